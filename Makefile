@@ -1,0 +1,44 @@
+# Every target does its own set-up on a fresh Debian machine with Rust: see tools/setup.
+# Kernel work happens only inside network namespaces that the programs make and remove; root is needed for that.
+
+CARGO   ?= cargo
+RELEASE := $(CURDIR)/target/release
+# What is tested is what ships: the static release build of the plugin.
+export PODWIRE_CNI := $(RELEASE)/podwire-cni
+
+.DEFAULT_GOAL := help
+.PHONY: help build demo test lint bench soak clean
+
+help: ## show this
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' Makefile
+
+build: ## target/release/podwire-cni (static) and target/release/podwire
+	@tools/setup build
+	$(CARGO) rustc --release --locked -p plugin --bin podwire-cni -- -C target-feature=+crt-static
+	$(CARGO) build --release --locked -p podwire
+
+demo: build ## two pods through the real plugin, both families, nothing left behind
+	@tools/setup demo
+	@$(RELEASE)/podwire demo
+
+test: lint build ## everything: format, lints, unit, property and kernel tests
+	@tools/setup test
+	$(CARGO) test --workspace --locked
+
+lint:
+	@tools/setup build
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	@tools/arrows
+	@if command -v cargo-deny >/dev/null; then $(CARGO) deny check licenses bans sources; else echo "cargo-deny is not installed: licences not checked"; fi
+
+bench: build ## podwire-cni beside the reference plugins, in one run
+	@tools/setup bench
+	$(CARGO) run --release --locked -q -p bench
+
+soak: build ## the long versions of the fault and leak tests
+	@tools/setup test
+	PODWIRE_SOAK=1 $(CARGO) test --release --locked -p plugin --test faults -- --nocapture
+
+clean: ## remove what was built
+	$(CARGO) clean

@@ -1,0 +1,80 @@
+use types::Mac;
+
+use crate::{Error, RequestedIp};
+
+/// What CNI_ARGS says. Empty values are absent.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Args {
+    pub ignore_unknown: bool,
+    pub pod_namespace: Option<String>,
+    pub pod_name: Option<String>,
+    pub infra_container_id: Option<String>,
+    pub pod_uid: Option<String>,
+    pub ip: Option<RequestedIp>,
+    pub mac: Option<Mac>,
+}
+
+impl Args {
+    /// `K=V;K=V`. Keys are case-sensitive and a value has no `=`, both as in the reference. Unknown keys are an error
+    /// unless IgnoreUnknown is set anywhere in the list.
+    pub fn parse(text: &str) -> Result<Self, Error> {
+        let mut args = Self::default();
+        let mut unknown = Vec::new();
+        if text.is_empty() {
+            return Ok(args);
+        }
+        for pair in text.split(';') {
+            match pair.split_once('=') {
+                Some((key, value)) if !key.is_empty() && !value.contains('=') => {
+                    if args.set(key, value)? == Key::Unknown {
+                        unknown.push(key);
+                    }
+                }
+                Some(_) | None => {
+                    return Err(Error::environment(format!(
+                        "CNI_ARGS: {pair:?} is not KEY=VALUE; pairs are separated by one ';'"
+                    )));
+                }
+            }
+        }
+        if unknown.is_empty() || args.ignore_unknown {
+            return Ok(args);
+        }
+        let keys = unknown.join(", ");
+        Err(Error::environment(format!("CNI_ARGS: unknown keys {keys}; IgnoreUnknown=1 lets them pass")))
+    }
+
+    fn set(&mut self, key: &str, value: &str) -> Result<Key, Error> {
+        let text = || Some(value.to_owned()).filter(|v| !v.is_empty());
+        match key {
+            "IgnoreUnknown" => self.ignore_unknown = go_bool(key, value)?,
+            "K8S_POD_NAMESPACE" => self.pod_namespace = text(),
+            "K8S_POD_NAME" => self.pod_name = text(),
+            "K8S_POD_INFRA_CONTAINER_ID" => self.infra_container_id = text(),
+            "K8S_POD_UID" => self.pod_uid = text(),
+            "IP" => self.ip = text().map(|v| v.parse()).transpose().map_err(|e: Error| bad(key, &e.msg))?,
+            "MAC" => self.mac = text().map(|v| v.parse()).transpose().map_err(|e| bad(key, &e))?,
+            _ => return Ok(Key::Unknown),
+        }
+        Ok(Key::Known)
+    }
+}
+
+#[derive(PartialEq, Eq)]
+enum Key {
+    Known,
+    Unknown,
+}
+
+/// The reference's `UnmarshallableBool`.
+fn go_bool(key: &str, value: &str) -> Result<bool, Error> {
+    match value.to_ascii_lowercase().as_str() {
+        "1" | "true" => Ok(true),
+        "0" | "false" => Ok(false),
+        _ => Err(bad(key, &format_args!("{value:?} is not 1, true, 0 or false"))),
+    }
+}
+
+fn bad(key: &str, why: &dyn std::fmt::Display) -> Error {
+    Error::environment(format!("CNI_ARGS: {key}: {why}"))
+}

@@ -1,0 +1,160 @@
+use serde_json::{Map, Value};
+use types::{Mac, NetworkName};
+
+use crate::address::requested;
+use crate::json::{Obj, describe};
+use crate::runtime::read_mac;
+use crate::{Bandwidth, CniResult, Dns, Error, RequestedIp, RuntimeConfig, Version};
+
+/// A network config as one plugin gets it: what the protocol defines, parsed, and all of it, for who reads the rest.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Config {
+    pub version: Version,
+    pub name: NetworkName,
+    /// Empty when absent: the spec wants it for finding the plugin, which has happened by now.
+    pub plugin_type: String,
+    pub prev_result: Option<CniResult>,
+    pub runtime: RuntimeConfig,
+    pub dns: Dns,
+    /// `args.cni.ips`
+    pub args_cni_ips: Vec<RequestedIp>,
+    /// `args.cni.mac`
+    pub args_cni_mac: Option<Mac>,
+    pub ipam_type: Option<String>,
+    pub map: Map<String, Value>,
+    /// Stdin, byte for byte, for a delegate.
+    pub raw: Vec<u8>,
+}
+
+/// How much of a config must be right.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// A pod is made or judged by it.
+    All,
+    /// It only says which network this is. After an ADD that was refused for its config, DEL with the same config must
+    /// succeed, so whatever DEL and GC do not use counts as absent when it is wrong.
+    Identity,
+}
+
+impl Need {
+    pub(crate) fn of<T: Default>(self, outcome: Result<T, Error>) -> Result<T, Error> {
+        match self {
+            Need::All => outcome,
+            Need::Identity => Ok(outcome.unwrap_or_default()),
+        }
+    }
+}
+
+impl Config {
+    /// Reads a config as ADD does: all of it must be right.
+    pub fn from_slice(raw: &[u8]) -> Result<Self, Error> {
+        let map = decode(raw)?;
+        let version = version_of(&map)?;
+        Self::read(Body { map, raw, version }, Need::All)
+    }
+
+    pub(crate) fn read(body: Body<'_>, need: Need) -> Result<Self, Error> {
+        let root = Obj::root(&body.map);
+        let (args_cni_ips, args_cni_mac) = need.of(read_args_cni(&root))?;
+        Ok(Self {
+            version: body.version,
+            name: read_name(&root)?,
+            plugin_type: need.of(root.str("type"))?.unwrap_or_default().to_owned(),
+            prev_result: need.of(read_prev_result(&root, body.version))?,
+            runtime: need.of(read_runtime(&root))?,
+            dns: need.of(read_dns(&root))?,
+            args_cni_ips,
+            args_cni_mac,
+            ipam_type: need.of(read_ipam_type(&root))?,
+            raw: body.raw.to_vec(),
+            map: body.map,
+        })
+    }
+
+    pub fn obj(&self) -> Obj<'_> {
+        Obj::root(&self.map)
+    }
+
+    /// What the result says about DNS: the runtime's word for this pod, else the network's.
+    pub fn result_dns(&self) -> &Dns {
+        self.runtime.dns.as_ref().filter(|dns| !dns.is_empty()).unwrap_or(&self.dns)
+    }
+}
+
+/// A config that is JSON of a version we speak.
+pub(crate) struct Body<'a> {
+    pub(crate) map: Map<String, Value>,
+    pub(crate) raw: &'a [u8],
+    pub(crate) version: Version,
+}
+
+pub(crate) fn decode(stdin: &[u8]) -> Result<Map<String, Value>, Error> {
+    let limit = crate::MAX_STDIN;
+    if stdin.len() > limit {
+        return Err(Error::decode(format!("the network config on stdin is larger than {limit} bytes")));
+    }
+    if stdin.iter().all(u8::is_ascii_whitespace) {
+        return Err(Error::decode("stdin is empty: expected the network config, a JSON object"));
+    }
+    match serde_json::from_slice(stdin) {
+        Ok(Value::Object(map)) => Ok(map),
+        Ok(other) => {
+            let (found, place) = (describe(&other), start_of_value(stdin));
+            Err(Error::decode(format!(
+                "the network config on stdin must be a JSON object, found {found} at {place}"
+            )))
+        }
+        Err(e) => Err(Error::decode(format!("the network config on stdin is not JSON: {e}"))),
+    }
+}
+
+/// Where the first value begins, in the words of serde_json's own errors.
+fn start_of_value(stdin: &[u8]) -> String {
+    let before: Vec<u8> = stdin.iter().copied().take_while(u8::is_ascii_whitespace).collect();
+    let lines: Vec<_> = before.split(|b| *b == b'\n').collect();
+    format!("line {} column {}", lines.len(), lines.last().map_or(0, |line| line.len()) + 1)
+}
+
+pub(crate) fn version_of(map: &Map<String, Value>) -> Result<Version, Error> {
+    Ok(Version::stated(&Obj::root(map))?.unwrap_or(Version::UNSTATED))
+}
+
+fn read_name(root: &Obj<'_>) -> Result<NetworkName, Error> {
+    let name = root
+        .nonempty("name")?
+        .ok_or_else(|| Error::config("name is missing: the network config needs one"))?;
+    NetworkName::try_from(name).map_err(|e| Error::config(format!("name: {e}")))
+}
+
+fn read_prev_result(root: &Obj<'_>, version: Version) -> Result<Option<CniResult>, Error> {
+    root.get("prevResult").map(|item| CniResult::read(version, &item)).transpose()
+}
+
+fn read_runtime(root: &Obj<'_>) -> Result<RuntimeConfig, Error> {
+    let mut runtime =
+        root.obj("runtimeConfig")?.map(|r| RuntimeConfig::read(&r)).transpose()?.unwrap_or_default();
+    // Without limits for this pod, those of the network apply: the reference's bandwidth plugin reads them from the
+    // top level of its config, and people also write them as the object that runtimes send.
+    if runtime.bandwidth.is_none() {
+        runtime.bandwidth = root.obj("bandwidth")?.map_or(Ok(None), |b| Bandwidth::read(&b))?;
+    }
+    if runtime.bandwidth.is_none() {
+        runtime.bandwidth = Bandwidth::read(root)?;
+    }
+    Ok(runtime)
+}
+
+fn read_dns(root: &Obj<'_>) -> Result<Dns, Error> {
+    Ok(root.obj("dns")?.map(|dns| Dns::read(&dns)).transpose()?.unwrap_or_default())
+}
+
+fn read_args_cni(root: &Obj<'_>) -> Result<(Vec<RequestedIp>, Option<Mac>), Error> {
+    let Some(args) = root.obj("args")? else { return Ok(Default::default()) };
+    let Some(cni) = args.obj("cni")? else { return Ok(Default::default()) };
+    Ok((requested(&cni.array("ips")?.unwrap_or_default())?, read_mac(&cni)?))
+}
+
+fn read_ipam_type(root: &Obj<'_>) -> Result<Option<String>, Error> {
+    let Some(ipam) = root.obj("ipam")? else { return Ok(None) };
+    Ok(ipam.nonempty("type")?.map(str::to_owned))
+}

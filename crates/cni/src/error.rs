@@ -1,0 +1,151 @@
+use std::fmt;
+
+use serde_json::{Map, Value};
+
+use crate::Version;
+
+/// Why a request failed, as a number that runtimes act upon. 1 to 99 are the spec's, from 100 on they are ours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Code {
+    IncompatibleVersion = 1,
+    UnsupportedField = 2,
+    UnknownContainer = 3,
+    InvalidEnvironment = 4,
+    Io = 5,
+    Decode = 6,
+    InvalidConfig = 7,
+    TryAgainLater = 11,
+    NotAvailable = 50,
+    LimitedConnectivity = 51,
+    AddressesExhausted = 100,
+    AddressTaken = 101,
+    AlreadyAttached = 102,
+    Kernel = 103,
+    State = 104,
+    CheckFailed = 105,
+    Delegate = 106,
+    Internal = 199,
+}
+
+impl Code {
+    pub const ALL: [Code; 18] = [
+        Code::IncompatibleVersion,
+        Code::UnsupportedField,
+        Code::UnknownContainer,
+        Code::InvalidEnvironment,
+        Code::Io,
+        Code::Decode,
+        Code::InvalidConfig,
+        Code::TryAgainLater,
+        Code::NotAvailable,
+        Code::LimitedConnectivity,
+        Code::AddressesExhausted,
+        Code::AddressTaken,
+        Code::AlreadyAttached,
+        Code::Kernel,
+        Code::State,
+        Code::CheckFailed,
+        Code::Delegate,
+        Code::Internal,
+    ];
+
+    pub fn number(self) -> u32 {
+        self as u32
+    }
+
+    pub fn from_number(number: u64) -> Option<Self> {
+        Self::ALL.into_iter().find(|code| u64::from(code.number()) == number)
+    }
+}
+
+/// A failure in the words of the protocol.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Error {
+    pub code: Code,
+    pub msg: String,
+    /// Empty when `msg` says it all.
+    pub details: String,
+}
+
+impl Error {
+    pub fn new(code: Code, msg: impl Into<String>) -> Self {
+        Self { code, msg: msg.into(), details: String::new() }
+    }
+
+    pub fn with_details(self, details: impl Into<String>) -> Self {
+        Self { details: details.into(), ..self }
+    }
+
+    pub(crate) fn environment(msg: impl Into<String>) -> Self {
+        Self::new(Code::InvalidEnvironment, msg)
+    }
+
+    pub(crate) fn decode(msg: impl Into<String>) -> Self {
+        Self::new(Code::Decode, msg)
+    }
+
+    pub(crate) fn config(msg: impl Into<String>) -> Self {
+        Self::new(Code::InvalidConfig, msg)
+    }
+
+    /// The error object for stdout.
+    pub fn to_json(&self, version: Version) -> Value {
+        let mut object = Map::new();
+        object.insert("cniVersion".into(), version.as_str().into());
+        object.insert("code".into(), self.code.number().into());
+        object.insert("msg".into(), self.msg.clone().into());
+        if !self.details.is_empty() {
+            object.insert("details".into(), self.details.clone().into());
+        }
+        Value::Object(object)
+    }
+
+    /// Reads the error object of another plugin (a delegate). `None`: it is no error object. A code that we have no
+    /// name for becomes [`Code::Delegate`], and its number is kept in the details.
+    pub fn from_json(value: &Value) -> Option<Self> {
+        let text = |key: &str| value.get(key).and_then(Value::as_str).unwrap_or_default();
+        let number = value.get("code")?.as_u64()?;
+        let error = |code| Self::new(code, text("msg"));
+        match Code::from_number(number) {
+            Some(code) => Some(error(code).with_details(text("details"))),
+            None => {
+                let details = format!("code {number} {}", text("details"));
+                Some(error(Code::Delegate).with_details(details.trim_end()))
+            }
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.msg)?;
+        if self.details.is_empty() { Ok(()) } else { write!(f, ": {}", self.details) }
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// A request that could not be understood, and the version to say so in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    pub error: Error,
+    pub version: Version,
+}
+
+impl Failure {
+    pub fn to_json(&self) -> Value {
+        self.error.to_json(self.version)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl std::error::Error for Failure {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}

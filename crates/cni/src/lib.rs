@@ -1,0 +1,40 @@
+//! The CNI protocol, versions 0.1.0 to 1.1.0: what a runtime asks, and how it is answered.
+//!
+//! ```text
+//!  CNI_* variables ─▶ Env ──┐                       ┌─▶ CniResult::to_json(version)   ADD
+//!                           ├─▶ Request::parse ─▶ … ─┼─▶ version_answer(version)       VERSION
+//!  stdin (JSON) ────────────┘        │              └─▶ nothing                       DEL, CHECK, GC, STATUS
+//!                                    └─▶ Failure::to_json                             anything that went wrong
+//! ```
+//!
+//! The plugin and the agent call it; `netconf` reads the rest of the config through [`json::Obj`]. Pure: no I/O, no
+//! clock, no runtime, and no input can make it panic.
+
+#![forbid(unsafe_code)]
+
+mod address;
+mod args;
+mod config;
+mod dns;
+mod env;
+mod error;
+pub mod json;
+mod render;
+mod request;
+mod result;
+mod runtime;
+mod version;
+
+#[cfg(test)]
+mod tests;
+
+pub use address::RequestedIp;
+pub use args::Args;
+pub use config::Config;
+pub use dns::Dns;
+pub use env::{Command, Env, Var};
+pub use error::{Code, Error, Failure};
+pub use request::{Call, Gc, MAX_STDIN, Request};
+pub use result::{CniResult, Interface, IpConfig, Route};
+pub use runtime::{Bandwidth, PortMapping, RuntimeConfig};
+pub use version::{Version, version_answer};

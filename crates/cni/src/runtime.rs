@@ -1,0 +1,137 @@
+use std::net::IpAddr;
+use std::{fmt, iter};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use types::{Mac, Protocol};
+
+use crate::address::{AN_ADDRESS, requested};
+use crate::json::{Item, Obj, describe};
+use crate::{Code, Dns, Error, RequestedIp};
+
+/// What the runtime adds to the config for one pod (CONVENTIONS.md). Keys that we do not know pass unread.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct RuntimeConfig {
+    pub port_mappings: Vec<PortMapping>,
+    pub bandwidth: Option<Bandwidth>,
+    pub ips: Vec<RequestedIp>,
+    pub mac: Option<Mac>,
+    pub dns: Option<Dns>,
+    /// As it came: ranges are read where the config's own are.
+    pub ip_ranges: Option<Value>,
+    pub aliases: Vec<String>,
+    pub cgroup_path: Option<String>,
+}
+
+/// A port of the host that leads to a port of the pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct PortMapping {
+    pub host_port: u16,
+    pub container_port: u16,
+    pub protocol: Protocol,
+    /// Only on this address of the host; `0.0.0.0` and `::` mean every one of that family.
+    pub host_ip: Option<IpAddr>,
+}
+
+/// Limits in bits per second, bursts in bits; ingress is what the pod receives. A rate of 0 is no limit, and a rate
+/// is 0 exactly where its burst is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bandwidth {
+    pub ingress_rate: u64,
+    pub ingress_burst: u64,
+    pub egress_rate: u64,
+    pub egress_burst: u64,
+}
+
+impl RuntimeConfig {
+    pub(crate) fn read(runtime: &Obj<'_>) -> Result<Self, Error> {
+        let port_mappings = runtime.array("portMappings")?.unwrap_or_default();
+        Ok(Self {
+            port_mappings: port_mappings
+                .iter()
+                .filter_map(|m| port_mapping(m).transpose())
+                .collect::<Result<_, _>>()?,
+            bandwidth: runtime.obj("bandwidth")?.map_or(Ok(None), |b| Bandwidth::read(&b))?,
+            ips: requested(&runtime.array("ips")?.unwrap_or_default())?,
+            mac: read_mac(runtime)?,
+            dns: runtime.obj("dns")?.map(|dns| Dns::read_runtime(&dns)).transpose()?,
+            ip_ranges: runtime.get("ipRanges").map(|ranges| ranges.value().clone()),
+            aliases: runtime.strings("aliases")?,
+            cgroup_path: runtime.nonempty("cgroupPath")?.map(str::to_owned),
+        })
+    }
+}
+
+pub(crate) fn read_mac(parent: &Obj<'_>) -> Result<Option<Mac>, Error> {
+    parent.parse("mac", "a unicast MAC such as 02:42:ac:11:00:02")
+}
+
+/// `None`: a mapping without a host port asks for nothing (runtimes pass a pod's whole port list).
+fn port_mapping(item: &Item<'_>) -> Result<Option<PortMapping>, Error> {
+    let mapping = item.obj()?;
+    let host_port = mapping.u16("hostPort")?.unwrap_or_default();
+    if host_port == 0 {
+        return Ok(None);
+    }
+    let container_port = match mapping.get("containerPort") {
+        Some(port) if port.u16()? == 0 => return Err(port.invalid("a port from 1 to 65535")),
+        Some(port) => port.u16()?,
+        None => return Err(Error::config(format!("{}.containerPort is missing", item.path()))),
+    };
+    let protocol = mapping.parse("protocol", "tcp, udp or sctp")?.unwrap_or(Protocol::Tcp);
+    let host_ip = mapping.parse("hostIP", AN_ADDRESS)?.map(|ip: IpAddr| ip.to_canonical());
+    Ok(Some(PortMapping { host_port, container_port, protocol, host_ip }))
+}
+
+impl fmt::Display for PortMapping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.host_ip {
+            Some(IpAddr::V6(ip)) => write!(f, "[{ip}]:")?,
+            Some(IpAddr::V4(ip)) => write!(f, "{ip}:")?,
+            None => {}
+        }
+        write!(f, "{} to {}/{}", self.host_port, self.container_port, self.protocol)
+    }
+}
+
+impl Bandwidth {
+    /// `None`: nothing is limited.
+    pub(crate) fn read(bandwidth: &Obj<'_>) -> Result<Option<Self>, Error> {
+        // Shaping what the operator wants left alone would be worse than refusing.
+        for key in ["unshapedSubnets", "shapedSubnets"] {
+            if let Some(first) = bandwidth.array(key)?.unwrap_or_default().first() {
+                let found = describe(first.value());
+                let msg = format!("{}: shaping by subnet is not supported; remove {found}", first.path());
+                return Err(Error::new(Code::UnsupportedField, msg));
+            }
+        }
+        let (ingress_rate, ingress_burst) = rate_and_burst(bandwidth, "ingressRate", "ingressBurst")?;
+        let (egress_rate, egress_burst) = rate_and_burst(bandwidth, "egressRate", "egressBurst")?;
+        let limits = Self { ingress_rate, ingress_burst, egress_rate, egress_burst };
+        Ok(Some(limits).filter(|b| b.ingress_rate > 0 || b.egress_rate > 0))
+    }
+}
+
+/// The reference's rules: neither goes without the other, and the kernel counts a burst in 32 bits of bytes.
+fn rate_and_burst(bandwidth: &Obj<'_>, rate_key: &str, burst_key: &str) -> Result<(u64, u64), Error> {
+    let rate = bandwidth.u64(rate_key)?.unwrap_or_default();
+    let burst = bandwidth.u64(burst_key)?.unwrap_or_default();
+    let at = |key: &str| {
+        iter::once(bandwidth.path()).filter(|p| !p.is_empty()).chain([key]).collect::<Vec<_>>().join(".")
+    };
+    if rate > 0 && burst == 0 {
+        return Err(Error::config(format!("{} is {rate}, so {burst_key} must be set too", at(rate_key))));
+    }
+    if rate == 0 && burst > 0 {
+        return Err(Error::config(format!("{} is {burst}, so {rate_key} must be set too", at(burst_key))));
+    }
+    if burst / 8 >= u64::from(u32::MAX) {
+        let msg = format!(
+            "{}: expected less than 4 GiB, which is {} bits, found {burst}",
+            at(burst_key),
+            u64::from(u32::MAX) * 8
+        );
+        return Err(Error::config(msg));
+    }
+    Ok((rate, burst))
+}

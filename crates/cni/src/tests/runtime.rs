@@ -1,0 +1,136 @@
+use serde_json::{Value, json};
+
+use super::{add, refused};
+use types::Protocol;
+
+use crate::{Bandwidth, Code, Error, RuntimeConfig};
+
+fn runtime(value: &Value) -> Result<RuntimeConfig, Error> {
+    add(&json!({ "runtimeConfig": value })).map(|call| call.config.runtime)
+}
+
+#[track_caller]
+fn refuses(value: &Value, words: &[&str]) {
+    refused(&json!({ "runtimeConfig": value }), Code::InvalidConfig, words);
+}
+
+#[test]
+fn e18_everything_the_conventions_have() {
+    let runtime = runtime(&json!({
+        "portMappings": [{ "hostPort": 8080, "containerPort": 80, "protocol": "udp", "hostIP": "192.0.2.1" }],
+        "bandwidth": { "ingressRate": 1, "ingressBurst": 2, "egressRate": 3, "egressBurst": 4 },
+        "ips": ["10.0.0.5", "fd00::5/64"],
+        "mac": "02:42:ac:11:00:02",
+        "ipRanges": [[{ "subnet": "10.0.0.0/24" }]],
+        "aliases": ["db"],
+        "cgroupPath": "/kubepods/x",
+    }))
+    .unwrap();
+    let mapping = runtime.port_mappings[0];
+    assert_eq!((mapping.host_port, mapping.container_port, mapping.protocol), (8080, 80, Protocol::Udp));
+    assert_eq!(mapping.to_string(), "192.0.2.1:8080 to 80/udp");
+    let limits = Bandwidth { ingress_rate: 1, ingress_burst: 2, egress_rate: 3, egress_burst: 4 };
+    assert_eq!(runtime.bandwidth, Some(limits));
+    assert_eq!((runtime.ips[0].prefix, runtime.ips[1].prefix), (None, Some(64)));
+    assert_eq!(runtime.mac.unwrap().to_string(), "02:42:ac:11:00:02");
+    assert_eq!(runtime.ip_ranges, Some(json!([[{ "subnet": "10.0.0.0/24" }]])));
+    assert_eq!(
+        (runtime.aliases, runtime.cgroup_path.as_deref()),
+        (vec!["db".to_owned()], Some("/kubepods/x"))
+    );
+}
+
+#[test]
+fn e18_port_mappings() {
+    let runtime = runtime(&json!({ "portMappings": [
+        { "hostPort": 0, "containerPort": 80 },
+        { "containerPort": 80 },
+        { "hostPort": 1, "containerPort": 65535 },
+        { "hostPort": 2, "containerPort": 1, "protocol": "", "hostIP": "" },
+        { "hostPort": 3, "containerPort": 1, "protocol": "TCP", "hostIP": "::1" },
+        { "hostPort": 4, "containerPort": 1, "protocol": "Sctp", "hostIP": "0.0.0.0" },
+        { "HostPort": 5, "ContainerPort": 1, "hostip": "::ffff:192.0.2.1" },
+    ] }))
+    .unwrap();
+    let shown: Vec<_> = runtime.port_mappings.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        shown,
+        ["1 to 65535/tcp", "2 to 1/tcp", "[::1]:3 to 1/tcp", "0.0.0.0:4 to 1/sctp", "192.0.2.1:5 to 1/tcp"]
+    );
+}
+
+#[test]
+fn e18_port_mappings_that_cannot_be() {
+    for (mapping, words) in [
+        (json!({ "hostPort": 65536, "containerPort": 80 }), ["hostPort", "65536"]),
+        (json!({ "hostPort": -1, "containerPort": 80 }), ["hostPort", "-1"]),
+        (json!({ "hostPort": 1.5, "containerPort": 80 }), ["hostPort", "1.5"]),
+        (json!({ "hostPort": 80, "containerPort": 0 }), ["containerPort", "found 0"]),
+        (json!({ "hostPort": 80, "containerPort": 70000 }), ["containerPort", "70000"]),
+        (json!({ "hostPort": 80 }), ["containerPort", "missing"]),
+        (json!({ "hostPort": 80, "containerPort": 80, "protocol": "icmp" }), ["protocol", "icmp"]),
+        (json!({ "hostPort": 80, "containerPort": 80, "hostIP": "host" }), ["hostIP", "\"host\""]),
+    ] {
+        let path = format!("runtimeConfig.portMappings[1].{}", words[0]);
+        let good = json!({ "hostPort": 80, "containerPort": 80 });
+        refuses(&json!({ "portMappings": [good, mapping] }), &[&path, words[1]]);
+    }
+    refused(
+        &json!({ "runtimeConfig": { "portMappings": [{ "hostPort": "80" }] } }),
+        Code::Decode,
+        &["runtimeConfig.portMappings[0].hostPort: expected a whole number, found \"80\""],
+    );
+}
+
+#[test]
+fn e18_bandwidth_from_the_runtime_or_the_config() {
+    let limits = |extra: Value| add(&extra).unwrap().config.runtime.bandwidth;
+    let of = |rate: u64| json!({ "ingressRate": rate, "ingressBurst": rate });
+    let ingress =
+        |rate| Some(Bandwidth { ingress_rate: rate, ingress_burst: rate, egress_rate: 0, egress_burst: 0 });
+    assert_eq!(limits(json!({ "runtimeConfig": { "bandwidth": of(1) }, "bandwidth": of(2) })), ingress(1));
+    assert_eq!(limits(json!({ "bandwidth": of(2), "ingressRate": 3, "ingressBurst": 3 })), ingress(2));
+    assert_eq!(limits(json!({ "ingressRate": 3, "ingressBurst": 3 })), ingress(3));
+    assert_eq!(limits(json!({ "runtimeConfig": { "bandwidth": of(0) }, "bandwidth": of(2) })), ingress(2));
+    assert_eq!(limits(json!({ "runtimeConfig": { "bandwidth": {} } })), None);
+    assert_eq!(limits(json!({ "runtimeConfig": { "bandwidth": of(0) }, "bandwidth": {} })), None);
+    // What CRI-O sends for a burst.
+    let largest = u64::from(u32::MAX) * 8 - 1;
+    assert_eq!(limits(json!({ "bandwidth": of(largest) })), ingress(largest));
+}
+
+#[test]
+fn e18_bandwidth_that_cannot_be() {
+    for (limits, words) in [
+        (json!({ "ingressRate": 5 }), ["bandwidth.ingressRate is 5", "ingressBurst"]),
+        (json!({ "egressBurst": 5 }), ["bandwidth.egressBurst is 5", "egressRate"]),
+        (json!({ "egressRate": -5 }), ["bandwidth.egressRate", "-5"]),
+        (
+            json!({ "egressRate": 5, "egressBurst": 34_359_738_360_u64 }),
+            ["bandwidth.egressBurst", "34359738360"],
+        ),
+    ] {
+        refuses(&json!({ "bandwidth": limits }), &words);
+        refused(&json!({ "bandwidth": limits }), Code::InvalidConfig, &words);
+    }
+    refused(
+        &json!({ "bandwidth": { "unshapedSubnets": ["10.0.0.0/8"] } }),
+        Code::UnsupportedField,
+        &["bandwidth.unshapedSubnets[0]", "10.0.0.0/8"],
+    );
+    assert!(add(&json!({ "bandwidth": { "unshapedSubnets": [], "shapedSubnets": [] } })).is_ok());
+}
+
+#[test]
+fn e18_requested_addresses_and_mac_that_cannot_be() {
+    for bad in ["", "x", "10.0.0.256", "10.0.0.5/33", "10.0.0.5/", "fd00::5/129", "::ffff:10.0.0.5/64"] {
+        refuses(&json!({ "ips": ["10.0.0.4", bad] }), &["runtimeConfig.ips[1]", bad]);
+    }
+    for bad in ["x", "01:00:5e:00:00:01", "00:00:00:00:00:00"] {
+        refuses(&json!({ "mac": bad }), &["runtimeConfig.mac", bad]);
+    }
+    assert_eq!(runtime(&json!({ "mac": "" })).unwrap().mac, None);
+    let mapped = runtime(&json!({ "ips": ["::ffff:10.0.0.5", "::ffff:10.0.0.6/120"] })).unwrap().ips;
+    let shown: Vec<_> = mapped.iter().map(ToString::to_string).collect();
+    assert_eq!(shown, ["10.0.0.5", "10.0.0.6/24"]);
+}

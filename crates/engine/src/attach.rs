@@ -1,0 +1,325 @@
+//! ADD: the way of a pod. Read [`attach`] from top to bottom; every step before the record only looks, every step after
+//! it is undone by [`detach::undo`] if a later one fails.
+
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use cni::{Call, CniResult, Dns};
+use ipnet::IpNet;
+use netconf::{Addresses, NetConf, Place, Route as PodRoute};
+use netlink::{NetNs, RtSocket};
+use types::{AttachMode, AttachmentKey, IfName, MIN_MTU_V6};
+
+use crate::bridge::{self, Bridge};
+use crate::delegate::Delegate;
+use crate::state::{
+    Allocation, Attachment, Begin, Held, Network, Phase, PodAddress, PodName, SCHEMA, State, StateError, Wanted,
+};
+use crate::sysctl::{self, Families};
+use crate::wire::{self, Wire};
+use crate::{Error, detach, firewall, gc, result, shaping};
+
+/// How often a foreign link may have the name that we would take, before we give up.
+const SALTS: u8 = 8;
+
+pub(crate) fn attach(call: &Call, conf: &NetConf, place: &Place) -> Result<(CniResult, Attachment), Error> {
+    let key = key_of(call);
+    let netns = open_namespace(call)?;
+    let state = State::open(&place.state_dir)?;
+    let network = state.network(&key.network)?;
+    clear_the_way(&network, &key)?;
+    let mut pod = RtSocket::open_in(&netns)?;
+    if pod.link(&key.ifname)?.is_some() {
+        let netns = netns_path(call).to_owned();
+        return Err(Error::LinkExists { ifname: key.ifname, netns });
+    }
+    let mut host = RtSocket::open()?;
+    let (bridge, host_link) = find_links(&mut host, conf, &key)?;
+    let site = Site { call, conf, key: &key, netns: &netns, bridge: &bridge, host_link, cookie: pod.netns_cookie()? };
+    let lease = Lease::take(&site)?;
+    let made = begin(&network, &site, &lease, &mut host).and_then(|(held, plan)| {
+        let attachment = finish(held, &plan, &site, &mut Kernel { host: &mut host, pod: &mut pod, state: &state })?;
+        let answer = result::of_attachment(&attachment, &bridge, &plan.routes, call.config.prev_result.as_ref());
+        Ok((result::with_dns(answer, &conf.dns, lease.dns()), attachment))
+    });
+    match made {
+        Ok(made) => Ok(made),
+        // The spec: an IPAM plugin whose ADD succeeded gets a DEL when the rest failed.
+        Err(error) => match lease.give_back() {
+            Ok(()) => Err(error),
+            Err(also) => Err(Error::Several(vec![error, also])),
+        },
+    }
+}
+
+/// What is known about one attach before anything is changed for it.
+struct Site<'a> {
+    call: &'a Call,
+    conf: &'a NetConf,
+    key: &'a AttachmentKey,
+    netns: &'a NetNs,
+    cookie: u64,
+    bridge: &'a Bridge,
+    host_link: IfName,
+}
+
+struct Kernel<'a> {
+    host: &'a mut RtSocket,
+    pod: &'a mut RtSocket,
+    state: &'a State,
+}
+
+/// What was decided when the addresses were known.
+struct Plan {
+    routes: Vec<PodRoute>,
+    /// The bridge's own addresses, with the subnet's prefix length.
+    gateways: Vec<IpNet>,
+}
+
+/// Addresses that another plugin gave, or None where we give them ourselves.
+struct Lease<'a> {
+    from: Option<(Delegate<'a>, CniResult)>,
+}
+
+impl<'a> Lease<'a> {
+    fn take(site: &Site<'a>) -> Result<Self, Error> {
+        let Addresses::Delegated(plugin) = &site.conf.addresses else { return Ok(Self { from: None }) };
+        let delegate = Delegate::find(plugin, &site.call.path, &site.call.config)?;
+        let given = delegate.add()?;
+        if given.ips.is_empty() {
+            delegate.del()?;
+            return Err(Error::Delegate { name: plugin.clone(), what: "gave no address".to_owned() });
+        }
+        Ok(Self { from: Some((delegate, given)) })
+    }
+
+    fn result(&self) -> Option<&CniResult> {
+        self.from.as_ref().map(|(_, result)| result)
+    }
+
+    fn dns(&self) -> Option<&Dns> {
+        self.result().map(|r| &r.dns)
+    }
+
+    fn give_back(&self) -> Result<(), Error> {
+        self.from.as_ref().map_or(Ok(()), |(delegate, _)| delegate.del())
+    }
+}
+
+pub(crate) fn key_of(call: &Call) -> AttachmentKey {
+    AttachmentKey {
+        network: call.config.name.clone(),
+        container: call.container.clone(),
+        ifname: call.ifname.clone(),
+    }
+}
+
+pub(crate) fn netns_path(call: &Call) -> &str {
+    call.netns.as_deref().unwrap_or_default()
+}
+
+fn open_namespace(call: &Call) -> Result<NetNs, Error> {
+    let path = netns_path(call);
+    let netns = NetNs::open(Path::new(path))?;
+    if !call.netns_override && netns.is_same(&NetNs::current()?)? {
+        return Err(Error::OwnNamespace(path.to_owned()));
+    }
+    Ok(netns)
+}
+
+/// A ready attachment of this key is refused; a pending one was left by somebody who was killed, and is undone.
+fn clear_the_way(network: &Network, key: &AttachmentKey) -> Result<(), Error> {
+    match network.find(key)? {
+        None => Ok(()),
+        Some(held) if held.phase() == Phase::Ready => Err(Error::AlreadyAttached(key.clone())),
+        Some(held) => detach::undo(held, key),
+    }
+}
+
+/// The bridge, and a name for the host end that nobody else has.
+fn find_links(host: &mut RtSocket, conf: &NetConf, key: &AttachmentKey) -> Result<(Bridge, IfName), Error> {
+    let mut name = key.host_link(0);
+    let mut found = host.links_by_name(&[&conf.bridge, &name])?;
+    let (mut taken, bridge) = (found.pop().flatten(), found.pop().flatten());
+    let mut salt = 0;
+    while let Some(link) = taken {
+        if link.alias.as_deref().is_some_and(|alias| detach::is_alias_of(alias, key)) {
+            // Ours, and no record knows it: the state was lost in between.
+            detach::delete_link(host, link.index)?;
+            break;
+        }
+        salt += 1;
+        if salt >= SALTS {
+            return Err(Error::NotAvailable(format!("link {name} and {SALTS} others are taken by somebody else")));
+        }
+        name = key.host_link(salt);
+        taken = host.link(&name)?;
+    }
+    Ok((bridge::ensure(host, conf, bridge)?, name))
+}
+
+/// Claims the addresses and writes the record.
+fn begin(network: &Network, site: &Site<'_>, lease: &Lease<'_>, host: &mut RtSocket) -> Result<(Held, Plan), Error> {
+    let requested: Vec<_> = site.conf.requested.iter().map(|r| (r.addr, r.prefix)).collect();
+    let pools = match &site.conf.addresses {
+        Addresses::Own(pools) => Some(pools),
+        Addresses::Delegated(_) => None,
+    };
+    let wanted = Wanted { key: site.key, pools, requested: &requested };
+    let mut plan = None;
+    let mut make = |given: &[Allocation]| {
+        let (attachment, made) = decide(site, lease, given);
+        plan = Some(made);
+        attachment
+    };
+    let begun = match network.begin(&wanted, &mut make) {
+        // Containers that vanished without a DEL must not fill the range for ever.
+        Err(StateError::Exhausted { .. }) if gc::collect_dead(network, host)? > 0 => network.begin(&wanted, &mut make)?,
+        other => other?,
+    };
+    match (begun, plan) {
+        (Begin::Started(held), Some(plan)) => Ok((held, plan)),
+        (Begin::Ready, _) => Err(Error::AlreadyAttached(site.key.clone())),
+        (Begin::Started(_) | Begin::Pending, _) => Err(Error::Cni(cni::Error::new(
+            cni::Code::TryAgainLater,
+            format!("another process is working on {}", site.key),
+        ))),
+    }
+}
+
+/// Everything about the attachment, from the addresses it got.
+fn decide(site: &Site<'_>, lease: &Lease<'_>, given: &[Allocation]) -> (Attachment, Plan) {
+    let (conf, call) = (site.conf, site.call);
+    let subnets = match lease.result() {
+        Some(result) => delegated_addresses(result),
+        None => given.iter().map(own_address).collect(),
+    };
+    let routed = conf.mode == AttachMode::Routed;
+    let addresses: Vec<PodAddress> = subnets
+        .iter()
+        .map(|a| PodAddress { address: if routed { a.address.addr().into() } else { a.address }, gateway: a.gateway })
+        .collect();
+    let mut routes = conf.pod_routes(addresses.iter().map(|a| a.address.addr()));
+    routes.extend(lease.result().into_iter().flat_map(|r| r.routes.iter().map(from_result)));
+    if routed {
+        routes.extend(subnet_routes(&subnets, &routes));
+    }
+    let gateways = if conf.is_gateway { subnets.iter().filter_map(gateway_net).collect() } else { Vec::new() };
+    let mut cluster = conf.cluster.clone();
+    cluster.extend(subnets.iter().map(|a| a.address.trunc()).filter(|net| !conf.cluster.contains(net)));
+    let attachment = Attachment {
+        schema: SCHEMA,
+        key: site.key.clone(),
+        netns: netns_path(call).to_owned(),
+        netns_cookie: site.cookie,
+        mode: conf.mode,
+        bridge: conf.bridge.clone(),
+        host_link: site.host_link.clone(),
+        host_mac: site.key.host_mac(),
+        pod_mac: conf.mac.unwrap_or_else(|| site.key.pod_mac()),
+        mtu: site.bridge.mtu,
+        addresses,
+        delegated: lease.result().is_some(),
+        masquerade_outside: conf.ip_masq.then_some(cluster),
+        spoof_check: conf.spoof_check,
+        ports: conf.ports.clone(),
+        bandwidth: conf.bandwidth,
+        pod: pod_name(call),
+        created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
+    };
+    (attachment, Plan { routes, gateways })
+}
+
+fn own_address(given: &Allocation) -> PodAddress {
+    let address = IpNet::new(given.address, given.prefix_len).unwrap_or_else(|_| given.address.into());
+    PodAddress { address, gateway: Some(given.gateway) }
+}
+
+/// An IPAM plugin need not name a gateway: then it is the first address of the subnet, as in the reference.
+fn delegated_addresses(result: &CniResult) -> Vec<PodAddress> {
+    let of = |ip: &cni::IpConfig| PodAddress {
+        address: ip.address,
+        gateway: ip.gateway.or_else(|| ip.address.hosts().next().filter(|first| *first != ip.address.addr())),
+    };
+    result.ips.iter().map(of).collect()
+}
+
+fn gateway_net(pod: &PodAddress) -> Option<IpNet> {
+    pod.gateway.and_then(|gateway| IpNet::new(gateway, pod.address.prefix_len()).ok())
+}
+
+/// In mode `routed` a pod's own prefix is a single address: without a default route it still needs its subnet.
+fn subnet_routes(subnets: &[PodAddress], routes: &[PodRoute]) -> Vec<PodRoute> {
+    let has_default = |like: &IpNet| routes.iter().any(|r| r.dst == PodRoute::default_of(like.addr()).dst);
+    subnets
+        .iter()
+        .filter(|a| !has_default(&a.address))
+        .map(|a| PodRoute { dst: a.address.trunc(), ..PodRoute::default_of(a.address.addr()) })
+        .collect()
+}
+
+fn from_result(route: &cni::Route) -> PodRoute {
+    PodRoute {
+        dst: route.dst.trunc(),
+        gw: route.gw,
+        mtu: route.mtu,
+        advmss: route.advmss,
+        priority: route.priority,
+        table: route.table,
+        scope: route.scope,
+    }
+}
+
+fn pod_name(call: &Call) -> Option<PodName> {
+    let (namespace, name) = (call.args.pod_namespace.clone()?, call.args.pod_name.clone()?);
+    Some(PodName { namespace, name, uid: call.args.pod_uid.clone() })
+}
+
+/// The kernel's part, then ready. Whatever fails, nothing of it stays.
+fn finish(mut held: Held, plan: &Plan, site: &Site<'_>, kernel: &mut Kernel<'_>) -> Result<Attachment, Error> {
+    let Some(attachment) = held.attachment().cloned() else { unreachable!("the record was just written") };
+    let ready = wire_up(&attachment, plan, site, kernel).and_then(|()| Ok(held.commit()?));
+    match ready {
+        Ok(()) => Ok(attachment),
+        Err(error) => match detach::undo(held, site.key) {
+            Ok(()) => Err(error),
+            Err(also) => Err(Error::Several(vec![error, also])),
+        },
+    }
+}
+
+fn wire_up(attachment: &Attachment, plan: &Plan, site: &Site<'_>, kernel: &mut Kernel<'_>) -> Result<(), Error> {
+    let families = Families {
+        ipv4: attachment.ips().any(|ip| ip.is_ipv4()),
+        ipv6: attachment.ips().any(|ip| ip.is_ipv6()),
+    };
+    if families.ipv6 && attachment.mtu < MIN_MTU_V6 {
+        return Err(Error::MtuTooSmall { mtu: attachment.mtu });
+    }
+    if site.conf.is_gateway {
+        sysctl::enable_forwarding(kernel.host, &kernel.state.sysctls(), families)?;
+    }
+    // In force before the link exists: a pod is never unprotected.
+    firewall::admit(attachment)?;
+    let wire = Wire {
+        attachment,
+        bridge: site.bridge,
+        hairpin: site.conf.hairpin,
+        routes: &plan.routes,
+        netns: site.netns,
+    };
+    for gateway in wire::make_pair(kernel.host, &wire, &plan.gateways)? {
+        bridge::resolve_conflicts(kernel.host, site.bridge, site.conf, gateway)?;
+    }
+    let host_index = wire::set_up_inside(kernel.pod, &wire)?;
+    if attachment.mode == AttachMode::Routed {
+        wire::route_to_pod(kernel.host, attachment, host_index)?;
+    }
+    if families.ipv4 && !attachment.ports.is_empty() {
+        match attachment.mode {
+            AttachMode::Bridge => sysctl::allow_loopback_source(&attachment.bridge)?,
+            AttachMode::Routed => sysctl::allow_loopback_source(&attachment.host_link)?,
+        }
+    }
+    shaping::apply(kernel.host, attachment, host_index)
+}

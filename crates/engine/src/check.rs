@@ -1,0 +1,172 @@
+//! CHECK: is everything that the record and the previous result promise really there? It lists all that is missing, not
+//! only the first thing, and changes nothing.
+
+use std::net::IpAddr;
+use std::path::Path;
+
+use cni::{Call, CniResult};
+use ipnet::IpNet;
+use netconf::{NetConf, Place};
+use netlink::{Link, NetNs, RouteFilter, RtSocket};
+use types::AttachMode;
+
+use crate::attach::{key_of, netns_path};
+use crate::delegate::Delegate;
+use crate::detach::is_alias_of;
+use crate::state::{Attachment, Held, Phase, State};
+use crate::wire::gateway_for;
+use crate::{Error, firewall, shaping};
+
+pub(crate) fn check(call: &Call, conf: &NetConf, place: &Place) -> Result<(), Error> {
+    if let Some(plugin) = netconf::foreign_ipam(&call.config) {
+        Delegate::find(plugin, &call.path, &call.config)?.check()?;
+    }
+    let key = key_of(call);
+    let unknown = || Error::Check { missing: format!("no attachment {key} is recorded: ADD it") };
+    let state = State::open_existing(&place.state_dir)?.ok_or_else(unknown)?;
+    let network = state.existing_network(&key.network).ok_or_else(unknown)?;
+    let held = network.find(&key)?.ok_or_else(unknown)?;
+    let Some(attachment) = held.attachment().filter(|_| held.phase() == Phase::Ready) else {
+        return Err(Error::Check { missing: format!("attachment {key} is not complete: DEL and ADD it again") });
+    };
+    let mut missing = Vec::new();
+    let previous = call.config.prev_result.as_ref();
+    missing.extend(previous.into_iter().flat_map(|result| forgotten(attachment, result)));
+    for address in attachment.ips().filter(|_| !attachment.delegated) {
+        if !network.is_claimed_by(address, &held)? {
+            missing.push(format!("the reservation of {address}"));
+        }
+    }
+    missing.extend(inside(call, attachment, previous)?);
+    missing.extend(on_host(&held, attachment, conf)?);
+    missing.extend(firewall::missing(attachment)?);
+    if missing.is_empty() { Ok(()) } else { Err(Error::Check { missing: format!("missing: {}", missing.join(", ")) }) }
+}
+
+/// What we gave the pod and the previous result does not know. Later plugins may add to it, not take away.
+fn forgotten(attachment: &Attachment, previous: &CniResult) -> Vec<String> {
+    let known = |ip: &IpAddr| previous.ips.iter().any(|known| known.address.addr() == *ip);
+    let gone = attachment.ips().filter(|ip| !known(ip));
+    gone.map(|ip| format!("{ip} in prevResult")).collect()
+}
+
+fn inside(call: &Call, attachment: &Attachment, previous: Option<&CniResult>) -> Result<Vec<String>, Error> {
+    let netns = NetNs::open(Path::new(netns_path(call)))?;
+    let mut pod = RtSocket::open_in(&netns)?;
+    if pod.netns_cookie()? != attachment.netns_cookie {
+        return Ok(vec![format!("the namespace (another one is at {})", netns_path(call))]);
+    }
+    let ifname = &attachment.key.ifname;
+    let Some(link) = pod.link(ifname)? else { return Ok(vec![format!("interface {ifname}")]) };
+    let mut missing = Vec::new();
+    if !link.up {
+        missing.push(format!("interface {ifname} is down"));
+    }
+    missing.extend(wrong_mac(&link, attachment, previous));
+    let addresses = pod.addresses(Some(link.index))?;
+    for wanted in &attachment.addresses {
+        if !addresses.iter().any(|a| a.addr == wanted.address) {
+            missing.push(format!("address {} on {ifname}", wanted.address));
+        }
+    }
+    missing.extend(missing_routes(&mut pod, attachment, previous)?);
+    Ok(missing)
+}
+
+/// A later plugin (`tuning`) may have changed the MAC: then the previous result says so.
+fn wrong_mac(link: &Link, attachment: &Attachment, previous: Option<&CniResult>) -> Option<String> {
+    let ifname = attachment.key.ifname.as_str();
+    let said = previous.and_then(|result| {
+        let ours = |i: &&cni::Interface| i.name == ifname && i.sandbox.as_deref().is_some_and(|s| !s.is_empty());
+        result.interfaces.iter().find(ours)?.mac.clone()
+    });
+    let wanted = said.unwrap_or_else(|| attachment.pod_mac.to_string());
+    let has = link.mac.map(|mac| mac.to_string()).unwrap_or_default();
+    (!has.eq_ignore_ascii_case(&wanted)).then(|| format!("mac {wanted} on {ifname} (it has {has})"))
+}
+
+/// The routes of the previous result. One without a gateway was set through the network's.
+fn missing_routes(
+    pod: &mut RtSocket,
+    attachment: &Attachment,
+    previous: Option<&CniResult>,
+) -> Result<Vec<String>, Error> {
+    let wanted = previous.map(|result| result.routes.as_slice()).unwrap_or_default();
+    if wanted.is_empty() {
+        return Ok(Vec::new());
+    }
+    let routes = pod.routes(RouteFilter::default())?;
+    let is_set = |route: &&cni::Route| {
+        let gateway = route.gw.or_else(|| gateway_for(attachment, route.dst.addr()));
+        routes.iter().any(|r| r.dst.trunc() == route.dst.trunc() && (r.gateway.is_none() || r.gateway == gateway))
+    };
+    Ok(wanted.iter().filter(|r| !is_set(r)).map(|r| format!("route {} in the pod", r.dst)).collect())
+}
+
+fn on_host(held: &Held, attachment: &Attachment, conf: &NetConf) -> Result<Vec<String>, Error> {
+    let mut host = RtSocket::open()?;
+    let mut missing = Vec::new();
+    let mut found = host.links_by_name(&[&attachment.bridge, &attachment.host_link])?;
+    let (host_end, bridge) = (found.pop().flatten(), found.pop().flatten());
+    match &bridge {
+        Some(bridge) if bridge.up => missing.extend(missing_gateways(&mut host, bridge, attachment, conf)?),
+        Some(_) => missing.push(format!("bridge {} is down", attachment.bridge)),
+        None => missing.push(format!("bridge {}", attachment.bridge)),
+    }
+    let Some(host_end) = host_end else {
+        missing.push(format!("host end {} of {}", attachment.host_link, held.stem()));
+        return Ok(missing);
+    };
+    if !host_end.alias.as_deref().is_some_and(|alias| is_alias_of(alias, &attachment.key)) {
+        missing.push(format!("our mark on {}", attachment.host_link));
+    }
+    if !host_end.up {
+        missing.push(format!("host end {} is down", attachment.host_link));
+    }
+    match attachment.mode {
+        AttachMode::Bridge => missing.extend(port_faults(&host_end, bridge.as_ref(), conf)),
+        AttachMode::Routed => missing.extend(missing_host_routes(&mut host, attachment, host_end.index)?),
+    }
+    missing.extend(shaping::missing(&mut host, attachment, &host_end)?);
+    Ok(missing)
+}
+
+fn missing_gateways(
+    host: &mut RtSocket,
+    bridge: &Link,
+    attachment: &Attachment,
+    conf: &NetConf,
+) -> Result<Vec<String>, Error> {
+    if !conf.is_gateway {
+        return Ok(Vec::new());
+    }
+    let addresses = host.addresses(Some(bridge.index))?;
+    let carried = |gateway: &IpAddr| addresses.iter().any(|a| a.addr.addr() == *gateway);
+    let gateways = attachment.addresses.iter().filter_map(|a| a.gateway).filter(|gw| !carried(gw));
+    Ok(gateways.map(|gw| format!("gateway {gw} on {}", bridge.name)).collect())
+}
+
+fn port_faults(host_end: &Link, bridge: Option<&Link>, conf: &NetConf) -> Vec<String> {
+    let mut faults = Vec::new();
+    if host_end.master.is_none() || host_end.master != bridge.map(|b| b.index) {
+        faults.push(format!("{} as a port of the bridge", host_end.name));
+    } else if host_end.hairpin.is_some_and(|hairpin| hairpin != conf.hairpin) {
+        faults.push(format!("hairpin mode of {}", host_end.name));
+    }
+    faults
+}
+
+fn missing_host_routes(host: &mut RtSocket, attachment: &Attachment, link: u32) -> Result<Vec<String>, Error> {
+    let routes = host.routes(RouteFilter { link: Some(link), ..RouteFilter::default() })?;
+    let neighbours = host.neighbours(Some(link))?;
+    let mut missing = Vec::new();
+    for ip in attachment.ips() {
+        if !routes.iter().any(|r| r.dst == IpNet::from(ip)) {
+            missing.push(format!("host route to {ip}"));
+        }
+        if !neighbours.iter().any(|n| n.addr == ip && n.mac == Some(attachment.pod_mac) && n.permanent) {
+            missing.push(format!("neighbour {ip} on {}", attachment.host_link));
+        }
+    }
+    Ok(missing)
+}

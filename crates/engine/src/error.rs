@@ -1,0 +1,132 @@
+//! What can go wrong, and the one place where it becomes a CNI error code.
+
+use std::path::PathBuf;
+
+use cni::Code;
+use types::{AttachmentKey, IfName};
+
+use crate::state::StateError;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The request itself, or another plugin's own words.
+    #[error(transparent)]
+    Cni(#[from] cni::Error),
+    #[error("node-local state: {0}")]
+    State(#[from] StateError),
+    #[error(transparent)]
+    Kernel(#[from] netlink::Error),
+    #[error(transparent)]
+    Namespace(#[from] netlink::NetNsError),
+    #[error("firewall: {0}")]
+    Firewall(#[from] nft::Error),
+    #[error("{0} is attached already: DEL it first")]
+    AlreadyAttached(AttachmentKey),
+    #[error("interface {ifname} already exists in {netns}: choose another CNI_IFNAME or remove it")]
+    LinkExists { ifname: IfName, netns: String },
+    #[error("CNI_NETNS {0} is the plugin's own namespace: a pod needs one of its own (CNI_NETNS_OVERRIDE=1 insists)")]
+    OwnNamespace(String),
+    #[error("{0} exists but is a {1}, not a bridge: name another bridge in the network config")]
+    NotABridge(IfName, String),
+    #[error("bridge {bridge} has {found}, which overlaps the gateway {wanted}: remove it, or set forceAddress")]
+    ForeignAddress { bridge: IfName, found: ipnet::IpNet, wanted: ipnet::IpNet },
+    #[error("cannot set {} to {value}: {source}; set it by hand", path.display())]
+    Sysctl { path: PathBuf, value: &'static str, source: std::io::Error },
+    #[error("mtu {mtu} is too small for IPv6, which needs {}", types::MIN_MTU_V6)]
+    MtuTooSmall { mtu: u32 },
+    #[error("{missing}")]
+    Check { missing: String },
+    #[error("{0}")]
+    NotAvailable(String),
+    #[error("{0}")]
+    Degraded(String),
+    #[error("IPAM plugin {name}: {what}")]
+    Delegate { name: String, what: String },
+    /// Several things failed, and each was tried.
+    #[error("{}", join(.0))]
+    Several(Vec<Error>),
+}
+
+fn join(errors: &[Error]) -> String {
+    errors.iter().map(|e| e.chain()).collect::<Vec<_>>().join("; ")
+}
+
+impl Error {
+    /// One error of many: the only one as it is.
+    pub(crate) fn collect(mut errors: Vec<Error>) -> Result<(), Error> {
+        match errors.len() {
+            0 => Ok(()),
+            1 => Err(errors.remove(0)),
+            _ => Err(Error::Several(errors)),
+        }
+    }
+
+    /// The sentence with its causes.
+    fn chain(&self) -> String {
+        let mut text = self.to_string();
+        let mut source = std::error::Error::source(self);
+        while let Some(cause) = source {
+            let words = cause.to_string();
+            if !text.contains(&words) {
+                text.push_str(": ");
+                text.push_str(&words);
+            }
+            source = cause.source();
+        }
+        text
+    }
+
+    fn code(&self) -> Code {
+        match self {
+            Self::Cni(e) => e.code,
+            Self::State(e) => match e {
+                StateError::Io { .. } => Code::Io,
+                StateError::Busy { .. } => Code::TryAgainLater,
+                StateError::Exhausted { .. } => Code::AddressesExhausted,
+                StateError::Taken { .. } => Code::AddressTaken,
+                StateError::Request(_) => Code::InvalidConfig,
+            },
+            Self::Kernel(_) | Self::Firewall(_) | Self::Sysctl { .. } => Code::Kernel,
+            // The spec's word for a namespace that is not there: the container is unknown or gone.
+            Self::Namespace(e) if e.is_gone() => Code::UnknownContainer,
+            Self::Namespace(netlink::NetNsError::OtherKind { .. }) | Self::OwnNamespace(_) => Code::InvalidEnvironment,
+            Self::Namespace(_) => Code::Kernel,
+            Self::AlreadyAttached(_) | Self::LinkExists { .. } => Code::AlreadyAttached,
+            Self::NotABridge(..) | Self::ForeignAddress { .. } | Self::MtuTooSmall { .. } => Code::InvalidConfig,
+            Self::Check { .. } => Code::CheckFailed,
+            Self::NotAvailable(_) => Code::NotAvailable,
+            Self::Degraded(_) => Code::LimitedConnectivity,
+            Self::Delegate { .. } => Code::Delegate,
+            Self::Several(errors) => errors.first().map_or(Code::Internal, Error::code),
+        }
+    }
+
+    /// What to do about it, where the sentence alone does not say.
+    fn advice(&self) -> &'static str {
+        match self {
+            Self::State(e) if e.is_full() => "the file system of the state folder is full: free space or set stateDir",
+            Self::State(StateError::Io { source, .. }) => match source.kind() {
+                std::io::ErrorKind::PermissionDenied => "run as root, or set stateDir to a folder that can be written",
+                std::io::ErrorKind::ReadOnlyFilesystem => "set stateDir to a folder that can be written",
+                std::io::ErrorKind::NotADirectory => "something that is no folder is in the way: set stateDir",
+                _ => "",
+            },
+            Self::State(StateError::Exhausted { .. }) => {
+                "remove pods, widen the range, or run GC if containers were removed behind our back"
+            }
+            Self::State(StateError::Busy { .. }) => "try again; if it stays, look for a stopped podwire-cni process",
+            Self::Kernel(e) if e.is_permission() => "run as root with CAP_NET_ADMIN and CAP_SYS_ADMIN",
+            Self::Kernel(e) if e.is_unsupported() => "the kernel lacks a feature: bridge and veth are needed",
+            _ => "",
+        }
+    }
+}
+
+impl From<Error> for cni::Error {
+    fn from(error: Error) -> Self {
+        if let Error::Cni(inner) = error {
+            return inner;
+        }
+        cni::Error::new(error.code(), error.chain()).with_details(error.advice())
+    }
+}

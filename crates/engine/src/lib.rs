@@ -1,0 +1,34 @@
+//! The engine: how a pod gets its network and loses it again. One engine, two callers: the plugin in its own process
+//! (standalone), and the agent.
+//!
+//! ```text
+//! serve(Request) ─► attach   allocate ─► firewall ─► veth ─► inside the pod ─► routes ─► shaping ─► ready
+//!                ├► detach   link ─► firewall ─► conntrack ─► address back ─► forgotten
+//!                ├► check    the record against the kernel
+//!                ├► gc       what is not listed goes
+//!                └► status   could an ADD be served?
+//! ```
+//!
+//! It touches the kernel of the namespace it is called in, the pod's namespace, and its state folder (see [`state`]).
+//! On the way of a pod there is no child process, no dump, no fsync, and no lock across a system call but the short one
+//! around allocation. The record is written before the kernel is touched: whoever is killed leaves a pending record, and
+//! the next one undoes it.
+
+mod attach;
+mod bridge;
+mod check;
+mod delegate;
+mod detach;
+mod error;
+mod firewall;
+mod gc;
+mod result;
+mod serve;
+mod shaping;
+pub mod state;
+mod status;
+mod sysctl;
+mod wire;
+
+pub use error::Error;
+pub use serve::{Done, serve};

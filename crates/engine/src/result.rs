@@ -1,0 +1,57 @@
+//! An attachment as the protocol shows it.
+
+use cni::{CniResult, Dns, Interface, IpConfig, Route};
+use netconf::Route as PodRoute;
+
+use crate::bridge::Bridge;
+use crate::state::Attachment;
+use crate::wire::gateway_for;
+
+/// What ADD answers, appended to what earlier plugins of the chain found.
+pub(crate) fn of_attachment(
+    attachment: &Attachment,
+    bridge: &Bridge,
+    routes: &[PodRoute],
+    before: Option<&CniResult>,
+) -> CniResult {
+    let mut result = before.cloned().unwrap_or_default();
+    let first = result.interfaces.len();
+    let link = |name: &str, mac: Option<String>, sandbox: Option<String>| Interface {
+        name: name.to_owned(),
+        mac,
+        mtu: Some(attachment.mtu),
+        sandbox,
+        socket_path: None,
+        pci_id: None,
+    };
+    result.interfaces.extend([
+        link(bridge.name.as_str(), bridge.mac.map(|m| m.to_string()), None),
+        link(attachment.host_link.as_str(), Some(attachment.host_mac.to_string()), None),
+        link(attachment.key.ifname.as_str(), Some(attachment.pod_mac.to_string()), Some(attachment.netns.clone())),
+    ]);
+    result.ips.extend(attachment.addresses.iter().map(|a| IpConfig {
+        address: a.address,
+        gateway: a.gateway,
+        interface: Some(first + 2),
+    }));
+    result.routes.extend(routes.iter().map(|r| Route {
+        dst: r.dst,
+        gw: r.gw.or_else(|| gateway_for(attachment, r.dst.addr())),
+        mtu: r.mtu,
+        advmss: r.advmss,
+        priority: r.priority,
+        table: r.table,
+        scope: r.scope,
+    }));
+    result
+}
+
+/// The config's DNS, or what the chain or another IPAM plugin said where the config says nothing.
+pub(crate) fn with_dns(mut result: CniResult, dns: &Dns, delegated: Option<&Dns>) -> CniResult {
+    if !dns.is_empty() {
+        result.dns = dns.clone();
+    } else if let Some(dns) = delegated.filter(|dns| !dns.is_empty()) {
+        result.dns = dns.clone();
+    }
+    result
+}

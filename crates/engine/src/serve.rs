@@ -1,0 +1,59 @@
+//! A request in, an answer out: which verb does what.
+
+use std::net::IpAddr;
+
+use cni::{Call, Config, Request, Version};
+use netconf::{NetConf, Place};
+use serde_json::Value;
+
+use crate::{attach, check, detach, gc, status};
+
+/// What was done, for the answer on stdout and for the log.
+#[derive(Debug, Default)]
+pub struct Done {
+    /// What goes to stdout: exactly one JSON value for ADD and VERSION, nothing for the others.
+    pub answer: Option<Value>,
+    pub addresses: Vec<IpAddr>,
+    /// How many attachments GC collected.
+    pub collected: usize,
+}
+
+/// Serves one request in this process. `path` is CNI_PATH, for the verbs whose request does not carry it.
+pub fn serve(request: &Request, path: &[String]) -> Result<Done, cni::Error> {
+    match request {
+        Request::Add(call) => add(call),
+        Request::Del(call) => del(call),
+        Request::Check(call) => {
+            check::check(call, &NetConf::for_call(call)?, &Place::parse(&call.config)?)?;
+            Ok(Done::default())
+        }
+        Request::Gc(request) => {
+            let collected = gc::collect(request, &Place::parse(&request.config)?)?;
+            Ok(Done { collected, ..Done::default() })
+        }
+        Request::Status(config) => status_of(config, path),
+        Request::Version(asked) => Ok(version(*asked)),
+    }
+}
+
+fn add(call: &Call) -> Result<Done, cni::Error> {
+    let (conf, place) = (NetConf::for_call(call)?, Place::parse(&call.config)?);
+    let (result, attachment) = attach::attach(call, &conf, &place)?;
+    let answer = Some(result.to_json(call.config.version));
+    Ok(Done { answer, addresses: attachment.ips().collect(), collected: 0 })
+}
+
+fn del(call: &Call) -> Result<Done, cni::Error> {
+    let was = detach::detach(call, &Place::parse(&call.config)?)?;
+    let addresses = was.map(|attachment| attachment.ips().collect()).unwrap_or_default();
+    Ok(Done { addresses, ..Done::default() })
+}
+
+fn status_of(config: &Config, path: &[String]) -> Result<Done, cni::Error> {
+    status::status(config, &NetConf::parse(config)?, &Place::parse(config)?, path)?;
+    Ok(Done::default())
+}
+
+fn version(asked: Version) -> Done {
+    Done { answer: Some(cni::version_answer(asked)), ..Done::default() }
+}

@@ -1,0 +1,129 @@
+//! Claiming addresses: the index proposes, link(2) decides.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::net::IpAddr;
+use std::path::Path;
+
+use ipam::{Pools, Range, RangeSet};
+
+use super::file::{StateError, io, remove_if_there};
+use super::index::{self, Index};
+use super::network::{Allocation, Network, holder};
+
+/// The claims of one attach that is under way. Called with the network's lock held.
+pub(super) struct Claims<'a> {
+    network: &'a Network,
+    /// The record that the claims are links to.
+    record: &'a Path,
+    made: Vec<IpAddr>,
+}
+
+impl<'a> Claims<'a> {
+    pub(super) fn new(network: &'a Network, record: &'a Path) -> Self {
+        Self { network, record, made: Vec::new() }
+    }
+
+    /// One address of every set: the requested one, or the next.
+    pub(super) fn take(
+        &mut self,
+        pools: &Pools,
+        requested: &[(IpAddr, Option<u8>)],
+    ) -> Result<Vec<Allocation>, StateError> {
+        let plan = pools.plan_requests(requested).map_err(StateError::Request)?;
+        let mut allocations = Vec::with_capacity(pools.sets().len());
+        for (number, (set, planned)) in pools.sets().iter().zip(plan).enumerate() {
+            let (range, address) = match planned {
+                Some((range, address)) => (&set.ranges()[range], self.take_requested(&set.ranges()[range], address)?),
+                None => self.take_next(set, number)?,
+            };
+            allocations.push(Allocation { address, prefix_len: range.prefix_len(), gateway: range.gateway() });
+        }
+        Ok(allocations)
+    }
+
+    fn take_requested(&mut self, range: &Range, address: IpAddr) -> Result<IpAddr, StateError> {
+        if !self.claim(address)? {
+            let holder = holder(&self.network.claim_path(address));
+            return Err(StateError::Taken { address, holder });
+        }
+        if let Some(offset) = range.offset(address) {
+            ipam::set(&mut Index::open(&self.network.dir, range)?, offset)?;
+        }
+        Ok(address)
+    }
+
+    fn take_next<'s>(&mut self, set: &'s RangeSet, number: usize) -> Result<(&'s Range, IpAddr), StateError> {
+        let dir = &self.network.dir;
+        let mut last = index::last(dir, number);
+        let mut rebuilt = false;
+        // Bounded: each round either ends, sets one more bit, or rebuilds (once).
+        loop {
+            let Some(pick) = set.next_after(last, |range| Index::open(dir, range))? else {
+                if rebuilt {
+                    return Err(self.exhausted(set)?);
+                }
+                self.rebuild(set)?;
+                rebuilt = true;
+                continue;
+            };
+            let range = &set.ranges()[pick.range];
+            let claimed = self.claim(pick.ip)?;
+            ipam::set(&mut Index::open(dir, range)?, pick.offset)?;
+            if claimed {
+                index::remember(dir, number, pick.ip)?;
+                return Ok((range, pick.ip));
+            }
+            last = Some(pick.ip);
+        }
+    }
+
+    /// Fails like an attach would if a set has nothing left.
+    pub(super) fn room(&self, pools: &Pools) -> Result<(), StateError> {
+        let dir = &self.network.dir;
+        for set in pools.sets() {
+            if set.next_after(None, |range| Index::open(dir, range))?.is_none() {
+                self.rebuild(set)?;
+                if set.next_after(None, |range| Index::open(dir, range))?.is_none() {
+                    return Err(self.exhausted(set)?);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A bit too many hides a free address: nothing is called full before the claims were asked.
+    fn rebuild(&self, set: &RangeSet) -> Result<(), StateError> {
+        set.ranges().iter().try_for_each(|range| Index::build(&self.network.dir, range).map(drop))
+    }
+
+    fn exhausted(&self, set: &RangeSet) -> Result<StateError, StateError> {
+        Ok(StateError::Exhausted {
+            ranges: set.to_string(),
+            in_use: self.network.in_use_of(set)?,
+            capacity: set.capacity(),
+        })
+    }
+
+    /// True if the address is ours now, false if somebody has it.
+    fn claim(&mut self, address: IpAddr) -> Result<bool, StateError> {
+        let path = self.network.claim_path(address);
+        match fs::hard_link(self.record, &path) {
+            Ok(()) => {
+                self.made.push(address);
+                Ok(true)
+            }
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => Ok(false),
+            Err(e) => Err(io("claim", &path)(e)),
+        }
+    }
+
+    /// Undoes what was claimed.
+    pub(super) fn give_back(&self) -> Result<(), StateError> {
+        for address in &self.made {
+            remove_if_there(&self.network.claim_path(*address))?;
+            index::forget(&self.network.dir, *address)?;
+        }
+        Ok(())
+    }
+}

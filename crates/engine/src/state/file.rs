@@ -1,0 +1,77 @@
+//! Small file helpers: errors that name path and operation, and locks whose wait has an end.
+
+use std::fs::{File, TryLockError};
+use std::io::{Error as IoError, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    #[error("cannot {op} {}", path.display())]
+    Io { op: &'static str, path: PathBuf, source: IoError },
+    #[error("{} stayed locked by another process for {} s", path.display(), waited.as_secs())]
+    Busy { path: PathBuf, waited: Duration },
+    #[error("no free address left in {ranges}: {in_use} of {capacity} in use")]
+    Exhausted { ranges: String, in_use: u64, capacity: u64 },
+    #[error("address {address} is already taken by {holder}")]
+    Taken { address: std::net::IpAddr, holder: String },
+    #[error(transparent)]
+    Request(ipam::RequestError),
+}
+
+impl StateError {
+    /// The file system is full: the operator's problem, worth its own sentence.
+    pub fn is_full(&self) -> bool {
+        match self {
+            Self::Io { source, .. } => {
+                matches!(source.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
+            }
+            Self::Busy { .. } | Self::Exhausted { .. } | Self::Taken { .. } | Self::Request(_) => false,
+        }
+    }
+}
+
+/// For `map_err`: what was tried, on which path.
+pub(super) fn io<'a>(op: &'static str, path: &'a Path) -> impl FnOnce(IoError) -> StateError + 'a {
+    move |source| StateError::Io { op, path: path.to_owned(), source }
+}
+
+/// `Ok(None)` where the path does not exist.
+pub(super) fn optional<T>(result: Result<T, IoError>) -> Result<Option<T>, IoError> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+pub(super) fn remove_if_there(path: &Path) -> Result<(), StateError> {
+    optional(std::fs::remove_file(path)).map_err(io("remove", path)).map(drop)
+}
+
+/// The names in a folder; none if it does not exist.
+pub(super) fn list(dir: &Path) -> Result<Vec<std::ffi::OsString>, StateError> {
+    let Some(entries) = optional(std::fs::read_dir(dir)).map_err(io("list", dir))? else { return Ok(Vec::new()) };
+    entries.map(|entry| entry.map(|e| e.file_name()).map_err(io("list", dir))).collect()
+}
+
+/// Nobody holds one of our locks for longer than a kernel operation takes; a holder that was stopped must not take
+/// the rest of the node with it.
+pub(super) const LOCK_PATIENCE: Duration = Duration::from_secs(10);
+
+/// An exclusive lock, with an end to the wait. flock(2) itself knows no time-out, so it is tried in short steps.
+pub(super) fn lock(file: &File, path: &Path, patience: Duration) -> Result<(), StateError> {
+    let start = Instant::now();
+    let mut pause = Duration::from_micros(20);
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(TryLockError::Error(source)) => return Err(io("lock", path)(source)),
+            Err(TryLockError::WouldBlock) if start.elapsed() >= patience => {
+                return Err(StateError::Busy { path: path.to_owned(), waited: patience });
+            }
+            Err(TryLockError::WouldBlock) => std::thread::sleep(pause),
+        }
+        pause = (pause * 2).min(Duration::from_millis(2));
+    }
+}

@@ -1,0 +1,153 @@
+//! The bitmap of a range as a file, so that the next free address is found without looking at each one. Only an index:
+//! the claims are the truth, and it can be removed at any time.
+
+use std::fs::File;
+use std::io::Write;
+use std::net::IpAddr;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use ipam::{Range, Words};
+
+use super::file::{self, StateError, io, remove_if_there};
+
+/// An open index. Called with the network's lock held.
+#[derive(Debug, Clone)]
+pub(super) struct Index {
+    file: Rc<File>,
+    path: Rc<Path>,
+}
+
+impl Index {
+    /// Opens a range's index, and makes it from the claims if there is none.
+    pub(super) fn open(network: &Path, range: &Range) -> Result<Self, StateError> {
+        let path = folder(network).join(range.name());
+        match File::options().read(true).write(true).open(&path) {
+            Ok(file) => Ok(Self { file: Rc::new(file), path: path.into() }),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Self::build(network, range),
+            Err(e) => Err(io("open the index", &path)(e)),
+        }
+    }
+
+    /// Makes the index anew from the claims.
+    pub(super) fn build(network: &Path, range: &Range) -> Result<Self, StateError> {
+        let path = folder(network).join(range.name());
+        let names = file::list(&network.join("addresses"))?;
+        let claimed = names.iter().filter_map(|name| name.to_str()?.parse::<IpAddr>().ok());
+        let words = ipam::rebuild(range, claimed);
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let mut options = File::options();
+        let mut file = options
+            .create(true)
+            .truncate(true)
+            .read(true)
+            .write(true)
+            .open(&path)
+            .map_err(io("make the index", &path))?;
+        // Zeros at the end need not be stored: what is past the end reads as free.
+        let used = bytes.iter().rposition(|b| *b != 0).map_or(0, |last| (last | 7) + 1);
+        file.write_all(&bytes[..used]).map_err(io("write the index", &path))?;
+        Ok(Self { file: Rc::new(file), path: path.into() })
+    }
+}
+
+impl Words for Index {
+    type Error = StateError;
+
+    fn load(&mut self, first: u32, into: &mut [u64]) -> Result<(), StateError> {
+        let mut bytes = vec![0u8; into.len() * 8];
+        let (mut filled, base) = (0, u64::from(first) * 8);
+        loop {
+            match self.file.read_at(&mut bytes[filled..], base + filled as u64) {
+                Ok(0) => break,
+                Ok(read) => filled += read,
+                Err(e) => return Err(io("read the index", &self.path)(e)),
+            }
+        }
+        for (word, bytes) in into.iter_mut().zip(bytes.chunks_exact(8)) {
+            *word = u64::from_ne_bytes(bytes.try_into().unwrap_or_default());
+        }
+        Ok(())
+    }
+
+    fn store(&mut self, index: u32, word: u64) -> Result<(), StateError> {
+        self.file
+            .write_all_at(&word.to_ne_bytes(), u64::from(index) * 8)
+            .map_err(io("write the index", &self.path))
+    }
+}
+
+fn folder(network: &Path) -> PathBuf {
+    network.join("index")
+}
+
+/// A released address is free again in every index that covers it: the config may have changed in between. Their
+/// names say where they start.
+pub(super) fn forget(network: &Path, address: IpAddr) -> Result<(), StateError> {
+    let dir = folder(network);
+    for name in file::list(&dir)? {
+        let Some(offset) = name.to_str().and_then(|name| offset_in(name, address)) else { continue };
+        let path = dir.join(&name);
+        let file = File::options().read(true).write(true).open(&path).map_err(io("open the index", &path))?;
+        let mut index = Index { file: Rc::new(file), path: path.into() };
+        ipam::clear(&mut index, offset)?;
+    }
+    Ok(())
+}
+
+/// Where `address` is in the index of that name (`FIRST-LAST`), if it is.
+fn offset_in(name: &str, address: IpAddr) -> Option<u32> {
+    let (first, last) = name.split_once('-')?;
+    let (first, last): (IpAddr, IpAddr) = (first.parse().ok()?, last.parse().ok()?);
+    if first.is_ipv4() != address.is_ipv4() || address < first || address > last {
+        return None;
+    }
+    let offset = number(address) - number(first);
+    u32::try_from(offset).ok().filter(|offset| *offset < ipam::WINDOW)
+}
+
+fn number(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(v4) => u128::from(v4.to_bits()),
+        IpAddr::V6(v6) => v6.to_bits(),
+    }
+}
+
+/// Where a set's round robin stands: the address that was handed out last.
+pub(super) fn last(network: &Path, set: usize) -> Option<IpAddr> {
+    // A missing or broken cursor costs nothing but the order.
+    std::fs::read_to_string(folder(network).join(format!("last.{set}"))).ok()?.trim().parse().ok()
+}
+
+pub(super) fn remember(network: &Path, set: usize, address: IpAddr) -> Result<(), StateError> {
+    let path = folder(network).join(format!("last.{set}"));
+    std::fs::write(&path, address.to_string()).map_err(io("write", &path))
+}
+
+/// Removes all indexes; the cursors stay.
+pub(super) fn remove_all(network: &Path) -> Result<(), StateError> {
+    let dir = folder(network);
+    for name in file::list(&dir)? {
+        if !name.as_encoded_bytes().starts_with(b"last.") {
+            remove_if_there(&dir.join(name))?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_an_address_in_an_index_by_its_name() {
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        assert_eq!(offset_in("10.0.0.1-10.0.0.254", ip("10.0.0.7")), Some(6));
+        assert_eq!(offset_in("fd00::1-fd00::ff", ip("fd00::1")), Some(0));
+        assert_eq!(offset_in("10.0.0.1-10.0.0.254", ip("10.0.1.7")), None);
+        assert_eq!(offset_in("10.0.0.1-10.0.0.254", ip("fd00::1")), None);
+        assert_eq!(offset_in("last.0", ip("10.0.0.7")), None);
+        assert_eq!(offset_in("fd00::-fd00::ffff:ffff:ffff", ip("fd00::ffff:0:0")), None);
+    }
+}

@@ -1,0 +1,94 @@
+//! Node-local state: which attachments there are, and who has which address.
+//!
+//! Plain files under one folder (default /run/podwire), so that `ls` shows the truth and any process may be killed at
+//! any instruction:
+//!
+//! ```text
+//! boot                               the boot id this state belongs to; another one means: empty
+//! sysctls                            what we changed on the machine, with the old values
+//! networks/NET/lock                  flock for the short critical section; holds '1' while one is under way
+//! networks/NET/attachments/KEY.ready    one record an attachment (JSON); .pending while it is made or undone
+//! networks/NET/addresses/10.88.0.7   hard link to the record of the owner: the claim
+//! networks/NET/index/RANGE           bitmap of RANGE, only to find a free address quickly; rebuilt from the claims
+//! ```
+//!
+//! Two locks, both given back by the kernel when their holder dies:
+//! - the network's `lock`, for microseconds, around allocation and release. A holder that dies leaves the '1' behind;
+//!   the next one sees it and repairs: claims without a record go, the index is made anew.
+//! - a lock on the record's own file, for the whole of an attach or detach. A `.pending` record that nobody holds
+//!   was left by a process that was killed: whoever comes next undoes it.
+
+mod allocate;
+mod boot;
+mod file;
+mod index;
+mod network;
+mod record;
+mod sysctls;
+
+pub use file::StateError;
+pub use network::{Allocation, Begin, Held, Listed, Network, Phase, Wanted};
+pub use record::{Attachment, PodAddress, PodName, SCHEMA};
+pub use sysctls::SysctlLog;
+
+use std::path::{Path, PathBuf};
+
+use types::{AttachmentKey, NetworkName};
+
+use file::io;
+
+/// The folder of node-local state, checked to belong to this boot.
+#[derive(Debug, Clone)]
+pub struct State {
+    dir: PathBuf,
+}
+
+impl State {
+    /// Opens the folder for work; makes it if it is not there, empties it if it is of another boot.
+    pub fn open(dir: &Path) -> Result<Self, StateError> {
+        boot::ensure_current(dir)?;
+        Ok(Self { dir: dir.to_owned() })
+    }
+
+    /// Opens the folder only if it exists and is of this boot. What only reads or removes has no reason to make one.
+    pub fn open_existing(dir: &Path) -> Result<Option<Self>, StateError> {
+        Ok(boot::is_current(dir)?.then(|| Self { dir: dir.to_owned() }))
+    }
+
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// A network's part of the state, made on first use.
+    pub fn network(&self, name: &NetworkName) -> Result<Network, StateError> {
+        Network::create(self.network_path(name))
+    }
+
+    /// A network's part of the state, if it ever had one.
+    pub fn existing_network(&self, name: &NetworkName) -> Option<Network> {
+        Network::existing(self.network_path(name))
+    }
+
+    /// All networks that have state here.
+    pub fn networks(&self) -> Result<Vec<Network>, StateError> {
+        let dir = self.dir.join("networks");
+        let mut found = Vec::new();
+        for entry in file::list(&dir)? {
+            found.extend(Network::existing(dir.join(entry)));
+        }
+        Ok(found)
+    }
+
+    pub fn sysctls(&self) -> SysctlLog {
+        SysctlLog::new(self.dir.join("sysctls"))
+    }
+
+    /// Removes everything that is recorded. For `podwire cleanup`, after the kernel is clean.
+    pub fn remove(self) -> Result<(), StateError> {
+        std::fs::remove_dir_all(&self.dir).map_err(io("remove", &self.dir))
+    }
+
+    fn network_path(&self, name: &NetworkName) -> PathBuf {
+        self.dir.join("networks").join(AttachmentKey::network_dir(name))
+    }
+}

@@ -1,0 +1,399 @@
+//! One network's attachments and addresses: begin, commit, find, release, list.
+
+use std::fs::{self, DirBuilder, File};
+use std::io::{ErrorKind, Read, Write};
+use std::net::IpAddr;
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use types::AttachmentKey;
+
+use super::allocate::Claims;
+use super::file::{self, LOCK_PATIENCE, StateError, io, optional, remove_if_there};
+use super::record::{Attachment, SCHEMA};
+
+/// How far an attachment has come. The file's name says it, so that one rename moves it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// Being made or undone; if nobody holds it, whoever did was killed.
+    Pending,
+    Ready,
+}
+
+impl Phase {
+    fn suffix(self) -> &'static str {
+        match self {
+            Self::Pending => ".pending",
+            Self::Ready => ".ready",
+        }
+    }
+}
+
+/// What an attach asks of the state.
+#[derive(Debug)]
+pub struct Wanted<'a> {
+    pub key: &'a AttachmentKey,
+    /// None: the addresses come from elsewhere, nothing is claimed.
+    pub pools: Option<&'a ipam::Pools>,
+    pub requested: &'a [(IpAddr, Option<u8>)],
+}
+
+/// An address that was claimed, and the subnet it is from.
+#[derive(Debug, Clone)]
+pub struct Allocation {
+    pub address: IpAddr,
+    pub prefix_len: u8,
+    pub gateway: IpAddr,
+}
+
+/// The outcome of [`Network::begin`].
+#[derive(Debug)]
+pub enum Begin {
+    Started(Held),
+    /// There is one that is ready already; nothing was changed.
+    Ready,
+    /// There is one in the middle: undo it (through [`Network::find`]) and begin again.
+    Pending,
+}
+
+/// An attachment that this process works on: its record is locked until this is dropped.
+#[derive(Debug)]
+pub struct Held {
+    network: Network,
+    stem: String,
+    file: File,
+    phase: Phase,
+    /// None: the record cannot be read; the file's name is all we know.
+    attachment: Option<Attachment>,
+}
+
+/// A record as a listing shows it.
+#[derive(Debug)]
+pub struct Listed {
+    pub stem: String,
+    pub phase: Phase,
+    pub attachment: Option<Attachment>,
+}
+
+#[derive(Debug, Clone)]
+pub struct Network {
+    pub(super) dir: PathBuf,
+}
+
+impl Network {
+    pub(super) fn create(dir: PathBuf) -> Result<Self, StateError> {
+        // The lock file is made last: a network that has one has everything.
+        if !dir.join("lock").exists() {
+            for sub in ["attachments", "addresses", "index"] {
+                let path = dir.join(sub);
+                DirBuilder::new().recursive(true).mode(0o700).create(&path).map_err(io("make", &path))?;
+            }
+            let path = dir.join("lock");
+            File::options().create(true).append(true).mode(0o600).open(&path).map_err(io("make", &path))?;
+        }
+        Ok(Self { dir })
+    }
+
+    pub(super) fn existing(dir: PathBuf) -> Option<Self> {
+        dir.join("lock").exists().then_some(Self { dir })
+    }
+
+    /// Claims addresses and writes the record as pending, in one critical section. `make` turns the claimed addresses
+    /// into the whole record: nothing is added to it later.
+    pub fn begin(
+        &self,
+        wanted: &Wanted<'_>,
+        make: impl FnOnce(&[Allocation]) -> Attachment,
+    ) -> Result<Begin, StateError> {
+        let section = self.enter()?;
+        let stem = wanted.key.file_stem();
+        for (phase, found) in [(Phase::Ready, Begin::Ready), (Phase::Pending, Begin::Pending)] {
+            if self.record_path(&stem, phase).exists() {
+                section.leave()?;
+                return Ok(found);
+            }
+        }
+        match self.start(wanted, &stem, make) {
+            Ok(held) => {
+                section.leave()?;
+                Ok(Begin::Started(held))
+            }
+            Err(Failed { error, undone }) => {
+                // What could not be undone here is left marked, and the next process repairs it.
+                if undone {
+                    section.leave()?;
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn start(
+        &self,
+        wanted: &Wanted<'_>,
+        stem: &str,
+        make: impl FnOnce(&[Allocation]) -> Attachment,
+    ) -> Result<Held, Failed> {
+        let temp = self.dir.join("attachments").join(format!(".new-{}", std::process::id()));
+        let mut claims = Claims::new(self, &temp);
+        let result = (|| {
+            let file = File::options().create_new(true).read(true).write(true).mode(0o600).open(&temp);
+            let mut file = file.map_err(io("make the record", &temp))?;
+            // Locked before anybody can see it under its real name.
+            file::lock(&file, &temp, LOCK_PATIENCE)?;
+            let allocations = match wanted.pools {
+                Some(pools) => claims.take(pools, wanted.requested)?,
+                None => Vec::new(),
+            };
+            let attachment = make(&allocations);
+            let text = serde_json::to_vec(&attachment).map_err(|e| io("encode", &temp)(e.into()))?;
+            file.write_all(&text).map_err(io("write the record", &temp))?;
+            let path = self.record_path(stem, Phase::Pending);
+            fs::rename(&temp, &path).map_err(io("rename the record to", &path))?;
+            let network = self.clone();
+            Ok(Held { network, stem: stem.to_owned(), file, phase: Phase::Pending, attachment: Some(attachment) })
+        })();
+        result.map_err(|error| {
+            let undone = claims.give_back().is_ok() && remove_if_there(&temp).is_ok();
+            Failed { error, undone }
+        })
+    }
+
+    /// The attachment, locked, or None if there is none. Waits (with an end) while another process works on it.
+    pub fn find(&self, key: &AttachmentKey) -> Result<Option<Held>, StateError> {
+        self.find_stem(&key.file_stem())
+    }
+
+    pub fn find_stem(&self, stem: &str) -> Result<Option<Held>, StateError> {
+        self.find_within(stem, LOCK_PATIENCE)
+    }
+
+    /// The attachment, locked, unless there is none or somebody is working on it right now.
+    pub fn find_idle(&self, stem: &str) -> Result<Option<Held>, StateError> {
+        match self.find_within(stem, Duration::ZERO) {
+            Err(StateError::Busy { .. }) => Ok(None),
+            other => other,
+        }
+    }
+
+    fn find_within(&self, stem: &str, patience: Duration) -> Result<Option<Held>, StateError> {
+        // Each round means that another process moved or removed the record between two of our calls.
+        for _ in 0..100 {
+            let Some(file) = self.open_record(stem)? else { return Ok(None) };
+            file::lock(&file, &self.record_path(stem, Phase::Ready), patience)?;
+            if let Some(phase) = self.phase_of(stem, &file)? {
+                let attachment = read_record(&file);
+                let (network, stem) = (self.clone(), stem.to_owned());
+                return Ok(Some(Held { network, stem, file, phase, attachment }));
+            }
+        }
+        Err(StateError::Busy { path: self.record_path(stem, Phase::Ready), waited: LOCK_PATIENCE })
+    }
+
+    fn open_record(&self, stem: &str) -> Result<Option<File>, StateError> {
+        for phase in [Phase::Ready, Phase::Pending] {
+            let path = self.record_path(stem, phase);
+            if let Some(file) = optional(File::open(&path)).map_err(io("open the record", &path))? {
+                return Ok(Some(file));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Under which name the open file is known now; None if it was removed.
+    fn phase_of(&self, stem: &str, file: &File) -> Result<Option<Phase>, StateError> {
+        for phase in [Phase::Ready, Phase::Pending] {
+            let path = self.record_path(stem, phase);
+            let ours = file.metadata().map_err(io("look at", &path))?.ino();
+            let named = optional(fs::metadata(&path)).map_err(io("look at", &path))?;
+            if named.is_some_and(|m| m.ino() == ours) {
+                return Ok(Some(phase));
+            }
+        }
+        Ok(None)
+    }
+
+    /// All records, without locks: a picture, not a promise.
+    pub fn list(&self) -> Result<Vec<Listed>, StateError> {
+        let dir = self.dir.join("attachments");
+        let mut listed = Vec::new();
+        for name in file::list(&dir)? {
+            let Some(name) = name.to_str() else { continue };
+            let Some((stem, phase)) = [Phase::Ready, Phase::Pending]
+                .iter()
+                .find_map(|phase| name.strip_suffix(phase.suffix()).map(|stem| (stem.to_owned(), *phase)))
+            else {
+                continue;
+            };
+            let path = dir.join(name);
+            // Gone between the listing and now: not there.
+            let Some(file) = optional(File::open(&path)).map_err(io("open", &path))? else { continue };
+            listed.push(Listed { stem, phase, attachment: read_record(&file) });
+        }
+        Ok(listed)
+    }
+
+    /// How many addresses of a set are claimed.
+    pub fn in_use_of(&self, set: &ipam::RangeSet) -> Result<u64, StateError> {
+        let names = file::list(&self.dir.join("addresses"))?;
+        let claimed = names.iter().filter_map(|name| name.to_str()?.parse::<IpAddr>().ok());
+        Ok(claimed.filter(|ip| set.ranges().iter().any(|r| r.contains(*ip))).count() as u64)
+    }
+
+    /// Is there an address left in every set? Asks the index under the lock, changes nothing.
+    pub fn has_room(&self, pools: &ipam::Pools) -> Result<(), StateError> {
+        let section = self.enter()?;
+        let room = Claims::new(self, Path::new("")).room(pools);
+        section.leave()?;
+        room
+    }
+
+    /// Does `address` still belong to the record that is held?
+    pub fn is_claimed_by(&self, address: IpAddr, held: &Held) -> Result<bool, StateError> {
+        let path = self.claim_path(address);
+        let claim = optional(fs::metadata(&path)).map_err(io("look at", &path))?;
+        let ours = held.file.metadata().map_err(io("look at", &path))?.ino();
+        Ok(claim.is_some_and(|m| m.ino() == ours))
+    }
+
+    fn record_path(&self, stem: &str, phase: Phase) -> PathBuf {
+        self.dir.join("attachments").join(format!("{stem}{}", phase.suffix()))
+    }
+
+    pub(super) fn claim_path(&self, address: IpAddr) -> PathBuf {
+        self.dir.join("addresses").join(address.to_string())
+    }
+
+    /// Enters the critical section; repairs first what a killed process left in it.
+    fn enter(&self) -> Result<Section, StateError> {
+        let path = self.dir.join("lock");
+        let file = File::options().read(true).write(true).open(&path).map_err(io("open", &path))?;
+        file::lock(&file, &path, LOCK_PATIENCE)?;
+        let mut mark = [0u8; 1];
+        let read = file.read_at(&mut mark, 0).map_err(io("read", &path))?;
+        if read == 1 && mark[0] == b'1' {
+            self.repair()?;
+        }
+        file.write_at(b"1", 0).map_err(io("mark", &path))?;
+        Ok(Section { file, path })
+    }
+
+    /// Makes the folders consistent again: no half-written record, no claim without a record, no stale index.
+    fn repair(&self) -> Result<(), StateError> {
+        let (records, claims) = (self.dir.join("attachments"), self.dir.join("addresses"));
+        let mut owners = std::collections::HashSet::new();
+        for name in file::list(&records)? {
+            let path = records.join(&name);
+            if name.as_encoded_bytes().starts_with(b".new-") {
+                remove_if_there(&path)?;
+            } else if let Some(meta) = optional(fs::metadata(&path)).map_err(io("look at", &path))? {
+                owners.insert(meta.ino());
+            }
+        }
+        for name in file::list(&claims)? {
+            let path = claims.join(name);
+            let meta = optional(fs::metadata(&path)).map_err(io("look at", &path))?;
+            if meta.is_some_and(|m| !owners.contains(&m.ino())) {
+                remove_if_there(&path)?;
+            }
+        }
+        super::index::remove_all(&self.dir)
+    }
+}
+
+/// A begin that failed, and whether all it had done was undone.
+struct Failed {
+    error: StateError,
+    undone: bool,
+}
+
+/// The network's critical section; dropped without `leave`, it stays marked and the next one repairs.
+struct Section {
+    file: File,
+    path: PathBuf,
+}
+
+impl Section {
+    fn leave(self) -> Result<(), StateError> {
+        self.file.write_at(b"0", 0).map_err(io("unmark", &self.path)).map(drop)
+    }
+}
+
+fn read_record(mut file: &File) -> Option<Attachment> {
+    let mut text = Vec::new();
+    file.read_to_end(&mut text).ok()?;
+    serde_json::from_slice(&text).ok().filter(|a: &Attachment| a.schema == SCHEMA)
+}
+
+impl Held {
+    pub fn attachment(&self) -> Option<&Attachment> {
+        self.attachment.as_ref()
+    }
+
+    pub fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    pub fn stem(&self) -> &str {
+        &self.stem
+    }
+
+    /// The attachment is complete: from now on it counts.
+    pub fn commit(&mut self) -> Result<(), StateError> {
+        self.rename(Phase::Ready)
+    }
+
+    /// The attachment is being taken apart: if we are killed, the next process goes on with that.
+    pub fn reopen(&mut self) -> Result<(), StateError> {
+        if self.phase == Phase::Ready { self.rename(Phase::Pending) } else { Ok(()) }
+    }
+
+    fn rename(&mut self, to: Phase) -> Result<(), StateError> {
+        let from = self.network.record_path(&self.stem, self.phase);
+        let path = self.network.record_path(&self.stem, to);
+        fs::rename(&from, &path).map_err(io("rename the record to", &path))?;
+        self.phase = to;
+        Ok(())
+    }
+
+    /// Gives the addresses back and forgets the attachment. Only claims that are this record's own are removed.
+    pub fn release(self) -> Result<(), StateError> {
+        let network = &self.network;
+        let section = network.enter()?;
+        let ours = self.file.metadata().map_err(io("look at", &network.dir))?.ino();
+        for address in self.claimed()? {
+            let path = network.claim_path(address);
+            let claim = optional(fs::metadata(&path)).map_err(io("look at", &path))?;
+            if claim.is_some_and(|m| m.ino() == ours) {
+                remove_if_there(&path)?;
+                super::index::forget(&network.dir, address)?;
+            }
+        }
+        remove_if_there(&network.record_path(&self.stem, self.phase))?;
+        section.leave()
+    }
+
+    /// The addresses that may be this record's: what it says, or, if it cannot be read, all there are.
+    fn claimed(&self) -> Result<Vec<IpAddr>, StateError> {
+        if let Some(attachment) = &self.attachment {
+            return Ok(attachment.ips().collect());
+        }
+        let names = file::list(&self.network.dir.join("addresses"))?;
+        Ok(names.iter().filter_map(|name| name.to_str()?.parse().ok()).collect())
+    }
+}
+
+/// Who holds a claim, in words: the key in the record that the claim is a link to.
+pub(super) fn holder(path: &Path) -> String {
+    match File::open(path) {
+        Ok(file) => match read_record(&file) {
+            Some(attachment) => {
+                format!("container {} ({})", attachment.key.container, attachment.key.ifname)
+            }
+            None => "an attachment whose record cannot be read".to_owned(),
+        },
+        Err(e) if e.kind() == ErrorKind::NotFound => "nobody any more".to_owned(),
+        Err(_) => "another attachment".to_owned(),
+    }
+}

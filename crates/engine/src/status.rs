@@ -1,0 +1,58 @@
+//! STATUS: could an ADD be served now (50 if not), and are pods that run already worse off (51)?
+
+use cni::Config;
+use netconf::{Addresses, NetConf, Place};
+use netlink::RtSocket;
+
+use crate::Error;
+use crate::delegate::Delegate;
+use crate::state::{Phase, State, StateError};
+
+pub(crate) fn status(config: &Config, conf: &NetConf, place: &Place, path: &[String]) -> Result<(), Error> {
+    degraded(config, conf, place)?;
+    let mut host = RtSocket::open().map_err(unavailable)?;
+    if let Some(link) = host.link(&conf.bridge).map_err(unavailable)?
+        && link.kind.as_deref() != Some("bridge")
+    {
+        let kind = link.kind.unwrap_or_else(|| "physical link".to_owned());
+        return Err(unavailable(Error::NotABridge(conf.bridge.clone(), kind)));
+    }
+    match &conf.addresses {
+        Addresses::Own(pools) => room(config, pools, place).map_err(unavailable)?,
+        Addresses::Delegated(plugin) => Delegate::find(plugin, path, config)?.status()?,
+    }
+    if false {
+        nft::Firewall::open().map(drop).map_err(unavailable)?;
+    }
+    Ok(())
+}
+
+/// Whether the state folder can be written, and has an address left. Made if it is not there, as an ADD would.
+fn room(config: &Config, pools: &ipam::Pools, place: &Place) -> Result<(), StateError> {
+    State::open(&place.state_dir)?.network(&config.name)?.has_room(pools)
+}
+
+fn unavailable(error: impl Into<Error>) -> Error {
+    let error: cni::Error = error.into().into();
+    Error::NotAvailable(error.to_string())
+}
+
+/// Pods that run suffer when their bridge is gone or down.
+fn degraded(config: &Config, conf: &NetConf, place: &Place) -> Result<(), Error> {
+    let Ok(Some(state)) = State::open_existing(&place.state_dir) else { return Ok(()) };
+    let Some(network) = state.existing_network(&config.name) else { return Ok(()) };
+    let running = network.list()?.iter().filter(|l| l.phase == Phase::Ready).count();
+    if running == 0 {
+        return Ok(());
+    }
+    let mut host = RtSocket::open().map_err(unavailable)?;
+    let trouble = match host.link(&conf.bridge)? {
+        Some(link) if link.up => return Ok(()),
+        Some(_) => "is down",
+        None => "is gone",
+    };
+    let bridge = &conf.bridge;
+    Err(Error::Degraded(format!(
+        "bridge {bridge} {trouble}, {running} pods have no network: ip link set {bridge} up, or restart the pods"
+    )))
+}

@@ -1,0 +1,101 @@
+//! Sysctls: read before written, so that nothing is written that is right already.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use netlink::{RouteFilter, RtSocket};
+use types::IfName;
+
+use crate::Error;
+use crate::state::SysctlLog;
+
+fn ipv6(link: &str, key: &str) -> PathBuf {
+    Path::new("/proc/sys/net/ipv6/conf").join(link).join(key)
+}
+
+fn ipv4(link: &str, key: &str) -> PathBuf {
+    Path::new("/proc/sys/net/ipv4/conf").join(link).join(key)
+}
+
+/// Sets a sysctl of a link of ours. One that does not exist (IPv6 is not in this kernel) has nothing to protect from.
+fn set(path: PathBuf, value: &'static str) -> Result<(), Error> {
+    match fs::write(&path, value) {
+        Ok(()) => Ok(()),
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+        Err(source) => Err(Error::Sysctl { path, value, source }),
+    }
+}
+
+/// The bridge and host ends take no router advertisements: a pod could send them, and 1 is the kernel's default (F2).
+pub(crate) fn refuse_advertisements(link: &IfName) -> Result<(), Error> {
+    set(ipv6(link.as_str(), "accept_ra"), "0")
+}
+
+/// The pod's link, called inside its namespace, before the link is up (F2).
+pub(crate) fn protect_pod_link(link: &IfName, has_ipv6: bool) -> Result<(), Error> {
+    for key in ["accept_ra", "autoconf", "accept_redirects"] {
+        set(ipv6(link.as_str(), key), "0")?;
+    }
+    // Runtimes may switch IPv6 off in a namespace; an address could not be added then.
+    if has_ipv6 { set(ipv6(link.as_str(), "disable_ipv6"), "0") } else { Ok(()) }
+}
+
+/// Connections from 127.0.0.1 to a hostPort leave through this link with a loopback source, until they are masqueraded.
+pub(crate) fn allow_loopback_source(link: &IfName) -> Result<(), Error> {
+    set(ipv4(link.as_str(), "route_localnet"), "1")
+}
+
+/// Which families a network needs to have forwarded.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Families {
+    pub(crate) ipv4: bool,
+    pub(crate) ipv6: bool,
+}
+
+/// Forwarding is the machine's own setting: what we change is recorded with its old value (F7).
+pub(crate) fn enable_forwarding(host: &mut RtSocket, log: &SysctlLog, families: Families) -> Result<(), Error> {
+    if families.ipv4 {
+        change(log, PathBuf::from("/proc/sys/net/ipv4/ip_forward"), "1")?;
+    }
+    let forwarding = ipv6("all", "forwarding");
+    if families.ipv6 && !reads(&forwarding, "1") {
+        keep_learnt_routes(host, log)?;
+        change(log, forwarding, "1")?;
+    }
+    Ok(())
+}
+
+/// A forwarding host ignores router advertisements unless accept_ra is 2: a default route that was learnt would expire
+/// some time later (F1).
+fn keep_learnt_routes(host: &mut RtSocket, log: &SysctlLog) -> Result<(), Error> {
+    const PROTOCOL_RA: u8 = 9;
+    let learnt = RouteFilter { protocol: Some(PROTOCOL_RA), ..RouteFilter::default() };
+    let mut links: Vec<u32> = host.routes(learnt)?.iter().filter_map(|route| route.link).collect();
+    links.sort_unstable();
+    links.dedup();
+    for index in links {
+        let Some(link) = host.link_at(index)? else { continue };
+        let path = ipv6(&link.name, "accept_ra");
+        if reads(&path, "1") {
+            change(log, path, "2")?;
+        }
+    }
+    Ok(())
+}
+
+fn reads(path: &Path, value: &str) -> bool {
+    fs::read_to_string(path).is_ok_and(|text| text.trim() == value)
+}
+
+fn change(log: &SysctlLog, path: PathBuf, value: &'static str) -> Result<(), Error> {
+    let before = match fs::read_to_string(&path) {
+        Ok(text) => text.trim().to_owned(),
+        Err(source) => return Err(Error::Sysctl { path, value, source }),
+    };
+    if before == value {
+        return Ok(());
+    }
+    log.note(&path, &before, value)?;
+    fs::write(&path, value).map_err(|source| Error::Sysctl { path, value, source })
+}

@@ -1,0 +1,169 @@
+//! The pod's wire: a veth made in one send with its far end already inside the pod's namespace, then everything inside
+//! it in one more. Which of them is a bridge port and which has host routes is the attach mode's.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use netconf::Route as PodRoute;
+use netlink::{AddAddress, AddNeighbour, LinkRef, Mode, NetNs, Op, Route, RouteScope, RtSocket, SetLink, Veth};
+use types::{AttachMode, ROUTE_PROTOCOL};
+
+use crate::bridge::{self, Bridge};
+use crate::state::Attachment;
+use crate::{Error, sysctl};
+
+/// Everything that is needed to wire one pod, looked up beforehand.
+pub(crate) struct Wire<'a> {
+    pub(crate) attachment: &'a Attachment,
+    pub(crate) bridge: &'a Bridge,
+    pub(crate) hairpin: bool,
+    pub(crate) routes: &'a [PodRoute],
+    pub(crate) netns: &'a NetNs,
+}
+
+/// Makes the pair and puts the gateways on the bridge, in one send. Returns the gateways that were new on the bridge.
+pub(crate) fn make_pair(host: &mut RtSocket, wire: &Wire<'_>, gateways: &[IpNet]) -> Result<Vec<IpNet>, Error> {
+    let (attachment, bridge) = (wire.attachment, wire.bridge);
+    let is_port = attachment.mode == AttachMode::Bridge;
+    let alias = attachment.alias();
+    let mut ops = bridge::gateway_ops(bridge.index, gateways);
+    ops.push(Op::AddVeth(Veth {
+        host: &attachment.host_link,
+        host_mac: attachment.host_mac,
+        mtu: attachment.mtu,
+        master: is_port.then_some(bridge.index),
+        peer: &attachment.key.ifname,
+        peer_mac: attachment.pod_mac,
+        peer_ns: wire.netns.fd(),
+    }));
+    // By name, in the same send: nobody can be killed between the link and the mark that says whose it is.
+    ops.push(Op::SetLink(SetLink {
+        alias: Some(&alias),
+        no_link_local: true,
+        hairpin: is_port.then_some(wire.hairpin),
+        ..SetLink::of(LinkRef::Name(&attachment.host_link))
+    }));
+    let mut answers = host.run_all(&ops)?;
+    let pair = answers.split_off(gateways.len());
+    for answer in pair {
+        answer?;
+    }
+    let mut added = Vec::new();
+    for (gateway, answer) in gateways.iter().zip(answers) {
+        match answer {
+            Ok(()) => added.push(*gateway),
+            Err(e) if e.is_exists() => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    sysctl::refuse_advertisements(&attachment.host_link)?;
+    Ok(added)
+}
+
+/// Configures the pod's end from inside its namespace and brings it up. Returns the host end's index.
+pub(crate) fn set_up_inside(pod: &mut RtSocket, wire: &Wire<'_>) -> Result<u32, Error> {
+    let attachment = wire.attachment;
+    let ifname = &attachment.key.ifname;
+    let has_ipv6 = attachment.ips().any(|ip| ip.is_ipv6());
+    wire.netns.run(|| sysctl::protect_pod_link(ifname, has_ipv6))??;
+    let vanished = || Error::NotAvailable(format!("interface {ifname} vanished while it was set up"));
+    let link = pod.link(ifname)?.ok_or_else(vanished)?;
+    let host_index = link.peer.ok_or_else(vanished)?;
+    for answer in pod.run_all(&inside_ops(wire, link.index))? {
+        answer?;
+    }
+    Ok(host_index)
+}
+
+/// Addresses, then up, then what needs a link that is up.
+fn inside_ops(wire: &Wire<'_>, link: u32) -> Vec<Op<'static>> {
+    let attachment = wire.attachment;
+    let mut ops: Vec<Op<'static>> = Vec::new();
+    for pod in &attachment.addresses {
+        let broadcast = match pod.address {
+            IpNet::V4(v4) if v4.prefix_len() < 31 => Some(v4.broadcast()),
+            IpNet::V4(_) | IpNet::V6(_) => None,
+        };
+        ops.push(Op::AddAddress(AddAddress {
+            link,
+            addr: pod.address,
+            nodad: true,
+            broadcast,
+            mode: Mode::Exclusive,
+        }));
+    }
+    ops.push(Op::SetLink(SetLink { up: Some(true), ..SetLink::of(LinkRef::Index(link)) }));
+    if attachment.mode == AttachMode::Routed {
+        ops.extend(gateway_inside(attachment, link));
+    }
+    ops.extend(kernel_routes(attachment, wire.routes, link).map(|route| Op::AddRoute { route, mode: Mode::Replace }));
+    ops
+}
+
+/// In mode `routed` the gateway is on no subnet of the pod's: it gets a route and a fixed neighbour, so that no ARP or ND
+/// happens and none can be faked.
+fn gateway_inside(attachment: &Attachment, link: u32) -> impl Iterator<Item = Op<'static>> {
+    let mac = attachment.host_mac;
+    attachment.addresses.iter().filter_map(|a| a.gateway).flat_map(move |gateway| {
+        let route = Route { link: Some(link), scope: RouteScope::Link, ..Route::to(IpNet::from(gateway)) };
+        [
+            Op::AddRoute { route, mode: Mode::Replace },
+            Op::AddNeighbour(AddNeighbour { link, addr: gateway, mac, protocol: ROUTE_PROTOCOL }),
+        ]
+    })
+}
+
+/// The pod's routes as the kernel takes them: through their own gateway, or the network's.
+fn kernel_routes<'a>(
+    attachment: &'a Attachment,
+    routes: &'a [PodRoute],
+    link: u32,
+) -> impl Iterator<Item = Route> + 'a {
+    routes.iter().map(move |route| {
+        let gateway = route.gw.or_else(|| gateway_for(attachment, route.dst.addr()));
+        let scope = match route.scope {
+            Some(253) => RouteScope::Link,
+            Some(254) => RouteScope::Host,
+            Some(_) | None if gateway.is_none() => RouteScope::Link,
+            Some(_) | None => RouteScope::Universe,
+        };
+        Route {
+            gateway,
+            link: Some(link),
+            // The gateway need not be inside the pod's own prefix (it never is in mode `routed`).
+            onlink: gateway.is_some_and(|gw| !attachment.addresses.iter().any(|a| a.address.contains(&gw))),
+            scope,
+            mtu: route.mtu,
+            advmss: route.advmss,
+            priority: route.priority,
+            table: route.table,
+            ..Route::to(route.dst)
+        }
+    })
+}
+
+pub(crate) fn gateway_for(attachment: &Attachment, like: IpAddr) -> Option<IpAddr> {
+    attachment.addresses.iter().filter_map(|a| a.gateway).find(|gw| gw.is_ipv4() == like.is_ipv4())
+}
+
+/// Mode `routed`, host side: a route per address, which the kernel refuses if somebody has it, and a fixed neighbour.
+pub(crate) fn route_to_pod(host: &mut RtSocket, attachment: &Attachment, link: u32) -> Result<(), Error> {
+    let mut ops = Vec::new();
+    for ip in attachment.ips() {
+        ops.push(Op::AddRoute { route: host_route(ip, link), mode: Mode::Exclusive });
+        ops.push(Op::AddNeighbour(AddNeighbour {
+            link,
+            addr: ip,
+            mac: attachment.pod_mac,
+            protocol: ROUTE_PROTOCOL,
+        }));
+    }
+    for answer in host.run_all(&ops)? {
+        answer?;
+    }
+    Ok(())
+}
+
+pub(crate) fn host_route(ip: IpAddr, link: u32) -> Route {
+    Route { link: Some(link), scope: RouteScope::Link, ..Route::to(IpNet::from(ip)) }
+}

@@ -1,0 +1,106 @@
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use thiserror::Error;
+
+/// The key of a range's configuration that a refused value came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Key {
+    RangeStart,
+    RangeEnd,
+    Gateway,
+    Exclude,
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::RangeStart => "rangeStart",
+            Self::RangeEnd => "rangeEnd",
+            Self::Gateway => "gateway",
+            Self::Exclude => "exclude",
+        })
+    }
+}
+
+/// Why a range cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum RangeError {
+    #[error("subnet {given} has host bits set; write {masked}")]
+    HostBits { given: IpNet, masked: IpNet },
+    #[error("subnet {0} is too small: {needs}; use a /{longest} or larger", needs = needs(.0), longest = .0.max_prefix_len() - 2)]
+    TooSmall(IpNet),
+    #[error("{key} {value} is {}, but subnet {subnet} is {}; use addresses of one family in a range", family(.value), family(&.subnet.addr()))]
+    Family { key: Key, value: IpAddr, subnet: IpNet },
+    #[error("{key} {value} is outside of subnet {subnet}; use one from {first} to {last}")]
+    Outside { key: Key, value: IpAddr, subnet: IpNet, first: IpAddr, last: IpAddr },
+    #[error("rangeStart {start} is after rangeEnd {end}; swap them")]
+    StartAfterEnd { start: IpAddr, end: IpAddr },
+    #[error(
+        "range {start}-{end} of subnet {subnet} has no address left for pods: gateway, exclusions and reserved addresses take all; widen the range or exclude less"
+    )]
+    NothingLeft { subnet: IpNet, start: IpAddr, end: IpAddr },
+}
+
+fn needs(subnet: &IpNet) -> &'static str {
+    match subnet {
+        IpNet::V4(_) => "network address, gateway, pod and broadcast address need four addresses",
+        IpNet::V6(_) => "subnet-router anycast address, gateway and pod need three addresses",
+    }
+}
+
+fn family(ip: &IpAddr) -> &'static str {
+    match ip {
+        IpAddr::V4(_) => "IPv4",
+        IpAddr::V6(_) => "IPv6",
+    }
+}
+
+/// Why ranges do not go together.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum PoolError {
+    #[error("no ranges are configured; give at least one subnet")]
+    NoSet,
+    #[error("a range set is empty; give it at least one range or remove it")]
+    NoRange,
+    #[error(
+        "ranges {first} and {second} are in one set but of different families; give each family a set of its own"
+    )]
+    MixedFamilies { first: String, second: String },
+    #[error(
+        "ranges {first} and {second} overlap; change rangeStart or rangeEnd so that each address is in one range"
+    )]
+    Overlap { first: String, second: String },
+    #[error(transparent)]
+    Range(#[from] RangeError),
+}
+
+/// Why a requested address cannot be given, whoever has it.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum RequestError {
+    #[error("requested address {ip} is outside of all ranges; request one of {ranges}")]
+    Outside { ip: IpAddr, ranges: String },
+    #[error("requested address {ip} is a gateway; request another of {ranges}")]
+    Gateway { ip: IpAddr, ranges: String },
+    #[error("requested address {ip} is excluded by {exclude}; request another of {ranges}")]
+    Excluded { ip: IpAddr, exclude: IpNet, ranges: String },
+    #[error("requested address {ip} is the network address of {subnet}; request another of {ranges}")]
+    NetworkAddress { ip: IpAddr, subnet: IpNet, ranges: String },
+    #[error("requested address {ip} is the broadcast address of {subnet}; request another of {ranges}")]
+    BroadcastAddress { ip: IpAddr, subnet: IpNet, ranges: String },
+    #[error("requested address {ip}/{given} does not fit subnet {subnet}; request {ip}/{} or {ip} alone", .subnet.prefix_len())]
+    Prefix { ip: IpAddr, given: u8, subnet: IpNet },
+    #[error(
+        "requested addresses {first} and {second} are both of {ranges}, which gives a pod one address; request one of them"
+    )]
+    SameSet { first: IpAddr, second: IpAddr, ranges: String },
+}
+
+/// Every address of a set is in use.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("no address left: all {in_use} of {ranges} are in use; remove pods or add a range")]
+pub struct Exhausted {
+    pub in_use: u64,
+    pub ranges: String,
+}

@@ -1,0 +1,160 @@
+use std::cell::RefCell;
+use std::convert::Infallible;
+use std::net::IpAddr;
+
+use crate::range::Range;
+use crate::window::Span;
+
+/// A bitmap stored somewhere, as 64-bit words: bit `o % 64` of word `o / 64` says that offset `o` is taken. A word
+/// that was never stored is 0. Callers hold a lock: a changed bit is a load and a store.
+pub trait Words {
+    type Error;
+    /// Fills `into` with the words from `first` on.
+    fn load(&mut self, first: u32, into: &mut [u64]) -> Result<(), Self::Error>;
+    fn store(&mut self, index: u32, word: u64) -> Result<(), Self::Error>;
+}
+
+/// The in-memory twin.
+impl Words for Vec<u64> {
+    type Error = Infallible;
+
+    fn load(&mut self, first: u32, into: &mut [u64]) -> Result<(), Infallible> {
+        let known = self.get(first as usize..).unwrap_or_default();
+        let (head, tail) = into.split_at_mut(known.len().min(into.len()));
+        head.copy_from_slice(&known[..head.len()]);
+        tail.fill(0);
+        Ok(())
+    }
+
+    fn store(&mut self, index: u32, word: u64) -> Result<(), Infallible> {
+        let index = index as usize;
+        if index >= self.len() {
+            self.resize(index + 1, 0);
+        }
+        self[index] = word;
+        Ok(())
+    }
+}
+
+/// So that `words_for` can lend what its owner keeps, as a file is lent by `&File`.
+impl<W: Words> Words for &RefCell<W> {
+    type Error = W::Error;
+
+    fn load(&mut self, first: u32, into: &mut [u64]) -> Result<(), W::Error> {
+        self.borrow_mut().load(first, into)
+    }
+
+    fn store(&mut self, index: u32, word: u64) -> Result<(), W::Error> {
+        self.borrow_mut().store(index, word)
+    }
+}
+
+/// The first free offset after `after`, round the window once, `after` itself last. A freed address thus rests until
+/// the others had their turn. Without `after`, or with one that the window no longer has, it starts at the front.
+pub fn next_free<W: Words>(
+    words: &mut W,
+    range: &Range,
+    after: Option<u32>,
+) -> Result<Option<u32>, W::Error> {
+    let len = range.window_len();
+    let cut = after.filter(|a| *a < len).map_or(0, |a| a + 1);
+    match first_free(words, range, Span { from: cut, to: len })? {
+        Some(offset) => Ok(Some(offset)),
+        None => first_free(words, range, Span { from: 0, to: cut }),
+    }
+}
+
+pub fn is_set<W: Words>(words: &mut W, offset: u32) -> Result<bool, W::Error> {
+    let (index, bit) = place(offset);
+    Ok(load_one(words, index)? & bit != 0)
+}
+
+pub fn set<W: Words>(words: &mut W, offset: u32) -> Result<(), W::Error> {
+    let (index, bit) = place(offset);
+    change(words, index, |word| word | bit)
+}
+
+pub fn clear<W: Words>(words: &mut W, offset: u32) -> Result<(), W::Error> {
+    let (index, bit) = place(offset);
+    change(words, index, |word| word & !bit)
+}
+
+/// The whole index of a range from what is claimed; claims outside of the window do not matter to it.
+pub fn rebuild(range: &Range, claimed: impl IntoIterator<Item = IpAddr>) -> Vec<u64> {
+    let mut words = vec![0; range.window_words() as usize];
+    for offset in claimed.into_iter().filter_map(|ip| range.offset(ip)) {
+        let (index, bit) = place(offset);
+        words[index as usize] |= bit;
+    }
+    words
+}
+
+/// The first free allocatable offset in `within`.
+pub(crate) fn first_free<W: Words>(
+    words: &mut W,
+    range: &Range,
+    within: Span,
+) -> Result<Option<u32>, W::Error> {
+    let mut reader = Reader { words, count: range.window_words(), held: None, chunk: [0; CHUNK as usize] };
+    for span in range.open_within(within) {
+        if let Some(offset) = reader.first_zero(span)? {
+            return Ok(Some(offset));
+        }
+    }
+    Ok(None)
+}
+
+/// Words per load: one 4 KiB page, 32,768 addresses. A /17 is one read, a full window 32.
+pub(crate) const CHUNK: u32 = 512;
+
+/// Reads ahead in chunks, aligned so that a chunk is a page of a stored index.
+struct Reader<'a, W> {
+    words: &'a mut W,
+    count: u32,
+    /// The first word of the chunk that is loaded.
+    held: Option<u32>,
+    chunk: [u64; CHUNK as usize],
+}
+
+impl<W: Words> Reader<'_, W> {
+    fn first_zero(&mut self, span: Span) -> Result<Option<u32>, W::Error> {
+        let mut from = span.from;
+        while from < span.to {
+            let base = from - from % u64::BITS;
+            let free = !self.word(base / u64::BITS)? & (u64::MAX << (from - base));
+            if free != 0 {
+                let offset = base + free.trailing_zeros();
+                return Ok((offset < span.to).then_some(offset));
+            }
+            from = base + u64::BITS;
+        }
+        Ok(None)
+    }
+
+    fn word(&mut self, index: u32) -> Result<u64, W::Error> {
+        let first = index - index % CHUNK;
+        if self.held != Some(first) {
+            let len = CHUNK.min(self.count - first) as usize;
+            self.words.load(first, &mut self.chunk[..len])?;
+            self.held = Some(first);
+        }
+        Ok(self.chunk[(index - first) as usize])
+    }
+}
+
+fn place(offset: u32) -> (u32, u64) {
+    (offset / u64::BITS, 1 << (offset % u64::BITS))
+}
+
+fn load_one<W: Words>(words: &mut W, index: u32) -> Result<u64, W::Error> {
+    let mut word = [0];
+    words.load(index, &mut word)?;
+    Ok(word[0])
+}
+
+/// Stores only what is new: a bit that is already right costs no write.
+fn change<W: Words>(words: &mut W, index: u32, to: impl Fn(u64) -> u64) -> Result<(), W::Error> {
+    let old = load_one(words, index)?;
+    let new = to(old);
+    if new == old { Ok(()) } else { words.store(index, new) }
+}

@@ -1,0 +1,129 @@
+use std::net::IpAddr;
+
+use cni::json::{Item, Obj};
+use cni::{Config, Error};
+use ipam::{Pools, Range, RangeSet, RangeSpec};
+use ipnet::IpNet;
+
+use crate::invalid;
+
+/// The `ipam.type` that means: ourselves. No type at all means the same.
+const OWN: &str = "podwire";
+
+/// Where a pod's addresses come from.
+#[derive(Debug, Clone)]
+pub enum Addresses {
+    /// From our own ranges, claimed in node-local state.
+    Own(Pools),
+    /// From the IPAM plugin of that name, found in CNI_PATH.
+    Delegated(String),
+}
+
+/// The IPAM plugin that a config names, if it is not ourselves. DEL and GC need to know only this.
+pub fn foreign_ipam(config: &Config) -> Option<&str> {
+    config.ipam_type.as_deref().filter(|plugin| *plugin != OWN && !plugin.is_empty())
+}
+
+impl Addresses {
+    pub(crate) fn parse(config: &Config) -> Result<Self, Error> {
+        if let Some(plugin) = foreign_ipam(config) {
+            // It becomes a file name in the folders of CNI_PATH.
+            if plugin.contains(['/', '\0']) || plugin == "." || plugin == ".." {
+                return Err(invalid("ipam.type", format_args!("{plugin:?} is not the name of a plugin")));
+            }
+            return Ok(Self::Delegated(plugin.to_owned()));
+        }
+        let mut sets = Vec::new();
+        let top = config.obj();
+        if let Some(runtime) = top.obj("runtimeConfig")?
+            && let Some(ranges) = runtime.array("ipRanges")?
+        {
+            sets.extend(parse_sets(&ranges)?);
+        }
+        match top.obj("ipam")? {
+            Some(ipam) => {
+                // host-local: a range given directly is the first set.
+                sets.extend(parse_inline(&ipam)?);
+                if let Some(ranges) = ipam.array("ranges")? {
+                    sets.extend(parse_sets(&ranges)?);
+                }
+            }
+            None => sets.extend(parse_inline(&top)?),
+        }
+        if sets.is_empty() {
+            let hint = "no addresses to give: set \"subnet\": \"10.88.0.0/16\", or ipam.ranges";
+            return Err(invalid("ipam", hint));
+        }
+        Pools::new(sets).map(Self::Own).map_err(|e| invalid("ipam.ranges", e))
+    }
+}
+
+/// `subnet` with `rangeStart`, `rangeEnd`, `gateway`, `exclude` beside it. Two subnets, one a family, may stand in one
+/// string, separated by a comma; then the other keys would be ambiguous.
+fn parse_inline(obj: &Obj<'_>) -> Result<Vec<RangeSet>, Error> {
+    match obj.nonempty("subnet")? {
+        None => Ok(Vec::new()),
+        Some(both) if both.contains(',') => {
+            for key in ["rangeStart", "rangeEnd", "gateway"] {
+                if obj.get(key).is_some() {
+                    return Err(invalid(key, "ambiguous beside two subnets; use ipam.ranges"));
+                }
+            }
+            both.split(',').map(|subnet| one_set(obj, subnet.trim())).collect()
+        }
+        Some(subnet) => Ok(vec![one_set(obj, subnet)?]),
+    }
+}
+
+fn one_set(obj: &Obj<'_>, subnet: &str) -> Result<RangeSet, Error> {
+    let range = parse_range(obj, subnet)?;
+    RangeSet::new(vec![range]).map_err(|e| invalid(place(obj), e))
+}
+
+fn parse_sets(sets: &[Item<'_>]) -> Result<Vec<RangeSet>, Error> {
+    let mut parsed = Vec::new();
+    for set in sets.iter().filter(|set| !set.is_null()) {
+        let mut ranges = Vec::new();
+        for item in set.array()? {
+            let obj = item.obj()?;
+            let subnet = obj.nonempty("subnet")?.ok_or_else(|| invalid(item.path(), "a range needs a subnet"))?;
+            ranges.push(parse_range(&obj, subnet)?);
+        }
+        parsed.push(RangeSet::new(ranges).map_err(|e| invalid(set.path(), e))?);
+    }
+    Ok(parsed)
+}
+
+fn parse_range(obj: &Obj<'_>, subnet: &str) -> Result<Range, Error> {
+    let subnet: IpNet = subnet
+        .parse()
+        .map_err(|_| invalid(place(obj), format_args!("subnet {subnet:?} is not a CIDR such as 10.88.0.0/16")))?;
+    let address = |key: &str| obj.parse::<IpAddr>(key, "an IP address");
+    let spec = RangeSpec {
+        subnet,
+        start: address("rangeStart")?,
+        end: address("rangeEnd")?,
+        gateway: address("gateway")?,
+        exclude: parse_exclude(obj, subnet)?,
+    };
+    Range::new(spec).map_err(|e| invalid(place(obj), e))
+}
+
+/// CIDRs or single addresses that are never handed out; those of the other family belong to the other range.
+fn parse_exclude(obj: &Obj<'_>, subnet: IpNet) -> Result<Vec<IpNet>, Error> {
+    let mut nets = Vec::new();
+    for item in obj.array("exclude")?.unwrap_or_default() {
+        let text = item.str()?;
+        let net = text.parse::<IpNet>().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
+        let net = net.map_err(|_| item.invalid("a CIDR or an IP address"))?;
+        if net.addr().is_ipv4() == subnet.addr().is_ipv4() {
+            nets.push(net);
+        }
+    }
+    Ok(nets)
+}
+
+/// Where a range stands in the config; the top level has no name of its own.
+fn place<'a>(obj: &'a Obj<'_>) -> &'a str {
+    if obj.path().is_empty() { "subnet" } else { obj.path() }
+}

@@ -1,0 +1,145 @@
+use std::net::IpAddr;
+
+use cni::json::Obj;
+use cni::{Bandwidth, Call, Config, Dns, Error, PortMapping, RequestedIp};
+use ipnet::IpNet;
+use types::{AttachMode, IfName, MAX_MTU, MIN_MTU_V4, Mac};
+
+use crate::addresses::Addresses;
+use crate::routes::Route;
+use crate::{invalid, refuse};
+
+/// The reference plugin's default, kept so that its configs mean the same.
+pub const DEFAULT_BRIDGE: &str = "cni0";
+
+/// A network as a request describes it, complete: every default is filled in.
+#[derive(Debug, Clone)]
+pub struct NetConf {
+    pub mode: AttachMode,
+    pub bridge: IfName,
+    /// None: the bridge's own if it is there, else 1500.
+    pub mtu: Option<u32>,
+    /// The bridge carries the gateway address, and the host forwards.
+    pub is_gateway: bool,
+    /// The pod's default routes go through the gateway, whatever `routes` says.
+    pub is_default_gateway: bool,
+    pub ip_masq: bool,
+    pub hairpin: bool,
+    pub promisc: bool,
+    /// An address of the bridge that overlaps the gateway's subnet but is another one is replaced, not refused.
+    pub force_address: bool,
+    /// A pod can only use the addresses and the MAC it was given.
+    pub spoof_check: bool,
+    pub addresses: Addresses,
+    pub requested: Vec<RequestedIp>,
+    pub mac: Option<Mac>,
+    pub routes: Vec<Route>,
+    /// Where pod traffic is never masqueraded: the network's subnets and, in seed style, `network`.
+    pub cluster: Vec<IpNet>,
+    pub dns: Dns,
+    pub ports: Vec<PortMapping>,
+    pub bandwidth: Option<Bandwidth>,
+}
+
+impl NetConf {
+    /// What an ADD or CHECK of one pod asks for.
+    pub fn for_call(call: &Call) -> Result<Self, Error> {
+        let mut conf = Self::parse(&call.config)?;
+        conf.requested = call.requested_ips();
+        conf.mac = call.requested_mac();
+        Ok(conf)
+    }
+
+    /// The network without a pod, as STATUS looks at it.
+    pub fn parse(config: &Config) -> Result<Self, Error> {
+        let top = config.obj();
+        let ipam = top.obj("ipam")?;
+        refuse::unsupported(&top, ipam.as_ref())?;
+        let addresses = Addresses::parse(config)?;
+        let routes = match &ipam {
+            Some(ipam) if matches!(addresses, Addresses::Own(_)) => Route::parse_all(ipam)?,
+            Some(_) | None => Vec::new(),
+        };
+        let own = matches!(addresses, Addresses::Own(_));
+        let mode = parse_mode(&top)?;
+        // Ours to decide when we give the addresses: a pod without a way out is nobody's wish. With another IPAM plugin
+        // the reference's defaults hold.
+        let is_gateway = top.bool("isGateway")?;
+        let is_default_gateway = top.bool("isDefaultGateway")?.unwrap_or(own && routes.is_empty());
+        if mode == AttachMode::Routed && is_gateway == Some(false) {
+            return Err(invalid("isGateway", "mode \"routed\" needs the gateway; remove isGateway or set it to true"));
+        }
+        Ok(Self {
+            mode,
+            bridge: parse_bridge(&top)?,
+            mtu: parse_mtu(&top)?,
+            is_gateway: is_gateway.unwrap_or(own) || is_default_gateway || mode == AttachMode::Routed,
+            is_default_gateway,
+            ip_masq: top.bool("ipMasq")?.unwrap_or(false),
+            hairpin: top.bool("hairpinMode")?.unwrap_or(true),
+            promisc: top.bool("promiscMode")?.unwrap_or(false),
+            force_address: top.bool("forceAddress")?.unwrap_or(false),
+            spoof_check: top.bool("spoofCheck")?.or(top.bool("macspoofchk")?).unwrap_or(true),
+            requested: Vec::new(),
+            mac: None,
+            routes,
+            cluster: parse_cluster(&top, &addresses)?,
+            dns: config.result_dns().clone(),
+            ports: config.runtime.port_mappings.clone(),
+            bandwidth: config.runtime.bandwidth,
+            addresses,
+        })
+    }
+
+    /// The routes a pod with these addresses gets: the config's, and the default routes where they are asked for.
+    pub fn pod_routes(&self, pod: impl Iterator<Item = IpAddr> + Clone) -> Vec<Route> {
+        let mut routes = self.routes.clone();
+        if self.is_default_gateway {
+            for address in pod.clone() {
+                let default = Route::default_of(address);
+                if !routes.iter().any(|r| r.dst == default.dst) {
+                    routes.push(default);
+                }
+            }
+        }
+        // A route of a family that the pod does not have cannot be set.
+        routes.retain(|r| pod.clone().any(|a| a.is_ipv4() == r.dst.addr().is_ipv4()));
+        routes
+    }
+}
+
+fn parse_mode(top: &Obj<'_>) -> Result<AttachMode, Error> {
+    match top.str("mode")? {
+        None | Some("" | "bridge") => Ok(AttachMode::Bridge),
+        Some("routed") => Ok(AttachMode::Routed),
+        Some(other) => Err(invalid("mode", format_args!("{other:?} must be \"bridge\" or \"routed\""))),
+    }
+}
+
+fn parse_bridge(top: &Obj<'_>) -> Result<IfName, Error> {
+    let name = top.str("bridge")?.filter(|n| !n.is_empty()).unwrap_or(DEFAULT_BRIDGE);
+    IfName::try_from(name).map_err(|e| invalid("bridge", e))
+}
+
+fn parse_mtu(top: &Obj<'_>) -> Result<Option<u32>, Error> {
+    match top.u32("mtu")? {
+        None | Some(0) => Ok(None),
+        Some(mtu) if (MIN_MTU_V4..=MAX_MTU).contains(&mtu) => Ok(Some(mtu)),
+        Some(mtu) => Err(invalid("mtu", format_args!("{mtu} must be {MIN_MTU_V4} to {MAX_MTU} (1280 or more with IPv6)"))),
+    }
+}
+
+/// Our ranges' subnets, and the seed's `network`: the cluster's CIDR of which `subnet` is this node's part. A `network`
+/// that is no CIDR is a label and means nothing here.
+fn parse_cluster(top: &Obj<'_>, addresses: &Addresses) -> Result<Vec<IpNet>, Error> {
+    let mut cluster: Vec<IpNet> = match addresses {
+        Addresses::Own(pools) => pools.sets().iter().flat_map(|set| set.ranges()).map(|r| r.subnet().trunc()).collect(),
+        Addresses::Delegated(_) => Vec::new(),
+    };
+    for text in top.str("network")?.unwrap_or_default().split(',') {
+        cluster.extend(text.trim().parse::<IpNet>().ok().map(|n| n.trunc()));
+    }
+    cluster.sort();
+    cluster.dedup();
+    Ok(cluster)
+}

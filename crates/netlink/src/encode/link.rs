@@ -1,0 +1,118 @@
+use std::os::fd::AsRawFd as _;
+
+use netlink_packet_route::link::{LinkFlags, LinkHeader};
+use types::{IfName, Mac};
+
+use crate::error::Error;
+use crate::kernel::{IFLA_BRPORT_MODE, IFLA_INET6_ADDR_GEN_MODE, IN6_ADDR_GEN_MODE_NONE, VETH_INFO_PEER};
+use crate::op::{AddBridge, LinkRef, SetLink, Veth};
+use crate::wire::Body;
+
+/// The kernel's IFALIASZ is 256 and counts a NUL that is not sent.
+const LONGEST_ALIAS: usize = 255;
+
+fn header_up(up: bool) -> LinkHeader {
+    let flags = if up { LinkFlags::Up } else { LinkFlags::empty() };
+    LinkHeader { flags, change_mask: flags, ..LinkHeader::default() }
+}
+
+fn name_mac_mtu(body: &mut Body<'_>, name: &IfName, mac: Mac, mtu: u32) {
+    body.str(libc::IFLA_IFNAME, name.as_str());
+    body.bytes(libc::IFLA_ADDRESS, &mac.octets());
+    body.u32(libc::IFLA_MTU, mtu);
+}
+
+pub(super) fn veth(body: &mut Body<'_>, veth: &Veth<'_>) {
+    body.header(&header_up(true));
+    name_mac_mtu(body, veth.host, veth.host_mac, veth.mtu);
+    if let Some(master) = veth.master {
+        body.u32(libc::IFLA_MASTER, master);
+    }
+    body.nest(libc::IFLA_LINKINFO, |info| {
+        info.str(libc::IFLA_INFO_KIND, "veth");
+        info.nest(libc::IFLA_INFO_DATA, |data| {
+            data.nest(VETH_INFO_PEER, |peer| {
+                peer.header(&LinkHeader::default());
+                name_mac_mtu(peer, veth.peer, veth.peer_mac, veth.mtu);
+                peer.bytes(libc::IFLA_NET_NS_FD, &veth.peer_ns.as_raw_fd().to_ne_bytes());
+            });
+        });
+    });
+}
+
+pub(super) fn bridge(body: &mut Body<'_>, add: &AddBridge<'_>) {
+    body.header(&header_up(add.up));
+    name_mac_mtu(body, add.name, add.mac, add.mtu);
+    body.nest(libc::IFLA_LINKINFO, |info| info.str(libc::IFLA_INFO_KIND, "bridge"));
+}
+
+pub(super) fn ifb(body: &mut Body<'_>, name: &IfName, mtu: u32) {
+    body.header(&header_up(true));
+    body.str(libc::IFLA_IFNAME, name.as_str());
+    body.u32(libc::IFLA_MTU, mtu);
+    body.nest(libc::IFLA_LINKINFO, |info| info.str(libc::IFLA_INFO_KIND, "ifb"));
+}
+
+pub(super) fn check(set: &SetLink<'_>) -> Result<(), Error> {
+    match set.alias {
+        Some(alias) if alias.len() > LONGEST_ALIAS => Err(Error::Invalid {
+            operation: set.to_string(),
+            reason: format!(
+                "the alias has {} bytes, but a link's alias has at most {LONGEST_ALIAS}",
+                alias.len()
+            ),
+        }),
+        Some(_) | None => Ok(()),
+    }
+}
+
+pub(super) fn set(body: &mut Body<'_>, set: &SetLink<'_>) {
+    body.header(&set_header(set));
+    if let LinkRef::Name(name) = set.link {
+        body.str(libc::IFLA_IFNAME, name.as_str());
+    }
+    if let Some(mac) = set.mac {
+        body.bytes(libc::IFLA_ADDRESS, &mac.octets());
+    }
+    if let Some(mtu) = set.mtu {
+        body.u32(libc::IFLA_MTU, mtu);
+    }
+    if let Some(master) = set.master {
+        body.u32(libc::IFLA_MASTER, master);
+    }
+    if let Some(alias) = set.alias {
+        // Without a NUL: the kernel would count it as part of the alias.
+        body.bytes(libc::IFLA_IFALIAS, alias.as_bytes());
+    }
+    if let Some(hairpin) = set.hairpin {
+        body.nest(libc::IFLA_LINKINFO, |info| {
+            info.str(libc::IFLA_INFO_SLAVE_KIND, "bridge");
+            info.nest(libc::IFLA_INFO_SLAVE_DATA, |port| port.u8(IFLA_BRPORT_MODE, u8::from(hairpin)));
+        });
+    }
+    if set.no_link_local {
+        body.nest(libc::IFLA_AF_SPEC, |families| {
+            families.nest(libc::AF_INET6 as u16, |inet6| {
+                inet6.u8(IFLA_INET6_ADDR_GEN_MODE, IN6_ADDR_GEN_MODE_NONE);
+            });
+        });
+    }
+}
+
+fn set_header(set: &SetLink<'_>) -> LinkHeader {
+    let mut header = LinkHeader::default();
+    if let LinkRef::Index(index) = set.link {
+        header.index = index;
+    }
+    for (wanted, flag) in [(set.up, LinkFlags::Up), (set.promisc, LinkFlags::Promisc)] {
+        if let Some(on) = wanted {
+            header.change_mask |= flag;
+            header.flags.set(flag, on);
+        }
+    }
+    header
+}
+
+pub(super) fn delete(body: &mut Body<'_>, index: u32) {
+    body.header(&LinkHeader { index, ..LinkHeader::default() });
+}

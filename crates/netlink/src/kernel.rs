@@ -1,0 +1,38 @@
+//! Numbers of the kernel's interface (`include/uapi/linux`) that libc does not have.
+
+/// `NLMSGERR_ATTR_*`, linux/netlink.h
+pub(crate) const NLMSGERR_ATTR_MSG: u16 = 1;
+pub(crate) const NLMSGERR_ATTR_OFFS: u16 = 2;
+
+/// linux/veth.h
+pub(crate) const VETH_INFO_PEER: u16 = 1;
+/// linux/if_link.h
+pub(crate) const IFLA_BRPORT_MODE: u16 = 4;
+pub(crate) const IFLA_INET6_ADDR_GEN_MODE: u16 = 8;
+pub(crate) const IN6_ADDR_GEN_MODE_NONE: u8 = 1;
+
+/// linux/rtnetlink.h
+pub(crate) const RTAX_MTU: u16 = 2;
+pub(crate) const RTAX_ADVMSS: u16 = 8;
+
+/// linux/neighbour.h
+pub(crate) const NDA_PROTOCOL: u16 = 12;
+
+/// linux/pkt_sched.h
+pub(crate) const TCA_TBF_PARMS: u16 = 1;
+pub(crate) const TCA_TBF_RATE64: u16 = 4;
+pub(crate) const TCA_TBF_BURST: u16 = 6;
+pub(crate) const TC_LINKLAYER_ETHERNET: u8 = 1;
+/// The packet scheduler counts time in ticks of 64 ns (`PSCHED_SHIFT`; also the second number in /proc/net/psched).
+pub(crate) const NS_PER_TICK: u64 = 64;
+
+/// linux/pkt_cls.h
+pub(crate) const TCA_U32_SEL: u16 = 5;
+pub(crate) const TCA_U32_ACT: u16 = 7;
+pub(crate) const TC_U32_TERMINAL: u8 = 1;
+pub(crate) const TCA_ACT_KIND: u16 = 1;
+pub(crate) const TCA_ACT_OPTIONS: u16 = 2;
+pub(crate) const TC_ACT_STOLEN: u32 = 4;
+/// linux/tc_act/tc_mirred.h
+pub(crate) const TCA_MIRRED_PARMS: u16 = 2;
+pub(crate) const TCA_EGRESS_REDIR: u32 = 1;

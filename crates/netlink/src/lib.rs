@@ -1,0 +1,37 @@
+//! Talks to the kernel: a synchronous rtnetlink socket with typed calls, and network namespaces.
+//!
+//! ```text
+//!   engine ── Op, links_by_name, dumps ──▶ RtSocket ─┐
+//!   nft ───── its own messages ──────────────────────┴▶ Socket ──▶ kernel
+//!   engine ── NetNs::run, RtSocket::open_in ──▶ netns.rs (the only file that calls setns)
+//! ```
+//!
+//! On the way of a pod everything is one send and one read per namespace: requests are written into one reused buffer,
+//! every request has its own sequence number, answers are matched by it. Dumps are for CHECK, sweeps and tests.
+//! The types of the netlink-packet crates stay inside; callers see `types`, `ipnet` and what is defined here.
+//! It touches the kernel's network configuration and nothing else: no files, no processes, no clock.
+
+mod dump;
+mod encode;
+mod error;
+mod kernel;
+mod lookup;
+mod netns;
+mod op;
+mod rtsocket;
+mod socket;
+mod view;
+pub mod wire;
+mod words;
+
+pub use dump::RouteFilter;
+pub use error::Error;
+pub use lookup::VethOutcome;
+pub use netns::{NetNs, NetNsError};
+pub use op::{
+    AddAddress, AddBridge, AddNeighbour, AddTbf, LinkRef, Mode, Op, QdiscAt, Route, RouteScope, SetLink, Tbf,
+    Veth,
+};
+pub use rtsocket::RtSocket;
+pub use socket::{Content, Protocol, Refusal, Replies, Reply, Socket};
+pub use view::{Address, Link, Neighbour, Qdisc, RouteLookup};

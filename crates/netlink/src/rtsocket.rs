@@ -1,0 +1,151 @@
+//! Changes: operations in, one result each out.
+
+use std::fmt;
+
+use rustix::io::Errno;
+
+use crate::encode::encode;
+use crate::error::Error;
+use crate::netns::{self, NetNs};
+use crate::op::Op;
+use crate::socket::{Content, Protocol, Refusal, Socket};
+use crate::wire::Batch;
+
+/// Per send: 128 answers of some 800 bytes of kernel memory each fit the default receive buffer of 208 KiB.
+const MESSAGES: usize = 128;
+const BYTES: usize = 32 * 1024;
+
+/// An rtnetlink socket of the namespace in which it was opened; afterwards any thread may use it.
+pub struct RtSocket {
+    pub(crate) socket: Socket,
+    pub(crate) batch: Batch,
+}
+
+impl RtSocket {
+    /// In the namespace of the calling thread.
+    pub fn open() -> Result<Self, Error> {
+        Ok(Self { socket: Socket::open(Protocol::Route)?, batch: Batch::new() })
+    }
+
+    pub fn open_in(netns: &NetNs) -> Result<Self, Error> {
+        netns.run(Self::open)?
+    }
+
+    /// The cookie of the socket's namespace, without entering it.
+    pub fn netns_cookie(&self) -> Result<u64, Error> {
+        use std::os::fd::AsFd as _;
+        Ok(netns::cookie_of(self.socket.as_fd())?)
+    }
+
+    pub fn run(&mut self, op: &Op<'_>) -> Result<(), Error> {
+        self.run_all(std::slice::from_ref(op))?.pop().unwrap_or(Ok(()))
+    }
+
+    /// Sends all operations at once; the kernel works on them in order and does not stop at one that fails. Result i
+    /// belongs to operation i. The outer error is the socket's: then it is unknown which operations were carried out.
+    pub fn run_all(&mut self, ops: &[Op<'_>]) -> Result<Vec<Result<(), Error>>, Error> {
+        let mut results = Vec::with_capacity(ops.len());
+        while results.len() < ops.len() {
+            self.run_chunk(&ops[results.len()..], &mut results)?;
+        }
+        Ok(results)
+    }
+
+    /// `run_all` where the first failure is all one wants to know.
+    pub fn run_every(&mut self, ops: &[Op<'_>]) -> Result<(), Error> {
+        self.run_all(ops)?.into_iter().collect()
+    }
+
+    /// Carries out the first of `ops`, as many as one send takes.
+    fn run_chunk(&mut self, ops: &[Op<'_>], results: &mut Vec<Result<(), Error>>) -> Result<(), Error> {
+        let start = results.len();
+        let ops = &ops[..ops.len().min(MESSAGES)];
+        let first = self.socket.take_sequences(MESSAGES as u32);
+        let mut open = 0u128;
+        self.batch.clear();
+        for (i, (op, sequence)) in ops.iter().zip(first..).enumerate() {
+            if self.batch.as_bytes().len() > BYTES {
+                break;
+            }
+            let written = encode(&mut self.batch, op, sequence);
+            open |= u128::from(written.is_ok()) << i;
+            results.push(written);
+        }
+        if open == 0 {
+            return Ok(());
+        }
+        let words = || format!("{}{}", ops[0], if ops.len() > 1 { " and what follows it" } else { "" });
+        self.socket.send(self.batch.as_bytes()).map_err(|e| e.during(words()))?;
+        while open != 0 {
+            for reply in self.socket.receive().map_err(|e| e.during(words()))? {
+                let i = reply.sequence.wrapping_sub(first) as usize;
+                // An answer to a request that timed out before, or to nobody.
+                if i >= ops.len() || open & (1 << i) == 0 {
+                    continue;
+                }
+                open &= !(1 << i);
+                if let Content::Refused(refusal) = reply.content {
+                    results[start + i] = Err(refused(&ops[i], refusal));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn refused(op: &Op<'_>, refusal: Refusal) -> Error {
+    let shaping = matches!(op, Op::AddTbf(_) | Op::AddIngress { .. } | Op::RedirectIngress { .. });
+    let operation = op.to_string();
+    // For a missing link they say ENODEV, for a missing parent EINVAL: ENOENT is a missing module.
+    if shaping && refusal.errno == Errno::NOENT {
+        Error::Lacking { operation, refusal }
+    } else {
+        Error::Refused { operation, refusal }
+    }
+}
+
+impl fmt::Debug for RtSocket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RtSocket").field("socket", &self.socket).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use netlink_packet_core::NLM_F_REQUEST;
+    use types::IfName;
+
+    use super::*;
+    use crate::op::{AddTbf, Tbf};
+    use crate::wire::Head;
+
+    #[test]
+    fn answers_to_foreign_sequence_numbers_are_skipped() {
+        let mut socket = RtSocket::open_in(&NetNs::create().unwrap()).unwrap();
+        let name = IfName::try_from("ifb9").unwrap();
+        let mut stale = Batch::new();
+        for sequence in [0, 5_000_000] {
+            // Too short to be understood: answered with an error.
+            let head = Head { kind: libc::RTM_GETLINK, flags: NLM_F_REQUEST, sequence };
+            stale.message(head, |_| {}).unwrap();
+        }
+        socket.socket.send(stale.as_bytes()).unwrap();
+        socket.run(&Op::AddIfb { name: &name, mtu: 1500 }).unwrap();
+        socket.socket.send(stale.as_bytes()).unwrap();
+        assert!(socket.link(&name).unwrap().is_some());
+        socket.socket.send(stale.as_bytes()).unwrap();
+        assert!(socket.links().unwrap().iter().any(|l| l.name == "ifb9"));
+        socket.socket.send(stale.as_bytes()).unwrap();
+        assert!(socket.route_to([192, 0, 2, 1].into()).unwrap_err().is_unreachable());
+    }
+
+    #[test]
+    fn a_missing_module_is_not_a_missing_object() {
+        let refusal = || Refusal { errno: Errno::NOENT, message: None, offset: None };
+        let tbf = Tbf { rate_bytes: 1, burst_bytes: 1, limit_bytes: 1 };
+        let error = refused(&Op::AddTbf(AddTbf { link: 1, tbf }), refusal());
+        assert!(error.is_unsupported() && !error.is_missing(), "{error}");
+        let error = refused(&Op::DelLink(1), refusal());
+        assert!(error.is_missing() && !error.is_unsupported(), "{error}");
+    }
+}

@@ -1,0 +1,304 @@
+//! One netlink socket of any protocol: send, receive, sequence numbers, acknowledgements.
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use netlink_packet_core::{NLM_F_ACK_TLVS, NLM_F_CAPPED, NLMSG_DONE, NLMSG_ERROR, NLMSG_NOOP, NetlinkBuffer};
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+
+use crate::error::Error;
+use crate::kernel::{NLMSGERR_ATTR_MSG, NLMSGERR_ATTR_OFFS};
+use crate::wire::{attributes, read_text, read_u32};
+
+/// How long the kernel may take for an answer. Seconds happen: every request waits for the kernel's one rtnl lock.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The kernel fills at most this much per datagram of a dump; single answers are far smaller.
+const BUFFER: usize = 32 * 1024;
+
+const HEADER: usize = 16;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Protocol {
+    Route,
+    Netfilter,
+}
+
+/// A netlink socket of the namespace in which it was opened; afterwards any thread, in any namespace, may use it.
+pub struct Socket {
+    inner: netlink_sys::Socket,
+    buffer: Vec<u8>,
+    sequence: u32,
+}
+
+impl Socket {
+    pub fn open(protocol: Protocol) -> Result<Self, Error> {
+        let failed = |error: &io::Error| Error::Socket {
+            operation: "open a netlink socket".to_owned(),
+            errno: errno_of(error),
+        };
+        let number = match protocol {
+            Protocol::Route => netlink_sys::protocols::NETLINK_ROUTE,
+            Protocol::Netfilter => netlink_sys::protocols::NETLINK_NETFILTER,
+        };
+        let inner = netlink_sys::Socket::new(number).map_err(|e| failed(&e))?;
+        inner.set_ext_ack(true).map_err(|e| failed(&e))?;
+        // An answer without our own request in it: a batch's worth of them must fit the receive buffer.
+        inner.set_cap_ack(true).map_err(|e| failed(&e))?;
+        if protocol == Protocol::Route {
+            // Without it the kernel ignores the filters of a dump.
+            inner.set_netlink_get_strict_chk(true).map_err(|e| failed(&e))?;
+        }
+        set_socket_timeout(&inner, Timeout::Recv, Some(TIMEOUT)).map_err(|e| failed(&e.into()))?;
+        Ok(Self { inner, buffer: Vec::with_capacity(BUFFER), sequence: 0 })
+    }
+
+    /// Reserves `count` consecutive sequence numbers and gives the first; never 0, which notifications carry.
+    pub fn take_sequences(&mut self, count: u32) -> u32 {
+        let first = self.sequence.wrapping_add(1);
+        let first = if first == 0 || first.checked_add(count).is_none() { 1 } else { first };
+        self.sequence = first.wrapping_add(count.saturating_sub(1));
+        first
+    }
+
+    /// Sends requests to the kernel; it has worked on all of them when this returns, the answers wait to be received.
+    pub fn send(&self, requests: &[u8]) -> Result<(), Error> {
+        loop {
+            match self.inner.send(requests, 0) {
+                Ok(sent) if sent == requests.len() => return Ok(()),
+                Ok(_) => return Err(socket_error("send to the kernel", Errno::MSGSIZE)),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(socket_error("send to the kernel", errno_of(&error))),
+            }
+        }
+    }
+
+    /// Waits for one datagram from the kernel; it may hold several answers, or none for the caller's sequence numbers.
+    pub fn receive(&mut self) -> Result<Replies<'_>, Error> {
+        let operation = "receive the kernel's answer";
+        loop {
+            self.buffer.clear();
+            match self.inner.recv_from(&mut self.buffer, libc::MSG_TRUNC) {
+                Ok((length, _)) if length > self.buffer.len() => {
+                    return Err(Error::Malformed {
+                        operation: operation.to_owned(),
+                        what: "it is longer than the receive buffer",
+                    });
+                }
+                // Only the kernel has port 0: what another process sent is not for us.
+                Ok((_, from)) if from.port_number() != 0 => {}
+                Ok(_) => break,
+                Err(error) => match errno_of(&error) {
+                    Errno::INTR => {}
+                    Errno::AGAIN => return Err(Error::Timeout { operation: operation.to_owned() }),
+                    errno => return Err(socket_error(operation, errno)),
+                },
+            }
+        }
+        Ok(Replies { rest: &self.buffer })
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inner.as_fd()
+    }
+}
+
+impl fmt::Debug for Socket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Socket").field("sequence", &self.sequence).finish_non_exhaustive()
+    }
+}
+
+fn errno_of(error: &io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
+}
+
+fn socket_error(operation: &str, errno: Errno) -> Error {
+    Error::Socket { operation: operation.to_owned(), errno }
+}
+
+/// One answer of the kernel.
+#[derive(Debug)]
+pub struct Reply<'a> {
+    pub kind: u16,
+    pub flags: u16,
+    pub sequence: u32,
+    pub content: Content<'a>,
+}
+
+#[derive(Debug)]
+pub enum Content<'a> {
+    /// The request was carried out.
+    Ack,
+    /// The request was refused, or a dump ended with an error.
+    Refused(Refusal),
+    /// A dump is complete.
+    Done,
+    /// What was asked for: the family header and attributes.
+    Data(&'a [u8]),
+}
+
+/// The answers of one datagram. Bytes that are no message end it.
+#[derive(Debug)]
+pub struct Replies<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Iterator for Replies<'a> {
+    type Item = Reply<'a>;
+
+    fn next(&mut self) -> Option<Reply<'a>> {
+        loop {
+            let message = NetlinkBuffer::new_checked(self.rest).ok()?;
+            let length = (message.length() as usize).next_multiple_of(4);
+            let body = self.rest.get(HEADER..message.length() as usize)?;
+            self.rest = self.rest.get(length..).unwrap_or_default();
+            let (kind, flags) = (message.message_type(), message.flags());
+            let content = match kind {
+                NLMSG_NOOP => continue,
+                NLMSG_ERROR => acknowledgement(body, flags)?,
+                NLMSG_DONE => done(body, flags),
+                _ => Content::Data(body),
+            };
+            return Some(Reply { kind, flags, sequence: message.sequence_number(), content });
+        }
+    }
+}
+
+/// `struct nlmsgerr`: the error, the request's header, the request itself unless capped, then attributes.
+fn acknowledgement(body: &[u8], flags: u16) -> Option<Content<'_>> {
+    let code = i32::from_ne_bytes(*body.first_chunk()?);
+    if code == 0 {
+        return Some(Content::Ack);
+    }
+    let request = body.get(4..).unwrap_or_default();
+    let echoed = match read_u32(request) {
+        Some(length) if flags & NLM_F_CAPPED == 0 => (length as usize).max(HEADER).next_multiple_of(4),
+        _ => HEADER,
+    };
+    Some(Content::Refused(Refusal::new(code, flags, request.get(echoed..).unwrap_or_default())))
+}
+
+fn done(body: &[u8], flags: u16) -> Content<'_> {
+    match body.first_chunk().copied().map(i32::from_ne_bytes) {
+        Some(code) if code < 0 => Content::Refused(Refusal::new(code, flags, &body[4..])),
+        Some(_) | None => Content::Done,
+    }
+}
+
+/// The kernel's no: the errno and, where it gave them, its sentence and the place in the request that it dislikes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    pub errno: Errno,
+    pub message: Option<String>,
+    pub offset: Option<u32>,
+}
+
+impl Refusal {
+    fn new(code: i32, flags: u16, extended: &[u8]) -> Self {
+        // 1..=4095 is what the kernel uses; anything else is no errno and must not reach Errno's own check.
+        let number = code.checked_neg().filter(|n| (1..4096).contains(n)).unwrap_or(libc::EIO);
+        let mut refusal = Self { errno: Errno::from_raw_os_error(number), message: None, offset: None };
+        if flags & NLM_F_ACK_TLVS != 0 {
+            for (kind, value) in attributes(extended) {
+                match kind {
+                    NLMSGERR_ATTR_MSG => refusal.message = Some(read_text(value)),
+                    NLMSGERR_ATTR_OFFS => refusal.offset = read_u32(value),
+                    _ => {}
+                }
+            }
+        }
+        refusal
+    }
+
+    pub fn during(self, words: impl fmt::Display) -> Error {
+        Error::Refused { operation: words.to_string(), refusal: self }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", io::Error::from(self.errno))?;
+        self.message.as_ref().map_or(Ok(()), |text| write!(f, ", the kernel says: {text}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::wire::{Batch, Head};
+
+    #[test]
+    fn sequences_never_repeat_zero_and_stay_consecutive() {
+        let mut socket = Socket::open(Protocol::Route).unwrap();
+        assert_eq!(socket.take_sequences(3), 1);
+        assert_eq!(socket.take_sequences(1), 4);
+        socket.sequence = u32::MAX - 1;
+        assert_eq!(socket.take_sequences(5), 1);
+        assert_eq!(socket.take_sequences(1), 6);
+    }
+
+    #[test]
+    fn silence_becomes_a_timeout() {
+        let mut socket = Socket::open(Protocol::Netfilter).unwrap();
+        let soon = Some(Duration::from_millis(5));
+        set_socket_timeout(&socket, Timeout::Recv, soon).unwrap();
+        assert!(matches!(socket.receive(), Err(Error::Timeout { .. })));
+    }
+
+    #[test]
+    fn a_capped_refusal_carries_errno_sentence_and_offset() {
+        let mut batch = Batch::new();
+        let flags = NLM_F_CAPPED | NLM_F_ACK_TLVS;
+        batch
+            .message(Head { kind: NLMSG_ERROR, flags, sequence: 9 }, |body| {
+                body.raw(&(-libc::EEXIST).to_ne_bytes());
+                body.raw(&[0; HEADER]);
+                body.str(NLMSGERR_ATTR_MSG, "it is there");
+                body.u32(NLMSGERR_ATTR_OFFS, 32);
+            })
+            .unwrap();
+        let reply = Replies { rest: batch.as_bytes() }.next().unwrap();
+        assert_eq!(reply.sequence, 9);
+        let Content::Refused(refusal) = reply.content else { panic!("no refusal") };
+        assert_eq!(refusal.errno, Errno::EXIST);
+        assert_eq!(refusal.message.as_deref(), Some("it is there"));
+        assert_eq!(refusal.offset, Some(32));
+        let error = refusal.during("create bridge br0");
+        assert_eq!(
+            error.to_string(),
+            "cannot create bridge br0: File exists (os error 17), the kernel says: it is there"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_datagrams_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+            Replies { rest: &bytes }.count();
+        }
+
+        #[test]
+        fn arbitrary_acknowledgements_never_panic(
+            code in any::<i32>(), flags in any::<u16>(), kind in 1u16..5,
+            bytes in proptest::collection::vec(any::<u8>(), 0..200),
+        ) {
+            let mut batch = Batch::new();
+            batch.message(Head { kind, flags, sequence: 1 }, |body| {
+                body.raw(&code.to_ne_bytes());
+                body.raw(&bytes);
+            }).unwrap();
+            for reply in (Replies { rest: batch.as_bytes() }) {
+                if let Content::Refused(refusal) = reply.content {
+                    prop_assert!(!refusal.to_string().is_empty());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! What the kernel answers, reduced to what we use. Unknown attributes are passed over: newer kernels add some.
+
+mod ip;
+mod link;
+mod tc;
+
+pub use ip::{Address, Neighbour, RouteLookup};
+pub use link::Link;
+pub use tc::Qdisc;
+
+pub(crate) use tc::redirect_target;
+
+/// A message without its family header, or nothing if it is shorter.
+fn after<const HEADER: usize>(message: &[u8]) -> &[u8] {
+    message.get(HEADER..).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::op::Route;
+    use crate::wire::{Batch, Head};
+
+    fn parse_all(message: &[u8]) {
+        let _ = Link::parse(message);
+        let _ = Address::parse(message);
+        let _ = Neighbour::parse(message);
+        let _ = Route::parse(message);
+        let _ = RouteLookup::parse(message);
+        let _ = Qdisc::parse(message);
+        let _ = redirect_target(message);
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_messages_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            parse_all(&bytes);
+        }
+
+        /// Well-formed attributes with wrong sizes, in a message of the right family: these get further than noise.
+        #[test]
+        fn arbitrary_attributes_never_panic(
+            family in prop_oneof![Just(0u8), Just(2u8), Just(10u8), any::<u8>()],
+            header in proptest::collection::vec(any::<u8>(), 7..23),
+            list in proptest::collection::vec((0u16..70, proptest::collection::vec(any::<u8>(), 0..40)), 0..12),
+        ) {
+            let mut batch = Batch::new();
+            batch.message(Head { kind: 16, flags: 0, sequence: 1 }, |body| {
+                body.raw(&[&[family], &header[..]].concat());
+                for (kind, value) in &list {
+                    body.bytes(*kind, value);
+                }
+            }).unwrap();
+            parse_all(&batch.as_bytes()[16..]);
+        }
+    }
+}

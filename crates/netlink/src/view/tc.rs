@@ -1,0 +1,67 @@
+use netlink_packet_route::tc::{TcHandle, TcHeader};
+
+use super::after;
+use crate::kernel::{
+    NS_PER_TICK, TCA_ACT_KIND, TCA_ACT_OPTIONS, TCA_EGRESS_REDIR, TCA_MIRRED_PARMS, TCA_TBF_PARMS,
+    TCA_TBF_RATE64, TCA_U32_ACT,
+};
+use crate::op::{QdiscAt, Tbf};
+use crate::wire::{attribute, attributes, read_text, read_u32, read_u64};
+
+/// A queueing discipline that is the root of what a link sends, or the hook on what it receives.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Qdisc {
+    pub link: u32,
+    pub at: QdiscAt,
+    pub kind: String,
+    pub tbf: Option<Tbf>,
+}
+
+impl Qdisc {
+    /// Inner nodes of a tree of qdiscs are `None`.
+    pub(crate) fn parse(message: &[u8]) -> Option<Self> {
+        let header = TcHeader::parse(message).ok()?;
+        let at = match header.parent {
+            TcHandle::ROOT => QdiscAt::Root,
+            TcHandle::INGRESS => QdiscAt::Ingress,
+            _ => return None,
+        };
+        let list = after::<20>(message);
+        let kind = attribute(list, libc::TCA_KIND).map(read_text)?;
+        let options = attribute(list, libc::TCA_OPTIONS).filter(|_| kind == "tbf");
+        Some(Self { link: header.index.cast_unsigned(), at, kind, tbf: options.and_then(read_tbf) })
+    }
+}
+
+/// `struct tc_tbf_qopt`; the burst is in it as the time that it takes at this rate.
+fn read_tbf(options: &[u8]) -> Option<Tbf> {
+    let parms = attribute(options, TCA_TBF_PARMS)?;
+    let rate = match attribute(options, TCA_TBF_RATE64) {
+        Some(rate) => read_u64(rate)?,
+        None => u64::from(read_u32(parms.get(8..)?)?),
+    };
+    let ticks = read_u32(parms.get(28..)?)?;
+    let burst = u128::from(rate) * u128::from(ticks) * u128::from(NS_PER_TICK) / 1_000_000_000;
+    Some(Tbf {
+        rate_bytes: rate,
+        burst_bytes: u32::try_from(burst).unwrap_or(u32::MAX),
+        limit_bytes: read_u32(parms.get(24..)?)?,
+    })
+}
+
+/// The link to which a u32 filter redirects what it matches.
+pub(crate) fn redirect_target(message: &[u8]) -> Option<u32> {
+    let list = after::<20>(message);
+    if attribute(list, libc::TCA_KIND).map(read_text)? != "u32" {
+        return None;
+    }
+    let actions = attribute(attribute(list, libc::TCA_OPTIONS)?, TCA_U32_ACT)?;
+    attributes(actions).find_map(|(_, action)| {
+        if attribute(action, TCA_ACT_KIND).map(read_text)? != "mirred" {
+            return None;
+        }
+        let parms = attribute(attribute(action, TCA_ACT_OPTIONS)?, TCA_MIRRED_PARMS)?;
+        let redirects = read_u32(parms.get(20..)?)? == TCA_EGRESS_REDIR;
+        read_u32(parms.get(24..)?).filter(|_| redirects)
+    })
+}

@@ -1,0 +1,293 @@
+//! Links against a real kernel, compared with what `ip -j` shows.
+
+use crate::world::{World, eventually, json, mac, name};
+use netlink::{AddBridge, LinkRef, Op, SetLink, Veth, VethOutcome};
+
+#[test]
+fn e13_one_send_makes_a_veth_with_everything_in_place() {
+    let mut w = World::new();
+    let bridge = w.bridge("br0");
+    let (host, peer) = (name("pwabc"), name("eth0"));
+    let long_alias = "podwire:".to_owned() + &"x".repeat(247);
+    let veth = Veth {
+        host: &host,
+        host_mac: mac(7),
+        mtu: 1420,
+        master: Some(bridge),
+        peer: &peer,
+        peer_mac: mac(8),
+        peer_ns: w.pod.fd(),
+    };
+    let second = SetLink {
+        alias: Some(&long_alias),
+        hairpin: Some(true),
+        no_link_local: true,
+        ..SetLink::of(LinkRef::Name(&host))
+    };
+    w.h.run_every(&[Op::AddVeth(veth), Op::SetLink(second)]).unwrap();
+
+    let seen = &json(&w.host, "ip -j -d link show dev pwabc")[0];
+    assert_eq!(seen["address"], mac(7).to_string());
+    assert_eq!(seen["mtu"], 1420);
+    assert_eq!(seen["master"], "br0");
+    assert_eq!(seen["ifalias"], long_alias.as_str());
+    assert_eq!(seen["inet6_addr_gen_mode"], "none");
+    assert_eq!(seen["linkinfo"]["info_slave_data"]["hairpin"], true);
+    assert!(seen["flags"].as_array().unwrap().contains(&"UP".into()));
+    let seen = &json(&w.pod, "ip -j -d link show dev eth0")[0];
+    assert_eq!(seen["address"], mac(8).to_string());
+    assert_eq!(seen["mtu"], 1420);
+    assert!(!seen["flags"].as_array().unwrap().contains(&"UP".into()));
+
+    let link = w.h.link(&host).unwrap().unwrap();
+    let pod = w.p.link(&peer).unwrap().unwrap();
+    assert_eq!((link.mac, link.mtu, link.up), (Some(mac(7)), 1420, true));
+    assert_eq!(link.alias, Some(long_alias));
+    assert_eq!((link.master, link.peer, link.hairpin), (Some(bridge), Some(pod.index), Some(true)));
+    assert_eq!((link.kind.as_deref(), link.slave_kind.as_deref()), (Some("veth"), Some("bridge")));
+    assert_eq!((pod.peer, pod.hairpin, pod.up, pod.running), (Some(link.index), None, false, false));
+}
+
+#[test]
+fn no_link_local_address_appears_when_the_peer_comes_up() {
+    let mut w = World::new();
+    let (quiet, usual, eth0, eth1) = (name("pwquiet"), name("pwusual"), name("eth0"), name("eth1"));
+    let veth = Veth {
+        host: &quiet,
+        host_mac: mac(7),
+        mtu: 1500,
+        master: None,
+        peer: &eth0,
+        peer_mac: mac(8),
+        peer_ns: w.pod.fd(),
+    };
+    let still = SetLink { no_link_local: true, ..SetLink::of(LinkRef::Name(&quiet)) };
+    let other = Veth { host: &usual, host_mac: mac(9), peer: &eth1, peer_mac: mac(10), ..veth };
+    w.h.run_every(&[Op::AddVeth(veth), Op::SetLink(still), Op::AddVeth(other)]).unwrap();
+    for peer in [&eth0, &eth1] {
+        w.p.run(&Op::SetLink(SetLink { up: Some(true), ..SetLink::of(LinkRef::Name(peer)) })).unwrap();
+    }
+    let [quiet, usual] = [&quiet, &usual].map(|n| w.h.link(n).unwrap().unwrap().index);
+    // Links get theirs in the order in which they came up: when the second has it, the first would have it too.
+    eventually("a link-local address", || !w.h.addresses(Some(usual)).unwrap().is_empty());
+    assert!(w.h.link_at(quiet).unwrap().unwrap().running);
+    assert_eq!(w.h.addresses(Some(quiet)).unwrap(), []);
+}
+
+#[test]
+fn errors_carry_the_operation_and_the_kernels_sentence() {
+    let mut w = World::new();
+    let (host, peer) = (name("pwabc"), name("eth0"));
+    let veth = Veth {
+        host: &host,
+        host_mac: mac(7),
+        mtu: 1500,
+        master: None,
+        peer: &peer,
+        peer_mac: mac(8),
+        peer_ns: w.pod.fd(),
+    };
+    w.h.run(&Op::AddVeth(veth)).unwrap();
+    let error = w.h.run(&Op::AddVeth(veth)).unwrap_err();
+    assert!(error.is_exists(), "{error}");
+    assert!(error.to_string().starts_with("cannot create veth pwabc with peer eth0: File exists"), "{error}");
+
+    let too_big = SetLink { mtu: Some(70_000), ..SetLink::of(LinkRef::Name(&host)) };
+    let error = w.h.run(&Op::SetLink(too_big)).unwrap_err();
+    assert_eq!(error.kernel_text(), Some("mtu greater than device maximum"));
+    assert_eq!(error.errno(), Some(rustix::io::Errno::INVAL));
+    let expected = "cannot change link pwabc: mtu: Invalid argument (os error 22), \
+                    the kernel says: mtu greater than device maximum";
+    assert_eq!(error.to_string(), expected);
+}
+
+#[test]
+fn f5_a_name_clash_says_whose_it_is_and_touches_nothing() {
+    let mut w = World::new();
+    let (taken, _) = w.veth("pwabc", "eth0");
+    w.h.run(&Op::SetLink(SetLink { alias: Some("foreign"), ..SetLink::of(LinkRef::Index(taken)) })).unwrap();
+    let (clash, free, eth0, eth1) = (name("pwabc"), name("pwdef"), name("eth0"), name("eth1"));
+    let mut veth = Veth {
+        host: &clash,
+        host_mac: mac(7),
+        mtu: 1500,
+        master: None,
+        peer: &eth1,
+        peer_mac: mac(8),
+        peer_ns: w.pod.fd(),
+    };
+    let before = w.h.link_at(taken).unwrap().unwrap();
+    assert_eq!(w.h.add_veth(&veth).unwrap(), VethOutcome::HostNameTaken(before.clone()));
+    assert_eq!(before.alias.as_deref(), Some("foreign"));
+    assert_eq!(w.h.link_at(taken).unwrap(), Some(before));
+    assert_eq!(w.p.link(&eth1).unwrap(), None);
+
+    (veth.host, veth.peer) = (&free, &eth0);
+    let error = w.h.add_veth(&veth).unwrap_err();
+    assert!(error.is_exists(), "{error}");
+    assert_eq!(w.h.link(&free).unwrap(), None);
+
+    veth.peer = &eth1;
+    let VethOutcome::Created(host) = w.h.add_veth(&veth).unwrap() else { panic!("not created") };
+    let pod = w.p.link(&eth1).unwrap().unwrap();
+    assert_eq!((host.name.as_str(), host.up, host.peer), ("pwdef", true, Some(pod.index)));
+}
+
+#[test]
+fn a_peer_name_that_is_taken_leaves_nothing_behind() {
+    let mut w = World::new();
+    w.veth("pwabc", "eth0");
+    let (host, peer) = (name("pwdef"), name("eth0"));
+    let veth = Veth {
+        host: &host,
+        host_mac: mac(7),
+        mtu: 1500,
+        master: None,
+        peer: &peer,
+        peer_mac: mac(8),
+        peer_ns: w.pod.fd(),
+    };
+    let alias = SetLink { alias: Some("x"), ..SetLink::of(LinkRef::Name(&host)) };
+    let results = w.h.run_all(&[Op::AddVeth(veth), Op::SetLink(alias)]).unwrap();
+    assert!(results[0].as_ref().is_err_and(netlink::Error::is_exists), "{results:?}");
+    assert!(results[1].as_ref().is_err_and(netlink::Error::is_missing), "{results:?}");
+    assert_eq!(w.h.link(&host).unwrap(), None);
+}
+
+#[test]
+fn a_bridge_keeps_its_mac_whatever_its_ports() {
+    let mut w = World::new();
+    let bridge = w.bridge("br0");
+    let (port, _) = w.veth("pwabc", "eth0");
+    let low = "02:00:00:00:00:00".parse().unwrap();
+    let join = SetLink { mac: Some(low), master: Some(bridge), ..SetLink::of(LinkRef::Index(port)) };
+    w.h.run(&Op::SetLink(join)).unwrap();
+    assert_eq!(w.h.link_at(bridge).unwrap().unwrap().mac, Some(mac(1)));
+    let link = w.h.link_at(port).unwrap().unwrap();
+    assert_eq!((link.master, link.mac), (Some(bridge), Some(low)));
+    w.h.run(&Op::SetLink(SetLink { master: Some(0), ..SetLink::of(LinkRef::Index(port)) })).unwrap();
+    assert_eq!(w.h.link_at(port).unwrap().unwrap().master, None);
+}
+
+/// Why `AddBridge` says how to pin the MTU: this is the kernel's behaviour, not ours.
+#[test]
+fn f8_a_bridges_mtu_is_pinned_only_by_a_change() {
+    for (created, pinned) in [(1500, false), (1499, true)] {
+        let mut w = World::new();
+        let n = name("br0");
+        w.h.run_every(&[
+            Op::AddBridge(AddBridge { name: &n, mac: mac(1), mtu: created, up: true }),
+            Op::SetLink(SetLink { mtu: Some(1500), ..SetLink::of(LinkRef::Name(&n)) }),
+        ])
+        .unwrap();
+        let bridge = w.h.link(&n).unwrap().unwrap().index;
+        let (port, _) = w.veth("pwabc", "eth0");
+        let small = SetLink { mtu: Some(1400), master: Some(bridge), ..SetLink::of(LinkRef::Index(port)) };
+        w.h.run(&Op::SetLink(small)).unwrap();
+        assert_eq!(w.h.link_at(bridge).unwrap().unwrap().mtu == 1500, pinned);
+    }
+}
+
+#[test]
+fn flags_go_on_and_off_without_touching_each_other() {
+    let mut w = World::new();
+    let bridge = w.bridge("br0");
+    let mut set = |up, promisc| {
+        let change = SetLink { up, promisc, ..SetLink::of(LinkRef::Index(bridge)) };
+        w.h.run(&Op::SetLink(change)).unwrap();
+        let link = w.h.link_at(bridge).unwrap().unwrap();
+        (link.up, link.promisc)
+    };
+    assert_eq!(set(None, Some(true)), (true, true));
+    assert_eq!(set(Some(false), None), (false, true));
+    assert_eq!(set(Some(true), Some(false)), (true, false));
+}
+
+#[test]
+fn links_are_asked_for_by_name_in_one_send_and_listed() {
+    let mut w = World::new();
+    let names: Vec<_> = (0..70).map(|i| name(&format!("ifb{i}"))).collect();
+    let ops: Vec<_> = names.iter().map(|name| Op::AddIfb { name, mtu: 1400 }).collect();
+    w.h.run_every(&ops).unwrap();
+    let missing = name("nobody");
+    let mut asked: Vec<_> = names.iter().collect();
+    asked.insert(3, &missing);
+    let found = w.h.links_by_name(&asked).unwrap();
+    assert_eq!(found.len(), 71);
+    for (asked, found) in asked.iter().zip(&found) {
+        assert_eq!(found.as_ref().map(|l| l.name.as_str()), (*asked != &missing).then_some(asked.as_str()));
+    }
+    let first = found[0].as_ref().unwrap();
+    assert_eq!((first.kind.as_deref(), first.mtu, first.up), (Some("ifb"), 1400, true));
+    let all = w.h.links().unwrap();
+    assert_eq!(all.len(), json(&w.host, "ip -j link show").as_array().unwrap().len());
+    assert!(all.iter().any(|l| l.name == "lo" && l.mac.is_none()));
+
+    w.h.run(&Op::DelLink(first.index)).unwrap();
+    assert_eq!(w.h.link(&names[0]).unwrap(), None);
+    assert_eq!(w.h.link_at(first.index).unwrap(), None);
+    assert!(w.h.run(&Op::DelLink(first.index)).unwrap_err().is_missing());
+}
+
+#[test]
+fn an_alias_that_is_too_long_is_refused_and_the_others_are_carried_out() {
+    let mut w = World::new();
+    let (link, _) = w.veth("pwabc", "eth0");
+    for length in [256, 70_000] {
+        let alias = "x".repeat(length);
+        let long = SetLink { alias: Some(&alias), ..SetLink::of(LinkRef::Index(link)) };
+        let mtu = SetLink { mtu: Some(1300), ..SetLink::of(LinkRef::Index(link)) };
+        let results = w.h.run_all(&[Op::SetLink(long), Op::SetLink(mtu)]).unwrap();
+        assert!(matches!(results[0], Err(netlink::Error::Invalid { .. })), "{results:?}");
+        assert!(results[1].is_ok());
+        assert!(w.h.run(&Op::SetLink(long)).is_err());
+    }
+    assert_eq!(w.h.link_at(link).unwrap().unwrap().mtu, 1300);
+    let set = |alias| Op::SetLink(SetLink { alias: Some(alias), ..SetLink::of(LinkRef::Index(link)) });
+    w.h.run(&set("something")).unwrap();
+    assert_eq!(w.h.link_at(link).unwrap().unwrap().alias.as_deref(), Some("something"));
+    w.h.run(&set("")).unwrap();
+    assert_eq!(w.h.link_at(link).unwrap().unwrap().alias, None);
+}
+
+#[test]
+fn lists_are_whole_while_links_come_and_go() {
+    let mut w = World::new();
+    let steady: Vec<_> = (0..80).map(|i| name(&format!("steady{i}"))).collect();
+    let ops: Vec<_> = steady.iter().map(|name| Op::AddIfb { name, mtu: 1500 }).collect();
+    w.h.run_every(&ops).unwrap();
+    let mut other = netlink::RtSocket::open_in(&w.host).unwrap();
+    let churn = std::thread::spawn(move || {
+        for i in 0..40 {
+            let n = name(&format!("churn{i}"));
+            other.run(&Op::AddIfb { name: &n, mtu: 1500 }).unwrap();
+            let link = other.link(&n).unwrap().unwrap();
+            other.run(&Op::DelLink(link.index)).unwrap();
+        }
+    });
+    let mut whole = 0;
+    while !churn.is_finished() || whole == 0 {
+        match w.h.links() {
+            Ok(links) => {
+                whole += 1;
+                let seen = links.iter().filter(|l| l.name.starts_with("steady")).count();
+                assert_eq!(seen, steady.len());
+            }
+            Err(error) => assert!(matches!(error, netlink::Error::Interrupted { .. }), "{error}"),
+        }
+    }
+    churn.join().unwrap();
+}
+
+#[test]
+fn without_the_right_to_change_a_link_the_error_says_so() {
+    let World { mut h, .. } = World::new();
+    let refused = std::thread::spawn(move || {
+        let mut sets = rustix::thread::capabilities(None).unwrap();
+        sets.effective.remove(rustix::thread::CapabilitySet::NET_ADMIN);
+        rustix::thread::set_capabilities(None, sets).unwrap();
+        h.run(&Op::AddIfb { name: &name("ifb9"), mtu: 1500 }).unwrap_err()
+    });
+    let error = refused.join().unwrap();
+    assert!(error.is_permission(), "{error}");
+}

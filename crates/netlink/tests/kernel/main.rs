@@ -1,0 +1,9 @@
+//! The crate against a real kernel, in namespaces of its own. Needs root.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod ip;
+mod link;
+mod netns;
+mod tc;
+mod world;

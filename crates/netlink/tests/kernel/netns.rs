@@ -1,0 +1,98 @@
+//! Namespaces: what opens, what does not and why, and that a thread always comes back.
+
+use std::path::Path;
+
+use netlink::{NetNs, NetNsError, RtSocket};
+
+#[test]
+fn a_missing_path_a_plain_file_and_another_kind_are_told_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    let missing = NetNs::open(&dir.path().join("nothing")).unwrap_err();
+    assert!(matches!(missing, NetNsError::Missing { .. }), "{missing}");
+    assert!(missing.is_gone());
+
+    let file = dir.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let plain = NetNs::open(&file).unwrap_err();
+    assert!(matches!(plain, NetNsError::NotNamespace { .. }), "{plain}");
+    assert!(plain.to_string().starts_with(file.to_str().unwrap()), "{plain}");
+    assert!(matches!(NetNs::open(&file.join("below")), Err(NetNsError::Missing { .. })));
+    assert!(matches!(NetNs::open(dir.path()), Err(NetNsError::NotNamespace { .. })));
+
+    let mount = NetNs::open(Path::new("/proc/self/ns/mnt")).unwrap_err();
+    assert_eq!(mount.to_string(), "/proc/self/ns/mnt is a mount namespace, not a network namespace");
+    assert!(!mount.is_gone());
+}
+
+#[test]
+fn a_pipe_and_a_socket_are_refused_without_waiting() {
+    let dir = tempfile::tempdir().unwrap();
+    let pipe = dir.path().join("pipe");
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    assert!(matches!(NetNs::open(&pipe), Err(NetNsError::NotNamespace { .. })));
+    let socket = dir.path().join("socket");
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    assert!(matches!(NetNs::open(&socket), Err(NetNsError::NotNamespace { .. })));
+}
+
+#[test]
+fn cookies_differ_between_namespaces_and_stay() {
+    let (a, b) = (NetNs::create().unwrap(), NetNs::create().unwrap());
+    let (first, second) = (a.cookie().unwrap(), b.cookie().unwrap());
+    assert_ne!(first, second);
+    assert_eq!(a.cookie().unwrap(), first);
+    assert_eq!(RtSocket::open_in(&a).unwrap().netns_cookie().unwrap(), first);
+    assert_ne!(NetNs::current().unwrap().cookie().unwrap(), first);
+}
+
+#[test]
+fn sameness_is_by_namespace_not_by_path() {
+    let (a, b) = (NetNs::create().unwrap(), NetNs::create().unwrap());
+    let again = a.run(NetNs::current).unwrap().unwrap();
+    assert!(a.is_same(&again).unwrap());
+    assert!(!a.is_same(&b).unwrap());
+}
+
+#[test]
+fn a_thread_comes_back_also_from_nesting_and_panics() {
+    let home = NetNs::current().unwrap();
+    let (a, b) = (NetNs::create().unwrap(), NetNs::create().unwrap());
+    let nested = a.run(|| {
+        let inner = b.run(|| NetNs::current().unwrap()).unwrap();
+        (NetNs::current().unwrap(), inner)
+    });
+    let (outer, inner) = nested.unwrap();
+    assert!(outer.is_same(&a).unwrap() && inner.is_same(&b).unwrap());
+    assert!(NetNs::current().unwrap().is_same(&home).unwrap());
+
+    let panic = std::panic::catch_unwind(|| a.run(|| panic!("inside"))).unwrap_err();
+    assert_eq!(panic.downcast_ref::<&str>(), Some(&"inside"));
+    assert!(NetNs::current().unwrap().is_same(&home).unwrap());
+}
+
+#[test]
+fn a_socket_stays_in_its_namespace_whoever_uses_it() {
+    let ns = NetNs::create().unwrap();
+    let mut socket = RtSocket::open_in(&ns).unwrap();
+    let links = std::thread::spawn(move || socket.links().unwrap()).join().unwrap();
+    // A new namespace has lo and, where the kernel makes them, tunnel stubs; none of it is up.
+    assert!(links.iter().any(|l| l.name == "lo") && links.iter().all(|l| !l.up));
+}
+
+#[test]
+fn without_the_right_to_enter_the_closure_is_not_run() {
+    let ns = NetNs::create().unwrap();
+    let entered = std::thread::spawn(move || {
+        let mut sets = rustix::thread::capabilities(None).unwrap();
+        sets.effective.remove(rustix::thread::CapabilitySet::SYS_ADMIN);
+        rustix::thread::set_capabilities(None, sets).unwrap();
+        let mut run = false;
+        let result = ns.run(|| run = true);
+        (run, result)
+    });
+    let (run, result) = entered.join().unwrap();
+    assert!(!run);
+    let error = result.unwrap_err();
+    assert!(matches!(error, NetNsError::Enter { .. }), "{error}");
+    assert_eq!(error.errno(), Some(rustix::io::Errno::PERM));
+}

@@ -1,0 +1,86 @@
+//! Shaping, compared with what `tc -j` shows.
+
+use std::time::Duration;
+
+use crate::world::{World, json, name};
+use netlink::{AddTbf, Op, QdiscAt, Tbf};
+
+#[test]
+fn a_token_bucket_is_what_was_asked_for_also_above_4_gib_per_second() {
+    let mut w = World::new();
+    let (link, _) = w.veth("pwabc", "eth0");
+    for (rate, burst) in [(125_000, 20_000), (1_250_000_000, 1 << 20), (10_000_000_000, 4 << 20)] {
+        let tbf = Tbf::with_latency(rate, burst, Duration::from_millis(25));
+        w.h.run(&Op::AddTbf(AddTbf { link, tbf })).unwrap();
+        let seen = &json(&w.host, "tc -j qdisc show dev pwabc root")[0];
+        assert_eq!(seen["kind"], "tbf");
+        assert_eq!(seen["options"]["rate"], rate);
+        // tc prints the burst as what the rate carries in whole microseconds.
+        let shown = seen["options"]["burst"].as_u64().unwrap();
+        assert!(shown.abs_diff(burst.into()) <= rate / 1_000_000 + 1, "{seen}");
+        let listed = w.h.qdiscs(Some(link)).unwrap();
+        assert_eq!((listed.len(), listed[0].kind.as_str(), listed[0].at), (1, "tbf", QdiscAt::Root));
+        assert!(listed[0].tbf.unwrap().is_like(&tbf), "{listed:?}");
+        let other = Tbf { burst_bytes: burst / 2, ..tbf };
+        assert!(!listed[0].tbf.unwrap().is_like(&other));
+    }
+    let gone = Op::DelQdisc { link, at: QdiscAt::Root };
+    w.h.run(&gone).unwrap();
+    assert!(w.h.qdiscs(Some(link)).unwrap().iter().all(|q| q.kind != "tbf"));
+    assert!(w.h.run(&gone).unwrap_err().is_missing());
+}
+
+#[test]
+fn what_a_link_receives_is_redirected_to_its_shaper() {
+    let mut w = World::new();
+    let (link, pod) = w.veth("pwabc", "eth0");
+    let shaper = name("pishaper");
+    w.h.run(&Op::AddIfb { name: &shaper, mtu: 1500 }).unwrap();
+    let to = w.h.link(&shaper).unwrap().unwrap().index;
+    assert!(w.h.redirects(link).unwrap().is_empty());
+    let redirect = Op::RedirectIngress { from: link, to };
+    let early = w.h.run(&redirect).unwrap_err();
+    assert!(!early.is_unsupported() && !early.is_exists(), "{early}");
+    let tbf = Tbf::with_latency(1_000_000, 50_000, Duration::from_millis(25));
+    w.h.run_every(&[Op::AddTbf(AddTbf { link: to, tbf }), Op::AddIngress { link }, redirect]).unwrap();
+
+    assert_eq!(w.h.redirects(link).unwrap(), [to]);
+    let filters = json(&w.host, "tc -j filter show dev pwabc ingress");
+    let with_options =
+        filters.as_array().unwrap().iter().find(|f| !f["options"]["actions"].is_null()).unwrap();
+    let action = &with_options["options"]["actions"][0];
+    assert_eq!((&action["kind"], &action["to_dev"]), (&"mirred".into(), &"pishaper".into()));
+    assert_eq!((&action["mirred_action"], &action["direction"]), (&"redirect".into(), &"egress".into()));
+
+    // A packet that the pod sends is seen by the shaper's token bucket.
+    w.p.run(&Op::AddNeighbour(netlink::AddNeighbour {
+        link: pod,
+        addr: "fd00::9".parse().unwrap(),
+        mac: crate::world::mac(2),
+        protocol: 112,
+    }))
+    .unwrap();
+    let route = netlink::Route { link: Some(pod), ..netlink::Route::to("fd00::9/128".parse().unwrap()) };
+    let own = netlink::AddAddress {
+        link: pod,
+        addr: "fd00::1/128".parse().unwrap(),
+        nodad: true,
+        broadcast: None,
+        mode: netlink::Mode::Exclusive,
+    };
+    let both = [Op::AddAddress(own), Op::AddRoute { route, mode: netlink::Mode::Exclusive }];
+    w.p.run_every(&both).unwrap();
+    let send = || {
+        let socket = std::net::UdpSocket::bind("[fd00::1]:0").unwrap();
+        socket.send_to(&[0; 100], "[fd00::9]:9").unwrap();
+    };
+    let counted =
+        |w: &World| json(&w.host, "tc -j -s qdisc show dev pishaper root")[0]["packets"].as_u64().unwrap();
+    let before = counted(&w);
+    w.pod.run(send).unwrap();
+    assert!(counted(&w) > before);
+
+    assert!(w.h.run(&Op::AddIngress { link }).unwrap_err().is_exists());
+    w.h.run(&Op::DelQdisc { link, at: QdiscAt::Ingress }).unwrap();
+    assert!(w.h.redirects(link).unwrap().is_empty());
+}

@@ -1,0 +1,78 @@
+//! Two throw-away namespaces, and what `ip -j` and `tc -j` see in them. Nothing has a name in the file system: the
+//! namespaces are gone with their last file descriptor, also when a test fails.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use netlink::{AddBridge, LinkRef, NetNs, Op, RtSocket, SetLink, Veth};
+use serde_json::Value;
+use types::{IfName, Mac};
+
+pub(crate) struct World {
+    pub(crate) host: NetNs,
+    pub(crate) pod: NetNs,
+    pub(crate) h: RtSocket,
+    pub(crate) p: RtSocket,
+}
+
+pub(crate) fn name(text: &str) -> IfName {
+    IfName::try_from(text).unwrap()
+}
+
+pub(crate) fn mac(tail: u8) -> Mac {
+    Mac::local([0, 0, 0, 0, tail])
+}
+
+/// The output of a program that prints JSON, run inside a namespace.
+pub(crate) fn json(ns: &NetNs, command: &str) -> Value {
+    let mut words = command.split_whitespace();
+    let program = words.next().unwrap();
+    let args: Vec<_> = words.collect();
+    let out = ns.run(|| Command::new(program).args(&args).output()).unwrap().unwrap();
+    assert!(out.status.success(), "{command}: {}", String::from_utf8_lossy(&out.stderr));
+    if out.stdout.is_empty() {
+        Value::Array(Vec::new())
+    } else {
+        serde_json::from_slice(&out.stdout).unwrap()
+    }
+}
+
+/// Waits for what the kernel does in its own time.
+pub(crate) fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(10);
+    while !happened() {
+        assert!(Instant::now() < end, "{what} did not happen");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+impl World {
+    pub(crate) fn new() -> Self {
+        let (host, pod) = (NetNs::create().unwrap(), NetNs::create().unwrap());
+        let (h, p) = (RtSocket::open_in(&host).unwrap(), RtSocket::open_in(&pod).unwrap());
+        Self { host, pod, h, p }
+    }
+
+    pub(crate) fn bridge(&mut self, text: &str) -> u32 {
+        let n = name(text);
+        self.h.run(&Op::AddBridge(AddBridge { name: &n, mac: mac(1), mtu: 1500, up: true })).unwrap();
+        self.h.link(&n).unwrap().unwrap().index
+    }
+
+    /// A veth with its peer in the pod's namespace, both up; their indices.
+    pub(crate) fn veth(&mut self, host: &str, peer: &str) -> (u32, u32) {
+        let (host, peer) = (name(host), name(peer));
+        let veth = Veth {
+            host: &host,
+            host_mac: mac(2),
+            mtu: 1500,
+            master: None,
+            peer: &peer,
+            peer_mac: mac(3),
+            peer_ns: self.pod.fd(),
+        };
+        self.h.run(&Op::AddVeth(veth)).unwrap();
+        self.p.run(&Op::SetLink(SetLink { up: Some(true), ..SetLink::of(LinkRef::Name(&peer)) })).unwrap();
+        (self.h.link(&host).unwrap().unwrap().index, self.p.link(&peer).unwrap().unwrap().index)
+    }
+}

@@ -1,0 +1,234 @@
+//! Connections the kernel remembers. A new pod must not inherit the flows of the one that had its address before, and
+//! datagrams to a host port must not follow a flow from before the port was published.
+
+use std::net::IpAddr;
+
+use crate::error::Error;
+use crate::pod::{HostPort, Protocol};
+use crate::socket::{Refusal, Request, Socket, Verb};
+use crate::wire::{self, Attributes, number};
+
+/// Per network namespace; missing where the kernel tracks no connections.
+const COUNT: &str = "/proc/sys/net/netfilter/nf_conntrack_count";
+const FLUSH: &str = "forget connections";
+
+/// Removes the connections that one of these addresses began or answered.
+pub fn flush(addresses: &[IpAddr]) -> Result<(), Error> {
+    let both = |&ip: &IpAddr| {
+        [Side::Original, Side::Reply].map(|side| Selector { side, v6: ip.is_ipv6(), what: What::Source(ip) })
+    };
+    remove(&addresses.iter().flat_map(both).collect::<Vec<_>>())
+}
+
+/// Removes what is remembered of datagrams to these host ports: only the first packet of a flow is looked up in the
+/// NAT rules, and UDP flows live as long as datagrams come. Other protocols begin anew by themselves.
+pub fn flush_ports(ports: &[HostPort]) -> Result<(), Error> {
+    let selector = |port: &HostPort| match port.protocol {
+        Protocol::Udp => {
+            let host = port.host_ip.filter(|ip| !ip.is_unspecified());
+            let what = What::Destination(host, port.protocol, port.host_port);
+            Some(Selector { side: Side::Original, v6: port.pod.is_ipv6(), what })
+        }
+        Protocol::Tcp | Protocol::Sctp => None,
+    };
+    remove(&ports.iter().filter_map(selector).collect::<Vec<_>>())
+}
+
+/// Which of the two tuples of a connection.
+#[derive(Debug, Clone, Copy)]
+enum Side {
+    Original,
+    Reply,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum What {
+    Source(IpAddr),
+    Destination(Option<IpAddr>, Protocol, u16),
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Selector {
+    side: Side,
+    v6: bool,
+    what: What,
+}
+
+fn remove(selectors: &[Selector]) -> Result<(), Error> {
+    let nothing = std::fs::read_to_string(COUNT).map_or(true, |count| count.trim() == "0");
+    if selectors.is_empty() || nothing {
+        return Ok(());
+    }
+    let mut socket = Socket::open()?;
+    let left = remove_in_kernel(&mut socket, selectors)?;
+    if left.is_empty() { Ok(()) } else { remove_one_by_one(&mut socket, &left) }
+}
+
+/// Lets the kernel select; returns what it could not. Before Linux 6.8 it refuses a filter with a deletion.
+fn remove_in_kernel(socket: &mut Socket, selectors: &[Selector]) -> Result<Vec<Selector>, Error> {
+    let requests: Vec<Request> = selectors.iter().map(Selector::request).collect();
+    let mut left = Vec::new();
+    for (selector, answer) in selectors.iter().zip(socket.ask(&requests)?) {
+        match answer {
+            Ok(_) => {}
+            Err(Refusal { errno: libc::EOPNOTSUPP | libc::EINVAL, .. }) => left.push(*selector),
+            Err(refusal) => return Err(Error::refused(FLUSH, selector.words(), refusal)),
+        }
+    }
+    Ok(left)
+}
+
+/// Reads all connections and deletes those that match.
+fn remove_one_by_one(socket: &mut Socket, selectors: &[Selector]) -> Result<(), Error> {
+    for v6 in [false, true] {
+        let selectors: Vec<&Selector> = selectors.iter().filter(|s| s.v6 == v6).collect();
+        if selectors.is_empty() {
+            continue;
+        }
+        let mut deletions = Vec::new();
+        let all = Request { verb: verb(number::CT_GET, v6), attributes: Attributes::default() };
+        let dumped = socket.dump(&all, |entry| {
+            if selectors.iter().any(|selector| selector.matches(entry)) {
+                deletions.extend(deletion(entry, v6));
+            }
+        })?;
+        if let Err(refusal) = dumped {
+            return Err(unreadable(refusal));
+        }
+        for answer in socket.ask(&deletions)? {
+            match answer {
+                // It may have ended by itself.
+                Ok(_) | Err(Refusal { errno: libc::ENOENT, .. }) => {}
+                Err(refusal) => return Err(Error::refused(FLUSH, "a connection".to_owned(), refusal)),
+            }
+        }
+    }
+    Ok(())
+}
+
+fn unreadable(refusal: Refusal) -> Error {
+    match refusal.errno {
+        libc::EOPNOTSUPP | libc::EINVAL => Error::Unsupported {
+            what: "access to the table of connections (ctnetlink)".to_owned(),
+            option: "CONFIG_NF_CT_NETLINK",
+        },
+        _ => Error::refused(FLUSH, "the table of connections".to_owned(), refusal),
+    }
+}
+
+/// A deletion looks at the family only in messages of version 1.
+fn verb(kind: u16, v6: bool) -> Verb {
+    let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
+    Verb { kind, flags: 0, family: u8::try_from(family).unwrap_or_default(), version: 1 }
+}
+
+/// The request that deletes just this entry: its first tuple names it; the id tells it from one that came after it.
+fn deletion(entry: &[u8], v6: bool) -> Option<Request> {
+    let original = wire::find(entry, number::CTA_TUPLE_ORIG)?;
+    let attributes = Attributes::new(|a| {
+        a.put(number::CTA_TUPLE_ORIG | NESTED, original);
+        for kind in [number::CTA_ZONE, number::CTA_ID] {
+            if let Some(value) = wire::find(entry, kind) {
+                a.put(kind, value);
+            }
+        }
+    });
+    Some(Request { verb: verb(number::CT_DELETE, v6), attributes })
+}
+
+const NESTED: u16 = 1 << 15;
+
+impl Side {
+    fn tuple(self) -> u16 {
+        match self {
+            Self::Original => number::CTA_TUPLE_ORIG,
+            Self::Reply => number::CTA_TUPLE_REPLY,
+        }
+    }
+
+    fn flags(self) -> u16 {
+        match self {
+            Self::Original => number::CTA_FILTER_ORIG_FLAGS,
+            Self::Reply => number::CTA_FILTER_REPLY_FLAGS,
+        }
+    }
+}
+
+impl Selector {
+    fn words(&self) -> String {
+        match self.what {
+            What::Source(ip) => format!("of {ip}"),
+            What::Destination(_, protocol, port) => format!("to host port {port}/{protocol}"),
+        }
+    }
+
+    /// Which parts of the tuple count.
+    fn filter(&self) -> u32 {
+        match self.what {
+            What::Source(_) => number::FILTER_IP_SRC,
+            What::Destination(None, ..) => number::FILTER_PROTO_NUM | number::FILTER_PROTO_DST_PORT,
+            What::Destination(Some(_), ..) => {
+                number::FILTER_IP_DST | number::FILTER_PROTO_NUM | number::FILTER_PROTO_DST_PORT
+            }
+        }
+    }
+
+    fn request(&self) -> Request {
+        let attributes = Attributes::new(|a| {
+            a.nest(self.side.tuple(), |a| self.write_tuple(a));
+            a.nest(number::CTA_FILTER, |a| a.put(self.side.flags(), &self.filter().to_ne_bytes()));
+        });
+        Request { verb: verb(number::CT_DELETE, self.v6), attributes }
+    }
+
+    fn write_tuple(&self, a: &mut Attributes) {
+        match self.what {
+            What::Source(ip) => {
+                a.nest(number::CTA_TUPLE_IP, |a| a.put(source_kind(ip.is_ipv6()), &octets(ip)))
+            }
+            What::Destination(host, protocol, port) => {
+                a.nest(number::CTA_TUPLE_IP, |a| {
+                    if let Some(ip) = host {
+                        a.put(destination_kind(self.v6), &octets(ip));
+                    }
+                });
+                a.nest(number::CTA_TUPLE_PROTO, |a| {
+                    a.put(number::CTA_PROTO_NUM, &[protocol.number()]);
+                    a.put(number::CTA_PROTO_DST_PORT, &port.to_be_bytes());
+                });
+            }
+        }
+    }
+
+    /// The same selection as the kernel's, on an entry that it dumped.
+    fn matches(&self, entry: &[u8]) -> bool {
+        let part = |path: [u16; 2]| wire::find_path(wire::find(entry, self.side.tuple())?, &path);
+        match self.what {
+            What::Source(ip) => {
+                part([number::CTA_TUPLE_IP, source_kind(self.v6)]) == Some(octets(ip).as_slice())
+            }
+            What::Destination(host, protocol, port) => {
+                let to = part([number::CTA_TUPLE_IP, destination_kind(self.v6)]);
+                host.is_none_or(|ip| to == Some(octets(ip).as_slice()))
+                    && part([number::CTA_TUPLE_PROTO, number::CTA_PROTO_NUM]) == Some(&[protocol.number()])
+                    && part([number::CTA_TUPLE_PROTO, number::CTA_PROTO_DST_PORT])
+                        == Some(&port.to_be_bytes())
+            }
+        }
+    }
+}
+
+fn source_kind(v6: bool) -> u16 {
+    if v6 { number::CTA_IP_V6_SRC } else { number::CTA_IP_V4_SRC }
+}
+
+fn destination_kind(v6: bool) -> u16 {
+    if v6 { number::CTA_IP_V6_DST } else { number::CTA_IP_V4_DST }
+}
+
+fn octets(ip: IpAddr) -> Vec<u8> {
+    match ip {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
+    }
+}

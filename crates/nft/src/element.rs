@@ -1,0 +1,352 @@
+//! A pod as elements of our sets and maps. Pure: what belongs where, and how it is laid out in a key.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use types::{IfName, Mac};
+
+use crate::error::Error;
+use crate::pod::{Guard, HostPort, Mode, Pod, Protocol};
+use crate::ruleset::{Family, REVISION, REVISION_KEY, TABLE};
+
+/// One part of a key or of a map's value.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Field<'a> {
+    Link(&'a IfName),
+    Mac(Mac),
+    Ip(IpAddr),
+    Protocol(Protocol),
+    Port(u16),
+    /// A number in the host's byte order.
+    Mark(u32),
+}
+
+#[derive(Debug, Clone)]
+pub(crate) enum Data<'a> {
+    None,
+    Value(Vec<Field<'a>>),
+    Jump(&'a str),
+}
+
+/// What it means when an element is already there with other data.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Role<'a> {
+    /// It has no data.
+    Member,
+    /// The table's structure is of another version.
+    Revision,
+    /// The address had another owner, who left this behind: addresses are unique, so it is ours now.
+    Masquerade,
+    /// Somebody has the port.
+    HostPort(&'a HostPort),
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Element<'a> {
+    pub(crate) family: Family,
+    pub(crate) set: &'static str,
+    pub(crate) key: Vec<Field<'a>>,
+    pub(crate) data: Data<'a>,
+    pub(crate) role: Role<'a>,
+}
+
+impl Field<'_> {
+    fn write(self, out: &mut Vec<u8>) {
+        match self {
+            Self::Link(name) => {
+                let start = out.len();
+                out.extend_from_slice(name.as_str().as_bytes());
+                out.resize(start + libc::IFNAMSIZ, 0);
+            }
+            Self::Mac(mac) => out.extend_from_slice(&mac.octets()),
+            Self::Ip(IpAddr::V4(ip)) => out.extend_from_slice(&ip.octets()),
+            Self::Ip(IpAddr::V6(ip)) => out.extend_from_slice(&ip.octets()),
+            Self::Protocol(protocol) => out.push(protocol.number()),
+            Self::Port(port) => out.extend_from_slice(&port.to_be_bytes()),
+            Self::Mark(mark) => out.extend_from_slice(&mark.to_ne_bytes()),
+        }
+    }
+}
+
+/// The bytes of a key or value: every part of a concatenation begins at a 32-bit register of the kernel.
+pub(crate) fn bytes(fields: &[Field<'_>]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(40);
+    for field in fields {
+        field.write(&mut out);
+        if fields.len() > 1 {
+            out.resize(out.len().next_multiple_of(4), 0);
+        }
+    }
+    out
+}
+
+impl fmt::Display for Field<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Link(name) => name.fmt(f),
+            Self::Mac(mac) => mac.fmt(f),
+            Self::Ip(ip) => ip.fmt(f),
+            Self::Protocol(protocol) => protocol.fmt(f),
+            Self::Port(port) => port.fmt(f),
+            Self::Mark(mark) => write!(f, "{mark:#x}"),
+        }
+    }
+}
+
+fn joined(fields: &[Field<'_>]) -> String {
+    fields.iter().map(ToString::to_string).collect::<Vec<_>>().join(" . ")
+}
+
+/// As nft writes it, so that a reader can look it up: `inet podwire addr4 { pwabc . 10.0.0.2 }`.
+impl fmt::Display for Element<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {TABLE} {} {{ {}", self.family.word(), self.set, joined(&self.key))?;
+        match &self.data {
+            Data::None => {}
+            Data::Value(fields) => write!(f, " : {}", joined(fields))?,
+            Data::Jump(chain) => write!(f, " : jump {chain}")?,
+        }
+        f.write_str(" }")
+    }
+}
+
+/// The names of the sets of one address family.
+struct Sets {
+    pods: &'static str,
+    own: &'static str,
+    masq: &'static str,
+    addr: &'static str,
+    hostport: &'static str,
+    hostport_any: &'static str,
+    hairpin: &'static str,
+}
+
+const SETS4: Sets = Sets {
+    pods: "pods4",
+    own: "self4",
+    masq: "masq4",
+    addr: "addr4",
+    hostport: "hostport4",
+    hostport_any: "hostport4_any",
+    hairpin: "hairpin4",
+};
+
+const SETS6: Sets = Sets {
+    pods: "pods6",
+    own: "self6",
+    masq: "masq6",
+    addr: "addr6",
+    hostport: "hostport6",
+    hostport_any: "hostport6_any",
+    hairpin: "hairpin6",
+};
+
+fn sets(ip: IpAddr) -> &'static Sets {
+    match ip {
+        IpAddr::V4(_) => &SETS4,
+        IpAddr::V6(_) => &SETS6,
+    }
+}
+
+/// The tables this pod needs: one without a guarded bridge port also lives on a kernel without the bridge family.
+pub(crate) fn families(pod: &Pod<'_>) -> &'static [Family] {
+    match (pod.mode, pod.guard) {
+        (Mode::Bridge, Guard::On) => &[Family::Inet, Family::Bridge],
+        (Mode::Bridge, Guard::Off) | (Mode::Routed, Guard::On | Guard::Off) => &[Family::Inet],
+    }
+}
+
+/// The elements that say of which version our tables are; they stay when pods go.
+pub(crate) fn revisions<'a>(pod: &Pod<'_>) -> Vec<Element<'a>> {
+    let revision = |family: &Family| Element {
+        family: *family,
+        set: REVISION,
+        key: vec![Field::Mark(REVISION_KEY)],
+        data: Data::Value(vec![Field::Mark(family.revision())]),
+        role: Role::Revision,
+    };
+    families(pod).iter().map(revision).collect()
+}
+
+/// All that is this pod's own.
+pub(crate) fn of<'a>(pod: &Pod<'a>) -> Result<Vec<Element<'a>>, Error> {
+    let mut out = Vec::with_capacity(16);
+    for &ip in pod.addresses {
+        let sets = sets(ip);
+        out.push(member(Family::Inet, sets.pods, vec![Field::Ip(ip)]));
+        out.push(member(Family::Inet, sets.own, vec![Field::Ip(ip), Field::Ip(ip)]));
+        if let Some(chain) = pod.masquerade {
+            let (key, data) = (vec![Field::Ip(ip)], Data::Jump(chain.id()));
+            out.push(Element { family: Family::Inet, set: sets.masq, key, data, role: Role::Masquerade });
+        }
+    }
+    match pod.guard {
+        Guard::On => guarded(pod, &mut out),
+        Guard::Off => {}
+    }
+    for port in pod.ports {
+        published(pod.mode, port, &mut out)?;
+    }
+    Ok(out)
+}
+
+fn member<'a>(family: Family, set: &'static str, key: Vec<Field<'a>>) -> Element<'a> {
+    Element { family, set, key, data: Data::None, role: Role::Member }
+}
+
+fn guarded<'a>(pod: &Pod<'a>, out: &mut Vec<Element<'a>>) {
+    let link = Field::Link(pod.link);
+    let family = match pod.mode {
+        Mode::Bridge => Family::Bridge,
+        Mode::Routed => Family::Inet,
+    };
+    let has_v6 = pod.addresses.iter().any(IpAddr::is_ipv6);
+    let link_local = has_v6.then(|| IpAddr::V6(link_local(pod.mac)));
+    for ip in pod.addresses.iter().copied().chain(link_local) {
+        out.push(member(family, sets(ip).addr, vec![link, Field::Ip(ip)]));
+        if pod.mode == Mode::Bridge && ip.is_ipv6() {
+            out.push(member(family, "targets6", vec![link, Field::Ip(ip)]));
+        }
+    }
+    if pod.mode == Mode::Bridge {
+        out.push(member(family, "macs", vec![link, Field::Mac(pod.mac)]));
+    }
+    out.push(member(family, "ports", vec![link]));
+}
+
+/// The address the kernel gives a link by itself (RFC 4291, appendix A).
+fn link_local(mac: Mac) -> Ipv6Addr {
+    let [a, b, c, d, e, f] = mac.octets();
+    Ipv6Addr::from([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f])
+}
+
+fn published<'a>(mode: Mode, port: &'a HostPort, out: &mut Vec<Element<'a>>) -> Result<(), Error> {
+    let (sets, family) = (sets(port.pod), Family::Inet);
+    let service = [Field::Protocol(port.protocol), Field::Port(port.host_port)];
+    let (set, key) = match host_address(port)? {
+        Some(ip) => (sets.hostport, [Field::Ip(ip)].into_iter().chain(service).collect()),
+        None => (sets.hostport_any, service.to_vec()),
+    };
+    let data = Data::Value(vec![Field::Ip(port.pod), Field::Port(port.pod_port)]);
+    out.push(Element { family, set, key, data, role: Role::HostPort(port) });
+    match mode {
+        Mode::Bridge => out.push(member(
+            family,
+            sets.hairpin,
+            vec![
+                Field::Ip(port.pod),
+                Field::Protocol(port.protocol),
+                Field::Port(port.pod_port),
+                Field::Port(port.host_port),
+            ],
+        )),
+        Mode::Routed => {}
+    }
+    Ok(())
+}
+
+/// The one address of the host that a port is published on, or none for all of them.
+fn host_address(port: &HostPort) -> Result<Option<IpAddr>, Error> {
+    let Some(ip) = port.host_ip else { return Ok(None) };
+    let refuse = |reason| Error::HostAddress { host_ip: ip, port: port.host_port, reason };
+    if ip.is_ipv4() != port.pod.is_ipv4() {
+        return Err(refuse("the pod's address is of the other family; use a hostIP of the same family"));
+    }
+    if ip == IpAddr::V6(Ipv6Addr::LOCALHOST) {
+        return Err(refuse("linux cannot forward from ::1; use 127.0.0.1 or an address of a link"));
+    }
+    let any = ip == IpAddr::V4(Ipv4Addr::UNSPECIFIED) || ip == IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+    Ok(if any { None } else { Some(ip) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pod::NetworkChain;
+
+    fn words(mode: Mode, guard: Guard, ports: &[HostPort]) -> Vec<String> {
+        let link = IfName::try_from("pwabc").unwrap();
+        let chain = NetworkChain::new(&"blue".try_into().unwrap(), &["10.0.0.0/24".parse().unwrap()]);
+        let addresses = ["10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
+        let mac = "02:00:00:00:00:07".parse().unwrap();
+        let pod =
+            Pod { link: &link, mac, mode, addresses: &addresses, masquerade: Some(&chain), guard, ports };
+        let id = chain.id();
+        of(&pod).unwrap().iter().map(|e| e.to_string().replace(id, "NET").replace(" podwire", "")).collect()
+    }
+
+    fn port(host_ip: Option<&str>, pod: &str) -> HostPort {
+        let host_ip = host_ip.map(|ip| ip.parse().unwrap());
+        HostPort {
+            host_ip,
+            host_port: 80,
+            protocol: Protocol::Tcp,
+            pod: pod.parse().unwrap(),
+            pod_port: 8080,
+        }
+    }
+
+    const NAT: [&str; 6] = [
+        "inet pods4 { 10.0.0.2 }",
+        "inet self4 { 10.0.0.2 . 10.0.0.2 }",
+        "inet masq4 { 10.0.0.2 : jump NET }",
+        "inet pods6 { fd00::2 }",
+        "inet self6 { fd00::2 . fd00::2 }",
+        "inet masq6 { fd00::2 : jump NET }",
+    ];
+
+    #[test]
+    fn a_routed_pod_is_guarded_at_the_ip_layer() {
+        let got = words(Mode::Routed, Guard::On, &[]);
+        assert_eq!(got[..6], NAT);
+        let guard = [
+            "inet addr4 { pwabc . 10.0.0.2 }",
+            "inet addr6 { pwabc . fd00::2 }",
+            "inet addr6 { pwabc . fe80::ff:fe00:7 }",
+            "inet ports { pwabc }",
+        ];
+        assert_eq!(got[6..], guard);
+    }
+
+    #[test]
+    fn a_bridged_pod_is_guarded_at_its_port_and_its_hostports_are_masqueraded_for_neighbours() {
+        let got = words(Mode::Bridge, Guard::On, &[port(Some("::"), "fd00::2")]);
+        assert_eq!(got[..6], NAT);
+        let guard = [
+            "bridge addr4 { pwabc . 10.0.0.2 }",
+            "bridge addr6 { pwabc . fd00::2 }",
+            "bridge targets6 { pwabc . fd00::2 }",
+            "bridge addr6 { pwabc . fe80::ff:fe00:7 }",
+            "bridge targets6 { pwabc . fe80::ff:fe00:7 }",
+            "bridge macs { pwabc . 02:00:00:00:00:07 }",
+            "bridge ports { pwabc }",
+            "inet hostport6_any { tcp . 80 : fd00::2 . 8080 }",
+            "inet hairpin6 { fd00::2 . tcp . 8080 . 80 }",
+        ];
+        assert_eq!(got[6..], guard);
+    }
+
+    #[test]
+    fn e18_a_hostport_has_the_family_of_its_pod_and_is_not_on_the_v6_loopback() {
+        let ports = [port(Some("192.0.2.1"), "10.0.0.2"), port(None, "10.0.0.2")];
+        let got = words(Mode::Routed, Guard::Off, &ports);
+        let want = [
+            "inet hostport4 { 192.0.2.1 . tcp . 80 : 10.0.0.2 . 8080 }",
+            "inet hostport4_any { tcp . 80 : 10.0.0.2 . 8080 }",
+        ];
+        assert_eq!(got[6..], want);
+        for (host_ip, pod) in [("192.0.2.1", "fd00::2"), ("0.0.0.0", "fd00::2"), ("::1", "fd00::2")] {
+            let refused = published(Mode::Routed, &port(Some(host_ip), pod), &mut Vec::new());
+            assert!(matches!(refused, Err(Error::HostAddress { .. })), "{host_ip}");
+        }
+    }
+
+    #[test]
+    fn the_parts_of_a_concatenation_are_padded_and_single_keys_are_not() {
+        let link = IfName::try_from("eth0").unwrap();
+        let mac = Field::Mac("02:00:00:00:00:07".parse().unwrap());
+        assert_eq!(bytes(&[mac]).len(), 6);
+        assert_eq!(bytes(&[Field::Link(&link), mac])[16..], [2, 0, 0, 0, 0, 7, 0, 0]);
+        assert_eq!(bytes(&[Field::Protocol(Protocol::Udp), Field::Port(53)]), [17, 0, 0, 0, 0, 53, 0, 0]);
+    }
+}

@@ -1,0 +1,61 @@
+use std::io;
+use std::net::IpAddr;
+
+use crate::pod::Protocol;
+
+/// What can go wrong with the firewall. Errors of the kernel keep their errno in `source`.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(
+        "the nft program is not installed, and the firewall's tables cannot be made without it: apt-get install nftables (or your distribution's package of that name)"
+    )]
+    NftMissing,
+    #[error("the kernel lacks {what}: build or load it with {option}")]
+    Unsupported { what: String, option: &'static str },
+    #[error("no permission to {operation}: it needs root, or CAP_NET_ADMIN in this network namespace")]
+    Permission { operation: &'static str },
+    #[error("host port {port}/{protocol} on {} is taken by {}: choose another hostPort or remove the other pod",
+        host_ip.map_or("every address".to_owned(), |ip| ip.to_string()),
+        holder.map_or("another pod, or by another entry of this one".to_owned(), |ip| format!("the pod with address {ip}")))]
+    PortTaken { port: u16, protocol: Protocol, host_ip: Option<IpAddr>, holder: Option<IpAddr> },
+    #[error("host port {port} cannot be published on hostIP {host_ip}: {reason}")]
+    HostAddress { host_ip: IpAddr, port: u16, reason: &'static str },
+    #[error("the kernel refused to {operation} ({object}){}: {source}",
+        if reason.is_empty() { String::new() } else { format!(", {reason}") })]
+    Transaction { operation: &'static str, object: String, reason: String, source: io::Error },
+    #[error("the nft program refused the firewall's tables: {message}")]
+    Structure { message: String },
+    #[error("could not {operation}: {source}")]
+    Io { operation: &'static str, source: io::Error },
+    #[error("{operation} took longer than 10 seconds and was given up")]
+    Timeout { operation: &'static str },
+}
+
+impl Error {
+    /// The error of a system call of our own.
+    pub(crate) fn io(operation: &'static str, source: impl Into<io::Error>) -> Self {
+        let source = source.into();
+        match source.raw_os_error() {
+            Some(libc::EPERM | libc::EACCES) => Self::Permission { operation },
+            Some(libc::EAGAIN | libc::ETIMEDOUT) => Self::Timeout { operation },
+            Some(libc::EPROTONOSUPPORT | libc::EAFNOSUPPORT) => netfilter_missing(),
+            Some(_) | None => Self::Io { operation, source },
+        }
+    }
+
+    /// The kernel's answer to a request.
+    pub(crate) fn refused(operation: &'static str, object: String, refusal: crate::socket::Refusal) -> Self {
+        match refusal.errno {
+            libc::EPERM | libc::EACCES => Self::Permission { operation },
+            libc::EOPNOTSUPP | libc::EPROTONOSUPPORT | libc::EAFNOSUPPORT => netfilter_missing(),
+            errno => {
+                let source = io::Error::from_raw_os_error(errno);
+                Self::Transaction { operation, object, reason: refusal.reason, source }
+            }
+        }
+    }
+}
+
+fn netfilter_missing() -> Error {
+    Error::Unsupported { what: "nftables (nf_tables over nfnetlink)".to_owned(), option: "CONFIG_NF_TABLES" }
+}

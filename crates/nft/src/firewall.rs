@@ -1,0 +1,302 @@
+use std::net::IpAddr;
+
+use crate::element::{self, Element, Role};
+use crate::error::Error;
+use crate::pod::{HostPort, NetworkChain, Pod};
+use crate::program;
+use crate::request;
+use crate::ruleset::{self, Family, TABLE};
+use crate::socket::{Refusal, Refused, Request, Socket};
+
+/// How often a pod is tried: structure, leftovers of another pod and the real thing need three; the rest is for races.
+const TRIES: usize = 6;
+/// How often a reading is repeated because somebody changed any table between it and our transaction.
+const GENERATIONS: usize = 100;
+
+const ADMIT: &str = "add a pod to the firewall";
+const EXPEL: &str = "remove a pod from the firewall";
+const LOOK: &str = "look up a pod in the firewall";
+const CLEANUP: &str = "remove the firewall's tables";
+
+/// Our tables in one network namespace.
+pub struct Firewall {
+    socket: Socket,
+}
+
+impl Firewall {
+    /// For the network namespace of the calling thread.
+    pub fn open() -> Result<Self, Error> {
+        Ok(Self { socket: Socket::open()? })
+    }
+
+    /// Puts the pod in force, all of it or nothing. Doing it again changes nothing. The tables are made when they are
+    /// missing. A host port of another pod is [`Error::PortTaken`].
+    pub fn admit(&mut self, pod: &Pod<'_>) -> Result<(), Error> {
+        let mut elements = element::revisions(pod);
+        elements.append(&mut element::of(pod)?);
+        let mut replace = vec![Replace::No; elements.len()];
+        let mut structure = Structure::Trusted;
+        let mut last = Vec::new();
+        for _ in 0..TRIES {
+            let (requests, steps) = additions(&elements, &replace);
+            let Err(refused) = self.socket.transact(&requests, None)? else { return Ok(()) };
+            last = named(refused, &steps)?;
+            if last.iter().any(|(step, refusal)| wants_structure(&elements[step.element], *step, refusal)) {
+                if structure == Structure::Renewed {
+                    break;
+                }
+                program::apply(&ruleset::text(element::families(pod), pod.masquerade))?;
+                structure = Structure::Renewed;
+                continue;
+            }
+            for (step, refusal) in &last {
+                replace[step.element] = self.settle(pod, &elements[step.element], (*step, refusal))?;
+            }
+        }
+        Err(why(&elements, last))
+    }
+
+    /// What to do about one element that could not be added.
+    fn settle(
+        &mut self,
+        pod: &Pod<'_>,
+        element: &Element<'_>,
+        (step, refusal): (Step, &Refusal),
+    ) -> Result<Replace, Error> {
+        match (step.action, refusal.errno, element.role) {
+            // What was to be replaced has gone by itself.
+            (Action::Delete, libc::ENOENT, _) => Ok(Replace::No),
+            (Action::Add, libc::EEXIST, Role::Masquerade) => Ok(Replace::Yes),
+            (Action::Add, libc::EEXIST, Role::HostPort(port)) => match self.holder(element)? {
+                // From an earlier pod that had our address.
+                Some(holder) if pod.addresses.contains(&holder) && !step.replaced => Ok(Replace::Yes),
+                Some(holder) => Err(taken(port, Some(holder))),
+                None => Ok(Replace::No),
+            },
+            (_, _, _) => Err(Error::refused(ADMIT, element.to_string(), refusal.clone())),
+        }
+    }
+
+    /// The pod that a host port leads to.
+    fn holder(&mut self, element: &Element<'_>) -> Result<Option<IpAddr>, Error> {
+        let answer = self.socket.ask(&[request::get(element)])?.pop();
+        Ok(answer.and_then(Result::ok).and_then(|found| request::pod_address(&found)))
+    }
+
+    /// Takes the pod out of force. What is already gone is no error, and keeps nothing else; a host port that another
+    /// pod has by now stays.
+    pub fn expel(&mut self, pod: &Pod<'_>) -> Result<(), Error> {
+        let elements = element::of(pod)?;
+        for _ in 0..GENERATIONS {
+            let (generation, own) = self.own(&elements)?;
+            match self.remove(&own, generation)? {
+                Removal::Done => return Ok(()),
+                Removal::Overtaken => {}
+            }
+        }
+        let source = std::io::Error::from_raw_os_error(libc::ERESTART);
+        let (object, reason) = (pod.link.to_string(), "other tables kept changing".to_owned());
+        Err(Error::Transaction { operation: EXPEL, object, reason, source })
+    }
+
+    /// The elements without host ports that lead elsewhere, and the generation of the tables in which that was so.
+    fn own<'e, 'a>(
+        &mut self,
+        elements: &'e [Element<'a>],
+    ) -> Result<(Option<u32>, Vec<&'e Element<'a>>), Error> {
+        let is_port = |e: &&Element<'_>| matches!(e.role, Role::HostPort(_));
+        let ports: Vec<&Element<'_>> = elements.iter().filter(is_port).collect();
+        if ports.is_empty() {
+            return Ok((None, elements.iter().collect()));
+        }
+        // The generation is read first: a change after it is then noticed, wherever it falls.
+        let questions: Vec<Request> =
+            [request::get_generation()].into_iter().chain(ports.iter().map(|e| request::get(e))).collect();
+        let mut answers = self.socket.ask(&questions)?.into_iter();
+        let generation = answers.next().and_then(Result::ok).and_then(|found| request::generation(&found));
+        let mut ours =
+            ports.iter().zip(answers).map(|(e, found)| found.is_ok_and(|found| request::holds(e, &found)));
+        let keep = |e: &&Element<'_>| !is_port(e) || ours.next().unwrap_or(false);
+        Ok((generation, elements.iter().filter(keep).collect()))
+    }
+
+    /// One missing element makes the kernel refuse all, but it names every missing one: the second try is without them.
+    fn remove(&mut self, elements: &[&Element<'_>], generation: Option<u32>) -> Result<Removal, Error> {
+        let mut left: Vec<&Element<'_>> = elements.to_vec();
+        while !left.is_empty() {
+            let requests: Vec<Request> = left.iter().map(|e| request::delete(e)).collect();
+            let Err(refused) = self.socket.transact(&requests, generation)? else { return Ok(Removal::Done) };
+            if let Some(whole) = refused.whole {
+                return match whole.errno {
+                    libc::ERESTART => Ok(Removal::Overtaken),
+                    // Without nf_tables in the kernel there is nothing of ours either.
+                    libc::EOPNOTSUPP => Ok(Removal::Done),
+                    _ => Err(Error::refused(EXPEL, TABLE.to_owned(), whole)),
+                };
+            }
+            let mut gone = vec![false; left.len()];
+            for (place, refusal) in refused.requests {
+                if refusal.errno != libc::ENOENT {
+                    return Err(Error::refused(EXPEL, left[place].to_string(), refusal));
+                }
+                gone[place] = true;
+            }
+            let mut gone = gone.into_iter();
+            left.retain(|_| !gone.next().unwrap_or(false));
+        }
+        Ok(Removal::Done)
+    }
+
+    /// What of the pod is not in force, in words that nft understands; nothing means all is well.
+    pub fn missing(&mut self, pod: &Pod<'_>) -> Result<Vec<String>, Error> {
+        let mut missing = self.missing_rules(pod)?;
+        let mut elements = element::revisions(pod);
+        elements.append(&mut element::of(pod)?);
+        let questions: Vec<Request> = elements.iter().map(request::get).collect();
+        for (element, answer) in elements.iter().zip(self.socket.ask(&questions)?) {
+            match answer {
+                Ok(found) if request::holds(element, &found) => {}
+                Ok(_) => missing.push(format!("element {element} (it is there with another value)")),
+                Err(Refusal { errno: libc::ENOENT, .. }) => missing.push(format!("element {element}")),
+                Err(refusal) => return Err(Error::refused(LOOK, element.to_string(), refusal)),
+            }
+        }
+        Ok(missing)
+    }
+
+    /// The chains the pod needs that do not exist or hold no rule.
+    fn missing_rules(&mut self, pod: &Pod<'_>) -> Result<Vec<String>, Error> {
+        let mut missing = Vec::new();
+        for &family in element::families(pod) {
+            let network = pod.masquerade.filter(|_| family == Family::Inet).map(NetworkChain::id);
+            let chains: Vec<&str> = family.chains().iter().copied().chain(network).collect();
+            let questions: Vec<Request> =
+                chains.iter().map(|chain| request::get_chain(family, chain)).collect();
+            let exist = self.socket.ask(&questions)?;
+            let ruled = self.chains_with_rules(family)?;
+            for (chain, exists) in chains.iter().zip(exist) {
+                let name = format!("{} {TABLE} {chain}", family.word());
+                match exists {
+                    Ok(_) if ruled.iter().any(|ruled| ruled == chain) => {}
+                    Ok(_) => missing.push(format!("rules of chain {name}")),
+                    Err(Refusal { errno: libc::ENOENT, .. }) => missing.push(format!("chain {name}")),
+                    Err(refusal) => return Err(Error::refused(LOOK, name, refusal)),
+                }
+            }
+        }
+        Ok(missing)
+    }
+
+    fn chains_with_rules(&mut self, family: Family) -> Result<Vec<String>, Error> {
+        let mut chains = Vec::new();
+        let dumped = self
+            .socket
+            .dump(&request::get_rules(family), |rule| chains.extend(request::chain_of_rule(rule)))?;
+        match dumped {
+            Ok(()) | Err(Refusal { errno: libc::ENOENT, .. }) => Ok(chains),
+            Err(refusal) => Err(Error::refused(LOOK, TABLE.to_owned(), refusal)),
+        }
+    }
+
+    /// Removes our tables with all that is in them; says whether there was one.
+    pub fn cleanup(&mut self) -> Result<bool, Error> {
+        let mut removed = false;
+        for family in [Family::Inet, Family::Bridge] {
+            let Err(refused) = self.socket.transact(&[request::delete_table(family)], None)? else {
+                removed = true;
+                continue;
+            };
+            let refusals = refused.whole.into_iter().chain(refused.requests.into_iter().map(|(_, r)| r));
+            for refusal in refusals {
+                if !matches!(refusal.errno, libc::ENOENT | libc::EOPNOTSUPP | libc::EAFNOSUPPORT) {
+                    return Err(Error::refused(CLEANUP, format!("{} {TABLE}", family.word()), refusal));
+                }
+            }
+        }
+        Ok(removed)
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Structure {
+    Trusted,
+    Renewed,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Replace {
+    No,
+    Yes,
+}
+
+enum Removal {
+    Done,
+    Overtaken,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Action {
+    Add,
+    Delete,
+}
+
+/// What a request of ours is about.
+#[derive(Clone, Copy)]
+struct Step {
+    element: usize,
+    action: Action,
+    /// The element was deleted in the same transaction.
+    replaced: bool,
+}
+
+fn additions(elements: &[Element<'_>], replace: &[Replace]) -> (Vec<Request>, Vec<Step>) {
+    let (mut requests, mut steps) = (Vec::with_capacity(elements.len()), Vec::with_capacity(elements.len()));
+    for (place, (element, replace)) in elements.iter().zip(replace).enumerate() {
+        let replaced = *replace == Replace::Yes;
+        if replaced {
+            requests.push(request::delete(element));
+            steps.push(Step { element: place, action: Action::Delete, replaced });
+        }
+        requests.push(request::add(element));
+        steps.push(Step { element: place, action: Action::Add, replaced });
+    }
+    (requests, steps)
+}
+
+/// The refusals with what they are about; a refusal of the whole transaction is an error.
+fn named(refused: Refused, steps: &[Step]) -> Result<Vec<(Step, Refusal)>, Error> {
+    if let Some(whole) = refused.whole {
+        return Err(Error::refused(ADMIT, TABLE.to_owned(), whole));
+    }
+    Ok(refused
+        .requests
+        .into_iter()
+        .filter_map(|(place, refusal)| Some((*steps.get(place)?, refusal)))
+        .collect())
+}
+
+/// No such table, set or chain; or a table of another version.
+fn wants_structure(element: &Element<'_>, step: Step, refusal: &Refusal) -> bool {
+    match (step.action, refusal.errno, element.role) {
+        (Action::Add, libc::ENOENT, _) | (Action::Add, libc::EEXIST, Role::Revision) => true,
+        (_, _, _) => false,
+    }
+}
+
+/// The error when trying again did not help.
+fn why(elements: &[Element<'_>], refusals: Vec<(Step, Refusal)>) -> Error {
+    let Some((step, refusal)) = refusals.into_iter().next() else {
+        return Error::Structure { message: "the kernel refused a pod and did not say why".to_owned() };
+    };
+    let element = &elements[step.element];
+    match (refusal.errno, element.role) {
+        // Nobody holds it in the kernel: the pod asks for it twice, for two purposes.
+        (libc::EEXIST, Role::HostPort(port)) => taken(port, None),
+        (_, _) => Error::refused(ADMIT, element.to_string(), refusal),
+    }
+}
+
+fn taken(port: &HostPort, holder: Option<IpAddr>) -> Error {
+    let HostPort { host_ip, host_port, protocol, .. } = *port;
+    Error::PortTaken { port: host_port, protocol, host_ip, holder }
+}

@@ -1,0 +1,99 @@
+//! What the firewall has to know of a pod.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+pub use types::{AttachMode as Mode, Protocol};
+use types::{Digest, IfName, Mac, NetworkName};
+
+/// One attachment, as the firewall sees it. The same value goes to `admit`, `missing` and `expel`.
+#[derive(Debug, Clone, Copy)]
+pub struct Pod<'a> {
+    /// The host end of the pod's link.
+    pub link: &'a IfName,
+    /// The MAC of the pod's end.
+    pub mac: Mac,
+    pub mode: Mode,
+    pub addresses: &'a [IpAddr],
+    /// The chain that decides what of this pod is masqueraded; without one, nothing is.
+    pub masquerade: Option<&'a NetworkChain>,
+    pub guard: Guard,
+    pub ports: &'a [HostPort],
+}
+
+/// Whether a pod may send from its own addresses only. With `On` it may send nothing but IPv4, IPv6 and ARP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Guard {
+    On,
+    Off,
+}
+
+/// One published port. A port on an address of the host goes before the same port on every address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HostPort {
+    /// Which address of the host; none, `0.0.0.0` and `::` mean every address of the pod's family.
+    pub host_ip: Option<IpAddr>,
+    pub host_port: u16,
+    pub protocol: Protocol,
+    pub pod: IpAddr,
+    pub pod_port: u16,
+}
+
+/// The chain all pods of one network share: traffic to `cidrs` keeps its source, the rest is masqueraded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NetworkChain {
+    id: String,
+    cidrs: Vec<IpNet>,
+}
+
+impl NetworkChain {
+    /// The chain's name is made from both: other CIDRs give another chain, so one that exists is never out of date.
+    pub fn new(network: &NetworkName, cidrs: &[IpNet]) -> Self {
+        // nft refuses a set whose ranges overlap.
+        let mut cidrs = IpNet::aggregate(&cidrs.iter().map(IpNet::trunc).collect::<Vec<_>>());
+        cidrs.sort();
+        let texts: Vec<String> = cidrs.iter().map(ToString::to_string).collect();
+        let words: Vec<&str> = ["network chain 1", network.as_str()]
+            .into_iter()
+            .chain(texts.iter().map(String::as_str))
+            .collect();
+        Self { id: format!("net-{}", Digest::of(&words).base32(13)), cidrs }
+    }
+
+    /// The chain's name in table `inet podwire`.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    pub fn cidrs(&self) -> &[IpNet] {
+        &self.cidrs
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chain(name: &str, cidrs: &[&str]) -> NetworkChain {
+        let cidrs: Vec<IpNet> = cidrs.iter().map(|c| c.parse().unwrap()).collect();
+        NetworkChain::new(&name.try_into().unwrap(), &cidrs)
+    }
+
+    #[test]
+    fn a_chain_is_named_by_network_and_cidrs_in_any_order() {
+        let a = chain("blue", &["10.1.0.0/16", "fd00::/48"]);
+        assert_eq!(a.id(), chain("blue", &["fd00::/48", "10.1.0.7/16"]).id());
+        assert_ne!(a.id(), chain("red", &["10.1.0.0/16", "fd00::/48"]).id());
+        assert_ne!(a.id(), chain("blue", &["10.1.0.0/16"]).id());
+        assert_eq!(a.id().len(), 17);
+    }
+
+    #[test]
+    fn overlapping_cidrs_become_one() {
+        let a = chain("blue", &["10.0.0.0/8", "10.1.0.0/16", "fd00::/48", "fd00::/64"]);
+        assert_eq!(
+            a.cidrs().iter().map(ToString::to_string).collect::<Vec<_>>(),
+            ["10.0.0.0/8", "fd00::/48"]
+        );
+    }
+}

@@ -1,0 +1,139 @@
+//! The nft program: it makes our tables' structure from text. No shell, no arguments made from names, bounded time.
+
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{MemfdFlags, memfd_create};
+
+use crate::error::Error;
+
+const PATIENCE: Duration = Duration::from_secs(10);
+const RUN: &str = "run the nft program";
+/// Runtimes often start plugins with a PATH that has no sbin in it.
+const PLACES: [&str; 4] = ["nft", "/usr/sbin/nft", "/sbin/nft", "/usr/local/sbin/nft"];
+/// What nft says of one mistake fits; the rest repeats.
+const LONGEST_COMPLAINT: usize = 4096;
+
+/// Applies a text in one transaction, in the network namespace of the calling thread.
+pub(crate) fn apply(text: &str) -> Result<(), Error> {
+    let mut child = start(text)?;
+    let Some(stderr) = child.stderr.take() else { return Err(Error::Structure { message: String::new() }) };
+    let complaint = listen(stderr, Instant::now() + PATIENCE);
+    if complaint.is_err() {
+        // It may have ended by itself in the meantime; either way it is waited for below.
+        let _ = child.kill();
+    }
+    let status = child.wait().map_err(|e| Error::io(RUN, e))?;
+    verdict(status, &complaint?)
+}
+
+fn start(text: &str) -> Result<Child, Error> {
+    for place in PLACES {
+        // A file in memory instead of a pipe: nothing here can block on a child that does not read.
+        let input = in_memory(text).map_err(|e| Error::io(RUN, e))?;
+        let mut command = Command::new(place);
+        command
+            .args(["-f", "-"])
+            .stdin(input)
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .env("LC_ALL", "C");
+        match command.spawn() {
+            Ok(child) => return Ok(child),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+            Err(e) => return Err(Error::io(RUN, e)),
+        }
+    }
+    Err(Error::NftMissing)
+}
+
+fn in_memory(text: &str) -> std::io::Result<File> {
+    use std::io::Seek as _;
+    let mut file = File::from(memfd_create("podwire-ruleset", MemfdFlags::CLOEXEC)?);
+    file.write_all(text.as_bytes())?;
+    file.rewind()?;
+    Ok(file)
+}
+
+/// Reads until the child closes its stderr, which it does by ending.
+fn listen(mut stderr: ChildStderr, deadline: Instant) -> Result<String, Error> {
+    let (mut heard, mut chunk) = (Vec::new(), [0; 4096]);
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let wait = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
+        match poll(&mut [PollFd::new(&stderr, PollFlags::IN)], Some(&wait)) {
+            Ok(0) => return Err(Error::Timeout { operation: "the nft program" }),
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(e) => return Err(Error::io(RUN, e)),
+            Ok(_) => {}
+        }
+        match stderr.read(&mut chunk).map_err(|e| Error::io(RUN, e))? {
+            0 => return Ok(String::from_utf8_lossy(&heard).into_owned()),
+            read if heard.len() < LONGEST_COMPLAINT => heard.extend_from_slice(&chunk[..read]),
+            _ => {}
+        }
+    }
+}
+
+fn verdict(status: ExitStatus, complaint: &str) -> Result<(), Error> {
+    if status.success() {
+        return Ok(());
+    }
+    // nft shows a mistake in three lines: where and what, the text there, and carets below it.
+    let mut lines = complaint.lines().map(str::trim).filter(|line| !line.is_empty());
+    let (what, line) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
+    if what.contains("Operation not permitted") {
+        return Err(Error::Permission { operation: "make the firewall's tables" });
+    }
+    // The syntax is ours and known to be right: a rule the kernel does not find parts for means a missing module.
+    let lacking = what.contains("not supported") || what.contains("No such file or directory");
+    if what.contains("Could not process rule") && lacking {
+        let option = option_for(line);
+        return Err(Error::Unsupported { what: format!("what the rule '{line}' needs"), option });
+    }
+    let message = if complaint.is_empty() { status.to_string() } else { format!("{what}: {line}") };
+    Err(Error::Structure { message })
+}
+
+/// The kernel option a refused line of our structure needs.
+fn option_for(line: &str) -> &'static str {
+    let known = [
+        ("table bridge", "CONFIG_NF_TABLES_BRIDGE"),
+        ("masquerade", "CONFIG_NFT_MASQ"),
+        ("dnat ip", "CONFIG_NFT_NAT"),
+        ("type nat", "CONFIG_NFT_NAT"),
+        ("fib", "CONFIG_NFT_FIB_INET"),
+        ("ct status", "CONFIG_NFT_CT"),
+    ];
+    known.iter().find(|(part, _)| line.contains(part)).map_or("CONFIG_NF_TABLES_INET", |(_, option)| option)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+
+    use super::*;
+
+    fn of(complaint: &str) -> Error {
+        verdict(ExitStatus::from_raw(256), complaint).unwrap_err()
+    }
+
+    #[test]
+    fn what_nft_says_becomes_an_error_that_says_what_to_do() {
+        let bridge = of(
+            "/dev/stdin:9:1-5: Error: Could not process rule: Operation not supported\ntable bridge podwire {\n^^^^^\n",
+        );
+        assert!(matches!(bridge, Error::Unsupported { option: "CONFIG_NF_TABLES_BRIDGE", .. }), "{bridge}");
+        let fib = of(
+            "/dev/stdin:9:1-5: Error: Could not process rule: No such file or directory\n\t\tfib daddr type != local return\n",
+        );
+        assert!(matches!(fib, Error::Unsupported { option: "CONFIG_NFT_FIB_INET", .. }), "{fib}");
+        let denied = of("Error: Could not process rule: Operation not permitted\n");
+        assert!(matches!(denied, Error::Permission { .. }), "{denied}");
+        let syntax = of("/dev/stdin:1:1-3: Error: syntax error, unexpected string\nfoo\n^^^\n");
+        assert!(syntax.to_string().ends_with("syntax error, unexpected string: foo"), "{syntax}");
+    }
+}

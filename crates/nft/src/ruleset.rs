@@ -1,0 +1,241 @@
+//! The structure of our tables, as nft text. It is applied whole, in one transaction, and may be applied again at any
+//! time: sets, maps and their elements stay; the rules are flushed and written anew.
+
+use ipnet::IpNet;
+use types::Digest;
+
+use crate::pod::NetworkChain;
+
+/// The name of our tables, in every family.
+pub(crate) const TABLE: &str = "podwire";
+
+/// The map that says which structure a table has: one element, `REVISION_KEY` to a number made from the text.
+pub(crate) const REVISION: &str = "revision";
+pub(crate) const REVISION_KEY: u32 = 1;
+
+/// Who a table is for: `inet` sees packets at the host's IP layer, `bridge` frames between ports of a bridge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Family {
+    Inet,
+    Bridge,
+}
+
+impl Family {
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Inet => "inet",
+            Self::Bridge => "bridge",
+        }
+    }
+
+    fn structure(self) -> &'static Structure {
+        match self {
+            Self::Inet => &INET,
+            Self::Bridge => &BRIDGE,
+        }
+    }
+
+    /// The chains of the structure, without those of networks.
+    pub(crate) fn chains(self) -> &'static [&'static str] {
+        self.structure().chains
+    }
+
+    /// A number that changes with the text, so that a table of another version is seen and renewed.
+    pub(crate) fn revision(self) -> u32 {
+        let structure = self.structure();
+        let [a, b, c, d, _] = Digest::of(&["structure", structure.objects, structure.rules]).first5();
+        u32::from_be_bytes([a, b, c, d])
+    }
+}
+
+struct Structure {
+    /// Sets, maps and chains without rules: adding what is already there changes nothing.
+    objects: &'static str,
+    /// The rules; they are added to chains that were flushed before, in the same transaction.
+    rules: &'static str,
+    chains: &'static [&'static str],
+}
+
+/// What `families` and the chain of one network look like, for `nft -f -`.
+pub(crate) fn text(families: &[Family], network: Option<&NetworkChain>) -> String {
+    let mut out = String::new();
+    for family in families {
+        let (structure, word) = (family.structure(), family.word());
+        out.push_str(structure.objects);
+        for chain in structure.chains {
+            out.push_str(&format!("flush chain {word} {TABLE} {chain}\n"));
+        }
+        out.push_str(structure.rules);
+        out.push_str(&format!(
+            "flush map {word} {TABLE} {REVISION}\nadd element {word} {TABLE} {REVISION} {{ {REVISION_KEY} : {:#010x} }}\n",
+            family.revision()
+        ));
+    }
+    if let Some(network) = network {
+        out.push_str(&network_text(network));
+    }
+    out
+}
+
+/// The chain that a pod of this network jumps to: what stays inside the network keeps its source address.
+fn network_text(network: &NetworkChain) -> String {
+    let chain = network.id();
+    let list = |v4: bool| {
+        let nets = network.cidrs().iter().filter(|net| matches!(net, IpNet::V4(_)) == v4);
+        nets.map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    };
+    let inside = |word: &str, nets: String| match nets.as_str() {
+        "" => String::new(),
+        nets => format!("\t\t{word} daddr {{ {nets} }} return\n"),
+    };
+    format!(
+        "add chain inet {TABLE} {chain}\nflush chain inet {TABLE} {chain}\n\
+         table inet {TABLE} {{\n\tchain {chain} {{\n{}{}\t\tmasquerade\n\t}}\n}}\n",
+        inside("ip", list(true)),
+        inside("ip6", list(false)),
+    )
+}
+
+const INET: Structure = Structure {
+    chains: &["guard", "nat-prerouting", "nat-output", "nat-postrouting", "hostports", "bent"],
+    objects: r#"table inet podwire {
+	comment "podwire"
+	map revision { type mark : mark; }
+
+	# every pod on this node
+	set pods4 { type ipv4_addr; }
+	set pods6 { type ipv6_addr; }
+	# (pod, the same pod)
+	set self4 { type ipv4_addr . ipv4_addr; }
+	set self6 { type ipv6_addr . ipv6_addr; }
+	# pod -> jump to the chain of its network
+	map masq4 { type ipv4_addr : verdict; }
+	map masq6 { type ipv6_addr : verdict; }
+
+	# [host address,] protocol, host port -> pod, port
+	map hostport4 { type ipv4_addr . inet_proto . inet_service : ipv4_addr . inet_service; }
+	map hostport6 { type ipv6_addr . inet_proto . inet_service : ipv6_addr . inet_service; }
+	map hostport4_any { type inet_proto . inet_service : ipv4_addr . inet_service; }
+	map hostport6_any { type inet_proto . inet_service : ipv6_addr . inet_service; }
+	# pod on a bridge, protocol, its port, host port
+	set hairpin4 { type ipv4_addr . inet_proto . inet_service . inet_service; }
+	set hairpin6 { type ipv6_addr . inet_proto . inet_service . inet_service; }
+
+	# routed pods: the host end of the link, and what may come out of it
+	set ports { type ifname; }
+	set addr4 { type ifname . ipv4_addr; }
+	set addr6 { type ifname . ipv6_addr; }
+
+	chain guard { type filter hook prerouting priority raw; policy accept; }
+	chain nat-prerouting { type nat hook prerouting priority dstnat; policy accept; }
+	chain nat-output { type nat hook output priority -100; policy accept; }
+	chain nat-postrouting { type nat hook postrouting priority srcnat; policy accept; }
+	chain hostports { }
+	chain bent { }
+}
+"#,
+    rules: r#"table inet podwire {
+	chain guard {
+		# route_localnet, which hostPorts on 127.0.0.1 need, would open the host's loopback to the pods
+		iiftype != loopback ip saddr 127.0.0.0/8 drop
+		iiftype != loopback ip daddr 127.0.0.0/8 drop
+		iifname != @ports accept
+		iifname . ip saddr @addr4 accept
+		icmpv6 type { nd-router-advert, nd-redirect } drop
+		iifname . ip6 saddr @addr6 accept
+		ip6 saddr :: icmpv6 type nd-neighbor-solicit accept
+		drop
+	}
+	chain hostports {
+		meta l4proto != { tcp, udp, sctp } return
+		dnat ip to ip daddr . meta l4proto . th dport map @hostport4
+		dnat ip6 to ip6 daddr . meta l4proto . th dport map @hostport6
+		# the kernel forwards neither ::1 nor link-local addresses
+		ip6 daddr { ::1, fe80::/10 } return
+		fib daddr type != local return
+		dnat ip to meta l4proto . th dport map @hostport4_any
+		dnat ip6 to meta l4proto . th dport map @hostport6_any
+	}
+	# connections whose destination was changed, by us or by others
+	chain bent {
+		# a pod that reaches itself by another address must see an answer from that address
+		ip saddr . ip daddr @self4 masquerade
+		ip6 saddr . ip6 daddr @self6 masquerade
+		# from the host's loopback to a hostPort
+		ip saddr 127.0.0.0/8 ip daddr @pods4 masquerade
+		# from a pod through a hostPort to its neighbour on a bridge: the answer must not take the short way
+		meta l4proto tcp ip saddr @pods4 ip daddr . meta l4proto . th dport . ct original proto-dst @hairpin4 masquerade
+		meta l4proto udp ip saddr @pods4 ip daddr . meta l4proto . th dport . ct original proto-dst @hairpin4 masquerade
+		meta l4proto sctp ip saddr @pods4 ip daddr . meta l4proto . th dport . ct original proto-dst @hairpin4 masquerade
+		meta l4proto tcp ip6 saddr @pods6 ip6 daddr . meta l4proto . th dport . ct original proto-dst @hairpin6 masquerade
+		meta l4proto udp ip6 saddr @pods6 ip6 daddr . meta l4proto . th dport . ct original proto-dst @hairpin6 masquerade
+		meta l4proto sctp ip6 saddr @pods6 ip6 daddr . meta l4proto . th dport . ct original proto-dst @hairpin6 masquerade
+	}
+	chain nat-prerouting {
+		jump hostports
+	}
+	chain nat-output {
+		jump hostports
+	}
+	chain nat-postrouting {
+		ct status dnat jump bent
+		ip daddr { 224.0.0.0/4, 255.255.255.255 } return
+		ip6 daddr { fe80::/10, ff00::/8 } return
+		ip daddr @pods4 return
+		ip6 daddr @pods6 return
+		ip saddr vmap @masq4
+		ip6 saddr vmap @masq6
+	}
+}
+"#,
+};
+
+const BRIDGE: Structure = Structure {
+    chains: &["guard", "from4", "from6", "from-arp", "advert6"],
+    objects: r#"table bridge podwire {
+	comment "podwire"
+	map revision { type mark : mark; }
+
+	# the bridge port of a pod, and what may come out of it
+	set ports { type ifname; }
+	set macs { type ifname . ether_addr; }
+	set addr4 { type ifname . ipv4_addr; }
+	set addr6 { type ifname . ipv6_addr; }
+	# the same as addr6, for the target of neighbour discovery, to which older nft programs give no other type
+	set targets6 { typeof iifname . @th,64,128; }
+
+	chain guard { type filter hook prerouting priority -300; policy accept; }
+	chain from4 { }
+	chain from6 { }
+	chain from-arp { }
+	chain advert6 { }
+}
+"#,
+    rules: r#"table bridge podwire {
+	chain guard {
+		iifname != @ports accept
+		iifname . ether saddr != @macs drop
+		# anything else, such as frames that carry a VLAN tag, could hide a foreign source
+		ether type vmap { ip : jump from4, ip6 : jump from6, arp : jump from-arp }
+		drop
+	}
+	chain from4 {
+		iifname . ip saddr @addr4 accept
+	}
+	chain from6 {
+		icmpv6 type { nd-router-advert, nd-redirect } drop
+		icmpv6 type nd-neighbor-advert goto advert6
+		iifname . ip6 saddr @addr6 accept
+		ip6 saddr :: icmpv6 type nd-neighbor-solicit iifname . @th,64,128 @targets6 accept
+	}
+	chain advert6 {
+		iifname . ip6 saddr @addr6 iifname . @th,64,128 @targets6 accept
+		drop
+	}
+	chain from-arp {
+		arp htype 1 arp ptype ip arp hlen 6 arp plen 4 iifname . arp saddr ether @macs iifname . arp saddr ip @addr4 accept
+		arp htype 1 arp ptype ip arp hlen 6 arp plen 4 iifname . arp saddr ether @macs arp saddr ip 0.0.0.0 arp operation request accept
+	}
+}
+"#,
+};

@@ -1,0 +1,120 @@
+//! What the kernel tests share: throw-away network namespaces and small ways to look into them.
+
+use std::net::IpAddr;
+use std::process::{Command, Stdio};
+
+use nft::{Firewall, Guard, HostPort, Mode, NetworkChain, Pod, Protocol};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+use types::{IfName, Mac};
+
+/// Runs in a thread and a network namespace of its own; both end with the function.
+pub(crate) fn in_netns<T: Send>(body: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            #[expect(
+                unsafe_code,
+                reason = "a network namespace has no memory-safety contract; CLONE_FILES has"
+            )]
+            // SAFETY: only the network namespace is unshared, no file table.
+            unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.expect("tests of the firewall need root");
+            body()
+        });
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// A program's output; it must succeed.
+pub(crate) fn run(program: &str, args: &[&str]) -> String {
+    let output = Command::new(program).args(args).stdin(Stdio::null()).output().expect(program);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {}: {stderr}", args.join(" "));
+    String::from_utf8(output.stdout).expect("text")
+}
+
+pub(crate) fn nft(args: &str) -> String {
+    run("nft", &args.split(' ').collect::<Vec<_>>())
+}
+
+/// The elements of a set as nft shows them, or nothing.
+pub(crate) fn elements(table: &str, set: &str) -> String {
+    let kind = if set.starts_with("masq") || set.starts_with("hostport") { "map" } else { "set" };
+    let listed = run("nft", &["list", kind, table, "podwire", set]);
+    listed
+        .split_once("elements = {")
+        .map(|(_, rest)| rest.split('}').next().unwrap_or("").trim().to_owned())
+        .unwrap_or_default()
+}
+
+/// All of our elements, set by set.
+pub(crate) fn all_elements() -> String {
+    let json: serde_json::Value = serde_json::from_str(&nft("-j list ruleset")).expect("json");
+    let mut lines: Vec<String> = Vec::new();
+    for object in json["nftables"].as_array().expect("a list") {
+        let set = object.get("set").or_else(|| object.get("map"));
+        let Some(set) = set.filter(|s| s["name"] != "revision") else { continue };
+        for element in set["elem"].as_array().into_iter().flatten() {
+            lines.push(format!("{} {} {element}", set["family"], set["name"]).replace('"', ""));
+        }
+    }
+    lines.sort();
+    lines.join("\n")
+}
+
+/// A pod that owns what `Pod` borrows.
+pub(crate) struct Sample {
+    pub(crate) link: IfName,
+    pub(crate) mac: Mac,
+    pub(crate) mode: Mode,
+    pub(crate) addresses: Vec<IpAddr>,
+    pub(crate) chain: Option<NetworkChain>,
+    pub(crate) guard: Guard,
+    pub(crate) ports: Vec<HostPort>,
+}
+
+impl Sample {
+    /// A dual-stack pod with all there is, number `n` of its network.
+    pub(crate) fn new(mode: Mode, n: u16) -> Self {
+        let [hi, lo] = n.to_be_bytes();
+        Self {
+            link: IfName::try_from(format!("pwsample{n}")).expect("a name"),
+            mac: Mac::local([0, 0, 0, hi, lo]),
+            mode,
+            addresses: vec![
+                format!("10.77.{hi}.{lo}").parse().expect("v4"),
+                format!("fd77::{n:x}").parse().expect("v6"),
+            ],
+            chain: Some(chain("blue", &["10.77.0.0/16", "fd77::/64"])),
+            guard: Guard::On,
+            ports: Vec::new(),
+        }
+    }
+
+    pub(crate) fn pod(&self) -> Pod<'_> {
+        Pod {
+            link: &self.link,
+            mac: self.mac,
+            mode: self.mode,
+            addresses: &self.addresses,
+            masquerade: self.chain.as_ref(),
+            guard: self.guard,
+            ports: &self.ports,
+        }
+    }
+
+    /// Publishes `host_port` for each of the pod's addresses.
+    pub(crate) fn publish(mut self, protocol: Protocol, host_port: u16, pod_port: u16) -> Self {
+        for &pod in &self.addresses {
+            self.ports.push(HostPort { host_ip: None, host_port, protocol, pod, pod_port });
+        }
+        self
+    }
+
+    pub(crate) fn admit(&self) {
+        Firewall::open().expect("open").admit(&self.pod()).expect("admit");
+    }
+}
+
+pub(crate) fn chain(name: &str, cidrs: &[&str]) -> NetworkChain {
+    let cidrs: Vec<ipnet::IpNet> = cidrs.iter().map(|c| c.parse().expect("a cidr")).collect();
+    NetworkChain::new(&name.try_into().expect("a name"), &cidrs)
+}

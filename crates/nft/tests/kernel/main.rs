@@ -1,0 +1,4 @@
+//! The firewall against the real kernel. Needs root, the nft, ip and conntrack programs.
+
+mod common;
+mod membership;

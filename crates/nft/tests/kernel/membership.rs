@@ -1,0 +1,333 @@
+//! Pods enter and leave the real kernel's tables, each test in a network namespace of its own.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use nft::{Error, Firewall, Guard, HostPort, Mode, Protocol};
+
+use crate::common::{Sample, all_elements, chain, elements, in_netns, nft, run};
+
+fn open() -> Firewall {
+    Firewall::open().unwrap()
+}
+
+fn missing(sample: &Sample) -> Vec<String> {
+    open().missing(&sample.pod()).unwrap()
+}
+
+const BOTH: [Mode; 2] = [Mode::Bridge, Mode::Routed];
+
+#[test]
+fn the_structure_is_the_golden_one_and_applying_it_again_changes_nothing() {
+    in_netns(|| {
+        Sample::new(Mode::Bridge, 2).admit();
+        open().expel(&Sample::new(Mode::Bridge, 2).pod()).unwrap();
+        let listed = run("nft", &["list", "ruleset"]);
+        let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/ruleset.nft");
+        if std::env::var_os("PODWIRE_BLESS").is_some() {
+            std::fs::write(golden, &listed).unwrap();
+        }
+        assert_eq!(listed, std::fs::read_to_string(golden).unwrap(), "bless it with PODWIRE_BLESS=1");
+        // A chain that is missing makes the structure be applied whole, with a pod in it.
+        let pod = Sample::new(Mode::Bridge, 3);
+        pod.admit();
+        let before = (run("nft", &["list", "ruleset"]), all_elements());
+        open().expel(&pod.pod()).unwrap();
+        nft(&format!("delete chain inet podwire {}", pod.chain.as_ref().unwrap().id()));
+        pod.admit();
+        assert_eq!((run("nft", &["list", "ruleset"]), all_elements()), before);
+    });
+}
+
+#[test]
+fn a_pod_is_in_force_after_admit_and_gone_after_expel() {
+    for mode in BOTH {
+        in_netns(|| {
+            let other = Sample::new(mode, 9).publish(Protocol::Sctp, 9, 9);
+            other.admit();
+            let before = all_elements();
+            let pod = Sample::new(mode, 2).publish(Protocol::Tcp, 8080, 80).publish(Protocol::Udp, 8080, 53);
+            assert_eq!(missing(&pod).len(), all_of(&pod));
+            pod.admit();
+            assert_eq!(missing(&pod), [""; 0]);
+            let after = all_elements();
+            assert_eq!(after.lines().count(), before.lines().count() + all_of(&pod));
+            pod.admit();
+            assert_eq!(all_elements(), after, "a second admit changes nothing");
+            open().expel(&pod.pod()).unwrap();
+            assert_eq!(all_elements(), before);
+            open().expel(&pod.pod()).unwrap();
+            assert_eq!(missing(&other), [""; 0]);
+        });
+    }
+}
+
+/// How many elements a dual-stack pod has: six for NAT, and its guard and ports.
+fn all_of(pod: &Sample) -> usize {
+    match pod.mode {
+        Mode::Bridge => 6 + 7 + 2 * pod.ports.len(),
+        Mode::Routed => 6 + 4 + pod.ports.len(),
+    }
+}
+
+#[test]
+fn elements_read_as_meant() {
+    in_netns(|| {
+        let mut pod = Sample::new(Mode::Bridge, 258).publish(Protocol::Tcp, 8080, 80);
+        pod.ports.push(HostPort { host_ip: Some("192.0.2.1".parse().unwrap()), ..pod.ports[0] });
+        pod.ports.push(HostPort { host_ip: Some("2001:db8::1".parse().unwrap()), ..pod.ports[1] });
+        pod.admit();
+        let id = pod.chain.as_ref().unwrap().id().to_owned();
+        assert_eq!(elements("inet", "self6"), "fd77::102 . fd77::102");
+        assert_eq!(elements("inet", "masq4"), format!("10.77.1.2 : jump {id}"));
+        assert_eq!(elements("inet", "hostport4_any"), "tcp . 8080 : 10.77.1.2 . 80");
+        assert_eq!(elements("inet", "hostport4"), "192.0.2.1 . tcp . 8080 : 10.77.1.2 . 80");
+        assert_eq!(elements("inet", "hostport6"), "2001:db8::1 . tcp . 8080 : fd77::102 . 80");
+        assert_eq!(elements("inet", "hairpin6"), "fd77::102 . tcp . 80 . 8080");
+        assert_eq!(elements("bridge", "macs"), "\"pwsample258\" . 02:00:00:00:01:02");
+        assert_eq!(elements("bridge", "addr4"), "\"pwsample258\" . 10.77.1.2");
+        let targets = elements("bridge", "targets6");
+        assert!(targets.contains("\"pwsample258\" . 0xfd770000000000000000000000000102"), "{targets}");
+        assert!(targets.contains("\"pwsample258\" . 0xfe80000000000000000000fffe000102"), "{targets}");
+    });
+}
+
+#[test]
+fn c6_missing_names_what_was_taken_away() {
+    for mode in BOTH {
+        in_netns(|| {
+            let pod = Sample::new(mode, 2).publish(Protocol::Tcp, 8080, 80);
+            pod.admit();
+            let link = pod.link.as_str();
+            let guard = match mode {
+                Mode::Bridge => "bridge",
+                Mode::Routed => "inet",
+            };
+            nft("delete element inet podwire pods6 { fd77::2 }");
+            nft(&format!("delete element {guard} podwire addr4 {{ {link} . 10.77.0.2 }}"));
+            nft("delete element inet podwire hostport4_any { tcp . 8080 }");
+            nft("add element inet podwire hostport4_any { tcp . 8080 : 10.77.0.9 . 80 }");
+            nft(&format!("flush chain {guard} podwire guard"));
+            let found = missing(&pod);
+            let want = [
+                format!("rules of chain {guard} podwire guard"),
+                "element inet podwire pods6 { fd77::2 }".to_owned(),
+                format!("element {guard} podwire addr4 {{ {link} . 10.77.0.2 }}"),
+                "element inet podwire hostport4_any { tcp . 8080 : 10.77.0.2 . 80 } (it is there with another value)"
+                    .to_owned(),
+            ];
+            assert_eq!(found, want);
+        });
+    }
+}
+
+#[test]
+fn pain15_after_somebody_flushed_the_ruleset_admit_builds_all_again() {
+    for mode in BOTH {
+        in_netns(|| {
+            let pod = Sample::new(mode, 2);
+            pod.admit();
+            let before = (run("nft", &["list", "ruleset"]), all_elements());
+            nft("flush ruleset");
+            assert!(missing(&pod).iter().any(|m| m == "chain inet podwire nat-postrouting"));
+            pod.admit();
+            assert_eq!((run("nft", &["list", "ruleset"]), all_elements()), before);
+        });
+    }
+}
+
+#[test]
+fn a_structure_of_another_version_is_renewed_and_keeps_its_elements() {
+    in_netns(|| {
+        let old = Sample::new(Mode::Routed, 2);
+        old.admit();
+        nft("flush chain inet podwire nat-postrouting");
+        nft("flush map inet podwire revision");
+        nft("add element inet podwire revision { 1 : 0x7 }");
+        assert_eq!(missing(&old).len(), 2);
+        Sample::new(Mode::Routed, 3).admit();
+        assert_eq!(missing(&old), [""; 0]);
+    });
+}
+
+#[test]
+fn e18_a_host_port_belongs_to_one_pod_and_a_refusal_changes_nothing() {
+    for mode in BOTH {
+        in_netns(|| {
+            let first = Sample::new(mode, 2).publish(Protocol::Tcp, 8080, 80);
+            first.admit();
+            let before = all_elements();
+            let second = Sample::new(mode, 3).publish(Protocol::Tcp, 8080, 80);
+            let refused = open().admit(&second.pod()).unwrap_err();
+            let holder: Option<IpAddr> = Some("10.77.0.2".parse().unwrap());
+            assert!(
+                matches!(refused, Error::PortTaken { port: 8080, protocol: Protocol::Tcp, host_ip: None, holder: h } if h == holder),
+                "{refused}"
+            );
+            assert_eq!(
+                refused.to_string(),
+                "host port 8080/tcp on every address is taken by the pod with address 10.77.0.2: \
+                 choose another hostPort or remove the other pod"
+            );
+            assert_eq!(all_elements(), before);
+            // The one that was refused is cleaned up after: the port stays with its holder.
+            open().expel(&second.pod()).unwrap();
+            assert_eq!(all_elements(), before);
+            // Another protocol, and another address of the host, are other ports.
+            let mut third = Sample::new(mode, 4).publish(Protocol::Udp, 8080, 80);
+            third.ports.push(HostPort {
+                host_ip: Some("192.0.2.1".parse().unwrap()),
+                protocol: Protocol::Tcp,
+                ..third.ports[0]
+            });
+            third.admit();
+            open().expel(&first.pod()).unwrap();
+            second.admit();
+            assert_eq!(missing(&second), [""; 0]);
+        });
+    }
+}
+
+#[test]
+fn leftovers_of_an_earlier_pod_with_the_same_address_give_way() {
+    in_netns(|| {
+        let mut earlier = Sample::new(Mode::Routed, 2).publish(Protocol::Tcp, 8080, 80);
+        earlier.chain = Some(chain("red", &["10.0.0.0/8"]));
+        earlier.admit();
+        let pod = Sample::new(Mode::Routed, 2).publish(Protocol::Tcp, 8080, 81);
+        pod.admit();
+        assert_eq!(missing(&pod), [""; 0]);
+    });
+}
+
+#[test]
+fn one_port_for_two_purposes_in_one_pod_is_refused() {
+    in_netns(|| {
+        let pod = Sample::new(Mode::Routed, 2).publish(Protocol::Tcp, 80, 80).publish(Protocol::Tcp, 80, 81);
+        let refused = open().admit(&pod.pod()).unwrap_err();
+        assert!(matches!(refused, Error::PortTaken { .. }), "{refused}");
+        assert_eq!(all_elements(), "");
+        let twice =
+            Sample::new(Mode::Routed, 2).publish(Protocol::Tcp, 80, 80).publish(Protocol::Tcp, 80, 80);
+        twice.admit();
+        open().expel(&twice.pod()).unwrap();
+        assert_eq!(all_elements(), "");
+    });
+}
+
+#[test]
+fn expel_takes_the_rest_when_half_is_gone_or_all() {
+    for mode in BOTH {
+        in_netns(|| {
+            let pod = Sample::new(mode, 2).publish(Protocol::Tcp, 8080, 80);
+            open().expel(&pod.pod()).unwrap();
+            pod.admit();
+            for (set, key) in [("pods4", "10.77.0.2"), ("masq6", "fd77::2"), ("hostport6_any", "tcp . 8080")]
+            {
+                nft(&format!("delete element inet podwire {set} {{ {key} }}"));
+            }
+            open().expel(&pod.pod()).unwrap();
+            assert_eq!(all_elements(), "");
+            pod.admit();
+            if mode == Mode::Bridge {
+                nft("delete table bridge podwire");
+                open().expel(&pod.pod()).unwrap();
+                assert_eq!(all_elements(), "");
+            }
+            nft("flush ruleset");
+            open().expel(&pod.pod()).unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_pod_may_publish_more_ports_than_a_socket_holds_by_default() {
+    in_netns(|| {
+        let pod = (1..=2000).fold(Sample::new(Mode::Bridge, 2), |pod, n| pod.publish(Protocol::Tcp, n, n));
+        pod.admit();
+        assert_eq!(missing(&pod), [""; 0]);
+        open().expel(&pod.pod()).unwrap();
+        assert_eq!(all_elements(), "");
+    });
+}
+
+#[test]
+fn a_pod_without_guard_or_masquerade_has_neither() {
+    in_netns(|| {
+        let mut pod = Sample::new(Mode::Bridge, 2);
+        (pod.guard, pod.chain) = (Guard::Off, None);
+        pod.admit();
+        let found = all_elements();
+        assert_eq!(found.lines().count(), 4, "{found}");
+        assert!(
+            !run("nft", &["list", "tables"]).contains("bridge"),
+            "the bridge family is not needed for this pod"
+        );
+    });
+}
+
+#[test]
+fn cleanup_removes_our_tables_and_no_other() {
+    in_netns(|| {
+        nft("add table inet other");
+        assert!(!open().cleanup().unwrap());
+        Sample::new(Mode::Bridge, 2).admit();
+        assert!(open().cleanup().unwrap());
+        assert_eq!(run("nft", &["list", "tables"]), "table inet other\n");
+        Sample::new(Mode::Routed, 2).admit();
+        assert!(open().cleanup().unwrap());
+    });
+}
+
+#[test]
+fn many_pods_at_once_all_get_in_and_out() {
+    in_netns(|| {
+        std::thread::scope(|scope| {
+            for worker in 0..8u16 {
+                scope.spawn(move || {
+                    for n in 0..20 {
+                        let mode = if n % 2 == 0 { Mode::Bridge } else { Mode::Routed };
+                        let n = 1 + worker * 20 + n;
+                        let pod = Sample::new(mode, n).publish(Protocol::Tcp, 1000 + n, 80);
+                        pod.admit();
+                        assert_eq!(missing(&pod), [""; 0]);
+                        open().expel(&pod.pod()).unwrap();
+                    }
+                });
+            }
+        });
+        assert_eq!(all_elements(), "");
+    });
+}
+
+/// A measurement, not a test: `cargo test -p nft --release -- --ignored --nocapture admit_takes`.
+#[test]
+#[ignore = "measures; run it alone"]
+fn admit_takes() {
+    for crowd in [0u16, 250, 1000] {
+        in_netns(|| {
+            Sample::new(Mode::Bridge, 1).admit();
+            (0..crowd).for_each(|n| Sample::new(Mode::Routed, 5000 + n).admit());
+            for mode in BOTH {
+                let pods: Vec<Sample> = (0..200u16).map(|n| Sample::new(mode, 1000 + n)).collect();
+                let measure = |name: &str, act: &mut dyn FnMut(&Sample)| {
+                    let timed = |pod| {
+                        let start = Instant::now();
+                        act(pod);
+                        start.elapsed()
+                    };
+                    let mut times: Vec<Duration> = pods.iter().map(timed).collect();
+                    times.sort();
+                    let word = if mode == Mode::Bridge { "bridge" } else { "routed" };
+                    println!("{crowd} pods there, {word}, {name}: p50 {:?}, p99 {:?}", times[100], times[198]);
+                };
+                let mut kept = open();
+                measure("open, admit, close", &mut |pod| pod.admit());
+                measure("missing", &mut |pod| assert!(missing(pod).is_empty()));
+                measure("expel", &mut |pod| kept.expel(&pod.pod()).unwrap());
+                measure("admit", &mut |pod| kept.admit(&pod.pod()).unwrap());
+                measure("open, expel, close", &mut |pod| open().expel(&pod.pod()).unwrap());
+            }
+        });
+    }
+}

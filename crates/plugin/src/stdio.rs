@@ -1,0 +1,36 @@
+//! Standard input and output: the config is read with a bound, and stdout carries JSON and nothing else.
+
+use std::io::{Read, Write};
+
+use cni::{Code, Error, Failure, MAX_STDIN, Version};
+use serde_json::Value;
+
+/// Reads at most one byte more than is allowed, so that the protocol can say that it was too much.
+pub(crate) fn read_config() -> Result<Vec<u8>, Error> {
+    let mut config = Vec::with_capacity(4096);
+    let mut stdin = std::io::stdin().lock().take(MAX_STDIN as u64 + 1);
+    match stdin.read_to_end(&mut config) {
+        Ok(_) => Ok(config),
+        Err(e) => Err(Error::new(Code::Io, format!("cannot read the network config from stdin: {e}"))),
+    }
+}
+
+/// One write, so that a reader never sees half a value.
+pub(crate) fn print(value: &Value) {
+    let mut text = value.to_string();
+    text.push('\n');
+    let mut stdout = std::io::stdout().lock();
+    if let Err(e) = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        eprintln!("podwire-cni: cannot write the answer to stdout: {e}");
+    }
+}
+
+/// A bug must still be an answer: the error object on stdout, where and what on stderr.
+pub(crate) fn report_panics() {
+    std::panic::set_hook(Box::new(|panic| {
+        eprintln!("podwire-cni: {panic}");
+        let error = Error::new(Code::Internal, "internal error: please report it").with_details(panic.to_string());
+        print(&Failure { error, version: Version::LATEST }.to_json());
+        std::process::exit(1);
+    }));
+}

@@ -1,0 +1,177 @@
+//! What a namespace holds, as `ip -j` and `nft -j` show it: another program's view, not that of the code under test.
+
+use std::net::IpAddr;
+
+use anyhow::{Context as _, Result, bail};
+use ipnet::IpNet;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::Ns;
+
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Link {
+    #[serde(rename = "ifindex")]
+    pub index: u32,
+    #[serde(rename = "ifname")]
+    pub name: String,
+    #[serde(rename = "address")]
+    pub mac: Option<String>,
+    pub mtu: u32,
+    pub flags: Vec<String>,
+    pub operstate: String,
+    pub group: Option<String>,
+    /// The bridge it is a port of.
+    pub master: Option<String>,
+    #[serde(rename = "ifalias")]
+    pub alias: Option<String>,
+    linkinfo: Option<LinkInfo>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+struct LinkInfo {
+    info_kind: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Address {
+    pub dev: String,
+    pub net: IpNet,
+    pub scope: String,
+}
+
+/// A route of the kind unicast if `kind` is not there.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Route {
+    /// A prefix, an address, or `default`.
+    pub dst: String,
+    #[serde(rename = "type")]
+    pub kind: Option<String>,
+    pub gateway: Option<IpAddr>,
+    /// A gateway of the other family.
+    pub via: Option<Via>,
+    pub dev: Option<String>,
+    pub table: Option<String>,
+    pub protocol: Option<String>,
+    pub scope: Option<String>,
+    pub prefsrc: Option<IpAddr>,
+    pub metric: Option<u32>,
+    #[serde(default)]
+    pub flags: Vec<String>,
+    #[serde(default)]
+    pub metrics: Vec<Value>,
+    /// The hops of a route with several.
+    #[serde(default)]
+    pub nexthops: Vec<Value>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Via {
+    pub family: String,
+    pub host: IpAddr,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Neighbour {
+    pub dst: IpAddr,
+    pub dev: String,
+    #[serde(rename = "lladdr")]
+    pub mac: Option<String>,
+    #[serde(default)]
+    pub state: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Family {
+    V4,
+    V6,
+}
+
+impl Family {
+    pub fn flag(self) -> &'static str {
+        match self {
+            Self::V4 => "-4",
+            Self::V6 => "-6",
+        }
+    }
+}
+
+impl Link {
+    /// `veth`, `bridge`, …; none for loopback and hardware.
+    pub fn kind(&self) -> Option<&str> {
+        self.linkinfo.as_ref()?.info_kind.as_deref()
+    }
+
+    /// Set up by its owner, which is not yet to say that it carries.
+    pub fn is_up(&self) -> bool {
+        self.flags.iter().any(|flag| flag == "UP")
+    }
+}
+
+pub fn links(ns: &Ns) -> Result<Vec<Link>> {
+    list(ns, &["ip", "-d", "-j", "link", "show"])
+}
+
+pub fn link(ns: &Ns, dev: &str) -> Result<Link> {
+    let found = links(ns)?.into_iter().find(|link| link.name == dev);
+    found.with_context(|| format!("there is no link {dev} in {}", ns.name()))
+}
+
+pub fn addresses(ns: &Ns, dev: &str) -> Result<Vec<Address>> {
+    Ok(all_addresses(ns)?.into_iter().filter(|address| address.dev == dev).collect())
+}
+
+pub fn all_addresses(ns: &Ns) -> Result<Vec<Address>> {
+    #[derive(Deserialize)]
+    struct PerLink {
+        ifname: String,
+        addr_info: Vec<Info>,
+    }
+    #[derive(Deserialize)]
+    struct Info {
+        local: IpAddr,
+        prefixlen: u8,
+        scope: String,
+    }
+    let mut all = Vec::new();
+    for link in list::<PerLink>(ns, &["ip", "-j", "addr", "show"])? {
+        for info in link.addr_info {
+            let net =
+                IpNet::new(info.local, info.prefixlen).context("ip printed an invalid prefix length")?;
+            all.push(Address { dev: link.ifname.clone(), net, scope: info.scope });
+        }
+    }
+    Ok(all)
+}
+
+/// The main table's routes.
+pub fn routes(ns: &Ns, family: Family) -> Result<Vec<Route>> {
+    list(ns, &["ip", family.flag(), "-d", "-j", "route", "show", "table", "main"])
+}
+
+/// Entries of both families; those that the kernel keeps by itself come and go.
+pub fn neighbours(ns: &Ns) -> Result<Vec<Neighbour>> {
+    list(ns, &["ip", "-j", "neigh", "show"])
+}
+
+/// The objects of the whole ruleset, each as `{"table": …}`, `{"rule": …}` and so on.
+pub fn nft_json(ns: &Ns) -> Result<Vec<Value>> {
+    let mut answer = ns.json(&["nft", "-j", "list", "ruleset"])?;
+    match answer["nftables"].take() {
+        Value::Array(objects) => Ok(objects.into_iter().filter(|o| o.get("metainfo").is_none()).collect()),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Object(_) => {
+            bail!("nft printed something else than a ruleset: {answer}")
+        }
+    }
+}
+
+pub(crate) fn list<T: DeserializeOwned>(ns: &Ns, argv: &[&str]) -> Result<Vec<T>> {
+    match ns.json(argv)? {
+        Value::Null => Ok(vec![]),
+        value => {
+            let shown = format!("`{}` printed something unexpected: {value}", argv.join(" "));
+            serde_json::from_value(value).context(shown)
+        }
+    }
+}

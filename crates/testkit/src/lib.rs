@@ -1,0 +1,42 @@
+//! A lab on one machine: nodes and pods as network namespaces, a CNI plugin called the way a runtime calls it, probes that
+//! show what really arrives, and faults (a kill at a given time or at any system call, a namespace that vanishes).
+//!
+//! ```text
+//!   Lab ── node("n1") ── pod("a")      Plugin.add(&pod, &config) ─► runs inside the node's namespace
+//!    │         │                       trace::kill_at_syscall(…) ─► the same, killed at its n-th system-call stop
+//!    └─ wire(n1, n2)                   ping, tcp_connects, Snapshot::of(&node) ─► what there is to see
+//! ```
+//!
+//! Called by the kernel tests, the benchmark and `podwire demo`. It touches only namespaces whose names start with `pwt-`
+//! and its own folders in the temp folder; all of them go when the `Lab` is dropped, and those of killed runs when the
+//! next `Lab` is made. Everything that waits has a deadline. Needs root.
+
+mod call;
+mod echo;
+pub mod inspect;
+mod lab;
+mod node;
+mod ns;
+mod outcome;
+mod owner;
+mod plugin;
+mod probe;
+mod process;
+mod snapshot;
+mod sweep;
+pub mod trace;
+mod wait;
+mod wire;
+
+pub use call::{Call, Verb, with_prev_result};
+pub use echo::{Echo, tcp_echo, udp_echo};
+pub use lab::Lab;
+pub use node::{Node, Pod};
+pub use ns::Ns;
+pub use outcome::{CniError, Outcome};
+pub use plugin::{Plugin, REFERENCE_DIR};
+pub use probe::{PingReport, ping, tcp_connects, udp_connects};
+pub use process::{DEADLINE, Running};
+pub use snapshot::{Difference, Snapshot};
+pub use wait::wait_until;
+pub use wire::End;

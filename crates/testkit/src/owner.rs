@@ -1,0 +1,124 @@
+//! Which run owns a name, and whether that run still lives.
+//!
+//! A name begins `pwt-<pid>-s<start time>-`. The start time (field 22 of /proc/<pid>/stat) tells a process from a later one
+//! that got the same pid. Names of other tools may lack it (`pwt-<pid>-…`): then any process with that pid keeps them.
+
+use std::fs;
+
+use anyhow::{Context as _, Result};
+
+pub(crate) const MARK: &str = "pwt-";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Owner {
+    pid: u32,
+    start: Option<u64>,
+}
+
+/// What /proc/<pid>/stat says, as far as it matters here.
+struct Stat {
+    state: char,
+    group: i32,
+    start: u64,
+}
+
+impl Owner {
+    pub(crate) fn this_process() -> Result<Self> {
+        let pid = std::process::id();
+        let stat = stat(pid).with_context(|| format!("cannot read the start time of process {pid}"))?;
+        Ok(Self { pid, start: Some(stat.start) })
+    }
+
+    pub(crate) fn prefix(self) -> String {
+        match self.start {
+            Some(start) => format!("{MARK}{}-s{start}-", self.pid),
+            None => format!("{MARK}{}-", self.pid),
+        }
+    }
+
+    /// The owner a name tells of; none for names that do not follow the pattern.
+    pub(crate) fn of_name(name: &str) -> Option<Self> {
+        let (pid, rest) = name.strip_prefix(MARK)?.split_once('-')?;
+        let start = rest.split_once('-').and_then(|(word, _)| word.strip_prefix('s')?.parse().ok());
+        Some(Self { pid: pid.parse().ok()?, start })
+    }
+
+    pub(crate) fn lives(self) -> bool {
+        match stat(self.pid) {
+            None => false,
+            Some(stat) if self.start.is_some_and(|start| start != stat.start) => false,
+            Some(stat) => !matches!(stat.state, 'Z' | 'X') || has_other_threads(self.pid),
+        }
+    }
+}
+
+/// The first thread may end before the others: the process shows as a zombie then and lives all the same.
+fn has_other_threads(pid: u32) -> bool {
+    fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|tasks| tasks.count() > 1)
+}
+
+fn stat(pid: u32) -> Option<Stat> {
+    parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// `pid (comm) state ppid pgrp … starttime …`; only the last parenthesis ends the comm, which may hold any character.
+fn parse_stat(text: &str) -> Option<Stat> {
+    let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
+    Some(Stat {
+        state: fields.first()?.chars().next()?,
+        group: fields.get(2)?.parse().ok()?,
+        start: fields.get(19)?.parse().ok()?,
+    })
+}
+
+/// Whether any process of the group runs. Zombies do not: who reaps orphans here may be slow or never do it.
+pub(crate) fn group_runs(group: i32) -> Result<bool> {
+    let processes = fs::read_dir("/proc").context("cannot list /proc")?;
+    let pids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    Ok(pids.filter_map(stat).any(|stat| stat.group == group && !matches!(stat.state, 'Z' | 'X')))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_tell_their_owner() {
+        assert_eq!(Owner::of_name("pwt-12-s345-0-x"), Some(Owner { pid: 12, start: Some(345) }));
+        assert_eq!(Owner::of_name("pwt-12-x"), Some(Owner { pid: 12, start: None }));
+        assert_eq!(Owner::of_name("pwt-12-s34x-y"), Some(Owner { pid: 12, start: None }));
+        for foreign in ["pwt-12", "pwt-x-12", "pwt12-x", "cni-12-x", "pwt--x", ""] {
+            assert_eq!(Owner::of_name(foreign), None, "{foreign}");
+        }
+    }
+
+    #[test]
+    fn this_process_lives_and_its_predecessor_with_the_same_pid_does_not() {
+        let own = Owner::this_process().unwrap();
+        assert!(own.lives());
+        assert_eq!(Owner::of_name(&format!("{}0-x", own.prefix())), Some(own));
+        assert!(!Owner { start: own.start.map(|s| s - 1), ..own }.lives());
+        assert!(Owner { start: None, ..own }.lives());
+        assert!(!Owner { pid: u32::MAX, start: None }.lives());
+    }
+
+    #[test]
+    fn a_zombie_is_dead() {
+        let mut child = std::process::Command::new("/bin/true").spawn().unwrap();
+        let pid = child.id();
+        let dead = crate::wait_until("the child to be a zombie", crate::DEADLINE, || {
+            Ok(stat(pid).is_some_and(|s| s.state == 'Z'))
+        });
+        let lives = Owner { pid, start: None }.lives();
+        child.wait().unwrap();
+        dead.unwrap();
+        assert!(!lives);
+    }
+
+    #[test]
+    fn a_comm_may_hold_parentheses() {
+        let text = format!("7 (a) b) S 1 42 {}99 0", "0 ".repeat(16));
+        let stat = parse_stat(&text).unwrap();
+        assert_eq!((stat.state, stat.group, stat.start), ('S', 42, 99));
+    }
+}

@@ -1,0 +1,277 @@
+//! Killing a plugin at any of its system calls, so that a test can try all of them.
+//!
+//! The plugin runs under ptrace and stops at the entry and at the exit of every system call of every thread. At the n-th
+//! stop the whole process gets SIGKILL: at an entry the call has not happened, at an exit it has taken effect.
+//! Programs that the plugin starts are neither traced nor killed, but their end is awaited.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::fs::File;
+use std::io::{Read as _, Seek as _, Write as _};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
+
+use crate::process::wait_for_group;
+use crate::{Call, DEADLINE, Ns, Outcome, Plugin};
+
+mod sys;
+
+use sys::Wait;
+
+#[derive(Debug)]
+pub enum TraceOutcome {
+    Killed {
+        at: Stop,
+    },
+    /// The program ended by itself before its n-th stop; it had `syscalls` stops, entries and exits together.
+    Finished {
+        syscalls: u64,
+        outcome: Outcome,
+    },
+}
+
+/// Where a program was stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stop {
+    pub phase: Phase,
+    /// The kernel's number of the system call; none where the stop is the first that a thread makes and an exit.
+    pub number: Option<u64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    Entry,
+    Exit,
+}
+
+impl fmt::Display for Stop {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let phase = match self.phase {
+            Phase::Entry => "entry to",
+            Phase::Exit => "exit from",
+        };
+        match self.number {
+            Some(number) => write!(f, "{phase} system call {number}"),
+            None => write!(f, "{phase} a system call"),
+        }
+    }
+}
+
+/// Calls the plugin inside the node's namespace and kills it at its n-th stop, counted from 1. A test counts n up until
+/// the answer is `Finished`. Threads make the count of two runs differ a little: no n stands for a certain call.
+pub fn kill_at_syscall(plugin: &Plugin, node: &Ns, call: &Call, n: u64) -> Result<TraceOutcome> {
+    ensure!(n > 0, "system-call stops are counted from 1");
+    let command = plugin.command(call);
+    // On one thread, because only the thread that became the tracer may give orders; and on one of its own, because it
+    // waits for all its children and must not take the caller's.
+    let tracer = || node.enter(|| trace(command, &call.stdin, n, DEADLINE));
+    let end = std::thread::scope(|scope| scope.spawn(tracer).join());
+    let end = end.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    end?.with_context(|| format!("{} under trace", plugin.title(call)))
+}
+
+/// Files, not pipes: nobody has to serve them while the tracer waits.
+struct Files {
+    stdin: File,
+    stdout: File,
+    stderr: File,
+}
+
+impl Files {
+    fn new(input: &[u8]) -> Result<Self> {
+        let fresh = || tempfile::tempfile().context("cannot make a temporary file");
+        let mut files = Self { stdin: fresh()?, stdout: fresh()?, stderr: fresh()? };
+        files.stdin.write_all(input).context("cannot write the plugin's input")?;
+        files.stdin.rewind().context("cannot rewind the plugin's input")?;
+        Ok(files)
+    }
+
+    fn attach(&self, command: &mut Command) -> std::io::Result<()> {
+        command.stdin(Stdio::from(self.stdin.try_clone()?));
+        command.stdout(Stdio::from(self.stdout.try_clone()?));
+        command.stderr(Stdio::from(self.stderr.try_clone()?));
+        Ok(())
+    }
+}
+
+fn text_of(mut file: File) -> Result<String> {
+    let mut bytes = Vec::new();
+    file.rewind().and_then(|()| file.read_to_end(&mut bytes)).context("cannot read the plugin's output")?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn trace(mut command: Command, input: &[u8], n: u64, limit: Duration) -> Result<TraceOutcome> {
+    let files = Files::new(input)?;
+    files.attach(&mut command).context("cannot duplicate a file")?;
+    command.process_group(0);
+    let started = Instant::now();
+    let mut tracee = Tracee::start(command)?;
+    let end = tracee.run_within(n, limit)?;
+    let elapsed = started.elapsed();
+    let group = tracee.pid;
+    drop(tracee);
+    wait_for_group(group)?;
+    Ok(match end {
+        TraceEnd::Killed(at) => TraceOutcome::Killed { at },
+        TraceEnd::Finished(status) => TraceOutcome::Finished {
+            syscalls: status.stops,
+            outcome: Outcome {
+                status: status.exit,
+                stdout: text_of(files.stdout)?,
+                stderr: text_of(files.stderr)?,
+                elapsed,
+            },
+        },
+    })
+}
+
+enum TraceEnd {
+    Killed(Stop),
+    Finished(Finished),
+}
+
+struct Finished {
+    exit: ExitStatus,
+    stops: u64,
+}
+
+/// A traced process. It must stay on the thread that started it; dropped, the process is killed and all of it is reaped.
+struct Tracee {
+    pid: Pid,
+    /// Every thread seen so far and the system call it entered last.
+    threads: HashMap<i32, Option<u64>>,
+    stops: u64,
+    reaped: bool,
+}
+
+impl Tracee {
+    fn start(mut command: Command) -> Result<Self> {
+        sys::trace_me_before_exec(&mut command);
+        let program = command.get_program().to_string_lossy().into_owned();
+        let child = command.spawn().with_context(|| format!("cannot start {program}"))?;
+        Ok(Self { pid: Pid::from_child(&child), threads: HashMap::new(), stops: 0, reaped: false })
+    }
+
+    /// waitpid has no timeout: another thread ends the process when the time is up, which ends the wait.
+    fn run_within(&mut self, n: u64, limit: Duration) -> Result<TraceEnd> {
+        let pidfd = pidfd_open(self.pid, PidfdFlags::empty()).context("cannot watch the traced program")?;
+        let too_late = AtomicBool::new(false);
+        let (done, is_done) = mpsc::channel::<()>();
+        std::thread::scope(|scope| {
+            let (too_late, pidfd) = (&too_late, &pidfd);
+            scope.spawn(move || {
+                if is_done.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout) {
+                    too_late.store(true, Ordering::SeqCst);
+                    // A failure means that the process has just ended by itself.
+                    let _ = pidfd_send_signal(pidfd, Signal::KILL);
+                }
+            });
+            let end = self.run(n);
+            drop(done);
+            ensure!(!too_late.load(Ordering::SeqCst), "it did not end within {limit:?} and was killed");
+            end
+        })
+    }
+
+    fn run(&mut self, n: u64) -> Result<TraceEnd> {
+        let mut exit = None;
+        while let Some(wait) = sys::wait_for_any().context("cannot wait for the traced program")? {
+            match wait {
+                Wait::Gone { tid, status } if tid == self.pid.as_raw_nonzero().get() => exit = Some(status),
+                Wait::Gone { tid, .. } => {
+                    self.threads.remove(&tid);
+                }
+                Wait::Syscall { tid } => {
+                    let stop = self.note_syscall(tid);
+                    if self.stops == n {
+                        self.kill_and_reap();
+                        return Ok(TraceEnd::Killed(stop));
+                    }
+                    sys::resume(tid, 0)?;
+                }
+                Wait::Event { tid } => sys::resume(tid, 0)?,
+                Wait::Signal { tid, signal } => self.on_signal(tid, signal)?,
+            }
+        }
+        self.reaped = true;
+        let exit = exit.context("the traced program vanished without a status")?;
+        Ok(TraceEnd::Finished(Finished { exit, stops: self.stops }))
+    }
+
+    fn note_syscall(&mut self, tid: i32) -> Stop {
+        self.stops += 1;
+        let last = self.threads.entry(tid).or_default();
+        match sys::entered_syscall(tid) {
+            Some(number) => {
+                *last = Some(number);
+                Stop { phase: Phase::Entry, number: *last }
+            }
+            None => Stop { phase: Phase::Exit, number: *last },
+        }
+    }
+
+    /// The first stop of the process is its exec (SIGTRAP), the first of a new thread the kernel's SIGSTOP: both are for
+    /// the tracer. All other signals are the program's own.
+    fn on_signal(&mut self, tid: i32, signal: i32) -> Result<()> {
+        let first_of_all = self.threads.is_empty();
+        let first_of_thread = self.threads.insert(tid, None).is_none();
+        if first_of_all {
+            sys::set_options(tid)?;
+            return sys::resume(tid, 0);
+        }
+        let for_tracer = first_of_thread && signal == libc::SIGSTOP;
+        sys::resume(tid, if for_tracer { 0 } else { signal })
+    }
+
+    /// Only while the process is not reaped, so that its pid is still its own.
+    fn kill_and_reap(&mut self) {
+        let _ = kill_process(self.pid, Signal::KILL);
+        while let Ok(Some(_)) = sys::wait_for_any() {}
+        self.reaped = true;
+    }
+}
+
+impl Drop for Tracee {
+    fn drop(&mut self) {
+        if !self.reaped {
+            self.kill_and_reap();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_traced_program_that_hangs_is_killed() {
+        let tracer = || {
+            let mut sleep = Command::new("sleep");
+            sleep.arg("60");
+            trace(sleep, b"", u64::MAX, Duration::from_millis(100))
+        };
+        let started = Instant::now();
+        let error = std::thread::spawn(tracer).join().unwrap().unwrap_err().to_string();
+        assert!(error.contains("did not end within 100ms"), "{error}");
+        assert!(started.elapsed() < Duration::from_secs(20));
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_is_an_error() {
+        let tracer = || trace(Command::new("/no/such/program"), b"", 1, DEADLINE);
+        let error = std::thread::spawn(tracer).join().unwrap().unwrap_err();
+        assert!(error.to_string().contains("cannot start /no/such/program"), "{error}");
+    }
+
+    #[test]
+    fn a_stop_reads_well() {
+        let stop = Stop { phase: Phase::Exit, number: Some(46) };
+        assert_eq!(stop.to_string(), "exit from system call 46");
+    }
+}

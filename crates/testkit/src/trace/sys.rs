@@ -1,0 +1,99 @@
+//! The few ptrace requests, each in a safe coat. Nothing here decides anything.
+
+#![expect(unsafe_code, reason = "ptrace and waitpid with thread options exist only as raw calls")]
+
+use std::ffi::c_void;
+use std::io::{Error, Result};
+use std::mem::MaybeUninit;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::process::{Command, ExitStatus};
+
+use anyhow::Context as _;
+
+/// What waitpid tells of one thread.
+pub(super) enum Wait {
+    Gone { tid: i32, status: ExitStatus },
+    Syscall { tid: i32 },
+    Event { tid: i32 },
+    Signal { tid: i32, signal: i32 },
+}
+
+/// The thread that starts this command becomes its tracer, and the command stops right after its exec.
+pub(super) fn trace_me_before_exec(command: &mut Command) {
+    // SAFETY: between fork and exec only this one system call is made: no allocation, no lock.
+    unsafe {
+        command.pre_exec(|| {
+            let nothing = std::ptr::null_mut::<c_void>();
+            check(libc::ptrace(libc::PTRACE_TRACEME, 0, nothing, nothing))
+        });
+    }
+}
+
+/// System-call stops are told from signals, new threads are followed, and nobody outlives the tracer.
+pub(super) fn set_options(tid: i32) -> anyhow::Result<()> {
+    let options = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_EXITKILL;
+    // SAFETY: this request takes both numbers by value.
+    let answer = unsafe { libc::ptrace(libc::PTRACE_SETOPTIONS, tid, 0usize, options as usize) };
+    check(answer).with_context(|| format!("cannot set trace options of thread {tid}"))
+}
+
+/// Lets a stopped thread run to its next stop, with a signal to deliver or 0.
+pub(super) fn resume(tid: i32, signal: i32) -> anyhow::Result<()> {
+    // SAFETY: this request takes both numbers by value.
+    let answer = unsafe { libc::ptrace(libc::PTRACE_SYSCALL, tid, 0usize, signal as usize) };
+    match check(answer) {
+        // Another thread ended the process in between; waitpid tells.
+        Err(e) if e.raw_os_error() == Some(libc::ESRCH) => Ok(()),
+        other => other.with_context(|| format!("cannot resume traced thread {tid}")),
+    }
+}
+
+/// The number of the system call a thread stopped at the entry of; none at an exit.
+pub(super) fn entered_syscall(tid: i32) -> Option<u64> {
+    let mut info = MaybeUninit::<libc::ptrace_syscall_info>::zeroed();
+    let size = size_of::<libc::ptrace_syscall_info>();
+    // SAFETY: the kernel writes at most `size` bytes into `info`, which is zeroed and all integers.
+    let (written, info) = unsafe {
+        let written = libc::ptrace(libc::PTRACE_GET_SYSCALL_INFO, tid, size, info.as_mut_ptr());
+        (written, info.assume_init())
+    };
+    if written <= 0 || info.op != libc::PTRACE_SYSCALL_INFO_ENTRY {
+        return None;
+    }
+    // SAFETY: `op` says that this member of the union is the one in use.
+    Some(unsafe { info.u.entry.nr })
+}
+
+/// Waits for any thread that this very thread traces; none when there is none left.
+pub(super) fn wait_for_any() -> Result<Option<Wait>> {
+    loop {
+        let mut status = 0;
+        // Without __WNOTHREAD this would take away children that other threads of this process wait for.
+        // SAFETY: `status` outlives the call.
+        let tid = unsafe { libc::waitpid(-1, &raw mut status, libc::__WALL) };
+        if tid > 0 {
+            return Ok(Some(classify(tid, status)));
+        }
+        let error = Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::ECHILD) => return Ok(None),
+            Some(libc::EINTR) => {}
+            _ => return Err(error),
+        }
+    }
+}
+
+fn classify(tid: i32, status: i32) -> Wait {
+    if !libc::WIFSTOPPED(status) {
+        return Wait::Gone { tid, status: ExitStatus::from_raw(status) };
+    }
+    match (status >> 16, libc::WSTOPSIG(status)) {
+        (0, signal) if signal == libc::SIGTRAP | 0x80 => Wait::Syscall { tid },
+        (0, signal) => Wait::Signal { tid, signal },
+        (_, _) => Wait::Event { tid },
+    }
+}
+
+fn check(answer: libc::c_long) -> Result<()> {
+    if answer == -1 { Err(Error::last_os_error()) } else { Ok(()) }
+}

@@ -1,0 +1,48 @@
+use anyhow::{Result, ensure};
+
+use crate::lab::ip;
+use crate::{DEADLINE, Lab, Ns, inspect, wait_until};
+
+/// One end of a cable.
+#[derive(Debug, Clone, Copy)]
+pub struct End<'a> {
+    pub ns: &'a Ns,
+    pub dev: &'a str,
+    /// With prefix length, of either family.
+    pub addresses: &'a [&'a str],
+}
+
+impl Lab {
+    /// A veth between two namespaces of this lab, up on both ends and ready to carry when this returns. The ends also get
+    /// the link-local addresses fe80::a and fe80::b.
+    pub fn wire(&self, a: &End<'_>, b: &End<'_>) -> Result<()> {
+        for end in [a, b] {
+            ensure!(self.inner.owns(end.ns), "{} is not of lab {}", end.ns.name(), self.prefix());
+        }
+        let (here, there) = (a.ns.name(), b.ns.name());
+        ip(&["-n", here, "link", "add", a.dev, "type", "veth", "peer", "name", b.dev, "netns", there])?;
+        bring_up(a, "fe80::a/64")?;
+        bring_up(b, "fe80::b/64")?;
+        for end in [a, b] {
+            let what = format!("link {} in {} to carry", end.dev, end.ns.name());
+            wait_until(&what, DEADLINE, || Ok(inspect::link(end.ns, end.dev)?.operstate == "UP"))?;
+        }
+        Ok(())
+    }
+}
+
+/// A router asks for neighbours from its link-local address, so there must be one; but those that the kernel makes come
+/// at a time of their own choosing, and snapshots would differ.
+fn bring_up(end: &End<'_>, link_local: &str) -> Result<()> {
+    let ns = end.ns.name();
+    ip(&["-n", ns, "link", "set", "dev", end.dev, "addrgenmode", "none"])?;
+    for address in end.addresses.iter().chain([&link_local]) {
+        let mut args = vec!["-n", ns, "addr", "add", address, "dev", end.dev];
+        if address.contains(':') {
+            args.push("nodad");
+        }
+        ip(&args)?;
+    }
+    ip(&["-n", ns, "link", "set", "dev", end.dev, "up"])?;
+    Ok(())
+}

@@ -1,0 +1,240 @@
+//! What the probes say where packets pass, where they do not, and where somebody rewrites them. Needs root.
+
+#![expect(clippy::unwrap_used, reason = "a test ends at its first surprise, in helpers as well")]
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use testkit::{End, Lab, Node, Snapshot, inspect, ping, tcp_connects, tcp_echo, udp_connects, udp_echo};
+
+const SHORT: Duration = Duration::from_millis(600);
+const LONG: Duration = Duration::from_secs(10);
+
+/// client 192.0.2.1 ── 192.0.2.254 router 198.51.100.254 ── server 198.51.100.1, and the same with IPv6.
+struct Street {
+    _lab: Lab,
+    client: Node,
+    router: Node,
+    server: Node,
+}
+
+fn street(label: &str) -> Street {
+    let lab = Lab::new(label).unwrap();
+    let (client, router, server) =
+        (lab.node("client").unwrap(), lab.node("router").unwrap(), lab.node("server").unwrap());
+    let near = End { ns: &client, dev: "up0", addresses: &["192.0.2.1/24", "2001:db8:1::1/64"] };
+    let west = End { ns: &router, dev: "west", addresses: &["192.0.2.254/24", "2001:db8:1::fe/64"] };
+    let east = End { ns: &router, dev: "east", addresses: &["198.51.100.254/24", "2001:db8:2::fe/64"] };
+    let far = End { ns: &server, dev: "up0", addresses: &["198.51.100.1/24", "2001:db8:2::1/64"] };
+    lab.wire(&near, &west).unwrap();
+    lab.wire(&east, &far).unwrap();
+    for (ns, v4, v6) in
+        [(&client, "192.0.2.254", "2001:db8:1::fe"), (&server, "198.51.100.254", "2001:db8:2::fe")]
+    {
+        ns.sh(&["ip", "route", "add", "default", "via", v4]).unwrap();
+        ns.sh(&["ip", "-6", "route", "add", "default", "via", v6]).unwrap();
+    }
+    router.sh(&["sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"]).unwrap();
+    Street { _lab: lab, client, router, server }
+}
+
+fn servers() -> [SocketAddr; 2] {
+    ["198.51.100.1:7".parse().unwrap(), "[2001:db8:2::1]:7".parse().unwrap()]
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+#[test]
+fn the_server_sees_the_clients_own_address_without_masquerade_and_the_routers_with() {
+    let street = street("masq");
+    let own = [ip("192.0.2.1"), ip("2001:db8:1::1")];
+    let routers = [ip("198.51.100.254"), ip("2001:db8:2::fe")];
+    let _servers =
+        servers().map(|at| (tcp_echo(&street.server, at).unwrap(), udp_echo(&street.server, at).unwrap()));
+    let seen = || {
+        servers().map(|at| {
+            let tcp = tcp_connects(&street.client, at, LONG).unwrap().expect("tcp passes").ip();
+            let udp = udp_connects(&street.client, at, LONG).unwrap().expect("udp passes").ip();
+            assert_eq!(tcp, udp);
+            tcp
+        })
+    };
+    assert_eq!(seen(), own);
+    let rules = b"table inet nat { chain post { type nat hook postrouting priority 100; oifname east masquerade; }; }";
+    assert!(street.router.run(&["nft", "-f", "-"], rules).unwrap().success());
+    assert_eq!(seen(), routers);
+}
+
+#[test]
+fn no_connection_is_none_and_not_an_error() {
+    let street = street("none");
+    for at in servers() {
+        assert_eq!(tcp_connects(&street.client, at, LONG).unwrap(), None, "refused");
+        assert_eq!(udp_connects(&street.client, at, LONG).unwrap(), None, "refused");
+    }
+    let _servers =
+        servers().map(|at| (tcp_echo(&street.server, at).unwrap(), udp_echo(&street.server, at).unwrap()));
+    let drop_all = b"table inet f { chain f { type filter hook forward priority 0; policy drop; }; }";
+    assert!(street.router.run(&["nft", "-f", "-"], drop_all).unwrap().success());
+    for at in servers() {
+        let started = Instant::now();
+        assert_eq!(tcp_connects(&street.client, at, SHORT).unwrap(), None, "dropped");
+        assert_eq!(udp_connects(&street.client, at, SHORT).unwrap(), None, "dropped");
+        assert!(started.elapsed() < LONG);
+        assert!(!ping(&street.client, at.ip(), 1).unwrap().any());
+    }
+    for how in ["icmpx type admin-prohibited", "tcp reset", "icmpx type port-unreachable"] {
+        let reject = format!(
+            "flush ruleset; table inet f {{ chain f {{ type filter hook forward priority 0; meta l4proto tcp reject with {how}; }}; }}"
+        );
+        assert!(street.router.run(&["nft", "-f", "-"], reject.as_bytes()).unwrap().success(), "{how}");
+        for at in servers() {
+            assert_eq!(tcp_connects(&street.client, at, LONG).unwrap(), None, "{how}");
+            assert!(udp_connects(&street.client, at, LONG).unwrap().is_some());
+        }
+    }
+    street.client.sh(&["ip", "link", "del", "up0"]).unwrap();
+    for at in servers() {
+        assert_eq!(tcp_connects(&street.client, at, LONG).unwrap(), None, "no route");
+        assert_eq!(udp_connects(&street.client, at, LONG).unwrap(), None, "no route");
+        assert_eq!(ping(&street.client, at.ip(), 1).unwrap().received, 0);
+    }
+}
+
+#[test]
+fn an_echo_ends_with_its_handle_even_with_a_client_connected() {
+    let lab = Lab::new("echo").unwrap();
+    let node = lab.node("n1").unwrap();
+    let any: SocketAddr = "[::]:0".parse().unwrap();
+    let (tcp, udp) = (tcp_echo(&node, any).unwrap(), udp_echo(&node, any).unwrap());
+    let at = |port| SocketAddr::new(ip("127.0.0.1"), port);
+    let (tcp_at, udp_at) = (at(tcp.address().port()), at(udp.address().port()));
+    assert_eq!(tcp_connects(&node, tcp_at, LONG).unwrap().unwrap().ip(), ip("127.0.0.1"));
+    assert_eq!(udp_connects(&node, udp_at, LONG).unwrap().unwrap().ip(), ip("127.0.0.1"));
+    let held = node.enter(|| std::net::TcpStream::connect(tcp_at)).unwrap().unwrap();
+    let started = Instant::now();
+    drop((tcp, udp));
+    assert!(started.elapsed() < LONG);
+    drop(held);
+    assert_eq!(tcp_connects(&node, tcp_at, LONG).unwrap(), None);
+    assert_eq!(udp_connects(&node, udp_at, LONG).unwrap(), None);
+}
+
+#[test]
+fn a_snapshot_notices_every_kind_of_leftover_and_nothing_else() {
+    let street = street("snapshot");
+    let node = &street.router;
+    let before = Snapshot::of(node).unwrap();
+    assert!(ping(node, ip("192.0.2.1"), 1).unwrap().all(), "learned neighbours are no change");
+    before.expect_same(node).unwrap();
+    let nft = "add table inet left; add set inet left s { type ipv4_addr; elements = { 10.0.0.1 }; }";
+    let kinds: [(&str, Vec<&str>, Vec<&str>); 8] = [
+        ("link", vec!["ip", "link", "add", "d0", "type", "bridge"], vec!["ip", "link", "del", "d0"]),
+        (
+            "address",
+            vec!["ip", "addr", "add", "10.9.9.9/32", "dev", "lo"],
+            vec!["ip", "addr", "del", "10.9.9.9/32", "dev", "lo"],
+        ),
+        (
+            "route -4",
+            vec!["ip", "route", "add", "10.7.0.0/16", "dev", "west", "proto", "112"],
+            vec!["ip", "route", "del", "10.7.0.0/16"],
+        ),
+        (
+            "route -6",
+            vec!["ip", "-6", "route", "add", "fd07::/64", "dev", "west"],
+            vec!["ip", "-6", "route", "del", "fd07::/64"],
+        ),
+        (
+            "rule -6",
+            vec!["ip", "-6", "rule", "add", "from", "fd07::/64", "table", "7"],
+            vec!["ip", "-6", "rule", "del", "from", "fd07::/64"],
+        ),
+        (
+            "neighbour",
+            vec![
+                "ip",
+                "neigh",
+                "add",
+                "192.0.2.7",
+                "lladdr",
+                "02:00:00:00:00:07",
+                "dev",
+                "west",
+                "nud",
+                "permanent",
+            ],
+            vec!["ip", "neigh", "del", "192.0.2.7", "dev", "west"],
+        ),
+        (
+            "qdisc",
+            vec!["tc", "qdisc", "add", "dev", "west", "root", "pfifo"],
+            vec!["tc", "qdisc", "del", "dev", "west", "root"],
+        ),
+        ("nft element", vec!["nft", nft], vec!["nft", "delete", "table", "inet", "left"]),
+    ];
+    for (kind, make, undo) in kinds {
+        node.sh(&make).unwrap();
+        let difference = before.difference(&Snapshot::of(node).unwrap()).to_string();
+        assert!(difference.contains(&format!("+ {kind}")), "{kind}: {difference}");
+        node.sh(&undo).unwrap();
+        before.expect_same(node).unwrap();
+    }
+    node.sh(&["ip", "link", "set", "west", "alias", "mine"]).unwrap();
+    assert_eq!(inspect::link(node, "west").unwrap().alias.as_deref(), Some("mine"));
+    assert!(before.expect_same(node).unwrap_err().to_string().contains("alias mine"));
+}
+
+#[test]
+fn inspection_reads_routes_and_neighbours_of_both_families() {
+    let street = street("inspect");
+    let node = &street.client;
+    let v6 = inspect::routes(node, inspect::Family::V6).unwrap();
+    let default = v6.iter().find(|route| route.dst == "default").unwrap();
+    assert_eq!((default.gateway, default.dev.as_deref()), (Some(ip("2001:db8:1::fe")), Some("up0")));
+    node.sh(&[
+        "ip",
+        "route",
+        "add",
+        "10.9.0.0/16",
+        "via",
+        "inet6",
+        "2001:db8:1::fe",
+        "dev",
+        "up0",
+        "mtu",
+        "1400",
+    ])
+    .unwrap();
+    let v4 = inspect::routes(node, inspect::Family::V4).unwrap();
+    let route = v4.iter().find(|route| route.dst == "10.9.0.0/16").unwrap();
+    assert_eq!(route.via.as_ref().unwrap().host, ip("2001:db8:1::fe"));
+    assert_eq!(route.metrics[0]["mtu"], 1400);
+    for address in ["192.0.2.9", "2001:db8:1::9"] {
+        node.sh(&[
+            "ip",
+            "neigh",
+            "add",
+            address,
+            "lladdr",
+            "02:00:00:00:00:09",
+            "dev",
+            "up0",
+            "nud",
+            "permanent",
+        ])
+        .unwrap();
+        let all = inspect::neighbours(node).unwrap();
+        let found = all.iter().find(|n| n.dst == ip(address)).unwrap();
+        assert_eq!(
+            (found.mac.as_deref(), found.state.as_slice()),
+            (Some("02:00:00:00:00:09"), &["PERMANENT".to_owned()][..])
+        );
+    }
+    assert_eq!(inspect::nft_json(node).unwrap(), [] as [serde_json::Value; 0]);
+    let link = inspect::link(node, "up0").unwrap();
+    assert!(link.is_up() && link.kind() == Some("veth") && link.mac.is_some() && link.master.is_none());
+    assert!(inspect::link(node, "nope").is_err());
+}

@@ -1,0 +1,28 @@
+//! Ids, names and keys. What comes from outside becomes one of these once, at the edge, and cannot be wrong afterwards.
+//!
+//! Pure: no I/O, no clock, no runtime. Everybody may depend on it; it depends on nobody of ours.
+
+#![forbid(unsafe_code)]
+
+mod hash;
+mod key;
+mod mac;
+mod mode;
+mod name;
+mod protocol;
+
+pub use hash::Digest;
+pub use key::AttachmentKey;
+pub use mode::AttachMode;
+pub use mac::{Mac, MacError};
+pub use protocol::{Protocol, ProtocolError};
+pub use name::{ContainerId, IfName, NameError, NetworkName};
+
+/// The route protocol number that marks a route or neighbour as ours (`ip route show proto 112`).
+pub const ROUTE_PROTOCOL: u8 = 112;
+/// The smallest MTU that IPv6 allows on a link (RFC 8200, section 5).
+pub const MIN_MTU_V6: u32 = 1280;
+/// The smallest MTU that IPv4 allows on a link (RFC 791).
+pub const MIN_MTU_V4: u32 = 68;
+/// The largest MTU that a veth accepts.
+pub const MAX_MTU: u32 = 65_535;

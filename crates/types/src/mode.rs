@@ -1,0 +1,22 @@
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// How a pod meets its host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AttachMode {
+    /// The host end is a port of the bridge: pods share L2.
+    Bridge,
+    /// The host has a route per pod to the host end: every packet passes the host's IP layer.
+    Routed,
+}
+
+impl fmt::Display for AttachMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Bridge => "bridge",
+            Self::Routed => "routed",
+        })
+    }
+}
