@@ -10,6 +10,8 @@ use types::{Digest, IfName, Mac};
 
 use crate::{Error, sysctl};
 
+/// Marks a bridge as made by us. One that was there before has no such mark, and stays when we leave.
+pub(crate) const BRIDGE_ALIAS: &str = "podwire bridge";
 /// What a veth and a new bridge have where nobody says otherwise.
 const DEFAULT_MTU: u32 = 1500;
 
@@ -55,7 +57,12 @@ fn create(host: &mut RtSocket, conf: &NetConf) -> Result<Link, Error> {
     let mac = Mac::local(Digest::of(&["bridge mac", name.as_str(), &std::process::id().to_string()]).first5());
     let answers = host.run_all(&[
         Op::AddBridge(AddBridge { name, mac, mtu: other, up: false }),
-        Op::SetLink(SetLink { mtu: Some(mtu), up: Some(true), ..SetLink::of(LinkRef::Name(name)) }),
+        Op::SetLink(SetLink {
+            mtu: Some(mtu),
+            up: Some(true),
+            alias: Some(BRIDGE_ALIAS),
+            ..SetLink::of(LinkRef::Name(name))
+        }),
     ])?;
     for answer in answers {
         match answer {

@@ -31,7 +31,7 @@ pub enum Error {
     #[error("bridge {bridge} has {found}, which overlaps the gateway {wanted}: remove it, or set forceAddress")]
     ForeignAddress { bridge: IfName, found: ipnet::IpNet, wanted: ipnet::IpNet },
     #[error("cannot set {} to {value}: {source}; set it by hand", path.display())]
-    Sysctl { path: PathBuf, value: &'static str, source: std::io::Error },
+    Sysctl { path: PathBuf, value: String, source: std::io::Error },
     #[error("mtu {mtu} is too small for IPv6, which needs {}", types::MIN_MTU_V6)]
     MtuTooSmall { mtu: u32 },
     #[error("{missing}")]

@@ -37,7 +37,7 @@ pub(crate) fn collect(gc: &Gc, place: &Place) -> Result<usize, Error> {
         let stale: Vec<String> =
             network.list()?.into_iter().map(|l| l.stem).filter(|stem| !stems.contains(stem)).collect();
         collected = stale.len();
-        errors.extend(undo_all(network, network_name, stale));
+        errors.extend(undo_all(network, Some(network_name), stale));
     }
     let aliases: BTreeSet<String> = valid.iter().map(AttachmentKey::alias).collect();
     errors.extend(sweep_links(network_name, &aliases).err());
@@ -47,7 +47,8 @@ pub(crate) fn collect(gc: &Gc, place: &Place) -> Result<usize, Error> {
     Error::collect(errors).map(|()| collected)
 }
 
-fn undo_all(network: &Network, name: &NetworkName, stale: Vec<String>) -> Vec<Error> {
+/// Takes these attachments apart, several at once. The name helps with records that cannot be read.
+pub(crate) fn undo_all(network: &Network, name: Option<&NetworkName>, stale: Vec<String>) -> Vec<Error> {
     let (queue, errors) = (Mutex::new(stale), Mutex::new(Vec::new()));
     let next = || queue.lock().ok().and_then(|mut queue| queue.pop());
     let work = || {
@@ -70,8 +71,8 @@ fn undo_all(network: &Network, name: &NetworkName, stale: Vec<String>) -> Vec<Er
 }
 
 /// A record that cannot be read is known by its file's name, which holds the id unless it was too long.
-fn undo_stem(held: Held, network: &NetworkName) -> Result<(), Error> {
-    let key = held.attachment().map(|a| a.key.clone()).or_else(|| key_of_stem(held.stem(), network));
+fn undo_stem(held: Held, network: Option<&NetworkName>) -> Result<(), Error> {
+    let key = held.attachment().map(|a| a.key.clone()).or_else(|| key_of_stem(held.stem(), network?));
     match key {
         Some(key) => detach::undo(held, &key),
         None => Ok(held.release()?),

@@ -17,6 +17,7 @@
 mod attach;
 mod bridge;
 mod check;
+mod cleanup;
 mod delegate;
 mod detach;
 mod error;
@@ -30,5 +31,6 @@ mod status;
 mod sysctl;
 mod wire;
 
+pub use cleanup::{Report, cleanup};
 pub use error::Error;
 pub use serve::{Done, serve};

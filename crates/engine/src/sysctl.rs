@@ -23,7 +23,7 @@ fn set(path: PathBuf, value: &'static str) -> Result<(), Error> {
     match fs::write(&path, value) {
         Ok(()) => Ok(()),
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
-        Err(source) => Err(Error::Sysctl { path, value, source }),
+        Err(source) => Err(failed(path, value, source)),
     }
 }
 
@@ -91,11 +91,15 @@ fn reads(path: &Path, value: &str) -> bool {
 fn change(log: &SysctlLog, path: PathBuf, value: &'static str) -> Result<(), Error> {
     let before = match fs::read_to_string(&path) {
         Ok(text) => text.trim().to_owned(),
-        Err(source) => return Err(Error::Sysctl { path, value, source }),
+        Err(source) => return Err(failed(path, value, source)),
     };
     if before == value {
         return Ok(());
     }
     log.note(&path, &before, value)?;
-    fs::write(&path, value).map_err(|source| Error::Sysctl { path, value, source })
+    fs::write(&path, value).map_err(|source| failed(path, value, source))
+}
+
+fn failed(path: PathBuf, value: &str, source: std::io::Error) -> Error {
+    Error::Sysctl { path, value: value.to_owned(), source }
 }

@@ -60,11 +60,12 @@ fn remove(selectors: &[Selector]) -> Result<(), Error> {
         return Ok(());
     }
     let mut socket = Socket::open()?;
-    let left = remove_in_kernel(&mut socket, selectors)?;
-    if left.is_empty() { Ok(()) } else { remove_one_by_one(&mut socket, &left) }
+    let (able, mut left): (Vec<Selector>, Vec<Selector>) = selectors.iter().partition(|s| s.kernel_is_able());
+    left.append(&mut remove_in_kernel(&mut socket, &able)?);
+    remove_one_by_one(&mut socket, &left)
 }
 
-/// Lets the kernel select; returns what it could not. Before Linux 6.8 it refuses a filter with a deletion.
+/// Lets the kernel select; returns what it could not. Kernels before 6.8 or so refuse a filter with a deletion.
 fn remove_in_kernel(socket: &mut Socket, selectors: &[Selector]) -> Result<Vec<Selector>, Error> {
     let requests: Vec<Request> = selectors.iter().map(Selector::request).collect();
     let mut left = Vec::new();
@@ -126,7 +127,7 @@ fn verb(kind: u16, v6: bool) -> Verb {
 fn deletion(entry: &[u8], v6: bool) -> Option<Request> {
     let original = wire::find(entry, number::CTA_TUPLE_ORIG)?;
     let attributes = Attributes::new(|a| {
-        a.put(number::CTA_TUPLE_ORIG | NESTED, original);
+        a.put_nested(number::CTA_TUPLE_ORIG, original);
         for kind in [number::CTA_ZONE, number::CTA_ID] {
             if let Some(value) = wire::find(entry, kind) {
                 a.put(kind, value);
@@ -135,8 +136,6 @@ fn deletion(entry: &[u8], v6: bool) -> Option<Request> {
     });
     Some(Request { verb: verb(number::CT_DELETE, v6), attributes })
 }
-
-const NESTED: u16 = 1 << 15;
 
 impl Side {
     fn tuple(self) -> u16 {
@@ -162,6 +161,15 @@ impl Selector {
         }
     }
 
+    /// The kernel's filter has the comparison of IPv6 addresses the wrong way round (seen in Linux 6.18): a deletion
+    /// by address would take the connections of all others and leave just the one meant.
+    fn kernel_is_able(&self) -> bool {
+        match self.what {
+            What::Source(_) | What::Destination(Some(_), ..) => !self.v6,
+            What::Destination(None, ..) => true,
+        }
+    }
+
     /// Which parts of the tuple count.
     fn filter(&self) -> u32 {
         match self.what {
@@ -184,7 +192,7 @@ impl Selector {
     fn write_tuple(&self, a: &mut Attributes) {
         match self.what {
             What::Source(ip) => {
-                a.nest(number::CTA_TUPLE_IP, |a| a.put(source_kind(ip.is_ipv6()), &octets(ip)))
+                a.nest(number::CTA_TUPLE_IP, |a| a.put(source_kind(ip.is_ipv6()), &octets(ip)));
             }
             What::Destination(host, protocol, port) => {
                 a.nest(number::CTA_TUPLE_IP, |a| {
@@ -230,5 +238,55 @@ fn octets(ip: IpAddr) -> Vec<u8> {
     match ip {
         IpAddr::V4(ip) => ip.octets().to_vec(),
         IpAddr::V6(ip) => ip.octets().to_vec(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use rustix::thread::{UnshareFlags, unshare_unsafe};
+
+    use super::*;
+
+    fn conntrack(args: &str) -> String {
+        let output = Command::new("conntrack").args(args.split(' ')).output().unwrap();
+        assert!(output.status.success(), "conntrack {args}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn left() -> usize {
+        ["ipv4", "ipv6"].map(|family| conntrack(&format!("-L -f {family}")).lines().count()).iter().sum()
+    }
+
+    /// Kernels before 6.8 need it; this one does both.
+    #[test]
+    fn f3_without_a_filter_in_the_kernel_the_same_connections_go() {
+        let in_a_namespace = || {
+            #[expect(
+                unsafe_code,
+                reason = "a network namespace has no memory-safety contract; CLONE_FILES has"
+            )]
+            // SAFETY: only the network namespace is unshared, no file table.
+            unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.unwrap();
+            for (from, to) in [("10.0.0.2", "10.0.0.9"), ("10.0.0.3", "10.0.0.2"), ("fd00::2", "fd00::9")] {
+                for port in [53, 54] {
+                    conntrack(&format!("-I -s {from} -d {to} -p udp --sport 9 --dport {port} -t 600"));
+                }
+            }
+            let remove = |what, v6, side| {
+                remove_one_by_one(&mut Socket::open().unwrap(), &[Selector { side, v6, what }]).unwrap();
+                left()
+            };
+            let (v4, v6): (IpAddr, IpAddr) = ("10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap());
+            assert_eq!(left(), 6);
+            assert_eq!(remove(What::Source("10.0.0.7".parse().unwrap()), false, Side::Original), 6);
+            assert_eq!(remove(What::Source(v4), false, Side::Original), 4);
+            assert_eq!(remove(What::Destination(Some(v6), Protocol::Udp, 53), true, Side::Original), 4);
+            assert_eq!(remove(What::Destination(None, Protocol::Udp, 53), true, Side::Original), 3);
+            assert_eq!(remove(What::Source(v4), false, Side::Reply), 1);
+            assert_eq!(remove(What::Source(v6), true, Side::Original), 0);
+        };
+        std::thread::spawn(in_a_namespace).join().unwrap();
     }
 }

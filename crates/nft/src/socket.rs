@@ -174,30 +174,27 @@ impl Socket {
         Ok(())
     }
 
-    /// Everything of a kind; begun again when it changed in the middle.
+    /// Everything of a kind; begun again when it changed in the middle, so that some may be seen twice.
     pub(crate) fn dump(
         &mut self,
         request: &Request,
         mut each: impl FnMut(&[u8]),
     ) -> Result<Result<(), Refusal>, Error> {
-        let mut found = Vec::new();
         for _ in 0..DUMPS {
-            found.clear();
-            match self.dump_once(request, &mut found)? {
+            match self.dump_once(request, &mut each)? {
                 Ok(Dump::Whole) => break,
                 Ok(Dump::Interrupted) => {}
                 Err(refusal) => return Ok(Err(refusal)),
             }
         }
         // After many tries what was seen is as good as it gets.
-        found.iter().for_each(|attributes: &Vec<u8>| each(attributes));
         Ok(Ok(()))
     }
 
     fn dump_once(
         &mut self,
         request: &Request,
-        found: &mut Vec<Vec<u8>>,
+        each: &mut impl FnMut(&[u8]),
     ) -> Result<Result<Dump, Refusal>, Error> {
         let mut out = Attributes::default();
         let head = self.head(request.verb, NLM_F_DUMP);
@@ -212,7 +209,7 @@ impl Socket {
                 interrupted |= message.flags & NLM_F_DUMP_INTR != 0;
                 match message.kind {
                     NLMSG_DONE | NLMSG_ERROR => end = Some(message.error()),
-                    _ => found.push(message.attributes().to_vec()),
+                    _ => each(message.attributes()),
                 }
             })?;
         }

@@ -106,6 +106,11 @@ impl Attributes {
         self.close(start);
     }
 
+    /// Attributes inside one, as they were read.
+    pub(crate) fn put_nested(&mut self, kind: u16, value: &[u8]) {
+        self.put(kind | NLA_F_NESTED, value);
+    }
+
     pub(crate) fn nest(&mut self, kind: u16, body: impl FnOnce(&mut Self)) {
         let start = self.open(kind | NLA_F_NESTED);
         body(self);

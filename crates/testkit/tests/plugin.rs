@@ -220,6 +220,35 @@ fn threads_are_followed_and_statuses_kept() {
     assert_eq!(outcome.status.code(), Some(7));
 }
 
+/// How many system calls the traced program below makes, all in a thread of its own.
+const CALLS_IN_THREAD: u64 = 5000;
+
+#[test]
+#[ignore = "a part of system_calls_of_all_threads_are_counted"]
+fn child_that_works_in_a_thread() {
+    std::thread::spawn(|| (0..CALLS_IN_THREAD).for_each(|_| drop(std::fs::metadata("/")))).join().unwrap();
+}
+
+#[test]
+fn system_calls_of_all_threads_are_counted() {
+    let lab = Lab::new("count").unwrap();
+    let node = lab.node("n1").unwrap();
+    let call = Call::network(Verb::Status, &json!({}));
+    let exe = std::env::current_exe().unwrap();
+    let text = format!("exec {} --exact child_that_works_in_a_thread --ignored", exe.display());
+    let threaded = script(&node, &text);
+    let TraceOutcome::Finished { syscalls, outcome } =
+        kill_at_syscall(&threaded, &node, &call, u64::MAX).unwrap()
+    else {
+        panic!("killed too early")
+    };
+    assert!(outcome.success() && outcome.stdout.contains("1 passed"), "{outcome:?}");
+    assert!(syscalls > 2 * CALLS_IN_THREAD, "entries and exits of the thread are missing: {syscalls}");
+    // In the middle of the thread's work: the whole process goes, not only the thread.
+    let end = kill_at_syscall(&threaded, &node, &call, syscalls - CALLS_IN_THREAD).unwrap();
+    assert!(matches!(end, TraceOutcome::Killed { .. }), "{end:?}");
+}
+
 /// The tracer must not take away children that somebody else waits for.
 #[test]
 fn tracing_leaves_other_children_alone() {

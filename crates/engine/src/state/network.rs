@@ -99,6 +99,11 @@ impl Network {
         dir.join("lock").exists().then_some(Self { dir })
     }
 
+    /// The folder's name: the network's, unless that was too long for one.
+    pub fn name(&self) -> String {
+        self.dir.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
     /// Claims addresses and writes the record as pending, in one critical section. `make` turns the claimed addresses
     /// into the whole record: nothing is added to it later.
     pub fn begin(

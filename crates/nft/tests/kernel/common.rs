@@ -83,7 +83,7 @@ impl Sample {
                 format!("10.77.{hi}.{lo}").parse().expect("v4"),
                 format!("fd77::{n:x}").parse().expect("v6"),
             ],
-            chain: Some(chain("blue", &["10.77.0.0/16", "fd77::/64"])),
+            chain: Some(chain("blue", &["10.77.0.0/16", "fd77::/48"])),
             guard: Guard::On,
             ports: Vec::new(),
         }

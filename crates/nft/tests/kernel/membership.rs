@@ -319,7 +319,10 @@ fn admit_takes() {
                     let mut times: Vec<Duration> = pods.iter().map(timed).collect();
                     times.sort();
                     let word = if mode == Mode::Bridge { "bridge" } else { "routed" };
-                    println!("{crowd} pods there, {word}, {name}: p50 {:?}, p99 {:?}", times[100], times[198]);
+                    println!(
+                        "{crowd} pods there, {word}, {name}: p50 {:?}, p99 {:?}",
+                        times[100], times[198]
+                    );
                 };
                 let mut kept = open();
                 measure("open, admit, close", &mut |pod| pod.admit());

@@ -29,9 +29,13 @@ pub(super) fn trace_me_before_exec(command: &mut Command) {
     }
 }
 
-/// System-call stops are told from signals, new threads are followed, and nobody outlives the tracer.
+/// System-call stops are told from signals, new threads are followed, a further exec is an event (by default the program
+/// gets a SIGTRAP, which would end it), and nobody outlives the tracer.
 pub(super) fn set_options(tid: i32) -> anyhow::Result<()> {
-    let options = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_EXITKILL;
+    let options = libc::PTRACE_O_TRACESYSGOOD
+        | libc::PTRACE_O_TRACECLONE
+        | libc::PTRACE_O_TRACEEXEC
+        | libc::PTRACE_O_EXITKILL;
     // SAFETY: this request takes both numbers by value.
     let answer = unsafe { libc::ptrace(libc::PTRACE_SETOPTIONS, tid, 0usize, options as usize) };
     check(answer).with_context(|| format!("cannot set trace options of thread {tid}"))
@@ -70,7 +74,7 @@ pub(super) fn wait_for_any() -> Result<Option<Wait>> {
         let mut status = 0;
         // Without __WNOTHREAD this would take away children that other threads of this process wait for.
         // SAFETY: `status` outlives the call.
-        let tid = unsafe { libc::waitpid(-1, &raw mut status, libc::__WALL) };
+        let tid = unsafe { libc::waitpid(-1, &raw mut status, libc::__WALL | libc::__WNOTHREAD) };
         if tid > 0 {
             return Ok(Some(classify(tid, status)));
         }

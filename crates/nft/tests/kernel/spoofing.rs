@@ -1,0 +1,206 @@
+//! A pod uses its own addresses and no other. Each test also runs without the guard, to show that it would notice.
+
+use std::net::{Ipv6Addr, SocketAddrV6};
+use std::time::{Duration, Instant};
+
+use nft::{Guard, Mode, Protocol};
+use rustix::fd::OwnedFd;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType, ipproto, recv, sendto, socket, sockopt};
+
+use crate::common::{Sample, run};
+use crate::lab::{At, Lab};
+
+const BOTH: [Mode; 2] = [Mode::Bridge, Mode::Routed];
+
+fn lab(mode: Mode, guard: Guard) -> Lab {
+    let lab = Lab::new(mode);
+    for n in [2, 3] {
+        lab.admit(&Sample { guard, ..Sample::new(mode, n) });
+    }
+    lab
+}
+
+/// What a receiver should see of `spoofed`.
+fn expected(guard: Guard) -> &'static [&'static str] {
+    match guard {
+        Guard::On => &["hello", "true"],
+        Guard::Off => &["hello", "spoofed", "true"],
+    }
+}
+
+#[test]
+fn foreign_source_addresses_are_dropped() {
+    for (mode, guard) in BOTH.into_iter().flat_map(|mode| [(mode, Guard::On), (mode, Guard::Off)]) {
+        let lab = lab(mode, guard);
+        lab.ip(At::Pod(2), "addr add 10.77.0.9/32 dev lo");
+        lab.ip(At::Pod(2), "addr add fd77::9/128 dev lo");
+        for (target, own, foreign) in
+            [("10.77.0.3:80", "10.77.0.2:0", "10.77.0.9:0"), ("[fd77::3]:80", "[fd77::2]:0", "[fd77::9]:0")]
+        {
+            let server = lab.serve(At::Pod(3), Protocol::Udp, target);
+            let (own, foreign) = (lab.sender(At::Pod(2), own), lab.sender(At::Pod(2), foreign));
+            // The first one also finds the neighbour, so that the others go at once and in order.
+            own.send("hello", target);
+            let mut seen = vec![server.receive()];
+            foreign.send("spoofed", target);
+            own.send("true", target);
+            while seen.last().is_some_and(|last| last != "true") {
+                seen.push(server.receive());
+            }
+            assert_eq!(seen, expected(guard));
+        }
+    }
+}
+
+#[test]
+fn a_foreign_mac_is_dropped_on_a_bridge() {
+    for guard in [Guard::On, Guard::Off] {
+        let lab = lab(Mode::Bridge, guard);
+        let own = Sample::new(Mode::Bridge, 2).mac;
+        for (target, source) in [("10.77.0.3:80", "10.77.0.2:0"), ("[fd77::3]:80", "[fd77::2]:0")] {
+            let server = lab.serve(At::Pod(3), Protocol::Udp, target);
+            let sender = lab.sender(At::Pod(2), source);
+            sender.send("hello", target);
+            let mut seen = vec![server.receive()];
+            // Permanent, so that only the sender's MAC can stop what follows.
+            let (address, receiver) = (
+                target.rsplit_once(':').unwrap().0.trim_matches(['[', ']']),
+                Sample::new(Mode::Bridge, 3).mac,
+            );
+            lab.ip(At::Pod(2), "link set eth0 address 02:00:00:00:00:99");
+            lab.ip(At::Pod(2), &format!("neigh replace {address} lladdr {receiver} nud permanent dev eth0"));
+            sender.send("spoofed", target);
+            lab.ip(At::Pod(2), &format!("link set eth0 address {own}"));
+            lab.ip(At::Pod(2), &format!("neigh replace {address} lladdr {receiver} nud permanent dev eth0"));
+            sender.send("true", target);
+            while seen.last().is_some_and(|last| last != "true") {
+                seen.push(server.receive());
+            }
+            assert_eq!(seen, expected(guard));
+        }
+    }
+}
+
+/// Whether the host finds a neighbour at an address that pod 2 took without being given it.
+fn host_finds(lab: &Lab, address: &str) -> bool {
+    let target = if address.contains(':') { format!("[{address}]:9") } else { format!("{address}:9") };
+    lab.sender(At::Host, if address.contains(':') { "[::]:0" } else { "0.0.0.0:0" })
+        .send("are you there?", &target);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        let shown = lab.ip(At::Host, &format!("neigh show to {address} dev br0"));
+        if shown.contains("lladdr") {
+            return true;
+        }
+        if shown.contains("FAILED") {
+            return false;
+        }
+        assert!(Instant::now() < deadline, "neither found nor failed: {shown:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn answers_for_a_foreign_address_are_dropped_on_a_bridge() {
+    for guard in [Guard::On, Guard::Off] {
+        let lab = lab(Mode::Bridge, guard);
+        for version in ["ipv4", "ipv6"] {
+            lab.sysctl(At::Host, &format!("{version}/neigh/br0/retrans_time_ms"), "100");
+        }
+        lab.ip(At::Pod(2), "addr add 10.77.0.9/32 dev eth0");
+        lab.ip(At::Pod(2), "addr add fd77::9/128 dev eth0");
+        for own in ["10.77.0.2", "fd77::2"] {
+            assert!(host_finds(&lab, own), "{own}");
+        }
+        for foreign in ["10.77.0.9", "fd77::9"] {
+            assert_eq!(host_finds(&lab, foreign), guard == Guard::Off, "{foreign}");
+        }
+    }
+}
+
+const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+const ADVERT: u8 = 136;
+const ROUTER_ADVERT: u8 = 134;
+
+fn icmp6(lab: &Lab, at: At) -> OwnedFd {
+    let open = || socket(AddressFamily::INET6, SocketType::RAW, Some(ipproto::ICMPV6)).unwrap();
+    let socket = lab.inside(at, open);
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(Duration::from_secs(5))).unwrap();
+    socket
+}
+
+/// A neighbour advertisement that says "I am at `target`", or a router advertisement.
+fn advertise(lab: &Lab, kind: u8, target: Ipv6Addr) {
+    let socket = icmp6(lab, At::Pod(2));
+    let mut message = vec![kind, 0, 0, 0, 0x20, 0, 0, 0];
+    message.extend_from_slice(&target.octets());
+    let scope: u32 = lab.ip(At::Pod(2), "-o link show dev eth0").split(':').next().unwrap().parse().unwrap();
+    sendto(&socket, &message, SendFlags::empty(), &SocketAddrV6::new(ALL_NODES, 0, 0, scope)).unwrap();
+}
+
+/// The advertisements somebody gets until the one for `last`, kind and target.
+fn heard(socket: &OwnedFd, last: Ipv6Addr) -> Vec<(u8, Ipv6Addr)> {
+    let mut heard = Vec::new();
+    while heard.last() != Some(&(ADVERT, last)) {
+        let mut message = [0; 1500];
+        recv(socket, &mut message, RecvFlags::empty()).expect("the honest advertisement comes last");
+        let (kind, target) = (message[0], *message[8..].first_chunk::<16>().unwrap());
+        if matches!(kind, ADVERT | ROUTER_ADVERT) {
+            heard.push((kind, Ipv6Addr::from(target)));
+        }
+    }
+    heard
+}
+
+#[test]
+fn advertisements_of_routers_and_for_foreign_addresses_are_dropped() {
+    let (own, foreign): (Ipv6Addr, Ipv6Addr) = ("fd77::2".parse().unwrap(), "fd77::9".parse().unwrap());
+    for (mode, guard) in BOTH.into_iter().flat_map(|mode| [(mode, Guard::On), (mode, Guard::Off)]) {
+        let lab = lab(mode, guard);
+        // In routed mode the link ends at the host, whose neighbours are permanent: only routers matter.
+        let listener = match mode {
+            Mode::Bridge => icmp6(&lab, At::Pod(3)),
+            Mode::Routed => icmp6(&lab, At::Host),
+        };
+        advertise(&lab, ROUTER_ADVERT, foreign);
+        if mode == Mode::Bridge {
+            advertise(&lab, ADVERT, foreign);
+        }
+        advertise(&lab, ADVERT, own);
+        let heard = heard(&listener, own);
+        match (mode, guard) {
+            (_, Guard::On) => assert_eq!(heard, [(ADVERT, own)]),
+            (Mode::Bridge, Guard::Off) => {
+                assert_eq!(heard, [(ROUTER_ADVERT, foreign), (ADVERT, foreign), (ADVERT, own)]);
+            }
+            (Mode::Routed, Guard::Off) => assert_eq!(heard, [(ROUTER_ADVERT, foreign), (ADVERT, own)]),
+        }
+    }
+}
+
+#[test]
+fn the_hosts_loopback_stays_closed_although_hostports_need_route_localnet() {
+    for mode in BOTH {
+        let lab = lab(mode, Guard::Off);
+        // A pod with privileges can send to 127.0.0.1 on the wire.
+        lab.sysctl(At::Pod(2), "ipv4/conf/eth0/route_localnet", "1");
+        lab.ip(At::Pod(2), "route del local 127.0.0.1 dev lo table local");
+        lab.ip(At::Pod(2), "route del local 127.0.0.0/8 dev lo table local");
+        lab.ip(At::Pod(2), "route add 127.0.0.1 via 10.77.0.1");
+        let server = lab.serve(At::Host, Protocol::Udp, "0.0.0.0:9");
+        let sender = lab.sender(At::Pod(2), "10.77.0.2:0");
+        let attempt = || {
+            sender.send("hello", "10.77.0.1:9");
+            let mut seen = vec![server.receive()];
+            sender.send("spoofed", "127.0.0.1:9");
+            sender.send("true", "10.77.0.1:9");
+            while seen.last().is_some_and(|last| last != "true") {
+                seen.push(server.receive());
+            }
+            seen
+        };
+        assert_eq!(attempt(), ["hello", "true"]);
+        lab.inside(At::Host, || run("nft", &["flush", "chain", "inet", "podwire", "guard"]));
+        assert_eq!(attempt(), ["hello", "spoofed", "true"], "the test notices when it is open");
+    }
+}

@@ -1,0 +1,7 @@
+//! ADD, CHECK, DEL and GC of the real plugin against the real kernel, one thing at a time. Needs root.
+
+#![expect(clippy::unwrap_used, reason = "a test ends at its first surprise, in helpers as well")]
+
+#[path = "../common/mod.rs"]
+mod common;
+mod network;

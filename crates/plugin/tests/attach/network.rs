@@ -1,0 +1,220 @@
+//! The bridge and the pod's place on it: C1, C2, C4, C5.
+
+use serde_json::{Value, json};
+use testkit::inspect::{self, Family};
+use testkit::{Node, Pod, Snapshot, ping};
+
+use crate::common::{DUAL, Host, MODES, ips, nets, v4, v6, words};
+
+fn addresses_of(node: &Node, dev: &str) -> Vec<String> {
+    let all = inspect::addresses(node, dev).unwrap();
+    all.iter().filter(|a| a.scope == "global").map(|a| a.net.to_string()).collect()
+}
+
+fn default_gateway(pod: &Pod, family: Family) -> Option<String> {
+    let routes = inspect::routes(pod, family).unwrap();
+    routes.iter().find(|r| r.dst == "default")?.gateway.map(|gw| gw.to_string())
+}
+
+/// The seed's own config: six keys, no ipam section, protocol 0.3.1.
+#[test]
+fn c1_the_seeds_config_works_as_it_is() {
+    let host = Host::new("c1");
+    let config = json!({
+        "cniVersion": "0.3.1", "name": "humanz-cni", "type": "humanz-cni-plugin", "bridge": "humanz-cni0",
+        "network": "100.100.0.0/16", "subnet": "100.100.0.0/24",
+        "stateDir": host.node.state_dir(), "logFile": host.node.log_file(),
+    });
+    let (pod, result) = host.attached("a", &config);
+    assert_eq!(result["cniVersion"], "0.3.1");
+    assert_eq!(result["ips"][0]["address"], "100.100.0.2/24");
+    assert_eq!(result["ips"][0]["version"], "4");
+    assert_eq!(result["ips"][0]["gateway"], "100.100.0.1");
+    assert_eq!(addresses_of(&host.node, "humanz-cni0"), ["100.100.0.1/24"]);
+    assert_eq!(default_gateway(&pod, Family::V4).unwrap(), "100.100.0.1");
+    assert!(ping(&pod, "100.100.0.1".parse().unwrap(), 1).unwrap().all());
+    host.del(&pod, &config);
+}
+
+#[test]
+fn c1_a_network_that_is_no_cidr_is_only_a_label() {
+    let host = Host::new("c1-label");
+    let config = host.config(&json!({"network": "front", "subnet": "10.88.0.0/24"}));
+    let (pod, result) = host.attached("a", &config);
+    assert_eq!(nets(&result), ["10.88.0.2/24"]);
+    host.del(&pod, &config);
+}
+
+#[test]
+fn c2_the_first_address_is_the_gateway_on_the_bridge_and_pods_get_the_next() {
+    let cases: [(&str, &[&str], &[&str], &[&str]); 4] = [
+        ("10.88.0.0/24", &["10.88.0.1/24"], &["10.88.0.2/24"], &["10.88.0.3/24"]),
+        ("10.88.0.0/30", &["10.88.0.1/30"], &["10.88.0.2/30"], &[]),
+        ("fd00:88::/64", &["fd00:88::1/64"], &["fd00:88::2/64"], &["fd00:88::3/64"]),
+        (
+            DUAL,
+            &["10.88.0.1/24", "fd00:88::1/64"],
+            &["10.88.0.2/24", "fd00:88::2/64"],
+            &["10.88.0.3/24", "fd00:88::3/64"],
+        ),
+    ];
+    for mode in MODES {
+        for (subnet, bridge, first, second) in cases {
+            let host = Host::new("c2");
+            let config = host.config(&json!({"subnet": subnet, "mode": mode}));
+            let (a, result) = host.attached("a", &config);
+            assert_eq!(addresses_of(&host.node, "pw0"), bridge, "{mode} {subnet}");
+            assert_eq!(ips(&result), strip(first), "{mode} {subnet}");
+            let full: &[&str] = if mode == "bridge" { first } else { &[] };
+            assert_eq!(full.is_empty() || nets(&result) == full, true, "{mode} {subnet}");
+            let b = host.pod("b");
+            match second {
+                [] => {
+                    let error = host.refused(&b, &config);
+                    assert_eq!(error.code, 100, "{error:?}");
+                    assert!(error.msg.contains("1 of 1 in use"), "{}", error.msg);
+                }
+                _ => {
+                    assert_eq!(ips(&host.add(&b, &config)), strip(second), "{mode} {subnet}");
+                    for ip in strip(second) {
+                        assert!(ping(&a, ip, 1).unwrap().all(), "{mode}: {ip}");
+                    }
+                }
+            }
+            for ip in strip(bridge) {
+                assert!(ping(&a, ip, 1).unwrap().all(), "{mode}: gateway {ip}");
+            }
+        }
+    }
+}
+
+fn strip(nets: &[&str]) -> Vec<std::net::IpAddr> {
+    nets.iter().map(|net| net.split('/').next().unwrap().parse().unwrap()).collect()
+}
+
+#[test]
+fn c2_subnets_without_room_for_a_gateway_and_a_pod_are_refused_with_a_reason() {
+    let host = Host::new("c2-small");
+    let before = Snapshot::of(&host.node).unwrap();
+    for subnet in ["10.88.0.0/31", "10.88.0.0/32", "fd00:88::/127", "fd00:88::/128"] {
+        let config = host.config(&json!({"subnet": subnet}));
+        let error = host.refused(&host.pod(&subnet.replace([':', '/', '.'], "-")), &config);
+        assert_eq!(error.code, 7, "{subnet}: {error:?}");
+        assert!(error.msg.contains(subnet), "{subnet}: {}", error.msg);
+    }
+    before.expect_same(&host.node).unwrap();
+}
+
+fn existing_bridge(host: &Host) {
+    for line in ["ip link add pw0 type bridge", "ip link set pw0 mtu 1400", "ip addr add 192.0.2.9/24 dev pw0"] {
+        host.node.sh(&words(line)).unwrap();
+    }
+}
+
+#[test]
+fn c4_an_existing_bridge_is_reused_and_completed() {
+    for mode in MODES {
+        let host = Host::new("c4");
+        existing_bridge(&host);
+        let index = inspect::link(&host.node, "pw0").unwrap().index;
+        let config = host.config(&json!({"subnet": DUAL, "mode": mode}));
+        let (pod, result) = host.attached("a", &config);
+        let bridge = inspect::link(&host.node, "pw0").unwrap();
+        assert_eq!(bridge.index, index, "{mode}: made anew");
+        assert!(bridge.is_up());
+        // Nobody asked for an MTU: the bridge's own is kept, and the pod follows it.
+        assert_eq!(bridge.mtu, 1400);
+        assert_eq!(inspect::link(&pod, "eth0").unwrap().mtu, 1400);
+        let mut has = addresses_of(&host.node, "pw0");
+        has.sort();
+        assert_eq!(has, ["10.88.0.1/24", "192.0.2.9/24", "fd00:88::1/64"], "{mode}");
+        assert_eq!(result["interfaces"][0]["mac"].as_str(), bridge.mac.as_deref());
+    }
+}
+
+/// Each kind of damage, and what the next ADD makes of it.
+#[test]
+fn c4_a_damaged_bridge_is_repaired_by_the_next_add() {
+    let damages: [&[&str]; 4] = [
+        &["ip addr flush dev pw0"],
+        &["ip link set pw0 down"],
+        &["ip link set pw0 mtu 1300"],
+        &["ip link set pw0 down", "ip addr flush dev pw0", "ip link set pw0 mtu 1300"],
+    ];
+    for mode in MODES {
+        let host = Host::new("c4-damage");
+        let config = host.config(&json!({"subnet": DUAL, "mode": mode, "mtu": 1450}));
+        let (first, _) = host.attached("a", &config);
+        for (number, damage) in damages.iter().enumerate() {
+            for line in *damage {
+                host.node.sh(&words(line)).unwrap();
+            }
+            let (pod, result) = host.attached(&format!("b{number}"), &config);
+            let bridge = inspect::link(&host.node, "pw0").unwrap();
+            assert!(bridge.is_up() && bridge.mtu == 1450, "{mode} {damage:?}: {bridge:?}");
+            assert_eq!(addresses_of(&host.node, "pw0"), ["10.88.0.1/24", "fd00:88::1/64"], "{mode} {damage:?}");
+            assert!(ping(&pod, "10.88.0.1".parse().unwrap(), 1).unwrap().all(), "{mode} {damage:?}");
+            assert!(ping(&first, v4(&result), 1).unwrap().all(), "{mode} {damage:?}");
+            assert!(ping(&first, v6(&result), 1).unwrap().all(), "{mode} {damage:?}");
+        }
+    }
+}
+
+#[test]
+fn c4_an_address_in_the_way_is_refused_and_force_address_replaces_it() {
+    let cases = [("10.88.0.0/24", "10.88.0.9/24", "10.88.0.1/24"), ("fd00:88::/64", "fd00:88::9/48", "fd00:88::1/64")];
+    for mode in MODES {
+        for (subnet, foreign, gateway) in cases {
+            let host = Host::new("c4-foreign");
+            host.node.sh(&words("ip link add pw0 type bridge")).unwrap();
+            host.node.sh(&["ip", "addr", "add", foreign, "dev", "pw0", "nodad"].map(|w| w)).unwrap_or_default();
+            let config = host.config(&json!({"subnet": subnet, "mode": mode, "spoofCheck": false}));
+            let pod = host.pod("a");
+            let error = host.refused(&pod, &config);
+            assert_eq!(error.code, 7, "{error:?}");
+            assert!(error.msg.contains(foreign) && error.msg.contains("forceAddress"), "{}", error.msg);
+            assert_eq!(addresses_of(&host.node, "pw0"), [foreign], "{mode}");
+            assert_eq!(inspect::links(&host.node).unwrap().len(), 2, "{mode}: only lo and the bridge stay");
+            let mut forced = config.clone();
+            forced["forceAddress"] = Value::Bool(true);
+            host.add(&pod, &forced);
+            assert_eq!(addresses_of(&host.node, "pw0"), [gateway], "{mode}");
+        }
+    }
+}
+
+#[test]
+fn c4_a_link_of_that_name_that_is_no_bridge_is_refused_and_left_alone() {
+    let host = Host::new("c4-kind");
+    host.node.sh(&words("ip link add pw0 type dummy")).unwrap();
+    let before = Snapshot::of(&host.node).unwrap();
+    let error = host.refused(&host.pod("a"), &host.config(&json!({"subnet": DUAL})));
+    assert_eq!(error.code, 7, "{error:?}");
+    assert!(error.msg.contains("pw0") && error.msg.contains("dummy"), "{}", error.msg);
+    before.expect_same(&host.node).unwrap();
+}
+
+#[test]
+fn c5_del_removes_the_link_and_gives_the_address_back_to_nobody_but_its_owner() {
+    for mode in MODES {
+        let host = Host::new("c5");
+        // Three pods fit, so that a released address must be the one that comes next.
+        let config = host.config(&json!({"subnet": "10.88.0.0/29", "mode": mode, "ipam": {
+            "subnet": "10.88.0.0/29", "rangeEnd": "10.88.0.4"}}));
+        let (a, ra) = host.attached("a", &config);
+        let (b, rb) = host.attached("b", &config);
+        let before = Snapshot::of(&host.node).unwrap();
+        let (c, rc) = host.attached("c", &config);
+        host.del(&c, &config);
+        before.expect_same(&host.node).unwrap();
+        assert_eq!(inspect::links(&c).unwrap().len(), 1, "only lo is left in the pod");
+        let (d, rd) = host.attached("d", &config);
+        assert_eq!(ips(&rd), ips(&rc), "the only free address");
+        // A DEL of somebody who is gone already frees nothing that is somebody else's now.
+        host.del(&c, &config);
+        assert_eq!(host.refused(&host.pod("e"), &config).code, 100);
+        for (pod, result) in [(&a, &ra), (&b, &rb), (&d, &rd)] {
+            host.check(pod, &config, result).unwrap();
+        }
+    }
+}

@@ -1,0 +1,4 @@
+pub(crate) mod cleanup;
+pub(crate) mod demo;
+pub(crate) mod install;
+pub(crate) mod pods;
