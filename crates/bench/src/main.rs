@@ -1,1 +1,46 @@
-fn main() {}
+//! podwire-bench: podwire-cni beside the reference plugins, in one run on one machine.
+//!
+//! ```text
+//! options ─► site (nodes and pods, made beforehand) ─► cases ─► report (tables, JSON)
+//!                                                       ├ starts    what any process costs
+//!                                                       ├ sequence  one pod after the other, plugins in turn
+//!                                                       ├ burst     many pods at once, rounds in turn
+//!                                                       └ crowd     few addresses in use beside many
+//! ```
+//!
+//! The machine may be shared and noisy: a figure alone says little. Whoever is compared takes turns with the other, pod by
+//! pod or round by round, and what counts is the ratio. Works only in namespaces of its own, and says what is left in them.
+
+mod cases;
+mod floor;
+mod lane;
+mod leftovers;
+mod machine;
+mod networks;
+mod options;
+mod report;
+mod runner;
+mod site;
+mod stats;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Parser as _;
+
+use options::Options;
+use report::Report;
+
+fn main() -> Result<ExitCode> {
+    let options = Options::parse();
+    let scale = options.scale();
+    let plugins = lane::Plugins::find()?;
+    let machine = machine::Machine::look(&plugins)?;
+    let measured = cases::run_all(&plugins, &scale)?;
+    let report = Report::new(machine, scale, &measured);
+    println!("{report}");
+    let written = report.write(&options.folder()?)?;
+    println!("as JSON: {}", written.display());
+    let fine = report.is_fine() || !options.strict;
+    Ok(if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

@@ -13,11 +13,12 @@ use types::{AttachMode, AttachmentKey, IfName, MIN_MTU_V6};
 use crate::bridge::{self, Bridge};
 use crate::delegate::Delegate;
 use crate::state::{
-    Allocation, Attachment, Begin, Held, Network, Phase, PodAddress, PodName, SCHEMA, State, StateError, Wanted,
+    Allocation, Attachment, Begin, Held, Network, Phase, PodAddress, PodName, SCHEMA, State, StateError,
+    Wanted,
 };
 use crate::sysctl::{self, Families};
 use crate::wire::{self, Wire};
-use crate::{Error, detach, firewall, gc, result, shaping};
+use crate::{Error, detach, firewall, gc, relearn, result, shaping};
 
 /// How often a foreign link may have the name that we would take, before we give up.
 const SALTS: u8 = 8;
@@ -26,7 +27,7 @@ pub(crate) fn attach(call: &Call, conf: &NetConf, place: &Place) -> Result<(CniR
     let key = key_of(call);
     let netns = open_namespace(call)?;
     let state = State::open(&place.state_dir)?;
-    let network = state.network(&key.network)?;
+    let network = relearn::network(&state, &key.network, Some(conf))?;
     clear_the_way(&network, &key)?;
     let mut pod = RtSocket::open_in(&netns)?;
     if pod.link(&key.ifname)?.is_some() {
@@ -34,12 +35,16 @@ pub(crate) fn attach(call: &Call, conf: &NetConf, place: &Place) -> Result<(CniR
         return Err(Error::LinkExists { ifname: key.ifname, netns });
     }
     let mut host = RtSocket::open()?;
-    let (bridge, host_link) = find_links(&mut host, conf, &key)?;
-    let site = Site { call, conf, key: &key, netns: &netns, bridge: &bridge, host_link, cookie: pod.netns_cookie()? };
+    let (bridge, host_end) = find_links(&mut host, conf, &key)?;
+    let site =
+        Site { call, conf, key: &key, netns: &netns, bridge: &bridge, host_end, cookie: pod.netns_cookie()? };
     let lease = Lease::take(&site)?;
     let made = begin(&network, &site, &lease, &mut host).and_then(|(held, plan)| {
-        let attachment = finish(held, &plan, &site, &mut Kernel { host: &mut host, pod: &mut pod, state: &state })?;
-        let answer = result::of_attachment(&attachment, &bridge, &plan.routes, call.config.prev_result.as_ref());
+        let attachment =
+            finish(held, &plan, &site, &mut Kernel { host: &mut host, pod: &mut pod, state: &state })?;
+        let bridge = bridge::as_it_is(&mut host, &bridge);
+        let answer =
+            result::of_attachment(&attachment, &bridge, &plan.routes, call.config.prev_result.as_ref());
         Ok((result::with_dns(answer, &conf.dns, lease.dns()), attachment))
     });
     match made {
@@ -60,7 +65,15 @@ struct Site<'a> {
     netns: &'a NetNs,
     cookie: u64,
     bridge: &'a Bridge,
-    host_link: IfName,
+    host_end: HostEnd,
+}
+
+/// The name that the host end will have.
+struct HostEnd {
+    name: IfName,
+    /// A link that has this name and our mark. At most one process may have a record of this key: once that is us, the
+    /// link is one that no record knows. Until then it may be the work of somebody who attaches the same pod right now.
+    leftover: Option<u32>,
 }
 
 struct Kernel<'a> {
@@ -137,29 +150,35 @@ fn clear_the_way(network: &Network, key: &AttachmentKey) -> Result<(), Error> {
 }
 
 /// The bridge, and a name for the host end that nobody else has.
-fn find_links(host: &mut RtSocket, conf: &NetConf, key: &AttachmentKey) -> Result<(Bridge, IfName), Error> {
+fn find_links(host: &mut RtSocket, conf: &NetConf, key: &AttachmentKey) -> Result<(Bridge, HostEnd), Error> {
     let mut name = key.host_link(0);
     let mut found = host.links_by_name(&[&conf.bridge, &name])?;
     let (mut taken, bridge) = (found.pop().flatten(), found.pop().flatten());
-    let mut salt = 0;
+    let (mut salt, mut leftover) = (0, None);
     while let Some(link) = taken {
         if link.alias.as_deref().is_some_and(|alias| detach::is_alias_of(alias, key)) {
-            // Ours, and no record knows it: the state was lost in between.
-            detach::delete_link(host, link.index)?;
+            leftover = Some(link.index);
             break;
         }
         salt += 1;
         if salt >= SALTS {
-            return Err(Error::NotAvailable(format!("link {name} and {SALTS} others are taken by somebody else")));
+            return Err(Error::NotAvailable(format!(
+                "link {name} and {SALTS} others are taken by somebody else"
+            )));
         }
         name = key.host_link(salt);
         taken = host.link(&name)?;
     }
-    Ok((bridge::ensure(host, conf, bridge)?, name))
+    Ok((bridge::ensure(host, conf, bridge)?, HostEnd { name, leftover }))
 }
 
 /// Claims the addresses and writes the record.
-fn begin(network: &Network, site: &Site<'_>, lease: &Lease<'_>, host: &mut RtSocket) -> Result<(Held, Plan), Error> {
+fn begin(
+    network: &Network,
+    site: &Site<'_>,
+    lease: &Lease<'_>,
+    host: &mut RtSocket,
+) -> Result<(Held, Plan), Error> {
     let requested: Vec<_> = site.conf.requested.iter().map(|r| (r.addr, r.prefix)).collect();
     let pools = match &site.conf.addresses {
         Addresses::Own(pools) => Some(pools),
@@ -174,13 +193,15 @@ fn begin(network: &Network, site: &Site<'_>, lease: &Lease<'_>, host: &mut RtSoc
     };
     let begun = match network.begin(&wanted, &mut make) {
         // Containers that vanished without a DEL must not fill the range for ever.
-        Err(StateError::Exhausted { .. }) if gc::collect_dead(network, host)? > 0 => network.begin(&wanted, &mut make)?,
+        Err(StateError::Exhausted { .. }) if gc::collect_dead(network, host)? > 0 => {
+            network.begin(&wanted, &mut make)?
+        }
         other => other?,
     };
     match (begun, plan) {
-        (Begin::Started(held), Some(plan)) => Ok((held, plan)),
-        (Begin::Ready, _) => Err(Error::AlreadyAttached(site.key.clone())),
-        (Begin::Started(_) | Begin::Pending, _) => Err(Error::Cni(cni::Error::new(
+        (Begin::Started(held), Some(plan)) => Ok((*held, plan)),
+        (Begin::Exists(Phase::Ready), _) => Err(Error::AlreadyAttached(site.key.clone())),
+        (Begin::Started(_) | Begin::Exists(Phase::Pending), _) => Err(Error::Cni(cni::Error::new(
             cni::Code::TryAgainLater,
             format!("another process is working on {}", site.key),
         ))),
@@ -197,24 +218,29 @@ fn decide(site: &Site<'_>, lease: &Lease<'_>, given: &[Allocation]) -> (Attachme
     let routed = conf.mode == AttachMode::Routed;
     let addresses: Vec<PodAddress> = subnets
         .iter()
-        .map(|a| PodAddress { address: if routed { a.address.addr().into() } else { a.address }, gateway: a.gateway })
+        .map(|a| PodAddress {
+            address: if routed { a.address.addr().into() } else { a.address },
+            gateway: a.gateway,
+        })
         .collect();
-    let mut routes = conf.pod_routes(addresses.iter().map(|a| a.address.addr()));
+    let ips: Vec<_> = addresses.iter().map(|a| a.address.addr()).collect();
+    let mut routes = conf.pod_routes(&ips);
     routes.extend(lease.result().into_iter().flat_map(|r| r.routes.iter().map(from_result)));
     if routed {
         routes.extend(subnet_routes(&subnets, &routes));
     }
-    let gateways = if conf.is_gateway { subnets.iter().filter_map(gateway_net).collect() } else { Vec::new() };
+    let gateways =
+        if conf.is_gateway { subnets.iter().filter_map(gateway_net).collect() } else { Vec::new() };
     let mut cluster = conf.cluster.clone();
     cluster.extend(subnets.iter().map(|a| a.address.trunc()).filter(|net| !conf.cluster.contains(net)));
     let attachment = Attachment {
         schema: SCHEMA,
         key: site.key.clone(),
         netns: netns_path(call).to_owned(),
-        netns_cookie: site.cookie,
+        netns_cookie: Some(site.cookie),
         mode: conf.mode,
         bridge: conf.bridge.clone(),
-        host_link: site.host_link.clone(),
+        host_link: site.host_end.name.clone(),
         host_mac: site.key.host_mac(),
         pod_mac: conf.mac.unwrap_or_else(|| site.key.pod_mac()),
         mtu: site.bridge.mtu,
@@ -276,7 +302,12 @@ fn pod_name(call: &Call) -> Option<PodName> {
 }
 
 /// The kernel's part, then ready. Whatever fails, nothing of it stays.
-fn finish(mut held: Held, plan: &Plan, site: &Site<'_>, kernel: &mut Kernel<'_>) -> Result<Attachment, Error> {
+fn finish(
+    mut held: Held,
+    plan: &Plan,
+    site: &Site<'_>,
+    kernel: &mut Kernel<'_>,
+) -> Result<Attachment, Error> {
     let Some(attachment) = held.attachment().cloned() else { unreachable!("the record was just written") };
     let ready = wire_up(&attachment, plan, site, kernel).and_then(|()| Ok(held.commit()?));
     match ready {
@@ -288,7 +319,15 @@ fn finish(mut held: Held, plan: &Plan, site: &Site<'_>, kernel: &mut Kernel<'_>)
     }
 }
 
-fn wire_up(attachment: &Attachment, plan: &Plan, site: &Site<'_>, kernel: &mut Kernel<'_>) -> Result<(), Error> {
+fn wire_up(
+    attachment: &Attachment,
+    plan: &Plan,
+    site: &Site<'_>,
+    kernel: &mut Kernel<'_>,
+) -> Result<(), Error> {
+    if let Some(index) = site.host_end.leftover {
+        detach::delete_link(kernel.host, index)?;
+    }
     let families = Families {
         ipv4: attachment.ips().any(|ip| ip.is_ipv4()),
         ipv6: attachment.ips().any(|ip| ip.is_ipv6()),
@@ -308,8 +347,12 @@ fn wire_up(attachment: &Attachment, plan: &Plan, site: &Site<'_>, kernel: &mut K
         routes: &plan.routes,
         netns: site.netns,
     };
-    for gateway in wire::make_pair(kernel.host, &wire, &plan.gateways)? {
-        bridge::resolve_conflicts(kernel.host, site.bridge, site.conf, gateway)?;
+    let new_gateways = wire::make_pair(kernel.host, &wire, &plan.gateways)?;
+    for gateway in &new_gateways {
+        bridge::resolve_conflicts(kernel.host, site.bridge, site.conf, *gateway)?;
+    }
+    if !new_gateways.is_empty() {
+        bridge::adopt(kernel.host, site.bridge)?;
     }
     let host_index = wire::set_up_inside(kernel.pod, &wire)?;
     if attachment.mode == AttachMode::Routed {
@@ -321,5 +364,6 @@ fn wire_up(attachment: &Attachment, plan: &Plan, site: &Site<'_>, kernel: &mut K
             AttachMode::Routed => sysctl::allow_loopback_source(&attachment.host_link)?,
         }
     }
-    shaping::apply(kernel.host, attachment, host_index)
+    shaping::apply(kernel.host, attachment, host_index)?;
+    wire::wait_for_carrier(kernel.host, attachment)
 }

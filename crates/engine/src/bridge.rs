@@ -22,6 +22,14 @@ pub(crate) struct Bridge {
     pub(crate) index: u32,
     pub(crate) mac: Option<Mac>,
     pub(crate) mtu: u32,
+    maker: Maker,
+}
+
+/// A bridge of ours has had a MAC of its own from the start. Another one takes that of a port until it is given one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Maker {
+    Us,
+    SomebodyElse,
 }
 
 /// Makes of the link that was found (or not) the bridge that the config asks for. Costs nothing when all is right.
@@ -44,7 +52,8 @@ pub(crate) fn ensure(host: &mut RtSocket, conf: &NetConf, found: Option<Link>) -
             ..SetLink::of(LinkRef::Index(link.index))
         }))?;
     }
-    Ok(Bridge { name: conf.bridge.clone(), index: link.index, mac: link.mac, mtu })
+    let maker = if link.alias.as_deref() == Some(BRIDGE_ALIAS) { Maker::Us } else { Maker::SomebodyElse };
+    Ok(Bridge { name: conf.bridge.clone(), index: link.index, mac: link.mac, mtu, maker })
 }
 
 fn create(host: &mut RtSocket, conf: &NetConf) -> Result<Link, Error> {
@@ -54,7 +63,8 @@ fn create(host: &mut RtSocket, conf: &NetConf) -> Result<Link, Error> {
     // then set, it stays (F8).
     let other = if mtu == types::MIN_MTU_V6 { DEFAULT_MTU } else { types::MIN_MTU_V6 };
     // A MAC of its own does not change when ports come and go; a random one is not needed, the name is unique here.
-    let mac = Mac::local(Digest::of(&["bridge mac", name.as_str(), &std::process::id().to_string()]).first5());
+    let mac =
+        Mac::local(Digest::of(&["bridge mac", name.as_str(), &std::process::id().to_string()]).first5());
     let answers = host.run_all(&[
         Op::AddBridge(AddBridge { name, mac, mtu: other, up: false }),
         Op::SetLink(SetLink {
@@ -73,21 +83,52 @@ fn create(host: &mut RtSocket, conf: &NetConf) -> Result<Link, Error> {
     }
     sysctl::refuse_advertisements(name)?;
     // Gone again already: whoever removes it wants something else than we do.
-    host.link(name)?.ok_or_else(|| Error::NotAvailable(format!("bridge {name} was removed while it was set up")))
+    host.link(name)?
+        .ok_or_else(|| Error::NotAvailable(format!("bridge {name} was removed while it was set up")))
 }
 
 /// The ops that put the gateways on the bridge; those that are there already answer "exists".
 pub(crate) fn gateway_ops(bridge: u32, gateways: &[IpNet]) -> Vec<Op<'static>> {
     gateways
         .iter()
-        .map(|gateway| {
-            let broadcast = match gateway {
-                IpNet::V4(v4) => Some(v4.broadcast()),
-                IpNet::V6(_) => None,
-            };
-            Op::AddAddress(AddAddress { link: bridge, addr: *gateway, nodad: true, broadcast, mode: Mode::Exclusive })
-        })
+        .map(|gateway| Op::AddAddress(gateway_address(bridge, *gateway, Mode::Exclusive)))
         .collect()
+}
+
+fn gateway_address(bridge: u32, gateway: IpNet, mode: Mode) -> AddAddress {
+    let broadcast = match gateway {
+        IpNet::V4(v4) => Some(v4.broadcast()),
+        IpNet::V6(_) => None,
+    };
+    AddAddress { link: bridge, addr: gateway, nodad: true, broadcast, mode }
+}
+
+/// The first time that we put a gateway on somebody else's bridge: it gets what one of ours has had from the start. Its
+/// MAC would otherwise follow its ports, and pods would send to one that is gone.
+pub(crate) fn adopt(host: &mut RtSocket, bridge: &Bridge) -> Result<(), Error> {
+    match bridge.maker {
+        Maker::Us => Ok(()),
+        Maker::SomebodyElse => {
+            let mac = mac_of(host, bridge);
+            host.run(&Op::SetLink(SetLink { mac, ..SetLink::of(LinkRef::Index(bridge.index)) }))?;
+            sysctl::refuse_advertisements(&bridge.name)
+        }
+    }
+}
+
+/// The bridge as it is now, for the result.
+pub(crate) fn as_it_is(host: &mut RtSocket, bridge: &Bridge) -> Bridge {
+    Bridge { mac: mac_of(host, bridge), ..bridge.clone() }
+}
+
+fn mac_of(host: &mut RtSocket, bridge: &Bridge) -> Option<Mac> {
+    match bridge.maker {
+        Maker::Us => bridge.mac,
+        // Not worth failing a pod that is ready.
+        Maker::SomebodyElse => {
+            host.link_at(bridge.index).ok().flatten().and_then(|link| link.mac).or(bridge.mac)
+        }
+    }
 }
 
 /// After a gateway was put on the bridge for the first time: is there an address in the way? The reference refuses
@@ -109,6 +150,8 @@ pub(crate) fn resolve_conflicts(
             return Err(Error::ForeignAddress { bridge: bridge.name.clone(), found, wanted: gateway });
         }
         host.run(&Op::DelAddress { link: bridge.index, addr: found })?;
+        // The kernel removes an address together with the one before it of the same subnet.
+        host.run(&Op::AddAddress(gateway_address(bridge.index, gateway, Mode::Replace)))?;
     }
     Ok(())
 }

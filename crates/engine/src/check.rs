@@ -27,7 +27,9 @@ pub(crate) fn check(call: &Call, conf: &NetConf, place: &Place) -> Result<(), Er
     let network = state.existing_network(&key.network).ok_or_else(unknown)?;
     let held = network.find(&key)?.ok_or_else(unknown)?;
     let Some(attachment) = held.attachment().filter(|_| held.phase() == Phase::Ready) else {
-        return Err(Error::Check { missing: format!("attachment {key} is not complete: DEL and ADD it again") });
+        return Err(Error::Check {
+            missing: format!("attachment {key} is not complete: DEL and ADD it again"),
+        });
     };
     let mut missing = Vec::new();
     let previous = call.config.prev_result.as_ref();
@@ -40,7 +42,11 @@ pub(crate) fn check(call: &Call, conf: &NetConf, place: &Place) -> Result<(), Er
     missing.extend(inside(call, attachment, previous)?);
     missing.extend(on_host(&held, attachment, conf)?);
     missing.extend(firewall::missing(attachment)?);
-    if missing.is_empty() { Ok(()) } else { Err(Error::Check { missing: format!("missing: {}", missing.join(", ")) }) }
+    if missing.is_empty() {
+        Ok(())
+    } else {
+        Err(Error::Check { missing: format!("missing: {}", missing.join(", ")) })
+    }
 }
 
 /// What we gave the pod and the previous result does not know. Later plugins may add to it, not take away.
@@ -53,7 +59,8 @@ fn forgotten(attachment: &Attachment, previous: &CniResult) -> Vec<String> {
 fn inside(call: &Call, attachment: &Attachment, previous: Option<&CniResult>) -> Result<Vec<String>, Error> {
     let netns = NetNs::open(Path::new(netns_path(call)))?;
     let mut pod = RtSocket::open_in(&netns)?;
-    if pod.netns_cookie()? != attachment.netns_cookie {
+    let cookie = pod.netns_cookie()?;
+    if attachment.netns_cookie.is_some_and(|recorded| recorded != cookie) {
         return Ok(vec![format!("the namespace (another one is at {})", netns_path(call))]);
     }
     let ifname = &attachment.key.ifname;
@@ -70,14 +77,32 @@ fn inside(call: &Call, attachment: &Attachment, previous: Option<&CniResult>) ->
         }
     }
     missing.extend(missing_routes(&mut pod, attachment, previous)?);
+    if attachment.mode == AttachMode::Routed {
+        missing.extend(missing_gateway_neighbours(&mut pod, attachment, link.index)?);
+    }
     Ok(missing)
+}
+
+/// In mode `routed` the pod knows the gateway's MAC for good, so that nobody can tell it another.
+fn missing_gateway_neighbours(
+    pod: &mut RtSocket,
+    attachment: &Attachment,
+    link: u32,
+) -> Result<Vec<String>, Error> {
+    let neighbours = pod.neighbours(Some(link))?;
+    let known = |gateway: &IpAddr| {
+        neighbours.iter().any(|n| n.addr == *gateway && n.mac == Some(attachment.host_mac) && n.permanent)
+    };
+    let gateways = attachment.addresses.iter().filter_map(|a| a.gateway).filter(|gw| !known(gw));
+    Ok(gateways.map(|gw| format!("neighbour {gw} on {}", attachment.key.ifname)).collect())
 }
 
 /// A later plugin (`tuning`) may have changed the MAC: then the previous result says so.
 fn wrong_mac(link: &Link, attachment: &Attachment, previous: Option<&CniResult>) -> Option<String> {
     let ifname = attachment.key.ifname.as_str();
     let said = previous.and_then(|result| {
-        let ours = |i: &&cni::Interface| i.name == ifname && i.sandbox.as_deref().is_some_and(|s| !s.is_empty());
+        let ours =
+            |i: &&cni::Interface| i.name == ifname && i.sandbox.as_deref().is_some_and(|s| !s.is_empty());
         result.interfaces.iter().find(ours)?.mac.clone()
     });
     let wanted = said.unwrap_or_else(|| attachment.pod_mac.to_string());
@@ -98,7 +123,9 @@ fn missing_routes(
     let routes = pod.routes(RouteFilter::default())?;
     let is_set = |route: &&cni::Route| {
         let gateway = route.gw.or_else(|| gateway_for(attachment, route.dst.addr()));
-        routes.iter().any(|r| r.dst.trunc() == route.dst.trunc() && (r.gateway.is_none() || r.gateway == gateway))
+        routes
+            .iter()
+            .any(|r| r.dst.trunc() == route.dst.trunc() && (r.gateway.is_none() || r.gateway == gateway))
     };
     Ok(wanted.iter().filter(|r| !is_set(r)).map(|r| format!("route {} in the pod", r.dst)).collect())
 }
@@ -156,7 +183,11 @@ fn port_faults(host_end: &Link, bridge: Option<&Link>, conf: &NetConf) -> Vec<St
     faults
 }
 
-fn missing_host_routes(host: &mut RtSocket, attachment: &Attachment, link: u32) -> Result<Vec<String>, Error> {
+fn missing_host_routes(
+    host: &mut RtSocket,
+    attachment: &Attachment,
+    link: u32,
+) -> Result<Vec<String>, Error> {
     let routes = host.routes(RouteFilter { link: Some(link), ..RouteFilter::default() })?;
     let neighbours = host.neighbours(Some(link))?;
     let mut missing = Vec::new();

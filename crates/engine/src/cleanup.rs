@@ -60,7 +60,9 @@ fn remove_links(report: &mut Report) -> Result<(), Error> {
     let links = host.links()?;
     for bridge in links.iter().filter(|link| link.alias.as_deref() == Some(BRIDGE_ALIAS)) {
         match links.iter().find(|port| port.master == Some(bridge.index)) {
-            Some(port) => report.left.push(format!("bridge {} stays: {} is a port of it", bridge.name, port.name)),
+            Some(port) => {
+                report.left.push(format!("bridge {} stays: {} is a port of it", bridge.name, port.name));
+            }
             None => {
                 delete_link(&mut host, bridge.index)?;
                 report.done.push(format!("bridge {} removed", bridge.name));

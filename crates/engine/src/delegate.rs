@@ -37,7 +37,8 @@ impl<'a> Delegate<'a> {
 
     pub(crate) fn add(&self) -> Result<CniResult, Error> {
         let answer = self.call("ADD")?;
-        let value: Value = serde_json::from_slice(&answer).map_err(|e| self.failed(format!("unreadable answer: {e}")))?;
+        let value: Value =
+            serde_json::from_slice(&answer).map_err(|e| self.failed(format!("unreadable answer: {e}")))?;
         Ok(CniResult::from_json(self.config.version, &value)?)
     }
 

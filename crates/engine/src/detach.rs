@@ -3,26 +3,21 @@
 
 use cni::Call;
 use netconf::Place;
-use netlink::{Op, RtSocket};
-use types::AttachmentKey;
+use netlink::{Link, Op, RtSocket};
+use types::{AttachmentKey, IfName};
 
 use crate::attach::key_of;
 use crate::delegate::Delegate;
-use crate::state::{Attachment, Held, State};
-use crate::{Error, firewall};
+use crate::state::{Attachment, Held};
+use crate::{Error, firewall, relearn};
 
 /// Returns what was there, for the log.
 pub(crate) fn detach(call: &Call, place: &Place) -> Result<Option<Attachment>, Error> {
     let key = key_of(call);
     let mut errors = Vec::new();
     let mut was = None;
-    match find(&key, place) {
-        Ok(Some(held)) => {
-            was = held.attachment().cloned();
-            errors.extend(undo(held, &key).err());
-        }
-        // No record: the state was lost, or there never was one. What the kernel still has of it goes all the same.
-        Ok(None) => errors.extend(remove_link(&key).err()),
+    match take_apart(&key, call, place) {
+        Ok(found) => was = found,
         Err(error) => errors.push(error),
     }
     if let Some(plugin) = netconf::foreign_ipam(&call.config) {
@@ -32,10 +27,31 @@ pub(crate) fn detach(call: &Call, place: &Place) -> Result<Option<Attachment>, E
     Error::collect(errors).map(|()| was)
 }
 
-fn find(key: &AttachmentKey, place: &Place) -> Result<Option<Held>, Error> {
-    let Some(state) = State::open_existing(&place.state_dir)? else { return Ok(None) };
-    let Some(network) = state.existing_network(&key.network) else { return Ok(None) };
-    Ok(network.find(key)?)
+fn find(key: &AttachmentKey, call: &Call, place: &Place) -> Result<Option<Held>, Error> {
+    let Some(network) = relearn::existing(&call.config, place)? else { return Ok(None) };
+    let found = network.find(key)?;
+    if found.is_none() {
+        // Perhaps an earlier DEL was killed after it had removed the record.
+        network.settle()?;
+    }
+    Ok(found)
+}
+
+fn take_apart(key: &AttachmentKey, call: &Call, place: &Place) -> Result<Option<Attachment>, Error> {
+    let mut found = find(key, call, place)?;
+    if found.is_none() {
+        // No record: there never was one, or it was lost. What the kernel still has of it goes all the same. But a
+        // link may be one that somebody made since we looked: then there is a record now.
+        let mut host = RtSocket::open()?;
+        let links = ours(&mut host, &[key.host_link(0), key.shaper_link()], key)?;
+        found = if links.is_empty() { None } else { find(key, call, place)? };
+        if found.is_none() {
+            links.iter().try_for_each(|link| delete_link(&mut host, link.index))?;
+        }
+    }
+    let Some(held) = found else { return Ok(None) };
+    let was = held.attachment().cloned();
+    undo(held, key).map(|()| was)
 }
 
 /// Takes an attachment apart and forgets it. If the kernel refuses a step the record stays, for the next DEL or GC.
@@ -46,7 +62,7 @@ pub(crate) fn undo(mut held: Held, key: &AttachmentKey) -> Result<(), Error> {
     match held.attachment() {
         Some(attachment) => errors.extend(unwire(attachment)),
         // The record cannot be read. The name of the link follows from the key alone.
-        None => errors.extend(remove_link(key).err()),
+        None => errors.extend(remove_ours(key, key.host_link(0)).err()),
     }
     if errors.is_empty() {
         errors.extend(held.release().err().map(Error::from));
@@ -57,7 +73,7 @@ pub(crate) fn undo(mut held: Held, key: &AttachmentKey) -> Result<(), Error> {
 /// The kernel's part. The link goes first: while it lives, it stays guarded.
 fn unwire(attachment: &Attachment) -> Vec<Error> {
     let mut errors = Vec::new();
-    errors.extend(remove_links_of(attachment).err());
+    errors.extend(remove_ours(&attachment.key, attachment.host_link.clone()).err());
     errors.extend(firewall::expel(attachment).err());
     // A new pod with this address must not inherit its flows (F3).
     let addresses: Vec<_> = attachment.ips().collect();
@@ -65,30 +81,18 @@ fn unwire(attachment: &Attachment) -> Vec<Error> {
     errors
 }
 
-fn remove_links_of(attachment: &Attachment) -> Result<(), Error> {
+/// Removes the links of an attachment. That it is shaped may not be known: one more name costs next to nothing.
+fn remove_ours(key: &AttachmentKey, host_link: IfName) -> Result<(), Error> {
     let mut host = RtSocket::open()?;
-    let mut names = vec![attachment.host_link.clone()];
-    if attachment.bandwidth.is_some_and(|b| b.egress_rate > 0) {
-        names.push(attachment.key.shaper_link());
-    }
-    remove_ours(&mut host, &names, &attachment.key)
+    let links = ours(&mut host, &[host_link, key.shaper_link()], key)?;
+    links.iter().try_for_each(|link| delete_link(&mut host, link.index))
 }
 
-/// Removes the host end of a key that has no (readable) record.
-fn remove_link(key: &AttachmentKey) -> Result<(), Error> {
-    let mut host = RtSocket::open()?;
-    remove_ours(&mut host, &[key.host_link(0), key.shaper_link()], key)
-}
-
-/// Removes the links of these names that carry our mark and this key; a foreign link of the same name stays.
-fn remove_ours(host: &mut RtSocket, names: &[types::IfName], key: &AttachmentKey) -> Result<(), Error> {
+/// The links of these names that carry our mark and this key; a foreign link of the same name is not among them.
+fn ours(host: &mut RtSocket, names: &[IfName], key: &AttachmentKey) -> Result<Vec<Link>, Error> {
     let names: Vec<_> = names.iter().collect();
-    for link in host.links_by_name(&names)?.into_iter().flatten() {
-        if link.alias.as_deref().is_some_and(|alias| is_alias_of(alias, key)) {
-            delete_link(host, link.index)?;
-        }
-    }
-    Ok(())
+    let marked = |link: &Link| link.alias.as_deref().is_some_and(|alias| is_alias_of(alias, key));
+    Ok(host.links_by_name(&names)?.into_iter().flatten().filter(marked).collect())
 }
 
 /// Deleting a link that goes at the same moment (its namespace was removed) is no failure.

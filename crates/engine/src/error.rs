@@ -24,11 +24,15 @@ pub enum Error {
     AlreadyAttached(AttachmentKey),
     #[error("interface {ifname} already exists in {netns}: choose another CNI_IFNAME or remove it")]
     LinkExists { ifname: IfName, netns: String },
-    #[error("CNI_NETNS {0} is the plugin's own namespace: a pod needs one of its own (CNI_NETNS_OVERRIDE=1 insists)")]
+    #[error(
+        "CNI_NETNS {0} is the plugin's own namespace: a pod needs one of its own (CNI_NETNS_OVERRIDE=1 insists)"
+    )]
     OwnNamespace(String),
     #[error("{0} exists but is a {1}, not a bridge: name another bridge in the network config")]
     NotABridge(IfName, String),
-    #[error("bridge {bridge} has {found}, which overlaps the gateway {wanted}: remove it, or set forceAddress")]
+    #[error(
+        "bridge {bridge} has {found}, which overlaps the gateway {wanted}: remove it, or set forceAddress"
+    )]
     ForeignAddress { bridge: IfName, found: ipnet::IpNet, wanted: ipnet::IpNet },
     #[error("cannot set {} to {value}: {source}; set it by hand", path.display())]
     Sysctl { path: PathBuf, value: String, source: std::io::Error },
@@ -48,7 +52,7 @@ pub enum Error {
 }
 
 fn join(errors: &[Error]) -> String {
-    errors.iter().map(|e| e.chain()).collect::<Vec<_>>().join("; ")
+    errors.iter().map(Error::chain).collect::<Vec<_>>().join("; ")
 }
 
 impl Error {
@@ -89,10 +93,14 @@ impl Error {
             Self::Kernel(_) | Self::Firewall(_) | Self::Sysctl { .. } => Code::Kernel,
             // The spec's word for a namespace that is not there: the container is unknown or gone.
             Self::Namespace(e) if e.is_gone() => Code::UnknownContainer,
-            Self::Namespace(netlink::NetNsError::OtherKind { .. }) | Self::OwnNamespace(_) => Code::InvalidEnvironment,
+            Self::Namespace(netlink::NetNsError::OtherKind { .. }) | Self::OwnNamespace(_) => {
+                Code::InvalidEnvironment
+            }
             Self::Namespace(_) => Code::Kernel,
             Self::AlreadyAttached(_) | Self::LinkExists { .. } => Code::AlreadyAttached,
-            Self::NotABridge(..) | Self::ForeignAddress { .. } | Self::MtuTooSmall { .. } => Code::InvalidConfig,
+            Self::NotABridge(..) | Self::ForeignAddress { .. } | Self::MtuTooSmall { .. } => {
+                Code::InvalidConfig
+            }
             Self::Check { .. } => Code::CheckFailed,
             Self::NotAvailable(_) => Code::NotAvailable,
             Self::Degraded(_) => Code::LimitedConnectivity,
@@ -104,17 +112,25 @@ impl Error {
     /// What to do about it, where the sentence alone does not say.
     fn advice(&self) -> &'static str {
         match self {
-            Self::State(e) if e.is_full() => "the file system of the state folder is full: free space or set stateDir",
+            Self::State(e) if e.is_full() => {
+                "the file system of the state folder is full: free space or set stateDir"
+            }
             Self::State(StateError::Io { source, .. }) => match source.kind() {
-                std::io::ErrorKind::PermissionDenied => "run as root, or set stateDir to a folder that can be written",
+                std::io::ErrorKind::PermissionDenied => {
+                    "run as root, or set stateDir to a folder that can be written"
+                }
                 std::io::ErrorKind::ReadOnlyFilesystem => "set stateDir to a folder that can be written",
-                std::io::ErrorKind::NotADirectory => "something that is no folder is in the way: set stateDir",
+                std::io::ErrorKind::NotADirectory => {
+                    "something that is no folder is in the way: set stateDir"
+                }
                 _ => "",
             },
             Self::State(StateError::Exhausted { .. }) => {
                 "remove pods, widen the range, or run GC if containers were removed behind our back"
             }
-            Self::State(StateError::Busy { .. }) => "try again; if it stays, look for a stopped podwire-cni process",
+            Self::State(StateError::Busy { .. }) => {
+                "try again; if it stays, look for a stopped podwire-cni process"
+            }
             Self::Kernel(e) if e.is_permission() => "run as root with CAP_NET_ADMIN and CAP_SYS_ADMIN",
             Self::Kernel(e) if e.is_unsupported() => "the kernel lacks a feature: bridge and veth are needed",
             _ => "",

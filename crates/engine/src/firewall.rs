@@ -14,7 +14,8 @@ fn is_needed(attachment: &Attachment) -> bool {
 
 fn with_pod<T>(attachment: &Attachment, f: impl FnOnce(&Pod<'_>) -> T) -> T {
     let addresses: Vec<IpAddr> = attachment.ips().collect();
-    let chain = attachment.masquerade_outside.as_ref().map(|cidrs| NetworkChain::new(&attachment.key.network, cidrs));
+    let chain =
+        attachment.masquerade_outside.as_ref().map(|cidrs| NetworkChain::new(&attachment.key.network, cidrs));
     let ports: Vec<HostPort> = host_ports(attachment).collect();
     f(&Pod {
         link: &attachment.host_link,

@@ -11,8 +11,8 @@ use types::{AttachmentKey, NetworkName};
 
 use crate::delegate::Delegate;
 use crate::detach::{self, delete_link};
-use crate::state::{Attachment, Held, Network, Phase, State};
-use crate::Error;
+use crate::state::{Attachment, Held, Network, Phase};
+use crate::{Error, relearn};
 
 /// A link's removal waits for a grace period of the kernel, and several can wait at once.
 const WORKERS: usize = 16;
@@ -32,12 +32,13 @@ pub(crate) fn collect(gc: &Gc, place: &Place) -> Result<usize, Error> {
     let stems: BTreeSet<String> = valid.iter().map(AttachmentKey::file_stem).collect();
     let mut errors = Vec::new();
     let mut collected = 0;
-    let network = State::open_existing(&place.state_dir)?.and_then(|state| state.existing_network(network_name));
+    let network = relearn::existing(&gc.config, place)?;
     if let Some(network) = &network {
         let stale: Vec<String> =
             network.list()?.into_iter().map(|l| l.stem).filter(|stem| !stems.contains(stem)).collect();
         collected = stale.len();
         errors.extend(undo_all(network, Some(network_name), stale));
+        errors.extend(network.settle().err().map(Error::from));
     }
     let aliases: BTreeSet<String> = valid.iter().map(AttachmentKey::alias).collect();
     errors.extend(sweep_links(network_name, &aliases).err());
@@ -123,7 +124,7 @@ fn is_alive(attachment: &Attachment, host: &mut RtSocket) -> Result<bool, Error>
     if host.link(&attachment.host_link)?.is_some() {
         return Ok(true);
     }
-    let same = |netns: &NetNs| netns.cookie().is_ok_and(|cookie| cookie == attachment.netns_cookie);
+    let same = |netns: &NetNs| netns.cookie().is_ok_and(|cookie| attachment.netns_cookie == Some(cookie));
     match NetNs::open(Path::new(&attachment.netns)) {
         Ok(netns) => Ok(same(&netns)),
         Err(e) if e.is_gone() => Ok(false),

@@ -23,6 +23,7 @@ mod detach;
 mod error;
 mod firewall;
 mod gc;
+mod relearn;
 mod result;
 mod serve;
 mod shaping;

@@ -27,7 +27,11 @@ pub(crate) fn of_attachment(
     result.interfaces.extend([
         link(bridge.name.as_str(), bridge.mac.map(|m| m.to_string()), None),
         link(attachment.host_link.as_str(), Some(attachment.host_mac.to_string()), None),
-        link(attachment.key.ifname.as_str(), Some(attachment.pod_mac.to_string()), Some(attachment.netns.clone())),
+        link(
+            attachment.key.ifname.as_str(),
+            Some(attachment.pod_mac.to_string()),
+            Some(attachment.netns.clone()),
+        ),
     ]);
     result.ips.extend(attachment.addresses.iter().map(|a| IpConfig {
         address: a.address,

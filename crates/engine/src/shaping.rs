@@ -43,7 +43,11 @@ pub(crate) fn apply(host: &mut RtSocket, attachment: &Attachment, host_index: u3
         let alias = attachment.key.alias();
         for answer in host.run_all(&[
             Op::AddIfb { name: &name, mtu: attachment.mtu },
-            Op::SetLink(SetLink { alias: Some(&alias), no_link_local: true, ..SetLink::of(LinkRef::Name(&name)) }),
+            Op::SetLink(SetLink {
+                alias: Some(&alias),
+                no_link_local: true,
+                ..SetLink::of(LinkRef::Name(&name))
+            }),
         ])? {
             answer?;
         }
@@ -61,11 +65,18 @@ pub(crate) fn apply(host: &mut RtSocket, attachment: &Attachment, host_index: u3
 }
 
 /// What is missing of the shaping, in words.
-pub(crate) fn missing(host: &mut RtSocket, attachment: &Attachment, host_link: &Link) -> Result<Vec<String>, Error> {
+pub(crate) fn missing(
+    host: &mut RtSocket,
+    attachment: &Attachment,
+    host_link: &Link,
+) -> Result<Vec<String>, Error> {
     let mut missing = Vec::new();
     let Some(bandwidth) = &attachment.bandwidth else { return Ok(missing) };
     let has_tbf = |host: &mut RtSocket, link: u32, want: Tbf| -> Result<bool, Error> {
-        Ok(host.qdiscs(Some(link))?.iter().any(|q| q.tbf.is_some_and(|tbf| tbf.rate_bytes == want.rate_bytes)))
+        Ok(host
+            .qdiscs(Some(link))?
+            .iter()
+            .any(|q| q.tbf.is_some_and(|tbf| tbf.rate_bytes == want.rate_bytes)))
     };
     if let Some(tbf) = ingress(bandwidth)
         && !has_tbf(host, host_link.index, tbf)?

@@ -4,9 +4,9 @@ use cni::Config;
 use netconf::{Addresses, NetConf, Place};
 use netlink::RtSocket;
 
-use crate::Error;
 use crate::delegate::Delegate;
-use crate::state::{Phase, State, StateError};
+use crate::state::{Phase, State};
+use crate::{Error, relearn};
 
 pub(crate) fn status(config: &Config, conf: &NetConf, place: &Place, path: &[String]) -> Result<(), Error> {
     degraded(config, conf, place)?;
@@ -18,7 +18,7 @@ pub(crate) fn status(config: &Config, conf: &NetConf, place: &Place, path: &[Str
         return Err(unavailable(Error::NotABridge(conf.bridge.clone(), kind)));
     }
     match &conf.addresses {
-        Addresses::Own(pools) => room(config, pools, place).map_err(unavailable)?,
+        Addresses::Own(_) => room(config, conf, place).map_err(unavailable)?,
         Addresses::Delegated(plugin) => Delegate::find(plugin, path, config)?.status()?,
     }
     if false {
@@ -28,8 +28,10 @@ pub(crate) fn status(config: &Config, conf: &NetConf, place: &Place, path: &[Str
 }
 
 /// Whether the state folder can be written, and has an address left. Made if it is not there, as an ADD would.
-fn room(config: &Config, pools: &ipam::Pools, place: &Place) -> Result<(), StateError> {
-    State::open(&place.state_dir)?.network(&config.name)?.has_room(pools)
+fn room(config: &Config, conf: &NetConf, place: &Place) -> Result<(), Error> {
+    let Addresses::Own(pools) = &conf.addresses else { return Ok(()) };
+    let state = State::open(&place.state_dir)?;
+    Ok(relearn::network(&state, &config.name, Some(conf))?.has_room(pools)?)
 }
 
 fn unavailable(error: impl Into<Error>) -> Error {

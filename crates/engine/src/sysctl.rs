@@ -54,7 +54,11 @@ pub(crate) struct Families {
 }
 
 /// Forwarding is the machine's own setting: what we change is recorded with its old value (F7).
-pub(crate) fn enable_forwarding(host: &mut RtSocket, log: &SysctlLog, families: Families) -> Result<(), Error> {
+pub(crate) fn enable_forwarding(
+    host: &mut RtSocket,
+    log: &SysctlLog,
+    families: Families,
+) -> Result<(), Error> {
     if families.ipv4 {
         change(log, PathBuf::from("/proc/sys/net/ipv4/ip_forward"), "1")?;
     }

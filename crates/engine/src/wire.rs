@@ -2,15 +2,22 @@
 //! it in one more. Which of them is a bridge port and which has host routes is the attach mode's.
 
 use std::net::IpAddr;
+use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use netconf::Route as PodRoute;
-use netlink::{AddAddress, AddNeighbour, LinkRef, Mode, NetNs, Op, Route, RouteScope, RtSocket, SetLink, Veth};
-use types::{AttachMode, ROUTE_PROTOCOL};
+use netlink::{
+    AddAddress, AddNeighbour, LinkRef, Mode, NetNs, Op, Route, RouteScope, RtSocket, SetLink, Veth,
+};
+use types::{AttachMode, IfName, ROUTE_PROTOCOL};
 
 use crate::bridge::{self, Bridge};
 use crate::state::Attachment;
 use crate::{Error, sysctl};
+
+/// A pod whose link does not carry yet will do so a little later: no reason to refuse it, none to wait for ever.
+const CARRIER_PATIENCE: Duration = Duration::from_secs(1);
+const CARRIER_POLL: Duration = Duration::from_millis(1);
 
 /// Everything that is needed to wire one pod, looked up beforehand.
 pub(crate) struct Wire<'a> {
@@ -22,7 +29,11 @@ pub(crate) struct Wire<'a> {
 }
 
 /// Makes the pair and puts the gateways on the bridge, in one send. Returns the gateways that were new on the bridge.
-pub(crate) fn make_pair(host: &mut RtSocket, wire: &Wire<'_>, gateways: &[IpNet]) -> Result<Vec<IpNet>, Error> {
+pub(crate) fn make_pair(
+    host: &mut RtSocket,
+    wire: &Wire<'_>,
+    gateways: &[IpNet],
+) -> Result<Vec<IpNet>, Error> {
     let (attachment, bridge) = (wire.attachment, wire.bridge);
     let is_port = attachment.mode == AttachMode::Bridge;
     let alias = attachment.alias();
@@ -96,7 +107,9 @@ fn inside_ops(wire: &Wire<'_>, link: u32) -> Vec<Op<'static>> {
     if attachment.mode == AttachMode::Routed {
         ops.extend(gateway_inside(attachment, link));
     }
-    ops.extend(kernel_routes(attachment, wire.routes, link).map(|route| Op::AddRoute { route, mode: Mode::Replace }));
+    ops.extend(
+        kernel_routes(attachment, wire.routes, link).map(|route| Op::AddRoute { route, mode: Mode::Replace }),
+    );
     ops
 }
 
@@ -160,6 +173,22 @@ pub(crate) fn route_to_pod(host: &mut RtSocket, attachment: &Attachment, link: u
     }
     for answer in host.run_all(&ops)? {
         answer?;
+    }
+    Ok(())
+}
+
+/// The kernel lets a link carry some time after its other end came up, in a worker of its own: until then it drops what
+/// is sent to the pod. Asking for a link does that work at once (since Linux 6.9; before, there is only waiting).
+/// The port comes first, because the bridge follows it.
+pub(crate) fn wait_for_carrier(host: &mut RtSocket, attachment: &Attachment) -> Result<(), Error> {
+    let (port, bridge) = (&attachment.host_link, &attachment.bridge);
+    let links: &[&IfName] = match attachment.mode {
+        AttachMode::Bridge => &[port, bridge],
+        AttachMode::Routed => &[port],
+    };
+    let end = Instant::now() + CARRIER_PATIENCE;
+    while host.links_by_name(links)?.iter().flatten().any(|link| !link.running) && Instant::now() < end {
+        std::thread::sleep(CARRIER_POLL);
     }
     Ok(())
 }

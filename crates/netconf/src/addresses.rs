@@ -86,7 +86,8 @@ fn parse_sets(sets: &[Item<'_>]) -> Result<Vec<RangeSet>, Error> {
         let mut ranges = Vec::new();
         for item in set.array()? {
             let obj = item.obj()?;
-            let subnet = obj.nonempty("subnet")?.ok_or_else(|| invalid(item.path(), "a range needs a subnet"))?;
+            let subnet =
+                obj.nonempty("subnet")?.ok_or_else(|| invalid(item.path(), "a range needs a subnet"))?;
             ranges.push(parse_range(&obj, subnet)?);
         }
         parsed.push(RangeSet::new(ranges).map_err(|e| invalid(set.path(), e))?);
@@ -95,9 +96,9 @@ fn parse_sets(sets: &[Item<'_>]) -> Result<Vec<RangeSet>, Error> {
 }
 
 fn parse_range(obj: &Obj<'_>, subnet: &str) -> Result<Range, Error> {
-    let subnet: IpNet = subnet
-        .parse()
-        .map_err(|_| invalid(place(obj), format_args!("subnet {subnet:?} is not a CIDR such as 10.88.0.0/16")))?;
+    let subnet: IpNet = subnet.parse().map_err(|_| {
+        invalid(place(obj), format_args!("subnet {subnet:?} is not a CIDR such as 10.88.0.0/16"))
+    })?;
     let address = |key: &str| obj.parse::<IpAddr>(key, "an IP address");
     let spec = RangeSpec {
         subnet,

@@ -21,6 +21,9 @@ pub use place::{DEFAULT_LOG_FILE, DEFAULT_STATE_DIR, Place};
 pub use routes::Route;
 pub use wiring::{DEFAULT_BRIDGE, NetConf};
 
+#[cfg(test)]
+mod tests;
+
 use cni::{Code, Error};
 
 /// The config says something that cannot be (code 7).

@@ -23,7 +23,9 @@ impl Place {
         let top = config.obj();
         // What else `ipam` says, and whether it makes sense, is not asked here.
         let data_dir = match top.obj("ipam") {
-            Ok(Some(ipam)) if crate::foreign_ipam(config).is_none() => ipam.str("dataDir")?.map(str::to_owned),
+            Ok(Some(ipam)) if crate::foreign_ipam(config).is_none() => {
+                ipam.str("dataDir")?.map(str::to_owned)
+            }
             Ok(_) | Err(_) => None,
         };
         let state_dir = match top.str("stateDir")?.map(str::to_owned).or(data_dir) {

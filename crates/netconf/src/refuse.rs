@@ -30,7 +30,10 @@ fn is_off(value: &Value) -> bool {
 }
 
 fn refuse(key: &str, value: &Value) -> Error {
-    Error::new(Code::UnsupportedField, format!("unsupported field {key}: {value}; remove it from the network config"))
+    Error::new(
+        Code::UnsupportedField,
+        format!("unsupported field {key}: {value}; remove it from the network config"),
+    )
 }
 
 pub(crate) fn unsupported(top: &Obj<'_>, ipam: Option<&Obj<'_>>) -> Result<(), Error> {

@@ -2,8 +2,9 @@ use std::net::IpAddr;
 
 use cni::json::Obj;
 use cni::{Bandwidth, Call, Config, Dns, Error, PortMapping, RequestedIp};
+use ipam::{Pools, RangeSet};
 use ipnet::IpNet;
-use types::{AttachMode, IfName, MAX_MTU, MIN_MTU_V4, Mac};
+use types::{AttachMode, IfName, MAX_MTU, MIN_MTU_V4, MIN_MTU_V6, Mac};
 
 use crate::addresses::Addresses;
 use crate::routes::Route;
@@ -67,12 +68,15 @@ impl NetConf {
         let is_gateway = top.bool("isGateway")?;
         let is_default_gateway = top.bool("isDefaultGateway")?.unwrap_or(own && routes.is_empty());
         if mode == AttachMode::Routed && is_gateway == Some(false) {
-            return Err(invalid("isGateway", "mode \"routed\" needs the gateway; remove isGateway or set it to true"));
+            return Err(invalid(
+                "isGateway",
+                "mode \"routed\" needs the gateway; remove isGateway or set it to true",
+            ));
         }
         Ok(Self {
             mode,
             bridge: parse_bridge(&top)?,
-            mtu: parse_mtu(&top)?,
+            mtu: parse_mtu(&top, &addresses)?,
             is_gateway: is_gateway.unwrap_or(own) || is_default_gateway || mode == AttachMode::Routed,
             is_default_gateway,
             ip_masq: top.bool("ipMasq")?.unwrap_or(false),
@@ -92,18 +96,18 @@ impl NetConf {
     }
 
     /// The routes a pod with these addresses gets: the config's, and the default routes where they are asked for.
-    pub fn pod_routes(&self, pod: impl Iterator<Item = IpAddr> + Clone) -> Vec<Route> {
+    pub fn pod_routes(&self, pod: &[IpAddr]) -> Vec<Route> {
         let mut routes = self.routes.clone();
         if self.is_default_gateway {
-            for address in pod.clone() {
-                let default = Route::default_of(address);
+            for address in pod {
+                let default = Route::default_of(*address);
                 if !routes.iter().any(|r| r.dst == default.dst) {
                     routes.push(default);
                 }
             }
         }
         // A route of a family that the pod does not have cannot be set.
-        routes.retain(|r| pod.clone().any(|a| a.is_ipv4() == r.dst.addr().is_ipv4()));
+        routes.retain(|r| pod.iter().any(|a| a.is_ipv4() == r.dst.addr().is_ipv4()));
         routes
     }
 }
@@ -121,11 +125,20 @@ fn parse_bridge(top: &Obj<'_>) -> Result<IfName, Error> {
     IfName::try_from(name).map_err(|e| invalid("bridge", e))
 }
 
-fn parse_mtu(top: &Obj<'_>) -> Result<Option<u32>, Error> {
+/// Too small for IPv6 is found out here and not later: the kernel takes all IPv6 off a bridge that is made so small.
+fn parse_mtu(top: &Obj<'_>, addresses: &Addresses) -> Result<Option<u32>, Error> {
+    let has_ipv6 = |pools: &Pools| pools.sets().iter().flat_map(RangeSet::ranges).any(|r| r.gateway().is_ipv6());
+    let least = match addresses {
+        Addresses::Own(pools) if has_ipv6(pools) => MIN_MTU_V6,
+        Addresses::Own(_) | Addresses::Delegated(_) => MIN_MTU_V4,
+    };
     match top.u32("mtu")? {
         None | Some(0) => Ok(None),
-        Some(mtu) if (MIN_MTU_V4..=MAX_MTU).contains(&mtu) => Ok(Some(mtu)),
-        Some(mtu) => Err(invalid("mtu", format_args!("{mtu} must be {MIN_MTU_V4} to {MAX_MTU} (1280 or more with IPv6)"))),
+        Some(mtu) if (least..=MAX_MTU).contains(&mtu) => Ok(Some(mtu)),
+        Some(mtu) => Err(invalid(
+            "mtu",
+            format_args!("{mtu} must be {least} to {MAX_MTU} (with IPv6 {MIN_MTU_V6} or more)"),
+        )),
     }
 }
 
@@ -133,7 +146,9 @@ fn parse_mtu(top: &Obj<'_>) -> Result<Option<u32>, Error> {
 /// that is no CIDR is a label and means nothing here.
 fn parse_cluster(top: &Obj<'_>, addresses: &Addresses) -> Result<Vec<IpNet>, Error> {
     let mut cluster: Vec<IpNet> = match addresses {
-        Addresses::Own(pools) => pools.sets().iter().flat_map(|set| set.ranges()).map(|r| r.subnet().trunc()).collect(),
+        Addresses::Own(pools) => {
+            pools.sets().iter().flat_map(RangeSet::ranges).map(|r| r.subnet().trunc()).collect()
+        }
         Addresses::Delegated(_) => Vec::new(),
     };
     for text in top.str("network")?.unwrap_or_default().split(',') {

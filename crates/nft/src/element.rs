@@ -25,7 +25,6 @@ pub(crate) enum Field<'a> {
 pub(crate) enum Data<'a> {
     None,
     Value(Vec<Field<'a>>),
-    Jump(&'a str),
 }
 
 /// What it means when an element is already there with other data.
@@ -35,8 +34,6 @@ pub(crate) enum Role<'a> {
     Member,
     /// The table's structure is of another version.
     Revision,
-    /// The address had another owner, who left this behind: addresses are unique, so it is ours now.
-    Masquerade,
     /// Somebody has the port.
     HostPort(&'a HostPort),
 }
@@ -44,7 +41,7 @@ pub(crate) enum Role<'a> {
 #[derive(Debug, Clone)]
 pub(crate) struct Element<'a> {
     pub(crate) family: Family,
-    pub(crate) set: &'static str,
+    pub(crate) set: &'a str,
     pub(crate) key: Vec<Field<'a>>,
     pub(crate) data: Data<'a>,
     pub(crate) role: Role<'a>,
@@ -104,7 +101,6 @@ impl fmt::Display for Element<'_> {
         match &self.data {
             Data::None => {}
             Data::Value(fields) => write!(f, " : {}", joined(fields))?,
-            Data::Jump(chain) => write!(f, " : jump {chain}")?,
         }
         f.write_str(" }")
     }
@@ -114,7 +110,6 @@ impl fmt::Display for Element<'_> {
 struct Sets {
     pods: &'static str,
     own: &'static str,
-    masq: &'static str,
     addr: &'static str,
     hostport: &'static str,
     hostport_any: &'static str,
@@ -124,7 +119,6 @@ struct Sets {
 const SETS4: Sets = Sets {
     pods: "pods4",
     own: "self4",
-    masq: "masq4",
     addr: "addr4",
     hostport: "hostport4",
     hostport_any: "hostport4_any",
@@ -134,7 +128,6 @@ const SETS4: Sets = Sets {
 const SETS6: Sets = Sets {
     pods: "pods6",
     own: "self6",
-    masq: "masq6",
     addr: "addr6",
     hostport: "hostport6",
     hostport_any: "hostport6_any",
@@ -176,8 +169,8 @@ pub(crate) fn of<'a>(pod: &Pod<'a>) -> Result<Vec<Element<'a>>, Error> {
         out.push(member(Family::Inet, sets.pods, vec![Field::Ip(ip)]));
         out.push(member(Family::Inet, sets.own, vec![Field::Ip(ip), Field::Ip(ip)]));
         if let Some(chain) = pod.masquerade {
-            let (key, data) = (vec![Field::Ip(ip)], Data::Jump(chain.id()));
-            out.push(Element { family: Family::Inet, set: sets.masq, key, data, role: Role::Masquerade });
+            let set = if ip.is_ipv4() { chain.set4() } else { chain.set6() };
+            out.push(member(Family::Inet, set, vec![Field::Ip(ip)]));
         }
     }
     match pod.guard {
@@ -190,7 +183,7 @@ pub(crate) fn of<'a>(pod: &Pod<'a>) -> Result<Vec<Element<'a>>, Error> {
     Ok(out)
 }
 
-fn member<'a>(family: Family, set: &'static str, key: Vec<Field<'a>>) -> Element<'a> {
+fn member<'a>(family: Family, set: &'a str, key: Vec<Field<'a>>) -> Element<'a> {
     Element { family, set, key, data: Data::None, role: Role::Member }
 }
 
@@ -289,10 +282,10 @@ mod tests {
     const NAT: [&str; 6] = [
         "inet pods4 { 10.0.0.2 }",
         "inet self4 { 10.0.0.2 . 10.0.0.2 }",
-        "inet masq4 { 10.0.0.2 : jump NET }",
+        "inet NET-4 { 10.0.0.2 }",
         "inet pods6 { fd00::2 }",
         "inet self6 { fd00::2 . fd00::2 }",
-        "inet masq6 { fd00::2 : jump NET }",
+        "inet NET-6 { fd00::2 }",
     ];
 
     #[test]

@@ -66,7 +66,6 @@ impl Firewall {
         match (step.action, refusal.errno, element.role) {
             // What was to be replaced has gone by itself.
             (Action::Delete, libc::ENOENT, _) => Ok(Replace::No),
-            (Action::Add, libc::EEXIST, Role::Masquerade) => Ok(Replace::Yes),
             (Action::Add, libc::EEXIST, Role::HostPort(port)) => match self.holder(element)? {
                 // From an earlier pod that had our address.
                 Some(holder) if pod.addresses.contains(&holder) && !step.replaced => Ok(Replace::Yes),
@@ -120,11 +119,38 @@ impl Firewall {
         Ok((generation, elements.iter().filter(keep).collect()))
     }
 
-    /// One missing element makes the kernel refuse all, but it names every missing one: the second try is without them.
+    /// Lets the elements expire where the kernel can do that, and deletes them where it cannot.
     fn remove(&mut self, elements: &[&Element<'_>], generation: Option<u32>) -> Result<Removal, Error> {
+        let expired = self.change(request::expire, elements, generation);
+        match expired {
+            Ok(Removal::Done) if self.is_expiring(elements)? => Ok(Removal::Done),
+            Ok(Removal::Overtaken) => Ok(Removal::Overtaken),
+            // An older kernel took it for an element that is there already, or our tables are from an older version.
+            Ok(Removal::Done) | Err(Error::Transaction { .. }) => {
+                self.change(request::delete, elements, generation)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Did the kernel understand that these are to expire? One element tells.
+    fn is_expiring(&mut self, elements: &[&Element<'_>]) -> Result<bool, Error> {
+        let Some(first) = elements.first() else { return Ok(true) };
+        let answer = self.socket.ask(&[request::get(first)])?.pop();
+        Ok(!matches!(answer, Some(Ok(found)) if !request::expires(&found)))
+    }
+
+    /// One missing element (or set, or table) makes the kernel refuse all, but it names every missing one: the second
+    /// try is without them.
+    fn change(
+        &mut self,
+        how: fn(&Element<'_>) -> Request,
+        elements: &[&Element<'_>],
+        generation: Option<u32>,
+    ) -> Result<Removal, Error> {
         let mut left: Vec<&Element<'_>> = elements.to_vec();
         while !left.is_empty() {
-            let requests: Vec<Request> = left.iter().map(|e| request::delete(e)).collect();
+            let requests: Vec<Request> = left.iter().map(|e| how(e)).collect();
             let Err(refused) = self.socket.transact(&requests, generation)? else { return Ok(Removal::Done) };
             if let Some(whole) = refused.whole {
                 return match whole.errno {

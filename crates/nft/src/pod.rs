@@ -43,6 +43,8 @@ pub struct HostPort {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetworkChain {
     id: String,
+    set4: String,
+    set6: String,
     cidrs: Vec<IpNet>,
 }
 
@@ -53,16 +55,26 @@ impl NetworkChain {
         let mut cidrs = IpNet::aggregate(&cidrs.iter().map(IpNet::trunc).collect::<Vec<_>>());
         cidrs.sort();
         let texts: Vec<String> = cidrs.iter().map(ToString::to_string).collect();
-        let words: Vec<&str> = ["network chain 1", network.as_str()]
+        let words: Vec<&str> = ["network chain 2", network.as_str()]
             .into_iter()
             .chain(texts.iter().map(String::as_str))
             .collect();
-        Self { id: format!("net-{}", Digest::of(&words).base32(13)), cidrs }
+        let id = format!("net-{}", Digest::of(&words).base32(13));
+        Self { set4: format!("{id}-4"), set6: format!("{id}-6"), id, cidrs }
     }
 
     /// The chain's name in table `inet podwire`.
     pub fn id(&self) -> &str {
         &self.id
+    }
+
+    /// The set of the network's IPv4 pods that are masqueraded.
+    pub(crate) fn set4(&self) -> &str {
+        &self.set4
+    }
+
+    pub(crate) fn set6(&self) -> &str {
+        &self.set6
     }
 
     pub fn cidrs(&self) -> &[IpNet] {

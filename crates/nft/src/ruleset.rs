@@ -77,9 +77,10 @@ pub(crate) fn text(families: &[Family], network: Option<&NetworkChain>) -> Strin
     out
 }
 
-/// The chain that a pod of this network jumps to: what stays inside the network keeps its source address.
+/// A network that is masqueraded has a chain and two sets of its own: adding a pod is then adding to a plain set, which takes
+/// the same time whatever is in it (for a map of jumps the kernel walks the whole map each time).
 fn network_text(network: &NetworkChain) -> String {
-    let chain = network.id();
+    let (chain, set4, set6) = (network.id(), network.set4(), network.set6());
     let list = |v4: bool| {
         let nets = network.cidrs().iter().filter(|net| matches!(net, IpNet::V4(_)) == v4);
         nets.map(ToString::to_string).collect::<Vec<_>>().join(", ")
@@ -89,8 +90,25 @@ fn network_text(network: &NetworkChain) -> String {
         nets => format!("\t\t{word} daddr {{ {nets} }} return\n"),
     };
     format!(
-        "add chain inet {TABLE} {chain}\nflush chain inet {TABLE} {chain}\n\
-         table inet {TABLE} {{\n\tchain {chain} {{\n{}{}\t\tmasquerade\n\t}}\n}}\n",
+        "table inet {TABLE} {{
+\tset {set4} {{ type ipv4_addr; flags timeout; }}
+\tset {set6} {{ type ipv6_addr; flags timeout; }}
+\tchain {chain} {{ type nat hook postrouting priority srcnat + 1; policy accept; }}
+}}
+flush chain inet {TABLE} {chain}
+table inet {TABLE} {{
+\tchain {chain} {{
+\t\tip saddr != @{set4} return
+\t\tip6 saddr != @{set6} return
+\t\t# not 169.254.0.0/16: clouds have their metadata service there, and it answers the node's own address only
+\t\tip daddr {{ 224.0.0.0/4, 255.255.255.255 }} return
+\t\tip6 daddr {{ fe80::/10, ff00::/8 }} return
+\t\tip daddr @pods4 return
+\t\tip6 daddr @pods6 return
+{}{}\t\tmasquerade
+\t}}
+}}
+",
         inside("ip", list(true)),
         inside("ip6", list(false)),
     )
@@ -103,28 +121,24 @@ const INET: Structure = Structure {
 	map revision { type mark : mark; }
 
 	# every pod on this node
-	set pods4 { type ipv4_addr; }
-	set pods6 { type ipv6_addr; }
+	set pods4 { type ipv4_addr; flags timeout; }
+	set pods6 { type ipv6_addr; flags timeout; }
 	# (pod, the same pod)
-	set self4 { type ipv4_addr . ipv4_addr; }
-	set self6 { type ipv6_addr . ipv6_addr; }
-	# pod -> jump to the chain of its network
-	map masq4 { type ipv4_addr : verdict; }
-	map masq6 { type ipv6_addr : verdict; }
-
+	set self4 { type ipv4_addr . ipv4_addr; flags timeout; }
+	set self6 { type ipv6_addr . ipv6_addr; flags timeout; }
 	# [host address,] protocol, host port -> pod, port
-	map hostport4 { type ipv4_addr . inet_proto . inet_service : ipv4_addr . inet_service; }
-	map hostport6 { type ipv6_addr . inet_proto . inet_service : ipv6_addr . inet_service; }
-	map hostport4_any { type inet_proto . inet_service : ipv4_addr . inet_service; }
-	map hostport6_any { type inet_proto . inet_service : ipv6_addr . inet_service; }
+	map hostport4 { type ipv4_addr . inet_proto . inet_service : ipv4_addr . inet_service; flags timeout; }
+	map hostport6 { type ipv6_addr . inet_proto . inet_service : ipv6_addr . inet_service; flags timeout; }
+	map hostport4_any { type inet_proto . inet_service : ipv4_addr . inet_service; flags timeout; }
+	map hostport6_any { type inet_proto . inet_service : ipv6_addr . inet_service; flags timeout; }
 	# pod on a bridge, protocol, its port, host port
-	set hairpin4 { type ipv4_addr . inet_proto . inet_service . inet_service; }
-	set hairpin6 { type ipv6_addr . inet_proto . inet_service . inet_service; }
+	set hairpin4 { type ipv4_addr . inet_proto . inet_service . inet_service; flags timeout; }
+	set hairpin6 { type ipv6_addr . inet_proto . inet_service . inet_service; flags timeout; }
 
 	# routed pods: the host end of the link, and what may come out of it
-	set ports { type ifname; }
-	set addr4 { type ifname . ipv4_addr; }
-	set addr6 { type ifname . ipv6_addr; }
+	set ports { type ifname; flags timeout; }
+	set addr4 { type ifname . ipv4_addr; flags timeout; }
+	set addr6 { type ifname . ipv6_addr; flags timeout; }
 
 	chain guard { type filter hook prerouting priority raw; policy accept; }
 	chain nat-prerouting { type nat hook prerouting priority dstnat; policy accept; }
@@ -179,12 +193,6 @@ const INET: Structure = Structure {
 	}
 	chain nat-postrouting {
 		ct status dnat jump bent
-		ip daddr { 224.0.0.0/4, 255.255.255.255 } return
-		ip6 daddr { fe80::/10, ff00::/8 } return
-		ip daddr @pods4 return
-		ip6 daddr @pods6 return
-		ip saddr vmap @masq4
-		ip6 saddr vmap @masq6
 	}
 }
 "#,
@@ -197,12 +205,12 @@ const BRIDGE: Structure = Structure {
 	map revision { type mark : mark; }
 
 	# the bridge port of a pod, and what may come out of it
-	set ports { type ifname; }
-	set macs { type ifname . ether_addr; }
-	set addr4 { type ifname . ipv4_addr; }
-	set addr6 { type ifname . ipv6_addr; }
+	set ports { type ifname; flags timeout; }
+	set macs { type ifname . ether_addr; flags timeout; }
+	set addr4 { type ifname . ipv4_addr; flags timeout; }
+	set addr6 { type ifname . ipv6_addr; flags timeout; }
 	# the same as addr6, for the target of neighbour discovery, to which older nft programs give no other type
-	set targets6 { typeof iifname . @th,64,128; }
+	set targets6 { typeof iifname . @th,64,128; flags timeout; }
 
 	chain guard { type filter hook prerouting priority -300; policy accept; }
 	chain from4 { }

@@ -31,11 +31,8 @@ pub(crate) mod number {
     pub(crate) const LIST_ELEM: u16 = 1;
     pub(crate) const ELEM_KEY: u16 = 1;
     pub(crate) const ELEM_DATA: u16 = 2;
+    pub(crate) const ELEM_TIMEOUT: u16 = 4;
     pub(crate) const DATA_VALUE: u16 = 1;
-    pub(crate) const DATA_VERDICT: u16 = 2;
-    pub(crate) const VERDICT_CODE: u16 = 1;
-    pub(crate) const VERDICT_CHAIN: u16 = 2;
-    pub(crate) const JUMP: i32 = -3;
 
     pub(crate) const CT_GET: u16 = SUBSYS_CONNTRACK | 1;
     pub(crate) const CT_DELETE: u16 = SUBSYS_CONNTRACK | 2;

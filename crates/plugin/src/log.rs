@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use cni::{Call, Config, Request};
 use engine::Done;
 use netconf::Place;
+use rustix::fs::OFlags;
 use serde_json::{Map, Value, json};
 
 /// Larger than this, the file moves aside (one old one is kept): the log is bounded.
@@ -80,7 +81,9 @@ impl Line {
 
 /// One write per line: lines of several processes do not mix.
 fn append(path: &Path, text: &[u8]) -> std::io::Result<()> {
-    let mut file = File::options().create(true).append(true).mode(0o640).open(path)?;
+    // A pipe that nobody reads would block, at the opening or when it is full.
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    let mut file = File::options().create(true).append(true).mode(0o640).custom_flags(flags).open(path)?;
     file.write_all(text)?;
     if file.metadata()?.len() > LARGEST {
         let mut old = path.as_os_str().to_owned();

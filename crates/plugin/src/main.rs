@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use cni::{Env, Failure, Request, Version};
+use serde_json::Value;
 
 use log::Line;
 
@@ -20,13 +21,18 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     stdio::report_panics();
-    match answer(&env, start) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            stdio::print(&failure.to_json());
-            ExitCode::FAILURE
-        }
+    let (value, code) = match answer(&env, start) {
+        Ok(value) => (value, ExitCode::SUCCESS),
+        Err(failure) => (Some(failure.to_json()), ExitCode::FAILURE),
+    };
+    // A runtime that cannot read the answer takes the call for failed: the status must say the same.
+    if let Some(value) = value
+        && let Err(e) = stdio::print(&value)
+    {
+        eprintln!("podwire-cni: cannot write the answer to stdout: {e}");
+        return ExitCode::FAILURE;
     }
+    code
 }
 
 fn about() -> String {
@@ -39,19 +45,15 @@ fn about() -> String {
     )
 }
 
-fn answer(env: &Env, start: Instant) -> Result<(), Failure> {
+/// What goes to stdout, if anything does.
+fn answer(env: &Env, start: Instant) -> Result<Option<Value>, Failure> {
     let stdin = stdio::read_config().map_err(|error| Failure { error, version: Version::LATEST })?;
     let request = Request::parse(env, &stdin)?;
     let path = env.path().unwrap_or_default();
     let outcome = engine::serve(&request, &path);
     Line::of(&request, &outcome, start.elapsed()).write();
     match outcome {
-        Ok(done) => {
-            if let Some(value) = done.answer {
-                stdio::print(&value);
-            }
-            Ok(())
-        }
+        Ok(done) => Ok(done.answer),
         Err(error) => Err(Failure { error, version: version_of(&request) }),
     }
 }

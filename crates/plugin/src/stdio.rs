@@ -16,21 +16,22 @@ pub(crate) fn read_config() -> Result<Vec<u8>, Error> {
 }
 
 /// One write, so that a reader never sees half a value.
-pub(crate) fn print(value: &Value) {
+pub(crate) fn print(value: &Value) -> std::io::Result<()> {
     let mut text = value.to_string();
     text.push('\n');
     let mut stdout = std::io::stdout().lock();
-    if let Err(e) = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        eprintln!("podwire-cni: cannot write the answer to stdout: {e}");
-    }
+    stdout.write_all(text.as_bytes())?;
+    stdout.flush()
 }
 
 /// A bug must still be an answer: the error object on stdout, where and what on stderr.
 pub(crate) fn report_panics() {
     std::panic::set_hook(Box::new(|panic| {
         eprintln!("podwire-cni: {panic}");
-        let error = Error::new(Code::Internal, "internal error: please report it").with_details(panic.to_string());
-        print(&Failure { error, version: Version::LATEST }.to_json());
+        let error =
+            Error::new(Code::Internal, "internal error: please report it").with_details(panic.to_string());
+        // Stderr has it already, and nobody else is left to tell.
+        let _ = print(&Failure { error, version: Version::LATEST }.to_json());
         std::process::exit(1);
     }));
 }

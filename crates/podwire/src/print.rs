@@ -6,7 +6,10 @@ use comfy_table::{ContentArrangement, Table};
 /// A table without lines, as `kubectl` and `ip -br` print them.
 pub(crate) fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let mut table = Table::new();
-    table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled).set_header(header.to_vec());
+    table
+        .load_style(NOTHING)
+        .set_content_arrangement(ContentArrangement::Disabled)
+        .set_header(header.to_vec());
     for row in rows {
         table.add_row(row);
     }

@@ -58,7 +58,7 @@ impl Snapshot {
         insert_all(&mut lines, "proxy", list(ns, &["ip", "-j", "neigh", "show", "proxy"])?);
         let qdiscs = list(ns, &["tc", "-j", "qdisc", "show"])?.into_iter();
         insert_all(&mut lines, "qdisc", qdiscs.map(|qdisc| without(qdisc, &["refcnt"])));
-        lines.extend(nft_json(ns)?.into_iter().flat_map(nft_lines));
+        lines.extend(settled_nft(ns)?.into_iter().flat_map(nft_lines));
         Ok(Self { lines })
     }
 
@@ -120,6 +120,16 @@ fn stable_route(route: Value) -> Option<Value> {
         flags.retain(|flag| flag != "linkdown" && flag != "dead");
     }
     Some(route)
+}
+
+/// The ruleset when the elements that are about to expire have gone: for the kernel they are gone already.
+fn settled_nft(ns: &Ns) -> Result<Vec<Value>> {
+    let mut found = Vec::new();
+    wait_until("expiring elements to go", Duration::from_secs(2), || {
+        found = nft_json(ns)?;
+        Ok(!found.iter().any(|object| object.to_string().contains(r#""expires":0"#)))
+    })?;
+    Ok(found)
 }
 
 /// The object without handles and counters; the elements of sets and maps get a line each.

@@ -42,7 +42,10 @@ mod tests {
 
     #[test]
     fn is_stable_and_separates_words() {
-        assert_eq!(Digest::of(&["net", "c1", "eth0"]).base32(13), Digest::of(&["net", "c1", "eth0"]).base32(13));
+        assert_eq!(
+            Digest::of(&["net", "c1", "eth0"]).base32(13),
+            Digest::of(&["net", "c1", "eth0"]).base32(13)
+        );
         assert_ne!(Digest::of(&["ab", "c"]), Digest::of(&["a", "bc"]));
         assert_eq!(Digest::of(&[]).base32(99).len(), 51);
         // SHA-256 of nothing begins e3 b0 c4 42 98.

@@ -13,10 +13,10 @@ mod protocol;
 
 pub use hash::Digest;
 pub use key::AttachmentKey;
-pub use mode::AttachMode;
 pub use mac::{Mac, MacError};
-pub use protocol::{Protocol, ProtocolError};
+pub use mode::AttachMode;
 pub use name::{ContainerId, IfName, NameError, NetworkName};
+pub use protocol::{Protocol, ProtocolError};
 
 /// The route protocol number that marks a route or neighbour as ours (`ip route show proto 112`).
 pub const ROUTE_PROTOCOL: u8 = 112;

@@ -8,8 +8,9 @@ use std::path::Path;
 use ipam::{Pools, Range, RangeSet};
 
 use super::file::{StateError, io, remove_if_there};
+use super::held::holder;
 use super::index::{self, Index};
-use super::network::{Allocation, Network, holder};
+use super::network::{Allocation, Network};
 
 /// The claims of one attach that is under way. Called with the network's lock held.
 pub(super) struct Claims<'a> {
@@ -34,10 +35,16 @@ impl<'a> Claims<'a> {
         let mut allocations = Vec::with_capacity(pools.sets().len());
         for (number, (set, planned)) in pools.sets().iter().zip(plan).enumerate() {
             let (range, address) = match planned {
-                Some((range, address)) => (&set.ranges()[range], self.take_requested(&set.ranges()[range], address)?),
+                Some((range, address)) => {
+                    (&set.ranges()[range], self.take_requested(&set.ranges()[range], address)?)
+                }
                 None => self.take_next(set, number)?,
             };
-            allocations.push(Allocation { address, prefix_len: range.prefix_len(), gateway: range.gateway() });
+            allocations.push(Allocation {
+                address,
+                prefix_len: range.prefix_len(),
+                gateway: range.gateway(),
+            });
         }
         Ok(allocations)
     }

@@ -24,31 +24,31 @@ pub(super) fn is_current(dir: &Path) -> Result<bool, StateError> {
     }
 }
 
+/// The lock around what makes or empties whole folders; given back when the file is dropped.
+pub(super) fn lock(dir: &Path) -> Result<File, StateError> {
+    let path = dir.join("lock");
+    let lock = File::options().create(true).append(true).open(&path).map_err(io("open", &path))?;
+    file::lock(&lock, &path, file::LOCK_PATIENCE)?;
+    Ok(lock)
+}
+
 pub(super) fn ensure_current(dir: &Path) -> Result<(), StateError> {
     if is_current(dir)? {
         return Ok(());
     }
     DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(io("make the state folder", dir))?;
-    let lock_path = dir.join("lock");
-    let lock = File::options().create(true).append(true).open(&lock_path).map_err(io("open", &lock_path))?;
-    file::lock(&lock, &lock_path, file::LOCK_PATIENCE)?;
+    let _lock = lock(dir)?;
     // Somebody else may have done it while we waited.
     if is_current(dir)? {
         return Ok(());
     }
     // The boot id is written last: a kill before that leaves the old id, and the next process starts over.
     for stale in ["networks", "sysctls"] {
-        remove_any(&dir.join(stale))?;
+        file::remove_any(&dir.join(stale))?;
     }
     let networks = dir.join("networks");
     DirBuilder::new().mode(0o700).create(&networks).map_err(io("make", &networks))?;
     let (temp, boot) = (dir.join("boot.new"), dir.join("boot"));
     fs::write(&temp, this_boot()?).map_err(io("write", &temp))?;
     fs::rename(&temp, &boot).map_err(io("rename to", &boot))
-}
-
-fn remove_any(path: &Path) -> Result<(), StateError> {
-    let Some(meta) = optional(fs::symlink_metadata(path)).map_err(io("look at", path))? else { return Ok(()) };
-    let removed = if meta.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
-    removed.map_err(io("remove", path))
 }

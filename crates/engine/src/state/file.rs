@@ -49,9 +49,20 @@ pub(super) fn remove_if_there(path: &Path) -> Result<(), StateError> {
     optional(std::fs::remove_file(path)).map_err(io("remove", path)).map(drop)
 }
 
+/// Removes a file, or a folder with all that is in it.
+pub(super) fn remove_any(path: &Path) -> Result<(), StateError> {
+    let Some(meta) = optional(std::fs::symlink_metadata(path)).map_err(io("look at", path))? else {
+        return Ok(());
+    };
+    let removed = if meta.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
+    removed.map_err(io("remove", path))
+}
+
 /// The names in a folder; none if it does not exist.
 pub(super) fn list(dir: &Path) -> Result<Vec<std::ffi::OsString>, StateError> {
-    let Some(entries) = optional(std::fs::read_dir(dir)).map_err(io("list", dir))? else { return Ok(Vec::new()) };
+    let Some(entries) = optional(std::fs::read_dir(dir)).map_err(io("list", dir))? else {
+        return Ok(Vec::new());
+    };
     entries.map(|entry| entry.map(|e| e.file_name()).map_err(io("list", dir))).collect()
 }
 

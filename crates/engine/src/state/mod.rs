@@ -21,13 +21,15 @@
 mod allocate;
 mod boot;
 mod file;
+mod held;
 mod index;
 mod network;
 mod record;
 mod sysctls;
 
 pub use file::StateError;
-pub use network::{Allocation, Begin, Held, Listed, Network, Phase, Wanted};
+pub use held::Held;
+pub use network::{Allocation, Begin, Listed, Network, Phase, Survivor, Wanted};
 pub use record::{Attachment, PodAddress, PodName, SCHEMA};
 pub use sysctls::SysctlLog;
 
@@ -59,9 +61,22 @@ impl State {
         &self.dir
     }
 
-    /// A network's part of the state, made on first use.
-    pub fn network(&self, name: &NetworkName) -> Result<Network, StateError> {
-        Network::create(self.network_path(name))
+    /// A network's part of the state, made on first use. It then begins with what `survivors` finds alive: if the
+    /// folder was lost, their addresses must not be given to others.
+    pub fn network<E: From<StateError>>(
+        &self,
+        name: &NetworkName,
+        survivors: impl FnOnce() -> Result<Vec<Survivor>, E>,
+    ) -> Result<Network, E> {
+        if let Some(network) = self.existing_network(name) {
+            return Ok(network);
+        }
+        let _lock = boot::lock(&self.dir)?;
+        // Somebody else may have made it while we waited.
+        match self.existing_network(name) {
+            Some(network) => Ok(network),
+            None => Ok(Network::create(self.network_path(name), &survivors()?)?),
+        }
     }
 
     /// A network's part of the state, if it ever had one.
@@ -92,3 +107,6 @@ impl State {
         self.dir.join("networks").join(AttachmentKey::network_dir(name))
     }
 }
+
+#[cfg(test)]
+mod tests;

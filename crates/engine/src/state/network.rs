@@ -1,7 +1,8 @@
 //! One network's attachments and addresses: begin, commit, find, release, list.
 
+use std::collections::HashMap;
 use std::fs::{self, DirBuilder, File};
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, Write};
 use std::net::IpAddr;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -11,7 +12,8 @@ use types::AttachmentKey;
 
 use super::allocate::Claims;
 use super::file::{self, LOCK_PATIENCE, StateError, io, optional, remove_if_there};
-use super::record::{Attachment, SCHEMA};
+use super::held::{Held, read_record};
+use super::record::Attachment;
 
 /// How far an attachment has come. The file's name says it, so that one rename moves it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,6 +22,10 @@ pub enum Phase {
     Pending,
     Ready,
 }
+
+/// The order in which a record is looked for by somebody who does not hold it. Its holder may rename it between two of
+/// our looks, and it goes pending, ready, pending, gone: only these three looks cannot all miss it.
+const SEARCH: [Phase; 3] = [Phase::Pending, Phase::Ready, Phase::Pending];
 
 impl Phase {
     fn suffix(self) -> &'static str {
@@ -50,22 +56,9 @@ pub struct Allocation {
 /// The outcome of [`Network::begin`].
 #[derive(Debug)]
 pub enum Begin {
-    Started(Held),
-    /// There is one that is ready already; nothing was changed.
-    Ready,
-    /// There is one in the middle: undo it (through [`Network::find`]) and begin again.
-    Pending,
-}
-
-/// An attachment that this process works on: its record is locked until this is dropped.
-#[derive(Debug)]
-pub struct Held {
-    network: Network,
-    stem: String,
-    file: File,
-    phase: Phase,
-    /// None: the record cannot be read; the file's name is all we know.
-    attachment: Option<Attachment>,
+    Started(Box<Held>),
+    /// There is one already, and nothing was changed. A pending one is to be undone (through [`Network::find`]) first.
+    Exists(Phase),
 }
 
 /// A record as a listing shows it.
@@ -76,23 +69,52 @@ pub struct Listed {
     pub attachment: Option<Attachment>,
 }
 
+/// An attachment that the kernel has and no record knows, as the links tell it.
+#[derive(Debug)]
+pub struct Survivor {
+    pub stem: String,
+    pub addresses: Vec<IpAddr>,
+    /// None: the link does not say enough. Then the record is one that cannot be read, and still holds the addresses.
+    pub attachment: Option<Attachment>,
+}
+
 #[derive(Debug, Clone)]
 pub struct Network {
     pub(super) dir: PathBuf,
 }
 
 impl Network {
-    pub(super) fn create(dir: PathBuf) -> Result<Self, StateError> {
-        // The lock file is made last: a network that has one has everything.
-        if !dir.join("lock").exists() {
-            for sub in ["attachments", "addresses", "index"] {
-                let path = dir.join(sub);
-                DirBuilder::new().recursive(true).mode(0o700).create(&path).map_err(io("make", &path))?;
-            }
-            let path = dir.join("lock");
-            File::options().create(true).append(true).mode(0o600).open(&path).map_err(io("make", &path))?;
+    /// Makes the folder, with what lives already. Called with the state's lock held.
+    pub(super) fn create(dir: PathBuf, survivors: &[Survivor]) -> Result<Self, StateError> {
+        // The lock file is made last: a network that has one has everything, and one that has none was left by a
+        // process that was killed right here.
+        file::remove_any(&dir)?;
+        for sub in ["attachments", "addresses", "index"] {
+            let path = dir.join(sub);
+            DirBuilder::new().recursive(true).mode(0o700).create(&path).map_err(io("make", &path))?;
         }
-        Ok(Self { dir })
+        let network = Self { dir };
+        for survivor in survivors {
+            network.adopt(survivor)?;
+        }
+        let path = network.dir.join("lock");
+        File::options().create(true).append(true).mode(0o600).open(&path).map_err(io("make", &path))?;
+        Ok(network)
+    }
+
+    fn adopt(&self, survivor: &Survivor) -> Result<(), StateError> {
+        let path = self.record_path(&survivor.stem, Phase::Ready);
+        let text = serde_json::to_vec(&survivor.attachment).map_err(|e| io("encode", &path)(e.into()))?;
+        fs::write(&path, text).map_err(io("write the record", &path))?;
+        for address in &survivor.addresses {
+            let claim = self.claim_path(*address);
+            match fs::hard_link(&path, &claim) {
+                // Two that live with one address: that it is taken is all that counts.
+                Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
+                other => other.map_err(io("claim", &claim))?,
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn existing(dir: PathBuf) -> Option<Self> {
@@ -113,16 +135,16 @@ impl Network {
     ) -> Result<Begin, StateError> {
         let section = self.enter()?;
         let stem = wanted.key.file_stem();
-        for (phase, found) in [(Phase::Ready, Begin::Ready), (Phase::Pending, Begin::Pending)] {
+        for phase in SEARCH {
             if self.record_path(&stem, phase).exists() {
                 section.leave()?;
-                return Ok(found);
+                return Ok(Begin::Exists(phase));
             }
         }
         match self.start(wanted, &stem, make) {
             Ok(held) => {
                 section.leave()?;
-                Ok(Begin::Started(held))
+                Ok(Begin::Started(Box::new(held)))
             }
             Err(Failed { error, undone }) => {
                 // What could not be undone here is left marked, and the next process repairs it.
@@ -157,7 +179,13 @@ impl Network {
             let path = self.record_path(stem, Phase::Pending);
             fs::rename(&temp, &path).map_err(io("rename the record to", &path))?;
             let network = self.clone();
-            Ok(Held { network, stem: stem.to_owned(), file, phase: Phase::Pending, attachment: Some(attachment) })
+            Ok(Held {
+                network,
+                stem: stem.to_owned(),
+                file,
+                phase: Phase::Pending,
+                attachment: Some(attachment),
+            })
         })();
         result.map_err(|error| {
             let undone = claims.give_back().is_ok() && remove_if_there(&temp).is_ok();
@@ -197,7 +225,7 @@ impl Network {
     }
 
     fn open_record(&self, stem: &str) -> Result<Option<File>, StateError> {
-        for phase in [Phase::Ready, Phase::Pending] {
+        for phase in SEARCH {
             let path = self.record_path(stem, phase);
             if let Some(file) = optional(File::open(&path)).map_err(io("open the record", &path))? {
                 return Ok(Some(file));
@@ -254,15 +282,21 @@ impl Network {
         room
     }
 
+    /// Repairs what a process left that was killed in the critical section. Whoever allocates or releases does that
+    /// anyway; this is for those who find nothing to release.
+    pub fn settle(&self) -> Result<(), StateError> {
+        self.enter()?.leave()
+    }
+
     /// Does `address` still belong to the record that is held?
     pub fn is_claimed_by(&self, address: IpAddr, held: &Held) -> Result<bool, StateError> {
         let path = self.claim_path(address);
         let claim = optional(fs::metadata(&path)).map_err(io("look at", &path))?;
-        let ours = held.file.metadata().map_err(io("look at", &path))?.ino();
+        let ours = held.metadata()?.ino();
         Ok(claim.is_some_and(|m| m.ino() == ours))
     }
 
-    fn record_path(&self, stem: &str, phase: Phase) -> PathBuf {
+    pub(super) fn record_path(&self, stem: &str, phase: Phase) -> PathBuf {
         self.dir.join("attachments").join(format!("{stem}{}", phase.suffix()))
     }
 
@@ -271,7 +305,7 @@ impl Network {
     }
 
     /// Enters the critical section; repairs first what a killed process left in it.
-    fn enter(&self) -> Result<Section, StateError> {
+    pub(super) fn enter(&self) -> Result<Section, StateError> {
         let path = self.dir.join("lock");
         let file = File::options().read(true).write(true).open(&path).map_err(io("open", &path))?;
         file::lock(&file, &path, LOCK_PATIENCE)?;
@@ -285,22 +319,24 @@ impl Network {
     }
 
     /// Makes the folders consistent again: no half-written record, no claim without a record, no stale index.
+    ///
+    /// Records are renamed without our lock, and a folder that is listed meanwhile may show neither name. So nobody
+    /// looks for a claim's record: the file has one more link than there are claims if, and only if, it has one.
     fn repair(&self) -> Result<(), StateError> {
         let (records, claims) = (self.dir.join("attachments"), self.dir.join("addresses"));
-        let mut owners = std::collections::HashSet::new();
-        for name in file::list(&records)? {
-            let path = records.join(&name);
-            if name.as_encoded_bytes().starts_with(b".new-") {
-                remove_if_there(&path)?;
-            } else if let Some(meta) = optional(fs::metadata(&path)).map_err(io("look at", &path))? {
-                owners.insert(meta.ino());
-            }
+        for name in file::list(&records)?.iter().filter(|n| n.as_encoded_bytes().starts_with(b".new-")) {
+            remove_if_there(&records.join(name))?;
         }
+        let mut files: HashMap<u64, (u64, Vec<PathBuf>)> = HashMap::new();
         for name in file::list(&claims)? {
             let path = claims.join(name);
-            let meta = optional(fs::metadata(&path)).map_err(io("look at", &path))?;
-            if meta.is_some_and(|m| !owners.contains(&m.ino())) {
-                remove_if_there(&path)?;
+            if let Some(meta) = optional(fs::metadata(&path)).map_err(io("look at", &path))? {
+                files.entry(meta.ino()).or_insert((meta.nlink(), Vec::new())).1.push(path);
+            }
+        }
+        for (links, claims) in files.into_values() {
+            if links <= claims.len() as u64 {
+                claims.iter().try_for_each(|claim| remove_if_there(claim))?;
             }
         }
         super::index::remove_all(&self.dir)
@@ -314,91 +350,13 @@ struct Failed {
 }
 
 /// The network's critical section; dropped without `leave`, it stays marked and the next one repairs.
-struct Section {
+pub(super) struct Section {
     file: File,
     path: PathBuf,
 }
 
 impl Section {
-    fn leave(self) -> Result<(), StateError> {
+    pub(super) fn leave(self) -> Result<(), StateError> {
         self.file.write_at(b"0", 0).map_err(io("unmark", &self.path)).map(drop)
-    }
-}
-
-fn read_record(mut file: &File) -> Option<Attachment> {
-    let mut text = Vec::new();
-    file.read_to_end(&mut text).ok()?;
-    serde_json::from_slice(&text).ok().filter(|a: &Attachment| a.schema == SCHEMA)
-}
-
-impl Held {
-    pub fn attachment(&self) -> Option<&Attachment> {
-        self.attachment.as_ref()
-    }
-
-    pub fn phase(&self) -> Phase {
-        self.phase
-    }
-
-    pub fn stem(&self) -> &str {
-        &self.stem
-    }
-
-    /// The attachment is complete: from now on it counts.
-    pub fn commit(&mut self) -> Result<(), StateError> {
-        self.rename(Phase::Ready)
-    }
-
-    /// The attachment is being taken apart: if we are killed, the next process goes on with that.
-    pub fn reopen(&mut self) -> Result<(), StateError> {
-        if self.phase == Phase::Ready { self.rename(Phase::Pending) } else { Ok(()) }
-    }
-
-    fn rename(&mut self, to: Phase) -> Result<(), StateError> {
-        let from = self.network.record_path(&self.stem, self.phase);
-        let path = self.network.record_path(&self.stem, to);
-        fs::rename(&from, &path).map_err(io("rename the record to", &path))?;
-        self.phase = to;
-        Ok(())
-    }
-
-    /// Gives the addresses back and forgets the attachment. Only claims that are this record's own are removed.
-    pub fn release(self) -> Result<(), StateError> {
-        let network = &self.network;
-        let section = network.enter()?;
-        let ours = self.file.metadata().map_err(io("look at", &network.dir))?.ino();
-        for address in self.claimed()? {
-            let path = network.claim_path(address);
-            let claim = optional(fs::metadata(&path)).map_err(io("look at", &path))?;
-            if claim.is_some_and(|m| m.ino() == ours) {
-                remove_if_there(&path)?;
-                super::index::forget(&network.dir, address)?;
-            }
-        }
-        remove_if_there(&network.record_path(&self.stem, self.phase))?;
-        section.leave()
-    }
-
-    /// The addresses that may be this record's: what it says, or, if it cannot be read, all there are.
-    fn claimed(&self) -> Result<Vec<IpAddr>, StateError> {
-        if let Some(attachment) = &self.attachment {
-            return Ok(attachment.ips().collect());
-        }
-        let names = file::list(&self.network.dir.join("addresses"))?;
-        Ok(names.iter().filter_map(|name| name.to_str()?.parse().ok()).collect())
-    }
-}
-
-/// Who holds a claim, in words: the key in the record that the claim is a link to.
-pub(super) fn holder(path: &Path) -> String {
-    match File::open(path) {
-        Ok(file) => match read_record(&file) {
-            Some(attachment) => {
-                format!("container {} ({})", attachment.key.container, attachment.key.ifname)
-            }
-            None => "an attachment whose record cannot be read".to_owned(),
-        },
-        Err(e) if e.kind() == ErrorKind::NotFound => "nobody any more".to_owned(),
-        Err(_) => "another attachment".to_owned(),
     }
 }

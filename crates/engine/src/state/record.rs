@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use types::{AttachMode, AttachmentKey, IfName, Mac};
 
-/// The version of the record's form. A record of a newer form is left alone (see [`super::Held`]).
+/// The version of the record's form. A record of another form is treated as one that cannot be read: it can be released.
 pub const SCHEMA: u32 = 1;
 
 /// An address of a pod, with the prefix length that its link carries.
@@ -34,7 +34,9 @@ pub struct Attachment {
     pub key: AttachmentKey,
     /// The namespace's path, verbatim as the runtime gave it, and its cookie: a path may lead elsewhere later.
     pub netns: String,
-    pub netns_cookie: u64,
+    /// None: not known, because the record was made anew from the link.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub netns_cookie: Option<u64>,
     pub mode: AttachMode,
     pub bridge: IfName,
     pub host_link: IfName,

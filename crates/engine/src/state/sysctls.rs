@@ -36,7 +36,8 @@ impl SysctlLog {
     /// Notes a change before it is made. The first `before` of a sysctl stays: it is what the machine had without us.
     pub fn note(&self, sysctl: &Path, before: &str, ours: &str) -> Result<(), StateError> {
         let lock_path = self.path.with_extension("lock");
-        let lock = File::options().create(true).append(true).open(&lock_path).map_err(io("open", &lock_path))?;
+        let lock =
+            File::options().create(true).append(true).open(&lock_path).map_err(io("open", &lock_path))?;
         file::lock(&lock, &lock_path, file::LOCK_PATIENCE)?;
         let mut all = self.read()?;
         all.entry(sysctl.display().to_string())

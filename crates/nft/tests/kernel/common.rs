@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use nft::{Firewall, Guard, HostPort, Mode, NetworkChain, Pod, Protocol};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
@@ -37,7 +38,7 @@ pub(crate) fn nft(args: &str) -> String {
 
 /// The elements of a set as nft shows them, or nothing.
 pub(crate) fn elements(table: &str, set: &str) -> String {
-    let kind = if set.starts_with("masq") || set.starts_with("hostport") { "map" } else { "set" };
+    let kind = if set.starts_with("hostport") { "map" } else { "set" };
     let listed = run("nft", &["list", kind, table, "podwire", set]);
     listed
         .split_once("elements = {")
@@ -45,8 +46,20 @@ pub(crate) fn elements(table: &str, set: &str) -> String {
         .unwrap_or_default()
 }
 
-/// All of our elements, set by set.
+/// All of our elements, set by set, when those that are expiring have gone.
 pub(crate) fn all_elements() -> String {
+    let deadline = Instant::now() + Duration::from_secs(2);
+    loop {
+        let found = listed_elements();
+        if !found.contains("expires:") {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "elements that should have expired: {found}");
+        std::thread::yield_now();
+    }
+}
+
+fn listed_elements() -> String {
     let json: serde_json::Value = serde_json::from_str(&nft("-j list ruleset")).expect("json");
     let mut lines: Vec<String> = Vec::new();
     for object in json["nftables"].as_array().expect("a list") {

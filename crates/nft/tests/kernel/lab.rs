@@ -11,7 +11,7 @@ use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nft::{Firewall, Mode, Protocol};
 use rustix::net::sockopt;
@@ -52,6 +52,7 @@ impl Lab {
         for at in [At::Host, At::Outside, At::Pod(2), At::Pod(3)] {
             run("ip", &["netns", "add", &lab.name(at)]);
             // Duplicate address detection would make every test wait for seconds.
+            lab.sysctl(at, "ipv6/conf/all/accept_dad", "0");
             lab.sysctl(at, "ipv6/conf/default/accept_dad", "0");
             // What is refused here must be refused by the firewall.
             lab.sysctl(at, "ipv4/conf/all/rp_filter", "0");
@@ -130,8 +131,8 @@ impl Lab {
             }
             Mode::Routed => {
                 self.ip(host, &format!("link set {link} up"));
-                self.ip(host, &format!("route add 10.77.0.{n} dev {link}"));
-                self.ip(host, &format!("route add fd77::{n} dev {link}"));
+                self.ip(host, &format!("route add 10.77.0.{n} dev {link} src 10.77.0.1"));
+                self.ip(host, &format!("route add fd77::{n} dev {link} src fd77::1"));
                 self.ip(host, &format!("neigh add fd77::{n} lladdr {mac} nud permanent dev {link}"));
                 self.sysctl(host, &format!("ipv4/conf/{link}/route_localnet"), "1");
                 self.ip(pod, &format!("addr add 10.77.0.{n}/32 dev eth0"));
@@ -164,12 +165,12 @@ impl Lab {
         let address: SocketAddr = address.parse().unwrap();
         self.inside(at, move || match protocol {
             Protocol::Tcp => {
-                let listener = TcpListener::bind(address).unwrap();
+                let listener = when_there(|| TcpListener::bind(address));
                 sockopt::set_socket_timeout(&listener, sockopt::Timeout::Recv, Some(PATIENCE)).unwrap();
                 Server::Tcp(listener)
             }
             Protocol::Udp => {
-                let socket = UdpSocket::bind(address).unwrap();
+                let socket = when_there(|| UdpSocket::bind(address));
                 socket.set_read_timeout(Some(PATIENCE)).unwrap();
                 Server::Udp(socket)
             }
@@ -178,7 +179,7 @@ impl Lab {
     }
 
     pub(crate) fn sender(&self, at: At, source: &str) -> Sender {
-        Sender(self.inside(at, || UdpSocket::bind(source).unwrap()))
+        Sender(self.inside(at, || when_there(|| UdpSocket::bind(source))))
     }
 
     /// Asks `target` from `from`; the server is asked at the same time, and says whom it saw. The answer counts only
@@ -255,5 +256,18 @@ pub(crate) struct Sender(UdpSocket);
 impl Sender {
     pub(crate) fn send(&self, text: &str, target: &str) {
         self.0.send_to(text.as_bytes(), target).unwrap();
+    }
+}
+
+/// The kernel finishes an IPv6 address a little after it said that it was added.
+fn when_there<T>(bind: impl Fn() -> std::io::Result<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match bind() {
+            Err(e) if e.kind() == std::io::ErrorKind::AddrNotAvailable && Instant::now() < deadline => {
+                std::thread::yield_now();
+            }
+            other => return other.unwrap(),
+        }
     }
 }

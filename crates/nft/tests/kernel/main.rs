@@ -1,5 +1,7 @@
 //! The firewall against the real kernel. Needs root and the programs nft, ip and conntrack.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
+
 mod common;
 mod forgetting;
 mod lab;

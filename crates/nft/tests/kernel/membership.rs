@@ -22,18 +22,22 @@ fn the_structure_is_the_golden_one_and_applying_it_again_changes_nothing() {
     in_netns(|| {
         Sample::new(Mode::Bridge, 2).admit();
         open().expel(&Sample::new(Mode::Bridge, 2).pod()).unwrap();
+        assert_eq!(all_elements(), "");
         let listed = run("nft", &["list", "ruleset"]);
         let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/ruleset.nft");
         if std::env::var_os("PODWIRE_BLESS").is_some() {
             std::fs::write(golden, &listed).unwrap();
         }
         assert_eq!(listed, std::fs::read_to_string(golden).unwrap(), "bless it with PODWIRE_BLESS=1");
-        // A chain that is missing makes the structure be applied whole, with a pod in it.
+        // A set that is missing makes the structure be applied whole, with a pod in it.
         let pod = Sample::new(Mode::Bridge, 3);
         pod.admit();
         let before = (run("nft", &["list", "ruleset"]), all_elements());
         open().expel(&pod.pod()).unwrap();
-        nft(&format!("delete chain inet podwire {}", pod.chain.as_ref().unwrap().id()));
+        let id = pod.chain.as_ref().unwrap().id();
+        nft(&format!("delete chain inet podwire {id}"));
+        nft(&format!("delete set inet podwire {id}-6"));
+        nft(&format!("delete set inet podwire {id}-4"));
         pod.admit();
         assert_eq!((run("nft", &["list", "ruleset"]), all_elements()), before);
     });
@@ -79,7 +83,8 @@ fn elements_read_as_meant() {
         pod.admit();
         let id = pod.chain.as_ref().unwrap().id().to_owned();
         assert_eq!(elements("inet", "self6"), "fd77::102 . fd77::102");
-        assert_eq!(elements("inet", "masq4"), format!("10.77.1.2 : jump {id}"));
+        assert_eq!(elements("inet", &format!("{id}-4")), "10.77.1.2");
+        assert_eq!(elements("inet", &format!("{id}-6")), "fd77::102");
         assert_eq!(elements("inet", "hostport4_any"), "tcp . 8080 : 10.77.1.2 . 80");
         assert_eq!(elements("inet", "hostport4"), "192.0.2.1 . tcp . 8080 : 10.77.1.2 . 80");
         assert_eq!(elements("inet", "hostport6"), "2001:db8::1 . tcp . 8080 : fd77::102 . 80");
@@ -222,7 +227,8 @@ fn expel_takes_the_rest_when_half_is_gone_or_all() {
             let pod = Sample::new(mode, 2).publish(Protocol::Tcp, 8080, 80);
             open().expel(&pod.pod()).unwrap();
             pod.admit();
-            for (set, key) in [("pods4", "10.77.0.2"), ("masq6", "fd77::2"), ("hostport6_any", "tcp . 8080")]
+            for (set, key) in
+                [("pods4", "10.77.0.2"), ("self6", "fd77::2 . fd77::2"), ("hostport6_any", "tcp . 8080")]
             {
                 nft(&format!("delete element inet podwire {set} {{ {key} }}"));
             }
@@ -249,6 +255,23 @@ fn a_pod_may_publish_more_ports_than_a_socket_holds_by_default() {
         open().expel(&pod.pod()).unwrap();
         assert_eq!(all_elements(), "");
     });
+}
+
+#[test]
+fn a_pod_that_comes_back_at_once_stays() {
+    for mode in BOTH {
+        in_netns(|| {
+            let pod = Sample::new(mode, 2).publish(Protocol::Tcp, 8080, 80);
+            // Sooner than what was expelled can expire: the new pod must not expire with it.
+            for _ in 0..50 {
+                pod.admit();
+                open().expel(&pod.pod()).unwrap();
+            }
+            pod.admit();
+            assert_eq!(all_elements().lines().count(), all_of(&pod));
+            assert_eq!(missing(&pod), [""; 0]);
+        });
+    }
 }
 
 #[test]

@@ -2,6 +2,13 @@
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first surprise, in helpers as well")]
 
+mod check;
 #[path = "../common/mod.rs"]
 mod common;
+mod failing;
+mod gc;
+mod identity;
+mod leaving;
 mod network;
+mod sysctls;
+mod wishes;

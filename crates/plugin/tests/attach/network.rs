@@ -106,7 +106,9 @@ fn c2_subnets_without_room_for_a_gateway_and_a_pod_are_refused_with_a_reason() {
 }
 
 fn existing_bridge(host: &Host) {
-    for line in ["ip link add pw0 type bridge", "ip link set pw0 mtu 1400", "ip addr add 192.0.2.9/24 dev pw0"] {
+    for line in
+        ["ip link add pw0 type bridge", "ip link set pw0 mtu 1400", "ip addr add 192.0.2.9/24 dev pw0"]
+    {
         host.node.sh(&words(line)).unwrap();
     }
 }
@@ -152,7 +154,11 @@ fn c4_a_damaged_bridge_is_repaired_by_the_next_add() {
             let (pod, result) = host.attached(&format!("b{number}"), &config);
             let bridge = inspect::link(&host.node, "pw0").unwrap();
             assert!(bridge.is_up() && bridge.mtu == 1450, "{mode} {damage:?}: {bridge:?}");
-            assert_eq!(addresses_of(&host.node, "pw0"), ["10.88.0.1/24", "fd00:88::1/64"], "{mode} {damage:?}");
+            assert_eq!(
+                addresses_of(&host.node, "pw0"),
+                ["10.88.0.1/24", "fd00:88::1/64"],
+                "{mode} {damage:?}"
+            );
             assert!(ping(&pod, "10.88.0.1".parse().unwrap(), 1).unwrap().all(), "{mode} {damage:?}");
             assert!(ping(&first, v4(&result), 1).unwrap().all(), "{mode} {damage:?}");
             assert!(ping(&first, v6(&result), 1).unwrap().all(), "{mode} {damage:?}");
@@ -162,12 +168,15 @@ fn c4_a_damaged_bridge_is_repaired_by_the_next_add() {
 
 #[test]
 fn c4_an_address_in_the_way_is_refused_and_force_address_replaces_it() {
-    let cases = [("10.88.0.0/24", "10.88.0.9/24", "10.88.0.1/24"), ("fd00:88::/64", "fd00:88::9/48", "fd00:88::1/64")];
+    let cases = [
+        ("10.88.0.0/24", "10.88.0.9/24", "10.88.0.1/24"),
+        ("fd00:88::/64", "fd00:88::9/48", "fd00:88::1/64"),
+    ];
     for mode in MODES {
         for (subnet, foreign, gateway) in cases {
             let host = Host::new("c4-foreign");
             host.node.sh(&words("ip link add pw0 type bridge")).unwrap();
-            host.node.sh(&["ip", "addr", "add", foreign, "dev", "pw0", "nodad"].map(|w| w)).unwrap_or_default();
+            host.node.sh(&["ip", "addr", "add", foreign, "dev", "pw0"]).unwrap();
             let config = host.config(&json!({"subnet": subnet, "mode": mode, "spoofCheck": false}));
             let pod = host.pod("a");
             let error = host.refused(&pod, &config);
@@ -186,11 +195,11 @@ fn c4_an_address_in_the_way_is_refused_and_force_address_replaces_it() {
 #[test]
 fn c4_a_link_of_that_name_that_is_no_bridge_is_refused_and_left_alone() {
     let host = Host::new("c4-kind");
-    host.node.sh(&words("ip link add pw0 type dummy")).unwrap();
+    host.node.sh(&words("ip link add pw0 type veth peer name other")).unwrap();
     let before = Snapshot::of(&host.node).unwrap();
     let error = host.refused(&host.pod("a"), &host.config(&json!({"subnet": DUAL})));
     assert_eq!(error.code, 7, "{error:?}");
-    assert!(error.msg.contains("pw0") && error.msg.contains("dummy"), "{}", error.msg);
+    assert!(error.msg.contains("pw0") && error.msg.contains("veth"), "{}", error.msg);
     before.expect_same(&host.node).unwrap();
 }
 

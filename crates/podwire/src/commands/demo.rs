@@ -81,7 +81,8 @@ fn detach(plugin: &Plugin, pod: &Pod, name: &str, config: &Value, steps: &mut Ve
 fn reach(from: &Ns, (who, whom): (&str, &str), to: IpAddr, steps: &mut Vec<Step>) -> Result<()> {
     let start = Instant::now();
     ensure!(ping(from, to, 1)?.all(), "{who} does not reach {whom} at {to}");
-    steps.push(Step { what: format!("ping {who} → {whom}"), result: to.to_string(), took: start.elapsed() });
+    steps
+        .push(Step { what: format!("ping {who} → {whom}"), result: to.to_string(), took: start.elapsed() });
     Ok(())
 }
 

@@ -30,7 +30,8 @@ pub(crate) fn run(args: &Pods) -> Result<()> {
         Output::Json => println!("{}", serde_json::to_string_pretty(&as_json(&found))?),
         Output::Table if found.is_empty() => println!("no pods in {}", args.state_dir.display()),
         Output::Table => {
-            let header = ["NETWORK", "CONTAINER", "POD", "IF", "ADDRESSES", "MODE", "HOST LINK", "STATE", "AGE"];
+            let header =
+                ["NETWORK", "CONTAINER", "POD", "IF", "ADDRESSES", "MODE", "HOST LINK", "STATE", "AGE"];
             println!("{}", print::table(&header, found.iter().map(row)));
         }
     }
@@ -45,12 +46,16 @@ fn state(phase: Phase) -> &'static str {
 }
 
 fn as_json(found: &[(Attachment, Phase)]) -> serde_json::Value {
-    let pods = found.iter().map(|(attachment, phase)| json!({ "state": state(*phase), "attachment": attachment }));
+    let pods =
+        found.iter().map(|(attachment, phase)| json!({ "state": state(*phase), "attachment": attachment }));
     pods.collect()
 }
 
 fn row((attachment, phase): &(Attachment, Phase)) -> Vec<String> {
-    let pod = attachment.pod.as_ref().map_or_else(|| "-".to_owned(), |pod| format!("{}/{}", pod.namespace, pod.name));
+    let pod = attachment
+        .pod
+        .as_ref()
+        .map_or_else(|| "-".to_owned(), |pod| format!("{}/{}", pod.namespace, pod.name));
     let addresses: Vec<String> = attachment.ips().map(|ip| ip.to_string()).collect();
     // Runtimes make ids of 64 hex digits, of which people use the first twelve.
     let container: String = attachment.key.container.as_str().chars().take(12).collect();

@@ -1,0 +1,77 @@
+//! What is measured, in order.
+
+pub(crate) mod burst;
+pub(crate) mod contest;
+pub(crate) mod crowd;
+mod sequence;
+pub(crate) mod starts;
+
+use std::time::Instant;
+
+use anyhow::Result;
+
+use crate::lane::Plugins;
+use crate::networks::Network;
+use crate::options::Scale;
+use crate::site::Site;
+use burst::Bursts;
+use contest::{Contest, Sides};
+use crowd::Crowd;
+pub(crate) use sequence::Times;
+use starts::Starts;
+
+/// All there is to report.
+pub(crate) struct Measured {
+    pub(crate) starts: Starts,
+    pub(crate) v4: Contest,
+    pub(crate) dual: Contest,
+    /// Not where the reference cannot masquerade: it needs iptables.
+    pub(crate) masquerade: Option<Contest>,
+    pub(crate) bursts_v4: Bursts,
+    pub(crate) bursts_dual: Bursts,
+    pub(crate) crowd: Crowd,
+    /// What was still there when it should have been gone.
+    pub(crate) left: Vec<String>,
+    pub(crate) remarks: Vec<String>,
+}
+
+pub(crate) fn run_all(plugins: &Plugins, scale: &Scale) -> Result<Measured> {
+    let sandboxes = format!("{} sandboxes are being made", 4 * scale.pods);
+    let site = told(&sandboxes, || Site::make(scale.pods))?;
+    let mut left = Vec::new();
+    let mut remarks = Vec::new();
+    if !site.memory.in_memory {
+        remarks.push("neither /run nor /dev/shm is a tmpfs: all state was on disk".to_owned());
+    }
+    let starts = told("what a process costs", || starts::run(plugins, &site, scale.pods))?;
+    let stage = Stage { plugins, site: &site, scale };
+    let v4 =
+        told("v4, one pod after the other", || contest::run(&stage, Network::V4, Sides::All, &mut left))?;
+    let dual = told("dual stack, one pod after the other", || {
+        contest::run(&stage, Network::DUAL, Sides::All, &mut left)
+    })?;
+    let masquerade = told("ipMasq, one pod after the other", || {
+        contest::run(&stage, Network::MASQUERADED, Sides::Plugins, &mut left)
+    });
+    let masquerade = masquerade.map_err(|e| remarks.push(format!("ipMasq was not compared: {e:#}"))).ok();
+    let crowd = told("few and many addresses in use", || crowd::run(&stage, &mut left))?;
+    let bursts_v4 = told("v4, in parallel", || burst::run(&stage, Network::V4, &mut left))?;
+    let bursts_dual = told("dual stack, in parallel", || burst::run(&stage, Network::DUAL, &mut left))?;
+    Ok(Measured { starts, v4, dual, masquerade, bursts_v4, bursts_dual, crowd, left, remarks })
+}
+
+/// What every case needs.
+pub(crate) struct Stage<'a> {
+    pub(crate) plugins: &'a Plugins,
+    pub(crate) site: &'a Site,
+    pub(crate) scale: &'a Scale,
+}
+
+/// Says on stderr what is going on: a run takes minutes.
+fn told<T>(what: &str, work: impl FnOnce() -> T) -> T {
+    eprint!("{what} …");
+    let start = Instant::now();
+    let done = work();
+    eprintln!(" {:.1} s", start.elapsed().as_secs_f64());
+    done
+}

@@ -1,0 +1,39 @@
+//! What it costs to start a process at all, by the same harness: a part of every figure.
+
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+
+use crate::lane::{Plugins, version};
+use crate::runner;
+use crate::site::Site;
+use crate::stats::Sample;
+
+/// The smallest program that is everywhere; linked dynamically, which a plugin need not be.
+const NOTHING: &str = "/bin/true";
+
+#[derive(Default)]
+pub(crate) struct Starts {
+    pub(crate) podwire: Sample,
+    pub(crate) reference: Sample,
+    pub(crate) nothing: Sample,
+}
+
+pub(crate) fn run(plugins: &Plugins, site: &Site, times: usize) -> Result<Starts> {
+    site.podwire.node.enter(|| {
+        let mut starts = Starts::default();
+        for _ in 0..times {
+            starts.podwire.note(version(&plugins.podwire));
+            starts.reference.note(version(&plugins.reference));
+            starts.nothing.note(nothing());
+        }
+        starts
+    })
+}
+
+fn nothing() -> Result<Duration> {
+    let finished = runner::run(Command::new(NOTHING).env_clear(), b"")?;
+    ensure!(finished.status.success(), "{NOTHING} ended with {}", finished.status);
+    Ok(finished.took)
+}

@@ -1,0 +1,153 @@
+//! Who attaches and detaches pods: a plugin, on its own node with its own network, or the kernel alone.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde_json::{Value, json};
+use testkit::{Plugin, Pod, REFERENCE_DIR, Verb, with_prev_result};
+use types::AttachMode;
+
+use crate::floor::Floor;
+use crate::networks::{CNI_VERSION, Network};
+use crate::runner;
+use crate::site::Seat;
+
+/// The programs that are compared.
+#[derive(Debug)]
+pub(crate) struct Plugins {
+    pub(crate) podwire: PathBuf,
+    pub(crate) reference: PathBuf,
+}
+
+impl Plugins {
+    pub(crate) fn find() -> Result<Self> {
+        // bridge runs it: without it every ADD would fail, quickly.
+        Plugin::reference("host-local")?;
+        Ok(Self { podwire: Plugin::podwire()?.path, reference: Plugin::reference("bridge")?.path })
+    }
+
+    pub(crate) fn podwire<'a>(
+        &'a self,
+        seat: &'a Seat,
+        mode: AttachMode,
+        network: Network,
+    ) -> Result<PluginLane<'a>> {
+        let config = network.podwire(mode, &seat.dir)?;
+        Ok(PluginLane { program: &self.podwire, seat, config, ips: network.subnets()?.len() })
+    }
+
+    pub(crate) fn reference<'a>(&'a self, seat: &'a Seat, network: Network) -> Result<PluginLane<'a>> {
+        let config = network.reference(&seat.dir)?;
+        Ok(PluginLane { program: &self.reference, seat, config, ips: network.subnets()?.len() })
+    }
+}
+
+/// A plugin as a runtime uses it.
+#[derive(Clone)]
+pub(crate) struct PluginLane<'a> {
+    program: &'a PathBuf,
+    pub(crate) seat: &'a Seat,
+    config: Value,
+    /// How many addresses a pod must get.
+    ips: usize,
+}
+
+impl PluginLane<'_> {
+    /// In the namespace of the calling thread, which must be the node's. Gives the answer as it was printed.
+    pub(crate) fn add_here(&self, pod: &Pod) -> Result<(Duration, Vec<u8>)> {
+        let finished = runner::run(&mut self.command(Verb::Add, pod), self.config.to_string().as_bytes())?;
+        if !finished.status.success() {
+            bail!("ADD ended with {}: {}", finished.status, String::from_utf8_lossy(&finished.stdout).trim());
+        }
+        Ok((finished.took, finished.stdout))
+    }
+
+    /// What a runtime gives to DEL: the config with the answer to ADD in it, which must be as expected.
+    pub(crate) fn del_input(&self, answer: &[u8]) -> Result<String> {
+        let answer: Value = serde_json::from_slice(answer).context("ADD did not answer with JSON")?;
+        let ips = answer["ips"].as_array().map_or(0, Vec::len);
+        ensure!(ips == self.ips, "ADD gave {ips} addresses instead of {}", self.ips);
+        Ok(with_prev_result(&self.config, &answer)?.to_string())
+    }
+
+    /// DEL of a pod whose ADD failed: a runtime sends the config alone.
+    pub(crate) fn plain_input(&self) -> String {
+        self.config.to_string()
+    }
+
+    pub(crate) fn del_here(&self, pod: &Pod, input: &str) -> Result<Duration> {
+        let finished = runner::run(&mut self.command(Verb::Del, pod), input.as_bytes())?;
+        if !finished.status.success() {
+            bail!("DEL ended with {}: {}", finished.status, String::from_utf8_lossy(&finished.stdout).trim());
+        }
+        Ok(finished.took)
+    }
+
+    fn command(&self, verb: Verb, pod: &Pod) -> Command {
+        let mut command = plugin_command(self.program, verb);
+        command.env("CNI_CONTAINERID", pod.id()).env("CNI_NETNS", pod.netns_path()).env("CNI_IFNAME", "eth0");
+        command
+    }
+}
+
+/// The environment holds what the specification lists, and PATH: the reference runs iptables.
+fn plugin_command(program: &PathBuf, verb: Verb) -> Command {
+    let mut command = Command::new(program);
+    command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+    command.env("CNI_PATH", REFERENCE_DIR).env("CNI_COMMAND", verb.as_str());
+    command
+}
+
+/// A plugin's VERSION: all that happens is that a process starts, reads and answers.
+pub(crate) fn version(program: &PathBuf) -> Result<Duration> {
+    let input = json!({"cniVersion": CNI_VERSION}).to_string();
+    let finished = runner::run(&mut plugin_command(program, Verb::Version), input.as_bytes())?;
+    ensure!(finished.status.success(), "VERSION of {} ended with {}", program.display(), finished.status);
+    Ok(finished.took)
+}
+
+/// One who takes its turn, pod by pod.
+pub(crate) enum Lane<'a> {
+    Plugin {
+        plugin: PluginLane<'a>,
+        /// The DEL's input of each pod that is attached.
+        inputs: Vec<Option<String>>,
+    },
+    Floor(Box<Floor>),
+}
+
+impl<'a> Lane<'a> {
+    pub(crate) fn plugin(plugin: PluginLane<'a>) -> Self {
+        let inputs = vec![None; plugin.seat.pods.len()];
+        Self::Plugin { plugin, inputs }
+    }
+
+    pub(crate) fn floor(seat: &Seat, network: Network) -> Result<Self> {
+        Ok(Self::Floor(Box::new(Floor::make(seat, network)?)))
+    }
+
+    pub(crate) fn add(&mut self, pod: usize) -> Result<Duration> {
+        match self {
+            Self::Plugin { plugin, inputs } => {
+                let seat = plugin.seat;
+                let (took, answer) = seat.node.enter(|| plugin.add_here(&seat.pods[pod]))??;
+                inputs[pod] = Some(plugin.del_input(&answer)?);
+                Ok(took)
+            }
+            Self::Floor(floor) => floor.add(pod),
+        }
+    }
+
+    pub(crate) fn del(&mut self, pod: usize) -> Result<Duration> {
+        match self {
+            Self::Plugin { plugin, inputs } => {
+                let seat = plugin.seat;
+                let input = inputs[pod].take().unwrap_or_else(|| plugin.plain_input());
+                seat.node.enter(|| plugin.del_here(&seat.pods[pod], &input))?
+            }
+            Self::Floor(floor) => floor.del(pod),
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! The report for people.
+
+use std::fmt;
+
+use comfy_table::{CellAlignment, Table};
+
+use super::rows::{Beside, Row, Unit};
+use super::{Report, Verdict};
+
+/// So many failures are told; the rest are counted, and in the JSON.
+const TOLD: usize = 5;
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.write_circumstances(f)?;
+        writeln!(
+            f,
+            "\nBeside the reference plugins (bridge + host-local), in turn, {} pods each",
+            self.scale.pods
+        )?;
+        let with_reference = |row: &&Row| row.beside == Beside::Reference;
+        writeln!(f, "{}", rows_table("reference p50", self.rows.iter().filter(with_reference)))?;
+        writeln!(f, "\nBeside the kernel alone, any process, and itself")?;
+        let without = |row: &&Row| row.beside != Beside::Reference;
+        writeln!(f, "{}", rows_table("beside", self.rows.iter().filter(without)))?;
+        writeln!(f, "\nTimes in ms")?;
+        writeln!(f, "{}", self.times_table())?;
+        self.write_statements(f)
+    }
+}
+
+impl Report {
+    fn write_circumstances(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let machine = &self.machine;
+        let (cpu, cores, memory) = (&machine.cpu, machine.cores, machine.memory_mib);
+        writeln!(f, "{} on {cpu}, {cores} cores, {memory} MiB, Linux {}", self.date, machine.kernel)?;
+        writeln!(f, "load before: {}; {}", machine.load_before, machine.versions.rustc)?;
+        writeln!(f, "{} and {}", machine.versions.podwire, machine.versions.reference)
+    }
+
+    fn times_table(&self) -> Table {
+        let mut table = plain_table(&["what", "n", "min", "p50", "p90", "p99", "max"]);
+        for times in &self.times_ms {
+            let p = times.percentiles;
+            let figures = [p.min, p.p50, p.p90, p.p99, p.max].map(|ms| format!("{ms:.2}"));
+            table.add_row([times.case.clone(), p.count.to_string()].into_iter().chain(figures));
+        }
+        align(table)
+    }
+
+    fn write_statements(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let binary = &self.machine.binary;
+        let size = binary.bytes as f64 / 1_048_576.0;
+        writeln!(f, "\n{}: {size:.2} MiB, static: {}", binary.path.display(), self.static_binary)?;
+        writeln!(f, "failed calls: {} ({})", self.failures.len(), self.no_failures)?;
+        write_some(f, &self.failures)?;
+        writeln!(f, "left behind: {} ({})", self.left.len(), self.nothing_left)?;
+        write_some(f, &self.left)?;
+        for remark in &self.remarks {
+            writeln!(f, "remark: {remark}")?;
+        }
+        let missed: Vec<&str> =
+            self.rows.iter().filter(|r| r.verdict == Verdict::Missed).map(|r| r.case.as_str()).collect();
+        match missed.as_slice() {
+            [] => write!(f, "all targets of speed are met"),
+            some => write!(f, "MISSED: {}", some.join("; ")),
+        }
+    }
+}
+
+fn write_some(f: &mut fmt::Formatter<'_>, texts: &[String]) -> fmt::Result {
+    texts.iter().take(TOLD).try_for_each(|text| writeln!(f, "  {text}"))
+}
+
+fn rows_table<'a>(other: &str, rows: impl Iterator<Item = &'a Row>) -> Table {
+    let mut table = plain_table(&["case", "podwire p50", other, "ratio", "target", "verdict"]);
+    for row in rows {
+        let beside = match row.beside {
+            Beside::Reference => "",
+            Beside::Floor => " (raw netlink)",
+            Beside::FewAddresses => " (few in use)",
+            Beside::AnyProcess => " (/bin/true)",
+        };
+        table.add_row([
+            row.case.clone(),
+            figure(row.podwire, row.unit),
+            figure(row.other, row.unit) + beside,
+            row.ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}")),
+            row.target.to_string(),
+            row.verdict.to_string(),
+        ]);
+    }
+    align(table)
+}
+
+fn figure(value: Option<f64>, unit: Unit) -> String {
+    match (value, unit) {
+        (Some(ms), Unit::Milliseconds) => format!("{ms:.2} ms"),
+        (Some(rate), Unit::PerSecond) => format!("{rate:.0}/s"),
+        (None, Unit::Milliseconds | Unit::PerSecond) => "-".to_owned(),
+    }
+}
+
+/// As in Markdown, to be pasted where it is talked about.
+fn plain_table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(comfy_table::presets::ASCII_MARKDOWN).set_header(header);
+    table
+}
+
+/// Words to the left, figures to the right.
+fn align(mut table: Table) -> Table {
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}

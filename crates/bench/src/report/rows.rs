@@ -1,0 +1,196 @@
+//! From what was measured to rows: which figure is compared with which, and what is promised about it.
+
+use serde::Serialize;
+
+use super::verdict::{Target, Verdict};
+use super::{Rates, Times};
+use crate::cases::burst::Bursts;
+use crate::cases::contest::Contest;
+use crate::cases::{self, Measured};
+use crate::options::Scale;
+use crate::stats::{Sample, median};
+
+const ADD: Target = Target::AtMostAiming { limit: 0.25, aim: 1.0 / 6.0 };
+
+/// A figure of podwire's beside another.
+#[derive(Debug, Serialize)]
+pub(super) struct Row {
+    pub(super) case: String,
+    pub(super) unit: Unit,
+    pub(super) podwire: Option<f64>,
+    pub(super) beside: Beside,
+    pub(super) other: Option<f64>,
+    pub(super) ratio: Option<f64>,
+    pub(super) target: Target,
+    pub(super) verdict: Verdict,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub(super) enum Unit {
+    #[serde(rename = "ms")]
+    Milliseconds,
+    #[serde(rename = "1/s")]
+    PerSecond,
+}
+
+/// What the other figure is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Beside {
+    Reference,
+    Floor,
+    FewAddresses,
+    AnyProcess,
+}
+
+struct Versus {
+    beside: Beside,
+    unit: Unit,
+    podwire: Option<f64>,
+    other: Option<f64>,
+}
+
+impl Versus {
+    fn reference(podwire: &Sample, reference: &Sample) -> Self {
+        Self::times(Beside::Reference, podwire, reference)
+    }
+
+    fn times(beside: Beside, podwire: &Sample, other: &Sample) -> Self {
+        Self { beside, unit: Unit::Milliseconds, podwire: podwire.p50(), other: other.p50() }
+    }
+
+    fn rates(podwire: &[f64], reference: &[f64]) -> Self {
+        let (podwire, other) = (median(podwire), median(reference));
+        Self { beside: Beside::Reference, unit: Unit::PerSecond, podwire, other }
+    }
+
+    fn row(self, case: impl Into<String>, target: Target) -> Row {
+        let Self { beside, unit, podwire, other } = self;
+        let ratio =
+            podwire.zip(other).map(|(podwire, other)| podwire / other).filter(|ratio| ratio.is_finite());
+        Row { case: case.into(), unit, podwire, beside, other, ratio, target, verdict: target.judge(ratio) }
+    }
+}
+
+pub(super) fn all(measured: &Measured, scale: &Scale) -> Vec<Row> {
+    let (v4, dual, crowd, starts) = (&measured.v4, &measured.dual, &measured.crowd, &measured.starts);
+    let mut rows = vec![
+        Versus::reference(&v4.podwire.add, &v4.reference.add).row("ADD, v4", ADD),
+        Versus::reference(&dual.podwire.add, &dual.reference.add).row("ADD, dual stack", ADD),
+        Versus::reference(&v4.podwire.del, &v4.reference.del).row("DEL, v4", Target::AtMost(1.1)),
+        Versus::reference(&dual.podwire.del, &dual.reference.del).row("DEL, dual stack", Target::AtMost(0.6)),
+    ];
+    rows.extend(burst_rows("v4", &measured.bursts_v4, scale));
+    rows.extend(burst_rows("dual stack", &measured.bursts_dual, scale));
+    rows.extend(routed_rows("v4", v4));
+    rows.extend(routed_rows("dual stack", dual));
+    if let Some(Contest { podwire, reference, .. }) = &measured.masquerade {
+        rows.push(
+            Versus::reference(&podwire.add, &reference.add).row("ADD, ipMasq, dual stack", Target::None),
+        );
+        rows.push(
+            Versus::reference(&podwire.del, &reference.del).row("DEL, ipMasq, dual stack", Target::None),
+        );
+    }
+    rows.push(Versus::reference(&starts.podwire, &starts.reference).row("VERSION", Target::None));
+    rows.push(
+        Versus::times(Beside::AnyProcess, &starts.podwire, &starts.nothing).row("VERSION", Target::None),
+    );
+    let case = format!("ADD, {} addresses in use", scale.many);
+    rows.push(
+        Versus::times(Beside::FewAddresses, &crowd.many.add, &crowd.few.add).row(case, Target::AtMost(1.2)),
+    );
+    rows.extend(floor_rows("v4", v4));
+    rows.extend(floor_rows("dual stack", dual));
+    rows
+}
+
+fn burst_rows(stack: &str, bursts: &Bursts, scale: &Scale) -> [Row; 2] {
+    let case =
+        |verb: &str| format!("{verb}/s, {} pods at {} in parallel, {stack}", scale.pods, scale.parallel);
+    let (podwire, reference) = (&bursts.podwire, &bursts.reference);
+    [
+        Versus::rates(&podwire.add, &reference.add).row(case("ADD"), Target::AtLeast(4.0)),
+        Versus::rates(&podwire.del, &reference.del).row(case("DEL"), Target::AtLeast(1.0)),
+    ]
+}
+
+fn routed_rows(stack: &str, contest: &Contest) -> Vec<Row> {
+    let Some(beside) = &contest.beside else { return vec![] };
+    vec![
+        Versus::reference(&beside.routed.add, &contest.reference.add)
+            .row(format!("ADD, mode routed, {stack}"), Target::None),
+        Versus::reference(&beside.routed.del, &contest.reference.del)
+            .row(format!("DEL, mode routed, {stack}"), Target::None),
+    ]
+}
+
+fn floor_rows(stack: &str, contest: &Contest) -> Vec<Row> {
+    let Some(beside) = &contest.beside else { return vec![] };
+    vec![
+        Versus::times(Beside::Floor, &contest.podwire.add, &beside.floor.add)
+            .row(format!("ADD, {stack}"), Target::Aim(2.5)),
+        Versus::times(Beside::Floor, &contest.podwire.del, &beside.floor.del)
+            .row(format!("DEL, {stack}"), Target::None),
+    ]
+}
+
+/// Every sample under a name.
+fn samples<'a>(measured: &'a Measured, scale: &Scale) -> Vec<(String, &'a Sample)> {
+    let starts = &measured.starts;
+    let mut named = vec![
+        ("VERSION, podwire".to_owned(), &starts.podwire),
+        ("VERSION, reference".to_owned(), &starts.reference),
+        ("/bin/true".to_owned(), &starts.nothing),
+    ];
+    let mut put = |case: &str, who: &str, times: &'a cases::Times| {
+        named.push((format!("ADD, {case}, {who}"), &times.add));
+        named.push((format!("DEL, {case}, {who}"), &times.del));
+    };
+    let contests = [("v4", Some(&measured.v4)), ("dual stack", Some(&measured.dual))];
+    for (case, contest) in contests.into_iter().chain([("ipMasq, dual stack", measured.masquerade.as_ref())])
+    {
+        let Some(contest) = contest else { continue };
+        put(case, "podwire", &contest.podwire);
+        put(case, "reference", &contest.reference);
+        if let Some(beside) = &contest.beside {
+            put(case, "podwire routed", &beside.routed);
+            put(case, "raw netlink", &beside.floor);
+        }
+    }
+    put(&format!("{} in use", scale.few), "podwire", &measured.crowd.few);
+    put(&format!("{} in use", scale.many), "podwire", &measured.crowd.many);
+    named
+}
+
+pub(super) fn times(measured: &Measured, scale: &Scale) -> Vec<Times> {
+    let all = samples(measured, scale).into_iter();
+    all.filter_map(|(case, sample)| Some(Times { case, percentiles: sample.percentiles()? })).collect()
+}
+
+pub(super) fn rates(measured: &Measured) -> Vec<Rates> {
+    let mut rates = Vec::new();
+    for (stack, bursts) in [("v4", &measured.bursts_v4), ("dual stack", &measured.bursts_dual)] {
+        for (who, of) in [("podwire", &bursts.podwire), ("reference", &bursts.reference)] {
+            rates.push(Rates { case: format!("ADD/s, {stack}, {who}"), rounds: of.add.clone() });
+            rates.push(Rates { case: format!("DEL/s, {stack}, {who}"), rounds: of.del.clone() });
+        }
+    }
+    rates
+}
+
+/// Every call that failed, and in which case.
+pub(super) fn failures(measured: &Measured, scale: &Scale) -> Vec<String> {
+    let mut all = Vec::new();
+    for (case, sample) in samples(measured, scale) {
+        all.extend(sample.failures.iter().map(|failure| format!("{case}: {failure}")));
+    }
+    for (stack, bursts) in [("v4", &measured.bursts_v4), ("dual stack", &measured.bursts_dual)] {
+        for (who, rates) in [("podwire", &bursts.podwire), ("reference", &bursts.reference)] {
+            all.extend(
+                rates.failures.iter().map(|failure| format!("in parallel, {stack}, {who}: {failure}")),
+            );
+        }
+    }
+    all
+}

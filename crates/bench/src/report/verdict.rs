@@ -1,0 +1,98 @@
+use std::fmt;
+
+use serde::Serialize;
+
+/// What a ratio has to be.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Target {
+    AtMost(f64),
+    /// A limit, and what we would like.
+    AtMostAiming {
+        limit: f64,
+        aim: f64,
+    },
+    AtLeast(f64),
+    /// Not promised.
+    Aim(f64),
+    /// For information.
+    None,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Verdict {
+    Ok,
+    Missed,
+    AimMissed,
+    /// Nothing was promised.
+    None,
+}
+
+impl Target {
+    /// No figure, because nothing succeeded, is a target missed.
+    pub(super) fn judge(self, ratio: Option<f64>) -> Verdict {
+        let holds = |test: &dyn Fn(f64) -> bool| ratio.is_some_and(test);
+        match self {
+            Self::AtMost(limit) | Self::AtMostAiming { limit, .. } => Verdict::of(holds(&|r| r <= limit)),
+            Self::AtLeast(limit) => Verdict::of(holds(&|r| r >= limit)),
+            Self::Aim(aim) if holds(&|r| r < aim) => Verdict::Ok,
+            Self::Aim(_) => Verdict::AimMissed,
+            Self::None => Verdict::None,
+        }
+    }
+}
+
+impl Verdict {
+    pub(super) fn of(met: bool) -> Self {
+        if met { Self::Ok } else { Self::Missed }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AtMost(limit) => write!(f, "≤ {limit}"),
+            Self::AtMostAiming { limit, aim } => write!(f, "≤ {limit} (aim {aim:.2})"),
+            Self::AtLeast(limit) => write!(f, "≥ {limit}"),
+            Self::Aim(aim) => write!(f, "aim < {aim}"),
+            Self::None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ok => "ok",
+            Self::Missed => "MISSED",
+            Self::AimMissed => "aim missed",
+            Self::None => "",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_hold_or_are_missed() {
+        assert_eq!(Target::AtMost(1.1).judge(Some(1.1)), Verdict::Ok);
+        assert_eq!(Target::AtMost(1.1).judge(Some(1.11)), Verdict::Missed);
+        assert_eq!(Target::AtMostAiming { limit: 0.25, aim: 0.1 }.judge(Some(0.2)), Verdict::Ok);
+        assert_eq!(Target::AtLeast(4.0).judge(Some(3.9)), Verdict::Missed);
+        assert_eq!(Target::AtLeast(4.0).judge(Some(4.0)), Verdict::Ok);
+        assert_eq!(Target::Aim(2.5).judge(Some(2.5)), Verdict::AimMissed);
+        assert_eq!(Target::Aim(2.5).judge(Some(2.4)), Verdict::Ok);
+        assert_eq!(Target::None.judge(Some(99.0)), Verdict::None);
+    }
+
+    #[test]
+    fn no_figure_is_a_target_missed() {
+        assert_eq!(Target::AtMost(1.1).judge(None), Verdict::Missed);
+        assert_eq!(Target::AtLeast(1.0).judge(None), Verdict::Missed);
+        assert_eq!(Target::Aim(2.5).judge(None), Verdict::AimMissed);
+        assert_eq!(Target::AtMost(1.1).judge(Some(f64::NAN)), Verdict::Missed);
+    }
+}

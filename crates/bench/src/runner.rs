@@ -1,0 +1,77 @@
+//! Starts a program the way a runtime starts a plugin, and takes the time from before the start to its end.
+
+use std::io::{Read as _, Write as _};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+/// A plugin that takes longer is killed: a benchmark must end.
+const PATIENCE: Timespec = Timespec { tv_sec: 60, tv_nsec: 0 };
+
+#[derive(Debug)]
+pub(crate) struct Finished {
+    pub(crate) took: Duration,
+    pub(crate) status: ExitStatus,
+    pub(crate) stdout: Vec<u8>,
+}
+
+/// Runs the program in the namespace of the calling thread. Its end is its exit, and that its stdout is closed.
+pub(crate) fn run(command: &mut Command, stdin: &[u8]) -> Result<Finished> {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let start = Instant::now();
+    let mut child = command.spawn().with_context(|| format!("cannot start {}", name(command)))?;
+    let served = serve(&mut child, stdin);
+    if served.is_err() {
+        // It may have ended by itself meanwhile; it is reaped below in any case.
+        let _ = child.kill();
+    }
+    let status = child.wait().with_context(|| format!("cannot wait for {}", name(command)))?;
+    let took = start.elapsed();
+    let stdout = served.with_context(|| format!("cannot talk to {}", name(command)))?;
+    Ok(Finished { took, status, stdout })
+}
+
+/// Writes the input, which is smaller than a pipe, and reads the output to its end.
+fn serve(child: &mut Child, input: &[u8]) -> Result<Vec<u8>> {
+    if let Some(mut stdin) = child.stdin.take() {
+        match stdin.write_all(input) {
+            // It decided without reading.
+            Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => {}
+            other => other?,
+        }
+    }
+    let mut output = Vec::with_capacity(4096);
+    let Some(mut stdout) = child.stdout.take() else { return Ok(output) };
+    let mut chunk = [0u8; 4096];
+    loop {
+        match poll(&mut [PollFd::new(&stdout, PollFlags::IN)], Some(&PATIENCE)) {
+            Ok(0) => bail!("it did not end within {} s and was killed", PATIENCE.tv_sec),
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        match stdout.read(&mut chunk)? {
+            0 => return Ok(output),
+            count => output.extend_from_slice(&chunk[..count]),
+        }
+    }
+}
+
+fn name(command: &Command) -> String {
+    command.get_program().to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn input_output_status_and_time() {
+        let finished =
+            run(Command::new("/bin/sh").args(["-c", "cat; sleep 0.05; exit 3"]), b"hello").unwrap();
+        assert_eq!((finished.stdout.as_slice(), finished.status.code()), (&b"hello"[..], Some(3)));
+        assert!(finished.took >= Duration::from_millis(50), "{:?}", finished.took);
+        assert!(run(&mut Command::new("/no/such/program"), b"").is_err());
+    }
+}

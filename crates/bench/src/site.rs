@@ -1,0 +1,91 @@
+//! Where it happens: a node for each contender, and the sandboxes of its pods, all made before anything is timed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+use testkit::{Lab, Node, Pod};
+
+/// A node with sandboxes for its pods and a folder for what its plugin keeps.
+pub(crate) struct Seat {
+    pub(crate) node: Node,
+    pub(crate) pods: Vec<Pod>,
+    pub(crate) dir: PathBuf,
+}
+
+pub(crate) struct Site {
+    pub(crate) podwire: Seat,
+    pub(crate) routed: Seat,
+    pub(crate) reference: Seat,
+    pub(crate) floor: Seat,
+    pub(crate) memory: Folder,
+    _lab: Lab,
+}
+
+impl Site {
+    pub(crate) fn make(pods: usize) -> Result<Self> {
+        let lab = Lab::new("bench")?;
+        let memory = Folder::make(&lab)?;
+        let seat = |name: &str| -> Result<Seat> {
+            let node = lab.node(name)?;
+            let pods = (0..pods).map(|i| node.pod(&i.to_string())).collect::<Result<_>>()?;
+            let dir = memory.path.join(name);
+            fs::create_dir(&dir).with_context(|| format!("cannot make folder {}", dir.display()))?;
+            Ok(Seat { node, pods, dir })
+        };
+        Ok(Self {
+            podwire: seat("podwire")?,
+            routed: seat("routed")?,
+            reference: seat("reference")?,
+            floor: seat("floor")?,
+            memory,
+            _lab: lab,
+        })
+    }
+}
+
+/// The folder for the state of all plugins. In memory, where a node's /run is: the disk is nobody's merit or fault.
+pub(crate) struct Folder {
+    path: PathBuf,
+    pub(crate) in_memory: bool,
+}
+
+impl Folder {
+    fn make(lab: &Lab) -> Result<Self> {
+        let memory = ["/run", "/dev/shm"].map(Path::new).into_iter().find(|dir| is_tmpfs(dir));
+        let Some(memory) = memory else {
+            return Ok(Self { path: lab.dir().to_owned(), in_memory: false });
+        };
+        sweep(memory);
+        let path = memory.join(lab.prefix());
+        fs::create_dir(&path).with_context(|| format!("cannot make folder {}", path.display()))?;
+        Ok(Self { path, in_memory: true })
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if let Err(e) = fs::remove_dir_all(&self.path) {
+            eprintln!("cannot remove {}: {e}", self.path.display());
+        }
+    }
+}
+
+fn is_tmpfs(dir: &Path) -> bool {
+    const TMPFS_MAGIC: u64 = 0x0102_1994;
+    rustix::fs::statfs(dir).is_ok_and(|fs| u64::try_from(fs.f_type) == Ok(TMPFS_MAGIC))
+}
+
+/// Removes the folders of runs that were killed; a lab does so with its own, but it does not look here.
+fn sweep(memory: &Path) {
+    let Ok(entries) = fs::read_dir(memory) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let owner =
+            name.to_str().and_then(|name| name.strip_prefix("pwt-")?.split('-').next()?.parse::<u32>().ok());
+        if owner.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
+            // Another run may be sweeping the same one.
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}

@@ -1,0 +1,87 @@
+use std::time::Duration;
+
+use anyhow::Result;
+use serde::Serialize;
+
+/// The times of one thing that was done many times, and what was said when it failed.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Sample {
+    times: Vec<Duration>,
+    pub(crate) failures: Vec<String>,
+}
+
+/// In milliseconds, by nearest rank.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(crate) struct Percentiles {
+    pub(crate) count: usize,
+    pub(crate) min: f64,
+    pub(crate) p50: f64,
+    pub(crate) p90: f64,
+    pub(crate) p99: f64,
+    pub(crate) max: f64,
+}
+
+impl Sample {
+    pub(crate) fn note(&mut self, attempt: Result<Duration>) {
+        match attempt {
+            Ok(took) => self.times.push(took),
+            Err(error) => self.failures.push(format!("{error:#}")),
+        }
+    }
+
+    /// None if nothing ever succeeded.
+    pub(crate) fn percentiles(&self) -> Option<Percentiles> {
+        let mut ms: Vec<f64> = self.times.iter().map(|t| t.as_secs_f64() * 1000.0).collect();
+        ms.sort_by(f64::total_cmp);
+        let (min, max) = (*ms.first()?, *ms.last()?);
+        let at = |percent: usize| ms[(ms.len() * percent).div_ceil(100).clamp(1, ms.len()) - 1];
+        Some(Percentiles { count: ms.len(), min, p50: at(50), p90: at(90), p99: at(99), max })
+    }
+
+    pub(crate) fn p50(&self) -> Option<f64> {
+        self.percentiles().map(|p| p.p50)
+    }
+}
+
+/// The middle one; of two in the middle, the mean.
+pub(crate) fn median(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let upper = *sorted.get(sorted.len() / 2)?;
+    let lower = sorted[(sorted.len() - 1) / 2];
+    Some(f64::midpoint(lower, upper))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_of_the_nearest_rank_and_failures_do_not_count() {
+        let mut sample = Sample::default();
+        assert_eq!(sample.percentiles(), None);
+        for ms in (1..=200).rev() {
+            sample.note(Ok(Duration::from_millis(ms)));
+        }
+        sample.note(Err(anyhow::anyhow!("inner").context("outer")));
+        let expected = Percentiles { count: 200, min: 1.0, p50: 100.0, p90: 180.0, p99: 198.0, max: 200.0 };
+        assert_eq!(sample.percentiles(), Some(expected));
+        assert_eq!(sample.failures, ["outer: inner"]);
+    }
+
+    #[test]
+    fn one_time_is_every_percentile() {
+        let mut sample = Sample::default();
+        sample.note(Ok(Duration::from_millis(7)));
+        let p = sample.percentiles().unwrap();
+        assert_eq!((p.min, p.p50, p.p99, p.max), (7.0, 7.0, 7.0, 7.0));
+    }
+
+    #[test]
+    fn medians() {
+        assert_eq!(median(&[]), None);
+        assert_eq!(median(&[3.0]), Some(3.0));
+        assert_eq!(median(&[9.0, 1.0, 4.0]), Some(4.0));
+        assert_eq!(median(&[9.0, 1.0, 4.0, 6.0]), Some(5.0));
+    }
+}

@@ -1,0 +1,32 @@
+//! The harness works and leaves nothing behind. Its figures are not looked at: a test machine is busy. Needs root.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+#[test]
+fn a_quick_run_fails_nothing_and_leaves_nothing() {
+    if !Path::new(testkit::REFERENCE_DIR).join("bridge").is_file() {
+        println!("skipped: there is no reference plugin in {}", testkit::REFERENCE_DIR);
+        return;
+    }
+    let out = tempfile::tempdir().unwrap();
+    let bench = Command::new(env!("CARGO_BIN_EXE_podwire-bench"))
+        .args(["--quick", "--pods", "2", "--out"])
+        .arg(out.path())
+        .output()
+        .unwrap();
+    let (stdout, stderr) = (String::from_utf8_lossy(&bench.stdout), String::from_utf8_lossy(&bench.stderr));
+    assert!(bench.status.success(), "{stdout}\n{stderr}");
+    assert!(stdout.contains("ADD, dual stack"), "{stdout}");
+
+    let report = std::fs::read_to_string(out.path().join("latest.json")).unwrap();
+    let report: Value = serde_json::from_str(&report).unwrap();
+    assert_eq!(report["failures"], Value::Array(vec![]), "{report:#}");
+    assert_eq!(report["left"], Value::Array(vec![]), "{report:#}");
+    for row in report["rows"].as_array().unwrap() {
+        assert!(row["ratio"].as_f64().is_some_and(|ratio| ratio > 0.0), "{row:#}");
+    }
+    assert_eq!(std::fs::read_dir(out.path()).unwrap().count(), 2);
+}

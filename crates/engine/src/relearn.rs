@@ -1,0 +1,91 @@
+//! A state folder that was lost while pods lived (removed by hand, another `stateDir`): the links still say whose they
+//! are and which addresses they have, so the network's state begins with them. Off the way of a pod: only the first
+//! request that finds no state of its network comes here.
+
+use cni::Config;
+use ipnet::IpNet;
+use netconf::{Addresses, NetConf, Place};
+use netlink::{Link, RtSocket};
+use types::{AttachMode, AttachmentKey, IfName, NetworkName};
+
+use crate::Error;
+use crate::state::{Attachment, Network, PodAddress, SCHEMA, State, Survivor};
+
+/// The network's state, made on first use.
+pub(crate) fn network(state: &State, name: &NetworkName, conf: Option<&NetConf>) -> Result<Network, Error> {
+    state.network(name, || survivors(name, conf))
+}
+
+/// The network's state, for what only removes: if there is none and no link of the network lives, none is made.
+pub(crate) fn existing(config: &Config, place: &Place) -> Result<Option<Network>, Error> {
+    let known =
+        State::open_existing(&place.state_dir)?.and_then(|state| state.existing_network(&config.name));
+    if known.is_some() {
+        return Ok(known);
+    }
+    // A config that was broken in the meantime never keeps a pod from going away.
+    let conf = NetConf::parse(config).ok();
+    if survivors(&config.name, conf.as_ref())?.is_empty() {
+        return Ok(None);
+    }
+    network(&State::open(&place.state_dir)?, &config.name, conf.as_ref()).map(Some)
+}
+
+fn survivors(network: &NetworkName, conf: Option<&NetConf>) -> Result<Vec<Survivor>, Error> {
+    let links = RtSocket::open()?.links()?;
+    let pairs = links.iter().filter(|link| link.kind.as_deref() == Some("veth"));
+    Ok(pairs.filter_map(|link| survivor(network, link, conf)).collect())
+}
+
+/// What the alias of a host end says: key, then addresses (see [`Attachment::alias`]).
+fn survivor(network: &NetworkName, link: &Link, conf: Option<&NetConf>) -> Option<Survivor> {
+    let mut words = link.alias.as_deref()?.strip_prefix(&AttachmentKey::alias_prefix(network))?.split(' ');
+    let (id, ifname) = words.next()?.split_once('/')?;
+    let addresses: Vec<IpNet> = words.filter_map(|word| word.parse().ok()).collect();
+    // An id that was too long for the alias was too long for the file's name, and is shortened there the same way.
+    let stem = format!("{id}@{ifname}");
+    let attachment = id.try_into().ok().zip(ifname.try_into().ok()).and_then(|(container, ifname)| {
+        let key = AttachmentKey { network: network.clone(), container, ifname };
+        attachment(key, link, &addresses, conf)
+    });
+    Some(Survivor { stem, addresses: addresses.iter().map(IpNet::addr).collect(), attachment })
+}
+
+/// The link does not tell all. The rest is as the network is configured now or, where that is not known, such that
+/// nothing is forgotten when the pod goes.
+fn attachment(
+    key: AttachmentKey,
+    link: &Link,
+    addresses: &[IpNet],
+    conf: Option<&NetConf>,
+) -> Option<Attachment> {
+    let host_link = IfName::try_from(link.name.as_str()).ok()?;
+    let pod =
+        |address: &IpNet| PodAddress { address: *address, gateway: conf.and_then(|c| gateway(c, address)) };
+    Some(Attachment {
+        schema: SCHEMA,
+        netns: String::new(),
+        netns_cookie: None,
+        mode: if link.master.is_some() { AttachMode::Bridge } else { AttachMode::Routed },
+        bridge: conf.map_or_else(|| host_link.clone(), |c| c.bridge.clone()),
+        host_mac: link.mac.unwrap_or_else(|| key.host_mac()),
+        pod_mac: key.pod_mac(),
+        mtu: link.mtu,
+        addresses: addresses.iter().map(pod).collect(),
+        delegated: conf.is_some_and(|c| matches!(c.addresses, Addresses::Delegated(_))),
+        masquerade_outside: conf.map_or(Some(Vec::new()), |c| c.ip_masq.then(|| c.cluster.clone())),
+        spoof_check: conf.is_none_or(|c| c.spoof_check),
+        ports: Vec::new(),
+        bandwidth: None,
+        pod: None,
+        created: 0,
+        host_link,
+        key,
+    })
+}
+
+fn gateway(conf: &NetConf, address: &IpNet) -> Option<std::net::IpAddr> {
+    let Addresses::Own(pools) = &conf.addresses else { return None };
+    let (set, range) = pools.find(address.addr())?;
+    Some(pools.sets().get(set)?.ranges().get(range)?.gateway())
+}

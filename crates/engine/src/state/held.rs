@@ -1,0 +1,107 @@
+//! An attachment in the hands of this process, and what its record says.
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read};
+use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use super::file::{self, StateError, io, remove_if_there};
+use super::index;
+use super::network::{Network, Phase};
+use super::record::{Attachment, SCHEMA};
+
+/// An attachment that this process works on: its record is locked until this is dropped.
+#[derive(Debug)]
+pub struct Held {
+    pub(super) network: Network,
+    pub(super) stem: String,
+    pub(super) file: File,
+    pub(super) phase: Phase,
+    /// None: the record cannot be read; the file's name is all we know.
+    pub(super) attachment: Option<Attachment>,
+}
+
+impl Held {
+    pub fn attachment(&self) -> Option<&Attachment> {
+        self.attachment.as_ref()
+    }
+
+    pub fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    pub fn stem(&self) -> &str {
+        &self.stem
+    }
+
+    /// The attachment is complete: from now on it counts.
+    pub fn commit(&mut self) -> Result<(), StateError> {
+        self.rename(Phase::Ready)
+    }
+
+    /// The attachment is being taken apart: if we are killed, the next process goes on with that.
+    pub fn reopen(&mut self) -> Result<(), StateError> {
+        if self.phase == Phase::Ready { self.rename(Phase::Pending) } else { Ok(()) }
+    }
+
+    fn rename(&mut self, to: Phase) -> Result<(), StateError> {
+        let from = self.network.record_path(&self.stem, self.phase);
+        let path = self.network.record_path(&self.stem, to);
+        fs::rename(&from, &path).map_err(io("rename the record to", &path))?;
+        self.phase = to;
+        Ok(())
+    }
+
+    /// Gives the addresses back and forgets the attachment. Only claims that are this record's own are removed.
+    pub fn release(self) -> Result<(), StateError> {
+        let network = &self.network;
+        let section = network.enter()?;
+        // The record first. Were we killed between claims and record, it would name addresses that others may have by
+        // then, and whoever undoes it would take theirs apart. Claims without a record go with the next repair.
+        remove_if_there(&network.record_path(&self.stem, self.phase))?;
+        for address in self.attachment.iter().flat_map(Attachment::ips) {
+            self.give_back(address)?;
+        }
+        // The record was damaged, or is not ours to read: what is left are claims that it does not name.
+        if self.metadata()?.nlink() > 0 {
+            for name in file::list(&network.dir.join("addresses"))? {
+                name.to_str().and_then(|name| name.parse().ok()).map_or(Ok(()), |ip| self.give_back(ip))?;
+            }
+        }
+        section.leave()
+    }
+
+    /// Gives an address back if it is this record's own.
+    fn give_back(&self, address: IpAddr) -> Result<(), StateError> {
+        if self.network.is_claimed_by(address, self)? {
+            remove_if_there(&self.network.claim_path(address))?;
+            index::forget(&self.network.dir, address)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn metadata(&self) -> Result<fs::Metadata, StateError> {
+        self.file.metadata().map_err(|e| io("look at", &self.network.record_path(&self.stem, self.phase))(e))
+    }
+}
+
+pub(super) fn read_record(mut file: &File) -> Option<Attachment> {
+    let mut text = Vec::new();
+    file.read_to_end(&mut text).ok()?;
+    serde_json::from_slice(&text).ok().filter(|a: &Attachment| a.schema == SCHEMA)
+}
+
+/// Who holds a claim, in words: the key in the record that the claim is a link to.
+pub(super) fn holder(path: &Path) -> String {
+    match File::open(path) {
+        Ok(file) => match read_record(&file) {
+            Some(attachment) => {
+                format!("container {} ({})", attachment.key.container, attachment.key.ifname)
+            }
+            None => "an attachment whose record cannot be read".to_owned(),
+        },
+        Err(e) if e.kind() == ErrorKind::NotFound => "nobody any more".to_owned(),
+        Err(_) => "another attachment".to_owned(),
+    }
+}

@@ -1,0 +1,137 @@
+//! What a process leaves that is killed in the critical section, and what chance does to files.
+
+use super::*;
+
+/// What a kill in `begin` leaves: the new record under its first name, and claims that are links to it.
+fn cut_begin(world: &World, claims: &[&str]) {
+    let temp = world.path("attachments/.new-4711");
+    fs::write(&temp, "{\"sch").unwrap();
+    for claim in claims {
+        fs::hard_link(&temp, world.path("addresses").join(claim)).unwrap();
+    }
+    world.mark();
+}
+
+#[test]
+fn c3_a_begin_that_was_cut_off_is_repaired() {
+    let world = World::new(DUAL);
+    let kept = world.ready(&key("kept"));
+    cut_begin(&world, &["10.0.0.3", "fd00::3"]);
+    world.network.settle().unwrap();
+    assert_eq!(world.names("attachments"), ["kept@eth0.ready".to_owned()].into());
+    assert_eq!(world.names("addresses"), ["10.0.0.2".to_owned(), "fd00::2".to_owned()].into());
+    assert!(ips(&kept).iter().all(|ip| world.network.is_claimed_by(*ip, &kept).unwrap()));
+    assert_eq!(fs::read(world.path("lock")).unwrap(), b"0");
+    assert_eq!(ips(&world.started(&key("next"))), [ip("10.0.0.3"), ip("fd00::3")]);
+}
+
+#[test]
+fn c3_without_the_mark_nothing_is_searched() {
+    let world = World::new(DUAL);
+    cut_begin(&world, &["10.0.0.2"]);
+    fs::write(world.path("lock"), "0").unwrap();
+    assert_eq!(ips(&world.started(&key("c1"))), [ip("10.0.0.3"), ip("fd00::2")]);
+}
+
+#[test]
+fn c3_a_release_that_was_cut_off_names_no_address_that_others_may_have() {
+    let world = World::new(DUAL);
+    drop(world.ready(&key("c1")));
+    // The first thing that a release removes is the record.
+    fs::remove_file(world.path("attachments/c1@eth0.ready")).unwrap();
+    world.mark();
+    assert!(world.network.find(&key("c1")).unwrap().is_none());
+    world.network.settle().unwrap();
+    world.expect_empty();
+}
+
+/// The other way round, another attachment could get the address while the record still names it, and whoever undoes
+/// the record would take the firewall entries of the new owner away.
+#[test]
+fn c3_a_release_removes_the_record_before_the_claims() {
+    let world = World::new(DUAL);
+    let held = world.ready(&key("c1"));
+    // Nobody can remove a claim that is a folder: the release stops there.
+    fs::remove_file(world.path("addresses/10.0.0.2")).unwrap();
+    fs::remove_file(world.path("addresses/fd00::2")).unwrap();
+    fs::create_dir(world.path("addresses/10.0.0.2")).unwrap();
+    let index = world.path("index");
+    fs::remove_dir_all(&index).unwrap();
+    fs::write(&index, "in the way").unwrap();
+    let claim = world.path("addresses/fd00::2");
+    fs::hard_link(world.path("attachments/c1@eth0.ready"), &claim).unwrap();
+    held.release().unwrap_err();
+    assert_eq!(world.names("attachments"), BTreeSet::new());
+}
+
+#[test]
+fn c3_an_index_with_stale_bits_is_not_believed_when_it_says_full() {
+    let world = World::new(DUAL);
+    drop(world.ready(&key("c1")));
+    for name in world.names("index").iter().filter(|name| !name.starts_with("last.")) {
+        fs::write(world.path("index").join(name), [0xff; 64]).unwrap();
+    }
+    world.network.has_room(&world.pools).unwrap();
+    assert_eq!(world.fill("a"), 12);
+    world.expect_consistent();
+}
+
+#[test]
+fn c3_an_index_that_forgot_everything_costs_time_and_no_address() {
+    let world = World::new(DUAL);
+    assert_eq!(world.fill("a"), 13);
+    for name in world.names("index") {
+        fs::remove_file(world.path("index").join(name)).unwrap();
+    }
+    world.network.find(&key("a7")).unwrap().unwrap().release().unwrap();
+    for name in world.names("index").iter().filter(|name| !name.starts_with("last.")) {
+        fs::write(world.path("index").join(name), []).unwrap();
+    }
+    assert_eq!(ips(&world.started(&key("b"))), [ip("10.0.0.9"), ip("fd00::9")]);
+    assert!(matches!(world.begin(&key("c")), Err(StateError::Exhausted { .. })));
+}
+
+#[test]
+fn c3_a_record_that_cannot_be_read_can_be_released() {
+    let newer = serde_json::json!({"schema": SCHEMA + 1, "something": "new"}).to_string();
+    let damaged: [&[u8]; 5] = [b"", b"{\"schema\":1,\"net", b"\xff\xfe\x00", b"null", newer.as_bytes()];
+    for text in damaged {
+        let world = World::new(DUAL);
+        let other = world.ready(&key("other"));
+        drop(world.ready(&key("broken")));
+        let path = world.path("attachments/broken@eth0.ready");
+        // In place, as a disk does it: the claims are still links to it.
+        fs::write(&path, text).unwrap();
+        let listed = world.network.list().unwrap();
+        let broken = listed.iter().find(|l| l.stem == "broken@eth0").unwrap();
+        assert_eq!((&broken.attachment, broken.phase), (&None, Phase::Ready));
+        assert!(matches!(world.begin(&key("broken")).unwrap(), Begin::Exists(Phase::Ready)));
+
+        let requested = [(ip("10.0.0.3"), None)];
+        let error = begin(&world.network, &key("x"), Some(&world.pools), &requested).unwrap_err().to_string();
+        assert!(error.contains("whose record cannot be read"), "{error}");
+
+        let mut held = world.network.find(&key("broken")).unwrap().unwrap();
+        held.reopen().unwrap();
+        held.release().unwrap();
+        assert_eq!(world.names("attachments"), ["other@eth0.ready".to_owned()].into());
+        assert_eq!(world.names("addresses"), ["10.0.0.2".to_owned(), "fd00::2".to_owned()].into());
+        drop(other);
+        world.expect_consistent();
+    }
+}
+
+#[test]
+fn c3_a_record_that_names_other_addresses_gives_back_its_own() {
+    let world = World::new(DUAL);
+    let other = world.ready(&key("other"));
+    drop(world.ready(&key("confused")));
+    let path = world.path("attachments/confused@eth0.ready");
+    let text =
+        fs::read_to_string(&path).unwrap().replace("10.0.0.3", "10.0.0.2").replace("fd00::3", "fd00::9");
+    fs::write(&path, text).unwrap();
+    world.network.find(&key("confused")).unwrap().unwrap().release().unwrap();
+    drop(other);
+    assert_eq!(world.names("addresses"), ["10.0.0.2".to_owned(), "fd00::2".to_owned()].into());
+    world.expect_consistent();
+}

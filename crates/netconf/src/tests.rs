@@ -1,0 +1,258 @@
+use cni::{Code, Config, Error};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use types::AttachMode;
+
+use crate::{Addresses, NetConf, Place};
+
+/// A config with the given keys beside the ones that every config has.
+fn config(extra: Value) -> Config {
+    let mut all = json!({ "cniVersion": "1.1.0", "name": "n", "type": "podwire-cni" });
+    let (Value::Object(all), Value::Object(extra)) = (&mut all, extra) else { panic!("objects") };
+    all.extend(extra);
+    Config::from_slice(Value::Object(all.clone()).to_string().as_bytes()).unwrap()
+}
+
+fn parse(extra: Value) -> Result<NetConf, Error> {
+    NetConf::parse(&config(extra))
+}
+
+fn pools(conf: &NetConf) -> Vec<Vec<String>> {
+    match &conf.addresses {
+        Addresses::Own(pools) => {
+            pools.sets().iter().map(|s| s.ranges().iter().map(ipam::Range::name).collect()).collect()
+        }
+        Addresses::Delegated(plugin) => vec![vec![plugin.clone()]],
+    }
+}
+
+#[test]
+fn c1_the_seeds_config_is_a_network_with_a_way_out() {
+    let conf =
+        parse(json!({ "bridge": "hcni0", "network": "100.100.0.0/16", "subnet": "100.100.1.0/24" })).unwrap();
+    assert_eq!(conf.bridge.as_str(), "hcni0");
+    assert_eq!(conf.mode, AttachMode::Bridge);
+    assert!(conf.is_gateway && conf.is_default_gateway && conf.hairpin && conf.spoof_check);
+    assert!(!conf.ip_masq && !conf.promisc && !conf.force_address);
+    assert_eq!(conf.mtu, None);
+    assert_eq!(pools(&conf), [["100.100.1.1-100.100.1.254"]]);
+    let cluster: Vec<String> = conf.cluster.iter().map(ToString::to_string).collect();
+    assert_eq!(cluster, ["100.100.0.0/16", "100.100.1.0/24"]);
+}
+
+#[test]
+fn c1_a_network_that_is_no_cidr_is_a_label() {
+    let conf = parse(json!({ "network": "blue", "subnet": "10.1.0.0/24" })).unwrap();
+    assert_eq!(conf.cluster.len(), 1);
+}
+
+#[test]
+fn c2_one_string_may_hold_a_subnet_of_each_family() {
+    let conf = parse(json!({ "subnet": "10.88.0.0/29, fd00:88::/126" })).unwrap();
+    assert_eq!(pools(&conf), [["10.88.0.1-10.88.0.6"], ["fd00:88::1-fd00:88::3"]]);
+    let refused = parse(json!({ "subnet": "10.88.0.0/29,fd00::/64", "gateway": "10.88.0.1" })).unwrap_err();
+    assert_eq!(refused.code, Code::InvalidConfig);
+    assert!(refused.msg.contains("gateway"), "{}", refused.msg);
+}
+
+#[test]
+fn host_locals_keys_mean_what_they_mean_there() {
+    let conf = parse(json!({
+        "isGateway": true,
+        "ipam": {
+            "type": "podwire",
+            "ranges": [
+                [{ "subnet": "10.1.0.0/24", "rangeStart": "10.1.0.10", "rangeEnd": "10.1.0.20", "gateway": "10.1.0.254" },
+                 { "subnet": "10.2.0.0/24" }],
+                [{ "subnet": "fd00:1::/64", "exclude": ["fd00:1::/112", "10.0.0.0/8"] }],
+            ],
+            "routes": [{ "dst": "0.0.0.0/0" }, { "dst": "10.9.1.2/16", "gw": "10.1.0.9", "mtu": 1300, "priority": 7 }],
+        },
+    }))
+    .unwrap();
+    assert_eq!(pools(&conf)[0], ["10.1.0.10-10.1.0.20", "10.2.0.1-10.2.0.254"]);
+    assert!(!conf.is_default_gateway, "routes were given: they are what the pod gets");
+    let routes = conf.pod_routes(&["10.1.0.11".parse().unwrap()]);
+    assert_eq!(routes.len(), 2);
+    assert_eq!(routes[1].dst.to_string(), "10.9.0.0/16");
+    assert_eq!((routes[1].mtu, routes[1].priority), (Some(1300), Some(7)));
+}
+
+#[test]
+fn default_routes_follow_the_pods_families() {
+    let conf = parse(json!({ "subnet": "10.1.0.0/24" })).unwrap();
+    let both = ["10.1.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
+    let dsts: Vec<String> = conf.pod_routes(&both).iter().map(|r| r.dst.to_string()).collect();
+    assert_eq!(dsts, ["0.0.0.0/0", "::/0"]);
+    assert_eq!(conf.pod_routes(&both[..1]).len(), 1);
+}
+
+#[test]
+fn e6_keys_match_whatever_their_case_and_null_is_absent() {
+    let conf =
+        parse(json!({ "BRIDGE": "br7", "IPMasq": true, "Subnet": "10.1.0.0/24", "mtu": null })).unwrap();
+    assert_eq!(conf.bridge.as_str(), "br7");
+    assert!(conf.ip_masq);
+}
+
+#[test]
+fn e18_ip_ranges_of_the_runtime_come_first() {
+    let conf = parse(json!({
+        "runtimeConfig": { "ipRanges": [[{ "subnet": "10.5.0.0/24" }]] },
+        "ipam": { "ranges": [[{ "subnet": "fd00:5::/64" }]] },
+    }))
+    .unwrap();
+    assert_eq!(pools(&conf)[0], ["10.5.0.1-10.5.0.254"]);
+    assert_eq!(pools(&conf).len(), 2);
+}
+
+#[test]
+fn e19_another_ipam_type_is_delegated_with_the_references_defaults() {
+    let conf = parse(json!({ "ipam": { "type": "host-local", "subnet": "nonsense is theirs" } })).unwrap();
+    assert_eq!(pools(&conf), [["host-local"]]);
+    assert!(!conf.is_gateway && !conf.is_default_gateway);
+    for bad in ["../evil", "a/b", ".."] {
+        assert_eq!(parse(json!({ "ipam": { "type": bad } })).unwrap_err().code, Code::InvalidConfig, "{bad}");
+    }
+}
+
+#[test]
+fn e7_what_we_do_not_do_is_refused_by_name() {
+    for (key, value) in [
+        ("vlan", json!(7)),
+        ("vlanTrunk", json!([{ "id": 1 }])),
+        ("portIsolation", json!(true)),
+        ("disableContainerInterface", json!(true)),
+        ("enabledad", json!(true)),
+        ("agent", json!("/run/podwire/agent.sock")),
+        ("ipMasqBackend", json!("iptables")),
+    ] {
+        let refused = parse(json!({ "subnet": "10.1.0.0/24", key: value.clone() })).unwrap_err();
+        assert_eq!(refused.code, Code::UnsupportedField, "{key}");
+        assert!(refused.msg.contains(key) && refused.msg.contains(&value.to_string()), "{}", refused.msg);
+    }
+    let off = json!({ "subnet": "10.1.0.0/24", "vlan": 0, "vlanTrunk": [], "portIsolation": false,
+        "preserveDefaultVlan": true, "ipMasqBackend": "nftables", "macspoofchk": true });
+    assert!(parse(off).is_ok());
+}
+
+#[test]
+fn bad_values_are_named_with_what_is_allowed() {
+    for (extra, code, words) in [
+        (json!({}), Code::InvalidConfig, "subnet"),
+        (json!({ "subnet": "10.1.0.5/24" }), Code::InvalidConfig, "10.1.0.0/24"),
+        (json!({ "subnet": "10.1.0.0/31" }), Code::InvalidConfig, "/31"),
+        (json!({ "subnet": "10.1.0.0/32" }), Code::InvalidConfig, "/32"),
+        (json!({ "subnet": "ten" }), Code::InvalidConfig, "10.88.0.0/16"),
+        (json!({ "subnet": 7 }), Code::Decode, "subnet"),
+        (json!({ "subnet": "10.1.0.0/24", "mode": "mesh" }), Code::InvalidConfig, "routed"),
+        (json!({ "subnet": "10.1.0.0/24", "mtu": 70000 }), Code::InvalidConfig, "65535"),
+        (
+            json!({ "subnet": "10.1.0.0/24", "bridge": "much-too-long-a-name" }),
+            Code::InvalidConfig,
+            "15 bytes",
+        ),
+        (
+            json!({ "subnet": "10.1.0.0/24", "mode": "routed", "isGateway": false }),
+            Code::InvalidConfig,
+            "isGateway",
+        ),
+        (
+            json!({ "ipam": { "ranges": [[{ "rangeStart": "10.0.0.1" }]] } }),
+            Code::InvalidConfig,
+            "ranges[0][0]",
+        ),
+        (json!({ "ipam": { "subnet": "10.0.0.0/24", "routes": [{}] } }), Code::InvalidConfig, "routes[0]"),
+        (
+            json!({ "ipam": { "subnet": "10.0.0.0/24", "routes": [{ "dst": "0.0.0.0/0", "gw": "::1" }] } }),
+            Code::InvalidConfig,
+            "family",
+        ),
+        (json!({ "ipam": { "subnet": "10.0.0.0/24", "exclude": ["x"] } }), Code::InvalidConfig, "exclude[0]"),
+        (json!({ "subnet": "10.1.0.0/24", "ipMasq": "yes" }), Code::Decode, "ipMasq"),
+        (
+            json!({ "ipam": { "subnet": "10.1.0.0/24", "resolvConf": "/etc/resolv.conf" } }),
+            Code::UnsupportedField,
+            "ipam.resolvConf",
+        ),
+    ] {
+        let refused = parse(extra.clone()).map(drop).unwrap_err();
+        assert_eq!(refused.code, code, "{extra}: {}", refused.msg);
+        assert!(refused.msg.contains(words), "{extra}: {}", refused.msg);
+    }
+}
+
+#[test]
+fn state_is_where_the_config_says() {
+    let place = |extra| Place::parse(&config(extra));
+    let default = place(json!({})).unwrap();
+    assert_eq!(default.state_dir.to_str(), Some("/run/podwire"));
+    assert_eq!(default.log_file.unwrap().to_str(), Some("/var/log/podwire-cni.log"));
+    let named = place(json!({ "stateDir": "/a", "ipam": { "dataDir": "/b" }, "logFile": "" })).unwrap();
+    assert_eq!((named.state_dir.to_str(), named.log_file), (Some("/a"), None));
+    assert_eq!(place(json!({ "ipam": { "dataDir": "/b" } })).unwrap().state_dir.to_str(), Some("/b"));
+    let foreign = place(json!({ "ipam": { "type": "host-local", "dataDir": "/b" } })).unwrap();
+    assert_eq!(foreign.state_dir.to_str(), Some("/run/podwire"));
+    assert_eq!(place(json!({ "stateDir": "relative" })).unwrap_err().code, Code::InvalidConfig);
+    // DEL and GC come through here: what else is wrong does not matter to them.
+    assert!(place(json!({ "mtu": "wrong", "bridge": 7 })).is_ok());
+}
+
+/// JSON of the shapes that configs are made of, with our own keys in it.
+fn any_config() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        "[0-9a-f:./]{0,20}".prop_map(Value::from),
+        Just(json!("10.1.0.0/24")),
+        Just(json!("fd00::/64")),
+        ".{0,8}".prop_map(Value::from),
+    ];
+    let key = prop_oneof![
+        Just("subnet"),
+        Just("ipam"),
+        Just("ranges"),
+        Just("routes"),
+        Just("dst"),
+        Just("gw"),
+        Just("exclude"),
+        Just("bridge"),
+        Just("mtu"),
+        Just("mode"),
+        Just("network"),
+        Just("stateDir"),
+        Just("type"),
+        Just("rangeStart"),
+        Just("gateway"),
+        Just("runtimeConfig"),
+        Just("ipRanges"),
+        Just("scope"),
+    ];
+    let tree = leaf.prop_recursive(5, 40, 5, move |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::btree_map(key.clone().prop_map(str::to_owned), inner, 0..5)
+                .prop_map(|m| Value::Object(m.into_iter().collect())),
+        ]
+    });
+    prop::collection::btree_map("[a-zA-Z]{1,6}|subnet|ipam|bridge|mode|mtu|network|runtimeConfig", tree, 0..6)
+        .prop_map(|m| Value::Object(m.into_iter().collect()))
+}
+
+proptest! {
+    /// Whatever stands in a config is a network or a sentence, never a panic.
+    #[test]
+    fn any_config_is_understood_or_refused(extra in any_config()) {
+        let mut all = extra.as_object().cloned().unwrap_or_default();
+        all.insert("cniVersion".to_owned(), json!("1.1.0"));
+        all.insert("name".to_owned(), json!("n"));
+        if let Ok(config) = Config::from_slice(Value::Object(all).to_string().as_bytes()) {
+            let _ = Place::parse(&config);
+            match NetConf::parse(&config) {
+                Ok(conf) => prop_assert!(!pools(&conf).is_empty()),
+                Err(error) => prop_assert!(!error.msg.is_empty()),
+            }
+        }
+    }
+}

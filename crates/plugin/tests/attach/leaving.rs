@@ -1,0 +1,248 @@
+//! DEL, whatever has happened before: E14.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use testkit::{Call, DEADLINE, Pod, Snapshot, Verb, inspect};
+use types::AttachmentKey;
+
+use crate::common::{DUAL, Host, MODES, host_link, ips, with, with_previous, words};
+
+/// A pod with everything that leaves traces, on a node where all that stays for good is there already.
+struct Scene {
+    host: Host,
+    config: Value,
+    pod: Pod,
+    result: Value,
+    before: Snapshot,
+}
+
+impl Scene {
+    fn new(label: &str, mode: &str) -> Self {
+        let host = Host::new(label);
+        let limit = 80_000_000;
+        let config = host.config(&json!({
+            "mode": mode, "subnet": DUAL, "ipMasq": true,
+            "runtimeConfig": {
+                "portMappings": [{"hostPort": 8080, "containerPort": 80}],
+                "bandwidth": {"ingressRate": limit, "ingressBurst": limit, "egressRate": limit, "egressBurst": limit},
+            },
+        }));
+        let (first, _) = host.attached("first", &config);
+        host.del(&first, &config);
+        let before = Snapshot::of(&host.node).unwrap();
+        let (pod, result) = host.attached("a", &config);
+        Self { host, config, pod, result, before }
+    }
+
+    fn del(&self, call: &Call) {
+        let outcome = self.host.plugin.call(&self.host.node, call).unwrap();
+        assert_eq!(outcome.ok().unwrap(), Value::Null);
+    }
+
+    fn call(&self) -> Call {
+        Call::pod(Verb::Del, &self.pod, &self.config)
+    }
+
+    fn network_dir(&self) -> PathBuf {
+        self.host.node.state_dir().join("networks/blue")
+    }
+
+    /// Nothing in the kernel, no claim, no record; and the same wishes can be granted again.
+    fn expect_clean(&self, what: &str) {
+        self.before.expect_same(&self.host.node).unwrap_or_else(|e| panic!("{what}: {e:#}"));
+        for folder in ["addresses", "attachments"] {
+            assert_eq!(names(&self.network_dir().join(folder)), Vec::<String>::new(), "{what}: {folder}");
+        }
+        let (again, result) = self.host.attached("again", &self.config);
+        self.host.check(&again, &self.config, &result).unwrap();
+    }
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir(dir) else { return vec![] };
+    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+#[test]
+fn e14_del_again_and_again() {
+    for mode in MODES {
+        let scene = Scene::new("e14-again", mode);
+        for _ in 0..3 {
+            scene.del(&scene.call());
+        }
+        assert_eq!(inspect::links(&scene.pod).unwrap().len(), 1, "{mode}: only lo is left in the pod");
+        scene.expect_clean(mode);
+    }
+}
+
+#[test]
+fn e14_del_of_what_never_was() {
+    let host = Host::new("e14-never");
+    let config = host.config(&json!({"subnet": DUAL}));
+    let before = Snapshot::of(&host.node).unwrap();
+    host.del(&host.pod("a"), &config);
+    before.expect_same(&host.node).unwrap();
+    assert!(!host.node.state_dir().exists(), "a DEL has no reason to make a state folder");
+}
+
+#[test]
+fn e14_del_without_netns_without_prev_result_and_with_it() {
+    for mode in MODES {
+        for netns in [None, Some(""), Some("/nowhere/at/all")] {
+            let scene = Scene::new("e14-netns", mode);
+            scene.del(&Call { netns: netns.map(str::to_owned), ..scene.call() });
+            assert!(inspect::link(&scene.pod, "eth0").is_err(), "{mode} {netns:?}: the link is gone in the pod too");
+            scene.expect_clean(&format!("{mode}, CNI_NETNS {netns:?}"));
+        }
+        let scene = Scene::new("e14-prev", mode);
+        scene.del(&Call::pod(Verb::Del, &scene.pod, &with_previous(&scene.config, &scene.result)));
+        scene.expect_clean(mode);
+    }
+}
+
+#[test]
+fn e14_del_after_the_namespace_vanished() {
+    for mode in MODES {
+        let scene = Scene::new("e14-gone", mode);
+        scene.pod.destroy().unwrap();
+        scene.del(&scene.call());
+        scene.expect_clean(&format!("{mode}: destroyed"));
+        let scene = Scene::new("e14-file", mode);
+        scene.pod.destroy_but_leave_file().unwrap();
+        scene.del(&scene.call());
+        scene.expect_clean(&format!("{mode}: a plain file is at its path"));
+    }
+}
+
+/// What somebody broke before the DEL, in the node's namespace. `{host}` and `{ifb}` are the pod's links.
+const DAMAGES: &[&str] = &[
+    "ip link del {host}",
+    "ip link del {ifb}",
+    "ip link set {host} nomaster",
+    "ip link set {host} down",
+    "tc qdisc del dev {host} root",
+    "nft flush set inet podwire pods4",
+    "nft flush map inet podwire hostport4_any",
+    "conntrack -F",
+];
+
+fn ifb(pod: &Pod) -> String {
+    let key = AttachmentKey {
+        network: "blue".try_into().unwrap(),
+        container: pod.id().try_into().unwrap(),
+        ifname: "eth0".try_into().unwrap(),
+    };
+    key.shaper_link().as_str().to_owned()
+}
+
+#[test]
+fn e14_del_after_parts_are_gone_already() {
+    for mode in MODES {
+        for damage in DAMAGES {
+            let scene = Scene::new("e14-parts", mode);
+            let line = damage.replace("{host}", host_link(&scene.result)).replace("{ifb}", &ifb(&scene.pod));
+            scene.host.node.sh(&words(&line)).unwrap();
+            scene.del(&scene.call());
+            scene.expect_clean(&format!("{mode}, after `{line}`"));
+        }
+    }
+}
+
+#[test]
+fn e14_del_after_bridge_or_tables_are_gone() {
+    for mode in MODES {
+        for damage in ["ip link del pw0", "nft delete table inet podwire", "nft flush ruleset"] {
+            let scene = Scene::new("e14-whole", mode);
+            scene.host.node.sh(&words(damage)).unwrap();
+            scene.del(&scene.call());
+            let left = scene.before.difference(&Snapshot::of(&scene.host.node).unwrap());
+            assert!(left.new.is_empty(), "{mode}, after `{damage}`:\n{left}");
+            let (again, result) = scene.host.attached("again", &scene.config);
+            scene.host.check(&again, &scene.config, &result).unwrap();
+        }
+    }
+}
+
+#[test]
+fn e14_del_with_a_config_that_was_broken_or_changed_in_between() {
+    for mode in MODES {
+        for change in [
+            json!({"subnet": "nonsense"}),
+            json!({"subnet": null}),
+            json!({"bridge": "another0", "mode": "nonsense"}),
+            json!({"mtu": -1, "runtimeConfig": 7}),
+            json!({"runtimeConfig": null, "ipMasq": null}),
+        ] {
+            let scene = Scene::new("e14-config", mode);
+            scene.del(&Call::pod(Verb::Del, &scene.pod, &with(&scene.config, &change)));
+            scene.expect_clean(&format!("{mode}, {change}"));
+        }
+    }
+}
+
+#[test]
+fn e14_del_after_the_state_folder_is_gone() {
+    for mode in MODES {
+        let scene = Scene::new("e14-state", mode);
+        std::fs::remove_dir_all(scene.host.node.state_dir()).unwrap();
+        scene.del(&scene.call());
+        scene.expect_clean(mode);
+    }
+}
+
+#[test]
+fn e14_del_with_a_record_that_cannot_be_read() {
+    for mode in MODES {
+        for text in ["", "{", "null", "\u{0}\u{0}\u{0}", r#"{"schema":1,"network":"blue"}"#] {
+            let scene = Scene::new("e14-record", mode);
+            let record = scene.network_dir().join("attachments").join(format!("{}@eth0.ready", scene.pod.id()));
+            std::fs::write(&record, text).unwrap();
+            scene.del(&scene.call());
+            scene.expect_clean(&format!("{mode}, record {text:?}"));
+        }
+    }
+}
+
+/// What is not ours stays: a link of the host end's name, one in the pod under the same name, another network's state.
+#[test]
+fn e14_del_leaves_foreign_links_alone() {
+    for mode in MODES {
+        let scene = Scene::new("e14-foreign", mode);
+        let (host, name) = (&scene.host, host_link(&scene.result));
+        host.node.sh(&["ip", "link", "del", name]).unwrap();
+        host.node.sh(&["ip", "link", "add", name, "type", "veth", "peer", "name", "foreign1"]).unwrap();
+        scene.pod.sh(&words("ip link add eth0 type veth peer name foreign2")).unwrap();
+        let inside = Snapshot::of(&scene.pod).unwrap();
+        scene.del(&scene.call());
+        assert_eq!(inspect::link(&host.node, name).unwrap().kind(), Some("veth"), "{mode}");
+        inside.expect_same(&scene.pod).unwrap();
+        host.node.sh(&["ip", "link", "del", name]).unwrap();
+        scene.expect_clean(mode);
+    }
+}
+
+/// The links of a destroyed namespace go by themselves; the DEL that comes during that must not mind.
+#[test]
+fn e14_del_while_the_kernel_takes_the_namespace_down() {
+    for mode in MODES {
+        let host = Host::new("e14-race");
+        let config = host.config(&json!({"subnet": DUAL, "mode": mode}));
+        let (first, _) = host.attached("first", &config);
+        host.del(&first, &config);
+        let before = Snapshot::of(&host.node).unwrap();
+        let pods: Vec<(Pod, Value)> = (0..12).map(|n| host.attached(&format!("p{n}"), &config)).collect();
+        std::thread::scope(|scope| {
+            for (pod, _) in &pods {
+                let (host, config) = (&host, &config);
+                scope.spawn(move || {
+                    pod.destroy().unwrap();
+                    host.del(pod, config);
+                });
+            }
+        });
+        before.wait_for_same(&host.node, DEADLINE).unwrap();
+        let (_, result) = host.attached("again", &config);
+        assert!(!ips(&result).is_empty());
+    }
+}

@@ -1,0 +1,187 @@
+//! Kernel settings: F1, F2, F6, F7, F8.
+
+use serde_json::{Value, json};
+use testkit::{End, Ns, inspect, ping, tcp_connects, tcp_echo};
+
+use crate::common::{DUAL, Host, MODES, host_link, ips, v4, words};
+
+fn sysctl(ns: &Ns, key: &str) -> String {
+    ns.sh(&["cat", &format!("/proc/sys/net/{key}")]).unwrap().trim().to_owned()
+}
+
+fn set(ns: &Ns, key: &str, value: &str) {
+    let line = format!("echo {value} >/proc/sys/net/{key}");
+    ns.sh(&["sh", "-c", &line]).unwrap();
+}
+
+fn recorded(host: &Host) -> Value {
+    let text = std::fs::read_to_string(host.node.state_dir().join("sysctls")).unwrap_or_else(|_| "{}".to_owned());
+    serde_json::from_str(&text).unwrap()
+}
+
+/// A node with an uplink `up0` to a host outside.
+fn uplink(host: &Host) -> testkit::Node {
+    let outside = host.lab.node("out").unwrap();
+    let here = End { ns: &host.node, dev: "up0", addresses: &["192.0.2.1/24", "2001:db8::1/64"] };
+    let there = End { ns: &outside, dev: "eth0", addresses: &["192.0.2.2/24", "2001:db8::2/64"] };
+    host.lab.wire(&here, &there).unwrap();
+    outside
+}
+
+#[test]
+fn f1_a_default_route_that_was_learnt_survives_forwarding() {
+    for mode in MODES {
+        let host = Host::new("f1");
+        let _outside = uplink(&host);
+        set(&host.node, "ipv6/conf/all/forwarding", "0");
+        set(&host.node, "ipv6/conf/up0/accept_ra", "1");
+        set(&host.node, "ipv6/conf/lo/accept_ra", "1");
+        host.node.sh(&words("ip -6 route add default via fe80::b dev up0 proto ra")).unwrap();
+        host.attached("a", &host.config(&json!({"subnet": DUAL, "mode": mode})));
+        assert_eq!(sysctl(&host.node, "ipv6/conf/all/forwarding"), "1", "{mode}");
+        assert_eq!(sysctl(&host.node, "ipv6/conf/up0/accept_ra"), "2", "{mode}: router advertisements still count");
+        assert_eq!(sysctl(&host.node, "ipv6/conf/lo/accept_ra"), "1", "{mode}: nothing was learnt here");
+        let changed = &recorded(&host)["/proc/sys/net/ipv6/conf/up0/accept_ra"];
+        assert_eq!(*changed, json!({"before": "1", "ours": "2"}), "{mode}");
+    }
+}
+
+#[test]
+fn f1_without_a_learnt_route_or_without_v6_the_uplink_is_left_alone() {
+    for (subnet, protocol) in [(DUAL, "static"), ("10.88.0.0/24", "ra")] {
+        let host = Host::new("f1-not");
+        let _outside = uplink(&host);
+        set(&host.node, "ipv6/conf/all/forwarding", "0");
+        set(&host.node, "ipv6/conf/up0/accept_ra", "1");
+        let route = format!("ip -6 route add default via fe80::b dev up0 proto {protocol}");
+        host.node.sh(&words(&route)).unwrap();
+        host.attached("a", &host.config(&json!({"subnet": subnet})));
+        assert_eq!(sysctl(&host.node, "ipv6/conf/up0/accept_ra"), "1", "{subnet} {protocol}");
+        let forwarding = if subnet == DUAL { "1" } else { "0" };
+        assert_eq!(sysctl(&host.node, "ipv6/conf/all/forwarding"), forwarding, "{subnet}: only where it is needed");
+    }
+}
+
+#[test]
+fn f2_pod_link_host_end_and_bridge_take_no_advertisements() {
+    for mode in MODES {
+        for subnet in [DUAL, "10.88.0.0/24", "fd00:88::/64"] {
+            let host = Host::new("f2");
+            let (pod, result) = host.attached("a", &host.config(&json!({"subnet": subnet, "mode": mode})));
+            for key in ["accept_ra", "autoconf", "accept_redirects"] {
+                assert_eq!(sysctl(&pod, &format!("ipv6/conf/eth0/{key}")), "0", "{mode} {subnet} {key}");
+            }
+            for link in [host_link(&result), "pw0"] {
+                assert_eq!(sysctl(&host.node, &format!("ipv6/conf/{link}/accept_ra")), "0", "{mode} {subnet} {link}");
+            }
+        }
+        let host = Host::new("f2-bridge");
+        host.node.sh(&words("ip link add pw0 type bridge")).unwrap();
+        host.attached("a", &host.config(&json!({"subnet": DUAL, "mode": mode})));
+        assert_eq!(sysctl(&host.node, "ipv6/conf/pw0/accept_ra"), "0", "{mode}: a bridge that was there before");
+    }
+}
+
+#[test]
+fn f2_ipv6_is_switched_on_in_the_pod_where_it_is_asked_for() {
+    for mode in MODES {
+        for (subnet, disabled) in [(DUAL, "0"), ("10.88.0.0/24", "1")] {
+            let host = Host::new("f2-off");
+            let pod = host.pod("a");
+            // As runtimes do it.
+            for place in ["all", "default"] {
+                set(&pod, &format!("ipv6/conf/{place}/disable_ipv6"), "1");
+            }
+            let result = host.add(&pod, &host.config(&json!({"subnet": subnet, "mode": mode})));
+            assert_eq!(sysctl(&pod, "ipv6/conf/eth0/disable_ipv6"), disabled, "{mode} {subnet}");
+            let gateways = result["ips"].as_array().unwrap().iter().map(|ip| ip["gateway"].as_str().unwrap());
+            for gateway in gateways {
+                assert!(ping(&pod, gateway.parse().unwrap(), 1).unwrap().all(), "{mode}: {gateway}");
+            }
+        }
+    }
+}
+
+#[test]
+fn f6_strict_rp_filter_works_on_pod_links() {
+    for mode in MODES {
+        let host = Host::new("f6");
+        let outside = uplink(&host);
+        outside.sh(&words("ip route add 10.88.0.0/24 via 192.0.2.1")).unwrap();
+        for place in ["all", "default", "up0"] {
+            set(&host.node, &format!("ipv4/conf/{place}/rp_filter"), "1");
+        }
+        let config = host.config(&json!({"subnet": DUAL, "mode": mode}));
+        let ((a, ra), (b, rb)) = (host.attached("a", &config), host.attached("b", &config));
+        assert_eq!(sysctl(&host.node, &format!("ipv4/conf/{}/rp_filter", host_link(&ra))), "1", "{mode}");
+        for ip in ips(&rb) {
+            assert!(ping(&a, ip, 1).unwrap().all(), "{mode}: pod to pod {ip}");
+            assert!(ping(&host.node, ip, 1).unwrap().all(), "{mode}: host to pod {ip}");
+        }
+        for to in ["10.88.0.1", "192.0.2.1", "192.0.2.2"] {
+            assert!(ping(&b, to.parse().unwrap(), 1).unwrap().all(), "{mode}: pod to {to}");
+        }
+        let echo = tcp_echo(&b, (v4(&rb), 80).into()).unwrap();
+        let seen = tcp_connects(&outside, echo.address(), testkit::DEADLINE).unwrap().unwrap();
+        assert_eq!(seen.ip().to_string(), "192.0.2.2", "{mode}");
+    }
+}
+
+#[test]
+fn f7_what_is_changed_on_the_machine_is_recorded_with_its_old_value() {
+    for mode in MODES {
+        let host = Host::new("f7");
+        set(&host.node, "ipv4/ip_forward", "0");
+        set(&host.node, "ipv6/conf/all/forwarding", "0");
+        let config = host.config(&json!({"subnet": DUAL, "mode": mode}));
+        host.attached("a", &config);
+        assert_eq!(sysctl(&host.node, "ipv4/ip_forward"), "1", "{mode}");
+        let changed = json!({"before": "0", "ours": "1"});
+        let expected = json!({
+            "/proc/sys/net/ipv4/ip_forward": changed, "/proc/sys/net/ipv6/conf/all/forwarding": changed,
+        });
+        assert_eq!(recorded(&host), expected, "{mode}");
+        // Somebody sets it back and we set it again: what the machine had without us is still the first value.
+        set(&host.node, "ipv4/ip_forward", "0");
+        host.attached("b", &config);
+        assert_eq!(sysctl(&host.node, "ipv4/ip_forward"), "1", "{mode}");
+        assert_eq!(recorded(&host), expected, "{mode}");
+    }
+}
+
+#[test]
+fn f7_what_is_right_already_is_neither_changed_nor_recorded() {
+    let host = Host::new("f7-right");
+    set(&host.node, "ipv4/ip_forward", "1");
+    set(&host.node, "ipv6/conf/all/forwarding", "1");
+    host.attached("a", &host.config(&json!({"subnet": DUAL})));
+    assert_eq!(recorded(&host), json!({}));
+    // A network that is no gateway has nobody to forward for.
+    let host = Host::new("f7-l2");
+    set(&host.node, "ipv4/ip_forward", "0");
+    host.attached("a", &host.config(&json!({"subnet": "10.88.0.0/24", "isGateway": false, "isDefaultGateway": false})));
+    assert_eq!(sysctl(&host.node, "ipv4/ip_forward"), "0");
+    assert_eq!(recorded(&host), json!({}));
+}
+
+#[test]
+fn f8_a_smaller_port_does_not_change_the_bridges_mtu() {
+    for (asked, expected) in [(json!(null), 1500), (json!(1450), 1450), (json!(1500), 1500), (json!(1280), 1280)] {
+        let host = Host::new("f8");
+        let config = host.config(&json!({"subnet": DUAL, "mtu": asked}));
+        host.attached("a", &config);
+        for line in [
+            "ip link add small0 mtu 1000 type veth peer name small1",
+            "ip link set small0 master pw0",
+            "ip link set small0 up",
+            "ip link set small0 mtu 900",
+        ] {
+            host.node.sh(&words(line)).unwrap();
+        }
+        assert_eq!(inspect::link(&host.node, "pw0").unwrap().mtu, expected, "{asked}");
+        let (pod, _) = host.attached("b", &config);
+        assert_eq!(inspect::link(&pod, "eth0").unwrap().mtu, expected, "{asked}");
+        host.node.sh(&words("ip link del small0")).unwrap();
+        assert_eq!(inspect::link(&host.node, "pw0").unwrap().mtu, expected, "{asked}");
+    }
+}

@@ -1,0 +1,138 @@
+//! Ranges that are too small or full, and addresses that are asked for.
+
+use serde_json::{Value, json};
+use testkit::{Call, Verb};
+
+use crate::common::{Host, ips, nets, with};
+use crate::watch::{Watch, dual, held, refused_with, running_pod};
+
+#[test]
+fn c2_subnets_without_room_for_gateway_and_pod_are_refused_with_the_reason() {
+    let host = Host::new("c2");
+    let good = dual(&host, &json!({}));
+    let running = running_pod(&host, "a", &good);
+    let pod = host.pod("b");
+    let watch = Watch::on(&host, &[&running, &pod]);
+    for subnet in ["10.9.0.0/31", "10.9.0.0/32", "fd09::/127", "fd09::/128", "10.9.0.0/24,fd09::/127"] {
+        let small = subnet.split(',').next_back().unwrap();
+        let larger = if small.contains(':') { "/126" } else { "/30" };
+        for config in [json!({"subnet": subnet}), json!({"subnet": null, "ipam": {"ranges": [[{"subnet": small}]]}})] {
+            let config = with(&good, &config);
+            let outcome = host.plugin.add(&pod, &config).unwrap();
+            refused_with(subnet, &outcome, (7, &[small, "too small", "gateway", larger]));
+            refused_with(subnet, &host.plugin.status(&host.node, &config).unwrap(), (7, &[small]));
+            host.del(&pod, &config);
+        }
+    }
+    watch.expect_same("small subnets");
+    for (name, subnet) in [("c", "10.30.0.0/30"), ("d", "fd00:30::/126")] {
+        host.attached(name, &host.config(&json!({"name": name, "bridge": name, "subnet": subnet})));
+    }
+}
+
+#[test]
+fn c3_an_exhausted_range_says_how_many_are_in_use() {
+    let host = Host::new("c3");
+    for (network, subnet, room) in [("v4", "10.8.0.0/29", 5), ("v6", "fd00:8::/125", 6)] {
+        let config = host.config(&json!({"name": network, "bridge": network, "subnet": subnet}));
+        let attached: Vec<_> = (0..room).map(|n| host.attached(&format!("{network}-{n}"), &config)).collect();
+        let pod = host.pod(&format!("{network}-late"));
+        let watch = Watch::on(&host, &[&pod]);
+        let all = format!("{room} of {room} in use");
+        refused_with(network, &host.plugin.add(&pod, &config).unwrap(), (100, &[subnet, &all, "remove pods"]));
+        watch.expect_same(network);
+        host.del(&pod, &config);
+        watch.expect_same("DEL of the one that got none");
+        let (gone, result) = &attached[2];
+        host.del(gone, &config);
+        assert_eq!(nets(&host.add(&pod, &config)), nets(result), "the only free one");
+    }
+}
+
+/// The first family had an address already when the second had none left.
+#[test]
+fn c3_a_failed_add_gives_its_address_back() {
+    let host = Host::new("c3back");
+    let (large, small) = ("10.8.0.0/24", "fd00:8::/126");
+    for subnet in [format!("{large},{small}"), "10.8.0.0/30,fd00:8::/64".to_owned()] {
+        let network = format!("n{}", subnet.len());
+        let config = host.config(&json!({"name": network, "bridge": network, "subnet": subnet}));
+        let mut pods = vec![host.attached(&format!("{network}-0"), &config)];
+        let refusal = loop {
+            let pod = host.pod(&format!("{network}-{}", pods.len()));
+            let before = held(&host.node.state_dir());
+            let outcome = host.plugin.add(&pod, &config).unwrap();
+            if !outcome.success() {
+                assert_eq!(held(&host.node.state_dir()), before);
+                break outcome;
+            }
+            pods.push((pod, outcome.ok().unwrap()));
+        };
+        refused_with(&subnet, &refusal, (100, &["in use"]));
+        for (pod, _) in &pods {
+            host.del(pod, &config);
+        }
+        assert!(!held(&host.node.state_dir()).iter().any(|path| path.starts_with(&network)));
+    }
+}
+
+/// One address, asked for in the three ways there are.
+fn requests(address: &str) -> [(Value, Option<String>); 3] {
+    [
+        (json!({}), Some(format!("IP={address}"))),
+        (json!({"args": {"cni": {"ips": [address]}}}), None),
+        (json!({"runtimeConfig": {"ips": [address]}}), None),
+    ]
+}
+
+#[test]
+fn e18_a_taken_address_is_refused_and_its_holder_named() {
+    let host = Host::new("e18taken");
+    let config = dual(&host, &json!({}));
+    let (holder, first) = host.attached("a", &config);
+    let pod = host.pod("b");
+    running_pod(&host, "c", &config);
+    let watch = Watch::on(&host, &[&holder, &pod]);
+    for address in ips(&first).iter().map(ToString::to_string) {
+        for (more, args) in requests(&address) {
+            let call = Call { args, ..Call::pod(Verb::Add, &pod, &with(&config, &more)) };
+            let outcome = host.plugin.call(&host.node, &call).unwrap();
+            refused_with(&address, &outcome, (101, &[&address, holder.id(), "eth0"]));
+            watch.expect_same(&address);
+        }
+    }
+    host.del(&pod, &config);
+    watch.expect_same("DEL");
+}
+
+#[test]
+fn e18_addresses_that_no_pod_may_have_are_refused_with_the_reason() {
+    let host = Host::new("e18outside");
+    let good = host.config(&json!({"ipMasq": true, "ipam": {"ranges": [
+        [{"subnet": "10.88.0.0/24", "rangeStart": "10.88.0.10", "rangeEnd": "10.88.0.99", "exclude": ["10.88.0.50"]}],
+        [{"subnet": "fd00:88::/64"}],
+    ]}}));
+    let running = running_pod(&host, "a", &good);
+    let pod = host.pod("b");
+    let watch = Watch::on(&host, &[&running, &pod]);
+    let cases = [
+        ("10.99.0.5", "outside"),
+        ("10.88.0.9", "outside"),
+        ("fd99::5", "outside"),
+        ("10.88.0.1", "10.88.0.1"),
+        ("fd00:88::1", "gateway"),
+        ("10.88.0.50", "excluded"),
+        ("fd00:88::", "fd00:88::"),
+        ("10.88.0.20/16", "10.88.0.20/24"),
+    ];
+    for (address, word) in cases {
+        for (more, args) in requests(address) {
+            let call = Call { args, ..Call::pod(Verb::Add, &pod, &with(&good, &more)) };
+            refused_with(address, &host.plugin.call(&host.node, &call).unwrap(), (7, &["requested address", word]));
+        }
+        watch.expect_same(address);
+    }
+    let two = with(&good, &json!({"runtimeConfig": {"ips": ["10.88.0.20", "10.88.0.21"]}}));
+    refused_with("two", &host.plugin.add(&pod, &two).unwrap(), (7, &["10.88.0.20", "10.88.0.21"]));
+    watch.expect_same("two addresses of one family");
+}
