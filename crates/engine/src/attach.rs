@@ -18,12 +18,13 @@ use crate::state::{
 };
 use crate::sysctl::{self, Families};
 use crate::wire::{self, Wire};
-use crate::{Error, detach, firewall, gc, relearn, result, shaping};
+use crate::{Error, detach, firewall, gc, privileges, relearn, result, shaping};
 
 /// How often a foreign link may have the name that we would take, before we give up.
 const SALTS: u8 = 8;
 
 pub(crate) fn attach(call: &Call, conf: &NetConf, place: &Place) -> Result<(CniResult, Attachment), Error> {
+    privileges::check()?;
     let key = key_of(call);
     let netns = open_namespace(call)?;
     let state = State::open(&place.state_dir)?;
@@ -365,5 +366,5 @@ fn wire_up(
         }
     }
     shaping::apply(kernel.host, attachment, host_index)?;
-    wire::wait_for_carrier(kernel.host, attachment)
+    wire::wait_for_carrier(kernel.host, kernel.pod, attachment)
 }

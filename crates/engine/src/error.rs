@@ -38,6 +38,8 @@ pub enum Error {
     Sysctl { path: PathBuf, value: String, source: std::io::Error },
     #[error("mtu {mtu} is too small for IPv6, which needs {}", types::MIN_MTU_V6)]
     MtuTooSmall { mtu: u32 },
+    #[error("no permission to set up networks: {0} is missing; run podwire-cni as root, with its capabilities")]
+    Privileges(String),
     #[error("{missing}")]
     Check { missing: String },
     #[error("{0}")]
@@ -90,7 +92,7 @@ impl Error {
                 StateError::Taken { .. } => Code::AddressTaken,
                 StateError::Request(_) => Code::InvalidConfig,
             },
-            Self::Kernel(_) | Self::Firewall(_) | Self::Sysctl { .. } => Code::Kernel,
+            Self::Kernel(_) | Self::Firewall(_) | Self::Sysctl { .. } | Self::Privileges(_) => Code::Kernel,
             // The spec's word for a namespace that is not there: the container is unknown or gone.
             Self::Namespace(e) if e.is_gone() => Code::UnknownContainer,
             Self::Namespace(netlink::NetNsError::OtherKind { .. }) | Self::OwnNamespace(_) => {
@@ -120,7 +122,7 @@ impl Error {
                     "run as root, or set stateDir to a folder that can be written"
                 }
                 std::io::ErrorKind::ReadOnlyFilesystem => "set stateDir to a folder that can be written",
-                std::io::ErrorKind::NotADirectory => {
+                std::io::ErrorKind::NotADirectory | std::io::ErrorKind::AlreadyExists => {
                     "something that is no folder is in the way: set stateDir"
                 }
                 _ => "",

@@ -46,7 +46,11 @@ pub(crate) fn admit(attachment: &Attachment) -> Result<(), Error> {
     if !is_needed(attachment) {
         return Ok(());
     }
-    Ok(with_pod(attachment, |pod| Firewall::open()?.admit(pod))?)
+    Ok(with_pod(attachment, |pod| {
+        Firewall::open()?.admit(pod)?;
+        // Datagrams that kept coming while nobody had the port would go on to nowhere.
+        if pod.ports.is_empty() { Ok(()) } else { nft::conntrack::flush_ports(pod.ports) }
+    })?)
 }
 
 pub(crate) fn expel(attachment: &Attachment) -> Result<(), Error> {

@@ -23,6 +23,7 @@ mod detach;
 mod error;
 mod firewall;
 mod gc;
+mod privileges;
 mod relearn;
 mod result;
 mod serve;

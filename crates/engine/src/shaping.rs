@@ -6,7 +6,7 @@ use std::time::Duration;
 use cni::Bandwidth;
 use netlink::{AddTbf, Link, LinkRef, Op, QdiscAt, RtSocket, SetLink, Tbf};
 
-use crate::Error;
+use crate::{Error, sysctl};
 use crate::state::Attachment;
 
 /// How long a packet may wait, as in the reference plugin.
@@ -45,7 +45,7 @@ pub(crate) fn apply(host: &mut RtSocket, attachment: &Attachment, host_index: u3
             Op::AddIfb { name: &name, mtu: attachment.mtu },
             Op::SetLink(SetLink {
                 alias: Some(&alias),
-                no_link_local: true,
+                no_link_local: sysctl::has_ipv6(attachment.mtu),
                 ..SetLink::of(LinkRef::Name(&name))
             }),
         ])? {

@@ -6,10 +6,11 @@ use netlink::RtSocket;
 
 use crate::delegate::Delegate;
 use crate::state::{Phase, State};
-use crate::{Error, relearn};
+use crate::{Error, privileges, relearn};
 
 pub(crate) fn status(config: &Config, conf: &NetConf, place: &Place, path: &[String]) -> Result<(), Error> {
     degraded(config, conf, place)?;
+    privileges::check().map_err(unavailable)?;
     let mut host = RtSocket::open().map_err(unavailable)?;
     if let Some(link) = host.link(&conf.bridge).map_err(unavailable)?
         && link.kind.as_deref() != Some("bridge")
@@ -19,10 +20,12 @@ pub(crate) fn status(config: &Config, conf: &NetConf, place: &Place, path: &[Str
     }
     match &conf.addresses {
         Addresses::Own(_) => room(config, conf, place).map_err(unavailable)?,
-        Addresses::Delegated(plugin) => Delegate::find(plugin, path, config)?.status()?,
+        Addresses::Delegated(plugin) => {
+            Delegate::find(plugin, path, config).map_err(unavailable)?.status()?;
+        }
     }
-    if false {
-        nft::Firewall::open().map(drop).map_err(unavailable)?;
+    if conf.spoof_check || conf.ip_masq {
+        nft::Firewall::open().and_then(|mut firewall| firewall.is_available()).map_err(unavailable)?;
     }
     Ok(())
 }

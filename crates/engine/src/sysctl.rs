@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use netlink::{RouteFilter, RtSocket};
-use types::IfName;
+use types::{IfName, MIN_MTU_V6};
 
 use crate::Error;
 use crate::state::SysctlLog;
@@ -25,6 +25,11 @@ fn set(path: PathBuf, value: &'static str) -> Result<(), Error> {
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
         Err(source) => Err(failed(path, value, source)),
     }
+}
+
+/// Does a link of this size have IPv6 at all? If not, the kernel refuses every setting of it.
+pub(crate) fn has_ipv6(mtu: u32) -> bool {
+    mtu >= MIN_MTU_V6 && Path::new("/proc/sys/net/ipv6").exists()
 }
 
 /// The bridge and host ends take no router advertisements: a pod could send them, and 1 is the kernel's default (F2).

@@ -50,7 +50,7 @@ pub(crate) fn make_pair(
     // By name, in the same send: nobody can be killed between the link and the mark that says whose it is.
     ops.push(Op::SetLink(SetLink {
         alias: Some(&alias),
-        no_link_local: true,
+        no_link_local: sysctl::has_ipv6(attachment.mtu),
         hairpin: is_port.then_some(wire.hairpin),
         ..SetLink::of(LinkRef::Name(&attachment.host_link))
     }));
@@ -179,15 +179,23 @@ pub(crate) fn route_to_pod(host: &mut RtSocket, attachment: &Attachment, link: u
 
 /// The kernel lets a link carry some time after its other end came up, in a worker of its own: until then it drops what
 /// is sent to the pod. Asking for a link does that work at once (since Linux 6.9; before, there is only waiting).
-/// The port comes first, because the bridge follows it.
-pub(crate) fn wait_for_carrier(host: &mut RtSocket, attachment: &Attachment) -> Result<(), Error> {
+/// The port comes before the bridge, which follows it.
+pub(crate) fn wait_for_carrier(
+    host: &mut RtSocket,
+    pod: &mut RtSocket,
+    attachment: &Attachment,
+) -> Result<(), Error> {
     let (port, bridge) = (&attachment.host_link, &attachment.bridge);
-    let links: &[&IfName] = match attachment.mode {
-        AttachMode::Bridge => &[port, bridge],
-        AttachMode::Routed => &[port],
-    };
+    match attachment.mode {
+        AttachMode::Bridge => wait_for_links(host, &[port, bridge])?,
+        AttachMode::Routed => wait_for_links(host, &[port])?,
+    }
+    wait_for_links(pod, &[&attachment.key.ifname])
+}
+
+fn wait_for_links(socket: &mut RtSocket, links: &[&IfName]) -> Result<(), Error> {
     let end = Instant::now() + CARRIER_PATIENCE;
-    while host.links_by_name(links)?.iter().flatten().any(|link| !link.running) && Instant::now() < end {
+    while socket.links_by_name(links)?.iter().flatten().any(|link| !link.running) && Instant::now() < end {
         std::thread::sleep(CARRIER_POLL);
     }
     Ok(())

@@ -224,6 +224,17 @@ impl Firewall {
         }
     }
 
+    /// Could a pod be admitted? Our tables are there, or the kernel and the nft program that make them are. Changes nothing.
+    pub fn is_available(&mut self) -> Result<(), Error> {
+        let answer = self.socket.ask(&[request::get_chain(Family::Inet, Family::Inet.chains()[0])])?.pop();
+        match answer {
+            Some(Ok(_)) => Ok(()),
+            Some(Err(Refusal { errno: libc::ENOENT, .. })) | None if program::is_installed() => Ok(()),
+            Some(Err(Refusal { errno: libc::ENOENT, .. })) | None => Err(Error::NftMissing),
+            Some(Err(refusal)) => Err(Error::refused(LOOK, TABLE.to_owned(), refusal)),
+        }
+    }
+
     /// Removes our tables with all that is in them; says whether there was one.
     pub fn cleanup(&mut self) -> Result<bool, Error> {
         let mut removed = false;

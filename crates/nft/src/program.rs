@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
+use std::path::PathBuf;
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -28,6 +29,15 @@ pub(crate) fn apply(text: &str) -> Result<(), Error> {
     }
     let status = child.wait().map_err(|e| Error::io(RUN, e))?;
     verdict(status, &complaint?)
+}
+
+/// Is there a program to make tables with?
+pub(crate) fn is_installed() -> bool {
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&folders)
+        .map(|folder| folder.join(PLACES[0]))
+        .chain(PLACES[1..].iter().map(PathBuf::from))
+        .any(|place| place.is_file())
 }
 
 fn start(text: &str) -> Result<Child, Error> {

@@ -36,11 +36,11 @@ pub(super) fn io<'a>(op: &'static str, path: &'a Path) -> impl FnOnce(IoError) -
     move |source| StateError::Io { op, path: path.to_owned(), source }
 }
 
-/// `Ok(None)` where the path does not exist.
+/// `Ok(None)` where the path does not exist, also because something on the way to it is no folder.
 pub(super) fn optional<T>(result: Result<T, IoError>) -> Result<Option<T>, IoError> {
     match result {
         Ok(value) => Ok(Some(value)),
-        Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
         Err(e) => Err(e),
     }
 }

@@ -15,6 +15,9 @@ use super::file::{self, LOCK_PATIENCE, StateError, io, optional, remove_if_there
 use super::held::{Held, read_record};
 use super::record::Attachment;
 
+/// More than a record of a pod with some ports takes.
+const RECORD: usize = 2048;
+
 /// How far an attachment has come. The file's name says it, so that one rename moves it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
@@ -162,7 +165,7 @@ impl Network {
         stem: &str,
         make: impl FnOnce(&[Allocation]) -> Attachment,
     ) -> Result<Held, Failed> {
-        let temp = self.dir.join("attachments").join(format!(".new-{}", std::process::id()));
+        let temp = self.temp_path();
         let mut claims = Claims::new(self, &temp);
         let result = (|| {
             let file = File::options().create_new(true).read(true).write(true).mode(0o600).open(&temp);
@@ -274,18 +277,30 @@ impl Network {
         Ok(claimed.filter(|ip| set.ranges().iter().any(|r| r.contains(*ip))).count() as u64)
     }
 
-    /// Is there an address left in every set? Asks the index under the lock, changes nothing.
+    /// Is there an address left in every set, and room for a record? Asks under the lock, leaves nothing behind.
     pub fn has_room(&self, pools: &ipam::Pools) -> Result<(), StateError> {
         let section = self.enter()?;
-        let room = Claims::new(self, Path::new("")).room(pools);
+        let room = Claims::new(self, Path::new("")).room(pools).and_then(|()| self.try_record());
         section.leave()?;
         room
+    }
+
+    fn try_record(&self) -> Result<(), StateError> {
+        let temp = self.temp_path();
+        let written = fs::write(&temp, [b' '; RECORD]).map_err(io("write a record", &temp));
+        remove_if_there(&temp)?;
+        written
     }
 
     /// Repairs what a process left that was killed in the critical section. Whoever allocates or releases does that
     /// anyway; this is for those who find nothing to release.
     pub fn settle(&self) -> Result<(), StateError> {
-        self.enter()?.leave()
+        let path = self.dir.join("lock");
+        // Where nothing is marked nothing needs to be written, which a full or read-only disk would refuse.
+        match fs::read(&path).map_err(io("read", &path))?.first() {
+            Some(b'1') => self.enter()?.leave(),
+            Some(_) | None => Ok(()),
+        }
     }
 
     /// Does `address` still belong to the record that is held?
@@ -294,6 +309,11 @@ impl Network {
         let claim = optional(fs::metadata(&path)).map_err(io("look at", &path))?;
         let ours = held.metadata()?.ino();
         Ok(claim.is_some_and(|m| m.ino() == ours))
+    }
+
+    /// Where a record is written before it has its name. In the critical section only, so one a process is enough.
+    fn temp_path(&self) -> PathBuf {
+        self.dir.join("attachments").join(format!(".new-{}", std::process::id()))
     }
 
     pub(super) fn record_path(&self, stem: &str, phase: Phase) -> PathBuf {

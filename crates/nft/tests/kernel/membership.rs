@@ -290,6 +290,16 @@ fn a_pod_without_guard_or_masquerade_has_neither() {
 }
 
 #[test]
+fn e17_it_is_available_with_and_without_tables_and_asking_makes_none() {
+    in_netns(|| {
+        open().is_available().unwrap();
+        assert_eq!(run("nft", &["list", "tables"]), "");
+        Sample::new(Mode::Routed, 2).admit();
+        open().is_available().unwrap();
+    });
+}
+
+#[test]
 fn cleanup_removes_our_tables_and_no_other() {
     in_netns(|| {
         nft("add table inet other");
