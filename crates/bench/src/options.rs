@@ -53,7 +53,7 @@ impl Options {
                 (false, false) => 5,
             },
             few: 10,
-            many: 4000,
+            many: if self.quick { 400 } else { 4000 },
         }
     }
 

@@ -18,7 +18,7 @@ use crate::state::{
 };
 use crate::sysctl::{self, Families};
 use crate::wire::{self, Wire};
-use crate::{Error, detach, firewall, gc, privileges, relearn, result, shaping};
+use crate::{Error, detach, firewall, gc, privileges, relearn, result, settle, shaping};
 
 /// How often a foreign link may have the name that we would take, before we give up.
 const SALTS: u8 = 8;
@@ -99,7 +99,11 @@ impl<'a> Lease<'a> {
     fn take(site: &Site<'a>) -> Result<Self, Error> {
         let Addresses::Delegated(plugin) = &site.conf.addresses else { return Ok(Self { from: None }) };
         let delegate = Delegate::find(plugin, &site.call.path, &site.call.config)?;
-        let given = delegate.add()?;
+        // The spec: a delegate whose ADD failed gets a DEL before the failure is reported.
+        let given = delegate.add().map_err(|error| match delegate.del() {
+            Ok(()) => error,
+            Err(also) => Error::Several(vec![error, also]),
+        })?;
         if given.ips.is_empty() {
             delegate.del()?;
             return Err(Error::Delegate { name: plugin.clone(), what: "gave no address".to_owned() });
@@ -193,8 +197,10 @@ fn begin(
         attachment
     };
     let begun = match network.begin(&wanted, &mut make) {
-        // Containers that vanished without a DEL must not fill the range for ever.
-        Err(StateError::Exhausted { .. }) if gc::collect_dead(network, host)? > 0 => {
+        // Containers that vanished without a DEL must not keep their addresses for ever.
+        Err(StateError::Exhausted { .. } | StateError::Taken { .. })
+            if gc::collect_dead(network, host)? > 0 =>
+        {
             network.begin(&wanted, &mut make)?
         }
         other => other?,
@@ -225,8 +231,11 @@ fn decide(site: &Site<'_>, lease: &Lease<'_>, given: &[Allocation]) -> (Attachme
         })
         .collect();
     let ips: Vec<_> = addresses.iter().map(|a| a.address.addr()).collect();
-    let mut routes = conf.pod_routes(&ips);
-    routes.extend(lease.result().into_iter().flat_map(|r| r.routes.iter().map(from_result)));
+    let mut routes: Vec<PodRoute> =
+        lease.result().into_iter().flat_map(|r| r.routes.iter().map(from_result)).collect();
+    // A default route that the other plugin gave is the one.
+    let ours = conf.pod_routes(&ips).into_iter().filter(|r| !routes.iter().any(|given| given.dst == r.dst));
+    routes.extend(ours.collect::<Vec<_>>());
     if routed {
         routes.extend(subnet_routes(&subnets, &routes));
     }
@@ -351,6 +360,7 @@ fn wire_up(
     let new_gateways = wire::make_pair(kernel.host, &wire, &plan.gateways)?;
     for gateway in &new_gateways {
         bridge::resolve_conflicts(kernel.host, site.bridge, site.conf, *gateway)?;
+        settle::wait_for_address(kernel.host, gateway.addr())?;
     }
     if !new_gateways.is_empty() {
         bridge::adopt(kernel.host, site.bridge)?;
@@ -366,5 +376,5 @@ fn wire_up(
         }
     }
     shaping::apply(kernel.host, attachment, host_index)?;
-    wire::wait_for_carrier(kernel.host, kernel.pod, attachment)
+    settle::wait(kernel.host, kernel.pod, attachment)
 }

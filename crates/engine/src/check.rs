@@ -123,9 +123,14 @@ fn missing_routes(
     let routes = pod.routes(RouteFilter::default())?;
     let is_set = |route: &&cni::Route| {
         let gateway = route.gw.or_else(|| gateway_for(attachment, route.dst.addr()));
-        routes
-            .iter()
-            .any(|r| r.dst.trunc() == route.dst.trunc() && (r.gateway.is_none() || r.gateway == gateway))
+        // Results before 1.1.0 tell neither table nor priority.
+        let told = |told: Option<u32>, has: Option<u32>| told.is_none_or(|t| t == 0 || has == Some(t));
+        routes.iter().any(|r| {
+            r.dst.trunc() == route.dst.trunc()
+                && (r.gateway.is_none() || r.gateway == gateway)
+                && told(route.table, r.table)
+                && told(route.priority, r.priority)
+        })
     };
     Ok(wanted.iter().filter(|r| !is_set(r)).map(|r| format!("route {} in the pod", r.dst)).collect())
 }

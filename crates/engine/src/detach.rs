@@ -1,14 +1,17 @@
 //! DEL: everything the record knows is taken apart, in reverse, and every step is tried whatever the others say. It needs
 //! no namespace, no config and no pod: what is gone already is fine.
 
+use std::net::IpAddr;
+
 use cni::Call;
+use ipnet::IpNet;
 use netconf::Place;
 use netlink::{Link, Op, RtSocket};
 use types::{AttachmentKey, IfName};
 
 use crate::attach::key_of;
 use crate::delegate::Delegate;
-use crate::state::{Attachment, Held};
+use crate::state::{Attachment, Held, Network};
 use crate::{Error, firewall, relearn};
 
 /// Returns what was there, for the log.
@@ -46,7 +49,8 @@ fn take_apart(key: &AttachmentKey, call: &Call, place: &Place) -> Result<Option<
         let links = ours(&mut host, &[key.host_link(0), key.shaper_link()], key)?;
         found = if links.is_empty() { None } else { find(key, call, place)? };
         if found.is_none() {
-            links.iter().try_for_each(|link| delete_link(&mut host, link.index))?;
+            let network = relearn::existing(&call.config, place)?;
+            links.iter().try_for_each(|link| remove_stray(&mut host, link, network.as_ref()))?;
         }
     }
     let Some(held) = found else { return Ok(None) };
@@ -61,8 +65,13 @@ pub(crate) fn undo(mut held: Held, key: &AttachmentKey) -> Result<(), Error> {
     errors.extend(held.reopen().err().map(Error::from));
     match held.attachment() {
         Some(attachment) => errors.extend(unwire(attachment)),
-        // The record cannot be read. The name of the link follows from the key alone.
-        None => errors.extend(remove_ours(key, key.host_link(0)).err()),
+        // The record cannot be read. The link's name follows from the key, and the claims tell the addresses.
+        None => {
+            errors.extend(remove_ours(key, key.host_link(0)).err());
+            let forgotten =
+                held.claimed().map_err(Error::from).and_then(|ips| forget(&key.host_link(0), &ips));
+            errors.extend(forgotten.err());
+        }
     }
     if errors.is_empty() {
         errors.extend(held.release().err().map(Error::from));
@@ -74,11 +83,31 @@ pub(crate) fn undo(mut held: Held, key: &AttachmentKey) -> Result<(), Error> {
 fn unwire(attachment: &Attachment) -> Vec<Error> {
     let mut errors = Vec::new();
     errors.extend(remove_ours(&attachment.key, attachment.host_link.clone()).err());
-    errors.extend(firewall::expel(attachment).err());
-    // A new pod with this address must not inherit its flows (F3).
     let addresses: Vec<_> = attachment.ips().collect();
+    // Without a cookie the record was made from what the link tells, and there may be more.
+    errors.extend(match attachment.netns_cookie {
+        Some(_) => firewall::expel(attachment).err(),
+        None => firewall::sweep(&attachment.host_link, &addresses).err(),
+    });
+    // A new pod with this address must not inherit its flows (F3).
     errors.extend(nft::conntrack::flush(&addresses).err().map(Error::from));
     errors
+}
+
+/// Removes a link of ours that no record knows, and what firewall and conntrack have of it.
+pub(crate) fn remove_stray(host: &mut RtSocket, link: &Link, network: Option<&Network>) -> Result<(), Error> {
+    delete_link(host, link.index)?;
+    let Ok(name) = IfName::try_from(link.name.as_str()) else { return Ok(()) };
+    let words = link.alias.as_deref().unwrap_or_default().split(' ').skip(1);
+    let addresses = words.filter_map(|word| word.parse::<IpNet>().ok()).map(|net| net.addr());
+    // One that was handed out again belongs to somebody else now.
+    let is_free = |ip: &IpAddr| !network.is_some_and(|network| network.is_claimed(*ip));
+    forget(&name, &addresses.filter(is_free).collect::<Vec<_>>())
+}
+
+fn forget(link: &IfName, addresses: &[IpAddr]) -> Result<(), Error> {
+    firewall::sweep(link, addresses)?;
+    Ok(nft::conntrack::flush(addresses)?)
 }
 
 /// Removes the links of an attachment. That it is shaped may not be known: one more name costs next to nothing.

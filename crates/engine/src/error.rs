@@ -22,6 +22,8 @@ pub enum Error {
     Firewall(#[from] nft::Error),
     #[error("{0} is attached already: DEL it first")]
     AlreadyAttached(AttachmentKey),
+    #[error("link {0} is in the way: remove it")]
+    ForeignLink(IfName),
     #[error("interface {ifname} already exists in {netns}: choose another CNI_IFNAME or remove it")]
     LinkExists { ifname: IfName, netns: String },
     #[error(
@@ -38,7 +40,9 @@ pub enum Error {
     Sysctl { path: PathBuf, value: String, source: std::io::Error },
     #[error("mtu {mtu} is too small for IPv6, which needs {}", types::MIN_MTU_V6)]
     MtuTooSmall { mtu: u32 },
-    #[error("no permission to set up networks: {0} is missing; run podwire-cni as root, with its capabilities")]
+    #[error(
+        "no permission to set up networks: this process lacks {0}; run podwire-cni as root, with all capabilities"
+    )]
     Privileges(String),
     #[error("{missing}")]
     Check { missing: String },
@@ -92,7 +96,11 @@ impl Error {
                 StateError::Taken { .. } => Code::AddressTaken,
                 StateError::Request(_) => Code::InvalidConfig,
             },
-            Self::Kernel(_) | Self::Firewall(_) | Self::Sysctl { .. } | Self::Privileges(_) => Code::Kernel,
+            Self::Kernel(_)
+            | Self::Firewall(_)
+            | Self::Sysctl { .. }
+            | Self::Privileges(_)
+            | Self::ForeignLink(_) => Code::Kernel,
             // The spec's word for a namespace that is not there: the container is unknown or gone.
             Self::Namespace(e) if e.is_gone() => Code::UnknownContainer,
             Self::Namespace(netlink::NetNsError::OtherKind { .. }) | Self::OwnNamespace(_) => {

@@ -2,7 +2,8 @@
 
 use std::net::IpAddr;
 
-use nft::{Firewall, Guard, HostPort, NetworkChain, Pod};
+use nft::{Firewall, Guard, HostPort, NetworkChain, Pod, Stray};
+use types::IfName;
 
 use crate::Error;
 use crate::state::Attachment;
@@ -58,6 +59,11 @@ pub(crate) fn expel(attachment: &Attachment) -> Result<(), Error> {
         return Ok(());
     }
     Ok(with_pod(attachment, |pod| Firewall::open()?.expel(pod))?)
+}
+
+/// Removes what a pod has in the firewall of which only link and addresses are known.
+pub(crate) fn sweep(link: &IfName, addresses: &[IpAddr]) -> Result<(), Error> {
+    Ok(Firewall::open()?.sweep(&Stray { link, addresses })?)
 }
 
 pub(crate) fn missing(attachment: &Attachment) -> Result<Vec<String>, Error> {

@@ -10,7 +10,7 @@ use netlink::{Link, NetNs, RtSocket};
 use types::{AttachmentKey, NetworkName};
 
 use crate::delegate::Delegate;
-use crate::detach::{self, delete_link};
+use crate::detach;
 use crate::state::{Attachment, Held, Network, Phase};
 use crate::{Error, relearn};
 
@@ -41,7 +41,7 @@ pub(crate) fn collect(gc: &Gc, place: &Place) -> Result<usize, Error> {
         errors.extend(network.settle().err().map(Error::from));
     }
     let aliases: BTreeSet<String> = valid.iter().map(AttachmentKey::alias).collect();
-    errors.extend(sweep_links(network_name, &aliases).err());
+    errors.extend(sweep_links(network_name, network.as_ref(), &aliases).err());
     if let Some(plugin) = netconf::foreign_ipam(&gc.config) {
         errors.extend(Delegate::find(plugin, &gc.path, &gc.config).and_then(|delegate| delegate.gc()).err());
     }
@@ -87,15 +87,15 @@ fn key_of_stem(stem: &str, network: &NetworkName) -> Option<AttachmentKey> {
 }
 
 /// Links of this network that carry our mark and that neither the list nor a record knows.
-fn sweep_links(network: &NetworkName, valid: &BTreeSet<String>) -> Result<(), Error> {
-    let mark = AttachmentKey::alias_prefix(network);
+fn sweep_links(name: &NetworkName, network: Option<&Network>, valid: &BTreeSet<String>) -> Result<(), Error> {
+    let mark = AttachmentKey::alias_prefix(name);
     let mut host = RtSocket::open()?;
     let is_stale = |link: &Link| {
         let key = link.alias.as_deref().and_then(|alias| alias.split(' ').next());
         key.is_some_and(|key| key.starts_with(&mark) && !valid.contains(key))
     };
     for link in host.links()?.into_iter().filter(is_stale) {
-        delete_link(&mut host, link.index)?;
+        detach::remove_stray(&mut host, &link, network)?;
     }
     Ok(())
 }
@@ -103,7 +103,7 @@ fn sweep_links(network: &NetworkName, valid: &BTreeSet<String>) -> Result<(), Er
 /// Collects what is certainly dead: cut off in the middle, or without namespace and link. Never an attachment whose link
 /// still lives, because then its address is still in somebody's namespace. Returns how many.
 pub(crate) fn collect_dead(network: &Network, host: &mut RtSocket) -> Result<usize, Error> {
-    let mut collected = 0;
+    let (mut collected, mut errors) = (0, Vec::new());
     for listed in network.list()? {
         let Some(attachment) = &listed.attachment else { continue };
         if listed.phase == Phase::Ready && is_alive(attachment, host)? {
@@ -112,11 +112,14 @@ pub(crate) fn collect_dead(network: &Network, host: &mut RtSocket) -> Result<usi
         // Somebody may be working on it right now, or have done so since the listing.
         let Some(held) = network.find_idle(&listed.stem)? else { continue };
         if held.phase() == listed.phase && held.attachment() == Some(attachment) {
-            detach::undo(held, &attachment.key)?;
-            collected += 1;
+            match detach::undo(held, &attachment.key) {
+                Ok(()) => collected += 1,
+                Err(error) => errors.push(error),
+            }
         }
     }
-    Ok(collected)
+    // One that cannot be undone is no reason to refuse what others made room for.
+    if collected > 0 { Ok(collected) } else { Error::collect(errors).map(|()| 0) }
 }
 
 /// The two ends of a pair live and die together: a host end that is there means that the pod's is there too.

@@ -27,6 +27,7 @@ mod privileges;
 mod relearn;
 mod result;
 mod serve;
+mod settle;
 mod shaping;
 pub mod state;
 mod status;

@@ -11,7 +11,10 @@ const NEEDED: [(CapabilitySet, &str); 2] =
 pub(crate) fn check() -> Result<(), Error> {
     // A kernel that does not say what we may do says so on the way.
     let Ok(ours) = capabilities(None) else { return Ok(()) };
-    let missing: Vec<_> =
-        NEEDED.iter().filter(|(needed, _)| !ours.effective.contains(*needed)).map(|(_, name)| *name).collect();
+    let missing: Vec<_> = NEEDED
+        .iter()
+        .filter(|(needed, _)| !ours.effective.contains(*needed))
+        .map(|(_, name)| *name)
+        .collect();
     if missing.is_empty() { Ok(()) } else { Err(Error::Privileges(missing.join(" and "))) }
 }

@@ -5,7 +5,7 @@ use netconf::Route as PodRoute;
 
 use crate::bridge::Bridge;
 use crate::state::Attachment;
-use crate::wire::gateway_for;
+use crate::wire::gateway_of;
 
 /// What ADD answers, appended to what earlier plugins of the chain found.
 pub(crate) fn of_attachment(
@@ -40,7 +40,7 @@ pub(crate) fn of_attachment(
     }));
     result.routes.extend(routes.iter().map(|r| Route {
         dst: r.dst,
-        gw: r.gw.or_else(|| gateway_for(attachment, r.dst.addr())),
+        gw: gateway_of(attachment, r),
         mtu: r.mtu,
         advmss: r.advmss,
         priority: r.priority,

@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use cni::Bandwidth;
 use netlink::{AddTbf, Link, LinkRef, Op, QdiscAt, RtSocket, SetLink, Tbf};
+use types::AttachmentKey;
 
-use crate::{Error, sysctl};
+use crate::detach::{delete_link, is_alias_of};
 use crate::state::Attachment;
+use crate::{Error, sysctl};
 
 /// How long a packet may wait, as in the reference plugin.
 const LATENCY: Duration = Duration::from_millis(25);
@@ -41,6 +43,7 @@ pub(crate) fn apply(host: &mut RtSocket, attachment: &Attachment, host_index: u3
     if let Some(tbf) = egress(bandwidth) {
         let name = attachment.key.shaper_link();
         let alias = attachment.key.alias();
+        clear_the_way(host, &attachment.key)?;
         for answer in host.run_all(&[
             Op::AddIfb { name: &name, mtu: attachment.mtu },
             Op::SetLink(SetLink {
@@ -62,6 +65,15 @@ pub(crate) fn apply(host: &mut RtSocket, attachment: &Attachment, host_index: u3
         }
     }
     Ok(())
+}
+
+/// Setting up goes by name, and must not touch a link that is somebody else's. One of ours was left behind.
+fn clear_the_way(host: &mut RtSocket, key: &AttachmentKey) -> Result<(), Error> {
+    let Some(link) = host.link(&key.shaper_link())? else { return Ok(()) };
+    if link.alias.as_deref().is_some_and(|alias| is_alias_of(alias, key)) {
+        return delete_link(host, link.index);
+    }
+    Err(Error::ForeignLink(key.shaper_link()))
 }
 
 /// What is missing of the shaping, in words.

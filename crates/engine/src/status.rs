@@ -5,8 +5,8 @@ use netconf::{Addresses, NetConf, Place};
 use netlink::RtSocket;
 
 use crate::delegate::Delegate;
-use crate::state::{Phase, State};
-use crate::{Error, privileges, relearn};
+use crate::state::{Phase, State, StateError};
+use crate::{Error, gc, privileges, relearn};
 
 pub(crate) fn status(config: &Config, conf: &NetConf, place: &Place, path: &[String]) -> Result<(), Error> {
     degraded(config, conf, place)?;
@@ -19,7 +19,7 @@ pub(crate) fn status(config: &Config, conf: &NetConf, place: &Place, path: &[Str
         return Err(unavailable(Error::NotABridge(conf.bridge.clone(), kind)));
     }
     match &conf.addresses {
-        Addresses::Own(_) => room(config, conf, place).map_err(unavailable)?,
+        Addresses::Own(_) => room(config, conf, place, &mut host).map_err(unavailable)?,
         Addresses::Delegated(plugin) => {
             Delegate::find(plugin, path, config).map_err(unavailable)?.status()?;
         }
@@ -31,10 +31,17 @@ pub(crate) fn status(config: &Config, conf: &NetConf, place: &Place, path: &[Str
 }
 
 /// Whether the state folder can be written, and has an address left. Made if it is not there, as an ADD would.
-fn room(config: &Config, conf: &NetConf, place: &Place) -> Result<(), Error> {
+fn room(config: &Config, conf: &NetConf, place: &Place, host: &mut RtSocket) -> Result<(), Error> {
     let Addresses::Own(pools) = &conf.addresses else { return Ok(()) };
     let state = State::open(&place.state_dir)?;
-    Ok(relearn::network(&state, &config.name, Some(conf))?.has_room(pools)?)
+    let network = relearn::network(&state, &config.name, Some(conf))?;
+    match network.has_room(pools) {
+        // Also as an ADD would. A runtime that is told 50 sends no ADD that could make room.
+        Err(StateError::Exhausted { .. }) if gc::collect_dead(&network, host)? > 0 => {
+            Ok(network.has_room(pools)?)
+        }
+        other => Ok(other?),
+    }
 }
 
 fn unavailable(error: impl Into<Error>) -> Error {

@@ -2,22 +2,17 @@
 //! it in one more. Which of them is a bridge port and which has host routes is the attach mode's.
 
 use std::net::IpAddr;
-use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use netconf::Route as PodRoute;
 use netlink::{
     AddAddress, AddNeighbour, LinkRef, Mode, NetNs, Op, Route, RouteScope, RtSocket, SetLink, Veth,
 };
-use types::{AttachMode, IfName, ROUTE_PROTOCOL};
+use types::{AttachMode, ROUTE_PROTOCOL};
 
 use crate::bridge::{self, Bridge};
 use crate::state::Attachment;
 use crate::{Error, sysctl};
-
-/// A pod whose link does not carry yet will do so a little later: no reason to refuse it, none to wait for ever.
-const CARRIER_PATIENCE: Duration = Duration::from_secs(1);
-const CARRIER_POLL: Duration = Duration::from_millis(1);
 
 /// Everything that is needed to wire one pod, looked up beforehand.
 pub(crate) struct Wire<'a> {
@@ -133,7 +128,7 @@ fn kernel_routes<'a>(
     link: u32,
 ) -> impl Iterator<Item = Route> + 'a {
     routes.iter().map(move |route| {
-        let gateway = route.gw.or_else(|| gateway_for(attachment, route.dst.addr()));
+        let gateway = gateway_of(attachment, route);
         let scope = match route.scope {
             Some(253) => RouteScope::Link,
             Some(254) => RouteScope::Host,
@@ -155,6 +150,15 @@ fn kernel_routes<'a>(
     })
 }
 
+/// A route's own gateway, or the network's. One that says that its destination is on the link has none.
+pub(crate) fn gateway_of(attachment: &Attachment, route: &PodRoute) -> Option<IpAddr> {
+    const SCOPE_LINK: u32 = 253;
+    match route.scope {
+        Some(scope) if scope >= SCOPE_LINK => route.gw,
+        Some(_) | None => route.gw.or_else(|| gateway_for(attachment, route.dst.addr())),
+    }
+}
+
 pub(crate) fn gateway_for(attachment: &Attachment, like: IpAddr) -> Option<IpAddr> {
     attachment.addresses.iter().filter_map(|a| a.gateway).find(|gw| gw.is_ipv4() == like.is_ipv4())
 }
@@ -173,30 +177,6 @@ pub(crate) fn route_to_pod(host: &mut RtSocket, attachment: &Attachment, link: u
     }
     for answer in host.run_all(&ops)? {
         answer?;
-    }
-    Ok(())
-}
-
-/// The kernel lets a link carry some time after its other end came up, in a worker of its own: until then it drops what
-/// is sent to the pod. Asking for a link does that work at once (since Linux 6.9; before, there is only waiting).
-/// The port comes before the bridge, which follows it.
-pub(crate) fn wait_for_carrier(
-    host: &mut RtSocket,
-    pod: &mut RtSocket,
-    attachment: &Attachment,
-) -> Result<(), Error> {
-    let (port, bridge) = (&attachment.host_link, &attachment.bridge);
-    match attachment.mode {
-        AttachMode::Bridge => wait_for_links(host, &[port, bridge])?,
-        AttachMode::Routed => wait_for_links(host, &[port])?,
-    }
-    wait_for_links(pod, &[&attachment.key.ifname])
-}
-
-fn wait_for_links(socket: &mut RtSocket, links: &[&IfName]) -> Result<(), Error> {
-    let end = Instant::now() + CARRIER_PATIENCE;
-    while socket.links_by_name(links)?.iter().flatten().any(|link| !link.running) && Instant::now() < end {
-        std::thread::sleep(CARRIER_POLL);
     }
     Ok(())
 }

@@ -21,16 +21,20 @@ pub enum Addresses {
 
 /// The IPAM plugin that a config names, if it is not ourselves. DEL and GC need to know only this.
 pub fn foreign_ipam(config: &Config) -> Option<&str> {
-    config.ipam_type.as_deref().filter(|plugin| *plugin != OWN && !plugin.is_empty())
+    config.ipam_type.as_deref().filter(|plugin| *plugin != OWN && is_plugin_name(plugin))
+}
+
+/// It becomes a file name in the folders of CNI_PATH, and must not lead out of them.
+fn is_plugin_name(name: &str) -> bool {
+    !name.is_empty() && !name.contains(['/', '\0']) && name != "." && name != ".."
 }
 
 impl Addresses {
     pub(crate) fn parse(config: &Config) -> Result<Self, Error> {
+        if let Some(bad) = config.ipam_type.as_deref().filter(|name| !is_plugin_name(name)) {
+            return Err(invalid("ipam.type", format_args!("{bad:?} is not the name of a plugin")));
+        }
         if let Some(plugin) = foreign_ipam(config) {
-            // It becomes a file name in the folders of CNI_PATH.
-            if plugin.contains(['/', '\0']) || plugin == "." || plugin == ".." {
-                return Err(invalid("ipam.type", format_args!("{plugin:?} is not the name of a plugin")));
-            }
             return Ok(Self::Delegated(plugin.to_owned()));
         }
         let mut sets = Vec::new();

@@ -66,7 +66,9 @@ impl NetConf {
         // Ours to decide when we give the addresses: a pod without a way out is nobody's wish. With another IPAM plugin
         // the reference's defaults hold.
         let is_gateway = top.bool("isGateway")?;
-        let is_default_gateway = top.bool("isDefaultGateway")?.unwrap_or(own && routes.is_empty());
+        let is_default_gateway =
+            top.bool("isDefaultGateway")?.unwrap_or(own && routes.is_empty() && is_gateway != Some(false));
+        let promisc = top.bool("promiscMode")?.unwrap_or(false);
         if mode == AttachMode::Routed && is_gateway == Some(false) {
             return Err(invalid(
                 "isGateway",
@@ -80,8 +82,8 @@ impl NetConf {
             is_gateway: is_gateway.unwrap_or(own) || is_default_gateway || mode == AttachMode::Routed,
             is_default_gateway,
             ip_masq: top.bool("ipMasq")?.unwrap_or(false),
-            hairpin: top.bool("hairpinMode")?.unwrap_or(true),
-            promisc: top.bool("promiscMode")?.unwrap_or(false),
+            hairpin: parse_hairpin(&top, promisc)?,
+            promisc,
             force_address: top.bool("forceAddress")?.unwrap_or(false),
             spoof_check: top.bool("spoofCheck")?.or(top.bool("macspoofchk")?).unwrap_or(true),
             requested: Vec::new(),
@@ -120,6 +122,17 @@ fn parse_mode(top: &Obj<'_>) -> Result<AttachMode, Error> {
     }
 }
 
+/// With both, pods would get what they send to their neighbours twice; the reference refuses that too.
+fn parse_hairpin(top: &Obj<'_>, promisc: bool) -> Result<bool, Error> {
+    match top.bool("hairpinMode")? {
+        Some(true) if promisc => {
+            Err(invalid("hairpinMode", "cannot be true together with promiscMode; remove one of them"))
+        }
+        Some(hairpin) => Ok(hairpin),
+        None => Ok(!promisc),
+    }
+}
+
 fn parse_bridge(top: &Obj<'_>) -> Result<IfName, Error> {
     let name = top.str("bridge")?.filter(|n| !n.is_empty()).unwrap_or(DEFAULT_BRIDGE);
     IfName::try_from(name).map_err(|e| invalid("bridge", e))
@@ -127,7 +140,8 @@ fn parse_bridge(top: &Obj<'_>) -> Result<IfName, Error> {
 
 /// Too small for IPv6 is found out here and not later: the kernel takes all IPv6 off a bridge that is made so small.
 fn parse_mtu(top: &Obj<'_>, addresses: &Addresses) -> Result<Option<u32>, Error> {
-    let has_ipv6 = |pools: &Pools| pools.sets().iter().flat_map(RangeSet::ranges).any(|r| r.gateway().is_ipv6());
+    let has_ipv6 =
+        |pools: &Pools| pools.sets().iter().flat_map(RangeSet::ranges).any(|r| r.gateway().is_ipv6());
     let least = match addresses {
         Addresses::Own(pools) if has_ipv6(pools) => MIN_MTU_V6,
         Addresses::Own(_) | Addresses::Delegated(_) => MIN_MTU_V4,

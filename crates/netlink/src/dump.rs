@@ -1,6 +1,5 @@
 //! Lists of everything of one kind, for CHECK, sweeps and tests.
 
-use netlink_packet_core::{NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST};
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::address::AddressHeader;
 use netlink_packet_route::link::LinkHeader;
@@ -10,18 +9,18 @@ use netlink_packet_route::tc::TcHeader;
 
 use crate::encode::{self, INGRESS_QDISC};
 use crate::error::Error;
+use crate::exchange::Dump;
 use crate::lookup::{oversize, skip_stats};
 use crate::op::Route;
 use crate::rtsocket::RtSocket;
-use crate::socket::Content;
 use crate::view::{self, Address, Link, Neighbour, Qdisc};
-use crate::wire::{Batch, Body, Head, Oversize};
+use crate::wire::{Body, Head, NLM_F_DUMP, NLM_F_REQUEST};
 
 /// How often a dump that changed under our eyes is begun again.
 const TRIES: u32 = 10;
 
 /// What is listed: in words, and as message type.
-struct Dump(&'static str, u16);
+struct Kind(&'static str, u16);
 
 /// Which routes to list; `None` takes all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -45,7 +44,7 @@ impl RtSocket {
             body.header(&LinkHeader::default());
             skip_stats(body);
         };
-        self.dump(Dump("list links", libc::RTM_GETLINK), ask, Link::parse)
+        self.dump(Kind("list links", libc::RTM_GETLINK), ask, Link::parse)
     }
 
     /// The addresses of one link, or of all; none for a link that is not there.
@@ -54,7 +53,7 @@ impl RtSocket {
             body.header(&AddressHeader { index: link.unwrap_or(0), ..AddressHeader::default() });
         };
         let wanted = |message: &[u8]| Address::parse(message).filter(|a| link.is_none_or(|l| a.link == l));
-        none_if_missing(self.dump(Dump("list addresses", libc::RTM_GETADDR), ask, wanted))
+        none_if_missing(self.dump(Kind("list addresses", libc::RTM_GETADDR), ask, wanted))
     }
 
     /// Unicast routes of both families. One with several next hops has neither gateway nor link.
@@ -75,7 +74,7 @@ impl RtSocket {
             let ours =
                 |r: &Route| r.dst.addr().is_ipv4() == (family == AddressFamily::Inet) && filter.matches(r);
             let wanted = |message: &[u8]| Route::parse(message).filter(ours);
-            routes.extend(none_if_missing(self.dump(Dump("list routes", libc::RTM_GETROUTE), ask, wanted))?);
+            routes.extend(none_if_missing(self.dump(Kind("list routes", libc::RTM_GETROUTE), ask, wanted))?);
         }
         Ok(routes)
     }
@@ -88,69 +87,43 @@ impl RtSocket {
             }
         };
         let wanted = |message: &[u8]| Neighbour::parse(message).filter(|n| link.is_none_or(|l| n.link == l));
-        none_if_missing(self.dump(Dump("list neighbours", libc::RTM_GETNEIGH), ask, wanted))
+        none_if_missing(self.dump(Kind("list neighbours", libc::RTM_GETNEIGH), ask, wanted))
     }
 
     pub fn qdiscs(&mut self, link: Option<u32>) -> Result<Vec<Qdisc>, Error> {
         let ask = |body: &mut Body<'_>| body.header(&TcHeader::default());
         let wanted = |message: &[u8]| Qdisc::parse(message).filter(|q| link.is_none_or(|l| q.link == l));
-        self.dump(Dump("list qdiscs", libc::RTM_GETQDISC), ask, wanted)
+        self.dump(Kind("list qdiscs", libc::RTM_GETQDISC), ask, wanted)
     }
 
     /// The links to which what `from` receives is redirected.
     pub fn redirects(&mut self, from: u32) -> Result<Vec<u32>, Error> {
         let ask = |body: &mut Body<'_>| body.header(&encode::tc_header(from, INGRESS_QDISC));
-        none_if_missing(self.dump(Dump("list filters", libc::RTM_GETTFILTER), ask, view::redirect_target))
+        none_if_missing(self.dump(Kind("list filters", libc::RTM_GETTFILTER), ask, view::redirect_target))
     }
 
     /// Everything of one kind. A dump is no snapshot: the kernel marks one that changed meanwhile, and it begins again.
     fn dump<T>(
         &mut self,
-        Dump(operation, kind): Dump,
+        Kind(operation, kind): Kind,
         ask: impl Fn(&mut Body<'_>),
         parse: impl Fn(&[u8]) -> Option<T>,
     ) -> Result<Vec<T>, Error> {
         for _ in 0..TRIES {
-            let sequence = self.socket.take_sequences(1);
-            let head = Head { kind, flags: NLM_F_REQUEST | NLM_F_DUMP, sequence };
-            write_one(&mut self.batch, head, &ask).map_err(oversize(operation))?;
-            self.socket.send(self.batch.as_bytes()).map_err(|e| e.during(operation))?;
-            if let Some(all) = self.collect(operation, sequence, &parse)? {
-                return Ok(all);
+            let sequences = self.socket.take_sequences(1);
+            let head = Head { kind, flags: NLM_F_REQUEST | NLM_F_DUMP, sequence: sequences.start };
+            self.batch.clear();
+            self.batch.message(head, |body| ask(body)).map_err(oversize(operation))?;
+            let mut all = Vec::new();
+            let read = self.socket.dump(&self.batch, sequences, |message| all.extend(parse(message)));
+            match read.map_err(|e| e.during(operation))? {
+                Dump::Whole => return Ok(all),
+                Dump::Interrupted => {}
+                Dump::Refused(refusal) => return Err(refusal.during(operation)),
             }
         }
         Err(Error::Interrupted { operation: operation.to_owned(), tries: TRIES })
     }
-
-    /// Reads a dump to its end, `None` if it was interrupted.
-    fn collect<T>(
-        &mut self,
-        operation: &str,
-        sequence: u32,
-        parse: impl Fn(&[u8]) -> Option<T>,
-    ) -> Result<Option<Vec<T>>, Error> {
-        let mut all = Vec::new();
-        let mut interrupted = false;
-        loop {
-            for reply in self.socket.receive().map_err(|e| e.during(operation))? {
-                if reply.sequence != sequence {
-                    continue;
-                }
-                interrupted |= reply.flags & NLM_F_DUMP_INTR != 0;
-                match reply.content {
-                    Content::Data(message) => all.extend(parse(message)),
-                    Content::Refused(refusal) => return Err(refusal.during(operation)),
-                    Content::Done => return Ok((!interrupted).then_some(all)),
-                    Content::Ack => {}
-                }
-            }
-        }
-    }
-}
-
-fn write_one(batch: &mut Batch, head: Head, ask: impl Fn(&mut Body<'_>)) -> Result<(), Oversize> {
-    batch.clear();
-    batch.message(head, |body| ask(body))
 }
 
 /// A table or a link that is not there has no entries; the kernel calls it an error.

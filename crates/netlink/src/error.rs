@@ -55,19 +55,6 @@ impl Error {
         }
     }
 
-    /// The kernel's own sentence (extended acknowledgement), where it gave one.
-    pub fn kernel_text(&self) -> Option<&str> {
-        match self {
-            Self::Refused { refusal, .. } | Self::Lacking { refusal, .. } => refusal.message.as_deref(),
-            Self::Socket { .. }
-            | Self::NetNs(_)
-            | Self::Invalid { .. }
-            | Self::Timeout { .. }
-            | Self::Interrupted { .. }
-            | Self::Malformed { .. } => None,
-        }
-    }
-
     /// Something of that name, address or destination is already there.
     pub fn is_exists(&self) -> bool {
         self.errno() == Some(Errno::EXIST)

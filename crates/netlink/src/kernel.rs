@@ -1,8 +1,7 @@
 //! Numbers of the kernel's interface (`include/uapi/linux`) that libc does not have.
 
-/// `NLMSGERR_ATTR_*`, linux/netlink.h
+/// linux/netlink.h
 pub(crate) const NLMSGERR_ATTR_MSG: u16 = 1;
-pub(crate) const NLMSGERR_ATTR_OFFS: u16 = 2;
 
 /// linux/veth.h
 pub(crate) const VETH_INFO_PEER: u16 = 1;

@@ -14,6 +14,7 @@
 mod dump;
 mod encode;
 mod error;
+mod exchange;
 mod kernel;
 mod lookup;
 mod netns;
@@ -26,12 +27,12 @@ mod words;
 
 pub use dump::RouteFilter;
 pub use error::Error;
-pub use lookup::VethOutcome;
+pub use exchange::Dump;
 pub use netns::{NetNs, NetNsError};
 pub use op::{
     AddAddress, AddBridge, AddNeighbour, AddTbf, LinkRef, Mode, Op, QdiscAt, Route, RouteScope, SetLink, Tbf,
     Veth,
 };
 pub use rtsocket::RtSocket;
-pub use socket::{Content, Protocol, Refusal, Replies, Reply, Socket};
+pub use socket::{Content, Protocol, Refusal, Reply, Socket};
 pub use view::{Address, Link, Neighbour, Qdisc, RouteLookup};

@@ -1,20 +1,20 @@
 //! Questions with one answer, for the way of a pod.
 
 use std::net::IpAddr;
+use std::ops::ControlFlow;
 
-use netlink_packet_core::NLM_F_REQUEST;
 use netlink_packet_route::link::LinkHeader;
 use netlink_packet_route::route::RouteHeader;
 use rustix::io::Errno;
 use types::IfName;
 
-use crate::encode::{encode, family_of, put_ip};
+use crate::encode::{family_of, put_ip};
 use crate::error::Error;
-use crate::op::{LinkRef, Op, Veth};
+use crate::op::LinkRef;
 use crate::rtsocket::RtSocket;
 use crate::socket::Content;
 use crate::view::{Link, RouteLookup};
-use crate::wire::{Body, Head, Oversize};
+use crate::wire::{Body, Head, NLM_F_REQUEST, Oversize};
 
 /// Links per send: an answer takes some 2 KiB, and all must fit the receive buffer at once.
 const LINKS: usize = 32;
@@ -40,51 +40,7 @@ pub(crate) fn skip_stats(body: &mut Body<'_>) {
     body.u32(libc::IFLA_EXT_MASK, libc::RTEXT_FILTER_SKIP_STATS as u32);
 }
 
-/// What became of a veth that was to be made.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum VethOutcome {
-    /// The host end; its `peer` is the index of the other end in the other namespace.
-    Created(Link),
-    /// Nothing was made, because this link has the host end's name.
-    HostNameTaken(Link),
-}
-
 impl RtSocket {
-    /// Makes a veth and reads its indices in the same send. `Error::is_exists` means that the peer's name is taken.
-    pub fn add_veth(&mut self, veth: &Veth<'_>) -> Result<VethOutcome, Error> {
-        let op = Op::AddVeth(*veth);
-        let first = self.socket.take_sequences(2);
-        self.batch.clear();
-        encode(&mut self.batch, &op, first)?;
-        let head = Head { kind: libc::RTM_GETLINK, flags: NLM_F_REQUEST, sequence: first + 1 };
-        let written = self.batch.message(head, |body| ask_link(body, LinkRef::Name(veth.host)));
-        written.map_err(oversize("create a veth"))?;
-        self.socket.send(self.batch.as_bytes()).map_err(|e| e.during(op))?;
-
-        let (mut made, mut link) = (None, None);
-        while made.is_none() || link.is_none() {
-            for reply in self.socket.receive().map_err(|e| e.during(op))? {
-                match (reply.sequence.wrapping_sub(first), reply.content) {
-                    (0, Content::Refused(refusal)) => made = Some(Err(refusal)),
-                    (0, _) => made = Some(Ok(())),
-                    (1, Content::Data(message)) => link = Some(Link::parse(message)),
-                    (1, _) => link = Some(None),
-                    _ => {}
-                }
-            }
-        }
-        match (made, link.flatten()) {
-            (Some(Err(refusal)), Some(link)) if refusal.errno == Errno::EXIST => {
-                Ok(VethOutcome::HostNameTaken(link))
-            }
-            (Some(Err(refusal)), _) => Err(refusal.during(op)),
-            (_, Some(link)) => Ok(VethOutcome::Created(link)),
-            (_, None) => {
-                Err(Error::Malformed { operation: op.to_string(), what: "the new link is not there" })
-            }
-        }
-    }
-
     pub fn link(&mut self, name: &IfName) -> Result<Option<Link>, Error> {
         Ok(self.links_of(&[LinkRef::Name(name)])?.pop().flatten())
     }
@@ -109,41 +65,34 @@ impl RtSocket {
 
     fn read_links(&mut self, refs: &[LinkRef<'_>], found: &mut Vec<Option<Link>>) -> Result<(), Error> {
         let start = found.len();
-        let first = self.socket.take_sequences(LINKS as u32);
+        let sequences = self.socket.take_sequences(refs.len());
         self.batch.clear();
-        for (link, sequence) in refs.iter().zip(first..) {
+        for (link, sequence) in refs.iter().zip(sequences.clone()) {
             let head = Head { kind: libc::RTM_GETLINK, flags: NLM_F_REQUEST, sequence };
             self.batch.message(head, |body| ask_link(body, *link)).map_err(oversize("read links"))?;
             found.push(None);
         }
         let words = |i: usize| format!("read link {}", refs[i]);
-        self.socket.send(self.batch.as_bytes()).map_err(|e| e.during(words(0)))?;
-        let mut open = (1u64 << refs.len()) - 1;
         let mut failure = None;
-        while open != 0 {
-            for reply in self.socket.receive().map_err(|e| e.during(words(0)))? {
-                let i = reply.sequence.wrapping_sub(first) as usize;
-                if i >= refs.len() || open & (1 << i) == 0 {
-                    continue;
+        let answered = self.socket.exchange(&self.batch, sequences, |i, reply| {
+            match reply.content {
+                Content::Data(message) => found[start + i] = Link::parse(message),
+                Content::Refused(refusal) if refusal.errno != Errno::NODEV && failure.is_none() => {
+                    failure = Some(refusal.during(words(i)));
                 }
-                open &= !(1 << i);
-                match reply.content {
-                    Content::Data(message) => found[start + i] = Link::parse(message),
-                    Content::Refused(refusal) if refusal.errno != Errno::NODEV => {
-                        failure = failure.or(Some(refusal.during(words(i))));
-                    }
-                    Content::Refused(_) | Content::Ack | Content::Done => {}
-                }
+                Content::Refused(_) | Content::Ack | Content::Done => {}
             }
-        }
+            if i + 1 == refs.len() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        answered.map_err(|e| e.during(words(0)))?;
         failure.map_or(Ok(()), Err)
     }
 
     /// Which way the kernel would send to `dst`. No route is an error (`Error::is_unreachable`).
     pub fn route_to(&mut self, dst: IpAddr) -> Result<RouteLookup, Error> {
         let words = || format!("look up the route to {dst}");
-        let sequence = self.socket.take_sequences(1);
-        let head = Head { kind: libc::RTM_GETROUTE, flags: NLM_F_REQUEST, sequence };
+        let sequences = self.socket.take_sequences(1);
+        let head = Head { kind: libc::RTM_GETROUTE, flags: NLM_F_REQUEST, sequence: sequences.start };
         self.batch.clear();
         let written = self.batch.message(head, |body| {
             let destination_prefix_length = if dst.is_ipv4() { 32 } else { 128 };
@@ -152,19 +101,16 @@ impl RtSocket {
             put_ip(body, libc::RTA_DST, dst);
         });
         written.map_err(oversize("look up a route"))?;
-        self.socket.send(self.batch.as_bytes()).map_err(|e| e.during(words()))?;
-        loop {
-            for reply in self.socket.receive().map_err(|e| e.during(words()))? {
-                match reply.content {
-                    _ if reply.sequence != sequence => {}
-                    Content::Refused(refusal) => return Err(refusal.during(words())),
-                    Content::Data(message) => {
-                        let malformed = || Error::Malformed { operation: words(), what: "it names no link" };
-                        return RouteLookup::parse(message).ok_or_else(malformed);
-                    }
-                    Content::Ack | Content::Done => {}
-                }
+        let mut found = Ok(None);
+        let answered = self.socket.exchange(&self.batch, sequences, |_, reply| {
+            match reply.content {
+                Content::Refused(refusal) => found = Err(refusal.during(words())),
+                Content::Data(message) => found = Ok(RouteLookup::parse(message)),
+                Content::Ack | Content::Done => {}
             }
-        }
+            ControlFlow::Break(())
+        });
+        answered.map_err(|e| e.during(words()))?;
+        found?.ok_or_else(|| Error::Malformed { operation: words(), what: "it names no link" })
     }
 }

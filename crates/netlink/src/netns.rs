@@ -107,10 +107,6 @@ impl NetNs {
         self.fd.as_fd()
     }
 
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// What the kernel knows this namespace by until the next boot; never given to another one, unlike its inode.
     pub fn cookie(&self) -> Result<u64, NetNsError> {
         self.run(|| {
@@ -143,12 +139,6 @@ impl NetNs {
     fn enter(&self) -> Result<(), NetNsError> {
         move_into_link_name_space(self.fd.as_fd(), Some(LinkNameSpaceType::Network))
             .map_err(|errno| NetNsError::Enter { path: self.path.clone(), errno })
-    }
-}
-
-impl AsFd for NetNs {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
     }
 }
 

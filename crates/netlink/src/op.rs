@@ -7,8 +7,6 @@ use std::time::Duration;
 use ipnet::IpNet;
 use types::{IfName, Mac, ROUTE_PROTOCOL};
 
-use crate::kernel::NS_PER_TICK;
-
 /// One change of the kernel's network configuration: one message, one answer.
 #[derive(Debug, Clone, Copy)]
 pub enum Op<'a> {
@@ -70,9 +68,9 @@ pub enum LinkRef<'a> {
 }
 
 /// A pair of links, the host end up, the peer born inside another namespace under its final name.
-/// Alias, port flags and link-local mode are ignored by the kernel here: they need a `SetLink` afterwards. Do not send
-/// one by name in the same `run_all`: if this name belongs to somebody else, creation is refused and the `SetLink`
-/// changes his link. `RtSocket::add_veth` gives the index to use instead.
+/// Alias, port flags and link-local mode are ignored by the kernel here: they need a `SetLink` afterwards. One by name
+/// in the same `run_all` is for names that nobody else has: where the name is taken, creation is refused and the
+/// `SetLink` changes the other's link.
 /// The peer must be set up from inside: asked for here, the kernel answers ENOTCONN.
 #[derive(Debug, Clone, Copy)]
 pub struct Veth<'a> {
@@ -220,13 +218,6 @@ impl Tbf {
         let queued = u128::from(rate_bytes) * latency.as_micros() / 1_000_000;
         let limit_bytes = u32::try_from(queued + u128::from(burst_bytes)).unwrap_or(u32::MAX);
         Self { rate_bytes, burst_bytes, limit_bytes }
-    }
-
-    /// Whether the kernel's bucket is the wanted one, but for the rounding of the burst.
-    pub fn is_like(&self, wanted: &Self) -> bool {
-        let tick = self.rate_bytes / (1_000_000_000 / NS_PER_TICK);
-        let near = u64::from(self.burst_bytes.abs_diff(wanted.burst_bytes)) <= 2 * tick + 2;
-        near && self.rate_bytes == wanted.rate_bytes && self.limit_bytes == wanted.limit_bytes
     }
 }
 

@@ -1,6 +1,7 @@
 //! Changes: operations in, one result each out.
 
 use std::fmt;
+use std::ops::ControlFlow;
 
 use rustix::io::Errno;
 
@@ -60,36 +61,26 @@ impl RtSocket {
     fn run_chunk(&mut self, ops: &[Op<'_>], results: &mut Vec<Result<(), Error>>) -> Result<(), Error> {
         let start = results.len();
         let ops = &ops[..ops.len().min(MESSAGES)];
-        let first = self.socket.take_sequences(MESSAGES as u32);
-        let mut open = 0u128;
+        let sequences = self.socket.take_sequences(ops.len());
+        let mut last = None;
         self.batch.clear();
-        for (i, (op, sequence)) in ops.iter().zip(first..).enumerate() {
+        for (i, (op, sequence)) in ops.iter().zip(sequences.clone()).enumerate() {
             if self.batch.as_bytes().len() > BYTES {
                 break;
             }
             let written = encode(&mut self.batch, op, sequence);
-            open |= u128::from(written.is_ok()) << i;
+            last = if written.is_ok() { Some(i) } else { last };
             results.push(written);
         }
-        if open == 0 {
-            return Ok(());
-        }
-        let words = || format!("{}{}", ops[0], if ops.len() > 1 { " and what follows it" } else { "" });
-        self.socket.send(self.batch.as_bytes()).map_err(|e| e.during(words()))?;
-        while open != 0 {
-            for reply in self.socket.receive().map_err(|e| e.during(words()))? {
-                let i = reply.sequence.wrapping_sub(first) as usize;
-                // An answer to a request that timed out before, or to nobody.
-                if i >= ops.len() || open & (1 << i) == 0 {
-                    continue;
-                }
-                open &= !(1 << i);
-                if let Content::Refused(refusal) = reply.content {
-                    results[start + i] = Err(refused(&ops[i], refusal));
-                }
+        let Some(last) = last else { return Ok(()) };
+        let answered = self.socket.exchange(&self.batch, sequences, |i, reply| {
+            if let (Content::Refused(refusal), Some(result)) = (reply.content, results.get_mut(start + i)) {
+                *result = Err(refused(&ops[i], refusal));
             }
-        }
-        Ok(())
+            if i < last { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        });
+        let more = if ops.len() > 1 { " and what follows it" } else { "" };
+        answered.map_err(|e| e.during(format_args!("{}{more}", ops[0])))
     }
 }
 
@@ -112,12 +103,11 @@ impl fmt::Debug for RtSocket {
 
 #[cfg(test)]
 mod tests {
-    use netlink_packet_core::NLM_F_REQUEST;
     use types::IfName;
 
     use super::*;
     use crate::op::{AddTbf, Tbf};
-    use crate::wire::Head;
+    use crate::wire::{Head, NLM_F_REQUEST};
 
     #[test]
     fn answers_to_foreign_sequence_numbers_are_skipped() {
@@ -141,7 +131,7 @@ mod tests {
 
     #[test]
     fn a_missing_module_is_not_a_missing_object() {
-        let refusal = || Refusal { errno: Errno::NOENT, message: None, offset: None };
+        let refusal = || Refusal { errno: Errno::NOENT, message: None };
         let tbf = Tbf { rate_bytes: 1, burst_bytes: 1, limit_bytes: 1 };
         let error = refused(&Op::AddTbf(AddTbf { link: 1, tbf }), refusal());
         assert!(error.is_unsupported() && !error.is_missing(), "{error}");

@@ -2,22 +2,30 @@
 
 use std::fmt;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use netlink_packet_core::{NLM_F_ACK_TLVS, NLM_F_CAPPED, NLMSG_DONE, NLMSG_ERROR, NLMSG_NOOP, NetlinkBuffer};
+use netlink_sys::SocketAddr;
 use rustix::io::Errno;
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::sockopt::{
+    Timeout, set_socket_recv_buffer_size_force, set_socket_send_buffer_size_force, set_socket_timeout,
+};
 
 use crate::error::Error;
-use crate::kernel::{NLMSGERR_ATTR_MSG, NLMSGERR_ATTR_OFFS};
-use crate::wire::{attributes, read_text, read_u32};
+use crate::kernel::NLMSGERR_ATTR_MSG;
+use crate::wire::{attribute, read_text, read_u32};
 
 /// How long the kernel may take for an answer. Seconds happen: every request waits for the kernel's one rtnl lock.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The kernel fills at most this much per datagram of a dump; single answers are far smaller.
 const BUFFER: usize = 32 * 1024;
+
+/// More requests than this in one send may need more room than sockets have by default, for them and their answers.
+const FEW: usize = 32;
+const ROOM: usize = 8 << 20;
 
 const HEADER: usize = 16;
 
@@ -32,19 +40,19 @@ pub struct Socket {
     inner: netlink_sys::Socket,
     buffer: Vec<u8>,
     sequence: u32,
+    roomy: bool,
 }
 
 impl Socket {
     pub fn open(protocol: Protocol) -> Result<Self, Error> {
-        let failed = |error: &io::Error| Error::Socket {
-            operation: "open a netlink socket".to_owned(),
-            errno: errno_of(error),
-        };
+        let failed = |error: &io::Error| socket_error("open a netlink socket", errno_of(error));
         let number = match protocol {
             Protocol::Route => netlink_sys::protocols::NETLINK_ROUTE,
             Protocol::Netfilter => netlink_sys::protocols::NETLINK_NETFILTER,
         };
         let inner = netlink_sys::Socket::new(number).map_err(|e| failed(&e))?;
+        // Only the kernel has port 0: from now on it lets nobody else send to us.
+        inner.connect(&SocketAddr::new(0, 0)).map_err(|e| failed(&e))?;
         inner.set_ext_ack(true).map_err(|e| failed(&e))?;
         // An answer without our own request in it: a batch's worth of them must fit the receive buffer.
         inner.set_cap_ack(true).map_err(|e| failed(&e))?;
@@ -53,19 +61,33 @@ impl Socket {
             inner.set_netlink_get_strict_chk(true).map_err(|e| failed(&e))?;
         }
         set_socket_timeout(&inner, Timeout::Recv, Some(TIMEOUT)).map_err(|e| failed(&e.into()))?;
-        Ok(Self { inner, buffer: Vec::with_capacity(BUFFER), sequence: 0 })
+        Ok(Self { inner, buffer: Vec::with_capacity(BUFFER), sequence: 0, roomy: false })
     }
 
-    /// Reserves `count` consecutive sequence numbers and gives the first; never 0, which notifications carry.
-    pub fn take_sequences(&mut self, count: u32) -> u32 {
+    /// Reserves consecutive sequence numbers; never 0, which notifications carry.
+    pub fn take_sequences(&mut self, count: usize) -> Range<u32> {
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
         let first = self.sequence.wrapping_add(1);
         let first = if first == 0 || first.checked_add(count).is_none() { 1 } else { first };
-        self.sequence = first.wrapping_add(count.saturating_sub(1));
-        first
+        let end = first.saturating_add(count);
+        self.sequence = end - 1;
+        first..end
+    }
+
+    /// Makes sure that so many requests fit one send: the kernel queues all answers before the first can be read.
+    /// Needs `CAP_NET_ADMIN` for more than a few.
+    pub fn make_room(&mut self, requests: usize) -> Result<(), Error> {
+        if requests > FEW && !self.roomy {
+            let failed = |errno| socket_error("enlarge a netlink socket", errno);
+            set_socket_recv_buffer_size_force(&self.inner, ROOM).map_err(failed)?;
+            set_socket_send_buffer_size_force(&self.inner, ROOM).map_err(failed)?;
+            self.roomy = true;
+        }
+        Ok(())
     }
 
     /// Sends requests to the kernel; it has worked on all of them when this returns, the answers wait to be received.
-    pub fn send(&self, requests: &[u8]) -> Result<(), Error> {
+    pub(crate) fn send(&self, requests: &[u8]) -> Result<(), Error> {
         loop {
             match self.inner.send(requests, 0) {
                 Ok(sent) if sent == requests.len() => return Ok(()),
@@ -77,20 +99,18 @@ impl Socket {
     }
 
     /// Waits for one datagram from the kernel; it may hold several answers, or none for the caller's sequence numbers.
-    pub fn receive(&mut self) -> Result<Replies<'_>, Error> {
+    pub(crate) fn receive(&mut self) -> Result<Replies<'_>, Error> {
         let operation = "receive the kernel's answer";
         loop {
             self.buffer.clear();
-            match self.inner.recv_from(&mut self.buffer, libc::MSG_TRUNC) {
-                Ok((length, _)) if length > self.buffer.len() => {
+            match self.inner.recv(&mut self.buffer, libc::MSG_TRUNC) {
+                Ok(length) if length > self.buffer.len() => {
                     return Err(Error::Malformed {
                         operation: operation.to_owned(),
                         what: "it is longer than the receive buffer",
                     });
                 }
-                // Only the kernel has port 0: what another process sent is not for us.
-                Ok((_, from)) if from.port_number() != 0 => {}
-                Ok(_) => break,
+                Ok(_) => return Ok(Replies { rest: &self.buffer }),
                 Err(error) => match errno_of(&error) {
                     Errno::INTR => {}
                     Errno::AGAIN => return Err(Error::Timeout { operation: operation.to_owned() }),
@@ -98,7 +118,6 @@ impl Socket {
                 },
             }
         }
-        Ok(Replies { rest: &self.buffer })
     }
 }
 
@@ -125,7 +144,6 @@ fn socket_error(operation: &str, errno: Errno) -> Error {
 /// One answer of the kernel.
 #[derive(Debug)]
 pub struct Reply<'a> {
-    pub kind: u16,
     pub flags: u16,
     pub sequence: u32,
     pub content: Content<'a>,
@@ -145,7 +163,7 @@ pub enum Content<'a> {
 
 /// The answers of one datagram. Bytes that are no message end it.
 #[derive(Debug)]
-pub struct Replies<'a> {
+pub(crate) struct Replies<'a> {
     rest: &'a [u8],
 }
 
@@ -153,20 +171,22 @@ impl<'a> Iterator for Replies<'a> {
     type Item = Reply<'a>;
 
     fn next(&mut self) -> Option<Reply<'a>> {
-        loop {
+        // The check would say the same of no bytes, but in a sentence that it allocates.
+        while !self.rest.is_empty() {
             let message = NetlinkBuffer::new_checked(self.rest).ok()?;
             let length = (message.length() as usize).next_multiple_of(4);
             let body = self.rest.get(HEADER..message.length() as usize)?;
             self.rest = self.rest.get(length..).unwrap_or_default();
-            let (kind, flags) = (message.message_type(), message.flags());
-            let content = match kind {
+            let flags = message.flags();
+            let content = match message.message_type() {
                 NLMSG_NOOP => continue,
                 NLMSG_ERROR => acknowledgement(body, flags)?,
                 NLMSG_DONE => done(body, flags),
                 _ => Content::Data(body),
             };
-            return Some(Reply { kind, flags, sequence: message.sequence_number(), content });
+            return Some(Reply { flags, sequence: message.sequence_number(), content });
         }
+        None
     }
 }
 
@@ -191,29 +211,19 @@ fn done(body: &[u8], flags: u16) -> Content<'_> {
     }
 }
 
-/// The kernel's no: the errno and, where it gave them, its sentence and the place in the request that it dislikes.
+/// The kernel's no: the errno and, where it gave one, its sentence (extended acknowledgement).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     pub errno: Errno,
     pub message: Option<String>,
-    pub offset: Option<u32>,
 }
 
 impl Refusal {
     fn new(code: i32, flags: u16, extended: &[u8]) -> Self {
         // 1..=4095 is what the kernel uses; anything else is no errno and must not reach Errno's own check.
         let number = code.checked_neg().filter(|n| (1..4096).contains(n)).unwrap_or(libc::EIO);
-        let mut refusal = Self { errno: Errno::from_raw_os_error(number), message: None, offset: None };
-        if flags & NLM_F_ACK_TLVS != 0 {
-            for (kind, value) in attributes(extended) {
-                match kind {
-                    NLMSGERR_ATTR_MSG => refusal.message = Some(read_text(value)),
-                    NLMSGERR_ATTR_OFFS => refusal.offset = read_u32(value),
-                    _ => {}
-                }
-            }
-        }
-        refusal
+        let sentence = attribute(extended, NLMSGERR_ATTR_MSG).filter(|_| flags & NLM_F_ACK_TLVS != 0);
+        Self { errno: Errno::from_raw_os_error(number), message: sentence.map(read_text) }
     }
 
     pub fn during(self, words: impl fmt::Display) -> Error {
@@ -238,11 +248,22 @@ mod tests {
     #[test]
     fn sequences_never_repeat_zero_and_stay_consecutive() {
         let mut socket = Socket::open(Protocol::Route).unwrap();
-        assert_eq!(socket.take_sequences(3), 1);
-        assert_eq!(socket.take_sequences(1), 4);
+        assert_eq!(socket.take_sequences(3), 1..4);
+        assert_eq!(socket.take_sequences(1), 4..5);
         socket.sequence = u32::MAX - 1;
-        assert_eq!(socket.take_sequences(5), 1);
-        assert_eq!(socket.take_sequences(1), 6);
+        assert_eq!(socket.take_sequences(5), 1..6);
+        assert_eq!(socket.take_sequences(1), 6..7);
+    }
+
+    #[test]
+    fn nobody_but_the_kernel_can_send_to_us() {
+        let socket = Socket::open(Protocol::Route).unwrap();
+        let mut own = SocketAddr::new(0, 0);
+        socket.inner.get_address(&mut own).unwrap();
+        assert_ne!(own.port_number(), 0);
+        let other = netlink_sys::Socket::new(netlink_sys::protocols::NETLINK_ROUTE).unwrap();
+        let sent = other.send_to(&[0; HEADER], &own, 0).unwrap_err();
+        assert_eq!(errno_of(&sent), Errno::CONNREFUSED);
     }
 
     #[test]
@@ -254,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_capped_refusal_carries_errno_sentence_and_offset() {
+    fn a_capped_refusal_carries_errno_and_sentence() {
         let mut batch = Batch::new();
         let flags = NLM_F_CAPPED | NLM_F_ACK_TLVS;
         batch
@@ -262,7 +283,6 @@ mod tests {
                 body.raw(&(-libc::EEXIST).to_ne_bytes());
                 body.raw(&[0; HEADER]);
                 body.str(NLMSGERR_ATTR_MSG, "it is there");
-                body.u32(NLMSGERR_ATTR_OFFS, 32);
             })
             .unwrap();
         let reply = Replies { rest: batch.as_bytes() }.next().unwrap();
@@ -270,7 +290,6 @@ mod tests {
         let Content::Refused(refusal) = reply.content else { panic!("no refusal") };
         assert_eq!(refusal.errno, Errno::EXIST);
         assert_eq!(refusal.message.as_deref(), Some("it is there"));
-        assert_eq!(refusal.offset, Some(32));
         let error = refusal.during("create bridge br0");
         assert_eq!(
             error.to_string(),

@@ -1,6 +1,7 @@
 //! The bytes of netlink: writing requests into one reused buffer, walking the attributes of answers.
 
 use netlink_packet_core::{Emitable, NLA_F_NESTED, NLA_HEADER_SIZE, NetlinkBuffer, NlasIterator};
+pub use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_REQUEST};
 
 const HEADER: usize = 16;
 
@@ -31,10 +32,6 @@ impl Batch {
 
     pub fn clear(&mut self) {
         self.bytes.clear();
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.bytes.is_empty()
     }
 
     pub fn as_bytes(&self) -> &[u8] {
@@ -146,6 +143,11 @@ pub fn attribute(bytes: &[u8], kind: u16) -> Option<&[u8]> {
     attributes(bytes).find(|(k, _)| *k == kind).map(|(_, value)| value)
 }
 
+/// An attribute inside others, by the types on the way to it.
+pub fn attribute_at<'a>(bytes: &'a [u8], path: &[u16]) -> Option<&'a [u8]> {
+    path.iter().try_fold(bytes, |inner, kind| attribute(inner, *kind))
+}
+
 pub fn read_u32(value: &[u8]) -> Option<u32> {
     value.first_chunk().copied().map(u32::from_ne_bytes)
 }
@@ -187,10 +189,10 @@ mod tests {
         let body = &bytes[HEADER..];
         assert_eq!(attribute(body, 3).map(read_text).as_deref(), Some("eth0"));
         assert_eq!(attribute(body, 4).and_then(read_u32), Some(1500));
-        let nest = attribute(body, 18).unwrap();
-        assert_eq!(attribute(nest, 1), Some(&[9][..]));
-        assert_eq!(attribute(nest, 2).and_then(read_u64), Some(u64::MAX));
+        assert_eq!(attribute_at(body, &[18, 1]), Some(&[9][..]));
+        assert_eq!(attribute_at(body, &[18, 2]).and_then(read_u64), Some(u64::MAX));
         assert_eq!(attribute(body, 99), None);
+        assert_eq!(attribute_at(body, &[99, 1]), None);
     }
 
     #[test]

@@ -3,10 +3,14 @@
 
 use std::net::IpAddr;
 
+use netlink::Refusal;
+use netlink::wire::{Body, attribute, attribute_at};
+use rustix::io::Errno;
+
 use crate::error::Error;
+use crate::number;
 use crate::pod::{HostPort, Protocol};
-use crate::socket::{Refusal, Request, Socket, Verb};
-use crate::wire::{self, Attributes, number};
+use crate::socket::{Request, Socket, Verb};
 
 /// Per network namespace; missing where the kernel tracks no connections.
 const COUNT: &str = "/proc/sys/net/netfilter/nf_conntrack_count";
@@ -67,12 +71,12 @@ fn remove(selectors: &[Selector]) -> Result<(), Error> {
 
 /// Lets the kernel select; returns what it could not. Kernels before 6.8 or so refuse a filter with a deletion.
 fn remove_in_kernel(socket: &mut Socket, selectors: &[Selector]) -> Result<Vec<Selector>, Error> {
-    let requests: Vec<Request> = selectors.iter().map(Selector::request).collect();
+    let requests: Vec<Request<'_>> = selectors.iter().map(Selector::request).collect();
     let mut left = Vec::new();
     for (selector, answer) in selectors.iter().zip(socket.ask(&requests)?) {
         match answer {
             Ok(_) => {}
-            Err(Refusal { errno: libc::EOPNOTSUPP | libc::EINVAL, .. }) => left.push(*selector),
+            Err(Refusal { errno: Errno::OPNOTSUPP | Errno::INVAL, .. }) => left.push(*selector),
             Err(refusal) => return Err(Error::refused(FLUSH, selector.words(), refusal)),
         }
     }
@@ -87,7 +91,7 @@ fn remove_one_by_one(socket: &mut Socket, selectors: &[Selector]) -> Result<(), 
             continue;
         }
         let mut deletions = Vec::new();
-        let all = Request { verb: verb(number::CT_GET, v6), attributes: Attributes::default() };
+        let all = Request::new(verb(number::CT_GET, v6), |_| {});
         let dumped = socket.dump(&all, |entry| {
             if selectors.iter().any(|selector| selector.matches(entry)) {
                 deletions.extend(deletion(entry, v6));
@@ -99,7 +103,7 @@ fn remove_one_by_one(socket: &mut Socket, selectors: &[Selector]) -> Result<(), 
         for answer in socket.ask(&deletions)? {
             match answer {
                 // It may have ended by itself.
-                Ok(_) | Err(Refusal { errno: libc::ENOENT, .. }) => {}
+                Ok(_) | Err(Refusal { errno: Errno::NOENT, .. }) => {}
                 Err(refusal) => return Err(Error::refused(FLUSH, "a connection".to_owned(), refusal)),
             }
         }
@@ -109,7 +113,7 @@ fn remove_one_by_one(socket: &mut Socket, selectors: &[Selector]) -> Result<(), 
 
 fn unreadable(refusal: Refusal) -> Error {
     match refusal.errno {
-        libc::EOPNOTSUPP | libc::EINVAL => Error::Unsupported {
+        Errno::OPNOTSUPP | Errno::INVAL => Error::Unsupported {
             what: "access to the table of connections (ctnetlink)".to_owned(),
             option: "CONFIG_NF_CT_NETLINK",
         },
@@ -124,17 +128,18 @@ fn verb(kind: u16, v6: bool) -> Verb {
 }
 
 /// The request that deletes just this entry: its first tuple names it; the id tells it from one that came after it.
-fn deletion(entry: &[u8], v6: bool) -> Option<Request> {
-    let original = wire::find(entry, number::CTA_TUPLE_ORIG)?;
-    let attributes = Attributes::new(|a| {
-        a.put_nested(number::CTA_TUPLE_ORIG, original);
-        for kind in [number::CTA_ZONE, number::CTA_ID] {
-            if let Some(value) = wire::find(entry, kind) {
-                a.put(kind, value);
+fn deletion(entry: &[u8], v6: bool) -> Option<Request<'static>> {
+    let original = attribute(entry, number::CTA_TUPLE_ORIG)?.to_vec();
+    let [zone, id] =
+        [number::CTA_ZONE, number::CTA_ID].map(|kind| (kind, attribute(entry, kind).map(<[u8]>::to_vec)));
+    Some(Request::new(verb(number::CT_DELETE, v6), move |body| {
+        body.nest(number::CTA_TUPLE_ORIG, |tuple| tuple.raw(&original));
+        for (kind, value) in [&zone, &id] {
+            if let Some(value) = value {
+                body.bytes(*kind, value);
             }
         }
-    });
-    Some(Request { verb: verb(number::CT_DELETE, v6), attributes })
+    }))
 }
 
 impl Side {
@@ -181,28 +186,27 @@ impl Selector {
         }
     }
 
-    fn request(&self) -> Request {
-        let attributes = Attributes::new(|a| {
-            a.nest(self.side.tuple(), |a| self.write_tuple(a));
-            a.nest(number::CTA_FILTER, |a| a.put(self.side.flags(), &self.filter().to_ne_bytes()));
-        });
-        Request { verb: verb(number::CT_DELETE, self.v6), attributes }
+    fn request(&self) -> Request<'_> {
+        Request::new(verb(number::CT_DELETE, self.v6), |body| {
+            body.nest(self.side.tuple(), |tuple| self.write_tuple(tuple));
+            body.nest(number::CTA_FILTER, |filter| filter.u32(self.side.flags(), self.filter()));
+        })
     }
 
-    fn write_tuple(&self, a: &mut Attributes) {
+    fn write_tuple(&self, tuple: &mut Body<'_>) {
         match self.what {
             What::Source(ip) => {
-                a.nest(number::CTA_TUPLE_IP, |a| a.put(source_kind(ip.is_ipv6()), &octets(ip)));
+                tuple.nest(number::CTA_TUPLE_IP, |part| part.bytes(source_kind(ip.is_ipv6()), &octets(ip)));
             }
             What::Destination(host, protocol, port) => {
-                a.nest(number::CTA_TUPLE_IP, |a| {
+                tuple.nest(number::CTA_TUPLE_IP, |part| {
                     if let Some(ip) = host {
-                        a.put(destination_kind(self.v6), &octets(ip));
+                        part.bytes(destination_kind(self.v6), &octets(ip));
                     }
                 });
-                a.nest(number::CTA_TUPLE_PROTO, |a| {
-                    a.put(number::CTA_PROTO_NUM, &[protocol.number()]);
-                    a.put(number::CTA_PROTO_DST_PORT, &port.to_be_bytes());
+                tuple.nest(number::CTA_TUPLE_PROTO, |part| {
+                    part.u8(number::CTA_PROTO_NUM, protocol.number());
+                    part.bytes(number::CTA_PROTO_DST_PORT, &port.to_be_bytes());
                 });
             }
         }
@@ -210,7 +214,7 @@ impl Selector {
 
     /// The same selection as the kernel's, on an entry that it dumped.
     fn matches(&self, entry: &[u8]) -> bool {
-        let part = |path: [u16; 2]| wire::find_path(wire::find(entry, self.side.tuple())?, &path);
+        let part = |[outer, inner]: [u16; 2]| attribute_at(entry, &[self.side.tuple(), outer, inner]);
         match self.what {
             What::Source(ip) => {
                 part([number::CTA_TUPLE_IP, source_kind(self.v6)]) == Some(octets(ip).as_slice())
@@ -245,7 +249,7 @@ fn octets(ip: IpAddr) -> Vec<u8> {
 mod tests {
     use std::process::Command;
 
-    use rustix::thread::{UnshareFlags, unshare_unsafe};
+    use netlink::NetNs;
 
     use super::*;
 
@@ -263,12 +267,6 @@ mod tests {
     #[test]
     fn f3_without_a_filter_in_the_kernel_the_same_connections_go() {
         let in_a_namespace = || {
-            #[expect(
-                unsafe_code,
-                reason = "a network namespace has no memory-safety contract; CLONE_FILES has"
-            )]
-            // SAFETY: only the network namespace is unshared, no file table.
-            unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.unwrap();
             for (from, to) in [("10.0.0.2", "10.0.0.9"), ("10.0.0.3", "10.0.0.2"), ("fd00::2", "fd00::9")] {
                 for port in [53, 54] {
                     conntrack(&format!("-I -s {from} -d {to} -p udp --sport 9 --dport {port} -t 600"));
@@ -287,6 +285,6 @@ mod tests {
             assert_eq!(remove(What::Source(v4), false, Side::Reply), 1);
             assert_eq!(remove(What::Source(v6), true, Side::Original), 0);
         };
-        std::thread::spawn(in_a_namespace).join().unwrap();
+        NetNs::create().unwrap().run(in_a_namespace).unwrap();
     }
 }

@@ -1,6 +1,9 @@
 use std::io;
 use std::net::IpAddr;
 
+use netlink::Refusal;
+use rustix::io::Errno;
+
 use crate::pod::Protocol;
 
 /// What can go wrong with the firewall. Errors of the kernel keep their errno in `source`.
@@ -43,14 +46,23 @@ impl Error {
         }
     }
 
+    /// The netlink socket failed.
+    pub(crate) fn netlink(operation: &'static str, error: netlink::Error) -> Self {
+        match (&error, error.errno()) {
+            (netlink::Error::Timeout { .. }, _) => Self::Timeout { operation },
+            (_, Some(errno)) => Self::io(operation, errno),
+            (_, None) => Self::io(operation, io::Error::other(error)),
+        }
+    }
+
     /// The kernel's answer to a request.
-    pub(crate) fn refused(operation: &'static str, object: String, refusal: crate::socket::Refusal) -> Self {
+    pub(crate) fn refused(operation: &'static str, object: String, refusal: Refusal) -> Self {
         match refusal.errno {
-            libc::EPERM | libc::EACCES => Self::Permission { operation },
-            libc::EOPNOTSUPP | libc::EPROTONOSUPPORT | libc::EAFNOSUPPORT => netfilter_missing(),
+            Errno::PERM | Errno::ACCESS => Self::Permission { operation },
+            Errno::OPNOTSUPP | Errno::PROTONOSUPPORT | Errno::AFNOSUPPORT => netfilter_missing(),
             errno => {
-                let source = io::Error::from_raw_os_error(errno);
-                Self::Transaction { operation, object, reason: refusal.reason, source }
+                let reason = refusal.message.unwrap_or_default();
+                Self::Transaction { operation, object, reason, source: errno.into() }
             }
         }
     }

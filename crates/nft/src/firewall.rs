@@ -1,12 +1,15 @@
 use std::net::IpAddr;
 
+use netlink::Refusal;
+use rustix::io::Errno;
+
 use crate::element::{self, Element, Role};
 use crate::error::Error;
 use crate::pod::{HostPort, NetworkChain, Pod};
 use crate::program;
 use crate::request;
 use crate::ruleset::{self, Family, TABLE};
-use crate::socket::{Refusal, Refused, Request, Socket};
+use crate::socket::{Refused, Request, Socket};
 
 /// How often a pod is tried: structure, leftovers of another pod and the real thing need three; the rest is for races.
 const TRIES: usize = 6;
@@ -20,7 +23,7 @@ const CLEANUP: &str = "remove the firewall's tables";
 
 /// Our tables in one network namespace.
 pub struct Firewall {
-    socket: Socket,
+    pub(crate) socket: Socket,
 }
 
 impl Firewall {
@@ -65,8 +68,8 @@ impl Firewall {
     ) -> Result<Replace, Error> {
         match (step.action, refusal.errno, element.role) {
             // What was to be replaced has gone by itself.
-            (Action::Delete, libc::ENOENT, _) => Ok(Replace::No),
-            (Action::Add, libc::EEXIST, Role::HostPort(port)) => match self.holder(element)? {
+            (Action::Delete, Errno::NOENT, _) => Ok(Replace::No),
+            (Action::Add, Errno::EXIST, Role::HostPort(port)) => match self.holder(element)? {
                 // From an earlier pod that had our address.
                 Some(holder) if pod.addresses.contains(&holder) && !step.replaced => Ok(Replace::Yes),
                 Some(holder) => Err(taken(port, Some(holder))),
@@ -93,7 +96,7 @@ impl Firewall {
                 Removal::Overtaken => {}
             }
         }
-        let source = std::io::Error::from_raw_os_error(libc::ERESTART);
+        let source = Errno::RESTART.into();
         let (object, reason) = (pod.link.to_string(), "other tables kept changing".to_owned());
         Err(Error::Transaction { operation: EXPEL, object, reason, source })
     }
@@ -109,7 +112,7 @@ impl Firewall {
             return Ok((None, elements.iter().collect()));
         }
         // The generation is read first: a change after it is then noticed, wherever it falls.
-        let questions: Vec<Request> =
+        let questions: Vec<Request<'_>> =
             [request::get_generation()].into_iter().chain(ports.iter().map(|e| request::get(e))).collect();
         let mut answers = self.socket.ask(&questions)?.into_iter();
         let generation = answers.next().and_then(Result::ok).and_then(|found| request::generation(&found));
@@ -144,25 +147,25 @@ impl Firewall {
     /// try is without them.
     fn change(
         &mut self,
-        how: fn(&Element<'_>) -> Request,
+        how: for<'e> fn(&'e Element<'e>) -> Request<'e>,
         elements: &[&Element<'_>],
         generation: Option<u32>,
     ) -> Result<Removal, Error> {
         let mut left: Vec<&Element<'_>> = elements.to_vec();
         while !left.is_empty() {
-            let requests: Vec<Request> = left.iter().map(|e| how(e)).collect();
+            let requests: Vec<Request<'_>> = left.iter().map(|e| how(e)).collect();
             let Err(refused) = self.socket.transact(&requests, generation)? else { return Ok(Removal::Done) };
             if let Some(whole) = refused.whole {
                 return match whole.errno {
-                    libc::ERESTART => Ok(Removal::Overtaken),
+                    Errno::RESTART => Ok(Removal::Overtaken),
                     // Without nf_tables in the kernel there is nothing of ours either.
-                    libc::EOPNOTSUPP => Ok(Removal::Done),
+                    Errno::OPNOTSUPP => Ok(Removal::Done),
                     _ => Err(Error::refused(EXPEL, TABLE.to_owned(), whole)),
                 };
             }
             let mut gone = vec![false; left.len()];
             for (place, refusal) in refused.requests {
-                if refusal.errno != libc::ENOENT {
+                if refusal.errno != Errno::NOENT {
                     return Err(Error::refused(EXPEL, left[place].to_string(), refusal));
                 }
                 gone[place] = true;
@@ -178,12 +181,12 @@ impl Firewall {
         let mut missing = self.missing_rules(pod)?;
         let mut elements = element::revisions(pod);
         elements.append(&mut element::of(pod)?);
-        let questions: Vec<Request> = elements.iter().map(request::get).collect();
+        let questions: Vec<Request<'_>> = elements.iter().map(request::get).collect();
         for (element, answer) in elements.iter().zip(self.socket.ask(&questions)?) {
             match answer {
                 Ok(found) if request::holds(element, &found) => {}
                 Ok(_) => missing.push(format!("element {element} (it is there with another value)")),
-                Err(Refusal { errno: libc::ENOENT, .. }) => missing.push(format!("element {element}")),
+                Err(Refusal { errno: Errno::NOENT, .. }) => missing.push(format!("element {element}")),
                 Err(refusal) => return Err(Error::refused(LOOK, element.to_string(), refusal)),
             }
         }
@@ -196,7 +199,7 @@ impl Firewall {
         for &family in element::families(pod) {
             let network = pod.masquerade.filter(|_| family == Family::Inet).map(NetworkChain::id);
             let chains: Vec<&str> = family.chains().iter().copied().chain(network).collect();
-            let questions: Vec<Request> =
+            let questions: Vec<Request<'_>> =
                 chains.iter().map(|chain| request::get_chain(family, chain)).collect();
             let exist = self.socket.ask(&questions)?;
             let ruled = self.chains_with_rules(family)?;
@@ -205,7 +208,7 @@ impl Firewall {
                 match exists {
                     Ok(_) if ruled.iter().any(|ruled| ruled == chain) => {}
                     Ok(_) => missing.push(format!("rules of chain {name}")),
-                    Err(Refusal { errno: libc::ENOENT, .. }) => missing.push(format!("chain {name}")),
+                    Err(Refusal { errno: Errno::NOENT, .. }) => missing.push(format!("chain {name}")),
                     Err(refusal) => return Err(Error::refused(LOOK, name, refusal)),
                 }
             }
@@ -219,7 +222,7 @@ impl Firewall {
             .socket
             .dump(&request::get_rules(family), |rule| chains.extend(request::chain_of_rule(rule)))?;
         match dumped {
-            Ok(()) | Err(Refusal { errno: libc::ENOENT, .. }) => Ok(chains),
+            Ok(()) | Err(Refusal { errno: Errno::NOENT, .. }) => Ok(chains),
             Err(refusal) => Err(Error::refused(LOOK, TABLE.to_owned(), refusal)),
         }
     }
@@ -229,8 +232,8 @@ impl Firewall {
         let answer = self.socket.ask(&[request::get_chain(Family::Inet, Family::Inet.chains()[0])])?.pop();
         match answer {
             Some(Ok(_)) => Ok(()),
-            Some(Err(Refusal { errno: libc::ENOENT, .. })) | None if program::is_installed() => Ok(()),
-            Some(Err(Refusal { errno: libc::ENOENT, .. })) | None => Err(Error::NftMissing),
+            Some(Err(Refusal { errno: Errno::NOENT, .. })) | None if program::is_installed() => Ok(()),
+            Some(Err(Refusal { errno: Errno::NOENT, .. })) | None => Err(Error::NftMissing),
             Some(Err(refusal)) => Err(Error::refused(LOOK, TABLE.to_owned(), refusal)),
         }
     }
@@ -245,7 +248,7 @@ impl Firewall {
             };
             let refusals = refused.whole.into_iter().chain(refused.requests.into_iter().map(|(_, r)| r));
             for refusal in refusals {
-                if !matches!(refusal.errno, libc::ENOENT | libc::EOPNOTSUPP | libc::EAFNOSUPPORT) {
+                if !matches!(refusal.errno, Errno::NOENT | Errno::OPNOTSUPP | Errno::AFNOSUPPORT) {
                     return Err(Error::refused(CLEANUP, format!("{} {TABLE}", family.word()), refusal));
                 }
             }
@@ -286,7 +289,7 @@ struct Step {
     replaced: bool,
 }
 
-fn additions(elements: &[Element<'_>], replace: &[Replace]) -> (Vec<Request>, Vec<Step>) {
+fn additions<'e>(elements: &'e [Element<'e>], replace: &[Replace]) -> (Vec<Request<'e>>, Vec<Step>) {
     let (mut requests, mut steps) = (Vec::with_capacity(elements.len()), Vec::with_capacity(elements.len()));
     for (place, (element, replace)) in elements.iter().zip(replace).enumerate() {
         let replaced = *replace == Replace::Yes;
@@ -315,7 +318,7 @@ fn named(refused: Refused, steps: &[Step]) -> Result<Vec<(Step, Refusal)>, Error
 /// No such table, set or chain; or a table of another version.
 fn wants_structure(element: &Element<'_>, step: Step, refusal: &Refusal) -> bool {
     match (step.action, refusal.errno, element.role) {
-        (Action::Add, libc::ENOENT, _) | (Action::Add, libc::EEXIST, Role::Revision) => true,
+        (Action::Add, Errno::NOENT, _) | (Action::Add, Errno::EXIST, Role::Revision) => true,
         (_, _, _) => false,
     }
 }
@@ -328,7 +331,7 @@ fn why(elements: &[Element<'_>], refusals: Vec<(Step, Refusal)>) -> Error {
     let element = &elements[step.element];
     match (refusal.errno, element.role) {
         // Nobody holds it in the kernel: the pod asks for it twice, for two purposes.
-        (libc::EEXIST, Role::HostPort(port)) => taken(port, None),
+        (Errno::EXIST, Role::HostPort(port)) => taken(port, None),
         (_, _) => Error::refused(ADMIT, element.to_string(), refusal),
     }
 }

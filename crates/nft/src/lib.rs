@@ -13,15 +13,17 @@
 mod element;
 mod error;
 mod firewall;
+mod number;
 mod pod;
 mod program;
 mod request;
 mod ruleset;
 mod socket;
-mod wire;
+mod sweep;
 
 pub mod conntrack;
 
 pub use error::Error;
 pub use firewall::Firewall;
 pub use pod::{Guard, HostPort, Mode, NetworkChain, Pod, Protocol};
+pub use sweep::Stray;

@@ -2,10 +2,12 @@
 
 use std::net::IpAddr;
 
+use netlink::wire::{Body, NLM_F_CREATE, attribute, attribute_at, attributes, read_text};
+
 use crate::element::{Data, Element, bytes};
+use crate::number;
 use crate::ruleset::{Family, TABLE};
-use crate::socket::{NLM_F_CREATE, Request, Verb};
-use crate::wire::{self, Attributes, number};
+use crate::socket::{Request, Verb};
 
 fn verb(family: Family, kind: u16) -> Verb {
     let family = match family {
@@ -16,9 +18,9 @@ fn verb(family: Family, kind: u16) -> Verb {
 }
 
 /// Adds an element; one that is there with the same data is left as it is, with other data it is EEXIST.
-pub(crate) fn add(element: &Element<'_>) -> Request {
+pub(crate) fn add<'e>(element: &'e Element<'e>) -> Request<'e> {
     let verb = Verb { flags: NLM_F_CREATE, ..verb(element.family, number::NEWSETELEM) };
-    Request { verb, attributes: attributes(element, Part::KeyAndData) }
+    Request::new(verb, move |body| write(body, element, Part::KeyAndData))
 }
 
 /// Lets an element expire at once. Since Linux 6.12 this changes an element that is there; before, it leaves it alone. One
@@ -27,48 +29,81 @@ pub(crate) fn add(element: &Element<'_>) -> Request {
 /// Why not delete: the kernel frees deleted elements after a grace period (some 16 ms), and whoever closes a netfilter
 /// socket in the meantime waits for that with all tables locked. A program that starts, deletes and ends would hold
 /// up every other one; an expired element is collected later, and nobody waits.
-pub(crate) fn expire(element: &Element<'_>) -> Request {
+pub(crate) fn expire<'e>(element: &'e Element<'e>) -> Request<'e> {
     let verb = Verb { flags: NLM_F_CREATE, ..verb(element.family, number::NEWSETELEM) };
-    Request { verb, attributes: attributes(element, Part::KeyAndDataForNow) }
+    Request::new(verb, move |body| write(body, element, Part::KeyAndDataForNow))
 }
 
 /// Whether the element that was found is about to expire.
 pub(crate) fn expires(answer: &[u8]) -> bool {
     let path = [number::LIST_ELEMENTS, number::LIST_ELEM, number::ELEM_TIMEOUT];
-    wire::find_path(answer, &path).is_some()
+    attribute_at(answer, &path).is_some()
 }
 
 /// Deletes an element whatever its data is: the kernel looks at the key alone.
-pub(crate) fn delete(element: &Element<'_>) -> Request {
-    Request { verb: verb(element.family, number::DELSETELEM), attributes: attributes(element, Part::Key) }
+pub(crate) fn delete<'e>(element: &'e Element<'e>) -> Request<'e> {
+    Request::new(verb(element.family, number::DELSETELEM), move |body| write(body, element, Part::Key))
 }
 
-pub(crate) fn get(element: &Element<'_>) -> Request {
-    Request { verb: verb(element.family, number::GETSETELEM), attributes: attributes(element, Part::Key) }
+pub(crate) fn get<'e>(element: &'e Element<'e>) -> Request<'e> {
+    Request::new(verb(element.family, number::GETSETELEM), move |body| write(body, element, Part::Key))
 }
 
-pub(crate) fn get_chain(family: Family, chain: &str) -> Request {
-    let attributes = Attributes::new(|a| {
-        a.put_str(number::CHAIN_TABLE, TABLE);
-        a.put_str(number::CHAIN_NAME, chain);
-    });
-    Request { verb: verb(family, number::GETCHAIN), attributes }
+pub(crate) fn get_chain(family: Family, chain: &str) -> Request<'_> {
+    Request::new(verb(family, number::GETCHAIN), move |body| {
+        body.str(number::CHAIN_TABLE, TABLE);
+        body.str(number::CHAIN_NAME, chain);
+    })
 }
 
-pub(crate) fn get_rules(family: Family) -> Request {
-    let attributes = Attributes::new(|a| a.put_str(number::RULE_TABLE, TABLE));
-    Request { verb: verb(family, number::GETRULE), attributes }
+pub(crate) fn get_sets(family: Family) -> Request<'static> {
+    Request::new(verb(family, number::GETSET), |body| body.str(number::SET_TABLE, TABLE))
 }
 
-pub(crate) fn delete_table(family: Family) -> Request {
-    let attributes = Attributes::new(|a| a.put_str(number::TABLE_NAME, TABLE));
-    Request { verb: verb(family, number::DELTABLE), attributes }
+pub(crate) fn name_of_set(set: &[u8]) -> Option<String> {
+    attribute(set, number::SET_NAME).map(read_text)
+}
+
+/// All elements of a set.
+pub(crate) fn get_elements(family: Family, set: &str) -> Request<'_> {
+    Request::new(verb(family, number::GETSETELEM), move |body| write_set(body, set))
+}
+
+/// An element as it was read.
+pub(crate) struct Found<'a> {
+    pub(crate) key: &'a [u8],
+    /// Of a map.
+    pub(crate) value: Option<&'a [u8]>,
+}
+
+pub(crate) fn elements(answer: &[u8]) -> impl Iterator<Item = Found<'_>> {
+    let list = attribute(answer, number::LIST_ELEMENTS).unwrap_or_default();
+    let each = attributes(list).filter(|(kind, _)| *kind == number::LIST_ELEM);
+    each.filter_map(|(_, element)| {
+        let key = attribute_at(element, &[number::ELEM_KEY, number::DATA_VALUE])?;
+        Some(Found { key, value: attribute_at(element, &[number::ELEM_DATA, number::DATA_VALUE]) })
+    })
+}
+
+/// Deletes the element with this key.
+pub(crate) fn delete_key<'a>(family: Family, set: &'a str, key: &[u8]) -> Request<'a> {
+    let key = key.to_vec();
+    Request::new(verb(family, number::DELSETELEM), move |body| {
+        write_element(body, set, |element| write_value(element, number::ELEM_KEY, &key));
+    })
+}
+
+pub(crate) fn get_rules(family: Family) -> Request<'static> {
+    Request::new(verb(family, number::GETRULE), |body| body.str(number::RULE_TABLE, TABLE))
+}
+
+pub(crate) fn delete_table(family: Family) -> Request<'static> {
+    Request::new(verb(family, number::DELTABLE), |body| body.str(number::TABLE_NAME, TABLE))
 }
 
 /// Asks for the number that every change of any table increases.
-pub(crate) fn get_generation() -> Request {
-    let verb = Verb { kind: number::GETGEN, flags: 0, family: 0, version: 0 };
-    Request { verb, attributes: Attributes::default() }
+pub(crate) fn get_generation() -> Request<'static> {
+    Request::new(Verb { kind: number::GETGEN, flags: 0, family: 0, version: 0 }, |_| {})
 }
 
 #[derive(Clone, Copy)]
@@ -81,53 +116,60 @@ enum Part {
 /// The shortest life an element can have, in milliseconds.
 const SHORTEST: u64 = 1;
 
-fn attributes(element: &Element<'_>, part: Part) -> Attributes {
-    Attributes::new(|a| {
-        a.put_str(number::LIST_TABLE, TABLE);
-        a.put_str(number::LIST_SET, element.set);
-        a.nest(number::LIST_ELEMENTS, |a| {
-            a.nest(number::LIST_ELEM, |a| {
-                a.nest(number::ELEM_KEY, |a| a.put(number::DATA_VALUE, &bytes(&element.key)));
-                match part {
-                    Part::Key => {}
-                    Part::KeyAndData => write_data(a, &element.data),
-                    Part::KeyAndDataForNow => {
-                        write_data(a, &element.data);
-                        a.put(number::ELEM_TIMEOUT, &SHORTEST.to_be_bytes());
-                    }
-                }
-            });
-        });
-    })
+fn write(body: &mut Body<'_>, element: &Element<'_>, part: Part) {
+    write_element(body, element.set, |body| {
+        write_value(body, number::ELEM_KEY, &bytes(&element.key));
+        match part {
+            Part::Key => {}
+            Part::KeyAndData => write_data(body, &element.data),
+            Part::KeyAndDataForNow => {
+                write_data(body, &element.data);
+                body.bytes(number::ELEM_TIMEOUT, &SHORTEST.to_be_bytes());
+            }
+        }
+    });
 }
 
-fn write_data(a: &mut Attributes, data: &Data<'_>) {
+fn write_set(body: &mut Body<'_>, set: &str) {
+    body.str(number::LIST_TABLE, TABLE);
+    body.str(number::LIST_SET, set);
+}
+
+fn write_element(body: &mut Body<'_>, set: &str, parts: impl FnOnce(&mut Body<'_>)) {
+    write_set(body, set);
+    body.nest(number::LIST_ELEMENTS, |list| list.nest(number::LIST_ELEM, parts));
+}
+
+fn write_data(body: &mut Body<'_>, data: &Data<'_>) {
     match data {
         Data::None => {}
-        Data::Value(fields) => a.nest(number::ELEM_DATA, |a| a.put(number::DATA_VALUE, &bytes(fields))),
+        Data::Value(fields) => write_value(body, number::ELEM_DATA, &bytes(fields)),
     }
 }
 
+fn write_value(body: &mut Body<'_>, kind: u16, value: &[u8]) {
+    body.nest(kind, |data| data.bytes(number::DATA_VALUE, value));
+}
+
 pub(crate) fn generation(answer: &[u8]) -> Option<u32> {
-    wire::find(answer, number::GEN_ID)?.first_chunk().copied().map(u32::from_be_bytes)
+    attribute(answer, number::GEN_ID)?.first_chunk().copied().map(u32::from_be_bytes)
 }
 
 pub(crate) fn chain_of_rule(rule: &[u8]) -> Option<String> {
-    wire::find(rule, number::RULE_CHAIN).map(wire::text)
+    attribute(rule, number::RULE_CHAIN).map(read_text)
 }
 
 /// Whether the element that was found has our data.
 pub(crate) fn holds(element: &Element<'_>, answer: &[u8]) -> bool {
-    let found = |kinds: &[u16]| wire::find_path(data(answer)?, kinds);
     match &element.data {
         Data::None => true,
-        Data::Value(fields) => found(&[number::DATA_VALUE]).is_some_and(|value| value == bytes(fields)),
+        Data::Value(fields) => value(answer).is_some_and(|value| value == bytes(fields)),
     }
 }
 
 /// The pod that a host port's element leads to: its value is an address and a port, each padded to four bytes.
 pub(crate) fn pod_address(answer: &[u8]) -> Option<IpAddr> {
-    let (address, _port) = wire::find(data(answer)?, number::DATA_VALUE)?.split_last_chunk::<4>()?;
+    let (address, _port) = value(answer)?.split_last_chunk::<4>()?;
     match address.len() {
         4 => address.first_chunk::<4>().map(|ip| IpAddr::from(*ip)),
         16 => address.first_chunk::<16>().map(|ip| IpAddr::from(*ip)),
@@ -135,6 +177,7 @@ pub(crate) fn pod_address(answer: &[u8]) -> Option<IpAddr> {
     }
 }
 
-fn data(answer: &[u8]) -> Option<&[u8]> {
-    wire::find_path(answer, &[number::LIST_ELEMENTS, number::LIST_ELEM, number::ELEM_DATA])
+/// What the first element of an answer leads to.
+fn value(answer: &[u8]) -> Option<&[u8]> {
+    elements(answer).next()?.value
 }

@@ -53,6 +53,18 @@ impl Held {
         Ok(())
     }
 
+    /// The addresses that are claimed for this record, also if it cannot be read.
+    pub fn claimed(&self) -> Result<Vec<IpAddr>, StateError> {
+        let names = file::list(&self.network.dir.join("addresses"))?;
+        let mut claimed = Vec::new();
+        for address in names.iter().filter_map(|name| name.to_str()?.parse().ok()) {
+            if self.network.is_claimed_by(address, self)? {
+                claimed.push(address);
+            }
+        }
+        Ok(claimed)
+    }
+
     /// Gives the addresses back and forgets the attachment. Only claims that are this record's own are removed.
     pub fn release(self) -> Result<(), StateError> {
         let network = &self.network;
@@ -65,9 +77,7 @@ impl Held {
         }
         // The record was damaged, or is not ours to read: what is left are claims that it does not name.
         if self.metadata()?.nlink() > 0 {
-            for name in file::list(&network.dir.join("addresses"))? {
-                name.to_str().and_then(|name| name.parse().ok()).map_or(Ok(()), |ip| self.give_back(ip))?;
-            }
+            self.claimed()?.into_iter().try_for_each(|address| self.give_back(address))?;
         }
         section.leave()
     }

@@ -28,7 +28,7 @@ pub enum Phase {
 
 /// The order in which a record is looked for by somebody who does not hold it. Its holder may rename it between two of
 /// our looks, and it goes pending, ready, pending, gone: only these three looks cannot all miss it.
-const SEARCH: [Phase; 3] = [Phase::Pending, Phase::Ready, Phase::Pending];
+pub(super) const SEARCH: [Phase; 3] = [Phase::Pending, Phase::Ready, Phase::Pending];
 
 impl Phase {
     fn suffix(self) -> &'static str {
@@ -314,6 +314,11 @@ impl Network {
     /// Where a record is written before it has its name. In the critical section only, so one a process is enough.
     fn temp_path(&self) -> PathBuf {
         self.dir.join("attachments").join(format!(".new-{}", std::process::id()))
+    }
+
+    /// Does anybody have this address?
+    pub fn is_claimed(&self, address: IpAddr) -> bool {
+        self.claim_path(address).exists()
     }
 
     pub(super) fn record_path(&self, stem: &str, phase: Phase) -> PathBuf {

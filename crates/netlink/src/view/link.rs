@@ -3,7 +3,7 @@ use types::Mac;
 
 use super::after;
 use crate::kernel::IFLA_BRPORT_MODE;
-use crate::wire::{attribute, attributes, read_text, read_u32};
+use crate::wire::{attribute, attribute_at, attributes, read_text, read_u32};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Link {
@@ -22,7 +22,6 @@ pub struct Link {
     pub peer: Option<u32>,
     pub alias: Option<String>,
     pub kind: Option<String>,
-    pub slave_kind: Option<String>,
     /// Of a bridge port.
     pub hairpin: Option<bool>,
 }
@@ -42,7 +41,6 @@ impl Link {
             peer: None,
             alias: None,
             kind: None,
-            slave_kind: None,
             hairpin: None,
         };
         for (kind, value) in attributes(after::<16>(message)) {
@@ -62,12 +60,10 @@ impl Link {
 
     fn read_info(&mut self, info: &[u8]) {
         self.kind = attribute(info, libc::IFLA_INFO_KIND).map(read_text);
-        self.slave_kind = attribute(info, libc::IFLA_INFO_SLAVE_KIND).map(read_text);
-        if self.slave_kind.as_deref() == Some("bridge") {
-            self.hairpin = attribute(info, libc::IFLA_INFO_SLAVE_DATA)
-                .and_then(|port| attribute(port, IFLA_BRPORT_MODE))
-                .and_then(<[u8]>::first)
-                .map(|mode| *mode != 0);
+        let slave_kind = attribute(info, libc::IFLA_INFO_SLAVE_KIND).map(read_text);
+        if slave_kind.as_deref() == Some("bridge") {
+            let mode = attribute_at(info, &[libc::IFLA_INFO_SLAVE_DATA, IFLA_BRPORT_MODE]);
+            self.hairpin = mode.and_then(<[u8]>::first).map(|mode| *mode != 0);
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::kernel::{
     TCA_TBF_RATE64, TCA_U32_ACT,
 };
 use crate::op::{QdiscAt, Tbf};
-use crate::wire::{attribute, attributes, read_text, read_u32, read_u64};
+use crate::wire::{attribute, attribute_at, attributes, read_text, read_u32, read_u64};
 
 /// A queueing discipline that is the root of what a link sends, or the hook on what it receives.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,12 +55,12 @@ pub(crate) fn redirect_target(message: &[u8]) -> Option<u32> {
     if attribute(list, libc::TCA_KIND).map(read_text)? != "u32" {
         return None;
     }
-    let actions = attribute(attribute(list, libc::TCA_OPTIONS)?, TCA_U32_ACT)?;
+    let actions = attribute_at(list, &[libc::TCA_OPTIONS, TCA_U32_ACT])?;
     attributes(actions).find_map(|(_, action)| {
         if attribute(action, TCA_ACT_KIND).map(read_text)? != "mirred" {
             return None;
         }
-        let parms = attribute(attribute(action, TCA_ACT_OPTIONS)?, TCA_MIRRED_PARMS)?;
+        let parms = attribute_at(action, &[TCA_ACT_OPTIONS, TCA_MIRRED_PARMS])?;
         let redirects = read_u32(parms.get(20..)?)? == TCA_EGRESS_REDIR;
         read_u32(parms.get(24..)?).filter(|_| redirects)
     })

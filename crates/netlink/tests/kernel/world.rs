@@ -37,6 +37,12 @@ pub(crate) fn json(ns: &NetNs, command: &str) -> Value {
     }
 }
 
+/// A veth that has its peer in the pod's namespace.
+pub(crate) fn pair<'a>(pod: &'a NetNs, host: &'a IfName, peer: &'a IfName) -> Veth<'a> {
+    let (host_mac, peer_mac) = (mac(7), mac(8));
+    Veth { host, host_mac, mtu: 1500, master: None, peer, peer_mac, peer_ns: pod.fd() }
+}
+
 /// Waits for what the kernel does in its own time.
 pub(crate) fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(10);
@@ -62,15 +68,7 @@ impl World {
     /// A veth with its peer in the pod's namespace, both up; their indices.
     pub(crate) fn veth(&mut self, host: &str, peer: &str) -> (u32, u32) {
         let (host, peer) = (name(host), name(peer));
-        let veth = Veth {
-            host: &host,
-            host_mac: mac(2),
-            mtu: 1500,
-            master: None,
-            peer: &peer,
-            peer_mac: mac(3),
-            peer_ns: self.pod.fd(),
-        };
+        let veth = Veth { host_mac: mac(2), peer_mac: mac(3), ..pair(&self.pod, &host, &peer) };
         self.h.run(&Op::AddVeth(veth)).unwrap();
         self.p.run(&Op::SetLink(SetLink { up: Some(true), ..SetLink::of(LinkRef::Name(&peer)) })).unwrap();
         (self.h.link(&host).unwrap().unwrap().index, self.p.link(&peer).unwrap().unwrap().index)

@@ -4,24 +4,13 @@ use std::net::IpAddr;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use netlink::NetNs;
 use nft::{Firewall, Guard, HostPort, Mode, NetworkChain, Pod, Protocol};
-use rustix::thread::{UnshareFlags, unshare_unsafe};
 use types::{IfName, Mac};
 
-/// Runs in a thread and a network namespace of its own; both end with the function.
+/// Runs in a network namespace that ends with the function.
 pub(crate) fn in_netns<T: Send>(body: impl FnOnce() -> T + Send) -> T {
-    std::thread::scope(|scope| {
-        let thread = scope.spawn(|| {
-            #[expect(
-                unsafe_code,
-                reason = "a network namespace has no memory-safety contract; CLONE_FILES has"
-            )]
-            // SAFETY: only the network namespace is unshared, no file table.
-            unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.expect("tests of the firewall need root");
-            body()
-        });
-        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
+    NetNs::create().expect("tests of the firewall need root").run(body).expect("a namespace of our own")
 }
 
 /// A program's output; it must succeed.

@@ -6,16 +6,15 @@
 //! pod 3 (10.77.0.3, fd77::3) ─┘
 //! ```
 
-use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::os::fd::AsFd as _;
+use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use netlink::NetNs;
 use nft::{Firewall, Mode, Protocol};
 use rustix::net::sockopt;
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::common::{Sample, run};
 
@@ -82,16 +81,10 @@ impl Lab {
         self.inside(at, || std::fs::write(format!("/proc/sys/net/{path}"), value)).unwrap();
     }
 
-    /// Runs in a thread inside one of the namespaces.
+    /// Runs inside one of the namespaces.
     pub(crate) fn inside<T: Send>(&self, at: At, body: impl FnOnce() -> T + Send) -> T {
-        let namespace = File::open(format!("/run/netns/{}", self.name(at))).unwrap();
-        std::thread::scope(|scope| {
-            let thread = scope.spawn(move || {
-                move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
-                body()
-            });
-            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        })
+        let path = format!("/run/netns/{}", self.name(at));
+        NetNs::open(Path::new(&path)).unwrap().run(body).unwrap()
     }
 
     fn host(&self) {

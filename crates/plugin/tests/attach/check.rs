@@ -13,7 +13,8 @@ enum Where {
 }
 
 /// What is broken, by which command, and a word that the answer must have. `{host}` is the host end, `{ifb}` the link that
-/// shapes what the pod sends, `{state}` the network's state folder, `{4}` and `{6}` the pod's addresses with their prefix.
+/// shapes what the pod sends, `{state}` the network's state folder, `{net}` the network's chain,
+/// `{4}` and `{6}` the pod's addresses with their prefix.
 type Damage = (Where, &'static str, &'static str);
 
 const ANY_MODE: &[Damage] = &[
@@ -39,10 +40,14 @@ const ANY_MODE: &[Damage] = &[
     (Where::Node, "rm {state}/addresses/fd00:88::2", "reservation of fd00:88::2"),
     (Where::Node, "find {state}/attachments -name *.ready -delete", "no attachment"),
     (Where::Node, "nft delete element inet podwire pods4 { 10.88.0.2 }", "pods4 { 10.88.0.2 }"),
-    (Where::Node, "nft flush map inet podwire masq6", "masq6 { fd00:88::2"),
+    (Where::Node, "nft flush set inet podwire {net}-6", "{net}-6 { fd00:88::2"),
     (Where::Node, "nft flush map inet podwire hostport4_any", "hostport4_any { tcp . 8080"),
     (Where::Node, "nft flush set inet podwire self6", "self6"),
-    (Where::Node, "nft flush chain inet podwire nat-postrouting", "rules of chain inet podwire nat-postrouting"),
+    (
+        Where::Node,
+        "nft flush chain inet podwire nat-postrouting",
+        "rules of chain inet podwire nat-postrouting",
+    ),
     (Where::Node, "nft flush table inet podwire", "rules of chain inet podwire guard"),
     (Where::Node, "nft delete table inet podwire", "chain inet podwire guard"),
 ];
@@ -88,7 +93,10 @@ fn fill(template: &str, host: &Host, (pod, result): (&Pod, &Value)) -> String {
         ifname: "eth0".try_into().unwrap(),
     };
     let net = |index: usize| result["ips"][index]["address"].as_str().unwrap();
+    let objects = inspect::nft_json(&host.node).unwrap();
+    let network = objects.iter().find_map(|o| o["chain"]["name"].as_str()?.strip_prefix("net-"));
     template
+        .replace("{net}", &format!("net-{}", network.unwrap_or_default()))
         .replace("{host}", host_link(result))
         .replace("{ifb}", key.shaper_link().as_str())
         .replace("{state}", host.node.state_dir().join("networks/blue").to_str().unwrap())
@@ -102,14 +110,14 @@ fn c6_names_what_is_missing(mode: &str, damages: &[Damage]) {
         let config = rich(&host, mode);
         let (pod, result) = host.attached("a", &config);
         host.check(&pod, &config, &result).unwrap();
-        let command = fill(command, &host, (&pod, &result));
+        let [command, named] = [command, named].map(|text| fill(text, &host, (&pod, &result)));
         match place {
             Where::Pod => pod.sh(&words(&command)),
             Where::Node => host.node.sh(&words(&command)),
         }
         .unwrap();
-        let named = fill(named, &host, (&pod, &result));
-        let error = host.check(&pod, &config, &result).expect_err(&format!("{mode}: nobody missed `{command}`"));
+        let error =
+            host.check(&pod, &config, &result).expect_err(&format!("{mode}: nobody missed `{command}`"));
         assert_eq!(error.code, 105, "{mode} `{command}`: {error:?}");
         assert!(error.msg.contains(&named), "{mode} `{command}`: {:?} is not in {:?}", named, error.msg);
     }
@@ -201,9 +209,15 @@ fn e15_check_tolerates_what_later_plugins_changed_and_said() {
         let host = Host::new("e15-later");
         let config = host.config(&json!({"subnet": DUAL, "mode": mode}));
         let (pod, result) = host.attached("a", &config);
-        let mac = if mode == "bridge" { "02:00:00:00:00:99" } else { result["interfaces"][2]["mac"].as_str().unwrap() };
+        let mac = if mode == "bridge" {
+            "02:00:00:00:00:99"
+        } else {
+            result["interfaces"][2]["mac"].as_str().unwrap()
+        };
+        if mode == "bridge" {
+            pod.sh(&["ip", "link", "set", "eth0", "address", mac]).unwrap();
+        }
         for line in [
-            &format!("ip link set eth0 address {mac}"),
             "ip link add extra0 type veth peer name extra1",
             "ip link set eth0 mtu 1400",
             "ip addr add 192.0.2.7/24 dev eth0",
@@ -214,7 +228,10 @@ fn e15_check_tolerates_what_later_plugins_changed_and_said() {
         // MACs are told in either case.
         let mut later = result.clone();
         later["interfaces"][2]["mac"] = json!(mac.to_uppercase());
-        later["interfaces"].as_array_mut().unwrap().push(json!({"name": "extra0", "sandbox": pod.netns_path()}));
+        later["interfaces"]
+            .as_array_mut()
+            .unwrap()
+            .push(json!({"name": "extra0", "sandbox": pod.netns_path()}));
         later["ips"].as_array_mut().unwrap().push(json!({"address": "192.0.2.7/24", "interface": 2}));
         later["routes"].as_array_mut().unwrap().push(json!({"dst": "198.51.100.0/24"}));
         later["dns"] = json!({"nameservers": ["192.0.2.53"]});

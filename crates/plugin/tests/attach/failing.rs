@@ -47,7 +47,12 @@ fn cases(mode: &str) -> Vec<Case> {
     ];
     if mode == "routed" {
         let node = &["ip route add 10.88.0.77/32 dev lo"];
-        cases.push(Case { node, config: wish(json!({"ips": ["10.88.0.77"]})), code: 103, says: "10.88.0.77" });
+        cases.push(Case {
+            node,
+            config: wish(json!({"ips": ["10.88.0.77"]})),
+            code: 103,
+            says: "10.88.0.77",
+        });
     }
     cases
 }
@@ -64,7 +69,10 @@ fn ifb(pod: &Pod) -> String {
 /// Files of the state folder but for cursors and bitmaps, which only say where to look first.
 fn records(host: &Host) -> BTreeSet<String> {
     let dir = host.node.state_dir();
-    let found = host.node.sh(&["find", dir.to_str().unwrap(), "-path", "*/index/*", "-prune", "-o", "-print"]).unwrap();
+    let found = host
+        .node
+        .sh(&["find", dir.to_str().unwrap(), "-path", "*/index/*", "-prune", "-o", "-print"])
+        .unwrap();
     found.lines().map(str::to_owned).collect()
 }
 

@@ -33,14 +33,19 @@ fn e16_gc_frees_what_is_not_listed_and_never_what_is() {
     for mode in MODES {
         let host = Host::new("e16");
         let config = host.config(&json!({"subnet": DUAL, "mode": mode, "ipMasq": true}));
-        let red = with(&config, &json!({"name": "red", "bridge": "pw1", "subnet": "10.99.0.0/24,fd00:99::/64"}));
+        let red =
+            with(&config, &json!({"name": "red", "bridge": "pw1", "subnet": "10.99.0.0/24,fd00:99::/64"}));
         let kept = [host.attached("a", &config), host.attached("b", &config)];
         let others = host.attached("r", &red);
         let before = Snapshot::of(&host.node).unwrap();
         let stale: Vec<_> = (0..5).map(|n| host.attached(&format!("s{n}"), &config)).collect();
         // One of them vanished without a DEL, one shares its container's id with a living one.
         stale[0].0.destroy().unwrap();
-        let second = host.call_on(Verb::Add, (&kept[0].0, "net1"), &with(&config, &json!({"isDefaultGateway": false})));
+        let second = host.call_on(
+            Verb::Add,
+            (&kept[0].0, "net1"),
+            &with(&config, &json!({"isDefaultGateway": false})),
+        );
         second.ok().unwrap();
         let list = json!({"cni.dev/valid-attachments": listed(&[&kept[0], &kept[1]])});
         assert_eq!(gc_with(&host, &config, &list).ok().unwrap(), Value::Null);
@@ -49,8 +54,14 @@ fn e16_gc_frees_what_is_not_listed_and_never_what_is() {
             host.check(pod, &config, result).unwrap();
         }
         host.check(&others.0, &red, &others.1).unwrap();
-        assert!(ping(&kept[0].0, v4(&kept[1].1), 1).unwrap().all() && ping(&kept[0].0, v6(&kept[1].1), 1).unwrap().all());
-        assert!(inspect::link(&kept[0].0, "net1").is_err(), "{mode}: another ifname of a listed container is not listed");
+        assert!(
+            ping(&kept[0].0, v4(&kept[1].1), 1).unwrap().all()
+                && ping(&kept[0].0, v6(&kept[1].1), 1).unwrap().all()
+        );
+        assert!(
+            inspect::link(&kept[0].0, "net1").is_err(),
+            "{mode}: another ifname of a listed container is not listed"
+        );
     }
 }
 
@@ -102,7 +113,8 @@ fn e16_links_that_no_record_knows_are_swept_but_not_those_of_others() {
     for mode in MODES {
         let host = Host::new("e16-orphan");
         let config = host.config(&json!({"subnet": DUAL, "mode": mode}));
-        let red = with(&config, &json!({"name": "red", "bridge": "pw1", "subnet": "10.99.0.0/24,fd00:99::/64"}));
+        let red =
+            with(&config, &json!({"name": "red", "bridge": "pw1", "subnet": "10.99.0.0/24,fd00:99::/64"}));
         let (kept, orphan, other) =
             (host.attached("a", &config), host.attached("o", &config), host.attached("r", &red));
         // A network whose name begins with ours is another network.

@@ -54,7 +54,8 @@ fn e9_interfaces_of_one_container_are_independent() {
     for mode in MODES {
         let host = Host::new("e9-three");
         let blue = host.config(&json!({"subnet": DUAL, "mode": mode, "ipMasq": true}));
-        let red = with(&blue, &json!({"name": "red", "bridge": "pw1", "subnet": "10.99.0.0/24,fd00:99::/64"}));
+        let red =
+            with(&blue, &json!({"name": "red", "bridge": "pw1", "subnet": "10.99.0.0/24,fd00:99::/64"}));
         // The default route is the first interface's.
         let more = json!({"isDefaultGateway": false});
         let (blue_more, red_more) = (with(&blue, &more), with(&red, &more));
@@ -100,9 +101,7 @@ fn e13_macs_are_as_in_the_result_and_were_set_not_drawn() {
         let config = host.config(&json!({"subnet": DUAL, "mode": mode}));
         let (pod, result) = host.attached("a", &config);
         let name = host_link(&result);
-        for (index, ns, link) in
-            [(0, &*host.node, "pw0"), (1, &*host.node, name), (2, &*pod, "eth0")]
-        {
+        for (index, ns, link) in [(0, &*host.node, "pw0"), (1, &*host.node, name), (2, &*pod, "eth0")] {
             let mac = inspect::link(ns, link).unwrap().mac;
             assert_eq!(result["interfaces"][index]["name"], link, "{mode}");
             assert_eq!(result["interfaces"][index]["mac"].as_str(), mac.as_deref(), "{mode} {link}");
@@ -143,7 +142,10 @@ fn f5_the_host_end_is_named_by_its_key_and_its_alias_tells_the_rest() {
         let name = host_link(&result);
         assert_eq!(name, key("blue", pod.id(), "eth0").host_link(0).as_str());
         let letters = name.strip_prefix("pw").unwrap();
-        assert!(letters.len() == 13 && letters.bytes().all(|b| matches!(b, b'a'..=b'z' | b'2'..=b'7')), "{name}");
+        assert!(
+            letters.len() == 13 && letters.bytes().all(|b| matches!(b, b'a'..=b'z' | b'2'..=b'7')),
+            "{name}"
+        );
         let alias = inspect::link(&host.node, name).unwrap().alias.unwrap();
         let id = pod.id();
         assert_eq!(alias, format!("podwire:blue/{id}/eth0 {}", nets(&result).join(" ")));
@@ -186,7 +188,10 @@ fn f5_the_alias_is_enough_when_the_state_is_lost() {
         let (pod, result) = host.attached("a", &config);
         std::fs::remove_dir_all(host.node.state_dir()).unwrap();
         let (other, others) = host.attached("b", &config);
-        assert!(ips(&others).iter().all(|ip| !ips(&result).contains(ip)), "{mode}: {others} is what {result} has");
+        assert!(
+            ips(&others).iter().all(|ip| !ips(&result).contains(ip)),
+            "{mode}: {others} is what {result} has"
+        );
         assert_eq!(host.refused(&pod, &config).code, 102, "{mode}");
         assert!(ping(&base, v4(&result), 1).unwrap().all() && ping(&base, v6(&others), 1).unwrap().all());
         host.del(&pod, &config);

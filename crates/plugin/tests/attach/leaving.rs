@@ -92,7 +92,10 @@ fn e14_del_without_netns_without_prev_result_and_with_it() {
         for netns in [None, Some(""), Some("/nowhere/at/all")] {
             let scene = Scene::new("e14-netns", mode);
             scene.del(&Call { netns: netns.map(str::to_owned), ..scene.call() });
-            assert!(inspect::link(&scene.pod, "eth0").is_err(), "{mode} {netns:?}: the link is gone in the pod too");
+            assert!(
+                inspect::link(&scene.pod, "eth0").is_err(),
+                "{mode} {netns:?}: the link is gone in the pod too"
+            );
             scene.expect_clean(&format!("{mode}, CNI_NETNS {netns:?}"));
         }
         let scene = Scene::new("e14-prev", mode);
@@ -196,7 +199,8 @@ fn e14_del_with_a_record_that_cannot_be_read() {
     for mode in MODES {
         for text in ["", "{", "null", "\u{0}\u{0}\u{0}", r#"{"schema":1,"network":"blue"}"#] {
             let scene = Scene::new("e14-record", mode);
-            let record = scene.network_dir().join("attachments").join(format!("{}@eth0.ready", scene.pod.id()));
+            let record =
+                scene.network_dir().join("attachments").join(format!("{}@eth0.ready", scene.pod.id()));
             std::fs::write(&record, text).unwrap();
             scene.del(&scene.call());
             scene.expect_clean(&format!("{mode}, record {text:?}"));

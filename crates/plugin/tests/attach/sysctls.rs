@@ -15,7 +15,8 @@ fn set(ns: &Ns, key: &str, value: &str) {
 }
 
 fn recorded(host: &Host) -> Value {
-    let text = std::fs::read_to_string(host.node.state_dir().join("sysctls")).unwrap_or_else(|_| "{}".to_owned());
+    let text =
+        std::fs::read_to_string(host.node.state_dir().join("sysctls")).unwrap_or_else(|_| "{}".to_owned());
     serde_json::from_str(&text).unwrap()
 }
 
@@ -39,7 +40,11 @@ fn f1_a_default_route_that_was_learnt_survives_forwarding() {
         host.node.sh(&words("ip -6 route add default via fe80::b dev up0 proto ra")).unwrap();
         host.attached("a", &host.config(&json!({"subnet": DUAL, "mode": mode})));
         assert_eq!(sysctl(&host.node, "ipv6/conf/all/forwarding"), "1", "{mode}");
-        assert_eq!(sysctl(&host.node, "ipv6/conf/up0/accept_ra"), "2", "{mode}: router advertisements still count");
+        assert_eq!(
+            sysctl(&host.node, "ipv6/conf/up0/accept_ra"),
+            "2",
+            "{mode}: router advertisements still count"
+        );
         assert_eq!(sysctl(&host.node, "ipv6/conf/lo/accept_ra"), "1", "{mode}: nothing was learnt here");
         let changed = &recorded(&host)["/proc/sys/net/ipv6/conf/up0/accept_ra"];
         assert_eq!(*changed, json!({"before": "1", "ours": "2"}), "{mode}");
@@ -58,7 +63,11 @@ fn f1_without_a_learnt_route_or_without_v6_the_uplink_is_left_alone() {
         host.attached("a", &host.config(&json!({"subnet": subnet})));
         assert_eq!(sysctl(&host.node, "ipv6/conf/up0/accept_ra"), "1", "{subnet} {protocol}");
         let forwarding = if subnet == DUAL { "1" } else { "0" };
-        assert_eq!(sysctl(&host.node, "ipv6/conf/all/forwarding"), forwarding, "{subnet}: only where it is needed");
+        assert_eq!(
+            sysctl(&host.node, "ipv6/conf/all/forwarding"),
+            forwarding,
+            "{subnet}: only where it is needed"
+        );
     }
 }
 
@@ -72,13 +81,21 @@ fn f2_pod_link_host_end_and_bridge_take_no_advertisements() {
                 assert_eq!(sysctl(&pod, &format!("ipv6/conf/eth0/{key}")), "0", "{mode} {subnet} {key}");
             }
             for link in [host_link(&result), "pw0"] {
-                assert_eq!(sysctl(&host.node, &format!("ipv6/conf/{link}/accept_ra")), "0", "{mode} {subnet} {link}");
+                assert_eq!(
+                    sysctl(&host.node, &format!("ipv6/conf/{link}/accept_ra")),
+                    "0",
+                    "{mode} {subnet} {link}"
+                );
             }
         }
         let host = Host::new("f2-bridge");
         host.node.sh(&words("ip link add pw0 type bridge")).unwrap();
         host.attached("a", &host.config(&json!({"subnet": DUAL, "mode": mode})));
-        assert_eq!(sysctl(&host.node, "ipv6/conf/pw0/accept_ra"), "0", "{mode}: a bridge that was there before");
+        assert_eq!(
+            sysctl(&host.node, "ipv6/conf/pw0/accept_ra"),
+            "0",
+            "{mode}: a bridge that was there before"
+        );
     }
 }
 
@@ -159,14 +176,19 @@ fn f7_what_is_right_already_is_neither_changed_nor_recorded() {
     // A network that is no gateway has nobody to forward for.
     let host = Host::new("f7-l2");
     set(&host.node, "ipv4/ip_forward", "0");
-    host.attached("a", &host.config(&json!({"subnet": "10.88.0.0/24", "isGateway": false, "isDefaultGateway": false})));
+    host.attached(
+        "a",
+        &host.config(&json!({"subnet": "10.88.0.0/24", "isGateway": false, "isDefaultGateway": false})),
+    );
     assert_eq!(sysctl(&host.node, "ipv4/ip_forward"), "0");
     assert_eq!(recorded(&host), json!({}));
 }
 
 #[test]
 fn f8_a_smaller_port_does_not_change_the_bridges_mtu() {
-    for (asked, expected) in [(json!(null), 1500), (json!(1450), 1450), (json!(1500), 1500), (json!(1280), 1280)] {
+    for (asked, expected) in
+        [(json!(null), 1500), (json!(1450), 1450), (json!(1500), 1500), (json!(1280), 1280)]
+    {
         let host = Host::new("f8");
         let config = host.config(&json!({"subnet": DUAL, "mtu": asked}));
         host.attached("a", &config);

@@ -55,10 +55,15 @@ fn e18_addresses_can_be_asked_for_in_three_places() {
             let call = Call { args, ..Call::pod(Verb::Add, &other, &config) };
             let error = host.plugin.call(&host.node, &call).unwrap().error().unwrap();
             assert_eq!(error.code, 101, "{mode} {place}: {error:?}");
-            assert!(error.msg.contains("10.88.0.42") && error.msg.contains(pod.id()), "who has it: {}", error.msg);
+            assert!(
+                error.msg.contains("10.88.0.42") && error.msg.contains(pod.id()),
+                "who has it: {}",
+                error.msg
+            );
         }
         let host = Host::new("e18-both");
-        let both = json!({"subnet": DUAL, "mode": mode, "runtimeConfig": {"ips": ["10.88.0.9/24", "fd00:88::9"]}});
+        let both =
+            json!({"subnet": DUAL, "mode": mode, "runtimeConfig": {"ips": ["10.88.0.9/24", "fd00:88::9"]}});
         let (_, result) = host.attached("a", &host.config(&both));
         assert_eq!(ips(&result), parsed(["10.88.0.9", "fd00:88::9"]));
     }
@@ -84,7 +89,10 @@ fn e18_dns_comes_from_the_runtime_or_from_the_config() {
     assert_eq!(result["dns"], own);
     let runtime = json!({"servers": ["192.0.2.53"], "searches": ["pod.local"], "options": ["ndots:5"]});
     let (_, result) = host.attached("b", &with(&config, &json!({"runtimeConfig": {"dns": runtime}})));
-    assert_eq!(result["dns"], json!({"nameservers": ["192.0.2.53"], "search": ["pod.local"], "options": ["ndots:5"]}));
+    assert_eq!(
+        result["dns"],
+        json!({"nameservers": ["192.0.2.53"], "search": ["pod.local"], "options": ["ndots:5"]})
+    );
     let (_, result) = host.attached("c", &with(&config, &json!({"dns": {}})));
     assert_eq!(result["dns"], json!({}));
 }
@@ -101,7 +109,8 @@ fn e18_ip_ranges_of_the_runtime_are_used() {
         let (pod, result) = host.attached("a", &config);
         assert_eq!(ips(&result), parsed(["10.77.0.50", "fd00:77::50"]), "{mode}");
         assert_eq!(result["ips"][0]["gateway"], "10.77.0.254");
-        let default = inspect::routes(&pod, Family::V4).unwrap().into_iter().find(|r| r.dst == "default").unwrap();
+        let default =
+            inspect::routes(&pod, Family::V4).unwrap().into_iter().find(|r| r.dst == "default").unwrap();
         assert_eq!(default.gateway, Some("10.77.0.254".parse().unwrap()), "{mode}");
         host.check(&pod, &config, &result).unwrap();
     }
@@ -125,7 +134,13 @@ fn e18_what_we_have_no_use_for_is_tolerated() {
 #[test]
 fn e18_the_mtu_is_on_bridge_host_end_and_pod_and_in_the_result() {
     for mode in MODES {
-        for (asked, expected) in [(json!(1400), 1400), (json!(9000), 9000), (json!(1280), 1280), (json!(0), 1500), (json!(null), 1500)] {
+        for (asked, expected) in [
+            (json!(1400), 1400),
+            (json!(9000), 9000),
+            (json!(1280), 1280),
+            (json!(0), 1500),
+            (json!(null), 1500),
+        ] {
             let host = Host::new("mtu");
             let config = host.config(&json!({"subnet": DUAL, "mode": mode, "mtu": asked}));
             let (pod, result) = host.attached("a", &config);
@@ -155,14 +170,15 @@ fn e18_routes_are_set_with_all_that_they_say() {
             ],
         }}));
         let (pod, result) = host.attached("a", &config);
-        let shown = |line: &str| pod.sh(&words(line)).unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
+        let shown =
+            |line: &str| pod.sh(&words(line)).unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
         for (line, has) in [
             ("ip route show 0.0.0.0/0", &["via 10.88.0.1"][..]),
             ("ip route show 192.0.2.0/24", &["via 10.88.0.7", "metric 77", "mtu 1300", "advmss 1200"]),
             ("ip route show table 100", &["198.51.100.0/24 via 10.88.0.1"]),
             ("ip -6 route show 2001:db8::/32", &["via fd00:88::7", "metric 78", "mtu 1350"]),
             ("ip -6 route show table 101", &["2001:db8:1::/48 via fd00:88::1"]),
-            ("ip route show 203.0.113.0/24", &["dev eth0 scope link"]),
+            ("ip route show 203.0.113.0/24", &["dev eth0", "scope link"]),
         ] {
             let found = shown(line);
             assert!(has.iter().all(|word| found.contains(word)), "{mode} `{line}`: {found:?}");
@@ -171,7 +187,8 @@ fn e18_routes_are_set_with_all_that_they_say() {
         assert_eq!(shown("ip -6 route show default"), "", "{mode}");
         let told = result["routes"].as_array().unwrap();
         let of = |dst: &str| told.iter().find(|route| route["dst"] == dst).unwrap();
-        let expected = json!({"dst": "192.0.2.0/24", "gw": "10.88.0.7", "mtu": 1300, "advmss": 1200, "priority": 77});
+        let expected =
+            json!({"dst": "192.0.2.0/24", "gw": "10.88.0.7", "mtu": 1300, "advmss": 1200, "priority": 77});
         assert_eq!(of("192.0.2.0/24"), &expected, "{mode}");
         assert_eq!(of("198.51.100.0/24")["table"], 100, "{mode}");
         host.check(&pod, &config, &result).unwrap();

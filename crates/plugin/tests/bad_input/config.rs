@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use testkit::{Call, Verb};
 
 use crate::common::{Host, with};
-use crate::watch::{Watch, dual, refused_with, running_pod};
+use crate::watch::{BRIDGE, Watch, dual, refused_with};
 
 /// A config to refuse: what is changed in a good one, the code, and words of the answer.
 type Case = (Value, u32, &'static [&'static str]);
@@ -13,16 +13,18 @@ type Case = (Value, u32, &'static [&'static str]);
 fn refuse_all(label: &str, cases: &[Case]) {
     let host = Host::new(label);
     let good = dual(&host, &json!({}));
-    let running = running_pod(&host, "a", &good);
+    let (running, _) = host.attached("a", &good);
     let pod = host.pod("b");
     let watch = Watch::on(&host, &[&running, &pod]);
     for (more, code, words) in cases {
-        let (case, config) = (more.to_string(), with(&good, more));
-        refused_with(&case, &host.plugin.add(&pod, &config).unwrap(), (*code, words));
-        watch.expect_same(&case);
-        host.del(&pod, &config);
-        watch.expect_same(&format!("DEL after {case}"));
+        let outcome = host.plugin.add(&pod, &with(&good, more)).unwrap();
+        refused_with(&more.to_string(), &outcome, (*code, words));
     }
+    watch.expect_same("ADD");
+    for (more, ..) in cases {
+        host.del(&pod, &with(&good, more));
+    }
+    watch.expect_same("DEL");
 }
 
 #[test]
@@ -90,7 +92,11 @@ fn e7_values_that_cannot_be_are_code_7_and_named() {
                 7,
                 &["runtimeConfig.portMappings[0].hostPort", "65535"],
             ),
-            (json!({"runtimeConfig": {"bandwidth": {"ingressRate": 8000}}}), 7, &["ingressRate", "ingressBurst"]),
+            (
+                json!({"runtimeConfig": {"bandwidth": {"ingressRate": 8000}}}),
+                7,
+                &["ingressRate", "ingressBurst"],
+            ),
             (json!({"ipam": {"subnet": "10.88.0.0/24", "routes": [{"gw": "10.88.0.1"}]}}), 7, &["dst"]),
             (
                 json!({"ipam": {"subnet": "10.88.0.0/24", "routes": [{"dst": "0.0.0.0/0", "gw": "fd00::1"}]}}),
@@ -140,9 +146,10 @@ fn e7_fields_that_we_do_not_serve_are_code_2_with_key_and_value() {
 fn e7_a_state_folder_that_has_no_path_is_refused_by_every_verb() {
     let host = Host::new("statedir");
     let config = dual(&host, &json!({}));
-    let pod = running_pod(&host, "a", &config);
+    let (pod, _) = host.attached("a", &config);
     let watch = Watch::on(&host, &[&pod]);
-    for (state, code) in [(json!(5), 6), (json!("state"), 7), (json!("../state"), 7), (json!("/a\u{0}b"), 7)] {
+    for (state, code) in [(json!(5), 6), (json!("state"), 7), (json!("../state"), 7), (json!("/a\u{0}b"), 7)]
+    {
         let more = json!({"stateDir": state, "prevResult": {}, "cni.dev/valid-attachments": []});
         let config = with(&config, &more);
         for verb in [Verb::Add, Verb::Del, Verb::Check, Verb::Gc, Verb::Status] {
@@ -157,7 +164,7 @@ fn e7_a_state_folder_that_has_no_path_is_refused_by_every_verb() {
 #[test]
 fn c2_a_bridge_too_small_for_ipv6_is_refused_and_left_alone() {
     let host = Host::new("smallbridge");
-    host.node.sh(&["ip", "link", "add", "pw0", "mtu", "1000", "up", "type", "bridge"]).unwrap();
+    host.node.sh(&["ip", "link", "add", BRIDGE, "mtu", "1000", "up", "type", "bridge"]).unwrap();
     let pod = host.pod("a");
     let watch = Watch::on(&host, &[&pod]);
     let config = dual(&host, &json!({}));

@@ -7,13 +7,13 @@ use serde_json::json;
 use testkit::{Call, Verb};
 
 use crate::common::{Host, with_previous};
-use crate::watch::{Watch, dual, refused_with, running_pod};
+use crate::watch::{Watch, dual, refused_with};
 
 #[test]
 fn e7_a_namespace_that_is_none_is_refused_and_del_does_not_care() {
     let host = Host::new("netns");
     let config = dual(&host, &json!({}));
-    let running = running_pod(&host, "a", &config);
+    let (running, _) = host.attached("a", &config);
     let (dir, pod) = (host.node.dir(), host.pod("b"));
     let at = |name: &str| dir.join(name).display().to_string();
     fs::write(at("file"), "x").unwrap();
@@ -38,14 +38,16 @@ fn e7_a_namespace_that_is_none_is_refused_and_del_does_not_care() {
         (at("loop"), 103, "cannot open"),
     ];
     let watch = Watch::on(&host, &[&running, &pod]);
+    let of = |verb, path: &str| Call { netns: Some(path.to_owned()), ..Call::pod(verb, &pod, &config) };
     for (path, code, word) in &cases {
-        let of = |verb| Call { netns: Some(path.clone()), ..Call::pod(verb, &pod, &config) };
-        let outcome = host.plugin.call(&host.node, &of(Verb::Add)).unwrap();
+        let outcome = host.plugin.call(&host.node, &of(Verb::Add, path)).unwrap();
         refused_with(path, &outcome, (*code, &[path, word]));
-        watch.expect_same(path);
-        host.plugin.call(&host.node, &of(Verb::Del)).unwrap().ok().unwrap();
-        watch.expect_same(&format!("DEL after {path}"));
     }
+    watch.expect_same("ADD");
+    for (path, ..) in &cases {
+        host.plugin.call(&host.node, &of(Verb::Del, path)).unwrap().ok().unwrap();
+    }
+    watch.expect_same("DEL");
 }
 
 /// The namespace of a pod that runs: CHECK tells what became of it.
@@ -57,7 +59,8 @@ fn e15_check_of_a_namespace_that_is_none_says_so() {
     let other = host.pod("b");
     let previous = with_previous(&config, &result);
     let elsewhere = other.netns_path().display().to_string();
-    let cases = [("/no/such/netns", 3), ("/dev/null", 3), ("/proc/self/ns/mnt", 4), (elsewhere.as_str(), 105)];
+    let cases =
+        [("/no/such/netns", 3), ("/dev/null", 3), ("/proc/self/ns/mnt", 4), (elsewhere.as_str(), 105)];
     for (path, code) in cases {
         let call = Call { netns: Some(path.to_owned()), ..Call::pod(Verb::Check, &pod, &previous) };
         refused_with(path, &host.plugin.call(&host.node, &call).unwrap(), (code, &[path]));

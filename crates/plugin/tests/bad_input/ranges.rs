@@ -4,19 +4,21 @@ use serde_json::{Value, json};
 use testkit::{Call, Verb};
 
 use crate::common::{Host, ips, nets, with};
-use crate::watch::{Watch, dual, held, refused_with, running_pod};
+use crate::watch::{Watch, dual, held, refused_with};
 
 #[test]
 fn c2_subnets_without_room_for_gateway_and_pod_are_refused_with_the_reason() {
     let host = Host::new("c2");
     let good = dual(&host, &json!({}));
-    let running = running_pod(&host, "a", &good);
+    let (running, _) = host.attached("a", &good);
     let pod = host.pod("b");
     let watch = Watch::on(&host, &[&running, &pod]);
     for subnet in ["10.9.0.0/31", "10.9.0.0/32", "fd09::/127", "fd09::/128", "10.9.0.0/24,fd09::/127"] {
         let small = subnet.split(',').next_back().unwrap();
         let larger = if small.contains(':') { "/126" } else { "/30" };
-        for config in [json!({"subnet": subnet}), json!({"subnet": null, "ipam": {"ranges": [[{"subnet": small}]]}})] {
+        for config in
+            [json!({"subnet": subnet}), json!({"subnet": null, "ipam": {"ranges": [[{"subnet": small}]]}})]
+        {
             let config = with(&good, &config);
             let outcome = host.plugin.add(&pod, &config).unwrap();
             refused_with(subnet, &outcome, (7, &[small, "too small", "gateway", larger]));
@@ -39,7 +41,11 @@ fn c3_an_exhausted_range_says_how_many_are_in_use() {
         let pod = host.pod(&format!("{network}-late"));
         let watch = Watch::on(&host, &[&pod]);
         let all = format!("{room} of {room} in use");
-        refused_with(network, &host.plugin.add(&pod, &config).unwrap(), (100, &[subnet, &all, "remove pods"]));
+        refused_with(
+            network,
+            &host.plugin.add(&pod, &config).unwrap(),
+            (100, &[subnet, &all, "remove pods"]),
+        );
         watch.expect_same(network);
         host.del(&pod, &config);
         watch.expect_same("DEL of the one that got none");
@@ -91,7 +97,7 @@ fn e18_a_taken_address_is_refused_and_its_holder_named() {
     let config = dual(&host, &json!({}));
     let (holder, first) = host.attached("a", &config);
     let pod = host.pod("b");
-    running_pod(&host, "c", &config);
+    host.attached("c", &config);
     let watch = Watch::on(&host, &[&holder, &pod]);
     for address in ips(&first).iter().map(ToString::to_string) {
         for (more, args) in requests(&address) {
@@ -112,7 +118,7 @@ fn e18_addresses_that_no_pod_may_have_are_refused_with_the_reason() {
         [{"subnet": "10.88.0.0/24", "rangeStart": "10.88.0.10", "rangeEnd": "10.88.0.99", "exclude": ["10.88.0.50"]}],
         [{"subnet": "fd00:88::/64"}],
     ]}}));
-    let running = running_pod(&host, "a", &good);
+    let (running, _) = host.attached("a", &good);
     let pod = host.pod("b");
     let watch = Watch::on(&host, &[&running, &pod]);
     let cases = [
@@ -128,7 +134,11 @@ fn e18_addresses_that_no_pod_may_have_are_refused_with_the_reason() {
     for (address, word) in cases {
         for (more, args) in requests(address) {
             let call = Call { args, ..Call::pod(Verb::Add, &pod, &with(&good, &more)) };
-            refused_with(address, &host.plugin.call(&host.node, &call).unwrap(), (7, &["requested address", word]));
+            refused_with(
+                address,
+                &host.plugin.call(&host.node, &call).unwrap(),
+                (7, &["requested address", word]),
+            );
         }
         watch.expect_same(address);
     }

@@ -4,7 +4,7 @@ use serde_json::json;
 use testkit::{Call, Verb};
 
 use crate::common::Host;
-use crate::watch::{Watch, dual, refused_with, running_pod};
+use crate::watch::{Watch, dual, refused_with};
 
 const LIMIT: usize = 1 << 20;
 const VERBS: [Verb; 5] = [Verb::Add, Verb::Del, Verb::Check, Verb::Gc, Verb::Status];
@@ -13,7 +13,7 @@ const VERBS: [Verb; 5] = [Verb::Add, Verb::Del, Verb::Check, Verb::Gc, Verb::Sta
 fn e5_stdin_that_is_no_config_is_code_6_for_every_verb() {
     let host = Host::new("e5stdin");
     let config = dual(&host, &json!({}));
-    let pod = running_pod(&host, "a", &config);
+    let (pod, _) = host.attached("a", &config);
     let watch = Watch::on(&host, &[&pod]);
     let cut = config.to_string();
     let deep = "[".repeat(100_000);

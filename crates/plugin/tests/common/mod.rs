@@ -62,6 +62,19 @@ impl Host {
         verdict(&self.plugin.check(pod, config, previous).unwrap())
     }
 
+    /// CHECK of a container of this name in the pod's namespace.
+    pub(crate) fn check_as(
+        &self,
+        (pod, container): (&Pod, &str),
+        config: &Value,
+        previous: &Value,
+    ) -> Result<(), CniError> {
+        let call = Call::pod(Verb::Check, pod, &with_previous(config, previous));
+        verdict(
+            &self.plugin.call(&self.node, &Call { container: Some(container.to_owned()), ..call }).unwrap(),
+        )
+    }
+
     /// A call about another interface of a pod.
     pub(crate) fn call_on(&self, verb: Verb, (pod, ifname): (&Pod, &str), config: &Value) -> Outcome {
         let call = Call { ifname: Some(ifname.to_owned()), ..Call::pod(verb, pod, config) };

@@ -17,22 +17,6 @@ pub(crate) fn dual(host: &Host, more: &Value) -> Value {
     with(&host.config(&json!({"subnet": DUAL, "ipMasq": true})), more)
 }
 
-/// A pod that runs: bridge, gateways and firewall are there, so that what comes next meets a node at work.
-pub(crate) fn running_pod(host: &Host, name: &str, config: &Value) -> Pod {
-    let (pod, _) = host.attached(name, config);
-    settle(host);
-    pod
-}
-
-/// The kernel gives a bridge its link-local address some time after its first port carries.
-fn settle(host: &Host) {
-    let link_local = |a: &inspect::Address| a.net.addr().is_ipv6() && a.scope == "link";
-    wait_until("the bridge's link-local address", DEADLINE, || {
-        Ok(inspect::addresses(&host.node, BRIDGE)?.iter().any(link_local))
-    })
-    .unwrap();
-}
-
 /// A plugin that is a shell script around ours, which is `"$PLUGIN"` in it.
 ///
 /// Written by another process: a descriptor of our own could be inherited by a child that another test starts at this
@@ -62,7 +46,7 @@ impl Watch {
     pub(crate) fn on_state(host: &Host, pods: &[&Pod], state: &Path) -> Self {
         let node: &Ns = &host.node;
         let all = [node].into_iter().chain(pods.iter().map(|pod| -> &Ns { pod }));
-        let namespaces = all.map(|ns| (ns.clone(), Snapshot::of(ns).unwrap())).collect();
+        let namespaces = all.map(|ns| (ns.clone(), settled(ns))).collect();
         Self { namespaces, state: state.to_owned(), held: held(state) }
     }
 
@@ -75,6 +59,37 @@ impl Watch {
         }
         assert_eq!(held(&self.state), self.held, "{case}: records or claims changed");
     }
+}
+
+/// A snapshot after which nothing comes by itself. Once a link carries, which may be some time after it was set up, the
+/// kernel gives it an IPv6 link-local address, and only then its other addresses are in the local table.
+fn settled(ns: &Ns) -> Snapshot {
+    wait_until("the kernel to be done with IPv6", DEADLINE, || {
+        let links = ns.json(&["ip", "-d", "-j", "link", "show"])?.as_array().cloned().unwrap_or_default();
+        let addresses = inspect::all_addresses(ns)?;
+        let table = ns.json(&["ip", "-6", "-j", "route", "show", "table", "local"])?;
+        let has_route = |address: &inspect::Address| {
+            let ip = address.net.addr().to_string();
+            let here = |route: &Value| route["dst"] == ip && route["dev"] == address.dev;
+            address.scope == "link" || table.as_array().is_some_and(|routes| routes.iter().any(here))
+        };
+        Ok(links.iter().filter(|link| will_have_ipv6(link, &links)).all(|link| {
+            let mut own = addresses.iter().filter(|a| link["ifname"] == a.dev && a.net.addr().is_ipv6());
+            own.clone().any(|a| a.scope == "link") && own.all(has_route)
+        }))
+    })
+    .unwrap();
+    Snapshot::of(ns).unwrap()
+}
+
+/// A bridge carries a little later than its first port does.
+fn will_have_ipv6(link: &Value, all: &[Value]) -> bool {
+    let has =
+        |link: &Value, flag: &str| link["flags"].as_array().is_some_and(|flags| flags.contains(&json!(flag)));
+    let carries =
+        |other: &Value| has(other, "LOWER_UP") && (other == link || other["master"] == link["ifname"]);
+    let wants = link["link_type"] == "ether" && link["inet6_addr_gen_mode"] != "none";
+    wants && link["mtu"].as_u64() >= Some(1280) && has(link, "UP") && all.iter().any(carries)
 }
 
 /// The records and claims under a state folder, each as `network/kind/name`.

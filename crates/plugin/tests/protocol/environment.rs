@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use testkit::{Call, Outcome, Verb, inspect};
 
 use crate::common::{Host, ips, with};
-use crate::watch::{Watch, dual, refused_with, running_pod, wrapped};
+use crate::watch::{Watch, dual, refused_with, wrapped};
 
 const CONTAINER: &str = "CNI_CONTAINERID";
 const NETNS: &str = "CNI_NETNS";
@@ -31,7 +31,7 @@ fn emptied(call: &Call, variables: &[&str]) -> Call {
 fn e2_missing_and_empty_variables_are_all_named() {
     let host = Host::new("e2");
     let config = dual(&host, &json!({}));
-    let pod = running_pod(&host, "a", &config);
+    let (pod, _) = host.attached("a", &config);
     let watch = Watch::on(&host, &[&pod]);
     let all: &[&str] = &[CONTAINER, NETNS, IFNAME];
     let cases = [
@@ -112,7 +112,7 @@ fn e2_version_takes_dummy_values() {
 fn e3_names_that_cannot_be_are_refused_on_add_and_del() {
     let host = Host::new("e3");
     let config = dual(&host, &json!({}));
-    let pod = running_pod(&host, "a", &config);
+    let (pod, _) = host.attached("a", &config);
     let watch = Watch::on(&host, &[&pod]);
     for verb in [Verb::Add, Verb::Del] {
         let call = Call::pod(verb, &pod, &config);
@@ -203,7 +203,7 @@ fn insisting(host: &Host, verb: Verb, value: &str, config: &Value) -> Outcome {
 fn e8_the_override_insists() {
     let host = Host::new("e8override");
     let config = dual(&host, &json!({"isGateway": false, "isDefaultGateway": false}));
-    running_pod(&host, "b", &config);
+    host.attached("b", &config);
     let watch = Watch::on(&host, &[]);
     for value in ["1", "true", "TRUE"] {
         let result = insisting(&host, Verb::Add, value, &config).ok().unwrap();
@@ -220,7 +220,7 @@ fn e8_the_override_insists() {
 fn e8_the_override_cannot_route_through_itself() {
     let host = Host::new("e8self");
     let config = dual(&host, &json!({}));
-    running_pod(&host, "b", &config);
+    host.attached("b", &config);
     let watch = Watch::on(&host, &[]);
     refused_with("ADD", &insisting(&host, Verb::Add, "1", &config), (103, &["route", "local address"]));
     watch.expect_same("ADD");
@@ -248,7 +248,7 @@ fn b1_cni_args_name_the_pod() {
 fn b1_unknown_and_broken_args_are_refused_unless_told_otherwise() {
     let host = Host::new("b1bad");
     let config = dual(&host, &json!({}));
-    let running = running_pod(&host, "a", &config);
+    let (running, _) = host.attached("a", &config);
     let pod = host.pod("b");
     let watch = Watch::on(&host, &[&running, &pod]);
     let cases: [(&str, &[&str]); 9] = [

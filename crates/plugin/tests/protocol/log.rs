@@ -74,9 +74,9 @@ fn c7_b9_a_log_that_cannot_be_written_never_fails_a_pod() {
         "/dev/full".into(),
         "/proc/1/x".into(),
     ];
-    for log in bad {
+    for (number, log) in bad.into_iter().enumerate() {
         let config = dual(&host, &json!({"logFile": log}));
-        let (pod, case) = (host.pod(&format!("p{}", log.as_os_str().len())), log.display());
+        let (pod, case) = (host.pod(&format!("p{number}")), log.display());
         let add = host.plugin.add(&pod, &config).unwrap();
         let result = add.ok().unwrap();
         assert!(add.stderr.contains(&format!("cannot write the log {case}")), "{}", add.stderr);

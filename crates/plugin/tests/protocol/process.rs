@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use testkit::{Call, Outcome, Verb};
 
 use crate::common::{Host, with, with_previous};
-use crate::watch::{Watch, dual, refused, refused_with, running_pod, wrapped};
+use crate::watch::{Watch, dual, refused, refused_with, wrapped};
 
 #[track_caller]
 fn silent(case: &str, outcome: &Outcome) {
@@ -131,7 +131,7 @@ fn e5_stdin_that_cannot_be_read_is_code_5() {
 fn e1_verbs_that_only_look_change_nothing() {
     let host = Host::new("e1look");
     let config = dual(&host, &json!({}));
-    let pod = running_pod(&host, "a", &config);
+    let (pod, _) = host.attached("a", &config);
     let watch = Watch::on(&host, &[&pod]);
     host.plugin.status(&host.node, &config).unwrap().ok().unwrap();
     host.plugin.version(&host.node).unwrap().ok().unwrap();

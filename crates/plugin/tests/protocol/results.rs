@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use testkit::{Call, Verb, inspect};
 
 use crate::common::{Host, host_link, ips, nets, with, with_previous};
-use crate::watch::{BRIDGE, Watch, dual, refused_with, running_pod};
+use crate::watch::{BRIDGE, Watch, dual, refused_with};
 
 fn keys(value: &Value) -> BTreeSet<&str> {
     value.as_object().unwrap().keys().map(String::as_str).collect()
@@ -157,11 +157,15 @@ fn b11_an_add_of_which_a_part_failed_is_a_failure_and_leaves_nothing() {
     let host = Host::new("b11");
     let config = dual(&host, &json!({}));
     let ports = json!({"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]});
-    let running = running_pod(&host, "a", &with(&config, &json!({"runtimeConfig": ports})));
+    let (running, _) = host.attached("a", &with(&config, &json!({"runtimeConfig": ports})));
     let ranges = json!([[{"subnet": "10.88.0.0/24"}], [{"subnet": "fd00:88::/64"}]]);
     let route = |route: Value| json!({"subnet": null, "ipam": {"ranges": ranges, "routes": [route]}});
     let cases = [
-        ("a scope that no gateway has", route(json!({"dst": "10.9.0.0/16", "scope": 254})), "10.9.0.0/16"),
+        (
+            "a scope that no gateway has",
+            route(json!({"dst": "10.9.0.0/16", "gw": "10.88.0.1", "scope": 254})),
+            "10.9.0.0/16",
+        ),
         ("a gateway inside the pod", route(json!({"dst": "10.9.0.0/16", "gw": "127.0.0.1"})), "10.9.0.0/16"),
         ("no gateway for IPv6", route(json!({"dst": "fd09::/64", "gw": "ff02::1"})), "fd09::/64"),
         ("a port that is taken", json!({"runtimeConfig": ports}), "8080"),

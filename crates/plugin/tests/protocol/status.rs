@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use testkit::{Call, Verb};
 
 use crate::common::{Host, with};
-use crate::watch::{BRIDGE, Watch, dual, refused_with, running_pod};
+use crate::watch::{BRIDGE, Watch, dual, refused_with};
 
 const OURS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
@@ -15,7 +15,7 @@ fn e17_status_is_well_on_a_fresh_node_and_on_one_at_work() {
     let host = Host::new("e17");
     let config = dual(&host, &json!({}));
     host.plugin.status(&host.node, &config).unwrap().ok().unwrap();
-    let pod = running_pod(&host, "a", &config);
+    let (pod, _) = host.attached("a", &config);
     let watch = Watch::on(&host, &[&pod]);
     host.plugin.status(&host.node, &config).unwrap().ok().unwrap();
     watch.expect_same("STATUS");
@@ -65,7 +65,7 @@ fn e17_status_is_50_when_an_add_could_not_be_served() {
 fn e17_status_is_51_when_running_pods_lost_their_bridge() {
     let host = Host::new("e17down");
     let config = dual(&host, &json!({}));
-    running_pod(&host, "a", &config);
+    host.attached("a", &config);
     host.node.sh(&["ip", "link", "set", BRIDGE, "down"]).unwrap();
     let status = host.plugin.status(&host.node, &config).unwrap();
     refused_with(

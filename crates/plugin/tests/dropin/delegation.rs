@@ -1,0 +1,329 @@
+//! E19: addresses from another IPAM plugin.
+
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+use testkit::{Call, Outcome, Pod, REFERENCE_DIR, Snapshot, Verb, inspect};
+
+use crate::common::{DUAL, Host, MODES, ips, nets, verdict, with, with_previous, words};
+
+fn host_local(host: &Host, more: &Value) -> Value {
+    let config = host.config(&json!({"isDefaultGateway": true, "ipam": {"type": "host-local", "dataDir": host.node.dir().join("leases"),
+        "ranges": [[{"subnet": "10.88.0.0/24"}], [{"subnet": "fd00:88::/64"}]]}}));
+    // The installed host-local does not speak 1.1.0.
+    with(&with(&config, &json!({"cniVersion": "1.0.0"})), more)
+}
+
+#[test]
+fn e19_host_local_gives_the_addresses_and_gets_them_back() {
+    for mode in MODES {
+        let host = Host::new("e19");
+        let config = host_local(&host, &json!({"mode": mode, "ipMasq": true}));
+        let (pod, result) = host.attached("a", &config);
+        let lease = host.node.dir().join("leases/blue/10.88.0.2");
+        assert!(std::fs::read_to_string(&lease).unwrap().starts_with(pod.id()), "{mode}");
+        let expected = if mode == "bridge" {
+            ["10.88.0.2/24", "fd00:88::2/64"]
+        } else {
+            ["10.88.0.2/32", "fd00:88::2/128"]
+        };
+        assert_eq!(nets(&result), expected, "{mode}");
+        assert_eq!(
+            inspect::addresses(&host.node, "pw0").unwrap().iter().filter(|a| a.scope == "global").count(),
+            2
+        );
+        let (neighbour, neighbours) = host.attached("b", &config);
+        for ip in ips(&neighbours) {
+            assert!(testkit::ping(&pod, ip, 1).unwrap().all(), "{mode}: {ip}");
+        }
+        host.check(&pod, &config, &result).unwrap();
+        for ip in ips(&result) {
+            std::fs::remove_file(host.node.dir().join(format!("leases/blue/{ip}"))).unwrap();
+        }
+        host.check(&pod, &config, &result).expect_err("host-local misses the lease");
+        host.del(&pod, &config);
+        host.del(&neighbour, &config);
+        host.del(&neighbour, &config);
+        let leases = std::fs::read_dir(host.node.dir().join("leases/blue")).unwrap();
+        let left: Vec<_> =
+            leases.map(|e| e.unwrap().file_name()).filter(|n| n.to_str().unwrap().contains("88")).collect();
+        assert_eq!(left, Vec::<std::ffi::OsString>::new(), "{mode}");
+    }
+}
+
+/// An IPAM plugin that writes down how it was called, and answers what it is told to.
+struct Scribe {
+    dir: PathBuf,
+}
+
+const SCRIBE: &str = r#"#!/bin/sh
+dir=${0%/*}
+echo "$CNI_COMMAND" >>"$dir/verbs"
+cat >"$dir/stdin-$CNI_COMMAND"
+env | grep '^CNI_' | sort >"$dir/env-$CNI_COMMAND"
+echo "scribe heard $CNI_COMMAND" >&2
+[ -e "$dir/do-$CNI_COMMAND" ] && . "$dir/do-$CNI_COMMAND"
+[ "$CNI_COMMAND" = ADD ] && cat "$dir/result"
+exit 0
+"#;
+
+impl Scribe {
+    fn new(host: &Host) -> Self {
+        let scribe = Self { dir: host.node.dir().join("cni") };
+        std::fs::create_dir(&scribe.dir).unwrap();
+        // Written by another process: see the script helper of testkit's own tests.
+        let path = scribe.dir.join("scribe").display().to_string();
+        let write = format!("cat >{path} && chmod 755 {path}");
+        assert!(host.node.run(&["sh", "-c", &write], SCRIBE.as_bytes()).unwrap().success());
+        scribe.answers(&json!({"cniVersion": "1.1.0", "ips": [{"address": "10.88.0.9/24", "gateway": "10.88.0.1"},
+            {"address": "fd00:88::9/64", "gateway": "fd00:88::1"}],
+            "routes": [{"dst": "0.0.0.0/0"}, {"dst": "192.0.2.0/24", "gw": "10.88.0.7"}], "dns": {"nameservers": ["10.88.0.53"]}}));
+        scribe
+    }
+
+    fn answers(&self, result: &Value) {
+        std::fs::write(self.dir.join("result"), result.to_string()).unwrap();
+    }
+
+    /// What it does on a verb besides writing it down.
+    fn does(&self, verb: &str, script: &str) {
+        std::fs::write(self.dir.join(format!("do-{verb}")), script).unwrap();
+    }
+
+    fn fails(&self, verb: &str, error: &str) {
+        self.does(verb, &format!("echo '{error}'; exit 1"));
+    }
+
+    fn read(&self, file: &str) -> String {
+        std::fs::read_to_string(self.dir.join(file)).unwrap_or_default()
+    }
+
+    fn verbs(&self) -> Vec<String> {
+        self.read("verbs").lines().map(str::to_owned).collect()
+    }
+
+    fn path(&self) -> (String, String) {
+        ("CNI_PATH".to_owned(), format!("{REFERENCE_DIR}:{}", self.dir.display()))
+    }
+}
+
+fn scribe_config(host: &Host, more: &Value) -> Value {
+    let config = host.config(&json!({"isGateway": true, "ipam": {"type": "scribe", "unknown": [1, null]}}));
+    with(&config, more)
+}
+
+fn call(host: &Host, scribe: &Scribe, call: Call) -> Outcome {
+    host.plugin.call(&host.node, &Call { env: vec![scribe.path()], ..call }).unwrap()
+}
+
+#[test]
+fn e19_all_that_the_plugin_says_is_used() {
+    for mode in MODES {
+        let host = Host::new("e19-says");
+        let scribe = Scribe::new(&host);
+        let config = scribe_config(&host, &json!({"mode": mode}));
+        let pod = host.pod("a");
+        let result = call(&host, &scribe, Call::pod(Verb::Add, &pod, &config)).ok().unwrap();
+        assert_eq!(
+            ips(&result).iter().map(ToString::to_string).collect::<Vec<_>>(),
+            ["10.88.0.9", "fd00:88::9"]
+        );
+        assert_eq!(result["dns"], json!({"nameservers": ["10.88.0.53"]}), "{mode}");
+        assert!(
+            result["routes"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .any(|r| r["dst"] == "192.0.2.0/24" && r["gw"] == "10.88.0.7")
+        );
+        assert!(pod.sh(&words("ip route show 192.0.2.0/24")).unwrap().contains("via 10.88.0.7"), "{mode}");
+        assert!(pod.sh(&words("ip route show default")).unwrap().contains("via 10.88.0.1"), "{mode}");
+        assert_eq!(pod.sh(&words("ip -6 route show default")).unwrap(), "", "{mode}: nobody asked for one");
+        let check = with_previous(&config, &result);
+        verdict(&call(&host, &scribe, Call::pod(Verb::Check, &pod, &check))).unwrap();
+        // The config's own word on DNS is stronger; a default gateway is not doubled.
+        let other = host.pod("b");
+        scribe.answers(&json!({"ips": [{"address": "10.88.0.10/24"}], "routes": [{"dst": "0.0.0.0/0"}]}));
+        let more = json!({"dns": {"nameservers": ["10.88.0.54"]}, "isDefaultGateway": true});
+        let result = call(&host, &scribe, Call::pod(Verb::Add, &other, &with(&config, &more))).ok().unwrap();
+        assert_eq!(result["dns"], json!({"nameservers": ["10.88.0.54"]}), "{mode}");
+        assert_eq!(result["ips"][0]["gateway"], "10.88.0.1", "{mode}: the first of the subnet");
+        let defaults =
+            result["routes"].as_array().unwrap().iter().filter(|r| r["dst"] == "0.0.0.0/0").count();
+        assert_eq!(defaults, 1, "{mode}: {result}");
+    }
+}
+
+#[test]
+fn e19_every_verb_is_forwarded_with_the_same_environment_and_the_config_verbatim() {
+    let host = Host::new("e19-verbatim");
+    let scribe = Scribe::new(&host);
+    let config = scribe_config(&host, &json!({}));
+    let pod = host.pod("a");
+    let args = Some("IgnoreUnknown=1;K8S_POD_NAME=web;FOO=bar".to_owned());
+    // Spaces, order and unknown keys must arrive as they were sent.
+    let pretty =
+        |config: &Value| format!("\n{}\n\n", serde_json::to_string_pretty(config).unwrap()).into_bytes();
+    let result = call(
+        &host,
+        &scribe,
+        Call { args: args.clone(), stdin: pretty(&config), ..Call::pod(Verb::Add, &pod, &config) },
+    );
+    assert!(result.stderr.contains("scribe heard ADD"), "{}", result.stderr);
+    let previous = with_previous(&config, &result.ok().unwrap());
+    let valid =
+        with(&config, &json!({"cni.dev/valid-attachments": [{"containerID": pod.id(), "ifname": "eth0"}]}));
+    for (verb, of_pod, config) in [
+        (Verb::Add, true, &config),
+        (Verb::Check, true, &previous),
+        (Verb::Status, false, &config),
+        (Verb::Gc, false, &valid),
+        (Verb::Del, true, &previous),
+    ] {
+        let base = if of_pod { Call::pod(verb, &pod, config) } else { Call::network(verb, config) };
+        let sent = Call { args: args.clone(), stdin: pretty(config), env: vec![scribe.path()], ..base };
+        if verb != Verb::Add {
+            let outcome = host.plugin.call(&host.node, &sent).unwrap();
+            outcome.ok().unwrap();
+            assert!(
+                outcome.stderr.contains(&format!("scribe heard {}", verb.as_str())),
+                "{}",
+                outcome.stderr
+            );
+        }
+        let name = verb.as_str();
+        assert_eq!(scribe.read(&format!("stdin-{name}")).into_bytes(), sent.stdin, "{name}");
+        let mut expected = vec![format!("CNI_COMMAND={name}"), format!("CNI_PATH={}", scribe.path().1)];
+        expected.extend(args.iter().map(|args| format!("CNI_ARGS={args}")));
+        if of_pod {
+            expected.push(format!("CNI_CONTAINERID={}", pod.id()));
+            expected.push(format!("CNI_NETNS={}", pod.netns_path().display()));
+            expected.push("CNI_IFNAME=eth0".to_owned());
+        }
+        expected.sort();
+        assert_eq!(scribe.read(&format!("env-{name}")).lines().collect::<Vec<_>>(), expected, "{name}");
+    }
+    assert_eq!(scribe.verbs(), ["ADD", "CHECK", "STATUS", "GC", "DEL"]);
+}
+
+#[test]
+fn e19_its_error_is_passed_on() {
+    let error = r#"{"cniVersion":"1.1.0","code":11,"msg":"lease server away","details":"eth7 is down"}"#;
+    for verb in [Verb::Add, Verb::Check, Verb::Del, Verb::Gc, Verb::Status] {
+        let host = Host::new("e19-error");
+        let scribe = Scribe::new(&host);
+        let config = scribe_config(&host, &json!({}));
+        let pod = host.pod("a");
+        let mut asked = config.clone();
+        if verb != Verb::Add {
+            let result = call(&host, &scribe, Call::pod(Verb::Add, &pod, &config)).ok().unwrap();
+            asked = with(&config, &json!({"prevResult": result, "cni.dev/valid-attachments": []}));
+        }
+        scribe.fails(verb.as_str(), error);
+        let base = match verb {
+            Verb::Gc | Verb::Status | Verb::Version => Call::network(verb, &asked),
+            Verb::Add | Verb::Check | Verb::Del => Call::pod(verb, &pod, &asked),
+        };
+        let said = call(&host, &scribe, base).error().unwrap();
+        assert_eq!(said.code, 11, "{}: {said:?}", verb.as_str());
+        assert!(
+            said.msg.contains("lease server away") && said.msg.contains("scribe"),
+            "{}: {said:?}",
+            verb.as_str()
+        );
+        if matches!(verb, Verb::Del | Verb::Gc) {
+            assert!(inspect::link(&pod, "eth0").is_err(), "{}: our part is done all the same", verb.as_str());
+        }
+    }
+}
+
+#[test]
+fn e19_a_plugin_that_answers_nonsense_is_named() {
+    for (script, says) in [
+        ("echo nonsense; exit 0", "scribe"),
+        ("exit 7", "7"),
+        ("kill -9 $$", "scribe"),
+        (r#"echo '{"cniVersion":"1.1.0","ips":[]}'; exit 0"#, "no address"),
+        (r#"echo '{"cniVersion":"1.1.0","ips":[{"address":"10.88.0.300/24"}]}'; exit 0"#, "10.88.0.300"),
+    ] {
+        let host = Host::new("e19-nonsense");
+        let scribe = Scribe::new(&host);
+        scribe.does("ADD", script);
+        let (pod, config) = (host.pod("a"), scribe_config(&host, &json!({})));
+        let error = call(&host, &scribe, Call::pod(Verb::Add, &pod, &config)).error().unwrap();
+        assert!(error.msg.contains(says), "{script}: {error:?}");
+        assert_eq!(scribe.verbs(), ["ADD", "DEL"], "{script}: what it may have given goes back");
+        assert!(
+            inspect::links(&pod).unwrap().len() == 1 && inspect::links(&host.node).unwrap().len() <= 2,
+            "{script}"
+        );
+    }
+}
+
+#[test]
+fn e19_what_it_gave_goes_back_when_the_rest_fails() {
+    for mode in MODES {
+        let host = Host::new("e19-back");
+        let scribe = Scribe::new(&host);
+        let ports = json!({"runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80}]}});
+        let own = with(
+            &host.config(
+                &json!({"name": "own", "bridge": "pw9", "subnet": "10.99.0.0/24,fd00:99::/64", "mode": mode}),
+            ),
+            &ports,
+        );
+        let (_holder, _) = host.attached("holder", &own);
+        let config = scribe_config(&host, &json!({"mode": mode}));
+        let pod = host.pod("a");
+        // Once, so that bridge and chains are there.
+        call(&host, &scribe, Call::pod(Verb::Add, &pod, &config)).ok().unwrap();
+        call(&host, &scribe, Call::pod(Verb::Del, &pod, &config)).ok().unwrap();
+        let before = Snapshot::of(&host.node).unwrap();
+        let error = call(&host, &scribe, Call::pod(Verb::Add, &pod, &with(&config, &ports))).error().unwrap();
+        assert!(error.msg.contains("8080"), "{mode}: {error:?}");
+        assert_eq!(scribe.verbs()[2..], ["ADD", "DEL"], "{mode}");
+        assert_eq!(scribe.read("stdin-DEL"), scribe.read("stdin-ADD"), "{mode}");
+        before.expect_same(&host.node).unwrap();
+        // Somebody makes the interface between our look and our ADD.
+        scribe.does(
+            "ADD",
+            "nsenter --net=\"$CNI_NETNS\" ip link add \"$CNI_IFNAME\" type veth peer name other >/dev/null",
+        );
+        let error = call(&host, &scribe, Call::pod(Verb::Add, &pod, &config)).error().unwrap();
+        assert!(error.code >= 100, "{mode}: {error:?}");
+        assert_eq!(scribe.verbs()[4..], ["ADD", "DEL"], "{mode}");
+        before.expect_same(&host.node).unwrap();
+        assert_eq!(
+            inspect::link(&pod, "eth0").unwrap().kind(),
+            Some("veth"),
+            "{mode}: not ours, and still there"
+        );
+        assert_eq!(inspect::addresses(&pod, "eth0").unwrap(), [], "{mode}");
+    }
+}
+
+#[test]
+fn e19_an_unknown_plugin_is_a_clear_error_and_never_keeps_a_pod_from_going() {
+    let host = Host::new("e19-unknown");
+    let config = host.config(&json!({"ipam": {"type": "no-such-ipam"}}));
+    let before = Snapshot::of(&host.node).unwrap();
+    let pod = host.pod("a");
+    let error = host.refused(&pod, &config);
+    assert!(error.msg.contains("no-such-ipam") && error.msg.contains("CNI_PATH"), "{error:?}");
+    assert!(error.msg.contains(REFERENCE_DIR), "where it was looked for: {error:?}");
+    let left = before.difference(&Snapshot::of(&host.node).unwrap());
+    assert!(left.new.iter().all(|line| line.contains("pw0")), "{left}");
+    for bad in ["../host-local", "/usr/lib/cni/host-local", ".."] {
+        let error = host.refused(&pod, &host.config(&json!({"ipam": {"type": bad}})));
+        assert_eq!(error.code, 7, "{bad}: {error:?}");
+    }
+    // It was there for the ADD and was uninstalled since.
+    let (pod, _) = host.attached("b", &host.config(&json!({"subnet": DUAL})));
+    let error = delete(&host, &pod, &config);
+    assert!(error.msg.contains("no-such-ipam"), "{error:?}");
+    assert!(inspect::link(&pod, "eth0").is_err(), "our part is done all the same");
+}
+
+fn delete(host: &Host, pod: &Pod, config: &Value) -> testkit::CniError {
+    host.plugin.del(pod, config).unwrap().error().unwrap()
+}
