@@ -114,22 +114,32 @@ fn number(address: IpAddr) -> u128 {
     }
 }
 
-/// Where a set's round robin stands: the address that was handed out last.
+/// Where each set's round robin stands: the address that was handed out last, as text in a slot of its own. Written in
+/// place: to make a file anew costs more than all the rest of an allocation.
+const CURSORS: &str = "last";
+/// The longest IPv6 address has 45 characters.
+const SLOT: usize = 48;
+
 pub(super) fn last(network: &Path, set: usize) -> Option<IpAddr> {
     // A missing or broken cursor costs nothing but the order.
-    std::fs::read_to_string(folder(network).join(format!("last.{set}"))).ok()?.trim().parse().ok()
+    let file = File::open(folder(network).join(CURSORS)).ok()?;
+    let mut slot = [0u8; SLOT];
+    let read = file.read_at(&mut slot, (set * SLOT) as u64).ok()?;
+    std::str::from_utf8(&slot[..read]).ok()?.trim_matches(['\0', ' ']).parse().ok()
 }
 
 pub(super) fn remember(network: &Path, set: usize, address: IpAddr) -> Result<(), StateError> {
-    let path = folder(network).join(format!("last.{set}"));
-    std::fs::write(&path, address.to_string()).map_err(io("write", &path))
+    let path = folder(network).join(CURSORS);
+    let mut options = File::options();
+    let file = options.create(true).truncate(false).write(true).open(&path).map_err(io("open", &path))?;
+    file.write_all_at(format!("{address:<SLOT$}").as_bytes(), (set * SLOT) as u64).map_err(io("write", &path))
 }
 
 /// Removes all indexes; the cursors stay.
 pub(super) fn remove_all(network: &Path) -> Result<(), StateError> {
     let dir = folder(network);
     for name in file::list(&dir)? {
-        if !name.as_encoded_bytes().starts_with(b"last.") {
+        if name != CURSORS {
             remove_if_there(&dir.join(name))?;
         }
     }
@@ -147,7 +157,7 @@ mod tests {
         assert_eq!(offset_in("fd00::1-fd00::ff", ip("fd00::1")), Some(0));
         assert_eq!(offset_in("10.0.0.1-10.0.0.254", ip("10.0.1.7")), None);
         assert_eq!(offset_in("10.0.0.1-10.0.0.254", ip("fd00::1")), None);
-        assert_eq!(offset_in("last.0", ip("10.0.0.7")), None);
+        assert_eq!(offset_in(CURSORS, ip("10.0.0.7")), None);
         assert_eq!(offset_in("fd00::-fd00::ffff:ffff:ffff", ip("fd00::ffff:0:0")), None);
     }
 }

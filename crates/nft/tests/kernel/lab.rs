@@ -16,7 +16,7 @@ use netlink::NetNs;
 use nft::{Firewall, Mode, Protocol};
 use rustix::net::sockopt;
 
-use crate::common::{Sample, run};
+use crate::common::{Sample, all_elements, run};
 
 /// Long enough for a loaded machine; only failing tests wait for it.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -92,7 +92,7 @@ impl Lab {
         self.ip(host, &format!("link add up0 type veth peer name eth0 netns {}", self.name(outside)));
         for (at, link, n) in [(host, "up0", 1), (outside, "eth0", 2)] {
             self.ip(at, &format!("addr add 192.0.2.{n}/24 dev {link}"));
-            self.ip(at, &format!("addr add 2001:db8::{n}/64 dev {link}"));
+            self.ip(at, &format!("addr add 2001:db8::{n}/64 dev {link} nodad"));
             self.ip(at, &format!("link set {link} up"));
         }
         // As in the attach modes: the bridge has the gateway's address, with ports or without.
@@ -102,7 +102,7 @@ impl Lab {
             Mode::Routed => ("32", "128"),
         };
         self.ip(host, &format!("addr add 10.77.0.1/{v4} dev br0"));
-        self.ip(host, &format!("addr add fd77::1/{v6} dev br0"));
+        self.ip(host, &format!("addr add fd77::1/{v6} dev br0 nodad"));
         self.ip(host, "link set br0 up");
         self.sysctl(host, "ipv4/ip_forward", "1");
         self.sysctl(host, "ipv6/conf/all/forwarding", "1");
@@ -119,7 +119,7 @@ impl Lab {
                 self.ip(host, &format!("link set {link} master br0 up"));
                 self.ip(host, &format!("link set {link} type bridge_slave hairpin on"));
                 self.ip(pod, &format!("addr add 10.77.0.{n}/24 dev eth0"));
-                self.ip(pod, &format!("addr add fd77::{n}/64 dev eth0"));
+                self.ip(pod, &format!("addr add fd77::{n}/64 dev eth0 nodad"));
                 self.ip(pod, "link set eth0 up");
             }
             Mode::Routed => {
@@ -129,7 +129,7 @@ impl Lab {
                 self.ip(host, &format!("neigh add fd77::{n} lladdr {mac} nud permanent dev {link}"));
                 self.sysctl(host, &format!("ipv4/conf/{link}/route_localnet"), "1");
                 self.ip(pod, &format!("addr add 10.77.0.{n}/32 dev eth0"));
-                self.ip(pod, &format!("addr add fd77::{n}/128 dev eth0"));
+                self.ip(pod, &format!("addr add fd77::{n}/128 dev eth0 nodad"));
                 self.ip(pod, "link set eth0 up");
                 self.ip(pod, "route add 10.77.0.1 dev eth0");
                 self.ip(pod, "route add fd77::1 dev eth0");
@@ -151,7 +151,11 @@ impl Lab {
     }
 
     pub(crate) fn expel(&self, sample: &Sample) {
-        self.inside(At::Host, || Firewall::open().unwrap().expel(&sample.pod()).unwrap());
+        self.inside(At::Host, || {
+            Firewall::open().unwrap().expel(&sample.pod()).unwrap();
+            // Elements expire at the next tick of the kernel's clock; this waits for it.
+            all_elements();
+        });
     }
 
     pub(crate) fn serve(&self, at: At, protocol: Protocol, address: &str) -> Server {

@@ -135,9 +135,10 @@ fn nobody_answers_for_another_pod() {
     for (mode, checked) in [("bridge", true), ("bridge", false), ("routed", true), ("routed", false)] {
         let host = Host::new("spoof-answer");
         let config = host.config(&json!({"subnet": DUAL, "mode": mode, "spoofCheck": checked}));
-        let ((asks, _), (mallory, _)) = (host.attached("a", &config), host.attached("m", &config));
+        let ((asks, _), (mallory, mallorys)) = (host.attached("a", &config), host.attached("m", &config));
         let (victim, victims) = host.attached("v", &config);
         impersonate(&mallory, &victim, [v4(&victims), v6(&victims)]);
+        let mac = mallorys["interfaces"][2]["mac"].as_str();
         // A route per pod cannot be answered for, whatever is checked.
         let fooled = mode == "bridge" && !checked;
         for address in ips(&victims) {
@@ -145,6 +146,10 @@ fn nobody_answers_for_another_pod() {
                 let count = if fooled { 5 } else { 1 };
                 let answered = ping(from, address, count).unwrap().any();
                 assert_eq!(answered, fooled, "{mode}, spoofCheck {checked}: {address} from {}", from.name());
+                // Also an answer to ARP or ND alone would take the pod off the air.
+                let known = inspect::neighbours(from).unwrap();
+                let believed = known.iter().any(|n| n.dst == address && n.mac.as_deref() == mac);
+                assert_eq!(believed, fooled, "{mode}, spoofCheck {checked}: {address} at {}", from.name());
             }
         }
     }
