@@ -82,16 +82,44 @@ pub(crate) fn undo(mut held: Held, key: &AttachmentKey) -> Result<(), Error> {
 /// The kernel's part. The link goes first: while it lives, it stays guarded.
 fn unwire(attachment: &Attachment) -> Vec<Error> {
     let mut errors = Vec::new();
-    errors.extend(remove_ours(&attachment.key, attachment.host_link.clone()).err());
-    let addresses: Vec<_> = attachment.ips().collect();
-    // Without a cookie the record was made from what the link tells, and there may be more.
-    errors.extend(match attachment.netns_cookie {
-        Some(_) => firewall::expel(attachment).err(),
-        None => firewall::sweep(&attachment.host_link, &addresses).err(),
-    });
-    // A new pod with this address must not inherit its flows (F3).
-    errors.extend(nft::conntrack::flush(&addresses).err().map(Error::from));
+    let rest = || {
+        let addresses: Vec<_> = attachment.ips().collect();
+        // Without a cookie the record was made from what the link tells, and there may be more.
+        let expelled = match attachment.netns_cookie {
+            Some(_) => firewall::expel(attachment),
+            None => firewall::sweep(&attachment.host_link, &addresses),
+        };
+        // A new pod with this address must not inherit its flows (F3).
+        let flushed = nft::conntrack::flush(&addresses).map_err(Error::from);
+        [expelled, flushed]
+    };
+    let results = match host_end(attachment) {
+        Ok(Some((mut host, link))) => {
+            let (deleted, rest) = host.delete_link(link.index, rest);
+            errors.extend(unless_missing(deleted).err());
+            rest
+        }
+        Ok(None) => rest(),
+        Err(error) => {
+            errors.push(error);
+            rest()
+        }
+    };
+    errors.extend(results.into_iter().filter_map(Result::err));
     errors
+}
+
+/// The link of the attachment, if it is still there; what shapes it is removed on the way.
+fn host_end(attachment: &Attachment) -> Result<Option<(RtSocket, Link)>, Error> {
+    let mut host = RtSocket::open()?;
+    let names = [attachment.key.shaper_link(), attachment.host_link.clone()];
+    let (host_ends, shapers): (Vec<Link>, Vec<Link>) = ours(&mut host, &names, &attachment.key)?
+        .into_iter()
+        .partition(|link| link.name == attachment.host_link.as_str());
+    for shaper in shapers {
+        delete_link(&mut host, shaper.index)?;
+    }
+    Ok(host_ends.into_iter().next().map(|link| (host, link)))
 }
 
 /// Removes a link of ours that no record knows, and what firewall and conntrack have of it.
@@ -126,7 +154,11 @@ fn ours(host: &mut RtSocket, names: &[IfName], key: &AttachmentKey) -> Result<Ve
 
 /// Deleting a link that goes at the same moment (its namespace was removed) is no failure.
 pub(crate) fn delete_link(host: &mut RtSocket, index: u32) -> Result<(), Error> {
-    match host.run(&Op::DelLink(index)) {
+    unless_missing(host.run(&Op::DelLink(index)))
+}
+
+fn unless_missing(deleted: Result<(), netlink::Error>) -> Result<(), Error> {
+    match deleted {
         Err(e) if e.is_missing() => Ok(()),
         other => Ok(other?),
     }

@@ -12,7 +12,7 @@ use crate::state::Attachment;
 
 /// What takes longer will come all the same: no reason to refuse the pod, none to wait for ever.
 const PATIENCE: Duration = Duration::from_secs(1);
-const PAUSE: Duration = Duration::from_micros(200);
+const PAUSE: Duration = Duration::from_micros(30);
 
 /// Waits until the pod can be reached and can reach its gateways. Costs a few lookups where it is so already.
 pub(crate) fn wait(host: &mut RtSocket, pod: &mut RtSocket, attachment: &Attachment) -> Result<(), Error> {

@@ -42,8 +42,10 @@ pub(crate) fn protect_pod_link(link: &IfName, has_ipv6: bool) -> Result<(), Erro
     for key in ["accept_ra", "autoconf", "accept_redirects"] {
         set(ipv6(link.as_str(), key), "0")?;
     }
-    // Runtimes may switch IPv6 off in a namespace; an address could not be added then.
-    if has_ipv6 { set(ipv6(link.as_str(), "disable_ipv6"), "0") } else { Ok(()) }
+    // Runtimes may switch IPv6 off in a namespace; an address could not be added then. Only written where it must be: for
+    // this one the kernel spins until nobody has the lock over all links.
+    let disabled = ipv6(link.as_str(), "disable_ipv6");
+    if has_ipv6 && reads(&disabled, "1") { set(disabled, "0") } else { Ok(()) }
 }
 
 /// Connections from 127.0.0.1 to a hostPort leave through this link with a loopback source, until they are masqueraded.

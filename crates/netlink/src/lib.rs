@@ -11,6 +11,7 @@
 //! The types of the netlink-packet crates stay inside; callers see `types`, `ipnet` and what is defined here.
 //! It touches the kernel's network configuration and nothing else: no files, no processes, no clock.
 
+mod deletion;
 mod dump;
 mod encode;
 mod error;

@@ -64,6 +64,15 @@ impl Socket {
         Ok(Self { inner, buffer: Vec::with_capacity(BUFFER), sequence: 0, roomy: false })
     }
 
+    /// A socket that the kernel tells what happens to links, and whose `receive` waits at most so long.
+    pub(crate) fn open_for_links(patience: Duration) -> Result<Self, Error> {
+        let socket = Self::open(Protocol::Route)?;
+        let failed = |errno| socket_error("listen for changes of links", errno);
+        socket.inner.add_membership(libc::RTNLGRP_LINK).map_err(|e| failed(errno_of(&e)))?;
+        set_socket_timeout(&socket.inner, Timeout::Recv, Some(patience)).map_err(failed)?;
+        Ok(socket)
+    }
+
     /// Reserves consecutive sequence numbers; never 0, which notifications carry.
     pub fn take_sequences(&mut self, count: usize) -> Range<u32> {
         let count = u32::try_from(count).unwrap_or(u32::MAX);
@@ -144,6 +153,7 @@ fn socket_error(operation: &str, errno: Errno) -> Error {
 /// One answer of the kernel.
 #[derive(Debug)]
 pub struct Reply<'a> {
+    pub kind: u16,
     pub flags: u16,
     pub sequence: u32,
     pub content: Content<'a>,
@@ -184,7 +194,8 @@ impl<'a> Iterator for Replies<'a> {
                 NLMSG_DONE => done(body, flags),
                 _ => Content::Data(body),
             };
-            return Some(Reply { flags, sequence: message.sequence_number(), content });
+            let (kind, sequence) = (message.message_type(), message.sequence_number());
+            return Some(Reply { kind, flags, sequence, content });
         }
         None
     }

@@ -1,5 +1,6 @@
 //! Claiming addresses: the index proposes, link(2) decides.
 
+use std::cell::RefCell;
 use std::fs;
 use std::io::ErrorKind;
 use std::net::IpAddr;
@@ -18,11 +19,13 @@ pub(super) struct Claims<'a> {
     /// The record that the claims are links to.
     record: &'a Path,
     made: Vec<IpAddr>,
+    /// The indexes that were opened: each is searched and then changed.
+    indexes: RefCell<Vec<(String, Index)>>,
 }
 
 impl<'a> Claims<'a> {
     pub(super) fn new(network: &'a Network, record: &'a Path) -> Self {
-        Self { network, record, made: Vec::new() }
+        Self { network, record, made: Vec::new(), indexes: RefCell::default() }
     }
 
     /// One address of every set: the requested one, or the next.
@@ -55,7 +58,7 @@ impl<'a> Claims<'a> {
             return Err(StateError::Taken { address, holder });
         }
         if let Some(offset) = range.offset(address) {
-            ipam::set(&mut Index::open(&self.network.dir, range)?, offset)?;
+            ipam::set(&mut self.index(range)?, offset)?;
         }
         Ok(address)
     }
@@ -66,7 +69,7 @@ impl<'a> Claims<'a> {
         let mut rebuilt = false;
         // Bounded: each round either ends, sets one more bit, or rebuilds (once).
         loop {
-            let Some(pick) = set.next_after(last, |range| Index::open(dir, range))? else {
+            let Some(pick) = set.next_after(last, |range| self.index(range))? else {
                 if rebuilt {
                     return Err(self.exhausted(set)?);
                 }
@@ -76,7 +79,7 @@ impl<'a> Claims<'a> {
             };
             let range = &set.ranges()[pick.range];
             let claimed = self.claim(pick.ip)?;
-            ipam::set(&mut Index::open(dir, range)?, pick.offset)?;
+            ipam::set(&mut self.index(range)?, pick.offset)?;
             if claimed {
                 index::remember(dir, number, pick.ip)?;
                 return Ok((range, pick.ip));
@@ -87,11 +90,10 @@ impl<'a> Claims<'a> {
 
     /// Fails like an attach would if a set has nothing left.
     pub(super) fn room(&self, pools: &Pools) -> Result<(), StateError> {
-        let dir = &self.network.dir;
         for set in pools.sets() {
-            if set.next_after(None, |range| Index::open(dir, range))?.is_none() {
+            if set.next_after(None, |range| self.index(range))?.is_none() {
                 self.rebuild(set)?;
-                if set.next_after(None, |range| Index::open(dir, range))?.is_none() {
+                if set.next_after(None, |range| self.index(range))?.is_none() {
                     return Err(self.exhausted(set)?);
                 }
             }
@@ -99,8 +101,20 @@ impl<'a> Claims<'a> {
         Ok(())
     }
 
+    fn index(&self, range: &Range) -> Result<Index, StateError> {
+        let name = range.name();
+        let mut indexes = self.indexes.borrow_mut();
+        if let Some((_, index)) = indexes.iter().find(|(known, _)| *known == name) {
+            return Ok(index.clone());
+        }
+        let index = Index::open(&self.network.dir, range)?;
+        indexes.push((name, index.clone()));
+        Ok(index)
+    }
+
     /// A bit too many hides a free address: nothing is called full before the claims were asked.
     fn rebuild(&self, set: &RangeSet) -> Result<(), StateError> {
+        self.indexes.borrow_mut().clear();
         set.ranges().iter().try_for_each(|range| Index::build(&self.network.dir, range).map(drop))
     }
 

@@ -25,6 +25,7 @@ fn name_mac_mtu(body: &mut Body<'_>, name: &IfName, mac: Mac, mtu: u32) {
 pub(super) fn veth(body: &mut Body<'_>, veth: &Veth<'_>) {
     body.header(&header_up(true));
     name_mac_mtu(body, veth.host, veth.host_mac, veth.mtu);
+    one_queue(body);
     if let Some(master) = veth.master {
         body.u32(libc::IFLA_MASTER, master);
     }
@@ -34,10 +35,18 @@ pub(super) fn veth(body: &mut Body<'_>, veth: &Veth<'_>) {
             data.nest(VETH_INFO_PEER, |peer| {
                 peer.header(&LinkHeader::default());
                 name_mac_mtu(peer, veth.peer, veth.peer_mac, veth.mtu);
+                one_queue(peer);
                 peer.bytes(libc::IFLA_NET_NS_FD, &veth.peer_ns.as_raw_fd().to_ne_bytes());
             });
         });
     });
+}
+
+/// A pair has one queue in use in any case; left alone, the kernel makes one per core and gives the others back, each with
+/// a grace period, while everybody waits for its lock over all links.
+fn one_queue(body: &mut Body<'_>) {
+    body.u32(libc::IFLA_NUM_TX_QUEUES, 1);
+    body.u32(libc::IFLA_NUM_RX_QUEUES, 1);
 }
 
 pub(super) fn bridge(body: &mut Body<'_>, add: &AddBridge<'_>) {

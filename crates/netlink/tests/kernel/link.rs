@@ -239,3 +239,26 @@ fn without_the_right_to_change_a_link_the_error_says_so() {
     let error = refused.join().unwrap();
     assert!(error.is_permission(), "{error}");
 }
+
+#[test]
+fn the_rest_is_done_as_soon_as_a_link_is_gone_and_also_if_it_never_goes() {
+    let mut w = World::new();
+    let (host, peer) = (name("pwgone"), name("eth0"));
+    w.h.run(&Op::AddVeth(pair(&w.pod, &host, &peer))).unwrap();
+    let index = w.h.link(&host).unwrap().unwrap().index;
+    let mut other = w.host.run(netlink::RtSocket::open).unwrap().unwrap();
+    let start = std::time::Instant::now();
+    let (deleted, early) = w
+        .host
+        .run(|| {
+            w.h.delete_link(index, || {
+                assert!(other.link_at(index).unwrap().is_none(), "it was said to be gone");
+                start.elapsed()
+            })
+        })
+        .unwrap();
+    deleted.unwrap();
+    assert!(early <= start.elapsed());
+    let (refused, ran) = w.host.run(|| w.h.delete_link(index, || true)).unwrap();
+    assert!(ran && refused.unwrap_err().is_missing());
+}
