@@ -189,7 +189,7 @@ fn begin(
         Addresses::Own(pools) => Some(pools),
         Addresses::Delegated(_) => None,
     };
-    let wanted = Wanted { key: site.key, pools, requested: &requested };
+    let wanted = Wanted { key: site.key, pools, requested: &requested, clean: &firewall::forget_flows };
     let mut plan = None;
     let mut make = |given: &[Allocation]| {
         let (attachment, made) = decide(site, lease, given);

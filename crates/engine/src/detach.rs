@@ -63,25 +63,29 @@ pub(crate) fn undo(mut held: Held, key: &AttachmentKey) -> Result<(), Error> {
     let mut errors = Vec::new();
     // From here on it counts as being undone: if we are killed, the next process goes on.
     errors.extend(held.reopen().err().map(Error::from));
+    let mut clean = Vec::new();
     match held.attachment() {
-        Some(attachment) => errors.extend(unwire(attachment)),
+        Some(attachment) => {
+            let flushed = unwire(attachment, &mut errors);
+            clean.extend(flushed);
+        }
         // The record cannot be read. The link's name follows from the key, and the claims tell the addresses.
         None => {
             errors.extend(remove_ours(key, key.host_link(0)).err());
-            let forgotten =
-                held.claimed().map_err(Error::from).and_then(|ips| forget(&key.host_link(0), &ips));
-            errors.extend(forgotten.err());
+            let swept =
+                held.claimed().map_err(Error::from).and_then(|ips| firewall::sweep(&key.host_link(0), &ips));
+            errors.extend(swept.err());
         }
     }
     if errors.is_empty() {
-        errors.extend(held.release().err().map(Error::from));
+        errors.extend(held.release(&clean).err().map(Error::from));
     }
     Error::collect(errors)
 }
 
-/// The kernel's part. The link goes first: while it lives, it stays guarded.
-fn unwire(attachment: &Attachment) -> Vec<Error> {
-    let mut errors = Vec::new();
+/// The kernel's part. The link goes first: while it lives, it stays guarded. Returns the addresses of which the kernel
+/// remembers nothing any more.
+fn unwire(attachment: &Attachment, errors: &mut Vec<Error>) -> Vec<IpAddr> {
     let rest = || {
         let addresses: Vec<_> = attachment.ips().collect();
         // Without a cookie the record was made from what the link tells, and there may be more.
@@ -89,11 +93,9 @@ fn unwire(attachment: &Attachment) -> Vec<Error> {
             Some(_) => firewall::expel(attachment),
             None => firewall::sweep(&attachment.host_link, &addresses),
         };
-        // A new pod with this address must not inherit its flows (F3).
-        let flushed = nft::conntrack::flush(&addresses).map_err(Error::from);
-        [expelled, flushed]
+        (expelled, flush(&addresses))
     };
-    let results = match host_end(attachment) {
+    let (expelled, clean) = match host_end(attachment) {
         Ok(Some((mut host, link))) => {
             let (deleted, rest) = host.delete_link(link.index, rest);
             errors.extend(unless_missing(deleted).err());
@@ -105,8 +107,15 @@ fn unwire(attachment: &Attachment) -> Vec<Error> {
             rest()
         }
     };
-    errors.extend(results.into_iter().filter_map(Result::err));
-    errors
+    errors.extend(expelled.err());
+    clean
+}
+
+/// Removes the flows of these addresses where that is cheap; returns the addresses that are clean. The others rest until
+/// they are wanted again (F3), also where the kernel does not let us.
+fn flush(addresses: &[IpAddr]) -> Vec<IpAddr> {
+    let Ok(left) = nft::conntrack::flush(addresses) else { return Vec::new() };
+    addresses.iter().copied().filter(|ip| !left.contains(ip)).collect()
 }
 
 /// The link of the attachment, if it is still there; what shapes it is removed on the way.
@@ -130,12 +139,11 @@ pub(crate) fn remove_stray(host: &mut RtSocket, link: &Link, network: Option<&Ne
     let addresses = words.filter_map(|word| word.parse::<IpNet>().ok()).map(|net| net.addr());
     // One that was handed out again belongs to somebody else now.
     let is_free = |ip: &IpAddr| !network.is_some_and(|network| network.is_claimed(*ip));
-    forget(&name, &addresses.filter(is_free).collect::<Vec<_>>())
-}
-
-fn forget(link: &IfName, addresses: &[IpAddr]) -> Result<(), Error> {
-    firewall::sweep(link, addresses)?;
-    Ok(nft::conntrack::flush(addresses)?)
+    let addresses: Vec<IpAddr> = addresses.filter(is_free).collect();
+    firewall::sweep(&name, &addresses)?;
+    let clean = flush(&addresses);
+    let unclean: Vec<IpAddr> = addresses.into_iter().filter(|ip| !clean.contains(ip)).collect();
+    Ok(network.map_or(Ok(()), |network| network.lay_to_rest(&unclean))?)
 }
 
 /// Removes the links of an attachment. That it is shaped may not be known: one more name costs next to nothing.

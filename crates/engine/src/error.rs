@@ -94,6 +94,7 @@ impl Error {
                 StateError::Busy { .. } => Code::TryAgainLater,
                 StateError::Exhausted { .. } => Code::AddressesExhausted,
                 StateError::Taken { .. } => Code::AddressTaken,
+                StateError::Clean { .. } => Code::Kernel,
                 StateError::Request(_) => Code::InvalidConfig,
             },
             Self::Kernel(_)

@@ -2,11 +2,12 @@
 
 use std::net::IpAddr;
 
+use nft::conntrack::{self, Family};
 use nft::{Firewall, Guard, HostPort, NetworkChain, Pod, Stray};
 use types::IfName;
 
 use crate::Error;
-use crate::state::Attachment;
+use crate::state::{Attachment, StateError};
 
 /// Does the attachment have anything in the firewall? One that asks for nothing needs no nftables at all.
 fn is_needed(attachment: &Attachment) -> bool {
@@ -50,7 +51,7 @@ pub(crate) fn admit(attachment: &Attachment) -> Result<(), Error> {
     Ok(with_pod(attachment, |pod| {
         Firewall::open()?.admit(pod)?;
         // Datagrams that kept coming while nobody had the port would go on to nowhere.
-        if pod.ports.is_empty() { Ok(()) } else { nft::conntrack::flush_ports(pod.ports) }
+        if pod.ports.is_empty() { Ok(()) } else { conntrack::flush_ports(pod.ports) }
     })?)
 }
 
@@ -64,6 +65,13 @@ pub(crate) fn expel(attachment: &Attachment) -> Result<(), Error> {
 /// Removes what a pod has in the firewall of which only link and addresses are known.
 pub(crate) fn sweep(link: &IfName, addresses: &[IpAddr]) -> Result<(), Error> {
     Ok(Firewall::open()?.sweep(&Stray { link, addresses })?)
+}
+
+/// Removes the connections of all addresses of a range that nobody has now.
+pub(crate) fn forget_flows(range: &ipam::Range, is_used: &dyn Fn(IpAddr) -> bool) -> Result<(), StateError> {
+    let family = if range.is_ipv4() { Family::V4 } else { Family::V6 };
+    conntrack::sweep(family, &|ip| range.contains(ip) && !is_used(ip))
+        .map_err(|e| StateError::Clean { range: range.to_string(), reason: e.to_string() })
 }
 
 pub(crate) fn missing(attachment: &Attachment) -> Result<Vec<String>, Error> {

@@ -76,7 +76,7 @@ fn undo_stem(held: Held, network: Option<&NetworkName>) -> Result<(), Error> {
     let key = held.attachment().map(|a| a.key.clone()).or_else(|| key_of_stem(held.stem(), network?));
     match key {
         Some(key) => detach::undo(held, &key),
-        None => Ok(held.release()?),
+        None => Ok(held.release(&[])?),
     }
 }
 

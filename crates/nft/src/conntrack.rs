@@ -16,12 +16,40 @@ use crate::socket::{Request, Socket, Verb};
 const COUNT: &str = "/proc/sys/net/netfilter/nf_conntrack_count";
 const FLUSH: &str = "forget connections";
 
-/// Removes the connections that one of these addresses began or answered.
-pub fn flush(addresses: &[IpAddr]) -> Result<(), Error> {
+/// Removes the connections that one of these addresses began or answered, as far as the kernel can select them by itself.
+/// Returns the addresses of which it cannot: theirs are for [`sweep`], which reads the whole table.
+pub fn flush(addresses: &[IpAddr]) -> Result<Vec<IpAddr>, Error> {
     let both = |&ip: &IpAddr| {
         [Side::Original, Side::Reply].map(|side| Selector { side, v6: ip.is_ipv6(), what: What::Source(ip) })
     };
-    remove(&addresses.iter().flat_map(both).collect::<Vec<_>>())
+    let selectors: Vec<Selector> = addresses.iter().flat_map(both).collect();
+    if selectors.is_empty() || is_empty() {
+        return Ok(Vec::new());
+    }
+    let left = remove_what_the_kernel_selects(&mut Socket::open()?, &selectors)?;
+    let is_left = |ip: &&IpAddr| left.iter().any(|s| matches!(s.what, What::Source(left) if left == **ip));
+    Ok(addresses.iter().filter(is_left).copied().collect())
+}
+
+/// Removes the connections of one family that an address which is meant began or answered. It takes some 10 ms, whatever
+/// is in the table: the kernel takes a lock for each of its buckets.
+pub fn sweep(family: Family, is_meant: &dyn Fn(IpAddr) -> bool) -> Result<(), Error> {
+    if is_empty() {
+        return Ok(());
+    }
+    let v6 = family == Family::V6;
+    let meant = |entry: &[u8]| {
+        let sources = [Side::Original, Side::Reply].map(|side| source(entry, side, v6));
+        sources.into_iter().flatten().any(is_meant)
+    };
+    remove_matching(&mut Socket::open()?, v6, &meant)
+}
+
+/// Of addresses; not to be confused with nftables' families.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Family {
+    V4,
+    V6,
 }
 
 /// Removes what is remembered of datagrams to these host ports: only the first packet of a flow is looked up in the
@@ -58,15 +86,26 @@ struct Selector {
     what: What,
 }
 
+fn is_empty() -> bool {
+    std::fs::read_to_string(COUNT).map_or(true, |count| count.trim() == "0")
+}
+
 fn remove(selectors: &[Selector]) -> Result<(), Error> {
-    let nothing = std::fs::read_to_string(COUNT).map_or(true, |count| count.trim() == "0");
-    if selectors.is_empty() || nothing {
+    if selectors.is_empty() || is_empty() {
         return Ok(());
     }
     let mut socket = Socket::open()?;
-    let (able, mut left): (Vec<Selector>, Vec<Selector>) = selectors.iter().partition(|s| s.kernel_is_able());
-    left.append(&mut remove_in_kernel(&mut socket, &able)?);
+    let left = remove_what_the_kernel_selects(&mut socket, selectors)?;
     remove_one_by_one(&mut socket, &left)
+}
+
+fn remove_what_the_kernel_selects(
+    socket: &mut Socket,
+    selectors: &[Selector],
+) -> Result<Vec<Selector>, Error> {
+    let (able, mut left): (Vec<Selector>, Vec<Selector>) = selectors.iter().partition(|s| s.kernel_is_able());
+    left.append(&mut remove_in_kernel(socket, &able)?);
+    Ok(left)
 }
 
 /// Lets the kernel select; returns what it could not. Kernels before 6.8 or so refuse a filter with a deletion.
@@ -83,29 +122,33 @@ fn remove_in_kernel(socket: &mut Socket, selectors: &[Selector]) -> Result<Vec<S
     Ok(left)
 }
 
-/// Reads all connections and deletes those that match.
 fn remove_one_by_one(socket: &mut Socket, selectors: &[Selector]) -> Result<(), Error> {
     for v6 in [false, true] {
         let selectors: Vec<&Selector> = selectors.iter().filter(|s| s.v6 == v6).collect();
-        if selectors.is_empty() {
-            continue;
+        if !selectors.is_empty() {
+            remove_matching(socket, v6, &|entry| selectors.iter().any(|selector| selector.matches(entry)))?;
         }
-        let mut deletions = Vec::new();
-        let all = Request::new(verb(number::CT_GET, v6), |_| {});
-        let dumped = socket.dump(&all, |entry| {
-            if selectors.iter().any(|selector| selector.matches(entry)) {
-                deletions.extend(deletion(entry, v6));
-            }
-        })?;
-        if let Err(refusal) = dumped {
-            return Err(unreadable(refusal));
+    }
+    Ok(())
+}
+
+/// Reads all connections of a family and deletes those that match.
+fn remove_matching(socket: &mut Socket, v6: bool, matches: &dyn Fn(&[u8]) -> bool) -> Result<(), Error> {
+    let mut deletions = Vec::new();
+    let all = Request::new(verb(number::CT_GET, v6), |_| {});
+    let dumped = socket.dump(&all, |entry| {
+        if matches(entry) {
+            deletions.extend(deletion(entry, v6));
         }
-        for answer in socket.ask(&deletions)? {
-            match answer {
-                // It may have ended by itself.
-                Ok(_) | Err(Refusal { errno: Errno::NOENT, .. }) => {}
-                Err(refusal) => return Err(Error::refused(FLUSH, "a connection".to_owned(), refusal)),
-            }
+    })?;
+    if let Err(refusal) = dumped {
+        return Err(unreadable(refusal));
+    }
+    for answer in socket.ask(&deletions)? {
+        match answer {
+            // It may have ended by itself.
+            Ok(_) | Err(Refusal { errno: Errno::NOENT, .. }) => {}
+            Err(refusal) => return Err(Error::refused(FLUSH, "a connection".to_owned(), refusal)),
         }
     }
     Ok(())
@@ -227,6 +270,16 @@ impl Selector {
                         == Some(&port.to_be_bytes())
             }
         }
+    }
+}
+
+/// The source of one of the tuples of an entry.
+fn source(entry: &[u8], side: Side, v6: bool) -> Option<IpAddr> {
+    let octets = attribute_at(entry, &[side.tuple(), number::CTA_TUPLE_IP, source_kind(v6)])?;
+    if v6 {
+        octets.first_chunk::<16>().map(|octets| IpAddr::from(*octets))
+    } else {
+        octets.first_chunk::<4>().map(|octets| IpAddr::from(*octets))
     }
 }
 

@@ -65,7 +65,7 @@ fn nobody() -> Result<Vec<Survivor>, StateError> {
 
 fn claim(claims: &Claims, key: &AttachmentKey, pools: &Pools) -> Result<()> {
     let bridge = IfName::try_from("none")?;
-    let wanted = Wanted { key, pools: Some(pools), requested: &[] };
+    let wanted = Wanted { key, pools: Some(pools), requested: &[], clean: &|_, _| Ok(()) };
     let make = |given: &[Allocation]| Attachment {
         schema: SCHEMA,
         key: key.clone(),

@@ -11,7 +11,7 @@ use ipam::{Pools, Range, RangeSet};
 use super::file::{StateError, io, remove_if_there};
 use super::held::holder;
 use super::index::{self, Index};
-use super::network::{Allocation, Network};
+use super::network::{Allocation, Clean, Network, Wanted};
 
 /// The claims of one attach that is under way. Called with the network's lock held.
 pub(super) struct Claims<'a> {
@@ -29,19 +29,15 @@ impl<'a> Claims<'a> {
     }
 
     /// One address of every set: the requested one, or the next.
-    pub(super) fn take(
-        &mut self,
-        pools: &Pools,
-        requested: &[(IpAddr, Option<u8>)],
-    ) -> Result<Vec<Allocation>, StateError> {
-        let plan = pools.plan_requests(requested).map_err(StateError::Request)?;
+    pub(super) fn take(&mut self, pools: &Pools, wanted: &Wanted<'_>) -> Result<Vec<Allocation>, StateError> {
+        let plan = pools.plan_requests(wanted.requested).map_err(StateError::Request)?;
         let mut allocations = Vec::with_capacity(pools.sets().len());
         for (number, (set, planned)) in pools.sets().iter().zip(plan).enumerate() {
             let (range, address) = match planned {
                 Some((range, address)) => {
-                    (&set.ranges()[range], self.take_requested(&set.ranges()[range], address)?)
+                    (&set.ranges()[range], self.take_requested(&set.ranges()[range], address, wanted.clean)?)
                 }
-                None => self.take_next(set, number)?,
+                None => self.take_next(set, number, wanted.clean)?,
             };
             allocations.push(Allocation {
                 address,
@@ -52,7 +48,13 @@ impl<'a> Claims<'a> {
         Ok(allocations)
     }
 
-    fn take_requested(&mut self, range: &Range, address: IpAddr) -> Result<IpAddr, StateError> {
+    fn take_requested(
+        &mut self,
+        range: &Range,
+        address: IpAddr,
+        clean: &Clean<'_>,
+    ) -> Result<IpAddr, StateError> {
+        self.wake(range, address, clean)?;
         if !self.claim(address)? {
             let holder = holder(&self.network.claim_path(address));
             return Err(StateError::Taken { address, holder });
@@ -63,7 +65,12 @@ impl<'a> Claims<'a> {
         Ok(address)
     }
 
-    fn take_next<'s>(&mut self, set: &'s RangeSet, number: usize) -> Result<(&'s Range, IpAddr), StateError> {
+    fn take_next<'s>(
+        &mut self,
+        set: &'s RangeSet,
+        number: usize,
+        clean: &Clean<'_>,
+    ) -> Result<(&'s Range, IpAddr), StateError> {
         let dir = &self.network.dir;
         let mut last = index::last(dir, number);
         let mut rebuilt = false;
@@ -78,6 +85,7 @@ impl<'a> Claims<'a> {
                 continue;
             };
             let range = &set.ranges()[pick.range];
+            self.wake(range, pick.ip, clean)?;
             let claimed = self.claim(pick.ip)?;
             ipam::set(&mut self.index(range)?, pick.offset)?;
             if claimed {
@@ -86,6 +94,16 @@ impl<'a> Claims<'a> {
             }
             last = Some(pick.ip);
         }
+    }
+
+    /// A new owner must not inherit what the last one left in the kernel (F3).
+    fn wake(&self, range: &Range, address: IpAddr, clean: &Clean<'_>) -> Result<(), StateError> {
+        let dir = &self.network.dir;
+        if !index::rests(dir, range, address)? {
+            return Ok(());
+        }
+        clean(range, &|ip| self.network.is_claimed(ip))?;
+        index::wake(dir, range)
     }
 
     /// Fails like an attach would if a set has nothing left.

@@ -15,6 +15,8 @@ pub enum StateError {
     Exhausted { ranges: String, in_use: u64, capacity: u64 },
     #[error("address {address} is already taken by {holder}")]
     Taken { address: std::net::IpAddr, holder: String },
+    #[error("cannot remove what the last owners of {range} left in the kernel: {reason}")]
+    Clean { range: String, reason: String },
     #[error(transparent)]
     Request(ipam::RequestError),
 }
@@ -26,7 +28,11 @@ impl StateError {
             Self::Io { source, .. } => {
                 matches!(source.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
             }
-            Self::Busy { .. } | Self::Exhausted { .. } | Self::Taken { .. } | Self::Request(_) => false,
+            Self::Busy { .. }
+            | Self::Exhausted { .. }
+            | Self::Taken { .. }
+            | Self::Clean { .. }
+            | Self::Request(_) => false,
         }
     }
 }

@@ -65,26 +65,30 @@ impl Held {
         Ok(claimed)
     }
 
-    /// Gives the addresses back and forgets the attachment. Only claims that are this record's own are removed.
-    pub fn release(self) -> Result<(), StateError> {
+    /// Gives the addresses back and forgets the attachment. Only claims that are this record's own are removed. All but
+    /// the addresses that are `clean` rest: see [`super::Wanted::clean`].
+    pub fn release(self, clean: &[IpAddr]) -> Result<(), StateError> {
         let network = &self.network;
         let section = network.enter()?;
         // The record first. Were we killed between claims and record, it would name addresses that others may have by
         // then, and whoever undoes it would take theirs apart. Claims without a record go with the next repair.
         remove_if_there(&network.record_path(&self.stem, self.phase))?;
         for address in self.attachment.iter().flat_map(Attachment::ips) {
-            self.give_back(address)?;
+            self.give_back(address, clean)?;
         }
         // The record was damaged, or is not ours to read: what is left are claims that it does not name.
         if self.metadata()?.nlink() > 0 {
-            self.claimed()?.into_iter().try_for_each(|address| self.give_back(address))?;
+            self.claimed()?.into_iter().try_for_each(|address| self.give_back(address, clean))?;
         }
         section.leave()
     }
 
     /// Gives an address back if it is this record's own.
-    fn give_back(&self, address: IpAddr) -> Result<(), StateError> {
+    fn give_back(&self, address: IpAddr, clean: &[IpAddr]) -> Result<(), StateError> {
         if self.network.is_claimed_by(address, self)? {
+            if !clean.contains(&address) {
+                index::lay_to_rest(&self.network.dir, address)?;
+            }
             remove_if_there(&self.network.claim_path(address))?;
             index::forget(&self.network.dir, address)?;
         }

@@ -82,16 +82,25 @@ fn folder(network: &Path) -> PathBuf {
     network.join("index")
 }
 
-/// A released address is free again in every index that covers it: the config may have changed in between. Their
-/// names say where they start.
+/// A released address is free again in every index that covers it: the config may have changed in between.
 pub(super) fn forget(network: &Path, address: IpAddr) -> Result<(), StateError> {
+    change_all(network, address, "", ipam::clear)
+}
+
+/// Changes an address's bit in every bitmap of this kind that covers it. Their names say where they start.
+fn change_all(
+    network: &Path,
+    address: IpAddr,
+    suffix: &str,
+    change: impl Fn(&mut Index, u32) -> Result<(), StateError>,
+) -> Result<(), StateError> {
     let dir = folder(network);
     for name in file::list(&dir)? {
-        let Some(offset) = name.to_str().and_then(|name| offset_in(name, address)) else { continue };
+        let range = name.to_str().and_then(|name| name.strip_suffix(suffix));
+        let Some(offset) = range.and_then(|range| offset_in(range, address)) else { continue };
         let path = dir.join(&name);
         let file = File::options().read(true).write(true).open(&path).map_err(io("open the index", &path))?;
-        let mut index = Index { file: Rc::new(file), path: path.into() };
-        ipam::clear(&mut index, offset)?;
+        change(&mut Index { file: Rc::new(file), path: path.into() }, offset)?;
     }
     Ok(())
 }
@@ -112,6 +121,31 @@ fn number(address: IpAddr) -> u128 {
         IpAddr::V4(v4) => u128::from(v4.to_bits()),
         IpAddr::V6(v6) => v6.to_bits(),
     }
+}
+
+/// Ends the name of a range's second bitmap: the addresses that rest, because something of their last owner may still be
+/// in the kernel. A range without one is not known, and all of it rests.
+const RESTING: &str = ".resting";
+
+/// Must what the last owner left be removed before this address is handed out?
+pub(super) fn rests(network: &Path, range: &Range, address: IpAddr) -> Result<bool, StateError> {
+    let Some(offset) = range.offset(address) else { return Ok(true) };
+    let path = folder(network).join(range.name() + RESTING);
+    match File::open(&path) {
+        Ok(file) => ipam::is_set(&mut Index { file: Rc::new(file), path: path.into() }, offset),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(true),
+        Err(e) => Err(io("open the index", &path)(e)),
+    }
+}
+
+pub(super) fn lay_to_rest(network: &Path, address: IpAddr) -> Result<(), StateError> {
+    change_all(network, address, RESTING, ipam::set)
+}
+
+/// Nothing is left of anybody who had an address of this range and has it no more.
+pub(super) fn wake(network: &Path, range: &Range) -> Result<(), StateError> {
+    let path = folder(network).join(range.name() + RESTING);
+    File::create(&path).map_err(io("make the index", &path)).map(drop)
 }
 
 /// Where each set's round robin stands: the address that was handed out last, as text in a slot of its own. Written in
@@ -135,11 +169,11 @@ pub(super) fn remember(network: &Path, set: usize, address: IpAddr) -> Result<()
     file.write_all_at(format!("{address:<SLOT$}").as_bytes(), (set * SLOT) as u64).map_err(io("write", &path))
 }
 
-/// Removes all indexes; the cursors stay.
+/// Removes all indexes; the cursors stay, and who rests.
 pub(super) fn remove_all(network: &Path) -> Result<(), StateError> {
     let dir = folder(network);
     for name in file::list(&dir)? {
-        if name != CURSORS {
+        if name != CURSORS && !name.as_encoded_bytes().ends_with(RESTING.as_bytes()) {
             remove_if_there(&dir.join(name))?;
         }
     }

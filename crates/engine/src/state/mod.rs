@@ -10,6 +10,8 @@
 //! networks/NET/attachments/KEY.ready    one record an attachment (JSON); .pending while it is made or undone
 //! networks/NET/addresses/10.88.0.7   hard link to the record of the owner: the claim
 //! networks/NET/index/RANGE           bitmap of RANGE, only to find a free address quickly; rebuilt from the claims
+//! networks/NET/index/RANGE.resting   bitmap of addresses of which the kernel may remember the last owner
+//! networks/NET/index/last            where the round robin of each set stands
 //! ```
 //!
 //! Two locks, both given back by the kernel when their holder dies:
@@ -29,7 +31,7 @@ mod sysctls;
 
 pub use file::StateError;
 pub use held::Held;
-pub use network::{Allocation, Begin, Listed, Network, Phase, Survivor, Wanted};
+pub use network::{Allocation, Begin, Clean, Listed, Network, Phase, Survivor, Wanted};
 pub use record::{Attachment, PodAddress, PodName, SCHEMA};
 pub use sysctls::SysctlLog;
 

@@ -13,6 +13,7 @@ use types::AttachmentKey;
 use super::allocate::Claims;
 use super::file::{self, LOCK_PATIENCE, StateError, io, optional, remove_if_there};
 use super::held::{Held, read_record};
+use super::index;
 use super::record::Attachment;
 
 /// More than a record of a pod with some ports takes.
@@ -40,13 +41,18 @@ impl Phase {
 }
 
 /// What an attach asks of the state.
-#[derive(Debug)]
 pub struct Wanted<'a> {
     pub key: &'a AttachmentKey,
     /// None: the addresses come from elsewhere, nothing is claimed.
     pub pools: Option<&'a ipam::Pools>,
     pub requested: &'a [(IpAddr, Option<u8>)],
+    /// Removes from the kernel what is left of the last owners of a range's addresses. Called under the network's lock,
+    /// and seldom: when the round robin comes to an address that was used before, once for all of them.
+    pub clean: &'a Clean<'a>,
 }
+
+/// Given a range and who of it is not to be touched.
+pub type Clean<'a> = dyn Fn(&ipam::Range, &dyn Fn(IpAddr) -> bool) -> Result<(), StateError> + 'a;
 
 /// An address that was claimed, and the subnet it is from.
 #[derive(Debug, Clone)]
@@ -173,7 +179,7 @@ impl Network {
             // Locked before anybody can see it under its real name.
             file::lock(&file, &temp, LOCK_PATIENCE)?;
             let allocations = match wanted.pools {
-                Some(pools) => claims.take(pools, wanted.requested)?,
+                Some(pools) => claims.take(pools, wanted)?,
                 None => Vec::new(),
             };
             let attachment = make(&allocations);
@@ -316,6 +322,16 @@ impl Network {
         self.dir.join("attachments").join(format!(".new-{}", std::process::id()))
     }
 
+    /// These addresses had an owner that no record knew: see [`Wanted::clean`].
+    pub fn lay_to_rest(&self, addresses: &[IpAddr]) -> Result<(), StateError> {
+        if addresses.is_empty() {
+            return Ok(());
+        }
+        let section = self.enter()?;
+        addresses.iter().try_for_each(|address| index::lay_to_rest(&self.dir, *address))?;
+        section.leave()
+    }
+
     /// Does anybody have this address?
     pub fn is_claimed(&self, address: IpAddr) -> bool {
         self.claim_path(address).exists()
@@ -364,7 +380,7 @@ impl Network {
                 claims.iter().try_for_each(|claim| remove_if_there(claim))?;
             }
         }
-        super::index::remove_all(&self.dir)
+        index::remove_all(&self.dir)
     }
 }
 

@@ -56,7 +56,7 @@ fn c3_a_release_removes_the_record_before_the_claims() {
         fs::remove_file(world.path("index").join(&name)).unwrap();
         fs::create_dir(world.path("index").join(name)).unwrap();
     }
-    held.release().unwrap_err();
+    held.release(&[]).unwrap_err();
     assert_eq!(world.names("attachments"), BTreeSet::new());
 }
 
@@ -79,7 +79,7 @@ fn c3_an_index_that_forgot_everything_costs_time_and_no_address() {
     for name in world.names("index") {
         fs::remove_file(world.path("index").join(name)).unwrap();
     }
-    world.network.find(&key("a7")).unwrap().unwrap().release().unwrap();
+    world.network.find(&key("a7")).unwrap().unwrap().release(&[]).unwrap();
     for name in world.names("index").iter().filter(|name| name.as_str() != "last") {
         fs::write(world.path("index").join(name), []).unwrap();
     }
@@ -109,7 +109,7 @@ fn c3_a_record_that_cannot_be_read_can_be_released() {
 
         let mut held = world.network.find(&key("broken")).unwrap().unwrap();
         held.reopen().unwrap();
-        held.release().unwrap();
+        held.release(&[]).unwrap();
         assert_eq!(world.names("attachments"), ["other@eth0.ready".to_owned()].into());
         assert_eq!(world.names("addresses"), ["10.0.0.2".to_owned(), "fd00::2".to_owned()].into());
         drop(other);
@@ -126,7 +126,7 @@ fn c3_a_record_that_names_other_addresses_gives_back_its_own() {
     let text =
         fs::read_to_string(&path).unwrap().replace("10.0.0.3", "10.0.0.2").replace("fd00::3", "fd00::9");
     fs::write(&path, text).unwrap();
-    world.network.find(&key("confused")).unwrap().unwrap().release().unwrap();
+    world.network.find(&key("confused")).unwrap().unwrap().release(&[]).unwrap();
     drop(other);
     assert_eq!(world.names("addresses"), ["10.0.0.2".to_owned(), "fd00::2".to_owned()].into());
     world.expect_consistent();

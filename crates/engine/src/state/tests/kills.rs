@@ -25,7 +25,7 @@ fn works_until_it_is_killed() {
         let mut held = held;
         held.commit().unwrap();
         held.reopen().unwrap();
-        held.release().unwrap();
+        held.release(&[]).unwrap();
         if Instant::now() > end {
             return;
         }
@@ -68,7 +68,7 @@ fn c3_after_kills_every_claim_has_its_record_and_every_record_its_claims() {
         let left = world.network.list().unwrap();
         assert!(left.len() <= PROCESSES as usize, "{left:?}");
         for listed in left {
-            world.network.find_stem(&listed.stem).unwrap().unwrap().release().unwrap();
+            world.network.find_stem(&listed.stem).unwrap().unwrap().release(&[]).unwrap();
         }
         world.expect_empty();
     }

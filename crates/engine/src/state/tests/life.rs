@@ -1,5 +1,6 @@
 //! An attachment's life in the state folder, and who is told what about addresses.
 
+use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
 use super::*;
@@ -29,7 +30,7 @@ fn c3_begin_commit_find_release() {
     held.reopen().unwrap();
     held.reopen().unwrap();
     assert_eq!(world.names("attachments"), ["c1@eth0.pending".to_owned()].into());
-    held.release().unwrap();
+    held.release(&[]).unwrap();
     world.expect_empty();
     assert!(world.network.find(&key).unwrap().is_none());
 }
@@ -61,7 +62,7 @@ fn e18_a_taken_address_is_refused_and_the_holder_is_named() {
     assert_eq!(world.names("addresses"), ["10.0.0.2".to_owned(), "fd00::2".to_owned()].into());
     world.expect_consistent();
 
-    held.release().unwrap();
+    held.release(&[]).unwrap();
     let held = started(begin(&world.network, &key("c2"), Some(&world.pools), &wanted));
     assert_eq!(ips(&held)[1], ip("fd00::2"));
 }
@@ -81,11 +82,57 @@ fn c3_addresses_go_round_before_one_is_used_again() {
     for round in 0..13 {
         let held = world.ready(&key(&format!("c{round}")));
         seen.extend(ips(&held));
-        held.release().unwrap();
+        held.release(&[]).unwrap();
     }
     let expected: Vec<IpAddr> = (2..=14).map(|last| IpAddr::from([10, 0, 0, last])).collect();
     assert_eq!(seen, expected);
     assert_eq!(ips(&world.started(&key("again"))), [ip("10.0.0.2")]);
+}
+
+#[test]
+fn f3_an_address_is_cleaned_once_before_it_is_handed_out_again() {
+    let world = World::new("10.0.0.0/29,fd00::/125");
+    let cleaned = RefCell::new(Vec::new());
+    let spared = ip("10.0.0.2");
+    let clean = |range: &ipam::Range, is_used: &dyn Fn(IpAddr) -> bool| {
+        cleaned.borrow_mut().push((range.subnet().to_string(), is_used(spared)));
+        Ok(())
+    };
+    let add = |name: &str| {
+        let key = key(name);
+        let wanted = Wanted { key: &key, pools: Some(&world.pools), requested: &[], clean: &clean };
+        started(world.network.begin(&wanted, |given| record(&key, given)))
+    };
+    // Nothing is known of a range at first: it is cleaned once.
+    let stays = add("stays");
+    assert_eq!(ips(&stays)[0], spared);
+    assert_eq!(cleaned.take(), [("10.0.0.0/29".to_owned(), false), ("fd00::/125".to_owned(), true)]);
+    // Four more fill the round; the IPv4 addresses are given back clean, the IPv6 ones are not.
+    for n in 0..4 {
+        let held = add(&format!("c{n}"));
+        let v4: Vec<IpAddr> = ips(&held).into_iter().filter(IpAddr::is_ipv4).collect();
+        held.release(&v4).unwrap();
+    }
+    assert_eq!(cleaned.take(), []);
+    let mut rounds = Vec::new();
+    for n in 0..3 {
+        rounds.push(add(&format!("d{n}")));
+    }
+    // Once for all that rest, and never touching who has an address.
+    assert_eq!(cleaned.take(), [("fd00::/125".to_owned(), true)]);
+}
+
+#[test]
+fn f3_what_cannot_be_cleaned_is_not_handed_out() {
+    let world = World::new("10.0.0.0/29");
+    let failing = |range: &ipam::Range, _: &dyn Fn(IpAddr) -> bool| {
+        Err(StateError::Clean { range: range.to_string(), reason: "no".to_owned() })
+    };
+    let key = key("c1");
+    let wanted = Wanted { key: &key, pools: Some(&world.pools), requested: &[], clean: &failing };
+    let refused = world.network.begin(&wanted, |given| record(&key, given)).unwrap_err();
+    assert!(matches!(refused, StateError::Clean { .. }), "{refused}");
+    assert_eq!((world.names("addresses").len(), world.names("attachments").len()), (0, 0));
 }
 
 #[test]
@@ -98,7 +145,7 @@ fn c3_a_full_range_says_how_many_are_in_use_and_gives_everything_back() {
     assert!(world.network.has_room(&world.pools).unwrap_err().to_string().contains("6 of 6 in use"));
     assert_eq!(world.names("addresses").len(), 12);
     assert_eq!(world.names("attachments").len(), 6);
-    world.network.find(&key("a3")).unwrap().unwrap().release().unwrap();
+    world.network.find(&key("a3")).unwrap().unwrap().release(&[]).unwrap();
     world.network.has_room(&world.pools).unwrap();
     assert_eq!(world.fill("b"), 1);
 }
@@ -110,7 +157,7 @@ fn c3_a_changed_range_neither_hides_nor_doubles_an_address() {
     // The same addresses under another config: another range, another index.
     let wider = World { pools: pools("10.0.0.0/27"), ..world };
     assert_eq!(wider.fill("b"), 16);
-    wider.network.find(&key("a0")).unwrap().unwrap().release().unwrap();
+    wider.network.find(&key("a0")).unwrap().unwrap().release(&[]).unwrap();
     let narrow = World { pools: pools("10.0.0.0/28"), ..wider };
     assert_eq!(narrow.fill("c"), 1);
 }
@@ -120,7 +167,7 @@ fn e19_addresses_from_elsewhere_are_recorded_and_not_claimed() {
     let world = World::new(DUAL);
     let held = started(begin(&world.network, &key("c1"), None, &[]));
     assert_eq!(world.names("addresses"), BTreeSet::new());
-    held.release().unwrap();
+    held.release(&[]).unwrap();
     world.expect_empty();
 }
 
@@ -173,7 +220,7 @@ fn a_lost_network_begins_with_what_lives() {
     assert!(world.network.find(&known).unwrap().unwrap().attachment().is_some());
     let held = world.network.find_stem(&short).unwrap().unwrap();
     assert!(held.attachment().is_none());
-    held.release().unwrap();
+    held.release(&[]).unwrap();
     assert_eq!(world.names("addresses"), ["10.0.0.2".to_owned(), "10.0.0.4".to_owned()].into());
 }
 

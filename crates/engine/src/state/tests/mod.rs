@@ -149,7 +149,7 @@ fn begin(
     pools: Option<&Pools>,
     requested: &[(IpAddr, Option<u8>)],
 ) -> Result<Begin, StateError> {
-    network.begin(&Wanted { key, pools, requested }, |given| record(key, given))
+    network.begin(&Wanted { key, pools, requested, clean: &|_, _| Ok(()) }, |given| record(key, given))
 }
 
 #[track_caller]

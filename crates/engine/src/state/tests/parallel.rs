@@ -28,7 +28,7 @@ fn c3_sixteen_at_once_never_share_an_address_and_leave_nothing() {
             for ip in &mine {
                 held_now.lock().unwrap().remove(ip);
             }
-            held.release().unwrap();
+            held.release(&[]).unwrap();
         }
     };
     std::thread::scope(|scope| {
@@ -63,7 +63,7 @@ fn c3_of_many_that_begin_one_key_exactly_one_does() {
             }
         }
         assert_eq!(started.len(), 1);
-        started.pop().unwrap().release().unwrap();
+        started.pop().unwrap().release(&[]).unwrap();
     }
     world.expect_empty();
 }
@@ -114,10 +114,10 @@ fn c3_a_record_is_found_while_it_is_renamed() {
             spin(round % 61);
             held.reopen().unwrap();
             releasing.store(true, Ordering::SeqCst);
-            held.release().unwrap();
+            held.release(&[]).unwrap();
             looker.join().unwrap()
         });
-        next.release().unwrap();
+        next.release(&[]).unwrap();
         world.expect_empty();
     }
 }

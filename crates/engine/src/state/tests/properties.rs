@@ -57,7 +57,7 @@ impl Model {
                 held.reopen().unwrap();
                 self.held.insert(slot, held);
             }),
-            Event::Release => self.take(slot).into_iter().for_each(|held| held.release().unwrap()),
+            Event::Release => self.take(slot).into_iter().for_each(|held| held.release(&[]).unwrap()),
             Event::Die => drop(self.held.remove(&slot)),
             Event::DieInBegin(claims) => self.die_in_begin(usize::from(claims)),
             Event::DieInRelease(claims) => self.die_in_release(slot, usize::from(claims)),
@@ -123,7 +123,7 @@ proptest! {
         world.network.settle().unwrap();
         world.expect_consistent();
         for listed in world.network.list().unwrap() {
-            world.network.find_stem(&listed.stem).unwrap().unwrap().release().unwrap();
+            world.network.find_stem(&listed.stem).unwrap().unwrap().release(&[]).unwrap();
         }
         world.expect_empty();
         prop_assert_eq!(world.fill("x"), 5);
@@ -138,7 +138,7 @@ proptest! {
         prop_assert_eq!(world.network.list().unwrap().len(), 1);
         let requested = [(ip("10.0.0.2"), None)];
         prop_assert!(begin(&world.network, &key("c2"), Some(&world.pools), &requested).is_err());
-        world.network.find(&key("c1")).unwrap().unwrap().release().unwrap();
+        world.network.find(&key("c1")).unwrap().unwrap().release(&[]).unwrap();
         world.expect_empty();
     }
 }
