@@ -7,6 +7,7 @@ use serde_json::json;
 use testkit::{Call, Verb};
 
 use crate::common::{Host, with_previous};
+use crate::mounts::Mounts;
 use crate::watch::{Watch, dual, refused_with};
 
 #[test]
@@ -48,6 +49,23 @@ fn e7_a_namespace_that_is_none_is_refused_and_del_does_not_care() {
         host.plugin.call(&host.node, &of(Verb::Del, path)).unwrap().ok().unwrap();
     }
     watch.expect_same("DEL");
+}
+
+/// Called from a container whose mounts do not show the pod's namespace.
+#[test]
+fn f9_a_namespace_that_our_mounts_do_not_show_is_named() {
+    let host = Host::new("f9");
+    let config = dual(&host, &json!({}));
+    let (running, _) = host.attached("a", &config);
+    let pod = host.pod("b");
+    let watch = Watch::on(&host, &[&running, &pod]);
+    let mounts = Mounts::new(&host, "mount -t tmpfs hidden /run/netns");
+    let path = pod.netns_path().display().to_string();
+    let outcome = mounts.plugin.call(&host.node, &Call::pod(Verb::Add, &pod, &config)).unwrap();
+    refused_with("hidden", &outcome, (3, &[&path, "does not exist"]));
+    drop(mounts);
+    watch.expect_same("ADD");
+    host.add(&pod, &config);
 }
 
 /// The namespace of a pod that runs: CHECK tells what became of it.

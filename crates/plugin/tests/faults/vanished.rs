@@ -122,3 +122,20 @@ fn c3_a_full_range_never_takes_from_the_living() {
     let result = host.add(&late, &config);
     assert_eq!(ips(&result)[0], ips(&pods[1].1)[0]);
 }
+
+/// A path may lead to another namespace later: the cookie tells.
+#[test]
+fn f4_a_pod_without_link_is_collected_if_its_namespace_is_another_one_and_only_then() {
+    for mode in MODES {
+        let (host, config, pods) = full("f4", mode);
+        let (pod, result) = &pods[0];
+        host.node.sh(&["ip", "link", "del", host_link(result)]).unwrap();
+        let late = host.pod("late");
+        assert_eq!(host.refused(&late, &config).code, 100, "{mode}: the namespace lives");
+        pod.destroy().unwrap();
+        host.node.sh(&["ip", "netns", "add", pod.name()]).unwrap();
+        let given = host.add(&late, &config);
+        assert_eq!(v4(&given), v4(result), "{mode}: at its path is another namespace now");
+        host.node.sh(&["ip", "netns", "del", pod.name()]).unwrap();
+    }
+}

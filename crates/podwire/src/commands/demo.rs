@@ -17,30 +17,35 @@ struct Step {
     took: Duration,
 }
 
+/// The demo while it runs: what it calls, with which config, and what was done so far.
+struct Show {
+    plugin: Plugin,
+    config: Value,
+    steps: Vec<Step>,
+}
+
 pub(crate) fn run() -> Result<()> {
     let plugin = Plugin::podwire()?;
     let lab = Lab::new("demo").context("cannot make namespaces: run as root")?;
     let node = lab.node("node")?;
     let before = Snapshot::of(&node)?;
-    let config = config_for(&node);
-    println!("One node, no daemon, no database: {} and this network config\n", plugin.path.display());
-    println!("{}\n", serde_json::to_string_pretty(&config)?);
+    let mut show = Show { plugin, config: config_for(&node), steps: Vec::new() };
+    println!("One node, no daemon, no database: {} and this network config\n", show.plugin.path.display());
+    println!("{}\n", serde_json::to_string_pretty(&show.config)?);
 
     let (a, b) = (node.pod("a")?, node.pod("b")?);
-    let mut steps = Vec::new();
-    let first = attach(&plugin, &a, "a", &config, &mut steps)?;
-    let second = attach(&plugin, &b, "b", &config, &mut steps)?;
+    let (first, second) = (show.attach(&a, "a")?, show.attach(&b, "b")?);
     println!("{}\n", links(&[("a", &first), ("b", &second)]));
     for (to_b, to_a) in addresses(&second)?.into_iter().zip(addresses(&first)?) {
-        reach(&a, ("pod a", "pod b"), to_b, &mut steps)?;
-        reach(&node, ("node", "pod a"), to_a, &mut steps)?;
+        show.reach(&a, ("pod a", "pod b"), to_b)?;
+        show.reach(&node, ("node", "pod a"), to_a)?;
     }
     for gateway in gateways(&first)? {
-        reach(&a, ("pod a", "node"), gateway, &mut steps)?;
+        show.reach(&a, ("pod a", "node"), gateway)?;
     }
-    detach(&plugin, &a, "a", &config, &mut steps)?;
-    detach(&plugin, &b, "b", &config, &mut steps)?;
-    println!("{}\n", print::table(&["STEP", "RESULT", "TIME"], steps.iter().map(row)));
+    show.detach(&a, "a")?;
+    show.detach(&b, "b")?;
+    println!("{}\n", print::table(&["STEP", "RESULT", "TIME"], show.steps.iter().map(row)));
 
     cleanup(&node)?;
     before.expect_same(&node).context("the demo left something behind")?;
@@ -63,27 +68,32 @@ fn config_for(node: &Node) -> Value {
     })
 }
 
-fn attach(plugin: &Plugin, pod: &Pod, name: &str, config: &Value, steps: &mut Vec<Step>) -> Result<Value> {
-    let outcome = plugin.add(pod, config)?;
-    let result = outcome.ok().with_context(|| format!("ADD of pod {name}"))?;
-    let got: Vec<String> = addresses(&result)?.iter().map(ToString::to_string).collect();
-    steps.push(Step { what: format!("ADD pod {name}"), result: got.join(" "), took: outcome.elapsed });
-    Ok(result)
-}
+impl Show {
+    fn attach(&mut self, pod: &Pod, name: &str) -> Result<Value> {
+        let outcome = self.plugin.add(pod, &self.config)?;
+        let result = outcome.ok().with_context(|| format!("ADD of pod {name}"))?;
+        let got: Vec<String> = addresses(&result)?.iter().map(ToString::to_string).collect();
+        self.done(format!("ADD pod {name}"), got.join(" "), outcome.elapsed);
+        Ok(result)
+    }
 
-fn detach(plugin: &Plugin, pod: &Pod, name: &str, config: &Value, steps: &mut Vec<Step>) -> Result<()> {
-    let outcome = plugin.del(pod, config)?;
-    ensure!(outcome.success(), "DEL of pod {name}: {}{}", outcome.stdout, outcome.stderr);
-    steps.push(Step { what: format!("DEL pod {name}"), result: "gone".to_owned(), took: outcome.elapsed });
-    Ok(())
-}
+    fn detach(&mut self, pod: &Pod, name: &str) -> Result<()> {
+        let outcome = self.plugin.del(pod, &self.config)?;
+        ensure!(outcome.success(), "DEL of pod {name}: {}{}", outcome.stdout, outcome.stderr);
+        self.done(format!("DEL pod {name}"), "gone".to_owned(), outcome.elapsed);
+        Ok(())
+    }
 
-fn reach(from: &Ns, (who, whom): (&str, &str), to: IpAddr, steps: &mut Vec<Step>) -> Result<()> {
-    let start = Instant::now();
-    ensure!(ping(from, to, 1)?.all(), "{who} does not reach {whom} at {to}");
-    steps
-        .push(Step { what: format!("ping {who} → {whom}"), result: to.to_string(), took: start.elapsed() });
-    Ok(())
+    fn reach(&mut self, from: &Ns, (who, whom): (&str, &str), to: IpAddr) -> Result<()> {
+        let start = Instant::now();
+        ensure!(ping(from, to, 1)?.all(), "{who} does not reach {whom} at {to}");
+        self.done(format!("ping {who} → {whom}"), to.to_string(), start.elapsed());
+        Ok(())
+    }
+
+    fn done(&mut self, what: String, result: String, took: Duration) {
+        self.steps.push(Step { what, result, took });
+    }
 }
 
 fn row(step: &Step) -> Vec<String> {
