@@ -1,13 +1,15 @@
-//! ADD: the way of a pod. Read [`attach`] from top to bottom; every step before the record only looks, every step after
-//! it is undone by [`detach::undo`] if a later one fails.
+//! ADD: the way of a pod. Read [`attach`] from top to bottom; every step before the record only looks (or asks another
+//! IPAM plugin), every step after it is undone by [`detach::undo`] if a later one fails. The bridge and what makes the host
+//! forward are the node's, not the pod's: they stay.
 
+use std::net::IpAddr;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use cni::{Call, CniResult, Dns};
+use cni::{Call, CniResult, Dns, Route as PodRoute};
 use ipnet::IpNet;
-use netconf::{Addresses, NetConf, Place, Route as PodRoute};
-use netlink::{NetNs, RtSocket};
+use netconf::{Addresses, NetConf, Place, default_route};
+use netlink::{Link, NetNs, RtSocket};
 use types::{AttachMode, AttachmentKey, IfName, MIN_MTU_V6};
 
 use crate::bridge::{self, Bridge};
@@ -16,8 +18,8 @@ use crate::state::{
     Allocation, Attachment, Begin, Held, Network, Phase, PodAddress, PodName, SCHEMA, State, StateError,
     Wanted,
 };
-use crate::sysctl::{self, Families};
-use crate::wire::{self, Wire};
+use crate::sysctl::{self, Families, Owner};
+use crate::wire::{self, Inside, Wire};
 use crate::{Error, detach, firewall, gc, privileges, relearn, result, settle, shaping};
 
 /// How often a foreign link may have the name that we would take, before we give up.
@@ -29,7 +31,7 @@ pub(crate) fn attach(call: &Call, conf: &NetConf, place: &Place) -> Result<(CniR
     let netns = open_namespace(call)?;
     let state = State::open(&place.state_dir)?;
     let network = relearn::network(&state, &key.network, Some(conf))?;
-    clear_the_way(&network, &key)?;
+    clear_the_way(&network, &key, call)?;
     let mut pod = RtSocket::open_in(&netns)?;
     if pod.link(&key.ifname)?.is_some() {
         let netns = netns_path(call).to_owned();
@@ -37,15 +39,24 @@ pub(crate) fn attach(call: &Call, conf: &NetConf, place: &Place) -> Result<(CniR
     }
     let mut host = RtSocket::open()?;
     let (bridge, host_end) = find_links(&mut host, conf, &key)?;
-    let site =
-        Site { call, conf, key: &key, netns: &netns, bridge: &bridge, host_end, cookie: pod.netns_cookie()? };
+    let cookie = pod.netns_cookie()?;
+    let site = Site {
+        call,
+        conf,
+        key: &key,
+        netns: &netns,
+        cookie,
+        mtu: bridge::mtu(conf, bridge.as_ref()),
+        host_end,
+    };
     let lease = Lease::take(&site)?;
-    let made = begin(&network, &site, &lease, &mut host).and_then(|(held, plan)| {
-        let attachment =
-            finish(held, &plan, &site, &mut Kernel { host: &mut host, pod: &mut pod, state: &state })?;
-        let bridge = bridge::as_it_is(&mut host, &bridge);
+    let begun = begin(&network, &site, &lease, &mut host).and_then(|begun| unshared(&state, &network, begun));
+    let made = begun.and_then(|(held, plan)| {
+        let mut kernel = Kernel { host: &mut host, pod: &mut pod, state: &state, bridge };
+        let (attachment, wired) = finish(held, &plan, &site, &mut kernel)?;
+        let bridge = bridge::as_it_is(&mut host, &wired.bridge);
         let answer =
-            result::of_attachment(&attachment, &bridge, &plan.routes, call.config.prev_result.as_ref());
+            result::of_attachment(&attachment, &bridge, &wired.routes, call.config.prev_result.as_ref());
         Ok((result::with_dns(answer, &conf.dns, lease.dns()), attachment))
     });
     match made {
@@ -65,7 +76,7 @@ struct Site<'a> {
     key: &'a AttachmentKey,
     netns: &'a NetNs,
     cookie: u64,
-    bridge: &'a Bridge,
+    mtu: u32,
     host_end: HostEnd,
 }
 
@@ -81,6 +92,14 @@ struct Kernel<'a> {
     host: &'a mut RtSocket,
     pod: &'a mut RtSocket,
     state: &'a State,
+    /// The bridge as it was found, if it was.
+    bridge: Option<Link>,
+}
+
+/// What was made, as far as the answer tells it.
+struct Wired {
+    bridge: Bridge,
+    routes: Vec<PodRoute>,
 }
 
 /// What was decided when the addresses were known.
@@ -146,16 +165,24 @@ fn open_namespace(call: &Call) -> Result<NetNs, Error> {
 }
 
 /// A ready attachment of this key is refused; a pending one was left by somebody who was killed, and is undone.
-fn clear_the_way(network: &Network, key: &AttachmentKey) -> Result<(), Error> {
-    match network.find(key)? {
-        None => Ok(()),
-        Some(held) if held.phase() == Phase::Ready => Err(Error::AlreadyAttached(key.clone())),
-        Some(held) => detach::undo(held, key),
+fn clear_the_way(network: &Network, key: &AttachmentKey, call: &Call) -> Result<(), Error> {
+    let Some(held) = network.find(key)? else { return Ok(()) };
+    if held.phase() == Phase::Ready {
+        return Err(Error::AlreadyAttached(key.clone()));
     }
+    let plugin =
+        netconf::foreign_ipam(&call.config).filter(|_| held.attachment().is_some_and(|a| a.delegated));
+    detach::undo(held, key)?;
+    // Its addresses came from there, and would not be given again.
+    plugin.map_or(Ok(()), |plugin| Delegate::find(plugin, &call.path, &call.config)?.del())
 }
 
-/// The bridge, and a name for the host end that nobody else has.
-fn find_links(host: &mut RtSocket, conf: &NetConf, key: &AttachmentKey) -> Result<(Bridge, HostEnd), Error> {
+/// The bridge if it is there, and a name for the host end that nobody else has.
+fn find_links(
+    host: &mut RtSocket,
+    conf: &NetConf,
+    key: &AttachmentKey,
+) -> Result<(Option<Link>, HostEnd), Error> {
     let mut name = key.host_link(0);
     let mut found = host.links_by_name(&[&conf.bridge, &name])?;
     let (mut taken, bridge) = (found.pop().flatten(), found.pop().flatten());
@@ -174,7 +201,7 @@ fn find_links(host: &mut RtSocket, conf: &NetConf, key: &AttachmentKey) -> Resul
         name = key.host_link(salt);
         taken = host.link(&name)?;
     }
-    Ok((bridge::ensure(host, conf, bridge)?, HostEnd { name, leftover }))
+    Ok((bridge, HostEnd { name, leftover }))
 }
 
 /// Claims the addresses and writes the record.
@@ -189,6 +216,7 @@ fn begin(
         Addresses::Own(pools) => Some(pools),
         Addresses::Delegated(_) => None,
     };
+    firewall::check_ports(&site.conf.ports, families_of(pools, lease))?;
     let wanted = Wanted { key: site.key, pools, requested: &requested, clean: &firewall::forget_flows };
     let mut plan = None;
     let mut make = |given: &[Allocation]| {
@@ -199,7 +227,7 @@ fn begin(
     let begun = match network.begin(&wanted, &mut make) {
         // Containers that vanished without a DEL must not keep their addresses for ever.
         Err(StateError::Exhausted { .. } | StateError::Taken { .. })
-            if gc::collect_dead(network, host)? > 0 =>
+            if gc::collect_dead(network, host).is_ok_and(|collected| collected > 0) =>
         {
             network.begin(&wanted, &mut make)?
         }
@@ -213,6 +241,32 @@ fn begin(
             format!("another process is working on {}", site.key),
         ))),
     }
+}
+
+/// Which families the pod will have: every set of ranges gives an address.
+fn families_of(pools: Option<&ipam::Pools>, lease: &Lease<'_>) -> Families {
+    let ranges = pools.into_iter().flat_map(ipam::Pools::sets).flat_map(ipam::RangeSet::ranges);
+    let own = ranges.map(ipam::Range::is_ipv4);
+    let given = lease.result().into_iter().flat_map(|r| &r.ips).map(|ip| ip.address.addr().is_ipv4());
+    let v4: Vec<bool> = own.chain(given).collect();
+    Families { ipv4: v4.contains(&true), ipv6: v4.contains(&false) }
+}
+
+/// Two networks with one subnet would give one address to two pods, and the DEL of one would take the other's rules.
+fn unshared(state: &State, network: &Network, (held, plan): (Held, Plan)) -> Result<(Held, Plan), Error> {
+    let ips: Vec<IpAddr> = held.attachment().into_iter().flat_map(Attachment::ips).collect();
+    for other in state.networks()?.iter().filter(|other| other.name() != network.name()) {
+        if let Some(ip) = ips.iter().find(|ip| other.is_claimed(**ip)) {
+            let taken = format!(
+                "address {ip} is in use in network {} of this node: give the two networks different subnets",
+                other.name()
+            );
+            // Nothing is in the kernel yet. What it remembers of these addresses is the other pod's.
+            held.release(&ips)?;
+            return Err(Error::Cni(cni::Error::new(cni::Code::AddressTaken, taken)));
+        }
+    }
+    Ok((held, plan))
 }
 
 /// Everything about the attachment, from the addresses it got.
@@ -231,8 +285,7 @@ fn decide(site: &Site<'_>, lease: &Lease<'_>, given: &[Allocation]) -> (Attachme
         })
         .collect();
     let ips: Vec<_> = addresses.iter().map(|a| a.address.addr()).collect();
-    let mut routes: Vec<PodRoute> =
-        lease.result().into_iter().flat_map(|r| r.routes.iter().map(from_result)).collect();
+    let mut routes: Vec<PodRoute> = lease.result().map(|r| r.routes.clone()).unwrap_or_default();
     // A default route that the other plugin gave is the one.
     let ours = conf.pod_routes(&ips).into_iter().filter(|r| !routes.iter().any(|given| given.dst == r.dst));
     routes.extend(ours.collect::<Vec<_>>());
@@ -242,7 +295,12 @@ fn decide(site: &Site<'_>, lease: &Lease<'_>, given: &[Allocation]) -> (Attachme
     let gateways =
         if conf.is_gateway { subnets.iter().filter_map(gateway_net).collect() } else { Vec::new() };
     let mut cluster = conf.cluster.clone();
-    cluster.extend(subnets.iter().map(|a| a.address.trunc()).filter(|net| !conf.cluster.contains(net)));
+    // An IPAM plugin that gives single addresses says nothing of the subnet. With them every pod would have a cluster, and
+    // a chain, of its own; that pods of this node are not outside is known anyway.
+    let is_subnet = |net: &IpNet| net.prefix_len() < net.max_prefix_len();
+    cluster.extend(
+        subnets.iter().map(|a| a.address.trunc()).filter(|net| is_subnet(net) && !conf.cluster.contains(net)),
+    );
     let attachment = Attachment {
         schema: SCHEMA,
         key: site.key.clone(),
@@ -253,7 +311,7 @@ fn decide(site: &Site<'_>, lease: &Lease<'_>, given: &[Allocation]) -> (Attachme
         host_link: site.host_end.name.clone(),
         host_mac: site.key.host_mac(),
         pod_mac: conf.mac.unwrap_or_else(|| site.key.pod_mac()),
-        mtu: site.bridge.mtu,
+        mtu: site.mtu,
         addresses,
         delegated: lease.result().is_some(),
         masquerade_outside: conf.ip_masq.then_some(cluster),
@@ -286,24 +344,12 @@ fn gateway_net(pod: &PodAddress) -> Option<IpNet> {
 
 /// In mode `routed` a pod's own prefix is a single address: without a default route it still needs its subnet.
 fn subnet_routes(subnets: &[PodAddress], routes: &[PodRoute]) -> Vec<PodRoute> {
-    let has_default = |like: &IpNet| routes.iter().any(|r| r.dst == PodRoute::default_of(like.addr()).dst);
+    let has_default = |like: &IpNet| routes.iter().any(|r| r.dst == default_route(like.addr()).dst);
     subnets
         .iter()
         .filter(|a| !has_default(&a.address))
-        .map(|a| PodRoute { dst: a.address.trunc(), ..PodRoute::default_of(a.address.addr()) })
+        .map(|a| PodRoute { dst: a.address.trunc(), ..default_route(a.address.addr()) })
         .collect()
-}
-
-fn from_result(route: &cni::Route) -> PodRoute {
-    PodRoute {
-        dst: route.dst.trunc(),
-        gw: route.gw,
-        mtu: route.mtu,
-        advmss: route.advmss,
-        priority: route.priority,
-        table: route.table,
-        scope: route.scope,
-    }
 }
 
 fn pod_name(call: &Call) -> Option<PodName> {
@@ -317,11 +363,14 @@ fn finish(
     plan: &Plan,
     site: &Site<'_>,
     kernel: &mut Kernel<'_>,
-) -> Result<Attachment, Error> {
+) -> Result<(Attachment, Wired), Error> {
     let Some(attachment) = held.attachment().cloned() else { unreachable!("the record was just written") };
-    let ready = wire_up(&attachment, plan, site, kernel).and_then(|()| Ok(held.commit()?));
+    let ready = wire_up(&attachment, plan, site, kernel).and_then(|wired| {
+        held.commit()?;
+        Ok(wired)
+    });
     match ready {
-        Ok(()) => Ok(attachment),
+        Ok(wired) => Ok((attachment, wired)),
         Err(error) => match detach::undo(held, site.key) {
             Ok(()) => Err(error),
             Err(also) => Err(Error::Several(vec![error, also])),
@@ -334,7 +383,7 @@ fn wire_up(
     plan: &Plan,
     site: &Site<'_>,
     kernel: &mut Kernel<'_>,
-) -> Result<(), Error> {
+) -> Result<Wired, Error> {
     if let Some(index) = site.host_end.leftover {
         detach::delete_link(kernel.host, index)?;
     }
@@ -345,36 +394,43 @@ fn wire_up(
     if families.ipv6 && attachment.mtu < MIN_MTU_V6 {
         return Err(Error::MtuTooSmall { mtu: attachment.mtu });
     }
+    let bridge = bridge::ensure(kernel.host, site.conf, kernel.bridge.take())?;
     if site.conf.is_gateway {
         sysctl::enable_forwarding(kernel.host, &kernel.state.sysctls(), families)?;
     }
     // In force before the link exists: a pod is never unprotected.
-    firewall::admit(attachment)?;
+    firewall::admit(attachment, kernel.state)?;
+    let log = kernel.state.sysctls();
     let wire = Wire {
         attachment,
-        bridge: site.bridge,
+        bridge: &bridge,
         hairpin: site.conf.hairpin,
         routes: &plan.routes,
         netns: site.netns,
+        log: &log,
     };
     let new_gateways = wire::make_pair(kernel.host, &wire, &plan.gateways)?;
     for gateway in &new_gateways {
-        bridge::resolve_conflicts(kernel.host, site.bridge, site.conf, *gateway)?;
+        bridge::resolve_conflicts(kernel.host, &bridge, site.conf, *gateway)?;
         settle::wait_for_address(kernel.host, gateway.addr())?;
     }
     if !new_gateways.is_empty() {
-        bridge::adopt(kernel.host, site.bridge)?;
+        bridge::adopt(kernel.host, &bridge, &log)?;
     }
-    let host_index = wire::set_up_inside(kernel.pod, &wire)?;
+    let Inside { host_index, routes } = wire::set_up_inside(kernel.pod, &wire)?;
     if attachment.mode == AttachMode::Routed {
         wire::route_to_pod(kernel.host, attachment, host_index)?;
     }
     if families.ipv4 && !attachment.ports.is_empty() {
         match attachment.mode {
-            AttachMode::Bridge => sysctl::allow_loopback_source(&attachment.bridge)?,
-            AttachMode::Routed => sysctl::allow_loopback_source(&attachment.host_link)?,
+            AttachMode::Bridge => {
+                sysctl::allow_loopback_source(&attachment.bridge, bridge.owner(&log))?;
+            }
+            AttachMode::Routed => sysctl::allow_loopback_source(&attachment.host_link, Owner::Us)?,
         }
     }
     shaping::apply(kernel.host, attachment, host_index)?;
-    settle::wait(kernel.host, kernel.pod, attachment)
+    settle::wait(kernel.host, kernel.pod, attachment)?;
+    wire::announce(kernel.pod, attachment)?;
+    Ok(Wired { bridge, routes })
 }

@@ -8,7 +8,9 @@ use netconf::NetConf;
 use netlink::{AddAddress, AddBridge, Link, LinkRef, Mode, Op, RtSocket, SetLink};
 use types::{Digest, IfName, Mac};
 
-use crate::{Error, sysctl};
+use crate::state::SysctlLog;
+use crate::sysctl::{self, Owner};
+use crate::{Error, detach};
 
 /// Marks a bridge as made by us. One that was there before has no such mark, and stays when we leave.
 pub(crate) const BRIDGE_ALIAS: &str = "podwire bridge";
@@ -21,7 +23,6 @@ pub(crate) struct Bridge {
     pub(crate) name: IfName,
     pub(crate) index: u32,
     pub(crate) mac: Option<Mac>,
-    pub(crate) mtu: u32,
     maker: Maker,
 }
 
@@ -30,6 +31,20 @@ pub(crate) struct Bridge {
 enum Maker {
     Us,
     SomebodyElse,
+}
+
+/// What the bridge's MTU is or will be.
+pub(crate) fn mtu(conf: &NetConf, found: Option<&Link>) -> u32 {
+    conf.mtu.or(found.map(|link| link.mtu)).unwrap_or(DEFAULT_MTU)
+}
+
+impl Bridge {
+    pub(crate) fn owner<'a>(&self, log: &'a SysctlLog) -> Owner<'a> {
+        match self.maker {
+            Maker::Us => Owner::Us,
+            Maker::SomebodyElse => Owner::SomebodyElse(log),
+        }
+    }
 }
 
 /// Makes of the link that was found (or not) the bridge that the config asks for. Costs nothing when all is right.
@@ -44,6 +59,8 @@ pub(crate) fn ensure(host: &mut RtSocket, conf: &NetConf, found: Option<Link>) -
     }
     let mtu = conf.mtu.unwrap_or(link.mtu);
     let wrong_promisc = conf.promisc && !link.promisc;
+    // Also on somebody else's bridge, where the config asks for it. Not put back by cleanup: whatever else uses the bridge
+    // may rely on it by then.
     if !link.up || link.mtu != mtu || wrong_promisc {
         host.run(&Op::SetLink(SetLink {
             up: Some(true),
@@ -53,38 +70,81 @@ pub(crate) fn ensure(host: &mut RtSocket, conf: &NetConf, found: Option<Link>) -
         }))?;
     }
     let maker = if link.alias.as_deref() == Some(BRIDGE_ALIAS) { Maker::Us } else { Maker::SomebodyElse };
-    Ok(Bridge { name: conf.bridge.clone(), index: link.index, mac: link.mac, mtu, maker })
+    Ok(Bridge { name: conf.bridge.clone(), index: link.index, mac: link.mac, maker })
 }
 
+/// Made under a name of its own and then renamed: nobody sees the bridge half made, and our mark never gets on one that
+/// somebody else made at the same moment.
 fn create(host: &mut RtSocket, conf: &NetConf) -> Result<Link, Error> {
-    let name = &conf.bridge;
-    let mtu = conf.mtu.unwrap_or(DEFAULT_MTU);
+    let (name, prefix, random) = (&conf.bridge, draft_prefix(&conf.bridge), random());
+    let draft = draft_name(&prefix, &random)?;
+    let mtu = mtu(conf, None);
     // The kernel lets a bridge's MTU follow its smallest port until it was changed once: made with another value and
     // then set, it stays (F8).
     let other = if mtu == types::MIN_MTU_V6 { DEFAULT_MTU } else { types::MIN_MTU_V6 };
-    // A MAC of its own does not change when ports come and go; a random one is not needed, the name is unique here.
-    let mac =
-        Mac::local(Digest::of(&["bridge mac", name.as_str(), &std::process::id().to_string()]).first5());
+    let mac = new_mac(name, &random);
     let answers = host.run_all(&[
-        Op::AddBridge(AddBridge { name, mac, mtu: other, up: false }),
+        Op::AddBridge(AddBridge { name: &draft, mac, mtu: other, up: false }),
         Op::SetLink(SetLink {
             mtu: Some(mtu),
-            up: Some(true),
             alias: Some(BRIDGE_ALIAS),
-            ..SetLink::of(LinkRef::Name(name))
+            ..SetLink::of(LinkRef::Name(&draft))
         }),
     ])?;
     for answer in answers {
         match answer {
-            // Somebody else made it at the same moment.
-            Err(e) if e.is_exists() => {}
+            // Swept away by one who was faster.
+            Err(e) if e.is_missing() => {}
             other => other?,
         }
     }
-    sysctl::refuse_advertisements(name)?;
+    sysctl::refuse_advertisements(&draft, Owner::Us)?;
+    publish(host, &draft, name)?;
+    remove_drafts(host, &prefix)?;
     // Gone again already: whoever removes it wants something else than we do.
     host.link(name)?
         .ok_or_else(|| Error::NotAvailable(format!("bridge {name} was removed while it was set up")))
+}
+
+/// Gives the new bridge its name, unless somebody else's has it by now.
+fn publish(host: &mut RtSocket, draft: &IfName, name: &IfName) -> Result<(), Error> {
+    let Some(link) = host.link(draft)? else { return Ok(()) };
+    match host.run(&Op::RenameLink { link: link.index, name }) {
+        Ok(()) => Ok(()),
+        Err(e) if e.is_exists() || e.is_missing() => Ok(()),
+        Err(e) => {
+            detach::delete_link(host, link.index)?;
+            Err(e.into())
+        }
+    }
+}
+
+/// The bridge is there now: those that others began to make are of no use, whether they were killed or are just slower.
+fn remove_drafts(host: &mut RtSocket, prefix: &str) -> Result<(), Error> {
+    let is_draft = |link: &Link| link.name.starts_with(prefix) && link.alias.as_deref() == Some(BRIDGE_ALIAS);
+    for draft in host.links()?.into_iter().filter(is_draft) {
+        detach::delete_link(host, draft.index)?;
+    }
+    Ok(())
+}
+
+fn draft_prefix(bridge: &IfName) -> String {
+    format!("pwn{}", Digest::of(&["draft of bridge", bridge.as_str()]).base32(5))
+}
+
+fn draft_name(prefix: &str, random: &str) -> Result<IfName, Error> {
+    let name = format!("{prefix}{}", Digest::of(&["draft", random]).base32(7));
+    IfName::try_from(name).map_err(|e| Error::NotAvailable(format!("no name for a new bridge: {e}")))
+}
+
+fn random() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default()
+}
+
+/// A MAC of its own does not change when ports come and go. Random, as bridges of the same name on other nodes may be on
+/// the same wire.
+fn new_mac(name: &IfName, random: &str) -> Mac {
+    Mac::local(Digest::of(&["bridge mac", name.as_str(), random]).first5())
 }
 
 /// The ops that put the gateways on the bridge; those that are there already answer "exists".
@@ -103,15 +163,31 @@ fn gateway_address(bridge: u32, gateway: IpNet, mode: Mode) -> AddAddress {
     AddAddress { link: bridge, addr: gateway, nodad: true, broadcast, mode }
 }
 
+/// The gateway's address was refused because IPv6 is switched off on the bridge.
+pub(crate) fn enable_ipv6_for(
+    host: &mut RtSocket,
+    bridge: &Bridge,
+    gateway: IpNet,
+    log: &SysctlLog,
+) -> Result<(), Error> {
+    sysctl::enable_ipv6(&bridge.name, bridge.owner(log))?;
+    match host.run(&Op::AddAddress(gateway_address(bridge.index, gateway, Mode::Exclusive))) {
+        // Another pod's ADD did the same.
+        Err(e) if e.is_exists() => Ok(()),
+        other => Ok(other?),
+    }
+}
+
 /// The first time that we put a gateway on somebody else's bridge: it gets what one of ours has had from the start. Its
-/// MAC would otherwise follow its ports, and pods would send to one that is gone.
-pub(crate) fn adopt(host: &mut RtSocket, bridge: &Bridge) -> Result<(), Error> {
+/// MAC would otherwise follow its ports, and pods would send to one that is gone. Cleanup leaves that MAC: it is the one
+/// that the bridge had, and the kernel has no way to let it follow the ports again.
+pub(crate) fn adopt(host: &mut RtSocket, bridge: &Bridge, log: &SysctlLog) -> Result<(), Error> {
     match bridge.maker {
         Maker::Us => Ok(()),
         Maker::SomebodyElse => {
             let mac = mac_of(host, bridge);
             host.run(&Op::SetLink(SetLink { mac, ..SetLink::of(LinkRef::Index(bridge.index)) }))?;
-            sysctl::refuse_advertisements(&bridge.name)
+            sysctl::refuse_advertisements(&bridge.name, bridge.owner(log))
         }
     }
 }
@@ -160,5 +236,51 @@ fn is_link_local(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(_) => false,
         IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use testkit::{Lab, Ns, inspect};
+
+    use super::*;
+
+    fn create_in(node: &Ns) -> Link {
+        let config = json!({"cniVersion": "1.1.0", "name": "blue", "type": "podwire-cni", "bridge": "pw0",
+            "subnet": "10.88.0.0/24"});
+        let config = cni::Config::from_slice(config.to_string().as_bytes()).unwrap();
+        let conf = NetConf::parse(&config).unwrap();
+        node.enter(|| create(&mut RtSocket::open().unwrap(), &conf).unwrap()).unwrap()
+    }
+
+    fn names(node: &Ns) -> Vec<String> {
+        inspect::links(node).unwrap().into_iter().map(|link| link.name).collect()
+    }
+
+    /// Cleanup would delete a bridge with our mark.
+    #[test]
+    fn a_bridge_that_somebody_else_made_at_the_same_moment_gets_no_mark() {
+        let lab = Lab::new("lost").unwrap();
+        let node = lab.node("n").unwrap();
+        node.sh(&["ip", "link", "add", "pw0", "mtu", "1400", "type", "bridge"]).unwrap();
+        let before = testkit::Snapshot::of(&node).unwrap();
+        assert_eq!(create_in(&node).alias, None);
+        before.expect_same(&node).unwrap();
+    }
+
+    #[test]
+    fn what_a_killed_one_began_to_make_goes_and_the_mark_is_there_from_the_start() {
+        let lab = Lab::new("draft").unwrap();
+        let node = lab.node("n").unwrap();
+        let prefix = draft_prefix(&IfName::try_from("pw0").unwrap());
+        for (name, alias) in [("abc", BRIDGE_ALIAS), ("def", "another's")] {
+            let name = format!("{prefix}{name}");
+            node.sh(&["ip", "link", "add", &name, "type", "bridge"]).unwrap();
+            node.sh(&["ip", "link", "set", &name, "alias", alias]).unwrap();
+        }
+        let link = create_in(&node);
+        assert_eq!((link.alias.as_deref(), link.mtu), (Some(BRIDGE_ALIAS), DEFAULT_MTU));
+        assert_eq!(names(&node), ["lo".to_owned(), format!("{prefix}def"), "pw0".to_owned()]);
     }
 }

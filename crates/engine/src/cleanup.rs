@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use netlink::{Link, RtSocket};
+use netlink::{Address, Link, Op, RtSocket};
+use types::ROUTE_PROTOCOL;
 
 use crate::bridge::BRIDGE_ALIAS;
 use crate::detach::delete_link;
@@ -24,7 +25,9 @@ pub fn cleanup(state_dir: &Path) -> Result<Report, Error> {
     if let Some(state) = &state {
         remove_attachments(state, &mut report)?;
     }
-    remove_links(&mut report)?;
+    let mut host = RtSocket::open()?;
+    remove_links(&mut host, &mut report)?;
+    remove_gateways(&mut host, &mut report)?;
     if nft::Firewall::open()?.cleanup()? {
         report.done.push("nftables tables podwire removed".to_owned());
     }
@@ -38,9 +41,9 @@ pub fn cleanup(state_dir: &Path) -> Result<Report, Error> {
 
 fn remove_attachments(state: &State, report: &mut Report) -> Result<(), Error> {
     for network in state.networks()? {
-        let stems: Vec<String> = network.list()?.into_iter().map(|listed| listed.stem).collect();
-        let count = stems.len();
-        let errors = gc::undo_all(&network, None, stems);
+        let all = network.list()?;
+        let count = all.len();
+        let errors = gc::undo_all(all, None, |listed| Ok(network.find_stem(&listed.stem)?));
         report.left.extend(errors.iter().map(|error| format!("attachment not removed: {error}")));
         if count > errors.len() {
             report.done.push(format!("{} attachments of {} removed", count - errors.len(), network.name()));
@@ -50,11 +53,10 @@ fn remove_attachments(state: &State, report: &mut Report) -> Result<(), Error> {
 }
 
 /// Links whose record is gone, then the bridges that we made and nobody else uses.
-fn remove_links(report: &mut Report) -> Result<(), Error> {
-    let mut host = RtSocket::open()?;
+fn remove_links(host: &mut RtSocket, report: &mut Report) -> Result<(), Error> {
     let marked = |link: &Link, mark: &str| link.alias.as_deref().is_some_and(|alias| alias.starts_with(mark));
     for link in host.links()?.into_iter().filter(|link| marked(link, "podwire:")) {
-        delete_link(&mut host, link.index)?;
+        delete_link(host, link.index)?;
         report.done.push(format!("link {} removed", link.name));
     }
     let links = host.links()?;
@@ -64,9 +66,31 @@ fn remove_links(report: &mut Report) -> Result<(), Error> {
                 report.left.push(format!("bridge {} stays: {} is a port of it", bridge.name, port.name));
             }
             None => {
-                delete_link(&mut host, bridge.index)?;
+                delete_link(host, bridge.index)?;
                 report.done.push(format!("bridge {} removed", bridge.name));
             }
+        }
+    }
+    Ok(())
+}
+
+/// The gateways that we put on bridges of others; those on ours went with them. Only bridges: where this node is itself a
+/// pod, an address with our mark on another link is its own. Kernels before 5.18 keep no mark: there they stay.
+fn remove_gateways(host: &mut RtSocket, report: &mut Report) -> Result<(), Error> {
+    let is_bridge = |link: &Link| link.kind.as_deref() == Some("bridge");
+    for bridge in host.links()?.into_iter().filter(is_bridge) {
+        let all = host.addresses(Some(bridge.index))?;
+        let (ours, others): (Vec<Address>, Vec<Address>) =
+            all.into_iter().partition(|a| a.protocol == Some(ROUTE_PROTOCOL));
+        for gateway in ours.iter().map(|address| address.addr) {
+            // The kernel removes the later addresses of a subnet together with its first.
+            if let Some(other) = others.iter().find(|other| other.addr.trunc() == gateway.trunc()) {
+                let (name, other) = (&bridge.name, other.addr);
+                report.left.push(format!("address {gateway} of bridge {name} stays: {other} may hang on it"));
+                continue;
+            }
+            host.run(&Op::DelAddress { link: bridge.index, addr: gateway })?;
+            report.done.push(format!("address {gateway} of bridge {} removed", bridge.name));
         }
     }
     Ok(())

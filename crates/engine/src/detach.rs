@@ -54,8 +54,13 @@ fn take_apart(key: &AttachmentKey, call: &Call, place: &Place) -> Result<Option<
         }
     }
     let Some(held) = found else { return Ok(None) };
-    let was = held.attachment().cloned();
-    undo(held, key).map(|()| was)
+    let (was, network) = (held.attachment().cloned(), held.network().clone());
+    undo(held, key)?;
+    if was.as_ref().is_some_and(|was| was.masquerade_outside.is_some()) && network.is_empty()? {
+        // The pod is gone, whatever becomes of this; GC tries again and tells.
+        let _ = firewall::prune(nft::Idle::KeepFew);
+    }
+    Ok(was)
 }
 
 /// Takes an attachment apart and forgets it. If the kernel refuses a step the record stays, for the next DEL or GC.

@@ -95,7 +95,7 @@ impl Error {
                 StateError::Exhausted { .. } => Code::AddressesExhausted,
                 StateError::Taken { .. } => Code::AddressTaken,
                 StateError::Clean { .. } => Code::Kernel,
-                StateError::Request(_) => Code::InvalidConfig,
+                StateError::Foreign { .. } | StateError::Request(_) => Code::InvalidConfig,
             },
             Self::Kernel(_)
             | Self::Firewall(_)

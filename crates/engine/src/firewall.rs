@@ -2,12 +2,14 @@
 
 use std::net::IpAddr;
 
+use cni::{Code, PortMapping};
 use nft::conntrack::{self, Family};
-use nft::{Firewall, Guard, HostPort, NetworkChain, Pod, Stray};
-use types::IfName;
+use nft::{Firewall, Guard, HostPort, Idle, NetworkChain, Pod, Stray};
+use types::{AttachmentKey, IfName};
 
 use crate::Error;
-use crate::state::{Attachment, StateError};
+use crate::state::{Attachment, Network, Phase, State, StateError};
+use crate::sysctl::Families;
 
 /// Does the attachment have anything in the firewall? One that asks for nothing needs no nftables at all.
 fn is_needed(attachment: &Attachment) -> bool {
@@ -30,6 +32,21 @@ fn with_pod<T>(attachment: &Attachment, f: impl FnOnce(&Pod<'_>) -> T) -> T {
     })
 }
 
+/// A port on a host address of a family that the pod does not have would lead nowhere.
+pub(crate) fn check_ports(ports: &[PortMapping], pod: Families) -> Result<(), Error> {
+    let leads_nowhere = |host: IpAddr| if host.is_ipv4() { !pod.ipv4 } else { !pod.ipv6 };
+    let stray = ports.iter().find_map(|port| Some((port, port.host_ip.filter(|ip| leads_nowhere(*ip))?)));
+    let Some((port, host_ip)) = stray else { return Ok(()) };
+    let family = if host_ip.is_ipv4() { "IPv6" } else { "IPv4" };
+    Err(Error::Cni(cni::Error::new(
+        Code::InvalidConfig,
+        format!(
+            "hostPort {}/{} cannot be published on hostIP {host_ip}: the pod has {family} addresses only; use a hostIP of that family or none",
+            port.host_port, port.protocol
+        ),
+    )))
+}
+
 /// A port without a host address is published in every family that the pod has.
 fn host_ports(attachment: &Attachment) -> impl Iterator<Item = HostPort> {
     attachment.ports.iter().flat_map(|port| {
@@ -44,12 +61,46 @@ fn host_ports(attachment: &Attachment) -> impl Iterator<Item = HostPort> {
     })
 }
 
-pub(crate) fn admit(attachment: &Attachment) -> Result<(), Error> {
+/// Puts a new attachment in force. If it finds that somebody flushed our tables, the others are put back first. That one of
+/// them cannot be is nothing the new one has to suffer for: CHECK and STATUS tell.
+pub(crate) fn admit(attachment: &Attachment, state: &State) -> Result<(), Error> {
+    admit_after(attachment, &mut || {
+        if let Err(error) = put_back(state, Some(&attachment.key)) {
+            eprintln!("podwire: not all pods could be put back into the firewall's tables: {error}");
+        }
+    })
+}
+
+/// Puts all attachments in force that are ready, of all networks, but for one.
+pub(crate) fn put_back(state: &State, except: Option<&AttachmentKey>) -> Result<(), Error> {
+    let mut errors = Vec::new();
+    for network in state.networks()? {
+        for listed in network.list()? {
+            let wanted = |a: &Attachment| is_needed(a) && Some(&a.key) != except;
+            if listed.phase == Phase::Ready && listed.attachment.as_ref().is_some_and(wanted) {
+                errors.extend(put_one_back(&network, &listed.stem).err());
+            }
+        }
+    }
+    Error::collect(errors)
+}
+
+/// With its record held: a DEL at the same time must not be followed by what it has just removed.
+fn put_one_back(network: &Network, stem: &str) -> Result<(), Error> {
+    match network.find_stem(stem)? {
+        Some(held) if held.phase() == Phase::Ready => {
+            held.attachment().map_or(Ok(()), |attachment| admit_after(attachment, &mut || {}))
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+fn admit_after(attachment: &Attachment, restore: &mut dyn FnMut()) -> Result<(), Error> {
     if !is_needed(attachment) {
         return Ok(());
     }
     Ok(with_pod(attachment, |pod| {
-        Firewall::open()?.admit(pod)?;
+        Firewall::open()?.admit_after(pod, restore)?;
         // Datagrams that kept coming while nobody had the port would go on to nowhere.
         if pod.ports.is_empty() { Ok(()) } else { conntrack::flush_ports(pod.ports) }
     })?)
@@ -62,6 +113,15 @@ pub(crate) fn expel(attachment: &Attachment) -> Result<(), Error> {
     Ok(with_pod(attachment, |pod| Firewall::open()?.expel(pod))?)
 }
 
+/// Removes what the firewall has for networks without pods.
+pub(crate) fn prune(idle: Idle) -> Result<(), Error> {
+    match Firewall::open().and_then(|mut firewall| firewall.prune(idle)) {
+        // Without nftables there is nothing either.
+        Ok(_) | Err(nft::Error::Unsupported { .. }) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// Removes what a pod has in the firewall of which only link and addresses are known.
 pub(crate) fn sweep(link: &IfName, addresses: &[IpAddr]) -> Result<(), Error> {
     Ok(Firewall::open()?.sweep(&Stray { link, addresses })?)
@@ -70,7 +130,7 @@ pub(crate) fn sweep(link: &IfName, addresses: &[IpAddr]) -> Result<(), Error> {
 /// Removes the connections of all addresses of a range that nobody has now.
 pub(crate) fn forget_flows(range: &ipam::Range, is_used: &dyn Fn(IpAddr) -> bool) -> Result<(), StateError> {
     let family = if range.is_ipv4() { Family::V4 } else { Family::V6 };
-    conntrack::sweep(family, &|ip| range.contains(ip) && !is_used(ip))
+    conntrack::sweep(family, &|ip| range.allocatable(ip) && !is_used(ip))
         .map_err(|e| StateError::Clean { range: range.to_string(), reason: e.to_string() })
 }
 

@@ -6,13 +6,13 @@ use std::sync::Mutex;
 
 use cni::Gc;
 use netconf::Place;
-use netlink::{Link, NetNs, RtSocket};
+use netlink::{NetNs, RtSocket};
 use types::{AttachmentKey, NetworkName};
 
 use crate::delegate::Delegate;
 use crate::detach;
-use crate::state::{Attachment, Held, Network, Phase};
-use crate::{Error, relearn};
+use crate::state::{Attachment, Held, Listed, Network, Phase, State};
+use crate::{Error, firewall, relearn};
 
 /// A link's removal waits for a grace period of the kernel, and several can wait at once.
 const WORKERS: usize = 16;
@@ -29,35 +29,57 @@ pub(crate) fn collect(gc: &Gc, place: &Place) -> Result<usize, Error> {
             ifname: ifname.clone(),
         })
         .collect();
-    let stems: BTreeSet<String> = valid.iter().map(AttachmentKey::file_stem).collect();
     let mut errors = Vec::new();
     let mut collected = 0;
-    let network = relearn::existing(&gc.config, place)?;
-    if let Some(network) = &network {
-        let stale: Vec<String> =
-            network.list()?.into_iter().map(|l| l.stem).filter(|stem| !stems.contains(stem)).collect();
-        collected = stale.len();
-        errors.extend(undo_all(network, Some(network_name), stale));
-        errors.extend(network.settle().err().map(Error::from));
+    match relearn::existing(&gc.config, place) {
+        Ok(Some(network)) => match collect_in(&network, &valid, network_name) {
+            Ok((count, failed)) => {
+                collected = count;
+                errors.extend(failed);
+            }
+            Err(error) => errors.push(error),
+        },
+        Ok(None) => {}
+        Err(error) => errors.push(error),
     }
-    let aliases: BTreeSet<String> = valid.iter().map(AttachmentKey::alias).collect();
-    errors.extend(sweep_links(network_name, network.as_ref(), &aliases).err());
+    errors.extend(sweep_links(gc, place, &valid));
+    errors.extend(firewall::prune(nft::Idle::RemoveAll).err());
     if let Some(plugin) = netconf::foreign_ipam(&gc.config) {
         errors.extend(Delegate::find(plugin, &gc.path, &gc.config).and_then(|delegate| delegate.gc()).err());
     }
     Error::collect(errors).map(|()| collected)
 }
 
+/// Returns how many were not listed, and which of them could not be taken apart.
+fn collect_in(
+    network: &Network,
+    valid: &[AttachmentKey],
+    name: &NetworkName,
+) -> Result<(usize, Vec<Error>), Error> {
+    let stems: BTreeSet<String> = valid.iter().map(AttachmentKey::file_stem).collect();
+    let stale: Vec<Listed> = network.list()?.into_iter().filter(|l| !stems.contains(&l.stem)).collect();
+    let count = stale.len();
+    // Somebody who works on one right now was asked to later than we were: it is not ours to take.
+    let mut errors = undo_all(stale, Some(name), |listed| {
+        let held = network.find_idle(&listed.stem)?;
+        Ok(held
+            .filter(|held| held.phase() == listed.phase && held.attachment() == listed.attachment.as_ref()))
+    });
+    errors.extend(network.settle().err().map(Error::from));
+    Ok((count, errors))
+}
+
 /// Takes these attachments apart, several at once. The name helps with records that cannot be read.
-pub(crate) fn undo_all(network: &Network, name: Option<&NetworkName>, stale: Vec<String>) -> Vec<Error> {
+pub(crate) fn undo_all(
+    stale: Vec<Listed>,
+    name: Option<&NetworkName>,
+    find: impl Fn(&Listed) -> Result<Option<Held>, Error> + Sync,
+) -> Vec<Error> {
     let (queue, errors) = (Mutex::new(stale), Mutex::new(Vec::new()));
     let next = || queue.lock().ok().and_then(|mut queue| queue.pop());
     let work = || {
-        while let Some(stem) = next() {
-            let undone = network.find_stem(&stem).map_err(Error::from).and_then(|held| match held {
-                Some(held) => undo_stem(held, name),
-                None => Ok(()),
-            });
+        while let Some(listed) = next() {
+            let undone = find(&listed).and_then(|held| held.map_or(Ok(()), |held| undo_stem(held, name)));
             if let (Err(error), Ok(mut errors)) = (undone, errors.lock()) {
                 errors.push(error);
             }
@@ -86,18 +108,38 @@ fn key_of_stem(stem: &str, network: &NetworkName) -> Option<AttachmentKey> {
     Some(AttachmentKey { network: network.clone(), container, ifname })
 }
 
-/// Links of this network that carry our mark and that neither the list nor a record knows.
-fn sweep_links(name: &NetworkName, network: Option<&Network>, valid: &BTreeSet<String>) -> Result<(), Error> {
-    let mark = AttachmentKey::alias_prefix(name);
-    let mut host = RtSocket::open()?;
-    let is_stale = |link: &Link| {
-        let key = link.alias.as_deref().and_then(|alias| alias.split(' ').next());
-        key.is_some_and(|key| key.starts_with(&mark) && !valid.contains(key))
+/// Removes links of this network that carry our mark and that neither the list nor a record knows. A link's record is
+/// there before the link: it is looked for after the link was seen, so that an ADD under way is not mistaken.
+fn sweep_links(gc: &Gc, place: &Place, valid: &[AttachmentKey]) -> Vec<Error> {
+    let mark = AttachmentKey::alias_prefix(&gc.config.name);
+    let valid: BTreeSet<String> = valid.iter().map(AttachmentKey::alias).collect();
+    let sweep = || -> Result<Vec<Error>, Error> {
+        let mut host = RtSocket::open()?;
+        let links = host.links()?;
+        let network =
+            State::open_existing(&place.state_dir)?.and_then(|s| s.existing_network(&gc.config.name));
+        let mut errors = Vec::new();
+        for link in links {
+            let key = link.alias.as_deref().and_then(|alias| alias.split(' ').next());
+            let Some(stem) = key.filter(|key| !valid.contains(*key)).and_then(|key| stem_of(key, &mark))
+            else {
+                continue;
+            };
+            match network.as_ref().map_or(Ok(false), |network| network.knows(&stem)) {
+                Ok(true) => {}
+                Ok(false) => errors.extend(detach::remove_stray(&mut host, &link, network.as_ref()).err()),
+                Err(error) => errors.push(error.into()),
+            }
+        }
+        Ok(errors)
     };
-    for link in host.links()?.into_iter().filter(is_stale) {
-        detach::remove_stray(&mut host, &link, network)?;
-    }
-    Ok(())
+    sweep().unwrap_or_else(|error| vec![error])
+}
+
+/// The record's name, from the alias of a link of the network.
+fn stem_of(alias: &str, mark: &str) -> Option<String> {
+    let (id, ifname) = alias.strip_prefix(mark)?.split_once('/')?;
+    Some(format!("{id}@{ifname}"))
 }
 
 /// Collects what is certainly dead: cut off in the middle, or without namespace and link. Never an attachment whose link
@@ -106,11 +148,12 @@ pub(crate) fn collect_dead(network: &Network, host: &mut RtSocket) -> Result<usi
     let (mut collected, mut errors) = (0, Vec::new());
     for listed in network.list()? {
         let Some(attachment) = &listed.attachment else { continue };
-        if listed.phase == Phase::Ready && is_alive(attachment, host)? {
+        // What cannot be looked at may be alive.
+        if listed.phase == Phase::Ready && is_alive(attachment, host).unwrap_or(true) {
             continue;
         }
         // Somebody may be working on it right now, or have done so since the listing.
-        let Some(held) = network.find_idle(&listed.stem)? else { continue };
+        let Ok(Some(held)) = network.find_idle(&listed.stem) else { continue };
         if held.phase() == listed.phase && held.attachment() == Some(attachment) {
             match detach::undo(held, &attachment.key) {
                 Ok(()) => collected += 1,

@@ -1,7 +1,6 @@
 //! An attachment as the protocol shows it.
 
 use cni::{CniResult, Dns, Interface, IpConfig, Route};
-use netconf::Route as PodRoute;
 
 use crate::bridge::Bridge;
 use crate::state::Attachment;
@@ -11,7 +10,7 @@ use crate::wire::gateway_of;
 pub(crate) fn of_attachment(
     attachment: &Attachment,
     bridge: &Bridge,
-    routes: &[PodRoute],
+    routes: &[Route],
     before: Option<&CniResult>,
 ) -> CniResult {
     let mut result = before.cloned().unwrap_or_default();
@@ -38,15 +37,7 @@ pub(crate) fn of_attachment(
         gateway: a.gateway,
         interface: Some(first + 2),
     }));
-    result.routes.extend(routes.iter().map(|r| Route {
-        dst: r.dst,
-        gw: gateway_of(attachment, r),
-        mtu: r.mtu,
-        advmss: r.advmss,
-        priority: r.priority,
-        table: r.table,
-        scope: r.scope,
-    }));
+    result.routes.extend(routes.iter().map(|r| Route { gw: gateway_of(attachment, r), ..r.clone() }));
     result
 }
 

@@ -5,12 +5,15 @@ use netconf::{Addresses, NetConf, Place};
 use netlink::RtSocket;
 
 use crate::delegate::Delegate;
-use crate::state::{Phase, State, StateError};
-use crate::{Error, gc, privileges, relearn};
+use crate::state::{Listed, Phase, State, StateError};
+use crate::{Error, firewall, gc, privileges, relearn};
+
+/// How many pods are looked at. What happens to the firewall's tables mostly happens to all of them.
+const SAMPLES: usize = 4;
 
 pub(crate) fn status(config: &Config, conf: &NetConf, place: &Place, path: &[String]) -> Result<(), Error> {
-    degraded(config, conf, place)?;
     privileges::check().map_err(unavailable)?;
+    degraded(config, conf, place)?;
     let mut host = RtSocket::open().map_err(unavailable)?;
     if let Some(link) = host.link(&conf.bridge).map_err(unavailable)?
         && link.kind.as_deref() != Some("bridge")
@@ -49,17 +52,19 @@ fn unavailable(error: impl Into<Error>) -> Error {
     Error::NotAvailable(error.to_string())
 }
 
-/// Pods that run suffer when their bridge is gone or down.
+/// Pods that run suffer when their bridge is gone or down, or the firewall's tables were flushed.
 fn degraded(config: &Config, conf: &NetConf, place: &Place) -> Result<(), Error> {
     let Ok(Some(state)) = State::open_existing(&place.state_dir) else { return Ok(()) };
     let Some(network) = state.existing_network(&config.name) else { return Ok(()) };
-    let running = network.list()?.iter().filter(|l| l.phase == Phase::Ready).count();
+    let listed = network.list()?;
+    let ready: Vec<&Listed> = listed.iter().filter(|l| l.phase == Phase::Ready).collect();
+    let running = ready.len();
     if running == 0 {
         return Ok(());
     }
     let mut host = RtSocket::open().map_err(unavailable)?;
     let trouble = match host.link(&conf.bridge)? {
-        Some(link) if link.up => return Ok(()),
+        Some(link) if link.up => return unguarded(&state, &ready),
         Some(_) => "is down",
         None => "is gone",
     };
@@ -67,4 +72,33 @@ fn degraded(config: &Config, conf: &NetConf, place: &Place) -> Result<(), Error>
     Err(Error::Degraded(format!(
         "bridge {bridge} {trouble}, {running} pods have no network: ip link set {bridge} up, or restart the pods"
     )))
+}
+
+/// Are pods without what the firewall should have of them? Then it is put back here: a runtime that is told 51 sends no ADD
+/// that would. It is still told, once.
+fn unguarded(state: &State, ready: &[&Listed]) -> Result<(), Error> {
+    let Some(lost) = lost(ready)? else { return Ok(()) };
+    let what = match firewall::put_back(state, None).and_then(|()| self::lost(ready)) {
+        Ok(None) => {
+            "all pods were put back just now, ask again; who removed it? (nft monitor tells)".to_owned()
+        }
+        // Chains whose rules were removed look complete to an ADD; whole tables are made anew.
+        Ok(Some(_)) => {
+            "to have all made anew: nft delete table inet podwire; nft delete table bridge podwire; then ask again"
+                .to_owned()
+        }
+        Err(error) => format!("putting the pods back failed: {error}"),
+    };
+    Err(Error::Degraded(format!("somebody took pods out of the firewall's tables, {lost}: {what}")))
+}
+
+/// What the firewall lacks of a pod, for the first that lacks anything.
+fn lost(ready: &[&Listed]) -> Result<Option<String>, Error> {
+    for attachment in ready.iter().filter_map(|l| l.attachment.as_ref()).take(SAMPLES) {
+        let missing = firewall::missing(attachment).map_err(unavailable)?;
+        if let Some(first) = missing.first() {
+            return Ok(Some(format!("{} lacks {first}", attachment.key)));
+        }
+    }
+    Ok(None)
 }

@@ -18,6 +18,13 @@ fn ipv4(link: &str, key: &str) -> PathBuf {
     Path::new("/proc/sys/net/ipv4/conf").join(link).join(key)
 }
 
+/// Whose link a sysctl is set on. What we change on somebody else's is recorded with its old value (F7).
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Owner<'a> {
+    Us,
+    SomebodyElse(&'a SysctlLog),
+}
+
 /// Sets a sysctl of a link of ours. One that does not exist (IPv6 is not in this kernel) has nothing to protect from.
 fn set(path: PathBuf, value: &'static str) -> Result<(), Error> {
     match fs::write(&path, value) {
@@ -27,14 +34,29 @@ fn set(path: PathBuf, value: &'static str) -> Result<(), Error> {
     }
 }
 
+fn set_for(owner: Owner<'_>, path: PathBuf, value: &'static str) -> Result<(), Error> {
+    match owner {
+        Owner::Us => set(path, value),
+        Owner::SomebodyElse(_) if !path.exists() => Ok(()),
+        Owner::SomebodyElse(log) => change(log, path, value),
+    }
+}
+
 /// Does a link of this size have IPv6 at all? If not, the kernel refuses every setting of it.
 pub(crate) fn has_ipv6(mtu: u32) -> bool {
     mtu >= MIN_MTU_V6 && Path::new("/proc/sys/net/ipv6").exists()
 }
 
 /// The bridge and host ends take no router advertisements: a pod could send them, and 1 is the kernel's default (F2).
-pub(crate) fn refuse_advertisements(link: &IfName) -> Result<(), Error> {
-    set(ipv6(link.as_str(), "accept_ra"), "0")
+pub(crate) fn refuse_advertisements(link: &IfName, owner: Owner<'_>) -> Result<(), Error> {
+    set_for(owner, ipv6(link.as_str(), "accept_ra"), "0")
+}
+
+/// For a link that needs IPv6: nodes and runtimes may switch it off for all new links. Only written where it must be: for
+/// this one the kernel spins until nobody has the lock over all links.
+pub(crate) fn enable_ipv6(link: &IfName, owner: Owner<'_>) -> Result<(), Error> {
+    let disabled = ipv6(link.as_str(), "disable_ipv6");
+    if reads(&disabled, "1") { set_for(owner, disabled, "0") } else { Ok(()) }
 }
 
 /// The pod's link, called inside its namespace, before the link is up (F2).
@@ -42,15 +64,18 @@ pub(crate) fn protect_pod_link(link: &IfName, has_ipv6: bool) -> Result<(), Erro
     for key in ["accept_ra", "autoconf", "accept_redirects"] {
         set(ipv6(link.as_str(), key), "0")?;
     }
-    // Runtimes may switch IPv6 off in a namespace; an address could not be added then. Only written where it must be: for
-    // this one the kernel spins until nobody has the lock over all links.
-    let disabled = ipv6(link.as_str(), "disable_ipv6");
-    if has_ipv6 && reads(&disabled, "1") { set(disabled, "0") } else { Ok(()) }
+    if has_ipv6 { enable_ipv6(link, Owner::Us) } else { Ok(()) }
+}
+
+/// The kernel tells the neighbours when the link's MAC is set, called inside the pod's namespace.
+pub(crate) fn announce_addresses(link: &IfName) -> Result<(), Error> {
+    set(ipv4(link.as_str(), "arp_notify"), "1")?;
+    set(ipv6(link.as_str(), "ndisc_notify"), "1")
 }
 
 /// Connections from 127.0.0.1 to a hostPort leave through this link with a loopback source, until they are masqueraded.
-pub(crate) fn allow_loopback_source(link: &IfName) -> Result<(), Error> {
-    set(ipv4(link.as_str(), "route_localnet"), "1")
+pub(crate) fn allow_loopback_source(link: &IfName, owner: Owner<'_>) -> Result<(), Error> {
+    set_for(owner, ipv4(link.as_str(), "route_localnet"), "1")
 }
 
 /// Which families a network needs to have forwarded.

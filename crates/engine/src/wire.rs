@@ -3,16 +3,17 @@
 
 use std::net::IpAddr;
 
+use cni::Route as PodRoute;
 use ipnet::IpNet;
-use netconf::Route as PodRoute;
 use netlink::{
     AddAddress, AddNeighbour, LinkRef, Mode, NetNs, Op, Route, RouteScope, RtSocket, SetLink, Veth,
 };
 use types::{AttachMode, ROUTE_PROTOCOL};
 
+use crate::Error;
 use crate::bridge::{self, Bridge};
-use crate::state::Attachment;
-use crate::{Error, sysctl};
+use crate::state::{Attachment, SysctlLog};
+use crate::sysctl::{self, Owner};
 
 /// Everything that is needed to wire one pod, looked up beforehand.
 pub(crate) struct Wire<'a> {
@@ -21,6 +22,7 @@ pub(crate) struct Wire<'a> {
     pub(crate) hairpin: bool,
     pub(crate) routes: &'a [PodRoute],
     pub(crate) netns: &'a NetNs,
+    pub(crate) log: &'a SysctlLog,
 }
 
 /// Makes the pair and puts the gateways on the bridge, in one send. Returns the gateways that were new on the bridge.
@@ -59,26 +61,74 @@ pub(crate) fn make_pair(
         match answer {
             Ok(()) => added.push(*gateway),
             Err(e) if e.is_exists() => {}
+            // The kernel's word for a link on which IPv6 is switched off. Asked only now: it is rare.
+            Err(e) if e.is_permission() && gateway.addr().is_ipv6() => {
+                bridge::enable_ipv6_for(host, bridge, *gateway, wire.log)?;
+                added.push(*gateway);
+            }
             Err(e) => return Err(e.into()),
         }
     }
-    sysctl::refuse_advertisements(&attachment.host_link)?;
+    sysctl::refuse_advertisements(&attachment.host_link, Owner::Us)?;
+    // A port needs none: its bridge has it.
+    if !is_port && attachment.ips().any(|ip| ip.is_ipv6()) {
+        sysctl::enable_ipv6(&attachment.host_link, Owner::Us)?;
+    }
     Ok(added)
 }
 
-/// Configures the pod's end from inside its namespace and brings it up. Returns the host end's index.
-pub(crate) fn set_up_inside(pod: &mut RtSocket, wire: &Wire<'_>) -> Result<u32, Error> {
+/// The pod's end, set up.
+pub(crate) struct Inside {
+    /// The other end's index.
+    pub(crate) host_index: u32,
+    /// The routes that are this attachment's. Where another interface of the pod has the same route, that one stays: the
+    /// first one wins, as in the reference.
+    pub(crate) routes: Vec<PodRoute>,
+}
+
+/// Configures the pod's end from inside its namespace and brings it up.
+pub(crate) fn set_up_inside(pod: &mut RtSocket, wire: &Wire<'_>) -> Result<Inside, Error> {
     let attachment = wire.attachment;
     let ifname = &attachment.key.ifname;
     let has_ipv6 = attachment.ips().any(|ip| ip.is_ipv6());
-    wire.netns.run(|| sysctl::protect_pod_link(ifname, has_ipv6))??;
+    wire.netns.run(|| {
+        sysctl::protect_pod_link(ifname, has_ipv6)?;
+        match attachment.mode {
+            AttachMode::Bridge => sysctl::announce_addresses(ifname),
+            AttachMode::Routed => Ok(()),
+        }
+    })??;
     let vanished = || Error::NotAvailable(format!("interface {ifname} vanished while it was set up"));
     let link = pod.link(ifname)?.ok_or_else(vanished)?;
     let host_index = link.peer.ok_or_else(vanished)?;
-    for answer in pod.run_all(&inside_ops(wire, link.index))? {
+    let mut answers = pod.run_all(&inside_ops(wire, link.index))?;
+    let of_routes = answers.split_off(answers.len() - wire.routes.len());
+    for answer in answers {
         answer?;
     }
-    Ok(host_index)
+    let mut routes = Vec::with_capacity(wire.routes.len());
+    for (route, answer) in wire.routes.iter().zip(of_routes) {
+        match answer {
+            Ok(()) => routes.push(route.clone()),
+            Err(e) if e.is_exists() => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Ok(Inside { host_index, routes })
+}
+
+/// Neighbours may still know the address at the MAC of a pod that had it before: they are told the new one. The kernel
+/// does so when a MAC is set, also to what it is. By itself it would when the link comes up, which may be too early: once
+/// the kernel has noticed that the other end had no carrier, the bridge drops what comes before it notices again. In mode
+/// `routed` nobody asks for a pod's MAC.
+pub(crate) fn announce(pod: &mut RtSocket, attachment: &Attachment) -> Result<(), Error> {
+    match attachment.mode {
+        AttachMode::Bridge => Ok(pod.run(&Op::SetLink(SetLink {
+            mac: Some(attachment.pod_mac),
+            ..SetLink::of(LinkRef::Name(&attachment.key.ifname))
+        }))?),
+        AttachMode::Routed => Ok(()),
+    }
 }
 
 /// Addresses, then up, then what needs a link that is up.
@@ -103,7 +153,8 @@ fn inside_ops(wire: &Wire<'_>, link: u32) -> Vec<Op<'static>> {
         ops.extend(gateway_inside(attachment, link));
     }
     ops.extend(
-        kernel_routes(attachment, wire.routes, link).map(|route| Op::AddRoute { route, mode: Mode::Replace }),
+        kernel_routes(attachment, wire.routes, link)
+            .map(|route| Op::AddRoute { route, mode: Mode::Exclusive }),
     );
     ops
 }

@@ -44,15 +44,15 @@ impl Addresses {
         {
             sets.extend(parse_sets(&ranges)?);
         }
-        match top.obj("ipam")? {
-            Some(ipam) => {
-                // host-local: a range given directly is the first set.
-                sets.extend(parse_inline(&ipam)?);
-                if let Some(ranges) = ipam.array("ranges")? {
-                    sets.extend(parse_sets(&ranges)?);
-                }
+        if let Some(ipam) = top.obj("ipam")? {
+            // host-local: a range given directly is the first set.
+            sets.extend(parse_inline(&ipam)?);
+            if let Some(ranges) = ipam.array("ranges")? {
+                sets.extend(parse_sets(&ranges)?);
             }
-            None => sets.extend(parse_inline(&top)?),
+        }
+        if sets.is_empty() {
+            sets.extend(parse_inline(&top)?);
         }
         if sets.is_empty() {
             let hint = "no addresses to give: set \"subnet\": \"10.88.0.0/16\", or ipam.ranges";

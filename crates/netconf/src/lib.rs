@@ -18,7 +18,7 @@ mod wiring;
 
 pub use addresses::{Addresses, foreign_ipam};
 pub use place::{DEFAULT_LOG_FILE, DEFAULT_STATE_DIR, Place};
-pub use routes::Route;
+pub use routes::default_route;
 pub use wiring::{DEFAULT_BRIDGE, NetConf};
 
 #[cfg(test)]

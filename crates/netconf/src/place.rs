@@ -18,13 +18,13 @@ pub struct Place {
 }
 
 impl Place {
-    /// `stateDir`; else `ipam.dataDir`, which is where users of host-local say it; else the default.
+    /// `stateDir`; else a folder of its own in `ipam.dataDir`, which is where users of host-local say it; else the default.
     pub fn parse(config: &Config) -> Result<Self, Error> {
         let top = config.obj();
         // What else `ipam` says, and whether it makes sense, is not asked here.
         let data_dir = match top.obj("ipam") {
             Ok(Some(ipam)) if crate::foreign_ipam(config).is_none() => {
-                ipam.str("dataDir")?.map(str::to_owned)
+                ipam.nonempty("dataDir")?.map(|dir| format!("{}/podwire", dir.trim_end_matches('/')))
             }
             Ok(_) | Err(_) => None,
         };

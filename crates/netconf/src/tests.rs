@@ -79,6 +79,23 @@ fn host_locals_keys_mean_what_they_mean_there() {
 }
 
 #[test]
+fn c1_a_subnet_at_the_top_serves_an_ipam_without_one() {
+    let conf =
+        parse(json!({ "subnet": "10.1.0.0/24", "ipam": { "routes": [{ "dst": "10.9.0.0/16" }] } })).unwrap();
+    assert_eq!(pools(&conf), [["10.1.0.1-10.1.0.254"]]);
+    let conf = parse(json!({ "subnet": "10.1.0.0/24", "ipam": { "subnet": "10.2.0.0/24" } })).unwrap();
+    assert_eq!(pools(&conf), [["10.2.0.1-10.2.0.254"]]);
+}
+
+#[test]
+fn a_default_route_in_another_table_is_not_the_default_route() {
+    let conf = parse(json!({ "isDefaultGateway": true, "ipam": {
+        "subnet": "10.1.0.0/24", "routes": [{ "dst": "0.0.0.0/0", "table": 100 }] } }))
+    .unwrap();
+    assert_eq!(conf.pod_routes(&["10.1.0.2".parse().unwrap()]).len(), 2);
+}
+
+#[test]
 fn default_routes_follow_the_pods_families() {
     let conf = parse(json!({ "subnet": "10.1.0.0/24" })).unwrap();
     let both = ["10.1.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
@@ -190,7 +207,7 @@ fn state_is_where_the_config_says() {
     assert_eq!(default.log_file.unwrap().to_str(), Some("/var/log/podwire-cni.log"));
     let named = place(json!({ "stateDir": "/a", "ipam": { "dataDir": "/b" }, "logFile": "" })).unwrap();
     assert_eq!((named.state_dir.to_str(), named.log_file), (Some("/a"), None));
-    assert_eq!(place(json!({ "ipam": { "dataDir": "/b" } })).unwrap().state_dir.to_str(), Some("/b"));
+    assert_eq!(place(json!({ "ipam": { "dataDir": "/b" } })).unwrap().state_dir.to_str(), Some("/b/podwire"));
     let foreign = place(json!({ "ipam": { "type": "host-local", "dataDir": "/b" } })).unwrap();
     assert_eq!(foreign.state_dir.to_str(), Some("/run/podwire"));
     assert_eq!(place(json!({ "stateDir": "relative" })).unwrap_err().code, Code::InvalidConfig);

@@ -1,13 +1,13 @@
 use std::net::IpAddr;
 
 use cni::json::Obj;
-use cni::{Bandwidth, Call, Config, Dns, Error, PortMapping, RequestedIp};
+use cni::{Bandwidth, Call, Config, Dns, Error, PortMapping, RequestedIp, Route};
 use ipam::{Pools, RangeSet};
 use ipnet::IpNet;
 use types::{AttachMode, IfName, MAX_MTU, MIN_MTU_V4, MIN_MTU_V6, Mac};
 
 use crate::addresses::Addresses;
-use crate::routes::Route;
+use crate::routes::{self, default_route};
 use crate::{invalid, refuse};
 
 /// The reference plugin's default, kept so that its configs mean the same.
@@ -58,7 +58,7 @@ impl NetConf {
         refuse::unsupported(&top, ipam.as_ref())?;
         let addresses = Addresses::parse(config)?;
         let routes = match &ipam {
-            Some(ipam) if matches!(addresses, Addresses::Own(_)) => Route::parse_all(ipam)?,
+            Some(ipam) if matches!(addresses, Addresses::Own(_)) => routes::parse_all(ipam)?,
             Some(_) | None => Vec::new(),
         };
         let own = matches!(addresses, Addresses::Own(_));
@@ -102,8 +102,8 @@ impl NetConf {
         let mut routes = self.routes.clone();
         if self.is_default_gateway {
             for address in pod {
-                let default = Route::default_of(*address);
-                if !routes.iter().any(|r| r.dst == default.dst) {
+                let default = default_route(*address);
+                if !routes.iter().any(|r| r.dst == default.dst && routes::is_in_main(r)) {
                     routes.push(default);
                 }
             }

@@ -14,6 +14,9 @@ pub(crate) const IN6_ADDR_GEN_MODE_NONE: u8 = 1;
 pub(crate) const RTAX_MTU: u16 = 2;
 pub(crate) const RTAX_ADVMSS: u16 = 8;
 
+/// linux/if_addr.h
+pub(crate) const IFA_PROTO: u16 = 11;
+
 /// linux/neighbour.h
 pub(crate) const NDA_PROTOCOL: u16 = 12;
 

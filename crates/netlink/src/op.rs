@@ -18,6 +18,11 @@ pub enum Op<'a> {
         mtu: u32,
     },
     SetLink(SetLink<'a>),
+    /// Only for a link that is down; older kernels refuse others.
+    RenameLink {
+        link: u32,
+        name: &'a IfName,
+    },
     DelLink(u32),
     AddAddress(AddAddress),
     DelAddress {
@@ -129,6 +134,7 @@ impl<'a> SetLink<'a> {
     }
 }
 
+/// Marked as ours (`Address::protocol`) where the kernel can do that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AddAddress {
     pub link: u32,

@@ -11,6 +11,7 @@ impl fmt::Display for Op<'_> {
             Self::AddBridge(bridge) => write!(f, "create bridge {}", bridge.name),
             Self::AddIfb { name, .. } => write!(f, "create ifb {name}"),
             Self::SetLink(set) => write!(f, "{set}"),
+            Self::RenameLink { link, name } => write!(f, "rename link {link} to {name}"),
             Self::DelLink(link) => write!(f, "delete link {link}"),
             Self::AddAddress(add) => write!(f, "add address {} to link {}", add.addr, add.link),
             Self::DelAddress { link, addr } => write!(f, "remove address {addr} from link {link}"),

@@ -13,6 +13,8 @@ use crate::socket::{Refused, Request, Socket};
 
 /// How often a pod is tried: structure, leftovers of another pod and the real thing need three; the rest is for races.
 const TRIES: usize = 6;
+/// How often the structure is made for one pod: somebody may prune its network's chain before the pod is in it.
+const RENEWALS: usize = 3;
 /// How often a reading is repeated because somebody changed any table between it and our transaction.
 const GENERATIONS: usize = 100;
 
@@ -35,21 +37,41 @@ impl Firewall {
     /// Puts the pod in force, all of it or nothing. Doing it again changes nothing. The tables are made when they are
     /// missing. A host port of another pod is [`Error::PortTaken`].
     pub fn admit(&mut self, pod: &Pod<'_>) -> Result<(), Error> {
+        self.admit_after(pod, &mut || {})
+    }
+
+    /// The same; when the tables themselves were missing or of another version, `restore` is called once they are made
+    /// anew. It puts back the pods that were in them, before this one can take a host port of theirs.
+    pub fn admit_after(&mut self, pod: &Pod<'_>, restore: &mut dyn FnMut()) -> Result<(), Error> {
         let mut elements = element::revisions(pod);
         elements.append(&mut element::of(pod)?);
         let mut replace = vec![Replace::No; elements.len()];
-        let mut structure = Structure::Trusted;
+        let mut renewals = 0;
         let mut last = Vec::new();
         for _ in 0..TRIES {
             let (requests, steps) = additions(&elements, &replace);
             let Err(refused) = self.socket.transact(&requests, None)? else { return Ok(()) };
             last = named(refused, &steps)?;
-            if last.iter().any(|(step, refusal)| wants_structure(&elements[step.element], *step, refusal)) {
-                if structure == Structure::Renewed {
+            let wanting: Vec<&Element<'_>> = last
+                .iter()
+                .filter(|(step, refusal)| wants_structure(&elements[step.element], *step, refusal))
+                .map(|(step, _)| &elements[step.element])
+                .collect();
+            if !wanting.is_empty() {
+                if renewals == RENEWALS {
                     break;
                 }
-                program::apply(&ruleset::text(element::families(pod), pod.masquerade))?;
-                structure = Structure::Renewed;
+                let mut text = ruleset::text(element::families(pod), pod.masquerade);
+                if let Some(chain) = pod.masquerade.filter(|_| renewals > 0) {
+                    // Somebody pruned the chain before the pod was in it: this time it is never empty.
+                    text.push_str(&ruleset::members(chain, pod.addresses));
+                }
+                program::apply(&text)?;
+                renewals += 1;
+                // That only its network's own sets are missing is how the first pod of a network finds it.
+                if wanting.iter().any(|e| !pod.masquerade.is_some_and(|chain| chain.has_set(e.set))) {
+                    restore();
+                }
                 continue;
             }
             for (step, refusal) in &last {
@@ -255,12 +277,6 @@ impl Firewall {
         }
         Ok(removed)
     }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Structure {
-    Trusted,
-    Renewed,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -9,8 +9,10 @@ pub(crate) const SUBSYS_NFTABLES: u16 = 10 << 8;
 
 pub(crate) const DELTABLE: u16 = SUBSYS_NFTABLES | 2;
 pub(crate) const GETCHAIN: u16 = SUBSYS_NFTABLES | 4;
+pub(crate) const DELCHAIN: u16 = SUBSYS_NFTABLES | 5;
 pub(crate) const GETRULE: u16 = SUBSYS_NFTABLES | 7;
 pub(crate) const GETSET: u16 = SUBSYS_NFTABLES | 10;
+pub(crate) const DELSET: u16 = SUBSYS_NFTABLES | 11;
 pub(crate) const NEWSETELEM: u16 = SUBSYS_NFTABLES | 12;
 pub(crate) const GETSETELEM: u16 = SUBSYS_NFTABLES | 13;
 pub(crate) const DELSETELEM: u16 = SUBSYS_NFTABLES | 14;

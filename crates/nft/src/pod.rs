@@ -39,6 +39,10 @@ pub struct HostPort {
     pub pod_port: u16,
 }
 
+const PREFIX: &str = "net-";
+/// Of a chain's sets: IPv4, IPv6.
+const SUFFIXES: [&str; 2] = ["-4", "-6"];
+
 /// The chain all pods of one network share: traffic to `cidrs` keeps its source, the rest is masqueraded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetworkChain {
@@ -59,8 +63,20 @@ impl NetworkChain {
             .into_iter()
             .chain(texts.iter().map(String::as_str))
             .collect();
-        let id = format!("net-{}", Digest::of(&words).base32(13));
-        Self { set4: format!("{id}-4"), set6: format!("{id}-6"), id, cidrs }
+        let id = format!("{PREFIX}{}", Digest::of(&words).base32(13));
+        let [set4, set6] = Self::sets_of(&id);
+        Self { id, set4, set6, cidrs }
+    }
+
+    /// The chain that a set belongs to, if it is one of a network's.
+    pub(crate) fn id_of_set(set: &str) -> Option<&str> {
+        let id = SUFFIXES.iter().find_map(|suffix| set.strip_suffix(suffix))?;
+        id.starts_with(PREFIX).then_some(id)
+    }
+
+    /// The sets of the chain of this name.
+    pub(crate) fn sets_of(id: &str) -> [String; 2] {
+        SUFFIXES.map(|suffix| format!("{id}{suffix}"))
     }
 
     /// The chain's name in table `inet podwire`.
@@ -75,6 +91,10 @@ impl NetworkChain {
 
     pub(crate) fn set6(&self) -> &str {
         &self.set6
+    }
+
+    pub(crate) fn has_set(&self, name: &str) -> bool {
+        self.set4 == name || self.set6 == name
     }
 
     pub fn cidrs(&self) -> &[IpNet] {

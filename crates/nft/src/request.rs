@@ -36,8 +36,7 @@ pub(crate) fn expire<'e>(element: &'e Element<'e>) -> Request<'e> {
 
 /// Whether the element that was found is about to expire.
 pub(crate) fn expires(answer: &[u8]) -> bool {
-    let path = [number::LIST_ELEMENTS, number::LIST_ELEM, number::ELEM_TIMEOUT];
-    attribute_at(answer, &path).is_some()
+    elements(answer).next().is_some_and(|element| element.expires)
 }
 
 /// Deletes an element whatever its data is: the kernel looks at the key alone.
@@ -74,6 +73,8 @@ pub(crate) struct Found<'a> {
     pub(crate) key: &'a [u8],
     /// Of a map.
     pub(crate) value: Option<&'a [u8]>,
+    /// Its pod has left.
+    pub(crate) expires: bool,
 }
 
 pub(crate) fn elements(answer: &[u8]) -> impl Iterator<Item = Found<'_>> {
@@ -81,7 +82,8 @@ pub(crate) fn elements(answer: &[u8]) -> impl Iterator<Item = Found<'_>> {
     let each = attributes(list).filter(|(kind, _)| *kind == number::LIST_ELEM);
     each.filter_map(|(_, element)| {
         let key = attribute_at(element, &[number::ELEM_KEY, number::DATA_VALUE])?;
-        Some(Found { key, value: attribute_at(element, &[number::ELEM_DATA, number::DATA_VALUE]) })
+        let value = attribute_at(element, &[number::ELEM_DATA, number::DATA_VALUE]);
+        Some(Found { key, value, expires: attribute(element, number::ELEM_TIMEOUT).is_some() })
     })
 }
 
@@ -99,6 +101,22 @@ pub(crate) fn get_rules(family: Family) -> Request<'static> {
 
 pub(crate) fn delete_table(family: Family) -> Request<'static> {
     Request::new(verb(family, number::DELTABLE), |body| body.str(number::TABLE_NAME, TABLE))
+}
+
+/// Deletes a chain with its rules.
+pub(crate) fn delete_chain(family: Family, chain: &str) -> Request<'_> {
+    Request::new(verb(family, number::DELCHAIN), move |body| {
+        body.str(number::CHAIN_TABLE, TABLE);
+        body.str(number::CHAIN_NAME, chain);
+    })
+}
+
+/// Deletes a set with its elements; one that a rule uses is EBUSY.
+pub(crate) fn delete_set<'a>(family: Family, set: String) -> Request<'a> {
+    Request::new(verb(family, number::DELSET), move |body| {
+        body.str(number::SET_TABLE, TABLE);
+        body.str(number::SET_NAME, &set);
+    })
 }
 
 /// Asks for the number that every change of any table increases.

@@ -1,6 +1,8 @@
 //! The structure of our tables, as nft text. It is applied whole, in one transaction, and may be applied again at any
 //! time: sets, maps and their elements stay; the rules are flushed and written anew.
 
+use std::net::IpAddr;
+
 use ipnet::IpNet;
 use types::Digest;
 
@@ -112,6 +114,15 @@ table inet {TABLE} {{
         inside("ip", list(true)),
         inside("ip6", list(false)),
     )
+}
+
+/// Pods in the sets of their network.
+pub(crate) fn members(network: &NetworkChain, pods: &[IpAddr]) -> String {
+    let line = |ip: &IpAddr| {
+        let set = if ip.is_ipv4() { network.set4() } else { network.set6() };
+        format!("add element inet {TABLE} {set} {{ {ip} }}\n")
+    };
+    pods.iter().map(line).collect()
 }
 
 const INET: Structure = Structure {

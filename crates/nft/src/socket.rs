@@ -5,6 +5,7 @@ use std::ops::{ControlFlow, Range};
 
 use netlink::wire::{Batch, Body, Head, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, Oversize};
 use netlink::{Content, Dump, Protocol, Refusal};
+use rustix::io::Errno;
 
 use crate::error::Error;
 use crate::number;
@@ -106,6 +107,11 @@ impl Socket {
                 Content::Data(message) => {
                     answers[start + place] = Ok(attributes(message).to_vec());
                     return ControlFlow::Continue(());
+                }
+                // Without privileges the kernel refuses the first request and does not look at the others.
+                Content::Refused(refusal) if refusal.errno == Errno::PERM => {
+                    answers[start + place..].fill(Err(refusal));
+                    return ControlFlow::Break(());
                 }
                 Content::Refused(refusal) => answers[start + place] = Err(refusal),
                 Content::Ack | Content::Done => {}

@@ -41,14 +41,18 @@ impl Firewall {
         Ok(())
     }
 
-    fn sets(&mut self, family: Family) -> Result<Vec<String>, Error> {
+    pub(crate) fn sets(&mut self, family: Family) -> Result<Vec<String>, Error> {
         let mut sets = Vec::new();
         self.dump_if_there(&request::get_sets(family), |set| sets.extend(request::name_of_set(set)))?;
         Ok(sets)
     }
 
     /// Without nf_tables, our table or that set there is nothing to see.
-    fn dump_if_there(&mut self, request: &Request<'_>, each: impl FnMut(&[u8])) -> Result<(), Error> {
+    pub(crate) fn dump_if_there(
+        &mut self,
+        request: &Request<'_>,
+        each: impl FnMut(&[u8]),
+    ) -> Result<(), Error> {
         match self.socket.dump(request, each)? {
             Ok(()) | Err(Refusal { errno: Errno::NOENT | Errno::OPNOTSUPP | Errno::AFNOSUPPORT, .. }) => {
                 Ok(())

@@ -174,6 +174,62 @@ fn f7_cleanup_leaves_the_node_as_it_was_and_says_what_it_could_not_restore() {
 }
 
 #[test]
+fn f7_cleanup_gives_back_a_bridge_that_is_not_ours() {
+    for mode in ["bridge", "routed"] {
+        let lab = Lab::new("foreign").unwrap();
+        let node = lab.node("n").unwrap();
+        let tool = tool(&lab);
+        for line in [
+            "ip link add pw-test0 address 02:00:00:00:00:77 type bridge",
+            // Its link-local address would come with its first port.
+            "ip link set pw-test0 addrgenmode none",
+            "ip link set pw-test0 up",
+            "ip addr add 192.0.2.9/24 dev pw-test0",
+            "ip addr add fd00:77::9/64 dev pw-test0 nodad",
+        ] {
+            node.sh(&line.split(' ').collect::<Vec<_>>()).unwrap();
+        }
+        let settings = || {
+            ["ipv4/conf/pw-test0/route_localnet", "ipv6/conf/pw-test0/accept_ra"]
+                .map(|key| node.sh(&["cat", &format!("/proc/sys/net/{key}")]).unwrap())
+        };
+        let (before, settings_before) = (Snapshot::of(&node).unwrap(), settings());
+        let mut config = config(&node);
+        config["mode"] = json!(mode);
+        config["runtimeConfig"] =
+            json!({"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]});
+        let pod = node.pod("a").unwrap();
+        Plugin::podwire().unwrap().add(&pod, &config).unwrap().ok().unwrap();
+        assert_ne!(settings(), settings_before, "{mode}");
+        let state = node.state_dir();
+        let outcome = run(&node, &tool, &["cleanup", "--state-dir", state.to_str().unwrap()]);
+        assert!(outcome.success(), "{mode}: {}{}", outcome.stdout, outcome.stderr);
+        for word in ["address 10.50.0.1/24 of bridge pw-test0 removed", "fd00:50::1/64", "accept_ra back to"]
+        {
+            assert!(outcome.stdout.contains(word), "{mode}: {word} in {}", outcome.stdout);
+        }
+        before.wait_for_same(&node, std::time::Duration::from_secs(5)).unwrap();
+        assert_eq!(settings(), settings_before, "{mode}");
+    }
+}
+
+#[test]
+fn f7_an_address_that_another_one_hangs_on_stays_and_is_named() {
+    let lab = Lab::new("hangs").unwrap();
+    let node = lab.node("n").unwrap();
+    let tool = tool(&lab);
+    node.sh(&["ip", "link", "add", "pw-test0", "type", "bridge"]).unwrap();
+    let pod = node.pod("a").unwrap();
+    Plugin::podwire().unwrap().add(&pod, &config(&node)).unwrap().ok().unwrap();
+    node.sh(&["ip", "addr", "add", "10.50.0.77/24", "dev", "pw-test0"]).unwrap();
+    let outcome = run(&node, &tool, &["cleanup", "--state-dir", node.state_dir().to_str().unwrap()]);
+    assert!(!outcome.success());
+    assert!(outcome.stdout.contains("left: address 10.50.0.1/24 of bridge pw-test0"), "{}", outcome.stdout);
+    let shown = node.sh(&["ip", "addr", "show", "dev", "pw-test0"]).unwrap();
+    assert!(shown.contains("10.50.0.77/24") && !shown.contains("fd00:50::1"), "{shown}");
+}
+
+#[test]
 fn f7_a_sysctl_that_somebody_changed_after_us_is_theirs() {
     let lab = Lab::new("sysctl").unwrap();
     let node = lab.node("n").unwrap();

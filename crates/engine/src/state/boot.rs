@@ -26,10 +26,40 @@ pub(super) fn is_current(dir: &Path) -> Result<bool, StateError> {
 
 /// The lock around what makes or empties whole folders; given back when the file is dropped.
 pub(super) fn lock(dir: &Path) -> Result<File, StateError> {
-    let path = dir.join("lock");
+    let path = dir.join(LOCK);
     let lock = File::options().create(true).append(true).open(&path).map_err(io("open", &path))?;
     file::lock(&lock, &path, file::LOCK_PATIENCE)?;
     Ok(lock)
+}
+
+/// The first file that we make in a state folder: it says that the folder is ours.
+const LOCK: &str = "podwire.lock";
+/// What is removed when the folder is of another boot.
+const EMPTIED: [&str; 2] = ["networks", "sysctls"];
+/// Everything that we make in a state folder.
+const OURS: [&str; 6] = [LOCK, "networks", "sysctls", "sysctls.lock", "boot.new", "boot"];
+
+/// A folder of an earlier boot is emptied, so it must be ours: somebody else's files are never touched.
+fn refuse_foreign(dir: &Path) -> Result<(), StateError> {
+    let is_there = |name: &&str| dir.join(name).symlink_metadata().is_ok();
+    if [LOCK, "boot"].iter().any(is_there) {
+        return Ok(());
+    }
+    match EMPTIED.into_iter().find(is_there) {
+        Some(found) => Err(StateError::Foreign { dir: dir.to_owned(), found: found.to_owned() }),
+        None => Ok(()),
+    }
+}
+
+/// Removes what is ours, and the folder if nothing else is in it. The lock goes last: until then the folder is ours.
+pub(super) fn remove(dir: &Path) -> Result<(), StateError> {
+    for name in OURS.iter().rev() {
+        file::remove_any(&dir.join(name))?;
+    }
+    match fs::remove_dir(dir) {
+        Err(e) if e.kind() == std::io::ErrorKind::DirectoryNotEmpty => Ok(()),
+        other => other.map_err(io("remove", dir)),
+    }
 }
 
 pub(super) fn ensure_current(dir: &Path) -> Result<(), StateError> {
@@ -37,13 +67,14 @@ pub(super) fn ensure_current(dir: &Path) -> Result<(), StateError> {
         return Ok(());
     }
     DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(io("make the state folder", dir))?;
+    refuse_foreign(dir)?;
     let _lock = lock(dir)?;
     // Somebody else may have done it while we waited.
     if is_current(dir)? {
         return Ok(());
     }
     // The boot id is written last: a kill before that leaves the old id, and the next process starts over.
-    for stale in ["networks", "sysctls"] {
+    for stale in EMPTIED {
         file::remove_any(&dir.join(stale))?;
     }
     let networks = dir.join("networks");

@@ -31,6 +31,10 @@ impl Held {
         self.phase
     }
 
+    pub fn network(&self) -> &Network {
+        &self.network
+    }
+
     pub fn stem(&self) -> &str {
         &self.stem
     }

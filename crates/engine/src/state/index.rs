@@ -139,7 +139,10 @@ pub(super) fn rests(network: &Path, range: &Range, address: IpAddr) -> Result<bo
 }
 
 pub(super) fn lay_to_rest(network: &Path, address: IpAddr) -> Result<(), StateError> {
-    change_all(network, address, RESTING, ipam::set)
+    change_all(network, address, RESTING, |index, offset| {
+        // A full disk must not keep a pod from going away: a range that is not known rests as a whole.
+        ipam::set(index, offset).or_else(|_| remove_if_there(&index.path))
+    })
 }
 
 /// Nothing is left of anybody who had an address of this range and has it no more.

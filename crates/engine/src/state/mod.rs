@@ -4,6 +4,7 @@
 //! any instruction:
 //!
 //! ```text
+//! podwire.lock                       says that the folder is ours; held while it is made or emptied
 //! boot                               the boot id this state belongs to; another one means: empty
 //! sysctls                            what we changed on the machine, with the old values
 //! networks/NET/lock                  flock for the short critical section; holds '1' while one is under way
@@ -38,8 +39,6 @@ pub use sysctls::SysctlLog;
 use std::path::{Path, PathBuf};
 
 use types::{AttachmentKey, NetworkName};
-
-use file::io;
 
 /// The folder of node-local state, checked to belong to this boot.
 #[derive(Debug, Clone)]
@@ -102,7 +101,7 @@ impl State {
 
     /// Removes everything that is recorded. For `podwire cleanup`, after the kernel is clean.
     pub fn remove(self) -> Result<(), StateError> {
-        std::fs::remove_dir_all(&self.dir).map_err(io("remove", &self.dir))
+        boot::remove(&self.dir)
     }
 
     fn network_path(&self, name: &NetworkName) -> PathBuf {

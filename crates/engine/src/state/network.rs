@@ -276,6 +276,12 @@ impl Network {
         Ok(listed)
     }
 
+    /// Is there no attachment at all, not even one that is being made?
+    pub fn is_empty(&self) -> Result<bool, StateError> {
+        let path = self.dir.join("attachments");
+        Ok(fs::read_dir(&path).map_err(io("list", &path))?.next().is_none())
+    }
+
     /// How many addresses of a set are claimed.
     pub fn in_use_of(&self, set: &ipam::RangeSet) -> Result<u64, StateError> {
         let names = file::list(&self.dir.join("addresses"))?;
@@ -320,6 +326,11 @@ impl Network {
     /// Where a record is written before it has its name. In the critical section only, so one a process is enough.
     fn temp_path(&self) -> PathBuf {
         self.dir.join("attachments").join(format!(".new-{}", std::process::id()))
+    }
+
+    /// Is there a record of this name, in any phase?
+    pub fn knows(&self, stem: &str) -> Result<bool, StateError> {
+        Ok(self.open_record(stem)?.is_some())
     }
 
     /// These addresses had an owner that no record knew: see [`Wanted::clean`].
@@ -377,10 +388,18 @@ impl Network {
         }
         for (links, claims) in files.into_values() {
             if links <= claims.len() as u64 {
-                claims.iter().try_for_each(|claim| remove_if_there(claim))?;
+                claims.iter().try_for_each(|claim| self.drop_claim(claim))?;
             }
         }
         index::remove_all(&self.dir)
+    }
+
+    /// Removes a claim without a record. Nobody knows whether the kernel still remembers its owner.
+    fn drop_claim(&self, claim: &Path) -> Result<(), StateError> {
+        if let Some(address) = claim.file_name().and_then(|name| name.to_str()?.parse().ok()) {
+            index::lay_to_rest(&self.dir, address)?;
+        }
+        remove_if_there(claim)
     }
 }
 

@@ -5,8 +5,9 @@ use netlink_packet_route::AddressFamily;
 use netlink_packet_route::address::{AddressHeader, AddressHeaderFlags, AddressScope};
 use netlink_packet_route::neighbour::{NeighbourHeader, NeighbourState};
 use netlink_packet_route::route::{RouteFlags, RouteHeader, RouteScope as WireScope, RouteType};
+use types::ROUTE_PROTOCOL;
 
-use crate::kernel::{NDA_PROTOCOL, RTAX_ADVMSS, RTAX_MTU};
+use crate::kernel::{IFA_PROTO, NDA_PROTOCOL, RTAX_ADVMSS, RTAX_MTU};
 use crate::op::{AddAddress, AddNeighbour, Route, RouteScope};
 use crate::wire::Body;
 
@@ -46,6 +47,8 @@ pub(super) fn add_address(body: &mut Body<'_>, add: &AddAddress) {
     if let Some(broadcast) = add.broadcast {
         put_ip(body, libc::IFA_BROADCAST, broadcast.into());
     }
+    // Whose address it is. Kernels before 5.18 have no place for it and ignore it.
+    body.u8(IFA_PROTO, ROUTE_PROTOCOL);
 }
 
 pub(super) fn del_address(body: &mut Body<'_>, link: u32, addr: IpNet) {

@@ -108,6 +108,11 @@ pub(super) fn set(body: &mut Body<'_>, set: &SetLink<'_>) {
     }
 }
 
+pub(super) fn rename(body: &mut Body<'_>, link: u32, name: &IfName) {
+    body.header(&LinkHeader { index: link, ..LinkHeader::default() });
+    body.str(libc::IFLA_IFNAME, name.as_str());
+}
+
 fn set_header(set: &SetLink<'_>) -> LinkHeader {
     let mut header = LinkHeader::default();
     if let LinkRef::Index(index) = set.link {

@@ -38,6 +38,9 @@ pub(crate) fn encode(batch: &mut Batch, op: &Op<'_>, sequence: u32) -> Result<()
             // NEWLINK without CREATE: unlike SETLINK it also takes the flags of a bridge port.
             batch.message(head(libc::RTM_NEWLINK, CHANGE), |b| link::set(b, set))
         }
+        Op::RenameLink { link, name } => {
+            batch.message(head(libc::RTM_NEWLINK, CHANGE), |b| link::rename(b, *link, name))
+        }
         Op::DelLink(index) => batch.message(head(libc::RTM_DELLINK, CHANGE), |b| link::delete(b, *index)),
         Op::AddAddress(add) => {
             batch.message(head(libc::RTM_NEWADDR, flags_of(add.mode)), |b| ip::add_address(b, add))

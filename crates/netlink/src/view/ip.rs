@@ -9,7 +9,7 @@ use types::Mac;
 
 use super::after;
 use super::link::read_mac;
-use crate::kernel::{NDA_PROTOCOL, RTAX_ADVMSS, RTAX_MTU};
+use crate::kernel::{IFA_PROTO, NDA_PROTOCOL, RTAX_ADVMSS, RTAX_MTU};
 use crate::op::{Route, RouteScope};
 use crate::wire::{attributes, read_u32};
 
@@ -46,6 +46,8 @@ pub struct Address {
     pub tentative: bool,
     /// Duplicate address detection found another owner.
     pub duplicate: bool,
+    /// Who added it; none where nobody said so, and before Linux 5.18.
+    pub protocol: Option<u8>,
 }
 
 impl Address {
@@ -53,12 +55,14 @@ impl Address {
         let header = AddressHeader::parse(message).ok()?;
         let (mut local, mut peer, mut broadcast) = (None, None, None);
         let mut flags = u32::from(header.flags.bits());
+        let mut protocol = None;
         for (kind, value) in attributes(after::<8>(message)) {
             match kind {
                 libc::IFA_LOCAL => local = read_ip(header.family, value),
                 libc::IFA_ADDRESS => peer = read_ip(header.family, value),
                 libc::IFA_BROADCAST => broadcast = <[u8; 4]>::try_from(value).ok().map(Ipv4Addr::from),
                 libc::IFA_FLAGS => flags = read_u32(value)?,
+                IFA_PROTO => protocol = value.first().copied().filter(|number| *number != 0),
                 _ => {}
             }
         }
@@ -71,6 +75,7 @@ impl Address {
             nodad: flags.contains(AddressFlags::Nodad),
             tentative: flags.contains(AddressFlags::Tentative),
             duplicate: flags.contains(AddressFlags::Dadfailed),
+            protocol,
         })
     }
 }

@@ -43,6 +43,12 @@ fn addresses_keep_their_host_bits_and_are_usable_at_once() {
     assert_eq!(find("10.1.2.3/24").broadcast, four.broadcast);
     let six = find("fd00:1::3/64");
     assert!(six.nodad && !six.tentative && !six.duplicate);
+    json(&w.pod, "ip addr add 10.1.3.3/24 dev eth0");
+    for address in w.p.addresses(Some(link)).unwrap() {
+        let ours = ["10.1.2.3/24", "fd00:1::3/64"].map(net).contains(&address.addr);
+        assert_eq!(address.protocol == Some(ROUTE_PROTOCOL), ours, "{address:?}");
+    }
+    json(&w.pod, "ip addr del 10.1.3.3/24 dev eth0");
 
     let seen = &json(&w.pod, "ip -j addr show dev eth0")[0]["addr_info"];
     let of = |ip: &str| seen.as_array().unwrap().iter().find(|a| a["local"] == ip).unwrap();

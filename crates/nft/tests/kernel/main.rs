@@ -7,4 +7,5 @@ mod forgetting;
 mod lab;
 mod membership;
 mod nat;
+mod pruning;
 mod spoofing;

@@ -169,3 +169,30 @@ fn e16_gc_of_a_network_that_never_was_does_nothing() {
     gc_with(&host, &broken, &json!({"cni.dev/valid-attachments": null})).ok().unwrap();
     assert!(!is_attached(&host, &attached));
 }
+
+/// A list is as old as its GC: what is added while it runs is not on it, and is not stale either.
+#[test]
+fn e16_pods_that_are_added_while_gc_runs_are_not_touched() {
+    let host = Host::new("e16-during");
+    let config = host.config(&json!({"subnet": DUAL}));
+    let stale: Vec<_> = (0..24).map(|n| host.attached(&format!("s{n}"), &config)).collect();
+    let added = std::thread::scope(|scope| {
+        let gc = scope.spawn(|| gc_with(&host, &config, &json!({"cni.dev/valid-attachments": null})));
+        let mut added = Vec::new();
+        // GC has begun when the first stale link is gone.
+        testkit::wait_until("GC to begin", testkit::DEADLINE, || {
+            Ok(stale.iter().any(|(_, result)| inspect::link(&host.node, host_link(result)).is_err()))
+        })
+        .unwrap();
+        while !gc.is_finished() {
+            added.push(host.attached(&format!("n{}", added.len()), &config));
+        }
+        gc.join().unwrap().ok().unwrap();
+        added
+    });
+    assert!(!added.is_empty());
+    for (pod, result) in &added {
+        assert!(host.check(pod, &config, result).is_ok(), "{} lost its network", pod.id());
+    }
+    assert!(!stale.iter().any(|pod| is_attached(&host, pod)));
+}

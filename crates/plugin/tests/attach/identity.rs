@@ -85,6 +85,34 @@ fn e9_interfaces_of_one_container_are_independent() {
     }
 }
 
+/// The first interface's default route stays, with and after the second interface, and each result tells what it set.
+#[test]
+fn e9_the_default_route_is_the_first_interfaces() {
+    for mode in MODES {
+        let host = Host::new("e9-default");
+        let blue = host.config(&json!({"subnet": DUAL, "mode": mode}));
+        let red =
+            with(&blue, &json!({"name": "red", "bridge": "pw1", "subnet": "10.99.0.0/24,fd00:99::/64"}));
+        let pod = host.pod("a");
+        let defaults = || {
+            let show = |family| pod.sh(&["ip", family, "route", "show", "default"]).unwrap();
+            [show("-4"), show("-6")].concat()
+        };
+        let first = host.call_on(Verb::Add, (&pod, "eth0"), &blue).ok().unwrap();
+        let before = defaults();
+        assert_eq!(before.lines().count(), 2, "{before}");
+        let second = host.call_on(Verb::Add, (&pod, "net1"), &red).ok().unwrap();
+        assert_eq!(defaults(), before, "{mode}");
+        let told = |result: &Value| result["routes"].to_string().matches("/0\"").count();
+        assert_eq!((told(&first), told(&second)), (2, 0), "{mode}: {second}");
+        for (ifname, config, result) in [("eth0", &blue, &first), ("net1", &red, &second)] {
+            host.call_on(Verb::Check, (&pod, ifname), &with_previous(config, result)).ok().unwrap();
+        }
+        host.call_on(Verb::Del, (&pod, "net1"), &red).ok().unwrap();
+        assert_eq!(defaults(), before, "{mode}");
+    }
+}
+
 fn addr_assign_type(pod_or_node: &testkit::Ns, link: &str) -> String {
     let file = format!("/sys/class/net/{link}/addr_assign_type");
     // Only `ip netns exec` shows the namespace's own /sys.

@@ -9,6 +9,7 @@ mod failing;
 mod gc;
 mod identity;
 mod leaving;
+mod neighbours;
 mod network;
 mod sysctls;
 mod wishes;

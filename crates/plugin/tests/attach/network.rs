@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use testkit::inspect::{self, Family};
-use testkit::{Node, Pod, Snapshot, ping};
+use testkit::{Call, Node, Pod, Snapshot, Verb, ping};
 
 use crate::common::{DUAL, Host, MODES, ips, nets, v4, v6, words};
 
@@ -215,6 +215,31 @@ fn c4_a_link_of_that_name_that_is_no_bridge_is_refused_and_left_alone() {
     assert_eq!(error.code, 7, "{error:?}");
     assert!(error.msg.contains("pw0") && error.msg.contains("veth"), "{}", error.msg);
     before.expect_same(&host.node).unwrap();
+}
+
+/// Pods that are the first of their node, all at once: each finds the bridge complete, whoever made it.
+#[test]
+fn c4_pods_that_come_at_once_make_one_bridge() {
+    for mode in MODES {
+        let host = Host::new("c4-once");
+        let config = host.config(&json!({"subnet": DUAL, "mode": mode}));
+        let pods: Vec<Pod> = (0..8).map(|n| host.pod(&format!("p{n}"))).collect();
+        let calls: Vec<_> = pods
+            .iter()
+            .map(|pod| host.plugin.spawn(&host.node, &Call::pod(Verb::Add, pod, &config)).unwrap())
+            .collect();
+        for (running, pod) in calls.into_iter().zip(&pods) {
+            running.wait(testkit::DEADLINE).unwrap().ok().unwrap();
+            assert_eq!(inspect::link(pod, "eth0").unwrap().mtu, 1500, "{mode}");
+            assert!(ping(pod, "10.88.0.1".parse().unwrap(), 1).unwrap().all(), "{mode}");
+        }
+        let links = inspect::links(&host.node).unwrap();
+        let bridges: Vec<_> = links.iter().filter(|link| link.kind() == Some("bridge")).collect();
+        assert_eq!(bridges.len(), 1, "{mode}: {bridges:?}");
+        assert_eq!(bridges[0].alias.as_deref(), Some("podwire bridge"), "{mode}");
+        let noted = std::fs::read_to_string(host.node.state_dir().join("sysctls")).unwrap_or_default();
+        assert!(!noted.contains("/pw0/"), "{mode}: taken for somebody else's: {noted}");
+    }
 }
 
 #[test]

@@ -119,6 +119,41 @@ fn f2_ipv6_is_switched_on_in_the_pod_where_it_is_asked_for() {
     }
 }
 
+/// As nodes switch IPv6 off: for all links to come, or for those that are there as well.
+#[test]
+fn f2_ipv6_is_switched_on_for_the_networks_own_links_where_the_node_has_it_off() {
+    for mode in MODES {
+        for (places, made_by_hand) in
+            [(&["default"][..], false), (&["all", "default"][..], false), (&["default"][..], true)]
+        {
+            let case = format!("{mode} {places:?} {made_by_hand}");
+            let host = Host::new("f2-node");
+            for place in places {
+                set(&host.node, &format!("ipv6/conf/{place}/disable_ipv6"), "1");
+            }
+            if made_by_hand {
+                host.node.sh(&words("ip link add pw0 type bridge")).unwrap();
+            }
+            let config = host.config(&json!({"subnet": DUAL, "mode": mode}));
+            let ((a, ra), (_b, rb)) = (host.attached("a", &config), host.attached("b", &config));
+            for ip in ips(&ra).into_iter().chain(ips(&rb)) {
+                assert!(ping(&host.node, ip, 1).unwrap().all(), "{case}: host to pod {ip}");
+                assert!(ping(&a, ip, 1).unwrap().all(), "{case}: pod to pod {ip}");
+            }
+            assert!(ping(&a, "fd00:88::1".parse().unwrap(), 1).unwrap().all(), "{case}: pod to host");
+            // Only what the network needs.
+            assert_eq!(sysctl(&host.node, "ipv6/conf/default/disable_ipv6"), "1", "{case}");
+            let noted = &recorded(&host)["/proc/sys/net/ipv6/conf/pw0/disable_ipv6"];
+            let expected = if made_by_hand { json!({"before": "1", "ours": "0"}) } else { Value::Null };
+            assert_eq!(*noted, expected, "{case}");
+            // Somebody switches it off under the pods: the next one has it back.
+            set(&host.node, "ipv6/conf/pw0/disable_ipv6", "1");
+            let (c, _) = host.attached("c", &config);
+            assert!(ping(&c, "fd00:88::1".parse().unwrap(), 1).unwrap().all(), "{case}: again");
+        }
+    }
+}
+
 #[test]
 fn f6_strict_rp_filter_works_on_pod_links() {
     for mode in MODES {
@@ -163,6 +198,34 @@ fn f7_what_is_changed_on_the_machine_is_recorded_with_its_old_value() {
         host.attached("b", &config);
         assert_eq!(sysctl(&host.node, "ipv4/ip_forward"), "1", "{mode}");
         assert_eq!(recorded(&host), expected, "{mode}");
+    }
+}
+
+#[test]
+fn f7_what_is_changed_on_a_bridge_is_recorded_where_it_is_not_ours() {
+    for mode in MODES {
+        for made_by_hand in [true, false] {
+            let host = Host::new("f7-bridge");
+            if made_by_hand {
+                host.node.sh(&words("ip link add pw0 type bridge")).unwrap();
+                set(&host.node, "ipv6/conf/pw0/accept_ra", "1");
+            }
+            let config = host.config(&json!({"subnet": DUAL, "mode": mode, "runtimeConfig":
+                {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}}));
+            host.attached("a", &config);
+            let noted = |family: &str, key: &str| {
+                recorded(&host)[format!("/proc/sys/net/{family}/conf/pw0/{key}")].clone()
+            };
+            let none = Value::Null;
+            let (ra, localnet) = (json!({"before": "1", "ours": "0"}), json!({"before": "0", "ours": "1"}));
+            let expected_ra = if made_by_hand { &ra } else { &none };
+            assert_eq!(noted("ipv6", "accept_ra"), *expected_ra, "{mode} {made_by_hand}");
+            // In mode `routed` the connection goes through the pod's own link.
+            let bent = mode == "bridge";
+            let expected_localnet = if made_by_hand && bent { &localnet } else { &none };
+            assert_eq!(noted("ipv4", "route_localnet"), *expected_localnet, "{mode} {made_by_hand}");
+            assert_eq!(sysctl(&host.node, "ipv4/conf/pw0/route_localnet"), if bent { "1" } else { "0" });
+        }
     }
 }
 

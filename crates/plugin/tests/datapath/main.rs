@@ -9,6 +9,7 @@
 mod bandwidth;
 #[path = "../common/mod.rs"]
 mod common;
+mod firewall;
 mod flows;
 mod hostports;
 mod reach;

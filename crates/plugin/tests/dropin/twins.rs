@@ -232,5 +232,5 @@ fn excluded_addresses_are_not_given_and_data_dir_holds_the_state() {
         );
     }
     assert_eq!(given, [["10.10.0.4/29", "fd00:10::4/64"], ["10.10.0.6/29", "fd00:10::5/64"]]);
-    assert!(side.node.state_dir().join("networks/mynet/addresses/10.10.0.4").exists());
+    assert!(side.node.state_dir().join("podwire/networks/mynet/addresses/10.10.0.4").exists());
 }

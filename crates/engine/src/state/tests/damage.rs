@@ -131,3 +131,47 @@ fn c3_a_record_that_names_other_addresses_gives_back_its_own() {
     assert_eq!(world.names("addresses"), ["10.0.0.2".to_owned(), "fd00::2".to_owned()].into());
     world.expect_consistent();
 }
+
+#[test]
+fn a_folder_that_is_somebody_elses_is_refused_and_not_touched() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join("networks")).unwrap();
+    fs::write(dir.path().join("networks/theirs"), "x").unwrap();
+    let refused = State::open(dir.path()).unwrap_err();
+    assert!(matches!(refused, StateError::Foreign { .. }), "{refused}");
+    assert!(refused.to_string().contains("networks"), "{refused}");
+    assert!(dir.path().join("networks/theirs").exists());
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn only_what_is_ours_is_removed_with_the_state() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("state");
+    let state = State::open(&path).unwrap();
+    fs::write(path.join("other"), "x").unwrap();
+    state.remove().unwrap();
+    assert_eq!(fs::read_dir(&path).unwrap().count(), 1);
+    fs::remove_file(path.join("other")).unwrap();
+    let state = State::open(&path).unwrap();
+    state.remove().unwrap();
+    assert!(!path.exists());
+}
+
+#[test]
+fn f3_an_address_whose_claim_was_dropped_by_a_repair_rests() {
+    let world = World::new("fd00::/125");
+    let first = world.ready(&key("c1"));
+    let address = ips(&first)[0];
+    first.release(&[address]).unwrap();
+    // As if the next owner had been killed while it was released: the record is gone, the claim is not.
+    let second = world.ready(&key("c2"));
+    let left = ips(&second)[0];
+    drop(second);
+    fs::remove_file(world.path("attachments/c2@eth0.ready")).unwrap();
+    fs::write(world.path("lock"), "1").unwrap();
+    world.network.has_room(&world.pools).unwrap();
+    let range = &world.pools.sets()[0].ranges()[0];
+    assert!(index::rests(&world.path(""), range, left).unwrap());
+    assert!(!index::rests(&world.path(""), range, address).unwrap());
+}

@@ -1,0 +1,111 @@
+//! Chains of networks without pods go; those with pods stay, also if a pod comes at the same moment.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use netlink::NetNs;
+use nft::{Firewall, Idle, Mode};
+
+use crate::common::{Sample, chain, in_netns, nft, run};
+
+fn prune(idle: Idle) -> usize {
+    Firewall::open().unwrap().prune(idle).unwrap()
+}
+
+fn expel(sample: &Sample) {
+    Firewall::open().unwrap().expel(&sample.pod()).unwrap();
+}
+
+/// Pod `n` of a network of its own.
+fn alone(n: u16) -> Sample {
+    Sample { chain: Some(chain(&format!("net{n}"), &["10.77.0.0/16"])), ..Sample::new(Mode::Routed, n) }
+}
+
+/// The chains and sets of networks.
+fn of_networks() -> usize {
+    let is_head = |line: &&str| line.starts_with("\tchain net-") || line.starts_with("\tset net-");
+    run("nft", &["list", "ruleset"]).lines().filter(is_head).count()
+}
+
+#[test]
+fn f5_the_chain_of_a_network_goes_when_no_pod_is_in_it() {
+    in_netns(|| {
+        assert_eq!(prune(Idle::RemoveAll), 0, "no table at all");
+        let (first, second, other) = (Sample::new(Mode::Bridge, 2), Sample::new(Mode::Bridge, 3), alone(4));
+        let v6_only = Sample { addresses: vec!["fd77::5".parse().unwrap()], ..alone(5) };
+        for pod in [&first, &second, &other, &v6_only] {
+            pod.admit();
+        }
+        expel(&first);
+        expel(&other);
+        assert_eq!(of_networks(), 3 * 3);
+        assert_eq!(prune(Idle::RemoveAll), 1);
+        assert_eq!(of_networks(), 2 * 3);
+        for pod in [&second, &v6_only] {
+            assert_eq!(Firewall::open().unwrap().missing(&pod.pod()).unwrap(), [""; 0]);
+        }
+        // What somebody removed already does not keep the rest.
+        expel(&second);
+        expel(&v6_only);
+        nft(&format!("delete chain inet podwire {}", second.chain.as_ref().unwrap().id()));
+        assert_eq!(prune(Idle::RemoveAll), 2);
+        assert_eq!(of_networks(), 0);
+        second.admit();
+        assert_eq!(Firewall::open().unwrap().missing(&second.pod()).unwrap(), [""; 0]);
+    });
+}
+
+#[test]
+fn f5_a_few_idle_chains_may_stay_and_many_may_not() {
+    in_netns(|| {
+        for n in 1..=4 {
+            alone(n).admit();
+            expel(&alone(n));
+            assert_eq!(prune(Idle::KeepFew), 0);
+        }
+        alone(9).admit();
+        assert_eq!(prune(Idle::KeepFew), 0, "one that has a pod does not count");
+        alone(5).admit();
+        expel(&alone(5));
+        assert_eq!(prune(Idle::KeepFew), 5);
+        assert_eq!(of_networks(), 3);
+    });
+}
+
+#[test]
+fn f5_a_pod_that_comes_while_its_chain_is_removed_is_not_harmed() {
+    let netns = NetNs::create().unwrap();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            netns.run(|| {
+                while !over.load(Ordering::Relaxed) {
+                    prune(Idle::RemoveAll);
+                }
+            })
+        });
+        let pods = scope.spawn(|| {
+            netns.run(|| {
+                for n in 1..40 {
+                    let pod = alone(n);
+                    let lost = Firewall::open()
+                        .unwrap()
+                        .admit(&pod.pod())
+                        .map_err(|e| e.to_string())
+                        .and_then(|()| {
+                            let missing = Firewall::open().unwrap().missing(&pod.pod()).unwrap();
+                            if missing.is_empty() { Ok(()) } else { Err(missing.join(", ")) }
+                        })
+                        .err();
+                    if lost.is_some() {
+                        return lost;
+                    }
+                    expel(&pod);
+                }
+                None
+            })
+        });
+        let lost = pods.join();
+        over.store(true, Ordering::Relaxed);
+        assert_eq!(lost.unwrap().unwrap(), None);
+    });
+}

@@ -1,0 +1,178 @@
+//! The node's tables over time: networks that come and go, tables that somebody flushes, addresses that two would have.
+
+use serde_json::{Value, json};
+use testkit::{Call, DEADLINE, Snapshot, Verb};
+
+use crate::common::{DUAL, Host, MODES, ips, v4, with};
+use crate::world::{BOTH, NODE, OUT, Transport, ip, outside, seen_as};
+
+/// How many chains there are for networks that are masqueraded.
+fn network_chains(host: &Host) -> usize {
+    let ruleset = host.node.sh(&["nft", "list", "ruleset"]).unwrap();
+    ruleset.lines().filter(|line| line.starts_with("\tchain net-")).count()
+}
+
+fn numbered(host: &Host, number: usize) -> Value {
+    host.config(&json!({"name": format!("net{number}"), "bridge": format!("pw{number}"), "ipMasq": true,
+        "subnet": format!("10.{number}.0.0/24,fd00:{number}::/64")}))
+}
+
+#[test]
+fn f5_networks_that_came_and_went_leave_no_chains() {
+    let host = Host::new("f5-chains");
+    let out = outside(&host, &[]);
+    let stays = host.config(&json!({"subnet": DUAL, "ipMasq": true}));
+    let (pod, _) = host.attached("stays", &stays);
+    for number in 1..=12 {
+        let config = numbered(&host, number);
+        let (pod, _) = host.attached(&format!("p{number}"), &config);
+        host.del(&pod, &config);
+        assert!(network_chains(&host) <= 5, "after {number}: a few may stay for pods that come back");
+    }
+    host.plugin.gc(&host.node, &stays, &[(pod.id(), "eth0")]).unwrap().ok().unwrap();
+    assert_eq!(network_chains(&host), 1, "GC leaves those of networks that have pods");
+    assert_eq!(seen_as(&pod, &out, ip(OUT[0])), ip(NODE[0]));
+    // One whose chain was removed gets it back.
+    let (late, _) = host.attached("late", &numbered(&host, 3));
+    assert_eq!(seen_as(&late, &out, ip(OUT[1])), ip(NODE[1]));
+}
+
+/// An IPAM plugin that gives 10.88.0.2/32 first, then .3/32 and so on, as some clouds do.
+const SINGLES: &str = r#"#!/bin/sh
+[ "$CNI_COMMAND" = ADD ] || exit 0
+n=$(($(cat "${0%/*}/count" 2>/dev/null || echo 1) + 1))
+echo $n >"${0%/*}/count"
+echo "{\"cniVersion\": \"1.1.0\", \"ips\": [{\"address\": \"10.88.0.$n/32\", \"gateway\": \"10.88.0.1\"}, {\"address\": \"fd00:88::$n/128\", \"gateway\": \"fd00:88::1\"}]}"
+"#;
+
+#[test]
+fn e19_pods_with_single_addresses_share_a_chain() {
+    let host = Host::new("e19-singles");
+    let dir = host.node.dir().join("cni");
+    std::fs::create_dir(&dir).unwrap();
+    let path = dir.join("singles").display().to_string();
+    let write = format!("cat >{path} && chmod 755 {path}");
+    assert!(host.node.run(&["sh", "-c", &write], SINGLES.as_bytes()).unwrap().success());
+    let config = host.config(&json!({"ipam": {"type": "singles"}, "mode": "routed", "ipMasq": true}));
+    let cni_path = ("CNI_PATH".to_owned(), dir.display().to_string());
+    for name in ["a", "b", "c"] {
+        let pod = host.pod(name);
+        let call = Call { env: vec![cni_path.clone()], ..Call::pod(Verb::Add, &pod, &config) };
+        host.plugin.call(&host.node, &call).unwrap().ok().unwrap();
+        assert_eq!(network_chains(&host), 1, "{name}");
+    }
+}
+
+fn published(config: &Value, port: u16) -> Value {
+    let ports = [json!({"hostPort": port, "containerPort": 80, "protocol": "tcp"})];
+    with(config, &json!({"runtimeConfig": {"portMappings": ports}}))
+}
+
+#[test]
+fn pain15_after_a_flush_the_next_add_puts_every_pod_back() {
+    for mode in MODES {
+        let host = Host::new("flush");
+        let out = outside(&host, &[]);
+        let blue = host.config(&json!({"subnet": DUAL, "mode": mode, "ipMasq": true}));
+        let red =
+            with(&blue, &json!({"name": "red", "bridge": "pw1", "subnet": "10.99.0.0/24,fd00:99::/64"}));
+        let first = published(&blue, 8080);
+        let (a, ra) = host.attached("a", &first);
+        let (r, rr) = host.attached("r", &red);
+        let (gone, _) = host.attached("gone", &blue);
+        host.node.sh(&["nft", "flush", "ruleset"]).unwrap();
+        host.del(&gone, &blue);
+        host.check(&a, &first, &ra).expect_err("it is flushed");
+        // It may not take what belongs to one that is put back.
+        let late = host.pod("late");
+        let error = host.refused(&late, &published(&blue, 8080));
+        assert!(error.msg.contains("8080") && error.msg.contains(&v4(&ra).to_string()), "{mode}: {error:?}");
+        host.add(&late, &blue);
+        host.check(&a, &first, &ra).unwrap();
+        host.check(&r, &red, &rr).unwrap();
+        let _echo = Transport::Tcp.serve(&a, (v4(&ra), 80).into());
+        let seen = Transport::Tcp.ask(&out, (ip(NODE[0]), 8080).into(), DEADLINE);
+        assert_eq!(seen, Some(ip(OUT[0])), "{mode}");
+        for pod in [&a, &r] {
+            assert_eq!(seen_as(pod, &out, ip(OUT[1])), ip(NODE[1]), "{mode}");
+        }
+        host.plugin.status(&host.node, &blue).unwrap().ok().unwrap();
+    }
+}
+
+#[test]
+fn e17_status_is_51_when_the_firewall_of_pods_was_flushed() {
+    for mode in MODES {
+        let host = Host::new("e17flush");
+        let config = host.config(&json!({"subnet": DUAL, "mode": mode, "ipMasq": true}));
+        let (pod, result) = host.attached("a", &config);
+        let status = || host.plugin.status(&host.node, &config).unwrap();
+        status().ok().unwrap();
+        host.node.sh(&["nft", "flush", "ruleset"]).unwrap();
+        let error = status().error().unwrap();
+        assert_eq!(error.code, 51, "{mode}: {error:?}");
+        assert!(error.msg.contains("podwire") && error.msg.contains("put back"), "{mode}: {error:?}");
+        // A runtime that was told 51 sends no ADD: it has to become well by itself.
+        status().ok().unwrap();
+        host.check(&pod, &config, &result).unwrap();
+        // Rules alone are not put back, and the advice must help.
+        host.node.sh(&["nft", "flush", "chain", "inet", "podwire", "nat-postrouting"]).unwrap();
+        let error = status().error().unwrap();
+        assert_eq!(error.code, 51, "{mode}: {error:?}");
+        for command in error.msg.split(';').filter_map(|part| part.split_once("nft ")) {
+            let words: Vec<&str> = ["nft"].into_iter().chain(command.1.split(' ')).collect();
+            let _ = host.node.sh(&words);
+        }
+        assert_eq!(status().error().unwrap().code, 51, "{mode}");
+        status().ok().unwrap();
+        host.check(&pod, &config, &result).unwrap();
+    }
+}
+
+#[test]
+fn e18_a_host_address_of_a_family_that_the_pod_lacks_is_refused() {
+    for (subnet, host_ip, has) in [
+        ("fd00:88::/64", "192.0.2.1", "IPv6"),
+        ("10.88.0.0/24", "2001:db8::1", "IPv4"),
+        ("fd00:88::/64", "0.0.0.0", "IPv6"),
+    ] {
+        let host = Host::new("hostport-family");
+        let before = Snapshot::of(&host.node).unwrap();
+        let ports = BOTH.map(|transport| {
+            let protocol = format!("{transport:?}").to_lowercase();
+            json!({"hostPort": 8080, "containerPort": 80, "protocol": protocol, "hostIP": host_ip})
+        });
+        let config = host.config(&json!({"subnet": subnet, "runtimeConfig": {"portMappings": ports}}));
+        let pod = host.pod("a");
+        let error = host.refused(&pod, &config);
+        assert_eq!(error.code, 7, "{host_ip}: {error:?}");
+        for word in ["8080", host_ip, has] {
+            assert!(error.msg.contains(word), "{word} is not in {error:?}");
+        }
+        before.expect_same(&host.node).unwrap();
+    }
+}
+
+#[test]
+fn two_networks_with_one_subnet_do_not_share_an_address() {
+    for mode in MODES {
+        let host = Host::new("twice");
+        let blue = host.config(&json!({"subnet": DUAL, "mode": mode, "ipMasq": true}));
+        let (a, ra) = host.attached("a", &blue);
+        let red = with(&blue, &json!({"name": "red", "bridge": "pw1"}));
+        let pod = host.pod("r");
+        let before = Snapshot::of(&host.node).unwrap();
+        let error = host.refused(&pod, &red);
+        assert_eq!(error.code, 101, "{mode}: {error:?}");
+        assert!(
+            error.msg.contains(&ips(&ra)[0].to_string()) && error.msg.contains("blue"),
+            "{mode}: {error:?}"
+        );
+        before.expect_same(&host.node).unwrap();
+        host.del(&pod, &red);
+        host.check(&a, &blue, &ra).unwrap();
+        // When the other is gone there is nothing in the way.
+        host.del(&a, &blue);
+        host.add(&pod, &red);
+    }
+}
