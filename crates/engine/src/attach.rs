@@ -19,7 +19,7 @@ use crate::state::{
     Wanted,
 };
 use crate::sysctl::{self, Families, Owner};
-use crate::wire::{self, Inside, Wire};
+use crate::wire::{self, Inside, Neighbours, Wire};
 use crate::{Error, detach, firewall, gc, privileges, relearn, result, settle, shaping};
 
 /// How often a foreign link may have the name that we would take, before we give up.
@@ -107,6 +107,7 @@ struct Plan {
     routes: Vec<PodRoute>,
     /// The bridge's own addresses, with the subnet's prefix length.
     gateways: Vec<IpNet>,
+    neighbours: Neighbours,
 }
 
 /// Addresses that another plugin gave, or None where we give them ourselves.
@@ -321,7 +322,13 @@ fn decide(site: &Site<'_>, lease: &Lease<'_>, given: &[Allocation]) -> (Attachme
         pod: pod_name(call),
         created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
     };
-    (attachment, Plan { routes, gateways })
+    // What another IPAM plugin gives may have had any number of owners.
+    let used_before = lease.result().is_some() || given.iter().any(|a| a.used_before);
+    let neighbours = match conf.mode {
+        AttachMode::Bridge if used_before => Neighbours::MayRemember,
+        AttachMode::Bridge | AttachMode::Routed => Neighbours::KnowNothing,
+    };
+    (attachment, Plan { routes, gateways, neighbours })
 }
 
 fn own_address(given: &Allocation) -> PodAddress {
@@ -408,6 +415,7 @@ fn wire_up(
         routes: &plan.routes,
         netns: site.netns,
         log: &log,
+        neighbours: plan.neighbours,
     };
     let new_gateways = wire::make_pair(kernel.host, &wire, &plan.gateways)?;
     for gateway in &new_gateways {
@@ -431,6 +439,6 @@ fn wire_up(
     }
     shaping::apply(kernel.host, attachment, host_index)?;
     settle::wait(kernel.host, kernel.pod, attachment)?;
-    wire::announce(kernel.pod, attachment)?;
+    wire::announce(kernel.pod, &wire)?;
     Ok(Wired { bridge, routes })
 }

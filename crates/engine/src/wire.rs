@@ -23,6 +23,15 @@ pub(crate) struct Wire<'a> {
     pub(crate) routes: &'a [PodRoute],
     pub(crate) netns: &'a NetNs,
     pub(crate) log: &'a SysctlLog,
+    pub(crate) neighbours: Neighbours,
+}
+
+/// Whether others on the bridge may remember one of the pod's addresses at the MAC of an earlier owner. In mode `routed`
+/// nobody asks for a pod's MAC.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Neighbours {
+    KnowNothing,
+    MayRemember,
 }
 
 /// Makes the pair and puts the gateways on the bridge, in one send. Returns the gateways that were new on the bridge.
@@ -93,9 +102,9 @@ pub(crate) fn set_up_inside(pod: &mut RtSocket, wire: &Wire<'_>) -> Result<Insid
     let has_ipv6 = attachment.ips().any(|ip| ip.is_ipv6());
     wire.netns.run(|| {
         sysctl::protect_pod_link(ifname, has_ipv6)?;
-        match attachment.mode {
-            AttachMode::Bridge => sysctl::announce_addresses(ifname),
-            AttachMode::Routed => Ok(()),
+        match wire.neighbours {
+            Neighbours::MayRemember => sysctl::announce_addresses(ifname),
+            Neighbours::KnowNothing => Ok(()),
         }
     })??;
     let vanished = || Error::NotAvailable(format!("interface {ifname} vanished while it was set up"));
@@ -117,17 +126,16 @@ pub(crate) fn set_up_inside(pod: &mut RtSocket, wire: &Wire<'_>) -> Result<Insid
     Ok(Inside { host_index, routes })
 }
 
-/// Neighbours may still know the address at the MAC of a pod that had it before: they are told the new one. The kernel
-/// does so when a MAC is set, also to what it is. By itself it would when the link comes up, which may be too early: once
-/// the kernel has noticed that the other end had no carrier, the bridge drops what comes before it notices again. In mode
-/// `routed` nobody asks for a pod's MAC.
-pub(crate) fn announce(pod: &mut RtSocket, attachment: &Attachment) -> Result<(), Error> {
-    match attachment.mode {
-        AttachMode::Bridge => Ok(pod.run(&Op::SetLink(SetLink {
-            mac: Some(attachment.pod_mac),
-            ..SetLink::of(LinkRef::Name(&attachment.key.ifname))
+/// Neighbours that may remember an address at another MAC are told the new one. The kernel does so when a MAC is set, also
+/// to what it is, and takes about a millisecond for it. By itself it would when the link comes up, which may be too early:
+/// once the kernel has noticed that the other end had no carrier, the bridge drops what comes before it notices again.
+pub(crate) fn announce(pod: &mut RtSocket, wire: &Wire<'_>) -> Result<(), Error> {
+    match wire.neighbours {
+        Neighbours::MayRemember => Ok(pod.run(&Op::SetLink(SetLink {
+            mac: Some(wire.attachment.pod_mac),
+            ..SetLink::of(LinkRef::Name(&wire.attachment.key.ifname))
         }))?),
-        AttachMode::Routed => Ok(()),
+        Neighbours::KnowNothing => Ok(()),
     }
 }
 

@@ -43,6 +43,7 @@ impl<'a> Claims<'a> {
                 address,
                 prefix_len: range.prefix_len(),
                 gateway: range.gateway(),
+                used_before: index::use_again(&self.network.dir, range, address)?,
             });
         }
         Ok(allocations)

@@ -151,6 +151,22 @@ pub(super) fn wake(network: &Path, range: &Range) -> Result<(), StateError> {
     File::create(&path).map_err(io("make the index", &path)).map(drop)
 }
 
+/// Ends the name of a range's third bitmap: the addresses that were handed out at least once.
+const USED: &str = ".used";
+
+/// Notes that the address is handed out; says whether somebody had it before.
+pub(super) fn use_again(network: &Path, range: &Range, address: IpAddr) -> Result<bool, StateError> {
+    let Some(offset) = range.offset(address) else { return Ok(true) };
+    let path = folder(network).join(range.name() + USED);
+    let mut options = File::options();
+    let file = options.create(true).truncate(false).read(true).write(true).open(&path);
+    let file = Rc::new(file.map_err(io("open the index", &path))?);
+    let mut index = Index { file, path: path.into() };
+    let used = ipam::is_set(&mut index, offset)?;
+    ipam::set(&mut index, offset)?;
+    Ok(used)
+}
+
 /// Where each set's round robin stands: the address that was handed out last, as text in a slot of its own. Written in
 /// place: to make a file anew costs more than all the rest of an allocation.
 const CURSORS: &str = "last";
@@ -172,11 +188,12 @@ pub(super) fn remember(network: &Path, set: usize, address: IpAddr) -> Result<()
     file.write_all_at(format!("{address:<SLOT$}").as_bytes(), (set * SLOT) as u64).map_err(io("write", &path))
 }
 
-/// Removes all indexes; the cursors stay, and who rests.
+/// Removes all indexes; what else is known of ranges stays.
 pub(super) fn remove_all(network: &Path) -> Result<(), StateError> {
     let dir = folder(network);
     for name in file::list(&dir)? {
-        if name != CURSORS && !name.as_encoded_bytes().ends_with(RESTING.as_bytes()) {
+        let ends = name.to_str().and_then(|name| name.split_once('-'));
+        if ends.is_some_and(|(first, last)| [first, last].iter().all(|end| end.parse::<IpAddr>().is_ok())) {
             remove_if_there(&dir.join(name))?;
         }
     }

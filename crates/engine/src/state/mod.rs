@@ -12,6 +12,7 @@
 //! networks/NET/addresses/10.88.0.7   hard link to the record of the owner: the claim
 //! networks/NET/index/RANGE           bitmap of RANGE, only to find a free address quickly; rebuilt from the claims
 //! networks/NET/index/RANGE.resting   bitmap of addresses of which the kernel may remember the last owner
+//! networks/NET/index/RANGE.used      bitmap of addresses that were handed out before: neighbours may remember them
 //! networks/NET/index/last            where the round robin of each set stands
 //! ```
 //!

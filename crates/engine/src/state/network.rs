@@ -60,6 +60,8 @@ pub struct Allocation {
     pub address: IpAddr,
     pub prefix_len: u8,
     pub gateway: IpAddr,
+    /// Somebody had it before: others may remember where.
+    pub used_before: bool,
 }
 
 /// The outcome of [`Network::begin`].

@@ -194,7 +194,8 @@ fn another_boot_id_means_empty() {
 fn a_lost_network_begins_with_what_lives() {
     let dir = tempfile::tempdir().unwrap();
     let (known, short) = (key("known"), format!("#{}@eth0", "d".repeat(51)));
-    let allocation = Allocation { address: ip("10.0.0.2"), prefix_len: 28, gateway: ip("10.0.0.1") };
+    let allocation =
+        Allocation { address: ip("10.0.0.2"), prefix_len: 28, gateway: ip("10.0.0.1"), used_before: false };
     let survivors = || {
         let attachment = Some(record(&known, std::slice::from_ref(&allocation)));
         let stem = short.clone();

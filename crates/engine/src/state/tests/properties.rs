@@ -145,7 +145,8 @@ proptest! {
 
 /// Bytes without sense, or a record with a few bytes changed, or the first part of one.
 fn any_record() -> impl Strategy<Value = Vec<u8>> {
-    let given = Allocation { address: ip("10.0.0.2"), prefix_len: 28, gateway: ip("10.0.0.1") };
+    let given =
+        Allocation { address: ip("10.0.0.2"), prefix_len: 28, gateway: ip("10.0.0.1"), used_before: false };
     let whole = serde_json::to_vec(&record(&key("c1"), &[given])).unwrap();
     let (len, cut) = (whole.len(), whole.clone());
     let changed = prop::collection::vec((0..len, any::<u8>()), 1..4).prop_map(move |changes| {
