@@ -145,7 +145,7 @@ fn stem_of(alias: &str, mark: &str) -> Option<String> {
 /// Collects what is certainly dead: cut off in the middle, or without namespace and link. Never an attachment whose link
 /// still lives, because then its address is still in somebody's namespace. Returns how many.
 pub(crate) fn collect_dead(network: &Network, host: &mut RtSocket) -> Result<usize, Error> {
-    let (mut collected, mut errors) = (0, Vec::new());
+    let (mut collected, mut errors) = (network.free_orphans()?, Vec::new());
     for listed in network.list()? {
         let Some(attachment) = &listed.attachment else { continue };
         // What cannot be looked at may be alive.

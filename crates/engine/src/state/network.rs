@@ -317,6 +317,17 @@ impl Network {
         }
     }
 
+    /// Frees claims whose record is gone although nobody was killed: somebody removed it by hand. Returns how many.
+    pub fn free_orphans(&self) -> Result<usize, StateError> {
+        let section = self.enter()?;
+        let count = || file::list(&self.dir.join("addresses")).map(|claims| claims.len());
+        let before = count()?;
+        self.repair()?;
+        let freed = before.saturating_sub(count()?);
+        section.leave()?;
+        Ok(freed)
+    }
+
     /// Does `address` still belong to the record that is held?
     pub fn is_claimed_by(&self, address: IpAddr, held: &Held) -> Result<bool, StateError> {
         let path = self.claim_path(address);

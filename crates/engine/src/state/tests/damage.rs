@@ -175,3 +175,16 @@ fn f3_an_address_whose_claim_was_dropped_by_a_repair_rests() {
     assert!(index::rests(&world.path(""), range, left).unwrap());
     assert!(!index::rests(&world.path(""), range, address).unwrap());
 }
+
+#[test]
+fn c3_claims_whose_record_somebody_removed_are_freed_and_no_others() {
+    let world = World::new(DUAL);
+    let stays = world.ready(&key("stays"));
+    drop(world.ready(&key("lost")));
+    fs::remove_file(world.path("attachments/lost@eth0.ready")).unwrap();
+    assert_eq!(world.network.free_orphans().unwrap(), 2);
+    assert_eq!(world.network.free_orphans().unwrap(), 0);
+    for address in ips(&stays) {
+        assert!(world.network.is_claimed_by(address, &stays).unwrap());
+    }
+}
