@@ -71,7 +71,7 @@ impl Network {
         let mut config = self.common()?;
         config.insert("type".to_owned(), json!("podwire-cni"));
         config.insert("mode".to_owned(), json!(mode));
-        config.insert("stateDir".to_owned(), json!(dir.join("state")));
+        config.insert("runDir".to_owned(), json!(dir.join("state")));
         config.insert("logFile".to_owned(), json!(dir.join("podwire.log")));
         config.insert("ipam".to_owned(), json!({"type": "podwire", "ranges": self.ranges()?}));
         Ok(Value::Object(config))

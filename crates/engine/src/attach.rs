@@ -29,7 +29,7 @@ pub(crate) fn attach(call: &Call, conf: &NetConf, place: &Place) -> Result<(CniR
     privileges::check()?;
     let key = key_of(call);
     let netns = open_namespace(call)?;
-    let state = State::open(&place.state_dir)?;
+    let state = State::open(&place.run_dir)?;
     let network = relearn::network(&state, &key.network, Some(conf))?;
     clear_the_way(&network, &key, call)?;
     let mut pod = RtSocket::open_in(&netns)?;

@@ -23,7 +23,7 @@ pub(crate) fn check(call: &Call, conf: &NetConf, place: &Place) -> Result<(), Er
     }
     let key = key_of(call);
     let unknown = || Error::Check { missing: format!("no attachment {key} is recorded: ADD it") };
-    let state = State::open_existing(&place.state_dir)?.ok_or_else(unknown)?;
+    let state = State::open_existing(&place.run_dir)?.ok_or_else(unknown)?;
     let network = state.existing_network(&key.network).ok_or_else(unknown)?;
     let held = network.find(&key)?.ok_or_else(unknown)?;
     let Some(attachment) = held.attachment().filter(|_| held.phase() == Phase::Ready) else {

@@ -19,9 +19,9 @@ pub struct Report {
 }
 
 /// Removes what Podwire made in this network namespace, and its state. Nothing that is not marked as ours is touched.
-pub fn cleanup(state_dir: &Path) -> Result<Report, Error> {
+pub fn cleanup(run_dir: &Path) -> Result<Report, Error> {
     let mut report = Report::default();
-    let state = State::open_existing(state_dir)?;
+    let state = State::open_existing(run_dir)?;
     if let Some(state) = &state {
         remove_attachments(state, &mut report)?;
     }
@@ -34,7 +34,7 @@ pub fn cleanup(state_dir: &Path) -> Result<Report, Error> {
     if let Some(state) = state {
         restore_sysctls(&state, &mut report)?;
         state.remove()?;
-        report.done.push(format!("state folder {} removed", state_dir.display()));
+        report.done.push(format!("state folder {} removed", run_dir.display()));
     }
     Ok(report)
 }

@@ -124,15 +124,15 @@ impl Error {
     fn advice(&self) -> &'static str {
         match self {
             Self::State(e) if e.is_full() => {
-                "the file system of the state folder is full: free space or set stateDir"
+                "the file system of the state folder is full: free space or set runDir"
             }
             Self::State(StateError::Io { source, .. }) => match source.kind() {
                 std::io::ErrorKind::PermissionDenied => {
-                    "run as root, or set stateDir to a folder that can be written"
+                    "run as root, or set runDir to a folder that can be written"
                 }
-                std::io::ErrorKind::ReadOnlyFilesystem => "set stateDir to a folder that can be written",
+                std::io::ErrorKind::ReadOnlyFilesystem => "set runDir to a folder that can be written",
                 std::io::ErrorKind::NotADirectory | std::io::ErrorKind::AlreadyExists => {
-                    "something that is no folder is in the way: set stateDir"
+                    "something that is no folder is in the way: set runDir"
                 }
                 _ => "",
             },

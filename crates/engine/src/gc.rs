@@ -116,8 +116,7 @@ fn sweep_links(gc: &Gc, place: &Place, valid: &[AttachmentKey]) -> Vec<Error> {
     let sweep = || -> Result<Vec<Error>, Error> {
         let mut host = RtSocket::open()?;
         let links = host.links()?;
-        let network =
-            State::open_existing(&place.state_dir)?.and_then(|s| s.existing_network(&gc.config.name));
+        let network = State::open_existing(&place.run_dir)?.and_then(|s| s.existing_network(&gc.config.name));
         let mut errors = Vec::new();
         for link in links {
             let key = link.alias.as_deref().and_then(|alias| alias.split(' ').next());

@@ -36,4 +36,4 @@ mod wire;
 
 pub use cleanup::{Report, cleanup};
 pub use error::Error;
-pub use serve::{Done, serve};
+pub use serve::{Caller, Done, Wait, serve};

@@ -1,4 +1,4 @@
-//! A state folder that was lost while pods lived (removed by hand, another `stateDir`): the links still say whose they
+//! A state folder that was lost while pods lived (removed by hand, another `runDir`): the links still say whose they
 //! are and which addresses they have, so the network's state begins with them. Off the way of a pod: only the first
 //! request that finds no state of its network comes here.
 
@@ -18,8 +18,7 @@ pub(crate) fn network(state: &State, name: &NetworkName, conf: Option<&NetConf>)
 
 /// The network's state, for what only removes: if there is none and no link of the network lives, none is made.
 pub(crate) fn existing(config: &Config, place: &Place) -> Result<Option<Network>, Error> {
-    let known =
-        State::open_existing(&place.state_dir)?.and_then(|state| state.existing_network(&config.name));
+    let known = State::open_existing(&place.run_dir)?.and_then(|state| state.existing_network(&config.name));
     if known.is_some() {
         return Ok(known);
     }
@@ -28,7 +27,7 @@ pub(crate) fn existing(config: &Config, place: &Place) -> Result<Option<Network>
     if survivors(&config.name, conf.as_ref())?.is_empty() {
         return Ok(None);
     }
-    network(&State::open(&place.state_dir)?, &config.name, conf.as_ref()).map(Some)
+    network(&State::open(&place.run_dir)?, &config.name, conf.as_ref()).map(Some)
 }
 
 fn survivors(network: &NetworkName, conf: Option<&NetConf>) -> Result<Vec<Survivor>, Error> {

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use cni::{Call, Config, Request, Version};
 use netconf::{NetConf, Place};
 use serde_json::Value;
+use types::RequestId;
 
 use crate::{attach, check, detach, gc, status};
 
@@ -18,8 +19,32 @@ pub struct Done {
     pub collected: usize,
 }
 
-/// Serves one request in this process. `path` is CNI_PATH, for the verbs whose request does not carry it.
-pub fn serve(request: &Request, path: &[String]) -> Result<Done, cni::Error> {
+/// Who asks, and what they need of the engine.
+pub struct Caller<'a> {
+    /// Recorded with the attachment: the same run of the plugin gets the recorded result of an ADD that is ready.
+    pub request: Option<&'a RequestId>,
+    /// Asked right before an attachment is committed. True: nobody wants it any more, and it is undone.
+    pub cancelled: &'a (dyn Fn() -> bool + Sync),
+    pub wait: Wait,
+}
+
+impl Caller<'_> {
+    /// A process that serves one request and ends.
+    pub const STANDALONE: Caller<'static> =
+        Caller { request: None, cancelled: &|| false, wait: Wait::ForTheEnd };
+}
+
+/// The kernel holds whoever deletes a link for a grace period, but the link is gone long before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wait {
+    ForTheEnd,
+    /// A process that stays lets a thread of its own wait for the rest.
+    UntilGone,
+}
+
+/// Serves one request. `path` is CNI_PATH, for the verbs whose request does not carry it.
+pub fn serve(request: &Request, path: &[String], caller: &Caller<'_>) -> Result<Done, cni::Error> {
+    let _ = caller;
     match request {
         Request::Add(call) => add(call),
         Request::Del(call) => del(call),

@@ -36,7 +36,7 @@ pub(crate) fn status(config: &Config, conf: &NetConf, place: &Place, path: &[Str
 /// Whether the state folder can be written, and has an address left. Made if it is not there, as an ADD would.
 fn room(config: &Config, conf: &NetConf, place: &Place, host: &mut RtSocket) -> Result<(), Error> {
     let Addresses::Own(pools) = &conf.addresses else { return Ok(()) };
-    let state = State::open(&place.state_dir)?;
+    let state = State::open(&place.run_dir)?;
     let network = relearn::network(&state, &config.name, Some(conf))?;
     match network.has_room(pools) {
         // Also as an ADD would. A runtime that is told 50 sends no ADD that could make room.
@@ -54,7 +54,7 @@ fn unavailable(error: impl Into<Error>) -> Error {
 
 /// Pods that run suffer when their bridge is gone or down, or the firewall's tables were flushed.
 fn degraded(config: &Config, conf: &NetConf, place: &Place) -> Result<(), Error> {
-    let Ok(Some(state)) = State::open_existing(&place.state_dir) else { return Ok(()) };
+    let Ok(Some(state)) = State::open_existing(&place.run_dir) else { return Ok(()) };
     let Some(network) = state.existing_network(&config.name) else { return Ok(()) };
     let listed = network.list()?;
     let ready: Vec<&Listed> = listed.iter().filter(|l| l.phase == Phase::Ready).collect();

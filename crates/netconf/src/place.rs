@@ -1,24 +1,32 @@
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use cni::{Config, Error};
+use serde_json::Value;
 
 use crate::invalid;
 
 /// What dies with a boot, as DESIGN says: attachments and addresses.
-pub const DEFAULT_STATE_DIR: &str = "/run/podwire";
+pub const DEFAULT_RUN_DIR: &str = "/run/podwire";
 pub const DEFAULT_LOG_FILE: &str = "/var/log/podwire-cni.log";
 
 /// Where node-local state and the log are. DEL and GC read nothing else of the config, so that a config that was
 /// broken in the meantime never keeps a pod from going away.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    pub state_dir: PathBuf,
+    pub run_dir: PathBuf,
     /// None: no log is written.
     pub log_file: Option<PathBuf>,
+    /// The agent's socket. None: standalone.
+    pub agent: Option<PathBuf>,
+}
+
+/// Where the agent of this node listens unless told otherwise.
+pub fn default_socket(run_dir: &Path) -> PathBuf {
+    run_dir.join("agent.sock")
 }
 
 impl Place {
-    /// `stateDir`; else a folder of its own in `ipam.dataDir`, which is where users of host-local say it; else the default.
+    /// `runDir`; else a folder of its own in `ipam.dataDir`, which is where users of host-local say it; else the default.
     pub fn parse(config: &Config) -> Result<Self, Error> {
         let top = config.obj();
         // What else `ipam` says, and whether it makes sense, is not asked here.
@@ -28,17 +36,32 @@ impl Place {
             }
             Ok(_) | Err(_) => None,
         };
-        let state_dir = match top.str("stateDir")?.map(str::to_owned).or(data_dir) {
-            Some(dir) if dir.is_empty() => PathBuf::from(DEFAULT_STATE_DIR),
-            Some(dir) => absolute("stateDir", dir)?,
-            None => PathBuf::from(DEFAULT_STATE_DIR),
+        let run_dir = match top.str("runDir")?.map(str::to_owned).or(data_dir) {
+            Some(dir) if dir.is_empty() => PathBuf::from(DEFAULT_RUN_DIR),
+            Some(dir) => absolute("runDir", dir)?,
+            None => PathBuf::from(DEFAULT_RUN_DIR),
         };
         let log_file = match top.str("logFile")? {
             Some("") => None,
             Some(path) => Some(absolute("logFile", path.to_owned())?),
             None => Some(PathBuf::from(DEFAULT_LOG_FILE)),
         };
-        Ok(Self { state_dir, log_file })
+        let agent = agent(config, &run_dir)?;
+        Ok(Self { run_dir, log_file, agent })
+    }
+}
+
+/// `agent`: the socket's path, or true for the one in `runDir`.
+fn agent(config: &Config, run_dir: &Path) -> Result<Option<PathBuf>, Error> {
+    let top = config.obj();
+    match top.get("agent").map(|item| item.value()) {
+        None | Some(Value::Null | Value::Bool(false)) => Ok(None),
+        Some(Value::Bool(true)) => Ok(Some(default_socket(run_dir))),
+        Some(Value::String(path)) if path.is_empty() => Ok(None),
+        Some(Value::String(path)) => absolute("agent", path.clone()).map(Some),
+        Some(other) => {
+            Err(invalid("agent", format_args!("{other} must be true or the path of the agent's socket")))
+        }
     }
 }
 

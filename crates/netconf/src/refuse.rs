@@ -5,16 +5,9 @@ use cni::json::Obj;
 use cni::{Code, Error};
 use serde_json::Value;
 
-/// Keys of the reference `bridge` plugin, and of ours in agent mode, that are not served here unless they are off.
-const TOP: &[&str] = &[
-    "agent",
-    "vlan",
-    "vlanTrunk",
-    "disableContainerInterface",
-    "portIsolation",
-    "enabledad",
-    "preserveDefaultVlan",
-];
+/// Keys of the reference `bridge` plugin that are not served here unless they are off.
+const TOP: &[&str] =
+    &["vlan", "vlanTrunk", "disableContainerInterface", "portIsolation", "enabledad", "preserveDefaultVlan"];
 const IPAM: &[&str] = &["resolvConf"];
 
 /// False, 0, "", [] and {} ask for nothing.

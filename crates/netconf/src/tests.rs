@@ -27,6 +27,19 @@ fn pools(conf: &NetConf) -> Vec<Vec<String>> {
 }
 
 #[test]
+fn the_agents_socket_is_a_path_or_true() {
+    let place = |agent: Value| Place::parse(&config(json!({"runDir": "/run/x", "agent": agent})));
+    for off in [json!(null), json!(false), json!("")] {
+        assert_eq!(place(off).unwrap().agent, None);
+    }
+    assert_eq!(place(json!(true)).unwrap().agent, Some("/run/x/agent.sock".into()));
+    assert_eq!(place(json!("/a/b.sock")).unwrap().agent, Some("/a/b.sock".into()));
+    for bad in [json!("a.sock"), json!(1), json!({})] {
+        assert_eq!(place(bad).unwrap_err().code, Code::InvalidConfig);
+    }
+}
+
+#[test]
 fn c1_the_seeds_config_is_a_network_with_a_way_out() {
     let conf =
         parse(json!({ "bridge": "hcni0", "network": "100.100.0.0/16", "subnet": "100.100.1.0/24" })).unwrap();
@@ -141,7 +154,6 @@ fn e7_what_we_do_not_do_is_refused_by_name() {
         ("portIsolation", json!(true)),
         ("disableContainerInterface", json!(true)),
         ("enabledad", json!(true)),
-        ("agent", json!("/run/podwire/agent.sock")),
         ("ipMasqBackend", json!("iptables")),
     ] {
         let refused = parse(json!({ "subnet": "10.1.0.0/24", key: value.clone() })).unwrap_err();
@@ -203,14 +215,14 @@ fn bad_values_are_named_with_what_is_allowed() {
 fn state_is_where_the_config_says() {
     let place = |extra| Place::parse(&config(extra));
     let default = place(json!({})).unwrap();
-    assert_eq!(default.state_dir.to_str(), Some("/run/podwire"));
+    assert_eq!(default.run_dir.to_str(), Some("/run/podwire"));
     assert_eq!(default.log_file.unwrap().to_str(), Some("/var/log/podwire-cni.log"));
-    let named = place(json!({ "stateDir": "/a", "ipam": { "dataDir": "/b" }, "logFile": "" })).unwrap();
-    assert_eq!((named.state_dir.to_str(), named.log_file), (Some("/a"), None));
-    assert_eq!(place(json!({ "ipam": { "dataDir": "/b" } })).unwrap().state_dir.to_str(), Some("/b/podwire"));
+    let named = place(json!({ "runDir": "/a", "ipam": { "dataDir": "/b" }, "logFile": "" })).unwrap();
+    assert_eq!((named.run_dir.to_str(), named.log_file), (Some("/a"), None));
+    assert_eq!(place(json!({ "ipam": { "dataDir": "/b" } })).unwrap().run_dir.to_str(), Some("/b/podwire"));
     let foreign = place(json!({ "ipam": { "type": "host-local", "dataDir": "/b" } })).unwrap();
-    assert_eq!(foreign.state_dir.to_str(), Some("/run/podwire"));
-    assert_eq!(place(json!({ "stateDir": "relative" })).unwrap_err().code, Code::InvalidConfig);
+    assert_eq!(foreign.run_dir.to_str(), Some("/run/podwire"));
+    assert_eq!(place(json!({ "runDir": "relative" })).unwrap_err().code, Code::InvalidConfig);
     // DEL and GC come through here: what else is wrong does not matter to them.
     assert!(place(json!({ "mtu": "wrong", "bridge": 7 })).is_ok());
 }
@@ -238,7 +250,7 @@ fn any_config() -> impl Strategy<Value = Value> {
         Just("mtu"),
         Just("mode"),
         Just("network"),
-        Just("stateDir"),
+        Just("runDir"),
         Just("type"),
         Just("rangeStart"),
         Just("gateway"),

@@ -50,7 +50,7 @@ fn answer(env: &Env, start: Instant) -> Result<Option<Value>, Failure> {
     let stdin = stdio::read_config().map_err(|error| Failure { error, version: Version::LATEST })?;
     let request = Request::parse(env, &stdin)?;
     let path = env.path().unwrap_or_default();
-    let outcome = engine::serve(&request, &path);
+    let outcome = engine::serve(&request, &path, &engine::Caller::STANDALONE);
     Line::of(&request, &outcome, start.elapsed()).write();
     match outcome {
         Ok(done) => Ok(done.answer),

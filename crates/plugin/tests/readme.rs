@@ -22,7 +22,7 @@ fn every_config_in_the_readme_wires_a_pod() {
     for (n, mut config) in configs.into_iter().enumerate() {
         let node = lab.node(&format!("n{n}")).unwrap();
         let pod = node.pod("a").unwrap();
-        config["stateDir"] = json!(node.state_dir());
+        config["runDir"] = json!(node.run_dir());
         config["logFile"] = json!(node.log_file());
         let result = plugin.add(&pod, &config).unwrap().ok().unwrap();
         let ips = result["ips"].as_array().unwrap();

@@ -36,8 +36,8 @@ pub(crate) struct Pods {
     #[arg(short, long, value_enum, default_value = "table")]
     pub(crate) output: Output,
     /// The folder of node-local state
-    #[arg(long, value_name = "DIR", default_value = netconf::DEFAULT_STATE_DIR)]
-    pub(crate) state_dir: PathBuf,
+    #[arg(long, value_name = "DIR", default_value = netconf::DEFAULT_RUN_DIR)]
+    pub(crate) run_dir: PathBuf,
 }
 
 #[derive(Debug, Args)]
@@ -62,8 +62,8 @@ pub(crate) struct Install {
 #[derive(Debug, Args)]
 pub(crate) struct Cleanup {
     /// The folder of node-local state
-    #[arg(long, value_name = "DIR", default_value = netconf::DEFAULT_STATE_DIR)]
-    pub(crate) state_dir: PathBuf,
+    #[arg(long, value_name = "DIR", default_value = netconf::DEFAULT_RUN_DIR)]
+    pub(crate) run_dir: PathBuf,
 }
 
 fn name<T>(text: &str) -> Result<T, types::NameError>

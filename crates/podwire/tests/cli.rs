@@ -27,7 +27,7 @@ fn config(node: &Node) -> Value {
     json!({
         "cniVersion": "1.1.0", "name": "pods", "type": "podwire-cni", "bridge": "pw-test0",
         "subnet": "10.50.0.0/24,fd00:50::/64", "ipMasq": true,
-        "stateDir": node.state_dir(), "logFile": node.log_file(),
+        "runDir": node.run_dir(), "logFile": node.log_file(),
     })
 }
 
@@ -75,7 +75,7 @@ fn e20_install_puts_the_plugin_and_one_conflist_in_place() {
     for key in ["cniVersion", "name"] {
         plugin_config[key] = list[key].clone();
     }
-    plugin_config["stateDir"] = json!(node.state_dir());
+    plugin_config["runDir"] = json!(node.run_dir());
     plugin_config["logFile"] = json!(node.log_file());
     let installed = Plugin { path: bin.join("podwire-cni") };
     let pod = node.pod("a").unwrap();
@@ -110,8 +110,8 @@ fn pods_are_shown_as_a_table_and_as_json() {
     let lab = Lab::new("pods").unwrap();
     let node = lab.node("n").unwrap();
     let tool = tool(&lab);
-    let state = node.state_dir();
-    let args = ["pods", "--state-dir", state.to_str().unwrap()];
+    let state = node.run_dir();
+    let args = ["pods", "--run-dir", state.to_str().unwrap()];
     assert!(run(&node, &tool, &args).stdout.starts_with("no pods in "));
 
     let plugin = Plugin::podwire().unwrap();
@@ -155,8 +155,8 @@ fn f7_cleanup_leaves_the_node_as_it_was_and_says_what_it_could_not_restore() {
         (sysctl("ipv4/ip_forward"), sysctl("ipv6/conf/all/forwarding")),
         ("1".to_owned(), "1".to_owned())
     );
-    let state = node.state_dir();
-    let args = ["cleanup", "--state-dir", state.to_str().unwrap()];
+    let state = node.run_dir();
+    let args = ["cleanup", "--run-dir", state.to_str().unwrap()];
     let outcome = run(&node, &tool, &args);
     assert!(outcome.success(), "{}{}", outcome.stdout, outcome.stderr);
     for word in
@@ -201,8 +201,8 @@ fn f7_cleanup_gives_back_a_bridge_that_is_not_ours() {
         let pod = node.pod("a").unwrap();
         Plugin::podwire().unwrap().add(&pod, &config).unwrap().ok().unwrap();
         assert_ne!(settings(), settings_before, "{mode}");
-        let state = node.state_dir();
-        let outcome = run(&node, &tool, &["cleanup", "--state-dir", state.to_str().unwrap()]);
+        let state = node.run_dir();
+        let outcome = run(&node, &tool, &["cleanup", "--run-dir", state.to_str().unwrap()]);
         assert!(outcome.success(), "{mode}: {}{}", outcome.stdout, outcome.stderr);
         for word in ["address 10.50.0.1/24 of bridge pw-test0 removed", "fd00:50::1/64", "accept_ra back to"]
         {
@@ -222,7 +222,7 @@ fn f7_an_address_that_another_one_hangs_on_stays_and_is_named() {
     let pod = node.pod("a").unwrap();
     Plugin::podwire().unwrap().add(&pod, &config(&node)).unwrap().ok().unwrap();
     node.sh(&["ip", "addr", "add", "10.50.0.77/24", "dev", "pw-test0"]).unwrap();
-    let outcome = run(&node, &tool, &["cleanup", "--state-dir", node.state_dir().to_str().unwrap()]);
+    let outcome = run(&node, &tool, &["cleanup", "--run-dir", node.run_dir().to_str().unwrap()]);
     assert!(!outcome.success());
     assert!(outcome.stdout.contains("left: address 10.50.0.1/24 of bridge pw-test0"), "{}", outcome.stdout);
     let shown = node.sh(&["ip", "addr", "show", "dev", "pw-test0"]).unwrap();
@@ -238,11 +238,11 @@ fn f7_a_sysctl_that_somebody_changed_after_us_is_theirs() {
     let redirects = "/proc/sys/net/ipv4/conf/all/send_redirects";
     Plugin::podwire().unwrap().add(&pod, &config(&node)).unwrap().ok().unwrap();
     // As if we had set it from 0 to 2, and it reads 1 now.
-    let log = node.state_dir().join("sysctls");
+    let log = node.run_dir().join("sysctls");
     let mut noted: Value = serde_json::from_slice(&fs::read(&log).unwrap()).unwrap();
     noted[redirects] = json!({ "before": "0", "ours": "2" });
     fs::write(&log, noted.to_string()).unwrap();
-    let outcome = run(&node, &tool, &["cleanup", "--state-dir", node.state_dir().to_str().unwrap()]);
+    let outcome = run(&node, &tool, &["cleanup", "--run-dir", node.run_dir().to_str().unwrap()]);
     assert!(!outcome.success());
     assert!(outcome.stdout.contains(&format!("left: {redirects} is 1")), "{}", outcome.stdout);
     assert_eq!(node.sh(&["cat", redirects]).unwrap().trim(), "1");

@@ -44,7 +44,7 @@ impl Node {
     }
 
     /// For the plugin's state; not made yet, the plugin does that.
-    pub fn state_dir(&self) -> PathBuf {
+    pub fn run_dir(&self) -> PathBuf {
         self.dir.join("state")
     }
 

@@ -37,7 +37,7 @@ fn busy_lab() -> Lab {
     let lab = Lab::new("child").unwrap();
     let node = lab.node("n1").unwrap();
     node.pod("a").unwrap();
-    std::fs::create_dir_all(node.state_dir()).unwrap();
+    std::fs::create_dir_all(node.run_dir()).unwrap();
     std::fs::write(node.log_file(), "words").unwrap();
     println!("lab is {}", lab.prefix());
     lab
@@ -71,7 +71,7 @@ fn nodes_and_pods_are_visible_to_ip_netns_and_gone_with_the_lab() {
         assert_eq!(links.lines().count(), 1);
     }
     assert_ne!(node.cookie().unwrap(), pod.cookie().unwrap());
-    assert!(node.dir().is_dir() && node.state_dir().starts_with(node.dir()));
+    assert!(node.dir().is_dir() && node.run_dir().starts_with(node.dir()));
     assert_eq!(traces_of(&prefix).len(), 3);
     drop(lab);
     assert_eq!(traces_of(&prefix), [] as [PathBuf; 0]);

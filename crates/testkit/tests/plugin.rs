@@ -12,7 +12,7 @@ use testkit::{Call, DEADLINE, Lab, Node, Plugin, Snapshot, Verb, inspect, with_p
 fn bridge_config(node: &Node) -> Value {
     json!({
         "cniVersion": "1.0.0", "name": "testnet", "type": "bridge", "bridge": "br0", "isGateway": true,
-        "ipam": {"type": "host-local", "dataDir": node.state_dir(), "ranges": [
+        "ipam": {"type": "host-local", "dataDir": node.run_dir(), "ranges": [
             [{"subnet": "10.88.0.0/24"}], [{"subnet": "fd00:88::/64"}]
         ], "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}
     })

@@ -9,13 +9,15 @@ mod key;
 mod mac;
 mod mode;
 mod name;
+mod placement;
 mod protocol;
 
 pub use hash::Digest;
 pub use key::AttachmentKey;
 pub use mac::{Mac, MacError};
 pub use mode::AttachMode;
-pub use name::{ContainerId, IfName, NameError, NetworkName};
+pub use name::{ContainerId, GroupName, IfName, NameError, NetworkName, RequestId, TenantName};
+pub use placement::{DEFAULT_NETWORK, DEFAULT_TENANT, Placement};
 pub use protocol::{Protocol, ProtocolError};
 
 /// The route protocol number that marks a route or neighbour as ours (`ip route show proto 112`).

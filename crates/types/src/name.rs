@@ -15,6 +15,8 @@ pub enum NameError {
     IfNameLength(String),
     #[error("interface name {0:?} is invalid: it must not be '.' or '..' nor hold '/', ':' or white space")]
     IfNameCharset(String),
+    #[error("request id {0:?} is invalid: it must be 32 hexadecimal digits")]
+    RequestId(String),
 }
 
 /// The spec's pattern for container ids and network names: `^[a-zA-Z0-9][a-zA-Z0-9_.\-]*$`, any length.
@@ -97,6 +99,31 @@ name_type!(
     }
 );
 
+name_type!(
+    /// One run of the plugin, chosen by it at random: a retry carries the same one.
+    RequestId,
+    |v| {
+        let is_digit = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
+        if v.len() == 32 && v.bytes().all(is_digit) { Ok(()) } else { Err(NameError::RequestId(v.to_owned())) }
+    }
+);
+name_type!(
+    /// A tenant's name.
+    TenantName,
+    |v| check_id("tenant", v)
+);
+name_type!(
+    /// The name of a group of pods inside a tenant.
+    GroupName,
+    |v| check_id("group", v)
+);
+
+impl RequestId {
+    pub fn from_random(bytes: [u8; 16]) -> Self {
+        Self(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -110,6 +137,15 @@ mod tests {
         for bad in ["", ".a", "-a", "_a", "a/b", "a b", "a\n", "ä", "a:b"] {
             assert!(ContainerId::try_from(bad).is_err(), "{bad}");
             assert!(NetworkName::try_from(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn request_ids_are_random_bytes_in_hex() {
+        let id = RequestId::from_random([0xa0; 16]);
+        assert_eq!(RequestId::try_from(id.as_str()), Ok(id));
+        for bad in ["", "a0", &"A0".repeat(16), &"g0".repeat(16), &"a0".repeat(17)] {
+            assert!(RequestId::try_from(bad).is_err(), "{bad}");
         }
     }
 

@@ -99,7 +99,7 @@ fn fill(template: &str, host: &Host, (pod, result): (&Pod, &Value)) -> String {
         .replace("{net}", &format!("net-{}", network.unwrap_or_default()))
         .replace("{host}", host_link(result))
         .replace("{ifb}", key.shaper_link().as_str())
-        .replace("{state}", host.node.state_dir().join("networks/blue").to_str().unwrap())
+        .replace("{state}", host.node.run_dir().join("networks/blue").to_str().unwrap())
         .replace("{4}", net(0))
         .replace("{6}", net(1))
 }

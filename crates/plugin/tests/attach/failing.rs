@@ -68,7 +68,7 @@ fn ifb(pod: &Pod) -> String {
 
 /// Files of the state folder but for cursors and bitmaps, which only say where to look first.
 fn records(host: &Host) -> BTreeSet<String> {
-    let dir = host.node.state_dir();
+    let dir = host.node.run_dir();
     let found = host
         .node
         .sh(&["find", dir.to_str().unwrap(), "-path", "*/index/*", "-prune", "-o", "-print"])
@@ -153,7 +153,7 @@ fn e12_adds_and_dels_of_many_containers_side_by_side() {
         for (pod, result) in pods.iter().zip(&results).skip(1).step_by(2) {
             host.check(pod, &config, result).unwrap();
         }
-        let claims = std::fs::read_dir(host.node.state_dir().join("networks/blue/addresses")).unwrap();
+        let claims = std::fs::read_dir(host.node.run_dir().join("networks/blue/addresses")).unwrap();
         assert_eq!(claims.count(), PODS, "{mode}: half of the pods, two addresses each");
     }
 }

@@ -121,7 +121,7 @@ fn e16_links_that_no_record_knows_are_swept_but_not_those_of_others() {
         let longer = with(&config, &json!({"name": "blue2", "bridge": "pw2", "subnet": "10.77.0.0/24"}));
         let longer_pod = host.attached("l", &longer);
         let record = format!("networks/blue/attachments/{}@eth0.ready", orphan.0.id());
-        std::fs::remove_file(host.node.state_dir().join(record)).unwrap();
+        std::fs::remove_file(host.node.run_dir().join(record)).unwrap();
         let list = json!({"cni.dev/valid-attachments": listed(&[&kept])});
         gc_with(&host, &config, &list).ok().unwrap();
         assert!(!is_attached(&host, &orphan), "{mode}");
@@ -130,7 +130,7 @@ fn e16_links_that_no_record_knows_are_swept_but_not_those_of_others() {
         }
         // A listed link without a record is somebody's network, and stays.
         let record = format!("networks/blue/attachments/{}@eth0.ready", kept.0.id());
-        std::fs::remove_file(host.node.state_dir().join(record)).unwrap();
+        std::fs::remove_file(host.node.run_dir().join(record)).unwrap();
         gc_with(&host, &config, &list).ok().unwrap();
         assert!(is_attached(&host, &kept), "{mode}");
     }
@@ -145,7 +145,7 @@ fn e16_gc_carries_on_past_errors_and_reports_them() {
         let before = Snapshot::of(&host.node).unwrap();
         let stale: Vec<_> = (0..4).map(|n| host.attached(&format!("s{n}"), &config)).collect();
         // A record that can neither be read nor removed.
-        let stuck = host.node.state_dir().join("networks/blue/attachments/stuck@eth0.ready");
+        let stuck = host.node.run_dir().join("networks/blue/attachments/stuck@eth0.ready");
         std::fs::create_dir(&stuck).unwrap();
         let list = json!({"cni.dev/valid-attachments": listed(&[&kept])});
         let error = gc_with(&host, &config, &list).error().unwrap();

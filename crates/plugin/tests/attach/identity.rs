@@ -214,7 +214,7 @@ fn f5_the_alias_is_enough_when_the_state_is_lost() {
         let (base, _) = host.attached("base", &config);
         let before = Snapshot::of(&host.node).unwrap();
         let (pod, result) = host.attached("a", &config);
-        std::fs::remove_dir_all(host.node.state_dir()).unwrap();
+        std::fs::remove_dir_all(host.node.run_dir()).unwrap();
         let (other, others) = host.attached("b", &config);
         assert!(
             ips(&others).iter().all(|ip| !ips(&result).contains(ip)),

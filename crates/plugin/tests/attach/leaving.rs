@@ -45,7 +45,7 @@ impl Scene {
     }
 
     fn network_dir(&self) -> PathBuf {
-        self.host.node.state_dir().join("networks/blue")
+        self.host.node.run_dir().join("networks/blue")
     }
 
     /// Nothing in the kernel, no claim, no record; and the same wishes can be granted again.
@@ -83,7 +83,7 @@ fn e14_del_of_what_never_was() {
     let before = Snapshot::of(&host.node).unwrap();
     host.del(&host.pod("a"), &config);
     before.expect_same(&host.node).unwrap();
-    assert!(!host.node.state_dir().exists(), "a DEL has no reason to make a state folder");
+    assert!(!host.node.run_dir().exists(), "a DEL has no reason to make a state folder");
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn e14_del_with_a_config_that_was_broken_or_changed_in_between() {
 fn e14_del_after_the_state_folder_is_gone() {
     for mode in MODES {
         let scene = Scene::new("e14-state", mode);
-        std::fs::remove_dir_all(scene.host.node.state_dir()).unwrap();
+        std::fs::remove_dir_all(scene.host.node.run_dir()).unwrap();
         scene.del(&scene.call());
         scene.expect_clean(mode);
     }

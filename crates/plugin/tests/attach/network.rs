@@ -23,7 +23,7 @@ fn c1_the_seeds_config_works_as_it_is() {
     let config = json!({
         "cniVersion": "0.3.1", "name": "humanz-cni", "type": "humanz-cni-plugin", "bridge": "humanz-cni0",
         "network": "100.100.0.0/16", "subnet": "100.100.0.0/24",
-        "stateDir": host.node.state_dir(), "logFile": host.node.log_file(),
+        "runDir": host.node.run_dir(), "logFile": host.node.log_file(),
     });
     let (pod, result) = host.attached("a", &config);
     assert_eq!(result["cniVersion"], "0.3.1");
@@ -237,7 +237,7 @@ fn c4_pods_that_come_at_once_make_one_bridge() {
         let bridges: Vec<_> = links.iter().filter(|link| link.kind() == Some("bridge")).collect();
         assert_eq!(bridges.len(), 1, "{mode}: {bridges:?}");
         assert_eq!(bridges[0].alias.as_deref(), Some("podwire bridge"), "{mode}");
-        let noted = std::fs::read_to_string(host.node.state_dir().join("sysctls")).unwrap_or_default();
+        let noted = std::fs::read_to_string(host.node.run_dir().join("sysctls")).unwrap_or_default();
         assert!(!noted.contains("/pw0/"), "{mode}: taken for somebody else's: {noted}");
     }
 }

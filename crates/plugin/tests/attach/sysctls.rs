@@ -16,7 +16,7 @@ fn set(ns: &Ns, key: &str, value: &str) {
 
 fn recorded(host: &Host) -> Value {
     let text =
-        std::fs::read_to_string(host.node.state_dir().join("sysctls")).unwrap_or_else(|_| "{}".to_owned());
+        std::fs::read_to_string(host.node.run_dir().join("sysctls")).unwrap_or_else(|_| "{}".to_owned());
     serde_json::from_str(&text).unwrap()
 }
 

@@ -150,11 +150,11 @@ fn e7_a_state_folder_that_has_no_path_is_refused_by_every_verb() {
     let watch = Watch::on(&host, &[&pod]);
     for (state, code) in [(json!(5), 6), (json!("state"), 7), (json!("../state"), 7), (json!("/a\u{0}b"), 7)]
     {
-        let more = json!({"stateDir": state, "prevResult": {}, "cni.dev/valid-attachments": []});
+        let more = json!({"runDir": state, "prevResult": {}, "cni.dev/valid-attachments": []});
         let config = with(&config, &more);
         for verb in [Verb::Add, Verb::Del, Verb::Check, Verb::Gc, Verb::Status] {
             let outcome = host.plugin.call(&host.node, &Call::pod(verb, &pod, &config)).unwrap();
-            refused_with(&format!("{} {state}", verb.as_str()), &outcome, (code, &["stateDir"]));
+            refused_with(&format!("{} {state}", verb.as_str()), &outcome, (code, &["runDir"]));
         }
     }
     watch.expect_same("state folders without a path");

@@ -21,12 +21,12 @@ fn e7_something_in_the_way_of_the_state_folder() {
     let watch = Watch::on(&host, &[&running, &pod]);
     for state in [file.clone(), file.join("state"), file.join("a/b")] {
         let (case, config) =
-            (state.display().to_string(), dual(&host, &json!({"stateDir": state, "name": "other"})));
+            (state.display().to_string(), dual(&host, &json!({"runDir": state, "name": "other"})));
         let outcome = host.plugin.add(&pod, &config).unwrap();
-        refused_with(&case, &outcome, (5, &[&case, "no folder is in the way", "set stateDir"]));
+        refused_with(&case, &outcome, (5, &[&case, "no folder is in the way", "set runDir"]));
         host.del(&pod, &config);
         host.plugin.gc(&host.node, &config, &[]).unwrap().ok().unwrap();
-        refused_with(&case, &host.plugin.status(&host.node, &config).unwrap(), (50, &["set stateDir"]));
+        refused_with(&case, &host.plugin.status(&host.node, &config).unwrap(), (50, &["set runDir"]));
         watch.expect_same(&case);
     }
     assert_eq!(fs::read_to_string(&file).unwrap(), "precious");
@@ -43,18 +43,18 @@ fn e7_a_read_only_state_folder() {
     let watch = Watch::on(&host, &[&running, &pod]);
     // Once with state that can be read, once where not even the folder can be made.
     for config in
-        [config.clone(), dual(&host, &json!({"stateDir": host.node.dir().join("new"), "name": "other"}))]
+        [config.clone(), dual(&host, &json!({"runDir": host.node.dir().join("new"), "name": "other"}))]
     {
         let add = mounts.plugin.add(&pod, &config).unwrap();
         refused_with(
             "ADD",
             &add,
-            (5, &["Read-only file system", "set stateDir to a folder that can be written"]),
+            (5, &["Read-only file system", "set runDir to a folder that can be written"]),
         );
         refused_with(
             "STATUS",
             &mounts.plugin.status(&host.node, &config).unwrap(),
-            (50, &["Read-only", "stateDir"]),
+            (50, &["Read-only", "runDir"]),
         );
         mounts.plugin.del(&pod, &config).unwrap().ok().unwrap();
         watch.expect_same("a read-only state folder");
@@ -69,13 +69,13 @@ fn e14_del_with_a_read_only_state_folder_does_what_it_can() {
     let (pod, _) = host.attached("a", &config);
     let dir = host.node.dir().display();
     let mounts = Mounts::new(&host, &format!("mount --bind {dir} {dir}\nmount -o remount,ro,bind {dir}"));
-    let records = held(&host.node.state_dir());
+    let records = held(&host.node.run_dir());
     let outcome = mounts.plugin.del(&pod, &config).unwrap();
     refused_with("DEL", &outcome, (5, &["Read-only file system"]));
     assert!(inspect::link(&pod, "eth0").is_err(), "the link went all the same");
-    assert_eq!(held(&host.node.state_dir()), records, "its address is not given away");
+    assert_eq!(held(&host.node.run_dir()), records, "its address is not given away");
     host.del(&pod, &config);
-    assert!(held(&host.node.state_dir()).is_empty());
+    assert!(held(&host.node.run_dir()).is_empty());
 }
 
 /// A small file system of which a test says how much is free.
@@ -95,7 +95,7 @@ const PAGE: u64 = 4096;
 
 impl<'a> Disk<'a> {
     fn new(host: &'a Host) -> Self {
-        let state = host.node.state_dir();
+        let state = host.node.run_dir();
         let (dir, options) = (state.display(), "size=64k,nr_inodes=48,mode=700");
         let mounts = Mounts::new(host, &format!("mkdir {dir}\nmount -t tmpfs -o {options} pwt {dir}"));
         Self { host, mounts }
@@ -106,11 +106,11 @@ impl<'a> Disk<'a> {
     }
 
     fn watch(&self, pods: &[&Pod]) -> Watch {
-        Watch::on_state(self.host, pods, &self.mounts.path(&self.host.node.state_dir()))
+        Watch::on_state(self.host, pods, &self.mounts.path(&self.host.node.run_dir()))
     }
 
     fn ballast(&self) -> std::path::PathBuf {
-        self.mounts.path(&self.host.node.state_dir()).join("ballast")
+        self.mounts.path(&self.host.node.run_dir()).join("ballast")
     }
 
     /// Leaves so many pages or files free, and no more.
@@ -158,7 +158,7 @@ fn every_step(host: &Host, scarce: Scarce, config: &Value) {
             disk.plugin().del(&pod, config).unwrap().ok().unwrap();
             return;
         }
-        refused_with(&case, &outcome, (5, &["No space left", "full", "free space or set stateDir"]));
+        refused_with(&case, &outcome, (5, &["No space left", "full", "free space or set runDir"]));
         watch.expect_same(&case);
         disk.plugin().del(&pod, config).unwrap().ok().unwrap();
         watch.expect_same(&format!("DEL, {case}"));
@@ -180,7 +180,7 @@ fn c3_a_disk_that_fills_up_under_running_pods() {
         let host = Host::new("fillsup");
         let config = dual(&host, &json!({}));
         // The bridge and its gateways are another pod's work, so that they are not in question here.
-        host.attached("z", &with(&config, &json!({"stateDir": host.node.dir().join("z"), "name": "z"})));
+        host.attached("z", &with(&config, &json!({"runDir": host.node.dir().join("z"), "name": "z"})));
         let (a, b, c) = (host.pod("a"), host.pod("b"), host.pod("c"));
         let disk = Disk::new(&host);
         let result = disk.plugin().add(&a, &config).unwrap().ok().unwrap();

@@ -126,10 +126,10 @@ fn e7_a_state_folder_of_somebody_else() {
         format!("--reuid=65534 --regid=65534 --clear-groups --inh-caps={caps} --ambient-caps={caps}");
     let plugin = with_less(&host, "somebody", &setpriv);
     for config in
-        [config.clone(), with(&config, &json!({"stateDir": host.node.dir().join("new"), "name": "new"}))]
+        [config.clone(), with(&config, &json!({"runDir": host.node.dir().join("new"), "name": "new"}))]
     {
         let outcome = plugin.add(&pod, &config).unwrap();
-        refused_with("ADD", &outcome, (5, &["Permission denied", "run as root, or set stateDir"]));
+        refused_with("ADD", &outcome, (5, &["Permission denied", "run as root, or set runDir"]));
         watch.expect_same("a foreign state folder");
     }
 }

@@ -66,10 +66,10 @@ fn c3_a_failed_add_gives_its_address_back() {
         let mut pods = vec![host.attached(&format!("{network}-0"), &config)];
         let refusal = loop {
             let pod = host.pod(&format!("{network}-{}", pods.len()));
-            let before = held(&host.node.state_dir());
+            let before = held(&host.node.run_dir());
             let outcome = host.plugin.add(&pod, &config).unwrap();
             if !outcome.success() {
-                assert_eq!(held(&host.node.state_dir()), before);
+                assert_eq!(held(&host.node.run_dir()), before);
                 break outcome;
             }
             pods.push((pod, outcome.ok().unwrap()));
@@ -78,7 +78,7 @@ fn c3_a_failed_add_gives_its_address_back() {
         for (pod, _) in &pods {
             host.del(pod, &config);
         }
-        assert!(!held(&host.node.state_dir()).iter().any(|path| path.starts_with(&network)));
+        assert!(!held(&host.node.run_dir()).iter().any(|path| path.starts_with(&network)));
     }
 }
 

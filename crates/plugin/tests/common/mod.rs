@@ -85,7 +85,7 @@ impl Host {
 pub(crate) fn config_on(node: &Node, more: &Value) -> Value {
     let base = json!({
         "cniVersion": "1.1.0", "name": "blue", "type": "podwire-cni", "bridge": "pw0",
-        "stateDir": node.state_dir(), "logFile": node.log_file(),
+        "runDir": node.run_dir(), "logFile": node.log_file(),
     });
     with(&base, more)
 }

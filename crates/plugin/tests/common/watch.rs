@@ -40,7 +40,7 @@ pub(crate) struct Watch {
 
 impl Watch {
     pub(crate) fn on(host: &Host, pods: &[&Pod]) -> Self {
-        Self::on_state(host, pods, &host.node.state_dir())
+        Self::on_state(host, pods, &host.node.run_dir())
     }
 
     pub(crate) fn on_state(host: &Host, pods: &[&Pod], state: &Path) -> Self {

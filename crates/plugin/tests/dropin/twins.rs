@@ -33,7 +33,7 @@ impl Side {
         let node = lab.node("n1").unwrap();
         let mut config = with(config, &json!({"type": "bridge"}));
         config["ipam"]["type"] = json!("host-local");
-        config["ipam"]["dataDir"] = json!(node.state_dir());
+        config["ipam"]["dataDir"] = json!(node.run_dir());
         Self { node, plugin: Plugin::reference("bridge").unwrap(), config, _lab: lab }
     }
 
@@ -44,7 +44,7 @@ impl Side {
         if named == Named::Podwire {
             config["ipam"]["type"] = json!("podwire");
         }
-        config["ipam"]["dataDir"] = json!(node.state_dir());
+        config["ipam"]["dataDir"] = json!(node.run_dir());
         Self { node, plugin: Plugin::podwire().unwrap(), config, _lab: lab }
     }
 
@@ -232,5 +232,5 @@ fn excluded_addresses_are_not_given_and_data_dir_holds_the_state() {
         );
     }
     assert_eq!(given, [["10.10.0.4/29", "fd00:10::4/64"], ["10.10.0.6/29", "fd00:10::5/64"]]);
-    assert!(side.node.state_dir().join("podwire/networks/mynet/addresses/10.10.0.4").exists());
+    assert!(side.node.run_dir().join("podwire/networks/mynet/addresses/10.10.0.4").exists());
 }

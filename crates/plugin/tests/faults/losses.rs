@@ -16,7 +16,7 @@ fn bereft(label: &str, config: &Value) -> (Host, Value, Vec<(Pod, Value)>) {
     let host = Host::new(label);
     let config = crate::common::with(&host.config(&json!({"subnet": DUAL, "ipMasq": true})), config);
     let pods = (0..3).map(|number| host.attached(&format!("p{number}"), &config)).collect();
-    fs::remove_dir_all(host.node.state_dir()).unwrap();
+    fs::remove_dir_all(host.node.run_dir()).unwrap();
     (host, config, pods)
 }
 
@@ -54,9 +54,9 @@ fn b7_del_and_gc_after_the_state_folder_is_lost_leave_nothing() {
         let scene = Scene::new("lost", &json!({"mode": mode}));
         let (pod, _) = scene.host.attached("a", &scene.config);
         let (unlisted, _) = scene.host.attached("b", &scene.config);
-        fs::remove_dir_all(scene.host.node.state_dir()).unwrap();
+        fs::remove_dir_all(scene.host.node.run_dir()).unwrap();
         scene.host.del(&pod, &scene.config);
-        fs::remove_dir_all(scene.host.node.state_dir()).unwrap();
+        fs::remove_dir_all(scene.host.node.run_dir()).unwrap();
         scene.gc();
         scene.expect_as_before(mode);
         // Again, when there is nothing any more.
@@ -64,9 +64,9 @@ fn b7_del_and_gc_after_the_state_folder_is_lost_leave_nothing() {
             scene.host.del(pod, &scene.config);
         }
         assert_eq!(files(&scene.host), BTreeSet::new());
-        fs::remove_dir_all(scene.host.node.state_dir()).unwrap();
+        fs::remove_dir_all(scene.host.node.run_dir()).unwrap();
         scene.host.del(&pod, &scene.config);
-        assert!(!scene.host.node.state_dir().exists(), "{mode}: a DEL of nothing made a state folder");
+        assert!(!scene.host.node.run_dir().exists(), "{mode}: a DEL of nothing made a state folder");
     }
 }
 
@@ -78,7 +78,7 @@ fn c3_a_long_container_id_keeps_its_address_when_the_state_folder_is_lost() {
     let (pod, other) = (host.pod("a"), host.pod("b"));
     let name = "x".repeat(200);
     let add = host.plugin.call(&host.node, &call(Verb::Add, (&pod, &name), &config)).unwrap().ok().unwrap();
-    fs::remove_dir_all(host.node.state_dir()).unwrap();
+    fs::remove_dir_all(host.node.run_dir()).unwrap();
     let result = host.add(&other, &config);
     assert!(!ips(&result).iter().any(|ip| ips(&add).contains(ip)), "a second owner of {result}");
     host.plugin.call(&host.node, &call(Verb::Del, (&pod, &name), &config)).unwrap().ok().unwrap();
@@ -99,7 +99,7 @@ fn c3_the_state_of_another_boot_is_dropped() {
     host.node.sh(&["ip", "link", "del", "pw0"]).unwrap();
     host.node.sh(&["nft", "flush", "ruleset"]).unwrap();
     wait_until("the links to go", DEADLINE, || Ok(Snapshot::of(&host.node)? == fresh)).unwrap();
-    fs::write(host.node.state_dir().join("boot"), "00000000-0000-0000-0000-000000000000\n").unwrap();
+    fs::write(host.node.run_dir().join("boot"), "00000000-0000-0000-0000-000000000000\n").unwrap();
 
     // A DEL from before the boot finds nothing, and is fine.
     host.del(&pods[0].0, &config);

@@ -109,7 +109,7 @@ pub(crate) fn wishes() -> Value {
 }
 
 pub(crate) fn network_dir(host: &Host) -> PathBuf {
-    host.node.state_dir().join("networks/blue")
+    host.node.run_dir().join("networks/blue")
 }
 
 /// Records (also half-written ones) and claims. Index and cursors are left out: they only say where to look first.

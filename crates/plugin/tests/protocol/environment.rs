@@ -183,7 +183,7 @@ fn e8_the_plugins_own_namespace_is_refused_before_anything_is_done() {
         }
     }
     watch.expect_same("ADD into the node's own namespace");
-    assert!(!host.node.state_dir().exists(), "not even a state folder was made");
+    assert!(!host.node.run_dir().exists(), "not even a state folder was made");
 }
 
 fn insisting(host: &Host, verb: Verb, value: &str, config: &Value) -> Outcome {
@@ -236,7 +236,7 @@ fn b1_cni_args_name_the_pod() {
                 K8S_POD_UID=0b5d;Other=x";
     let add = Call { args: Some(args.to_owned()), ..Call::pod(Verb::Add, &pod, &config) };
     host.plugin.call(&host.node, &add).unwrap().ok().unwrap();
-    let record = host.node.state_dir().join(format!("networks/blue/attachments/{}@eth0.ready", pod.id()));
+    let record = host.node.run_dir().join(format!("networks/blue/attachments/{}@eth0.ready", pod.id()));
     let record: Value = serde_json::from_slice(&fs::read(record).unwrap()).unwrap();
     assert_eq!(record["pod"], json!({"namespace": "shop", "name": "web-0", "uid": "0b5d"}));
     let log = fs::read_to_string(host.node.log_file()).unwrap();

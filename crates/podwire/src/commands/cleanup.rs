@@ -5,7 +5,7 @@ use anyhow::Result;
 use crate::cli::Cleanup;
 
 pub(crate) fn run(args: &Cleanup) -> Result<()> {
-    let report = engine::cleanup(&args.state_dir)?;
+    let report = engine::cleanup(&args.run_dir)?;
     for line in &report.done {
         println!("{line}");
     }

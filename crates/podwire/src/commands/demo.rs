@@ -63,7 +63,7 @@ fn config_for(node: &Node) -> Value {
         "bridge": "podwire0",
         "subnet": "10.88.0.0/16,fd00:88::/64",
         "ipMasq": true,
-        "stateDir": node.state_dir(),
+        "runDir": node.run_dir(),
         "logFile": node.log_file(),
     })
 }
@@ -138,8 +138,8 @@ fn ips(result: &Value, key: &str) -> Result<Vec<IpAddr>> {
 
 /// The bridge, the tables and the state belong to the node, not to a pod: `podwire cleanup` removes them.
 fn cleanup(node: &Node) -> Result<()> {
-    let state_dir = node.state_dir();
-    let report = node.enter(|| engine::cleanup(&state_dir))??;
+    let run_dir = node.run_dir();
+    let report = node.enter(|| engine::cleanup(&run_dir))??;
     ensure!(report.left.is_empty(), "cleanup left: {}", report.left.join(", "));
     println!("podwire cleanup: {}\n", report.done.join(", "));
     Ok(())

@@ -12,7 +12,7 @@ use crate::print;
 pub(crate) fn run(args: &Pods) -> Result<()> {
     let mut found = Vec::new();
     let mut unreadable = Vec::new();
-    if let Some(state) = State::open_existing(&args.state_dir)? {
+    if let Some(state) = State::open_existing(&args.run_dir)? {
         for network in state.networks()? {
             for listed in network.list()? {
                 match listed.attachment {
@@ -28,7 +28,7 @@ pub(crate) fn run(args: &Pods) -> Result<()> {
     }
     match args.output {
         Output::Json => println!("{}", serde_json::to_string_pretty(&as_json(&found))?),
-        Output::Table if found.is_empty() => println!("no pods in {}", args.state_dir.display()),
+        Output::Table if found.is_empty() => println!("no pods in {}", args.run_dir.display()),
         Output::Table => {
             let header =
                 ["NETWORK", "CONTAINER", "POD", "IF", "ADDRESSES", "MODE", "HOST LINK", "STATE", "AGE"];

@@ -1,0 +1,22 @@
+//! The node agent: one daemon per node. It makes pods' networks fast and keeps them right, and nothing that runs depends
+//! on it staying up.
+//!
+//! ```text
+//! podwire-cni ─► server ─► queue ─► work ─► engine ─► kernel, RUN/networks
+//!                  │                  └── tombstones: what was deleted while nobody was here
+//!                  └► board ◄── keeper: netlink, nftables and file events, timer ─► engine::reconcile, install
+//! ```
+//!
+//! `app` wires it all, top to bottom: configuration, lock, state, first reconcile, socket, ready.
+
+pub mod config;
+pub mod install;
+
+mod board;
+mod contiv;
+mod log;
+mod metrics;
+mod queue;
+mod server;
+mod tombstones;
+mod work;

@@ -1,0 +1,3 @@
+pub struct Client;
+pub struct Answer;
+pub struct ClientError;

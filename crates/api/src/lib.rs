@@ -1,0 +1,22 @@
+//! The agent's API as its clients and the agent share it: paths, messages, tombstones, and a small synchronous client.
+//!
+//! ```text
+//! podwire-cni ──POST /v1/cni──► agent        podwire status, pods, … ──GET──► agent
+//!      └─ nobody there: a tombstone in RUN/tombstones, which the agent drains
+//! ```
+//!
+//! HTTP/1.1 with JSON over a unix socket that only root may open. It knows no engine and no network.
+
+mod client;
+mod message;
+mod paths;
+mod status;
+mod tombstone;
+
+pub use client::{Answer, Client, ClientError};
+pub use message::{CniAnswer, CniCall};
+pub use paths::{ATTACHMENTS, CNI, CNI_CONFIG, HEALTH, MAX_BODY, METRICS, READY, STATUS, VERSION};
+pub use status::{
+    BlockUse, Counts, InstalledFile, NetworkStatus, Problem, Readiness, ReconcileStatus, Repair, Status,
+};
+pub use tombstone::{TombstoneError, Tombstones};

@@ -1,0 +1,26 @@
+//! A run of the plugin, as it is passed to the agent.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use types::RequestId;
+
+/// What the runtime gave the plugin, unchanged: the agent parses it as the plugin would.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CniCall {
+    pub request_id: RequestId,
+    /// The `CNI_*` variables.
+    pub env: BTreeMap<String, String>,
+    /// Stdin.
+    pub config: String,
+}
+
+/// What the plugin prints.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CniAnswer {
+    /// None for the verbs that print nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub result: Option<Value>,
+}

@@ -1,0 +1,100 @@
+//! What the agent says of itself.
+
+use std::path::PathBuf;
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Status {
+    pub node: String,
+    pub version: String,
+    pub pid: u32,
+    /// Seconds since 1970.
+    pub started: u64,
+    pub readiness: Readiness,
+    /// `embedded` or `etcd`.
+    pub store: String,
+    pub run_dir: PathBuf,
+    pub socket: PathBuf,
+    pub rss_bytes: u64,
+    pub network: NetworkStatus,
+    pub attachments: Counts,
+    pub reconcile: ReconcileStatus,
+    /// What is installed for runtimes; empty when the agent does not install.
+    pub installed: Vec<InstalledFile>,
+    /// What a person should look at, each with what to do.
+    pub problems: Vec<Problem>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Readiness {
+    pub ready: bool,
+    /// Why not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetworkStatus {
+    pub name: String,
+    pub mode: String,
+    pub bridge: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mtu: Option<u32>,
+    pub masquerade: bool,
+    pub blocks: Vec<BlockUse>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlockUse {
+    pub cidr: IpNet,
+    pub used: u64,
+    pub free: u64,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counts {
+    pub ready: u64,
+    pub pending: u64,
+    /// Records that cannot be read; their addresses stay taken until they are removed.
+    pub unreadable: u64,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ReconcileStatus {
+    /// When the last one ended, in seconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last: Option<u64>,
+    pub took_ms: u64,
+    pub rounds: u64,
+    pub repairs: u64,
+    /// The latest repairs, oldest first.
+    pub recent: Vec<Repair>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Repair {
+    /// Seconds since 1970.
+    pub time: u64,
+    pub what: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InstalledFile {
+    pub path: PathBuf,
+    pub ok: bool,
+    /// Why not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Problem {
+    pub what: String,
+    /// The command that helps, ready to paste, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
+}

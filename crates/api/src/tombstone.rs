@@ -1,0 +1,2 @@
+pub struct Tombstones;
+pub struct TombstoneError;
