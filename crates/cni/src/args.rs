@@ -12,6 +12,10 @@ pub struct Args {
     pub pod_uid: Option<String>,
     pub ip: Option<RequestedIp>,
     pub mac: Option<Mac>,
+    /// Whose the pod is, by the names of labels: ours and Contiv's.
+    pub tenant: Option<String>,
+    pub network: Option<String>,
+    pub group: Option<String>,
 }
 
 impl Args {
@@ -52,6 +56,9 @@ impl Args {
             "K8S_POD_NAME" => self.pod_name = text(),
             "K8S_POD_INFRA_CONTAINER_ID" => self.infra_container_id = text(),
             "K8S_POD_UID" => self.pod_uid = text(),
+            "podwire.io/tenant" | "io.contiv.tenant" => self.tenant = text(),
+            "podwire.io/network" | "io.contiv.network" => self.network = text(),
+            "podwire.io/group" | "io.contiv.net-group" => self.group = text(),
             "IP" => self.ip = text().map(|v| v.parse()).transpose().map_err(|e: Error| bad(key, &e.msg))?,
             "MAC" => self.mac = text().map(|v| v.parse()).transpose().map_err(|e| bad(key, &e))?,
             _ => return Ok(Key::Unknown),

@@ -1,6 +1,7 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::address::{A_NETWORK, AN_ADDRESS};
@@ -37,14 +38,20 @@ pub struct IpConfig {
 }
 
 /// `dst` is kept as it was given, and compared without its host bits: that is what the kernel does with it.
-#[derive(Debug, Clone, Eq)]
+#[derive(Debug, Clone, Eq, Serialize, Deserialize)]
 pub struct Route {
     pub dst: IpNet,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gw: Option<IpAddr>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub advmss: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub table: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scope: Option<u32>,
 }
 

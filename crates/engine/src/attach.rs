@@ -6,32 +6,40 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use cni::{Call, CniResult, Dns, Route as PodRoute};
+use cni::{Call, CniResult, Route as PodRoute};
 use ipnet::IpNet;
 use netconf::{Addresses, NetConf, Place, default_route};
 use netlink::{Link, NetNs, RtSocket};
 use types::{AttachMode, AttachmentKey, IfName, MIN_MTU_V6};
 
-use crate::bridge::{self, Bridge};
+use crate::bridge::{self, Bridge, Spec};
 use crate::delegate::Delegate;
 use crate::state::{
     Allocation, Attachment, Begin, Held, Network, Phase, PodAddress, PodName, SCHEMA, State, StateError,
-    Wanted,
+    Wanted, Wiring,
 };
-use crate::sysctl::{self, Families, Owner};
+use crate::sysctl::{self, Families};
 use crate::wire::{self, Inside, Neighbours, Wire};
-use crate::{Error, detach, firewall, gc, privileges, relearn, result, settle, shaping};
+use crate::{Caller, Error, again, detach, firewall, gc, privileges, relearn, result, settle, shaping};
 
 /// How often a foreign link may have the name that we would take, before we give up.
 const SALTS: u8 = 8;
 
-pub(crate) fn attach(call: &Call, conf: &NetConf, place: &Place) -> Result<(CniResult, Attachment), Error> {
+pub(crate) fn attach(
+    call: &Call,
+    conf: &NetConf,
+    place: &Place,
+    caller: &Caller<'_>,
+) -> Result<(CniResult, Attachment), Error> {
     privileges::check()?;
     let key = key_of(call);
     let netns = open_namespace(call)?;
     let state = State::open(&place.run_dir)?;
     let network = relearn::network(&state, &key.network, Some(conf))?;
-    clear_the_way(&network, &key, call)?;
+    if let Some(attachment) = clear_the_way(&network, &key, call, caller)? {
+        let answer = again::answer(&attachment, call, conf)?;
+        return Ok((answer, attachment));
+    }
     let mut pod = RtSocket::open_in(&netns)?;
     if pod.link(&key.ifname)?.is_some() {
         let netns = netns_path(call).to_owned();
@@ -48,16 +56,17 @@ pub(crate) fn attach(call: &Call, conf: &NetConf, place: &Place) -> Result<(CniR
         cookie,
         mtu: bridge::mtu(conf, bridge.as_ref()),
         host_end,
+        caller,
     };
     let lease = Lease::take(&site)?;
     let begun = begin(&network, &site, &lease, &mut host).and_then(|begun| unshared(&state, &network, begun));
-    let made = begun.and_then(|(held, plan)| {
+    let made = begun.and_then(|(held, neighbours)| {
         let mut kernel = Kernel { host: &mut host, pod: &mut pod, state: &state, bridge };
-        let (attachment, wired) = finish(held, &plan, &site, &mut kernel)?;
+        let (attachment, wired) = finish(held, neighbours, &site, &mut kernel)?;
         let bridge = bridge::as_it_is(&mut host, &wired.bridge);
         let answer =
             result::of_attachment(&attachment, &bridge, &wired.routes, call.config.prev_result.as_ref());
-        Ok((result::with_dns(answer, &conf.dns, lease.dns()), attachment))
+        Ok((result::with_dns(answer, &conf.dns, &attachment.wiring.dns), attachment))
     });
     match made {
         Ok(made) => Ok(made),
@@ -78,6 +87,7 @@ struct Site<'a> {
     cookie: u64,
     mtu: u32,
     host_end: HostEnd,
+    caller: &'a Caller<'a>,
 }
 
 /// The name that the host end will have.
@@ -100,14 +110,6 @@ struct Kernel<'a> {
 struct Wired {
     bridge: Bridge,
     routes: Vec<PodRoute>,
-}
-
-/// What was decided when the addresses were known.
-struct Plan {
-    routes: Vec<PodRoute>,
-    /// The bridge's own addresses, with the subnet's prefix length.
-    gateways: Vec<IpNet>,
-    neighbours: Neighbours,
 }
 
 /// Addresses that another plugin gave, or None where we give them ourselves.
@@ -133,10 +135,6 @@ impl<'a> Lease<'a> {
 
     fn result(&self) -> Option<&CniResult> {
         self.from.as_ref().map(|(_, result)| result)
-    }
-
-    fn dns(&self) -> Option<&Dns> {
-        self.result().map(|r| &r.dns)
     }
 
     fn give_back(&self) -> Result<(), Error> {
@@ -165,17 +163,25 @@ fn open_namespace(call: &Call) -> Result<NetNs, Error> {
     Ok(netns)
 }
 
-/// A ready attachment of this key is refused; a pending one was left by somebody who was killed, and is undone.
-fn clear_the_way(network: &Network, key: &AttachmentKey, call: &Call) -> Result<(), Error> {
-    let Some(held) = network.find(key)? else { return Ok(()) };
+/// A ready attachment of this key is refused, unless the same run of the plugin made it: its answer got lost, and it is
+/// returned. A pending one was left by somebody who was killed, and is undone.
+fn clear_the_way(
+    network: &Network,
+    key: &AttachmentKey,
+    call: &Call,
+    caller: &Caller<'_>,
+) -> Result<Option<Attachment>, Error> {
+    let Some(held) = network.find(key)? else { return Ok(None) };
     if held.phase() == Phase::Ready {
-        return Err(Error::AlreadyAttached(key.clone()));
+        let is_same = |a: &&Attachment| a.request.is_some() && a.request.as_ref() == caller.request;
+        let made_by_this_run = held.attachment().filter(is_same).cloned();
+        return made_by_this_run.map(Some).ok_or_else(|| Error::AlreadyAttached(key.clone()));
     }
     let plugin =
         netconf::foreign_ipam(&call.config).filter(|_| held.attachment().is_some_and(|a| a.delegated));
-    detach::undo(held, key)?;
+    detach::undo(held, key, caller.wait)?;
     // Its addresses came from there, and would not be given again.
-    plugin.map_or(Ok(()), |plugin| Delegate::find(plugin, &call.path, &call.config)?.del())
+    plugin.map_or(Ok(None), |plugin| Delegate::find(plugin, &call.path, &call.config)?.del().map(|()| None))
 }
 
 /// The bridge if it is there, and a name for the host end that nobody else has.
@@ -211,7 +217,7 @@ fn begin(
     site: &Site<'_>,
     lease: &Lease<'_>,
     host: &mut RtSocket,
-) -> Result<(Held, Plan), Error> {
+) -> Result<(Held, Neighbours), Error> {
     let requested: Vec<_> = site.conf.requested.iter().map(|r| (r.addr, r.prefix)).collect();
     let pools = match &site.conf.addresses {
         Addresses::Own(pools) => Some(pools),
@@ -219,25 +225,24 @@ fn begin(
     };
     firewall::check_ports(&site.conf.ports, families_of(pools, lease))?;
     let wanted = Wanted { key: site.key, pools, requested: &requested, clean: &firewall::forget_flows };
-    let mut plan = None;
+    let mut neighbours = Neighbours::KnowNothing;
     let mut make = |given: &[Allocation]| {
-        let (attachment, made) = decide(site, lease, given);
-        plan = Some(made);
-        attachment
+        neighbours = neighbours_of(site.conf.mode, lease, given);
+        decide(site, lease, given)
     };
     let begun = match network.begin(&wanted, &mut make) {
         // Containers that vanished without a DEL must not keep their addresses for ever.
         Err(StateError::Exhausted { .. } | StateError::Taken { .. })
-            if gc::collect_dead(network, host).is_ok_and(|collected| collected > 0) =>
+            if gc::collect_dead(network, host, site.caller.wait).is_ok_and(|collected| collected > 0) =>
         {
             network.begin(&wanted, &mut make)?
         }
         other => other?,
     };
-    match (begun, plan) {
-        (Begin::Started(held), Some(plan)) => Ok((*held, plan)),
-        (Begin::Exists(Phase::Ready), _) => Err(Error::AlreadyAttached(site.key.clone())),
-        (Begin::Started(_) | Begin::Exists(Phase::Pending), _) => Err(Error::Cni(cni::Error::new(
+    match begun {
+        Begin::Started(held) => Ok((*held, neighbours)),
+        Begin::Exists(Phase::Ready) => Err(Error::AlreadyAttached(site.key.clone())),
+        Begin::Exists(Phase::Pending) => Err(Error::Cni(cni::Error::new(
             cni::Code::TryAgainLater,
             format!("another process is working on {}", site.key),
         ))),
@@ -254,7 +259,11 @@ fn families_of(pools: Option<&ipam::Pools>, lease: &Lease<'_>) -> Families {
 }
 
 /// Two networks with one subnet would give one address to two pods, and the DEL of one would take the other's rules.
-fn unshared(state: &State, network: &Network, (held, plan): (Held, Plan)) -> Result<(Held, Plan), Error> {
+fn unshared(
+    state: &State,
+    network: &Network,
+    (held, neighbours): (Held, Neighbours),
+) -> Result<(Held, Neighbours), Error> {
     let ips: Vec<IpAddr> = held.attachment().into_iter().flat_map(Attachment::ips).collect();
     for other in state.networks()?.iter().filter(|other| other.name() != network.name()) {
         if let Some(ip) = ips.iter().find(|ip| other.is_claimed(**ip)) {
@@ -267,11 +276,11 @@ fn unshared(state: &State, network: &Network, (held, plan): (Held, Plan)) -> Res
             return Err(Error::Cni(cni::Error::new(cni::Code::AddressTaken, taken)));
         }
     }
-    Ok((held, plan))
+    Ok((held, neighbours))
 }
 
 /// Everything about the attachment, from the addresses it got.
-fn decide(site: &Site<'_>, lease: &Lease<'_>, given: &[Allocation]) -> (Attachment, Plan) {
+fn decide(site: &Site<'_>, lease: &Lease<'_>, given: &[Allocation]) -> Attachment {
     let (conf, call) = (site.conf, site.call);
     let subnets = match lease.result() {
         Some(result) => delegated_addresses(result),
@@ -302,7 +311,7 @@ fn decide(site: &Site<'_>, lease: &Lease<'_>, given: &[Allocation]) -> (Attachme
     cluster.extend(
         subnets.iter().map(|a| a.address.trunc()).filter(|net| is_subnet(net) && !conf.cluster.contains(net)),
     );
-    let attachment = Attachment {
+    Attachment {
         schema: SCHEMA,
         key: site.key.clone(),
         netns: netns_path(call).to_owned(),
@@ -320,15 +329,25 @@ fn decide(site: &Site<'_>, lease: &Lease<'_>, given: &[Allocation]) -> (Attachme
         ports: conf.ports.clone(),
         bandwidth: conf.bandwidth,
         pod: pod_name(call),
+        placement: Some(conf.placement.clone()),
+        request: site.caller.request.cloned(),
+        wiring: Wiring {
+            routes,
+            gateways,
+            hairpin: conf.hairpin,
+            dns: lease.result().map(|r| r.dns.clone()).unwrap_or_default(),
+        },
         created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
-    };
-    // What another IPAM plugin gives may have had any number of owners.
+    }
+}
+
+/// What another IPAM plugin gives may have had any number of owners.
+fn neighbours_of(mode: AttachMode, lease: &Lease<'_>, given: &[Allocation]) -> Neighbours {
     let used_before = lease.result().is_some() || given.iter().any(|a| a.used_before);
-    let neighbours = match conf.mode {
+    match mode {
         AttachMode::Bridge if used_before => Neighbours::MayRemember,
         AttachMode::Bridge | AttachMode::Routed => Neighbours::KnowNothing,
-    };
-    (attachment, Plan { routes, gateways, neighbours })
+    }
 }
 
 fn own_address(given: &Allocation) -> PodAddress {
@@ -367,18 +386,21 @@ fn pod_name(call: &Call) -> Option<PodName> {
 /// The kernel's part, then ready. Whatever fails, nothing of it stays.
 fn finish(
     mut held: Held,
-    plan: &Plan,
+    neighbours: Neighbours,
     site: &Site<'_>,
     kernel: &mut Kernel<'_>,
 ) -> Result<(Attachment, Wired), Error> {
     let Some(attachment) = held.attachment().cloned() else { unreachable!("the record was just written") };
-    let ready = wire_up(&attachment, plan, site, kernel).and_then(|wired| {
+    let ready = wire_up(&attachment, neighbours, site, kernel).and_then(|wired| {
+        if (site.caller.cancelled)() {
+            return Err(Error::Cancelled(site.key.clone()));
+        }
         held.commit()?;
         Ok(wired)
     });
     match ready {
         Ok(wired) => Ok((attachment, wired)),
-        Err(error) => match detach::undo(held, site.key) {
+        Err(error) => match detach::undo(held, site.key, site.caller.wait) {
             Ok(()) => Err(error),
             Err(also) => Err(Error::Several(vec![error, also])),
         },
@@ -387,7 +409,7 @@ fn finish(
 
 fn wire_up(
     attachment: &Attachment,
-    plan: &Plan,
+    neighbours: Neighbours,
     site: &Site<'_>,
     kernel: &mut Kernel<'_>,
 ) -> Result<Wired, Error> {
@@ -401,23 +423,16 @@ fn wire_up(
     if families.ipv6 && attachment.mtu < MIN_MTU_V6 {
         return Err(Error::MtuTooSmall { mtu: attachment.mtu });
     }
-    let bridge = bridge::ensure(kernel.host, site.conf, kernel.bridge.take())?;
+    let spec = Spec { name: &site.conf.bridge, mtu: site.conf.mtu, promisc: site.conf.promisc };
+    let bridge = bridge::ensure(kernel.host, &spec, kernel.bridge.take())?;
     if site.conf.is_gateway {
         sysctl::enable_forwarding(kernel.host, &kernel.state.sysctls(), families)?;
     }
     // In force before the link exists: a pod is never unprotected.
     firewall::admit(attachment, kernel.state)?;
     let log = kernel.state.sysctls();
-    let wire = Wire {
-        attachment,
-        bridge: &bridge,
-        hairpin: site.conf.hairpin,
-        routes: &plan.routes,
-        netns: site.netns,
-        log: &log,
-        neighbours: plan.neighbours,
-    };
-    let new_gateways = wire::make_pair(kernel.host, &wire, &plan.gateways)?;
+    let wire = Wire { attachment, bridge: &bridge, netns: site.netns, log: &log, neighbours };
+    let new_gateways = wire::make_pair(kernel.host, &wire)?;
     for gateway in &new_gateways {
         bridge::resolve_conflicts(kernel.host, &bridge, site.conf, *gateway)?;
         settle::wait_for_address(kernel.host, gateway.addr())?;
@@ -429,14 +444,7 @@ fn wire_up(
     if attachment.mode == AttachMode::Routed {
         wire::route_to_pod(kernel.host, attachment, host_index)?;
     }
-    if families.ipv4 && !attachment.ports.is_empty() {
-        match attachment.mode {
-            AttachMode::Bridge => {
-                sysctl::allow_loopback_source(&attachment.bridge, bridge.owner(&log))?;
-            }
-            AttachMode::Routed => sysctl::allow_loopback_source(&attachment.host_link, Owner::Us)?,
-        }
-    }
+    wire::let_loopback_in(attachment, &bridge, &log)?;
     shaping::apply(kernel.host, attachment, host_index)?;
     settle::wait(kernel.host, kernel.pod, attachment)?;
     wire::announce(kernel.pod, &wire)?;

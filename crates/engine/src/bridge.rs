@@ -33,6 +33,15 @@ enum Maker {
     SomebodyElse,
 }
 
+/// The bridge that is wanted.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Spec<'a> {
+    pub(crate) name: &'a IfName,
+    /// None: as it is, or the default.
+    pub(crate) mtu: Option<u32>,
+    pub(crate) promisc: bool,
+}
+
 /// What the bridge's MTU is or will be.
 pub(crate) fn mtu(conf: &NetConf, found: Option<&Link>) -> u32 {
     conf.mtu.or(found.map(|link| link.mtu)).unwrap_or(DEFAULT_MTU)
@@ -47,18 +56,18 @@ impl Bridge {
     }
 }
 
-/// Makes of the link that was found (or not) the bridge that the config asks for. Costs nothing when all is right.
-pub(crate) fn ensure(host: &mut RtSocket, conf: &NetConf, found: Option<Link>) -> Result<Bridge, Error> {
+/// Makes of the link that was found (or not) the bridge that is wanted. Costs nothing when all is right.
+pub(crate) fn ensure(host: &mut RtSocket, spec: &Spec<'_>, found: Option<Link>) -> Result<Bridge, Error> {
     let link = match found {
         Some(link) => link,
-        None => create(host, conf)?,
+        None => create(host, spec)?,
     };
     if link.kind.as_deref() != Some("bridge") {
         let kind = link.kind.unwrap_or_else(|| "physical link".to_owned());
-        return Err(Error::NotABridge(conf.bridge.clone(), kind));
+        return Err(Error::NotABridge(spec.name.clone(), kind));
     }
-    let mtu = conf.mtu.unwrap_or(link.mtu);
-    let wrong_promisc = conf.promisc && !link.promisc;
+    let mtu = spec.mtu.unwrap_or(link.mtu);
+    let wrong_promisc = spec.promisc && !link.promisc;
     // Also on somebody else's bridge, where the config asks for it. Not put back by cleanup: whatever else uses the bridge
     // may rely on it by then.
     if !link.up || link.mtu != mtu || wrong_promisc {
@@ -70,15 +79,15 @@ pub(crate) fn ensure(host: &mut RtSocket, conf: &NetConf, found: Option<Link>) -
         }))?;
     }
     let maker = if link.alias.as_deref() == Some(BRIDGE_ALIAS) { Maker::Us } else { Maker::SomebodyElse };
-    Ok(Bridge { name: conf.bridge.clone(), index: link.index, mac: link.mac, maker })
+    Ok(Bridge { name: spec.name.clone(), index: link.index, mac: link.mac, maker })
 }
 
 /// Made under a name of its own and then renamed: nobody sees the bridge half made, and our mark never gets on one that
 /// somebody else made at the same moment.
-fn create(host: &mut RtSocket, conf: &NetConf) -> Result<Link, Error> {
-    let (name, prefix, random) = (&conf.bridge, draft_prefix(&conf.bridge), random());
+fn create(host: &mut RtSocket, spec: &Spec<'_>) -> Result<Link, Error> {
+    let (name, prefix, random) = (spec.name, draft_prefix(spec.name), random());
     let draft = draft_name(&prefix, &random)?;
-    let mtu = mtu(conf, None);
+    let mtu = spec.mtu.unwrap_or(DEFAULT_MTU);
     // The kernel lets a bridge's MTU follow its smallest port until it was changed once: made with another value and
     // then set, it stays (F8).
     let other = if mtu == types::MIN_MTU_V6 { DEFAULT_MTU } else { types::MIN_MTU_V6 };
@@ -161,6 +170,22 @@ fn gateway_address(bridge: u32, gateway: IpNet, mode: Mode) -> AddAddress {
         IpNet::V6(_) => None,
     };
     AddAddress { link: bridge, addr: gateway, nodad: true, broadcast, mode }
+}
+
+/// Puts one gateway on the bridge. One that is there already is fine.
+pub(crate) fn put_gateway(
+    host: &mut RtSocket,
+    bridge: &Bridge,
+    gateway: IpNet,
+    log: &SysctlLog,
+) -> Result<(), Error> {
+    match host.run(&Op::AddAddress(gateway_address(bridge.index, gateway, Mode::Exclusive))) {
+        Err(e) if e.is_exists() => Ok(()),
+        Err(e) if e.is_permission() && gateway.addr().is_ipv6() => {
+            enable_ipv6_for(host, bridge, gateway, log)
+        }
+        other => Ok(other?),
+    }
 }
 
 /// The gateway's address was refused because IPv6 is switched off on the bridge.
@@ -251,7 +276,8 @@ mod tests {
             "subnet": "10.88.0.0/24"});
         let config = cni::Config::from_slice(config.to_string().as_bytes()).unwrap();
         let conf = NetConf::parse(&config).unwrap();
-        node.enter(|| create(&mut RtSocket::open().unwrap(), &conf).unwrap()).unwrap()
+        let spec = Spec { name: &conf.bridge, mtu: None, promisc: false };
+        node.enter(|| create(&mut RtSocket::open().unwrap(), &spec).unwrap()).unwrap()
     }
 
     fn names(node: &Ns) -> Vec<String> {

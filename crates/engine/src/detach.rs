@@ -12,14 +12,14 @@ use types::{AttachmentKey, IfName};
 use crate::attach::key_of;
 use crate::delegate::Delegate;
 use crate::state::{Attachment, Held, Network};
-use crate::{Error, firewall, relearn};
+use crate::{Error, Wait, firewall, relearn};
 
 /// Returns what was there, for the log.
-pub(crate) fn detach(call: &Call, place: &Place) -> Result<Option<Attachment>, Error> {
+pub(crate) fn detach(call: &Call, place: &Place, wait: Wait) -> Result<Option<Attachment>, Error> {
     let key = key_of(call);
     let mut errors = Vec::new();
     let mut was = None;
-    match take_apart(&key, call, place) {
+    match take_apart(&key, call, place, wait) {
         Ok(found) => was = found,
         Err(error) => errors.push(error),
     }
@@ -40,7 +40,12 @@ fn find(key: &AttachmentKey, call: &Call, place: &Place) -> Result<Option<Held>,
     Ok(found)
 }
 
-fn take_apart(key: &AttachmentKey, call: &Call, place: &Place) -> Result<Option<Attachment>, Error> {
+fn take_apart(
+    key: &AttachmentKey,
+    call: &Call,
+    place: &Place,
+    wait: Wait,
+) -> Result<Option<Attachment>, Error> {
     let mut found = find(key, call, place)?;
     if found.is_none() {
         // No record: there never was one, or it was lost. What the kernel still has of it goes all the same. But a
@@ -55,7 +60,7 @@ fn take_apart(key: &AttachmentKey, call: &Call, place: &Place) -> Result<Option<
     }
     let Some(held) = found else { return Ok(None) };
     let (was, network) = (held.attachment().cloned(), held.network().clone());
-    undo(held, key)?;
+    undo(held, key, wait)?;
     if was.as_ref().is_some_and(|was| was.masquerade_outside.is_some()) && network.is_empty()? {
         // The pod is gone, whatever becomes of this; GC tries again and tells.
         let _ = firewall::prune(nft::Idle::KeepFew);
@@ -64,14 +69,14 @@ fn take_apart(key: &AttachmentKey, call: &Call, place: &Place) -> Result<Option<
 }
 
 /// Takes an attachment apart and forgets it. If the kernel refuses a step the record stays, for the next DEL or GC.
-pub(crate) fn undo(mut held: Held, key: &AttachmentKey) -> Result<(), Error> {
+pub(crate) fn undo(mut held: Held, key: &AttachmentKey, wait: Wait) -> Result<(), Error> {
     let mut errors = Vec::new();
     // From here on it counts as being undone: if we are killed, the next process goes on.
     errors.extend(held.reopen().err().map(Error::from));
     let mut clean = Vec::new();
     match held.attachment() {
         Some(attachment) => {
-            let flushed = unwire(attachment, &mut errors);
+            let flushed = unwire(attachment, wait, &mut errors);
             clean.extend(flushed);
         }
         // The record cannot be read. The link's name follows from the key, and the claims tell the addresses.
@@ -90,7 +95,7 @@ pub(crate) fn undo(mut held: Held, key: &AttachmentKey) -> Result<(), Error> {
 
 /// The kernel's part. The link goes first: while it lives, it stays guarded. Returns the addresses of which the kernel
 /// remembers nothing any more.
-fn unwire(attachment: &Attachment, errors: &mut Vec<Error>) -> Vec<IpAddr> {
+fn unwire(attachment: &Attachment, wait: Wait, errors: &mut Vec<Error>) -> Vec<IpAddr> {
     let rest = || {
         let addresses: Vec<_> = attachment.ips().collect();
         // Without a cookie the record was made from what the link tells, and there may be more.
@@ -100,9 +105,12 @@ fn unwire(attachment: &Attachment, errors: &mut Vec<Error>) -> Vec<IpAddr> {
         };
         (expelled, flush(&addresses))
     };
-    let (expelled, clean) = match host_end(attachment) {
+    let (expelled, clean) = match host_end(attachment, wait) {
         Ok(Some((mut host, link))) => {
-            let (deleted, rest) = host.delete_link(link.index, rest);
+            let (deleted, rest) = match wait {
+                Wait::ForTheEnd => host.delete_link(link.index, rest),
+                Wait::UntilGone => (netlink::delete_link_early(link.index), rest()),
+            };
             errors.extend(unless_missing(deleted).err());
             rest
         }
@@ -124,14 +132,17 @@ fn flush(addresses: &[IpAddr]) -> Vec<IpAddr> {
 }
 
 /// The link of the attachment, if it is still there; what shapes it is removed on the way.
-fn host_end(attachment: &Attachment) -> Result<Option<(RtSocket, Link)>, Error> {
+fn host_end(attachment: &Attachment, wait: Wait) -> Result<Option<(RtSocket, Link)>, Error> {
     let mut host = RtSocket::open()?;
     let names = [attachment.key.shaper_link(), attachment.host_link.clone()];
     let (host_ends, shapers): (Vec<Link>, Vec<Link>) = ours(&mut host, &names, &attachment.key)?
         .into_iter()
         .partition(|link| link.name == attachment.host_link.as_str());
     for shaper in shapers {
-        delete_link(&mut host, shaper.index)?;
+        match wait {
+            Wait::ForTheEnd => delete_link(&mut host, shaper.index)?,
+            Wait::UntilGone => unless_missing(netlink::delete_link_early(shaper.index))?,
+        }
     }
     Ok(host_ends.into_iter().next().map(|link| (host, link)))
 }

@@ -20,6 +20,10 @@ pub enum Error {
     Namespace(#[from] netlink::NetNsError),
     #[error("firewall: {0}")]
     Firewall(#[from] nft::Error),
+    #[error("{} cannot be read, and its addresses stay taken: DEL the container, or remove the file and restart the pod", record.display())]
+    Unreadable { record: PathBuf },
+    #[error("{0} was not attached: whoever asked for it has gone, or it was deleted meanwhile")]
+    Cancelled(AttachmentKey),
     #[error("{0} is attached already: DEL it first")]
     AlreadyAttached(AttachmentKey),
     #[error("link {0} is in the way: remove it")]
@@ -112,6 +116,8 @@ impl Error {
             Self::NotABridge(..) | Self::ForeignAddress { .. } | Self::MtuTooSmall { .. } => {
                 Code::InvalidConfig
             }
+            Self::Unreadable { .. } => Code::State,
+            Self::Cancelled(_) => Code::TryAgainLater,
             Self::Check { .. } => Code::CheckFailed,
             Self::NotAvailable(_) => Code::NotAvailable,
             Self::Degraded(_) => Code::LimitedConnectivity,

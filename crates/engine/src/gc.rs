@@ -12,13 +12,13 @@ use types::{AttachmentKey, NetworkName};
 use crate::delegate::Delegate;
 use crate::detach;
 use crate::state::{Attachment, Held, Listed, Network, Phase, State};
-use crate::{Error, firewall, relearn};
+use crate::{Error, Wait, firewall, relearn};
 
 /// A link's removal waits for a grace period of the kernel, and several can wait at once.
 const WORKERS: usize = 16;
 
 /// Frees everything of this network that is not listed, never a listed one, and goes on past errors.
-pub(crate) fn collect(gc: &Gc, place: &Place) -> Result<usize, Error> {
+pub(crate) fn collect(gc: &Gc, place: &Place, wait: Wait) -> Result<usize, Error> {
     let network_name = &gc.config.name;
     let valid: Vec<AttachmentKey> = gc
         .valid
@@ -32,13 +32,15 @@ pub(crate) fn collect(gc: &Gc, place: &Place) -> Result<usize, Error> {
     let mut errors = Vec::new();
     let mut collected = 0;
     match relearn::existing(&gc.config, place) {
-        Ok(Some(network)) => match collect_in(&network, &valid, network_name) {
-            Ok((count, failed)) => {
-                collected = count;
-                errors.extend(failed);
+        Ok(Some(network)) => {
+            match collect_in(&network, &valid, &Undoing { name: Some(network_name), wait }) {
+                Ok((count, failed)) => {
+                    collected = count;
+                    errors.extend(failed);
+                }
+                Err(error) => errors.push(error),
             }
-            Err(error) => errors.push(error),
-        },
+        }
         Ok(None) => {}
         Err(error) => errors.push(error),
     }
@@ -54,13 +56,13 @@ pub(crate) fn collect(gc: &Gc, place: &Place) -> Result<usize, Error> {
 fn collect_in(
     network: &Network,
     valid: &[AttachmentKey],
-    name: &NetworkName,
+    how: &Undoing<'_>,
 ) -> Result<(usize, Vec<Error>), Error> {
     let stems: BTreeSet<String> = valid.iter().map(AttachmentKey::file_stem).collect();
     let stale: Vec<Listed> = network.list()?.into_iter().filter(|l| !stems.contains(&l.stem)).collect();
     let count = stale.len();
     // Somebody who works on one right now was asked to later than we were: it is not ours to take.
-    let mut errors = undo_all(stale, Some(name), |listed| {
+    let mut errors = undo_all(stale, how, |listed| {
         let held = network.find_idle(&listed.stem)?;
         Ok(held
             .filter(|held| held.phase() == listed.phase && held.attachment() == listed.attachment.as_ref()))
@@ -69,17 +71,24 @@ fn collect_in(
     Ok((count, errors))
 }
 
-/// Takes these attachments apart, several at once. The name helps with records that cannot be read.
+/// How attachments are taken apart.
+pub(crate) struct Undoing<'a> {
+    /// Helps with records that cannot be read.
+    pub(crate) name: Option<&'a NetworkName>,
+    pub(crate) wait: Wait,
+}
+
+/// Takes these attachments apart, several at once.
 pub(crate) fn undo_all(
     stale: Vec<Listed>,
-    name: Option<&NetworkName>,
+    how: &Undoing<'_>,
     find: impl Fn(&Listed) -> Result<Option<Held>, Error> + Sync,
 ) -> Vec<Error> {
     let (queue, errors) = (Mutex::new(stale), Mutex::new(Vec::new()));
     let next = || queue.lock().ok().and_then(|mut queue| queue.pop());
     let work = || {
         while let Some(listed) = next() {
-            let undone = find(&listed).and_then(|held| held.map_or(Ok(()), |held| undo_stem(held, name)));
+            let undone = find(&listed).and_then(|held| held.map_or(Ok(()), |held| undo_stem(held, how)));
             if let (Err(error), Ok(mut errors)) = (undone, errors.lock()) {
                 errors.push(error);
             }
@@ -94,10 +103,10 @@ pub(crate) fn undo_all(
 }
 
 /// A record that cannot be read is known by its file's name, which holds the id unless it was too long.
-fn undo_stem(held: Held, network: Option<&NetworkName>) -> Result<(), Error> {
-    let key = held.attachment().map(|a| a.key.clone()).or_else(|| key_of_stem(held.stem(), network?));
+pub(crate) fn undo_stem(held: Held, how: &Undoing<'_>) -> Result<(), Error> {
+    let key = held.attachment().map(|a| a.key.clone()).or_else(|| key_of_stem(held.stem(), how.name?));
     match key {
-        Some(key) => detach::undo(held, &key),
+        Some(key) => detach::undo(held, &key, how.wait),
         None => Ok(held.release(&[])?),
     }
 }
@@ -143,7 +152,7 @@ fn stem_of(alias: &str, mark: &str) -> Option<String> {
 
 /// Collects what is certainly dead: cut off in the middle, or without namespace and link. Never an attachment whose link
 /// still lives, because then its address is still in somebody's namespace. Returns how many.
-pub(crate) fn collect_dead(network: &Network, host: &mut RtSocket) -> Result<usize, Error> {
+pub(crate) fn collect_dead(network: &Network, host: &mut RtSocket, wait: Wait) -> Result<usize, Error> {
     let (mut collected, mut errors) = (network.free_orphans()?, Vec::new());
     for listed in network.list()? {
         let Some(attachment) = &listed.attachment else { continue };
@@ -154,7 +163,7 @@ pub(crate) fn collect_dead(network: &Network, host: &mut RtSocket) -> Result<usi
         // Somebody may be working on it right now, or have done so since the listing.
         let Ok(Some(held)) = network.find_idle(&listed.stem) else { continue };
         if held.phase() == listed.phase && held.attachment() == Some(attachment) {
-            match detach::undo(held, &attachment.key) {
+            match detach::undo(held, &attachment.key, wait) {
                 Ok(()) => collected += 1,
                 Err(error) => errors.push(error),
             }

@@ -14,6 +14,7 @@
 //! around allocation. The record is written before the kernel is touched: whoever is killed leaves a pending record, and
 //! the next one undoes it.
 
+mod again;
 mod attach;
 mod bridge;
 mod check;
@@ -24,6 +25,7 @@ mod error;
 mod firewall;
 mod gc;
 mod privileges;
+pub mod reconcile;
 mod relearn;
 mod result;
 mod serve;

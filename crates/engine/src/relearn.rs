@@ -9,11 +9,24 @@ use netlink::{Link, RtSocket};
 use types::{AttachMode, AttachmentKey, IfName, NetworkName};
 
 use crate::Error;
-use crate::state::{Attachment, Network, PodAddress, SCHEMA, State, Survivor};
+use crate::state::{Attachment, Network, PodAddress, SCHEMA, State, Survivor, Wiring};
+
+/// What is known beside the links.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Hints<'a> {
+    /// The network as it is configured now.
+    pub(crate) conf: Option<&'a NetConf>,
+    /// Attachments as they were recorded before: they tell more than a link.
+    pub(crate) memory: &'a [Attachment],
+}
 
 /// The network's state, made on first use.
 pub(crate) fn network(state: &State, name: &NetworkName, conf: Option<&NetConf>) -> Result<Network, Error> {
-    state.network(name, || survivors(name, conf))
+    network_with(state, name, Hints { conf, memory: &[] })
+}
+
+pub(crate) fn network_with(state: &State, name: &NetworkName, hints: Hints<'_>) -> Result<Network, Error> {
+    state.network(name, || survivors(name, hints))
 }
 
 /// The network's state, for what only removes: if there is none and no link of the network lives, none is made.
@@ -24,30 +37,55 @@ pub(crate) fn existing(config: &Config, place: &Place) -> Result<Option<Network>
     }
     // A config that was broken in the meantime never keeps a pod from going away.
     let conf = NetConf::parse(config).ok();
-    if survivors(&config.name, conf.as_ref())?.is_empty() {
+    if survivors(&config.name, Hints { conf: conf.as_ref(), memory: &[] })?.is_empty() {
         return Ok(None);
     }
     network(&State::open(&place.run_dir)?, &config.name, conf.as_ref()).map(Some)
 }
 
-fn survivors(network: &NetworkName, conf: Option<&NetConf>) -> Result<Vec<Survivor>, Error> {
+fn survivors(network: &NetworkName, hints: Hints<'_>) -> Result<Vec<Survivor>, Error> {
     let links = RtSocket::open()?.links()?;
     let pairs = links.iter().filter(|link| link.kind.as_deref() == Some("veth"));
-    Ok(pairs.filter_map(|link| survivor(network, link, conf)).collect())
+    Ok(pairs.filter_map(|link| survivor(network, link, hints)).collect())
 }
 
 /// What the alias of a host end says: key, then addresses (see [`Attachment::alias`]).
-fn survivor(network: &NetworkName, link: &Link, conf: Option<&NetConf>) -> Option<Survivor> {
-    let mut words = link.alias.as_deref()?.strip_prefix(&AttachmentKey::alias_prefix(network))?.split(' ');
-    let (id, ifname) = words.next()?.split_once('/')?;
-    let addresses: Vec<IpNet> = words.filter_map(|word| word.parse().ok()).collect();
+fn survivor(network: &NetworkName, link: &Link, hints: Hints<'_>) -> Option<Survivor> {
+    let Alias { id, ifname, addresses } = Alias::of(network, link)?;
     // An id that was too long for the alias was too long for the file's name, and is shortened there the same way.
     let stem = format!("{id}@{ifname}");
-    let attachment = id.try_into().ok().zip(ifname.try_into().ok()).and_then(|(container, ifname)| {
-        let key = AttachmentKey { network: network.clone(), container, ifname };
-        attachment(key, link, &addresses, conf)
-    });
+    let is_it = |a: &&Attachment| {
+        a.key.network == *network && a.key.file_stem() == stem && a.host_link.as_str() == link.name
+    };
+    let remembered = hints.memory.iter().find(is_it).cloned();
+    let attachment = remembered.or_else(|| attachment_of(network, link, hints.conf));
     Some(Survivor { stem, addresses: addresses.iter().map(IpNet::addr).collect(), attachment })
+}
+
+struct Alias<'a> {
+    id: &'a str,
+    ifname: &'a str,
+    addresses: Vec<IpNet>,
+}
+
+impl<'a> Alias<'a> {
+    fn of(network: &NetworkName, link: &'a Link) -> Option<Self> {
+        let text = link.alias.as_deref()?.strip_prefix(&AttachmentKey::alias_prefix(network))?;
+        let mut words = text.split(' ');
+        let (id, ifname) = words.next()?.split_once('/')?;
+        Some(Self { id, ifname, addresses: words.filter_map(|word| word.parse().ok()).collect() })
+    }
+}
+
+/// The attachment as far as its link tells it. None where the link has only the digest of a long id.
+pub(crate) fn attachment_of(
+    network: &NetworkName,
+    link: &Link,
+    conf: Option<&NetConf>,
+) -> Option<Attachment> {
+    let Alias { id, ifname, addresses } = Alias::of(network, link)?;
+    let (container, ifname) = (id.try_into().ok()?, ifname.try_into().ok()?);
+    attachment(AttachmentKey { network: network.clone(), container, ifname }, link, &addresses, conf)
 }
 
 /// The link does not tell all. The rest is as the network is configured now or, where that is not known, such that
@@ -77,10 +115,18 @@ fn attachment(
         ports: Vec::new(),
         bandwidth: None,
         pod: None,
+        placement: conf.map(|c| c.placement.clone()),
+        request: None,
+        wiring: conf.map(|conf| wiring(conf, addresses)).unwrap_or_default(),
         created: 0,
         host_link,
         key,
     })
+}
+
+fn wiring(conf: &NetConf, addresses: &[IpNet]) -> Wiring {
+    let ips: Vec<_> = addresses.iter().map(IpNet::addr).collect();
+    Wiring { routes: conf.pod_routes(&ips), hairpin: conf.hairpin, ..Wiring::default() }
 }
 
 fn gateway(conf: &NetConf, address: &IpNet) -> Option<std::net::IpAddr> {

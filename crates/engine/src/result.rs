@@ -42,10 +42,8 @@ pub(crate) fn of_attachment(
 }
 
 /// The config's DNS, or what the chain or another IPAM plugin said where the config says nothing.
-pub(crate) fn with_dns(mut result: CniResult, dns: &Dns, delegated: Option<&Dns>) -> CniResult {
-    if !dns.is_empty() {
-        result.dns = dns.clone();
-    } else if let Some(dns) = delegated.filter(|dns| !dns.is_empty()) {
+pub(crate) fn with_dns(mut result: CniResult, dns: &Dns, delegated: &Dns) -> CniResult {
+    if let Some(dns) = [dns, delegated].into_iter().find(|dns| !dns.is_empty()) {
         result.dns = dns.clone();
     }
     result

@@ -44,16 +44,15 @@ pub enum Wait {
 
 /// Serves one request. `path` is CNI_PATH, for the verbs whose request does not carry it.
 pub fn serve(request: &Request, path: &[String], caller: &Caller<'_>) -> Result<Done, cni::Error> {
-    let _ = caller;
     match request {
-        Request::Add(call) => add(call),
-        Request::Del(call) => del(call),
+        Request::Add(call) => add(call, caller),
+        Request::Del(call) => del(call, caller.wait),
         Request::Check(call) => {
             check::check(call, &NetConf::for_call(call)?, &Place::parse(&call.config)?)?;
             Ok(Done::default())
         }
         Request::Gc(request) => {
-            let collected = gc::collect(request, &Place::parse(&request.config)?)?;
+            let collected = gc::collect(request, &Place::parse(&request.config)?, caller.wait)?;
             Ok(Done { collected, ..Done::default() })
         }
         Request::Status(config) => status_of(config, path),
@@ -61,15 +60,15 @@ pub fn serve(request: &Request, path: &[String], caller: &Caller<'_>) -> Result<
     }
 }
 
-fn add(call: &Call) -> Result<Done, cni::Error> {
+fn add(call: &Call, caller: &Caller<'_>) -> Result<Done, cni::Error> {
     let (conf, place) = (NetConf::for_call(call)?, Place::parse(&call.config)?);
-    let (result, attachment) = attach::attach(call, &conf, &place)?;
+    let (result, attachment) = attach::attach(call, &conf, &place, caller)?;
     let answer = Some(result.to_json(call.config.version));
     Ok(Done { answer, addresses: attachment.ips().collect(), collected: 0 })
 }
 
-fn del(call: &Call) -> Result<Done, cni::Error> {
-    let was = detach::detach(call, &Place::parse(&call.config)?)?;
+fn del(call: &Call, wait: Wait) -> Result<Done, cni::Error> {
+    let was = detach::detach(call, &Place::parse(&call.config)?, wait)?;
     let addresses = was.map(|attachment| attachment.ips().collect()).unwrap_or_default();
     Ok(Done { addresses, ..Done::default() })
 }

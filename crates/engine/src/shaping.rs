@@ -67,6 +67,14 @@ pub(crate) fn apply(host: &mut RtSocket, attachment: &Attachment, host_index: u3
     Ok(())
 }
 
+/// Makes the limits anew where some of them were removed.
+pub(crate) fn renew(host: &mut RtSocket, attachment: &Attachment, host_index: u32) -> Result<(), Error> {
+    if host.qdiscs(Some(host_index))?.iter().any(|q| q.at == QdiscAt::Ingress) {
+        host.run(&Op::DelQdisc { link: host_index, at: QdiscAt::Ingress })?;
+    }
+    apply(host, attachment, host_index)
+}
+
 /// Setting up goes by name, and must not touch a link that is somebody else's. One of ours was left behind.
 fn clear_the_way(host: &mut RtSocket, key: &AttachmentKey) -> Result<(), Error> {
     let Some(link) = host.link(&key.shaper_link())? else { return Ok(()) };

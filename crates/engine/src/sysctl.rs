@@ -85,21 +85,25 @@ pub(crate) struct Families {
     pub(crate) ipv6: bool,
 }
 
-/// Forwarding is the machine's own setting: what we change is recorded with its old value (F7).
+/// Forwarding is the machine's own setting: what we change is recorded with its old value (F7). Returns what was changed.
 pub(crate) fn enable_forwarding(
     host: &mut RtSocket,
     log: &SysctlLog,
     families: Families,
-) -> Result<(), Error> {
-    if families.ipv4 {
-        change(log, PathBuf::from("/proc/sys/net/ipv4/ip_forward"), "1")?;
+) -> Result<Vec<PathBuf>, Error> {
+    let mut changed = Vec::new();
+    let forwarding = PathBuf::from("/proc/sys/net/ipv4/ip_forward");
+    if families.ipv4 && !reads(&forwarding, "1") {
+        change(log, forwarding.clone(), "1")?;
+        changed.push(forwarding);
     }
     let forwarding = ipv6("all", "forwarding");
     if families.ipv6 && !reads(&forwarding, "1") {
         keep_learnt_routes(host, log)?;
-        change(log, forwarding, "1")?;
+        change(log, forwarding.clone(), "1")?;
+        changed.push(forwarding);
     }
-    Ok(())
+    Ok(changed)
 }
 
 /// A forwarding host ignores router advertisements unless accept_ra is 2: a default route that was learnt would expire

@@ -19,8 +19,6 @@ use crate::sysctl::{self, Owner};
 pub(crate) struct Wire<'a> {
     pub(crate) attachment: &'a Attachment,
     pub(crate) bridge: &'a Bridge,
-    pub(crate) hairpin: bool,
-    pub(crate) routes: &'a [PodRoute],
     pub(crate) netns: &'a NetNs,
     pub(crate) log: &'a SysctlLog,
     pub(crate) neighbours: Neighbours,
@@ -35,12 +33,9 @@ pub(crate) enum Neighbours {
 }
 
 /// Makes the pair and puts the gateways on the bridge, in one send. Returns the gateways that were new on the bridge.
-pub(crate) fn make_pair(
-    host: &mut RtSocket,
-    wire: &Wire<'_>,
-    gateways: &[IpNet],
-) -> Result<Vec<IpNet>, Error> {
+pub(crate) fn make_pair(host: &mut RtSocket, wire: &Wire<'_>) -> Result<Vec<IpNet>, Error> {
     let (attachment, bridge) = (wire.attachment, wire.bridge);
+    let gateways = &attachment.wiring.gateways;
     let is_port = attachment.mode == AttachMode::Bridge;
     let alias = attachment.alias();
     let mut ops = bridge::gateway_ops(bridge.index, gateways);
@@ -57,7 +52,7 @@ pub(crate) fn make_pair(
     ops.push(Op::SetLink(SetLink {
         alias: Some(&alias),
         no_link_local: sysctl::has_ipv6(attachment.mtu),
-        hairpin: is_port.then_some(wire.hairpin),
+        hairpin: is_port.then_some(attachment.wiring.hairpin),
         ..SetLink::of(LinkRef::Name(&attachment.host_link))
     }));
     let mut answers = host.run_all(&ops)?;
@@ -110,13 +105,14 @@ pub(crate) fn set_up_inside(pod: &mut RtSocket, wire: &Wire<'_>) -> Result<Insid
     let vanished = || Error::NotAvailable(format!("interface {ifname} vanished while it was set up"));
     let link = pod.link(ifname)?.ok_or_else(vanished)?;
     let host_index = link.peer.ok_or_else(vanished)?;
-    let mut answers = pod.run_all(&inside_ops(wire, link.index))?;
-    let of_routes = answers.split_off(answers.len() - wire.routes.len());
+    let wanted = &attachment.wiring.routes;
+    let mut answers = pod.run_all(&inside_ops(attachment, link.index))?;
+    let of_routes = answers.split_off(answers.len() - wanted.len());
     for answer in answers {
         answer?;
     }
-    let mut routes = Vec::with_capacity(wire.routes.len());
-    for (route, answer) in wire.routes.iter().zip(of_routes) {
+    let mut routes = Vec::with_capacity(wanted.len());
+    for (route, answer) in wanted.iter().zip(of_routes) {
         match answer {
             Ok(()) => routes.push(route.clone()),
             Err(e) if e.is_exists() => {}
@@ -140,8 +136,7 @@ pub(crate) fn announce(pod: &mut RtSocket, wire: &Wire<'_>) -> Result<(), Error>
 }
 
 /// Addresses, then up, then what needs a link that is up.
-fn inside_ops(wire: &Wire<'_>, link: u32) -> Vec<Op<'static>> {
-    let attachment = wire.attachment;
+pub(crate) fn inside_ops(attachment: &Attachment, link: u32) -> Vec<Op<'static>> {
     let mut ops: Vec<Op<'static>> = Vec::new();
     for pod in &attachment.addresses {
         let broadcast = match pod.address {
@@ -160,10 +155,7 @@ fn inside_ops(wire: &Wire<'_>, link: u32) -> Vec<Op<'static>> {
     if attachment.mode == AttachMode::Routed {
         ops.extend(gateway_inside(attachment, link));
     }
-    ops.extend(
-        kernel_routes(attachment, wire.routes, link)
-            .map(|route| Op::AddRoute { route, mode: Mode::Exclusive }),
-    );
+    ops.extend(kernel_routes(attachment, link).map(|route| Op::AddRoute { route, mode: Mode::Exclusive }));
     ops
 }
 
@@ -181,12 +173,8 @@ fn gateway_inside(attachment: &Attachment, link: u32) -> impl Iterator<Item = Op
 }
 
 /// The pod's routes as the kernel takes them: through their own gateway, or the network's.
-fn kernel_routes<'a>(
-    attachment: &'a Attachment,
-    routes: &'a [PodRoute],
-    link: u32,
-) -> impl Iterator<Item = Route> + 'a {
-    routes.iter().map(move |route| {
+fn kernel_routes(attachment: &Attachment, link: u32) -> impl Iterator<Item = Route> {
+    attachment.wiring.routes.iter().map(move |route| {
         let gateway = gateway_of(attachment, route);
         let scope = match route.scope {
             Some(253) => RouteScope::Link,
@@ -238,6 +226,21 @@ pub(crate) fn route_to_pod(host: &mut RtSocket, attachment: &Attachment, link: u
         answer?;
     }
     Ok(())
+}
+
+/// Connections from 127.0.0.1 to a hostPort leave through the bridge or the host end.
+pub(crate) fn let_loopback_in(
+    attachment: &Attachment,
+    bridge: &Bridge,
+    log: &SysctlLog,
+) -> Result<(), Error> {
+    if attachment.ports.is_empty() || !attachment.ips().any(|ip| ip.is_ipv4()) {
+        return Ok(());
+    }
+    match attachment.mode {
+        AttachMode::Bridge => sysctl::allow_loopback_source(&attachment.bridge, bridge.owner(log)),
+        AttachMode::Routed => sysctl::allow_loopback_source(&attachment.host_link, Owner::Us),
+    }
 }
 
 pub(crate) fn host_route(ip: IpAddr, link: u32) -> Route {

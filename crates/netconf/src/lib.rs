@@ -17,7 +17,7 @@ mod routes;
 mod wiring;
 
 pub use addresses::{Addresses, foreign_ipam};
-pub use place::{DEFAULT_LOG_FILE, DEFAULT_RUN_DIR, Place, default_socket};
+pub use place::{DEFAULT_LOG_FILE, DEFAULT_RUN_DIR, Log, Place, default_socket};
 pub use routes::default_route;
 pub use wiring::{DEFAULT_BRIDGE, NetConf};
 

@@ -1,5 +1,6 @@
 use std::path::{Path, PathBuf};
 
+use cni::json::Obj;
 use cni::{Config, Error};
 use serde_json::Value;
 
@@ -14,10 +15,29 @@ pub const DEFAULT_LOG_FILE: &str = "/var/log/podwire-cni.log";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     pub run_dir: PathBuf,
-    /// None: no log is written.
-    pub log_file: Option<PathBuf>,
+    pub log: Log,
     /// The agent's socket. None: standalone.
     pub agent: Option<PathBuf>,
+}
+
+/// Where the plugin's lines go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Log {
+    None,
+    File(PathBuf),
+    Journal,
+}
+
+impl Log {
+    /// `logFile`: a path, `journal`, or empty for none. Of a config that may be wrong in all else.
+    pub fn parse(top: &Obj<'_>) -> Result<Self, Error> {
+        match top.str("logFile")? {
+            Some("") => Ok(Self::None),
+            Some("journal") => Ok(Self::Journal),
+            Some(path) => absolute("logFile", path.to_owned()).map(Self::File),
+            None => Ok(Self::File(PathBuf::from(DEFAULT_LOG_FILE))),
+        }
+    }
 }
 
 /// Where the agent of this node listens unless told otherwise.
@@ -41,13 +61,8 @@ impl Place {
             Some(dir) => absolute("runDir", dir)?,
             None => PathBuf::from(DEFAULT_RUN_DIR),
         };
-        let log_file = match top.str("logFile")? {
-            Some("") => None,
-            Some(path) => Some(absolute("logFile", path.to_owned())?),
-            None => Some(PathBuf::from(DEFAULT_LOG_FILE)),
-        };
-        let agent = agent(config, &run_dir)?;
-        Ok(Self { run_dir, log_file, agent })
+        let (log, agent) = (Log::parse(&top)?, agent(config, &run_dir)?);
+        Ok(Self { run_dir, log, agent })
     }
 }
 
@@ -69,6 +84,7 @@ fn absolute(key: &str, path: String) -> Result<PathBuf, Error> {
     if path.starts_with('/') && !path.contains('\0') {
         Ok(PathBuf::from(path))
     } else {
-        Err(invalid(key, format_args!("{path:?} must be an absolute path")))
+        let or = if key == "logFile" { ", or `journal`" } else { "" };
+        Err(invalid(key, format_args!("{path:?} must be an absolute path{or}")))
     }
 }

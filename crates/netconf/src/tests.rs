@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use types::AttachMode;
 
-use crate::{Addresses, NetConf, Place};
+use crate::{Addresses, Log, NetConf, Place};
 
 /// A config with the given keys beside the ones that every config has.
 fn config(extra: Value) -> Config {
@@ -24,6 +24,42 @@ fn pools(conf: &NetConf) -> Vec<Vec<String>> {
         }
         Addresses::Delegated(plugin) => vec![vec![plugin.clone()]],
     }
+}
+
+fn placed(extra: Value, args: &str) -> Result<types::Placement, Error> {
+    let config = config(extra);
+    let env = [
+        ("CNI_COMMAND", "ADD"),
+        ("CNI_CONTAINERID", "c"),
+        ("CNI_NETNS", "/n"),
+        ("CNI_IFNAME", "eth0"),
+        ("CNI_ARGS", args),
+    ];
+    let env = cni::Env::from_vars(env.map(|(name, value)| (name.into(), value.into())));
+    match cni::Request::parse(&env, &config.raw).map_err(|failure| failure.error)? {
+        cni::Request::Add(call) => NetConf::for_call(&call).map(|conf| conf.placement),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn b10_config_and_args_say_whose_a_pod_is() {
+    let words = |p: types::Placement| format!("{} {} {:?}", p.tenant, p.network, p.group.map(String::from));
+    let base = json!({ "subnet": "10.88.0.0/24" });
+    assert_eq!(words(placed(base.clone(), "").unwrap()), "default default-net None");
+    let named = json!({ "subnet": "10.88.0.0/24", "tenant": "blue", "network": "front", "group": "web" });
+    assert_eq!(words(placed(named.clone(), "").unwrap()), r#"blue front Some("web")"#);
+    let args = "io.contiv.tenant=blue;io.contiv.network=back;io.contiv.net-group=db";
+    assert_eq!(words(placed(base.clone(), args).unwrap()), r#"blue back Some("db")"#);
+    // A pod chooses within its tenant, and no other one.
+    assert_eq!(words(placed(named.clone(), args).unwrap()), r#"blue back Some("db")"#);
+    let error = placed(named, "podwire.io/tenant=red").unwrap_err();
+    assert_eq!(error.code, Code::InvalidEnvironment);
+    assert!(error.msg.contains("red") && error.msg.contains("blue"), "{error}");
+    // The seed's network is a CIDR and no name.
+    let seed = json!({ "subnet": "10.88.0.0/24", "network": "10.0.0.0/8" });
+    assert_eq!(words(placed(seed, "").unwrap()), "default default-net None");
+    assert_eq!(placed(base, "podwire.io/group=a b").unwrap_err().code, Code::InvalidConfig);
 }
 
 #[test]
@@ -216,9 +252,11 @@ fn state_is_where_the_config_says() {
     let place = |extra| Place::parse(&config(extra));
     let default = place(json!({})).unwrap();
     assert_eq!(default.run_dir.to_str(), Some("/run/podwire"));
-    assert_eq!(default.log_file.unwrap().to_str(), Some("/var/log/podwire-cni.log"));
+    assert_eq!(default.log, Log::File("/var/log/podwire-cni.log".into()));
     let named = place(json!({ "runDir": "/a", "ipam": { "dataDir": "/b" }, "logFile": "" })).unwrap();
-    assert_eq!((named.run_dir.to_str(), named.log_file), (Some("/a"), None));
+    assert_eq!((named.run_dir.to_str(), named.log), (Some("/a"), Log::None));
+    assert_eq!(place(json!({ "logFile": "journal" })).unwrap().log, Log::Journal);
+    assert!(place(json!({ "logFile": "Journal" })).unwrap_err().msg.contains("`journal`"));
     assert_eq!(place(json!({ "ipam": { "dataDir": "/b" } })).unwrap().run_dir.to_str(), Some("/b/podwire"));
     let foreign = place(json!({ "ipam": { "type": "host-local", "dataDir": "/b" } })).unwrap();
     assert_eq!(foreign.run_dir.to_str(), Some("/run/podwire"));

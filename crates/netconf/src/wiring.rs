@@ -1,10 +1,10 @@
 use std::net::IpAddr;
 
 use cni::json::Obj;
-use cni::{Bandwidth, Call, Config, Dns, Error, PortMapping, RequestedIp, Route};
+use cni::{Args, Bandwidth, Call, Code, Config, Dns, Error, PortMapping, RequestedIp, Route};
 use ipam::{Pools, RangeSet};
 use ipnet::IpNet;
-use types::{AttachMode, IfName, MAX_MTU, MIN_MTU_V4, MIN_MTU_V6, Mac};
+use types::{AttachMode, IfName, MAX_MTU, MIN_MTU_V4, MIN_MTU_V6, Mac, Placement};
 
 use crate::addresses::Addresses;
 use crate::routes::{self, default_route};
@@ -40,6 +40,8 @@ pub struct NetConf {
     pub dns: Dns,
     pub ports: Vec<PortMapping>,
     pub bandwidth: Option<Bandwidth>,
+    /// Whose the pods are; a call may say more.
+    pub placement: Placement,
 }
 
 impl NetConf {
@@ -48,6 +50,7 @@ impl NetConf {
         let mut conf = Self::parse(&call.config)?;
         conf.requested = call.requested_ips();
         conf.mac = call.requested_mac();
+        conf.placement = placement(&call.config, &call.args)?;
         Ok(conf)
     }
 
@@ -93,6 +96,7 @@ impl NetConf {
             dns: config.result_dns().clone(),
             ports: config.runtime.port_mappings.clone(),
             bandwidth: config.runtime.bandwidth,
+            placement: placement(config, &Args::default())?,
             addresses,
         })
     }
@@ -112,6 +116,26 @@ impl NetConf {
         routes.retain(|r| pod.iter().any(|a| a.is_ipv4() == r.dst.addr().is_ipv4()));
         routes
     }
+}
+
+/// Tenant, network and group. The tenant is the config's to say: what a pod brings along chooses only within it.
+fn placement(config: &Config, args: &Args) -> Result<Placement, Error> {
+    let top = config.obj();
+    let tenant = top.nonempty("tenant")?;
+    if let (Some(tenant), Some(other)) = (tenant, args.tenant.as_deref())
+        && tenant != other
+    {
+        return Err(Error::new(
+            Code::InvalidEnvironment,
+            format!("CNI_ARGS: tenant {other} is not {tenant}, whose network {} is", config.name),
+        ));
+    }
+    // The seed's `network` is a CIDR; one that is none is a name.
+    let is_name = |text: &&str| !text.split(',').any(|part| part.trim().parse::<IpNet>().is_ok());
+    let network = args.network.as_deref().or(top.nonempty("network")?.filter(is_name));
+    let group = args.group.as_deref().or(top.nonempty("group")?);
+    Placement::parse(tenant.or(args.tenant.as_deref()), network, group)
+        .map_err(|e| invalid("tenant, network or group", e))
 }
 
 fn parse_mode(top: &Obj<'_>) -> Result<AttachMode, Error> {
@@ -157,7 +181,7 @@ fn parse_mtu(top: &Obj<'_>, addresses: &Addresses) -> Result<Option<u32>, Error>
 }
 
 /// Our ranges' subnets, and the seed's `network`: the cluster's CIDR of which `subnet` is this node's part. A `network`
-/// that is no CIDR is a label and means nothing here.
+/// that is no CIDR is a name (see [`placement`]).
 fn parse_cluster(top: &Obj<'_>, addresses: &Addresses) -> Result<Vec<IpNet>, Error> {
     let mut cluster: Vec<IpNet> = match addresses {
         Addresses::Own(pools) => {

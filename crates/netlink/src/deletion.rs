@@ -1,44 +1,218 @@
 //! Deleting a link. The kernel holds the caller for a grace period, some 20 ms, but the link, its routes and its name are
-//! gone after one: it says so to everybody who listens.
+//! gone after one, and it announces that. So one thread sends the request and sits out the rest, and another listens
+//! on the same socket:
+//!
+//! ```text
+//!   worker: send RTM_DELLINK ──────────── grace period ────────────▶ (done)
+//!   caller: ······· hears "gone" ▶ carries on ······················ answer
+//! ```
 
-use std::time::Duration;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::thread::Builder;
+
+use netlink_packet_core::NLM_F_ECHO;
+use netlink_packet_route::link::LinkHeader;
+use rustix::io::Errno;
 
 use crate::error::Error;
 use crate::op::Op;
 use crate::rtsocket::RtSocket;
-use crate::socket::{Content, Socket};
+use crate::socket::{Content, Sender, Socket};
+use crate::wire::{Batch, Head, NLM_F_ACK, NLM_F_REQUEST, Oversize};
 
-/// How often the deletion itself is asked whether it has ended: it may be refused, and then nothing is announced.
-const GLANCE: Duration = Duration::from_millis(5);
+/// So many threads may sit out grace periods after their callers were let go.
+const MOST: usize = 128;
+
+/// All they do is one system call.
+const STACK: usize = 64 * 1024;
+
+static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
 
 impl RtSocket {
     /// Deletes a link and runs `meanwhile` as soon as it is gone, beside the rest of the deletion. If the link cannot be
     /// deleted, `meanwhile` runs all the same.
     pub fn delete_link<T>(&mut self, index: u32, meanwhile: impl FnOnce() -> T) -> (Result<(), Error>, T) {
-        let Ok(mut news) = Socket::open_for_links(GLANCE) else {
-            return (self.run(&Op::DelLink(index)), meanwhile());
-        };
-        std::thread::scope(|scope| {
-            let deletion = scope.spawn(|| self.run(&Op::DelLink(index)));
-            while !deletion.is_finished() && !says_gone(&mut news, index) {}
-            let done = meanwhile();
-            (deletion.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), done)
-        })
+        match Deletion::prepare(&mut self.socket, index, Told::by_this_kernel()) {
+            Ok(deletion) => deletion.run(meanwhile),
+            Err(error) => (Err(error), meanwhile()),
+        }
     }
 }
 
-/// Waits a moment for news; true if the link is gone.
-fn says_gone(news: &mut Socket, index: u32) -> bool {
-    match news.receive() {
-        Ok(mut replies) => replies.any(|reply| match reply.content {
-            Content::Data(body) => reply.kind == libc::RTM_DELLINK && is_link(body, index),
-            Content::Ack | Content::Refused(_) | Content::Done => false,
-        }),
-        Err(Error::Timeout { .. }) => false,
-        // There was more news than room for it: the end of the deletion will tell.
-        Err(_) => {
-            std::thread::sleep(GLANCE);
-            false
+/// Deletes a link of the calling thread's namespace, and returns as soon as it is gone: link, routes and name. A thread
+/// of its own sits out the rest of the grace period; where there are too many of them, the caller does.
+pub fn delete_link_early(index: u32) -> Result<(), Error> {
+    let mut host = RtSocket::open()?;
+    let Some(turn) = Turn::take() else { return host.run(&Op::DelLink(index)) };
+    let mut deletion = Deletion::prepare(&mut host.socket, index, Told::by_this_kernel())?;
+    let (request, (failed, failure)) = (deletion.request(), mpsc::sync_channel(1));
+    let worker = named().spawn(move || {
+        let turn = turn;
+        if let Err(error) = request.send() {
+            // There is room for one, and where nobody listens any more, the link was gone.
+            let _ = failed.try_send(error);
+        }
+        drop(turn);
+    });
+    match worker {
+        Ok(_) => deletion.hear().map(|_| ()).map_err(|silence| failure.try_recv().unwrap_or(silence)),
+        Err(_) => deletion.run(|| ()).0,
+    }
+}
+
+/// How many threads still wait for the kernel to end a deletion whose caller was let go.
+pub fn deletions_under_way() -> usize {
+    UNDER_WAY.load(Ordering::Acquire)
+}
+
+fn named() -> Builder {
+    Builder::new().name("delete-link".to_owned()).stack_size(STACK)
+}
+
+/// The right to be one of the threads that wait.
+struct Turn;
+
+impl Turn {
+    fn take() -> Option<Self> {
+        let more = |count| (count < MOST).then_some(count + 1);
+        UNDER_WAY.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok().map(|_| Self)
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        UNDER_WAY.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// How the kernel says that a link is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Told {
+    /// To the socket that asked for the deletion, and of no other deletion: since Linux 6.2.
+    Alone,
+    /// To everybody who wants to know of links, of all of them.
+    WithAll,
+}
+
+impl Told {
+    fn by_this_kernel() -> Self {
+        let release = rustix::system::uname();
+        let mut numbers = release.release().to_str().unwrap_or_default().split(['.', '-']).map(str::parse);
+        match (numbers.next(), numbers.next()) {
+            (Some(Ok(major)), Some(Ok(minor))) if (major, minor) >= (6u32, 2u32) => Self::Alone,
+            _ => Self::WithAll,
+        }
+    }
+}
+
+/// What was heard of a deletion.
+enum Heard {
+    Gone,
+    Ended,
+}
+
+/// The request of one deletion, for the thread that sends it.
+struct Request {
+    sender: Sender,
+    bytes: Vec<u8>,
+    index: u32,
+}
+
+impl Request {
+    /// Returns at the end of the grace period.
+    fn send(&self) -> Result<(), Error> {
+        self.sender.send(&self.bytes).map_err(|e| e.during(Op::DelLink(self.index)))
+    }
+}
+
+/// One deletion on a socket that nobody else uses meanwhile.
+struct Deletion<'a> {
+    socket: &'a mut Socket,
+    index: u32,
+    sequence: u32,
+    told: Told,
+    batch: Batch,
+}
+
+impl<'a> Deletion<'a> {
+    fn prepare(socket: &'a mut Socket, index: u32, told: Told) -> Result<Self, Error> {
+        // The kernel tells the peer's end of a veth to the same port number in the pod's namespace, where it may be a
+        // socket of ours: there this sequence number must be nobody's.
+        let sequence = (1 << 31) | socket.take_sequences(1).start;
+        if told == Told::WithAll {
+            socket.make_room_for_news()?;
+            socket.listen(&[libc::RTNLGRP_LINK])?;
+        }
+        let mut batch = Batch::new();
+        let head = Head { kind: libc::RTM_DELLINK, flags: NLM_F_REQUEST | NLM_F_ACK | NLM_F_ECHO, sequence };
+        let link = LinkHeader { index, ..LinkHeader::default() };
+        batch.message(head, |body| body.header(&link)).map_err(|Oversize| Error::Invalid {
+            operation: Op::DelLink(index).to_string(),
+            reason: Oversize.to_string(),
+        })?;
+        Ok(Self { socket, index, sequence, told, batch })
+    }
+
+    fn request(&self) -> Request {
+        Request { sender: self.socket.sender(), bytes: self.batch.as_bytes().to_vec(), index: self.index }
+    }
+
+    /// Deletes the link to the end, and does the rest beside it.
+    fn run<T>(mut self, meanwhile: impl FnOnce() -> T) -> (Result<(), Error>, T) {
+        let request = self.request();
+        std::thread::scope(|scope| {
+            let Ok(worker) = named().spawn_scoped(scope, || request.send()) else {
+                let deleted = request.send().and_then(|()| self.end());
+                return (deleted, meanwhile());
+            };
+            let heard = self.hear();
+            let done = meanwhile();
+            let sent = worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            let deleted = sent.and_then(|()| match heard {
+                Ok(Heard::Ended) => Ok(()),
+                Err(refused @ (Error::Refused { .. } | Error::Malformed { .. })) => Err(refused),
+                // Whoever holds the kernel's lock may hold it for long; now that all was sent the answer is there.
+                Ok(Heard::Gone) | Err(_) => self.end(),
+            });
+            (deleted, done)
+        })
+    }
+
+    fn end(&mut self) -> Result<(), Error> {
+        while let Heard::Gone = self.hear()? {}
+        Ok(())
+    }
+
+    /// Waits until the link is gone or the deletion has ended.
+    fn hear(&mut self) -> Result<Heard, Error> {
+        loop {
+            let replies = match self.socket.receive() {
+                Ok(replies) => replies,
+                // There was more news of others than room for it; the answer is still to come.
+                Err(error) if error.errno() == Some(Errno::NOBUFS) => continue,
+                Err(error) => return Err(error.during(Op::DelLink(self.index))),
+            };
+            for reply in replies {
+                let ours = reply.sequence == self.sequence;
+                match reply.content {
+                    Content::Data(body) if reply.kind == libc::RTM_DELLINK && is_link(body, self.index) => {
+                        return Ok(Heard::Gone);
+                    }
+                    Content::Ack if ours => return Ok(Heard::Ended),
+                    Content::Refused(refusal) if ours => return Err(refusal.during(Op::DelLink(self.index))),
+                    Content::Data(_) | Content::Ack | Content::Refused(_) | Content::Done => {}
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Deletion<'_> {
+    fn drop(&mut self) {
+        if self.told == Told::WithAll {
+            // What cannot fail, and if it did: news that nobody asked for is passed over.
+            let _ = self.socket.stop_listening(&[libc::RTNLGRP_LINK]);
         }
     }
 }
@@ -47,4 +221,51 @@ fn says_gone(news: &mut Socket, index: u32) -> bool {
 fn is_link(body: &[u8], index: u32) -> bool {
     body.first().is_some_and(|family| i32::from(*family) == libc::AF_UNSPEC)
         && body.get(4..8).and_then(|bytes| bytes.try_into().ok()).map(u32::from_ne_bytes) == Some(index)
+}
+
+#[cfg(test)]
+mod tests {
+    use types::IfName;
+
+    use super::*;
+    use crate::netns::NetNs;
+
+    fn with_link(socket: &mut RtSocket) -> u32 {
+        let name = IfName::try_from("ifb9").unwrap();
+        socket.run(&Op::AddIfb { name: &name, mtu: 1500 }).unwrap();
+        socket.link(&name).unwrap().unwrap().index
+    }
+
+    #[test]
+    fn kernels_that_tell_nobody_alone_tell_all() {
+        let mut socket = RtSocket::open_in(&NetNs::create().unwrap()).unwrap();
+        for told in [Told::WithAll, Told::Alone] {
+            let index = with_link(&mut socket);
+            let mut deletion = Deletion::prepare(&mut socket.socket, index, told).unwrap();
+            let request = deletion.request();
+            std::thread::scope(|scope| {
+                scope.spawn(|| request.send().unwrap());
+                assert!(matches!(deletion.hear(), Ok(Heard::Gone)), "{told:?}");
+                deletion.end().unwrap();
+            });
+            drop(deletion);
+            let index = with_link(&mut socket);
+            Deletion::prepare(&mut socket.socket, index, told).unwrap().run(|| ()).0.unwrap();
+            let missing = Deletion::prepare(&mut socket.socket, index, told).unwrap().run(|| ()).0;
+            assert!(missing.unwrap_err().is_missing());
+        }
+    }
+
+    #[test]
+    fn where_too_many_threads_wait_the_caller_does() {
+        let turns: Vec<_> = std::iter::from_fn(Turn::take).collect();
+        assert_eq!((turns.len(), deletions_under_way()), (MOST, MOST));
+        let ns = NetNs::create().unwrap();
+        let mut socket = RtSocket::open_in(&ns).unwrap();
+        let index = with_link(&mut socket);
+        ns.run(|| delete_link_early(index)).unwrap().unwrap();
+        assert!(socket.link_at(index).unwrap().is_none());
+        drop(turns);
+        assert_eq!(deletions_under_way(), 0);
+    }
 }

@@ -3,6 +3,7 @@
 //! ```text
 //!   engine ── Op, links_by_name, dumps ──▶ RtSocket ─┐
 //!   nft ───── its own messages ──────────────────────┴▶ Socket ──▶ kernel
+//!   agent ─── Monitor (what changes, here and in pods) ─▶ Socket
 //!   engine ── NetNs::run, RtSocket::open_in ──▶ netns.rs (the only file that calls setns)
 //! ```
 //!
@@ -18,6 +19,7 @@ mod error;
 mod exchange;
 mod kernel;
 mod lookup;
+mod monitor;
 mod netns;
 mod op;
 mod rtsocket;
@@ -26,9 +28,11 @@ mod view;
 pub mod wire;
 mod words;
 
+pub use deletion::{delete_link_early, deletions_under_way};
 pub use dump::RouteFilter;
 pub use error::Error;
 pub use exchange::Dump;
+pub use monitor::{Monitor, News, Where};
 pub use netns::{NetNs, NetNsError};
 pub use op::{
     AddAddress, AddBridge, AddNeighbour, AddTbf, LinkRef, Mode, Op, QdiscAt, Route, RouteScope, SetLink, Tbf,

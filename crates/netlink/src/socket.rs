@@ -1,9 +1,10 @@
 //! One netlink socket of any protocol: send, receive, sequence numbers, acknowledgements.
 
 use std::fmt;
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use netlink_packet_core::{NLM_F_ACK_TLVS, NLM_F_CAPPED, NLMSG_DONE, NLMSG_ERROR, NLMSG_NOOP, NetlinkBuffer};
@@ -12,9 +13,11 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{
     Timeout, set_socket_recv_buffer_size_force, set_socket_send_buffer_size_force, set_socket_timeout,
 };
+use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags};
 
 use crate::error::Error;
 use crate::kernel::NLMSGERR_ATTR_MSG;
+use crate::monitor::Where;
 use crate::wire::{attribute, read_text, read_u32};
 
 /// How long the kernel may take for an answer. Seconds happen: every request waits for the kernel's one rtnl lock.
@@ -37,7 +40,7 @@ pub enum Protocol {
 
 /// A netlink socket of the namespace in which it was opened; afterwards any thread, in any namespace, may use it.
 pub struct Socket {
-    inner: netlink_sys::Socket,
+    inner: Arc<netlink_sys::Socket>,
     buffer: Vec<u8>,
     sequence: u32,
     roomy: bool,
@@ -61,16 +64,25 @@ impl Socket {
             inner.set_netlink_get_strict_chk(true).map_err(|e| failed(&e))?;
         }
         set_socket_timeout(&inner, Timeout::Recv, Some(TIMEOUT)).map_err(|e| failed(&e.into()))?;
+        let inner = Arc::new(inner);
         Ok(Self { inner, buffer: Vec::with_capacity(BUFFER), sequence: 0, roomy: false })
     }
 
-    /// A socket that the kernel tells what happens to links, and whose `receive` waits at most so long.
-    pub(crate) fn open_for_links(patience: Duration) -> Result<Self, Error> {
-        let socket = Self::open(Protocol::Route)?;
-        let failed = |errno| socket_error("listen for changes of links", errno);
-        socket.inner.add_membership(libc::RTNLGRP_LINK).map_err(|e| failed(errno_of(&e)))?;
-        set_socket_timeout(&socket.inner, Timeout::Recv, Some(patience)).map_err(failed)?;
-        Ok(socket)
+    /// From now on the kernel tells this socket what changes, by these groups (`RTNLGRP_*`).
+    pub(crate) fn listen(&self, groups: &[u32]) -> Result<(), Error> {
+        let failed = |error: &io::Error| socket_error("listen for changes", errno_of(error));
+        groups.iter().try_for_each(|group| self.inner.add_membership(*group).map_err(|e| failed(&e)))
+    }
+
+    pub(crate) fn stop_listening(&self, groups: &[u32]) -> Result<(), Error> {
+        let failed = |error: &io::Error| socket_error("stop listening for changes", errno_of(error));
+        groups.iter().try_for_each(|group| self.inner.drop_membership(*group).map_err(|e| failed(&e)))
+    }
+
+    /// Changes are also told from every namespace to which this one has given a number.
+    pub(crate) fn listen_to_other_namespaces(&self) -> Result<(), Error> {
+        let failed = |error: &io::Error| socket_error("listen for changes in pods", errno_of(error));
+        self.inner.set_listen_all_namespaces(true).map_err(|e| failed(&e))
     }
 
     /// Reserves consecutive sequence numbers; never 0, which notifications carry.
@@ -88,23 +100,27 @@ impl Socket {
     pub fn make_room(&mut self, requests: usize) -> Result<(), Error> {
         if requests > FEW && !self.roomy {
             let failed = |errno| socket_error("enlarge a netlink socket", errno);
-            set_socket_recv_buffer_size_force(&self.inner, ROOM).map_err(failed)?;
-            set_socket_send_buffer_size_force(&self.inner, ROOM).map_err(failed)?;
+            self.make_room_for_news()?;
+            set_socket_send_buffer_size_force(&*self.inner, ROOM).map_err(failed)?;
             self.roomy = true;
         }
         Ok(())
     }
 
+    /// For what comes unasked, before anybody looks: some hundred pods that are made or go at once.
+    pub(crate) fn make_room_for_news(&self) -> Result<(), Error> {
+        let failed = |errno| socket_error("enlarge a netlink socket", errno);
+        set_socket_recv_buffer_size_force(&*self.inner, ROOM).map_err(failed)
+    }
+
     /// Sends requests to the kernel; it has worked on all of them when this returns, the answers wait to be received.
     pub(crate) fn send(&self, requests: &[u8]) -> Result<(), Error> {
-        loop {
-            match self.inner.send(requests, 0) {
-                Ok(sent) if sent == requests.len() => return Ok(()),
-                Ok(_) => return Err(socket_error("send to the kernel", Errno::MSGSIZE)),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(socket_error("send to the kernel", errno_of(&error))),
-            }
-        }
+        send_on(&self.inner, requests)
+    }
+
+    /// For a thread that sends on this socket, and waits while the kernel works, beside the one that receives.
+    pub(crate) fn sender(&self) -> Sender {
+        Sender { inner: Arc::clone(&self.inner) }
     }
 
     /// Waits for one datagram from the kernel; it may hold several answers, or none for the caller's sequence numbers.
@@ -128,6 +144,59 @@ impl Socket {
             }
         }
     }
+
+    /// One datagram of news, without waiting.
+    pub(crate) fn glance(&mut self) -> Result<Glance<'_>, Error> {
+        self.buffer.resize(BUFFER, 0);
+        let got = loop {
+            // No room for ancillary data: what is elsewhere comes with its namespace's number, and the kernel says
+            // that it had to leave it away. Which one it is we need not know.
+            let mut nothing = RecvAncillaryBuffer::default();
+            let mut into = [IoSliceMut::new(&mut self.buffer)];
+            match rustix::net::recvmsg(&*self.inner, &mut into, &mut nothing, RecvFlags::DONTWAIT) {
+                Ok(got) => break got,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(Glance::Nothing),
+                Err(Errno::NOBUFS) => return Ok(Glance::Overrun),
+                Err(errno) => return Err(socket_error("receive the kernel's news", errno)),
+            }
+        };
+        if got.flags.contains(ReturnFlags::TRUNC) {
+            return Ok(Glance::Overrun);
+        }
+        let place = if got.flags.contains(ReturnFlags::CTRUNC) { Where::Elsewhere } else { Where::Here };
+        Ok(Glance::News(Replies { rest: self.buffer.get(..got.bytes).unwrap_or_default() }, place))
+    }
+}
+
+/// See `Socket::sender`. The socket lives until both are gone.
+pub(crate) struct Sender {
+    inner: Arc<netlink_sys::Socket>,
+}
+
+impl Sender {
+    pub(crate) fn send(&self, requests: &[u8]) -> Result<(), Error> {
+        send_on(&self.inner, requests)
+    }
+}
+
+fn send_on(socket: &netlink_sys::Socket, requests: &[u8]) -> Result<(), Error> {
+    loop {
+        match socket.send(requests, 0) {
+            Ok(sent) if sent == requests.len() => return Ok(()),
+            Ok(_) => return Err(socket_error("send to the kernel", Errno::MSGSIZE)),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(socket_error("send to the kernel", errno_of(&error))),
+        }
+    }
+}
+
+/// What one look at a socket that listens has shown.
+pub(crate) enum Glance<'a> {
+    Nothing,
+    /// There was more news than room for it.
+    Overrun,
+    News(Replies<'a>, Where),
 }
 
 impl AsFd for Socket {

@@ -3,7 +3,7 @@
 
 use anyhow::{Context as _, Result, bail};
 use engine::state::{
-    Allocation, Attachment, Begin, Network as Claims, PodAddress, SCHEMA, State, StateError, Survivor, Wanted,
+    Allocation, Attachment, Begin, Network as Claims, PodAddress, SCHEMA, State, StateError, Survivor, Wanted, Wiring,
 };
 use ipam::{Pools, RangeSpec};
 use ipnet::IpNet;
@@ -84,6 +84,9 @@ fn claim(claims: &Claims, key: &AttachmentKey, pools: &Pools) -> Result<()> {
         ports: vec![],
         bandwidth: None,
         pod: None,
+        placement: None,
+        request: None,
+        wiring: Wiring::default(),
         created: 0,
     };
     match claims.begin(&wanted, make)? {

@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
 use std::net::IpAddr;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 use super::file::{self, StateError, io, remove_if_there};
@@ -47,6 +47,17 @@ impl Held {
     /// The attachment is being taken apart: if we are killed, the next process goes on with that.
     pub fn reopen(&mut self) -> Result<(), StateError> {
         if self.phase == Phase::Ready { self.rename(Phase::Pending) } else { Ok(()) }
+    }
+
+    /// Writes a damaged record anew, in place: its claims are links to this very file.
+    pub fn rewrite(&mut self, attachment: Attachment) -> Result<(), StateError> {
+        let path = self.network.record_path(&self.stem, self.phase);
+        let text = serde_json::to_vec(&attachment).map_err(|e| io("encode", &path)(e.into()))?;
+        let file = File::options().write(true).open(&path).map_err(io("open", &path))?;
+        file.set_len(0).map_err(io("empty", &path))?;
+        file.write_all_at(&text, 0).map_err(io("write the record", &path))?;
+        self.attachment = Some(attachment);
+        Ok(())
     }
 
     fn rename(&mut self, to: Phase) -> Result<(), StateError> {

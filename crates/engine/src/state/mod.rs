@@ -34,7 +34,7 @@ mod sysctls;
 pub use file::StateError;
 pub use held::Held;
 pub use network::{Allocation, Begin, Clean, Listed, Network, Phase, Survivor, Wanted};
-pub use record::{Attachment, PodAddress, PodName, SCHEMA};
+pub use record::{Attachment, PodAddress, PodName, SCHEMA, Wiring};
 pub use sysctls::SysctlLog;
 
 use std::path::{Path, PathBuf};

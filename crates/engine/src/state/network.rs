@@ -361,6 +361,11 @@ impl Network {
         self.claim_path(address).exists()
     }
 
+    /// Where the record of a ready attachment is, for people.
+    pub fn path_of(&self, stem: &str) -> PathBuf {
+        self.record_path(stem, Phase::Ready)
+    }
+
     pub(super) fn record_path(&self, stem: &str, phase: Phase) -> PathBuf {
         self.dir.join("attachments").join(format!("{stem}{}", phase.suffix()))
     }

@@ -2,10 +2,10 @@
 
 use std::net::IpAddr;
 
-use cni::{Bandwidth, PortMapping};
+use cni::{Bandwidth, Dns, PortMapping, Route};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
-use types::{AttachMode, AttachmentKey, IfName, Mac};
+use types::{AttachMode, AttachmentKey, IfName, Mac, Placement, RequestId};
 
 /// The version of the record's form. A record of another form is treated as one that cannot be read: it can be released.
 pub const SCHEMA: u32 = 1;
@@ -25,6 +25,21 @@ pub struct PodName {
     pub name: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<String>,
+}
+
+/// What is needed to make the pod's wire once more, or to give the answer once more.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Wiring {
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub routes: Vec<Route>,
+    /// The bridge's own addresses, with the subnet's prefix length.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub gateways: Vec<IpNet>,
+    pub hairpin: bool,
+    /// What another IPAM plugin said for the answer.
+    #[serde(skip_serializing_if = "Dns::is_empty")]
+    pub dns: Dns,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,6 +72,14 @@ pub struct Attachment {
     pub bandwidth: Option<Bandwidth>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<PodName>,
+    /// Whose the pod is. None: the record was made anew from the link.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub placement: Option<Placement>,
+    /// The run of the plugin that asked for it: the same one gets the same answer again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request: Option<RequestId>,
+    #[serde(flatten)]
+    pub wiring: Wiring,
     /// Seconds since 1970, for people.
     pub created: u64,
 }

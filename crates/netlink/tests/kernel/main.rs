@@ -2,8 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod deletion;
 mod ip;
 mod link;
+mod monitor;
 mod netns;
 mod tc;
 mod world;

@@ -186,6 +186,9 @@ fn record(key: &AttachmentKey, given: &[Allocation]) -> Attachment {
         ports: Vec::new(),
         bandwidth: None,
         pod: None,
+        placement: None,
+        request: None,
+        wiring: Wiring::default(),
         created: 0,
         key: key.clone(),
     }

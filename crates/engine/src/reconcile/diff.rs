@@ -1,0 +1,79 @@
+//! What is wrong with an attachment, seen from the host. Pure.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use types::AttachMode;
+
+use super::Kind;
+use super::observe::Seen;
+use crate::detach::is_alias_of;
+use crate::state::Attachment;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Fault {
+    LinkGone,
+    LinkDown,
+    NoAlias,
+    NotAPort,
+    Hairpin,
+    NoRoute(IpAddr),
+    NoNeighbour(IpAddr),
+}
+
+impl Fault {
+    pub(super) fn kind(&self) -> Kind {
+        match self {
+            Self::LinkGone | Self::LinkDown | Self::NoAlias | Self::NotAPort | Self::Hairpin => Kind::Link,
+            Self::NoRoute(_) => Kind::Route,
+            Self::NoNeighbour(_) => Kind::Neighbour,
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::LinkGone => f.write_str("its link was gone"),
+            Self::LinkDown => f.write_str("its host end was down"),
+            Self::NoAlias => f.write_str("its host end had lost our mark"),
+            Self::NotAPort => f.write_str("its host end was no port of the bridge"),
+            Self::Hairpin => f.write_str("its port's hairpin mode was another"),
+            Self::NoRoute(ip) => write!(f, "the host route to {ip} was gone"),
+            Self::NoNeighbour(ip) => write!(f, "the neighbour {ip} was gone"),
+        }
+    }
+}
+
+pub(super) fn faults(attachment: &Attachment, seen: &Seen) -> Vec<Fault> {
+    let Some(link) = seen.links.get(attachment.host_link.as_str()) else { return vec![Fault::LinkGone] };
+    let mut faults = Vec::new();
+    if !link.up {
+        faults.push(Fault::LinkDown);
+    }
+    if !link.alias.as_deref().is_some_and(|alias| is_alias_of(alias, &attachment.key)) {
+        faults.push(Fault::NoAlias);
+    }
+    match attachment.mode {
+        AttachMode::Bridge => {
+            let bridge = seen.links.get(attachment.bridge.as_str()).map(|bridge| bridge.index);
+            if bridge.is_none() || link.master != bridge {
+                faults.push(Fault::NotAPort);
+            } else if link.hairpin.is_some_and(|hairpin| hairpin != attachment.wiring.hairpin) {
+                faults.push(Fault::Hairpin);
+            }
+        }
+        AttachMode::Routed => {
+            for ip in attachment.ips() {
+                if !seen.routes.contains(&(IpNet::from(ip), link.index)) {
+                    faults.push(Fault::NoRoute(ip));
+                }
+                if !seen.neighbours.contains(&(ip, link.index, attachment.pod_mac)) {
+                    faults.push(Fault::NoNeighbour(ip));
+                }
+            }
+        }
+    }
+    faults
+}

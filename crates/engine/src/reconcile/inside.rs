@@ -1,0 +1,101 @@
+//! One attachment seen from inside its pod: the addresses, routes and neighbours that we gave it.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::path::Path;
+
+use ipnet::IpNet;
+use netlink::{NetNs, Op, RouteFilter, RtSocket};
+use types::AttachMode;
+
+use super::Kind;
+use crate::state::Attachment;
+use crate::{Error, wire};
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Fault {
+    LinkDown,
+    NoAddress(IpNet),
+    NoRoute(IpNet),
+    NoNeighbour(IpAddr),
+}
+
+impl Fault {
+    pub(super) fn kind(&self) -> Kind {
+        match self {
+            Self::LinkDown => Kind::Link,
+            Self::NoAddress(_) => Kind::Address,
+            Self::NoRoute(_) => Kind::Route,
+            Self::NoNeighbour(_) => Kind::Neighbour,
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::LinkDown => f.write_str("the pod's link was down"),
+            Self::NoAddress(address) => write!(f, "address {address} was gone in the pod"),
+            Self::NoRoute(route) => write!(f, "route {route} was gone in the pod"),
+            Self::NoNeighbour(ip) => write!(f, "the gateway's neighbour entry {ip} was gone in the pod"),
+        }
+    }
+}
+
+/// A socket inside the pod, if the namespace is the one that was recorded. A record that was made anew from the link does
+/// not know it.
+fn open(attachment: &Attachment) -> Result<Option<RtSocket>, Error> {
+    if attachment.netns_cookie.is_none() {
+        return Ok(None);
+    }
+    // Gone, or another one: what to do then is decided by the link, which goes with its namespace.
+    let Ok(netns) = NetNs::open(Path::new(&attachment.netns)) else { return Ok(None) };
+    let pod = RtSocket::open_in(&netns)?;
+    Ok((attachment.netns_cookie == Some(pod.netns_cookie()?)).then_some(pod))
+}
+
+pub(super) fn faults(attachment: &Attachment) -> Result<Vec<Fault>, Error> {
+    let Some(mut pod) = open(attachment)? else { return Ok(Vec::new()) };
+    let Some(link) = pod.link(&attachment.key.ifname)? else { return Ok(Vec::new()) };
+    let mut faults = Vec::new();
+    if !link.up {
+        faults.push(Fault::LinkDown);
+    }
+    let addresses = pod.addresses(Some(link.index))?;
+    let has = |wanted: IpNet| addresses.iter().any(|a| a.addr == wanted);
+    faults
+        .extend(attachment.addresses.iter().filter(|a| !has(a.address)).map(|a| Fault::NoAddress(a.address)));
+    // Also through another interface of the pod: then that one was first, and keeps it.
+    let routes = pod.routes(RouteFilter::default())?;
+    let leads = |dst: IpNet| routes.iter().any(|r| r.dst.trunc() == dst.trunc());
+    faults.extend(attachment.wiring.routes.iter().filter(|r| !leads(r.dst)).map(|r| Fault::NoRoute(r.dst)));
+    if attachment.mode == AttachMode::Routed {
+        let neighbours = pod.neighbours(Some(link.index))?;
+        for gateway in attachment.addresses.iter().filter_map(|a| a.gateway) {
+            if !leads(IpNet::from(gateway)) {
+                faults.push(Fault::NoRoute(gateway.into()));
+            }
+            let known = |n: &netlink::Neighbour| {
+                n.addr == gateway && n.mac == Some(attachment.host_mac) && n.permanent
+            };
+            if !neighbours.iter().any(known) {
+                faults.push(Fault::NoNeighbour(gateway));
+            }
+        }
+    }
+    Ok(faults)
+}
+
+/// Everything that belongs inside once more; what is there is left alone.
+pub(super) fn mend(attachment: &Attachment) -> Result<(), Error> {
+    let Some(mut pod) = open(attachment)? else { return Ok(()) };
+    let Some(link) = pod.link(&attachment.key.ifname)? else { return Ok(()) };
+    let ops: Vec<Op<'static>> = wire::inside_ops(attachment, link.index);
+    for answer in pod.run_all(&ops)? {
+        match answer {
+            Err(e) if e.is_exists() => {}
+            other => other?,
+        }
+    }
+    Ok(())
+}

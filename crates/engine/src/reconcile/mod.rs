@@ -1,0 +1,259 @@
+//! Reconcile: the records against the kernel. What somebody removed is put back, what nobody has any more is collected,
+//! and each of it is told.
+//!
+//! ```text
+//! records ─┐
+//! Seen ────┴► diff (pure) ─► per attachment, with its record held: repair, or collect if its namespace is gone
+//! node: bridges with their gateways, forwarding        firewall: structure, then pods        strays: links without record
+//! ```
+//!
+//! Called by the agent at its start, on events and on a timer. A round that finds all right changes nothing and locks
+//! nothing. The picture is taken without locks; whatever looks wrong in it is looked at again with the record held.
+
+mod diff;
+mod firewall;
+mod inside;
+mod node;
+mod observe;
+mod repair;
+mod stray;
+
+use std::fmt;
+use std::path::Path;
+
+use netconf::NetConf;
+use netlink::RtSocket;
+use types::{AttachmentKey, NetworkName};
+
+use crate::gc::{self, Undoing};
+use crate::state::{Attachment, Listed, Network, Phase, State};
+use crate::{Error, Wait, relearn};
+use observe::Seen;
+
+/// What a round is to look at.
+#[derive(Debug, Clone, Copy)]
+pub struct Order<'a> {
+    pub run_dir: &'a Path,
+    /// The agent's own network: its bridge is there also without pods.
+    pub network: Option<(&'a NetworkName, &'a NetConf)>,
+    pub depth: Depth,
+    /// What the last round knew: it helps where records were lost or damaged.
+    pub memory: &'a [Attachment],
+}
+
+/// Looking into every pod takes a system call or ten for each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Depth {
+    Node,
+    Pods,
+}
+
+/// What kind of thing was repaired, for counting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// An attachment that was cut off in the middle was undone.
+    Pending,
+    /// An attachment whose namespace is gone was taken apart.
+    Collected,
+    Link,
+    Bridge,
+    Address,
+    Route,
+    Neighbour,
+    Firewall,
+    Shaping,
+    Sysctl,
+    /// A link of ours that no record knows was removed.
+    Stray,
+    /// A record was written anew.
+    Record,
+}
+
+impl Kind {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Collected => "collected",
+            Self::Link => "link",
+            Self::Bridge => "bridge",
+            Self::Address => "address",
+            Self::Route => "route",
+            Self::Neighbour => "neighbour",
+            Self::Firewall => "firewall",
+            Self::Shaping => "shaping",
+            Self::Sysctl => "sysctl",
+            Self::Stray => "stray",
+            Self::Record => "record",
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Repair {
+    pub kind: Kind,
+    pub what: String,
+}
+
+/// What could not be repaired, and what a person can do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trouble {
+    pub what: String,
+    /// A command to paste, where one helps.
+    pub command: Option<String>,
+}
+
+/// What a round did and found.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    pub repairs: Vec<Repair>,
+    pub troubles: Vec<Trouble>,
+    /// All attachments that are ready now, as they are recorded.
+    pub attachments: Vec<Attachment>,
+}
+
+/// One round, while it runs.
+struct Round<'a> {
+    order: Order<'a>,
+    state: State,
+    host: RtSocket,
+    outcome: Outcome,
+}
+
+/// Compares and repairs. An error means that nothing could be looked at; what goes wrong with one object is a
+/// [`Trouble`], and the others are repaired all the same.
+pub fn reconcile(order: Order<'_>) -> Result<Outcome, Error> {
+    let state = State::open(order.run_dir)?;
+    let mut round = Round { order, state, host: RtSocket::open()?, outcome: Outcome::default() };
+    round.relearn()?;
+    let records = round.records()?;
+    round.node(&records);
+    let seen = Seen::of(&mut round.host)?;
+    for (network, listed) in &records {
+        for record in listed {
+            round.record(network, record, &seen);
+        }
+    }
+    round.strays(&seen);
+    round.firewall();
+    Ok(round.outcome)
+}
+
+impl Round<'_> {
+    fn repaired(&mut self, kind: Kind, what: impl fmt::Display) {
+        self.outcome.repairs.push(Repair { kind, what: what.to_string() });
+    }
+
+    fn trouble(&mut self, what: impl fmt::Display, error: impl Into<Error>) {
+        let error: cni::Error = error.into().into();
+        self.outcome.troubles.push(Trouble { what: format!("{what}: {error}"), command: None });
+    }
+
+    /// Networks whose state was lost begin with what lives: before the first ADD that could give an address twice.
+    /// Only networks that we knew: another state folder's are not ours.
+    fn relearn(&mut self) -> Result<(), Error> {
+        let own = self.order.network;
+        let known = self
+            .order
+            .memory
+            .iter()
+            .map(|a| &a.key.network)
+            .filter(|name| own.is_none_or(|(own, _)| own != *name));
+        let mut names: Vec<(&NetworkName, Option<&NetConf>)> = known.map(|name| (name, None)).collect();
+        names.sort_by(|a, b| a.0.cmp(b.0));
+        names.dedup_by(|a, b| a.0 == b.0);
+        names.extend(own.map(|(name, conf)| (name, Some(conf))));
+        for (name, conf) in names {
+            if self.state.existing_network(name).is_some() {
+                continue;
+            }
+            let hints = relearn::Hints { conf, memory: self.order.memory };
+            let found = relearn::network_with(&self.state, name, hints)?.list()?.len();
+            if found > 0 {
+                self.repaired(
+                    Kind::Record,
+                    format_args!("{found} attachments of {name} relearnt from their links"),
+                );
+            }
+        }
+        Ok(())
+    }
+
+    fn records(&mut self) -> Result<Vec<(Network, Vec<Listed>)>, Error> {
+        let mut records = Vec::new();
+        for network in self.state.networks()? {
+            let listed = network.list()?;
+            records.push((network, listed));
+        }
+        Ok(records)
+    }
+
+    fn record(&mut self, network: &Network, listed: &Listed, seen: &Seen) {
+        let done = match (&listed.attachment, listed.phase) {
+            (_, Phase::Pending) => self.undo_pending(network, listed),
+            (Some(attachment), Phase::Ready) => {
+                let repaired = self.attachment(network, attachment, seen);
+                repaired.map(|life| {
+                    if life == Life::Kept {
+                        self.outcome.attachments.push(attachment.clone());
+                    }
+                })
+            }
+            (None, Phase::Ready) => self.unreadable(network, listed, seen),
+        };
+        if let Err(error) = done {
+            self.trouble(format_args!("attachment {}/{}", network.name(), listed.stem), error);
+        }
+    }
+
+    /// Whoever worked on it is gone, or it would be held.
+    fn undo_pending(&mut self, network: &Network, listed: &Listed) -> Result<(), Error> {
+        let Some(held) = network.find_idle(&listed.stem)?.filter(|held| held.phase() == Phase::Pending)
+        else {
+            return Ok(());
+        };
+        let name = NetworkName::try_from(network.name().as_str()).ok();
+        gc::undo_stem(held, &Undoing { name: name.as_ref(), wait: Wait::UntilGone })?;
+        self.repaired(
+            Kind::Pending,
+            format_args!("{}/{}, cut off in the middle, was undone", network.name(), listed.stem),
+        );
+        Ok(())
+    }
+
+    /// A record that was damaged is written anew from what we remember or the link tells. What neither knows stays, and
+    /// keeps its addresses.
+    fn unreadable(&mut self, network: &Network, listed: &Listed, seen: &Seen) -> Result<(), Error> {
+        let remembered = self.order.memory.iter().find(|a| {
+            AttachmentKey::network_dir(&a.key.network) == network.name() && a.key.file_stem() == listed.stem
+        });
+        let own = self.order.network.filter(|(name, _)| AttachmentKey::network_dir(name) == network.name());
+        let told = || {
+            let name =
+                own.map(|(name, _)| name.clone()).or_else(|| network.name().as_str().try_into().ok())?;
+            let link = seen.link_of(&network.name(), &listed.stem)?;
+            relearn::attachment_of(&name, link, own.map(|(_, conf)| conf))
+        };
+        let Some(attachment) = remembered.cloned().or_else(told) else {
+            return Err(Error::Unreadable { record: network.path_of(&listed.stem) });
+        };
+        let Some(mut held) = network.find_idle(&listed.stem)?.filter(|held| held.attachment().is_none())
+        else {
+            return Ok(());
+        };
+        held.rewrite(attachment.clone())?;
+        self.repaired(
+            Kind::Record,
+            format_args!("the damaged record of {} was written anew", attachment.key),
+        );
+        self.outcome.attachments.push(attachment);
+        Ok(())
+    }
+}
+
+/// What became of an attachment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Life {
+    Kept,
+    /// Its namespace is gone, or somebody else is working on it.
+    Left,
+}

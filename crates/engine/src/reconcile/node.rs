@@ -1,0 +1,91 @@
+//! What belongs to the node and not to one pod: bridges with their gateways, and forwarding.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ipnet::IpNet;
+use netconf::Addresses;
+use types::IfName;
+
+use super::{Kind, Round};
+use crate::bridge::{self, Spec};
+use crate::state::{Listed, Network, Phase};
+use crate::sysctl::{self, Families};
+use crate::{Error, settle};
+
+/// A bridge as the records and the agent's own network want it.
+#[derive(Debug, Default)]
+struct Wanted {
+    mtu: Option<u32>,
+    gateways: BTreeSet<IpNet>,
+}
+
+impl Round<'_> {
+    pub(super) fn node(&mut self, records: &[(Network, Vec<Listed>)]) {
+        for (name, wanted) in self.bridges(records) {
+            if let Err(error) = self.bridge(&name, &wanted) {
+                self.trouble(format_args!("bridge {name}"), error);
+            }
+        }
+    }
+
+    fn bridges(&self, records: &[(Network, Vec<Listed>)]) -> BTreeMap<IfName, Wanted> {
+        let mut bridges: BTreeMap<IfName, Wanted> = BTreeMap::new();
+        let ready = records.iter().flat_map(|(_, listed)| listed).filter(|l| l.phase == Phase::Ready);
+        for attachment in ready.filter_map(|l| l.attachment.as_ref()) {
+            let wanted = bridges.entry(attachment.bridge.clone()).or_default();
+            wanted.mtu = Some(attachment.mtu);
+            wanted.gateways.extend(&attachment.wiring.gateways);
+        }
+        if let Some((_, conf)) = self.order.network {
+            let wanted = bridges.entry(conf.bridge.clone()).or_default();
+            wanted.mtu = conf.mtu.or(wanted.mtu);
+            wanted.gateways.extend(own_gateways(&conf.addresses));
+        }
+        bridges
+    }
+
+    fn bridge(&mut self, name: &IfName, wanted: &Wanted) -> Result<(), Error> {
+        let found = self.host.link(name)?;
+        let (was_there, was_up) = (found.is_some(), found.as_ref().is_some_and(|link| link.up));
+        // An MTU that somebody gave the bridge stays, as it does when a pod is attached.
+        let own = self.order.network.filter(|(_, conf)| conf.bridge == *name);
+        let mtu = if was_there { own.and_then(|(_, conf)| conf.mtu) } else { wanted.mtu };
+        let promisc = own.is_some_and(|(_, conf)| conf.promisc);
+        let bridge = bridge::ensure(&mut self.host, &Spec { name, mtu, promisc }, found)?;
+        match (was_there, was_up) {
+            (false, _) => self.repaired(Kind::Bridge, format_args!("bridge {name} made")),
+            (true, false) => self.repaired(Kind::Bridge, format_args!("bridge {name} was down")),
+            (true, true) => {}
+        }
+        let carried: Vec<IpNet> = self.host.addresses(Some(bridge.index))?.iter().map(|a| a.addr).collect();
+        let log = self.state.sysctls();
+        for gateway in wanted.gateways.iter().filter(|gateway| !carried.contains(gateway)) {
+            bridge::put_gateway(&mut self.host, &bridge, *gateway, &log)?;
+            if let Some((_, conf)) = own {
+                bridge::resolve_conflicts(&mut self.host, &bridge, conf, *gateway)?;
+            }
+            settle::wait_for_address(&mut self.host, gateway.addr())?;
+            bridge::adopt(&mut self.host, &bridge, &log)?;
+            self.repaired(Kind::Address, format_args!("address {gateway} put on bridge {name}"));
+        }
+        self.forwarding(&wanted.gateways)
+    }
+
+    fn forwarding(&mut self, gateways: &BTreeSet<IpNet>) -> Result<(), Error> {
+        let families = Families {
+            ipv4: gateways.iter().any(|gateway| gateway.addr().is_ipv4()),
+            ipv6: gateways.iter().any(|gateway| gateway.addr().is_ipv6()),
+        };
+        for changed in sysctl::enable_forwarding(&mut self.host, &self.state.sysctls(), families)? {
+            self.repaired(Kind::Sysctl, format_args!("{} set to 1", changed.display()));
+        }
+        Ok(())
+    }
+}
+
+/// The gateways of a network whose addresses are ours to give.
+pub(super) fn own_gateways(addresses: &Addresses) -> Vec<IpNet> {
+    let Addresses::Own(pools) = addresses else { return Vec::new() };
+    let ranges = pools.sets().iter().flat_map(ipam::RangeSet::ranges);
+    ranges.filter_map(|range| IpNet::new(range.gateway(), range.subnet().prefix_len()).ok()).collect()
+}

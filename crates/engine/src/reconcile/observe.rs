@@ -1,0 +1,47 @@
+//! What the kernel has of ours, in one picture.
+
+use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use netlink::{Link, RouteFilter, RtSocket};
+use types::{Mac, ROUTE_PROTOCOL};
+
+use crate::Error;
+
+/// Host side only: pods are looked into one by one.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    pub(super) links: HashMap<String, Link>,
+    /// Destination and link of the routes that are marked as ours.
+    pub(super) routes: HashSet<(IpNet, u32)>,
+    /// Permanent neighbours.
+    pub(super) neighbours: HashSet<(IpAddr, u32, Mac)>,
+}
+
+impl Seen {
+    pub(super) fn of(host: &mut RtSocket) -> Result<Self, Error> {
+        let links = host.links()?.into_iter().map(|link| (link.name.clone(), link)).collect();
+        let ours = RouteFilter { protocol: Some(ROUTE_PROTOCOL), ..RouteFilter::default() };
+        let routes = host.routes(ours)?.into_iter().filter_map(|r| Some((r.dst.trunc(), r.link?))).collect();
+        let permanent = host.neighbours(None)?.into_iter().filter(|n| n.permanent);
+        let neighbours = permanent.filter_map(|n| Some((n.addr, n.link, n.mac?))).collect();
+        Ok(Self { links, routes, neighbours })
+    }
+
+    /// The host end whose alias names this record.
+    pub(super) fn link_of(&self, network: &str, stem: &str) -> Option<&Link> {
+        self.links.values().find(|link| {
+            link.kind.as_deref() == Some("veth")
+                && named_by(link) == Some((network.to_owned(), stem.to_owned()))
+        })
+    }
+}
+
+/// Network folder and record that a link's alias names.
+pub(super) fn named_by(link: &Link) -> Option<(String, String)> {
+    let key = link.alias.as_deref()?.strip_prefix("podwire:")?.split(' ').next()?;
+    let (network, rest) = key.split_once('/')?;
+    let (id, ifname) = rest.split_once('/')?;
+    Some((network.to_owned(), format!("{id}@{ifname}")))
+}

@@ -1,0 +1,161 @@
+//! One attachment: its link and what hangs on it, put back. Its record is held meanwhile, so that no DEL comes between.
+
+use std::path::Path;
+
+use netlink::{AddNeighbour, Link, LinkRef, Mode, NetNs, Op, RtSocket, SetLink};
+use types::{AttachMode, ROUTE_PROTOCOL};
+
+use super::diff::{self, Fault};
+use super::observe::Seen;
+use super::{Depth, Kind, Life, Round, inside};
+use crate::bridge::{self, Bridge, Spec};
+use crate::state::{Attachment, Held, Network, Phase};
+use crate::wire::{self, Neighbours, Wire, host_route};
+use crate::{Error, Wait, detach, firewall, settle, shaping};
+
+impl Round<'_> {
+    pub(super) fn attachment(
+        &mut self,
+        network: &Network,
+        attachment: &Attachment,
+        seen: &Seen,
+    ) -> Result<Life, Error> {
+        let faults = diff::faults(attachment, seen);
+        if faults.is_empty() && self.order.depth == Depth::Node {
+            return Ok(Life::Kept);
+        }
+        let within = match faults.contains(&Fault::LinkGone) {
+            true => Vec::new(),
+            false => inside::faults(attachment)?,
+        };
+        let shaping = self.lost_shaping(attachment, seen)?;
+        if faults.is_empty() && within.is_empty() && shaping.is_empty() {
+            return Ok(Life::Kept);
+        }
+        // The picture was taken without a lock: somebody may be taking it apart, or have done so.
+        let Some(held) = hold(network, attachment)? else { return Ok(Life::Left) };
+        if faults.contains(&Fault::LinkGone) {
+            return self.remake(held, attachment);
+        }
+        let Some(link) = self.host.link(&attachment.host_link)? else { return Ok(Life::Kept) };
+        for fault in &faults {
+            self.mend(attachment, &link, fault)?;
+            self.repaired(fault.kind(), format_args!("{}: {fault}", attachment.key));
+        }
+        if !within.is_empty() {
+            inside::mend(attachment)?;
+        }
+        for fault in within {
+            self.repaired(fault.kind(), format_args!("{}: {fault}", attachment.key));
+        }
+        if !shaping.is_empty() {
+            shaping::renew(&mut self.host, attachment, link.index)?;
+            self.repaired(Kind::Shaping, format_args!("{}: {}", attachment.key, shaping.join(", ")));
+        }
+        Ok(Life::Kept)
+    }
+
+    fn lost_shaping(&mut self, attachment: &Attachment, seen: &Seen) -> Result<Vec<String>, Error> {
+        match seen.links.get(attachment.host_link.as_str()) {
+            Some(link) if attachment.bandwidth.is_some() => {
+                shaping::missing(&mut self.host, attachment, link)
+            }
+            Some(_) | None => Ok(Vec::new()),
+        }
+    }
+
+    fn mend(&mut self, attachment: &Attachment, link: &Link, fault: &Fault) -> Result<(), Error> {
+        let change = SetLink::of(LinkRef::Index(link.index));
+        let hairpin = Some(attachment.wiring.hairpin);
+        match fault {
+            Fault::LinkGone => Ok(()),
+            Fault::LinkDown => Ok(self.host.run(&Op::SetLink(SetLink { up: Some(true), ..change }))?),
+            Fault::NoAlias => {
+                let alias = attachment.alias();
+                Ok(self.host.run(&Op::SetLink(SetLink { alias: Some(&alias), ..change }))?)
+            }
+            Fault::NotAPort => {
+                let bridge = self.bridge_of(attachment)?;
+                let joined = SetLink { master: Some(bridge.index), ..change };
+                Ok(self.host.run_every(&[Op::SetLink(joined), Op::SetLink(SetLink { hairpin, ..change })])?)
+            }
+            Fault::Hairpin => Ok(self.host.run(&Op::SetLink(SetLink { hairpin, ..change }))?),
+            Fault::NoRoute(ip) => {
+                let route = host_route(*ip, link.index);
+                Ok(self.host.run(&Op::AddRoute { route, mode: Mode::Exclusive })?)
+            }
+            Fault::NoNeighbour(ip) => Ok(self.host.run(&Op::AddNeighbour(AddNeighbour {
+                link: link.index,
+                addr: *ip,
+                mac: attachment.pod_mac,
+                protocol: ROUTE_PROTOCOL,
+            }))?),
+        }
+    }
+
+    fn bridge_of(&mut self, attachment: &Attachment) -> Result<Bridge, Error> {
+        let found = self.host.link(&attachment.bridge)?;
+        let mtu = if found.is_some() { None } else { Some(attachment.mtu) };
+        bridge::ensure(&mut self.host, &Spec { name: &attachment.bridge, mtu, promisc: false }, found)
+    }
+
+    /// The link is gone. If the pod's namespace is the one it was, somebody deleted the link: it is made anew (F4).
+    /// Otherwise the pod is gone, and so is its address.
+    fn remake(&mut self, held: Held, attachment: &Attachment) -> Result<Life, Error> {
+        // It may be back already, or be under way.
+        if self.host.link(&attachment.host_link)?.is_some() {
+            return Ok(Life::Kept);
+        }
+        let netns = match NetNs::open(Path::new(&attachment.netns)) {
+            Ok(netns) => netns,
+            Err(e) if e.is_gone() => return self.collect(held, attachment),
+            // What we cannot see we do not touch.
+            Err(e) => return Err(e.into()),
+        };
+        let mut pod = RtSocket::open_in(&netns)?;
+        if attachment.netns_cookie != Some(pod.netns_cookie()?) {
+            return self.collect(held, attachment);
+        }
+        if pod.link(&attachment.key.ifname)?.is_some() {
+            let ifname = attachment.key.ifname.clone();
+            return Err(Error::LinkExists { ifname, netns: attachment.netns.clone() });
+        }
+        let bridge = self.bridge_of(attachment)?;
+        let log = self.state.sysctls();
+        // What it was counts for others: the same address, at the same MAC.
+        let wire = Wire {
+            attachment,
+            bridge: &bridge,
+            netns: &netns,
+            log: &log,
+            neighbours: Neighbours::KnowNothing,
+        };
+        firewall::admit(attachment, &self.state)?;
+        wire::make_pair(&mut self.host, &wire)?;
+        let host_index = wire::set_up_inside(&mut pod, &wire)?.host_index;
+        if attachment.mode == AttachMode::Routed {
+            wire::route_to_pod(&mut self.host, attachment, host_index)?;
+        }
+        wire::let_loopback_in(attachment, &bridge, &log)?;
+        shaping::apply(&mut self.host, attachment, host_index)?;
+        settle::wait(&mut self.host, &mut pod, attachment)?;
+        self.repaired(Kind::Link, format_args!("{}: {}, and was made anew", attachment.key, Fault::LinkGone));
+        Ok(Life::Kept)
+    }
+
+    fn collect(&mut self, held: Held, attachment: &Attachment) -> Result<Life, Error> {
+        detach::undo(held, &attachment.key, Wait::UntilGone)?;
+        let ips: Vec<String> = attachment.ips().map(|ip| ip.to_string()).collect();
+        self.repaired(
+            Kind::Collected,
+            format_args!("{}: its namespace is gone; {} given back", attachment.key, ips.join(", ")),
+        );
+        Ok(Life::Left)
+    }
+}
+
+/// The record, if it still says what was seen and nobody is working on it.
+pub(super) fn hold(network: &Network, attachment: &Attachment) -> Result<Option<Held>, Error> {
+    let held = network.find_idle(&attachment.key.file_stem())?;
+    Ok(held.filter(|held| held.phase() == Phase::Ready && held.attachment() == Some(attachment)))
+}

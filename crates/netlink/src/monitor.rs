@@ -1,0 +1,166 @@
+//! What changes in the kernel, told by itself: for a loop that keeps the network as it should be. One socket hears of
+//! its own namespace and of the pods': the kernel numbers a pod's namespace when a link between the two is made
+//! (`IFLA_LINK_NETNSID`), and tells of namespaces that have a number. Namespaces without a link into ours are not heard.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use ipnet::IpNet;
+
+use crate::error::Error;
+use crate::op::Route;
+use crate::socket::{Content, Glance, Protocol, Reply, Socket};
+use crate::view::{Address, Link, Neighbour};
+
+const GROUPS: [u32; 6] = [
+    libc::RTNLGRP_LINK,
+    libc::RTNLGRP_NEIGH,
+    libc::RTNLGRP_IPV4_IFADDR,
+    libc::RTNLGRP_IPV6_IFADDR,
+    libc::RTNLGRP_IPV4_ROUTE,
+    libc::RTNLGRP_IPV6_ROUTE,
+];
+
+/// Datagrams per `read`: somebody who changes things without end must not keep the reader for ever.
+const MOST: usize = 4096;
+
+/// Where something changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Where {
+    /// In the namespace of the socket.
+    Here,
+    /// In another one that has, or had, a link into it: a pod's.
+    Elsewhere,
+}
+
+/// A change. Whatever went is told wherever it was and whoever made it; what is new only of links.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum News {
+    /// A link is new, was changed, or is gone.
+    Link {
+        index: u32,
+        name: Option<String>,
+        up: bool,
+        gone: bool,
+        place: Where,
+    },
+    /// A link is no port of its bridge any more.
+    PortLeft {
+        index: u32,
+        place: Where,
+    },
+    AddressGone {
+        link: u32,
+        addr: IpNet,
+        place: Where,
+    },
+    /// A unicast route. Nothing is told of IPv4 routes that the kernel drops because their link goes down or away, or
+    /// loses its last IPv4 address: look at routes after `Link` and `AddressGone`.
+    RouteGone {
+        dst: IpNet,
+        protocol: u8,
+        place: Where,
+    },
+    /// A neighbour that somebody entered under a protocol's number. The kernel learns others, and forgets them all day.
+    NeighbourGone {
+        link: u32,
+        addr: IpAddr,
+        protocol: u8,
+        place: Where,
+    },
+    /// There was more than the socket could keep: look at everything.
+    Lost,
+}
+
+/// A socket that tells what changes. It needs `CAP_NET_ADMIN` and, to hear of the pods, `CAP_NET_BROADCAST`.
+pub struct Monitor {
+    socket: Socket,
+    /// The kernel reports an overrun once, and may drop what comes until everything was read.
+    lossy: bool,
+}
+
+impl Monitor {
+    /// For the namespace of the calling thread.
+    pub fn open() -> Result<Self, Error> {
+        let socket = Socket::open(Protocol::Route)?;
+        socket.make_room_for_news()?;
+        socket.listen_to_other_namespaces()?;
+        socket.listen(&GROUPS)?;
+        Ok(Self { socket, lossy: false })
+    }
+
+    /// Everything that is there to read now, without waiting. An overrun is no error but `News::Lost`, and then that is
+    /// all: whoever looks at everything need not know the rest.
+    pub fn read(&mut self) -> Result<Vec<News>, Error> {
+        let mut news = Vec::new();
+        let mut lost = self.lossy;
+        for _ in 0..MOST {
+            match self.socket.glance() {
+                Ok(Glance::Nothing) => {
+                    self.lossy = false;
+                    break;
+                }
+                Ok(Glance::Overrun) => {
+                    self.lossy = true;
+                    lost = true;
+                }
+                Ok(Glance::News(replies, place)) => {
+                    news.extend(replies.filter_map(|reply| read_news(&reply, place)));
+                }
+                Err(error) => {
+                    // What was read before goes down with it.
+                    self.lossy = true;
+                    return Err(error);
+                }
+            }
+        }
+        Ok(if lost { vec![News::Lost] } else { news })
+    }
+}
+
+impl AsFd for Monitor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl fmt::Debug for Monitor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Monitor").field("lossy", &self.lossy).finish_non_exhaustive()
+    }
+}
+
+fn read_news(reply: &Reply<'_>, place: Where) -> Option<News> {
+    let Content::Data(body) = reply.content else { return None };
+    let family = i32::from(*body.first()?);
+    match reply.kind {
+        libc::RTM_NEWLINK | libc::RTM_DELLINK => read_link(body, reply.kind, place),
+        libc::RTM_DELADDR => {
+            Address::parse(body).map(|a| News::AddressGone { link: a.link, addr: a.addr, place })
+        }
+        libc::RTM_DELROUTE => {
+            Route::parse(body).map(|r| News::RouteGone { dst: r.dst, protocol: r.protocol, place })
+        }
+        // A bridge keeps the MACs behind its ports in a table that speaks the same messages.
+        libc::RTM_DELNEIGH if family != libc::AF_BRIDGE => {
+            let Neighbour { link, addr, protocol, .. } = Neighbour::parse(body)?;
+            // It was permanent once, but a neighbour that goes is always told as failed.
+            (protocol != 0).then_some(News::NeighbourGone { link, addr, protocol, place })
+        }
+        _ => None,
+    }
+}
+
+fn read_link(body: &[u8], kind: u16, place: Where) -> Option<News> {
+    let gone = kind == libc::RTM_DELLINK;
+    let link = Link::parse(body)?;
+    match i32::from(*body.first()?) {
+        libc::AF_UNSPEC => {
+            let name = Some(link.name).filter(|name| !name.is_empty());
+            Some(News::Link { index: link.index, name, up: link.up, gone, place })
+        }
+        libc::AF_BRIDGE if gone => Some(News::PortLeft { index: link.index, place }),
+        _ => None,
+    }
+}

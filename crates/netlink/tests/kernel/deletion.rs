@@ -1,0 +1,164 @@
+//! Deleting links: when the caller is let go, what is gone by then, what it is told; and how fast it is.
+
+use std::sync::Barrier;
+use std::time::Instant;
+
+use netlink::{
+    AddNeighbour, LinkRef, Mode, NetNs, Op, Route, RouteFilter, RtSocket, SetLink, delete_link_early,
+    deletions_under_way,
+};
+use types::{IfName, ROUTE_PROTOCOL};
+
+use crate::world::{World, eventually, json, mac, name, pair};
+
+/// Routed pods, as ADD makes them: host routes and neighbours of both families on the host's end. Their indices.
+fn routed(w: &mut World, count: u16) -> Vec<(IfName, u32)> {
+    (0..count)
+        .map(|n| {
+            let (host, peer) = (name(&format!("pw{n}")), name(&format!("eth{n}")));
+            w.h.run(&Op::AddVeth(pair(&w.pod, &host, &peer))).unwrap();
+            let set = SetLink { up: Some(true), ..SetLink::of(LinkRef::Name(&peer)) };
+            w.p.run(&Op::SetLink(set)).unwrap();
+            let link = w.h.link(&host).unwrap().unwrap().index;
+            for addr in addresses(n) {
+                let route = Route { link: Some(link), ..Route::to(addr.into()) };
+                w.h.run_every(&[
+                    Op::AddRoute { route, mode: Mode::Exclusive },
+                    Op::AddNeighbour(AddNeighbour { link, addr, mac: mac(3), protocol: ROUTE_PROTOCOL }),
+                ])
+                .unwrap();
+            }
+            (host, link)
+        })
+        .collect()
+}
+
+fn addresses(n: u16) -> [std::net::IpAddr; 2] {
+    [format!("10.77.{}.{}", n >> 8, n & 255), format!("fd77::{n:x}")].map(|text| text.parse().unwrap())
+}
+
+/// Deletes all links with so many callers at once; deletions per second until the last caller was let go.
+fn rate(host: &NetNs, links: &[(IfName, u32)], delete: impl Fn(u32) + Sync, callers: usize) -> f64 {
+    let start = Barrier::new(callers + 1);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = links
+            .chunks(links.len() / callers)
+            .map(|share| {
+                let (start, delete) = (&start, &delete);
+                scope.spawn(move || {
+                    host.run(|| {
+                        start.wait();
+                        share.iter().for_each(|(_, index)| delete(*index));
+                    })
+                    .unwrap();
+                })
+            })
+            .collect();
+        start.wait();
+        let began = Instant::now();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        #[expect(clippy::cast_precision_loss, reason = "a handful of links")]
+        let count = links.len() as f64;
+        count / began.elapsed().as_secs_f64()
+    })
+}
+
+#[test]
+fn an_early_deletion_returns_when_link_routes_and_name_are_gone_and_the_grace_period_is_not() {
+    let mut w = World::new();
+    let mut still_waiting = 0;
+    for (host, index) in routed(&mut w, 8) {
+        w.host.run(|| delete_link_early(index)).unwrap().unwrap();
+        still_waiting += usize::from(deletions_under_way() > 0);
+        assert!(w.h.link_at(index).unwrap().is_none() && w.h.link(&host).unwrap().is_none());
+        let left = w.h.routes(RouteFilter::default()).unwrap();
+        assert!(left.iter().all(|route| route.link != Some(index)), "{left:?}");
+        // The name can be had again at once.
+        w.h.run(&Op::AddIfb { name: &host, mtu: 1500 }).unwrap();
+    }
+    assert!(still_waiting > 0, "every caller sat out the grace period");
+    assert!(w.p.links().unwrap().iter().all(|link| !link.name.starts_with("eth")));
+    eventually("the end of all deletions", || deletions_under_way() == 0);
+}
+
+#[test]
+fn an_early_deletion_of_a_bridge_port_ends_when_the_link_is_gone_not_when_it_leaves_the_bridge() {
+    let mut w = World::new();
+    let bridge = w.bridge("br0");
+    let (index, _) = w.veth("pwabc", "eth0");
+    let port = SetLink { master: Some(bridge), ..SetLink::of(LinkRef::Index(index)) };
+    w.h.run(&Op::SetLink(port)).unwrap();
+    w.host.run(|| delete_link_early(index)).unwrap().unwrap();
+    assert!(w.h.link_at(index).unwrap().is_none());
+    w.host.run(|| delete_link_early(bridge)).unwrap().unwrap();
+    assert!(w.h.link_at(bridge).unwrap().is_none());
+}
+
+#[test]
+fn an_early_deletion_says_what_the_kernel_refused() {
+    let w = World::new();
+    let missing = w.host.run(|| delete_link_early(4711)).unwrap().unwrap_err();
+    assert!(missing.is_missing(), "{missing}");
+    assert!(missing.to_string().starts_with("cannot delete link 4711: "), "{missing}");
+    let lo = w.host.run(|| delete_link_early(1)).unwrap().unwrap_err();
+    assert!(lo.is_unsupported(), "{lo}");
+    let powerless = || {
+        let before = rustix::thread::capabilities(None).unwrap();
+        let mut sets = before;
+        sets.effective.remove(rustix::thread::CapabilitySet::NET_ADMIN);
+        rustix::thread::set_capabilities(None, sets).unwrap();
+        let refused = delete_link_early(1);
+        rustix::thread::set_capabilities(None, before).unwrap();
+        refused
+    };
+    let refused = w.host.run(powerless).unwrap().unwrap_err();
+    assert!(refused.is_permission(), "{refused}");
+}
+
+#[test]
+fn many_callers_delete_at_once_and_every_link_is_gone() {
+    let mut w = World::new();
+    let links = routed(&mut w, 64);
+    let mut others = World::new();
+    let bystanders = routed(&mut others, 64);
+    std::thread::scope(|scope| {
+        scope.spawn(|| rate(&w.host, &links, |index| delete_link_early(index).unwrap(), 16));
+        scope.spawn(|| rate(&others.host, &bystanders, delete_link_fully, 8));
+    });
+    assert!(w.h.links().unwrap().iter().all(|link| !link.name.starts_with("pw")));
+    assert!(others.h.links().unwrap().iter().all(|link| !link.name.starts_with("pw")));
+}
+
+fn delete_link_fully(index: u32) {
+    RtSocket::open().unwrap().delete_link(index, || ()).0.unwrap();
+}
+
+#[test]
+fn a_socket_that_deleted_links_can_be_used_on() {
+    let mut w = World::new();
+    json(&w.host, "ip link add pair0 type veth peer name pair1");
+    // Both ends are here: the kernel tells of both.
+    let index = w.h.link(&name("pair0")).unwrap().unwrap().index;
+    let (deleted, seen) = w.h.delete_link(index, || "meanwhile");
+    deleted.unwrap();
+    assert_eq!(seen, "meanwhile");
+    let ifb = name("ifb9");
+    w.h.run(&Op::AddIfb { name: &ifb, mtu: 1500 }).unwrap();
+    assert!(w.h.link(&ifb).unwrap().is_some());
+    assert!(w.h.delete_link(index, || ()).0.unwrap_err().is_missing());
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn deletions_per_second() {
+    let early = |index| delete_link_early(index).unwrap();
+    for (callers, count) in [(1, 128), (16, 128), (64, 128), (16, 1024)] {
+        let rates: [&(dyn Fn(u32) + Sync); 2] = [&delete_link_fully, &early];
+        let [wait, early] = rates.map(|delete| {
+            let mut w = World::new();
+            let links = routed(&mut w, count);
+            rate(&w.host, &links, delete, callers)
+        });
+        println!("{callers} callers, {count} links: delete_link {wait:.0}/s, delete_link_early {early:.0}/s");
+    }
+}
