@@ -1,5 +1,6 @@
 //! What the agent knows about itself, written by those who do the work and read by those who are asked.
 
+use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -21,7 +22,16 @@ struct Inner {
     obstacle: Option<String>,
     reconcile: ReconcileStatus,
     installed: Vec<InstalledFile>,
-    problems: Vec<Problem>,
+    /// What a person should look at, by who found it.
+    problems: BTreeMap<Finder, Vec<Problem>>,
+}
+
+/// Who looks for problems; each replaces only its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Finder {
+    Keeper,
+    Firewall,
+    Tombstones,
 }
 
 impl Board {
@@ -69,11 +79,11 @@ impl Board {
     }
 
     pub(crate) fn problems(&self) -> Vec<Problem> {
-        self.lock().problems.clone()
+        self.lock().problems.values().flatten().cloned().collect()
     }
 
-    pub(crate) fn set_problems(&self, problems: Vec<Problem>) {
-        self.lock().problems = problems;
+    pub(crate) fn set_problems(&self, finder: Finder, problems: Vec<Problem>) {
+        self.lock().problems.insert(finder, problems);
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {

@@ -12,11 +12,19 @@
 pub mod config;
 pub mod install;
 
+mod app;
 mod board;
 mod contiv;
+mod defaults;
+mod keeper;
+mod lock;
 mod log;
 mod metrics;
+mod notify;
+mod privileges;
 mod queue;
 mod server;
 mod tombstones;
 mod work;
+
+pub use app::{AppError, run};

@@ -1,0 +1,272 @@
+//! What Prometheus reads. Counters are kept as things happen; what can be looked up is looked up when somebody asks.
+
+use std::fmt;
+use std::fs;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use api::{BlockUse, Counts};
+use prometheus_client::encoding::{EncodeLabelSet, text};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::{Metric, Registry};
+use rustix::time::{ClockId, clock_gettime};
+
+pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// In seconds. An ADD takes about one millisecond; what takes ten seconds is as good as stuck.
+const BUCKETS: [f64; 14] =
+    [0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5, 10.0];
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Request {
+    verb: &'static str,
+    outcome: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Verb {
+    verb: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Kind {
+    kind: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Block {
+    block: String,
+    state: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Phase {
+    phase: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Build {
+    version: &'static str,
+}
+
+/// What is looked up for a scrape.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    pub(crate) ready: bool,
+    pub(crate) waiting: usize,
+    pub(crate) blocks: Vec<BlockUse>,
+    pub(crate) attachments: Counts,
+    /// Seconds since 1970.
+    pub(crate) started: u64,
+}
+
+pub(crate) struct Metrics {
+    registry: Registry,
+    requests: Family<Request, Counter>,
+    seconds: Family<Verb, Histogram>,
+    waiting: Gauge,
+    addresses: Family<Block, Gauge>,
+    attachments: Family<Phase, Gauge>,
+    rounds: Counter,
+    repairs: Family<Kind, Counter>,
+    round_seconds: Histogram,
+    drained: Counter,
+    ready: Gauge,
+    process: Process,
+}
+
+struct Process {
+    resident: Gauge,
+    open_files: Gauge,
+    started: Gauge,
+    cpu: Counter<f64, AtomicU64>,
+}
+
+/// Registers and hands back, so that each metric stands in one line.
+struct Register(Registry);
+
+impl Register {
+    fn add<M: Metric + Clone>(&mut self, name: &str, help: &str, metric: M) -> M {
+        self.0.register(name, help, metric.clone());
+        metric
+    }
+}
+
+impl Metrics {
+    pub(crate) fn new() -> Self {
+        let mut all = Register(Registry::default());
+        let version = Build { version: env!("CARGO_PKG_VERSION") };
+        all.0.register("podwire_build", "The agent's version", Info::new(version));
+        let histogram: fn() -> Histogram = || Histogram::new(BUCKETS);
+        let metrics = Self {
+            requests: all.add(
+                "podwire_requests",
+                "CNI requests served, by verb and outcome",
+                Family::default(),
+            ),
+            seconds: all.add(
+                "podwire_request_seconds",
+                "Time from a request's arrival to its answer",
+                Family::new_with_constructor(histogram),
+            ),
+            waiting: all.add("podwire_queue_waiting", "Requests that wait for a worker", Gauge::default()),
+            addresses: all.add(
+                "podwire_addresses",
+                "Addresses of the network's blocks, used and free",
+                Family::default(),
+            ),
+            attachments: all.add(
+                "podwire_attachments",
+                "Attachments on record, by phase; an unreadable one keeps its addresses",
+                Family::default(),
+            ),
+            rounds: all.add(
+                "podwire_reconcile_rounds",
+                "Comparisons of records and kernel",
+                Counter::default(),
+            ),
+            repairs: all.add("podwire_reconcile_repairs", "What reconcile put right", Family::default()),
+            round_seconds: all.add(
+                "podwire_reconcile_seconds",
+                "Time of a comparison with its repairs",
+                histogram(),
+            ),
+            drained: all.add(
+                "podwire_tombstones_drained",
+                "DELs that came while the agent was away, and were served since",
+                Counter::default(),
+            ),
+            ready: all.add("podwire_ready", "1 when ADDs are served", Gauge::default()),
+            process: Process::new(&mut all),
+            registry: Registry::default(),
+        };
+        Self { registry: all.0, ..metrics }
+    }
+
+    pub(crate) fn request(&self, verb: &'static str, outcome: &'static str, took: Duration) {
+        self.requests.get_or_create(&Request { verb, outcome }).inc();
+        self.seconds.get_or_create(&Verb { verb }).observe(took.as_secs_f64());
+    }
+
+    /// A comparison of records and kernel ended.
+    pub(crate) fn reconciled(&self, took: Duration) {
+        self.rounds.inc();
+        self.round_seconds.observe(took.as_secs_f64());
+    }
+
+    pub(crate) fn repaired(&self, kind: &str, count: u64) {
+        self.repairs.get_or_create(&Kind { kind: kind.to_owned() }).inc_by(count);
+    }
+
+    pub(crate) fn drained_tombstone(&self) {
+        self.drained.inc();
+    }
+
+    pub(crate) fn render(&self, seen: &Seen) -> Result<String, fmt::Error> {
+        self.ready.set(i64::from(seen.ready));
+        self.waiting.set(count(seen.waiting as u64));
+        for (phase, number) in [
+            ("ready", seen.attachments.ready),
+            ("pending", seen.attachments.pending),
+            ("unreadable", seen.attachments.unreadable),
+        ] {
+            self.attachments.get_or_create(&Phase { phase }).set(count(number));
+        }
+        for block in &seen.blocks {
+            for (state, number) in [("used", block.used), ("free", block.free)] {
+                self.addresses
+                    .get_or_create(&Block { block: block.cidr.to_string(), state })
+                    .set(count(number));
+            }
+        }
+        self.process.look(seen.started);
+        let mut page = String::new();
+        text::encode(&mut page, &self.registry)?;
+        Ok(page)
+    }
+}
+
+impl Process {
+    fn new(all: &mut Register) -> Self {
+        let resident =
+            all.add("podwire_resident_memory_bytes", "Memory that the agent holds", Gauge::default());
+        // The same under the name that dashboards know.
+        all.0.register("process_resident_memory_bytes", "Resident memory size", resident.clone());
+        Self {
+            resident,
+            open_files: all.add("process_open_fds", "Open file descriptors", Gauge::default()),
+            started: all.add("process_start_time_seconds", "Start in seconds since 1970", Gauge::default()),
+            cpu: all.add("process_cpu_seconds", "User and system time", Counter::default()),
+        }
+    }
+
+    fn look(&self, started: u64) {
+        self.resident.set(count(resident_bytes()));
+        self.open_files.set(count(fs::read_dir("/proc/self/fd").map_or(0, Iterator::count) as u64));
+        self.started.set(count(started));
+        let used = clock_gettime(ClockId::ProcessCPUTime);
+        let seconds =
+            Duration::new(used.tv_sec.unsigned_abs(), used.tv_nsec.unsigned_abs() as u32).as_secs_f64();
+        self.cpu.inner().store(seconds.to_bits(), Ordering::Relaxed);
+    }
+}
+
+fn count(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+/// What the agent holds of the machine's memory; 0 where /proc does not tell.
+pub(crate) fn resident_bytes() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let kib =
+        status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.split_whitespace().next()?.parse().ok());
+    kib.unwrap_or(0u64) * 1024
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_has_all_that_was_promised() {
+        let metrics = Metrics::new();
+        metrics.request("ADD", "ok", Duration::from_micros(1200));
+        metrics.request("DEL", "failed", Duration::from_secs(20));
+        metrics.reconciled(Duration::from_millis(3));
+        metrics.repaired("route", 2);
+        metrics.drained_tombstone();
+        let blocks = vec![BlockUse { cidr: "10.9.0.0/24".parse().unwrap(), used: 4, free: 249 }];
+        let attachments = Counts { ready: 4, pending: 1, unreadable: 0 };
+        let seen = Seen { ready: true, waiting: 3, blocks, attachments, started: 1_700_000_000 };
+        let page = metrics.render(&seen).unwrap();
+        for line in [
+            r#"podwire_requests_total{verb="ADD",outcome="ok"} 1"#,
+            r#"podwire_requests_total{verb="DEL",outcome="failed"} 1"#,
+            r#"podwire_request_seconds_bucket{le="0.0015",verb="ADD"} 1"#,
+            r#"podwire_request_seconds_count{verb="DEL"} 1"#,
+            "podwire_queue_waiting 3",
+            r#"podwire_addresses{block="10.9.0.0/24",state="used"} 4"#,
+            r#"podwire_addresses{block="10.9.0.0/24",state="free"} 249"#,
+            r#"podwire_attachments{phase="ready"} 4"#,
+            r#"podwire_attachments{phase="pending"} 1"#,
+            "podwire_reconcile_rounds_total 1",
+            r#"podwire_reconcile_repairs_total{kind="route"} 2"#,
+            "podwire_reconcile_seconds_count 1",
+            "podwire_tombstones_drained_total 1",
+            "podwire_ready 1",
+            concat!(r#"podwire_build_info{version=""#, env!("CARGO_PKG_VERSION"), r#""} 1"#),
+            "process_start_time_seconds 1700000000",
+            "# HELP podwire_requests CNI requests served, by verb and outcome.",
+        ] {
+            assert!(page.lines().any(|l| l == line), "{line} is missing in\n{page}");
+        }
+        for name in ["podwire_resident_memory_bytes", "process_open_fds", "process_cpu_seconds_total"] {
+            let value = page.lines().find_map(|l| l.strip_prefix(&format!("{name} "))).unwrap();
+            assert!(value.parse::<f64>().unwrap() > 0.0, "{name} {value}");
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! The agent's socket: HTTP and JSON for root, over a unix socket; and, where asked for, metrics and health over TCP.
+//!
+//! One thread does all of it and never blocks: CNI requests go to the queue, and what reads files goes to a thread of its
+//! own. Everything a client can take its time with has an end, so a stuck one holds its own connection and nothing else.
+
+mod listen;
+mod reply;
+mod routes;
+mod timed;
+mod view;
+
+use std::convert::Infallible;
+use std::io;
+use std::path::PathBuf;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::{sleep, timeout_at};
+
+use crate::board::Board;
+use crate::metrics::Metrics;
+use crate::queue::{Leftover, Queue};
+use crate::work::Work;
+use listen::Bounds;
+pub(crate) use listen::{Listener, ServerError, SocketWatch, bind, bind_tcp};
+use routes::{Visit, Way};
+use timed::Timed;
+
+/// Connections at once; more wait in the kernel's backlog.
+const MOST_CONNECTIONS: usize = 1200;
+const MOST_TCP_CONNECTIONS: usize = 64;
+/// Files that the agent needs besides connections.
+const OTHER_FILES: u64 = 512;
+/// Out of files or memory: others must end something first.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// What is asked for, and who knows.
+pub(crate) struct Service {
+    pub(crate) board: Arc<Board>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) work: Arc<Work>,
+    pub(crate) queue: Arc<Queue>,
+    pub(crate) facts: Facts,
+    /// The CNI config for runtimes, or why there is none.
+    pub(crate) cni_config: Box<dyn Fn() -> Result<String, String> + Send + Sync>,
+}
+
+/// What does not change while the agent runs.
+pub(crate) struct Facts {
+    pub(crate) node: String,
+    pub(crate) store: String,
+    pub(crate) run_dir: PathBuf,
+    pub(crate) socket: PathBuf,
+    /// Its blocks without their use.
+    pub(crate) network: api::NetworkStatus,
+}
+
+/// Where the agent listens.
+pub(crate) struct Doors {
+    pub(crate) socket: Listener,
+    /// For metrics and health alone.
+    pub(crate) tcp: Option<TcpListener>,
+    pub(crate) peers: Peers,
+}
+
+/// The users who may ask.
+pub(crate) struct Peers(Vec<u32>);
+
+impl Peers {
+    pub(crate) fn root_and_self() -> Self {
+        Self(vec![0, geteuid().as_raw()])
+    }
+
+    fn way(&self, stream: &UnixStream) -> Way {
+        match stream.peer_cred() {
+            Ok(peer) if self.0.contains(&peer.uid()) => Way::Socket,
+            Ok(_) | Err(_) => Way::Denied,
+        }
+    }
+}
+
+/// Serves until `stop` says how long what is under way may still take; then waits for it, and says what was left.
+pub(crate) async fn run(
+    doors: Doors,
+    service: Arc<Service>,
+    stop: impl Future<Output = Duration>,
+) -> Leftover {
+    let (stopping, stopped) = watch::channel(false);
+    let most = connections();
+    let room = Arc::new(Semaphore::new(most));
+    let bounds = doors.socket.bounds;
+    let house = House { service: Arc::clone(&service), bounds, stopped, room: Arc::clone(&room) };
+    if let Some(tcp) = doors.tcp {
+        let room = Arc::new(Semaphore::new(MOST_TCP_CONNECTIONS));
+        tokio::spawn(accept_tcp(tcp, House { room, ..house.clone() }));
+    }
+    tokio::spawn(accept(doors.socket, doors.peers, house));
+    let deadline = Instant::now() + stop.await;
+    stopping.send_replace(true);
+    // All room is there again when the last connection is closed. If not, the queue below says what was left.
+    let all = u32::try_from(most).unwrap_or(u32::MAX);
+    let _ = timeout_at(deadline.into(), room.acquire_many(all)).await;
+    let queue = Arc::clone(&service.queue);
+    let drained = tokio::task::spawn_blocking(move || queue.drain(deadline));
+    drained.await.unwrap_or_default()
+}
+
+/// How many connections the limit of open files allows. A service starts with 1,024 and may have more if it asks.
+fn connections() -> usize {
+    let wanted = MOST_CONNECTIONS as u64 + OTHER_FILES;
+    let limit = getrlimit(Resource::Nofile);
+    let (mut current, maximum) = (limit.current.unwrap_or(u64::MAX), limit.maximum);
+    if current < wanted {
+        let raised = wanted.min(maximum.unwrap_or(wanted));
+        match setrlimit(Resource::Nofile, Rlimit { current: Some(raised), maximum }) {
+            Ok(()) => current = raised,
+            Err(e) => tracing::warn!("cannot raise the limit of open files from {current} to {raised}: {e}"),
+        }
+    }
+    usize::try_from(current.saturating_sub(OTHER_FILES)).unwrap_or(usize::MAX).clamp(64, MOST_CONNECTIONS)
+}
+
+/// What every connection needs.
+#[derive(Clone)]
+struct House {
+    service: Arc<Service>,
+    bounds: Bounds,
+    stopped: watch::Receiver<bool>,
+    room: Arc<Semaphore>,
+}
+
+/// A client's part of it; its room is free again when the connection ends.
+struct Guest {
+    service: Arc<Service>,
+    bounds: Bounds,
+    stopped: watch::Receiver<bool>,
+    _room: OwnedSemaphorePermit,
+}
+
+impl House {
+    fn guest(&self, room: OwnedSemaphorePermit) -> Guest {
+        let (service, bounds, stopped) = (Arc::clone(&self.service), self.bounds, self.stopped.clone());
+        Guest { service, bounds, stopped, _room: room }
+    }
+
+    /// Runs the next step of accepting, unless it is over.
+    async fn unless_stopped<T>(&mut self, step: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            biased;
+            () = over(&mut self.stopped) => None,
+            done = step => Some(done),
+        }
+    }
+}
+
+/// Returns when no more is to be taken. (An error means that nobody is left who could say so.)
+async fn over(stopped: &mut watch::Receiver<bool>) {
+    let _ = stopped.wait_for(|stopped| *stopped).await;
+}
+
+async fn accept(mut listener: Listener, peers: Peers, mut house: House) {
+    let watch = listener.watch();
+    let room = Arc::clone(&house.room);
+    loop {
+        let Some(Ok(permit)) = house.unless_stopped(Arc::clone(&room).acquire_owned()).await else { return };
+        let next = async {
+            tokio::select! {
+                () = watch.again.notified() => None,
+                accepted = listener.inner.accept() => Some(accepted),
+            }
+        };
+        match house.unless_stopped(next).await {
+            None => return,
+            Some(None) => match bind(&watch.path) {
+                Ok(new) => {
+                    tracing::warn!("the socket {} was removed or replaced: made again", watch.path.display());
+                    watch.renew(&new);
+                    let old = std::mem::replace(&mut listener, new);
+                    if let Err(error) = finish(old, &peers, &house) {
+                        tracing::warn!("clients of the socket that was removed are lost: {error}");
+                    }
+                }
+                Err(error) => tracing::error!("{error}"),
+            },
+            Some(Some(Ok((stream, _)))) => {
+                let way = peers.way(&stream);
+                tokio::spawn(connection(stream, way, house.guest(permit)));
+            }
+            Some(Some(Err(error))) => pause(&error).await,
+        }
+    }
+}
+
+/// Takes those in who knocked at a socket before it lost its name.
+fn finish(old: Listener, peers: &Peers, house: &House) -> io::Result<()> {
+    let old = old.inner.into_std()?;
+    while let Ok(permit) = Arc::clone(&house.room).try_acquire_owned() {
+        let stream = match old.accept() {
+            Ok((stream, _)) => stream,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+            Err(e) => return Err(e),
+        };
+        stream.set_nonblocking(true)?;
+        let stream = UnixStream::from_std(stream)?;
+        let way = peers.way(&stream);
+        tokio::spawn(connection(stream, way, house.guest(permit)));
+    }
+    Ok(())
+}
+
+async fn accept_tcp(listener: TcpListener, mut house: House) {
+    let room = Arc::clone(&house.room);
+    loop {
+        let Some(Ok(permit)) = house.unless_stopped(Arc::clone(&room).acquire_owned()).await else { return };
+        match house.unless_stopped(listener.accept()).await {
+            None => return,
+            Some(Ok((stream, _))) => {
+                tokio::spawn(connection(stream, Way::Tcp, house.guest(permit)));
+            }
+            Some(Err(error)) => pause(&error).await,
+        }
+    }
+}
+
+async fn pause(error: &io::Error) {
+    tracing::warn!("cannot accept a connection: {error}");
+    sleep(ACCEPT_PAUSE).await;
+}
+
+/// One client, request after request. Its end, for whatever reason, drops what waits for an answer, and with it the
+/// [`crate::work::Line`] that tells the work that nobody does any more.
+async fn connection(stream: impl AsyncRead + AsyncWrite + Unpin + Send, way: Way, guest: Guest) {
+    let Guest { service, bounds, mut stopped, _room } = guest;
+    let visit = Visit { way, body_time: bounds.body };
+    let answer = service_fn(move |request| {
+        let service = Arc::clone(&service);
+        async move { Ok::<_, Infallible>(routes::answer(&service, visit, request).await) }
+    });
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(bounds.head).max_headers(32).max_buf_size(64 << 10);
+    let mut served = pin!(builder.serve_connection(TokioIo::new(Timed::new(stream, bounds.answer)), answer));
+    let ended = tokio::select! {
+        ended = served.as_mut() => ended,
+        () = over(&mut stopped) => {
+            served.as_mut().graceful_shutdown();
+            served.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!("a connection ended early: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,211 @@
+//! Draining tombstones: DELs that came while nobody was here are served before anything new is made.
+//!
+//! One caller drains, and whoever comes meanwhile waits for a round that began after it came: such a round has seen all
+//! tombstones that it could have seen itself. One that cannot be served stays, and is tried again a little later.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use api::{Problem, Tombstone, TombstoneError, Tombstones};
+use types::AttachmentKey;
+
+/// How long an ADD waits for a round of somebody else.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// One that failed is left alone for so long by those who only pass by: a pod's start must not pay for it each time.
+const REST: Duration = Duration::from_secs(1);
+/// How many of those that were put aside are remembered for people.
+const REMEMBERED: usize = 20;
+
+/// What one draining did.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Report {
+    pub(crate) drained: usize,
+    /// Those that stay, each with its cause.
+    pub(crate) failed: Vec<String>,
+    /// Where those are now that cannot be read.
+    pub(crate) put_aside: Vec<PathBuf>,
+}
+
+/// Which tombstones a round tries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Try {
+    All,
+    /// Not those that failed a moment ago.
+    Rested,
+}
+
+/// What became of a tombstone that was tried.
+pub(crate) enum Buried {
+    Done,
+    /// The call in it makes no sense, and never will.
+    Senseless(String),
+    Failed(String),
+}
+
+/// Serves the DEL of a tombstone and takes it away.
+pub(crate) type Bury<'a> = dyn Fn(&Tombstone) -> Buried + 'a;
+
+pub(crate) struct Drain {
+    stones: Tombstones,
+    rounds: Mutex<Rounds>,
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct Rounds {
+    begun: u64,
+    ended: u64,
+    failed: BTreeMap<PathBuf, Failed>,
+    put_aside: Vec<PathBuf>,
+}
+
+struct Failed {
+    at: Instant,
+    why: String,
+}
+
+impl Drain {
+    pub(crate) fn new(run_dir: &Path) -> Self {
+        Self { stones: Tombstones::new(run_dir), rounds: Mutex::default(), ended: Condvar::new() }
+    }
+
+    pub(crate) fn stones(&self) -> &Tombstones {
+        &self.stones
+    }
+
+    /// Drains before something new is made. None: there was nothing to do, at the cost of one reading of the folder.
+    pub(crate) fn pass(&self, bury: &Bury<'_>) -> Result<Option<Report>, String> {
+        match self.stones.is_empty() {
+            Ok(true) => Ok(None),
+            Ok(false) => self.round(Try::Rested, bury).map(Some),
+            Err(error) => Ok(Some(self.unreadable(&error))),
+        }
+    }
+
+    /// Why an attachment of this key cannot be made now, if its tombstone is still there.
+    pub(crate) fn obstacle(&self, key: &AttachmentKey) -> Option<String> {
+        let stone = match self.stones.exists(key) {
+            Ok(true) => self.stones.list().ok()?.into_iter().find(|stone| stone.key.as_ref() == Some(key))?,
+            // Who cannot look has said so in `pass`.
+            Ok(false) | Err(_) => return None,
+        };
+        let rounds = self.lock();
+        Some(match rounds.failed.get(&stone.path) {
+            Some(failed) => format!("an earlier DEL of it cannot be served yet: {}", failed.why),
+            None => "a DEL of it came meanwhile".to_owned(),
+        })
+    }
+
+    /// Serves all that are there now; waits for others who do. An error: they did not come to an end.
+    pub(crate) fn round(&self, which: Try, bury: &Bury<'_>) -> Result<Report, String> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut rounds = self.lock();
+        let needed = rounds.begun + 1;
+        while rounds.ended < rounds.begun {
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            if remaining == Duration::ZERO {
+                return Err(format!("tombstones in {} are not drained yet", self.stones.dir().display()));
+            }
+            let woken = self.ended.wait_timeout(rounds, remaining);
+            rounds = woken.unwrap_or_else(PoisonError::into_inner).0;
+            if rounds.ended >= needed {
+                return Ok(Report::default());
+            }
+        }
+        rounds.begun += 1;
+        drop(rounds);
+        let _round = Round(self);
+        Ok(match self.stones.list() {
+            Ok(stones) => self.bury_all(&stones, which, bury),
+            Err(error) => self.unreadable(&error),
+        })
+    }
+
+    fn bury_all(&self, stones: &[Tombstone], which: Try, bury: &Bury<'_>) -> Report {
+        let mut report = Report::default();
+        self.lock().failed.retain(|path, _| stones.iter().any(|stone| stone.path == *path));
+        for stone in stones.iter().filter(|stone| which == Try::All || self.is_rested(&stone.path)) {
+            let outcome = match &stone.call {
+                Ok(_) => bury(stone),
+                Err(error) => Buried::Senseless(error.to_string()),
+            };
+            match outcome {
+                Buried::Done => {
+                    self.lock().failed.remove(&stone.path);
+                    report.drained += 1;
+                }
+                Buried::Senseless(why) => match self.put_aside(stone, &why) {
+                    Ok(place) => report.put_aside.extend(place),
+                    Err(error) => report.failed.push(self.remember(&stone.path, &error.to_string())),
+                },
+                Buried::Failed(why) => report.failed.push(self.remember(&stone.path, &why)),
+            }
+        }
+        report
+    }
+
+    fn is_rested(&self, path: &Path) -> bool {
+        self.lock().failed.get(path).is_none_or(|failed| failed.at.elapsed() >= REST)
+    }
+
+    fn put_aside(&self, stone: &Tombstone, why: &str) -> Result<Option<PathBuf>, TombstoneError> {
+        let place = self.stones.put_aside(stone)?;
+        if let Some(place) = &place {
+            tracing::warn!("tombstone put aside as {}: {why}", place.display());
+            let mut rounds = self.lock();
+            rounds.failed.remove(&stone.path);
+            rounds.put_aside.push(place.clone());
+            let surplus = rounds.put_aside.len().saturating_sub(REMEMBERED);
+            rounds.put_aside.drain(..surplus);
+        }
+        Ok(place)
+    }
+
+    /// Each cause is logged once.
+    fn remember(&self, path: &Path, why: &str) -> String {
+        let text = format!("tombstone {} cannot be served yet: {why}", path.display());
+        let before =
+            self.lock().failed.insert(path.to_owned(), Failed { at: Instant::now(), why: why.to_owned() });
+        if before.is_none_or(|before| before.why != why) {
+            tracing::warn!("{text}");
+        }
+        text
+    }
+
+    fn unreadable(&self, error: &TombstoneError) -> Report {
+        let text = self.remember(self.stones.dir(), &error.to_string());
+        Report { failed: vec![text], ..Report::default() }
+    }
+
+    /// What a person should look at.
+    pub(crate) fn problems(&self) -> Vec<Problem> {
+        let rounds = self.lock();
+        let failed = rounds.failed.iter().map(|(path, failed)| Problem {
+            what: format!("a DEL that was left in {} cannot be served: {}", path.display(), failed.why),
+            command: None,
+        });
+        let aside = rounds.put_aside.iter().filter(|path| path.exists()).map(|path| Problem {
+            what: "a DEL was left that cannot be read; GC or reconcile removes what it was about".to_owned(),
+            command: Some(format!("rm {}", path.display())),
+        });
+        failed.chain(aside).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Rounds> {
+        self.rounds.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Ends the round, also if serving a tombstone panics.
+struct Round<'a>(&'a Drain);
+
+impl Drop for Round<'_> {
+    fn drop(&mut self) {
+        let mut rounds = self.0.lock();
+        rounds.ended = rounds.begun;
+        drop(rounds);
+        self.0.ended.notify_all();
+    }
+}

@@ -1,0 +1,356 @@
+//! One CNI request in the agent: understood, completed with the agent's defaults, put in line with others about the same
+//! attachment, served by the engine, told in the log and in the metrics.
+//!
+//! ```text
+//! accept (I/O thread) ─► Task ─► queue ─► run (a worker): tombstones first ─► its turn ─► engine ─► Answer
+//!                          └ Cancel: set when the client hangs up, or a DEL of the same attachment comes
+//! ```
+
+mod turns;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use api::{CniAnswer, CniCall, Tombstone};
+use cni::{Call, Code, Env, Error, Failure, Request, Version};
+use engine::{Caller, Done, Wait};
+use serde_json::{Map, Value};
+use types::{AttachmentKey, NetworkName, RequestId};
+
+use crate::board::{Board, Finder};
+use crate::defaults::Defaults;
+use crate::log::{self, Ending, Subject};
+use crate::metrics::Metrics;
+use crate::queue::Lane;
+use crate::tombstones::{Buried, Drain, Report, Try};
+use turns::{Cancel, NoTurn, Purpose, Turn, Turns, Unwanted};
+
+/// How long a request waits for earlier ones about the same attachment.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What the agent's configuration says about requests.
+pub(crate) struct Settings {
+    pub(crate) run_dir: PathBuf,
+    /// The agent's own network.
+    pub(crate) network: NetworkName,
+    /// What configs of this network may leave out.
+    pub(crate) defaults: Map<String, Value>,
+}
+
+/// The engine, or what stands in for it in tests.
+pub(crate) type Serve = dyn Fn(&Request, &[String], &Caller<'_>) -> Result<Done, Error> + Send + Sync;
+
+pub(crate) struct Work {
+    network: NetworkName,
+    defaults: Defaults,
+    board: Arc<Board>,
+    metrics: Arc<Metrics>,
+    turns: Arc<Turns>,
+    drain: Drain,
+    serve: Box<Serve>,
+}
+
+/// What the client gets.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    Done(CniAnswer),
+    Failed(Failure),
+    /// The agent cannot work now; it says why.
+    Unavailable(Failure),
+}
+
+impl Work {
+    pub(crate) fn new(settings: Settings, board: Arc<Board>, metrics: Arc<Metrics>) -> Self {
+        Self {
+            defaults: Defaults::new(settings.network.clone(), &settings.run_dir, settings.defaults),
+            drain: Drain::new(&settings.run_dir),
+            network: settings.network,
+            board,
+            metrics,
+            turns: Arc::default(),
+            serve: Box::new(engine::serve),
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn with_engine(self, serve: Box<Serve>) -> Self {
+        Self { serve, ..self }
+    }
+
+    pub(crate) fn network(&self) -> &NetworkName {
+        &self.network
+    }
+
+    /// Understands a call and gives it its place in line. An error is the answer already.
+    pub(crate) fn accept(self: &Arc<Self>, call: CniCall) -> Result<Task, Answer> {
+        let arrived = Instant::now();
+        let id = call.request_id.clone();
+        let (request, path) = match self.parse(call) {
+            Ok(parsed) => parsed,
+            Err(failure) => {
+                self.tell(&Subject::unknown(&id), &Ending::Failed(&failure.error), arrived.elapsed());
+                return Err(Answer::Failed(failure));
+            }
+        };
+        let subject = Subject::of(&request, &id);
+        if let Some(error) = self.obstacle(&request) {
+            self.tell(&subject, &Ending::Refused(&error), arrived.elapsed());
+            return Err(Answer::Unavailable(Failure { error, version: version_of(&request) }));
+        }
+        let cancel = Arc::<Cancel>::default();
+        let turn = keyed(&request).map(|(key, purpose)| self.turns.join(key, purpose, Arc::clone(&cancel)));
+        Ok(Task { work: Arc::clone(self), request, path, id, subject, arrived, cancel, turn })
+    }
+
+    fn parse(&self, call: CniCall) -> Result<(Request, Vec<String>), Failure> {
+        let env = Env::from_vars(call.env.into_iter().map(|(name, value)| (name.into(), value.into())));
+        let mut request = Request::parse(&env, call.config.as_bytes())?;
+        self.defaults.fill(&mut request);
+        Ok((request, env.path().unwrap_or_default()))
+    }
+
+    /// Why this request is not served now. A DEL always is: it needs nothing that could be missing.
+    fn obstacle(&self, request: &Request) -> Option<Error> {
+        let code = match request {
+            Request::Del(_) | Request::Version(_) => return None,
+            Request::Status(_) => Code::NotAvailable,
+            Request::Add(_) | Request::Check(_) | Request::Gc(_) => Code::TryAgainLater,
+        };
+        let reason = self.board.readiness().reason?;
+        Some(Error::new(code, format!("the agent is not ready: {reason}")))
+    }
+
+    /// Serves all tombstones; for the start, and for whoever looks after things from time to time.
+    pub(crate) fn drain_tombstones(&self) -> Report {
+        let report = self.drain.round(Try::All, &|stone| self.bury(stone));
+        self.board.set_problems(Finder::Tombstones, self.drain.problems());
+        report.unwrap_or_else(|why| Report { failed: vec![why], ..Report::default() })
+    }
+
+    /// Before something new is made. For an attachment whose own tombstone cannot be drained, that is an error.
+    fn drain_before(&self, key: Option<&AttachmentKey>) -> Result<(), Error> {
+        let Some(report) = self.drain.pass(&|stone| self.bury(stone)).map_err(try_again)? else {
+            return Ok(());
+        };
+        if report != Report::default() {
+            self.board.set_problems(Finder::Tombstones, self.drain.problems());
+        }
+        match key.and_then(|key| Some((key, self.drain.obstacle(key)?))) {
+            Some((key, why)) => Err(try_again(format!("{key} cannot be made now: {why}"))),
+            None => Ok(()),
+        }
+    }
+
+    /// Serves a tombstone's DEL. Its turn lasts until it is taken away: an ADD that saw it then would think that it was
+    /// left for it.
+    fn bury(&self, stone: &Tombstone) -> Buried {
+        let call = match &stone.call {
+            Ok(call) => call,
+            Err(error) => return Buried::Senseless(error.to_string()),
+        };
+        let (request, path) = match self.parse(call.clone()) {
+            Ok(parsed) => parsed,
+            Err(failure) => return Buried::Senseless(failure.to_string()),
+        };
+        let Some((key, Purpose::Del)) = keyed(&request) else {
+            return Buried::Senseless("it is not a DEL".to_owned());
+        };
+        let started = Instant::now();
+        let turn = self.turns.cut_in(key);
+        if turn.begin(PATIENCE).is_err() {
+            return Buried::Failed(format!("another request about it takes longer than {PATIENCE:?}"));
+        }
+        let caller = Caller { request: Some(&call.request_id), cancelled: &|| false, wait: Wait::UntilGone };
+        let outcome = (self.serve)(&request, &path, &caller);
+        match &outcome {
+            Ok(done) => {
+                self.metrics.drained_tombstone();
+                let ending = Ending::Ok { addresses: &done.addresses, collected: None };
+                self.tell(&Subject::of(&request, &call.request_id), &ending, started.elapsed());
+            }
+            // Told once a cause by who drains.
+            Err(error) => self.metrics.request("DEL", Ending::Failed(error).word(), started.elapsed()),
+        }
+        match outcome.map(|_| self.drain.stones().remove(stone)) {
+            Ok(Ok(())) => Buried::Done,
+            Ok(Err(error)) => Buried::Failed(error.to_string()),
+            Err(error) => Buried::Failed(error.to_string()),
+        }
+    }
+
+    fn tell(&self, subject: &Subject, ending: &Ending<'_>, took: Duration) {
+        self.metrics.request(subject.verb(), ending.word(), took);
+        log::request(subject, ending, took);
+    }
+}
+
+/// A request that waits for a worker, or is being served.
+pub(crate) struct Task {
+    work: Arc<Work>,
+    request: Request,
+    path: Vec<String>,
+    id: RequestId,
+    subject: Subject,
+    arrived: Instant,
+    cancel: Arc<Cancel>,
+    turn: Option<Turn>,
+}
+
+/// Held by the client's connection. Dropped before the answer is there, it tells that nobody waits for it.
+pub(crate) struct Line(Arc<Cancel>);
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        self.0.set(Unwanted::HungUp);
+    }
+}
+
+impl Task {
+    pub(crate) fn lane(&self) -> Lane {
+        match self.request {
+            Request::Add(_) => Lane::Add,
+            Request::Del(_) => Lane::Del,
+            Request::Check(_) | Request::Gc(_) | Request::Status(_) | Request::Version(_) => Lane::Other,
+        }
+    }
+
+    pub(crate) fn line(&self) -> Line {
+        Line(Arc::clone(&self.cancel))
+    }
+
+    /// What to answer if the queue does not take it.
+    pub(crate) fn refusal(&self) -> Refusal {
+        Refusal {
+            work: Arc::clone(&self.work),
+            subject: self.subject.clone(),
+            arrived: self.arrived,
+            code: match self.request {
+                Request::Status(_) => Code::NotAvailable,
+                _ => Code::TryAgainLater,
+            },
+            version: version_of(&self.request),
+        }
+    }
+
+    /// Serves the request, on a worker's thread.
+    pub(crate) fn run(self) -> Answer {
+        let outcome = self.serve();
+        let is_gc = matches!(self.request, Request::Gc(_));
+        let ending = match &outcome {
+            Ok(done) => Ending::Ok { addresses: &done.addresses, collected: is_gc.then_some(done.collected) },
+            Err(error) if self.cancel.get().is_some() && error.code == Code::TryAgainLater => {
+                Ending::Cancelled(error)
+            }
+            Err(error) => Ending::Failed(error),
+        };
+        self.work.tell(&self.subject, &ending, self.arrived.elapsed());
+        match outcome {
+            Ok(done) => Answer::Done(CniAnswer { result: done.answer }),
+            Err(error) => Answer::Failed(Failure { error, version: version_of(&self.request) }),
+        }
+    }
+
+    fn serve(&self) -> Result<Done, Error> {
+        // Whose client is gone is not begun.
+        if let Some(why) = self.cancel.get() {
+            return Err(unwanted(why));
+        }
+        let key = match &self.request {
+            Request::Add(call) => Some(key_of(call)),
+            Request::Del(_)
+            | Request::Check(_)
+            | Request::Gc(_)
+            | Request::Status(_)
+            | Request::Version(_) => None,
+        };
+        if matches!(self.request, Request::Add(_) | Request::Gc(_)) {
+            self.work.drain_before(key.as_ref())?;
+        }
+        if let Some(turn) = &self.turn {
+            turn.begin(PATIENCE).map_err(|e| match e {
+                NoTurn::Unwanted(why) => unwanted(why),
+                NoTurn::Busy => try_again(format!("another request about it takes longer than {PATIENCE:?}")),
+            })?;
+        }
+        let cancelled = || self.is_cancelled(key.as_ref());
+        let caller = Caller { request: Some(&self.id), cancelled: &cancelled, wait: Wait::UntilGone };
+        (self.work.serve)(&self.request, &self.path, &caller)
+    }
+
+    /// Asked before an attachment is committed: is it still wanted?
+    fn is_cancelled(&self, key: Option<&AttachmentKey>) -> bool {
+        let exists = |key| {
+            self.work.drain.stones().exists(key).unwrap_or_else(|error| {
+                tracing::warn!("cannot look for a tombstone: {error}");
+                false
+            })
+        };
+        if self.cancel.get().is_none() && key.is_some_and(exists) {
+            self.cancel.set(Unwanted::Deleted);
+        }
+        self.cancel.get().is_some()
+    }
+}
+
+/// The answer to a task that was not taken; the task itself is gone by then.
+pub(crate) struct Refusal {
+    work: Arc<Work>,
+    subject: Subject,
+    arrived: Instant,
+    code: Code,
+    version: Version,
+}
+
+impl Refusal {
+    pub(crate) fn because(self, why: &dyn std::fmt::Display) -> Answer {
+        let error = Error::new(self.code, why.to_string());
+        self.work.tell(&self.subject, &Ending::Refused(&error), self.arrived.elapsed());
+        Answer::Unavailable(Failure { error, version: self.version })
+    }
+
+    pub(crate) fn panicked(self) -> Answer {
+        let error = Error::new(Code::Internal, "internal error: please report it, with the agent's log");
+        self.work.tell(&self.subject, &Ending::Failed(&error), self.arrived.elapsed());
+        Answer::Failed(Failure { error, version: self.version })
+    }
+}
+
+fn key_of(call: &Call) -> AttachmentKey {
+    let (network, container, ifname) =
+        (call.config.name.clone(), call.container.clone(), call.ifname.clone());
+    AttachmentKey { network, container, ifname }
+}
+
+/// Requests about one attachment, and what they do to it.
+fn keyed(request: &Request) -> Option<(AttachmentKey, Purpose)> {
+    match request {
+        Request::Add(call) => Some((key_of(call), Purpose::Add)),
+        Request::Del(call) => Some((key_of(call), Purpose::Del)),
+        Request::Check(call) => Some((key_of(call), Purpose::Look)),
+        Request::Gc(_) | Request::Status(_) | Request::Version(_) => None,
+    }
+}
+
+fn version_of(request: &Request) -> Version {
+    match request {
+        Request::Add(call) | Request::Del(call) | Request::Check(call) => call.config.version,
+        Request::Gc(gc) => gc.config.version,
+        Request::Status(config) => config.version,
+        Request::Version(version) => *version,
+    }
+}
+
+fn try_again(msg: impl Into<String>) -> Error {
+    Error::new(Code::TryAgainLater, msg)
+}
+
+fn unwanted(why: Unwanted) -> Error {
+    try_again(match why {
+        Unwanted::HungUp => "the client hung up before the work began",
+        Unwanted::Deleted => "a DEL of the same attachment came meanwhile",
+    })
+}
+
+#[cfg(test)]
+mod tests;

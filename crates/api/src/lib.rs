@@ -19,4 +19,4 @@ pub use paths::{ATTACHMENTS, CNI, CNI_CONFIG, HEALTH, MAX_BODY, METRICS, READY, 
 pub use status::{
     BlockUse, Counts, InstalledFile, NetworkStatus, Problem, Readiness, ReconcileStatus, Repair, Status,
 };
-pub use tombstone::{TombstoneError, Tombstones};
+pub use tombstone::{Tombstone, TombstoneError, Tombstones};

@@ -1,2 +1,252 @@
-pub struct Tombstones;
-pub struct TombstoneError;
+//! Tombstones: a DEL that nobody could be asked for, left in a folder for the agent.
+//!
+//! One file a key, whole or not there (written aside, then renamed). Plugins leave them, the agent alone takes them away.
+//! What begins with a dot is not a tombstone: one in the making, or one that was put aside.
+
+use std::ffi::OsString;
+use std::fs::{self, DirBuilder, File, Metadata};
+use std::io::{Error as IoError, ErrorKind, Read as _, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use types::{AttachmentKey, Digest};
+
+use crate::{CniCall, MAX_BODY};
+
+/// A file in the making that is older than this was left by a plugin that was killed.
+const ABANDONED: Duration = Duration::from_secs(600);
+/// The largest that is read: a request that the agent would have taken, and the key, whose parts are in it already.
+const LARGEST: usize = 2 * MAX_BODY;
+const IN_THE_MAKING: &str = ".new-";
+const PUT_ASIDE: &str = ".unreadable-";
+
+#[derive(Debug, thiserror::Error)]
+pub enum TombstoneError {
+    #[error("cannot {op} {}: {source}", path.display())]
+    Io { op: &'static str, path: PathBuf, source: IoError },
+    #[error("the tombstone {} cannot be understood: {source}", path.display())]
+    Content { path: PathBuf, source: serde_json::Error },
+    #[error("the tombstone {} is larger than {LARGEST} bytes", path.display())]
+    TooLarge { path: PathBuf },
+}
+
+/// The folder of a node's tombstones.
+#[derive(Debug, Clone)]
+pub struct Tombstones {
+    dir: PathBuf,
+}
+
+/// A tombstone as it was when it was read.
+#[derive(Debug)]
+pub struct Tombstone {
+    pub path: PathBuf,
+    /// None where it cannot be read.
+    pub key: Option<AttachmentKey>,
+    /// The DEL to serve.
+    pub call: Result<CniCall, TombstoneError>,
+    identity: Identity,
+}
+
+/// What tells a file from one that took its name since; a rename changes none of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Identity {
+    inode: u64,
+    device: u64,
+    modified: (i64, i64),
+}
+
+impl Identity {
+    fn of(meta: &Metadata) -> Self {
+        Self { inode: meta.ino(), device: meta.dev(), modified: (meta.mtime(), meta.mtime_nsec()) }
+    }
+}
+
+/// The call, and whose it is: the agent need not understand the one to know the other.
+#[derive(Serialize, Deserialize)]
+struct Content<C> {
+    key: AttachmentKey,
+    #[serde(flatten)]
+    call: C,
+}
+
+impl Tombstones {
+    pub fn new(run_dir: &Path) -> Self {
+        Self { dir: run_dir.join("tombstones") }
+    }
+
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Leaves one for this DEL. An earlier one of the same key is replaced.
+    pub fn leave(&self, call: &CniCall, key: &AttachmentKey) -> Result<(), TombstoneError> {
+        let (dir, path) = (&self.dir, self.path_of(key));
+        let content = Content { key: key.clone(), call };
+        let text = serde_json::to_vec(&content)
+            .map_err(|source| TombstoneError::Content { path: path.clone(), source })?;
+        DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(io("make", dir))?;
+        let temp = dir.join(format!("{IN_THE_MAKING}{}", call.request_id));
+        let written = write_new(&temp, &text)
+            .map_err(io("write", &temp))
+            .and_then(|()| fs::rename(&temp, &path).map_err(io("rename to", &path)));
+        if written.is_err() {
+            // It is the first failure that counts; what stays is swept by the agent later.
+            let _ = fs::remove_file(&temp);
+        }
+        written
+    }
+
+    /// All of them, also those that cannot be read. What killed plugins left in the making goes.
+    pub fn list(&self) -> Result<Vec<Tombstone>, TombstoneError> {
+        let mut all = Vec::new();
+        for name in self.names()? {
+            let path = self.dir.join(&name);
+            if is_tombstone(&name) {
+                all.extend(read(path)?);
+            } else if name.as_encoded_bytes().starts_with(IN_THE_MAKING.as_bytes()) {
+                sweep(&path)?;
+            }
+        }
+        Ok(all)
+    }
+
+    pub fn exists(&self, key: &AttachmentKey) -> Result<bool, TombstoneError> {
+        let path = self.path_of(key);
+        optional(path.symlink_metadata()).map_err(io("look at", &path)).map(|found| found.is_some())
+    }
+
+    /// One reading of the folder; a folder that is missing is empty.
+    pub fn is_empty(&self) -> Result<bool, TombstoneError> {
+        let Some(entries) = optional(fs::read_dir(&self.dir)).map_err(io("list", &self.dir))? else {
+            return Ok(true);
+        };
+        for entry in entries {
+            if is_tombstone(&entry.map_err(io("list", &self.dir))?.file_name()) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Takes away a tombstone that was served. One that replaced it since stays.
+    ///
+    /// Nothing can look at a file and remove it in one step, so it first gets a name that nobody else uses. That name is
+    /// listed too: whoever is killed in between loses nothing.
+    pub fn remove(&self, stone: &Tombstone) -> Result<(), TombstoneError> {
+        let Some(private) = self.seize(stone, |name| format!("{name}-served"))? else { return Ok(()) };
+        remove_if_there(&private)
+    }
+
+    /// Keeps one that cannot be read out of the way, for a person to look at; says where. None: it is not there any more.
+    pub fn put_aside(&self, stone: &Tombstone) -> Result<Option<PathBuf>, TombstoneError> {
+        self.seize(stone, |name| format!("{PUT_ASIDE}{name}"))
+    }
+
+    /// Gives the very file that was read another name. None: it is gone, or a newer one has its place.
+    fn seize(
+        &self,
+        stone: &Tombstone,
+        rename: impl Fn(&str) -> String,
+    ) -> Result<Option<PathBuf>, TombstoneError> {
+        let path = &stone.path;
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let private = self.dir.join(rename(&name));
+        if optional(fs::rename(path, &private)).map_err(io("rename", path))?.is_none() {
+            return Ok(None);
+        }
+        let meta = private.symlink_metadata().map_err(io("look at", &private))?;
+        if Identity::of(&meta) == stone.identity {
+            return Ok(Some(private));
+        }
+        match renameat_with(CWD, &private, CWD, path, RenameFlags::NOREPLACE) {
+            Ok(()) => Ok(None),
+            // A still newer one: this one is replaced as well.
+            Err(Errno::EXIST) => remove_if_there(&private).map(|()| None),
+            Err(errno) => Err(io("rename to", path)(errno.into())),
+        }
+    }
+
+    fn path_of(&self, key: &AttachmentKey) -> PathBuf {
+        let words = ["tombstone", key.network.as_str(), key.container.as_str(), key.ifname.as_str()];
+        self.dir.join(Digest::of(&words).base32(51))
+    }
+
+    fn names(&self) -> Result<Vec<OsString>, TombstoneError> {
+        let Some(entries) = optional(fs::read_dir(&self.dir)).map_err(io("list", &self.dir))? else {
+            return Ok(Vec::new());
+        };
+        entries.map(|entry| entry.map(|e| e.file_name()).map_err(io("list", &self.dir))).collect()
+    }
+}
+
+fn is_tombstone(name: &OsString) -> bool {
+    !name.as_encoded_bytes().starts_with(b".")
+}
+
+/// `create_new`, so that what somebody planted under this name is not followed.
+fn write_new(path: &Path, text: &[u8]) -> std::io::Result<()> {
+    File::options().write(true).create_new(true).mode(0o600).open(path)?.write_all(text)
+}
+
+/// None: it is gone since the folder was read.
+fn read(path: PathBuf) -> Result<Option<Tombstone>, TombstoneError> {
+    let Some(meta) = optional(path.symlink_metadata()).map_err(io("look at", &path))? else {
+        return Ok(None);
+    };
+    let mut identity = Identity::of(&meta);
+    let content = if meta.is_file() {
+        // Read and identified through one descriptor: it may be replaced at any moment.
+        match optional(File::open(&path)).map_err(io("open", &path)) {
+            Ok(Some(file)) => content_of(&file, &path, &mut identity),
+            Ok(None) => return Ok(None),
+            Err(e) => Err(e),
+        }
+    } else {
+        Err(io("read", &path)(IoError::new(ErrorKind::InvalidData, "it is no file")))
+    };
+    let (key, call) = match content {
+        Ok(content) => (Some(content.key), Ok(content.call)),
+        Err(e) => (None, Err(e)),
+    };
+    Ok(Some(Tombstone { path, key, call, identity }))
+}
+
+fn content_of(file: &File, path: &Path, identity: &mut Identity) -> Result<Content<CniCall>, TombstoneError> {
+    *identity = Identity::of(&file.metadata().map_err(io("look at", path))?);
+    let mut text = Vec::new();
+    file.take(LARGEST as u64 + 1).read_to_end(&mut text).map_err(io("read", path))?;
+    if text.len() > LARGEST {
+        return Err(TombstoneError::TooLarge { path: path.to_owned() });
+    }
+    serde_json::from_slice(&text).map_err(|source| TombstoneError::Content { path: path.to_owned(), source })
+}
+
+fn sweep(path: &Path) -> Result<(), TombstoneError> {
+    let Some(meta) = optional(path.symlink_metadata()).map_err(io("look at", path))? else { return Ok(()) };
+    let age = meta.modified().ok().and_then(|time| time.elapsed().ok());
+    if age.is_some_and(|age| age > ABANDONED) { remove_if_there(path) } else { Ok(()) }
+}
+
+fn remove_if_there(path: &Path) -> Result<(), TombstoneError> {
+    optional(fs::remove_file(path)).map_err(io("remove", path)).map(drop)
+}
+
+fn io<'a>(op: &'static str, path: &'a Path) -> impl FnOnce(IoError) -> TombstoneError + 'a {
+    move |source| TombstoneError::Io { op, path: path.to_owned(), source }
+}
+
+fn optional<T>(outcome: std::io::Result<T>) -> std::io::Result<Option<T>> {
+    match outcome {
+        Ok(value) => Ok(Some(value)),
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+#[cfg(test)]
+#[path = "tombstone_tests.rs"]
+mod tests;

@@ -16,20 +16,43 @@ fn is_needed(attachment: &Attachment) -> bool {
     attachment.spoof_check || attachment.masquerade_outside.is_some() || !attachment.ports.is_empty()
 }
 
-fn with_pod<T>(attachment: &Attachment, f: impl FnOnce(&Pod<'_>) -> T) -> T {
-    let addresses: Vec<IpAddr> = attachment.ips().collect();
-    let chain =
-        attachment.masquerade_outside.as_ref().map(|cidrs| NetworkChain::new(&attachment.key.network, cidrs));
-    let ports: Vec<HostPort> = host_ports(attachment).collect();
-    f(&Pod {
-        link: &attachment.host_link,
-        mac: attachment.pod_mac,
-        mode: attachment.mode,
-        addresses: &addresses,
-        masquerade: chain.as_ref(),
-        guard: if attachment.spoof_check { Guard::On } else { Guard::Off },
-        ports: &ports,
-    })
+/// What the firewall wants to know of an attachment.
+pub(crate) struct Member<'a> {
+    attachment: &'a Attachment,
+    addresses: Vec<IpAddr>,
+    chain: Option<NetworkChain>,
+    ports: Vec<HostPort>,
+}
+
+impl<'a> Member<'a> {
+    /// None: the attachment has nothing in the firewall.
+    pub(crate) fn of(attachment: &'a Attachment) -> Option<Self> {
+        is_needed(attachment).then(|| Self {
+            attachment,
+            addresses: attachment.ips().collect(),
+            chain: attachment
+                .masquerade_outside
+                .as_ref()
+                .map(|cidrs| NetworkChain::new(&attachment.key.network, cidrs)),
+            ports: host_ports(attachment).collect(),
+        })
+    }
+
+    pub(crate) fn attachment(&self) -> &'a Attachment {
+        self.attachment
+    }
+
+    pub(crate) fn pod(&self) -> Pod<'_> {
+        Pod {
+            link: &self.attachment.host_link,
+            mac: self.attachment.pod_mac,
+            mode: self.attachment.mode,
+            addresses: &self.addresses,
+            masquerade: self.chain.as_ref(),
+            guard: if self.attachment.spoof_check { Guard::On } else { Guard::Off },
+            ports: &self.ports,
+        }
+    }
 }
 
 /// A port on a host address of a family that the pod does not have would lead nowhere.
@@ -86,7 +109,7 @@ pub(crate) fn put_back(state: &State, except: Option<&AttachmentKey>) -> Result<
 }
 
 /// With its record held: a DEL at the same time must not be followed by what it has just removed.
-fn put_one_back(network: &Network, stem: &str) -> Result<(), Error> {
+pub(crate) fn put_one_back(network: &Network, stem: &str) -> Result<(), Error> {
     match network.find_stem(stem)? {
         Some(held) if held.phase() == Phase::Ready => {
             held.attachment().map_or(Ok(()), |attachment| admit_after(attachment, &mut || {}))
@@ -96,21 +119,15 @@ fn put_one_back(network: &Network, stem: &str) -> Result<(), Error> {
 }
 
 fn admit_after(attachment: &Attachment, restore: &mut dyn FnMut()) -> Result<(), Error> {
-    if !is_needed(attachment) {
-        return Ok(());
-    }
-    Ok(with_pod(attachment, |pod| {
-        Firewall::open()?.admit_after(pod, restore)?;
-        // Datagrams that kept coming while nobody had the port would go on to nowhere.
-        if pod.ports.is_empty() { Ok(()) } else { conntrack::flush_ports(pod.ports) }
-    })?)
+    let Some(member) = Member::of(attachment) else { return Ok(()) };
+    Firewall::open()?.admit_after(&member.pod(), restore)?;
+    // Datagrams that kept coming while nobody had the port would go on to nowhere.
+    if member.ports.is_empty() { Ok(()) } else { Ok(conntrack::flush_ports(&member.ports)?) }
 }
 
 pub(crate) fn expel(attachment: &Attachment) -> Result<(), Error> {
-    if !is_needed(attachment) {
-        return Ok(());
-    }
-    Ok(with_pod(attachment, |pod| Firewall::open()?.expel(pod))?)
+    let Some(member) = Member::of(attachment) else { return Ok(()) };
+    Ok(Firewall::open()?.expel(&member.pod())?)
 }
 
 /// Removes what the firewall has for networks without pods.
@@ -135,9 +152,7 @@ pub(crate) fn forget_flows(range: &ipam::Range, is_used: &dyn Fn(IpAddr) -> bool
 }
 
 pub(crate) fn missing(attachment: &Attachment) -> Result<Vec<String>, Error> {
-    if !is_needed(attachment) {
-        return Ok(Vec::new());
-    }
-    let missing = with_pod(attachment, |pod| Firewall::open()?.missing(pod))?;
+    let Some(member) = Member::of(attachment) else { return Ok(Vec::new()) };
+    let missing = Firewall::open()?.missing(&member.pod())?;
     Ok(missing.into_iter().map(|what| format!("firewall {what}")).collect())
 }

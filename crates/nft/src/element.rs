@@ -106,6 +106,26 @@ impl fmt::Display for Element<'_> {
     }
 }
 
+/// The target of neighbour discovery; see the ruleset.
+const TARGETS: &str = "targets6";
+
+impl Element<'_> {
+    /// The line that adds it, for the nft program.
+    pub(crate) fn line(&self) -> String {
+        match (self.set, self.key.as_slice()) {
+            // To nft these bits of a packet are a number.
+            (TARGETS, [link, Field::Ip(IpAddr::V6(ip))]) => {
+                let number = u128::from(*ip);
+                format!(
+                    "add element {} {TABLE} {TARGETS} {{ {link} . {number:#034x} }}\n",
+                    self.family.word()
+                )
+            }
+            (_, _) => format!("add element {self}\n"),
+        }
+    }
+}
+
 /// The names of the sets of one address family.
 struct Sets {
     pods: &'static str,
@@ -151,14 +171,17 @@ pub(crate) fn families(pod: &Pod<'_>) -> &'static [Family] {
 
 /// The elements that say of which version our tables are; they stay when pods go.
 pub(crate) fn revisions<'a>(pod: &Pod<'_>) -> Vec<Element<'a>> {
-    let revision = |family: &Family| Element {
-        family: *family,
+    families(pod).iter().map(|family| revision(*family)).collect()
+}
+
+pub(crate) fn revision<'a>(family: Family) -> Element<'a> {
+    Element {
+        family,
         set: REVISION,
         key: vec![Field::Mark(REVISION_KEY)],
         data: Data::Value(vec![Field::Mark(family.revision())]),
         role: Role::Revision,
-    };
-    families(pod).iter().map(revision).collect()
+    }
 }
 
 /// All that is this pod's own.
@@ -198,7 +221,7 @@ fn guarded<'a>(pod: &Pod<'a>, out: &mut Vec<Element<'a>>) {
     for ip in pod.addresses.iter().copied().chain(link_local) {
         out.push(member(family, sets(ip).addr, vec![link, Field::Ip(ip)]));
         if pod.mode == Mode::Bridge && ip.is_ipv6() {
-            out.push(member(family, "targets6", vec![link, Field::Ip(ip)]));
+            out.push(member(family, TARGETS, vec![link, Field::Ip(ip)]));
         }
     }
     if pod.mode == Mode::Bridge {

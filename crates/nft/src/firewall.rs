@@ -61,7 +61,7 @@ impl Firewall {
                 if renewals == RENEWALS {
                     break;
                 }
-                let mut text = ruleset::text(element::families(pod), pod.masquerade);
+                let mut text = ruleset::text(element::families(pod), pod.masquerade.as_slice());
                 if let Some(chain) = pod.masquerade.filter(|_| renewals > 0) {
                     // Somebody pruned the chain before the pod was in it: this time it is never empty.
                     text.push_str(&ruleset::members(chain, pod.addresses));
@@ -280,7 +280,7 @@ impl Firewall {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Replace {
+pub(crate) enum Replace {
     No,
     Yes,
 }
@@ -291,21 +291,24 @@ enum Removal {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Action {
+pub(crate) enum Action {
     Add,
     Delete,
 }
 
 /// What a request of ours is about.
 #[derive(Clone, Copy)]
-struct Step {
-    element: usize,
-    action: Action,
+pub(crate) struct Step {
+    pub(crate) element: usize,
+    pub(crate) action: Action,
     /// The element was deleted in the same transaction.
-    replaced: bool,
+    pub(crate) replaced: bool,
 }
 
-fn additions<'e>(elements: &'e [Element<'e>], replace: &[Replace]) -> (Vec<Request<'e>>, Vec<Step>) {
+pub(crate) fn additions<'e>(
+    elements: &'e [Element<'e>],
+    replace: &[Replace],
+) -> (Vec<Request<'e>>, Vec<Step>) {
     let (mut requests, mut steps) = (Vec::with_capacity(elements.len()), Vec::with_capacity(elements.len()));
     for (place, (element, replace)) in elements.iter().zip(replace).enumerate() {
         let replaced = *replace == Replace::Yes;
@@ -320,7 +323,7 @@ fn additions<'e>(elements: &'e [Element<'e>], replace: &[Replace]) -> (Vec<Reque
 }
 
 /// The refusals with what they are about; a refusal of the whole transaction is an error.
-fn named(refused: Refused, steps: &[Step]) -> Result<Vec<(Step, Refusal)>, Error> {
+pub(crate) fn named(refused: Refused, steps: &[Step]) -> Result<Vec<(Step, Refusal)>, Error> {
     if let Some(whole) = refused.whole {
         return Err(Error::refused(ADMIT, TABLE.to_owned(), whole));
     }

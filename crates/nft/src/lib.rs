@@ -6,19 +6,29 @@
 //!        └─────────► ruleset (the structure as text)  ──► program: `nft -f -`, one transaction; then once more
 //! ```
 //!
+//! The agent, which heals what others break, hears of changes from [`Monitor`], then looks ([`Firewall::damage`],
+//! [`Firewall::missing_of`], [`foreign_drops`]) and repairs ([`Firewall::repair`], [`Firewall::rebuild`]).
+//!
 //! Called by the engine for ADD, DEL, CHECK and clean-up. It works in the network namespace of the calling thread.
 //! It may touch: tables `inet podwire` and `bridge podwire`, and conntrack entries of the addresses it is given;
 //! nothing of anybody else.
 
+mod census;
+mod damage;
 mod element;
 mod error;
 mod firewall;
+mod foreign;
+mod monitor;
 mod number;
 mod pod;
 mod program;
 mod prune;
+mod rebuild;
 mod request;
+mod rule;
 mod ruleset;
+mod shape;
 mod socket;
 mod sweep;
 
@@ -26,6 +36,8 @@ pub mod conntrack;
 
 pub use error::Error;
 pub use firewall::Firewall;
+pub use foreign::{ForeignDrop, ForeignFamily, foreign_drops};
+pub use monitor::{Change, Monitor, Ours};
 pub use pod::{Guard, HostPort, Mode, NetworkChain, Pod, Protocol};
 pub use prune::Idle;
 pub use sweep::Stray;

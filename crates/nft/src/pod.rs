@@ -71,7 +71,11 @@ impl NetworkChain {
     /// The chain that a set belongs to, if it is one of a network's.
     pub(crate) fn id_of_set(set: &str) -> Option<&str> {
         let id = SUFFIXES.iter().find_map(|suffix| set.strip_suffix(suffix))?;
-        id.starts_with(PREFIX).then_some(id)
+        Self::is_id(id).then_some(id)
+    }
+
+    pub(crate) fn is_id(name: &str) -> bool {
+        name.starts_with(PREFIX)
     }
 
     /// The sets of the chain of this name.

@@ -95,6 +95,15 @@ pub(crate) fn delete_key<'a>(family: Family, set: &'a str, key: &[u8]) -> Reques
     })
 }
 
+pub(crate) fn get_table(family: Family) -> Request<'static> {
+    Request::new(verb(family, number::GETTABLE), |body| body.str(number::TABLE_NAME, TABLE))
+}
+
+/// For a dump; the kernel lists the chains of all tables of the family.
+pub(crate) fn get_chains(family: Family) -> Request<'static> {
+    Request::new(verb(family, number::GETCHAIN), |_| {})
+}
+
 pub(crate) fn get_rules(family: Family) -> Request<'static> {
     Request::new(verb(family, number::GETRULE), |body| body.str(number::RULE_TABLE, TABLE))
 }

@@ -16,7 +16,7 @@ pub(crate) const REVISION: &str = "revision";
 pub(crate) const REVISION_KEY: u32 = 1;
 
 /// Who a table is for: `inet` sees packets at the host's IP layer, `bridge` frames between ports of a bridge.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Family {
     Inet,
     Bridge,
@@ -58,8 +58,8 @@ struct Structure {
     chains: &'static [&'static str],
 }
 
-/// What `families` and the chain of one network look like, for `nft -f -`.
-pub(crate) fn text(families: &[Family], network: Option<&NetworkChain>) -> String {
+/// What `families` and the chains of these networks look like, for `nft -f -`.
+pub(crate) fn text(families: &[Family], networks: &[&NetworkChain]) -> String {
     let mut out = String::new();
     for family in families {
         let (structure, word) = (family.structure(), family.word());
@@ -73,7 +73,7 @@ pub(crate) fn text(families: &[Family], network: Option<&NetworkChain>) -> Strin
             family.revision()
         ));
     }
-    if let Some(network) = network {
+    for network in networks {
         out.push_str(&network_text(network));
     }
     out

@@ -14,10 +14,13 @@ use crate::number;
 const QUESTIONS: usize = 16;
 /// A dump that was overtaken by a change is begun again, this often.
 const DUMPS: usize = 10;
+/// So often where it must not be overtaken; one takes a fraction of a millisecond.
+const LISTINGS: usize = 100;
 /// `struct nfgenmsg`: family, version, resource id (big endian).
 const GENERAL: usize = 4;
 
 const TALK: &str = "talk to netfilter";
+const LIST: &str = "list the firewall";
 
 pub(crate) struct Socket {
     inner: netlink::Socket,
@@ -128,11 +131,7 @@ impl Socket {
         mut each: impl FnMut(&[u8]),
     ) -> Result<Result<(), Refusal>, Error> {
         for _ in 0..DUMPS {
-            let sequences = self.inner.take_sequences(1);
-            self.batch.clear();
-            write(&mut self.batch, request, NLM_F_DUMP, sequences.start)?;
-            let dumped = self.inner.dump(&self.batch, sequences, |message| each(attributes(message)));
-            match dumped.map_err(talk)? {
+            match self.dump_once(request, &mut each)? {
                 Dump::Whole => break,
                 Dump::Interrupted => {}
                 Dump::Refused(refusal) => return Ok(Err(refusal)),
@@ -140,6 +139,34 @@ impl Socket {
         }
         // After many tries what was seen is as good as it gets.
         Ok(Ok(()))
+    }
+
+    /// The same for those who must see each exactly once, in its order: a reading that was overtaken counts only when
+    /// the one before it says the same. (Pods that come and go overtake often, and change nothing of structure.)
+    pub(crate) fn list<T: PartialEq>(
+        &mut self,
+        request: &Request<'_>,
+        read: impl Fn(&[u8]) -> Option<T>,
+    ) -> Result<Result<Vec<T>, Refusal>, Error> {
+        let mut before = None;
+        for _ in 0..LISTINGS {
+            let mut listed = Vec::new();
+            match self.dump_once(request, &mut |answer| listed.extend(read(answer)))? {
+                Dump::Whole => return Ok(Ok(listed)),
+                Dump::Interrupted if before.as_ref() == Some(&listed) => return Ok(Ok(listed)),
+                Dump::Interrupted => before = Some(listed),
+                Dump::Refused(refusal) => return Ok(Err(refusal)),
+            }
+        }
+        let (object, reason) = ("all tables".to_owned(), "they kept changing meanwhile".to_owned());
+        Err(Error::Transaction { operation: LIST, object, reason, source: Errno::INTR.into() })
+    }
+
+    fn dump_once(&mut self, request: &Request<'_>, each: &mut dyn FnMut(&[u8])) -> Result<Dump, Error> {
+        let sequences = self.inner.take_sequences(1);
+        self.batch.clear();
+        write(&mut self.batch, request, NLM_F_DUMP, sequences.start)?;
+        self.inner.dump(&self.batch, sequences, |message| each(attributes(message))).map_err(talk)
     }
 }
 

@@ -1,17 +1,39 @@
 //! podwire-cni, the CNI plugin: environment and stdin in, one JSON value out, one line in the log.
 //!
-//! Small, static, no async runtime, no credentials. It calls the engine in its own process.
+//! ```text
+//!  CNI_*, stdin ─► Request ─┬─► engine, in this process                      standalone
+//!                           ├─► agent.rs: one POST to the agent's socket     "agent" in the config
+//!                           └─► loopback.rs                                  called by the name `loopback`
+//! ```
+//!
+//! Small, static, no async runtime, no credentials, no threads of its own.
 
+mod agent;
+mod journal;
 mod log;
+mod loopback;
+mod retry;
 mod stdio;
 
+use std::ffi::OsStr;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use cni::{Env, Failure, Request, Version};
+use cni::{Config, Env, Failure, Request, Version};
+use engine::Done;
+use netconf::Place;
 use serde_json::Value;
 
+use agent::Asked;
 use log::Line;
+
+/// How a request went, for stdout and for the log.
+pub(crate) struct Served {
+    pub(crate) outcome: Result<Done, cni::Error>,
+    /// None: nobody was asked, it was done here.
+    pub(crate) asked: Option<Asked>,
+}
 
 fn main() -> ExitCode {
     let start = Instant::now();
@@ -48,22 +70,60 @@ fn about() -> String {
 /// What goes to stdout, if anything does.
 fn answer(env: &Env, start: Instant) -> Result<Option<Value>, Failure> {
     let stdin = stdio::read_config().map_err(|error| Failure { error, version: Version::LATEST })?;
-    let request = Request::parse(env, &stdin)?;
+    let named_loopback = is_named("loopback");
+    let request = match Request::parse(env, &stdin) {
+        Ok(request) => request,
+        Err(failure) => {
+            if !named_loopback && let Some(line) = Line::of_refused(env, &stdin, &failure, start.elapsed()) {
+                line.write();
+            }
+            return Err(failure);
+        }
+    };
+    let outcome = if named_loopback {
+        loopback::serve(&request)
+    } else {
+        let served = serve(&request, env, &stdin);
+        Line::of(&request, &served, start.elapsed()).write();
+        served.outcome.map(|done| done.answer)
+    };
+    outcome.map_err(|error| Failure { error, version: version_of(&request) })
+}
+
+fn serve(request: &Request, env: &Env, stdin: &[u8]) -> Served {
+    // A place that cannot be read is the engine's to report, as everything else that is wrong with a config.
+    let place = config_of(request).and_then(|config| Place::parse(config).ok());
+    if let Some(place) = &place
+        && let Some(socket) = &place.agent
+    {
+        return agent::ask(request, &agent::Where { socket, run_dir: &place.run_dir }, stdin);
+    }
     let path = env.path().unwrap_or_default();
-    let outcome = engine::serve(&request, &path, &engine::Caller::STANDALONE);
-    Line::of(&request, &outcome, start.elapsed()).write();
-    match outcome {
-        Ok(done) => Ok(done.answer),
-        Err(error) => Err(Failure { error, version: version_of(&request) }),
+    Served { outcome: engine::serve(request, &path, &engine::Caller::STANDALONE), asked: None }
+}
+
+/// Whether this program was called by that name, as a link or a copy of it is.
+fn is_named(name: &str) -> bool {
+    let called = std::env::args_os().next();
+    called.is_some_and(|path| Path::new(&path).file_name() == Some(OsStr::new(name)))
+}
+
+/// VERSION has none: it is asked often and says nothing about a pod.
+fn config_of(request: &Request) -> Option<&Config> {
+    match request {
+        Request::Add(call) | Request::Del(call) | Request::Check(call) => Some(&call.config),
+        Request::Gc(gc) => Some(&gc.config),
+        Request::Status(config) => Some(config),
+        Request::Version(_) => None,
     }
 }
 
 /// The error object speaks the version of the request.
 fn version_of(request: &Request) -> Version {
     match request {
-        Request::Add(call) | Request::Del(call) | Request::Check(call) => call.config.version,
-        Request::Gc(gc) => gc.config.version,
-        Request::Status(config) => config.version,
         Request::Version(version) => *version,
+        Request::Add(_) | Request::Del(_) | Request::Check(_) | Request::Gc(_) | Request::Status(_) => {
+            config_of(request).map_or(Version::LATEST, |config| config.version)
+        }
     }
 }

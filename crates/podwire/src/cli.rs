@@ -17,6 +17,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Attach two pods through the plugin, ping between them, and leave nothing behind
     Demo,
+    /// Run the node agent: serve the plugin, keep pods' networks right
+    Agent(Box<Agent>),
     /// Show the pods on this node and their addresses
     Pods(Pods),
     /// Put the plugin and a network config where the container runtime looks for them
@@ -29,6 +31,12 @@ pub(crate) enum Command {
 pub(crate) enum Output {
     Table,
     Json,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Agent {
+    #[command(flatten)]
+    pub(crate) flags: agent::config::Flags,
 }
 
 #[derive(Debug, Args)]

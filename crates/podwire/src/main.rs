@@ -23,6 +23,7 @@ fn main() -> ExitCode {
 fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
         Command::Demo => commands::demo::run(),
+        Command::Agent(args) => commands::agent::run(&args),
         Command::Pods(args) => commands::pods::run(&args),
         Command::Install(args) => commands::install::run(&args),
         Command::Cleanup(args) => commands::cleanup::run(&args),

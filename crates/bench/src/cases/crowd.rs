@@ -3,7 +3,8 @@
 
 use anyhow::{Context as _, Result, bail};
 use engine::state::{
-    Allocation, Attachment, Begin, Network as Claims, PodAddress, SCHEMA, State, StateError, Survivor, Wanted, Wiring,
+    Allocation, Attachment, Begin, Network as Claims, PodAddress, SCHEMA, State, StateError, Survivor,
+    Wanted, Wiring,
 };
 use ipam::{Pools, RangeSpec};
 use ipnet::IpNet;

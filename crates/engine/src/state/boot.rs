@@ -34,10 +34,11 @@ pub(super) fn lock(dir: &Path) -> Result<File, StateError> {
 
 /// The first file that we make in a state folder: it says that the folder is ours.
 const LOCK: &str = "podwire.lock";
-/// What is removed when the folder is of another boot.
+/// What is removed when the folder is of another boot. Tombstones stay: an agent that finds nothing to delete removes them.
 const EMPTIED: [&str; 2] = ["networks", "sysctls"];
 /// Everything that we make in a state folder.
-const OURS: [&str; 6] = [LOCK, "networks", "sysctls", "sysctls.lock", "boot.new", "boot"];
+const OURS: [&str; 8] =
+    [LOCK, "networks", "sysctls", "sysctls.lock", "tombstones", "agent.lock", "boot.new", "boot"];
 
 /// A folder of an earlier boot is emptied, so it must be ours: somebody else's files are never touched.
 fn refuse_foreign(dir: &Path) -> Result<(), StateError> {

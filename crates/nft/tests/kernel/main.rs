@@ -3,8 +3,11 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 
 mod common;
+mod dropping;
 mod forgetting;
+mod healing;
 mod lab;
+mod listening;
 mod membership;
 mod nat;
 mod pruning;

@@ -119,7 +119,6 @@ fn e7_fields_that_we_do_not_serve_are_code_2_with_key_and_value() {
             (json!({"portIsolation": true}), 2, &["portIsolation", "true"]),
             (json!({"enabledad": true}), 2, &["enabledad", "true"]),
             (json!({"preserveDefaultVlan": "x"}), 2, &["preserveDefaultVlan"]),
-            (json!({"agent": "/run/x.sock"}), 2, &["agent", "/run/x.sock"]),
             (json!({"ipMasqBackend": "iptables"}), 2, &["ipMasqBackend", "iptables"]),
             (
                 json!({"ipam": {"subnet": "10.88.0.0/24", "resolvConf": "/etc/resolv.conf"}}),

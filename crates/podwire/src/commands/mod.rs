@@ -1,3 +1,4 @@
+pub(crate) mod agent;
 pub(crate) mod cleanup;
 pub(crate) mod demo;
 pub(crate) mod install;

@@ -1,0 +1,220 @@
+//! The agent from start to end, in order.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use netconf::NetConf;
+use serde_json::{Value, json};
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::level_filters::LevelFilter;
+use tracing::{info, warn};
+
+use crate::board::Board;
+use crate::config::{Config, LogFormat, LogLevel, Store};
+use crate::install::{InstallError, Installer};
+use crate::keeper::{self, Keeper, KeeperError};
+use crate::lock::{Lock, LockError};
+use crate::log;
+use crate::metrics::Metrics;
+use crate::notify;
+use crate::privileges;
+use crate::queue::Queue;
+use crate::server::{self, Doors, Facts, Peers, ServerError, Service};
+use crate::work::{Settings, Work};
+
+/// How long what is under way may take after SIGTERM; less than systemd and Kubernetes wait before they kill.
+const LAST_MINUTE: Duration = Duration::from_secs(20);
+/// How long deletions that were answered may keep the process: the kernel needs some 20 ms for each.
+const GRACE: Duration = Duration::from_secs(2);
+
+#[derive(Debug, thiserror::Error)]
+pub enum AppError {
+    #[error(transparent)]
+    Lock(#[from] LockError),
+    #[error(transparent)]
+    Install(#[from] InstallError),
+    #[error("the agent's own network: {0}")]
+    Network(cni::Error),
+    #[error(transparent)]
+    Keeper(#[from] KeeperError),
+    #[error(transparent)]
+    Server(#[from] ServerError),
+    #[error(transparent)]
+    Log(#[from] log::LogError),
+    #[error("cannot {operation}: {source}")]
+    Start { operation: &'static str, source: io::Error },
+}
+
+fn cannot(operation: &'static str) -> impl Fn(io::Error) -> AppError {
+    move |source| AppError::Start { operation, source }
+}
+
+/// Runs until SIGTERM or SIGINT.
+pub fn run(config: Config) -> Result<(), AppError> {
+    let begun = Instant::now();
+    log::start(format_of(config.log_format), level_of(config.log_level))?;
+    privileges::drop_others();
+    let lock = Lock::take(&config.run_dir)?;
+    let conf = own_network(&config).map_err(AppError::Network)?;
+    let installer = Installer::new(&config)?.map(Arc::new);
+    let config = Arc::new(config);
+    let board = Arc::new(Board::new());
+    let metrics = Arc::new(Metrics::new());
+    let settings = Settings {
+        run_dir: config.run_dir.clone(),
+        network: config.network.name.clone(),
+        defaults: config.request_defaults(),
+    };
+    let work = Arc::new(Work::new(settings, Arc::clone(&board), Arc::clone(&metrics)));
+    let queue = Arc::new(Queue::start(config.workers).map_err(cannot("start workers"))?);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(cannot("start the server"))?;
+    let (board_, metrics_, work_) = (Arc::clone(&board), Arc::clone(&metrics), Arc::clone(&work));
+    let service = Arc::new(Service {
+        board: board_,
+        metrics: metrics_,
+        work: work_,
+        queue,
+        facts: facts(&config),
+        cni_config: rendering(installer.clone()),
+    });
+    runtime.block_on(async move {
+        let socket = server::bind(&config.socket)?;
+        let tcp = match config.metrics {
+            Some(address) => Some(server::bind_tcp(address).await?),
+            None => None,
+        };
+        let parts = keeper::Parts {
+            conf,
+            metrics,
+            work,
+            installer,
+            lock,
+            socket: socket.watch(),
+            begun,
+            board,
+            config,
+        };
+        let board = Arc::clone(&parts.board);
+        info!(
+            version = env!("CARGO_PKG_VERSION"),
+            node = parts.config.node,
+            socket = %parts.config.socket.display(),
+            "the agent starts"
+        );
+        let keeping = keep(Keeper::new(parts)?)?;
+        let doors = Doors { socket, tcp, peers: Peers::root_and_self() };
+        let stop = stopped(board)?;
+        let left = server::run(doors, service, stop).await;
+        if left.waiting + left.running > 0 {
+            warn!("{} requests were still running and {} waiting", left.running, left.waiting);
+        }
+        keeping.end();
+        Ok(())
+    })
+}
+
+/// The keeper's thread, and how to end it.
+struct Keeping {
+    thread: std::thread::JoinHandle<()>,
+    bell: keeper::Bell,
+    over: Arc<AtomicBool>,
+}
+
+fn keep(keeper: Keeper) -> Result<Keeping, AppError> {
+    let (bell, over) = (keeper.bell(), Arc::new(AtomicBool::new(false)));
+    let stop = Arc::clone(&over);
+    let thread = std::thread::Builder::new()
+        .name("podwire-keeper".to_owned())
+        .stack_size(512 << 10)
+        .spawn(move || keeper.run(|| stop.load(Ordering::Acquire)))
+        .map_err(cannot("start the keeper"))?;
+    Ok(Keeping { thread, bell, over })
+}
+
+impl Keeping {
+    /// A round that is under way comes to its end.
+    fn end(self) {
+        self.over.store(true, Ordering::Release);
+        self.bell.ring();
+        if self.thread.join().is_err() {
+            warn!("the keeper did not end well");
+        }
+        let end = Instant::now() + GRACE;
+        while netlink::deletions_under_way() > 0 && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        info!("the agent ends");
+    }
+}
+
+/// Comes true with SIGTERM or SIGINT.
+fn stopped(board: Arc<Board>) -> Result<impl Future<Output = Duration>, AppError> {
+    let mut term = signal(SignalKind::terminate()).map_err(cannot("listen to SIGTERM"))?;
+    let mut int = signal(SignalKind::interrupt()).map_err(cannot("listen to SIGINT"))?;
+    Ok(async move {
+        tokio::select! {
+            _ = term.recv() => {}
+            _ = int.recv() => {}
+        }
+        info!("asked to stop: what is under way comes to its end");
+        notify::notify("STOPPING=1");
+        board.set_not_ready("the agent is stopping");
+        LAST_MINUTE
+    })
+}
+
+/// The agent's own network as a runtime's config would describe it.
+fn own_network(config: &Config) -> Result<NetConf, cni::Error> {
+    let mut text = config.request_defaults();
+    text.insert("cniVersion".to_owned(), json!(cni::Version::LATEST.as_str()));
+    text.insert("name".to_owned(), json!(config.network.name));
+    text.insert("type".to_owned(), json!("podwire-cni"));
+    NetConf::parse(&cni::Config::from_slice(Value::Object(text).to_string().as_bytes())?)
+}
+
+fn format_of(format: LogFormat) -> log::Format {
+    match format {
+        LogFormat::Text => log::Format::Text,
+        LogFormat::Json => log::Format::Json,
+    }
+}
+
+fn level_of(level: LogLevel) -> LevelFilter {
+    match level {
+        LogLevel::Error => LevelFilter::ERROR,
+        LogLevel::Warn => LevelFilter::WARN,
+        LogLevel::Info => LevelFilter::INFO,
+        LogLevel::Debug => LevelFilter::DEBUG,
+    }
+}
+
+fn facts(config: &Config) -> Facts {
+    let network = &config.network;
+    let unused = |cidr: &ipnet::IpNet| api::BlockUse { cidr: *cidr, used: 0, free: 0 };
+    Facts {
+        node: config.node.clone(),
+        store: match config.store {
+            Store::Embedded => "embedded".to_owned(),
+        },
+        run_dir: config.run_dir.clone(),
+        socket: config.socket.clone(),
+        network: api::NetworkStatus {
+            name: network.name.to_string(),
+            mode: network.mode.to_string(),
+            bridge: network.bridge.to_string(),
+            mtu: network.mtu,
+            masquerade: network.masquerade,
+            blocks: network.subnets.iter().map(unused).collect(),
+        },
+    }
+}
+
+fn rendering(installer: Option<Arc<Installer>>) -> Box<dyn Fn() -> Result<String, String> + Send + Sync> {
+    Box::new(move || match &installer {
+        Some(installer) => installer.render().map_err(|e| e.to_string()),
+        None => Err("this agent installs nothing (install.enabled is false)".to_owned()),
+    })
+}

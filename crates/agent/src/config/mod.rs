@@ -1,0 +1,184 @@
+//! The agent's configuration: flag over environment over file over default. With nothing at all it is complete.
+//!
+//! ```text
+//! KEYS ─► defaults ─┐
+//! agent.toml ───────┤
+//! PODWIRE_… ────────┼─► draft ─► checks across keys ─► Config
+//! --flags ──────────┘
+//! ```
+//!
+//! One table, [`KEYS`], names every key once: flags, variables, defaults, help, reference and sample come from it. A value
+//! that is given must be right even where another one overrides it, and all mistakes are told at once.
+
+mod check;
+mod docs;
+mod draft;
+mod error;
+mod flags;
+mod keys;
+mod layers;
+mod values;
+
+#[cfg(test)]
+mod tests;
+
+use std::ffi::OsString;
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use serde_json::{Map, Value, json};
+use types::{AttachMode, IfName, NetworkName};
+
+pub use docs::{reference, sample};
+pub use error::{ConfigError, Origin, Problem};
+pub use flags::Flags;
+pub use keys::{Fallback, KEYS, Key, Kind};
+pub use layers::DEFAULT_FILE;
+
+/// What the agent runs with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    pub node: String,
+    /// What dies with a boot.
+    pub run_dir: PathBuf,
+    /// What is kept.
+    pub state_dir: PathBuf,
+    pub socket: PathBuf,
+    pub store: Store,
+    pub log_format: LogFormat,
+    pub log_level: LogLevel,
+    /// Where Prometheus may ask over TCP; the socket answers it in any case.
+    pub metrics: Option<SocketAddr>,
+    pub workers: usize,
+    pub reconcile: Duration,
+    pub network: Network,
+    /// None: the agent puts nothing into the runtime's folders.
+    pub install: Option<Install>,
+}
+
+/// The network that requests without one of their own belong to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Network {
+    pub name: NetworkName,
+    pub mode: AttachMode,
+    pub bridge: IfName,
+    /// One, or one for each family.
+    pub subnets: Vec<IpNet>,
+    /// None: the bridge's own if it is there, else 1500.
+    pub mtu: Option<u32>,
+    pub masquerade: bool,
+}
+
+/// What goes into the runtime's folders.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Install {
+    /// The program file that is copied.
+    pub plugin: PathBuf,
+    pub plugin_dir: PathBuf,
+    pub config_dir: PathBuf,
+    pub config_name: String,
+    /// None: the one that is built in.
+    pub template: Option<PathBuf>,
+}
+
+/// Where cluster objects live.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Store {
+    Embedded,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogLevel {
+    Error,
+    Warn,
+    Info,
+    Debug,
+}
+
+impl Config {
+    /// Reads all layers; the environment is handed in so that nothing here depends on the process.
+    pub fn load(
+        flags: &Flags,
+        env: impl IntoIterator<Item = (OsString, OsString)>,
+    ) -> Result<Self, ConfigError> {
+        let (given, problems) = layers::collect(flags, env);
+        draft::build(given, problems)
+    }
+
+    /// The effective configuration, as a file that gives the same one.
+    pub fn to_toml(&self) -> String {
+        docs::effective(self)
+    }
+
+    /// What a runtime's CNI config of our network gets where it lacks it. The caller decides which configs are meant.
+    pub fn request_defaults(&self) -> Map<String, Value> {
+        self.network.request_defaults()
+    }
+}
+
+impl Network {
+    pub(crate) fn request_defaults(&self) -> Map<String, Value> {
+        let mut map = Map::new();
+        map.insert("mode".to_owned(), json!(self.mode.to_string()));
+        map.insert("bridge".to_owned(), json!(self.bridge.as_str()));
+        map.insert("subnet".to_owned(), json!(self.block()));
+        if let Some(mtu) = self.mtu {
+            map.insert("mtu".to_owned(), json!(mtu));
+        }
+        map.insert("ipMasq".to_owned(), json!(self.masquerade));
+        map
+    }
+
+    /// The subnets as a CNI config takes them: separated by a comma.
+    pub(crate) fn block(&self) -> String {
+        values::join(&self.subnets)
+    }
+}
+
+impl fmt::Display for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Embedded => "embedded",
+        })
+    }
+}
+
+impl fmt::Display for LogFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Text => "text",
+            Self::Json => "json",
+        })
+    }
+}
+
+impl fmt::Display for LogLevel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Error => "error",
+            Self::Warn => "warn",
+            Self::Info => "info",
+            Self::Debug => "debug",
+        })
+    }
+}
+
+impl From<LogLevel> for tracing::Level {
+    fn from(level: LogLevel) -> Self {
+        match level {
+            LogLevel::Error => Self::ERROR,
+            LogLevel::Warn => Self::WARN,
+            LogLevel::Info => Self::INFO,
+            LogLevel::Debug => Self::DEBUG,
+        }
+    }
+}

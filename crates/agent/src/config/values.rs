@@ -1,0 +1,162 @@
+//! Values from text. Each error is the end of a sentence that begins with key and value: "must be …".
+
+use std::fmt::Display;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use ipam::{Range, RangeSpec};
+use ipnet::IpNet;
+use types::{AttachMode, NameError};
+
+use crate::config::{LogFormat, LogLevel, Store};
+
+pub(super) fn put<T>(place: &mut Option<T>, value: Result<T, String>) -> Result<(), String> {
+    *place = Some(value?);
+    Ok(())
+}
+
+/// `none` takes back what a lower layer said.
+pub(super) fn optional<T>(text: &str, read: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, String> {
+    match text {
+        "none" => Ok(None),
+        text => read(text).map(Some).map_err(|allowed| format!("{allowed}, or none")),
+    }
+}
+
+/// A path is written into the CNI config and read by people: text, from the root.
+pub(super) fn path(text: &str) -> Result<PathBuf, String> {
+    if text.starts_with('/') && !text.contains(char::is_control) {
+        Ok(PathBuf::from(text))
+    } else {
+        Err("must be an absolute path".to_owned())
+    }
+}
+
+pub(super) fn number<T>(text: &str, allowed: RangeInclusive<T>) -> Result<T, String>
+where
+    T: FromStr + PartialOrd + Display,
+{
+    let error = || format!("must be a number from {} to {}", allowed.start(), allowed.end());
+    text.parse().ok().filter(|number| allowed.contains(number)).ok_or_else(error)
+}
+
+pub(super) fn boolean(text: &str) -> Result<bool, String> {
+    text.parse().map_err(|_| "must be true or false".to_owned())
+}
+
+pub(super) fn listen(text: &str) -> Result<SocketAddr, String> {
+    let error = || "must be an IP address and a port, such as 127.0.0.1:9100 or [::1]:9100".to_owned();
+    text.parse().ok().filter(|address: &SocketAddr| address.port() != 0).ok_or_else(error)
+}
+
+pub(super) fn name<T>(text: &str) -> Result<T, String>
+where
+    T: for<'a> TryFrom<&'a str, Error = NameError>,
+{
+    T::try_from(text).map_err(|error| format!("cannot be used: {error}"))
+}
+
+/// Host names, and what Kubernetes calls its nodes.
+pub(super) fn node(text: &str) -> Result<String, String> {
+    let first = text.starts_with(|c: char| c.is_ascii_alphanumeric());
+    let all = text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_'));
+    if first && all && text.len() <= 253 {
+        Ok(text.to_owned())
+    } else {
+        Err("must have 1 to 253 letters, digits, '.', '-' and '_', the first a letter or digit".to_owned())
+    }
+}
+
+pub(super) fn store(text: &str) -> Result<Store, String> {
+    match text {
+        "embedded" => Ok(Store::Embedded),
+        "etcd" => Err("is not served by this version; use embedded".to_owned()),
+        _ => Err("must be embedded".to_owned()),
+    }
+}
+
+pub(super) fn log_format(text: &str) -> Result<LogFormat, String> {
+    match text {
+        "text" => Ok(LogFormat::Text),
+        "json" => Ok(LogFormat::Json),
+        _ => Err("must be text or json".to_owned()),
+    }
+}
+
+pub(super) fn log_level(text: &str) -> Result<LogLevel, String> {
+    match text {
+        "error" => Ok(LogLevel::Error),
+        "warn" => Ok(LogLevel::Warn),
+        "info" => Ok(LogLevel::Info),
+        "debug" => Ok(LogLevel::Debug),
+        _ => Err("must be error, warn, info or debug".to_owned()),
+    }
+}
+
+pub(super) fn mode(text: &str) -> Result<AttachMode, String> {
+    match text {
+        "routed" => Ok(AttachMode::Routed),
+        "bridge" => Ok(AttachMode::Bridge),
+        _ => Err("must be routed or bridge".to_owned()),
+    }
+}
+
+/// Runtimes read a list of plugins only from a file with this ending.
+pub(super) fn config_name(text: &str) -> Result<String, String> {
+    let stem = text.strip_suffix(".conflist");
+    let usable = |stem: &&str| !stem.is_empty() && !stem.starts_with('.');
+    if stem.is_some_and(|stem| usable(&stem)) && !text.contains(|c: char| c == '/' || c.is_control()) {
+        Ok(text.to_owned())
+    } else {
+        Err("must be a file name that ends in .conflist, without a folder".to_owned())
+    }
+}
+
+/// A pod gets one address of every subnet: more than one of a family is nobody's wish.
+pub(super) fn subnets(text: &str) -> Result<Vec<IpNet>, String> {
+    let subnets = text.split(',').map(|part| subnet(part.trim())).collect::<Result<Vec<_>, _>>()?;
+    let of = |v4: bool| subnets.iter().filter(|net| net.addr().is_ipv4() == v4).count();
+    if of(true) > 1 || of(false) > 1 {
+        return Err("must be one subnet, or one of IPv4 and one of IPv6".to_owned());
+    }
+    Ok(subnets)
+}
+
+fn subnet(text: &str) -> Result<IpNet, String> {
+    let subnet: IpNet = text
+        .parse()
+        .map_err(|_| format!("must be CIDRs such as 10.88.0.0/16 or fd00:88::/64, not {text:?}"))?;
+    if let Some(special) = special(subnet) {
+        return Err(format!(
+            "cannot be used: {subnet} has {special} addresses; use one such as 10.88.0.0/16"
+        ));
+    }
+    let spec = RangeSpec { subnet, start: None, end: None, gateway: None, exclude: Vec::new() };
+    Range::new(spec).map(|_| subnet).map_err(|error| format!("cannot be used: {error}"))
+}
+
+/// Addresses that the kernel never routes to a pod.
+fn special(subnet: IpNet) -> Option<&'static str> {
+    let first = subnet.network();
+    let link_local = match first {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    };
+    if first.is_loopback() {
+        Some("loopback")
+    } else if first.is_multicast() {
+        Some("multicast")
+    } else if first.is_unspecified() {
+        Some("unspecified")
+    } else if link_local {
+        Some("link-local")
+    } else {
+        None
+    }
+}
+
+pub(super) fn join<T: ToString>(items: &[T]) -> String {
+    items.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+}

@@ -1,0 +1,121 @@
+//! What the agent adds to a request: the config that runtimes hold names the network, and the agent knows the rest.
+
+use std::path::Path;
+
+use cni::{Config, Request};
+use serde_json::{Map, Value};
+use types::NetworkName;
+
+#[derive(Debug, Clone)]
+pub(crate) struct Defaults {
+    network: NetworkName,
+    run_dir: Value,
+    values: Map<String, Value>,
+}
+
+impl Defaults {
+    /// `values` in the words of a network config: `mode`, `bridge`, `subnet`, …
+    pub(crate) fn new(network: NetworkName, run_dir: &Path, values: Map<String, Value>) -> Self {
+        Self { network, run_dir: run_dir.to_string_lossy().into_owned().into(), values }
+    }
+
+    pub(crate) fn fill(&self, request: &mut Request) {
+        match request {
+            Request::Add(call) | Request::Del(call) | Request::Check(call) => {
+                self.fill_config(&mut call.config);
+            }
+            Request::Gc(gc) => self.fill_config(&mut gc.config),
+            Request::Status(config) => self.fill_config(config),
+            Request::Version(_) => {}
+        }
+    }
+
+    fn fill_config(&self, config: &mut Config) {
+        let is_ours = config.name == self.network;
+        // Whoever has another plugin for addresses wants none of ours.
+        let wants_addresses = netconf::foreign_ipam(config).is_none();
+        for (key, value) in &self.values {
+            let is_wanted = match key.as_str() {
+                "mode" => true,
+                "subnet" => is_ours && wants_addresses,
+                _ => is_ours,
+            };
+            if is_wanted && config.obj().get(key).is_none() {
+                config.map.insert(key.clone(), value.clone());
+            }
+        }
+        // This spelling wins over all others: the agent works on its own state and no other.
+        config.map.insert("runDir".to_owned(), self.run_dir.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use netconf::{Addresses, NetConf, Place};
+    use serde_json::json;
+    use types::AttachMode;
+
+    use super::*;
+
+    fn defaults() -> Defaults {
+        let values = json!({ "mode": "routed", "bridge": "pw0", "subnet": "10.9.0.0/24,fd00:9::/64",
+                             "mtu": 1400, "ipMasq": true });
+        let Value::Object(values) = values else { unreachable!() };
+        Defaults::new("podwire".try_into().unwrap(), Path::new("/run/agent-7"), values)
+    }
+
+    fn filled(config: &Value) -> Config {
+        let mut request = Request::Status(Config::from_slice(config.to_string().as_bytes()).unwrap());
+        defaults().fill(&mut request);
+        match request {
+            Request::Status(config) => config,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_config_that_only_names_our_network_gets_all() {
+        let config = filled(&json!({ "cniVersion": "1.1.0", "name": "podwire", "type": "podwire-cni" }));
+        let conf = NetConf::parse(&config).unwrap();
+        assert_eq!((conf.mode, conf.bridge.as_str(), conf.mtu), (AttachMode::Routed, "pw0", Some(1400)));
+        assert!(conf.ip_masq);
+        let Addresses::Own(pools) = &conf.addresses else { panic!("{conf:?}") };
+        assert_eq!(pools.sets().len(), 2);
+        assert_eq!(Place::parse(&config).unwrap().run_dir, Path::new("/run/agent-7"));
+    }
+
+    #[test]
+    fn what_the_config_says_stays_whatever_its_case() {
+        let config =
+            filled(&json!({ "cniVersion": "1.1.0", "name": "podwire", "Mode": "bridge", "MTU": 1300,
+                                     "subnet": "10.77.0.0/24", "ipmasq": false }));
+        let conf = NetConf::parse(&config).unwrap();
+        assert_eq!((conf.mode, conf.mtu, conf.ip_masq), (AttachMode::Bridge, Some(1300), false));
+        assert_eq!(conf.cluster, ["10.77.0.0/24".parse().unwrap()]);
+    }
+
+    #[test]
+    fn another_network_gets_the_mode_and_nothing_else() {
+        let config = filled(&json!({ "cniVersion": "1.1.0", "name": "storage", "subnet": "10.77.0.0/24" }));
+        let conf = NetConf::parse(&config).unwrap();
+        assert_eq!((conf.mode, conf.bridge.as_str(), conf.mtu), (AttachMode::Routed, "cni0", None));
+        assert!(!conf.ip_masq);
+    }
+
+    #[test]
+    fn the_run_dir_is_always_the_agents() {
+        for (key, dir) in [("runDir", "/tmp/x"), ("rundir", "/tmp/x"), ("RUNDIR", "")] {
+            let config = filled(&json!({ "cniVersion": "1.1.0", "name": "storage", key: dir,
+                                         "ipam": { "dataDir": "/tmp/y" } }));
+            assert_eq!(Place::parse(&config).unwrap().run_dir, Path::new("/run/agent-7"), "{key}");
+        }
+    }
+
+    #[test]
+    fn a_foreign_ipam_plugin_keeps_its_say() {
+        let config = filled(&json!({ "cniVersion": "1.1.0", "name": "podwire", "ipam": { "type": "dhcp" } }));
+        assert!(config.obj().get("subnet").is_none());
+        let conf = NetConf::parse(&config).unwrap();
+        assert!(matches!(conf.addresses, Addresses::Delegated(plugin) if plugin == "dhcp"));
+    }
+}

@@ -1,0 +1,23 @@
+use std::io;
+use std::path::PathBuf;
+
+/// Why something could not be installed or taken away.
+#[derive(Debug, thiserror::Error)]
+pub enum InstallError {
+    #[error("cannot read the plugin {}: {source}; keep podwire-cni beside podwire, or set install.plugin", path.display())]
+    Source { path: PathBuf, source: io::Error },
+    #[error("install.plugin is {}, the very file that is installed; keep the plugin in another folder", path.display())]
+    SameFile { path: PathBuf },
+    #[error("cannot read the template {}: {source}; correct install.template", path.display())]
+    TemplateFile { path: PathBuf, source: io::Error },
+    #[error("{template} gives no usable CNI config: {problem}")]
+    Template { template: String, problem: String },
+    #[error("cannot make the folder {}: {source}", path.display())]
+    Folder { path: PathBuf, source: io::Error },
+    #[error("cannot read {}: {source}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("cannot write {}: {source}", path.display())]
+    Write { path: PathBuf, source: io::Error },
+    #[error("cannot watch {} for changes: {source}; it is looked at by the timer only", path.display())]
+    Watch { path: PathBuf, source: io::Error },
+}

@@ -1,0 +1,283 @@
+//! Plugin and CNI config in the runtime's folders: put there, looked after, taken away again.
+//!
+//! The plugin comes first and the config last, each by a rename inside its folder, so that a runtime never sees half a
+//! file, a config without its plugin, or "text file busy". What was put where is recorded in the state folder before it
+//! happens, so that `podwire cleanup` finds it without knowing the agent's configuration.
+
+mod error;
+mod files;
+mod record;
+mod remove;
+mod template;
+mod watch;
+
+#[cfg(test)]
+mod tests;
+
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+use api::InstalledFile;
+use serde::{Deserialize, Serialize};
+
+use crate::config::{Config, Install, Network};
+
+pub use error::InstallError;
+pub use remove::{Removal, remove};
+pub use template::VARIABLES;
+pub use watch::Watch;
+
+use files::{Content, Look};
+use record::{Entry, Record};
+
+/// The plugin's file name, which is also its `type` in a CNI config.
+pub const PLUGIN: &str = "podwire-cni";
+/// What runtimes before containerd 2.0 call beside the network's plugin; ours does that job under this name.
+const LOOPBACK: &str = "loopback";
+
+const PLUGIN_MODE: u32 = 0o700;
+const CONFIG_MODE: u32 = 0o600;
+
+/// Who put a file there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Maker {
+    /// It has one config, which may get another name.
+    Agent,
+    /// Networks without an agent; there may be several.
+    Standalone,
+}
+
+/// What `podwire install --standalone` puts in place: a network without an agent.
+#[derive(Debug)]
+pub struct Standalone {
+    pub network: Network,
+    pub install: Install,
+    pub run_dir: PathBuf,
+    pub state_dir: PathBuf,
+}
+
+#[derive(Debug)]
+pub struct Installer {
+    maker: Maker,
+    network: Network,
+    install: Install,
+    socket: PathBuf,
+    run_dir: PathBuf,
+    state_dir: PathBuf,
+    /// Held open: an upgrade that renames a new plugin into place changes nothing for us before we are restarted too,
+    /// and what somebody deleted can still be put back.
+    source: File,
+}
+
+/// A file as it should be.
+struct Wanted<'a> {
+    role: Role,
+    path: PathBuf,
+    mode: u32,
+    content: Content<'a>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Role {
+    Plugin,
+    Loopback,
+    Config,
+}
+
+impl Role {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Plugin => "plugin",
+            Self::Loopback => "loopback plugin",
+            Self::Config => "config",
+        }
+    }
+}
+
+impl Installer {
+    /// None where the configuration says that nothing is installed. A template or a plugin that cannot be used is found
+    /// out here, at the start.
+    pub fn new(config: &Config) -> Result<Option<Self>, InstallError> {
+        let Some(install) = config.install.clone() else { return Ok(None) };
+        let installer = Self {
+            maker: Maker::Agent,
+            network: config.network.clone(),
+            source: open_source(&install)?,
+            install,
+            socket: config.socket.clone(),
+            run_dir: config.run_dir.clone(),
+            state_dir: config.state_dir.clone(),
+        };
+        installer.render()?;
+        Ok(Some(installer))
+    }
+
+    pub fn standalone(what: Standalone) -> Result<Self, InstallError> {
+        let installer = Self {
+            maker: Maker::Standalone,
+            network: what.network,
+            source: open_source(&what.install)?,
+            install: what.install,
+            socket: netconf::default_socket(&what.run_dir),
+            run_dir: what.run_dir,
+            state_dir: what.state_dir,
+        };
+        installer.render()?;
+        Ok(installer)
+    }
+
+    /// The CNI config, from the template as it is now.
+    pub fn render(&self) -> Result<String, InstallError> {
+        template::render(self)
+    }
+
+    /// Puts in place whatever is not right, and says what it did. Call it when the node is ready: the config is what
+    /// makes a runtime start pods.
+    pub fn put(&self) -> Result<Vec<String>, InstallError> {
+        let config = self.render()?;
+        let (mut record, damage) = Record::read(&self.state_dir)?;
+        let mut done: Vec<String> = damage.into_iter().collect();
+        let all = self.wanted(&config, &record)?;
+        let stale = self.stale(&record, &all.iter().map(|wanted| wanted.path.clone()).collect::<Vec<_>>());
+        let mut wrong = Vec::new();
+        for wanted in all {
+            match wanted.look()? {
+                // A record that was lost is made anew.
+                Look::Right if record.knows(&wanted.path) => {}
+                look => wrong.push((wanted, look)),
+            }
+        }
+        for (wanted, _) in &wrong {
+            record.add(Entry {
+                role: wanted.role,
+                maker: self.maker,
+                path: wanted.path.clone(),
+                digests: vec![wanted.content.digest()?],
+            });
+        }
+        if wrong.is_empty() && stale.is_empty() {
+            return Ok(done);
+        }
+        record.add_missing_folders([&self.state_dir, &self.install.plugin_dir, &self.install.config_dir])?;
+        record.write(&self.state_dir)?;
+        for (wanted, look) in wrong {
+            if let Some(why) = look.complaint() {
+                files::write_whole(&wanted.path, &wanted.content.bytes()?, wanted.mode)?;
+                done.push(format!("{} {} written: {why}", wanted.role.word(), wanted.path.display()));
+            }
+        }
+        self.leave(&stale, &mut record, &mut done)?;
+        Ok(done)
+    }
+
+    /// How the files are now; another's loopback plugin is not ours to judge.
+    pub fn check(&self) -> Vec<InstalledFile> {
+        let wanted = self.render().and_then(|config| {
+            let (record, _) = Record::read(&self.state_dir)?;
+            let wanted = self.wanted(&config, &record)?;
+            Ok(wanted.iter().map(Wanted::report).collect())
+        });
+        wanted.unwrap_or_else(|error: InstallError| {
+            vec![InstalledFile { path: self.config_path(), ok: false, problem: Some(error.to_string()) }]
+        })
+    }
+
+    /// Takes away what is recorded and still ours.
+    pub fn remove(&self) -> Result<Removal, InstallError> {
+        remove(&self.state_dir)
+    }
+
+    /// In the order in which they are put: the config is last.
+    fn wanted<'a>(&'a self, config: &'a str, record: &Record) -> Result<Vec<Wanted<'a>>, InstallError> {
+        let plugin = |role: Role, name: &str| Wanted {
+            role,
+            path: self.install.plugin_dir.join(name),
+            mode: PLUGIN_MODE,
+            content: Content::Copy { file: &self.source, path: &self.install.plugin },
+        };
+        let mut wanted = vec![plugin(Role::Plugin, PLUGIN)];
+        let loopback = plugin(Role::Loopback, LOOPBACK);
+        if loopback.is_free_or_ours(record)? {
+            wanted.push(loopback);
+        }
+        wanted.push(Wanted {
+            role: Role::Config,
+            path: self.config_path(),
+            mode: CONFIG_MODE,
+            content: Content::Text(config),
+        });
+        Ok(wanted)
+    }
+
+    fn config_path(&self) -> PathBuf {
+        self.install.config_dir.join(&self.install.config_name)
+    }
+
+    /// What this agent put elsewhere under an earlier configuration: a runtime would go on using the old config.
+    fn stale(&self, record: &Record, wanted: &[PathBuf]) -> Vec<PathBuf> {
+        match self.maker {
+            Maker::Standalone => Vec::new(),
+            Maker::Agent => record.made_by(Maker::Agent).filter(|path| !wanted.contains(path)).collect(),
+        }
+    }
+
+    fn leave(
+        &self,
+        stale: &[PathBuf],
+        record: &mut Record,
+        done: &mut Vec<String>,
+    ) -> Result<(), InstallError> {
+        if stale.is_empty() {
+            return Ok(());
+        }
+        let mut removal = Removal::default();
+        for path in stale {
+            remove::entry(path, record, &mut removal);
+        }
+        done.append(&mut removal.done);
+        done.append(&mut removal.left);
+        record.write(&self.state_dir)
+    }
+}
+
+impl Wanted<'_> {
+    fn look(&self) -> Result<Look, InstallError> {
+        files::look(&self.path, self.mode, &self.content)
+    }
+
+    fn report(&self) -> InstalledFile {
+        let problem = match self.look() {
+            Ok(look) => look.complaint(),
+            Err(error) => Some(error.to_string()),
+        };
+        InstalledFile { path: self.path.clone(), ok: problem.is_none(), problem }
+    }
+
+    /// A name that others use too: only where nobody has it, or where what has it came from us.
+    fn is_free_or_ours(&self, record: &Record) -> Result<bool, InstallError> {
+        match self.look()? {
+            Look::Missing | Look::Right | Look::Access(_) => Ok(true),
+            Look::Other(_) => Ok(record.is_ours(&self.path)?),
+        }
+    }
+}
+
+fn open_source(install: &Install) -> Result<File, InstallError> {
+    let fail = |source| InstallError::Source { path: install.plugin.clone(), source };
+    let file = File::open(&install.plugin).map_err(fail)?;
+    let meta = file.metadata().map_err(fail)?;
+    if !meta.is_file() || meta.len() == 0 {
+        return Err(fail(std::io::Error::other("it is not a program file")));
+    }
+    // Cleanup would remove the only copy.
+    let target = install.plugin_dir.join(PLUGIN);
+    match std::fs::metadata(&target) {
+        Ok(there) if (there.dev(), there.ino()) == (meta.dev(), meta.ino()) => {
+            Err(InstallError::SameFile { path: target })
+        }
+        Ok(_) | Err(_) => Ok(file),
+    }
+}

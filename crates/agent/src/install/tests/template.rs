@@ -1,0 +1,73 @@
+use super::*;
+
+#[test]
+fn a7_the_template_knows_all_variables_and_values_are_escaped() {
+    let mut site = Site::new();
+    let run = "/tmp/a \"quoted\" \\ folder";
+    site.config.run_dir = run.into();
+    site.config.network.mtu = Some(1300);
+    site.template(
+        r#"{"cniVersion":"{{CNI_VERSION}}","name":"{{ NAME }}","plugins":[{"type":"{{ TYPE }}","mode":"{{MODE}}",
+        "bridge":"{{BRIDGE}}","subnet":"{{BLOCK}}","network":"{{NETWORK}}","x-gateway":"{{ GATEWAY }}","mtu":{{MTU}},
+        "ipMasq":{{MASQUERADE}},"agent":"{{SOCKET}}","runDir":"{{RUN_DIR}}"}]}"#,
+    );
+    let list: Value = serde_json::from_str(&site.installer().render().unwrap()).unwrap();
+    let plugin = &list["plugins"][0];
+    assert_eq!(plugin["runDir"], run);
+    assert_eq!(plugin["x-gateway"], "10.88.0.1,fd00:88::1");
+    assert_eq!(plugin["mtu"], 1300);
+    assert_eq!(plugin["subnet"], "10.88.0.0/16,fd00:88::/64");
+    for name in VARIABLES {
+        site.template(&format!(r#"{{"cniVersion":"1.1.0","name":"podwire","x":"{{{{{name}}}}}","plugins":[{{"type":"podwire-cni"}}]}}"#));
+        assert!(Installer::new(&site.config).is_ok(), "{name}");
+    }
+}
+
+#[test]
+fn a7_a_template_that_cannot_be_used_is_refused_with_its_name() {
+    for (template, expect) in [
+        ("{{ NETWROK }}", "unknown variable \"NETWROK\"; the variables are CNI_VERSION"),
+        ("{ \"a\": \"{{ NAME\" }", "no }} after {{ NAME"),
+        ("{", "not a JSON object"),
+        ("[]", "not a JSON object"),
+        ("{}", "no list \"plugins\""),
+        (r#"{"cniVersion":"1.1.0","name":"a","plugins":[]}"#, "no list \"plugins\""),
+        (r#"{"cniVersion":"1.1.0","name":"a","plugins":[{}]}"#, "no \"type\""),
+        (r#"{"cniVersion":"1.1.0","name":"a","plugins":[{"type":"bridge"}]}"#, "type \"podwire-cni\""),
+        (r#"{"name":"podwire","plugins":[{"type":"podwire-cni"}]}"#, "no \"cniVersion\""),
+        (r#"{"cniVersion":"1.1.0","plugins":[{"type":"podwire-cni"}]}"#, "no \"name\""),
+        (r#"{"cniVersion":"7.0.0","name":"podwire","plugins":[{"type":"podwire-cni"}]}"#, "7.0.0"),
+        (r#"{"cniVersion":"1.1.0","name":"podwire","plugins":[{"type":"podwire-cni","vlan":3}]}"#, "vlan"),
+        (
+            r#"{"cniVersion":"1.1.0","name":"podwire","plugins":[{"type":"podwire-cni","agent":"x"}]}"#,
+            "agent",
+        ),
+        // Another network than the agent's: nobody fills in its subnet.
+        (
+            r#"{"cniVersion":"1.1.0","name":"other","plugins":[{"type":"podwire-cni"}]}"#,
+            "no addresses to give",
+        ),
+    ] {
+        let mut site = Site::new();
+        site.template(template);
+        let error = Installer::new(&site.config).unwrap_err().to_string();
+        assert!(error.contains("template.json") && error.contains(expect), "{template}: {error}");
+    }
+    let mut site = Site::new();
+    site.install().template = Some("/nonexistent/t.json".into());
+    let error = Installer::new(&site.config).unwrap_err().to_string();
+    assert!(error.contains("/nonexistent/t.json"), "{error}");
+}
+
+#[test]
+fn a_template_that_breaks_later_is_told_and_leaves_the_config_alone() {
+    let mut site = Site::new();
+    site.template(r#"{"cniVersion":"1.1.0","name":"podwire","plugins":[{"type":"podwire-cni"}]}"#);
+    let installer = site.installer();
+    installer.put().unwrap();
+    let before = text(&site.conflist());
+    fs::write(site.at("template.json"), "{{ X }}").unwrap();
+    assert!(installer.put().is_err());
+    assert!(installer.check()[0].problem.as_ref().unwrap().contains("\"X\""));
+    assert_eq!(text(&site.conflist()), before);
+}

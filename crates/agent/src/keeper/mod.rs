@@ -1,0 +1,337 @@
+//! The keeper: one thread that watches what happens to what is ours, and puts it back.
+//!
+//! ```text
+//! netlink, nftables, run folder, installed files ─► due ─► round: tombstones, engine::reconcile, install
+//!                                       timer ────────┘
+//! ```
+//!
+//! Events only make a round due a moment later; the round looks at everything itself. So an event that was missed costs a
+//! delay, never a repair.
+
+mod hints;
+mod watch;
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use api::Problem;
+use engine::reconcile::{self, Depth, Order, Outcome, Trouble};
+use engine::state::Attachment;
+use netconf::NetConf;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+use tracing::{debug, error, info, warn};
+use types::IfName;
+
+use crate::board::{Board, Finder};
+use crate::config::Config;
+use crate::install::{self, Installer};
+use crate::lock::Lock;
+use crate::metrics::Metrics;
+use crate::notify;
+use crate::server::SocketWatch;
+use crate::work::Work;
+use watch::Watch;
+
+/// How long after an event a round begins: what belongs together comes together.
+const PAUSE: Duration = Duration::from_millis(60);
+/// The same for what happened inside pods: looking into all of them is dearer, and every DEL makes such news.
+const DEEP_PAUSE: Duration = Duration::from_millis(500);
+/// A round takes at most this share of the time while events keep coming.
+const SHARE: u32 = 8;
+/// How soon a round that failed is tried again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// What the keeper works with, most of it shared with the server.
+pub(crate) struct Parts {
+    pub(crate) config: Arc<Config>,
+    pub(crate) conf: NetConf,
+    pub(crate) board: Arc<Board>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) work: Arc<Work>,
+    pub(crate) installer: Option<Arc<Installer>>,
+    pub(crate) lock: Lock,
+    pub(crate) socket: Arc<SocketWatch>,
+    /// When the agent started.
+    pub(crate) begun: Instant,
+}
+
+/// Wakes the keeper: to look at once, or to end.
+#[derive(Debug, Clone)]
+pub(crate) struct Bell(Arc<OwnedFd>);
+
+impl Bell {
+    pub(crate) fn ring(&self) {
+        // It can only fail when it has rung too often already.
+        let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
+    }
+}
+
+pub(crate) struct Keeper {
+    parts: Parts,
+    netlink: netlink::Monitor,
+    nft: nft::Monitor,
+    run: Watch,
+    installed: Option<install::Watch>,
+    bell: Bell,
+    memory: Vec<Attachment>,
+    /// The rounds to come, by their depth.
+    due: [Option<Due>; 2],
+    /// When everything is looked at, whatever was heard.
+    timer: Instant,
+    was_ready: bool,
+}
+
+/// A round that is to come.
+#[derive(Debug, Clone, Copy)]
+struct Due {
+    at: Instant,
+    depth: Depth,
+    foreign: bool,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum KeeperError {
+    #[error("cannot listen to the kernel: {0}")]
+    Netlink(#[from] netlink::Error),
+    #[error("cannot listen to the firewall: {0}")]
+    Nft(#[from] nft::Error),
+    #[error("cannot watch files: {0}")]
+    Files(#[from] install::InstallError),
+    #[error("cannot wait for events: {0}")]
+    Wait(#[from] Errno),
+}
+
+impl Keeper {
+    pub(crate) fn new(parts: Parts) -> Result<Self, KeeperError> {
+        let bell = Bell(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?));
+        Ok(Self {
+            netlink: netlink::Monitor::open()?,
+            nft: nft::Monitor::open()?,
+            run: Watch::open(watch::folders(&parts.config.run_dir, &parts.config.socket))?,
+            installed: parts.installer.as_deref().map(install::Watch::new).transpose()?,
+            bell,
+            memory: Vec::new(),
+            due: [None; 2],
+            timer: Instant::now(),
+            was_ready: false,
+            parts,
+        })
+    }
+
+    pub(crate) fn bell(&self) -> Bell {
+        self.bell.clone()
+    }
+
+    /// Runs until `stop` says so; the bell makes it look.
+    pub(crate) fn run(mut self, stop: impl Fn() -> bool) {
+        while !stop() {
+            let now = Instant::now();
+            if self.timer <= now {
+                self.timer = now + self.parts.config.reconcile;
+                self.due[Depth::Pods as usize] = Some(Due { at: now, depth: Depth::Pods, foreign: true });
+            }
+            if let Some(due) = self.next().filter(|due| due.at <= now) {
+                self.due[due.depth as usize] = None;
+                self.round(due);
+            }
+            if let Err(errno) = self.wait() {
+                error!("the keeper cannot wait for events: {errno}");
+                // Everything is still looked at by the timer.
+                std::thread::sleep(RETRY);
+            }
+            self.collect();
+        }
+    }
+
+    fn next(&self) -> Option<Due> {
+        self.due.iter().flatten().min_by_key(|due| due.at).copied()
+    }
+
+    fn wait(&self) -> Result<(), Errno> {
+        let next = self.next().map_or(self.timer, |due| due.at.min(self.timer));
+        let patience = next.saturating_duration_since(Instant::now());
+        let timeout = Timespec::try_from(patience).map_err(|_| Errno::INVAL)?;
+        let mut fds = vec![
+            watched(self.netlink.as_fd()),
+            watched(self.nft.as_fd()),
+            watched(self.run.as_fd()),
+            watched(self.bell.0.as_fd()),
+        ];
+        fds.extend(self.installed.as_ref().map(|watch| watched(watch.as_fd())));
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// Reads what there is to read, and decides what it asks for.
+    fn collect(&mut self) {
+        match self.netlink.read() {
+            Ok(news) => {
+                if let Some(depth) = hints::depth(&news, &self.bridges()) {
+                    self.soon(depth, false);
+                }
+            }
+            Err(error) => warn!("cannot read the kernel's news: {error}"),
+        }
+        match self.nft.read() {
+            Ok(change) if change.is_nothing() => {}
+            Ok(change) => self.soon(Depth::Node, change.foreign),
+            Err(error) => warn!("cannot read the firewall's news: {error}"),
+        }
+        let mut rings = [0; 8];
+        if rustix::io::read(&*self.bell.0, &mut rings).is_ok() {
+            self.soon(Depth::Node, false);
+        }
+        if self.run.changed().unwrap_or(true) {
+            self.look_at_run_folder();
+        }
+        if self.installed.as_mut().is_some_and(|watch| watch.changed().unwrap_or(true)) {
+            self.install();
+        }
+    }
+
+    /// A round a moment from now, unless one is to come anyway. A deep one is never drawn forward by a shallow one: the
+    /// kernel may say of thousands of pods at once that they go.
+    fn soon(&mut self, depth: Depth, foreign: bool) {
+        let pause = match depth {
+            Depth::Node => PAUSE,
+            Depth::Pods => DEEP_PAUSE,
+        };
+        let at = Instant::now() + pause;
+        let waiting = self.due[depth as usize].get_or_insert(Due { at, depth, foreign });
+        waiting.foreign |= foreign;
+    }
+
+    fn bridges(&self) -> Vec<IfName> {
+        let mut bridges: Vec<IfName> = self.memory.iter().map(|a| a.bridge.clone()).collect();
+        bridges.push(self.parts.conf.bridge.clone());
+        bridges.sort();
+        bridges.dedup();
+        bridges
+    }
+
+    /// Somebody removed the socket, the lock or the whole folder, or left a tombstone.
+    fn look_at_run_folder(&mut self) {
+        let run_dir = self.parts.config.run_dir.clone();
+        if self.parts.lock.is_lost() {
+            match Lock::take(&run_dir) {
+                Ok(lock) => {
+                    warn!("{} was removed and is made anew", run_dir.display());
+                    self.parts.lock = lock;
+                }
+                Err(error) => error!("{error}"),
+            }
+            self.soon(Depth::Node, false);
+        }
+        // It is made anew by the server, which says so.
+        self.parts.socket.look();
+        if !run_dir.join("networks").exists() {
+            self.soon(Depth::Node, false);
+        }
+        self.run.renew();
+        self.parts.work.drain_tombstones();
+    }
+
+    fn round(&mut self, due: Due) {
+        let started = Instant::now();
+        self.parts.work.drain_tombstones();
+        let (config, conf) = (&self.parts.config, &self.parts.conf);
+        let order = Order {
+            run_dir: &config.run_dir,
+            network: Some((&config.network.name, conf)),
+            depth: due.depth,
+            memory: &self.memory,
+        };
+        let outcome = reconcile::reconcile(order);
+        let took = started.elapsed();
+        if due.foreign {
+            self.look_at_others();
+        }
+        self.parts.metrics.reconciled(took);
+        match outcome {
+            Ok(outcome) => self.done(outcome, took),
+            Err(error) => {
+                let error: cni::Error = error.into();
+                error!("reconcile failed: {error}");
+                self.parts.board.set_not_ready(error.to_string());
+                let again = Due { at: Instant::now() + RETRY, depth: Depth::Pods, foreign: false };
+                self.due[Depth::Pods as usize].get_or_insert(again);
+            }
+        }
+        self.run.renew();
+        // While events keep coming, most of the time belongs to the pods.
+        for due in self.due.iter_mut().flatten() {
+            due.at = due.at.max(Instant::now() + took * SHARE);
+        }
+    }
+
+    fn done(&mut self, outcome: Outcome, took: Duration) {
+        for repair in &outcome.repairs {
+            info!(kind = repair.kind.as_str(), "repaired: {}", repair.what);
+            self.parts.metrics.repaired(repair.kind.as_str(), 1);
+        }
+        let repairs: Vec<String> = outcome.repairs.iter().map(|repair| repair.what.clone()).collect();
+        let took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+        self.parts.board.reconciled(took_ms, &repairs);
+        debug!("reconciled {} attachments in {took_ms} ms", outcome.attachments.len());
+        self.memory = outcome.attachments;
+        let problems: Vec<Problem> = outcome.troubles.into_iter().map(problem).collect();
+        let known = self.parts.board.problems();
+        for new in problems.iter().filter(|problem| !known.contains(problem)) {
+            warn!("{}", new.what);
+        }
+        self.parts.board.set_problems(Finder::Keeper, problems);
+        self.parts.board.set_ready();
+        if !self.was_ready {
+            self.was_ready = true;
+            let since = self.parts.begun.elapsed();
+            info!("ready after {} ms with {} attachments", since.as_millis(), self.memory.len());
+            notify::notify("READY=1");
+        }
+        self.install();
+    }
+
+    /// Forward chains of others that drop what pods send.
+    fn look_at_others(&mut self) {
+        let bridges = self.bridges();
+        let names: Vec<&IfName> = bridges.iter().collect();
+        match nft::foreign_drops(&names) {
+            Ok(drops) => {
+                let found: Vec<Problem> = drops.into_iter().map(|drop| foreign(drop)).collect();
+                let known = self.parts.board.problems();
+                for new in found.iter().filter(|problem| !known.contains(problem)) {
+                    warn!(command = new.command.as_deref(), "{}", new.what);
+                }
+                self.parts.board.set_problems(Finder::Firewall, found);
+            }
+            Err(error) => warn!("cannot look at the firewall's other tables: {error}"),
+        }
+    }
+
+    /// Only when pods can be served: a runtime that finds a config sends pods.
+    fn install(&mut self) {
+        let Some(installer) = self.parts.installer.as_ref().filter(|_| self.was_ready) else { return };
+        match installer.put() {
+            Ok(done) => done.iter().for_each(|what| info!("{what}")),
+            Err(error) => error!("{error}"),
+        }
+        self.parts.board.set_installed(installer.check());
+    }
+}
+
+fn watched(fd: BorrowedFd<'_>) -> PollFd<'_> {
+    PollFd::from_borrowed_fd(fd, PollFlags::IN)
+}
+
+fn foreign(drop: nft::ForeignDrop) -> Problem {
+    let nft::ForeignDrop { family, table, chain, why, command } = drop;
+    let what = format!("chain {chain} of the firewall's table {family} {table} drops what pods send: {why}");
+    Problem { what, command: Some(command) }
+}
+
+fn problem(trouble: Trouble) -> Problem {
+    Problem { what: trouble.what, command: trouble.command }
+}

@@ -1,0 +1,71 @@
+//! The run folder: the socket, the lock and the tombstones in it. Somebody may remove any of them, or all.
+
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::inotify::{self, CreateFlags, Reader, WatchFlags};
+use rustix::io::Errno;
+
+const EVENTS: WatchFlags = WatchFlags::CREATE
+    .union(WatchFlags::DELETE)
+    .union(WatchFlags::MOVED_TO)
+    .union(WatchFlags::MOVED_FROM)
+    .union(WatchFlags::DELETE_SELF)
+    .union(WatchFlags::MOVE_SELF)
+    .union(WatchFlags::ONLYDIR);
+/// Events per look: more of them come with the next one.
+const MOST: usize = 1024;
+
+/// inotify on some folders. Says that something happened, not what: whoever asks looks at the files themselves.
+#[derive(Debug)]
+pub(super) struct Watch {
+    fd: OwnedFd,
+    folders: Vec<PathBuf>,
+}
+
+impl Watch {
+    pub(super) fn open(folders: Vec<PathBuf>) -> Result<Self, Errno> {
+        let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+        let watch = Self { fd, folders };
+        watch.renew();
+        Ok(watch)
+    }
+
+    /// Folders that were removed and are back are watched anew; for the others it changes nothing. One that is not there
+    /// is looked at by the timer.
+    pub(super) fn renew(&self) {
+        for folder in &self.folders {
+            let _ = inotify::add_watch(&self.fd, folder.as_path(), EVENTS);
+        }
+    }
+
+    /// Without waiting.
+    pub(super) fn changed(&self) -> Result<bool, Errno> {
+        let mut buffer = [MaybeUninit::uninit(); 4096];
+        let mut reader = Reader::new(&self.fd, &mut buffer);
+        let mut changed = false;
+        for _ in 0..MOST {
+            match reader.next() {
+                Ok(_) => changed = true,
+                Err(Errno::AGAIN) => break,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(changed)
+    }
+}
+
+impl AsFd for Watch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// The folders of the run folder, and of the socket if that is elsewhere.
+pub(super) fn folders(run_dir: &Path, socket: &Path) -> Vec<PathBuf> {
+    let mut folders = vec![run_dir.to_owned(), run_dir.join("tombstones")];
+    folders.extend(socket.parent().map(Path::to_owned).filter(|dir| dir != run_dir));
+    folders
+}

@@ -1,0 +1,64 @@
+//! Tells the service manager how far we are: `READY=1`, `STOPPING=1`, `STATUS=…` to the socket in NOTIFY_SOCKET.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+
+/// Who listens to notifications.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Told {
+    Manager,
+    /// We were not started by a service manager that wants to know.
+    Nobody,
+}
+
+pub fn notify(state: &str) -> io::Result<Told> {
+    match std::env::var_os("NOTIFY_SOCKET") {
+        Some(address) if !address.is_empty() => send(&address, state).map(|()| Told::Manager),
+        Some(_) | None => Ok(Told::Nobody),
+    }
+}
+
+/// A path, or `@NAME` in the abstract namespace.
+fn send(address: &OsStr, state: &str) -> io::Result<()> {
+    let address = match address.as_bytes() {
+        [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
+        _ => SocketAddr::from_pathname(address)?,
+    };
+    let socket = UnixDatagram::unbound()?;
+    // A manager that does not read must not hold us up.
+    socket.set_nonblocking(true)?;
+    socket.send_to_addr(state.as_bytes(), &address).map(|_| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn heard(socket: &UnixDatagram) -> String {
+        let mut buffer = [0; 64];
+        let length = socket.recv(&mut buffer).unwrap();
+        String::from_utf8_lossy(&buffer[..length]).into_owned()
+    }
+
+    #[test]
+    fn the_manager_hears_it_under_a_path_and_under_a_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("notify");
+        let socket = UnixDatagram::bind(&path).unwrap();
+        send(path.as_os_str(), "READY=1").unwrap();
+        assert_eq!(heard(&socket), "READY=1");
+
+        let name = format!("podwire-test-{}", path.display());
+        let socket = UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
+        send(OsStr::new(&format!("@{name}")), "STOPPING=1").unwrap();
+        assert_eq!(heard(&socket), "STOPPING=1");
+    }
+
+    #[test]
+    fn a_manager_that_is_gone_is_an_error() {
+        assert!(send(OsStr::new("/nonexistent/notify"), "READY=1").is_err());
+    }
+}

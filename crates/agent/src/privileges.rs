@@ -1,0 +1,38 @@
+//! The agent keeps the capabilities that it needs and gives the others up, also for the programs that it runs.
+
+use rustix::io::Errno;
+use rustix::thread::{CapabilitySet, capabilities, remove_capability_from_bounding_set, set_capabilities};
+use tracing::warn;
+
+/// Why each of them: links, routes and rules; entering namespaces; hearing of changes inside them; opening
+/// `/proc/PID/ns/net` of another user's process; and folders and plugins that root does not own.
+const NEEDED: CapabilitySet = CapabilitySet::NET_ADMIN
+    .union(CapabilitySet::SYS_ADMIN)
+    .union(CapabilitySet::NET_BROADCAST)
+    .union(CapabilitySet::SYS_PTRACE)
+    .union(CapabilitySet::DAC_OVERRIDE)
+    .union(CapabilitySet::DAC_READ_SEARCH)
+    .union(CapabilitySet::FOWNER);
+
+/// For the calling thread and those that it starts afterwards. Not being allowed to give up is no reason not to work.
+pub(crate) fn drop_others() {
+    if let Err(errno) = restrict() {
+        warn!("capabilities could not be given up: {errno}");
+    }
+}
+
+fn restrict() -> Result<(), Errno> {
+    // From the bounding set first: that needs CAP_SETPCAP, which is not kept.
+    for capability in CapabilitySet::all().difference(NEEDED).iter() {
+        match remove_capability_from_bounding_set(capability) {
+            // Newer capabilities than this kernel knows.
+            Ok(()) | Err(Errno::INVAL) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    let mut sets = capabilities(None)?;
+    sets.effective &= NEEDED;
+    sets.permitted &= NEEDED;
+    sets.inheritable &= NEEDED;
+    set_capabilities(None, sets)
+}

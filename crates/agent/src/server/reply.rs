@@ -1,0 +1,66 @@
+//! Bodies: requests are read with bounds in size and time, answers are JSON.
+
+use std::time::Duration;
+
+use api::MAX_BODY;
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper::body::{Body, Bytes, Incoming};
+use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
+use hyper::{Method, Request, Response, StatusCode};
+use serde::Serialize;
+use serde_json::json;
+use tokio::time::timeout;
+
+pub(super) type Reply = Response<Full<Bytes>>;
+
+/// Reads the whole body, or says why not.
+pub(super) async fn read(request: Request<Incoming>, time: Duration) -> Result<Bytes, Reply> {
+    let body = request.into_body();
+    if body.size_hint().lower() > MAX_BODY as u64 {
+        return Err(too_large());
+    }
+    match timeout(time, Limited::new(body, MAX_BODY).collect()).await {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
+        Ok(Err(cause)) => {
+            Err(error(StatusCode::BAD_REQUEST, &format!("the request's body cannot be read: {cause}")))
+        }
+        Err(_) => Err(error(
+            StatusCode::REQUEST_TIMEOUT,
+            &format!("the request took longer than {time:?} to arrive"),
+        )),
+    }
+}
+
+fn too_large() -> Reply {
+    error(StatusCode::PAYLOAD_TOO_LARGE, &format!("the request is larger than {MAX_BODY} bytes"))
+}
+
+pub(super) fn json(status: StatusCode, value: &impl Serialize) -> Reply {
+    match serde_json::to_vec(value) {
+        Ok(text) => with_type(status, "application/json", text),
+        Err(cause) => {
+            let text = json!({ "error": format!("the answer cannot be written: {cause}") });
+            with_type(StatusCode::INTERNAL_SERVER_ERROR, "application/json", text.to_string())
+        }
+    }
+}
+
+pub(super) fn error(status: StatusCode, what: &str) -> Reply {
+    json(status, &json!({ "error": what }))
+}
+
+pub(super) fn with_type(status: StatusCode, kind: &'static str, text: impl Into<Bytes>) -> Reply {
+    let mut reply = Response::new(Full::new(text.into()));
+    *reply.status_mut() = status;
+    reply.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    reply
+}
+
+pub(super) fn not_allowed(allowed: &Method) -> Reply {
+    let mut reply = error(StatusCode::METHOD_NOT_ALLOWED, &format!("only {allowed} is allowed here"));
+    if let Ok(value) = HeaderValue::from_str(allowed.as_str()) {
+        reply.headers_mut().insert(ALLOW, value);
+    }
+    reply
+}

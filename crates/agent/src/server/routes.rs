@@ -1,0 +1,210 @@
+//! Which path does what.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::CniCall;
+use cni::{Command, Version};
+use hyper::body::Incoming;
+use hyper::{Method, Request, StatusCode};
+use rustix::rand::{GetRandomFlags, getrandom};
+use serde_json::json;
+use types::RequestId;
+
+use super::reply::{self, Reply};
+use super::{Service, view};
+use crate::contiv::{self, Pod, PodAnswer};
+use crate::metrics;
+use crate::work::Answer;
+
+/// How a request came in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    Socket,
+    /// From a user who may not ask.
+    Denied,
+    Tcp,
+}
+
+/// A request's circumstances.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Visit {
+    pub(super) way: Way,
+    /// How long its body may take.
+    pub(super) body_time: Duration,
+}
+
+/// What can be asked for.
+#[derive(Debug, PartialEq, Eq)]
+enum Route {
+    Cni,
+    Pod(Command),
+    Health,
+    Ready,
+    Version,
+    Look(Look),
+}
+
+/// What is looked up in files.
+#[derive(Debug, PartialEq, Eq)]
+enum Look {
+    /// All, or those of one container.
+    Attachments(Option<String>),
+    Status,
+    CniConfig,
+    Metrics,
+}
+
+impl Route {
+    fn find(path: &str) -> Option<Self> {
+        Some(match path {
+            api::CNI => Self::Cni,
+            api::HEALTH => Self::Health,
+            api::READY => Self::Ready,
+            api::ATTACHMENTS => Self::Look(Look::Attachments(None)),
+            api::VERSION => Self::Version,
+            api::STATUS => Self::Look(Look::Status),
+            api::CNI_CONFIG => Self::Look(Look::CniConfig),
+            api::METRICS => Self::Look(Look::Metrics),
+            contiv::ADD_POD => Self::Pod(Command::Add),
+            contiv::DEL_POD => Self::Pod(Command::Del),
+            _ => {
+                let container = path.strip_prefix(api::ATTACHMENTS)?.strip_prefix('/')?;
+                Self::Look(Look::Attachments(Some(container.to_owned())))
+            }
+        })
+    }
+
+    fn method(&self) -> Method {
+        match self {
+            Self::Cni | Self::Pod(_) => Method::POST,
+            Self::Health | Self::Ready | Self::Version | Self::Look(_) => Method::GET,
+        }
+    }
+
+    /// What says nothing about pods, and changes nothing.
+    fn is_public(&self) -> bool {
+        matches!(self, Self::Health | Self::Ready | Self::Look(Look::Metrics))
+    }
+}
+
+pub(super) async fn answer(service: &Arc<Service>, visit: Visit, request: Request<Incoming>) -> Reply {
+    let Visit { way, body_time } = visit;
+    if way == Way::Denied {
+        return reply::error(StatusCode::FORBIDDEN, "access denied: only root may ask the agent");
+    }
+    let route = Route::find(request.uri().path()).filter(|route| way != Way::Tcp || route.is_public());
+    let Some(route) = route else { return reply::error(StatusCode::NOT_FOUND, "page not found") };
+    if *request.method() != route.method() {
+        return reply::not_allowed(&route.method());
+    }
+    match route {
+        Route::Cni => match reply::read(request, body_time).await {
+            Ok(body) => cni(service, &body).await,
+            Err(reply) => reply,
+        },
+        Route::Pod(command) => match reply::read(request, body_time).await {
+            Ok(body) => pod(service, command, &body).await,
+            Err(reply) => reply,
+        },
+        Route::Health => reply::json(StatusCode::OK, &json!({ "healthy": true })),
+        Route::Ready => {
+            let readiness = service.board.readiness();
+            let status = if readiness.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+            reply::json(status, &readiness)
+        }
+        Route::Version => {
+            let cni_versions = Version::ALL.map(Version::as_str);
+            let version =
+                json!({ "version": env!("CARGO_PKG_VERSION"), "api": 1, "cniVersions": cni_versions });
+            reply::json(StatusCode::OK, &version)
+        }
+        Route::Look(look) => looked_up(service, look).await,
+    }
+}
+
+/// What must be looked up in files.
+fn shown(service: &Service, look: &Look) -> Result<Reply, String> {
+    match look {
+        Look::Attachments(container) => {
+            let all = view::attachments(&service.facts.run_dir, container.as_deref());
+            all.map(|all| reply::json(StatusCode::OK, &all)).map_err(|error| error.to_string())
+        }
+        Look::Status => Ok(reply::json(StatusCode::OK, &view::status(service))),
+        Look::CniConfig => {
+            (service.cni_config)().map(|text| reply::with_type(StatusCode::OK, "application/json", text))
+        }
+        Look::Metrics => {
+            let page = service.metrics.render(&view::seen(service)).map_err(|e| e.to_string())?;
+            Ok(reply::with_type(StatusCode::OK, metrics::CONTENT_TYPE, page))
+        }
+    }
+}
+
+/// Reads files on a thread that may wait for them.
+async fn looked_up(service: &Arc<Service>, look: Look) -> Reply {
+    let service = Arc::clone(service);
+    let outcome = tokio::task::spawn_blocking(move || shown(&service, &look)).await;
+    match outcome.unwrap_or_else(|_| Err("internal error: please report it, with the agent's log".to_owned()))
+    {
+        Ok(reply) => reply,
+        Err(what) => reply::error(StatusCode::INTERNAL_SERVER_ERROR, &what),
+    }
+}
+
+async fn cni(service: &Service, body: &[u8]) -> Reply {
+    let call: CniCall = match serde_json::from_slice(body) {
+        Ok(call) => call,
+        Err(cause) => {
+            let what = format!("the body is not a CNI call (requestId, env, config): {cause}");
+            return reply::error(StatusCode::BAD_REQUEST, &what);
+        }
+    };
+    match perform(service, call).await {
+        Answer::Done(answer) => reply::json(StatusCode::OK, &answer),
+        Answer::Failed(failure) => reply::json(StatusCode::INTERNAL_SERVER_ERROR, &failure.to_json()),
+        Answer::Unavailable(failure) => reply::json(StatusCode::SERVICE_UNAVAILABLE, &failure.to_json()),
+    }
+}
+
+/// Contiv's calls know success and 500.
+async fn pod(service: &Service, command: Command, body: &[u8]) -> Reply {
+    let answer = match (Pod::parse(body), random_id()) {
+        (Err(answer), _) => *answer,
+        (_, Err(error)) => PodAnswer::failed("no random number for the request", &error.to_string()),
+        (Ok(pod), Ok(id)) => {
+            let network = service.work.network();
+            match perform(service, pod.call(command, network, id)).await {
+                Answer::Done(answer) => pod.done(network, answer.result.as_ref()),
+                Answer::Failed(failure) | Answer::Unavailable(failure) => PodAnswer::from(&failure.error),
+            }
+        }
+    };
+    let status = if answer.is_success() { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR };
+    reply::json(status, &answer)
+}
+
+/// Puts a call into the queue and waits for its end. Dropped meanwhile, which hyper does when the client hangs up, it
+/// tells the work so.
+async fn perform(service: &Service, call: CniCall) -> Answer {
+    let task = match service.work.accept(call) {
+        Ok(task) => task,
+        Err(answer) => return answer,
+    };
+    let (lane, refusal) = (task.lane(), task.refusal());
+    let _line = task.line();
+    match service.queue.submit(lane, move || task.run()) {
+        Ok(result) => match result.await {
+            Ok(answer) => answer,
+            Err(_) => refusal.panicked(),
+        },
+        Err(refused) => refusal.because(&refused),
+    }
+}
+
+fn random_id() -> std::io::Result<RequestId> {
+    let mut bytes = [0; 16];
+    // Up to 256 bytes come whole.
+    getrandom(&mut bytes, GetRandomFlags::empty())?;
+    Ok(RequestId::from_random(bytes))
+}

@@ -1,0 +1,417 @@
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream as Client;
+use std::path::Path;
+use std::sync::{Mutex, mpsc};
+use std::thread::{self, JoinHandle};
+
+use api::{BlockUse, CniCall, NetworkStatus, Status};
+use cni::{Code, Error, Request};
+use engine::{Caller, Done};
+use serde_json::{Map, Value, json};
+use tempfile::TempDir;
+use tokio::sync::oneshot;
+use types::RequestId;
+
+use super::*;
+use crate::work::{Serve, Settings};
+
+const SOON: Duration = Duration::from_secs(20);
+const SHORT: Bounds = Bounds {
+    head: Duration::from_millis(150),
+    body: Duration::from_millis(150),
+    answer: Duration::from_millis(150),
+};
+
+/// An agent's server with a stand-in for the engine, on a thread of its own.
+struct Site {
+    dir: TempDir,
+    socket: PathBuf,
+    tcp: SocketAddr,
+    board: Arc<Board>,
+    watch: Arc<SocketWatch>,
+    stop: Option<oneshot::Sender<Duration>>,
+    thread: Option<JoinHandle<Leftover>>,
+}
+
+struct Options {
+    peers: Peers,
+    bounds: Bounds,
+    serve: Box<Serve>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let serve = Box::new(|request: &Request, _: &[String], _: &Caller<'_>| done(request));
+        Self { peers: Peers::root_and_self(), bounds: Bounds::default(), serve }
+    }
+}
+
+fn done(request: &Request) -> Result<Done, Error> {
+    match request {
+        Request::Add(call) if call.container.as_str() == "bad" => {
+            Err(Error::new(Code::AddressesExhausted, "no address left").with_details("254 in use"))
+        }
+        Request::Add(_) => {
+            let ips = json!([{ "address": "10.9.0.5/24" }, { "address": "fd00:9::5/64" }]);
+            Ok(Done { answer: Some(json!({ "cniVersion": "1.1.0", "ips": ips })), ..Done::default() })
+        }
+        _ => Ok(Done::default()),
+    }
+}
+
+impl Site {
+    fn new(options: Options) -> Self {
+        let dir = TempDir::new().unwrap();
+        let socket = dir.path().join("in/agent.sock");
+        let (board, metrics) = (Arc::new(Board::new()), Arc::new(Metrics::new()));
+        board.set_ready();
+        let settings = Settings {
+            run_dir: dir.path().join("run"),
+            network: "podwire".try_into().unwrap(),
+            defaults: Map::new(),
+        };
+        let work = Work::new(settings, Arc::clone(&board), Arc::clone(&metrics)).with_engine(options.serve);
+        let block = |cidr: &str| BlockUse { cidr: cidr.parse().unwrap(), used: 0, free: 0 };
+        let network = NetworkStatus {
+            name: "podwire".to_owned(),
+            mode: "routed".to_owned(),
+            bridge: "pw0".to_owned(),
+            mtu: None,
+            masquerade: true,
+            blocks: vec![block("10.9.0.0/24"), block("fd00:9::/64")],
+        };
+        let service = Service {
+            board: Arc::clone(&board),
+            metrics,
+            work: Arc::new(work),
+            queue: Arc::new(Queue::start(8).unwrap()),
+            facts: Facts {
+                node: "n1".to_owned(),
+                store: "embedded".to_owned(),
+                run_dir: dir.path().join("run"),
+                socket: socket.clone(),
+                network,
+            },
+            cni_config: Box::new(|| Ok(" ".repeat(16 << 20))),
+        };
+        let (stop, stopped) = oneshot::channel();
+        let (ready, bound) = mpsc::channel();
+        let (path, peers, bounds) = (socket.clone(), options.peers, options.bounds);
+        let thread = thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let mut socket = bind(&path).unwrap();
+                socket.bounds = bounds;
+                let tcp = bind_tcp(([127, 0, 0, 1], 0).into()).await.unwrap();
+                ready.send((socket.watch(), tcp.local_addr().unwrap())).unwrap();
+                let doors = Doors { socket, tcp: Some(tcp), peers };
+                run(doors, Arc::new(service), async { stopped.await.unwrap_or_default() }).await
+            })
+        });
+        let (watch, tcp) = bound.recv_timeout(SOON).unwrap();
+        Self { dir, socket, tcp, board, watch, stop: Some(stop), thread: Some(thread) }
+    }
+
+    fn connect(&self) -> Client {
+        let client = Client::connect(&self.socket).unwrap();
+        client.set_read_timeout(Some(SOON)).unwrap();
+        client
+    }
+
+    fn ask(&self, request: &str) -> (u16, Value) {
+        let mut client = self.connect();
+        client.write_all(request.as_bytes()).unwrap();
+        answer(&mut client)
+    }
+
+    fn get(&self, path: &str) -> (u16, Value) {
+        self.ask(&format!("GET {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n"))
+    }
+
+    fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        self.ask(&post(path, body))
+    }
+
+    fn stop(&mut self, time: Duration) -> Leftover {
+        self.stop.take().unwrap().send(time).unwrap();
+        self.thread.take().unwrap().join().unwrap()
+    }
+}
+
+fn post(path: &str, body: &Value) -> String {
+    let body = body.to_string();
+    let length = body.len();
+    format!(
+        "POST {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+    )
+}
+
+/// Status and body; the body as text where it is no JSON.
+fn answer(client: &mut impl Read) -> (u16, Value) {
+    let mut bytes = Vec::new();
+    client.read_to_end(&mut bytes).unwrap();
+    let text = String::from_utf8(bytes).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {text:?}"));
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    (status, serde_json::from_str(body).unwrap_or_else(|_| body.into()))
+}
+
+fn call(verb: &str, container: &str) -> Value {
+    let env = [
+        ("CNI_COMMAND", verb),
+        ("CNI_CONTAINERID", container),
+        ("CNI_NETNS", "/run/netns/x"),
+        ("CNI_IFNAME", "eth0"),
+    ];
+    let env: BTreeMap<String, String> = env.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect();
+    let config = json!({ "cniVersion": "1.1.0", "name": "podwire", "type": "podwire-cni" }).to_string();
+    serde_json::to_value(CniCall { request_id: RequestId::from_random([3; 16]), env, config }).unwrap()
+}
+
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + SOON;
+    while !is_so() {
+        assert!(Instant::now() < end, "{what} did not happen");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn the_socket_is_roots_alone_and_replaces_an_old_one() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("a/b/agent.sock");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let first = bind(&path).unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&path), mode(path.parent().unwrap())), (0o600, 0o700));
+        assert!(first.watch().look());
+        let second = bind(&path).unwrap();
+        assert!(second.watch().look());
+        assert!(!first.watch().look());
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+        let long = dir.path().join("x".repeat(120));
+        assert!(matches!(bind(&long), Err(ServerError::TooLong(_))));
+    });
+}
+
+#[test]
+fn what_can_be_asked() {
+    let site = Site::new(Options::default());
+    assert_eq!(site.get("/v1/health"), (200, json!({ "healthy": true })));
+    assert_eq!(site.get("/v1/ready"), (200, json!({ "ready": true })));
+    assert_eq!(site.get("/v1/attachments"), (200, json!([])));
+    assert_eq!(site.get("/v1/attachments/c0ffee"), (200, json!([])));
+    let (status, version) = site.get("/v1/version");
+    assert_eq!((status, &version["api"]), (200, &json!(1)));
+    assert_eq!(version["cniVersions"][6], "1.1.0");
+    let (_, status) = site.get("/v1/status");
+    let status: Status = serde_json::from_value(status).unwrap();
+    assert_eq!((status.node.as_str(), status.network.blocks[0].free), ("n1", 253));
+    assert!(status.readiness.ready && status.rss_bytes > 0);
+    let (status, page) = site.get("/metrics");
+    assert_eq!(status, 200);
+    assert!(page.as_str().unwrap().contains("podwire_ready 1\n"), "{page}");
+}
+
+#[test]
+fn b4_404_is_page_not_found_and_the_wrong_method_405() {
+    let site = Site::new(Options::default());
+    for path in ["/", "/v2/cni", "/v1/attachmentsx", "/v1/cni/"] {
+        assert_eq!(site.get(path), (404, json!({ "error": "page not found" })), "{path}");
+    }
+    assert_eq!(site.get("/v1/cni"), (405, json!({ "error": "only POST is allowed here" })));
+    assert_eq!(site.post("/v1/status", &json!({})).0, 405);
+}
+
+#[test]
+fn b4_403_for_others_than_root() {
+    let site = Site::new(Options { peers: Peers(vec![4242]), ..Options::default() });
+    for (status, body) in [site.get("/v1/health"), site.post("/v1/cni", &call("ADD", "a"))] {
+        assert_eq!(status, 403);
+        assert!(body["error"].as_str().unwrap().starts_with("access denied"));
+    }
+}
+
+#[test]
+fn cni_calls_and_their_failures() {
+    let site = Site::new(Options::default());
+    let (status, body) = site.post("/v1/cni", &call("ADD", "a"));
+    assert_eq!((status, &body["result"]["ips"][0]["address"]), (200, &json!("10.9.0.5/24")));
+    assert_eq!(site.post("/v1/cni", &call("DEL", "a")), (200, json!({})));
+    let failure =
+        json!({ "cniVersion": "1.1.0", "code": 100, "msg": "no address left", "details": "254 in use" });
+    assert_eq!(site.post("/v1/cni", &call("ADD", "bad")), (500, failure));
+    let (status, body) = site.post("/v1/cni", &call("JUMP", "a"));
+    assert_eq!((status, &body["code"]), (500, &json!(4)));
+    assert_eq!(site.post("/v1/cni", &json!({ "env": 1 })).0, 400);
+    site.board.set_not_ready("the bridge is missing");
+    let (status, body) = site.post("/v1/cni", &call("ADD", "a"));
+    assert_eq!((status, &body["code"]), (503, &json!(11)));
+    assert!(body["msg"].as_str().unwrap().contains("the bridge is missing"));
+    assert_eq!(site.post("/v1/cni", &call("DEL", "a")).0, 200);
+    assert_eq!(site.get("/v1/ready"), (503, json!({ "ready": false, "reason": "the bridge is missing" })));
+}
+
+#[test]
+fn b3_the_seeds_calls() {
+    let site = Site::new(Options::default());
+    let pod = |container: &str| {
+        json!({ "K8S_POD_NAME": "web", "K8S_POD_NAMESPACE": "default", "K8S_POD_INFRA_CONTAINER_ID": container,
+                "CNI_NETNS": "/proc/1/ns/net", "CNI_IFNAME": "eth0" })
+    };
+    let added = json!({ "result": 0, "endpointid": "podwire/c1/eth0", "ipaddress": "10.9.0.5/24",
+                        "ipv6address": "fd00:9::5/64" });
+    assert_eq!(site.post("/ContivCNI.AddPod", &pod("c1")), (200, added));
+    assert_eq!(site.post("/ContivCNI.DelPod", &pod("c1")), (200, json!({ "result": 0 })));
+    let failed = json!({ "result": 1, "errmsg": "no address left", "errinfo": "254 in use" });
+    assert_eq!(site.post("/ContivCNI.AddPod", &pod("bad")), (500, failed));
+    site.board.set_not_ready("starting");
+    let (status, body) = site.post("/ContivCNI.AddPod", &pod("c1"));
+    assert_eq!((status, &body["result"]), (500, &json!(1)));
+}
+
+#[test]
+fn a_body_that_is_too_large_is_refused() {
+    let site = Site::new(Options::default());
+    let length = api::MAX_BODY + 1;
+    let (status, _) =
+        site.ask(&format!("POST /v1/cni HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n\r\n"));
+    assert_eq!(status, 413);
+    // Without a length, it is counted.
+    let mut client = site.connect();
+    client.write_all(b"POST /v1/cni HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n").unwrap();
+    let chunk = format!("100000\r\n{}\r\n", "x".repeat(1 << 20));
+    // The server may hang up in the middle of it.
+    let _ = (0..4).try_for_each(|_| client.write_all(chunk.as_bytes()));
+    let mut head = [0; 12];
+    client.read_exact(&mut head).unwrap();
+    assert_eq!(&head, b"HTTP/1.1 413");
+}
+
+#[test]
+fn slow_clients_are_let_go_and_hold_up_nobody() {
+    let site = Site::new(Options { bounds: SHORT, ..Options::default() });
+    let (mut silent, mut slow, mut deaf) = (site.connect(), site.connect(), site.connect());
+    slow.write_all(b"POST /v1/cni HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{").unwrap();
+    deaf.write_all(b"GET /v1/cni-config HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+    assert_eq!(site.get("/v1/health").0, 200);
+    let mut bytes = Vec::new();
+    assert_eq!(silent.read_to_end(&mut bytes).unwrap(), 0);
+    assert_eq!(answer(&mut slow).0, 408);
+    // Nobody reads until the time is over; then only what the kernel holds is left of the 16 MiB.
+    thread::sleep(SHORT.answer * 4);
+    bytes.clear();
+    let read = deaf.read_to_end(&mut bytes);
+    assert!(bytes.len() < 8 << 20, "{read:?} {}", bytes.len());
+}
+
+#[test]
+fn a_client_that_hangs_up_cancels_its_add() {
+    let (begun, seen) = mpsc::channel();
+    let (told, cancelled) = mpsc::channel();
+    let serve = move |request: &Request, _: &[String], caller: &Caller<'_>| {
+        begun.send(()).unwrap();
+        let end = Instant::now() + SOON;
+        while !(caller.cancelled)() && Instant::now() < end {
+            thread::sleep(Duration::from_millis(1));
+        }
+        told.send((caller.cancelled)()).unwrap();
+        done(request)
+    };
+    let site = Site::new(Options { serve: Box::new(serve), ..Options::default() });
+    let mut client = site.connect();
+    client.write_all(post("/v1/cni", &call("ADD", "a")).as_bytes()).unwrap();
+    seen.recv_timeout(SOON).unwrap();
+    assert!(cancelled.try_recv().is_err());
+    drop(client);
+    assert_eq!(cancelled.recv_timeout(SOON), Ok(true));
+}
+
+#[test]
+fn a_thousand_clients_at_once() {
+    connections();
+    let site = Site::new(Options::default());
+    let mut clients: Vec<Client> = (0..1000).map(|_| site.connect()).collect();
+    for (n, client) in clients.iter_mut().enumerate() {
+        client.write_all(post("/v1/cni", &call("ADD", &format!("c{n}"))).as_bytes()).unwrap();
+    }
+    assert_eq!(site.get("/v1/health").0, 200);
+    for client in &mut clients {
+        assert_eq!(answer(client).0, 200);
+    }
+}
+
+#[test]
+fn stopping_lets_what_is_under_way_end() {
+    let (begun, seen) = mpsc::channel();
+    let serve = move |request: &Request, _: &[String], _: &Caller<'_>| {
+        begun.send(()).unwrap();
+        thread::sleep(Duration::from_millis(100));
+        done(request)
+    };
+    let mut site = Site::new(Options { serve: Box::new(serve), ..Options::default() });
+    let (mut client, idle) = (site.connect(), site.connect());
+    client.write_all(post("/v1/cni", &call("ADD", "a")).as_bytes()).unwrap();
+    seen.recv_timeout(SOON).unwrap();
+    let start = Instant::now();
+    assert_eq!(site.stop(SOON), Leftover::default());
+    assert!(start.elapsed() < SOON / 4, "an idle connection held up the end");
+    assert_eq!(answer(&mut client).0, 200);
+    assert!(Client::connect(&site.socket).is_err());
+    drop(idle);
+}
+
+#[test]
+fn stopping_has_an_end() {
+    let (begun, seen) = mpsc::channel();
+    let (go, gone) = mpsc::channel::<()>();
+    let gone = Mutex::new(gone);
+    let serve = move |request: &Request, _: &[String], _: &Caller<'_>| {
+        begun.send(()).unwrap();
+        let _ = gone.lock().unwrap().recv_timeout(SOON);
+        done(request)
+    };
+    let mut site = Site::new(Options { serve: Box::new(serve), ..Options::default() });
+    let mut client = site.connect();
+    client.write_all(post("/v1/cni", &call("ADD", "a")).as_bytes()).unwrap();
+    seen.recv_timeout(SOON).unwrap();
+    assert_eq!(site.stop(Duration::from_millis(50)), Leftover { waiting: 0, running: 1 });
+    go.send(()).unwrap();
+}
+
+#[test]
+fn a_socket_that_somebody_removed_is_made_again() {
+    let site = Site::new(Options::default());
+    let mut old = site.connect();
+    assert!(site.watch.look());
+    fs::remove_file(&site.socket).unwrap();
+    assert!(!site.watch.look());
+    wait_until("the socket again", || site.watch.look());
+    assert_eq!(site.get("/v1/health").0, 200);
+    old.write_all(b"GET /v1/health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").unwrap();
+    assert_eq!(answer(&mut old).0, 200);
+    assert!(site.dir.path().exists());
+}
+
+#[test]
+fn over_tcp_there_are_only_metrics_and_health() {
+    let site = Site::new(Options::default());
+    let ask = |path: &str| {
+        let mut client = TcpStream::connect(site.tcp).unwrap();
+        client.set_read_timeout(Some(SOON)).unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+        client.write_all(request.as_bytes()).unwrap();
+        answer(&mut client).0
+    };
+    for path in ["/metrics", "/v1/health", "/v1/ready"] {
+        assert_eq!(ask(path), 200, "{path}");
+    }
+    for path in ["/v1/cni", "/v1/attachments", "/v1/status", "/v1/cni-config", "/ContivCNI.AddPod"] {
+        assert_eq!(ask(path), 404, "{path}");
+    }
+}

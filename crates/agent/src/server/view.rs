@@ -1,0 +1,108 @@
+//! What the agent shows of node-local state. These read files, and belong on a thread that may wait.
+
+use std::path::Path;
+
+use api::{BlockUse, Counts, Problem, Status};
+use engine::state::{Listed, Phase, State, StateError};
+use ipam::{Range, RangeSet, RangeSpec};
+use ipnet::IpNet;
+use serde_json::{Value, json};
+use types::NetworkName;
+
+use super::Service;
+use crate::metrics::{Seen, resident_bytes};
+
+/// All attachments, or those of one container: phase and record. One that cannot be read is told by its name.
+pub(super) fn attachments(run_dir: &Path, container: Option<&str>) -> Result<Vec<Value>, StateError> {
+    let mut shown = Vec::new();
+    let Some(state) = State::open_existing(run_dir)? else { return Ok(shown) };
+    for network in state.networks()? {
+        let name = network.name();
+        let mut all = network.list()?;
+        all.retain(|listed| container.is_none_or(|container| is_of(listed, container)));
+        all.sort_by(|a, b| a.stem.cmp(&b.stem));
+        shown.extend(all.iter().map(|listed| {
+            json!({ "network": name, "name": listed.stem, "phase": phase(listed), "record": listed.attachment })
+        }));
+    }
+    Ok(shown)
+}
+
+fn is_of(listed: &Listed, container: &str) -> bool {
+    match &listed.attachment {
+        Some(attachment) => attachment.key.container.as_str() == container,
+        None => listed.stem.split_once('@').is_some_and(|(id, _)| id == container),
+    }
+}
+
+fn phase(listed: &Listed) -> &'static str {
+    match listed.phase {
+        Phase::Pending => "pending",
+        Phase::Ready => "ready",
+    }
+}
+
+/// The numbers of attachments, and of addresses in each block.
+fn usage(service: &Service) -> Result<(Counts, Vec<BlockUse>), StateError> {
+    let facts = &service.facts;
+    let state = State::open_existing(&facts.run_dir)?;
+    let mut counts = Counts::default();
+    for network in state.iter().map(State::networks).collect::<Result<Vec<_>, _>>()?.concat() {
+        for listed in network.list()? {
+            let number = match (&listed.attachment, listed.phase) {
+                (None, _) => &mut counts.unreadable,
+                (Some(_), Phase::Ready) => &mut counts.ready,
+                (Some(_), Phase::Pending) => &mut counts.pending,
+            };
+            *number += 1;
+        }
+    }
+    let name = NetworkName::try_from(facts.network.name.as_str()).ok();
+    let network = state.zip(name).and_then(|(state, name)| state.existing_network(&name));
+    let blocks = facts.network.blocks.iter().map(|block| {
+        let Some(set) = whole(block.cidr) else { return Ok(block.clone()) };
+        let used = network.as_ref().map_or(Ok(0), |network| network.in_use_of(&set))?;
+        Ok(BlockUse { cidr: block.cidr, used, free: set.capacity().saturating_sub(used) })
+    });
+    Ok((counts, blocks.collect::<Result<_, StateError>>()?))
+}
+
+fn whole(cidr: IpNet) -> Option<RangeSet> {
+    let spec = RangeSpec { subnet: cidr, start: None, end: None, gateway: None, exclude: Vec::new() };
+    RangeSet::new(vec![Range::new(spec).ok()?]).ok()
+}
+
+pub(super) fn status(service: &Service) -> Status {
+    let (facts, board) = (&service.facts, &service.board);
+    let mut problems = board.problems();
+    let (attachments, blocks) = usage(service).unwrap_or_else(|error| {
+        problems.push(Problem { what: format!("node-local state cannot be read: {error}"), command: None });
+        (Counts::default(), facts.network.blocks.clone())
+    });
+    Status {
+        node: facts.node.clone(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        pid: std::process::id(),
+        started: board.started,
+        readiness: board.readiness(),
+        store: facts.store.clone(),
+        run_dir: facts.run_dir.clone(),
+        socket: facts.socket.clone(),
+        rss_bytes: resident_bytes(),
+        network: api::NetworkStatus { blocks, ..facts.network.clone() },
+        attachments,
+        reconcile: board.reconcile(),
+        installed: board.installed(),
+        problems,
+    }
+}
+
+/// What metrics show of now. State that cannot be read shows as nothing; status and log say why.
+pub(super) fn seen(service: &Service) -> Seen {
+    let (attachments, blocks) = usage(service).unwrap_or_else(|error| {
+        tracing::warn!("node-local state cannot be read: {error}");
+        Default::default()
+    });
+    let ready = service.board.readiness().ready;
+    Seen { ready, waiting: service.queue.waiting(), blocks, attachments, started: service.board.started }
+}

@@ -1,0 +1,308 @@
+use std::sync::Mutex;
+use std::sync::mpsc;
+use std::thread;
+
+use api::Tombstones;
+use serde_json::json;
+use tempfile::TempDir;
+
+use super::*;
+
+const SOON: Duration = Duration::from_secs(10);
+
+/// A stand-in for the engine: notes what it is asked, and for marked containers waits until it is told to go on.
+#[derive(Default)]
+struct Engine {
+    log: Mutex<Vec<String>>,
+    gates: Mutex<Vec<Gate>>,
+    failing: Mutex<Vec<String>>,
+}
+
+/// A request's name, where it tells that it began, and where it hears that it may go on.
+type Gate = (String, mpsc::Sender<()>, mpsc::Receiver<()>);
+
+impl Engine {
+    fn serve(&self, request: &Request, caller: &Caller<'_>) -> Result<Done, Error> {
+        let (verb, container) = match request {
+            Request::Add(call) => ("ADD", call.container.as_str()),
+            Request::Del(call) => ("DEL", call.container.as_str()),
+            Request::Gc(_) => ("GC", "-"),
+            other => panic!("{other:?}"),
+        };
+        let name = format!("{verb} {container}");
+        let mut gates = self.gates.lock().unwrap();
+        let gate = gates.iter().position(|gate| gate.0 == name).map(|i| gates.remove(i));
+        drop(gates);
+        if let Some((_, begun, go)) = gate {
+            begun.send(()).unwrap();
+            go.recv_timeout(SOON).unwrap();
+        }
+        if self.failing.lock().unwrap().contains(&name) {
+            return Err(Error::new(Code::Kernel, format!("{name}: on purpose")));
+        }
+        if (caller.cancelled)() {
+            self.log.lock().unwrap().push(format!("{name} undone"));
+            return Err(Error::new(Code::TryAgainLater, "cancelled"));
+        }
+        self.log.lock().unwrap().push(name);
+        Ok(Done::default())
+    }
+
+    /// The next such request tells when it begins, and waits.
+    fn gate(&self, name: &str) -> (mpsc::Receiver<()>, mpsc::Sender<()>) {
+        let ((begun, seen), (go, gone)) = (mpsc::channel(), mpsc::channel());
+        self.gates.lock().unwrap().push((name.to_owned(), begun, gone));
+        (seen, go)
+    }
+
+    fn log(&self) -> Vec<String> {
+        self.log.lock().unwrap().clone()
+    }
+}
+
+struct Site {
+    dir: TempDir,
+    engine: Arc<Engine>,
+    board: Arc<Board>,
+    work: Arc<Work>,
+}
+
+impl Site {
+    fn new() -> Self {
+        let (dir, engine) = (TempDir::new().unwrap(), Arc::new(Engine::default()));
+        let board = Arc::new(Board::new());
+        board.set_ready();
+        let settings = Settings {
+            run_dir: dir.path().to_owned(),
+            network: "podwire".try_into().unwrap(),
+            defaults: Map::new(),
+        };
+        let served = Arc::clone(&engine);
+        let work = Work::new(settings, Arc::clone(&board), Arc::new(Metrics::new()))
+            .with_engine(Box::new(move |request, _, caller| served.serve(request, caller)));
+        Self { dir, engine, board, work: Arc::new(work) }
+    }
+
+    fn stones(&self) -> Tombstones {
+        Tombstones::new(self.dir.path())
+    }
+
+    fn leave(&self, container: &str) {
+        self.stones().leave(&call("DEL", container), &key(container)).unwrap();
+    }
+
+    fn accept(&self, verb: &str, container: &str) -> Task {
+        self.work.accept(call(verb, container)).unwrap_or_else(|answer| panic!("{answer:?}"))
+    }
+
+    fn run(&self, verb: &str, container: &str) -> Answer {
+        self.accept(verb, container).run()
+    }
+}
+
+fn key(container: &str) -> AttachmentKey {
+    AttachmentKey {
+        network: "podwire".try_into().unwrap(),
+        container: container.try_into().unwrap(),
+        ifname: "eth0".try_into().unwrap(),
+    }
+}
+
+fn call(verb: &str, container: &str) -> CniCall {
+    let env = [
+        ("CNI_COMMAND", verb),
+        ("CNI_CONTAINERID", container),
+        ("CNI_NETNS", "/run/netns/x"),
+        ("CNI_IFNAME", "eth0"),
+        ("CNI_PATH", "/opt/cni/bin"),
+    ];
+    let config = json!({ "cniVersion": "1.1.0", "name": "podwire", "type": "podwire-cni",
+                         "cni.dev/valid-attachments": [] });
+    CniCall {
+        request_id: RequestId::from_random([1; 16]),
+        env: env.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
+        config: config.to_string(),
+    }
+}
+
+fn error(answer: Answer) -> Error {
+    match answer {
+        Answer::Done(done) => panic!("{done:?}"),
+        Answer::Failed(failure) | Answer::Unavailable(failure) => failure.error,
+    }
+}
+
+#[test]
+fn a_client_that_hung_up_before_the_start_is_not_served() {
+    let site = Site::new();
+    let task = site.accept("ADD", "a");
+    drop(task.line());
+    assert_eq!(error(task.run()).code, Code::TryAgainLater);
+    assert!(site.engine.log().is_empty());
+}
+
+#[test]
+fn a_client_that_hangs_up_before_the_commit_is_undone() {
+    let site = Site::new();
+    let (begun, go) = site.engine.gate("ADD a");
+    let task = site.accept("ADD", "a");
+    let line = task.line();
+    let running = thread::spawn(move || task.run());
+    begun.recv_timeout(SOON).unwrap();
+    drop(line);
+    go.send(()).unwrap();
+    assert_eq!(error(running.join().unwrap()).code, Code::TryAgainLater);
+    assert_eq!(site.engine.log(), ["ADD a undone"]);
+}
+
+#[test]
+fn a_del_cancels_the_add_in_flight_and_runs_after_it() {
+    let site = Site::new();
+    let (begun, go) = site.engine.gate("ADD a");
+    let add = site.accept("ADD", "a");
+    let adding = thread::spawn(move || add.run());
+    begun.recv_timeout(SOON).unwrap();
+    let del = site.accept("DEL", "a");
+    let deleting = thread::spawn(move || del.run());
+    go.send(()).unwrap();
+    assert_eq!(error(adding.join().unwrap()).code, Code::TryAgainLater);
+    assert!(matches!(deleting.join().unwrap(), Answer::Done(_)));
+    assert_eq!(site.engine.log(), ["ADD a undone", "DEL a"]);
+}
+
+#[test]
+fn a_del_cancels_the_add_that_still_waits_and_does_not_wait_for_it() {
+    let site = Site::new();
+    let (add, del) = (site.accept("ADD", "a"), site.accept("DEL", "a"));
+    assert!(matches!(del.run(), Answer::Done(_)));
+    assert!(error(add.run()).msg.contains("a DEL of the same attachment"));
+    assert!(matches!(site.run("ADD", "a"), Answer::Done(_)));
+    assert_eq!(site.engine.log(), ["DEL a", "ADD a"]);
+}
+
+#[test]
+fn tombstones_are_drained_before_an_add_or_a_gc() {
+    for (verb, last) in [("ADD", "ADD c"), ("GC", "GC -")] {
+        let site = Site::new();
+        site.leave("a");
+        site.leave("b");
+        assert!(matches!(site.run(verb, "c"), Answer::Done(_)));
+        let mut log = site.engine.log();
+        assert_eq!(log.pop().as_deref(), Some(last));
+        log.sort();
+        assert_eq!(log, ["DEL a", "DEL b"]);
+        assert!(site.stones().is_empty().unwrap());
+    }
+}
+
+#[test]
+fn an_add_of_the_same_key_comes_after_its_tombstone_and_succeeds() {
+    let site = Site::new();
+    site.leave("a");
+    assert!(matches!(site.run("ADD", "a"), Answer::Done(_)));
+    assert_eq!(site.engine.log(), ["DEL a", "ADD a"]);
+}
+
+#[test]
+fn a_tombstone_cancels_the_add_in_flight() {
+    let site = Site::new();
+    let (begun, go) = site.engine.gate("ADD a");
+    let add = site.accept("ADD", "a");
+    let adding = thread::spawn(move || add.run());
+    begun.recv_timeout(SOON).unwrap();
+    site.leave("a");
+    go.send(()).unwrap();
+    assert_eq!(error(adding.join().unwrap()).code, Code::TryAgainLater);
+    assert_eq!(site.work.drain_tombstones().drained, 1);
+    assert_eq!(site.engine.log(), ["ADD a undone", "DEL a"]);
+}
+
+#[test]
+fn draining_waits_for_the_add_in_flight_that_it_cancels() {
+    let site = Site::new();
+    let (begun, go) = site.engine.gate("ADD a");
+    let add = site.accept("ADD", "a");
+    let adding = thread::spawn(move || add.run());
+    begun.recv_timeout(SOON).unwrap();
+    site.leave("a");
+    let other = site.accept("ADD", "b");
+    let second = thread::spawn(move || other.run());
+    go.send(()).unwrap();
+    adding.join().unwrap();
+    assert!(matches!(second.join().unwrap(), Answer::Done(_)));
+    assert_eq!(site.engine.log(), ["ADD a undone", "DEL a", "ADD b"]);
+}
+
+#[test]
+fn a_tombstone_that_fails_stays_and_stops_only_its_own_key() {
+    let site = Site::new();
+    site.engine.failing.lock().unwrap().push("DEL a".to_owned());
+    site.leave("a");
+    assert!(matches!(site.run("ADD", "b"), Answer::Done(_)));
+    let refused = error(site.run("ADD", "a"));
+    assert_eq!(refused.code, Code::TryAgainLater);
+    assert!(refused.msg.contains("DEL a: on purpose"), "{refused}");
+    assert!(site.stones().exists(&key("a")).unwrap());
+    assert!(site.board.problems()[0].what.contains("on purpose"), "{:?}", site.board.problems());
+    assert_eq!(site.work.drain_tombstones().failed.len(), 1);
+    site.engine.failing.lock().unwrap().clear();
+    assert_eq!(site.work.drain_tombstones().drained, 1);
+    assert!(site.board.problems().is_empty());
+    assert!(matches!(site.run("ADD", "a"), Answer::Done(_)));
+    assert_eq!(site.engine.log(), ["ADD b", "DEL a", "ADD a"]);
+}
+
+#[test]
+fn an_unreadable_tombstone_is_put_aside_and_reported() {
+    let site = Site::new();
+    site.leave("a");
+    let path = std::fs::read_dir(site.stones().dir()).unwrap().next().unwrap().unwrap().path();
+    std::fs::write(&path, "{").unwrap();
+    assert!(matches!(site.run("ADD", "b"), Answer::Done(_)));
+    assert!(site.stones().is_empty().unwrap());
+    let problem = &site.board.problems()[0];
+    let command = problem.command.as_deref().unwrap();
+    assert!(command.starts_with("rm ") && std::path::Path::new(&command[3..]).exists(), "{command}");
+    assert_eq!(site.engine.log(), ["ADD b"]);
+}
+
+#[test]
+fn many_adds_drain_each_tombstone_once() {
+    let site = Site::new();
+    (0..50).for_each(|n| site.leave(&format!("old{n}")));
+    let adds: Vec<_> = (0..16)
+        .map(|n| {
+            let add = site.accept("ADD", &format!("new{n}"));
+            thread::spawn(move || add.run())
+        })
+        .collect();
+    for add in adds {
+        assert!(matches!(add.join().unwrap(), Answer::Done(_)));
+    }
+    let log = site.engine.log();
+    let last_del = log.iter().rposition(|line| line.starts_with("DEL")).unwrap();
+    let first_add = log.iter().position(|line| line.starts_with("ADD")).unwrap();
+    assert!(last_del < first_add, "{log:?}");
+    assert_eq!((log.len(), last_del), (66, 49), "{log:?}");
+}
+
+#[test]
+fn not_ready_is_told_and_a_del_is_served_nevertheless() {
+    let site = Site::new();
+    site.board.set_not_ready("the first reconcile is under way");
+    for (verb, code) in
+        [("ADD", Code::TryAgainLater), ("GC", Code::TryAgainLater), ("STATUS", Code::NotAvailable)]
+    {
+        let Err(Answer::Unavailable(failure)) = site.work.accept(call(verb, "a")) else { panic!("{verb}") };
+        assert_eq!(failure.error.code, code, "{verb}");
+        assert!(failure.error.msg.contains("the first reconcile is under way"));
+    }
+    assert!(matches!(site.run("DEL", "a"), Answer::Done(_)));
+}
+
+#[test]
+fn a_call_that_makes_no_sense_is_answered_at_once() {
+    let site = Site::new();
+    let Err(Answer::Failed(failure)) = site.work.accept(call("JUMP", "a")) else { panic!() };
+    assert_eq!(failure.error.code, Code::InvalidEnvironment);
+}

@@ -1,0 +1,134 @@
+//! Tombstones on a real file system.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt as _;
+use std::time::SystemTime;
+
+use types::RequestId;
+
+use super::*;
+
+fn key(container: &str) -> AttachmentKey {
+    AttachmentKey {
+        network: "blue".try_into().unwrap(),
+        container: container.try_into().unwrap(),
+        ifname: "eth0".try_into().unwrap(),
+    }
+}
+
+fn call(number: u8) -> CniCall {
+    let env = BTreeMap::from([("CNI_COMMAND".to_owned(), "DEL".to_owned())]);
+    CniCall { request_id: RequestId::from_random([number; 16]), env, config: r#"{"name":"blue"}"#.to_owned() }
+}
+
+fn folder() -> (tempfile::TempDir, Tombstones) {
+    let dir = tempfile::tempdir().unwrap();
+    let stones = Tombstones::new(&dir.path().join("run/podwire"));
+    (dir, stones)
+}
+
+fn mode(path: &Path) -> u32 {
+    path.metadata().unwrap().permissions().mode() & 0o7777
+}
+
+#[test]
+fn what_is_left_is_found_once_a_key() {
+    let (_dir, stones) = folder();
+    assert!(
+        stones.is_empty().unwrap() && stones.list().unwrap().is_empty() && !stones.exists(&key("a")).unwrap()
+    );
+    stones.leave(&call(1), &key("a")).unwrap();
+    stones.leave(&call(2), &key("b")).unwrap();
+    stones.leave(&call(3), &key("a")).unwrap();
+    assert!(
+        !stones.is_empty().unwrap()
+            && stones.exists(&key("a")).unwrap()
+            && !stones.exists(&key("c")).unwrap()
+    );
+    let mut all = stones.list().unwrap();
+    all.sort_by_key(|stone| stone.key.clone());
+    let found: Vec<_> =
+        all.iter().map(|s| (s.key.clone().unwrap(), s.call.as_ref().unwrap().clone())).collect();
+    assert_eq!(found, [(key("a"), call(3)), (key("b"), call(2))]);
+    assert_eq!((mode(stones.dir()), mode(&all[0].path)), (0o700, 0o600));
+    // The file alone is a call: an agent of another version may know no key.
+    let bare: CniCall = serde_json::from_slice(&fs::read(&all[0].path).unwrap()).unwrap();
+    assert_eq!(bare, call(3));
+    for stone in &all {
+        stones.remove(stone).unwrap();
+        stones.remove(stone).unwrap();
+    }
+    assert!(stones.is_empty().unwrap());
+    assert_eq!(fs::read_dir(stones.dir()).unwrap().count(), 0);
+}
+
+#[test]
+fn one_that_was_replaced_meanwhile_stays() {
+    let (_dir, stones) = folder();
+    stones.leave(&call(1), &key("a")).unwrap();
+    let old = stones.list().unwrap().remove(0);
+    stones.leave(&call(2), &key("a")).unwrap();
+    stones.remove(&old).unwrap();
+    assert_eq!(stones.put_aside(&old).unwrap(), None);
+    assert!(stones.exists(&key("a")).unwrap());
+    let new = stones.list().unwrap().remove(0);
+    assert_eq!(new.call.as_ref().unwrap(), &call(2));
+    stones.remove(&new).unwrap();
+    assert!(stones.is_empty().unwrap());
+}
+
+/// Killed between the two steps of `remove`: the file has its private name, and is served once more.
+#[test]
+fn a_removal_that_was_cut_off_loses_nothing() {
+    let (_dir, stones) = folder();
+    stones.leave(&call(1), &key("a")).unwrap();
+    let stone = stones.list().unwrap().remove(0);
+    stones.seize(&stone, |name| format!("{name}-served")).unwrap().unwrap();
+    assert!(!stones.is_empty().unwrap());
+    let again = stones.list().unwrap().remove(0);
+    assert_eq!(again.key, Some(key("a")));
+    stones.remove(&again).unwrap();
+    assert!(stones.is_empty().unwrap());
+}
+
+#[test]
+fn one_that_cannot_be_read_is_listed_and_put_aside() {
+    let (_dir, stones) = folder();
+    stones.leave(&call(1), &key("a")).unwrap();
+    let path = stones.list().unwrap().remove(0).path;
+    fs::create_dir(stones.dir().join("folder")).unwrap();
+    for (name, text) in [("x", &b""[..]), ("y", b"{\"key\":1}"), ("z", &vec![b' '; LARGEST + 1])] {
+        fs::write(path.with_file_name(name), text).unwrap();
+    }
+    let (good, bad): (Vec<_>, Vec<_>) = stones.list().unwrap().into_iter().partition(|s| s.call.is_ok());
+    assert_eq!((good.len(), bad.len()), (1, 4));
+    for stone in bad {
+        let said = stone.call.as_ref().unwrap_err().to_string();
+        assert!(stone.key.is_none() && said.contains(stone.path.to_str().unwrap()), "{said}");
+        assert!(stones.put_aside(&stone).unwrap().unwrap().exists());
+    }
+    stones.remove(&good[0]).unwrap();
+    assert!(stones.is_empty().unwrap() && stones.list().unwrap().is_empty());
+}
+
+#[test]
+fn what_killed_plugins_left_in_the_making_is_no_tombstone_and_goes() {
+    let (_dir, stones) = folder();
+    fs::create_dir_all(stones.dir()).unwrap();
+    let (old, new) = (stones.dir().join(".new-old"), stones.dir().join(".new-new"));
+    for path in [&old, &new] {
+        fs::write(path, "{").unwrap();
+    }
+    File::options().write(true).open(&old).unwrap().set_modified(SystemTime::now() - ABANDONED * 2).unwrap();
+    assert!(stones.is_empty().unwrap() && stones.list().unwrap().is_empty());
+    assert!(!old.exists() && new.exists());
+}
+
+#[test]
+fn a_folder_that_cannot_be_made_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    fs::write(&file, "").unwrap();
+    let said = Tombstones::new(&file).leave(&call(1), &key("a")).unwrap_err().to_string();
+    assert!(said.contains("make") && said.contains(file.to_str().unwrap()), "{said}");
+}

@@ -1,0 +1,242 @@
+//! Is the structure of our tables as our text makes it? The kernel's listing is compared with the text, so that an
+//! agent that was just started knows as much as one that made the tables itself.
+//!
+//! Of a rule only its ending, whether it has a condition and its sets are compared (see [`crate::rule`]), and that no
+//! rule is younger than the one after it: enough to see what was deleted, inserted or moved, and nearly all that was
+//! replaced, the same with every version of kernel and nft.
+
+use netlink::Refusal;
+use netlink::wire::{attribute, attribute_at, read_text};
+use rustix::io::Errno;
+
+use crate::element::{self, Element};
+use crate::error::Error;
+use crate::firewall::Firewall;
+use crate::foreign::is_harmless;
+use crate::number;
+use crate::pod::{NetworkChain, Pod};
+use crate::request;
+use crate::rule::{Ending, Listed};
+use crate::ruleset::{self, Family, TABLE};
+use crate::shape::{ChainShape, Hook, Shape};
+use crate::socket::Request;
+
+const LOOK: &str = "compare the firewall's tables with what they should be";
+const BOTH: [Family; 2] = [Family::Inet, Family::Bridge];
+/// `NF_ACCEPT`, which is also how the kernel writes the policy.
+const ACCEPT: u32 = 1;
+
+/// A base chain as the kernel has it, or a plain one.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct ListedChain {
+    pub(crate) table: String,
+    pub(crate) name: String,
+    pub(crate) hook: Option<Hook>,
+    pub(crate) policy: Option<u32>,
+}
+
+impl ListedChain {
+    pub(crate) fn read(answer: &[u8]) -> Option<Self> {
+        let text = |kind| attribute(answer, kind).map(read_text);
+        let word = |path: &[u16]| attribute_at(answer, path)?.first_chunk::<4>().copied();
+        let number = word(&[number::CHAIN_HOOK, number::HOOK_NUMBER]).map(u32::from_be_bytes);
+        let priority = word(&[number::CHAIN_HOOK, number::HOOK_PRIORITY]).map(i32::from_be_bytes);
+        let kind = text(number::CHAIN_TYPE).unwrap_or_default();
+        let hook = number.zip(priority).map(|(number, priority)| Hook { kind, number, priority });
+        let policy = word(&[number::CHAIN_POLICY]).map(u32::from_be_bytes);
+        Some(Self { table: text(number::CHAIN_TABLE)?, name: text(number::CHAIN_NAME)?, hook, policy })
+    }
+}
+
+/// The chains of the networks of these pods, each once.
+pub(crate) fn networks<'a>(pods: &[Pod<'a>]) -> Vec<&'a NetworkChain> {
+    let mut chains: Vec<&NetworkChain> = pods.iter().filter_map(|pod| pod.masquerade).collect();
+    chains.sort_by_key(|chain| chain.id());
+    chains.dedup_by_key(|chain| chain.id());
+    chains
+}
+
+impl Firewall {
+    /// What of the structure these pods need, and of tables that are there, is not as it should be, in words; nothing
+    /// means all is well. [`Firewall::repair`] puts it right. Elements are for [`Firewall::missing_of`].
+    pub fn damage(&mut self, pods: &[Pod<'_>]) -> Result<Vec<String>, Error> {
+        let mut found = Vec::new();
+        for family in BOTH {
+            let Some(flags) = self.table_flags(family)? else {
+                if pods.iter().any(|pod| element::families(pod).contains(&family)) {
+                    found.push(format!("table {} {TABLE} is missing", family.word()));
+                }
+                continue;
+            };
+            if flags & number::TABLE_DORMANT != 0 {
+                found
+                    .push(format!("table {} {TABLE} is dormant: its chains are not in force", family.word()));
+            }
+            let networks = match family {
+                Family::Inet => networks(pods),
+                Family::Bridge => Vec::new(),
+            };
+            self.damage_of_table(family, &networks, &mut found)?;
+        }
+        Ok(found)
+    }
+
+    /// The families whose table is needed by a pod, or is there.
+    pub(crate) fn families_of(&mut self, pods: &[Pod<'_>]) -> Result<Vec<Family>, Error> {
+        let mut families = Vec::new();
+        for family in BOTH {
+            let is_needed = pods.iter().any(|pod| element::families(pod).contains(&family));
+            if is_needed || self.table_flags(family)?.is_some() {
+                families.push(family);
+            }
+        }
+        Ok(families)
+    }
+
+    /// None for a table that is not there.
+    fn table_flags(&mut self, family: Family) -> Result<Option<u32>, Error> {
+        match self.socket.ask(&[request::get_table(family)])?.pop() {
+            Some(Ok(table)) => {
+                let flags = attribute(&table, number::TABLE_FLAGS).and_then(|flags| flags.first_chunk());
+                Ok(Some(flags.copied().map_or(0, u32::from_be_bytes)))
+            }
+            Some(Err(Refusal { errno: Errno::NOENT | Errno::OPNOTSUPP | Errno::AFNOSUPPORT, .. })) | None => {
+                Ok(None)
+            }
+            Some(Err(refusal)) => Err(Error::refused(LOOK, name(family, ""), refusal)),
+        }
+    }
+
+    fn damage_of_table(
+        &mut self,
+        family: Family,
+        networks: &[&NetworkChain],
+        found: &mut Vec<String>,
+    ) -> Result<(), Error> {
+        let text = ruleset::text(&[family], networks);
+        let shape = Shape::of(&text);
+        if !self.is_of_our_revision(&element::revision(family))? {
+            found.push(format!("table {} {TABLE} is of another version", family.word()));
+        }
+        let sets = self.sets(family)?;
+        let lost = shape.sets.iter().filter(|set| !sets.iter().any(|s| s == *set));
+        found.extend(lost.map(|set| format!("set {} is missing", name(family, set))));
+        let survey = self.survey(family)?;
+        for want in &shape.chains {
+            let chain = name(family, want.name);
+            let Some(have) = survey.chains.iter().find(|c| c.name == want.name) else {
+                found.push(format!("chain {chain} is missing"));
+                continue;
+            };
+            found.extend(wrong_hook(want, have).map(|what| format!("chain {chain} {what}")));
+            let rules = survey.rules_of(want.name);
+            found.extend(wrong_rules(want, &rules).map(|what| format!("chain {chain} {what}")));
+        }
+        let strangers = survey.strangers(&shape);
+        found.extend(strangers.map(|c| format!("chain {} is not ours", name(family, &c.name))));
+        Ok(())
+    }
+
+    /// The text that removes what our text cannot be applied over, for the beginning of the same transaction: chains of
+    /// others, and our own at another hook. Nothing may jump to a chain that goes, so all rules go with them.
+    pub(crate) fn clearance(&mut self, family: Family, networks: &[&NetworkChain]) -> Result<String, Error> {
+        let text = ruleset::text(&[family], networks);
+        let (shape, survey) = (Shape::of(&text), self.survey(family)?);
+        let displaced = survey
+            .chains
+            .iter()
+            .filter(|have| shape.chains.iter().any(|want| want.name == have.name && want.hook != have.hook));
+        // A name that nft would not understand is left for the way that replaces all.
+        let strangers = survey.strangers(&shape).filter(|c| is_harmless(&c.name));
+        let wrong: Vec<&ListedChain> = displaced.chain(strangers).collect();
+        let intact = survey.chains.iter().filter(|c| shape.chains.iter().any(|want| want.name == c.name));
+        let line = |verb: &str, c: &ListedChain| format!("{verb} chain {}\n", name(family, &c.name));
+        let flushed = intact.chain(wrong.iter().copied()).map(|c| line("flush", c));
+        Ok(match wrong.as_slice() {
+            [] => String::new(),
+            wrong => flushed.chain(wrong.iter().map(|c| line("delete", c))).collect(),
+        })
+    }
+
+    fn survey(&mut self, family: Family) -> Result<Survey, Error> {
+        let mut chains = self.listed(family, &request::get_chains(family), ListedChain::read)?;
+        chains.retain(|chain| chain.table == TABLE);
+        let rules = self.listed(family, &request::get_rules(family), Listed::read)?;
+        Ok(Survey { chains, rules })
+    }
+
+    fn is_of_our_revision(&mut self, revision: &Element<'_>) -> Result<bool, Error> {
+        match self.socket.ask(&[request::get(revision)])?.pop() {
+            Some(Ok(found)) => Ok(request::holds(revision, &found)),
+            Some(Err(Refusal { errno: Errno::NOENT, .. })) | None => Ok(false),
+            Some(Err(refusal)) => Err(Error::refused(LOOK, revision.to_string(), refusal)),
+        }
+    }
+
+    /// A table that went in the meantime lists nothing.
+    fn listed<T: PartialEq>(
+        &mut self,
+        family: Family,
+        what: &Request<'_>,
+        read: impl Fn(&[u8]) -> Option<T>,
+    ) -> Result<Vec<T>, Error> {
+        match self.socket.list(what, read)? {
+            Ok(listed) => Ok(listed),
+            Err(Refusal { errno: Errno::NOENT, .. }) => Ok(Vec::new()),
+            Err(refusal) => Err(Error::refused(LOOK, name(family, ""), refusal)),
+        }
+    }
+}
+
+/// What the kernel has of one of our tables.
+struct Survey {
+    chains: Vec<ListedChain>,
+    rules: Vec<Listed>,
+}
+
+impl Survey {
+    fn rules_of(&self, chain: &str) -> Vec<&Listed> {
+        self.rules.iter().filter(|rule| rule.chain == chain).collect()
+    }
+
+    /// Chains that we did not make, or not so.
+    fn strangers(&self, shape: &Shape<'_>) -> impl Iterator<Item = &ListedChain> {
+        let is_known = |c: &ListedChain| shape.chains.iter().any(|want| want.name == c.name);
+        self.chains.iter().filter(move |c| !is_known(c) && !is_idle_network(c, &self.rules_of(&c.name)))
+    }
+}
+
+fn name(family: Family, object: &str) -> String {
+    format!("{} {TABLE} {object}", family.word()).trim_end().to_owned()
+}
+
+fn wrong_hook(want: &ChainShape<'_>, have: &ListedChain) -> Option<&'static str> {
+    match (&want.hook, &have.hook) {
+        (Some(want), Some(have)) if want != have => Some("sits at another hook or priority"),
+        (Some(_), Some(_)) if have.policy != Some(ACCEPT) => Some("has another policy"),
+        (Some(_), None) => Some("has lost its hook"),
+        (None, Some(_)) => Some("should have no hook"),
+        (Some(_), Some(_)) | (None, None) => None,
+    }
+}
+
+fn wrong_rules(want: &ChainShape<'_>, have: &[&Listed]) -> Option<String> {
+    if want.rules.len() != have.len() {
+        return Some(format!("has {} rules instead of {}", have.len(), want.rules.len()));
+    }
+    let is_in_order = have.windows(2).all(|pair| pair[0].handle < pair[1].handle);
+    let is_alike = want.rules.iter().zip(have).all(|(want, have)| *want == have.rule);
+    (!is_in_order || !is_alike).then(|| "has other rules than ours".to_owned())
+}
+
+/// The chain of a network whose pods have left may stay for a while. Its CIDRs are not known here: each family that has
+/// some has a rule more.
+fn is_idle_network(chain: &ListedChain, rules: &[&Listed]) -> bool {
+    let endings: Vec<&Ending> = rules.iter().map(|listed| &listed.rule.ending).collect();
+    let Some((Ending::Masquerade, rest)) = endings.split_last() else { return false };
+    NetworkChain::is_id(&chain.name)
+        && chain.hook.is_some()
+        && chain.policy == Some(ACCEPT)
+        && (6..=8).contains(&rest.len())
+        && rest.iter().all(|ending| **ending == Ending::Return)
+}

@@ -1,0 +1,179 @@
+//! A rule as the kernel lists it, as far as one can tell without knowing every expression: what it ends in, whether it
+//! has a condition, and which sets it asks. Programs and kernels of other versions may write a rule otherwise, but these stay.
+
+use netlink::wire::{attribute, attribute_at, attributes, read_text};
+
+use crate::number;
+
+/// How the sets that rules have for themselves are called.
+pub(crate) const ANONYMOUS: &str = "__";
+
+/// What becomes of a packet that the rule matches.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Ending {
+    Accept,
+    Drop,
+    Reject,
+    Return,
+    Jump(String),
+    Goto(String),
+    Masquerade,
+    /// Any other, or none.
+    Other,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Rule {
+    pub(crate) ending: Ending,
+    pub(crate) condition: Condition,
+    /// Those with a name, sorted.
+    pub(crate) sets: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Condition {
+    Always,
+    Sometimes,
+}
+
+/// A rule with what only the kernel's own has.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Listed {
+    pub(crate) table: String,
+    pub(crate) chain: String,
+    /// Later rules have larger ones.
+    pub(crate) handle: u64,
+    pub(crate) comment: Option<String>,
+    /// What packets are compared with: of a link's name before a wildcard, just that.
+    pub(crate) compared: Vec<Vec<u8>>,
+    pub(crate) rule: Rule,
+}
+
+impl Listed {
+    pub(crate) fn read(answer: &[u8]) -> Option<Self> {
+        let [table, chain] = [number::RULE_TABLE, number::RULE_CHAIN].map(|kind| attribute(answer, kind));
+        let (table, chain) = (read_text(table?), read_text(chain?));
+        let handle =
+            attribute(answer, number::RULE_HANDLE)?.first_chunk().copied().map(u64::from_be_bytes)?;
+        let list = attribute(answer, number::RULE_EXPRESSIONS).unwrap_or_default();
+        let expressions: Vec<Expression<'_>> =
+            attributes(list).filter_map(|(_, expression)| Expression::read(expression)).collect();
+        let of_iptables = || expressions.iter().find_map(Expression::comment);
+        let comment = attribute(answer, number::RULE_USERDATA).and_then(comment).or_else(of_iptables);
+        let compared = expressions.iter().filter_map(Expression::compared).map(<[u8]>::to_vec).collect();
+        Some(Self { table, chain, handle, comment, compared, rule: rule(&expressions) })
+    }
+}
+
+struct Expression<'a> {
+    name: String,
+    data: &'a [u8],
+}
+
+/// The code of a verdict; the kernel's own are negative.
+const DROP: i32 = 0;
+const ACCEPT: i32 = 1;
+const JUMP: i32 = -3;
+const GOTO: i32 = -4;
+const RETURN: i32 = -5;
+
+impl<'a> Expression<'a> {
+    fn read(expression: &'a [u8]) -> Option<Self> {
+        let name = attribute(expression, number::EXPR_NAME).map(read_text)?;
+        Some(Self { name, data: attribute(expression, number::EXPR_DATA).unwrap_or_default() })
+    }
+
+    fn xt(&self) -> String {
+        attribute(self.data, number::XT_NAME).map(read_text).unwrap_or_default()
+    }
+
+    /// iptables' `-m comment`
+    fn comment(&self) -> Option<String> {
+        if self.name != "match" || self.xt() != "comment" {
+            return None;
+        }
+        attribute(self.data, number::MATCH_INFO).map(read_text)
+    }
+
+    fn ending(&self) -> Ending {
+        match self.name.as_str() {
+            "immediate" => self.verdict(),
+            "reject" => Ending::Reject,
+            "masq" => Ending::Masquerade,
+            "target" => match self.xt().as_str() {
+                "REJECT" => Ending::Reject,
+                "DROP" => Ending::Drop,
+                "ACCEPT" => Ending::Accept,
+                _ => Ending::Other,
+            },
+            _ => Ending::Other,
+        }
+    }
+
+    fn compared(&self) -> Option<&[u8]> {
+        attribute_at(self.data, &[number::CMP_DATA, number::DATA_VALUE]).filter(|_| self.name == "cmp")
+    }
+
+    fn set(&self) -> Option<String> {
+        let name =
+            attribute(self.data, number::LOOKUP_SET).filter(|_| self.name == "lookup").map(read_text)?;
+        (!name.starts_with(ANONYMOUS)).then_some(name)
+    }
+
+    fn verdict(&self) -> Ending {
+        let verdict = attribute_at(self.data, &[number::IMMEDIATE_DATA, number::DATA_VERDICT]);
+        let part = |kind| verdict.and_then(|verdict| attribute(verdict, kind));
+        let chain = || part(number::VERDICT_CHAIN).map(read_text).unwrap_or_default();
+        match part(number::VERDICT_CODE).and_then(|code| code.first_chunk()).copied().map(i32::from_be_bytes)
+        {
+            Some(DROP) => Ending::Drop,
+            Some(ACCEPT) => Ending::Accept,
+            Some(JUMP) => Ending::Jump(chain()),
+            Some(GOTO) => Ending::Goto(chain()),
+            Some(RETURN) => Ending::Return,
+            Some(_) | None => Ending::Other,
+        }
+    }
+
+    /// Does it let every packet pass on to the next expression?
+    fn is_plain(&self) -> bool {
+        matches!(self.name.as_str(), "counter" | "log") || self.comment().is_some()
+    }
+}
+
+fn rule(expressions: &[Expression<'_>]) -> Rule {
+    let ending = expressions.last().map_or(Ending::Other, Expression::ending);
+    let before = match ending {
+        Ending::Other => expressions,
+        _ => expressions.split_last().map_or(expressions, |(_, before)| before),
+    };
+    let is_plain = before.iter().all(Expression::is_plain);
+    let condition = if is_plain { Condition::Always } else { Condition::Sometimes };
+    let mut sets: Vec<String> = expressions.iter().filter_map(Expression::set).collect();
+    sets.sort_unstable();
+    Rule { ending, condition, sets }
+}
+
+/// Of the list of type, length, value in the rule's user data, the comment is type 0.
+fn comment(mut data: &[u8]) -> Option<String> {
+    while let [kind, length, rest @ ..] = data {
+        let value = rest.get(..usize::from(*length))?;
+        if *kind == 0 {
+            return Some(read_text(value));
+        }
+        data = rest.get(usize::from(*length)..)?;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_comment_is_found_among_other_user_data() {
+        assert_eq!(comment(b"\x01\x02ab\x00\x03hi\0").as_deref(), Some("hi"));
+        assert_eq!(comment(b"\x00\x09hi\0"), None);
+        assert_eq!(comment(b""), None);
+    }
+}

@@ -1,0 +1,141 @@
+//! What the kernel should list when our text was applied: read from the text itself, so that there is one truth. Pure.
+
+use crate::rule::{Condition, Ending, Rule};
+
+/// A table's worth of objects.
+#[derive(Debug, Default)]
+pub(crate) struct Shape<'a> {
+    pub(crate) chains: Vec<ChainShape<'a>>,
+    pub(crate) sets: Vec<&'a str>,
+}
+
+#[derive(Debug)]
+pub(crate) struct ChainShape<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) hook: Option<Hook>,
+    pub(crate) rules: Vec<Rule>,
+}
+
+/// Where a base chain sits. All of ours have the policy accept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Hook {
+    /// `filter` or `nat`
+    pub(crate) kind: String,
+    pub(crate) number: u32,
+    pub(crate) priority: i32,
+}
+
+impl<'a> Shape<'a> {
+    /// Every object of our text has a line of its own, and so has every rule.
+    pub(crate) fn of(text: &'a str) -> Self {
+        let (mut shape, mut inside) = (Self::default(), None);
+        for line in text.lines().map(str::trim) {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            match (words.as_slice(), inside) {
+                ([] | ["#", ..], _) => {}
+                (["chain", name, "{"], _) => inside = Some(shape.place(name)),
+                (["chain", name, "{", rest @ .., "}"], _) => {
+                    let place = shape.place(name);
+                    shape.chains[place].hook = hook(rest);
+                }
+                (["set" | "map", name, "{", .., "}"], _) => shape.sets.push(name),
+                (["}"], _) => inside = None,
+                (words, Some(place)) => shape.chains[place].rules.push(rule(words)),
+                (_, None) => {}
+            }
+        }
+        shape
+    }
+
+    fn place(&mut self, name: &'a str) -> usize {
+        self.chains.iter().position(|chain| chain.name == name).unwrap_or_else(|| {
+            self.chains.push(ChainShape { name, hook: None, rules: Vec::new() });
+            self.chains.len() - 1
+        })
+    }
+}
+
+/// `type nat hook postrouting priority srcnat + 1; policy accept;`
+fn hook(words: &[&str]) -> Option<Hook> {
+    let ["type", kind, "hook", hook, "priority", priority @ ..] = words else { return None };
+    let number = match *hook {
+        "prerouting" => 0,
+        "input" => 1,
+        "forward" => 2,
+        "output" => 3,
+        _ => 4,
+    };
+    let mut sum = 0;
+    for word in priority {
+        sum += match word.trim_end_matches(';') {
+            "raw" => -300,
+            "dstnat" => -100,
+            "srcnat" => 100,
+            number => number.parse().unwrap_or(0),
+        };
+        if word.ends_with(';') {
+            break;
+        }
+    }
+    Some(Hook { kind: (*kind).to_owned(), number, priority: sum })
+}
+
+fn rule(words: &[&str]) -> Rule {
+    let (ending, length) = match words {
+        [.., "accept"] => (Ending::Accept, 1),
+        [.., "drop"] => (Ending::Drop, 1),
+        [.., "return"] => (Ending::Return, 1),
+        [.., "masquerade"] => (Ending::Masquerade, 1),
+        [.., "jump", chain] => (Ending::Jump((*chain).to_owned()), 2),
+        [.., "goto", chain] => (Ending::Goto((*chain).to_owned()), 2),
+        _ => (Ending::Other, 0),
+    };
+    let condition = if words.len() > length { Condition::Sometimes } else { Condition::Always };
+    // `@th,64,128` are bits of a packet.
+    let names = words.iter().filter_map(|word| word.strip_prefix('@')).filter(|name| !name.contains(','));
+    let mut sets: Vec<String> = names.map(|name| (*name).to_owned()).collect();
+    sets.sort_unstable();
+    Rule { ending, condition, sets }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pod::NetworkChain;
+    use crate::ruleset::{self, Family};
+
+    #[test]
+    fn the_text_of_our_tables_is_understood() {
+        let network = NetworkChain::new(&"blue".try_into().unwrap(), &["10.0.0.0/24".parse().unwrap()]);
+        let text = ruleset::text(&[Family::Inet], &[&network]);
+        let shape = Shape::of(&text);
+        let counts: Vec<(&str, usize)> = shape.chains.iter().map(|c| (c.name, c.rules.len())).collect();
+        let want = [
+            ("guard", 8),
+            ("nat-prerouting", 1),
+            ("nat-output", 1),
+            ("nat-postrouting", 1),
+            ("hostports", 7),
+            ("bent", 9),
+            (network.id(), 8),
+        ];
+        assert_eq!(counts, want);
+        let last = |n: usize| shape.chains[n].rules.last().unwrap().clone();
+        let rule = |ending, condition, sets: &[&str]| {
+            let sets = sets.iter().map(|&set| set.to_owned()).collect();
+            Rule { ending, condition, sets }
+        };
+        assert_eq!(last(0), rule(Ending::Drop, Condition::Always, &[]));
+        assert_eq!(last(3), rule(Ending::Jump("bent".to_owned()), Condition::Sometimes, &[]));
+        assert_eq!(last(4), rule(Ending::Other, Condition::Sometimes, &["hostport6_any"]));
+        assert_eq!(last(5), rule(Ending::Masquerade, Condition::Sometimes, &["hairpin6", "pods6"]));
+        let at = |n: usize| shape.chains[n].hook.as_ref().map(|h| (h.kind.as_str(), h.number, h.priority));
+        assert_eq!(at(0), Some(("filter", 0, -300)));
+        assert_eq!(at(1), Some(("nat", 0, -100)));
+        assert_eq!(at(2), Some(("nat", 3, -100)));
+        assert_eq!(at(5), None);
+        assert_eq!(at(6), Some(("nat", 4, 101)));
+        assert_eq!(shape.sets.len(), 14 + 2);
+        assert_eq!(Shape::of(&ruleset::text(&[Family::Bridge], &[])).chains.len(), 5);
+    }
+}

@@ -1,0 +1,221 @@
+//! Chains of others that drop what pods send or receive: found, and the command that is given helps.
+
+use std::io::Write as _;
+use std::net::{SocketAddr, TcpStream};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nft::{ForeignDrop, Mode, Protocol, foreign_drops};
+use types::IfName;
+
+use crate::common::{Sample, in_netns, run};
+use crate::lab::{At, Lab, Server};
+
+fn drops() -> Vec<ForeignDrop> {
+    let bridge = IfName::try_from("br0").unwrap();
+    foreign_drops(&[&bridge]).unwrap()
+}
+
+/// Family, table, chain and why.
+fn words(drops: &[ForeignDrop]) -> Vec<String> {
+    drops.iter().map(|d| format!("{} {} {}: {}", d.family, d.table, d.chain, d.why)).collect()
+}
+
+fn sh(command: &str) {
+    run("sh", &["-c", command]);
+}
+
+const FORWARD: &str = "type filter hook forward priority filter + 10";
+
+/// As firewalld makes it.
+fn firewalld() -> String {
+    format!(
+        "table inet firewalld {{
+            chain filter_FORWARD {{ {FORWARD}; policy accept;
+                ct state {{ established, related }} accept
+                ct status dnat accept
+                iifname lo accept
+                ct state invalid drop
+                jump filter_FORWARD_POLICIES
+                reject with icmpx admin-prohibited
+            }}
+            chain filter_FORWARD_POLICIES {{ iifname eth7 oifname eth8 accept; }}
+        }}"
+    )
+}
+
+#[test]
+fn pain15_chains_that_drop_are_told_from_those_that_do_not() {
+    let chain = |rest: &str| format!("table inet t {{ chain c {{ {FORWARD}; {rest} }}; }}");
+    let policy = "inet t c: its policy is drop";
+    for (text, want) in [
+        (chain(""), None),
+        (chain("policy drop;"), Some(policy)),
+        (chain("policy drop; iifname eth7 accept;"), Some(policy)),
+        (chain("policy drop; ct state established accept; accept;"), None),
+        (chain("policy drop; iifname \"pw*\" accept comment \"for podwire\";"), None),
+        (chain("policy drop; iifname \"pw*\" drop comment \"against podwire\";"), Some(policy)),
+        (chain("drop;"), Some("inet t c: chain c ends in a rule that drops all")),
+        (chain("counter log prefix \"x\" drop;"), Some("inet t c: chain c ends in a rule that drops all")),
+        (chain("iifname eth7 drop;"), None),
+        (chain("limit rate 5/second drop;"), None),
+        (chain("policy drop;").replace("inet t", "ip6 t"), Some("ip6 t c: its policy is drop")),
+        (chain("policy drop;").replace("inet t", "bridge t").replace("filter + 10", "0"), None),
+        (chain("policy drop;").replace("forward", "input"), None),
+        (chain("policy drop;").replace("table inet t {", "table inet t { flags dormant;"), None),
+        (
+            "table ip t { chain d { counter reject; }; chain b { jump d; }; chain c { type filter hook forward priority 0; ip ttl 1 accept; jump b; }; }".to_owned(),
+            Some("ip t c: chain d ends in a rule that rejects all"),
+        ),
+        (
+            "table ip t { chain d { ip ttl 1 drop; return; drop; }; chain c { type filter hook forward priority 0; jump d; }; }".to_owned(),
+            None,
+        ),
+        // A zone that has the pods' links.
+        (
+            firewalld()
+                .replace("iifname eth7 oifname eth8 accept", "iifname \"pw*\" jump trusted")
+                .replace("chain filter_FORWARD {", "chain trusted { accept; }; chain filter_FORWARD {"),
+            None,
+        ),
+        (firewalld(), Some("inet firewalld filter_FORWARD: chain filter_FORWARD ends in a rule that rejects all")),
+    ] {
+        in_netns(|| {
+            Sample::new(Mode::Bridge, 2).admit();
+            run("nft", &[&text]);
+            assert_eq!(words(&drops()), want.into_iter().collect::<Vec<_>>(), "{text}");
+        });
+    }
+}
+
+#[test]
+fn pain15_iptables_chains_are_read_too() {
+    in_netns(|| {
+        sh("iptables -P FORWARD DROP && ip6tables -A FORWARD -j REJECT");
+        let found = words(&drops());
+        assert_eq!(
+            found,
+            [
+                "ip filter FORWARD: its policy is drop",
+                "ip6 filter FORWARD: chain FORWARD ends in a rule that rejects all"
+            ]
+        );
+        sh("iptables -I FORWARD -i pw+ -m comment --comment 'for podwire' -j ACCEPT");
+        assert_eq!(drops().len(), 1);
+        for drop in drops() {
+            sh(&drop.command);
+        }
+        assert_eq!(words(&drops()), [""; 0]);
+        // iptables still understands its own table.
+        let rules = run("ip6tables", &["-S", "FORWARD"]);
+        for rule in ["-i pw+", "-o pw+", "-i br0", "-o br0"] {
+            assert!(rules.lines().any(|l| l.contains(rule) && l.ends_with("-j ACCEPT")), "{rules}");
+        }
+    });
+}
+
+/// The kernel lets nobody but the program that made it change such a table, as newer versions of firewalld do.
+#[test]
+fn pain15_a_table_with_an_owner_is_for_its_owner_to_change() {
+    in_netns(|| {
+        let mut owner =
+            Command::new("nft").arg("-i").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let text = format!(
+            "add table inet firewalld {{ flags owner; }}; add chain inet firewalld f {{ {FORWARD}; policy drop; }}\n"
+        );
+        let mut input = owner.stdin.take().unwrap();
+        input.write_all(text.as_bytes()).unwrap();
+        let deadline = Instant::now() + PATIENTLY;
+        let mut found = drops();
+        while found.is_empty() && Instant::now() < deadline {
+            std::thread::yield_now();
+            found = drops();
+        }
+        drop(input);
+        owner.wait().unwrap();
+        assert_eq!(
+            found.iter().map(|d| d.command.as_str()).collect::<Vec<_>>(),
+            [
+                "firewall-cmd --permanent --zone=trusted --add-interface=pw+ --add-interface=br0 && firewall-cmd --reload"
+            ]
+        );
+        assert!(
+            found[0].why.ends_with("only the program that made the table can change it"),
+            "{}",
+            found[0].why
+        );
+    });
+}
+
+/// One that is to be refused is waited for this long,
+const BRIEFLY: Duration = Duration::from_millis(150);
+/// and one that is to come about so long at most.
+const PATIENTLY: Duration = Duration::from_secs(10);
+
+/// Whether a connection comes about; the server's kernel accepts it by itself.
+fn connects(lab: &Lab, from: At, target: &str, wait: Duration) -> bool {
+    let target: SocketAddr = target.parse().unwrap();
+    lab.inside(from, || TcpStream::connect_timeout(&target, wait).is_ok())
+}
+
+#[test]
+fn pain15_the_command_that_is_given_lets_pods_through() {
+    let policy = format!("table inet strict {{ chain c {{ {FORWARD}; policy drop; }}; }}");
+    let nft = |text: String| format!("nft '{text}'");
+    let stop = [
+        nft(policy),
+        nft(firewalld().replace("ct status dnat accept", "")),
+        "iptables -P FORWARD DROP && ip6tables -P FORWARD DROP".to_owned(),
+    ];
+    for mode in [Mode::Bridge, Mode::Routed] {
+        let lab = Lab::new(mode);
+        lab.admit(&Sample::new(mode, 2).publish(Protocol::Tcp, 8080, 80));
+        lab.admit(&Sample::new(mode, 3));
+        let serve = |at, address: &str| lab.serve(at, Protocol::Tcp, address);
+        let _servers: [Server; 4] = [
+            serve(At::Outside, "192.0.2.2:80"),
+            serve(At::Outside, "[2001:db8::2]:80"),
+            serve(At::Pod(2), "10.77.0.2:80"),
+            serve(At::Pod(2), "[fd77::2]:80"),
+        ];
+        let ways = [
+            (At::Pod(2), "192.0.2.2:80"),
+            (At::Pod(2), "[2001:db8::2]:80"),
+            (At::Outside, "192.0.2.1:8080"),
+            (At::Outside, "[2001:db8::1]:8080"),
+            (At::Pod(3), "10.77.0.2:80"),
+            (At::Pod(3), "[fd77::2]:80"),
+        ];
+        // On a bridge pods reach each other without the host's IP layer, unless br_netfilter sends them there.
+        for family in ["iptables", "ip6tables"] {
+            lab.sysctl(At::Host, &format!("bridge/bridge-nf-call-{family}"), "1");
+        }
+        for stop in &stop {
+            lab.inside(At::Host, || sh(stop));
+            for (from, target) in ways {
+                assert!(!connects(&lab, from, target, BRIEFLY), "{mode:?}: {target} in spite of {stop}");
+            }
+            lab.inside(At::Host, || {
+                let found = drops();
+                assert!(!found.is_empty(), "{stop}");
+                for drop in &found {
+                    sh(&drop.command);
+                }
+                assert_eq!(words(&drops()), [""; 0]);
+            });
+            if mode == Mode::Bridge {
+                // Neighbours that were asked in vain would be asked again after a second.
+                for n in [2, 3] {
+                    lab.ip(At::Pod(n), "neigh flush dev eth0");
+                }
+            }
+            for (from, target) in ways {
+                assert!(
+                    connects(&lab, from, target, PATIENTLY),
+                    "{mode:?}: {target} after what helps against {stop}"
+                );
+            }
+            lab.inside(At::Host, || sh("for t in 'inet strict' 'inet firewalld' 'ip filter' 'ip6 filter'; do nft delete table $t 2>/dev/null || true; done"));
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! The `loopback` plugin, for runtimes that still call one (containerd before 2.0): `lo` is up in the pod's namespace.
+//! It does what the reference's does, and answers as it does.
+
+use std::path::Path;
+
+use cni::{Call, CniResult, Code, Error, Interface, IpConfig, Request};
+use netlink::{Link, LinkRef, NetNs, NetNsError, Op, RtSocket, SetLink};
+use serde_json::Value;
+use types::IfName;
+
+/// A loopback link has no address of its own; the reference says it like this.
+const NO_MAC: &str = "00:00:00:00:00:00";
+
+/// What goes to stdout, if anything does.
+pub(crate) fn serve(request: &Request) -> Result<Option<Value>, Error> {
+    match request {
+        Request::Add(call) => add(call).map(Some),
+        Request::Del(call) => del(call).map(|()| None),
+        Request::Check(call) => check(call).map(|()| None),
+        // Nothing is kept that could be collected or be missing.
+        Request::Gc(_) | Request::Status(_) => Ok(None),
+        Request::Version(asked) => Ok(Some(cni::version_answer(*asked))),
+    }
+}
+
+fn add(call: &Call) -> Result<Value, Error> {
+    let mut inside = Inside::open(call)?;
+    inside.set_up(true)?;
+    let result = match &call.config.prev_result {
+        Some(previous) => previous.clone(),
+        None => inside.describe(call.netns.clone())?,
+    };
+    Ok(result.to_json(call.config.version))
+}
+
+fn check(call: &Call) -> Result<(), Error> {
+    let link = Inside::open(call)?.link()?;
+    if link.up {
+        return Ok(());
+    }
+    let path = call.netns.as_deref().unwrap_or_default();
+    Err(Error::new(Code::CheckFailed, format!("lo in {path} is down")))
+}
+
+/// A namespace that is gone has no links any more, and one's own loopback is not a pod's.
+fn del(call: &Call) -> Result<(), Error> {
+    let Some(path) = call.netns.as_deref() else { return Ok(()) };
+    match NetNs::open(Path::new(path)) {
+        Ok(netns) if is_own(&netns)? && !call.netns_override => Ok(()),
+        Ok(netns) => Inside::of(&netns)?.set_up(false),
+        Err(e) if e.is_gone() => Ok(()),
+        Err(e) => Err(namespace(&e)),
+    }
+}
+
+/// `lo` of a namespace.
+struct Inside {
+    socket: RtSocket,
+    name: IfName,
+}
+
+impl Inside {
+    fn open(call: &Call) -> Result<Self, Error> {
+        let path = call.netns.as_deref().unwrap_or_default();
+        let netns = NetNs::open(Path::new(path)).map_err(|e| namespace(&e))?;
+        if is_own(&netns)? && !call.netns_override {
+            let msg = format!("CNI_NETNS {path} is the plugin's own namespace: a pod needs one of its own");
+            return Err(
+                Error::new(Code::InvalidEnvironment, msg).with_details("CNI_NETNS_OVERRIDE=1 insists")
+            );
+        }
+        Self::of(&netns)
+    }
+
+    fn of(netns: &NetNs) -> Result<Self, Error> {
+        let name = IfName::try_from("lo").map_err(|e| Error::new(Code::Internal, e.to_string()))?;
+        Ok(Self { socket: RtSocket::open_in(netns).map_err(|e| kernel(&e))?, name })
+    }
+
+    fn set_up(&mut self, up: bool) -> Result<(), Error> {
+        let change = SetLink { up: Some(up), ..SetLink::of(LinkRef::Name(&self.name)) };
+        self.socket.run(&Op::SetLink(change)).map_err(|e| kernel(&e))
+    }
+
+    fn link(&mut self) -> Result<Link, Error> {
+        let found = self.socket.link(&self.name).map_err(|e| kernel(&e))?;
+        found.ok_or_else(|| Error::new(Code::Kernel, "the namespace has no link lo"))
+    }
+
+    /// The first address of each family; a namespace without IPv6 has one alone.
+    fn describe(&mut self, sandbox: Option<String>) -> Result<CniResult, Error> {
+        let link = self.link()?;
+        let all = self.socket.addresses(Some(link.index)).map_err(|e| kernel(&e))?;
+        let first = |is_v4: bool| all.iter().map(|a| a.addr).find(|net| net.addr().is_ipv4() == is_v4);
+        let ips = [first(true), first(false)].into_iter().flatten();
+        Ok(CniResult {
+            interfaces: vec![Interface {
+                name: link.name,
+                mac: Some(NO_MAC.to_owned()),
+                sandbox,
+                ..Interface::default()
+            }],
+            ips: ips.map(|address| IpConfig { address, gateway: None, interface: Some(0) }).collect(),
+            ..CniResult::default()
+        })
+    }
+}
+
+fn is_own(netns: &NetNs) -> Result<bool, Error> {
+    NetNs::current().and_then(|own| own.is_same(netns)).map_err(|e| namespace(&e))
+}
+
+fn namespace(error: &NetNsError) -> Error {
+    let code = match error {
+        NetNsError::Missing { .. } | NetNsError::NotNamespace { .. } => Code::UnknownContainer,
+        NetNsError::OtherKind { .. } => Code::InvalidEnvironment,
+        NetNsError::Permission { .. }
+        | NetNsError::Open { .. }
+        | NetNsError::Enter { .. }
+        | NetNsError::Cookie { .. }
+        | NetNsError::Create { .. } => Code::Kernel,
+    };
+    Error::new(code, error.to_string())
+}
+
+fn kernel(error: &netlink::Error) -> Error {
+    Error::new(Code::Kernel, error.to_string())
+}

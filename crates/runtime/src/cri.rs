@@ -1,0 +1,211 @@
+//! The few calls of the CRI that tests need, each on a connection of its own, so that a runtime that was restarted in
+//! between is no special case.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use http::uri::PathAndQuery;
+use tonic::client::Grpc;
+use tonic::transport::{Channel, Endpoint};
+use tonic_prost::ProstCodec;
+
+use crate::image::IMAGE;
+use crate::message as m;
+
+/// How long any one call may take.
+const DEADLINE: Duration = Duration::from_secs(30);
+const RUNTIME: &str = "/runtime.v1.RuntimeService/";
+const IMAGES: &str = "/runtime.v1.ImageService/";
+
+/// A client of a runtime's socket.
+#[derive(Debug, Clone)]
+pub struct Cri {
+    pub(crate) socket: PathBuf,
+    pub(crate) cgroup_parent: String,
+}
+
+/// A pod to run: one container that waits, and serves whatever `exec` starts in it.
+#[derive(Debug, Clone, Default)]
+pub struct PodWish {
+    pub name: String,
+    pub ports: Vec<m::PortMapping>,
+    pub annotations: Vec<(String, String)>,
+}
+
+impl PodWish {
+    pub fn named(name: &str) -> Self {
+        Self { name: name.to_owned(), ..Self::default() }
+    }
+}
+
+/// A pod that runs, by the ids that the runtime gave.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunningPod {
+    pub sandbox: String,
+    pub container: String,
+}
+
+/// How a program inside a container ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Exec {
+    pub code: i32,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Cri {
+    /// Name and version of what answers.
+    pub fn version(&self) -> Result<String> {
+        let answer: m::VersionResponse = self.call(RUNTIME, "Version", m::VersionRequest {})?;
+        Ok(format!("{} {}", answer.runtime_name, answer.runtime_version))
+    }
+
+    /// An error says which condition does not hold, as a kubelet would report it.
+    pub fn ready(&self) -> Result<()> {
+        let answer: m::StatusResponse = self.call(RUNTIME, "Status", m::StatusRequest {})?;
+        let conditions = answer.status.context("the runtime tells no status")?.conditions;
+        ensure!(!conditions.is_empty(), "the runtime tells no condition");
+        for condition in conditions {
+            ensure!(condition.status, "{} does not hold: {}", condition.kind, condition.message);
+        }
+        Ok(())
+    }
+
+    /// RunPodSandbox alone: the plugin is called, no container is made in it.
+    pub fn run_sandbox(&self, wish: &PodWish) -> Result<String> {
+        let request = m::RunPodSandboxRequest { config: Some(self.sandbox_config(wish)) };
+        let sandbox: m::Sandbox = self.call(RUNTIME, "RunPodSandbox", request)?;
+        Ok(sandbox.pod_sandbox_id)
+    }
+
+    /// A sandbox with one container in it, started.
+    pub fn run_pod(&self, wish: &PodWish) -> Result<RunningPod> {
+        let sandbox = self.run_sandbox(wish)?;
+        let config = m::ContainerConfig {
+            metadata: Some(m::ContainerMetadata { name: "main".to_owned() }),
+            image: Some(image_spec()),
+        };
+        let request = m::CreateContainerRequest {
+            pod_sandbox_id: sandbox.clone(),
+            config: Some(config),
+            sandbox_config: Some(self.sandbox_config(wish)),
+        };
+        let container: m::Container = self.call(RUNTIME, "CreateContainer", request)?;
+        let _: m::Nothing = self.call(RUNTIME, "StartContainer", container.clone())?;
+        Ok(RunningPod { sandbox, container: container.container_id })
+    }
+
+    /// The pod's addresses as the runtime tells them, the first one first.
+    pub fn addresses(&self, sandbox: &str) -> Result<Vec<IpAddr>> {
+        let answer: m::PodSandboxStatusResponse = self.call(RUNTIME, "PodSandboxStatus", id(sandbox))?;
+        let network = answer.status.and_then(|status| status.network);
+        let network = network.with_context(|| format!("the runtime tells no network of {sandbox}"))?;
+        let all = std::iter::once(network.ip).chain(network.additional_ips.into_iter().map(|ip| ip.ip));
+        all.filter(|ip| !ip.is_empty())
+            .map(|ip| ip.parse().with_context(|| format!("the runtime tells of an address {ip:?}")))
+            .collect()
+    }
+
+    /// Runs a program in the container and waits for its end, which is the caller's to judge.
+    pub fn exec(&self, pod: &RunningPod, argv: &[&str]) -> Result<Exec> {
+        let request = m::ExecSyncRequest {
+            container_id: pod.container.clone(),
+            cmd: argv.iter().map(|&word| word.to_owned()).collect(),
+            timeout: DEADLINE.as_secs().try_into().context("the deadline is too long")?,
+        };
+        let answer: m::ExecSyncResponse = self.call(RUNTIME, "ExecSync", request)?;
+        Ok(Exec {
+            code: answer.exit_code,
+            stdout: String::from_utf8_lossy(&answer.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&answer.stderr).into_owned(),
+        })
+    }
+
+    /// The plugin's DEL happens here.
+    pub fn stop_pod(&self, sandbox: &str) -> Result<()> {
+        let _: m::Nothing = self.call(RUNTIME, "StopPodSandbox", id(sandbox))?;
+        Ok(())
+    }
+
+    pub fn remove_pod(&self, sandbox: &str) -> Result<()> {
+        let _: m::Nothing = self.call(RUNTIME, "RemovePodSandbox", id(sandbox))?;
+        Ok(())
+    }
+
+    /// The ids of all sandboxes, those that stand still too.
+    pub fn sandboxes(&self) -> Result<Vec<String>> {
+        let answer: m::ListPodSandboxResponse =
+            self.call(RUNTIME, "ListPodSandbox", m::ListPodSandboxRequest {})?;
+        Ok(answer.items.into_iter().map(|sandbox| sandbox.id).collect())
+    }
+
+    pub(crate) fn has_image(&self) -> Result<bool> {
+        let request = m::ImageStatusRequest { image: Some(image_spec()) };
+        let answer: m::ImageStatusResponse = self.call(IMAGES, "ImageStatus", request)?;
+        Ok(answer.image.is_some())
+    }
+
+    fn sandbox_config(&self, wish: &PodWish) -> m::PodSandboxConfig {
+        let metadata = m::PodSandboxMetadata {
+            name: wish.name.clone(),
+            uid: format!("uid-of-{}", wish.name),
+            namespace: "default".to_owned(),
+            attempt: 0,
+        };
+        m::PodSandboxConfig {
+            metadata: Some(metadata),
+            hostname: wish.name.clone(),
+            port_mappings: wish.ports.clone(),
+            annotations: wish.annotations.iter().cloned().collect(),
+            linux: Some(m::LinuxPodSandboxConfig { cgroup_parent: self.cgroup_parent.clone() }),
+        }
+    }
+
+    fn call<Q, A>(&self, service: &str, method: &str, request: Q) -> Result<A>
+    where
+        Q: prost::Message + 'static,
+        A: prost::Message + Default + 'static,
+    {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.context("cannot start an async runtime")?;
+        let path = PathAndQuery::try_from(format!("{service}{method}"))
+            .with_context(|| format!("{method} is no name of a method"))?;
+        runtime.block_on(async {
+            let talk = self.talk(path, request);
+            match tokio::time::timeout(DEADLINE, talk).await {
+                Ok(answer) => answer.with_context(|| format!("CRI {method}")),
+                Err(_) => bail!("CRI {method} was not answered within {DEADLINE:?}"),
+            }
+        })
+    }
+
+    async fn talk<Q, A>(&self, path: PathAndQuery, request: Q) -> Result<A>
+    where
+        Q: prost::Message + 'static,
+        A: prost::Message + Default + 'static,
+    {
+        let mut grpc = Grpc::new(self.connect().await?);
+        grpc.ready().await.context("the connection is not usable")?;
+        let codec = ProstCodec::<Q, A>::default();
+        match grpc.unary(tonic::Request::new(request), path, codec).await {
+            Ok(answer) => Ok(answer.into_inner()),
+            Err(status) => bail!("{}: {}", status.code(), status.message()),
+        }
+    }
+
+    async fn connect(&self) -> Result<Channel> {
+        let endpoint = Endpoint::from_shared(format!("unix://{}", self.socket.display()))
+            .with_context(|| format!("{} is no socket to talk to", self.socket.display()))?;
+        endpoint.connect().await.with_context(|| format!("cannot connect to {}", self.socket.display()))
+    }
+}
+
+fn id(sandbox: &str) -> m::Sandbox {
+    m::Sandbox { pod_sandbox_id: sandbox.to_owned() }
+}
+
+fn image_spec() -> m::ImageSpec {
+    m::ImageSpec { image: IMAGE.to_owned() }
+}

@@ -1,0 +1,223 @@
+//! A node that programs can take for a whole machine: its own mounts and processes besides its own network.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use testkit::{DEADLINE, Node, Ns, Outcome, wait_until};
+
+use crate::cgroups;
+
+/// Folders that are the machine's own, empty at first but for a few files of /etc.
+const OWN: [&str; 5] = ["run", "var/lib", "var/log", "opt", "etc"];
+/// What programs look up in /etc whatever they do.
+const COPIED: [&str; 6] = ["passwd", "group", "nsswitch.conf", "protocols", "services", "ld.so.cache"];
+const WRITTEN: [(&str, &str); 3] =
+    [("hosts", "127.0.0.1 localhost\n::1 localhost\n"), ("hostname", "machine\n"), ("resolv.conf", "")];
+/// The first process. The copies of other namespaces' mounts go first: they would keep those namespaces alive. It ends
+/// when its stdin closes, which also a killed test does, and reaps orphans while it waits for `cat`.
+const FIRST: &str = r#"set -eu
+while mountpoint -q /run/netns; do umount -l /run/netns; done
+for at in run var/lib var/log opt etc; do mount --bind "$0/root/$at" "/$at"; done
+: > "$0/up"
+cat > /dev/null
+exit 0"#;
+/// So many lines of a log are shown when a test fails.
+const SHOWN: usize = 60;
+const END: Duration = Duration::from_secs(10);
+
+/// Mount and pid namespaces on a node. Dropped, everything that runs in it is killed. Drop it before its lab.
+#[derive(Debug, Clone)]
+pub struct Machine {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    node: Ns,
+    dir: PathBuf,
+    /// `unshare`, the parent of the first process, in the same namespaces but for the pids.
+    parent: Mutex<Child>,
+    pid: u32,
+}
+
+impl Machine {
+    pub fn new(node: &Node) -> Result<Self> {
+        if let Err(error) = cgroups::remove_of_the_dead() {
+            eprintln!("not all cgroups of earlier runs could be removed: {error:#}");
+        }
+        let dir = node.dir().join("machine");
+        furnish(&dir)?;
+        let parent = start_first(node, &dir)?;
+        let pid = parent.id();
+        let inner = Inner { node: Ns::clone(node), dir, parent: Mutex::new(parent), pid };
+        let machine = Self { inner: Arc::new(inner) };
+        wait_until("the machine's mounts", DEADLINE, || Ok(machine.inner.is_up() || machine.inner.ended()?))?;
+        ensure!(machine.inner.is_up(), "the machine did not come up: {}", machine.inner.log());
+        Ok(machine)
+    }
+
+    /// Where a path of the machine lies on this one. Only for paths below /run, /var/lib, /var/log, /opt and /etc.
+    pub fn path(&self, inside: &str) -> PathBuf {
+        self.inner.dir.join("root").join(inside.trim_start_matches('/'))
+    }
+
+    /// Its folder, of the same path inside and outside; logs of its services are here.
+    pub fn dir(&self) -> &Path {
+        &self.inner.dir
+    }
+
+    /// The name of the cgroup that everything of its pods belongs to.
+    pub fn cgroup(&self) -> &str {
+        self.inner.node.name()
+    }
+
+    /// Runs a program inside; how it ends is up to the caller.
+    pub fn run(&self, argv: &[&str]) -> Result<Outcome> {
+        let words = self.enter_words();
+        let mut all: Vec<&str> = words.iter().map(String::as_str).collect();
+        all.extend(argv);
+        self.inner.node.run(&all, b"")
+    }
+
+    /// As `run`, and gives stdout; a status other than 0 is an error.
+    pub fn sh(&self, argv: &[&str]) -> Result<String> {
+        let outcome = self.run(argv)?;
+        ensure!(
+            outcome.success(),
+            "`{}` on the machine failed: {}, {}",
+            argv.join(" "),
+            outcome.status,
+            outcome.stderr.trim()
+        );
+        Ok(outcome.stdout)
+    }
+
+    /// What pods and their runtime may leave behind outside the node's network: mounts, processes, cgroups, namespaces.
+    /// Two lists are equal when nothing was left in between.
+    pub fn remains(&self) -> Result<Vec<String>> {
+        let mounts = self.sh(&["cat", "/proc/self/mounts"])?;
+        let mut all: Vec<String> = mounts.lines().map(|line| format!("mount {line}")).collect();
+        // Processes may end while the list is read.
+        let shims = self.sh(&["sh", "-c", "cat /proc/[0-9]*/comm 2>/dev/null || true"])?;
+        all.extend(
+            shims
+                .lines()
+                .filter(|name| name.starts_with("containerd-shim"))
+                .map(|name| format!("process {name}")),
+        );
+        all.extend(cgroups::below(self.cgroup())?.iter().map(|path| format!("cgroup {}", path.display())));
+        all.extend(names_in(&self.path("/run/netns"))?.into_iter().map(|name| format!("netns {name}")));
+        all.sort();
+        Ok(all)
+    }
+
+    /// A command that will run inside. Its first process there is a child of `nsenter`, which passes no signals on.
+    pub(crate) fn command(&self) -> Command {
+        let words = self.enter_words();
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]);
+        command
+    }
+
+    fn enter_words(&self) -> Vec<String> {
+        let pid = self.inner.pid;
+        let pids = format!("--pid=/proc/{pid}/ns/pid_for_children");
+        ["nsenter", "--target", &pid.to_string(), "--mount", "--net", &pids, "--"].map(str::to_owned).into()
+    }
+}
+
+impl Inner {
+    fn is_up(&self) -> bool {
+        self.dir.join("up").exists()
+    }
+
+    fn ended(&self) -> Result<bool> {
+        let mut parent = self.parent.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(parent.try_wait().context("cannot watch the machine's first process")?.is_some())
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.dir.join("machine.log")).unwrap_or_default()
+    }
+
+    fn end(&self) -> Result<()> {
+        drop(self.parent.lock().unwrap_or_else(PoisonError::into_inner).stdin.take());
+        if wait_until("the end of the machine", END, || self.ended()).is_err() {
+            let mut parent = self.parent.lock().unwrap_or_else(PoisonError::into_inner);
+            // `--kill-child`: the first process, and with it all others, are killed when this one is.
+            parent.kill().context("cannot kill the machine")?;
+            parent.wait().context("cannot reap the machine")?;
+        }
+        // The kernel empties a cgroup a moment after its last process.
+        wait_until("the machine's cgroups to be empty", END, || {
+            cgroups::remove(self.node.name()).map(|()| true)
+        })
+    }
+
+    /// What the programs wrote into /var/log.
+    fn print_logs(&self) -> Result<()> {
+        let folder = self.dir.join("root/var/log");
+        for name in names_in(&folder)?.iter().filter(|name| name.ends_with(".log")) {
+            eprintln!("--- the end of /var/log/{name}:\n{}", tail(&folder.join(name)));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let shown = if std::thread::panicking() { self.print_logs() } else { Ok(()) };
+        for error in [shown, self.end()].into_iter().filter_map(Result::err) {
+            eprintln!("machine on {}: {error:#}", self.node.name());
+        }
+    }
+}
+
+/// The last lines of a log; nothing where there is none.
+pub(crate) fn tail(log: &Path) -> String {
+    let text = fs::read_to_string(log).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(SHOWN)..].join("\n")
+}
+
+fn furnish(dir: &Path) -> Result<()> {
+    let root = dir.join("root");
+    for own in OWN {
+        fs::create_dir_all(root.join(own))
+            .with_context(|| format!("cannot make {}/{own}", root.display()))?;
+    }
+    let etc = root.join("etc");
+    for name in COPIED {
+        let from = Path::new("/etc").join(name);
+        if from.exists() {
+            fs::copy(&from, etc.join(name)).with_context(|| format!("cannot copy {}", from.display()))?;
+        }
+    }
+    for (name, text) in WRITTEN {
+        fs::write(etc.join(name), text).with_context(|| format!("cannot write {}/{name}", etc.display()))?;
+    }
+    Ok(())
+}
+
+fn start_first(node: &Node, dir: &Path) -> Result<Child> {
+    let log = File::create(dir.join("machine.log")).context("cannot make the machine's log")?;
+    let mut command = Command::new("unshare");
+    command
+        .args(["--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc"])
+        .args(["sh", "-c", FIRST])
+        .arg(dir);
+    command.stdin(Stdio::piped()).stdout(log.try_clone()?).stderr(log);
+    node.enter(|| command.spawn())?.context("cannot start unshare")
+}
+
+pub(crate) fn names_in(folder: &Path) -> Result<Vec<String>> {
+    match fs::read_dir(folder) {
+        Ok(entries) => Ok(entries.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect()),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(vec![]),
+        Err(e) => Err(e).with_context(|| format!("cannot list {}", folder.display())),
+    }
+}

@@ -1,0 +1,121 @@
+//! A program that keeps running on a machine: started, stopped or killed, started again, its log kept.
+
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::process::{Child, ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use testkit::{DEADLINE, wait_until};
+
+use crate::Machine;
+use crate::machine::tail;
+
+const END: Duration = Duration::from_secs(15);
+
+/// How a service is made to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stop {
+    /// SIGTERM, as an init system does.
+    Politely,
+    /// SIGKILL, as the kernel does when memory is short.
+    Killed,
+}
+
+/// A daemon on a machine. Dropped, it is killed; its log is printed if the test is failing just then.
+#[derive(Debug)]
+pub struct Service {
+    machine: Machine,
+    name: String,
+    argv: Vec<String>,
+    child: Option<Child>,
+}
+
+impl Service {
+    /// Starts the program inside the machine; its output goes to `NAME.log` in the machine's folder.
+    pub fn start(machine: &Machine, name: &str, argv: &[&str]) -> Result<Self> {
+        let argv = argv.iter().map(|&word| word.to_owned()).collect();
+        let mut service = Self { machine: machine.clone(), name: name.to_owned(), argv, child: None };
+        service.launch()?;
+        Ok(service)
+    }
+
+    /// Ends it and waits for that. Its children live on.
+    pub fn stop(&mut self, how: Stop) -> Result<ExitStatus> {
+        let Some(mut child) = self.child.take() else { bail!("{} does not run", self.name) };
+        self.signal(how)?;
+        let mut status = None;
+        wait_until(&format!("the end of {}", self.name), END, || {
+            status = child.try_wait().with_context(|| format!("cannot watch {}", self.name))?;
+            Ok(status.is_some())
+        })?;
+        status.with_context(|| format!("{} has no status", self.name))
+    }
+
+    /// Starts it again after `stop`, or after it ended by itself.
+    pub fn launch(&mut self) -> Result<()> {
+        let pid_file = self.pid_file();
+        if let Err(e) = fs::remove_file(&pid_file)
+            && e.kind() != std::io::ErrorKind::NotFound
+        {
+            return Err(e).with_context(|| format!("cannot remove {}", pid_file.display()));
+        }
+        let log = File::options().create(true).append(true).open(self.log_file());
+        let log = log.with_context(|| format!("cannot open {}", self.log_file().display()))?;
+        let mut command = self.machine.command();
+        // The pid inside, because `nsenter` stands between us and the program.
+        command.args(["sh", "-c", r#"echo $$ > "$0.new"; mv "$0.new" "$0"; exec "$@""#]).arg(&pid_file);
+        command.args(&self.argv).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        self.child = Some(command.spawn().with_context(|| format!("cannot start {}", self.name))?);
+        wait_until(&format!("the start of {}", self.name), DEADLINE, || Ok(pid_file.exists()))
+    }
+
+    /// An error if it has ended, with what it said last.
+    pub fn expect_running(&mut self) -> Result<()> {
+        let Some(child) = &mut self.child else { bail!("{} does not run", self.name) };
+        match child.try_wait().with_context(|| format!("cannot watch {}", self.name))? {
+            Some(status) => bail!("{} ended with {status}:\n{}", self.name, self.log_tail()),
+            None => Ok(()),
+        }
+    }
+
+    pub fn log_file(&self) -> PathBuf {
+        self.machine.dir().join(format!("{}.log", self.name))
+    }
+
+    pub fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    /// The last lines that it wrote.
+    pub fn log_tail(&self) -> String {
+        tail(&self.log_file())
+    }
+
+    fn signal(&self, how: Stop) -> Result<()> {
+        let pid = fs::read_to_string(self.pid_file())
+            .with_context(|| format!("cannot tell the pid of {}", self.name))?;
+        let signal = match how {
+            Stop::Politely => "TERM",
+            Stop::Killed => "KILL",
+        };
+        self.machine.sh(&["sh", "-c", r#"kill -s "$0" "$1""#, signal, pid.trim()])?;
+        Ok(())
+    }
+
+    fn pid_file(&self) -> PathBuf {
+        self.machine.dir().join(format!("{}.pid", self.name))
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("--- the end of {}:\n{}", self.log_file().display(), self.log_tail());
+        }
+        let runs = self.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)));
+        if runs && let Err(error) = self.stop(Stop::Killed) {
+            eprintln!("{}: {error:#}", self.name);
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! What the tests with a real runtime share: a machine with containerd and a network on it, and what pods may leave behind.
+
+#![allow(dead_code, reason = "every test binary uses only a part of what they share")]
+
+use std::fs;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use runtime::{Containerd, Cri, Machine, PodWish, RunningPod, Service};
+use serde_json::{Value, json};
+use testkit::{DEADLINE, Lab, Node, Plugin, Snapshot, wait_until};
+
+/// What the kernel and a shim finish by themselves after they have answered.
+const SOON: Duration = Duration::from_secs(5);
+
+/// Dropped from top to bottom: what runs on the machine, the machine, the lab.
+pub(crate) struct World {
+    pub(crate) containerd: Containerd,
+    /// What the network runs besides, such as an agent.
+    pub(crate) services: Vec<Service>,
+    pub(crate) machine: Machine,
+    pub(crate) node: Node,
+    pub(crate) lab: Lab,
+}
+
+impl World {
+    /// `network` puts plugins into /opt/cni/bin and a conflist into /etc/cni/net.d, and starts what it needs besides.
+    pub(crate) fn new(label: &str, network: impl FnOnce(&Machine) -> Result<Vec<Service>>) -> Self {
+        let lab = Lab::new(label).unwrap();
+        let node = lab.node("n1").unwrap();
+        let machine = Machine::new(&node).unwrap();
+        let services = network(&machine).unwrap();
+        let containerd = Containerd::start(&machine).unwrap();
+        let world = Self { containerd, services, machine, node, lab };
+        world.wait_until_ready();
+        world
+    }
+
+    /// RuntimeReady and NetworkReady, as a kubelet waits for them.
+    pub(crate) fn wait_until_ready(&self) {
+        wait_until("the network to be ready", DEADLINE, || self.cri().ready().map(|()| true)).unwrap();
+    }
+
+    pub(crate) fn cri(&self) -> &Cri {
+        self.containerd.cri()
+    }
+
+    pub(crate) fn run(&self, name: &str) -> RunningPod {
+        self.cri().run_pod(&PodWish::named(name)).unwrap()
+    }
+
+    pub(crate) fn addresses(&self, pod: &RunningPod) -> Vec<IpAddr> {
+        self.cri().addresses(&pod.sandbox).unwrap()
+    }
+
+    pub(crate) fn remove(&self, pod: &RunningPod) {
+        self.cri().stop_pod(&pod.sandbox).unwrap();
+        self.cri().remove_pod(&pod.sandbox).unwrap();
+    }
+
+    /// Runs a program in the pod, which must succeed.
+    pub(crate) fn exec(&self, pod: &RunningPod, argv: &[&str]) -> String {
+        let outcome = self.cri().exec(pod, argv).unwrap();
+        assert_eq!(outcome.code, 0, "{argv:?}: {outcome:?}");
+        outcome.stdout
+    }
+
+    /// Each reaches itself, has an address of both families, and all of them answer the other pod.
+    pub(crate) fn expect_pings(&self, pods: [&RunningPod; 2]) {
+        for pod in pods {
+            self.exec(pod, &["ping", "-c", "1", "-W", "2", "127.0.0.1"]);
+            self.exec(pod, &["ping6", "-c", "1", "-W", "2", "::1"]);
+        }
+        for (from, to) in [(pods[0], pods[1]), (pods[1], pods[0])] {
+            let addresses = self.addresses(to);
+            let families: Vec<bool> = addresses.iter().map(IpAddr::is_ipv6).collect();
+            assert_eq!(families, [false, true], "one IPv4 and one IPv6 address expected: {addresses:?}");
+            for address in addresses {
+                let program = if address.is_ipv6() { "ping6" } else { "ping" };
+                self.exec(from, &[program, "-c", "1", "-W", "2", &address.to_string()]);
+            }
+        }
+    }
+}
+
+/// podwire-cni without an agent.
+pub(crate) fn standalone(machine: &Machine) -> Result<Vec<Service>> {
+    place_plugins(machine)?;
+    let network = json!({
+        "type": "podwire-cni", "bridge": "pw0", "subnet": "10.88.0.0/24,fd00:88::/64",
+        "capabilities": { "portMappings": true },
+    });
+    place_conflist(machine, &network)?;
+    Ok(vec![])
+}
+
+pub(crate) fn place_plugins(machine: &Machine) -> Result<()> {
+    let bin = machine.path("/opt/cni/bin");
+    fs::create_dir_all(&bin)?;
+    let plugin = Plugin::podwire()?.path;
+    // Runtimes before containerd 2.0 have every pod's loopback set up by a plugin of that name: ours, too.
+    for name in ["podwire-cni", "loopback"] {
+        fs::copy(&plugin, bin.join(name)).with_context(|| format!("cannot place {name}"))?;
+    }
+    Ok(())
+}
+
+pub(crate) fn place_conflist(machine: &Machine, network: &Value) -> Result<()> {
+    let folder = machine.path("/etc/cni/net.d");
+    fs::create_dir_all(&folder)?;
+    let conflist = json!({ "cniVersion": "1.0.0", "name": "podwire", "plugins": [network] });
+    fs::write(folder.join("10-podwire.conflist"), conflist.to_string()).context("cannot write the conflist")
+}
+
+/// All that pods can leave behind: in the node's network, on the machine, in our state.
+pub(crate) struct Traces {
+    node: Snapshot,
+    machine: Vec<String>,
+}
+
+impl Traces {
+    /// One pod comes and goes first: it makes what is the node's and stays, such as the bridge and our tables.
+    pub(crate) fn before_pods(world: &World) -> Self {
+        world.remove(&world.run("first"));
+        wait_until("the first pod's shim to end", SOON, || {
+            let remains = world.machine.remains()?;
+            Ok(!remains.iter().any(|line| line.starts_with("process")))
+        })
+        .unwrap();
+        Self { node: Snapshot::of(&world.node).unwrap(), machine: world.machine.remains().unwrap() }
+    }
+
+    pub(crate) fn expect_same(&self, world: &World) {
+        assert_eq!(world.cri().sandboxes().unwrap(), Vec::<String>::new());
+        self.node.wait_for_same(&world.node, SOON).unwrap();
+        wait_until("the machine to be as it was", SOON, || {
+            let now = world.machine.remains()?;
+            ensure!(now == self.machine, "before: {:#?}\nnow: {now:#?}", self.machine);
+            Ok(true)
+        })
+        .unwrap();
+        let attachments = world.machine.path("/run/podwire/networks/podwire/attachments");
+        let left: Vec<_> = fs::read_dir(attachments).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert!(left.is_empty(), "attachments are left: {left:?}");
+    }
+}

@@ -1,0 +1,113 @@
+//! Pods of a real containerd: made, reached, restarted around and removed, through the CRI as a kubelet does it.
+
+#![expect(clippy::unwrap_used, reason = "a test ends at its first surprise, in helpers as well")]
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use runtime::{PodWish, PortMapping, Protocol, Stop};
+use testkit::{End, Node};
+
+use common::{Traces, World, standalone};
+
+const PATIENCE: Duration = Duration::from_secs(5);
+
+#[test]
+fn pods_have_both_families_reach_each_other_and_leave_nothing() {
+    let world = World::new("cri-pods", standalone);
+    let before = Traces::before_pods(&world);
+    let (a, b) = (world.run("a"), world.run("b"));
+    world.expect_pings([&a, &b]);
+    world.remove(&a);
+    world.remove(&b);
+    before.expect_same(&world);
+}
+
+#[test]
+fn a_host_port_leads_to_the_pod_in_both_families() {
+    let world = World::new("cri-hostport", standalone);
+    let outside = world.lab.node("outside").unwrap();
+    let here = End { ns: &world.node, dev: "up0", addresses: &["192.0.2.1/24", "2001:db8::1/64"] };
+    let there = End { ns: &outside, dev: "eth0", addresses: &["192.0.2.2/24", "2001:db8::2/64"] };
+    world.lab.wire(&here, &there).unwrap();
+    let before = Traces::before_pods(&world);
+
+    let mapping = PortMapping {
+        protocol: Protocol::Tcp.into(),
+        container_port: 80,
+        host_port: 8080,
+        host_ip: String::new(),
+    };
+    let pod = world.cri().run_pod(&PodWish { ports: vec![mapping], ..PodWish::named("web") }).unwrap();
+    world.exec(&pod, &["sh", "-c", "echo hello from $(hostname) > /www/index.html; httpd -p 80 -h /www"]);
+    for node in ["192.0.2.1:8080", "[2001:db8::1]:8080"] {
+        let page = get(&outside, node.parse().unwrap()).unwrap();
+        assert!(page.ends_with("hello from web\n"), "{node}: {page:?}");
+    }
+
+    world.remove(&pod);
+    before.expect_same(&world);
+    for node in ["192.0.2.1:8080", "[2001:db8::1]:8080"] {
+        let error = get(&outside, node.parse().unwrap()).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused, "{node}");
+    }
+}
+
+#[test]
+fn pods_outlive_a_restart_of_containerd_and_go_afterwards() {
+    let mut world = World::new("cri-restart", standalone);
+    let before = Traces::before_pods(&world);
+    let (a, b) = (world.run("a"), world.run("b"));
+    let addresses = [world.addresses(&a), world.addresses(&b)];
+    for how in [Stop::Politely, Stop::Killed] {
+        world.containerd.restart(how).unwrap();
+        world.wait_until_ready();
+        assert_eq!([world.addresses(&a), world.addresses(&b)], addresses, "{how:?}");
+        world.expect_pings([&a, &b]);
+    }
+    let late = world.run("late");
+    world.expect_pings([&a, &late]);
+    for pod in [&a, &b, &late] {
+        world.remove(pod);
+    }
+    before.expect_same(&world);
+}
+
+#[test]
+fn many_pods_at_once_have_addresses_of_their_own() {
+    const PODS: usize = 8;
+    let world = World::new("cri-many", standalone);
+    let before = Traces::before_pods(&world);
+    let pods: Vec<_> = std::thread::scope(|scope| {
+        let world = &world;
+        let runs: Vec<_> =
+            (0..PODS).map(|number| scope.spawn(move || world.run(&format!("p{number}")))).collect();
+        runs.into_iter().map(|run| run.join().unwrap()).collect()
+    });
+    let addresses: BTreeSet<_> = pods.iter().flat_map(|pod| world.addresses(pod)).collect();
+    assert_eq!(addresses.len(), 2 * PODS, "{addresses:?}");
+    world.expect_pings([&pods[0], &pods[PODS - 1]]);
+    std::thread::scope(|scope| {
+        for pod in &pods {
+            scope.spawn(|| world.remove(pod));
+        }
+    });
+    before.expect_same(&world);
+}
+
+/// What a web server answers to a client in that namespace.
+fn get(from: &Node, server: SocketAddr) -> std::io::Result<String> {
+    from.enter(|| {
+        let mut stream = TcpStream::connect_timeout(&server, PATIENCE)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.write_all(b"GET /index.html HTTP/1.0\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
+    })
+    .unwrap()
+}
