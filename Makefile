@@ -3,8 +3,9 @@
 
 CARGO   ?= cargo
 RELEASE := $(CURDIR)/target/release
-# What is tested is what ships: the static release build of the plugin.
+# What is tested is what ships: the release builds, and the static one of the plugin.
 export PODWIRE_CNI := $(RELEASE)/podwire-cni
+export PODWIRE := $(RELEASE)/podwire
 
 .DEFAULT_GOAL := help
 .PHONY: help build demo test lint bench soak clean

@@ -64,6 +64,8 @@ pub(crate) struct Subject {
     container: Option<String>,
     ifname: Option<String>,
     request: Option<RequestId>,
+    /// Where it came from, if not from a client.
+    via: Option<&'static str>,
 }
 
 impl Subject {
@@ -93,6 +95,11 @@ impl Subject {
             Request::Status(config) => about("STATUS", Some(config.name.as_str())),
             Request::Version(_) => about("VERSION", None),
         }
+    }
+
+    /// A DEL that was left while nobody was here.
+    pub(crate) fn via_tombstone(self) -> Self {
+        Self { via: Some("tombstone"), ..self }
     }
 
     pub(crate) fn verb(&self) -> &'static str {
@@ -151,6 +158,7 @@ fn request_as(format: Format, subject: &Subject, ending: &Ending<'_>, took: Dura
     let (pod, net, ifname) = (show(&subject.pod), show(&subject.network), show(&subject.ifname));
     let (code, text) = (error.map(|e| e.code.number()), error.map(ToString::to_string));
     let (id, req) = (subject.container.as_deref(), subject.request.as_ref().map(RequestId::as_str));
+    let via = subject.via.map(field::display);
     macro_rules! line {
         ($level:ident) => {
             match format {
@@ -165,6 +173,7 @@ fn request_as(format: Format, subject: &Subject, ending: &Ending<'_>, took: Dura
                         ip = show(&ip),
                         collected,
                         req,
+                        via,
                         error = text,
                         "{verb} {outcome} {ms:.1}ms"
                     )
@@ -181,6 +190,7 @@ fn request_as(format: Format, subject: &Subject, ending: &Ending<'_>, took: Dura
                     ip = show(&ip),
                     collected,
                     req,
+                    via,
                     error = text,
                     "{verb} {outcome}"
                 ),

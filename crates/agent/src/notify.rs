@@ -6,18 +6,13 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// Who listens to notifications.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Told {
-    Manager,
-    /// We were not started by a service manager that wants to know.
-    Nobody,
-}
-
-pub fn notify(state: &str) -> io::Result<Told> {
-    match std::env::var_os("NOTIFY_SOCKET") {
-        Some(address) if !address.is_empty() => send(&address, state).map(|()| Told::Manager),
-        Some(_) | None => Ok(Told::Nobody),
+/// Where nobody wants to know, nothing happens; a manager that cannot be told is no reason to stop working.
+pub(crate) fn notify(state: &str) {
+    let Some(address) = std::env::var_os("NOTIFY_SOCKET").filter(|address| !address.is_empty()) else {
+        return;
+    };
+    if let Err(error) = send(&address, state) {
+        tracing::warn!("cannot tell the service manager {state} at {}: {error}", address.display());
     }
 }
 

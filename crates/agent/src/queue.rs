@@ -79,7 +79,7 @@ impl Queue {
         Self::with_bound(workers, BOUND)
     }
 
-    fn with_bound(workers: usize, bound: usize) -> std::io::Result<Self> {
+    pub(crate) fn with_bound(workers: usize, bound: usize) -> std::io::Result<Self> {
         let workers = workers.max(FEWEST_WORKERS);
         let state = State {
             waiting: Default::default(),

@@ -167,7 +167,8 @@ impl Work {
             Ok(done) => {
                 self.metrics.drained_tombstone();
                 let ending = Ending::Ok { addresses: &done.addresses, collected: None };
-                self.tell(&Subject::of(&request, &call.request_id), &ending, started.elapsed());
+                let subject = Subject::of(&request, &call.request_id).via_tombstone();
+                self.tell(&subject, &ending, started.elapsed());
             }
             // Told once a cause by who drains.
             Err(error) => self.metrics.request("DEL", Ending::Failed(error).word(), started.elapsed()),

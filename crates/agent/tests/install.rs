@@ -1,5 +1,7 @@
 //! What is in deploy/ is what a machine gets: checked with systemd's own eyes, where they are.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
+
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output};

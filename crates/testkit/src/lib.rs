@@ -11,6 +11,7 @@
 //! and its own folders in the temp folder; all of them go when the `Lab` is dropped, and those of killed runs when the
 //! next `Lab` is made. Everything that waits has a deadline. Needs root.
 
+mod agent;
 mod call;
 mod echo;
 pub mod inspect;
@@ -28,12 +29,14 @@ pub mod trace;
 mod wait;
 mod wire;
 
+pub use agent::Agent;
 pub use call::{Call, Verb, with_prev_result};
 pub use echo::{Echo, tcp_echo, udp_echo};
 pub use lab::Lab;
 pub use node::{Node, Pod};
 pub use ns::Ns;
 pub use outcome::{CniError, Outcome};
+pub(crate) use plugin::built;
 pub use plugin::{Plugin, REFERENCE_DIR};
 pub use probe::{PingReport, ping, tcp_connects, udp_connects};
 pub use process::{DEADLINE, Running};

@@ -29,7 +29,7 @@ impl Plugin {
             return Ok(Self { path });
         }
         let exe = std::env::current_exe().context("cannot find out where this program lies")?;
-        let Some(path) = built_plugin(&exe) else {
+        let Some(path) = built(&exe, BINARY) else {
             bail!(
                 "{BINARY} is not built: no such file near {}; run `make build` or set {OVERRIDE}",
                 exe.display()
@@ -106,19 +106,19 @@ impl Plugin {
     }
 }
 
-/// Next to a program of the release profile lies the plugin to measure. Otherwise the newest one is the one just built.
-fn built_plugin(exe: &Path) -> Option<PathBuf> {
+/// Next to a program of the release profile lies the one to measure. Otherwise the newest one is the one just built.
+pub(crate) fn built(exe: &Path, binary: &str) -> Option<PathBuf> {
     let mut profile = exe.parent()?;
     // Tests and examples lie one folder deeper.
     if profile.file_name().is_some_and(|name| name == "deps" || name == "examples") {
         profile = profile.parent()?;
     }
-    let beside = profile.join(BINARY);
+    let beside = profile.join(binary);
     if !profile.ends_with("debug") && beside.is_file() {
         return Some(beside);
     }
     let target = profile.parent()?;
-    let built = ["release", "debug"].map(|profile| target.join(profile).join(BINARY));
+    let built = ["release", "debug"].map(|profile| target.join(profile).join(binary));
     built.into_iter().filter_map(|path| Some((modified(&path)?, path))).max().map(|(_, path)| path)
 }
 
@@ -145,14 +145,14 @@ mod tests {
         let target = tempfile::tempdir().unwrap();
         let target = target.path();
         let (test, bench) = (target.join("debug/deps/t-123"), target.join("release/bench"));
-        assert_eq!(built_plugin(&test), None);
+        assert_eq!(built(&test, BINARY), None);
         let release = build(target, "release", 100);
-        assert_eq!(built_plugin(&test), Some(release.clone()));
+        assert_eq!(built(&test, BINARY), Some(release.clone()));
         let debug = build(target, "debug", 10);
-        assert_eq!(built_plugin(&test), Some(debug.clone()));
-        assert_eq!(built_plugin(&bench), Some(release.clone()));
+        assert_eq!(built(&test, BINARY), Some(debug.clone()));
+        assert_eq!(built(&bench, BINARY), Some(release.clone()));
         build(target, "release", 1);
-        assert_eq!(built_plugin(&test), Some(release));
+        assert_eq!(built(&test, BINARY), Some(release));
     }
 
     #[test]

@@ -1,184 +1,22 @@
-use std::collections::BTreeMap;
+mod site;
+
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream as Client;
 use std::path::Path;
 use std::sync::{Mutex, mpsc};
-use std::thread::{self, JoinHandle};
+use std::thread;
 
-use api::{BlockUse, CniCall, NetworkStatus, Status};
-use cni::{Code, Error, Request};
-use engine::{Caller, Done};
-use serde_json::{Map, Value, json};
+use api::Status;
+use cni::Request;
+use engine::Caller;
+use serde_json::json;
 use tempfile::TempDir;
-use tokio::sync::oneshot;
-use types::RequestId;
 
 use super::*;
-use crate::work::{Serve, Settings};
-
-const SOON: Duration = Duration::from_secs(20);
-const SHORT: Bounds = Bounds {
-    head: Duration::from_millis(150),
-    body: Duration::from_millis(150),
-    answer: Duration::from_millis(150),
-};
-
-/// An agent's server with a stand-in for the engine, on a thread of its own.
-struct Site {
-    dir: TempDir,
-    socket: PathBuf,
-    tcp: SocketAddr,
-    board: Arc<Board>,
-    watch: Arc<SocketWatch>,
-    stop: Option<oneshot::Sender<Duration>>,
-    thread: Option<JoinHandle<Leftover>>,
-}
-
-struct Options {
-    peers: Peers,
-    bounds: Bounds,
-    serve: Box<Serve>,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        let serve = Box::new(|request: &Request, _: &[String], _: &Caller<'_>| done(request));
-        Self { peers: Peers::root_and_self(), bounds: Bounds::default(), serve }
-    }
-}
-
-fn done(request: &Request) -> Result<Done, Error> {
-    match request {
-        Request::Add(call) if call.container.as_str() == "bad" => {
-            Err(Error::new(Code::AddressesExhausted, "no address left").with_details("254 in use"))
-        }
-        Request::Add(_) => {
-            let ips = json!([{ "address": "10.9.0.5/24" }, { "address": "fd00:9::5/64" }]);
-            Ok(Done { answer: Some(json!({ "cniVersion": "1.1.0", "ips": ips })), ..Done::default() })
-        }
-        _ => Ok(Done::default()),
-    }
-}
-
-impl Site {
-    fn new(options: Options) -> Self {
-        let dir = TempDir::new().unwrap();
-        let socket = dir.path().join("in/agent.sock");
-        let (board, metrics) = (Arc::new(Board::new()), Arc::new(Metrics::new()));
-        board.set_ready();
-        let settings = Settings {
-            run_dir: dir.path().join("run"),
-            network: "podwire".try_into().unwrap(),
-            defaults: Map::new(),
-        };
-        let work = Work::new(settings, Arc::clone(&board), Arc::clone(&metrics)).with_engine(options.serve);
-        let block = |cidr: &str| BlockUse { cidr: cidr.parse().unwrap(), used: 0, free: 0 };
-        let network = NetworkStatus {
-            name: "podwire".to_owned(),
-            mode: "routed".to_owned(),
-            bridge: "pw0".to_owned(),
-            mtu: None,
-            masquerade: true,
-            blocks: vec![block("10.9.0.0/24"), block("fd00:9::/64")],
-        };
-        let service = Service {
-            board: Arc::clone(&board),
-            metrics,
-            work: Arc::new(work),
-            queue: Arc::new(Queue::start(8).unwrap()),
-            facts: Facts {
-                node: "n1".to_owned(),
-                store: "embedded".to_owned(),
-                run_dir: dir.path().join("run"),
-                socket: socket.clone(),
-                network,
-            },
-            cni_config: Box::new(|| Ok(" ".repeat(16 << 20))),
-        };
-        let (stop, stopped) = oneshot::channel();
-        let (ready, bound) = mpsc::channel();
-        let (path, peers, bounds) = (socket.clone(), options.peers, options.bounds);
-        let thread = thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            runtime.block_on(async {
-                let mut socket = bind(&path).unwrap();
-                socket.bounds = bounds;
-                let tcp = bind_tcp(([127, 0, 0, 1], 0).into()).await.unwrap();
-                ready.send((socket.watch(), tcp.local_addr().unwrap())).unwrap();
-                let doors = Doors { socket, tcp: Some(tcp), peers };
-                run(doors, Arc::new(service), async { stopped.await.unwrap_or_default() }).await
-            })
-        });
-        let (watch, tcp) = bound.recv_timeout(SOON).unwrap();
-        Self { dir, socket, tcp, board, watch, stop: Some(stop), thread: Some(thread) }
-    }
-
-    fn connect(&self) -> Client {
-        let client = Client::connect(&self.socket).unwrap();
-        client.set_read_timeout(Some(SOON)).unwrap();
-        client
-    }
-
-    fn ask(&self, request: &str) -> (u16, Value) {
-        let mut client = self.connect();
-        client.write_all(request.as_bytes()).unwrap();
-        answer(&mut client)
-    }
-
-    fn get(&self, path: &str) -> (u16, Value) {
-        self.ask(&format!("GET {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n"))
-    }
-
-    fn post(&self, path: &str, body: &Value) -> (u16, Value) {
-        self.ask(&post(path, body))
-    }
-
-    fn stop(&mut self, time: Duration) -> Leftover {
-        self.stop.take().unwrap().send(time).unwrap();
-        self.thread.take().unwrap().join().unwrap()
-    }
-}
-
-fn post(path: &str, body: &Value) -> String {
-    let body = body.to_string();
-    let length = body.len();
-    format!(
-        "POST {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
-    )
-}
-
-/// Status and body; the body as text where it is no JSON.
-fn answer(client: &mut impl Read) -> (u16, Value) {
-    let mut bytes = Vec::new();
-    client.read_to_end(&mut bytes).unwrap();
-    let text = String::from_utf8(bytes).unwrap();
-    let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {text:?}"));
-    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-    (status, serde_json::from_str(body).unwrap_or_else(|_| body.into()))
-}
-
-fn call(verb: &str, container: &str) -> Value {
-    let env = [
-        ("CNI_COMMAND", verb),
-        ("CNI_CONTAINERID", container),
-        ("CNI_NETNS", "/run/netns/x"),
-        ("CNI_IFNAME", "eth0"),
-    ];
-    let env: BTreeMap<String, String> = env.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect();
-    let config = json!({ "cniVersion": "1.1.0", "name": "podwire", "type": "podwire-cni" }).to_string();
-    serde_json::to_value(CniCall { request_id: RequestId::from_random([3; 16]), env, config }).unwrap()
-}
-
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + SOON;
-    while !is_so() {
-        assert!(Instant::now() < end, "{what} did not happen");
-        thread::sleep(Duration::from_millis(2));
-    }
-}
+use site::*;
 
 #[test]
 fn the_socket_is_roots_alone_and_replaces_an_old_one() {
@@ -330,6 +168,62 @@ fn a_client_that_hangs_up_cancels_its_add() {
     assert!(cancelled.try_recv().is_err());
     drop(client);
     assert_eq!(cancelled.recv_timeout(SOON), Ok(true));
+}
+
+/// One worker for ADDs: `slow` holds it until it is told to go on; the others say that they were there.
+fn one_worker(bound: usize) -> (Options, mpsc::Receiver<String>, mpsc::Sender<()>) {
+    let ((begun, seen), (go, gone)) = (mpsc::channel(), mpsc::channel::<()>());
+    let gone = Mutex::new(gone);
+    let serve = move |request: &Request, _: &[String], _: &Caller<'_>| {
+        let Request::Add(call) = request else { panic!("{request:?}") };
+        begun.send(call.container.to_string()).unwrap();
+        if call.container.as_str() == "slow" {
+            gone.lock().unwrap().recv_timeout(SOON).unwrap();
+        }
+        done(request)
+    };
+    let queue = Queue::with_bound(3, bound).unwrap();
+    (Options { serve: Box::new(serve), queue, ..Options::default() }, seen, go)
+}
+
+#[test]
+fn a_client_that_hung_up_in_the_queue_is_not_served() {
+    let (options, seen, go) = one_worker(10);
+    let site = Site::new(options);
+    let mut clients: Vec<Client> = Vec::new();
+    for (waiting, container) in ["slow", "gone", "there"].into_iter().enumerate() {
+        let mut client = site.connect();
+        client.write_all(post("/v1/cni", &call("ADD", container)).as_bytes()).unwrap();
+        clients.push(client);
+        if container == "slow" {
+            assert_eq!(seen.recv_timeout(SOON).unwrap(), "slow");
+        }
+        wait_until("the queue", || site.queue.waiting() == waiting);
+    }
+    drop(clients.remove(1));
+    // By the time that somebody later has an answer, the server knows.
+    assert_eq!(site.get("/v1/health").0, 200);
+    go.send(()).unwrap();
+    for client in &mut clients {
+        assert_eq!(answer(client).0, 200);
+    }
+    assert_eq!(seen.try_iter().collect::<Vec<_>>(), ["there"]);
+}
+
+#[test]
+fn a_full_queue_is_told() {
+    let (options, seen, go) = one_worker(1);
+    let site = Site::new(options);
+    let (mut slow, mut second) = (site.connect(), site.connect());
+    slow.write_all(post("/v1/cni", &call("ADD", "slow")).as_bytes()).unwrap();
+    seen.recv_timeout(SOON).unwrap();
+    second.write_all(post("/v1/cni", &call("ADD", "b")).as_bytes()).unwrap();
+    wait_until("the queue", || site.queue.waiting() == 1);
+    let (status, body) = site.post("/v1/cni", &call("ADD", "c"));
+    assert_eq!((status, &body["code"]), (503, &json!(11)));
+    assert!(body["msg"].as_str().unwrap().contains("busy"), "{body}");
+    go.send(()).unwrap();
+    assert_eq!((answer(&mut slow).0, answer(&mut second).0), (200, 200));
 }
 
 #[test]

@@ -1,0 +1,188 @@
+//! A server with a stand-in for the engine, and clients of few words.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::SocketAddr;
+use std::os::unix::net::UnixStream as Client;
+use std::sync::mpsc;
+use std::thread::{self, JoinHandle};
+
+use api::{BlockUse, CniCall, NetworkStatus};
+use cni::{Code, Error, Request};
+use engine::{Caller, Done};
+use serde_json::{Map, Value, json};
+use tempfile::TempDir;
+use tokio::sync::oneshot;
+use types::RequestId;
+
+use super::super::*;
+use crate::work::{Serve, Settings};
+
+pub(super) const SOON: Duration = Duration::from_secs(20);
+pub(super) const SHORT: Bounds = Bounds {
+    head: Duration::from_millis(150),
+    body: Duration::from_millis(150),
+    answer: Duration::from_millis(150),
+};
+
+/// An agent's server with a stand-in for the engine, on a thread of its own.
+pub(super) struct Site {
+    pub(super) dir: TempDir,
+    pub(super) socket: PathBuf,
+    pub(super) tcp: SocketAddr,
+    pub(super) board: Arc<Board>,
+    pub(super) watch: Arc<SocketWatch>,
+    pub(super) queue: Arc<Queue>,
+    pub(super) stop: Option<oneshot::Sender<Duration>>,
+    pub(super) thread: Option<JoinHandle<Leftover>>,
+}
+
+pub(super) struct Options {
+    pub(super) peers: Peers,
+    pub(super) bounds: Bounds,
+    pub(super) queue: Queue,
+    pub(super) serve: Box<Serve>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let serve = Box::new(|request: &Request, _: &[String], _: &Caller<'_>| done(request));
+        Self {
+            peers: Peers::root_and_self(),
+            bounds: Bounds::default(),
+            queue: Queue::start(8).unwrap(),
+            serve,
+        }
+    }
+}
+
+pub(super) fn done(request: &Request) -> Result<Done, Error> {
+    match request {
+        Request::Add(call) if call.container.as_str() == "bad" => {
+            Err(Error::new(Code::AddressesExhausted, "no address left").with_details("254 in use"))
+        }
+        Request::Add(_) => {
+            let ips = json!([{ "address": "10.9.0.5/24" }, { "address": "fd00:9::5/64" }]);
+            Ok(Done { answer: Some(json!({ "cniVersion": "1.1.0", "ips": ips })), ..Done::default() })
+        }
+        _ => Ok(Done::default()),
+    }
+}
+
+impl Site {
+    pub(super) fn new(options: Options) -> Self {
+        let dir = TempDir::new().unwrap();
+        let socket = dir.path().join("in/agent.sock");
+        let (board, metrics) = (Arc::new(Board::new()), Arc::new(Metrics::new()));
+        board.set_ready();
+        let settings = Settings {
+            run_dir: dir.path().join("run"),
+            network: "podwire".try_into().unwrap(),
+            defaults: Map::new(),
+        };
+        let work = Work::new(settings, Arc::clone(&board), Arc::clone(&metrics)).with_engine(options.serve);
+        let block = |cidr: &str| BlockUse { cidr: cidr.parse().unwrap(), used: 0, free: 0 };
+        let network = NetworkStatus {
+            name: "podwire".to_owned(),
+            mode: "routed".to_owned(),
+            bridge: "pw0".to_owned(),
+            mtu: None,
+            masquerade: true,
+            blocks: vec![block("10.9.0.0/24"), block("fd00:9::/64")],
+        };
+        let queue = Arc::new(options.queue);
+        let service = Service {
+            board: Arc::clone(&board),
+            metrics,
+            work: Arc::new(work),
+            queue: Arc::clone(&queue),
+            facts: Facts {
+                node: "n1".to_owned(),
+                store: "embedded".to_owned(),
+                run_dir: dir.path().join("run"),
+                socket: socket.clone(),
+                network,
+            },
+            cni_config: Box::new(|| Ok(" ".repeat(16 << 20))),
+        };
+        let (stop, stopped) = oneshot::channel();
+        let (ready, bound) = mpsc::channel();
+        let (path, peers, bounds) = (socket.clone(), options.peers, options.bounds);
+        let thread = thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let mut socket = bind(&path).unwrap();
+                socket.bounds = bounds;
+                let tcp = bind_tcp(([127, 0, 0, 1], 0).into()).await.unwrap();
+                ready.send((socket.watch(), tcp.local_addr().unwrap())).unwrap();
+                let doors = Doors { socket, tcp: Some(tcp), peers };
+                run(doors, Arc::new(service), async { stopped.await.unwrap_or_default() }).await
+            })
+        });
+        let (watch, tcp) = bound.recv_timeout(SOON).unwrap();
+        Self { dir, socket, tcp, board, watch, queue, stop: Some(stop), thread: Some(thread) }
+    }
+
+    pub(super) fn connect(&self) -> Client {
+        let client = Client::connect(&self.socket).unwrap();
+        client.set_read_timeout(Some(SOON)).unwrap();
+        client
+    }
+
+    pub(super) fn ask(&self, request: &str) -> (u16, Value) {
+        let mut client = self.connect();
+        client.write_all(request.as_bytes()).unwrap();
+        answer(&mut client)
+    }
+
+    pub(super) fn get(&self, path: &str) -> (u16, Value) {
+        self.ask(&format!("GET {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n"))
+    }
+
+    pub(super) fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        self.ask(&post(path, body))
+    }
+
+    pub(super) fn stop(&mut self, time: Duration) -> Leftover {
+        self.stop.take().unwrap().send(time).unwrap();
+        self.thread.take().unwrap().join().unwrap()
+    }
+}
+
+pub(super) fn post(path: &str, body: &Value) -> String {
+    let body = body.to_string();
+    let length = body.len();
+    format!(
+        "POST {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+    )
+}
+
+/// Status and body; the body as text where it is no JSON.
+pub(super) fn answer(client: &mut impl Read) -> (u16, Value) {
+    let mut bytes = Vec::new();
+    client.read_to_end(&mut bytes).unwrap();
+    let text = String::from_utf8(bytes).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {text:?}"));
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    (status, serde_json::from_str(body).unwrap_or_else(|_| body.into()))
+}
+
+pub(super) fn call(verb: &str, container: &str) -> Value {
+    let env = [
+        ("CNI_COMMAND", verb),
+        ("CNI_CONTAINERID", container),
+        ("CNI_NETNS", "/run/netns/x"),
+        ("CNI_IFNAME", "eth0"),
+    ];
+    let env: BTreeMap<String, String> = env.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect();
+    let config = json!({ "cniVersion": "1.1.0", "name": "podwire", "type": "podwire-cni" }).to_string();
+    serde_json::to_value(CniCall { request_id: RequestId::from_random([3; 16]), env, config }).unwrap()
+}
+
+pub(super) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + SOON;
+    while !is_so() {
+        assert!(Instant::now() < end, "{what} did not happen");
+        thread::sleep(Duration::from_millis(2));
+    }
+}

@@ -1,0 +1,224 @@
+//! The agent of a node, as systemd would run it: started, watched until it is ready, killed, ended, started again.
+
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use api::Client;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+
+use crate::{DEADLINE, Node, Ns, built, wait_until};
+
+const BINARY: &str = "podwire";
+/// Names the program to run instead of what lies in the target folder.
+const OVERRIDE: &str = "PODWIRE";
+/// How long one question may take.
+const QUESTION: Duration = Duration::from_secs(5);
+
+/// An agent in a node's namespace, with its folders in the node's. Dropped, it is killed.
+#[derive(Debug)]
+pub struct Agent {
+    ns: Ns,
+    program: PathBuf,
+    flags: Vec<String>,
+    run_dir: PathBuf,
+    log: PathBuf,
+    child: Option<Child>,
+}
+
+impl Agent {
+    /// Starts an agent with these flags besides its folders, and waits until it is ready.
+    pub fn start(node: &Node, flags: &[&str]) -> Result<Self> {
+        let mut agent = Self::new(node, flags)?;
+        agent.launch()?;
+        agent.wait_ready()?;
+        Ok(agent)
+    }
+
+    /// An agent that does not run yet.
+    pub fn new(node: &Node, flags: &[&str]) -> Result<Self> {
+        let run_dir = node.run_dir();
+        let mut all: Vec<String> = Vec::new();
+        for (flag, dir) in [("--run-dir", run_dir.clone()), ("--state-dir", node.dir().join("lib"))] {
+            all.extend([flag.to_owned(), dir.display().to_string()]);
+        }
+        // Nothing of the machine's own is ever read or written.
+        let config = node.dir().join("agent.toml");
+        if !config.exists() {
+            fs::write(&config, "").with_context(|| format!("cannot write {}", config.display()))?;
+        }
+        all.extend(["--config".to_owned(), config.display().to_string()]);
+        all.extend(flags.iter().map(|&flag| flag.to_owned()));
+        Ok(Self {
+            ns: (**node).clone(),
+            program: program()?,
+            flags: all,
+            run_dir,
+            log: node.dir().join("agent.log"),
+            child: None,
+        })
+    }
+
+    /// Starts the process; it need not be ready when this returns.
+    pub fn launch(&mut self) -> Result<()> {
+        ensure!(self.child.is_none(), "the agent runs already");
+        let log = File::options().create(true).append(true).open(&self.log);
+        let log = log.with_context(|| format!("cannot open {}", self.log.display()))?;
+        let mut command = Command::new(&self.program);
+        command.arg("agent").args(&self.flags).env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
+        let child = self.ns.enter(|| command.spawn())?;
+        self.child = Some(child.with_context(|| format!("cannot start {}", self.program.display()))?);
+        Ok(())
+    }
+
+    /// Waits until ADDs are served. An agent that ended meanwhile is an error that tells its log.
+    pub fn wait_ready(&mut self) -> Result<()> {
+        let end = Instant::now() + DEADLINE;
+        while !self.is_ready() {
+            if let Some(status) = self.child.as_mut().map(Child::try_wait).transpose()?.flatten() {
+                self.child = None;
+                bail!("the agent ended with {status}: {}", self.log_tail());
+            }
+            ensure!(Instant::now() < end, "the agent is not ready after {DEADLINE:?}: {}", self.log_tail());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    pub fn is_ready(&self) -> bool {
+        self.client().get(api::READY, QUESTION).is_ok_and(|answer| answer.status == 200)
+    }
+
+    /// SIGKILL, and the end awaited.
+    pub fn kill(&mut self) -> Result<()> {
+        let Some(mut child) = self.child.take() else { bail!("the agent does not run") };
+        child.kill().context("cannot kill the agent")?;
+        child.wait().context("cannot reap the agent").map(drop)
+    }
+
+    /// SIGTERM, and the end awaited.
+    pub fn stop(&mut self) -> Result<ExitStatus> {
+        self.signal(Signal::TERM)?;
+        let Some(mut child) = self.child.take() else { bail!("the agent does not run") };
+        let mut status = None;
+        wait_until("the end of the agent", DEADLINE, || {
+            status = child.try_wait()?;
+            Ok(status.is_some())
+        })?;
+        status.context("the agent did not end")
+    }
+
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        let child = self.child.as_ref().context("the agent does not run")?;
+        kill_process(Pid::from_child(child), signal).with_context(|| format!("cannot send {signal:?}"))
+    }
+
+    /// Killed and started again, until it is ready.
+    pub fn restart(&mut self) -> Result<()> {
+        self.kill()?;
+        self.launch()?;
+        self.wait_ready()
+    }
+
+    /// Whether the process has ended by itself.
+    pub fn has_ended(&mut self) -> Result<bool> {
+        let ended = self.child.as_mut().map(Child::try_wait).transpose()?.flatten();
+        Ok(self.child.is_none() || ended.is_some())
+    }
+
+    pub fn pid(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
+    }
+
+    /// From now on another program is started as the agent: an upgrade.
+    pub fn set_program(&mut self, program: &Path) {
+        self.program = program.to_owned();
+    }
+
+    pub fn program(&self) -> &Path {
+        &self.program
+    }
+
+    pub fn run_dir(&self) -> &Path {
+        &self.run_dir
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.run_dir.join("agent.sock")
+    }
+
+    pub fn client(&self) -> Client {
+        Client::new(&self.socket())
+    }
+
+    /// GET, as JSON; any other status than 200 is an error.
+    pub fn get(&self, path: &str) -> Result<Value> {
+        let answer = self.client().get(path, QUESTION)?;
+        let text = String::from_utf8_lossy(&answer.body);
+        ensure!(answer.status == 200, "{path}: {} {text}", answer.status);
+        serde_json::from_str(&text).with_context(|| format!("{path} did not answer JSON: {text:?}"))
+    }
+
+    /// The agent's metrics, as Prometheus reads them.
+    pub fn metrics(&self) -> Result<String> {
+        let answer = self.client().get(api::METRICS, QUESTION)?;
+        Ok(String::from_utf8_lossy(&answer.body).into_owned())
+    }
+
+    /// A network config that leads to this agent: its own network `podwire`, with these keys besides or instead.
+    pub fn config(&self, more: &Value) -> Value {
+        let mut config = json!({
+            "cniVersion": "1.1.0", "name": "podwire", "type": "podwire-cni",
+            "agent": self.socket(), "runDir": self.run_dir, "logFile": self.run_dir.with_extension("cni.log"),
+        });
+        if let (Some(config), Some(more)) = (config.as_object_mut(), more.as_object()) {
+            config.extend(more.clone());
+        }
+        config
+    }
+
+    pub fn log(&self) -> Result<String> {
+        fs::read_to_string(&self.log).with_context(|| format!("cannot read {}", self.log.display()))
+    }
+
+    fn log_tail(&self) -> String {
+        let log = self.log().unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(20)..].join("\n")
+    }
+
+    /// What `podwire` says to this command line, run inside the node.
+    pub fn podwire(&self, args: &[&str]) -> Result<crate::Outcome> {
+        let program = self.program.display().to_string();
+        let argv: Vec<&str> = [program.as_str()].into_iter().chain(args.iter().copied()).collect();
+        self.ns.run(&argv, b"")
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the agent's log ended with:\n{}", self.log_tail());
+        }
+        if self.child.is_some() {
+            // Nothing else can be done about it here.
+            let _ = self.kill();
+        }
+    }
+}
+
+/// The program as built: `PODWIRE` if that is set, else what lies in this executable's target folder.
+fn program() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os(OVERRIDE) {
+        let path = PathBuf::from(path);
+        ensure!(path.is_file(), "{OVERRIDE} names {}, which is not a file", path.display());
+        return Ok(path);
+    }
+    let exe = std::env::current_exe().context("cannot find out where this program lies")?;
+    built(&exe, BINARY).with_context(|| format!("{BINARY} is not built: run `make build` or set {OVERRIDE}"))
+}
