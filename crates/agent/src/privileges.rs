@@ -5,14 +5,11 @@ use rustix::thread::{CapabilitySet, capabilities, remove_capability_from_boundin
 use tracing::warn;
 
 /// Why each of them: links, routes and rules; entering namespaces; hearing of changes inside them; opening
-/// `/proc/PID/ns/net` of another user's process; and folders and plugins that root does not own.
+/// `/proc/PID/ns/net` of another user's process. deploy/podwire.service has the same list.
 const NEEDED: CapabilitySet = CapabilitySet::NET_ADMIN
     .union(CapabilitySet::SYS_ADMIN)
     .union(CapabilitySet::NET_BROADCAST)
-    .union(CapabilitySet::SYS_PTRACE)
-    .union(CapabilitySet::DAC_OVERRIDE)
-    .union(CapabilitySet::DAC_READ_SEARCH)
-    .union(CapabilitySet::FOWNER);
+    .union(CapabilitySet::SYS_PTRACE);
 
 /// For the calling thread and those that it starts afterwards. Not being allowed to give up is no reason not to work.
 pub(crate) fn drop_others() {
@@ -22,15 +19,17 @@ pub(crate) fn drop_others() {
 }
 
 fn restrict() -> Result<(), Errno> {
-    // From the bounding set first: that needs CAP_SETPCAP, which is not kept.
-    for capability in CapabilitySet::all().difference(NEEDED).iter() {
+    let mut sets = capabilities(None)?;
+    // From the bounding set first: that needs CAP_SETPCAP, which is not kept. Who has not even that was started with
+    // little, and a service manager has done this already.
+    let bounding = if sets.effective.contains(CapabilitySet::SETPCAP) { CapabilitySet::all() } else { NEEDED };
+    for capability in bounding.difference(NEEDED).iter() {
         match remove_capability_from_bounding_set(capability) {
             // Newer capabilities than this kernel knows.
             Ok(()) | Err(Errno::INVAL) => {}
             Err(errno) => return Err(errno),
         }
     }
-    let mut sets = capabilities(None)?;
     sets.effective &= NEEDED;
     sets.permitted &= NEEDED;
     sets.inheritable &= NEEDED;

@@ -43,6 +43,11 @@ impl Firewall {
         Ok(())
     }
 
+    /// Makes the structure that such a pod needs, so that the first one finds it.
+    pub fn prepare(&mut self, like: &Pod<'_>) -> Result<(), Error> {
+        program::apply(&ruleset::text(element::families(like), &networks(std::slice::from_ref(like))))
+    }
+
     /// Puts the structure right and these pods in force; what there is of others stays, except where a set of a wrong
     /// type makes it necessary to begin with an empty table.
     pub fn repair(&mut self, pods: &[Pod<'_>]) -> Result<(), Error> {

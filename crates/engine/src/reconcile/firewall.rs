@@ -1,6 +1,8 @@
 //! The firewall's tables: their structure as we make it, and every pod in them.
 
-use nft::{Firewall, Pod};
+use netconf::NetConf;
+use nft::{Firewall, Guard, NetworkChain, Pod};
+use types::{Mac, NetworkName};
 
 use super::{Kind, Round};
 use crate::Error;
@@ -18,15 +20,19 @@ impl Round<'_> {
 
     fn look_at_tables(&mut self, attachments: &[Attachment]) -> Result<(), Error> {
         let members: Vec<Member<'_>> = attachments.iter().filter_map(Member::of).collect();
-        if members.is_empty() {
-            return Ok(());
-        }
-        let pods: Vec<Pod<'_>> = members.iter().map(Member::pod).collect();
+        let mut pods: Vec<Pod<'_>> = members.iter().map(Member::pod).collect();
         let mut tables = Firewall::open()?;
+        let chain = self.order.network.and_then(|(name, conf)| own_chain(name, conf));
+        let first = self.order.network.and_then(|(_, conf)| first_pod(conf, chain.as_ref()));
+        pods.extend(first);
         let damage = tables.damage(&pods)?;
+        pods.truncate(members.len());
         if !damage.is_empty() {
-            tables.repair(&pods)?;
-            self.take_back(attachments)?;
+            if !pods.is_empty() {
+                tables.repair(&pods)?;
+                self.take_back(attachments)?;
+            }
+            first.map_or(Ok(()), |first| tables.prepare(&first))?;
             self.repaired(Kind::Firewall, damage.join(", "));
         }
         for lacking in tables.missing_of(&pods)? {
@@ -56,4 +62,22 @@ impl Round<'_> {
         }
         Ok(())
     }
+}
+
+fn own_chain(name: &NetworkName, conf: &NetConf) -> Option<NetworkChain> {
+    conf.ip_masq.then(|| NetworkChain::new(name, &conf.cluster))
+}
+
+/// A pod of the agent's own network before there is one: the tables are ready when the first comes.
+fn first_pod<'a>(conf: &'a NetConf, masquerade: Option<&'a NetworkChain>) -> Option<Pod<'a>> {
+    let guard = if conf.spoof_check { Guard::On } else { Guard::Off };
+    (conf.spoof_check || conf.ip_masq).then_some(Pod {
+        link: &conf.bridge,
+        mac: Mac::local([0; 5]),
+        mode: conf.mode,
+        addresses: &[],
+        masquerade,
+        guard,
+        ports: &[],
+    })
 }
