@@ -8,7 +8,7 @@ use nft::{Firewall, Guard, HostPort, Idle, NetworkChain, Pod, Stray};
 use types::{AttachmentKey, IfName};
 
 use crate::Error;
-use crate::state::{Attachment, Network, Phase, State, StateError};
+use crate::state::{Attachment, Held, Network, Phase, State, StateError};
 use crate::sysctl::Families;
 
 /// Does the attachment have anything in the firewall? One that asks for nothing needs no nftables at all.
@@ -108,13 +108,12 @@ pub(crate) fn put_back(state: &State, except: Option<&AttachmentKey>) -> Result<
     Error::collect(errors)
 }
 
-/// With its record held: a DEL at the same time must not be followed by what it has just removed.
-pub(crate) fn put_one_back(network: &Network, stem: &str) -> Result<(), Error> {
-    match network.find_stem(stem)? {
-        Some(held) if held.phase() == Phase::Ready => {
-            held.attachment().map_or(Ok(()), |attachment| admit_after(attachment, &mut || {}))
-        }
-        Some(_) | None => Ok(()),
+/// With its record held: a DEL at the same time must not be followed by what it has just removed. False: it is no more.
+pub(crate) fn put_one_back(network: &Network, stem: &str) -> Result<bool, Error> {
+    let held = network.find_stem(stem)?.filter(|held| held.phase() == Phase::Ready);
+    match held.as_ref().and_then(Held::attachment) {
+        Some(attachment) => admit_after(attachment, &mut || {}).map(|()| true),
+        None => Ok(false),
     }
 }
 

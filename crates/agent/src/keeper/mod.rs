@@ -34,6 +34,9 @@ use crate::server::SocketWatch;
 use crate::work::Work;
 use watch::Watch;
 
+/// After some news nothing is heard for so long: every ADD makes a dozen, and waking up for each of them would cost the
+/// pods more than the work itself.
+const REST: Duration = Duration::from_millis(40);
 /// How long after an event a round begins: what belongs together comes together.
 const PAUSE: Duration = Duration::from_millis(60);
 /// The same for what happened inside pods: looking into all of them is dearer, and every DEL makes such news.
@@ -142,6 +145,7 @@ impl Keeper {
                 std::thread::sleep(RETRY);
             }
             self.collect();
+            self.rest();
         }
     }
 
@@ -164,6 +168,13 @@ impl Keeper {
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(errno) => Err(errno),
         }
+    }
+
+    /// Only the bell is heard.
+    fn rest(&self) {
+        let timeout = Timespec { tv_sec: 0, tv_nsec: REST.subsec_nanos().into() };
+        // Whatever it says, the next thing is to look.
+        let _ = poll(&mut [watched(self.bell.0.as_fd())], Some(&timeout));
     }
 
     /// Reads what there is to read, and decides what it asks for.
