@@ -69,8 +69,13 @@ pub fn run(config: Config) -> Result<(), AppError> {
     };
     let work = Arc::new(Work::new(settings, Arc::clone(&board), Arc::clone(&metrics)));
     let queue = Arc::new(Queue::start(config.workers).map_err(cannot("start workers"))?);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(cannot("start the server"))?;
+    // Threads for what reads files, such as a status: a few with small stacks.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(4)
+        .thread_stack_size(512 << 10)
+        .build()
+        .map_err(cannot("start the server"))?;
     let (board_, metrics_, work_) = (Arc::clone(&board), Arc::clone(&metrics), Arc::clone(&work));
     let service = Arc::new(Service {
         board: board_,

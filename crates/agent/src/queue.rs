@@ -240,10 +240,9 @@ mod tests {
             let (begun, open) = (self.begun.clone(), Arc::clone(&self.open));
             move || {
                 begun.send(number).unwrap();
-                let mut is_open = open.0.lock().unwrap();
-                while !*is_open {
-                    is_open = open.1.wait(is_open).unwrap();
-                }
+                let is_open = open.0.lock().unwrap();
+                let (_open, waited) = open.1.wait_timeout_while(is_open, SOON, |open| !*open).unwrap();
+                assert!(!waited.timed_out(), "the gate stayed shut");
                 number
             }
         }

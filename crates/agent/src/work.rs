@@ -228,7 +228,11 @@ impl Task {
             arrived: self.arrived,
             code: match self.request {
                 Request::Status(_) => Code::NotAvailable,
-                _ => Code::TryAgainLater,
+                Request::Add(_)
+                | Request::Del(_)
+                | Request::Check(_)
+                | Request::Gc(_)
+                | Request::Version(_) => Code::TryAgainLater,
             },
             version: version_of(&self.request),
         }

@@ -1,6 +1,7 @@
 //! Uninstall: everything of ours leaves the kernel and the disk, and what cannot be given back is said.
 
 use std::fs;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use netlink::{Address, Link, Op, RtSocket};
@@ -33,10 +34,38 @@ pub fn cleanup(run_dir: &Path) -> Result<Report, Error> {
     }
     if let Some(state) = state {
         restore_sysctls(&state, &mut report)?;
-        state.remove()?;
-        report.done.push(format!("state folder {} removed", run_dir.display()));
     }
+    remove_folder(run_dir, &mut report)?;
     Ok(report)
+}
+
+/// With what an agent left in it: lock, socket, tombstones. One of an earlier boot goes too, and one in which nothing was
+/// attached yet; a folder that nobody of ours ever locked is not ours.
+fn remove_folder(run_dir: &Path, report: &mut Report) -> Result<(), Error> {
+    let is_there = |name: &str| run_dir.join(name).symlink_metadata().is_ok_and(|meta| meta.is_file());
+    if !["podwire.lock", "agent.lock"].into_iter().any(is_there) {
+        return Ok(());
+    }
+    let socket = netconf::default_socket(run_dir);
+    if socket.symlink_metadata().is_ok_and(|meta| meta.file_type().is_socket())
+        && let Err(error) = fs::remove_file(&socket)
+    {
+        report.left.push(format!("{} stays: {error}", socket.display()));
+    }
+    State::open(run_dir)?.remove()?;
+    let rest: Vec<String> = fs::read_dir(run_dir)
+        .map(|entries| {
+            entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+        })
+        .unwrap_or_default();
+    if rest.is_empty() {
+        report.done.push(format!("state folder {} removed", run_dir.display()));
+    } else {
+        report.done.push(format!("state in {} removed", run_dir.display()));
+        let rest = rest.join(", ");
+        report.left.push(format!("folder {} stays: it holds what is not ours ({rest})", run_dir.display()));
+    }
+    Ok(())
 }
 
 fn remove_attachments(state: &State, report: &mut Report) -> Result<(), Error> {

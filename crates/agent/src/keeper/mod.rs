@@ -43,6 +43,8 @@ const PAUSE: Duration = Duration::from_millis(60);
 const DEEP_PAUSE: Duration = Duration::from_millis(500);
 /// A round takes at most this share of the time while events keep coming.
 const SHARE: u32 = 8;
+/// But whatever rounds take, what is removed meanwhile is back within a second.
+const LONGEST_PAUSE: Duration = Duration::from_millis(400);
 /// How soon a round that failed is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -275,7 +277,7 @@ impl Keeper {
         self.run.renew();
         // While events keep coming, most of the time belongs to the pods.
         for due in self.due.iter_mut().flatten() {
-            due.at = due.at.max(Instant::now() + took * SHARE);
+            due.at = due.at.max(Instant::now() + (took * SHARE).min(LONGEST_PAUSE));
         }
     }
 

@@ -46,6 +46,11 @@ impl fmt::Display for Fault {
     }
 }
 
+/// A record that was made anew from the link of a network that is not configured here does not tell its bridge.
+pub(super) fn knows_bridge(attachment: &Attachment) -> bool {
+    attachment.bridge != attachment.host_link
+}
+
 pub(super) fn faults(attachment: &Attachment, seen: &Seen) -> Vec<Fault> {
     let Some(link) = seen.links.get(attachment.host_link.as_str()) else { return vec![Fault::LinkGone] };
     let mut faults = Vec::new();
@@ -56,6 +61,7 @@ pub(super) fn faults(attachment: &Attachment, seen: &Seen) -> Vec<Fault> {
         faults.push(Fault::NoAlias);
     }
     match attachment.mode {
+        AttachMode::Bridge if !knows_bridge(attachment) => {}
         AttachMode::Bridge => {
             let bridge = seen.links.get(attachment.bridge.as_str()).map(|bridge| bridge.index);
             if bridge.is_none() || link.master != bridge {

@@ -28,11 +28,13 @@ impl Round<'_> {
         let damage = tables.damage(&pods)?;
         pods.truncate(members.len());
         if !damage.is_empty() {
-            if !pods.is_empty() {
+            if pods.is_empty() {
+                first.map_or(Ok(()), |first| prepare(&mut tables, &first))?;
+            } else {
                 tables.repair(&pods)?;
                 self.take_back(attachments)?;
+                first.map_or(Ok(()), |first| tables.prepare(&first))?;
             }
-            first.map_or(Ok(()), |first| tables.prepare(&first))?;
             self.repaired(Kind::Firewall, damage.join(", "));
         }
         for lacking in tables.missing_of(&pods)? {
@@ -49,20 +51,34 @@ impl Round<'_> {
     /// Pods that were taken apart while all were put back: nobody else would remove what they have in the tables.
     fn take_back(&mut self, attachments: &[Attachment]) -> Result<(), Error> {
         for attachment in attachments {
-            let gone = match self.state.existing_network(&attachment.key.network) {
-                Some(network) => {
-                    let kept = network.knows(&attachment.key.file_stem())?;
-                    // Another pod that has the address by now has it in the tables too.
-                    !kept && !attachment.ips().any(|ip| network.is_claimed(ip))
-                }
-                None => true,
-            };
-            if gone {
+            if !self.is_kept(attachment)? {
                 firewall::expel(attachment)?;
             }
         }
         Ok(())
     }
+
+    fn is_kept(&self, attachment: &Attachment) -> Result<bool, Error> {
+        let Some(network) = self.state.existing_network(&attachment.key.network) else { return Ok(false) };
+        let stem = attachment.key.file_stem();
+        // A DEL that comes after this look removes what was put back. One that is under way may be past that: its end
+        // is waited for.
+        if network.path_of(&stem).exists() || network.find_stem(&stem)?.is_some() {
+            return Ok(true);
+        }
+        // Another pod that has the address by now has it in the tables too.
+        Ok(attachment.ips().any(|ip| network.is_claimed(ip)))
+    }
+}
+
+/// Where there are no pods, what somebody put between ours may be in the way.
+fn prepare(tables: &mut Firewall, first: &Pod<'_>) -> Result<(), Error> {
+    tables.prepare(first)?;
+    if !tables.damage(std::slice::from_ref(first))?.is_empty() {
+        tables.repair(&[])?;
+        tables.prepare(first)?;
+    }
+    Ok(())
 }
 
 fn own_chain(name: &NetworkName, conf: &NetConf) -> Option<NetworkChain> {

@@ -23,7 +23,7 @@ use std::path::Path;
 
 use netconf::NetConf;
 use netlink::RtSocket;
-use types::{AttachmentKey, NetworkName};
+use types::{AttachmentKey, IfName, NetworkName};
 
 use crate::gc::{self, Undoing};
 use crate::state::{Attachment, Listed, Network, Phase, State};
@@ -117,13 +117,16 @@ struct Round<'a> {
     state: State,
     host: RtSocket,
     outcome: Outcome,
+    /// Bridges that were made anew.
+    made: Vec<IfName>,
 }
 
 /// Compares and repairs. An error means that nothing could be looked at; what goes wrong with one object is a
 /// [`Trouble`], and the others are repaired all the same.
 pub fn reconcile(order: Order<'_>) -> Result<Outcome, Error> {
     let state = State::open(order.run_dir)?;
-    let mut round = Round { order, state, host: RtSocket::open()?, outcome: Outcome::default() };
+    let (host, outcome) = (RtSocket::open()?, Outcome::default());
+    let mut round = Round { order, state, host, outcome, made: Vec::new() };
     round.relearn()?;
     let records = round.records()?;
     round.node(&records);
@@ -133,6 +136,7 @@ pub fn reconcile(order: Order<'_>) -> Result<Outcome, Error> {
             round.record(network, record, &seen);
         }
     }
+    round.announce_bridges();
     round.strays(&seen);
     round.firewall();
     Ok(round.outcome)
@@ -191,12 +195,12 @@ impl Round<'_> {
         let done = match (&listed.attachment, listed.phase) {
             (_, Phase::Pending) => self.undo_pending(network, listed),
             (Some(attachment), Phase::Ready) => {
-                let repaired = self.attachment(network, attachment, seen);
-                repaired.map(|life| {
-                    if life == Life::Kept {
-                        self.outcome.attachments.push(attachment.clone());
-                    }
-                })
+                let life = self.attachment(network, attachment, seen);
+                // Also one that could not be repaired: it is there, and has its place in the firewall.
+                if !matches!(life, Ok(Life::Left)) {
+                    self.outcome.attachments.push(attachment.clone());
+                }
+                life.map(drop)
             }
             (None, Phase::Ready) => self.unreadable(network, listed, seen),
         };

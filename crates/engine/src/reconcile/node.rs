@@ -1,16 +1,26 @@
 //! What belongs to the node and not to one pod: bridges with their gateways, and forwarding.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
+use std::time::Duration;
 
 use ipnet::IpNet;
 use netconf::Addresses;
-use types::IfName;
+use netlink::{LinkRef, Op, SetLink};
+use types::{AttachMode, IfName};
 
+use super::diff::knows_bridge;
 use super::{Kind, Round};
-use crate::bridge::{self, Spec};
-use crate::state::{Listed, Network, Phase};
+use crate::bridge::{self, BRIDGE_ALIAS, Spec};
+use crate::state::{Attachment, Listed, Network, Phase};
 use crate::sysctl::{self, Families};
 use crate::{Error, settle};
+
+/// Since Linux 6.9 reading a link lets it carry at once; before, it takes a moment.
+const CARRIER_LOOKS: u32 = 100;
+const CARRIER_PAUSE: Duration = Duration::from_millis(1);
 
 /// A bridge as the records and the agent's own network want it.
 #[derive(Debug, Default)]
@@ -31,7 +41,7 @@ impl Round<'_> {
     fn bridges(&self, records: &[(Network, Vec<Listed>)]) -> BTreeMap<IfName, Wanted> {
         let mut bridges: BTreeMap<IfName, Wanted> = BTreeMap::new();
         let ready = records.iter().flat_map(|(_, listed)| listed).filter(|l| l.phase == Phase::Ready);
-        for attachment in ready.filter_map(|l| l.attachment.as_ref()) {
+        for attachment in ready.filter_map(|l| l.attachment.as_ref()).filter(|a| knows_bridge(a)) {
             let wanted = bridges.entry(attachment.bridge.clone()).or_default();
             wanted.mtu = Some(attachment.mtu);
             wanted.gateways.extend(&attachment.wiring.gateways);
@@ -51,9 +61,16 @@ impl Round<'_> {
         let own = self.order.network.filter(|(_, conf)| conf.bridge == *name);
         let mtu = if was_there { own.and_then(|(_, conf)| conf.mtu) } else { wanted.mtu };
         let promisc = own.is_some_and(|(_, conf)| conf.promisc);
+        if found.as_ref().is_some_and(|link| !link.up && link.alias.as_deref() == Some(BRIDGE_ALIAS)) {
+            skip_detection(name)?;
+        }
         let bridge = bridge::ensure(&mut self.host, &Spec { name, mtu, promisc }, found)?;
         match (was_there, was_up) {
-            (false, _) => self.repaired(Kind::Bridge, format_args!("bridge {name} made")),
+            (false, _) => {
+                skip_detection(name)?;
+                self.made.push(name.clone());
+                self.repaired(Kind::Bridge, format_args!("bridge {name} made"));
+            }
             (true, false) => self.repaired(Kind::Bridge, format_args!("bridge {name} was down")),
             (true, true) => {}
         }
@@ -71,6 +88,34 @@ impl Round<'_> {
         self.forwarding(&wanted.gateways)
     }
 
+    /// A bridge that was made anew has another MAC: pods on it would send to the one that is gone until they ask again,
+    /// which takes them up to a minute.
+    pub(super) fn announce_bridges(&mut self) {
+        for name in std::mem::take(&mut self.made) {
+            let is_on_it = |a: &Attachment| a.mode == AttachMode::Bridge && a.bridge == name;
+            if self.outcome.attachments.iter().any(is_on_it)
+                && let Err(error) = self.announce(&name)
+            {
+                self.trouble(format_args!("bridge {name}"), error);
+            }
+        }
+    }
+
+    /// The kernel tells the neighbours when a MAC is set, also to what it is.
+    fn announce(&mut self, name: &IfName) -> Result<(), Error> {
+        sysctl::announce_addresses(name)?;
+        // What is sent before its ports carry is lost.
+        for _ in 0..CARRIER_LOOKS {
+            let Some(bridge) = self.host.link(name)? else { return Ok(()) };
+            if bridge.running {
+                let link = LinkRef::Index(bridge.index);
+                return Ok(self.host.run(&Op::SetLink(SetLink { mac: bridge.mac, ..SetLink::of(link) }))?);
+            }
+            std::thread::sleep(CARRIER_PAUSE);
+        }
+        Ok(())
+    }
+
     fn forwarding(&mut self, gateways: &BTreeSet<IpNet>) -> Result<(), Error> {
         let families = Families {
             ipv4: gateways.iter().any(|gateway| gateway.addr().is_ipv4()),
@@ -80,6 +125,18 @@ impl Round<'_> {
             self.repaired(Kind::Sysctl, format_args!("{} set to 1", changed.display()));
         }
         Ok(())
+    }
+}
+
+/// A router asks for neighbours from its link-local address, and asks nobody as long as the kernel looks for duplicates of
+/// it: the pods of a bridge that comes up would not be reached for a second or two. Nobody else has the MAC of a bridge of
+/// ours, nor the address that is made of it.
+fn skip_detection(bridge: &IfName) -> Result<(), Error> {
+    let path = Path::new("/proc/sys/net/ipv6/conf").join(bridge.as_str()).join("accept_dad");
+    match fs::write(&path, "0") {
+        // IPv6 is not in this kernel.
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+        other => other.map_err(|source| Error::Sysctl { path, value: "0".to_owned(), source }),
     }
 }
 

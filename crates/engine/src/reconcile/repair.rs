@@ -38,9 +38,13 @@ impl Round<'_> {
             return self.remake(held, attachment);
         }
         let Some(link) = self.host.link(&attachment.host_link)? else { return Ok(Life::Kept) };
+        let mut errors = Vec::new();
         for fault in &faults {
-            self.mend(attachment, &link, fault)?;
-            self.repaired(fault.kind(), format_args!("{}: {fault}", attachment.key));
+            match self.mend(attachment, &link, fault) {
+                Ok(()) => self.repaired(fault.kind(), format_args!("{}: {fault}", attachment.key)),
+                // No reason to leave the others as they are.
+                Err(error) => errors.push(error),
+            }
         }
         if !within.is_empty() {
             inside::mend(attachment)?;
@@ -52,7 +56,7 @@ impl Round<'_> {
             shaping::renew(&mut self.host, attachment, link.index)?;
             self.repaired(Kind::Shaping, format_args!("{}: {}", attachment.key, shaping.join(", ")));
         }
-        Ok(Life::Kept)
+        Error::collect(errors).map(|()| Life::Kept)
     }
 
     fn lost_shaping(&mut self, attachment: &Attachment, seen: &Seen) -> Result<Vec<String>, Error> {
@@ -77,7 +81,9 @@ impl Round<'_> {
             Fault::NotAPort => {
                 let bridge = self.bridge_of(attachment)?;
                 let joined = SetLink { master: Some(bridge.index), ..change };
-                Ok(self.host.run_every(&[Op::SetLink(joined), Op::SetLink(SetLink { hairpin, ..change })])?)
+                self.host.run_every(&[Op::SetLink(joined), Op::SetLink(SetLink { hairpin, ..change })])?;
+                // The bridge may be another one than it was.
+                wire::let_loopback_in(attachment, &bridge, &self.state.sysctls())
             }
             Fault::Hairpin => Ok(self.host.run(&Op::SetLink(SetLink { hairpin, ..change }))?),
             Fault::NoRoute(ip) => {

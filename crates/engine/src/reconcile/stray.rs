@@ -1,5 +1,7 @@
 //! Links of ours that no record knows: somebody removed the record, or was killed at a bad moment.
 
+use netlink::Link;
+
 use super::observe::{Seen, named_by};
 use super::{Kind, Round};
 use crate::detach;
@@ -14,6 +16,8 @@ impl Round<'_> {
             let Some(network) = networks.iter().find(|network| network.name() == name) else { continue };
             match network.knows(&stem) {
                 Ok(true) => {}
+                // A DEL has come to its end since the picture was taken.
+                Ok(false) if self.is_gone(link) => {}
                 Ok(false) => match detach::remove_stray(&mut self.host, link, Some(network)) {
                     Ok(()) => self.repaired(
                         Kind::Stray,
@@ -27,5 +31,10 @@ impl Round<'_> {
                 Err(error) => self.trouble(format_args!("link {}", link.name), error),
             }
         }
+    }
+
+    fn is_gone(&mut self, link: &Link) -> bool {
+        let now = self.host.link_at(link.index);
+        now.is_ok_and(|now| now.is_none_or(|now| now.alias != link.alias))
     }
 }
