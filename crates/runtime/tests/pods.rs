@@ -5,16 +5,11 @@
 mod common;
 
 use std::collections::BTreeSet;
-use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
 
 use runtime::{PodWish, PortMapping, Protocol, Stop};
-use testkit::{End, Node};
+use testkit::End;
 
-use common::{Traces, World, standalone};
-
-const PATIENCE: Duration = Duration::from_secs(5);
+use common::{Traces, World, get, standalone};
 
 #[test]
 fn pods_have_both_families_reach_each_other_and_leave_nothing() {
@@ -97,17 +92,4 @@ fn many_pods_at_once_have_addresses_of_their_own() {
         }
     });
     before.expect_same(&world);
-}
-
-/// What a web server answers to a client in that namespace.
-fn get(from: &Node, server: SocketAddr) -> std::io::Result<String> {
-    from.enter(|| {
-        let mut stream = TcpStream::connect_timeout(&server, PATIENCE)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.write_all(b"GET /index.html HTTP/1.0\r\n\r\n")?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        Ok(answer)
-    })
-    .unwrap()
 }

@@ -19,6 +19,11 @@ impl Digest {
         Self(hasher.finalize().into())
     }
 
+    /// Of a file's content.
+    pub fn of_bytes(bytes: &[u8]) -> Self {
+        Self(Sha256::digest(bytes).into())
+    }
+
     /// The first `chars` base32 characters; at most 51, which is all the digest has.
     pub fn base32(&self, chars: usize) -> String {
         let bit = |i: usize| (self.0[i / 8] >> (7 - i % 8)) & 1;

@@ -112,8 +112,7 @@ fn each_chunk(file: &File, mut see: impl FnMut(&[u8]) -> io::Result<bool>) -> io
 
 /// A digest wants words; every byte as the character of its number is one, and no two contents give the same.
 pub(super) fn digest(bytes: &[u8]) -> String {
-    let text: String = bytes.iter().copied().map(char::from).collect();
-    Digest::of(&[&text]).base32(51)
+    Digest::of_bytes(bytes).base32(51)
 }
 
 pub(super) fn look(path: &Path, mode: u32, content: &Content<'_>) -> Result<Look, InstallError> {

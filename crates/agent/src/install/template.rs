@@ -25,7 +25,9 @@ pub const VARIABLES: &[&str] = &[
     "RUN_DIR",
 ];
 
-const CNI_VERSION: &str = "1.1.0";
+/// For runtimes that do not know `cniVersions`: before containerd 2.0 none can read a result of 1.1.0. The others take the
+/// newest of `cniVersions`.
+const CNI_VERSION: &str = "1.0.0";
 
 /// One plugin that does it all: hostPort and bandwidth are inside, nothing is chained.
 const CAPABILITIES: &str =

@@ -3,38 +3,47 @@
 #![allow(dead_code, reason = "every test binary uses only a part of what they share")]
 
 use std::fs;
-use std::net::IpAddr;
+use std::io::{Read as _, Write as _};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use runtime::{Containerd, Cri, Machine, PodWish, RunningPod, Service};
+use runtime::{Containerd, Cri, Machine, PodWish, RunningPod};
 use serde_json::{Value, json};
 use testkit::{DEADLINE, Lab, Node, Plugin, Snapshot, wait_until};
 
+const PATIENCE: Duration = Duration::from_secs(5);
 /// What the kernel and a shim finish by themselves after they have answered.
 const SOON: Duration = Duration::from_secs(5);
 
 /// Dropped from top to bottom: what runs on the machine, the machine, the lab.
 pub(crate) struct World {
     pub(crate) containerd: Containerd,
-    /// What the network runs besides, such as an agent.
-    pub(crate) services: Vec<Service>,
     pub(crate) machine: Machine,
     pub(crate) node: Node,
     pub(crate) lab: Lab,
 }
 
 impl World {
-    /// `network` puts plugins into /opt/cni/bin and a conflist into /etc/cni/net.d, and starts what it needs besides.
-    pub(crate) fn new(label: &str, network: impl FnOnce(&Machine) -> Result<Vec<Service>>) -> Self {
+    /// `network` puts plugins into /opt/cni/bin and a conflist into /etc/cni/net.d.
+    pub(crate) fn new(label: &str, network: impl FnOnce(&Machine) -> Result<()>) -> Self {
+        let world = Self::with(label, network);
+        world.wait_until_ready();
+        world
+    }
+
+    /// containerd answers, and says that it has no network.
+    pub(crate) fn without_network(label: &str) -> Self {
+        Self::with(label, |_| Ok(()))
+    }
+
+    fn with(label: &str, network: impl FnOnce(&Machine) -> Result<()>) -> Self {
         let lab = Lab::new(label).unwrap();
         let node = lab.node("n1").unwrap();
         let machine = Machine::new(&node).unwrap();
-        let services = network(&machine).unwrap();
+        network(&machine).unwrap();
         let containerd = Containerd::start(&machine).unwrap();
-        let world = Self { containerd, services, machine, node, lab };
-        world.wait_until_ready();
-        world
+        Self { containerd, machine, node, lab }
     }
 
     /// RuntimeReady and NetworkReady, as a kubelet waits for them.
@@ -77,22 +86,25 @@ impl World {
             let families: Vec<bool> = addresses.iter().map(IpAddr::is_ipv6).collect();
             assert_eq!(families, [false, true], "one IPv4 and one IPv6 address expected: {addresses:?}");
             for address in addresses {
-                let program = if address.is_ipv6() { "ping6" } else { "ping" };
-                self.exec(from, &[program, "-c", "1", "-W", "2", &address.to_string()]);
+                self.expect_ping(from, address);
             }
         }
+    }
+
+    pub(crate) fn expect_ping(&self, from: &RunningPod, to: IpAddr) {
+        let program = if to.is_ipv6() { "ping6" } else { "ping" };
+        self.exec(from, &[program, "-c", "1", "-W", "5", &to.to_string()]);
     }
 }
 
 /// podwire-cni without an agent.
-pub(crate) fn standalone(machine: &Machine) -> Result<Vec<Service>> {
+pub(crate) fn standalone(machine: &Machine) -> Result<()> {
     place_plugins(machine)?;
     let network = json!({
         "type": "podwire-cni", "bridge": "pw0", "subnet": "10.88.0.0/24,fd00:88::/64",
         "capabilities": { "portMappings": true },
     });
-    place_conflist(machine, &network)?;
-    Ok(vec![])
+    place_conflist(machine, &network)
 }
 
 pub(crate) fn place_plugins(machine: &Machine) -> Result<()> {
@@ -144,4 +156,17 @@ impl Traces {
         let left: Vec<_> = fs::read_dir(attachments).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert!(left.is_empty(), "attachments are left: {left:?}");
     }
+}
+
+/// What a web server answers to a client in that namespace.
+pub(crate) fn get(from: &Node, server: SocketAddr) -> std::io::Result<String> {
+    from.enter(|| {
+        let mut stream = TcpStream::connect_timeout(&server, PATIENCE)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.write_all(b"GET /index.html HTTP/1.0\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
+    })
+    .unwrap()
 }

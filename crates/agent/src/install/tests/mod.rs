@@ -138,7 +138,7 @@ fn a7_plugin_0700_and_config_0600_are_put_and_nothing_is_written_twice() {
 fn e20_the_conflist_is_1_1_0_with_one_plugin_that_knows_its_agent() {
     let site = Site::new();
     let list: Value = serde_json::from_str(&site.installer().render().unwrap()).unwrap();
-    assert_eq!(list["cniVersion"], "1.1.0");
+    assert_eq!(list["cniVersion"], "1.0.0");
     assert_eq!(list["cniVersions"], json!(["0.4.0", "1.0.0", "1.1.0"]));
     assert_eq!(list["name"], "podwire");
     let [plugin] = list["plugins"].as_array().unwrap().as_slice() else { panic!("{list}") };

@@ -1,0 +1,113 @@
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+
+use runtime::{PodWish, PortMapping, Protocol};
+use testkit::{DEADLINE, End, wait_until};
+
+use crate::common::{Traces, World, get};
+use crate::site::{CONFIG, LOOPBACK, PLUGIN, Programs, Site, start_agent, wait_for_agent};
+
+/// The addresses of the node in the default network.
+const GATEWAYS: [&str; 2] = ["10.88.0.1", "fd00:88::1"];
+
+#[test]
+fn a_runtime_is_ready_once_the_agent_is_and_the_config_comes_last() {
+    let world = World::without_network("agent-ready");
+    let error = format!("{:#}", world.cri().ready().unwrap_err());
+    assert!(error.contains("NetworkReady does not hold"), "{error}");
+    let programs = Programs::built(&world.lab);
+    let agent = start_agent(&world.machine, &programs).unwrap();
+
+    let at = |path: &str| world.machine.path(path);
+    wait_until("the config", DEADLINE, || Ok(at(CONFIG).exists())).unwrap();
+    for (path, mode) in [(PLUGIN, 0o700), (LOOPBACK, 0o700), (CONFIG, 0o600)] {
+        let meta = fs::metadata(at(path)).unwrap();
+        assert_eq!(meta.permissions().mode() & 0o7777, mode, "{path}");
+    }
+    let installed = fs::read(at(PLUGIN)).unwrap();
+    assert!(installed == fs::read(&programs.plugin).unwrap(), "another plugin is installed");
+    wait_for_agent(&world.machine).unwrap();
+    world.wait_until_ready();
+
+    let site = Site { agent, programs, world };
+    let log = site.log();
+    let place = |words: &str| log.find(words).unwrap_or_else(|| panic!("{words:?} is not in {log}"));
+    let told = [
+        "ready after",
+        "plugin /opt/cni/bin/podwire-cni written",
+        "loopback plugin /opt/cni/bin/loopback written",
+        "config /etc/cni/net.d/10-podwire.conflist written",
+    ];
+    assert!(told.map(place).is_sorted(), "{log}");
+}
+
+#[test]
+fn pods_reach_each_other_and_the_node_are_listed_and_leave_nothing() {
+    let site = Site::new("agent-pods");
+    let world = &site.world;
+    let before = Traces::before_pods(world);
+    let (a, b) = (world.run("a"), world.run("b"));
+    world.expect_pings([&a, &b]);
+    for gateway in GATEWAYS {
+        world.expect_ping(&a, gateway.parse().unwrap());
+    }
+
+    let mut listed: Vec<[String; 3]> = site
+        .pods()
+        .iter()
+        .map(|pod| {
+            [&pod["pod"]["namespace"], &pod["pod"]["name"], &pod["container"]]
+                .map(|value| value.as_str().unwrap().to_owned())
+        })
+        .collect();
+    listed.sort();
+    let wanted = [("a", &a), ("b", &b)].map(|(name, pod)| ["default", name, &pod.sandbox].map(str::to_owned));
+    assert_eq!(listed, wanted);
+    let table = site.podwire(&["pods"]);
+    for pod in [&a, &b] {
+        let id = &pod.sandbox[..12];
+        let line = table.lines().find(|line| line.contains(id)).unwrap_or_else(|| panic!("{table}"));
+        for address in world.addresses(pod) {
+            assert!(line.contains(&address.to_string()), "{table}");
+        }
+    }
+    assert!(table.contains("default/a ") && table.contains("default/b "), "{table}");
+    let status = site.status();
+    assert_eq!((&status["attachments"]["ready"], &status["network"]["mode"]), (&2.into(), &"routed".into()));
+
+    world.remove(&a);
+    world.remove(&b);
+    site.expect_nothing_left(&before);
+    let status = site.podwire(&["status"]);
+    assert!(status.contains("10.88.0.0/16") && status.contains("fd00:88::/64"), "{status}");
+}
+
+#[test]
+fn a_host_port_leads_to_the_pod_until_it_goes() {
+    let site = Site::new("agent-hostport");
+    let world = &site.world;
+    let outside = world.lab.node("outside").unwrap();
+    let here = End { ns: &world.node, dev: "up0", addresses: &["192.0.2.1/24", "2001:db8::1/64"] };
+    let there = End { ns: &outside, dev: "eth0", addresses: &["192.0.2.2/24", "2001:db8::2/64"] };
+    world.lab.wire(&here, &there).unwrap();
+    let before = Traces::before_pods(world);
+    let mapping = PortMapping {
+        protocol: Protocol::Tcp.into(),
+        container_port: 80,
+        host_port: 8080,
+        host_ip: String::new(),
+    };
+    let pod = world.cri().run_pod(&PodWish { ports: vec![mapping], ..PodWish::named("web") }).unwrap();
+    world.exec(&pod, &["sh", "-c", "echo hello from $(hostname) > /www/index.html; httpd -p 80 -h /www"]);
+    let servers = ["192.0.2.1:8080", "[2001:db8::1]:8080"];
+    for server in servers {
+        let page = get(&outside, server.parse().unwrap()).unwrap();
+        assert!(page.ends_with("hello from web\n"), "{server}: {page:?}");
+    }
+    world.remove(&pod);
+    site.expect_nothing_left(&before);
+    for server in servers {
+        let error = get(&outside, server.parse().unwrap()).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused, "{server}");
+    }
+}

@@ -1,0 +1,85 @@
+use runtime::{PodWish, RunningPod, Stop};
+
+use crate::common::Traces;
+use crate::site::Site;
+use crate::stream::Stream;
+
+/// Pods on a machine where something is restarted, and pings between them that never end.
+struct Scene {
+    site: Site,
+    before: Traces,
+    pods: [RunningPod; 2],
+    streams: Vec<Stream>,
+}
+
+impl Scene {
+    fn new(label: &str) -> Self {
+        let site = Site::new(label);
+        let before = Traces::before_pods(&site.world);
+        let pods = ["a", "b"].map(|name| site.world.run(name));
+        let streams = site.world.addresses(&pods[1]).into_iter();
+        let streams = streams.map(|to| Stream::start(&site, &pods[0], to)).collect();
+        Self { site, before, pods, streams }
+    }
+
+    /// The pods are as they were, and new ones can be made.
+    fn expect_as_before(&self, name: &str, addresses: &[Vec<std::net::IpAddr>; 2]) {
+        self.site.wait_until_ready();
+        let world = &self.site.world;
+        assert_eq!(self.pods.each_ref().map(|pod| world.addresses(pod)), *addresses, "{name}");
+        let late = world.run(name);
+        world.expect_pings([&self.pods[0], &late]);
+        world.remove(&late);
+        self.streams.iter().for_each(Stream::wait_for_more);
+    }
+
+    fn end(self) {
+        for stream in self.streams {
+            stream.expect_unbroken();
+        }
+        for pod in &self.pods {
+            self.site.world.remove(pod);
+        }
+        self.site.expect_nothing_left(&self.before);
+    }
+}
+
+#[test]
+fn pods_outlive_restarts_of_the_agent_and_lose_no_packet() {
+    let mut scene = Scene::new("agent-restart");
+    let addresses = scene.pods.each_ref().map(|pod| scene.site.world.addresses(pod));
+    for (name, how) in [("after-term", Stop::Politely), ("after-kill", Stop::Killed)] {
+        let status = scene.site.agent.stop(how).unwrap();
+        assert_eq!(status.success(), how == Stop::Politely, "{how:?}: {status}");
+        // The plugin waits for an agent that comes back.
+        let cri = scene.site.world.cri().clone();
+        let meanwhile = std::thread::spawn(move || cri.run_pod(&PodWish::named(&format!("{name}-early"))));
+        scene.streams.iter().for_each(Stream::wait_for_more);
+        scene.site.agent.launch().unwrap();
+        let early = meanwhile.join().unwrap().unwrap();
+        scene.site.world.expect_pings([&scene.pods[1], &early]);
+        scene.site.world.remove(&early);
+        scene.expect_as_before(name, &addresses);
+    }
+    scene.end();
+}
+
+#[test]
+fn pods_outlive_restarts_of_containerd_and_of_both_and_lose_no_packet() {
+    let mut scene = Scene::new("agent-containerd");
+    let addresses = scene.pods.each_ref().map(|pod| scene.site.world.addresses(pod));
+    for (name, how) in [("after-term", Stop::Politely), ("after-kill", Stop::Killed)] {
+        scene.site.world.containerd.restart(how).unwrap();
+        scene.expect_as_before(name, &addresses);
+    }
+    for (name, how) in [("both-term", Stop::Politely), ("both-kill", Stop::Killed)] {
+        scene.site.world.containerd.stop(how).unwrap();
+        scene.site.agent.stop(how).unwrap();
+        scene.streams.iter().for_each(Stream::wait_for_more);
+        // The runtime is back before its network is, as after a boot.
+        scene.site.world.containerd.launch().unwrap();
+        scene.site.agent.launch().unwrap();
+        scene.expect_as_before(name, &addresses);
+    }
+    scene.end();
+}

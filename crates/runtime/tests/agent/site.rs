@@ -1,0 +1,148 @@
+//! A machine with containerd and an agent that installed itself.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use runtime::{Machine, RunningPod, Service, Stop};
+use serde_json::Value;
+use testkit::{DEADLINE, Lab, Plugin, wait_until};
+
+use crate::common::{Traces, World};
+
+pub(crate) const CONFIG: &str = "/etc/cni/net.d/10-podwire.conflist";
+pub(crate) const PLUGIN: &str = "/opt/cni/bin/podwire-cni";
+pub(crate) const LOOPBACK: &str = "/opt/cni/bin/loopback";
+const NETWORK: &str = "/run/podwire/networks/podwire";
+/// What the agent does by itself, it does within this time.
+pub(crate) const SOON: Duration = Duration::from_secs(2);
+/// How long one question may take.
+const QUESTION: Duration = Duration::from_secs(5);
+
+/// Where the agent and the plugin that it installs lie, as seen on the machine.
+#[derive(Debug, Clone)]
+pub(crate) struct Programs {
+    pub(crate) podwire: PathBuf,
+    pub(crate) plugin: PathBuf,
+}
+
+impl Programs {
+    pub(crate) fn built(lab: &Lab) -> Self {
+        // The lab's own agent is never started; it knows where the program is.
+        let podwire = testkit::Agent::new(&lab.node("programs").unwrap(), &[]).unwrap().program().to_owned();
+        Self { podwire, plugin: Plugin::podwire().unwrap().path }
+    }
+}
+
+/// Dropped from top to bottom.
+pub(crate) struct Site {
+    pub(crate) agent: Service,
+    pub(crate) programs: Programs,
+    pub(crate) world: World,
+}
+
+impl Site {
+    pub(crate) fn new(label: &str) -> Self {
+        let world = World::without_network(label);
+        let programs = Programs::built(&world.lab);
+        Self::in_world(world, programs)
+    }
+
+    pub(crate) fn in_world(world: World, programs: Programs) -> Self {
+        let agent = start_agent(&world.machine, &programs).unwrap();
+        let site = Self { agent, programs, world };
+        site.wait_until_ready();
+        site
+    }
+
+    /// The agent serves pods, and the runtime knows.
+    pub(crate) fn wait_until_ready(&self) {
+        wait_for_agent(&self.world.machine).unwrap();
+        self.world.wait_until_ready();
+    }
+
+    pub(crate) fn restart_agent(&mut self, how: Stop) {
+        self.agent.stop(how).unwrap();
+        self.agent.launch().unwrap();
+        wait_for_agent(&self.world.machine).unwrap();
+    }
+
+    /// What `podwire` on the machine prints to this command line, which must succeed.
+    pub(crate) fn podwire(&self, args: &[&str]) -> String {
+        let program = self.programs.podwire.to_str().unwrap();
+        self.world.machine.sh(&[&[program], args].concat()).unwrap()
+    }
+
+    /// The records as `podwire pods` tells them.
+    pub(crate) fn pods(&self) -> Vec<Value> {
+        let pods: Vec<Value> = serde_json::from_str(&self.podwire(&["pods", "-o", "json"])).unwrap();
+        pods.into_iter().map(|pod| pod["record"].clone()).collect()
+    }
+
+    /// Where the runtime keeps the pod's network namespace.
+    pub(crate) fn netns(&self, pod: &RunningPod) -> String {
+        let pods = self.pods();
+        let ours = pods.iter().find(|attachment| attachment["container"] == pod.sandbox.as_str());
+        ours.and_then(|attachment| attachment["netns"].as_str()).unwrap().to_owned()
+    }
+
+    pub(crate) fn status(&self) -> Value {
+        ask(&self.world.machine, api::STATUS).unwrap()
+    }
+
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(self.agent.log_file()).unwrap()
+    }
+
+    /// The addresses that are claimed, as the files of our state are named.
+    pub(crate) fn claims(&self) -> Vec<String> {
+        names(&self.world.machine, &format!("{NETWORK}/addresses"))
+    }
+
+    pub(crate) fn tombstones(&self) -> Vec<String> {
+        names(&self.world.machine, "/run/podwire/tombstones")
+    }
+
+    /// As before the pods, in the kernel, on the machine and in our state; and the agent has nothing left to do.
+    pub(crate) fn expect_nothing_left(&self, before: &Traces) {
+        wait_until("the tombstones to be served", SOON, || Ok(self.tombstones().is_empty())).unwrap();
+        before.expect_same(&self.world);
+        assert_eq!(self.claims(), Vec::<String>::new());
+        let status = self.status();
+        for block in status["network"]["blocks"].as_array().unwrap() {
+            assert_eq!(block["used"], 0, "{status:#}");
+        }
+        assert_eq!(status["problems"], serde_json::json!([]), "{status:#}");
+    }
+}
+
+/// As systemd would: nothing of the test's own in the environment, and every path at its default.
+pub(crate) fn start_agent(machine: &Machine, programs: &Programs) -> Result<Service> {
+    let text = |path: &PathBuf| path.to_str().map(str::to_owned).context("a strange path");
+    let (podwire, plugin) = (text(&programs.podwire)?, text(&programs.plugin)?);
+    let path = "PATH=/usr/sbin:/usr/bin:/sbin:/bin";
+    let argv = ["env", "-i", path, &podwire, "agent", "--install", "--install-plugin", &plugin];
+    Service::start(machine, "agent", &argv)
+}
+
+pub(crate) fn wait_for_agent(machine: &Machine) -> Result<()> {
+    wait_until("the agent to be ready", DEADLINE, || ask(machine, api::READY).map(|_| true))
+}
+
+fn ask(machine: &Machine, what: &str) -> Result<Value> {
+    let client = api::Client::new(&machine.path("/run/podwire/agent.sock"));
+    let answer = client.get(what, QUESTION)?;
+    let text = String::from_utf8_lossy(&answer.body);
+    ensure!(answer.status == 200, "{what}: {} {text}", answer.status);
+    serde_json::from_str(&text).with_context(|| format!("{what} did not answer JSON: {text:?}"))
+}
+
+/// The names in a folder of the machine, sorted; none where it is missing.
+pub(crate) fn names(machine: &Machine, folder: &str) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(machine.path(folder)) else { return vec![] };
+    let mut names: Vec<String> =
+        entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
