@@ -22,7 +22,8 @@ fn restrict() -> Result<(), Errno> {
     let mut sets = capabilities(None)?;
     // From the bounding set first: that needs CAP_SETPCAP, which is not kept. Who has not even that was started with
     // little, and a service manager has done this already.
-    let bounding = if sets.effective.contains(CapabilitySet::SETPCAP) { CapabilitySet::all() } else { NEEDED };
+    let bounding =
+        if sets.effective.contains(CapabilitySet::SETPCAP) { CapabilitySet::all() } else { NEEDED };
     for capability in bounding.difference(NEEDED).iter() {
         match remove_capability_from_bounding_set(capability) {
             // Newer capabilities than this kernel knows.

@@ -38,6 +38,17 @@ impl Plugins {
         Ok(PluginLane { program: &self.podwire, seat, config, ips: network.subnets()?.len() })
     }
 
+    /// The same plugin, which asks the agent of that node.
+    pub(crate) fn agent<'a>(
+        &'a self,
+        seat: &'a Seat,
+        mode: AttachMode,
+        network: Network,
+    ) -> Result<PluginLane<'a>> {
+        let config = network.through_agent(mode, &seat.dir)?;
+        Ok(PluginLane { program: &self.podwire, seat, config, ips: network.subnets()?.len() })
+    }
+
     pub(crate) fn reference<'a>(&'a self, seat: &'a Seat, network: Network) -> Result<PluginLane<'a>> {
         let config = network.reference(&seat.dir)?;
         Ok(PluginLane { program: &self.reference, seat, config, ips: network.subnets()?.len() })
@@ -108,6 +119,14 @@ pub(crate) fn version(program: &PathBuf) -> Result<Duration> {
     Ok(finished.took)
 }
 
+/// How long a DEL took.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Deleted {
+    pub(crate) took: Duration,
+    /// When the link was gone, where that is known: the kernel keeps who deletes one for some time after.
+    pub(crate) gone: Option<Duration>,
+}
+
 /// One who takes its turn, pod by pod.
 pub(crate) enum Lane<'a> {
     Plugin {
@@ -140,12 +159,13 @@ impl<'a> Lane<'a> {
         }
     }
 
-    pub(crate) fn del(&mut self, pod: usize) -> Result<Duration> {
+    pub(crate) fn del(&mut self, pod: usize) -> Result<Deleted> {
         match self {
             Self::Plugin { plugin, inputs } => {
                 let seat = plugin.seat;
                 let input = inputs[pod].take().unwrap_or_else(|| plugin.plain_input());
-                seat.node.enter(|| plugin.del_here(&seat.pods[pod], &input))?
+                let took = seat.node.enter(|| plugin.del_here(&seat.pods[pod], &input))??;
+                Ok(Deleted { took, gone: None })
             }
             Self::Floor(floor) => floor.del(pod),
         }

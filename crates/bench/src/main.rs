@@ -1,16 +1,19 @@
-//! podwire-bench: podwire-cni beside the reference plugins, in one run on one machine.
+//! podwire-bench: podwire-cni, alone and with its agent, beside the reference plugins, in one run on one machine.
 //!
 //! ```text
 //! options ─► site (nodes and pods, made beforehand) ─► cases ─► report (tables, JSON)
 //!                                                       ├ starts    what any process costs
 //!                                                       ├ sequence  one pod after the other, plugins in turn
 //!                                                       ├ burst     many pods at once, rounds in turn
-//!                                                       └ crowd     few addresses in use beside many
+//!                                                       ├ crowd     few addresses in use beside many
+//!                                                       ├ split     where the time of a call through the agent goes
+//!                                                       └ resident  an agent whose pods stay: size, idleness, restart
 //! ```
 //!
 //! The machine may be shared and noisy: a figure alone says little. Whoever is compared takes turns with the other, pod by
 //! pod or round by round, and what counts is the ratio. Works only in namespaces of its own, and says what is left in them.
 
+mod agents;
 mod cases;
 mod floor;
 mod lane;

@@ -37,6 +37,7 @@ impl Network {
     pub(crate) const MASQUERADED: Self = Self { number: 3, stack: Stack::Dual, masquerade: Masquerade::On };
     pub(crate) const FEW: Self = Self { number: 4, stack: Stack::Dual, masquerade: Masquerade::Off };
     pub(crate) const MANY: Self = Self { number: 5, stack: Stack::Dual, masquerade: Masquerade::Off };
+    pub(crate) const RESIDENT: Self = Self { number: 6, stack: Stack::Dual, masquerade: Masquerade::Off };
 
     pub(crate) fn name(&self) -> Result<NetworkName> {
         Ok(NetworkName::try_from(self.name_text())?)
@@ -75,6 +76,13 @@ impl Network {
         config.insert("logFile".to_owned(), json!(dir.join("podwire.log")));
         config.insert("ipam".to_owned(), json!({"type": "podwire", "ranges": self.ranges()?}));
         Ok(Value::Object(config))
+    }
+
+    /// The same network; the work is the agent's, which has its run folder where the plugin alone would have it.
+    pub(crate) fn through_agent(&self, mode: AttachMode, dir: &Path) -> Result<Value> {
+        let mut config = self.podwire(mode, dir)?;
+        config["agent"] = json!(dir.join("state/agent.sock"));
+        Ok(config)
     }
 
     pub(crate) fn reference(&self, dir: &Path) -> Result<Value> {

@@ -37,6 +37,12 @@ pub(crate) struct Scale {
     /// Addresses in use before the pods come.
     pub(crate) few: usize,
     pub(crate) many: usize,
+    /// Pods of the agent whose size is looked at.
+    pub(crate) resident: usize,
+    /// For so many seconds nothing happens to them.
+    pub(crate) idle_seconds: u64,
+    /// So often the agent is killed and started.
+    pub(crate) restarts: usize,
 }
 
 impl Options {
@@ -54,6 +60,9 @@ impl Options {
             },
             few: 10,
             many: if self.quick { 400 } else { 4000 },
+            resident: if self.quick { 6 } else { 250 },
+            idle_seconds: if self.quick { 1 } else { 5 },
+            restarts: if self.quick { 1 } else { 5 },
         }
     }
 

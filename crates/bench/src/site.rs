@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use testkit::{Lab, Node, Pod};
 
+use crate::options::Scale;
+
 /// A node with sandboxes for its pods and a folder for what its plugin keeps.
 pub(crate) struct Seat {
     pub(crate) node: Node,
@@ -18,26 +20,32 @@ pub(crate) struct Site {
     pub(crate) routed: Seat,
     pub(crate) reference: Seat,
     pub(crate) floor: Seat,
+    /// The agents' nodes, by the mode of their pods; the first has sandboxes enough for those who stay, too.
+    pub(crate) agent: Seat,
+    pub(crate) agent_bridge: Seat,
     pub(crate) memory: Folder,
     _lab: Lab,
 }
 
 impl Site {
-    pub(crate) fn make(pods: usize) -> Result<Self> {
+    pub(crate) fn make(scale: &Scale) -> Result<Self> {
         let lab = Lab::new("bench")?;
         let memory = Folder::make(&lab)?;
-        let seat = |name: &str| -> Result<Seat> {
+        let seat_with = |name: &str, pods: usize| -> Result<Seat> {
             let node = lab.node(name)?;
             let pods = (0..pods).map(|i| node.pod(&i.to_string())).collect::<Result<_>>()?;
             let dir = memory.path.join(name);
             fs::create_dir(&dir).with_context(|| format!("cannot make folder {}", dir.display()))?;
             Ok(Seat { node, pods, dir })
         };
+        let seat = |name: &str| seat_with(name, scale.pods);
         Ok(Self {
             podwire: seat("podwire")?,
             routed: seat("routed")?,
             reference: seat("reference")?,
             floor: seat("floor")?,
+            agent: seat_with("agent", scale.pods.max(scale.resident))?,
+            agent_bridge: seat("agent-bridge")?,
             memory,
             _lab: lab,
         })

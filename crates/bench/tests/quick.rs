@@ -19,7 +19,9 @@ fn a_quick_run_fails_nothing_and_leaves_nothing() {
         .unwrap();
     let (stdout, stderr) = (String::from_utf8_lossy(&bench.stdout), String::from_utf8_lossy(&bench.stderr));
     assert!(bench.status.success(), "{stdout}\n{stderr}");
-    assert!(stdout.contains("ADD, dual stack"), "{stdout}");
+    for case in ["ADD, dual stack", "DEL/s, agent, in parallel, v4", "start to ready"] {
+        assert!(stdout.contains(case), "{case} is missing in\n{stdout}");
+    }
 
     let report = std::fs::read_to_string(out.path().join("latest.json")).unwrap();
     let report: Value = serde_json::from_str(&report).unwrap();
@@ -28,5 +30,11 @@ fn a_quick_run_fails_nothing_and_leaves_nothing() {
     for row in report["rows"].as_array().unwrap() {
         assert!(row["ratio"].as_f64().is_some_and(|ratio| ratio > 0.0), "{row:#}");
     }
+    for figure in report["resident"].as_array().unwrap() {
+        assert!(figure["value"].as_f64().is_some_and(|value| value >= 0.0), "{figure:#}");
+    }
+    let shares = report["shares"].as_array().unwrap();
+    assert_eq!(shares.len(), 4, "{report:#}");
+    assert!(shares.iter().all(|share| share["agent"].as_f64().is_some_and(|ms| ms > 0.0)), "{report:#}");
     assert_eq!(std::fs::read_dir(out.path()).unwrap().count(), 2);
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
-use types::{IfName, NetworkName};
+use types::{AttachMode, IfName, NetworkName};
 
 #[derive(Debug, Parser)]
 #[command(name = "podwire", version, about = "A pod network for Linux")]
@@ -15,15 +15,20 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Attach two pods through the plugin, ping between them, and leave nothing behind
+    /// Show it all on a node of its own: two pods through the agent, faults and repairs, and nothing left behind
     Demo,
     /// Run the node agent: serve the plugin, keep pods' networks right
     Agent(Box<Agent>),
+    /// Show how the agent of this node is doing; ends with 0 if it is ready, 1 if not, 2 if there is none
+    Status(Status),
     /// Show the pods on this node and their addresses
     Pods(Pods),
+    /// Look at attachments one by one
+    #[command(subcommand)]
+    Attachment(Attachment),
     /// Put the plugin and a network config where the container runtime looks for them
-    Install(Install),
-    /// Remove everything of Podwire from this node: pods' links, bridge, firewall tables, sysctls, state
+    Install(Box<Install>),
+    /// Remove everything of Podwire from this node: pods' links, bridge, firewall, sysctls, state, installed files
     Cleanup(Cleanup),
 }
 
@@ -37,6 +42,34 @@ pub(crate) enum Output {
 pub(crate) struct Agent {
     #[command(flatten)]
     pub(crate) flags: agent::config::Flags,
+    /// Print the configuration that is in effect, as TOML, and end
+    #[arg(long, conflicts_with_all = ["print_config_reference", "print_config_sample"])]
+    pub(crate) print_config: bool,
+    /// Print all keys with their defaults, as a table in Markdown, and end
+    #[arg(long, conflicts_with = "print_config_sample")]
+    pub(crate) print_config_reference: bool,
+    /// Print a config file with all keys and their defaults, and end
+    #[arg(long)]
+    pub(crate) print_config_sample: bool,
+}
+
+/// Which agent is meant. Nothing given: the one that the agent's configuration describes.
+#[derive(Debug, Args)]
+pub(crate) struct Which {
+    /// The agent's run folder: node-local state, socket and lock
+    #[arg(long, value_name = "DIR")]
+    pub(crate) run_dir: Option<PathBuf>,
+    /// The agent's socket [default: agent.sock in the run folder]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) socket: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Status {
+    #[arg(short, long, value_enum, default_value = "table")]
+    pub(crate) output: Output,
+    #[command(flatten)]
+    pub(crate) which: Which,
 }
 
 #[derive(Debug, Args)]
@@ -44,34 +77,114 @@ pub(crate) struct Pods {
     #[arg(short, long, value_enum, default_value = "table")]
     pub(crate) output: Output,
     /// The folder of node-local state
-    #[arg(long, value_name = "DIR", default_value = netconf::DEFAULT_RUN_DIR)]
-    pub(crate) run_dir: PathBuf,
+    #[arg(long, value_name = "DIR")]
+    pub(crate) run_dir: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Attachment {
+    /// Everything about one attachment: what is recorded, and what the kernel has of it right now
+    Show(Show),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Show {
+    /// The container's id, or its first characters, and the interface where there are several
+    #[arg(value_name = "CONTAINER[/IFNAME]")]
+    pub(crate) what: String,
+    #[arg(short, long, value_enum, default_value = "table")]
+    pub(crate) output: Output,
+    /// The folder of node-local state
+    #[arg(long, value_name = "DIR")]
+    pub(crate) run_dir: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Install {
+    /// How long to wait until the agent is ready; nothing is written before
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, conflicts_with = "standalone")]
+    pub(crate) timeout: u64,
+    /// The agent's config file
+    #[arg(long, value_name = "FILE", conflicts_with = "standalone")]
+    pub(crate) config: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) which: Which,
+    #[command(flatten)]
+    pub(crate) places: Places,
+    #[command(flatten)]
+    pub(crate) network: Standalone,
+}
+
+/// Where things go; in agent mode what is not given comes from the agent's configuration.
+#[derive(Debug, Args)]
+pub(crate) struct Places {
+    /// The plugin's program file [default: podwire-cni beside podwire]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plugin: Option<PathBuf>,
+    /// Where the runtime looks for plugins [default: /opt/cni/bin]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) plugin_dir: Option<PathBuf>,
+    /// Where the runtime looks for network configs [default: /etc/cni/net.d]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) config_dir: Option<PathBuf>,
+    /// The network config's file name [default: 10-NAME.conflist]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) config_name: Option<String>,
+    /// A template for the network config instead of the one that is built in
+    #[arg(long, value_name = "FILE")]
+    pub(crate) template: Option<PathBuf>,
+    /// What is installed is recorded here, for `podwire cleanup` [default: /var/lib/podwire]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) state_dir: Option<PathBuf>,
+}
+
+/// A network without an agent, which must be described here.
+#[derive(Debug, Args)]
+pub(crate) struct Standalone {
+    /// A network without an agent: the plugin does all by itself
+    #[arg(long)]
+    pub(crate) standalone: bool,
     /// The network's name
-    #[arg(long, default_value = "podwire", value_parser = name::<NetworkName>)]
+    #[arg(long, default_value = "podwire", requires = "standalone", value_parser = name::<NetworkName>)]
     pub(crate) name: NetworkName,
+    /// How a pod meets its host: `bridge` or `routed`
+    #[arg(long, default_value = "bridge", requires = "standalone")]
+    pub(crate) mode: Mode,
     /// The bridge's name
-    #[arg(long, default_value = "podwire0", value_parser = name::<IfName>)]
+    #[arg(long, default_value = "podwire0", requires = "standalone", value_parser = name::<IfName>)]
     pub(crate) bridge: IfName,
     /// Subnets of the pods, one for each family
-    #[arg(long = "subnet", value_name = "CIDR", default_values = ["10.88.0.0/16", "fd00:88::/64"])]
+    #[arg(
+        long = "subnet",
+        value_name = "CIDR",
+        requires = "standalone",
+        default_values = ["10.88.0.0/16", "fd00:88::/64"]
+    )]
     pub(crate) subnets: Vec<IpNet>,
-    /// Where the runtime looks for plugins
-    #[arg(long, value_name = "DIR", default_value = "/opt/cni/bin")]
-    pub(crate) plugin_dir: PathBuf,
-    /// Where the runtime looks for network configs
-    #[arg(long, value_name = "DIR", default_value = "/etc/cni/net.d")]
-    pub(crate) config_dir: PathBuf,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Mode {
+    Bridge,
+    Routed,
+}
+
+impl From<Mode> for AttachMode {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Bridge => Self::Bridge,
+            Mode::Routed => Self::Routed,
+        }
+    }
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Cleanup {
-    /// The folder of node-local state
-    #[arg(long, value_name = "DIR", default_value = netconf::DEFAULT_RUN_DIR)]
-    pub(crate) run_dir: PathBuf,
+    #[command(flatten)]
+    pub(crate) which: Which,
+    /// Where installed files are recorded; with another --run-dir than the configured one they stay unless this is given
+    #[arg(long, value_name = "DIR")]
+    pub(crate) state_dir: Option<PathBuf>,
 }
 
 fn name<T>(text: &str) -> Result<T, types::NameError>

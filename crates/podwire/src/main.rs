@@ -2,17 +2,19 @@
 
 mod cli;
 mod commands;
+mod folders;
 mod print;
+mod when;
 
 use std::process::ExitCode;
 
 use clap::Parser;
 
-use cli::{Cli, Command};
+use cli::{Attachment, Cli, Command};
 
 fn main() -> ExitCode {
     match run(Cli::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("podwire: {error:#}");
             ExitCode::FAILURE
@@ -20,12 +22,15 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(cli: Cli) -> anyhow::Result<()> {
-    match cli.command {
+fn run(cli: Cli) -> anyhow::Result<ExitCode> {
+    let done = match cli.command {
+        Command::Status(args) => return commands::status::run(&args),
         Command::Demo => commands::demo::run(),
         Command::Agent(args) => commands::agent::run(&args),
         Command::Pods(args) => commands::pods::run(&args),
+        Command::Attachment(Attachment::Show(args)) => commands::attachment::show(&args),
         Command::Install(args) => commands::install::run(&args),
         Command::Cleanup(args) => commands::cleanup::run(&args),
-    }
+    };
+    done.map(|()| ExitCode::SUCCESS)
 }

@@ -3,13 +3,29 @@
 use comfy_table::presets::NOTHING;
 use comfy_table::{ContentArrangement, Table};
 
+/// What fits on most screens and into a mail.
+pub(crate) const WIDTH: usize = 100;
+const BAR: usize = 20;
+
 /// A table without lines, as `kubectl` and `ip -br` print them.
 pub(crate) fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    let mut table = plain();
+    table.set_header(header.to_vec());
+    text(table, rows)
+}
+
+/// Names on the left, what they mean on the right; a value may have several lines.
+pub(crate) fn facts<'a>(rows: impl IntoIterator<Item = (&'a str, String)>) -> String {
+    text(plain(), rows.into_iter().map(|(name, value)| vec![name.to_owned(), value]))
+}
+
+fn plain() -> Table {
     let mut table = Table::new();
+    table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
     table
-        .load_style(NOTHING)
-        .set_content_arrangement(ContentArrangement::Disabled)
-        .set_header(header.to_vec());
+}
+
+fn text(mut table: Table, rows: impl IntoIterator<Item = Vec<String>>) -> String {
     for row in rows {
         table.add_row(row);
     }
@@ -17,4 +33,91 @@ pub(crate) fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>
         column.set_padding((0, 2));
     }
     table.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
+}
+
+/// Breaks at spaces; a word that is longer than a line stays whole, because it is a path or a command.
+pub(crate) fn wrap(text: &str, width: usize) -> String {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines.join("\n")
+}
+
+/// Every line but the first begins with so many spaces.
+pub(crate) fn hang(text: &str, indent: usize) -> String {
+    text.replace('\n', &format!("\n{}", " ".repeat(indent)))
+}
+
+/// A bar, and the share in percent. What is used at all shows, and what is not full is not shown as full.
+pub(crate) fn bar(used: u64, total: u64) -> String {
+    let share = |of: usize| {
+        let of = of as u128;
+        let exact = u128::from(used) * of / u128::from(total.max(1));
+        let least = u128::from(used > 0);
+        let most = if used < total { of.saturating_sub(1) } else { of };
+        usize::try_from(exact.clamp(least.min(most), most)).unwrap_or(0)
+    };
+    let full = share(BAR);
+    let percent = match share(100) {
+        1 if u128::from(used) * 100 < u128::from(total) => "<1".to_owned(),
+        percent => percent.to_string(),
+    };
+    format!("{}{} {percent:>3} %", "█".repeat(full), "░".repeat(BAR - full))
+}
+
+/// Runtimes make ids of 64 hex digits, of which people use the first twelve. Other ids may differ at their end only.
+pub(crate) fn short_ids(text: &str) -> String {
+    let is_hash = |word: &str| word.len() >= 32 && word.bytes().all(|b| b.is_ascii_hexdigit());
+    let words = text.split_inclusive(|c: char| !c.is_ascii_hexdigit()).map(|word| {
+        let (hex, end) = word.split_at(word.trim_end_matches(|c: char| !c.is_ascii_hexdigit()).len());
+        if is_hash(hex) { format!("{}{end}", &hex[..12]) } else { word.to_owned() }
+    });
+    words.collect()
+}
+
+/// One thing, two things.
+pub(crate) fn count(number: u64, word: &str) -> String {
+    format!("{number} {word}{}", if number == 1 { "" } else { "s" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bars_show_the_first_and_the_last() {
+        let cells = |used, total| bar(used, total).matches('█').count();
+        assert_eq!((cells(0, 10), cells(1, 1 << 40), cells(5, 10)), (0, 1, 10));
+        assert_eq!((cells((1 << 40) - 1, 1 << 40), cells(7, 7), cells(0, 0)), (19, 20, 0));
+        assert!(bar(1, 65_531).ends_with(" <1 %") && bar(0, 9).ends_with("   0 %"), "{}", bar(1, 65_531));
+        assert!(bar(u64::MAX - 1, u64::MAX).ends_with("  99 %") && bar(7, 7).ends_with(" 100 %"));
+    }
+
+    #[test]
+    fn lines_break_at_spaces_only() {
+        assert_eq!(wrap("one two three", 7), "one two\nthree");
+        assert_eq!(wrap("a /very/long/path b", 5), "a\n/very/long/path\nb");
+        assert_eq!(hang("a\nb", 2), "a\n  b");
+    }
+
+    #[test]
+    fn only_hashes_are_shortened() {
+        let id = "0123456789abcdef".repeat(4);
+        assert_eq!(short_ids(&format!("net/{id}/eth0: gone")), "net/0123456789ab/eth0: gone");
+        for other in ["abcdef", "pod-web-1", "fd00:88::2 on 10.88.0.2", ""] {
+            assert_eq!(short_ids(other), other);
+        }
+    }
+
+    #[test]
+    fn facts_of_several_lines_stay_in_their_column() {
+        assert_eq!(facts([("a", "1\n2".to_owned()), ("long", "3".to_owned())]), "a     1\n      2\nlong  3");
+    }
 }

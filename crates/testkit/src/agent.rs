@@ -41,13 +41,19 @@ impl Agent {
 
     /// An agent that does not run yet.
     pub fn new(node: &Node, flags: &[&str]) -> Result<Self> {
-        let run_dir = node.run_dir();
+        Self::in_dir(node, node.dir(), flags)
+    }
+
+    /// The same with its folders in another one than the node's: a second agent on one node.
+    pub fn in_dir(node: &Node, dir: &Path, flags: &[&str]) -> Result<Self> {
+        fs::create_dir_all(dir).with_context(|| format!("cannot make folder {}", dir.display()))?;
+        let run_dir = dir.join("state");
         let mut all: Vec<String> = Vec::new();
-        for (flag, dir) in [("--run-dir", run_dir.clone()), ("--state-dir", node.dir().join("lib"))] {
+        for (flag, dir) in [("--run-dir", run_dir.clone()), ("--state-dir", dir.join("lib"))] {
             all.extend([flag.to_owned(), dir.display().to_string()]);
         }
         // Nothing of the machine's own is ever read or written.
-        let config = node.dir().join("agent.toml");
+        let config = dir.join("agent.toml");
         if !config.exists() {
             fs::write(&config, "").with_context(|| format!("cannot write {}", config.display()))?;
         }
@@ -58,7 +64,7 @@ impl Agent {
             program: program()?,
             flags: all,
             run_dir,
-            log: node.dir().join("agent.log"),
+            log: dir.join("agent.log"),
             child: None,
         })
     }

@@ -5,7 +5,9 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use testkit::{End, Lab, Node, Snapshot, inspect, ping, tcp_connects, tcp_echo, udp_connects, udp_echo};
+use testkit::{
+    End, Lab, Node, PingStream, Snapshot, inspect, ping, tcp_connects, tcp_echo, udp_connects, udp_echo,
+};
 
 const SHORT: Duration = Duration::from_millis(600);
 const LONG: Duration = Duration::from_secs(10);
@@ -237,4 +239,31 @@ fn inspection_reads_routes_and_neighbours_of_both_families() {
     let link = inspect::link(node, "up0").unwrap();
     assert!(link.is_up() && link.kind() == Some("veth") && link.mac.is_some() && link.master.is_none());
     assert!(inspect::link(node, "nope").is_err());
+}
+
+#[test]
+fn a_stream_of_pings_tells_what_was_lost() {
+    let street = street("stream");
+    for to in servers().map(|at| at.ip()) {
+        assert!(ping(&street.client, to, 1).unwrap().all());
+        let (whole, holed) =
+            (PingStream::start(&street.client, to).unwrap(), PingStream::start(&street.client, to).unwrap());
+        std::thread::sleep(SHORT);
+        let report = whole.end().unwrap();
+        assert!(report.lost.is_empty() && report.sent > 5, "{to}: {report:?}");
+        // From here on the other one meets a closed road, for a while.
+        street
+            .router
+            .sh(&[
+                "nft",
+                "add table inet t; add chain inet t c { type filter hook forward priority 0; policy drop; }",
+            ])
+            .unwrap();
+        std::thread::sleep(SHORT);
+        street.router.sh(&["nft", "delete", "table", "inet", "t"]).unwrap();
+        std::thread::sleep(SHORT);
+        let report = holed.end().unwrap();
+        let (lost, sent) = (report.lost.len(), report.sent as usize);
+        assert!(lost > 5 && lost < sent - 5, "{to}: {report:?}");
+    }
 }

@@ -1,12 +1,15 @@
 //! What the kernel's news ask for. Pure. News are reasons to look, never findings: our own work makes them too.
 
+use std::collections::BTreeSet;
+
 use engine::reconcile::Depth;
 use netlink::{News, Where};
 use types::{IfName, ROUTE_PROTOCOL};
 
-/// The deepest look that these news ask for.
-pub(super) fn depth(news: &[News], bridges: &[IfName]) -> Option<Depth> {
-    news.iter().filter_map(|one| of_one(one, bridges)).max()
+/// The looks that these news ask for. What goes on the node often goes inside a pod as well, and the quick look does not
+/// wait for the deep one.
+pub(super) fn depths(news: &[News], bridges: &[IfName]) -> BTreeSet<Depth> {
+    news.iter().filter_map(|one| of_one(one, bridges)).collect()
 }
 
 fn of_one(news: &News, bridges: &[IfName]) -> Option<Depth> {
@@ -40,7 +43,11 @@ mod tests {
     use super::*;
 
     fn look(news: News) -> Option<Depth> {
-        depth(&[news], &[IfName::try_from("podwire0").unwrap()])
+        all(&[news]).pop_last()
+    }
+
+    fn all(news: &[News]) -> BTreeSet<Depth> {
+        depths(news, &[IfName::try_from("podwire0").unwrap()])
     }
 
     fn link(name: &str, up: bool, gone: bool) -> News {
@@ -60,6 +67,12 @@ mod tests {
         assert_eq!(look(route(ROUTE_PROTOCOL, Where::Here)), Some(Depth::Node));
         assert_eq!(look(route(2, Where::Here)), None);
         assert_eq!(look(News::Lost), Some(Depth::Pods));
+    }
+
+    #[test]
+    fn the_quick_look_does_not_wait_for_the_deep_one() {
+        let news = [link("pwabc", false, true), route(ROUTE_PROTOCOL, Where::Elsewhere)];
+        assert_eq!(all(&news), [Depth::Node, Depth::Pods].into());
     }
 
     #[test]

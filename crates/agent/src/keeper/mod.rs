@@ -183,7 +183,7 @@ impl Keeper {
     fn collect(&mut self) {
         match self.netlink.read() {
             Ok(news) => {
-                if let Some(depth) = hints::depth(&news, &self.bridges()) {
+                for depth in hints::depths(&news, &self.bridges()) {
                     self.soon(depth, false);
                 }
             }
@@ -313,7 +313,7 @@ impl Keeper {
         let names: Vec<&IfName> = bridges.iter().collect();
         match nft::foreign_drops(&names) {
             Ok(drops) => {
-                let found: Vec<Problem> = drops.into_iter().map(|drop| foreign(drop)).collect();
+                let found: Vec<Problem> = drops.into_iter().map(foreign).collect();
                 let known = self.parts.board.problems();
                 for new in found.iter().filter(|problem| !known.contains(problem)) {
                     warn!(command = new.command.as_deref(), "{}", new.what);

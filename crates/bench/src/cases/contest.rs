@@ -15,17 +15,19 @@ pub(crate) struct Contest {
     pub(crate) beside: Option<Beside>,
 }
 
-/// For orientation: what else could have been done.
+/// Who else did the same.
 pub(crate) struct Beside {
     pub(crate) routed: Times,
     pub(crate) floor: Times,
+    pub(crate) agent: Times,
+    pub(crate) agent_bridge: Times,
 }
 
 /// Who takes part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sides {
     Plugins,
-    /// Also mode `routed` and the raw netlink floor.
+    /// Also mode `routed`, the raw netlink floor and the agents.
     All,
 }
 
@@ -43,17 +45,20 @@ pub(crate) fn run(
     let pods = match sides {
         Sides::Plugins => stage.scale.masquerade_pods,
         Sides::All => {
-            lines.push(Line::new(Lane::plugin(plugins.podwire(
-                &site.routed,
-                AttachMode::Routed,
-                network,
-            )?)));
-            lines.push(Line::new(Lane::floor(&site.floor, network)?));
+            let others = [
+                Lane::plugin(plugins.podwire(&site.routed, AttachMode::Routed, network)?),
+                Lane::floor(&site.floor, network)?,
+                Lane::plugin(plugins.agent(&site.agent, AttachMode::Routed, network)?),
+                Lane::plugin(plugins.agent(&site.agent_bridge, AttachMode::Bridge, network)?),
+            ];
+            lines.extend(others.map(Line::new));
             stage.scale.pods
         }
     };
     sequence::warm_up(&mut lines)?;
-    let before = [(&site.podwire, Before::look(&site.podwire)?), (&site.routed, Before::look(&site.routed)?)];
+    let ours = [&site.podwire, &site.routed, &site.agent, &site.agent_bridge];
+    let before = ours.map(|seat| Before::look(seat).map(|before| (seat, before)));
+    let before = before.into_iter().collect::<Result<Vec<_>>>()?;
     let mut times = sequence::run(lines, pods).into_iter();
     left.extend(before.iter().filter_map(|(seat, before)| before.changed(seat)));
     left.extend(leftovers_of(stage, network, sides)?);
@@ -61,18 +66,25 @@ pub(crate) fn run(
     Ok(Contest {
         podwire: next(),
         reference: next(),
-        beside: (sides == Sides::All).then(|| Beside { routed: next(), floor: next() }),
+        beside: (sides == Sides::All).then(|| Beside {
+            routed: next(),
+            floor: next(),
+            agent: next(),
+            agent_bridge: next(),
+        }),
     })
 }
 
 fn leftovers_of(stage: &Stage<'_>, network: Network, sides: Sides) -> Result<Vec<String>> {
     let site = stage.site;
-    let seats = [&site.podwire, &site.reference, &site.routed, &site.floor];
+    let seats = [&site.podwire, &site.reference, &site.routed, &site.floor, &site.agent, &site.agent_bridge];
     let mut left: Vec<String> = seats.into_iter().flat_map(leftovers::links).collect();
     left.extend(leftovers::podwire_state(&site.podwire, network, Recorded::NOTHING)?);
     left.extend(leftovers::reference_state(&site.reference, network)?);
     if sides == Sides::All {
-        left.extend(leftovers::podwire_state(&site.routed, network, Recorded::NOTHING)?);
+        for seat in [&site.routed, &site.agent, &site.agent_bridge] {
+            left.extend(leftovers::podwire_state(seat, network, Recorded::NOTHING)?);
+        }
     }
     Ok(left)
 }

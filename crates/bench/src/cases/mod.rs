@@ -3,13 +3,16 @@
 pub(crate) mod burst;
 pub(crate) mod contest;
 pub(crate) mod crowd;
+pub(crate) mod resident;
 mod sequence;
+pub(crate) mod split;
 pub(crate) mod starts;
 
 use std::time::Instant;
 
 use anyhow::Result;
 
+use crate::agents::Agents;
 use crate::lane::Plugins;
 use crate::networks::Network;
 use crate::options::Scale;
@@ -17,7 +20,9 @@ use crate::site::Site;
 use burst::Bursts;
 use contest::{Contest, Sides};
 use crowd::Crowd;
+use resident::Resident;
 pub(crate) use sequence::Times;
+use split::Split;
 use starts::Starts;
 
 /// All there is to report.
@@ -30,14 +35,18 @@ pub(crate) struct Measured {
     pub(crate) bursts_v4: Bursts,
     pub(crate) bursts_dual: Bursts,
     pub(crate) crowd: Crowd,
+    pub(crate) split_v4: Split,
+    pub(crate) split_dual: Split,
+    pub(crate) resident: Resident,
     /// What was still there when it should have been gone.
     pub(crate) left: Vec<String>,
     pub(crate) remarks: Vec<String>,
 }
 
 pub(crate) fn run_all(plugins: &Plugins, scale: &Scale) -> Result<Measured> {
-    let sandboxes = format!("{} sandboxes are being made", 4 * scale.pods);
-    let site = told(&sandboxes, || Site::make(scale.pods))?;
+    let sandboxes = 5 * scale.pods + scale.pods.max(scale.resident);
+    let site = told(&format!("{sandboxes} sandboxes are being made"), || Site::make(scale))?;
+    let mut agents = Agents::start(&site)?;
     let mut left = Vec::new();
     let mut remarks = Vec::new();
     if !site.memory.in_memory {
@@ -47,9 +56,11 @@ pub(crate) fn run_all(plugins: &Plugins, scale: &Scale) -> Result<Measured> {
     let stage = Stage { plugins, site: &site, scale };
     let v4 =
         told("v4, one pod after the other", || contest::run(&stage, Network::V4, Sides::All, &mut left))?;
+    let split_v4 = split::run(&agents.routed, Network::V4, scale.pods)?;
     let dual = told("dual stack, one pod after the other", || {
         contest::run(&stage, Network::DUAL, Sides::All, &mut left)
     })?;
+    let split_dual = split::run(&agents.routed, Network::DUAL, scale.pods)?;
     let masquerade = told("ipMasq, one pod after the other", || {
         contest::run(&stage, Network::MASQUERADED, Sides::Plugins, &mut left)
     });
@@ -57,7 +68,22 @@ pub(crate) fn run_all(plugins: &Plugins, scale: &Scale) -> Result<Measured> {
     let crowd = told("few and many addresses in use", || crowd::run(&stage, &mut left))?;
     let bursts_v4 = told("v4, in parallel", || burst::run(&stage, Network::V4, &mut left))?;
     let bursts_dual = told("dual stack, in parallel", || burst::run(&stage, Network::DUAL, &mut left))?;
-    Ok(Measured { starts, v4, dual, masquerade, bursts_v4, bursts_dual, crowd, left, remarks })
+    let pods_that_stay = format!("{} pods that stay", scale.resident);
+    let resident = told(&pods_that_stay, || resident::run(&stage, &mut agents.routed, &mut left))?;
+    Ok(Measured {
+        starts,
+        v4,
+        dual,
+        masquerade,
+        bursts_v4,
+        bursts_dual,
+        crowd,
+        split_v4,
+        split_dual,
+        resident,
+        left,
+        remarks,
+    })
 }
 
 /// What every case needs.

@@ -2,13 +2,15 @@
 
 use anyhow::{Context as _, Result};
 
-use crate::lane::Lane;
+use crate::lane::{Deleted, Lane};
 use crate::stats::Sample;
 
 #[derive(Debug, Default)]
 pub(crate) struct Times {
     pub(crate) add: Sample,
     pub(crate) del: Sample,
+    /// When the links were gone: of lanes that know it.
+    pub(crate) gone: Sample,
 }
 
 /// A lane and its times so far.
@@ -20,6 +22,14 @@ pub(crate) struct Line<'a> {
 impl<'a> Line<'a> {
     pub(crate) fn new(lane: Lane<'a>) -> Self {
         Self { lane, times: Times::default() }
+    }
+
+    fn del(&mut self, pod: usize) {
+        let deleted = self.lane.del(pod);
+        if let Ok(Deleted { gone: Some(gone), .. }) = deleted {
+            self.times.gone.note(Ok(gone));
+        }
+        self.times.del.note(deleted.map(|deleted| deleted.took));
     }
 }
 
@@ -43,7 +53,7 @@ pub(crate) fn run(mut lines: Vec<Line<'_>>, pods: usize) -> Vec<Times> {
     for pod in 0..pods {
         for number in turn(pod, lines.len()) {
             let line = &mut lines[number];
-            line.times.del.note(line.lane.del(pod));
+            line.del(pod);
         }
     }
     lines.into_iter().map(|line| line.times).collect()

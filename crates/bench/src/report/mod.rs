@@ -1,6 +1,7 @@
 //! What was measured, as rows with verdicts; printed as tables and written as JSON.
 
 mod date;
+mod figures;
 mod print;
 mod rows;
 mod verdict;
@@ -15,6 +16,7 @@ use crate::cases::Measured;
 use crate::machine::{Linkage, Machine};
 use crate::options::Scale;
 use crate::stats::Percentiles;
+use figures::{Figure, Share};
 use rows::Row;
 use verdict::Verdict;
 
@@ -24,6 +26,10 @@ pub(crate) struct Report {
     scale: Scale,
     machine: Machine,
     rows: Vec<Row>,
+    /// What the agent needs while its pods stay.
+    resident: Vec<Figure>,
+    /// Where the time of a call through the agent goes.
+    shares: Vec<Share>,
     static_binary: Verdict,
     no_failures: Verdict,
     nothing_left: Verdict,
@@ -56,6 +62,8 @@ impl Report {
             date: date::now(),
             scale,
             rows: rows::all(measured, &scale),
+            resident: figures::resident(measured, &scale),
+            shares: figures::shares(measured),
             static_binary: Verdict::of(machine.binary.linkage == Linkage::Static),
             no_failures: Verdict::of(failures.is_empty()),
             nothing_left: Verdict::of(measured.left.is_empty()),
@@ -71,7 +79,9 @@ impl Report {
     /// Every target is met; aims and rows for information do not count.
     pub(crate) fn is_fine(&self) -> bool {
         let others = [self.static_binary, self.no_failures, self.nothing_left];
-        !self.rows.iter().map(|row| row.verdict).chain(others).any(|verdict| verdict == Verdict::Missed)
+        let resident = self.resident.iter().map(|figure| figure.verdict);
+        let rows = self.rows.iter().map(|row| row.verdict);
+        !rows.chain(resident).chain(others).any(|verdict| verdict == Verdict::Missed)
     }
 
     /// Writes the JSON, under its date and as `latest.json`.

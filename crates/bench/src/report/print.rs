@@ -4,6 +4,7 @@ use std::fmt;
 
 use comfy_table::{CellAlignment, Table};
 
+use super::figures::{Figure, Share};
 use super::rows::{Beside, Row, Unit};
 use super::{Report, Verdict};
 
@@ -23,6 +24,10 @@ impl fmt::Display for Report {
         writeln!(f, "\nBeside the kernel alone, any process, and itself")?;
         let without = |row: &&Row| row.beside != Beside::Reference;
         writeln!(f, "{}", rows_table("beside", self.rows.iter().filter(without)))?;
+        writeln!(f, "\nAn agent whose {} pods stay", self.scale.resident)?;
+        writeln!(f, "{}", self.resident_table())?;
+        writeln!(f, "\nWhere the time of a call through the agent goes, medians in ms")?;
+        writeln!(f, "{}", self.shares_table())?;
         writeln!(f, "\nTimes in ms")?;
         writeln!(f, "{}", self.times_table())?;
         self.write_statements(f)
@@ -48,6 +53,26 @@ impl Report {
         align(table)
     }
 
+    fn resident_table(&self) -> Table {
+        let mut table = plain_table(&["what", "figure", "target", "verdict"]);
+        for Figure { what, value, unit, target, verdict } in &self.resident {
+            let value = value.map_or_else(|| "-".to_owned(), |value| format!("{value:.2} {unit}"));
+            table.add_row([what.clone(), value, target.to_string(), verdict.to_string()]);
+        }
+        align(table)
+    }
+
+    fn shares_table(&self) -> Table {
+        let header = ["call", "all", "a process", "way to the agent", "in the agent", "rest of the plugin"];
+        let mut table = plain_table(&header);
+        for Share { call, all, process, trip, agent, rest } in &self.shares {
+            let figures = [all, process, trip, agent, rest]
+                .map(|ms| ms.map_or_else(|| "-".to_owned(), |ms| format!("{ms:.2}")));
+            table.add_row([call.clone()].into_iter().chain(figures));
+        }
+        align(table)
+    }
+
     fn write_statements(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let binary = &self.machine.binary;
         let size = binary.bytes as f64 / 1_048_576.0;
@@ -59,10 +84,11 @@ impl Report {
         for remark in &self.remarks {
             writeln!(f, "remark: {remark}")?;
         }
-        let missed: Vec<&str> =
-            self.rows.iter().filter(|r| r.verdict == Verdict::Missed).map(|r| r.case.as_str()).collect();
+        let rows = self.rows.iter().map(|row| (row.verdict, row.case.as_str()));
+        let all = rows.chain(self.resident.iter().map(|figure| (figure.verdict, figure.what.as_str())));
+        let missed: Vec<&str> = all.filter(|(v, _)| *v == Verdict::Missed).map(|(_, case)| case).collect();
         match missed.as_slice() {
-            [] => write!(f, "all targets of speed are met"),
+            [] => write!(f, "all targets of speed and size are met"),
             some => write!(f, "MISSED: {}", some.join("; ")),
         }
     }

@@ -11,6 +11,8 @@ use crate::options::Scale;
 use crate::stats::{Sample, median};
 
 const ADD: Target = Target::AtMostAiming { limit: 0.25, aim: 1.0 / 6.0 };
+const AGENT_ADD: Target = Target::AtMostAiming { limit: 0.2, aim: 1.0 / 7.0 };
+const AGENT_DEL: Target = Target::AtMost(0.2);
 
 /// A figure of podwire's beside another.
 #[derive(Debug, Serialize)]
@@ -59,9 +61,9 @@ impl Versus {
         Self { beside, unit: Unit::Milliseconds, podwire: podwire.p50(), other: other.p50() }
     }
 
-    fn rates(podwire: &[f64], reference: &[f64]) -> Self {
-        let (podwire, other) = (median(podwire), median(reference));
-        Self { beside: Beside::Reference, unit: Unit::PerSecond, podwire, other }
+    fn rates(beside: Beside, podwire: &[f64], other: &[f64]) -> Self {
+        let (podwire, other) = (median(podwire), median(other));
+        Self { beside, unit: Unit::PerSecond, podwire, other }
     }
 
     fn row(self, case: impl Into<String>, target: Target) -> Row {
@@ -82,6 +84,8 @@ pub(super) fn all(measured: &Measured, scale: &Scale) -> Vec<Row> {
     ];
     rows.extend(burst_rows("v4", &measured.bursts_v4, scale));
     rows.extend(burst_rows("dual stack", &measured.bursts_dual, scale));
+    rows.extend(agent_rows("v4", v4, &measured.bursts_v4));
+    rows.extend(agent_rows("dual stack", dual, &measured.bursts_dual));
     rows.extend(routed_rows("v4", v4));
     rows.extend(routed_rows("dual stack", dual));
     if let Some(Contest { podwire, reference, .. }) = &measured.masquerade {
@@ -102,6 +106,8 @@ pub(super) fn all(measured: &Measured, scale: &Scale) -> Vec<Row> {
     );
     rows.extend(floor_rows("v4", v4));
     rows.extend(floor_rows("dual stack", dual));
+    rows.extend(agent_floor_rows("v4", v4, &measured.bursts_v4));
+    rows.extend(agent_floor_rows("dual stack", dual, &measured.bursts_dual));
     rows
 }
 
@@ -110,8 +116,48 @@ fn burst_rows(stack: &str, bursts: &Bursts, scale: &Scale) -> [Row; 2] {
         |verb: &str| format!("{verb}/s, {} pods at {} in parallel, {stack}", scale.pods, scale.parallel);
     let (podwire, reference) = (&bursts.podwire, &bursts.reference);
     [
-        Versus::rates(&podwire.add, &reference.add).row(case("ADD"), Target::AtLeast(4.0)),
-        Versus::rates(&podwire.del, &reference.del).row(case("DEL"), Target::AtLeast(1.0)),
+        Versus::rates(Beside::Reference, &podwire.add, &reference.add).row(case("ADD"), Target::AtLeast(4.0)),
+        Versus::rates(Beside::Reference, &podwire.del, &reference.del).row(case("DEL"), Target::AtLeast(1.0)),
+    ]
+}
+
+/// Through the agent: one at a time and in parallel, in the mode that is its default and, for information, the other.
+fn agent_rows(stack: &str, contest: &Contest, bursts: &Bursts) -> Vec<Row> {
+    let Some(beside) = &contest.beside else { return vec![] };
+    let times = |agent: &Sample, reference: &Sample, case: &str, target| {
+        Versus::reference(agent, reference).row(format!("{case}, {stack}"), target)
+    };
+    let rates = |agent: &[f64], reference: &[f64], case: &str, target| {
+        Versus::rates(Beside::Reference, agent, reference)
+            .row(format!("{case}, in parallel, {stack}"), target)
+    };
+    let (one, all) = (&contest.reference, &bursts.reference);
+    vec![
+        times(&beside.agent.add, &one.add, "ADD, agent", AGENT_ADD),
+        times(&beside.agent.del, &one.del, "DEL, agent", AGENT_DEL),
+        rates(&bursts.agent.add, &all.add, "ADD/s, agent", Target::AtLeast(4.0)),
+        rates(&bursts.agent.del, &all.del, "DEL/s, agent", Target::AtLeast(5.0)),
+        times(&beside.agent_bridge.add, &one.add, "ADD, agent, mode bridge", Target::None),
+        times(&beside.agent_bridge.del, &one.del, "DEL, agent, mode bridge", Target::None),
+        rates(&bursts.agent_bridge.add, &all.add, "ADD/s, agent, mode bridge", Target::None),
+        rates(&bursts.agent_bridge.del, &all.del, "DEL/s, agent, mode bridge", Target::None),
+    ]
+}
+
+/// The kernel's part of a DEL through the agent ends when the link is gone: the rest of it is nobody's waiting time.
+fn agent_floor_rows(stack: &str, contest: &Contest, bursts: &Bursts) -> Vec<Row> {
+    let Some(beside) = &contest.beside else { return vec![] };
+    let times = |agent: &Sample, floor: &Sample, case: &str| {
+        Versus::times(Beside::Floor, agent, floor).row(format!("{case}, {stack}"), Target::None)
+    };
+    let rates = |agent: &[f64], floor: &[f64], case: &str| {
+        Versus::rates(Beside::Floor, agent, floor).row(format!("{case}, in parallel, {stack}"), Target::None)
+    };
+    vec![
+        times(&beside.agent.add, &beside.floor.add, "ADD, agent"),
+        times(&beside.agent.del, &beside.floor.gone, "DEL until the link is gone, agent"),
+        rates(&bursts.agent.add, &bursts.floor.add, "ADD/s, agent"),
+        rates(&bursts.agent.del, &bursts.floor.del, "DEL/s, agent"),
     ]
 }
 
@@ -143,9 +189,13 @@ fn samples<'a>(measured: &'a Measured, scale: &Scale) -> Vec<(String, &'a Sample
         ("VERSION, reference".to_owned(), &starts.reference),
         ("/bin/true".to_owned(), &starts.nothing),
     ];
+    named.push(("GET /v1/health, agent".to_owned(), &measured.split_dual.trip));
+    named.push((format!("start to ready, {} pods, agent", scale.resident), &measured.resident.ready));
     let mut put = |case: &str, who: &str, times: &'a cases::Times| {
         named.push((format!("ADD, {case}, {who}"), &times.add));
         named.push((format!("DEL, {case}, {who}"), &times.del));
+        // Empty where it is not known.
+        named.push((format!("link gone, {case}, {who}"), &times.gone));
     };
     let contests = [("v4", Some(&measured.v4)), ("dual stack", Some(&measured.dual))];
     for (case, contest) in contests.into_iter().chain([("ipMasq, dual stack", measured.masquerade.as_ref())])
@@ -155,6 +205,8 @@ fn samples<'a>(measured: &'a Measured, scale: &Scale) -> Vec<(String, &'a Sample
         put(case, "reference", &contest.reference);
         if let Some(beside) = &contest.beside {
             put(case, "podwire routed", &beside.routed);
+            put(case, "agent", &beside.agent);
+            put(case, "agent bridge", &beside.agent_bridge);
             put(case, "raw netlink", &beside.floor);
         }
     }
@@ -171,7 +223,7 @@ pub(super) fn times(measured: &Measured, scale: &Scale) -> Vec<Times> {
 pub(super) fn rates(measured: &Measured) -> Vec<Rates> {
     let mut rates = Vec::new();
     for (stack, bursts) in [("v4", &measured.bursts_v4), ("dual stack", &measured.bursts_dual)] {
-        for (who, of) in [("podwire", &bursts.podwire), ("reference", &bursts.reference)] {
+        for (who, of) in bursts.named() {
             rates.push(Rates { case: format!("ADD/s, {stack}, {who}"), rounds: of.add.clone() });
             rates.push(Rates { case: format!("DEL/s, {stack}, {who}"), rounds: of.del.clone() });
         }
@@ -186,11 +238,12 @@ pub(super) fn failures(measured: &Measured, scale: &Scale) -> Vec<String> {
         all.extend(sample.failures.iter().map(|failure| format!("{case}: {failure}")));
     }
     for (stack, bursts) in [("v4", &measured.bursts_v4), ("dual stack", &measured.bursts_dual)] {
-        for (who, rates) in [("podwire", &bursts.podwire), ("reference", &bursts.reference)] {
+        for (who, rates) in bursts.named() {
             all.extend(
                 rates.failures.iter().map(|failure| format!("in parallel, {stack}, {who}: {failure}")),
             );
         }
     }
+    all.extend(measured.resident.failures.iter().map(|failure| format!("pods that stay: {failure}")));
     all
 }

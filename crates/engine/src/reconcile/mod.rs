@@ -28,6 +28,7 @@ use types::{AttachmentKey, IfName, NetworkName};
 use crate::gc::{self, Undoing};
 use crate::state::{Attachment, Listed, Network, Phase, State};
 use crate::{Error, Wait, relearn};
+use node::Renewed;
 use observe::Seen;
 
 /// What a round is to look at.
@@ -117,8 +118,8 @@ struct Round<'a> {
     state: State,
     host: RtSocket,
     outcome: Outcome,
-    /// Bridges that were made anew.
-    made: Vec<IfName>,
+    /// Bridges that were not in force.
+    renewed: Vec<(IfName, Renewed)>,
 }
 
 /// Compares and repairs. An error means that nothing could be looked at; what goes wrong with one object is a
@@ -126,7 +127,7 @@ struct Round<'a> {
 pub fn reconcile(order: Order<'_>) -> Result<Outcome, Error> {
     let state = State::open(order.run_dir)?;
     let (host, outcome) = (RtSocket::open()?, Outcome::default());
-    let mut round = Round { order, state, host, outcome, made: Vec::new() };
+    let mut round = Round { order, state, host, outcome, renewed: Vec::new() };
     round.relearn()?;
     let records = round.records()?;
     round.node(&records);
@@ -136,7 +137,7 @@ pub fn reconcile(order: Order<'_>) -> Result<Outcome, Error> {
             round.record(network, record, &seen);
         }
     }
-    round.announce_bridges();
+    round.settle_bridges();
     round.strays(&seen);
     round.firewall();
     Ok(round.outcome)

@@ -6,10 +6,10 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::time::Duration;
 
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv6Net};
 use netconf::Addresses;
 use netlink::{LinkRef, Op, SetLink};
-use types::{AttachMode, IfName};
+use types::{AttachMode, IfName, Mac};
 
 use super::diff::knows_bridge;
 use super::{Kind, Round};
@@ -18,9 +18,17 @@ use crate::state::{Attachment, Listed, Network, Phase};
 use crate::sysctl::{self, Families};
 use crate::{Error, settle};
 
-/// Since Linux 6.9 reading a link lets it carry at once; before, it takes a moment.
-const CARRIER_LOOKS: u32 = 100;
-const CARRIER_PAUSE: Duration = Duration::from_millis(1);
+/// Reading a link lets it carry at once since Linux 6.9; before, it takes a moment. Where IPv6 is off there is no
+/// link-local address to come.
+const LOOKS: u32 = 100;
+const LOOK_PAUSE: Duration = Duration::from_millis(1);
+
+/// A bridge that was not in force when the round began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Renewed {
+    Made,
+    PutUp,
+}
 
 /// A bridge as the records and the agent's own network want it.
 #[derive(Debug, Default)]
@@ -61,17 +69,24 @@ impl Round<'_> {
         let own = self.order.network.filter(|(_, conf)| conf.bridge == *name);
         let mtu = if was_there { own.and_then(|(_, conf)| conf.mtu) } else { wanted.mtu };
         let promisc = own.is_some_and(|(_, conf)| conf.promisc);
-        if found.as_ref().is_some_and(|link| !link.up && link.alias.as_deref() == Some(BRIDGE_ALIAS)) {
+        let ours = found.as_ref().filter(|link| link.alias.as_deref() == Some(BRIDGE_ALIAS));
+        if ours.is_some_and(|link| !link.up) {
             skip_detection(name)?;
         }
+        // It gets its first one from the kernel when it begins to carry.
+        let link_local =
+            ours.filter(|link| link.up && link.running).and_then(|link| link.mac).map(link_local);
         let bridge = bridge::ensure(&mut self.host, &Spec { name, mtu, promisc }, found)?;
         match (was_there, was_up) {
             (false, _) => {
                 skip_detection(name)?;
-                self.made.push(name.clone());
+                self.renewed.push((name.clone(), Renewed::Made));
                 self.repaired(Kind::Bridge, format_args!("bridge {name} made"));
             }
-            (true, false) => self.repaired(Kind::Bridge, format_args!("bridge {name} was down")),
+            (true, false) => {
+                self.renewed.push((name.clone(), Renewed::PutUp));
+                self.repaired(Kind::Bridge, format_args!("bridge {name} was down"));
+            }
             (true, true) => {}
         }
         let carried: Vec<IpNet> = self.host.addresses(Some(bridge.index))?.iter().map(|a| a.addr).collect();
@@ -85,35 +100,49 @@ impl Round<'_> {
             bridge::adopt(&mut self.host, &bridge, &log)?;
             self.repaired(Kind::Address, format_args!("address {gateway} put on bridge {name}"));
         }
+        let has_ipv6 = wanted.gateways.iter().any(|gateway| gateway.addr().is_ipv6());
+        if let Some(address) = link_local.filter(|_| has_ipv6 && !carried.iter().any(is_link_local)) {
+            bridge::put_gateway(&mut self.host, &bridge, address, &log)?;
+            self.repaired(Kind::Address, format_args!("address {address} put on bridge {name}"));
+        }
         self.forwarding(&wanted.gateways)
     }
 
-    /// A bridge that was made anew has another MAC: pods on it would send to the one that is gone until they ask again,
-    /// which takes them up to a minute.
-    pub(super) fn announce_bridges(&mut self) {
-        for name in std::mem::take(&mut self.made) {
+    /// Called when the pods are on their bridges again.
+    pub(super) fn settle_bridges(&mut self) {
+        for (name, how) in std::mem::take(&mut self.renewed) {
             let is_on_it = |a: &Attachment| a.mode == AttachMode::Bridge && a.bridge == name;
             if self.outcome.attachments.iter().any(is_on_it)
-                && let Err(error) = self.announce(&name)
+                && let Err(error) = self.settle_bridge(&name, how)
             {
                 self.trouble(format_args!("bridge {name}"), error);
             }
         }
     }
 
-    /// The kernel tells the neighbours when a MAC is set, also to what it is.
+    /// Waits until the bridge carries and asks for neighbours. Left alone, the kernel takes up to a second for it.
+    fn settle_bridge(&mut self, name: &IfName, how: Renewed) -> Result<(), Error> {
+        for _ in 0..LOOKS {
+            let Some(bridge) = self.host.link(name)? else { return Ok(()) };
+            let addresses = self.host.addresses(Some(bridge.index))?;
+            if bridge.running && addresses.iter().any(|a| is_link_local(&a.addr) && !a.tentative) {
+                break;
+            }
+            std::thread::sleep(LOOK_PAUSE);
+        }
+        match how {
+            Renewed::Made => self.announce(name),
+            Renewed::PutUp => Ok(()),
+        }
+    }
+
+    /// A bridge that was made anew has another MAC: pods on it would send to the one that is gone until they ask again,
+    /// which takes them up to a minute. The kernel tells the neighbours when a MAC is set, also to what it is.
     fn announce(&mut self, name: &IfName) -> Result<(), Error> {
         sysctl::announce_addresses(name)?;
-        // What is sent before its ports carry is lost.
-        for _ in 0..CARRIER_LOOKS {
-            let Some(bridge) = self.host.link(name)? else { return Ok(()) };
-            if bridge.running {
-                let link = LinkRef::Index(bridge.index);
-                return Ok(self.host.run(&Op::SetLink(SetLink { mac: bridge.mac, ..SetLink::of(link) }))?);
-            }
-            std::thread::sleep(CARRIER_PAUSE);
-        }
-        Ok(())
+        let Some(bridge) = self.host.link(name)? else { return Ok(()) };
+        let change = SetLink::of(LinkRef::Index(bridge.index));
+        Ok(self.host.run(&Op::SetLink(SetLink { mac: bridge.mac, ..change }))?)
     }
 
     fn forwarding(&mut self, gateways: &BTreeSet<IpNet>) -> Result<(), Error> {
@@ -126,6 +155,18 @@ impl Round<'_> {
         }
         Ok(())
     }
+}
+
+fn is_link_local(address: &IpNet) -> bool {
+    matches!(address, IpNet::V6(v6) if v6.addr().is_unicast_link_local())
+}
+
+/// As the kernel makes it of a MAC. It makes one once: whoever flushes a bridge's addresses takes it for good, and with it
+/// what neighbours are asked from.
+fn link_local(mac: Mac) -> IpNet {
+    let [a, b, c, d, e, f] = mac.octets();
+    let address = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f];
+    IpNet::V6(Ipv6Net::new_assert(address.into(), 64))
 }
 
 /// A router asks for neighbours from its link-local address, and asks nobody as long as the kernel looks for duplicates of

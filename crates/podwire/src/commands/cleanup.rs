@@ -1,11 +1,45 @@
 //! `podwire cleanup`: leave the machine as it was, and say what was done.
 
-use anyhow::Result;
+use std::fs::{self, File, TryLockError};
+use std::io::ErrorKind;
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use api::{Client, ClientError};
+use engine::Report;
 
 use crate::cli::Cleanup;
+use crate::folders::Folders;
+
+/// An agent that is there answers this at once.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// What belongs to the operator: it is named, not removed.
+const KEPT: [&str; 3] = ["/etc/podwire", netconf::DEFAULT_LOG_FILE, "/etc/systemd/system/podwire.service"];
 
 pub(crate) fn run(args: &Cleanup) -> Result<()> {
-    let report = engine::cleanup(&args.run_dir)?;
+    let folders = Folders::find(&args.which, args.state_dir.clone());
+    // Held to the end: no agent starts meanwhile.
+    let _lock = without_agent(&folders)?;
+    let mut report = Report::default();
+    if let Some(state_dir) = &folders.state_dir {
+        // The config first: from then on no runtime sends pods.
+        let removal = agent::install::remove(state_dir)?;
+        report.done.extend(removal.done);
+        report.left.extend(removal.left);
+        remove_if_empty(state_dir, &mut report);
+    }
+    let kernel = engine::cleanup(&folders.run_dir)?;
+    report.done.extend(kernel.done);
+    report.left.extend(kernel.left);
+    remove_socket(&folders.socket, &mut report);
+    tell(&report, &folders);
+    ensure!(report.left.is_empty(), "some things were left; see above");
+    Ok(())
+}
+
+fn tell(report: &Report, folders: &Folders) {
     for line in &report.done {
         println!("{line}");
     }
@@ -15,6 +49,75 @@ pub(crate) fn run(args: &Cleanup) -> Result<()> {
     if report.done.is_empty() && report.left.is_empty() {
         println!("nothing of Podwire is here");
     }
-    anyhow::ensure!(report.left.is_empty(), "some things were left; see above");
-    Ok(())
+    if folders.state_dir.is_none() {
+        eprintln!(
+            "podwire: installed plugins and configs were not looked for: name their record with --state-dir"
+        );
+    } else if folders.run_dir == Path::new(netconf::DEFAULT_RUN_DIR) {
+        for path in KEPT.iter().filter(|path| Path::new(path).exists()) {
+            println!("kept, for you to remove: {path}");
+        }
+    }
+}
+
+/// An agent would put everything back. Gives the agent's lock, where there is one.
+fn without_agent(folders: &Folders) -> Result<Option<File>> {
+    let path = folders.run_dir.join("agent.lock");
+    let lock = match File::options().read(true).write(true).open(&path) {
+        Ok(file) => Some(file),
+        Err(error) if error.kind() == ErrorKind::NotFound => None,
+        Err(error) => return Err(error).with_context(|| format!("cannot open {}", path.display())),
+    };
+    match lock.as_ref().map(File::try_lock) {
+        None | Some(Ok(())) => {}
+        Some(Err(TryLockError::WouldBlock)) => {
+            let pid = fs::read_to_string(&path).unwrap_or_default();
+            bail!(
+                "{}",
+                in_the_way(&format!(
+                    "an agent (process {}) works in {}",
+                    pid.trim(),
+                    folders.run_dir.display()
+                ))
+            );
+        }
+        Some(Err(TryLockError::Error(error))) => {
+            return Err(error).with_context(|| format!("cannot lock {}", path.display()));
+        }
+    }
+    match Client::new(&folders.socket).get(api::HEALTH, PATIENCE) {
+        Err(ClientError::NobodyListens { .. }) => Ok(lock),
+        Ok(_) | Err(_) => {
+            bail!("{}", in_the_way(&format!("an agent listens on {}", folders.socket.display())))
+        }
+    }
+}
+
+fn in_the_way(who: &str) -> String {
+    format!(
+        "{who}, and would put everything back: stop it first (`systemctl disable --now podwire`), then run this again"
+    )
+}
+
+/// A service manager may have made it.
+fn remove_if_empty(dir: &Path, report: &mut Report) {
+    match fs::remove_dir(dir) {
+        Ok(()) => report.done.push(format!("folder {} removed", dir.display())),
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => {
+            report.left.push(format!("folder {} stays: others' files are in it", dir.display()));
+        }
+        Err(error) => report.left.push(format!("folder {} stays: {error}", dir.display())),
+    }
+}
+
+/// The socket may lie outside the run folder. Nobody listens on it: that was asked before.
+fn remove_socket(path: &Path, report: &mut Report) {
+    if !fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket()) {
+        return;
+    }
+    match fs::remove_file(path) {
+        Ok(()) => report.done.push(format!("socket {} removed", path.display())),
+        Err(error) => report.left.push(format!("socket {} stays: {error}", path.display())),
+    }
 }

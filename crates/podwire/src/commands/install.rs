@@ -1,90 +1,184 @@
-//! `podwire install`: the plugin first, the config last, each by a rename inside its folder, so that a runtime never sees
-//! half a file, a config without its plugin, or "text file busy".
+//! `podwire install`: the plugin first, the config last, and only when pods can be served: a config is what makes a
+//! runtime send them.
 
-use std::fs::{self, DirBuilder, File};
-use std::io::Write;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
-use serde_json::{Value, json};
+use agent::config::{Config, Flags, Network};
+use agent::install::{self, Installer, PLUGIN};
+use anyhow::{Context, Result, bail, ensure};
+use api::{Client, Readiness, Status};
+use clap::{Args, FromArgMatches};
 
 use crate::cli::Install;
 
-const PLUGIN: &str = "podwire-cni";
+/// How long one question may take.
+const QUESTION: Duration = Duration::from_secs(5);
+/// An agent that starts is ready within a fraction of a second.
+const PAUSE: Duration = Duration::from_millis(50);
 
 pub(crate) fn run(args: &Install) -> Result<()> {
-    let config = conflist(args);
-    // A config that the plugin would refuse is refused here, before anything is written.
-    check(&config)?;
-    let plugin = fs::read(plugin_beside_us()?).context("cannot read the plugin")?;
-    let plugin_path = args.plugin_dir.join(PLUGIN);
-    write_whole(&plugin_path, &plugin, 0o700)?;
-    println!("plugin {}", plugin_path.display());
-    let config_path = args.config_dir.join(format!("10-{}.conflist", args.name));
-    write_whole(&config_path, &serde_json::to_vec_pretty(&config)?, 0o600)?;
-    println!("config {}", config_path.display());
+    if args.network.standalone { standalone(args) } else { with_agent(args) }
+}
+
+fn with_agent(args: &Install) -> Result<()> {
+    let mut config = configuration(args)?;
+    let client = Client::new(&config.socket);
+    let end = Instant::now() + Duration::from_secs(args.timeout);
+    wait_for(args.timeout, end, || is_ready(&client))?;
+    if installs_itself(&client)? {
+        return kept_by_agent(args, &client, end);
+    }
+    let status = status(&client)?;
+    // What runs is what counts: the agent may have been started with other flags than this was.
+    config.network = network_of(&status)?;
+    config.run_dir = status.run_dir;
+    config.socket = status.socket;
+    let installer = Installer::new(&config)?.context("the configuration says that nothing is installed")?;
+    put(&installer)
+}
+
+fn standalone(args: &Install) -> Result<()> {
+    let (wanted, places) = (&args.network, &args.places);
+    let run_dir = args.which.run_dir.clone().unwrap_or_else(|| netconf::DEFAULT_RUN_DIR.into());
+    let path = |given: &Option<PathBuf>, default: &str| given.clone().unwrap_or_else(|| default.into());
+    let what = install::Standalone {
+        network: Network {
+            name: wanted.name.clone(),
+            mode: wanted.mode.into(),
+            bridge: wanted.bridge.clone(),
+            subnets: wanted.subnets.clone(),
+            mtu: None,
+            masquerade: true,
+        },
+        install: agent::config::Install {
+            plugin: places.plugin.clone().map_or_else(plugin_beside_us, Ok)?,
+            plugin_dir: path(&places.plugin_dir, "/opt/cni/bin"),
+            config_dir: path(&places.config_dir, "/etc/cni/net.d"),
+            config_name: places.config_name.clone().unwrap_or_else(|| format!("10-{}.conflist", wanted.name)),
+            template: places.template.clone(),
+        },
+        run_dir,
+        state_dir: path(&places.state_dir, "/var/lib/podwire"),
+    };
+    put(&Installer::standalone(what)?)
+}
+
+fn put(installer: &Installer) -> Result<()> {
+    let done = installer.put()?;
+    if done.is_empty() {
+        println!("everything is in place already");
+    }
+    done.iter().for_each(|line| println!("{line}"));
     Ok(())
 }
 
-/// One plugin that does it all: hostPort and bandwidth are inside, nothing is chained.
-fn conflist(args: &Install) -> Value {
-    let ranges: Vec<Value> = args.subnets.iter().map(|subnet| json!([{ "subnet": subnet }])).collect();
-    json!({
-        "cniVersion": "1.1.0",
-        "cniVersions": ["0.4.0", "1.0.0", "1.1.0"],
-        "name": args.name,
-        "plugins": [{
-            "type": PLUGIN,
-            "bridge": args.bridge,
-            "isDefaultGateway": true,
-            "ipMasq": true,
-            "ipam": { "ranges": ranges },
-            "capabilities": { "portMappings": true, "bandwidth": true, "ips": true, "mac": true, "dns": true },
-        }],
+/// The agent's own configuration, with what was said here over it.
+fn configuration(args: &Install) -> Result<Config> {
+    let (which, places) = (&args.which, &args.places);
+    let given = [
+        ("--config", &args.config),
+        ("--run-dir", &which.run_dir),
+        ("--socket", &which.socket),
+        ("--state-dir", &places.state_dir),
+        ("--install-plugin", &places.plugin),
+        ("--install-plugin-dir", &places.plugin_dir),
+        ("--install-config-dir", &places.config_dir),
+        ("--install-config-name", &places.config_name.clone().map(PathBuf::from)),
+        ("--install-template", &places.template),
+    ];
+    let mut argv: Vec<OsString> = vec!["install".into(), "--install".into()];
+    for (flag, value) in given {
+        argv.extend(value.iter().flat_map(|value| [flag.into(), value.clone().into_os_string()]));
+    }
+    let matches = Flags::augment_args(clap::Command::new("install")).try_get_matches_from(argv)?;
+    Ok(Config::load(&Flags::from_arg_matches(&matches)?, std::env::vars_os())?)
+}
+
+/// Waits until there is nothing more to wait for, and says on stderr what for.
+fn wait_for(seconds: u64, end: Instant, look: impl Fn() -> Result<(), String>) -> Result<()> {
+    let mut told = String::new();
+    loop {
+        let Err(why) = look() else { return Ok(()) };
+        if Instant::now() >= end {
+            bail!("nothing was installed: the agent is not ready after {seconds} s: {why}");
+        }
+        if why != told {
+            eprintln!("waiting for the agent: {why}");
+            told = why;
+        }
+        sleep(PAUSE.min(end.saturating_duration_since(Instant::now())));
+    }
+}
+
+/// Or why not.
+fn is_ready(client: &Client) -> Result<(), String> {
+    let answer = client.get(api::READY, QUESTION).map_err(|error| error.to_string())?;
+    if answer.status == 200 {
+        return Ok(());
+    }
+    let reason =
+        serde_json::from_slice::<Readiness>(&answer.body).ok().and_then(|readiness| readiness.reason);
+    Err(reason.unwrap_or_else(|| format!("it answers {}", answer.status)))
+}
+
+fn status(client: &Client) -> Result<Status> {
+    let answer = client.get(api::STATUS, QUESTION)?;
+    ensure!(
+        answer.status == 200,
+        "the agent answers {}: {}",
+        answer.status,
+        String::from_utf8_lossy(&answer.body)
+    );
+    serde_json::from_slice(&answer.body).context("the agent is of another version")
+}
+
+fn network_of(status: &Status) -> Result<Network> {
+    let network = &status.network;
+    Ok(Network {
+        name: network.name.as_str().try_into()?,
+        mode: serde_json::from_value(network.mode.clone().into())
+            .context("the agent is of another version")?,
+        bridge: network.bridge.as_str().try_into()?,
+        subnets: network.blocks.iter().map(|block| block.cidr).collect(),
+        mtu: network.mtu,
+        masquerade: network.masquerade,
     })
 }
 
-/// The plugin's own eyes on the config, as a runtime would hand it over.
-fn check(conflist: &Value) -> Result<()> {
-    let mut plugin = conflist["plugins"][0].clone();
-    plugin["cniVersion"] = conflist["cniVersion"].clone();
-    plugin["name"] = conflist["name"].clone();
-    let config = cni::Config::from_slice(plugin.to_string().as_bytes())?;
-    netconf::NetConf::parse(&config)?;
+/// An agent with `install.enabled` puts the files there itself, and back; two that do so would take turns for ever. That
+/// it has a config for runtimes tells it, also before the first file is there.
+fn installs_itself(client: &Client) -> Result<bool> {
+    Ok(client.get(api::CNI_CONFIG, QUESTION)?.status == 200)
+}
+
+fn kept_by_agent(args: &Install, client: &Client, end: Instant) -> Result<()> {
+    wait_for(args.timeout, end, || {
+        let files = status(client).map_err(|error| format!("{error:#}"))?.installed;
+        match files.iter().find(|file| !file.ok) {
+            Some(bad) => {
+                Err(format!("{}: {}", bad.path.display(), bad.problem.as_deref().unwrap_or("not right")))
+            }
+            None if files.is_empty() => Err("it installs by itself, and has not done so yet".to_owned()),
+            None => Ok(()),
+        }
+    })?;
+    let (files, places) = (status(client)?.installed, &args.places);
+    for dir in [&places.plugin_dir, &places.config_dir].into_iter().flatten() {
+        ensure!(
+            files.iter().any(|file| file.path.parent() == Some(dir)),
+            "the agent installs by itself, and not into {}: change install.plugin_dir and install.config_dir in its \
+             configuration",
+            dir.display()
+        );
+    }
+    files.iter().for_each(|file| println!("{} is kept in place by the agent", file.path.display()));
     Ok(())
 }
 
 fn plugin_beside_us() -> Result<PathBuf> {
     let us = std::env::current_exe().context("cannot find my own program file")?;
-    let plugin = us.with_file_name(PLUGIN);
-    anyhow::ensure!(plugin.is_file(), "{} is missing: keep both programs in one folder", plugin.display());
-    Ok(plugin)
-}
-
-/// Writes a file under a temporary name in the same folder and renames it: some runtimes do not notice a file that is
-/// renamed into their folder from another one.
-fn write_whole(path: &Path, content: &[u8], mode: u32) -> Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("/"));
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o755)
-        .create(folder)
-        .with_context(|| format!("cannot make {}", folder.display()))?;
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    // A leading dot and no known suffix: no runtime takes it for a config.
-    let temp = folder.join(format!(".{name}.{}.tmp", std::process::id()));
-    let written = write_new(&temp, content, mode).and_then(|()| fs::rename(&temp, path));
-    if written.is_err() {
-        // The first error is the one to tell.
-        let _ = fs::remove_file(&temp);
-    }
-    written.with_context(|| format!("cannot write {}", path.display()))
-}
-
-fn write_new(path: &Path, content: &[u8], mode: u32) -> std::io::Result<()> {
-    let mut file = File::options().create_new(true).write(true).mode(mode).open(path)?;
-    file.write_all(content)?;
-    // Installed once, read after every boot: this one is worth the disk's time.
-    file.sync_all()
+    Ok(us.with_file_name(PLUGIN))
 }

@@ -1,83 +1,117 @@
-//! `podwire pods`: what is attached on this node.
+//! `podwire pods`: what is attached on this node, as the state files tell it: they are true with and without an agent.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::path::Path;
 
 use anyhow::Result;
 use engine::state::{Attachment, Phase, State};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::cli::{Output, Pods};
-use crate::print;
+use crate::folders::Folders;
+use crate::{print, when};
+
+/// An attachment and how far it has come.
+pub(super) struct Found {
+    pub(super) attachment: Attachment,
+    pub(super) phase: Phase,
+}
 
 pub(crate) fn run(args: &Pods) -> Result<()> {
-    let mut found = Vec::new();
-    let mut unreadable = Vec::new();
-    if let Some(state) = State::open_existing(&args.run_dir)? {
-        for network in state.networks()? {
-            for listed in network.list()? {
-                match listed.attachment {
-                    Some(attachment) => found.push((attachment, listed.phase)),
-                    None => unreadable.push(format!("{}/{}", network.name(), listed.stem)),
-                }
-            }
-        }
-    }
-    found.sort_by(|(a, _), (b, _)| a.key.cmp(&b.key));
-    for name in &unreadable {
-        eprintln!("podwire: the record of {name} cannot be read; DEL or GC removes it");
-    }
+    let run_dir = Folders::run_dir(args.run_dir.clone());
+    let found = list(&run_dir)?;
     match args.output {
-        Output::Json => println!("{}", serde_json::to_string_pretty(&as_json(&found))?),
-        Output::Table if found.is_empty() => println!("no pods in {}", args.run_dir.display()),
-        Output::Table => {
-            let header =
-                ["NETWORK", "CONTAINER", "POD", "IF", "ADDRESSES", "MODE", "HOST LINK", "STATE", "AGE"];
-            println!("{}", print::table(&header, found.iter().map(row)));
+        Output::Json => {
+            println!("{}", serde_json::to_string_pretty(&found.iter().map(Found::json).collect::<Value>())?);
         }
+        Output::Table if found.is_empty() => println!("no pods in {}", run_dir.display()),
+        Output::Table => println!("{}", table(&found)),
     }
     Ok(())
 }
 
-fn state(phase: Phase) -> &'static str {
-    match phase {
-        Phase::Pending => "pending",
-        Phase::Ready => "ready",
+/// All attachments in their order; the unreadable ones are told on stderr.
+pub(super) fn list(run_dir: &Path) -> Result<Vec<Found>> {
+    let mut found = Vec::new();
+    let Some(state) = State::open_existing(run_dir)? else { return Ok(found) };
+    for network in state.networks()? {
+        for listed in network.list()? {
+            match listed.attachment {
+                Some(attachment) => found.push(Found { attachment, phase: listed.phase }),
+                None => eprintln!(
+                    "podwire: the record of {}/{} cannot be read; DEL or GC removes it",
+                    network.name(),
+                    listed.stem
+                ),
+            }
+        }
+    }
+    found.sort_by(|a, b| a.attachment.key.cmp(&b.attachment.key));
+    Ok(found)
+}
+
+impl Found {
+    /// As the agent's /v1/attachments shows it.
+    pub(super) fn json(&self) -> Value {
+        let key = &self.attachment.key;
+        json!({
+            "network": key.network, "name": key.file_stem(), "phase": self.phase(), "record": self.attachment,
+        })
+    }
+
+    pub(super) fn phase(&self) -> &'static str {
+        match self.phase {
+            Phase::Pending => "pending",
+            Phase::Ready => "ready",
+        }
+    }
+
+    pub(super) fn pod(&self) -> String {
+        let pod = self.attachment.pod.as_ref();
+        pod.map_or_else(|| "-".to_owned(), |pod| format!("{}/{}", pod.namespace, pod.name))
+    }
+
+    /// Tenant, the tenant's network, group.
+    pub(super) fn placement(&self) -> String {
+        let Some(placement) = &self.attachment.placement else { return "-".to_owned() };
+        let group = placement.group.as_ref().map_or("-", |group| group.as_str());
+        format!("{}/{}/{group}", placement.tenant, placement.network)
+    }
+
+    fn row(&self) -> Vec<String> {
+        let attachment = &self.attachment;
+        let addresses: Vec<String> = attachment.ips().map(|ip| ip.to_string()).collect();
+        vec![
+            self.pod(),
+            print::short_ids(attachment.key.container.as_str()),
+            attachment.key.ifname.to_string(),
+            addresses.join(" "),
+            attachment.host_link.to_string(),
+            attachment.mode.to_string(),
+            self.phase().to_owned(),
+            self.placement(),
+            when::since(attachment.created, when::now()),
+        ]
     }
 }
 
-fn as_json(found: &[(Attachment, Phase)]) -> serde_json::Value {
-    let pods =
-        found.iter().map(|(attachment, phase)| json!({ "state": state(*phase), "attachment": attachment }));
-    pods.collect()
-}
-
-fn row((attachment, phase): &(Attachment, Phase)) -> Vec<String> {
-    let pod = attachment
-        .pod
-        .as_ref()
-        .map_or_else(|| "-".to_owned(), |pod| format!("{}/{}", pod.namespace, pod.name));
-    let addresses: Vec<String> = attachment.ips().map(|ip| ip.to_string()).collect();
-    // Runtimes make ids of 64 hex digits, of which people use the first twelve.
-    let container: String = attachment.key.container.as_str().chars().take(12).collect();
-    vec![
-        attachment.key.network.to_string(),
-        container,
-        pod,
-        attachment.key.ifname.to_string(),
-        addresses.join(" "),
-        attachment.mode.to_string(),
-        attachment.host_link.to_string(),
-        state(*phase).to_owned(),
-        age(attachment.created),
-    ]
-}
-
-fn age(created: u64) -> String {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs();
-    match now.saturating_sub(created) {
-        seconds @ 0..120 => format!("{seconds}s"),
-        seconds @ 120..7200 => format!("{}m", seconds / 60),
-        seconds @ 7200..172_800 => format!("{}h", seconds / 3600),
-        seconds => format!("{}d", seconds / 86_400),
+/// The name of the CNI network is of interest only where there are several.
+fn table(found: &[Found]) -> String {
+    let mut header = vec![
+        "POD",
+        "CONTAINER",
+        "IF",
+        "ADDRESSES",
+        "NODE LINK",
+        "MODE",
+        "PHASE",
+        "TENANT/NETWORK/GROUP",
+        "AGE",
+    ];
+    let of = |found: &Found| found.attachment.key.network.to_string();
+    let is_one = found.iter().all(|other| found.first().is_some_and(|first| of(first) == of(other)));
+    if is_one {
+        return print::table(&header, found.iter().map(Found::row));
     }
+    header.insert(0, "CNI NETWORK");
+    print::table(&header, found.iter().map(|found| [vec![of(found)], found.row()].concat()))
 }

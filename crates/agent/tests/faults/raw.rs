@@ -1,0 +1,97 @@
+//! Requests to the agent without a plugin: many of them from one process, some of them rude.
+
+use std::collections::BTreeMap;
+use std::io::Write as _;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use api::{Answer, Client, CniCall};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use serde_json::Value;
+use testkit::{Call, Pod, Verb};
+use types::RequestId;
+
+use crate::common::Host;
+
+/// Longer than anything takes that ends at all.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+
+/// An id that nobody had before in this process.
+pub(crate) fn fresh_id() -> RequestId {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&NEXT.fetch_add(1, Ordering::Relaxed).to_be_bytes());
+    RequestId::from_random(bytes)
+}
+
+/// The call as the plugin would pass it on.
+pub(crate) fn passed_on(call: &Call) -> CniCall {
+    let named = [
+        ("CNI_COMMAND", Some(call.verb.as_str())),
+        ("CNI_CONTAINERID", call.container.as_deref()),
+        ("CNI_NETNS", call.netns.as_deref()),
+        ("CNI_IFNAME", call.ifname.as_deref()),
+        ("CNI_ARGS", call.args.as_deref()),
+        ("CNI_PATH", Some(testkit::REFERENCE_DIR)),
+    ];
+    let mut env: BTreeMap<String, String> =
+        named.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?.to_owned()))).collect();
+    env.extend(call.env.iter().cloned());
+    CniCall { request_id: fresh_id(), env, config: String::from_utf8(call.stdin.clone()).unwrap() }
+}
+
+/// A call about an interface of a pod.
+pub(crate) fn about(host: &Host, verb: Verb, (pod, ifname): (&Pod, &str)) -> CniCall {
+    let call = Call::pod(verb, pod, &host.config(&Value::Object(serde_json::Map::new())));
+    passed_on(&Call { ifname: Some(ifname.to_owned()), ..call })
+}
+
+pub(crate) fn ask(client: &Client, call: &CniCall) -> Answer {
+    client.post(api::CNI, call, PATIENCE).unwrap()
+}
+
+pub(crate) fn json(answer: &Answer) -> Value {
+    serde_json::from_slice(&answer.body).unwrap()
+}
+
+/// A connection on which this was sent, and nothing is ever read.
+pub(crate) fn stuck(host: &Host, bytes: &[u8]) -> UnixStream {
+    let mut stream = UnixStream::connect(host.agent.socket()).unwrap();
+    stream.write_all(bytes).unwrap();
+    stream
+}
+
+/// The request as it goes over the socket.
+pub(crate) fn bytes_of(call: &CniCall) -> Vec<u8> {
+    let body = serde_json::to_vec(call).unwrap();
+    let head =
+        format!("POST {} HTTP/1.1\r\nHost: podwire\r\nContent-Length: {}\r\n\r\n", api::CNI, body.len());
+    [head.into_bytes(), body].concat()
+}
+
+/// A thousand connections need as many descriptors; a shell gives fewer.
+pub(crate) fn raise_file_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let wanted = limit.maximum.unwrap_or(8192).min(8192);
+    if limit.current.is_some_and(|current| current < wanted) {
+        setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum: limit.maximum }).unwrap();
+    }
+}
+
+/// What a process has of memory and open files.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Size {
+    pub(crate) rss_kib: u64,
+    pub(crate) files: usize,
+}
+
+impl Size {
+    pub(crate) fn of(host: &Host) -> Self {
+        let pid = host.agent.pid().unwrap();
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        let rss_kib = line.trim().trim_end_matches(" kB").parse().unwrap();
+        Self { rss_kib, files: std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count() }
+    }
+}

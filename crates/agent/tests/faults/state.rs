@@ -1,0 +1,286 @@
+//! The agent's files are damaged, lost, or cannot be written.
+
+use std::fs;
+use std::io::Write as _;
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+use testkit::{Agent, DEADLINE, Lab, Node, Plugin, Pod, Snapshot, inspect, wait_until};
+
+use crate::common::{Host, ips, take_away};
+use crate::load::expect_whole;
+
+#[derive(Debug, Clone, Copy)]
+enum Damage {
+    Truncated,
+    Garbage,
+    Removed,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum When {
+    Running,
+    Down,
+}
+
+fn record(host: &Host, pod: &Pod) -> PathBuf {
+    host.agent.run_dir().join(format!("networks/podwire/attachments/{}@eth0.ready", pod.id()))
+}
+
+fn damage(host: &Host, pod: &Pod, how: Damage) {
+    let path = record(host, pod);
+    // In place: the claims are links to this very file.
+    let open = || fs::File::options().write(true).open(&path).unwrap();
+    match how {
+        Damage::Truncated => open().set_len(40).unwrap(),
+        Damage::Garbage => open().write_all(&[0xfe; 64]).unwrap(),
+        Damage::Removed => fs::remove_file(&path).unwrap(),
+    }
+}
+
+/// The DEL of some pod is news, and makes the agent look at everything on the node.
+fn let_it_look(host: &Host) {
+    let rounds =
+        || Ok::<_, std::io::Error>(host.agent.get("/v1/status").unwrap()["reconcile"]["rounds"].as_u64());
+    let before = rounds().unwrap();
+    let (pod, _) = host.attached("noise");
+    host.del(&pod);
+    pod.destroy().unwrap();
+    wait_until("another round", DEADLINE, || Ok(rounds()? > before)).unwrap();
+}
+
+/// Whatever happened to its record: the pod runs on, its address is nobody else's, and it can be deleted.
+fn survives(how: Damage, when: When) {
+    let case = format!("{how:?} while {when:?}");
+    let mut host = Host::new("damage");
+    let neighbour = host.attached("neighbour");
+    let (pod, result) = host.attached("victim");
+    if when == When::Down {
+        host.agent.kill().unwrap();
+    }
+    damage(&host, &pod, how);
+    match when {
+        When::Running => let_it_look(&host),
+        When::Down => {
+            host.agent.launch().unwrap();
+            host.agent.wait_ready().unwrap();
+        }
+    }
+    let there = inspect::links(&pod).unwrap().iter().any(|link| link.name == "eth0");
+    assert!(there, "{case}: the pod lost its link; {}", host.agent.log().unwrap());
+    expect_whole(&pod, &result);
+    wait_until("its record to be back", DEADLINE, || Ok(record(&host, &pod).metadata()?.len() > 64)).unwrap();
+    let next = host.attached("next");
+    let taken: Vec<_> = ips(&result).into_iter().chain(ips(&neighbour.1)).collect();
+    assert!(!ips(&next.1).iter().any(|ip| taken.contains(ip)), "{case}: an address was given twice");
+    host.expect_talk((&pod, &result), (&neighbour.0, &neighbour.1));
+    host.del(&pod);
+    assert!(inspect::link(&pod, "eth0").is_err(), "{case}: DEL left the link");
+    host.del(&neighbour.0);
+    host.del(&next.0);
+    let empty = || Ok(host.held().is_empty());
+    wait_until("the state to be empty", DEADLINE, empty)
+        .unwrap_or_else(|e| panic!("{case}: {e}: {:?}", host.held()));
+}
+
+#[test]
+fn a_truncated_record_is_written_anew() {
+    survives(Damage::Truncated, When::Running);
+    survives(Damage::Truncated, When::Down);
+}
+
+#[test]
+fn a_corrupted_record_is_written_anew() {
+    survives(Damage::Garbage, When::Running);
+    survives(Damage::Garbage, When::Down);
+}
+
+#[test]
+#[ignore = "a link that no record knows is removed as a stray, also a living pod's"]
+fn a_record_that_was_removed_is_relearnt_while_the_agent_runs() {
+    survives(Damage::Removed, When::Running);
+}
+
+#[test]
+#[ignore = "a link that no record knows is removed as a stray, also a living pod's"]
+fn a_record_that_was_removed_is_relearnt_when_the_agent_starts() {
+    survives(Damage::Removed, When::Down);
+}
+
+/// The whole run folder goes while pods live: all of it is back, and nobody gets an address that somebody has.
+#[test]
+fn a_run_folder_that_was_removed_is_relearnt() {
+    relearns(|host| take_away(host.agent.run_dir()));
+}
+
+/// By hand, which takes its time: the agent may begin to put things back before all is gone.
+#[test]
+fn a_run_folder_that_is_removed_piece_by_piece_is_relearnt() {
+    relearns(|host| {
+        // What came back meanwhile is an error of rm's, and as it should be.
+        host.node.run(&["rm", "-rf", host.agent.run_dir().to_str().unwrap()], b"").unwrap();
+    });
+}
+
+fn relearns(remove: impl Fn(&Host)) {
+    let host = Host::new("lostrun");
+    let pods: Vec<_> = (0..3).map(|n| host.attached(&format!("p{n}"))).collect();
+    remove(&host);
+    let back = || Ok(host.agent.is_ready() && host.held().len() == 9);
+    wait_until("folder, socket and records to be back", DEADLINE, back)
+        .unwrap_or_else(|e| panic!("{e}: {:?}", host.held()));
+    let next = host.attached("next");
+    let taken: Vec<_> = pods.iter().flat_map(|(_, result)| ips(result)).collect();
+    assert!(!ips(&next.1).iter().any(|ip| taken.contains(ip)), "{:?}", next.1);
+    // It is the only one still.
+    let mut second = Agent::new(&host.node, &["--no-install"]).unwrap();
+    second.launch().unwrap();
+    wait_until("the second agent to end", DEADLINE, || second.has_ended()).unwrap();
+    assert!(second.log().unwrap().contains("another agent"));
+    for (pod, result) in &pods {
+        expect_whole(pod, result);
+        host.check(pod, result);
+    }
+    for (pod, _) in pods.iter().chain([&next]) {
+        host.del(pod);
+        assert!(inspect::link(pod, "eth0").is_err());
+    }
+    assert!(host.held().is_empty(), "{:?}", host.held());
+}
+
+/// The same with nobody there to notice, and an ADD as soon as somebody is.
+#[test]
+fn a_run_folder_that_was_removed_while_the_agent_was_down_is_relearnt() {
+    let mut host = Host::new("lostdown");
+    let pods: Vec<_> = (0..3).map(|n| host.attached(&format!("p{n}"))).collect();
+    host.agent.kill().unwrap();
+    fs::remove_dir_all(host.agent.run_dir()).unwrap();
+    host.agent.launch().unwrap();
+    let next = host.attached("next");
+    let taken: Vec<_> = pods.iter().flat_map(|(_, result)| ips(result)).collect();
+    assert!(!ips(&next.1).iter().any(|ip| taken.contains(ip)), "{:?}", next.1);
+    for (pod, result) in &pods {
+        expect_whole(pod, result);
+        host.expect_talk((pod, result), (&next.0, &next.1));
+    }
+    for (pod, _) in pods.iter().chain([&next]) {
+        host.del(pod);
+        assert!(inspect::link(pod, "eth0").is_err());
+    }
+    assert!(host.held().is_empty(), "{:?}", host.held());
+}
+
+/// An agent whose records lie on a small file system of its own, in a mount namespace of its own.
+struct Disk {
+    agent: Agent,
+    plugin: Plugin,
+    node: Node,
+    _lab: Lab,
+}
+
+impl Disk {
+    fn new(label: &str) -> Self {
+        let lab = Lab::new(label).unwrap();
+        let node = lab.node("n1").unwrap();
+        // Once without, so that the run folder is there and known as ours.
+        let mut agent = Agent::start(&node, &["--no-install"]).unwrap();
+        agent.stop().unwrap();
+        let (program, records) = (agent.program().display(), agent.run_dir().join("networks"));
+        let script = format!(
+            "#!/bin/sh\nexec unshare --mount --propagation slave /bin/sh -c '\n\
+             mount -t tmpfs -o size=256k,nr_inodes=200,mode=700 pwt {0} && exec {program} \"$@\"' sh \"$@\"\n",
+            records.display()
+        );
+        let wrapper = lab.dir().join("podwire-mounted");
+        let write = format!("cat >{0} && chmod 755 {0}", wrapper.display());
+        let outcome = node.run(&["sh", "-c", &write], script.as_bytes()).unwrap();
+        assert!(outcome.success(), "{}", outcome.stderr);
+        agent.set_program(&wrapper);
+        agent.launch().unwrap();
+        agent.wait_ready().unwrap();
+        Self { agent, plugin: Plugin::podwire().unwrap(), node, _lab: lab }
+    }
+
+    /// The records as the agent sees them.
+    fn records(&self) -> PathBuf {
+        let run_dir = self.agent.run_dir().strip_prefix("/").unwrap();
+        PathBuf::from(format!("/proc/{}/root", self.agent.pid().unwrap())).join(run_dir).join("networks")
+    }
+
+    fn remount(&self, how: &str) {
+        let pid = self.agent.pid().unwrap().to_string();
+        let dir = self.agent.run_dir().join("networks");
+        let remount = ["nsenter", "--target", &pid, "--mount", "mount", "-o", how, dir.to_str().unwrap()];
+        self.node.sh(&remount).unwrap();
+    }
+
+    fn fill(&self) {
+        let mut ballast = fs::File::create(self.records().join("ballast")).unwrap();
+        let full = (0..1000).find_map(|_| ballast.write_all(&[0; 1024]).err()).unwrap();
+        assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
+    }
+
+    fn config(&self) -> Value {
+        self.agent.config(&json!({}))
+    }
+
+    /// ADD fails with a clear error, nothing is left, the agent lives; and all is well when `cure` was applied.
+    fn expect(&mut self, disease: &dyn Fn(&Self), cure: &dyn Fn(&Self), words: &[&str]) {
+        let config = self.config();
+        let (old, older, new) =
+            (self.node.pod("old").unwrap(), self.node.pod("older").unwrap(), self.node.pod("new").unwrap());
+        let result = self.plugin.add(&old, &config).unwrap().ok().unwrap();
+        self.plugin.add(&older, &config).unwrap().ok().unwrap();
+        let before = Snapshot::of(&self.node).unwrap();
+        disease(self);
+        for _ in 0..2 {
+            let error = self.plugin.add(&new, &config).unwrap().error().unwrap();
+            let said = format!("{} {}", error.msg, error.details);
+            for word in words {
+                assert!(said.contains(word), "{word:?} is not in {said:?}");
+            }
+            before.wait_for_same(&self.node, DEADLINE).unwrap();
+        }
+        let status = self.plugin.status(&self.node, &config).unwrap().error().unwrap();
+        assert_eq!(status.code, 50, "{status:?}");
+        assert!(!self.agent.has_ended().unwrap());
+        // Pods that run do not notice, and can still go.
+        self.plugin.check(&old, &config, &result).unwrap().ok().unwrap();
+        cure(self);
+        self.plugin.status(&self.node, &config).unwrap().ok().unwrap();
+        let added = self.plugin.add(&new, &config).unwrap().ok().unwrap();
+        expect_whole(&new, &added);
+        for pod in [&old, &older, &new] {
+            self.plugin.del(pod, &config).unwrap().ok().unwrap();
+            assert!(inspect::link(pod, "eth0").is_err());
+        }
+        let left = fs::read_dir(self.records().join("podwire/attachments")).unwrap().count();
+        assert_eq!(left, 0);
+    }
+}
+
+#[test]
+fn a_full_disk_is_told_and_survived() {
+    let mut disk = Disk::new("full");
+    let cure = |disk: &Disk| fs::remove_file(disk.records().join("ballast")).unwrap();
+    disk.expect(&Disk::fill, &cure, &["full", "free space"]);
+}
+
+#[test]
+fn a_read_only_state_folder_is_told_and_survived() {
+    let mut disk = Disk::new("rostate");
+    let cure = |disk: &Disk| disk.remount("remount,rw");
+    disk.expect(&|disk| disk.remount("remount,ro"), &cure, &["Read-only file system", "can be written"]);
+}
+
+/// Whoever wants to free a full disk must be able to remove pods.
+#[test]
+fn a_pod_can_go_while_the_disk_is_full() {
+    let disk = Disk::new("fulldel");
+    let (pod, config) = (disk.node.pod("a").unwrap(), disk.config());
+    disk.plugin.add(&pod, &config).unwrap().ok().unwrap();
+    disk.fill();
+    disk.plugin.del(&pod, &config).unwrap().ok().unwrap();
+    assert!(inspect::link(&pod, "eth0").is_err());
+    assert_eq!(fs::read_dir(disk.records().join("podwire/attachments")).unwrap().count(), 0);
+}

@@ -1,0 +1,162 @@
+//! A DEL that nobody could take, end to end: left by the plugin, served by the agent before anything new is made.
+
+use std::fs;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::json;
+use testkit::{Call, DEADLINE, Pod, Snapshot, Verb, inspect, wait_until};
+
+use crate::common::{Host, addresses_of, ips};
+use crate::gate::{Calling, Gate};
+
+fn tombstones(host: &Host) -> Vec<String> {
+    host.held().into_iter().filter(|name| name.starts_with("tombstones/")).collect()
+}
+
+fn is_attached(pod: &Pod) -> bool {
+    inspect::links(pod).unwrap().iter().any(|link| link.name == "eth0")
+}
+
+#[test]
+fn dels_while_the_agent_is_down_are_served_at_its_start_before_the_first_add() {
+    let mut host = Host::new("stones");
+    let before = {
+        let (first, _) = host.attached("first");
+        host.del(&first);
+        Snapshot::of(&host.node).unwrap()
+    };
+    let pods: Vec<_> = (0..4).map(|n| host.attached(&format!("p{n}"))).collect();
+    host.agent.kill().unwrap();
+    for (pod, _) in &pods {
+        let outcome = host.plugin.del(pod, &host.config(&json!({}))).unwrap();
+        outcome.ok().unwrap();
+        assert!(outcome.elapsed < Duration::from_secs(2), "it waits: {:?}", outcome.elapsed);
+        assert!(is_attached(pod));
+    }
+    assert_eq!(tombstones(&host).len(), 4);
+    // This ADD waits for the agent already when it starts. It finds nothing of the others.
+    let next = host.pod("next");
+    let add = Calling::start(&host, Call::pod(Verb::Add, &next, &host.config(&json!({}))));
+    host.agent.launch().unwrap();
+    let result = add.outcome().ok().unwrap();
+    assert!(tombstones(&host).is_empty());
+    assert!(!pods.iter().any(|(pod, _)| is_attached(pod)), "an ADD was served before the tombstones");
+    assert_eq!(host.held().len(), 3, "{:?}", host.held());
+    assert_eq!(addresses_of(&next, "eth0"), ips(&result).into_iter().collect());
+    let log = host.agent.log().unwrap();
+    assert_eq!(
+        log.lines().filter(|line| line.contains("tombstone") && line.contains("DEL ok")).count(),
+        4,
+        "{log}"
+    );
+    host.del(&next);
+    before.wait_for_same(&host.node, DEADLINE).unwrap();
+}
+
+#[test]
+fn an_add_of_a_key_that_has_a_tombstone_works() {
+    let mut host = Host::new("stoneadd");
+    let (pod, first) = host.attached("a");
+    host.agent.kill().unwrap();
+    host.del(&pod);
+    let add = Calling::start(&host, Call::pod(Verb::Add, &pod, &host.config(&json!({}))));
+    host.agent.launch().unwrap();
+    let second = add.outcome().ok().unwrap();
+    assert_ne!(ips(&first), ips(&second));
+    host.agent.wait_ready().unwrap();
+    assert!(tombstones(&host).is_empty());
+    assert_eq!(addresses_of(&pod, "eth0"), ips(&second).into_iter().collect());
+    host.check(&pod, &second);
+    // And it is not taken away by a later look at what was drained.
+    host.agent.restart().unwrap();
+    host.check(&pod, &second);
+}
+
+/// The agent does not answer (stopped by a signal), so the runtime's DEL becomes a tombstone while its ADD is in flight.
+#[test]
+fn a_tombstone_cancels_an_add_in_flight() {
+    let host = Host::new("stoneflight");
+    let (gate, pod) = (Gate::new(&host), host.pod("a"));
+    let before = Snapshot::of(&host.node).unwrap();
+    let add = gate.spawn(&host, Verb::Add, &pod);
+    gate.wait_for(1);
+    // Nobody listens for a moment: that is when the DEL comes.
+    host.agent.signal(Signal::STOP).unwrap();
+    let socket = host.agent.socket();
+    fs::rename(&socket, socket.with_extension("away")).unwrap();
+    let deleted = gate.call(&host, Verb::Del, &pod);
+    deleted.ok().unwrap();
+    assert!(deleted.stderr.contains("tombstone"), "{}", deleted.stderr);
+    assert_eq!(tombstones(&host).len(), 1);
+    gate.open();
+    host.agent.signal(Signal::CONT).unwrap();
+    let error = add.outcome().error().unwrap();
+    assert_eq!(error.code, 11, "{error:?}");
+    wait_until("the tombstone to be served", DEADLINE, || Ok(tombstones(&host).is_empty())).unwrap();
+    assert!(!is_attached(&pod));
+    assert!(host.held().is_empty(), "{:?}", host.held());
+    assert!(gate.dels() >= 1, "its addresses were not given back");
+    // The bridge of the network is the node's, and stays.
+    let now = Snapshot::of(&host.node).unwrap();
+    let new = before.difference(&now).new;
+    assert!(new.iter().all(|line| line.contains("gated0")), "{new:?}");
+    // The same container may come again.
+    let again = gate.call(&host, Verb::Add, &pod).ok().unwrap();
+    assert_eq!(addresses_of(&pod, "eth0"), ips(&again).into_iter().collect());
+}
+
+/// A DEL that reaches the agent while the ADD of the same pod is in flight does the same.
+#[test]
+fn a_del_cancels_an_add_in_flight() {
+    let host = Host::new("delflight");
+    let (gate, pod) = (Gate::new(&host), host.pod("a"));
+    let add = gate.spawn(&host, Verb::Add, &pod);
+    gate.wait_for(1);
+    let del = gate.spawn(&host, Verb::Del, &pod);
+    assert!(!add.is_over());
+    gate.open();
+    let (added, deleted) = (add.outcome(), del.outcome());
+    deleted.ok().unwrap();
+    // Either it was cancelled, or the DEL came too late to do so and took it away afterwards.
+    if !added.success() {
+        assert_eq!(added.error().unwrap().code, 11, "{added:?}");
+    }
+    assert!(!is_attached(&pod));
+    assert!(host.held().is_empty(), "{:?}", host.held());
+}
+
+#[test]
+fn a_tombstone_that_cannot_be_read_is_put_aside_and_told() {
+    let mut host = Host::new("stonebroken");
+    let dir = host.agent.run_dir().join("tombstones");
+    let broken = |name: &str| {
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join(name), "{ this is no tombstone").unwrap();
+    };
+    // While it runs, and while it is down.
+    broken("first");
+    let put_aside = |name: &str| Ok(!dir.join(name).exists());
+    wait_until("it to be put aside", DEADLINE, || put_aside("first")).unwrap();
+    let status = host.agent.get("/v1/status").unwrap();
+    let problem = status["problems"].to_string();
+    assert!(
+        problem.contains("cannot be read") && problem.contains("rm ") && problem.contains("first"),
+        "{status}"
+    );
+    host.agent.kill().unwrap();
+    broken("second");
+    host.agent.launch().unwrap();
+    host.agent.wait_ready().unwrap();
+    assert!(put_aside("second").unwrap());
+    assert!(host.agent.get("/v1/status").unwrap()["problems"].to_string().contains("second"));
+    // It is nobody's obstacle.
+    let (pod, _) = host.attached("a");
+    host.del(&pod);
+    let command = status["problems"][0]["command"].as_str().unwrap();
+    host.node.sh(&["sh", "-c", command]).unwrap();
+    wait_until("the problem to be gone", DEADLINE, || {
+        Ok(!host.agent.get("/v1/status")?["problems"].to_string().contains("first"))
+    })
+    .unwrap();
+}

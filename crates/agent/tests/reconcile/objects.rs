@@ -1,0 +1,137 @@
+//! Links, addresses, routes and neighbours that somebody removes, on the node and inside pods.
+
+use testkit::wait_until;
+
+use crate::common::{host_link, v4, v6};
+use crate::scene::{BRIDGE, GATEWAYS, SOON, Scene, in_both_modes, run};
+
+#[test]
+fn f4_a_host_end_that_was_deleted_is_made_anew_as_it_was() {
+    in_both_modes(|mode| {
+        let scene = Scene::new("f4-link", mode);
+        scene.repairs_after("host end deleted", || scene.run(&format!("ip link del {}", scene.host_end())));
+        scene.repairs_after("the pod's end deleted", || run(&scene.a.0, "ip link del eth0"));
+        scene.host.check(&scene.a.0, &scene.a.1);
+    });
+}
+
+/// As when somebody clears the links of a whole machine.
+#[test]
+fn f4_many_host_ends_that_were_deleted_at_once_are_made_anew() {
+    in_both_modes(|mode| {
+        let scene = Scene::new("f4-many", mode);
+        let pods: Vec<_> = (0..10).map(|number| scene.host.attached(&format!("m{number}"))).collect();
+        scene.repairs_after("ten host ends deleted", || {
+            let lines: Vec<String> =
+                pods.iter().map(|(_, result)| format!("link del {}\n", host_link(result))).collect();
+            let deleted = scene.node().run(&["ip", "-batch", "-"], lines.concat().as_bytes()).unwrap();
+            assert!(deleted.success(), "{deleted:?}");
+        });
+        pods.windows(2)
+            .for_each(|two| scene.host.expect_talk((&two[0].0, &two[0].1), (&two[1].0, &two[1].1)));
+    });
+}
+
+#[test]
+fn a_host_end_is_put_up_and_back_into_its_bridge() {
+    in_both_modes(|mode| {
+        let scene = Scene::new("host-end", mode);
+        let end = scene.host_end();
+        scene.repairs_after("host end down", || scene.run(&format!("ip link set {end} down")));
+        if mode == "bridge" {
+            scene.repairs_after("no port any more", || scene.run(&format!("ip link set {end} nomaster")));
+        }
+    });
+}
+
+#[test]
+fn the_bridge_and_its_addresses_are_put_back() {
+    in_both_modes(|mode| {
+        let scene = Scene::new("bridge", mode);
+        scene.expect_works("before");
+        scene.repairs_after("bridge down", || scene.run(&format!("ip link set {BRIDGE} down")));
+        scene.repairs_after("gateway v4", || scene.run(&format!("ip addr del 10.88.0.1/16 dev {BRIDGE}")));
+        scene.repairs_after("gateway v6", || scene.run(&format!("ip addr del fd00:88::1/64 dev {BRIDGE}")));
+        scene.repairs_after("all its addresses", || scene.run(&format!("ip addr flush dev {BRIDGE}")));
+        // The kernel makes a link-local address once, and asks for neighbours from nothing else.
+        scene.run(&format!("ip -6 neigh flush dev {BRIDGE}"));
+        scene.expect_works("neighbours forgotten after all addresses were flushed");
+        scene.repairs_after("bridge deleted", || scene.run(&format!("ip link del {BRIDGE}")));
+    });
+}
+
+#[test]
+fn routes_and_neighbours_of_routed_pods_are_put_back() {
+    let scene = Scene::new("routes", "routed");
+    let (end, result) = (scene.host_end(), &scene.a.1);
+    for ip in [v4(result), v6(result)] {
+        scene.repairs_after("host route", || scene.run(&format!("ip route del {ip} dev {end}")));
+        scene.repairs_after("host neighbour", || scene.run(&format!("ip neigh del {ip} dev {end}")));
+    }
+    scene.repairs_after("all routes of ours", || {
+        scene.run("ip -4 route flush proto 112");
+        scene.run("ip -6 route flush proto 112");
+    });
+}
+
+/// A route of somebody else's is in the way: told, and the rest is repaired all the same.
+#[test]
+fn what_cannot_be_repaired_is_told_and_does_not_keep_the_rest() {
+    let scene = Scene::new("in-the-way", "routed");
+    let (end, result) = (scene.host_end(), &scene.a.1);
+    let status = || scene.host.agent.get("/v1/status").unwrap();
+    let routes = || scene.node().sh(&["ip", "-6", "route", "show", "proto", "112"]).unwrap();
+    scene.run(&format!("ip route replace {} dev {end} proto static", v4(result)));
+    scene.run(&format!("ip route del {} dev {end}", v6(result)));
+    let back = format!("{} dev {end}", v6(result));
+    wait_until("the other route", SOON, || Ok(routes().contains(&back))).unwrap();
+    wait_until("the problem", SOON, || Ok(status()["problems"].to_string().contains(scene.a.0.id())))
+        .unwrap();
+    println!("{}", status()["problems"]);
+    scene.run(&format!("ip route del {} dev {end}", v4(result)));
+    scene.run(&format!("ip neigh del {} dev {end}", v6(result)));
+    wait_until("no problem", SOON, || Ok(status()["problems"].as_array().unwrap().is_empty())).unwrap();
+    scene.expect_works("when the way is free");
+}
+
+#[test]
+fn what_goes_inside_a_pod_is_put_back() {
+    in_both_modes(|mode| {
+        let scene = Scene::new("inside", mode);
+        let (pod, result) = &scene.a;
+        for ip in result["ips"].as_array().unwrap() {
+            let address = ip["address"].as_str().unwrap();
+            scene
+                .repairs_after("address in the pod", || run(pod, &format!("ip addr del {address} dev eth0")));
+        }
+        scene.repairs_after("default route v4 in the pod", || run(pod, "ip -4 route del default"));
+        scene.repairs_after("default route v6 in the pod", || run(pod, "ip -6 route del default"));
+        scene.repairs_after("link down in the pod", || run(pod, "ip link set eth0 down"));
+        if mode == "routed" {
+            for gateway in GATEWAYS {
+                let line = format!("ip neigh del {gateway} dev eth0");
+                scene.repairs_after("gateway's neighbour in the pod", || run(pod, &line));
+            }
+        }
+    });
+}
+
+/// The kernel tells of these as of any change of a link, or not at all: the timer's look finds them.
+#[test]
+fn what_the_kernel_does_not_tell_is_found_by_the_timer() {
+    in_both_modes(|mode| {
+        let scene = Scene::with_flags("timer", mode, &["--reconcile-seconds", "1"]);
+        let end = scene.host_end();
+        scene.repairs_after("alias", || scene.run(&format!("ip link set {end} alias x")));
+        for key in ["net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"] {
+            scene.repairs_after(key, || scene.run(&format!("sysctl -q -w {key}=0")));
+        }
+        if mode == "bridge" {
+            let port = scene.node().json(&["bridge", "-d", "-j", "link", "show", "dev", end]).unwrap();
+            let (now, then) = if port[0]["hairpin"] == true { ("on", "off") } else { ("off", "on") };
+            println!("hairpin is {now}");
+            scene
+                .repairs_after("hairpin", || scene.run(&format!("bridge link set dev {end} hairpin {then}")));
+        }
+    });
+}

@@ -1,0 +1,89 @@
+//! What is marked as ours and nobody's goes; what is another's stays.
+
+use std::fs;
+
+use serde_json::json;
+use testkit::{Snapshot, inspect, wait_until};
+
+use crate::common::{Host, host_link, ips, with};
+use crate::scene::{BY_EVENTS, SOON, in_both_modes, picture, run};
+
+const BY_TIMER: [&str; 2] = ["--reconcile-seconds", "1"];
+
+fn host(label: &str, mode: &str, when: [&str; 2]) -> Host {
+    Host::with_flags(label, &["--network-mode", mode, when[0], when[1]])
+}
+
+fn has_link(host: &Host, name: &str) -> bool {
+    inspect::links(&host.node).unwrap().iter().any(|link| link.name == name)
+}
+
+#[test]
+fn a_link_of_ours_without_a_record_goes_and_those_of_others_stay() {
+    let host = host("stray", "routed", BY_TIMER);
+    let links = [
+        ("pwstray", "podwire:podwire/ghost/eth0 10.88.9.9/16"),
+        ("pwother", "podwire:other/ghost/eth0 10.99.9.9/16"),
+        ("pwplain", "not ours"),
+        ("pwbare", "x"),
+    ];
+    for (name, alias) in links {
+        run(&host.node, &format!("ip link add {name} type veth peer name {name}p"));
+        host.node.sh(&["ip", "link", "set", name, "alias", alias]).unwrap();
+    }
+    wait_until("the stray to go", SOON, || Ok(!has_link(&host, "pwstray"))).unwrap();
+    for name in ["pwother", "pwplain", "pwbare"] {
+        assert!(has_link(&host, name), "{name}");
+    }
+    let told = "link pwstray of podwire/ghost@eth0 removed: no record knows it";
+    wait_until("the stray to be told", SOON, || Ok(host.agent.log()?.contains(told))).unwrap();
+}
+
+/// A network of another run folder, wired by the plugin alone, in the same namespace.
+#[test]
+fn what_belongs_to_another_run_folder_is_left_alone() {
+    in_both_modes(|mode| {
+        let host = host("folders", mode, BY_TIMER);
+        let ours = host.attached("ours");
+        let blue = json!({"name": "blue", "bridge": "pw0", "subnet": "10.99.0.0/24,fd00:99::/64", "ipMasq": true,
+            "mode": mode, "runDir": host.node.dir().join("other"), "agent": null});
+        let blue = with(&host.config(&json!({})), &blue);
+        let pod = host.pod("theirs");
+        let theirs = host.plugin.add(&pod, &blue).unwrap().ok().unwrap();
+        let (before, inside) = (Snapshot::of(&host.node).unwrap(), Snapshot::of(&pod).unwrap());
+        let status = |key: &str| host.agent.get("/v1/status").unwrap()["reconcile"][key].as_u64().unwrap();
+        let (rounds, repairs) = (status("rounds"), status("repairs"));
+        wait_until("two rounds", 2 * SOON, || Ok(status("rounds") > rounds + 1)).unwrap();
+        assert_eq!(status("repairs"), repairs, "{mode}: {}", host.agent.log().unwrap());
+        before.expect_same(&host.node).unwrap();
+        inside.expect_same(&pod).unwrap();
+        // A repair of ours takes nothing of theirs.
+        run(&host.node, "nft flush chain inet podwire nat-postrouting");
+        wait_until("the repair", SOON, || Ok(status("repairs") > repairs)).unwrap();
+        before.wait_for_same(&host.node, SOON).unwrap();
+        assert!(has_link(&host, host_link(&theirs)) && has_link(&host, host_link(&ours.1)));
+    });
+}
+
+/// Left by somebody who was killed in the middle: nobody holds it.
+#[test]
+fn a_pending_record_is_undone() {
+    in_both_modes(|mode| {
+        let mut host = host("pending", mode, BY_EVENTS);
+        let (node, held) = (picture(&host.node), host.held());
+        let (pod, result) = host.attached("a");
+        host.agent.kill().unwrap();
+        let records = host.agent.run_dir().join("networks/podwire/attachments");
+        let ready = fs::read_dir(&records).unwrap().next().unwrap().unwrap().path();
+        fs::rename(&ready, ready.with_extension("pending")).unwrap();
+        host.agent.launch().unwrap();
+        host.agent.wait_ready().unwrap();
+        assert_eq!(host.held(), held, "{mode}");
+        wait_until("the kernel to be done", SOON, || Ok(picture(&host.node) == node)).unwrap();
+        assert!(host.agent.log().unwrap().contains("cut off in the middle, was undone"), "{mode}");
+        // The pod can be attached again, also under the same addresses.
+        let wanted: Vec<String> = ips(&result).iter().map(ToString::to_string).collect();
+        let again = host.add_with(&pod, &json!({"runtimeConfig": {"ips": wanted}}));
+        assert_eq!(ips(&again), ips(&result), "{mode}");
+    });
+}

@@ -1,0 +1,194 @@
+//! The firewall's tables: whatever somebody does to them, they are back, and they work.
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use testkit::{DEADLINE, Ns, inspect, tcp_connects, tcp_echo, udp_connects, udp_echo, wait_until};
+
+use crate::common::{ips, v4, v6};
+use crate::scene::{GATEWAYS, NODE, OUT, SOON, Scene, in_both_modes, run};
+
+const FOREIGN: [&str; 2] = ["10.88.0.200", "fd00:88::200"];
+const HOST_PORT: u16 = 8080;
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+/// Masquerade, hostPort and guard do what they are for, in both families.
+#[track_caller]
+fn expect_in_force(scene: &Scene, what: &str) {
+    for family in [0, 1] {
+        let case = format!("{}, {what}, {}", scene.mode, OUT[family]);
+        let echo = udp_echo(&scene.out, (ip(OUT[family]), 0).into()).unwrap();
+        let seen = udp_connects(&scene.a.0, echo.address(), DEADLINE).unwrap();
+        assert_eq!(seen.map(|seen| seen.ip()), Some(ip(NODE[family])), "{case}: masquerade");
+        let _web = tcp_echo(&scene.a.0, (ips(&scene.a.1)[family], 80).into()).unwrap();
+        let published = SocketAddr::from((ip(NODE[family]), HOST_PORT));
+        let seen = tcp_connects(&scene.out, published, DEADLINE).unwrap();
+        assert_eq!(seen.map(|seen| seen.ip()), Some(ip(OUT[family])), "{case}: hostPort");
+        assert_eq!(heard(scene, family), ["end"], "{case}: guard");
+    }
+}
+
+/// What the node hears of a pod that first speaks under a foreign address, then under its own.
+fn heard(scene: &Scene, family: usize) -> Vec<String> {
+    let listener = scene.node().enter(|| UdpSocket::bind((ip(GATEWAYS[family]), 0)).unwrap()).unwrap();
+    listener.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    let (pod, own) = (&scene.b.0, ips(&scene.b.1)[family]);
+    let mut words = Vec::new();
+    let mut buffer = [0; 64];
+    // Said again where it was lost, as long as a neighbour is asked for.
+    for _ in 0..20 {
+        say(pod, (ip(FOREIGN[family]), "spoofed"), &listener);
+        say(pod, (own, "end"), &listener);
+        while let Ok(count) = listener.recv(&mut buffer) {
+            words.push(String::from_utf8_lossy(&buffer[..count]).into_owned());
+            if words.last().is_some_and(|word| word == "end") {
+                return words;
+            }
+        }
+    }
+    words
+}
+
+fn say(from: &Ns, (source, word): (IpAddr, &str), to: &UdpSocket) {
+    let socket = from.enter(|| UdpSocket::bind((source, 0)).unwrap()).unwrap();
+    // The kernel may know already that a neighbour does not answer; then nothing was heard either.
+    let _ = socket.send_to(word.as_bytes(), to.local_addr().unwrap());
+}
+
+/// Pod b gets addresses that are not its own, so that it can try to speak under them.
+fn with_mallory(label: &str, mode: &'static str) -> Scene {
+    let scene = Scene::new(label, mode);
+    run(&scene.b.0, &format!("ip addr add {}/32 dev eth0", FOREIGN[0]));
+    run(&scene.b.0, &format!("ip addr add {}/128 dev eth0 nodad", FOREIGN[1]));
+    wait_until("the address to be local", DEADLINE, || {
+        Ok(scene.b.0.sh(&["ip", "-6", "route", "show", "table", "local"])?.contains(FOREIGN[1]))
+    })
+    .unwrap();
+    scene
+}
+
+#[test]
+fn pain15_tables_that_somebody_removes_are_back_and_in_force() {
+    in_both_modes(|mode| {
+        let mut scene = with_mallory("tables", mode);
+        expect_in_force(&scene, "before");
+        for damage in ["delete table inet podwire", "delete table bridge podwire", "flush ruleset"] {
+            let is_there =
+                damage != "delete table bridge podwire" || scene.run_quietly("nft list table bridge podwire");
+            if is_there {
+                scene.repairs_after(damage, || scene.run(&format!("nft {damage}")));
+                expect_in_force(&scene, damage);
+            }
+        }
+        // Without an agent nobody stops it: what was tried above is not stopped by anything else.
+        scene.host.agent.kill().unwrap();
+        scene.run("nft flush ruleset");
+        assert_eq!([heard(&scene, 0), heard(&scene, 1)], [["spoofed", "end"]; 2], "{mode}");
+    });
+}
+
+#[test]
+fn parts_of_our_tables_that_somebody_removes_are_back() {
+    in_both_modes(|mode| {
+        let scene = with_mallory("rules", mode);
+        let (a, b) = (&scene.a.1, &scene.b.1);
+        let guard = if mode == "routed" { "inet podwire guard" } else { bridge_chain(scene.node()) };
+        for chain in [guard, "inet podwire nat-postrouting", "inet podwire hostports"] {
+            scene.repairs_after(chain, || scene.run(&format!("nft flush chain {chain}")));
+        }
+        let rule = last_rule(scene.node(), guard);
+        scene.repairs_after("one rule", || scene.run(&format!("nft delete rule {guard} handle {rule}")));
+        scene.repairs_after("a rule between ours", || scene.run(&format!("nft insert rule {guard} accept")));
+        scene.repairs_after("a chain between ours", || {
+            scene.run(
+                "nft add chain inet podwire theirs { type filter hook forward priority 0; policy drop; }",
+            );
+        });
+        for (set, key) in [("pods4", v4(a)), ("pods6", v6(a))] {
+            scene.repairs_after(set, || {
+                scene.run(&format!("nft delete element inet podwire {set} {{ {key} }}"));
+            });
+        }
+        scene.repairs_after("masquerade's member", || {
+            let set = set_of_network(scene.node(), v4(b));
+            scene.run(&format!("nft delete element inet podwire {set} {{ {} }}", v4(b)));
+        });
+        scene.repairs_after("hostPort's element", || {
+            scene.run("nft delete element inet podwire hostport4_any { tcp . 8080 }");
+        });
+        scene.repairs_after("a whole map", || scene.run("nft flush map inet podwire hostport6_any"));
+        expect_in_force(&scene, "after all of it");
+    });
+}
+
+/// The chain that guards pods on a bridge.
+fn bridge_chain(node: &Ns) -> &'static str {
+    let text = node.sh(&["nft", "list", "table", "bridge", "podwire"]).unwrap();
+    if text.contains("chain guard ") { "bridge podwire guard" } else { panic!("{text}") }
+}
+
+/// The handle of a chain's last rule.
+fn last_rule(node: &Ns, chain: &str) -> u64 {
+    let words: Vec<&str> = chain.split(' ').collect();
+    let rules = inspect::nft_json(node).unwrap();
+    let of_chain =
+        |rule: &&Value| rule["family"] == words[0] && rule["table"] == words[1] && rule["chain"] == words[2];
+    let mut rules = rules.iter().filter_map(|object| object.get("rule"));
+    rules.rfind(of_chain).unwrap()["handle"].as_u64().unwrap()
+}
+
+/// The set of a network's own that has this address.
+fn set_of_network(node: &Ns, address: IpAddr) -> String {
+    let objects = inspect::nft_json(node).unwrap();
+    let sets = objects.iter().filter_map(|object| object.get("set"));
+    let mut own = sets.filter(|set| {
+        set["name"].as_str().unwrap().starts_with("net")
+            && set["elem"].to_string().contains(&address.to_string())
+    });
+    own.next().unwrap()["name"].as_str().unwrap().to_owned()
+}
+
+/// From the flush on, a client outside tries again and again.
+#[test]
+fn pain15_a_host_port_answers_within_a_second_after_a_flush() {
+    in_both_modes(|mode| {
+        let scene = Scene::new("hostport", mode);
+        let _web =
+            [v4(&scene.a.1), v6(&scene.a.1)].map(|own| tcp_echo(&scene.a.0, (own, 80).into()).unwrap());
+        for node in NODE {
+            let published = SocketAddr::from((ip(node), HOST_PORT));
+            let answers = |within| tcp_connects(&scene.out, published, within).unwrap().is_some();
+            assert!(answers(DEADLINE), "{mode}: before");
+            let started = Instant::now();
+            scene.run("nft flush ruleset");
+            wait_until("the hostPort", SOON, || Ok(answers(Duration::from_millis(50)))).unwrap();
+            println!("{mode:6} hostPort {node} answers after {:3} ms", started.elapsed().as_millis());
+        }
+    });
+}
+
+/// Also where there is no pod yet: what is repaired then is quiet afterwards.
+#[test]
+fn a_strangers_chain_in_our_table_is_removed_once() {
+    let host = crate::common::Host::with_flags("stranger", &crate::scene::BY_EVENTS);
+    let status = || host.agent.get("/v1/status").unwrap()["reconcile"].clone();
+    let number = |key: &str| status()[key].as_u64().unwrap();
+    let repairs = number("repairs");
+    run(&host.node, "nft add chain inet podwire theirs");
+    wait_until("the repair", SOON, || Ok(number("repairs") > repairs)).unwrap();
+    let tables = host.node.sh(&["nft", "list", "ruleset"]).unwrap();
+    assert!(!tables.contains("theirs"), "{tables}");
+    // The agent hears of its own repair, looks once more, finds all well, and rests.
+    let mut rounds = number("rounds");
+    wait_until("rounds to rest", SOON, || {
+        let before = std::mem::replace(&mut rounds, number("rounds"));
+        std::thread::sleep(Duration::from_millis(600));
+        Ok(before == rounds && number("rounds") == rounds)
+    })
+    .unwrap();
+    assert_eq!(number("repairs"), repairs + 1, "{}", status());
+}

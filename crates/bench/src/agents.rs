@@ -1,0 +1,70 @@
+//! The agents of the benchmark, each in the node of its lane, and what their logs tell.
+
+use std::fs::DirBuilder;
+use std::os::unix::fs::{DirBuilderExt as _, symlink};
+
+use anyhow::{Context as _, Result};
+use serde_json::Value;
+use testkit::Agent;
+
+use crate::networks::Network;
+use crate::site::{Seat, Site};
+
+/// Dropped, they are killed; so they go before the site that they work in.
+pub(crate) struct Agents {
+    pub(crate) routed: Agent,
+    _bridge: Agent,
+}
+
+impl Agents {
+    pub(crate) fn start(site: &Site) -> Result<Self> {
+        Ok(Self { routed: start(&site.agent, "routed")?, _bridge: start(&site.agent_bridge, "bridge")? })
+    }
+}
+
+fn start(seat: &Seat, mode: &str) -> Result<Agent> {
+    // A lab's folders are on disk, and the run folder belongs where those of the other lanes are.
+    let run_dir = seat.dir.join("state");
+    let made = DirBuilder::new().mode(0o700).create(&run_dir);
+    made.with_context(|| format!("cannot make folder {}", run_dir.display()))?;
+    symlink(&run_dir, seat.node.run_dir())
+        .with_context(|| format!("cannot make the link {}", seat.node.run_dir().display()))?;
+    // As JSON the log tells times to the microsecond.
+    let flags = ["--no-install", "--network-mode", mode, "--log-format", "json"];
+    Agent::start(&seat.node, &flags).context("the agent does not start")
+}
+
+/// How long the agent took for its latest requests, in milliseconds by its own log, from arrival to answer.
+pub(crate) fn served(agent: &Agent, verb: &str, network: Network, latest: usize) -> Result<Vec<f64>> {
+    let (log, network) = (agent.log()?, network.name()?);
+    let lines = log.lines().rev().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let ours = lines
+        .filter(|line| line["verb"] == verb && line["outcome"] == "ok" && line["net"] == network.as_str());
+    Ok(ours.filter_map(|line| line["ms"].as_f64()).take(latest).collect())
+}
+
+/// What the agent said last when it was ready: after how many milliseconds, and with how many attachments.
+pub(crate) fn said_ready(agent: &Agent) -> Result<(f64, usize)> {
+    let log = agent.log()?;
+    let mut said = log.lines().rev().filter_map(|line| {
+        let line: Value = serde_json::from_str(line).ok()?;
+        parse_ready(line["message"].as_str()?)
+    });
+    said.next().context("the agent's log does not say that it is ready")
+}
+
+fn parse_ready(message: &str) -> Option<(f64, usize)> {
+    let (ms, rest) = message.strip_prefix("ready after ")?.split_once(" ms with ")?;
+    Some((ms.parse().ok()?, rest.split(' ').next()?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_that_says_ready_is_understood() {
+        assert_eq!(parse_ready("ready after 87 ms with 250 attachments"), Some((87.0, 250)));
+        assert_eq!(parse_ready("repaired: route"), None);
+    }
+}

@@ -1,0 +1,98 @@
+//! Figures of the agent that stand alone: its size and its starts, and the parts of a call's time.
+
+use serde::Serialize;
+
+use super::verdict::{Target, Verdict};
+use crate::cases::Measured;
+use crate::cases::contest::Contest;
+use crate::cases::split::Split;
+use crate::options::Scale;
+use crate::stats::median;
+
+/// A figure with a limit of its own.
+#[derive(Debug, Serialize)]
+pub(super) struct Figure {
+    pub(super) what: String,
+    pub(super) value: Option<f64>,
+    pub(super) unit: &'static str,
+    pub(super) target: Target,
+    pub(super) verdict: Verdict,
+}
+
+/// The parts of a call's time, medians in milliseconds.
+#[derive(Debug, Serialize)]
+pub(super) struct Share {
+    pub(super) call: String,
+    pub(super) all: Option<f64>,
+    /// The plugin's VERSION: it starts, reads, answers and ends.
+    pub(super) process: Option<f64>,
+    /// A request that asks for nothing.
+    pub(super) trip: Option<f64>,
+    /// By the agent's log, from the request's arrival to its answer.
+    pub(super) agent: Option<f64>,
+    pub(super) rest: Option<f64>,
+}
+
+pub(super) fn resident(measured: &Measured, scale: &Scale) -> Vec<Figure> {
+    let resident = &measured.resident;
+    let figure = |what: &str, value: Option<f64>, unit, target: Target| Figure {
+        what: what.to_owned(),
+        value,
+        unit,
+        target,
+        verdict: target.judge(value),
+    };
+    let starts = scale.restarts;
+    vec![
+        figure("memory (VmRSS)", resident.rss_mib, "MiB", Target::AtMost(15.0)),
+        figure("CPU without requests, timer included", resident.idle_percent, "%", Target::AtMost(1.0)),
+        figure(
+            &format!("start to ready after kill -9, median of {starts}"),
+            resident.ready.p50(),
+            "ms",
+            Target::AtMost(200.0),
+        ),
+        figure("the same by its own log", median(&resident.said), "ms", Target::None),
+        figure("comparing records and kernel once", resident.round_ms, "ms", Target::None),
+    ]
+}
+
+pub(super) fn shares(measured: &Measured) -> Vec<Share> {
+    let process = measured.starts.podwire.p50();
+    let of = |stack: &str, contest: &Contest, split: &Split| {
+        let agent = contest.beside.as_ref().map(|beside| &beside.agent);
+        [
+            share(format!("ADD, {stack}"), agent.and_then(|a| a.add.p50()), split.add),
+            share(format!("DEL, {stack}"), agent.and_then(|a| a.del.p50()), split.del),
+        ]
+        .map(|share| Share { process, trip: split.trip.p50(), ..share }.with_rest())
+    };
+    let v4 = of("v4", &measured.v4, &measured.split_v4);
+    v4.into_iter().chain(of("dual stack", &measured.dual, &measured.split_dual)).collect()
+}
+
+fn share(call: String, all: Option<f64>, agent: Option<f64>) -> Share {
+    Share { call, all, agent, process: None, trip: None, rest: None }
+}
+
+impl Share {
+    fn with_rest(self) -> Self {
+        let parts = [self.process, self.trip, self.agent];
+        let known = parts.into_iter().sum::<Option<f64>>();
+        Self { rest: self.all.zip(known).map(|(all, known)| all - known), ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rest_is_what_no_part_explains() {
+        let share =
+            Share { process: Some(1.0), trip: Some(0.5), ..share("ADD".to_owned(), Some(4.0), Some(2.0)) };
+        assert_eq!(share.with_rest().rest, Some(0.5));
+        let unknown = super::share("ADD".to_owned(), Some(4.0), None);
+        assert_eq!(unknown.with_rest().rest, None);
+    }
+}

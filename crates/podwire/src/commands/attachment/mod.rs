@@ -1,0 +1,116 @@
+//! `podwire attachment show`: one attachment, from its record and from the kernel.
+
+mod kernel;
+
+use anyhow::Result;
+use engine::state::Attachment;
+use serde_json::json;
+
+use super::pods::{self, Found};
+use crate::cli::{Output, Show};
+use crate::folders::Folders;
+use crate::{print, when};
+
+pub(crate) fn show(args: &Show) -> Result<()> {
+    let run_dir = Folders::run_dir(args.run_dir.clone());
+    let (container, ifname) = match args.what.split_once('/') {
+        Some((container, ifname)) => (container, Some(ifname)),
+        None => (args.what.as_str(), None),
+    };
+    let mut found = pods::list(&run_dir)?;
+    found.retain(|found| ifname.is_none_or(|ifname| found.attachment.key.ifname.as_str() == ifname));
+    let one = the_one(found, container).map_err(|others| match others.as_slice() {
+        [] => anyhow::anyhow!(
+            "no attachment in {} has a container id that begins with {:?}; `podwire pods` shows all",
+            run_dir.display(),
+            args.what
+        ),
+        others => anyhow::anyhow!("{:?} may be any of {}: write more of it", args.what, others.join(", ")),
+    })?;
+    let findings = kernel::look(&one.attachment);
+    match args.output {
+        Output::Json => {
+            let mut value = one.json();
+            value["kernel"] = json!(findings);
+            println!("{}", serde_json::to_string_pretty(&value)?);
+        }
+        Output::Table => {
+            println!("{}\n", print::facts(rows(&one)));
+            let rows =
+                findings.iter().map(|f| vec![f.word().to_owned(), print::wrap(&f.what, print::WIDTH - 9)]);
+            println!("{}", print::table(&["KERNEL", ""], rows));
+        }
+    }
+    Ok(())
+}
+
+/// The whole id wins over a beginning; else the names of all that are meant.
+fn the_one(found: Vec<Found>, container: &str) -> Result<Found, Vec<String>> {
+    let id = |found: &Found| found.attachment.key.container.as_str().to_owned();
+    let (exact, begins): (Vec<Found>, Vec<Found>) = found
+        .into_iter()
+        .filter(|found| id(found).starts_with(container))
+        .partition(|found| id(found) == container);
+    let mut meant = if exact.is_empty() { begins } else { exact };
+    match (meant.len(), meant.pop()) {
+        (1, Some(one)) => Ok(one),
+        (_, last) => {
+            meant.extend(last);
+            Err(meant.iter().map(|found| format!("{}/{}", id(found), found.attachment.key.ifname)).collect())
+        }
+    }
+}
+
+fn rows(found: &Found) -> Vec<(&'static str, String)> {
+    let attachment = &found.attachment;
+    let key = &attachment.key;
+    let uid = attachment.pod.as_ref().and_then(|pod| pod.uid.as_ref());
+    let mut rows = vec![
+        ("container", key.container.to_string()),
+        ("interface", key.ifname.to_string()),
+        ("CNI network", key.network.to_string()),
+        ("pod", found.pod()),
+    ];
+    rows.extend(uid.map(|uid| ("pod uid", uid.clone())));
+    if let Some(placement) = &attachment.placement {
+        rows.push(("tenant", placement.tenant.to_string()));
+        rows.push(("network", placement.network.to_string()));
+        rows.push(("group", placement.group.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string)));
+    }
+    let age = when::since(attachment.created, when::now());
+    rows.push(("phase", format!("{}, made {age} ago at {}", found.phase(), when::utc(attachment.created))));
+    rows.extend(wire(attachment));
+    rows.extend(attachment.request.as_ref().map(|request| ("request", request.to_string())));
+    rows
+}
+
+fn wire(attachment: &Attachment) -> Vec<(&'static str, String)> {
+    let address = |a: &engine::state::PodAddress| match a.gateway {
+        Some(gateway) => format!("{} through {gateway}", a.address),
+        None => a.address.to_string(),
+    };
+    let addresses: Vec<String> = attachment.addresses.iter().map(address).collect();
+    let routes: Vec<String> = attachment.wiring.routes.iter().map(|route| route.dst.to_string()).collect();
+    let cookie = attachment.netns_cookie.map_or_else(String::new, |cookie| format!(" (cookie {cookie})"));
+    let mut rows = vec![
+        ("mode", format!("{}, bridge {}, MTU {}", attachment.mode, attachment.bridge, attachment.mtu)),
+        ("addresses", addresses.join("\n")),
+        ("routes", if routes.is_empty() { "-".to_owned() } else { routes.join("\n") }),
+        ("pod MAC", attachment.pod_mac.to_string()),
+        ("node link", format!("{}, MAC {}", attachment.host_link, attachment.host_mac)),
+        ("namespace", format!("{}{cookie}", attachment.netns)),
+        ("spoof check", if attachment.spoof_check { "on" } else { "off" }.to_owned()),
+        ("masquerade", if attachment.masquerade_outside.is_some() { "on" } else { "off" }.to_owned()),
+    ];
+    if !attachment.ports.is_empty() {
+        let ports = attachment
+            .ports
+            .iter()
+            .map(|p| format!("{}/{} to {}", p.host_port, p.protocol.as_str(), p.container_port));
+        rows.push(("host ports", ports.collect::<Vec<_>>().join("\n")));
+    }
+    if attachment.bandwidth.is_some() {
+        rows.push(("bandwidth", "limited".to_owned()));
+    }
+    rows
+}

@@ -1,0 +1,72 @@
+//! Pings without a pause, to see whether one is lost.
+
+use std::fs::{self, File};
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rustix::process::{Pid, Signal, kill_process};
+use testkit::{Ns, wait_until};
+
+const INTERVAL: &str = "0.01";
+/// No stream outlives the demo by much, whatever happens to it.
+const LONGEST: &str = "30";
+const PATIENCE: Duration = Duration::from_secs(10);
+
+pub(super) struct Stream {
+    pub(super) to: IpAddr,
+    child: Child,
+    /// What it printed: a line an answer.
+    output: PathBuf,
+}
+
+/// What came of it.
+pub(super) struct Report {
+    pub(super) sent: u32,
+    pub(super) received: u32,
+}
+
+impl Stream {
+    pub(super) fn start(from: &Ns, folder: &std::path::Path, to: IpAddr) -> Result<Self> {
+        let output = folder.join(format!("ping-{}", if to.is_ipv6() { "6" } else { "4" }));
+        let file = File::create(&output).with_context(|| format!("cannot make {}", output.display()))?;
+        let mut command = Command::new("ping");
+        command.args(["-n", "-i", INTERVAL, "-w", LONGEST, &to.to_string()]);
+        command.stdin(Stdio::null()).stdout(file).stderr(Stdio::null());
+        let child = from.enter(|| command.spawn())?.context("cannot start ping")?;
+        Ok(Self { to, child, output })
+    }
+
+    pub(super) fn answers(&self) -> Result<usize> {
+        Ok(fs::read_to_string(&self.output)?.matches("icmp_seq=").count())
+    }
+
+    pub(super) fn wait_for(&self, answers: usize) -> Result<()> {
+        wait_until(&format!("answers from {}", self.to), PATIENCE, || Ok(self.answers()? >= answers))
+    }
+
+    /// Ends it and counts.
+    pub(super) fn end(mut self) -> Result<Report> {
+        kill_process(Pid::from_child(&self.child), Signal::INT).context("cannot stop ping")?;
+        wait_until("the end of ping", PATIENCE, || Ok(self.child.try_wait()?.is_some()))?;
+        let text = fs::read_to_string(&self.output)?;
+        // What was on its way when ping ended is no loss: only what came before the last answer counts.
+        let numbers: Vec<u32> = text
+            .lines()
+            .filter_map(|line| line.split("icmp_seq=").nth(1)?.split(' ').next()?.parse().ok())
+            .collect();
+        let sent = numbers.iter().max().copied().with_context(|| format!("{} never answered", self.to))?;
+        let received = u32::try_from(numbers.len()).unwrap_or(u32::MAX);
+        Ok(Report { sent, received })
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // It ended already, or ends now; there is nobody to tell.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,133 @@
+//! The agent's status on one page, without lines and colours, at most a hundred columns wide where paths and commands
+//! allow it.
+
+use api::{Counts, InstalledFile, NetworkStatus, Problem, ReconcileStatus, Status};
+
+use crate::print::{self, WIDTH};
+use crate::when;
+
+/// The longest name on the left, and the space after it.
+const LEFT: usize = 13;
+/// How many repairs are shown; `-o json` has more.
+const LATEST: usize = 5;
+
+pub(super) fn page(status: &Status, now: u64) -> String {
+    let mut parts = vec![title(status), print::facts(rows(status, now)), blocks(&status.network)];
+    parts.extend(repairs(&status.reconcile, now));
+    parts.push(problems(&status.problems));
+    parts.join("\n\n")
+}
+
+fn title(status: &Status) -> String {
+    let ready = if status.readiness.ready { "ready" } else { "not ready" };
+    format!("podwire {} on {}: {ready}", status.version, status.node)
+}
+
+fn rows(status: &Status, now: u64) -> Vec<(&'static str, String)> {
+    let mut rows = Vec::new();
+    if let Some(reason) = &status.readiness.reason {
+        rows.push(("why", print::wrap(reason, WIDTH - LEFT)));
+        rows.push(("look at", "journalctl -u podwire".to_owned()));
+    }
+    let up = when::since(status.started, now);
+    let agent = format!("process {}, up {up} since {}", status.pid, when::utc(status.started));
+    rows.extend([
+        ("agent", agent),
+        ("memory", mebibytes(status.rss_bytes)),
+        ("store", status.store.clone()),
+        ("run folder", status.run_dir.display().to_string()),
+        ("socket", status.socket.display().to_string()),
+        ("network", network(&status.network)),
+        ("attachments", attachments(status.attachments)),
+        ("reconcile", reconcile(&status.reconcile, now)),
+        ("installed", installed(&status.installed)),
+    ]);
+    rows
+}
+
+fn mebibytes(bytes: u64) -> String {
+    // Tenths are enough, and integers never lie.
+    let tenths = bytes * 10 / (1 << 20);
+    format!("{}.{} MiB", tenths / 10, tenths % 10)
+}
+
+fn network(network: &NetworkStatus) -> String {
+    let mtu = network.mtu.map_or_else(|| "MTU of the bridge".to_owned(), |mtu| format!("MTU {mtu}"));
+    let masquerade = if network.masquerade { "masqueraded" } else { "not masqueraded" };
+    format!("{}: {}, bridge {}, {mtu}, {masquerade}", network.name, network.mode, network.bridge)
+}
+
+pub(super) fn attachments(counts: Counts) -> String {
+    let mut text = format!("{} ready, {} pending", counts.ready, counts.pending);
+    if counts.unreadable > 0 {
+        text.push_str(&format!(", {} unreadable (GC removes them)", counts.unreadable));
+    }
+    text
+}
+
+fn reconcile(status: &ReconcileStatus, now: u64) -> String {
+    let last = match status.last {
+        Some(last) => format!("{} ago in {} ms", when::since(last, now), status.took_ms),
+        None => "not yet".to_owned(),
+    };
+    format!("{last}; {}, {}", print::count(status.rounds, "round"), print::count(status.repairs, "repair"))
+}
+
+fn installed(files: &[InstalledFile]) -> String {
+    if files.is_empty() {
+        return "nothing by this agent; `podwire install` does it".to_owned();
+    }
+    let line = |file: &InstalledFile| match &file.problem {
+        None => format!("ok   {}", file.path.display()),
+        Some(problem) => {
+            let problem = print::wrap(problem, WIDTH - LEFT - 5);
+            format!("BAD  {}\n     {}", file.path.display(), print::hang(&problem, 5))
+        }
+    };
+    files.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+fn blocks(network: &NetworkStatus) -> String {
+    let rows = network.blocks.iter().map(|block| {
+        let total = block.used.saturating_add(block.free);
+        vec![
+            block.cidr.to_string(),
+            block.used.to_string(),
+            block.free.to_string(),
+            print::bar(block.used, total),
+        ]
+    });
+    print::table(&["BLOCK", "USED", "FREE", ""], rows)
+}
+
+/// The latest last, as in a log.
+fn repairs(status: &ReconcileStatus, now: u64) -> Option<String> {
+    let latest = &status.recent[status.recent.len().saturating_sub(LATEST)..];
+    if latest.is_empty() {
+        return None;
+    }
+    let rows = latest.iter().map(|repair| {
+        vec![
+            format!("{} ago", when::since(repair.time, now)),
+            print::wrap(&print::short_ids(&repair.what), WIDTH - LEFT),
+        ]
+    });
+    Some(print::table(&["REPAIRED", ""], rows))
+}
+
+fn problems(problems: &[Problem]) -> String {
+    if problems.is_empty() {
+        return "no problems".to_owned();
+    }
+    let mut lines = vec!["PROBLEMS".to_owned()];
+    for problem in problems {
+        lines.push(format!("- {}", print::hang(&print::wrap(&problem.what, WIDTH - 2), 2)));
+        // Never broken: it is to be pasted.
+        lines.extend(problem.command.as_ref().map(|command| format!("  # {command}")));
+    }
+    lines.join("\n")
+}
+
+#[cfg(test)]
+#[path = "page_tests.rs"]
+mod tests;

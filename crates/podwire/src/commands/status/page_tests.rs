@@ -1,0 +1,88 @@
+use api::{BlockUse, Readiness, Repair};
+
+use super::*;
+
+fn status() -> Status {
+    let block = |cidr: &str, used, free| BlockUse { cidr: cidr.parse().unwrap(), used, free };
+    Status {
+        node: "worker-1".to_owned(),
+        version: "0.1.0".to_owned(),
+        pid: 4711,
+        started: 1_000_000,
+        readiness: Readiness { ready: true, reason: None },
+        store: "embedded".to_owned(),
+        run_dir: "/run/podwire".into(),
+        socket: "/run/podwire/agent.sock".into(),
+        rss_bytes: 6_500_000,
+        network: NetworkStatus {
+            name: "podwire".to_owned(),
+            mode: "routed".to_owned(),
+            bridge: "podwire0".to_owned(),
+            mtu: None,
+            masquerade: true,
+            blocks: vec![block("10.88.0.0/16", 32_766, 32_766), block("fd00:88::/64", 2, 1_048_573)],
+        },
+        attachments: Counts { ready: 2, pending: 0, unreadable: 0 },
+        reconcile: ReconcileStatus { last: Some(1_003_590), took_ms: 3, rounds: 7, ..Default::default() },
+        installed: vec![InstalledFile { path: "/opt/cni/bin/podwire-cni".into(), ok: true, problem: None }],
+        problems: Vec::new(),
+    }
+}
+
+#[test]
+fn a_healthy_node() {
+    let wanted = "\
+podwire 0.1.0 on worker-1: ready
+
+agent        process 4711, up 60m since 1970-01-12 13:46:40 UTC
+memory       6.1 MiB
+store        embedded
+run folder   /run/podwire
+socket       /run/podwire/agent.sock
+network      podwire: routed, bridge podwire0, MTU of the bridge, masqueraded
+attachments  2 ready, 0 pending
+reconcile    10s ago in 3 ms; 7 rounds, 0 repairs
+installed    ok   /opt/cni/bin/podwire-cni
+
+BLOCK         USED   FREE
+10.88.0.0/16  32766  32766    ██████████░░░░░░░░░░  50 %
+fd00:88::/64  2      1048573  █░░░░░░░░░░░░░░░░░░░  <1 %
+
+no problems";
+    assert_eq!(page(&status(), 1_003_600), wanted);
+}
+
+#[test]
+fn trouble_is_told_with_what_helps_and_stays_within_the_width() {
+    let mut status = status();
+    let long = "somebody's firewall ".repeat(20);
+    let command = format!("nft insert rule inet filter forward {}", "iifname podwire0 ".repeat(9).trim_end());
+    status.readiness = Readiness { ready: false, reason: Some(long.clone()) };
+    status.installed[0].ok = false;
+    status.installed[0].problem = Some(long.clone());
+    status.reconcile.recent =
+        (0..9).map(|n| Repair { time: 1_003_000 + n, what: format!("{n} {long}") }).collect();
+    status.problems = vec![
+        Problem { what: long, command: Some(command.clone()) },
+        Problem { what: "short".to_owned(), command: None },
+    ];
+    let page = page(&status, 1_003_600);
+    assert!(page.starts_with("podwire 0.1.0 on worker-1: not ready\n"), "{page}");
+    for word in
+        ["journalctl -u podwire", "BAD  /opt", "PROBLEMS\n- somebody", "\n- short", " ago    8 somebody"]
+    {
+        assert!(page.contains(word), "{word:?} in {page}");
+    }
+    assert!(!page.contains(" ago    3 somebody"), "only the latest: {page}");
+    assert!(page.contains(&format!("\n  # {command}\n")), "{page}");
+    let wide: Vec<&str> = page.lines().filter(|line| line.chars().count() > WIDTH).collect();
+    assert_eq!(wide, [format!("  # {command}")], "only the command is wider");
+}
+
+#[test]
+fn unreadable_records_show() {
+    assert_eq!(
+        attachments(Counts { ready: 1, pending: 2, unreadable: 3 }),
+        "1 ready, 2 pending, 3 unreadable (GC removes them)"
+    );
+}

@@ -1,0 +1,83 @@
+use serde_json::{Value, json};
+use testkit::{Call, Verb};
+
+use crate::common::{Host, has};
+
+fn findings(host: &Host, what: &str) -> Vec<(String, String)> {
+    let outcome = host.ask(&["attachment", "show", what, "-o", "json"]);
+    assert!(outcome.success(), "{}", outcome.stderr);
+    let json: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    json["kernel"].as_array().unwrap().iter().map(|f| (text(&f["now"]), text(&f["what"]))).collect()
+}
+
+#[test]
+fn an_attachment_is_shown_from_its_record_and_from_the_kernel() {
+    for mode in ["routed", "bridge"] {
+        let host = Host::new("show");
+        let agent = host.agent(&["--no-install", "--network-mode", mode]);
+        let pod = host.node.pod("a").unwrap();
+        host.plugin.add(&pod, &agent.config(&json!({ "group": "web" }))).unwrap().ok().unwrap();
+        let outcome = host.ask(&["attachment", "show", &pod.id()[..pod.id().len() - 2]]);
+        assert!(outcome.success(), "{}", outcome.stderr);
+        let netns = pod.netns_path().display().to_string();
+        let wanted = [
+            pod.id(),
+            "10.88.0.2/",
+            "fd00:88::2/",
+            "through 10.88.0.1",
+            "web",
+            mode,
+            &netns,
+            "spoof check  on",
+            "KERNEL",
+        ];
+        has(&outcome.stdout, &wanted);
+        assert!(
+            !outcome.stdout.contains("MISSING") && !outcome.stdout.contains("unknown"),
+            "{}",
+            outcome.stdout
+        );
+        let all = findings(&host, pod.id());
+        assert!(all.len() >= 10 && all.iter().all(|(now, _)| now == "ok"), "{mode}: {all:?}");
+
+        // Without the agent nobody puts it back while we look.
+        drop(agent);
+        pod.sh(&["ip", "addr", "del", "10.88.0.2/16", "dev", "eth0"])
+            .or_else(|_| pod.sh(&["ip", "addr", "del", "10.88.0.2/32", "dev", "eth0"]))
+            .unwrap();
+        let missing: Vec<String> = findings(&host, pod.id())
+            .into_iter()
+            .filter(|(now, _)| now == "missing")
+            .map(|(_, what)| what)
+            .collect();
+        assert!(missing.iter().any(|what| what.starts_with("address 10.88.0.2/")), "{mode}: {missing:?}");
+        assert!(!missing.iter().any(|what| what.contains("fd00:88::2")), "{mode}: {missing:?}");
+        pod.destroy().unwrap();
+        has(&host.ask(&["attachment", "show", pod.id()]).stdout, &["MISSING  namespace "]);
+    }
+}
+
+#[test]
+fn the_beginning_of_an_id_is_enough_if_only_one_has_it() {
+    let host = Host::new("prefix");
+    let (one, two) = (host.node.pod("a").unwrap(), host.node.pod("b").unwrap());
+    let add = |pod, container: &str, ifname: &str| {
+        let call = Call::pod(Verb::Add, pod, &host.standalone());
+        let call = Call { container: Some(container.to_owned()), ifname: Some(ifname.to_owned()), ..call };
+        host.plugin.call(&host.node, &call).unwrap().ok().unwrap();
+    };
+    add(&one, "abc1", "eth0");
+    add(&one, "abc1", "eth1");
+    add(&two, "abc12", "eth0");
+    let show = |what: &str| host.ask(&["attachment", "show", what]);
+    has(&show("abc").stderr, &["may be any of", "abc1/eth0", "abc1/eth1", "abc12/eth0"]);
+    has(&show("abc12").stdout, &["container    abc12"]);
+    // The whole id wins over a beginning.
+    let outcome = show("abc1/eth0");
+    has(&outcome.stdout, &["container    abc1\n", "interface    eth0"]);
+    has(&show("abc1/eth1").stdout, &["interface    eth1"]);
+    let none = show("xyz");
+    assert!(!none.success());
+    has(&none.stderr, &["\"xyz\"", "podwire pods"]);
+}

@@ -1,0 +1,143 @@
+//! A node with the tool and the plugin on it, and an agent where a test wants one.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use testkit::{Agent, Lab, Node, Outcome, Plugin};
+
+pub(crate) struct Host {
+    pub(crate) node: Node,
+    pub(crate) tool: PathBuf,
+    pub(crate) plugin: Plugin,
+    /// Last: it takes all of the above with it.
+    _lab: Lab,
+}
+
+impl Host {
+    /// The tool, with the plugin beside it as `make build` leaves them.
+    pub(crate) fn new(label: &str) -> Self {
+        let lab = Lab::new(label).unwrap();
+        let node = lab.node("n").unwrap();
+        let folder = lab.dir().join("bin");
+        fs::create_dir_all(&folder).unwrap();
+        let tool = folder.join("podwire");
+        fs::copy(env!("CARGO_BIN_EXE_podwire"), &tool).unwrap();
+        let plugin = Plugin::podwire().unwrap();
+        fs::copy(&plugin.path, folder.join("podwire-cni")).unwrap();
+        Self { node, tool, plugin, _lab: lab }
+    }
+
+    /// Whatever a test forgets to say, the tool's folders are the node's and never the machine's.
+    pub(crate) fn run(&self, args: &[&str]) -> Outcome {
+        let runtime = self.runtime();
+        let run_dir = self.node.run_dir();
+        let folders = [
+            ("RUN_DIR", &run_dir),
+            ("STATE_DIR", &runtime.state),
+            ("INSTALL_PLUGIN_DIR", &runtime.bin),
+            ("INSTALL_CONFIG_DIR", &runtime.conf),
+        ]
+        .map(|(name, path)| format!("PODWIRE_{name}={}", path.display()));
+        let mut argv = vec!["env"];
+        argv.extend(folders.iter().map(String::as_str));
+        argv.push(self.tool.to_str().unwrap());
+        argv.extend(args);
+        self.node.run(&argv, b"").unwrap()
+    }
+
+    /// `podwire install`, into the node's own folders in every mode.
+    pub(crate) fn install(&self, args: &[&str]) -> Outcome {
+        let runtime = self.runtime();
+        self.ask(&[&["install"], args, &runtime.install_flags()[..]].concat())
+    }
+
+    /// `args` with the node's run folder.
+    pub(crate) fn ask(&self, args: &[&str]) -> Outcome {
+        let run_dir = self.node.run_dir();
+        self.run(&[args, &["--run-dir", run_dir.to_str().unwrap()]].concat())
+    }
+
+    /// An agent that does not run yet; its program is the tool that is tested.
+    pub(crate) fn idle_agent(&self, flags: &[&str]) -> Agent {
+        let mut agent = Agent::new(&self.node, flags).unwrap();
+        agent.set_program(&self.tool);
+        agent
+    }
+
+    pub(crate) fn agent(&self, flags: &[&str]) -> Agent {
+        let mut agent = self.idle_agent(flags);
+        agent.launch().unwrap();
+        agent.wait_ready().unwrap();
+        agent
+    }
+
+    /// A network without an agent.
+    pub(crate) fn standalone(&self) -> Value {
+        json!({
+            "cniVersion": "1.1.0", "name": "pods", "type": "podwire-cni", "bridge": "pw-test0",
+            "subnet": "10.50.0.0/24,fd00:50::/64", "ipMasq": true,
+            "runDir": self.node.run_dir(), "logFile": self.node.log_file(),
+        })
+    }
+
+    pub(crate) fn state_dir(&self) -> PathBuf {
+        self.node.dir().join("lib")
+    }
+
+    /// Where a runtime would look on this node.
+    pub(crate) fn runtime(&self) -> Runtime {
+        let dir = self.node.dir();
+        Runtime { bin: dir.join("opt/cni/bin"), conf: dir.join("etc/cni/net.d"), state: self.state_dir() }
+    }
+}
+
+/// A runtime's folders.
+pub(crate) struct Runtime {
+    pub(crate) bin: PathBuf,
+    pub(crate) conf: PathBuf,
+    pub(crate) state: PathBuf,
+}
+
+impl Runtime {
+    /// The flags of `podwire install`.
+    pub(crate) fn install_flags(&self) -> Vec<&str> {
+        self.flags(["--plugin-dir", "--config-dir"], &["--state-dir", self.state.to_str().unwrap()])
+    }
+
+    /// The flags of `podwire agent`, which knows its state folder already.
+    pub(crate) fn agent_flags(&self) -> Vec<&str> {
+        self.flags(["--install-plugin-dir", "--install-config-dir"], &["--install"])
+    }
+
+    fn flags<'a>(&'a self, names: [&'a str; 2], more: &[&'a str]) -> Vec<&'a str> {
+        let [bin, conf] = [&self.bin, &self.conf].map(|path| path.to_str().unwrap());
+        [&[names[0], bin, names[1], conf], more].concat()
+    }
+
+    pub(crate) fn config(&self, name: &str) -> Value {
+        serde_json::from_slice(&fs::read(self.conf.join(name)).unwrap()).unwrap()
+    }
+}
+
+/// What a runtime hands to the plugin of a list with one.
+pub(crate) fn plugin_config(list: &Value, node: &Node) -> Value {
+    let mut config = list["plugins"][0].clone();
+    for key in ["cniVersion", "name"] {
+        config[key] = list[key].clone();
+    }
+    config["logFile"] = json!(node.log_file());
+    config
+}
+
+pub(crate) fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o7777
+}
+
+/// Every word is in the text.
+pub(crate) fn has(text: &str, words: &[&str]) {
+    for word in words {
+        assert!(text.contains(word), "{word:?} in:\n{text}");
+    }
+}

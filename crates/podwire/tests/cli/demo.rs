@@ -1,0 +1,30 @@
+use std::time::Duration;
+
+use crate::common::{Host, has};
+
+#[test]
+fn the_demo_shows_two_pods_through_the_agent_and_leaves_nothing() {
+    let host = Host::new("demo");
+    let outcome = host.run(&["demo"]);
+    assert!(outcome.success(), "{}{}", outcome.stdout, outcome.stderr);
+    has(
+        &outcome.stdout,
+        &[
+            "ADD pod a",
+            "ping pod a → pod b",
+            "ping node → pod a",
+            "ping pod a → node",
+            "fd00:88::3",
+            "kill -9",
+            "none lost",
+            "is back",
+            ": ready",
+            "demo/b",
+            "bridge podwire0 removed",
+            "Nothing is left",
+        ],
+    );
+    assert_eq!(outcome.stdout.matches("none lost").count(), 2, "both families: {}", outcome.stdout);
+    // On a machine of its own it takes some three seconds.
+    assert!(outcome.elapsed < Duration::from_secs(25), "{:?}", outcome.elapsed);
+}

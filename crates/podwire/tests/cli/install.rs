@@ -1,0 +1,174 @@
+use std::fs;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use testkit::{Plugin, ping, wait_until};
+
+use crate::common::{Host, has, mode, plugin_config};
+
+#[test]
+fn a7_with_an_agent_plugin_and_config_come_when_it_is_ready() {
+    let host = Host::new("inst");
+    let runtime = host.runtime();
+    let agent = host.agent(&["--no-install"]);
+    let first = host.install(&[]);
+    assert!(first.success(), "{}", first.stderr);
+    has(
+        &first.stdout,
+        &["plugin ", "podwire-cni written", "loopback", "config ", "10-podwire.conflist written"],
+    );
+    let config = runtime.conf.join("10-podwire.conflist");
+    let modes =
+        [&runtime.bin.join("podwire-cni"), &runtime.bin.join("loopback"), &config].map(|path| mode(path));
+    assert_eq!(modes, [0o700, 0o700, 0o600]);
+    assert_eq!(fs::read_dir(&runtime.conf).unwrap().count(), 1, "no temporary file is left");
+    assert_eq!(host.install(&[]).stdout, "everything is in place already\n");
+
+    // What was installed leads to this agent, as a runtime would call it.
+    let list = runtime.config("10-podwire.conflist");
+    assert_eq!(list["plugins"][0]["agent"], json!(agent.socket()));
+    let pod = host.node.pod("a").unwrap();
+    let installed = Plugin { path: runtime.bin.join("podwire-cni") };
+    installed.add(&pod, &plugin_config(&list, &host.node)).unwrap().ok().unwrap();
+    assert!(ping(&host.node, "10.88.0.2".parse().unwrap(), 1).unwrap().all());
+    assert_eq!(agent.get(api::STATUS).unwrap()["attachments"]["ready"], 1);
+}
+
+#[test]
+fn a7_nothing_is_written_before_the_agent_is_ready() {
+    let host = Host::new("early");
+    let runtime = host.runtime();
+    let begun = Instant::now();
+    let outcome = host.install(&["--timeout", "1"]);
+    assert!(!outcome.success() && begun.elapsed() >= Duration::from_secs(1));
+    has(&outcome.stderr, &["waiting for the agent: no agent listens", "nothing was installed", "after 1 s"]);
+    assert!(!runtime.bin.exists() && !runtime.conf.exists() && !runtime.state.exists());
+
+    // An agent that is there and cannot serve.
+    let mut agent = host.idle_agent(&["--no-install"]);
+    fs::create_dir_all(host.node.run_dir().join("networks")).unwrap();
+    agent.launch().unwrap();
+    wait_until("an answer", Duration::from_secs(10), || {
+        Ok(agent.client().get(api::READY, Duration::from_secs(1))?.status == 503)
+    })
+    .unwrap();
+    let outcome = host.install(&["--timeout", "1"]);
+    assert!(!outcome.success());
+    has(&outcome.stderr, &["not a state folder of Podwire"]);
+    assert!(!runtime.bin.exists() && !runtime.conf.exists());
+
+    // It becomes ready while we wait.
+    let waiting = std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| host.install(&[]));
+        fs::remove_dir(host.node.run_dir().join("networks")).unwrap();
+        waiting.join().unwrap()
+    });
+    assert!(waiting.success(), "{}", waiting.stderr);
+    assert!(runtime.conf.join("10-podwire.conflist").exists());
+}
+
+#[test]
+fn a7_a_template_and_a_network_of_the_agents_flags() {
+    let host = Host::new("template");
+    let runtime = host.runtime();
+    let template = host.node.dir().join("template");
+    let text = r#"{"cniVersion": "{{ CNI_VERSION }}", "name": "{{ NAME }}", "plugins": [{"type": "{{ TYPE }}",
+        "agent": "{{ SOCKET }}", "subnet": "{{ BLOCK }}", "mtu": {{ MTU }}}, {"type": "tuning"}]}"#;
+    fs::write(&template, text).unwrap();
+    let _agent = host.agent(&[
+        "--no-install",
+        "--network-name",
+        "blue",
+        "--network-subnet",
+        "10.9.0.0/24",
+        "--network-mtu",
+        "1400",
+    ]);
+    let more = ["--template", template.to_str().unwrap(), "--config-name", "05-blue.conflist"];
+    let outcome = host.install(&more);
+    assert!(outcome.success(), "{}", outcome.stderr);
+    // The agent's own network, not what this command would be configured with.
+    let list = runtime.config("05-blue.conflist");
+    assert_eq!((&list["name"], &list["plugins"][0]["subnet"]), (&json!("blue"), &json!("10.9.0.0/24")));
+    assert_eq!((&list["plugins"][0]["mtu"], &list["plugins"][1]["type"]), (&json!(1400), &json!("tuning")));
+    fs::write(&template, r#"{"name": "{{ NOBODY }}"}"#).unwrap();
+    let outcome = host.install(&more);
+    assert!(!outcome.success());
+    has(&outcome.stderr, &["NOBODY", template.to_str().unwrap()]);
+}
+
+#[test]
+fn another_loopback_plugin_stays_as_it_is() {
+    let host = Host::new("loop");
+    let runtime = host.runtime();
+    fs::create_dir_all(&runtime.bin).unwrap();
+    fs::write(runtime.bin.join("loopback"), "theirs").unwrap();
+    let _agent = host.agent(&["--no-install"]);
+    let outcome = host.install(&[]);
+    assert!(outcome.success(), "{}", outcome.stderr);
+    assert!(!outcome.stdout.contains("loopback"), "{}", outcome.stdout);
+    assert_eq!(fs::read(runtime.bin.join("loopback")).unwrap(), b"theirs");
+}
+
+#[test]
+fn an_agent_that_installs_by_itself_is_left_to_it() {
+    let host = Host::new("itself");
+    let runtime = host.runtime();
+    let _agent = host.agent(&runtime.agent_flags());
+    // At once: the agent is ready, and may not have written a file yet.
+    let outcome = host.install(&[]);
+    assert!(outcome.success(), "{}", outcome.stderr);
+    let config = runtime.conf.join("10-podwire.conflist");
+    has(&outcome.stdout, &[&format!("{} is kept in place by the agent", config.display())]);
+    assert!(config.exists());
+    let elsewhere = host.node.dir().join("elsewhere");
+    let wrong = ["install", "--plugin-dir", elsewhere.to_str().unwrap()];
+    let outcome = host.ask(&wrong);
+    assert!(!outcome.success() && !elsewhere.exists() && config.exists());
+    has(&outcome.stderr, &["install.plugin_dir"]);
+}
+
+#[test]
+fn e20_a_standalone_network_needs_no_agent() {
+    let host = Host::new("install");
+    let runtime = host.runtime();
+    let network = ["--standalone", "--name", "blue", "--subnet", "10.51.0.0/24", "--subnet", "fd00:51::/64"];
+    // Twice: the second finds all in place.
+    for _ in 0..2 {
+        let outcome = host.install(&network);
+        assert!(outcome.success(), "{}", outcome.stderr);
+    }
+    let file = runtime.conf.join("10-blue.conflist");
+    assert_eq!((mode(&runtime.bin.join("podwire-cni")), mode(&file)), (0o700, 0o600));
+    assert_eq!(fs::read_dir(&runtime.conf).unwrap().count(), 1, "no temporary file is left");
+    assert_eq!(fs::read_dir(&runtime.bin).unwrap().count(), 2);
+    let list = runtime.config("10-blue.conflist");
+    assert_eq!(list["cniVersion"], "1.0.0");
+    assert_eq!(list["cniVersions"], json!(["0.4.0", "1.0.0", "1.1.0"]));
+    assert_eq!(list["plugins"].as_array().unwrap().len(), 1);
+    let capabilities = &list["plugins"][0]["capabilities"];
+    assert!(capabilities["portMappings"] == true && capabilities["bandwidth"] == true);
+    assert_eq!(list["plugins"][0]["agent"], Value::Null);
+
+    // What was installed wires a pod, as a runtime would call it.
+    let config = plugin_config(&list, &host.node);
+    let installed = Plugin { path: runtime.bin.join("podwire-cni") };
+    let pod = host.node.pod("a").unwrap();
+    let result = installed.add(&pod, &config).unwrap().ok().unwrap();
+    assert_eq!(result["ips"][0]["address"], "10.51.0.2/24");
+    assert!(installed.del(&pod, &config).unwrap().success());
+}
+
+#[test]
+fn e20_a_config_that_the_plugin_would_refuse_is_not_installed() {
+    let host = Host::new("badinst");
+    let runtime = host.runtime();
+    let outcome = host.install(&["--standalone", "--subnet", "10.1.0.0/32"]);
+    assert!(!outcome.success());
+    has(&outcome.stderr, &["/32"]);
+    assert!(!runtime.bin.exists() && !runtime.conf.exists());
+    // A network of one's own without --standalone is a mistake: the agent has one.
+    let outcome = host.install(&["--subnet", "10.1.0.0/24"]);
+    assert!(!outcome.success());
+    has(&outcome.stderr, &["--standalone"]);
+}

@@ -1,0 +1,11 @@
+//! The command-line tool as a person runs it, on a node of the lab.
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
+
+mod attachment;
+mod cleanup;
+mod common;
+mod demo;
+mod install;
+mod pods;
+mod readme;
+mod status;

@@ -1,0 +1,58 @@
+use serde_json::{Value, json};
+use testkit::{Call, Verb};
+
+use crate::common::{Host, has};
+
+#[test]
+fn pods_are_shown_as_a_table_and_as_json() {
+    let host = Host::new("pods");
+    assert!(host.ask(&["pods"]).stdout.starts_with("no pods in "));
+    let pod = host.node.pod("a").unwrap();
+    host.plugin.add(&pod, &host.standalone()).unwrap().ok().unwrap();
+    let table = host.ask(&["pods"]).stdout;
+    let lines: Vec<&str> = table.lines().collect();
+    assert_eq!(lines.len(), 2, "{table}");
+    assert!(lines[0].starts_with("POD "), "{table}");
+    has(lines[1], &["10.50.0.2 fd00:50::2", "bridge", "ready", "eth0", pod.id(), "default/default-net/-"]);
+    let json: Value = serde_json::from_str(&host.ask(&["pods", "-o", "json"]).stdout).unwrap();
+    assert_eq!((&json[0]["phase"], &json[0]["network"]), (&json!("ready"), &json!("pods")));
+    assert_eq!(json[0]["record"]["container"], pod.id());
+    assert_eq!(json[0]["record"]["addresses"][1]["address"], "fd00:50::2/64");
+    assert!(host.plugin.del(&pod, &host.standalone()).unwrap().success());
+    assert!(host.ask(&["pods"]).stdout.starts_with("no pods in "));
+}
+
+/// B10: tenant, network and group are recorded as the config gives them.
+#[test]
+fn b10_pods_of_an_agent_show_whose_they_are_also_when_it_is_gone() {
+    let host = Host::new("whose");
+    let mut agent = host.agent(&["--no-install"]);
+    let config = agent.config(&json!({ "tenant": "blue", "network": "front", "group": "web" }));
+    let pod = host.node.pod("a").unwrap();
+    let container = "0123456789abcdef".repeat(4);
+    let call = Call {
+        container: Some(container.clone()),
+        args: Some("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-1".to_owned()),
+        ..Call::pod(Verb::Add, &pod, &config)
+    };
+    host.plugin.call(&host.node, &call).unwrap().ok().unwrap();
+    let other = host.node.pod("b").unwrap();
+    host.plugin.add(&other, &host.standalone()).unwrap().ok().unwrap();
+    let table = host.ask(&["pods"]).stdout;
+    has(&table, &["shop/web-1  0123456789ab ", "blue/front/web", "routed", "CNI NETWORK", "10.50.0.2"]);
+    // The agent tells the same.
+    let told: Value = agent.get(api::ATTACHMENTS).unwrap();
+    let json = || serde_json::from_str::<Value>(&host.ask(&["pods", "-o", "json"]).stdout).unwrap();
+    assert_eq!(sorted(&told), sorted(&json()));
+    agent.kill().unwrap();
+    let without_age = |table: &str| {
+        table.lines().map(|line| line.rsplit_once(' ').unwrap().0.trim().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(without_age(&host.ask(&["pods"]).stdout), without_age(&table));
+}
+
+fn sorted(list: &Value) -> Vec<String> {
+    let mut all: Vec<String> = list.as_array().unwrap().iter().map(ToString::to_string).collect();
+    all.sort();
+    all
+}

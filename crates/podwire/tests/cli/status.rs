@@ -1,0 +1,111 @@
+use std::fs;
+use std::time::Duration;
+
+use serde_json::json;
+use testkit::wait_until;
+
+use crate::common::{Host, has};
+
+#[test]
+fn a_ready_agent_is_shown_on_one_page_and_as_json() {
+    let host = Host::new("status");
+    let runtime = host.runtime();
+    let agent = host.agent(&[&runtime.agent_flags()[..], &["--node", "worker-1"]].concat());
+    let pod = host.node.pod("a").unwrap();
+    host.plugin.add(&pod, &agent.config(&json!({}))).unwrap().ok().unwrap();
+    let config = runtime.conf.join("10-podwire.conflist");
+    wait_until("the installed files", Duration::from_secs(10), || {
+        Ok(agent.get(api::STATUS)?["installed"].as_array().is_some_and(|files| files.len() == 3))
+    })
+    .unwrap();
+    let outcome = host.ask(&["status"]);
+    assert_eq!(outcome.status.code(), Some(0), "{}{}", outcome.stdout, outcome.stderr);
+    has(
+        &outcome.stdout,
+        &[
+            "on worker-1: ready\n",
+            &format!("process {}, up ", agent.pid().unwrap()),
+            "store        embedded",
+            "podwire: routed, bridge podwire0, MTU of the bridge, masqueraded",
+            "attachments  1 ready, 0 pending",
+            "10.88.0.0/16  1     65532",
+            "fd00:88::/64  1 ",
+            &format!("ok   {}", config.display()),
+            "no problems",
+        ],
+    );
+    assert!(!outcome.stdout.contains('\u{1b}'), "no colours: {}", outcome.stdout);
+
+    let outcome = host.ask(&["status", "-o", "json"]);
+    let status: api::Status = serde_json::from_str(&outcome.stdout).unwrap();
+    assert!(status.readiness.ready && status.attachments.ready == 1, "{status:?}");
+    assert_eq!((status.network.blocks[0].used, status.installed.len()), (1, 3));
+    // The socket alone is enough.
+    let socket = agent.socket();
+    assert!(host.run(&["status", "--socket", socket.to_str().unwrap()]).success());
+}
+
+#[test]
+fn an_agent_that_is_not_ready_ends_with_1_and_says_why() {
+    let host = Host::new("unready");
+    let mut agent = host.idle_agent(&["--no-install"]);
+    // Somebody else's state: reconcile refuses it.
+    fs::create_dir_all(host.node.run_dir().join("networks")).unwrap();
+    fs::write(host.node.run_dir().join("networks/theirs"), "").unwrap();
+    agent.launch().unwrap();
+    wait_until("an answer", Duration::from_secs(10), || {
+        let answer = agent.client().get(api::READY, Duration::from_secs(1))?;
+        Ok(answer.status == 503 && !String::from_utf8_lossy(&answer.body).contains("starting"))
+    })
+    .unwrap();
+    let outcome = host.ask(&["status"]);
+    assert_eq!(outcome.status.code(), Some(1), "{}{}", outcome.stdout, outcome.stderr);
+    has(
+        &outcome.stdout,
+        &[": not ready\n", "why          ", "is not a state folder", "journalctl -u podwire"],
+    );
+    let outcome = host.ask(&["status", "-o", "json"]);
+    assert_eq!(outcome.status.code(), Some(1));
+    let status: api::Status = serde_json::from_str(&outcome.stdout).unwrap();
+    assert!(!status.readiness.ready);
+}
+
+#[test]
+fn without_an_agent_it_ends_with_2_and_tells_what_the_files_do() {
+    let host = Host::new("noagent");
+    let nothing = host.ask(&["status"]);
+    assert_eq!(nothing.status.code(), Some(2));
+    has(&nothing.stdout, &["agent        not running", "nothing was attached here", "0 ready, 0 pending"]);
+    has(&nothing.stderr, &["podwire agent", "systemctl start podwire"]);
+
+    let pod = host.node.pod("a").unwrap();
+    host.plugin.add(&pod, &host.standalone()).unwrap().ok().unwrap();
+    let standalone = host.ask(&["status"]);
+    assert_eq!(standalone.status.code(), Some(2));
+    has(&standalone.stdout, &["standalone: no agent has worked here", "1 ready, 0 pending"]);
+    assert_eq!(host.ask(&["status", "-o", "json"]).stdout, "");
+}
+
+#[test]
+fn an_agent_that_was_killed_is_missed_with_its_pods_and_tombstones() {
+    let host = Host::new("killed");
+    let mut agent = host.agent(&["--no-install"]);
+    let config = agent.config(&json!({}));
+    let pods = ["a", "b"].map(|name| host.node.pod(name).unwrap());
+    for pod in &pods {
+        host.plugin.add(pod, &config).unwrap().ok().unwrap();
+    }
+    let pid = agent.pid().unwrap();
+    agent.kill().unwrap();
+    assert!(host.plugin.del(&pods[0], &config).unwrap().success());
+    let outcome = host.ask(&["status"]);
+    assert_eq!(outcome.status.code(), Some(2));
+    has(
+        &outcome.stdout,
+        &[
+            &format!("an agent worked here (process {pid}), and is gone"),
+            "attachments  2 ready",
+            "tombstones   1 DEL, which",
+        ],
+    );
+}
