@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use api::{CniAnswer, CniCall, Tombstone};
 use cni::{Call, Code, Env, Error, Failure, Request, Version};
-use engine::{Caller, Done, Wait};
+use engine::{Caller, Done, Resident, Wait};
 use serde_json::{Map, Value};
 use types::{AttachmentKey, NetworkName, RequestId};
 
@@ -48,6 +48,7 @@ pub(crate) struct Work {
     metrics: Arc<Metrics>,
     turns: Arc<Turns>,
     drain: Drain,
+    resident: Resident,
     serve: Box<Serve>,
 }
 
@@ -69,6 +70,7 @@ impl Work {
             board,
             metrics,
             turns: Arc::default(),
+            resident: Resident::default(),
             serve: Box::new(engine::serve),
         }
     }
@@ -76,6 +78,11 @@ impl Work {
     #[cfg(test)]
     pub(crate) fn with_engine(self, serve: Box<Serve>) -> Self {
         Self { serve, ..self }
+    }
+
+    /// What requests remember of the kernel.
+    pub(crate) fn resident(&self) -> &Resident {
+        &self.resident
     }
 
     pub(crate) fn network(&self) -> &NetworkName {
@@ -161,7 +168,12 @@ impl Work {
         if turn.begin(PATIENCE).is_err() {
             return Buried::Failed(format!("another request about it takes longer than {PATIENCE:?}"));
         }
-        let caller = Caller { request: Some(&call.request_id), cancelled: &|| false, wait: Wait::UntilGone };
+        let caller = Caller {
+            request: Some(&call.request_id),
+            cancelled: &|| false,
+            wait: Wait::UntilGone,
+            resident: Some(&self.resident),
+        };
         let outcome = (self.serve)(&request, &path, &caller);
         match &outcome {
             Ok(done) => {
@@ -279,7 +291,12 @@ impl Task {
             })?;
         }
         let cancelled = || self.is_cancelled(key.as_ref());
-        let caller = Caller { request: Some(&self.id), cancelled: &cancelled, wait: Wait::UntilGone };
+        let caller = Caller {
+            request: Some(&self.id),
+            cancelled: &cancelled,
+            wait: Wait::UntilGone,
+            resident: Some(&self.work.resident),
+        };
         (self.work.serve)(&self.request, &self.path, &caller)
     }
 

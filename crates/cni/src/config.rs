@@ -4,7 +4,7 @@ use types::{Mac, NetworkName};
 use crate::address::requested;
 use crate::json::{Obj, describe};
 use crate::runtime::read_mac;
-use crate::{Bandwidth, CniResult, Dns, Error, RequestedIp, RuntimeConfig, Version};
+use crate::{Bandwidth, CniResult, Dns, Env, Error, RequestedIp, RuntimeConfig, Version};
 
 /// A network config as one plugin gets it: what the protocol defines, parsed, and all of it, for who reads the rest.
 #[derive(Debug, Clone, PartialEq)]
@@ -24,6 +24,8 @@ pub struct Config {
     pub map: Map<String, Value>,
     /// Stdin, byte for byte, for a delegate.
     pub raw: Vec<u8>,
+    /// The variables that the request came with, for a delegate.
+    pub variables: Env,
 }
 
 /// How much of a config must be right.
@@ -50,7 +52,7 @@ impl Config {
     pub fn from_slice(raw: &[u8]) -> Result<Self, Error> {
         let map = decode(raw)?;
         let version = version_of(&map)?;
-        Self::read(Body { map, raw, version }, Need::All)
+        Self::read(Body { map, raw, version, variables: &Env::default() }, Need::All)
     }
 
     pub(crate) fn read(body: Body<'_>, need: Need) -> Result<Self, Error> {
@@ -67,6 +69,7 @@ impl Config {
             args_cni_mac,
             ipam_type: need.of(read_ipam_type(&root))?,
             raw: body.raw.to_vec(),
+            variables: body.variables.clone(),
             map: body.map,
         })
     }
@@ -86,6 +89,7 @@ pub(crate) struct Body<'a> {
     pub(crate) map: Map<String, Value>,
     pub(crate) raw: &'a [u8],
     pub(crate) version: Version,
+    pub(crate) variables: &'a Env,
 }
 
 pub(crate) fn decode(stdin: &[u8]) -> Result<Map<String, Value>, Error> {

@@ -1,5 +1,5 @@
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 
 use crate::Error;
@@ -55,6 +55,11 @@ impl Env {
             }
         }
         Self { values }
+    }
+
+    /// All of them, as they came.
+    pub fn all(&self) -> impl Iterator<Item = (&'static str, &OsStr)> {
+        self.values.iter().map(|(var, value)| (var.name(), value.as_os_str()))
     }
 
     /// The variable's value; empty is missing, as everywhere in the protocol.

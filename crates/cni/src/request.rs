@@ -69,7 +69,7 @@ impl Request {
         let map = decode(stdin);
         let version = map.as_ref().map_err(Error::clone).and_then(version_of);
         let spoken = *version.as_ref().unwrap_or(&Version::LATEST);
-        let body = map.and_then(|map| Ok(Body { map, raw: stdin, version: version? }));
+        let body = map.and_then(|map| Ok(Body { map, raw: stdin, version: version?, variables: env }));
         Self::read(env, body).map_err(|error| Failure { error, version: spoken })
     }
 

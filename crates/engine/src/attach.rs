@@ -14,6 +14,7 @@ use types::{AttachMode, AttachmentKey, IfName, MIN_MTU_V6};
 
 use crate::bridge::{self, Bridge, Spec};
 use crate::delegate::Delegate;
+use crate::resident::KnownBridge;
 use crate::state::{
     Allocation, Attachment, Begin, Held, Network, Phase, PodAddress, PodName, SCHEMA, State, StateError,
     Wanted, Wiring,
@@ -41,23 +42,15 @@ pub(crate) fn attach(
         return Ok((answer, attachment));
     }
     let mut pod = RtSocket::open_in(&netns)?;
-    if pod.link(&key.ifname)?.is_some() {
+    if pod.index_of(&key.ifname)?.is_some() {
         let netns = netns_path(call).to_owned();
         return Err(Error::LinkExists { ifname: key.ifname, netns });
     }
     let mut host = RtSocket::open()?;
-    let (bridge, host_end) = find_links(&mut host, conf, &key)?;
+    let bridge = find_bridge(&mut host, conf, caller)?;
+    let host_end = find_host_end(&mut host, &key)?;
     let cookie = pod.netns_cookie()?;
-    let site = Site {
-        call,
-        conf,
-        key: &key,
-        netns: &netns,
-        cookie,
-        mtu: bridge::mtu(conf, bridge.as_ref()),
-        host_end,
-        caller,
-    };
+    let site = Site { call, conf, key: &key, netns: &netns, cookie, mtu: bridge.mtu(conf), host_end, caller };
     let lease = Lease::take(&site)?;
     let begun = begin(&network, &site, &lease, &mut host).and_then(|begun| unshared(&state, &network, begun));
     let made = begun.and_then(|(held, neighbours)| {
@@ -102,8 +95,24 @@ struct Kernel<'a> {
     host: &'a mut RtSocket,
     pod: &'a mut RtSocket,
     state: &'a State,
-    /// The bridge as it was found, if it was.
-    bridge: Option<Link>,
+    bridge: Found,
+}
+
+/// The bridge as it was found.
+enum Found {
+    Known(KnownBridge),
+    Link(Link),
+    Nothing,
+}
+
+impl Found {
+    fn mtu(&self, conf: &NetConf) -> u32 {
+        match self {
+            Self::Known(known) => known.mtu,
+            Self::Link(link) => bridge::mtu(conf, Some(link)),
+            Self::Nothing => bridge::mtu(conf, None),
+        }
+    }
 }
 
 /// What was made, as far as the answer tells it.
@@ -179,36 +188,30 @@ fn clear_the_way(
     }
     let plugin =
         netconf::foreign_ipam(&call.config).filter(|_| held.attachment().is_some_and(|a| a.delegated));
-    detach::undo(held, key, caller.wait)?;
+    detach::undo(held, key, caller)?;
     // Its addresses came from there, and would not be given again.
     plugin.map_or(Ok(None), |plugin| Delegate::find(plugin, &call.path, &call.config)?.del().map(|()| None))
 }
 
-/// The bridge if it is there, and a name for the host end that nobody else has.
-fn find_links(
-    host: &mut RtSocket,
-    conf: &NetConf,
-    key: &AttachmentKey,
-) -> Result<(Option<Link>, HostEnd), Error> {
-    let mut name = key.host_link(0);
-    let mut found = host.links_by_name(&[&conf.bridge, &name])?;
-    let (mut taken, bridge) = (found.pop().flatten(), found.pop().flatten());
-    let (mut salt, mut leftover) = (0, None);
-    while let Some(link) = taken {
-        if link.alias.as_deref().is_some_and(|alias| detach::is_alias_of(alias, key)) {
-            leftover = Some(link.index);
-            break;
-        }
-        salt += 1;
-        if salt >= SALTS {
-            return Err(Error::NotAvailable(format!(
-                "link {name} and {SALTS} others are taken by somebody else"
-            )));
-        }
-        name = key.host_link(salt);
-        taken = host.link(&name)?;
+fn find_bridge(host: &mut RtSocket, conf: &NetConf, caller: &Caller<'_>) -> Result<Found, Error> {
+    if let Some(known) = caller.resident.map(|r| r.bridge(host, conf)).transpose()?.flatten() {
+        return Ok(Found::Known(known));
     }
-    Ok((bridge, HostEnd { name, leftover }))
+    Ok(host.link(&conf.bridge)?.map_or(Found::Nothing, Found::Link))
+}
+
+/// A name for the host end that nobody else has.
+fn find_host_end(host: &mut RtSocket, key: &AttachmentKey) -> Result<HostEnd, Error> {
+    for salt in 0..SALTS {
+        let name = key.host_link(salt);
+        let Some(index) = host.index_of(&name)? else { return Ok(HostEnd { name, leftover: None }) };
+        let alias = host.link_at(index)?.and_then(|link| link.alias);
+        if alias.is_some_and(|alias| detach::is_alias_of(&alias, key)) {
+            return Ok(HostEnd { name, leftover: Some(index) });
+        }
+    }
+    let name = key.host_link(0);
+    Err(Error::NotAvailable(format!("link {name} and {SALTS} others are taken by somebody else")))
 }
 
 /// Claims the addresses and writes the record.
@@ -233,7 +236,7 @@ fn begin(
     let begun = match network.begin(&wanted, &mut make) {
         // Containers that vanished without a DEL must not keep their addresses for ever.
         Err(StateError::Exhausted { .. } | StateError::Taken { .. })
-            if gc::collect_dead(network, host, site.caller.wait).is_ok_and(|collected| collected > 0) =>
+            if gc::collect_dead(network, host, site.caller).is_ok_and(|collected| collected > 0) =>
         {
             network.begin(&wanted, &mut make)?
         }
@@ -400,7 +403,7 @@ fn finish(
     });
     match ready {
         Ok(wired) => Ok((attachment, wired)),
-        Err(error) => match detach::undo(held, site.key, site.caller.wait) {
+        Err(error) => match detach::undo(held, site.key, site.caller) {
             Ok(()) => Err(error),
             Err(also) => Err(Error::Several(vec![error, also])),
         },
@@ -423,16 +426,12 @@ fn wire_up(
     if families.ipv6 && attachment.mtu < MIN_MTU_V6 {
         return Err(Error::MtuTooSmall { mtu: attachment.mtu });
     }
-    let spec = Spec { name: &site.conf.bridge, mtu: site.conf.mtu, promisc: site.conf.promisc };
-    let bridge = bridge::ensure(kernel.host, &spec, kernel.bridge.take())?;
-    if site.conf.is_gateway {
-        sysctl::enable_forwarding(kernel.host, &kernel.state.sysctls(), families)?;
-    }
+    let (bridge, gateways) = bridge_for(attachment, families, site, kernel)?;
     // In force before the link exists: a pod is never unprotected.
     firewall::admit(attachment, kernel.state)?;
     let log = kernel.state.sysctls();
     let wire = Wire { attachment, bridge: &bridge, netns: site.netns, log: &log, neighbours };
-    let new_gateways = wire::make_pair(kernel.host, &wire)?;
+    let new_gateways = wire::make_pair(kernel.host, &wire, &gateways)?;
     for gateway in &new_gateways {
         bridge::resolve_conflicts(kernel.host, &bridge, site.conf, *gateway)?;
         settle::wait_for_address(kernel.host, gateway.addr())?;
@@ -440,7 +439,7 @@ fn wire_up(
     if !new_gateways.is_empty() {
         bridge::adopt(kernel.host, &bridge, &log)?;
     }
-    let Inside { host_index, routes } = wire::set_up_inside(kernel.pod, &wire)?;
+    let Inside { host_index, routes } = wire::set_up_inside(kernel.host, kernel.pod, &wire)?;
     if attachment.mode == AttachMode::Routed {
         wire::route_to_pod(kernel.host, attachment, host_index)?;
     }
@@ -448,5 +447,34 @@ fn wire_up(
     shaping::apply(kernel.host, attachment, host_index)?;
     settle::wait(kernel.host, kernel.pod, attachment)?;
     wire::announce(kernel.pod, &wire)?;
+    if let Some(resident) = site.caller.resident {
+        resident.remember_host_end(site.key, host_index);
+        // Pods have the bridge's MTU, or the one that the config gives to both.
+        resident.remember_bridge(&bridge, attachment.mtu, &attachment.wiring.gateways);
+    }
     Ok(Wired { bridge, routes })
+}
+
+/// The bridge, made or repaired if need be, and the gateways that it may lack.
+fn bridge_for(
+    attachment: &Attachment,
+    families: Families,
+    site: &Site<'_>,
+    kernel: &mut Kernel<'_>,
+) -> Result<(Bridge, Vec<IpNet>), Error> {
+    let gateways = &attachment.wiring.gateways;
+    let found = match std::mem::replace(&mut kernel.bridge, Found::Nothing) {
+        Found::Known(known) if gateways.iter().all(|gateway| known.gateways.contains(gateway)) => {
+            return Ok((known.bridge, Vec::new()));
+        }
+        Found::Known(known) => kernel.host.link(&known.bridge.name)?,
+        Found::Link(link) => Some(link),
+        Found::Nothing => None,
+    };
+    let spec = Spec { name: &site.conf.bridge, mtu: site.conf.mtu, promisc: site.conf.promisc };
+    let bridge = bridge::ensure(kernel.host, &spec, found)?;
+    if site.conf.is_gateway {
+        sysctl::enable_forwarding(kernel.host, &kernel.state.sysctls(), families)?;
+    }
+    Ok((bridge, gateways.clone()))
 }

@@ -10,7 +10,7 @@ use types::ROUTE_PROTOCOL;
 use crate::bridge::BRIDGE_ALIAS;
 use crate::detach::delete_link;
 use crate::state::State;
-use crate::{Error, Wait, gc};
+use crate::{Caller, Error, gc};
 
 /// What cleanup did, and what it left for a person to decide.
 #[derive(Debug, Default)]
@@ -72,7 +72,7 @@ fn remove_attachments(state: &State, report: &mut Report) -> Result<(), Error> {
     for network in state.networks()? {
         let all = network.list()?;
         let count = all.len();
-        let how = gc::Undoing { name: None, wait: Wait::ForTheEnd };
+        let how = gc::Undoing { name: None, caller: &Caller::STANDALONE };
         let errors = gc::undo_all(all, &how, |listed| Ok(network.find_stem(&listed.stem)?));
         report.left.extend(errors.iter().map(|error| format!("attachment not removed: {error}")));
         if count > errors.len() {

@@ -60,6 +60,8 @@ impl<'a> Delegate<'a> {
 
     fn call(&self, verb: &str) -> Result<Vec<u8>, Error> {
         let mut child = Command::new(&self.program)
+            // Not those of this process: an agent serves many requests.
+            .envs(self.config.variables.all())
             .env("CNI_COMMAND", verb)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -12,14 +12,14 @@ use types::{AttachmentKey, IfName};
 use crate::attach::key_of;
 use crate::delegate::Delegate;
 use crate::state::{Attachment, Held, Network};
-use crate::{Error, Wait, firewall, relearn};
+use crate::{Caller, Error, Wait, firewall, relearn};
 
 /// Returns what was there, for the log.
-pub(crate) fn detach(call: &Call, place: &Place, wait: Wait) -> Result<Option<Attachment>, Error> {
+pub(crate) fn detach(call: &Call, place: &Place, caller: &Caller<'_>) -> Result<Option<Attachment>, Error> {
     let key = key_of(call);
     let mut errors = Vec::new();
     let mut was = None;
-    match take_apart(&key, call, place, wait) {
+    match take_apart(&key, call, place, caller) {
         Ok(found) => was = found,
         Err(error) => errors.push(error),
     }
@@ -44,7 +44,7 @@ fn take_apart(
     key: &AttachmentKey,
     call: &Call,
     place: &Place,
-    wait: Wait,
+    caller: &Caller<'_>,
 ) -> Result<Option<Attachment>, Error> {
     let mut found = find(key, call, place)?;
     if found.is_none() {
@@ -60,7 +60,7 @@ fn take_apart(
     }
     let Some(held) = found else { return Ok(None) };
     let (was, network) = (held.attachment().cloned(), held.network().clone());
-    undo(held, key, wait)?;
+    undo(held, key, caller)?;
     if was.as_ref().is_some_and(|was| was.masquerade_outside.is_some()) && network.is_empty()? {
         // The pod is gone, whatever becomes of this; GC tries again and tells.
         let _ = firewall::prune(nft::Idle::KeepFew);
@@ -69,14 +69,14 @@ fn take_apart(
 }
 
 /// Takes an attachment apart and forgets it. If the kernel refuses a step the record stays, for the next DEL or GC.
-pub(crate) fn undo(mut held: Held, key: &AttachmentKey, wait: Wait) -> Result<(), Error> {
+pub(crate) fn undo(mut held: Held, key: &AttachmentKey, caller: &Caller<'_>) -> Result<(), Error> {
     let mut errors = Vec::new();
     // From here on it counts as being undone: if we are killed, the next process goes on.
     errors.extend(held.reopen().err().map(Error::from));
     let mut clean = Vec::new();
     match held.attachment() {
         Some(attachment) => {
-            let flushed = unwire(attachment, wait, &mut errors);
+            let flushed = unwire(attachment, caller, &mut errors);
             clean.extend(flushed);
         }
         // The record cannot be read. The link's name follows from the key, and the claims tell the addresses.
@@ -95,7 +95,7 @@ pub(crate) fn undo(mut held: Held, key: &AttachmentKey, wait: Wait) -> Result<()
 
 /// The kernel's part. The link goes first: while it lives, it stays guarded. Returns the addresses of which the kernel
 /// remembers nothing any more.
-fn unwire(attachment: &Attachment, wait: Wait, errors: &mut Vec<Error>) -> Vec<IpAddr> {
+fn unwire(attachment: &Attachment, caller: &Caller<'_>, errors: &mut Vec<Error>) -> Vec<IpAddr> {
     let rest = || {
         let addresses: Vec<_> = attachment.ips().collect();
         // Without a cookie the record was made from what the link tells, and there may be more.
@@ -105,11 +105,11 @@ fn unwire(attachment: &Attachment, wait: Wait, errors: &mut Vec<Error>) -> Vec<I
         };
         (expelled, flush(&addresses))
     };
-    let (expelled, clean) = match host_end(attachment, wait) {
-        Ok(Some((mut host, link))) => {
-            let (deleted, rest) = match wait {
-                Wait::ForTheEnd => host.delete_link(link.index, rest),
-                Wait::UntilGone => (netlink::delete_link_early(link.index), rest()),
+    let (expelled, clean) = match host_end(attachment, caller) {
+        Ok(Some((mut host, index))) => {
+            let (deleted, rest) = match caller.wait {
+                Wait::ForTheEnd => host.delete_link(index, rest),
+                Wait::UntilGone => (netlink::delete_link_early(index), rest()),
             };
             errors.extend(unless_missing(deleted).err());
             rest
@@ -132,19 +132,24 @@ fn flush(addresses: &[IpAddr]) -> Vec<IpAddr> {
 }
 
 /// The link of the attachment, if it is still there; what shapes it is removed on the way.
-fn host_end(attachment: &Attachment, wait: Wait) -> Result<Option<(RtSocket, Link)>, Error> {
+fn host_end(attachment: &Attachment, caller: &Caller<'_>) -> Result<Option<(RtSocket, u32)>, Error> {
     let mut host = RtSocket::open()?;
-    let names = [attachment.key.shaper_link(), attachment.host_link.clone()];
-    let (host_ends, shapers): (Vec<Link>, Vec<Link>) = ours(&mut host, &names, &attachment.key)?
-        .into_iter()
-        .partition(|link| link.name == attachment.host_link.as_str());
-    for shaper in shapers {
-        match wait {
-            Wait::ForTheEnd => delete_link(&mut host, shaper.index)?,
-            Wait::UntilGone => unless_missing(netlink::delete_link_early(shaper.index))?,
+    let name = &attachment.host_link;
+    let known = caller.resident.map(|r| r.take_host_end(&host, &attachment.key, name)).transpose()?.flatten();
+    // Without a cookie the record was made from what the link tells, and there may be more.
+    if attachment.bandwidth.is_some() || attachment.netns_cookie.is_none() {
+        for shaper in ours(&mut host, &[attachment.key.shaper_link()], &attachment.key)? {
+            match caller.wait {
+                Wait::ForTheEnd => delete_link(&mut host, shaper.index)?,
+                Wait::UntilGone => unless_missing(netlink::delete_link_early(shaper.index))?,
+            }
         }
     }
-    Ok(host_ends.into_iter().next().map(|link| (host, link)))
+    let found = match known {
+        Some(index) => Some(index),
+        None => ours(&mut host, std::slice::from_ref(name), &attachment.key)?.first().map(|link| link.index),
+    };
+    Ok(found.map(|index| (host, index)))
 }
 
 /// Removes a link of ours that no record knows, and what firewall and conntrack have of it.

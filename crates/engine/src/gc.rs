@@ -12,13 +12,13 @@ use types::{AttachmentKey, NetworkName};
 use crate::delegate::Delegate;
 use crate::detach;
 use crate::state::{Attachment, Held, Listed, Network, Phase, State};
-use crate::{Error, Wait, firewall, relearn};
+use crate::{Caller, Error, firewall, relearn};
 
 /// A link's removal waits for a grace period of the kernel, and several can wait at once.
 const WORKERS: usize = 16;
 
 /// Frees everything of this network that is not listed, never a listed one, and goes on past errors.
-pub(crate) fn collect(gc: &Gc, place: &Place, wait: Wait) -> Result<usize, Error> {
+pub(crate) fn collect(gc: &Gc, place: &Place, caller: &Caller<'_>) -> Result<usize, Error> {
     let network_name = &gc.config.name;
     let valid: Vec<AttachmentKey> = gc
         .valid
@@ -33,7 +33,7 @@ pub(crate) fn collect(gc: &Gc, place: &Place, wait: Wait) -> Result<usize, Error
     let mut collected = 0;
     match relearn::existing(&gc.config, place) {
         Ok(Some(network)) => {
-            match collect_in(&network, &valid, &Undoing { name: Some(network_name), wait }) {
+            match collect_in(&network, &valid, &Undoing { name: Some(network_name), caller }) {
                 Ok((count, failed)) => {
                     collected = count;
                     errors.extend(failed);
@@ -75,7 +75,7 @@ fn collect_in(
 pub(crate) struct Undoing<'a> {
     /// Helps with records that cannot be read.
     pub(crate) name: Option<&'a NetworkName>,
-    pub(crate) wait: Wait,
+    pub(crate) caller: &'a Caller<'a>,
 }
 
 /// Takes these attachments apart, several at once.
@@ -106,7 +106,7 @@ pub(crate) fn undo_all(
 pub(crate) fn undo_stem(held: Held, how: &Undoing<'_>) -> Result<(), Error> {
     let key = held.attachment().map(|a| a.key.clone()).or_else(|| key_of_stem(held.stem(), how.name?));
     match key {
-        Some(key) => detach::undo(held, &key, how.wait),
+        Some(key) => detach::undo(held, &key, how.caller),
         None => Ok(held.release(&[])?),
     }
 }
@@ -152,7 +152,11 @@ fn stem_of(alias: &str, mark: &str) -> Option<String> {
 
 /// Collects what is certainly dead: cut off in the middle, or without namespace and link. Never an attachment whose link
 /// still lives, because then its address is still in somebody's namespace. Returns how many.
-pub(crate) fn collect_dead(network: &Network, host: &mut RtSocket, wait: Wait) -> Result<usize, Error> {
+pub(crate) fn collect_dead(
+    network: &Network,
+    host: &mut RtSocket,
+    caller: &Caller<'_>,
+) -> Result<usize, Error> {
     let (mut collected, mut errors) = (network.free_orphans()?, Vec::new());
     for listed in network.list()? {
         let Some(attachment) = &listed.attachment else { continue };
@@ -163,7 +167,7 @@ pub(crate) fn collect_dead(network: &Network, host: &mut RtSocket, wait: Wait) -
         // Somebody may be working on it right now, or have done so since the listing.
         let Ok(Some(held)) = network.find_idle(&listed.stem) else { continue };
         if held.phase() == listed.phase && held.attachment() == Some(attachment) {
-            match detach::undo(held, &attachment.key, wait) {
+            match detach::undo(held, &attachment.key, caller) {
                 Ok(()) => collected += 1,
                 Err(error) => errors.push(error),
             }

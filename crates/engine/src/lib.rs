@@ -27,6 +27,7 @@ mod gc;
 mod privileges;
 pub mod reconcile;
 mod relearn;
+mod resident;
 mod result;
 mod serve;
 mod settle;
@@ -38,4 +39,5 @@ mod wire;
 
 pub use cleanup::{Report, cleanup};
 pub use error::Error;
+pub use resident::Resident;
 pub use serve::{Caller, Done, Wait, serve};

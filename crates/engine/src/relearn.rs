@@ -50,7 +50,7 @@ fn survivors(network: &NetworkName, hints: Hints<'_>) -> Result<Vec<Survivor>, E
 }
 
 /// What the alias of a host end says: key, then addresses (see [`Attachment::alias`]).
-fn survivor(network: &NetworkName, link: &Link, hints: Hints<'_>) -> Option<Survivor> {
+pub(crate) fn survivor(network: &NetworkName, link: &Link, hints: Hints<'_>) -> Option<Survivor> {
     let Alias { id, ifname, addresses } = Alias::of(network, link)?;
     // An id that was too long for the alias was too long for the file's name, and is shortened there the same way.
     let stem = format!("{id}@{ifname}");

@@ -7,7 +7,7 @@ use netconf::{NetConf, Place};
 use serde_json::Value;
 use types::RequestId;
 
-use crate::{attach, check, detach, gc, status};
+use crate::{Resident, attach, check, detach, gc, status};
 
 /// What was done, for the answer on stdout and for the log.
 #[derive(Debug, Default)]
@@ -26,12 +26,14 @@ pub struct Caller<'a> {
     /// Asked right before an attachment is committed. True: nobody wants it any more, and it is undone.
     pub cancelled: &'a (dyn Fn() -> bool + Sync),
     pub wait: Wait,
+    /// What the caller's process remembers, if it stays.
+    pub resident: Option<&'a Resident>,
 }
 
 impl Caller<'_> {
     /// A process that serves one request and ends.
     pub const STANDALONE: Caller<'static> =
-        Caller { request: None, cancelled: &|| false, wait: Wait::ForTheEnd };
+        Caller { request: None, cancelled: &|| false, wait: Wait::ForTheEnd, resident: None };
 }
 
 /// The kernel holds whoever deletes a link for a grace period, but the link is gone long before.
@@ -46,13 +48,13 @@ pub enum Wait {
 pub fn serve(request: &Request, path: &[String], caller: &Caller<'_>) -> Result<Done, cni::Error> {
     match request {
         Request::Add(call) => add(call, caller),
-        Request::Del(call) => del(call, caller.wait),
+        Request::Del(call) => del(call, caller),
         Request::Check(call) => {
             check::check(call, &NetConf::for_call(call)?, &Place::parse(&call.config)?)?;
             Ok(Done::default())
         }
         Request::Gc(request) => {
-            let collected = gc::collect(request, &Place::parse(&request.config)?, caller.wait)?;
+            let collected = gc::collect(request, &Place::parse(&request.config)?, caller)?;
             Ok(Done { collected, ..Done::default() })
         }
         Request::Status(config) => status_of(config, path),
@@ -67,8 +69,8 @@ fn add(call: &Call, caller: &Caller<'_>) -> Result<Done, cni::Error> {
     Ok(Done { answer, addresses: attachment.ips().collect(), collected: 0 })
 }
 
-fn del(call: &Call, wait: Wait) -> Result<Done, cni::Error> {
-    let was = detach::detach(call, &Place::parse(&call.config)?, wait)?;
+fn del(call: &Call, caller: &Caller<'_>) -> Result<Done, cni::Error> {
+    let was = detach::detach(call, &Place::parse(&call.config)?, caller)?;
     let addresses = was.map(|attachment| attachment.ips().collect()).unwrap_or_default();
     Ok(Done { addresses, ..Done::default() })
 }

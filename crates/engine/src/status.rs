@@ -6,7 +6,7 @@ use netlink::RtSocket;
 
 use crate::delegate::Delegate;
 use crate::state::{Listed, Phase, State, StateError};
-use crate::{Error, Wait, firewall, gc, privileges, relearn};
+use crate::{Caller, Error, firewall, gc, privileges, relearn};
 
 /// How many pods are looked at. What happens to the firewall's tables mostly happens to all of them.
 const SAMPLES: usize = 4;
@@ -41,7 +41,7 @@ fn room(config: &Config, conf: &NetConf, place: &Place, host: &mut RtSocket) -> 
     match network.has_room(pools) {
         // Also as an ADD would. A runtime that is told 50 sends no ADD that could make room.
         Err(StateError::Exhausted { .. })
-            if gc::collect_dead(&network, host, Wait::ForTheEnd).is_ok_and(|n| n > 0) =>
+            if gc::collect_dead(&network, host, &Caller::STANDALONE).is_ok_and(|n| n > 0) =>
         {
             Ok(network.has_room(pools)?)
         }

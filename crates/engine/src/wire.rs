@@ -33,9 +33,12 @@ pub(crate) enum Neighbours {
 }
 
 /// Makes the pair and puts the gateways on the bridge, in one send. Returns the gateways that were new on the bridge.
-pub(crate) fn make_pair(host: &mut RtSocket, wire: &Wire<'_>) -> Result<Vec<IpNet>, Error> {
+pub(crate) fn make_pair(
+    host: &mut RtSocket,
+    wire: &Wire<'_>,
+    gateways: &[IpNet],
+) -> Result<Vec<IpNet>, Error> {
     let (attachment, bridge) = (wire.attachment, wire.bridge);
-    let gateways = &attachment.wiring.gateways;
     let is_port = attachment.mode == AttachMode::Bridge;
     let alias = attachment.alias();
     let mut ops = bridge::gateway_ops(bridge.index, gateways);
@@ -91,7 +94,7 @@ pub(crate) struct Inside {
 }
 
 /// Configures the pod's end from inside its namespace and brings it up.
-pub(crate) fn set_up_inside(pod: &mut RtSocket, wire: &Wire<'_>) -> Result<Inside, Error> {
+pub(crate) fn set_up_inside(host: &RtSocket, pod: &mut RtSocket, wire: &Wire<'_>) -> Result<Inside, Error> {
     let attachment = wire.attachment;
     let ifname = &attachment.key.ifname;
     let has_ipv6 = attachment.ips().any(|ip| ip.is_ipv6());
@@ -103,20 +106,23 @@ pub(crate) fn set_up_inside(pod: &mut RtSocket, wire: &Wire<'_>) -> Result<Insid
         }
     })??;
     let vanished = || Error::NotAvailable(format!("interface {ifname} vanished while it was set up"));
-    let link = pod.link(ifname)?.ok_or_else(vanished)?;
-    let host_index = link.peer.ok_or_else(vanished)?;
-    let wanted = &attachment.wiring.routes;
-    let mut answers = pod.run_all(&inside_ops(attachment, link.index))?;
-    let of_routes = answers.split_off(answers.len() - wanted.len());
-    for answer in answers {
-        answer?;
-    }
-    let mut routes = Vec::with_capacity(wanted.len());
-    for (route, answer) in wanted.iter().zip(of_routes) {
-        match answer {
-            Ok(()) => routes.push(route.clone()),
-            Err(e) if e.is_exists() => {}
-            Err(e) => return Err(e.into()),
+    let index = pod.index_of(ifname)?.ok_or_else(vanished)?;
+    let host_index = host.index_of(&attachment.host_link)?.ok_or_else(vanished)?;
+    let steps = inside_steps(attachment, index);
+    let ops: Vec<Op<'static>> = steps.iter().map(|(op, _)| *op).collect();
+    let mut routes = Vec::with_capacity(attachment.wiring.routes.len());
+    let mut others = Vec::new();
+    for ((_, step), answer) in steps.iter().zip(pod.run_all(&ops)?) {
+        match (step, answer) {
+            (Step::Needed, answer) => answer?,
+            (Step::Gateway(gateway), Err(e)) if e.is_exists() => others.push(*gateway),
+            (Step::Gateway(_), answer) => answer?,
+            (Step::Route(route), Ok(())) => routes.push((*route).clone()),
+            (Step::Route(_), Err(e)) if e.is_exists() => {}
+            // Through a gateway that another interface of the pod has: that one was first.
+            (Step::Route(route), Err(_))
+                if gateway_of(attachment, route).is_some_and(|gw| others.contains(&gw)) => {}
+            (Step::Route(_), Err(e)) => return Err(e.into()),
         }
     }
     Ok(Inside { host_index, routes })
@@ -135,39 +141,50 @@ pub(crate) fn announce(pod: &mut RtSocket, wire: &Wire<'_>) -> Result<(), Error>
     }
 }
 
-/// Addresses, then up, then what needs a link that is up.
+/// What one operation inside the pod is for.
+enum Step<'a> {
+    Needed,
+    /// The route to a gateway, which another interface of the pod may have.
+    Gateway(IpAddr),
+    /// One of the pod's routes, likewise.
+    Route(&'a PodRoute),
+}
+
 pub(crate) fn inside_ops(attachment: &Attachment, link: u32) -> Vec<Op<'static>> {
-    let mut ops: Vec<Op<'static>> = Vec::new();
+    inside_steps(attachment, link).into_iter().map(|(op, _)| op).collect()
+}
+
+/// Addresses, then up, then what needs a link that is up.
+fn inside_steps(attachment: &Attachment, link: u32) -> Vec<(Op<'static>, Step<'_>)> {
+    let mut steps: Vec<(Op<'static>, Step<'_>)> = Vec::new();
     for pod in &attachment.addresses {
         let broadcast = match pod.address {
             IpNet::V4(v4) if v4.prefix_len() < 31 => Some(v4.broadcast()),
             IpNet::V4(_) | IpNet::V6(_) => None,
         };
-        ops.push(Op::AddAddress(AddAddress {
-            link,
-            addr: pod.address,
-            nodad: true,
-            broadcast,
-            mode: Mode::Exclusive,
-        }));
+        let address = AddAddress { link, addr: pod.address, nodad: true, broadcast, mode: Mode::Exclusive };
+        steps.push((Op::AddAddress(address), Step::Needed));
     }
-    ops.push(Op::SetLink(SetLink { up: Some(true), ..SetLink::of(LinkRef::Index(link)) }));
+    let up = SetLink { up: Some(true), ..SetLink::of(LinkRef::Index(link)) };
+    steps.push((Op::SetLink(up), Step::Needed));
     if attachment.mode == AttachMode::Routed {
-        ops.extend(gateway_inside(attachment, link));
+        steps.extend(gateway_inside(attachment, link));
     }
-    ops.extend(kernel_routes(attachment, link).map(|route| Op::AddRoute { route, mode: Mode::Exclusive }));
-    ops
+    let routes = kernel_routes(attachment, link).zip(&attachment.wiring.routes);
+    steps.extend(routes.map(|(route, of)| (Op::AddRoute { route, mode: Mode::Exclusive }, Step::Route(of))));
+    steps
 }
 
 /// In mode `routed` the gateway is on no subnet of the pod's: it gets a route and a fixed neighbour, so that no ARP or ND
 /// happens and none can be faked.
-fn gateway_inside(attachment: &Attachment, link: u32) -> impl Iterator<Item = Op<'static>> {
+fn gateway_inside(attachment: &Attachment, link: u32) -> impl Iterator<Item = (Op<'static>, Step<'_>)> {
     let mac = attachment.host_mac;
     attachment.addresses.iter().filter_map(|a| a.gateway).flat_map(move |gateway| {
         let route = Route { link: Some(link), scope: RouteScope::Link, ..Route::to(IpNet::from(gateway)) };
+        let neighbour = AddNeighbour { link, addr: gateway, mac, protocol: ROUTE_PROTOCOL };
         [
-            Op::AddRoute { route, mode: Mode::Replace },
-            Op::AddNeighbour(AddNeighbour { link, addr: gateway, mac, protocol: ROUTE_PROTOCOL }),
+            (Op::AddRoute { route, mode: Mode::Exclusive }, Step::Gateway(gateway)),
+            (Op::AddNeighbour(neighbour), Step::Needed),
         ]
     })
 }

@@ -7,8 +7,9 @@
 //!   caller: ······· hears "gone" ▶ carries on ······················ answer
 //! ```
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc;
+use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread::Builder;
 
 use netlink_packet_core::NLM_F_ECHO;
@@ -29,6 +30,11 @@ const STACK: usize = 64 * 1024;
 
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
 
+/// More than can be deleted before the news of it are read.
+const REMEMBERED: usize = 1024;
+
+static DELETED: Mutex<VecDeque<u32>> = Mutex::new(VecDeque::new());
+
 impl RtSocket {
     /// Deletes a link and runs `meanwhile` as soon as it is gone, beside the rest of the deletion. If the link cannot be
     /// deleted, `meanwhile` runs all the same.
@@ -43,6 +49,7 @@ impl RtSocket {
 /// Deletes a link of the calling thread's namespace, and returns as soon as it is gone: link, routes and name. A thread
 /// of its own sits out the rest of the grace period; where there are too many of them, the caller does.
 pub fn delete_link_early(index: u32) -> Result<(), Error> {
+    note(index);
     let mut host = RtSocket::open()?;
     let Some(turn) = Turn::take() else { return host.run(&Op::DelLink(index)) };
     let mut deletion = Deletion::prepare(&mut host.socket, index, Told::by_this_kernel())?;
@@ -59,6 +66,19 @@ pub fn delete_link_early(index: u32) -> Result<(), Error> {
         Ok(_) => deletion.hear().map(|_| ()).map_err(|silence| failure.try_recv().unwrap_or(silence)),
         Err(_) => deletion.run(|| ()).0,
     }
+}
+
+/// Whether this process deleted the link of this index (of whatever namespace) not long ago: news of it are no news.
+pub fn was_deleted_here(index: u32) -> bool {
+    DELETED.lock().unwrap_or_else(PoisonError::into_inner).contains(&index)
+}
+
+fn note(index: u32) {
+    let mut deleted = DELETED.lock().unwrap_or_else(PoisonError::into_inner);
+    if deleted.len() == REMEMBERED {
+        deleted.pop_front();
+    }
+    deleted.push_back(index);
 }
 
 /// How many threads still wait for the kernel to end a deletion whose caller was let go.

@@ -28,7 +28,7 @@ mod view;
 pub mod wire;
 mod words;
 
-pub use deletion::{delete_link_early, deletions_under_way};
+pub use deletion::{delete_link_early, deletions_under_way, was_deleted_here};
 pub use dump::RouteFilter;
 pub use error::Error;
 pub use exchange::Dump;

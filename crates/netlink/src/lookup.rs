@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::ops::ControlFlow;
+use std::os::fd::AsFd as _;
 
 use netlink_packet_route::link::LinkHeader;
 use netlink_packet_route::route::RouteHeader;
@@ -41,6 +42,16 @@ pub(crate) fn skip_stats(body: &mut Body<'_>) {
 }
 
 impl RtSocket {
+    /// The index of a link of the socket's namespace. Unlike [`RtSocket::link`] it does not wait for the kernel's lock over
+    /// all links, for which everybody queues.
+    pub fn index_of(&self, name: &IfName) -> Result<Option<u32>, Error> {
+        match rustix::net::netdevice::name_to_index(self.socket.as_fd(), name.as_str()) {
+            Ok(index) => Ok(Some(index)),
+            Err(Errno::NODEV) => Ok(None),
+            Err(errno) => Err(Error::Socket { operation: format!("look for link {name}"), errno }),
+        }
+    }
+
     pub fn link(&mut self, name: &IfName) -> Result<Option<Link>, Error> {
         Ok(self.links_of(&[LinkRef::Name(name)])?.pop().flatten())
     }

@@ -26,7 +26,7 @@ const GROUPS: [u32; 6] = [
 const MOST: usize = 4096;
 
 /// Where something changed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Where {
     /// In the namespace of the socket.
     Here,
@@ -59,6 +59,7 @@ pub enum News {
     /// loses its last IPv4 address: look at routes after `Link` and `AddressGone`.
     RouteGone {
         dst: IpNet,
+        link: Option<u32>,
         protocol: u8,
         place: Where,
     },
@@ -139,9 +140,12 @@ fn read_news(reply: &Reply<'_>, place: Where) -> Option<News> {
         libc::RTM_DELADDR => {
             Address::parse(body).map(|a| News::AddressGone { link: a.link, addr: a.addr, place })
         }
-        libc::RTM_DELROUTE => {
-            Route::parse(body).map(|r| News::RouteGone { dst: r.dst, protocol: r.protocol, place })
-        }
+        libc::RTM_DELROUTE => Route::parse(body).map(|r| News::RouteGone {
+            dst: r.dst,
+            link: r.link,
+            protocol: r.protocol,
+            place,
+        }),
         // A bridge keeps the MACs behind its ports in a table that speaks the same messages.
         libc::RTM_DELNEIGH if family != libc::AF_BRIDGE => {
             let Neighbour { link, addr, protocol, .. } = Neighbour::parse(body)?;

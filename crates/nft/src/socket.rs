@@ -2,6 +2,7 @@
 //! works it off before the send returns, so that its answers are there at once.
 
 use std::ops::{ControlFlow, Range};
+use std::time::Duration;
 
 use netlink::wire::{Batch, Body, Head, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, Oversize};
 use netlink::{Content, Dump, Protocol, Refusal};
@@ -21,6 +22,10 @@ const GENERAL: usize = 4;
 
 const TALK: &str = "talk to netfilter";
 const LIST: &str = "list the firewall";
+
+/// How often, and how long, a set that is being made larger is waited for.
+const BUSY_TRIES: usize = 200;
+const BUSY_PAUSE: Duration = Duration::from_millis(1);
 
 pub(crate) struct Socket {
     inner: netlink::Socket,
@@ -56,6 +61,22 @@ impl Socket {
     /// All or nothing. The answer holds each request that was refused, by its place; none means done. With a
     /// generation, the kernel also refuses all when anything changed since (ERESTART).
     pub(crate) fn transact(
+        &mut self,
+        requests: &[Request<'_>],
+        generation: Option<u32>,
+    ) -> Result<Result<(), Refused>, Error> {
+        // A set that is just being made larger takes nothing for a moment.
+        let is_busy = |refused: &Refused| refused.requests.iter().any(|(_, r)| r.errno == Errno::BUSY);
+        for _ in 0..BUSY_TRIES {
+            match self.try_transact(requests, generation)? {
+                Err(refused) if is_busy(&refused) => std::thread::sleep(BUSY_PAUSE),
+                done => return Ok(done),
+            }
+        }
+        self.try_transact(requests, generation)
+    }
+
+    fn try_transact(
         &mut self,
         requests: &[Request<'_>],
         generation: Option<u32>,

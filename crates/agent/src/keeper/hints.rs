@@ -1,35 +1,60 @@
 //! What the kernel's news ask for. Pure. News are reasons to look, never findings: our own work makes them too.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 use engine::reconcile::Depth;
 use netlink::{News, Where};
 use types::{IfName, ROUTE_PROTOCOL};
 
-/// The looks that these news ask for. What goes on the node often goes inside a pod as well, and the quick look does not
-/// wait for the deep one.
-pub(super) fn depths(news: &[News], bridges: &[IfName]) -> BTreeSet<Depth> {
-    news.iter().filter_map(|one| of_one(one, bridges)).collect()
+/// What is known when news come.
+pub(super) struct Known<'a> {
+    pub(super) bridges: &'a [IfName],
+    /// Whether we deleted this link ourselves: then all that is told of it is no news.
+    pub(super) deleted_here: &'a dyn Fn(u32) -> bool,
 }
 
-fn of_one(news: &News, bridges: &[IfName]) -> Option<Depth> {
+/// The looks that these news ask for. What goes on the node often goes inside a pod as well, and the quick look does not
+/// wait for the deep one.
+pub(super) fn depths(news: &[News], known: &Known<'_>) -> BTreeSet<Depth> {
+    // Of a link that is told several times the last word counts: a new one is told as down before it is up.
+    let mut up = HashSet::new();
+    let mut depths = BTreeSet::new();
+    for one in news.iter().rev() {
+        if let News::Link { index, up: true, place, .. } = one {
+            up.insert((*place, *index));
+        }
+        let settled = |place: Where, index: u32| up.contains(&(place, index));
+        depths.extend(of_one(one, known, &settled));
+    }
+    depths
+}
+
+fn of_one(news: &News, known: &Known<'_>, settled: &dyn Fn(Where, u32) -> bool) -> Option<Depth> {
+    let stays = |link: u32| !(known.deleted_here)(link);
     let (place, lost) = match news {
         News::Lost => return Some(Depth::Pods),
-        News::Link { name, up, gone, place, .. } => {
+        News::Link { index, name, up, gone, place } => {
             let ours = |name: &String| {
-                name.starts_with("pw") || name.starts_with("pi") || bridges.iter().any(|b| b.as_str() == name)
+                let is_bridge = known.bridges.iter().any(|bridge| bridge.as_str() == name);
+                is_bridge || name.starts_with("pw") || name.starts_with("pi")
             };
+            let down = !up && !settled(*place, *index);
             // Inside a pod, a link that is gone is gone here as well.
             let lost = match place {
-                Where::Here => (*gone || !up) && name.as_ref().is_none_or(ours),
-                Where::Elsewhere => !up && !gone,
+                Where::Here => (*gone || down) && name.as_ref().is_none_or(ours) && stays(*index),
+                Where::Elsewhere => down && !gone,
             };
             (*place, lost)
         }
-        News::PortLeft { place, .. } => (*place, *place == Where::Here),
-        News::AddressGone { place, .. } => (*place, true),
-        News::RouteGone { protocol, place, .. } | News::NeighbourGone { protocol, place, .. } => {
-            (*place, *protocol == ROUTE_PROTOCOL)
+        News::PortLeft { index, place } => (*place, *place == Where::Here && stays(*index)),
+        News::AddressGone { link, place, .. } => (*place, *place == Where::Elsewhere || stays(*link)),
+        News::RouteGone { link, protocol, place, .. } => {
+            let stays = *place == Where::Elsewhere || link.is_none_or(stays);
+            (*place, *protocol == ROUTE_PROTOCOL && stays)
+        }
+        News::NeighbourGone { link, protocol, place, .. } => {
+            let stays = *place == Where::Elsewhere || stays(*link);
+            (*place, *protocol == ROUTE_PROTOCOL && stays)
         }
     };
     lost.then_some(match place {
@@ -42,12 +67,16 @@ fn of_one(news: &News, bridges: &[IfName]) -> Option<Depth> {
 mod tests {
     use super::*;
 
+    /// A link that we deleted ourselves.
+    const OURS: u32 = 99;
+
     fn look(news: News) -> Option<Depth> {
         all(&[news]).pop_last()
     }
 
     fn all(news: &[News]) -> BTreeSet<Depth> {
-        depths(news, &[IfName::try_from("podwire0").unwrap()])
+        let bridges = [IfName::try_from("podwire0").unwrap()];
+        depths(news, &Known { bridges: &bridges, deleted_here: &|index| index == OURS })
     }
 
     fn link(name: &str, up: bool, gone: bool) -> News {
@@ -55,7 +84,7 @@ mod tests {
     }
 
     fn route(protocol: u8, place: Where) -> News {
-        News::RouteGone { dst: "fd00:88::2/128".parse().unwrap(), protocol, place }
+        News::RouteGone { dst: "fd00:88::2/128".parse().unwrap(), link: Some(7), protocol, place }
     }
 
     #[test]
@@ -67,6 +96,22 @@ mod tests {
         assert_eq!(look(route(ROUTE_PROTOCOL, Where::Here)), Some(Depth::Node));
         assert_eq!(look(route(2, Where::Here)), None);
         assert_eq!(look(News::Lost), Some(Depth::Pods));
+    }
+
+    #[test]
+    fn our_own_add_and_del_are_no_news() {
+        assert_eq!(all(&[link("pwabc", false, false), link("pwabc", true, false)]), BTreeSet::new());
+        assert_eq!(all(&[link("pwabc", true, false), link("pwabc", false, false)]), [Depth::Node].into());
+        let gone = News::Link {
+            index: OURS,
+            name: Some("pwabc".to_owned()),
+            up: false,
+            gone: true,
+            place: Where::Here,
+        };
+        let dst = "fd00:88::2/128".parse().unwrap();
+        let route = News::RouteGone { dst, link: Some(OURS), protocol: ROUTE_PROTOCOL, place: Where::Here };
+        assert_eq!(all(&[gone, route]), BTreeSet::new());
     }
 
     #[test]

@@ -32,6 +32,7 @@ use crate::metrics::Metrics;
 use crate::notify;
 use crate::server::SocketWatch;
 use crate::work::Work;
+use hints::Known;
 use watch::Watch;
 
 /// After some news nothing is heard for so long: every ADD makes a dozen, and waking up for each of them would cost the
@@ -40,7 +41,7 @@ const REST: Duration = Duration::from_millis(40);
 /// How long after an event a round begins: what belongs together comes together.
 const PAUSE: Duration = Duration::from_millis(60);
 /// The same for what happened inside pods: looking into all of them is dearer, and every DEL makes such news.
-const DEEP_PAUSE: Duration = Duration::from_millis(500);
+const DEEP_PAUSE: Duration = Duration::from_millis(700);
 /// A round takes at most this share of the time while events keep coming.
 const SHARE: u32 = 8;
 /// But whatever rounds take, what is removed meanwhile is back within a second.
@@ -131,6 +132,8 @@ impl Keeper {
 
     /// Runs until `stop` says so; the bell makes it look.
     pub(crate) fn run(mut self, stop: impl Fn() -> bool) {
+        // Of this thread alone: pods that wait come first. Where it is not allowed, they come as they come.
+        let _ = rustix::process::setpriority_process(None, 5);
         while !stop() {
             let now = Instant::now();
             if self.timer <= now {
@@ -183,7 +186,10 @@ impl Keeper {
     fn collect(&mut self) {
         match self.netlink.read() {
             Ok(news) => {
-                for depth in hints::depths(&news, &self.bridges()) {
+                let bridges = self.bridges();
+                let known = Known { bridges: &bridges, deleted_here: &netlink::was_deleted_here };
+                for depth in hints::depths(&news, &known) {
+                    self.parts.work.resident().forget_bridges();
                     self.soon(depth, false);
                 }
             }
@@ -257,6 +263,7 @@ impl Keeper {
             network: Some((&config.network.name, conf)),
             depth: due.depth,
             memory: &self.memory,
+            resident: Some(self.parts.work.resident()),
         };
         let outcome = reconcile::reconcile(order);
         let took = started.elapsed();

@@ -172,7 +172,6 @@ fn a_burst_of_adds_does_not_starve_a_del() {
 
 /// Two interfaces of one pod in one network, made at the same time.
 #[test]
-#[ignore = "in mode routed the gateway's route inside the pod is replaced by whoever comes, in the middle of the other's ADD"]
 fn adds_of_several_interfaces_of_one_pod_at_once() {
     let host = Host::new("ifaces");
     let pod = host.pod("a");

@@ -7,7 +7,6 @@ use crate::gate::Gate;
 
 /// The spec: a delegate gets the environment of who delegates. The agent's own is none of its business.
 #[test]
-#[ignore = "the agent runs a delegate with its own environment"]
 fn a_delegate_gets_the_variables_of_the_request() {
     let host = Host::new("delegate");
     let (gate, pod) = (Gate::new(&host), host.pod("a"));

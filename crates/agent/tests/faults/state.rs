@@ -96,13 +96,11 @@ fn a_corrupted_record_is_written_anew() {
 }
 
 #[test]
-#[ignore = "a link that no record knows is removed as a stray, also a living pod's"]
 fn a_record_that_was_removed_is_relearnt_while_the_agent_runs() {
     survives(Damage::Removed, When::Running);
 }
 
 #[test]
-#[ignore = "a link that no record knows is removed as a stray, also a living pod's"]
 fn a_record_that_was_removed_is_relearnt_when_the_agent_starts() {
     survives(Damage::Removed, When::Down);
 }

@@ -18,11 +18,14 @@ fn has_link(host: &Host, name: &str) -> bool {
     inspect::links(&host.node).unwrap().iter().any(|link| link.name == name)
 }
 
+/// A record that was removed is written anew; but an address has one owner.
 #[test]
-fn a_link_of_ours_without_a_record_goes_and_those_of_others_stay() {
+fn a_link_whose_address_another_pod_has_goes_and_those_of_others_stay() {
     let host = host("stray", "routed", BY_TIMER);
+    let (_pod, result) = host.attached("a");
+    let taken = format!("podwire:podwire/ghost/eth0 {}/32", ips(&result)[0]);
     let links = [
-        ("pwstray", "podwire:podwire/ghost/eth0 10.88.9.9/16"),
+        ("pwstray", taken.as_str()),
         ("pwother", "podwire:other/ghost/eth0 10.99.9.9/16"),
         ("pwplain", "not ours"),
         ("pwbare", "x"),

@@ -27,7 +27,7 @@ use types::{AttachmentKey, IfName, NetworkName};
 
 use crate::gc::{self, Undoing};
 use crate::state::{Attachment, Listed, Network, Phase, State};
-use crate::{Error, Wait, relearn};
+use crate::{Caller, Error, Resident, Wait, relearn};
 use node::Renewed;
 use observe::Seen;
 
@@ -40,6 +40,13 @@ pub struct Order<'a> {
     pub depth: Depth,
     /// What the last round knew: it helps where records were lost or damaged.
     pub memory: &'a [Attachment],
+    pub resident: Option<&'a Resident>,
+}
+
+impl Order<'_> {
+    fn caller(&self) -> Caller<'_> {
+        Caller { request: None, cancelled: &|| false, wait: Wait::UntilGone, resident: self.resident }
+    }
 }
 
 /// Looking into every pod takes a system call or ten for each.
@@ -217,7 +224,7 @@ impl Round<'_> {
             return Ok(());
         };
         let name = NetworkName::try_from(network.name().as_str()).ok();
-        gc::undo_stem(held, &Undoing { name: name.as_ref(), wait: Wait::UntilGone })?;
+        gc::undo_stem(held, &Undoing { name: name.as_ref(), caller: &self.order.caller() })?;
         self.repaired(
             Kind::Pending,
             format_args!("{}/{}, cut off in the middle, was undone", network.name(), listed.stem),

@@ -11,7 +11,7 @@ use super::{Depth, Kind, Life, Round, inside};
 use crate::bridge::{self, Bridge, Spec};
 use crate::state::{Attachment, Held, Network, Phase};
 use crate::wire::{self, Neighbours, Wire, host_route};
-use crate::{Error, Wait, detach, firewall, settle, shaping};
+use crate::{Error, detach, firewall, settle, shaping};
 
 impl Round<'_> {
     pub(super) fn attachment(
@@ -137,8 +137,8 @@ impl Round<'_> {
             neighbours: Neighbours::KnowNothing,
         };
         firewall::admit(attachment, &self.state)?;
-        wire::make_pair(&mut self.host, &wire)?;
-        let host_index = wire::set_up_inside(&mut pod, &wire)?.host_index;
+        wire::make_pair(&mut self.host, &wire, &attachment.wiring.gateways)?;
+        let host_index = wire::set_up_inside(&self.host, &mut pod, &wire)?.host_index;
         if attachment.mode == AttachMode::Routed {
             wire::route_to_pod(&mut self.host, attachment, host_index)?;
         }
@@ -150,7 +150,7 @@ impl Round<'_> {
     }
 
     fn collect(&mut self, held: Held, attachment: &Attachment) -> Result<Life, Error> {
-        detach::undo(held, &attachment.key, Wait::UntilGone)?;
+        detach::undo(held, &attachment.key, &self.order.caller())?;
         let ips: Vec<String> = attachment.ips().map(|ip| ip.to_string()).collect();
         self.repaired(
             Kind::Collected,

@@ -1,36 +1,66 @@
-//! Links of ours that no record knows: somebody removed the record, or was killed at a bad moment.
+//! Links of ours that no record knows. A record is there before its link and goes after it: somebody removed the record,
+//! and the pod lives.
 
 use netlink::Link;
+use types::AttachmentKey;
 
 use super::observe::{Seen, named_by};
 use super::{Kind, Round};
-use crate::detach;
+use crate::state::Network;
+use crate::{Error, detach, relearn};
 
 impl Round<'_> {
-    /// A link's record is there before the link: it is looked for after the link was seen, so that an ADD under way is not
-    /// mistaken. Networks that this state folder does not know are somebody else's.
+    /// The record is looked for after the link was seen, so that an ADD under way is not mistaken. Networks that this
+    /// state folder does not know are somebody else's.
     pub(super) fn strays(&mut self, seen: &Seen) {
         let Ok(networks) = self.state.networks() else { return };
         for link in seen.links.values() {
             let Some((name, stem)) = named_by(link) else { continue };
             let Some(network) = networks.iter().find(|network| network.name() == name) else { continue };
-            match network.knows(&stem) {
-                Ok(true) => {}
+            let done = match network.knows(&stem) {
+                Ok(true) => Ok(()),
                 // A DEL has come to its end since the picture was taken.
-                Ok(false) if self.is_gone(link) => {}
-                Ok(false) => match detach::remove_stray(&mut self.host, link, Some(network)) {
-                    Ok(()) => self.repaired(
-                        Kind::Stray,
-                        format_args!("link {} of {name}/{stem} removed: no record knows it", link.name),
-                    ),
-                    Err(error) => self.trouble(
-                        format_args!("link {} of {name}/{stem}, which no record knows", link.name),
-                        error,
-                    ),
-                },
-                Err(error) => self.trouble(format_args!("link {}", link.name), error),
+                Ok(false) if self.is_gone(link) => Ok(()),
+                Ok(false) => self.stray(network, link, seen),
+                Err(error) => Err(error.into()),
+            };
+            if let Err(error) = done {
+                self.trouble(
+                    format_args!("link {} of {name}/{stem}, which no record knows", link.name),
+                    error,
+                );
             }
         }
+    }
+
+    /// The record is written anew from what we remember or the link tells; if somebody else has its address by now, the
+    /// link is the one to go.
+    fn stray(&mut self, network: &Network, link: &Link, seen: &Seen) -> Result<(), Error> {
+        let own = self.order.network.filter(|(name, _)| AttachmentKey::network_dir(name) == network.name());
+        // Of a network with a long name the folder has a digest only: what cannot be told stays.
+        let Some(name) = own.map_or_else(|| network.name().try_into().ok(), |(name, _)| Some(name.clone()))
+        else {
+            return Ok(());
+        };
+        let hints = relearn::Hints { conf: own.map(|(_, conf)| conf), memory: self.order.memory };
+        let Some(survivor) = relearn::survivor(&name, link, hints) else { return Ok(()) };
+        let (stem, is_pair) = (&survivor.stem, link.kind.as_deref() == Some("veth"));
+        if is_pair && network.readopt(&survivor)? {
+            self.repaired(Kind::Record, format_args!("the lost record of {name}/{stem} was written anew"));
+            self.outcome.attachments.extend(survivor.attachment);
+            return Ok(());
+        }
+        // What shapes a pod goes with it, and comes with it.
+        let has_pod = !is_pair && seen.link_of(&network.name(), stem).is_some();
+        if has_pod || network.knows(stem)? {
+            return Ok(());
+        }
+        detach::remove_stray(&mut self.host, link, Some(network))?;
+        self.repaired(
+            Kind::Stray,
+            format_args!("link {} of {name}/{stem} removed: no record knows it", link.name),
+        );
+        Ok(())
     }
 
     fn is_gone(&mut self, link: &Link) -> bool {

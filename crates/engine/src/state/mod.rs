@@ -25,6 +25,7 @@
 mod allocate;
 mod boot;
 mod file;
+mod gate;
 mod held;
 mod index;
 mod network;

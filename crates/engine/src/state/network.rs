@@ -12,6 +12,7 @@ use types::AttachmentKey;
 
 use super::allocate::Claims;
 use super::file::{self, LOCK_PATIENCE, StateError, io, optional, remove_if_there};
+use super::gate::Pass;
 use super::held::{Held, read_record};
 use super::index;
 use super::record::Attachment;
@@ -111,6 +112,32 @@ impl Network {
         let path = network.dir.join("lock");
         File::options().create(true).append(true).mode(0o600).open(&path).map_err(io("make", &path))?;
         Ok(network)
+    }
+
+    /// Writes a record that was lost anew, with its claims. False: somebody has the key or one of the addresses.
+    pub fn readopt(&self, survivor: &Survivor) -> Result<bool, StateError> {
+        let section = self.enter()?;
+        let taken = self.open_record(&survivor.stem)?.is_some()
+            || survivor.addresses.iter().any(|address| self.has_owner(*address));
+        if !taken {
+            for address in &survivor.addresses {
+                remove_if_there(&self.claim_path(*address))?;
+            }
+            self.adopt(survivor)?;
+            index::remove_all(&self.dir)?;
+        }
+        section.leave()?;
+        Ok(!taken)
+    }
+
+    /// Is there a claim, and a record that it belongs to? A record that was removed leaves its claims behind.
+    fn has_owner(&self, address: IpAddr) -> bool {
+        let Ok(claim) = fs::metadata(self.claim_path(address)) else { return false };
+        let Ok(records) = file::list(&self.dir.join("attachments")) else { return true };
+        let is_it = |name| {
+            fs::metadata(self.dir.join("attachments").join(name)).is_ok_and(|m| m.ino() == claim.ino())
+        };
+        records.iter().any(is_it)
     }
 
     fn adopt(&self, survivor: &Survivor) -> Result<(), StateError> {
@@ -377,6 +404,8 @@ impl Network {
     /// Enters the critical section; repairs first what a killed process left in it.
     pub(super) fn enter(&self) -> Result<Section, StateError> {
         let path = self.dir.join("lock");
+        let busy = || StateError::Busy { path: path.clone(), waited: LOCK_PATIENCE };
+        let pass = Pass::take(&path, LOCK_PATIENCE).ok_or_else(busy)?;
         let file = File::options().read(true).write(true).open(&path).map_err(io("open", &path))?;
         file::lock(&file, &path, LOCK_PATIENCE)?;
         let mut mark = [0u8; 1];
@@ -385,7 +414,7 @@ impl Network {
             self.repair()?;
         }
         file.write_at(b"1", 0).map_err(io("mark", &path))?;
-        Ok(Section { file, path })
+        Ok(Section { file, path, _pass: pass })
     }
 
     /// Makes the folders consistent again: no half-written record, no claim without a record, no stale index.
@@ -431,6 +460,8 @@ struct Failed {
 pub(super) struct Section {
     file: File,
     path: PathBuf,
+    /// Dropped after the file, whose lock goes with it.
+    _pass: Pass,
 }
 
 impl Section {

@@ -63,7 +63,7 @@ fn lose_all(monitor: &mut Monitor, ns: &NetNs, dev: &str, place: Where) {
         json(ns, &format!("ip neigh del {gateway} dev {dev}"));
         until(monitor, &News::NeighbourGone { link, addr: ip(gateway), protocol, place });
         json(ns, &format!("ip route del {dst}"));
-        until(monitor, &News::RouteGone { dst: net(dst), protocol, place });
+        until(monitor, &News::RouteGone { dst: net(dst), link: Some(link), protocol, place });
         json(ns, &format!("ip addr del {addr} dev {dev}"));
         until(monitor, &News::AddressGone { link, addr: net(addr), place });
     }
@@ -157,7 +157,8 @@ fn a_link_that_goes_down_is_told_whatever_is_said_of_its_routes() {
     let mut heard = monitor(&w.host);
     json(&w.host, "ip link set pwabc down");
     let (place, protocol) = (Where::Here, ROUTE_PROTOCOL);
-    let mut told = until(&mut heard, &News::RouteGone { dst: net("fd00:9::/48"), protocol, place });
+    let mut told =
+        until(&mut heard, &News::RouteGone { dst: net("fd00:9::/48"), link: Some(index), protocol, place });
     told.extend(heard.read().unwrap());
     assert!(told.contains(&News::Link {
         index,

@@ -74,7 +74,7 @@ fn e6_keys_match_whatever_their_case() {
     let host = Host::new("e6case");
     let config = json!({
         "CNIVERSION": "1.0.0", "Name": "blue", "TYPE": "podwire-cni", "BRIDGE": "pw7", "Subnet": "10.7.0.0/24",
-        "ISGATEWAY": true, "IpMASQ": true, "Mtu": 1400, "StateDIR": host.node.run_dir(),
+        "ISGATEWAY": true, "IpMASQ": true, "Mtu": 1400, "RUNdir": host.node.run_dir(),
         "LOGfile": host.node.log_file(), "DNS": {"NameServers": ["10.7.0.1"]},
         "RuntimeConfig": {"IPS": ["10.7.0.9"], "Mac": "02:11:22:33:44:55"},
     });

@@ -1,0 +1,77 @@
+//! What a process that stays remembers of the kernel, so that the way of a pod asks less. Every question about a link waits
+//! for the one lock over all links, for which sixteen pods at once queue.
+//!
+//! Nothing here is believed without a look that needs no lock: a link's index is never given to another one, so a name
+//! that still has the index that we remember is still the same link. What happens to it meanwhile is the reconcile's.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use ipnet::IpNet;
+use netconf::NetConf;
+use netlink::RtSocket;
+use types::{AttachmentKey, IfName};
+
+use crate::Error;
+use crate::bridge::Bridge;
+
+#[derive(Debug, Default)]
+pub struct Resident {
+    bridges: Mutex<HashMap<IfName, KnownBridge>>,
+    host_ends: Mutex<HashMap<AttachmentKey, u32>>,
+}
+
+/// A bridge that was all right when a pod was attached.
+#[derive(Debug, Clone)]
+pub(crate) struct KnownBridge {
+    pub(crate) bridge: Bridge,
+    pub(crate) mtu: u32,
+    /// The addresses that it carries for pods; the host forwards for them.
+    pub(crate) gateways: BTreeSet<IpNet>,
+}
+
+impl Resident {
+    /// The config's bridge, if it is the one we know and as the config wants it.
+    pub(crate) fn bridge(&self, host: &RtSocket, conf: &NetConf) -> Result<Option<KnownBridge>, Error> {
+        let known = lock(&self.bridges).get(&conf.bridge).cloned();
+        let Some(known) = known.filter(|known| !conf.promisc && conf.mtu.is_none_or(|mtu| mtu == known.mtu))
+        else {
+            return Ok(None);
+        };
+        Ok((host.index_of(&conf.bridge)? == Some(known.bridge.index)).then_some(known))
+    }
+
+    pub(crate) fn remember_bridge(&self, bridge: &Bridge, mtu: u32, gateways: &[IpNet]) {
+        let mut bridges = lock(&self.bridges);
+        let new = KnownBridge { bridge: bridge.clone(), mtu, gateways: BTreeSet::new() };
+        let known = bridges.entry(bridge.name.clone()).or_insert_with(|| new.clone());
+        if known.bridge.index != bridge.index || known.mtu != mtu {
+            *known = new;
+        }
+        known.gateways.extend(gateways);
+    }
+
+    /// Somebody changed something on this node: what we know of bridges may be wrong.
+    pub fn forget_bridges(&self) {
+        lock(&self.bridges).clear();
+    }
+
+    pub(crate) fn remember_host_end(&self, key: &AttachmentKey, index: u32) {
+        lock(&self.host_ends).insert(key.clone(), index);
+    }
+
+    /// The host end that we made for this key, if it is still there. It is forgotten: whoever asks will delete it.
+    pub(crate) fn take_host_end(
+        &self,
+        host: &RtSocket,
+        key: &AttachmentKey,
+        name: &IfName,
+    ) -> Result<Option<u32>, Error> {
+        let Some(index) = lock(&self.host_ends).remove(key) else { return Ok(None) };
+        Ok(host.index_of(name)?.filter(|now| *now == index))
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
