@@ -103,7 +103,7 @@ fn unwire(attachment: &Attachment, caller: &Caller<'_>, errors: &mut Vec<Error>)
             Some(_) => firewall::expel(attachment),
             None => firewall::sweep(&attachment.host_link, &addresses),
         };
-        (expelled, flush(&addresses))
+        (expelled, flush(attachment, &addresses, caller.wait))
     };
     let (expelled, clean) = match host_end(attachment, caller) {
         Ok(Some((mut host, index))) => {
@@ -125,8 +125,16 @@ fn unwire(attachment: &Attachment, caller: &Caller<'_>, errors: &mut Vec<Error>)
 }
 
 /// Removes the flows of these addresses where that is cheap; returns the addresses that are clean. The others rest until
-/// they are wanted again (F3), also where the kernel does not let us.
-fn flush(addresses: &[IpAddr]) -> Vec<IpAddr> {
+/// they are wanted again (F3), also where the kernel does not let us. The kernel goes through its whole table for it: a
+/// process that stays does that for many at once, but for flows that lead a host port's clients to nowhere.
+fn flush(attachment: &Attachment, addresses: &[IpAddr], wait: Wait) -> Vec<IpAddr> {
+    match wait {
+        Wait::UntilGone if attachment.ports.is_empty() => Vec::new(),
+        Wait::UntilGone | Wait::ForTheEnd => flush_now(addresses),
+    }
+}
+
+fn flush_now(addresses: &[IpAddr]) -> Vec<IpAddr> {
     let Ok(left) = nft::conntrack::flush(addresses) else { return Vec::new() };
     addresses.iter().copied().filter(|ip| !left.contains(ip)).collect()
 }
@@ -162,7 +170,7 @@ pub(crate) fn remove_stray(host: &mut RtSocket, link: &Link, network: Option<&Ne
     let is_free = |ip: &IpAddr| !network.is_some_and(|network| network.is_claimed(*ip));
     let addresses: Vec<IpAddr> = addresses.filter(is_free).collect();
     firewall::sweep(&name, &addresses)?;
-    let clean = flush(&addresses);
+    let clean = flush_now(&addresses);
     let unclean: Vec<IpAddr> = addresses.into_iter().filter(|ip| !clean.contains(ip)).collect();
     Ok(network.map_or(Ok(()), |network| network.lay_to_rest(&unclean))?)
 }

@@ -95,6 +95,8 @@ struct Due {
     at: Instant,
     depth: Depth,
     foreign: bool,
+    /// Nothing happened: it is time.
+    timer: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -138,7 +140,8 @@ impl Keeper {
             let now = Instant::now();
             if self.timer <= now {
                 self.timer = now + self.parts.config.reconcile;
-                self.due[Depth::Pods as usize] = Some(Due { at: now, depth: Depth::Pods, foreign: true });
+                self.due[Depth::Pods as usize] =
+                    Some(Due { at: now, depth: Depth::Pods, foreign: true, timer: true });
             }
             if let Some(due) = self.next().filter(|due| due.at <= now) {
                 self.due[due.depth as usize] = None;
@@ -220,7 +223,7 @@ impl Keeper {
             Depth::Pods => DEEP_PAUSE,
         };
         let at = Instant::now() + pause;
-        let waiting = self.due[depth as usize].get_or_insert(Due { at, depth, foreign });
+        let waiting = self.due[depth as usize].get_or_insert(Due { at, depth, foreign, timer: false });
         waiting.foreign |= foreign;
     }
 
@@ -267,6 +270,12 @@ impl Keeper {
         };
         let outcome = reconcile::reconcile(order);
         let took = started.elapsed();
+        if due.timer
+            && let Err(error) = reconcile::forget_flows(&order)
+        {
+            let error: cni::Error = error.into();
+            warn!("flows of pods that are gone could not be removed: {error}");
+        }
         if due.foreign {
             self.look_at_others();
         }
@@ -277,7 +286,8 @@ impl Keeper {
                 let error: cni::Error = error.into();
                 error!("reconcile failed: {error}");
                 self.parts.board.set_not_ready(error.to_string());
-                let again = Due { at: Instant::now() + RETRY, depth: Depth::Pods, foreign: false };
+                let again =
+                    Due { at: Instant::now() + RETRY, depth: Depth::Pods, foreign: false, timer: false };
                 self.due[Depth::Pods as usize].get_or_insert(again);
             }
         }

@@ -21,7 +21,7 @@ mod stray;
 use std::fmt;
 use std::path::Path;
 
-use netconf::NetConf;
+use netconf::{Addresses, NetConf};
 use netlink::RtSocket;
 use types::{AttachmentKey, IfName, NetworkName};
 
@@ -148,6 +148,18 @@ pub fn reconcile(order: Order<'_>) -> Result<Outcome, Error> {
     round.strays(&seen);
     round.firewall();
     Ok(round.outcome)
+}
+
+/// Removes from the kernel what is left of flows of pods that are gone: all of them in one go, and not while a pod waits.
+pub fn forget_flows(order: &Order<'_>) -> Result<(), Error> {
+    let Some((name, conf)) = order.network else { return Ok(()) };
+    let network = State::open_existing(order.run_dir)?.and_then(|state| state.existing_network(name));
+    match (network, &conf.addresses) {
+        (Some(network), Addresses::Own(pools)) => {
+            Ok(network.clean_rested(pools, &crate::firewall::forget_flows)?)
+        }
+        (Some(_) | None, _) => Ok(()),
+    }
 }
 
 impl Round<'_> {

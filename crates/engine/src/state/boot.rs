@@ -3,13 +3,22 @@
 use std::fs::{self, DirBuilder, File};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
+use std::sync::OnceLock;
 
 use super::file::{self, StateError, io, optional};
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-fn this_boot() -> Result<Vec<u8>, StateError> {
-    fs::read(BOOT_ID).map_err(io("read", Path::new(BOOT_ID)))
+/// Read once: it does not change while a process lives.
+fn this_boot() -> Result<&'static [u8], StateError> {
+    static ID: OnceLock<Vec<u8>> = OnceLock::new();
+    match ID.get() {
+        Some(id) => Ok(id),
+        None => {
+            let id = fs::read(BOOT_ID).map_err(io("read", Path::new(BOOT_ID)))?;
+            Ok(ID.get_or_init(|| id))
+        }
+    }
 }
 
 fn recorded(dir: &Path) -> Result<Option<Vec<u8>>, StateError> {

@@ -138,6 +138,12 @@ pub(super) fn rests(network: &Path, range: &Range, address: IpAddr) -> Result<bo
     }
 }
 
+/// Does anything of this range rest? One that is not known does not count: it is cleaned when it is wanted.
+pub(super) fn any_rests(network: &Path, range: &Range) -> bool {
+    let path = folder(network).join(range.name() + RESTING);
+    std::fs::metadata(path).is_ok_and(|file| file.len() > 0)
+}
+
 pub(super) fn lay_to_rest(network: &Path, address: IpAddr) -> Result<(), StateError> {
     change_all(network, address, RESTING, |index, offset| {
         // A full disk must not keep a pod from going away: a range that is not known rests as a whole.

@@ -383,6 +383,19 @@ impl Network {
         section.leave()
     }
 
+    /// Removes from the kernel what is left of those who had addresses of these pools, before anybody wants them.
+    pub fn clean_rested(&self, pools: &ipam::Pools, clean: &Clean<'_>) -> Result<(), StateError> {
+        for range in pools.sets().iter().flat_map(ipam::RangeSet::ranges) {
+            if index::any_rests(&self.dir, range) {
+                let section = self.enter()?;
+                clean(range, &|ip| self.is_claimed(ip))?;
+                index::wake(&self.dir, range)?;
+                section.leave()?;
+            }
+        }
+        Ok(())
+    }
+
     /// Does anybody have this address?
     pub fn is_claimed(&self, address: IpAddr) -> bool {
         self.claim_path(address).exists()
