@@ -101,11 +101,12 @@ impl Queue {
         Ok(queue)
     }
 
-    /// Puts a job in. Its result comes through the receiver; an error there means that the job panicked.
-    pub(crate) fn submit<T: Send + 'static>(
+    /// Puts a job in. Its result comes through the receiver; an error there means that the job panicked. What the job
+    /// wants done afterwards is done when the result is on its way.
+    pub(crate) fn submit<T: Send + 'static, A: FnOnce()>(
         &self,
         lane: Lane,
-        job: impl FnOnce() -> T + Send + 'static,
+        job: impl FnOnce() -> (T, A) + Send + 'static,
     ) -> Result<oneshot::Receiver<T>, Refused> {
         let (sender, receiver) = oneshot::channel();
         let mut state = self.shared.lock();
@@ -116,8 +117,10 @@ impl Queue {
             return Err(Refused::Full(state.bound));
         }
         state.waiting[lane as usize].push_back(Box::new(move || {
+            let (result, afterwards) = job();
             // Nobody may be waiting for the result any more, and that is their choice.
-            let _ = sender.send(job());
+            let _ = sender.send(result);
+            afterwards();
         }));
         drop(state);
         self.shared.filled.notify_one();
@@ -222,6 +225,17 @@ mod tests {
 
     use super::*;
 
+    impl Queue {
+        /// A job that wants nothing done afterwards.
+        fn run_in<T: Send + 'static>(
+            &self,
+            lane: Lane,
+            job: impl FnOnce() -> T + Send + 'static,
+        ) -> Result<oneshot::Receiver<T>, Refused> {
+            self.submit(lane, move || (job(), || ()))
+        }
+    }
+
     const SOON: Duration = Duration::from_secs(10);
 
     /// Jobs that say when they begin and end when told.
@@ -256,7 +270,7 @@ mod tests {
     #[test]
     fn a_result_comes_back() {
         let queue = Queue::start(4).unwrap();
-        assert_eq!(queue.submit(Lane::Add, || 7).unwrap().blocking_recv(), Ok(7));
+        assert_eq!(queue.run_in(Lane::Add, || 7).unwrap().blocking_recv(), Ok(7));
         assert_eq!(queue.drain(Instant::now() + SOON), Leftover::default());
     }
 
@@ -264,12 +278,12 @@ mod tests {
     fn a_burst_of_adds_leaves_workers_for_the_others() {
         let queue = Queue::start(16).unwrap();
         let (gate, begun) = Gate::new();
-        let adds: Vec<_> = (0..100).map(|n| queue.submit(Lane::Add, gate.job(n)).unwrap()).collect();
+        let adds: Vec<_> = (0..100).map(|n| queue.run_in(Lane::Add, gate.job(n)).unwrap()).collect();
         let first: Vec<u32> = (0..12).map(|_| begun.recv_timeout(SOON).unwrap()).collect();
         assert!(first.iter().all(|n| *n < 12), "{first:?}");
         // All ADDs hold their workers for good; the others are served nevertheless.
-        assert_eq!(queue.submit(Lane::Del, || 1).unwrap().blocking_recv(), Ok(1));
-        assert_eq!(queue.submit(Lane::Other, || 2).unwrap().blocking_recv(), Ok(2));
+        assert_eq!(queue.run_in(Lane::Del, || 1).unwrap().blocking_recv(), Ok(1));
+        assert_eq!(queue.run_in(Lane::Other, || 2).unwrap().blocking_recv(), Ok(2));
         assert_eq!(
             begun.try_recv(),
             Err(mpsc::TryRecvError::Empty),
@@ -286,7 +300,7 @@ mod tests {
         let queue = Queue::start(3).unwrap();
         let (gate, begun) = Gate::new();
         for lane in Lane::ALL {
-            queue.submit(lane, gate.job(0)).unwrap();
+            queue.run_in(lane, gate.job(0)).unwrap();
             begun.recv_timeout(SOON).unwrap();
         }
         // One worker a lane: what begins after them keeps each lane's order.
@@ -295,7 +309,7 @@ mod tests {
             .flat_map(|n| [(Lane::Add, n), (Lane::Del, n)])
             .map(|(lane, n)| {
                 let order = Arc::clone(&order);
-                queue.submit(lane, move || order.lock().unwrap().push((lane as u32, n))).unwrap()
+                queue.run_in(lane, move || order.lock().unwrap().push((lane as u32, n))).unwrap()
             })
             .collect();
         gate.open();
@@ -335,24 +349,24 @@ mod tests {
     fn the_queue_is_bounded() {
         let queue = Queue::with_bound(3, 2).unwrap();
         let (gate, begun) = Gate::new();
-        queue.submit(Lane::Add, gate.job(0)).unwrap();
+        queue.run_in(Lane::Add, gate.job(0)).unwrap();
         begun.recv_timeout(SOON).unwrap();
-        queue.submit(Lane::Add, gate.job(1)).unwrap();
-        queue.submit(Lane::Add, gate.job(2)).unwrap();
+        queue.run_in(Lane::Add, gate.job(1)).unwrap();
+        queue.run_in(Lane::Add, gate.job(2)).unwrap();
         assert_eq!(queue.waiting(), 2);
-        assert_eq!(queue.submit(Lane::Add, || ()).err(), Some(Refused::Full(2)));
+        assert_eq!(queue.run_in(Lane::Add, || ()).err(), Some(Refused::Full(2)));
         gate.open();
         assert_eq!(queue.drain(Instant::now() + SOON), Leftover::default());
-        assert_eq!(queue.submit(Lane::Add, || ()).err(), Some(Refused::Closed));
+        assert_eq!(queue.run_in(Lane::Add, || ()).err(), Some(Refused::Closed));
     }
 
     #[test]
     fn draining_has_an_end() {
         let queue = Queue::start(3).unwrap();
         let (gate, begun) = Gate::new();
-        queue.submit(Lane::Add, gate.job(0)).unwrap();
+        queue.run_in(Lane::Add, gate.job(0)).unwrap();
         begun.recv_timeout(SOON).unwrap();
-        queue.submit(Lane::Add, gate.job(1)).unwrap();
+        queue.run_in(Lane::Add, gate.job(1)).unwrap();
         let left = queue.drain(Instant::now() + Duration::from_millis(20));
         assert_eq!(left, Leftover { waiting: 1, running: 1 });
         gate.open();
@@ -363,9 +377,9 @@ mod tests {
     fn a_panic_is_told_and_the_worker_goes_on() {
         let queue = Queue::start(3).unwrap();
         for _ in 0..10 {
-            assert!(queue.submit(Lane::Del, || panic!("on purpose")).unwrap().blocking_recv().is_err());
+            assert!(queue.run_in(Lane::Del, || panic!("on purpose")).unwrap().blocking_recv().is_err());
         }
-        assert_eq!(queue.submit(Lane::Del, || 5).unwrap().blocking_recv(), Ok(5));
+        assert_eq!(queue.run_in(Lane::Del, || 5).unwrap().blocking_recv(), Ok(5));
     }
 
     #[test]
@@ -374,7 +388,7 @@ mod tests {
         let deepest = "[".repeat(127) + &"]".repeat(127);
         let parse =
             move || serde_json::from_str::<serde_json::Value>(&deepest).map(|value| value.to_string());
-        let text = queue.submit(Lane::Add, parse).unwrap().blocking_recv().unwrap();
+        let text = queue.run_in(Lane::Add, parse).unwrap().blocking_recv().unwrap();
         assert_eq!(text.unwrap().len(), 254);
     }
 
@@ -385,7 +399,7 @@ mod tests {
         for n in 0..4000 {
             let done = Arc::clone(&done);
             let job = move || done.fetch_add(1, Ordering::Relaxed);
-            queue.submit(Lane::ALL[n % LANES], job).unwrap();
+            queue.run_in(Lane::ALL[n % LANES], job).unwrap();
         }
         assert_eq!(queue.drain(Instant::now() + SOON), Leftover::default());
         assert_eq!(done.load(Ordering::Relaxed), 4000);

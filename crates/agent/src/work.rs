@@ -250,22 +250,31 @@ impl Task {
         }
     }
 
-    /// Serves the request, on a worker's thread.
-    pub(crate) fn run(self) -> Answer {
+    /// Serves the request, on a worker's thread. What is told about it is told after the answer.
+    pub(crate) fn run(mut self) -> (Answer, impl FnOnce()) {
         let outcome = self.serve();
-        let is_gc = matches!(self.request, Request::Gc(_));
-        let ending = match &outcome {
-            Ok(done) => Ending::Ok { addresses: &done.addresses, collected: is_gc.then_some(done.collected) },
-            Err(error) if self.cancel.get().is_some() && error.code == Code::TryAgainLater => {
-                Ending::Cancelled(error)
+        let took = self.arrived.elapsed();
+        // Others about the same attachment need not wait for the log.
+        self.turn = None;
+        let answer = match &outcome {
+            Ok(done) => Answer::Done(CniAnswer { result: done.answer.clone() }),
+            Err(error) => {
+                Answer::Failed(Failure { error: error.clone(), version: version_of(&self.request) })
             }
+        };
+        // Asked now: when the answer is on its way, the client is free to go.
+        let unwanted = self.cancel.get().is_some();
+        (answer, move || self.told(&outcome, unwanted, took))
+    }
+
+    fn told(&self, outcome: &Result<Done, Error>, unwanted: bool, took: Duration) {
+        let is_gc = matches!(self.request, Request::Gc(_));
+        let ending = match outcome {
+            Ok(done) => Ending::Ok { addresses: &done.addresses, collected: is_gc.then_some(done.collected) },
+            Err(error) if unwanted && error.code == Code::TryAgainLater => Ending::Cancelled(error),
             Err(error) => Ending::Failed(error),
         };
-        self.work.tell(&self.subject, &ending, self.arrived.elapsed());
-        match outcome {
-            Ok(done) => Answer::Done(CniAnswer { result: done.answer }),
-            Err(error) => Answer::Failed(Failure { error, version: version_of(&self.request) }),
-        }
+        self.work.tell(&self.subject, &ending, took);
     }
 
     fn serve(&self) -> Result<Done, Error> {

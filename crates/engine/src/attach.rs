@@ -166,7 +166,7 @@ pub(crate) fn netns_path(call: &Call) -> &str {
 fn open_namespace(call: &Call) -> Result<NetNs, Error> {
     let path = netns_path(call);
     let netns = NetNs::open(Path::new(path))?;
-    if !call.netns_override && netns.is_same(&NetNs::current()?)? {
+    if !call.netns_override && netns.is_here()? {
         return Err(Error::OwnNamespace(path.to_owned()));
     }
     Ok(netns)

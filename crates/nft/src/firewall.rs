@@ -1,4 +1,5 @@
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use netlink::Refusal;
 use rustix::io::Errno;
@@ -160,9 +161,21 @@ impl Firewall {
 
     /// Did the kernel understand that these are to expire? One element tells.
     fn is_expiring(&mut self, elements: &[&Element<'_>]) -> Result<bool, Error> {
-        let Some(first) = elements.first() else { return Ok(true) };
+        // The kernel of a process does not change.
+        static KNOWN: AtomicBool = AtomicBool::new(false);
+        let Some(first) = elements.first().filter(|_| !KNOWN.load(Ordering::Relaxed)) else {
+            return Ok(true);
+        };
         let answer = self.socket.ask(&[request::get(first)])?.pop();
-        Ok(!matches!(answer, Some(Ok(found)) if !request::expires(&found)))
+        match answer {
+            Some(Ok(found)) if !request::expires(&found) => Ok(false),
+            // Only an element that was seen expiring proves it; one that is gone already may have been deleted.
+            Some(Ok(_)) => {
+                KNOWN.store(true, Ordering::Relaxed);
+                Ok(true)
+            }
+            Some(Err(_)) | None => Ok(true),
+        }
     }
 
     /// One missing element (or set, or table) makes the kernel refuse all, but it names every missing one: the second

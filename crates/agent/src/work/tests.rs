@@ -8,6 +8,15 @@ use tempfile::TempDir;
 
 use super::*;
 
+impl Task {
+    /// Serves the request, and tells of it.
+    fn answer(self) -> Answer {
+        let (answer, tell) = self.run();
+        tell();
+        answer
+    }
+}
+
 const SOON: Duration = Duration::from_secs(10);
 
 /// A stand-in for the engine: notes what it is asked, and for marked containers waits until it is told to go on.
@@ -96,7 +105,7 @@ impl Site {
     }
 
     fn run(&self, verb: &str, container: &str) -> Answer {
-        self.accept(verb, container).run()
+        self.accept(verb, container).answer()
     }
 }
 
@@ -137,7 +146,7 @@ fn a_client_that_hung_up_before_the_start_is_not_served() {
     let site = Site::new();
     let task = site.accept("ADD", "a");
     drop(task.line());
-    assert_eq!(error(task.run()).code, Code::TryAgainLater);
+    assert_eq!(error(task.answer()).code, Code::TryAgainLater);
     assert!(site.engine.log().is_empty());
 }
 
@@ -147,7 +156,7 @@ fn a_client_that_hangs_up_before_the_commit_is_undone() {
     let (begun, go) = site.engine.gate("ADD a");
     let task = site.accept("ADD", "a");
     let line = task.line();
-    let running = thread::spawn(move || task.run());
+    let running = thread::spawn(move || task.answer());
     begun.recv_timeout(SOON).unwrap();
     drop(line);
     go.send(()).unwrap();
@@ -160,10 +169,10 @@ fn a_del_cancels_the_add_in_flight_and_runs_after_it() {
     let site = Site::new();
     let (begun, go) = site.engine.gate("ADD a");
     let add = site.accept("ADD", "a");
-    let adding = thread::spawn(move || add.run());
+    let adding = thread::spawn(move || add.answer());
     begun.recv_timeout(SOON).unwrap();
     let del = site.accept("DEL", "a");
-    let deleting = thread::spawn(move || del.run());
+    let deleting = thread::spawn(move || del.answer());
     go.send(()).unwrap();
     assert_eq!(error(adding.join().unwrap()).code, Code::TryAgainLater);
     assert!(matches!(deleting.join().unwrap(), Answer::Done(_)));
@@ -174,8 +183,8 @@ fn a_del_cancels_the_add_in_flight_and_runs_after_it() {
 fn a_del_cancels_the_add_that_still_waits_and_does_not_wait_for_it() {
     let site = Site::new();
     let (add, del) = (site.accept("ADD", "a"), site.accept("DEL", "a"));
-    assert!(matches!(del.run(), Answer::Done(_)));
-    assert!(error(add.run()).msg.contains("a DEL of the same attachment"));
+    assert!(matches!(del.answer(), Answer::Done(_)));
+    assert!(error(add.answer()).msg.contains("a DEL of the same attachment"));
     assert!(matches!(site.run("ADD", "a"), Answer::Done(_)));
     assert_eq!(site.engine.log(), ["DEL a", "ADD a"]);
 }
@@ -208,7 +217,7 @@ fn a_tombstone_cancels_the_add_in_flight() {
     let site = Site::new();
     let (begun, go) = site.engine.gate("ADD a");
     let add = site.accept("ADD", "a");
-    let adding = thread::spawn(move || add.run());
+    let adding = thread::spawn(move || add.answer());
     begun.recv_timeout(SOON).unwrap();
     site.leave("a");
     go.send(()).unwrap();
@@ -222,11 +231,11 @@ fn draining_waits_for_the_add_in_flight_that_it_cancels() {
     let site = Site::new();
     let (begun, go) = site.engine.gate("ADD a");
     let add = site.accept("ADD", "a");
-    let adding = thread::spawn(move || add.run());
+    let adding = thread::spawn(move || add.answer());
     begun.recv_timeout(SOON).unwrap();
     site.leave("a");
     let other = site.accept("ADD", "b");
-    let second = thread::spawn(move || other.run());
+    let second = thread::spawn(move || other.answer());
     go.send(()).unwrap();
     adding.join().unwrap();
     assert!(matches!(second.join().unwrap(), Answer::Done(_)));
@@ -273,7 +282,7 @@ fn many_adds_drain_each_tombstone_once() {
     let adds: Vec<_> = (0..16)
         .map(|n| {
             let add = site.accept("ADD", &format!("new{n}"));
-            thread::spawn(move || add.run())
+            thread::spawn(move || add.answer())
         })
         .collect();
     for add in adds {
