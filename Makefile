@@ -18,7 +18,7 @@ build: ## target/release/podwire-cni (static) and target/release/podwire
 	$(CARGO) rustc --release --locked -p plugin --bin podwire-cni -- -C target-feature=+crt-static
 	$(CARGO) build --release --locked -p podwire
 
-demo: build ## two pods through the real plugin, both families, nothing left behind
+demo: build ## an agent and two pods, both families, a kill, repairs, and nothing left behind
 	@tools/setup demo
 	@$(RELEASE)/podwire demo
 
@@ -40,6 +40,7 @@ bench: build ## podwire-cni beside the reference plugins, in one run
 soak: build ## the long versions of the fault and leak tests
 	@tools/setup test
 	PODWIRE_SOAK=1 $(CARGO) test --release --locked -p plugin --test faults -- --nocapture
+	PODWIRE_SOAK=1 $(CARGO) test --release --locked -p agent --test faults -- --nocapture
 
 clean: ## remove what was built
 	$(CARGO) clean

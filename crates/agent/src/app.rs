@@ -1,5 +1,6 @@
 //! The agent from start to end, in order.
 
+use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,14 +9,15 @@ use std::time::{Duration, Instant};
 use netconf::NetConf;
 use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
 use tracing::level_filters::LevelFilter;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use crate::board::Board;
 use crate::config::{Config, LogFormat, LogLevel, Store};
 use crate::install::{InstallError, Installer};
 use crate::keeper::{self, Keeper, KeeperError};
-use crate::lock::{Lock, LockError};
+use crate::lock::{self, LockError};
 use crate::log;
 use crate::metrics::Metrics;
 use crate::notify;
@@ -25,9 +27,11 @@ use crate::server::{self, Doors, Facts, Peers, ServerError, Service};
 use crate::work::{Settings, Work};
 
 /// How long what is under way may take after SIGTERM; less than systemd and Kubernetes wait before they kill.
-const LAST_MINUTE: Duration = Duration::from_secs(20);
+const STOP_TIME: Duration = Duration::from_secs(20);
 /// How long deletions that were answered may keep the process: the kernel needs some 20 ms for each.
 const GRACE: Duration = Duration::from_secs(2);
+/// How often somebody looks whether the keeper hangs.
+const LOOK: Duration = Duration::from_secs(10);
 
 #[derive(Debug, thiserror::Error)]
 pub enum AppError {
@@ -45,18 +49,22 @@ pub enum AppError {
     Log(#[from] log::LogError),
     #[error("cannot {operation}: {source}")]
     Start { operation: &'static str, source: io::Error },
+    #[error(
+        "the keeper, which repairs, ended by a mistake of its own: restart the agent and report this with its log"
+    )]
+    KeeperEnded,
 }
 
 fn cannot(operation: &'static str) -> impl Fn(io::Error) -> AppError {
     move |source| AppError::Start { operation, source }
 }
 
-/// Runs until SIGTERM or SIGINT.
+/// Runs until SIGTERM or SIGINT; or until another agent has its run folder, which is an error.
 pub fn run(config: Config) -> Result<(), AppError> {
     let begun = Instant::now();
     log::start(format_of(config.log_format), level_of(config.log_level))?;
     privileges::drop_others();
-    let lock = Lock::take(&config.run_dir)?;
+    let (_claim, lock) = lock::take_both(&config.network.name, &config.run_dir)?;
     let conf = own_network(&config).map_err(AppError::Network)?;
     let installer = Installer::new(&config)?.map(Arc::new);
     let config = Arc::new(config);
@@ -109,66 +117,89 @@ pub fn run(config: Config) -> Result<(), AppError> {
             socket = %parts.config.socket.display(),
             "the agent starts"
         );
-        let keeping = keep(Keeper::new(parts)?)?;
+        let (keeping, kept) = keep(Keeper::new(parts)?)?;
         let doors = Doors { socket, tcp, peers: Peers::root_and_self() };
-        let stop = stopped(board)?;
+        let stop = stopped(Arc::clone(&board), kept)?;
+        tokio::spawn(look_after(board));
         let left = server::run(doors, service, stop).await;
         if left.waiting + left.running > 0 {
             warn!("{} requests were still running and {} waiting", left.running, left.waiting);
         }
-        keeping.end();
-        Ok(())
+        keeping.end()
     })
 }
 
 /// The keeper's thread, and how to end it.
 struct Keeping {
-    thread: std::thread::JoinHandle<()>,
+    thread: std::thread::JoinHandle<Result<(), LockError>>,
     bell: keeper::Bell,
     over: Arc<AtomicBool>,
 }
 
-fn keep(keeper: Keeper) -> Result<Keeping, AppError> {
+/// Nothing is ever sent: it closes when the keeper's thread ends, however it does.
+type Kept = oneshot::Receiver<Infallible>;
+
+fn keep(keeper: Keeper) -> Result<(Keeping, Kept), AppError> {
     let (bell, over) = (keeper.bell(), Arc::new(AtomicBool::new(false)));
     let stop = Arc::clone(&over);
+    let (alive, kept) = oneshot::channel();
     let thread = std::thread::Builder::new()
         .name("podwire-keeper".to_owned())
         .stack_size(512 << 10)
-        .spawn(move || keeper.run(|| stop.load(Ordering::Acquire)))
+        .spawn(move || {
+            let _alive = alive;
+            keeper.run(|| stop.load(Ordering::Acquire))
+        })
         .map_err(cannot("start the keeper"))?;
-    Ok(Keeping { thread, bell, over })
+    Ok((Keeping { thread, bell, over }, kept))
 }
 
 impl Keeping {
     /// A round that is under way comes to its end.
-    fn end(self) {
+    fn end(self) -> Result<(), AppError> {
         self.over.store(true, Ordering::Release);
         self.bell.ring();
-        if self.thread.join().is_err() {
-            warn!("the keeper did not end well");
-        }
+        let ended = self.thread.join();
         let end = Instant::now() + GRACE;
         while netlink::deletions_under_way() > 0 && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(1));
         }
         info!("the agent ends");
+        Ok(ended.map_err(|_| AppError::KeeperEnded)??)
     }
 }
 
-/// Comes true with SIGTERM or SIGINT.
-fn stopped(board: Arc<Board>) -> Result<impl Future<Output = Duration>, AppError> {
+/// Comes true with SIGTERM or SIGINT, or when the keeper has ended.
+fn stopped(board: Arc<Board>, kept: Kept) -> Result<impl Future<Output = Duration>, AppError> {
     let mut term = signal(SignalKind::terminate()).map_err(cannot("listen to SIGTERM"))?;
     let mut int = signal(SignalKind::interrupt()).map_err(cannot("listen to SIGINT"))?;
     Ok(async move {
-        tokio::select! {
-            _ = term.recv() => {}
-            _ = int.recv() => {}
-        }
-        info!("asked to stop: what is under way comes to its end");
+        let why = tokio::select! {
+            _ = term.recv() => "asked to stop",
+            _ = int.recv() => "asked to stop",
+            _ = kept => "the agent gives up",
+        };
+        info!("{why}: what is under way comes to its end");
         notify::notify("STOPPING=1");
-        board.set_not_ready("the agent is stopping");
-        LAST_MINUTE
+        board.set_stopping();
+        STOP_TIME
     })
+}
+
+/// A keeper that hangs is told in the log, too, once.
+async fn look_after(board: Arc<Board>) {
+    let mut told = None;
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let problem = board.hangs(Instant::now());
+        if problem != told {
+            match &problem {
+                Some(problem) => error!("{}", problem.what),
+                None => info!("reconcile goes on"),
+            }
+            told = problem;
+        }
+    }
 }
 
 /// The agent's own network as a runtime's config would describe it.

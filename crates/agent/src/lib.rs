@@ -7,7 +7,8 @@
 //!                  └► board ◄── keeper: netlink, nftables and file events, timer ─► engine::reconcile, install
 //! ```
 //!
-//! `app` wires it all, top to bottom: configuration, lock, state, first reconcile, socket, ready.
+//! `app` wires it all, top to bottom: capabilities, locks, installer, workers, socket, keeper (first reconcile, ready, CNI
+//! config), server, end.
 
 pub mod config;
 pub mod install;

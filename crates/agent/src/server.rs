@@ -16,6 +16,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use api::Problem;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -23,9 +24,9 @@ use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
-use tokio::time::{sleep, timeout_at};
+use tokio::time::{sleep, sleep_until, timeout_at};
 
-use crate::board::Board;
+use crate::board::{Board, Finder};
 use crate::metrics::Metrics;
 use crate::queue::{Leftover, Queue};
 use crate::work::Work;
@@ -41,6 +42,9 @@ const MOST_TCP_CONNECTIONS: usize = 64;
 const OTHER_FILES: u64 = 512;
 /// Out of files or memory: others must end something first.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// How soon a socket that could not be made again is tried again. Not sooner, whatever happens in its folder: two that
+/// want the same name would otherwise fight for it.
+const REBIND_PAUSE: Duration = Duration::from_secs(3);
 
 /// What is asked for, and who knows.
 pub(crate) struct Service {
@@ -167,34 +171,76 @@ async fn over(stopped: &mut watch::Receiver<bool>) {
 }
 
 async fn accept(mut listener: Listener, peers: Peers, mut house: House) {
-    let watch = listener.watch();
+    let mut name = Name { watch: listener.watch(), retry: None, told: None };
     let room = Arc::clone(&house.room);
     loop {
         let Some(Ok(permit)) = house.unless_stopped(Arc::clone(&room).acquire_owned()).await else { return };
         let next = async {
             tokio::select! {
-                () = watch.again.notified() => None,
+                () = name.may_be_lost() => None,
                 accepted = listener.inner.accept() => Some(accepted),
             }
         };
         match house.unless_stopped(next).await {
             None => return,
-            Some(None) => match bind(&watch.path) {
-                Ok(new) => {
-                    tracing::warn!("the socket {} was removed or replaced: made again", watch.path.display());
-                    watch.renew(&new);
-                    let old = std::mem::replace(&mut listener, new);
-                    if let Err(error) = finish(old, &peers, &house) {
-                        tracing::warn!("clients of the socket that was removed are lost: {error}");
-                    }
+            Some(None) => {
+                let Some(new) = name.regain(&house.service.board) else { continue };
+                let old = std::mem::replace(&mut listener, new);
+                if let Err(error) = finish(old, &peers, &house) {
+                    tracing::warn!("clients of the socket that was removed are lost: {error}");
                 }
-                Err(error) => tracing::error!("{error}"),
-            },
+            }
             Some(Some(Ok((stream, _)))) => {
                 let way = peers.way(&stream);
                 tokio::spawn(connection(stream, way, house.guest(permit)));
             }
             Some(Some(Err(error))) => pause(&error).await,
+        }
+    }
+}
+
+/// The socket's name in the file system, which others can take away.
+struct Name {
+    watch: Arc<SocketWatch>,
+    retry: Option<Instant>,
+    /// What went wrong last time; the same is not told twice.
+    told: Option<String>,
+}
+
+impl Name {
+    async fn may_be_lost(&self) {
+        match self.retry {
+            None => self.watch.again.notified().await,
+            Some(at) => sleep_until(at.into()).await,
+        }
+    }
+
+    /// The socket under its name again; None where it has it still, or cannot get it now.
+    fn regain(&mut self, board: &Board) -> Option<Listener> {
+        let path = &self.watch.path;
+        let made = if self.watch.is_ours() { Ok(None) } else { bind(path).map(Some) };
+        match made {
+            Ok(new) => {
+                self.retry = None;
+                if self.told.take().is_some() {
+                    board.set_problems(Finder::Socket, Vec::new());
+                }
+                if let Some(new) = &new {
+                    tracing::warn!("the socket {} was removed or replaced: made again", path.display());
+                    self.watch.renew(new);
+                }
+                new
+            }
+            Err(error) => {
+                self.retry = Some(Instant::now() + REBIND_PAUSE);
+                let what = error.to_string();
+                if self.told.as_ref() != Some(&what) {
+                    tracing::error!("{what}");
+                    board.set_problems(Finder::Socket, vec![Problem { what: what.clone(), command: None }]);
+                    self.told = Some(what);
+                }
+                None
+            }
         }
     }
 }

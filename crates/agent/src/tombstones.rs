@@ -1,7 +1,9 @@
 //! Draining tombstones: DELs that came while nobody was here are served before anything new is made.
 //!
-//! One caller drains, and whoever comes meanwhile waits for a round that began after it came: such a round has seen all
-//! tombstones that it could have seen itself. One that cannot be served stays, and is tried again a little later.
+//! One round at a time, on a thread of its own. Whoever needs one waits for a round that began after it came: such a round
+//! has seen all tombstones that it could have seen itself. But nobody waits for one tombstone that takes very long (its
+//! IPAM plugin may hang), unless it is about the same attachment. One that cannot be served stays, and is tried again a
+//! little later.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,17 +13,21 @@ use std::time::{Duration, Instant};
 use api::{Problem, Tombstone, TombstoneError, Tombstones};
 use types::AttachmentKey;
 
-/// How long an ADD waits for a round of somebody else.
+/// How long somebody waits for rounds, however many tombstones there are.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// A round that is at the same tombstone for so long is not waited for.
+const STUCK: Duration = Duration::from_secs(2);
 /// One that failed is left alone for so long by those who only pass by: a pod's start must not pay for it each time.
 const REST: Duration = Duration::from_secs(1);
 /// How many of those that were put aside are remembered for people.
 const REMEMBERED: usize = 20;
 
 /// What one draining did.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Report {
     pub(crate) drained: usize,
+    /// Those whose attachment is being worked on: served when that is over.
+    pub(crate) pending: usize,
     /// Those that stay, each with its cause.
     pub(crate) failed: Vec<String>,
     /// Where those are now that cannot be read.
@@ -39,6 +45,10 @@ pub(crate) enum Try {
 /// What became of a tombstone that was tried.
 pub(crate) enum Buried {
     Done,
+    /// Somebody else served it.
+    Gone,
+    /// Another request about the same attachment is not over yet.
+    Pending,
     /// The call in it makes no sense, and never will.
     Senseless(String),
     Failed(String),
@@ -57,6 +67,10 @@ pub(crate) struct Drain {
 struct Rounds {
     begun: u64,
     ended: u64,
+    /// When the round began with the tombstone that it is at.
+    moved: Option<Instant>,
+    /// Of the last round that ended.
+    report: Report,
     failed: BTreeMap<PathBuf, Failed>,
     put_aside: Vec<PathBuf>,
 }
@@ -76,11 +90,26 @@ impl Drain {
     }
 
     /// Drains before something new is made. None: there was nothing to do, at the cost of one reading of the folder.
-    pub(crate) fn pass(&self, bury: &Bury<'_>) -> Result<Option<Report>, String> {
+    pub(crate) fn pass(&self, start: &dyn Fn()) -> Result<Option<Report>, String> {
         match self.stones.is_empty() {
             Ok(true) => Ok(None),
-            Ok(false) => self.round(Try::Rested, bury).map(Some),
+            Ok(false) => self.round(start).map(Some),
             Err(error) => Ok(Some(self.unreadable(&error))),
+        }
+    }
+
+    /// Serves what was left for this key alone, at the cost of one look where there is nothing.
+    pub(crate) fn one(&self, key: &AttachmentKey, bury: &Bury<'_>) -> Report {
+        let listed = self.stones.exists(key).and_then(|exists| match exists {
+            true => self.stones.list(),
+            false => Ok(Vec::new()),
+        });
+        match listed {
+            Ok(mut stones) => {
+                stones.retain(|stone| stone.key.as_ref() == Some(key));
+                self.bury_all(&stones, Try::Rested, bury)
+            }
+            Err(error) => self.unreadable(&error),
         }
     }
 
@@ -94,38 +123,58 @@ impl Drain {
         let rounds = self.lock();
         Some(match rounds.failed.get(&stone.path) {
             Some(failed) => format!("an earlier DEL of it cannot be served yet: {}", failed.why),
-            None => "a DEL of it came meanwhile".to_owned(),
+            None => "a DEL of it came meanwhile and is not served yet".to_owned(),
         })
     }
 
-    /// Serves all that are there now; waits for others who do. An error: they did not come to an end.
-    pub(crate) fn round(&self, which: Try, bury: &Bury<'_>) -> Result<Report, String> {
+    /// Has all served that are there now, by a round that `start` leads to [`Drain::run`]. An error: there are too many.
+    pub(crate) fn round(&self, start: &dyn Fn()) -> Result<Report, String> {
         let deadline = Instant::now() + PATIENCE;
         let mut rounds = self.lock();
         let needed = rounds.begun + 1;
-        while rounds.ended < rounds.begun {
-            let remaining = deadline.saturating_duration_since(Instant::now());
-            if remaining == Duration::ZERO {
+        while rounds.ended < needed {
+            if rounds.ended == rounds.begun {
+                rounds.begun += 1;
+                rounds.moved = Some(Instant::now());
+                rounds.report = Report::default();
+                drop(rounds);
+                start();
+                rounds = self.lock();
+                continue;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left == Duration::ZERO {
                 return Err(format!("tombstones in {} are not drained yet", self.stones.dir().display()));
             }
-            let woken = self.ended.wait_timeout(rounds, remaining);
-            rounds = woken.unwrap_or_else(PoisonError::into_inner).0;
-            if rounds.ended >= needed {
-                return Ok(Report::default());
+            let spent = rounds.moved.map_or(Duration::ZERO, |moved| moved.elapsed());
+            if spent >= STUCK {
+                return Ok(Report { pending: 1, ..Report::default() });
             }
+            let woken = self.ended.wait_timeout(rounds, left.min(STUCK.saturating_sub(spent)));
+            rounds = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
-        rounds.begun += 1;
-        drop(rounds);
+        Ok(rounds.report.clone())
+    }
+
+    /// The round that was started.
+    pub(crate) fn run(&self, which: Try, bury: &Bury<'_>) {
         let _round = Round(self);
-        Ok(match self.stones.list() {
-            Ok(stones) => self.bury_all(&stones, which, bury),
+        let report = match self.stones.list() {
+            Ok(stones) => {
+                self.lock().failed.retain(|path, _| stones.iter().any(|stone| stone.path == *path));
+                let step = |stone: &Tombstone| {
+                    self.lock().moved = Some(Instant::now());
+                    bury(stone)
+                };
+                self.bury_all(&stones, which, &step)
+            }
             Err(error) => self.unreadable(&error),
-        })
+        };
+        self.lock().report = report;
     }
 
     fn bury_all(&self, stones: &[Tombstone], which: Try, bury: &Bury<'_>) -> Report {
         let mut report = Report::default();
-        self.lock().failed.retain(|path, _| stones.iter().any(|stone| stone.path == *path));
         for stone in stones.iter().filter(|stone| which == Try::All || self.is_rested(&stone.path)) {
             let outcome = match &stone.call {
                 Ok(_) => bury(stone),
@@ -136,6 +185,8 @@ impl Drain {
                     self.lock().failed.remove(&stone.path);
                     report.drained += 1;
                 }
+                Buried::Gone => {}
+                Buried::Pending => report.pending += 1,
                 Buried::Senseless(why) => match self.put_aside(stone, &why) {
                     Ok(place) => report.put_aside.extend(place),
                     Err(error) => report.failed.push(self.remember(&stone.path, &error.to_string())),

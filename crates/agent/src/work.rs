@@ -6,24 +6,26 @@
 //!                          └ Cancel: set when the client hangs up, or a DEL of the same attachment comes
 //! ```
 
+mod drain;
 mod turns;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use api::{CniAnswer, CniCall, Tombstone};
+use api::{CniAnswer, CniCall};
 use cni::{Call, Code, Env, Error, Failure, Request, Version};
 use engine::{Caller, Done, Resident, Wait};
 use serde_json::{Map, Value};
 use types::{AttachmentKey, NetworkName, RequestId};
 
-use crate::board::{Board, Finder};
+use crate::board::Board;
 use crate::defaults::Defaults;
 use crate::log::{self, Ending, Subject};
 use crate::metrics::Metrics;
 use crate::queue::Lane;
-use crate::tombstones::{Buried, Drain, Report, Try};
+use crate::tombstones::Drain;
+use drain::AT_ONCE;
 use turns::{Cancel, NoTurn, Purpose, Turn, Turns, Unwanted};
 
 /// How long a request waits for earlier ones about the same attachment.
@@ -128,70 +130,6 @@ impl Work {
         Some(Error::new(code, format!("the agent is not ready: {reason}")))
     }
 
-    /// Serves all tombstones; for the start, and for whoever looks after things from time to time.
-    pub(crate) fn drain_tombstones(&self) -> Report {
-        let report = self.drain.round(Try::All, &|stone| self.bury(stone));
-        self.board.set_problems(Finder::Tombstones, self.drain.problems());
-        report.unwrap_or_else(|why| Report { failed: vec![why], ..Report::default() })
-    }
-
-    /// Before something new is made. For an attachment whose own tombstone cannot be drained, that is an error.
-    fn drain_before(&self, key: Option<&AttachmentKey>) -> Result<(), Error> {
-        let Some(report) = self.drain.pass(&|stone| self.bury(stone)).map_err(try_again)? else {
-            return Ok(());
-        };
-        if report != Report::default() {
-            self.board.set_problems(Finder::Tombstones, self.drain.problems());
-        }
-        match key.and_then(|key| Some((key, self.drain.obstacle(key)?))) {
-            Some((key, why)) => Err(try_again(format!("{key} cannot be made now: {why}"))),
-            None => Ok(()),
-        }
-    }
-
-    /// Serves a tombstone's DEL. Its turn lasts until it is taken away: an ADD that saw it then would think that it was
-    /// left for it.
-    fn bury(&self, stone: &Tombstone) -> Buried {
-        let call = match &stone.call {
-            Ok(call) => call,
-            Err(error) => return Buried::Senseless(error.to_string()),
-        };
-        let (request, path) = match self.parse(call.clone()) {
-            Ok(parsed) => parsed,
-            Err(failure) => return Buried::Senseless(failure.to_string()),
-        };
-        let Some((key, Purpose::Del)) = keyed(&request) else {
-            return Buried::Senseless("it is not a DEL".to_owned());
-        };
-        let started = Instant::now();
-        let turn = self.turns.cut_in(key);
-        if turn.begin(PATIENCE).is_err() {
-            return Buried::Failed(format!("another request about it takes longer than {PATIENCE:?}"));
-        }
-        let caller = Caller {
-            request: Some(&call.request_id),
-            cancelled: &|| false,
-            wait: Wait::UntilGone,
-            resident: Some(&self.resident),
-        };
-        let outcome = (self.serve)(&request, &path, &caller);
-        match &outcome {
-            Ok(done) => {
-                self.metrics.drained_tombstone();
-                let ending = Ending::Ok { addresses: &done.addresses, collected: None };
-                let subject = Subject::of(&request, &call.request_id).via_tombstone();
-                self.tell(&subject, &ending, started.elapsed());
-            }
-            // Told once a cause by who drains.
-            Err(error) => self.metrics.request("DEL", Ending::Failed(error).word(), started.elapsed()),
-        }
-        match outcome.map(|_| self.drain.stones().remove(stone)) {
-            Ok(Ok(())) => Buried::Done,
-            Ok(Err(error)) => Buried::Failed(error.to_string()),
-            Err(error) => Buried::Failed(error.to_string()),
-        }
-    }
-
     fn tell(&self, subject: &Subject, ending: &Ending<'_>, took: Duration) {
         self.metrics.request(subject.verb(), ending.word(), took);
         log::request(subject, ending, took);
@@ -264,7 +202,10 @@ impl Task {
         };
         // Asked now: when the answer is on its way, the client is free to go.
         let unwanted = self.cancel.get().is_some();
-        (answer, move || self.told(&outcome, unwanted, took))
+        (answer, move || {
+            self.told(&outcome, unwanted, took);
+            self.drain_after();
+        })
     }
 
     fn told(&self, outcome: &Result<Done, Error>, unwanted: bool, took: Duration) {
@@ -275,6 +216,13 @@ impl Task {
             Err(error) => Ending::Failed(error),
         };
         self.work.tell(&self.subject, &ending, took);
+    }
+
+    /// A tombstone that came while this request was served did not wait for its end.
+    fn drain_after(&self) {
+        if let Some((key, _)) = keyed(&self.request) {
+            self.work.drain_key(&key, AT_ONCE);
+        }
     }
 
     fn serve(&self) -> Result<Done, Error> {

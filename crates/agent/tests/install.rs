@@ -90,7 +90,8 @@ fn the_unit_keeps_what_running_pods_need() {
         "MountFlags=slave",
         "ProtectKernelTunables=no",
         "RestrictNamespaces=net",
-        "CapabilityBoundingSet=CAP_NET_ADMIN CAP_NET_BROADCAST CAP_SYS_ADMIN CAP_SYS_PTRACE",
+        "WatchdogSec=120",
+        "CapabilityBoundingSet=CAP_DAC_OVERRIDE CAP_NET_ADMIN CAP_NET_BROADCAST CAP_SYS_ADMIN CAP_SYS_PTRACE",
     ] {
         assert!(unit.lines().any(|there| there == line), "{line}");
     }

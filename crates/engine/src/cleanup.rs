@@ -1,16 +1,20 @@
-//! Uninstall: everything of ours leaves the kernel and the disk, and what cannot be given back is said.
+//! Uninstall: everything of ours leaves the kernel and the disk, and what cannot be given back is said. Where pods of
+//! another run folder live on the node, only what this folder knows goes: theirs stay, with all that they need.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::net::IpAddr;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
+use ipnet::IpNet;
 use netlink::{Address, Link, Op, RtSocket};
-use types::ROUTE_PROTOCOL;
+use types::{AttachmentKey, IfName, NetworkName, ROUTE_PROTOCOL};
 
 use crate::bridge::BRIDGE_ALIAS;
-use crate::detach::delete_link;
+use crate::detach::{delete_link, remove_stray};
 use crate::state::State;
-use crate::{Caller, Error, gc};
+use crate::{Caller, Error, firewall, gc};
 
 /// What cleanup did, and what it left for a person to decide.
 #[derive(Debug, Default)]
@@ -19,24 +23,140 @@ pub struct Report {
     pub left: Vec<String>,
 }
 
-/// Removes what Podwire made in this network namespace, and its state. Nothing that is not marked as ours is touched.
-pub fn cleanup(run_dir: &Path) -> Result<Report, Error> {
+impl Report {
+    /// Removes everything of ours in this network namespace, also the pods of other run folders.
+    pub fn of_everything(run_dir: &Path) -> Result<Self, Error> {
+        clean(run_dir, None, Scope::Everything)
+    }
+}
+
+/// Removes what Podwire made in this network namespace, and its state. Nothing that is not marked as ours is touched, and
+/// nothing of another run folder's pods. `configured` is this folder's network and bridge, where a configuration tells
+/// them: it does so even when the folder was lost.
+pub fn cleanup(run_dir: &Path, configured: Option<(&NetworkName, &IfName)>) -> Result<Report, Error> {
+    clean(run_dir, configured, Scope::Own)
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Scope {
+    Own,
+    Everything,
+}
+
+fn clean(run_dir: &Path, configured: Option<(&NetworkName, &IfName)>, scope: Scope) -> Result<Report, Error> {
     let mut report = Report::default();
     let state = State::open_existing(run_dir)?;
+    // The records tell it, so before they go.
+    let own = Own::of(state.as_ref(), configured)?;
     if let Some(state) = &state {
         remove_attachments(state, &mut report)?;
     }
     let mut host = RtSocket::open()?;
-    remove_links(&mut host, &mut report)?;
-    remove_gateways(&mut host, &mut report)?;
-    if nft::Firewall::open()?.cleanup()? {
-        report.done.push("nftables tables podwire removed".to_owned());
-    }
+    let others = match scope {
+        Scope::Own => Others::find(&mut host, &own)?,
+        Scope::Everything => Others::default(),
+    };
+    let mut leaving = Leaving { own, others, host, report };
+    leaving.remove_links()?;
+    leaving.remove_bridges()?;
+    leaving.remove_gateways()?;
+    leaving.remove_tables()?;
     if let Some(state) = state {
-        restore_sysctls(&state, &mut report)?;
+        leaving.restore_sysctls(&state)?;
     }
+    let Leaving { others, mut report, .. } = leaving;
+    report.left.extend(others.sentences());
     remove_folder(run_dir, &mut report)?;
     Ok(report)
+}
+
+/// What the run folder knows.
+#[derive(Debug, Default)]
+struct Own {
+    /// As aliases call them.
+    networks: BTreeSet<String>,
+    bridges: BTreeSet<String>,
+    /// With the bridge that carries them.
+    gateways: BTreeSet<(String, IpNet)>,
+}
+
+impl Own {
+    fn of(state: Option<&State>, configured: Option<(&NetworkName, &IfName)>) -> Result<Self, Error> {
+        let mut own = Self::default();
+        if let Some((network, bridge)) = configured {
+            own.networks.insert(AttachmentKey::network_dir(network));
+            own.bridges.insert(bridge.to_string());
+        }
+        let networks = state.map_or(Ok(Vec::new()), State::networks)?;
+        for network in networks {
+            own.networks.insert(network.name());
+            for attachment in network.list()?.into_iter().filter_map(|listed| listed.attachment) {
+                let bridge = attachment.bridge.to_string();
+                own.gateways.extend(attachment.wiring.gateways.iter().map(|ip| (bridge.clone(), *ip)));
+                own.bridges.insert(bridge);
+            }
+        }
+        Ok(own)
+    }
+}
+
+/// Networks of other run folders whose pods live on this node.
+#[derive(Debug, Default)]
+struct Others {
+    /// How many links each has.
+    networks: BTreeMap<String, usize>,
+    addresses: Vec<IpAddr>,
+}
+
+impl Others {
+    fn find(host: &mut RtSocket, own: &Own) -> Result<Self, Error> {
+        let mut others = Self::default();
+        for link in host.links()? {
+            let Some(network) = network_of(&link).filter(|network| !own.networks.contains(*network)) else {
+                continue;
+            };
+            *others.networks.entry(network.to_owned()).or_default() += 1;
+            let words = link.alias.as_deref().unwrap_or_default().split(' ').skip(1);
+            others
+                .addresses
+                .extend(words.filter_map(|word| word.parse::<IpNet>().ok()).map(|net| net.addr()));
+        }
+        Ok(others)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.networks.is_empty()
+    }
+
+    fn has(&self, link: &Link) -> bool {
+        network_of(link).is_some_and(|network| self.networks.contains_key(network))
+    }
+
+    /// Do their pods have addresses of this subnet? Its gateway is then theirs too.
+    fn live_in(&self, subnet: &IpNet) -> bool {
+        self.addresses.iter().any(|address| subnet.contains(address))
+    }
+
+    /// For messages.
+    fn names(&self) -> String {
+        let names: Vec<&str> = self.networks.keys().map(String::as_str).collect();
+        format!("network {} of another run folder", names.join(", "))
+    }
+
+    fn sentences(&self) -> impl Iterator<Item = String> {
+        self.networks.iter().map(|(network, count)| {
+            format!(
+                "network {network} stays, with {count} links: it is of another run folder, and \
+                 `podwire cleanup --run-dir` of that folder removes it"
+            )
+        })
+    }
+}
+
+/// The network that a link of ours belongs to.
+fn network_of(link: &Link) -> Option<&str> {
+    let text = link.alias.as_deref()?.strip_prefix("podwire:")?;
+    Some(text.split('/').next().unwrap_or(text))
 }
 
 /// With what an agent left in it: lock, socket, tombstones. One of an earlier boot goes too, and one in which nothing was
@@ -82,68 +202,206 @@ fn remove_attachments(state: &State, report: &mut Report) -> Result<(), Error> {
     Ok(())
 }
 
-/// Links whose record is gone, then the bridges that we made and nobody else uses.
-fn remove_links(host: &mut RtSocket, report: &mut Report) -> Result<(), Error> {
-    let marked = |link: &Link, mark: &str| link.alias.as_deref().is_some_and(|alias| alias.starts_with(mark));
-    for link in host.links()?.into_iter().filter(|link| marked(link, "podwire:")) {
-        delete_link(host, link.index)?;
-        report.done.push(format!("link {} removed", link.name));
-    }
-    let links = host.links()?;
-    for bridge in links.iter().filter(|link| link.alias.as_deref() == Some(BRIDGE_ALIAS)) {
-        match links.iter().find(|port| port.master == Some(bridge.index)) {
-            Some(port) => {
-                report.left.push(format!("bridge {} stays: {} is a port of it", bridge.name, port.name));
-            }
-            None => {
-                delete_link(host, bridge.index)?;
-                report.done.push(format!("bridge {} removed", bridge.name));
-            }
-        }
-    }
-    Ok(())
+/// The kernel's part, after the attachments.
+struct Leaving {
+    own: Own,
+    others: Others,
+    host: RtSocket,
+    report: Report,
 }
 
-/// The gateways that we put on bridges of others; those on ours went with them. Only bridges: where this node is itself a
-/// pod, an address with our mark on another link is its own. Kernels before 5.18 keep no mark: there they stay.
-fn remove_gateways(host: &mut RtSocket, report: &mut Report) -> Result<(), Error> {
-    let is_bridge = |link: &Link| link.kind.as_deref() == Some("bridge");
-    for bridge in host.links()?.into_iter().filter(is_bridge) {
-        let all = host.addresses(Some(bridge.index))?;
-        let (ours, others): (Vec<Address>, Vec<Address>) =
-            all.into_iter().partition(|a| a.protocol == Some(ROUTE_PROTOCOL));
-        for gateway in ours.iter().map(|address| address.addr) {
-            // The kernel removes the later addresses of a subnet together with its first.
-            if let Some(other) = others.iter().find(|other| other.addr.trunc() == gateway.trunc()) {
-                let (name, other) = (&bridge.name, other.addr);
-                report.left.push(format!("address {gateway} of bridge {name} stays: {other} may hang on it"));
+impl Leaving {
+    /// Links whose record is gone.
+    fn remove_links(&mut self) -> Result<(), Error> {
+        for link in self.host.links()? {
+            if network_of(&link).is_none() || self.others.has(&link) {
                 continue;
             }
-            host.run(&Op::DelAddress { link: bridge.index, addr: gateway })?;
-            report.done.push(format!("address {gateway} of bridge {} removed", bridge.name));
+            if self.others.is_empty() {
+                delete_link(&mut self.host, link.index)?;
+            } else {
+                // The tables stay: what they have of it goes by itself.
+                remove_stray(&mut self.host, &link, None)?;
+            }
+            self.report.done.push(format!("link {} removed", link.name));
         }
+        Ok(())
     }
-    Ok(())
+
+    /// The bridges that we made and nobody else uses.
+    fn remove_bridges(&mut self) -> Result<(), Error> {
+        let links = self.host.links()?;
+        for bridge in links.iter().filter(|link| link.alias.as_deref() == Some(BRIDGE_ALIAS)) {
+            let name = &bridge.name;
+            if let Some(port) = links.iter().find(|port| port.master == Some(bridge.index)) {
+                self.report.left.push(format!("bridge {name} stays: {} is a port of it", port.name));
+            } else if self.may_need(bridge)? {
+                let others = self.others.names();
+                self.report.left.push(format!("bridge {name} stays: {others} may need it"));
+            } else {
+                delete_link(&mut self.host, bridge.index)?;
+                self.report.done.push(format!("bridge {name} removed"));
+            }
+        }
+        Ok(())
+    }
+
+    /// In mode `routed` a bridge has no ports: that it carries their gateway tells, and whether it is known here at all.
+    fn may_need(&mut self, bridge: &Link) -> Result<bool, Error> {
+        if self.others.is_empty() {
+            return Ok(false);
+        }
+        let carried = self.host.addresses(Some(bridge.index))?;
+        let is_own = self.own.bridges.contains(&bridge.name);
+        Ok(!is_own || carried.iter().any(|address| self.others.live_in(&address.addr)))
+    }
+
+    /// The gateways that we put on bridges that stay; those on others went with them. Only bridges: where this node is
+    /// itself a pod, an address with our mark on another link is its own. Kernels before 5.18 keep no mark: there they
+    /// stay.
+    fn remove_gateways(&mut self) -> Result<(), Error> {
+        let is_bridge = |link: &Link| link.kind.as_deref() == Some("bridge");
+        for bridge in self.host.links()?.into_iter().filter(is_bridge) {
+            let name = &bridge.name;
+            let all = self.host.addresses(Some(bridge.index))?;
+            let (ours, rest): (Vec<Address>, Vec<Address>) =
+                all.into_iter().partition(|a| a.protocol == Some(ROUTE_PROTOCOL));
+            for gateway in ours.iter().map(|address| address.addr) {
+                if !self.others.is_empty() && !self.own.gateways.contains(&(name.clone(), gateway)) {
+                    continue;
+                }
+                // The kernel removes the later addresses of a subnet together with its first.
+                let hangs = rest.iter().find(|other| other.addr.trunc() == gateway.trunc());
+                let why = match hangs {
+                    Some(other) => Some(format!("{} may hang on it", other.addr)),
+                    None => {
+                        self.others.live_in(&gateway).then(|| format!("{} needs it", self.others.names()))
+                    }
+                };
+                if let Some(why) = why {
+                    self.report.left.push(format!("address {gateway} of bridge {name} stays: {why}"));
+                    continue;
+                }
+                self.host.run(&Op::DelAddress { link: bridge.index, addr: gateway })?;
+                self.report.done.push(format!("address {gateway} of bridge {name} removed"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The elements of our pods went with them; what is left is chains without any.
+    fn remove_tables(&mut self) -> Result<(), Error> {
+        if !self.others.is_empty() {
+            firewall::prune(nft::Idle::RemoveAll)?;
+            let others = self.others.names();
+            self.report.left.push(format!("nftables tables podwire stay: {others} uses them"));
+        } else if nft::Firewall::open()?.cleanup()? {
+            self.report.done.push("nftables tables podwire removed".to_owned());
+        }
+        Ok(())
+    }
+
+    /// A sysctl that somebody else changed after us is theirs now (F7). One that is the whole node's serves the pods of
+    /// others too: without forwarding they would be cut off.
+    fn restore_sysctls(&mut self, state: &State) -> Result<(), Error> {
+        for (path, changed) in state.sysctls().read()? {
+            let Ok(now) = fs::read_to_string(&path) else { continue };
+            let now = now.trim();
+            if now == changed.ours && self.is_shared(&path)? {
+                let (others, before) = (self.others.names(), &changed.before);
+                self.report
+                    .left
+                    .push(format!("{path} stays {now}: {others} needs it; it was {before} before"));
+            } else if now == changed.ours {
+                fs::write(&path, &changed.before).map_err(|source| Error::Sysctl {
+                    path: PathBuf::from(&path),
+                    value: changed.before.clone(),
+                    source,
+                })?;
+                self.report.done.push(format!("{path} back to {}", changed.before));
+            } else if now != changed.before {
+                self.report.left.push(format!(
+                    "{path} is {now}: it was {} before Podwire set {}, and somebody changed it since",
+                    changed.before, changed.ours
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Everything but the settings of a bridge that only this folder used.
+    fn is_shared(&mut self, path: &str) -> Result<bool, Error> {
+        if self.others.is_empty() {
+            return Ok(false);
+        }
+        let links = self.host.links()?;
+        let is_of = |link: &&Link| path.split('/').any(|part| part == link.name);
+        let own = links.iter().filter(|link| self.own.bridges.contains(&link.name)).find(is_of);
+        let Some(bridge) = own else { return Ok(true) };
+        let is_port = |link: &Link| link.master == Some(bridge.index) && self.others.has(link);
+        Ok(links.iter().any(is_port) || self.may_need(bridge)?)
+    }
 }
 
-/// A sysctl that somebody else changed after us is theirs now (F7).
-fn restore_sysctls(state: &State, report: &mut Report) -> Result<(), Error> {
-    for (path, changed) in state.sysctls().read()? {
-        let Ok(now) = fs::read_to_string(&path) else { continue };
-        let now = now.trim();
-        if now == changed.ours {
-            fs::write(&path, &changed.before).map_err(|source| Error::Sysctl {
-                path: PathBuf::from(&path),
-                value: changed.before.clone(),
-                source,
-            })?;
-            report.done.push(format!("{path} back to {}", changed.before));
-        } else if now != changed.before {
-            report.left.push(format!(
-                "{path} is {now}: it was {} before Podwire set {}, and somebody changed it since",
-                changed.before, changed.ours
-            ));
-        }
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use netlink::NetNs;
+
+    use super::*;
+
+    /// Two links of two networks, with a bridge that carries the gateway of the second, and no state at all.
+    const SCENE: [&str; 6] = [
+        "link add pwblue type veth peer name peer-blue",
+        "link set pwblue alias podwire:blue/a/eth0",
+        "link add pwred type veth peer name peer-red",
+        "link add blue0 type bridge",
+        "link add red0 type bridge",
+        "addr add 10.61.0.1/24 dev red0",
+    ];
+
+    fn ip(words: &[&str]) {
+        assert!(Command::new("ip").args(words).status().unwrap().success(), "{words:?}");
     }
-    Ok(())
+
+    /// Which links are there after `clean`, in a namespace of their own.
+    fn links_after(clean: impl Fn(&Path) -> Report + Sync) -> (Vec<String>, Report) {
+        let in_a_namespace = || {
+            for line in SCENE {
+                ip(&line.split(' ').collect::<Vec<_>>());
+            }
+            ip(&["link", "set", "pwred", "alias", "podwire:red/b/eth0 10.61.0.2/32"]);
+            for bridge in ["blue0", "red0"] {
+                ip(&["link", "set", bridge, "alias", BRIDGE_ALIAS]);
+            }
+            let report = clean(Path::new("/nonexistent/podwire"));
+            let links = RtSocket::open().unwrap().links().unwrap();
+            let marked = links.into_iter().filter(|link| link.alias.is_some());
+            (marked.map(|link| link.name).collect(), report)
+        };
+        NetNs::create().unwrap().run(in_a_namespace).unwrap()
+    }
+
+    #[test]
+    fn f7_only_the_configured_network_goes_while_another_lives() {
+        let (network, bridge) = ("blue".try_into().unwrap(), "blue0".try_into().unwrap());
+        let (links, report) = links_after(|dir| cleanup(dir, Some((&network, &bridge))).unwrap());
+        assert_eq!(links, ["pwred", "red0"], "{report:?}");
+        assert!(report.left.iter().any(|line| line.starts_with("network red stays")), "{report:?}");
+    }
+
+    /// A bridge that a config names is not ours to remove while it carries another network's gateway.
+    #[test]
+    fn f7_a_bridge_with_anothers_gateway_stays() {
+        let (network, bridge) = ("blue".try_into().unwrap(), "red0".try_into().unwrap());
+        let (links, report) = links_after(|dir| cleanup(dir, Some((&network, &bridge))).unwrap());
+        assert_eq!(links, ["pwred", "blue0", "red0"], "{report:?}");
+    }
+
+    #[test]
+    fn f7_everything_means_the_pods_of_others_too() {
+        let (links, report) = links_after(|dir| Report::of_everything(dir).unwrap());
+        assert_eq!((links.len(), report.left.len()), (0, 0), "{links:?} {report:?}");
+    }
 }

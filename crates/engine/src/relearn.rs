@@ -6,10 +6,10 @@ use cni::Config;
 use ipnet::IpNet;
 use netconf::{Addresses, NetConf, Place};
 use netlink::{Link, RtSocket};
-use types::{AttachMode, AttachmentKey, IfName, NetworkName};
+use types::{AttachMode, AttachmentKey, IfName, Mac, NetworkName};
 
 use crate::Error;
-use crate::state::{Attachment, Network, PodAddress, SCHEMA, State, Survivor, Wiring};
+use crate::state::{Attachment, MAC_MARK, Network, PodAddress, SCHEMA, State, Survivor, Wiring};
 
 /// What is known beside the links.
 #[derive(Debug, Clone, Copy, Default)]
@@ -51,7 +51,7 @@ fn survivors(network: &NetworkName, hints: Hints<'_>) -> Result<Vec<Survivor>, E
 
 /// What the alias of a host end says: key, then addresses (see [`Attachment::alias`]).
 pub(crate) fn survivor(network: &NetworkName, link: &Link, hints: Hints<'_>) -> Option<Survivor> {
-    let Alias { id, ifname, addresses } = Alias::of(network, link)?;
+    let Alias { id, ifname, addresses, .. } = Alias::of(network, link)?;
     // An id that was too long for the alias was too long for the file's name, and is shortened there the same way.
     let stem = format!("{id}@{ifname}");
     let is_it = |a: &&Attachment| {
@@ -66,6 +66,8 @@ struct Alias<'a> {
     id: &'a str,
     ifname: &'a str,
     addresses: Vec<IpNet>,
+    /// The pod's MAC, where it is not the one that follows from the key.
+    mac: Option<Mac>,
 }
 
 impl<'a> Alias<'a> {
@@ -73,7 +75,9 @@ impl<'a> Alias<'a> {
         let text = link.alias.as_deref()?.strip_prefix(&AttachmentKey::alias_prefix(network))?;
         let mut words = text.split(' ');
         let (id, ifname) = words.next()?.split_once('/')?;
-        Some(Self { id, ifname, addresses: words.filter_map(|word| word.parse().ok()).collect() })
+        let rest: Vec<&str> = words.collect();
+        let mac = rest.iter().find_map(|word| word.strip_prefix(MAC_MARK)?.parse().ok());
+        Some(Self { id, ifname, addresses: rest.iter().filter_map(|word| word.parse().ok()).collect(), mac })
     }
 }
 
@@ -83,9 +87,11 @@ pub(crate) fn attachment_of(
     link: &Link,
     conf: Option<&NetConf>,
 ) -> Option<Attachment> {
-    let Alias { id, ifname, addresses } = Alias::of(network, link)?;
+    let Alias { id, ifname, addresses, mac } = Alias::of(network, link)?;
     let (container, ifname) = (id.try_into().ok()?, ifname.try_into().ok()?);
-    attachment(AttachmentKey { network: network.clone(), container, ifname }, link, &addresses, conf)
+    let key = AttachmentKey { network: network.clone(), container, ifname };
+    let told = attachment(key, link, &addresses, conf)?;
+    Some(Attachment { pod_mac: mac.unwrap_or(told.pod_mac), ..told })
 }
 
 /// The link does not tell all. The rest is as the network is configured now or, where that is not known, such that
@@ -103,7 +109,7 @@ fn attachment(
         schema: SCHEMA,
         netns: String::new(),
         netns_cookie: None,
-        mode: if link.master.is_some() { AttachMode::Bridge } else { AttachMode::Routed },
+        mode: mode(link, addresses),
         bridge: conf.map_or_else(|| host_link.clone(), |c| c.bridge.clone()),
         host_mac: link.mac.unwrap_or_else(|| key.host_mac()),
         pod_mac: key.pod_mac(),
@@ -122,6 +128,12 @@ fn attachment(
         host_link,
         key,
     })
+}
+
+/// A port is one, but its bridge may be gone; in mode `routed` a pod's prefix is a single address.
+fn mode(link: &Link, addresses: &[IpNet]) -> AttachMode {
+    let single = addresses.iter().all(|net| net.prefix_len() == net.max_prefix_len());
+    if link.master.is_none() && single { AttachMode::Routed } else { AttachMode::Bridge }
 }
 
 fn wiring(conf: &NetConf, addresses: &[IpNet]) -> Wiring {

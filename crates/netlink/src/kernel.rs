@@ -38,3 +38,7 @@ pub(crate) const TC_ACT_STOLEN: u32 = 4;
 /// linux/tc_act/tc_mirred.h
 pub(crate) const TCA_MIRRED_PARMS: u16 = 2;
 pub(crate) const TCA_EGRESS_REDIR: u32 = 1;
+/// From `linux/netconf.h`, and its message from `linux/rtnetlink.h`.
+pub(crate) const RTM_NEWNETCONF: u16 = 80;
+pub(crate) const NETCONFA_IFINDEX: u16 = 1;
+pub(crate) const NETCONFA_FORWARDING: u16 = 2;

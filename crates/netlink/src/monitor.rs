@@ -9,17 +9,21 @@ use std::os::fd::{AsFd, BorrowedFd};
 use ipnet::IpNet;
 
 use crate::error::Error;
+use crate::kernel::{NETCONFA_FORWARDING, NETCONFA_IFINDEX, RTM_NEWNETCONF};
 use crate::op::Route;
 use crate::socket::{Content, Glance, Protocol, Reply, Socket};
 use crate::view::{Address, Link, Neighbour};
+use crate::wire::{attribute, read_u32};
 
-const GROUPS: [u32; 6] = [
+const GROUPS: [u32; 8] = [
     libc::RTNLGRP_LINK,
     libc::RTNLGRP_NEIGH,
     libc::RTNLGRP_IPV4_IFADDR,
     libc::RTNLGRP_IPV6_IFADDR,
     libc::RTNLGRP_IPV4_ROUTE,
     libc::RTNLGRP_IPV6_ROUTE,
+    libc::RTNLGRP_IPV4_NETCONF,
+    libc::RTNLGRP_IPV6_NETCONF,
 ];
 
 /// Datagrams per `read`: somebody who changes things without end must not keep the reader for ever.
@@ -68,6 +72,10 @@ pub enum News {
         link: u32,
         addr: IpAddr,
         protocol: u8,
+        place: Where,
+    },
+    /// The namespace as a whole forwards no more, in one family.
+    ForwardingOff {
         place: Where,
     },
     /// There was more than the socket could keep: look at everything.
@@ -146,6 +154,7 @@ fn read_news(reply: &Reply<'_>, place: Where) -> Option<News> {
             protocol: r.protocol,
             place,
         }),
+        RTM_NEWNETCONF => is_forwarding_off(body).then_some(News::ForwardingOff { place }),
         // A bridge keeps the MACs behind its ports in a table that speaks the same messages.
         libc::RTM_DELNEIGH if family != libc::AF_BRIDGE => {
             let Neighbour { link, addr, protocol, .. } = Neighbour::parse(body)?;
@@ -154,6 +163,12 @@ fn read_news(reply: &Reply<'_>, place: Where) -> Option<News> {
         }
         _ => None,
     }
+}
+
+/// `struct netconfmsg`, padded: the family, then what was changed, of one link or (-1) of all.
+fn is_forwarding_off(body: &[u8]) -> bool {
+    let value = |kind| attribute(body.get(4..).unwrap_or_default(), kind).and_then(read_u32);
+    value(NETCONFA_IFINDEX) == Some(u32::MAX) && value(NETCONFA_FORWARDING) == Some(0)
 }
 
 fn read_link(body: &[u8], kind: u16, place: Where) -> Option<News> {

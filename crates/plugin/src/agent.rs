@@ -22,7 +22,8 @@ use crate::retry::Retry;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long STATUS does: it is asked to find out just that.
 const STATUS_PATIENCE: Duration = Duration::from_secs(1);
-/// How long one attempt may take. The agent bounds its own work to less.
+/// How long one attempt may take. Only an IPAM plugin that takes its time makes the agent need longer: whoever gave up then
+/// has hung up, and the agent undoes what nobody waits for.
 const ANSWER: Duration = Duration::from_secs(60);
 const STATUS_ANSWER: Duration = Duration::from_secs(10);
 /// A DEL has somewhere else to go.

@@ -185,6 +185,9 @@ pub(crate) struct Cleanup {
     /// Where installed files are recorded; with another --run-dir than the configured one they stay unless this is given
     #[arg(long, value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
+    /// Also remove the pods of other run folders, and what they need
+    #[arg(long)]
+    pub(crate) all: bool,
 }
 
 fn name<T>(text: &str) -> Result<T, types::NameError>

@@ -79,6 +79,15 @@ struct Wanted<'a> {
     content: Content<'a>,
 }
 
+/// A file as it should be, and how it is.
+type Looked<'a> = (Wanted<'a>, Result<Look, InstallError>);
+
+/// What [`Installer::keep`] did, and the files as they are now.
+pub(crate) struct Kept {
+    pub(crate) done: Vec<String>,
+    pub(crate) files: Vec<InstalledFile>,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Role {
@@ -137,14 +146,21 @@ impl Installer {
     /// Puts in place whatever is not right, and says what it did. Call it when the node is ready: the config is what
     /// makes a runtime start pods.
     pub fn put(&self) -> Result<Vec<String>, InstallError> {
+        self.keep().map(|kept| kept.done)
+    }
+
+    /// The same, and how the files are afterwards, with one look at each.
+    pub(crate) fn keep(&self) -> Result<Kept, InstallError> {
         let config = self.render()?;
         let (mut record, damage) = Record::read(&self.state_dir)?;
         let mut done: Vec<String> = damage.into_iter().collect();
-        let all = self.wanted(&config, &record)?;
-        let stale = self.stale(&record, &all.iter().map(|wanted| wanted.path.clone()).collect::<Vec<_>>());
+        let all = self.looked_at(&config, &record)?;
+        let paths: Vec<PathBuf> = all.iter().map(|(wanted, _)| wanted.path.clone()).collect();
+        let stale = self.stale(&record, &paths);
+        let files = paths.into_iter().map(|path| InstalledFile { path, ok: true, problem: None }).collect();
         let mut wrong = Vec::new();
-        for wanted in all {
-            match wanted.look()? {
+        for (wanted, look) in all {
+            match look? {
                 // A record that was lost is made anew.
                 Look::Right if record.knows(&wanted.path) => {}
                 look => wrong.push((wanted, look)),
@@ -159,7 +175,7 @@ impl Installer {
             });
         }
         if wrong.is_empty() && stale.is_empty() {
-            return Ok(done);
+            return Ok(Kept { done, files });
         }
         record.add_missing_folders([&self.state_dir, &self.install.plugin_dir, &self.install.config_dir])?;
         record.write(&self.state_dir)?;
@@ -170,15 +186,15 @@ impl Installer {
             }
         }
         self.leave(&stale, &mut record, &mut done)?;
-        Ok(done)
+        Ok(Kept { done, files })
     }
 
     /// How the files are now; another's loopback plugin is not ours to judge.
     pub fn check(&self) -> Vec<InstalledFile> {
         let wanted = self.render().and_then(|config| {
             let (record, _) = Record::read(&self.state_dir)?;
-            let wanted = self.wanted(&config, &record)?;
-            Ok(wanted.iter().map(Wanted::report).collect())
+            let wanted = self.looked_at(&config, &record)?;
+            Ok(wanted.into_iter().map(|(wanted, look)| wanted.report(look)).collect())
         });
         wanted.unwrap_or_else(|error: InstallError| {
             vec![InstalledFile { path: self.config_path(), ok: false, problem: Some(error.to_string()) }]
@@ -190,26 +206,37 @@ impl Installer {
         remove(&self.state_dir)
     }
 
-    /// In the order in which they are put: the config is last.
-    fn wanted<'a>(&'a self, config: &'a str, record: &Record) -> Result<Vec<Wanted<'a>>, InstallError> {
+    /// In the order in which they are put: the config is last. Without a loopback plugin that is another's: others use
+    /// that name, too, and it is ours only where nobody has it, or where what has it came from us.
+    fn looked_at<'a>(&'a self, config: &'a str, record: &Record) -> Result<Vec<Looked<'a>>, InstallError> {
+        let mut all = Vec::new();
+        for wanted in self.wanted(config) {
+            let look = wanted.look();
+            if wanted.role == Role::Loopback
+                && matches!(look, Ok(Look::Other(_)))
+                && !record.is_ours(&wanted.path)?
+            {
+                continue;
+            }
+            all.push((wanted, look));
+        }
+        Ok(all)
+    }
+
+    fn wanted<'a>(&'a self, config: &'a str) -> [Wanted<'a>; 3] {
         let plugin = |role: Role, name: &str| Wanted {
             role,
             path: self.install.plugin_dir.join(name),
             mode: PLUGIN_MODE,
             content: Content::Copy { file: &self.source, path: &self.install.plugin },
         };
-        let mut wanted = vec![plugin(Role::Plugin, PLUGIN)];
-        let loopback = plugin(Role::Loopback, LOOPBACK);
-        if loopback.is_free_or_ours(record)? {
-            wanted.push(loopback);
-        }
-        wanted.push(Wanted {
+        let config = Wanted {
             role: Role::Config,
             path: self.config_path(),
             mode: CONFIG_MODE,
             content: Content::Text(config),
-        });
-        Ok(wanted)
+        };
+        [plugin(Role::Plugin, PLUGIN), plugin(Role::Loopback, LOOPBACK), config]
     }
 
     fn config_path(&self) -> PathBuf {
@@ -248,20 +275,12 @@ impl Wanted<'_> {
         files::look(&self.path, self.mode, &self.content)
     }
 
-    fn report(&self) -> InstalledFile {
-        let problem = match self.look() {
+    fn report(self, look: Result<Look, InstallError>) -> InstalledFile {
+        let problem = match look {
             Ok(look) => look.complaint(),
             Err(error) => Some(error.to_string()),
         };
-        InstalledFile { path: self.path.clone(), ok: problem.is_none(), problem }
-    }
-
-    /// A name that others use too: only where nobody has it, or where what has it came from us.
-    fn is_free_or_ours(&self, record: &Record) -> Result<bool, InstallError> {
-        match self.look()? {
-            Look::Missing | Look::Right | Look::Access(_) => Ok(true),
-            Look::Other(_) => Ok(record.is_ours(&self.path)?),
-        }
+        InstalledFile { path: self.path, ok: problem.is_none(), problem }
     }
 }
 

@@ -169,6 +169,29 @@ fn check_ours(
     }
     let raw = Value::Object(plugin).to_string();
     let config = cni::Config::from_slice(raw.as_bytes()).map_err(|error| error.msg.clone())?;
-    netconf::Place::parse(&config).map_err(|error| error.msg.clone())?;
+    let place = netconf::Place::parse(&config).map_err(|error| error.msg.clone())?;
+    check_place(installer, &place)?;
     netconf::NetConf::parse(&config).map(|_| ()).map_err(|error| error.msg.clone())
+}
+
+/// A plugin that looks for the agent elsewhere never finds it, and leaves its tombstones where nobody reads them.
+fn check_place(installer: &Installer, place: &netconf::Place) -> Result<(), String> {
+    let Some(socket) = place.agent.as_ref().filter(|_| installer.maker == Maker::Agent) else {
+        return Ok(());
+    };
+    if *socket != installer.socket {
+        return Err(format!(
+            "its \"agent\" means the socket {}, and this agent listens on {}: write \"agent\": \"{{{{ SOCKET }}}}\"",
+            socket.display(),
+            installer.socket.display()
+        ));
+    }
+    if place.run_dir != installer.run_dir {
+        return Err(format!(
+            "its \"runDir\" means {}, and this agent works in {}: write \"runDir\": \"{{{{ RUN_DIR }}}}\"",
+            place.run_dir.display(),
+            installer.run_dir.display()
+        ));
+    }
+    Ok(())
 }

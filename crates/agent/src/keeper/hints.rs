@@ -46,6 +46,7 @@ fn of_one(news: &News, known: &Known<'_>, settled: &dyn Fn(Where, u32) -> bool) 
             };
             (*place, lost)
         }
+        News::ForwardingOff { place } => (*place, *place == Where::Here),
         News::PortLeft { index, place } => (*place, *place == Where::Here && stays(*index)),
         News::AddressGone { link, place, .. } => (*place, *place == Where::Elsewhere || stays(*link)),
         News::RouteGone { link, protocol, place, .. } => {

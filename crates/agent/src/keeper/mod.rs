@@ -9,6 +9,9 @@
 //! delay, never a repair.
 
 mod hints;
+mod others;
+#[cfg(test)]
+mod tests;
 mod watch;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -27,9 +30,9 @@ use types::IfName;
 use crate::board::{Board, Finder};
 use crate::config::Config;
 use crate::install::{self, Installer};
-use crate::lock::Lock;
+use crate::lock::{Lock, LockError};
 use crate::metrics::Metrics;
-use crate::notify;
+use crate::notify::{self, Watchdog};
 use crate::server::SocketWatch;
 use crate::work::Work;
 use hints::Known;
@@ -87,6 +90,9 @@ pub(crate) struct Keeper {
     /// When everything is looked at, whatever was heard.
     timer: Instant,
     was_ready: bool,
+    watchdog: Watchdog,
+    /// Why nothing could be installed last time; the same is not told twice.
+    install_error: Option<String>,
 }
 
 /// A round that is to come.
@@ -124,6 +130,8 @@ impl Keeper {
             due: [None; 2],
             timer: Instant::now(),
             was_ready: false,
+            watchdog: Watchdog::new(),
+            install_error: None,
             parts,
         })
     }
@@ -132,11 +140,13 @@ impl Keeper {
         self.bell.clone()
     }
 
-    /// Runs until `stop` says so; the bell makes it look.
-    pub(crate) fn run(mut self, stop: impl Fn() -> bool) {
+    /// Runs until `stop` says so; the bell makes it look. An error: another agent works in our run folder, and two there
+    /// would undo each other's work.
+    pub(crate) fn run(mut self, stop: impl Fn() -> bool) -> Result<(), LockError> {
         // Of this thread alone: pods that wait come first. Where it is not allowed, they come as they come.
         let _ = rustix::process::setpriority_process(None, 5);
         while !stop() {
+            self.watchdog.beat();
             let now = Instant::now();
             if self.timer <= now {
                 self.timer = now + self.parts.config.reconcile;
@@ -145,6 +155,11 @@ impl Keeper {
             }
             if let Some(due) = self.next().filter(|due| due.at <= now) {
                 self.due[due.depth as usize] = None;
+                if due.timer {
+                    // A folder that could not be watched tells nothing.
+                    self.keep_lock()?;
+                    self.parts.socket.look();
+                }
                 self.round(due);
             }
             if let Err(errno) = self.wait() {
@@ -152,9 +167,10 @@ impl Keeper {
                 // Everything is still looked at by the timer.
                 std::thread::sleep(RETRY);
             }
-            self.collect();
+            self.collect()?;
             self.rest();
         }
+        Ok(())
     }
 
     fn next(&self) -> Option<Due> {
@@ -163,6 +179,7 @@ impl Keeper {
 
     fn wait(&self) -> Result<(), Errno> {
         let next = self.next().map_or(self.timer, |due| due.at.min(self.timer));
+        let next = self.watchdog.next().map_or(next, |beat| beat.min(next));
         let patience = next.saturating_duration_since(Instant::now());
         let timeout = Timespec::try_from(patience).map_err(|_| Errno::INVAL)?;
         let mut fds = vec![
@@ -186,7 +203,7 @@ impl Keeper {
     }
 
     /// Reads what there is to read, and decides what it asks for.
-    fn collect(&mut self) {
+    fn collect(&mut self) -> Result<(), LockError> {
         match self.netlink.read() {
             Ok(news) => {
                 let bridges = self.bridges();
@@ -208,11 +225,12 @@ impl Keeper {
             self.soon(Depth::Node, false);
         }
         if self.run.changed().unwrap_or(true) {
-            self.look_at_run_folder();
+            self.look_at_run_folder()?;
         }
         if self.installed.as_mut().is_some_and(|watch| watch.changed().unwrap_or(true)) {
             self.install();
         }
+        Ok(())
     }
 
     /// A round a moment from now, unless one is to come anyway. A deep one is never drawn forward by a shallow one: the
@@ -236,29 +254,42 @@ impl Keeper {
     }
 
     /// Somebody removed the socket, the lock or the whole folder, or left a tombstone.
-    fn look_at_run_folder(&mut self) {
-        let run_dir = self.parts.config.run_dir.clone();
-        if self.parts.lock.is_lost() {
-            match Lock::take(&run_dir) {
-                Ok(lock) => {
-                    warn!("{} was removed and is made anew", run_dir.display());
-                    self.parts.lock = lock;
-                }
-                Err(error) => error!("{error}"),
-            }
-            self.soon(Depth::Node, false);
-        }
+    fn look_at_run_folder(&mut self) -> Result<(), LockError> {
+        self.keep_lock()?;
         // It is made anew by the server, which says so.
         self.parts.socket.look();
-        if !run_dir.join("networks").exists() {
+        if !self.parts.config.run_dir.join("networks").exists() {
             self.soon(Depth::Node, false);
         }
         self.run.renew();
         self.parts.work.drain_tombstones();
+        Ok(())
+    }
+
+    fn keep_lock(&mut self) -> Result<(), LockError> {
+        if !self.parts.lock.is_lost() {
+            return Ok(());
+        }
+        let run_dir = &self.parts.config.run_dir;
+        match Lock::take(run_dir) {
+            Ok(lock) => {
+                warn!("{} was removed and is made anew", run_dir.display());
+                self.parts.lock = lock;
+            }
+            // A folder that was moved away and back is held by ourselves.
+            Err(error @ LockError::Taken { .. }) if self.parts.lock.is_lost() => {
+                error!("{} was removed, and is no longer ours: {error}", run_dir.display());
+                return Err(error);
+            }
+            Err(error) => error!("{error}"),
+        }
+        self.soon(Depth::Node, false);
+        Ok(())
     }
 
     fn round(&mut self, due: Due) {
         let started = Instant::now();
+        self.parts.board.round_begins();
         self.parts.work.drain_tombstones();
         let (config, conf) = (&self.parts.config, &self.parts.conf);
         let order = Order {
@@ -281,7 +312,13 @@ impl Keeper {
         }
         self.parts.metrics.reconciled(took);
         match outcome {
-            Ok(outcome) => self.done(outcome, took),
+            Ok(outcome) => {
+                let first = !self.was_ready;
+                self.done(outcome, took);
+                if first || due.timer {
+                    self.install();
+                }
+            }
             Err(error) => {
                 let error: cni::Error = error.into();
                 error!("reconcile failed: {error}");
@@ -292,6 +329,7 @@ impl Keeper {
             }
         }
         self.run.renew();
+        self.parts.board.round_ends(self.parts.config.reconcile);
         // While events keep coming, most of the time belongs to the pods.
         for due in self.due.iter_mut().flatten() {
             due.at = due.at.max(Instant::now() + (took * SHARE).min(LONGEST_PAUSE));
@@ -321,45 +359,31 @@ impl Keeper {
             info!("ready after {} ms with {} attachments", since.as_millis(), self.memory.len());
             notify::notify("READY=1");
         }
-        self.install();
-    }
-
-    /// Forward chains of others that drop what pods send.
-    fn look_at_others(&mut self) {
-        let bridges = self.bridges();
-        let names: Vec<&IfName> = bridges.iter().collect();
-        match nft::foreign_drops(&names) {
-            Ok(drops) => {
-                let found: Vec<Problem> = drops.into_iter().map(foreign).collect();
-                let known = self.parts.board.problems();
-                for new in found.iter().filter(|problem| !known.contains(problem)) {
-                    warn!(command = new.command.as_deref(), "{}", new.what);
-                }
-                self.parts.board.set_problems(Finder::Firewall, found);
-            }
-            Err(error) => warn!("cannot look at the firewall's other tables: {error}"),
-        }
     }
 
     /// Only when pods can be served: a runtime that finds a config sends pods.
     fn install(&mut self) {
         let Some(installer) = self.parts.installer.as_ref().filter(|_| self.was_ready) else { return };
-        match installer.put() {
-            Ok(done) => done.iter().for_each(|what| info!("{what}")),
-            Err(error) => error!("{error}"),
+        match installer.keep() {
+            Ok(kept) => {
+                kept.done.iter().for_each(|what| info!("{what}"));
+                self.install_error = None;
+                self.parts.board.set_installed(kept.files);
+            }
+            Err(error) => {
+                let error = error.to_string();
+                if self.install_error.as_ref() != Some(&error) {
+                    error!("{error}");
+                }
+                self.install_error = Some(error);
+                self.parts.board.set_installed(installer.check());
+            }
         }
-        self.parts.board.set_installed(installer.check());
     }
 }
 
 fn watched(fd: BorrowedFd<'_>) -> PollFd<'_> {
     PollFd::from_borrowed_fd(fd, PollFlags::IN)
-}
-
-fn foreign(drop: nft::ForeignDrop) -> Problem {
-    let nft::ForeignDrop { family, table, chain, why, command } = drop;
-    let what = format!("chain {chain} of the firewall's table {family} {table} drops what pods send: {why}");
-    Problem { what, command: Some(command) }
 }
 
 fn problem(trouble: Trouble) -> Problem {

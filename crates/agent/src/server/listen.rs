@@ -3,17 +3,21 @@
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::{Pid, test_kill_process};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Notify;
 
 /// The kernel takes less where net.core.somaxconn says so.
 const BACKLOG: i32 = 4096;
+/// A socket that has no name yet, with its maker's process id.
+const TEMP_PREFIX: &str = ".new-";
 /// What the kernel has room for in a socket's name, without the byte that ends it.
 const LONGEST_PATH: usize = 107;
 
@@ -23,6 +27,11 @@ pub enum ServerError {
     Socket { op: &'static str, path: PathBuf, source: io::Error },
     #[error("the socket's path {} is too long: it may have {LONGEST_PATH} bytes", .0.display())]
     TooLong(PathBuf),
+    #[error(
+        "somebody else answers at the socket {}: stop it, or give this agent a socket of its own (--socket, or --run-dir)",
+        .0.display()
+    )]
+    Taken(PathBuf),
     #[error("cannot listen on {address}: {source}")]
     Tcp { address: SocketAddr, source: io::Error },
 }
@@ -68,12 +77,16 @@ pub(crate) struct SocketWatch {
 impl SocketWatch {
     /// False: somebody removed or replaced the socket. Then it is made again, shortly after this returns.
     pub(crate) fn look(&self) -> bool {
-        let found = fs::symlink_metadata(&self.path).map(|m| (m.dev(), m.ino())).ok();
-        let is_ours = found == Some(*self.identity.lock().unwrap_or_else(PoisonError::into_inner));
+        let is_ours = self.is_ours();
         if !is_ours {
             self.again.notify_one();
         }
         is_ours
+    }
+
+    pub(super) fn is_ours(&self) -> bool {
+        let found = fs::symlink_metadata(&self.path).map(|m| (m.dev(), m.ino())).ok();
+        found == Some(*self.identity.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     pub(super) fn renew(&self, listener: &Listener) {
@@ -82,8 +95,8 @@ impl SocketWatch {
     }
 }
 
-/// Makes the socket, for root alone. It gets its name when it is complete: nobody ever finds half of one, and an old one
-/// is replaced without a gap. Wants to be called inside the runtime.
+/// Makes the socket, for root alone. It gets its name when it is complete: nobody ever finds half of one, and a dead one
+/// is replaced without a gap; one that lives is somebody's. Wants to be called inside the runtime.
 pub(crate) fn bind(path: &Path) -> Result<Listener, ServerError> {
     let failed = |op| move |source: io::Error| ServerError::Socket { op, path: path.to_owned(), source };
     let folder = path.parent().unwrap_or(Path::new("/"));
@@ -91,7 +104,11 @@ pub(crate) fn bind(path: &Path) -> Result<Listener, ServerError> {
     if path.as_os_str().len() > LONGEST_PATH {
         return Err(ServerError::TooLong(path.to_owned()));
     }
-    let temp = folder.join(format!(".new-{}", std::process::id()));
+    if is_answered(path).map_err(failed("try"))? {
+        return Err(ServerError::Taken(path.to_owned()));
+    }
+    sweep(folder).map_err(failed("clear the folder of"))?;
+    let temp = folder.join(format!("{TEMP_PREFIX}{}", std::process::id()));
     let address = SocketAddrUnix::new(&temp).map_err(|_| ServerError::TooLong(path.to_owned()))?;
     match fs::remove_file(&temp) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed("clear the way for")(e)),
@@ -109,6 +126,35 @@ pub(crate) fn bind(path: &Path) -> Result<Listener, ServerError> {
     let identity = Mutex::new((meta.dev(), meta.ino()));
     let watch = Arc::new(SocketWatch { path: path.to_owned(), identity, again: Notify::new() });
     Ok(Listener { inner, watch, bounds: Bounds::default() })
+}
+
+/// Without waiting: one with a full backlog lives as well.
+fn is_answered(path: &Path) -> io::Result<bool> {
+    let address = SocketAddrUnix::new(path)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // All else, such as a file that is no socket, is replaced.
+    Ok(matches!(rustix::net::connect(&socket, &address), Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE)))
+}
+
+/// Removes what agents left that were killed before they gave their socket its name.
+fn sweep(folder: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let maker = name.to_str().and_then(|name| name.strip_prefix(TEMP_PREFIX)?.parse().ok());
+        let Some(maker) = maker.and_then(Pid::from_raw) else { continue };
+        // Gone meanwhile: so much the better.
+        let is_socket = entry.file_type().is_ok_and(|kind| kind.is_socket());
+        if !is_socket || test_kill_process(maker) != Err(Errno::SRCH) {
+            continue;
+        }
+        match fs::remove_file(entry.path()) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
+    }
+    Ok(())
 }
 
 pub(crate) async fn bind_tcp(address: SocketAddr) -> Result<TcpListener, ServerError> {

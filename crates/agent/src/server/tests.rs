@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixStream as Client;
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream as Client};
 use std::path::Path;
 use std::sync::{Mutex, mpsc};
 use std::thread;
@@ -28,13 +28,74 @@ fn the_socket_is_roots_alone_and_replaces_an_old_one() {
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&path), mode(path.parent().unwrap())), (0o600, 0o700));
         assert!(first.watch().look());
+        let error = bind(&path).err().unwrap().to_string();
+        assert!(error.contains(path.to_str().unwrap()) && error.contains("--socket"), "{error}");
+        let watch = first.watch();
+        drop(first);
         let second = bind(&path).unwrap();
         assert!(second.watch().look());
-        assert!(!first.watch().look());
+        assert!(!watch.look());
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
         let long = dir.path().join("x".repeat(120));
         assert!(matches!(bind(&long), Err(ServerError::TooLong(_))));
     });
+}
+
+#[test]
+fn a_socket_that_lives_is_never_replaced_whoever_has_it() {
+    let dir = TempDir::new().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let busy = dir.path().join("busy");
+        let _listener = UnixListener::bind(&busy).unwrap();
+        let datagrams = dir.path().join("datagrams");
+        let _socket = UnixDatagram::bind(&datagrams).unwrap();
+        for path in [&busy, &datagrams] {
+            assert!(matches!(bind(path), Err(ServerError::Taken(_))), "{}", path.display());
+        }
+        let file = dir.path().join("file");
+        fs::write(&file, "").unwrap();
+        assert!(bind(&file).is_ok());
+    });
+}
+
+#[test]
+fn sockets_that_never_got_their_name_are_swept() {
+    let dir = TempDir::new().unwrap();
+    // One that ended and one that lives.
+    let mut child = std::process::Command::new("true").spawn().unwrap();
+    child.wait().unwrap();
+    let left = dir.path().join(format!(".new-{}", child.id()));
+    let theirs = dir.path().join(".new-1");
+    drop((UnixListener::bind(&left).unwrap(), UnixListener::bind(&theirs).unwrap()));
+    let other = dir.path().join(format!(".new-file-{}", child.id()));
+    fs::write(&other, "").unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let _socket = bind(&dir.path().join("agent.sock")).unwrap();
+    });
+    assert!(!left.exists() && theirs.exists() && other.exists());
+}
+
+#[test]
+fn a_socket_that_somebody_took_is_told_and_not_fought_for() {
+    let site = Site::new(Options::default());
+    fs::remove_file(&site.socket).unwrap();
+    let theirs = UnixListener::bind(&site.socket).unwrap();
+    let tried = Instant::now();
+    assert!(!site.watch.look());
+    wait_until("the problem", || {
+        site.board.problems().iter().any(|problem| problem.what.contains("--socket"))
+    });
+    for _ in 0..100 {
+        assert!(!site.watch.look());
+    }
+    // Nobody answers there any more: it is ours again, at the next attempt.
+    drop(theirs);
+    wait_until("the socket again", || site.watch.look());
+    assert!(tried.elapsed() >= REBIND_PAUSE);
+    wait_until("the problem's end", || site.board.problems().is_empty());
+    assert_eq!(site.get("/v1/health").0, 200);
 }
 
 #[test]

@@ -7,6 +7,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use super::*;
+use crate::tombstones::Report;
 
 impl Task {
     /// Serves the request, and tells of it.
@@ -222,24 +223,54 @@ fn a_tombstone_cancels_the_add_in_flight() {
     site.leave("a");
     go.send(()).unwrap();
     assert_eq!(error(adding.join().unwrap()).code, Code::TryAgainLater);
-    assert_eq!(site.work.drain_tombstones().drained, 1);
+    // By the one that was in its way.
+    assert!(site.stones().is_empty().unwrap());
     assert_eq!(site.engine.log(), ["ADD a undone", "DEL a"]);
 }
 
+/// An ADD whose IPAM plugin hangs, and then a DEL of it that nobody could take.
 #[test]
-fn draining_waits_for_the_add_in_flight_that_it_cancels() {
+fn a_request_that_hangs_holds_nobody_but_those_of_its_own_key() {
     let site = Site::new();
     let (begun, go) = site.engine.gate("ADD a");
     let add = site.accept("ADD", "a");
     let adding = thread::spawn(move || add.answer());
     begun.recv_timeout(SOON).unwrap();
     site.leave("a");
-    let other = site.accept("ADD", "b");
-    let second = thread::spawn(move || other.answer());
+    let report = site.work.drain_tombstones();
+    assert_eq!(report, Report { pending: 1, ..Report::default() });
+    assert!(matches!(site.run("ADD", "b"), Answer::Done(_)));
+    assert!(matches!(site.run("GC", "b"), Answer::Done(_)));
+    assert_eq!(site.engine.log(), ["ADD b", "GC -"]);
+    assert!(site.stones().exists(&key("a")).unwrap() && site.board.problems().is_empty());
+    // The next one of the same key waits, and finds nothing of the first.
+    let next = site.accept("ADD", "a");
+    let waiting = thread::spawn(move || next.answer());
     go.send(()).unwrap();
-    adding.join().unwrap();
-    assert!(matches!(second.join().unwrap(), Answer::Done(_)));
-    assert_eq!(site.engine.log(), ["ADD a undone", "DEL a", "ADD b"]);
+    assert_eq!(error(adding.join().unwrap()).code, Code::TryAgainLater);
+    assert!(matches!(waiting.join().unwrap(), Answer::Done(_)));
+    assert_eq!(site.engine.log(), ["ADD b", "GC -", "ADD a undone", "DEL a", "ADD a"]);
+    assert!(site.stones().is_empty().unwrap());
+}
+
+/// It is the DEL itself that hangs.
+#[test]
+fn a_tombstone_that_takes_long_holds_nobody_but_those_of_its_own_key() {
+    let site = Site::new();
+    let (begun, go) = site.engine.gate("DEL a");
+    site.leave("a");
+    let other = site.accept("ADD", "b");
+    let started = Instant::now();
+    let adding = thread::spawn(move || other.answer());
+    begun.recv_timeout(SOON).unwrap();
+    assert!(matches!(adding.join().unwrap(), Answer::Done(_)));
+    assert!(started.elapsed() < SOON);
+    assert_eq!(site.work.drain_tombstones().pending, 1);
+    let same = site.accept("ADD", "a");
+    let waiting = thread::spawn(move || same.answer());
+    go.send(()).unwrap();
+    assert!(matches!(waiting.join().unwrap(), Answer::Done(_)));
+    assert_eq!(site.engine.log(), ["ADD b", "DEL a", "ADD a"]);
 }
 
 #[test]

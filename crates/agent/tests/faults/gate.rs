@@ -103,6 +103,10 @@ esac
         fs::read_to_string(self.dir.join("dels")).unwrap_or_default().lines().count()
     }
 
+    pub(crate) fn close(&self) {
+        fs::remove_file(self.dir.join("open")).unwrap();
+    }
+
     pub(crate) fn open(&self) {
         fs::write(self.dir.join("open"), "").unwrap();
     }

@@ -17,3 +17,4 @@ mod raw;
 mod state;
 mod tombstones;
 mod upgrade;
+mod vanished;

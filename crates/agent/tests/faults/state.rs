@@ -105,6 +105,47 @@ fn a_record_that_was_removed_is_relearnt_when_the_agent_starts() {
     survives(Damage::Removed, When::Down);
 }
 
+/// An address belongs to who has it, also when somebody removed the claim.
+#[test]
+fn claims_that_were_removed_are_made_anew() {
+    let mut host = Host::new("claims");
+    let (pod, result) = host.attached("victim");
+    host.agent.kill().unwrap();
+    for ip in ips(&result) {
+        fs::remove_file(host.agent.run_dir().join(format!("networks/podwire/addresses/{ip}"))).unwrap();
+    }
+    host.agent.launch().unwrap();
+    host.agent.wait_ready().unwrap();
+    for ip in ips(&result) {
+        let call = host.config(&json!({"runtimeConfig": {"ips": [ip.to_string()]}}));
+        let thief = host.pod(&format!("thief{}", u8::from(ip.is_ipv6())));
+        let error = host.plugin.add(&thief, &call).unwrap().error().unwrap();
+        assert_eq!(error.code, 101, "{error:?}");
+    }
+    expect_whole(&pod, &result);
+}
+
+/// A pod may ask for a MAC: what is relearnt of it must not be the one that it would have had.
+#[test]
+fn a_pod_with_a_mac_of_its_own_survives_the_loss_of_its_record() {
+    for mode in ["routed", "bridge"] {
+        let mut host = Host::with_flags("ownmac", &["--network-mode", mode]);
+        let neighbour = host.attached("neighbour");
+        let config = host.config(&json!({"runtimeConfig": {"mac": "02:11:22:33:44:55"}}));
+        let pod = host.pod("victim");
+        let result = host.plugin.add(&pod, &config).unwrap().ok().unwrap();
+        host.expect_talk((&pod, &result), (&neighbour.0, &neighbour.1));
+        host.agent.kill().unwrap();
+        fs::remove_dir_all(host.agent.run_dir()).unwrap();
+        // The tables are made anew from what is relearnt.
+        host.node.sh(&["nft", "flush", "ruleset"]).unwrap();
+        host.agent.launch().unwrap();
+        host.agent.wait_ready().unwrap();
+        let_it_look(&host);
+        host.expect_talk((&pod, &result), (&neighbour.0, &neighbour.1));
+    }
+}
+
 /// The whole run folder goes while pods live: all of it is back, and nobody gets an address that somebody has.
 #[test]
 fn a_run_folder_that_was_removed_is_relearnt() {

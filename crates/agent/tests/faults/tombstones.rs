@@ -109,19 +109,22 @@ fn a_tombstone_cancels_an_add_in_flight() {
 /// A DEL that reaches the agent while the ADD of the same pod is in flight does the same.
 #[test]
 fn a_del_cancels_an_add_in_flight() {
-    let host = Host::new("delflight");
+    // One worker a lane: of two DELs one waits for a worker, and that can be seen.
+    let host = Host::with_flags("delflight", &["--workers", "3"]);
     let (gate, pod) = (Gate::new(&host), host.pod("a"));
     let add = gate.spawn(&host, Verb::Add, &pod);
     gate.wait_for(1);
-    let del = gate.spawn(&host, Verb::Del, &pod);
+    let dels = [gate.spawn(&host, Verb::Del, &pod), gate.spawn(&host, Verb::Del, &pod)];
+    let both_came = || Ok(host.agent.metrics()?.lines().any(|line| line == "podwire_queue_waiting 1"));
+    wait_until("both DELs to be with the agent", DEADLINE, both_came).unwrap();
     assert!(!add.is_over());
     gate.open();
-    let (added, deleted) = (add.outcome(), del.outcome());
-    deleted.ok().unwrap();
-    // Either it was cancelled, or the DEL came too late to do so and took it away afterwards.
-    if !added.success() {
-        assert_eq!(added.error().unwrap().code, 11, "{added:?}");
+    let added = add.outcome();
+    assert_eq!(added.error().unwrap().code, 11, "{added:?}");
+    for del in dels {
+        del.outcome().ok().unwrap();
     }
+    assert!(host.agent.log().unwrap().contains("ADD cancelled"));
     assert!(!is_attached(&pod));
     assert!(host.held().is_empty(), "{:?}", host.held());
 }

@@ -123,9 +123,6 @@ fn what_the_kernel_does_not_tell_is_found_by_the_timer() {
         let scene = Scene::with_flags("timer", mode, &["--reconcile-seconds", "1"]);
         let end = scene.host_end();
         scene.repairs_after("alias", || scene.run(&format!("ip link set {end} alias x")));
-        for key in ["net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"] {
-            scene.repairs_after(key, || scene.run(&format!("sysctl -q -w {key}=0")));
-        }
         if mode == "bridge" {
             let port = scene.node().json(&["bridge", "-d", "-j", "link", "show", "dev", end]).unwrap();
             let (now, then) = if port[0]["hairpin"] == true { ("on", "off") } else { ("off", "on") };
@@ -134,4 +131,12 @@ fn what_the_kernel_does_not_tell_is_found_by_the_timer() {
                 .repairs_after("hairpin", || scene.run(&format!("bridge link set dev {end} hairpin {then}")));
         }
     });
+}
+
+#[test]
+fn forwarding_that_was_switched_off_is_on_again() {
+    let scene = Scene::new("forward", "routed");
+    for key in ["net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"] {
+        scene.repairs_after(key, || scene.run(&format!("sysctl -q -w {key}=0")));
+    }
 }

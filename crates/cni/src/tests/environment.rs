@@ -91,8 +91,7 @@ fn b1_args_known_keys() {
         pod_name: Some("web".into()),
         infra_container_id: Some("abc".into()),
         pod_uid: Some("u-1".into()),
-        ip: None,
-        mac: None,
+        ..Args::default()
     };
     assert_eq!(args, expected);
     let args = Args::parse("IP=10.0.0.5;MAC=02:42:ac:11:00:02").unwrap();

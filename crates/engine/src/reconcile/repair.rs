@@ -21,24 +21,29 @@ impl Round<'_> {
         seen: &Seen,
     ) -> Result<Life, Error> {
         let faults = diff::faults(attachment, seen);
-        if faults.is_empty() && self.order.depth == Depth::Node {
+        let unclaimed = !attachment.delegated && attachment.ips().any(|ip| !network.is_claimed(ip));
+        if faults.is_empty() && !unclaimed && self.order.depth == Depth::Node {
             return Ok(Life::Kept);
         }
+        // What cannot be looked at is no reason to leave the rest as it is.
+        let mut errors = Vec::new();
         let within = match faults.contains(&Fault::LinkGone) {
             true => Vec::new(),
-            false => inside::faults(attachment)?,
+            false => kept(inside::faults(attachment), &mut errors),
         };
-        let shaping = self.lost_shaping(attachment, seen)?;
-        if faults.is_empty() && within.is_empty() && shaping.is_empty() {
-            return Ok(Life::Kept);
+        let shaping = kept(self.lost_shaping(attachment, seen), &mut errors);
+        if faults.is_empty() && !unclaimed && within.is_empty() && shaping.is_empty() {
+            return Error::collect(errors).map(|()| Life::Kept);
         }
         // The picture was taken without a lock: somebody may be taking it apart, or have done so.
         let Some(held) = hold(network, attachment)? else { return Ok(Life::Left) };
         if faults.contains(&Fault::LinkGone) {
             return self.remake(held, attachment);
         }
+        for address in network.claim_again(&held)? {
+            self.repaired(Kind::Record, format_args!("{}: the claim of {address} was gone", attachment.key));
+        }
         let Some(link) = self.host.link(&attachment.host_link)? else { return Ok(Life::Kept) };
-        let mut errors = Vec::new();
         for fault in &faults {
             match self.mend(attachment, &link, fault) {
                 Ok(()) => self.repaired(fault.kind(), format_args!("{}: {fault}", attachment.key)),
@@ -47,14 +52,20 @@ impl Round<'_> {
             }
         }
         if !within.is_empty() {
-            inside::mend(attachment)?;
-        }
-        for fault in within {
-            self.repaired(fault.kind(), format_args!("{}: {fault}", attachment.key));
+            match inside::mend(attachment) {
+                Ok(()) => within.iter().for_each(|fault| {
+                    self.repaired(fault.kind(), format_args!("{}: {fault}", attachment.key));
+                }),
+                Err(error) => errors.push(error),
+            }
         }
         if !shaping.is_empty() {
-            shaping::renew(&mut self.host, attachment, link.index)?;
-            self.repaired(Kind::Shaping, format_args!("{}: {}", attachment.key, shaping.join(", ")));
+            match shaping::renew(&mut self.host, attachment, link.index) {
+                Ok(()) => {
+                    self.repaired(Kind::Shaping, format_args!("{}: {}", attachment.key, shaping.join(", ")));
+                }
+                Err(error) => errors.push(error),
+            }
         }
         Error::collect(errors).map(|()| Life::Kept)
     }
@@ -158,6 +169,14 @@ impl Round<'_> {
         );
         Ok(Life::Left)
     }
+}
+
+/// What was found, or nothing and why.
+fn kept<T>(found: Result<Vec<T>, Error>, errors: &mut Vec<Error>) -> Vec<T> {
+    found.unwrap_or_else(|error| {
+        errors.push(error);
+        Vec::new()
+    })
 }
 
 /// The record, if it still says what was seen and nobody is working on it.

@@ -35,6 +35,7 @@ mod sysctls;
 pub use file::StateError;
 pub use held::Held;
 pub use network::{Allocation, Begin, Clean, Listed, Network, Phase, Survivor, Wanted};
+pub(crate) use record::MAC_MARK;
 pub use record::{Attachment, PodAddress, PodName, SCHEMA, Wiring};
 pub use sysctls::SysctlLog;
 

@@ -140,19 +140,41 @@ impl Network {
         records.iter().any(is_it)
     }
 
+    /// The claims come before the record's name: whoever is killed in between leaves claims without a record, which the
+    /// next repair removes, and never a record whose addresses others could get.
     fn adopt(&self, survivor: &Survivor) -> Result<(), StateError> {
-        let path = self.record_path(&survivor.stem, Phase::Ready);
+        let (temp, path) = (self.temp_path(), self.record_path(&survivor.stem, Phase::Ready));
         let text = serde_json::to_vec(&survivor.attachment).map_err(|e| io("encode", &path)(e.into()))?;
-        fs::write(&path, text).map_err(io("write the record", &path))?;
+        fs::write(&temp, text).map_err(io("write the record", &temp))?;
         for address in &survivor.addresses {
-            let claim = self.claim_path(*address);
-            match fs::hard_link(&path, &claim) {
-                // Two that live with one address: that it is taken is all that counts.
-                Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
-                other => other.map_err(io("claim", &claim))?,
+            self.claim(&temp, *address)?;
+        }
+        fs::rename(&temp, &path).map_err(io("rename the record to", &path))
+    }
+
+    /// Two that live with one address: that it is taken is all that counts.
+    fn claim(&self, record: &Path, address: IpAddr) -> Result<(), StateError> {
+        let claim = self.claim_path(address);
+        match fs::hard_link(record, &claim) {
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => Ok(()),
+            other => other.map_err(io("claim", &claim)),
+        }
+    }
+
+    /// Claims the addresses of a ready record anew where somebody removed the claims. Returns which.
+    pub fn claim_again(&self, held: &Held) -> Result<Vec<IpAddr>, StateError> {
+        let mut again = Vec::new();
+        for address in held.attachment().into_iter().flat_map(Attachment::ips) {
+            if !self.is_claimed(address) {
+                let section = self.enter()?;
+                let claimed = self.claim(&self.record_path(held.stem(), held.phase()), address);
+                let indexed = claimed.and_then(|()| index::remove_all(&self.dir));
+                section.leave()?;
+                indexed?;
+                again.push(address);
             }
         }
-        Ok(())
+        Ok(again)
     }
 
     pub(super) fn existing(dir: PathBuf) -> Option<Self> {
@@ -379,8 +401,9 @@ impl Network {
             return Ok(());
         }
         let section = self.enter()?;
-        addresses.iter().try_for_each(|address| index::lay_to_rest(&self.dir, *address))?;
-        section.leave()
+        let rested = addresses.iter().try_for_each(|address| index::lay_to_rest(&self.dir, *address));
+        section.leave()?;
+        rested
     }
 
     /// Removes from the kernel what is left of those who had addresses of these pools, before anybody wants them.
@@ -388,9 +411,10 @@ impl Network {
         for range in pools.sets().iter().flat_map(ipam::RangeSet::ranges) {
             if index::any_rests(&self.dir, range) {
                 let section = self.enter()?;
-                clean(range, &|ip| self.is_claimed(ip))?;
-                index::wake(&self.dir, range)?;
+                let cleaned =
+                    clean(range, &|ip| self.is_claimed(ip)).and_then(|()| index::wake(&self.dir, range));
                 section.leave()?;
+                cleaned?;
             }
         }
         Ok(())

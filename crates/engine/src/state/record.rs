@@ -10,6 +10,9 @@ use types::{AttachMode, AttachmentKey, IfName, Mac, Placement, RequestId};
 /// The version of the record's form. A record of another form is treated as one that cannot be read: it can be released.
 pub const SCHEMA: u32 = 1;
 
+/// Before the MAC in a link's alias.
+pub(crate) const MAC_MARK: &str = "mac=";
+
 /// An address of a pod, with the prefix length that its link carries.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodAddress {
@@ -89,7 +92,7 @@ impl Attachment {
         self.addresses.iter().map(|a| a.address.addr())
     }
 
-    /// The alias of the host end: key and addresses, so that the kernel alone can tell what the link is for.
+    /// The alias of the host end: key and addresses, and the MAC if somebody asked for one, so that the kernel alone can tell what the link is for.
     pub fn alias(&self) -> String {
         let mut alias = self.key.alias();
         for address in &self.addresses {
@@ -98,6 +101,10 @@ impl Attachment {
             if alias.len() + next.len() <= 255 {
                 alias.push_str(&next);
             }
+        }
+        let mac = format!(" {MAC_MARK}{}", self.pod_mac);
+        if self.pod_mac != self.key.pod_mac() && alias.len() + mac.len() <= 255 {
+            alias.push_str(&mac);
         }
         alias
     }

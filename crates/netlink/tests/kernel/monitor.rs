@@ -246,3 +246,16 @@ fn without_the_right_to_hear_of_pods_the_error_says_so() {
         .unwrap_err();
     assert!(refused.is_permission(), "{refused}");
 }
+
+#[test]
+fn forwarding_that_is_switched_off_is_told() {
+    let w = World::new();
+    for family in ["ipv4", "ipv6"] {
+        let path = format!("/proc/sys/net/{family}/conf/all/forwarding");
+        let switch = |to: &'static str| w.host.run(|| std::fs::write(&path, to)).unwrap().unwrap();
+        switch("1");
+        let mut heard = monitor(&w.host);
+        switch("0");
+        until(&mut heard, &News::ForwardingOff { place: Where::Here });
+    }
+}

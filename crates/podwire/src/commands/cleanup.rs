@@ -6,6 +6,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::time::Duration;
 
+use agent::config::{Config, Flags};
 use anyhow::{Context, Result, bail, ensure};
 use api::{Client, ClientError};
 use engine::Report;
@@ -30,13 +31,25 @@ pub(crate) fn run(args: &Cleanup) -> Result<()> {
         report.left.extend(removal.left);
         remove_if_empty(state_dir, &mut report);
     }
-    let kernel = engine::cleanup(&folders.run_dir)?;
+    let kernel = if args.all {
+        Report::of_everything(&folders.run_dir)?
+    } else {
+        let configured = configured(&folders);
+        let network = configured.as_ref().map(|network| (&network.name, &network.bridge));
+        engine::cleanup(&folders.run_dir, network)?
+    };
     report.done.extend(kernel.done);
     report.left.extend(kernel.left);
     remove_socket(&folders.socket, &mut report);
     tell(&report, &folders);
     ensure!(report.left.is_empty(), "some things were left; see above");
     Ok(())
+}
+
+/// The network of the agent that works in this folder. A configuration that is wrong was told when the folders were found.
+fn configured(folders: &Folders) -> Option<agent::config::Network> {
+    let config = Config::load(&Flags::default(), std::env::vars_os()).ok()?;
+    (config.run_dir == folders.run_dir).then_some(config.network)
 }
 
 fn tell(report: &Report, folders: &Folders) {

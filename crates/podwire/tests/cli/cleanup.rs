@@ -1,3 +1,5 @@
+mod others;
+
 use std::fs;
 use std::os::unix::net::UnixListener;
 use std::time::Duration;

@@ -73,7 +73,7 @@ fn a7_a_template_and_a_network_of_the_agents_flags() {
     let runtime = host.runtime();
     let template = host.node.dir().join("template");
     let text = r#"{"cniVersion": "{{ CNI_VERSION }}", "name": "{{ NAME }}", "plugins": [{"type": "{{ TYPE }}",
-        "agent": "{{ SOCKET }}", "subnet": "{{ BLOCK }}", "mtu": {{ MTU }}}, {"type": "tuning"}]}"#;
+        "agent": "{{ SOCKET }}", "runDir": "{{ RUN_DIR }}", "subnet": "{{ BLOCK }}", "mtu": {{ MTU }}}, {"type": "tuning"}]}"#;
     fs::write(&template, text).unwrap();
     let _agent = host.agent(&[
         "--no-install",

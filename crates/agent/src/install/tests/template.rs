@@ -71,3 +71,32 @@ fn a_template_that_breaks_later_is_told_and_leaves_the_config_alone() {
     assert!(installer.check()[0].problem.as_ref().unwrap().contains("\"X\""));
     assert_eq!(text(&site.conflist()), before);
 }
+
+#[test]
+fn a_template_that_leads_elsewhere_than_to_this_agent_is_refused() {
+    let refused = |site: &mut Site, keys: &str| {
+        site.template(&format!(
+            r#"{{"cniVersion":"1.1.0","name":"podwire","plugins":[{{"type":"podwire-cni",{keys}}}]}}"#
+        ));
+        Installer::new(&site.config).err().map(|error| error.to_string())
+    };
+    let mut site = Site::new();
+    for keys in [
+        r#""agent":"{{ SOCKET }}""#,
+        r#""agent":"{{ SOCKET }}","runDir":"/run/other""#,
+        r#""agent":"{{ SOCKET }}","ipam":{"dataDir":"/run/other"}"#,
+    ] {
+        let error = refused(&mut site, keys).unwrap();
+        assert!(error.contains("runDir") && error.contains("template.json"), "{keys}: {error}");
+    }
+    for keys in [r#""agent":true"#, r#""agent":"/run/other/agent.sock","runDir":"{{ RUN_DIR }}""#] {
+        let error = refused(&mut site, keys).unwrap();
+        assert!(error.contains("{{ SOCKET }}"), "{keys}: {error}");
+    }
+    assert_eq!(refused(&mut site, r#""agent":"{{ SOCKET }}","runDir":"{{ RUN_DIR }}/""#), None);
+    // On the default folder nothing needs to be said.
+    site.config.run_dir = netconf::DEFAULT_RUN_DIR.into();
+    site.config.socket = netconf::default_socket(&site.config.run_dir);
+    assert_eq!(refused(&mut site, r#""agent":true"#), None);
+    assert_eq!(refused(&mut site, r#""agent":"{{ SOCKET }}""#), None);
+}

@@ -1,0 +1,53 @@
+//! Whole agents, two at a time: which of them works, and which ends.
+
+use std::fs;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use testkit::{Agent, Lab, wait_until};
+
+const DEADLINE: Duration = Duration::from_secs(20);
+
+#[test]
+fn an_agent_that_lost_its_run_folder_to_another_ends() {
+    let lab = Lab::new("lostlock").unwrap();
+    // In namespaces of their own, where nothing else keeps them apart.
+    let (here, there) = (lab.node("n1").unwrap(), lab.node("n2").unwrap());
+    let mut first = Agent::start(&here, &["--no-install"]).unwrap();
+    // So that the other one is certainly first.
+    first.signal(Signal::STOP).unwrap();
+    fs::remove_dir_all(first.run_dir()).unwrap();
+    let mut second = Agent::in_dir(&there, here.dir(), &["--no-install"]).unwrap();
+    second.launch().unwrap();
+    second.wait_ready().unwrap();
+    first.signal(Signal::CONT).unwrap();
+    wait_until("the first agent's end", DEADLINE, || first.has_ended()).unwrap();
+    assert!(second.is_ready() && !second.has_ended().unwrap());
+    let (log, pid) = (first.log().unwrap(), format!("process {}", second.pid().unwrap()));
+    let line = log.lines().find(|line| line.contains("no longer ours")).unwrap_or_else(|| panic!("{log}"));
+    assert!(line.contains(&pid) && line.contains("--run-dir"), "{line}");
+    second.kill().unwrap();
+    let status = first.wait_ready().unwrap_err().to_string();
+    assert!(status.contains("exit status: 1"), "{status}");
+}
+
+#[test]
+fn a_second_agent_of_a_network_refuses_to_start_beside_the_first() {
+    let lab = Lab::new("onenet").unwrap();
+    let node = lab.node("n1").unwrap();
+    let mut first = Agent::start(&node, &["--no-install"]).unwrap();
+    let elsewhere = node.dir().join("elsewhere");
+    let mut second = Agent::in_dir(&node, &elsewhere, &["--no-install"]).unwrap();
+    second.launch().unwrap();
+    let error = second.wait_ready().unwrap_err().to_string();
+    for word in
+        ["exit status: 1", "the network podwire", "--network-name", "--network-bridge", "--network-subnet"]
+    {
+        assert!(error.contains(word), "{error}");
+    }
+    // The kernel gives the name back with the process.
+    first.restart().unwrap();
+    first.kill().unwrap();
+    second = Agent::start(&node, &["--no-install"]).unwrap();
+    second.kill().unwrap();
+}

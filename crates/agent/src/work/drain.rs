@@ -1,0 +1,115 @@
+//! Which tombstones are served when: all of them before something new is made, and one's own before all.
+//!
+//! Who works on an attachment is cancelled by its tombstone, but only an ADD of the same one waits for its end. For all
+//! others it stays where it is, and the one who was in its way serves it at last.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use api::Tombstone;
+use cni::Error;
+use engine::{Caller, Wait};
+use types::AttachmentKey;
+
+use super::turns::Purpose;
+use super::{PATIENCE, Work, keyed, try_again};
+use crate::board::Finder;
+use crate::log::{Ending, Subject};
+use crate::tombstones::{Buried, Report, Try};
+
+/// For those who come another time if it is not their turn.
+pub(super) const AT_ONCE: Duration = Duration::ZERO;
+/// As much as a worker has.
+const STACK: usize = 256 << 10;
+
+impl Work {
+    /// Serves all tombstones; for the start, and for whoever looks after things from time to time.
+    pub(crate) fn drain_tombstones(self: &Arc<Self>) -> Report {
+        let report = self.drain.round(&|| self.start_round(Try::All));
+        self.board.set_problems(Finder::Tombstones, self.drain.problems());
+        report.unwrap_or_else(|why| Report { failed: vec![why], ..Report::default() })
+    }
+
+    /// Before something new is made. For an attachment whose own tombstone cannot be drained, that is an error.
+    pub(super) fn drain_before(self: &Arc<Self>, key: Option<&AttachmentKey>) -> Result<(), Error> {
+        let Some(report) = self.drain.pass(&|| self.start_round(Try::Rested)).map_err(try_again)? else {
+            return Ok(());
+        };
+        if report != Report::default() {
+            self.board.set_problems(Finder::Tombstones, self.drain.problems());
+        }
+        let Some(key) = key else { return Ok(()) };
+        // Its own one is worth waiting for.
+        self.drain_key(key, PATIENCE);
+        match self.drain.obstacle(key) {
+            Some(why) => Err(try_again(format!("{key} cannot be made now: {why}"))),
+            None => Ok(()),
+        }
+    }
+
+    /// On a thread of its own: neither a worker nor the keeper is held by an IPAM plugin that hangs in somebody's DEL.
+    fn start_round(self: &Arc<Self>, which: Try) {
+        let work = Arc::clone(self);
+        let run = move || work.drain.run(which, &|stone| work.bury(stone, AT_ONCE));
+        let thread = std::thread::Builder::new().name("tombstones".to_owned()).stack_size(STACK);
+        if let Err(error) = thread.spawn(run) {
+            tracing::warn!("cannot start a thread for tombstones: {error}");
+            self.drain.run(which, &|stone| self.bury(stone, AT_ONCE));
+        }
+    }
+
+    /// What was left for this key.
+    pub(super) fn drain_key(&self, key: &AttachmentKey, patience: Duration) {
+        let report = self.drain.one(key, &|stone| self.bury(stone, patience));
+        if report != Report::default() {
+            self.board.set_problems(Finder::Tombstones, self.drain.problems());
+        }
+    }
+
+    /// Serves a tombstone's DEL. Its turn lasts until it is taken away: an ADD that saw it then would think that it was
+    /// left for it. Who works on the attachment is cancelled, and waited for as long as the caller likes.
+    fn bury(&self, stone: &Tombstone, patience: Duration) -> Buried {
+        let call = match &stone.call {
+            Ok(call) => call,
+            Err(error) => return Buried::Senseless(error.to_string()),
+        };
+        let (request, path) = match self.parse(call.clone()) {
+            Ok(parsed) => parsed,
+            Err(failure) => return Buried::Senseless(failure.to_string()),
+        };
+        let Some((key, Purpose::Del)) = keyed(&request) else {
+            return Buried::Senseless("it is not a DEL".to_owned());
+        };
+        let started = Instant::now();
+        let turn = self.turns.cut_in(key);
+        if turn.begin(patience).is_err() {
+            return Buried::Pending;
+        }
+        // Served by another one meanwhile: what is there now may be new.
+        if matches!(stone.path.try_exists(), Ok(false)) {
+            return Buried::Gone;
+        }
+        let caller = Caller {
+            request: Some(&call.request_id),
+            cancelled: &|| false,
+            wait: Wait::UntilGone,
+            resident: Some(&self.resident),
+        };
+        let outcome = (self.serve)(&request, &path, &caller);
+        match &outcome {
+            Ok(done) => {
+                self.metrics.drained_tombstone();
+                let ending = Ending::Ok { addresses: &done.addresses, collected: None };
+                let subject = Subject::of(&request, &call.request_id).via_tombstone();
+                self.tell(&subject, &ending, started.elapsed());
+            }
+            // Told once a cause by who drains.
+            Err(error) => self.metrics.request("DEL", Ending::Failed(error).word(), started.elapsed()),
+        }
+        match outcome.map(|_| self.drain.stones().remove(stone)) {
+            Ok(Ok(())) => Buried::Done,
+            Ok(Err(error)) => Buried::Failed(error.to_string()),
+            Err(error) => Buried::Failed(error.to_string()),
+        }
+    }
+}
