@@ -20,6 +20,7 @@ mod defaults;
 mod keeper;
 mod lock;
 mod log;
+mod memory;
 mod metrics;
 mod notify;
 mod privileges;

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use api::Problem;
 use engine::reconcile::{self, Depth, Order, Outcome, Trouble};
-use engine::state::Attachment;
+use engine::state::{Attachment, StateError};
 use netconf::NetConf;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
@@ -31,6 +31,7 @@ use crate::board::{Board, Finder};
 use crate::config::Config;
 use crate::install::{self, Installer};
 use crate::lock::{Lock, LockError};
+use crate::memory;
 use crate::metrics::Metrics;
 use crate::notify::{self, Watchdog};
 use crate::server::SocketWatch;
@@ -320,14 +321,21 @@ impl Keeper {
                 }
             }
             Err(error) => {
+                let serves = self.was_ready && !is_of_state(&error);
                 let error: cni::Error = error.into();
-                error!("reconcile failed: {error}");
-                self.parts.board.set_not_ready(error.to_string());
+                if serves {
+                    // Under churn the kernel may not manage to list its links in one go. Pods can be served all the same.
+                    warn!("could not look at everything, and tries again: {error}");
+                } else {
+                    error!("reconcile failed: {error}");
+                    self.parts.board.set_not_ready(error.to_string());
+                }
                 let again =
                     Due { at: Instant::now() + RETRY, depth: Depth::Pods, foreign: false, timer: false };
                 self.due[Depth::Pods as usize].get_or_insert(again);
             }
         }
+        memory::give_back();
         self.run.renew();
         self.parts.board.round_ends(self.parts.config.reconcile);
         // While events keep coming, most of the time belongs to the pods.
@@ -379,6 +387,15 @@ impl Keeper {
                 self.parts.board.set_installed(installer.check());
             }
         }
+    }
+}
+
+/// Is it the folder of our records that cannot be used? Without it no pod can be served.
+fn is_of_state(error: &engine::Error) -> bool {
+    match error {
+        engine::Error::State(StateError::Busy { .. }) => false,
+        engine::Error::State(_) => true,
+        _ => false,
     }
 }
 

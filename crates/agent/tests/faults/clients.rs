@@ -17,7 +17,7 @@ use crate::raw::{self, Size, about, ask, bytes_of, fresh_id, passed_on, stuck};
 
 const CROWD: usize = 1000;
 /// What the agent may keep of a crowd of clients.
-const MOST_KEPT_KIB: u64 = 40 << 10;
+const MOST_KEPT_KIB: u64 = 16 << 10;
 /// Each worker keeps its way home from pods open, once it was in one.
 const WORKERS: usize = 16;
 /// Files that the agent opens now and then for something else.
@@ -112,7 +112,7 @@ fn crowd(host: &Host, pods: &[Pod]) {
     });
     let mut given: Vec<_> = results.iter().flatten().flat_map(ips).collect();
     println!("{CROWD} clients, {} of them with ADDs, in {:?}", given.len() / 2, started.elapsed());
-    assert!(given.len() / 2 > CROWD / 10, "most were refused");
+    assert!(given.len() / 2 > CROWD * 2 / 5, "many were refused");
     let count = given.len();
     given.sort();
     given.dedup();
@@ -136,9 +136,10 @@ fn a_thousand_clients_at_once_are_all_answered() {
         crowd(&host, &pods);
         let closed = || Ok(Size::of(&host).files <= before.files + WORKERS + FEW_FILES);
         wait_until("files to be closed", DEADLINE, closed).unwrap();
-        let after = Size::of(&host);
-        println!("before {before:?}, after {number} crowds {after:?}");
-        assert!(after.rss_kib < before.rss_kib + MOST_KEPT_KIB, "{before:?}, then {after:?}");
+        let small = || Ok(Size::of(&host).rss_kib < before.rss_kib + MOST_KEPT_KIB);
+        let given_back = wait_until("memory to be given back", DEADLINE, small);
+        println!("before {before:?}, after {number} crowds {:?}", Size::of(&host));
+        given_back.unwrap();
     }
 }
 

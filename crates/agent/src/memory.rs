@@ -1,0 +1,18 @@
+//! Memory that a crowd of clients left behind goes back to the machine. The allocator keeps what it had once, in many small
+//! pieces; it gives whole free pages back when it is asked to.
+
+use crate::metrics::resident_bytes;
+
+/// More than the agent of a full node needs: below it nothing is worth the walk through all free pieces.
+const PLENTY: u64 = 14 << 20;
+
+/// Costs a look at our own size, and some milliseconds where that is large.
+pub(crate) fn give_back() {
+    if resident_bytes() > PLENTY {
+        // SAFETY: malloc_trim has no preconditions, and may be called from any thread.
+        #[expect(unsafe_code, reason = "the allocator can be asked through its C function only")]
+        unsafe {
+            libc::malloc_trim(0);
+        }
+    }
+}
