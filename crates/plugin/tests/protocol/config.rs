@@ -175,7 +175,10 @@ fn e7_the_error_object_speaks_the_requests_version() {
         assert_eq!(outcome.json().unwrap()["cniVersion"], version);
     }
     // A version that is unknown, or not ours, cannot be spoken: then it is our newest.
-    for stdin in [b"{".to_vec(), json!({"cniVersion": "9.0.0", "name": "n"}).to_string().into_bytes()] {
+    for stdin in [
+        b"{".to_vec(),
+        json!({"cniVersion": "9.0.0", "name": "n", "logFile": host.node.log_file()}).to_string().into_bytes(),
+    ] {
         let outcome =
             host.plugin.call(&host.node, &Call { stdin, ..Call::pod(Verb::Add, &pod, &json!({})) }).unwrap();
         assert_eq!(outcome.json().unwrap()["cniVersion"], "1.1.0");
