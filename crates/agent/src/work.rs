@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::{CniAnswer, CniCall};
-use cni::{Call, Code, Env, Error, Failure, Request, Version};
+use cni::{Code, Env, Error, Failure, Request, Version};
 use engine::{Caller, Done, Resident, Wait};
 use serde_json::{Map, Value};
 use types::{AttachmentKey, NetworkName, RequestId};
@@ -105,7 +105,7 @@ impl Work {
         let subject = Subject::of(&request, &id);
         if let Some(error) = self.obstacle(&request) {
             self.tell(&subject, &Ending::Refused(&error), arrived.elapsed());
-            return Err(Answer::Unavailable(Failure { error, version: version_of(&request) }));
+            return Err(Answer::Unavailable(Failure { error, version: request.version() }));
         }
         let cancel = Arc::<Cancel>::default();
         let turn = keyed(&request).map(|(key, purpose)| self.turns.join(key, purpose, Arc::clone(&cancel)));
@@ -184,7 +184,7 @@ impl Task {
                 | Request::Gc(_)
                 | Request::Version(_) => Code::TryAgainLater,
             },
-            version: version_of(&self.request),
+            version: self.request.version(),
         }
     }
 
@@ -196,9 +196,7 @@ impl Task {
         self.turn = None;
         let answer = match &outcome {
             Ok(done) => Answer::Done(CniAnswer { result: done.answer.clone() }),
-            Err(error) => {
-                Answer::Failed(Failure { error: error.clone(), version: version_of(&self.request) })
-            }
+            Err(error) => Answer::Failed(Failure { error: error.clone(), version: self.request.version() }),
         };
         // Asked now: when the answer is on its way, the client is free to go.
         let unwanted = self.cancel.get().is_some();
@@ -231,7 +229,7 @@ impl Task {
             return Err(unwanted(why));
         }
         let key = match &self.request {
-            Request::Add(call) => Some(key_of(call)),
+            Request::Add(call) => Some(call.key()),
             Request::Del(_)
             | Request::Check(_)
             | Request::Gc(_)
@@ -295,28 +293,13 @@ impl Refusal {
     }
 }
 
-fn key_of(call: &Call) -> AttachmentKey {
-    let (network, container, ifname) =
-        (call.config.name.clone(), call.container.clone(), call.ifname.clone());
-    AttachmentKey { network, container, ifname }
-}
-
 /// Requests about one attachment, and what they do to it.
 fn keyed(request: &Request) -> Option<(AttachmentKey, Purpose)> {
     match request {
-        Request::Add(call) => Some((key_of(call), Purpose::Add)),
-        Request::Del(call) => Some((key_of(call), Purpose::Del)),
-        Request::Check(call) => Some((key_of(call), Purpose::Look)),
+        Request::Add(call) => Some((call.key(), Purpose::Add)),
+        Request::Del(call) => Some((call.key(), Purpose::Del)),
+        Request::Check(call) => Some((call.key(), Purpose::Look)),
         Request::Gc(_) | Request::Status(_) | Request::Version(_) => None,
-    }
-}
-
-fn version_of(request: &Request) -> Version {
-    match request {
-        Request::Add(call) | Request::Del(call) | Request::Check(call) => call.config.version,
-        Request::Gc(gc) => gc.config.version,
-        Request::Status(config) => config.version,
-        Request::Version(version) => *version,
     }
 }
 

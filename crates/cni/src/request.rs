@@ -1,6 +1,6 @@
 use std::collections::BTreeSet;
 
-use types::{ContainerId, IfName, Mac};
+use types::{AttachmentKey, ContainerId, IfName, Mac};
 
 use crate::config::{Body, Need, decode, version_of};
 use crate::json::{Item, Obj};
@@ -46,6 +46,15 @@ pub struct Gc {
 }
 
 impl Call {
+    /// What the attachment is known by.
+    pub fn key(&self) -> AttachmentKey {
+        AttachmentKey {
+            network: self.config.name.clone(),
+            container: self.container.clone(),
+            ifname: self.ifname.clone(),
+        }
+    }
+
     /// The addresses asked for, from CNI_ARGS, `args.cni.ips` and `runtimeConfig.ips`, each once.
     pub fn requested_ips(&self) -> Vec<RequestedIp> {
         let all = self.args.ip.iter().chain(&self.config.args_cni_ips).chain(&self.config.runtime.ips);
@@ -60,6 +69,16 @@ impl Call {
 }
 
 impl Request {
+    /// The version to answer in, also with an error.
+    pub fn version(&self) -> Version {
+        match self {
+            Request::Add(call) | Request::Del(call) | Request::Check(call) => call.config.version,
+            Request::Gc(gc) => gc.config.version,
+            Request::Status(config) => config.version,
+            Request::Version(version) => *version,
+        }
+    }
+
     /// Understands a request, or says what is wrong with it: first with the command, then with the variables (all of
     /// them at once), then with the config.
     ///

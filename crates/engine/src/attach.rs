@@ -33,7 +33,7 @@ pub(crate) fn attach(
     caller: &Caller<'_>,
 ) -> Result<(CniResult, Attachment), Error> {
     privileges::check()?;
-    let key = key_of(call);
+    let key = call.key();
     let netns = open_namespace(call)?;
     let state = State::open(&place.run_dir)?;
     let network = relearn::network(&state, &key.network, Some(conf))?;
@@ -148,14 +148,6 @@ impl<'a> Lease<'a> {
 
     fn give_back(&self) -> Result<(), Error> {
         self.from.as_ref().map_or(Ok(()), |(delegate, _)| delegate.del())
-    }
-}
-
-pub(crate) fn key_of(call: &Call) -> AttachmentKey {
-    AttachmentKey {
-        network: call.config.name.clone(),
-        container: call.container.clone(),
-        ifname: call.ifname.clone(),
     }
 }
 

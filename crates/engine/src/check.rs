@@ -10,7 +10,7 @@ use netconf::{NetConf, Place};
 use netlink::{Link, NetNs, RouteFilter, RtSocket};
 use types::AttachMode;
 
-use crate::attach::{key_of, netns_path};
+use crate::attach::netns_path;
 use crate::delegate::Delegate;
 use crate::detach::is_alias_of;
 use crate::state::{Attachment, Held, Phase, State};
@@ -21,7 +21,7 @@ pub(crate) fn check(call: &Call, conf: &NetConf, place: &Place) -> Result<(), Er
     if let Some(plugin) = netconf::foreign_ipam(&call.config) {
         Delegate::find(plugin, &call.path, &call.config)?.check()?;
     }
-    let key = key_of(call);
+    let key = call.key();
     let unknown = || Error::Check { missing: format!("no attachment {key} is recorded: ADD it") };
     let state = State::open_existing(&place.run_dir)?.ok_or_else(unknown)?;
     let network = state.existing_network(&key.network).ok_or_else(unknown)?;

@@ -9,14 +9,13 @@ use netconf::Place;
 use netlink::{Link, Op, RtSocket};
 use types::{AttachmentKey, IfName};
 
-use crate::attach::key_of;
 use crate::delegate::Delegate;
 use crate::state::{Attachment, Held, Network};
 use crate::{Caller, Error, Wait, firewall, relearn};
 
 /// Returns what was there, for the log.
 pub(crate) fn detach(call: &Call, place: &Place, caller: &Caller<'_>) -> Result<Option<Attachment>, Error> {
-    let key = key_of(call);
+    let key = call.key();
     let mut errors = Vec::new();
     let mut was = None;
     match take_apart(&key, call, place, caller) {

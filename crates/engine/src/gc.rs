@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use cni::Gc;
 use netconf::Place;
@@ -52,7 +53,7 @@ pub(crate) fn collect(gc: &Gc, place: &Place, caller: &Caller<'_>) -> Result<usi
     Error::collect(errors).map(|()| collected)
 }
 
-/// Returns how many were not listed, and which of them could not be taken apart.
+/// Returns how many were taken apart, and why others could not be.
 fn collect_in(
     network: &Network,
     valid: &[AttachmentKey],
@@ -60,13 +61,16 @@ fn collect_in(
 ) -> Result<(usize, Vec<Error>), Error> {
     let stems: BTreeSet<String> = valid.iter().map(AttachmentKey::file_stem).collect();
     let stale: Vec<Listed> = network.list()?.into_iter().filter(|l| !stems.contains(&l.stem)).collect();
-    let count = stale.len();
+    let taken = AtomicUsize::new(0);
     // Somebody who works on one right now was asked to later than we were: it is not ours to take.
     let mut errors = undo_all(stale, how, |listed| {
         let held = network.find_idle(&listed.stem)?;
-        Ok(held
-            .filter(|held| held.phase() == listed.phase && held.attachment() == listed.attachment.as_ref()))
+        let held = held
+            .filter(|held| held.phase() == listed.phase && held.attachment() == listed.attachment.as_ref());
+        taken.fetch_add(usize::from(held.is_some()), Ordering::Relaxed);
+        Ok(held)
     });
+    let count = taken.into_inner().saturating_sub(errors.len());
     errors.extend(network.settle().err().map(Error::from));
     Ok((count, errors))
 }

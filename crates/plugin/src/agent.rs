@@ -13,7 +13,7 @@ use engine::Done;
 use netlink::NetNs;
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde_json::Value;
-use types::{AttachmentKey, RequestId};
+use types::RequestId;
 
 use crate::Served;
 use crate::retry::Retry;
@@ -217,11 +217,7 @@ impl Asking<'_> {
 
     /// The runtime need not come again: the agent does it when it is back, before it does anything else.
     fn bury(&self, call: &Call, cause: &Error) -> (Result<Done, Error>, Ending) {
-        let key = AttachmentKey {
-            network: call.config.name.clone(),
-            container: call.container.clone(),
-            ifname: call.ifname.clone(),
-        };
+        let key = call.key();
         let tombstones = Tombstones::new(self.place.run_dir);
         match tombstones.leave(&self.call, &key) {
             Ok(()) => {

@@ -87,7 +87,7 @@ fn answer(env: &Env, start: Instant) -> Result<Option<Value>, Failure> {
         Line::of(&request, &served, start.elapsed()).write();
         served.outcome.map(|done| done.answer)
     };
-    outcome.map_err(|error| Failure { error, version: version_of(&request) })
+    outcome.map_err(|error| Failure { error, version: request.version() })
 }
 
 fn serve(request: &Request, env: &Env, stdin: &[u8]) -> Served {
@@ -115,15 +115,5 @@ fn config_of(request: &Request) -> Option<&Config> {
         Request::Gc(gc) => Some(&gc.config),
         Request::Status(config) => Some(config),
         Request::Version(_) => None,
-    }
-}
-
-/// The error object speaks the version of the request.
-fn version_of(request: &Request) -> Version {
-    match request {
-        Request::Version(version) => *version,
-        Request::Add(_) | Request::Del(_) | Request::Check(_) | Request::Gc(_) | Request::Status(_) => {
-            config_of(request).map_or(Version::LATEST, |config| config.version)
-        }
     }
 }

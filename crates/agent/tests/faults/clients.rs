@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use api::Client;
 use serde_json::{Value, json};
-use testkit::{DEADLINE, Plugin, Pod, Verb, inspect, wait_until};
+use testkit::{DEADLINE, Plugin, Pod, Verb, inspect, soak, wait_until};
 
 use crate::common::{Host, addresses_of, ips};
 use crate::gate::Gate;
-use crate::load::{rounds, soak};
+use crate::load::rounds;
 use crate::raw::{self, Size, about, ask, bytes_of, fresh_id, passed_on, stuck};
 
 const CROWD: usize = 1000;

@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use testkit::{Call, DEADLINE, Pod, Snapshot, Verb};
+use testkit::{Call, DEADLINE, Pod, Random, Snapshot, Verb};
 
 use crate::common::{Host, addresses_of, ips};
 use crate::gate::Calling;
-use crate::load::{Done, Load, Random, Scene, rounds};
+use crate::load::{Done, Load, Scene, rounds};
 
 fn pause(random: &mut Random, most: Duration) {
     std::thread::sleep(Duration::from_micros(random.below(most.as_micros() as u64)));

@@ -4,43 +4,17 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
-use testkit::{Call, DEADLINE, Ns, PingStream, Plugin, Pod, Snapshot, Verb, inspect, wait_until};
+use testkit::{Call, DEADLINE, Ns, PingStream, Plugin, Pod, Snapshot, Verb, inspect, soak, wait_until};
 
 use crate::common::{Host, addresses_of, host_link, ips};
 
 pub(crate) const THREADS: usize = 5;
 
-pub(crate) fn soak() -> bool {
-    std::env::var_os("PODWIRE_SOAK").is_some()
-}
-
 /// So many in `make soak`, else so many.
 pub(crate) fn rounds(usual: usize, soaking: usize) -> usize {
     if soak() { soaking } else { usual }
-}
-
-/// Numbers that look random and can be had again.
-pub(crate) struct Random(u64);
-
-impl Random {
-    /// From `PODWIRE_SEED`, else from the clock; printed, so that a failure can be repeated.
-    pub(crate) fn new(purpose: &str) -> Self {
-        let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
-        let seed = std::env::var("PODWIRE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(now);
-        println!("{purpose}: PODWIRE_SEED={seed}");
-        Self(seed | 1)
-    }
-
-    /// Below `limit`; the generator is xorshift64*.
-    pub(crate) fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16) % limit
-    }
 }
 
 /// The addresses of pods whose ADD was answered and whose DEL was not yet sent.

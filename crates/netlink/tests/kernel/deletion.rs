@@ -149,7 +149,7 @@ fn a_socket_that_deleted_links_can_be_used_on() {
 }
 
 #[test]
-#[ignore = "a measurement"]
+#[ignore = "prints figures that depend on the machine and asserts nothing; run it alone"]
 fn deletions_per_second() {
     let early = |index| delete_link_early(index).unwrap();
     for (callers, count) in [(1, 128), (16, 128), (64, 128), (16, 1024)] {

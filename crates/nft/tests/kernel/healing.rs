@@ -308,7 +308,7 @@ fn f5_traffic_does_not_notice_a_rebuild() {
 
 /// A measurement, not a test: `cargo test -p nft --release -- --ignored --nocapture healing_takes`.
 #[test]
-#[ignore = "measures; run it alone"]
+#[ignore = "prints figures that depend on the machine and asserts nothing; run it alone"]
 fn healing_takes() {
     for mode in BOTH {
         in_netns(|| {

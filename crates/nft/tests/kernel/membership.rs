@@ -335,7 +335,7 @@ fn many_pods_at_once_all_get_in_and_out() {
 
 /// A measurement, not a test: `cargo test -p nft --release -- --ignored --nocapture admit_takes`.
 #[test]
-#[ignore = "measures; run it alone"]
+#[ignore = "prints figures that depend on the machine and asserts nothing; run it alone"]
 fn admit_takes() {
     for crowd in [0u16, 250, 1000] {
         in_netns(|| {

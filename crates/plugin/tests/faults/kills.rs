@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use testkit::{Call, Pod, Verb};
+use testkit::{Call, Pod, Random, Verb, soak};
 
 use crate::common::{MODES, ips, with};
-use crate::scene::{Random, Scene, call, soak, wishes};
+use crate::scene::{Scene, call, wishes};
 
 /// What comes after the kill.
 #[derive(Debug, Clone, Copy)]

@@ -1,10 +1,10 @@
 //! Pods come and go, again and again.
 
 use serde_json::json;
-use testkit::Verb;
+use testkit::{Verb, soak};
 
 use crate::common::{MODES, with};
-use crate::scene::{Scene, call, soak, wishes};
+use crate::scene::{Scene, call, wishes};
 
 #[test]
 fn c5_many_cycles_leak_nothing() {

@@ -6,10 +6,10 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use testkit::{Call, Outcome, Pod, Verb, inspect, ping};
+use testkit::{Call, Outcome, Pod, Random, Verb, inspect, ping, soak};
 
 use crate::common::{MODES, ips, with};
-use crate::scene::{Random, Scene, call, files, soak, wishes};
+use crate::scene::{Scene, call, files, wishes};
 
 const CONTAINERS: usize = 32;
 const AT_ONCE: usize = 16;

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 use testkit::{Call, DEADLINE, Outcome, Pod, Snapshot, Verb, inspect, wait_until};
@@ -126,37 +125,4 @@ pub(crate) fn files(host: &Host) -> BTreeSet<String> {
 /// A call about a container of this name in the pod's namespace.
 pub(crate) fn call(verb: Verb, (pod, container): (&Pod, &str), config: &Value) -> Call {
     Call { container: Some(container.to_owned()), ..Call::pod(verb, pod, config) }
-}
-
-pub(crate) fn soak() -> bool {
-    std::env::var_os("PODWIRE_SOAK").is_some()
-}
-
-/// Numbers that look random and can be had again.
-pub(crate) struct Random(u64);
-
-impl Random {
-    /// From `PODWIRE_SEED`, else from the clock; printed, so that a failure can be repeated.
-    pub(crate) fn new(purpose: &str) -> Self {
-        let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
-        let seed = std::env::var("PODWIRE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(now);
-        println!("{purpose}: PODWIRE_SEED={seed}");
-        Self(seed | 1)
-    }
-
-    /// Below `limit`; the generator is xorshift64*.
-    pub(crate) fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16) % limit
-    }
-
-    pub(crate) fn coin(&mut self) -> bool {
-        self.below(2) == 1
-    }
-
-    pub(crate) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[usize::try_from(self.below(from.len() as u64)).unwrap()]
-    }
 }

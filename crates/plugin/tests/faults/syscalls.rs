@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 use testkit::trace::{TraceOutcome, kill_at_syscall};
-use testkit::{Call, Pod, Verb};
+use testkit::{Call, Pod, Verb, soak};
 
 use crate::common::{nets, with};
-use crate::scene::{Scene, call, soak};
+use crate::scene::{Scene, call};
 
 /// Nodes that share the work: most of it is waiting for the kernel.
 const LANES: u64 = 4;
