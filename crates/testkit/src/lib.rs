@@ -45,5 +45,5 @@ pub use process::{DEADLINE, Running};
 pub use random::{Random, soak};
 pub use snapshot::{Difference, Snapshot};
 pub use stream::{PingStream, StreamReport};
-pub use wait::wait_until;
+pub use wait::{uninterrupted, wait_until};
 pub use wire::End;

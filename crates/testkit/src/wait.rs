@@ -23,6 +23,17 @@ pub fn wait_until(what: &str, within: Duration, mut condition: impl FnMut() -> R
     }
 }
 
+/// Does it again as long as a signal comes in between: a socket with a timeout is not resumed by the kernel, not even after
+/// a signal that nobody handles (a machine that was put to sleep, a debugger that came by).
+pub fn uninterrupted<T>(mut act: impl FnMut() -> std::io::Result<T>) -> std::io::Result<T> {
+    loop {
+        match act() {
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            done => return done,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

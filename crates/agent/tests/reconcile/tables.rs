@@ -4,7 +4,9 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use testkit::{DEADLINE, Ns, inspect, tcp_connects, tcp_echo, udp_connects, udp_echo, wait_until};
+use testkit::{
+    DEADLINE, Ns, inspect, tcp_connects, tcp_echo, udp_connects, udp_echo, uninterrupted, wait_until,
+};
 
 use crate::common::{ips, v4, v6};
 use crate::scene::{GATEWAYS, NODE, OUT, SOON, Scene, in_both_modes, run};
@@ -43,7 +45,7 @@ fn heard(scene: &Scene, family: usize) -> Vec<String> {
     for _ in 0..20 {
         say(pod, (ip(FOREIGN[family]), "spoofed"), &listener);
         say(pod, (own, "end"), &listener);
-        while let Ok(count) = listener.recv(&mut buffer) {
+        while let Ok(count) = uninterrupted(|| listener.recv(&mut buffer)) {
             words.push(String::from_utf8_lossy(&buffer[..count]).into_owned());
             if words.last().is_some_and(|word| word == "end") {
                 return words;

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use netlink::NetNs;
 use nft::{Firewall, Mode, Protocol};
 use rustix::net::sockopt;
+use testkit::uninterrupted;
 
 use crate::common::{Sample, all_elements, run};
 
@@ -211,7 +212,7 @@ fn ask_udp(target: SocketAddr) -> std::io::Result<String> {
     socket.connect(target)?;
     socket.send(b"who am I?")?;
     let mut seen = [0; 100];
-    let length = socket.recv(&mut seen)?;
+    let length = uninterrupted(|| socket.recv(&mut seen))?;
     Ok(String::from_utf8_lossy(&seen[..length]).into_owned())
 }
 
@@ -226,12 +227,12 @@ impl Server {
     fn answer_one(&self) {
         match self {
             Self::Tcp(listener) => {
-                if let Ok((mut stream, peer)) = listener.accept() {
+                if let Ok((mut stream, peer)) = uninterrupted(|| listener.accept()) {
                     stream.write_all(peer.to_string().as_bytes()).unwrap();
                 }
             }
             Self::Udp(socket) => {
-                if let Ok((_, peer)) = socket.recv_from(&mut [0; 100]) {
+                if let Ok((_, peer)) = uninterrupted(|| socket.recv_from(&mut [0; 100])) {
                     let _ = socket.send_to(peer.to_string().as_bytes(), peer);
                 }
             }
@@ -242,7 +243,7 @@ impl Server {
     pub(crate) fn receive(&self) -> String {
         let Self::Udp(socket) = self else { unreachable!("datagrams come to udp servers") };
         let mut datagram = [0; 100];
-        let length = socket.recv(&mut datagram).unwrap();
+        let length = uninterrupted(|| socket.recv(&mut datagram)).unwrap();
         String::from_utf8_lossy(&datagram[..length]).into_owned()
     }
 }

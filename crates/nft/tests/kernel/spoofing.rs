@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use nft::{Guard, Mode, Protocol};
 use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType, ipproto, recv, sendto, socket, sockopt};
+use testkit::uninterrupted;
 
 use crate::common::{Sample, run};
 use crate::lab::{At, Lab};
@@ -143,7 +144,8 @@ fn heard(socket: &OwnedFd, last: Ipv6Addr) -> Vec<(u8, Ipv6Addr)> {
     let mut heard = Vec::new();
     while heard.last() != Some(&(ADVERT, last)) {
         let mut message = [0; 1500];
-        recv(socket, &mut message, RecvFlags::empty()).expect("the honest advertisement comes last");
+        uninterrupted(|| Ok(recv(socket, &mut message, RecvFlags::empty())?))
+            .expect("the honest advertisement comes last");
         let (kind, target) = (message[0], *message[8..].first_chunk::<16>().unwrap());
         if matches!(kind, ADVERT | ROUTER_ADVERT) {
             heard.push((kind, Ipv6Addr::from(target)));

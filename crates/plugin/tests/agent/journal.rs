@@ -4,7 +4,7 @@ use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
 use serde_json::json;
-use testkit::Plugin;
+use testkit::{Plugin, uninterrupted};
 
 use crate::common::Host;
 use crate::standin::{Reply, Standin, config};
@@ -20,7 +20,7 @@ fn with_journal(host: &Host, dir: &str) -> Plugin {
 
 fn receive(journal: &UnixDatagram) -> String {
     let mut bytes = [0; 65536];
-    let read = journal.recv(&mut bytes).unwrap();
+    let read = uninterrupted(|| journal.recv(&mut bytes)).unwrap();
     String::from_utf8(bytes[..read].to_vec()).unwrap()
 }
 

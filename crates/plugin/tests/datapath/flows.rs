@@ -4,7 +4,7 @@ use std::net::UdpSocket;
 use std::time::Duration;
 
 use serde_json::json;
-use testkit::{DEADLINE, Ns, udp_echo, wait_until};
+use testkit::{DEADLINE, Ns, udp_echo, uninterrupted, wait_until};
 
 use crate::common::{DUAL, Host, MODES, ips, v4};
 use crate::world::{BOTH, NODE, OUT, Transport, ip, outside, seen_as};
@@ -81,7 +81,7 @@ fn f3_datagrams_that_came_before_the_port_was_published_do_not_miss_the_pod() {
         let mut buffer = [0; 64];
         wait_until("an answer to the same client", DEADLINE, || {
             client.send_to(b"and now?", to)?;
-            Ok(client.recv(&mut buffer)? > 0)
+            Ok(uninterrupted(|| client.recv(&mut buffer))? > 0)
         })
         .unwrap_or_else(|e| panic!("{mode}: {e:#}"));
     }

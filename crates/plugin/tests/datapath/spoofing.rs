@@ -4,7 +4,7 @@ use std::net::{IpAddr, UdpSocket};
 use std::time::Duration;
 
 use serde_json::json;
-use testkit::{DEADLINE, Ns, Pod, inspect, ping, wait_until};
+use testkit::{DEADLINE, Ns, Pod, inspect, ping, uninterrupted, wait_until};
 
 use crate::common::{DUAL, Host, MODES, ips, v4, v6, words};
 use crate::world::ip;
@@ -21,7 +21,7 @@ fn heard(listener: &UdpSocket, sends: &[&dyn Fn()], end: &dyn Fn()) -> Vec<Strin
     let mut words = Vec::new();
     let mut buffer = [0; 64];
     loop {
-        let count = listener.recv(&mut buffer).expect("the end is always heard");
+        let count = uninterrupted(|| listener.recv(&mut buffer)).expect("the end is always heard");
         match String::from_utf8_lossy(&buffer[..count]).as_ref() {
             "end" => return words,
             "hello" => {}
@@ -49,7 +49,7 @@ fn greet(from: &Ns, source: IpAddr, to: &UdpSocket) {
     to.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
     wait_until("a greeting to be heard", DEADLINE, || {
         say(from, source, to, "hello");
-        Ok(to.recv(&mut buffer)? > 0)
+        Ok(uninterrupted(|| to.recv(&mut buffer))? > 0)
     })
     .unwrap();
     to.set_read_timeout(Some(DEADLINE)).unwrap();

@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use testkit::{DEADLINE, Ns, Outcome, Pod, Snapshot, ping, tcp_connects, tcp_echo, wait_until};
+use testkit::{
+    DEADLINE, Ns, Outcome, Pod, Snapshot, ping, tcp_connects, tcp_echo, uninterrupted, wait_until,
+};
 
 use crate::common::{Host, has};
 
@@ -110,7 +112,7 @@ fn heard(folder: &Folder, family: usize) -> Vec<String> {
     }
     let (mut words, mut buffer) = (Vec::new(), [0; 16]);
     while words.last().is_none_or(|word| word != "own") {
-        let count = listener.recv(&mut buffer).unwrap();
+        let count = uninterrupted(|| listener.recv(&mut buffer)).unwrap();
         words.push(String::from_utf8_lossy(&buffer[..count]).into_owned());
     }
     from.sh(&["ip", "addr", "del", &given, "dev", "eth0"]).unwrap();
