@@ -6,14 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use netconf::NetConf;
-use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 use tracing::level_filters::LevelFilter;
 use tracing::{error, info, warn};
 
-use crate::board::Board;
+use crate::board::{Board, Finder};
+use crate::cluster::{self, Cluster, ClusterError};
 use crate::config::{Config, LogFormat, LogLevel, Store};
 use crate::install::{InstallError, Installer};
 use crate::keeper::{self, Keeper, KeeperError};
@@ -24,6 +23,7 @@ use crate::notify;
 use crate::privileges;
 use crate::queue::Queue;
 use crate::server::{self, Doors, Facts, Peers, ServerError, Service};
+use crate::share::{Share, Shares};
 use crate::work::{Settings, Work};
 
 /// How long what is under way may take after SIGTERM; less than systemd and Kubernetes wait before they kill.
@@ -41,6 +41,8 @@ pub enum AppError {
     Install(#[from] InstallError),
     #[error("the agent's own network: {0}")]
     Network(cni::Error),
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
     #[error(transparent)]
     Keeper(#[from] KeeperError),
     #[error(transparent)]
@@ -65,7 +67,7 @@ pub fn run(config: Config) -> Result<(), AppError> {
     log::start(format_of(config.log_format), level_of(config.log_level))?;
     privileges::drop_others();
     let (_claim, lock) = lock::take_both(&config.network.name, &config.run_dir)?;
-    let conf = own_network(&config).map_err(AppError::Network)?;
+    let shares = Arc::new(first_share(&config).map_err(AppError::Network)?);
     let installer = Installer::new(&config)?.map(Arc::new);
     let config = Arc::new(config);
     let board = Arc::new(Board::new());
@@ -84,6 +86,19 @@ pub fn run(config: Config) -> Result<(), AppError> {
         .thread_stack_size(512 << 10)
         .build()
         .map_err(cannot("start the server"))?;
+    let bell = keeper::Bell::new().map_err(|errno| cannot("make a bell for the keeper")(errno.into()))?;
+    let cluster = join(cluster::Parts {
+        config: Arc::clone(&config),
+        shares: Arc::clone(&shares),
+        board: Arc::clone(&board),
+        metrics: Arc::clone(&metrics),
+        work: Arc::clone(&work),
+        bell: bell.clone(),
+        installer: installer.clone(),
+    })?;
+    if let Some(cluster) = cluster.clone() {
+        work.grow_by(Box::new(move |seen| cluster.grow(seen)));
+    }
     let (board_, metrics_, work_) = (Arc::clone(&board), Arc::clone(&metrics), Arc::clone(&work));
     let service = Arc::new(Service {
         board: board_,
@@ -91,6 +106,8 @@ pub fn run(config: Config) -> Result<(), AppError> {
         work: work_,
         queue,
         facts: facts(&config),
+        shares: Arc::clone(&shares),
+        cluster: cluster.clone(),
         cni_config: rendering(installer.clone()),
     });
     runtime.block_on(async move {
@@ -100,7 +117,8 @@ pub fn run(config: Config) -> Result<(), AppError> {
             None => None,
         };
         let parts = keeper::Parts {
-            conf,
+            shares,
+            cluster,
             metrics,
             work,
             installer,
@@ -117,7 +135,7 @@ pub fn run(config: Config) -> Result<(), AppError> {
             socket = %parts.config.socket.display(),
             "the agent starts"
         );
-        let (keeping, kept) = keep(Keeper::new(parts)?)?;
+        let (keeping, kept) = keep(Keeper::new(parts, bell)?)?;
         let doors = Doors { socket, tcp, peers: Peers::root_and_self() };
         let stop = stopped(Arc::clone(&board), kept)?;
         tokio::spawn(look_after(board));
@@ -202,13 +220,30 @@ async fn look_after(board: Arc<Board>) {
     }
 }
 
-/// The agent's own network as a runtime's config would describe it.
-fn own_network(config: &Config) -> Result<NetConf, cni::Error> {
-    let mut text = config.request_defaults();
-    text.insert("cniVersion".to_owned(), json!(cni::Version::LATEST.as_str()));
-    text.insert("name".to_owned(), json!(config.network.name));
-    text.insert("type".to_owned(), json!("podwire-cni"));
-    NetConf::parse(&cni::Config::from_slice(Value::Object(text).to_string().as_bytes())?)
+/// A node that is alone has its share from the start; the others are given one.
+fn first_share(config: &Config) -> Result<Shares, cni::Error> {
+    let shares = Shares::none("this node has no block yet");
+    // Also where it is not alone: a network that cannot be is found out at the start.
+    let whole = Share::new(&config.network, config.network.subnets.clone(), None)?;
+    if cluster::is_alone(config) {
+        shares.set(Arc::new(whole));
+    }
+    Ok(shares)
+}
+
+/// A node that is alone works without its store, and says that something is wrong with it.
+fn join(parts: cluster::Parts) -> Result<Option<Cluster>, ClusterError> {
+    let (is_alone, board) = (cluster::is_alone(&parts.config), Arc::clone(&parts.board));
+    match Cluster::start(parts) {
+        Ok(cluster) => Ok(Some(cluster)),
+        Err(error) if is_alone => {
+            warn!("{error}");
+            let problem = api::Problem { what: error.to_string(), command: None };
+            board.set_problems(Finder::Cluster, vec![problem]);
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 fn format_of(format: LogFormat) -> log::Format {
@@ -229,11 +264,11 @@ fn level_of(level: LogLevel) -> LevelFilter {
 
 fn facts(config: &Config) -> Facts {
     let network = &config.network;
-    let unused = |cidr: &ipnet::IpNet| api::BlockUse { cidr: *cidr, used: 0, free: 0 };
     Facts {
         node: config.node.clone(),
         store: match config.store {
             Store::Embedded => "embedded".to_owned(),
+            Store::Etcd(_) => "etcd".to_owned(),
         },
         run_dir: config.run_dir.clone(),
         socket: config.socket.clone(),
@@ -243,8 +278,10 @@ fn facts(config: &Config) -> Facts {
             bridge: network.bridge.to_string(),
             mtu: network.mtu,
             masquerade: network.masquerade,
-            blocks: network.subnets.iter().map(unused).collect(),
+            subnets: network.subnets.clone(),
+            blocks: Vec::new(),
         },
+        cuts: cluster::cuts(config),
     }
 }
 

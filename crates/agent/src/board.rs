@@ -61,6 +61,8 @@ pub(crate) enum Finder {
     Firewall,
     Socket,
     Tombstones,
+    Cluster,
+    Routes,
 }
 
 impl Board {

@@ -1,22 +1,52 @@
 //! What the agent adds to a request: the config that runtimes hold names the network, and the agent knows the rest.
 
 use std::path::Path;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use cni::{Config, Request};
+use ipnet::IpNet;
 use serde_json::{Map, Value};
 use types::NetworkName;
 
-#[derive(Debug, Clone)]
+/// The key under which this node's blocks stand in a config.
+const SUBNET: &str = "subnet";
+
+#[derive(Debug)]
 pub(crate) struct Defaults {
     network: NetworkName,
     run_dir: Value,
-    values: Map<String, Value>,
+    /// They change when the node gets another block.
+    values: RwLock<Arc<Map<String, Value>>>,
 }
 
 impl Defaults {
     /// `values` in the words of a network config: `mode`, `bridge`, `subnet`, …
     pub(crate) fn new(network: NetworkName, run_dir: &Path, values: Map<String, Value>) -> Self {
-        Self { network, run_dir: run_dir.to_string_lossy().into_owned().into(), values }
+        let run_dir = run_dir.to_string_lossy().into_owned().into();
+        Self { network, run_dir, values: RwLock::new(Arc::new(values)) }
+    }
+
+    /// What requests get from now on.
+    pub(crate) fn change(&self, values: Map<String, Value>) {
+        *self.values.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(values);
+    }
+
+    /// The blocks in a config that came from here, and not from whoever wrote it.
+    pub(crate) fn filled_blocks(&self, config: &Config) -> Option<Vec<IpNet>> {
+        let written: Map<String, Value> = serde_json::from_slice(&config.raw).ok()?;
+        if written.keys().any(|key| key.eq_ignore_ascii_case(SUBNET) || key.eq_ignore_ascii_case("ipam")) {
+            return None;
+        }
+        let text = config.map.get(SUBNET).and_then(Value::as_str)?;
+        text.split(',').map(|block| block.parse().ok()).collect()
+    }
+
+    /// Gives such a config the blocks there are now.
+    pub(crate) fn refill(&self, config: &mut Config) {
+        let values = Arc::clone(&self.values.read().unwrap_or_else(PoisonError::into_inner));
+        if let Some(blocks) = values.get(SUBNET) {
+            config.map.insert(SUBNET.to_owned(), blocks.clone());
+        }
     }
 
     pub(crate) fn fill(&self, request: &mut Request) {
@@ -34,10 +64,11 @@ impl Defaults {
         let is_ours = config.name == self.network;
         // Whoever has another plugin for addresses wants none of ours.
         let wants_addresses = netconf::foreign_ipam(config).is_none();
-        for (key, value) in &self.values {
+        let values = Arc::clone(&self.values.read().unwrap_or_else(PoisonError::into_inner));
+        for (key, value) in values.iter() {
             let is_wanted = match key.as_str() {
                 "mode" => true,
-                "subnet" => is_ours && wants_addresses,
+                SUBNET => is_ours && wants_addresses,
                 _ => is_ours,
             };
             if is_wanted && config.obj().get(key).is_none() {

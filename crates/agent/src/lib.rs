@@ -5,6 +5,7 @@
 //! podwire-cni ─► server ─► queue ─► work ─► engine ─► kernel, RUN/networks
 //!                  │                  └── tombstones: what was deleted while nobody was here
 //!                  └► board ◄── keeper: netlink, nftables and file events, timer ─► engine::reconcile, install
+//! store (etcd, file) ◄─► cluster: this node's record and blocks ─► share; routes to the others ─► kernel
 //! ```
 //!
 //! `app` wires it all, top to bottom: capabilities, locks, installer, workers, socket, keeper (first reconcile, ready, CNI
@@ -15,6 +16,7 @@ pub mod install;
 
 mod app;
 mod board;
+mod cluster;
 mod contiv;
 mod defaults;
 mod keeper;
@@ -26,7 +28,11 @@ mod notify;
 mod privileges;
 mod queue;
 mod server;
+mod share;
 mod tombstones;
 mod work;
 
 pub use app::{AppError, run};
+#[doc(hidden)]
+pub use cluster::measured;
+pub use cluster::{Forgotten, forget};

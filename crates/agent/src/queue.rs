@@ -5,6 +5,8 @@
 //! of a job that somebody else's burst began. That costs a quarter of the workers in a burst of one kind, which is little:
 //! the kernel makes links under one lock, and a few threads keep it busy. It is also what makes it safe for a job to
 //! wait for an earlier job of another lane: that one always finds a worker.
+//!
+//! A thread that has a job in its hands need not put it in: it may ask for a worker's [`Place`] and do it itself.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,7 +21,7 @@ pub(crate) const BOUND: usize = 4096;
 /// One worker for each lane.
 pub(crate) const FEWEST_WORKERS: usize = LANES;
 /// The engine's deepest call takes a small part of it; a default stack is 2 MiB.
-const STACK: usize = 256 << 10;
+pub(crate) const STACK: usize = 256 << 10;
 const LANES: usize = 3;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,6 +129,18 @@ impl Queue {
         Ok(receiver)
     }
 
+    /// A worker's place for the calling thread, which then does a job itself. None where it would have to wait for one,
+    /// or would be before somebody who waits.
+    pub(crate) fn place(&self, lane: Lane) -> Option<Place<'_>> {
+        let mut state = self.shared.lock();
+        let somebody_is_next = Lane::ALL.into_iter().any(|lane| state.may_take(lane));
+        if state.closed || somebody_is_next || !state.may_begin(lane) {
+            return None;
+        }
+        state.running[lane as usize] += 1;
+        Some(Place { shared: &self.shared, lane })
+    }
+
     pub(crate) fn waiting(&self) -> usize {
         self.shared.lock().waiting()
     }
@@ -147,6 +161,24 @@ impl Queue {
     }
 }
 
+/// Counts as a worker at work until it is dropped.
+pub(crate) struct Place<'a> {
+    shared: &'a Shared,
+    lane: Lane,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        self.shared.ended(&mut state, self.lane);
+        let somebody_waits = state.waiting() > 0;
+        drop(state);
+        if somebody_waits {
+            self.shared.filled.notify_one();
+        }
+    }
+}
+
 impl Drop for Queue {
     fn drop(&mut self) {
         self.shared.close();
@@ -163,6 +195,13 @@ impl Shared {
         self.filled.notify_all();
     }
 
+    fn ended(&self, state: &mut State, lane: Lane) {
+        state.running[lane as usize] -= 1;
+        if state.waiting() == 0 && state.running.iter().all(|n| *n == 0) {
+            self.idle.notify_all();
+        }
+    }
+
     /// A worker's life.
     fn work(&self) {
         let mut state = self.lock();
@@ -175,10 +214,7 @@ impl Shared {
                     tracing::error!("a request made the agent panic: please report it");
                 }
                 state = self.lock();
-                state.running[lane as usize] -= 1;
-                if state.waiting() == 0 && state.running.iter().all(|n| *n == 0) {
-                    self.idle.notify_all();
-                }
+                self.ended(&mut state, lane);
             } else if state.closed && state.waiting() == 0 {
                 return;
             } else {
@@ -206,6 +242,11 @@ impl State {
             }
         }
         None
+    }
+
+    /// Is there a job that may begin now?
+    fn may_take(&self, lane: Lane) -> bool {
+        !self.waiting[lane as usize].is_empty() && self.may_begin(lane)
     }
 
     /// Is there a worker more than the other lanes still have a right to?
@@ -358,6 +399,39 @@ mod tests {
         gate.open();
         assert_eq!(queue.drain(Instant::now() + SOON), Leftover::default());
         assert_eq!(queue.run_in(Lane::Add, || ()).err(), Some(Refused::Closed));
+    }
+
+    #[test]
+    fn a_place_counts_as_a_worker() {
+        let queue = Queue::start(3).unwrap();
+        let add = queue.place(Lane::Add).unwrap();
+        assert!(queue.place(Lane::Add).is_none(), "it took a worker of the others");
+        let others = (queue.place(Lane::Del).unwrap(), queue.place(Lane::Other).unwrap());
+        let left = queue.drain(Instant::now() + Duration::from_millis(20));
+        assert_eq!(left, Leftover { waiting: 0, running: 3 });
+        drop((add, others));
+        assert_eq!(queue.drain(Instant::now() + SOON), Leftover::default());
+        assert!(queue.place(Lane::Add).is_none(), "the queue is closed");
+    }
+
+    #[test]
+    fn who_waits_comes_before_who_wants_a_place() {
+        let queue = Queue::start(3).unwrap();
+        let (gate, begun) = Gate::new();
+        let place = queue.place(Lane::Add).unwrap();
+        let (first, second) =
+            (queue.run_in(Lane::Add, gate.job(1)).unwrap(), queue.run_in(Lane::Add, || 2).unwrap());
+        assert_eq!(queue.waiting(), 2);
+        drop(place);
+        assert_eq!(begun.recv_timeout(SOON), Ok(1));
+        assert!(queue.place(Lane::Add).is_none());
+        gate.open();
+        assert_eq!((first.blocking_recv(), second.blocking_recv()), (Ok(1), Ok(2)));
+        let end = Instant::now() + SOON;
+        while queue.place(Lane::Add).is_none() {
+            assert!(Instant::now() < end, "the worker's place stayed taken");
+            thread::yield_now();
+        }
     }
 
     #[test]

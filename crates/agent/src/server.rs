@@ -1,9 +1,13 @@
 //! The agent's socket: HTTP and JSON for root, over a unix socket; and, where asked for, metrics and health over TCP.
 //!
-//! One thread does all of it and never blocks: CNI requests go to the queue, and what reads files goes to a thread of its
-//! own. Everything a client can take its time with has an end, so a stuck one holds its own connection and nothing else.
+//! Threads at the door (`door`) take clients in and serve a plugin's call at once (`quick`). All else is done by one thread
+//! that never blocks: CNI requests go to the queue, and what reads files goes to a thread of its own. Everything a client
+//! can take its time with has an end, so a stuck one holds its own connection and nothing else.
 
+mod door;
 mod listen;
+mod nodes;
+mod quick;
 mod reply;
 mod routes;
 mod timed;
@@ -11,25 +15,31 @@ mod view;
 
 use std::convert::Infallible;
 use std::io;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ::cluster::Cut;
 use api::Problem;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixStream};
+use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{sleep, sleep_until, timeout_at};
 
 use crate::board::{Board, Finder};
+use crate::cluster::Cluster;
 use crate::metrics::Metrics;
 use crate::queue::{Leftover, Queue};
+use crate::share::Shares;
 use crate::work::Work;
+use door::{Door, Porters};
 use listen::Bounds;
 pub(crate) use listen::{Listener, ServerError, SocketWatch, bind, bind_tcp};
 use routes::{Visit, Way};
@@ -53,6 +63,10 @@ pub(crate) struct Service {
     pub(crate) work: Arc<Work>,
     pub(crate) queue: Arc<Queue>,
     pub(crate) facts: Facts,
+    /// This node's part of the network.
+    pub(crate) shares: Arc<Shares>,
+    /// None: its store cannot be used.
+    pub(crate) cluster: Option<Cluster>,
     /// The CNI config for runtimes, or why there is none.
     pub(crate) cni_config: Box<dyn Fn() -> Result<String, String> + Send + Sync>,
 }
@@ -63,8 +77,10 @@ pub(crate) struct Facts {
     pub(crate) store: String,
     pub(crate) run_dir: PathBuf,
     pub(crate) socket: PathBuf,
-    /// Its blocks without their use.
+    /// Without blocks.
     pub(crate) network: api::NetworkStatus,
+    /// How the network is cut into blocks.
+    pub(crate) cuts: Vec<Cut>,
 }
 
 /// Where the agent listens.
@@ -84,8 +100,8 @@ impl Peers {
     }
 
     fn way(&self, stream: &UnixStream) -> Way {
-        match stream.peer_cred() {
-            Ok(peer) if self.0.contains(&peer.uid()) => Way::Socket,
+        match socket_peercred(stream) {
+            Ok(peer) if self.0.contains(&peer.uid.as_raw()) => Way::Socket,
             Ok(_) | Err(_) => Way::Denied,
         }
     }
@@ -106,9 +122,19 @@ pub(crate) async fn run(
         let room = Arc::new(Semaphore::new(MOST_TCP_CONNECTIONS));
         tokio::spawn(accept_tcp(tcp, House { room, ..house.clone() }));
     }
-    tokio::spawn(accept(doors.socket, doors.peers, house));
+    let watch = doors.socket.watch();
+    let door = Arc::new(Door::new(doors.socket.inner));
+    let porters = Porters::new(Arc::clone(&door), doors.peers, house);
+    if let Err(error) = porters.start() {
+        tracing::error!("cannot start a thread that takes clients in: {error}");
+        return Leftover::default();
+    }
+    tokio::spawn(keep_name(watch, porters));
     let deadline = Instant::now() + stop.await;
     stopping.send_replace(true);
+    if let Err(error) = door.close() {
+        tracing::warn!("cannot close the socket: {error}");
+    }
     // All room is there again when the last connection is closed. If not, the queue below says what was left.
     let all = u32::try_from(most).unwrap_or(u32::MAX);
     let _ = timeout_at(deadline.into(), room.acquire_many(all)).await;
@@ -170,31 +196,18 @@ async fn over(stopped: &mut watch::Receiver<bool>) {
     let _ = stopped.wait_for(|stopped| *stopped).await;
 }
 
-async fn accept(mut listener: Listener, peers: Peers, mut house: House) {
-    let mut name = Name { watch: listener.watch(), retry: None, told: None };
-    let room = Arc::clone(&house.room);
-    loop {
-        let Some(Ok(permit)) = house.unless_stopped(Arc::clone(&room).acquire_owned()).await else { return };
-        let next = async {
-            tokio::select! {
-                () = name.may_be_lost() => None,
-                accepted = listener.inner.accept() => Some(accepted),
-            }
-        };
-        match house.unless_stopped(next).await {
-            None => return,
-            Some(None) => {
-                let Some(new) = name.regain(&house.service.board) else { continue };
-                let old = std::mem::replace(&mut listener, new);
-                if let Err(error) = finish(old, &peers, &house) {
-                    tracing::warn!("clients of the socket that was removed are lost: {error}");
-                }
-            }
-            Some(Some(Ok((stream, _)))) => {
-                let way = peers.way(&stream);
-                tokio::spawn(connection(stream, way, house.guest(permit)));
-            }
-            Some(Some(Err(error))) => pause(&error).await,
+/// Makes the socket again where somebody took its name away.
+async fn keep_name(watch: Arc<SocketWatch>, porters: Arc<Porters>) {
+    let mut house = porters.house.clone();
+    let mut name = Name { watch, retry: None, told: None };
+    while house.unless_stopped(name.may_be_lost()).await.is_some() {
+        let Some(new) = name.regain(&house.service.board) else { continue };
+        let done = porters.door.replace(new.inner).and_then(|old| match old {
+            Some(old) => porters.finish(&old),
+            None => Ok(()),
+        });
+        if let Err(error) = done {
+            tracing::warn!("clients of the socket that was removed are lost: {error}");
         }
     }
 }
@@ -243,23 +256,6 @@ impl Name {
             }
         }
     }
-}
-
-/// Takes those in who knocked at a socket before it lost its name.
-fn finish(old: Listener, peers: &Peers, house: &House) -> io::Result<()> {
-    let old = old.inner.into_std()?;
-    while let Ok(permit) = Arc::clone(&house.room).try_acquire_owned() {
-        let stream = match old.accept() {
-            Ok((stream, _)) => stream,
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
-            Err(e) => return Err(e),
-        };
-        stream.set_nonblocking(true)?;
-        let stream = UnixStream::from_std(stream)?;
-        let way = peers.way(&stream);
-        tokio::spawn(connection(stream, way, house.guest(permit)));
-    }
-    Ok(())
 }
 
 async fn accept_tcp(listener: TcpListener, mut house: House) {

@@ -2,20 +2,22 @@
 //! attachment, served by the engine, told in the log and in the metrics.
 //!
 //! ```text
-//! accept (I/O thread) ─► Task ─► queue ─► run (a worker): tombstones first ─► its turn ─► engine ─► Answer
+//! accept ─► Task ─► a place in the queue ─► run: tombstones first ─► its turn ─► engine ─► Answer
 //!                          └ Cancel: set when the client hangs up, or a DEL of the same attachment comes
 //! ```
 
 mod drain;
 mod turns;
 
+use std::borrow::Cow;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use api::{CniAnswer, CniCall};
 use cni::{Code, Env, Error, Failure, Request, Version};
 use engine::{Caller, Done, Resident, Wait};
+use ipnet::IpNet;
 use serde_json::{Map, Value};
 use types::{AttachmentKey, NetworkName, RequestId};
 
@@ -43,6 +45,11 @@ pub(crate) struct Settings {
 /// The engine, or what stands in for it in tests.
 pub(crate) type Serve = dyn Fn(&Request, &[String], &Caller<'_>) -> Result<Done, Error> + Send + Sync;
 
+/// Gets this node more addresses beside those of these blocks, which have none left; it may take a while.
+pub(crate) type Grow = dyn Fn(&[IpNet]) -> Result<(), String> + Send + Sync;
+
+struct Growth(Box<Grow>);
+
 pub(crate) struct Work {
     network: NetworkName,
     defaults: Defaults,
@@ -52,6 +59,7 @@ pub(crate) struct Work {
     drain: Drain,
     resident: Resident,
     serve: Box<Serve>,
+    growth: OnceLock<Growth>,
 }
 
 /// What the client gets.
@@ -74,12 +82,38 @@ impl Work {
             turns: Arc::default(),
             resident: Resident::default(),
             serve: Box::new(engine::serve),
+            growth: OnceLock::new(),
         }
     }
 
     #[cfg(test)]
     pub(crate) fn with_engine(self, serve: Box<Serve>) -> Self {
         Self { serve, ..self }
+    }
+
+    /// What configs of our network may leave out, from now on.
+    pub(crate) fn change_defaults(&self, values: Map<String, Value>) {
+        self.defaults.change(values);
+    }
+
+    /// How this node gets more addresses.
+    pub(crate) fn grow_by(&self, grow: Box<Grow>) {
+        // It is said once, at the start.
+        let _ = self.growth.set(Growth(grow));
+    }
+
+    /// The same request once more, for a node that has more addresses now than when it was made.
+    fn with_more(&self, request: &Request) -> Option<Request> {
+        let Request::Add(call) = request else { return None };
+        let growth = self.growth.get().filter(|_| call.config.name == self.network)?;
+        let seen = self.defaults.filled_blocks(&call.config)?;
+        if let Err(why) = (growth.0)(&seen) {
+            tracing::warn!("there are no addresses left, and no more to be had: {why}");
+            return None;
+        }
+        let mut call = call.clone();
+        self.defaults.refill(&mut call.config);
+        Some(Request::Add(call))
     }
 
     /// What requests remember of the kernel.
@@ -188,9 +222,10 @@ impl Task {
         }
     }
 
-    /// Serves the request, on a worker's thread. What is told about it is told after the answer.
-    pub(crate) fn run(mut self) -> (Answer, impl FnOnce()) {
-        let outcome = self.serve();
+    /// Serves the request, on the calling thread. What is told about it is told after the answer.
+    /// `hung_up` asks the client's connection where nobody else looks after it.
+    pub(crate) fn run(mut self, hung_up: &(dyn Fn() -> bool + Sync)) -> (Answer, impl FnOnce() + use<>) {
+        let outcome = self.serve(hung_up);
         let took = self.arrived.elapsed();
         // Others about the same attachment need not wait for the log.
         self.turn = None;
@@ -223,7 +258,7 @@ impl Task {
         }
     }
 
-    fn serve(&self) -> Result<Done, Error> {
+    fn serve(&self, hung_up: &(dyn Fn() -> bool + Sync)) -> Result<Done, Error> {
         // Whose client is gone is not begun.
         if let Some(why) = self.cancel.get() {
             return Err(unwanted(why));
@@ -245,14 +280,30 @@ impl Task {
                 NoTurn::Busy => try_again(format!("another request about it takes longer than {PATIENCE:?}")),
             })?;
         }
-        let cancelled = || self.is_cancelled(key.as_ref());
+        let cancelled = || {
+            if hung_up() {
+                self.cancel.set(Unwanted::HungUp);
+            }
+            self.is_cancelled(key.as_ref())
+        };
         let caller = Caller {
             request: Some(&self.id),
             cancelled: &cancelled,
             wait: Wait::UntilGone,
             resident: Some(&self.work.resident),
         };
-        (self.work.serve)(&self.request, &self.path, &caller)
+        let mut served = (self.work.serve)(&self.request, &self.path, &caller);
+        let mut request = Cow::Borrowed(&self.request);
+        // Each family may be short of addresses.
+        for _ in 0..2 {
+            if !served.as_ref().is_err_and(|error| error.code == Code::AddressesExhausted) {
+                break;
+            }
+            let Some(more) = self.work.with_more(&request) else { break };
+            served = (self.work.serve)(&more, &self.path, &caller);
+            request = Cow::Owned(more);
+        }
+        served
     }
 
     /// Asked before an attachment is committed: is it still wanted?
@@ -290,6 +341,15 @@ impl Refusal {
         let error = Error::new(Code::Internal, "internal error: please report it, with the agent's log");
         self.work.tell(&self.subject, &Ending::Failed(&error), self.arrived.elapsed());
         Answer::Failed(Failure { error, version: self.version })
+    }
+}
+
+/// Where a call belongs, before it is understood.
+pub(crate) fn lane_of(call: &CniCall) -> Lane {
+    match call.env.get("CNI_COMMAND").map(String::as_str) {
+        Some("ADD") => Lane::Add,
+        Some("DEL") => Lane::Del,
+        _ => Lane::Other,
     }
 }
 

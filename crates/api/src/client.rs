@@ -12,7 +12,7 @@ use serde::Serialize;
 
 /// The largest answer to GET: lists of all attachments of a node.
 const LARGEST_LIST: usize = 64 << 20;
-/// The largest answer to POST: a CNI result or error.
+/// The largest answer to what changes something: a CNI result or error, or what was removed.
 const LARGEST_RESULT: usize = 4 << 20;
 /// The first read asks for so much: all of a usual answer.
 const FIRST_READ: usize = 8 << 10;
@@ -71,6 +71,11 @@ impl Client {
     pub fn get(&self, path: &str, deadline: Duration) -> Result<Answer, ClientError> {
         let request = head("GET", path, None).into_bytes();
         Exchange::start(self, deadline, LARGEST_LIST)?.run(&request)
+    }
+
+    pub fn delete(&self, path: &str, deadline: Duration) -> Result<Answer, ClientError> {
+        let request = head("DELETE", path, None).into_bytes();
+        Exchange::start(self, deadline, LARGEST_RESULT)?.run(&request)
     }
 
     /// `body` goes as JSON.

@@ -49,6 +49,19 @@ fn the_request_says_what_it_must() {
 }
 
 #[test]
+fn what_has_no_body_says_nothing_of_one() {
+    for method in ["GET", "DELETE"] {
+        let (_dir, client, thread) = server(b"HTTP/1.1 409 No\r\nContent-Length: 2\r\n\r\nno".to_vec(), 0);
+        let path = "/v1/nodes/a?force=true";
+        let answer = if method == "GET" { client.get(path, SOON) } else { client.delete(path, SOON) };
+        assert_eq!(answer.unwrap(), Answer { status: 409, body: b"no".to_vec() });
+        let request = String::from_utf8(thread.join().unwrap()).unwrap();
+        assert!(request.starts_with(&format!("{method} {path} HTTP/1.1\r\nHost: ")), "{request}");
+        assert!(request.ends_with("\r\nConnection: close\r\n\r\n"), "{request}");
+    }
+}
+
+#[test]
 fn bodies_end_by_length_by_chunks_or_with_the_connection() {
     for raw in [
         "HTTP/1.1 503 Busy\r\ncontent-length: 5\r\n\r\nhello",

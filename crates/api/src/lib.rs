@@ -8,14 +8,18 @@
 //! HTTP/1.1 with JSON over a unix socket that only root may open. It knows no engine and no network.
 
 mod client;
+mod cluster;
 mod message;
 mod paths;
 mod status;
 mod tombstone;
 
 pub use client::{Answer, Client, ClientError};
+pub use cluster::{
+    BlockView, BlocksView, NodeView, Removed, RouteState, RouteTransport, RouteView, SubnetView,
+};
 pub use message::{CniAnswer, CniCall};
-pub use paths::{ATTACHMENTS, CNI, CNI_CONFIG, HEALTH, MAX_BODY, METRICS, READY, STATUS, VERSION};
+pub use paths::{ATTACHMENTS, BLOCKS, CNI, CNI_CONFIG, HEALTH, MAX_BODY, METRICS, NODES, READY, ROUTES, STATUS, VERSION};
 pub use status::{
     BlockUse, Counts, InstalledFile, NetworkStatus, Problem, Readiness, ReconcileStatus, Repair, Status,
 };

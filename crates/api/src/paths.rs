@@ -15,6 +15,13 @@ pub const VERSION: &str = "/v1/version";
 pub const STATUS: &str = "/v1/status";
 /// GET: the CNI config that this agent wants runtimes to have, as the template renders it.
 pub const CNI_CONFIG: &str = "/v1/cni-config";
+/// GET: all nodes of the cluster, as [`crate::NodeView`]s. DELETE `/v1/nodes/NAME` removes one for good
+/// (`?force=true`: also while its agent is alive) and answers with a [`crate::Removed`].
+pub const NODES: &str = "/v1/nodes";
+/// GET: the routes to other nodes, as [`crate::RouteView`]s.
+pub const ROUTES: &str = "/v1/routes";
+/// GET: who has which block, as a [`crate::BlocksView`].
+pub const BLOCKS: &str = "/v1/blocks";
 /// GET: metrics as Prometheus reads them.
 pub const METRICS: &str = "/metrics";
 

@@ -44,6 +44,9 @@ pub struct NetworkStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u32>,
     pub masquerade: bool,
+    /// All of it, of which `blocks` is this node's share.
+    #[serde(default)]
+    pub subnets: Vec<IpNet>,
     pub blocks: Vec<BlockUse>,
 }
 

@@ -1,4 +1,5 @@
-//! podwire-bench: podwire-cni, alone and with its agent, beside the reference plugins, in one run on one machine.
+//! podwire-bench: podwire-cni, alone and with its agent, beside the reference plugins, and many nodes beside what `ip` and
+//! a plain counter do, in one run on one machine.
 //!
 //! ```text
 //! options ─► site (nodes and pods, made beforehand) ─► cases ─► report (tables, JSON)
@@ -8,6 +9,7 @@
 //!                                                       ├ crowd     few addresses in use beside many
 //!                                                       ├ split     where the time of a call through the agent goes
 //!                                                       └ resident  an agent whose pods stay: size, idleness, restart
+//!         ─► nodes (agents on an underlay, with etcd): routes, scale, joins, traffic
 //! ```
 //!
 //! The machine may be shared and noisy: a figure alone says little. Whoever is compared takes turns with the other, pod by
@@ -20,7 +22,9 @@ mod lane;
 mod leftovers;
 mod machine;
 mod networks;
+mod nodes;
 mod options;
+mod process;
 mod report;
 mod runner;
 mod site;
@@ -31,16 +35,18 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Parser as _;
 
-use options::Options;
-use report::Report;
+use options::{Options, Part};
+use report::{Measured, Report};
 
 fn main() -> Result<ExitCode> {
     let options = Options::parse();
     let scale = options.scale();
     let plugins = lane::Plugins::find()?;
     let machine = machine::Machine::look(&plugins)?;
-    let measured = cases::run_all(&plugins, &scale)?;
-    let report = Report::new(machine, scale, &measured);
+    let parts = options.parts();
+    let pods = parts.contains(&Part::Pods).then(|| cases::run_all(&plugins, &scale)).transpose()?;
+    let nodes = nodes::run(&parts, &scale.nodes)?;
+    let report = Report::new(machine, scale, &Measured { pods, nodes });
     println!("{report}");
     let written = report.write(&options.folder()?)?;
     println!("as JSON: {}", written.display());

@@ -1,10 +1,11 @@
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use serde::Serialize;
 
-/// podwire-cni beside the reference plugins, in one run on one machine
+/// podwire beside the reference plugins and beside plain `ip`, in one run on one machine
 #[derive(Debug, Parser)]
 #[command(name = "podwire-bench", version)]
 pub(crate) struct Options {
@@ -20,9 +21,28 @@ pub(crate) struct Options {
     /// So many pods of each plugin, instead of 128
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     pods: Option<u16>,
+    /// Only these parts, instead of all
+    #[arg(long, value_name = "PART,…", value_delimiter = ',')]
+    only: Vec<Part>,
     /// Folder for the JSON, instead of target/bench
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
+}
+
+/// What can be measured on its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Part {
+    /// Pods that come and go on one node
+    Pods,
+    /// Routes to thousands of nodes
+    Routes,
+    /// Agents beside a thousand nodes
+    Scale,
+    /// Hundreds of nodes that join at once
+    Joins,
+    /// Traffic between pods of two nodes
+    Traffic,
 }
 
 /// How much is measured.
@@ -43,6 +63,62 @@ pub(crate) struct Scale {
     pub(crate) idle_seconds: u64,
     /// So often the agent is killed and started.
     pub(crate) restarts: usize,
+    pub(crate) nodes: NodesScale,
+}
+
+/// How much is measured of many nodes.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) struct NodesScale {
+    /// To so many nodes there are routes.
+    pub(crate) peers: usize,
+    pub(crate) route_rounds: usize,
+    /// So often one of them changes.
+    pub(crate) changes: usize,
+    /// Nodes beside which real agents live: few, and all.
+    pub(crate) few_nodes: usize,
+    pub(crate) crowd: usize,
+    /// So long nothing happens to them.
+    pub(crate) quiet: Duration,
+    /// So long they come and go.
+    pub(crate) churn: Duration,
+    pub(crate) joins: usize,
+    pub(crate) join_rounds: usize,
+    pub(crate) traffic_rounds: usize,
+    /// One stream, and one exchange of bytes.
+    pub(crate) stream: Duration,
+    pub(crate) trips: Duration,
+}
+
+impl NodesScale {
+    const USUAL: Self = Self {
+        peers: 5000,
+        route_rounds: 5,
+        changes: 100,
+        few_nodes: 10,
+        crowd: 1000,
+        quiet: Duration::from_secs(20),
+        churn: Duration::from_secs(18),
+        joins: 300,
+        join_rounds: 3,
+        traffic_rounds: 9,
+        stream: Duration::from_millis(1000),
+        trips: Duration::from_millis(300),
+    };
+    const QUICK: Self = Self {
+        peers: 100,
+        route_rounds: 1,
+        changes: 4,
+        few_nodes: 5,
+        crowd: 80,
+        // Agents tell every 5 s that they live.
+        quiet: Duration::from_secs(6),
+        churn: Duration::from_secs(1),
+        joins: 20,
+        join_rounds: 1,
+        traffic_rounds: 1,
+        stream: Duration::from_millis(100),
+        trips: Duration::from_millis(50),
+    };
 }
 
 impl Options {
@@ -63,7 +139,12 @@ impl Options {
             resident: if self.quick { 6 } else { 250 },
             idle_seconds: if self.quick { 1 } else { 5 },
             restarts: if self.quick { 1 } else { 5 },
+            nodes: if self.quick { NodesScale::QUICK } else { NodesScale::USUAL },
         }
+    }
+
+    pub(crate) fn parts(&self) -> Vec<Part> {
+        if self.only.is_empty() { Part::value_variants().to_vec() } else { self.only.clone() }
     }
 
     /// Where the JSON goes: beside the profile's folder that this program lies in, so `target/bench`.

@@ -1,6 +1,8 @@
 //! Uninstall: everything of ours leaves the kernel and the disk, and what cannot be given back is said. Where pods of
 //! another run folder live on the node, only what this folder knows goes: theirs stay, with all that they need.
 
+mod peers;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::IpAddr;
@@ -56,11 +58,14 @@ fn clean(run_dir: &Path, configured: Option<(&NetworkName, &IfName)>, scope: Sco
         Scope::Own => Others::find(&mut host, &own)?,
         Scope::Everything => Others::default(),
     };
-    let mut leaving = Leaving { own, others, host, report };
+    let mut leaving = Leaving { scope, own, others, strange_tunnels: 0, host, report };
+    leaving.remove_tunnels()?;
+    leaving.remove_peer_routes()?;
     leaving.remove_links()?;
     leaving.remove_bridges()?;
     leaving.remove_gateways()?;
     leaving.remove_tables()?;
+    leaving.withdraw_rules();
     if let Some(state) = state {
         leaving.restore_sysctls(&state)?;
     }
@@ -204,8 +209,11 @@ fn remove_attachments(state: &State, report: &mut Report) -> Result<(), Error> {
 
 /// The kernel's part, after the attachments.
 struct Leaving {
+    scope: Scope,
     own: Own,
     others: Others,
+    /// Those of other run folders.
+    strange_tunnels: usize,
     host: RtSocket,
     report: Report,
 }

@@ -1,6 +1,7 @@
 //! The attachment as the firewall sees it.
 
 use std::net::IpAddr;
+use std::path::Path;
 
 use cni::{Code, PortMapping};
 use nft::conntrack::{self, Family};
@@ -154,4 +155,22 @@ pub(crate) fn missing(attachment: &Attachment) -> Result<Vec<String>, Error> {
     let Some(member) = Member::of(attachment) else { return Ok(Vec::new()) };
     let missing = Firewall::open()?.missing(&member.pod())?;
     Ok(missing.into_iter().map(|what| format!("firewall {what}")).collect())
+}
+
+/// What of the tables of all attachments in a run folder is not as it should be. Looks, and changes nothing.
+pub fn faults(run_dir: &Path) -> Result<Vec<String>, Error> {
+    let mut attachments = Vec::new();
+    let state = State::open_existing(run_dir)?;
+    for network in state.iter().map(State::networks).collect::<Result<Vec<_>, _>>()?.concat() {
+        let ready = network.list()?.into_iter().filter(|listed| listed.phase == Phase::Ready);
+        attachments.extend(ready.filter_map(|listed| listed.attachment));
+    }
+    let members: Vec<Member<'_>> = attachments.iter().filter_map(Member::of).collect();
+    let pods: Vec<Pod<'_>> = members.iter().map(Member::pod).collect();
+    let mut tables = Firewall::open()?;
+    let mut faults = tables.damage(&pods)?;
+    let lacking = tables.missing_of(&pods)?;
+    let names = lacking.iter().filter_map(|place| Some(&members.get(*place)?.attachment().key));
+    faults.extend(names.map(|key| format!("{key} is not, or not wholly, in the tables")));
+    Ok(faults)
 }

@@ -35,9 +35,11 @@ mod shaping;
 pub mod state;
 mod status;
 mod sysctl;
+pub mod tunnel;
 mod wire;
 
 pub use cleanup::{Report, cleanup};
 pub use error::Error;
+pub use firewall::faults as firewall_faults;
 pub use resident::Resident;
 pub use serve::{Caller, Done, Wait, serve};

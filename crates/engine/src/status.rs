@@ -3,6 +3,8 @@
 use cni::Config;
 use netconf::{Addresses, NetConf, Place};
 use netlink::RtSocket;
+use nft::{Certainty, ForeignFamily};
+use types::AttachMode;
 
 use crate::delegate::Delegate;
 use crate::state::{Listed, Phase, State, StateError};
@@ -30,7 +32,38 @@ pub(crate) fn status(config: &Config, conf: &NetConf, place: &Place, path: &[Str
     if conf.spoof_check || conf.ip_masq {
         nft::Firewall::open().and_then(|mut firewall| firewall.is_available()).map_err(unavailable)?;
     }
-    Ok(())
+    dropped(conf)
+}
+
+/// Somebody else's firewall that lets no pod out (A9). Only where it is certain: a runtime that is told 51 sends no pods. Pods
+/// that the host does not route do not meet it.
+fn dropped(conf: &NetConf) -> Result<(), Error> {
+    if conf.mode == AttachMode::Bridge && !conf.is_gateway {
+        return Ok(());
+    }
+    let drops = match nft::foreign_drops(&[&conf.bridge]) {
+        Ok(drops) => drops,
+        Err(error) => {
+            eprintln!("podwire: cannot look at the firewall's other tables: {error}");
+            return Ok(());
+        }
+    };
+    let is_certain = |drop: &nft::ForeignDrop| drop.certainty == Certainty::Certain;
+    match drops.into_iter().find(|drop| is_certain(drop) && meets(drop.family, &conf.addresses)) {
+        Some(drop) => Err(Error::Degraded(format!("{}: {}", drop.sentence(), drop.command))),
+        None => Ok(()),
+    }
+}
+
+/// Do pods have addresses that a table of this family sees? Those of another plugin are not known.
+fn meets(family: ForeignFamily, addresses: &Addresses) -> bool {
+    let Addresses::Own(pools) = addresses else { return true };
+    let mut ranges = pools.sets().iter().flat_map(ipam::RangeSet::ranges);
+    match family {
+        ForeignFamily::Ip => ranges.any(ipam::Range::is_ipv4),
+        ForeignFamily::Ip6 => ranges.any(|range| !range.is_ipv4()),
+        ForeignFamily::Inet => true,
+    }
 }
 
 /// Whether the state folder can be written, and has an address left. Made if it is not there, as an ADD would.
@@ -103,4 +136,60 @@ fn lost(ready: &[&Listed]) -> Result<Option<String>, Error> {
         }
     }
     Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use netlink::NetNs;
+
+    use super::*;
+
+    fn ask(dir: &std::path::Path, more: &str) -> Result<(), cni::Error> {
+        let text = format!(
+            r#"{{"cniVersion": "1.1.0", "name": "pods", "type": "podwire-cni", "runDir": "{}", {more}}}"#,
+            dir.display()
+        );
+        let config = Config::from_slice(text.as_bytes())?;
+        status(&config, &NetConf::parse(&config)?, &Place::parse(&config)?, &[])?;
+        Ok(())
+    }
+
+    const BOTH: &str = r#""mode": "routed", "subnet": "10.50.0.0/24,fd00:50::/64""#;
+    const ONLY_V4: &str = r#""mode": "routed", "subnet": "10.50.0.0/24""#;
+    const FLAT: &str = r#""mode": "bridge", "isGateway": false, "subnet": "10.50.0.0/24""#;
+
+    #[test]
+    fn a9_a_firewall_that_lets_no_pod_out_is_told_with_what_helps_and_never_on_a_guess() {
+        let table = |family: &str, rule: &str| {
+            format!(
+                "table {family} t {{ chain c {{ type filter hook forward priority 0; policy drop; {rule} }}; }}"
+            )
+        };
+        for (text, conf, is_told) in [
+            (table("inet", ""), BOTH, true),
+            (table("ip6", "iifname eth7 accept;"), BOTH, true),
+            (table("ip6", ""), ONLY_V4, false),
+            (table("inet", ""), FLAT, false),
+            (table("inet", "ip saddr 10.0.0.0/8 accept;"), BOTH, false),
+            (table("inet", "").replace("policy drop", "policy accept"), BOTH, false),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let in_a_namespace = || {
+                let nft =
+                    |words: &str| assert!(Command::new("sh").args(["-c", words]).status().unwrap().success());
+                assert!(ask(dir.path(), conf).is_ok(), "{text}: before");
+                nft(&format!("nft '{text}'"));
+                let answer = ask(dir.path(), conf);
+                assert_eq!(answer.is_err(), is_told, "{text}: {answer:?}");
+                let Err(error) = answer else { return };
+                assert_eq!(error.code, cni::Code::LimitedConnectivity, "{error}");
+                let (_, command) = error.msg.split_once(": nft ").unwrap();
+                nft(&format!("nft {command}"));
+                assert!(ask(dir.path(), conf).is_ok(), "{text}: after nft {command}");
+            };
+            NetNs::create().unwrap().run(in_a_namespace).unwrap();
+        }
+    }
 }

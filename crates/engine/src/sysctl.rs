@@ -3,8 +3,11 @@
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use netlink::{RouteFilter, RtSocket};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use types::{IfName, MIN_MTU_V6};
 
 use crate::Error;
@@ -34,6 +37,24 @@ fn set(path: PathBuf, value: &'static str) -> Result<(), Error> {
     }
 }
 
+/// Sets several of a link of ours to 0, on one way to its folder: see [`has_ipv6`].
+fn set_all<const N: usize>(folder: &Path, keys: [&str; N]) -> Result<(), Error> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir = match rustix::fs::open(folder, flags, Mode::empty()) {
+        Ok(dir) => dir,
+        Err(Errno::NOENT) => return Ok(()),
+        Err(errno) => return Err(failed(folder.to_owned(), "0", errno.into())),
+    };
+    for key in keys {
+        let opened = rustix::fs::openat(&dir, key, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty());
+        match opened.and_then(|file| rustix::io::write(&file, b"0")) {
+            Ok(_) | Err(Errno::NOENT) => {}
+            Err(errno) => return Err(failed(folder.join(key), "0", errno.into())),
+        }
+    }
+    Ok(())
+}
+
 fn set_for(owner: Owner<'_>, path: PathBuf, value: &'static str) -> Result<(), Error> {
     match owner {
         Owner::Us => set(path, value),
@@ -44,7 +65,17 @@ fn set_for(owner: Owner<'_>, path: PathBuf, value: &'static str) -> Result<(), E
 
 /// Does a link of this size have IPv6 at all? If not, the kernel refuses every setting of it.
 pub(crate) fn has_ipv6(mtu: u32) -> bool {
-    mtu >= MIN_MTU_V6 && Path::new("/proc/sys/net/ipv6").exists()
+    // A kernel that has it keeps it. The way there is long: the folders of all namespaces have the same name, and the
+    // kernel goes through them one by one.
+    static HAS: AtomicBool = AtomicBool::new(false);
+    let has = || {
+        HAS.load(Ordering::Relaxed) || {
+            let found = Path::new("/proc/sys/net/ipv6").exists();
+            HAS.store(found, Ordering::Relaxed);
+            found
+        }
+    };
+    mtu >= MIN_MTU_V6 && has()
 }
 
 /// The bridge and host ends take no router advertisements: a pod could send them, and 1 is the kernel's default (F2).
@@ -61,9 +92,10 @@ pub(crate) fn enable_ipv6(link: &IfName, owner: Owner<'_>) -> Result<(), Error> 
 
 /// The pod's link, called inside its namespace, before the link is up (F2).
 pub(crate) fn protect_pod_link(link: &IfName, has_ipv6: bool) -> Result<(), Error> {
-    for key in ["accept_ra", "autoconf", "accept_redirects"] {
-        set(ipv6(link.as_str(), key), "0")?;
-    }
+    set_all(
+        &Path::new("/proc/sys/net/ipv6/conf").join(link.as_str()),
+        ["accept_ra", "autoconf", "accept_redirects"],
+    )?;
     if has_ipv6 { enable_ipv6(link, Owner::Us) } else { Ok(()) }
 }
 
@@ -76,6 +108,44 @@ pub(crate) fn announce_addresses(link: &IfName) -> Result<(), Error> {
 /// Connections from 127.0.0.1 to a hostPort leave through this link with a loopback source, until they are masqueraded.
 pub(crate) fn allow_loopback_source(link: &IfName, owner: Owner<'_>) -> Result<(), Error> {
     set_for(owner, ipv4(link.as_str(), "route_localnet"), "1")
+}
+
+/// A device that leads to other nodes; says what was changed. Loose, because what comes through it may be answered by another way
+/// while transports change (F6): of the device's and the machine's value the larger counts, so strict machines are
+/// covered. No IPv6 in the kernel is nothing to set.
+pub(crate) fn prepare_tunnel(link: &IfName) -> Result<Vec<String>, Error> {
+    let name = link.as_str();
+    let wanted = [
+        (ipv4(name, "rp_filter"), "2"),
+        (ipv4(name, "send_redirects"), "0"),
+        (ipv4(name, "accept_redirects"), "0"),
+        (ipv4(name, "forwarding"), "1"),
+        (ipv6(name, "disable_ipv6"), "0"),
+        (ipv6(name, "accept_ra"), "0"),
+        (ipv6(name, "accept_redirects"), "0"),
+        (ipv6(name, "forwarding"), "1"),
+    ];
+    let mut changed = Vec::new();
+    for (path, value) in wanted {
+        let is_ipv6 = path.starts_with("/proc/sys/net/ipv6");
+        if reads(&path, value) || (is_ipv6 && !path.exists()) {
+            continue;
+        }
+        let key = key_of(&path);
+        fs::write(&path, value).map_err(|source| failed(path, value, source))?;
+        changed.push(format!("{key} set to {value}"));
+    }
+    Ok(changed)
+}
+
+/// As `sysctl` names it. A dot in a link's name is a slash there.
+fn key_of(path: &Path) -> String {
+    let swapped = |c: char| match c {
+        '/' => '.',
+        '.' => '/',
+        other => other,
+    };
+    path.strip_prefix("/proc/sys").unwrap_or(path).to_string_lossy().chars().map(swapped).collect()
 }
 
 /// Which families a network needs to have forwarded.

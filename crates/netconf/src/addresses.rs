@@ -62,21 +62,35 @@ impl Addresses {
     }
 }
 
-/// `subnet` with `rangeStart`, `rangeEnd`, `gateway`, `exclude` beside it. Two subnets, one a family, may stand in one
-/// string, separated by a comma; then the other keys would be ambiguous.
+/// `subnet` with `rangeStart`, `rangeEnd`, `gateway`, `exclude` beside it. Several subnets may stand in one string, separated
+/// by commas: a pod gets one address of each family, from any subnet of it. Then the other keys would be ambiguous.
 fn parse_inline(obj: &Obj<'_>) -> Result<Vec<RangeSet>, Error> {
     match obj.nonempty("subnet")? {
         None => Ok(Vec::new()),
-        Some(both) if both.contains(',') => {
+        Some(several) if several.contains(',') => {
             for key in ["rangeStart", "rangeEnd", "gateway"] {
                 if obj.get(key).is_some() {
-                    return Err(invalid(key, "ambiguous beside two subnets; use ipam.ranges"));
+                    return Err(invalid(key, "ambiguous beside several subnets; use ipam.ranges"));
                 }
             }
-            both.split(',').map(|subnet| one_set(obj, subnet.trim())).collect()
+            by_family(obj, several)
         }
         Some(subnet) => Ok(vec![one_set(obj, subnet)?]),
     }
+}
+
+/// One set a family, in the order in which the families are named.
+fn by_family(obj: &Obj<'_>, subnets: &str) -> Result<Vec<RangeSet>, Error> {
+    let mut families: Vec<Vec<Range>> = Vec::new();
+    for subnet in subnets.split(',') {
+        let range = parse_range(obj, subnet.trim())?;
+        match families.iter_mut().find(|ranges| ranges[0].is_ipv4() == range.is_ipv4()) {
+            Some(ranges) => ranges.push(range),
+            None => families.push(vec![range]),
+        }
+    }
+    let set = |ranges| RangeSet::new(ranges).map_err(|e| invalid(place(obj), e));
+    families.into_iter().map(set).collect()
 }
 
 fn one_set(obj: &Obj<'_>, subnet: &str) -> Result<RangeSet, Error> {

@@ -90,6 +90,16 @@ fn c1_the_seeds_config_is_a_network_with_a_way_out() {
 }
 
 #[test]
+fn several_subnets_of_one_family_are_one_choice() {
+    let conf = parse(json!({ "subnet": "10.1.0.0/24, 10.1.9.0/24,fd00:1::/64,10.1.7.0/24" })).unwrap();
+    let Addresses::Own(pools) = &conf.addresses else { panic!("{conf:?}") };
+    let sizes: Vec<usize> = pools.sets().iter().map(|set| set.ranges().len()).collect();
+    assert_eq!(sizes, [3, 1]);
+    assert!(parse(json!({ "subnet": "10.1.0.0/24,10.1.0.128/25" })).is_err(), "they overlap");
+    assert!(parse(json!({ "subnet": "10.1.0.0/24,10.1.9.0/24", "gateway": "10.1.0.9" })).is_err());
+}
+
+#[test]
 fn c1_a_network_that_is_no_cidr_is_a_label() {
     let conf = parse(json!({ "network": "blue", "subnet": "10.1.0.0/24" })).unwrap();
     assert_eq!(conf.cluster.len(), 1);

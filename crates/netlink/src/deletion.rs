@@ -9,8 +9,9 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError, mpsc};
+use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::Builder;
+use std::time::Duration;
 
 use netlink_packet_core::NLM_F_ECHO;
 use netlink_packet_route::link::LinkHeader;
@@ -53,18 +54,91 @@ pub fn delete_link_early(index: u32) -> Result<(), Error> {
     let mut host = RtSocket::open()?;
     let Some(turn) = Turn::take() else { return host.run(&Op::DelLink(index)) };
     let mut deletion = Deletion::prepare(&mut host.socket, index, Told::by_this_kernel())?;
-    let (request, (failed, failure)) = (deletion.request(), mpsc::sync_channel(1));
-    let worker = named().spawn(move || {
-        let turn = turn;
-        if let Err(error) = request.send() {
-            // There is room for one, and where nobody listens any more, the link was gone.
-            let _ = failed.try_send(error);
-        }
-        drop(turn);
-    });
-    match worker {
-        Ok(_) => deletion.hear().map(|_| ()).map_err(|silence| failure.try_recv().unwrap_or(silence)),
+    let (failed, failure) = mpsc::sync_channel(1);
+    match Sitter::send(Task { request: deletion.request(), failed, turn }) {
+        Ok(()) => deletion.hear().map(|_| ()).map_err(|silence| failure.try_recv().unwrap_or(silence)),
         Err(_) => deletion.run(|| ()).0,
+    }
+}
+
+/// A deletion whose caller does not wait for its end.
+struct Task {
+    request: Request,
+    failed: mpsc::SyncSender<Error>,
+    turn: Turn,
+}
+
+impl Task {
+    fn run(self) {
+        if let Err(error) = self.request.send() {
+            // There is room for one, and where nobody listens any more, the link was gone.
+            let _ = self.failed.try_send(error);
+        }
+        // The socket is closed before the turn is over: whoever waits for that wants nothing left.
+        drop(self.request);
+        drop(self.turn);
+    }
+}
+
+/// A thread that sits out one grace period after the other: to start and end one for each costs more than to wake it.
+struct Sitter {
+    number: usize,
+    tasks: mpsc::SyncSender<Task>,
+}
+
+/// Those who have nothing to do; who came last is woken first.
+static SITTERS: Mutex<Vec<Sitter>> = Mutex::new(Vec::new());
+/// So many stay for a while.
+const MOST_IDLE: usize = 16;
+/// How long one stays without anything to do.
+const IDLE: Duration = Duration::from_secs(1);
+
+impl Sitter {
+    fn idle() -> MutexGuard<'static, Vec<Self>> {
+        SITTERS.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives it to one who is free, or to a new one.
+    fn send(task: Task) -> std::io::Result<()> {
+        static STARTED: AtomicUsize = AtomicUsize::new(0);
+        let free = Self::idle().pop();
+        let task = match free {
+            Some(sitter) => match sitter.tasks.try_send(task) {
+                Ok(()) => return Ok(()),
+                // It ended by a mistake of its own: there are others.
+                Err(mpsc::TrySendError::Full(task) | mpsc::TrySendError::Disconnected(task)) => task,
+            },
+            None => task,
+        };
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        named().spawn(move || Self::sit(number, task)).map(drop)
+    }
+
+    /// A thread's life. The requests bring their sockets, so it does not matter in which namespace it is.
+    fn sit(number: usize, first: Task) {
+        let (tasks, given) = mpsc::sync_channel(1);
+        let mut next = Some(first);
+        while let Some(task) = next {
+            task.run();
+            let mut idle = Self::idle();
+            if idle.len() >= MOST_IDLE {
+                return;
+            }
+            idle.push(Self { number, tasks: tasks.clone() });
+            drop(idle);
+            next = given.recv_timeout(IDLE).ok().or_else(|| Self::leave(number, &given));
+        }
+    }
+
+    /// Goes, unless somebody chose it just now: then the task is there, or will be at once.
+    fn leave(number: usize, given: &mpsc::Receiver<Task>) -> Option<Task> {
+        let mut idle = Self::idle();
+        if let Some(place) = idle.iter().position(|sitter| sitter.number == number) {
+            idle.remove(place);
+            return None;
+        }
+        drop(idle);
+        given.recv_timeout(IDLE).ok()
     }
 }
 
@@ -245,10 +319,15 @@ fn is_link(body: &[u8], index: u32) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use types::IfName;
 
     use super::*;
     use crate::netns::NetNs;
+
+    /// They count the same threads.
+    static ALONE: Mutex<()> = Mutex::new(());
 
     fn with_link(socket: &mut RtSocket) -> u32 {
         let name = IfName::try_from("ifb9").unwrap();
@@ -277,7 +356,27 @@ mod tests {
     }
 
     #[test]
+    fn threads_that_sat_out_a_deletion_are_used_again_and_go_in_the_end() {
+        let _alone = ALONE.lock().unwrap();
+        let ns = NetNs::create().unwrap();
+        let mut socket = RtSocket::open_in(&ns).unwrap();
+        for _ in 0..20 {
+            let index = with_link(&mut socket);
+            ns.run(|| delete_link_early(index)).unwrap().unwrap();
+            assert!(socket.link_at(index).unwrap().is_none());
+        }
+        let missing = ns.run(|| delete_link_early(4242)).unwrap();
+        assert!(missing.unwrap_err().is_missing());
+        let end = Instant::now() + IDLE * 20;
+        while deletions_under_way() > 0 || !Sitter::idle().is_empty() {
+            assert!(Instant::now() < end, "{} threads stay", Sitter::idle().len());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    #[test]
     fn where_too_many_threads_wait_the_caller_does() {
+        let _alone = ALONE.lock().unwrap();
         let turns: Vec<_> = std::iter::from_fn(Turn::take).collect();
         assert_eq!((turns.len(), deletions_under_way()), (MOST, MOST));
         let ns = NetNs::create().unwrap();

@@ -11,7 +11,7 @@ use crate::encode::{self, INGRESS_QDISC};
 use crate::error::Error;
 use crate::exchange::Dump;
 use crate::lookup::{oversize, skip_stats};
-use crate::op::Route;
+use crate::op::{Fdb, Route};
 use crate::rtsocket::RtSocket;
 use crate::view::{self, Address, Link, Neighbour, Qdisc};
 use crate::wire::{Body, Head, NLM_F_DUMP, NLM_F_REQUEST};
@@ -88,6 +88,16 @@ impl RtSocket {
         };
         let wanted = |message: &[u8]| Neighbour::parse(message).filter(|n| link.is_none_or(|l| n.link == l));
         none_if_missing(self.dump(Kind("list neighbours", libc::RTM_GETNEIGH), ask, wanted))
+    }
+
+    /// The forwarding entries of a tunnel device.
+    pub fn fdb(&mut self, link: u32) -> Result<Vec<Fdb>, Error> {
+        let ask = |body: &mut Body<'_>| {
+            body.header(&NeighbourHeader { family: AddressFamily::Bridge, ..NeighbourHeader::default() });
+            body.u32(libc::NDA_IFINDEX, link);
+        };
+        let wanted = |message: &[u8]| Fdb::parse(message).filter(|entry| entry.link == link);
+        none_if_missing(self.dump(Kind("list forwarding entries", libc::RTM_GETNEIGH), ask, wanted))
     }
 
     pub fn qdiscs(&mut self, link: Option<u32>) -> Result<Vec<Qdisc>, Error> {

@@ -9,10 +9,22 @@ pub(crate) const VETH_INFO_PEER: u16 = 1;
 pub(crate) const IFLA_BRPORT_MODE: u16 = 4;
 pub(crate) const IFLA_INET6_ADDR_GEN_MODE: u16 = 8;
 pub(crate) const IN6_ADDR_GEN_MODE_NONE: u8 = 1;
+pub(crate) const IFLA_VXLAN_ID: u16 = 1;
+pub(crate) const IFLA_VXLAN_GROUP: u16 = 2;
+pub(crate) const IFLA_VXLAN_LINK: u16 = 3;
+pub(crate) const IFLA_VXLAN_LOCAL: u16 = 4;
+pub(crate) const IFLA_VXLAN_LEARNING: u16 = 7;
+pub(crate) const IFLA_VXLAN_PORT: u16 = 15;
+pub(crate) const IFLA_VXLAN_GROUP6: u16 = 16;
+pub(crate) const IFLA_VXLAN_LOCAL6: u16 = 17;
+pub(crate) const IFLA_VXLAN_UDP_ZERO_CSUM6_TX: u16 = 19;
+pub(crate) const IFLA_VXLAN_UDP_ZERO_CSUM6_RX: u16 = 20;
 
 /// linux/rtnetlink.h
 pub(crate) const RTAX_MTU: u16 = 2;
 pub(crate) const RTAX_ADVMSS: u16 = 8;
+/// Answer with the route that a lookup has found, not with what follows from it for one destination.
+pub(crate) const RTM_F_FIB_MATCH: u32 = 0x2000;
 
 /// linux/if_addr.h
 pub(crate) const IFA_PROTO: u16 = 11;
@@ -42,3 +54,23 @@ pub(crate) const TCA_EGRESS_REDIR: u32 = 1;
 pub(crate) const RTM_NEWNETCONF: u16 = 80;
 pub(crate) const NETCONFA_IFINDEX: u16 = 1;
 pub(crate) const NETCONFA_FORWARDING: u16 = 2;
+
+/// linux/genetlink.h
+pub(crate) const GENL_ID_CTRL: u16 = 16;
+pub(crate) const CTRL_CMD_GETFAMILY: u8 = 3;
+pub(crate) const CTRL_ATTR_FAMILY_ID: u16 = 1;
+pub(crate) const CTRL_ATTR_FAMILY_NAME: u16 = 2;
+
+/// linux/ethtool_netlink.h
+pub(crate) const ETHTOOL_MSG_FEATURES_GET: u8 = 11;
+pub(crate) const ETHTOOL_MSG_FEATURES_SET: u8 = 12;
+pub(crate) const ETHTOOL_A_HEADER_DEV_INDEX: u16 = 1;
+pub(crate) const ETHTOOL_A_FEATURES_HEADER: u16 = 1;
+pub(crate) const ETHTOOL_A_FEATURES_HW: u16 = 2;
+pub(crate) const ETHTOOL_A_FEATURES_WANTED: u16 = 3;
+pub(crate) const ETHTOOL_A_FEATURES_ACTIVE: u16 = 4;
+pub(crate) const ETHTOOL_A_BITSET_NOMASK: u16 = 1;
+pub(crate) const ETHTOOL_A_BITSET_BITS: u16 = 3;
+pub(crate) const ETHTOOL_A_BITSET_BITS_BIT: u16 = 1;
+pub(crate) const ETHTOOL_A_BITSET_BIT_NAME: u16 = 2;
+pub(crate) const ETHTOOL_A_BITSET_BIT_VALUE: u16 = 3;

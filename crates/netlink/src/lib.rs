@@ -3,7 +3,8 @@
 //! ```text
 //!   engine ── Op, links_by_name, dumps ──▶ RtSocket ─┐
 //!   nft ───── its own messages ──────────────────────┴▶ Socket ──▶ kernel
-//!   agent ─── Monitor (what changes, here and in pods) ─▶ Socket
+//!   agent ─── Monitor (what changes, here and in pods), PeerMonitor (what leads to other nodes) ─▶ Socket
+//!   agent ─── Ethtool (checksum offload) ─▶ Socket
 //!   engine ── NetNs::run, RtSocket::open_in ──▶ netns.rs (the only file that calls setns)
 //! ```
 //!
@@ -16,28 +17,33 @@ mod deletion;
 mod dump;
 mod encode;
 mod error;
+mod ethtool;
 mod exchange;
 mod kernel;
 mod lookup;
 mod monitor;
 mod netns;
 mod op;
+mod peers;
 mod rtsocket;
 mod socket;
 mod view;
+mod vxlan;
 pub mod wire;
 mod words;
 
 pub use deletion::{delete_link_early, deletions_under_way, was_deleted_here};
 pub use dump::RouteFilter;
 pub use error::Error;
+pub use ethtool::Ethtool;
 pub use exchange::Dump;
 pub use monitor::{Monitor, News, Where};
 pub use netns::{NetNs, NetNsError};
 pub use op::{
-    AddAddress, AddBridge, AddNeighbour, AddTbf, LinkRef, Mode, Op, QdiscAt, Route, RouteScope, SetLink, Tbf,
-    Veth,
+    AddAddress, AddBridge, AddNeighbour, AddTbf, AddVxlan, Family, Fdb, LinkRef, Mode, Op, QdiscAt, Route,
+    RouteScope, SetLink, Tbf, Veth,
 };
+pub use peers::{PeerMonitor, PeerNews};
 pub use rtsocket::RtSocket;
 pub use socket::{Content, Protocol, Refusal, Reply, Socket};
-pub use view::{Address, Link, Neighbour, Qdisc, RouteLookup};
+pub use view::{Address, Link, Neighbour, Qdisc, RouteLookup, Vxlan};

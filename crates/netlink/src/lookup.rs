@@ -5,13 +5,14 @@ use std::ops::ControlFlow;
 use std::os::fd::AsFd as _;
 
 use netlink_packet_route::link::LinkHeader;
-use netlink_packet_route::route::RouteHeader;
+use netlink_packet_route::route::{RouteFlags, RouteHeader};
 use rustix::io::Errno;
 use types::IfName;
 
 use crate::encode::{family_of, put_ip};
 use crate::error::Error;
-use crate::op::LinkRef;
+use crate::kernel::RTM_F_FIB_MATCH;
+use crate::op::{Family, LinkRef, Route};
 use crate::rtsocket::RtSocket;
 use crate::socket::Content;
 use crate::view::{Link, RouteLookup};
@@ -101,14 +102,46 @@ impl RtSocket {
 
     /// Which way the kernel would send to `dst`. No route is an error (`Error::is_unreachable`).
     pub fn route_to(&mut self, dst: IpAddr) -> Result<RouteLookup, Error> {
-        let words = || format!("look up the route to {dst}");
+        let found = self.look_up(dst, RouteFlags::empty(), RouteLookup::parse)?;
+        found.ok_or_else(|| Error::Malformed { operation: look_up_words(dst), what: "it names no link" })
+    }
+
+    /// The default route that the kernel takes, with its metric. By lookups and not by a list, because a list cannot be
+    /// asked for by destination: a node with the whole Internet's routes would send them all. Each asks for the route
+    /// behind an address that nobody has; where all of them have routes of their own, there is none to be found.
+    pub fn default_route(&mut self, family: Family) -> Result<Option<Route>, Error> {
+        for nobody in nobodies(family) {
+            match self.look_up(nobody, RouteFlags::from_bits_retain(RTM_F_FIB_MATCH), Route::parse) {
+                Ok(Some(route)) if route.dst.prefix_len() == 0 => return Ok(Some(route)),
+                Ok(_) => {}
+                Err(error) if error.is_unreachable() || error.is_missing() => {}
+                // An unreachable or prohibited destination is answered with its own error.
+                Err(error) if matches!(error.errno(), Some(Errno::ACCESS | Errno::INVAL)) => {}
+                Err(error) => return Err(error.during(format_args!("look for the {family} default route"))),
+            }
+        }
+        Ok(None)
+    }
+
+    fn look_up<T>(
+        &mut self,
+        dst: IpAddr,
+        flags: RouteFlags,
+        parse: impl Fn(&[u8]) -> Option<T>,
+    ) -> Result<Option<T>, Error> {
+        let words = || look_up_words(dst);
         let sequences = self.socket.take_sequences(1);
         let head = Head { kind: libc::RTM_GETROUTE, flags: NLM_F_REQUEST, sequence: sequences.start };
         self.batch.clear();
         let written = self.batch.message(head, |body| {
             let destination_prefix_length = if dst.is_ipv4() { 32 } else { 128 };
             let address_family = family_of(dst);
-            body.header(&RouteHeader { address_family, destination_prefix_length, ..RouteHeader::default() });
+            body.header(&RouteHeader {
+                address_family,
+                destination_prefix_length,
+                flags,
+                ..RouteHeader::default()
+            });
             put_ip(body, libc::RTA_DST, dst);
         });
         written.map_err(oversize("look up a route"))?;
@@ -116,12 +149,32 @@ impl RtSocket {
         let answered = self.socket.exchange(&self.batch, sequences, |_, reply| {
             match reply.content {
                 Content::Refused(refusal) => found = Err(refusal.during(words())),
-                Content::Data(message) => found = Ok(RouteLookup::parse(message)),
+                Content::Data(message) => found = Ok(parse(message)),
                 Content::Ack | Content::Done => {}
             }
             ControlFlow::Break(())
         });
         answered.map_err(|e| e.during(words()))?;
-        found?.ok_or_else(|| Error::Malformed { operation: words(), what: "it names no link" })
+        found
+    }
+}
+
+fn look_up_words(dst: IpAddr) -> String {
+    format!("look up the route to {dst}")
+}
+
+/// Of networks kept for documentation and for benchmarks, and of ranges that are given to nobody.
+fn nobodies(family: Family) -> [IpAddr; 4] {
+    match family {
+        Family::V4 => {
+            [[192, 0, 2, 200], [198, 51, 100, 200], [203, 0, 113, 200], [198, 19, 255, 200]].map(IpAddr::from)
+        }
+        Family::V6 => [
+            [0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 0xc8],
+            [0x3fff, 0xfff, 0, 0, 0, 0, 0, 0xc8],
+            [0x2001, 2, 0, 0xffff, 0, 0, 0, 0xc8],
+            [0x3ffe, 0xffff, 0, 0, 0, 0, 0, 0xc8],
+        ]
+        .map(IpAddr::from),
     }
 }

@@ -17,6 +17,7 @@ pub enum Op<'a> {
         name: &'a IfName,
         mtu: u32,
     },
+    AddVxlan(AddVxlan<'a>),
     SetLink(SetLink<'a>),
     /// Only for a link that is down; older kernels refuse others.
     RenameLink {
@@ -41,6 +42,10 @@ pub enum Op<'a> {
         link: u32,
         addr: IpAddr,
     },
+    /// What is sent to `mac` through the tunnel device goes to `dst`. A MAC has one such place: another is replaced.
+    AddFdb(Fdb),
+    /// Only where the entry leads to this very place; where it leads elsewhere nothing happens, and that is no error.
+    DelFdb(Fdb),
     /// A token bucket as root qdisc; whatever is there is replaced.
     AddTbf(AddTbf),
     /// The hook for filters on what a link receives.
@@ -97,6 +102,36 @@ pub struct AddBridge<'a> {
     pub mac: Mac,
     pub mtu: u32,
     pub up: bool,
+}
+
+/// A tunnel device that sends only where its forwarding entries lead: it learns nothing and has no multicast group.
+/// It is of the family of `local`; over IPv6 its outer packets have checksums, as RFC 2460 wants. It is born down, because
+/// the kernel takes the link-local mode only afterwards, and makes the address when a link comes up: `make_vxlan` does all.
+#[derive(Debug, Clone, Copy)]
+pub struct AddVxlan<'a> {
+    pub name: &'a IfName,
+    pub mac: Mac,
+    pub mtu: u32,
+    pub vni: u32,
+    pub port: u16,
+    /// Outer packets come from here.
+    pub local: IpAddr,
+    /// The lower link. With it, the tunnel goes when that link goes, and the MTU must fit it.
+    pub link: Option<u32>,
+}
+
+/// An entry of a tunnel device's forwarding table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Fdb {
+    pub link: u32,
+    pub mac: Mac,
+    pub dst: IpAddr,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Family {
+    V4,
+    V6,
 }
 
 /// Changes to an existing link; `None` and `false` leave alone.

@@ -36,6 +36,7 @@ const HEADER: usize = 16;
 pub enum Protocol {
     Route,
     Netfilter,
+    Generic,
 }
 
 /// A netlink socket of the namespace in which it was opened; afterwards any thread, in any namespace, may use it.
@@ -52,6 +53,7 @@ impl Socket {
         let number = match protocol {
             Protocol::Route => netlink_sys::protocols::NETLINK_ROUTE,
             Protocol::Netfilter => netlink_sys::protocols::NETLINK_NETFILTER,
+            Protocol::Generic => netlink_sys::protocols::NETLINK_GENERIC,
         };
         let inner = netlink_sys::Socket::new(number).map_err(|e| failed(&e))?;
         // Only the kernel has port 0: from now on it lets nobody else send to us.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::op::{LinkRef, Op, QdiscAt, Route, SetLink};
+use crate::op::{Family, Fdb, LinkRef, Op, QdiscAt, Route, SetLink};
 
 impl fmt::Display for Op<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -10,6 +10,7 @@ impl fmt::Display for Op<'_> {
             Self::AddVeth(veth) => write!(f, "create veth {} with peer {}", veth.host, veth.peer),
             Self::AddBridge(bridge) => write!(f, "create bridge {}", bridge.name),
             Self::AddIfb { name, .. } => write!(f, "create ifb {name}"),
+            Self::AddVxlan(add) => write!(f, "create vxlan {} from {}", add.name, add.local),
             Self::SetLink(set) => write!(f, "{set}"),
             Self::RenameLink { link, name } => write!(f, "rename link {link} to {name}"),
             Self::DelLink(link) => write!(f, "delete link {link}"),
@@ -19,6 +20,8 @@ impl fmt::Display for Op<'_> {
             Self::DelRoute(route) => write!(f, "delete {route}"),
             Self::AddNeighbour(n) => write!(f, "add neighbour {} at {} to link {}", n.addr, n.mac, n.link),
             Self::DelNeighbour { link, addr } => write!(f, "remove neighbour {addr} from link {link}"),
+            Self::AddFdb(entry) => write!(f, "add {entry}"),
+            Self::DelFdb(entry) => write!(f, "delete {entry}"),
             Self::AddTbf(add) => write!(f, "limit link {} to {} bytes/s", add.link, add.tbf.rate_bytes),
             Self::AddIngress { link } => write!(f, "add an ingress qdisc to link {link}"),
             Self::RedirectIngress { from, to } => {
@@ -71,6 +74,21 @@ impl fmt::Display for Route {
             write!(f, " in table {table}")?;
         }
         Ok(())
+    }
+}
+
+impl fmt::Display for Fdb {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "forwarding entry {} to {} on link {}", self.mac, self.dst, self.link)
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+        })
     }
 }
 

@@ -13,7 +13,7 @@ use crate::firewall::Firewall;
 use crate::pod::Pod;
 use crate::request;
 use crate::rule::ANONYMOUS;
-use crate::ruleset::{Family, REVISION, TABLE};
+use crate::ruleset::{Family, REVISION, TABLE, TUNNELS};
 use crate::socket::Request;
 
 const COUNT: &str = "count the pods in the firewall";
@@ -65,7 +65,7 @@ impl Firewall {
     }
 
     /// Without those that are about to expire.
-    fn contents(&mut self, family: Family, set: &str) -> Result<Contents, Error> {
+    pub(crate) fn contents(&mut self, family: Family, set: &str) -> Result<Contents, Error> {
         let mut contents = Contents::new();
         self.dump_if_there(&request::get_elements(family, set), |answer| {
             let lasting = request::elements(answer).filter(|e| !e.expires);
@@ -84,7 +84,9 @@ impl Firewall {
         let mut strangers: Vec<(Family, String, Vec<u8>)> = Vec::new();
         for family in [Family::Inet, Family::Bridge] {
             let sets = self.sets(family)?;
-            for set in sets.iter().filter(|set| *set != REVISION && !set.starts_with(ANONYMOUS)) {
+            let is_of_pods =
+                |set: &&String| *set != REVISION && *set != TUNNELS && !set.starts_with(ANONYMOUS);
+            for set in sets.iter().filter(is_of_pods) {
                 let keys = self.contents(family, set)?.into_keys().map(|key| (family, set.clone(), key));
                 strangers.extend(keys.filter(|key| !own.contains(key)));
             }

@@ -7,7 +7,7 @@ use types::{IfName, Mac};
 
 use crate::error::Error;
 use crate::pod::{Guard, HostPort, Mode, Pod, Protocol};
-use crate::ruleset::{Family, REVISION, REVISION_KEY, TABLE};
+use crate::ruleset::{Family, REVISION, REVISION_KEY, TABLE, TUNNELS};
 
 /// One part of a key or of a map's value.
 #[derive(Debug, Clone, Copy)]
@@ -182,6 +182,11 @@ pub(crate) fn revision<'a>(family: Family) -> Element<'a> {
         data: Data::Value(vec![Field::Mark(family.revision())]),
         role: Role::Revision,
     }
+}
+
+/// A device that leads to other nodes.
+pub(crate) fn tunnel(name: &IfName) -> Element<'_> {
+    member(Family::Inet, TUNNELS, vec![Field::Link(name)])
 }
 
 /// All that is this pod's own.

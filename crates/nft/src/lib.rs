@@ -11,9 +11,10 @@
 //!
 //! Called by the engine for ADD, DEL, CHECK and clean-up. It works in the network namespace of the calling thread.
 //! It may touch: tables `inet podwire` and `bridge podwire`, and conntrack entries of the addresses it is given;
-//! nothing of anybody else.
+//! nothing of anybody else, but for the rules that [`accept_in_others`] is asked to put there.
 
 mod census;
+mod condition;
 mod damage;
 mod element;
 mod error;
@@ -31,12 +32,15 @@ mod ruleset;
 mod shape;
 mod socket;
 mod sweep;
+mod tunnel;
 
 pub mod conntrack;
 
 pub use error::Error;
 pub use firewall::Firewall;
-pub use foreign::{ForeignDrop, ForeignFamily, foreign_drops};
+pub use foreign::{
+    Certainty, ForeignDrop, ForeignFamily, accept_in_others, foreign_drops, withdraw_from_others,
+};
 pub use monitor::{Change, Monitor, Ours};
 pub use pod::{Guard, HostPort, Mode, NetworkChain, Pod, Protocol};
 pub use prune::Idle;

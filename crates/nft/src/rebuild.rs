@@ -131,6 +131,7 @@ impl Firewall {
     /// kernel switches chain by chain, and a packet of just that moment may meet neither the old nor the new ones.
     fn replace(&mut self, pods: &[Pod<'_>], elements: &[Element<'_>]) -> Result<(), Error> {
         let families = self.families_of(pods)?;
+        let tunnels = self.tunnels()?;
         let mut text = String::new();
         for family in families.iter().map(|family| Family::word(*family)) {
             // Added first, because deleting one that is not there fails.
@@ -138,6 +139,12 @@ impl Firewall {
         }
         text.push_str(&ruleset::text(&families, &networks(pods)));
         text.extend(elements.iter().map(Element::line));
+        text.extend(
+            tunnels
+                .iter()
+                .map(|name| element::tunnel(name).line())
+                .filter(|_| families.contains(&Family::Inet)),
+        );
         program::apply(&text)
     }
 }

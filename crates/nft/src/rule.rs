@@ -3,6 +3,7 @@
 
 use netlink::wire::{attribute, attribute_at, attributes, read_text};
 
+use crate::condition::{self, Test};
 use crate::number;
 
 /// How the sets that rules have for themselves are called.
@@ -46,6 +47,10 @@ pub(crate) struct Listed {
     pub(crate) comment: Option<String>,
     /// What packets are compared with: of a link's name before a wildcard, just that.
     pub(crate) compared: Vec<Vec<u8>>,
+    /// What must hold for it to match, as far as it can be told.
+    pub(crate) tests: Vec<Test>,
+    /// An [`Ending::Other`] that leaves the packet to the next rule.
+    pub(crate) goes_on: bool,
     pub(crate) rule: Rule,
 }
 
@@ -61,13 +66,15 @@ impl Listed {
         let of_iptables = || expressions.iter().find_map(Expression::comment);
         let comment = attribute(answer, number::RULE_USERDATA).and_then(comment).or_else(of_iptables);
         let compared = expressions.iter().filter_map(Expression::compared).map(<[u8]>::to_vec).collect();
-        Some(Self { table, chain, handle, comment, compared, rule: rule(&expressions) })
+        let tests = condition::tests(&expressions);
+        let goes_on = expressions.last().is_none_or(Expression::goes_on);
+        Some(Self { table, chain, handle, comment, compared, tests, goes_on, rule: rule(&expressions) })
     }
 }
 
-struct Expression<'a> {
-    name: String,
-    data: &'a [u8],
+pub(crate) struct Expression<'a> {
+    pub(crate) name: String,
+    pub(crate) data: &'a [u8],
 }
 
 /// The code of a verdict; the kernel's own are negative.
@@ -83,7 +90,7 @@ impl<'a> Expression<'a> {
         Some(Self { name, data: attribute(expression, number::EXPR_DATA).unwrap_or_default() })
     }
 
-    fn xt(&self) -> String {
+    pub(crate) fn xt(&self) -> String {
         attribute(self.data, number::XT_NAME).map(read_text).unwrap_or_default()
     }
 
@@ -132,6 +139,18 @@ impl<'a> Expression<'a> {
             Some(GOTO) => Ending::Goto(chain()),
             Some(RETURN) => Ending::Return,
             Some(_) | None => Ending::Other,
+        }
+    }
+
+    /// Does it at most look at a packet or mark it?
+    fn goes_on(&self) -> bool {
+        match self.name.as_str() {
+            "counter" | "log" | "limit" | "cmp" | "bitwise" | "meta" | "ct" | "payload" | "exthdr" => true,
+            "target" => {
+                matches!(self.xt().as_str(), "LOG" | "NFLOG" | "MARK" | "CONNMARK" | "TCPMSS" | "TRACE")
+            }
+            "match" => true,
+            _ => false,
         }
     }
 

@@ -14,6 +14,8 @@ pub(crate) const TABLE: &str = "podwire";
 /// The map that says which structure a table has: one element, `REVISION_KEY` to a number made from the text.
 pub(crate) const REVISION: &str = "revision";
 pub(crate) const REVISION_KEY: u32 = 1;
+/// The set of devices that lead to other nodes.
+pub(crate) const TUNNELS: &str = "tunnels";
 
 /// Who a table is for: `inet` sees packets at the host's IP layer, `bridge` frames between ports of a bridge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -126,7 +128,7 @@ pub(crate) fn members(network: &NetworkChain, pods: &[IpAddr]) -> String {
 }
 
 const INET: Structure = Structure {
-    chains: &["guard", "nat-prerouting", "nat-output", "nat-postrouting", "hostports", "bent"],
+    chains: &["guard", "clamp", "nat-prerouting", "nat-output", "nat-postrouting", "hostports", "bent"],
     objects: r#"table inet podwire {
 	comment "podwire"
 	map revision { type mark : mark; }
@@ -151,7 +153,11 @@ const INET: Structure = Structure {
 	set addr4 { type ifname . ipv4_addr; flags timeout; }
 	set addr6 { type ifname . ipv6_addr; flags timeout; }
 
+	# devices that lead to other nodes
+	set tunnels { type ifname; }
+
 	chain guard { type filter hook prerouting priority raw; policy accept; }
+	chain clamp { type filter hook forward priority -150; policy accept; }
 	chain nat-prerouting { type nat hook prerouting priority dstnat; policy accept; }
 	chain nat-output { type nat hook output priority -100; policy accept; }
 	chain nat-postrouting { type nat hook postrouting priority srcnat; policy accept; }
@@ -170,6 +176,11 @@ const INET: Structure = Structure {
 		iifname . ip6 saddr @addr6 accept
 		ip6 saddr :: icmpv6 type nd-neighbor-solicit accept
 		drop
+	}
+	# a tunnel carries less than a pod's link: a connection learns it with its first packets, without any "too big"
+	chain clamp {
+		oifname @tunnels tcp flags syn tcp option maxseg size set rt mtu
+		iifname @tunnels tcp flags syn tcp option maxseg size set rt mtu
 	}
 	chain hostports {
 		meta l4proto != { tcp, udp, sctp } return

@@ -112,6 +112,7 @@ mod tests {
         let counts: Vec<(&str, usize)> = shape.chains.iter().map(|c| (c.name, c.rules.len())).collect();
         let want = [
             ("guard", 8),
+            ("clamp", 2),
             ("nat-prerouting", 1),
             ("nat-output", 1),
             ("nat-postrouting", 1),
@@ -126,16 +127,18 @@ mod tests {
             Rule { ending, condition, sets }
         };
         assert_eq!(last(0), rule(Ending::Drop, Condition::Always, &[]));
-        assert_eq!(last(3), rule(Ending::Jump("bent".to_owned()), Condition::Sometimes, &[]));
-        assert_eq!(last(4), rule(Ending::Other, Condition::Sometimes, &["hostport6_any"]));
-        assert_eq!(last(5), rule(Ending::Masquerade, Condition::Sometimes, &["hairpin6", "pods6"]));
+        assert_eq!(last(4), rule(Ending::Jump("bent".to_owned()), Condition::Sometimes, &[]));
+        assert_eq!(last(5), rule(Ending::Other, Condition::Sometimes, &["hostport6_any"]));
+        assert_eq!(last(6), rule(Ending::Masquerade, Condition::Sometimes, &["hairpin6", "pods6"]));
         let at = |n: usize| shape.chains[n].hook.as_ref().map(|h| (h.kind.as_str(), h.number, h.priority));
         assert_eq!(at(0), Some(("filter", 0, -300)));
-        assert_eq!(at(1), Some(("nat", 0, -100)));
-        assert_eq!(at(2), Some(("nat", 3, -100)));
-        assert_eq!(at(5), None);
-        assert_eq!(at(6), Some(("nat", 4, 101)));
-        assert_eq!(shape.sets.len(), 14 + 2);
+        assert_eq!(at(1), Some(("filter", 2, -150)));
+        assert_eq!(at(2), Some(("nat", 0, -100)));
+        assert_eq!(at(3), Some(("nat", 3, -100)));
+        assert_eq!(at(6), None);
+        assert_eq!(at(7), Some(("nat", 4, 101)));
+        assert_eq!(last(1), rule(Ending::Other, Condition::Sometimes, &["tunnels"]));
+        assert_eq!(shape.sets.len(), 15 + 2);
         assert_eq!(Shape::of(&ruleset::text(&[Family::Bridge], &[])).chains.len(), 5);
     }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
-use types::{AttachMode, IfName, NetworkName};
+use types::{AttachMode, IfName, NetworkName, NodeName};
 
 #[derive(Debug, Parser)]
 #[command(name = "podwire", version, about = "A pod network for Linux")]
@@ -17,12 +17,25 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Show it all on a node of its own: two pods through the agent, faults and repairs, and nothing left behind
     Demo,
+    /// Many nodes on this machine, each a network namespace with a real agent, to see and to try a whole cluster
+    Lab(Box<crate::commands::lab::Lab>),
     /// Run the node agent: serve the plugin, keep pods' networks right
     Agent(Box<Agent>),
     /// Show how the agent of this node is doing; ends with 0 if it is ready, 1 if not, 2 if there is none
     Status(Status),
+    /// Look at everything that pods' networks need on this node; what is wrong comes with the command that helps, and ends with 1
+    Doctor(Doctor),
     /// Show the pods on this node and their addresses
     Pods(Pods),
+    /// Show all nodes of the cluster: addresses, blocks, and whose agent is away
+    Nodes(Ask),
+    /// Change what the cluster knows of a node
+    #[command(subcommand)]
+    Node(Node),
+    /// Show the routes to other nodes: what should be and what is; ends with 1 if that differs
+    Routes(Ask),
+    /// Show which node has which block of the network; ends with 1 if something does not fit together
+    Blocks(Ask),
     /// Look at attachments one by one
     #[command(subcommand)]
     Attachment(Attachment),
@@ -70,6 +83,46 @@ pub(crate) struct Status {
     pub(crate) output: Output,
     #[command(flatten)]
     pub(crate) which: Which,
+}
+
+/// A question about the cluster, which this node's agent answers.
+#[derive(Debug, Args)]
+pub(crate) struct Ask {
+    #[arg(short, long, value_enum, default_value = "table")]
+    pub(crate) output: Output,
+    #[command(flatten)]
+    pub(crate) which: Which,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Node {
+    /// Remove a node that will not come back: others forget their routes to it, and its blocks are free again
+    Rm(RemoveNode),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RemoveNode {
+    /// The node's name, as `podwire nodes` shows it
+    #[arg(value_parser = name::<NodeName>)]
+    pub(crate) name: NodeName,
+    /// Also while its agent is alive, which brings it back
+    #[arg(long)]
+    pub(crate) force: bool,
+    #[arg(short, long, value_enum, default_value = "table")]
+    pub(crate) output: Output,
+    #[command(flatten)]
+    pub(crate) which: Which,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Doctor {
+    #[arg(short, long, value_enum, default_value = "table")]
+    pub(crate) output: Output,
+    #[command(flatten)]
+    pub(crate) which: Which,
+    /// Where the agent keeps what is to outlive a boot
+    #[arg(long, value_name = "DIR")]
+    pub(crate) state_dir: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

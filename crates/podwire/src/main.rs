@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use cli::{Attachment, Cli, Command};
+use cli::{Attachment, Cli, Command, Node};
 
 fn main() -> ExitCode {
     match run(Cli::parse()) {
@@ -25,9 +25,15 @@ fn main() -> ExitCode {
 fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     let done = match cli.command {
         Command::Status(args) => return commands::status::run(&args),
+        Command::Doctor(args) => return commands::doctor::run(&args),
         Command::Demo => commands::demo::run(),
+        Command::Lab(args) => return commands::lab::run(&args),
         Command::Agent(args) => commands::agent::run(&args),
         Command::Pods(args) => commands::pods::run(&args),
+        Command::Nodes(args) => commands::nodes::run(&args),
+        Command::Node(Node::Rm(args)) => commands::node::remove(&args),
+        Command::Routes(args) => return commands::routes::run(&args),
+        Command::Blocks(args) => return commands::blocks::run(&args),
         Command::Attachment(Attachment::Show(args)) => commands::attachment::show(&args),
         Command::Install(args) => commands::install::run(&args),
         Command::Cleanup(args) => commands::cleanup::run(&args),

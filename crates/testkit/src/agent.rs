@@ -1,17 +1,17 @@
 //! The agent of a node, as systemd would run it: started, watched until it is ready, killed, ended, started again.
 
-use std::fs::{self, File};
-use std::os::unix::process::CommandExt as _;
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use api::Client;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::{DEADLINE, Node, Ns, built, wait_until};
+use crate::service::{Life, Service, Task};
+use crate::{DEADLINE, Identity, Node, Ns, built};
 
 const BINARY: &str = "podwire";
 /// Names the program to run instead of what lies in the target folder.
@@ -25,9 +25,11 @@ pub struct Agent {
     ns: Ns,
     program: PathBuf,
     flags: Vec<String>,
+    env: Vec<(String, String)>,
     run_dir: PathBuf,
     log: PathBuf,
-    child: Option<Child>,
+    life: Life,
+    process: Option<Service>,
 }
 
 impl Agent {
@@ -63,22 +65,48 @@ impl Agent {
             ns: (**node).clone(),
             program: program()?,
             flags: all,
+            env: vec![],
             run_dir,
             log: dir.join("agent.log"),
-            child: None,
+            life: Life::Owner,
+            process: None,
         })
+    }
+
+    /// The same for a cluster, which decides how long it lives.
+    pub(crate) fn of_cluster(node: &Node, flags: &[String], life: &Life) -> Result<Self> {
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+        let mut agent = Self::new(node, &flags)?;
+        agent.life = life.clone();
+        Ok(agent)
+    }
+
+    /// Takes over the process that another run of this program started, if it still lives.
+    pub(crate) fn adopt(&mut self, identity: Identity) -> Result<()> {
+        self.process = Service::adopt(identity)?;
+        Ok(())
+    }
+
+    /// More variables for the next start; without any, the agent has only PATH.
+    pub fn set_env(&mut self, env: &[(String, String)]) {
+        self.env = env.to_vec();
     }
 
     /// Starts the process; it need not be ready when this returns.
     pub fn launch(&mut self) -> Result<()> {
-        ensure!(self.child.is_none(), "the agent runs already");
-        let log = File::options().create(true).append(true).open(&self.log);
-        let log = log.with_context(|| format!("cannot open {}", self.log.display()))?;
-        let mut command = Command::new(&self.program);
-        command.arg("agent").args(&self.flags).env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
-        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
-        let child = self.ns.enter(|| command.spawn())?;
-        self.child = Some(child.with_context(|| format!("cannot start {}", self.program.display()))?);
+        if self.process.as_ref().map(Service::has_ended).transpose()? == Some(true) {
+            self.process.take().map(Service::wait).transpose()?;
+        }
+        ensure!(self.process.is_none(), "the agent runs already");
+        let args: Vec<String> = ["agent".to_owned()].into_iter().chain(self.flags.iter().cloned()).collect();
+        self.process = Some(Service::start(Task {
+            ns: &self.ns,
+            program: self.program.clone(),
+            args: &args,
+            env: &self.env,
+            log: self.log.clone(),
+            life: self.life.clone(),
+        })?);
         Ok(())
     }
 
@@ -86,9 +114,9 @@ impl Agent {
     pub fn wait_ready(&mut self) -> Result<()> {
         let end = Instant::now() + DEADLINE;
         while !self.is_ready() {
-            if let Some(status) = self.child.as_mut().map(Child::try_wait).transpose()?.flatten() {
-                self.child = None;
-                bail!("the agent ended with {status}: {}", self.log_tail());
+            if let Some(ended) = self.process.take_if(|process| process.has_ended().unwrap_or(false)) {
+                let how = ended.wait()?.map_or_else(String::new, |status| format!(" with {status}"));
+                bail!("the agent ended{how}: {}", self.log_tail());
             }
             ensure!(Instant::now() < end, "the agent is not ready after {DEADLINE:?}: {}", self.log_tail());
             std::thread::sleep(Duration::from_millis(1));
@@ -102,26 +130,18 @@ impl Agent {
 
     /// SIGKILL, and the end awaited.
     pub fn kill(&mut self) -> Result<()> {
-        let Some(mut child) = self.child.take() else { bail!("the agent does not run") };
-        child.kill().context("cannot kill the agent")?;
-        child.wait().context("cannot reap the agent").map(drop)
+        self.process.take().context("the agent does not run")?.kill().context("cannot kill the agent")
     }
 
     /// SIGTERM, and the end awaited.
     pub fn stop(&mut self) -> Result<ExitStatus> {
         self.signal(Signal::TERM)?;
-        let Some(mut child) = self.child.take() else { bail!("the agent does not run") };
-        let mut status = None;
-        wait_until("the end of the agent", DEADLINE, || {
-            status = child.try_wait()?;
-            Ok(status.is_some())
-        })?;
-        status.context("the agent did not end")
+        let process = self.process.take().context("the agent does not run")?;
+        process.wait().context("cannot end the agent")?.context("another process started the agent")
     }
 
     pub fn signal(&self, signal: Signal) -> Result<()> {
-        let child = self.child.as_ref().context("the agent does not run")?;
-        kill_process(Pid::from_child(child), signal).with_context(|| format!("cannot send {signal:?}"))
+        self.process.as_ref().context("the agent does not run")?.signal(signal)
     }
 
     /// Killed and started again, until it is ready.
@@ -132,13 +152,16 @@ impl Agent {
     }
 
     /// Whether the process has ended by itself.
-    pub fn has_ended(&mut self) -> Result<bool> {
-        let ended = self.child.as_mut().map(Child::try_wait).transpose()?.flatten();
-        Ok(self.child.is_none() || ended.is_some())
+    pub fn has_ended(&self) -> Result<bool> {
+        self.process.as_ref().map_or(Ok(true), Service::has_ended)
     }
 
     pub fn pid(&self) -> Option<u32> {
-        self.child.as_ref().map(Child::id)
+        self.identity().map(|identity| identity.pid)
+    }
+
+    pub(crate) fn identity(&self) -> Option<Identity> {
+        self.process.as_ref().map(Service::identity)
     }
 
     /// From now on another program is started as the agent: an upgrade.
@@ -210,10 +233,6 @@ impl Drop for Agent {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("the agent's log ended with:\n{}", self.log_tail());
-        }
-        if self.child.is_some() {
-            // Nothing else can be done about it here.
-            let _ = self.kill();
         }
     }
 }

@@ -28,6 +28,15 @@ pub(crate) struct Inner {
     /// Read while something is being made, written to end the lab: nothing can be made behind the back of `Drop`.
     stage: RwLock<Stage>,
     made: Mutex<BTreeSet<String>>,
+    keep: Keep,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Keep {
+    /// Everything goes with the `Lab`.
+    No,
+    /// It stays for another run of the program.
+    Yes,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,6 +63,20 @@ impl Lab {
             serial: AtomicU32::new(0),
             stage: RwLock::new(Stage::Open),
             made: Mutex::new(BTreeSet::new()),
+            keep: Keep::No,
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// A lab that lives on when this is dropped: a new one, or what an earlier run made under this prefix.
+    pub(crate) fn kept(prefix: &str, dir: &std::path::Path, serial: u32) -> Result<Self> {
+        let inner = Inner {
+            prefix: prefix.to_owned(),
+            dir: dir.to_owned(),
+            serial: AtomicU32::new(serial),
+            stage: RwLock::new(Stage::Open),
+            made: Mutex::new(sweep::namespaces_of(prefix)?.into_iter().collect()),
+            keep: Keep::Yes,
         };
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -76,6 +99,9 @@ impl Lab {
 
 impl Drop for Lab {
     fn drop(&mut self) {
+        if self.inner.keep == Keep::Yes {
+            return;
+        }
         for error in self.inner.close() {
             eprintln!("lab {}: {error:#}", self.inner.prefix);
         }
@@ -115,6 +141,19 @@ impl Inner {
         Ok(dir)
     }
 
+    pub(crate) fn serial(&self) -> u32 {
+        self.serial.load(Ordering::Relaxed)
+    }
+
+    /// The namespace that has, or would have, this name here.
+    pub(crate) fn namespace(&self, name: &str) -> Ns {
+        Ns::new(format!("{}-{name}", self.prefix))
+    }
+
+    pub(crate) fn folder(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
     pub(crate) fn next_serial(&self) -> u32 {
         self.serial.fetch_add(1, Ordering::Relaxed)
     }
@@ -133,10 +172,20 @@ impl Inner {
 
 /// Runs `ip` in the namespace this process is in; `-n` is for others.
 pub(crate) fn ip(args: &[&str]) -> Result<String> {
+    ip_fed(args, "")
+}
+
+/// Many commands in one process, one a line, inside a namespace.
+pub(crate) fn ip_batch(ns: &Ns, lines: &[String]) -> Result<()> {
+    ip_fed(&["-n", ns.name(), "-batch", "-"], &lines.join("\n")).map(drop)
+}
+
+fn ip_fed(args: &[&str], input: &str) -> Result<String> {
     let mut command = Command::new("ip");
     command.args(args).env("LC_ALL", "C");
-    let outcome = Running::start(command, vec![])?.wait(DEADLINE)?;
-    ensure!(outcome.success(), "`ip {}` failed: {}", args.join(" "), outcome.story());
+    let running = Running::start(command, input.as_bytes().to_vec());
+    let outcome = running.context("`ip` is needed: install the package iproute2")?.wait(DEADLINE)?;
+    ensure!(outcome.success(), "`ip {}` failed: {}\n{input}", args.join(" "), outcome.story());
     Ok(outcome.stdout)
 }
 

@@ -5,15 +5,20 @@
 //!   Lab ── node("n1") ── pod("a")      Plugin.add(&pod, &config) ─► runs inside the node's namespace
 //!    │         │                       trace::kill_at_syscall(…) ─► the same, killed at its n-th system-call stop
 //!    └─ wire(n1, n2)                   ping, tcp_connects, Snapshot::of(&node) ─► what there is to see
+//!
+//!   Cluster ── n1, n2, … each with its agent, on an underlay of routed subnets, with etcd; cut, kill, reach()
 //! ```
 //!
-//! Called by the kernel tests, the benchmark and `podwire demo`. It touches only namespaces whose names start with `pwt-`
-//! and its own folders in the temp folder; all of them go when the `Lab` is dropped, and those of killed runs when the
-//! next `Lab` is made. Everything that waits has a deadline. Needs root.
+//! Called by the kernel tests, the benchmark, `podwire demo` and `podwire lab`. It touches only namespaces whose names
+//! start with `pwt-` and its own folders in the temp folder; all of them go when the `Lab` is dropped, and those of killed
+//! runs when the next `Lab` is made. Only what `podwire lab` makes (`pwlab-NAME-…`) lives on, until it is taken down.
+//! Everything that waits has a deadline. Needs root.
 
 mod agent;
 mod call;
+mod cluster;
 mod echo;
+mod etcd;
 pub mod inspect;
 mod lab;
 mod node;
@@ -24,6 +29,7 @@ mod plugin;
 mod probe;
 mod process;
 mod random;
+mod service;
 mod snapshot;
 mod stream;
 mod sweep;
@@ -33,7 +39,12 @@ mod wire;
 
 pub use agent::Agent;
 pub use call::{Call, Verb, with_prev_result};
+pub use cluster::{
+    Cell, Cluster, Condition, Extra, Families, Kept, Matrix, Plan, Progress, Reach, Removed, Spot, Store,
+    Tls, Transport, Way, Wired, remove_kept,
+};
 pub use echo::{Echo, tcp_echo, udp_echo};
+pub use etcd::{Etcd, Member};
 pub use lab::Lab;
 pub use node::{Node, Pod};
 pub use ns::Ns;
@@ -43,6 +54,7 @@ pub use plugin::{Plugin, REFERENCE_DIR};
 pub use probe::{PingReport, ping, tcp_connects, udp_connects};
 pub use process::{DEADLINE, Running};
 pub use random::{Random, soak};
+pub use service::Identity;
 pub use snapshot::{Difference, Snapshot};
 pub use stream::{PingStream, StreamReport};
 pub use wait::{uninterrupted, wait_until};

@@ -32,6 +32,27 @@ impl Node {
         Ok(Self { ns, name: name.to_owned(), dir, lab: Arc::clone(lab) })
     }
 
+    /// One that an earlier run of the program made.
+    pub(crate) fn known(lab: &Arc<Inner>, name: &str) -> Self {
+        Self { ns: lab.namespace(name), name: name.to_owned(), dir: lab.folder(name), lab: Arc::clone(lab) }
+    }
+
+    /// Takes the namespace away, as when the machine loses power. The folder is its disk, and stays.
+    pub(crate) fn destroy(&self) -> Result<()> {
+        self.lab.remove_namespace(&self.ns)
+    }
+
+    /// The namespace again, after `destroy`.
+    pub(crate) fn boot(&self) -> Result<()> {
+        self.lab.make_namespace(&self.name).map(drop)
+    }
+
+    /// A pod that an earlier run of the program made.
+    pub(crate) fn known_pod(&self, name: &str, id: &str) -> Pod {
+        let ns = self.lab.namespace(&format!("{}-{name}", self.name));
+        Pod { ns, id: id.to_owned(), node: self.ns.clone(), lab: Arc::clone(&self.lab) }
+    }
+
     pub fn pod(&self, name: &str) -> Result<Pod> {
         let ns = self.lab.make_namespace(&format!("{}-{name}", self.name))?;
         // A sandbox that is made again under the same name is another container.

@@ -57,6 +57,11 @@ fn has_other_threads(pid: u32) -> bool {
     fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|tasks| tasks.count() > 1)
 }
 
+/// When the process began, in ticks since the boot: with the pid it means this process and no later one.
+pub(crate) fn start_time(pid: u32) -> Option<u64> {
+    stat(pid).map(|stat| stat.start)
+}
+
 fn stat(pid: u32) -> Option<Stat> {
     parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }

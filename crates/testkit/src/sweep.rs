@@ -33,16 +33,26 @@ pub(crate) fn namespace_path(name: &str) -> PathBuf {
     Path::new(NETNS_DIR).join(name)
 }
 
+/// The namespaces of one lab that lives on, by name.
+pub(crate) fn namespaces_of(prefix: &str) -> Result<Vec<String>> {
+    let begin = format!("{prefix}-");
+    Ok(names(Path::new(NETNS_DIR))?.into_iter().filter(|name| name.starts_with(&begin)).collect())
+}
+
 /// The list is read before any owner is looked up: a process that starts later cannot own a name in it.
 fn names_of_the_dead(folder: &Path) -> Result<Vec<String>> {
-    let entries = match fs::read_dir(folder) {
-        Ok(entries) => entries,
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(vec![]),
-        Err(e) => return Err(e).with_context(|| format!("cannot list {}", folder.display())),
-    };
-    let names: Vec<String> =
-        entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    let names = names(folder)?;
     Ok(names.into_iter().filter(|name| Owner::of_name(name).is_some_and(|owner| !owner.lives())).collect())
+}
+
+fn names(folder: &Path) -> Result<Vec<String>> {
+    match fs::read_dir(folder) {
+        Ok(entries) => {
+            Ok(entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect())
+        }
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(vec![]),
+        Err(e) => Err(e).with_context(|| format!("cannot list {}", folder.display())),
+    }
 }
 
 /// What `ip netns del` does. Processes and sockets inside keep the nameless namespace until they end.

@@ -16,12 +16,17 @@ pub use hash::Digest;
 pub use key::AttachmentKey;
 pub use mac::{Mac, MacError};
 pub use mode::AttachMode;
-pub use name::{ContainerId, GroupName, IfName, NameError, NetworkName, RequestId, TenantName};
+pub use name::{
+    ContainerId, GroupName, IfName, NameError, NetworkName, NodeName, NodeUid, RequestId, TenantName,
+};
 pub use placement::{DEFAULT_NETWORK, DEFAULT_TENANT, Placement};
 pub use protocol::{Protocol, ProtocolError};
 
 /// The route protocol number that marks a route or neighbour as ours (`ip route show proto 112`).
 pub const ROUTE_PROTOCOL: u8 = 112;
+/// The route protocol number of what leads to other nodes (`ip route show proto 113`): routes to their blocks, and the
+/// neighbours behind the tunnel.
+pub const PEER_PROTOCOL: u8 = 113;
 /// The smallest MTU that IPv6 allows on a link (RFC 8200, section 5).
 pub const MIN_MTU_V6: u32 = 1280;
 /// The smallest MTU that IPv4 allows on a link (RFC 791).

@@ -17,6 +17,10 @@ pub enum NameError {
     IfNameCharset(String),
     #[error("request id {0:?} is invalid: it must be 32 hexadecimal digits")]
     RequestId(String),
+    #[error("node uid {0:?} is invalid: it must be 32 hexadecimal digits")]
+    NodeUid(String),
+    #[error("{what} {value:?} is invalid: it must have at most {most} bytes")]
+    Length { what: &'static str, value: String, most: usize },
 }
 
 /// The spec's pattern for container ids and network names: `^[a-zA-Z0-9][a-zA-Z0-9_.\-]*$`, any length.
@@ -29,6 +33,15 @@ fn check_id(what: &'static str, value: &str) -> Result<(), NameError> {
     } else {
         Err(NameError::Charset { what, value: value.to_owned() })
     }
+}
+
+/// Sixteen bytes in lower-case hex.
+fn is_random(value: &str) -> bool {
+    value.len() == 32 && value.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
+}
+
+fn hex(bytes: [u8; 16]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 macro_rules! name_type {
@@ -103,8 +116,25 @@ name_type!(
     /// One run of the plugin, chosen by it at random: a retry carries the same one.
     RequestId,
     |v| {
-        let is_digit = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
-        if v.len() == 32 && v.bytes().all(is_digit) { Ok(()) } else { Err(NameError::RequestId(v.to_owned())) }
+        if is_random(v) { Ok(()) } else { Err(NameError::RequestId(v.to_owned())) }
+    }
+);
+name_type!(
+    /// A node's name: its host name, or what Kubernetes calls it.
+    NodeName,
+    |v| {
+        check_id("node name", v)?;
+        if v.len() > 253 {
+            return Err(NameError::Length { what: "node name", value: v.to_owned(), most: 253 });
+        }
+        Ok(())
+    }
+);
+name_type!(
+    /// Which of all machines that ever had a node's name: chosen at random once, and kept on its disk.
+    NodeUid,
+    |v| {
+        if is_random(v) { Ok(()) } else { Err(NameError::NodeUid(v.to_owned())) }
     }
 );
 name_type!(
@@ -120,7 +150,13 @@ name_type!(
 
 impl RequestId {
     pub fn from_random(bytes: [u8; 16]) -> Self {
-        Self(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+        Self(hex(bytes))
+    }
+}
+
+impl NodeUid {
+    pub fn from_random(bytes: [u8; 16]) -> Self {
+        Self(hex(bytes))
     }
 }
 

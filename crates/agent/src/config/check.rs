@@ -1,35 +1,75 @@
 //! What only shows when several keys are looked at together.
 
+mod store;
+
 use std::os::unix::ffi::OsStrExt;
 
+use cluster::Cut;
 use serde_json::{Map, Value, json};
 use types::MIN_MTU_V6;
 
-use crate::config::draft::Origins;
-use crate::config::{Config, Network, Origin, Problem};
+use crate::config::draft::{Draft, Origins};
+use crate::config::{Config, Network, Origin, Problem, Store, aliases};
 
 /// `sun_path` has 108 bytes, the last of which ends it.
 const MAX_SOCKET: usize = 107;
 
-pub(super) fn across(config: &Config, origins: &Origins, refused: &[&str]) -> Vec<Problem> {
-    let found = [socket(config, origins), folders(config), mtu(config), network(config)];
-    let mut problems = Vec::new();
-    for Finding { key, also, allowed } in found.into_iter().flatten() {
-        // A value that was refused is replaced by a lower layer's here, which nobody asked about.
-        if refused.contains(&key) || also.is_some_and(|also| refused.contains(&also)) {
-            continue;
-        }
-        let (origin, value) = origins.get(key).cloned().unwrap_or((Origin::Default, String::new()));
-        problems.push(Problem::Value { origin, key, value, allowed });
-    }
-    problems
+/// Looks at several keys, and knows who said what.
+#[derive(Clone, Copy)]
+pub(super) struct Judge<'a> {
+    pub(super) origins: &'a Origins,
+    /// Keys with a value that could not be read.
+    pub(super) refused: &'a [&'static str],
 }
 
 struct Finding {
     key: &'static str,
-    /// The other key that takes part in it.
-    also: Option<&'static str>,
+    /// The other keys that take part in it.
+    also: &'static [&'static str],
     allowed: String,
+}
+
+impl Judge<'_> {
+    /// Before it is complete: what the store needs, and who contradicts whom.
+    pub(super) fn draft(self, draft: &Draft) -> Vec<Problem> {
+        let mut problems = self.problems(store::look(draft, self.origins));
+        if let Some((file, said)) = &draft.plugin_file
+            && !self.refused.contains(&"install.type")
+            && let Some(allowed) = draft.plugin_name.as_deref().and_then(|name| aliases::disagree(file, name))
+        {
+            let origin = Origin::Variable(aliases::PLUGIN_LOCATION.to_owned());
+            problems.push(Problem::Value { origin, key: "install.plugin_dir", value: said.clone(), allowed });
+        }
+        problems
+    }
+
+    pub(super) fn config(self, config: &Config) -> Vec<Problem> {
+        let origins = self.origins;
+        let found = [
+            socket(config, origins),
+            folders(config),
+            mtu(config),
+            network(config),
+            margin(config, origins),
+            tunnel(config),
+            counter(config),
+        ];
+        self.problems(found.into_iter().flatten())
+    }
+
+    /// A value that was refused is replaced by a lower layer's here, which nobody asked about.
+    fn problems(self, found: impl IntoIterator<Item = Finding>) -> Vec<Problem> {
+        let known = |key: &&str| !self.refused.contains(key);
+        let found =
+            found.into_iter().filter(|finding| known(&finding.key) && finding.also.iter().all(&known));
+        found
+            .map(|Finding { key, allowed, .. }| {
+                let (origin, value) =
+                    self.origins.get(key).cloned().unwrap_or((Origin::Default, String::new()));
+                Problem::Value { origin, key, value, allowed }
+            })
+            .collect()
+    }
 }
 
 fn socket(config: &Config, origins: &Origins) -> Option<Finding> {
@@ -43,13 +83,13 @@ fn socket(config: &Config, origins: &Origins) -> Option<Finding> {
         "makes the socket's path {} {length} bytes long; the kernel takes {MAX_SOCKET}: use a shorter path",
         config.socket.display()
     );
-    Some(Finding { key, also: Some("socket"), allowed })
+    Some(Finding { key, also: &["socket"], allowed })
 }
 
 fn folders(config: &Config) -> Option<Finding> {
     (config.run_dir == config.state_dir).then(|| Finding {
         key: "state_dir",
-        also: Some("run_dir"),
+        also: &["run_dir"],
         allowed: "must not be run_dir, which is emptied after a boot".to_owned(),
     })
 }
@@ -58,7 +98,7 @@ fn mtu(config: &Config) -> Option<Finding> {
     let mtu = config.network.mtu.filter(|mtu| *mtu < MIN_MTU_V6)?;
     config.network.subnets.iter().find(|net| net.addr().is_ipv6()).map(|net| Finding {
         key: "network.mtu",
-        also: Some("network.subnets"),
+        also: &["network.subnets"],
         allowed: format!("must be {MIN_MTU_V6} or more with the IPv6 subnet {net}, not {mtu}"),
     })
 }
@@ -69,7 +109,7 @@ fn network(config: &Config) -> Option<Finding> {
         return None;
     }
     let error = parse(&config.network).err()?;
-    Some(Finding { key: "network.subnets", also: None, allowed: format!("cannot be used: {}", error.msg) })
+    Some(Finding { key: "network.subnets", also: &[], allowed: format!("cannot be used: {}", error.msg) })
 }
 
 fn parse(network: &Network) -> Result<netconf::NetConf, cni::Error> {
@@ -77,4 +117,59 @@ fn parse(network: &Network) -> Result<netconf::NetConf, cni::Error> {
     request.insert("cniVersion".to_owned(), json!("1.1.0"));
     request.insert("name".to_owned(), json!(network.name.as_str()));
     netconf::NetConf::parse(&cni::Config::from_slice(Value::Object(request).to_string().as_bytes())?)
+}
+
+/// The most that every subnet can be cut by, or None where one is too small at all.
+fn most(network: &Network) -> Option<u8> {
+    (0..=32).rev().find(|margin| network.subnets.iter().all(|net| Cut::new(*net, *margin).is_ok()))
+}
+
+fn margin(config: &Config, origins: &Origins) -> Option<Finding> {
+    let margin = config.cluster.margin;
+    // One node has it all, however small it is.
+    if config.store == Store::Embedded && margin == 0 {
+        return None;
+    }
+    let error = config.network.subnets.iter().find_map(|net| Cut::new(*net, margin).err())?;
+    let (key, also, allowed) = match most(&config.network) {
+        Some(most) if origins.contains_key("network.margin") => (
+            "network.margin",
+            &["network.subnets"],
+            format!("must be a number from 0 to {most} here: {error}"),
+        ),
+        Some(most) => {
+            let allowed =
+                format!("must be larger, or network.margin at most {most} (it is {margin}): {error}");
+            ("network.subnets", &["network.margin"], allowed)
+        }
+        None => ("network.subnets", &["network.margin"], format!("must be larger: {error}")),
+    };
+    Some(Finding { key, also, allowed })
+}
+
+fn tunnel(config: &Config) -> Option<Finding> {
+    let stem = config.cluster.tunnel.as_str();
+    let is_bridge =
+        config.network.bridge.as_str().strip_prefix(stem).is_some_and(|rest| matches!(rest, "4" | "6"));
+    is_bridge.then(|| Finding {
+        key: "network.tunnel",
+        also: &["network.bridge"],
+        allowed: format!("must be another one: {} is network.bridge", config.network.bridge),
+    })
+}
+
+/// A counter among the objects would be taken for one of them.
+fn counter(config: &Config) -> Option<Finding> {
+    let layout = &config.layout;
+    let folders = [layout.nodes(), layout.blocks(), layout.alives()];
+    let inside = folders.iter().any(|folder| layout.counter().starts_with(folder.as_str()));
+    (inside || layout.counter() == layout.network()).then(|| Finding {
+        key: "etcd.counter_key",
+        also: &["etcd.prefix"],
+        allowed: format!(
+            "must be no key of an object: {}, and whatever is in {}",
+            layout.network(),
+            folders.join(", ")
+        ),
+    })
 }

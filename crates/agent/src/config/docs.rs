@@ -50,6 +50,9 @@ pub(super) fn effective(config: &Config) -> String {
     let mut text = String::new();
     write_keys(&mut text, |key| {
         let value = (key.show)(config)?;
+        if key.kind == Kind::Secret {
+            return Some(format!("# {} is given, and not shown", key.place().1));
+        }
         Some(format!("{} = {}", key.place().1, toml_value(key.kind, &value)))
     });
     text
@@ -76,7 +79,7 @@ fn line(text: &mut String, line: &str) {
 fn toml_value(kind: Kind, text: &str) -> String {
     match kind {
         Kind::Number | Kind::Bool => text.to_owned(),
-        Kind::Text => quoted(text),
+        Kind::Text | Kind::Secret => quoted(text),
         Kind::List => {
             format!("[{}]", text.split(',').map(|item| quoted(item.trim())).collect::<Vec<_>>().join(", "))
         }

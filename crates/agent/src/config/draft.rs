@@ -1,40 +1,74 @@
 //! A configuration while it is put together.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use cluster::Layout;
 use ipnet::IpNet;
-use types::{AttachMode, IfName, NetworkName};
+use types::{AttachMode, IfName, NetworkName, NodeName};
 
+use crate::config::etcd::{self, Endpoint};
 use crate::config::layers::Given;
 use crate::config::{
-    Config, ConfigError, Fallback, Install, KEYS, LogFormat, LogLevel, Network, Origin, Problem, Store,
-    check, values,
+    Cluster, Config, ConfigError, Etcd, Fallback, Install, KEYS, Kind, LogFormat, LogLevel, Network, Origin,
+    Plugin, Problem, Secret, Store, Transport, TunnelChecksum, check, values,
 };
 
-const PLUGIN: &str = "podwire-cni";
+/// By how much a subnet is cut for many nodes: a /16 into 256 blocks of 254 addresses.
+const MARGIN: u8 = 8;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum StoreKind {
+    Embedded,
+    Etcd,
+}
 
 #[derive(Default)]
 pub(super) struct Draft {
-    pub(super) node: Option<String>,
+    pub(super) node: Option<NodeName>,
     pub(super) run_dir: Option<PathBuf>,
     pub(super) state_dir: Option<PathBuf>,
     pub(super) socket: Option<PathBuf>,
-    pub(super) store: Option<Store>,
+    pub(super) store: Option<StoreKind>,
+    pub(super) store_dir: Option<PathBuf>,
+    pub(super) node_interface: Option<IfName>,
+    pub(super) node_addresses: Vec<IpAddr>,
     pub(super) log_format: Option<LogFormat>,
     pub(super) log_level: Option<LogLevel>,
     pub(super) metrics: Option<SocketAddr>,
     pub(super) workers: Option<usize>,
     pub(super) reconcile_seconds: Option<u64>,
+    pub(super) endpoints: Vec<Endpoint>,
+    pub(super) prefix: Option<String>,
+    pub(super) counter: Option<String>,
+    pub(super) ca: Option<PathBuf>,
+    pub(super) cert: Option<PathBuf>,
+    pub(super) key: Option<PathBuf>,
+    pub(super) user: Option<String>,
+    pub(super) password: Option<Secret>,
+    pub(super) password_file: Option<Secret>,
     pub(super) network_name: Option<NetworkName>,
     pub(super) mode: Option<AttachMode>,
     pub(super) bridge: Option<IfName>,
     pub(super) subnets: Option<Vec<IpNet>>,
     pub(super) mtu: Option<u32>,
     pub(super) masquerade: Option<bool>,
+    pub(super) margin: Option<u8>,
+    pub(super) transport: Option<Transport>,
+    pub(super) vni: Option<u32>,
+    pub(super) vxlan_port: Option<u16>,
+    pub(super) tunnel: Option<String>,
+    pub(super) tunnel_checksum: Option<TunnelChecksum>,
+    pub(super) accept_forward: Option<bool>,
     pub(super) install_enabled: Option<bool>,
+    /// Somebody named a place for the runtime's files, and so wants them there.
+    pub(super) located: bool,
+    pub(super) plugin_name: Option<String>,
+    /// The plugin's file in CNI_PLUGIN_LOCATION, and the whole of that.
+    pub(super) plugin_file: Option<(String, String)>,
+    pub(super) cni_version: Option<cni::Version>,
     pub(super) plugin: Option<PathBuf>,
     pub(super) plugin_dir: Option<PathBuf>,
     pub(super) config_dir: Option<PathBuf>,
@@ -47,24 +81,28 @@ pub(super) type Origins = BTreeMap<&'static str, (Origin, String)>;
 
 pub(super) fn build(given: Vec<Given>, mut problems: Vec<Problem>) -> Result<Config, ConfigError> {
     let defaults = KEYS.iter().filter_map(|key| match key.fallback {
-        Fallback::Is(text) => Some(Given { key, text: text.to_owned(), origin: Origin::Default }),
+        Fallback::Is(text) => Some(Given::new(key, text.to_owned(), Origin::Default)),
         Fallback::Found(_) => None,
     });
     let (mut draft, mut origins, mut refused) = (Draft::default(), Origins::new(), Vec::new());
-    for Given { key, text, origin } in defaults.chain(given) {
-        match (key.set)(&mut draft, &text) {
+    for Given { key, text, origin, set } in defaults.chain(given) {
+        let result = set(&mut draft, &text);
+        let value = if key.kind == Kind::Secret { "(not shown)".to_owned() } else { text };
+        match result {
             Ok(()) => {
-                origins.insert(key.name, (origin, text));
+                origins.insert(key.name, (origin, value));
             }
             Err(allowed) => {
                 refused.push(key.name);
-                problems.push(Problem::Value { origin, key: key.name, value: text, allowed });
+                problems.push(Problem::Value { origin, key: key.name, value, allowed });
             }
         }
     }
+    let judge = check::Judge { origins: &origins, refused: &refused };
+    problems.extend(judge.draft(&draft));
     let config = draft.find_out(&mut problems).finish();
     if let Some(config) = &config {
-        problems.extend(check::across(config, &origins, &refused));
+        problems.extend(judge.config(config));
     }
     match config {
         Some(config) if problems.is_empty() => Ok(config),
@@ -90,9 +128,9 @@ impl Draft {
                 }
             }
         }
-        if self.plugin.is_none() && self.install_enabled == Some(true) {
+        if self.plugin.is_none() && self.installs() {
             match std::env::current_exe() {
-                Ok(us) => self.plugin = Some(us.with_file_name(PLUGIN)),
+                Ok(us) => self.plugin = Some(us.with_file_name(Plugin::NAME)),
                 Err(error) => problems.push(Problem::OwnProgram(error)),
             }
         }
@@ -102,24 +140,75 @@ impl Draft {
         self
     }
 
-    /// None only where a value could not be found out.
-    fn finish(self) -> Option<Config> {
-        let install = match self.install_enabled? {
-            false => None,
-            true => Some(Install {
-                plugin: self.plugin?,
-                plugin_dir: self.plugin_dir?,
-                config_dir: self.config_dir?,
-                config_name: self.config_name?,
-                template: self.template,
-            }),
+    pub(super) fn installs(&self) -> bool {
+        self.install_enabled.unwrap_or(self.located)
+    }
+
+    pub(super) fn store(&self) -> StoreKind {
+        let found = if self.endpoints.is_empty() { StoreKind::Embedded } else { StoreKind::Etcd };
+        self.store.unwrap_or(found)
+    }
+
+    fn etcd(&self, prefix: &str) -> Etcd {
+        let with_certificates = self.ca.is_some() || self.cert.is_some();
+        Etcd {
+            endpoints: etcd::complete(&self.endpoints, with_certificates),
+            prefix: prefix.to_owned(),
+            counter: self.counter.clone(),
+            ca: self.ca.clone(),
+            cert: self.cert.clone(),
+            key: self.key.clone(),
+            user: self.user.clone(),
+            password: self.password.clone().or_else(|| self.password_file.clone()),
+        }
+    }
+
+    fn cluster(&self) -> Option<Cluster> {
+        let margin = match self.store() {
+            StoreKind::Embedded => 0,
+            StoreKind::Etcd => MARGIN,
         };
+        Some(Cluster {
+            margin: self.margin.unwrap_or(margin),
+            transport: self.transport?,
+            vni: self.vni?,
+            vxlan_port: self.vxlan_port?,
+            tunnel: self.tunnel.clone()?,
+            tunnel_checksum: self.tunnel_checksum?,
+            accept_forward: self.accept_forward?,
+        })
+    }
+
+    fn install(&self) -> Option<Install> {
+        Some(Install {
+            plugin: self.plugin.clone()?,
+            plugin_dir: self.plugin_dir.clone()?,
+            config_dir: self.config_dir.clone()?,
+            config_name: self.config_name.clone()?,
+            template: self.template.clone(),
+        })
+    }
+
+    /// None only where a value could not be found out.
+    fn finish(mut self) -> Option<Config> {
+        let prefix = self.prefix.clone()?;
+        // The default, said aloud.
+        self.counter.take_if(|counter| *counter == Layout::new(&prefix, None).counter());
         Some(Config {
-            node: self.node?,
+            store: match self.store() {
+                StoreKind::Embedded => Store::Embedded,
+                StoreKind::Etcd => Store::Etcd(self.etcd(&prefix)),
+            },
+            layout: Layout::new(&prefix, self.counter.as_deref()),
+            cluster: self.cluster()?,
+            install: if self.installs() { Some(self.install()?) } else { None },
+            node: self.node?.into(),
             run_dir: self.run_dir?,
             state_dir: self.state_dir?,
             socket: self.socket?,
-            store: self.store?,
+            store_dir: self.store_dir,
+            node_interface: self.node_interface,
+            node_addresses: self.node_addresses,
             log_format: self.log_format?,
             log_level: self.log_level?,
             metrics: self.metrics,
@@ -133,7 +222,7 @@ impl Draft {
                 mtu: self.mtu,
                 masquerade: self.masquerade?,
             },
-            install,
+            plugin: Plugin { name: self.plugin_name?, version: self.cni_version? },
         })
     }
 }

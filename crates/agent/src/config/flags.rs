@@ -1,5 +1,6 @@
 //! The command line: one flag for each key, made from the table.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches, value_parser};
@@ -9,12 +10,20 @@ use crate::config::{DEFAULT_FILE, Fallback, KEYS, Key, Kind};
 const NO_INSTALL: &str = "no-install";
 
 /// What was said on the command line; to be flattened into a clap command.
-#[derive(Debug, Clone, Default)]
+#[derive(Clone, Default)]
 pub struct Flags {
     /// One that is named must exist.
     pub config: Option<PathBuf>,
     /// Name of the key and value, as they were typed.
     pub(super) values: Vec<(&'static str, String)>,
+}
+
+/// Without the values: a password may be among them.
+impl fmt::Debug for Flags {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = self.values.iter().map(|(name, _)| *name).collect();
+        f.debug_struct("Flags").field("config", &self.config).field("given", &names).finish()
+    }
 }
 
 fn arg(key: &Key) -> Arg {
@@ -23,13 +32,13 @@ fn arg(key: &Key) -> Arg {
     };
     let arg = Arg::new(key.name).long(key.flag).help(format!("{} [default: {default}]", key.meaning));
     match key.kind {
-        Kind::Text => arg.value_name("VALUE"),
+        Kind::Text | Kind::Secret => arg.value_name("VALUE"),
         Kind::Number => arg.value_name("NUMBER"),
         // `--install` alone is enough, and `--install=false` is possible.
         Kind::Bool => {
             arg.value_name("BOOL").num_args(0..=1).require_equals(true).default_missing_value("true")
         }
-        Kind::List => arg.value_name("CIDR").action(ArgAction::Append),
+        Kind::List => arg.value_name("LIST").action(ArgAction::Append),
     }
 }
 

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::config::{Flags, KEYS, Key, Kind, Origin, Problem};
+use crate::config::keys::Set;
+use crate::config::{Flags, KEYS, Key, Kind, Origin, Problem, aliases};
 
 /// Read where it exists.
 pub const DEFAULT_FILE: &str = "/etc/podwire/agent.toml";
@@ -24,6 +25,14 @@ pub(super) struct Given {
     pub(super) key: &'static Key,
     pub(super) text: String,
     pub(super) origin: Origin,
+    /// How it is read.
+    pub(super) set: Set,
+}
+
+impl Given {
+    pub(super) fn new(key: &'static Key, text: String, origin: Origin) -> Self {
+        Self { key, text, origin, set: key.set }
+    }
 }
 
 pub(super) fn collect(
@@ -45,7 +54,7 @@ pub(super) fn collect(
     given.extend(variables);
     given.extend(flags.values.iter().filter_map(|(name, text)| {
         let key = Key::find(name)?;
-        Some(Given { key, text: text.clone(), origin: Origin::Flag(key.flag) })
+        Some(Given::new(key, text.clone(), Origin::Flag(key.flag)))
     }));
     (given, problems)
 }
@@ -55,7 +64,7 @@ fn variables(
     env: impl IntoIterator<Item = (OsString, OsString)>,
     problems: &mut Vec<Problem>,
 ) -> (Vec<Given>, Option<PathBuf>) {
-    let (mut ours, mut aliases, mut file) = (Vec::new(), Vec::new(), None);
+    let (mut ours, mut others, mut file) = (Vec::new(), Vec::new(), None);
     for (name, value) in env {
         let Some(name) = name.to_str() else { continue };
         if name == FILE_VARIABLE {
@@ -72,8 +81,13 @@ fn variables(
         };
         match value.into_string() {
             Ok(text) => {
-                let given = Given { key, text, origin: Origin::Variable(name.to_owned()) };
-                if own.is_some() { ours.push(given) } else { aliases.push(given) }
+                let mut given = Given::new(key, text, Origin::Variable(name.to_owned()));
+                if own.is_some() {
+                    ours.push(given);
+                } else {
+                    given.set = aliases::reader(name, key);
+                    others.push(given);
+                }
             }
             Err(value) => problems.push(Problem::NotText {
                 name: name.to_owned(),
@@ -81,8 +95,8 @@ fn variables(
             }),
         }
     }
-    aliases.append(&mut ours);
-    (aliases, file)
+    others.append(&mut ours);
+    (others, file)
 }
 
 /// Only the default file may be missing.
@@ -147,9 +161,15 @@ impl FileLayer<'_> {
     fn take(&mut self, key: &'static Key, value: &Spanned<DeValue<'_>>) {
         let origin = self.origin(value.span().start);
         match text_of(key.kind, value.get_ref()) {
-            Some(text) => self.given.push(Given { key, text, origin }),
+            Some(text) => self.given.push(Given::new(key, text, origin)),
             None => {
-                let value = self.text.get(value.span()).unwrap_or_default().to_owned();
+                let value = match key.kind {
+                    Kind::Secret => "(not shown)",
+                    Kind::Text | Kind::Number | Kind::Bool | Kind::List => {
+                        self.text.get(value.span()).unwrap_or_default()
+                    }
+                };
+                let value = value.to_owned();
                 let allowed = format!("must be {}", in_toml(key.kind));
                 self.problems.push(Problem::Value { origin, key: key.name, value, allowed });
             }
@@ -174,13 +194,13 @@ fn text_of(kind: Kind, value: &DeValue<'_>) -> Option<String> {
             let items: Option<Vec<&str>> = items.iter().map(|item| item.get_ref().as_str()).collect();
             items.map(|items| items.join(","))
         }
-        (Kind::Text | Kind::Number | Kind::Bool | Kind::List, _) => None,
+        (Kind::Text | Kind::Number | Kind::Bool | Kind::List | Kind::Secret, _) => None,
     }
 }
 
 fn in_toml(kind: Kind) -> &'static str {
     match kind {
-        Kind::Text => "a string",
+        Kind::Text | Kind::Secret => "a string",
         Kind::Number => "a whole number",
         Kind::Bool => "true or false",
         Kind::List => "a list of strings",

@@ -3,20 +3,24 @@
 //! ```text
 //! KEYS ─► defaults ─┐
 //! agent.toml ───────┤
-//! PODWIRE_… ────────┼─► draft ─► checks across keys ─► Config
+//! PODWIRE_…, ETCD_… ┼─► draft ─► checks across keys ─► Config
 //! --flags ──────────┘
 //! ```
 //!
 //! One table, [`KEYS`], names every key once: flags, variables, defaults, help, reference and sample come from it. A value
 //! that is given must be right even where another one overrides it, and all mistakes are told at once.
 
+mod aliases;
 mod check;
+mod cluster;
 mod docs;
 mod draft;
 mod error;
+mod etcd;
 mod flags;
 mod keys;
 mod layers;
+mod table;
 mod values;
 
 #[cfg(test)]
@@ -24,19 +28,23 @@ mod tests;
 
 use std::ffi::OsString;
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use ::cluster::Layout;
 use ipnet::IpNet;
 use serde_json::{Map, Value, json};
 use types::{AttachMode, IfName, NetworkName};
 
+pub use self::cluster::{Cluster, Transport, TunnelChecksum};
 pub use docs::{reference, sample};
 pub use error::{ConfigError, Origin, Problem};
+pub use etcd::{Etcd, Secret};
 pub use flags::Flags;
-pub use keys::{Fallback, KEYS, Key, Kind};
+pub use keys::{Fallback, Key, Kind};
 pub use layers::DEFAULT_FILE;
+pub use table::KEYS;
 
 /// What the agent runs with.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,6 +56,14 @@ pub struct Config {
     pub state_dir: PathBuf,
     pub socket: PathBuf,
     pub store: Store,
+    /// Of the embedded store; None: in the network's folder in `state_dir`.
+    pub store_dir: Option<PathBuf>,
+    /// The names of objects in the store, whichever it is.
+    pub layout: Layout,
+    /// None: the one with the default route.
+    pub node_interface: Option<IfName>,
+    /// Where other nodes reach this one, at most one of each family. Empty: those of the interface.
+    pub node_addresses: Vec<IpAddr>,
     pub log_format: LogFormat,
     pub log_level: LogLevel,
     /// Where Prometheus may ask over TCP; the socket answers it in any case.
@@ -55,6 +71,10 @@ pub struct Config {
     pub workers: usize,
     pub reconcile: Duration,
     pub network: Network,
+    /// How the network is spread over nodes.
+    pub cluster: Cluster,
+    /// How the CNI config calls the plugin, and in which version it speaks.
+    pub plugin: Plugin,
     /// None: the agent puts nothing into the runtime's folders.
     pub install: Option<Install>,
 }
@@ -84,10 +104,23 @@ pub struct Install {
     pub template: Option<PathBuf>,
 }
 
+/// What the CNI config says of the plugin.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plugin {
+    /// Its `type`, and so the name of its file: runtimes look for one that is called like the type.
+    pub name: String,
+    /// For runtimes that do not know `cniVersions`.
+    pub version: cni::Version,
+}
+
 /// Where cluster objects live.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "an agent has one of it")]
 pub enum Store {
+    /// One node.
     Embedded,
+    /// Many.
+    Etcd(Etcd),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -125,6 +158,19 @@ impl Config {
     }
 }
 
+impl Plugin {
+    /// What our plugin is called where nobody says anything.
+    pub const NAME: &str = "podwire-cni";
+    /// Before containerd 2.0 no runtime can read a result of 1.1.0; the others take the newest of `cniVersions`.
+    pub const VERSION: cni::Version = cni::Version::V1_0_0;
+}
+
+impl Default for Plugin {
+    fn default() -> Self {
+        Self { name: Self::NAME.to_owned(), version: Self::VERSION }
+    }
+}
+
 impl Network {
     pub(crate) fn request_defaults(&self) -> Map<String, Value> {
         let mut map = Map::new();
@@ -148,6 +194,7 @@ impl fmt::Display for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Embedded => "embedded",
+            Self::Etcd(_) => "etcd",
         })
     }
 }

@@ -8,9 +8,10 @@ use std::str::FromStr;
 
 use ipam::{Range, RangeSpec};
 use ipnet::IpNet;
-use types::{AttachMode, NameError};
+use types::{AttachMode, NameError, NodeName};
 
-use crate::config::{LogFormat, LogLevel, Store};
+use crate::config::draft::StoreKind;
+use crate::config::{LogFormat, LogLevel};
 
 pub(super) fn put<T>(place: &mut Option<T>, value: Result<T, String>) -> Result<(), String> {
     *place = Some(value?);
@@ -59,21 +60,17 @@ where
 }
 
 /// Host names, and what Kubernetes calls its nodes.
-pub(super) fn node(text: &str) -> Result<String, String> {
-    let first = text.starts_with(|c: char| c.is_ascii_alphanumeric());
-    let all = text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_'));
-    if first && all && text.len() <= 253 {
-        Ok(text.to_owned())
-    } else {
-        Err("must have 1 to 253 letters, digits, '.', '-' and '_', the first a letter or digit".to_owned())
-    }
+pub(super) fn node(text: &str) -> Result<NodeName, String> {
+    NodeName::try_from(text).map_err(|_| {
+        "must have 1 to 253 letters, digits, '.', '-' and '_', the first a letter or digit".to_owned()
+    })
 }
 
-pub(super) fn store(text: &str) -> Result<Store, String> {
+pub(super) fn store(text: &str) -> Result<StoreKind, String> {
     match text {
-        "embedded" => Ok(Store::Embedded),
-        "etcd" => Err("is not served by this version; use embedded".to_owned()),
-        _ => Err("must be embedded".to_owned()),
+        "embedded" => Ok(StoreKind::Embedded),
+        "etcd" => Ok(StoreKind::Etcd),
+        _ => Err("must be embedded or etcd".to_owned()),
     }
 }
 
@@ -103,14 +100,60 @@ pub(super) fn mode(text: &str) -> Result<AttachMode, String> {
     }
 }
 
-/// Runtimes read a list of plugins only from a file with this ending.
+/// Runtimes read a list of plugins from the first kind, and a single plugin from the second.
 pub(super) fn config_name(text: &str) -> Result<String, String> {
-    let stem = text.strip_suffix(".conflist");
+    let stem = text.strip_suffix(".conflist").or_else(|| text.strip_suffix(".conf"));
     let usable = |stem: &&str| !stem.is_empty() && !stem.starts_with('.');
     if stem.is_some_and(|stem| usable(&stem)) && !text.contains(|c: char| c == '/' || c.is_control()) {
         Ok(text.to_owned())
     } else {
-        Err("must be a file name that ends in .conflist, without a folder".to_owned())
+        Err("must be a file name that ends in .conflist or .conf, without a folder".to_owned())
+    }
+}
+
+/// It is a file's name. The other one that we install is called `loopback`.
+pub(super) fn plugin_name(text: &str) -> Result<String, String> {
+    let inside = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+    let first = text.starts_with(|c: char| c.is_ascii_alphanumeric());
+    if text == "loopback" {
+        Err("cannot be used: another plugin has that name".to_owned())
+    } else if first && text.chars().all(inside) && text.len() <= 100 {
+        Ok(text.to_owned())
+    } else {
+        Err("must be a file name of 1 to 100 letters, digits, '.', '-' and '_', the first a letter or digit"
+            .to_owned())
+    }
+}
+
+pub(super) fn cni_version(text: &str) -> Result<cni::Version, String> {
+    cni::Version::parse(text)
+        .map_err(|_| format!("must be one of {}", join(&cni::Version::ALL).replace(',', ", ")))
+}
+
+/// Where other nodes reach this one.
+pub(super) fn addresses(text: &str) -> Result<Vec<IpAddr>, String> {
+    let all = text.split(',').map(|part| address(part.trim())).collect::<Result<Vec<_>, _>>()?;
+    let of = |v4: bool| all.iter().filter(|address| address.is_ipv4() == v4).count();
+    if of(true) > 1 || of(false) > 1 {
+        return Err("must be one address, or one of IPv4 and one of IPv6".to_owned());
+    }
+    Ok(all)
+}
+
+fn address(text: &str) -> Result<IpAddr, String> {
+    let address: IpAddr = text
+        .parse()
+        .map_err(|_| format!("must be addresses such as 192.0.2.1 or 2001:db8::1, not {text:?}"))?;
+    let special = match address {
+        IpAddr::V4(v4) if v4.is_broadcast() => Some("a broadcast"),
+        IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some() => Some("a mapped IPv4"),
+        IpAddr::V4(_) | IpAddr::V6(_) => special(address),
+    };
+    match special {
+        Some(special) => {
+            Err(format!("cannot be used: {address} is {special} address; other nodes cannot send to it"))
+        }
+        None => Ok(address),
     }
 }
 
@@ -128,30 +171,29 @@ fn subnet(text: &str) -> Result<IpNet, String> {
     let subnet: IpNet = text
         .parse()
         .map_err(|_| format!("must be CIDRs such as 10.88.0.0/16 or fd00:88::/64, not {text:?}"))?;
-    if let Some(special) = special(subnet) {
+    if let Some(special) = special(subnet.network()) {
         return Err(format!(
-            "cannot be used: {subnet} has {special} addresses; use one such as 10.88.0.0/16"
+            "cannot be used: {subnet} begins with {special} address; use one such as 10.88.0.0/16"
         ));
     }
     let spec = RangeSpec { subnet, start: None, end: None, gateway: None, exclude: Vec::new() };
     Range::new(spec).map(|_| subnet).map_err(|error| format!("cannot be used: {error}"))
 }
 
-/// Addresses that the kernel never routes to a pod.
-fn special(subnet: IpNet) -> Option<&'static str> {
-    let first = subnet.network();
-    let link_local = match first {
+/// Addresses that the kernel never routes to a pod or another node.
+fn special(address: IpAddr) -> Option<&'static str> {
+    let link_local = match address {
         IpAddr::V4(ip) => ip.is_link_local(),
         IpAddr::V6(ip) => ip.is_unicast_link_local(),
     };
-    if first.is_loopback() {
-        Some("loopback")
-    } else if first.is_multicast() {
-        Some("multicast")
-    } else if first.is_unspecified() {
-        Some("unspecified")
+    if address.is_loopback() {
+        Some("a loopback")
+    } else if address.is_multicast() {
+        Some("a multicast")
+    } else if address.is_unspecified() {
+        Some("an unspecified")
     } else if link_local {
-        Some("link-local")
+        Some("a link-local")
     } else {
         None
     }

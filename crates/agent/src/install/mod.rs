@@ -8,6 +8,7 @@ mod error;
 mod files;
 mod record;
 mod remove;
+mod rendered;
 mod template;
 mod watch;
 
@@ -17,22 +18,25 @@ mod tests;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{PoisonError, RwLock};
 
 use api::InstalledFile;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Config, Install, Network};
+use crate::config::{Config, Install, Network, Plugin, Store};
 
 pub use error::InstallError;
 pub use remove::{Removal, remove};
+pub use rendered::Rendered;
 pub use template::VARIABLES;
 pub use watch::Watch;
 
 use files::{Content, Look};
 use record::{Entry, Record};
 
-/// The plugin's file name, which is also its `type` in a CNI config.
-pub const PLUGIN: &str = "podwire-cni";
+/// The plugin's file name where nobody says otherwise, which is also its `type` in a CNI config.
+pub const PLUGIN: &str = Plugin::NAME;
 /// What runtimes before containerd 2.0 call beside the network's plugin; ours does that job under this name.
 const LOOPBACK: &str = "loopback";
 
@@ -62,10 +66,17 @@ pub struct Standalone {
 pub struct Installer {
     maker: Maker,
     network: Network,
+    plugin: Plugin,
     install: Install,
     socket: PathBuf,
     run_dir: PathBuf,
     state_dir: PathBuf,
+    /// None: this node has not joined yet.
+    rendered: RwLock<Option<Rendered>>,
+    /// What stands in for it until then, so that a template can be checked at the start.
+    stand_in: Rendered,
+    /// It changed since files were last put in place.
+    has_news: AtomicBool,
     /// Held open: an upgrade that renames a new plugin into place changes nothing for us before we are restarted too,
     /// and what somebody deleted can still be put back.
     source: File,
@@ -108,39 +119,71 @@ impl Role {
 
 impl Installer {
     /// None where the configuration says that nothing is installed. A template or a plugin that cannot be used is found
-    /// out here, at the start.
+    /// out here, at the start. Where there may be many nodes, [`Installer::know`] tells later which block is this one's.
     pub fn new(config: &Config) -> Result<Option<Self>, InstallError> {
         let Some(install) = config.install.clone() else { return Ok(None) };
+        let is_alone = config.store == Store::Embedded && config.cluster.margin == 0;
+        let whole = Rendered::whole(&config.network);
         let installer = Self {
             maker: Maker::Agent,
+            rendered: RwLock::new(is_alone.then_some(whole)),
+            stand_in: Rendered::stand_in(&config.network, config.cluster.margin),
+            has_news: AtomicBool::new(false),
             network: config.network.clone(),
-            source: open_source(&install)?,
+            source: open_source(&install, &config.plugin)?,
+            plugin: config.plugin.clone(),
             install,
             socket: config.socket.clone(),
             run_dir: config.run_dir.clone(),
             state_dir: config.state_dir.clone(),
         };
-        installer.render()?;
+        template::check_at_start(&installer)?;
         Ok(Some(installer))
     }
 
     pub fn standalone(what: Standalone) -> Result<Self, InstallError> {
+        let whole = Rendered::whole(&what.network);
+        let plugin = Plugin::default();
         let installer = Self {
             maker: Maker::Standalone,
+            rendered: RwLock::new(Some(whole.clone())),
+            stand_in: whole,
+            has_news: AtomicBool::new(false),
             network: what.network,
-            source: open_source(&what.install)?,
+            source: open_source(&what.install, &plugin)?,
+            plugin,
             install: what.install,
             socket: netconf::default_socket(&what.run_dir),
             run_dir: what.run_dir,
             state_dir: what.state_dir,
         };
-        installer.render()?;
+        template::check_at_start(&installer)?;
         Ok(installer)
+    }
+
+    /// What this node has of the network, from now on. Whether that is new: then files should be put in place again.
+    pub fn know(&self, rendered: Rendered) -> bool {
+        let mut current = self.rendered.write().unwrap_or_else(PoisonError::into_inner);
+        if current.as_ref() == Some(&rendered) {
+            return false;
+        }
+        *current = Some(rendered);
+        self.has_news.store(true, Ordering::Release);
+        true
+    }
+
+    /// Whether something was told that the files do not show yet.
+    pub(crate) fn has_news(&self) -> bool {
+        self.has_news.load(Ordering::Acquire)
+    }
+
+    fn rendered(&self) -> Option<Rendered> {
+        self.rendered.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The CNI config, from the template as it is now.
     pub fn render(&self) -> Result<String, InstallError> {
-        template::render(self)
+        template::render(self, self.rendered().as_ref())
     }
 
     /// Puts in place whatever is not right, and says what it did. Call it when the node is ready: the config is what
@@ -151,6 +194,16 @@ impl Installer {
 
     /// The same, and how the files are afterwards, with one look at each.
     pub(crate) fn keep(&self) -> Result<Kept, InstallError> {
+        // First: what is told from here on is news again.
+        let had_news = self.has_news.swap(false, Ordering::AcqRel);
+        let kept = self.keep_all();
+        if kept.is_err() {
+            self.has_news.fetch_or(had_news, Ordering::AcqRel);
+        }
+        kept
+    }
+
+    fn keep_all(&self) -> Result<Kept, InstallError> {
         let config = self.render()?;
         let (mut record, damage) = Record::read(&self.state_dir)?;
         let mut done: Vec<String> = damage.into_iter().collect();
@@ -236,7 +289,7 @@ impl Installer {
             mode: CONFIG_MODE,
             content: Content::Text(config),
         };
-        [plugin(Role::Plugin, PLUGIN), plugin(Role::Loopback, LOOPBACK), config]
+        [plugin(Role::Plugin, &self.plugin.name), plugin(Role::Loopback, LOOPBACK), config]
     }
 
     fn config_path(&self) -> PathBuf {
@@ -284,7 +337,7 @@ impl Wanted<'_> {
     }
 }
 
-fn open_source(install: &Install) -> Result<File, InstallError> {
+fn open_source(install: &Install, plugin: &Plugin) -> Result<File, InstallError> {
     let fail = |source| InstallError::Source { path: install.plugin.clone(), source };
     let file = File::open(&install.plugin).map_err(fail)?;
     let meta = file.metadata().map_err(fail)?;
@@ -292,7 +345,7 @@ fn open_source(install: &Install) -> Result<File, InstallError> {
         return Err(fail(std::io::Error::other("it is not a program file")));
     }
     // Cleanup would remove the only copy.
-    let target = install.plugin_dir.join(PLUGIN);
+    let target = install.plugin_dir.join(&plugin.name);
     match std::fs::metadata(&target) {
         Ok(there) if (there.dev(), there.ino()) == (meta.dev(), meta.ino()) => {
             Err(InstallError::SameFile { path: target })

@@ -74,6 +74,12 @@ impl Record {
         self.files.iter().filter(move |entry| entry.maker == maker).map(|entry| entry.path.clone())
     }
 
+    /// Did we install a plugin of this name?
+    pub(super) fn has_plugin(&self, name: &str) -> bool {
+        let mut plugins = self.files.iter().filter(|entry| entry.role == Role::Plugin);
+        plugins.any(|entry| entry.path.file_name().is_some_and(|there| there == name))
+    }
+
     /// An entry of the same path gives it its digests.
     pub(super) fn add(&mut self, mut entry: Entry) {
         if let Some(at) = self.files.iter().position(|earlier| earlier.path == entry.path) {

@@ -80,16 +80,18 @@ fn is_ours(entry: &Entry, record: &Record) -> Result<Ownership, InstallError> {
         Err(error) if files::is_absent(&error) => return Ok(Ownership::Gone),
         Ok(_) | Err(_) => {}
     }
-    let ours = record.is_ours(&entry.path)? || (entry.role == Role::Config && names_us(&entry.path));
+    let ours = record.is_ours(&entry.path)? || (entry.role == Role::Config && names_us(&entry.path, record));
     Ok(if ours { Ownership::Ours } else { Ownership::Theirs })
 }
 
 /// A config that somebody edited still calls a plugin that will be gone.
-fn names_us(path: &Path) -> bool {
+fn names_us(path: &Path, record: &Record) -> bool {
     let Ok(bytes) = fs::read(path) else { return false };
     let Ok(config) = serde_json::from_slice::<Value>(&bytes) else { return false };
     let plugins = config.get("plugins").and_then(Value::as_array);
-    plugins.into_iter().flatten().any(|plugin| plugin.get("type").and_then(Value::as_str) == Some(PLUGIN))
+    let all = plugins.into_iter().flatten().chain([&config]);
+    let mut kinds = all.filter_map(|plugin| plugin.get("type").and_then(Value::as_str));
+    kinds.any(|kind| kind == PLUGIN || record.has_plugin(kind))
 }
 
 /// The record itself, and the folders that we made and nobody else uses.

@@ -2,11 +2,10 @@
 
 use std::fs;
 
-use ipam::{Range, RangeSpec};
-use ipnet::IpNet;
 use serde_json::{Map, Value};
 
-use crate::install::{InstallError, Installer, Maker, PLUGIN};
+use crate::install::rendered::{Rendered, joined};
+use crate::install::{InstallError, Installer, Maker};
 
 /// What a template may name. Texts are escaped for use between quotes; MTU (0 where none is set) and MASQUERADE stand
 /// without them.
@@ -24,10 +23,6 @@ pub const VARIABLES: &[&str] = &[
     "SOCKET",
     "RUN_DIR",
 ];
-
-/// For runtimes that do not know `cniVersions`: before containerd 2.0 none can read a result of 1.1.0. The others take the
-/// newest of `cniVersions`.
-const CNI_VERSION: &str = "1.0.0";
 
 /// One plugin that does it all: hostPort and bandwidth are inside, nothing is chained.
 const CAPABILITIES: &str =
@@ -65,7 +60,12 @@ fn built_in(maker: Maker) -> String {
     )
 }
 
-pub(super) fn render(installer: &Installer) -> Result<String, InstallError> {
+/// A template that cannot be used is found out before this node has joined.
+pub(super) fn check_at_start(installer: &Installer) -> Result<(), InstallError> {
+    render(installer, Some(&installer.stand_in)).map(|_| ())
+}
+
+pub(super) fn render(installer: &Installer, known: Option<&Rendered>) -> Result<String, InstallError> {
     let (template, text) = match &installer.install.template {
         None => ("the built-in template".to_owned(), built_in(installer.maker)),
         Some(path) => {
@@ -74,24 +74,32 @@ pub(super) fn render(installer: &Installer) -> Result<String, InstallError> {
             (format!("the template {}", path.display()), text)
         }
     };
-    fill(&text, |name| value(installer, name))
-        .and_then(|config| check(installer, &config).map(|()| config))
+    let draft = Draft { installer, known };
+    fill(&text, |name| draft.value(name))
+        .and_then(|config| draft.check(&config).map(|()| config))
+        .and_then(
+            |config| {
+                if installer.install.config_name.ends_with(".conf") { single(&config) } else { Ok(config) }
+            },
+        )
         .map_err(|problem| InstallError::Template { template, problem })
 }
 
+/// A config while it is made.
+struct Draft<'a> {
+    installer: &'a Installer,
+    known: Option<&'a Rendered>,
+}
+
 /// Replaces every `{{ NAME }}`.
-fn fill(template: &str, value: impl Fn(&str) -> Option<String>) -> Result<String, String> {
+fn fill(template: &str, value: impl Fn(&str) -> Result<String, String>) -> Result<String, String> {
     let mut out = String::with_capacity(template.len());
     let mut rest = template;
     while let Some((before, after)) = rest.split_once("{{") {
         out.push_str(before);
         let (name, tail) =
             after.split_once("}}").ok_or_else(|| format!("no }}}} after {{{{{}", start_of(after)))?;
-        let name = name.trim();
-        let value = value(name).ok_or_else(|| {
-            format!("unknown variable {:?}; the variables are {}", start_of(name), VARIABLES.join(", "))
-        })?;
-        out.push_str(&value);
+        out.push_str(&value(name.trim())?);
         rest = tail;
     }
     out.push_str(rest);
@@ -103,75 +111,94 @@ fn start_of(text: &str) -> String {
     text.chars().take(40).collect()
 }
 
-fn value(installer: &Installer, name: &str) -> Option<String> {
-    let network = &installer.network;
-    let text = match name {
-        "CNI_VERSION" => CNI_VERSION.to_owned(),
-        "NAME" => network.name.to_string(),
-        "TYPE" => PLUGIN.to_owned(),
-        "MODE" => network.mode.to_string(),
-        "BRIDGE" => network.bridge.to_string(),
-        // One node: its block is the whole network.
-        "BLOCK" | "NETWORK" => network.block(),
-        "GATEWAY" => network.subnets.iter().filter_map(gateway).collect::<Vec<_>>().join(","),
-        "MTU" => network.mtu.unwrap_or(0).to_string(),
-        "MASQUERADE" => network.masquerade.to_string(),
-        "SOCKET" => installer.socket.to_string_lossy().into_owned(),
-        "RUN_DIR" => installer.run_dir.to_string_lossy().into_owned(),
-        _ => return None,
-    };
-    let quoted = Value::String(text).to_string();
-    // Without the quotes around it, which the template has.
-    quoted.strip_prefix('"').and_then(|inner| inner.strip_suffix('"')).map(str::to_owned)
-}
-
-fn gateway(subnet: &IpNet) -> Option<String> {
-    let spec = RangeSpec { subnet: *subnet, start: None, end: None, gateway: None, exclude: Vec::new() };
-    Range::new(spec).ok().map(|range| range.gateway().to_string())
-}
-
-/// The plugin's own eyes on the config, as a runtime would hand it over.
-fn check(installer: &Installer, text: &str) -> Result<(), String> {
-    let list: Map<String, Value> =
-        serde_json::from_str(text).map_err(|error| format!("it is not a JSON object: {error}"))?;
-    let plugins = list.get("plugins").and_then(Value::as_array).filter(|plugins| !plugins.is_empty());
-    let plugins = plugins.ok_or("it has no list \"plugins\"")?;
-    let mut ours = 0;
-    for plugin in plugins {
-        let plugin = plugin.as_object().ok_or("a plugin in \"plugins\" is not an object")?;
-        match plugin.get("type").and_then(Value::as_str) {
-            None | Some("") => return Err("a plugin in \"plugins\" has no \"type\"".to_owned()),
-            Some(PLUGIN) => {
-                ours += 1;
-                check_ours(installer, &list, plugin.clone())?;
+impl Draft<'_> {
+    fn value(&self, name: &str) -> Result<String, String> {
+        let (installer, network) = (self.installer, &self.installer.network);
+        let known = || {
+            let error = || format!("{{{{ {name} }}}} is not known before this node has its block");
+            self.known.ok_or_else(error)
+        };
+        let text = match name {
+            "CNI_VERSION" => installer.plugin.version.to_string(),
+            "NAME" => network.name.to_string(),
+            "TYPE" => installer.plugin.name.clone(),
+            "MODE" => network.mode.to_string(),
+            "BRIDGE" => network.bridge.to_string(),
+            "BLOCK" => joined(&known()?.blocks),
+            "NETWORK" => network.block(),
+            "GATEWAY" => joined(&known()?.gateways),
+            "MTU" => known()?.mtu.unwrap_or(0).to_string(),
+            "MASQUERADE" => network.masquerade.to_string(),
+            "SOCKET" => installer.socket.to_string_lossy().into_owned(),
+            "RUN_DIR" => installer.run_dir.to_string_lossy().into_owned(),
+            _ => {
+                let (name, all) = (start_of(name), VARIABLES.join(", "));
+                return Err(format!("unknown variable {name:?}; the variables are {all}"));
             }
-            Some(_) => {}
-        }
+        };
+        let quoted = Value::String(text).to_string();
+        // Without the quotes around it, which the template has.
+        let inner = quoted.strip_prefix('"').and_then(|inner| inner.strip_suffix('"'));
+        Ok(inner.unwrap_or(&quoted).to_owned())
     }
-    if ours == 0 { Err(format!("no plugin in \"plugins\" has the type {PLUGIN:?}")) } else { Ok(()) }
+
+    /// The plugin's own eyes on the config, as a runtime would hand it over.
+    fn check(&self, text: &str) -> Result<(), String> {
+        let list: Map<String, Value> =
+            serde_json::from_str(text).map_err(|error| format!("it is not a JSON object: {error}"))?;
+        let plugins = list.get("plugins").and_then(Value::as_array).filter(|plugins| !plugins.is_empty());
+        let plugins = plugins.ok_or("it has no list \"plugins\"")?;
+        let ours = self.installer.plugin.name.as_str();
+        let mut count = 0;
+        for plugin in plugins {
+            let plugin = plugin.as_object().ok_or("a plugin in \"plugins\" is not an object")?;
+            match plugin.get("type").and_then(Value::as_str) {
+                None | Some("") => return Err("a plugin in \"plugins\" has no \"type\"".to_owned()),
+                Some(kind) if kind == ours => {
+                    count += 1;
+                    self.check_ours(&list, plugin.clone())?;
+                }
+                Some(_) => {}
+            }
+        }
+        if count == 0 { Err(format!("no plugin in \"plugins\" has the type {ours:?}")) } else { Ok(()) }
+    }
+
+    fn check_ours(&self, list: &Map<String, Value>, mut plugin: Map<String, Value>) -> Result<(), String> {
+        let installer = self.installer;
+        for key in ["cniVersion", "name"] {
+            let value = list.get(key).ok_or_else(|| format!("it has no {key:?}"))?;
+            plugin.insert(key.to_owned(), value.clone());
+        }
+        let of_agent = list.get("name").and_then(Value::as_str) == Some(installer.network.name.as_str());
+        if installer.maker == Maker::Agent && of_agent {
+            // As the agent will: what the config says stays.
+            let known = self.known.unwrap_or(&installer.stand_in);
+            for (key, value) in known.request_defaults(&installer.network) {
+                plugin.entry(key).or_insert(value);
+            }
+        }
+        let raw = Value::Object(plugin).to_string();
+        let config = cni::Config::from_slice(raw.as_bytes()).map_err(|error| error.msg.clone())?;
+        let place = netconf::Place::parse(&config).map_err(|error| error.msg.clone())?;
+        check_place(installer, &place)?;
+        netconf::NetConf::parse(&config).map(|_| ()).map_err(|error| error.msg.clone())
+    }
 }
 
-fn check_ours(
-    installer: &Installer,
-    list: &Map<String, Value>,
-    mut plugin: Map<String, Value>,
-) -> Result<(), String> {
+/// A list as the one plugin in it: what runtimes expect in a file of that ending.
+fn single(text: &str) -> Result<String, String> {
+    let list: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    let plugin = match list["plugins"].as_array().map(Vec::as_slice) {
+        Some([one]) => one.as_object(),
+        Some(_) | None => None,
+    };
+    let error = "a .conf holds one plugin, and it has several: let install.config_name end in .conflist";
+    let mut plugin = plugin.cloned().ok_or(error)?;
     for key in ["cniVersion", "name"] {
-        let value = list.get(key).ok_or_else(|| format!("it has no {key:?}"))?;
-        plugin.insert(key.to_owned(), value.clone());
+        plugin.insert(key.to_owned(), list[key].clone());
     }
-    let of_agent = list.get("name").and_then(Value::as_str) == Some(installer.network.name.as_str());
-    if installer.maker == Maker::Agent && of_agent {
-        // As the agent will: what the config says stays.
-        for (key, value) in installer.network.request_defaults() {
-            plugin.entry(key).or_insert(value);
-        }
-    }
-    let raw = Value::Object(plugin).to_string();
-    let config = cni::Config::from_slice(raw.as_bytes()).map_err(|error| error.msg.clone())?;
-    let place = netconf::Place::parse(&config).map_err(|error| error.msg.clone())?;
-    check_place(installer, &place)?;
-    netconf::NetConf::parse(&config).map(|_| ()).map_err(|error| error.msg.clone())
+    serde_json::to_string_pretty(&plugin).map(|text| text + "\n").map_err(|error| error.to_string())
 }
 
 /// A plugin that looks for the agent elsewhere never finds it, and leaves its tombstones where nobody reads them.

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 use rustix::io::Errno;
 
-use crate::install::{InstallError, Installer, LOOPBACK, PLUGIN};
+use crate::install::{InstallError, Installer, LOOPBACK};
 
 /// A burst larger than this is finished by the next call: the descriptor stays readable.
 const MAX_EVENTS: usize = 1024;
@@ -32,7 +32,7 @@ impl Watch {
     pub fn new(installer: &Installer) -> Result<Self, InstallError> {
         let install = &installer.install;
         let folders = vec![
-            (install.plugin_dir.clone(), vec![PLUGIN.into(), LOOPBACK.into()]),
+            (install.plugin_dir.clone(), vec![installer.plugin.name.clone().into(), LOOPBACK.into()]),
             (install.config_dir.clone(), vec![install.config_name.clone().into()]),
         ];
         let inotify = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).map_err(|error| {

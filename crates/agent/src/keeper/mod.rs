@@ -14,6 +14,7 @@ mod others;
 mod tests;
 mod watch;
 
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,13 +22,13 @@ use std::time::{Duration, Instant};
 use api::Problem;
 use engine::reconcile::{self, Depth, Order, Outcome, Trouble};
 use engine::state::{Attachment, StateError};
-use netconf::NetConf;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use tracing::{debug, error, info, warn};
 use types::IfName;
 
 use crate::board::{Board, Finder};
+use crate::cluster::Cluster;
 use crate::config::Config;
 use crate::install::{self, Installer};
 use crate::lock::{Lock, LockError};
@@ -35,6 +36,7 @@ use crate::memory;
 use crate::metrics::Metrics;
 use crate::notify::{self, Watchdog};
 use crate::server::SocketWatch;
+use crate::share::{Share, Shares};
 use crate::work::Work;
 use hints::Known;
 use watch::Watch;
@@ -50,13 +52,17 @@ const DEEP_PAUSE: Duration = Duration::from_millis(700);
 const SHARE: u32 = 8;
 /// But whatever rounds take, what is removed meanwhile is back within a second.
 const LONGEST_PAUSE: Duration = Duration::from_millis(400);
+/// So few free addresses are a reason to ask for another block.
+const FEW: u64 = 32;
 /// How soon a round that failed is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// What the keeper works with, most of it shared with the server.
 pub(crate) struct Parts {
     pub(crate) config: Arc<Config>,
-    pub(crate) conf: NetConf,
+    /// This node's part of the network, once it has one.
+    pub(crate) shares: Arc<Shares>,
+    pub(crate) cluster: Option<Cluster>,
     pub(crate) board: Arc<Board>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) work: Arc<Work>,
@@ -72,6 +78,10 @@ pub(crate) struct Parts {
 pub(crate) struct Bell(Arc<OwnedFd>);
 
 impl Bell {
+    pub(crate) fn new() -> Result<Self, Errno> {
+        Ok(Self(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
+    }
+
     pub(crate) fn ring(&self) {
         // It can only fail when it has rung too often already.
         let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
@@ -119,8 +129,7 @@ pub enum KeeperError {
 }
 
 impl Keeper {
-    pub(crate) fn new(parts: Parts) -> Result<Self, KeeperError> {
-        let bell = Bell(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?));
+    pub(crate) fn new(parts: Parts, bell: Bell) -> Result<Self, KeeperError> {
         Ok(Self {
             netlink: netlink::Monitor::open()?,
             nft: nft::Monitor::open()?,
@@ -248,7 +257,7 @@ impl Keeper {
 
     fn bridges(&self) -> Vec<IfName> {
         let mut bridges: Vec<IfName> = self.memory.iter().map(|a| a.bridge.clone()).collect();
-        bridges.push(self.parts.conf.bridge.clone());
+        bridges.push(self.parts.config.network.bridge.clone());
         bridges.sort();
         bridges.dedup();
         bridges
@@ -292,10 +301,11 @@ impl Keeper {
         let started = Instant::now();
         self.parts.board.round_begins();
         self.parts.work.drain_tombstones();
-        let (config, conf) = (&self.parts.config, &self.parts.conf);
+        let config = &self.parts.config;
+        let share = self.parts.shares.get();
         let order = Order {
             run_dir: &config.run_dir,
-            network: Some((&config.network.name, conf)),
+            network: share.as_ref().ok().map(|share| (&config.network.name, &share.conf)),
             depth: due.depth,
             memory: &self.memory,
             resident: Some(self.parts.work.resident()),
@@ -315,8 +325,8 @@ impl Keeper {
         match outcome {
             Ok(outcome) => {
                 let first = !self.was_ready;
-                self.done(outcome, took);
-                if first || due.timer {
+                self.done(outcome, took, share.as_deref());
+                if first || due.timer || self.parts.installer.as_ref().is_some_and(|i| i.has_news()) {
                     self.install();
                 }
             }
@@ -344,7 +354,7 @@ impl Keeper {
         }
     }
 
-    fn done(&mut self, outcome: Outcome, took: Duration) {
+    fn done(&mut self, outcome: Outcome, took: Duration, share: Result<&Share, &String>) {
         for repair in &outcome.repairs {
             info!(kind = repair.kind.as_str(), "repaired: {}", repair.what);
             self.parts.metrics.repaired(repair.kind.as_str(), 1);
@@ -360,12 +370,44 @@ impl Keeper {
             warn!("{}", new.what);
         }
         self.parts.board.set_problems(Finder::Keeper, problems);
+        let share = match share {
+            Ok(share) => share,
+            // Pods that run are looked after; new ones need a block.
+            Err(reason) => return self.parts.board.set_not_ready(reason.clone()),
+        };
+        self.grow(share);
+        self.tell_firewall_of_tunnels();
         self.parts.board.set_ready();
         if !self.was_ready {
             self.was_ready = true;
             let since = self.parts.begun.elapsed();
             info!("ready after {} ms with {} attachments", since.as_millis(), self.memory.len());
             notify::notify("READY=1");
+        }
+    }
+
+    /// What leaves by a tunnel must fit: the firewall sees to it, and may have been flushed.
+    fn tell_firewall_of_tunnels(&self) {
+        let tunnels = self.parts.shares.tunnels();
+        if tunnels.is_empty() {
+            return;
+        }
+        match nft::Firewall::open().and_then(|mut firewall| firewall.set_tunnels(&tunnels)) {
+            Ok(done) => done.iter().for_each(|what| info!("{what}")),
+            Err(error) => warn!("the firewall cannot be told of tunnels: {error}"),
+        }
+    }
+
+    /// Asks for another block before one is full, so that no pod has to wait for it.
+    fn grow(&self, share: &Share) {
+        let Some(cluster) = &self.parts.cluster else { return };
+        let used: Vec<IpAddr> =
+            self.memory.iter().flat_map(|a| &a.addresses).map(|a| a.address.addr()).collect();
+        for room in share.rooms() {
+            let free = room.capacity.saturating_sub(used.iter().filter(|ip| room.has(**ip)).count() as u64);
+            if free < FEW.min(room.capacity / 4) {
+                cluster.want_more(room.blocks[0]);
+            }
         }
     }
 

@@ -1,8 +1,9 @@
-//! What others do to our pods: found and told, never changed.
+//! What others do to our pods: found and told. Where the configuration asks for it, rules that accept pods are kept in
+//! their chains; nothing else of theirs is changed.
 
 use api::Problem;
-use tracing::warn;
-use types::IfName;
+use tracing::{info, warn};
+use types::{AttachmentKey, IfName};
 
 use super::Keeper;
 use crate::board::Finder;
@@ -10,6 +11,7 @@ use crate::board::Finder;
 impl Keeper {
     /// Forward chains of others that drop what pods send.
     pub(super) fn look_at_others(&mut self) {
+        self.keep_rules();
         let bridges = self.bridges();
         let names: Vec<&IfName> = bridges.iter().collect();
         match nft::foreign_drops(&names) {
@@ -24,10 +26,24 @@ impl Keeper {
             Err(error) => warn!("cannot look at the firewall's other tables: {error}"),
         }
     }
+
+    /// Ours in the chains of others, or none where that is not asked for, or no longer.
+    fn keep_rules(&self) {
+        let config = &self.parts.config;
+        let network = &config.network;
+        let kept = if config.cluster.accept_forward {
+            nft::accept_in_others(&network.name, &network.subnets)
+        } else {
+            let own = AttachmentKey::network_dir(&network.name);
+            nft::withdraw_from_others(&|name| name == own)
+        };
+        match kept {
+            Ok(done) => done.iter().for_each(|what| info!("{what}")),
+            Err(error) => warn!("cannot keep our rules in the firewall's other tables: {error}"),
+        }
+    }
 }
 
 fn foreign(drop: nft::ForeignDrop) -> Problem {
-    let nft::ForeignDrop { family, table, chain, why, command } = drop;
-    let what = format!("chain {chain} of the firewall's table {family} {table} drops what pods send: {why}");
-    Problem { what, command: Some(command) }
+    Problem { what: drop.sentence(), command: Some(drop.command) }
 }

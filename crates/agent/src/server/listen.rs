@@ -4,6 +4,7 @@ use std::fs::{self, DirBuilder, Permissions};
 use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -11,7 +12,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, test_kill_process};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::TcpListener;
 use tokio::sync::Notify;
 
 /// The kernel takes less where net.core.somaxconn says so.
@@ -96,7 +97,7 @@ impl SocketWatch {
 }
 
 /// Makes the socket, for root alone. It gets its name when it is complete: nobody ever finds half of one, and a dead one
-/// is replaced without a gap; one that lives is somebody's. Wants to be called inside the runtime.
+/// is replaced without a gap; one that lives is somebody's.
 pub(crate) fn bind(path: &Path) -> Result<Listener, ServerError> {
     let failed = |op| move |source: io::Error| ServerError::Socket { op, path: path.to_owned(), source };
     let folder = path.parent().unwrap_or(Path::new("/"));
@@ -114,7 +115,7 @@ pub(crate) fn bind(path: &Path) -> Result<Listener, ServerError> {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed("clear the way for")(e)),
         Ok(()) | Err(_) => {}
     }
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let flags = SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
         .map_err(|e| failed("make")(e.into()))?;
     rustix::net::bind(&socket, &address).map_err(|e| failed("bind")(e.into()))?;
@@ -122,10 +123,9 @@ pub(crate) fn bind(path: &Path) -> Result<Listener, ServerError> {
     rustix::net::listen(&socket, BACKLOG).map_err(|e| failed("listen on")(e.into()))?;
     let meta = fs::symlink_metadata(&temp).map_err(failed("look at"))?;
     fs::rename(&temp, path).map_err(failed("give its name to"))?;
-    let inner = UnixListener::from_std(socket.into()).map_err(failed("listen on"))?;
     let identity = Mutex::new((meta.dev(), meta.ino()));
     let watch = Arc::new(SocketWatch { path: path.to_owned(), identity, again: Notify::new() });
-    Ok(Listener { inner, watch, bounds: Bounds::default() })
+    Ok(Listener { inner: socket.into(), watch, bounds: Bounds::default() })
 }
 
 /// Without waiting: one with a full backlog lives as well.

@@ -11,7 +11,11 @@ use serde::Serialize;
 use serde_json::json;
 use tokio::time::timeout;
 
+use crate::work::Answer;
+
 pub(super) type Reply = Response<Full<Bytes>>;
+
+pub(super) const JSON: &str = "application/json";
 
 /// Reads the whole body, or says why not.
 pub(super) async fn read(request: Request<Incoming>, time: Duration) -> Result<Bytes, Reply> {
@@ -37,11 +41,25 @@ fn too_large() -> Reply {
 }
 
 pub(super) fn json(status: StatusCode, value: &impl Serialize) -> Reply {
+    let (status, text) = written(status, value);
+    with_type(status, JSON, text)
+}
+
+/// The answer to a CNI call.
+pub(super) fn cni(answer: &Answer) -> (StatusCode, Vec<u8>) {
+    match answer {
+        Answer::Done(answer) => written(StatusCode::OK, answer),
+        Answer::Failed(failure) => written(StatusCode::INTERNAL_SERVER_ERROR, &failure.to_json()),
+        Answer::Unavailable(failure) => written(StatusCode::SERVICE_UNAVAILABLE, &failure.to_json()),
+    }
+}
+
+fn written(status: StatusCode, value: &impl Serialize) -> (StatusCode, Vec<u8>) {
     match serde_json::to_vec(value) {
-        Ok(text) => with_type(status, "application/json", text),
+        Ok(text) => (status, text),
         Err(cause) => {
             let text = json!({ "error": format!("the answer cannot be written: {cause}") });
-            with_type(StatusCode::INTERNAL_SERVER_ERROR, "application/json", text.to_string())
+            (StatusCode::INTERNAL_SERVER_ERROR, text.to_string().into_bytes())
         }
     }
 }

@@ -11,6 +11,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use serde_json::json;
 use types::RequestId;
 
+use super::nodes::{self, Question};
 use super::reply::{self, Reply};
 use super::{Service, view};
 use crate::contiv::{self, Pod, PodAnswer};
@@ -43,6 +44,7 @@ enum Route {
     Ready,
     Version,
     Look(Look),
+    Cluster(Question),
 }
 
 /// What is looked up in files.
@@ -68,17 +70,18 @@ impl Route {
             api::METRICS => Self::Look(Look::Metrics),
             contiv::ADD_POD => Self::Pod(Command::Add),
             contiv::DEL_POD => Self::Pod(Command::Del),
-            _ => {
-                let container = path.strip_prefix(api::ATTACHMENTS)?.strip_prefix('/')?;
-                Self::Look(Look::Attachments(Some(container.to_owned())))
-            }
+            _ => match path.strip_prefix(api::ATTACHMENTS).and_then(|path| path.strip_prefix('/')) {
+                Some(container) => Self::Look(Look::Attachments(Some(container.to_owned()))),
+                None => Self::Cluster(Question::find(path)?),
+            },
         })
     }
 
     fn method(&self) -> Method {
         match self {
             Self::Cni | Self::Pod(_) => Method::POST,
-            Self::Health | Self::Ready | Self::Version | Self::Look(_) => Method::GET,
+            Self::Cluster(Question::Remove(_)) => Method::DELETE,
+            Self::Health | Self::Ready | Self::Version | Self::Look(_) | Self::Cluster(_) => Method::GET,
         }
     }
 
@@ -120,6 +123,7 @@ pub(super) async fn answer(service: &Arc<Service>, visit: Visit, request: Reques
             reply::json(StatusCode::OK, &version)
         }
         Route::Look(look) => looked_up(service, look).await,
+        Route::Cluster(question) => nodes::answer(service, question, request.uri().query()).await,
     }
 }
 
@@ -132,7 +136,7 @@ fn shown(service: &Service, look: &Look) -> Result<Reply, String> {
         }
         Look::Status => Ok(reply::json(StatusCode::OK, &view::status(service))),
         Look::CniConfig => {
-            (service.cni_config)().map(|text| reply::with_type(StatusCode::OK, "application/json", text))
+            (service.cni_config)().map(|text| reply::with_type(StatusCode::OK, reply::JSON, text))
         }
         Look::Metrics => {
             let page = service.metrics.render(&view::seen(service)).map_err(|e| e.to_string())?;
@@ -160,11 +164,8 @@ async fn cni(service: &Service, body: &[u8]) -> Reply {
             return reply::error(StatusCode::BAD_REQUEST, &what);
         }
     };
-    match perform(service, call).await {
-        Answer::Done(answer) => reply::json(StatusCode::OK, &answer),
-        Answer::Failed(failure) => reply::json(StatusCode::INTERNAL_SERVER_ERROR, &failure.to_json()),
-        Answer::Unavailable(failure) => reply::json(StatusCode::SERVICE_UNAVAILABLE, &failure.to_json()),
-    }
+    let (status, text) = reply::cni(&perform(service, call).await);
+    reply::with_type(status, reply::JSON, text)
 }
 
 /// Contiv's calls know success and 500.
@@ -193,7 +194,7 @@ async fn perform(service: &Service, call: CniCall) -> Answer {
     };
     let (lane, refusal) = (task.lane(), task.refusal());
     let _line = task.line();
-    match service.queue.submit(lane, move || task.run()) {
+    match service.queue.submit(lane, move || task.run(&|| false)) {
         Ok(result) => match result.await {
             Ok(answer) => answer,
             Err(_) => refusal.panicked(),

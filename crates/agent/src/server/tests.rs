@@ -1,3 +1,4 @@
+mod in_place;
 mod site;
 
 use std::fs;

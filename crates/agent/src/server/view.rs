@@ -59,10 +59,11 @@ fn usage(service: &Service) -> Result<(Counts, Vec<BlockUse>), StateError> {
     }
     let name = NetworkName::try_from(facts.network.name.as_str()).ok();
     let network = state.zip(name).and_then(|(state, name)| state.existing_network(&name));
-    let blocks = facts.network.blocks.iter().map(|block| {
-        let Some(set) = whole(block.cidr) else { return Ok(block.clone()) };
-        let used = network.as_ref().map_or(Ok(0), |network| network.in_use_of(&set))?;
-        Ok(BlockUse { cidr: block.cidr, used, free: set.capacity().saturating_sub(used) })
+    let share = service.shares.get();
+    let blocks = share.iter().flat_map(|share| &share.blocks).filter_map(|&cidr| {
+        let set = whole(cidr)?;
+        let used = network.as_ref().map_or(Ok(0), |network| network.in_use_of(&set));
+        Some(used.map(|used| BlockUse { cidr, used, free: set.capacity().saturating_sub(used) }))
     });
     Ok((counts, blocks.collect::<Result<_, StateError>>()?))
 }
@@ -77,7 +78,7 @@ pub(super) fn status(service: &Service) -> Status {
     let mut problems = board.problems();
     let (attachments, blocks) = usage(service).unwrap_or_else(|error| {
         problems.push(Problem { what: format!("node-local state cannot be read: {error}"), command: None });
-        (Counts::default(), facts.network.blocks.clone())
+        Default::default()
     });
     Status {
         node: facts.node.clone(),
@@ -89,12 +90,21 @@ pub(super) fn status(service: &Service) -> Status {
         run_dir: facts.run_dir.clone(),
         socket: facts.socket.clone(),
         rss_bytes: resident_bytes(),
-        network: api::NetworkStatus { blocks, ..facts.network.clone() },
+        network: api::NetworkStatus {
+            blocks,
+            mtu: service.shares.get().ok().and_then(|share| share.mtu).or(facts.network.mtu),
+            ..facts.network.clone()
+        },
         attachments,
         reconcile: board.reconcile(),
         installed: board.installed(),
         problems,
     }
+}
+
+/// This node's blocks. State that cannot be read shows as nothing; status says why.
+pub(super) fn block_uses(service: &Service) -> Vec<BlockUse> {
+    usage(service).map(|(_, blocks)| blocks).unwrap_or_default()
 }
 
 /// What metrics show of now. State that cannot be read shows as nothing; status and log say why.

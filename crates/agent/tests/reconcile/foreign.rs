@@ -97,3 +97,43 @@ fn clear(node: &Ns) {
     let tables = "'inet strict' 'inet firewalld' 'ip filter' 'ip6 filter'";
     sh(node, &format!("for t in {tables}; do nft delete table $t 2>/dev/null || true; done"));
 }
+
+/// With `network.accept_forward` nobody has to do anything: pods pass, also after a reload, and when the setting is taken
+/// back, what was put in goes.
+#[test]
+fn a9_where_it_is_asked_for_pods_are_accepted_in_others_chains_and_stay_so() {
+    in_both_modes(|mode| {
+        let mut scene = Scene::new("accept", mode);
+        let setting = |value: &str| [("PODWIRE_NETWORK_ACCEPT_FORWARD".to_owned(), value.to_owned())];
+        scene.host.agent.set_env(&setting("true"));
+        scene.host.agent.restart().unwrap();
+        let servers = OUT
+            .map(|out| tcp_echo(&scene.out, (out.parse::<std::net::IpAddr>().unwrap(), 0).into()).unwrap());
+        let ours = |scene: &Scene| {
+            let rules = scene.node().sh(&["nft", "-s", "list", "ruleset"]).unwrap();
+            rules.lines().filter(|line| line.contains("podwire podwire")).count()
+        };
+        for (name, stop, remove) in obstacles() {
+            let case = format!("{mode}, {name}");
+            // Twice: somebody reloads their firewall.
+            for _ in 0..2 {
+                sh(scene.node(), &stop);
+                let put = wait_until("our rules", SOON, || Ok(ours(&scene) == 4));
+                assert!(put.is_ok(), "{case}: {}", ours(&scene));
+                for server in &servers {
+                    let to = server.address();
+                    assert!(tcp_connects(&scene.a.0, to, DEADLINE).unwrap().is_some(), "{case}: {to}");
+                }
+                wait_until("no problem", SOON, || Ok(problems(&scene).is_empty())).unwrap();
+                sh(scene.node(), remove);
+                clear(scene.node());
+            }
+        }
+        sh(scene.node(), &obstacles()[0].1);
+        wait_until("our rules", SOON, || Ok(ours(&scene) == 4)).unwrap();
+        scene.host.agent.set_env(&setting("false"));
+        scene.host.agent.restart().unwrap();
+        wait_until("our rules to be gone", SOON, || Ok(ours(&scene) == 0)).unwrap();
+        wait_until("the problem to be told", SOON, || Ok(!problems(&scene).is_empty())).unwrap();
+    });
+}

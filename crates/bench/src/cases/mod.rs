@@ -94,7 +94,7 @@ pub(crate) struct Stage<'a> {
 }
 
 /// Says on stderr what is going on: a run takes minutes.
-fn told<T>(what: &str, work: impl FnOnce() -> T) -> T {
+pub(crate) fn told<T>(what: &str, work: impl FnOnce() -> T) -> T {
     eprint!("{what} …");
     let start = Instant::now();
     let done = work();

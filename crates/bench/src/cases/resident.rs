@@ -1,6 +1,5 @@
 //! An agent whose pods stay: its size, what it does while nothing happens, and how soon it is ready after a kill.
 
-use std::fs;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
@@ -12,10 +11,9 @@ use super::burst::{Burst, Rates};
 use crate::agents;
 use crate::leftovers::{self, Recorded};
 use crate::networks::Network;
+use crate::process::{cpu_time, rss_mib};
 use crate::stats::{Sample, median};
 
-/// The unit of times in /proc/PID/stat, USER_HZ: the same on every machine that this runs on.
-const TICK: Duration = Duration::from_millis(10);
 /// How often the agent compares everything by default.
 const TIMER: Duration = Duration::from_secs(30);
 /// Of so many windows one is without a round.
@@ -117,46 +115,4 @@ fn rounds(agent: &Agent) -> Result<(u64, Option<f64>)> {
     let reconcile = &agent.get("/v1/status")?["reconcile"];
     let rounds = reconcile["rounds"].as_u64().context("the agent's status tells no rounds")?;
     Ok((rounds, reconcile["tookMs"].as_f64()))
-}
-
-fn rss_mib(pid: u32) -> Result<f64> {
-    let path = format!("/proc/{pid}/status");
-    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<f64>().ok());
-    Ok(kib.with_context(|| format!("{path} tells no VmRSS"))? / 1024.0)
-}
-
-fn cpu_time(pid: u32) -> Result<Duration> {
-    let path = format!("/proc/{pid}/stat");
-    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-    let ticks = ticks(&text).with_context(|| format!("{path} tells no times"))?;
-    Ok(TICK * ticks)
-}
-
-/// utime and stime, the 14th and 15th field. The second, the name, may hold anything, in brackets.
-fn ticks(stat: &str) -> Option<u32> {
-    let mut after_name = stat.rsplit_once(") ")?.1.split(' ').skip(11);
-    let mut next = || after_name.next()?.parse::<u32>().ok();
-    Some(next()? + next()?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_of_a_process_with_an_odd_name() {
-        let stat = "42 (a) b) S 1 42 42 0 -1 4194560 100 0 0 0 7 5 0 0 20 0 9 0 1 1 1";
-        assert_eq!(ticks(stat), Some(12));
-        assert_eq!(ticks("42 (a"), None);
-    }
-
-    #[test]
-    fn a_process_has_memory_and_time() {
-        let own = std::process::id();
-        assert!(rss_mib(own).unwrap() > 0.5);
-        cpu_time(own).unwrap();
-        assert!(cpu_time(0).is_err());
-    }
 }

@@ -2,6 +2,7 @@
 
 mod date;
 mod figures;
+mod nodes;
 mod print;
 mod rows;
 mod verdict;
@@ -12,14 +13,23 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use serde::Serialize;
 
-use crate::cases::Measured;
+use crate::cases;
 use crate::machine::{Linkage, Machine};
+use crate::nodes::Nodes;
 use crate::options::Scale;
 use crate::stats::Percentiles;
 use figures::{Figure, Share};
+use nodes::Line;
 use rows::Row;
 use verdict::Verdict;
 
+/// All that was asked for.
+pub(crate) struct Measured {
+    pub(crate) pods: Option<cases::Measured>,
+    pub(crate) nodes: Nodes,
+}
+
+/// What was not measured is empty.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     date: String,
@@ -30,6 +40,8 @@ pub(crate) struct Report {
     resident: Vec<Figure>,
     /// Where the time of a call through the agent goes.
     shares: Vec<Share>,
+    /// Many nodes.
+    nodes: Vec<Line>,
     static_binary: Verdict,
     no_failures: Verdict,
     nothing_left: Verdict,
@@ -57,31 +69,50 @@ struct Rates {
 
 impl Report {
     pub(crate) fn new(machine: Machine, scale: Scale, measured: &Measured) -> Self {
-        let failures = rows::failures(measured, &scale);
-        Self {
+        let mut report = Self {
             date: date::now(),
             scale,
-            rows: rows::all(measured, &scale),
-            resident: figures::resident(measured, &scale),
-            shares: figures::shares(measured),
+            rows: vec![],
+            resident: vec![],
+            shares: vec![],
+            nodes: nodes::lines(&measured.nodes, &scale.nodes),
             static_binary: Verdict::of(machine.binary.linkage == Linkage::Static),
-            no_failures: Verdict::of(failures.is_empty()),
-            nothing_left: Verdict::of(measured.left.is_empty()),
-            failures,
-            left: measured.left.clone(),
-            remarks: measured.remarks.clone(),
-            times_ms: rows::times(measured, &scale),
-            rates_per_s: rows::rates(measured),
+            no_failures: Verdict::None,
+            nothing_left: Verdict::None,
+            failures: nodes::failures(&measured.nodes),
+            left: vec![],
+            remarks: nodes::remarks(&measured.nodes),
+            times_ms: nodes::times(&measured.nodes),
+            rates_per_s: vec![],
             machine,
+        };
+        if let Some(pods) = &measured.pods {
+            report.add_pods(pods);
         }
+        report.no_failures = Verdict::of(report.failures.is_empty());
+        report.nothing_left = Verdict::of(report.left.is_empty());
+        report
+    }
+
+    fn add_pods(&mut self, pods: &cases::Measured) {
+        let scale = &self.scale;
+        self.rows = rows::all(pods, scale);
+        self.resident = figures::resident(pods, scale);
+        self.shares = figures::shares(pods);
+        self.failures.extend(rows::failures(pods, scale));
+        self.left.extend(pods.left.iter().cloned());
+        self.remarks.extend(pods.remarks.iter().cloned());
+        self.times_ms.splice(0..0, rows::times(pods, scale));
+        self.rates_per_s = rows::rates(pods);
     }
 
     /// Every target is met; aims and rows for information do not count.
     pub(crate) fn is_fine(&self) -> bool {
         let others = [self.static_binary, self.no_failures, self.nothing_left];
         let resident = self.resident.iter().map(|figure| figure.verdict);
+        let nodes = self.nodes.iter().map(|line| line.verdict);
         let rows = self.rows.iter().map(|row| row.verdict);
-        !rows.chain(resident).chain(others).any(|verdict| verdict == Verdict::Missed)
+        !rows.chain(resident).chain(nodes).chain(others).any(|verdict| verdict == Verdict::Missed)
     }
 
     /// Writes the JSON, under its date and as `latest.json`.

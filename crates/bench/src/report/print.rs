@@ -14,20 +14,13 @@ const TOLD: usize = 5;
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.write_circumstances(f)?;
-        writeln!(
-            f,
-            "\nBeside the reference plugins (bridge + host-local), in turn, {} pods each",
-            self.scale.pods
-        )?;
-        let with_reference = |row: &&Row| row.beside == Beside::Reference;
-        writeln!(f, "{}", rows_table("reference p50", self.rows.iter().filter(with_reference)))?;
-        writeln!(f, "\nBeside the kernel alone, any process, and itself")?;
-        let without = |row: &&Row| row.beside != Beside::Reference;
-        writeln!(f, "{}", rows_table("beside", self.rows.iter().filter(without)))?;
-        writeln!(f, "\nAn agent whose {} pods stay", self.scale.resident)?;
-        writeln!(f, "{}", self.resident_table())?;
-        writeln!(f, "\nWhere the time of a call through the agent goes, medians in ms")?;
-        writeln!(f, "{}", self.shares_table())?;
+        if !self.rows.is_empty() {
+            self.write_pods(f)?;
+        }
+        if !self.nodes.is_empty() {
+            writeln!(f, "\nMany nodes")?;
+            writeln!(f, "{}", self.nodes_table())?;
+        }
         writeln!(f, "\nTimes in ms")?;
         writeln!(f, "{}", self.times_table())?;
         self.write_statements(f)
@@ -41,6 +34,38 @@ impl Report {
         writeln!(f, "{} on {cpu}, {cores} cores, {memory} MiB, Linux {}", self.date, machine.kernel)?;
         writeln!(f, "load before: {}; {}", machine.load_before, machine.versions.rustc)?;
         writeln!(f, "{} and {}", machine.versions.podwire, machine.versions.reference)
+    }
+
+    fn write_pods(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "\nBeside the reference plugins (bridge + host-local), in turn, {} pods each",
+            self.scale.pods
+        )?;
+        let with_reference = |row: &&Row| row.beside == Beside::Reference;
+        writeln!(f, "{}", rows_table("reference p50", self.rows.iter().filter(with_reference)))?;
+        writeln!(f, "\nBeside the kernel alone, any process, and itself")?;
+        let without = |row: &&Row| row.beside != Beside::Reference;
+        writeln!(f, "{}", rows_table("beside", self.rows.iter().filter(without)))?;
+        writeln!(f, "\nAn agent whose {} pods stay", self.scale.resident)?;
+        writeln!(f, "{}", self.resident_table())?;
+        writeln!(f, "\nWhere the time of a call through the agent goes, medians in ms")?;
+        writeln!(f, "{}", self.shares_table())
+    }
+
+    fn nodes_table(&self) -> Table {
+        let mut table = plain_table(&["case", "podwire", "beside", "ratio", "target", "verdict"]);
+        for line in &self.nodes {
+            table.add_row([
+                line.case.clone(),
+                line.podwire_text(),
+                line.beside_text(),
+                line.ratio_text(),
+                line.target_text(),
+                line.verdict.to_string(),
+            ]);
+        }
+        align(table)
     }
 
     fn times_table(&self) -> Table {
@@ -85,7 +110,9 @@ impl Report {
             writeln!(f, "remark: {remark}")?;
         }
         let rows = self.rows.iter().map(|row| (row.verdict, row.case.as_str()));
-        let all = rows.chain(self.resident.iter().map(|figure| (figure.verdict, figure.what.as_str())));
+        let resident = self.resident.iter().map(|figure| (figure.verdict, figure.what.as_str()));
+        let nodes = self.nodes.iter().map(|line| (line.verdict, line.case.as_str()));
+        let all = rows.chain(resident).chain(nodes);
         let missed: Vec<&str> = all.filter(|(v, _)| *v == Verdict::Missed).map(|(_, case)| case).collect();
         match missed.as_slice() {
             [] => write!(f, "all targets of speed and size are met"),

@@ -10,7 +10,7 @@ use ipam::{Pools, Range, RangeSet};
 
 use super::file::{StateError, io, remove_if_there};
 use super::held::holder;
-use super::index::{self, Index};
+use super::index::{self, Bitmaps, Cursors, Index};
 use super::network::{Allocation, Clean, Network, Wanted};
 
 /// The claims of one attach that is under way. Called with the network's lock held.
@@ -21,11 +21,12 @@ pub(super) struct Claims<'a> {
     made: Vec<IpAddr>,
     /// The indexes that were opened: each is searched and then changed.
     indexes: RefCell<Vec<(String, Index)>>,
+    cursors: Option<Cursors>,
 }
 
 impl<'a> Claims<'a> {
     pub(super) fn new(network: &'a Network, record: &'a Path) -> Self {
-        Self { network, record, made: Vec::new(), indexes: RefCell::default() }
+        Self { network, record, made: Vec::new(), indexes: RefCell::default(), cursors: None }
     }
 
     /// One address of every set: the requested one, or the next.
@@ -72,8 +73,11 @@ impl<'a> Claims<'a> {
         number: usize,
         clean: &Clean<'_>,
     ) -> Result<(&'s Range, IpAddr), StateError> {
-        let dir = &self.network.dir;
-        let mut last = index::last(dir, number);
+        let cursors = match self.cursors.take() {
+            Some(cursors) => cursors,
+            None => Cursors::open(&self.network.dir)?,
+        };
+        let mut last = cursors.last(number);
         let mut rebuilt = false;
         // Bounded: each round either ends, sets one more bit, or rebuilds (once).
         loop {
@@ -90,7 +94,8 @@ impl<'a> Claims<'a> {
             let claimed = self.claim(pick.ip)?;
             ipam::set(&mut self.index(range)?, pick.offset)?;
             if claimed {
-                index::remember(dir, number, pick.ip)?;
+                cursors.remember(number, pick.ip)?;
+                self.cursors = Some(cursors);
                 return Ok((range, pick.ip));
             }
             last = Some(pick.ip);
@@ -160,10 +165,13 @@ impl<'a> Claims<'a> {
 
     /// Undoes what was claimed.
     pub(super) fn give_back(&self) -> Result<(), StateError> {
-        for address in &self.made {
-            remove_if_there(&self.network.claim_path(*address))?;
-            index::forget(&self.network.dir, *address)?;
+        if self.made.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        let bitmaps = Bitmaps::list(&self.network.dir)?;
+        self.made.iter().try_for_each(|address| {
+            remove_if_there(&self.network.claim_path(*address))?;
+            bitmaps.forget(*address)
+        })
     }
 }

@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 use super::file::{self, StateError, io, remove_if_there};
-use super::index;
+use super::index::Bitmaps;
 use super::network::{Network, Phase};
 use super::record::{Attachment, SCHEMA};
 
@@ -88,24 +88,25 @@ impl Held {
         // The record first. Were we killed between claims and record, it would name addresses that others may have by
         // then, and whoever undoes it would take theirs apart. Claims without a record go with the next repair.
         remove_if_there(&network.record_path(&self.stem, self.phase))?;
+        let bitmaps = Bitmaps::list(&network.dir)?;
         for address in self.attachment.iter().flat_map(Attachment::ips) {
-            self.give_back(address, clean)?;
+            self.give_back(address, clean, &bitmaps)?;
         }
         // The record was damaged, or is not ours to read: what is left are claims that it does not name.
         if self.metadata()?.nlink() > 0 {
-            self.claimed()?.into_iter().try_for_each(|address| self.give_back(address, clean))?;
+            self.claimed()?.into_iter().try_for_each(|address| self.give_back(address, clean, &bitmaps))?;
         }
         section.leave()
     }
 
     /// Gives an address back if it is this record's own.
-    fn give_back(&self, address: IpAddr, clean: &[IpAddr]) -> Result<(), StateError> {
+    fn give_back(&self, address: IpAddr, clean: &[IpAddr], bitmaps: &Bitmaps) -> Result<(), StateError> {
         if self.network.is_claimed_by(address, self)? {
             if !clean.contains(&address) {
-                index::lay_to_rest(&self.network.dir, address)?;
+                bitmaps.lay_to_rest(address)?;
             }
             remove_if_there(&self.network.claim_path(address))?;
-            index::forget(&self.network.dir, address)?;
+            bitmaps.forget(address)?;
         }
         Ok(())
     }

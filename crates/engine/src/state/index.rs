@@ -1,6 +1,7 @@
 //! The bitmap of a range as a file, so that the next free address is found without looking at each one. Only an index:
 //! the claims are the truth, and it can be removed at any time.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::Write;
 use std::net::IpAddr;
@@ -10,7 +11,7 @@ use std::rc::Rc;
 
 use ipam::{Range, Words};
 
-use super::file::{self, StateError, io, remove_if_there};
+use super::file::{self, StateError, io, optional, remove_if_there};
 
 /// An open index. Called with the network's lock held.
 #[derive(Debug, Clone)]
@@ -58,7 +59,8 @@ impl Words for Index {
     fn load(&mut self, first: u32, into: &mut [u64]) -> Result<(), StateError> {
         let mut bytes = vec![0u8; into.len() * 8];
         let (mut filled, base) = (0, u64::from(first) * 8);
-        loop {
+        // A bitmap ends where nothing is set any more.
+        while filled < bytes.len() {
             match self.file.read_at(&mut bytes[filled..], base + filled as u64) {
                 Ok(0) => break,
                 Ok(read) => filled += read,
@@ -82,27 +84,49 @@ fn folder(network: &Path) -> PathBuf {
     network.join("index")
 }
 
-/// A released address is free again in every index that covers it: the config may have changed in between.
-pub(super) fn forget(network: &Path, address: IpAddr) -> Result<(), StateError> {
-    change_all(network, address, "", ipam::clear)
+/// All bitmaps of a network, listed once for all addresses that change in them. Wants the network's lock.
+pub(super) struct Bitmaps {
+    dir: PathBuf,
+    names: Vec<OsString>,
 }
 
-/// Changes an address's bit in every bitmap of this kind that covers it. Their names say where they start.
-fn change_all(
-    network: &Path,
-    address: IpAddr,
-    suffix: &str,
-    change: impl Fn(&mut Index, u32) -> Result<(), StateError>,
-) -> Result<(), StateError> {
-    let dir = folder(network);
-    for name in file::list(&dir)? {
-        let range = name.to_str().and_then(|name| name.strip_suffix(suffix));
-        let Some(offset) = range.and_then(|range| offset_in(range, address)) else { continue };
-        let path = dir.join(&name);
-        let file = File::options().read(true).write(true).open(&path).map_err(io("open the index", &path))?;
-        change(&mut Index { file: Rc::new(file), path: path.into() }, offset)?;
+impl Bitmaps {
+    pub(super) fn list(network: &Path) -> Result<Self, StateError> {
+        let dir = folder(network);
+        Ok(Self { names: file::list(&dir)?, dir })
     }
-    Ok(())
+
+    /// A released address is free again in every index that covers it: the config may have changed in between.
+    pub(super) fn forget(&self, address: IpAddr) -> Result<(), StateError> {
+        self.change(address, "", ipam::clear)
+    }
+
+    /// Something of its last owner may still be in the kernel.
+    pub(super) fn lay_to_rest(&self, address: IpAddr) -> Result<(), StateError> {
+        self.change(address, RESTING, |index, offset| {
+            // A full disk must not keep a pod from going away: a range that is not known rests as a whole.
+            ipam::set(index, offset).or_else(|_| remove_if_there(&index.path))
+        })
+    }
+
+    /// Changes an address's bit in every bitmap of this kind that covers it. Their names say where they start.
+    fn change(
+        &self,
+        address: IpAddr,
+        suffix: &str,
+        change: impl Fn(&mut Index, u32) -> Result<(), StateError>,
+    ) -> Result<(), StateError> {
+        for name in &self.names {
+            let range = name.to_str().and_then(|name| name.strip_suffix(suffix));
+            let Some(offset) = range.and_then(|range| offset_in(range, address)) else { continue };
+            let path = self.dir.join(name);
+            let opened = optional(File::options().read(true).write(true).open(&path));
+            // Removed since it was listed, for an address before this one.
+            let Some(file) = opened.map_err(io("open the index", &path))? else { continue };
+            change(&mut Index { file: Rc::new(file), path: path.into() }, offset)?;
+        }
+        Ok(())
+    }
 }
 
 /// Where `address` is in the index of that name (`FIRST-LAST`), if it is.
@@ -144,13 +168,6 @@ pub(super) fn any_rests(network: &Path, range: &Range) -> bool {
     std::fs::metadata(path).is_ok_and(|file| file.len() > 0)
 }
 
-pub(super) fn lay_to_rest(network: &Path, address: IpAddr) -> Result<(), StateError> {
-    change_all(network, address, RESTING, |index, offset| {
-        // A full disk must not keep a pod from going away: a range that is not known rests as a whole.
-        ipam::set(index, offset).or_else(|_| remove_if_there(&index.path))
-    })
-}
-
 /// Nothing is left of anybody who had an address of this range and has it no more.
 pub(super) fn wake(network: &Path, range: &Range) -> Result<(), StateError> {
     let path = folder(network).join(range.name() + RESTING);
@@ -169,7 +186,9 @@ pub(super) fn use_again(network: &Path, range: &Range, address: IpAddr) -> Resul
     let file = Rc::new(file.map_err(io("open the index", &path))?);
     let mut index = Index { file, path: path.into() };
     let used = ipam::is_set(&mut index, offset)?;
-    ipam::set(&mut index, offset)?;
+    if !used {
+        ipam::set(&mut index, offset)?;
+    }
     Ok(used)
 }
 
@@ -179,19 +198,32 @@ const CURSORS: &str = "last";
 /// The longest IPv6 address has 45 characters.
 const SLOT: usize = 48;
 
-pub(super) fn last(network: &Path, set: usize) -> Option<IpAddr> {
-    // A missing or broken cursor costs nothing but the order.
-    let file = File::open(folder(network).join(CURSORS)).ok()?;
-    let mut slot = [0u8; SLOT];
-    let read = file.read_at(&mut slot, (set * SLOT) as u64).ok()?;
-    std::str::from_utf8(&slot[..read]).ok()?.trim_matches(['\0', ' ']).parse().ok()
+/// Opened once for all sets of an allocation. Wants the network's lock.
+#[derive(Debug)]
+pub(super) struct Cursors {
+    file: File,
+    path: PathBuf,
 }
 
-pub(super) fn remember(network: &Path, set: usize, address: IpAddr) -> Result<(), StateError> {
-    let path = folder(network).join(CURSORS);
-    let mut options = File::options();
-    let file = options.create(true).truncate(false).write(true).open(&path).map_err(io("open", &path))?;
-    file.write_all_at(format!("{address:<SLOT$}").as_bytes(), (set * SLOT) as u64).map_err(io("write", &path))
+impl Cursors {
+    pub(super) fn open(network: &Path) -> Result<Self, StateError> {
+        let path = folder(network).join(CURSORS);
+        let mut options = File::options();
+        let file = options.create(true).truncate(false).read(true).write(true).open(&path);
+        Ok(Self { file: file.map_err(io("open", &path))?, path })
+    }
+
+    /// A missing or broken cursor costs nothing but the order.
+    pub(super) fn last(&self, set: usize) -> Option<IpAddr> {
+        let mut slot = [0u8; SLOT];
+        let read = self.file.read_at(&mut slot, (set * SLOT) as u64).ok()?;
+        std::str::from_utf8(&slot[..read]).ok()?.trim_matches(['\0', ' ']).parse().ok()
+    }
+
+    pub(super) fn remember(&self, set: usize, address: IpAddr) -> Result<(), StateError> {
+        let slot = format!("{address:<SLOT$}");
+        self.file.write_all_at(slot.as_bytes(), (set * SLOT) as u64).map_err(io("write", &self.path))
+    }
 }
 
 /// Removes all indexes; what else is known of ranges stays.

@@ -14,7 +14,7 @@ use super::allocate::Claims;
 use super::file::{self, LOCK_PATIENCE, StateError, io, optional, remove_if_there};
 use super::gate::Pass;
 use super::held::{Held, read_record};
-use super::index;
+use super::index::{self, Bitmaps};
 use super::record::Attachment;
 
 /// More than a record of a pod with some ports takes.
@@ -401,7 +401,8 @@ impl Network {
             return Ok(());
         }
         let section = self.enter()?;
-        let rested = addresses.iter().try_for_each(|address| index::lay_to_rest(&self.dir, *address));
+        let rested = Bitmaps::list(&self.dir)
+            .and_then(|bitmaps| addresses.iter().try_for_each(|address| bitmaps.lay_to_rest(*address)));
         section.leave()?;
         rested
     }
@@ -481,7 +482,7 @@ impl Network {
     /// Removes a claim without a record. Nobody knows whether the kernel still remembers its owner.
     fn drop_claim(&self, claim: &Path) -> Result<(), StateError> {
         if let Some(address) = claim.file_name().and_then(|name| name.to_str()?.parse().ok()) {
-            index::lay_to_rest(&self.dir, address)?;
+            Bitmaps::list(&self.dir)?.lay_to_rest(address)?;
         }
         remove_if_there(claim)
     }

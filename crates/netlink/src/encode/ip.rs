@@ -3,12 +3,12 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::address::{AddressHeader, AddressHeaderFlags, AddressScope};
-use netlink_packet_route::neighbour::{NeighbourHeader, NeighbourState};
+use netlink_packet_route::neighbour::{NeighbourFlags, NeighbourHeader, NeighbourState};
 use netlink_packet_route::route::{RouteFlags, RouteHeader, RouteScope as WireScope, RouteType};
 use types::ROUTE_PROTOCOL;
 
 use crate::kernel::{IFA_PROTO, NDA_PROTOCOL, RTAX_ADVMSS, RTAX_MTU};
-use crate::op::{AddAddress, AddNeighbour, Route, RouteScope};
+use crate::op::{AddAddress, AddNeighbour, Fdb, Route, RouteScope};
 use crate::wire::Body;
 
 pub(crate) fn family_of(addr: IpAddr) -> AddressFamily {
@@ -139,4 +139,17 @@ pub(super) fn add_neighbour(body: &mut Body<'_>, add: &AddNeighbour) {
 pub(super) fn del_neighbour(body: &mut Body<'_>, link: u32, addr: IpAddr) {
     body.header(&neighbour_header(link, addr, NeighbourState::None));
     put_ip(body, libc::NDA_DST, addr);
+}
+
+/// An entry of the device itself: without `Own` the kernel would look for a bridge above it.
+pub(super) fn fdb(body: &mut Body<'_>, entry: &Fdb) {
+    body.header(&NeighbourHeader {
+        family: AddressFamily::Bridge,
+        ifindex: entry.link,
+        state: NeighbourState::Permanent,
+        flags: NeighbourFlags::Own,
+        ..NeighbourHeader::default()
+    });
+    body.bytes(libc::NDA_LLADDR, &entry.mac.octets());
+    put_ip(body, libc::NDA_DST, entry.dst);
 }

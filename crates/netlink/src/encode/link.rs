@@ -1,11 +1,16 @@
+use std::net::IpAddr;
 use std::os::fd::AsRawFd as _;
 
 use netlink_packet_route::link::{LinkFlags, LinkHeader};
 use types::{IfName, Mac};
 
 use crate::error::Error;
-use crate::kernel::{IFLA_BRPORT_MODE, IFLA_INET6_ADDR_GEN_MODE, IN6_ADDR_GEN_MODE_NONE, VETH_INFO_PEER};
-use crate::op::{AddBridge, LinkRef, SetLink, Veth};
+use crate::kernel::{
+    IFLA_BRPORT_MODE, IFLA_INET6_ADDR_GEN_MODE, IFLA_VXLAN_ID, IFLA_VXLAN_LEARNING, IFLA_VXLAN_LINK,
+    IFLA_VXLAN_LOCAL, IFLA_VXLAN_LOCAL6, IFLA_VXLAN_PORT, IFLA_VXLAN_UDP_ZERO_CSUM6_RX,
+    IFLA_VXLAN_UDP_ZERO_CSUM6_TX, IN6_ADDR_GEN_MODE_NONE, VETH_INFO_PEER,
+};
+use crate::op::{AddBridge, AddVxlan, LinkRef, SetLink, Veth};
 use crate::wire::Body;
 
 /// The kernel's IFALIASZ is 256 and counts a NUL that is not sent.
@@ -60,6 +65,30 @@ pub(super) fn ifb(body: &mut Body<'_>, name: &IfName, mtu: u32) {
     body.str(libc::IFLA_IFNAME, name.as_str());
     body.u32(libc::IFLA_MTU, mtu);
     body.nest(libc::IFLA_LINKINFO, |info| info.str(libc::IFLA_INFO_KIND, "ifb"));
+}
+
+pub(super) fn vxlan(body: &mut Body<'_>, add: &AddVxlan<'_>) {
+    body.header(&header_up(false));
+    name_mac_mtu(body, add.name, add.mac, add.mtu);
+    body.nest(libc::IFLA_LINKINFO, |info| {
+        info.str(libc::IFLA_INFO_KIND, "vxlan");
+        info.nest(libc::IFLA_INFO_DATA, |data| {
+            data.u32(IFLA_VXLAN_ID, add.vni);
+            match add.local {
+                IpAddr::V4(local) => data.bytes(IFLA_VXLAN_LOCAL, &local.octets()),
+                IpAddr::V6(local) => {
+                    data.bytes(IFLA_VXLAN_LOCAL6, &local.octets());
+                    data.u8(IFLA_VXLAN_UDP_ZERO_CSUM6_TX, 0);
+                    data.u8(IFLA_VXLAN_UDP_ZERO_CSUM6_RX, 0);
+                }
+            }
+            if let Some(link) = add.link {
+                data.u32(IFLA_VXLAN_LINK, link);
+            }
+            data.u8(IFLA_VXLAN_LEARNING, 0);
+            data.bytes(IFLA_VXLAN_PORT, &add.port.to_be_bytes());
+        });
+    });
 }
 
 pub(super) fn check(set: &SetLink<'_>) -> Result<(), Error> {

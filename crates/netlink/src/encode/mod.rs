@@ -33,6 +33,7 @@ pub(crate) fn encode(batch: &mut Batch, op: &Op<'_>, sequence: u32) -> Result<()
         Op::AddIfb { name, mtu } => {
             batch.message(head(libc::RTM_NEWLINK, EXCLUSIVE), |b| link::ifb(b, name, *mtu))
         }
+        Op::AddVxlan(add) => batch.message(head(libc::RTM_NEWLINK, EXCLUSIVE), |b| link::vxlan(b, add)),
         Op::SetLink(set) => {
             link::check(set)?;
             // NEWLINK without CREATE: unlike SETLINK it also takes the flags of a bridge port.
@@ -58,6 +59,8 @@ pub(crate) fn encode(batch: &mut Batch, op: &Op<'_>, sequence: u32) -> Result<()
         Op::DelNeighbour { link, addr } => {
             batch.message(head(libc::RTM_DELNEIGH, CHANGE), |b| ip::del_neighbour(b, *link, *addr))
         }
+        Op::AddFdb(entry) => batch.message(head(libc::RTM_NEWNEIGH, REPLACE), |b| ip::fdb(b, entry)),
+        Op::DelFdb(entry) => batch.message(head(libc::RTM_DELNEIGH, CHANGE), |b| ip::fdb(b, entry)),
         Op::AddTbf(add) => batch.message(head(libc::RTM_NEWQDISC, REPLACE), |b| tc::tbf(b, add)),
         Op::AddIngress { link } => {
             batch.message(head(libc::RTM_NEWQDISC, EXCLUSIVE), |b| tc::ingress(b, *link))

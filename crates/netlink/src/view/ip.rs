@@ -10,7 +10,7 @@ use types::Mac;
 use super::after;
 use super::link::read_mac;
 use crate::kernel::{IFA_PROTO, NDA_PROTOCOL, RTAX_ADVMSS, RTAX_MTU};
-use crate::op::{Route, RouteScope};
+use crate::op::{Fdb, Route, RouteScope};
 use crate::wire::{attributes, read_u32};
 
 fn read_ip(family: AddressFamily, value: &[u8]) -> Option<IpAddr> {
@@ -107,6 +107,26 @@ impl Neighbour {
         }
         let permanent = header.state == NeighbourState::Permanent;
         Some(Self { link: header.ifindex, addr: addr?, mac, permanent, protocol })
+    }
+}
+
+impl Fdb {
+    /// Of a tunnel device. A bridge's entries lead to ports, not to addresses: they are `None`.
+    pub(crate) fn parse(message: &[u8]) -> Option<Self> {
+        let header = NeighbourHeader::parse(message).ok()?;
+        let (mut dst, mut mac) = (None, None);
+        for (kind, value) in attributes(after::<12>(message)) {
+            match kind {
+                libc::NDA_DST if value.len() == 4 => dst = read_ip(AddressFamily::Inet, value),
+                libc::NDA_DST => dst = read_ip(AddressFamily::Inet6, value),
+                libc::NDA_LLADDR => mac = read_mac(value),
+                _ => {}
+            }
+        }
+        if header.family != AddressFamily::Bridge {
+            return None;
+        }
+        Some(Self { link: header.ifindex, mac: mac?, dst: dst? })
     }
 }
 

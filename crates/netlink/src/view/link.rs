@@ -1,8 +1,13 @@
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
 use netlink_packet_route::link::{LinkFlags, LinkHeader};
 use types::Mac;
 
 use super::after;
-use crate::kernel::IFLA_BRPORT_MODE;
+use crate::kernel::{
+    IFLA_BRPORT_MODE, IFLA_VXLAN_GROUP, IFLA_VXLAN_GROUP6, IFLA_VXLAN_ID, IFLA_VXLAN_LEARNING,
+    IFLA_VXLAN_LINK, IFLA_VXLAN_LOCAL, IFLA_VXLAN_LOCAL6, IFLA_VXLAN_PORT,
+};
 use crate::wire::{attribute, attribute_at, attributes, read_text, read_u32};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,6 +29,21 @@ pub struct Link {
     pub kind: Option<String>,
     /// Of a bridge port.
     pub hairpin: Option<bool>,
+    /// Of a VXLAN tunnel device.
+    pub vxlan: Option<Vxlan>,
+}
+
+/// How a tunnel device was made; none of it can be changed while it lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Vxlan {
+    pub vni: u32,
+    pub port: u16,
+    pub local: Option<IpAddr>,
+    pub learning: bool,
+    /// Where what has no forwarding entry goes: a multicast group, or one other node.
+    pub group: Option<IpAddr>,
+    /// The lower link.
+    pub link: Option<u32>,
 }
 
 impl Link {
@@ -42,6 +62,7 @@ impl Link {
             alias: None,
             kind: None,
             hairpin: None,
+            vxlan: None,
         };
         for (kind, value) in attributes(after::<16>(message)) {
             match kind {
@@ -60,12 +81,35 @@ impl Link {
 
     fn read_info(&mut self, info: &[u8]) {
         self.kind = attribute(info, libc::IFLA_INFO_KIND).map(read_text);
+        if self.kind.as_deref() == Some("vxlan") {
+            self.vxlan = attribute(info, libc::IFLA_INFO_DATA).and_then(read_vxlan);
+        }
         let slave_kind = attribute(info, libc::IFLA_INFO_SLAVE_KIND).map(read_text);
         if slave_kind.as_deref() == Some("bridge") {
             let mode = attribute_at(info, &[libc::IFLA_INFO_SLAVE_DATA, IFLA_BRPORT_MODE]);
             self.hairpin = mode.and_then(<[u8]>::first).map(|mode| *mode != 0);
         }
     }
+}
+
+fn read_vxlan(data: &[u8]) -> Option<Vxlan> {
+    let mut vxlan = Vxlan { vni: 0, port: 0, local: None, learning: false, group: None, link: None };
+    let v4 = |value: &[u8]| Some(IpAddr::V4(Ipv4Addr::from(*value.first_chunk::<4>()?)));
+    let v6 = |value: &[u8]| Some(IpAddr::V6(Ipv6Addr::from(*value.first_chunk::<16>()?)));
+    for (kind, value) in attributes(data) {
+        match kind {
+            IFLA_VXLAN_ID => vxlan.vni = read_u32(value)?,
+            IFLA_VXLAN_PORT => vxlan.port = u16::from_be_bytes(*value.first_chunk()?),
+            IFLA_VXLAN_LOCAL => vxlan.local = v4(value),
+            IFLA_VXLAN_LOCAL6 => vxlan.local = v6(value),
+            IFLA_VXLAN_GROUP => vxlan.group = v4(value),
+            IFLA_VXLAN_GROUP6 => vxlan.group = v6(value),
+            IFLA_VXLAN_LEARNING => vxlan.learning = value.first().is_some_and(|on| *on != 0),
+            IFLA_VXLAN_LINK => vxlan.link = read_u32(value).filter(|link| *link != 0),
+            _ => {}
+        }
+    }
+    Some(vxlan)
 }
 
 pub(super) fn read_mac(value: &[u8]) -> Option<Mac> {

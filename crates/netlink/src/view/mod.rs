@@ -5,7 +5,7 @@ mod link;
 mod tc;
 
 pub use ip::{Address, Neighbour, RouteLookup};
-pub use link::Link;
+pub use link::{Link, Vxlan};
 pub use tc::Qdisc;
 
 pub(crate) use tc::redirect_target;
@@ -20,13 +20,14 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::op::Route;
+    use crate::op::{Fdb, Route};
     use crate::wire::{Batch, Head};
 
     fn parse_all(message: &[u8]) {
         let _ = Link::parse(message);
         let _ = Address::parse(message);
         let _ = Neighbour::parse(message);
+        let _ = Fdb::parse(message);
         let _ = Route::parse(message);
         let _ = RouteLookup::parse(message);
         let _ = Qdisc::parse(message);

@@ -3,9 +3,12 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod deletion;
+mod ethtool;
 mod ip;
 mod link;
 mod monitor;
 mod netns;
+mod peers;
 mod tc;
+mod vxlan;
 mod world;

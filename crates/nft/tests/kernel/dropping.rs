@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use nft::{ForeignDrop, Mode, Protocol, foreign_drops};
+use nft::{Certainty, ForeignDrop, Mode, Protocol, foreign_drops};
 use types::IfName;
 
 use crate::common::{Sample, in_netns, run};
@@ -84,6 +84,60 @@ fn pain15_chains_that_drop_are_told_from_those_that_do_not() {
             Sample::new(Mode::Bridge, 2).admit();
             run("nft", &[&text]);
             assert_eq!(words(&drops()), want.into_iter().collect::<Vec<_>>(), "{text}");
+        });
+    }
+}
+
+/// What makes a chain drop and what not, and whether it is certain.
+#[test]
+fn a9_a_drop_is_certain_only_when_no_rule_may_let_pods_pass() {
+    let chain = |rest: &str| {
+        format!(
+            "nft 'table inet t {{ chain d {{ {rest} }}; chain c {{ {FORWARD}; policy drop; jump d; }}; }}'"
+        )
+    };
+    let docker = "iptables -P FORWARD DROP; iptables -N DOCKER-USER; iptables -N DOCKER; iptables -N DOCKER-ISOLATION-STAGE-1
+        iptables -A FORWARD -j DOCKER-USER; iptables -A FORWARD -j DOCKER-ISOLATION-STAGE-1
+        iptables -A FORWARD -o docker0 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+        iptables -A FORWARD -o docker0 -j DOCKER; iptables -A FORWARD -i docker0 ! -o docker0 -j ACCEPT
+        iptables -A DOCKER -d 172.17.0.2/32 ! -i docker0 -o docker0 -p tcp -m tcp --dport 80 -j ACCEPT
+        iptables -A DOCKER-ISOLATION-STAGE-1 -i docker0 -j RETURN; iptables -A DOCKER-ISOLATION-STAGE-1 -j RETURN
+        iptables -A DOCKER-USER -j RETURN";
+    let ufw = "iptables -P FORWARD DROP; for c in before user after logging; do iptables -N ufw-$c-forward; iptables -A FORWARD -j ufw-$c-forward; done
+        iptables -A ufw-before-forward -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+        iptables -A ufw-before-forward -p icmp --icmp-type echo-request -j ACCEPT
+        iptables -A ufw-logging-forward -m limit --limit 3/min -j LOG --log-prefix '[UFW BLOCK] '
+        iptables -A ufw-logging-forward -m conntrack --ctstate INVALID -m limit --limit 3/min -j RETURN";
+    for (stop, want) in [
+        (chain(""), true),
+        (
+            chain("ip ttl 1 drop; counter log; iifname eth7 accept; ct state established,related accept;"),
+            true,
+        ),
+        (chain("meta l4proto udp accept; meta mark set 7; ip ttl 1 return; ct state invalid drop;"), true),
+        (chain("ip saddr 10.0.0.0/8 accept;"), false),
+        (chain("iifname br0 accept;"), false),
+        (chain("iifname br* accept;").replace("br*", "\"br*\""), false),
+        (chain("iifname pwsample2 accept;"), false),
+        (chain("oifname eth0 accept;"), false),
+        (chain("oifname eth7 accept;"), true),
+        (chain("ct state vmap { established : accept, new : accept };"), false),
+        (chain("ct state new accept;"), false),
+        (chain("ip ttl 1 return; drop;"), false),
+        (docker.to_owned(), true),
+        (docker.replace("DOCKER-USER -j RETURN", "DOCKER-USER -s 10.88.0.0/16 -j ACCEPT"), false),
+        (ufw.to_owned(), true),
+        (format!("{ufw}; iptables -A ufw-user-forward -i lan0 -j ACCEPT"), true),
+        (format!("{ufw}; iptables -A ufw-user-forward -d 10.0.0.0/8 -j ACCEPT"), false),
+    ] {
+        in_netns(|| {
+            sh(
+                "ip link add eth0 type veth peer name peer0 && ip link set eth0 up && ip link set peer0 up && ip addr add 192.0.2.1/24 dev eth0 && ip route add default via 192.0.2.2",
+            );
+            sh(&stop);
+            let found = drops();
+            assert_eq!(found.len(), 1, "{stop}: {found:?}");
+            assert_eq!(found[0].certainty == Certainty::Certain, want, "{stop}");
         });
     }
 }

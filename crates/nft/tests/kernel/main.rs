@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 
+mod accepting;
+mod clamping;
 mod common;
 mod dropping;
 mod forgetting;

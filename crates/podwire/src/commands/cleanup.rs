@@ -24,12 +24,17 @@ pub(crate) fn run(args: &Cleanup) -> Result<()> {
     // Held to the end: no agent starts meanwhile.
     let _lock = without_agent(&folders)?;
     let mut report = Report::default();
+    let mut names = Vec::new();
     if let Some(state_dir) = &folders.state_dir {
         // The config first: from then on no runtime sends pods.
         let removal = agent::install::remove(state_dir)?;
         report.done.extend(removal.done);
         report.left.extend(removal.left);
+        let forgotten = agent::forget(state_dir);
+        report.done.extend(forgotten.done);
+        report.left.extend(forgotten.left);
         remove_if_empty(state_dir, &mut report);
+        names = forgotten.names;
     }
     let kernel = if args.all {
         Report::of_everything(&folders.run_dir)?
@@ -42,6 +47,11 @@ pub(crate) fn run(args: &Cleanup) -> Result<()> {
     report.left.extend(kernel.left);
     remove_socket(&folders.socket, &mut report);
     tell(&report, &folders);
+    for name in names {
+        println!(
+            "other nodes still know this one: run `podwire node rm {name}` on one of them to free its blocks"
+        );
+    }
     ensure!(report.left.is_empty(), "some things were left; see above");
     Ok(())
 }

@@ -7,7 +7,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use agent::config::{Config, Flags, Network};
-use agent::install::{self, Installer, PLUGIN};
+use agent::install::{self, Installer, PLUGIN, Rendered};
 use anyhow::{Context, Result, bail, ensure};
 use api::{Client, Readiness, Status};
 use clap::{Args, FromArgMatches};
@@ -34,9 +34,11 @@ fn with_agent(args: &Install) -> Result<()> {
     let status = status(&client)?;
     // What runs is what counts: the agent may have been started with other flags than this was.
     config.network = network_of(&status)?;
+    let share = share_of(&status)?;
     config.run_dir = status.run_dir;
     config.socket = status.socket;
     let installer = Installer::new(&config)?.context("the configuration says that nothing is installed")?;
+    installer.know(share);
     put(&installer)
 }
 
@@ -135,17 +137,26 @@ fn status(client: &Client) -> Result<Status> {
     serde_json::from_slice(&answer.body).context("the agent is of another version")
 }
 
+/// The whole network, of which this node may have a part only.
 fn network_of(status: &Status) -> Result<Network> {
     let network = &status.network;
+    ensure!(!network.subnets.is_empty(), "the agent is of another version: it does not tell its network");
     Ok(Network {
         name: network.name.as_str().try_into()?,
         mode: serde_json::from_value(network.mode.clone().into())
             .context("the agent is of another version")?,
         bridge: network.bridge.as_str().try_into()?,
-        subnets: network.blocks.iter().map(|block| block.cidr).collect(),
+        subnets: network.subnets.clone(),
         mtu: network.mtu,
         masquerade: network.masquerade,
     })
+}
+
+/// What this node has of it. A node that is alone has all.
+fn share_of(status: &Status) -> Result<Rendered> {
+    let blocks: Vec<_> = status.network.blocks.iter().map(|block| block.cidr).collect();
+    ensure!(!blocks.is_empty(), "the agent does not tell which blocks this node has: see `podwire status`");
+    Ok(Rendered::new(blocks, status.network.mtu))
 }
 
 /// An agent with `install.enabled` puts the files there itself, and back; two that do so would take turns for ever. That

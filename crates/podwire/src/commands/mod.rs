@@ -1,7 +1,13 @@
 pub(crate) mod agent;
 pub(crate) mod attachment;
+pub(crate) mod blocks;
 pub(crate) mod cleanup;
 pub(crate) mod demo;
+pub(crate) mod doctor;
 pub(crate) mod install;
+pub(crate) mod lab;
+pub(crate) mod node;
+pub(crate) mod nodes;
 pub(crate) mod pods;
+pub(crate) mod routes;
 pub(crate) mod status;

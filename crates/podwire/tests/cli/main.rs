@@ -3,8 +3,10 @@
 
 mod attachment;
 mod cleanup;
+mod cluster;
 mod common;
 mod demo;
+mod doctor;
 mod install;
 mod pods;
 mod readme;

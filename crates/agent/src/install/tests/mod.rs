@@ -10,6 +10,7 @@ use tempfile::TempDir;
 use types::AttachMode;
 
 mod remove;
+mod share;
 mod template;
 mod watch;
 

@@ -7,15 +7,17 @@ use std::os::unix::net::UnixStream as Client;
 use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 
-use api::{BlockUse, CniCall, NetworkStatus};
+use api::{CniCall, NetworkStatus};
 use cni::{Code, Error, Request};
 use engine::{Caller, Done};
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 use tokio::sync::oneshot;
-use types::RequestId;
+use types::{AttachMode, RequestId};
 
 use super::super::*;
+use crate::config::Network;
+use crate::share::Share;
 use crate::work::{Serve, Settings};
 
 pub(super) const SOON: Duration = Duration::from_secs(20);
@@ -81,15 +83,25 @@ impl Site {
             defaults: Map::new(),
         };
         let work = Work::new(settings, Arc::clone(&board), Arc::clone(&metrics)).with_engine(options.serve);
-        let block = |cidr: &str| BlockUse { cidr: cidr.parse().unwrap(), used: 0, free: 0 };
         let network = NetworkStatus {
             name: "podwire".to_owned(),
             mode: "routed".to_owned(),
             bridge: "pw0".to_owned(),
             mtu: None,
             masquerade: true,
-            blocks: vec![block("10.9.0.0/24"), block("fd00:9::/64")],
+            subnets: vec!["10.9.0.0/24".parse().unwrap(), "fd00:9::/64".parse().unwrap()],
+            blocks: Vec::new(),
         };
+        let own = Network {
+            name: "podwire".try_into().unwrap(),
+            mode: AttachMode::Routed,
+            bridge: "pw0".try_into().unwrap(),
+            subnets: vec!["10.9.0.0/24".parse().unwrap(), "fd00:9::/64".parse().unwrap()],
+            mtu: None,
+            masquerade: true,
+        };
+        let shares = Shares::none("");
+        shares.set(Arc::new(Share::new(&own, own.subnets.clone(), None).unwrap()));
         let queue = Arc::new(options.queue);
         let service = Service {
             board: Arc::clone(&board),
@@ -102,7 +114,10 @@ impl Site {
                 run_dir: dir.path().join("run"),
                 socket: socket.clone(),
                 network,
+                cuts: Vec::new(),
             },
+            shares: Arc::new(shares),
+            cluster: None,
             cni_config: Box::new(|| Ok(" ".repeat(16 << 20))),
         };
         let (stop, stopped) = oneshot::channel();

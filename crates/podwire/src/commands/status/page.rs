@@ -97,7 +97,21 @@ fn blocks(network: &NetworkStatus) -> String {
             print::bar(block.used, total),
         ]
     });
-    print::table(&["BLOCK", "USED", "FREE", ""], rows)
+    let table = print::table(&["BLOCK", "USED", "FREE", ""], rows);
+    match whole(network) {
+        Some(whole) => format!("{table}\n{whole}"),
+        None => table,
+    }
+}
+
+/// What the blocks are a part of, where this node does not have all.
+fn whole(network: &NetworkStatus) -> Option<String> {
+    let is_all = network.blocks.iter().map(|block| block.cidr).eq(network.subnets.iter().copied());
+    if is_all || network.subnets.is_empty() {
+        return None;
+    }
+    let subnets: Vec<String> = network.subnets.iter().map(ToString::to_string).collect();
+    Some(format!("of the network {}; `podwire blocks` shows who has the others", subnets.join(" ")))
 }
 
 /// The latest last, as in a log.

@@ -4,27 +4,22 @@
 //! Reads all tables of the IP layer; not for the way of a pod. Rules of the old `iptables-legacy` are not in nftables,
 //! and not seen.
 
-use std::collections::BTreeMap;
+mod accept;
+mod fate;
+mod tables;
 
-use netlink::Refusal;
-use netlink::wire::{attribute, read_text};
-use rustix::io::Errno;
+use netlink::{RouteFilter, RtSocket};
 use types::IfName;
+
+pub use accept::{accept_in_others, withdraw_from_others};
 
 use crate::damage::ListedChain;
 use crate::error::Error;
-use crate::number;
-use crate::rule::{Condition, Ending, Listed};
-use crate::ruleset::TABLE;
-use crate::socket::{Request, Socket, Verb};
+use crate::rule::{Ending, Listed};
+use crate::socket::Socket;
+use fate::{Links, Outcome};
+use tables::Tables;
 
-const LOOK: &str = "look for foreign chains that drop";
-/// `NF_INET_FORWARD`
-const FORWARD: u32 = 2;
-/// `NF_DROP`
-const DROP: u32 = 0;
-/// The kernel allows no deeper jumps.
-const DEEPEST: usize = 16;
 /// A rule whose comment holds this is there for us.
 const MARK: &str = "podwire";
 /// What the host end of every pod's link is called.
@@ -75,74 +70,71 @@ pub struct ForeignDrop {
     pub why: String,
     /// What helps, ready to paste into a shell.
     pub command: String,
+    pub certainty: Certainty,
+}
+
+impl ForeignDrop {
+    /// What happens, for people.
+    pub fn sentence(&self) -> String {
+        let Self { family, table, chain, why, .. } = self;
+        format!("chain {chain} of the firewall's table {family} {table} drops what pods send: {why}")
+    }
+}
+
+/// A rule of others may let pods pass that we do not understand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Certainty {
+    /// No connection that a pod opens to the outside passes.
+    Certain,
+    Likely,
 }
 
 /// The chains in this thread's namespace that drop what pods send or receive through the host. `bridges` are those that
 /// pods are attached to, for the command.
 pub fn foreign_drops(bridges: &[&IfName]) -> Result<Vec<ForeignDrop>, Error> {
     let mut socket = Socket::open()?;
-    let mut found = Vec::new();
+    let (mut found, mut uplinks) = (Vec::new(), None);
     for family in ForeignFamily::ALL {
         let tables = Tables::read(&mut socket, family)?;
-        let drops = tables.chains.iter().filter_map(|chain| tables.drop_of(chain, bridges));
+        if tables.chains.is_empty() {
+            continue;
+        }
+        let links = Links {
+            bridges: &bridges.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            uplinks: uplinks.get_or_insert_with(self::uplinks),
+        };
+        let drops = tables.chains.iter().filter_map(|chain| tables.drop_of(chain, bridges, &links));
         found.extend(drops);
     }
     Ok(found)
 }
 
-/// All there is of one family.
-struct Tables {
-    family: ForeignFamily,
-    flags: BTreeMap<String, u32>,
-    /// Those at the forward hook.
-    chains: Vec<ListedChain>,
-    /// By table and chain, in their order.
-    rules: BTreeMap<(String, String), Vec<Listed>>,
+/// Where the default routes lead. Not to know it makes less certain, and nothing wrong.
+fn uplinks() -> Vec<String> {
+    let Ok(mut host) = RtSocket::open() else { return Vec::new() };
+    let routes = host.routes(RouteFilter::default()).unwrap_or_default();
+    let defaults = routes.iter().filter(|route| route.dst.prefix_len() == 0);
+    let names = defaults.map(|route| Some(host.link_at(route.link?).ok()??.name));
+    // One that leads several ways names no link.
+    names.collect::<Option<_>>().unwrap_or_default()
 }
 
 impl Tables {
-    fn read(socket: &mut Socket, family: ForeignFamily) -> Result<Self, Error> {
-        let mut tables = Self { family, flags: BTreeMap::new(), chains: Vec::new(), rules: BTreeMap::new() };
-        let is_forward = |c: &ListedChain| {
-            c.hook.as_ref().is_some_and(|hook| hook.number == FORWARD)
-                && !(c.table == TABLE && family == ForeignFamily::Inet)
-        };
-        tables.chains = list(socket, (family, number::GETCHAIN), ListedChain::read)?;
-        tables.chains.retain(is_forward);
-        // Most hosts have none, and rules are many where there are some.
-        if tables.chains.is_empty() {
-            return Ok(tables);
-        }
-        tables.flags.extend(list(socket, (family, number::GETTABLE), table)?);
-        for rule in list(socket, (family, number::GETRULE), Listed::read)? {
-            tables.rules.entry((rule.table.clone(), rule.chain.clone())).or_default().push(rule);
-        }
-        Ok(tables)
-    }
-
-    fn rules(&self, table: &str, chain: &str) -> &[Listed] {
-        self.rules.get(&(table.to_owned(), chain.to_owned())).map_or(&[], Vec::as_slice)
-    }
-
-    fn drop_of(&self, chain: &ListedChain, bridges: &[&IfName]) -> Option<ForeignDrop> {
-        let flags = self.flags.get(&chain.table).copied().unwrap_or(0);
-        if flags & number::TABLE_DORMANT != 0 || self.is_prepared(&chain.table, &chain.name) {
+    fn drop_of(&self, chain: &ListedChain, bridges: &[&IfName], links: &Links<'_>) -> Option<ForeignDrop> {
+        if self.is_dormant(&chain.table) || self.is_prepared(&chain.table, &chain.name) {
             return None;
         }
-        let mut why = match (self.outcome(&chain.table, &chain.name, DEEPEST), chain.policy) {
-            (Outcome::Drops(how), _) => how,
-            (Outcome::GoesOn, Some(DROP)) => "its policy is drop".to_owned(),
-            (Outcome::Accepts | Outcome::GoesOn, _) => return None,
-        };
+        let Outcome::Drops { mut why, .. } = self.outcome(chain) else { return None };
         let place = Place { family: self.family, table: &chain.table, chain: &chain.name };
-        let command = if flags & number::TABLE_OWNED == 0 {
-            place.insertion(bridges)
-        } else {
+        let command = if self.is_owned(&chain.table) {
             why.push_str(", and only the program that made the table can change it");
             place.of_firewalld(bridges)
+        } else {
+            place.insertion(bridges)
         };
+        let certainty = if self.is_certain(chain, links) { Certainty::Certain } else { Certainty::Likely };
         let (family, table, chain) = (self.family, chain.table.clone(), chain.name.clone());
-        Some(ForeignDrop { family, table, chain, why, command })
+        Some(ForeignDrop { family, table, chain, why, command, certainty })
     }
 
     /// Does the chain, or one that it leads to, have a rule for us?
@@ -162,37 +154,6 @@ impl Tables {
         }
         false
     }
-
-    /// What becomes of a packet that no rule with a condition matches.
-    fn outcome(&self, table: &str, chain: &str, depth: usize) -> Outcome {
-        let always = self.rules(table, chain).iter().filter(|r| r.rule.condition == Condition::Always);
-        for listed in always {
-            match &listed.rule.ending {
-                Ending::Accept => return Outcome::Accepts,
-                Ending::Drop => {
-                    return Outcome::Drops(format!("chain {chain} ends in a rule that drops all"));
-                }
-                Ending::Reject => {
-                    return Outcome::Drops(format!("chain {chain} ends in a rule that rejects all"));
-                }
-                Ending::Return => return Outcome::GoesOn,
-                Ending::Goto(to) if depth > 0 => return self.outcome(table, to, depth - 1),
-                Ending::Jump(to) if depth > 0 => match self.outcome(table, to, depth - 1) {
-                    Outcome::GoesOn => {}
-                    decided => return decided,
-                },
-                Ending::Jump(_) | Ending::Goto(_) | Ending::Masquerade | Ending::Other => {}
-            }
-        }
-        Outcome::GoesOn
-    }
-}
-
-enum Outcome {
-    Accepts,
-    Drops(String),
-    /// Its caller, or the policy, decides.
-    GoesOn,
 }
 
 /// One that accepts with our mark, or the way that firewalld has for links of a zone.
@@ -201,28 +162,6 @@ fn is_for_us(listed: &Listed) -> bool {
         Ending::Accept => listed.comment.as_ref().is_some_and(|comment| comment.contains(MARK)),
         Ending::Jump(_) | Ending::Goto(_) => listed.compared.iter().any(|name| name == POD_PREFIX),
         Ending::Drop | Ending::Reject | Ending::Return | Ending::Masquerade | Ending::Other => false,
-    }
-}
-
-/// A table's name and flags.
-fn table(answer: &[u8]) -> Option<(String, u32)> {
-    let name = attribute(answer, number::TABLE_NAME).map(read_text)?;
-    let flags = attribute(answer, number::TABLE_FLAGS).and_then(|flags| flags.first_chunk());
-    Some((name, flags.copied().map_or(0, u32::from_be_bytes)))
-}
-
-fn list<T: PartialEq>(
-    socket: &mut Socket,
-    (family, kind): (ForeignFamily, u16),
-    read: impl Fn(&[u8]) -> Option<T>,
-) -> Result<Vec<T>, Error> {
-    let number = u8::try_from(family.number()).unwrap_or_default();
-    let all = Request::new(Verb { kind, flags: 0, family: number, version: 0 }, |_| {});
-    match socket.list(&all, read)? {
-        Ok(listed) => Ok(listed),
-        // A kernel without nf_tables, or without this family, has no such chains.
-        Err(Refusal { errno: Errno::NOENT | Errno::OPNOTSUPP | Errno::AFNOSUPPORT, .. }) => Ok(Vec::new()),
-        Err(refusal) => Err(Error::refused(LOOK, format!("family {family}"), refusal)),
     }
 }
 

@@ -1,0 +1,102 @@
+//! `alive/NAME`: a key with a lease that says that an agent works here. Status shows it, and it keeps another machine from
+//! taking our name. No route depends on it: whatever happens to it, traffic does not notice.
+
+use std::time::Duration;
+
+use cluster::{Alive, Object as _};
+use store::{Change, Compare, Kept, LeaseId, Outcome};
+use tokio::sync::watch;
+use tokio::time::sleep;
+use tracing::{debug, warn};
+use types::{NodeName, NodeUid};
+
+use super::join::Registry;
+use crate::board::unix_time;
+
+const TTL: Duration = Duration::from_secs(15);
+/// Two may be lost.
+const BEAT: Duration = Duration::from_secs(5);
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Who says so.
+pub(super) struct Herald {
+    pub(super) registry: Registry,
+    pub(super) name: NodeName,
+    pub(super) uid: NodeUid,
+    /// Whether our record stands in the store.
+    pub(super) joined: watch::Receiver<bool>,
+}
+
+/// Whether the key could be set.
+enum Said {
+    Yes(LeaseId),
+    /// Another machine says so of our name.
+    Taken,
+}
+
+impl Herald {
+    /// For ever. Nothing is said before the node has joined: the name may be another's.
+    pub(super) async fn run(mut self) {
+        let since = unix_time();
+        loop {
+            if self.joined.wait_for(|joined| *joined).await.is_err() {
+                return;
+            }
+            match self.say(since).await {
+                Ok(Said::Yes(lease)) => self.keep(lease).await,
+                Ok(Said::Taken) => {
+                    warn!("another machine says to be {}: this one waits for its end", self.name);
+                    sleep(TTL).await;
+                }
+                Err(error) => {
+                    debug!("cannot say that this agent is alive: {error}");
+                    sleep(RETRY).await;
+                }
+            }
+        }
+    }
+
+    async fn say(&self, since: u64) -> Result<Said, store::Error> {
+        let Registry { store, layout } = &self.registry;
+        let key = layout.alive(&self.name);
+        let found = store.get(&key).await?;
+        let compare = match &found {
+            None => Compare::Absent(key.clone()),
+            Some(entry) => {
+                if Alive::decode(&entry.value).is_ok_and(|alive| alive.uid != self.uid) {
+                    return Ok(Said::Taken);
+                }
+                Compare::Revision(key.clone(), entry.revision)
+            }
+        };
+        let lease = store.grant(TTL).await?;
+        let value = Alive { uid: self.uid.clone(), since }.encode();
+        let put = Change::Put { key, value, lease: Some(lease) };
+        match store.commit(&[compare], &[put]).await? {
+            Outcome::Done { .. } => Ok(Said::Yes(lease)),
+            Outcome::Refused => {
+                store.revoke(lease).await?;
+                Ok(Said::Taken)
+            }
+        }
+    }
+
+    /// Until the lease is lost, or the node is no longer in the store.
+    async fn keep(&mut self, lease: LeaseId) {
+        loop {
+            tokio::select! {
+                () = sleep(BEAT) => {}
+                changed = self.joined.wait_for(|joined| !*joined) => {
+                    debug!("joining again ({})", changed.is_ok());
+                    return;
+                }
+            }
+            match self.registry.store.keep_alive(lease).await {
+                Ok(Kept::Alive) => {}
+                Ok(Kept::Gone) => return,
+                // It may live on: the next beat tells.
+                Err(error) => debug!("cannot keep the lease: {error}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! How the rest of the agent talks to the cluster's side.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use cluster::NodeRecord;
+use ipnet::IpNet;
+use store::Store;
+use tokio::sync::{mpsc, oneshot};
+use tracing::info;
+use types::{Digest, Mac, NetworkName, NodeName};
+
+use super::command::{Command, Contents};
+use super::home::Home;
+use super::routes::Question;
+use super::shared::Shared;
+use super::{ClusterError, Parts, Site, is_alone, store_config};
+use crate::share::Shares;
+
+/// Questions and commands that may wait.
+const WAITING: usize = 256;
+/// How long somebody who asks waits for the store.
+const PATIENCE: Duration = Duration::from_secs(8);
+/// How long a pod waits for another block.
+const GROW: Duration = Duration::from_secs(3);
+/// When there was no other block, it is asked for again after this time.
+const ASK_AGAIN: Duration = Duration::from_secs(30);
+
+/// Its clones talk to the same one.
+#[derive(Clone)]
+pub(crate) struct Cluster {
+    commands: mpsc::Sender<Command>,
+    questions: mpsc::Sender<Question>,
+    shares: Arc<Shares>,
+    growing: Arc<Mutex<Growing>>,
+    is_alone: bool,
+    /// Where addresses in use are recorded.
+    place: (PathBuf, NetworkName),
+    pub(crate) name: NodeName,
+}
+
+impl Cluster {
+    /// Starts the thread. What it remembers is in force when this returns: blocks at once, routes in a moment.
+    pub(crate) fn start(parts: Parts) -> Result<Self, ClusterError> {
+        let config = Arc::clone(&parts.config);
+        let home = Home::of(&config.state_dir, &config.network.name);
+        let uid = home.uid()?;
+        let name = NodeName::try_from(config.node.as_str())?;
+        let record = NodeRecord {
+            name: name.clone(),
+            tunnel_mac: Mac::local(Digest::of(&["tunnel", uid.as_str()]).first5()),
+            uid,
+            addresses: Vec::new(),
+            blocks: Vec::new(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+        };
+        let remembered = home.record().filter(|saved| saved.uid == record.uid).map(|saved| saved.blocks);
+        let (commands, waiting) = mpsc::channel(WAITING);
+        let (questions, asked) = mpsc::channel(WAITING);
+        let (is_alone, shares) = (is_alone(&config), Arc::clone(&parts.shares));
+        let shared = Arc::new(Shared::new(parts, home));
+        shared.remember(remembered.unwrap_or_default());
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .max_blocking_threads(2)
+            .build()
+            .map_err(ClusterError::Thread)?;
+        let store = {
+            let _inside = runtime.enter();
+            Store::open(&store_config(&config, &shared.home))?
+        };
+        let site = Site { shared, record, store, commands: waiting, questions: asked };
+        std::thread::Builder::new()
+            .name("podwire-cluster".to_owned())
+            .stack_size(1 << 20)
+            .spawn(move || runtime.block_on(site.run()))
+            .map_err(ClusterError::Thread)?;
+        let place = (config.run_dir.clone(), config.network.name.clone());
+        Ok(Self { commands, questions, shares, growing: Arc::default(), is_alone, place, name })
+    }
+
+    /// Everything that stands in the store.
+    pub(crate) async fn look(&self) -> Result<Contents, String> {
+        self.ask(Command::Look).await
+    }
+
+    pub(crate) async fn remove(&self, name: NodeName, force: bool) -> Result<NodeRecord, String> {
+        self.ask(|done| Command::Remove { name, force, done }).await
+    }
+
+    /// The routes to other nodes: wanted, there, and the difference.
+    pub(crate) async fn routes(&self) -> Result<Vec<api::RouteView>, String> {
+        let (answer, answered) = oneshot::channel();
+        let gone = || "the agent is stopping".to_owned();
+        self.questions.try_send(answer).map_err(|_| "too many questions wait already".to_owned())?;
+        tokio::time::timeout(PATIENCE, answered)
+            .await
+            .map_err(|_| "no answer in time".to_owned())?
+            .map_err(|_| gone())?
+    }
+
+    async fn ask<T>(
+        &self,
+        command: impl FnOnce(oneshot::Sender<Result<T, String>>) -> Command,
+    ) -> Result<T, String> {
+        let (done, answer) = oneshot::channel();
+        self.commands.try_send(command(done)).map_err(|_| "too many questions wait already".to_owned())?;
+        match tokio::time::timeout(PATIENCE, answer).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) => Err("the agent is stopping".to_owned()),
+            Err(_) => Err(format!("the store did not answer within {} s", PATIENCE.as_secs())),
+        }
+    }
+
+    /// Asks for one more block beside this one, which is full or nearly so. Nobody waits for it, and while one is asked for
+    /// nobody asks again.
+    pub(crate) fn want_more(&self, like: IpNet) {
+        let Ok(mut growing) = self.growing.try_lock() else { return };
+        if self.is_alone || !growing.is_over() {
+            return;
+        }
+        info!("few addresses are left beside {like}: another block is asked for");
+        if let Ok(answer) = self.ask_for_more(like) {
+            *growing = Growing::Asked { answer, at: Instant::now() };
+        }
+    }
+
+    /// The same for a pod that found no address in `seen`, and waits. Of many that wait one asks, and all get it.
+    pub(crate) fn grow(&self, seen: &[IpNet]) -> Result<(), String> {
+        if self.is_alone {
+            return Err("this node has all of the network already".to_owned());
+        }
+        let mut growing = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
+        let share = self.shares.get()?;
+        if share.blocks != seen {
+            return Ok(());
+        }
+        let like = share.fullest(&self.place.0, &self.place.1).ok_or("no block of this node is full")?;
+        let answer = match std::mem::take(&mut *growing) {
+            Growing::Asked { answer, .. } => answer,
+            Growing::No => self.ask_for_more(like)?,
+        };
+        answer.recv_timeout(GROW).map_err(|_| "the store did not answer in time".to_owned())?
+    }
+
+    fn ask_for_more(&self, like: IpNet) -> Result<Answer, String> {
+        let (done, answer) = std::sync::mpsc::sync_channel(1);
+        self.commands
+            .try_send(Command::Grow { like, done })
+            .map_err(|_| "too many questions wait already".to_owned())?;
+        Ok(answer)
+    }
+}
+
+/// Whether another block was asked for.
+#[derive(Default)]
+enum Growing {
+    #[default]
+    No,
+    Asked {
+        answer: Answer,
+        at: Instant,
+    },
+}
+
+type Answer = std::sync::mpsc::Receiver<Result<(), String>>;
+
+impl Growing {
+    /// May be asked for again? Where there was none, not at once.
+    fn is_over(&self) -> bool {
+        match self {
+            Self::No => true,
+            Self::Asked { answer, at } => match answer.try_recv() {
+                Ok(Ok(())) | Err(std::sync::mpsc::TryRecvError::Disconnected) => true,
+                Ok(Err(_)) | Err(std::sync::mpsc::TryRecvError::Empty) => at.elapsed() > ASK_AGAIN,
+            },
+        }
+    }
+}

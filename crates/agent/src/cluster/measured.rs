@@ -1,0 +1,18 @@
+//! What `make bench` calls without an agent around it: the very code that an agent runs, and nothing of its own.
+
+use cluster::{Layout, NetworkSpec, NodeRecord};
+use store::Store;
+
+use super::join::{Candidate, Registry};
+
+/// Joins a cluster; gives the record as it stands in the store.
+pub async fn join(
+    store: Store,
+    layout: Layout,
+    spec: NetworkSpec,
+    record: NodeRecord,
+) -> Result<NodeRecord, String> {
+    let candidate = Candidate { spec, record, remembered: Vec::new() };
+    let joined = Registry { store, layout }.join(&candidate).await.map_err(|error| error.to_string())?;
+    Ok(joined.record)
+}

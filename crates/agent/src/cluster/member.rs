@@ -1,0 +1,255 @@
+//! The store's side: join, tell who we are, hear of the others. It waits for the store as long as it takes; nothing that
+//! runs waits for it.
+//!
+//! ```text
+//! join ─► list nodes ─► watch from there ─► Update … ─► routes
+//!   ▲                        │ broken, compacted, our record gone or taken
+//!   └────────────────────────┘
+//! ```
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cluster::{Cut, NodeRecord, Object as _};
+use store::{Event, Watch, Watched};
+use tokio::sync::{mpsc, watch};
+use tokio::time::sleep;
+use tracing::{debug, info, warn};
+use types::NodeName;
+
+use super::command::Command;
+use super::join::{Candidate, JoinError, Joined, Registry, cuts};
+use super::shared::Shared;
+
+/// How long after a failure it is tried again: at first, and at most.
+const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
+/// A name that another machine holds is asked for again after this time.
+const HELD: Duration = Duration::from_secs(3);
+
+/// What the routes need to know.
+#[derive(Debug)]
+pub(super) enum Update {
+    /// All nodes there are.
+    Nodes(Vec<NodeRecord>),
+    /// All nodes that a store knows which has just lost what it knew: others will come back.
+    Survivors(Vec<NodeRecord>),
+    Node(NodeRecord),
+    Gone(NodeName),
+}
+
+pub(super) struct Member {
+    pub(super) registry: Registry,
+    pub(super) candidate: Candidate,
+    pub(super) shared: Arc<Shared>,
+    /// Our addresses, as they are now. None: nobody has looked yet.
+    pub(super) addresses: watch::Receiver<Option<Vec<IpAddr>>>,
+    pub(super) joined: watch::Sender<bool>,
+    pub(super) updates: mpsc::Sender<Update>,
+    pub(super) commands: mpsc::Receiver<Command>,
+    /// Of the last list. A store that was made anew counts from the beginning.
+    pub(super) revision: u64,
+}
+
+/// Why a session with the store ended.
+enum End {
+    /// Begin again at once: the watch was compacted, or our record changed.
+    Again,
+    /// The agent ends.
+    Over,
+}
+
+impl Member {
+    pub(super) async fn run(mut self) {
+        // So that others never hear of a node without knowing where it is.
+        if self.addresses.wait_for(Option::is_some).await.is_err() {
+            return;
+        }
+        let mut pause = RETRY.0;
+        loop {
+            let ended = self.session(&mut pause).await;
+            self.joined.send_replace(false);
+            match ended {
+                Ok(End::Over) => return,
+                Ok(End::Again) => {}
+                Err(error) => {
+                    self.shared.store_failed(&error.to_string(), error.is_transient());
+                    let wait = if matches!(error, JoinError::Held { .. }) { HELD } else { pause };
+                    pause = (pause * 2).min(RETRY.1);
+                    if self.idle(wait).await.is_break() {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits, and tells whoever asks meanwhile that the store is away.
+    async fn idle(&mut self, wait: Duration) -> std::ops::ControlFlow<()> {
+        let over = sleep(wait);
+        tokio::pin!(over);
+        loop {
+            tokio::select! {
+                () = &mut over => return std::ops::ControlFlow::Continue(()),
+                command = self.commands.recv() => match command {
+                    Some(command) => command.refuse(&self.shared.store_trouble()),
+                    None => return std::ops::ControlFlow::Break(()),
+                },
+            }
+        }
+    }
+
+    async fn session(&mut self, pause: &mut Duration) -> Result<End, JoinError> {
+        self.candidate.record.addresses = self.addresses.borrow_and_update().clone().unwrap_or_default();
+        let mut joined = self.registry.join(&self.candidate).await?;
+        self.accept(&joined);
+        let nodes = self.registry.layout.nodes();
+        let listing = self.registry.store.list(&nodes).await?;
+        let mut watch = self.registry.store.watch(&nodes, listing.revision + 1).await?;
+        let all = listing.entries.iter().filter_map(|entry| self.read(&entry.key, &entry.value)).collect();
+        let was_wiped = joined.was_forgotten || listing.revision < self.revision;
+        self.revision = listing.revision;
+        let update = if was_wiped { Update::Survivors(all) } else { Update::Nodes(all) };
+        if self.updates.send(update).await.is_err() {
+            return Ok(End::Over);
+        }
+        self.shared.store_works();
+        self.joined.send_replace(true);
+        *pause = RETRY.0;
+        loop {
+            joined = match self.next(&mut watch, joined).await? {
+                Next::Go(joined) => joined,
+                Next::End(end) => return Ok(end),
+            };
+        }
+    }
+
+    /// One thing that happens.
+    async fn next(&mut self, watch: &mut Watch, joined: Joined) -> Result<Next, JoinError> {
+        tokio::select! {
+            watched = watch.next() => match watched? {
+                Watched::Compacted => {
+                    info!("the store forgot what happened since: everything is listed again");
+                    Ok(Next::End(End::Again))
+                }
+                Watched::Events { events, .. } => self.heard(events, joined).await,
+            },
+            changed = self.addresses.changed() => {
+                if changed.is_err() {
+                    return Ok(Next::End(End::Over));
+                }
+                let addresses = self.addresses.borrow_and_update().clone().unwrap_or_default();
+                if joined.record.addresses == addresses {
+                    return Ok(Next::Go(joined));
+                }
+                info!("this node is at {} now", words(&addresses));
+                let record = NodeRecord { addresses: addresses.clone(), ..joined.record.clone() };
+                let joined = self.registry.republish(joined, record).await?;
+                self.candidate.record.addresses = addresses;
+                self.accept(&joined);
+                Ok(Next::Go(joined))
+            },
+            command = self.commands.recv() => match command {
+                None => Ok(Next::End(End::Over)),
+                Some(command) => self.obey(command, joined).await,
+            },
+        }
+    }
+
+    async fn heard(&mut self, events: Vec<Event>, joined: Joined) -> Result<Next, JoinError> {
+        let own = self.registry.layout.node(&joined.record.name);
+        let is_removal = |event: &Event| matches!(event, Event::Delete { key, revision } if *key == own && *revision > joined.revision);
+        if events.iter().any(is_removal) {
+            // Who goes together with us was not removed by itself: the store was wiped.
+            info!("our record was removed from the store: joining again");
+            return Ok(Next::End(End::Again));
+        }
+        for event in events {
+            let (key, update) = match event {
+                Event::Put(entry) => {
+                    let Some(record) = self.read(&entry.key, &entry.value) else { continue };
+                    if record.name == joined.record.name && entry.revision > joined.revision {
+                        info!("our record was changed by somebody: joining again");
+                        return Ok(Next::End(End::Again));
+                    }
+                    (entry.key, Update::Node(record))
+                }
+                Event::Delete { key, .. } => {
+                    let Some(name) = self.registry.layout.node_of(&key) else { continue };
+                    (key, Update::Gone(name))
+                }
+            };
+            debug!("heard of {key}");
+            if self.updates.send(update).await.is_err() {
+                return Ok(Next::End(End::Over));
+            }
+        }
+        Ok(Next::Go(joined))
+    }
+
+    async fn obey(&mut self, command: Command, joined: Joined) -> Result<Next, JoinError> {
+        match command {
+            Command::Grow { like, done } => {
+                let cut = self.cut_of(&like)?;
+                let grown = match cut {
+                    Some(cut) => self.registry.grow(joined.clone(), &cut).await,
+                    None => Ok(joined.clone()),
+                };
+                match grown {
+                    Ok(grown) => {
+                        self.accept(&grown);
+                        // Whoever asked may have given up.
+                        let _ = done.send(Ok(()));
+                        Ok(Next::Go(grown))
+                    }
+                    Err(error) => {
+                        warn!("another block could not be claimed: {error}");
+                        let restless = matches!(error, JoinError::Restless { .. });
+                        let _ = done.send(Err(error.to_string()));
+                        Ok(if restless { Next::End(End::Again) } else { Next::Go(joined) })
+                    }
+                }
+            }
+            other => {
+                other.answer(&self.registry, &joined.record.name).await;
+                Ok(Next::Go(joined))
+            }
+        }
+    }
+
+    fn cut_of(&self, like: &ipnet::IpNet) -> Result<Option<Cut>, JoinError> {
+        Ok(cuts(&self.candidate.spec)?.into_iter().find(|cut| cut.subnet().contains(like)))
+    }
+
+    /// Our record as the store has it: what we have is what it says.
+    fn accept(&mut self, joined: &Joined) {
+        self.candidate.remembered.clone_from(&joined.record.blocks);
+        self.shared.accept(joined);
+    }
+
+    fn read(&self, key: &str, value: &[u8]) -> Option<NodeRecord> {
+        let name = self.registry.layout.node_of(key)?;
+        match NodeRecord::decode(value) {
+            Ok(record) if record.name == name => Some(record),
+            Ok(record) => {
+                warn!("{key} in the store holds the record of {}: it is not used", record.name);
+                None
+            }
+            Err(error) => {
+                warn!("{key} in the store: {error}: it is not used");
+                None
+            }
+        }
+    }
+}
+
+fn words(addresses: &[IpAddr]) -> String {
+    let texts: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+    if texts.is_empty() { "no address".to_owned() } else { texts.join(" and ") }
+}
+
+/// What follows from something that happened.
+enum Next {
+    Go(Joined),
+    End(End),
+}

@@ -1,0 +1,185 @@
+//! This node as one of many: its record and its blocks in the store, and routes to all others in the kernel.
+//!
+//! One thread with a small runtime of its own, in three parts that never wait for each other:
+//!
+//! ```text
+//! member (store: join, list, watch) ── updates ──► routes (kernel: mesh, tunnels, netlink news)
+//! herald (store: alive/NAME)        ◄─ addresses ──┘
+//! ```
+//!
+//! Nothing here stands in a pod's way: requests work with the node's [`Share`], which is remembered over reboots. While the
+//! store is away the share stays, and so does every route.
+
+mod alive;
+mod command;
+mod handle;
+mod home;
+mod join;
+mod kernel;
+mod known;
+pub mod measured;
+mod member;
+mod routes;
+mod shared;
+mod tunnel;
+mod underlay;
+mod view;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use ::cluster::{Cut, Facts, NetworkSpec, NodeRecord, Tunnels};
+use store::{EtcdConfig, Store, StoreConfig};
+use tokio::sync::{mpsc, watch};
+use tracing::{error, info};
+
+use crate::board::Board;
+use crate::config::{self, Config};
+use crate::install::Installer;
+use crate::keeper::Bell;
+use crate::metrics::Metrics;
+use crate::share::Shares;
+use crate::work::Work;
+use command::Command;
+pub(crate) use handle::Cluster;
+pub use home::{Forgotten, forget};
+use home::{Home, HomeError};
+use join::{Candidate, Registry};
+use routes::Question;
+use shared::Shared;
+pub(crate) use view::{blocks, nodes};
+
+/// Updates that may wait: a burst of joining nodes.
+const UPDATES: usize = 1024;
+
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterError {
+    #[error(transparent)]
+    Name(#[from] types::NameError),
+    #[error(transparent)]
+    Home(#[from] HomeError),
+    #[error(transparent)]
+    Store(#[from] store::Error),
+    #[error("cannot start the cluster's thread: {0}")]
+    Thread(std::io::Error),
+    #[error(transparent)]
+    Netlink(#[from] netlink::Error),
+}
+
+/// What the cluster's side works with.
+pub(crate) struct Parts {
+    pub(crate) config: Arc<Config>,
+    pub(crate) shares: Arc<Shares>,
+    pub(crate) board: Arc<Board>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) work: Arc<Work>,
+    pub(crate) bell: Bell,
+    pub(crate) installer: Option<Arc<Installer>>,
+}
+
+/// A node that nobody can join: one block is all there is, and nobody else uses the store.
+pub(crate) fn is_alone(config: &Config) -> bool {
+    matches!(config.store, config::Store::Embedded) && config.cluster.margin == 0
+}
+
+/// Everything the thread starts with.
+struct Site {
+    shared: Arc<Shared>,
+    record: NodeRecord,
+    store: Store,
+    commands: mpsc::Receiver<Command>,
+    questions: mpsc::Receiver<Question>,
+}
+
+impl Site {
+    async fn run(self) {
+        let Self { shared, record, store, commands, questions } = self;
+        let config = Arc::clone(&shared.config);
+        let registry = Registry { store, layout: config.layout.clone() };
+        info!("the cluster is in {}, under {}", registry.store.describe(), registry.layout.prefix());
+        let (addresses, published) = watch::channel(None);
+        let (joined, has_joined) = watch::channel(false);
+        let (updates, heard) = mpsc::channel(UPDATES);
+        let network = &config.network;
+        let candidate =
+            Candidate { spec: spec(&config), record: record.clone(), remembered: shared.blocks() };
+        let herald = alive::Herald {
+            registry: registry.clone(),
+            name: record.name.clone(),
+            uid: record.uid.clone(),
+            joined: has_joined,
+        };
+        let kernel = match kernel::Kernel::open() {
+            Ok(kernel) => kernel,
+            Err(error) => return error!("routes to other nodes cannot be kept: {error}"),
+        };
+        let peers = shared.home.peers();
+        let facts = Facts {
+            name: record.name.clone(),
+            blocks: shared.blocks(),
+            subnets: network.subnets.clone(),
+            transport: config.cluster.transport,
+            underlays: Vec::new(),
+            tunnels: Tunnels::default(),
+            sources: Vec::new(),
+        };
+        let known = known::Known::new(facts, peers);
+        let routes = routes::Routes {
+            shared: Arc::clone(&shared),
+            addresses,
+            updates: heard,
+            questions,
+            record,
+            kernel,
+            known,
+        };
+        let member = member::Member {
+            registry,
+            candidate,
+            shared,
+            addresses: published,
+            joined,
+            updates,
+            commands,
+            revision: 0,
+        };
+        tokio::select! {
+            () = member.run() => {}
+            () = routes.run() => {}
+            () = herald.run() => {}
+        }
+    }
+}
+
+/// How the network is cut into blocks.
+pub(crate) fn cuts(config: &Config) -> Vec<Cut> {
+    // Checked when the configuration was read.
+    join::cuts(&spec(config)).unwrap_or_default()
+}
+
+fn spec(config: &Config) -> NetworkSpec {
+    NetworkSpec { subnets: config.network.subnets.clone(), margin: config.cluster.margin }
+}
+
+fn store_config(config: &Config, home: &Home) -> StoreConfig {
+    match &config.store {
+        config::Store::Embedded => StoreConfig::Embedded {
+            dir: config.store_dir.clone().unwrap_or_else(|| home.dir().join("store")),
+        },
+        config::Store::Etcd(etcd) => StoreConfig::Etcd(EtcdConfig {
+            endpoints: etcd.endpoints.clone(),
+            ca: etcd.ca.clone(),
+            cert: etcd.cert.clone(),
+            key: etcd.key.clone(),
+            user: etcd.user.clone(),
+            password: etcd.password.as_ref().map(|password| password.reveal().to_owned()),
+        }),
+    }
+}
+
+fn io_error(operation: &str, source: &std::io::Error) -> netlink::Error {
+    let errno = rustix::io::Errno::from_io_error(source).unwrap_or(rustix::io::Errno::IO);
+    netlink::Error::Socket { operation: operation.to_owned(), errno }
+}

@@ -1,0 +1,169 @@
+//! The tunnel devices: one for each outer family that is needed. Made when the first peer needs one, kept as they should
+//! be, and never taken from somebody else.
+
+use std::net::IpAddr;
+
+use netlink::{AddVxlan, Ethtool, Link, LinkRef, Op, RtSocket, SetLink};
+use tracing::{info, warn};
+use types::{IfName, Mac, NetworkName};
+
+use crate::config::TunnelChecksum;
+
+/// Outer Ethernet, IP, UDP and VXLAN headers, as the underlay's MTU counts them.
+pub(super) const OVERHEAD_V4: u32 = 50;
+pub(super) const OVERHEAD_V6: u32 = 70;
+
+/// What a device should be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Tunnel {
+    pub(super) name: IfName,
+    pub(super) network: NetworkName,
+    pub(super) mac: Mac,
+    pub(super) mtu: u32,
+    pub(super) vni: u32,
+    pub(super) port: u16,
+    pub(super) local: IpAddr,
+    pub(super) checksum: TunnelChecksum,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum TunnelError {
+    #[error(transparent)]
+    Netlink(#[from] netlink::Error),
+    #[error(
+        "there is a link {0} that is not ours, where a tunnel is wanted: rename or remove it, or set network.tunnel to \
+         another name"
+    )]
+    Foreign(IfName),
+    #[error("cannot prepare the tunnel {name}: {source}")]
+    Sysctl { name: IfName, source: cni::Error },
+}
+
+pub(super) fn overhead(outer: IpAddr) -> u32 {
+    if outer.is_ipv4() { OVERHEAD_V4 } else { OVERHEAD_V6 }
+}
+
+impl Tunnel {
+    fn alias(&self) -> String {
+        engine::tunnel::alias(&self.network)
+    }
+
+    /// The device, made or repaired; what was done to it is told.
+    pub(super) fn keep(&self, socket: &mut RtSocket, done: &mut Vec<String>) -> Result<u32, TunnelError> {
+        let index = match socket.link(&self.name)? {
+            Some(link) if link.alias.as_deref() != Some(&self.alias()) => {
+                return Err(TunnelError::Foreign(self.name.clone()));
+            }
+            Some(link) if self.is_made_alike(&link) => {
+                self.adjust(socket, &link, done)?;
+                link.index
+            }
+            Some(link) => {
+                done.push(format!("tunnel {} was made for another place: made anew", self.name));
+                socket.run(&Op::DelLink(link.index))?;
+                self.make(socket)?
+            }
+            None => {
+                done.push(format!("tunnel {} made: VXLAN {} from {}", self.name, self.vni, self.local));
+                self.make(socket)?
+            }
+        };
+        Ok(index)
+    }
+
+    /// None of this can be changed while the device lives.
+    fn is_made_alike(&self, link: &Link) -> bool {
+        link.vxlan.is_some_and(|vxlan| {
+            let place = (vxlan.vni, vxlan.port, vxlan.local, vxlan.learning, vxlan.group);
+            place == (self.vni, self.port, Some(self.local), false, None)
+        })
+    }
+
+    fn make(&self, socket: &mut RtSocket) -> Result<u32, TunnelError> {
+        let Self { name, mac, mtu, vni, port, local, .. } = self;
+        // Without a lower link: the device outlives one that is made anew, and follows the routes.
+        let add = AddVxlan { name, mac: *mac, mtu: *mtu, vni: *vni, port: *port, local: *local, link: None };
+        let index = socket.make_vxlan(&add, Some(&self.alias()))?;
+        self.prepare(index)?;
+        Ok(index)
+    }
+
+    fn prepare(&self, index: u32) -> Result<(), TunnelError> {
+        engine::tunnel::prepare(&self.name)
+            .map_err(|source| TunnelError::Sysctl { name: self.name.clone(), source: source.into() })?;
+        self.set_checksum(index);
+        Ok(())
+    }
+
+    fn adjust(&self, socket: &mut RtSocket, link: &Link, done: &mut Vec<String>) -> Result<(), TunnelError> {
+        let mut set = SetLink::of(LinkRef::Index(link.index));
+        if link.mtu != self.mtu {
+            done.push(format!("tunnel {}: MTU {} instead of {}", self.name, self.mtu, link.mtu));
+            set.mtu = Some(self.mtu);
+        }
+        if link.mac != Some(self.mac) {
+            done.push(format!("tunnel {}: MAC {}", self.name, self.mac));
+            set.mac = Some(self.mac);
+        }
+        if !link.up {
+            done.push(format!("tunnel {}: up again", self.name));
+            set.up = Some(true);
+        }
+        if set.mtu.is_some() || set.mac.is_some() || set.up.is_some() {
+            socket.run(&Op::SetLink(set))?;
+        }
+        self.prepare(link.index)
+    }
+
+    /// Some drivers and older kernels send wrong checksums when they are left to the outer packet.
+    fn set_checksum(&self, index: u32) {
+        let wanted = match self.checksum {
+            TunnelChecksum::On => true,
+            TunnelChecksum::Off => false,
+            TunnelChecksum::Auto => offload_is_sound(),
+        };
+        let set = Ethtool::open().and_then(|mut ethtool| {
+            if ethtool.tx_checksum(index)? != wanted {
+                ethtool.set_tx_checksum(index, wanted)?;
+                info!("tunnel {}: checksum offload {}", self.name, if wanted { "on" } else { "off" });
+            }
+            Ok(())
+        });
+        if let Err(error) = set {
+            let what = if wanted { "on" } else { "off" };
+            warn!("tunnel {}: checksum offload cannot be switched {what}: {error}", self.name);
+        }
+    }
+}
+
+/// Before Linux 5.7 the inner checksum of what was masqueraded into a tunnel could be wrong.
+fn offload_is_sound() -> bool {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    is_since(&release, (5, 7))
+}
+
+fn is_since(release: &str, version: (u32, u32)) -> bool {
+    let mut parts = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
+    match (parts.next(), parts.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) >= version,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pain9_old_kernels_are_not_trusted_with_checksums() {
+        for (release, sound) in [
+            ("6.18.5", true),
+            ("5.7.0-rc1", true),
+            ("5.6.19", false),
+            ("4.19.0-27-amd64", false),
+            ("odd", false),
+        ] {
+            assert_eq!(is_since(release, (5, 7)), sound, "{release}");
+        }
+    }
+}

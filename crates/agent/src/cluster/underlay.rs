@@ -1,0 +1,159 @@
+//! Where this node is in the network that carries the pods' traffic: which links, which addresses.
+//!
+//! What the configuration says, else the link with the default route. What is not clear is told, not guessed in silence.
+
+use std::net::IpAddr;
+
+use cluster::Underlay;
+use ipnet::IpNet;
+use netlink::{Address, Link, Route};
+
+use crate::config::Config;
+
+/// What there is to choose from.
+#[derive(Debug, Default)]
+pub(super) struct Surroundings {
+    pub(super) links: Vec<Link>,
+    pub(super) addresses: Vec<Address>,
+    /// The kernel's choice, of each family.
+    pub(super) defaults: Vec<Route>,
+}
+
+/// What was found: at most one address of each family, and what a person should know about the choice.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Position {
+    pub(super) underlays: Vec<Underlay>,
+    /// The smallest MTU of the links.
+    pub(super) mtu: Option<u32>,
+    pub(super) problems: Vec<String>,
+}
+
+impl Position {
+    pub(super) fn addresses(&self) -> Vec<IpAddr> {
+        self.underlays.iter().map(|underlay| underlay.address).collect()
+    }
+}
+
+/// `ours` are links that we made; `before` the addresses that were chosen last: they stay as long as they are there.
+pub(super) fn find(
+    config: &Config,
+    around: &Surroundings,
+    is_ours: impl Fn(&Link) -> bool,
+    before: &[IpAddr],
+) -> Position {
+    let mut position = Position::default();
+    for v4 in [true, false] {
+        let family = Family { v4, around, before };
+        let fixed = config.node_addresses.iter().copied().find(|address| address.is_ipv4() == v4);
+        let link = match (&config.node_interface, fixed) {
+            (Some(name), _) => {
+                around.links.iter().find(|link| link.name == name.as_str()).map(|link| link.index)
+            }
+            (None, Some(address)) => {
+                family.link_with(address).or_else(|| family.by_route(&mut position.problems))
+            }
+            (None, None) => family
+                .by_route(&mut position.problems)
+                .or_else(|| family.only_one(&is_ours, &mut position.problems)),
+        };
+        let Some(link) = link else { continue };
+        let Some(address) = fixed.or_else(|| family.address_on(link)) else { continue };
+        position.underlays.push(Underlay { link, address, on_link: family.subnets_on(link) });
+    }
+    if let Some(name) = &config.node_interface
+        && !around.links.iter().any(|link| link.name == name.as_str())
+    {
+        position.problems.push(format!("node_interface is {name}, but there is no such link"));
+    }
+    if position.underlays.is_empty() {
+        position.problems.push(
+            "this node has no address that others could reach it by: set node_interface or node_addresses"
+                .to_owned(),
+        );
+    }
+    let links =
+        position.underlays.iter().filter_map(|u| around.links.iter().find(|link| link.index == u.link));
+    position.mtu = links.map(|link| link.mtu).min();
+    position.problems.dedup();
+    position
+}
+
+struct Family<'a> {
+    v4: bool,
+    around: &'a Surroundings,
+    before: &'a [IpAddr],
+}
+
+impl Family<'_> {
+    fn global(&self) -> impl Iterator<Item = &Address> {
+        self.around.addresses.iter().filter(|address| {
+            let ip = address.addr.addr();
+            ip.is_ipv4() == self.v4 && is_global(ip) && !address.tentative && !address.duplicate
+        })
+    }
+
+    fn link_with(&self, wanted: IpAddr) -> Option<u32> {
+        self.global().find(|address| address.addr.addr() == wanted).map(|address| address.link)
+    }
+
+    /// The link of the default route that the kernel takes.
+    fn by_route(&self, problems: &mut Vec<String>) -> Option<u32> {
+        let mut routes = self.around.defaults.iter();
+        let route = routes.find(|route| route.dst.addr().is_ipv4() == self.v4)?;
+        if route.link.is_none() {
+            let family = if self.v4 { "IPv4" } else { "IPv6" };
+            problems.push(format!(
+                "the {family} default route leads over several links at once: set node_interface to choose one"
+            ));
+        }
+        route.link
+    }
+
+    /// Without a default route: the one link that has an address at all.
+    fn only_one(&self, is_ours: impl Fn(&Link) -> bool, problems: &mut Vec<String>) -> Option<u32> {
+        let is_candidate = |index: u32| {
+            self.around.links.iter().any(|link| link.index == index && link.up && !is_ours(link))
+        };
+        let mut links: Vec<u32> = self.global().map(|a| a.link).filter(|link| is_candidate(*link)).collect();
+        links.sort_unstable();
+        links.dedup();
+        match links[..] {
+            [link] => Some(link),
+            [] => None,
+            _ => {
+                let names: Vec<String> = links.iter().map(|link| self.name(*link)).collect();
+                problems.push(format!(
+                    "there is no default route, and several links have addresses ({}): set node_interface to choose",
+                    names.join(", ")
+                ));
+                None
+            }
+        }
+    }
+
+    /// The one that was chosen before, else the first: the kernel lists the primary one first.
+    fn address_on(&self, link: u32) -> Option<IpAddr> {
+        let on_link = || self.global().filter(|a| a.link == link).map(|a| a.addr.addr());
+        on_link().find(|ip| self.before.contains(ip)).or_else(|| on_link().next())
+    }
+
+    fn subnets_on(&self, link: u32) -> Vec<IpNet> {
+        let mut nets: Vec<IpNet> = self.global().filter(|a| a.link == link).map(|a| a.addr.trunc()).collect();
+        nets.sort_unstable();
+        nets.dedup();
+        nets
+    }
+
+    fn name(&self, index: u32) -> String {
+        let link = self.around.links.iter().find(|link| link.index == index);
+        link.map_or_else(|| format!("link {index}"), |link| link.name.clone())
+    }
+}
+
+fn is_global(ip: IpAddr) -> bool {
+    let link_local = match ip {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    };
+    !link_local && !ip.is_loopback() && !ip.is_unspecified() && !ip.is_multicast()
+}

@@ -1,0 +1,104 @@
+//! The cluster as a person asks for it.
+
+use std::collections::BTreeMap;
+
+use api::{BlockView, BlocksView, NodeView, RouteState, RouteTransport, RouteView, SubnetView};
+use cluster::{Cut, Mesh, PeerRoute, Seen, Way};
+use ipnet::IpNet;
+use netlink::RtSocket;
+use types::NodeName;
+
+use super::command::Contents;
+
+/// All nodes, by name.
+pub(crate) fn nodes(contents: &Contents, here: &NodeName) -> Vec<NodeView> {
+    let alive: BTreeMap<&NodeName, u64> =
+        contents.alive.iter().map(|(name, alive)| (name, alive.since)).collect();
+    let view = |record: &cluster::NodeRecord| NodeView {
+        name: record.name.to_string(),
+        uid: record.uid.to_string(),
+        addresses: record.addresses.clone(),
+        blocks: record.blocks.clone(),
+        tunnel_mac: record.tunnel_mac.to_string(),
+        version: record.version.clone(),
+        alive_since: alive.get(&record.name).copied(),
+        here: record.name == *here,
+    };
+    contents.nodes.iter().map(view).collect()
+}
+
+/// All blocks: claims beside what the nodes say themselves.
+pub(crate) fn blocks(contents: &Contents, cuts: &[Cut], here: &NodeName) -> BlocksView {
+    let mut named: BTreeMap<IpNet, &NodeName> = BTreeMap::new();
+    for record in &contents.nodes {
+        named.extend(record.blocks.iter().map(|block| (*block, &record.name)));
+    }
+    let claimed: BTreeMap<IpNet, &NodeName> =
+        contents.claims.iter().map(|(block, name)| (*block, name)).collect();
+    let view = |block: IpNet, node: &NodeName, problem: Option<String>| BlockView {
+        block,
+        node: node.to_string(),
+        problem,
+        used: None,
+        free: None,
+        here: node == here,
+    };
+    let mut blocks: Vec<BlockView> = Vec::new();
+    for (block, owner) in &claimed {
+        let problem = match named.get(block) {
+            Some(name) if name == owner => None,
+            Some(name) => Some(format!("{name} says that it has it, too")),
+            None => Some(format!("claimed, but the record of {owner} does not name it")),
+        };
+        blocks.push(view(*block, owner, problem));
+    }
+    for (block, name) in named.iter().filter(|(block, _)| !claimed.contains_key(block)) {
+        blocks.push(view(*block, name, Some("not claimed: its agent does so when it starts".to_owned())));
+    }
+    blocks.sort_by_key(|view| view.block);
+    let subnet = |cut: &Cut| SubnetView {
+        subnet: cut.subnet(),
+        blocks: cut.count(),
+        claimed: claimed.keys().filter(|block| cut.subnet().contains(*block)).count() as u64,
+    };
+    BlocksView { subnets: cuts.iter().map(subnet).collect(), blocks }
+}
+
+/// What should be, what the kernel has, and the difference.
+pub(super) fn routes(mesh: &Mesh, seen: &Seen, socket: &mut RtSocket) -> Vec<RouteView> {
+    let mut names: BTreeMap<u32, Option<String>> = BTreeMap::new();
+    let mut name_of = |link: u32| {
+        let ask = || socket.link_at(link).ok().flatten().map(|link| link.name);
+        names.entry(link).or_insert_with(ask).clone()
+    };
+    let mut there: BTreeMap<IpNet, &PeerRoute> = seen.routes.iter().map(|route| (route.dst, route)).collect();
+    let mut shown = Vec::new();
+    for (node, block, way) in mesh.ways() {
+        let found = there.remove(&block);
+        let (transport, gateway, link, note) = match way {
+            Way::Direct { gateway, link } => (RouteTransport::Direct, Some(*gateway), Some(*link), None),
+            Way::Vxlan { link, gateway, .. } => (RouteTransport::Vxlan, Some(*gateway), Some(*link), None),
+            Way::None(why) => (RouteTransport::None, None, None, Some(why.to_string())),
+        };
+        let is_same = |route: &PeerRoute| Some(route.gateway) == gateway && Some(route.link) == link;
+        let (state, other) = match found {
+            Some(route) if is_same(route) => (RouteState::Ok, None),
+            Some(route) => (RouteState::Different, Some(format!("leads to {}", route.gateway))),
+            None => (RouteState::Missing, None),
+        };
+        let link = link.and_then(&mut name_of);
+        let (node, note) = (node.to_string(), note.or(other));
+        shown.push(RouteView { block, node, transport, gateway, link, state, note });
+    }
+    shown.extend(there.into_values().map(|route| RouteView {
+        block: route.dst,
+        node: String::new(),
+        transport: RouteTransport::None,
+        gateway: Some(route.gateway),
+        link: name_of(route.link),
+        state: RouteState::Stale,
+        note: Some("no node has this block".to_owned()),
+    }));
+    shown.sort_by_key(|route| route.block);
+    shown
+}

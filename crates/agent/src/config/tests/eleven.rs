@@ -1,0 +1,162 @@
+//! The eleven variables of the first agent of this kind.
+
+use super::*;
+
+const ALL: [(&str, &str); 11] = [
+    ("ETCD_HOST", "etcd-1.example"),
+    ("CNI_VERSION", "0.3.1"),
+    ("CNI_NAME", "blue"),
+    ("CNI_TYPE", "blue-cni"),
+    ("BRIDGE_NAME", "br-blue"),
+    ("IP_SUBNET", "10.2.0.0/16"),
+    ("IP_SUBNET_MARGIN", "8"),
+    ("ETCD_PREFIX", "hosts/"),
+    ("ETCD_COUNTER_KEY", "counter"),
+    ("CNI_CONFIG_LOCATION", "/srv/net.d/10-blue.conf"),
+    ("CNI_PLUGIN_LOCATION", "/srv/bin/blue-cni"),
+];
+
+#[test]
+fn a1_the_eleven_variables_configure_it() {
+    let defaults = load("", &[], &[]).unwrap();
+    let expected = Config {
+        store: Store::Etcd(Etcd {
+            endpoints: vec!["http://etcd-1.example:2379".to_owned()],
+            prefix: "/hosts".to_owned(),
+            counter: Some("counter".to_owned()),
+            ca: None,
+            cert: None,
+            key: None,
+            user: None,
+            password: None,
+        }),
+        layout: Layout::new("/hosts", Some("counter")),
+        network: Network {
+            name: "blue".try_into().unwrap(),
+            bridge: "br-blue".try_into().unwrap(),
+            subnets: vec!["10.2.0.0/16".parse().unwrap()],
+            ..defaults.network
+        },
+        cluster: Cluster { margin: 8, ..defaults.cluster },
+        plugin: Plugin { name: "blue-cni".to_owned(), version: cni::Version::V0_3_1 },
+        install: Some(Install {
+            plugin: std::env::current_exe().unwrap().with_file_name("podwire-cni"),
+            plugin_dir: "/srv/bin".into(),
+            config_dir: "/srv/net.d".into(),
+            config_name: "10-blue.conf".to_owned(),
+            template: None,
+        }),
+        ..defaults
+    };
+    let config = load("", &ALL, &[]).unwrap();
+    assert_eq!(config, expected);
+    assert_eq!(load(&config.to_toml(), &[], &[]).unwrap(), expected, "{}", config.to_toml());
+    // The table knows them all, and nobody else's.
+    let mut known: Vec<&str> = KEYS.iter().flat_map(|key| key.aliases).copied().collect();
+    known.sort_unstable();
+    known.dedup();
+    let mut all = ALL.map(|(name, _)| name);
+    all.sort_unstable();
+    assert_eq!(known, all);
+}
+
+#[test]
+fn a1_each_of_the_eleven_is_enough_by_itself_or_has_a_default() {
+    for (name, value) in ALL {
+        let env: Vec<_> = ALL.into_iter().filter(|(other, _)| *other != name).collect();
+        // Without a type the plugin's file has the wrong name; that is said.
+        assert_eq!(load("", &env, &[]).is_ok(), name != "CNI_TYPE", "without {name}");
+        let alone = load("", &[(name, value)], &[]);
+        assert_eq!(alone.is_ok(), name != "CNI_PLUGIN_LOCATION", "{name} alone: {alone:?}");
+    }
+}
+
+#[test]
+fn a1_a_bad_value_stops_the_start_with_its_name() {
+    for (name, bad, allowed) in [
+        ("ETCD_HOST", "http://a b", "https://etcd-1.example:2379"),
+        ("CNI_VERSION", "0.9", "1.1.0"),
+        ("CNI_NAME", "a/b", "letters, digits"),
+        ("CNI_TYPE", "../x", "letters, digits"),
+        ("BRIDGE_NAME", "a-name-that-is-too-long", "1 to 15 bytes"),
+        ("IP_SUBNET", "10.2.0.1/16", "10.2.0.0/16"),
+        ("IP_SUBNET", "fd00::/127", "too small"),
+        ("IP_SUBNET", "10.2.0.0/16,10.3.0.0/16", "one of IPv4 and one of IPv6"),
+        ("IP_SUBNET_MARGIN", "-8", "0 to 32"),
+        ("IP_SUBNET_MARGIN", "14", "0 to 13"),
+        ("ETCD_PREFIX", "a//b", "such as /podwire"),
+        ("ETCD_PREFIX", "/", "such as /podwire"),
+        ("ETCD_COUNTER_KEY", "a b", "without white space"),
+        ("CNI_CONFIG_LOCATION", "net.d/10-blue.conflist", "absolute path of a file"),
+        ("CNI_CONFIG_LOCATION", "/srv/net.d/blue.json", ".conflist or .conf"),
+        ("CNI_PLUGIN_LOCATION", "bin/blue-cni", "absolute path of a file"),
+        ("CNI_PLUGIN_LOCATION", "/srv/bin/red-cni", "both must agree"),
+    ] {
+        let env = ALL.map(|(other, value)| if other == name { (other, bad) } else { (other, value) });
+        let all = complaints(load("", &env, &[]));
+        assert_eq!(all.len(), 1, "{name} {bad}: {all:#?}");
+        for part in [&format!("variable {name}: "), &format!("{bad:?}"), allowed] {
+            assert!(all[0].contains(part), "{name} {bad}: {:?} lacks {part:?}", all[0]);
+        }
+    }
+}
+
+#[test]
+fn a1_our_own_names_win_over_the_eleven_and_flags_over_both() {
+    let env = [("IP_SUBNET", "10.1.0.0/16"), ("PODWIRE_NETWORK_SUBNETS", "10.2.0.0/16")];
+    assert_eq!(load("", &env, &[]).unwrap().network.block(), "10.2.0.0/16");
+    assert_eq!(load("", &env, &["--network-subnet", "10.3.0.0/16"]).unwrap().network.block(), "10.3.0.0/16");
+    let file = "[network]\nsubnets = [\"10.4.0.0/16\"]";
+    assert_eq!(load(file, &env[..1], &[]).unwrap().network.block(), "10.1.0.0/16");
+    let env = [("CNI_CONFIG_LOCATION", "/srv/a.conflist"), ("PODWIRE_INSTALL_CONFIG_NAME", "b.conflist")];
+    let install = load("", &env, &[]).unwrap().install.unwrap();
+    assert_eq!(
+        (install.config_dir.as_path(), install.config_name.as_str()),
+        (Path::new("/srv"), "b.conflist")
+    );
+}
+
+#[test]
+fn both_families_may_be_named_by_one_variable() {
+    let config =
+        load("", &[("IP_SUBNET", "10.2.0.0/16, fd00:2::/64"), ("IP_SUBNET_MARGIN", "8")], &[]).unwrap();
+    assert_eq!(config.network.block(), "10.2.0.0/16,fd00:2::/64");
+}
+
+#[test]
+fn a_prefix_may_come_with_or_without_slashes() {
+    for given in ["hosts", "/hosts", "hosts/", "/hosts/"] {
+        assert_eq!(load("", &[("ETCD_PREFIX", given)], &[]).unwrap().layout.prefix(), "/hosts", "{given}");
+    }
+}
+
+#[test]
+fn a_location_installs_unless_somebody_says_no() {
+    let folder = tempfile::tempdir().unwrap();
+    let (plain, slash) = (folder.path().display().to_string(), "/nonexistent/cni/");
+    for (given, place) in [(plain.as_str(), folder.path()), (slash, Path::new(slash))] {
+        let env = [("CNI_CONFIG_LOCATION", given), ("CNI_PLUGIN_LOCATION", given)];
+        let install = load("", &env, &[]).unwrap().install.unwrap();
+        assert_eq!((install.config_dir.as_path(), install.plugin_dir.as_path()), (place, place));
+        assert_eq!(install.config_name, "10-podwire.conflist");
+        for flag in ["--no-install", "--install=false"] {
+            assert_eq!(load("", &env, &[flag]).unwrap().install, None);
+        }
+        assert_eq!(load("[install]\nenabled = false", &env, &[]).unwrap().install, None);
+    }
+    let config = load("", &[("CNI_PLUGIN_LOCATION", "/srv/bin/podwire-cni")], &[]).unwrap();
+    assert_eq!(config.install.unwrap().plugin_dir, Path::new("/srv/bin"));
+}
+
+/// Runtimes set these for plugins; an agent may be started by something that was.
+#[test]
+fn variables_of_the_protocol_are_not_ours() {
+    let env = [
+        ("CNI_COMMAND", "ADD"),
+        ("CNI_ARGS", "x"),
+        ("CNI_PATH", "x"),
+        ("CNI_IFNAME", "?"),
+        ("ETCD_PORT", "tcp://1"),
+    ];
+    assert_eq!(load("", &env, &[]).unwrap(), load("", &[], &[]).unwrap());
+}

@@ -1,0 +1,117 @@
+//! Calls that are served by the thread that took the client in, and those that are not.
+
+use super::*;
+
+/// ADDs wait until they are told to go on.
+fn gated() -> (Options, mpsc::Receiver<()>, mpsc::Sender<()>) {
+    let ((begun, seen), (go, gone)) = (mpsc::channel(), mpsc::channel::<()>());
+    let gone = Mutex::new(gone);
+    let serve = move |request: &Request, _: &[String], _: &Caller<'_>| {
+        if let Request::Add(_) = request {
+            begun.send(()).unwrap();
+            gone.lock().unwrap().recv_timeout(SOON).unwrap();
+        }
+        done(request)
+    };
+    (Options { serve: Box::new(serve), ..Options::default() }, seen, go)
+}
+
+#[test]
+fn adds_that_hang_leave_somebody_at_the_door() {
+    let (options, seen, go) = gated();
+    let site = Site::new(options);
+    let mut clients: Vec<Client> = (0..26).map(|_| site.connect()).collect();
+    for (n, client) in clients.iter_mut().enumerate() {
+        client.write_all(post("/v1/cni", &call("ADD", &format!("c{n}"))).as_bytes()).unwrap();
+    }
+    // Eight may work at once, and two of them are the other lanes'.
+    (0..6).for_each(|_| seen.recv_timeout(SOON).unwrap());
+    wait_until("the others in the queue", || site.queue.waiting() == 20);
+    assert_eq!(site.post("/v1/cni", &call("DEL", "a")), (200, json!({})));
+    assert_eq!(site.get("/v1/health").0, 200);
+    assert!(seen.try_recv().is_err(), "a seventh ADD began");
+    (0..26).for_each(|_| go.send(()).unwrap());
+    for client in &mut clients {
+        assert_eq!(answer(client).0, 200);
+    }
+}
+
+#[test]
+fn a_call_in_pieces_is_served_as_well() {
+    let site = Site::new(Options::default());
+    let whole = post("/v1/cni", &call("ADD", "a"));
+    let body = whole.find("\r\n\r\n").unwrap() + 4;
+    for cut in [1, 10, body - 2, body, body + 1, whole.len() - 1] {
+        for pause in [Duration::ZERO, quick::PATIENCE * 2] {
+            let mut client = site.connect();
+            client.write_all(&whole.as_bytes()[..cut]).unwrap();
+            thread::sleep(pause);
+            client.write_all(&whole.as_bytes()[cut..]).unwrap();
+            assert_eq!(answer(&mut client).0, 200, "{cut} {pause:?}");
+        }
+    }
+}
+
+#[test]
+fn several_calls_on_one_connection() {
+    let site = Site::new(Options::default());
+    let last = post("/v1/cni", &call("DEL", "a"));
+    let first = post("/v1/cni", &call("ADD", "a")).replace("Connection: close\r\n", "");
+    for request in [format!("{first}{last}"), format!("{last}{first}")] {
+        let mut client = site.connect();
+        client.write_all(request.as_bytes()).unwrap();
+        let mut text = String::new();
+        client.read_to_string(&mut text).unwrap();
+        let asked = if request.starts_with(&last) { 1 } else { 2 };
+        assert_eq!(text.matches("HTTP/1.1 200").count(), asked, "{text}");
+    }
+}
+
+#[test]
+fn a_call_that_panics_is_told_as_an_internal_error() {
+    let serve = |_: &Request, _: &[String], _: &Caller<'_>| panic!("on purpose");
+    let site = Site::new(Options { serve: Box::new(serve), ..Options::default() });
+    let whole = post("/v1/cni", &call("ADD", "a"));
+    for request in [whole.clone(), whole.replace("Host: agent", "Host: agent\r\nAccept: */*")] {
+        let (status, body) = site.ask(&request);
+        assert_eq!(status, 500);
+        assert!(body["msg"].as_str().unwrap().contains("internal error"), "{body}");
+    }
+    assert_eq!(site.get("/v1/health").0, 200);
+}
+
+#[test]
+fn a_half_closed_connection_counts_as_hung_up() {
+    let (begun, seen) = mpsc::channel();
+    let (told, cancelled) = mpsc::channel();
+    let serve = move |request: &Request, _: &[String], caller: &Caller<'_>| {
+        assert!(!(caller.cancelled)());
+        begun.send(()).unwrap();
+        let end = Instant::now() + SOON;
+        while !(caller.cancelled)() && Instant::now() < end {
+            thread::sleep(Duration::from_millis(1));
+        }
+        told.send((caller.cancelled)()).unwrap();
+        done(request)
+    };
+    let site = Site::new(Options { serve: Box::new(serve), ..Options::default() });
+    let mut client = site.connect();
+    client.write_all(post("/v1/cni", &call("ADD", "a")).as_bytes()).unwrap();
+    seen.recv_timeout(SOON).unwrap();
+    client.shutdown(std::net::Shutdown::Write).unwrap();
+    assert_eq!(cancelled.recv_timeout(SOON), Ok(true));
+}
+
+#[test]
+fn a_large_answer_waits_for_its_reader() {
+    let serve = |_: &Request, _: &[String], _: &Caller<'_>| {
+        Ok(engine::Done { answer: Some(json!("x".repeat(4 << 20))), ..engine::Done::default() })
+    };
+    let site = Site::new(Options { serve: Box::new(serve), ..Options::default() });
+    let mut client = site.connect();
+    client.write_all(post("/v1/cni", &call("ADD", "a")).as_bytes()).unwrap();
+    // Nobody reads yet, and nobody at the door waits for that.
+    (0..20).for_each(|_| assert_eq!(site.post("/v1/cni", &call("JUMP", "a")).0, 500));
+    let (status, body) = answer(&mut client);
+    assert_eq!((status, body["result"].as_str().unwrap().len()), (200, 4 << 20));
+}

@@ -1,0 +1,129 @@
+//! This node's share of the network: its blocks and the MTU of its pods. The cluster's side finds it out, the keeper and
+//! requests work with it. It may be missing (no block yet) and it may change (another block was claimed).
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use engine::state::State;
+use ipam::{Range, RangeSet};
+use ipnet::IpNet;
+use netconf::{Addresses, NetConf};
+use serde_json::{Map, Value, json};
+use types::{IfName, NetworkName};
+
+use crate::config::Network;
+
+/// Complete and checked: what requests of our network get, and what the keeper keeps.
+#[derive(Debug, Clone)]
+pub(crate) struct Share {
+    /// In the order in which they were claimed.
+    pub(crate) blocks: Vec<IpNet>,
+    pub(crate) mtu: Option<u32>,
+    /// In the words of a CNI config.
+    pub(crate) values: Map<String, Value>,
+    pub(crate) conf: NetConf,
+}
+
+impl Share {
+    pub(crate) fn new(network: &Network, blocks: Vec<IpNet>, mtu: Option<u32>) -> Result<Self, cni::Error> {
+        let mtu = network.mtu.or(mtu);
+        let mut values = network.request_defaults();
+        values.insert("subnet".to_owned(), json!(joined(&blocks)));
+        // What stays inside the whole network is not masqueraded.
+        values.insert("network".to_owned(), json!(joined(&network.subnets)));
+        if let Some(mtu) = mtu {
+            values.insert("mtu".to_owned(), json!(mtu));
+        }
+        let mut text = values.clone();
+        text.insert("cniVersion".to_owned(), json!(cni::Version::LATEST.as_str()));
+        text.insert("name".to_owned(), json!(network.name));
+        text.insert("type".to_owned(), json!("podwire-cni"));
+        let conf = NetConf::parse(&cni::Config::from_slice(Value::Object(text).to_string().as_bytes())?)?;
+        Ok(Self { blocks, mtu, values, conf })
+    }
+
+    /// The first address of each block: what the bridge carries.
+    pub(crate) fn gateways(&self) -> Vec<IpAddr> {
+        self.sets().iter().flat_map(RangeSet::ranges).map(Range::gateway).collect()
+    }
+
+    /// How much there is of each family.
+    pub(crate) fn rooms(&self) -> Vec<Room> {
+        let blocks = |set: &RangeSet| set.ranges().iter().map(Range::subnet).collect();
+        self.sets().iter().map(|set| Room { blocks: blocks(set), capacity: set.capacity() }).collect()
+    }
+
+    /// A block of the family that has the fewest addresses left.
+    pub(crate) fn fullest(&self, run_dir: &Path, network: &NetworkName) -> Option<IpNet> {
+        let state = State::open_existing(run_dir).ok().flatten()?;
+        let network = state.existing_network(network)?;
+        let free = |set: &&RangeSet| set.capacity().saturating_sub(network.in_use_of(set).unwrap_or(0));
+        Some(self.sets().iter().min_by_key(free)?.ranges().first()?.subnet())
+    }
+
+    fn sets(&self) -> &[RangeSet] {
+        match &self.conf.addresses {
+            Addresses::Own(pools) => pools.sets(),
+            Addresses::Delegated(_) => &[],
+        }
+    }
+}
+
+/// The blocks of one family.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Room {
+    /// At least one.
+    pub(crate) blocks: Vec<IpNet>,
+    /// Addresses for pods.
+    pub(crate) capacity: u64,
+}
+
+impl Room {
+    pub(crate) fn has(&self, ip: IpAddr) -> bool {
+        self.blocks.iter().any(|block| block.contains(&ip))
+    }
+}
+
+fn joined(nets: &[IpNet]) -> String {
+    nets.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+}
+
+/// What the cluster's side tells the rest of the agent.
+#[derive(Debug)]
+pub(crate) struct Shares {
+    /// The share there is now, or why there is none.
+    current: RwLock<Result<Arc<Share>, String>>,
+    tunnels: RwLock<Vec<IfName>>,
+}
+
+impl Shares {
+    pub(crate) fn none(reason: impl Into<String>) -> Self {
+        Self { current: RwLock::new(Err(reason.into())), tunnels: RwLock::default() }
+    }
+
+    pub(crate) fn get(&self) -> Result<Arc<Share>, String> {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn set(&self, share: Arc<Share>) {
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Ok(share);
+    }
+
+    /// Says why there is none yet; a share that is there stays.
+    pub(crate) fn explain(&self, reason: impl Into<String>) {
+        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        if current.is_err() {
+            *current = Err(reason.into());
+        }
+    }
+
+    /// The tunnel devices that lead to other nodes: the firewall must know them.
+    pub(crate) fn tunnels(&self) -> Vec<IfName> {
+        self.tunnels.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn set_tunnels(&self, names: Vec<IfName>) {
+        *self.tunnels.write().unwrap_or_else(PoisonError::into_inner) = names;
+    }
+}

@@ -1,0 +1,84 @@
+//! What the tests of many nodes share.
+
+#![allow(dead_code, reason = "each part uses what it needs")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use testkit::{Cluster, PingStream, Plan, Wired, wait_until};
+
+/// Within this time everything is as it should be again. It takes a fraction of it; the rest is for busy machines.
+pub(crate) const SOON: Duration = Duration::from_secs(2);
+/// For what takes as long as it takes: joining, finding the store again.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+/// Between two pings of a stream.
+const BEAT: Duration = Duration::from_millis(10);
+
+/// A cluster with one pod on each node, `p1` on `n1` and so on, that all reach each other.
+pub(crate) fn up(label: &str, plan: &Plan) -> Cluster {
+    let cluster = Cluster::up(label, plan).unwrap();
+    cluster.pods_everywhere(1).unwrap();
+    expect_reach(&cluster, PATIENCE);
+    cluster
+}
+
+pub(crate) fn pod(cluster: &Cluster, name: &str) -> Arc<Wired> {
+    cluster.find_pod(name).unwrap()
+}
+
+/// Everybody reaches everybody within this time.
+#[track_caller]
+pub(crate) fn expect_reach(cluster: &Cluster, within: Duration) {
+    let matrix = cluster.reach(within).unwrap();
+    assert!(matrix.all(), "after {within:?}: {:#?}", matrix.complaints());
+}
+
+/// Pings between pods, in every family both have, that go on while something happens.
+pub(crate) struct Streams(Vec<(String, PingStream)>);
+
+impl Streams {
+    /// Between pods by their names; they must reach each other already.
+    pub(crate) fn between(cluster: &Cluster, pairs: &[(&str, &str)]) -> Self {
+        let mut streams = Vec::new();
+        for (from, to) in pairs {
+            let (a, b) = (pod(cluster, from), pod(cluster, to));
+            for address in &b.addresses {
+                let stream = PingStream::start(&a.pod, *address).unwrap();
+                streams.push((format!("{from} → {to} ({address})"), stream));
+            }
+        }
+        Self(streams)
+    }
+
+    /// Nothing was lost at all.
+    #[track_caller]
+    pub(crate) fn expect_whole(self) {
+        self.expect_lost_at_most(Duration::ZERO);
+    }
+
+    /// As many pings as this time is long were lost in each of them, at most. How many that were, in the worst one.
+    #[track_caller]
+    pub(crate) fn expect_lost_at_most(self, gap: Duration) -> Duration {
+        let most = gap.as_millis() / BEAT.as_millis();
+        let mut worst = 0;
+        for (name, stream) in self.0 {
+            let report = stream.end().unwrap();
+            assert!(report.sent > 1, "{name}: nothing was sent");
+            let lost = report.lost.len();
+            assert!(
+                lost as u128 <= most,
+                "{name}: {lost} of {} lost, {most} allowed: {:?}",
+                report.sent,
+                report.lost
+            );
+            worst = worst.max(lost);
+        }
+        BEAT * u32::try_from(worst).unwrap()
+    }
+}
+
+/// Waits for it, at most so long.
+#[track_caller]
+pub(crate) fn await_that(what: &str, within: Duration, mut holds: impl FnMut() -> bool) {
+    wait_until(what, within, || Ok(holds())).unwrap();
+}

@@ -1,0 +1,113 @@
+//! What somebody breaks by hand.
+
+use testkit::{Cluster, Plan, Way, inspect};
+
+use super::{TUNNEL, Wiring, await_way, await_wiring, ip, peer_routes, problems};
+use crate::common::{PATIENCE, SOON, Streams, await_that, expect_reach, up};
+
+/// n1 and n3 are on one link, n2 is behind a router: both ways are in use.
+fn plan() -> Plan {
+    Plan { subnets: 2, ..Plan::default() }
+}
+
+const EVERYBODY: [(&str, &str); 3] = [("p1", "p2"), ("p1", "p3"), ("p2", "p3")];
+
+/// Things that n1's owner made, and that look like ours.
+fn make_foreign(cluster: &Cluster) {
+    let n1 = cluster.node("n1").unwrap();
+    for line in peer_routes(n1) {
+        let block = line.split(' ').next().unwrap();
+        let (via, dev) = if block.contains(':') { ("fd99:1::fe", "-6") } else { ("10.199.1.254", "-4") };
+        // The same destination, behind ours.
+        ip(n1, &format!("{dev} route add {block} via {via} dev eth0 metric 200000 proto static"));
+        ip(n1, &format!("{dev} route add {block} via {via} dev eth0 metric 200001 proto 114"));
+    }
+    ip(n1, "link add theirs0 type vxlan id 9 dstport 8473 local 10.199.1.1 nolearning");
+    ip(n1, "link set theirs0 up");
+    for (mac, dst) in [("02:aa:00:00:00:01", "10.199.1.77"), ("00:00:00:00:00:00", "10.199.1.78")] {
+        n1.sh(&["bridge", "fdb", "append", mac, "dev", "theirs0", "dst", dst]).unwrap();
+    }
+    ip(n1, "neigh add 192.0.2.9 dev theirs0 lladdr 02:aa:00:00:00:01 nud permanent");
+}
+
+/// All of it, as text.
+fn foreign(cluster: &Cluster) -> Vec<String> {
+    let n1 = cluster.node("n1").unwrap();
+    let mut all = Vec::new();
+    for argv in [
+        "ip -4 route show proto static",
+        "ip -6 route show proto static",
+        "ip -4 route show proto 114",
+        "ip -6 route show proto 114",
+        "ip -d link show dev theirs0",
+        "bridge fdb show dev theirs0",
+        "ip neigh show dev theirs0 nud permanent",
+    ] {
+        all.push(n1.sh(&argv.split(' ').collect::<Vec<_>>()).unwrap());
+    }
+    assert!(all.iter().all(|text| !text.is_empty()), "{all:?}");
+    all
+}
+
+#[test]
+fn what_is_broken_by_hand_is_back_within_a_second_and_nothing_foreign_is_touched() {
+    let cluster = up("byhand", &plan());
+    make_foreign(&cluster);
+    let n1 = cluster.node("n1").unwrap();
+    let (before, theirs) = (Wiring::of(n1).unwrap(), foreign(&cluster));
+    assert_eq!((before.routes.len(), before.neighbours.len(), before.fdb.len()), (4, 2, 1), "{before:#?}");
+    let entry: Vec<&str> = before.fdb.first().unwrap().split(' ').collect();
+    let (mac, remote) = (entry[0], entry[entry.iter().position(|word| *word == "dst").unwrap() + 1]);
+    let del_fdb = format!("bridge fdb del {mac} dev {TUNNEL} dst {remote}");
+    let faults = [
+        vec!["ip -4 route flush proto 113", "ip -6 route flush proto 113"],
+        vec!["ip link del dev pwvx4"],
+        vec!["ip link set dev pwvx4 down"],
+        vec!["ip link set dev pwvx4 mtu 1200"],
+        vec!["ip link set dev pwvx4 address 02:bb:00:00:00:01"],
+        vec!["ip -4 neigh flush dev pwvx4 nud permanent", "ip -6 neigh flush dev pwvx4 nud permanent"],
+        vec![del_fdb.as_str()],
+    ];
+    for fault in faults {
+        let streams = Streams::between(&cluster, &EVERYBODY);
+        for line in &fault {
+            n1.sh(&line.split(' ').collect::<Vec<_>>()).unwrap();
+        }
+        let back = await_wiring(n1, &before, &fault.join("; "), SOON);
+        expect_reach(&cluster, SOON);
+        // As much is lost as time goes by until all is back; a ping that was on its way is no part of it.
+        let lost = streams.expect_lost_at_most(SOON);
+        println!("{}: back after {back:?}, {lost:?} lost", fault.join("; "));
+        assert_eq!(foreign(&cluster), theirs, "after {fault:?}");
+    }
+}
+
+#[test]
+fn somebody_elses_link_of_the_tunnels_name_is_never_taken() {
+    let mut cluster = Cluster::hosts("foreign", &plan()).unwrap();
+    ip(cluster.node("n1").unwrap(), "link add pwvx4 type veth peer name other");
+    cluster.start_etcd().unwrap();
+    cluster.start_agents().unwrap();
+    cluster.pods_everywhere(1).unwrap();
+    let n1 = cluster.node("n1").unwrap();
+    let theirs = inspect::link(n1, TUNNEL).unwrap();
+    await_that("the problem to be told", PATIENCE, || {
+        problems(cluster.agent("n1").unwrap())
+            .iter()
+            .any(|what| what.contains("link pwvx4 that is not ours") && what.contains("rename or remove it"))
+    });
+    // Who needs no tunnel is reached all the same.
+    await_way(&cluster, ("p1", "p3"), Way::Direct, SOON);
+    let matrix = cluster.reach(SOON).unwrap();
+    for (from, to) in [("p1", "p3"), ("p3", "p1"), ("p2", "p3"), ("p3", "p2")] {
+        assert!(matrix.cell(from, to).unwrap().is_ok(), "{:?}", matrix.complaints());
+    }
+    assert_eq!(inspect::link(n1, TUNNEL).unwrap(), theirs);
+    // As soon as it has another name, ours is made, and nothing is left to tell.
+    let streams = Streams::between(&cluster, &[("p1", "p3")]);
+    ip(n1, "link set dev pwvx4 name theirs0");
+    expect_reach(&cluster, SOON);
+    streams.expect_whole();
+    assert_eq!(inspect::link(n1, "theirs0").unwrap().index, theirs.index);
+    await_that("the problem to be gone", SOON, || problems(cluster.agent("n1").unwrap()).is_empty());
+}

@@ -1,0 +1,206 @@
+//! Section A of what a node agent on etcd must do, line by line: every test is named by its line. Real agents, a real etcd,
+//! the real plugin; what is seen is seen with the eyes of others: `etcdctl`, `ip`, `nft`, packets.
+
+mod blocks;
+mod bridge;
+mod families;
+mod files;
+mod firewall;
+mod growth;
+mod peers;
+mod routes;
+mod variables;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use cluster::{BlockClaim, NodeRecord, Object as _};
+use ipnet::IpNet;
+use serde_json::Value;
+use testkit::inspect::{self, Family};
+use testkit::{Agent, Call, Cluster, DEADLINE, Ns, Outcome, Plugin, Pod, Verb, wait_until};
+
+/// The protocol number of routes to other nodes, as `ip` shows it.
+const PROTOCOL: &str = "113";
+
+/// What `etcdctl` says, next to etcd.
+fn etcdctl(cluster: &Cluster, args: &[&str]) -> String {
+    let member = &cluster.etcd.members[0];
+    let argv = [&["env", "ETCDCTL_API=3", "etcdctl", "--endpoints", member.endpoint()], args].concat();
+    member.node().sh(&argv).unwrap()
+}
+
+/// Everything under a prefix, as etcd has it.
+fn stored(cluster: &Cluster, prefix: &str) -> BTreeMap<String, String> {
+    let text = etcdctl(cluster, &["get", "--prefix", prefix]);
+    let lines: Vec<&str> = text.lines().collect();
+    lines.chunks(2).map(|pair| (pair[0].to_owned(), pair.get(1).unwrap_or(&"").to_string())).collect()
+}
+
+/// Host → record, by a listing of the prefix.
+fn records(cluster: &Cluster, prefix: &str) -> BTreeMap<String, NodeRecord> {
+    let folder = format!("{prefix}/nodes/");
+    let read = |(key, value): (String, String)| {
+        (key.strip_prefix(&folder).unwrap().to_owned(), NodeRecord::decode(value.as_bytes()).unwrap())
+    };
+    stored(cluster, &folder).into_iter().map(read).collect()
+}
+
+/// Block → host, by the claims.
+fn claims(cluster: &Cluster, prefix: &str) -> BTreeMap<IpNet, String> {
+    let folder = format!("{prefix}/blocks/");
+    let read = |(key, value): (String, String)| {
+        let block = key.strip_prefix(&folder).unwrap().replace('-', "/").parse().unwrap();
+        (block, BlockClaim::decode(value.as_bytes()).unwrap().node.to_string())
+    };
+    stored(cluster, &folder).into_iter().map(read).collect()
+}
+
+/// Every claim is in its host's record, every block of a record is claimed by its host: no block has two hosts.
+#[track_caller]
+fn expect_consistent(cluster: &Cluster, prefix: &str) {
+    let named: Vec<(IpNet, String)> = records(cluster, prefix)
+        .into_iter()
+        .flat_map(|(host, record)| record.blocks.into_iter().map(move |block| (block, host.clone())))
+        .collect();
+    let by_block: BTreeMap<IpNet, String> = named.iter().cloned().collect();
+    assert_eq!(by_block.len(), named.len(), "a block has two hosts: {named:?}");
+    assert_eq!(by_block, claims(cluster, prefix));
+}
+
+/// Host → blocks, as an agent tells it, whatever its store is.
+fn shares(agent: &Agent) -> BTreeMap<String, Vec<IpNet>> {
+    let nodes = agent.get(api::NODES).unwrap();
+    let list = nodes.as_array().or_else(|| nodes["nodes"].as_array()).unwrap();
+    let blocks = |node: &Value| serde_json::from_value(node["blocks"].clone()).unwrap();
+    list.iter().map(|node| (node["name"].as_str().unwrap().to_owned(), blocks(node))).collect()
+}
+
+/// The routes of a node that lead to other nodes: block, gateway, link.
+fn peer_routes(node: &Ns) -> Vec<(IpNet, IpAddr, String)> {
+    let both = [Family::V4, Family::V6].into_iter().flat_map(|family| inspect::routes(node, family).unwrap());
+    let ours = both.filter(|route| route.protocol.as_deref() == Some(PROTOCOL));
+    let mut routes: Vec<_> =
+        ours.map(|route| (route.dst.parse().unwrap(), route.gateway.unwrap(), route.dev.unwrap())).collect();
+    routes.sort();
+    routes
+}
+
+/// What a person is told to look at.
+fn problems(agent: &Agent) -> Vec<Value> {
+    agent.get(api::STATUS).unwrap()["problems"].as_array().unwrap().clone()
+}
+
+/// STATUS of the agent's own network.
+fn status(cluster: &Cluster, node: &str) -> Outcome {
+    let config = cluster.agent(node).unwrap().config(&serde_json::json!({}));
+    let call = Call::network(Verb::Status, &config);
+    cluster.plugin().call(cluster.node(node).unwrap(), &call).unwrap()
+}
+
+#[track_caller]
+fn expect_all_reached(cluster: &Cluster) {
+    let matrix = cluster.reach(Duration::from_secs(10)).unwrap();
+    assert!(matrix.all(), "{}", matrix.complaints().join("\n"));
+}
+
+/// Kills the agent of a node and makes etcd forget that it lived, as it would after a while by itself.
+fn let_die(cluster: &mut Cluster, node: &str) {
+    cluster.kill_agent(node).unwrap();
+    etcdctl(cluster, &["del", &format!("/podwire/alive/{node}")]);
+}
+
+/// An agent that is told nothing but the eleven variables and which folders are its own, on a host with a name of its own.
+struct Eleven {
+    agent: Agent,
+    dir: PathBuf,
+    ns: Ns,
+}
+
+impl Eleven {
+    /// With these variables instead or besides. It does not run yet.
+    fn new(cluster: &Cluster, host: &str, more: &[(&str, &str)]) -> Self {
+        let node = cluster.node(host).unwrap();
+        let mut agent = Agent::new(node, &[]).unwrap();
+        let dir = node.dir().to_owned();
+        let (config, plugin) = (dir.join("net.d/10-blue.conflist"), dir.join("bin/blue-cni"));
+        let etcd = cluster.etcd.members[0].address().to_string();
+        let mut env: BTreeMap<&str, &str> = BTreeMap::from([
+            ("ETCD_HOST", etcd.as_str()),
+            ("CNI_VERSION", "0.4.0"),
+            ("CNI_NAME", "blue"),
+            ("CNI_TYPE", "blue-cni"),
+            ("BRIDGE_NAME", "br-blue"),
+            ("IP_SUBNET", "10.2.0.0/16,fd02::/64"),
+            ("IP_SUBNET_MARGIN", "8"),
+            ("ETCD_PREFIX", "hosts"),
+            ("ETCD_COUNTER_KEY", "/counters/hosts"),
+            ("CNI_CONFIG_LOCATION", config.to_str().unwrap()),
+            ("CNI_PLUGIN_LOCATION", plugin.to_str().unwrap()),
+        ]);
+        env.extend(more.iter().copied());
+        let env: Vec<_> = env.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+        agent.set_env(&env);
+        agent.set_program(&on_a_host_called(host, node, agent.program()));
+        Self { agent, dir, ns: (**node).clone() }
+    }
+
+    fn start(&mut self) {
+        self.agent.launch().unwrap();
+        self.agent.wait_ready().unwrap();
+    }
+
+    fn config_file(&self) -> PathBuf {
+        self.dir.join("net.d/10-blue.conflist")
+    }
+
+    fn plugin_file(&self) -> PathBuf {
+        self.dir.join("bin/blue-cni")
+    }
+
+    /// Ready, and the files are there: they come a moment later.
+    fn wait_installed(&self) {
+        wait_until("the config", DEADLINE, || Ok(self.config_file().exists())).unwrap();
+    }
+
+    /// What a runtime hands to the installed plugin.
+    fn config(&self) -> Value {
+        let list: Value = serde_json::from_slice(&fs::read(self.config_file()).unwrap()).unwrap();
+        let mut config = list["plugins"][0].clone();
+        for key in ["cniVersion", "name"] {
+            config[key] = list[key].clone();
+        }
+        // So that the machine's own log is not written to.
+        config["logFile"] = self.dir.join("cni.log").to_str().unwrap().into();
+        config
+    }
+
+    /// By the plugin that was installed, as the config that was installed says.
+    fn call(&self, verb: Verb, pod: &Pod) -> Outcome {
+        let plugin = Plugin { path: self.plugin_file() };
+        plugin.call(&self.ns, &Call::pod(verb, pod, &self.config())).unwrap()
+    }
+
+    /// ADD, which must succeed; the pod's addresses.
+    fn add(&self, pod: &Pod) -> Vec<IpAddr> {
+        let result = self.call(Verb::Add, pod).ok().unwrap();
+        let ips = result["ips"].as_array().unwrap().iter();
+        ips.map(|ip| ip["address"].as_str().unwrap().parse::<IpNet>().unwrap().addr()).collect()
+    }
+}
+
+/// A program that gives itself a host name and then is that program: node names come from the host.
+fn on_a_host_called(name: &str, node: &testkit::Node, program: &Path) -> PathBuf {
+    let path = node.dir().join("podwire");
+    let inner = r#"echo "$0" >/proc/sys/kernel/hostname && exec "$@""#;
+    let script =
+        format!("#!/bin/sh\nexec unshare --uts sh -c '{inner}' {name} {} \"$@\"\n", program.display());
+    // Not by this process: another test's child could inherit the descriptor, and then it cannot be executed.
+    let write = format!("cat >{0} && chmod 755 {0}", path.display());
+    let outcome = node.run(&["sh", "-c", &write], script.as_bytes()).unwrap();
+    assert!(outcome.success(), "{}", outcome.stderr);
+    path
+}

@@ -1,0 +1,105 @@
+//! What the agent says of the other nodes: what the store has, what the kernel has, and the difference.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+
+/// A node as the store has it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeView {
+    pub name: String,
+    pub uid: String,
+    pub addresses: Vec<IpAddr>,
+    pub blocks: Vec<IpNet>,
+    pub tunnel_mac: String,
+    pub version: String,
+    /// Since when its agent works, in seconds since 1970. None: it does not, or cannot be heard.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alive_since: Option<u64>,
+    /// The one that was asked.
+    pub here: bool,
+}
+
+/// A block as the store has it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BlockView {
+    pub block: IpNet,
+    pub node: String,
+    /// What does not fit together, if something does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+    /// Of this node's blocks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub used: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub free: Option<u64>,
+    pub here: bool,
+}
+
+/// All blocks of a network.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BlocksView {
+    pub subnets: Vec<SubnetView>,
+    pub blocks: Vec<BlockView>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SubnetView {
+    pub subnet: IpNet,
+    /// How many blocks it is cut into.
+    pub blocks: u64,
+    pub claimed: u64,
+}
+
+/// A route to another node's block.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RouteView {
+    pub block: IpNet,
+    pub node: String,
+    pub transport: RouteTransport,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gateway: Option<IpAddr>,
+    /// The link's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link: Option<String>,
+    pub state: RouteState,
+    /// Why there is no way, or what the kernel has instead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RouteTransport {
+    Direct,
+    Vxlan,
+    /// There is no way to it.
+    None,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RouteState {
+    /// The kernel has it as it should be.
+    Ok,
+    /// It should be there.
+    Missing,
+    /// It leads elsewhere.
+    Different,
+    /// The kernel has it, and it should not.
+    Stale,
+}
+
+/// A node that was removed for good.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Removed {
+    pub name: String,
+    /// They are free for others now.
+    pub blocks: Vec<IpNet>,
+}

@@ -1,0 +1,123 @@
+//! Everybody joins at the same instant, each through a connection of its own: as agents do, and by the plain counter.
+
+use std::collections::BTreeSet;
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow};
+use cluster::{Layout, NetworkSpec, NodeRecord};
+use ipnet::IpNet;
+use store::Store;
+use testkit::Cluster;
+use tokio::task::JoinSet;
+
+use super::crowd::{self, Place};
+use super::{MARGIN, hosts, seed, subnets};
+use crate::options::NodesScale;
+use crate::stats::Sample;
+
+/// How often somebody is told to try again before it is a failure; an agent never gives up.
+const TRIES: u32 = 5;
+const PAUSE: Duration = Duration::from_millis(200);
+
+#[derive(Default)]
+pub(crate) struct Joins {
+    /// Until the last one is in.
+    pub(crate) agents: Sample,
+    pub(crate) counter: Sample,
+    /// Different blocks of each round, of the family that has fewer.
+    pub(crate) distinct: Vec<usize>,
+    /// Numbers that more than one took, over all rounds.
+    pub(crate) duplicates: usize,
+    /// How often an agent would have tried again.
+    pub(crate) again: usize,
+}
+
+pub(crate) fn run(scale: &NodesScale) -> Result<Joins> {
+    let cluster = hosts("joins", 1)?;
+    let mut joins = Joins::default();
+    for round in 0..scale.join_rounds {
+        joins.agents(&cluster, round, scale.joins)?;
+        joins.counter(&cluster, round, scale.joins)?;
+    }
+    Ok(joins)
+}
+
+impl Joins {
+    fn agents(&mut self, cluster: &Cluster, round: usize, count: usize) -> Result<()> {
+        let layout = Layout::new(&format!("/joins-{round}"), None);
+        let (took, joined) = at_once(cluster, count, |store, number| join(store, layout.clone(), number))?;
+        let mut blocks: [BTreeSet<IpNet>; 2] = Default::default();
+        let mut failed = None;
+        for outcome in joined {
+            match outcome {
+                Ok((record, tries)) => {
+                    self.again += tries;
+                    for (family, block) in blocks.iter_mut().zip(record.blocks) {
+                        family.insert(block);
+                    }
+                }
+                Err(error) => failed = Some(error),
+            }
+        }
+        self.agents.note(failed.map_or(Ok(took), Err));
+        self.distinct.push(blocks.iter().map(BTreeSet::len).min().unwrap_or(0));
+        Ok(())
+    }
+
+    fn counter(&mut self, cluster: &Cluster, round: usize, count: usize) -> Result<()> {
+        let folder = format!("/counter-{round}");
+        let (took, numbers) = at_once(cluster, count, |store, number| {
+            seed::take_number(store, folder.clone(), format!("host-{number}"))
+        })?;
+        let numbers: Vec<u64> = numbers.into_iter().collect::<Result<_>>()?;
+        self.duplicates += numbers.len() - numbers.iter().collect::<BTreeSet<_>>().len();
+        self.counter.note(Ok(took));
+        Ok(())
+    }
+}
+
+/// So many at the same time; how long it took until the last was done.
+fn at_once<T, F>(
+    cluster: &Cluster,
+    count: usize,
+    one: impl Fn(Store, usize) -> F + Sync,
+) -> Result<(Duration, Vec<Result<T>>)>
+where
+    T: Send + 'static,
+    F: Future<Output = Result<T>> + Send + 'static,
+{
+    let runtime = crowd::runtime()?;
+    let stores: Vec<Store> = (0..count).map(|_| crowd::open(cluster, &runtime)).collect::<Result<_>>()?;
+    cluster.underlay().enter(|| {
+        runtime.block_on(async {
+            // They are all connected: what is timed is the joining.
+            for store in &stores {
+                store.get("/nothing").await?;
+            }
+            let start = Instant::now();
+            let mut all = JoinSet::new();
+            for (number, store) in stores.into_iter().enumerate() {
+                all.spawn(one(store, number));
+            }
+            let done = all.join_all().await;
+            Ok((start.elapsed(), done))
+        })
+    })?
+}
+
+/// As an agent does, which tries again when the store was too busy. Gives how often it did.
+async fn join(store: Store, layout: Layout, number: usize) -> Result<(NodeRecord, usize)> {
+    let spec = NetworkSpec { subnets: subnets(), margin: MARGIN };
+    let record = NodeRecord { blocks: Vec::new(), ..crowd::record(number, Place::OnLink)? };
+    let mut last = None;
+    for tries in 0..TRIES {
+        let (store, layout) = (store.clone(), layout.clone());
+        match agent::measured::join(store, layout, spec.clone(), record.clone()).await {
+            Ok(record) => return Ok((record, tries as usize)),
+            Err(error) => last = Some(error),
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+    Err(anyhow!(last.unwrap_or_default())).with_context(|| format!("{} did not get in", record.name))
+}

@@ -1,0 +1,77 @@
+//! Many nodes: what their number costs a node, the store and the traffic between their pods.
+//!
+//! ```text
+//! hosts (underlay, etcd, real agents) ◄── crowd: records of nodes that nobody runs, written by this program
+//!   ├ routes   all routes at once beside one `ip route add` for each; then one change among them
+//!   ├ scale    agents beside a thousand nodes of which some come and go
+//!   ├ joins    everybody at the same instant, beside the plain counter
+//!   └ traffic  from pod to pod beside links made by `ip` alone
+//! ```
+
+mod change;
+mod crowd;
+pub(crate) mod joins;
+pub(crate) mod routes;
+pub(crate) mod scale;
+mod seed;
+mod seen;
+pub(crate) mod traffic;
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use anyhow::Result;
+use ipnet::IpNet;
+use testkit::{Cluster, Plan};
+
+use crate::cases::told;
+use crate::options::{NodesScale, Part};
+
+/// What was asked for.
+#[derive(Default)]
+pub(crate) struct Nodes {
+    pub(crate) routes: Option<routes::Routes>,
+    pub(crate) scale: Option<scale::Scaled>,
+    pub(crate) joins: Option<joins::Joins>,
+    pub(crate) traffic: Option<traffic::Traffic>,
+}
+
+pub(crate) fn run(parts: &[Part], scale: &NodesScale) -> Result<Nodes> {
+    let mut nodes = Nodes::default();
+    if parts.contains(&Part::Routes) {
+        let what = format!("routes to {} nodes", scale.peers);
+        nodes.routes = Some(told(&what, || routes::run(scale))?);
+    }
+    if parts.contains(&Part::Scale) {
+        let what = format!("three agents beside {} nodes", scale.crowd);
+        nodes.scale = Some(told(&what, || scale::run(scale))?);
+    }
+    if parts.contains(&Part::Joins) {
+        let what = format!("{} joins at once", scale.joins);
+        nodes.joins = Some(told(&what, || joins::run(scale))?);
+    }
+    if parts.contains(&Part::Traffic) {
+        nodes.traffic = Some(told("traffic between pods of two nodes", || traffic::run(scale))?);
+    }
+    Ok(nodes)
+}
+
+/// Room for more nodes than anybody simulates: 16,384 blocks of each family.
+const MARGIN: u8 = 14;
+
+fn subnets() -> Vec<IpNet> {
+    let v4 = IpAddr::V4(Ipv4Addr::new(10, 64, 0, 0));
+    let v6 = IpAddr::V6(Ipv6Addr::new(0xfd42, 0, 0, 0, 0, 0, 0, 0));
+    vec![IpNet::new_assert(v4, 10), IpNet::new_assert(v6, 64)]
+}
+
+/// So many hosts and one etcd, which runs; agents do not yet. All of the crowd that is on-link is so for every host.
+fn hosts(label: &str, nodes: usize) -> Result<Cluster> {
+    let plan = Plan { nodes, pods: subnets(), margin: MARGIN, ..Plan::default() };
+    let mut cluster = Cluster::hosts(label, &plan)?;
+    for (index, name) in cluster.node_names().iter().enumerate() {
+        let address = format!("10.200.0.{}/16", index + 1);
+        cluster.node(name)?.sh(&["ip", "addr", "add", &address, "dev", "eth0"])?;
+    }
+    cluster.start_etcd()?;
+    Ok(cluster)
+}

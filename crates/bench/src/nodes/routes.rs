@@ -1,0 +1,168 @@
+//! Routes to thousands of nodes: all at once, beside one `ip route add` for each, and then one change among them.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use cluster::{Changes, Facts, Mesh, NodeRecord, Transport, Tunnels, Underlay};
+use netlink::{Mode, Op, Route, RtSocket};
+use testkit::{Cluster, End, Lab, Node};
+use types::{IfName, NodeName, PEER_PROTOCOL};
+
+use super::change::{Change, Mover};
+use super::crowd::{self, Crowd, Place};
+use super::seen::{Eye, Wish};
+use super::{hosts, seed, subnets};
+use crate::options::NodesScale;
+use crate::stats::Sample;
+
+/// How long all routes may take.
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+/// The agent's own.
+const METRIC: u32 = 113;
+/// So many nodes are there when one changes among few.
+const FEW: usize = 50;
+
+pub(crate) struct Routes {
+    /// `ip route add` for all, each once, a part in each round.
+    pub(crate) ip: Duration,
+    /// Plan and batches.
+    pub(crate) library: Sample,
+    /// From the start of an agent's process to its last route.
+    pub(crate) agent: Sample,
+    pub(crate) among_many: Change,
+    pub(crate) among_few: Change,
+    pub(crate) few: usize,
+}
+
+pub(crate) fn run(scale: &NodesScale) -> Result<Routes> {
+    let mut cluster = hosts("routes", 1)?;
+    let records = crowd::records(0..scale.peers, Place::OnLink)?;
+    Crowd::of(&cluster)?.come(&records)?;
+    let plain = Bench::make(cluster.lab(), "plain")?;
+    let library = Bench::make(cluster.lab(), "library")?;
+    let (mut ip, mut batches, mut starts) = (Duration::ZERO, Sample::default(), Sample::default());
+    let part = records.len().div_ceil(scale.route_rounds);
+    for some in records.chunks(part) {
+        ip += seed::add_routes(&plain.node, some)?;
+        batches.note(library.sync(&records));
+        library.flush()?;
+        starts.note(start_agent(&mut cluster, records.len()));
+    }
+    let few = FEW.min(scale.peers / 2);
+    // The agent of the last round runs.
+    let crowd = Crowd::of(&cluster)?;
+    let mut mover = Mover::new(&cluster, &crowd, &records[..few])?;
+    let among_many = mover.run(scale.changes)?;
+    crowd.go(&records[few..])?;
+    Eye::open(cluster.node("n1")?)?.wait(PATIENCE, Wish::Count(few))?;
+    let among_few = mover.run(scale.changes)?;
+    Ok(Routes { ip, library: batches, agent: starts, among_many, among_few, few })
+}
+
+/// A first start: no route is there, and nobody is remembered.
+fn start_agent(cluster: &mut Cluster, routes: usize) -> Result<Duration> {
+    if !cluster.agent("n1")?.has_ended()? {
+        cluster.kill_agent("n1")?;
+    }
+    let node = cluster.node("n1")?;
+    flush(node)?;
+    forget_peers(node)?;
+    let mut eye = Eye::open(node)?;
+    let start = Instant::now();
+    let agent = cluster.agent_mut("n1")?;
+    agent.launch()?;
+    let done = eye.wait(PATIENCE, Wish::Count(routes))?;
+    agent.wait_ready()?;
+    Ok(done - start)
+}
+
+fn forget_peers(node: &Node) -> Result<()> {
+    let path = node.dir().join("lib/podwire/peers.json");
+    match fs::remove_file(&path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(e).with_context(|| format!("cannot remove {}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn flush(node: &Node) -> Result<()> {
+    let ours = PEER_PROTOCOL.to_string();
+    for family in ["-4", "-6"] {
+        node.sh(&["ip", family, "route", "flush", "proto", &ours])?;
+    }
+    Ok(())
+}
+
+/// A node with one link, on which all others are, and nobody at the other end.
+struct Bench {
+    node: Node,
+    link: u32,
+}
+
+impl Bench {
+    fn make(lab: &Lab, name: &str) -> Result<Self> {
+        let (node, far) = (lab.node(name)?, lab.node(&format!("{name}-far"))?);
+        let here = End { ns: &node, dev: "eth0", addresses: &["10.200.0.1/16", "fd99:1::1/64"] };
+        lab.wire(&here, &End { ns: &far, dev: "eth0", addresses: &[] })?;
+        let link = node.enter(|| {
+            RtSocket::open()?.index_of(&IfName::try_from("eth0")?).map_err(anyhow::Error::from)
+        })??;
+        Ok(Self { node, link: link.context("there is no eth0")? })
+    }
+
+    /// From the records to the kernel, as the agent does it.
+    fn sync(&self, records: &[NodeRecord]) -> Result<Duration> {
+        let mut socket = self.node.enter(RtSocket::open)??;
+        let v4_only = records.iter().map(|record| {
+            let mut record = record.clone();
+            record.blocks.truncate(1);
+            record
+        });
+        let records: Vec<NodeRecord> = v4_only.collect();
+        let facts = self.facts()?;
+        let start = Instant::now();
+        let mut mesh = Mesh::new(facts);
+        mesh.set_peers(records);
+        let changes = mesh.take_changes();
+        for result in socket.run_all(&ops(&changes))? {
+            result?;
+        }
+        let took = start.elapsed();
+        ensure!(!changes.is_empty(), "nothing was planned");
+        Ok(took)
+    }
+
+    fn facts(&self) -> Result<Facts> {
+        let on_link = vec!["10.200.0.0/16".parse()?];
+        let underlay = Underlay { link: self.link, address: "10.200.0.1".parse()?, on_link };
+        Ok(Facts {
+            name: NodeName::try_from("bench")?,
+            blocks: Vec::new(),
+            subnets: subnets(),
+            transport: Transport::Auto,
+            underlays: vec![underlay],
+            tunnels: Tunnels::default(),
+            sources: Vec::new(),
+        })
+    }
+
+    fn flush(&self) -> Result<()> {
+        flush(&self.node)
+    }
+}
+
+fn ops(changes: &Changes) -> Vec<Op<'static>> {
+    let route = |peer: &cluster::PeerRoute| Route {
+        gateway: Some(peer.gateway),
+        link: Some(peer.link),
+        onlink: peer.onlink,
+        src: peer.src,
+        priority: Some(METRIC),
+        protocol: PEER_PROTOCOL,
+        ..Route::to(peer.dst)
+    };
+    let set = changes.set_routes.iter();
+    set.map(|peer| Op::AddRoute { route: route(peer), mode: Mode::Replace }).collect()
+}

@@ -1,0 +1,145 @@
+//! Which routes to other nodes the kernel has, and when they came and went: it tells us itself.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use ipnet::IpNet;
+use netlink::{PeerMonitor, PeerNews, Route, RouteFilter, RtSocket};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use testkit::Ns;
+use types::PEER_PROTOCOL;
+
+/// How long one wait for news lasts at most.
+const WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+
+/// The IPv4 routes of a node that lead to other nodes, kept up to date by what the kernel tells.
+pub(super) struct Eye {
+    monitor: PeerMonitor,
+    socket: RtSocket,
+    gateways: BTreeMap<IpNet, Option<IpAddr>>,
+}
+
+impl Eye {
+    pub(super) fn open(ns: &Ns) -> Result<Self> {
+        let opened = ns.enter(|| Ok::<_, netlink::Error>((PeerMonitor::open()?, RtSocket::open()?)))?;
+        let (monitor, socket) = opened?;
+        let mut eye = Self { monitor, socket, gateways: BTreeMap::new() };
+        eye.look()?;
+        Ok(eye)
+    }
+
+    /// Waits until it is as wished; when that was.
+    pub(super) fn wait(&mut self, within: Duration, wish: Wish) -> Result<Instant> {
+        let end = Instant::now() + within;
+        loop {
+            if self.holds(&wish) {
+                return Ok(Instant::now());
+            }
+            if Instant::now() > end {
+                bail!("{wish:?} is not true after {within:?}: there are {} routes", self.gateways.len());
+            }
+            self.listen()?;
+        }
+    }
+
+    fn holds(&self, wish: &Wish) -> bool {
+        match wish {
+            Wish::Count(count) => self.gateways.len() == *count,
+            Wish::Via(dst, gateway) => self.gateways.get(dst) == Some(&Some(*gateway)),
+        }
+    }
+
+    fn listen(&mut self) -> Result<()> {
+        wait(&self.monitor)?;
+        for news in self.monitor.read()? {
+            match news {
+                PeerNews::RouteSet(route) => self.note(&route),
+                PeerNews::RouteGone(route) => drop(self.gateways.remove(&route.dst)),
+                PeerNews::Missed => self.look()?,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn look(&mut self) -> Result<()> {
+        self.gateways.clear();
+        let ours = RouteFilter { protocol: Some(PEER_PROTOCOL), ..RouteFilter::default() };
+        for route in self.socket.routes(ours)? {
+            self.note(&route);
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, route: &Route) {
+        if route.dst.addr().is_ipv4() {
+            self.gateways.insert(route.dst, route.gateway);
+        }
+    }
+}
+
+/// What is waited for.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Wish {
+    /// So many routes.
+    Count(usize),
+    /// This one through that gateway.
+    Via(IpNet, IpAddr),
+}
+
+fn wait(monitor: &PeerMonitor) -> Result<()> {
+    match poll(&mut [PollFd::new(monitor, PollFlags::IN)], Some(&WAIT)) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(errno) => Err(errno).context("cannot wait for the kernel's news"),
+    }
+}
+
+/// A route that came or went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Turn {
+    Came(IpNet),
+    Went(IpNet),
+}
+
+/// Notes when every route of a node comes and goes, in a thread of its own.
+pub(super) struct Diary {
+    over: Arc<AtomicBool>,
+    thread: JoinHandle<Result<Vec<(Turn, Instant)>>>,
+}
+
+impl Diary {
+    pub(super) fn begin(ns: &Ns) -> Result<Self> {
+        let monitor = ns.enter(PeerMonitor::open)??;
+        let over = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&over);
+        let thread = std::thread::spawn(move || keep(monitor, &told));
+        Ok(Self { over, thread })
+    }
+
+    pub(super) fn end(self) -> Result<Vec<(Turn, Instant)>> {
+        self.over.store(true, Ordering::Relaxed);
+        self.thread.join().map_err(|_| anyhow!("the thread that listens to the kernel panicked"))?
+    }
+}
+
+fn keep(mut monitor: PeerMonitor, over: &AtomicBool) -> Result<Vec<(Turn, Instant)>> {
+    let mut turns = Vec::new();
+    while !over.load(Ordering::Relaxed) {
+        wait(&monitor)?;
+        let now = Instant::now();
+        for news in monitor.read()? {
+            match news {
+                PeerNews::RouteSet(route) => turns.push((Turn::Came(route.dst), now)),
+                PeerNews::RouteGone(route) => turns.push((Turn::Went(route.dst), now)),
+                PeerNews::Missed => bail!("the kernel had more news than we could read: times are unknown"),
+                _ => {}
+            }
+        }
+    }
+    Ok(turns)
+}

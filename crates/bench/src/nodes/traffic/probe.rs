@@ -1,0 +1,112 @@
+//! A stream as fast as it goes, and one byte there and back: TCP between two namespaces, both ends in this process.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use testkit::uninterrupted;
+
+use super::Pair;
+use crate::stats::median;
+
+/// Something that takes longer is broken.
+const PATIENCE: Duration = Duration::from_secs(10);
+const CHUNK: usize = 128 * 1024;
+
+/// What arrives in so much time, in Gbit/s, as the receiver counts it.
+pub(super) fn stream(pair: &Pair, lasting: Duration) -> Result<f64> {
+    let (count, ()) = talk(pair, drain, |stream| {
+        let chunk = vec![0x42; CHUNK];
+        let start = Instant::now();
+        while start.elapsed() < lasting {
+            write(stream, &chunk)?;
+        }
+        Ok(())
+    })?;
+    ensure!(count.took > Duration::ZERO, "nothing arrived");
+    Ok(count.bytes as f64 * 8.0 / count.took.as_secs_f64() / 1e9)
+}
+
+/// How long a byte needs there and back: the median, in microseconds.
+pub(super) fn trips(pair: &Pair, lasting: Duration) -> Result<f64> {
+    let (_, trips) = talk(pair, echo, |stream| {
+        let mut times = Vec::new();
+        let start = Instant::now();
+        while start.elapsed() < lasting {
+            let one = Instant::now();
+            write(stream, &[1])?;
+            ensure!(read(stream, &mut [0])? == 1, "the other end is gone");
+            times.push(one.elapsed().as_secs_f64() * 1e6);
+        }
+        Ok(times)
+    })?;
+    median(&trips).context("no byte came back")
+}
+
+/// One connection: what the one who listens says at its end, and what the other says.
+fn talk<L: Send, C>(
+    pair: &Pair,
+    listening: impl FnOnce(TcpStream) -> Result<L> + Send,
+    calling: impl FnOnce(&mut TcpStream) -> Result<C>,
+) -> Result<(L, C)> {
+    let listener = pair.to.enter(|| TcpListener::bind(SocketAddr::new(pair.address, 0)))?;
+    let listener = listener.with_context(|| format!("cannot listen at {}", pair.address))?;
+    let at = listener.local_addr()?;
+    let caller = pair.from.enter(|| TcpStream::connect_timeout(&at, PATIENCE))?;
+    let mut caller = ready(caller.with_context(|| format!("cannot connect to {at}"))?)?;
+    // The connection stands: nobody waits here.
+    let (listener, _) = uninterrupted(|| listener.accept())?;
+    let listener = ready(listener)?;
+    std::thread::scope(|scope| {
+        let listening = scope.spawn(|| listening(listener));
+        let said = calling(&mut caller);
+        let closed = caller.shutdown(Shutdown::Write);
+        let heard = listening.join().map_err(|_| anyhow!("the thread that listens panicked"))?;
+        let said = said?;
+        closed?;
+        Ok((heard?, said))
+    })
+}
+
+fn ready(stream: TcpStream) -> Result<TcpStream> {
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    Ok(stream)
+}
+
+struct Count {
+    bytes: u64,
+    /// From the first byte to the last.
+    took: Duration,
+}
+
+fn drain(mut stream: TcpStream) -> Result<Count> {
+    let mut chunk = vec![0; CHUNK];
+    let mut bytes = read(&mut stream, &mut chunk)? as u64;
+    let start = Instant::now();
+    loop {
+        match read(&mut stream, &mut chunk)? {
+            0 => return Ok(Count { bytes, took: start.elapsed() }),
+            more => bytes += more as u64,
+        }
+    }
+}
+
+fn echo(mut stream: TcpStream) -> Result<()> {
+    let mut byte = [0];
+    while read(&mut stream, &mut byte)? == 1 {
+        write(&mut stream, &byte)?;
+    }
+    Ok(())
+}
+
+fn read(stream: &mut TcpStream, into: &mut [u8]) -> Result<usize> {
+    uninterrupted(|| stream.read(into)).context("cannot read from the other end")
+}
+
+/// A write that a signal interrupts is taken up again by `write_all`.
+fn write(stream: &mut TcpStream, bytes: &[u8]) -> Result<()> {
+    stream.write_all(bytes).context("cannot write to the other end")
+}

@@ -1,0 +1,277 @@
+//! From what was measured of many nodes to lines: what stands beside it, and what is promised about it.
+
+use serde::Serialize;
+
+use super::Times;
+use super::verdict::{Target, Verdict};
+use crate::nodes::Nodes;
+use crate::nodes::joins::Joins;
+use crate::nodes::routes::Routes;
+use crate::nodes::scale::Scaled;
+use crate::nodes::traffic::Traffic;
+use crate::options::NodesScale;
+use crate::stats::{Sample, median};
+
+/// A figure, alone or beside another.
+#[derive(Debug, Serialize)]
+pub(super) struct Line {
+    pub(super) case: String,
+    podwire: Option<f64>,
+    unit: &'static str,
+    beside: Option<Beside>,
+    /// How many times better than what stands beside it.
+    ratio: Option<f64>,
+    promise: Promise,
+    pub(super) verdict: Verdict,
+}
+
+#[derive(Debug, Serialize)]
+struct Beside {
+    what: &'static str,
+    value: Option<f64>,
+}
+
+/// What is promised: of the figure itself or of the ratio.
+#[derive(Debug, Clone, Copy, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Promise {
+    Figure(Target),
+    Ratio(Target),
+}
+
+/// Which of two is better.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Better {
+    Less,
+    More,
+}
+
+impl Line {
+    fn alone(case: impl Into<String>, figure: (Option<f64>, &'static str), target: Target) -> Self {
+        let (podwire, unit) = figure;
+        let promise = Promise::Figure(target);
+        Self {
+            case: case.into(),
+            podwire,
+            unit,
+            beside: None,
+            ratio: None,
+            promise,
+            verdict: target.judge(podwire),
+        }
+    }
+
+    /// Promises a ratio.
+    fn beside(self, beside: (&'static str, Option<f64>), better: Better, target: Target) -> Self {
+        let (what, value) = beside;
+        let ratio = self.podwire.zip(value).map(|(ours, theirs)| match better {
+            Better::More => ours / theirs,
+            Better::Less => theirs / ours,
+        });
+        let ratio = ratio.filter(|ratio| ratio.is_finite());
+        let (promise, verdict) = (Promise::Ratio(target), target.judge(ratio));
+        Self { beside: Some(Beside { what, value }), ratio, promise, verdict, ..self }
+    }
+
+    pub(super) fn podwire_text(&self) -> String {
+        text(self.podwire, self.unit)
+    }
+
+    pub(super) fn beside_text(&self) -> String {
+        let beside = self.beside.as_ref();
+        beside.map_or_else(String::new, |b| format!("{} ({})", text(b.value, self.unit), b.what))
+    }
+
+    pub(super) fn ratio_text(&self) -> String {
+        self.ratio.map_or_else(String::new, |ratio| format!("{}×", digits(ratio)))
+    }
+
+    pub(super) fn target_text(&self) -> String {
+        match self.promise {
+            Promise::Figure(Target::None) | Promise::Ratio(Target::None) => String::new(),
+            Promise::Figure(target) => format!("{target} {}", self.unit).trim_end().to_owned(),
+            Promise::Ratio(target) => format!("{target}×"),
+        }
+    }
+}
+
+fn text(value: Option<f64>, unit: &str) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| format!("{} {unit}", digits(value)).trim_end().to_owned())
+}
+
+/// As many digits as mean something.
+fn digits(value: f64) -> String {
+    if value.abs() >= 100.0 || value.fract() == 0.0 { format!("{value:.0}") } else { format!("{value:.2}") }
+}
+
+pub(super) fn lines(nodes: &Nodes, scale: &NodesScale) -> Vec<Line> {
+    let mut lines = Vec::new();
+    lines.extend(nodes.routes.iter().flat_map(|routes| route_lines(routes, scale)));
+    lines.extend(nodes.scale.iter().flat_map(|scaled| scale_lines(scaled, scale)));
+    lines.extend(nodes.joins.iter().flat_map(|joins| join_lines(joins, scale)));
+    lines.extend(nodes.traffic.iter().flat_map(traffic_lines));
+    lines
+}
+
+fn route_lines(routes: &Routes, scale: &NodesScale) -> Vec<Line> {
+    let peers = scale.peers;
+    let ip = || ("ip route add for each", Some(routes.ip.as_secs_f64() * 1000.0));
+    let cpu = routes.among_many.cpu.p50();
+    vec![
+        Line::alone(format!("{peers} routes from the records"), (routes.library.p50(), "ms"), Target::None)
+            .beside(ip(), Better::Less, Target::AtLeast(50.0)),
+        Line::alone(
+            format!("{peers} nodes' routes, v4 and v6, from an agent's start"),
+            (routes.agent.p50(), "ms"),
+            Target::None,
+        )
+        .beside(ip(), Better::Less, Target::None),
+        Line::alone(format!("one change among {peers}, agent's CPU"), (cpu, "ms"), Target::AtMost(5.0)),
+        Line::alone("the same", (cpu, "ms"), Target::None).beside(
+            ("among few", routes.among_few.cpu.p50()),
+            Better::Less,
+            Target::None,
+        ),
+        Line::alone(
+            format!("one change among {peers}, commit to route"),
+            (routes.among_many.route.p50(), "ms"),
+            Target::None,
+        ),
+    ]
+}
+
+fn scale_lines(scaled: &Scaled, scale: &NodesScale) -> Vec<Line> {
+    let all = scale.crowd;
+    let p = |sample: &Sample, pick: fn(&crate::stats::Percentiles) -> f64| {
+        sample.percentiles().as_ref().map(pick)
+    };
+    let (p50, p99) = (p(&scaled.event, |p| p.p50), p(&scaled.event, |p| p.p99));
+    let with_commit = p(&scaled.with_commit, |p| p.p99);
+    let rate = digits(scaled.rate.round());
+    let events = format!("{rate} nodes/s come and {rate} go among {all}, commit to route");
+    let few = scaled.few;
+    vec![
+        Line::alone(
+            format!("largest of {} agents beside {all} nodes (VmRSS)", scaled.agents),
+            (Some(scaled.rss_mib), "MiB"),
+            Target::AtMost(25.0),
+        ),
+        Line::alone(format!("{events}, p50"), (p50, "ms"), Target::None),
+        Line::alone(format!("{events}, p99"), (p99, "ms"), Target::AtMost(100.0)),
+        Line::alone("the same with the commit itself, p99", (with_commit, "ms"), Target::None),
+        Line::alone(
+            format!("etcd requests of a node in a quiet minute, {few} nodes"),
+            (Some(scaled.requests_few), ""),
+            Target::None,
+        ),
+        // More than that would be more than one beat that fell into the window or not.
+        Line::alone(
+            format!("etcd requests of a node in a quiet minute, {all} nodes"),
+            (Some(scaled.requests_many), ""),
+            Target::None,
+        )
+        .beside(("few nodes", Some(scaled.requests_few)), Better::More, Target::AtMost(1.3)),
+    ]
+}
+
+fn join_lines(joins: &Joins, scale: &NodesScale) -> Vec<Line> {
+    let count = scale.joins;
+    let distinct = joins.distinct.iter().min().map(|least| *least as f64);
+    let rounds = scale.join_rounds;
+    vec![
+        Line::alone(format!("{count} joins at once, v4 and v6"), (joins.agents.p50(), "ms"), Target::None)
+            .beside(("plain counter", joins.counter.p50()), Better::Less, Target::None),
+        Line::alone(
+            format!("different blocks of {count} joins, the fewest of {rounds} rounds"),
+            (distinct, ""),
+            Target::AtLeast(count as f64),
+        ),
+        Line::alone(
+            format!("duplicates by the plain counter, all {rounds} rounds"),
+            (Some(joins.duplicates as f64), ""),
+            Target::None,
+        ),
+    ]
+}
+
+fn traffic_lines(traffic: &Traffic) -> Vec<Line> {
+    let target = Target::AtLeast(0.9);
+    let mut lines = Vec::new();
+    for path in &traffic.paths {
+        let (ours, plain) = (&path.podwire, &path.plain);
+        let figure = (median(&ours.gbit_per_s), "Gbit/s");
+        let stream = Line::alone(format!("pod to pod, {}, throughput", path.name), figure, Target::None);
+        lines.push(stream.beside(("plain ip", median(&plain.gbit_per_s)), Better::More, target));
+        let figure = (median(&ours.trip_us), "µs");
+        let trip = Line::alone(format!("pod to pod, {}, request/response", path.name), figure, Target::None);
+        lines.push(trip.beside(("plain ip", median(&plain.trip_us)), Better::Less, target));
+    }
+    lines
+}
+
+/// Every sample under a name.
+fn samples(nodes: &Nodes) -> Vec<(String, &Sample)> {
+    let mut named = Vec::new();
+    let mut put = |case: &str, sample| named.push((case.to_owned(), sample));
+    if let Some(routes) = &nodes.routes {
+        put("all routes from the records", &routes.library);
+        put("all routes from an agent's start", &routes.agent);
+        put("one change among many, CPU", &routes.among_many.cpu);
+        put("one change among many, commit to route", &routes.among_many.route);
+        put(&format!("one change among {}, CPU", routes.few), &routes.among_few.cpu);
+    }
+    if let Some(scaled) = &nodes.scale {
+        put("a node comes or goes, commit to route", &scaled.event);
+        put("a node comes or goes, with the commit", &scaled.with_commit);
+    }
+    if let Some(joins) = &nodes.joins {
+        put("all joins", &joins.agents);
+        put("all numbers of the plain counter", &joins.counter);
+    }
+    named
+}
+
+pub(super) fn times(nodes: &Nodes) -> Vec<Times> {
+    let all = samples(nodes).into_iter();
+    all.filter_map(|(case, sample)| Some(Times { case, percentiles: sample.percentiles()? })).collect()
+}
+
+pub(super) fn failures(nodes: &Nodes) -> Vec<String> {
+    let told = |(case, sample): (String, &Sample)| {
+        sample.failures.iter().map(|failure| format!("{case}: {failure}")).collect::<Vec<_>>()
+    };
+    samples(nodes).into_iter().flat_map(told).collect()
+}
+
+pub(super) fn remarks(nodes: &Nodes) -> Vec<String> {
+    let again = nodes.joins.as_ref().map_or(0, |joins| joins.again);
+    (again > 0).then(|| format!("{again} joins had to be tried again")).into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ratio_says_how_many_times_better() {
+        let line = |better, target| {
+            Line::alone("x", (Some(2.0), "ms"), Target::None).beside(("y", Some(8.0)), better, target)
+        };
+        let faster = line(Better::Less, Target::AtLeast(4.0));
+        assert_eq!((faster.ratio, faster.verdict), (Some(4.0), Verdict::Ok));
+        assert_eq!((faster.ratio_text(), faster.target_text()), ("4×".to_owned(), "≥ 4×".to_owned()));
+        let less = line(Better::More, Target::AtLeast(0.9));
+        assert_eq!((less.ratio, less.verdict), (Some(0.25), Verdict::Missed));
+        assert_eq!(less.beside_text(), "8 ms (y)");
+    }
+
+    #[test]
+    fn a_figure_alone_is_judged_by_itself() {
+        let line = Line::alone("x", (Some(25.5), "MiB"), Target::AtMost(25.0));
+        assert_eq!(
+            (line.verdict, line.podwire_text(), line.target_text()),
+            (Verdict::Missed, "25.50 MiB".to_owned(), "≤ 25 MiB".to_owned())
+        );
+        assert_eq!(Line::alone("x", (None, "ms"), Target::AtMost(1.0)).verdict, Verdict::Missed);
+    }
+}

@@ -1,0 +1,120 @@
+//! The names of objects in the store.
+//!
+//! ```text
+//! PREFIX/network              what all nodes agree on
+//! PREFIX/nodes/NAME           a node
+//! PREFIX/blocks/10.2.3.0-24   who has this block
+//! PREFIX/alive/NAME           with a lease: an agent works there
+//! COUNTER                     PREFIX/counter, if nothing else is said: where the next one starts to look for a block
+//! ```
+//!
+//! A folder's name ends with a slash, so that `/hosts` is never taken for `/hosts2`.
+
+use ipnet::IpNet;
+use types::NodeName;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    /// Without a slash at its end; may be empty.
+    prefix: String,
+    counter: String,
+}
+
+impl Layout {
+    /// A counter's key is taken as it is, wherever it is.
+    pub fn new(prefix: &str, counter: Option<&str>) -> Self {
+        let prefix = prefix.trim_end_matches('/').to_owned();
+        let counter = counter.map_or_else(|| format!("{prefix}/counter"), str::to_owned);
+        Self { prefix, counter }
+    }
+
+    pub fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    pub fn counter(&self) -> &str {
+        &self.counter
+    }
+
+    pub fn network(&self) -> String {
+        format!("{}/network", self.prefix)
+    }
+
+    /// Of all nodes.
+    pub fn nodes(&self) -> String {
+        format!("{}/nodes/", self.prefix)
+    }
+
+    pub fn node(&self, name: &NodeName) -> String {
+        format!("{}/nodes/{name}", self.prefix)
+    }
+
+    /// Of all claims.
+    pub fn blocks(&self) -> String {
+        format!("{}/blocks/", self.prefix)
+    }
+
+    pub fn block(&self, block: &IpNet) -> String {
+        format!("{}/blocks/{}-{}", self.prefix, block.network(), block.prefix_len())
+    }
+
+    /// Of all agents that work.
+    pub fn alives(&self) -> String {
+        format!("{}/alive/", self.prefix)
+    }
+
+    pub fn alive(&self, name: &NodeName) -> String {
+        format!("{}/alive/{name}", self.prefix)
+    }
+
+    /// The node that a key of `nodes` is about.
+    pub fn node_of(&self, key: &str) -> Option<NodeName> {
+        NodeName::try_from(key.strip_prefix(&self.nodes())?).ok()
+    }
+
+    /// The block that a key of `blocks` is about.
+    pub fn block_of(&self, key: &str) -> Option<IpNet> {
+        let (address, length) = key.strip_prefix(&self.blocks())?.rsplit_once('-')?;
+        let block = IpNet::new(address.parse().ok()?, length.parse().ok()?).ok()?;
+        (block.trunc() == block).then_some(block)
+    }
+
+    /// The node whose agent a key of `alives` is about.
+    pub fn alive_of(&self, key: &str) -> Option<NodeName> {
+        NodeName::try_from(key.strip_prefix(&self.alives())?).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a4_a_prefix_matches_whole_segments() {
+        for prefix in ["/hosts", "/hosts/", "/hosts//"] {
+            let layout = Layout::new(prefix, None);
+            assert_eq!(layout.nodes(), "/hosts/nodes/");
+            assert_eq!(layout.node_of("/hosts/nodes/a").unwrap().as_str(), "a");
+            for other in
+                ["/hosts2/nodes/a", "/hosts/nodes2/a", "/hosts/nodes/a/b", "/hosts/nodes/", "/hosts/a"]
+            {
+                assert_eq!(layout.node_of(other), None, "{other}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_blocks_key_names_the_block() {
+        let layout = Layout::new("/pw", Some("/elsewhere"));
+        assert_eq!(layout.counter(), "/elsewhere");
+        for text in ["10.2.3.0/24", "fd00:2:0:300::/72"] {
+            let block: IpNet = text.parse().unwrap();
+            assert_eq!(layout.block_of(&layout.block(&block)), Some(block));
+        }
+        for bad in
+            ["/pw/blocks/10.2.3.0", "/pw/blocks/10.2.3.1-24", "/pw/blocks/10.2.3.0-33", "/pw/blocks/-8"]
+        {
+            assert_eq!(layout.block_of(bad), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! The cluster as its nodes see it: objects that all of them share, how a network is cut into blocks, and what follows from
+//! both for one node's routes.
+//!
+//! ```text
+//!   store ◄── Layout (keys), Object (JSON with a schema version) ──► NetworkSpec, NodeRecord, BlockClaim, Alive
+//!   NetworkSpec ──► Cut (the n-th block, which block is it)
+//!   Facts of this node + NodeRecords of the others ──► mesh: routes, neighbours, forwarding entries; what differs
+//! ```
+//!
+//! Pure: no I/O, no clock, no runtime. The agent does what it says.
+
+#![forbid(unsafe_code)]
+
+mod cut;
+mod layout;
+mod mesh;
+mod object;
+
+pub use cut::{Cut, CutError, Offered};
+pub use layout::Layout;
+pub use mesh::{
+    Changes, Facts, Family, Mesh, NoWay, PeerFdb, PeerNeighbour, PeerRoute, Seen, Transport, TransportError,
+    Tunnels, Underlay, Way,
+};
+pub use object::{Alive, BlockClaim, DecodeError, NetworkSpec, NodeRecord, Object};

@@ -1,0 +1,242 @@
+//! What the kernel must have, what it has, and what to do about the difference.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use types::Mac;
+
+/// A route to another node's block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PeerRoute {
+    pub dst: IpNet,
+    pub gateway: IpAddr,
+    pub link: u32,
+    /// The gateway is on the link, whatever the addresses say.
+    pub onlink: bool,
+    pub src: Option<IpAddr>,
+}
+
+/// A permanent neighbour behind the tunnel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PeerNeighbour {
+    pub link: u32,
+    pub addr: IpAddr,
+    pub mac: Mac,
+}
+
+/// To which node the tunnel device sends what is for a MAC.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PeerFdb {
+    pub link: u32,
+    pub mac: Mac,
+    pub dst: IpAddr,
+}
+
+/// What the kernel has of ours.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Seen {
+    pub routes: Vec<PeerRoute>,
+    pub neighbours: Vec<PeerNeighbour>,
+    pub fdb: Vec<PeerFdb>,
+}
+
+/// To be applied in the order of the fields: a packet never meets a route without what it leads to. Setting replaces what
+/// is there under the same key (`dst`, or link and address, or link and MAC); removing what is not there is no failure.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Changes {
+    pub set_neighbours: Vec<PeerNeighbour>,
+    pub set_fdb: Vec<PeerFdb>,
+    pub set_routes: Vec<PeerRoute>,
+    pub del_routes: Vec<PeerRoute>,
+    pub del_neighbours: Vec<PeerNeighbour>,
+    pub del_fdb: Vec<PeerFdb>,
+}
+
+impl Changes {
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub fn len(&self) -> usize {
+        self.set_neighbours.len()
+            + self.set_fdb.len()
+            + self.set_routes.len()
+            + self.del_routes.len()
+            + self.del_neighbours.len()
+            + self.del_fdb.len()
+    }
+}
+
+impl fmt::Display for PeerRoute {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "route {} via {} on link {}", self.dst, self.gateway, self.link)?;
+        if self.onlink {
+            f.write_str(" onlink")?;
+        }
+        self.src.map_or(Ok(()), |src| write!(f, " from {src}"))
+    }
+}
+
+impl fmt::Display for PeerNeighbour {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "neighbour {} at {} on link {}", self.addr, self.mac, self.link)
+    }
+}
+
+impl fmt::Display for PeerFdb {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "forwarding entry {} to {} on link {}", self.mac, self.dst, self.link)
+    }
+}
+
+/// One line for each change.
+impl fmt::Display for Changes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fn lines<T: fmt::Display>(f: &mut fmt::Formatter<'_>, word: &str, list: &[T]) -> fmt::Result {
+            list.iter().try_for_each(|one| writeln!(f, "{word} {one}"))
+        }
+        lines(f, "set", &self.set_neighbours)?;
+        lines(f, "set", &self.set_fdb)?;
+        lines(f, "set", &self.set_routes)?;
+        lines(f, "remove", &self.del_routes)?;
+        lines(f, "remove", &self.del_neighbours)?;
+        lines(f, "remove", &self.del_fdb)
+    }
+}
+
+/// Something of which the kernel has one under a key.
+pub(super) trait Keyed: Copy + Eq {
+    type Key: Ord + Copy;
+    fn key(&self) -> Self::Key;
+    /// Would removing this take away `other`, too?
+    fn removes(&self, other: &Self) -> bool;
+}
+
+impl Keyed for PeerRoute {
+    type Key = IpNet;
+    fn key(&self) -> IpNet {
+        self.dst
+    }
+    fn removes(&self, other: &Self) -> bool {
+        (self.dst, self.gateway, self.link) == (other.dst, other.gateway, other.link)
+    }
+}
+
+impl Keyed for PeerNeighbour {
+    type Key = (u32, IpAddr);
+    fn key(&self) -> Self::Key {
+        (self.link, self.addr)
+    }
+    fn removes(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Keyed for PeerFdb {
+    type Key = (u32, Mac);
+    fn key(&self) -> Self::Key {
+        (self.link, self.mac)
+    }
+    fn removes(&self, other: &Self) -> bool {
+        self == other
+    }
+}
+
+/// All objects of one kind: what is wanted, and what was handed out before.
+#[derive(Debug, Clone)]
+pub(super) struct Table<T: Keyed> {
+    entries: BTreeMap<T::Key, Entry<T>>,
+    /// Where the two may differ.
+    touched: Vec<T::Key>,
+}
+
+#[derive(Debug, Clone)]
+struct Entry<T> {
+    wanted: Option<T>,
+    taken: Option<T>,
+}
+
+impl<T: Keyed> Default for Table<T> {
+    fn default() -> Self {
+        Self { entries: BTreeMap::new(), touched: Vec::new() }
+    }
+}
+
+impl<T: Keyed> Table<T> {
+    pub(super) fn wanted(&self, key: &T::Key) -> Option<&T> {
+        self.entries.get(key)?.wanted.as_ref()
+    }
+
+    pub(super) fn want(&mut self, object: T) {
+        self.touched.push(object.key());
+        let empty = Entry { wanted: None, taken: None };
+        self.entries.entry(object.key()).or_insert(empty).wanted = Some(object);
+    }
+
+    pub(super) fn drop(&mut self, object: &T) {
+        if let Some(entry) = self.entries.get_mut(&object.key()) {
+            self.touched.push(object.key());
+            entry.wanted = None;
+        }
+    }
+
+    /// What to set and what to remove since the last time.
+    pub(super) fn take(&mut self) -> (Vec<T>, Vec<T>) {
+        let (mut set, mut del) = (Vec::new(), Vec::new());
+        let mut touched = std::mem::take(&mut self.touched);
+        touched.sort_unstable();
+        touched.dedup();
+        for key in touched {
+            let Some(entry) = self.entries.get_mut(&key) else { continue };
+            if entry.wanted == entry.taken {
+                continue;
+            }
+            match (entry.wanted, entry.taken) {
+                (Some(wanted), _) => set.push(wanted),
+                (None, taken) => del.extend(taken),
+            }
+            entry.taken = entry.wanted;
+            if entry.wanted.is_none() {
+                self.entries.remove(&key);
+            }
+        }
+        (set, del)
+    }
+
+    /// What to set and what to remove where the kernel has `seen`.
+    pub(super) fn compare(&mut self, seen: &[T]) -> (Vec<T>, Vec<T>) {
+        self.entries.retain(|_, entry| entry.wanted.is_some());
+        self.touched.clear();
+        let mut seen: Vec<&T> = seen.iter().collect();
+        seen.sort_by_key(|object| object.key());
+        let mut del = Vec::new();
+        for entry in self.entries.values_mut() {
+            entry.taken = None;
+        }
+        for same in seen.chunk_by(|one, other| one.key() == other.key()) {
+            match same.first().and_then(|first| self.entries.get_mut(&first.key())) {
+                None => del.extend(same.iter().copied()),
+                Some(entry) => entry.meet(same, &mut del),
+            }
+        }
+        let mut set = Vec::new();
+        for entry in self.entries.values_mut().filter(|entry| entry.taken.is_none()) {
+            set.extend(entry.wanted);
+            entry.taken = entry.wanted;
+        }
+        (set, del)
+    }
+}
+
+impl<T: Keyed> Entry<T> {
+    /// Looks for what is wanted among what the kernel has under its key.
+    fn meet(&mut self, seen: &[&T], del: &mut Vec<T>) {
+        self.taken = self.wanted.filter(|wanted| seen.contains(&wanted));
+        // A single wrong one is replaced by what is set; of several, it is not known which.
+        if let (Some(wanted), true) = (self.wanted, seen.len() > 1) {
+            del.extend(seen.iter().copied().filter(|one| !one.removes(&wanted)));
+        }
+    }
+}

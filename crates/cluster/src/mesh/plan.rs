@@ -1,0 +1,110 @@
+//! What one other node needs in our kernel.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use types::{Mac, NodeName};
+
+use super::changes::{PeerFdb, PeerNeighbour, PeerRoute};
+use super::claims::{Claims, Shared};
+use super::facts::{Facts, Family};
+use super::way::{NoWay, Way, choose, outer};
+use crate::object::NodeRecord;
+
+/// Another node, and what follows from its record.
+#[derive(Debug, Clone)]
+pub(super) struct Peer {
+    pub(super) record: NodeRecord,
+    pub(super) plan: Plan,
+}
+
+#[derive(Debug, Clone, Default)]
+pub(super) struct Plan {
+    pub(super) ways: Vec<(IpNet, Way)>,
+    pub(super) routes: Vec<PeerRoute>,
+    pub(super) neighbours: Vec<PeerNeighbour>,
+    pub(super) fdb: Vec<PeerFdb>,
+    /// The tunnel device that it is reached through, or would be if it existed.
+    pub(super) tunnel: Option<Family>,
+}
+
+/// What all plans depend on.
+pub(super) struct Ground<'a> {
+    pub(super) facts: &'a Facts,
+    pub(super) claims: &'a Claims,
+    pub(super) macs: &'a Shared<Mac>,
+}
+
+/// A node's blocks as networks, each once.
+pub(super) fn blocks(record: &NodeRecord) -> BTreeSet<IpNet> {
+    record.blocks.iter().map(IpNet::trunc).collect()
+}
+
+/// Could this block be anybody's but ours? Only such blocks compete with those of others.
+pub(super) fn admit(facts: &Facts, record: &NodeRecord, block: IpNet) -> Result<(), NoWay> {
+    if !facts.subnets.iter().any(|subnet| subnet.contains(&block)) {
+        return Err(NoWay::Outside);
+    }
+    let overlaps = |ours: &&IpNet| ours.contains(&block) || block.contains(*ours);
+    if let Some(ours) = facts.blocks.iter().find(overlaps) {
+        return Err(NoWay::OverlapsOurs(*ours));
+    }
+    let nodes =
+        facts.underlays.iter().map(|underlay| underlay.address).chain(record.addresses.iter().copied());
+    match nodes.into_iter().find(|address| block.contains(address)) {
+        Some(address) => Err(NoWay::HoldsNode(address)),
+        None => Ok(()),
+    }
+}
+
+/// Who has a MAC instead of this node.
+fn rival<'a>(ground: &Ground<'a>, record: &NodeRecord) -> Option<&'a NodeName> {
+    let ours = &ground.facts.name;
+    let mut holders = ground.macs.holders(record.tunnel_mac).map(Arc::as_ref);
+    let first = holders.next()?;
+    let winner = if first == ours { first } else { holders.find(|name| *name == ours).unwrap_or(first) };
+    (*winner != record.name).then_some(winner)
+}
+
+pub(super) fn plan(ground: &Ground<'_>, record: &NodeRecord) -> Plan {
+    let mut plan = Plan::default();
+    let rival = rival(ground, record);
+    let facts = ground.facts;
+    let (mut neighbours, mut fdb) = (BTreeSet::new(), BTreeSet::new());
+    for block in blocks(record) {
+        let way = match owned(ground, record, block) {
+            Ok(()) => choose(facts, record, block, rival),
+            Err(reason) => Way::None(reason),
+        };
+        let src = facts.source(Family::of(block.addr()));
+        match way {
+            Way::Direct { gateway, link } => {
+                plan.routes.push(PeerRoute { dst: block, gateway, link, onlink: false, src });
+            }
+            Way::Vxlan { link, gateway, remote } => {
+                let (mac, onlink) = (record.tunnel_mac, gateway.is_ipv4());
+                plan.routes.push(PeerRoute { dst: block, gateway, link, onlink, src });
+                neighbours.insert(PeerNeighbour { link, addr: gateway, mac });
+                fdb.insert(PeerFdb { link, mac, dst: remote });
+            }
+            Way::None(_) => {}
+        }
+        if matches!(way, Way::Vxlan { .. } | Way::None(NoWay::NoTunnel(_))) {
+            plan.tunnel = outer(facts, record).map(|(family, _)| family);
+        }
+        plan.ways.push((block, way));
+    }
+    plan.neighbours.extend(neighbours);
+    plan.fdb.extend(fdb);
+    plan
+}
+
+fn owned(ground: &Ground<'_>, record: &NodeRecord, block: IpNet) -> Result<(), NoWay> {
+    admit(ground.facts, record, block)?;
+    let earlier = ground.claims.overlapping(block).filter(|(_, name)| ***name < record.name);
+    match earlier.min_by_key(|(_, name)| *name) {
+        Some((block, name)) => Err(NoWay::Overlaps { name: NodeName::clone(name), block }),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,220 @@
+//! Whatever happens in whatever order, a kernel that applies all changes has what is wanted and nothing else.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+
+use super::tests::{facts, net, peer};
+use super::*;
+
+/// Replaces and removes as the kernel does.
+#[derive(Debug, Default, PartialEq)]
+struct Model {
+    routes: BTreeMap<IpNet, PeerRoute>,
+    neighbours: BTreeMap<(u32, IpAddr), Mac>,
+    fdb: BTreeMap<(u32, Mac), IpAddr>,
+}
+
+impl Model {
+    fn apply(&mut self, changes: &Changes) {
+        for n in &changes.set_neighbours {
+            self.neighbours.insert((n.link, n.addr), n.mac);
+        }
+        for e in &changes.set_fdb {
+            self.fdb.insert((e.link, e.mac), e.dst);
+        }
+        for r in &changes.set_routes {
+            self.routes.insert(r.dst, *r);
+        }
+        for r in &changes.del_routes {
+            let there = self.routes.get(&r.dst);
+            if there.is_some_and(|t| (t.gateway, t.link) == (r.gateway, r.link)) {
+                self.routes.remove(&r.dst);
+            }
+        }
+        for n in &changes.del_neighbours {
+            self.neighbours.remove(&(n.link, n.addr));
+        }
+        for e in &changes.del_fdb {
+            if self.fdb.get(&(e.link, e.mac)) == Some(&e.dst) {
+                self.fdb.remove(&(e.link, e.mac));
+            }
+        }
+    }
+
+    fn seen(&self) -> Seen {
+        let neighbour = |((link, addr), mac): (&(u32, IpAddr), &Mac)| PeerNeighbour {
+            link: *link,
+            addr: *addr,
+            mac: *mac,
+        };
+        let entry =
+            |((link, mac), dst): (&(u32, Mac), &IpAddr)| PeerFdb { link: *link, mac: *mac, dst: *dst };
+        Seen {
+            routes: self.routes.values().copied().collect(),
+            neighbours: self.neighbours.iter().map(neighbour).collect(),
+            fdb: self.fdb.iter().map(entry).collect(),
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Set(NodeRecord),
+    SetAll(Vec<NodeRecord>),
+    Remove(NodeName),
+    Facts(Box<Facts>),
+    Take,
+}
+
+/// Few of everything, so that nodes get into each other's way. "m" is our own name.
+fn record() -> impl Strategy<Value = NodeRecord> {
+    let names = prop::sample::select(vec!["a", "b", "k", "m", "p", "z"]);
+    let addresses = prop::sample::subsequence(
+        vec![
+            "192.0.2.5",
+            "203.0.113.5",
+            "203.0.113.6",
+            "192.0.2.1",
+            "2001:db8::5",
+            "2001:db8:9::5",
+            "10.2.5.9",
+        ],
+        0..3,
+    );
+    let blocks = prop::sample::subsequence(
+        vec![
+            "10.2.5.0/24",
+            "10.2.5.0/25",
+            "10.2.5.128/25",
+            "10.2.4.0/22",
+            "10.2.6.0/24",
+            "10.2.0.0/24",
+            "10.3.0.0/24",
+            "fd00:2:0:0:500::/72",
+            "fd00:2:0:0:400::/70",
+            "fd00:2:0:0:600::/72",
+            "10.2.0.0/16",
+        ],
+        0..4,
+    );
+    (names, addresses, blocks, prop::option::of(0u8..3)).prop_map(|(name, addresses, blocks, mac)| {
+        let record = peer(name, &addresses, &blocks);
+        match mac {
+            Some(tail) => NodeRecord { tunnel_mac: Mac::local([9, 9, 9, 9, tail]), ..record },
+            None => record,
+        }
+    })
+}
+
+fn some_facts() -> impl Strategy<Value = Facts> {
+    let transport = prop::sample::select(vec![Transport::Auto, Transport::Direct, Transport::Vxlan]);
+    let link = || prop::option::of(7u32..9);
+    let blocks = prop::sample::subsequence(vec!["10.2.0.0/24", "10.2.5.128/25", "fd00:2::/72"], 0..3);
+    (transport, link(), link(), blocks, 0usize..3).prop_map(|(transport, v4, v6, blocks, underlays)| {
+        let base = facts();
+        Facts {
+            transport,
+            tunnels: Tunnels { v4, v6: v6.map(|link| link + 10) },
+            blocks: blocks.into_iter().map(net).collect(),
+            underlays: base.underlays.into_iter().skip(underlays).collect(),
+            ..base
+        }
+    })
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        5 => record().prop_map(Step::Set),
+        1 => prop::collection::vec(record(), 0..5).prop_map(Step::SetAll),
+        2 => record().prop_map(|record| Step::Remove(record.name)),
+        1 => some_facts().prop_map(|facts| Step::Facts(Box::new(facts))),
+        3 => Just(Step::Take),
+    ]
+}
+
+fn wanted(mesh: &Mesh) -> Model {
+    let mut model = Model::default();
+    model.apply(&mesh.clone().compare(&Seen::default()));
+    model
+}
+
+/// What is wanted follows from the records alone, not from the way there.
+fn planned_afresh(mesh: &Mesh) -> Model {
+    let mut fresh = Mesh::new(mesh.facts.clone());
+    if let Some(mac) = mesh.own_mac {
+        let own = NodeRecord { tunnel_mac: mac, ..peer("m", &[], &[]) };
+        fresh.set_peer(own);
+    }
+    for peer in mesh.peers.values().rev() {
+        fresh.set_peer(peer.record.clone());
+    }
+    assert_eq!((fresh.tunnels_wanted(), fresh.problems()), (mesh.tunnels_wanted(), mesh.problems()));
+    wanted(&fresh)
+}
+
+proptest! {
+    #[test]
+    fn any_history_ends_in_what_is_wanted(steps in prop::collection::vec(step(), 0..30)) {
+        let mut mesh = Mesh::new(facts());
+        let mut kernel = Model::default();
+        for step in steps {
+            match step {
+                Step::Set(record) => mesh.set_peer(record),
+                Step::SetAll(records) => mesh.set_peers(records),
+                Step::Remove(name) => mesh.remove_peer(&name),
+                Step::Facts(facts) => mesh.set_facts(*facts),
+                Step::Take => {
+                    kernel.apply(&mesh.take_changes());
+                    prop_assert_eq!(&kernel, &wanted(&mesh));
+                }
+            }
+        }
+        kernel.apply(&mesh.take_changes());
+        let wanted = wanted(&mesh);
+        prop_assert_eq!(&kernel, &wanted);
+        prop_assert_eq!(&planned_afresh(&mesh), &wanted);
+        prop_assert!(mesh.take_changes().is_empty());
+        prop_assert!(mesh.compare(&wanted.seen()).is_empty());
+    }
+
+    #[test]
+    fn any_kernel_is_brought_to_what_is_wanted(
+        records in prop::collection::vec(record(), 0..8), before in prop::collection::vec(record(), 0..8),
+        facts in some_facts(),
+    ) {
+        let mut old = Mesh::new(facts.clone());
+        old.set_peers(before);
+        let mut kernel = wanted(&old);
+        let mut mesh = Mesh::new(facts);
+        mesh.set_peers(records);
+        kernel.apply(&mesh.compare(&kernel.seen()));
+        prop_assert_eq!(kernel, wanted(&mesh));
+        prop_assert!(mesh.take_changes().is_empty());
+    }
+
+    /// Every block that is routed belongs to one node, and leads nowhere through what is missing.
+    #[test]
+    fn what_is_routed_is_sound(records in prop::collection::vec(record(), 0..8), facts in some_facts()) {
+        let mut mesh = Mesh::new(facts.clone());
+        mesh.set_peers(records);
+        let model = wanted(&mesh);
+        let routed: Vec<_> =
+            mesh.ways().filter(|(_, _, way)| !matches!(way, Way::None(_))).map(|(n, b, _)| (n.clone(), b)).collect();
+        prop_assert_eq!(routed.len(), model.routes.len());
+        for (name, block) in &routed {
+            prop_assert!(facts.subnets.iter().any(|subnet| subnet.contains(block)));
+            prop_assert!(!facts.blocks.iter().any(|ours| ours.contains(block) || block.contains(ours)));
+            let rivals: BTreeSet<_> = routed
+                .iter()
+                .filter(|(_, other)| other.contains(block) || block.contains(other))
+                .map(|(other, _)| other)
+                .collect();
+            prop_assert_eq!(rivals, BTreeSet::from([name]));
+        }
+        for route in model.routes.values().filter(|route| route.link != 2) {
+            let mac = model.neighbours.get(&(route.link, route.gateway));
+            prop_assert!(mac.is_some_and(|mac| model.fdb.contains_key(&(route.link, *mac))));
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! Each rule by itself, and a large cluster.
+
+use types::NodeUid;
+
+use super::*;
+
+pub(super) fn net(text: &str) -> IpNet {
+    text.parse().unwrap()
+}
+
+pub(super) fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+/// Link 2 with both families; tunnels 7 and 8; our block is the first of each subnet.
+pub(super) fn facts() -> Facts {
+    let underlay = |address: &str, on_link: &str| Underlay {
+        link: 2,
+        address: ip(address),
+        on_link: vec![net(on_link)],
+    };
+    Facts {
+        name: "m".try_into().unwrap(),
+        blocks: vec![net("10.2.0.0/24"), net("fd00:2::/72")],
+        subnets: vec![net("10.2.0.0/16"), net("fd00:2::/64")],
+        transport: Transport::Auto,
+        underlays: vec![underlay("192.0.2.1", "192.0.2.0/24"), underlay("2001:db8::1", "2001:db8::/64")],
+        tunnels: Tunnels { v4: Some(7), v6: Some(8) },
+        sources: vec![ip("10.2.0.1"), ip("fd00:2::1")],
+    }
+}
+
+pub(super) fn peer(name: &str, addresses: &[&str], blocks: &[&str]) -> NodeRecord {
+    let mut tail = [0; 5];
+    for (place, byte) in tail.iter_mut().zip(name.bytes().rev()) {
+        *place = byte;
+    }
+    NodeRecord {
+        name: name.try_into().unwrap(),
+        uid: NodeUid::from_random([7; 16]),
+        addresses: addresses.iter().map(|address| ip(address)).collect(),
+        blocks: blocks.iter().map(|block| net(block)).collect(),
+        tunnel_mac: Mac::local(tail),
+        version: "0.1.0".to_owned(),
+    }
+}
+
+fn mesh(facts: Facts, peers: &[NodeRecord]) -> Mesh {
+    let mut mesh = Mesh::new(facts);
+    mesh.set_peers(peers.iter().cloned());
+    mesh
+}
+
+fn with(transport: Transport) -> Facts {
+    Facts { transport, ..facts() }
+}
+
+fn ways(mesh: &Mesh) -> Vec<Way> {
+    mesh.ways().map(|(_, _, way)| way.clone()).collect()
+}
+
+fn problem(mesh: &Mesh, part: &str) {
+    let problems = mesh.problems();
+    assert!(problems.iter().any(|one| one.contains(part)), "{part:?} is not in {problems:#?}");
+}
+
+#[test]
+fn a_transport_is_a_word() {
+    for transport in [Transport::Auto, Transport::Direct, Transport::Vxlan] {
+        assert_eq!(transport.to_string().parse(), Ok(transport));
+        assert_eq!(serde_json::to_value(transport).unwrap(), transport.to_string());
+    }
+    assert!("VXLAN".parse::<Transport>().unwrap_err().to_string().contains("auto, direct or vxlan"));
+}
+
+#[test]
+fn auto_goes_direct_to_nodes_on_the_link_in_each_family() {
+    let near = peer("a", &["192.0.2.5", "2001:db8::5"], &["10.2.5.0/24", "fd00:2:0:0:500::/72"]);
+    let mut mesh = mesh(facts(), &[near]);
+    let changes = mesh.take_changes();
+    let route = |dst: &str, gateway: &str, src: &str| PeerRoute {
+        dst: net(dst),
+        gateway: ip(gateway),
+        link: 2,
+        onlink: false,
+        src: Some(ip(src)),
+    };
+    let four = route("10.2.5.0/24", "192.0.2.5", "10.2.0.1");
+    let six = route("fd00:2:0:0:500::/72", "2001:db8::5", "fd00:2::1");
+    assert_eq!(changes, Changes { set_routes: vec![four, six], ..Changes::default() });
+    assert_eq!(mesh.tunnels_wanted(), (false, false));
+    assert_eq!(mesh.problems(), [""; 0]);
+    assert!(mesh.take_changes().is_empty());
+}
+
+#[test]
+fn a_far_node_is_reached_through_the_tunnel() {
+    let far = peer("a", &["203.0.113.5", "2001:db8:9::5"], &["10.2.5.0/24", "fd00:2:0:0:500::/72"]);
+    let mut mesh = mesh(facts(), std::slice::from_ref(&far));
+    let changes = mesh.take_changes();
+    let (mac, link) = (far.tunnel_mac, 7);
+    let local = ip("fe80::61:ff:fe00:0");
+    assert_eq!(mac.to_string(), "02:61:00:00:00:00");
+    assert_eq!(
+        changes.set_neighbours,
+        [PeerNeighbour { link, addr: ip("10.2.5.0"), mac }, PeerNeighbour { link, addr: local, mac }]
+    );
+    assert_eq!(changes.set_fdb, [PeerFdb { link, mac, dst: ip("203.0.113.5") }]);
+    let gateways: Vec<_> = changes.set_routes.iter().map(|r| (r.gateway, r.link, r.onlink)).collect();
+    assert_eq!(gateways, [(ip("10.2.5.0"), 7, true), (local, 7, false)]);
+    assert_eq!(mesh.tunnels_wanted(), (true, false));
+    let text = changes.to_string();
+    assert_eq!(text.lines().count(), changes.len());
+    assert!(text.contains("set route 10.2.5.0/24 via 10.2.5.0 on link 7 onlink from 10.2.0.1\n"), "{text}");
+    assert!(text.contains("set forwarding entry 02:61:00:00:00:00 to 203.0.113.5 on link 7\n"), "{text}");
+
+    mesh.remove_peer(&far.name);
+    let gone = mesh.take_changes();
+    assert_eq!((gone.del_routes.len(), gone.del_neighbours.len(), gone.del_fdb.len()), (2, 2, 1));
+    assert_eq!((gone.len(), mesh.tunnels_wanted()), (5, (false, false)));
+}
+
+#[test]
+fn the_outer_family_is_the_first_that_both_have() {
+    let six_only = peer("a", &["2001:db8:9::5"], &["10.2.5.0/24"]);
+    assert_eq!(mesh(facts(), std::slice::from_ref(&six_only)).tunnels_wanted(), (false, true));
+    let both = peer("b", &["203.0.113.5", "2001:db8:9::6"], &["10.2.6.0/24"]);
+    let mut ours = facts();
+    ours.underlays.remove(0);
+    let over_six = mesh(ours.clone(), &[both]);
+    assert!(
+        matches!(&ways(&over_six)[0], Way::Vxlan { link: 8, remote, .. } if *remote == ip("2001:db8:9::6"))
+    );
+    let four_only = peer("c", &["203.0.113.7"], &["10.2.7.0/24"]);
+    let none = mesh(ours, &[four_only]);
+    assert_eq!(ways(&none), [Way::None(NoWay::NoCommonFamily)]);
+    problem(&none, "no way to node c: it and this node have no address of the same family");
+}
+
+#[test]
+fn a_tunnel_that_does_not_exist_is_wanted_and_has_no_routes_yet() {
+    let far = |name: &str, block: &str| peer(name, &["203.0.113.5"], &[block]);
+    let none = Facts { tunnels: Tunnels::default(), ..facts() };
+    let mut mesh = mesh(none, &[far("a", "10.2.5.0/24")]);
+    assert_eq!(mesh.tunnels_wanted(), (true, false));
+    assert!(mesh.take_changes().is_empty());
+    problem(&mesh, "no way to node a: the IPv4 tunnel device does not exist yet");
+    mesh.set_peer(NodeRecord { addresses: vec![ip("203.0.113.6")], ..far("b", "10.2.6.0/24") });
+    problem(&mesh, "no way to 2 nodes: the IPv4 tunnel device does not exist yet");
+    mesh.set_facts(facts());
+    assert_eq!(mesh.take_changes().set_routes.len(), 2);
+    assert_eq!(mesh.problems(), [""; 0]);
+}
+
+#[test]
+fn direct_only_says_whom_it_cannot_reach() {
+    let far = peer("n3", &["203.0.113.7"], &["10.2.5.0/24", "fd00:2:0:0:500::/72"]);
+    let mesh = mesh(with(Transport::Direct), &[far]);
+    assert_eq!(mesh.tunnels_wanted(), (false, false));
+    problem(&mesh, "no way to node n3: the transport is direct, but 203.0.113.7 is not on-link");
+    problem(&mesh, "no way to node n3: the transport is direct, but the node publishes no IPv6 address");
+}
+
+#[test]
+fn vxlan_only_tunnels_also_to_the_neighbour() {
+    let near = peer("a", &["192.0.2.5"], &["10.2.5.0/24"]);
+    assert!(matches!(ways(&mesh(with(Transport::Vxlan), &[near]))[..], [Way::Vxlan { link: 7, .. }]));
+}
+
+#[test]
+fn a_node_that_moves_onto_the_link_changes_from_tunnel_to_direct() {
+    let far = peer("a", &["203.0.113.5"], &["10.2.5.0/24"]);
+    let mut mesh = mesh(facts(), std::slice::from_ref(&far));
+    mesh.take_changes();
+    mesh.set_peer(NodeRecord { addresses: vec![ip("192.0.2.5")], ..far });
+    let changes = mesh.take_changes();
+    assert_eq!((changes.set_routes.len(), changes.del_routes.len()), (1, 0), "replaced, never missing");
+    assert_eq!((changes.del_neighbours.len(), changes.del_fdb.len()), (1, 1));
+}
+
+#[test]
+fn blocks_that_cannot_be_his_are_not_routed() {
+    let odd = peer("a", &["192.0.2.5"], &["10.2.0.128/25", "10.3.0.0/24", "fd00:2::/64"]);
+    let mesh = mesh(facts(), &[odd]);
+    assert!(ways(&mesh).iter().all(|way| matches!(way, Way::None(_))));
+    problem(&mesh, "block 10.2.0.128/25 of node a is not routed: it overlaps our own block 10.2.0.0/24");
+    problem(&mesh, "block 10.3.0.0/24 of node a is not routed: it is outside of the network");
+    problem(&mesh, "block fd00:2::/64 of node a is not routed: it overlaps our own block fd00:2::/72");
+}
+
+#[test]
+fn of_two_that_claim_a_block_the_first_name_keeps_it() {
+    let record = |name: &str, tail: &str, block: &str| peer(name, &[&format!("192.0.2.{tail}")], &[block]);
+    for (wide, narrow) in [("10.2.5.0/24", "10.2.5.0/24"), ("10.2.4.0/22", "10.2.5.0/24")] {
+        for swap in [false, true] {
+            let (a, b) = if swap { (narrow, wide) } else { (wide, narrow) };
+            let mut mesh = mesh(facts(), &[record("b", "6", b), record("z", "9", "10.2.9.0/24")]);
+            mesh.take_changes();
+            mesh.set_peer(record("a", "5", a));
+            let changes = mesh.take_changes();
+            assert_eq!(changes.set_routes.len(), 1);
+            assert_eq!(changes.set_routes[0].gateway, ip("192.0.2.5"));
+            assert_eq!(changes.del_routes.len(), usize::from(a != b), "{changes}");
+            problem(&mesh, &format!("block {b} of node b is not routed: it overlaps block {a} of node a"));
+            mesh.remove_peer(&"a".try_into().unwrap());
+            let back = mesh.take_changes();
+            assert_eq!(back.set_routes[0].gateway, ip("192.0.2.6"));
+            assert_eq!(mesh.problems(), [""; 0]);
+        }
+    }
+}
+
+#[test]
+fn a_claim_that_is_no_claim_takes_nothing_from_others() {
+    let bogus = peer("a", &["192.0.2.5"], &["10.2.0.0/16"]);
+    let good = peer("b", &["192.0.2.6"], &["10.2.6.0/24"]);
+    assert_eq!(ways(&mesh(facts(), &[bogus, good]))[1], Way::Direct { gateway: ip("192.0.2.6"), link: 2 });
+}
+
+#[test]
+fn our_own_record_is_no_peer() {
+    let mut mesh = mesh(facts(), &[peer("m", &["192.0.2.1"], &["10.2.0.0/24", "10.2.1.0/24"])]);
+    assert!(mesh.take_changes().is_empty());
+    assert_eq!((mesh.ways().count(), mesh.problems()), (0, Vec::new()));
+}
+
+#[test]
+fn of_two_with_the_same_mac_the_later_has_no_tunnel() {
+    let one = peer("a", &["203.0.113.5"], &["10.2.5.0/24"]);
+    let other = NodeRecord { tunnel_mac: one.tunnel_mac, ..peer("b", &["203.0.113.6"], &["10.2.6.0/24"]) };
+    let near = NodeRecord { tunnel_mac: one.tunnel_mac, ..peer("c", &["192.0.2.7"], &["10.2.7.0/24"]) };
+    let mut mesh = mesh(facts(), &[other.clone(), one.clone(), near]);
+    assert!(matches!(
+        ways(&mesh)[..],
+        [Way::Vxlan { .. }, Way::None(NoWay::SameMac { .. }), Way::Direct { .. }]
+    ));
+    problem(&mesh, "no way to node b: its tunnel MAC 02:61:00:00:00:00 is also that of node a");
+    problem(&mesh, "nodes a, b, c have the same tunnel MAC 02:61:00:00:00:00");
+    mesh.take_changes();
+    mesh.remove_peer(&one.name);
+    let changes = mesh.take_changes();
+    assert_eq!(changes.set_fdb, [PeerFdb { link: 7, mac: one.tunnel_mac, dst: ip("203.0.113.6") }]);
+    assert_eq!(changes.del_fdb, []);
+
+    let ours = NodeRecord { tunnel_mac: one.tunnel_mac, ..peer("m", &["192.0.2.1"], &[]) };
+    mesh.set_peer(ours);
+    assert_eq!(mesh.take_changes().del_fdb.len(), 1, "the kernel drops what seems to come from itself");
+}
+
+#[test]
+fn addresses_that_cannot_be_are_told() {
+    let ours = peer("a", &["192.0.2.1"], &["10.2.5.0/24"]);
+    let same = [peer("b", &["192.0.2.6"], &["10.2.6.0/24"]), peer("c", &["192.0.2.6"], &["10.2.7.0/24"])];
+    let inside = peer("d", &["10.2.8.5"], &["10.2.8.0/24"]);
+    let loopback = peer("e", &["127.0.0.1", "::1", "fe80::5"], &["10.2.10.0/24"]);
+    let mesh = mesh(facts(), &[&[ours, inside, loopback], &same[..]].concat());
+    problem(&mesh, "no way to node a: it publishes this node's own address 192.0.2.1");
+    problem(&mesh, "nodes b, c publish the same address 192.0.2.6");
+    problem(&mesh, "address 10.2.8.5 of node d lies inside the pods' network");
+    problem(&mesh, "block 10.2.8.0/24 of node d is not routed: a node's own address 10.2.8.5 lies in it");
+    problem(&mesh, "no way to node e: it and this node have no address of the same family");
+}
+
+#[test]
+fn what_the_kernel_has_is_compared() {
+    let far = peer("a", &["203.0.113.5"], &["10.2.5.0/24"]);
+    let mut mesh = mesh(facts(), &[far]);
+    let all = mesh.compare(&Seen::default());
+    assert!(mesh.take_changes().is_empty(), "it counts as taken");
+    let (route, neighbour, entry) = (all.set_routes[0], all.set_neighbours[0], all.set_fdb[0]);
+    let right = Seen { routes: vec![route], neighbours: vec![neighbour], fdb: vec![entry] };
+    assert!(mesh.compare(&right).is_empty());
+
+    let elsewhere = PeerRoute { gateway: ip("192.0.2.9"), link: 2, onlink: false, ..route };
+    let stale = PeerRoute { dst: net("10.2.99.0/24"), ..route };
+    let seen = Seen { routes: vec![elsewhere, stale], ..right.clone() };
+    let changes = mesh.compare(&seen);
+    assert_eq!((&changes.set_routes[..], &changes.del_routes[..]), (&[route][..], &[stale][..]));
+    let both = Seen { routes: vec![elsewhere, route], ..right.clone() };
+    assert_eq!(mesh.compare(&both), Changes { del_routes: vec![elsewhere], ..Changes::default() });
+    let unsourced = PeerRoute { src: None, ..route };
+    let changes = mesh.compare(&Seen { routes: vec![unsourced], ..right.clone() });
+    assert_eq!(changes, Changes { set_routes: vec![route], ..Changes::default() });
+
+    // The kernel takes no notice of the source when it removes a route: it would remove the right one.
+    assert!(mesh.compare(&Seen { routes: vec![unsourced, route], ..right.clone() }).is_empty());
+
+    let old = PeerFdb { dst: ip("203.0.113.99"), ..entry };
+    let changes = mesh.compare(&Seen { fdb: vec![old], ..right });
+    assert_eq!(changes, Changes { set_fdb: vec![entry], ..Changes::default() }, "replaced");
+}
+
+/// `cargo test --release -p cluster -- --nocapture five_thousand` shows the times.
+#[test]
+fn five_thousand_nodes_are_planned_at_once_and_one_change_costs_its_own() {
+    let record = |i: u32| {
+        let [_, _, high, low] = i.to_be_bytes();
+        let far = if i.is_multiple_of(2) { "203.0" } else { "192.0" };
+        let four = format!("{far}.{high}.{low}");
+        let six = format!("2001:db8:9::{i:x}");
+        let blocks = [format!("10.{}.{low}.0/24", 64 + high), format!("fd00:2:0:{i:x}::/64")];
+        let mut record = peer("x", &[&four, &six], &[&blocks[0], &blocks[1]]);
+        record.name = format!("node-{i}").as_str().try_into().unwrap();
+        record.tunnel_mac = Mac::local([1, 0, 0, high, low]);
+        record
+    };
+    let mut ours = facts();
+    ours.subnets = vec![net("10.0.0.0/8"), net("fd00:2::/48")];
+    ours.blocks.clear();
+    let records: Vec<_> = (1000..6000).map(record).collect();
+    let mut mesh = Mesh::new(ours);
+    mesh.set_peers(records);
+    let changes = mesh.take_changes();
+    assert_eq!((changes.set_routes.len(), mesh.problems().len()), (10_000, 0));
+    let seen = Seen { routes: changes.set_routes, neighbours: changes.set_neighbours, fdb: changes.set_fdb };
+    assert!(mesh.compare(&seen).is_empty());
+    let moved = NodeRecord { addresses: vec![ip("203.0.113.99")], ..record(3000) };
+    mesh.set_peer(moved);
+    let changes = mesh.take_changes();
+    assert_eq!(changes.len(), 1, "{changes}");
+}

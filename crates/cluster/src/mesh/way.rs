@@ -1,0 +1,168 @@
+//! By which way a block is reached, and why by none.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
+
+use ipnet::IpNet;
+use types::{Mac, NodeName};
+
+use super::facts::{Facts, Family, Transport};
+use crate::object::NodeRecord;
+
+/// How packets get to a block of another node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Way {
+    /// Its node is on the same link.
+    Direct {
+        gateway: IpAddr,
+        link: u32,
+    },
+    /// Through the tunnel device `link`, to its node at `remote`.
+    Vxlan {
+        link: u32,
+        gateway: IpAddr,
+        remote: IpAddr,
+    },
+    None(NoWay),
+}
+
+/// Why a block cannot be reached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NoWay {
+    /// It is no part of the network.
+    Outside,
+    OverlapsOurs(IpNet),
+    /// Another node, whose name sorts first, has it.
+    Overlaps {
+        name: NodeName,
+        block: IpNet,
+    },
+    /// A node's own address lies inside it: what is sent there would come back.
+    HoldsNode(IpAddr),
+    /// The transport is direct, but the node is not on the same link.
+    NotOnLink(IpAddr),
+    /// The transport is direct, but the node publishes no address of the block's family.
+    NoAddress(Family),
+    /// The transport is direct, but we have no address of the block's family.
+    NoUnderlay(Family),
+    /// There is no family in which both have an address.
+    NoCommonFamily,
+    /// It publishes our own address as its own.
+    OurAddress(IpAddr),
+    /// Its tunnel device has the same MAC as another node's.
+    SameMac {
+        name: NodeName,
+        mac: Mac,
+    },
+    /// The tunnel device does not exist yet.
+    NoTunnel(Family),
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Direct { gateway, link } => write!(f, "direct via {gateway} on link {link}"),
+            Self::Vxlan { link, remote, .. } => write!(f, "vxlan to {remote} on link {link}"),
+            Self::None(reason) => write!(f, "none: {reason}"),
+        }
+    }
+}
+
+impl fmt::Display for NoWay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Outside => f.write_str("it is outside of the network"),
+            Self::OverlapsOurs(block) => write!(f, "it overlaps our own block {block}"),
+            Self::Overlaps { name, block } => write!(f, "it overlaps block {block} of node {name}"),
+            Self::HoldsNode(address) => write!(f, "a node's own address {address} lies in it"),
+            Self::NotOnLink(address) => {
+                write!(
+                    f,
+                    "the transport is direct, but {address} is not on-link; use transport auto or vxlan"
+                )
+            }
+            Self::NoAddress(family) => {
+                write!(f, "the transport is direct, but the node publishes no {family} address")
+            }
+            Self::NoUnderlay(family) => {
+                write!(f, "the transport is direct, but this node has no {family} address")
+            }
+            Self::NoCommonFamily => {
+                f.write_str("it and this node have no address of the same family to send to each other")
+            }
+            Self::OurAddress(address) => write!(f, "it publishes this node's own address {address}"),
+            Self::SameMac { name, mac } => write!(f, "its tunnel MAC {mac} is also that of node {name}"),
+            Self::NoTunnel(family) => write!(f, "the {family} tunnel device does not exist yet"),
+        }
+    }
+}
+
+/// The address in one family at which a node is reached, if it can be one.
+pub(super) fn address_of(record: &NodeRecord, family: Family) -> Option<IpAddr> {
+    let usable = |address: &IpAddr| {
+        !address.is_unspecified()
+            && !address.is_loopback()
+            && !address.is_multicast()
+            && !is_link_local(*address)
+    };
+    record.addresses.iter().copied().filter(usable).find(|address| Family::of(*address) == family)
+}
+
+/// Such an address says nothing without a link.
+fn is_link_local(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
+}
+
+/// In which family a node is reached through the tunnel, whether or not the device exists.
+pub(super) fn outer(facts: &Facts, record: &NodeRecord) -> Option<(Family, IpAddr)> {
+    [Family::V4, Family::V6].into_iter().find_map(|family| {
+        facts.underlay(family)?;
+        address_of(record, family).map(|address| (family, address))
+    })
+}
+
+/// The way to a block that is its node's without a doubt. `rival` is who else has its tunnel's MAC.
+pub(super) fn choose(facts: &Facts, record: &NodeRecord, block: IpNet, rival: Option<&NodeName>) -> Way {
+    match direct(facts, record, block) {
+        Ok(way) if facts.transport != Transport::Vxlan => way,
+        Err(reason) if facts.transport == Transport::Direct => Way::None(reason),
+        Ok(_) | Err(_) => vxlan(facts, record, block, rival).unwrap_or_else(Way::None),
+    }
+}
+
+fn direct(facts: &Facts, record: &NodeRecord, block: IpNet) -> Result<Way, NoWay> {
+    let family = Family::of(block.addr());
+    let gateway = address_of(record, family).ok_or(NoWay::NoAddress(family))?;
+    let underlay = facts.underlay(family).ok_or(NoWay::NoUnderlay(family))?;
+    if gateway == underlay.address {
+        return Err(NoWay::OurAddress(gateway));
+    }
+    if !underlay.on_link.iter().any(|net| net.contains(&gateway)) {
+        return Err(NoWay::NotOnLink(gateway));
+    }
+    Ok(Way::Direct { gateway, link: underlay.link })
+}
+
+fn vxlan(facts: &Facts, record: &NodeRecord, block: IpNet, rival: Option<&NodeName>) -> Result<Way, NoWay> {
+    let mac = record.tunnel_mac;
+    let (family, remote) = outer(facts, record).ok_or(NoWay::NoCommonFamily)?;
+    if facts.is_ours(remote) {
+        return Err(NoWay::OurAddress(remote));
+    }
+    if let Some(name) = rival {
+        return Err(NoWay::SameMac { name: name.clone(), mac });
+    }
+    let link = facts.tunnels.of(family).ok_or(NoWay::NoTunnel(family))?;
+    // An address inside the block is no gateway for IPv6 while another route to the block exists.
+    let gateway = match block {
+        IpNet::V4(block) => block.network().into(),
+        IpNet::V6(_) => link_local(mac).into(),
+    };
+    Ok(Way::Vxlan { link, gateway, remote })
+}
+
+/// RFC 4291, appendix A.
+fn link_local(mac: Mac) -> Ipv6Addr {
+    let [a, b, c, d, e, f] = mac.octets();
+    Ipv6Addr::from([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f])
+}

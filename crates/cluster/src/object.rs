@@ -1,0 +1,169 @@
+//! What stands in the store: JSON with a schema version. A newer version than ours is refused, so that an old agent never
+//! overwrites what it does not understand.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use types::{Mac, NodeName, NodeUid};
+
+/// Something that is written to the store and read from it.
+pub trait Object: Serialize + DeserializeOwned {
+    /// In messages.
+    const KIND: &'static str;
+    /// The version that this program writes, and the newest that it reads.
+    const SCHEMA: u32;
+
+    fn encode(&self) -> Vec<u8> {
+        let body = serde_json::to_value(self).unwrap_or_default();
+        serde_json::json!({ "schema": Self::SCHEMA, Self::KIND: body }).to_string().into_bytes()
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let unreadable = |reason: String| DecodeError::Unreadable { kind: Self::KIND, reason };
+        let mut value: serde_json::Value =
+            serde_json::from_slice(bytes).map_err(|e| unreadable(e.to_string()))?;
+        let schema = value.get("schema").and_then(serde_json::Value::as_u64);
+        match schema {
+            None => return Err(unreadable("it has no schema version".to_owned())),
+            Some(found) if found > u64::from(Self::SCHEMA) => {
+                return Err(DecodeError::Newer { kind: Self::KIND, found, known: Self::SCHEMA });
+            }
+            Some(_) => {}
+        }
+        let body = value.get_mut(Self::KIND).map(serde_json::Value::take).unwrap_or_default();
+        serde_json::from_value(body).map_err(|e| unreadable(e.to_string()))
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    #[error(
+        "a {kind} of schema version {found} is newer than this podwire, which knows {known}: update podwire"
+    )]
+    Newer { kind: &'static str, found: u64, known: u32 },
+    #[error("a {kind} cannot be read: {reason}")]
+    Unreadable { kind: &'static str, reason: String },
+}
+
+impl DecodeError {
+    /// Written by a newer version: it must not be overwritten.
+    pub fn is_newer(&self) -> bool {
+        matches!(self, Self::Newer { .. })
+    }
+}
+
+/// What all nodes agree on: written by the first, compared by the others.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetworkSpec {
+    /// One, or one for each family.
+    pub subnets: Vec<IpNet>,
+    /// How many bits a block's prefix is longer than its subnet's.
+    pub margin: u8,
+}
+
+/// A node, without a lease: what others send to its pods by. It goes only when the node is removed for good.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeRecord {
+    pub name: NodeName,
+    pub uid: NodeUid,
+    /// Where other nodes reach it: at most one of each family.
+    pub addresses: Vec<IpAddr>,
+    /// In the order in which they were claimed.
+    pub blocks: Vec<IpNet>,
+    /// Of its tunnel devices.
+    pub tunnel_mac: Mac,
+    /// Of podwire.
+    pub version: String,
+}
+
+impl NodeRecord {
+    pub fn address(&self, of: &IpNet) -> Option<IpAddr> {
+        let is_v4 = matches!(of, IpNet::V4(_));
+        self.addresses.iter().copied().find(|address| address.is_ipv4() == is_v4)
+    }
+}
+
+/// Who has a block. The key is named by the block, so there can be one claim only.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlockClaim {
+    pub node: NodeName,
+}
+
+/// With a lease: an agent works there. For status and for names that two want; no route depends on it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Alive {
+    pub uid: NodeUid,
+    /// Seconds since 1970, by that node's clock.
+    pub since: u64,
+}
+
+impl Object for NetworkSpec {
+    const KIND: &'static str = "network";
+    const SCHEMA: u32 = 1;
+}
+
+impl Object for NodeRecord {
+    const KIND: &'static str = "node";
+    const SCHEMA: u32 = 1;
+}
+
+impl Object for BlockClaim {
+    const KIND: &'static str = "claim";
+    const SCHEMA: u32 = 1;
+}
+
+impl Object for Alive {
+    const KIND: &'static str = "alive";
+    const SCHEMA: u32 = 1;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record() -> NodeRecord {
+        NodeRecord {
+            name: "n1".try_into().unwrap(),
+            uid: NodeUid::from_random([7; 16]),
+            addresses: vec!["192.0.2.1".parse().unwrap(), "2001:db8::1".parse().unwrap()],
+            blocks: vec!["10.2.3.0/24".parse().unwrap(), "fd00:2:0:3::/72".parse().unwrap()],
+            tunnel_mac: Mac::local([1, 2, 3, 4, 5]),
+            version: "0.1.0".to_owned(),
+        }
+    }
+
+    #[test]
+    fn what_was_written_is_read() {
+        let bytes = record().encode();
+        assert_eq!(NodeRecord::decode(&bytes), Ok(record()));
+        let text = String::from_utf8(bytes).unwrap();
+        assert!(text.contains(r#""schema":1"#) && text.contains(r#""blocks":["10.2.3.0/24""#), "{text}");
+    }
+
+    #[test]
+    fn a_newer_version_is_refused_and_more_fields_are_not() {
+        let newer = br#"{"schema":2,"node":{}}"#;
+        assert!(NodeRecord::decode(newer).unwrap_err().is_newer());
+        let more = br#"{"schema":1,"color":"red","claim":{"node":"n1","since":5}}"#;
+        assert_eq!(BlockClaim::decode(more).unwrap().node.as_str(), "n1");
+    }
+
+    #[test]
+    fn what_is_no_object_is_told() {
+        for bad in
+            ["", "{}", "[]", "10.2.3.0/24", r#"{"schema":1}"#, r#"{"schema":1,"claim":{"node":"a/b"}}"#]
+        {
+            let error = BlockClaim::decode(bad.as_bytes()).unwrap_err();
+            assert!(!error.is_newer() && error.to_string().starts_with("a claim cannot be read"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_address_of_a_family() {
+        let v6: IpNet = "fd00::/64".parse().unwrap();
+        assert_eq!(record().address(&v6), Some("2001:db8::1".parse().unwrap()));
+        assert_eq!(NodeRecord { addresses: Vec::new(), ..record() }.address(&v6), None);
+    }
+}

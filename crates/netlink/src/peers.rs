@@ -1,0 +1,180 @@
+//! What changes of all that leads to other nodes, told by the kernel: the routes to their blocks, the entries behind the
+//! tunnel, the links and addresses below. Of its own namespace only, so a pod's life inside wakes nobody here.
+//!
+//! Our own changes come back too. News carry what there is now, so that the reader can compare it with what it wants.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use ipnet::IpNet;
+use netlink_packet_core::NLM_F_REPLACE;
+use types::{Mac, PEER_PROTOCOL};
+
+use crate::error::Error;
+use crate::netns::NetNs;
+use crate::op::{Fdb, Route};
+use crate::socket::{Content, Glance, Protocol, Reply, Socket};
+use crate::view::{Address, Link, Neighbour};
+
+const GROUPS: [u32; 6] = [
+    libc::RTNLGRP_LINK,
+    libc::RTNLGRP_NEIGH,
+    libc::RTNLGRP_IPV4_IFADDR,
+    libc::RTNLGRP_IPV6_IFADDR,
+    libc::RTNLGRP_IPV4_ROUTE,
+    libc::RTNLGRP_IPV6_ROUTE,
+];
+
+/// Datagrams per `read`: somebody who changes things without end must not keep the reader for ever.
+const MOST: usize = 4096;
+
+/// A change; "ours" is what has `PEER_PROTOCOL`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PeerNews {
+    /// A route of ours is new or was changed.
+    RouteSet(Route),
+    /// A route of ours was removed. Nothing is told of IPv4 routes that the kernel drops because their link goes down or
+    /// away, or loses its last IPv4 address: look at routes after `Link`, `LinkGone` and `AddressGone`.
+    RouteGone(Route),
+    /// Somebody's route took the place of another to the same destination, maybe of ours: of that one nothing is told.
+    RouteTaken(IpNet),
+    /// A default route is new, was changed or is gone.
+    DefaultRoute,
+    /// A link is new or was changed.
+    Link(Link),
+    LinkGone {
+        index: u32,
+        name: String,
+    },
+    AddressSet(Address),
+    AddressGone(Address),
+    /// A neighbour of ours is new or was changed.
+    NeighbourSet {
+        link: u32,
+        addr: IpAddr,
+        mac: Option<Mac>,
+    },
+    NeighbourGone {
+        link: u32,
+        addr: IpAddr,
+    },
+    /// Of any tunnel device: entries carry no protocol.
+    FdbSet(Fdb),
+    FdbGone(Fdb),
+    /// There was more than the socket could keep: look at everything.
+    Missed,
+}
+
+/// A socket that tells of what leads to other nodes. It needs `CAP_NET_ADMIN`.
+pub struct PeerMonitor {
+    socket: Socket,
+    /// The kernel reports an overrun once, and may drop what comes until everything was read.
+    lossy: bool,
+}
+
+impl PeerMonitor {
+    /// For the namespace of the calling thread.
+    pub fn open() -> Result<Self, Error> {
+        let socket = Socket::open(Protocol::Route)?;
+        socket.make_room_for_news()?;
+        socket.listen(&GROUPS)?;
+        Ok(Self { socket, lossy: false })
+    }
+
+    pub fn open_in(netns: &NetNs) -> Result<Self, Error> {
+        netns.run(Self::open)?
+    }
+
+    /// Everything that is there to read now, without waiting. After an overrun it is `Missed` alone: whoever looks at
+    /// everything need not know the rest.
+    pub fn read(&mut self) -> Result<Vec<PeerNews>, Error> {
+        let mut news = Vec::new();
+        let mut missed = self.lossy;
+        for _ in 0..MOST {
+            match self.socket.glance() {
+                Ok(Glance::Nothing) => {
+                    self.lossy = false;
+                    break;
+                }
+                Ok(Glance::Overrun) => {
+                    self.lossy = true;
+                    missed = true;
+                }
+                Ok(Glance::News(replies, _)) => replies.for_each(|reply| read_news(&reply, &mut news)),
+                Err(error) => {
+                    // What was read before goes down with it.
+                    self.lossy = true;
+                    return Err(error);
+                }
+            }
+        }
+        Ok(if missed { vec![PeerNews::Missed] } else { news })
+    }
+}
+
+impl AsFd for PeerMonitor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl fmt::Debug for PeerMonitor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PeerMonitor").field("lossy", &self.lossy).finish_non_exhaustive()
+    }
+}
+
+fn read_news(reply: &Reply<'_>, news: &mut Vec<PeerNews>) {
+    let Content::Data(body) = reply.content else { return };
+    let family = i32::from(body.first().copied().unwrap_or_default());
+    match reply.kind {
+        libc::RTM_NEWROUTE | libc::RTM_DELROUTE => read_route(reply, body, news),
+        libc::RTM_NEWADDR => news.extend(Address::parse(body).map(PeerNews::AddressSet)),
+        libc::RTM_DELADDR => news.extend(Address::parse(body).map(PeerNews::AddressGone)),
+        // A bridge tells of its ports in the same messages.
+        libc::RTM_NEWLINK if family == libc::AF_UNSPEC => {
+            news.extend(Link::parse(body).map(PeerNews::Link));
+        }
+        libc::RTM_DELLINK if family == libc::AF_UNSPEC => {
+            news.extend(
+                Link::parse(body).map(|link| PeerNews::LinkGone { index: link.index, name: link.name }),
+            );
+        }
+        libc::RTM_NEWNEIGH if family == libc::AF_BRIDGE => {
+            news.extend(Fdb::parse(body).map(PeerNews::FdbSet));
+        }
+        libc::RTM_DELNEIGH if family == libc::AF_BRIDGE => {
+            news.extend(Fdb::parse(body).map(PeerNews::FdbGone));
+        }
+        libc::RTM_NEWNEIGH | libc::RTM_DELNEIGH => news.extend(read_neighbour(reply.kind, body)),
+        _ => {}
+    }
+}
+
+fn read_route(reply: &Reply<'_>, body: &[u8], news: &mut Vec<PeerNews>) {
+    let Some(route) = Route::parse(body) else { return };
+    if route.dst.prefix_len() == 0 {
+        news.push(PeerNews::DefaultRoute);
+    }
+    let is_ours = route.protocol == PEER_PROTOCOL;
+    if reply.kind == libc::RTM_DELROUTE {
+        news.extend(is_ours.then_some(PeerNews::RouteGone(route)));
+    } else if is_ours {
+        news.push(PeerNews::RouteSet(route));
+    } else if reply.flags & NLM_F_REPLACE != 0 {
+        news.push(PeerNews::RouteTaken(route.dst));
+    }
+}
+
+fn read_neighbour(kind: u16, body: &[u8]) -> Option<PeerNews> {
+    let Neighbour { link, addr, mac, protocol, .. } = Neighbour::parse(body)?;
+    if protocol != PEER_PROTOCOL {
+        return None;
+    }
+    Some(if kind == libc::RTM_NEWNEIGH {
+        PeerNews::NeighbourSet { link, addr, mac }
+    } else {
+        PeerNews::NeighbourGone { link, addr }
+    })
+}

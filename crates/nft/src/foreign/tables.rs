@@ -1,0 +1,120 @@
+//! The chains of others at the forward hook, and the rules that they lead to. Not more of them than a look is worth.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use netlink::Refusal;
+use netlink::wire::{Body, attribute, read_text};
+use rustix::io::Errno;
+
+use super::ForeignFamily;
+use crate::damage::ListedChain;
+use crate::error::Error;
+use crate::number;
+use crate::rule::{Ending, Listed};
+use crate::ruleset::TABLE;
+use crate::socket::{Request, Socket, Verb};
+
+const LOOK: &str = "look for foreign chains that drop";
+/// `NF_INET_FORWARD`
+const FORWARD: u32 = 2;
+/// Chains at the forward hook have a few dozen rules. Who has thousands is not waited for.
+const MOST: usize = 4096;
+
+/// What one family has at the forward hook.
+pub(super) struct Tables {
+    pub(super) family: ForeignFamily,
+    flags: BTreeMap<String, u32>,
+    /// The base chains.
+    pub(super) chains: Vec<ListedChain>,
+    /// By table and chain, in their order.
+    rules: BTreeMap<(String, String), Vec<Listed>>,
+    /// There are more rules than were read.
+    pub(super) is_cut: bool,
+}
+
+impl Tables {
+    pub(super) fn read(socket: &mut Socket, family: ForeignFamily) -> Result<Self, Error> {
+        let mut chains = list(socket, (family, number::GETCHAIN), (|_| {}, ListedChain::read))?;
+        chains.retain(|c: &ListedChain| {
+            c.hook.as_ref().is_some_and(|hook| hook.number == FORWARD)
+                && !(c.table == TABLE && family == ForeignFamily::Inet)
+        });
+        let mut tables =
+            Self { family, flags: BTreeMap::new(), chains, rules: BTreeMap::new(), is_cut: false };
+        // Most hosts have none, and rules are many where there are some.
+        if !tables.chains.is_empty() {
+            tables.flags.extend(list(socket, (family, number::GETTABLE), (|_| {}, table))?);
+            tables.read_rules(socket)?;
+        }
+        Ok(tables)
+    }
+
+    /// Those of the base chains, and of all that they lead to.
+    fn read_rules(&mut self, socket: &mut Socket) -> Result<(), Error> {
+        let base = self.chains.iter().map(|c| (c.table.clone(), c.name.clone()));
+        let (mut next, mut count): (VecDeque<(String, String)>, usize) = (base.collect(), 0);
+        while let Some(place) = next.pop_front() {
+            if self.rules.contains_key(&place) {
+                continue;
+            }
+            if count > MOST {
+                self.is_cut = true;
+                return Ok(());
+            }
+            let (table, chain) = &place;
+            let of_chain = |body: &mut Body<'_>| {
+                body.str(number::RULE_TABLE, table);
+                body.str(number::RULE_CHAIN, chain);
+            };
+            let rules: Vec<Listed> = list(socket, (self.family, number::GETRULE), (of_chain, Listed::read))?;
+            count += rules.len();
+            for listed in &rules {
+                if let Ending::Jump(to) | Ending::Goto(to) = &listed.rule.ending {
+                    next.push_back((table.clone(), to.clone()));
+                }
+            }
+            self.rules.insert(place, rules);
+        }
+        Ok(())
+    }
+
+    pub(super) fn rules(&self, table: &str, chain: &str) -> &[Listed] {
+        self.rules.get(&(table.to_owned(), chain.to_owned())).map_or(&[], Vec::as_slice)
+    }
+
+    fn flags(&self, table: &str) -> u32 {
+        self.flags.get(table).copied().unwrap_or(0)
+    }
+
+    /// Its chains are not in force.
+    pub(super) fn is_dormant(&self, table: &str) -> bool {
+        self.flags(table) & number::TABLE_DORMANT != 0
+    }
+
+    /// Only the program that made it can change it.
+    pub(super) fn is_owned(&self, table: &str) -> bool {
+        self.flags(table) & number::TABLE_OWNED != 0
+    }
+}
+
+/// A table's name and flags.
+fn table(answer: &[u8]) -> Option<(String, u32)> {
+    let name = attribute(answer, number::TABLE_NAME).map(read_text)?;
+    let flags = attribute(answer, number::TABLE_FLAGS).and_then(|flags| flags.first_chunk());
+    Some((name, flags.copied().map_or(0, u32::from_be_bytes)))
+}
+
+fn list<T: PartialEq>(
+    socket: &mut Socket,
+    (family, kind): (ForeignFamily, u16),
+    (which, read): (impl Fn(&mut Body<'_>), impl Fn(&[u8]) -> Option<T>),
+) -> Result<Vec<T>, Error> {
+    let number = u8::try_from(family.number()).unwrap_or_default();
+    let all = Request::new(Verb { kind, flags: 0, family: number, version: 0 }, which);
+    match socket.list(&all, read)? {
+        Ok(listed) => Ok(listed),
+        // A kernel without nf_tables, or without this family, has no such chains; and a chain may just have gone.
+        Err(Refusal { errno: Errno::NOENT | Errno::OPNOTSUPP | Errno::AFNOSUPPORT, .. }) => Ok(Vec::new()),
+        Err(refusal) => Err(Error::refused(LOOK, format!("family {family}"), refusal)),
+    }
+}

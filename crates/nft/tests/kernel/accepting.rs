@@ -1,0 +1,187 @@
+//! Rules of ours in chains of others, where that is asked for: pods pass, nothing else of theirs is touched, and all of
+//! it goes again.
+
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use ipnet::IpNet;
+use nft::{Mode, Protocol, accept_in_others, foreign_drops, withdraw_from_others};
+use types::NetworkName;
+
+use crate::common::{Sample, in_netns, run};
+use crate::lab::{At, Lab, Server};
+
+const FORWARD: &str = "type filter hook forward priority filter + 10";
+const BRIEFLY: Duration = Duration::from_millis(150);
+const PATIENTLY: Duration = Duration::from_secs(10);
+
+fn sh(command: &str) -> String {
+    run("sh", &["-c", command])
+}
+
+fn accept(network: &str, subnets: &[&str]) -> Vec<String> {
+    let subnets: Vec<IpNet> = subnets.iter().map(|cidr| cidr.parse().unwrap()).collect();
+    accept_in_others(&NetworkName::try_from(network).unwrap(), &subnets).unwrap()
+}
+
+fn pods() -> Vec<String> {
+    accept("blue", &["10.77.0.0/16", "fd77::/48"])
+}
+
+fn withdraw() -> Vec<String> {
+    withdraw_from_others(&|network| network == "blue").unwrap()
+}
+
+/// Without counters and handles.
+fn ruleset() -> String {
+    run("nft", &["-s", "list", "ruleset"])
+}
+
+/// As they are found on nodes.
+fn obstacles() -> [(&'static str, String); 4] {
+    let nft = |text: String| format!("nft '{text}'");
+    [
+        ("a policy", nft(format!("table inet strict {{ chain c {{ {FORWARD}; policy drop; ip ttl 1 accept; }}; }}"))),
+        (
+            "firewalld",
+            nft(format!(
+                "table inet firewalld {{
+                    chain policies {{ iifname eth7 oifname eth8 accept; }}
+                    chain filter_FORWARD {{ {FORWARD}; ct state {{ established, related }} accept; jump policies; reject with icmpx admin-prohibited; }}
+                }}"
+            )),
+        ),
+        ("docker", "for t in iptables ip6tables; do $t -P FORWARD DROP; $t -N DOCKER-USER; $t -A DOCKER-USER -j RETURN; $t -A FORWARD -j DOCKER-USER; done".to_owned()),
+        ("ufw reject", "for t in iptables ip6tables; do $t -N ufw-reject-forward; $t -A ufw-reject-forward -j REJECT; $t -A FORWARD -j ufw-reject-forward; done".to_owned()),
+    ]
+}
+
+#[test]
+fn a9_two_rules_for_each_subnet_are_put_in_once_kept_and_withdrawn() {
+    for (name, stop) in obstacles() {
+        in_netns(|| {
+            assert_eq!(pods(), [""; 0], "{name}: nobody drops");
+            sh(&stop);
+            let before = ruleset();
+            assert!(!pods().is_empty(), "{name}");
+            let after = ruleset();
+            assert_eq!(foreign_drops(&[]).unwrap(), [], "{name}");
+            let ours: Vec<&str> = after.lines().filter(|line| line.contains("podwire blue")).collect();
+            assert_eq!(ours.len(), 4, "{name}: {after}");
+            let rest: Vec<&str> = after.lines().filter(|line| !line.contains("podwire blue")).collect();
+            assert_eq!(rest.join("\n") + "\n", before, "{name}: only our rules came");
+            for words in ["saddr 10.77.0.0/16", "daddr 10.77.0.0/16", "saddr fd77::/48", "daddr fd77::/48"] {
+                assert!(ours.iter().any(|line| line.contains(words)), "{name}: {words} in {ours:?}");
+            }
+            assert_eq!(pods(), [""; 0], "{name}: nothing is done twice");
+            assert_eq!(ruleset(), after, "{name}");
+            // Somebody puts a wall before ours, another network comes, a subnet goes.
+            assert!(!accept("red", &["10.78.0.0/24"]).is_empty(), "{name}");
+            assert_eq!(pods(), [""; 0], "{name}: one network does not disturb another");
+            assert!(!accept("blue", &["10.77.0.0/17", "fd77::/48"]).is_empty(), "{name}");
+            assert!(!ruleset().contains("10.77.0.0/16"), "{name}");
+            withdraw();
+            assert!(ruleset().contains("podwire red") && !ruleset().contains("podwire blue"), "{name}");
+            withdraw_from_others(&|_| true).unwrap();
+            assert_eq!(ruleset(), before, "{name}: all is as it was");
+            assert_eq!(withdraw(), [""; 0], "{name}");
+        });
+    }
+}
+
+#[test]
+fn a9_a_wall_before_ours_and_one_that_is_gone_are_followed() {
+    in_netns(|| {
+        run("nft", &[&format!("table inet strict {{ chain c {{ {FORWARD}; policy drop; }}; }}")]);
+        // A person's own rule with our mark is theirs.
+        run("nft", &["add rule inet strict c iifname eth9 accept comment \"podwire\""]);
+        assert_eq!(pods().len(), 1);
+        run("nft", &["insert rule inet strict c drop"]);
+        assert_eq!(pods().len(), 1, "ours go before it");
+        let listed = ruleset();
+        let place = |words: &str| listed.lines().position(|line| line.trim().contains(words)).unwrap();
+        assert!(
+            place("podwire blue to fd77::/48") < listed.lines().position(|l| l.trim() == "drop").unwrap(),
+            "{listed}"
+        );
+        run(
+            "nft",
+            &[
+                "flush chain inet strict c; chain inet strict c { policy accept; }; add rule inet strict c ip saddr 10.77.0.0/16 accept comment \"podwire blue from 10.77.0.0/16\"",
+            ],
+        );
+        assert_eq!(pods(), ["our rules removed from the firewall's chain inet strict c"]);
+        // A dormant table, and names that mean something else to nft.
+        run(
+            "nft",
+            &[
+                "delete table inet strict; table ip t { flags dormant; chain c { type filter hook forward priority 0; policy drop; }; }",
+            ],
+        );
+        assert_eq!(pods(), [""; 0]);
+    });
+}
+
+#[test]
+fn a9_iptables_still_understands_its_tables() {
+    in_netns(|| {
+        sh("iptables -P FORWARD DROP; ip6tables -A FORWARD -j DROP");
+        assert_eq!(accept("blue", &["10.77.0.0/16", "10.78.12.0/22", "fd77::/48", "fd78::/61"]).len(), 2);
+        let rules = sh("iptables -S FORWARD; ip6tables -S FORWARD; iptables-save; ip6tables-save");
+        for rule in [
+            "-s 10.77.0.0/16 -m comment --comment \"podwire blue from 10.77.0.0/16\" -j ACCEPT",
+            "-d 10.78.12.0/22 ",
+            "-s fd77::/48 ",
+            "-d fd78::/61 ",
+        ] {
+            assert!(rules.contains(rule), "{rule}: {rules}");
+        }
+        // Somebody restores all, and ours are put back.
+        sh("iptables-restore <<-'END'
+	*filter
+	:FORWARD DROP [0:0]
+	-A FORWARD -i eth7 -j ACCEPT
+	COMMIT
+	END");
+        assert_eq!(accept("blue", &["10.77.0.0/16", "fd77::/48"]).len(), 2);
+        assert!(sh("iptables -S FORWARD").contains("podwire blue to 10.77.0.0/16"));
+    });
+}
+
+#[test]
+fn a9_with_our_rules_pods_pass_and_others_do_not() {
+    for mode in [Mode::Bridge, Mode::Routed] {
+        let lab = Lab::new(mode);
+        lab.admit(&Sample::new(mode, 2).publish(Protocol::Tcp, 8080, 80));
+        let serve = |at, address: &str| lab.serve(at, Protocol::Tcp, address);
+        let _servers: [Server; 4] = [
+            serve(At::Outside, "192.0.2.2:80"),
+            serve(At::Outside, "[2001:db8::2]:80"),
+            serve(At::Pod(2), "10.77.0.2:80"),
+            serve(At::Pod(2), "[fd77::2]:80"),
+        ];
+        let passes = |from, target: &str, wait| {
+            let target: SocketAddr = target.parse().unwrap();
+            lab.inside(from, || TcpStream::connect_timeout(&target, wait).is_ok())
+        };
+        let ways = [
+            (At::Pod(2), "192.0.2.2:80"),
+            (At::Pod(2), "[2001:db8::2]:80"),
+            (At::Outside, "192.0.2.1:8080"),
+            (At::Outside, "[2001:db8::1]:8080"),
+        ];
+        for (name, stop) in obstacles() {
+            lab.inside(At::Host, || sh(&stop));
+            for (from, target) in ways {
+                assert!(!passes(from, target, BRIEFLY), "{mode:?}, {name}: {target}");
+            }
+            lab.inside(At::Host, pods);
+            for (from, target) in ways {
+                assert!(passes(from, target, PATIENTLY), "{mode:?}, {name}: {target}");
+            }
+            lab.inside(At::Host, withdraw);
+            assert!(!passes(At::Pod(2), "192.0.2.2:80", BRIEFLY), "{mode:?}, {name}");
+            lab.inside(At::Host, || sh("for t in 'inet strict' 'inet firewalld' 'ip filter' 'ip6 filter'; do nft delete table $t 2>/dev/null || true; done"));
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! `podwire blocks`: which node has which block of the network, how full those of this node are, and what does not fit
+//! together.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use api::{BlockView, BlocksView, SubnetView};
+
+use super::nodes::{Asked, marked};
+use crate::cli::{Ask, Output};
+use crate::print;
+
+/// Where a problem is longer, it goes on below.
+const COLUMN: usize = 44;
+
+pub(crate) fn run(args: &Ask) -> Result<ExitCode> {
+    let blocks: BlocksView = Asked::find(&args.which).get(api::BLOCKS)?;
+    match args.output {
+        Output::Json => println!("{}", serde_json::to_string_pretty(&blocks)?),
+        Output::Table => println!("{}", page(&blocks)),
+    }
+    let is_right = blocks.blocks.iter().all(|view| view.problem.is_none());
+    Ok(if is_right { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn page(view: &BlocksView) -> String {
+    let subnet = |view: &SubnetView| {
+        let SubnetView { subnet, blocks, claimed } = view;
+        format!("{subnet}: {claimed} of {} claimed", print::count(*blocks, "block"))
+    };
+    let subnets = view.subnets.iter().map(subnet).collect::<Vec<_>>().join("\n");
+    let mut parts = vec![subnets];
+    if !view.blocks.is_empty() {
+        parts.push(table(&view.blocks));
+    }
+    parts.join("\n\n")
+}
+
+/// What is wrong comes first, and needs a column only where something is.
+fn table(blocks: &[BlockView]) -> String {
+    let mut sorted: Vec<&BlockView> = blocks.iter().collect();
+    sorted.sort_by_key(|view| view.problem.is_none());
+    let number = |number: Option<u64>| number.map_or_else(|| "-".to_owned(), |number| number.to_string());
+    let has_problems = blocks.iter().any(|view| view.problem.is_some());
+    let rows = sorted.into_iter().map(|view| {
+        let mut row =
+            vec![view.block.to_string(), marked(&view.node, view.here), number(view.used), number(view.free)];
+        if has_problems {
+            row.push(print::wrap(view.problem.as_deref().unwrap_or_default(), COLUMN));
+        }
+        row
+    });
+    let mut header = vec!["BLOCK", "NODE", "USED", "FREE"];
+    if has_problems {
+        header.push("PROBLEM");
+    }
+    print::table(&header, rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn block(block: &str, node: &str, used: Option<u64>) -> BlockView {
+        BlockView {
+            block: block.parse().unwrap(),
+            node: node.to_owned(),
+            problem: None,
+            used,
+            free: used.map(|used| 253 - used),
+            here: used.is_some(),
+        }
+    }
+
+    #[test]
+    fn blocks_are_listed_below_their_subnets_and_what_is_wrong_comes_first() {
+        let subnet =
+            |subnet: &str, claimed| SubnetView { subnet: subnet.parse().unwrap(), blocks: 256, claimed };
+        let mut view = BlocksView {
+            subnets: vec![subnet("10.42.0.0/16", 2), subnet("fd42::/64", 0)],
+            blocks: vec![block("10.42.0.0/24", "a", Some(3)), block("10.42.1.0/24", "b", None)],
+        };
+        let wanted = "\
+10.42.0.0/16: 2 of 256 blocks claimed
+fd42::/64: 0 of 256 blocks claimed
+
+BLOCK         NODE      USED  FREE
+10.42.0.0/24  a (here)  3     250
+10.42.1.0/24  b         -     -";
+        assert_eq!(page(&view), wanted);
+        view.blocks[1].problem = Some("not claimed".to_owned());
+        let page = page(&view);
+        let lines: Vec<&str> = page.lines().skip(3).collect();
+        assert!(lines[0].ends_with("FREE  PROBLEM"), "{page}");
+        assert!(lines[1].starts_with("10.42.1.0/24") && lines[1].ends_with("not claimed"), "{page}");
+    }
+
+    #[test]
+    fn a_network_without_blocks_is_its_subnets() {
+        let subnet = SubnetView { subnet: "10.42.0.0/16".parse().unwrap(), blocks: 1, claimed: 0 };
+        let view = BlocksView { subnets: vec![subnet], blocks: Vec::new() };
+        assert_eq!(page(&view), "10.42.0.0/16: 0 of 1 block claimed");
+    }
+}

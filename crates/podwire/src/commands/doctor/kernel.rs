@@ -1,0 +1,129 @@
+//! What the kernel can do, tried in a network namespace of its own: the links that pods have, the firewall's tables as they
+//! are, and conntrack.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use netlink::{AddBridge, AddVxlan, NetNs, NetNsError, Op, RtSocket, Veth};
+use nft::{Firewall, Guard, Mode, NetworkChain, Pod};
+use types::{IfName, Mac, NetworkName};
+
+use super::finding::Finding;
+
+const MTU: u32 = 1400;
+
+/// One try: what it is for, how it ended, and the module that is missing if it is.
+struct Try {
+    check: &'static str,
+    what: &'static str,
+    module: &'static str,
+    outcome: Result<(), String>,
+}
+
+pub(super) fn features() -> Vec<Finding> {
+    match tries() {
+        Ok(tries) => tries.into_iter().map(finding).collect(),
+        Err(error) => vec![
+            Finding::problem("kernel", format!("no network namespace can be made: {error}"))
+                .helps("sysctl user.max_net_namespaces"),
+        ],
+    }
+}
+
+fn finding(tried: Try) -> Finding {
+    let Try { check, what, module, outcome } = tried;
+    match outcome {
+        Ok(()) => Finding::ok(check, what),
+        Err(error) => Finding::problem(check, error).helps(format!("modprobe {module}")),
+    }
+}
+
+fn tries() -> Result<Vec<Try>, NetNsError> {
+    let (here, there) = (NetNs::create()?, NetNs::create()?);
+    here.run(|| {
+        vec![
+            Try { check: "veth", what: "pods can be wired", module: "veth", outcome: veth(&there) },
+            Try { check: "bridge", what: "a bridge can be made", module: "bridge", outcome: bridge() },
+            Try { check: "vxlan", what: "a tunnel can be made", module: "vxlan", outcome: vxlan() },
+            Try {
+                check: "nftables",
+                what: "the firewall's tables can be made",
+                module: "nf_tables",
+                outcome: tables(),
+            },
+            Try {
+                check: "conntrack",
+                what: "connections are tracked, and can be forgotten",
+                module: "nf_conntrack_netlink",
+                outcome: connections(),
+            },
+        ]
+    })
+}
+
+fn name(text: &str) -> Result<IfName, String> {
+    IfName::try_from(text).map_err(|error| error.to_string())
+}
+
+fn make(op: &Op<'_>) -> Result<(), String> {
+    RtSocket::open().and_then(|mut host| host.run(op)).map_err(|error| error.to_string())
+}
+
+fn veth(there: &NetNs) -> Result<(), String> {
+    let (host, peer) = (name("pwtry")?, name("eth0")?);
+    let [host_mac, peer_mac] = [[0, 0, 0, 0, 1], [0, 0, 0, 0, 2]].map(Mac::local);
+    make(&Op::AddVeth(Veth {
+        host: &host,
+        host_mac,
+        mtu: MTU,
+        master: None,
+        peer: &peer,
+        peer_mac,
+        peer_ns: there.fd(),
+    }))
+}
+
+fn bridge() -> Result<(), String> {
+    make(&Op::AddBridge(AddBridge {
+        name: &name("pwtry0")?,
+        mac: Mac::local([0, 0, 0, 0, 3]),
+        mtu: MTU,
+        up: false,
+    }))
+}
+
+fn vxlan() -> Result<(), String> {
+    let local = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    let mac = Mac::local([0, 0, 0, 0, 4]);
+    make(&Op::AddVxlan(AddVxlan {
+        name: &name("pwtryvx")?,
+        mac,
+        mtu: MTU,
+        vni: 1,
+        port: 4789,
+        local,
+        link: None,
+    }))
+}
+
+/// With all there is: a pod of each mode, guarded and masqueraded.
+fn tables() -> Result<(), String> {
+    let network = NetworkName::try_from("doctor").map_err(|error| error.to_string())?;
+    let (chain, link) = (NetworkChain::new(&network, &[]), name("pwtry")?);
+    let pod = Pod {
+        link: &link,
+        mac: Mac::local([0, 0, 0, 0, 5]),
+        mode: Mode::Bridge,
+        addresses: &[],
+        masquerade: Some(&chain),
+        guard: Guard::On,
+        ports: &[],
+    };
+    Firewall::open().and_then(|mut firewall| firewall.prepare(&pod)).map_err(|error| error.to_string())
+}
+
+fn connections() -> Result<(), String> {
+    [nft::conntrack::Family::V4, nft::conntrack::Family::V6]
+        .into_iter()
+        .try_for_each(|family| nft::conntrack::sweep(family, &|_| false))
+        .map_err(|error| error.to_string())
+}

@@ -1,0 +1,71 @@
+//! `podwire doctor`: looks at everything that pods' networks need on this node, and says for each whether it is right, or
+//! what is wrong and which command helps. It changes nothing; what has to be tried is tried in a network namespace of its
+//! own that is gone at once.
+
+mod agent;
+mod finding;
+mod firewall;
+mod kernel;
+mod machine;
+mod mtu;
+mod node;
+mod peers;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use crate::cli::{Doctor, Output};
+use crate::print::{self, WIDTH};
+use finding::{Finding, Verdict};
+use node::Node;
+
+/// What to do is written below what is wrong, as far in as the text.
+const COMMAND: usize = 2;
+
+pub(crate) fn run(args: &Doctor) -> Result<ExitCode> {
+    let findings = look(&Node::look(args));
+    match args.output {
+        Output::Json => println!("{}", serde_json::to_string_pretty(&findings)?),
+        Output::Table => println!("{}", page(&findings)),
+    }
+    let is_well = findings.iter().all(|finding| finding.verdict != Verdict::Problem);
+    Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn look(node: &Node) -> Vec<Finding> {
+    let mut findings = machine::privileges();
+    // Without them every other answer would only say so again.
+    let may_look = findings.iter().all(|finding| finding.verdict == Verdict::Ok);
+    if may_look {
+        findings.extend(kernel::features());
+        findings.extend(machine::forwarding(node));
+        findings.extend(machine::reverse_paths(node));
+        findings.extend(machine::bridge_netfilter(node));
+        findings.extend(firewall::others(node));
+        findings.extend(firewall::ours(node));
+    }
+    findings.extend(agent::answers(node));
+    findings.extend(agent::problems(node, &findings));
+    findings.extend(agent::installed(node));
+    findings.extend(machine::disks(node));
+    findings.extend(mtu::fits(node));
+    findings.extend(peers::reached(node));
+    findings
+}
+
+fn page(findings: &[Finding]) -> String {
+    let left = findings.iter().map(|finding| finding.check.len()).max().unwrap_or(0) + COMMAND;
+    let rows = findings.iter().map(|finding| {
+        let mut text = print::wrap(&finding.what, WIDTH - left - 9);
+        // Never broken: it is to be pasted.
+        text.extend(finding.command.iter().map(|command| format!("\n# {command}")));
+        vec![finding.check.to_owned(), finding.verdict.word().to_owned(), text]
+    });
+    let table = print::table(&["CHECK", "", ""], rows);
+    let wrong = findings.iter().filter(|finding| finding.verdict == Verdict::Problem).count() as u64;
+    match wrong {
+        0 => format!("{table}\n\nall is well"),
+        wrong => format!("{table}\n\n{}", print::count(wrong, "problem")),
+    }
+}

@@ -1,0 +1,112 @@
+//! What is known of the node before it is looked at: from its agent, or from its state and configuration.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use api::{Client, ClientError};
+use engine::state::{Attachment, Phase, State};
+use ipnet::IpNet;
+use netlink::{Link, RtSocket};
+use types::{AttachMode, IfName};
+
+use crate::cli::Doctor;
+use crate::folders::Folders;
+
+/// A busy agent with thousands of pods takes its time.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Who looks after pods here.
+pub(super) enum Keeper {
+    Agent(Box<api::Status>),
+    /// Its socket says something else than an agent would.
+    Unclear(String),
+    /// Nobody, and nothing of an agent is here: the plugin does all.
+    Standalone,
+    /// Nobody, and there should be one, as this sentence says.
+    Missing(String),
+}
+
+pub(super) struct Node {
+    pub(super) folders: Folders,
+    pub(super) keeper: Keeper,
+    pub(super) client: Client,
+    pub(super) attachments: Vec<Attachment>,
+    pub(super) links: Vec<Link>,
+}
+
+impl Node {
+    pub(super) fn look(args: &Doctor) -> Self {
+        let folders = Folders::find(&args.which, args.state_dir.clone());
+        // A state that cannot be read is told by the look at our tables, which reads it too.
+        let attachments = attachments(&folders).unwrap_or_default();
+        let client = Client::new(&folders.socket);
+        let keeper = keeper(&client, &folders, &attachments);
+        // What cannot be listed is told by the looks that need it.
+        let links = RtSocket::open().and_then(|mut host| host.links()).unwrap_or_default();
+        Self { folders, keeper, client, attachments, links }
+    }
+
+    pub(super) fn status(&self) -> Option<&api::Status> {
+        match &self.keeper {
+            Keeper::Agent(status) => Some(status),
+            Keeper::Unclear(_) | Keeper::Standalone | Keeper::Missing(_) => None,
+        }
+    }
+
+    /// Of the network's blocks and of all pods. Where there is neither, nothing is needed yet: an agent sees to it.
+    pub(super) fn addresses(&self) -> Vec<IpNet> {
+        let pods = self.attachments.iter().flat_map(Attachment::ips).map(IpNet::from);
+        let blocks = self.status().into_iter().flat_map(|status| &status.network.blocks);
+        pods.chain(blocks.map(|block| block.cidr)).collect()
+    }
+
+    pub(super) fn bridges(&self) -> Vec<IfName> {
+        let agents = self.status().and_then(|status| IfName::try_from(status.network.bridge.as_str()).ok());
+        let pods = self.attachments.iter().map(|attachment| attachment.bridge.clone());
+        pods.chain(agents).collect::<BTreeSet<_>>().into_iter().collect()
+    }
+
+    pub(super) fn has_mode(&self, mode: AttachMode) -> bool {
+        let word = match mode {
+            AttachMode::Bridge => "bridge",
+            AttachMode::Routed => "routed",
+        };
+        self.attachments.iter().any(|attachment| attachment.mode == mode)
+            || self.status().is_some_and(|status| status.network.mode == word)
+    }
+
+    /// Devices of ours that lead to other nodes.
+    pub(super) fn tunnels(&self) -> impl Iterator<Item = &Link> {
+        let is_tunnel = |link: &&Link| link.alias.as_deref().and_then(engine::tunnel::network_of).is_some();
+        self.links.iter().filter(is_tunnel)
+    }
+}
+
+fn attachments(folders: &Folders) -> Result<Vec<Attachment>, engine::state::StateError> {
+    let mut all = Vec::new();
+    let Some(state) = State::open_existing(&folders.run_dir)? else { return Ok(all) };
+    for network in state.networks()? {
+        let ready = network.list()?.into_iter().filter(|listed| listed.phase == Phase::Ready);
+        all.extend(ready.filter_map(|listed| listed.attachment));
+    }
+    Ok(all)
+}
+
+fn keeper(client: &Client, folders: &Folders, attachments: &[Attachment]) -> Keeper {
+    match client.get(api::STATUS, PATIENCE) {
+        Ok(answer) if answer.status == 200 => match serde_json::from_slice(&answer.body) {
+            Ok(status) => Keeper::Agent(Box::new(status)),
+            Err(error) => Keeper::Unclear(format!("the agent is of another version: {error}")),
+        },
+        Ok(answer) => Keeper::Unclear(format!("the agent answers {}", answer.status)),
+        Err(error @ ClientError::NobodyListens { .. }) => {
+            let worked = folders.run_dir.join("agent.lock").exists();
+            if attachments.is_empty() || worked {
+                Keeper::Missing(error.to_string())
+            } else {
+                Keeper::Standalone
+            }
+        }
+        Err(error) => Keeper::Unclear(error.to_string()),
+    }
+}

@@ -1,0 +1,151 @@
+//! What can be asked of a lab.
+
+use clap::{Args, Subcommand, ValueEnum};
+
+use crate::cli::Output;
+
+/// The lab that is meant when none is named.
+const DEFAULT_NAME: &str = "default";
+
+#[derive(Debug, Args)]
+pub(crate) struct Lab {
+    /// Which lab; several may be up at once
+    #[arg(long, global = true, default_value = DEFAULT_NAME)]
+    pub(crate) name: String,
+    #[command(subcommand)]
+    pub(crate) action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Action {
+    /// Make a lab: nodes as namespaces, a network between them, etcd, an agent on each, pods
+    Up(Up),
+    /// Show nodes, agents, etcd and pods; ends with 1 if not all of it runs
+    Status(Shown),
+    /// Bring pods and take them away, as a container runtime does
+    #[command(subcommand)]
+    Pod(PodAction),
+    /// Run a command inside a node, a pod or an etcd member; its exit code is passed on
+    Exec(Exec),
+    /// Every pod to every other pod, in both families; ends with 1 if one is not reached
+    Test(Test),
+    /// Cut a node off from all others and from etcd
+    Cut(OneNode),
+    /// Undo a cut
+    Heal(OneNode),
+    /// Kill an agent, an etcd member, or a whole node
+    #[command(subcommand)]
+    Kill(Victim),
+    /// Start again what was killed
+    #[command(subcommand)]
+    Start(Victim),
+    /// Print what an agent or an etcd member wrote
+    Logs(Logs),
+    /// Remove a lab, whatever is left of it
+    Down(Down),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Store {
+    Etcd,
+    Embedded,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Transport {
+    /// Direct to nodes on the same subnet, VXLAN to others
+    Auto,
+    Direct,
+    Vxlan,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Up {
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub(crate) nodes: usize,
+    /// Spread the nodes over so many subnets with a router between them: VXLAN is used across
+    #[arg(long, value_name = "K", default_value_t = 1)]
+    pub(crate) subnets: usize,
+    /// Where the cluster's objects live
+    #[arg(long, value_enum, default_value = "etcd")]
+    pub(crate) store: Store,
+    /// 1 or 3
+    #[arg(long, value_name = "M", default_value_t = 1)]
+    pub(crate) etcd_members: usize,
+    #[arg(long, value_enum, default_value = "auto")]
+    pub(crate) transport: Transport,
+    /// MTU of the network between the nodes
+    #[arg(long, value_name = "BYTES", default_value_t = 1500, value_parser = clap::value_parser!(u32).range(1280..=65535))]
+    pub(crate) mtu: u32,
+    /// Pods on each node
+    #[arg(long, value_name = "P", default_value_t = 1)]
+    pub(crate) pods: usize,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Shown {
+    #[arg(short, long, value_enum, default_value = "table")]
+    pub(crate) output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Test {
+    #[arg(short, long, value_enum, default_value = "table")]
+    pub(crate) output: Output,
+    /// How long to ask those that do not answer
+    #[arg(long, value_name = "SECONDS", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=600))]
+    pub(crate) timeout: u64,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum PodAction {
+    /// A new pod on a node
+    Add {
+        node: String,
+        /// The pod's name [default: the first free of p1, p2, …]
+        pod: Option<String>,
+    },
+    /// Take a pod away
+    Rm { pod: String },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Exec {
+    /// A node (n1), a pod (p1), an etcd member (etcd1) or `underlay`
+    #[arg(value_name = "NODE|POD")]
+    pub(crate) place: String,
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct OneNode {
+    pub(crate) node: String,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Victim {
+    /// The agent of a node; its pods keep their network
+    Agent { node: String },
+    /// A member of etcd, or all of them
+    Etcd { member: Option<String> },
+    /// A node with everything on it, as if it lost power
+    Node { node: String },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Logs {
+    /// A node (n1) or an etcd member (etcd1)
+    #[arg(value_name = "NODE|MEMBER")]
+    pub(crate) place: String,
+    /// Only so many lines from the end
+    #[arg(short = 'n', long, value_name = "LINES")]
+    pub(crate) lines: Option<usize>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Down {
+    /// All labs of this machine
+    #[arg(long, conflicts_with = "name")]
+    pub(crate) all: bool,
+}

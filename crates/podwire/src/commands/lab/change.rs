@@ -1,0 +1,104 @@
+//! Pods that come and go, faults, and the ways back.
+
+use anyhow::{Context as _, Result};
+use testkit::Cluster;
+
+use super::args::{OneNode, PodAction, Victim};
+use super::changed;
+use super::progress::say;
+
+pub(super) fn pod(name: &str, action: &PodAction) -> Result<()> {
+    changed(name, |cluster| match action {
+        PodAction::Add { node, pod } => {
+            let pod = pod.clone().unwrap_or_else(|| cluster.free_pod_name());
+            let wired = cluster.pod(node, &pod)?;
+            let addresses: Vec<String> = wired.addresses.iter().map(ToString::to_string).collect();
+            say(format!("pod {pod} on {node}: {}", addresses.join("  ")));
+            Ok(())
+        }
+        PodAction::Rm { pod } => {
+            cluster.remove_pod(pod)?;
+            say(format!("pod {pod} is gone"));
+            Ok(())
+        }
+    })
+}
+
+pub(super) fn cut(name: &str, args: &OneNode) -> Result<()> {
+    changed(name, |cluster| cluster.cut(&args.node))?;
+    say(format!("{} is cut off; `podwire lab heal {}` undoes it", args.node, args.node));
+    Ok(())
+}
+
+pub(super) fn heal(name: &str, args: &OneNode) -> Result<()> {
+    changed(name, |cluster| cluster.heal(&args.node))?;
+    say(format!("{} is connected", args.node));
+    Ok(())
+}
+
+pub(super) fn kill(name: &str, victim: &Victim) -> Result<()> {
+    changed(name, |cluster| match victim {
+        Victim::Agent { node } => {
+            cluster.kill_agent(node)?;
+            say(format!("the agent of {node} is killed; `podwire lab start agent {node}` starts it again"));
+            Ok(())
+        }
+        Victim::Etcd { member } => {
+            for index in members(cluster, member.as_deref())? {
+                let member = &mut cluster.etcd.members[index];
+                // All were asked for: those that do not run are where they should be.
+                if member.runs() {
+                    member.kill()?;
+                }
+                say(format!("{} is killed", member.name()));
+            }
+            say("`podwire lab start etcd` starts it again");
+            Ok(())
+        }
+        Victim::Node { node } => {
+            cluster.kill_node(node)?;
+            say(format!("{node} is down with its pods; `podwire lab start node {node}` boots it"));
+            Ok(())
+        }
+    })
+}
+
+pub(super) fn start(name: &str, victim: &Victim) -> Result<()> {
+    changed(name, |cluster| match victim {
+        Victim::Agent { node } => {
+            cluster.start_agent(node)?;
+            say(format!("the agent of {node} is ready"));
+            Ok(())
+        }
+        Victim::Etcd { member } => {
+            let numbers = members(cluster, member.as_deref())?;
+            for &index in &numbers {
+                if !cluster.etcd.members[index].runs() {
+                    cluster.etcd.members[index].start()?;
+                }
+            }
+            for &index in &numbers {
+                cluster.etcd.members[index].wait_healthy()?;
+                say(format!("{} is healthy", cluster.etcd.members[index].name()));
+            }
+            Ok(())
+        }
+        Victim::Node { node } => {
+            cluster.start_node(node)?;
+            say(format!("{node} is up, its agent is ready"));
+            Ok(())
+        }
+    })
+}
+
+/// The numbers of the members that are meant; nobody named: all.
+fn members(cluster: &Cluster, name: Option<&str>) -> Result<Vec<usize>> {
+    let members = &cluster.etcd.members;
+    anyhow::ensure!(!members.is_empty(), "this lab has no etcd");
+    let Some(name) = name else { return Ok((0..members.len()).collect()) };
+    let position = members.iter().position(|member| member.name() == name);
+    let last = members.len();
+    let position =
+        position.with_context(|| format!("there is no etcd member {name}: they are etcd1 to etcd{last}"))?;
+    Ok(vec![position])
+}

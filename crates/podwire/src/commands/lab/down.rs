@@ -1,0 +1,38 @@
+//! `podwire lab down`.
+
+use anyhow::Result;
+use testkit::{Kept, Removed, remove_kept};
+
+use super::args::Down;
+use super::place;
+use super::progress::say;
+use crate::print;
+
+pub(super) fn run(name: &str, args: &Down) -> Result<()> {
+    let names = if args.all { place::all()? } else { vec![name.to_owned()] };
+    if names.is_empty() {
+        say("there is no lab");
+    }
+    let mut first_error = None;
+    for name in names {
+        match place::kept(&name).and_then(|kept| remove(&kept)) {
+            Ok(Some(removed)) => say(format!(
+                "lab {name} is removed: {}, {}",
+                print::count(removed.processes as u64, "process").replace("processs", "processes"),
+                print::count(removed.namespaces as u64, "namespace")
+            )),
+            Ok(None) => say(format!("there is no lab {name}")),
+            Err(error) => first_error = Some(first_error.unwrap_or(error)),
+        }
+    }
+    place::tidy();
+    first_error.map_or(Ok(()), Err)
+}
+
+/// None: there is neither a folder nor a namespace of it.
+fn remove(kept: &Kept) -> Result<Option<Removed>> {
+    // A folder that is gone has no lock; what is left in the kernel goes all the same.
+    let held = place::hold(kept)?;
+    let removed = remove_kept(kept)?;
+    Ok((held.is_some() || !removed.nothing()).then_some(removed))
+}

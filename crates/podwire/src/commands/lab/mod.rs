@@ -1,0 +1,63 @@
+//! `podwire lab`: many nodes on this machine, to see and to try. All of it is inside network namespaces of its own; the
+//! machine's links, firewall and containers are not touched. The work is done by `testkit::Cluster`; here is what a person
+//! sees of it.
+
+mod args;
+mod change;
+mod down;
+mod exec;
+mod picture;
+mod place;
+mod progress;
+mod show;
+mod up;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use testkit::{Cluster, Condition};
+
+use args::Action;
+pub(crate) use args::Lab;
+
+pub(crate) fn run(lab: &Lab) -> Result<ExitCode> {
+    let name = lab.name.as_str();
+    let done = match &lab.action {
+        Action::Up(args) => up::run(name, args),
+        Action::Status(args) => return show::status(name, args),
+        Action::Test(args) => return show::test(name, args),
+        Action::Exec(args) => return exec::run(name, args),
+        Action::Pod(action) => change::pod(name, action),
+        Action::Cut(args) => change::cut(name, args),
+        Action::Heal(args) => change::heal(name, args),
+        Action::Kill(victim) => change::kill(name, victim),
+        Action::Start(victim) => change::start(name, victim),
+        Action::Logs(args) => show::logs(name, args),
+        Action::Down(args) => down::run(name, args),
+    };
+    done.map(|()| ExitCode::SUCCESS)
+}
+
+/// Does something to a lab that is up, and remembers it, also when it failed halfway.
+fn changed<T>(name: &str, change: impl FnOnce(&mut Cluster) -> Result<T>) -> Result<T> {
+    let held = place::existing(name)?;
+    let mut cluster = open(&held)?;
+    let result = change(&mut cluster);
+    cluster.save(Condition::Up)?;
+    result
+}
+
+/// A look at a lab as it is now; others may change it meanwhile.
+fn seen(name: &str) -> Result<Cluster> {
+    let held = place::existing(name)?;
+    open(&held)
+}
+
+fn open(held: &place::Held) -> Result<Cluster> {
+    let name = held.kept.name();
+    Cluster::open(&held.kept).map_err(|error| {
+        error.context(format!(
+            "lab {name} cannot be used; `podwire lab down --name {name}` removes what is left of it"
+        ))
+    })
+}

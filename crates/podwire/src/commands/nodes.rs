@@ -1,0 +1,127 @@
+//! `podwire nodes`: all nodes of the cluster, as the store has them, and whose agent is away.
+
+mod ask;
+
+use anyhow::Result;
+use api::NodeView;
+
+pub(super) use ask::Asked;
+
+use crate::cli::{Ask, Output};
+use crate::{print, when};
+
+/// A node has one address and one block of each family, and sometimes more blocks: those go below.
+const COLUMN: usize = 42;
+
+pub(crate) fn run(args: &Ask) -> Result<()> {
+    let nodes: Vec<NodeView> = Asked::find(&args.which).get(api::NODES)?;
+    match args.output {
+        Output::Json => println!("{}", serde_json::to_string_pretty(&nodes)?),
+        Output::Table => println!("{}", page(&nodes, when::now())),
+    }
+    Ok(())
+}
+
+/// A node's name, and whether it is the one that was asked.
+pub(super) fn marked(name: &str, is_here: bool) -> String {
+    if is_here { format!("{name} (here)") } else { name.to_owned() }
+}
+
+fn page(nodes: &[NodeView], now: u64) -> String {
+    if nodes.is_empty() {
+        return "no nodes in the store yet".to_owned();
+    }
+    let rows = nodes.iter().map(|node| row(node, now));
+    let table = print::table(&["NAME", "ADDRESSES", "BLOCKS", "AGENT", "VERSION"], rows);
+    format!("{}\n\n{table}", title(nodes))
+}
+
+fn title(nodes: &[NodeView]) -> String {
+    let count = print::count(nodes.len() as u64, "node");
+    let away: Vec<&str> =
+        nodes.iter().filter(|node| node.alive_since.is_none()).map(|node| node.name.as_str()).collect();
+    match away.len() {
+        0 if nodes.len() == 1 => format!("{count}: its agent is alive"),
+        0 => format!("{count}: all agents are alive"),
+        1 => format!("{count}: the agent of {} is AWAY", away.join("")),
+        number => {
+            let title = format!("{count}: {number} agents are AWAY, those of {}", away.join(" "));
+            print::wrap(&title, print::WIDTH)
+        }
+    }
+}
+
+fn row(node: &NodeView, now: u64) -> Vec<String> {
+    let agent = match node.alive_since {
+        Some(since) => format!("alive for {}", when::since(since, now)),
+        None => "AWAY".to_owned(),
+    };
+    vec![
+        marked(&node.name, node.here),
+        listed(&node.addresses),
+        listed(&node.blocks),
+        agent,
+        node.version.clone(),
+    ]
+}
+
+fn listed<T: ToString>(items: &[T]) -> String {
+    if items.is_empty() {
+        return "-".to_owned();
+    }
+    let text: Vec<String> = items.iter().map(ToString::to_string).collect();
+    print::wrap(&text.join(" "), COLUMN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(name: &str, number: u8, alive_since: Option<u64>) -> NodeView {
+        NodeView {
+            name: name.to_owned(),
+            uid: String::new(),
+            addresses: [format!("192.0.2.{number}"), format!("2001:db8::{number}")]
+                .map(|text| text.parse().unwrap())
+                .to_vec(),
+            blocks: [format!("10.42.{number}.0/24"), format!("fd42::{number}:0:0:0/80")]
+                .map(|text| text.parse().unwrap())
+                .to_vec(),
+            tunnel_mac: String::new(),
+            version: "0.1.0".to_owned(),
+            alive_since,
+            here: number == 1,
+        }
+    }
+
+    #[test]
+    fn whose_agent_is_away_is_seen_first_and_in_its_line() {
+        let nodes = [node("a", 1, Some(1000)), node("b", 2, None)];
+        let wanted = "\
+2 nodes: the agent of b is AWAY
+
+NAME      ADDRESSES              BLOCKS                         AGENT         VERSION
+a (here)  192.0.2.1 2001:db8::1  10.42.1.0/24 fd42::1:0:0:0/80  alive for 5m  0.1.0
+b         192.0.2.2 2001:db8::2  10.42.2.0/24 fd42::2:0:0:0/80  AWAY          0.1.0";
+        assert_eq!(page(&nodes, 1300), wanted);
+    }
+
+    #[test]
+    fn numbers_are_told_as_people_say_them() {
+        let [a, b, c] = [node("a", 1, Some(1)), node("b", 2, None), node("c", 3, None)];
+        assert_eq!(title(std::slice::from_ref(&a)), "1 node: its agent is alive");
+        assert_eq!(title(&[a.clone(), a.clone()]), "2 nodes: all agents are alive");
+        assert_eq!(title(&[a, b, c]), "3 nodes: 2 agents are AWAY, those of b c");
+        assert_eq!(page(&[], 0), "no nodes in the store yet");
+    }
+
+    #[test]
+    fn many_blocks_go_below_each_other_and_none_shows() {
+        let mut one = node("a", 1, None);
+        one.blocks = (0..9).map(|n| format!("10.42.{n}.0/24").parse().unwrap()).collect();
+        one.addresses.clear();
+        let row = row(&one, 0);
+        assert_eq!(row[1], "-");
+        assert_eq!(row[2].lines().count(), 3, "{}", row[2]);
+    }
+}

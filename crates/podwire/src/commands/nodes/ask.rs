@@ -1,0 +1,71 @@
+//! What the agent is asked about the cluster, and its refusals as it words them.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use api::{Answer, Client};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use crate::cli::Which;
+use crate::folders::Folders;
+
+/// Longer than the agent waits for its store: it knows better why there is no answer.
+const PATIENCE: Duration = Duration::from_secs(12);
+
+/// The agent that is asked.
+pub(crate) struct Asked(Client);
+
+#[derive(Deserialize)]
+struct Refusal {
+    error: String,
+}
+
+impl Asked {
+    pub(crate) fn find(which: &Which) -> Self {
+        Self(Client::new(&Folders::find(which, None).socket))
+    }
+
+    pub(crate) fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
+        read(&self.0.get(path, PATIENCE)?)
+    }
+
+    pub(crate) fn delete<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
+        read(&self.0.delete(path, PATIENCE)?)
+    }
+}
+
+fn read<T: DeserializeOwned>(answer: &Answer) -> Result<T> {
+    if answer.status == 200 {
+        return serde_json::from_slice(&answer.body).context("the agent is of another version");
+    }
+    match serde_json::from_slice(&answer.body) {
+        // An agent that does not know the path has no sentence for it.
+        Ok(Refusal { .. }) if answer.status == 404 => {
+            bail!("the agent is of another version: it does not know what it was asked for")
+        }
+        Ok(Refusal { error }) => bail!(error),
+        Err(_) => {
+            bail!("the agent answers {}: {}", answer.status, String::from_utf8_lossy(&answer.body))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_are_told_in_the_agents_words() {
+        let said = |status, body: &str| {
+            read::<Vec<u32>>(&Answer { status, body: body.as_bytes().to_vec() }).map_err(|e| e.to_string())
+        };
+        assert_eq!(said(200, "[1]"), Ok(vec![1]));
+        assert_eq!(said(409, r#"{"error": "it is alive"}"#), Err("it is alive".to_owned()));
+        assert_eq!(said(500, "oops"), Err("the agent answers 500: oops".to_owned()));
+        for (status, body) in [(404, r#"{"error": "page not found"}"#), (200, "{}")] {
+            let error = said(status, body).unwrap_err();
+            assert!(error.starts_with("the agent is of another version"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! `podwire routes`: the ways to the other nodes' blocks: as they should be, and what the kernel has instead.
+
+use std::collections::BTreeSet;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use api::{RouteState, RouteTransport, RouteView};
+
+use super::nodes::Asked;
+use crate::cli::{Ask, Output};
+use crate::print;
+
+/// Where a note is longer, it goes on below.
+const COLUMN: usize = 44;
+
+pub(crate) fn run(args: &Ask) -> Result<ExitCode> {
+    let routes: Vec<RouteView> = Asked::find(&args.which).get(api::ROUTES)?;
+    match args.output {
+        Output::Json => println!("{}", serde_json::to_string_pretty(&routes)?),
+        Output::Table => println!("{}", page(&routes)),
+    }
+    let is_right = routes.iter().all(|route| route.state == RouteState::Ok);
+    Ok(if is_right { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn page(routes: &[RouteView]) -> String {
+    if routes.is_empty() {
+        return "no routes: no other node has a block".to_owned();
+    }
+    let mut sorted: Vec<&RouteView> = routes.iter().collect();
+    sorted.sort_by_key(|route| route.state == RouteState::Ok);
+    let rows = sorted.into_iter().map(row);
+    let table = print::table(&["BLOCK", "NODE", "TRANSPORT", "VIA", "STATE"], rows);
+    format!("{}\n\n{table}", title(routes))
+}
+
+/// How many there are, and whether all is well.
+fn title(routes: &[RouteView]) -> String {
+    let wanted: Vec<&RouteView> = routes.iter().filter(|route| route.state != RouteState::Stale).collect();
+    let nodes: BTreeSet<&str> = wanted.iter().map(|route| route.node.as_str()).collect();
+    let ways = [
+        (RouteTransport::Direct, "direct"),
+        (RouteTransport::Vxlan, "vxlan"),
+        (RouteTransport::None, "without a way"),
+    ];
+    let ways = ways.map(|(way, word)| (count(&wanted, |route| route.transport == way), word));
+    let all: Vec<&RouteView> = routes.iter().collect();
+    let faults = [RouteState::Missing, RouteState::Different, RouteState::Stale];
+    let faults = faults.map(|state| (count(&all, |route| route.state == state), word(state)));
+    let verdict = match numbers(&faults) {
+        faults if faults.is_empty() => "all as they should be".to_owned(),
+        faults => faults,
+    };
+    if wanted.is_empty() {
+        return format!("no other node has a block; {verdict}");
+    }
+    let (routes, nodes) =
+        (print::count(wanted.len() as u64, "route"), print::count(nodes.len() as u64, "node"));
+    format!("{routes} to {nodes}: {}; {verdict}", numbers(&ways))
+}
+
+fn count(routes: &[&RouteView], is_one: impl Fn(&RouteView) -> bool) -> usize {
+    routes.iter().filter(|route| is_one(route)).count()
+}
+
+/// `4 direct, 1 vxlan`; what there is none of is not told.
+fn numbers(counts: &[(usize, &str)]) -> String {
+    let some = counts.iter().filter(|(number, _)| *number > 0);
+    some.map(|(number, word)| format!("{number} {word}")).collect::<Vec<_>>().join(", ")
+}
+
+fn row(route: &RouteView) -> Vec<String> {
+    let is_stale = route.state == RouteState::Stale;
+    let transport = match route.transport {
+        RouteTransport::Direct => "direct",
+        RouteTransport::Vxlan => "vxlan",
+        // Nobody wants it any more, so nobody knows what it was.
+        RouteTransport::None if is_stale => "-",
+        RouteTransport::None => "none",
+    };
+    let via = match (&route.gateway, &route.link) {
+        (Some(gateway), Some(link)) => format!("{gateway} on {link}"),
+        (Some(gateway), None) => gateway.to_string(),
+        (None, Some(link)) => link.clone(),
+        (None, None) => "-".to_owned(),
+    };
+    let state = match &route.note {
+        Some(note) => print::wrap(&format!("{}: {note}", word(route.state)), COLUMN),
+        None => word(route.state).to_owned(),
+    };
+    let node = if route.node.is_empty() { "-".to_owned() } else { route.node.clone() };
+    vec![route.block.to_string(), node, transport.to_owned(), via, state]
+}
+
+fn word(state: RouteState) -> &'static str {
+    match state {
+        RouteState::Ok => "ok",
+        RouteState::Missing => "missing",
+        RouteState::Different => "different",
+        RouteState::Stale => "stale",
+    }
+}
+
+#[cfg(test)]
+#[path = "routes_tests.rs"]
+mod tests;

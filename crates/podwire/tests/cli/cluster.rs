@@ -1,0 +1,218 @@
+//! The cluster as a person asks one node's agent for it: nodes, routes, blocks, and the removal of a node.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use api::{BlocksView, NodeView, Removed, RouteState, RouteTransport, RouteView};
+use rustix::process::Signal;
+use serde::de::DeserializeOwned;
+use serde_json::json;
+use testkit::{Cluster, Outcome, Plan, Store, Transport, wait_until};
+
+use crate::common::{Host, has};
+
+/// Longer than an agent that was killed counts as alive.
+const AWAY: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_secs(20);
+
+/// Nodes with the tool that is tested as their agents, and one folder for all as their store.
+fn cluster(label: &str, plan: Plan) -> Cluster {
+    let mut cluster = Cluster::hosts(label, &Plan { store: Store::Embedded, ..plan }).unwrap();
+    for name in cluster.node_names() {
+        cluster.agent_mut(&name).unwrap().set_program(Path::new(env!("CARGO_BIN_EXE_podwire")));
+    }
+    cluster.start_agents().unwrap();
+    cluster
+}
+
+fn ask(cluster: &Cluster, node: &str, args: &[&str]) -> Outcome {
+    let agent = cluster.agent(node).unwrap();
+    let run_dir = agent.run_dir().to_str().unwrap().to_owned();
+    agent.podwire(&[args, &["--run-dir", &run_dir]].concat()).unwrap()
+}
+
+fn json<T: DeserializeOwned>(outcome: &Outcome) -> T {
+    serde_json::from_str(&outcome.stdout).unwrap_or_else(|error| panic!("{error}: {outcome:?}"))
+}
+
+/// Without the width of columns, which is that of what else is in them.
+fn words(text: &str) -> String {
+    format!("{} ", text.split_whitespace().collect::<Vec<_>>().join(" "))
+}
+
+/// The kernel has all routes of n1.
+fn wait_for_routes(cluster: &Cluster, number: usize) {
+    wait_until("the routes of n1", SOON, || {
+        let outcome = ask(cluster, "n1", &["routes", "-o", "json"]);
+        Ok(outcome.success() && serde_json::from_str::<Vec<RouteView>>(&outcome.stdout)?.len() == number)
+    })
+    .unwrap();
+}
+
+#[test]
+fn nodes_blocks_and_routes_of_three_and_the_removal_of_two() {
+    let mut cluster = cluster("three", Plan { nodes: 3, subnets: 2, ..Plan::default() });
+    wait_for_routes(&cluster, 4);
+    let routes = ask(&cluster, "n1", &["routes"]).stdout;
+    assert!(
+        routes.starts_with("4 routes to 2 nodes: 2 direct, 2 vxlan; all as they should be\n"),
+        "{routes}"
+    );
+    has(&routes, &["10.199.1.3 on eth0", "fd99:1::3 on eth0", " on pwvx4", "  ok"]);
+
+    let nodes: Vec<NodeView> = json(&ask(&cluster, "n1", &["nodes", "-o", "json"]));
+    assert!(nodes.iter().all(|node| node.blocks.len() == 2 && node.addresses.len() == 2), "{nodes:?}");
+    wait_until("all agents to say that they are alive", SOON, || {
+        Ok(ask(&cluster, "n1", &["nodes"]).stdout.starts_with("3 nodes: all agents are alive\n"))
+    })
+    .unwrap();
+    let table = ask(&cluster, "n1", &["nodes"]).stdout;
+    let addresses = "10.199.1.1 fd99:1::1";
+    has(&table, &[&format!("\nn1 (here)  {addresses}"), "\nn2 ", "\nn3 ", "alive for "]);
+    has(&ask(&cluster, "n2", &["nodes"]).stdout, &["\nn2 (here)  "]);
+
+    let blocks = ask(&cluster, "n1", &["blocks"]);
+    assert!(blocks.success(), "{blocks:?}");
+    has(&blocks.stdout, &["10.42.0.0/16: 3 of 256 blocks claimed\nfd42::/64: 3 of 256 blocks claimed\n"]);
+    let of_n1 = format!(" {} n1 (here) 0 253 ", nodes[0].blocks[0]);
+    let of_n2 = format!(" {} n2 - - ", nodes[1].blocks[0]);
+    has(&words(&blocks.stdout), &[&of_n1, &of_n2]);
+    let status = ask(&cluster, "n1", &["status"]).stdout;
+    has(&status, &["\nof the network 10.42.0.0/16 fd42::/64; `podwire blocks`"]);
+
+    loss(&cluster, &nodes);
+    removal(&mut cluster, &nodes);
+}
+
+/// A route that vanished while nobody looked is back as soon as somebody does, whatever was told in between.
+fn loss(cluster: &Cluster, nodes: &[NodeView]) {
+    let (agent, node) = (cluster.agent("n1").unwrap(), cluster.node("n1").unwrap());
+    let block = nodes[2].blocks[0].to_string();
+    agent.signal(Signal::STOP).unwrap();
+    node.sh(&["ip", "route", "del", &block]).unwrap();
+    agent.signal(Signal::CONT).unwrap();
+    wait_for_routes(cluster, 4);
+    has(&node.sh(&["ip", "route", "show", &block]).unwrap(), &["via 10.199.1.3 dev eth0 proto 113"]);
+}
+
+fn removal(cluster: &mut Cluster, nodes: &[NodeView]) {
+    let refused = |cluster: &Cluster, name: &str, why: &str| {
+        let outcome = ask(cluster, "n1", &["node", "rm", name]);
+        assert_eq!((outcome.status.code(), outcome.stdout.as_str()), (Some(1), ""), "{outcome:?}");
+        has(&outcome.stderr, &["podwire: ", why]);
+    };
+    refused(cluster, "n2", "the agent of n2 is alive");
+    refused(cluster, "n1", "n1 is this node");
+    refused(cluster, "n9", "there is no node n9 in the store");
+    assert_eq!(ask(cluster, "n1", &["node", "rm", "../n2"]).status.code(), Some(2), "no name at all");
+
+    cluster.agent_mut("n2").unwrap().stop().unwrap();
+    cluster.kill_agent("n3").unwrap();
+    // Nobody knows yet that it is dead.
+    refused(cluster, "n3", "the agent of n3 is alive");
+    let removed: Removed = json(&ask(cluster, "n1", &["node", "rm", "n3", "--force", "-o", "json"]));
+    assert_eq!((removed.name.as_str(), &removed.blocks), ("n3", &nodes[2].blocks));
+    wait_for_routes(cluster, 2);
+    wait_until("n2 to be away", AWAY, || {
+        Ok(ask(cluster, "n1", &["nodes"]).stdout.starts_with("2 nodes: the agent of n2 is AWAY\n"))
+    })
+    .unwrap();
+    // Its pods may live on: routes stay until somebody says that it is gone.
+    wait_for_routes(cluster, 2);
+    let outcome = ask(cluster, "n1", &["node", "rm", "n2"]);
+    assert!(outcome.success(), "{outcome:?}");
+    let [v4, v6] = &nodes[1].blocks[..] else { panic!("{nodes:?}") };
+    assert_eq!(outcome.stdout, format!("node n2 is removed; its blocks are free again: {v4} {v6}\n"));
+    wait_for_routes(cluster, 0);
+    assert_eq!(ask(cluster, "n1", &["routes"]).stdout, "no routes: no other node has a block\n");
+    has(&ask(cluster, "n1", &["nodes"]).stdout, &["1 node: its agent is alive\n"]);
+    let blocks: BlocksView = json(&ask(cluster, "n1", &["blocks", "-o", "json"]));
+    assert_eq!(blocks.subnets.iter().map(|subnet| subnet.claimed).collect::<Vec<_>>(), [1, 1]);
+    assert!(blocks.blocks.iter().all(|block| block.here), "{blocks:?}");
+}
+
+#[test]
+fn routes_that_cannot_be_come_first_and_end_with_1() {
+    let plan = Plan { nodes: 3, subnets: 2, transport: Transport::Direct, ..Plan::default() };
+    let cluster = cluster("noway", plan);
+    let title = "4 routes to 2 nodes: 2 direct, 2 without a way; 2 missing\n";
+    wait_until("the routes of n1", SOON, || Ok(ask(&cluster, "n1", &["routes"]).stdout.starts_with(title)))
+        .unwrap();
+    let outcome = ask(&cluster, "n1", &["routes"]);
+    assert_eq!(outcome.status.code(), Some(1), "{outcome:?}");
+    let table = words(&outcome.stdout);
+    has(
+        &table,
+        &["STATE 10.42.", " n2 none - missing: the transport is direct", "use transport auto or vxlan"],
+    );
+    assert!(table.find(" n2 none ") < table.find(" n3 direct "), "{table}");
+    let outcome = ask(&cluster, "n1", &["routes", "-o", "json"]);
+    assert_eq!(outcome.status.code(), Some(1));
+    let routes: Vec<RouteView> = json(&outcome);
+    let wrong = routes.iter().filter(|route| route.state != RouteState::Ok);
+    assert!(wrong.clone().all(|route| route.node == "n2" && route.transport == RouteTransport::None));
+    assert_eq!(wrong.count(), 2);
+}
+
+#[test]
+fn a_store_that_cannot_be_reached_is_told_in_the_agents_words() {
+    let host = Host::new("nostore");
+    let mut agent = host.idle_agent(&["--no-install", "--store", "etcd", "--etcd-endpoints", "127.0.0.1:1"]);
+    agent.launch().unwrap();
+    wait_until("an answer", SOON, || Ok(agent.client().get(api::HEALTH, SOON)?.status == 200)).unwrap();
+    for args in [&["nodes"][..], &["blocks"], &["node", "rm", "n2"], &["nodes", "-o", "json"]] {
+        let outcome = host.ask(args);
+        assert_eq!((outcome.status.code(), outcome.stdout.as_str()), (Some(1), ""), "{outcome:?}");
+        has(&outcome.stderr, &["podwire: ", "127.0.0.1:1"]);
+        assert_eq!(outcome.stderr.lines().count(), 1, "{}", outcome.stderr);
+    }
+    drop(agent);
+    let outcome = host.ask(&["nodes"]);
+    assert_eq!(outcome.status.code(), Some(1));
+    has(&outcome.stderr, &["no agent listens"]);
+}
+
+#[test]
+fn a_node_that_is_alone_has_all_of_the_network() {
+    let host = Host::new("one");
+    let _agent = host.agent(&["--no-install", "--node", "only"]);
+    wait_until("the node in the store", SOON, || {
+        Ok(host.ask(&["nodes"]).stdout.starts_with("1 node: its agent is alive\n"))
+    })
+    .unwrap();
+    has(&host.ask(&["nodes"]).stdout, &["only (here)", "10.88.0.0/16 fd00:88::/64"]);
+    let blocks = host.ask(&["blocks"]);
+    assert!(blocks.success(), "{blocks:?}");
+    has(&blocks.stdout, &["10.88.0.0/16: 1 of 1 block claimed\n", "10.88.0.0/16  only (here)  0     65533"]);
+    let routes = host.ask(&["routes"]);
+    assert!(routes.success() && routes.stdout.starts_with("no routes"), "{routes:?}");
+}
+
+/// The config for runtimes tells this node's share and the whole network apart.
+#[test]
+fn a7_what_is_installed_on_a_node_of_many_has_its_block_and_the_network() {
+    let host = Host::new("share");
+    let runtime = host.runtime();
+    let template = host.node.dir().join("template");
+    let text = r#"{"cniVersion": "{{ CNI_VERSION }}", "name": "{{ NAME }}", "plugins": [{"type": "{{ TYPE }}",
+        "agent": "{{ SOCKET }}", "runDir": "{{ RUN_DIR }}", "subnet": "{{ BLOCK }}",
+        "args": {"network": "{{ NETWORK }}", "gateway": "{{ GATEWAY }}"}}]}"#;
+    fs::write(&template, text).unwrap();
+    let agent =
+        host.agent(&["--no-install", "--network-margin", "8", "--network-subnet", "10.42.0.0/16,fd42::/64"]);
+    let outcome = host.install(&["--template", template.to_str().unwrap()]);
+    assert!(outcome.success(), "{outcome:?}");
+    let status: api::Status = serde_json::from_value(agent.get(api::STATUS).unwrap()).unwrap();
+    let blocks: Vec<String> = status.network.blocks.iter().map(|block| block.cidr.to_string()).collect();
+    assert!(blocks[0].ends_with(".0/24") && blocks[1].ends_with("/72"), "{blocks:?}");
+    let plugin = &runtime.config("10-podwire.conflist")["plugins"][0];
+    assert_eq!(plugin["subnet"], json!(blocks.join(",")));
+    assert_eq!(plugin["args"]["network"], "10.42.0.0/16,fd42::/64");
+    let gateway = blocks[0].replace(".0/24", ".1");
+    assert!(plugin["args"]["gateway"].as_str().unwrap().starts_with(&format!("{gateway},fd42:")), "{plugin}");
+    assert_eq!(
+        host.install(&["--template", template.to_str().unwrap()]).stdout,
+        "everything is in place already\n"
+    );
+}

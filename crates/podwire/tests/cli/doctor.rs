@@ -1,0 +1,173 @@
+//! `podwire doctor`: a node that is well is told so; what is wrong is found, and the command that is given puts it right.
+
+use serde_json::{Value, json};
+use testkit::{Outcome, Snapshot};
+
+use crate::common::{Host, has};
+
+fn doctor(host: &Host, more: &[&str]) -> Outcome {
+    let state = host.state_dir();
+    host.ask(&[&["doctor", "--state-dir", state.to_str().unwrap()], more].concat())
+}
+
+/// What is wrong: check, sentence and command.
+fn wrong(host: &Host) -> Vec<(String, String, String)> {
+    let outcome = doctor(host, &["-o", "json"]);
+    let findings: Vec<Value> = serde_json::from_str(&outcome.stdout).unwrap_or_else(|error| {
+        panic!("{error}: {}{}", outcome.stdout, outcome.stderr);
+    });
+    let bad = findings.iter().filter(|finding| finding["verdict"] == "problem");
+    let text = |finding: &Value, key: &str| finding[key].as_str().unwrap_or_default().to_owned();
+    let bad: Vec<_> = bad.map(|f| (text(f, "check"), text(f, "what"), text(f, "command"))).collect();
+    assert_eq!(outcome.status.code(), Some(i32::from(!bad.is_empty())), "{bad:?}");
+    bad
+}
+
+fn sh(host: &Host, line: &str) {
+    host.node.sh(&["sh", "-c", line]).unwrap();
+}
+
+/// A node with pods and no agent.
+fn standalone(label: &str, mode: &str) -> (Host, Value) {
+    let host = Host::new(label);
+    let mut config = host.standalone();
+    config["mode"] = json!(mode);
+    for name in ["a", "b"] {
+        let pod = host.node.pod(name).unwrap();
+        host.plugin.add(&pod, &config).unwrap().ok().unwrap();
+    }
+    (host, config)
+}
+
+#[test]
+fn a9_a_healthy_node_is_all_ok_and_nothing_is_changed() {
+    for mode in ["routed", "bridge"] {
+        let host = Host::new("well");
+        let agent = host.agent(&["--no-install", "--network-mode", mode]);
+        let pod = host.node.pod("a").unwrap();
+        host.plugin.add(&pod, &agent.config(&json!({}))).unwrap().ok().unwrap();
+        let before = Snapshot::of(&host.node).unwrap();
+        let outcome = doctor(&host, &[]);
+        assert!(outcome.success(), "{mode}: {}{}", outcome.stdout, outcome.stderr);
+        has(
+            &outcome.stdout,
+            &[
+                "privileges",
+                "veth",
+                "vxlan",
+                "nftables",
+                "conntrack",
+                "IPv6 is forwarded",
+                "is ready",
+                "all is well",
+            ],
+        );
+        assert!(!outcome.stdout.contains("PROBLEM"), "{mode}: {}", outcome.stdout);
+        assert_eq!(wrong(&host), [], "{mode}");
+        before.expect_same(&host.node).unwrap();
+    }
+}
+
+/// Each makes one problem: which check finds it, and what must be in the sentence or the command.
+const MISCHIEF: [(&str, &str, &str, &str); 7] = [
+    ("routed", "sysctl -w net.ipv4.ip_forward=0", "forwarding", "sysctl -w net.ipv4.ip_forward=1"),
+    (
+        "routed",
+        "sysctl -w net.ipv6.conf.all.forwarding=0",
+        "forwarding",
+        "sysctl -w net.ipv6.conf.all.forwarding=1",
+    ),
+    (
+        "routed",
+        "nft 'table inet strict { chain c { type filter hook forward priority 0; policy drop; }; }'",
+        "other firewalls",
+        "insert rule inet strict c",
+    ),
+    ("bridge", "iptables -P FORWARD DROP", "other firewalls", "insert rule ip filter FORWARD"),
+    (
+        "bridge",
+        "sysctl -w net.bridge.bridge-nf-call-iptables=1 net.bridge.bridge-nf-call-ip6tables=0",
+        "br_netfilter",
+        "sysctl -w net.bridge.bridge-nf-call-ip6tables=1",
+    ),
+    (
+        "routed",
+        "ip link add pwvx4 mtu 1500 type vxlan id 7 local 127.0.0.1 dstport 4789 && ip link set pwvx4 alias 'podwire tunnel pods' && sysctl -w net.ipv4.conf.pwvx4.rp_filter=1",
+        "reverse paths",
+        "sysctl -w net.ipv4.conf.pwvx4.rp_filter=2",
+    ),
+    (
+        "bridge",
+        "ip link add up0 type veth peer name peer0 && ip link set up0 up && ip link set peer0 up && ip addr add 192.0.2.1/24 dev up0 && ip route add default via 192.0.2.2 && ip link add pwvx4 mtu 1500 type vxlan id 7 local 192.0.2.1 dstport 4789 && ip link set pwvx4 alias 'podwire tunnel pods'",
+        "MTU",
+        "ip link set pwvx4 mtu 1450",
+    ),
+];
+
+#[test]
+fn a9_each_problem_is_found_and_its_command_puts_it_right() {
+    for (mode, act, check, command) in MISCHIEF {
+        let (host, _) = standalone("ill", mode);
+        assert_eq!(wrong(&host), [], "{mode}: before {act}");
+        sh(&host, act);
+        let found = wrong(&host);
+        let [(found_by, what, helps)] = found.as_slice() else { panic!("{act}: {found:?}") };
+        assert!(found_by == check && helps.contains(command), "{act}: {what}: {helps}");
+        let page = doctor(&host, &[]);
+        has(&page.stdout, &["PROBLEM", &format!("# {helps}"), "1 problem"]);
+        sh(&host, helps);
+        let after = wrong(&host);
+        if check == "MTU" {
+            // Now the tunnel fits its link, and the pods must be told.
+            has(&after[0].1, &["pods send up to 1500 bytes", "pwvx4 carries 1450", "network.mtu"]);
+        } else {
+            assert_eq!(after, [], "{act}: after {helps}");
+        }
+    }
+}
+
+#[test]
+fn pain15_damaged_tables_are_found_and_made_anew() {
+    let (host, config) = standalone("tables", "bridge");
+    for act in
+        ["flush chain inet podwire hostports", "flush set inet podwire pods4", "delete table bridge podwire"]
+    {
+        sh(&host, &format!("nft {act}"));
+        let found = wrong(&host);
+        let [(check, what, helps)] = found.as_slice() else { panic!("{act}: {found:?}") };
+        assert_eq!(check, "our tables", "{act}: {what}");
+        // One of the two may be gone already.
+        sh(&host, &format!("{helps} || nft delete table inet podwire"));
+        // As a runtime asks, which makes them anew and tells it once.
+        host.plugin.status(&host.node, &config).unwrap();
+        assert_eq!(wrong(&host), [], "{act}");
+    }
+}
+
+#[test]
+fn an_agent_that_is_gone_or_not_ready_is_missed() {
+    let host = Host::new("noagent");
+    let found = wrong(&host);
+    assert_eq!(
+        (found.len(), found[0].0.as_str(), found[0].2.as_str()),
+        (1, "agent", "systemctl start podwire")
+    );
+    let mut agent = host.agent(&["--no-install"]);
+    assert_eq!(wrong(&host), []);
+    agent.kill().unwrap();
+    assert_eq!(wrong(&host).iter().map(|f| f.2.as_str()).collect::<Vec<_>>(), ["systemctl start podwire"]);
+    agent.launch().unwrap();
+    agent.wait_ready().unwrap();
+    assert_eq!(wrong(&host), []);
+}
+
+#[test]
+fn who_may_not_look_is_told_so() {
+    let host = Host::new("weak");
+    let (run_dir, tool) = (host.node.run_dir(), host.tool.clone());
+    let words = ["setpriv", "--bounding-set", "-net_admin", tool.to_str().unwrap(), "doctor", "--run-dir"];
+    let outcome = host.node.run(&[&words[..], &[run_dir.to_str().unwrap()]].concat(), b"").unwrap();
+    assert_eq!(outcome.status.code(), Some(1), "{}{}", outcome.stdout, outcome.stderr);
+    has(&outcome.stdout, &["CAP_NET_ADMIN is missing", "# sudo podwire doctor"]);
+    assert!(!outcome.stdout.contains("nftables"), "{}", outcome.stdout);
+}

@@ -1,0 +1,99 @@
+//! A lab of a test's own, which goes with the test.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+pub(crate) struct Lab {
+    name: String,
+}
+
+impl Lab {
+    /// Named by this process, so that runs beside each other do not meet.
+    pub(crate) fn new(label: &str) -> Self {
+        Self { name: format!("t{}_{label}", std::process::id()) }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_podwire"));
+        command.args(["lab", "--name", &self.name]).args(args);
+        command
+    }
+
+    pub(crate) fn run(&self, args: &[&str]) -> Output {
+        self.command(args).output().unwrap()
+    }
+
+    /// What it printed; anything but success ends the test.
+    pub(crate) fn ok(&self, args: &[&str]) -> String {
+        let output = self.run(args);
+        let (out, err) = texts(&output);
+        assert!(output.status.success(), "podwire lab {args:?}: {}\n{out}{err}", output.status);
+        out
+    }
+
+    /// What it complained about.
+    pub(crate) fn fails(&self, args: &[&str]) -> String {
+        let output = self.run(args);
+        let (out, err) = texts(&output);
+        assert_eq!(output.status.code(), Some(1), "podwire lab {args:?}: {out}{err}");
+        err
+    }
+
+    pub(crate) fn json(&self, args: &[&str]) -> Value {
+        let (out, err) = texts(&self.run(&[args, &["-o", "json"]].concat()));
+        serde_json::from_str(&out).unwrap_or_else(|e| panic!("{e}: {out}{err}"))
+    }
+
+    pub(crate) fn dir(&self) -> PathBuf {
+        Path::new("/var/lib/podwire-lab").join(&self.name)
+    }
+
+    /// Its folder, namespaces and processes.
+    pub(crate) fn traces(&self) -> Vec<String> {
+        let prefix = format!("pwlab-{}-", self.name);
+        let mut found: Vec<String> = self.namespaces().map(|name| format!("namespace {name}")).collect();
+        found.extend(self.dir().exists().then(|| self.dir().display().to_string()));
+        for process in std::fs::read_dir("/proc").unwrap().flatten() {
+            // The folder or a namespace is in the command line of everything that a lab starts.
+            let line = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
+            let line = String::from_utf8_lossy(&line).replace('\0', " ");
+            let dir = format!("{}/", self.dir().display());
+            if line.contains(&dir) || line.contains(&prefix) {
+                found.push(format!("process {line}"));
+            }
+        }
+        found
+    }
+
+    pub(crate) fn namespaces(&self) -> impl Iterator<Item = String> {
+        let prefix = format!("pwlab-{}-", self.name);
+        let names = std::fs::read_dir("/run/netns").into_iter().flatten().flatten();
+        names
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .filter(move |name| name.starts_with(&prefix))
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        // After a test that went well there is nothing left to remove.
+        let _ = self.command(&["down"]).output();
+    }
+}
+
+pub(crate) fn texts(output: &Output) -> (String, String) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (text(&output.stdout), text(&output.stderr))
+}
+
+pub(crate) fn has(text: &str, words: &[&str]) {
+    for word in words {
+        assert!(text.contains(word), "{word:?} in:\n{text}");
+    }
+}

@@ -1,0 +1,116 @@
+//! The life of a lab: pods that reach each other, and what happens to them.
+
+use std::process::Command;
+use std::time::Duration;
+
+use testkit::wait_until;
+
+use crate::common::{Lab, has, texts};
+
+/// What agents may take to see a change, on a machine that is busy with other tests.
+const SOON: Duration = Duration::from_secs(30);
+
+fn all_reach(lab: &Lab) -> bool {
+    lab.run(&["test", "--timeout", "1"]).status.success()
+}
+
+fn machine() -> String {
+    let out =
+        |args: &[&str]| String::from_utf8(Command::new("ip").args(args).output().unwrap().stdout).unwrap();
+    out(&["-br", "link"]) + &out(&["route"]) + &out(&["-6", "route"])
+}
+
+#[test]
+fn three_nodes_from_up_to_down() {
+    let lab = Lab::new("life");
+    let before = machine();
+    let said = lab.ok(&["up", "--nodes", "3"]);
+    has(&said, &["3 nodes in 1 subnet, etcd with 1 member", "agents", "Up in", "test"]);
+    assert_eq!(machine(), before, "the machine's own network is as it was");
+
+    let picture = lab.ok(&["test"]);
+    has(&picture, &["n1  n2  n3", "●", "direct route", "6 of 6 ways", "IPv4 and IPv6"]);
+    let status = lab.ok(&["status"]);
+    has(&status, &["n3", "10.199.1.3", "fd99:1::3", "ready", "etcd1", "leader", "p3"]);
+
+    let p2 = lab.json(&["status"])["pods"][1].clone();
+    for address in p2["addresses"].as_array().unwrap() {
+        lab.ok(&["exec", "p1", "--", "ping", "-c1", "-W2", address.as_str().unwrap()]);
+    }
+    assert_eq!(lab.run(&["exec", "n1", "--", "sh", "-c", "exit 7"]).status.code(), Some(7));
+    has(&lab.ok(&["exec", "n2", "--", "podwire", "status"]), &["on n2: ready"]);
+
+    has(&lab.ok(&["pod", "add", "n2", "web"]), &["pod web on n2"]);
+    has(&lab.ok(&["pod", "add", "n2"]), &["pod p4 on n2"]);
+    assert!(all_reach(&lab));
+    has(&lab.ok(&["pod", "rm", "web"]), &["gone"]);
+    has(&lab.fails(&["pod", "rm", "web"]), &["there is no pod web"]);
+    has(&lab.fails(&["pod", "add", "n9"]), &["there is no node n9"]);
+
+    has(&lab.ok(&["down"]), &["is removed: 4 processes, 9 namespaces"]);
+    assert_eq!(lab.traces(), [] as [String; 0]);
+    assert_eq!(machine(), before);
+}
+
+#[test]
+fn faults_and_the_ways_back() {
+    let lab = Lab::new("faults");
+    lab.ok(&["up", "--nodes", "3", "--subnets", "2"]);
+    has(&lab.ok(&["test"]), &["◆ VXLAN                        4", "● direct route                 2"]);
+
+    lab.ok(&["kill", "agent", "n1"]);
+    assert!(all_reach(&lab), "pods need no agent");
+    has(&lab.fails(&["kill", "agent", "n1"]), &["does not run"]);
+    let status = lab.json(&["status"]);
+    assert_eq!(status["nodes"][0]["agent"], "not running");
+    assert_eq!(lab.run(&["status"]).status.code(), Some(1));
+    lab.ok(&["start", "agent", "n1"]);
+
+    lab.ok(&["cut", "n2"]);
+    let (picture, _) = texts(&lab.run(&["test", "--timeout", "1"]));
+    has(&picture, &["✗ not reached                  4", "p1 → p2: IPv4"]);
+    lab.ok(&["heal", "n2"]);
+    wait_until("n2 to be reached", SOON, || Ok(all_reach(&lab))).unwrap();
+
+    lab.ok(&["kill", "etcd"]);
+    assert!(all_reach(&lab), "pods need no etcd");
+    lab.ok(&["start", "etcd"]);
+
+    lab.ok(&["kill", "node", "n3"]);
+    assert_eq!(lab.json(&["status"])["pods"].as_array().unwrap().len(), 2);
+    assert!(all_reach(&lab), "those that are left");
+    lab.ok(&["start", "node", "n3"]);
+    wait_until("n3 to be reached", SOON, || Ok(all_reach(&lab))).unwrap();
+    has(&lab.ok(&["logs", "n3"]), &["the agent starts"]);
+    assert_eq!(lab.ok(&["logs", "etcd1", "-n", "1"]).lines().count(), 1);
+    lab.ok(&["down"]);
+    assert_eq!(lab.traces(), [] as [String; 0]);
+}
+
+#[test]
+fn a_lab_on_the_embedded_store() {
+    let lab = Lab::new("embedded");
+    lab.ok(&["up", "--nodes", "3", "--subnets", "2", "--store", "embedded", "--pods", "2"]);
+    let matrix = lab.json(&["test"]);
+    assert_eq!(matrix["cells"].as_array().unwrap().len(), 30);
+    let vxlan = matrix["cells"].as_array().unwrap().iter().filter(|cell| cell["way"] == "vxlan").count();
+    assert_eq!(vxlan, 16, "{matrix}");
+    assert!(all_reach(&lab));
+    lab.ok(&["down"]);
+}
+
+#[test]
+fn an_etcd_of_three_loses_one() {
+    let lab = Lab::new("three");
+    lab.ok(&["up", "--nodes", "2", "--etcd-members", "3"]);
+    lab.ok(&["kill", "etcd", "etcd2"]);
+    wait_until("a leader", SOON, || {
+        let members = lab.json(&["status"])["etcd"].as_array().unwrap().clone();
+        Ok(members.iter().any(|member| member["state"] == "leader") && members[1]["state"] == "not running")
+    })
+    .unwrap();
+    assert!(all_reach(&lab));
+    lab.ok(&["start", "etcd", "etcd2"]);
+    assert!(lab.run(&["status"]).status.success());
+    has(&lab.fails(&["kill", "etcd", "etcd9"]), &["etcd1 to etcd3"]);
+}

@@ -1,0 +1,51 @@
+//! What goes wrong with files; an [`Error`] when it is said which call it was.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Operation};
+use crate::types::LeaseId;
+
+#[derive(Debug)]
+pub(super) enum Fault {
+    Io {
+        verb: &'static str,
+        path: PathBuf,
+        source: io::Error,
+    },
+    Damaged {
+        path: PathBuf,
+        offset: u64,
+        problem: String,
+    },
+    /// Written by a version that knows more.
+    Newer {
+        path: PathBuf,
+        format: u32,
+    },
+    LeaseGone(LeaseId),
+    /// Others hold the lock.
+    Busy,
+}
+
+impl Fault {
+    pub(super) fn into_error(self, operation: Operation) -> Error {
+        match self {
+            Self::Io { verb, path, source } => Error::Io { operation, verb, path, source },
+            Self::Damaged { path, offset, problem } => Error::Damaged { path, offset, problem },
+            Self::LeaseGone(lease) => Error::LeaseGone { operation, lease },
+            Self::Newer { path, format } => {
+                let problem = format!(
+                    "{} has format {format}, which is newer than this podwire: update podwire",
+                    path.display()
+                );
+                Error::Invalid { operation, problem }
+            }
+            Self::Busy => Error::Invalid { operation, problem: "the store is locked".to_owned() },
+        }
+    }
+}
+
+pub(super) fn io_fault<E: Into<io::Error>>(verb: &'static str, path: &Path) -> impl FnOnce(E) -> Fault {
+    move |error| Fault::Io { verb, path: path.to_owned(), source: error.into() }
+}

@@ -1,0 +1,149 @@
+//! What the lines of a log come to. Pure.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Bound;
+
+use super::lease::Lease;
+use super::record::{FORMAT, Record, Step};
+use crate::types::{Compare, Entry, Event, LeaseId};
+
+#[derive(Debug, Default)]
+pub(super) struct State {
+    pub(super) entries: BTreeMap<String, Entry>,
+    pub(super) leases: BTreeMap<LeaseId, Lease>,
+    pub(super) revision: u64,
+    /// What happened up to this revision is forgotten.
+    pub(super) compacted: u64,
+    /// What happened since, in order.
+    history: VecDeque<Event>,
+}
+
+/// Why a line cannot be applied.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Unfit {
+    Newer(u32),
+    Problem(String),
+}
+
+impl From<&str> for Unfit {
+    fn from(problem: &str) -> Self {
+        Self::Problem(problem.to_owned())
+    }
+}
+
+/// What a watch sees.
+#[derive(Debug)]
+pub(super) enum Since {
+    Forgotten,
+    Events(Vec<Event>),
+}
+
+impl State {
+    /// As in etcd: an empty store has revision 1.
+    pub(super) fn empty() -> Self {
+        Self { revision: 1, ..Self::default() }
+    }
+
+    pub(super) fn apply(&mut self, record: Record) -> Result<(), Unfit> {
+        match record {
+            Record::Head { .. } if self.revision != 0 => Err("a second beginning".into()),
+            Record::Head { format, .. } if format != FORMAT => Err(Unfit::Newer(format)),
+            Record::Head { revision, compacted, .. } => {
+                (self.revision, self.compacted) = (revision, compacted);
+                Ok(())
+            }
+            _ if self.revision == 0 => Err("no beginning".into()),
+            Record::Entry { key, value, revision, version, lease } => {
+                let value = value.into_bytes().map_err(Unfit::Problem)?;
+                self.entries.insert(key.clone(), Entry { key, value, revision, version, lease });
+                Ok(())
+            }
+            Record::Lease { id, lease } => {
+                self.leases.insert(id, lease);
+                Ok(())
+            }
+            Record::Commit { revision, steps } => self.commit(revision, steps),
+        }
+    }
+
+    fn commit(&mut self, revision: u64, steps: Vec<Step>) -> Result<(), Unfit> {
+        if revision != self.next_revision(&steps) {
+            return Err("a revision is missing".into());
+        }
+        self.revision = revision;
+        for step in steps {
+            match step {
+                Step::Put { key, value, lease } => {
+                    let value = value.into_bytes().map_err(Unfit::Problem)?;
+                    let version = self.entries.get(&key).map_or(0, |entry| entry.version) + 1;
+                    let entry = Entry { key: key.clone(), value, revision, version, lease };
+                    self.history.push_back(Event::Put(entry.clone()));
+                    self.entries.insert(key, entry);
+                }
+                Step::Delete { key } => {
+                    self.entries.remove(&key);
+                    self.history.push_back(Event::Delete { key, revision });
+                }
+                Step::Lease { id, lease } => {
+                    self.leases.insert(id, lease);
+                }
+                Step::End { id } => {
+                    self.leases.remove(&id);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// About as much as a snapshot would take.
+    pub(super) fn size(&self) -> u64 {
+        const AROUND: usize = 100;
+        let entries = self.entries.values().map(|entry| entry.key.len() + entry.value.len() + AROUND);
+        (entries.sum::<usize>() + self.leases.len() * 2 * AROUND) as u64
+    }
+
+    /// After these steps.
+    pub(super) fn next_revision(&self, steps: &[Step]) -> u64 {
+        let changes = steps.iter().any(|step| matches!(step, Step::Put { .. } | Step::Delete { .. }));
+        self.revision + u64::from(changes)
+    }
+
+    /// A snapshot was taken: what led to it is forgotten.
+    pub(super) fn forget_history(&mut self) {
+        self.history.clear();
+        self.compacted = self.revision;
+    }
+
+    pub(super) fn holds(&self, compare: &Compare) -> bool {
+        match compare {
+            Compare::Absent(key) => !self.entries.contains_key(key),
+            Compare::Exists(key) => self.entries.contains_key(key),
+            // As in etcd: what does not exist has the revision 0.
+            Compare::Revision(key, revision) => {
+                self.entries.get(key).map_or(0, |entry| entry.revision) == *revision
+            }
+        }
+    }
+
+    pub(super) fn folder<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = &'a Entry> {
+        let range = self.entries.range::<str, _>((Bound::Included(prefix), Bound::Unbounded));
+        range.map(|(_, entry)| entry).take_while(move |entry| entry.key.starts_with(prefix))
+    }
+
+    pub(super) fn since(&self, prefix: &str, from: u64) -> Since {
+        if from <= self.compacted {
+            return Since::Forgotten;
+        }
+        let first = self.history.partition_point(|event| event.revision() < from);
+        let events = self.history.range(first..).filter(|event| event.key().starts_with(prefix));
+        Since::Events(events.cloned().collect())
+    }
+
+    /// The end of leases, with all their keys.
+    pub(super) fn end_of(&self, leases: &[LeaseId]) -> Vec<Step> {
+        let held =
+            self.entries.values().filter(|entry| entry.lease.is_some_and(|lease| leases.contains(&lease)));
+        let deletes = held.map(|entry| Step::Delete { key: entry.key.clone() });
+        deletes.chain(leases.iter().map(|id| Step::End { id: *id })).collect()
+    }
+}

@@ -1,0 +1,212 @@
+//! Requests and their answers.
+
+use std::time::Duration;
+
+use etcd_client::{
+    Compare as EtcdCompare, CompareOp, GetOptions, GetResponse, KeyValue, PutOptions, Txn, TxnOp,
+};
+
+use super::Etcd;
+use super::ask::Repeat;
+use super::connect::Connection;
+use super::failure::Failure;
+use crate::Result;
+use crate::store::Call;
+use crate::types::{Change, Compare, Entry, Kept, LeaseId, Listing, Outcome};
+
+/// Of an answer that we read.
+const MAX_ANSWER: usize = 32 << 20;
+/// Keys in one answer; fewer if that is too much.
+const PAGE: i64 = 1000;
+/// A listing that is overtaken by a compaction begins again.
+const MOST_LISTINGS: u32 = 3;
+
+#[derive(Debug, Clone, Copy)]
+enum Want {
+    Entries,
+    Keys,
+}
+
+pub(super) fn entry(found: &KeyValue) -> Entry {
+    Entry {
+        key: String::from_utf8_lossy(found.key()).into_owned(),
+        value: found.value().to_vec(),
+        revision: found.mod_revision().unsigned_abs(),
+        version: found.version().unsigned_abs(),
+        lease: (found.lease() != 0).then(|| LeaseId(found.lease())),
+    }
+}
+
+fn revision(header: Option<&etcd_client::ResponseHeader>) -> u64 {
+    header.map_or(0, |header| header.revision().unsigned_abs())
+}
+
+/// The first key after all of a folder: '0' follows '/'.
+fn end_of(folder: &str) -> Vec<u8> {
+    let mut end = folder.as_bytes().to_vec();
+    if let Some(last) = end.last_mut() {
+        *last += 1;
+    }
+    end
+}
+
+fn compare(compare: &Compare) -> EtcdCompare {
+    match compare {
+        Compare::Absent(key) => EtcdCompare::version(key.as_str(), CompareOp::Equal, 0),
+        Compare::Exists(key) => EtcdCompare::version(key.as_str(), CompareOp::Greater, 0),
+        Compare::Revision(key, revision) => EtcdCompare::mod_revision(
+            key.as_str(),
+            CompareOp::Equal,
+            i64::try_from(*revision).unwrap_or(i64::MAX),
+        ),
+    }
+}
+
+fn change(change: &Change) -> TxnOp {
+    match change {
+        Change::Put { key, value, lease } => {
+            let options = lease.map(|lease| PutOptions::new().with_lease(lease.0));
+            TxnOp::put(key.as_str(), value.as_slice(), options)
+        }
+        Change::Delete(key) => TxnOp::delete(key.as_str(), None),
+    }
+}
+
+impl Etcd {
+    pub(crate) async fn get(&self, call: &Call, key: &str) -> Result<Option<Entry>> {
+        let ask = |mut connection: Connection| async move { connection.client.get(key, None).await };
+        let answer = self.ask(call, Repeat::Safe, ask).await.map_err(|failure| self.error(call, failure))?;
+        Ok(answer.kvs().first().map(entry))
+    }
+
+    pub(crate) async fn list(&self, call: &Call, prefix: &str) -> Result<Listing> {
+        let (pages, revision) = self.pages(call, prefix, Want::Entries).await?;
+        Ok(Listing { entries: pages.iter().flat_map(GetResponse::kvs).map(entry).collect(), revision })
+    }
+
+    pub(crate) async fn keys(&self, call: &Call, prefix: &str) -> Result<Vec<String>> {
+        let (pages, _) = self.pages(call, prefix, Want::Keys).await?;
+        let keys = pages.iter().flat_map(GetResponse::kvs);
+        Ok(keys.map(|found| String::from_utf8_lossy(found.key()).into_owned()).collect())
+    }
+
+    async fn pages(&self, call: &Call, prefix: &str, want: Want) -> Result<(Vec<GetResponse>, u64)> {
+        let mut listings = 1;
+        loop {
+            match self.pages_once(call, prefix, want).await {
+                Err(Failure::Compacted) if listings < MOST_LISTINGS => listings += 1,
+                other => return other.map_err(|failure| self.error(call, failure)),
+            }
+        }
+    }
+
+    /// All pages at the revision of the first.
+    async fn pages_once(
+        &self,
+        call: &Call,
+        prefix: &str,
+        want: Want,
+    ) -> Result<(Vec<GetResponse>, u64), Failure> {
+        let mut pages: Vec<GetResponse> = Vec::new();
+        let (mut at, mut limit) = (None, PAGE);
+        let mut start = prefix.as_bytes().to_vec();
+        loop {
+            let mut options = GetOptions::new().with_range(end_of(prefix)).with_limit(limit);
+            if let Some(at) = at {
+                options = options.with_revision(at);
+            }
+            if matches!(want, Want::Keys) {
+                options = options.with_keys_only();
+            }
+            let ask = |connection: Connection| {
+                let mut kv = connection.client.kv_client().max_decoding_message_size(MAX_ANSWER);
+                let (start, options) = (start.clone(), options.clone());
+                async move { kv.get(start, Some(options)).await }
+            };
+            let page = match self.ask(call, Repeat::Safe, ask).await {
+                Err(Failure::TooLarge(_)) if limit > 1 => {
+                    limit = (limit / 4).max(1);
+                    continue;
+                }
+                other => other?,
+            };
+            at = at.or_else(|| page.header().map(etcd_client::ResponseHeader::revision));
+            let last = page.kvs().last().map(|found| found.key().to_vec());
+            let more = page.more();
+            pages.push(page);
+            match last {
+                Some(last) if more => {
+                    start = last;
+                    start.push(0);
+                }
+                _ => return Ok((pages, at.unwrap_or_default().unsigned_abs())),
+            }
+        }
+    }
+
+    pub(crate) async fn commit(
+        &self,
+        call: &Call,
+        compares: &[Compare],
+        changes: &[Change],
+    ) -> Result<Outcome> {
+        let compares: Vec<EtcdCompare> = compares.iter().map(compare).collect();
+        let operations: Vec<TxnOp> = changes.iter().map(change).collect();
+        let txn = Txn::new().when(compares).and_then(operations);
+        let ask = |mut connection: Connection| {
+            let txn = txn.clone();
+            async move { connection.client.txn(txn).await }
+        };
+        match self.ask(call, Repeat::Never, ask).await {
+            Ok(answer) if answer.succeeded() => Ok(Outcome::Done { revision: revision(answer.header()) }),
+            Ok(_) => Ok(Outcome::Refused),
+            Err(Failure::LeaseGone) => Err(lease_gone(call, changes)),
+            Err(failure) => Err(self.error(call, failure)),
+        }
+    }
+
+    pub(crate) async fn put_counter(&self, call: &Call, key: &str) -> Result<u64> {
+        // Counted twice is a number that nobody gets.
+        let ask = |mut connection: Connection| async move {
+            connection.client.put(key, "", Some(PutOptions::new().with_prev_key())).await
+        };
+        let answer = self.ask(call, Repeat::Safe, ask).await.map_err(|failure| self.error(call, failure))?;
+        Ok(answer.prev_key().map_or(0, |before| before.version().unsigned_abs()))
+    }
+
+    pub(crate) async fn grant(&self, call: &Call, ttl: Duration) -> Result<LeaseId> {
+        let seconds = i64::try_from(ttl.as_millis().div_ceil(1000)).unwrap_or(i64::MAX).max(1);
+        // A lease that nobody heard of runs out by itself.
+        let ask =
+            |mut connection: Connection| async move { connection.client.lease_grant(seconds, None).await };
+        let answer = self.ask(call, Repeat::Safe, ask).await.map_err(|failure| self.error(call, failure))?;
+        Ok(LeaseId(answer.id()))
+    }
+
+    pub(crate) async fn keep_alive(&self, call: &Call, lease: LeaseId) -> Result<Kept> {
+        let ask =
+            |mut connection: Connection| async move { connection.client.lease_keep_alive(lease.0).await };
+        match self.ask(call, Repeat::Safe, ask).await {
+            Ok(_) => Ok(Kept::Alive),
+            Err(Failure::LeaseGone) => Ok(Kept::Gone),
+            Err(failure) => Err(self.error(call, failure)),
+        }
+    }
+
+    pub(crate) async fn revoke(&self, call: &Call, lease: LeaseId) -> Result<()> {
+        let ask = |mut connection: Connection| async move { connection.client.lease_revoke(lease.0).await };
+        match self.ask(call, Repeat::Safe, ask).await {
+            Ok(_) | Err(Failure::LeaseGone) => Ok(()),
+            Err(failure) => Err(self.error(call, failure)),
+        }
+    }
+}
+
+/// etcd does not say which; there is seldom more than one.
+fn lease_gone(call: &Call, changes: &[Change]) -> crate::Error {
+    let lease = changes.iter().find_map(|change| match change {
+        Change::Put { lease, .. } => *lease,
+        Change::Delete(_) => None,
+    });
+    crate::Error::LeaseGone { operation: call.operation.clone(), lease: lease.unwrap_or(LeaseId(0)) }
+}

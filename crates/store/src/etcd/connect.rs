@@ -1,0 +1,198 @@
+//! One connection to one member, made when a call needs it, to whichever endpoint answers first.
+//!
+//! "Answers" means: it has served a request. A member that is stopped still has a kernel which accepts connections, and one
+//! that lost its peers accepts requests that it cannot serve.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use etcd_client::{Channel, Client, Error as EtcdError};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+
+use super::backoff::{Backoff, random_below};
+use super::failure::{Failure, Reason};
+use super::target::{CONNECT, Target, options, targets};
+use crate::Result;
+use crate::config::EtcdConfig;
+
+/// How long one endpoint has for itself before the next is tried beside it.
+const HEAD_START: Duration = Duration::from_millis(300);
+
+#[derive(Debug)]
+pub(super) struct Link {
+    config: EtcdConfig,
+    targets: Vec<Target>,
+    state: Mutex<State>,
+    /// Held by whoever connects: the others wait for what comes of it.
+    connecting: tokio::sync::Mutex<()>,
+}
+
+#[derive(Debug)]
+struct State {
+    connection: Option<Connection>,
+    /// Which endpoint to begin with.
+    first: usize,
+    /// Counts connections.
+    number: u64,
+    /// Why the last try failed.
+    failure: Option<Failure>,
+}
+
+#[derive(Clone)]
+pub(super) struct Connection {
+    pub(super) client: Client,
+    /// Which of our connections this is.
+    pub(super) number: u64,
+}
+
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connection").field("number", &self.number).finish_non_exhaustive()
+    }
+}
+
+impl Link {
+    pub(super) fn new(config: &EtcdConfig) -> Result<Self> {
+        let targets = targets(config)?;
+        // Not all nodes begin with the same member.
+        let first = random_below(u32::try_from(targets.len()).unwrap_or(1)) as usize;
+        let state = Mutex::new(State { connection: None, first, number: 0, failure: None });
+        Ok(Self { config: config.clone(), targets, state, connecting: tokio::sync::Mutex::new(()) })
+    }
+
+    pub(super) fn describe(&self) -> String {
+        let urls: Vec<&str> = self.targets.iter().map(|target| target.url.as_str()).collect();
+        format!("etcd at {}", urls.join(", "))
+    }
+
+    pub(super) fn has_choice(&self) -> bool {
+        self.targets.len() > 1
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing panics while it is held, and every assignment leaves it whole.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn last_failure(&self) -> Failure {
+        self.state().failure.clone().unwrap_or_else(nobody)
+    }
+
+    /// The next call makes another connection, and begins with another endpoint.
+    pub(super) fn forget(&self, number: u64) {
+        let mut state = self.state();
+        if state.connection.as_ref().is_some_and(|connection| connection.number == number) {
+            state.connection = None;
+            state.first = (state.first + 1) % self.targets.len();
+        }
+    }
+
+    /// The connection that is there, or a new one; tries until the deadline, unless somebody has to do something about it.
+    pub(super) async fn connection(&self, deadline: Instant) -> Result<Connection, Failure> {
+        if let Some(connection) = self.state().connection.clone() {
+            return Ok(connection);
+        }
+        let Ok(_connecting) = timeout_at(deadline, self.connecting.lock()).await else {
+            return Err(self.last_failure());
+        };
+        if let Some(connection) = self.state().connection.clone() {
+            return Ok(connection);
+        }
+        let mut backoff = Backoff::new();
+        loop {
+            let failure = match timeout_at(deadline, self.connect_any()).await {
+                Ok(Ok((client, index))) => return Ok(self.adopt(client, index)),
+                Ok(Err(failure)) => failure,
+                // Nobody answered: what was said before says more.
+                Err(_) => return Err(self.last_failure()),
+            };
+            self.state().failure = Some(failure.clone());
+            let next = Instant::now() + backoff.pause();
+            if matches!(failure, Failure::Denied { .. }) || next >= deadline {
+                return Err(failure);
+            }
+            sleep_until(next).await;
+        }
+    }
+
+    fn adopt(&self, client: Client, index: usize) -> Connection {
+        let mut state = self.state();
+        state.number += 1;
+        state.first = index;
+        state.failure = None;
+        let connection = Connection { client, number: state.number };
+        state.connection = Some(connection.clone());
+        connection
+    }
+
+    /// Tries all endpoints, one after the other but not waiting for one that is silent; the first that answers wins.
+    async fn connect_any(&self) -> Result<(Client, usize), Failure> {
+        let first = self.state().first;
+        let mut waiting = (0..self.targets.len()).map(|n| (first + n) % self.targets.len());
+        let mut tries = JoinSet::new();
+        let mut failure = None;
+        loop {
+            if let Some(index) = waiting.next() {
+                tries.spawn(connect(self.targets[index].clone(), self.config.clone(), index));
+            }
+            let ended = match timeout(HEAD_START, tries.join_next()).await {
+                // Each try has an end, so this goes on for a bounded time.
+                Err(_) => continue,
+                Ok(None) => return Err(failure.unwrap_or_else(nobody)),
+                Ok(Some(ended)) => ended,
+            };
+            let found = match ended {
+                Ok(Ok(connected)) => return Ok(connected),
+                Ok(Err(found)) => found,
+                Err(join) => Failure::NotDone(Reason::from(join.to_string())),
+            };
+            // One that somebody has to do something about is the one to tell.
+            if !matches!(failure, Some(Failure::Denied { .. })) {
+                failure = Some(found);
+            }
+        }
+    }
+}
+
+fn nobody() -> Failure {
+    Failure::NotDone(Reason::from("no endpoint answers".to_owned()))
+}
+
+async fn connect(target: Target, config: EtcdConfig, index: usize) -> Result<(Client, usize), Failure> {
+    match timeout(CONNECT, log_in(&target, &config)).await {
+        Ok(Ok(client)) => Ok((client, index)),
+        Ok(Err(Failure::NotDone(reason) | Failure::Unknown(reason))) => {
+            Err(Failure::NotDone(Reason::from(format!("{}: {reason}", target.url))))
+        }
+        Ok(Err(other)) => Err(other),
+        Err(_) => {
+            let waited = CONNECT.as_secs();
+            Err(Failure::NotDone(Reason::from(format!("{}: no answer within {waited} s", target.url))))
+        }
+    }
+}
+
+async fn log_in(target: &Target, config: &EtcdConfig) -> Result<Client, Failure> {
+    let endpoint = target.endpoint(config)?;
+    let channel = endpoint.connect().await.map_err(|error| Failure::of_transport(&error))?;
+    let channel = Channel::Tonic(channel);
+    let mut client = match Client::from_channel(channel.clone(), Some(options(config))).await {
+        // Our user is not needed (yet).
+        Err(error) if is_without_users(&error) => {
+            let nobody = EtcdConfig { user: None, password: None, ..config.clone() };
+            Client::from_channel(channel, Some(options(&nobody))).await?
+        }
+        other => other?,
+    };
+    match client.status().await.map_err(Failure::from) {
+        Ok(_) => Ok(client),
+        // Newer versions tell their state to few; but they answered, and know our user.
+        Err(Failure::Denied { .. }) if config.user.is_some() => Ok(client),
+        Err(failure) => Err(failure),
+    }
+}
+
+fn is_without_users(error: &EtcdError) -> bool {
+    matches!(error, EtcdError::GRpcStatus(status) if status.message().contains("authentication is not enabled"))
+}

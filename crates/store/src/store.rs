@@ -1,0 +1,184 @@
+//! The store as its users see it: checks what they ask for, and hands it to the backend.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::config::StoreConfig;
+use crate::embedded::{Embedded, EmbeddedWatch};
+use crate::error::{Error, Operation};
+use crate::etcd::{Etcd, EtcdWatch};
+use crate::types::{Change, Compare, Entry, Kept, LeaseId, Listing, Outcome, Watched};
+use crate::{Result, check};
+
+/// How long a call may take, if nothing else is said.
+pub const DEADLINE: Duration = Duration::from_secs(5);
+
+/// A handle; its clones share one connection.
+#[derive(Debug, Clone)]
+pub struct Store {
+    backend: Backend,
+    deadline: Duration,
+}
+
+#[derive(Debug, Clone)]
+enum Backend {
+    Embedded(Arc<Embedded>),
+    Etcd(Arc<Etcd>),
+}
+
+/// One call: what it is about, and when it has to end.
+#[derive(Debug, Clone)]
+pub(crate) struct Call {
+    pub(crate) operation: Operation,
+    pub(crate) deadline: Instant,
+    pub(crate) patience: Duration,
+}
+
+impl Call {
+    pub(crate) fn too_late(&self, store: String) -> Error {
+        Error::TooLate { operation: self.operation.clone(), store, waited: self.patience }
+    }
+}
+
+impl Store {
+    /// Checks the settings. The server need not be there yet.
+    pub fn open(config: &StoreConfig) -> Result<Self> {
+        let backend = match config {
+            StoreConfig::Embedded { dir } => Backend::Embedded(Arc::new(Embedded::open(dir)?)),
+            StoreConfig::Etcd(config) => Backend::Etcd(Arc::new(Etcd::open(config)?)),
+        };
+        Ok(Self { backend, deadline: DEADLINE })
+    }
+
+    /// The same store, with another deadline for each call.
+    pub fn with_deadline(&self, deadline: Duration) -> Self {
+        Self { backend: self.backend.clone(), deadline }
+    }
+
+    /// `etcd at https://a:2379, https://b:2379`, `folder /var/lib/podwire/store`
+    pub fn describe(&self) -> String {
+        match &self.backend {
+            Backend::Embedded(embedded) => embedded.describe(),
+            Backend::Etcd(etcd) => etcd.describe(),
+        }
+    }
+
+    fn call(&self, verb: &'static str, object: impl Into<String>) -> Call {
+        let operation = Operation::new(verb, object);
+        Call { operation, deadline: Instant::now() + self.deadline, patience: self.deadline }
+    }
+
+    pub async fn get(&self, key: &str) -> Result<Option<Entry>> {
+        let call = self.call("read", key);
+        check::key(&call.operation, key)?;
+        match &self.backend {
+            Backend::Embedded(embedded) => embedded.get(&call, key).await,
+            Backend::Etcd(etcd) => etcd.get(&call, key).await,
+        }
+    }
+
+    /// All of a folder (its name ends with a slash), with everything below.
+    pub async fn list(&self, prefix: &str) -> Result<Listing> {
+        let call = self.call("list", prefix);
+        check::folder(&call.operation, prefix)?;
+        match &self.backend {
+            Backend::Embedded(embedded) => embedded.list(&call, prefix).await,
+            Backend::Etcd(etcd) => etcd.list(&call, prefix).await,
+        }
+    }
+
+    /// The names of all of a folder, without their values.
+    pub async fn keys(&self, prefix: &str) -> Result<Vec<String>> {
+        let call = self.call("list the names of", prefix);
+        check::folder(&call.operation, prefix)?;
+        match &self.backend {
+            Backend::Embedded(embedded) => embedded.keys(&call, prefix).await,
+            Backend::Etcd(etcd) => etcd.keys(&call, prefix).await,
+        }
+    }
+
+    /// All changes, if all compares hold; else none.
+    pub async fn commit(&self, compares: &[Compare], changes: &[Change]) -> Result<Outcome> {
+        let object = match changes {
+            [] => "nothing".to_owned(),
+            [one] => one.key().to_owned(),
+            [first, rest @ ..] => format!("{} and {} more", first.key(), rest.len()),
+        };
+        let call = self.call("write", object);
+        check::commit(&call.operation, compares, changes)?;
+        match &self.backend {
+            Backend::Embedded(embedded) => embedded.commit(&call, compares, changes).await,
+            Backend::Etcd(etcd) => etcd.commit(&call, compares, changes).await,
+        }
+    }
+
+    /// Counts how often this was called: one write, and the number before it, 0 for the first. A call that failed may have
+    /// counted.
+    pub async fn put_counter(&self, key: &str) -> Result<u64> {
+        let call = self.call("count up", key);
+        check::key(&call.operation, key)?;
+        match &self.backend {
+            Backend::Embedded(embedded) => embedded.put_counter(&call, key).await,
+            Backend::Etcd(etcd) => etcd.put_counter(&call, key).await,
+        }
+    }
+
+    /// All changes in a folder, this revision's and later ones.
+    pub async fn watch(&self, prefix: &str, from: u64) -> Result<Watch> {
+        let call = self.call("watch", prefix);
+        check::folder(&call.operation, prefix)?;
+        Ok(Watch(match &self.backend {
+            Backend::Embedded(embedded) => Watching::Embedded(embedded.watch(&call, prefix, from).await?),
+            Backend::Etcd(etcd) => Watching::Etcd(Box::new(etcd.watch(&call, prefix, from).await?)),
+        }))
+    }
+
+    /// A lease that runs out when it was not kept alive for so long. The store may make it longer.
+    pub async fn grant(&self, ttl: Duration) -> Result<LeaseId> {
+        let call = self.call("grant", format!("a lease of {} s", ttl.as_secs_f64()));
+        match &self.backend {
+            Backend::Embedded(embedded) => embedded.grant(&call, ttl).await,
+            Backend::Etcd(etcd) => etcd.grant(&call, ttl).await,
+        }
+    }
+
+    pub async fn keep_alive(&self, lease: LeaseId) -> Result<Kept> {
+        let call = self.call("keep alive", format!("the lease {lease}"));
+        match &self.backend {
+            Backend::Embedded(embedded) => embedded.keep_alive(&call, lease).await,
+            Backend::Etcd(etcd) => etcd.keep_alive(&call, lease).await,
+        }
+    }
+
+    /// Ends a lease and removes its keys. It may be gone already.
+    pub async fn revoke(&self, lease: LeaseId) -> Result<()> {
+        let call = self.call("revoke", format!("the lease {lease}"));
+        match &self.backend {
+            Backend::Embedded(embedded) => embedded.revoke(&call, lease).await,
+            Backend::Etcd(etcd) => etcd.revoke(&call, lease).await,
+        }
+    }
+}
+
+/// A watch that is open. Dropped, it ends.
+#[derive(Debug)]
+pub struct Watch(Watching);
+
+#[derive(Debug)]
+enum Watching {
+    Embedded(EmbeddedWatch),
+    Etcd(Box<EtcdWatch>),
+}
+
+impl Watch {
+    /// Waits for what happens next. May be cancelled and called again: nothing is lost. An error means that the watch is
+    /// broken: list again and watch from there.
+    pub async fn next(&mut self) -> Result<Watched> {
+        match &mut self.0 {
+            Watching::Embedded(watch) => watch.next().await,
+            Watching::Etcd(watch) => watch.next().await,
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! A store of one kind, with a folder of this test's own.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use store::{EtcdConfig, Store, StoreConfig};
+use tempfile::TempDir;
+
+use super::server::Etcd;
+
+pub(crate) struct World {
+    pub(crate) store: Store,
+    config: StoreConfig,
+    folder: String,
+    _dir: Option<TempDir>,
+}
+
+impl World {
+    pub(crate) fn embedded() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let config = StoreConfig::Embedded { dir: dir.path().join("a/store") };
+        Self::new(config, Some(dir))
+    }
+
+    /// In an etcd that all tests of this process share.
+    pub(crate) fn etcd() -> Self {
+        let endpoints = vec![Etcd::shared().url()];
+        Self::new(StoreConfig::Etcd(EtcdConfig { endpoints, ..EtcdConfig::default() }), None)
+    }
+
+    fn new(config: StoreConfig, dir: Option<TempDir>) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let folder = format!("/test{}", COUNT.fetch_add(1, Ordering::Relaxed));
+        Self { store: Store::open(&config).unwrap(), config, folder, _dir: dir }
+    }
+
+    /// A client of its own.
+    pub(crate) fn another(&self) -> Store {
+        Store::open(&self.config).unwrap()
+    }
+
+    pub(crate) fn key(&self, name: &str) -> String {
+        format!("{}/{name}", self.folder)
+    }
+}

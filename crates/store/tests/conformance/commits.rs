@@ -1,0 +1,102 @@
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use store::{Change, Compare, Outcome};
+use tokio::task::JoinSet;
+
+use super::both;
+use crate::common::{World, in_time, put};
+
+both!(
+    all_compares_must_hold,
+    a_commit_is_whole,
+    a_counter_gives_each_its_own_number,
+    of_two_that_want_one_key_one_gets_it,
+    nothing_to_delete_is_no_change,
+    a_call_ends_by_its_deadline,
+);
+
+fn done(outcome: Outcome) -> u64 {
+    match outcome {
+        Outcome::Done { revision } => revision,
+        Outcome::Refused => panic!("refused"),
+    }
+}
+
+async fn all_compares_must_hold(world: &World) {
+    let (store, a, b) = (&world.store, world.key("a"), world.key("b"));
+    let change = [put(&a, "1")];
+    let (absent, exists) = (Compare::Absent(a.clone()), Compare::Exists(a.clone()));
+    assert_eq!(store.commit(std::slice::from_ref(&exists), &change).await.unwrap(), Outcome::Refused);
+    let first = done(store.commit(std::slice::from_ref(&absent), &change).await.unwrap());
+    assert_eq!(store.commit(std::slice::from_ref(&absent), &change).await.unwrap(), Outcome::Refused);
+    let same = Compare::Revision(a.clone(), first);
+    let both = [same.clone(), Compare::Exists(b.clone())];
+    assert_eq!(store.commit(&both, &[put(&a, "2")]).await.unwrap(), Outcome::Refused);
+    let second = done(store.commit(&[same.clone(), Compare::Absent(b)], &[put(&a, "2")]).await.unwrap());
+    assert!(second > first);
+    assert_eq!(store.commit(&[same], &[put(&a, "3")]).await.unwrap(), Outcome::Refused);
+    done(store.commit(&[exists], &[Change::Delete(a.clone())]).await.unwrap());
+    done(store.commit(&[absent], &[]).await.unwrap());
+    assert_eq!(store.get(&a).await.unwrap(), None);
+}
+
+async fn a_commit_is_whole(world: &World) {
+    let store = &world.store;
+    done(store.commit(&[], &[put(&world.key("f/old"), "x")]).await.unwrap());
+    let changes =
+        [put(&world.key("f/a"), "1"), Change::Delete(world.key("f/old")), put(&world.key("f/b"), "2")];
+    let revision = done(store.commit(&[], &changes).await.unwrap());
+    let listing = store.list(&world.key("f/")).await.unwrap();
+    assert_eq!(listing.entries.iter().map(|entry| entry.revision).collect::<Vec<_>>(), [revision, revision]);
+}
+
+async fn a_counter_gives_each_its_own_number(world: &World) {
+    let mut tasks = JoinSet::new();
+    let clients = [world.store.clone(), world.another()];
+    for n in 0..50 {
+        let (store, key) = (clients[n % 2].clone(), world.key("counter"));
+        tasks.spawn(async move { store.put_counter(&key).await.unwrap() });
+    }
+    let numbers: BTreeSet<u64> = in_time(tasks.join_all()).await.into_iter().collect();
+    assert_eq!(numbers, (0..50).collect());
+}
+
+async fn of_two_that_want_one_key_one_gets_it(world: &World) {
+    let clients = [world.store.clone(), world.another()];
+    for round in 0..20 {
+        let key = world.key(&format!("claim{round}"));
+        let claim = |n: usize| {
+            let (store, key) = (clients[n].clone(), key.clone());
+            async move {
+                store.commit(&[Compare::Absent(key.clone())], &[put(&key, &n.to_string())]).await.unwrap()
+            }
+        };
+        let (zero, one) = tokio::join!(claim(0), claim(1));
+        let winner = match (zero, one) {
+            (Outcome::Done { .. }, Outcome::Refused) => b"0",
+            (Outcome::Refused, Outcome::Done { .. }) => b"1",
+            both => panic!("{both:?}"),
+        };
+        assert_eq!(world.store.get(&key).await.unwrap().unwrap().value, winner);
+    }
+}
+
+async fn nothing_to_delete_is_no_change(world: &World) {
+    let store = &world.store;
+    let key = world.key("a");
+    done(store.commit(&[], &[Change::Delete(key.clone())]).await.unwrap());
+    let first = done(store.commit(&[], &[put(&key, "1")]).await.unwrap());
+    done(store.commit(&[], &[Change::Delete(key.clone())]).await.unwrap());
+    let second = done(store.commit(&[], &[put(&key, "1")]).await.unwrap());
+    assert!(second > first);
+    // It begins anew.
+    assert_eq!(store.get(&key).await.unwrap().unwrap().version, 1);
+}
+
+async fn a_call_ends_by_its_deadline(world: &World) {
+    let error = world.store.with_deadline(Duration::ZERO).get(&world.key("a")).await.unwrap_err();
+    assert!(error.is_transient(), "{error}");
+    assert!(error.to_string().starts_with(&format!("cannot read {}: ", world.key("a"))), "{error}");
+    world.store.get(&world.key("a")).await.unwrap();
+}

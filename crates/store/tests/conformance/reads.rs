@@ -1,0 +1,93 @@
+use store::{Change, Entry, Error, MAX_KEY, MAX_VALUE, Outcome};
+
+use super::both;
+use crate::common::{World, put};
+
+both!(
+    a_key_is_read_as_it_was_written,
+    a4_a_prefix_matches_whole_segments,
+    a_big_folder_is_listed_whole,
+    what_is_too_large_is_refused,
+);
+
+async fn a_key_is_read_as_it_was_written(world: &World) {
+    let (store, key) = (&world.store, world.key("a"));
+    assert_eq!(store.get(&key).await.unwrap(), None);
+    for (version, value) in [(1, &b"{\"a\":1}"[..]), (2, b""), (3, b"\0\xff\n")] {
+        let change = Change::Put { key: key.clone(), value: value.to_vec(), lease: None };
+        let Outcome::Done { revision } = store.commit(&[], &[change]).await.unwrap() else {
+            panic!("refused")
+        };
+        let expected = Entry { key: key.clone(), value: value.to_vec(), revision, version, lease: None };
+        assert_eq!(store.get(&key).await.unwrap(), Some(expected.clone()));
+        assert_eq!(world.another().get(&key).await.unwrap(), Some(expected));
+    }
+}
+
+async fn a4_a_prefix_matches_whole_segments(world: &World) {
+    let (store, key) = (&world.store, |name: &str| world.key(name));
+    let changes: Vec<Change> = ["hosts", "hosts/a", "hosts/b/c", "hosts2/a", "hosts.x", "host/a", "hosts0"]
+        .iter()
+        .map(|name| put(&key(name), "x"))
+        .collect();
+    store.commit(&[], &changes).await.unwrap();
+    let expected = vec![key("hosts/a"), key("hosts/b/c")];
+    assert_eq!(store.keys(&key("hosts/")).await.unwrap(), expected);
+    let listing = store.list(&key("hosts/")).await.unwrap();
+    assert_eq!(listing.entries.iter().map(|entry| entry.key.clone()).collect::<Vec<_>>(), expected);
+    assert!(listing.entries.iter().all(|entry| entry.value == b"x" && entry.revision <= listing.revision));
+    assert_eq!(store.list(&key("none/")).await.unwrap().entries, []);
+    for error in [
+        store.list(&key("hosts")).await.unwrap_err(),
+        store.keys("").await.unwrap_err(),
+        store.watch(&key("hosts"), 1).await.unwrap_err(),
+    ] {
+        assert!(matches!(error, Error::Invalid { .. }), "{error}");
+    }
+}
+
+async fn a_big_folder_is_listed_whole(world: &World) {
+    let store = &world.store;
+    let value = "v".repeat(1024);
+    let names: Vec<String> = (0..3000).map(|n| world.key(&format!("big/{n:05}"))).collect();
+    for some in names.chunks(store::MAX_CHANGES) {
+        let changes: Vec<Change> = some.iter().map(|name| put(name, &value)).collect();
+        store.commit(&[], &changes).await.unwrap();
+    }
+    let listing = store.list(&world.key("big/")).await.unwrap();
+    assert_eq!(listing.entries.len(), 3000);
+    assert!(
+        listing
+            .entries
+            .iter()
+            .zip(&names)
+            .all(|(entry, name)| entry.key == *name && entry.value.len() == 1024)
+    );
+    assert_eq!(store.keys(&world.key("big/")).await.unwrap(), names);
+}
+
+async fn what_is_too_large_is_refused(world: &World) {
+    let store = &world.store;
+    let most = Change::Put { key: world.key("most"), value: vec![b'x'; MAX_VALUE], lease: None };
+    store.commit(&[], &[most]).await.unwrap();
+    assert_eq!(store.get(&world.key("most")).await.unwrap().unwrap().value.len(), MAX_VALUE);
+    let long = world.key(&"k".repeat(MAX_KEY));
+    let more = Change::Put { key: world.key("more"), value: vec![b'x'; MAX_VALUE + 1], lease: None };
+    let half =
+        |name: &str| Change::Put { key: world.key(name), value: vec![b'x'; MAX_VALUE * 3 / 4], lease: None };
+    let many: Vec<Change> = (0..129).map(|n| put(&world.key(&format!("n{n}")), "")).collect();
+    for (changes, expected) in [
+        (vec![more], "1048577 bytes"),
+        (vec![put(&long, "")], "too long"),
+        (vec![put("", "")], "empty"),
+        (vec![half("a"), half("b")], "a commit of"),
+        (vec![put(&world.key("a"), ""), Change::Delete(world.key("a"))], "twice"),
+        (many, "129 parts"),
+    ] {
+        let error = store.commit(&[], &changes).await.unwrap_err();
+        assert!(matches!(error, Error::Invalid { .. }) && error.to_string().contains(expected), "{error}");
+        assert!(!error.is_transient());
+    }
+    assert!(store.get(&long).await.is_err() && store.put_counter(&long).await.is_err());
+    assert_eq!(store.get(&world.key("a")).await.unwrap(), None);
+}

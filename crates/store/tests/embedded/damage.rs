@@ -1,0 +1,123 @@
+//! Files that were cut off, changed or lost.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use store::{Error, Watched};
+use tempfile::TempDir;
+
+use super::open;
+use crate::common::{in_time, put};
+
+/// A store with three commits.
+async fn written() -> (TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    for n in 1..=3 {
+        store.commit(&[], &[put("/a", &n.to_string()), put(&format!("/n{n}"), "x")]).await.unwrap();
+    }
+    let log = dir.path().join("log");
+    (dir, log)
+}
+
+async fn value(dir: &Path) -> String {
+    String::from_utf8(open(dir).get("/a").await.unwrap().unwrap().value).unwrap()
+}
+
+#[tokio::test]
+async fn a_torn_last_line_never_happened() {
+    let (dir, log) = written().await;
+    let whole = fs::read(&log).unwrap();
+    let last = whole[..whole.len() - 1].iter().rposition(|byte| *byte == b'\n').unwrap() + 1;
+    for length in [last + 1, last + 20, whole.len() - 1] {
+        fs::write(&log, &whole[..length]).unwrap();
+        assert_eq!(value(dir.path()).await, "2");
+        // Reading changes nothing.
+        assert_eq!(fs::read(&log).unwrap(), &whole[..length]);
+        open(dir.path()).commit(&[], &[put("/a", "again")]).await.unwrap();
+        assert_eq!(value(dir.path()).await, "again");
+        let now = fs::read(&log).unwrap();
+        assert_eq!(&now[..last], &whole[..last]);
+        assert_eq!(
+            now.iter().filter(|byte| **byte == b'\n').count(),
+            whole.iter().filter(|byte| **byte == b'\n').count()
+        );
+    }
+}
+
+#[tokio::test]
+async fn holes_of_a_power_cut_never_happened() {
+    let (dir, log) = written().await;
+    let whole = fs::read(&log).unwrap();
+    for tail in [&[0; 300][..], b"0123456789abcdef {\"com\0\0\0\0\n"] {
+        fs::write(&log, [&whole, tail].concat()).unwrap();
+        assert_eq!(value(dir.path()).await, "3");
+        open(dir.path()).commit(&[], &[put("/a", "4")]).await.unwrap();
+        assert_eq!(value(dir.path()).await, "4");
+    }
+}
+
+#[tokio::test]
+async fn damage_is_told_and_nothing_is_overwritten() {
+    let (dir, log) = written().await;
+    let whole = fs::read(&log).unwrap();
+    let lines: Vec<&[u8]> = whole.split_inclusive(|byte| *byte == b'\n').collect();
+    let mut flipped = whole.clone();
+    flipped[lines[0].len() + 60] ^= 0x20;
+    let mut last = whole.clone();
+    *last.get_mut(whole.len() - 3).unwrap() ^= 1;
+    let without_second = [lines[0], lines[2], lines[3]].concat();
+    let headless = lines[1..].concat();
+    for damaged in [flipped, last, without_second, headless, Vec::new(), b"hello\nworld\n".to_vec()] {
+        fs::write(&log, &damaged).unwrap();
+        let store = open(dir.path());
+        for error in
+            [store.get("/a").await.unwrap_err(), store.commit(&[], &[put("/a", "9")]).await.unwrap_err()]
+        {
+            assert!(matches!(&error, Error::Damaged { path, .. } if *path == log), "{error}");
+            assert!(error.to_string().contains("move the file away") && !error.is_transient(), "{error}");
+        }
+        assert_eq!(fs::read(&log).unwrap(), damaged);
+    }
+    fs::write(&log, &whole).unwrap();
+    assert_eq!(value(dir.path()).await, "3");
+}
+
+/// Somebody who has the file open notices, too.
+#[tokio::test]
+async fn a_store_that_was_moved_away_begins_anew() {
+    let (dir, log) = written().await;
+    let store = open(dir.path());
+    let mut watch = store.watch("/", store.list("/").await.unwrap().revision + 1).await.unwrap();
+    fs::rename(&log, dir.path().join("old")).unwrap();
+    assert_eq!(store.get("/a").await.unwrap(), None);
+    assert_eq!(in_time(watch.next()).await.unwrap(), Watched::Compacted);
+    assert!(watch.next().await.is_err());
+    fs::rename(dir.path().join("old"), &log).unwrap();
+    assert_eq!(store.get("/a").await.unwrap().unwrap().value, b"3");
+}
+
+#[tokio::test]
+async fn a_newer_format_is_left_alone() {
+    let (dir, log) = written().await;
+    // The checksum of the first line has nothing before it.
+    let json = r#"{"head":{"format":2,"revision":1,"compacted":0}}"#;
+    let sum: String =
+        <sha2::Sha256 as sha2::Digest>::digest(json)[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+    fs::write(&log, format!("{sum} {json}\n")).unwrap();
+    let error = open(dir.path()).get("/a").await.unwrap_err();
+    assert!(
+        error.to_string().contains("format 2, which is newer than this podwire: update podwire"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn only_its_owner_can_read_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("new/store");
+    open(&folder).commit(&[], &[put("/a", "1")]).await.unwrap();
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode(&folder), mode(&folder.join("log")), mode(&folder.join("lock"))), (0o700, 0o600, 0o600));
+}

@@ -1,0 +1,78 @@
+//! etcd goes away, comes back, forgets.
+
+use std::time::{Duration, Instant};
+
+use etcd_client::Client;
+use store::{Error, Watched};
+
+use super::{config, open};
+use crate::common::{Etcd, Options, answers, in_time, put, told};
+
+#[tokio::test]
+async fn a_store_is_opened_before_etcd_is_there() {
+    let mut server = Etcd::start(&Options::default());
+    // Killed before it has a member, etcd never gets one.
+    answers(&open(&config(&[&server]))).await;
+    server.stop();
+    let store = open(&config(&[&server]));
+    let early = store.clone();
+    let waiting = tokio::spawn(async move { early.with_deadline(Duration::from_secs(20)).get("/a").await });
+    server.start_again();
+    assert_eq!(in_time(waiting).await.unwrap().unwrap(), None);
+}
+
+#[tokio::test]
+async fn after_an_outage_the_next_call_works_at_once() {
+    let mut server = Etcd::start(&Options::default());
+    let store = open(&config(&[&server]));
+    store.commit(&[], &[put("/f/a", "1")]).await.unwrap();
+    let mut watch = store.watch("/f/", store.list("/f/").await.unwrap().revision + 1).await.unwrap();
+    server.stop();
+    let broke = in_time(watch.next()).await.unwrap_err();
+    assert!(matches!(broke, Error::WatchBroke { .. }) && broke.is_transient(), "{broke}");
+    assert!(in_time(watch.next()).await.is_err());
+
+    let hurried = store.with_deadline(Duration::from_secs(1));
+    let calls = [("/a", false), ("/b", true)];
+    for (key, is_write) in calls {
+        let begun = Instant::now();
+        let error = if is_write {
+            hurried.commit(&[], &[put(key, "x")]).await.unwrap_err()
+        } else {
+            hurried.get(key).await.unwrap_err()
+        };
+        assert!(matches!(error, Error::Unreachable { .. }) && error.is_transient(), "{error}");
+        assert!(error.to_string().contains(&server.url()) && error.to_string().contains(key), "{error}");
+        assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+    }
+    let mut waiting = tokio::task::JoinSet::new();
+    for _ in 0..5 {
+        let store = store.with_deadline(Duration::from_secs(20));
+        waiting.spawn(async move { store.get("/f/a").await.unwrap() });
+    }
+    server.start_again();
+    for entry in in_time(waiting.join_all()).await {
+        assert_eq!(entry.unwrap().value, b"1");
+    }
+    store.commit(&[], &[put("/f/a", "2")]).await.unwrap();
+    assert_eq!(store.get("/b").await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn a_watch_from_before_a_compaction_is_told() {
+    let server = Etcd::start(&Options::default());
+    let store = open(&config(&[&server]));
+    for n in 0..10 {
+        store.commit(&[], &[put("/f/a", &n.to_string())]).await.unwrap();
+    }
+    let revision = store.list("/f/").await.unwrap().revision;
+    let mut current = store.watch("/f/", revision + 1).await.unwrap();
+    let mut client = Client::connect([server.url()], None).await.unwrap();
+    client.compact(i64::try_from(revision).unwrap(), None).await.unwrap();
+    let mut old = store.watch("/f/", 3).await.unwrap();
+    assert_eq!(in_time(old.next()).await.unwrap(), Watched::Compacted);
+    assert!(old.next().await.is_err());
+    // Whoever is up to date goes on.
+    store.commit(&[], &[put("/f/a", "new")]).await.unwrap();
+    assert_eq!(told(&mut current, 1).await, ["+/f/a=new@11"]);
+}
