@@ -33,9 +33,9 @@ lint:
 	@tools/arrows
 	@if command -v cargo-deny >/dev/null; then $(CARGO) deny check licenses bans sources; else echo "cargo-deny is not installed: licences not checked"; fi
 
-bench: build ## podwire-cni beside the reference plugins, in one run
+bench: build ## beside the reference plugins and plain ip, in one run; BENCH=pods,routes,scale,joins,traffic for some of it
 	@tools/setup bench
-	$(CARGO) run --release --locked -q -p bench
+	$(CARGO) run --release --locked -q -p bench -- $(if $(BENCH),--only $(BENCH))
 
 soak: build ## the long versions of the fault and leak tests
 	@tools/setup test

@@ -139,9 +139,12 @@ pub fn run(config: Config) -> Result<(), AppError> {
         let doors = Doors { socket, tcp, peers: Peers::root_and_self() };
         let stop = stopped(Arc::clone(&board), kept)?;
         tokio::spawn(look_after(board));
-        let left = server::run(doors, service, stop).await;
+        let left = server::run(doors, Arc::clone(&service), stop).await;
         if left.waiting + left.running > 0 {
             warn!("{} requests were still running and {} waiting", left.running, left.waiting);
+        }
+        if let Some(cluster) = &service.cluster {
+            cluster.end();
         }
         keeping.end()
     })

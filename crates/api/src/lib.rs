@@ -13,6 +13,7 @@ mod message;
 mod paths;
 mod status;
 mod tombstone;
+mod when;
 
 pub use client::{Answer, Client, ClientError};
 pub use cluster::{
@@ -24,3 +25,4 @@ pub use status::{
     BlockUse, Counts, InstalledFile, NetworkStatus, Problem, Readiness, ReconcileStatus, Repair, Status,
 };
 pub use tombstone::{Tombstone, TombstoneError, Tombstones};
+pub use when::utc;

@@ -101,7 +101,7 @@ impl NodesScale {
         joins: 300,
         join_rounds: 3,
         traffic_rounds: 9,
-        stream: Duration::from_millis(1000),
+        stream: Duration::from_millis(800),
         trips: Duration::from_millis(300),
     };
     const QUICK: Self = Self {
@@ -110,8 +110,7 @@ impl NodesScale {
         changes: 4,
         few_nodes: 5,
         crowd: 80,
-        // Agents tell every 5 s that they live.
-        quiet: Duration::from_secs(6),
+        quiet: Duration::from_secs(1),
         churn: Duration::from_secs(1),
         joins: 20,
         join_rounds: 1,

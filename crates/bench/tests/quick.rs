@@ -1,5 +1,7 @@
 //! The harness works and leaves nothing behind. Its figures are not looked at: a test machine is busy. Needs root.
 
+#![expect(clippy::unwrap_used, reason = "a test ends at its first surprise, in helpers as well")]
+
 use std::path::Path;
 use std::process::Command;
 
@@ -11,22 +13,8 @@ fn a_quick_run_fails_nothing_and_leaves_nothing() {
         println!("skipped: there is no reference plugin in {}", testkit::REFERENCE_DIR);
         return;
     }
-    let out = tempfile::tempdir().unwrap();
-    let bench = Command::new(env!("CARGO_BIN_EXE_podwire-bench"))
-        .args(["--quick", "--pods", "2", "--out"])
-        .arg(out.path())
-        .output()
-        .unwrap();
-    let (stdout, stderr) = (String::from_utf8_lossy(&bench.stdout), String::from_utf8_lossy(&bench.stderr));
-    assert!(bench.status.success(), "{stdout}\n{stderr}");
-    for case in ["ADD, dual stack", "DEL/s, agent, in parallel, v4", "start to ready"] {
-        assert!(stdout.contains(case), "{case} is missing in\n{stdout}");
-    }
-
-    let report = std::fs::read_to_string(out.path().join("latest.json")).unwrap();
-    let report: Value = serde_json::from_str(&report).unwrap();
-    assert_eq!(report["failures"], Value::Array(vec![]), "{report:#}");
-    assert_eq!(report["left"], Value::Array(vec![]), "{report:#}");
+    let cases = ["ADD, dual stack", "DEL/s, agent, in parallel, v4", "start to ready"];
+    let report = run(&["--only", "pods", "--pods", "2"], &cases);
     for row in report["rows"].as_array().unwrap() {
         assert!(row["ratio"].as_f64().is_some_and(|ratio| ratio > 0.0), "{row:#}");
     }
@@ -36,5 +24,36 @@ fn a_quick_run_fails_nothing_and_leaves_nothing() {
     let shares = report["shares"].as_array().unwrap();
     assert_eq!(shares.len(), 4, "{report:#}");
     assert!(shares.iter().all(|share| share["agent"].as_f64().is_some_and(|ms| ms > 0.0)), "{report:#}");
+}
+
+#[test]
+fn a_quick_run_of_many_nodes_has_every_figure() {
+    let cases =
+        ["100 routes", "one change among 100", "commit to route, p99", "20 joins at once", "VXLAN, IPv6"];
+    let report = run(&["--only", "routes,scale,joins,traffic"], &cases);
+    assert_eq!(report["rows"], Value::Array(vec![]), "nothing else was asked for: {report:#}");
+    let lines = report["nodes"].as_array().unwrap();
+    for line in lines {
+        assert!(line["podwire"].as_f64().is_some_and(|figure| figure >= 0.0), "{line:#}");
+    }
+    let distinct = lines.iter().find(|line| line["case"].as_str().unwrap().starts_with("different blocks"));
+    assert_eq!(distinct.unwrap()["podwire"], 20.0, "{distinct:?}");
+}
+
+/// The report, in which nothing failed.
+fn run(args: &[&str], cases: &[&str]) -> Value {
+    let out = tempfile::tempdir().unwrap();
+    let mut bench = Command::new(env!("CARGO_BIN_EXE_podwire-bench"));
+    let bench = bench.args(["--quick", "--out"]).arg(out.path()).args(args).output().unwrap();
+    let (stdout, stderr) = (String::from_utf8_lossy(&bench.stdout), String::from_utf8_lossy(&bench.stderr));
+    assert!(bench.status.success(), "{stdout}\n{stderr}");
+    for case in cases {
+        assert!(stdout.contains(case), "{case} is missing in\n{stdout}");
+    }
+    let report = std::fs::read_to_string(out.path().join("latest.json")).unwrap();
+    let report: Value = serde_json::from_str(&report).unwrap();
+    assert_eq!(report["failures"], Value::Array(vec![]), "{report:#}");
+    assert_eq!(report["left"], Value::Array(vec![]), "{report:#}");
     assert_eq!(std::fs::read_dir(out.path()).unwrap().count(), 2);
+    report
 }

@@ -1,10 +1,11 @@
 //! `alive/NAME`: a key with a lease that says that an agent works here. Status shows it, and it keeps another machine from
 //! taking our name. No route depends on it: whatever happens to it, traffic does not notice.
 
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use cluster::{Alive, Object as _};
-use store::{Change, Compare, Kept, LeaseId, Outcome};
+use store::{Change, Compare, Kept, LeaseId, Outcome, Store};
 use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::{debug, warn};
@@ -17,6 +18,8 @@ const TTL: Duration = Duration::from_secs(15);
 /// Two may be lost.
 const BEAT: Duration = Duration::from_secs(5);
 const RETRY: Duration = Duration::from_secs(1);
+/// How long an agent that ends waits for the store.
+const LAST: Duration = Duration::from_millis(800);
 
 /// Who says so.
 pub(super) struct Herald {
@@ -25,6 +28,26 @@ pub(super) struct Herald {
     pub(super) uid: NodeUid,
     /// Whether our record stands in the store.
     pub(super) joined: watch::Receiver<bool>,
+    pub(super) lease: Arc<Lease>,
+}
+
+/// The lease that is held now.
+#[derive(Default)]
+pub(super) struct Lease(Mutex<Option<LeaseId>>);
+
+impl Lease {
+    fn set(&self, lease: Option<LeaseId>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = lease;
+    }
+
+    /// Gives it back, so that others need not wait for its end.
+    pub(super) async fn give_back(&self, store: &Store) {
+        let held = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(lease) = held else { return };
+        if let Err(error) = store.with_deadline(LAST).revoke(lease).await {
+            debug!("the lease runs out by itself: {error}");
+        }
+    }
 }
 
 /// Whether the key could be set.
@@ -43,7 +66,11 @@ impl Herald {
                 return;
             }
             match self.say(since).await {
-                Ok(Said::Yes(lease)) => self.keep(lease).await,
+                Ok(Said::Yes(lease)) => {
+                    self.lease.set(Some(lease));
+                    self.keep(lease).await;
+                    self.lease.set(None);
+                }
                 Ok(Said::Taken) => {
                     warn!("another machine says to be {}: this one waits for its end", self.name);
                     sleep(TTL).await;

@@ -19,8 +19,8 @@ pub(crate) enum Command {
     Grow { like: IpNet, done: SyncSender<Result<(), String>> },
     /// Everything that stands in the store.
     Look(oneshot::Sender<Result<Contents, String>>),
-    /// Removes a node for good.
-    Remove { name: NodeName, force: bool, done: oneshot::Sender<Result<NodeRecord, String>> },
+    /// Removes a node for good; the blocks that are free now.
+    Remove { name: NodeName, force: bool, done: oneshot::Sender<Result<Vec<IpNet>, String>> },
 }
 
 /// What stands in the store.
@@ -74,7 +74,7 @@ pub(crate) async fn look(registry: &Registry) -> Result<Contents, store::Error> 
 }
 
 /// Takes a node and its claims out of the store. While its agent is alive only by force, and it will come back.
-async fn remove(registry: &Registry, name: &NodeName, force: bool) -> Result<NodeRecord, String> {
+async fn remove(registry: &Registry, name: &NodeName, force: bool) -> Result<Vec<IpNet>, String> {
     let Registry { store, layout } = registry;
     let told = |error: store::Error| error.to_string();
     let (node, alive) = (layout.node(name), layout.alive(name));
@@ -94,15 +94,17 @@ async fn remove(registry: &Registry, name: &NodeName, force: bool) -> Result<Nod
             compares.push(Compare::Absent(alive.clone()));
         }
         let mut changes = vec![Change::Delete(node.clone())];
+        let mut freed = Vec::new();
         for block in &record.blocks {
             let key = layout.block(block);
             let claim = store.get(&key).await.map_err(told)?;
             if claim.is_some_and(|entry| BlockClaim::decode(&entry.value).is_ok_and(|c| c.node == *name)) {
                 changes.push(Change::Delete(key));
+                freed.push(*block);
             }
         }
         if let Outcome::Done { .. } = store.commit(&compares, &changes).await.map_err(told)? {
-            return Ok(record);
+            return Ok(freed);
         }
     }
     Err(format!("the record of {name} changed {TRIES} times while it was removed: try again"))

@@ -1,5 +1,6 @@
 //! How the rest of the agent talks to the cluster's side.
 
+use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -7,7 +8,7 @@ use std::time::{Duration, Instant};
 use cluster::NodeRecord;
 use ipnet::IpNet;
 use store::Store;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tracing::info;
 use types::{Digest, Mac, NetworkName, NodeName};
 
@@ -24,6 +25,8 @@ const WAITING: usize = 256;
 const PATIENCE: Duration = Duration::from_secs(8);
 /// How long a pod waits for another block.
 const GROW: Duration = Duration::from_secs(3);
+/// How long the end may take.
+const GOODBYE: Duration = Duration::from_secs(1);
 /// When there was no other block, it is asked for again after this time.
 const ASK_AGAIN: Duration = Duration::from_secs(30);
 
@@ -37,7 +40,14 @@ pub(crate) struct Cluster {
     is_alone: bool,
     /// Where addresses in use are recorded.
     place: (PathBuf, NetworkName),
+    end: Arc<End>,
     pub(crate) name: NodeName,
+}
+
+/// How the thread ends.
+struct End {
+    stop: watch::Sender<bool>,
+    ended: Mutex<std::sync::mpsc::Receiver<Infallible>>,
 }
 
 impl Cluster {
@@ -70,14 +80,27 @@ impl Cluster {
             let _inside = runtime.enter();
             Store::open(&store_config(&config, &shared.home))?
         };
-        let site = Site { shared, record, store, commands: waiting, questions: asked };
+        let (stop, stopped) = watch::channel(false);
+        let (ending, ended) = std::sync::mpsc::channel::<Infallible>();
+        let site = Site { shared, record, store, commands: waiting, questions: asked, stop: stopped };
         std::thread::Builder::new()
             .name("podwire-cluster".to_owned())
             .stack_size(1 << 20)
-            .spawn(move || runtime.block_on(site.run()))
+            .spawn(move || {
+                let _ending = ending;
+                runtime.block_on(site.run());
+            })
             .map_err(ClusterError::Thread)?;
+        let end = Arc::new(End { stop, ended: Mutex::new(ended) });
         let place = (config.run_dir.clone(), config.network.name.clone());
-        Ok(Self { commands, questions, shares, growing: Arc::default(), is_alone, place, name })
+        Ok(Self { commands, questions, shares, growing: Arc::default(), is_alone, place, end, name })
+    }
+
+    /// Says goodbye: another machine may have this node's name at once. Routes and record stay.
+    pub(crate) fn end(&self) {
+        self.end.stop.send_replace(true);
+        // Nothing is ever sent: it is closed when the thread ends, or else the lease runs out by itself.
+        let _ = self.end.ended.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(GOODBYE);
     }
 
     /// Everything that stands in the store.
@@ -85,7 +108,8 @@ impl Cluster {
         self.ask(Command::Look).await
     }
 
-    pub(crate) async fn remove(&self, name: NodeName, force: bool) -> Result<NodeRecord, String> {
+    /// Removes a node for good; the blocks that are free now.
+    pub(crate) async fn remove(&self, name: NodeName, force: bool) -> Result<Vec<IpNet>, String> {
         self.ask(|done| Command::Remove { name, force, done }).await
     }
 

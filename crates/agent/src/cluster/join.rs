@@ -285,17 +285,6 @@ impl Registry {
         Ok(self.store.get(&self.layout.node(name)).await?.map(|entry| entry.revision))
     }
 
-    /// Other addresses, the same node.
-    pub(crate) async fn republish(&self, joined: Joined, record: NodeRecord) -> Result<Joined, JoinError> {
-        let key = self.layout.node(&record.name);
-        let compare = Compare::Revision(key.clone(), joined.revision);
-        let put = Change::Put { key, value: record.encode(), lease: None };
-        match self.store.commit(&[compare], &[put]).await? {
-            Outcome::Done { revision } => Ok(Joined { record, revision, ..joined }),
-            Outcome::Refused => Err(JoinError::Restless { what: format!("the record of {}", record.name) }),
-        }
-    }
-
     async fn get<T: Object>(&self, key: &str) -> Result<Option<Found<T>>, JoinError> {
         let found = |entry: Entry| match T::decode(&entry.value) {
             Ok(object) => Ok(Found { object, revision: entry.revision }),

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 use types::NodeName;
 
+use super::member::Census;
 use super::underlay::Position;
 
 /// How long nodes that a wiped store does not know are kept. Their agents try again every few seconds.
@@ -28,6 +29,8 @@ pub(super) struct Known {
     pub(super) awaited: BTreeMap<NodeName, Instant>,
     /// Since when an address that was published is not there.
     pub(super) missing_since: Option<Instant>,
+    /// Why a tunnel device is not as it should be.
+    pub(super) tunnel_troubles: Vec<String>,
     pub(super) told: Vec<String>,
 }
 
@@ -45,25 +48,42 @@ impl Known {
             save_at: None,
             awaited: BTreeMap::new(),
             missing_since: None,
+            tunnel_troubles: Vec::new(),
             told: Vec::new(),
         }
     }
 
-    /// The store was wiped: those who are not in it yet register again in a moment, and their pods are where they were.
-    pub(super) fn keep_awaited(&mut self, survivors: Vec<NodeRecord>) {
-        let known: BTreeSet<NodeName> = survivors.iter().map(|record| record.name.clone()).collect();
-        let awaited: Vec<NodeRecord> =
-            self.mesh.peers().filter(|record| !known.contains(&record.name)).cloned().collect();
-        let until = Instant::now() + AWAITED;
-        for record in &awaited {
-            self.awaited.entry(record.name.clone()).or_insert(until);
+    /// All nodes of the store take the place of those that were known, with two exceptions. After the store was wiped, those
+    /// who are not in it yet register again in a moment, and their pods are where they were. And whose record cannot be read
+    /// is not gone.
+    pub(super) fn set_all(&mut self, census: Census) {
+        let Census { nodes, unread, was_wiped } = census;
+        self.is_complete = true;
+        let told: BTreeSet<&NodeName> = nodes.iter().map(|record| &record.name).collect();
+        let is_kept = |name: &NodeName| was_wiped || unread.contains(name) || self.awaited.contains_key(name);
+        let absent = self.mesh.peers().filter(|record| !told.contains(&record.name));
+        let kept: Vec<NodeRecord> = absent.filter(|record| is_kept(&record.name)).cloned().collect();
+        if was_wiped {
+            self.await_return(kept.iter().map(|record| &record.name).filter(|name| !unread.contains(*name)));
         }
-        if !awaited.is_empty() {
-            warn!("the store was wiped: {} nodes are not in it yet, and are kept for a while", awaited.len());
+        if kept.is_empty() {
+            self.awaited.clear();
+            return self.mesh.set_peers(nodes);
+        }
+        self.mesh.set_peers(kept);
+        nodes.into_iter().for_each(|record| self.set_peer(record));
+    }
+
+    fn await_return<'a>(&mut self, names: impl Iterator<Item = &'a NodeName>) {
+        let until = Instant::now() + AWAITED;
+        for name in names {
+            self.awaited.entry(name.clone()).or_insert(until);
+        }
+        if !self.awaited.is_empty() {
+            let count = self.awaited.len();
+            warn!("the store was wiped: {count} nodes are not in it yet, and are kept for a while");
             self.look_at = self.look_at.min(until);
         }
-        self.mesh.set_peers(awaited);
-        survivors.into_iter().for_each(|record| self.set_peer(record));
     }
 
     /// A node that the store knows. What it says counts more than what we remember of those who are awaited.

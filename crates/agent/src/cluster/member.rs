@@ -7,12 +7,13 @@
 //!   └────────────────────────┘
 //! ```
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::{Cut, NodeRecord, Object as _};
-use store::{Event, Watch, Watched};
+use store::{Event, Store, StoreConfig, Watch, Watched};
 use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
@@ -30,12 +31,19 @@ const HELD: Duration = Duration::from_secs(3);
 /// What the routes need to know.
 #[derive(Debug)]
 pub(super) enum Update {
-    /// All nodes there are.
-    Nodes(Vec<NodeRecord>),
-    /// All nodes that a store knows which has just lost what it knew: others will come back.
-    Survivors(Vec<NodeRecord>),
+    All(Census),
     Node(NodeRecord),
     Gone(NodeName),
+}
+
+/// All nodes that the store knows.
+#[derive(Debug)]
+pub(super) struct Census {
+    pub(super) nodes: Vec<NodeRecord>,
+    /// They are in the store, but what it says of them cannot be read.
+    pub(super) unread: BTreeSet<NodeName>,
+    /// The store has just lost what it knew: others will come back.
+    pub(super) was_wiped: bool,
 }
 
 pub(super) struct Member {
@@ -49,6 +57,8 @@ pub(super) struct Member {
     pub(super) commands: mpsc::Receiver<Command>,
     /// Of the last list. A store that was made anew counts from the beginning.
     pub(super) revision: u64,
+    /// Records that cannot be read, and why.
+    pub(super) unread: BTreeMap<NodeName, String>,
 }
 
 /// Why a session with the store ended.
@@ -106,11 +116,14 @@ impl Member {
         let nodes = self.registry.layout.nodes();
         let listing = self.registry.store.list(&nodes).await?;
         let mut watch = self.registry.store.watch(&nodes, listing.revision + 1).await?;
+        let keys: BTreeSet<&str> = listing.entries.iter().map(|entry| entry.key.as_str()).collect();
+        self.unread.retain(|name, _| keys.contains(self.registry.layout.node(name).as_str()));
         let all = listing.entries.iter().filter_map(|entry| self.read(&entry.key, &entry.value)).collect();
         let was_wiped = joined.was_forgotten || listing.revision < self.revision;
         self.revision = listing.revision;
-        let update = if was_wiped { Update::Survivors(all) } else { Update::Nodes(all) };
-        if self.updates.send(update).await.is_err() {
+        let census = Census { nodes: all, unread: self.unread.keys().cloned().collect(), was_wiped };
+        self.shared.set_unread(self.unread.values().cloned().collect());
+        if self.updates.send(Update::All(census)).await.is_err() {
             return Ok(End::Over);
         }
         self.shared.store_works();
@@ -143,11 +156,8 @@ impl Member {
                     return Ok(Next::Go(joined));
                 }
                 info!("this node is at {} now", words(&addresses));
-                let record = NodeRecord { addresses: addresses.clone(), ..joined.record.clone() };
-                let joined = self.registry.republish(joined, record).await?;
-                self.candidate.record.addresses = addresses;
-                self.accept(&joined);
-                Ok(Next::Go(joined))
+                self.connect_anew()?;
+                Ok(Next::End(End::Again))
             },
             command = self.commands.recv() => match command {
                 None => Ok(Next::End(End::Over)),
@@ -176,6 +186,7 @@ impl Member {
                 }
                 Event::Delete { key, .. } => {
                     let Some(name) = self.registry.layout.node_of(&key) else { continue };
+                    self.unread.remove(&name);
                     (key, Update::Gone(name))
                 }
             };
@@ -184,6 +195,7 @@ impl Member {
                 return Ok(Next::End(End::Over));
             }
         }
+        self.shared.set_unread(self.unread.values().cloned().collect());
         Ok(Next::Go(joined))
     }
 
@@ -221,25 +233,38 @@ impl Member {
         Ok(cuts(&self.candidate.spec)?.into_iter().find(|cut| cut.subnet().contains(like)))
     }
 
+    /// A connection that leads from an address which is gone is silent for long, and so is everything that was heard by it.
+    fn connect_anew(&mut self) -> Result<(), JoinError> {
+        let config = super::store_config(&self.shared.config, &self.shared.home);
+        if matches!(config, StoreConfig::Etcd(_)) {
+            self.registry.store = Store::open(&config)?;
+        }
+        Ok(())
+    }
+
     /// Our record as the store has it: what we have is what it says.
     fn accept(&mut self, joined: &Joined) {
         self.candidate.remembered.clone_from(&joined.record.blocks);
         self.shared.accept(joined);
     }
 
-    fn read(&self, key: &str, value: &[u8]) -> Option<NodeRecord> {
+    /// What cannot be read is told, and is no reason to forget what we know of that node.
+    fn read(&mut self, key: &str, value: &[u8]) -> Option<NodeRecord> {
         let name = self.registry.layout.node_of(key)?;
-        match NodeRecord::decode(value) {
-            Ok(record) if record.name == name => Some(record),
-            Ok(record) => {
-                warn!("{key} in the store holds the record of {}: it is not used", record.name);
-                None
+        let why = match NodeRecord::decode(value) {
+            Ok(record) if record.name == name => {
+                self.unread.remove(&name);
+                return Some(record);
             }
-            Err(error) => {
-                warn!("{key} in the store: {error}: it is not used");
-                None
-            }
+            Ok(record) => format!("it is the record of {}", record.name),
+            Err(error) => error.to_string(),
+        };
+        let what = format!("{key} in the store is not used: {why}");
+        if self.unread.get(&name) != Some(&what) {
+            warn!("{what}");
+            self.unread.insert(name, what);
         }
+        None
     }
 }
 

@@ -28,6 +28,7 @@ mod view;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ::cluster::{Cut, Facts, NetworkSpec, NodeRecord, Tunnels};
@@ -91,11 +92,14 @@ struct Site {
     store: Store,
     commands: mpsc::Receiver<Command>,
     questions: mpsc::Receiver<Question>,
+    /// Comes true when the agent ends.
+    stop: watch::Receiver<bool>,
 }
 
 impl Site {
     async fn run(self) {
-        let Self { shared, record, store, commands, questions } = self;
+        let Self { shared, record, store, commands, questions, mut stop } = self;
+        let (last, lease) = (store.clone(), Arc::<alive::Lease>::default());
         let config = Arc::clone(&shared.config);
         let registry = Registry { store, layout: config.layout.clone() };
         info!("the cluster is in {}, under {}", registry.store.describe(), registry.layout.prefix());
@@ -110,6 +114,7 @@ impl Site {
             name: record.name.clone(),
             uid: record.uid.clone(),
             joined: has_joined,
+            lease: Arc::clone(&lease),
         };
         let kernel = match kernel::Kernel::open() {
             Ok(kernel) => kernel,
@@ -144,12 +149,16 @@ impl Site {
             updates,
             commands,
             revision: 0,
+            unread: BTreeMap::new(),
         };
         tokio::select! {
             () = member.run() => {}
             () = routes.run() => {}
             () = herald.run() => {}
+            // An error means that nobody is left who could say so.
+            _ = stop.wait_for(|stop| *stop) => {}
         }
+        lease.give_back(&last).await;
     }
 }
 

@@ -34,7 +34,9 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// How soon something that failed is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 /// How often the others are written down, at most, while they change.
-const SAVE: Duration = Duration::from_secs(10);
+const SAVE: Duration = Duration::from_millis(500);
+/// At most so often for each of them: thousands are many megabytes.
+const SAVE_EACH: Duration = Duration::from_millis(2);
 /// How long an address may be away before others are told.
 const GRACE: Duration = Duration::from_secs(10);
 /// Updates that are taken in one go.
@@ -101,16 +103,9 @@ impl Routes {
         for _ in 0..BATCH {
             let Some(update) = next else { break };
             match update {
-                Update::Nodes(all) => {
+                Update::All(census) => {
                     is_list = true;
-                    self.known.is_complete = true;
-                    self.known.awaited.clear();
-                    self.known.mesh.set_peers(all);
-                }
-                Update::Survivors(all) => {
-                    is_list = true;
-                    self.known.is_complete = true;
-                    self.known.keep_awaited(all);
+                    self.known.set_all(census);
                 }
                 Update::Node(record) => self.known.set_peer(record),
                 Update::Gone(name) => {
@@ -120,7 +115,11 @@ impl Routes {
             }
             next = self.updates.try_recv().ok();
         }
-        self.known.save_at.get_or_insert_with(|| Instant::now() + SAVE);
+        self.known.save_at.get_or_insert_with(|| {
+            // Soon, since power may go; the more there is to write, the less often.
+            let count = u32::try_from(self.known.mesh.peers().count()).unwrap_or(u32::MAX);
+            Instant::now() + SAVE.max(SAVE_EACH.saturating_mul(count))
+        });
         if is_list {
             // What was missed may have left something behind.
             self.look();
@@ -132,11 +131,8 @@ impl Routes {
     /// The difference to what was wanted before.
     fn change(&mut self) {
         // Tunnels that are there are looked after when everything is.
-        if self.lacks_tunnel()
-            && let Err(error) = self.keep_tunnels()
-        {
-            warn!("{error}");
-            self.soon(RETRY);
+        if self.lacks_tunnel() {
+            self.keep_tunnels();
         }
         let changes = self.known.mesh.take_changes();
         debug!("{changes}");
@@ -176,10 +172,10 @@ impl Routes {
         }
     }
 
-    fn look_at_all(&mut self) -> Result<(), TunnelError> {
+    fn look_at_all(&mut self) -> Result<(), netlink::Error> {
         self.known.give_up();
         self.find_position()?;
-        self.keep_tunnels()?;
+        self.keep_tunnels();
         let (mesh, tunnels) = (&mut self.known.mesh, &self.known.tunnels);
         let (seen, odd) = self.kernel.seen(&indexes(tunnels))?;
         let mut changes = mesh.compare(&seen);
@@ -271,11 +267,12 @@ impl Routes {
         (v4 && has_v4.is_none()) || (v6 && has_v6.is_none())
     }
 
-    /// The tunnel devices that somebody needs, or that are there already.
-    fn keep_tunnels(&mut self) -> Result<(), TunnelError> {
+    /// The tunnel devices that somebody needs, or that are there already. One that cannot be had is told, and keeps no peer
+    /// from being reached by another way.
+    fn keep_tunnels(&mut self) {
         let (v4, v6) = self.tunnels_wanted();
         let mut tunnels = self.known.tunnels;
-        let mut done = Vec::new();
+        let (mut done, mut troubles) = (Vec::new(), Vec::new());
         for (is_wanted, is_v4) in [(v4, true), (v6, false)] {
             let index = if is_v4 { &mut tunnels.v4 } else { &mut tunnels.v6 };
             // One that is there and not wanted stays: the next peer may need it, and a packet may be on its way.
@@ -283,8 +280,20 @@ impl Routes {
                 continue;
             }
             let Some(tunnel) = self.tunnel(is_v4) else { continue };
-            *index = Some(tunnel.keep(&mut self.kernel.socket, &mut done)?);
+            match tunnel.keep(&mut self.kernel.socket, &mut done) {
+                Ok(kept) => *index = Some(kept),
+                Err(error) => {
+                    if matches!(error, TunnelError::Foreign(_)) {
+                        *index = None;
+                    }
+                    troubles.push(error.to_string());
+                }
+            }
         }
+        if !troubles.is_empty() {
+            self.soon(RETRY);
+        }
+        self.known.tunnel_troubles = troubles;
         for what in done {
             info!("{what}");
             self.shared.metrics.repaired("tunnel", 1);
@@ -295,7 +304,6 @@ impl Routes {
             let sources = self.known.mesh.facts().sources.clone();
             self.set_facts(sources);
         }
-        Ok(())
     }
 
     fn tunnel(&self, v4: bool) -> Option<Tunnel> {
@@ -387,6 +395,7 @@ impl Routes {
         let mut problems = self.known.mesh.problems();
         if !self.shared.is_alone {
             problems.extend(self.known.position.problems.iter().cloned());
+            problems.extend(self.known.tunnel_troubles.iter().cloned());
         }
         if problems == self.known.told {
             return;

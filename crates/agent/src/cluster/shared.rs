@@ -11,7 +11,7 @@ use types::{IfName, NodeName};
 use super::home::Home;
 use super::join::Joined;
 use super::{Parts, cuts, is_alone};
-use crate::board::{Board, Finder};
+use crate::board::{Board, Finder, unix_time};
 use crate::config::Config;
 use crate::install::{Installer, Rendered};
 use crate::keeper::Bell;
@@ -39,10 +39,18 @@ pub(super) struct Shared {
 struct State {
     blocks: Vec<IpNet>,
     mtu: Option<u32>,
-    /// Why the store cannot be used, if so.
-    trouble: Option<String>,
+    trouble: Option<Trouble>,
+    /// Records in the store that cannot be read.
+    unread: Vec<String>,
     lost: Vec<(IpNet, NodeName)>,
     unsaved: Option<String>,
+}
+
+/// Why the store cannot be used.
+struct Trouble {
+    what: String,
+    /// In seconds since 1970, for people.
+    since: u64,
 }
 
 impl Shared {
@@ -148,14 +156,16 @@ impl Shared {
     }
 
     pub(super) fn store_failed(&self, what: &str, is_transient: bool) {
-        let is_new = self.lock().trouble.as_deref() != Some(what);
-        if is_new {
+        let before = self.lock().trouble.as_ref().map(|trouble| (trouble.what == what, trouble.since));
+        if !before.is_some_and(|(is_same, _)| is_same) {
             if is_transient {
-                warn!("{what}")
+                warn!("{what}");
             } else {
-                error!("{what}")
+                error!("{what}");
             }
-            self.lock().trouble = Some(what.to_owned());
+            // What is wrong may be said in other words with every try.
+            let since = before.map_or_else(unix_time, |(_, since)| since);
+            self.lock().trouble = Some(Trouble { what: what.to_owned(), since });
             self.tell();
         }
         self.shares.explain(format!("this node has no block yet: {what}"));
@@ -169,10 +179,18 @@ impl Shared {
         self.tell();
     }
 
+    pub(super) fn set_unread(&self, unread: Vec<String>) {
+        if self.lock().unread != unread {
+            self.lock().unread = unread;
+            self.tell();
+        }
+    }
+
     pub(super) fn store_trouble(&self) -> String {
         self.lock()
             .trouble
-            .clone()
+            .as_ref()
+            .map(|trouble| trouble.what.clone())
             .unwrap_or_else(|| "the store is being asked for the first time".to_owned())
     }
 
@@ -181,7 +199,10 @@ impl Shared {
         let state = self.lock();
         let problem = |what: String| api::Problem { what, command: None };
         let mut problems: Vec<api::Problem> = Vec::new();
-        problems.extend(state.trouble.clone().map(problem));
+        problems.extend(state.trouble.as_ref().map(|Trouble { what, since }| {
+            problem(format!("{what}; since {}: what this node knew before stays in force", api::utc(*since)))
+        }));
+        problems.extend(state.unread.iter().cloned().map(problem));
         problems.extend(state.unsaved.clone().map(problem));
         problems.extend(state.lost.iter().map(|(block, node)| {
             problem(format!(

@@ -12,6 +12,8 @@ use crate::config::TunnelChecksum;
 /// Outer Ethernet, IP, UDP and VXLAN headers, as the underlay's MTU counts them.
 pub(super) const OVERHEAD_V4: u32 = 50;
 pub(super) const OVERHEAD_V6: u32 = 70;
+/// A link with less has no IPv6, and the kernel refuses to be told how it is to be.
+const IPV6_LEAST: u32 = 1280;
 
 /// What a device should be.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -82,8 +84,12 @@ impl Tunnel {
     fn make(&self, socket: &mut RtSocket) -> Result<u32, TunnelError> {
         let Self { name, mac, mtu, vni, port, local, .. } = self;
         // Without a lower link: the device outlives one that is made anew, and follows the routes.
-        let add = AddVxlan { name, mac: *mac, mtu: *mtu, vni: *vni, port: *port, local: *local, link: None };
+        let room = (*mtu).max(IPV6_LEAST);
+        let add = AddVxlan { name, mac: *mac, mtu: room, vni: *vni, port: *port, local: *local, link: None };
         let index = socket.make_vxlan(&add, Some(&self.alias()))?;
+        if room != *mtu {
+            socket.run(&Op::SetLink(SetLink { mtu: Some(*mtu), ..SetLink::of(LinkRef::Index(index)) }))?;
+        }
         self.prepare(index)?;
         Ok(index)
     }

@@ -64,11 +64,8 @@ async fn remove(cluster: &Cluster, name: &str, query: Option<&str>) -> Reply {
         Ok(name) => name,
         Err(error) => return reply::error(StatusCode::BAD_REQUEST, &error.to_string()),
     };
-    match cluster.remove(name, force).await {
-        Ok(record) => {
-            let removed = Removed { name: record.name.to_string(), blocks: record.blocks };
-            reply::json(StatusCode::OK, &removed)
-        }
+    match cluster.remove(name.clone(), force).await {
+        Ok(blocks) => reply::json(StatusCode::OK, &Removed { name: name.to_string(), blocks }),
         Err(what) => reply::error(StatusCode::CONFLICT, &what),
     }
 }

@@ -10,12 +10,14 @@ mod transports;
 mod underlay;
 
 use std::collections::BTreeSet;
+use std::io::{Read as _, Write as _};
+use std::net::{IpAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use testkit::{Agent, Cluster, Ns, Transport, Way, inspect};
+use testkit::{Agent, Cluster, Ns, Way, Wired, inspect, uninterrupted};
 
-use crate::common::await_that;
+use crate::common::{PATIENCE, await_that};
 
 /// The device of tunnels between IPv4 addresses.
 const TUNNEL: &str = "pwvx4";
@@ -115,11 +117,26 @@ fn problems(agent: &Agent) -> Vec<String> {
     all.iter().filter_map(|problem| problem["what"].as_str().map(str::to_owned)).collect()
 }
 
-/// How the agents are told.
-fn transports() -> [Transport; 3] {
-    [Transport::Auto, Transport::Direct, Transport::Vxlan]
-}
-
 fn mtu_of(ns: &Ns, dev: &str) -> u32 {
     inspect::link(ns, dev).unwrap().mtu
+}
+
+/// Many bytes over TCP, of which all arrive.
+#[track_caller]
+fn transfer(from: &Wired, (to, address): (&Wired, IpAddr)) {
+    const SIZE: usize = 2 << 20;
+    let listener = to.pod.enter(|| TcpListener::bind((address, 0))).unwrap().unwrap();
+    let at = listener.local_addr().unwrap();
+    let mut sender = from.pod.enter(|| TcpStream::connect_timeout(&at, PATIENCE)).unwrap().unwrap();
+    let (mut receiver, _) = listener.accept().unwrap();
+    let arrived = std::thread::scope(|scope| {
+        scope.spawn(move || {
+            sender.set_write_timeout(Some(PATIENCE)).unwrap();
+            sender.write_all(&vec![7; SIZE])
+        });
+        receiver.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut bytes = Vec::with_capacity(SIZE);
+        uninterrupted(|| receiver.read_to_end(&mut bytes)).map(|_| bytes.len())
+    });
+    assert_eq!(arrived.unwrap(), SIZE, "{} to {address}", from.name);
 }

@@ -15,7 +15,6 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use cluster::{BlockClaim, NodeRecord, Object as _};
 use ipnet::IpNet;
@@ -40,35 +39,46 @@ fn stored(cluster: &Cluster, prefix: &str) -> BTreeMap<String, String> {
     lines.chunks(2).map(|pair| (pair[0].to_owned(), pair.get(1).unwrap_or(&"").to_string())).collect()
 }
 
-/// Host → record, by a listing of the prefix.
-fn records(cluster: &Cluster, prefix: &str) -> BTreeMap<String, NodeRecord> {
-    let folder = format!("{prefix}/nodes/");
-    let read = |(key, value): (String, String)| {
-        (key.strip_prefix(&folder).unwrap().to_owned(), NodeRecord::decode(value.as_bytes()).unwrap())
-    };
-    stored(cluster, &folder).into_iter().map(read).collect()
+/// What a listing of the prefix gives, all at one moment.
+struct Registry {
+    /// By host.
+    records: BTreeMap<String, NodeRecord>,
+    /// Block → host.
+    claims: BTreeMap<IpNet, String>,
 }
 
-/// Block → host, by the claims.
-fn claims(cluster: &Cluster, prefix: &str) -> BTreeMap<IpNet, String> {
-    let folder = format!("{prefix}/blocks/");
-    let read = |(key, value): (String, String)| {
-        let block = key.strip_prefix(&folder).unwrap().replace('-', "/").parse().unwrap();
-        (block, BlockClaim::decode(value.as_bytes()).unwrap().node.to_string())
-    };
-    stored(cluster, &folder).into_iter().map(read).collect()
+impl Registry {
+    fn of(cluster: &Cluster, prefix: &str) -> Self {
+        let (mut records, mut claims) = (BTreeMap::new(), BTreeMap::new());
+        for (key, value) in stored(cluster, &format!("{prefix}/")) {
+            let (folder, name) = key[prefix.len() + 1..].split_once('/').unwrap_or_default();
+            if folder == "nodes" {
+                records.insert(name.to_owned(), NodeRecord::decode(value.as_bytes()).unwrap());
+            } else if folder == "blocks" {
+                let claim = BlockClaim::decode(value.as_bytes()).unwrap();
+                claims.insert(name.replace('-', "/").parse().unwrap(), claim.node.to_string());
+            }
+        }
+        Self { records, claims }
+    }
+}
+
+/// Host → record.
+fn records(cluster: &Cluster, prefix: &str) -> BTreeMap<String, NodeRecord> {
+    Registry::of(cluster, prefix).records
 }
 
 /// Every claim is in its host's record, every block of a record is claimed by its host: no block has two hosts.
 #[track_caller]
 fn expect_consistent(cluster: &Cluster, prefix: &str) {
-    let named: Vec<(IpNet, String)> = records(cluster, prefix)
+    let Registry { records, claims } = Registry::of(cluster, prefix);
+    let named: Vec<(IpNet, String)> = records
         .into_iter()
         .flat_map(|(host, record)| record.blocks.into_iter().map(move |block| (block, host.clone())))
         .collect();
     let by_block: BTreeMap<IpNet, String> = named.iter().cloned().collect();
     assert_eq!(by_block.len(), named.len(), "a block has two hosts: {named:?}");
-    assert_eq!(by_block, claims(cluster, prefix));
+    assert_eq!(by_block, claims);
 }
 
 /// Host → blocks, as an agent tells it, whatever its store is.
@@ -101,10 +111,16 @@ fn status(cluster: &Cluster, node: &str) -> Outcome {
     cluster.plugin().call(cluster.node(node).unwrap(), &call).unwrap()
 }
 
-#[track_caller]
-fn expect_all_reached(cluster: &Cluster) {
-    let matrix = cluster.reach(Duration::from_secs(10)).unwrap();
-    assert!(matrix.all(), "{}", matrix.complaints().join("\n"));
+/// Where every node is on-link: a route to each block of every other record.
+fn direct_routes(records: &BTreeMap<String, NodeRecord>, here: &str) -> Vec<(IpNet, IpAddr, String)> {
+    let others = records.iter().filter(|(name, _)| *name != here);
+    let of = |record: &NodeRecord| -> Vec<_> {
+        let route = |block: &IpNet| (*block, record.address(block).unwrap(), "eth0".to_owned());
+        record.blocks.iter().map(route).collect()
+    };
+    let mut routes: Vec<_> = others.flat_map(|(_, record)| of(record)).collect();
+    routes.sort();
+    routes
 }
 
 /// Kills the agent of a node and makes etcd forget that it lived, as it would after a while by itself.

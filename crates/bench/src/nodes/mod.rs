@@ -57,6 +57,8 @@ pub(crate) fn run(parts: &[Part], scale: &NodesScale) -> Result<Nodes> {
 
 /// Room for more nodes than anybody simulates: 16,384 blocks of each family.
 const MARGIN: u8 = 14;
+/// A node has a block of each.
+const FAMILIES: usize = 2;
 
 fn subnets() -> Vec<IpNet> {
     let v4 = IpAddr::V4(Ipv4Addr::new(10, 64, 0, 0));

@@ -12,7 +12,7 @@ use types::{IfName, NodeName, PEER_PROTOCOL};
 use super::change::{Change, Mover};
 use super::crowd::{self, Crowd, Place};
 use super::seen::{Eye, Wish};
-use super::{hosts, seed, subnets};
+use super::{FAMILIES, hosts, seed, subnets};
 use crate::options::NodesScale;
 use crate::stats::Sample;
 
@@ -47,7 +47,7 @@ pub(crate) fn run(scale: &NodesScale) -> Result<Routes> {
         ip += seed::add_routes(&plain.node, some)?;
         batches.note(library.sync(&records));
         library.flush()?;
-        starts.note(start_agent(&mut cluster, records.len()));
+        starts.note(start_agent(&mut cluster, FAMILIES * records.len()));
     }
     let few = FEW.min(scale.peers / 2);
     // The agent of the last round runs.
@@ -55,7 +55,7 @@ pub(crate) fn run(scale: &NodesScale) -> Result<Routes> {
     let mut mover = Mover::new(&cluster, &crowd, &records[..few])?;
     let among_many = mover.run(scale.changes)?;
     crowd.go(&records[few..])?;
-    Eye::open(cluster.node("n1")?)?.wait(PATIENCE, Wish::Count(few))?;
+    Eye::open(cluster.node("n1")?)?.wait(PATIENCE, Wish::Count(FAMILIES * few))?;
     let among_few = mover.run(scale.changes)?;
     Ok(Routes { ip, library: batches, agent: starts, among_many, among_few, few })
 }
@@ -69,6 +69,7 @@ fn start_agent(cluster: &mut Cluster, routes: usize) -> Result<Duration> {
     flush(node)?;
     forget_peers(node)?;
     let mut eye = Eye::open(node)?;
+    eye.wait(Duration::ZERO, Wish::Count(0)).context("routes of the last round are left")?;
     let start = Instant::now();
     let agent = cluster.agent_mut("n1")?;
     agent.launch()?;
@@ -123,13 +124,20 @@ impl Bench {
         let records: Vec<NodeRecord> = v4_only.collect();
         let facts = self.facts()?;
         let start = Instant::now();
+        let own = std::process::id();
+        let c0 = crate::process::fine_cpu_time(own)?;
         let mut mesh = Mesh::new(facts);
         mesh.set_peers(records);
+        let (t1, c1) = (start.elapsed(), crate::process::fine_cpu_time(own)?);
         let changes = mesh.take_changes();
-        for result in socket.run_all(&ops(&changes))? {
+        let o = ops(&changes);
+        let (t2, c2) = (start.elapsed(), crate::process::fine_cpu_time(own)?);
+        for result in socket.run_all(&o)? {
             result?;
         }
         let took = start.elapsed();
+        let c3 = crate::process::fine_cpu_time(own)?;
+        eprintln!("DIAG mesh {t1:?} cpu {:?}; ops {:?} cpu {:?}; run {:?} cpu {:?} n {}", c1-c0, t2-t1, c2-c1, took-t2, c3-c2, o.len());
         ensure!(!changes.is_empty(), "nothing was planned");
         Ok(took)
     }

@@ -11,9 +11,9 @@ use cluster::NodeRecord;
 use testkit::{Cluster, uninterrupted, wait_until};
 
 use super::crowd::{self, Committed, Crowd, Place};
-use super::hosts;
 use super::routes::PATIENCE;
 use super::seen::{Diary, Eye, Turn, Wish};
+use super::{FAMILIES, hosts};
 use crate::options::NodesScale;
 use crate::process::rss_mib;
 use crate::stats::Sample;
@@ -85,7 +85,8 @@ fn mixed(numbers: std::ops::Range<usize>) -> Result<Vec<NodeRecord>> {
 fn wait_for_routes(cluster: &Cluster, crowd: usize) -> Result<()> {
     for name in cluster.node_names() {
         let mut eye = Eye::open(cluster.node(&name)?)?;
-        eye.wait(PATIENCE, Wish::Count(crowd + AGENTS - 1)).with_context(|| format!("node {name}"))?;
+        eye.wait(PATIENCE, Wish::Count(FAMILIES * (crowd + AGENTS - 1)))
+            .with_context(|| format!("node {name}"))?;
     }
     Ok(())
 }
@@ -128,7 +129,7 @@ fn churn(cluster: &Cluster, crowd: &Crowd<'_>, (nodes, lasting): (usize, Duratio
 fn wait_for_routes_now(cluster: &Cluster, crowd: usize) -> bool {
     cluster.node_names().iter().all(|name| {
         let Ok(node) = cluster.node(name) else { return false };
-        let now = |mut eye: Eye| eye.wait(Duration::ZERO, Wish::Count(crowd + AGENTS - 1));
+        let now = |mut eye: Eye| eye.wait(Duration::ZERO, Wish::Count(FAMILIES * (crowd + AGENTS - 1)));
         Eye::open(node).and_then(now).is_ok()
     })
 }

@@ -17,7 +17,7 @@ use types::PEER_PROTOCOL;
 /// How long one wait for news lasts at most.
 const WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
-/// The IPv4 routes of a node that lead to other nodes, kept up to date by what the kernel tells.
+/// The routes of a node that lead to other nodes, kept up to date by what the kernel tells.
 pub(super) struct Eye {
     monitor: PeerMonitor,
     socket: RtSocket,
@@ -41,7 +41,10 @@ impl Eye {
                 return Ok(Instant::now());
             }
             if Instant::now() > end {
-                bail!("{wish:?} is not true after {within:?}: there are {} routes", self.gateways.len());
+                let heard = self.gateways.len();
+                self.look()?;
+                let there = self.gateways.len();
+                bail!("{wish:?} is not true after {within:?}: {heard} routes by the kernel's news, {there} by its list");
             }
             self.listen()?;
         }
@@ -77,16 +80,14 @@ impl Eye {
     }
 
     fn note(&mut self, route: &Route) {
-        if route.dst.addr().is_ipv4() {
-            self.gateways.insert(route.dst, route.gateway);
-        }
+        self.gateways.insert(route.dst, route.gateway);
     }
 }
 
 /// What is waited for.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Wish {
-    /// So many routes.
+    /// So many routes, of both families.
     Count(usize),
     /// This one through that gateway.
     Via(IpNet, IpAddr),

@@ -1,5 +1,5 @@
 //! From a pod on one node to a pod on another: through real agents and the plugin, and over links that `ip` alone made, of
-//! the same shape. In turn, round by round.
+//! the same shape, with and without the kernel's connection tracking. In turn, round by round.
 //!
 //! ```text
 //! pod ── veth ── node ── veth ── underlay's bridge ── veth ── node ── veth ── pod      and VXLAN between the nodes, or not
@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result, ensure};
 use testkit::{Cluster, DEADLINE, Ns, Plan, Store, Transport, Way, wait_until};
 
 use crate::options::NodesScale;
-use plain::Plain;
+use plain::{Plain, Tracking};
 
 pub(crate) struct Traffic {
     pub(crate) paths: Vec<Path>,
@@ -25,6 +25,8 @@ pub(crate) struct Path {
     pub(crate) name: String,
     pub(crate) podwire: Rounds,
     pub(crate) plain: Rounds,
+    /// Plain links on hosts that track connections, as any host with NAT does: for information.
+    pub(crate) tracked: Rounds,
 }
 
 /// Round by round.
@@ -47,6 +49,7 @@ struct Lane {
     path: Path,
     podwire: Pair,
     plain: Pair,
+    tracked: Pair,
 }
 
 pub(crate) fn run(scale: &NodesScale) -> Result<Traffic> {
@@ -54,17 +57,18 @@ pub(crate) fn run(scale: &NodesScale) -> Result<Traffic> {
     let mut lanes = Vec::new();
     for (name, transport) in [("direct", Transport::Direct), ("VXLAN", Transport::Vxlan)] {
         let ours = real(name, transport)?;
-        let theirs = Plain::make(transport)?;
+        let plain = Plain::make(transport, Tracking::Off)?;
+        let tracked = Plain::make(transport, Tracking::On)?;
         for v4 in [true, false] {
             let family = if v4 { "IPv4" } else { "IPv6" };
-            let path = Path {
-                name: format!("{name}, {family}"),
-                podwire: Rounds::default(),
-                plain: Rounds::default(),
-            };
-            lanes.push(Lane { path, podwire: pods(&ours, v4)?, plain: theirs.pair(v4)? });
+            lanes.push(Lane {
+                path: Path::new(format!("{name}, {family}")),
+                podwire: pods(&ours, v4)?,
+                plain: plain.pair(v4)?,
+                tracked: tracked.pair(v4)?,
+            });
         }
-        kept.push((ours, theirs));
+        kept.push((ours, plain, tracked));
     }
     for round in 0..scale.traffic_rounds {
         for lane in &mut lanes {
@@ -99,16 +103,22 @@ fn pods(cluster: &Cluster, v4: bool) -> Result<Pair> {
 impl Lane {
     /// Who begins changes from round to round.
     fn round(&mut self, round: usize, scale: &NodesScale) -> Result<()> {
-        let Self { path, podwire, plain } = self;
-        let mut sides = [(&mut path.podwire, &*podwire), (&mut path.plain, &*plain)];
-        if round % 2 == 1 {
-            sides.reverse();
-        }
+        let Self { path, podwire, plain, tracked } = self;
+        let mut sides =
+            [(&mut path.podwire, &*podwire), (&mut path.plain, &*plain), (&mut path.tracked, &*tracked)];
+        let first = round % sides.len();
+        sides.rotate_left(first);
         for (rounds, pair) in sides {
             let told = || format!("{}, round {round}", pair.address);
             rounds.gbit_per_s.push(probe::stream(pair, scale.stream).with_context(told)?);
             rounds.trip_us.push(probe::trips(pair, scale.trips).with_context(told)?);
         }
         Ok(())
+    }
+}
+
+impl Path {
+    fn new(name: String) -> Self {
+        Self { name, podwire: Rounds::default(), plain: Rounds::default(), tracked: Rounds::default() }
     }
 }

@@ -195,16 +195,21 @@ fn join_lines(joins: &Joins, scale: &NodesScale) -> Vec<Line> {
 }
 
 fn traffic_lines(traffic: &Traffic) -> Vec<Line> {
-    let target = Target::AtLeast(0.9);
     let mut lines = Vec::new();
     for path in &traffic.paths {
-        let (ours, plain) = (&path.podwire, &path.plain);
-        let figure = (median(&ours.gbit_per_s), "Gbit/s");
-        let stream = Line::alone(format!("pod to pod, {}, throughput", path.name), figure, Target::None);
-        lines.push(stream.beside(("plain ip", median(&plain.gbit_per_s)), Better::More, target));
-        let figure = (median(&ours.trip_us), "µs");
-        let trip = Line::alone(format!("pod to pod, {}, request/response", path.name), figure, Target::None);
-        lines.push(trip.beside(("plain ip", median(&plain.trip_us)), Better::Less, target));
+        let others = [
+            ("plain ip", &path.plain, Target::AtLeast(0.9)),
+            ("plain ip, tracked", &path.tracked, Target::None),
+        ];
+        for (who, other, target) in others {
+            let figure = (median(&path.podwire.gbit_per_s), "Gbit/s");
+            let stream = Line::alone(format!("pod to pod, {}, throughput", path.name), figure, Target::None);
+            lines.push(stream.beside((who, median(&other.gbit_per_s)), Better::More, target));
+            let figure = (median(&path.podwire.trip_us), "µs");
+            let trip =
+                Line::alone(format!("pod to pod, {}, request/response", path.name), figure, Target::None);
+            lines.push(trip.beside((who, median(&other.trip_us)), Better::Less, target));
+        }
     }
     lines
 }

@@ -21,8 +21,10 @@ impl fmt::Display for Report {
             writeln!(f, "\nMany nodes")?;
             writeln!(f, "{}", self.nodes_table())?;
         }
-        writeln!(f, "\nTimes in ms")?;
-        writeln!(f, "{}", self.times_table())?;
+        if !self.times_ms.is_empty() {
+            writeln!(f, "\nTimes in ms")?;
+            writeln!(f, "{}", self.times_table())?;
+        }
         self.write_statements(f)
     }
 }

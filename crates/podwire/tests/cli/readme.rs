@@ -1,4 +1,5 @@
 use crate::common::{Host, has};
+use testkit::{DEADLINE, wait_until};
 
 #[test]
 fn the_readmes_table_of_the_agents_keys_is_the_generated_one() {
@@ -58,7 +59,13 @@ fn the_readmes_metrics_are_the_agents() {
     let agent = host.agent(&["--no-install"]);
     let pod = host.node.pod("a").unwrap();
     host.plugin.add(&pod, &agent.config(&serde_json::json!({}))).unwrap().ok().unwrap();
-    let page = agent.metrics().unwrap();
+    // A request is counted after it was answered.
+    let mut page = String::new();
+    wait_until("the request to be counted", DEADLINE, || {
+        page = agent.metrics()?;
+        Ok(page.contains("podwire_requests_total{"))
+    })
+    .unwrap();
     let readme = include_str!("../../../../README.md");
     let named: Vec<&str> = readme
         .split('`')

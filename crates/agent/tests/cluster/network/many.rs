@@ -1,0 +1,111 @@
+//! Many peers: records of nodes that are not there, written by hand.
+
+use std::collections::BTreeSet;
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use ::cluster::{Layout, NodeRecord, Object as _};
+use ipnet::IpNet;
+use netlink::{NetNs, PeerMonitor, PeerNews};
+use store::{Change, EtcdConfig, Outcome, Store, StoreConfig};
+use testkit::{Cluster, Plan};
+use types::{Mac, NodeName, NodeUid};
+
+use super::peer_routes;
+use crate::common::{PATIENCE, SOON, Streams, await_that, up};
+
+const COUNT: u8 = 200;
+/// What one transaction may change is limited in etcd.
+const AT_ONCE: usize = 100;
+
+/// A node that nobody made. Every second one is on n1's link, the others are behind the router.
+fn made_up(number: u8) -> NodeRecord {
+    let subnet = 1 + number % 2;
+    NodeRecord {
+        name: NodeName::try_from(format!("made-up-{number}")).unwrap(),
+        uid: NodeUid::from_random([number; 16]),
+        addresses: vec![
+            Ipv4Addr::new(10, 199, subnet, 10 + number).into(),
+            Ipv6Addr::new(0xfd99, subnet.into(), 0, 0, 0, 0, 1, number.into()).into(),
+        ],
+        blocks: vec![
+            IpNet::new(Ipv4Addr::new(10, 42, 50 + number, 0).into(), 24).unwrap(),
+            IpNet::new(Ipv6Addr::new(0xfd42, 0, 0, 0, u16::from(50 + number) << 8, 0, 0, 0).into(), 72).unwrap(),
+        ],
+        tunnel_mac: Mac::local([9, 9, 9, 9, number]),
+        version: "0.0.0".to_owned(),
+    }
+}
+
+/// Writes to the cluster's store, as its nodes do.
+fn commit(cluster: &Cluster, changes: &[Change]) {
+    let config = EtcdConfig { endpoints: cluster.etcd.endpoints(), ..EtcdConfig::default() };
+    let write = || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let store = Store::open(&StoreConfig::Etcd(config)).unwrap();
+            for some in changes.chunks(AT_ONCE) {
+                assert!(matches!(store.commit(&[], some).await.unwrap(), Outcome::Done { .. }));
+            }
+        });
+    };
+    cluster.etcd.members[0].node().enter(write).unwrap();
+}
+
+fn put(record: &NodeRecord) -> Change {
+    let key = Layout::new("/podwire", None).node(&record.name);
+    Change::Put { key, value: record.encode(), lease: None }
+}
+
+/// The blocks that routes lead to.
+fn destinations(cluster: &Cluster) -> BTreeSet<IpNet> {
+    let routes = peer_routes(cluster.node("n1").unwrap());
+    routes.iter().map(|route| route.split(' ').next().unwrap().parse().unwrap()).collect()
+}
+
+#[test]
+fn many_peers_come_and_go_and_a_change_of_one_touches_no_other() {
+    let cluster = up("many", &Plan { nodes: 2, subnets: 2, ..Plan::default() });
+    let n1 = cluster.node("n1").unwrap();
+    let own = destinations(&cluster);
+    let streams = Streams::between(&cluster, &[("p1", "p2")]);
+    let records: Vec<NodeRecord> = (0..COUNT).map(made_up).collect();
+    commit(&cluster, &records.iter().map(put).collect::<Vec<_>>());
+    let all: BTreeSet<IpNet> =
+        records.iter().flat_map(|record| record.blocks.clone()).chain(own.iter().copied()).collect();
+    await_that("all routes", PATIENCE, || destinations(&cluster) == all);
+
+    // One moves: its two routes are set, and nothing else is heard of.
+    let mut monitor = PeerMonitor::open_in(&NetNs::open(n1.path()).unwrap()).unwrap();
+    let mut moved = made_up(1);
+    moved.addresses = made_up(201).addresses;
+    commit(&cluster, &[put(&moved)]);
+    await_that("the move", SOON, || {
+        let gateway = format!("dst {} ", moved.addresses[0]);
+        n1.sh(&["bridge", "fdb", "show", "dev", "pwvx4"]).unwrap().contains(&gateway)
+    });
+    // One that is deleted: its routes go, and nothing else.
+    let gone = made_up(2);
+    commit(&cluster, &[Change::Delete(Layout::new("/podwire", None).node(&gone.name))]);
+    let rest: BTreeSet<IpNet> = all.iter().copied().filter(|net| !gone.blocks.contains(net)).collect();
+    await_that("its routes to be gone", SOON, || destinations(&cluster) == rest);
+    let touched: BTreeSet<IpNet> = monitor.read().unwrap().iter().filter_map(destination).collect();
+    let expected: BTreeSet<IpNet> = moved.blocks.iter().chain(&gone.blocks).copied().collect();
+    assert!(touched.is_subset(&expected) && gone.blocks.iter().all(|net| touched.contains(net)), "{touched:?}");
+
+    let keys = records.iter().map(|record| Change::Delete(Layout::new("/podwire", None).node(&record.name)));
+    commit(&cluster, &keys.collect::<Vec<_>>());
+    await_that("all routes to be gone", PATIENCE, || destinations(&cluster) == own);
+    let fdb = n1.sh(&["bridge", "fdb", "show", "dev", "pwvx4"]).unwrap();
+    assert_eq!(fdb.lines().count(), 1, "{fdb}");
+    streams.expect_whole();
+}
+
+fn destination(news: &PeerNews) -> Option<IpNet> {
+    match news {
+        PeerNews::RouteSet(route) | PeerNews::RouteGone(route) => Some(route.dst),
+        PeerNews::RouteTaken(net) => Some(*net),
+        // Then nobody knows: every net there is.
+        PeerNews::Missed => Some(IpNet::default()),
+        _ => None,
+    }
+}

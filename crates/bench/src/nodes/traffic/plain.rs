@@ -11,8 +11,17 @@ use super::Pair;
 const FORWARDING: [&str; 2] = ["/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/forwarding"];
 /// What a packet of 1500 bytes leaves for what is inside the tunnel, over IPv4.
 const INSIDE: u32 = 1450;
-/// As Podwire's agents have it: one number for everybody, the hosts are others.
+/// By their numbers.
 const HOSTS: [usize; 2] = [1, 2];
+
+/// Whether the hosts follow connections: the kernel does as soon as one rule asks for their state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Tracking {
+    On,
+    Off,
+}
+
+const ONE_RULE: &str = "table inet tracked { chain forward { type filter hook forward priority 0; ct state established accept; }; }";
 
 pub(super) struct Plain {
     pods: Vec<Pod>,
@@ -20,7 +29,7 @@ pub(super) struct Plain {
 }
 
 impl Plain {
-    pub(super) fn make(transport: Transport) -> Result<Self> {
+    pub(super) fn make(transport: Transport, tracking: Tracking) -> Result<Self> {
         let plan = Plan { nodes: HOSTS.len(), store: Store::Alone, ..Plan::default() };
         let hosts = Cluster::hosts(&format!("plain-{transport:?}").to_lowercase(), &plan)?;
         let mtu = if transport == Transport::Vxlan { INSIDE } else { plan.mtu };
@@ -34,6 +43,9 @@ impl Plain {
             match transport {
                 Transport::Vxlan => tunnel(node, here, there)?,
                 Transport::Direct | Transport::Auto => route(node, there)?,
+            }
+            if tracking == Tracking::On {
+                node.sh(&["nft", ONE_RULE])?;
             }
             pods.push(pod);
         }

@@ -1,0 +1,29 @@
+//! A3: a network of one family, on an underlay that has only this one. Both together are everywhere else.
+
+use testkit::{Cluster, Families, Plan};
+
+use super::{expect_consistent, records};
+use crate::common::{PATIENCE, expect_reach};
+
+fn one_family(label: &str, underlay: Families, net: &str) {
+    let pods = vec![net.parse().unwrap()];
+    let plan = Plan { nodes: 3, subnets: 2, underlay, pods, ..Plan::default() };
+    let cluster = Cluster::up(label, &plan).unwrap();
+    for record in records(&cluster, "/podwire").values() {
+        assert_eq!((record.blocks.len(), record.addresses.len()), (1, 1), "{record:?}");
+        assert!(plan.pods[0].contains(&record.blocks[0]), "{record:?}");
+    }
+    expect_consistent(&cluster, "/podwire");
+    cluster.pods_everywhere(1).unwrap();
+    expect_reach(&cluster, PATIENCE);
+}
+
+#[test]
+fn a3_a_network_of_ipv4_alone() {
+    one_family("only-v4", Families::V4, "10.42.0.0/16");
+}
+
+#[test]
+fn a3_a_network_of_ipv6_alone() {
+    one_family("only-v6", Families::V6, "fd42::/64");
+}

@@ -1,0 +1,115 @@
+//! A9: forwarding, masquerade at the cluster's edge only, and firewalls of others.
+
+use std::net::SocketAddr;
+
+use testkit::{Cluster, Ns, Plan, Transport, Way, inspect, tcp_connects, tcp_echo, wait_until};
+
+use super::{peer_routes, problems, status};
+use crate::common::{PATIENCE, expect_reach};
+
+const SYSCTLS: [&str; 2] = ["net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"];
+
+fn edge(transport: Transport, way: Way) {
+    let plan = Plan { nodes: 2, transport, ..Plan::default() };
+    let cluster = Cluster::up("edge", &plan).unwrap();
+    cluster.pods_everywhere(1).unwrap();
+    for name in ["n1", "n2"] {
+        for sysctl in SYSCTLS {
+            assert_eq!(cluster.node(name).unwrap().sh(&["sysctl", "-n", sysctl]).unwrap().trim(), "1");
+        }
+    }
+    // A source that was rewritten is a complaint, too.
+    let matrix = cluster.reach(PATIENCE).unwrap();
+    assert!(matrix.all(), "{:#?}", matrix.complaints());
+    assert!(matrix.cells.iter().all(|cell| cell.way == way), "{matrix:?}");
+    // A host that knows nothing of pods.
+    for (family, outside) in ["10.199.1.254", "fd99:1::fe"].into_iter().enumerate() {
+        let to: SocketAddr = (outside.parse::<std::net::IpAddr>().unwrap(), 0).into();
+        let server = tcp_echo(cluster.underlay(), to).unwrap();
+        for wired in cluster.pods() {
+            let seen = tcp_connects(&wired.pod, server.address(), PATIENCE).unwrap().unwrap();
+            assert_eq!(seen.ip(), cluster.addresses(&wired.node).unwrap()[family], "{}", wired.name);
+        }
+    }
+}
+
+#[test]
+fn a9_sources_stay_inside_the_cluster_and_are_masqueraded_at_its_edge_over_direct_routes() {
+    edge(Transport::Direct, Way::Direct);
+}
+
+#[test]
+fn a9_sources_stay_inside_the_cluster_and_are_masqueraded_at_its_edge_over_vxlan() {
+    edge(Transport::Vxlan, Way::Vxlan);
+}
+
+const STRICT: &str =
+    "table inet strict { chain c { type filter hook forward priority filter + 10; policy drop; }; }";
+
+/// Our rules in the chain of others.
+fn ours(node: &Ns) -> usize {
+    let rules = node.sh(&["nft", "-s", "list", "table", "inet", "strict"]).unwrap();
+    rules.lines().filter(|line| line.contains("comment") && line.contains("podwire")).count()
+}
+
+fn doctor(cluster: &Cluster, node: &str) -> testkit::Outcome {
+    let agent = cluster.agent(node).unwrap();
+    let (run, state) = (agent.run_dir().display().to_string(), cluster.node(node).unwrap().dir().join("lib"));
+    agent.podwire(&["doctor", "--run-dir", &run, "--state-dir", state.to_str().unwrap()]).unwrap()
+}
+
+/// n1 has somebody's firewall. n3 is on-link, n2 is reached through the tunnel.
+#[test]
+fn a9_a_foreign_chain_that_drops_is_told_accepted_where_asked_for_and_cleanup_leaves_nothing_in_it() {
+    let mut cluster = Cluster::up("foreign", &Plan { subnets: 2, ..Plan::default() }).unwrap();
+    cluster.pods_everywhere(1).unwrap();
+    expect_reach(&cluster, PATIENCE);
+    let n1 = (**cluster.node("n1").unwrap()).clone();
+    n1.sh(&["nft", STRICT]).unwrap();
+    wait_until("the problem to be told", PATIENCE, || Ok(!problems(cluster.agent("n1")?).is_empty()))
+        .unwrap();
+    let told = problems(cluster.agent("n1").unwrap());
+    let command = told[0]["command"].as_str().unwrap();
+    let degraded = status(&cluster, "n1").error().unwrap();
+    assert_eq!(degraded.code, 51, "{degraded:?}");
+    assert!(format!("{} {}", degraded.msg, degraded.details).contains(command), "{degraded:?}");
+    let page = doctor(&cluster, "n1");
+    assert!(page.status.code() == Some(1) && page.stdout.contains(command), "{page:?}");
+    let matrix = cluster.reach(std::time::Duration::from_millis(300)).unwrap();
+    for cell in &matrix.cells {
+        assert_eq!(cell.is_ok(), ![&cell.from, &cell.to].contains(&&"p1".to_owned()), "{cell:?}");
+    }
+    assert_eq!(status(&cluster, "n3").stdout, "", "nobody else is worse off");
+
+    // The command helps.
+    n1.sh(&["sh", "-c", command]).unwrap();
+    expect_reach(&cluster, PATIENCE);
+    wait_until("no problem", PATIENCE, || Ok(problems(cluster.agent("n1")?).is_empty())).unwrap();
+    n1.sh(&["nft", "delete table inet strict"]).unwrap();
+
+    n1.sh(&["nft", STRICT]).unwrap();
+    let accept = ("PODWIRE_NETWORK_ACCEPT_FORWARD".to_owned(), "true".to_owned());
+    cluster.agent_mut("n1").unwrap().set_env(&[accept]);
+    cluster.agent_mut("n1").unwrap().restart().unwrap();
+    wait_until("two rules for each family", PATIENCE, || Ok(ours(&n1) == 4)).unwrap();
+    expect_reach(&cluster, PATIENCE);
+    wait_until("no problem", PATIENCE, || Ok(problems(cluster.agent("n1")?).is_empty())).unwrap();
+    assert!(status(&cluster, "n1").success());
+    let page = doctor(&cluster, "n1");
+    assert!(page.success(), "{}", page.stdout);
+
+    assert!(!peer_routes(&n1).is_empty());
+    assert!(inspect::links(&n1).unwrap().iter().any(|link| link.kind() == Some("vxlan")));
+    cluster.agent_mut("n1").unwrap().stop().unwrap();
+    let agent = cluster.agent("n1").unwrap();
+    let (run, state) = (agent.run_dir().display().to_string(), cluster.node("n1").unwrap().dir().join("lib"));
+    let cleaned =
+        agent.podwire(&["cleanup", "--run-dir", &run, "--state-dir", state.to_str().unwrap()]).unwrap();
+    assert!(cleaned.success(), "{cleaned:?}");
+    assert!(cleaned.stdout.contains("podwire node rm n1"), "{}", cleaned.stdout);
+    assert_eq!((ours(&n1), peer_routes(&n1)), (0, vec![]));
+    let links = inspect::links(&n1).unwrap();
+    assert_eq!(links.iter().map(|link| link.name.as_str()).collect::<Vec<_>>(), ["lo", "eth0"]);
+    // Others' own is as it was.
+    assert!(n1.sh(&["nft", "list", "table", "inet", "strict"]).unwrap().contains("policy drop"));
+}

@@ -1,0 +1,161 @@
+//! A8: what happens to other nodes is in the kernel a moment later, and nothing of it is missed.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use cluster::{Cut, Layout, NodeRecord, Object as _};
+use netlink::{PeerMonitor, PeerNews};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use store::{Change, EtcdConfig, Store, StoreConfig};
+use testkit::{Cluster, Plan, wait_until};
+use types::{Mac, NodeUid};
+
+use super::{direct_routes, peer_routes, records};
+use crate::common::PATIENCE;
+
+/// Somebody who writes to the store as agents do. To be made and used inside a namespace that reaches it.
+struct Writer {
+    runtime: tokio::runtime::Runtime,
+    store: Store,
+    layout: Layout,
+}
+
+impl Writer {
+    fn new(endpoints: Vec<String>) -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let config = EtcdConfig { endpoints, ca: None, cert: None, key: None, user: None, password: None };
+        let store = {
+            let _inside = runtime.enter();
+            Store::open(&StoreConfig::Etcd(config)).unwrap()
+        };
+        Self { runtime, store, layout: Layout::new("/podwire", None) }
+    }
+
+    fn put(&self, record: &NodeRecord) -> Instant {
+        let key = self.layout.node(&record.name);
+        self.change(Change::Put { key, value: record.encode(), lease: None })
+    }
+
+    fn delete(&self, record: &NodeRecord) -> Instant {
+        self.change(Change::Delete(self.layout.node(&record.name)))
+    }
+
+    /// When it was answered: by then it has happened.
+    fn change(&self, change: Change) -> Instant {
+        self.runtime.block_on(self.store.commit(&[], &[change])).unwrap();
+        Instant::now()
+    }
+}
+
+/// A node that is a record only, with blocks that no agent takes. `address` is the last part of its own.
+fn stranger(plan: &Plan, number: u8, address: u8) -> NodeRecord {
+    let block = |net| Cut::new(net, plan.margin).unwrap().block(100 + u64::from(number));
+    NodeRecord {
+        name: format!("x{number}").as_str().try_into().unwrap(),
+        uid: NodeUid::from_random([number; 16]),
+        addresses: vec![[10, 199, 1, address].into(), format!("fd99:1::{address:x}").parse().unwrap()],
+        blocks: plan.pods.iter().map(|net| block(*net)).collect(),
+        tunnel_mac: Mac::local([1, 1, 1, 1, number]),
+        version: "0.0.0".to_owned(),
+    }
+}
+
+/// When the kernel says that all of these routes are so.
+fn wait_for(monitor: &mut PeerMonitor, record: &NodeRecord, is_wanted: bool) -> Instant {
+    let end = Instant::now() + PATIENCE;
+    let mut open = record.blocks.clone();
+    while !open.is_empty() {
+        assert!(Instant::now() < end, "no news of {open:?}");
+        let wait = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+        let _ = poll(&mut [PollFd::new(&*monitor, PollFlags::IN)], Some(&wait));
+        for news in monitor.read().unwrap() {
+            match news {
+                PeerNews::RouteSet(route) if is_wanted => {
+                    let is_it =
+                        |block: &ipnet::IpNet| *block == route.dst && record.address(block) == route.gateway;
+                    open.retain(|block| !is_it(block));
+                }
+                PeerNews::RouteGone(route) if !is_wanted => open.retain(|block| *block != route.dst),
+                _ => {}
+            }
+        }
+    }
+    Instant::now()
+}
+
+#[test]
+fn a8_new_changed_and_deleted_peers_are_applied_within_100_ms() {
+    let plan = Plan { nodes: 1, ..Plan::default() };
+    let cluster = Cluster::up("soon", &plan).unwrap();
+    let endpoints = cluster.etcd.endpoints();
+    let measure = || {
+        let (writer, mut monitor) = (Writer::new(endpoints), PeerMonitor::open().unwrap());
+        let mut took = [const { Vec::new() }; 3];
+        for number in 0..25 {
+            let (here, moved) =
+                (stranger(&plan, number, 100 + number), stranger(&plan, number, 150 + number));
+            for (kind, (record, is_wanted)) in
+                [(&here, true), (&moved, true), (&moved, false)].into_iter().enumerate()
+            {
+                let answered = if is_wanted { writer.put(record) } else { writer.delete(record) };
+                took[kind]
+                    .push(wait_for(&mut monitor, record, is_wanted).saturating_duration_since(answered));
+            }
+        }
+        took
+    };
+    let took = cluster.node("n1").unwrap().enter(measure).unwrap();
+    for (kind, mut took) in ["new", "changed", "deleted"].into_iter().zip(took) {
+        took.sort();
+        let (median, most) = (took[took.len() / 2], took[took.len() - 1]);
+        println!("{kind}: median {median:?}, longest {most:?}");
+        assert!(median < Duration::from_millis(100), "{kind}: median {median:?}");
+        // A machine that does other things as well.
+        assert!(most < Duration::from_secs(3), "{kind}: longest {most:?}");
+    }
+}
+
+/// Agents list and begin to watch again and again, while nodes come, move and go all the time.
+#[test]
+fn a8_nothing_between_list_and_watch_is_lost() {
+    let plan = Plan { nodes: 2, ..Plan::default() };
+    let mut cluster = Cluster::hosts("between", &plan).unwrap();
+    cluster.start_etcd().unwrap();
+    let endpoints = cluster.etcd.endpoints();
+    let node = (**cluster.node("n1").unwrap()).clone();
+    let over = AtomicBool::new(false);
+    let written = std::thread::scope(|scope| {
+        let restless = || {
+            let writer = Writer::new(endpoints);
+            let mut written: u64 = 0;
+            while !over.load(Ordering::Relaxed) {
+                let number = (written % 40) as u8;
+                let record = stranger(&plan, number, 100 + (written % 97) as u8);
+                if written % 7 == 3 {
+                    writer.delete(&record)
+                } else {
+                    writer.put(&record)
+                };
+                written += 1;
+            }
+            written
+        };
+        let writing = scope.spawn(move || node.enter(restless).unwrap());
+        for _ in 0..3 {
+            cluster.start_agents().unwrap();
+            cluster.agent_mut("n1").unwrap().restart().unwrap();
+            cluster.kill_agent("n2").unwrap();
+        }
+        cluster.start_agents().unwrap();
+        over.store(true, Ordering::Relaxed);
+        writing.join().unwrap()
+    });
+    assert!(written > 100, "only {written}");
+    let listed = records(&cluster, "/podwire");
+    assert!(listed.len() > 20, "{listed:?}");
+    for name in ["n1", "n2"] {
+        let (node, wanted) = (cluster.node(name).unwrap(), direct_routes(&listed, name));
+        let same = wait_until("the routes of all records", PATIENCE, || Ok(peer_routes(node) == wanted));
+        assert!(same.is_ok(), "{name}: {:?} instead of {wanted:?}", peer_routes(node));
+    }
+}

@@ -1,0 +1,64 @@
+//! Values that nobody here can read: from a newer version, or damaged.
+
+use testkit::Plan;
+
+use super::{
+    Desk, PREFIX, await_good_routes, await_no_problem, await_problem, await_saved_peers, blocks_of, ghost, ghost_blocks, up_with,
+};
+use crate::common::{SOON, Streams, expect_reach};
+
+#[test]
+fn values_that_cannot_be_read_are_told_and_never_overwritten() {
+    let plan = Plan { nodes: 3, ..Plan::default() };
+    let mut cluster = up_with("contents", &plan, &["n1", "n2", "n3"]);
+    let streams = Streams::between(&cluster, &[("p1", "p2"), ("p2", "p3"), ("p3", "p1")]);
+    let node = |name: &str| format!("{PREFIX}/nodes/{name}");
+    let newer = br#"{"schema":2,"node":{"name":"n3","where":"everywhere"}}"#;
+    let bad: [(String, &[u8]); 4] = [
+        (node("n3"), newer),
+        (node("newer"), br#"{"schema":7,"node":{}}"#),
+        (node("garbage"), b"\xff\xfe not JSON"),
+        // The record of another: a node speaks for itself only.
+        (node("liar"), &ghost(9).1),
+    ];
+    let desk = Desk::of(&cluster);
+    let good = desk.all().remove(&node("n3")).unwrap();
+    bad.iter().for_each(|(key, value)| desk.put(key, value));
+    for name in ["n1", "n2"] {
+        let agent = cluster.agent(name).unwrap();
+        for word in ["nodes/n3", "nodes/newer", "nodes/garbage", "nodes/liar"] {
+            await_problem(agent, &[word, "not used"]);
+        }
+        await_problem(agent, &["nodes/newer", "schema version 7 is newer", "update podwire"]);
+    }
+    // All begin anew: by a list instead of news. What is known of n3 stays in force, as do its pods.
+    let before = blocks_of(cluster.agent("n3").unwrap());
+    await_saved_peers(&cluster, "n1", 2);
+    await_saved_peers(&cluster, "n2", 2);
+    for name in ["n1", "n2", "n3"] {
+        cluster.kill_agent(name).unwrap();
+        cluster.start_agent(name).unwrap();
+    }
+    await_problem(cluster.agent("n3").unwrap(), &["nodes/n3", "newer", "nothing was changed"]);
+    await_problem(cluster.agent("n1").unwrap(), &["nodes/n3", "not used"]);
+    await_good_routes(cluster.agent("n1").unwrap(), 4);
+    assert_eq!(blocks_of(cluster.agent("n3").unwrap()), before);
+    cluster.pod("n3", "late").unwrap();
+    expect_reach(&cluster, SOON);
+    let desk = Desk::of(&cluster);
+    let all = desk.with(async |store| store.list(&format!("{PREFIX}/nodes/")).await.unwrap());
+    for (key, value) in &bad {
+        let found = all.entries.iter().find(|entry| entry.key == *key).unwrap();
+        assert_eq!(found.value, *value, "{key}");
+    }
+    assert!(!super::leads_to(cluster.node("n1").unwrap(), &ghost_blocks(9)));
+    // Somebody cleans up: nothing is left to tell.
+    bad[1..].iter().for_each(|(key, _)| desk.delete(key));
+    desk.put(&node("n3"), good.as_bytes());
+    for name in ["n1", "n2", "n3"] {
+        await_no_problem(cluster.agent(name).unwrap());
+        await_good_routes(cluster.agent(name).unwrap(), 4);
+    }
+    assert_eq!(desk.blocks()["n3"], before);
+    streams.expect_whole();
+}

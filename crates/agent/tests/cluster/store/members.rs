@@ -1,0 +1,84 @@
+//! etcd of three members, and watches that lose their place.
+
+use rustix::process::Signal;
+use testkit::{Plan, Store, Transport};
+
+use super::{
+    Desk, PREFIX, await_good_routes, await_no_problem, await_routes, ghost, ghost_at, ghost_blocks, put,
+    up_with,
+};
+use crate::common::{PATIENCE, Streams, expect_reach};
+
+#[test]
+fn etcd_leader_of_three_killed_and_the_watch_goes_on() {
+    let plan = Plan { nodes: 2, store: Store::Etcd { members: 3 }, ..Plan::default() };
+    let mut cluster = up_with("leader", &plan, &["n1", "n2"]);
+    let streams = Streams::between(&cluster, &[("p1", "p2"), ("p2", "p1")]);
+    let t = std::time::Instant::now();
+    for number in 1..=2 {
+        let leader = cluster.etcd.leader().unwrap();
+        cluster.etcd.members[leader].kill().unwrap();
+        let (key, value) = ghost(number);
+        let desk = Desk { host: cluster.node("n1").unwrap(), ..Desk::of(&cluster) };
+        testkit::wait_until("a store that writes", PATIENCE, || {
+            Ok(desk.with(async |store| store.commit(&[], &[put(&key, &value)]).await).is_ok())
+        })
+        .unwrap();
+        eprintln!("committed {:?}", t.elapsed());
+        await_routes(&cluster, &["n1", "n2"], &ghost_blocks(number));
+        eprintln!("routes {:?}", t.elapsed());
+        cluster.start_etcd().unwrap();
+        eprintln!("started {:?}", t.elapsed());
+    }
+    for node in ["n1", "n2"] {
+        await_good_routes(cluster.agent(node).unwrap(), 6);
+        await_no_problem(cluster.agent(node).unwrap());
+    }
+    eprintln!("end {:?}", t.elapsed());
+    eprintln!("{}", cluster.agent("n1").unwrap().log().unwrap());
+    streams.expect_whole();
+}
+
+/// An agent that does not read for so long that etcd cannot keep what it should hear: more than fits into the connection
+/// (4 MiB) and into etcd's queue of the watch, then compacted.
+#[test]
+fn etcd_compacted_under_a_watch_everything_is_listed_again() {
+    let plan = Plan { nodes: 2, transport: Transport::Direct, ..Plan::default() };
+    let cluster = up_with("compacted", &plan, &["n1", "n2"]);
+    let desk = Desk::of(&cluster);
+    for number in 1..=3 {
+        let (key, value) = ghost(number);
+        desk.put(&key, &value);
+    }
+    await_good_routes(cluster.agent("n2").unwrap(), 8);
+    let streams = Streams::between(&cluster, &[("p1", "p2"), ("p2", "p1")]);
+    cluster.agent("n2").unwrap().signal(Signal::STOP).unwrap();
+    let filler = vec![b'x'; 1 << 20];
+    let key = format!("{PREFIX}/nodes/filler");
+    desk.with(async |store| {
+        for size in (0..8).map(|_| filler.len()).chain((0..400).map(|_| 100)) {
+            store.commit(&[], &[put(&key, &filler[..size])]).await.unwrap();
+        }
+    });
+    // One goes, one moves, one comes, and the filler is no node.
+    let ((moved, moved_value), (new, new_value)) = (ghost_at(2, 150), ghost(4));
+    desk.delete(&format!("{PREFIX}/nodes/ghost1"));
+    desk.put(&moved, &moved_value);
+    desk.put(&new, &new_value);
+    desk.delete(&key);
+    let now = desk.with(async |store| store.list(&format!("{PREFIX}/")).await.unwrap().revision);
+    let etcd = &cluster.etcd.members[0];
+    let ctl = ["env", "ETCDCTL_API=3", "etcdctl", "--endpoints", etcd.endpoint(), "compact"];
+    etcd.node().sh(&[&ctl[..], &[&now.to_string()]].concat()).unwrap();
+    cluster.agent("n2").unwrap().signal(Signal::CONT).unwrap();
+
+    let agent = cluster.agent("n2").unwrap();
+    await_routes(&cluster, &["n1", "n2"], &ghost_blocks(4));
+    await_good_routes(agent, 8);
+    let routes = agent.get(api::ROUTES).unwrap().to_string();
+    assert!(routes.contains("10.199.1.150") && !routes.contains("10.42.101.0/24"), "{routes}");
+    let log = agent.log().unwrap();
+    assert!(log.contains("everything is listed again"), "etcd did not compact under the watch:\n{log}");
+    expect_reach(&cluster, PATIENCE);
+    streams.expect_whole();
+}
