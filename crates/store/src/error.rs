@@ -45,7 +45,7 @@ pub enum Error {
     Failed { operation: Operation, store: String, source: Source },
     #[error("cannot {operation}: {problem}")]
     Invalid { operation: Operation, problem: String },
-    #[error("the watch of {prefix} broke off ({source}); list again and watch from there")]
+    #[error("the store broke off while {prefix} was watched ({source}): it is asked again")]
     WatchBroke { prefix: String, source: Source },
     #[error("cannot {operation}: cannot {verb} {}: {source}", path.display())]
     Io { operation: Operation, verb: &'static str, path: PathBuf, source: io::Error },

@@ -209,13 +209,16 @@ impl Member {
                 };
                 match grown {
                     Ok(grown) => {
+                        self.shared.set_growth_trouble(None);
                         self.accept(&grown);
                         // Whoever asked may have given up.
                         let _ = done.send(Ok(()));
                         Ok(Next::Go(grown))
                     }
                     Err(error) => {
-                        warn!("another block could not be claimed: {error}");
+                        let what = format!("another block beside {like} could not be claimed: {error}");
+                        warn!("{what}");
+                        self.shared.set_growth_trouble(Some(what));
                         let restless = matches!(error, JoinError::Restless { .. });
                         let _ = done.send(Err(error.to_string()));
                         Ok(if restless { Next::End(End::Again) } else { Next::Go(joined) })

@@ -310,6 +310,7 @@ impl Routes {
         let (network, mesh) = (&self.shared.config.network, &self.shared.config.cluster);
         let underlay = self.known.position.underlays.iter().find(|u| u.address.is_ipv4() == v4)?;
         let mtu = self.known.position.mtu?.checked_sub(tunnel::overhead(underlay.address))?;
+        let block = self.shared.blocks().into_iter().map(|block| block.network()).find(IpAddr::is_ipv4);
         Some(Tunnel {
             name: self.tunnel_name(v4)?,
             network: network.name.clone(),
@@ -318,6 +319,7 @@ impl Routes {
             vni: mesh.vni,
             port: mesh.vxlan_port,
             local: underlay.address,
+            address: block.map(ipnet::IpNet::from),
             checksum: mesh.tunnel_checksum,
         })
     }

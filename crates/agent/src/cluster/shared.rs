@@ -44,6 +44,8 @@ struct State {
     unread: Vec<String>,
     lost: Vec<(IpNet, NodeName)>,
     unsaved: Option<String>,
+    /// Why there is no other block, where one is needed.
+    cramped: Option<String>,
 }
 
 /// Why the store cannot be used.
@@ -172,6 +174,11 @@ impl Shared {
         self.bell.ring();
     }
 
+    pub(super) fn set_growth_trouble(&self, what: Option<String>) {
+        self.lock().cramped = what;
+        self.tell();
+    }
+
     pub(super) fn store_works(&self) {
         if self.lock().trouble.take().is_some() {
             info!("the store works again");
@@ -204,6 +211,7 @@ impl Shared {
         }));
         problems.extend(state.unread.iter().cloned().map(problem));
         problems.extend(state.unsaved.clone().map(problem));
+        problems.extend(state.cramped.clone().map(problem));
         problems.extend(state.lost.iter().map(|(block, node)| {
             problem(format!(
                 "block {block} was this node's and belongs to {node} now: pods with addresses of it cannot be reached \

@@ -3,7 +3,8 @@
 
 use std::net::IpAddr;
 
-use netlink::{AddVxlan, Ethtool, Link, LinkRef, Op, RtSocket, SetLink};
+use ipnet::IpNet;
+use netlink::{AddAddress, AddVxlan, Ethtool, Link, LinkRef, Mode, Op, RtSocket, SetLink};
 use tracing::{info, warn};
 use types::{IfName, Mac, NetworkName};
 
@@ -25,6 +26,8 @@ pub(super) struct Tunnel {
     pub(super) vni: u32,
     pub(super) port: u16,
     pub(super) local: IpAddr,
+    /// Its own, by which others call it in their routes; none while the node has no block of IPv4.
+    pub(super) address: Option<IpNet>,
     pub(super) checksum: TunnelChecksum,
 }
 
@@ -61,7 +64,7 @@ impl Tunnel {
                 link.index
             }
             Some(link) => {
-                done.push(format!("tunnel {} was made for another place: made anew", self.name));
+                done.push(format!("tunnel {} was made for another place or size: made anew", self.name));
                 socket.run(&Op::DelLink(link.index))?;
                 self.make(socket)?
             }
@@ -70,14 +73,34 @@ impl Tunnel {
                 self.make(socket)?
             }
         };
+        self.keep_address(socket, index, done)?;
         Ok(index)
     }
 
-    /// None of this can be changed while the device lives.
+    /// With a link that has no address the kernel is strict, whatever rp_filter says, and drops what would be answered by
+    /// another way.
+    fn keep_address(
+        &self,
+        socket: &mut RtSocket,
+        link: u32,
+        done: &mut Vec<String>,
+    ) -> Result<(), TunnelError> {
+        let Some(addr) = self.address else { return Ok(()) };
+        if !socket.addresses(Some(link))?.iter().any(|address| address.addr == addr) {
+            let add = AddAddress { link, addr, nodad: true, broadcast: None, mode: Mode::Replace };
+            socket.run(&Op::AddAddress(add))?;
+            done.push(format!("tunnel {}: address {addr}", self.name));
+        }
+        Ok(())
+    }
+
+    /// None of this can be changed while the device lives. One that was too small for IPv6 gets it back with a link-local
+    /// address that nobody wants.
     fn is_made_alike(&self, link: &Link) -> bool {
+        let was_too_small = link.mtu < IPV6_LEAST && self.mtu >= IPV6_LEAST;
         link.vxlan.is_some_and(|vxlan| {
             let place = (vxlan.vni, vxlan.port, vxlan.local, vxlan.learning, vxlan.group);
-            place == (self.vni, self.port, Some(self.local), false, None)
+            place == (self.vni, self.port, Some(self.local), false, None) && !was_too_small
         })
     }
 

@@ -102,6 +102,8 @@ pub(crate) struct Keeper {
     timer: Instant,
     was_ready: bool,
     watchdog: Watchdog,
+    /// What the service manager was told.
+    told: Option<String>,
     /// Why nothing could be installed last time; the same is not told twice.
     install_error: Option<String>,
 }
@@ -141,6 +143,7 @@ impl Keeper {
             timer: Instant::now(),
             was_ready: false,
             watchdog: Watchdog::new(),
+            told: None,
             install_error: None,
             parts,
         })
@@ -372,8 +375,12 @@ impl Keeper {
         self.parts.board.set_problems(Finder::Keeper, problems);
         let share = match share {
             Ok(share) => share,
-            // Pods that run are looked after; new ones need a block.
-            Err(reason) => return self.parts.board.set_not_ready(reason.clone()),
+            // Pods that run are looked after; new ones need a block, and are told so.
+            Err(reason) => {
+                self.parts.board.set_not_ready(reason.clone());
+                self.works(&format!("STATUS=no pods yet: {reason}"));
+                return;
+            }
         };
         self.grow(share);
         self.tell_firewall_of_tunnels();
@@ -382,7 +389,16 @@ impl Keeper {
             self.was_ready = true;
             let since = self.parts.begun.elapsed();
             info!("ready after {} ms with {} attachments", since.as_millis(), self.memory.len());
-            notify::notify("READY=1");
+            self.works("STATUS=ready");
+        }
+    }
+
+    /// The service manager waits for this. It comes with the first round also where there is no block yet: what waits for the
+    /// agent is held up no longer, and a node that boots without its store is not restarted over and over.
+    fn works(&mut self, status: &str) {
+        if self.told.as_deref() != Some(status) {
+            notify::notify(&format!("READY=1\n{status}"));
+            self.told = Some(status.to_owned());
         }
     }
 

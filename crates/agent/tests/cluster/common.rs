@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "each part uses what it needs")]
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use testkit::{Cluster, PingStream, Plan, Wired, wait_until};
 
@@ -34,7 +34,10 @@ pub(crate) fn expect_reach(cluster: &Cluster, within: Duration) {
 }
 
 /// Pings between pods, in every family both have, that go on while something happens.
-pub(crate) struct Streams(Vec<(String, PingStream)>);
+pub(crate) struct Streams {
+    streams: Vec<(String, PingStream)>,
+    begun: Instant,
+}
 
 impl Streams {
     /// Between pods by their names; they must reach each other already.
@@ -47,7 +50,7 @@ impl Streams {
                 streams.push((format!("{from} → {to} ({address})"), stream));
             }
         }
-        Self(streams)
+        Self { streams, begun: Instant::now() }
     }
 
     /// Nothing was lost at all.
@@ -59,9 +62,11 @@ impl Streams {
     /// As many pings as this time is long were lost in each of them, at most. How many that were, in the worst one.
     #[track_caller]
     pub(crate) fn expect_lost_at_most(self, gap: Duration) -> Duration {
+        // What is over at once says nothing.
+        await_that("some pings", PATIENCE, || self.begun.elapsed() > BEAT * 20);
         let most = gap.as_millis() / BEAT.as_millis();
         let mut worst = 0;
-        for (name, stream) in self.0 {
+        for (name, stream) in self.streams {
             let report = stream.end().unwrap();
             assert!(report.sent > 1, "{name}: nothing was sent");
             let lost = report.lost.len();

@@ -50,6 +50,7 @@ struct Wiring {
     tunnel: Value,
     neighbours: BTreeSet<String>,
     fdb: BTreeSet<String>,
+    addresses: Vec<inspect::Address>,
     rp_filter: String,
 }
 
@@ -68,6 +69,7 @@ impl Wiring {
             tunnel,
             neighbours: lines(ns.sh(&["ip", "neigh", "show", "dev", TUNNEL, "nud", "permanent"]).ok()?),
             fdb: lines(ns.sh(&["bridge", "fdb", "show", "dev", TUNNEL]).ok()?),
+            addresses: inspect::addresses(ns, TUNNEL).ok()?,
             rp_filter: ns.sh(&["cat", "/proc/sys/net/ipv4/conf/pwvx4/rp_filter"]).ok()?,
         })
     }
@@ -90,6 +92,15 @@ fn await_wiring(ns: &Ns, before: &Wiring, after: &str, within: Duration) -> Dura
 fn ip(ns: &Ns, words: &str) {
     let argv: Vec<&str> = ["ip"].into_iter().chain(words.split(' ')).collect();
     ns.sh(&argv).unwrap();
+}
+
+/// A bridge takes the lowest address of its ports, and another one when a port goes: the router would be a stranger to
+/// its neighbours for a moment. One that was set stays.
+fn keep_router_addresses(cluster: &Cluster) {
+    let underlay = cluster.underlay();
+    for link in inspect::links(underlay).unwrap().iter().filter(|link| link.kind() == Some("bridge")) {
+        ip(underlay, &format!("link set dev {} address {}", link.name, link.mac.as_ref().unwrap()));
+    }
 }
 
 #[track_caller]

@@ -75,6 +75,13 @@ impl<'a> Desk<'a> {
         self.with(async |store| store.get(key).await.unwrap()).is_some()
     }
 
+    fn revoke_lease_of(&self, key: &str) {
+        self.with(async |store| {
+            let lease = store.get(key).await.unwrap().and_then(|entry| entry.lease).unwrap();
+            store.revoke(lease).await.unwrap();
+        });
+    }
+
     fn commit(&self, changes: &[Change]) {
         let done = self.with(async |store| store.commit(&[], changes).await.unwrap());
         assert!(matches!(done, Outcome::Done { .. }), "{done:?}");

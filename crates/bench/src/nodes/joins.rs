@@ -34,7 +34,7 @@ pub(crate) struct Joins {
 }
 
 pub(crate) fn run(scale: &NodesScale) -> Result<Joins> {
-    let cluster = hosts("joins", 1)?;
+    let cluster = hosts("joins", 1, &subnets())?;
     let mut joins = Joins::default();
     for round in 0..scale.join_rounds {
         joins.agents(&cluster, round, scale.joins)?;

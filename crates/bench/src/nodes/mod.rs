@@ -67,8 +67,8 @@ fn subnets() -> Vec<IpNet> {
 }
 
 /// So many hosts and one etcd, which runs; agents do not yet. All of the crowd that is on-link is so for every host.
-fn hosts(label: &str, nodes: usize) -> Result<Cluster> {
-    let plan = Plan { nodes, pods: subnets(), margin: MARGIN, ..Plan::default() };
+fn hosts(label: &str, nodes: usize, pods: &[IpNet]) -> Result<Cluster> {
+    let plan = Plan { nodes, pods: pods.to_vec(), margin: MARGIN, ..Plan::default() };
     let mut cluster = Cluster::hosts(label, &plan)?;
     for (index, name) in cluster.node_names().iter().enumerate() {
         let address = format!("10.200.0.{}/16", index + 1);

@@ -13,7 +13,7 @@ use testkit::{Cluster, uninterrupted, wait_until};
 use super::crowd::{self, Committed, Crowd, Place};
 use super::routes::PATIENCE;
 use super::seen::{Diary, Eye, Turn, Wish};
-use super::{FAMILIES, hosts};
+use super::{FAMILIES, hosts, subnets};
 use crate::options::NodesScale;
 use crate::process::rss_mib;
 use crate::stats::Sample;
@@ -44,7 +44,7 @@ pub(crate) struct Scaled {
 }
 
 pub(crate) fn run(scale: &NodesScale) -> Result<Scaled> {
-    let mut cluster = hosts("scale", AGENTS)?;
+    let mut cluster = hosts("scale", AGENTS, &subnets())?;
     cluster.start_agents()?;
     let cluster = cluster;
     let crowd = Crowd::of(&cluster)?;

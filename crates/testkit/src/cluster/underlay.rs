@@ -30,8 +30,10 @@ pub(super) fn make(lab: &Lab, plan: &Plan) -> Result<Node> {
     let mut lines = Vec::new();
     for subnet in plan.underlay_subnets() {
         let (dev, place) = (bridge(subnet), plan.router_place(subnet));
-        // Snooping needs somebody who asks for members of groups, and there is nobody.
-        lines.push(format!("link add {dev} mtu {} type bridge mcast_snooping 0", plan.mtu));
+        // Snooping needs somebody who asks for members of groups, and there is nobody. Without a MAC of its own a bridge takes
+        // that of a port, and another one when that port goes: hosts would know the router by the wrong one.
+        let (mtu, mac) = (plan.mtu, &place.mac);
+        lines.push(format!("link add {dev} mtu {mtu} address {mac} type bridge mcast_snooping 0"));
         lines.extend(configured(&dev, &place));
     }
     ip_batch(&underlay, &lines)?;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use ::cluster::{Layout, NodeRecord, Object as _};
+use ::cluster::{Cut, Layout, NodeRecord, Object as _};
 use ipnet::IpNet;
 use netlink::{NetNs, PeerMonitor, PeerNews};
 use store::{Change, EtcdConfig, Outcome, Store, StoreConfig};
@@ -13,25 +13,29 @@ use types::{Mac, NodeName, NodeUid};
 use super::peer_routes;
 use crate::common::{PATIENCE, SOON, Streams, await_that, up};
 
-const COUNT: u8 = 200;
+const COUNT: u16 = 300;
+const MARGIN: u8 = 10;
 /// What one transaction may change is limited in etcd.
 const AT_ONCE: usize = 100;
 
+fn pods() -> Vec<IpNet> {
+    vec!["10.40.0.0/14".parse().unwrap(), "fd42::/64".parse().unwrap()]
+}
+
 /// A node that nobody made. Every second one is on n1's link, the others are behind the router.
-fn made_up(number: u8) -> NodeRecord {
-    let subnet = 1 + number % 2;
+fn made_up(number: u16) -> NodeRecord {
+    let (subnet, [high, low]) = (1 + number % 2, number.to_be_bytes());
+    let host = 20 + u8::try_from(number / 2).unwrap();
+    let block = |net| Cut::new(net, MARGIN).unwrap().block(100 + u64::from(number));
     NodeRecord {
         name: NodeName::try_from(format!("made-up-{number}")).unwrap(),
-        uid: NodeUid::from_random([number; 16]),
+        uid: NodeUid::from_random([low; 16]),
         addresses: vec![
-            Ipv4Addr::new(10, 199, subnet, 10 + number).into(),
-            Ipv6Addr::new(0xfd99, subnet.into(), 0, 0, 0, 0, 1, number.into()).into(),
+            Ipv4Addr::new(10, 199, u8::try_from(subnet).unwrap(), host).into(),
+            Ipv6Addr::new(0xfd99, subnet, 0, 0, 0, 0, 1, number).into(),
         ],
-        blocks: vec![
-            IpNet::new(Ipv4Addr::new(10, 42, 50 + number, 0).into(), 24).unwrap(),
-            IpNet::new(Ipv6Addr::new(0xfd42, 0, 0, 0, u16::from(50 + number) << 8, 0, 0, 0).into(), 72).unwrap(),
-        ],
-        tunnel_mac: Mac::local([9, 9, 9, 9, number]),
+        blocks: pods().into_iter().map(block).collect(),
+        tunnel_mac: Mac::local([9, 9, 9, high, low]),
         version: "0.0.0".to_owned(),
     }
 }
@@ -64,7 +68,7 @@ fn destinations(cluster: &Cluster) -> BTreeSet<IpNet> {
 
 #[test]
 fn many_peers_come_and_go_and_a_change_of_one_touches_no_other() {
-    let cluster = up("many", &Plan { nodes: 2, subnets: 2, ..Plan::default() });
+    let cluster = up("many", &Plan { nodes: 2, subnets: 2, pods: pods(), margin: MARGIN, ..Plan::default() });
     let n1 = cluster.node("n1").unwrap();
     let own = destinations(&cluster);
     let streams = Streams::between(&cluster, &[("p1", "p2")]);
@@ -77,7 +81,7 @@ fn many_peers_come_and_go_and_a_change_of_one_touches_no_other() {
     // One moves: its two routes are set, and nothing else is heard of.
     let mut monitor = PeerMonitor::open_in(&NetNs::open(n1.path()).unwrap()).unwrap();
     let mut moved = made_up(1);
-    moved.addresses = made_up(201).addresses;
+    moved.addresses = made_up(COUNT + 1).addresses;
     commit(&cluster, &[put(&moved)]);
     await_that("the move", SOON, || {
         let gateway = format!("dst {} ", moved.addresses[0]);
@@ -90,13 +94,17 @@ fn many_peers_come_and_go_and_a_change_of_one_touches_no_other() {
     await_that("its routes to be gone", SOON, || destinations(&cluster) == rest);
     let touched: BTreeSet<IpNet> = monitor.read().unwrap().iter().filter_map(destination).collect();
     let expected: BTreeSet<IpNet> = moved.blocks.iter().chain(&gone.blocks).copied().collect();
-    assert!(touched.is_subset(&expected) && gone.blocks.iter().all(|net| touched.contains(net)), "{touched:?}");
+    assert!(
+        touched.is_subset(&expected) && gone.blocks.iter().all(|net| touched.contains(net)),
+        "{touched:?}"
+    );
 
     let keys = records.iter().map(|record| Change::Delete(Layout::new("/podwire", None).node(&record.name)));
     commit(&cluster, &keys.collect::<Vec<_>>());
     await_that("all routes to be gone", PATIENCE, || destinations(&cluster) == own);
-    let fdb = n1.sh(&["bridge", "fdb", "show", "dev", "pwvx4"]).unwrap();
-    assert_eq!(fdb.lines().count(), 1, "{fdb}");
+    await_that("all tunnel entries to be gone but n2's", SOON, || {
+        n1.sh(&["bridge", "fdb", "show", "dev", "pwvx4"]).unwrap().lines().count() == 1
+    });
     streams.expect_whole();
 }
 

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use api::{NodeView, Readiness};
 use ipnet::IpNet;
-use testkit::{Agent, Cluster, Plan, Store};
+use testkit::{Agent, Cluster, Plan};
 
-use super::{peer_routes, routes_to};
+use super::{keep_router_addresses, peer_routes, routes_to};
 use crate::common::{PATIENCE, SOON, Streams, await_that, expect_reach, pod, up};
 
 /// A question to an agent may take this long.
@@ -35,6 +35,7 @@ fn remove(agent: &Agent, node: &str) {
 fn a_node_that_is_cut_off_works_on_and_hears_of_everything_when_it_is_back() {
     let plan = Plan { nodes: 4, subnets: 2, ..Plan::default() };
     let mut cluster = up("partition", &plan);
+    keep_router_addresses(&cluster);
     cluster.pod("n3", "p5").unwrap();
     expect_reach(&cluster, SOON);
     let among_others = Streams::between(&cluster, &[("p1", "p2")]);
@@ -76,6 +77,7 @@ fn a_node_that_was_removed_while_an_agent_was_down_is_swept_and_its_blocks_are_f
     // Four blocks, and five nodes.
     let plan = Plan { nodes: 5, margin: 2, ..Plan::default() };
     let mut cluster = Cluster::hosts("removed", &plan).unwrap();
+    keep_router_addresses(&cluster);
     cluster.start_etcd().unwrap();
     for node in ["n1", "n2", "n3", "n4"] {
         cluster.start_agent(node).unwrap();
@@ -124,8 +126,8 @@ fn readiness(agent: &Agent) -> String {
 
 #[test]
 fn a_second_machine_of_a_name_is_refused_while_the_first_is_alive_and_takes_over_afterwards() {
-    let Store::Etcd { .. } = Plan::default().store else { unreachable!("nodes share an etcd") };
     let mut cluster = Cluster::hosts("samename", &Plan::default()).unwrap();
+    keep_router_addresses(&cluster);
     cluster.start_etcd().unwrap();
     for node in ["n1", "n2"] {
         cluster.start_agent(node).unwrap();
@@ -135,8 +137,17 @@ fn a_second_machine_of_a_name_is_refused_while_the_first_is_alive_and_takes_over
     let first = nodes(cluster.agent("n1").unwrap()).into_iter().find(|view| view.name == "n2").unwrap();
     let endpoints = cluster.etcd.endpoints().join(",");
     let flags = [
-        "--no-install", "--node", "n2", "--store", "etcd", "--etcd-endpoints", &endpoints,
-        "--network-subnet", "10.42.0.0/16,fd42::/64", "--network-margin", "8",
+        "--no-install",
+        "--node",
+        "n2",
+        "--store",
+        "etcd",
+        "--etcd-endpoints",
+        &endpoints,
+        "--network-subnet",
+        "10.42.0.0/16,fd42::/64",
+        "--network-margin",
+        "8",
     ];
     let mut second = Agent::new(cluster.node("n3").unwrap(), &flags).unwrap();
     let streams = Streams::between(&cluster, &[("p1", "p2")]);

@@ -1,5 +1,6 @@
 //! What somebody breaks by hand.
 
+use netlink::{NetNs, PeerMonitor};
 use testkit::{Cluster, Plan, Way, inspect};
 
 use super::{TUNNEL, Wiring, await_way, await_wiring, ip, peer_routes, problems};
@@ -59,21 +60,29 @@ fn what_is_broken_by_hand_is_back_within_a_second_and_nothing_foreign_is_touched
     let entry: Vec<&str> = before.fdb.first().unwrap().split(' ').collect();
     let (mac, remote) = (entry[0], entry[entry.iter().position(|word| *word == "dst").unwrap() + 1]);
     let del_fdb = format!("bridge fdb del {mac} dev {TUNNEL} dst {remote}");
+    let del_neighbours: Vec<String> = before
+        .neighbours
+        .iter()
+        .map(|line| format!("ip neigh del {} dev {TUNNEL}", line.split(' ').next().unwrap()))
+        .collect();
     let faults = [
         vec!["ip -4 route flush proto 113", "ip -6 route flush proto 113"],
         vec!["ip link del dev pwvx4"],
         vec!["ip link set dev pwvx4 down"],
         vec!["ip link set dev pwvx4 mtu 1200"],
         vec!["ip link set dev pwvx4 address 02:bb:00:00:00:01"],
-        vec!["ip -4 neigh flush dev pwvx4 nud permanent", "ip -6 neigh flush dev pwvx4 nud permanent"],
+        del_neighbours.iter().map(String::as_str).collect(),
         vec![del_fdb.as_str()],
+        vec!["ip -4 addr flush dev pwvx4"],
     ];
     for fault in faults {
         let streams = Streams::between(&cluster, &EVERYBODY);
+        let mut monitor = PeerMonitor::open_in(&NetNs::open(n1.path()).unwrap()).unwrap();
         for line in &fault {
             n1.sh(&line.split(' ').collect::<Vec<_>>()).unwrap();
         }
         let back = await_wiring(n1, &before, &fault.join("; "), SOON);
+        assert!(!monitor.read().unwrap().is_empty(), "{fault:?} did nothing");
         expect_reach(&cluster, SOON);
         // As much is lost as time goes by until all is back; a ping that was on its way is no part of it.
         let lost = streams.expect_lost_at_most(SOON);

@@ -19,7 +19,8 @@ const DEAF: &[u8] = b"table inet deaf {
 fn ping_whole(from: &Wired, to: &std::net::IpAddr, size: u32) -> (bool, String) {
     // The headers of IP and ICMP.
     let payload = (size - if to.is_ipv4() { 28 } else { 48 }).to_string();
-    let argv = ["ping", "-n", "-c", "2", "-i", "0.05", "-W", "1", "-M", "do", "-s", &payload, &to.to_string()];
+    let argv =
+        ["ping", "-n", "-c", "2", "-i", "0.05", "-W", "1", "-M", "do", "-s", &payload, &to.to_string()];
     let outcome = from.pod.run(&argv, b"").unwrap();
     (outcome.success(), outcome.stdout + &outcome.stderr)
 }

@@ -3,7 +3,8 @@
 use testkit::Plan;
 
 use super::{
-    Desk, PREFIX, await_good_routes, await_no_problem, await_problem, await_saved_peers, blocks_of, ghost, ghost_blocks, up_with,
+    Desk, PREFIX, await_good_routes, await_no_problem, await_problem, await_saved_peers, blocks_of, ghost,
+    ghost_blocks, up_with,
 };
 use crate::common::{SOON, Streams, expect_reach};
 

@@ -65,15 +65,16 @@ fn look(node: &Node, name: &str, address: IpAddr) -> Option<Finding> {
     let command = |size: u32| format!("ping -c 1 -W 1 -M do -s {size} {address}");
     let header = if address.is_ipv4() { 20 } else { 40 };
     let full = mtu.saturating_sub(header + ICMP);
-    if echoes(&command(full)) {
-        return None;
-    }
-    let what = if echoes(&command(0)) {
-        format!(
+    let what = match (echo(&command(full)), echo(&command(0))) {
+        (Echo::Answered, _) => return None,
+        (Echo::Silence, Echo::Answered) => format!(
             "node {name} at {address} is reached, but not by packets of {mtu} bytes: the way there carries less"
-        )
-    } else {
-        format!("node {name} at {address} does not answer")
+        ),
+        (Echo::Silence, Echo::Silence) => format!("node {name} at {address} does not answer"),
+        (Echo::NotAsked, _) | (_, Echo::NotAsked) => {
+            let what = format!("node {name} at {address} cannot be asked: there is no `ping` program");
+            return Some(Finding::problem(CHECK, what).helps("apt-get install iputils-ping".to_owned()));
+        }
     };
     Some(Finding::problem(CHECK, what).helps(command(full)))
 }
@@ -84,14 +85,25 @@ fn mtu_to(node: &Node, address: IpAddr) -> Option<u32> {
     node.links.iter().find(|known| known.index == link).map(|known| known.mtu)
 }
 
-fn echoes(command: &str) -> bool {
+enum Echo {
+    Answered,
+    Silence,
+    /// Without the program nobody was asked.
+    NotAsked,
+}
+
+fn echo(command: &str) -> Echo {
     let mut words = command.split(' ');
-    let Some(program) = words.next() else { return false };
+    let Some(program) = words.next() else { return Echo::NotAsked };
     let quiet = Command::new(program)
         .args(words)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .status();
-    quiet.is_ok_and(|status| status.success())
+    match quiet {
+        Ok(status) if status.success() => Echo::Answered,
+        Ok(_) => Echo::Silence,
+        Err(_) => Echo::NotAsked,
+    }
 }
