@@ -20,6 +20,7 @@ mod error;
 mod ethtool;
 mod exchange;
 mod kernel;
+mod listener;
 mod lookup;
 mod monitor;
 mod netns;

@@ -10,8 +10,9 @@ use ipnet::IpNet;
 
 use crate::error::Error;
 use crate::kernel::{NETCONFA_FORWARDING, NETCONFA_IFINDEX, RTM_NEWNETCONF};
+use crate::listener::{Heard, Listener};
 use crate::op::Route;
-use crate::socket::{Content, Glance, Protocol, Reply, Socket};
+use crate::socket::{Content, Protocol, Reply, Socket};
 use crate::view::{Address, Link, Neighbour};
 use crate::wire::{attribute, read_u32};
 
@@ -25,9 +26,6 @@ const GROUPS: [u32; 8] = [
     libc::RTNLGRP_IPV4_NETCONF,
     libc::RTNLGRP_IPV6_NETCONF,
 ];
-
-/// Datagrams per `read`: somebody who changes things without end must not keep the reader for ever.
-const MOST: usize = 4096;
 
 /// Where something changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -84,9 +82,7 @@ pub enum News {
 
 /// A socket that tells what changes. It needs `CAP_NET_ADMIN` and, to hear of the pods, `CAP_NET_BROADCAST`.
 pub struct Monitor {
-    socket: Socket,
-    /// The kernel reports an overrun once, and may drop what comes until everything was read.
-    lossy: bool,
+    listener: Listener,
 }
 
 impl Monitor {
@@ -96,47 +92,30 @@ impl Monitor {
         socket.make_room_for_news()?;
         socket.listen_to_other_namespaces()?;
         socket.listen(&GROUPS)?;
-        Ok(Self { socket, lossy: false })
+        Ok(Self { listener: Listener::new(socket) })
     }
 
     /// Everything that is there to read now, without waiting. An overrun is no error but `News::Lost`, and then that is
     /// all: whoever looks at everything need not know the rest.
     pub fn read(&mut self) -> Result<Vec<News>, Error> {
         let mut news = Vec::new();
-        let mut lost = self.lossy;
-        for _ in 0..MOST {
-            match self.socket.glance() {
-                Ok(Glance::Nothing) => {
-                    self.lossy = false;
-                    break;
-                }
-                Ok(Glance::Overrun) => {
-                    self.lossy = true;
-                    lost = true;
-                }
-                Ok(Glance::News(replies, place)) => {
-                    news.extend(replies.filter_map(|reply| read_news(&reply, place)));
-                }
-                Err(error) => {
-                    // What was read before goes down with it.
-                    self.lossy = true;
-                    return Err(error);
-                }
-            }
-        }
-        Ok(if lost { vec![News::Lost] } else { news })
+        let heard = self.listener.read(|reply, place| news.extend(read_news(reply, place)))?;
+        Ok(match heard {
+            Heard::All => news,
+            Heard::NotAll => vec![News::Lost],
+        })
     }
 }
 
 impl AsFd for Monitor {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.listener.as_fd()
     }
 }
 
 impl fmt::Debug for Monitor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Monitor").field("lossy", &self.lossy).finish_non_exhaustive()
+        f.debug_struct("Monitor").field("listener", &self.listener).finish()
     }
 }
 

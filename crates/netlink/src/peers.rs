@@ -12,9 +12,10 @@ use netlink_packet_core::NLM_F_REPLACE;
 use types::{Mac, PEER_PROTOCOL};
 
 use crate::error::Error;
+use crate::listener::{Heard, Listener};
 use crate::netns::NetNs;
 use crate::op::{Fdb, Route};
-use crate::socket::{Content, Glance, Protocol, Reply, Socket};
+use crate::socket::{Content, Protocol, Reply, Socket};
 use crate::view::{Address, Link, Neighbour};
 
 const GROUPS: [u32; 6] = [
@@ -25,9 +26,6 @@ const GROUPS: [u32; 6] = [
     libc::RTNLGRP_IPV4_ROUTE,
     libc::RTNLGRP_IPV6_ROUTE,
 ];
-
-/// Datagrams per `read`: somebody who changes things without end must not keep the reader for ever.
-const MOST: usize = 4096;
 
 /// A change; "ours" is what has `PEER_PROTOCOL`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,9 +66,7 @@ pub enum PeerNews {
 
 /// A socket that tells of what leads to other nodes. It needs `CAP_NET_ADMIN`.
 pub struct PeerMonitor {
-    socket: Socket,
-    /// The kernel reports an overrun once, and may drop what comes until everything was read.
-    lossy: bool,
+    listener: Listener,
 }
 
 impl PeerMonitor {
@@ -79,7 +75,7 @@ impl PeerMonitor {
         let socket = Socket::open(Protocol::Route)?;
         socket.make_room_for_news()?;
         socket.listen(&GROUPS)?;
-        Ok(Self { socket, lossy: false })
+        Ok(Self { listener: Listener::new(socket) })
     }
 
     pub fn open_in(netns: &NetNs) -> Result<Self, Error> {
@@ -90,38 +86,23 @@ impl PeerMonitor {
     /// everything need not know the rest.
     pub fn read(&mut self) -> Result<Vec<PeerNews>, Error> {
         let mut news = Vec::new();
-        let mut missed = self.lossy;
-        for _ in 0..MOST {
-            match self.socket.glance() {
-                Ok(Glance::Nothing) => {
-                    self.lossy = false;
-                    break;
-                }
-                Ok(Glance::Overrun) => {
-                    self.lossy = true;
-                    missed = true;
-                }
-                Ok(Glance::News(replies, _)) => replies.for_each(|reply| read_news(&reply, &mut news)),
-                Err(error) => {
-                    // What was read before goes down with it.
-                    self.lossy = true;
-                    return Err(error);
-                }
-            }
-        }
-        Ok(if missed { vec![PeerNews::Missed] } else { news })
+        let heard = self.listener.read(|reply, _| read_news(reply, &mut news))?;
+        Ok(match heard {
+            Heard::All => news,
+            Heard::NotAll => vec![PeerNews::Missed],
+        })
     }
 }
 
 impl AsFd for PeerMonitor {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.listener.as_fd()
     }
 }
 
 impl fmt::Debug for PeerMonitor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PeerMonitor").field("lossy", &self.lossy).finish_non_exhaustive()
+        f.debug_struct("PeerMonitor").field("listener", &self.listener).finish()
     }
 }
 

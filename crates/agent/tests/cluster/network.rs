@@ -94,15 +94,6 @@ fn ip(ns: &Ns, words: &str) {
     ns.sh(&argv).unwrap();
 }
 
-/// A bridge takes the lowest address of its ports, and another one when a port goes: the router would be a stranger to
-/// its neighbours for a moment. One that was set stays.
-fn keep_router_addresses(cluster: &Cluster) {
-    let underlay = cluster.underlay();
-    for link in inspect::links(underlay).unwrap().iter().filter(|link| link.kind() == Some("bridge")) {
-        ip(underlay, &format!("link set dev {} address {}", link.name, link.mac.as_ref().unwrap()));
-    }
-}
-
 #[track_caller]
 fn set_sysctl(ns: &Ns, key: &str, value: &str) {
     let path = format!("/proc/sys/net/{key}");

@@ -7,7 +7,7 @@ use api::{NodeView, Readiness};
 use ipnet::IpNet;
 use testkit::{Agent, Cluster, Plan};
 
-use super::{keep_router_addresses, peer_routes, routes_to};
+use super::{peer_routes, problems, routes_to};
 use crate::common::{PATIENCE, SOON, Streams, await_that, expect_reach, pod, up};
 
 /// A question to an agent may take this long.
@@ -35,13 +35,15 @@ fn remove(agent: &Agent, node: &str) {
 fn a_node_that_is_cut_off_works_on_and_hears_of_everything_when_it_is_back() {
     let plan = Plan { nodes: 4, subnets: 2, ..Plan::default() };
     let mut cluster = up("partition", &plan);
-    keep_router_addresses(&cluster);
     cluster.pod("n3", "p5").unwrap();
     expect_reach(&cluster, SOON);
     let among_others = Streams::between(&cluster, &[("p1", "p2")]);
     let inside = Streams::between(&cluster, &[("p3", "p5")]);
     let before = peer_routes(cluster.node("n3").unwrap());
     cluster.cut("n3").unwrap();
+    // Its agent begins anew, and finds no store.
+    cluster.kill_agent("n3").unwrap();
+    cluster.start_agent("n3").unwrap();
     // A node goes for good meanwhile, and n3 cannot know.
     let n4 = pod(&cluster, "p4").addresses.clone();
     cluster.kill_node("n4").unwrap();
@@ -56,6 +58,11 @@ fn a_node_that_is_cut_off_works_on_and_hears_of_everything_when_it_is_back() {
         assert!(within.cell(from, to).unwrap().is_ok(), "{from} → {to}: {:?}", within.complaints());
     }
     assert!(!within.cell("p1", "p3").unwrap().is_ok(), "n3 is cut off");
+    await_that("n3 to tell that the store is away", PATIENCE, || {
+        problems(cluster.agent("n3").unwrap())
+            .iter()
+            .any(|what| what.contains("etcd at http://10.199.0.1:2379"))
+    });
     assert_eq!(peer_routes(cluster.node("n3").unwrap()), before);
     cluster.heal("n3").unwrap();
     expect_reach(&cluster, PATIENCE);
@@ -77,7 +84,6 @@ fn a_node_that_was_removed_while_an_agent_was_down_is_swept_and_its_blocks_are_f
     // Four blocks, and five nodes.
     let plan = Plan { nodes: 5, margin: 2, ..Plan::default() };
     let mut cluster = Cluster::hosts("removed", &plan).unwrap();
-    keep_router_addresses(&cluster);
     cluster.start_etcd().unwrap();
     for node in ["n1", "n2", "n3", "n4"] {
         cluster.start_agent(node).unwrap();
@@ -92,19 +98,19 @@ fn a_node_that_was_removed_while_an_agent_was_down_is_swept_and_its_blocks_are_f
         let why = readiness(cluster.agent("n5").unwrap());
         why.contains("all 4 blocks of") && why.contains("podwire node rm")
     });
+    cluster.kill_agent("n5").unwrap();
     let streams = Streams::between(&cluster, &[("p1", "p2"), ("p2", "p3")]);
     cluster.kill_agent("n2").unwrap();
     cluster.kill_node("n4").unwrap();
     remove(cluster.agent("n1").unwrap(), "n4");
     await_that("n4 to be gone on n1 and n3", SOON, || {
-        // Its blocks may be n5's already, and n5 is elsewhere.
         ["n1", "n3"].iter().all(|node| !routes_via(&cluster, node, "n4"))
     });
     assert!(routes_via(&cluster, "n2", "n4"), "nobody is there to take it away");
-    cluster.agent_mut("n5").unwrap().wait_ready().unwrap();
-    assert_eq!(blocks(cluster.agent("n1").unwrap(), "n5"), returned);
     cluster.start_agent("n2").unwrap();
-    await_that("stale routes to be swept on n2", SOON, || !routes_via(&cluster, "n2", "n4"));
+    await_that("stale routes to be swept on n2", SOON, || !leads_to(&cluster, "n2", &gone));
+    cluster.start_agent("n5").unwrap();
+    assert_eq!(blocks(cluster.agent("n1").unwrap(), "n5"), returned);
     streams.expect_whole();
     cluster.pod("n5", "p5").unwrap();
     expect_reach(&cluster, PATIENCE);
@@ -127,7 +133,6 @@ fn readiness(agent: &Agent) -> String {
 #[test]
 fn a_second_machine_of_a_name_is_refused_while_the_first_is_alive_and_takes_over_afterwards() {
     let mut cluster = Cluster::hosts("samename", &Plan::default()).unwrap();
-    keep_router_addresses(&cluster);
     cluster.start_etcd().unwrap();
     for node in ["n1", "n2"] {
         cluster.start_agent(node).unwrap();

@@ -1,13 +1,16 @@
 //! The link and the addresses below: what comes back is as before, what changes is followed.
 
 use std::net::IpAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use netlink::{NetNs, PeerMonitor, PeerNews};
 use testkit::{Cluster, Ns, Plan, inspect};
 
 use super::{TUNNEL, ip, peer_routes, routes_to, set_sysctl};
 use crate::common::{SOON, Streams, await_that, expect_reach, up};
+
+/// Much longer than another address takes to be published, and much shorter than one that is gone.
+const AWAY: Duration = Duration::from_millis(500);
 
 /// What happens to routes, neighbours and tunnel entries of a node while something happens elsewhere.
 struct Quiet(PeerMonitor);
@@ -73,6 +76,30 @@ fn a_link_that_flaps_gets_its_routes_back_and_no_other_node_notices() {
         println!("{node}: {lost:?} lost");
         quiet.into_iter().for_each(Quiet::expect);
     }
+}
+
+#[test]
+fn an_address_that_is_away_for_a_moment_is_still_published() {
+    let cluster = up("renewed", &Plan { subnets: 2, ..Plan::default() });
+    let [n1, n2, n3] = ["n1", "n2", "n3"].map(|name| cluster.node(name).unwrap());
+    let (before, routes) = (published(&cluster, "n3"), peer_routes(n3));
+    let (quiet, streams) =
+        ([n1, n2].map(|node| Quiet::on(node)), Streams::between(&cluster, &[("p1", "p3"), ("p2", "p3")]));
+    let away = Instant::now();
+    ip(n3, "addr del fd99:1::3/64 dev eth0");
+    // The node itself goes another way at once. The others are not told, though the store is there to be told.
+    await_that("n3 to see it", SOON, || peer_routes(n3) != routes);
+    await_that("some time", SOON, || {
+        assert_eq!(published(&cluster, "n3"), before);
+        away.elapsed() > AWAY
+    });
+    ip(n3, "addr add fd99:1::3/64 dev eth0 nodad");
+    ip(n3, "route replace default via fd99:1::fe dev eth0");
+    await_that("n3 to go the old way", SOON, || peer_routes(n3) == routes);
+    expect_reach(&cluster, SOON);
+    quiet.into_iter().for_each(Quiet::expect);
+    let lost = streams.expect_lost_at_most(AWAY);
+    println!("{lost:?} lost");
 }
 
 /// What the store has of a node.

@@ -91,6 +91,15 @@ fn a3_a_network_without_a_free_block_says_what_to_do_and_a_removed_node_gives_it
     let told = problems(cluster.agent("n3").unwrap());
     assert!(told.iter().any(|problem| has_all(problem["what"].as_str().unwrap())), "{told:?}");
 
+    // Nor is there another for one that is full.
+    for number in 0..5 {
+        cluster.pod("n1", &format!("p{number}")).unwrap();
+    }
+    let full = format!("{:#}", cluster.pod("n1", "p5").unwrap_err());
+    assert!(full.contains("no free address left in 10.9.0.") && full.contains("remove pods"), "{full}");
+    let refused = status(&cluster, "n1").error().unwrap();
+    assert!(refused.code == 50 && refused.msg.contains("no free address left"), "{refused:?}");
+
     let socket = cluster.agent("n2").unwrap().socket().display().to_string();
     let remove = |cluster: &Cluster| {
         cluster.agent("n2").unwrap().podwire(&["node", "rm", "n1", "--socket", &socket]).unwrap()
