@@ -1,1 +1,0 @@
-../cluster/common.rs
