@@ -8,7 +8,7 @@ export PODWIRE_CNI := $(RELEASE)/podwire-cni
 export PODWIRE := $(RELEASE)/podwire
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test lint bench soak clean
+.PHONY: help build demo lab test lint bench soak clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' Makefile
@@ -21,6 +21,12 @@ build: ## target/release/podwire-cni (static) and target/release/podwire
 demo: build ## an agent and two pods, both families, a kill, repairs, and nothing left behind
 	@tools/setup demo
 	@$(RELEASE)/podwire demo
+
+lab: build ## three nodes on etcd that stay up to try things on, and who reaches whom; what is needed is installed first
+	@tools/setup lab
+	@$(RELEASE)/podwire lab up --nodes 3 && $(RELEASE)/podwire lab test
+	@echo
+	@echo "It stays up. Go on with $(RELEASE)/podwire lab --help, and end with $(RELEASE)/podwire lab down"
 
 test: lint build ## everything: format, lints, unit, property and kernel tests
 	@tools/setup test

@@ -41,6 +41,12 @@ impl Defaults {
         text.split(',').map(|block| block.parse().ok()).collect()
     }
 
+    /// Does a config have the blocks there are now, wherever it has them from?
+    pub(crate) fn is_current(&self, config: &Config) -> bool {
+        let values = Arc::clone(&self.values.read().unwrap_or_else(PoisonError::into_inner));
+        values.get(SUBNET) == config.map.get(SUBNET)
+    }
+
     /// Gives such a config the blocks there are now.
     pub(crate) fn refill(&self, config: &mut Config) {
         let values = Arc::clone(&self.values.read().unwrap_or_else(PoisonError::into_inner));

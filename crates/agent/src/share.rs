@@ -62,6 +62,13 @@ impl Share {
         Some(self.sets().iter().min_by_key(free)?.ranges().first()?.subnet())
     }
 
+    /// Does a pod have an address of it? What cannot be read may be one.
+    pub(crate) fn is_used(&self, run_dir: &Path, network: &NetworkName) -> bool {
+        let Ok(state) = State::open_existing(run_dir) else { return true };
+        let Some(network) = state.and_then(|state| state.existing_network(network)) else { return false };
+        self.sets().iter().any(|set| network.in_use_of(set).map_or(true, |count| count > 0))
+    }
+
     fn sets(&self) -> &[RangeSet] {
         match &self.conf.addresses {
             Addresses::Own(pools) => pools.sets(),
@@ -108,6 +115,16 @@ impl Shares {
 
     pub(crate) fn set(&self, share: Arc<Share>) {
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = Ok(share);
+    }
+
+    /// There is none any more. Was there one?
+    pub(crate) fn withdraw(&self, reason: impl Into<String>) -> bool {
+        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        let was_there = current.is_ok();
+        if was_there {
+            *current = Err(reason.into());
+        }
+        was_there
     }
 
     /// Says why there is none yet; a share that is there stays.

@@ -6,18 +6,18 @@
 //!                          └ Cancel: set when the client hangs up, or a DEL of the same attachment comes
 //! ```
 
+mod blocks;
 mod drain;
 mod turns;
 
 use std::borrow::Cow;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use api::{CniAnswer, CniCall};
 use cni::{Code, Env, Error, Failure, Request, Version};
 use engine::{Caller, Done, Resident, Wait};
-use ipnet::IpNet;
 use serde_json::{Map, Value};
 use types::{AttachmentKey, NetworkName, RequestId};
 
@@ -27,6 +27,7 @@ use crate::log::{self, Ending, Subject};
 use crate::metrics::Metrics;
 use crate::queue::Lane;
 use crate::tombstones::Drain;
+use blocks::Growth;
 use drain::AT_ONCE;
 use turns::{Cancel, NoTurn, Purpose, Turn, Turns, Unwanted};
 
@@ -45,11 +46,6 @@ pub(crate) struct Settings {
 /// The engine, or what stands in for it in tests.
 pub(crate) type Serve = dyn Fn(&Request, &[String], &Caller<'_>) -> Result<Done, Error> + Send + Sync;
 
-/// Gets this node more addresses beside those of these blocks, which have none left; it may take a while.
-pub(crate) type Grow = dyn Fn(&[IpNet]) -> Result<(), String> + Send + Sync;
-
-struct Growth(Box<Grow>);
-
 pub(crate) struct Work {
     network: NetworkName,
     defaults: Defaults,
@@ -60,6 +56,8 @@ pub(crate) struct Work {
     resident: Resident,
     serve: Box<Serve>,
     growth: OnceLock<Growth>,
+    /// Why this node has no addresses of its own network to give.
+    lacking: RwLock<Option<String>>,
 }
 
 /// What the client gets.
@@ -83,6 +81,7 @@ impl Work {
             resident: Resident::default(),
             serve: Box::new(engine::serve),
             growth: OnceLock::new(),
+            lacking: RwLock::default(),
         }
     }
 
@@ -94,26 +93,7 @@ impl Work {
     /// What configs of our network may leave out, from now on.
     pub(crate) fn change_defaults(&self, values: Map<String, Value>) {
         self.defaults.change(values);
-    }
-
-    /// How this node gets more addresses.
-    pub(crate) fn grow_by(&self, grow: Box<Grow>) {
-        // It is said once, at the start.
-        let _ = self.growth.set(Growth(grow));
-    }
-
-    /// The same request once more, for a node that has more addresses now than when it was made.
-    fn with_more(&self, request: &Request) -> Option<Request> {
-        let Request::Add(call) = request else { return None };
-        let growth = self.growth.get().filter(|_| call.config.name == self.network)?;
-        let seen = self.defaults.filled_blocks(&call.config)?;
-        if let Err(why) = (growth.0)(&seen) {
-            tracing::warn!("there are no addresses left, and no more to be had: {why}");
-            return None;
-        }
-        let mut call = call.clone();
-        self.defaults.refill(&mut call.config);
-        Some(Request::Add(call))
+        *self.lacking.write().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     /// What requests remember of the kernel.
@@ -292,16 +272,26 @@ impl Task {
             wait: Wait::UntilGone,
             resident: Some(&self.work.resident),
         };
-        let mut served = (self.work.serve)(&self.request, &self.path, &caller);
-        let mut request = Cow::Borrowed(&self.request);
+        let mut request = self.work.with_current(&self.request)?;
+        let mut served = (self.work.serve)(&request, &self.path, &caller);
         // Each family may be short of addresses.
         for _ in 0..2 {
-            if !served.as_ref().is_err_and(|error| error.code == Code::AddressesExhausted) {
+            let Err(error) = &served else { break };
+            if error.code != Code::AddressesExhausted {
                 break;
             }
-            let Some(more) = self.work.with_more(&request) else { break };
-            served = (self.work.serve)(&more, &self.path, &caller);
-            request = Cow::Owned(more);
+            match self.work.with_more(&request) {
+                Ok(None) => break,
+                Ok(Some(more)) => {
+                    served = (self.work.serve)(&more, &self.path, &caller);
+                    request = Cow::Owned(more);
+                }
+                Err(why) => {
+                    let sofar = if error.details.is_empty() { "" } else { "; " };
+                    let details = format!("{}{sofar}no other block: {why}", error.details);
+                    return Err(error.clone().with_details(details));
+                }
+            }
         }
         served
     }

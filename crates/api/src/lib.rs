@@ -20,7 +20,9 @@ pub use cluster::{
     BlockView, BlocksView, NodeView, Removed, RouteState, RouteTransport, RouteView, SubnetView,
 };
 pub use message::{CniAnswer, CniCall};
-pub use paths::{ATTACHMENTS, BLOCKS, CNI, CNI_CONFIG, HEALTH, MAX_BODY, METRICS, NODES, READY, ROUTES, STATUS, VERSION};
+pub use paths::{
+    ATTACHMENTS, BLOCKS, CNI, CNI_CONFIG, HEALTH, MAX_BODY, METRICS, NODES, READY, ROUTES, STATUS, VERSION,
+};
 pub use status::{
     BlockUse, Counts, InstalledFile, NetworkStatus, Problem, Readiness, ReconcileStatus, Repair, Status,
 };

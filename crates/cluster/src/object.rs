@@ -61,6 +61,10 @@ pub struct NetworkSpec {
     pub subnets: Vec<IpNet>,
     /// How many bits a block's prefix is longer than its subnet's.
     pub margin: u8,
+    /// Of the tunnels: who has another one drops what comes. Which way a node sends by is its own choice, since a node takes in
+    /// what comes by either.
+    pub vni: u32,
+    pub vxlan_port: u16,
 }
 
 /// A node, without a lease: what others send to its pods by. It goes only when the node is removed for good.

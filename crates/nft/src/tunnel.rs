@@ -17,15 +17,17 @@ const SET: &str = "tell the firewall which devices lead to other nodes";
 const TRIES: usize = 4;
 
 impl Firewall {
-    /// Makes these the devices that lead to other nodes, and no others; says what was changed. The table is made where
-    /// it is missing and needed. Members stay through every [`Firewall::repair`], but not through a flush of all tables:
-    /// whoever keeps them asks again.
-    pub fn set_tunnels(&mut self, names: &[IfName]) -> Result<Vec<String>, Error> {
+    /// Makes those that are `wanted` known as devices that lead to other nodes, and of `ours` no others; says what was
+    /// changed. Names that are not ours stay: another network of this machine may have tunnels, too. The table is made
+    /// where it is missing and needed. Members stay through every [`Firewall::repair`], but not through a flush of all
+    /// tables: whoever keeps them asks again.
+    pub fn set_tunnels(&mut self, ours: &[IfName], wanted: &[IfName]) -> Result<Vec<String>, Error> {
         let mut last = None;
         for _ in 0..TRIES {
             let have = self.tunnels()?;
-            let coming: Vec<&IfName> = names.iter().filter(|name| !have.contains(name)).collect();
-            let leaving: Vec<&IfName> = have.iter().filter(|name| !names.contains(name)).collect();
+            let coming: Vec<&IfName> = wanted.iter().filter(|name| !have.contains(name)).collect();
+            let is_leaving = |name: &&IfName| ours.contains(name) && !wanted.contains(name);
+            let leaving: Vec<&IfName> = have.iter().filter(is_leaving).collect();
             if coming.is_empty() && leaving.is_empty() {
                 return Ok(Vec::new());
             }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use agent::config::{Config, Flags};
 
 use crate::cli::Which;
+use crate::print;
 
 #[derive(Debug)]
 pub(crate) struct Folders {
@@ -57,9 +58,9 @@ impl Configured {
                 Self { run_dir: config.run_dir, socket: config.socket, state_dir: config.state_dir }
             }
             Err(error) => {
-                eprintln!(
+                print::warn(format_args!(
                     "podwire: the agent's configuration is not right, its default folders are used: {error}"
-                );
+                ));
                 let run_dir = PathBuf::from(netconf::DEFAULT_RUN_DIR);
                 let socket = netconf::default_socket(&run_dir);
                 Self { run_dir, socket, state_dir: PathBuf::from("/var/lib/podwire") }

@@ -16,7 +16,7 @@ fn main() -> ExitCode {
     match run(Cli::parse()) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("podwire: {error:#}");
+            print::warn(format_args!("podwire: {}", print::causes(&error)));
             ExitCode::FAILURE
         }
     }

@@ -1,11 +1,55 @@
-//! Tables that a person can read. Everything that goes to stdout for people goes through here.
+//! Tables that a person can read, and the way out. Everything that a command says goes through here.
 
+use std::fmt::Display;
+use std::io::{self, ErrorKind, Write};
+
+use anyhow::{Context, Result};
 use comfy_table::presets::NOTHING;
 use comfy_table::{ContentArrangement, Table};
 
 /// What fits on most screens and into a mail.
 pub(crate) const WIDTH: usize = 100;
 const BAR: usize = 20;
+
+/// A line, or several, on stdout. A reader that has gone (`| head`) has seen enough, and that is no failure; what cannot be
+/// written for any other reason is one.
+pub(crate) fn say(text: impl Display) -> Result<()> {
+    write(io::stdout().lock(), format_args!("{text}\n"))
+}
+
+/// The same without an end of line: the text has its own.
+pub(crate) fn say_text(text: &str) -> Result<()> {
+    write(io::stdout().lock(), text)
+}
+
+/// For programs, and still readable.
+pub(crate) fn say_json(value: &impl serde::Serialize) -> Result<()> {
+    say(serde_json::to_string_pretty(value)?)
+}
+
+fn write(mut out: impl Write, text: impl Display) -> Result<()> {
+    match write!(out, "{text}").and_then(|()| out.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("cannot write to stdout"),
+    }
+}
+
+/// A line on stderr. Where that cannot be written, there is nobody left to tell.
+pub(crate) fn warn(text: impl Display) {
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
+/// What went wrong, and why. Many errors have their cause in their own sentence: it is not told twice.
+pub(crate) fn causes(error: &anyhow::Error) -> String {
+    let mut told = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !told.contains(&cause) {
+            told.push_str(": ");
+            told.push_str(&cause);
+        }
+    }
+    told
+}
 
 /// A table without lines, as `kubectl` and `ip -br` print them.
 pub(crate) fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
@@ -105,6 +149,34 @@ mod tests {
         assert_eq!(wrap("one two three", 7), "one two\nthree");
         assert_eq!(wrap("a /very/long/path b", 5), "a\n/very/long/path\nb");
         assert_eq!(hang("a\nb", 2), "a\n  b");
+    }
+
+    /// Says no to everything, in this way.
+    struct Closed(ErrorKind);
+
+    impl Write for Closed {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            Err(self.0.into())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Err(self.0.into())
+        }
+    }
+
+    #[test]
+    fn a_reader_that_has_gone_is_no_failure_and_a_full_disk_is() {
+        assert!(write(Closed(ErrorKind::BrokenPipe), "x").is_ok());
+        let error = write(Closed(ErrorKind::StorageFull), "x").unwrap_err();
+        assert!(causes(&error).starts_with("cannot write to stdout: "), "{error:#}");
+    }
+
+    #[test]
+    fn a_cause_is_told_once() {
+        let inner = || anyhow::Error::from(io::Error::other("no such thing"));
+        assert_eq!(causes(&inner().context("cannot open a")), "cannot open a: no such thing");
+        let told = inner().context("cannot open a (no such thing): make it").context("b");
+        assert_eq!(causes(&told), "b: cannot open a (no such thing): make it");
     }
 
     #[test]

@@ -14,9 +14,9 @@ pub enum StoreConfig {
 
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct EtcdConfig {
-    /// `https://host:2379`, `http://host:2379`; `host:2379` is https if there is a CA, else http.
+    /// `https://host:2379`, `http://host:2379`; `host:2379` is https if there is a CA or a certificate, else http.
     pub endpoints: Vec<String>,
-    /// PEM: who signs the servers' certificates. Files are read anew with every connection.
+    /// PEM: who signs the servers' certificates; none: whom the system trusts. Files are read anew with every connection.
     pub ca: Option<PathBuf>,
     /// PEM: our certificate and its key.
     pub cert: Option<PathBuf>,

@@ -16,6 +16,8 @@ use crate::{DEADLINE, Identity, Node, Ns, built};
 const BINARY: &str = "podwire";
 /// Names the program to run instead of what lies in the target folder.
 const OVERRIDE: &str = "PODWIRE";
+/// Its config file, in its folder.
+pub(crate) const CONFIG: &str = "agent.toml";
 /// How long one question may take.
 const QUESTION: Duration = Duration::from_secs(5);
 
@@ -48,6 +50,10 @@ impl Agent {
 
     /// The same with its folders in another one than the node's: a second agent on one node.
     pub fn in_dir(node: &Node, dir: &Path, flags: &[&str]) -> Result<Self> {
+        Self::of_program(program()?, (node, dir), flags)
+    }
+
+    fn of_program(program: PathBuf, (node, dir): (&Node, &Path), flags: &[&str]) -> Result<Self> {
         fs::create_dir_all(dir).with_context(|| format!("cannot make folder {}", dir.display()))?;
         let run_dir = dir.join("state");
         let mut all: Vec<String> = Vec::new();
@@ -55,7 +61,7 @@ impl Agent {
             all.extend([flag.to_owned(), dir.display().to_string()]);
         }
         // Nothing of the machine's own is ever read or written.
-        let config = dir.join("agent.toml");
+        let config = dir.join(CONFIG);
         if !config.exists() {
             fs::write(&config, "").with_context(|| format!("cannot write {}", config.display()))?;
         }
@@ -63,7 +69,7 @@ impl Agent {
         all.extend(flags.iter().map(|&flag| flag.to_owned()));
         Ok(Self {
             ns: (**node).clone(),
-            program: program()?,
+            program,
             flags: all,
             env: vec![],
             run_dir,
@@ -73,10 +79,12 @@ impl Agent {
         })
     }
 
-    /// The same for a cluster, which decides how long it lives.
-    pub(crate) fn of_cluster(node: &Node, flags: &[String], life: &Life) -> Result<Self> {
+    /// The same for a cluster, which decides how long it lives, and which program it is if not the one that was built.
+    pub(crate) fn of_cluster(node: &Node, flags: &[String], life: (&Life, Option<&Path>)) -> Result<Self> {
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
-        let mut agent = Self::new(node, &flags)?;
+        let (life, other) = life;
+        let program = other.map_or_else(program, |other| Ok(other.to_owned()))?;
+        let mut agent = Self::of_program(program, (node, node.dir()), &flags)?;
         agent.life = life.clone();
         Ok(agent)
     }

@@ -41,7 +41,7 @@ pub use agent::Agent;
 pub use call::{Call, Verb, with_prev_result};
 pub use cluster::{
     Cell, Cluster, Condition, Extra, Families, Kept, Matrix, Plan, Progress, Reach, Removed, Spot, Store,
-    Tls, Transport, Way, Wired, remove_kept,
+    Tls, Transport, Way, Wired, clear_kept, remove_kept,
 };
 pub use echo::{Echo, tcp_echo, udp_echo};
 pub use etcd::{Etcd, Member};

@@ -13,8 +13,12 @@ pub enum NameError {
     Charset { what: &'static str, value: String },
     #[error("interface name {0:?} is invalid: it must have 1 to 15 bytes")]
     IfNameLength(String),
-    #[error("interface name {0:?} is invalid: it must not be '.' or '..' nor hold '/', ':' or white space")]
+    #[error(
+        "interface name {0:?} is invalid: it must not be '.' or '..' nor hold '/', ':', '%' or white space"
+    )]
     IfNameCharset(String),
+    #[error("interface name {0:?} is invalid: the kernel's settings for all links have that name")]
+    IfNameReserved(String),
     #[error("request id {0:?} is invalid: it must be 32 hexadecimal digits")]
     RequestId(String),
     #[error("node uid {0:?} is invalid: it must be 32 hexadecimal digits")]
@@ -104,9 +108,14 @@ name_type!(
         if v.is_empty() || v.len() > 15 {
             return Err(NameError::IfNameLength(v.to_owned()));
         }
-        let bad = |c: char| c == '/' || c == ':' || c.is_whitespace() || c == '\0';
+        // Of a name with `%d` the kernel makes another one, with a number: what was made would never be found again.
+        let bad = |c: char| matches!(c, '/' | ':' | '%' | '\0') || c.is_whitespace();
         if v == "." || v == ".." || v.chars().any(bad) {
             return Err(NameError::IfNameCharset(v.to_owned()));
+        }
+        // Folders in /proc/sys/net/ipv4/conf: the kernel refuses links of that name, but only halfway.
+        if matches!(v, "all" | "default") {
+            return Err(NameError::IfNameReserved(v.to_owned()));
         }
         Ok(())
     }
@@ -187,11 +196,16 @@ mod tests {
 
     #[test]
     fn e3_ifnames_are_what_the_kernel_takes() {
-        for good in ["eth0", "a", "fifteen-bytes-x", "net.1", "eth0@x"] {
+        for good in ["eth0", "a", "fifteen-bytes-x", "net.1", "eth0@x", "all0", "lo"] {
             assert!(IfName::try_from(good).is_ok(), "{good}");
         }
-        for bad in ["", ".", "..", "a/b", "a:b", "a b", "a\tb", "sixteen-bytes-xx", "a\0b"] {
+        for bad in ["", ".", "..", "a/b", "a:b", "a b", "a\tb", "sixteen-bytes-xx", "a\0b", "all", "default"]
+        {
             assert!(IfName::try_from(bad).is_err(), "{bad}");
+        }
+        for pattern in ["br%d", "%", "a%%b"] {
+            let error = IfName::try_from(pattern).unwrap_err().to_string();
+            assert!(error.contains(pattern) && error.contains("'%'"), "{error}");
         }
     }
 }

@@ -51,7 +51,8 @@ impl Lease {
 }
 
 /// Whether the key could be set.
-enum Said {
+#[derive(Debug)]
+pub(super) enum Said {
     Yes(LeaseId),
     /// Another machine says so of our name.
     Taken,
@@ -83,17 +84,19 @@ impl Herald {
         }
     }
 
-    async fn say(&self, since: u64) -> Result<Said, store::Error> {
+    pub(super) async fn say(&self, since: u64) -> Result<Said, store::Error> {
         let Registry { store, layout } = &self.registry;
         let key = layout.alive(&self.name);
         let found = store.get(&key).await?;
         let compare = match &found {
             None => Compare::Absent(key.clone()),
             Some(entry) => {
-                if Alive::decode(&entry.value).is_ok_and(|alive| alive.uid != self.uid) {
-                    return Ok(Said::Taken);
+                match Alive::decode(&entry.value) {
+                    Ok(alive) if alive.uid != self.uid => return Ok(Said::Taken),
+                    // Whoever knows more than we do wrote it: never overwritten.
+                    Err(error) if error.is_newer() => return Ok(Said::Taken),
+                    Ok(_) | Err(_) => Compare::Revision(key.clone(), entry.revision),
                 }
-                Compare::Revision(key.clone(), entry.revision)
             }
         };
         let lease = store.grant(TTL).await?;

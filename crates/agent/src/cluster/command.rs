@@ -1,22 +1,31 @@
 //! What the rest of the agent asks of the cluster's side.
 
-use std::sync::mpsc::SyncSender;
+use std::sync::Arc;
 
-use cluster::{Alive, BlockClaim, NodeRecord, Object as _};
+use cluster::{Alive, BlockClaim, DecodeError, NodeRecord, Object as _};
 use ipnet::IpNet;
-use store::{Change, Compare, Outcome};
+use store::{Change, Compare, Entry, Outcome};
 use tokio::sync::oneshot;
 use types::NodeName;
 
+use super::grow::Wish;
 use super::join::Registry;
 
-/// How often something is read again that changed under our eyes.
-const TRIES: u32 = 10;
+/// How often something is read again that changed under our eyes; also how many transactions a node's claims may need.
+const TRIES: u32 = 20;
+/// Claims that go in one transaction.
+const AT_ONCE: usize = 100;
 
 #[derive(Debug)]
 pub(crate) enum Command {
-    /// One more block of this one's family: it is full.
-    Grow { like: IpNet, done: SyncSender<Result<(), String>> },
+    /// One more block. The member alone does so, since it is about its own record.
+    Grow(Arc<Wish>),
+    Ask(Ask),
+}
+
+/// What takes nothing but the store.
+#[derive(Debug)]
+pub(crate) enum Ask {
     /// Everything that stands in the store.
     Look(oneshot::Sender<Result<Contents, String>>),
     /// Removes a node for good; the blocks that are free now.
@@ -32,24 +41,40 @@ pub(crate) struct Contents {
 }
 
 impl Command {
-    /// Answers that it cannot be done now. Whoever asked may have given up.
+    /// Answers that it cannot be done now.
     pub(super) fn refuse(self, why: &str) {
         match self {
-            Self::Grow { done, .. } => drop(done.send(Err(why.to_owned()))),
+            Self::Grow(wish) => wish.answer(Err(why.to_owned())),
+            Self::Ask(ask) => ask.refuse(why),
+        }
+    }
+}
+
+impl Ask {
+    /// Whoever asked may have given up.
+    pub(super) fn refuse(self, why: &str) {
+        match self {
             Self::Look(done) => drop(done.send(Err(why.to_owned()))),
             Self::Remove { done, .. } => drop(done.send(Err(why.to_owned()))),
         }
     }
 
-    pub(super) async fn answer(self, registry: &Registry, own: &NodeName) {
+    /// Nobody waits for the answer any more.
+    pub(super) fn is_over(&self) -> bool {
         match self {
-            Self::Grow { .. } => self.refuse("a block is claimed by the member alone"),
-            Self::Look(done) => drop(done.send(look(registry).await.map_err(|e| e.to_string()))),
+            Self::Look(done) => done.is_closed(),
+            Self::Remove { done, .. } => done.is_closed(),
+        }
+    }
+
+    pub(super) async fn answer(self, registry: Registry, own: NodeName) {
+        match self {
+            Self::Look(done) => drop(done.send(look(&registry).await.map_err(|e| e.to_string()))),
             Self::Remove { name, force, done } => {
-                let removed = if name == *own {
+                let removed = if name == own {
                     Err(format!("{name} is this node: stop its agent, then remove it from another node"))
                 } else {
-                    remove(registry, &name, force).await
+                    remove(&registry, &name, force).await
                 };
                 drop(done.send(removed));
             }
@@ -73,39 +98,66 @@ pub(crate) async fn look(registry: &Registry) -> Result<Contents, store::Error> 
     Ok(contents)
 }
 
-/// Takes a node and its claims out of the store. While its agent is alive only by force, and it will come back.
+/// Takes a node and its claims out of the store, also claims that no record names. While its agent is alive only by force,
+/// and it will come back.
 async fn remove(registry: &Registry, name: &NodeName, force: bool) -> Result<Vec<IpNet>, String> {
     let Registry { store, layout } = registry;
     let told = |error: store::Error| error.to_string();
     let (node, alive) = (layout.node(name), layout.alive(name));
+    let mut freed = Vec::new();
     for _ in 0..TRIES {
-        let Some(entry) = store.get(&node).await.map_err(told)? else {
-            return Err(format!("there is no node {name} in the store: see `podwire nodes`"));
-        };
-        let record = NodeRecord::decode(&entry.value).map_err(|e| format!("{node} in the store: {e}"))?;
+        let record = store.get(&node).await.map_err(told)?;
+        if let Some(entry) = &record {
+            may_remove(entry, force)?;
+        }
+        let mut claims = claims_of(registry, name).await.map_err(told)?;
+        if record.is_none() && claims.is_empty() {
+            let nothing = || format!("there is no node {name} in the store: see `podwire nodes`");
+            return if freed.is_empty() { Err(nothing()) } else { Ok(freed) };
+        }
         let lives = store.get(&alive).await.map_err(told)?.is_some();
         if lives && !force {
             return Err(format!(
                 "the agent of {name} is alive: stop it first (with --force its record goes all the same, and comes back)"
             ));
         }
-        let mut compares = vec![Compare::Revision(node.clone(), entry.revision)];
-        if !lives {
-            compares.push(Compare::Absent(alive.clone()));
-        }
-        let mut changes = vec![Change::Delete(node.clone())];
-        let mut freed = Vec::new();
-        for block in &record.blocks {
-            let key = layout.block(block);
-            let claim = store.get(&key).await.map_err(told)?;
-            if claim.is_some_and(|entry| BlockClaim::decode(&entry.value).is_ok_and(|c| c.node == *name)) {
-                changes.push(Change::Delete(key));
-                freed.push(*block);
-            }
-        }
+        let is_last = claims.len() <= AT_ONCE;
+        claims.truncate(AT_ONCE);
+        let mut compares = vec![match &record {
+            Some(entry) => Compare::Revision(node.clone(), entry.revision),
+            None => Compare::Absent(node.clone()),
+        }];
+        compares.extend((!lives).then(|| Compare::Absent(alive.clone())));
+        let mut changes: Vec<Change> =
+            claims.iter().map(|block| Change::Delete(layout.block(block))).collect();
+        changes.extend(record.map(|_| Change::Delete(node.clone())));
         if let Outcome::Done { .. } = store.commit(&compares, &changes).await.map_err(told)? {
-            return Ok(freed);
+            freed.extend(claims);
+            if is_last {
+                return Ok(freed);
+            }
         }
     }
     Err(format!("the record of {name} changed {TRIES} times while it was removed: try again"))
+}
+
+/// What a newer version wrote is never removed; what is damaged only by force, since nobody can tell what it says.
+fn may_remove(entry: &Entry, force: bool) -> Result<(), String> {
+    let key = &entry.key;
+    match NodeRecord::decode(&entry.value) {
+        Ok(_) => Ok(()),
+        Err(DecodeError::Unreadable { .. }) if force => Ok(()),
+        Err(error @ DecodeError::Unreadable { .. }) => {
+            Err(format!("{key} in the store: {error}; --force removes it all the same"))
+        }
+        Err(error @ DecodeError::Newer { .. }) => Err(format!("{key} in the store: {error}")),
+    }
+}
+
+/// The blocks that are claimed by a node, whatever its record says.
+async fn claims_of(registry: &Registry, name: &NodeName) -> Result<Vec<IpNet>, store::Error> {
+    let Registry { store, layout } = registry;
+    let listing = store.list(&layout.blocks()).await?;
+    let is_its = |entry: &&Entry| BlockClaim::decode(&entry.value).is_ok_and(|claim| claim.node == *name);
+    Ok(listing.entries.iter().filter(is_its).filter_map(|entry| layout.block_of(&entry.key)).collect())
 }

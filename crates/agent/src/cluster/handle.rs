@@ -3,40 +3,36 @@
 use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cluster::NodeRecord;
 use ipnet::IpNet;
 use store::Store;
 use tokio::sync::{mpsc, oneshot, watch};
-use tracing::info;
 use types::{Digest, Mac, NetworkName, NodeName};
 
-use super::command::{Command, Contents};
+use super::command::{Ask, Command, Contents};
+use super::grow::{Asker, Growing};
 use super::home::Home;
+use super::kernel::Kernel;
 use super::routes::Question;
 use super::shared::Shared;
-use super::{ClusterError, Parts, Site, is_alone, store_config};
+use super::{ClusterError, Ending, Parts, Site, is_alone, store_config};
 use crate::share::Shares;
 
 /// Questions and commands that may wait.
 const WAITING: usize = 256;
 /// How long somebody who asks waits for the store.
 const PATIENCE: Duration = Duration::from_secs(8);
-/// How long a pod waits for another block.
-const GROW: Duration = Duration::from_secs(3);
 /// How long the end may take.
 const GOODBYE: Duration = Duration::from_secs(1);
-/// When there was no other block, it is asked for again after this time.
-const ASK_AGAIN: Duration = Duration::from_secs(30);
-
 /// Its clones talk to the same one.
 #[derive(Clone)]
 pub(crate) struct Cluster {
     commands: mpsc::Sender<Command>,
     questions: mpsc::Sender<Question>,
     shares: Arc<Shares>,
-    growing: Arc<Mutex<Growing>>,
+    growing: Arc<Growing>,
     is_alone: bool,
     /// Where addresses in use are recorded.
     place: (PathBuf, NetworkName),
@@ -65,12 +61,13 @@ impl Cluster {
             blocks: Vec::new(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
         };
-        let remembered = home.record().filter(|saved| saved.uid == record.uid).map(|saved| saved.blocks);
+        let remembered = home.record().filter(|saved| saved.uid == record.uid);
+        let former = remembered.as_ref().map(|saved| saved.name.clone()).filter(|former| *former != name);
         let (commands, waiting) = mpsc::channel(WAITING);
         let (questions, asked) = mpsc::channel(WAITING);
         let (is_alone, shares) = (is_alone(&config), Arc::clone(&parts.shares));
         let shared = Arc::new(Shared::new(parts, home));
-        shared.remember(remembered.unwrap_or_default());
+        shared.remember(remembered.map(|saved| saved.blocks).unwrap_or_default());
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .max_blocking_threads(2)
@@ -80,14 +77,26 @@ impl Cluster {
             let _inside = runtime.enter();
             Store::open(&store_config(&config, &shared.home))?
         };
+        shared.explain_asking(&store.describe());
         let (stop, stopped) = watch::channel(false);
         let (ending, ended) = std::sync::mpsc::channel::<Infallible>();
-        let site = Site { shared, record, store, commands: waiting, questions: asked, stop: stopped };
+        let kernel = Kernel::open()?;
+        let last = Ending { board: Arc::clone(&shared.board), stop: stopped.clone() };
+        let site = Site {
+            shared,
+            record,
+            former,
+            store,
+            kernel,
+            commands: waiting,
+            questions: asked,
+            stop: stopped,
+        };
         std::thread::Builder::new()
             .name("podwire-cluster".to_owned())
             .stack_size(1 << 20)
             .spawn(move || {
-                let _ending = ending;
+                let (_ending, _last) = (ending, last);
                 runtime.block_on(site.run());
             })
             .map_err(ClusterError::Thread)?;
@@ -105,12 +114,12 @@ impl Cluster {
 
     /// Everything that stands in the store.
     pub(crate) async fn look(&self) -> Result<Contents, String> {
-        self.ask(Command::Look).await
+        self.ask(Ask::Look).await
     }
 
     /// Removes a node for good; the blocks that are free now.
     pub(crate) async fn remove(&self, name: NodeName, force: bool) -> Result<Vec<IpNet>, String> {
-        self.ask(|done| Command::Remove { name, force, done }).await
+        self.ask(|done| Ask::Remove { name, force, done }).await
     }
 
     /// The routes to other nodes: wanted, there, and the difference.
@@ -124,12 +133,11 @@ impl Cluster {
             .map_err(|_| gone())?
     }
 
-    async fn ask<T>(
-        &self,
-        command: impl FnOnce(oneshot::Sender<Result<T, String>>) -> Command,
-    ) -> Result<T, String> {
+    async fn ask<T>(&self, ask: impl FnOnce(oneshot::Sender<Result<T, String>>) -> Ask) -> Result<T, String> {
         let (done, answer) = oneshot::channel();
-        self.commands.try_send(command(done)).map_err(|_| "too many questions wait already".to_owned())?;
+        self.commands
+            .try_send(Command::Ask(ask(done)))
+            .map_err(|_| "too many questions wait already".to_owned())?;
         match tokio::time::timeout(PATIENCE, answer).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(_)) => Err("the agent is stopping".to_owned()),
@@ -140,13 +148,9 @@ impl Cluster {
     /// Asks for one more block beside this one, which is full or nearly so. Nobody waits for it, and while one is asked for
     /// nobody asks again.
     pub(crate) fn want_more(&self, like: IpNet) {
-        let Ok(mut growing) = self.growing.try_lock() else { return };
-        if self.is_alone || !growing.is_over() {
-            return;
-        }
-        info!("few addresses are left beside {like}: another block is asked for");
-        if let Ok(answer) = self.ask_for_more(like) {
-            *growing = Growing::Asked { answer, at: Instant::now() };
+        let Ok(share) = self.shares.get() else { return };
+        if !self.is_alone {
+            self.growing.want(Asker { like, seen: &share.blocks, commands: &self.commands });
         }
     }
 
@@ -155,50 +159,16 @@ impl Cluster {
         if self.is_alone {
             return Err("this node has all of the network already".to_owned());
         }
-        let mut growing = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
-        let share = self.shares.get()?;
-        if share.blocks != seen {
-            return Ok(());
+        // An answer may be older than the question.
+        for _ in 0..2 {
+            let share = self.shares.get()?;
+            if share.blocks != seen {
+                return Ok(());
+            }
+            let like = share.fullest(&self.place.0, &self.place.1).ok_or("no block of this node is full")?;
+            self.growing.wait(Asker { like, seen, commands: &self.commands })?;
         }
-        let like = share.fullest(&self.place.0, &self.place.1).ok_or("no block of this node is full")?;
-        let answer = match std::mem::take(&mut *growing) {
-            Growing::Asked { answer, .. } => answer,
-            Growing::No => self.ask_for_more(like)?,
-        };
-        answer.recv_timeout(GROW).map_err(|_| "the store did not answer in time".to_owned())?
-    }
-
-    fn ask_for_more(&self, like: IpNet) -> Result<Answer, String> {
-        let (done, answer) = std::sync::mpsc::sync_channel(1);
-        self.commands
-            .try_send(Command::Grow { like, done })
-            .map_err(|_| "too many questions wait already".to_owned())?;
-        Ok(answer)
-    }
-}
-
-/// Whether another block was asked for.
-#[derive(Default)]
-enum Growing {
-    #[default]
-    No,
-    Asked {
-        answer: Answer,
-        at: Instant,
-    },
-}
-
-type Answer = std::sync::mpsc::Receiver<Result<(), String>>;
-
-impl Growing {
-    /// May be asked for again? Where there was none, not at once.
-    fn is_over(&self) -> bool {
-        match self {
-            Self::No => true,
-            Self::Asked { answer, at } => match answer.try_recv() {
-                Ok(Ok(())) | Err(std::sync::mpsc::TryRecvError::Disconnected) => true,
-                Ok(Err(_)) | Err(std::sync::mpsc::TryRecvError::Empty) => at.elapsed() > ASK_AGAIN,
-            },
-        }
+        let has_more = self.shares.get()?.blocks != seen;
+        if has_more { Ok(()) } else { Err("the store gave no other block".to_owned()) }
     }
 }

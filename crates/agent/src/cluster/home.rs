@@ -4,6 +4,7 @@
 //! uid          who this machine is, chosen once
 //! node.json    its record as the store had it last: its blocks are its own also while the store is away
 //! peers.json   the others, for a node that boots while the store is away
+//! mtu          that of its pods, for a node that boots before its link has an address
 //! ```
 //!
 //! Each is written beside, flushed, and renamed into place.
@@ -86,6 +87,15 @@ impl Home {
             text.push(b'\n');
         }
         self.write("peers.json", &text)
+    }
+
+    /// The MTU that was saved last. One that cannot be read is found out again.
+    pub(crate) fn mtu(&self) -> Option<u32> {
+        fs::read_to_string(self.dir.join("mtu")).ok()?.trim().parse().ok()
+    }
+
+    pub(crate) fn save_mtu(&self, mtu: u32) -> Result<(), HomeError> {
+        self.write("mtu", format!("{mtu}\n").as_bytes())
     }
 
     fn write(&self, name: &str, bytes: &[u8]) -> Result<(), HomeError> {
@@ -173,6 +183,16 @@ mod tests {
         let error = home(dir.path()).uid().unwrap_err().to_string();
         assert!(error.contains("restore it, or remove it"), "{error}");
         assert_eq!(fs::read_to_string(&path).unwrap(), "not a uid");
+    }
+
+    #[test]
+    fn an_mtu_is_remembered_and_a_damaged_one_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(home(dir.path()).mtu(), None);
+        home(dir.path()).save_mtu(8950).unwrap();
+        assert_eq!(home(dir.path()).mtu(), Some(8950));
+        fs::write(dir.path().join("pods/mtu"), "much").unwrap();
+        assert_eq!(home(dir.path()).mtu(), None);
     }
 
     #[test]

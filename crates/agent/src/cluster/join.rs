@@ -3,8 +3,6 @@
 //! Everything is decided by transactions: a node's name belongs to the uid in its record, a block to the claim that is
 //! named by it, and a record never names a block without the claim (both are written in one transaction).
 
-use std::collections::BTreeSet;
-
 use cluster::{Alive, BlockClaim, Cut, CutError, DecodeError, Layout, NetworkSpec, NodeRecord, Object};
 use ipnet::IpNet;
 use store::{Change, Compare, Entry, Outcome, Store};
@@ -12,9 +10,7 @@ use tracing::{info, warn};
 use types::NodeName;
 
 /// How often something is read again that changed under our eyes.
-const TRIES: u32 = 20;
-/// How many claims are tried before the list of free ones is read again.
-const CLAIMS: usize = 32;
+pub(super) const TRIES: u32 = 20;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum JoinError {
@@ -39,6 +35,16 @@ pub(crate) enum JoinError {
          NAME`), or use a larger subnet"
     )]
     Exhausted { subnet: IpNet, count: u64 },
+    #[error(
+        "no block of {subnet} is free: some belong to nodes that are known here and are not in the store, which lost its \
+         data; start their agents, or wait until they are given up"
+    )]
+    Awaited { subnet: IpNet },
+    #[error(
+        "this node has {MOST_BLOCKS} blocks, and no node may have more: spread pods over more nodes, or use a smaller \
+         margin, so that blocks are larger"
+    )]
+    TooMany,
     #[error("{what} changed {TRIES} times while it was read")]
     Restless { what: String },
 }
@@ -53,16 +59,24 @@ impl JoinError {
             | Self::Cut(_)
             | Self::Held { .. }
             | Self::Network { .. }
-            | Self::Exhausted { .. } => false,
+            | Self::Exhausted { .. }
+            | Self::Awaited { .. }
+            | Self::TooMany => false,
         }
     }
 }
+
+/// How many blocks a node may have: all of them are written in one transaction when a store lost its data, and etcd takes
+/// 128 changes.
+pub(super) const MOST_BLOCKS: usize = 100;
 
 /// Our record as it stands in the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Joined {
     pub(crate) record: NodeRecord,
     pub(crate) revision: u64,
+    /// Of what all nodes agree on, which holds for this record.
+    pub(crate) network: u64,
     /// Blocks that were ours and belong to another node now.
     pub(crate) lost: Vec<(IpNet, NodeName)>,
     /// We were known before, and the store had no record of us.
@@ -77,6 +91,8 @@ pub(crate) struct Candidate {
     pub(crate) record: NodeRecord,
     /// The blocks it remembers, for a store that forgot them.
     pub(crate) remembered: Vec<IpNet>,
+    /// The name under which it remembers them, if that was another one.
+    pub(crate) former: Option<NodeName>,
 }
 
 /// The cluster's objects in a store.
@@ -92,130 +108,173 @@ struct Found<T> {
     revision: u64,
 }
 
-impl Registry {
-    /// Registers the node, and claims a block of each subnet where it has none.
-    pub(crate) async fn join(&self, candidate: &Candidate) -> Result<Joined, JoinError> {
-        self.agree(&candidate.spec, &candidate.record.name).await?;
-        let mut joined = self.register(candidate).await?;
-        let cuts = cuts(&candidate.spec)?;
-        let lacking = |record: &NodeRecord| -> Vec<Cut> {
-            cuts.iter().copied().filter(|cut| !record.blocks.iter().any(|block| cut.owns(block))).collect()
-        };
-        let missing = lacking(&joined.record);
-        if !missing.is_empty() {
-            // One PUT for all families: the blocks of a node have the same number where they can.
-            let start = self.store.put_counter(self.layout.counter()).await?;
-            for cut in missing {
-                joined = self.claim(joined, &cut, start).await?;
-            }
-        }
-        Ok(joined)
-    }
+/// What stands under a key of ours.
+enum Standing<T> {
+    Absent,
+    Found(Found<T>),
+    /// Damaged, and not by a newer version: it may be written anew.
+    Unreadable {
+        revision: u64,
+        why: DecodeError,
+    },
+}
 
-    /// One more block of this family.
-    pub(crate) async fn grow(&self, joined: Joined, cut: &Cut) -> Result<Joined, JoinError> {
-        let start = self.store.put_counter(self.layout.counter()).await?;
-        self.claim(joined, cut, start).await
+impl Registry {
+    /// Registers the node, with those of its blocks that are still its own. It may have none.
+    pub(crate) async fn enter(&self, candidate: &Candidate) -> Result<Joined, JoinError> {
+        let network = self.agree(&candidate.spec, &candidate.record.name).await?;
+        self.register(candidate, network).await
     }
 
     /// The first node says what the network is, the others must mean the same. A node that is alone may change its mind.
-    async fn agree(&self, ours: &NetworkSpec, name: &NodeName) -> Result<(), JoinError> {
+    /// Gives the revision.
+    async fn agree(&self, ours: &NetworkSpec, name: &NodeName) -> Result<u64, JoinError> {
         let key = self.layout.network();
+        let put = |spec: &NetworkSpec| [Change::Put { key: key.clone(), value: spec.encode(), lease: None }];
         for _ in 0..TRIES {
-            let compare = match self.get::<NetworkSpec>(&key).await? {
-                None => Compare::Absent(key.clone()),
-                Some(theirs) if theirs.object == *ours => return Ok(()),
-                Some(theirs) => {
-                    let nodes = self.store.keys(&self.layout.nodes()).await?;
-                    if nodes.iter().any(|key| self.layout.node_of(key).is_some_and(|node| node != *name)) {
-                        return Err(JoinError::Network { theirs: words(&theirs.object), ours: words(ours) });
-                    }
-                    info!("the network was {} and is {} now", words(&theirs.object), words(ours));
-                    Compare::Revision(key.clone(), theirs.revision)
-                }
+            let theirs = match self.get::<NetworkSpec>(&key).await? {
+                Some(theirs) if theirs.object == *ours => return Ok(theirs.revision),
+                theirs => theirs,
             };
-            let put = Change::Put { key: key.clone(), value: ours.encode(), lease: None };
-            if let Outcome::Done { .. } = self.store.commit(&[compare], &[put]).await? {
-                return Ok(());
+            let refuse =
+                |theirs: &NetworkSpec| JoinError::Network { theirs: words(theirs), ours: words(ours) };
+            let compare = match &theirs {
+                None => Compare::Absent(key.clone()),
+                Some(theirs) if self.has_others(name).await? => return Err(refuse(&theirs.object)),
+                Some(theirs) => Compare::Revision(key.clone(), theirs.revision),
+            };
+            let Outcome::Done { revision } = self.store.commit(&[compare], &put(ours)).await? else {
+                continue;
+            };
+            let Some(theirs) = theirs.map(|found| found.object) else { return Ok(revision) };
+            // Somebody may have come in after we looked. Whoever comes now meets the new one.
+            if self.has_others(name).await? {
+                let back = [Compare::Revision(key.clone(), revision)];
+                self.store.commit(&back, &put(&theirs)).await?;
+                return Err(refuse(&theirs));
             }
+            info!("the network was {} and is {} now", words(&theirs), words(ours));
+            return Ok(revision);
         }
         Err(JoinError::Restless { what: "the network".to_owned() })
     }
 
+    async fn has_others(&self, name: &NodeName) -> Result<bool, JoinError> {
+        let nodes = self.store.keys(&self.layout.nodes()).await?;
+        Ok(nodes.iter().any(|key| self.layout.node_of(key).is_some_and(|node| node != *name)))
+    }
+
     /// Our record, with the blocks that are ours.
-    async fn register(&self, candidate: &Candidate) -> Result<Joined, JoinError> {
-        let cuts = cuts(&candidate.spec)?;
+    pub(super) async fn register(&self, candidate: &Candidate, network: u64) -> Result<Joined, JoinError> {
+        let name = &candidate.record.name;
+        let key = self.layout.node(name);
         for _ in 0..TRIES {
-            let key = self.layout.node(&candidate.record.name);
-            let found = self.get::<NodeRecord>(&key).await?;
-            let mut compares = vec![match &found {
-                None => Compare::Absent(key.clone()),
-                Some(found) => Compare::Revision(key.clone(), found.revision),
-            }];
-            if let Some(found) = found.as_ref().filter(|found| found.object.uid != candidate.record.uid) {
-                compares.push(self.take_over(&found.object).await?);
-            }
-            let before = found.as_ref().map_or(&candidate.remembered, |found| &found.object.blocks);
-            let ours = before.iter().filter(|block| cuts.iter().any(|cut| cut.owns(block)));
-            let claims = self.claims(ours, &candidate.record.name).await?;
+            let standing = self.standing::<NodeRecord>(&key).await?;
+            let mut compares =
+                vec![may_write(&key, &standing), Compare::Revision(self.layout.network(), network)];
+            compares.extend(self.take_over(&standing, &candidate.record).await?);
+            let found = match &standing {
+                Standing::Found(found) => Some(found),
+                Standing::Absent | Standing::Unreadable { .. } => None,
+            };
+            let claims = self.claims(candidate, found.map(|found| &found.object)).await?;
             let record = NodeRecord { blocks: claims.ours, ..candidate.record.clone() };
-            let unclaimed = claims.compares.iter().any(|compare| matches!(compare, Compare::Absent(_)));
-            if let Some(found) = found.as_ref().filter(|found| found.object == record && !unclaimed) {
-                return Ok(Joined {
-                    record,
-                    revision: found.revision,
-                    lost: claims.lost,
-                    was_forgotten: false,
-                });
+            let joined = |revision, was_forgotten| Joined {
+                record: record.clone(),
+                revision,
+                network,
+                lost: claims.lost.clone(),
+                was_forgotten,
+            };
+            if let Some(found) = found.filter(|found| found.object == record && claims.changes.is_empty()) {
+                return Ok(joined(found.revision, false));
             }
-            let was_forgotten = found.is_none() && !candidate.remembered.is_empty();
+            let was_forgotten = matches!(standing, Standing::Absent)
+                && !candidate.remembered.is_empty()
+                && candidate.former.is_none();
             compares.extend(claims.compares);
-            // Blocks that we do not want any more (the network changed) go back.
-            let mut changes: Vec<Change> = claims.puts;
-            changes.extend(self.surrender(before, &record, &candidate.record.name).await?);
-            changes.push(Change::Put { key, value: record.encode(), lease: None });
+            let mut changes = claims.changes;
+            changes.push(Change::Put { key: key.clone(), value: record.encode(), lease: None });
             if let Outcome::Done { revision } = self.store.commit(&compares, &changes).await? {
-                return Ok(Joined { record, revision, lost: claims.lost, was_forgotten });
+                return Ok(joined(revision, was_forgotten));
+            }
+            if self.revision_of(&self.layout.network()).await? != Some(network) {
+                return Err(JoinError::Restless { what: "the network".to_owned() });
             }
         }
-        Err(JoinError::Restless { what: format!("the record of {}", candidate.record.name) })
+        Err(JoinError::Restless { what: format!("the record of {name}") })
     }
 
     /// Another machine had our name. While its agent is alive it keeps it; afterwards name and blocks are ours.
-    async fn take_over(&self, held: &NodeRecord) -> Result<Compare, JoinError> {
-        let key = self.layout.alive(&held.name);
-        if let Some(alive) = self.get::<Alive>(&key).await? {
-            let at: Vec<String> = held.addresses.iter().map(ToString::to_string).collect();
-            let (uid, at) = (alive.object.uid.to_string(), at.join(", "));
-            return Err(JoinError::Held { name: held.name.clone(), uid, at });
+    async fn take_over(
+        &self,
+        standing: &Standing<NodeRecord>,
+        ours: &NodeRecord,
+    ) -> Result<Option<Compare>, JoinError> {
+        let (uid, addresses) = match standing {
+            Standing::Absent => return Ok(None),
+            Standing::Found(found) if found.object.uid == ours.uid => return Ok(None),
+            Standing::Found(found) => (Some(&found.object.uid), found.object.addresses.as_slice()),
+            Standing::Unreadable { .. } => (None, [].as_slice()),
+        };
+        let key = self.layout.alive(&ours.name);
+        match self.standing::<Alive>(&key).await? {
+            Standing::Found(alive) if uid.is_some() || alive.object.uid != ours.uid => {
+                let at: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+                let at = if at.is_empty() { "an unknown address".to_owned() } else { at.join(", ") };
+                Err(JoinError::Held { name: ours.name.clone(), uid: alive.object.uid.to_string(), at })
+            }
+            Standing::Found(alive) => Ok(Some(Compare::Revision(key, alive.revision))),
+            Standing::Unreadable { revision, .. } => Ok(Some(Compare::Revision(key, revision))),
+            Standing::Absent => {
+                if let Some(uid) = uid {
+                    info!(
+                        "the name {} and its blocks belonged to uid {uid}, which is gone: they are ours now",
+                        ours.name
+                    );
+                }
+                Ok(Some(Compare::Absent(key)))
+            }
         }
-        info!(
-            "the name {} and its blocks belonged to uid {}, which is gone: they are ours now",
-            held.name, held.uid
-        );
-        Ok(Compare::Absent(key))
     }
 
-    /// Which of these blocks are ours, or free to be; and what must hold for it.
-    async fn claims<'a>(
-        &self,
-        blocks: impl Iterator<Item = &'a IpNet>,
-        name: &NodeName,
-    ) -> Result<Claims, JoinError> {
+    /// Which of our blocks are still ours, or free to be; and what must hold and change for it.
+    async fn claims(&self, candidate: &Candidate, found: Option<&NodeRecord>) -> Result<Claims, JoinError> {
+        let (cuts, name) = (cuts(&candidate.spec)?, &candidate.record.name);
         let mut claims = Claims::default();
-        for block in blocks {
+        for block in found.map_or(&candidate.remembered, |found| &found.blocks) {
             let key = self.layout.block(block);
-            match self.get::<BlockClaim>(&key).await? {
-                None => {
-                    claims.puts.push(self.put_claim(block, name));
-                    claims.compares.push(Compare::Absent(key));
+            let is_wanted = cuts.iter().any(|cut| cut.owns(block));
+            match self.standing::<BlockClaim>(&key).await? {
+                Standing::Found(claim) if claim.object.node != *name => {
+                    if is_wanted {
+                        warn!("block {block} was ours and belongs to {} now", claim.object.node);
+                        claims.lost.push((*block, claim.object.node));
+                    }
+                    continue;
                 }
-                Some(claim) if claim.object.node == *name => {
+                // The network changed: it goes back.
+                Standing::Found(_) if !is_wanted => {
+                    claims.changes.push(Change::Delete(key));
+                    continue;
+                }
+                Standing::Absent if !is_wanted => continue,
+                // Who removes our claims removes our record too. Where there is none, nothing else tells.
+                Standing::Found(claim) if found.is_none() => {
                     claims.compares.push(Compare::Revision(key, claim.revision));
                 }
-                Some(claim) => {
-                    warn!("block {block} was ours and belongs to {} now", claim.object.node);
-                    claims.lost.push((*block, claim.object.node));
+                Standing::Found(_) => {}
+                Standing::Absent => {
+                    claims.changes.push(self.put_claim(block, name));
+                    claims.compares.push(Compare::Absent(key));
+                }
+                Standing::Unreadable { revision, why } if is_wanted && found.is_some() => {
+                    warn!("{key} in the store is written anew, since our record names it: {why}");
+                    claims.changes.push(self.put_claim(block, name));
+                    claims.compares.push(Compare::Revision(key, revision));
+                }
+                Standing::Unreadable { why, .. } => {
+                    warn!("{key} in the store is left alone, and the block with it: {why}");
                     continue;
                 }
             }
@@ -224,73 +283,45 @@ impl Registry {
         Ok(claims)
     }
 
-    async fn surrender(
-        &self,
-        before: &[IpNet],
-        record: &NodeRecord,
-        name: &NodeName,
-    ) -> Result<Vec<Change>, JoinError> {
-        let mut changes = Vec::new();
-        for block in before.iter().filter(|block| !record.blocks.contains(block)) {
-            let key = self.layout.block(block);
-            if self.get::<BlockClaim>(&key).await?.is_some_and(|claim| claim.object.node == *name) {
-                changes.push(Change::Delete(key));
-            }
-        }
-        Ok(changes)
-    }
-
-    fn put_claim(&self, block: &IpNet, name: &NodeName) -> Change {
+    pub(super) fn put_claim(&self, block: &IpNet, name: &NodeName) -> Change {
         let value = BlockClaim { node: name.clone() }.encode();
         Change::Put { key: self.layout.block(block), value, lease: None }
     }
 
-    /// Claims a block: the transaction on the block's own key decides, whatever the counter said.
-    async fn claim(&self, joined: Joined, cut: &Cut, start: u64) -> Result<Joined, JoinError> {
-        let name = joined.record.name.clone();
-        for _ in 0..TRIES {
-            let keys = self.store.keys(&self.layout.blocks()).await?;
-            let taken: BTreeSet<IpNet> = keys.iter().filter_map(|key| self.layout.block_of(key)).collect();
-            // Somebody may have been given one of another size, under another margin.
-            let odd: Vec<&IpNet> = taken.iter().filter(|block| !cut.owns(block)).collect();
-            let overlaps = |block: &IpNet| odd.iter().any(|odd| odd.contains(block) || block.contains(*odd));
-            let is_taken = |block: &IpNet| taken.contains(block) || overlaps(block);
-            let mut offered = cut.offer(start, is_taken).take(CLAIMS).peekable();
-            if offered.peek().is_none() {
-                return Err(JoinError::Exhausted { subnet: cut.subnet(), count: cut.count() });
-            }
-            for block in offered {
-                let mut record = joined.record.clone();
-                record.blocks.push(block);
-                let key = self.layout.node(&name);
-                let compares = [
-                    Compare::Absent(self.layout.block(&block)),
-                    Compare::Revision(key.clone(), joined.revision),
-                ];
-                let changes =
-                    [self.put_claim(&block, &name), Change::Put { key, value: record.encode(), lease: None }];
-                if let Outcome::Done { revision } = self.store.commit(&compares, &changes).await? {
-                    info!("claimed block {block}");
-                    return Ok(Joined { record, revision, ..joined });
-                }
-                if self.revision_of_record(&name).await? != Some(joined.revision) {
-                    return Err(JoinError::Restless { what: format!("the record of {name}") });
-                }
-            }
-        }
-        Err(JoinError::Restless { what: format!("the list of blocks of {}", cut.subnet()) })
-    }
-
-    async fn revision_of_record(&self, name: &NodeName) -> Result<Option<u64>, JoinError> {
-        Ok(self.store.get(&self.layout.node(name)).await?.map(|entry| entry.revision))
+    pub(super) async fn revision_of(&self, key: &str) -> Result<Option<u64>, JoinError> {
+        Ok(self.store.get(key).await?.map(|entry| entry.revision))
     }
 
     async fn get<T: Object>(&self, key: &str) -> Result<Option<Found<T>>, JoinError> {
-        let found = |entry: Entry| match T::decode(&entry.value) {
-            Ok(object) => Ok(Found { object, revision: entry.revision }),
-            Err(source) => Err(JoinError::Decode { key: entry.key, source }),
+        match self.standing(key).await? {
+            Standing::Absent => Ok(None),
+            Standing::Found(found) => Ok(Some(found)),
+            Standing::Unreadable { why, .. } => Err(JoinError::Decode { key: key.to_owned(), source: why }),
+        }
+    }
+
+    /// What a newer version wrote is an error: nobody here may touch it.
+    async fn standing<T: Object>(&self, key: &str) -> Result<Standing<T>, JoinError> {
+        let Some(Entry { key, value, revision, .. }) = self.store.get(key).await? else {
+            return Ok(Standing::Absent);
         };
-        self.store.get(key).await?.map(found).transpose()
+        match T::decode(&value) {
+            Ok(object) => Ok(Standing::Found(Found { object, revision })),
+            Err(source) if source.is_newer() => Err(JoinError::Decode { key, source }),
+            Err(why) => Ok(Standing::Unreadable { revision, why }),
+        }
+    }
+}
+
+/// What must hold for our record to be written. One that is damaged is nobody's.
+fn may_write(key: &str, standing: &Standing<NodeRecord>) -> Compare {
+    match standing {
+        Standing::Absent => Compare::Absent(key.to_owned()),
+        Standing::Found(found) => Compare::Revision(key.to_owned(), found.revision),
+        Standing::Unreadable { revision, why } => {
+            warn!("{key} in the store is written anew: {why}");
+            Compare::Revision(key.to_owned(), *revision)
+        }
     }
 }
 
@@ -299,7 +330,7 @@ struct Claims {
     ours: Vec<IpNet>,
     lost: Vec<(IpNet, NodeName)>,
     compares: Vec<Compare>,
-    puts: Vec<Change>,
+    changes: Vec<Change>,
 }
 
 pub(crate) fn cuts(spec: &NetworkSpec) -> Result<Vec<Cut>, CutError> {
@@ -307,6 +338,7 @@ pub(crate) fn cuts(spec: &NetworkSpec) -> Result<Vec<Cut>, CutError> {
 }
 
 fn words(spec: &NetworkSpec) -> String {
-    let subnets: Vec<String> = spec.subnets.iter().map(ToString::to_string).collect();
-    format!("{} with {} bits for nodes", subnets.join(" and "), spec.margin)
+    let NetworkSpec { subnets, margin, vni, vxlan_port } = spec;
+    let subnets: Vec<String> = subnets.iter().map(ToString::to_string).collect();
+    format!("{} with {margin} bits for nodes, VNI {vni} on port {vxlan_port}", subnets.join(" and "))
 }

@@ -53,12 +53,18 @@ impl Kernel {
         Ok(Surroundings { links, addresses, defaults })
     }
 
-    /// Everything of ours, as it is now; and apart from it routes that are not as we make them.
-    pub(super) fn seen(&mut self, tunnels: &[u32]) -> Result<(Seen, Vec<Route>), netlink::Error> {
+    /// Everything of ours, as it is now; and apart from it routes that are not as we make them. Routes to other networks
+    /// are another agent's.
+    pub(super) fn seen(
+        &mut self,
+        tunnels: &[u32],
+        subnets: &[IpNet],
+    ) -> Result<(Seen, Vec<Route>), netlink::Error> {
         let filter = RouteFilter { table: Some(MAIN), link: None, protocol: Some(PEER_PROTOCOL) };
         let is_made_here = |route: &Route| route.priority == Some(metric(&route.dst));
-        let (ours, odd): (Vec<Route>, Vec<Route>) =
-            self.socket.routes(filter)?.into_iter().partition(is_made_here);
+        let mut found = self.socket.routes(filter)?;
+        found.retain(|route| is_of(subnets, &route.dst));
+        let (ours, odd): (Vec<Route>, Vec<Route>) = found.into_iter().partition(is_made_here);
         let routes = ours.iter().map(read).collect();
         let (mut neighbours, mut fdb) = (Vec::new(), Vec::new());
         for &link in tunnels {
@@ -98,13 +104,18 @@ impl Kernel {
     }
 }
 
-/// In this order no route leads into a tunnel that does not know where to send yet.
+/// Is it a part of this network, of whichever size?
+pub(super) fn is_of(subnets: &[IpNet], dst: &IpNet) -> bool {
+    subnets.iter().any(|subnet| subnet.contains(dst))
+}
+
+/// In the order of the fields of [`Changes`]: no route leads into a tunnel that does not know where to send yet.
 fn ops(changes: &Changes) -> Vec<Op<'static>> {
     let mut ops = Vec::new();
-    ops.extend(changes.set_fdb.iter().map(|fdb| Op::AddFdb(entry(fdb))));
     ops.extend(changes.set_neighbours.iter().map(|n| {
         Op::AddNeighbour(AddNeighbour { link: n.link, addr: n.addr, mac: n.mac, protocol: PEER_PROTOCOL })
     }));
+    ops.extend(changes.set_fdb.iter().map(|fdb| Op::AddFdb(entry(fdb))));
     ops.extend(changes.set_routes.iter().map(|r| Op::AddRoute { route: route(r), mode: Mode::Replace }));
     ops.extend(changes.del_routes.iter().map(|r| Op::DelRoute(route(r))));
     ops.extend(changes.del_neighbours.iter().map(|n| Op::DelNeighbour { link: n.link, addr: n.addr }));
@@ -160,6 +171,37 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+
+    #[test]
+    fn a_route_comes_after_what_it_leads_to_and_goes_before() {
+        let (mac, addr, link) = (types::Mac::local([1; 5]), IpAddr::from([10, 2, 0, 0]), 7);
+        let (neighbour, fdb) = (PeerNeighbour { link, addr, mac }, PeerFdb { link, mac, dst: addr });
+        let dst = "10.2.0.0/24".parse().unwrap();
+        let route = PeerRoute { dst, gateway: addr, link, onlink: true, src: None };
+        let changes = Changes {
+            set_neighbours: vec![neighbour],
+            set_fdb: vec![fdb],
+            set_routes: vec![route],
+            del_routes: vec![route],
+            del_neighbours: vec![neighbour],
+            del_fdb: vec![fdb],
+        };
+        let ops = ops(&changes);
+        assert!(
+            matches!(
+                ops[..],
+                [
+                    Op::AddNeighbour(_),
+                    Op::AddFdb(_),
+                    Op::AddRoute { .. },
+                    Op::DelRoute(_),
+                    Op::DelNeighbour { .. },
+                    Op::DelFdb(_)
+                ]
+            ),
+            "{ops:?}"
+        );
+    }
 
     #[test]
     fn metrics_are_spread_and_depend_on_the_destination_alone() {

@@ -9,10 +9,12 @@ use tracing::{info, warn};
 use types::NodeName;
 
 use super::member::Census;
+use super::routes::Telling;
 use super::underlay::Position;
 
-/// How long nodes that a wiped store does not know are kept. Their agents try again every few seconds.
-const AWAITED: Duration = Duration::from_secs(60);
+/// How long nodes that a wiped store does not know are kept. Pods run also where the agent does not, and a machine's agent
+/// may be down for as long as an update takes; for whoever is gone for good, nobody could tell us any more.
+const AWAITED: Duration = Duration::from_secs(3600);
 
 /// The other nodes, and where this one is.
 pub(super) struct Known {
@@ -31,7 +33,9 @@ pub(super) struct Known {
     pub(super) missing_since: Option<Instant>,
     /// Why a tunnel device is not as it should be.
     pub(super) tunnel_troubles: Vec<String>,
-    pub(super) told: Vec<String>,
+    /// Links of others that have a name which a tunnel should have.
+    pub(super) in_the_way: Vec<u32>,
+    pub(super) telling: Telling,
 }
 
 impl Known {
@@ -49,7 +53,8 @@ impl Known {
             awaited: BTreeMap::new(),
             missing_since: None,
             tunnel_troubles: Vec::new(),
-            told: Vec::new(),
+            in_the_way: Vec::new(),
+            telling: Telling::default(),
         }
     }
 
@@ -81,7 +86,9 @@ impl Known {
         }
         if !self.awaited.is_empty() {
             let count = self.awaited.len();
-            warn!("the store was wiped: {count} nodes are not in it yet, and are kept for a while");
+            warn!(
+                "this node's record was gone from the store, and {count} nodes that are known here are not in it: they are kept for an hour"
+            );
             self.look_at = self.look_at.min(until);
         }
     }
@@ -111,6 +118,7 @@ impl Known {
             self.awaited.iter().filter(|(_, until)| **until <= now).map(|(name, _)| name.clone()).collect();
         for name in late {
             info!("{name} did not register again: its routes go");
+            self.save_at.get_or_insert(now);
             self.awaited.remove(&name);
             self.mesh.remove_peer(&name);
         }

@@ -12,7 +12,7 @@ pub async fn join(
     spec: NetworkSpec,
     record: NodeRecord,
 ) -> Result<NodeRecord, String> {
-    let candidate = Candidate { spec, record, remembered: Vec::new() };
-    let joined = Registry { store, layout }.join(&candidate).await.map_err(|error| error.to_string())?;
+    let candidate = Candidate { spec, record, remembered: Vec::new(), former: None };
+    let joined = Registry { store, layout }.join(&candidate, &[]).await.map_err(|error| error.to_string())?;
     Ok(joined.record)
 }

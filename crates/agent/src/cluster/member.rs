@@ -15,11 +15,13 @@ use std::time::Duration;
 use cluster::{Cut, NodeRecord, Object as _};
 use store::{Event, Store, StoreConfig, Watch, Watched};
 use tokio::sync::{mpsc, watch};
-use tokio::time::sleep;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, info, warn};
-use types::NodeName;
+use types::{Digest, NodeName, NodeUid};
 
-use super::command::Command;
+use super::command::{Ask, Command};
+use super::grow::Wish;
 use super::join::{Candidate, JoinError, Joined, Registry, cuts};
 use super::shared::Shared;
 
@@ -27,6 +29,10 @@ use super::shared::Shared;
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
 /// A name that another machine holds is asked for again after this time.
 const HELD: Duration = Duration::from_secs(3);
+/// How often it is asked whether pods have addresses of blocks that were lost.
+const LOST: Duration = Duration::from_secs(10);
+/// Questions that are answered at the same time.
+const AT_ONCE: usize = 8;
 
 /// What the routes need to know.
 #[derive(Debug)]
@@ -59,6 +65,12 @@ pub(super) struct Member {
     pub(super) revision: u64,
     /// Records that cannot be read, and why.
     pub(super) unread: BTreeMap<NodeName, String>,
+    /// The store lost what it knew, and the routes have not been told yet.
+    pub(super) was_wiped: bool,
+    /// Questions that are being answered. They end with the member.
+    pub(super) asked: JoinSet<()>,
+    /// When it is asked whether a lost block is still of any concern.
+    pub(super) lost_at: Instant,
 }
 
 /// Why a session with the store ended.
@@ -75,7 +87,7 @@ impl Member {
         if self.addresses.wait_for(Option::is_some).await.is_err() {
             return;
         }
-        let mut pause = RETRY.0;
+        let (mut pause, mut tries) = (RETRY.0, 0_u64);
         loop {
             let ended = self.session(&mut pause).await;
             self.joined.send_replace(false);
@@ -84,9 +96,14 @@ impl Member {
                 Ok(End::Again) => {}
                 Err(error) => {
                     self.shared.store_failed(&error.to_string(), error.is_transient());
-                    let wait = if matches!(error, JoinError::Held { .. }) { HELD } else { pause };
+                    let is_held = matches!(error, JoinError::Held { .. });
+                    if is_held {
+                        self.lose_all(&error.to_string()).await;
+                    }
+                    let wait = if is_held { HELD } else { pause };
                     pause = (pause * 2).min(RETRY.1);
-                    if self.idle(wait).await.is_break() {
+                    tries += 1;
+                    if self.idle(spread(wait, &self.candidate.record.uid, tries)).await.is_break() {
                         return;
                     }
                 }
@@ -111,21 +128,29 @@ impl Member {
 
     async fn session(&mut self, pause: &mut Duration) -> Result<End, JoinError> {
         self.candidate.record.addresses = self.addresses.borrow_and_update().clone().unwrap_or_default();
-        let mut joined = self.registry.join(&self.candidate).await?;
-        self.accept(&joined);
+        let entered = self.registry.enter(&self.candidate).await?;
+        self.was_wiped |= entered.was_forgotten;
+        // What is not ours any more is given up before anything else can fail.
+        self.accept(&entered).await;
+        let entered = Joined { was_forgotten: self.was_wiped, ..entered };
+        let mut joined =
+            self.registry.complete(entered, &self.candidate, &self.shared.peers_blocks()).await?;
+        self.accept(&joined).await;
         let nodes = self.registry.layout.nodes();
         let listing = self.registry.store.list(&nodes).await?;
         let mut watch = self.registry.store.watch(&nodes, listing.revision + 1).await?;
         let keys: BTreeSet<&str> = listing.entries.iter().map(|entry| entry.key.as_str()).collect();
         self.unread.retain(|name, _| keys.contains(self.registry.layout.node(name).as_str()));
         let all = listing.entries.iter().filter_map(|entry| self.read(&entry.key, &entry.value)).collect();
-        let was_wiped = joined.was_forgotten || listing.revision < self.revision;
+        self.was_wiped |= listing.revision < self.revision;
         self.revision = listing.revision;
+        let was_wiped = self.was_wiped;
         let census = Census { nodes: all, unread: self.unread.keys().cloned().collect(), was_wiped };
         self.shared.set_unread(self.unread.values().cloned().collect());
         if self.updates.send(Update::All(census)).await.is_err() {
             return Ok(End::Over);
         }
+        self.was_wiped = false;
         self.shared.store_works();
         self.joined.send_replace(true);
         *pause = RETRY.0;
@@ -140,6 +165,11 @@ impl Member {
     /// One thing that happens.
     async fn next(&mut self, watch: &mut Watch, joined: Joined) -> Result<Next, JoinError> {
         tokio::select! {
+            () = sleep_until(self.lost_at), if self.shared.has_lost() => {
+                self.shared.forget_lost().await;
+                self.lost_at = Instant::now() + LOST;
+                Ok(Next::Go(joined))
+            }
             watched = watch.next() => match watched? {
                 Watched::Compacted => {
                     info!("the store forgot what happened since: everything is listed again");
@@ -201,33 +231,51 @@ impl Member {
 
     async fn obey(&mut self, command: Command, joined: Joined) -> Result<Next, JoinError> {
         match command {
-            Command::Grow { like, done } => {
-                let cut = self.cut_of(&like)?;
-                let grown = match cut {
-                    Some(cut) => self.registry.grow(joined.clone(), &cut).await,
-                    None => Ok(joined.clone()),
-                };
-                match grown {
-                    Ok(grown) => {
-                        self.shared.set_growth_trouble(None);
-                        self.accept(&grown);
-                        // Whoever asked may have given up.
-                        let _ = done.send(Ok(()));
-                        Ok(Next::Go(grown))
-                    }
-                    Err(error) => {
-                        let what = format!("another block beside {like} could not be claimed: {error}");
-                        warn!("{what}");
-                        self.shared.set_growth_trouble(Some(what));
-                        let restless = matches!(error, JoinError::Restless { .. });
-                        let _ = done.send(Err(error.to_string()));
-                        Ok(if restless { Next::End(End::Again) } else { Next::Go(joined) })
-                    }
-                }
-            }
-            other => {
-                other.answer(&self.registry, &joined.record.name).await;
+            Command::Grow(wish) => self.grow(&wish, joined).await,
+            Command::Ask(ask) => {
+                self.answer(ask, &joined.record.name);
                 Ok(Next::Go(joined))
+            }
+        }
+    }
+
+    /// Beside everything else: a store that is slow to list holds up no news.
+    fn answer(&mut self, ask: Ask, own: &NodeName) {
+        while self.asked.try_join_next().is_some() {}
+        if self.asked.len() >= AT_ONCE {
+            ask.refuse("too many questions are being answered");
+        } else if !ask.is_over() {
+            self.asked.spawn(ask.answer(self.registry.clone(), own.clone()));
+        }
+    }
+
+    async fn grow(&mut self, wish: &Wish, joined: Joined) -> Result<Next, JoinError> {
+        if joined.record.blocks != wish.seen {
+            // It has another one already.
+            wish.answer(Ok(()));
+            return Ok(Next::Go(joined));
+        }
+        if !wish.is_wanted() {
+            return Ok(Next::Go(joined));
+        }
+        let Some(cut) = self.cut_of(&wish.like)? else {
+            wish.answer(Err(format!("{} is not of this network", wish.like)));
+            return Ok(Next::Go(joined));
+        };
+        match self.registry.grow(joined.clone(), &cut, &self.shared.peers_blocks()).await {
+            Ok(grown) => {
+                self.shared.set_growth_trouble(None);
+                self.accept(&grown).await;
+                wish.answer(Ok(()));
+                Ok(Next::Go(grown))
+            }
+            Err(error) => {
+                let what = format!("another block beside {} could not be claimed: {error}", wish.like);
+                warn!("{what}");
+                self.shared.set_growth_trouble(Some(what));
+                wish.answer(Err(error.to_string()));
+                let restless = matches!(error, JoinError::Restless { .. });
+                Ok(if restless { Next::End(End::Again) } else { Next::Go(joined) })
             }
         }
     }
@@ -246,9 +294,16 @@ impl Member {
     }
 
     /// Our record as the store has it: what we have is what it says.
-    fn accept(&mut self, joined: &Joined) {
+    async fn accept(&mut self, joined: &Joined) {
         self.candidate.remembered.clone_from(&joined.record.blocks);
-        self.shared.accept(joined);
+        self.candidate.former = None;
+        self.shared.accept(joined).await;
+    }
+
+    /// Our name is another machine's, and our blocks with it. If it goes, both come back with the record.
+    async fn lose_all(&mut self, why: &str) {
+        self.candidate.remembered.clear();
+        self.shared.lose_all(&self.candidate.record, why).await;
     }
 
     /// What cannot be read is told, and is no reason to forget what we know of that node.
@@ -269,6 +324,12 @@ impl Member {
         }
         None
     }
+}
+
+/// Half of it up to one and a half: after an outage not all nodes come back in the same moment.
+pub(super) fn spread(wait: Duration, uid: &NodeUid, tries: u64) -> Duration {
+    let byte = Digest::of(&["wait", uid.as_str(), &tries.to_string()]).first5()[0];
+    wait / 2 + wait * u32::from(byte) / 256
 }
 
 fn words(addresses: &[IpAddr]) -> String {

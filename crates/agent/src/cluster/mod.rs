@@ -11,7 +11,9 @@
 //! store is away the share stays, and so does every route.
 
 mod alive;
+mod claim;
 mod command;
+mod grow;
 mod handle;
 mod home;
 mod join;
@@ -34,9 +36,11 @@ use std::sync::Arc;
 use ::cluster::{Cut, Facts, NetworkSpec, NodeRecord, Tunnels};
 use store::{EtcdConfig, Store, StoreConfig};
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
 use tracing::{error, info};
+use types::NodeName;
 
-use crate::board::Board;
+use crate::board::{Board, Finder};
 use crate::config::{self, Config};
 use crate::install::Installer;
 use crate::keeper::Bell;
@@ -89,16 +93,39 @@ pub(crate) fn is_alone(config: &Config) -> bool {
 struct Site {
     shared: Arc<Shared>,
     record: NodeRecord,
+    /// This machine's name as it is remembered, if that was another one.
+    former: Option<NodeName>,
     store: Store,
+    kernel: kernel::Kernel,
     commands: mpsc::Receiver<Command>,
     questions: mpsc::Receiver<Question>,
     /// Comes true when the agent ends.
     stop: watch::Receiver<bool>,
 }
 
+/// Says so when the thread ends though nobody asked for it, however it does: nothing would follow the cluster any more.
+struct Ending {
+    board: Arc<Board>,
+    stop: watch::Receiver<bool>,
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        // Where nobody is left who could ask for it, nobody is left to be told.
+        if *self.stop.borrow() || self.stop.has_changed().is_err() {
+            return;
+        }
+        let what = "the part of the agent that follows the cluster has ended: routes to other nodes and this node's \
+                    record stay as they are; restart the agent, and look into its log for the reason"
+            .to_owned();
+        error!("{what}");
+        self.board.set_problems(Finder::Cluster, vec![api::Problem { what, command: None }]);
+    }
+}
+
 impl Site {
     async fn run(self) {
-        let Self { shared, record, store, commands, questions, mut stop } = self;
+        let Self { shared, record, former, store, kernel, commands, questions, mut stop } = self;
         let (last, lease) = (store.clone(), Arc::<alive::Lease>::default());
         let config = Arc::clone(&shared.config);
         let registry = Registry { store, layout: config.layout.clone() };
@@ -107,8 +134,8 @@ impl Site {
         let (joined, has_joined) = watch::channel(false);
         let (updates, heard) = mpsc::channel(UPDATES);
         let network = &config.network;
-        let candidate =
-            Candidate { spec: spec(&config), record: record.clone(), remembered: shared.blocks() };
+        let remembered = shared.blocks();
+        let candidate = Candidate { spec: spec(&config), record: record.clone(), remembered, former };
         let herald = alive::Herald {
             registry: registry.clone(),
             name: record.name.clone(),
@@ -116,11 +143,8 @@ impl Site {
             joined: has_joined,
             lease: Arc::clone(&lease),
         };
-        let kernel = match kernel::Kernel::open() {
-            Ok(kernel) => kernel,
-            Err(error) => return error!("routes to other nodes cannot be kept: {error}"),
-        };
         let peers = shared.home.peers();
+        shared.know_peers(peers.iter(), &BTreeMap::new());
         let facts = Facts {
             name: record.name.clone(),
             blocks: shared.blocks(),
@@ -150,6 +174,9 @@ impl Site {
             commands,
             revision: 0,
             unread: BTreeMap::new(),
+            was_wiped: false,
+            asked: JoinSet::new(),
+            lost_at: tokio::time::Instant::now(),
         };
         tokio::select! {
             () = member.run() => {}
@@ -169,7 +196,8 @@ pub(crate) fn cuts(config: &Config) -> Vec<Cut> {
 }
 
 fn spec(config: &Config) -> NetworkSpec {
-    NetworkSpec { subnets: config.network.subnets.clone(), margin: config.cluster.margin }
+    let config::Cluster { margin, vni, vxlan_port, .. } = config.cluster;
+    NetworkSpec { subnets: config.network.subnets.clone(), margin, vni, vxlan_port }
 }
 
 fn store_config(config: &Config, home: &Home) -> StoreConfig {

@@ -6,14 +6,20 @@
 //! timer ──────────────────┘                └──► compared with all the kernel has: after losses, and on the timer
 //! ```
 //!
+//! `publish`: where this node is. `tunnels`: its devices. `telling`: what people and the disk get to know.
+//!
 //! What is there stays until the store has said otherwise: an agent that starts while the store is away sweeps nothing.
+
+mod publish;
+mod telling;
+mod tunnels;
 
 use std::net::IpAddr;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cluster::{Facts, NodeRecord, Transport, Tunnels};
+use cluster::{NodeRecord, Tunnels};
 use netlink::{PeerMonitor, PeerNews};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -25,9 +31,8 @@ use super::kernel::Kernel;
 use super::known::Known;
 use super::member::Update;
 use super::shared::Shared;
-use super::tunnel::{self, Tunnel, TunnelError};
-use super::underlay::{self, Position};
-use crate::board::Finder;
+use telling::Part;
+pub(super) use telling::Telling;
 
 /// How long after news a look is taken: what belongs together comes together.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -37,8 +42,6 @@ const RETRY: Duration = Duration::from_secs(1);
 const SAVE: Duration = Duration::from_millis(500);
 /// At most so often for each of them: thousands are many megabytes.
 const SAVE_EACH: Duration = Duration::from_millis(2);
-/// How long an address may be away before others are told.
-const GRACE: Duration = Duration::from_secs(10);
 /// Updates that are taken in one go.
 const BATCH: usize = 4096;
 
@@ -70,7 +73,7 @@ impl Routes {
         let mut monitor = PeerMonitor::open()?;
         let wakes = wakes(&monitor).map_err(|e| super::io_error("wait for the kernel's news", &e))?;
         loop {
-            let save_at = self.known.save_at;
+            let (save_at, tell_at) = (self.known.save_at, self.known.telling.at);
             tokio::select! {
                 update = self.updates.recv() => match update {
                     Some(update) => self.updated(update),
@@ -92,6 +95,8 @@ impl Routes {
                 () = self.shared.share_changed() => self.soon(PAUSE),
                 () = sleep_until(self.known.look_at) => self.look(),
                 () = sleep_until(save_at.unwrap_or_else(far)), if save_at.is_some() => self.save(),
+                saved = telling::written(&mut self.known.telling.saving) => self.saved(saved),
+                () = sleep_until(tell_at.unwrap_or_else(far)), if tell_at.is_some() => self.tell(),
             }
         }
     }
@@ -136,31 +141,24 @@ impl Routes {
         }
         let changes = self.known.mesh.take_changes();
         debug!("{changes}");
-        self.apply(&changes);
+        self.apply(&changes, Part::News);
     }
 
-    fn apply(&mut self, changes: &cluster::Changes) {
-        if changes.is_empty() {
-            self.tell();
-            return;
-        }
-        match self.kernel.apply(changes) {
-            Ok(refused) if refused.is_empty() => {}
-            Ok(refused) => {
-                for what in refused.iter().take(5) {
-                    warn!("{what}");
-                }
-                if refused.len() > 5 {
-                    warn!("and {} more", refused.len() - 5);
-                }
-                self.soon(RETRY);
-            }
+    fn apply(&mut self, changes: &cluster::Changes, part: Part) {
+        // Alone there is nobody to lead to; what is there is another network's.
+        let outcome = if changes.is_empty() || self.shared.is_alone {
+            Ok(Vec::new())
+        } else {
+            self.kernel.apply(changes)
+        };
+        match outcome {
+            Ok(refused) => self.refused(refused, part),
             Err(error) => {
                 warn!("routes to other nodes could not be changed: {error}");
-                self.soon(RETRY);
+                self.again();
             }
         }
-        self.tell();
+        self.tell_soon();
     }
 
     /// Looks at everything: where this node is, its tunnels, and what the kernel has of ours.
@@ -168,16 +166,20 @@ impl Routes {
         self.known.look_at = Instant::now() + self.shared.config.reconcile;
         if let Err(error) = self.look_at_all() {
             warn!("could not look at the routes to other nodes, and tries again: {error}");
-            self.soon(RETRY);
+            self.again();
         }
     }
 
     fn look_at_all(&mut self) -> Result<(), netlink::Error> {
         self.known.give_up();
         self.find_position()?;
+        if self.shared.is_alone {
+            self.tell_soon();
+            return Ok(());
+        }
         self.keep_tunnels();
         let (mesh, tunnels) = (&mut self.known.mesh, &self.known.tunnels);
-        let (seen, odd) = self.kernel.seen(&indexes(tunnels))?;
+        let (seen, odd) = self.kernel.seen(&indexes(tunnels), &mesh.facts().subnets)?;
         let mut changes = mesh.compare(&seen);
         if !odd.is_empty() {
             info!("{} routes of ours are not as we make them: they go", odd.len());
@@ -194,147 +196,11 @@ impl Routes {
             let repaired = changes.set_routes.len() + changes.del_routes.len();
             self.shared.metrics.repaired("peer-routes", repaired as u64);
         }
-        self.apply(&changes);
+        self.apply(&changes, Part::All);
+        if !self.has_refusals() && self.known.tunnel_troubles.is_empty() {
+            self.is_well();
+        }
         Ok(())
-    }
-
-    /// Where we are: links, addresses, MTU. What changed is published.
-    fn find_position(&mut self) -> Result<(), netlink::Error> {
-        let config = Arc::clone(&self.shared.config);
-        let around = self.kernel.surroundings(config.node_interface.as_ref())?;
-        let is_ours = |link: &netlink::Link| {
-            link.name == config.network.bridge.as_str()
-                || link.alias.as_deref().is_some_and(|a| a.starts_with("podwire"))
-        };
-        let position = underlay::find(&config, &around, is_ours, &self.known.position.addresses());
-        let sources = self.shared.gateways();
-        let sources: Vec<IpAddr> =
-            sources.into_iter().filter(|ip| around.addresses.iter().any(|a| a.addr.addr() == *ip)).collect();
-        self.publish(position.addresses());
-        self.shared.set_mtu(pod_mtu(&position, &config));
-        self.known.position = position;
-        self.set_facts(sources);
-        Ok(())
-    }
-
-    /// Another address is told at once. One that is gone without another in its place may come back in a moment (a link that
-    /// flaps, a lease that is renewed), and all others would drop their routes meanwhile.
-    fn publish(&mut self, mut addresses: Vec<IpAddr>) {
-        let before = self.addresses.borrow().clone();
-        let published = before.clone().unwrap_or_default();
-        let has_family = |list: &[IpAddr], of: &IpAddr| list.iter().any(|ip| ip.is_ipv4() == of.is_ipv4());
-        let missing: Vec<IpAddr> =
-            published.iter().filter(|ip| !has_family(&addresses, ip)).copied().collect();
-        if missing.is_empty() {
-            self.known.missing_since = None;
-        } else {
-            let since = *self.known.missing_since.get_or_insert_with(Instant::now);
-            if since.elapsed() < GRACE {
-                addresses.extend(missing);
-                addresses.sort_by_key(IpAddr::is_ipv6);
-                self.known.look_at = self.known.look_at.min(since + GRACE);
-            }
-        }
-        if before.as_ref() != Some(&addresses) {
-            self.addresses.send_replace(Some(addresses));
-        }
-    }
-
-    fn set_facts(&mut self, sources: Vec<IpAddr>) {
-        let network = &self.shared.config.network;
-        self.known.mesh.set_facts(Facts {
-            name: self.record.name.clone(),
-            blocks: self.shared.blocks(),
-            subnets: network.subnets.clone(),
-            transport: self.shared.config.cluster.transport,
-            underlays: self.known.position.underlays.clone(),
-            tunnels: self.known.tunnels,
-            sources,
-        });
-    }
-
-    /// Which tunnel devices should be there, IPv4 and IPv6. Also where nobody needs one to be sent to: somebody whose subnet is
-    /// cut otherwise may see us behind a router, and send through the tunnel what we send directly.
-    fn tunnels_wanted(&self) -> (bool, bool) {
-        let (v4, v6) = self.known.mesh.tunnels_wanted();
-        let may_come = !self.shared.is_alone && self.shared.config.cluster.transport != Transport::Direct;
-        let has_v4 = self.known.position.underlays.iter().any(|underlay| underlay.address.is_ipv4());
-        (v4 || (may_come && has_v4), v6 || (may_come && !has_v4))
-    }
-
-    fn lacks_tunnel(&self) -> bool {
-        let ((v4, v6), Tunnels { v4: has_v4, v6: has_v6 }) = (self.tunnels_wanted(), self.known.tunnels);
-        (v4 && has_v4.is_none()) || (v6 && has_v6.is_none())
-    }
-
-    /// The tunnel devices that somebody needs, or that are there already. One that cannot be had is told, and keeps no peer
-    /// from being reached by another way.
-    fn keep_tunnels(&mut self) {
-        let (v4, v6) = self.tunnels_wanted();
-        let mut tunnels = self.known.tunnels;
-        let (mut done, mut troubles) = (Vec::new(), Vec::new());
-        for (is_wanted, is_v4) in [(v4, true), (v6, false)] {
-            let index = if is_v4 { &mut tunnels.v4 } else { &mut tunnels.v6 };
-            // One that is there and not wanted stays: the next peer may need it, and a packet may be on its way.
-            if !is_wanted && index.is_none() {
-                continue;
-            }
-            let Some(tunnel) = self.tunnel(is_v4) else { continue };
-            match tunnel.keep(&mut self.kernel.socket, &mut done) {
-                Ok(kept) => *index = Some(kept),
-                Err(error) => {
-                    if matches!(error, TunnelError::Foreign(_)) {
-                        *index = None;
-                    }
-                    troubles.push(error.to_string());
-                }
-            }
-        }
-        if !troubles.is_empty() {
-            self.soon(RETRY);
-        }
-        self.known.tunnel_troubles = troubles;
-        for what in done {
-            info!("{what}");
-            self.shared.metrics.repaired("tunnel", 1);
-        }
-        if tunnels != self.known.tunnels {
-            self.known.tunnels = tunnels;
-            self.shared.set_tunnels(self.tunnel_names());
-            let sources = self.known.mesh.facts().sources.clone();
-            self.set_facts(sources);
-        }
-    }
-
-    fn tunnel(&self, v4: bool) -> Option<Tunnel> {
-        let (network, mesh) = (&self.shared.config.network, &self.shared.config.cluster);
-        let underlay = self.known.position.underlays.iter().find(|u| u.address.is_ipv4() == v4)?;
-        let mtu = self.known.position.mtu?.checked_sub(tunnel::overhead(underlay.address))?;
-        let block = self.shared.blocks().into_iter().map(|block| block.network()).find(IpAddr::is_ipv4);
-        Some(Tunnel {
-            name: self.tunnel_name(v4)?,
-            network: network.name.clone(),
-            mac: self.record.tunnel_mac,
-            mtu,
-            vni: mesh.vni,
-            port: mesh.vxlan_port,
-            local: underlay.address,
-            address: block.map(ipnet::IpNet::from),
-            checksum: mesh.tunnel_checksum,
-        })
-    }
-
-    fn tunnel_name(&self, v4: bool) -> Option<IfName> {
-        let mesh = &self.shared.config.cluster;
-        if v4 { mesh.tunnel4().ok() } else { mesh.tunnel6().ok() }
-    }
-
-    fn tunnel_names(&self) -> Vec<IfName> {
-        let Tunnels { v4, v6 } = self.known.tunnels;
-        let mut names = Vec::new();
-        names.extend(v4.and_then(|_| self.tunnel_name(true)));
-        names.extend(v6.and_then(|_| self.tunnel_name(false)));
-        names
     }
 
     /// Which news mean that something of ours is not as it should be?
@@ -356,23 +222,28 @@ impl Routes {
     fn matters(&self, news: &PeerNews) -> bool {
         let mesh = &self.known.mesh;
         match news {
-            PeerNews::RouteSet(route) => !mesh.wants_route(&super::kernel::read(route)),
+            PeerNews::RouteSet(route) => {
+                let is_ours = super::kernel::is_of(&mesh.facts().subnets, &route.dst);
+                is_ours && !mesh.wants_route(&super::kernel::read(route))
+            }
             PeerNews::RouteGone(route) => mesh.wants_route(&super::kernel::read(route)),
             PeerNews::RouteTaken(dst) => mesh.wants_route_to(dst),
             PeerNews::NeighbourGone { link, addr } => mesh.wants_neighbour(*link, *addr),
             PeerNews::NeighbourSet { .. } | PeerNews::FdbSet(_) => false,
             PeerNews::FdbGone(fdb) => mesh.wants_fdb(fdb.link, fdb.mac),
             PeerNews::DefaultRoute | PeerNews::Missed => true,
-            PeerNews::Link(link) => self.is_link_of_ours(link.index) || self.is_name_of_ours(&link.name),
-            PeerNews::LinkGone { index, name } => self.is_link_of_ours(*index) || self.is_name_of_ours(name),
+            PeerNews::Link(link) => self.concerns_us(link.index) || self.is_name_of_ours(&link.name),
+            PeerNews::LinkGone { index, name } => self.concerns_us(*index) || self.is_name_of_ours(name),
             // A pod's addresses are in its own namespace: what is heard here is the node's.
             PeerNews::AddressSet(_) | PeerNews::AddressGone(_) => true,
         }
     }
 
-    fn is_link_of_ours(&self, index: u32) -> bool {
+    /// Also one that is in the way of ours: it may go, or get another name.
+    fn concerns_us(&self, index: u32) -> bool {
         let underlays = self.known.position.underlays.iter().map(|underlay| underlay.link);
-        underlays.chain(indexes(&self.known.tunnels)).any(|link| link == index)
+        let in_the_way = self.known.in_the_way.iter().copied();
+        underlays.chain(indexes(&self.known.tunnels)).chain(in_the_way).any(|link| link == index)
     }
 
     fn is_name_of_ours(&self, name: &str) -> bool {
@@ -385,34 +256,10 @@ impl Routes {
         self.known.look_at = self.known.look_at.min(Instant::now() + pause);
     }
 
-    fn save(&mut self) {
-        self.known.save_at = None;
-        if let Err(error) = self.shared.home.save_peers(self.known.mesh.peers()) {
-            warn!("the other nodes cannot be remembered: {error}");
-        }
-    }
-
-    /// Problems as they are now; each is logged once.
-    fn tell(&mut self) {
-        let mut problems = self.known.mesh.problems();
-        if !self.shared.is_alone {
-            problems.extend(self.known.position.problems.iter().cloned());
-            problems.extend(self.known.tunnel_troubles.iter().cloned());
-        }
-        if problems == self.known.told {
-            return;
-        }
-        for new in problems.iter().filter(|problem| !self.known.told.contains(problem)) {
-            warn!("{new}");
-        }
-        let shown = problems.iter().map(|what| api::Problem { what: what.clone(), command: None }).collect();
-        self.shared.board.set_problems(Finder::Routes, shown);
-        self.known.told = problems;
-    }
-
     /// What should be, what the kernel has, and the difference.
     fn shown(&mut self) -> Result<Vec<api::RouteView>, netlink::Error> {
-        let (seen, _) = self.kernel.seen(&indexes(&self.known.tunnels))?;
+        let subnets = &self.known.mesh.facts().subnets;
+        let (seen, _) = self.kernel.seen(&indexes(&self.known.tunnels), subnets)?;
         Ok(super::view::routes(&self.known.mesh, &seen, &mut self.kernel.socket))
     }
 }
@@ -431,16 +278,4 @@ fn indexes(tunnels: &Tunnels) -> Vec<u32> {
 /// Far enough away to be never.
 fn far() -> Instant {
     Instant::now() + Duration::from_secs(86_400)
-}
-
-/// What fits through whichever way a packet may take: the tunnel's headers take their part, unless there is none.
-fn pod_mtu(position: &Position, config: &crate::config::Config) -> Option<u32> {
-    let underlay = position.mtu?;
-    let outer = position.underlays.iter().map(|underlay| underlay.address).find(IpAddr::is_ipv4);
-    let outer = outer.or_else(|| position.underlays.first().map(|underlay| underlay.address))?;
-    let part = match config.cluster.transport {
-        Transport::Direct => 0,
-        Transport::Auto | Transport::Vxlan => tunnel::overhead(outer),
-    };
-    underlay.checked_sub(part)
 }

@@ -1,15 +1,20 @@
 //! What the parts of the cluster's side share: the node's blocks and MTU, which make its [`Share`]; and what is wrong.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use cluster::NodeRecord;
 use ipnet::IpNet;
 use tokio::sync::Notify;
+use tokio::task::spawn_blocking;
+use tokio::time::Instant;
 use tracing::{error, info, warn};
 use types::{IfName, NodeName};
 
 use super::home::Home;
 use super::join::Joined;
+use super::tunnel::OVERHEAD_V6;
 use super::{Parts, cuts, is_alone};
 use crate::board::{Board, Finder, unix_time};
 use crate::config::Config;
@@ -42,8 +47,15 @@ struct State {
     trouble: Option<Trouble>,
     /// Records in the store that cannot be read.
     unread: Vec<String>,
-    lost: Vec<(IpNet, NodeName)>,
+    /// Blocks that were ours, and whose they are.
+    lost: BTreeMap<IpNet, NodeName>,
+    /// Our record as it was written down last.
+    saved: Option<NodeRecord>,
     unsaved: Option<String>,
+    /// Of the other nodes, as far as they are known.
+    peers_blocks: Vec<IpNet>,
+    /// Nodes that are known here, and that a store which lost its data does not know.
+    awaited: Vec<NodeName>,
     /// Why there is no other block, where one is needed.
     cramped: Option<String>,
 }
@@ -85,35 +97,96 @@ impl Shared {
             let cuts = cuts(&self.config);
             blocks.retain(|block| cuts.iter().any(|cut| cut.owns(block)));
         }
-        self.lock().blocks = blocks;
+        {
+            let mut state = self.lock();
+            state.blocks = blocks;
+            state.mtu = self.home.mtu().filter(|_| !self.is_alone);
+        }
         self.renew();
     }
 
     /// The store has our record.
-    pub(super) fn accept(&self, joined: &Joined) {
-        let saved = self.home.save_record(&joined.record).err().map(|error| error.to_string());
+    pub(super) async fn accept(&self, joined: &Joined) {
+        // Written down first: what is handed out must be known after a reboot.
+        self.save(&joined.record).await;
         {
             let mut state = self.lock();
             if !self.is_alone {
                 state.blocks.clone_from(&joined.record.blocks);
             }
             state.lost.extend(joined.lost.iter().cloned());
-            state.lost.dedup();
-            if state.unsaved != saved {
-                state.unsaved.clone_from(&saved);
-                saved.iter().for_each(|what| error!("{what}"));
-            }
+            state.lost.retain(|block, _| !joined.record.blocks.contains(block));
         }
         self.renew();
         self.tell();
     }
 
+    /// The store says that our name is another machine's: nothing is ours, now and after a reboot.
+    pub(super) async fn lose_all(&self, record: &NodeRecord, why: &str) {
+        if self.is_alone {
+            return;
+        }
+        self.lock().blocks.clear();
+        self.withdraw(why);
+        self.save(&NodeRecord { blocks: Vec::new(), ..record.clone() }).await;
+        self.tell();
+    }
+
+    pub(super) fn has_lost(&self) -> bool {
+        !self.lock().lost.is_empty()
+    }
+
+    /// Lost blocks of which no pod has an address any more are no concern of anybody.
+    pub(super) async fn forget_lost(&self) {
+        let lost: Vec<IpNet> = self.lock().lost.keys().copied().collect();
+        let config = Arc::clone(&self.config);
+        let look = move || {
+            let is_free = |block: &IpNet| {
+                let share = Share::new(&config.network, vec![*block], None);
+                share.is_ok_and(|share| !share.is_used(&config.run_dir, &config.network.name))
+            };
+            lost.into_iter().filter(is_free).collect::<Vec<_>>()
+        };
+        match spawn_blocking(look).await {
+            Ok(free) => self.lock().lost.retain(|block, _| !free.contains(block)),
+            Err(error) => warn!("cannot look for pods with addresses of lost blocks: {error}"),
+        }
+        self.tell();
+    }
+
+    async fn save(&self, record: &NodeRecord) {
+        if self.lock().saved.as_ref() == Some(record) {
+            return;
+        }
+        let (home, copy) = (self.home.clone(), record.clone());
+        let saved = match spawn_blocking(move || home.save_record(&copy)).await {
+            Ok(saved) => saved.err().map(|error| error.to_string()),
+            Err(error) => Some(format!("this node's record cannot be written down: {error}")),
+        };
+        let mut state = self.lock();
+        state.saved = saved.is_none().then(|| record.clone());
+        if state.unsaved != saved {
+            saved.iter().for_each(|what| error!("{what}"));
+            state.unsaved = saved;
+        }
+    }
+
+    /// None says nothing: a link that is away for a moment comes back as it was.
     pub(super) fn set_mtu(&self, mtu: Option<u32>) {
         // Alone there is no tunnel to make room for.
-        if !self.is_alone && self.lock().mtu != mtu {
-            self.lock().mtu = mtu;
-            self.renew();
+        let Some(mtu) = mtu.filter(|mtu| !self.is_alone && self.lock().mtu != Some(*mtu)) else { return };
+        self.lock().mtu = Some(mtu);
+        if let Err(error) = self.home.save_mtu(mtu) {
+            warn!("the MTU cannot be remembered: {error}");
         }
+        self.renew();
+    }
+
+    /// What fits on most links with room for either tunnel, for a node that boots before its link has an address. A pod
+    /// keeps what it was made with: too little is slower, too much does not work.
+    fn cautious_mtu(&self) -> Option<u32> {
+        let has_tunnel = !self.is_alone && self.config.cluster.transport != cluster::Transport::Direct;
+        has_tunnel.then_some(1500 - OVERHEAD_V6)
     }
 
     /// Puts the share in force, if it is another one than before.
@@ -123,11 +196,11 @@ impl Shared {
             (state.blocks.clone(), state.mtu)
         };
         let network = &self.config.network;
-        let has_all = network.subnets.iter().all(|subnet| blocks.iter().any(|block| subnet.contains(block)));
-        if !has_all {
-            return;
+        let has_none = |subnet: &&IpNet| !blocks.iter().any(|block| subnet.contains(block));
+        if let Some(subnet) = network.subnets.iter().find(has_none) {
+            return self.withdraw(&format!("this node has no block of {subnet} any more"));
         }
-        let mtu = network.mtu.or(mtu);
+        let mtu = network.mtu.or(mtu).or_else(|| self.cautious_mtu());
         if self.shares.get().is_ok_and(|share| share.blocks == blocks && share.mtu == mtu) {
             return;
         }
@@ -143,6 +216,48 @@ impl Shared {
             }
             Err(error) => self.shares.explain(format!("the agent's own network: {error}")),
         }
+    }
+
+    /// Takes back the share there is. Requests must not get addresses that are another machine's, also not those that are under
+    /// way already. Pods that run keep what they have.
+    fn withdraw(&self, why: &str) {
+        if self.shares.withdraw(why) {
+            error!("{why}: no pod gets an address until it has one");
+            self.work.withdraw(why);
+            self.board.set_not_ready(why);
+            self.bell.ring();
+            self.changed.notify_one();
+        }
+    }
+
+    /// The first answer may take a while.
+    pub(super) fn explain_asking(&self, store: &str) {
+        self.shares.explain(format!("this node has no block yet: {store} is asked for one"));
+    }
+
+    /// The other nodes, and those of them that the store does not know.
+    pub(super) fn know_peers<'a>(
+        &self,
+        peers: impl Iterator<Item = &'a NodeRecord>,
+        awaited: &BTreeMap<NodeName, Instant>,
+    ) {
+        let blocks = peers.flat_map(|peer| peer.blocks.iter().copied()).collect();
+        let awaited: Vec<NodeName> = awaited.keys().cloned().collect();
+        let is_news = {
+            let mut state = self.lock();
+            state.peers_blocks = blocks;
+            let is_news = state.awaited != awaited;
+            state.awaited = awaited;
+            is_news
+        };
+        if is_news {
+            self.tell();
+        }
+    }
+
+    /// They are nobody else's, whatever a store says that lost its data.
+    pub(super) fn peers_blocks(&self) -> Vec<IpNet> {
+        self.lock().peers_blocks.clone()
     }
 
     pub(super) async fn share_changed(&self) {
@@ -212,6 +327,16 @@ impl Shared {
         problems.extend(state.unread.iter().cloned().map(problem));
         problems.extend(state.unsaved.clone().map(problem));
         problems.extend(state.cramped.clone().map(problem));
+        if !state.awaited.is_empty() {
+            let first: Vec<&str> = state.awaited.iter().take(5).map(NodeName::as_str).collect();
+            let more = state.awaited.len() - first.len();
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            problems.push(problem(format!(
+                "nodes have not registered again since the store lost its data: {}{more}; start their agents: routes and \
+                 blocks of theirs are kept for an hour",
+                first.join(", ")
+            )));
+        }
         problems.extend(state.lost.iter().map(|(block, node)| {
             problem(format!(
                 "block {block} was this node's and belongs to {node} now: pods with addresses of it cannot be reached \

@@ -1,5 +1,9 @@
 //! Joining, against a real store in a folder; and the choice of the node's addresses, from tables.
 
+mod known;
+mod member;
+mod registry;
+
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::Path;
@@ -9,7 +13,7 @@ use ipnet::IpNet;
 use store::{Change, Store, StoreConfig};
 use types::{Mac, NodeUid};
 
-use super::command::{Command, look};
+use super::command::{Ask, look};
 use super::join::{Candidate, JoinError, Joined, Registry, cuts};
 
 fn registry(dir: &Path) -> Registry {
@@ -18,7 +22,7 @@ fn registry(dir: &Path) -> Registry {
 }
 
 fn spec() -> NetworkSpec {
-    NetworkSpec { subnets: nets(&["10.2.0.0/20", "fd00:2::/64"]), margin: 4 }
+    NetworkSpec { subnets: nets(&["10.2.0.0/20", "fd00:2::/64"]), margin: 4, vni: 4077, vxlan_port: 4789 }
 }
 
 fn nets(texts: &[&str]) -> Vec<IpNet> {
@@ -34,7 +38,11 @@ fn candidate(name: &str, uid: u8) -> Candidate {
         tunnel_mac: Mac::local([0, 0, 0, 0, uid]),
         version: "1".to_owned(),
     };
-    Candidate { spec: spec(), record, remembered: Vec::new() }
+    Candidate { spec: spec(), record, remembered: Vec::new(), former: None }
+}
+
+async fn join(registry: &Registry, candidate: &Candidate) -> Result<Joined, JoinError> {
+    registry.join(candidate, &[]).await
 }
 
 /// Each test has a folder of its own, and a runtime.
@@ -53,11 +61,11 @@ async fn say_alive(registry: &Registry, joined: &Joined) {
 #[test]
 fn a3_a_node_gets_a_block_of_each_family_and_keeps_it() {
     with_store(|registry| async move {
-        let first = registry.join(&candidate("n1", 1)).await.unwrap();
+        let first = join(&registry, &candidate("n1", 1)).await.unwrap();
         assert_eq!(first.record.blocks, nets(&["10.2.0.0/24", "fd00:2::/68"]));
-        let second = registry.join(&candidate("n2", 2)).await.unwrap();
+        let second = join(&registry, &candidate("n2", 2)).await.unwrap();
         assert_eq!(second.record.blocks, nets(&["10.2.1.0/24", "fd00:2:0:0:1000::/68"]));
-        let again = registry.join(&candidate("n1", 1)).await.unwrap();
+        let again = join(&registry, &candidate("n1", 1)).await.unwrap();
         assert_eq!(again, first, "nothing was written");
     });
 }
@@ -65,10 +73,10 @@ fn a3_a_node_gets_a_block_of_each_family_and_keeps_it() {
 #[test]
 fn a3_the_counter_is_a_hint_and_never_trusted() {
     with_store(|registry| async move {
-        let first = registry.join(&candidate("n1", 1)).await.unwrap();
+        let first = join(&registry, &candidate("n1", 1)).await.unwrap();
         // Somebody sets it back: the next one starts where the first one did.
         registry.store.commit(&[], &[Change::Delete(registry.layout.counter().to_owned())]).await.unwrap();
-        let second = registry.join(&candidate("n2", 2)).await.unwrap();
+        let second = join(&registry, &candidate("n2", 2)).await.unwrap();
         assert!(second.record.blocks.iter().all(|block| !first.record.blocks.contains(block)));
     });
 }
@@ -79,12 +87,12 @@ fn nodes_that_join_at_once_get_different_blocks() {
         let mut joins = tokio::task::JoinSet::new();
         for n in 1..=16 {
             let registry = registry.clone();
-            joins.spawn(async move { registry.join(&candidate(&format!("n{n}"), n)).await.unwrap() });
+            joins.spawn(async move { join(&registry, &candidate(&format!("n{n}"), n)).await.unwrap() });
         }
         let all: Vec<Joined> = joins.join_all().await;
         let blocks: BTreeSet<IpNet> = all.iter().flat_map(|joined| joined.record.blocks.clone()).collect();
         assert_eq!(blocks.len(), 32, "each has one of each family, and nobody another's");
-        let error = registry.join(&candidate("n17", 17)).await.unwrap_err();
+        let error = join(&registry, &candidate("n17", 17)).await.unwrap_err();
         assert!(matches!(error, JoinError::Exhausted { count: 16, .. }), "{error}");
         assert!(error.to_string().contains("podwire node rm"), "{error}");
     });
@@ -93,15 +101,15 @@ fn nodes_that_join_at_once_get_different_blocks() {
 #[test]
 fn a_name_that_is_held_is_refused_and_taken_over_afterwards() {
     with_store(|registry| async move {
-        let first = registry.join(&candidate("n1", 1)).await.unwrap();
+        let first = join(&registry, &candidate("n1", 1)).await.unwrap();
         say_alive(&registry, &first).await;
-        let error = registry.join(&candidate("n1", 2)).await.unwrap_err();
+        let error = join(&registry, &candidate("n1", 2)).await.unwrap_err();
         let told = error.to_string();
         assert!(matches!(error, JoinError::Held { .. }) && !error.is_transient(), "{told}");
         assert!(told.contains(first.record.uid.as_str()) && told.contains("192.0.2.1"), "{told}");
         let gone = Change::Delete(registry.layout.alive(&first.record.name));
         registry.store.commit(&[], &[gone]).await.unwrap();
-        let second = registry.join(&candidate("n1", 2)).await.unwrap();
+        let second = join(&registry, &candidate("n1", 2)).await.unwrap();
         assert_eq!(second.record.blocks, first.record.blocks);
         assert_ne!(second.record.uid, first.record.uid);
     });
@@ -111,15 +119,15 @@ fn a_name_that_is_held_is_refused_and_taken_over_afterwards() {
 fn a_store_that_was_wiped_gets_everything_back() {
     with_store(|registry| async move {
         let nobody = candidate("n0", 9);
-        registry.join(&nobody).await.unwrap();
+        join(&registry, &nobody).await.unwrap();
         let mut first = candidate("n1", 1);
         first.remembered = nets(&["10.2.9.0/24", "fd00:2:0:0:7000::/68"]);
-        let joined = registry.join(&first).await.unwrap();
+        let joined = join(&registry, &first).await.unwrap();
         assert_eq!(joined.record.blocks, first.remembered);
         // Somebody else who remembers the same one was too slow.
         let mut second = candidate("n2", 2);
         second.remembered.clone_from(&first.remembered);
-        let joined = registry.join(&second).await.unwrap();
+        let joined = join(&registry, &second).await.unwrap();
         assert_eq!(joined.lost.len(), 2);
         assert!(joined.record.blocks.iter().all(|block| !first.remembered.contains(block)));
     });
@@ -128,16 +136,16 @@ fn a_store_that_was_wiped_gets_everything_back() {
 #[test]
 fn all_nodes_mean_the_same_network_and_one_alone_may_change_it() {
     with_store(|registry| async move {
-        registry.join(&candidate("n1", 1)).await.unwrap();
-        let other = NetworkSpec { subnets: nets(&["10.9.0.0/16"]), margin: 8 };
+        join(&registry, &candidate("n1", 1)).await.unwrap();
+        let other = NetworkSpec { subnets: nets(&["10.9.0.0/16"]), margin: 8, ..spec() };
         let mut moved = candidate("n1", 1);
         moved.spec = other.clone();
-        let joined = registry.join(&moved).await.unwrap();
+        let joined = join(&registry, &moved).await.unwrap();
         assert_eq!(joined.record.blocks.len(), 1);
         assert!(other.subnets[0].contains(&joined.record.blocks[0]));
         let contents = look(&registry).await.unwrap();
         assert_eq!(contents.claims.len(), 1, "the old ones went back");
-        let error = registry.join(&candidate("n2", 2)).await.unwrap_err().to_string();
+        let error = join(&registry, &candidate("n2", 2)).await.unwrap_err().to_string();
         assert!(error.contains("10.9.0.0/16 with 8 bits") && error.contains("10.2.0.0/20 and"), "{error}");
     });
 }
@@ -145,14 +153,14 @@ fn all_nodes_mean_the_same_network_and_one_alone_may_change_it() {
 #[test]
 fn a_full_node_gets_another_block() {
     with_store(|registry| async move {
-        let joined = registry.join(&candidate("n1", 1)).await.unwrap();
+        let joined = join(&registry, &candidate("n1", 1)).await.unwrap();
         let cut = cuts(&spec()).unwrap()[1];
-        let grown = registry.grow(joined.clone(), &cut).await.unwrap();
+        let grown = registry.grow(joined.clone(), &cut, &[]).await.unwrap();
         assert_eq!(grown.record.blocks.len(), 3);
         assert_eq!(grown.record.blocks[..2], joined.record.blocks);
-        assert_eq!(registry.join(&candidate("n1", 1)).await.unwrap().record.blocks, grown.record.blocks);
+        assert_eq!(join(&registry, &candidate("n1", 1)).await.unwrap().record.blocks, grown.record.blocks);
         // What is not known any more is not built upon.
-        assert!(registry.grow(joined, &cut).await.is_err());
+        assert!(registry.grow(joined, &cut, &[]).await.is_err());
     });
 }
 
@@ -163,7 +171,7 @@ fn a_newer_record_is_never_overwritten() {
         let newer = br#"{"schema":7,"node":{"shape":"round"}}"#.to_vec();
         let put = Change::Put { key: key.clone(), value: newer.clone(), lease: None };
         registry.store.commit(&[], &[put]).await.unwrap();
-        let error = registry.join(&candidate("n1", 1)).await.unwrap_err().to_string();
+        let error = join(&registry, &candidate("n1", 1)).await.unwrap_err().to_string();
         assert!(error.contains("update podwire") && error.contains(&key), "{error}");
         assert_eq!(registry.store.get(&key).await.unwrap().unwrap().value, newer);
     });
@@ -171,16 +179,16 @@ fn a_newer_record_is_never_overwritten() {
 
 async fn remove(registry: &Registry, name: &str, force: bool) -> Result<Vec<IpNet>, String> {
     let (done, answer) = tokio::sync::oneshot::channel();
-    let command = Command::Remove { name: name.try_into().unwrap(), force, done };
-    command.answer(registry, &"n1".try_into().unwrap()).await;
+    let ask = Ask::Remove { name: name.try_into().unwrap(), force, done };
+    ask.answer(registry.clone(), "n1".try_into().unwrap()).await;
     answer.await.unwrap()
 }
 
 #[test]
 fn a_removed_nodes_blocks_return() {
     with_store(|registry| async move {
-        registry.join(&candidate("n1", 1)).await.unwrap();
-        let second = registry.join(&candidate("n2", 2)).await.unwrap();
+        join(&registry, &candidate("n1", 1)).await.unwrap();
+        let second = join(&registry, &candidate("n2", 2)).await.unwrap();
         say_alive(&registry, &second).await;
         assert!(remove(&registry, "n1", true).await.unwrap_err().contains("this node"));
         assert!(remove(&registry, "n9", false).await.unwrap_err().contains("no node n9"));
@@ -301,6 +309,19 @@ mod position {
     }
 
     #[test]
+    fn pain18_an_address_that_no_link_has_is_told() {
+        for interface in [None, Some("eth0")] {
+            let position = chosen(&config(interface, &["10.0.0.77", "2001:db8::5"]), &around());
+            assert!(
+                addresses(&position).contains(&"10.0.0.77".to_owned()),
+                "it may be translated on its way"
+            );
+            let [problem] = &position.problems[..] else { panic!("{:?}", position.problems) };
+            assert!(problem.contains("node_addresses says 10.0.0.77, but no link"), "{problem}");
+        }
+    }
+
+    #[test]
     fn pain17_an_address_stays_as_long_as_it_is_there() {
         let before: Vec<IpAddr> = vec!["192.0.2.6".parse().unwrap()];
         let position = find(&config(None, &[]), &around(), |_| false, &before);
@@ -325,4 +346,17 @@ mod position {
         let position = find(&config(None, &[]), &around, |link| link.name == "eth0", &[]);
         assert_eq!(addresses(&position), ["192.0.2.5", "2001:db8::5"]);
     }
+}
+
+#[test]
+fn an_end_that_nobody_asked_for_is_told() {
+    let told = |asked: bool| {
+        let board = std::sync::Arc::new(crate::board::Board::new());
+        let (stop, stopped) = tokio::sync::watch::channel(false);
+        let ending = super::Ending { board: std::sync::Arc::clone(&board), stop: stopped };
+        stop.send_replace(asked);
+        drop(ending);
+        board.problems().len()
+    };
+    assert_eq!((told(false), told(true)), (1, 0));
 }

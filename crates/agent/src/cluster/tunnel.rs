@@ -28,6 +28,8 @@ pub(super) struct Tunnel {
     pub(super) local: IpAddr,
     /// Its own, by which others call it in their routes; none while the node has no block of IPv4.
     pub(super) address: Option<IpNet>,
+    /// Of the network: other addresses of it on the device are left from blocks that were ours.
+    pub(super) subnets: Vec<IpNet>,
     pub(super) checksum: TunnelChecksum,
 }
 
@@ -36,10 +38,10 @@ pub(super) enum TunnelError {
     #[error(transparent)]
     Netlink(#[from] netlink::Error),
     #[error(
-        "there is a link {0} that is not ours, where a tunnel is wanted: rename or remove it, or set network.tunnel to \
+        "there is a link {name} that is not ours, where a tunnel is wanted: rename or remove it, or set network.tunnel to \
          another name"
     )]
-    Foreign(IfName),
+    Foreign { name: IfName, index: u32 },
     #[error("cannot prepare the tunnel {name}: {source}")]
     Sysctl { name: IfName, source: cni::Error },
 }
@@ -56,8 +58,8 @@ impl Tunnel {
     /// The device, made or repaired; what was done to it is told.
     pub(super) fn keep(&self, socket: &mut RtSocket, done: &mut Vec<String>) -> Result<u32, TunnelError> {
         let index = match socket.link(&self.name)? {
-            Some(link) if link.alias.as_deref() != Some(&self.alias()) => {
-                return Err(TunnelError::Foreign(self.name.clone()));
+            Some(link) if !self.is_ours(&link) => {
+                return Err(TunnelError::Foreign { name: self.name.clone(), index: link.index });
             }
             Some(link) if self.is_made_alike(&link) => {
                 self.adjust(socket, &link, done)?;
@@ -77,20 +79,38 @@ impl Tunnel {
         Ok(index)
     }
 
+    /// Marked, or made by us and not marked: the MAC is made of this machine's uid, and nobody else has it.
+    fn is_ours(&self, link: &Link) -> bool {
+        let is_made_here = || {
+            let place = link.vxlan.map(|vxlan| (vxlan.vni, vxlan.port));
+            link.mac == Some(self.mac) && place == Some((self.vni, self.port))
+        };
+        link.alias.as_ref().map_or_else(is_made_here, |alias| *alias == self.alias())
+    }
+
     /// With a link that has no address the kernel is strict, whatever rp_filter says, and drops what would be answered by
-    /// another way.
+    /// another way. An address of a block that is another node's now would keep us from reaching it.
     fn keep_address(
         &self,
         socket: &mut RtSocket,
         link: u32,
         done: &mut Vec<String>,
     ) -> Result<(), TunnelError> {
-        let Some(addr) = self.address else { return Ok(()) };
-        if !socket.addresses(Some(link))?.iter().any(|address| address.addr == addr) {
-            let add = AddAddress { link, addr, nodad: true, broadcast: None, mode: Mode::Replace };
-            socket.run(&Op::AddAddress(add))?;
-            done.push(format!("tunnel {}: address {addr}", self.name));
+        let carried: Vec<IpNet> = socket.addresses(Some(link))?.iter().map(|address| address.addr).collect();
+        let is_left = |addr: &&IpNet| {
+            self.address != Some(**addr) && self.subnets.iter().any(|subnet| subnet.contains(&addr.addr()))
+        };
+        for &addr in carried.iter().filter(is_left) {
+            match socket.run(&Op::DelAddress { link, addr }) {
+                Err(error) if error.is_missing() => {}
+                other => other?,
+            }
+            done.push(format!("tunnel {}: address {addr} removed", self.name));
         }
+        let Some(addr) = self.address.filter(|addr| !carried.contains(addr)) else { return Ok(()) };
+        let add = AddAddress { link, addr, nodad: true, broadcast: None, mode: Mode::Replace };
+        socket.run(&Op::AddAddress(add))?;
+        done.push(format!("tunnel {}: address {addr}", self.name));
         Ok(())
     }
 
@@ -125,7 +145,11 @@ impl Tunnel {
     }
 
     fn adjust(&self, socket: &mut RtSocket, link: &Link, done: &mut Vec<String>) -> Result<(), TunnelError> {
-        let mut set = SetLink::of(LinkRef::Index(link.index));
+        let (mut set, alias) = (SetLink::of(LinkRef::Index(link.index)), self.alias());
+        if link.alias.is_none() {
+            done.push(format!("tunnel {}: marked as ours", self.name));
+            set.alias = Some(&alias);
+        }
         if link.mtu != self.mtu {
             done.push(format!("tunnel {}: MTU {} instead of {}", self.name, self.mtu, link.mtu));
             set.mtu = Some(self.mtu);
@@ -137,14 +161,20 @@ impl Tunnel {
         if !link.up {
             done.push(format!("tunnel {}: up again", self.name));
             set.up = Some(true);
+            if link.mtu >= IPV6_LEAST {
+                // One that was never up may not know it yet.
+                let still = SetLink { no_link_local: true, ..SetLink::of(LinkRef::Index(link.index)) };
+                socket.run(&Op::SetLink(still))?;
+            }
         }
-        if set.mtu.is_some() || set.mac.is_some() || set.up.is_some() {
+        if set.mtu.is_some() || set.mac.is_some() || set.up.is_some() || set.alias.is_some() {
             socket.run(&Op::SetLink(set))?;
         }
         self.prepare(link.index)
     }
 
-    /// Some drivers and older kernels send wrong checksums when they are left to the outer packet.
+    /// Some drivers and older kernels send wrong checksums when they are left to the outer packet. `auto` goes by the
+    /// kernel's version alone; what a driver does is not tried out, and for such a one there is `off`.
     fn set_checksum(&self, index: u32) {
         let wanted = match self.checksum {
             TunnelChecksum::On => true,

@@ -56,6 +56,12 @@ pub(super) fn find(
                 .by_route(&mut position.problems)
                 .or_else(|| family.only_one(&is_ours, &mut position.problems)),
         };
+        if let Some(address) = fixed.filter(|address| family.link_with(*address).is_none()) {
+            position.problems.push(format!(
+                "node_addresses says {address}, but no link of this node has that address: others may send what is for \
+                 its pods to nowhere"
+            ));
+        }
         let Some(link) = link else { continue };
         let Some(address) = fixed.or_else(|| family.address_on(link)) else { continue };
         position.underlays.push(Underlay { link, address, on_link: family.subnets_on(link) });

@@ -1,7 +1,7 @@
 //! Variables under other names than our own: those that the first agent of this kind was configured with. Most are read
 //! like the key they mean; three are read with more patience.
 
-use std::path::Path;
+use std::path::PathBuf;
 
 use crate::config::draft::Draft;
 use crate::config::keys::Set;
@@ -9,6 +9,9 @@ use crate::config::{Key, etcd, values};
 
 pub(super) const PLUGIN_LOCATION: &str = "CNI_PLUGIN_LOCATION";
 const CONFIG_NAME: &str = "10-podwire.conflist";
+const CONFIG_ALLOWED: &str =
+    "must be the absolute path of a file that ends in .conf or .conflist, or of a folder with '/' at its end";
+const PLUGIN_ALLOWED: &str = "must be the absolute path of a file, or of a folder with '/' at its end";
 
 /// How this variable is read.
 pub(super) fn reader(alias: &str, key: &Key) -> Set {
@@ -28,39 +31,43 @@ fn prefix(draft: &mut Draft, text: &str) -> Result<(), String> {
 }
 
 fn config_location(draft: &mut Draft, text: &str) -> Result<(), String> {
-    let (folder, name) = location(text)?;
-    let name = name.map_or(Ok(CONFIG_NAME.to_owned()), |name| values::config_name(&name))?;
-    draft.config_dir = Some(values::path(&folder)?);
+    let (folder, name) = location(text).ok_or(CONFIG_ALLOWED)?;
+    let name = name.map_or(Ok(CONFIG_NAME.to_owned()), values::config_name).map_err(|_| CONFIG_ALLOWED)?;
+    draft.config_dir = Some(folder);
     draft.config_name = Some(name);
     draft.located = true;
     Ok(())
 }
 
 fn plugin_location(draft: &mut Draft, text: &str) -> Result<(), String> {
-    let (folder, name) = location(text)?;
-    let name = name.map(|name| values::plugin_name(&name)).transpose()?;
-    draft.plugin_dir = Some(values::path(&folder)?);
+    let (folder, name) = location(text).ok_or(PLUGIN_ALLOWED)?;
+    let name = name.map(values::plugin_name).transpose()?;
+    draft.plugin_dir = Some(folder);
     draft.plugin_file = name.map(|name| (name, text.to_owned()));
     draft.located = true;
     Ok(())
 }
 
-/// The folder, and the file's name unless the whole is a folder.
-fn location(text: &str) -> Result<(String, Option<String>), String> {
-    let path = values::path(text).map_err(|_| "must be the absolute path of a file".to_owned())?;
-    if text.ends_with('/') || path.is_dir() {
-        return Ok((text.to_owned(), None));
+/// The folder, and the file's name unless the whole is a folder. Only the text tells which: a start must not depend on
+/// what is on the disk.
+fn location(text: &str) -> Option<(PathBuf, Option<&str>)> {
+    let path = values::path(text).ok()?;
+    // `/` and what ends in `..` have none.
+    let name = path.file_name()?.len();
+    if text.ends_with('/') {
+        return Some((path, None));
     }
-    let parts = path.parent().and_then(Path::to_str).zip(path.file_name().and_then(|name| name.to_str()));
-    let (folder, name) = parts.ok_or("must be the absolute path of a file")?;
-    Ok((folder.to_owned(), Some(name.to_owned())))
+    // Other endings that a path leaves out (`/.`) are no name.
+    let (folder, last) = text.rsplit_once('/')?;
+    let folder = if folder.is_empty() { "/" } else { folder };
+    (last.len() == name).then(|| (PathBuf::from(folder), Some(last)))
 }
 
 /// A file under another name than the type would never be found.
 pub(super) fn disagree(file: &str, kind: &str) -> Option<String> {
     (file != kind).then(|| {
         format!(
-            "names the plugin's file {file:?}, and install.type (CNI_TYPE) is {kind:?}: both must agree, runtimes look for a file that is called like the type"
+            "names the plugin's file {file:?}, and install.type (CNI_TYPE) is {kind:?}: both must agree, runtimes look for a file that is called like the type; a folder has '/' at its end"
         )
     })
 }

@@ -68,7 +68,7 @@ pub(super) fn tunnel(text: &str) -> Result<String, String> {
     match IfName::try_from(format!("{text}4")) {
         Ok(_) if !text.is_empty() => Ok(text.to_owned()),
         Ok(_) | Err(_) => {
-            Err("must be the beginning of a link's name: 1 to 14 bytes without '/', ':' or white space"
+            Err("must be the beginning of a link's name: 1 to 14 bytes without '/', ':', '%' or white space"
                 .to_owned())
         }
     }

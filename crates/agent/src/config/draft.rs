@@ -12,7 +12,7 @@ use types::{AttachMode, IfName, NetworkName, NodeName};
 use crate::config::etcd::{self, Endpoint};
 use crate::config::layers::Given;
 use crate::config::{
-    Cluster, Config, ConfigError, Etcd, Fallback, Install, KEYS, Kind, LogFormat, LogLevel, Network, Origin,
+    Cluster, Config, ConfigError, Etcd, Fallback, Install, KEYS, LogFormat, LogLevel, Network, Origin,
     Plugin, Problem, Secret, Store, Transport, TunnelChecksum, check, values,
 };
 
@@ -87,7 +87,7 @@ pub(super) fn build(given: Vec<Given>, mut problems: Vec<Problem>) -> Result<Con
     let (mut draft, mut origins, mut refused) = (Draft::default(), Origins::new(), Vec::new());
     for Given { key, text, origin, set } in defaults.chain(given) {
         let result = set(&mut draft, &text);
-        let value = if key.kind == Kind::Secret { "(not shown)".to_owned() } else { text };
+        let value = key.shown(&text);
         match result {
             Ok(()) => {
                 origins.insert(key.name, (origin, value));

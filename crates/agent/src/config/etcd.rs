@@ -6,6 +6,8 @@ use std::io::{self, Read};
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
+use super::keys::NOT_SHOWN;
+
 /// etcd's port for clients.
 const PORT: u16 = 2379;
 /// More than any password has.
@@ -52,7 +54,7 @@ impl Secret {
 
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("(not shown)")
+        f.write_str(NOT_SHOWN)
     }
 }
 
@@ -87,7 +89,21 @@ pub(super) fn complete(endpoints: &[Endpoint], with_certificates: bool) -> Vec<S
     all
 }
 
+/// An address may hold a password although it must not; it may have any character.
+pub(super) fn without_password(text: &str) -> String {
+    match text.rsplit_once('@') {
+        Some((_, rest)) => format!("{NOT_SHOWN}@{rest}"),
+        None => text.to_owned(),
+    }
+}
+
 pub(super) fn endpoints(text: &str) -> Result<Vec<Endpoint>, String> {
+    // Before anything is quoted.
+    if text.contains('@') {
+        return Err(
+            "must be hosts such as etcd-1 without a user: use etcd.user and etcd.password_file".to_owned()
+        );
+    }
     let all = text.split(',').map(|part| endpoint(part.trim())).collect::<Result<Vec<_>, _>>()?;
     let said = |scheme| all.iter().any(|endpoint| endpoint.scheme == Some(scheme));
     if said(Scheme::Http) && said(Scheme::Https) {

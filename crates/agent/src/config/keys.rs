@@ -1,7 +1,10 @@
 //! What a key of the configuration is; [`KEYS`] has them all.
 
 use crate::config::draft::Draft;
-use crate::config::{Config, KEYS};
+use crate::config::{Config, KEYS, etcd};
+
+/// Stands for what must not be read by others.
+pub(super) const NOT_SHOWN: &str = "(not shown)";
 
 /// What a value looks like in a file; variables and flags are text in any case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,6 +49,15 @@ pub struct Key {
 impl Key {
     pub fn variable(&self) -> String {
         format!("PODWIRE_{}", self.name.replace('.', "_").to_uppercase())
+    }
+
+    /// A value as it may be shown in messages and logs.
+    pub(super) fn shown(&self, text: &str) -> String {
+        match self.kind {
+            Kind::Secret => NOT_SHOWN.to_owned(),
+            Kind::List if self.name == "etcd.endpoints" => etcd::without_password(text),
+            Kind::Text | Kind::Number | Kind::Bool | Kind::List => text.to_owned(),
+        }
     }
 
     /// The table it stands in, and its name there.

@@ -89,10 +89,8 @@ fn variables(
                     others.push(given);
                 }
             }
-            Err(value) => problems.push(Problem::NotText {
-                name: name.to_owned(),
-                value: value.to_string_lossy().into_owned(),
-            }),
+            Err(value) => problems
+                .push(Problem::NotText { name: name.to_owned(), value: key.shown(&value.to_string_lossy()) }),
         }
     }
     others.append(&mut ours);
@@ -163,13 +161,7 @@ impl FileLayer<'_> {
         match text_of(key.kind, value.get_ref()) {
             Some(text) => self.given.push(Given::new(key, text, origin)),
             None => {
-                let value = match key.kind {
-                    Kind::Secret => "(not shown)",
-                    Kind::Text | Kind::Number | Kind::Bool | Kind::List => {
-                        self.text.get(value.span()).unwrap_or_default()
-                    }
-                };
-                let value = value.to_owned();
+                let value = key.shown(self.text.get(value.span()).unwrap_or_default());
                 let allowed = format!("must be {}", in_toml(key.kind));
                 self.problems.push(Problem::Value { origin, key: key.name, value, allowed });
             }

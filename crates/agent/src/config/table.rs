@@ -242,7 +242,7 @@ pub const KEYS: &[Key] = &[
     Key {
         flag: "network-bridge",
         aliases: &["BRIDGE_NAME"],
-        set: |d, v| values::put(&mut d.bridge, values::name(v)),
+        set: |d, v| values::put(&mut d.bridge, values::bridge(v)),
         show: |c| Some(c.network.bridge.to_string()),
         ..row("network.bridge", Text, Is("podwire0"), "the link that carries the gateway addresses")
     },

@@ -12,6 +12,11 @@ pub enum InstallError {
     TemplateFile { path: PathBuf, source: io::Error },
     #[error("{template} gives no usable CNI config: {problem}")]
     Template { template: String, problem: String },
+    #[error(
+        "{} is somebody else's, and is not overwritten: choose another {key}, or move that file away if nobody needs it",
+        path.display()
+    )]
+    Foreign { path: PathBuf, key: &'static str },
     #[error("cannot make the folder {}: {source}", path.display())]
     Folder { path: PathBuf, source: io::Error },
     #[error("cannot read {}: {source}", path.display())]

@@ -6,6 +6,7 @@
 
 mod error;
 mod files;
+mod foreign;
 mod record;
 mod remove;
 mod rendered;
@@ -260,17 +261,19 @@ impl Installer {
     }
 
     /// In the order in which they are put: the config is last. Without a loopback plugin that is another's: others use
-    /// that name, too, and it is ours only where nobody has it, or where what has it came from us.
+    /// that name, too, and it is ours only where nobody has it, or where what has it came from us. Any other file of
+    /// somebody else is an error: we cannot work without it.
     fn looked_at<'a>(&'a self, config: &'a str, record: &Record) -> Result<Vec<Looked<'a>>, InstallError> {
         let mut all = Vec::new();
         for wanted in self.wanted(config) {
             let look = wanted.look();
-            if wanted.role == Role::Loopback
-                && matches!(look, Ok(Look::Other(_)))
-                && !record.is_ours(&wanted.path)?
-            {
+            let is_other = matches!(look, Ok(Look::Other(_)));
+            if wanted.role == Role::Loopback && is_other && !record.is_ours(&wanted.path)? {
                 continue;
             }
+            // Where the record knows the path it was ours: whoever changed it since is undone.
+            let is_foreign = is_other && !record.knows(&wanted.path) && foreign::is_foreign(self, &wanted)?;
+            let look = if is_foreign { Err(wanted.foreign()) } else { look };
             all.push((wanted, look));
         }
         Ok(all)
@@ -326,6 +329,14 @@ impl Installer {
 impl Wanted<'_> {
     fn look(&self) -> Result<Look, InstallError> {
         files::look(&self.path, self.mode, &self.content)
+    }
+
+    fn foreign(&self) -> InstallError {
+        let key = match self.role {
+            Role::Plugin | Role::Loopback => "install.type (CNI_TYPE) or install.plugin_dir",
+            Role::Config => "install.config_name or install.config_dir (CNI_CONFIG_LOCATION)",
+        };
+        InstallError::Foreign { path: self.path.clone(), key }
     }
 
     fn report(self, look: Result<Look, InstallError>) -> InstalledFile {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::install::record::{Entry, Record};
-use crate::install::{InstallError, PLUGIN, Role, files};
+use crate::install::{InstallError, PLUGIN, Role, files, foreign};
 
 /// What was taken away, and what was left for a person to decide.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -87,10 +87,8 @@ fn is_ours(entry: &Entry, record: &Record) -> Result<Ownership, InstallError> {
 /// A config that somebody edited still calls a plugin that will be gone.
 fn names_us(path: &Path, record: &Record) -> bool {
     let Ok(bytes) = fs::read(path) else { return false };
-    let Ok(config) = serde_json::from_slice::<Value>(&bytes) else { return false };
-    let plugins = config.get("plugins").and_then(Value::as_array);
-    let all = plugins.into_iter().flatten().chain([&config]);
-    let mut kinds = all.filter_map(|plugin| plugin.get("type").and_then(Value::as_str));
+    let plugins = foreign::plugins(&bytes);
+    let mut kinds = plugins.iter().filter_map(|plugin| plugin.get("type").and_then(Value::as_str));
     kinds.any(|kind| kind == PLUGIN || record.has_plugin(kind))
 }
 

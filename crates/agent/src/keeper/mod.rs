@@ -104,8 +104,12 @@ pub(crate) struct Keeper {
     watchdog: Watchdog,
     /// What the service manager was told.
     told: Option<String>,
+    /// The devices that the firewall was told of. Others that it knows are another agent's.
+    tunnels: Vec<IfName>,
     /// Why nothing could be installed last time; the same is not told twice.
     install_error: Option<String>,
+    /// Since when rounds could not make the network's bridge.
+    bridgeless: Option<Instant>,
 }
 
 /// A round that is to come.
@@ -144,7 +148,9 @@ impl Keeper {
             was_ready: false,
             watchdog: Watchdog::new(),
             told: None,
+            tunnels: Vec::new(),
             install_error: None,
+            bridgeless: None,
             parts,
         })
     }
@@ -343,9 +349,7 @@ impl Keeper {
                     error!("reconcile failed: {error}");
                     self.parts.board.set_not_ready(error.to_string());
                 }
-                let again =
-                    Due { at: Instant::now() + RETRY, depth: Depth::Pods, foreign: false, timer: false };
-                self.due[Depth::Pods as usize].get_or_insert(again);
+                self.again();
             }
         }
         memory::give_back();
@@ -367,6 +371,7 @@ impl Keeper {
         self.parts.board.reconciled(took_ms, &repairs);
         debug!("reconciled {} attachments in {took_ms} ms", outcome.attachments.len());
         self.memory = outcome.attachments;
+        let lacks_bridge = self.lacks_bridge(&outcome.troubles);
         let problems: Vec<Problem> = outcome.troubles.into_iter().map(problem).collect();
         let known = self.parts.board.problems();
         for new in problems.iter().filter(|problem| !known.contains(problem)) {
@@ -384,13 +389,41 @@ impl Keeper {
         };
         self.grow(share);
         self.tell_firewall_of_tunnels();
+        if let Some(reason) = lacks_bridge {
+            // Somebody may just have removed it, or the kernel is busy: what worked before may fail once or twice.
+            let since = *self.bridgeless.get_or_insert_with(Instant::now);
+            if !self.was_ready || since.elapsed() >= RETRY {
+                self.works(&format!("STATUS=no pods: {reason}"));
+                self.parts.board.set_not_ready(reason);
+            }
+            self.again();
+            return;
+        }
+        self.bridgeless = None;
         self.parts.board.set_ready();
         if !self.was_ready {
             self.was_ready = true;
             let since = self.parts.begun.elapsed();
             info!("ready after {} ms with {} attachments", since.as_millis(), self.memory.len());
-            self.works("STATUS=ready");
         }
+        self.works("STATUS=ready");
+    }
+
+    /// Everything is looked at once more, soon.
+    fn again(&mut self) {
+        let again = Due { at: Instant::now() + RETRY, depth: Depth::Pods, foreign: false, timer: false };
+        self.due[Depth::Pods as usize].get_or_insert(again);
+    }
+
+    /// Why no pod can have its gateway: a round that had trouble left our network without its bridge. Whatever else was
+    /// troublesome, and a kernel that does not say, is no reason to refuse pods.
+    fn lacks_bridge(&self, troubles: &[Trouble]) -> Option<String> {
+        let name = &self.parts.config.network.bridge;
+        let about = format!("bridge {name}: ");
+        let trouble = troubles.iter().find(|trouble| trouble.what.starts_with(&about))?;
+        let found = netlink::RtSocket::open().and_then(|mut host| host.link(name));
+        let is_there = found.map_or(true, |link| link.is_some_and(|it| it.kind.as_deref() == Some("bridge")));
+        (!is_there).then(|| trouble.what.clone())
     }
 
     /// The service manager waits for this. It comes with the first round also where there is no block yet: what waits for the
@@ -403,13 +436,17 @@ impl Keeper {
     }
 
     /// What leaves by a tunnel must fit: the firewall sees to it, and may have been flushed.
-    fn tell_firewall_of_tunnels(&self) {
+    fn tell_firewall_of_tunnels(&mut self) {
         let tunnels = self.parts.shares.tunnels();
-        if tunnels.is_empty() {
+        if tunnels.is_empty() && self.tunnels.is_empty() {
             return;
         }
-        match nft::Firewall::open().and_then(|mut firewall| firewall.set_tunnels(&tunnels)) {
-            Ok(done) => done.iter().for_each(|what| info!("{what}")),
+        let ours = &self.tunnels;
+        match nft::Firewall::open().and_then(|mut firewall| firewall.set_tunnels(ours, &tunnels)) {
+            Ok(done) => {
+                done.iter().for_each(|what| info!("{what}"));
+                self.tunnels = tunnels;
+            }
             Err(error) => warn!("the firewall cannot be told of tunnels: {error}"),
         }
     }

@@ -31,6 +31,38 @@ fn an_agent_that_lost_its_run_folder_to_another_ends() {
     assert!(status.contains("exit status: 1"), "{status}");
 }
 
+/// Why it is not ready; nothing where it is, or does not listen yet.
+fn why(agent: &Agent) -> String {
+    let answer = agent.client().get(api::READY, DEADLINE).ok();
+    let readiness = answer.and_then(|answer| serde_json::from_slice::<api::Readiness>(&answer.body).ok());
+    readiness.and_then(|readiness| readiness.reason).unwrap_or_default()
+}
+
+#[test]
+fn an_agent_is_ready_only_with_its_bridge() {
+    let lab = Lab::new("nobridge").unwrap();
+    let node = lab.node("n1").unwrap();
+    node.sh(&["ip", "link", "add", "podwire0", "type", "veth", "peer", "name", "other"]).unwrap();
+    let mut agent = Agent::new(&node, &["--no-install"]).unwrap();
+    agent.launch().unwrap();
+    wait_until("its reason", DEADLINE, || Ok(why(&agent).starts_with("bridge podwire0: "))).unwrap();
+    assert!(!agent.is_ready() && !agent.log().unwrap().contains("ready after"));
+    node.sh(&["ip", "link", "del", "podwire0"]).unwrap();
+    agent.wait_ready().unwrap();
+    // One that is merely gone is put back, and nobody is refused meanwhile.
+    node.sh(&["ip", "link", "del", "podwire0"]).unwrap();
+    wait_until("the bridge", DEADLINE, || {
+        assert!(agent.is_ready(), "{:?}", why(&agent));
+        Ok(node.sh(&["ip", "link", "show", "podwire0"]).is_ok())
+    })
+    .unwrap();
+    node.sh(&["sh", "-c", "ip link del podwire0; ip link add podwire0 type veth peer name other"]).unwrap();
+    wait_until("its reason", DEADLINE, || Ok(why(&agent).starts_with("bridge podwire0: "))).unwrap();
+    node.sh(&["ip", "link", "del", "podwire0"]).unwrap();
+    agent.wait_ready().unwrap();
+    agent.kill().unwrap();
+}
+
 #[test]
 fn a_second_agent_of_a_network_refuses_to_start_beside_the_first() {
     let lab = Lab::new("onenet").unwrap();

@@ -1,7 +1,10 @@
 //! What is asked about the other nodes.
 
+use std::sync::Arc;
+
 use api::{BlocksView, Removed};
 use hyper::StatusCode;
+use tokio::task::spawn_blocking;
 use types::NodeName;
 
 use super::reply::{self, Reply};
@@ -29,7 +32,7 @@ impl Question {
 }
 
 /// `query` is what stands behind the question mark.
-pub(super) async fn answer(service: &Service, question: Question, query: Option<&str>) -> Reply {
+pub(super) async fn answer(service: &Arc<Service>, question: Question, query: Option<&str>) -> Reply {
     let Some(cluster) = &service.cluster else {
         let what = "this node's store cannot be used: see `podwire status`";
         return reply::error(StatusCode::SERVICE_UNAVAILABLE, what);
@@ -46,10 +49,12 @@ pub(super) async fn answer(service: &Service, question: Question, query: Option<
     answered.unwrap_or_else(|what| reply::error(StatusCode::SERVICE_UNAVAILABLE, &what))
 }
 
-async fn blocks(service: &Service, cluster: &Cluster) -> Result<BlocksView, String> {
+async fn blocks(service: &Arc<Service>, cluster: &Cluster) -> Result<BlocksView, String> {
     let contents = cluster.look().await?;
     let mut blocks = cluster::blocks(&contents, &service.facts.cuts, &cluster.name);
-    let used = view::block_uses(service);
+    // It reads files, and the server's thread never waits for a disk.
+    let service = Arc::clone(service);
+    let used = spawn_blocking(move || view::block_uses(&service)).await.map_err(|error| error.to_string())?;
     for view in &mut blocks.blocks {
         if let Some(found) = used.iter().find(|used| used.cidr == view.block) {
             (view.used, view.free) = (Some(found.used), Some(found.free));

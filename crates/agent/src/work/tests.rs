@@ -346,3 +346,70 @@ fn a_call_that_makes_no_sense_is_answered_at_once() {
     let Err(Answer::Failed(failure)) = site.work.accept(call("JUMP", "a")) else { panic!() };
     assert_eq!(failure.error.code, Code::InvalidEnvironment);
 }
+
+/// What a node with this block fills in.
+fn filled(block: &str) -> Map<String, Value> {
+    Map::from_iter([("subnet".to_owned(), json!(block))])
+}
+
+#[test]
+fn whose_blocks_are_anothers_gives_no_address_also_not_to_whom_it_took_in_before() {
+    let site = Site::new();
+    site.work.change_defaults(filled("10.9.0.0/24"));
+    let early = site.accept("ADD", "early");
+    site.work.withdraw("its name belongs to another machine");
+    for task in [early, site.accept("ADD", "late")] {
+        let error = error(task.answer());
+        assert_eq!(error.code, Code::TryAgainLater);
+        assert!(error.msg.contains("belongs to another machine"), "{error}");
+    }
+    assert!(matches!(site.run("DEL", "early"), Answer::Done(_)));
+    assert_eq!(site.engine.log(), ["DEL early"]);
+    site.work.change_defaults(filled("10.9.1.0/24"));
+    assert!(matches!(site.run("ADD", "again"), Answer::Done(_)));
+}
+
+#[test]
+fn who_waits_gets_addresses_of_the_blocks_there_are_when_it_is_served() {
+    let site = Site::new();
+    let settings = Settings {
+        run_dir: site.dir.path().to_owned(),
+        network: "podwire".try_into().unwrap(),
+        defaults: filled("10.9.0.0/24"),
+    };
+    let subnets = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&subnets);
+    let note = move |request: &Request, _: &[String], _: &Caller<'_>| {
+        let Request::Add(call) = request else { panic!("{request:?}") };
+        seen.lock().unwrap().push(call.config.map["subnet"].clone());
+        Ok(Done::default())
+    };
+    let work = Work::new(settings, Arc::clone(&site.board), Arc::new(Metrics::new()));
+    let work = Arc::new(work.with_engine(Box::new(note)));
+    let early = work.accept(call("ADD", "c1")).unwrap_or_else(|answer| panic!("{answer:?}"));
+    work.change_defaults(filled("10.9.1.0/24"));
+    assert!(matches!(early.answer(), Answer::Done(_)));
+    assert_eq!(*subnets.lock().unwrap(), ["10.9.1.0/24"]);
+}
+
+#[test]
+fn a_full_node_says_why_it_gets_no_other_block() {
+    let site = Site::new();
+    let settings = Settings {
+        run_dir: site.dir.path().to_owned(),
+        network: "podwire".try_into().unwrap(),
+        defaults: filled("10.9.0.0/24"),
+    };
+    let full = |_: &Request, _: &[String], _: &Caller<'_>| {
+        Err(Error::new(Code::AddressesExhausted, "no free address left").with_details("5 in use"))
+    };
+    let work = Work::new(settings, Arc::clone(&site.board), Arc::new(Metrics::new()));
+    let work = Arc::new(work.with_engine(Box::new(full)));
+    work.grow_by(Box::new(|_| Err("etcd at http://a:2379 cannot be reached".to_owned())));
+    let task = work.accept(call("ADD", "c1")).unwrap_or_else(|answer| panic!("{answer:?}"));
+    let error = error(task.answer());
+    assert_eq!(error.code, Code::AddressesExhausted);
+    for part in ["5 in use", "no other block: etcd at http://a:2379 cannot be reached"] {
+        assert!(error.details.contains(part), "{error:?}");
+    }
+}

@@ -108,7 +108,7 @@ where
 
 /// As an agent does, which tries again when the store was too busy. Gives how often it did.
 async fn join(store: Store, layout: Layout, number: usize) -> Result<(NodeRecord, usize)> {
-    let spec = NetworkSpec { subnets: subnets(), margin: MARGIN };
+    let spec = NetworkSpec { subnets: subnets(), margin: MARGIN, vni: 4077, vxlan_port: 4789 };
     let record = NodeRecord { blocks: Vec::new(), ..crowd::record(number, Place::OnLink)? };
     let mut last = None;
     for tries in 0..TRIES {

@@ -75,6 +75,11 @@ impl<K: Ord + Copy> Shared<K> {
         self.pairs.range((key, None)..).filter_map(|(key, name)| Some((*key, name.as_ref()?)))
     }
 
+    /// The first that is held from one to another, both included.
+    pub(super) fn first_between(&self, first: K, last: K) -> Option<K> {
+        self.from(first).map(|(key, _)| key).next().filter(|key| *key <= last)
+    }
+
     /// In the order of their names.
     pub(super) fn holders(&self, key: K) -> impl Iterator<Item = &Arc<NodeName>> {
         self.from(key).take_while(move |(other, _)| *other == key).map(|(_, name)| name)

@@ -191,7 +191,9 @@ impl Mesh {
         let same_mac = self.macs.holders(record.tunnel_mac);
         let blocks = blocks(record).into_iter();
         let same_block = blocks.flat_map(|block| self.claims.overlapping(block).map(|(_, name)| name));
-        same_mac.chain(same_block).filter(|name| ***name != record.name).cloned().collect()
+        let addresses = record.addresses.iter().map(|address| IpNet::from(*address));
+        let around = addresses.flat_map(|address| self.claims.overlapping(address).map(|(_, name)| name));
+        same_mac.chain(same_block).chain(around).filter(|name| ***name != record.name).cloned().collect()
     }
 
     fn enter(&mut self, name: &Arc<NodeName>, record: &NodeRecord) {
@@ -220,9 +222,10 @@ impl Mesh {
     fn replan(&mut self, names: BTreeSet<Arc<NodeName>>) {
         let mut plans = Vec::with_capacity(names.len());
         for name in names {
-            let Some(peer) = self.peers.get_mut(&name) else { continue };
+            let Self { facts, claims, macs, addresses, peers, .. } = &mut *self;
+            let Some(peer) = peers.get_mut(&name) else { continue };
             let old = std::mem::take(&mut peer.plan);
-            let ground = Ground { facts: &self.facts, claims: &self.claims, macs: &self.macs };
+            let ground = Ground { facts, claims, macs, addresses };
             plans.push((name, plan(&ground, &peer.record)));
             self.withdraw(&old);
         }

@@ -1,6 +1,7 @@
 //! What one other node needs in our kernel.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
@@ -34,6 +35,7 @@ pub(super) struct Ground<'a> {
     pub(super) facts: &'a Facts,
     pub(super) claims: &'a Claims,
     pub(super) macs: &'a Shared<Mac>,
+    pub(super) addresses: &'a Shared<IpAddr>,
 }
 
 /// A node's blocks as networks, each once.
@@ -49,6 +51,9 @@ pub(super) fn admit(facts: &Facts, record: &NodeRecord, block: IpNet) -> Result<
     let overlaps = |ours: &&IpNet| ours.contains(&block) || block.contains(*ours);
     if let Some(ours) = facts.blocks.iter().find(overlaps) {
         return Err(NoWay::OverlapsOurs(*ours));
+    }
+    if let Some(net) = facts.underlays.iter().flat_map(|underlay| &underlay.on_link).find(overlaps) {
+        return Err(NoWay::OverlapsLink(*net));
     }
     let nodes =
         facts.underlays.iter().map(|underlay| underlay.address).chain(record.addresses.iter().copied());
@@ -103,8 +108,12 @@ pub(super) fn plan(ground: &Ground<'_>, record: &NodeRecord) -> Plan {
 fn owned(ground: &Ground<'_>, record: &NodeRecord, block: IpNet) -> Result<(), NoWay> {
     admit(ground.facts, record, block)?;
     let earlier = ground.claims.overlapping(block).filter(|(_, name)| ***name < record.name);
-    match earlier.min_by_key(|(_, name)| *name) {
-        Some((block, name)) => Err(NoWay::Overlaps { name: NodeName::clone(name), block }),
+    if let Some((block, name)) = earlier.min_by_key(|(_, name)| *name) {
+        return Err(NoWay::Overlaps { name: NodeName::clone(name), block });
+    }
+    // A third node's: what is for it, or comes from it, would go to the pods of this one.
+    match ground.addresses.first_between(block.network(), block.broadcast()) {
+        Some(address) => Err(NoWay::HoldsNode(address)),
         None => Ok(()),
     }
 }

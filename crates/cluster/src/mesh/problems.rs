@@ -5,32 +5,35 @@ use std::collections::{BTreeMap, BTreeSet};
 use types::NodeName;
 
 use super::Mesh;
+use super::facts::Family;
 use super::way::{NoWay, Way};
 
 impl Mesh {
     /// Sorted; each is said once. What concerns many nodes for one reason of our own is said of all of them together.
     pub fn problems(&self) -> Vec<String> {
         let mut problems = BTreeSet::new();
-        let mut unreached: BTreeMap<String, BTreeSet<&NodeName>> = BTreeMap::new();
+        let mut unreached: BTreeMap<String, Unreached<'_>> = BTreeMap::new();
         for (name, block, way) in self.ways() {
             let Way::None(reason) = way else { continue };
             match reason {
-                NoWay::Outside | NoWay::OverlapsOurs(_) | NoWay::Overlaps { .. } | NoWay::HoldsNode(_) => {
+                NoWay::Outside
+                | NoWay::OverlapsOurs(_)
+                | NoWay::OverlapsLink(_)
+                | NoWay::Overlaps { .. }
+                | NoWay::HoldsNode(_) => {
                     problems.insert(format!("block {block} of node {name} is not routed: {reason}"));
                 }
-                NoWay::NotOnLink(_)
-                | NoWay::NoAddress(_)
-                | NoWay::NoCommonFamily
-                | NoWay::OurAddress(_)
-                | NoWay::SameMac { .. } => {
+                NoWay::NoAddress(_) | NoWay::OurAddress(_) | NoWay::SameMac { .. } => {
                     problems.insert(format!("no way to node {name}: {reason}"));
                 }
-                NoWay::NoUnderlay(_) | NoWay::NoTunnel(_) => {
-                    unreached.entry(reason.to_string()).or_default().insert(name);
+                NoWay::NotOnLink(_) | NoWay::NoCommonFamily | NoWay::NoUnderlay(_) | NoWay::NoTunnel(_) => {
+                    let unreached = unreached.entry(of_many(reason)).or_default();
+                    unreached.names.insert(name);
+                    unreached.reasons.insert(reason.to_string());
                 }
             }
         }
-        problems.extend(unreached.iter().map(|(reason, names)| no_way_to(names, reason)));
+        problems.extend(unreached.iter().flat_map(|(reason, unreached)| unreached.sentences(reason)));
         problems.extend(self.duplicates());
         problems.into_iter().collect()
     }
@@ -60,10 +63,38 @@ impl Mesh {
     }
 }
 
-fn no_way_to(names: &BTreeSet<&NodeName>, reason: &str) -> String {
-    match names.first() {
-        Some(name) if names.len() == 1 => format!("no way to node {name}: {reason}"),
-        Some(_) | None => format!("no way to {} nodes: {reason}", names.len()),
+/// Nodes that cannot be reached for one reason.
+#[derive(Default)]
+struct Unreached<'a> {
+    names: BTreeSet<&'a NodeName>,
+    /// In the words for one node.
+    reasons: BTreeSet<String>,
+}
+
+impl Unreached<'_> {
+    fn sentences(&self, reason: &str) -> Vec<String> {
+        match self.names.first() {
+            Some(name) if self.names.len() == 1 => {
+                self.reasons.iter().map(|reason| format!("no way to node {name}: {reason}")).collect()
+            }
+            Some(_) | None => vec![format!("no way to {} nodes: {reason}", self.names.len())],
+        }
+    }
+}
+
+/// A reason in words for many nodes at once.
+fn of_many(reason: &NoWay) -> String {
+    match reason {
+        NoWay::NotOnLink(address) => {
+            let family = Family::of(*address);
+            format!(
+                "the transport is direct, but their {family} addresses are not on-link; use transport auto or vxlan"
+            )
+        }
+        NoWay::NoCommonFamily => {
+            "they and this node have no address of the same family to send to each other".to_owned()
+        }
+        other => other.to_string(),
     }
 }
 

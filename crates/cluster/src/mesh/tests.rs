@@ -262,6 +262,72 @@ fn addresses_that_cannot_be_are_told() {
 }
 
 #[test]
+fn addresses_that_are_nobodys_are_never_a_way() {
+    for address in ["255.255.255.255", "240.0.0.1", "0.1.2.3", "169.254.1.1", "192.0.2.255", "192.0.2.0"] {
+        let odd = peer("a", &[address], &["10.2.5.0/24"]);
+        for transport in [Transport::Auto, Transport::Direct, Transport::Vxlan] {
+            let mesh = mesh(with(transport), std::slice::from_ref(&odd));
+            assert!(matches!(ways(&mesh)[..], [Way::None(_)]), "{transport} {address}: {:?}", ways(&mesh));
+        }
+    }
+    let second = peer("a", &["192.0.2.255", "192.0.2.5"], &["10.2.5.0/24"]);
+    assert!(matches!(ways(&mesh(facts(), &[second]))[..], [Way::Direct { .. }]));
+}
+
+#[test]
+fn a_block_with_a_third_nodes_address_is_not_routed_until_that_is_gone() {
+    let block = peer("a", &["192.0.2.5"], &["10.2.5.0/24", "fd00:2:0:0:500::/72"]);
+    let third = peer("z", &["10.2.5.9", "fd00:2:0:0:500::9"], &["10.2.9.0/24"]);
+    let mut mesh = mesh(facts(), std::slice::from_ref(&block));
+    assert_eq!(mesh.take_changes().set_routes.len(), 2);
+    mesh.set_peer(third.clone());
+    assert_eq!(mesh.take_changes().del_routes.len(), 2);
+    problem(&mesh, "block 10.2.5.0/24 of node a is not routed: a node's own address 10.2.5.9 lies in it");
+    problem(
+        &mesh,
+        "block fd00:2:0:0:500::/72 of node a is not routed: a node's own address fd00:2::500:0:0:9",
+    );
+    mesh.set_peer(NodeRecord { addresses: vec![ip("10.2.6.9")], ..third });
+    assert!(mesh.take_changes().set_routes.len() >= 2);
+    assert!(mesh.ways().all(|(name, _, way)| name.as_str() != "a" || !matches!(way, Way::None(_))));
+}
+
+#[test]
+fn a_block_on_our_own_link_is_not_routed() {
+    let mut ours = facts();
+    ours.underlays[0] = Underlay {
+        link: 2,
+        address: ip("10.2.5.200"),
+        on_link: vec![net("10.2.5.192/26"), net("10.2.6.0/23")],
+    };
+    ours.underlays[1].on_link = vec![net("fd00:2:0:0:500::/80")];
+    let near = peer("a", &["192.0.2.5"], &["10.2.7.0/24", "10.2.8.0/24", "fd00:2:0:0:500::/72"]);
+    let mesh = mesh(ours, &[near]);
+    assert!(matches!(ways(&mesh)[..], [Way::None(_), Way::Vxlan { .. }, Way::None(_)]), "{:?}", ways(&mesh));
+    problem(
+        &mesh,
+        "block 10.2.7.0/24 of node a is not routed: it overlaps 10.2.6.0/23, which is on this node's",
+    );
+}
+
+#[test]
+fn many_nodes_with_one_trouble_are_one_line() {
+    let far = |i: u8| peer(&format!("n{i}"), &[&format!("203.0.113.{i}")], &[&format!("10.2.{i}.0/24")]);
+    let peers: Vec<NodeRecord> = (1..100).map(far).collect();
+    let direct = mesh(with(Transport::Direct), &peers);
+    let [only] = &direct.problems()[..] else { panic!("{:#?}", direct.problems()) };
+    assert!(
+        only.starts_with("no way to 99 nodes: the transport is direct, but their IPv4 addresses"),
+        "{only}"
+    );
+    let mut ours = facts();
+    ours.underlays.remove(0);
+    let six = mesh(ours, &peers);
+    assert_eq!(six.problems().len(), 1, "{:#?}", six.problems());
+    problem(&six, "no way to 99 nodes: they and this node have no address of the same family");
+}
+
+#[test]
 fn what_the_kernel_has_is_compared() {
     let far = peer("a", &["203.0.113.5"], &["10.2.5.0/24"]);
     let mut mesh = mesh(facts(), &[far]);

@@ -32,6 +32,8 @@ pub enum NoWay {
     /// It is no part of the network.
     Outside,
     OverlapsOurs(IpNet),
+    /// It has addresses that are on a link of ours without a gateway: a router's, or the store's.
+    OverlapsLink(IpNet),
     /// Another node, whose name sorts first, has it.
     Overlaps {
         name: NodeName,
@@ -73,6 +75,7 @@ impl fmt::Display for NoWay {
         match self {
             Self::Outside => f.write_str("it is outside of the network"),
             Self::OverlapsOurs(block) => write!(f, "it overlaps our own block {block}"),
+            Self::OverlapsLink(net) => write!(f, "it overlaps {net}, which is on this node's own link"),
             Self::Overlaps { name, block } => write!(f, "it overlaps block {block} of node {name}"),
             Self::HoldsNode(address) => write!(f, "a node's own address {address} lies in it"),
             Self::NotOnLink(address) => {
@@ -98,26 +101,38 @@ impl fmt::Display for NoWay {
 }
 
 /// The address in one family at which a node is reached, if it can be one.
-pub(super) fn address_of(record: &NodeRecord, family: Family) -> Option<IpAddr> {
-    let usable = |address: &IpAddr| {
-        !address.is_unspecified()
-            && !address.is_loopback()
-            && !address.is_multicast()
-            && !is_link_local(*address)
-    };
-    record.addresses.iter().copied().filter(usable).find(|address| Family::of(*address) == family)
+pub(super) fn address_of(facts: &Facts, record: &NodeRecord, family: Family) -> Option<IpAddr> {
+    let mut addresses = record.addresses.iter().copied();
+    addresses.find(|address| Family::of(*address) == family && is_usable(facts, *address))
 }
 
-/// Such an address says nothing without a link.
-fn is_link_local(address: IpAddr) -> bool {
-    matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
+/// The kernel takes no other for a gateway, and nobody else should be sent a pod's packets.
+fn is_usable(facts: &Facts, address: IpAddr) -> bool {
+    let is_special = match address {
+        // "This network" and what was reserved for later, with the broadcast address at its end.
+        IpAddr::V4(v4) => v4.is_link_local() || matches!(v4.octets(), [0 | 240..=255, ..]),
+        // Such an address says nothing without a link.
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    };
+    let for_all = |net: &IpNet| match (net, address) {
+        (IpNet::V4(net), IpAddr::V4(address)) => {
+            net.prefix_len() < 31 && (address == net.network() || address == net.broadcast())
+        }
+        (_, _) => false,
+    };
+    let is_for_all = facts.underlays.iter().flat_map(|underlay| &underlay.on_link).any(for_all);
+    !is_special
+        && !is_for_all
+        && !address.is_unspecified()
+        && !address.is_loopback()
+        && !address.is_multicast()
 }
 
 /// In which family a node is reached through the tunnel, whether or not the device exists.
 pub(super) fn outer(facts: &Facts, record: &NodeRecord) -> Option<(Family, IpAddr)> {
     [Family::V4, Family::V6].into_iter().find_map(|family| {
         facts.underlay(family)?;
-        address_of(record, family).map(|address| (family, address))
+        address_of(facts, record, family).map(|address| (family, address))
     })
 }
 
@@ -132,7 +147,7 @@ pub(super) fn choose(facts: &Facts, record: &NodeRecord, block: IpNet, rival: Op
 
 fn direct(facts: &Facts, record: &NodeRecord, block: IpNet) -> Result<Way, NoWay> {
     let family = Family::of(block.addr());
-    let gateway = address_of(record, family).ok_or(NoWay::NoAddress(family))?;
+    let gateway = address_of(facts, record, family).ok_or(NoWay::NoAddress(family))?;
     let underlay = facts.underlay(family).ok_or(NoWay::NoUnderlay(family))?;
     if gateway == underlay.address {
         return Err(NoWay::OurAddress(gateway));

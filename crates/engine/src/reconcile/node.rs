@@ -7,9 +7,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use ipnet::{IpNet, Ipv6Net};
-use netconf::Addresses;
-use netlink::{LinkRef, Op, SetLink};
-use types::{AttachMode, IfName, Mac};
+use netconf::{Addresses, NetConf};
+use netlink::{Address, LinkRef, Op, SetLink};
+use types::{AttachMode, IfName, Mac, ROUTE_PROTOCOL};
 
 use super::diff::knows_bridge;
 use super::{Kind, Round};
@@ -89,7 +89,11 @@ impl Round<'_> {
             }
             (true, true) => {}
         }
-        let carried: Vec<IpNet> = self.host.addresses(Some(bridge.index))?.iter().map(|a| a.addr).collect();
+        let addresses = self.host.addresses(Some(bridge.index))?;
+        if let Some((_, conf)) = own {
+            self.remove_gateways(bridge.index, conf, &addresses)?;
+        }
+        let carried: Vec<IpNet> = addresses.iter().map(|a| a.addr).collect();
         let log = self.state.sysctls();
         for gateway in wanted.gateways.iter().filter(|gateway| !carried.contains(gateway)) {
             bridge::put_gateway(&mut self.host, &bridge, *gateway, &log)?;
@@ -106,6 +110,45 @@ impl Round<'_> {
             self.repaired(Kind::Address, format_args!("address {address} put on bridge {name}"));
         }
         self.forwarding(&wanted.gateways)
+    }
+
+    /// Gateways of blocks that were this network's: as long as one is here, packets for its block stay here, whoever has it
+    /// now.
+    fn remove_gateways(&mut self, bridge: u32, conf: &NetConf, carried: &[Address]) -> Result<(), Error> {
+        let wanted = own_gateways(&conf.addresses);
+        // Another network may have gateways on the same bridge.
+        let is_left = |a: &&Address| {
+            let is_of_network = conf.cluster.iter().any(|net| net.contains(&a.addr));
+            a.protocol == Some(ROUTE_PROTOCOL) && is_of_network && !wanted.contains(&a.addr)
+        };
+        let mut left: Vec<IpNet> = carried.iter().filter(is_left).map(|a| a.addr).collect();
+        if left.is_empty() || wanted.is_empty() {
+            return Ok(());
+        }
+        // Listed after the addresses: whoever has put one here has a record by now.
+        for listed in self.records()?.into_iter().flat_map(|(_, listed)| listed) {
+            match (listed.phase, listed.attachment) {
+                (Phase::Ready, Some(attachment)) => left.retain(|gateway| !needs(&attachment, gateway)),
+                // What it needs is not known yet, or no more.
+                (Phase::Pending, _) | (Phase::Ready, None) => return Ok(()),
+            }
+        }
+        for addr in left {
+            match self.host.run(&Op::DelAddress { link: bridge, addr }) {
+                Err(e) if e.is_missing() => {}
+                other => {
+                    other?;
+                    let name = &conf.bridge;
+                    self.repaired(
+                        Kind::Address,
+                        format_args!(
+                            "address {addr} of a block that is another's removed from bridge {name}"
+                        ),
+                    );
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Called when the pods are on their bridges again.
@@ -157,6 +200,11 @@ impl Round<'_> {
     }
 }
 
+fn needs(attachment: &Attachment, gateway: &IpNet) -> bool {
+    let mut addresses = attachment.addresses.iter().map(|a| a.address.addr());
+    attachment.wiring.gateways.contains(gateway) || addresses.any(|address| gateway.contains(&address))
+}
+
 fn is_link_local(address: &IpNet) -> bool {
     matches!(address, IpNet::V6(v6) if v6.addr().is_unicast_link_local())
 }
@@ -186,4 +234,53 @@ pub(super) fn own_gateways(addresses: &Addresses) -> Vec<IpNet> {
     let Addresses::Own(pools) = addresses else { return Vec::new() };
     let ranges = pools.sets().iter().flat_map(ipam::RangeSet::ranges);
     ranges.filter_map(|range| IpNet::new(range.gateway(), range.subnet().prefix_len()).ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use testkit::{Lab, Ns, inspect};
+    use types::NetworkName;
+
+    use super::*;
+    use crate::reconcile::{Depth, Order, reconcile};
+
+    /// A round of an agent that has these blocks.
+    fn round(node: &Ns, run_dir: &Path, blocks: &str) -> Vec<String> {
+        let config = json!({"cniVersion": "1.1.0", "name": "blue", "type": "podwire-cni", "bridge": "pw0",
+            "subnet": blocks, "network": "10.88.0.0/16,fd88::/48", "isGateway": true});
+        let conf = NetConf::parse(&cni::Config::from_slice(config.to_string().as_bytes()).unwrap()).unwrap();
+        let name = NetworkName::try_from("blue").unwrap();
+        let order =
+            Order { run_dir, network: Some((&name, &conf)), depth: Depth::Node, memory: &[], resident: None };
+        let outcome = node.enter(|| reconcile(order).unwrap()).unwrap();
+        assert_eq!(outcome.troubles, []);
+        inspect::addresses(node, "pw0").unwrap().iter().map(|a| a.net.to_string()).collect()
+    }
+
+    #[test]
+    fn a_gateway_of_a_block_that_is_anothers_goes_and_nothing_else() {
+        let lab = Lab::new("gateways").unwrap();
+        let node = lab.node("n").unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let has = |addresses: &[String], wanted: &str| addresses.iter().any(|a| a.contains(wanted));
+        let before = round(&node, dir.path(), "10.88.1.0/24,fd88:0:0:1::/64");
+        assert!(has(&before, "10.88.1.1") && has(&before, "fd88:0:0:1::1"), "{before:?}");
+        // By hand, and by another network's plugin.
+        node.sh(&["ip", "addr", "add", "10.88.7.1/24", "dev", "pw0"]).unwrap();
+        node.enter(|| {
+            let mut host = netlink::RtSocket::open().unwrap();
+            let bridge = host.index_of(&"pw0".try_into().unwrap()).unwrap().unwrap();
+            let theirs = ["10.99.1.1/24".parse().unwrap()];
+            host.run_every(&bridge::gateway_ops(bridge, &theirs)).unwrap();
+        })
+        .unwrap();
+        let after = round(&node, dir.path(), "10.88.2.0/24,fd88:0:0:2::/64");
+        for gone in ["10.88.1.1", "fd88:0:0:1::1"] {
+            assert!(!has(&after, gone), "{after:?}");
+        }
+        for there in ["10.88.2.1", "fd88:0:0:2::1", "10.88.7.1", "10.99.1.1"] {
+            assert!(has(&after, there), "{there}: {after:?}");
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! State that dies with a boot, also where /run is a disk: it carries the boot id, and another id means empty.
 
 use std::fs::{self, DirBuilder, File};
+use std::io::ErrorKind;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::OnceLock;
@@ -67,7 +68,8 @@ pub(super) fn remove(dir: &Path) -> Result<(), StateError> {
         file::remove_any(&dir.join(name))?;
     }
     match fs::remove_dir(dir) {
-        Err(e) if e.kind() == std::io::ErrorKind::DirectoryNotEmpty => Ok(()),
+        // In a container the folder may be a mount: empty is all it can be.
+        Err(e) if matches!(e.kind(), ErrorKind::DirectoryNotEmpty | ErrorKind::ResourceBusy) => Ok(()),
         other => other.map_err(io("remove", dir)),
     }
 }

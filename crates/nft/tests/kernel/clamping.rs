@@ -16,7 +16,8 @@ fn names(names: &[&str]) -> Vec<IfName> {
 }
 
 fn set(tunnels: &[&str]) -> Vec<String> {
-    Firewall::open().unwrap().set_tunnels(&names(tunnels)).unwrap()
+    let ours = names(&["pwvx4", "pwvx6"]);
+    Firewall::open().unwrap().set_tunnels(&ours, &names(tunnels)).unwrap()
 }
 
 /// A tunnel for each family between the host and somebody outside, who believes that it carries 1500.
@@ -124,5 +125,21 @@ fn pain15_tunnels_stay_known_through_repairs() {
         assert_eq!(set(&["pwvx4", "pwvx6"]).len(), 2);
         assert_eq!(listed(), all);
         assert_eq!(set(&["pwvx4"]), ["connections through pwvx6 are no longer clamped"]);
+    });
+}
+
+#[test]
+fn tunnels_of_another_network_stay_known() {
+    in_netns(|| {
+        let keep = |ours: &[&str], wanted: &[&str]| {
+            Firewall::open().unwrap().set_tunnels(&names(ours), &names(wanted)).unwrap()
+        };
+        let listed = || nft("list set inet podwire tunnels");
+        assert_eq!((set(&["pwvx4"]).len(), keep(&["red4", "red6"], &["red4"]).len()), (1, 1));
+        let both = listed();
+        assert!(both.contains(r#""pwvx4""#) && both.contains(r#""red4""#), "{both}");
+        assert_eq!((set(&["pwvx4"]), keep(&["red4", "red6"], &["red4"])), (vec![], vec![]));
+        assert_eq!(keep(&["red4", "red6"], &[]), ["connections through red4 are no longer clamped"]);
+        assert!(listed().contains(r#""pwvx4""#));
     });
 }

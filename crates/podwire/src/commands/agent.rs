@@ -4,20 +4,18 @@ use agent::config::{self, Config};
 use anyhow::Result;
 
 use crate::cli::Agent;
+use crate::print;
 
 pub(crate) fn run(args: &Agent) -> Result<()> {
     if args.print_config_reference {
-        print!("{}", config::reference());
-        return Ok(());
+        return print::say_text(&config::reference());
     }
     if args.print_config_sample {
-        print!("{}", config::sample());
-        return Ok(());
+        return print::say_text(&config::sample());
     }
     let config = Config::load(&args.flags, std::env::vars_os())?;
     if args.print_config {
-        print!("{}", config.to_toml());
-        return Ok(());
+        return print::say_text(&config.to_toml());
     }
     Ok(agent::run(config)?)
 }

@@ -16,8 +16,8 @@ const COLUMN: usize = 44;
 pub(crate) fn run(args: &Ask) -> Result<ExitCode> {
     let blocks: BlocksView = Asked::find(&args.which).get(api::BLOCKS)?;
     match args.output {
-        Output::Json => println!("{}", serde_json::to_string_pretty(&blocks)?),
-        Output::Table => println!("{}", page(&blocks)),
+        Output::Json => print::say_json(&blocks)?,
+        Output::Table => print::say(page(&blocks))?,
     }
     let is_right = blocks.blocks.iter().all(|view| view.problem.is_none());
     Ok(if is_right { ExitCode::SUCCESS } else { ExitCode::FAILURE })

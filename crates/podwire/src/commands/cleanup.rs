@@ -13,6 +13,7 @@ use engine::Report;
 
 use crate::cli::Cleanup;
 use crate::folders::Folders;
+use crate::print;
 
 /// An agent that is there answers this at once.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -37,20 +38,26 @@ pub(crate) fn run(args: &Cleanup) -> Result<()> {
         names = forgotten.names;
     }
     let kernel = if args.all {
-        Report::of_everything(&folders.run_dir)?
+        Report::of_everything(&folders.run_dir)
     } else {
         let configured = configured(&folders);
         let network = configured.as_ref().map(|network| (&network.name, &network.bridge));
-        engine::cleanup(&folders.run_dir, network)?
+        engine::cleanup(&folders.run_dir, network)
     };
+    if kernel.is_err() {
+        // What was done so far is told all the same.
+        report.done.iter().try_for_each(print::say)?;
+        report.left.iter().try_for_each(|line| print::say(format_args!("left: {line}")))?;
+    }
+    let kernel = kernel?;
     report.done.extend(kernel.done);
     report.left.extend(kernel.left);
     remove_socket(&folders.socket, &mut report);
-    tell(&report, &folders);
+    tell(&report, &folders)?;
     for name in names {
-        println!(
+        print::say(format_args!(
             "other nodes still know this one: run `podwire node rm {name}` on one of them to free its blocks"
-        );
+        ))?;
     }
     ensure!(report.left.is_empty(), "some things were left; see above");
     Ok(())
@@ -62,25 +69,26 @@ fn configured(folders: &Folders) -> Option<agent::config::Network> {
     (config.run_dir == folders.run_dir).then_some(config.network)
 }
 
-fn tell(report: &Report, folders: &Folders) {
+fn tell(report: &Report, folders: &Folders) -> Result<()> {
     for line in &report.done {
-        println!("{line}");
+        print::say(line)?;
     }
     for line in &report.left {
-        println!("left: {line}");
+        print::say(format_args!("left: {line}"))?;
     }
     if report.done.is_empty() && report.left.is_empty() {
-        println!("nothing of Podwire is here");
+        print::say("nothing of Podwire is here")?;
     }
     if folders.state_dir.is_none() {
-        eprintln!(
-            "podwire: installed plugins and configs were not looked for: name their record with --state-dir"
+        print::warn(
+            "podwire: installed plugins and configs were not looked for: name their record with --state-dir",
         );
     } else if folders.run_dir == Path::new(netconf::DEFAULT_RUN_DIR) {
         for path in KEPT.iter().filter(|path| Path::new(path).exists()) {
-            println!("kept, for you to remove: {path}");
+            print::say(format_args!("kept, for you to remove: {path}"))?;
         }
     }
+    Ok(())
 }
 
 /// An agent would put everything back. Gives the agent's lock, where there is one.
@@ -127,6 +135,8 @@ fn remove_if_empty(dir: &Path, report: &mut Report) {
     match fs::remove_dir(dir) {
         Ok(()) => report.done.push(format!("folder {} removed", dir.display())),
         Err(error) if error.kind() == ErrorKind::NotFound => {}
+        // Mounted there, as in a container: it is whoever's that mounted it.
+        Err(error) if error.kind() == ErrorKind::ResourceBusy => {}
         Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => {
             report.left.push(format!("folder {} stays: others' files are in it", dir.display()));
         }

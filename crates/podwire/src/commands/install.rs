@@ -13,6 +13,7 @@ use api::{Client, Readiness, Status};
 use clap::{Args, FromArgMatches};
 
 use crate::cli::Install;
+use crate::print;
 
 /// How long one question may take.
 const QUESTION: Duration = Duration::from_secs(5);
@@ -71,10 +72,9 @@ fn standalone(args: &Install) -> Result<()> {
 fn put(installer: &Installer) -> Result<()> {
     let done = installer.put()?;
     if done.is_empty() {
-        println!("everything is in place already");
+        print::say("everything is in place already")?;
     }
-    done.iter().for_each(|line| println!("{line}"));
-    Ok(())
+    done.iter().try_for_each(print::say)
 }
 
 /// The agent's own configuration, with what was said here over it.
@@ -108,7 +108,7 @@ fn wait_for(seconds: u64, end: Instant, look: impl Fn() -> Result<(), String>) -
             bail!("nothing was installed: the agent is not ready after {seconds} s: {why}");
         }
         if why != told {
-            eprintln!("waiting for the agent: {why}");
+            print::warn(format_args!("waiting for the agent: {why}"));
             told = why;
         }
         sleep(PAUSE.min(end.saturating_duration_since(Instant::now())));
@@ -167,7 +167,7 @@ fn installs_itself(client: &Client) -> Result<bool> {
 
 fn kept_by_agent(args: &Install, client: &Client, end: Instant) -> Result<()> {
     wait_for(args.timeout, end, || {
-        let files = status(client).map_err(|error| format!("{error:#}"))?.installed;
+        let files = status(client).map_err(|error| print::causes(&error))?.installed;
         match files.iter().find(|file| !file.ok) {
             Some(bad) => {
                 Err(format!("{}: {}", bad.path.display(), bad.problem.as_deref().unwrap_or("not right")))
@@ -185,8 +185,9 @@ fn kept_by_agent(args: &Install, client: &Client, end: Instant) -> Result<()> {
             dir.display()
         );
     }
-    files.iter().for_each(|file| println!("{} is kept in place by the agent", file.path.display()));
-    Ok(())
+    files.iter().try_for_each(|file| {
+        print::say(format_args!("{} is kept in place by the agent", file.path.display()))
+    })
 }
 
 fn plugin_beside_us() -> Result<PathBuf> {

@@ -5,6 +5,7 @@ use api::Removed;
 
 use super::nodes::Asked;
 use crate::cli::{Output, RemoveNode};
+use crate::print;
 
 pub(crate) fn remove(args: &RemoveNode) -> Result<()> {
     let force = if args.force { "?force=true" } else { "" };
@@ -12,8 +13,8 @@ pub(crate) fn remove(args: &RemoveNode) -> Result<()> {
     let path = format!("{}/{}{force}", api::NODES, args.name);
     let removed: Removed = Asked::find(&args.which).delete(&path)?;
     match args.output {
-        Output::Json => println!("{}", serde_json::to_string_pretty(&removed)?),
-        Output::Table => println!("{}", told(&removed)),
+        Output::Json => print::say_json(&removed)?,
+        Output::Table => print::say(told(&removed))?,
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! `podwire nodes`: all nodes of the cluster, as the store has them, and whose agent is away.
 
-mod ask;
+pub(super) mod ask;
 
 use anyhow::Result;
 use api::NodeView;
@@ -16,8 +16,8 @@ const COLUMN: usize = 42;
 pub(crate) fn run(args: &Ask) -> Result<()> {
     let nodes: Vec<NodeView> = Asked::find(&args.which).get(api::NODES)?;
     match args.output {
-        Output::Json => println!("{}", serde_json::to_string_pretty(&nodes)?),
-        Output::Table => println!("{}", page(&nodes, when::now())),
+        Output::Json => print::say_json(&nodes)?,
+        Output::Table => print::say(page(&nodes, when::now()))?,
     }
     Ok(())
 }

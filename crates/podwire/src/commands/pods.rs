@@ -20,13 +20,10 @@ pub(crate) fn run(args: &Pods) -> Result<()> {
     let run_dir = Folders::run_dir(args.run_dir.clone());
     let found = list(&run_dir)?;
     match args.output {
-        Output::Json => {
-            println!("{}", serde_json::to_string_pretty(&found.iter().map(Found::json).collect::<Value>())?);
-        }
-        Output::Table if found.is_empty() => println!("no pods in {}", run_dir.display()),
-        Output::Table => println!("{}", table(&found)),
+        Output::Json => print::say_json(&found.iter().map(Found::json).collect::<Value>()),
+        Output::Table if found.is_empty() => print::say(format_args!("no pods in {}", run_dir.display())),
+        Output::Table => print::say(table(&found)),
     }
-    Ok(())
 }
 
 /// All attachments in their order; the unreadable ones are told on stderr.
@@ -37,11 +34,11 @@ pub(super) fn list(run_dir: &Path) -> Result<Vec<Found>> {
         for listed in network.list()? {
             match listed.attachment {
                 Some(attachment) => found.push(Found { attachment, phase: listed.phase }),
-                None => eprintln!(
+                None => print::warn(format_args!(
                     "podwire: the record of {}/{} cannot be read; DEL or GC removes it",
                     network.name(),
                     listed.stem
-                ),
+                )),
             }
         }
     }

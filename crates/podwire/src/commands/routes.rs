@@ -16,8 +16,8 @@ const COLUMN: usize = 44;
 pub(crate) fn run(args: &Ask) -> Result<ExitCode> {
     let routes: Vec<RouteView> = Asked::find(&args.which).get(api::ROUTES)?;
     match args.output {
-        Output::Json => println!("{}", serde_json::to_string_pretty(&routes)?),
-        Output::Table => println!("{}", page(&routes)),
+        Output::Json => print::say_json(&routes)?,
+        Output::Table => print::say(page(&routes))?,
     }
     let is_right = routes.iter().all(|route| route.state == RouteState::Ok);
     Ok(if is_right { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -171,6 +171,7 @@ fn a_store_that_cannot_be_reached_is_told_in_the_agents_words() {
     let outcome = host.ask(&["nodes"]);
     assert_eq!(outcome.status.code(), Some(1));
     has(&outcome.stderr, &["no agent listens"]);
+    assert_eq!(outcome.stderr.matches("os error").count(), 1, "{}", outcome.stderr);
 }
 
 #[test]

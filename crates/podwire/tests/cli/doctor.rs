@@ -1,7 +1,9 @@
 //! `podwire doctor`: a node that is well is told so; what is wrong is found, and the command that is given puts it right.
 
+use std::path::Path;
+
 use serde_json::{Value, json};
-use testkit::{Outcome, Snapshot};
+use testkit::{Cluster, DEADLINE, Outcome, Plan, Snapshot, Store, wait_until};
 
 use crate::common::{Host, has};
 
@@ -162,12 +164,73 @@ fn an_agent_that_is_gone_or_not_ready_is_missed() {
 }
 
 #[test]
+fn a_store_that_is_away_is_not_a_node_without_others() {
+    let host = Host::new("noetcd");
+    let mut agent = host.idle_agent(&["--no-install", "--store", "etcd", "--etcd-endpoints", "127.0.0.1:1"]);
+    agent.launch().unwrap();
+    wait_until("an answer", DEADLINE, || Ok(agent.client().get(api::HEALTH, DEADLINE).is_ok())).unwrap();
+    let found = wrong(&host);
+    let others: Vec<_> = found.iter().filter(|(check, ..)| check == "other nodes").collect();
+    let [(_, what, _)] = others.as_slice() else { panic!("{found:?}") };
+    has(what, &["nobody knows the other nodes: ", "127.0.0.1:1"]);
+}
+
+/// What doctor says on n1 of the other nodes: verdict and sentence. `how` runs it.
+fn of_others(cluster: &Cluster, how: &[&str]) -> Vec<(String, String)> {
+    let (agent, node) = (cluster.agent("n1").unwrap(), cluster.node("n1").unwrap());
+    let run_dir = agent.run_dir().to_str().unwrap();
+    let words =
+        [how, &[env!("CARGO_BIN_EXE_podwire"), "doctor", "-o", "json", "--run-dir", run_dir]].concat();
+    let outcome = node.run(&words, b"").unwrap();
+    let findings: Vec<Value> = serde_json::from_str(&outcome.stdout).unwrap_or_else(|error| {
+        panic!("{error}: {}{}", outcome.stdout, outcome.stderr);
+    });
+    let is_ill = findings.iter().any(|finding| finding["verdict"] == "problem");
+    assert_eq!(outcome.status.code(), Some(i32::from(is_ill)), "{findings:?}");
+    let others = findings.iter().filter(|finding| finding["check"] == "other nodes");
+    let text = |finding: &Value, key: &str| finding[key].as_str().unwrap_or_default().to_owned();
+    others.map(|finding| (text(finding, "verdict"), text(finding, "what"))).collect()
+}
+
+#[test]
+fn other_nodes_are_reached_or_not_or_cannot_be_asked() {
+    let plan = Plan { nodes: 2, subnets: 1, store: Store::Embedded, ..Plan::default() };
+    let mut cluster = Cluster::hosts("doctors", &plan).unwrap();
+    for name in cluster.node_names() {
+        cluster.agent_mut(&name).unwrap().set_program(Path::new(env!("CARGO_BIN_EXE_podwire")));
+    }
+    cluster.start_agents().unwrap();
+    let well = ("ok".to_owned(), "2 addresses take packets of full size".to_owned());
+    wait_until("n2 to be alive and reached", DEADLINE, || Ok(of_others(&cluster, &[]) == [well.clone()]))
+        .unwrap();
+
+    // As in a container that has no CAP_NET_RAW.
+    let found = of_others(&cluster, &["setpriv", "--bounding-set", "-net_raw"]);
+    let [(verdict, what)] = found.as_slice() else { panic!("{found:?}") };
+    assert_eq!(verdict, "unknown", "{what}");
+    has(what, &["2 addresses cannot be asked from here", "not permitted"]);
+
+    for address in cluster.addresses("n2").unwrap() {
+        cluster.node("n1").unwrap().sh(&["ip", "route", "add", "unreachable", &address.to_string()]).unwrap();
+        let found = of_others(&cluster, &[]);
+        let sentence = format!("there is no route to node n2 at {address}");
+        let told = found.iter().filter(|(verdict, what)| verdict == "problem" && what.starts_with(&sentence));
+        assert_eq!(told.count(), 1, "{found:?}");
+    }
+}
+
+#[test]
 fn who_may_not_look_is_told_so() {
     let host = Host::new("weak");
     let (run_dir, tool) = (host.node.run_dir(), host.tool.clone());
-    let words = ["setpriv", "--bounding-set", "-net_admin", tool.to_str().unwrap(), "doctor", "--run-dir"];
-    let outcome = host.node.run(&[&words[..], &[run_dir.to_str().unwrap()]].concat(), b"").unwrap();
-    assert_eq!(outcome.status.code(), Some(1), "{}{}", outcome.stdout, outcome.stderr);
-    has(&outcome.stdout, &["CAP_NET_ADMIN is missing", "# sudo podwire doctor"]);
-    assert!(!outcome.stdout.contains("nftables"), "{}", outcome.stdout);
+    for (without, told) in [
+        ("-net_admin", "CAP_NET_ADMIN is missing"),
+        ("-net_admin,-sys_admin", "CAP_NET_ADMIN and CAP_SYS_ADMIN are missing"),
+    ] {
+        let words = ["setpriv", "--bounding-set", without, tool.to_str().unwrap(), "doctor", "--run-dir"];
+        let outcome = host.node.run(&[&words[..], &[run_dir.to_str().unwrap()]].concat(), b"").unwrap();
+        assert_eq!(outcome.status.code(), Some(1), "{}{}", outcome.stdout, outcome.stderr);
+        has(&outcome.stdout, &[told, "# sudo podwire doctor"]);
+        assert!(!outcome.stdout.contains("nftables"), "{}", outcome.stdout);
+    }
 }

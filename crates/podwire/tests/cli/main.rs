@@ -8,6 +8,7 @@ mod common;
 mod demo;
 mod doctor;
 mod install;
+mod output;
 mod pods;
 mod readme;
 mod status;

@@ -54,6 +54,21 @@ impl Lab {
         Path::new("/var/lib/podwire-lab").join(&self.name)
     }
 
+    /// A command as messages tell it.
+    pub(crate) fn hint(&self, rest: &str) -> String {
+        format!("podwire lab --name {} {rest}", self.name)
+    }
+
+    /// How many processes have this variable with something of the lab as its value.
+    pub(crate) fn traces_of(&self, variable: &str) -> usize {
+        let start = format!("{variable}=pwlab-{}-", self.name);
+        let processes = std::fs::read_dir("/proc").unwrap().flatten();
+        let environments = processes.filter_map(|process| std::fs::read(process.path().join("environ")).ok());
+        let has =
+            |text: &Vec<u8>| text.split(|byte| *byte == 0).any(|there| there.starts_with(start.as_bytes()));
+        environments.filter(has).count()
+    }
+
     /// Its folder, namespaces and processes.
     pub(crate) fn traces(&self) -> Vec<String> {
         let prefix = format!("pwlab-{}-", self.name);

@@ -12,8 +12,8 @@ use crate::common::{Lab, has};
 fn a_name_is_used_once_and_wrong_wishes_make_nothing() {
     let lab = Lab::new("twice");
     lab.ok(&["up", "--nodes", "1", "--pods", "0"]);
-    has(&lab.fails(&["up"]), &["is up already", "podwire lab down", "--name"]);
-    has(&lab.fails(&["test"]), &["has no pods", "podwire lab pod add"]);
+    has(&lab.fails(&["up"]), &["is up already", &lab.hint("down"), "with --name NAME"]);
+    has(&lab.fails(&["test"]), &["has no pods", &lab.hint("pod add n1")]);
     let other = Lab::new("other");
     for (args, word) in [
         (&["up", "--nodes", "0"][..], "1 to 200 nodes"),
@@ -49,7 +49,7 @@ fn an_up_that_was_killed_is_replaced_by_the_next() {
     wait_until("the first nodes", Duration::from_secs(30), || Ok(lab.namespaces().count() > 4)).unwrap();
     up.kill().unwrap();
     up.wait().unwrap();
-    has(&lab.fails(&["status"]), &["was not made to the end", "podwire lab down"]);
+    has(&lab.fails(&["status"]), &["was not made to the end", &lab.hint("down")]);
     let said = lab.ok(&["up", "--nodes", "1"]);
     has(&said, &["what an earlier one left is removed first", "Up in"]);
     assert_eq!(lab.json(&["status"])["nodes"].as_array().unwrap().len(), 1);
@@ -87,7 +87,7 @@ fn down_takes_away_whatever_is_left() {
     let file = lab.dir().join("lab.json");
     let whole = fs::read(&file).unwrap();
     fs::write(&file, &whole[..whole.len() / 2]).unwrap();
-    has(&lab.fails(&["status"]), &["is damaged", "podwire lab down"]);
+    has(&lab.fails(&["status"]), &["is damaged", &lab.hint("down")]);
     // The agent of the namespace that is gone is known from the state alone.
     fs::write(&file, whole).unwrap();
     lab.ok(&["down"]);

@@ -2,5 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 
 mod common;
+mod edges;
+mod killed;
 mod leftovers;
 mod life;

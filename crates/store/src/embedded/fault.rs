@@ -24,8 +24,6 @@ pub(super) enum Fault {
         format: u32,
     },
     LeaseGone(LeaseId),
-    /// Others hold the lock.
-    Busy,
 }
 
 impl Fault {
@@ -41,7 +39,6 @@ impl Fault {
                 );
                 Error::Invalid { operation, problem }
             }
-            Self::Busy => Error::Invalid { operation, problem: "the store is locked".to_owned() },
         }
     }
 }

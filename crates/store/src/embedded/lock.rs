@@ -20,24 +20,24 @@ const PAUSE: Duration = Duration::from_millis(2);
 const LONG: Duration = Duration::from_millis(100);
 const SHORT_PAUSE: Duration = Duration::from_micros(300);
 
-/// Given back when it is dropped. Waits until the deadline at most.
-pub(super) fn acquire(dir: &Path, deadline: Instant) -> Result<File, Fault> {
-    let _gate = take(&dir.join("gate"), deadline)?;
+/// Given back when it is dropped. None: others held it until the deadline.
+pub(super) fn acquire(dir: &Path, deadline: Instant) -> Result<Option<File>, Fault> {
+    let Some(_gate) = take(&dir.join("gate"), deadline)? else { return Ok(None) };
     take(&dir.join("lock"), deadline)
 }
 
-fn take(path: &Path, deadline: Instant) -> Result<File, Fault> {
+fn take(path: &Path, deadline: Instant) -> Result<Option<File>, Fault> {
     let file = file::open_or_create(path)?;
     let begun = Instant::now();
     loop {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(file),
+            Ok(()) => return Ok(Some(file)),
             Err(Errno::WOULDBLOCK | Errno::INTR) => {}
             Err(error) => return Err(io_fault("lock", path)(error)),
         }
         let now = Instant::now();
         if now >= deadline {
-            return Err(Fault::Busy);
+            return Ok(None);
         }
         let pause = if now - begun < LONG { PAUSE } else { SHORT_PAUSE };
         thread::sleep(pause.min(deadline - now));

@@ -77,16 +77,16 @@ impl Embedded {
         let (dir, deadline) = (self.dir.clone(), call.deadline.into_std());
         // A caller that goes away does not interrupt it: it ends by itself, and leaves everything whole.
         let task = spawn_blocking(move || {
-            let _lock = lock::acquire(&dir, deadline)?;
+            let Some(_lock) = lock::acquire(&dir, deadline)? else { return Ok::<_, Fault>(None) };
             let mut log = Log::refresh(memory.log.take(), &dir)?;
             log.end_leases()?;
             let result = work(&mut log)?;
             memory.log = Some(log);
-            Ok(result)
+            Ok(Some(result))
         });
         match timeout_at(call.deadline, task).await {
-            Ok(Ok(Ok(result))) => Ok(result),
-            Ok(Ok(Err(Fault::Busy))) | Err(_) => Err(late()),
+            Ok(Ok(Ok(Some(result)))) => Ok(result),
+            Ok(Ok(Ok(None))) | Err(_) => Err(late()),
             Ok(Ok(Err(fault))) => Err(fault.into_error(call.operation.clone())),
             Ok(Err(join)) => {
                 let operation = call.operation.clone();

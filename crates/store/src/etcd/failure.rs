@@ -123,7 +123,7 @@ impl Failure {
     pub(super) fn of_transport(error: &(dyn StdError + 'static)) -> Self {
         let reason = Reason::of(error);
         let advice = if reason.says("invalid peer certificate") {
-            "the server's certificate is not signed by our CA, or not for this name: check the endpoint and the file of the CA"
+            "the server's certificate is not signed by our CA (none is set: by whom the system trusts), or not for this name: check the endpoint and the file of the CA"
         } else if reason.says("fatal alert") || reason.says("certificate required") {
             "the server does not accept our certificate: check the files of the certificate and its key"
         } else if reason.says("corrupt message") {

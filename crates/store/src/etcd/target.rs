@@ -38,11 +38,6 @@ pub(super) fn targets(config: &EtcdConfig) -> Result<Vec<Target>> {
     if config.cert.is_some() != config.key.is_some() {
         return Err(wrong("a client certificate needs both its file and the file of its key"));
     }
-    if config.cert.is_some() && config.ca.is_none() {
-        return Err(wrong(
-            "a client certificate needs the file of the CA that signed the servers' certificates",
-        ));
-    }
     if config.user.is_some() != config.password.is_some() {
         return Err(wrong("etcd's user and password go together: set both or neither"));
     }
@@ -54,7 +49,7 @@ pub(super) fn targets(config: &EtcdConfig) -> Result<Vec<Target>> {
 
 fn target(text: &str, config: &EtcdConfig) -> Result<Target> {
     let url = match text.split_once("://") {
-        None if config.ca.is_some() => format!("https://{text}"),
+        None if config.ca.is_some() || config.cert.is_some() => format!("https://{text}"),
         None => format!("http://{text}"),
         Some(("http" | "https", _)) => text.to_owned(),
         Some((other, _)) => {
@@ -64,13 +59,13 @@ fn target(text: &str, config: &EtcdConfig) -> Result<Target> {
         }
     };
     let is_tls = url.starts_with("https://");
-    if is_tls && config.ca.is_none() {
-        return Err(wrong(format!(
-            "the etcd endpoint {text} needs the file of the CA that signed its certificate"
-        )));
-    }
     if !is_tls && config.ca.is_some() {
         return Err(wrong(format!("there is a CA, but the etcd endpoint {text} is not https://")));
+    }
+    if !is_tls && config.cert.is_some() {
+        return Err(wrong(format!(
+            "there is a client certificate, but the etcd endpoint {text} is not https://"
+        )));
     }
     let endpoint = Endpoint::from_shared(url.clone())
         .map_err(|_| wrong(format!("the etcd endpoint {text} is no URL like https://host:2379")))?;
@@ -97,9 +92,10 @@ impl Target {
     pub(super) fn endpoint(&self, config: &EtcdConfig) -> Result<Endpoint, Failure> {
         let Some(name) = &self.tls_name else { return Ok(self.endpoint.clone()) };
         let mut tls = ClientTlsConfig::new().domain_name(name);
-        if let Some(ca) = &config.ca {
-            tls = tls.ca_certificate(Certificate::from_pem(read(ca)?));
-        }
+        tls = match &config.ca {
+            Some(ca) => tls.ca_certificate(Certificate::from_pem(read(ca)?)),
+            None => tls.with_native_roots(),
+        };
         if let (Some(cert), Some(key)) = (&config.cert, &config.key) {
             tls = tls.identity(Identity::from_pem(read(cert)?, read(key)?));
         }

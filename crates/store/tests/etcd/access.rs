@@ -102,3 +102,44 @@ async fn certificates_and_passwords_open_the_door_and_wrong_ones_do_not() {
     server.start_again();
     assert_eq!(pod.get("/pod/a").await.unwrap().unwrap().value, b"1");
 }
+
+const ENDPOINT: &str = "PODWIRE_TEST_ENDPOINT";
+const CERTS: &str = "PODWIRE_TEST_CERTS";
+
+/// What another process is started for: whom a system trusts is the same for all of a process.
+#[tokio::test]
+#[ignore = "started by another test"]
+async fn asks_without_a_ca() {
+    let (Ok(endpoint), Ok(certs)) = (std::env::var(ENDPOINT), std::env::var(CERTS)) else { return };
+    let (cert, key) =
+        (Some(format!("{certs}/client.pem").into()), Some(format!("{certs}/client.key").into()));
+    let config = EtcdConfig { endpoints: vec![endpoint], cert, key, ..EtcdConfig::default() };
+    match in_time(open(&config).get("/pod/a")).await {
+        Ok(_) => println!("answered"),
+        Err(error) => println!("refused: {error}"),
+    }
+}
+
+#[test]
+fn without_a_ca_whom_the_system_trusts_is_trusted() {
+    let (server, certs) = Etcd::start_tls();
+    let ask = |ca: &str, endpoint: &str| {
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "etcd::access::asks_without_a_ca", "--ignored", "--nocapture"])
+            .env("SSL_CERT_FILE", certs.path(ca))
+            .env_remove("SSL_CERT_DIR")
+            .env(ENDPOINT, endpoint)
+            .env(CERTS, certs.path(""))
+            .output()
+            .unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let url = server.url();
+    // Who has a certificate means https.
+    for endpoint in [url.as_str(), url.trim_start_matches("https://")] {
+        let said = ask("ca.pem", endpoint);
+        assert!(said.contains("answered"), "{endpoint}: {said}");
+    }
+    let said = ask("other-ca.pem", &url);
+    assert!(said.contains("refused") && said.contains("whom the system trusts"), "{said}");
+}

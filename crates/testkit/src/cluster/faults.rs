@@ -1,12 +1,10 @@
 //! What can go wrong with a cluster, and the ways back.
 
-use std::sync::Arc;
-
 use anyhow::{Context as _, Result, ensure};
 
 use super::underlay::{self, Port};
-use super::{Cluster, Power, Wired, removal};
-use crate::{Ns, sweep};
+use super::{Cluster, Power};
+use crate::Ns;
 
 impl Cluster {
     /// Nothing passes to or from the node any more, also not to etcd. Its link stays up: nobody tells it.
@@ -42,32 +40,24 @@ impl Cluster {
             self.machines[index].power == Power::On,
             "node {name} has no power; its agent starts with it"
         );
-        let agent = &mut self.machines[index].agent;
-        agent.launch().and_then(|()| agent.wait_ready()).with_context(|| format!("node {name}"))
+        self.machines[index].agent.launch().with_context(|| format!("node {name}"))?;
+        self.remember()?;
+        self.machines[index].agent.wait_ready().with_context(|| format!("node {name}"))
     }
 
     /// The node loses power: its processes, its pods and what it kept in memory are gone, its disk is not.
     pub fn kill_node(&mut self, name: &str) -> Result<()> {
         let index = self.index(name)?;
         ensure!(self.machines[index].power == Power::On, "node {name} has no power: it is killed already");
-        let pods: Vec<Arc<Wired>> = self.pods().into_iter().filter(|wired| wired.node == name).collect();
+        let pods = self.pods().into_iter().filter(|wired| wired.node == name).map(|wired| wired.name.clone());
+        let pods: Vec<String> = pods.collect();
         let machine = &mut self.machines[index];
-        if machine.agent.identity().is_some() {
-            machine.agent.kill()?;
-        }
-        let namespaces = pods.iter().map(|wired| wired.pod.name()).chain([machine.node.name()]);
-        let namespaces: Vec<String> = namespaces.map(str::to_owned).collect();
-        removal::kill_inside(&namespaces)?;
-        for wired in &pods {
-            wired.pod.destroy()?;
-        }
-        underlay::pull_out(&self.underlay, name)?;
-        machine.node.destroy()?;
-        sweep::remove_folder(machine.agent.run_dir())?;
         machine.power = Power::Off;
-        machine.lost = pods.iter().map(|wired| wired.name.clone()).collect();
+        machine.lost.extend(pods);
         self.list().retain(|wired| wired.node != name);
-        Ok(())
+        // Whoever comes after us, if we are killed here, does the rest.
+        self.remember()?;
+        self.switch_off(index)
     }
 
     /// Power is back: the node boots, its agent starts, and its pods are made anew under their old names, as Kubernetes
@@ -80,9 +70,12 @@ impl Cluster {
         let place = self.plan.node_place(index);
         underlay::plug_in(&self.underlay, (&machine.node, name), &place, &self.plan)?;
         (machine.power, machine.port) = (Power::On, Port::Whole);
-        let lost = std::mem::take(&mut machine.lost);
         self.start_agent(name)?;
-        lost.iter().try_for_each(|pod| self.pod(name, pod).map(drop))
+        for pod in self.machines[index].lost.clone() {
+            self.pod(name, &pod)?;
+            self.machines[index].lost.retain(|lost| *lost != pod);
+        }
+        Ok(())
     }
 
     pub fn has_power(&self, name: &str) -> Result<bool> {

@@ -16,6 +16,8 @@ mod pods;
 mod reach;
 mod removal;
 mod saved;
+mod settings;
+mod settle;
 mod underlay;
 mod ways;
 
@@ -27,7 +29,7 @@ use anyhow::{Context as _, Result};
 pub use plan::{Extra, Families, Plan, Store, Tls, Transport};
 pub use pods::Wired;
 pub use reach::{Cell, Matrix, Reach, Spot};
-pub use removal::{Removed, remove_kept};
+pub use removal::{Removed, clear_kept, remove_kept};
 pub use saved::{Condition, Kept};
 pub use ways::Way;
 
@@ -44,12 +46,15 @@ pub struct Cluster {
     machines: Vec<Machine>,
     pub etcd: Etcd,
     pods: Mutex<Vec<Arc<Wired>>>,
+    /// Pods that are being made: what a command that is killed meanwhile leaves for the next.
+    begun: Mutex<Vec<Begun>>,
     underlay: Node,
     plugin: Plugin,
     /// The program of the agents; none: as built.
     program: Option<PathBuf>,
     life: Life,
     kept: Option<Kept>,
+    origin: Origin,
     /// Last: it takes the namespaces and folders of all of the above with it.
     lab: Lab,
 }
@@ -64,6 +69,24 @@ struct Machine {
     port: Port,
     /// Pods that it lost when it lost power.
     lost: Vec<String>,
+}
+
+/// A pod that is not attached yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Begun {
+    name: String,
+    node: String,
+    /// Of its container.
+    id: String,
+}
+
+/// Who made the cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    /// We do. If that is not done to the end, all of it goes.
+    Made,
+    /// An earlier command.
+    Opened,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,11 +134,13 @@ impl Cluster {
             machines: vec![],
             etcd: Etcd::default(),
             pods: Mutex::new(vec![]),
+            begun: Mutex::new(vec![]),
             underlay: Node::known(&lab.inner, underlay::NAME),
             plugin: Plugin::podwire()?,
             program: None,
             life,
             kept: None,
+            origin: Origin::Made,
             lab,
         })
     }
@@ -133,7 +158,7 @@ impl Cluster {
         }
         self.etcd = Etcd::new(hosts, &self.plan, &self.life);
         let names = self.plan.node_names();
-        progress(&format!("nodes: n1 to n{}", names.len()));
+        progress(&format!("nodes: {}", range(&names)));
         for (index, name) in names.iter().enumerate() {
             let node = self.lab.node(name)?;
             underlay::plug_in(&self.underlay, (&node, name), &self.plan.node_place(index), &self.plan)?;
@@ -152,13 +177,26 @@ impl Cluster {
 
     fn machine(&self, index: usize, node: Node) -> Result<Machine> {
         let name = format!("n{}", index + 1);
-        let flags = self.plan.agent_flags(index, &self.etcd.endpoints(), self.lab.dir());
-        let mut agent = Agent::of_cluster(&node, &flags, &self.life)?;
+        let told = settings::of_node(&self.plan, index, &self.etcd.endpoints(), self.lab.dir());
+        let mut flags = match self.kept {
+            Some(_) => self.write_config(&node, told).map(|()| vec![])?,
+            None => settings::as_flags(&told),
+        };
+        flags.extend(self.plan.more_flags(&name));
+        let mut agent = Agent::of_cluster(&node, &flags, (&self.life, self.program.as_deref()))?;
         agent.set_env(&self.plan.agent_env(&name));
-        if let Some(program) = &self.program {
-            agent.set_program(program);
-        }
         Ok(Machine { name, node, agent, power: Power::On, port: Port::Whole, lost: vec![] })
+    }
+
+    /// Once: what a person changed in it stays.
+    fn write_config(&self, node: &Node, mut told: Vec<settings::Setting>) -> Result<()> {
+        let path = node.dir().join(crate::agent::CONFIG);
+        if path.exists() {
+            return Ok(());
+        }
+        told.extend(settings::of_folders(node.dir()));
+        std::fs::write(&path, settings::as_file(&told))
+            .with_context(|| format!("cannot write {}", path.display()))
     }
 
     fn start(&mut self, progress: Progress<'_>) -> Result<()> {
@@ -249,10 +287,18 @@ impl Cluster {
     }
 
     fn index(&self, name: &str) -> Result<usize> {
-        self.machines.iter().position(|machine| machine.name == name).with_context(|| {
-            let first = self.machines.first().map_or("none", |machine| &machine.name);
-            let last = self.machines.last().map_or("none", |machine| &machine.name);
-            format!("there is no node {name}: the nodes are {first} to {last}")
-        })
+        self.machines
+            .iter()
+            .position(|machine| machine.name == name)
+            .with_context(|| format!("there is no node {name}: this lab has {}", range(&self.node_names())))
+    }
+}
+
+/// `n1 to n3`, or `n1`.
+fn range(names: &[String]) -> String {
+    match names {
+        [] => "none".to_owned(),
+        [only] => only.clone(),
+        [first, .., last] => format!("{first} to {last}"),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 use ipnet::IpNet;
@@ -106,7 +106,7 @@ impl Default for Plan {
 }
 
 impl Transport {
-    fn as_str(self) -> &'static str {
+    pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Auto => "auto",
             Self::Direct => "direct",
@@ -133,13 +133,12 @@ impl Plan {
             "a lab has 1 to {MAX_NODES} nodes, not {}",
             self.nodes
         );
-        ensure!(
-            (1..=MAX_SUBNETS.min(self.nodes)).contains(&self.subnets),
-            "{} nodes are on 1 to {} subnets, not {}",
-            self.nodes,
-            MAX_SUBNETS.min(self.nodes),
-            self.subnets
-        );
+        let most = MAX_SUBNETS.min(self.nodes);
+        let (nodes, subnets) = match most {
+            1 => ("1 node".to_owned(), "1 subnet".to_owned()),
+            most => (format!("{} nodes", self.nodes), format!("1 to {most} subnets")),
+        };
+        ensure!((1..=most).contains(&self.subnets), "a lab of {nodes} has {subnets}, not {}", self.subnets);
         if let Store::Etcd { members } = self.store {
             ensure!(matches!(members, 1 | 3), "etcd has 1 or 3 members here, not {members}");
             crate::etcd::check_installed()?;
@@ -194,36 +193,10 @@ impl Plan {
         Place { subnet, addresses, link_local: IpNet::new_assert(link_local.into(), 64), mac }
     }
 
-    /// What the agent of a node is told besides its folders.
-    pub(super) fn agent_flags(&self, index: usize, endpoints: &[String], lab: &Path) -> Vec<String> {
-        let name = format!("n{}", index + 1);
-        let mut flags: Vec<String> = vec!["--no-install".into(), "--node".into(), name.clone()];
-        let mut say = |flag: &str, value: String| flags.extend([flag.to_owned(), value]);
-        let list = |nets: &[IpNet]| nets.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
-        match self.store {
-            Store::Alone => say("--network-subnet", list(&self.own_block(index))),
-            Store::Etcd { .. } => {
-                say("--store", "etcd".to_owned());
-                say("--etcd-endpoints", endpoints.join(","));
-                if let Some(Tls { ca, cert, key }) = &self.etcd_tls {
-                    for (flag, file) in [("--etcd-ca", ca), ("--etcd-cert", cert), ("--etcd-key", key)] {
-                        say(flag, file.display().to_string());
-                    }
-                }
-            }
-            Store::Embedded => {
-                say("--store", "embedded".to_owned());
-                say("--store-dir", lab.join("store").display().to_string());
-            }
-        }
-        if self.store != Store::Alone {
-            say("--network-subnet", list(&self.pods));
-            say("--network-margin", self.margin.to_string());
-            say("--network-transport", self.transport.as_str().to_owned());
-        }
-        let more = [Some(&self.all), self.each.get(&name)].into_iter().flatten();
-        flags.extend(more.flat_map(|extra| extra.flags.iter().cloned()));
-        flags
+    /// What a test adds to what the agent of a node is told.
+    pub(super) fn more_flags(&self, node: &str) -> Vec<String> {
+        let all = [Some(&self.all), self.each.get(node)].into_iter().flatten();
+        all.flat_map(|extra| extra.flags.iter().cloned()).collect()
     }
 
     pub(super) fn agent_env(&self, node: &str) -> Vec<(String, String)> {
@@ -232,7 +205,7 @@ impl Plan {
     }
 
     /// The block that a node takes without asking anybody.
-    fn own_block(&self, index: usize) -> Vec<IpNet> {
+    pub(super) fn own_block(&self, index: usize) -> Vec<IpNet> {
         let block = |net: &IpNet| match net.addr() {
             IpAddr::V4(base) => {
                 let base = u32::from(base) + ((index as u32) << 8);
@@ -275,12 +248,7 @@ mod tests {
         ] {
             assert!(plan.check().is_err(), "{plan:?}");
         }
-    }
-
-    #[test]
-    fn blocks_of_agents_that_are_alone_differ() {
-        let plan = Plan { store: Store::Alone, ..Plan::default() };
-        let flags = plan.agent_flags(2, &[], Path::new("/x"));
-        assert!(flags.contains(&"10.42.2.0/24,fd42::2:0:0:0/80".to_owned()), "{flags:?}");
+        let one = Plan { nodes: 1, subnets: 2, ..Plan::default() };
+        assert_eq!(one.check().unwrap_err().to_string(), "a lab of 1 node has 1 subnet, not 2");
     }
 }

@@ -27,21 +27,25 @@ impl Cluster {
     pub fn pod(&self, node: &str, name: &str) -> Result<Arc<Wired>> {
         let machine = &self.machines[self.index(node)?];
         ensure!(machine.power == Power::On, "node {node} has no power: start it first");
-        let taken = self.find_pod(name).is_some() || self.host(name).is_some();
-        ensure!(!taken, "the name {name} is taken: choose another");
+        ensure!(!self.is_taken(name, node), "the name {name} is taken: choose another");
+        self.begin(&machine.node, (node, name))?;
         let pod = machine.node.pod(name)?;
-        match self.attach(node, name, &pod) {
-            Ok(addresses) => {
-                let wired = Wired { name: name.to_owned(), node: node.to_owned(), pod, addresses };
-                let wired = Arc::new(wired);
-                self.list().push(Arc::clone(&wired));
-                Ok(wired)
-            }
-            Err(error) => {
-                pod.destroy()?;
-                Err(error.context(format!("pod {name} on {node} gets no network")))
-            }
+        let attached = self.attach(node, name, &pod);
+        if attached.is_err() {
+            pod.destroy()?;
         }
+        self.begun().retain(|begun| begun.id != pod.id());
+        let addresses = attached.with_context(|| format!("pod {name} on {node} gets no network"))?;
+        let wired = Arc::new(Wired { name: name.to_owned(), node: node.to_owned(), pod, addresses });
+        self.list().push(Arc::clone(&wired));
+        Ok(wired)
+    }
+
+    /// Also a pod that a node without power had has its name: it comes back with the node.
+    fn is_taken(&self, name: &str, node: &str) -> bool {
+        let others = self.machines.iter().filter(|machine| machine.name != node);
+        let lost = others.flat_map(|machine| &machine.lost).any(|lost| lost == name);
+        lost || self.find_pod(name).is_some() || self.host(name).is_some()
     }
 
     /// So many pods on each node, all nodes at once, under the first free names p1, p2, …
@@ -65,15 +69,13 @@ impl Cluster {
 
     pub fn free_pod_name(&self) -> String {
         let mut names = (1..).map(|number| format!("p{number}"));
-        names.find(|name| self.find_pod(name).is_none()).unwrap_or_default()
+        names.find(|name| !self.is_taken(name, "")).unwrap_or_default()
     }
 
     /// DEL through the plugin, then the namespace goes.
     pub fn remove_pod(&self, name: &str) -> Result<()> {
         let Some(wired) = self.find_pod(name) else { bail!("there is no pod {name}{}", self.known_pods()) };
-        let outcome =
-            self.plugin.call(wired.pod.node(), &self.call(Verb::Del, (&wired.node, name), &wired.pod)?)?;
-        outcome.ok().with_context(|| format!("DEL of pod {name}"))?;
+        self.detach(&wired.node, name, &wired.pod)?;
         wired.pod.destroy()?;
         self.list().retain(|other| other.name != name);
         Ok(())
@@ -124,6 +126,11 @@ impl Cluster {
     fn attach(&self, node: &str, name: &str, pod: &Pod) -> Result<Vec<IpAddr>> {
         let outcome = self.plugin.call(pod.node(), &self.call(Verb::Add, (node, name), pod)?)?;
         addresses(&outcome.ok()?)
+    }
+
+    pub(super) fn detach(&self, node: &str, name: &str, pod: &Pod) -> Result<()> {
+        let outcome = self.plugin.call(pod.node(), &self.call(Verb::Del, (node, name), pod)?)?;
+        outcome.ok().map(drop).with_context(|| format!("DEL of pod {name}"))
     }
 
     /// Container and pod are called as Kubernetes and containerd would.

@@ -6,8 +6,9 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::{Serialize, Serializer};
 
 use super::Wired;
@@ -15,6 +16,8 @@ use super::ways::Way;
 
 /// How often an unanswered question is asked again.
 const RESEND: Duration = Duration::from_millis(100);
+/// Files that are open for a moment only.
+const SPARE: usize = 16;
 const MARK: &[u8; 4] = b"pwrc";
 const SIZE: usize = 9;
 
@@ -131,6 +134,7 @@ pub(super) type Found = BTreeMap<(usize, usize), [Option<Reach>; 2]>;
 
 /// Asks until everything is answered, and not longer than this.
 pub(super) fn probe(pods: &[&Wired], within: Duration) -> Result<Found> {
+    make_room(pods.iter().map(|wired| wired.addresses.len()).sum())?;
     let mut round = Round::new(pods)?;
     let end = Instant::now() + within;
     while round.is_open() && Instant::now() < end {
@@ -253,6 +257,23 @@ impl Round {
         }
         found
     }
+}
+
+/// So many sockets more than usual: as far as this process may go, which is far more than it has at first.
+fn make_room(sockets: usize) -> Result<()> {
+    let may = getrlimit(Resource::Nofile);
+    let Some(most) = may.maximum else { return raise(Rlimit { current: None, maximum: None }) };
+    let have = std::fs::read_dir("/proc/self/fd").context("cannot list /proc/self/fd")?.count();
+    let needed = (sockets + have + SPARE) as u64;
+    ensure!(
+        needed <= most,
+        "this takes {needed} open files, and a process may have {most} here: raise that with `ulimit -n {needed}`"
+    );
+    raise(Rlimit { current: Some(most), ..may })
+}
+
+fn raise(limit: Rlimit) -> Result<()> {
+    setrlimit(Resource::Nofile, limit).context("cannot raise the number of open files")
 }
 
 fn open(address: IpAddr) -> std::io::Result<UdpSocket> {

@@ -20,6 +20,8 @@ const ROUNDS: usize = 50;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Removed {
     pub processes: usize,
+    /// Processes that should have run and did not: nobody killed them by a command of the lab.
+    pub ended: usize,
     pub namespaces: usize,
 }
 
@@ -31,18 +33,25 @@ impl Removed {
 
 /// Everything of this lab. What is gone already is fine.
 pub fn remove_kept(kept: &Kept) -> Result<Removed> {
+    let removed = clear_kept(kept)?;
+    sweep::remove_folder(&kept.dir)?;
+    Ok(removed)
+}
+
+/// The same but for the folder, and so for the lock that the caller may have in it.
+pub fn clear_kept(kept: &Kept) -> Result<Removed> {
     let names = sweep::namespaces_of(&kept.prefix())?;
-    let mut processes = kill_inside(&names)?;
-    // A state that cannot be read tells of no processes; those in the namespaces are gone anyway.
+    // A state that cannot be read tells of no processes; those in the namespaces go anyway.
     let known = Saved::read(&kept.dir).map(|saved| saved.processes()).unwrap_or_default();
+    let ended = known.iter().filter(|identity| !identity.lives()).count();
+    let mut processes = kill_inside(&names)?;
     for identity in known {
         processes += usize::from(end(identity)?);
     }
     for name in &names {
         sweep::remove_namespace(&sweep::namespace_path(name))?;
     }
-    sweep::remove_folder(&kept.dir)?;
-    Ok(Removed { processes, namespaces: names.len() })
+    Ok(Removed { processes, ended, namespaces: names.len() })
 }
 
 /// Ends every process that is in one of these namespaces, and counts them.
@@ -60,6 +69,19 @@ pub(super) fn kill_inside(namespaces: &[String]) -> Result<usize> {
         }
     }
     anyhow::bail!("processes keep starting in the lab's namespaces; try again")
+}
+
+/// Ends the plugins in a namespace that work on this container: their caller is gone.
+pub(super) fn kill_plugins(namespace: &Path, container: &str) -> Result<()> {
+    let variable = format!("CNI_CONTAINERID={container}");
+    for identity in processes_in(&inode(namespace).into_iter().collect())? {
+        // One that ended meanwhile has none.
+        let environment = fs::read(format!("/proc/{}/environ", identity.pid)).unwrap_or_default();
+        if environment.split(|byte| *byte == 0).any(|there| there == variable.as_bytes()) {
+            end(identity)?;
+        }
+    }
+    Ok(())
 }
 
 fn processes_in(inodes: &BTreeSet<(u64, u64)>) -> Result<Vec<Identity>> {

@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::underlay::Port;
-use super::{Cluster, Plan, Power, Wired};
+use super::{Begun, Cluster, Origin, Plan, Power, Wired};
 use crate::service::Life;
 use crate::{Etcd, Identity, Lab, Node};
 
@@ -58,6 +58,9 @@ struct SavedNode {
     is_cut: bool,
     pods: Vec<SavedPod>,
     lost: Vec<String>,
+    /// Pods that are not attached yet; they have no addresses.
+    #[serde(default)]
+    begun: Vec<SavedPod>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -128,7 +131,8 @@ impl Saved {
 }
 
 impl Cluster {
-    /// What an earlier command made.
+    /// What an earlier command made; what one that was killed left undone is done now. The caller sees to it that nobody
+    /// else works on the lab.
     pub fn open(kept: &Kept) -> Result<Self> {
         let saved = Saved::read(&kept.dir)?;
         match kept.condition()? {
@@ -151,6 +155,8 @@ impl Cluster {
         for (index, node) in saved.nodes.into_iter().enumerate() {
             cluster.know_node(index, node)?;
         }
+        cluster.origin = Origin::Opened;
+        cluster.settle()?;
         Ok(cluster)
     }
 
@@ -165,8 +171,20 @@ impl Cluster {
             let pod = machine.node.known_pod(&name, &id);
             self.list().push(Arc::new(Wired { name, node: machine.name.clone(), pod, addresses }));
         }
+        for SavedPod { name, id, .. } in saved.begun {
+            self.begun().push(Begun { name, node: machine.name.clone(), id });
+        }
         self.machines.push(machine);
         Ok(())
+    }
+
+    /// What is about to be done, for whoever comes after us if we are killed meanwhile. A lab that is being made is not
+    /// mended but replaced.
+    pub(super) fn remember(&self) -> Result<()> {
+        match self.origin {
+            Origin::Made => Ok(()),
+            Origin::Opened => self.save(Condition::Up),
+        }
     }
 
     /// For the next command. It does nothing for a cluster that goes with this process.
@@ -197,8 +215,13 @@ impl Cluster {
             is_cut: machine.port == Port::Cut,
             pods: pods.map(pod).collect(),
             lost: machine.lost.clone(),
+            begun: self.begun().iter().filter(|begun| begun.node == machine.name).map(unattached).collect(),
         }
     }
+}
+
+fn unattached(begun: &Begun) -> SavedPod {
+    SavedPod { name: begun.name.clone(), id: begun.id.clone(), addresses: vec![] }
 }
 
 /// Whole or not at all: a command may be killed at any time.

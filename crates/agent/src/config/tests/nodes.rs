@@ -67,7 +67,6 @@ fn bad_endpoints_are_refused() {
         "http://",
         "http://a/v3",
         "http://a//",
-        "http://user:word@a",
         "2001:db8::1",
         "[2001:db8::1",
         "[2001:db8::1]2379",
@@ -195,6 +194,31 @@ fn a_password_is_never_shown() {
 }
 
 #[test]
+fn a_password_in_an_address_is_never_shown() {
+    for given in ["http://u:hunter2@h", "a,http://u:hunter2@h", "u:hunter2,hunter2@h", "http://u:hunter2@x@h"]
+    {
+        for (file, env, flags) in [
+            ("", vec![("ETCD_HOST", given)], vec![]),
+            ("", vec![], vec!["--etcd-endpoints", given]),
+            (&*format!("[etcd]\nendpoints = [1, {given:?}]"), vec![], vec![]),
+        ] {
+            let text = complaints(load(file, &env, &flags)).join("\n");
+            assert!(text.contains("etcd.endpoints \"(not shown)@h"), "{text}");
+            assert!(!text.contains("hunter2"), "{text}");
+            assert!(!file.is_empty() || text.contains("use etcd.user and etcd.password_file"), "{text}");
+        }
+    }
+    let bytes = |text: &[u8]| OsString::from_vec([text, &[0xff]].concat());
+    for (name, value) in
+        [("PODWIRE_ETCD_PASSWORD", bytes(b"hunter2")), ("ETCD_HOST", bytes(b"http://u:hunter2@h"))]
+    {
+        let text = Config::load(&Flags::default(), [(name.into(), value)]).unwrap_err().to_string();
+        assert!(text.contains(name) && text.contains("UTF-8") && text.contains("(not shown)"), "{text}");
+        assert!(!text.contains("hunter2"), "{text}");
+    }
+}
+
+#[test]
 fn a2_the_margin_is_checked_against_every_subnet() {
     let margin = |flags: &[&str]| load("", &[], flags).unwrap().cluster.margin;
     assert_eq!(margin(&[]), 0);
@@ -235,6 +259,7 @@ fn how_packets_cross_is_checked() {
         ("--network-tunnel", "fifteen-bytes-x", "1 to 14 bytes"),
         ("--network-tunnel", "a/b", "1 to 14 bytes"),
         ("--network-tunnel", "a b", "1 to 14 bytes"),
+        ("--network-tunnel", "vx%d", "without '/', ':', '%'"),
         ("--network-tunnel-checksum", "true", "auto, on or off"),
         ("--network-accept-forward", "yes", "true or false"),
     ] {

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use types::AttachMode;
 
+mod foreign;
 mod remove;
 mod share;
 mod template;

@@ -111,9 +111,9 @@ fn published(cluster: &Cluster, node: &str) -> Vec<IpAddr> {
 
 /// Until the agent has looked at everything once more: it takes away what nobody needs.
 fn await_look(node: &Ns) {
-    ip(node, "route add 203.0.113.0/24 via 10.199.1.254 proto 113 metric 77");
+    ip(node, "route add 10.42.250.0/24 via 10.199.1.254 proto 113 metric 77");
     await_that("the agent to look", SOON, || {
-        !peer_routes(node).iter().any(|route| route.contains("203.0.113"))
+        !peer_routes(node).iter().any(|route| route.contains("10.42.250"))
     });
 }
 

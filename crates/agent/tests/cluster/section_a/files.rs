@@ -64,7 +64,11 @@ fn a7_plugin_and_config_come_by_rename_in_this_order_and_not_before_the_node_has
     };
     wait_until("the agent to know why it is not ready", PATIENCE, || {
         let ready = host.agent.client().get(api::READY, PATIENCE)?;
-        Ok(ready.status == 503 && String::from_utf8_lossy(&ready.body).contains("etcd"))
+        let told = String::from_utf8_lossy(&ready.body);
+        // From the first moment on it says whom it asks.
+        let names_etcd = told.contains("etcd at http://10.199.0.1:2379");
+        assert!(!told.contains("no block yet") || names_etcd, "{told}");
+        Ok(ready.status == 503 && told.contains("cannot be reached"))
     })
     .unwrap();
     let refused = ask(&host).error().unwrap();

@@ -32,13 +32,13 @@ pub(crate) fn show(args: &Show) -> Result<()> {
         Output::Json => {
             let mut value = one.json();
             value["kernel"] = json!(findings);
-            println!("{}", serde_json::to_string_pretty(&value)?);
+            print::say_json(&value)?;
         }
         Output::Table => {
-            println!("{}\n", print::facts(rows(&one)));
+            print::say(format_args!("{}\n", print::facts(rows(&one))))?;
             let rows =
                 findings.iter().map(|f| vec![f.word().to_owned(), print::wrap(&f.what, print::WIDTH - 9)]);
-            println!("{}", print::table(&["KERNEL", ""], rows));
+            print::say(print::table(&["KERNEL", ""], rows))?;
         }
     }
     Ok(())

@@ -17,6 +17,8 @@ pub(super) struct Finding {
 pub(super) enum Verdict {
     Ok,
     Problem,
+    /// It could not be looked at from here; that says nothing about the node.
+    Unknown,
 }
 
 impl Verdict {
@@ -24,6 +26,7 @@ impl Verdict {
         match self {
             Self::Ok => "ok",
             Self::Problem => "PROBLEM",
+            Self::Unknown => "unknown",
         }
     }
 }
@@ -35,6 +38,10 @@ impl Finding {
 
     pub(super) fn problem(check: &'static str, what: impl Into<String>) -> Self {
         Self { check, verdict: Verdict::Problem, what: what.into(), command: None }
+    }
+
+    pub(super) fn unknown(check: &'static str, what: impl Into<String>) -> Self {
+        Self { check, verdict: Verdict::Unknown, what: what.into(), command: None }
     }
 
     pub(super) fn helps(self, command: impl Into<String>) -> Self {

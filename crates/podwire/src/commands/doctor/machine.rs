@@ -23,8 +23,9 @@ pub(super) fn privileges() -> Vec<Finding> {
     vec![match (geteuid().is_root(), missing.as_slice()) {
         (true, []) => Finding::ok(CHECK, "root, with CAP_NET_ADMIN and CAP_SYS_ADMIN"),
         (_, missing) if !missing.is_empty() => {
+            let is = if missing.len() == 1 { "is" } else { "are" };
             let what =
-                format!("{} is missing, without which most cannot be looked at", missing.join(" and "));
+                format!("{} {is} missing, without which most cannot be looked at", missing.join(" and "));
             Finding::problem(CHECK, what).helps("sudo podwire doctor")
         }
         (_, _) => {

@@ -26,8 +26,8 @@ const COMMAND: usize = 2;
 pub(crate) fn run(args: &Doctor) -> Result<ExitCode> {
     let findings = look(&Node::look(args));
     match args.output {
-        Output::Json => println!("{}", serde_json::to_string_pretty(&findings)?),
-        Output::Table => println!("{}", page(&findings)),
+        Output::Json => print::say_json(&findings)?,
+        Output::Table => print::say(page(&findings))?,
     }
     let is_well = findings.iter().all(|finding| finding.verdict != Verdict::Problem);
     Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })

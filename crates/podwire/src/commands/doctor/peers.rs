@@ -1,109 +1,189 @@
 //! The other nodes, where there are some: does a packet as large as this node sends it arrive there in one piece?
 
+use std::io::{self, ErrorKind};
 use std::net::IpAddr;
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
-use api::NodeView;
-use netlink::{RouteLookup, RtSocket};
+use api::{Answer, NodeView};
+use netlink::RtSocket;
 
 use super::finding::Finding;
 use super::node::Node;
+use crate::commands::nodes::ask;
+use crate::print;
 
 const CHECK: &str = "other nodes";
-const PATIENCE: Duration = Duration::from_secs(5);
 /// So many are asked at a time, and so many at all.
 const AT_ONCE: usize = 16;
 const MOST: usize = 512;
 /// Of an echo request, without the IP header.
 const ICMP: u32 = 8;
+/// An agent that does not know the question.
+const NOT_FOUND: u16 = 404;
 
 pub(super) fn reached(node: &Node) -> Vec<Finding> {
     let peers = match peers(node) {
         Ok(peers) => peers,
         Err(why) => return vec![Finding::problem(CHECK, why)],
     };
-    if peers.is_empty() {
-        return Vec::new();
-    }
-    let mut findings = Vec::new();
+    let mut seen = Vec::new();
     for some in peers.chunks(AT_ONCE) {
-        let asked: Vec<Option<Finding>> = std::thread::scope(|scope| {
-            let asking: Vec<_> =
-                some.iter().map(|(name, address)| scope.spawn(move || look(node, name, *address))).collect();
-            asking.into_iter().map(|asked| asked.join().unwrap_or(None)).collect()
+        std::thread::scope(|scope| {
+            let asking: Vec<_> = some.iter().map(|peer| scope.spawn(move || look(node, peer))).collect();
+            seen.extend(asking.into_iter().filter_map(|asked| asked.join().ok()));
         });
-        findings.extend(asked.into_iter().flatten());
     }
-    if findings.is_empty() {
-        findings.push(Finding::ok(CHECK, format!("{} addresses take packets of full size", peers.len())));
+    findings(seen)
+}
+
+/// Where nobody can be asked, that is told once and not for each.
+fn findings(seen: Vec<Seen>) -> Vec<Finding> {
+    let (mut findings, mut fine, mut unasked) = (Vec::new(), 0, Vec::new());
+    for seen in seen {
+        match seen {
+            Seen::Fine => fine += 1,
+            Seen::Wrong(finding) => findings.push(finding),
+            Seen::NotAsked(why) => unasked.push(why),
+        }
+    }
+    if let Some(why) = unasked.first() {
+        let number = unasked.len();
+        findings.push(match why.kind() {
+            ErrorKind::NotFound => {
+                let what = format!("{number} addresses cannot be asked: there is no `ping` program");
+                Finding::problem(CHECK, what).helps("apt-get install iputils-ping")
+            }
+            // In a container without CAP_NET_RAW. That is no fault of the node, nor of the others.
+            _ => Finding::unknown(
+                CHECK,
+                format!(
+                    "{number} addresses cannot be asked from here: `ping`: {why}; ask on the node itself"
+                ),
+            ),
+        });
+    }
+    if findings.is_empty() && fine > 0 {
+        findings.push(Finding::ok(CHECK, format!("{fine} addresses take packets of full size")));
     }
     findings
 }
 
-/// Names and addresses of those that live. An agent without other nodes, or of an older version, has none.
-fn peers(node: &Node) -> Result<Vec<(String, IpAddr)>, String> {
+/// Another node, at one of its addresses.
+struct Peer {
+    name: String,
+    address: IpAddr,
+}
+
+/// Those that live. Without an agent nobody knows them.
+fn peers(node: &Node) -> Result<Vec<Peer>, String> {
     if node.status().is_none() {
         return Ok(Vec::new());
     }
-    let answer = node.client.get(api::NODES, PATIENCE).map_err(|error| error.to_string())?;
-    if answer.status != 200 {
+    let answer = node.client.get(api::NODES, ask::PATIENCE).map_err(|error| error.to_string())?;
+    listed(&answer)
+}
+
+fn listed(answer: &Answer) -> Result<Vec<Peer>, String> {
+    // An agent of an older version, which has no other nodes.
+    if answer.status == NOT_FOUND {
         return Ok(Vec::new());
     }
-    let nodes: Vec<NodeView> = serde_json::from_slice(&answer.body)
-        .map_err(|error| format!("the agent is of another version: {error}"))?;
+    let nodes: Vec<NodeView> = ask::read(answer)
+        .map_err(|error| format!("nobody knows the other nodes: {}", print::causes(&error)))?;
     let alive = nodes.into_iter().filter(|peer| !peer.here && peer.alive_since.is_some());
-    let addresses = alive.flat_map(|peer| {
-        let name = peer.name;
-        peer.addresses.into_iter().map(move |address| (name.clone(), address))
+    let addresses = alive.flat_map(|NodeView { name, addresses, .. }| {
+        addresses.into_iter().map(move |address| Peer { name: name.clone(), address })
     });
     Ok(addresses.take(MOST).collect())
 }
 
-fn look(node: &Node, name: &str, address: IpAddr) -> Option<Finding> {
-    let mtu = mtu_to(node, address)?;
+/// What a look at another node gave.
+enum Seen {
+    Fine,
+    Wrong(Finding),
+    NotAsked(io::Error),
+}
+
+fn look(node: &Node, peer: &Peer) -> Seen {
+    let Peer { name, address } = peer;
+    let mtu = match mtu_to(node, *address) {
+        Ok(mtu) => mtu,
+        Err(why) => {
+            let what = format!("there is no route to node {name} at {address}: {why}");
+            return Seen::Wrong(Finding::problem(CHECK, what).helps(format!("ip route get {address}")));
+        }
+    };
     let command = |size: u32| format!("ping -c 1 -W 1 -M do -s {size} {address}");
     let header = if address.is_ipv4() { 20 } else { 40 };
     let full = mtu.saturating_sub(header + ICMP);
     let what = match (echo(&command(full)), echo(&command(0))) {
-        (Echo::Answered, _) => return None,
+        (Echo::Answered, _) => return Seen::Fine,
+        (Echo::NotAsked(why), _) | (_, Echo::NotAsked(why)) => return Seen::NotAsked(why),
         (Echo::Silence, Echo::Answered) => format!(
             "node {name} at {address} is reached, but not by packets of {mtu} bytes: the way there carries less"
         ),
         (Echo::Silence, Echo::Silence) => format!("node {name} at {address} does not answer"),
-        (Echo::NotAsked, _) | (_, Echo::NotAsked) => {
-            let what = format!("node {name} at {address} cannot be asked: there is no `ping` program");
-            return Some(Finding::problem(CHECK, what).helps("apt-get install iputils-ping".to_owned()));
-        }
     };
-    Some(Finding::problem(CHECK, what).helps(command(full)))
+    Seen::Wrong(Finding::problem(CHECK, what).helps(command(full)))
 }
 
-/// What the link carries that leads there.
-fn mtu_to(node: &Node, address: IpAddr) -> Option<u32> {
-    let RouteLookup { link, .. } = RtSocket::open().and_then(|mut host| host.route_to(address)).ok()?;
-    node.links.iter().find(|known| known.index == link).map(|known| known.mtu)
+/// What the link carries that leads there, or why there is none.
+fn mtu_to(node: &Node, address: IpAddr) -> Result<u32, String> {
+    let found = RtSocket::open().and_then(|mut host| host.route_to(address));
+    let link = found.map_err(|error| error.to_string())?.link;
+    let known = node.links.iter().find(|known| known.index == link);
+    known.map(|known| known.mtu).ok_or_else(|| "its link is gone".to_owned())
 }
 
 enum Echo {
     Answered,
     Silence,
-    /// Without the program nobody was asked.
-    NotAsked,
+    /// Nobody was asked: the program is not there, or may not do it.
+    NotAsked(io::Error),
 }
 
 fn echo(command: &str) -> Echo {
     let mut words = command.split(' ');
-    let Some(program) = words.next() else { return Echo::NotAsked };
-    let quiet = Command::new(program)
-        .args(words)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status();
-    match quiet {
-        Ok(status) if status.success() => Echo::Answered,
+    let program = words.next().unwrap_or_default();
+    let asked = Command::new(program).args(words).env("LC_ALL", "C").stdin(Stdio::null()).output();
+    match asked {
+        Ok(output) if output.status.success() => Echo::Answered,
+        // It runs, and gets no socket.
+        Ok(output) if String::from_utf8_lossy(&output.stderr).contains("socket: Operation not permitted") => {
+            Echo::NotAsked(ErrorKind::PermissionDenied.into())
+        }
         Ok(_) => Echo::Silence,
-        Err(_) => Echo::NotAsked,
+        Err(error) => Echo::NotAsked(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finding::Verdict;
+    use super::*;
+
+    #[test]
+    fn an_agent_that_cannot_tell_is_not_one_without_other_nodes() {
+        let answer = |status, body: &str| {
+            listed(&Answer { status, body: body.as_bytes().to_vec() }).map(|all| all.len())
+        };
+        assert_eq!(answer(200, "[]"), Ok(0));
+        assert_eq!(answer(404, r#"{"error": "no such page"}"#), Ok(0));
+        let error = answer(503, r#"{"error": "etcd is away"}"#).unwrap_err();
+        assert_eq!(error, "nobody knows the other nodes: etcd is away");
+        assert!(answer(200, "{}").is_err() && answer(500, "oops").is_err());
+    }
+
+    #[test]
+    fn who_cannot_be_asked_is_told_once_and_not_as_ill() {
+        let unasked = |kind: ErrorKind| findings((0..40).map(|_| Seen::NotAsked(kind.into())).collect());
+        let [refused] = &unasked(ErrorKind::PermissionDenied)[..] else { panic!() };
+        assert_eq!((refused.verdict, &refused.command), (Verdict::Unknown, &None));
+        assert!(refused.what.starts_with("40 addresses") && refused.what.contains("denied"), "{refused:?}");
+        let [missing] = &unasked(ErrorKind::NotFound)[..] else { panic!() };
+        assert_eq!(missing.verdict, Verdict::Problem);
+        assert!(missing.what.contains("no `ping` program"), "{missing:?}");
+        assert!(findings(Vec::new()).is_empty());
+        assert_eq!(findings(vec![Seen::Fine])[0].verdict, Verdict::Ok);
     }
 }

@@ -5,7 +5,8 @@ use clap::{Args, Subcommand, ValueEnum};
 use crate::cli::Output;
 
 /// The lab that is meant when none is named.
-const DEFAULT_NAME: &str = "default";
+pub(super) const DEFAULT_NAME: &str = "default";
+const LONGEST_POD_NAME: usize = 63;
 
 #[derive(Debug, Args)]
 pub(crate) struct Lab {
@@ -55,12 +56,15 @@ pub(crate) enum Store {
 pub(crate) enum Transport {
     /// Direct to nodes on the same subnet, VXLAN to others
     Auto,
+    /// Routes only; nodes of other subnets are not reached
     Direct,
+    /// A tunnel to every node
     Vxlan,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Up {
+    /// How many nodes: n1, n2, …
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub(crate) nodes: usize,
     /// Spread the nodes over so many subnets with a router between them: VXLAN is used across
@@ -69,9 +73,10 @@ pub(crate) struct Up {
     /// Where the cluster's objects live
     #[arg(long, value_enum, default_value = "etcd")]
     pub(crate) store: Store,
-    /// 1 or 3
-    #[arg(long, value_name = "M", default_value_t = 1)]
-    pub(crate) etcd_members: usize,
+    /// 1 or 3, with --store etcd [default: 1]
+    #[arg(long, value_name = "M")]
+    pub(crate) etcd_members: Option<usize>,
+    /// How pods' packets reach other nodes
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) transport: Transport,
     /// MTU of the network between the nodes
@@ -103,6 +108,7 @@ pub(crate) enum PodAction {
     Add {
         node: String,
         /// The pod's name [default: the first free of p1, p2, …]
+        #[arg(value_parser = pod_name)]
         pod: Option<String>,
     },
     /// Take a pod away
@@ -148,4 +154,32 @@ pub(crate) struct Down {
     /// All labs of this machine
     #[arg(long, conflicts_with = "name")]
     pub(crate) all: bool,
+}
+
+/// As in Kubernetes: a part of a host's name.
+fn pod_name(text: &str) -> Result<String, String> {
+    let is_tame = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-';
+    let is_good = (1..=LONGEST_POD_NAME).contains(&text.len())
+        && text.bytes().all(is_tame)
+        && !text.starts_with('-')
+        && !text.ends_with('-');
+    if is_good {
+        return Ok(text.to_owned());
+    }
+    Err(format!("use up to {LONGEST_POD_NAME} of a-z, 0-9 and '-', with a letter or digit at both ends"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_pods_are_tame() {
+        for good in ["p1", "web", "a-b", "7", &"x".repeat(LONGEST_POD_NAME)] {
+            assert_eq!(pod_name(good).as_deref(), Ok(good));
+        }
+        for bad in ["", "a b", "A", "-a", "a-", "a/b", "..", "ä", &"x".repeat(LONGEST_POD_NAME + 1)] {
+            assert!(pod_name(bad).is_err(), "{bad:?}");
+        }
+    }
 }

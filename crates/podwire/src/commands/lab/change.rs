@@ -1,11 +1,11 @@
 //! Pods that come and go, faults, and the ways back.
 
 use anyhow::{Context as _, Result};
-use testkit::Cluster;
+use testkit::{Cluster, Condition};
 
 use super::args::{OneNode, PodAction, Victim};
-use super::changed;
 use super::progress::say;
+use super::{changed, hint};
 
 pub(super) fn pod(name: &str, action: &PodAction) -> Result<()> {
     changed(name, |cluster| match action {
@@ -26,7 +26,8 @@ pub(super) fn pod(name: &str, action: &PodAction) -> Result<()> {
 
 pub(super) fn cut(name: &str, args: &OneNode) -> Result<()> {
     changed(name, |cluster| cluster.cut(&args.node))?;
-    say(format!("{} is cut off; `podwire lab heal {}` undoes it", args.node, args.node));
+    let back = hint::command(name, &format!("heal {}", args.node));
+    say(format!("{} is cut off; `{back}` undoes it", args.node));
     Ok(())
 }
 
@@ -40,7 +41,8 @@ pub(super) fn kill(name: &str, victim: &Victim) -> Result<()> {
     changed(name, |cluster| match victim {
         Victim::Agent { node } => {
             cluster.kill_agent(node)?;
-            say(format!("the agent of {node} is killed; `podwire lab start agent {node}` starts it again"));
+            let back = hint::command(name, &format!("start agent {node}"));
+            say(format!("the agent of {node} is killed; `{back}` starts it again"));
             Ok(())
         }
         Victim::Etcd { member } => {
@@ -52,12 +54,13 @@ pub(super) fn kill(name: &str, victim: &Victim) -> Result<()> {
                 }
                 say(format!("{} is killed", member.name()));
             }
-            say("`podwire lab start etcd` starts it again");
+            say(format!("`{}` starts it again", hint::command(name, "start etcd")));
             Ok(())
         }
         Victim::Node { node } => {
             cluster.kill_node(node)?;
-            say(format!("{node} is down with its pods; `podwire lab start node {node}` boots it"));
+            let back = hint::command(name, &format!("start node {node}"));
+            say(format!("{node} is down with its pods; `{back}` boots it"));
             Ok(())
         }
     })
@@ -75,6 +78,8 @@ pub(super) fn start(name: &str, victim: &Victim) -> Result<()> {
             for &index in &numbers {
                 if !cluster.etcd.members[index].runs() {
                     cluster.etcd.members[index].start()?;
+                    // We may be killed while it is awaited.
+                    cluster.save(Condition::Up)?;
                 }
             }
             for &index in &numbers {
@@ -97,8 +102,12 @@ fn members(cluster: &Cluster, name: Option<&str>) -> Result<Vec<usize>> {
     anyhow::ensure!(!members.is_empty(), "this lab has no etcd");
     let Some(name) = name else { return Ok((0..members.len()).collect()) };
     let position = members.iter().position(|member| member.name() == name);
-    let last = members.len();
-    let position =
-        position.with_context(|| format!("there is no etcd member {name}: they are etcd1 to etcd{last}"))?;
+    let position = position.with_context(|| {
+        let known = match members.len() {
+            1 => "there is only etcd1".to_owned(),
+            last => format!("they are etcd1 to etcd{last}"),
+        };
+        format!("there is no etcd member {name}: {known}")
+    })?;
     Ok(vec![position])
 }

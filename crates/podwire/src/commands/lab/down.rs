@@ -16,17 +16,24 @@ pub(super) fn run(name: &str, args: &Down) -> Result<()> {
     let mut first_error = None;
     for name in names {
         match place::kept(&name).and_then(|kept| remove(&kept)) {
-            Ok(Some(removed)) => say(format!(
-                "lab {name} is removed: {}, {}",
-                print::count(removed.processes as u64, "process").replace("processs", "processes"),
-                print::count(removed.namespaces as u64, "namespace")
-            )),
+            Ok(Some(removed)) => say(told(&name, removed)),
             Ok(None) => say(format!("there is no lab {name}")),
             Err(error) => first_error = Some(first_error.unwrap_or(error)),
         }
     }
     place::tidy();
     first_error.map_or(Ok(()), Err)
+}
+
+fn told(name: &str, removed: Removed) -> String {
+    let processes = |count: usize| format!("{count} process{}", if count == 1 { "" } else { "es" });
+    // Agents and etcd do not end by themselves: whoever looks for a fault wants to know.
+    let before = match removed.ended {
+        0 => String::new(),
+        ended => format!(" ({} had ended before)", processes(ended)),
+    };
+    let namespaces = print::count(removed.namespaces as u64, "namespace");
+    format!("lab {name} is removed: {}{before}, {namespaces}", processes(removed.processes))
 }
 
 /// None: there is neither a folder nor a namespace of it.

@@ -6,6 +6,8 @@ mod args;
 mod change;
 mod down;
 mod exec;
+mod hint;
+mod interrupt;
 mod picture;
 mod place;
 mod progress;
@@ -56,8 +58,7 @@ fn seen(name: &str) -> Result<Cluster> {
 fn open(held: &place::Held) -> Result<Cluster> {
     let name = held.kept.name();
     Cluster::open(&held.kept).map_err(|error| {
-        error.context(format!(
-            "lab {name} cannot be used; `podwire lab down --name {name}` removes what is left of it"
-        ))
+        let down = hint::command(name, "down");
+        error.context(format!("lab {name} cannot be used; `{down}` removes what is left of it"))
     })
 }

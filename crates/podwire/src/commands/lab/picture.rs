@@ -6,6 +6,8 @@ use testkit::{Cell, Matrix, Reach, Spot, Way};
 
 use crate::print::{self, WIDTH};
 
+/// Wider than this, lines break on most screens, and nobody finds a pod's column any more.
+const WIDEST: usize = 120;
 /// More complaints than this do not help anybody.
 const MOST_COMPLAINTS: usize = 20;
 
@@ -29,6 +31,9 @@ enum Sign {
     Rewritten,
     Unreached,
 }
+
+/// By the names of who asks and who is asked.
+type Signs<'a> = BTreeMap<(&'a str, &'a str), Sign>;
 
 impl Sign {
     fn of(cell: &Cell) -> Self {
@@ -78,9 +83,9 @@ impl Sign {
 }
 
 pub(super) fn draw(matrix: &Matrix, paint: Paint) -> String {
-    let signs: BTreeMap<(&str, &str), Sign> =
+    let signs: Signs<'_> =
         matrix.cells.iter().map(|cell| ((cell.from.as_str(), cell.to.as_str()), Sign::of(cell))).collect();
-    let mut lines = grid(matrix, &signs, paint);
+    let mut lines = grid(matrix, &signs, paint).unwrap_or_else(|| by_node(matrix, &signs));
     let mut counts: BTreeMap<Sign, u64> = BTreeMap::new();
     for sign in signs.values() {
         *counts.entry(*sign).or_default() += 1;
@@ -100,8 +105,9 @@ pub(super) fn draw(matrix: &Matrix, paint: Paint) -> String {
     lines.join("\n")
 }
 
-/// A row for each pod that asks, a column for each that is asked. Columns are named where that fits, else numbered.
-fn grid(matrix: &Matrix, signs: &BTreeMap<(&str, &str), Sign>, paint: Paint) -> Vec<String> {
+/// A row for each pod that asks, a column for each that is asked. Columns are named where that fits, else numbered; none if
+/// that is too wide, too.
+fn grid(matrix: &Matrix, signs: &Signs<'_>, paint: Paint) -> Option<Vec<String>> {
     let longest =
         |texts: &mut dyn Iterator<Item = &String>| texts.map(|text| text.chars().count()).max().unwrap_or(0);
     let names = longest(&mut matrix.pods.iter().map(|spot| &spot.name));
@@ -111,6 +117,9 @@ fn grid(matrix: &Matrix, signs: &BTreeMap<(&str, &str), Sign>, paint: Paint) -> 
     let named = names.max(nodes) + 2;
     let is_named = margin + count * named <= WIDTH;
     let (width, margin) = if is_named { (named, margin) } else { (digits + 1, margin + digits + 2) };
+    if margin + count * width > WIDEST {
+        return None;
+    }
     let header = |texts: &mut dyn Iterator<Item = String>| {
         let texts = texts.map(|text| format!("{text:>width$}")).collect::<String>();
         format!("{:margin$}{texts}", "")
@@ -133,7 +142,47 @@ fn grid(matrix: &Matrix, signs: &BTreeMap<(&str, &str), Sign>, paint: Paint) -> 
         }
         lines.push(line);
     }
-    lines
+    Some(lines)
+}
+
+/// For each node how many ways from its pods, and to them, are open.
+fn by_node(matrix: &Matrix, signs: &Signs<'_>) -> Vec<String> {
+    let nodes: BTreeMap<&str, &str> =
+        matrix.pods.iter().map(|spot| (spot.name.as_str(), spot.node.as_str())).collect();
+    let mut tallies: BTreeMap<&str, [Tally; 2]> = BTreeMap::new();
+    for ((from, to), sign) in signs {
+        for (side, pod) in [from, to].into_iter().enumerate() {
+            let tally = &mut tallies.entry(nodes.get(pod).copied().unwrap_or("?")).or_default()[side];
+            tally.all += 1;
+            tally.open += usize::from(sign.is_good());
+        }
+    }
+    let mut order: Vec<&str> = Vec::new();
+    for spot in &matrix.pods {
+        if order.last() != Some(&spot.node.as_str()) {
+            order.push(&spot.node);
+        }
+    }
+    let rows = order.into_iter().map(|node| {
+        let pods = matrix.pods.iter().filter(|spot| spot.node == node).count();
+        let [from, to] = tallies.remove(node).unwrap_or_default().map(|tally| tally.to_string());
+        vec![node.to_owned(), pods.to_string(), from, to]
+    });
+    let table = print::table(&["NODE", "PODS", "OPEN FROM THEM", "OPEN TO THEM"], rows);
+    table.lines().map(|line| format!("  {line}")).collect()
+}
+
+/// How many of how many.
+#[derive(Debug, Clone, Copy, Default)]
+struct Tally {
+    open: usize,
+    all: usize,
+}
+
+impl std::fmt::Display for Tally {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} of {}", self.open, self.all)
+    }
 }
 
 fn painted(sign: Sign, paint: Paint) -> String {
@@ -203,16 +252,42 @@ mod tests {
         assert!(draw(&matrix, Paint::Colours).contains("\x1b[31m4\x1b[0m"));
     }
 
-    #[test]
-    fn a_large_picture_has_numbers_and_stays_on_the_screen() {
-        let pods: Vec<Spot> = (1..=40).map(spot).collect();
+    /// Everybody reaches everybody but the last, which is not reached.
+    fn large(count: usize) -> Matrix {
+        let pods: Vec<Spot> = (1..=count).map(spot).collect();
+        let last = &pods[count - 1].name;
         let cells = pods.iter().flat_map(|Spot { name: from, .. }| {
             let others = pods.iter().filter(move |to| to.name != *from);
-            others.map(move |to| cell(from, &to.name, [Some(Reach::Yes { micros: 1 }), None], Way::Direct))
+            others.map(move |to| {
+                let reach = if to.name == *last { Reach::No { why: None } } else { Reach::Yes { micros: 1 } };
+                cell(from, &to.name, [Some(reach), None], Way::Direct)
+            })
         });
-        let matrix = Matrix { cells: cells.collect(), pods: pods.clone(), took: Duration::ZERO };
-        let text = draw(&matrix, Paint::Plain);
-        assert!(text.lines().all(|line| line.chars().count() <= 140), "{text}");
-        assert!(text.contains("40  n40  p40") && text.contains("1560 of 1560"), "{text}");
+        Matrix { cells: cells.collect(), pods: pods.clone(), took: Duration::ZERO }
+    }
+
+    fn widest(text: &str) -> usize {
+        text.lines().map(|line| line.chars().count()).max().unwrap_or(0)
+    }
+
+    #[test]
+    fn a_large_picture_has_numbers_and_stays_on_the_screen() {
+        let text = draw(&large(30), Paint::Plain);
+        assert!(widest(&text) <= WIDEST, "{text}");
+        assert!(text.contains("30  n30  p30") && text.contains("841 of 870"), "{text}");
+    }
+
+    #[test]
+    fn what_is_larger_than_a_screen_is_told_node_by_node() {
+        let text = draw(&large(150), Paint::Plain);
+        assert!(widest(&text) <= WIDEST, "{text}");
+        for line in [
+            "  NODE  PODS  OPEN FROM THEM  OPEN TO THEM",
+            "  n1    1     148 of 149      149 of 149",
+            "  n150  1     149 of 149      0 of 149",
+        ] {
+            assert!(text.lines().any(|there| there == line), "{line:?} in:\n{text}");
+        }
+        assert!(text.contains("22201 of 22350") && text.contains("and 129 more"), "{text}");
     }
 }

@@ -11,6 +11,8 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use testkit::Kept;
 
+use super::hint;
+
 /// Not in /run: that is memory, and an etcd takes more than 100 MB there.
 const BASE: &str = "/var/lib/podwire-lab";
 const LOCK: &str = "lock";
@@ -105,7 +107,7 @@ pub(super) fn existing(name: &str) -> Result<Held> {
 fn nothing_there(name: &str) -> String {
     let others = all().unwrap_or_default();
     let hint = match others.as_slice() {
-        [] => "make one: `podwire lab up --nodes 3`".to_owned(),
+        [] => format!("make one: `{}`", hint::command(name, "up --nodes 3")),
         names => {
             format!("there {} {}: use --name", if names.len() == 1 { "is" } else { "are" }, names.join(", "))
         }

@@ -1,8 +1,8 @@
 //! What is being done, and how long it took: one line for each step.
 
-use std::cell::RefCell;
 use std::fmt::Display;
 use std::io::{IsTerminal as _, Write as _};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 /// Prints a line for a person. Nobody may be reading any more (`| head`): that is no reason to leave things half done.
@@ -13,14 +13,14 @@ pub(super) fn say(text: impl Display) {
 /// On a terminal a step shows as soon as it begins; elsewhere a line is printed when it is done.
 pub(super) struct Progress {
     begun: Instant,
-    step: RefCell<Option<(String, Instant)>>,
+    step: Mutex<Option<(String, Instant)>>,
     is_terminal: bool,
 }
 
 impl Progress {
     pub(super) fn new() -> Self {
         let is_terminal = std::io::stdout().is_terminal();
-        Self { begun: Instant::now(), step: RefCell::new(None), is_terminal }
+        Self { begun: Instant::now(), step: Mutex::new(None), is_terminal }
     }
 
     /// The step before is done, and this one begins.
@@ -30,11 +30,12 @@ impl Progress {
             let mut out = std::io::stdout();
             let _ = write!(out, "  {what:<60} …").and_then(|()| out.flush());
         }
-        *self.step.borrow_mut() = Some((what.to_owned(), Instant::now()));
+        *self.current() = Some((what.to_owned(), Instant::now()));
     }
 
     pub(super) fn done(&self) {
-        if let Some((what, begun)) = self.step.borrow_mut().take() {
+        let step = self.current().take();
+        if let Some((what, begun)) = step {
             let back = if self.is_terminal { "\r" } else { "" };
             say(format!("{back}  {what:<60} {:>6.1} s", begun.elapsed().as_secs_f64()));
         }
@@ -42,10 +43,15 @@ impl Progress {
 
     /// The step did not come to its end; what happened is told elsewhere.
     pub(super) fn failed(&self) {
-        if let Some((what, _)) = self.step.borrow_mut().take() {
+        let step = self.current().take();
+        if let Some((what, _)) = step {
             let back = if self.is_terminal { "\r" } else { "" };
             say(format!("{back}  {what:<60} failed"));
         }
+    }
+
+    fn current(&self) -> MutexGuard<'_, Option<(String, Instant)>> {
+        self.step.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn seconds(&self) -> f64 {

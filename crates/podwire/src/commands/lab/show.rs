@@ -13,7 +13,7 @@ use testkit::{Cluster, Member};
 use super::args::{Logs, Shown, Test};
 use super::picture::{self, Paint};
 use super::progress::say;
-use super::{seen, up};
+use super::{hint, seen, up};
 use crate::cli::Output;
 use crate::print;
 
@@ -72,7 +72,7 @@ pub(super) fn status(name: &str, args: &Shown) -> Result<ExitCode> {
 pub(super) fn test(name: &str, args: &Test) -> Result<ExitCode> {
     let cluster = seen(name)?;
     let pods = cluster.pods().len();
-    ensure!(pods > 0, "lab {name} has no pods: `podwire lab pod add n1`");
+    ensure!(pods > 0, "lab {name} has no pods: `{}`", hint::command(name, "pod add n1"));
     let matrix = cluster.reach(Duration::from_secs(args.timeout))?;
     match args.output {
         Output::Json => say(serde_json::to_string_pretty(&matrix)?),

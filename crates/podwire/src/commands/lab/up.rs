@@ -1,9 +1,11 @@
 //! `podwire lab up`.
 
 use anyhow::{Context as _, Result, bail};
-use testkit::{Cluster, Condition, Kept, Plan, remove_kept};
+use testkit::{Cluster, Condition, Kept, Plan, clear_kept, remove_kept};
 
 use super::args::{Store, Transport, Up};
+use super::hint;
+use super::interrupt::{self, Course};
 use super::place::{self, Held, Made};
 use super::progress::{Progress, say};
 use crate::print;
@@ -13,34 +15,44 @@ const MAX_PODS: usize = 1000;
 pub(super) fn run(name: &str, args: &Up) -> Result<()> {
     let plan = plan(args)?;
     plan.check()?;
+    let pods = args.pods.checked_mul(args.nodes).filter(|pods| *pods <= MAX_PODS);
+    pods.with_context(|| format!("a lab has up to {MAX_PODS} pods in all, not {} on each node", args.pods))?;
     let held = make(&place::kept(name)?)?;
     let progress = Progress::new();
     say(format!("lab {name}: {}", title(&plan)));
-    match raise(&held.kept, &plan, args.pods, &progress) {
-        Ok(()) => {
+    let stop = || {
+        say(format!("\nlab {name} is being removed: that was an interrupt"));
+        // Nothing that is being made can go on without it. What fails here is done, or told, by the removal of it all.
+        let _ = clear_kept(&held.kept);
+    };
+    let raised = interrupt::guarded(|| raise(&held.kept, &plan, args.pods, &progress), stop);
+    let error = match raised {
+        Ok((Ok(()), Course::Undisturbed)) => {
             say(format!("Up in {:.1} s.\n", progress.seconds()));
             next_steps(name);
-            Ok(())
+            return Ok(());
         }
-        Err(error) => {
-            progress.failed();
-            let removed = remove_kept(&held.kept);
-            place::tidy();
-            removed.with_context(|| format!("and what was made could not be removed, after: {error:#}"))?;
-            Err(error.context(format!("lab {name} could not be made, and nothing of it is left")))
-        }
-    }
+        Ok((_, Course::Interrupted)) => anyhow::anyhow!("interrupted"),
+        Ok((Err(error), Course::Undisturbed)) | Err(error) => error,
+    };
+    progress.failed();
+    let removed = remove_kept(&held.kept);
+    place::tidy();
+    removed.with_context(|| {
+        let down = hint::command(name, "down");
+        format!("what was made could not be removed, `{down}` tries again, after: {error:#}")
+    })?;
+    Err(error.context(format!("lab {name} could not be made, and nothing of it is left")))
 }
 
 fn plan(args: &Up) -> Result<Plan> {
-    let pods = args.pods.checked_mul(args.nodes).filter(|pods| *pods <= MAX_PODS);
-    pods.with_context(|| format!("a lab has up to {MAX_PODS} pods in all, not {} on each node", args.pods))?;
     Ok(Plan {
         nodes: args.nodes,
         subnets: args.subnets,
-        store: match args.store {
-            Store::Etcd => testkit::Store::Etcd { members: args.etcd_members },
-            Store::Embedded => testkit::Store::Embedded,
+        store: match (args.store, args.etcd_members) {
+            (Store::Etcd, members) => testkit::Store::Etcd { members: members.unwrap_or(1) },
+            (Store::Embedded, None) => testkit::Store::Embedded,
+            (Store::Embedded, Some(_)) => bail!("--etcd-members is for --store etcd: leave one of them out"),
         },
         transport: match args.transport {
             Transport::Auto => testkit::Transport::Auto,
@@ -77,8 +89,9 @@ fn make(kept: &Kept) -> Result<Held> {
     if let Some(held) = place::hold(kept)? {
         match held.kept.condition() {
             Ok(Condition::Up) => bail!(
-                "lab {name} is up already: see `podwire lab status`, remove it with `podwire lab down`, or make another \
-                 with --name NAME"
+                "lab {name} is up already: see `{}`, remove it with `{}`, or make another with --name NAME",
+                hint::command(&name, "status"),
+                hint::command(&name, "down")
             ),
             // With the lock held, whoever began it is gone; without a file, it hardly began.
             Ok(Condition::Unfinished | Condition::Stale) | Err(_) => {
@@ -105,7 +118,6 @@ pub(super) fn title(plan: &Plan) -> String {
 }
 
 fn next_steps(name: &str) {
-    let more = if name == "default" { String::new() } else { format!(" --name {name}") };
     for (command, meaning) in [
         ("test", "every pod to every pod, both families"),
         ("status", "nodes, agents, etcd, pods"),
@@ -113,6 +125,6 @@ fn next_steps(name: &str) {
         ("cut n1", "a partition; `heal n1` ends it"),
         ("down", "remove it all"),
     ] {
-        say(format!("  podwire lab{more} {command:<28}{meaning}"));
+        say(format!("  {}{meaning}", hint::command(name, &format!("{command:<28}"))));
     }
 }

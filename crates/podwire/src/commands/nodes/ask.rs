@@ -11,7 +11,7 @@ use crate::cli::Which;
 use crate::folders::Folders;
 
 /// Longer than the agent waits for its store: it knows better why there is no answer.
-const PATIENCE: Duration = Duration::from_secs(12);
+pub(in crate::commands) const PATIENCE: Duration = Duration::from_secs(12);
 
 /// The agent that is asked.
 pub(crate) struct Asked(Client);
@@ -35,7 +35,8 @@ impl Asked {
     }
 }
 
-fn read<T: DeserializeOwned>(answer: &Answer) -> Result<T> {
+/// The answer, or its refusal as an error.
+pub(in crate::commands) fn read<T: DeserializeOwned>(answer: &Answer) -> Result<T> {
     if answer.status == 200 {
         return serde_json::from_slice(&answer.body).context("the agent is of another version");
     }

@@ -25,10 +25,10 @@ pub(crate) fn run(args: &Status) -> Result<ExitCode> {
         Ok(answer) => answer,
         Err(error @ ClientError::NobodyListens { .. }) => {
             if args.output == Output::Table {
-                println!("{}", without_agent(&folders)?);
+                print::say(without_agent(&folders)?)?;
             }
-            eprintln!("podwire: {error}");
-            eprintln!("podwire: as a service: `systemctl start podwire`");
+            print::warn(format_args!("podwire: {error}"));
+            print::warn("podwire: as a service: `systemctl start podwire`");
             return Ok(ExitCode::from(NO_AGENT));
         }
         Err(error) => return Err(error.into()),
@@ -42,8 +42,8 @@ pub(crate) fn run(args: &Status) -> Result<ExitCode> {
     );
     let status: api::Status = serde_json::from_str(&text).context("the agent is of another version")?;
     match args.output {
-        Output::Json => println!("{}", serde_json::to_string_pretty(&status)?),
-        Output::Table => println!("{}", page::page(&status, when::now())),
+        Output::Json => print::say_json(&status)?,
+        Output::Table => print::say(page::page(&status, when::now()))?,
     }
     Ok(if status.readiness.ready { ExitCode::SUCCESS } else { ExitCode::from(NOT_READY) })
 }

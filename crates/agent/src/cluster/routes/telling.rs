@@ -1,0 +1,186 @@
+//! What goes out: problems to people, and the other nodes to a file. Neither holds up the routes.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use tokio::task::{JoinError, JoinHandle};
+use tokio::time::Instant;
+use tracing::warn;
+
+use super::super::home::HomeError;
+use super::{RETRY, Routes, SAVE};
+use crate::board::Finder;
+
+/// Problems are found out at most so often: it means to go through all nodes.
+const TELL: Duration = Duration::from_millis(200);
+/// So many refusals of the kernel are told one by one.
+const REFUSALS: usize = 5;
+
+/// What was told, and what is to be told.
+#[derive(Debug, Default)]
+pub(in crate::cluster) struct Telling {
+    told: BTreeSet<String>,
+    told_at: Option<Instant>,
+    /// When problems are told next.
+    pub(super) at: Option<Instant>,
+    /// What the kernel would not do when it was asked last.
+    refused: BTreeSet<String>,
+    /// How long what failed was left alone last; it doubles with each failure.
+    pause: Option<Duration>,
+    pub(super) saving: Option<JoinHandle<Result<(), HomeError>>>,
+}
+
+impl Telling {
+    /// How long what has just failed is left alone, at most so long.
+    fn next_pause(&mut self, most: Duration) -> Duration {
+        let pause = self.pause.map_or(RETRY, |pause| (pause * 2).min(most.max(RETRY)));
+        self.pause = Some(pause);
+        pause
+    }
+
+    fn make_due(&mut self) {
+        let earliest = self.told_at.map_or_else(Instant::now, |last| last + TELL);
+        self.at.get_or_insert(earliest);
+    }
+
+    fn refusals(&self) -> impl Iterator<Item = String> {
+        let more = self.refused.len().saturating_sub(REFUSALS);
+        let rest =
+            (more > 0).then(|| format!("the kernel refused {more} more changes of routes to other nodes"));
+        self.refused.iter().take(REFUSALS).cloned().chain(rest)
+    }
+}
+
+/// Which part of what is wanted was given to the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    /// What was refused before was not tried again.
+    News,
+    All,
+}
+
+impl Routes {
+    /// What the kernel refused of the changes it was given: told as long as it is so, and tried again.
+    pub(super) fn refused(&mut self, refused: Vec<String>, part: Part) {
+        let telling = &mut self.known.telling;
+        let failed = !refused.is_empty();
+        if part == Part::All {
+            telling.refused.clear();
+        }
+        telling.refused.extend(refused);
+        if failed {
+            self.again();
+        }
+    }
+
+    /// Looks again after something failed, each time later.
+    pub(super) fn again(&mut self) {
+        let pause = self.known.telling.next_pause(self.shared.config.reconcile);
+        self.soon(pause);
+    }
+
+    /// All was looked at, and all is well.
+    pub(super) fn is_well(&mut self) {
+        self.known.telling.pause = None;
+    }
+
+    pub(super) fn has_refusals(&self) -> bool {
+        !self.known.telling.refused.is_empty()
+    }
+
+    pub(super) fn tell_soon(&mut self) {
+        self.known.telling.make_due();
+    }
+
+    /// Problems as they are now; each is logged once.
+    pub(super) fn tell(&mut self) {
+        let mut problems = BTreeSet::new();
+        if !self.shared.is_alone {
+            problems.extend(self.known.mesh.problems());
+            problems.extend(self.known.position.problems.iter().cloned());
+            problems.extend(self.known.tunnel_troubles.iter().cloned());
+            problems.extend(self.known.telling.refusals());
+        }
+        let telling = &mut self.known.telling;
+        (telling.at, telling.told_at) = (None, Some(Instant::now()));
+        if problems == telling.told {
+            return;
+        }
+        for new in problems.difference(&telling.told) {
+            warn!("{new}");
+        }
+        let shown = problems.iter().map(|what| api::Problem { what: what.clone(), command: None }).collect();
+        self.shared.board.set_problems(Finder::Routes, shown);
+        telling.told = problems;
+    }
+
+    /// Writes the others down, on another thread. One at a time: the last one written is the last one known.
+    pub(super) fn save(&mut self) {
+        self.shared.know_peers(self.known.mesh.peers(), &self.known.awaited);
+        if self.known.telling.saving.is_some() {
+            self.known.save_at = Some(Instant::now() + SAVE);
+            return;
+        }
+        self.known.save_at = None;
+        let (home, peers) = (self.shared.home.clone(), self.known.mesh.peers().cloned().collect::<Vec<_>>());
+        let save = move || home.save_peers(peers.iter());
+        self.known.telling.saving = Some(tokio::task::spawn_blocking(save));
+    }
+
+    pub(super) fn saved(&mut self, saved: Result<Result<(), HomeError>, JoinError>) {
+        self.known.telling.saving = None;
+        match saved {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => warn!("the other nodes cannot be remembered: {error}"),
+            Err(error) => warn!("the other nodes cannot be remembered: {error}"),
+        }
+    }
+}
+
+/// When the file is written; never, where none is.
+pub(super) async fn written(
+    saving: &mut Option<JoinHandle<Result<(), HomeError>>>,
+) -> Result<Result<(), HomeError>, JoinError> {
+    match saving {
+        Some(saving) => saving.await,
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_fails_is_tried_less_and_less_often() {
+        let mut telling = Telling::default();
+        let most = Duration::from_secs(30);
+        let pauses: Vec<u64> = (0..7).map(|_| telling.next_pause(most).as_secs()).collect();
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 30, 30]);
+        telling.pause = None;
+        assert_eq!(telling.next_pause(most), RETRY);
+        assert_eq!(telling.next_pause(Duration::from_millis(1)), RETRY, "never more often");
+    }
+
+    #[test]
+    fn problems_are_not_found_out_with_every_event() {
+        let now = Instant::now();
+        let mut telling = Telling { told_at: Some(now), ..Telling::default() };
+        for _ in 0..1000 {
+            telling.make_due();
+        }
+        assert_eq!(telling.at, Some(now + TELL));
+        let mut first = Telling::default();
+        first.make_due();
+        assert!(first.at < Some(now + TELL), "the first ones at once");
+    }
+
+    #[test]
+    fn refusals_are_told_and_not_without_end() {
+        let refused = (0..100).map(|i| format!("cannot add route {i}")).collect();
+        let telling = Telling { refused, ..Telling::default() };
+        let told: Vec<String> = telling.refusals().collect();
+        assert_eq!(told.len(), REFUSALS + 1);
+        assert!(told[REFUSALS].contains("95 more"), "{told:?}");
+    }
+}

@@ -1,0 +1,98 @@
+//! Which tunnel devices this node has.
+
+use std::net::IpAddr;
+
+use cluster::{Transport, Tunnels};
+use tracing::info;
+use types::IfName;
+
+use super::super::tunnel::{self, Tunnel, TunnelError};
+use super::Routes;
+
+impl Routes {
+    /// Which tunnel devices should be there, IPv4 and IPv6. Also where nobody needs one to be sent to: somebody whose subnet is
+    /// cut otherwise may see us behind a router, and send through the tunnel what we send directly.
+    fn tunnels_wanted(&self) -> (bool, bool) {
+        let (v4, v6) = self.known.mesh.tunnels_wanted();
+        let may_come = !self.shared.is_alone && self.shared.config.cluster.transport != Transport::Direct;
+        let has_v4 = self.known.position.underlays.iter().any(|underlay| underlay.address.is_ipv4());
+        (v4 || (may_come && has_v4), v6 || (may_come && !has_v4))
+    }
+
+    pub(super) fn lacks_tunnel(&self) -> bool {
+        let ((v4, v6), Tunnels { v4: has_v4, v6: has_v6 }) = (self.tunnels_wanted(), self.known.tunnels);
+        (v4 && has_v4.is_none()) || (v6 && has_v6.is_none())
+    }
+
+    /// The tunnel devices that somebody needs, or that are there already. One that cannot be had is told, and keeps no peer
+    /// from being reached by another way.
+    pub(super) fn keep_tunnels(&mut self) {
+        let (v4, v6) = self.tunnels_wanted();
+        let mut tunnels = self.known.tunnels;
+        let (mut done, mut troubles, mut in_the_way) = (Vec::new(), Vec::new(), Vec::new());
+        for (is_wanted, is_v4) in [(v4, true), (v6, false)] {
+            let index = if is_v4 { &mut tunnels.v4 } else { &mut tunnels.v6 };
+            // One that is there and not wanted stays: the next peer may need it, and a packet may be on its way.
+            if !is_wanted && index.is_none() {
+                continue;
+            }
+            let Some(tunnel) = self.tunnel(is_v4) else { continue };
+            match tunnel.keep(&mut self.kernel.socket, &mut done) {
+                Ok(kept) => *index = Some(kept),
+                Err(error) => {
+                    if let TunnelError::Foreign { index: stranger, .. } = error {
+                        *index = None;
+                        in_the_way.push(stranger);
+                    }
+                    troubles.push(error.to_string());
+                }
+            }
+        }
+        if !troubles.is_empty() {
+            self.again();
+        }
+        (self.known.tunnel_troubles, self.known.in_the_way) = (troubles, in_the_way);
+        for what in done {
+            info!("{what}");
+            self.shared.metrics.repaired("tunnel", 1);
+        }
+        if tunnels != self.known.tunnels {
+            self.known.tunnels = tunnels;
+            self.shared.set_tunnels(self.tunnel_names());
+            let sources = self.known.mesh.facts().sources.clone();
+            self.set_facts(sources);
+        }
+    }
+
+    fn tunnel(&self, v4: bool) -> Option<Tunnel> {
+        let (network, mesh) = (&self.shared.config.network, &self.shared.config.cluster);
+        let underlay = self.known.position.underlays.iter().find(|u| u.address.is_ipv4() == v4)?;
+        let mtu = self.known.position.mtu?.checked_sub(tunnel::overhead(underlay.address))?;
+        let block = self.shared.blocks().into_iter().map(|block| block.network()).find(IpAddr::is_ipv4);
+        Some(Tunnel {
+            name: self.tunnel_name(v4)?,
+            network: network.name.clone(),
+            mac: self.record.tunnel_mac,
+            mtu,
+            vni: mesh.vni,
+            port: mesh.vxlan_port,
+            local: underlay.address,
+            address: block.map(ipnet::IpNet::from),
+            subnets: network.subnets.clone(),
+            checksum: mesh.tunnel_checksum,
+        })
+    }
+
+    fn tunnel_name(&self, v4: bool) -> Option<IfName> {
+        let mesh = &self.shared.config.cluster;
+        if v4 { mesh.tunnel4().ok() } else { mesh.tunnel6().ok() }
+    }
+
+    fn tunnel_names(&self) -> Vec<IfName> {
+        let Tunnels { v4, v6 } = self.known.tunnels;
+        let mut names = Vec::new();
+        names.extend(v4.and_then(|_| self.tunnel_name(true)));
+        names.extend(v6.and_then(|_| self.tunnel_name(false)));
+        names
+    }
+}

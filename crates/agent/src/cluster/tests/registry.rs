@@ -1,0 +1,194 @@
+//! What becomes of claims and records that are not as they should be.
+
+use cluster::BlockClaim;
+
+use super::super::alive::{Herald, Lease, Said};
+use super::super::join::MOST_BLOCKS;
+use super::*;
+
+async fn put(registry: &Registry, key: &str, value: &[u8]) {
+    let put = Change::Put { key: key.to_owned(), value: value.to_vec(), lease: None };
+    registry.store.commit(&[], &[put]).await.unwrap();
+}
+
+async fn claim(registry: &Registry, block: &IpNet, node: &str) {
+    let value = BlockClaim { node: node.try_into().unwrap() }.encode();
+    put(registry, &registry.layout.block(block), &value).await;
+}
+
+#[test]
+fn claims_without_a_record_are_removed() {
+    with_store(|registry| async move {
+        join(&registry, &candidate("n1", 1)).await.unwrap();
+        let orphan = nets(&["10.2.9.0/24"])[0];
+        claim(&registry, &orphan, "dead").await;
+        assert_eq!(remove(&registry, "dead", false).await.unwrap(), [orphan]);
+        assert_eq!(look(&registry).await.unwrap().claims.len(), 2, "those of n1 stay");
+        assert!(remove(&registry, "dead", false).await.unwrap_err().contains("no node dead"));
+    });
+}
+
+#[test]
+fn a_node_with_very_many_claims_is_removed() {
+    with_store(|registry| async move {
+        for n in 0..250_u32 {
+            let block = format!("10.4.{n}.0/24").parse().unwrap();
+            claim(&registry, &block, "vast").await;
+        }
+        assert_eq!(remove(&registry, "vast", false).await.unwrap().len(), 250);
+        assert!(look(&registry).await.unwrap().claims.is_empty());
+    });
+}
+
+#[test]
+fn a_damaged_record_is_removed_by_force_and_a_newer_one_never() {
+    with_store(|registry| async move {
+        let key = registry.layout.node(&"junk".try_into().unwrap());
+        put(&registry, &key, b"junk").await;
+        claim(&registry, &nets(&["10.2.9.0/24"])[0], "junk").await;
+        assert!(remove(&registry, "junk", false).await.unwrap_err().contains("--force"));
+        assert_eq!(remove(&registry, "junk", true).await.unwrap(), nets(&["10.2.9.0/24"]));
+        assert!(registry.store.get(&key).await.unwrap().is_none());
+        put(&registry, &key, br#"{"schema":7,"node":{}}"#).await;
+        assert!(remove(&registry, "junk", true).await.unwrap_err().contains("update podwire"));
+        assert!(registry.store.get(&key).await.unwrap().is_some());
+    });
+}
+
+#[test]
+fn a_node_writes_its_own_damaged_record_and_claim_anew() {
+    with_store(|registry| async move {
+        let first = join(&registry, &candidate("n1", 1)).await.unwrap();
+        let key = registry.layout.block(&first.record.blocks[0]);
+        put(&registry, &key, b"junk").await;
+        let again = join(&registry, &candidate("n1", 1)).await.unwrap();
+        assert_eq!(again.record.blocks, first.record.blocks);
+        let claim = registry.store.get(&key).await.unwrap().unwrap();
+        assert_eq!(BlockClaim::decode(&claim.value).unwrap().node.as_str(), "n1");
+
+        put(&registry, &registry.layout.node(&first.record.name), b"junk").await;
+        let mut remembering = candidate("n1", 1);
+        remembering.remembered.clone_from(&first.record.blocks);
+        say_alive(&registry, &first).await;
+        let mended = join(&registry, &remembering).await.unwrap();
+        assert_eq!((mended.record, mended.was_forgotten), (first.record.clone(), false));
+        // Whose it was is not known: who is alive under this name has it.
+        put(&registry, &registry.layout.node(&first.record.name), b"junk").await;
+        let error = join(&registry, &candidate("n1", 2)).await.unwrap_err();
+        assert!(matches!(error, JoinError::Held { .. }), "{error}");
+    });
+}
+
+#[test]
+fn a_damaged_claim_that_is_only_remembered_stays() {
+    with_store(|registry| async move {
+        let block = nets(&["10.2.9.0/24"])[0];
+        put(&registry, &registry.layout.block(&block), b"junk").await;
+        let mut remembering = candidate("n1", 1);
+        remembering.remembered = vec![block];
+        let joined = join(&registry, &remembering).await.unwrap();
+        assert!(joined.record.blocks.len() == 2 && !joined.record.blocks.contains(&block), "{joined:?}");
+        let claim = registry.store.get(&registry.layout.block(&block)).await.unwrap().unwrap();
+        assert_eq!(claim.value, b"junk");
+    });
+}
+
+#[test]
+fn a_node_has_no_more_blocks_than_one_commit_can_hold() {
+    with_store(|registry| async move {
+        let wide = NetworkSpec { subnets: nets(&["10.2.0.0/16"]), margin: 8, ..spec() };
+        let mut vast = Candidate { spec: wide.clone(), ..candidate("n1", 1) };
+        vast.remembered = (0..MOST_BLOCKS).map(|n| cuts(&wide).unwrap()[0].block(n as u64)).collect();
+        let joined = join(&registry, &vast).await.unwrap();
+        assert_eq!(joined.record.blocks.len(), MOST_BLOCKS);
+        assert_eq!(join(&registry, &vast).await.unwrap().record, joined.record);
+        let error = registry.grow(joined, &cuts(&wide).unwrap()[0], &[]).await.unwrap_err();
+        assert!(error.to_string().contains("100 blocks"), "{error}");
+        assert!(remove(&registry, "n1", true).await.unwrap_err().contains("this node"));
+    });
+}
+
+#[test]
+fn tunnels_that_would_not_meet_are_refused() {
+    with_store(|registry| async move {
+        join(&registry, &candidate("n1", 1)).await.unwrap();
+        for other in [NetworkSpec { vni: 5, ..spec() }, NetworkSpec { vxlan_port: 8472, ..spec() }] {
+            let error = join(&registry, &Candidate { spec: other, ..candidate("n2", 2) }).await.unwrap_err();
+            let told = error.to_string();
+            assert!(
+                matches!(error, JoinError::Network { .. }) && told.contains("VNI 4077 on port 4789"),
+                "{told}"
+            );
+        }
+    });
+}
+
+#[test]
+fn nothing_is_written_for_a_network_that_has_changed_meanwhile() {
+    with_store(|registry| async move {
+        let entered = registry.enter(&candidate("n1", 1)).await.unwrap();
+        let other = NetworkSpec { subnets: nets(&["10.9.0.0/16"]), ..spec() };
+        put(&registry, &registry.layout.network(), &other.encode()).await;
+        let network = entered.network;
+        let error = registry.complete(entered, &candidate("n1", 1), &[]).await.unwrap_err();
+        assert!(matches!(error, JoinError::Restless { .. }), "{error}");
+        let error = registry.register(&candidate("n2", 2), network).await.unwrap_err();
+        assert!(matches!(error, JoinError::Restless { .. }), "{error}");
+        let contents = look(&registry).await.unwrap();
+        assert_eq!((contents.claims.len(), contents.nodes.len()), (0, 1));
+    });
+}
+
+#[test]
+fn after_a_wipe_blocks_of_known_nodes_are_left_alone() {
+    with_store(|registry| async move {
+        let known = nets(&["10.2.0.0/24", "10.2.1.0/24", "fd00:2::/68"]);
+        let lost = nets(&["10.2.5.0/24"]);
+        claim(&registry, &lost[0], "n9").await;
+        let mut forgotten = candidate("n1", 1);
+        forgotten.remembered = lost;
+        let joined = registry.join(&forgotten, &known).await.unwrap();
+        assert!(
+            joined.was_forgotten && joined.record.blocks.iter().all(|block| !known.contains(block)),
+            "{joined:?}"
+        );
+        let cut = cuts(&spec()).unwrap()[0];
+        let grown = registry.grow(joined.clone(), &cut, &known).await.unwrap();
+        assert!(grown.record.blocks.iter().all(|block| !known.contains(block)), "{grown:?}");
+        let all: Vec<IpNet> = (0..16).map(|n| cut.block(n)).collect();
+        let error = registry.grow(grown, &cut, &all).await.unwrap_err();
+        assert!(matches!(error, JoinError::Awaited { .. }), "{error}");
+    });
+}
+
+#[test]
+fn a_machine_with_another_name_was_not_forgotten() {
+    with_store(|registry| async move {
+        let before = join(&registry, &candidate("old", 1)).await.unwrap();
+        let mut renamed = candidate("new", 1);
+        renamed.remembered.clone_from(&before.record.blocks);
+        renamed.former = Some("old".try_into().unwrap());
+        let joined = join(&registry, &renamed).await.unwrap();
+        assert!(!joined.was_forgotten && joined.lost.len() == 2, "{joined:?}");
+    });
+}
+
+#[test]
+fn a_newer_alive_is_never_overwritten() {
+    with_store(|registry| async move {
+        let herald = Herald {
+            registry: registry.clone(),
+            name: "n1".try_into().unwrap(),
+            uid: NodeUid::from_random([1; 16]),
+            joined: tokio::sync::watch::channel(true).1,
+            lease: std::sync::Arc::<Lease>::default(),
+        };
+        let key = registry.layout.alive(&herald.name);
+        let newer = br#"{"schema":7,"alive":{}}"#;
+        put(&registry, &key, newer).await;
+        assert!(matches!(herald.say(1).await.unwrap(), Said::Taken));
+        assert_eq!(registry.store.get(&key).await.unwrap().unwrap().value, newer);
+        put(&registry, &key, b"junk").await;
+        assert!(matches!(herald.say(1).await.unwrap(), Said::Yes(_)));
+    });
+}

@@ -1,0 +1,60 @@
+//! Whose file is it that lies where ours should, and of which no record tells? The record may be lost, so what shows that
+//! it is ours counts, too; everything else stays as it is.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::install::{InstallError, Installer, PLUGIN, Role, Wanted, files};
+
+/// How programs begin on Linux.
+const ELF: &[u8] = b"\x7fELF";
+
+pub(super) fn is_foreign(installer: &Installer, wanted: &Wanted<'_>) -> Result<bool, InstallError> {
+    let is_ours = match wanted.role {
+        // Nobody else has a plugin of this name.
+        Role::Plugin | Role::Loopback if installer.plugin.name == PLUGIN => true,
+        Role::Plugin | Role::Loopback => is_our_program(&content(&wanted.path)?),
+        Role::Config => is_our_config(&content(&wanted.path)?, &installer.plugin.name),
+    };
+    Ok(!is_ours)
+}
+
+/// Of a regular file; anything else has nothing of ours in it.
+fn content(path: &Path) -> Result<Vec<u8>, InstallError> {
+    match fs::symlink_metadata(path) {
+        Ok(meta) if !meta.is_file() => return Ok(Vec::new()),
+        Ok(_) | Err(_) => {}
+    }
+    match fs::read(path) {
+        Err(error) if files::is_absent(&error) => Ok(Vec::new()),
+        read => read.map_err(|source| InstallError::Read { path: path.to_owned(), source }),
+    }
+}
+
+/// A plugin of another version, under a name that the operator chose: each has the folder of its records in it.
+fn is_our_program(bytes: &[u8]) -> bool {
+    let folder = netconf::DEFAULT_RUN_DIR.as_bytes();
+    bytes.starts_with(ELF) && bytes.windows(folder.len()).any(|part| part == folder)
+}
+
+/// It calls our plugin. Under a name that others may have, too, it must say where our records are.
+fn is_our_config(bytes: &[u8], name: &str) -> bool {
+    plugins(bytes).iter().any(|plugin| match plugin.get("type").and_then(Value::as_str) {
+        Some(PLUGIN) => true,
+        Some(kind) => kind == name && plugin.get("runDir").is_some(),
+        None => false,
+    })
+}
+
+/// Those of a CNI config, be it a list or the only one itself.
+pub(super) fn plugins(bytes: &[u8]) -> Vec<Value> {
+    match serde_json::from_slice::<Value>(bytes) {
+        Ok(mut config) => {
+            let listed = config.get_mut("plugins").and_then(Value::as_array_mut).map(std::mem::take);
+            listed.into_iter().flatten().chain([config]).collect()
+        }
+        Err(_) => Vec::new(),
+    }
+}

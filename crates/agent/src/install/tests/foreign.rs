@@ -1,0 +1,79 @@
+//! Files of others where ours should be.
+
+use super::*;
+use crate::config::Plugin;
+
+const BRIDGE: &str = r#"{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"bridge","bridge":"cni0"}]}"#;
+
+/// A machine whose operator calls our plugin as others call theirs.
+fn called(name: &str) -> Site {
+    let mut site = Site::new();
+    site.config.plugin = Plugin { name: name.to_owned(), ..Plugin::default() };
+    for folder in ["opt/cni/bin", "etc/cni/net.d"] {
+        fs::create_dir_all(site.at(folder)).unwrap();
+    }
+    site
+}
+
+/// Nothing is written, the file is named, and cleanup finds nothing of ours.
+fn stops(site: &Site, path: &Path, key: &str) {
+    let before = (site.everything(), fs::read(path).ok());
+    let installer = site.installer();
+    for error in [installer.put().unwrap_err().to_string(), {
+        let bad = installer.check().into_iter().find(|file| file.path == path).unwrap();
+        bad.problem.unwrap()
+    }] {
+        assert!(error.starts_with(path.to_str().unwrap()) && error.contains(key), "{error}");
+        assert!(error.contains("somebody else's") && error.contains("move that file away"), "{error}");
+    }
+    assert_eq!(installer.remove().unwrap(), Removal::default());
+    assert_eq!((site.everything(), fs::read(path).ok()), before);
+}
+
+#[test]
+fn a_plugin_of_somebody_else_is_never_overwritten() {
+    let site = called("bridge");
+    let plugin = site.at("opt/cni/bin/bridge");
+    for content in [&b"the reference's"[..], b"\x7fELF the reference's", b"#!/bin/sh\n# not /run/podwire\n"] {
+        fs::write(&plugin, content).unwrap();
+        stops(&site, &plugin, "install.type (CNI_TYPE)");
+    }
+    fs::remove_file(&plugin).unwrap();
+    symlink("/nonexistent", &plugin).unwrap();
+    stops(&site, &plugin, "install.type (CNI_TYPE)");
+    // What helps, helps.
+    fs::remove_file(&plugin).unwrap();
+    assert_eq!(site.installer().put().unwrap().len(), 3);
+}
+
+#[test]
+fn a_config_of_somebody_else_is_never_overwritten() {
+    for (name, content) in [("podwire-cni", BRIDGE), ("podwire-cni", "no JSON"), ("bridge", BRIDGE)] {
+        let site = called(name);
+        fs::write(site.conflist(), content).unwrap();
+        stops(&site, &site.conflist(), "CNI_CONFIG_LOCATION");
+    }
+}
+
+#[test]
+fn what_was_ours_once_is_ours_also_without_a_record() {
+    for name in ["podwire-cni", "blue-cni"] {
+        let site = called(name);
+        let old = [b"\x7fELF ", netconf::DEFAULT_RUN_DIR.as_bytes(), b" version 0"].concat();
+        fs::write(site.at("programs/podwire-cni"), &old).unwrap();
+        site.installer().put().unwrap();
+        site.upgrade("version 2");
+        // Another network's name makes another config.
+        let text = text(&site.conflist()).replace("\"podwire\"", "\"earlier\"");
+        fs::write(site.conflist(), text).unwrap();
+        fs::remove_dir_all(site.at("var")).unwrap();
+        let done = site.installer().put().unwrap();
+        // Whose loopback plugin that is nobody knows any more.
+        assert_eq!(done.len(), 2, "{done:?}");
+        assert!(all_ok(&site.installer()));
+    }
+    let site = called("podwire-cni");
+    fs::write(site.plugin(), "whatever").unwrap();
+    fs::write(site.conflist(), r#"{"name":"x","type":"podwire-cni"}"#).unwrap();
+    assert_eq!(site.installer().put().unwrap().len(), 3);
+}

@@ -1,0 +1,148 @@
+//! What a person may get wrong, and what leads out of a lab: nothing does.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use crate::common::{Lab, has, texts};
+
+#[test]
+fn whatever_runs_on_a_node_has_the_nodes_settings_and_folders() {
+    let lab = Lab::new("inside");
+    lab.ok(&["up", "--nodes", "2"]);
+    let before = machine_folders();
+    let said = lab.ok(&["exec", "n1", "--", "podwire", "install"]);
+    let own = |name: &str| lab.dir().join("n1/cni").join(name);
+    has(&said, &[own("bin").to_str().unwrap(), own("net.d").to_str().unwrap()]);
+    assert!(own("bin/podwire-cni").is_file() && own("net.d/10-podwire.conflist").is_file());
+    assert_eq!(machine_folders(), before, "the machine's own CNI folders are as they were");
+
+    lab.ok(&["kill", "agent", "n2"]);
+    let config = lab.ok(&["exec", "n2", "--", "podwire", "agent", "--print-config"]);
+    has(&config, &["node = \"n2\"", "store = \"etcd\"", "subnets = [\"10.42.0.0/16\", \"fd42::/64\"]"]);
+    has(
+        &config,
+        &["http://10.199.0.1:2379", "enabled = false", lab.dir().join("n2/state").to_str().unwrap()],
+    );
+    lab.ok(&["start", "agent", "n2"]);
+    assert!(lab.run(&["test"]).status.success());
+
+    // What the caller has set leads to another agent, or to none.
+    let outside = |place: &str, words: &[&str]| {
+        let mut command = lab.command(&[&["exec", place, "--"], words].concat());
+        command.env("PODWIRE_SOCKET", "/nowhere").env("PODWIRE_NODE", "other").env("PODWIRE_NONSENSE", "1");
+        command
+            .env("ETCD_HOST", "192.0.2.1")
+            .env("IP_SUBNET", "10.9.0.0/16")
+            .env("ETCDCTL_CACERT", "/nowhere");
+        let output = command.output().unwrap();
+        (output.status.code(), texts(&output))
+    };
+    for (place, node) in [("n2", "on n2: ready"), ("p1", "on n1: ready")] {
+        let (code, (out, err)) = outside(place, &["podwire", "status"]);
+        assert_eq!(code, Some(0), "{place}: {out}{err}");
+        has(&out, &[node]);
+    }
+    has(&outside("n1", &["podwire", "agent", "--print-config"]).1.0, &["node = \"n1\"", "10.42.0.0/16"]);
+    assert_eq!(outside("n1", &["etcdctl", "get", "--limit=1", "--prefix", "/podwire"]).0, Some(0));
+    for place in ["etcd1", "underlay"] {
+        assert_eq!(outside(place, &["podwire", "status"]).0, Some(2), "{place} has no agent");
+    }
+}
+
+/// The names in the folders where a runtime of this machine looks.
+fn machine_folders() -> Vec<String> {
+    let folders = ["/opt/cni/bin", "/etc/cni/net.d"].into_iter().filter_map(|path| fs::read_dir(path).ok());
+    let entries = folders.flatten().flatten();
+    entries.map(|entry| format!("{:?} {:?}", entry.path(), entry.metadata().unwrap().modified())).collect()
+}
+
+#[test]
+fn mistakes_are_told_in_words_that_help() {
+    let lab = Lab::new("words");
+    let said = lab.ok(&["up", "--nodes", "1"]);
+    has(&said, &["nodes: n1 ", &lab.hint("cut n1")]);
+    assert!(!said.contains("podwire lab cut"), "a hint without the name means another lab: {said}");
+    has(&lab.ok(&["cut", "n1"]), &[&lab.hint("heal n1")]);
+    has(&lab.ok(&["heal", "n1"]), &["connected"]);
+    has(&lab.ok(&["kill", "agent", "n1"]), &[&lab.hint("start agent n1")]);
+    lab.ok(&["start", "agent", "n1"]);
+    has(&lab.fails(&["exec", "n7", "--", "true"]), &[&lab.hint("status")]);
+    has(&lab.fails(&["cut", "n2"]), &["there is no node n2: this lab has n1\n"]);
+    has(&lab.fails(&["kill", "etcd", "etcd2"]), &["there is only etcd1"]);
+
+    let long = "x".repeat(300);
+    for name in ["", "a b", "Web", &long, "-a"] {
+        let output = lab.run(&["pod", "add", "n1", "--", name]);
+        let (out, err) = texts(&output);
+        assert_eq!(output.status.code(), Some(2), "{name:?}: {out}{err}");
+        has(&err, &["up to 63 of a-z"]);
+        assert!(!err.contains("n1-"), "{err}");
+    }
+    assert_eq!(lab.json(&["status"])["pods"].as_array().unwrap().len(), 1);
+
+    let plain = lab.dir().join("lab.json").display().to_string();
+    for (command, code) in [("no-such-program", 127), ("/no/such/program", 127), (plain.as_str(), 126)] {
+        assert_eq!(lab.run(&["exec", "n1", "--", command]).status.code(), Some(code), "{command}");
+    }
+}
+
+#[test]
+fn wishes_that_do_not_fit_together_are_refused() {
+    let lab = Lab::new("wishes");
+    for (args, word) in [
+        (&["up", "--nodes", "1001"][..], "1 to 200 nodes, not 1001"),
+        (&["up", "--nodes", "1", "--subnets", "2"], "a lab of 1 node has 1 subnet, not 2"),
+        (&["up", "--store", "embedded", "--etcd-members", "3"], "--etcd-members is for --store etcd"),
+    ] {
+        has(&lab.fails(args), &[word]);
+        assert_eq!(lab.traces(), [] as [String; 0], "{args:?}");
+    }
+    has(&lab.fails(&["status"]), &["there is no lab"]);
+    let help = lab.ok(&["up", "--help"]);
+    for flag in ["--nodes <N>", "--transport <TRANSPORT>"] {
+        let words = help.split(flag).nth(1).unwrap().trim_start();
+        assert!(words.starts_with("How "), "{flag}: {help}");
+    }
+}
+
+#[test]
+fn a_test_takes_as_many_open_files_as_it_may_and_says_when_that_is_not_enough() {
+    let lab = Lab::new("files");
+    lab.ok(&["up", "--nodes", "2", "--pods", "4"]);
+    let limited = |ulimit: &str| {
+        let script = format!("ulimit {ulimit} 24 && exec \"$0\" \"$@\"");
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", &script, env!("CARGO_BIN_EXE_podwire"), "lab", "--name", lab.name(), "test"]);
+        command.output().unwrap()
+    };
+    let raised = limited("-S -n");
+    assert!(raised.status.success(), "{:?}", texts(&raised));
+    let output = limited("-n");
+    let (out, err) = texts(&output);
+    assert_eq!(output.status.code(), Some(1), "{out}{err}");
+    has(&err, &["open files", "ulimit -n"]);
+    assert_eq!((out.as_str(), err.lines().count()), ("", 1), "{err}");
+}
+
+#[test]
+fn the_program_may_have_another_name() {
+    let lab = Lab::new("renamed");
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(lab.name());
+    fs::create_dir_all(&folder).unwrap();
+    let program = folder.join("pw");
+    fs::hard_link(env!("CARGO_BIN_EXE_podwire"), &program).unwrap();
+    let plugin = testkit::Plugin::podwire().unwrap().path;
+    let up = Command::new(&program)
+        .args(["lab", "--name", lab.name(), "up", "--nodes", "1"])
+        .env_remove("PODWIRE")
+        .env("PODWIRE_CNI", plugin)
+        .output();
+    let status = Command::new(&program)
+        .args(["lab", "--name", lab.name(), "exec", "n1", "--", "podwire", "status"])
+        .output();
+    fs::remove_dir_all(&folder).unwrap();
+    let (up, status) = (up.unwrap(), status.unwrap());
+    assert!(up.status.success(), "{:?}", texts(&up));
+    has(&texts(&status).0, &["on n1: ready"]);
+}
