@@ -336,7 +336,7 @@ pub const KEYS: &[Key] = &[
             "network.tunnel_checksum",
             Text,
             Is("auto"),
-            "checksum offload of the tunnel: `on`, `off`, or `auto`: off where it is known to go wrong",
+            "checksum offload of the tunnel: `on`, `off`, or `auto`: by the kernel's version, off before 5.7",
         )
     },
     Key {

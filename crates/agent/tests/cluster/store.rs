@@ -5,6 +5,7 @@ mod away;
 mod contents;
 mod joining;
 mod members;
+mod taken;
 mod wiped;
 
 use std::collections::BTreeMap;

@@ -52,8 +52,11 @@ pub(super) fn admit(facts: &Facts, record: &NodeRecord, block: IpNet) -> Result<
     if let Some(ours) = facts.blocks.iter().find(overlaps) {
         return Err(NoWay::OverlapsOurs(*ours));
     }
-    if let Some(net) = facts.underlays.iter().flat_map(|underlay| &underlay.on_link).find(overlaps) {
-        return Err(NoWay::OverlapsLink(*net));
+    // A pods' network inside the nodes' larger one is common, and its blocks win there as more special routes. But a block
+    // that holds a whole link's net would take the way to everybody on it.
+    let holds = |net: &&IpNet| block.contains(*net);
+    if let Some(net) = facts.underlays.iter().flat_map(|underlay| &underlay.on_link).find(holds) {
+        return Err(NoWay::HoldsLink(*net));
     }
     let nodes =
         facts.underlays.iter().map(|underlay| underlay.address).chain(record.addresses.iter().copied());

@@ -18,7 +18,7 @@ impl Mesh {
             match reason {
                 NoWay::Outside
                 | NoWay::OverlapsOurs(_)
-                | NoWay::OverlapsLink(_)
+                | NoWay::HoldsLink(_)
                 | NoWay::Overlaps { .. }
                 | NoWay::HoldsNode(_) => {
                     problems.insert(format!("block {block} of node {name} is not routed: {reason}"));

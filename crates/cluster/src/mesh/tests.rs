@@ -298,15 +298,15 @@ fn a_block_on_our_own_link_is_not_routed() {
     ours.underlays[0] = Underlay {
         link: 2,
         address: ip("10.2.5.200"),
-        on_link: vec![net("10.2.5.192/26"), net("10.2.6.0/23")],
+        on_link: vec![net("10.2.5.192/26"), net("10.0.0.0/8")],
     };
     ours.underlays[1].on_link = vec![net("fd00:2:0:0:500::/80")];
-    let near = peer("a", &["192.0.2.5"], &["10.2.7.0/24", "10.2.8.0/24", "fd00:2:0:0:500::/72"]);
+    let near = peer("a", &["192.0.2.5"], &["10.2.5.0/24", "10.2.8.0/24", "fd00:2:0:0:500::/72"]);
     let mesh = mesh(ours, &[near]);
     assert!(matches!(ways(&mesh)[..], [Way::None(_), Way::Vxlan { .. }, Way::None(_)]), "{:?}", ways(&mesh));
     problem(
         &mesh,
-        "block 10.2.7.0/24 of node a is not routed: it overlaps 10.2.6.0/23, which is on this node's",
+        "block 10.2.5.0/24 of node a is not routed: it holds 10.2.5.192/26, which is on this node's",
     );
 }
 

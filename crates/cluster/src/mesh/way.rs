@@ -33,7 +33,7 @@ pub enum NoWay {
     Outside,
     OverlapsOurs(IpNet),
     /// It has addresses that are on a link of ours without a gateway: a router's, or the store's.
-    OverlapsLink(IpNet),
+    HoldsLink(IpNet),
     /// Another node, whose name sorts first, has it.
     Overlaps {
         name: NodeName,
@@ -75,7 +75,7 @@ impl fmt::Display for NoWay {
         match self {
             Self::Outside => f.write_str("it is outside of the network"),
             Self::OverlapsOurs(block) => write!(f, "it overlaps our own block {block}"),
-            Self::OverlapsLink(net) => write!(f, "it overlaps {net}, which is on this node's own link"),
+            Self::HoldsLink(net) => write!(f, "it holds {net}, which is on this node's own link"),
             Self::Overlaps { name, block } => write!(f, "it overlaps block {block} of node {name}"),
             Self::HoldsNode(address) => write!(f, "a node's own address {address} lies in it"),
             Self::NotOnLink(address) => {
