@@ -19,11 +19,12 @@ fn a_node_whose_blocks_went_to_another_machine_gives_no_addresses_of_them() {
     desk.put(&node, &NodeRecord { uid, ..record.clone() }.encode());
     await_problem(cluster.agent("n1").unwrap(), &["the name n1 belongs to another machine"]);
     await_that("the node to be not ready", PATIENCE, || !cluster.agent("n1").unwrap().is_ready());
-    let refused = format!("{:#}", cluster.pod("n1", "none").err().expect("an address of another machine"));
+    let refused = format!("{:#}", cluster.pod("n1", "none").expect_err("an address of another machine"));
     assert!(refused.contains("belongs to another machine"), "{refused}");
     // Also not after its agent began anew.
     cluster.kill_agent("n1").unwrap();
     cluster.agent_mut("n1").unwrap().launch().unwrap();
+    await_that("the agent to answer", PATIENCE, || cluster.agent("n1").unwrap().get(api::STATUS).is_ok());
     await_problem(cluster.agent("n1").unwrap(), &["the name n1 belongs to another machine"]);
     assert!(!cluster.agent("n1").unwrap().is_ready() && blocks_of(cluster.agent("n1").unwrap()).is_empty());
 
