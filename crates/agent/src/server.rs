@@ -7,6 +7,7 @@
 mod door;
 mod listen;
 mod nodes;
+mod peer;
 mod quick;
 mod reply;
 mod routes;
@@ -15,6 +16,7 @@ mod view;
 
 use std::convert::Infallible;
 use std::io;
+use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::pin::pin;
@@ -26,7 +28,6 @@ use api::Problem;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
@@ -100,8 +101,8 @@ impl Peers {
     }
 
     fn way(&self, stream: &UnixStream) -> Way {
-        match socket_peercred(stream) {
-            Ok(peer) if self.0.contains(&peer.uid.as_raw()) => Way::Socket,
+        match peer::uid(stream.as_fd()) {
+            Ok(uid) if self.0.contains(&uid) => Way::Socket,
             Ok(_) | Err(_) => Way::Denied,
         }
     }
