@@ -114,8 +114,13 @@ fn churn(cluster: &Cluster, crowd: &Crowd<'_>, (nodes, lasting): (usize, Duratio
         turns.push((Turn::Went(block(goes)?), crowd.goes(goes)?));
     }
     let rate = count as f64 / start.elapsed().as_secs_f64();
-    // What is not there by then is missing below.
-    let settled = wait_until("the last routes", LAST, || Ok(wait_for_routes_now(cluster, nodes)));
+    // What is not there by then is missing below. The number of routes is the same before and after each pair of turns:
+    // the last pair tells.
+    let last = coming.last().zip(going.last()).context("nobody came or went")?;
+    let (there, gone) = (block(last.0)?, block(last.1)?);
+    let wishes = || [Wish::Swapped { there, gone }, Wish::Count(FAMILIES * (nodes + AGENTS - 1))];
+    let settled =
+        wait_until("the last routes", LAST, || Ok(wishes().into_iter().all(|wish| holds_now(cluster, wish))));
     let mut churn = Churn { rate, ..Churn::default() };
     for (diary, name) in diaries.into_iter().zip(&names) {
         churn.judge(&turns, diary.end()?, name);
@@ -126,11 +131,10 @@ fn churn(cluster: &Cluster, crowd: &Crowd<'_>, (nodes, lasting): (usize, Duratio
     Ok(churn)
 }
 
-fn wait_for_routes_now(cluster: &Cluster, crowd: usize) -> bool {
+fn holds_now(cluster: &Cluster, wish: Wish) -> bool {
     cluster.node_names().iter().all(|name| {
         let Ok(node) = cluster.node(name) else { return false };
-        let now = |mut eye: Eye| eye.wait(Duration::ZERO, Wish::Count(FAMILIES * (crowd + AGENTS - 1)));
-        Eye::open(node).and_then(now).is_ok()
+        Eye::open(node).and_then(|mut eye| eye.wait(Duration::ZERO, wish)).is_ok()
     })
 }
 

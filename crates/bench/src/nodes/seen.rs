@@ -56,6 +56,9 @@ impl Eye {
         match wish {
             Wish::Count(count) => self.gateways.len() == *count,
             Wish::Via(dst, gateway) => self.gateways.get(dst) == Some(&Some(*gateway)),
+            Wish::Swapped { there, gone } => {
+                self.gateways.contains_key(there) && !self.gateways.contains_key(gone)
+            }
         }
     }
 
@@ -99,6 +102,8 @@ pub(super) enum Wish {
     Count(usize),
     /// This one through that gateway.
     Via(IpNet, IpAddr),
+    /// One is there, and another is not.
+    Swapped { there: IpNet, gone: IpNet },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
