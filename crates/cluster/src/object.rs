@@ -16,6 +16,7 @@ pub trait Object: Serialize + DeserializeOwned {
     const SCHEMA: u32;
 
     fn encode(&self) -> Vec<u8> {
+        // Names, addresses and lists of them: nothing in an object can fail to become JSON.
         let body = serde_json::to_value(self).unwrap_or_default();
         serde_json::json!({ "schema": Self::SCHEMA, Self::KIND: body }).to_string().into_bytes()
     }

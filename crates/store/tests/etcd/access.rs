@@ -108,7 +108,7 @@ const CERTS: &str = "PODWIRE_TEST_CERTS";
 
 /// What another process is started for: whom a system trusts is the same for all of a process.
 #[tokio::test]
-#[ignore = "started by another test"]
+#[ignore = "the other half of without_a_ca_whom_the_system_trusts_is_trusted"]
 async fn asks_without_a_ca() {
     let (Ok(endpoint), Ok(certs)) = (std::env::var(ENDPOINT), std::env::var(CERTS)) else { return };
     let (cert, key) =

@@ -58,6 +58,15 @@ impl Default for Options {
     }
 }
 
+/// Whether the client is gone, as soon as that is known.
+pub(super) fn hung_up_in_time(caller: &Caller<'_>) -> bool {
+    let end = Instant::now() + SOON;
+    while !(caller.cancelled)() && Instant::now() < end {
+        thread::sleep(Duration::from_millis(1));
+    }
+    (caller.cancelled)()
+}
+
 pub(super) fn done(request: &Request) -> Result<Done, Error> {
     match request {
         Request::Add(call) if call.container.as_str() == "bad" => {
