@@ -27,6 +27,8 @@ use super::shared::Shared;
 
 /// How long after a failure it is tried again: at first, and at most.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
+/// A session that ended sooner is not begun again at once.
+const SHORT: Duration = Duration::from_secs(1);
 /// A name that another machine holds is asked for again after this time.
 const HELD: Duration = Duration::from_secs(3);
 /// How often it is asked whether pods have addresses of blocks that were lost.
@@ -89,11 +91,18 @@ impl Member {
         }
         let (mut pause, mut tries) = (RETRY.0, 0_u64);
         loop {
+            let begun = Instant::now();
             let ended = self.session(&mut pause).await;
             self.joined.send_replace(false);
             match ended {
                 Ok(End::Over) => return,
-                Ok(End::Again) => {}
+                Ok(End::Again) if begun.elapsed() > SHORT => {}
+                // Somebody who changes our record each time (a machine that was cloned with its uid) must not make a race of it.
+                Ok(End::Again) => {
+                    tries += 1;
+                    // The store works: whoever asks meanwhile waits as well, and is not refused.
+                    sleep(spread(RETRY.0, &self.candidate.record.uid, tries)).await;
+                }
                 Err(error) => {
                     self.shared.store_failed(&error.to_string(), error.is_transient());
                     let is_held = matches!(error, JoinError::Held { .. });
