@@ -10,6 +10,7 @@ use crate::site::{SOON, Site, names};
 const ATTACHMENTS: &str = "/run/podwire/networks/podwire/attachments";
 const NAMESPACES: &str = "/run/netns";
 const RESULTS: &str = "/var/lib/cni/results";
+const SNAPSHOTS: &str = "/var/lib/containerd/io.containerd.snapshotter.v1.native/snapshots";
 
 type IsThere = fn(&Machine) -> Result<bool>;
 
@@ -40,6 +41,7 @@ fn containerd_killed_while_it_makes_a_pod_leaves_nothing_of_ours() {
     )
     .unwrap();
     let before = Snapshot::of(&site.world.node).unwrap();
+    let layers = names(&site.world.machine, SNAPSHOTS);
     let rounds = [
         (NAMESPACE, Fate::Stays),
         (RECORD, Fate::Stays),
@@ -56,6 +58,7 @@ fn containerd_killed_while_it_makes_a_pod_leaves_nothing_of_ours() {
         site.world.containerd.stop(Stop::Killed).unwrap();
         // It may be quicker than the kill, but then it succeeds.
         let outcome = run.join().unwrap();
+        let outcome = outcome.map_err(|error| format!("{error:#}"));
         assert!(outcome.is_ok() || !is_over, "{outcome:?}");
         if fate == Fate::Dies {
             end_namespaces(&site.world.machine);
@@ -64,6 +67,7 @@ fn containerd_killed_while_it_makes_a_pod_leaves_nothing_of_ours() {
         site.world.containerd.launch().unwrap();
         site.wait_until_ready();
         collect(&site);
+        forget_half_snapshots(&site.world.machine, &layers);
         wait_for_nothing(&site, what);
         before.wait_for_same(&site.world.node, SOON).unwrap();
     }
@@ -110,6 +114,17 @@ fn forget_half_results(machine: &Machine) {
         let file = machine.path(RESULTS).join(name);
         if serde_json::from_slice::<Value>(&fs::read(&file).unwrap()).is_err() {
             fs::remove_file(file).unwrap();
+        }
+    }
+}
+
+/// containerd's native snapshotter puts a folder into its place before it writes down that the number is taken. One that
+/// was killed in between finds the folder in its way with the next pod.
+fn forget_half_snapshots(machine: &Machine, layers: &[String]) {
+    for name in names(machine, SNAPSHOTS).iter().filter(|name| !layers.contains(name)) {
+        if let Err(error) = fs::remove_dir_all(machine.path(SNAPSHOTS).join(name)) {
+            // containerd collects those that it knows of at the same time.
+            assert_eq!(error.kind(), std::io::ErrorKind::NotFound, "{name}: {error}");
         }
     }
 }
