@@ -100,9 +100,9 @@ impl NodesScale {
         churn: Duration::from_secs(18),
         joins: 300,
         join_rounds: 3,
-        traffic_rounds: 9,
-        stream: Duration::from_millis(800),
-        trips: Duration::from_millis(300),
+        traffic_rounds: 27,
+        stream: Duration::from_millis(300),
+        trips: Duration::from_millis(150),
     };
     const QUICK: Self = Self {
         peers: 100,

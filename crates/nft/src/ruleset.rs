@@ -128,7 +128,19 @@ pub(crate) fn members(network: &NetworkChain, pods: &[IpAddr]) -> String {
 }
 
 const INET: Structure = Structure {
-    chains: &["guard", "clamp", "nat-prerouting", "nat-output", "nat-postrouting", "hostports", "bent"],
+    chains: &[
+        "guard",
+        "port",
+        "port6",
+        "others",
+        "clamp",
+        "clamp-syn",
+        "nat-prerouting",
+        "nat-output",
+        "nat-postrouting",
+        "hostports",
+        "bent",
+    ],
     objects: r#"table inet podwire {
 	comment "podwire"
 	map revision { type mark : mark; }
@@ -157,7 +169,11 @@ const INET: Structure = Structure {
 	set tunnels { type ifname; }
 
 	chain guard { type filter hook prerouting priority raw; policy accept; }
+	chain port { }
+	chain port6 { }
+	chain others { }
 	chain clamp { type filter hook forward priority -150; policy accept; }
+	chain clamp-syn { }
 	chain nat-prerouting { type nat hook prerouting priority dstnat; policy accept; }
 	chain nat-output { type nat hook output priority -100; policy accept; }
 	chain nat-postrouting { type nat hook postrouting priority srcnat; policy accept; }
@@ -166,21 +182,38 @@ const INET: Structure = Structure {
 }
 "#,
     rules: r#"table inet podwire {
+	# every packet comes through here, so what most of them need is asked first: a name costs less than a set
 	chain guard {
-		# route_localnet, which hostPorts on 127.0.0.1 need, would open the host's loopback to the pods
-		iiftype != loopback ip saddr 127.0.0.0/8 drop
-		iiftype != loopback ip daddr 127.0.0.0/8 drop
-		iifname != @ports accept
-		iifname . ip saddr @addr4 accept
-		icmpv6 type { nd-router-advert, nd-redirect } drop
+		iifname "pw*" goto port
+		meta iifkind "bridge" goto others
+	}
+	# links that are named as those of pods; nearly all packets are of a guarded pod and may pass
+	chain port {
+		iifname "pwvx*" iifname { "pwvx4", "pwvx6" } accept
+		iifname . ip saddr @addr4 ip daddr != 127.0.0.0/8 accept
+		meta nfproto ipv6 goto port6
+		iifname @ports drop
+		goto others
+	}
+	chain port6 {
+		icmpv6 type { nd-router-advert, nd-redirect } iifname @ports drop
 		iifname . ip6 saddr @addr6 accept
 		ip6 saddr :: icmpv6 type nd-neighbor-solicit accept
-		drop
+		iifname @ports drop
+	}
+	# the links of pods, and their bridges, have route_localnet, which hostPorts on 127.0.0.1 need: the host's loopback would
+	# be open to the pods
+	chain others {
+		ip saddr 127.0.0.0/8 drop
+		ip daddr 127.0.0.0/8 drop
 	}
 	# a tunnel carries less than a pod's link: a connection learns it with its first packets, without any "too big"
 	chain clamp {
-		oifname @tunnels tcp flags syn tcp option maxseg size set rt mtu
-		iifname @tunnels tcp flags syn tcp option maxseg size set rt mtu
+		tcp flags syn goto clamp-syn
+	}
+	chain clamp-syn {
+		oifname @tunnels tcp option maxseg size set rt mtu
+		iifname @tunnels tcp option maxseg size set rt mtu
 	}
 	chain hostports {
 		meta l4proto != { tcp, udp, sctp } return

@@ -111,8 +111,12 @@ mod tests {
         let shape = Shape::of(&text);
         let counts: Vec<(&str, usize)> = shape.chains.iter().map(|c| (c.name, c.rules.len())).collect();
         let want = [
-            ("guard", 8),
-            ("clamp", 2),
+            ("guard", 2),
+            ("port", 5),
+            ("port6", 4),
+            ("others", 2),
+            ("clamp", 1),
+            ("clamp-syn", 2),
             ("nat-prerouting", 1),
             ("nat-output", 1),
             ("nat-postrouting", 1),
@@ -121,23 +125,26 @@ mod tests {
             (network.id(), 8),
         ];
         assert_eq!(counts, want);
-        let last = |n: usize| shape.chains[n].rules.last().unwrap().clone();
+        let chain = |name: &str| shape.chains.iter().find(|chain| chain.name == name).unwrap();
+        let last = |name: &str| chain(name).rules.last().unwrap().clone();
         let rule = |ending, condition, sets: &[&str]| {
             let sets = sets.iter().map(|&set| set.to_owned()).collect();
             Rule { ending, condition, sets }
         };
-        assert_eq!(last(0), rule(Ending::Drop, Condition::Always, &[]));
-        assert_eq!(last(4), rule(Ending::Jump("bent".to_owned()), Condition::Sometimes, &[]));
-        assert_eq!(last(5), rule(Ending::Other, Condition::Sometimes, &["hostport6_any"]));
-        assert_eq!(last(6), rule(Ending::Masquerade, Condition::Sometimes, &["hairpin6", "pods6"]));
-        let at = |n: usize| shape.chains[n].hook.as_ref().map(|h| (h.kind.as_str(), h.number, h.priority));
-        assert_eq!(at(0), Some(("filter", 0, -300)));
-        assert_eq!(at(1), Some(("filter", 2, -150)));
-        assert_eq!(at(2), Some(("nat", 0, -100)));
-        assert_eq!(at(3), Some(("nat", 3, -100)));
-        assert_eq!(at(6), None);
-        assert_eq!(at(7), Some(("nat", 4, 101)));
-        assert_eq!(last(1), rule(Ending::Other, Condition::Sometimes, &["tunnels"]));
+        assert_eq!(last("guard"), rule(Ending::Goto("others".to_owned()), Condition::Sometimes, &[]));
+        assert_eq!(last("port"), rule(Ending::Goto("others".to_owned()), Condition::Always, &[]));
+        assert_eq!(last("port6"), rule(Ending::Drop, Condition::Sometimes, &["ports"]));
+        assert_eq!(last("clamp-syn"), rule(Ending::Other, Condition::Sometimes, &["tunnels"]));
+        assert_eq!(last("nat-postrouting"), rule(Ending::Jump("bent".to_owned()), Condition::Sometimes, &[]));
+        assert_eq!(last("hostports"), rule(Ending::Other, Condition::Sometimes, &["hostport6_any"]));
+        assert_eq!(last("bent"), rule(Ending::Masquerade, Condition::Sometimes, &["hairpin6", "pods6"]));
+        let at = |name: &str| chain(name).hook.as_ref().map(|h| (h.kind.as_str(), h.number, h.priority));
+        assert_eq!(at("guard"), Some(("filter", 0, -300)));
+        assert_eq!(at("clamp"), Some(("filter", 2, -150)));
+        assert_eq!(at("nat-prerouting"), Some(("nat", 0, -100)));
+        assert_eq!(at("nat-output"), Some(("nat", 3, -100)));
+        assert_eq!(at("bent"), None);
+        assert_eq!(at(network.id()), Some(("nat", 4, 101)));
         assert_eq!(shape.sets.len(), 15 + 2);
         assert_eq!(Shape::of(&ruleset::text(&[Family::Bridge], &[])).chains.len(), 5);
     }

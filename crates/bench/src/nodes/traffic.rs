@@ -110,7 +110,7 @@ impl Lane {
         sides.rotate_left(first);
         for (rounds, pair) in sides {
             let told = || format!("{}, round {round}", pair.address);
-            rounds.gbit_per_s.push(probe::stream(pair, scale.stream).with_context(told)?);
+            rounds.gbit_per_s.push(probe::streams(pair, scale.stream).with_context(told)?);
             rounds.trip_us.push(probe::trips(pair, scale.trips).with_context(told)?);
         }
         Ok(())

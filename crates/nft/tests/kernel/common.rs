@@ -78,7 +78,8 @@ impl Sample {
     pub(crate) fn new(mode: Mode, n: u16) -> Self {
         let [hi, lo] = n.to_be_bytes();
         Self {
-            link: IfName::try_from(format!("pwsample{n}")).expect("a name"),
+            // It begins as the name of a tunnel does: that must not take it for one.
+            link: IfName::try_from(format!("pwvx4pod{n}")).expect("a name"),
             mac: Mac::local([0, 0, 0, hi, lo]),
             mode,
             addresses: vec![

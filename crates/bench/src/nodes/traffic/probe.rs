@@ -1,10 +1,11 @@
-//! A stream as fast as it goes, and one byte there and back: TCP between two namespaces, both ends in this process.
+//! Streams as fast as they go, and one byte there and back: TCP between two namespaces, both ends in this process.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use testkit::uninterrupted;
 
 use super::Pair;
@@ -14,8 +15,20 @@ use crate::stats::median;
 const PATIENCE: Duration = Duration::from_secs(10);
 const CHUNK: usize = 128 * 1024;
 
-/// What arrives in so much time, in Gbit/s, as the receiver counts it.
-pub(super) fn stream(pair: &Pair, lasting: Duration) -> Result<f64> {
+/// With one stream alone the receiver sleeps between packets, and what is measured is how long it takes to wake it, which
+/// changes by half from one run to the next. Several keep it busy.
+const STREAMS: usize = 4;
+
+/// What arrives in so much time through several connections at once, in Gbit/s, as the receivers count it.
+pub(super) fn streams(pair: &Pair, lasting: Duration) -> Result<f64> {
+    std::thread::scope(|scope| {
+        let all: Vec<_> = (0..STREAMS).map(|_| scope.spawn(|| stream(pair, lasting))).collect();
+        let rates = all.into_iter().map(|one| one.join().map_err(|_| anyhow!("a stream panicked"))?);
+        rates.sum()
+    })
+}
+
+fn stream(pair: &Pair, lasting: Duration) -> Result<f64> {
     let (count, ()) = talk(pair, drain, |stream| {
         let chunk = vec![0x42; CHUNK];
         let start = Instant::now();
@@ -28,9 +41,17 @@ pub(super) fn stream(pair: &Pair, lasting: Duration) -> Result<f64> {
     Ok(count.bytes as f64 * 8.0 / count.took.as_secs_f64() / 1e9)
 }
 
-/// How long a byte needs there and back: the median, in microseconds.
+/// How long a byte needs there and back: the median, in microseconds. Each end has a core of its own, as on two machines: on
+/// one core nobody has to be woken, and now and then a trip would take a third of the time.
 pub(super) fn trips(pair: &Pair, lasting: Duration) -> Result<f64> {
-    let (_, trips) = talk(pair, echo, |stream| {
+    let cores = cores()?;
+    let (first, last) = (cores.first().copied(), cores.last().copied());
+    let listening = move |stream| {
+        settle(last)?;
+        echo(stream)
+    };
+    let (_, trips) = talk(pair, listening, |stream| {
+        settle(first)?;
         let mut times = Vec::new();
         let start = Instant::now();
         while start.elapsed() < lasting {
@@ -45,10 +66,10 @@ pub(super) fn trips(pair: &Pair, lasting: Duration) -> Result<f64> {
 }
 
 /// One connection: what the one who listens says at its end, and what the other says.
-fn talk<L: Send, C>(
+fn talk<L: Send, C: Send>(
     pair: &Pair,
     listening: impl FnOnce(TcpStream) -> Result<L> + Send,
-    calling: impl FnOnce(&mut TcpStream) -> Result<C>,
+    calling: impl FnOnce(&mut TcpStream) -> Result<C> + Send,
 ) -> Result<(L, C)> {
     let listener = pair.to.enter(|| TcpListener::bind(SocketAddr::new(pair.address, 0)))?;
     let listener = listener.with_context(|| format!("cannot listen at {}", pair.address))?;
@@ -59,14 +80,30 @@ fn talk<L: Send, C>(
     let (listener, _) = uninterrupted(|| listener.accept())?;
     let listener = ready(listener)?;
     std::thread::scope(|scope| {
-        let listening = scope.spawn(|| listening(listener));
-        let said = calling(&mut caller);
-        let closed = caller.shutdown(Shutdown::Write);
+        let listening = scope.spawn(move || listening(listener));
+        let calling = scope.spawn(move || {
+            let said = calling(&mut caller);
+            caller.shutdown(Shutdown::Write)?;
+            said
+        });
+        let said = calling.join().map_err(|_| anyhow!("the thread that calls panicked"))?;
         let heard = listening.join().map_err(|_| anyhow!("the thread that listens panicked"))?;
         let said = said?;
-        closed?;
         Ok((heard?, said))
     })
+}
+
+/// Those that this thread may use.
+fn cores() -> Result<Vec<usize>> {
+    let allowed = sched_getaffinity(None).context("cannot tell which cores there are")?;
+    Ok((0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect())
+}
+
+/// The calling thread stays on this core from now on.
+fn settle(core: Option<usize>) -> Result<()> {
+    let mut one = CpuSet::new();
+    one.set(core.context("there is no core")?);
+    sched_setaffinity(None, &one).context("cannot stay on one core")
 }
 
 fn ready(stream: TcpStream) -> Result<TcpStream> {
