@@ -14,7 +14,7 @@ use types::{AttachMode, AttachmentKey, IfName, MIN_MTU_V6};
 
 use crate::bridge::{self, Bridge, Spec};
 use crate::delegate::Delegate;
-use crate::resident::KnownBridge;
+use crate::resident::{self, KnownBridge};
 use crate::state::{
     Allocation, Attachment, Begin, Held, Network, Phase, PodAddress, PodName, SCHEMA, State, StateError,
     Wanted, Wiring,
@@ -46,7 +46,7 @@ pub(crate) fn attach(
         let netns = netns_path(call).to_owned();
         return Err(Error::LinkExists { ifname: key.ifname, netns });
     }
-    let mut host = RtSocket::open()?;
+    let mut host = resident::socket(caller.resident)?;
     let bridge = find_bridge(&mut host, conf, caller)?;
     let host_end = find_host_end(&mut host, &key)?;
     let cookie = pod.netns_cookie()?;
@@ -62,7 +62,10 @@ pub(crate) fn attach(
         Ok((result::with_dns(answer, &conf.dns, &attachment.wiring.dns), attachment))
     });
     match made {
-        Ok(made) => Ok(made),
+        Ok(made) => {
+            resident::spare_socket(caller.resident, host);
+            Ok(made)
+        }
         // The spec: an IPAM plugin whose ADD succeeded gets a DEL when the rest failed.
         Err(error) => match lease.give_back() {
             Ok(()) => Err(error),
@@ -420,9 +423,10 @@ fn wire_up(
     }
     let (bridge, gateways) = bridge_for(attachment, families, site, kernel)?;
     // In force before the link exists: a pod is never unprotected.
-    firewall::admit(attachment, kernel.state)?;
+    firewall::admit(attachment, kernel.state, site.caller.resident)?;
     let log = kernel.state.sysctls();
-    let wire = Wire { attachment, bridge: &bridge, netns: site.netns, log: &log, neighbours };
+    let resident = site.caller.resident;
+    let wire = Wire { attachment, bridge: &bridge, netns: site.netns, log: &log, neighbours, resident };
     let new_gateways = wire::make_pair(kernel.host, &wire, &gateways)?;
     for gateway in &new_gateways {
         bridge::resolve_conflicts(kernel.host, &bridge, site.conf, *gateway)?;
@@ -439,7 +443,7 @@ fn wire_up(
     shaping::apply(kernel.host, attachment, host_index)?;
     settle::wait(kernel.host, kernel.pod, attachment)?;
     wire::announce(kernel.pod, &wire)?;
-    if let Some(resident) = site.caller.resident {
+    if let Some(resident) = resident {
         resident.remember_host_end(site.key, host_index);
         // Pods have the bridge's MTU, or the one that the config gives to both.
         resident.remember_bridge(&bridge, attachment.mtu, &attachment.wiring.gateways);

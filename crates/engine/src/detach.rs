@@ -11,7 +11,7 @@ use types::{AttachmentKey, IfName};
 
 use crate::delegate::Delegate;
 use crate::state::{Attachment, Held, Network};
-use crate::{Caller, Error, Wait, firewall, relearn};
+use crate::{Caller, Error, Wait, firewall, relearn, resident};
 
 /// Returns what was there, for the log.
 pub(crate) fn detach(call: &Call, place: &Place, caller: &Caller<'_>) -> Result<Option<Attachment>, Error> {
@@ -99,7 +99,7 @@ fn unwire(attachment: &Attachment, caller: &Caller<'_>, errors: &mut Vec<Error>)
         let addresses: Vec<_> = attachment.ips().collect();
         // Without a cookie the record was made from what the link tells, and there may be more.
         let expelled = match attachment.netns_cookie {
-            Some(_) => firewall::expel(attachment),
+            Some(_) => firewall::expel(attachment, caller.resident),
             None => firewall::sweep(&attachment.host_link, &addresses),
         };
         (expelled, flush(attachment, &addresses, caller.wait))
@@ -108,7 +108,10 @@ fn unwire(attachment: &Attachment, caller: &Caller<'_>, errors: &mut Vec<Error>)
         Ok(Some((mut host, index))) => {
             let (deleted, rest) = match caller.wait {
                 Wait::ForTheEnd => host.delete_link(index, rest),
-                Wait::UntilGone => (netlink::delete_link_early(index), rest()),
+                Wait::UntilGone => {
+                    resident::spare_socket(caller.resident, host);
+                    (netlink::delete_link_early(index), rest())
+                }
             };
             errors.extend(unless_missing(deleted).err());
             rest
@@ -140,7 +143,7 @@ fn flush_now(addresses: &[IpAddr]) -> Vec<IpAddr> {
 
 /// The link of the attachment, if it is still there; what shapes it is removed on the way.
 fn host_end(attachment: &Attachment, caller: &Caller<'_>) -> Result<Option<(RtSocket, u32)>, Error> {
-    let mut host = RtSocket::open()?;
+    let mut host = resident::socket(caller.resident)?;
     let name = &attachment.host_link;
     let known = caller.resident.map(|r| r.take_host_end(&host, &attachment.key, name)).transpose()?.flatten();
     // Without a cookie the record was made from what the link tells, and there may be more.

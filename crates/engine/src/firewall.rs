@@ -9,6 +9,7 @@ use nft::{Firewall, Guard, HostPort, Idle, NetworkChain, Pod, Stray};
 use types::{AttachmentKey, IfName};
 
 use crate::Error;
+use crate::resident::{self, Resident};
 use crate::state::{Attachment, Held, Network, Phase, State, StateError};
 use crate::sysctl::Families;
 
@@ -87,8 +88,12 @@ fn host_ports(attachment: &Attachment) -> impl Iterator<Item = HostPort> {
 
 /// Puts a new attachment in force. If it finds that somebody flushed our tables, the others are put back first. That one of
 /// them cannot be is nothing the new one has to suffer for: CHECK and STATUS tell.
-pub(crate) fn admit(attachment: &Attachment, state: &State) -> Result<(), Error> {
-    admit_after(attachment, &mut || {
+pub(crate) fn admit(
+    attachment: &Attachment,
+    state: &State,
+    resident: Option<&Resident>,
+) -> Result<(), Error> {
+    admit_after(attachment, resident, &mut || {
         if let Err(error) = put_back(state, Some(&attachment.key)) {
             eprintln!("podwire: not all pods could be put back into the firewall's tables: {error}");
         }
@@ -113,21 +118,25 @@ pub(crate) fn put_back(state: &State, except: Option<&AttachmentKey>) -> Result<
 pub(crate) fn put_one_back(network: &Network, stem: &str) -> Result<bool, Error> {
     let held = network.find_stem(stem)?.filter(|held| held.phase() == Phase::Ready);
     match held.as_ref().and_then(Held::attachment) {
-        Some(attachment) => admit_after(attachment, &mut || {}).map(|()| true),
+        Some(attachment) => admit_after(attachment, None, &mut || {}).map(|()| true),
         None => Ok(false),
     }
 }
 
-fn admit_after(attachment: &Attachment, restore: &mut dyn FnMut()) -> Result<(), Error> {
+fn admit_after(
+    attachment: &Attachment,
+    resident: Option<&Resident>,
+    restore: &mut dyn FnMut(),
+) -> Result<(), Error> {
     let Some(member) = Member::of(attachment) else { return Ok(()) };
-    Firewall::open()?.admit_after(&member.pod(), restore)?;
+    resident::with_firewall(resident, |firewall| firewall.admit_after(&member.pod(), restore))?;
     // Datagrams that kept coming while nobody had the port would go on to nowhere.
     if member.ports.is_empty() { Ok(()) } else { Ok(conntrack::flush_ports(&member.ports)?) }
 }
 
-pub(crate) fn expel(attachment: &Attachment) -> Result<(), Error> {
+pub(crate) fn expel(attachment: &Attachment, resident: Option<&Resident>) -> Result<(), Error> {
     let Some(member) = Member::of(attachment) else { return Ok(()) };
-    Ok(Firewall::open()?.expel(&member.pod())?)
+    resident::with_firewall(resident, |firewall| firewall.expel(&member.pod()))
 }
 
 /// Removes what the firewall has for networks without pods.

@@ -5,20 +5,59 @@
 //! that still has the index that we remember is still the same link. What happens to it meanwhile is the reconcile's.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use ipnet::IpNet;
 use netconf::NetConf;
 use netlink::RtSocket;
+use nft::Firewall;
+use rustix::fd::OwnedFd;
 use types::{AttachmentKey, IfName};
 
 use crate::Error;
 use crate::bridge::Bridge;
+use crate::sysctl;
 
 #[derive(Debug, Default)]
 pub struct Resident {
     bridges: Mutex<HashMap<IfName, KnownBridge>>,
     host_ends: Mutex<HashMap<AttachmentKey, u32>>,
+    settings: OnceLock<OwnedFd>,
+    sockets: Spare<RtSocket>,
+    firewalls: Spare<Firewall>,
+}
+
+/// So many calls as are usually served at once find one that is open.
+const SPARE: usize = 8;
+
+/// Open, and not in use. To open and close one takes some 10 µs each; a socket of netfilter that is closed waits for all
+/// tables besides.
+struct Spare<T>(Mutex<Vec<T>>);
+
+impl<T> Spare<T> {
+    fn take(&self) -> Option<T> {
+        lock(&self.0).pop()
+    }
+
+    fn put(&self, one: T) {
+        let mut all = lock(&self.0);
+        if all.len() < SPARE {
+            all.push(one);
+        }
+    }
+}
+
+impl<T> Default for Spare<T> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<T> fmt::Debug for Spare<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} spare", lock(&self.0).len())
+    }
 }
 
 /// A bridge that was all right when a pod was attached.
@@ -51,6 +90,17 @@ impl Resident {
         known.gateways.extend(gateways);
     }
 
+    /// Where the IPv6 settings of the host's links are: see [`sysctl::all_settings`].
+    pub(crate) fn settings(&self) -> Option<&OwnedFd> {
+        if self.settings.get().is_none()
+            && let Some(found) = sysctl::all_settings()
+        {
+            // Another thread may have been quicker; it found the same.
+            let _ = self.settings.set(found);
+        }
+        self.settings.get()
+    }
+
     /// Somebody changed something on this node: what we know of bridges may be wrong.
     pub fn forget_bridges(&self) {
         lock(&self.bridges).clear();
@@ -70,6 +120,32 @@ impl Resident {
         let Some(index) = lock(&self.host_ends).remove(key) else { return Ok(None) };
         Ok(host.index_of(name)?.filter(|now| *now == index))
     }
+}
+
+/// A socket for the host's links and routes; a spare one where there is one.
+pub(crate) fn socket(resident: Option<&Resident>) -> Result<RtSocket, Error> {
+    resident.and_then(|r| r.sockets.take()).map_or_else(|| Ok(RtSocket::open()?), Ok)
+}
+
+/// Only after all went well: nothing is on its way to it any more.
+pub(crate) fn spare_socket(resident: Option<&Resident>, socket: RtSocket) {
+    if let Some(resident) = resident {
+        resident.sockets.put(socket);
+    }
+}
+
+/// Does something with the host's firewall, through a spare socket where there is one.
+pub(crate) fn with_firewall<T>(
+    resident: Option<&Resident>,
+    act: impl FnOnce(&mut Firewall) -> Result<T, nft::Error>,
+) -> Result<T, Error> {
+    let spare = resident.and_then(|r| r.firewalls.take());
+    let mut firewall = spare.map_or_else(Firewall::open, Ok)?;
+    let done = act(&mut firewall)?;
+    if let Some(resident) = resident {
+        resident.firewalls.put(firewall);
+    }
+    Ok(done)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -6,15 +6,18 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use netlink::{RouteFilter, RtSocket};
-use rustix::fs::{Mode, OFlags};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 use types::{IfName, MIN_MTU_V6};
 
-use crate::Error;
 use crate::state::SysctlLog;
+use crate::{Error, Resident};
+
+const ALL_SETTINGS: &str = "/proc/sys/net/ipv6/conf";
 
 fn ipv6(link: &str, key: &str) -> PathBuf {
-    Path::new("/proc/sys/net/ipv6/conf").join(link).join(key)
+    Path::new(ALL_SETTINGS).join(link).join(key)
 }
 
 fn ipv4(link: &str, key: &str) -> PathBuf {
@@ -37,22 +40,66 @@ fn set(path: PathBuf, value: &'static str) -> Result<(), Error> {
     }
 }
 
-/// Sets several of a link of ours to 0, on one way to its folder: see [`has_ipv6`].
-fn set_all<const N: usize>(folder: &Path, keys: [&str; N]) -> Result<(), Error> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let dir = match rustix::fs::open(folder, flags, Mode::empty()) {
-        Ok(dir) => dir,
-        Err(Errno::NOENT) => return Ok(()),
-        Err(errno) => return Err(failed(folder.to_owned(), "0", errno.into())),
-    };
-    for key in keys {
-        let opened = rustix::fs::openat(&dir, key, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty());
-        match opened.and_then(|file| rustix::io::write(&file, b"0")) {
-            Ok(_) | Err(Errno::NOENT) => {}
-            Err(errno) => return Err(failed(folder.join(key), "0", errno.into())),
+/// The IPv6 settings of one link of ours, found once. The way there is long: the folders of all namespaces have the same
+/// name, and the kernel goes through them one by one, some 0.1 µs for each.
+struct Settings {
+    path: PathBuf,
+    /// None: IPv6 is not in this kernel, or not on this link; there is nothing to protect from.
+    folder: Option<OwnedFd>,
+}
+
+impl Settings {
+    /// In the network namespace of the calling thread.
+    fn of(link: &IfName) -> Result<Self, Error> {
+        Self::found(link, |path| open_folder(CWD, path))
+    }
+
+    /// In the network namespace of this process, which remembers half of the way.
+    fn of_host_end(link: &IfName, resident: Option<&Resident>) -> Result<Self, Error> {
+        match resident.and_then(Resident::settings) {
+            Some(all) => Self::found(link, |_| open_folder(all, Path::new(link.as_str()))),
+            None => Self::of(link),
         }
     }
-    Ok(())
+
+    fn found(link: &IfName, open: impl FnOnce(&Path) -> rustix::io::Result<OwnedFd>) -> Result<Self, Error> {
+        let path = Path::new(ALL_SETTINGS).join(link.as_str());
+        match open(&path) {
+            Ok(folder) => Ok(Self { path, folder: Some(folder) }),
+            Err(Errno::NOENT) => Ok(Self { path, folder: None }),
+            Err(errno) => Err(failed(path, "0", errno.into())),
+        }
+    }
+
+    fn set(&self, key: &str, value: &'static str) -> Result<(), Error> {
+        let Some(folder) = &self.folder else { return Ok(()) };
+        let opened = rustix::fs::openat(folder, key, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty());
+        match opened.and_then(|file| rustix::io::write(&file, value.as_bytes())) {
+            Ok(_) | Err(Errno::NOENT) => Ok(()),
+            Err(errno) => Err(failed(self.path.join(key), value, errno.into())),
+        }
+    }
+
+    /// Nodes and runtimes may switch IPv6 off for all new links. Only written where it must be: for this one the kernel
+    /// spins until nobody has the lock over all links.
+    fn enable(&self) -> Result<(), Error> {
+        let Some(folder) = &self.folder else { return Ok(()) };
+        let mut found = [0];
+        let opened =
+            rustix::fs::openat(folder, "disable_ipv6", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+        let is_off = opened.and_then(|file| rustix::io::read(&file, &mut found)).is_ok() && found == *b"1";
+        if is_off { self.set("disable_ipv6", "0") } else { Ok(()) }
+    }
+}
+
+/// Where the IPv6 settings of all links of the calling thread's network namespace are, if IPv6 is in this kernel.
+pub(crate) fn all_settings() -> Option<OwnedFd> {
+    open_folder(CWD, Path::new(ALL_SETTINGS)).ok()
+}
+
+fn open_folder(at: impl AsFd, path: &Path) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::openat(at, path, flags, Mode::empty())
 }
 
 fn set_for(owner: Owner<'_>, path: PathBuf, value: &'static str) -> Result<(), Error> {
@@ -83,20 +130,30 @@ pub(crate) fn refuse_advertisements(link: &IfName, owner: Owner<'_>) -> Result<(
     set_for(owner, ipv6(link.as_str(), "accept_ra"), "0")
 }
 
-/// For a link that needs IPv6: nodes and runtimes may switch it off for all new links. Only written where it must be: for
-/// this one the kernel spins until nobody has the lock over all links.
+/// For a link that needs IPv6: see [`Settings::enable`].
 pub(crate) fn enable_ipv6(link: &IfName, owner: Owner<'_>) -> Result<(), Error> {
     let disabled = ipv6(link.as_str(), "disable_ipv6");
     if reads(&disabled, "1") { set_for(owner, disabled, "0") } else { Ok(()) }
 }
 
+/// A link of ours on the host, which nobody else has settings on.
+pub(crate) fn protect_host_end(
+    link: &IfName,
+    has_ipv6: bool,
+    resident: Option<&Resident>,
+) -> Result<(), Error> {
+    let settings = Settings::of_host_end(link, resident)?;
+    settings.set("accept_ra", "0")?;
+    if has_ipv6 { settings.enable() } else { Ok(()) }
+}
+
 /// The pod's link, called inside its namespace, before the link is up (F2).
 pub(crate) fn protect_pod_link(link: &IfName, has_ipv6: bool) -> Result<(), Error> {
-    set_all(
-        &Path::new("/proc/sys/net/ipv6/conf").join(link.as_str()),
-        ["accept_ra", "autoconf", "accept_redirects"],
-    )?;
-    if has_ipv6 { enable_ipv6(link, Owner::Us) } else { Ok(()) }
+    let settings = Settings::of(link)?;
+    for key in ["accept_ra", "autoconf", "accept_redirects"] {
+        settings.set(key, "0")?;
+    }
+    if has_ipv6 { settings.enable() } else { Ok(()) }
 }
 
 /// The kernel tells the neighbours when the link's MAC is set, called inside the pod's namespace.

@@ -10,10 +10,10 @@ use netlink::{
 };
 use types::{AttachMode, ROUTE_PROTOCOL};
 
-use crate::Error;
 use crate::bridge::{self, Bridge};
 use crate::state::{Attachment, SysctlLog};
 use crate::sysctl::{self, Owner};
+use crate::{Error, Resident};
 
 /// Everything that is needed to wire one pod, looked up beforehand.
 pub(crate) struct Wire<'a> {
@@ -22,6 +22,7 @@ pub(crate) struct Wire<'a> {
     pub(crate) netns: &'a NetNs,
     pub(crate) log: &'a SysctlLog,
     pub(crate) neighbours: Neighbours,
+    pub(crate) resident: Option<&'a Resident>,
 }
 
 /// Whether others on the bridge may remember one of the pod's addresses at the MAC of an earlier owner. In mode `routed`
@@ -76,11 +77,9 @@ pub(crate) fn make_pair(
             Err(e) => return Err(e.into()),
         }
     }
-    sysctl::refuse_advertisements(&attachment.host_link, Owner::Us)?;
-    // A port needs none: its bridge has it.
-    if !is_port && attachment.ips().any(|ip| ip.is_ipv6()) {
-        sysctl::enable_ipv6(&attachment.host_link, Owner::Us)?;
-    }
+    // A port needs no IPv6: its bridge has it.
+    let has_ipv6 = !is_port && attachment.ips().any(|ip| ip.is_ipv6());
+    sysctl::protect_host_end(&attachment.host_link, has_ipv6, wire.resident)?;
     Ok(added)
 }
 

@@ -8,6 +8,8 @@
 //!
 //! Small, static, no async runtime, no credentials, no threads of its own.
 
+#![no_main]
+
 mod agent;
 mod journal;
 mod log;
@@ -17,7 +19,7 @@ mod stdio;
 
 use std::ffi::OsStr;
 use std::path::Path;
-use std::process::ExitCode;
+
 use std::time::Instant;
 
 use cni::{Config, Env, Failure, Request, Version};
@@ -35,24 +37,41 @@ pub(crate) struct Served {
     pub(crate) asked: Option<Asked>,
 }
 
-fn main() -> ExitCode {
+/// Called by the C library itself, without the preparations of Rust's runtime: they read /proc/self/maps and set up signal
+/// handlers, all for a message when the stack overflows, and take a twelfth of what this process costs. Two of them are
+/// needed: whoever writes where nobody reads any more gets an error and is not killed by a signal, and no file of ours
+/// becomes standard output.
+#[expect(
+    unsafe_code,
+    reason = "the C library looks for a function of this name, and takes signals in its own way"
+)]
+#[unsafe(no_mangle)]
+extern "C" fn main() -> i32 {
+    // SAFETY: SIG_IGN is no function of ours, and there is one thread.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+    stdio::hold_places();
+    run()
+}
+
+/// The exit status.
+fn run() -> i32 {
     let start = Instant::now();
     let env = Env::from_vars(std::env::vars_os());
     if !env.has_command() {
         eprintln!("{}", about());
-        return ExitCode::SUCCESS;
+        return 0;
     }
     stdio::report_panics();
     let (value, code) = match answer(&env, start) {
-        Ok(value) => (value, ExitCode::SUCCESS),
-        Err(failure) => (Some(failure.to_json()), ExitCode::FAILURE),
+        Ok(value) => (value, 0),
+        Err(failure) => (Some(failure.to_json()), 1),
     };
     // A runtime that cannot read the answer takes the call for failed: the status must say the same.
     if let Some(value) = value
         && let Err(e) = stdio::print(&value)
     {
         eprintln!("podwire-cni: cannot write the answer to stdout: {e}");
-        return ExitCode::FAILURE;
+        return 1;
     }
     code
 }

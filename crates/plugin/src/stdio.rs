@@ -1,14 +1,17 @@
 //! Standard input and output: the config is read with a bound, and stdout carries JSON and nothing else.
 
-use std::io::{Read, Write};
+use std::io::{Read, Write, stderr, stdin, stdout};
 
 use cni::{Code, Error, Failure, MAX_STDIN, Version};
+use rustix::fd::AsFd as _;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use serde_json::Value;
 
 /// Reads at most one byte more than is allowed, so that the protocol can say that it was too much.
 pub(crate) fn read_config() -> Result<Vec<u8>, Error> {
     let mut config = Vec::with_capacity(4096);
-    let mut stdin = std::io::stdin().lock().take(MAX_STDIN as u64 + 1);
+    let mut stdin = stdin().lock().take(MAX_STDIN as u64 + 1);
     match stdin.read_to_end(&mut config) {
         Ok(_) => Ok(config),
         Err(e) => Err(Error::new(Code::Io, format!("cannot read the network config from stdin: {e}"))),
@@ -19,9 +22,21 @@ pub(crate) fn read_config() -> Result<Vec<u8>, Error> {
 pub(crate) fn print(value: &Value) -> std::io::Result<()> {
     let mut text = value.to_string();
     text.push('\n');
-    let mut stdout = std::io::stdout().lock();
+    let mut stdout = stdout().lock();
     stdout.write_all(text.as_bytes())?;
     stdout.flush()
+}
+
+/// A caller may leave 0, 1 or 2 closed. The next file that is opened would get that number, and what is printed.
+pub(crate) fn hold_places() {
+    for place in [stdin().as_fd(), stdout().as_fd(), stderr().as_fd()] {
+        if rustix::io::fcntl_getfd(place) == Err(Errno::BADF) {
+            // The lowest number that is free is this one. Where it cannot be had, nothing else can be opened either.
+            if let Ok(nothing) = rustix::fs::open("/dev/null", OFlags::RDWR, Mode::empty()) {
+                std::mem::forget(nothing);
+            }
+        }
+    }
 }
 
 /// A bug must still be an answer: the error object on stdout, where and what on stderr.

@@ -36,6 +36,9 @@ pub(super) use telling::Telling;
 
 /// How long after news a look is taken: what belongs together comes together.
 const PAUSE: Duration = Duration::from_millis(20);
+/// After all news were heard, none are for a while: a pod that comes or goes makes a dozen of them, and to be woken for
+/// each takes more than to hear them.
+const DEAF: Duration = Duration::from_millis(20);
 /// How soon something that failed is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 /// How often the others are written down, at most, while they change.
@@ -72,6 +75,7 @@ impl Routes {
     async fn listen(&mut self) -> Result<(), netlink::Error> {
         let mut monitor = PeerMonitor::open()?;
         let wakes = wakes(&monitor).map_err(|e| super::io_error("wait for the kernel's news", &e))?;
+        let mut deaf_until = None;
         loop {
             let (save_at, tell_at) = (self.known.save_at, self.known.telling.at);
             tokio::select! {
@@ -83,15 +87,17 @@ impl Routes {
                     Some(question) => drop(question.send(self.shown().map_err(|e| e.to_string()))),
                     None => return Ok(()),
                 },
-                ready = wakes.readable() => {
+                ready = wakes.readable(), if deaf_until.is_none() => {
                     let mut ready = ready.map_err(|e| super::io_error("wait for the kernel's news", &e))?;
                     let news = monitor.read();
                     // As long as there is something there may be more.
                     if !news.as_ref().is_ok_and(|news| !news.is_empty()) {
                         ready.clear_ready();
+                        deaf_until = Some(Instant::now() + DEAF);
                     }
                     self.heard(news);
                 }
+                () = sleep_until(deaf_until.unwrap_or_else(far)), if deaf_until.is_some() => deaf_until = None,
                 () = self.shared.share_changed() => self.soon(PAUSE),
                 () = sleep_until(self.known.look_at) => self.look(),
                 () = sleep_until(save_at.unwrap_or_else(far)), if save_at.is_some() => self.save(),

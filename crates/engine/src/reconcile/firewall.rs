@@ -52,7 +52,7 @@ impl Round<'_> {
     fn take_back(&mut self, attachments: &[Attachment]) -> Result<(), Error> {
         for attachment in attachments {
             if !self.is_kept(attachment)? {
-                firewall::expel(attachment)?;
+                firewall::expel(attachment, None)?;
             }
         }
         Ok(())

@@ -146,8 +146,9 @@ impl Round<'_> {
             netns: &netns,
             log: &log,
             neighbours: Neighbours::KnowNothing,
+            resident: None,
         };
-        firewall::admit(attachment, &self.state)?;
+        firewall::admit(attachment, &self.state, None)?;
         wire::make_pair(&mut self.host, &wire, &attachment.wiring.gateways)?;
         let host_index = wire::set_up_inside(&self.host, &mut pod, &wire)?.host_index;
         if attachment.mode == AttachMode::Routed {
