@@ -18,6 +18,7 @@ use crate::install::{InstallError, Installer};
 use crate::keeper::{self, Keeper, KeeperError};
 use crate::lock::{self, LockError};
 use crate::log;
+use crate::memory;
 use crate::metrics::Metrics;
 use crate::notify;
 use crate::privileges;
@@ -64,6 +65,7 @@ fn cannot(operation: &'static str) -> impl Fn(io::Error) -> AppError {
 /// Runs until SIGTERM or SIGINT; or until another agent has its run folder, which is an error.
 pub fn run(config: Config) -> Result<(), AppError> {
     let begun = Instant::now();
+    memory::share_heaps();
     log::start(format_of(config.log_format), level_of(config.log_level))?;
     privileges::drop_others();
     let (_claim, lock) = lock::take_both(&config.network.name, &config.run_dir)?;

@@ -3,8 +3,21 @@
 
 use crate::metrics::resident_bytes;
 
+/// One heap for each thread is what the allocator makes by itself, each with free pages of its own. They are not in each
+/// other's way so often.
+const HEAPS: i32 = 2;
+
 /// More than the agent of a full node needs: below it nothing is worth the walk through all free pieces.
 const PLENTY: u64 = 14 << 20;
+
+/// Before the first thread is started.
+pub(crate) fn share_heaps() {
+    // SAFETY: mallopt takes numbers only; one that it does not know changes nothing.
+    #[expect(unsafe_code, reason = "the allocator can be told through its C function only")]
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, HEAPS);
+    }
+}
 
 /// Costs a look at our own size, and some milliseconds where that is large.
 pub(crate) fn give_back() {
