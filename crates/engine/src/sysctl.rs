@@ -167,10 +167,13 @@ pub(crate) fn allow_loopback_source(link: &IfName, owner: Owner<'_>) -> Result<(
     set_for(owner, ipv4(link.as_str(), "route_localnet"), "1")
 }
 
-/// A device that leads to other nodes; says what was changed. No IPv6 in the kernel is nothing to set.
+/// A device that leads to other nodes; says what was changed. Loose, because what comes through it may be answered by another way
+/// while transports change (F6): of the device's and the machine's value the larger counts, so strict machines are
+/// covered. No IPv6 in the kernel is nothing to set.
 pub(crate) fn prepare_tunnel(link: &IfName) -> Result<Vec<String>, Error> {
     let name = link.as_str();
     let wanted = [
+        (ipv4(name, "rp_filter"), "2"),
         (ipv4(name, "send_redirects"), "0"),
         (ipv4(name, "accept_redirects"), "0"),
         (ipv4(name, "forwarding"), "1"),
@@ -179,9 +182,8 @@ pub(crate) fn prepare_tunnel(link: &IfName) -> Result<Vec<String>, Error> {
         (ipv6(name, "accept_redirects"), "0"),
         (ipv6(name, "forwarding"), "1"),
     ];
-    let loose = is_strict(link).then(|| (ipv4(name, "rp_filter"), "2"));
     let mut changed = Vec::new();
-    for (path, value) in loose.into_iter().chain(wanted) {
+    for (path, value) in wanted {
         let is_ipv6 = path.starts_with("/proc/sys/net/ipv6");
         if reads(&path, value) || (is_ipv6 && !path.exists()) {
             continue;
@@ -191,15 +193,6 @@ pub(crate) fn prepare_tunnel(link: &IfName) -> Result<Vec<String>, Error> {
         changed.push(format!("{key} set to {value}"));
     }
     Ok(changed)
-}
-
-/// What comes through a tunnel may be answered by another way while transports change (F6), which a strict link drops. Of
-/// the link's and the machine's value the larger counts, and 2 is loose. Where nobody asks for strictness nothing is set:
-/// even loose the kernel looks for the way back of every packet.
-fn is_strict(link: &IfName) -> bool {
-    let values = ["all", link.as_str()].map(|of| fs::read_to_string(ipv4(of, "rp_filter")).ok());
-    let numbers = values.iter().flatten().filter_map(|text| text.trim().parse::<u8>().ok());
-    numbers.max() == Some(1)
 }
 
 /// As `sysctl` names it. A dot in a link's name is a slash there.

@@ -17,6 +17,7 @@ pub(crate) const IFLA_VXLAN_LEARNING: u16 = 7;
 pub(crate) const IFLA_VXLAN_PORT: u16 = 15;
 pub(crate) const IFLA_VXLAN_GROUP6: u16 = 16;
 pub(crate) const IFLA_VXLAN_LOCAL6: u16 = 17;
+pub(crate) const IFLA_VXLAN_UDP_CSUM: u16 = 18;
 pub(crate) const IFLA_VXLAN_UDP_ZERO_CSUM6_TX: u16 = 19;
 pub(crate) const IFLA_VXLAN_UDP_ZERO_CSUM6_RX: u16 = 20;
 

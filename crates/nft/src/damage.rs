@@ -1,7 +1,7 @@
 //! Is the structure of our tables as our text makes it? The kernel's listing is compared with the text, so that an
 //! agent that was just started knows as much as one that made the tables itself.
 //!
-//! Of a rule only its ending, whether it has a condition and its sets are compared (see [`crate::rule`]), and that no
+//! Of a rule only its ending, whether it has a condition, its sets and names of links are compared (see [`crate::rule`]), and that no
 //! rule is younger than the one after it: enough to see what was deleted, inserted or moved, and nearly all that was
 //! replaced, the same with every version of kernel and nft.
 
@@ -225,7 +225,12 @@ fn wrong_rules(want: &ChainShape<'_>, have: &[&Listed]) -> Option<String> {
         return Some(format!("has {} rules instead of {}", have.len(), want.rules.len()));
     }
     let is_in_order = have.windows(2).all(|pair| pair[0].handle < pair[1].handle);
-    let is_alike = want.rules.iter().zip(have).all(|(want, have)| *want == have.rule);
+    let asks_for = |have: &Listed, name: &str| have.compared.iter().any(|value| value == name.as_bytes());
+    let is_alike = want
+        .rules
+        .iter()
+        .zip(have)
+        .all(|(want, have)| want.rule == have.rule && want.names.iter().all(|name| asks_for(have, name)));
     (!is_in_order || !is_alike).then(|| "has other rules than ours".to_owned())
 }
 

@@ -130,9 +130,9 @@ pub(crate) fn members(network: &NetworkChain, pods: &[IpAddr]) -> String {
 const INET: Structure = Structure {
     chains: &[
         "guard",
-        "port",
-        "port6",
-        "others",
+        "from-pod",
+        "from-pod6",
+        "loopback",
         "clamp",
         "clamp-syn",
         "nat-prerouting",
@@ -169,9 +169,9 @@ const INET: Structure = Structure {
 	set tunnels { type ifname; }
 
 	chain guard { type filter hook prerouting priority raw; policy accept; }
-	chain port { }
-	chain port6 { }
-	chain others { }
+	chain from-pod { }
+	chain from-pod6 { }
+	chain loopback { }
 	chain clamp { type filter hook forward priority -150; policy accept; }
 	chain clamp-syn { }
 	chain nat-prerouting { type nat hook prerouting priority dstnat; policy accept; }
@@ -184,28 +184,27 @@ const INET: Structure = Structure {
     rules: r#"table inet podwire {
 	# every packet comes through here, so what most of them need is asked first: a name costs less than a set
 	chain guard {
-		iifname "pw*" goto port
-		meta iifkind "bridge" goto others
+		iifname "pw*" goto from-pod
+		goto loopback
 	}
-	# links that are named as those of pods; nearly all packets are of a guarded pod and may pass
-	chain port {
-		iifname "pwvx*" iifname { "pwvx4", "pwvx6" } accept
+	# links that are named as those of routed pods are; nearly all packets are of a guarded pod and may pass
+	chain from-pod {
+		iifname "pwvx*" iifname @tunnels goto loopback
 		iifname . ip saddr @addr4 ip daddr != 127.0.0.0/8 accept
-		meta nfproto ipv6 goto port6
+		meta nfproto ipv6 goto from-pod6
 		iifname @ports drop
-		goto others
+		goto loopback
 	}
-	chain port6 {
+	chain from-pod6 {
 		icmpv6 type { nd-router-advert, nd-redirect } iifname @ports drop
 		iifname . ip6 saddr @addr6 accept
 		ip6 saddr :: icmpv6 type nd-neighbor-solicit accept
 		iifname @ports drop
 	}
-	# the links of pods, and their bridges, have route_localnet, which hostPorts on 127.0.0.1 need: the host's loopback would
-	# be open to the pods
-	chain others {
-		ip saddr 127.0.0.0/8 drop
-		ip daddr 127.0.0.0/8 drop
+	# route_localnet, which hostPorts on 127.0.0.1 need, would open the host's loopback to others
+	chain loopback {
+		ip saddr 127.0.0.0/8 iiftype != loopback drop
+		ip daddr 127.0.0.0/8 iiftype != loopback drop
 	}
 	# a tunnel carries less than a pod's link: a connection learns it with its first packets, without any "too big"
 	chain clamp {

@@ -13,7 +13,14 @@ pub(crate) struct Shape<'a> {
 pub(crate) struct ChainShape<'a> {
     pub(crate) name: &'a str,
     pub(crate) hook: Option<Hook>,
-    pub(crate) rules: Vec<Rule>,
+    pub(crate) rules: Vec<RuleShape<'a>>,
+}
+
+#[derive(Debug)]
+pub(crate) struct RuleShape<'a> {
+    pub(crate) rule: Rule,
+    /// Beginnings of links' names that it asks for.
+    pub(crate) names: Vec<&'a str>,
 }
 
 /// Where a base chain sits. All of ours have the policy accept.
@@ -80,7 +87,7 @@ fn hook(words: &[&str]) -> Option<Hook> {
     Some(Hook { kind: (*kind).to_owned(), number, priority: sum })
 }
 
-fn rule(words: &[&str]) -> Rule {
+fn rule<'a>(words: &[&'a str]) -> RuleShape<'a> {
     let (ending, length) = match words {
         [.., "accept"] => (Ending::Accept, 1),
         [.., "drop"] => (Ending::Drop, 1),
@@ -95,7 +102,8 @@ fn rule(words: &[&str]) -> Rule {
     let names = words.iter().filter_map(|word| word.strip_prefix('@')).filter(|name| !name.contains(','));
     let mut sets: Vec<String> = names.map(|name| (*name).to_owned()).collect();
     sets.sort_unstable();
-    Rule { ending, condition, sets }
+    let names = words.iter().filter_map(|word| word.strip_prefix('"')?.strip_suffix("*\"")).collect();
+    RuleShape { rule: Rule { ending, condition, sets }, names }
 }
 
 #[cfg(test)]
@@ -112,9 +120,9 @@ mod tests {
         let counts: Vec<(&str, usize)> = shape.chains.iter().map(|c| (c.name, c.rules.len())).collect();
         let want = [
             ("guard", 2),
-            ("port", 5),
-            ("port6", 4),
-            ("others", 2),
+            ("from-pod", 5),
+            ("from-pod6", 4),
+            ("loopback", 2),
             ("clamp", 1),
             ("clamp-syn", 2),
             ("nat-prerouting", 1),
@@ -126,14 +134,14 @@ mod tests {
         ];
         assert_eq!(counts, want);
         let chain = |name: &str| shape.chains.iter().find(|chain| chain.name == name).unwrap();
-        let last = |name: &str| chain(name).rules.last().unwrap().clone();
+        let last = |name: &str| chain(name).rules.last().unwrap().rule.clone();
         let rule = |ending, condition, sets: &[&str]| {
             let sets = sets.iter().map(|&set| set.to_owned()).collect();
             Rule { ending, condition, sets }
         };
-        assert_eq!(last("guard"), rule(Ending::Goto("others".to_owned()), Condition::Sometimes, &[]));
-        assert_eq!(last("port"), rule(Ending::Goto("others".to_owned()), Condition::Always, &[]));
-        assert_eq!(last("port6"), rule(Ending::Drop, Condition::Sometimes, &["ports"]));
+        assert_eq!(last("guard"), rule(Ending::Goto("loopback".to_owned()), Condition::Always, &[]));
+        assert_eq!(chain("guard").rules[0].names, ["pw"]);
+        assert_eq!(last("from-pod6"), rule(Ending::Drop, Condition::Sometimes, &["ports"]));
         assert_eq!(last("clamp-syn"), rule(Ending::Other, Condition::Sometimes, &["tunnels"]));
         assert_eq!(last("nat-postrouting"), rule(Ending::Jump("bent".to_owned()), Condition::Sometimes, &[]));
         assert_eq!(last("hostports"), rule(Ending::Other, Condition::Sometimes, &["hostport6_any"]));

@@ -8,7 +8,7 @@
 //!
 //! Small, static, no async runtime, no credentials, no threads of its own.
 
-#![no_main]
+#![cfg_attr(not(test), no_main)]
 
 mod agent;
 mod journal;
@@ -19,7 +19,6 @@ mod stdio;
 
 use std::ffi::OsStr;
 use std::path::Path;
-
 use std::time::Instant;
 
 use cni::{Config, Env, Failure, Request, Version};
@@ -40,7 +39,8 @@ pub(crate) struct Served {
 /// Called by the C library itself, without the preparations of Rust's runtime: they read /proc/self/maps and set up signal
 /// handlers, all for a message when the stack overflows, and take a twelfth of what this process costs. Two of them are
 /// needed: whoever writes where nobody reads any more gets an error and is not killed by a signal, and no file of ours
-/// becomes standard output.
+/// becomes standard output. glibc tells Rust arguments and environment all the same.
+#[cfg(not(test))]
 #[expect(
     unsafe_code,
     reason = "the C library looks for a function of this name, and takes signals in its own way"
@@ -49,11 +49,17 @@ pub(crate) struct Served {
 extern "C" fn main() -> i32 {
     // SAFETY: SIG_IGN is no function of ours, and there is one thread.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
-    stdio::hold_places();
+    if let Err(error) = stdio::hold_places() {
+        eprintln!(
+            "podwire-cni: stdin, stdout or stderr is closed, and /dev/null cannot be opened instead: {error}"
+        );
+        return 1;
+    }
     run()
 }
 
 /// The exit status.
+#[cfg_attr(test, expect(dead_code, reason = "the tests have a start of their own"))]
 fn run() -> i32 {
     let start = Instant::now();
     let env = Env::from_vars(std::env::vars_os());

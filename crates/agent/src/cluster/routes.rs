@@ -36,8 +36,8 @@ pub(super) use telling::Telling;
 
 /// How long after news a look is taken: what belongs together comes together.
 const PAUSE: Duration = Duration::from_millis(20);
-/// After all news were heard, none are for a while: a pod that comes or goes makes a dozen of them, and to be woken for
-/// each takes more than to hear them.
+/// After news were heard, none are for a while: a pod that comes or goes makes a dozen of them, and to be woken for each
+/// takes more than to hear them.
 const DEAF: Duration = Duration::from_millis(20);
 /// How soon something that failed is tried again.
 const RETRY: Duration = Duration::from_secs(1);
@@ -74,8 +74,7 @@ impl Routes {
 
     async fn listen(&mut self) -> Result<(), netlink::Error> {
         let mut monitor = PeerMonitor::open()?;
-        let wakes = wakes(&monitor).map_err(|e| super::io_error("wait for the kernel's news", &e))?;
-        let mut deaf_until = None;
+        let mut ear = Ear::Open(wakes(&monitor)?);
         loop {
             let (save_at, tell_at) = (self.known.save_at, self.known.telling.at);
             tokio::select! {
@@ -87,17 +86,16 @@ impl Routes {
                     Some(question) => drop(question.send(self.shown().map_err(|e| e.to_string()))),
                     None => return Ok(()),
                 },
-                ready = wakes.readable(), if deaf_until.is_none() => {
-                    let mut ready = ready.map_err(|e| super::io_error("wait for the kernel's news", &e))?;
-                    let news = monitor.read();
-                    // As long as there is something there may be more.
-                    if !news.as_ref().is_ok_and(|news| !news.is_empty()) {
-                        ready.clear_ready();
-                        deaf_until = Some(Instant::now() + DEAF);
-                    }
-                    self.heard(news);
+                heard = ear.wait() => {
+                    heard.map_err(|e| super::io_error("wait for the kernel's news", &e))?;
+                    ear = match ear {
+                        Ear::Open(_) => {
+                            self.heard(monitor.read());
+                            Ear::Closed(Instant::now() + DEAF)
+                        }
+                        Ear::Closed(_) => Ear::Open(wakes(&monitor)?),
+                    };
                 }
-                () = sleep_until(deaf_until.unwrap_or_else(far)), if deaf_until.is_some() => deaf_until = None,
                 () = self.shared.share_changed() => self.soon(PAUSE),
                 () = sleep_until(self.known.look_at) => self.look(),
                 () = sleep_until(save_at.unwrap_or_else(far)), if save_at.is_some() => self.save(),
@@ -270,11 +268,31 @@ impl Routes {
     }
 }
 
-/// A second handle of the monitor's socket, to wait with.
-fn wakes(monitor: &PeerMonitor) -> std::io::Result<AsyncFd<OwnedFd>> {
-    let fd = monitor.as_fd().try_clone_to_owned()?;
+/// Who is registered with the kernel is woken for everything, whether anybody waits or not: a closed ear is not.
+enum Ear {
+    Open(AsyncFd<OwnedFd>),
+    Closed(Instant),
+}
+
+impl Ear {
+    /// For news, or for the end of the time without.
+    async fn wait(&self) -> std::io::Result<()> {
+        match self {
+            Self::Open(wakes) => wakes.readable().await.map(drop),
+            Self::Closed(until) => {
+                sleep_until(*until).await;
+                Ok(())
+            }
+        }
+    }
+}
+
+/// A second handle of the monitor's socket, to wait with. What came before it was made wakes it, too.
+fn wakes(monitor: &PeerMonitor) -> Result<AsyncFd<OwnedFd>, netlink::Error> {
+    let error = |e| super::io_error("wait for the kernel's news", &e);
+    let fd = monitor.as_fd().try_clone_to_owned().map_err(error)?;
     #[expect(deprecated, reason = "an OwnedFd keeps its number; what takes its place needs unsafe code")]
-    AsyncFd::new(fd)
+    AsyncFd::new(fd).map_err(error)
 }
 
 fn indexes(tunnels: &Tunnels) -> Vec<u32> {

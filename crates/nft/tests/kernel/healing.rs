@@ -30,7 +30,7 @@ fn everything() -> (String, String) {
 
 /// What somebody does, and what is found.
 fn mischief(network: &str) -> Vec<(String, &'static str)> {
-    let cases: [(&str, &'static str); 20] = [
+    let cases: [(&str, &'static str); 21] = [
         (
             "flush chain inet podwire bent; delete set inet podwire hairpin4; add set inet podwire hairpin4 { type ipv4_addr; }",
             "chain inet podwire bent has 0 rules instead of 9",
@@ -45,14 +45,21 @@ fn mischief(network: &str) -> Vec<(String, &'static str)> {
         ("flush chain inet podwire hostports", "chain inet podwire hostports has 0 rules instead of 7"),
         ("flush table inet podwire", "chain inet podwire bent has 0 rules instead of 9"),
         ("insert rule inet podwire guard accept", "chain inet podwire guard has 3 rules instead of 2"),
-        ("delete rule inet podwire port6 handle LAST", "chain inet podwire port6 has 3 rules instead of 4"),
+        (
+            "delete rule inet podwire from-pod6 handle LAST",
+            "chain inet podwire from-pod6 has 3 rules instead of 4",
+        ),
         (
             "replace rule inet podwire guard handle LAST accept",
             "chain inet podwire guard has other rules than ours",
         ),
         (
-            "replace rule inet podwire port handle FOURTH ip saddr 10.0.0.1 accept",
-            "chain inet podwire port has other rules than ours",
+            "replace rule inet podwire from-pod handle FOURTH ip saddr 10.0.0.1 accept",
+            "chain inet podwire from-pod has other rules than ours",
+        ),
+        (
+            "replace rule inet podwire guard handle FIRST iifname \"zz*\" goto from-pod",
+            "chain inet podwire guard has other rules than ours",
         ),
         (
             "replace rule inet podwire bent handle LAST masquerade",
@@ -98,7 +105,9 @@ fn handle(act: &str) -> String {
         |line: &&str| !["table", "chain", "type"].contains(&line.split_whitespace().next().unwrap_or(""));
     let handles: Vec<&str> =
         listed.lines().filter(is_rule).filter_map(|line| line.split("# handle ").nth(1)).collect();
-    act.replace("FOURTH", handles.get(3).unwrap_or(&"")).replace("LAST", handles[handles.len() - 1])
+    let places = [("FIRST", 0), ("FOURTH", 3), ("LAST", handles.len() - 1)];
+    let (word, place) = places.into_iter().find(|(word, _)| act.contains(word)).expect("a place");
+    act.replace(word, handles[place])
 }
 
 #[test]
