@@ -28,8 +28,8 @@ pub struct Resident {
     firewalls: Spare<Firewall>,
 }
 
-/// As many as calls are served at once.
-const SPARE: usize = 16;
+/// Of each kind, for as many calls as are usually served at once.
+const SPARE: usize = 8;
 
 /// Open, and not in use. To open and close one takes some 10 µs each; a socket of netfilter that is closed waits for all
 /// tables besides.
