@@ -141,11 +141,10 @@ mod tests {
         };
         assert_eq!(last("guard"), rule(Ending::Goto("loopback".to_owned()), Condition::Always, &[]));
         assert_eq!(chain("guard").rules[0].names, ["pw"]);
-        let [network, container, ifname] = ["blue", "a", "eth0"];
         let key = types::AttachmentKey {
-            network: network.try_into().unwrap(),
-            container: container.try_into().unwrap(),
-            ifname: ifname.try_into().unwrap(),
+            network: "blue".try_into().unwrap(),
+            container: "a".try_into().unwrap(),
+            ifname: "eth0".try_into().unwrap(),
         };
         assert!(key.host_link(0).as_str().starts_with("pw"), "the guard knows pods' links by their names");
         assert_eq!(last("from-pod6"), rule(Ending::Drop, Condition::Sometimes, &["ports"]));
