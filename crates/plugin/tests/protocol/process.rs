@@ -69,12 +69,19 @@ fn b5_an_answer_that_cannot_be_written_is_a_failure() {
     let host = Host::new("b5full");
     let (pod, config) = (host.pod("a"), dual(&host, &json!({})));
     let full = wrapped(&host, "full", "exec \"$PLUGIN\" >/dev/full");
-    for call in [Call::pod(Verb::Add, &pod, &config), Call::network(Verb::Version, &config)] {
-        let outcome = full.call(&host.node, &call).unwrap();
-        assert_eq!(outcome.status.code(), Some(1), "{outcome:?}");
-        assert!(outcome.stderr.contains("stdout"), "{}", outcome.stderr);
+    // A pipe whose reader has gone: it is told, and the plugin is not killed by a signal in the middle.
+    let pipe = host.node.dir().join("pipe").display().to_string();
+    let unread =
+        format!("rm -f {pipe}; mkfifo {pipe}; exec 3<>{pipe} 4>{pipe}; exec 3<&-; exec \"$PLUGIN\" >&4 4>&-");
+    let unread = wrapped(&host, "unread", &unread);
+    for plugin in [&full, &unread] {
+        for call in [Call::pod(Verb::Add, &pod, &config), Call::network(Verb::Version, &config)] {
+            let outcome = plugin.call(&host.node, &call).unwrap();
+            assert_eq!(outcome.status.code(), Some(1), "{outcome:?}");
+            assert!(outcome.stderr.contains("stdout"), "{}", outcome.stderr);
+        }
+        host.del(&pod, &config);
     }
-    host.del(&pod, &config);
     host.add(&pod, &config);
 }
 
@@ -119,7 +126,7 @@ fn e5_stdin_that_cannot_be_read_is_code_5() {
             let case = format!("{name} {}", verb.as_str());
             match name {
                 "folder" => refused_with(&case, &outcome, (5, &["stdin", "Is a directory"])),
-                // Rust opens /dev/null in the place of a closed stdin, which is then empty.
+                // The plugin opens /dev/null in the place of a closed stdin, which is then empty.
                 _ => refused_with(&case, &outcome, (6, &["stdin is empty"])),
             };
         }
