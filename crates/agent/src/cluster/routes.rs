@@ -90,8 +90,10 @@ impl Routes {
                     heard.map_err(|e| super::io_error("wait for the kernel's news", &e))?;
                     ear = match ear {
                         Ear::Open(_) => {
-                            self.heard(monitor.read());
-                            Ear::Closed(Instant::now() + DEAF)
+                            let news = monitor.read();
+                            let pause = if news.is_ok() { DEAF } else { RETRY };
+                            self.heard(news);
+                            Ear::Closed(Instant::now() + pause)
                         }
                         Ear::Closed(_) => Ear::Open(wakes(&monitor)?),
                     };
