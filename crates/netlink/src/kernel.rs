@@ -6,6 +6,7 @@ pub(crate) const NLMSGERR_ATTR_MSG: u16 = 1;
 /// linux/veth.h
 pub(crate) const VETH_INFO_PEER: u16 = 1;
 /// linux/if_link.h
+pub(crate) const IFLA_BR_MCAST_SNOOPING: u16 = 23;
 pub(crate) const IFLA_BRPORT_MODE: u16 = 4;
 pub(crate) const IFLA_INET6_ADDR_GEN_MODE: u16 = 8;
 pub(crate) const IN6_ADDR_GEN_MODE_NONE: u8 = 1;

@@ -96,6 +96,8 @@ pub struct Veth<'a> {
 /// A bridge with a MAC of its own, which never changes with its ports.
 /// Its MTU does: the kernel lets a bridge follow its smallest port until the MTU has been *changed* once on the living
 /// bridge. To pin it, create with another value and `SetLink` the right one.
+/// It does not listen for who wants which multicast: whoever is on it could pose as the one who asks, and the bridge would
+/// keep others' neighbour solicitations back. Where nobody asks, the kernel gives multicast to every port in any case.
 #[derive(Debug, Clone, Copy)]
 pub struct AddBridge<'a> {
     pub name: &'a IfName,

@@ -6,9 +6,9 @@ use types::{IfName, Mac};
 
 use crate::error::Error;
 use crate::kernel::{
-    IFLA_BRPORT_MODE, IFLA_INET6_ADDR_GEN_MODE, IFLA_VXLAN_ID, IFLA_VXLAN_LEARNING, IFLA_VXLAN_LINK,
-    IFLA_VXLAN_LOCAL, IFLA_VXLAN_LOCAL6, IFLA_VXLAN_PORT, IFLA_VXLAN_UDP_CSUM, IFLA_VXLAN_UDP_ZERO_CSUM6_RX,
-    IFLA_VXLAN_UDP_ZERO_CSUM6_TX, IN6_ADDR_GEN_MODE_NONE, VETH_INFO_PEER,
+    IFLA_BR_MCAST_SNOOPING, IFLA_BRPORT_MODE, IFLA_INET6_ADDR_GEN_MODE, IFLA_VXLAN_ID, IFLA_VXLAN_LEARNING,
+    IFLA_VXLAN_LINK, IFLA_VXLAN_LOCAL, IFLA_VXLAN_LOCAL6, IFLA_VXLAN_PORT, IFLA_VXLAN_UDP_CSUM,
+    IFLA_VXLAN_UDP_ZERO_CSUM6_RX, IFLA_VXLAN_UDP_ZERO_CSUM6_TX, IN6_ADDR_GEN_MODE_NONE, VETH_INFO_PEER,
 };
 use crate::op::{AddBridge, AddVxlan, LinkRef, SetLink, Veth};
 use crate::wire::Body;
@@ -57,7 +57,10 @@ fn one_queue(body: &mut Body<'_>) {
 pub(super) fn bridge(body: &mut Body<'_>, add: &AddBridge<'_>) {
     body.header(&header_up(add.up));
     name_mac_mtu(body, add.name, add.mac, add.mtu);
-    body.nest(libc::IFLA_LINKINFO, |info| info.str(libc::IFLA_INFO_KIND, "bridge"));
+    body.nest(libc::IFLA_LINKINFO, |info| {
+        info.str(libc::IFLA_INFO_KIND, "bridge");
+        info.nest(libc::IFLA_INFO_DATA, |data| data.u8(IFLA_BR_MCAST_SNOOPING, 0));
+    });
 }
 
 pub(super) fn ifb(body: &mut Body<'_>, name: &IfName, mtu: u32) {

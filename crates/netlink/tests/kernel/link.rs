@@ -117,6 +117,14 @@ fn a_bridge_keeps_its_mac_whatever_its_ports() {
     assert_eq!(w.h.link_at(port).unwrap().unwrap().master, None);
 }
 
+#[test]
+fn nobody_on_a_bridge_can_make_it_keep_multicast_back() {
+    let mut w = World::new();
+    w.bridge("br0");
+    let seen = json(&w.host, "ip -d -j link show br0");
+    assert_eq!(seen[0]["linkinfo"]["info_data"]["mcast_snooping"], 0, "{seen}");
+}
+
 /// Why `AddBridge` says how to pin the MTU: this is the kernel's behaviour, not ours.
 #[test]
 fn f8_a_bridges_mtu_is_pinned_only_by_a_change() {
