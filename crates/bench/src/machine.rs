@@ -55,7 +55,7 @@ impl Machine {
                 reference: format!("{}{}", about(&plugins.reference)?, package()),
                 rustc: said(Command::new("rustc").arg("--version")).unwrap_or_else(|| "unknown".to_owned()),
             },
-            binary: Binary::look(&plugins.podwire)?,
+            binary: Binary::look(&plugins.built)?,
         })
     }
 }
