@@ -112,7 +112,12 @@ async fn remove(registry: &Registry, name: &NodeName, force: bool) -> Result<Vec
         }
         let mut claims = claims_of(registry, name).await.map_err(told)?;
         if record.is_none() && claims.is_empty() {
-            let nothing = || format!("there is no node {name} in the store: see `podwire nodes`");
+            let nothing = || {
+                format!(
+                    "there is no node {name} in the store: see `podwire nodes` (who knew it before the store lost its data \
+                     forgets it within an hour)"
+                )
+            };
             return if freed.is_empty() { Err(nothing()) } else { Ok(freed) };
         }
         let lives = store.get(&alive).await.map_err(told)?.is_some();

@@ -10,6 +10,7 @@ use types::NodeName;
 
 use super::member::Census;
 use super::routes::Telling;
+use super::tunnel::Tunnel;
 use super::underlay::Position;
 
 /// How long nodes that a wiped store does not know are kept. Pods run also where the agent does not, and a machine's agent
@@ -31,6 +32,8 @@ pub(super) struct Known {
     pub(super) awaited: BTreeMap<NodeName, Instant>,
     /// Since when an address that was published is not there.
     pub(super) missing_since: Option<Instant>,
+    /// What the tunnel devices should have been when they were last looked after, IPv6 and IPv4.
+    pub(super) kept_tunnels: [Option<Tunnel>; 2],
     /// Why a tunnel device is not as it should be.
     pub(super) tunnel_troubles: Vec<String>,
     /// Links of others that have a name which a tunnel should have.
@@ -52,6 +55,7 @@ impl Known {
             save_at: None,
             awaited: BTreeMap::new(),
             missing_since: None,
+            kept_tunnels: [None, None],
             tunnel_troubles: Vec::new(),
             in_the_way: Vec::new(),
             telling: Telling::default(),

@@ -186,6 +186,7 @@ impl Routes {
         self.keep_tunnels();
         let (mesh, tunnels) = (&mut self.known.mesh, &self.known.tunnels);
         let (seen, odd) = self.kernel.seen(&indexes(tunnels), &mesh.facts().subnets)?;
+        let due = mesh.take_changes();
         let mut changes = mesh.compare(&seen);
         if !odd.is_empty() {
             info!("{} routes of ours are not as we make them: they go", odd.len());
@@ -199,9 +200,11 @@ impl Routes {
         }
         if !changes.is_empty() {
             debug!("{changes}");
-            let repaired = changes.set_routes.len() + changes.del_routes.len();
-            self.shared.metrics.repaired("peer-routes", repaired as u64);
         }
+        // What was to be changed anyway is no repair.
+        let routes = |changes: &cluster::Changes| changes.set_routes.len() + changes.del_routes.len();
+        let repaired = routes(&changes).saturating_sub(routes(&due));
+        self.shared.metrics.repaired("peer-routes", repaired as u64);
         self.apply(&changes, Part::All);
         if !self.has_refusals() && self.known.tunnel_troubles.is_empty() {
             self.is_well();

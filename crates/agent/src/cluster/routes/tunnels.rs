@@ -29,7 +29,7 @@ impl Routes {
     pub(super) fn keep_tunnels(&mut self) {
         let (v4, v6) = self.tunnels_wanted();
         let mut tunnels = self.known.tunnels;
-        let (mut done, mut troubles, mut in_the_way) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut troubles, mut in_the_way) = (Vec::new(), Vec::new());
         for (is_wanted, is_v4) in [(v4, true), (v6, false)] {
             let index = if is_v4 { &mut tunnels.v4 } else { &mut tunnels.v6 };
             // One that is there and not wanted stays: the next peer may need it, and a packet may be on its way.
@@ -37,6 +37,7 @@ impl Routes {
                 continue;
             }
             let Some(tunnel) = self.tunnel(is_v4) else { continue };
+            let mut done = Vec::new();
             match tunnel.keep(&mut self.kernel.socket, &mut done) {
                 Ok(kept) => *index = Some(kept),
                 Err(error) => {
@@ -47,15 +48,17 @@ impl Routes {
                     troubles.push(error.to_string());
                 }
             }
+            done.iter().for_each(|what| info!("{what}"));
+            // One that should be another now than before is changed, not repaired.
+            let kept = &mut self.known.kept_tunnels[usize::from(is_v4)];
+            let repaired = if kept.as_ref() == Some(&tunnel) { done.len() } else { 0 };
+            self.shared.metrics.repaired("tunnel", repaired as u64);
+            *kept = Some(tunnel);
         }
         if !troubles.is_empty() {
             self.again();
         }
         (self.known.tunnel_troubles, self.known.in_the_way) = (troubles, in_the_way);
-        for what in done {
-            info!("{what}");
-            self.shared.metrics.repaired("tunnel", 1);
-        }
         if tunnels != self.known.tunnels {
             self.known.tunnels = tunnels;
             self.shared.set_tunnels(self.tunnel_names());

@@ -55,6 +55,10 @@ fn what_is_broken_by_hand_is_back_within_a_second_and_nothing_foreign_is_touched
     let cluster = up("byhand", &plan());
     make_foreign(&cluster);
     let n1 = cluster.node("n1").unwrap();
+    // To join is no repair.
+    for kind in ["peer-routes", "tunnel"] {
+        assert_eq!(repairs(&cluster, kind), 0, "{kind}");
+    }
     let (before, theirs) = (Wiring::of(n1).unwrap(), foreign(&cluster));
     assert_eq!((before.routes.len(), before.neighbours.len(), before.fdb.len()), (4, 2, 1), "{before:#?}");
     let entry: Vec<&str> = before.fdb.first().unwrap().split(' ').collect();
@@ -89,6 +93,16 @@ fn what_is_broken_by_hand_is_back_within_a_second_and_nothing_foreign_is_touched
         println!("{}: back after {back:?}, {lost:?} lost", fault.join("; "));
         assert_eq!(foreign(&cluster), theirs, "after {fault:?}");
     }
+    // Two lines flushed four routes, and who deleted the tunnel took two with it.
+    assert!(repairs(&cluster, "peer-routes") >= 4 && repairs(&cluster, "tunnel") >= 1);
+}
+
+/// How often the agent of n1 says that it has put such a thing right.
+fn repairs(cluster: &Cluster, kind: &str) -> u64 {
+    let metrics = cluster.agent("n1").unwrap().metrics().unwrap();
+    let counter = format!("podwire_reconcile_repairs_total{{kind=\"{kind}\"}} ");
+    let line = metrics.lines().find_map(|line| line.strip_prefix(&counter));
+    line.unwrap_or_else(|| panic!("nothing of {kind} in {metrics}")).parse().unwrap()
 }
 
 #[test]
