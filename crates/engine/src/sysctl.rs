@@ -133,7 +133,11 @@ pub(crate) fn refuse_advertisements(link: &IfName, owner: Owner<'_>) -> Result<(
 /// For a link that needs IPv6: see [`Settings::enable`].
 pub(crate) fn enable_ipv6(link: &IfName, owner: Owner<'_>) -> Result<(), Error> {
     let disabled = ipv6(link.as_str(), "disable_ipv6");
-    if reads(&disabled, "1") { set_for(owner, disabled, "0") } else { Ok(()) }
+    match owner {
+        Owner::Us => Settings::of(link)?.enable(),
+        Owner::SomebodyElse(log) if reads(&disabled, "1") => change(log, disabled, "0"),
+        Owner::SomebodyElse(_) => Ok(()),
+    }
 }
 
 /// A link of ours on the host, which nobody else has settings on.

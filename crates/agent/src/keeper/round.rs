@@ -1,0 +1,215 @@
+//! One round: everything is compared and put right, and told.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use api::Problem;
+use engine::reconcile::{self, Depth, Order, Outcome, Trouble};
+use engine::state::StateError;
+use tracing::{debug, error, info, warn};
+
+use super::{Due, Keeper, RETRY};
+use crate::board::Finder;
+use crate::memory;
+use crate::notify;
+use crate::share::Share;
+
+/// A round takes at most this share of the time while events keep coming.
+const SHARE: u32 = 8;
+/// But whatever rounds take, what is removed meanwhile is back within a second.
+const LONGEST_PAUSE: Duration = Duration::from_millis(400);
+/// So few free addresses are a reason to ask for another block.
+const FEW: u64 = 32;
+
+impl Keeper {
+    pub(super) fn round(&mut self, due: Due) {
+        let started = Instant::now();
+        self.parts.board.round_begins();
+        self.parts.work.drain_tombstones();
+        let config = &self.parts.config;
+        let share = self.parts.shares.get();
+        let order = Order {
+            run_dir: &config.run_dir,
+            network: share.as_ref().ok().map(|share| (&config.network.name, &share.conf)),
+            depth: due.depth,
+            memory: &self.memory,
+            resident: Some(self.parts.work.resident()),
+        };
+        let outcome = reconcile::reconcile(order);
+        let took = started.elapsed();
+        if due.timer
+            && let Err(error) = reconcile::forget_flows(&order)
+        {
+            let error: cni::Error = error.into();
+            warn!("flows of pods that are gone could not be removed: {error}");
+        }
+        if due.foreign {
+            self.look_at_others();
+        }
+        self.parts.metrics.reconciled(took);
+        match outcome {
+            Ok(outcome) => {
+                let first = !self.was_ready;
+                self.done(outcome, took, share.as_deref());
+                if first || due.timer || self.parts.installer.as_ref().is_some_and(|i| i.has_news()) {
+                    self.install();
+                }
+            }
+            Err(error) => {
+                let serves = self.was_ready && !is_of_state(&error);
+                let error: cni::Error = error.into();
+                if serves {
+                    // Under churn the kernel may not manage to list its links in one go. Pods can be served all the same.
+                    warn!("could not look at everything, and tries again: {error}");
+                } else {
+                    error!("reconcile failed: {error}");
+                    self.parts.board.set_not_ready(error.to_string());
+                }
+                self.again();
+            }
+        }
+        memory::give_back();
+        self.run.renew();
+        self.parts.board.round_ends(self.parts.config.reconcile);
+        // While events keep coming, most of the time belongs to the pods.
+        for due in self.due.iter_mut().flatten() {
+            due.at = due.at.max(Instant::now() + (took * SHARE).min(LONGEST_PAUSE));
+        }
+    }
+
+    fn done(&mut self, outcome: Outcome, took: Duration, share: Result<&Share, &String>) {
+        for repair in &outcome.repairs {
+            info!(kind = repair.kind.as_str(), "repaired: {}", repair.what);
+            self.parts.metrics.repaired(repair.kind.as_str(), 1);
+        }
+        let repairs: Vec<String> = outcome.repairs.iter().map(|repair| repair.what.clone()).collect();
+        let took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+        self.parts.board.reconciled(took_ms, &repairs);
+        debug!("reconciled {} attachments in {took_ms} ms", outcome.attachments.len());
+        self.memory = outcome.attachments;
+        let lacks_bridge = self.lacks_bridge(&outcome.troubles);
+        let problems: Vec<Problem> = outcome.troubles.into_iter().map(problem).collect();
+        let known = self.parts.board.problems();
+        for new in problems.iter().filter(|problem| !known.contains(problem)) {
+            warn!("{}", new.what);
+        }
+        self.parts.board.set_problems(Finder::Keeper, problems);
+        let share = match share {
+            Ok(share) => share,
+            // Pods that run are looked after; new ones need a block, and are told so.
+            Err(reason) => {
+                self.parts.board.set_not_ready(reason.clone());
+                self.works(&format!("STATUS=no pods yet: {reason}"));
+                return;
+            }
+        };
+        self.grow(share);
+        self.tell_firewall_of_tunnels();
+        if let Some(reason) = lacks_bridge {
+            // Somebody may just have removed it, or the kernel is busy: what worked before may fail once or twice.
+            let since = *self.bridgeless.get_or_insert_with(Instant::now);
+            if !self.was_ready || since.elapsed() >= RETRY {
+                self.works(&format!("STATUS=no pods: {reason}"));
+                self.parts.board.set_not_ready(reason);
+            }
+            self.again();
+            return;
+        }
+        self.bridgeless = None;
+        self.parts.board.set_ready();
+        if !self.was_ready {
+            self.was_ready = true;
+            let since = self.parts.begun.elapsed();
+            info!("ready after {} ms with {} attachments", since.as_millis(), self.memory.len());
+        }
+        self.works("STATUS=ready");
+    }
+
+    /// Everything is looked at once more, soon.
+    fn again(&mut self) {
+        let again = Due { at: Instant::now() + RETRY, depth: Depth::Pods, foreign: false, timer: false };
+        self.due[Depth::Pods as usize].get_or_insert(again);
+    }
+
+    /// Why no pod can have its gateway: a round that had trouble left our network without its bridge. Whatever else was
+    /// troublesome, and a kernel that does not say, is no reason to refuse pods.
+    fn lacks_bridge(&self, troubles: &[Trouble]) -> Option<String> {
+        let name = &self.parts.config.network.bridge;
+        let about = format!("bridge {name}: ");
+        let trouble = troubles.iter().find(|trouble| trouble.what.starts_with(&about))?;
+        let found = netlink::RtSocket::open().and_then(|mut host| host.link(name));
+        let is_there = found.map_or(true, |link| link.is_some_and(|it| it.kind.as_deref() == Some("bridge")));
+        (!is_there).then(|| trouble.what.clone())
+    }
+
+    /// The service manager waits for this. It comes with the first round also where there is no block yet: what waits for the
+    /// agent is held up no longer, and a node that boots without its store is not restarted over and over.
+    fn works(&mut self, status: &str) {
+        if self.told.as_deref() != Some(status) {
+            notify::notify(&format!("READY=1\n{status}"));
+            self.told = Some(status.to_owned());
+        }
+    }
+
+    /// What leaves by a tunnel must fit: the firewall sees to it, and may have been flushed.
+    fn tell_firewall_of_tunnels(&mut self) {
+        let tunnels = self.parts.shares.tunnels();
+        if tunnels.is_empty() && self.tunnels.is_empty() {
+            return;
+        }
+        let ours = &self.tunnels;
+        match nft::Firewall::open().and_then(|mut firewall| firewall.set_tunnels(ours, &tunnels)) {
+            Ok(done) => {
+                done.iter().for_each(|what| info!("{what}"));
+                self.tunnels = tunnels;
+            }
+            Err(error) => warn!("the firewall cannot be told of tunnels: {error}"),
+        }
+    }
+
+    /// Asks for another block before one is full, so that no pod has to wait for it.
+    fn grow(&self, share: &Share) {
+        let Some(cluster) = &self.parts.cluster else { return };
+        let used: Vec<IpAddr> =
+            self.memory.iter().flat_map(|a| &a.addresses).map(|a| a.address.addr()).collect();
+        for room in share.rooms() {
+            let free = room.capacity.saturating_sub(used.iter().filter(|ip| room.has(**ip)).count() as u64);
+            if free < FEW.min(room.capacity / 4) {
+                cluster.want_more(room.blocks[0]);
+            }
+        }
+    }
+
+    /// Only when pods can be served: a runtime that finds a config sends pods.
+    pub(super) fn install(&mut self) {
+        let Some(installer) = self.parts.installer.as_ref().filter(|_| self.was_ready) else { return };
+        match installer.keep() {
+            Ok(kept) => {
+                kept.done.iter().for_each(|what| info!("{what}"));
+                self.install_error = None;
+                self.parts.board.set_installed(kept.files);
+            }
+            Err(error) => {
+                let error = error.to_string();
+                if self.install_error.as_ref() != Some(&error) {
+                    error!("{error}");
+                }
+                self.install_error = Some(error);
+                self.parts.board.set_installed(installer.check());
+            }
+        }
+    }
+}
+
+/// Is it the folder of our records that cannot be used? Without it no pod can be served.
+fn is_of_state(error: &engine::Error) -> bool {
+    match error {
+        engine::Error::State(StateError::Busy { .. }) => false,
+        engine::Error::State(_) => true,
+        _ => false,
+    }
+}
+
+fn problem(trouble: Trouble) -> Problem {
+    Problem { what: trouble.what, command: trouble.command }
+}
