@@ -1,131 +1,135 @@
-//! `alive/NAME`: a key with a lease that says that an agent works here. Status shows it, and it keeps another machine from
-//! taking our name. No route depends on it: whatever happens to it, traffic does not notice.
+//! `alive/NAME`: a key with a lease that says that an agent works here. Whoever has set it has the name: nothing is written under
+//! a name without it, so two machines that come at once with the same one cannot both get in. Status shows it, too. No
+//! route depends on it: whatever happens to it, traffic does not notice.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use cluster::{Alive, Object as _};
+use cluster::{Alive, NodeRecord, Object as _};
 use store::{Change, Compare, Kept, LeaseId, Outcome, Store};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::sleep;
 use tracing::{debug, warn};
 use types::{NodeName, NodeUid};
 
-use super::join::Registry;
-use crate::board::unix_time;
+use super::join::{Candidate, JoinError, Registry, TRIES};
 
 const TTL: Duration = Duration::from_secs(15);
-/// Two may be lost.
+/// One may be lost, also where the store does not answer at all.
 const BEAT: Duration = Duration::from_secs(5);
-const RETRY: Duration = Duration::from_secs(1);
+const BEAT_DEADLINE: Duration = Duration::from_millis(2500);
 /// How long an agent that ends waits for the store.
 const LAST: Duration = Duration::from_millis(800);
 
-/// Who says so.
-pub(super) struct Herald {
-    pub(super) registry: Registry,
-    pub(super) name: NodeName,
-    pub(super) uid: NodeUid,
-    /// Whether our record stands in the store.
-    pub(super) joined: watch::Receiver<bool>,
-    pub(super) lease: Arc<Lease>,
+/// The name is ours as long as this is kept.
+#[derive(Debug, Clone)]
+pub(super) struct Hold {
+    /// With the connection that the rest of the session uses: another one may lead from an address that is gone.
+    store: Store,
+    pub(super) key: String,
+    pub(super) revision: u64,
+    uid: NodeUid,
+    lease: LeaseId,
 }
 
-/// The lease that is held now.
-#[derive(Default)]
-pub(super) struct Lease(Mutex<Option<LeaseId>>);
-
-impl Lease {
-    fn set(&self, lease: Option<LeaseId>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = lease;
+impl Hold {
+    /// Is it still ours?
+    async fn beat(&self) -> Result<bool, store::Error> {
+        let store = self.store.with_deadline(BEAT_DEADLINE);
+        if store.keep_alive(self.lease).await? == Kept::Gone {
+            return Ok(false);
+        }
+        // The lease may live on without the key.
+        let found = store.get(&self.key).await?;
+        Ok(found
+            .and_then(|entry| Alive::decode(&entry.value).ok())
+            .is_some_and(|alive| alive.uid == self.uid))
     }
 
-    /// Gives it back, so that others need not wait for its end.
-    pub(super) async fn give_back(&self, store: &Store) {
-        let held = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(lease) = held else { return };
-        if let Err(error) = store.with_deadline(LAST).revoke(lease).await {
+    /// So that others need not wait for its end.
+    pub(super) async fn give_back(&self) {
+        if let Err(error) = self.store.with_deadline(LAST).revoke(self.lease).await {
             debug!("the lease runs out by itself: {error}");
         }
     }
 }
 
-/// Whether the key could be set.
-#[derive(Debug)]
-pub(super) enum Said {
-    Yes(LeaseId),
-    /// Another machine says so of our name.
-    Taken,
+impl Registry {
+    /// Takes the name, unless another machine whose agent is alive has it.
+    pub(super) async fn hold(&self, candidate: &Candidate) -> Result<Hold, JoinError> {
+        let NodeRecord { name, uid, .. } = &candidate.record;
+        let key = self.layout.alive(name);
+        for _ in 0..TRIES {
+            let compare = match self.store.get(&key).await? {
+                None => Compare::Absent(key.clone()),
+                Some(entry) => match Alive::decode(&entry.value) {
+                    Ok(alive) if alive.uid != *uid => return Err(self.held(name, &alive.uid).await?),
+                    // Whoever knows more than we do wrote it: never overwritten.
+                    Err(source) if source.is_newer() => return Err(JoinError::Decode { key, source }),
+                    Ok(_) | Err(_) => Compare::Revision(key.clone(), entry.revision),
+                },
+            };
+            let lease = self.store.grant(TTL).await?;
+            let value = Alive { uid: uid.clone(), since: candidate.since }.encode();
+            let put = Change::Put { key: key.clone(), value, lease: Some(lease) };
+            match self.store.commit(&[compare], &[put]).await? {
+                Outcome::Done { revision } => {
+                    return Ok(Hold { store: self.store.clone(), key, revision, uid: uid.clone(), lease });
+                }
+                Outcome::Refused => self.store.revoke(lease).await?,
+            }
+        }
+        Err(JoinError::Restless { what: key })
+    }
+
+    async fn held(&self, name: &NodeName, uid: &NodeUid) -> Result<JoinError, JoinError> {
+        let entry = self.store.get(&self.layout.node(name)).await?;
+        let record = entry.and_then(|entry| NodeRecord::decode(&entry.value).ok());
+        let its =
+            record.filter(|record| record.uid == *uid).map(|record| record.addresses).unwrap_or_default();
+        let at: Vec<String> = its.iter().map(ToString::to_string).collect();
+        let at = if at.is_empty() { "an unknown address".to_owned() } else { at.join(", ") };
+        Ok(JoinError::Held { name: name.clone(), uid: uid.to_string(), at })
+    }
+}
+
+/// Keeps what the member holds, and tells it when it is lost.
+pub(super) struct Herald {
+    pub(super) holds: watch::Receiver<Option<Hold>>,
+    pub(super) lost: Arc<Notify>,
 }
 
 impl Herald {
-    /// For ever. Nothing is said before the node has joined: the name may be another's.
+    /// For ever, or until nobody is left who could hold anything.
     pub(super) async fn run(mut self) {
-        let since = unix_time();
         loop {
-            if self.joined.wait_for(|joined| *joined).await.is_err() {
+            let held = self.holds.borrow_and_update().clone();
+            let is_over = match held {
+                Some(hold) => self.keep(&hold).await,
+                None => self.holds.changed().await.is_err(),
+            };
+            if is_over {
                 return;
             }
-            match self.say(since).await {
-                Ok(Said::Yes(lease)) => {
-                    self.lease.set(Some(lease));
-                    self.keep(lease).await;
-                    self.lease.set(None);
-                }
-                Ok(Said::Taken) => {
-                    warn!("another machine says to be {}: this one waits for its end", self.name);
-                    sleep(TTL).await;
-                }
-                Err(error) => {
-                    debug!("cannot say that this agent is alive: {error}");
-                    sleep(RETRY).await;
-                }
-            }
         }
     }
 
-    pub(super) async fn say(&self, since: u64) -> Result<Said, store::Error> {
-        let Registry { store, layout } = &self.registry;
-        let key = layout.alive(&self.name);
-        let found = store.get(&key).await?;
-        let compare = match &found {
-            None => Compare::Absent(key.clone()),
-            Some(entry) => {
-                match Alive::decode(&entry.value) {
-                    Ok(alive) if alive.uid != self.uid => return Ok(Said::Taken),
-                    // Whoever knows more than we do wrote it: never overwritten.
-                    Err(error) if error.is_newer() => return Ok(Said::Taken),
-                    Ok(_) | Err(_) => Compare::Revision(key.clone(), entry.revision),
-                }
-            }
-        };
-        let lease = store.grant(TTL).await?;
-        let value = Alive { uid: self.uid.clone(), since }.encode();
-        let put = Change::Put { key, value, lease: Some(lease) };
-        match store.commit(&[compare], &[put]).await? {
-            Outcome::Done { .. } => Ok(Said::Yes(lease)),
-            Outcome::Refused => {
-                store.revoke(lease).await?;
-                Ok(Said::Taken)
-            }
-        }
-    }
-
-    /// Until the lease is lost, or the node is no longer in the store.
-    async fn keep(&mut self, lease: LeaseId) {
+    /// Until something else is held.
+    async fn keep(&mut self, hold: &Hold) -> bool {
         loop {
             tokio::select! {
                 () = sleep(BEAT) => {}
-                changed = self.joined.wait_for(|joined| !*joined) => {
-                    debug!("joining again ({})", changed.is_ok());
-                    return;
-                }
+                changed = self.holds.changed() => return changed.is_err(),
             }
-            match self.registry.store.keep_alive(lease).await {
-                Ok(Kept::Alive) => {}
-                Ok(Kept::Gone) => return,
+            match hold.beat().await {
+                Ok(true) => {}
+                Ok(false) => {
+                    warn!("{} in the store is not ours any more: joining again", hold.key);
+                    self.lost.notify_one();
+                    return self.holds.changed().await.is_err();
+                }
                 // It may live on: the next beat tells.
-                Err(error) => debug!("cannot keep the lease: {error}"),
+                Err(error) => debug!("cannot keep {}: {error}", hold.key),
             }
         }
     }

@@ -24,7 +24,7 @@ struct Search<'a> {
 impl Registry {
     /// Registers the node, and claims a block of each subnet where it has none.
     pub(crate) async fn join(&self, candidate: &Candidate, known: &[IpNet]) -> Result<Joined, JoinError> {
-        let joined = self.enter(candidate).await?;
+        let (joined, _) = self.enter(candidate).await?;
         self.complete(joined, candidate, known).await
     }
 

@@ -3,11 +3,13 @@
 //! Everything is decided by transactions: a node's name belongs to the uid in its record, a block to the claim that is
 //! named by it, and a record never names a block without the claim (both are written in one transaction).
 
-use cluster::{Alive, BlockClaim, Cut, CutError, DecodeError, Layout, NetworkSpec, NodeRecord, Object};
+use cluster::{BlockClaim, Cut, CutError, DecodeError, Layout, NetworkSpec, NodeRecord, Object};
 use ipnet::IpNet;
 use store::{Change, Compare, Entry, Outcome, Store};
 use tracing::{info, warn};
 use types::NodeName;
+
+use super::alive::Hold;
 
 /// How often something is read again that changed under our eyes.
 pub(super) const TRIES: u32 = 20;
@@ -93,6 +95,8 @@ pub(crate) struct Candidate {
     pub(crate) remembered: Vec<IpNet>,
     /// The name under which it remembers them, if that was another one.
     pub(crate) former: Option<NodeName>,
+    /// When its agent began to work, in seconds since 1970.
+    pub(crate) since: u64,
 }
 
 /// The cluster's objects in a store.
@@ -120,10 +124,11 @@ enum Standing<T> {
 }
 
 impl Registry {
-    /// Registers the node, with those of its blocks that are still its own. It may have none.
-    pub(crate) async fn enter(&self, candidate: &Candidate) -> Result<Joined, JoinError> {
+    /// Takes the name and registers the node, with those of its blocks that are still its own. It may have none.
+    pub(super) async fn enter(&self, candidate: &Candidate) -> Result<(Joined, Hold), JoinError> {
         let network = self.agree(&candidate.spec, &candidate.record.name).await?;
-        self.register(candidate, network).await
+        let hold = self.hold(candidate).await?;
+        Ok((self.register(candidate, network, &hold).await?, hold))
     }
 
     /// The first node says what the network is, the others must mean the same. A node that is alone may change its mind.
@@ -164,15 +169,22 @@ impl Registry {
         Ok(nodes.iter().any(|key| self.layout.node_of(key).is_some_and(|node| node != *name)))
     }
 
-    /// Our record, with the blocks that are ours.
-    pub(super) async fn register(&self, candidate: &Candidate, network: u64) -> Result<Joined, JoinError> {
+    /// Our record, with the blocks that are ours; of a name that another machine had, too, now that its agent is gone.
+    pub(super) async fn register(
+        &self,
+        candidate: &Candidate,
+        network: u64,
+        hold: &Hold,
+    ) -> Result<Joined, JoinError> {
         let name = &candidate.record.name;
         let key = self.layout.node(name);
         for _ in 0..TRIES {
             let standing = self.standing::<NodeRecord>(&key).await?;
-            let mut compares =
-                vec![may_write(&key, &standing), Compare::Revision(self.layout.network(), network)];
-            compares.extend(self.take_over(&standing, &candidate.record).await?);
+            let mut compares = vec![
+                may_write(&key, &standing),
+                Compare::Revision(self.layout.network(), network),
+                Compare::Revision(hold.key.clone(), hold.revision),
+            ];
             let found = match &standing {
                 Standing::Found(found) => Some(found),
                 Standing::Absent | Standing::Unreadable { .. } => None,
@@ -196,46 +208,21 @@ impl Registry {
             let mut changes = claims.changes;
             changes.push(Change::Put { key: key.clone(), value: record.encode(), lease: None });
             if let Outcome::Done { revision } = self.store.commit(&compares, &changes).await? {
+                if let Some(before) = found.map(|found| &found.object.uid).filter(|uid| **uid != record.uid) {
+                    info!(
+                        "the name {name} and its blocks belonged to uid {before}, which is gone: they are ours now"
+                    );
+                }
                 return Ok(joined(revision, was_forgotten));
             }
             if self.revision_of(&self.layout.network()).await? != Some(network) {
                 return Err(JoinError::Restless { what: "the network".to_owned() });
             }
+            if self.revision_of(&hold.key).await? != Some(hold.revision) {
+                return Err(JoinError::Restless { what: hold.key.clone() });
+            }
         }
         Err(JoinError::Restless { what: format!("the record of {name}") })
-    }
-
-    /// Another machine had our name. While its agent is alive it keeps it; afterwards name and blocks are ours.
-    async fn take_over(
-        &self,
-        standing: &Standing<NodeRecord>,
-        ours: &NodeRecord,
-    ) -> Result<Option<Compare>, JoinError> {
-        let (uid, addresses) = match standing {
-            Standing::Absent => return Ok(None),
-            Standing::Found(found) if found.object.uid == ours.uid => return Ok(None),
-            Standing::Found(found) => (Some(&found.object.uid), found.object.addresses.as_slice()),
-            Standing::Unreadable { .. } => (None, [].as_slice()),
-        };
-        let key = self.layout.alive(&ours.name);
-        match self.standing::<Alive>(&key).await? {
-            Standing::Found(alive) if uid.is_some() || alive.object.uid != ours.uid => {
-                let at: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-                let at = if at.is_empty() { "an unknown address".to_owned() } else { at.join(", ") };
-                Err(JoinError::Held { name: ours.name.clone(), uid: alive.object.uid.to_string(), at })
-            }
-            Standing::Found(alive) => Ok(Some(Compare::Revision(key, alive.revision))),
-            Standing::Unreadable { revision, .. } => Ok(Some(Compare::Revision(key, revision))),
-            Standing::Absent => {
-                if let Some(uid) = uid {
-                    info!(
-                        "the name {} and its blocks belonged to uid {uid}, which is gone: they are ours now",
-                        ours.name
-                    );
-                }
-                Ok(Some(Compare::Absent(key)))
-            }
-        }
     }
 
     /// Which of our blocks are still ours, or free to be; and what must hold and change for it.

@@ -4,6 +4,7 @@ use cluster::{Layout, NetworkSpec, NodeRecord};
 use store::Store;
 
 use super::join::{Candidate, Registry};
+use crate::board::unix_time;
 
 /// Joins a cluster; gives the record as it stands in the store.
 pub async fn join(
@@ -12,7 +13,8 @@ pub async fn join(
     spec: NetworkSpec,
     record: NodeRecord,
 ) -> Result<NodeRecord, String> {
-    let candidate = Candidate { spec, record, remembered: Vec::new(), former: None };
+    let since = unix_time();
+    let candidate = Candidate { spec, record, remembered: Vec::new(), former: None, since };
     let joined = Registry { store, layout }.join(&candidate, &[]).await.map_err(|error| error.to_string())?;
     Ok(joined.record)
 }

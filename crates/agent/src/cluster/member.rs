@@ -14,12 +14,13 @@ use std::time::Duration;
 
 use cluster::{Cut, NodeRecord, Object as _};
 use store::{Event, Store, StoreConfig, Watch, Watched};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, info, warn};
 use types::{Digest, NodeName, NodeUid};
 
+use super::alive::Hold;
 use super::command::{Ask, Command};
 use super::grow::Wish;
 use super::join::{Candidate, JoinError, Joined, Registry, cuts};
@@ -60,7 +61,10 @@ pub(super) struct Member {
     pub(super) shared: Arc<Shared>,
     /// Our addresses, as they are now. None: nobody has looked yet.
     pub(super) addresses: watch::Receiver<Option<Vec<IpAddr>>>,
-    pub(super) joined: watch::Sender<bool>,
+    /// What keeps our name.
+    pub(super) holds: watch::Sender<Option<Hold>>,
+    /// Somebody else has it, or nobody.
+    pub(super) lost: Arc<Notify>,
     pub(super) updates: mpsc::Sender<Update>,
     pub(super) commands: mpsc::Receiver<Command>,
     /// Of the last list. A store that was made anew counts from the beginning.
@@ -93,7 +97,6 @@ impl Member {
         loop {
             let begun = Instant::now();
             let ended = self.session(&mut pause).await;
-            self.joined.send_replace(false);
             match ended {
                 Ok(End::Over) => return,
                 Ok(End::Again) if begun.elapsed() > SHORT => {}
@@ -107,6 +110,7 @@ impl Member {
                     self.shared.store_failed(&error.to_string(), error.is_transient());
                     let is_held = matches!(error, JoinError::Held { .. });
                     if is_held {
+                        self.holds.send_replace(None);
                         self.lose_all(&error.to_string()).await;
                     }
                     let wait = if is_held { HELD } else { pause };
@@ -137,7 +141,8 @@ impl Member {
 
     async fn session(&mut self, pause: &mut Duration) -> Result<End, JoinError> {
         self.candidate.record.addresses = self.addresses.borrow_and_update().clone().unwrap_or_default();
-        let entered = self.registry.enter(&self.candidate).await?;
+        let (entered, hold) = self.registry.enter(&self.candidate).await?;
+        self.holds.send_replace(Some(hold));
         self.was_wiped |= entered.was_forgotten;
         // What is not ours any more is given up before anything else can fail.
         self.accept(&entered).await;
@@ -147,6 +152,12 @@ impl Member {
         self.accept(&joined).await;
         let nodes = self.registry.layout.nodes();
         let listing = self.registry.store.list(&nodes).await?;
+        let own = self.registry.layout.node(&joined.record.name);
+        let stands = listing.entries.iter().find(|entry| entry.key == own).map(|entry| entry.revision);
+        if stands != Some(joined.revision) {
+            info!("our record was changed while we joined: joining again");
+            return Ok(End::Again);
+        }
         let mut watch = self.registry.store.watch(&nodes, listing.revision + 1).await?;
         let keys: BTreeSet<&str> = listing.entries.iter().map(|entry| entry.key.as_str()).collect();
         self.unread.retain(|name, _| keys.contains(self.registry.layout.node(name).as_str()));
@@ -161,7 +172,6 @@ impl Member {
         }
         self.was_wiped = false;
         self.shared.store_works();
-        self.joined.send_replace(true);
         *pause = RETRY.0;
         loop {
             joined = match self.next(&mut watch, joined).await? {
@@ -202,6 +212,7 @@ impl Member {
                 None => Ok(Next::End(End::Over)),
                 Some(command) => self.obey(command, joined).await,
             },
+            () = self.lost.notified() => Ok(Next::End(End::Again)),
         }
     }
 
@@ -216,11 +227,13 @@ impl Member {
         for event in events {
             let (key, update) = match event {
                 Event::Put(entry) => {
-                    let Some(record) = self.read(&entry.key, &entry.value) else { continue };
-                    if record.name == joined.record.name && entry.revision > joined.revision {
+                    // Also one that cannot be read any more. What a newer version wrote is not ours to change.
+                    let is_newer = NodeRecord::decode(&entry.value).is_err_and(|error| error.is_newer());
+                    if entry.key == own && entry.revision > joined.revision && !is_newer {
                         info!("our record was changed by somebody: joining again");
                         return Ok(Next::End(End::Again));
                     }
+                    let Some(record) = self.read(&entry.key, &entry.value) else { continue };
                     (entry.key, Update::Node(record))
                 }
                 Event::Delete { key, .. } => {

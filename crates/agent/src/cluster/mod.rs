@@ -35,12 +35,12 @@ use std::sync::Arc;
 
 use ::cluster::{Cut, Facts, NetworkSpec, NodeRecord, Tunnels};
 use store::{EtcdConfig, Store, StoreConfig};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tracing::{error, info};
 use types::NodeName;
 
-use crate::board::{Board, Finder};
+use crate::board::{Board, Finder, unix_time};
 use crate::config::{self, Config};
 use crate::install::Installer;
 use crate::keeper::Bell;
@@ -126,23 +126,18 @@ impl Drop for Ending {
 impl Site {
     async fn run(self) {
         let Self { shared, record, former, store, kernel, commands, questions, mut stop } = self;
-        let (last, lease) = (store.clone(), Arc::<alive::Lease>::default());
         let config = Arc::clone(&shared.config);
         let registry = Registry { store, layout: config.layout.clone() };
         info!("the cluster is in {}, under {}", registry.store.describe(), registry.layout.prefix());
         let (addresses, published) = watch::channel(None);
-        let (joined, has_joined) = watch::channel(false);
+        let (holds, held) = watch::channel(None);
+        let lost = Arc::<Notify>::default();
         let (updates, heard) = mpsc::channel(UPDATES);
         let network = &config.network;
         let remembered = shared.blocks();
-        let candidate = Candidate { spec: spec(&config), record: record.clone(), remembered, former };
-        let herald = alive::Herald {
-            registry: registry.clone(),
-            name: record.name.clone(),
-            uid: record.uid.clone(),
-            joined: has_joined,
-            lease: Arc::clone(&lease),
-        };
+        let since = unix_time();
+        let candidate = Candidate { spec: spec(&config), record: record.clone(), remembered, former, since };
+        let herald = alive::Herald { holds: held.clone(), lost: Arc::clone(&lost) };
         let peers = shared.home.peers();
         shared.know_peers(peers.iter(), &BTreeMap::new());
         let facts = Facts {
@@ -169,7 +164,8 @@ impl Site {
             candidate,
             shared,
             addresses: published,
-            joined,
+            holds,
+            lost,
             updates,
             commands,
             revision: 0,
@@ -185,7 +181,10 @@ impl Site {
             // An error means that nobody is left who could say so.
             _ = stop.wait_for(|stop| *stop) => {}
         }
-        lease.give_back(&last).await;
+        let hold = held.borrow().clone();
+        if let Some(hold) = hold {
+            hold.give_back().await;
+        }
     }
 }
 

@@ -38,7 +38,7 @@ fn candidate(name: &str, uid: u8) -> Candidate {
         tunnel_mac: Mac::local([0, 0, 0, 0, uid]),
         version: "1".to_owned(),
     };
-    Candidate { spec: spec(), record, remembered: Vec::new(), former: None }
+    Candidate { spec: spec(), record, remembered: Vec::new(), former: None, since: 1 }
 }
 
 async fn join(registry: &Registry, candidate: &Candidate) -> Result<Joined, JoinError> {

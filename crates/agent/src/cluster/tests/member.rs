@@ -73,7 +73,8 @@ impl Site {
             candidate: Candidate { remembered: nets(remembered), ..candidate },
             shared: Arc::clone(&shared),
             addresses: published,
-            joined: watch::channel(false).0,
+            holds: watch::channel(None).0,
+            lost: Arc::default(),
             updates,
             commands: waiting,
             revision: 0,
@@ -162,7 +163,7 @@ fn a_block_that_was_lost_is_given_up_also_where_there_is_no_other() {
         site.until(lost).await;
         site.until(|site| site.blocks().is_err_and(|why| why.contains("all 16 blocks"))).await;
         // Another goes for good.
-        remove(&site.registry, "n5", false).await.unwrap();
+        remove(&site.registry, "n5", true).await.unwrap();
         site.until(|site| site.blocks().is_ok()).await;
         // No pod has an address of what was lost: it is no concern of anybody.
         site.until(|site| !lost(site)).await;
@@ -196,7 +197,7 @@ fn a_node_without_a_block_says_who_is_asked_for_one() {
         site.shared.explain_asking("etcd at http://a:2379");
         assert!(site.blocks().unwrap_err().contains("yet: etcd at http://a:2379 is asked"));
         // A record without blocks is no news for whoever had none.
-        let entered = site.registry.enter(&candidate("n1", 1)).await.unwrap();
+        let (entered, _) = site.registry.enter(&candidate("n1", 1)).await.unwrap();
         site.shared.accept(&entered).await;
         assert!(site.blocks().unwrap_err().contains("yet: etcd at http://a:2379 is asked"));
     });

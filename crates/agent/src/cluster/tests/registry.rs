@@ -2,7 +2,7 @@
 
 use cluster::BlockClaim;
 
-use super::super::alive::{Herald, Lease, Said};
+use super::super::alive::Herald;
 use super::super::join::MOST_BLOCKS;
 use super::*;
 
@@ -126,13 +126,15 @@ fn tunnels_that_would_not_meet_are_refused() {
 #[test]
 fn nothing_is_written_for_a_network_that_has_changed_meanwhile() {
     with_store(|registry| async move {
-        let entered = registry.enter(&candidate("n1", 1)).await.unwrap();
+        let (entered, _) = registry.enter(&candidate("n1", 1)).await.unwrap();
         let other = NetworkSpec { subnets: nets(&["10.9.0.0/16"]), ..spec() };
         put(&registry, &registry.layout.network(), &other.encode()).await;
         let network = entered.network;
         let error = registry.complete(entered, &candidate("n1", 1), &[]).await.unwrap_err();
         assert!(matches!(error, JoinError::Restless { .. }), "{error}");
-        let error = registry.register(&candidate("n2", 2), network).await.unwrap_err();
+        let late = candidate("n2", 2);
+        let hold = registry.hold(&late).await.unwrap();
+        let error = registry.register(&late, network, &hold).await.unwrap_err();
         assert!(matches!(error, JoinError::Restless { .. }), "{error}");
         let contents = look(&registry).await.unwrap();
         assert_eq!((contents.claims.len(), contents.nodes.len()), (0, 1));
@@ -176,19 +178,53 @@ fn a_machine_with_another_name_was_not_forgotten() {
 #[test]
 fn a_newer_alive_is_never_overwritten() {
     with_store(|registry| async move {
-        let herald = Herald {
-            registry: registry.clone(),
-            name: "n1".try_into().unwrap(),
-            uid: NodeUid::from_random([1; 16]),
-            joined: tokio::sync::watch::channel(true).1,
-            lease: std::sync::Arc::<Lease>::default(),
-        };
-        let key = registry.layout.alive(&herald.name);
+        let ours = candidate("n1", 1);
+        let key = registry.layout.alive(&ours.record.name);
         let newer = br#"{"schema":7,"alive":{}}"#;
         put(&registry, &key, newer).await;
-        assert!(matches!(herald.say(1).await.unwrap(), Said::Taken));
+        assert!(matches!(registry.hold(&ours).await.unwrap_err(), JoinError::Decode { .. }));
         assert_eq!(registry.store.get(&key).await.unwrap().unwrap().value, newer);
         put(&registry, &key, b"junk").await;
-        assert!(matches!(herald.say(1).await.unwrap(), Said::Yes(_)));
+        registry.hold(&ours).await.unwrap();
+    });
+}
+
+#[test]
+fn of_machines_that_come_at_once_with_one_name_one_gets_in() {
+    with_store(|registry| async move {
+        for round in 0..20 {
+            let name = format!("n{round}");
+            let mut joins = tokio::task::JoinSet::new();
+            for uid in 1..=5 {
+                let (registry, candidate) = (registry.clone(), candidate(&name, uid));
+                joins.spawn(async move { registry.enter(&candidate).await });
+            }
+            let (entered, refused): (Vec<_>, Vec<_>) =
+                joins.join_all().await.into_iter().partition(Result::is_ok);
+            assert_eq!((entered.len(), refused.len()), (1, 4), "{refused:?}");
+            let is_told = |outcome: &Result<_, JoinError>| {
+                matches!(outcome, Err(JoinError::Held { .. } | JoinError::Restless { .. }))
+            };
+            assert!(refused.iter().all(is_told), "{refused:?}");
+            let record =
+                look(&registry).await.unwrap().nodes.into_iter().find(|node| node.name.as_str() == name);
+            assert_eq!(record.unwrap(), entered[0].as_ref().unwrap().0.record);
+        }
+    });
+}
+
+/// The lease lives on where only the key is gone.
+#[test]
+fn a_name_that_is_lost_while_its_lease_lives_is_noticed() {
+    with_store(|registry| async move {
+        let (_, hold) = registry.enter(&candidate("n1", 1)).await.unwrap();
+        let key = hold.key.clone();
+        let (holds, held) = tokio::sync::watch::channel(Some(hold));
+        let lost = std::sync::Arc::<tokio::sync::Notify>::default();
+        let herald = tokio::spawn(Herald { holds: held, lost: std::sync::Arc::clone(&lost) }.run());
+        registry.store.commit(&[], &[Change::Delete(key)]).await.unwrap();
+        tokio::time::timeout(std::time::Duration::from_secs(20), lost.notified()).await.unwrap();
+        drop(holds);
+        herald.await.unwrap();
     });
 }

@@ -130,6 +130,43 @@ fn readiness(agent: &Agent) -> String {
     readiness.map(|readiness| format!("{readiness:?}")).unwrap_or_default()
 }
 
+/// An agent of its own on a host, under a name that may be another's.
+fn another(cluster: &Cluster, host: &str, name: &str) -> Agent {
+    let endpoints = cluster.etcd.endpoints().join(",");
+    let flags = [
+        "--no-install",
+        "--node",
+        name,
+        "--store",
+        "etcd",
+        "--etcd-endpoints",
+        &endpoints,
+        "--network-subnet",
+        "10.42.0.0/16,fd42::/64",
+        "--network-margin",
+        "8",
+    ];
+    Agent::new(cluster.node(host).unwrap(), &flags).unwrap()
+}
+
+#[test]
+fn of_two_machines_that_come_at_once_with_one_name_one_gets_it_and_the_other_is_told() {
+    let mut cluster = Cluster::hosts("twins", &Plan::default()).unwrap();
+    cluster.start_etcd().unwrap();
+    for round in 0..5 {
+        let name = format!("twin{round}");
+        let mut twins = ["n1", "n2"].map(|host| another(&cluster, host, &name));
+        twins.iter_mut().for_each(|twin| twin.launch().unwrap());
+        let is_told =
+            |twin: &Agent| readiness(twin).contains(&format!("the name {name} belongs to another machine"));
+        await_that("one to get in and the other to be told", PATIENCE, || {
+            let [a, b] = &twins;
+            (a.is_ready() && is_told(b)) || (b.is_ready() && is_told(a))
+        });
+        twins.iter_mut().for_each(|twin| twin.kill().unwrap());
+    }
+}
+
 #[test]
 fn a_second_machine_of_a_name_is_refused_while_the_first_is_alive_and_takes_over_afterwards() {
     let mut cluster = Cluster::hosts("samename", &Plan::default()).unwrap();
@@ -140,21 +177,7 @@ fn a_second_machine_of_a_name_is_refused_while_the_first_is_alive_and_takes_over
     }
     expect_reach(&cluster, PATIENCE);
     let first = nodes(cluster.agent("n1").unwrap()).into_iter().find(|view| view.name == "n2").unwrap();
-    let endpoints = cluster.etcd.endpoints().join(",");
-    let flags = [
-        "--no-install",
-        "--node",
-        "n2",
-        "--store",
-        "etcd",
-        "--etcd-endpoints",
-        &endpoints,
-        "--network-subnet",
-        "10.42.0.0/16,fd42::/64",
-        "--network-margin",
-        "8",
-    ];
-    let mut second = Agent::new(cluster.node("n3").unwrap(), &flags).unwrap();
+    let mut second = another(&cluster, "n3", "n2");
     let streams = Streams::between(&cluster, &[("p1", "p2")]);
     second.launch().unwrap();
     await_that("the second to be told who holds the name", PATIENCE, || {
