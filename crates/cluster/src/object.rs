@@ -8,6 +8,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use types::{Mac, NodeName, NodeUid};
 
+use crate::mesh::Transport;
+
 /// Something that is written to the store and read from it.
 pub trait Object: Serialize + DeserializeOwned {
     /// In messages.
@@ -81,6 +83,9 @@ pub struct NodeRecord {
     pub tunnel_mac: Mac,
     /// Of podwire.
     pub version: String,
+    /// How it sends to others. Who sends directly has no tunnel of its own accord, and makes one for those who may not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transport: Option<Transport>,
 }
 
 impl NodeRecord {
@@ -136,6 +141,7 @@ mod tests {
             blocks: vec!["10.2.3.0/24".parse().unwrap(), "fd00:2:0:3::/72".parse().unwrap()],
             tunnel_mac: Mac::local([1, 2, 3, 4, 5]),
             version: "0.1.0".to_owned(),
+            transport: Some(Transport::Vxlan),
         }
     }
 

@@ -95,6 +95,15 @@ impl Agent {
         Ok(())
     }
 
+    /// Another value of a flag that it has, for the next start.
+    pub fn set_flag(&mut self, flag: &str, value: &str) -> Result<()> {
+        let at =
+            self.flags.iter().position(|one| one == flag).with_context(|| format!("it has no {flag}"))?;
+        let old = self.flags.get_mut(at + 1).with_context(|| format!("{flag} has no value"))?;
+        value.clone_into(old);
+        Ok(())
+    }
+
     /// More variables for the next start; without any, the agent has only PATH.
     pub fn set_env(&mut self, env: &[(String, String)]) {
         self.env = env.to_vec();

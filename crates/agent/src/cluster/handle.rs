@@ -60,6 +60,7 @@ impl Cluster {
             addresses: Vec::new(),
             blocks: Vec::new(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            transport: Some(config.cluster.transport),
         };
         let remembered = home.record().filter(|saved| saved.uid == record.uid);
         let former = remembered.as_ref().map(|saved| saved.name.clone()).filter(|former| *former != name);

@@ -162,6 +162,7 @@ mod tests {
             blocks: vec!["10.2.1.0/24".parse().unwrap(), "fd00:2::/72".parse().unwrap()],
             tunnel_mac: Mac::local([1, 2, 3, 4, 5]),
             version: "0.1.0".to_owned(),
+            transport: None,
         }
     }
 

@@ -37,6 +37,7 @@ fn candidate(name: &str, uid: u8) -> Candidate {
         blocks: Vec::new(),
         tunnel_mac: Mac::local([0, 0, 0, 0, uid]),
         version: "1".to_owned(),
+        transport: None,
     };
     Candidate { spec: spec(), record, remembered: Vec::new(), former: None, since: 1 }
 }

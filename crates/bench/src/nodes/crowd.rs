@@ -128,6 +128,7 @@ pub(super) fn record(number: usize, place: Place) -> Result<NodeRecord> {
         blocks: blocks.collect::<Result<Vec<IpNet>>>()?,
         tunnel_mac: Mac::local([0xb, a, b, c, d]),
         version: env!("CARGO_PKG_VERSION").to_owned(),
+        transport: None,
     })
 }
 

@@ -42,6 +42,7 @@ pub(super) fn peer(name: &str, addresses: &[&str], blocks: &[&str]) -> NodeRecor
         blocks: blocks.iter().map(|block| net(block)).collect(),
         tunnel_mac: Mac::local(tail),
         version: "0.1.0".to_owned(),
+        transport: None,
     }
 }
 

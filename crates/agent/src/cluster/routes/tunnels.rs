@@ -11,10 +11,14 @@ use super::Routes;
 
 impl Routes {
     /// Which tunnel devices should be there, IPv4 and IPv6. Also where nobody needs one to be sent to: somebody whose subnet is
-    /// cut otherwise may see us behind a router, and send through the tunnel what we send directly.
+    /// cut otherwise may see us behind a router, and send through the tunnel what we send directly. So may a node that was
+    /// told to use another transport, as when all are changed one by one.
     fn tunnels_wanted(&self) -> (bool, bool) {
         let (v4, v6) = self.known.mesh.tunnels_wanted();
-        let may_come = !self.shared.is_alone && self.shared.config.cluster.transport != Transport::Direct;
+        let is_direct = |transport: Transport| transport == Transport::Direct;
+        let may_come = !self.shared.is_alone
+            && (!is_direct(self.shared.config.cluster.transport)
+                || self.known.mesh.peers().any(|peer| peer.transport.is_some_and(|its| !is_direct(its))));
         let has_v4 = self.known.position.underlays.iter().any(|underlay| underlay.address.is_ipv4());
         (v4 || (may_come && has_v4), v6 || (may_come && !has_v4))
     }

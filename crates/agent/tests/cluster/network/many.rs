@@ -37,6 +37,7 @@ fn made_up(number: u16) -> NodeRecord {
         blocks: pods().into_iter().map(block).collect(),
         tunnel_mac: Mac::local([9, 9, 9, high, low]),
         version: "0.0.0".to_owned(),
+        transport: None,
     }
 }
 

@@ -37,6 +37,25 @@ fn the_transport_is_chosen_by_config() {
     });
 }
 
+/// Nodes that send directly have no tunnel, until one of them sends by it.
+#[test]
+fn nodes_get_another_transport_one_by_one_and_the_network_stays() {
+    let plan = Plan { nodes: 3, transport: Transport::Direct, ..Plan::default() };
+    let mut cluster = up("change", &plan);
+    for (node, transport) in [("n3", "vxlan"), ("n2", "vxlan"), ("n1", "auto"), ("n3", "direct")] {
+        let streams = Streams::between(&cluster, &[("p1", "p2"), ("p2", "p3"), ("p3", "p1")]);
+        cluster.kill_agent(node).unwrap();
+        cluster.agent_mut(node).unwrap().set_flag("--network-transport", transport).unwrap();
+        cluster.start_agent(node).unwrap();
+        expect_reach(&cluster, SOON);
+        // The others need a moment to hear of it.
+        let lost = streams.expect_lost_at_most(SOON);
+        println!("{node} {transport}: {lost:?} lost");
+    }
+    let ways = [way(&cluster, "p2", "p1"), way(&cluster, "p1", "p2"), way(&cluster, "p3", "p2")];
+    assert_eq!(ways, [Way::Vxlan, Way::Direct, Way::Direct]);
+}
+
 #[test]
 fn pods_of_both_families_cross_an_underlay_of_one() {
     for (label, underlay) in [("only4", Families::V4), ("only6", Families::V6)] {

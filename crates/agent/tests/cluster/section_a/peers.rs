@@ -61,6 +61,7 @@ fn stranger(plan: &Plan, number: u16, address: u8) -> NodeRecord {
         blocks: plan.pods.iter().map(|net| block(*net)).collect(),
         tunnel_mac: Mac::local([1, 1, 1, high, low]),
         version: "0.0.0".to_owned(),
+        transport: None,
     }
 }
 
