@@ -188,10 +188,6 @@ impl Routes {
         let (seen, odd) = self.kernel.seen(&indexes(tunnels), &mesh.facts().subnets)?;
         let due = mesh.take_changes();
         let mut changes = mesh.compare(&seen);
-        if !odd.is_empty() {
-            info!("{} routes of ours are not as we make them: they go", odd.len());
-            self.kernel.remove(&odd)?;
-        }
         if !self.known.is_complete {
             // Somebody may stand behind it whom the store has not told us of yet.
             changes.del_routes.clear();
@@ -201,11 +197,19 @@ impl Routes {
         if !changes.is_empty() {
             debug!("{changes}");
         }
-        // What was to be changed anyway is no repair.
-        let routes = |changes: &cluster::Changes| changes.set_routes.len() + changes.del_routes.len();
-        let repaired = routes(&changes).saturating_sub(routes(&due));
-        self.shared.metrics.repaired("peer-routes", repaired as u64);
+        // Not before the store has told that nobody needs them; and one that stays keeps no other from being put right.
+        if self.known.is_complete && !odd.is_empty() {
+            info!("{} routes of ours are not as we make them: they go", odd.len());
+            if let Err(error) = self.kernel.remove(&odd) {
+                warn!("a route that is not as we make them stays: {error}");
+                self.again();
+            }
+        }
         self.apply(&changes, Part::All);
+        if !self.has_refusals() {
+            // What was to be changed anyway is no repair.
+            self.shared.metrics.repaired("peer-routes", changes.routes_beyond(&due) as u64);
+        }
         if !self.has_refusals() && self.known.tunnel_troubles.is_empty() {
             self.is_well();
         }

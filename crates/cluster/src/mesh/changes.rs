@@ -1,6 +1,6 @@
 //! What the kernel must have, what it has, and what to do about the difference.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
 
@@ -55,6 +55,15 @@ pub struct Changes {
 }
 
 impl Changes {
+    /// How many routes are changed that are not among these changes.
+    pub fn routes_beyond(&self, due: &Self) -> usize {
+        let beyond = |ours: &[PeerRoute], due: &[PeerRoute]| {
+            let due: BTreeSet<&PeerRoute> = due.iter().collect();
+            ours.iter().filter(|route| !due.contains(route)).count()
+        };
+        beyond(&self.set_routes, &due.set_routes) + beyond(&self.del_routes, &due.del_routes)
+    }
+
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -43,7 +43,14 @@ impl Routes {
             let Some(tunnel) = self.tunnel(is_v4) else { continue };
             let mut done = Vec::new();
             match tunnel.keep(&mut self.kernel.socket, &mut done) {
-                Ok(kept) => *index = Some(kept),
+                Ok(kept) => {
+                    *index = Some(kept);
+                    // One that should be another now than before is changed, not repaired.
+                    let wanted = &mut self.known.kept_tunnels[usize::from(is_v4)];
+                    let repaired = if wanted.as_ref() == Some(&tunnel) { done.len() } else { 0 };
+                    self.shared.metrics.repaired("tunnel", repaired as u64);
+                    *wanted = Some(tunnel);
+                }
                 Err(error) => {
                     if let TunnelError::Foreign { index: stranger, .. } = error {
                         *index = None;
@@ -53,11 +60,6 @@ impl Routes {
                 }
             }
             done.iter().for_each(|what| info!("{what}"));
-            // One that should be another now than before is changed, not repaired.
-            let kept = &mut self.known.kept_tunnels[usize::from(is_v4)];
-            let repaired = if kept.as_ref() == Some(&tunnel) { done.len() } else { 0 };
-            self.shared.metrics.repaired("tunnel", repaired as u64);
-            *kept = Some(tunnel);
         }
         if !troubles.is_empty() {
             self.again();
