@@ -32,8 +32,8 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_
 const SHORT: Duration = Duration::from_secs(1);
 /// A name that another machine holds is asked for again after this time.
 const HELD: Duration = Duration::from_secs(3);
-/// How often it is asked whether pods have addresses of blocks that were lost.
-const LOST: Duration = Duration::from_secs(10);
+/// How often it is asked whether pods have addresses of blocks that were lost, and written down what could not be.
+const AFTERCARE: Duration = Duration::from_secs(5);
 /// Questions that are answered at the same time.
 const AT_ONCE: usize = 8;
 
@@ -75,8 +75,8 @@ pub(super) struct Member {
     pub(super) was_wiped: bool,
     /// Questions that are being answered. They end with the member.
     pub(super) asked: JoinSet<()>,
-    /// When it is asked whether a lost block is still of any concern.
-    pub(super) lost_at: Instant,
+    /// When what was left undone is looked at.
+    pub(super) aftercare_at: Instant,
 }
 
 /// Why a session with the store ended.
@@ -184,9 +184,14 @@ impl Member {
     /// One thing that happens.
     async fn next(&mut self, watch: &mut Watch, joined: Joined) -> Result<Next, JoinError> {
         tokio::select! {
-            () = sleep_until(self.lost_at), if self.shared.has_lost() => {
-                self.shared.forget_lost().await;
-                self.lost_at = Instant::now() + LOST;
+            () = sleep_until(self.aftercare_at), if self.shared.has_lost() || self.shared.is_unsaved() => {
+                if self.shared.has_lost() {
+                    self.shared.forget_lost().await;
+                }
+                if self.shared.is_unsaved() {
+                    self.shared.save_again(&joined.record).await;
+                }
+                self.aftercare_at = Instant::now() + AFTERCARE;
                 Ok(Next::Go(joined))
             }
             watched = watch.next() => match watched? {

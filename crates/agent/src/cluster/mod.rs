@@ -172,7 +172,7 @@ impl Site {
             unread: BTreeMap::new(),
             was_wiped: false,
             asked: JoinSet::new(),
-            lost_at: tokio::time::Instant::now(),
+            aftercare_at: tokio::time::Instant::now(),
         };
         tokio::select! {
             () = member.run() => {}

@@ -52,6 +52,8 @@ struct State {
     /// Our record as it was written down last.
     saved: Option<NodeRecord>,
     unsaved: Option<String>,
+    /// Why the other nodes are not written down as they are.
+    forgetful: Option<String>,
     /// Of the other nodes, as far as they are known.
     peers_blocks: Vec<IpNet>,
     /// Nodes that are known here, and that a store which lost its data does not know.
@@ -151,6 +153,16 @@ impl Shared {
             Ok(free) => self.lock().lost.retain(|block, _| !free.contains(block)),
             Err(error) => warn!("cannot look for pods with addresses of lost blocks: {error}"),
         }
+        self.tell();
+    }
+
+    pub(super) fn is_unsaved(&self) -> bool {
+        self.lock().unsaved.is_some()
+    }
+
+    /// The disk may be better by now.
+    pub(super) async fn save_again(&self, record: &NodeRecord) {
+        self.save(record).await;
         self.tell();
     }
 
@@ -301,6 +313,15 @@ impl Shared {
         self.tell();
     }
 
+    /// Why the other nodes could not be written down; None: they are.
+    pub(super) fn set_forgetful(&self, why: Option<String>) {
+        if self.lock().forgetful != why {
+            why.iter().for_each(|what| error!("{what}"));
+            self.lock().forgetful = why;
+            self.tell();
+        }
+    }
+
     pub(super) fn set_unread(&self, unread: Vec<String>) {
         if self.lock().unread != unread {
             self.lock().unread = unread;
@@ -326,6 +347,7 @@ impl Shared {
         }));
         problems.extend(state.unread.iter().cloned().map(problem));
         problems.extend(state.unsaved.clone().map(problem));
+        problems.extend(state.forgetful.clone().map(problem));
         problems.extend(state.cramped.clone().map(problem));
         if !state.awaited.is_empty() {
             let first: Vec<&str> = state.awaited.iter().take(5).map(NodeName::as_str).collect();

@@ -129,11 +129,14 @@ impl Routes {
 
     pub(super) fn saved(&mut self, saved: Result<Result<(), HomeError>, JoinError>) {
         self.known.telling.saving = None;
-        match saved {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => warn!("the other nodes cannot be remembered: {error}"),
-            Err(error) => warn!("the other nodes cannot be remembered: {error}"),
-        }
+        let error = match saved {
+            Ok(Ok(())) => return self.shared.set_forgetful(None),
+            Ok(Err(error)) => error.to_string(),
+            Err(error) => error.to_string(),
+        };
+        let what = format!("the other nodes cannot be written down, for a boot without the store: {error}");
+        self.shared.set_forgetful(Some(what));
+        self.known.save_at.get_or_insert(Instant::now() + self.shared.config.reconcile);
     }
 }
 

@@ -81,7 +81,7 @@ impl Site {
             unread: BTreeMap::new(),
             was_wiped: false,
             asked: JoinSet::new(),
-            lost_at: tokio::time::Instant::now(),
+            aftercare_at: tokio::time::Instant::now(),
         };
         let idle = Some((member, heard));
         Self { dir, registry, shared, shares, board, commands, _addresses: addresses, idle }
@@ -200,6 +200,24 @@ fn a_node_without_a_block_says_who_is_asked_for_one() {
         let (entered, _) = site.registry.enter(&candidate("n1", 1)).await.unwrap();
         site.shared.accept(&entered).await;
         assert!(site.blocks().unwrap_err().contains("yet: etcd at http://a:2379 is asked"));
+    });
+}
+
+/// A disk that was full, or read-only.
+#[test]
+fn what_could_not_be_written_down_is_told_and_written_later() {
+    run(async {
+        let mut site = Site::new(&[]);
+        let state = site.dir.path().join("state");
+        std::fs::write(&state, "in the way of the folder").unwrap();
+        let task = site.start();
+        site.until(|site| site.blocks().is_ok()).await;
+        site.until(|site| !site.board.problems().is_empty()).await;
+        assert!(site.written().is_empty());
+        std::fs::remove_file(&state).unwrap();
+        site.until(|site| site.board.problems().is_empty()).await;
+        assert_eq!(site.written(), site.blocks().unwrap());
+        task.abort();
     });
 }
 
