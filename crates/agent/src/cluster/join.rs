@@ -189,7 +189,8 @@ impl Registry {
                 Standing::Found(found) => Some(found),
                 Standing::Absent | Standing::Unreadable { .. } => None,
             };
-            let claims = self.claims(candidate, found.map(|found| &found.object)).await?;
+            let former = self.former(candidate).await?;
+            let claims = self.claims(candidate, found.map(|found| &found.object), former.is_some()).await?;
             let record = NodeRecord { blocks: claims.ours, ..candidate.record.clone() };
             let joined = |revision, was_forgotten| Joined {
                 record: record.clone(),
@@ -206,6 +207,10 @@ impl Registry {
                 && candidate.former.is_none();
             compares.extend(claims.compares);
             let mut changes = claims.changes;
+            if let Some((key, revision)) = former {
+                compares.push(Compare::Revision(key.clone(), revision));
+                changes.push(Change::Delete(key));
+            }
             changes.push(Change::Put { key: key.clone(), value: record.encode(), lease: None });
             if let Outcome::Done { revision } = self.store.commit(&compares, &changes).await? {
                 if let Some(before) = found.map(|found| &found.object.uid).filter(|uid| **uid != record.uid) {
@@ -225,14 +230,34 @@ impl Registry {
         Err(JoinError::Restless { what: format!("the record of {name}") })
     }
 
+    /// The record of this very machine under the name that it had: it goes, and its blocks come along.
+    async fn former(&self, candidate: &Candidate) -> Result<Option<(String, u64)>, JoinError> {
+        let Some(former) = &candidate.former else { return Ok(None) };
+        let key = self.layout.node(former);
+        Ok(match self.standing::<NodeRecord>(&key).await? {
+            Standing::Found(found) if found.object.uid == candidate.record.uid => Some((key, found.revision)),
+            Standing::Found(_) | Standing::Absent | Standing::Unreadable { .. } => None,
+        })
+    }
+
     /// Which of our blocks are still ours, or free to be; and what must hold and change for it.
-    async fn claims(&self, candidate: &Candidate, found: Option<&NodeRecord>) -> Result<Claims, JoinError> {
+    async fn claims(
+        &self,
+        candidate: &Candidate,
+        found: Option<&NodeRecord>,
+        was_renamed: bool,
+    ) -> Result<Claims, JoinError> {
         let (cuts, name) = (cuts(&candidate.spec)?, &candidate.record.name);
+        let is_former = |node: &NodeName| was_renamed && candidate.former.as_ref() == Some(node);
         let mut claims = Claims::default();
         for block in found.map_or(&candidate.remembered, |found| &found.blocks) {
             let key = self.layout.block(block);
             let is_wanted = cuts.iter().any(|cut| cut.owns(block));
             match self.standing::<BlockClaim>(&key).await? {
+                Standing::Found(claim) if is_wanted && is_former(&claim.object.node) => {
+                    claims.changes.push(self.put_claim(block, name));
+                    claims.compares.push(Compare::Revision(key, claim.revision));
+                }
                 Standing::Found(claim) if claim.object.node != *name => {
                     if is_wanted {
                         warn!("block {block} was ours and belongs to {} now", claim.object.node);

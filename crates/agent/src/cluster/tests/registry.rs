@@ -164,14 +164,28 @@ fn after_a_wipe_blocks_of_known_nodes_are_left_alone() {
 }
 
 #[test]
-fn a_machine_with_another_name_was_not_forgotten() {
+fn a_machine_that_gets_another_name_takes_its_blocks_along() {
     with_store(|registry| async move {
         let before = join(&registry, &candidate("old", 1)).await.unwrap();
         let mut renamed = candidate("new", 1);
         renamed.remembered.clone_from(&before.record.blocks);
         renamed.former = Some("old".try_into().unwrap());
         let joined = join(&registry, &renamed).await.unwrap();
-        assert!(!joined.was_forgotten && joined.lost.len() == 2, "{joined:?}");
+        assert!(!joined.was_forgotten && joined.lost.is_empty(), "{joined:?}");
+        assert_eq!(joined.record.blocks, before.record.blocks);
+        let contents = look(&registry).await.unwrap();
+        assert!(contents.nodes == [joined.record] && contents.claims.len() == 2, "{contents:?}");
+        assert!(contents.claims.iter().all(|(_, node)| node.as_str() == "new"), "{contents:?}");
+        // Another machine has the name by now: what it has stays its own.
+        let other = candidate("old", 2);
+        let gone = Change::Delete(registry.layout.alive(&other.record.name));
+        registry.store.commit(&[], &[gone]).await.unwrap();
+        let other = join(&registry, &other).await.unwrap();
+        let mut late = candidate("newest", 1);
+        late.remembered.clone_from(&other.record.blocks);
+        late.former = Some("old".try_into().unwrap());
+        assert_eq!(join(&registry, &late).await.unwrap().lost.len(), 2);
+        assert!(look(&registry).await.unwrap().nodes.contains(&other.record));
     });
 }
 
