@@ -44,8 +44,9 @@ use watch::Watch;
 const REST: Duration = Duration::from_millis(40);
 /// How long after an event a round begins: what belongs together comes together.
 const PAUSE: Duration = Duration::from_millis(60);
-/// The same for what happened inside pods: looking into all of them is dearer, and every DEL makes such news.
-const DEEP_PAUSE: Duration = Duration::from_millis(700);
+/// The same for what happened inside pods: looking into all of them is dearer, and every DEL makes such news. Longer than
+/// the longest pause between rounds, and short enough to be done within a second behind a round of the node.
+const DEEP_PAUSE: Duration = Duration::from_millis(600);
 /// How soon a round that failed is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -90,6 +91,8 @@ pub(crate) struct Keeper {
     memory: Vec<Attachment>,
     /// The rounds to come, by their depth.
     due: [Option<Due>; 2],
+    /// No round of the node begins before: most of the time belongs to the pods.
+    not_before: Instant,
     /// When everything is looked at, whatever was heard.
     timer: Instant,
     was_ready: bool,
@@ -136,6 +139,7 @@ impl Keeper {
             bell,
             memory: Vec::new(),
             due: [None; 2],
+            not_before: Instant::now(),
             timer: Instant::now(),
             was_ready: false,
             watchdog: Watchdog::new(),
@@ -164,8 +168,7 @@ impl Keeper {
                 self.due[Depth::Pods as usize] =
                     Some(Due { at: now, depth: Depth::Pods, foreign: true, timer: true });
             }
-            if let Some(due) = self.next().filter(|due| due.at <= now) {
-                self.due[due.depth as usize] = None;
+            if let Some(due) = self.take_ripe(now) {
                 if due.timer {
                     // A folder that could not be watched tells nothing.
                     self.keep_lock()?;
@@ -186,6 +189,20 @@ impl Keeper {
 
     fn next(&self) -> Option<Due> {
         self.due.iter().flatten().min_by_key(|due| due.at).copied()
+    }
+
+    /// The round that is to be done now. A deep one looks at everything: it comes first, and what waits beside it is done
+    /// with it.
+    fn take_ripe(&mut self, now: Instant) -> Option<Due> {
+        let is_ripe = |due: &mut Due| due.at <= now;
+        let [quick, deep] = &mut self.due;
+        match deep.take_if(is_ripe) {
+            Some(due) => {
+                let merged = quick.take();
+                Some(Due { foreign: due.foreign || merged.is_some_and(|merged| merged.foreign), ..due })
+            }
+            None => quick.take_if(is_ripe),
+        }
     }
 
     fn wait(&self) -> Result<(), Errno> {
@@ -244,14 +261,14 @@ impl Keeper {
         Ok(())
     }
 
-    /// A round a moment from now, unless one is to come anyway. A deep one is never drawn forward by a shallow one: the
-    /// kernel may say of thousands of pods at once that they go.
+    /// A round a moment from now, unless one is to come anyway: that one is neither drawn forward, as the kernel may say of
+    /// thousands of pods at once that they go, nor put off, as there may always be other news.
     fn soon(&mut self, depth: Depth, foreign: bool) {
-        let pause = match depth {
-            Depth::Node => PAUSE,
-            Depth::Pods => DEEP_PAUSE,
+        let now = Instant::now();
+        let at = match depth {
+            Depth::Node => self.not_before.max(now + PAUSE),
+            Depth::Pods => now + DEEP_PAUSE,
         };
-        let at = Instant::now() + pause;
         let waiting = self.due[depth as usize].get_or_insert(Due { at, depth, foreign, timer: false });
         waiting.foreign |= foreign;
     }

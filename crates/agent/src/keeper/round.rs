@@ -14,7 +14,7 @@ use crate::memory;
 use crate::notify;
 use crate::share::Share;
 
-/// A round takes at most this share of the time while events keep coming.
+/// While events of the node keep coming, rounds have pauses between them of so many times what the last one took.
 const SHARE: u32 = 8;
 /// But whatever rounds take, what is removed meanwhile is back within a second.
 const LONGEST_PAUSE: Duration = Duration::from_millis(400);
@@ -71,10 +71,7 @@ impl Keeper {
         memory::give_back();
         self.run.renew();
         self.parts.board.round_ends(self.parts.config.reconcile);
-        // While events keep coming, most of the time belongs to the pods.
-        for due in self.due.iter_mut().flatten() {
-            due.at = due.at.max(Instant::now() + (took * SHARE).min(LONGEST_PAUSE));
-        }
+        self.not_before = Instant::now() + (took * SHARE).min(LONGEST_PAUSE);
     }
 
     fn done(&mut self, outcome: Outcome, took: Duration, share: Result<&Share, &String>) {

@@ -1,8 +1,13 @@
 //! Links, addresses, routes and neighbours that somebody removes, on the node and inside pods.
 
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
 use testkit::wait_until;
 
-use crate::common::{host_link, v4, v6};
+use crate::common::{addresses_of, host_link, v4, v6};
 use crate::scene::{BRIDGE, GATEWAYS, SOON, Scene, in_both_modes, run};
 
 #[test]
@@ -114,6 +119,39 @@ fn what_goes_inside_a_pod_is_put_back() {
             }
         }
     });
+}
+
+/// A look into the pods does not wait until the node is quiet.
+#[test]
+fn what_goes_inside_a_pod_is_put_back_while_the_node_is_never_quiet() {
+    in_both_modes(|mode| {
+        let scene = Scene::new("never-quiet", mode);
+        let (pod, result) = &scene.a;
+        let (over, end) = (AtomicBool::new(false), Instant::now() + SOON * 4);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) && Instant::now() < end {
+                    scene.run_quietly("nft flush ruleset");
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+            });
+            let back = result["ips"].as_array().unwrap().iter().map(|ip| {
+                let address = ip["address"].as_str().unwrap();
+                let started = Instant::now();
+                run(pod, &format!("ip addr del {address} dev eth0"));
+                let back = wait_until(address, SOON, || Ok(addresses_of(pod, "eth0").contains(&ip_of(ip))));
+                println!("{mode:6} {address} is back after {:3} ms", started.elapsed().as_millis());
+                back.map_err(|error| format!("{error:#}"))
+            });
+            let back: Result<Vec<()>, String> = back.collect();
+            over.store(true, Ordering::Relaxed);
+            assert_eq!(back.map(drop), Ok(()), "{mode}");
+        });
+    });
+}
+
+fn ip_of(address: &Value) -> IpAddr {
+    address["address"].as_str().unwrap().split('/').next().unwrap().parse().unwrap()
 }
 
 /// The kernel tells of these as of any change of a link, or not at all: the timer's look finds them.
