@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use api::Problem;
-use engine::reconcile::{self, Depth, Order, Outcome, Trouble};
+use engine::reconcile::{self, Depth, Kind, Order, Outcome, Trouble};
 use engine::state::StateError;
 use tracing::{debug, error, info, warn};
 
@@ -75,11 +75,18 @@ impl Keeper {
     }
 
     fn done(&mut self, outcome: Outcome, took: Duration, share: Result<&Share, &String>) {
+        // What an agent without pods makes when it starts is no repair: nobody had it yet.
+        let is_fresh = !self.was_ready && outcome.attachments.is_empty();
+        let mut repairs = Vec::new();
         for repair in &outcome.repairs {
+            if is_fresh && is_of_node(repair.kind) {
+                info!(kind = repair.kind.as_str(), "made: {}", repair.what);
+                continue;
+            }
             info!(kind = repair.kind.as_str(), "repaired: {}", repair.what);
             self.parts.metrics.repaired(repair.kind.as_str(), 1);
+            repairs.push(repair.what.clone());
         }
-        let repairs: Vec<String> = outcome.repairs.iter().map(|repair| repair.what.clone()).collect();
         let took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
         self.parts.board.reconciled(took_ms, &repairs);
         debug!("reconciled {} attachments in {took_ms} ms", outcome.attachments.len());
@@ -204,6 +211,21 @@ fn is_of_state(error: &engine::Error) -> bool {
         engine::Error::State(StateError::Busy { .. }) => false,
         engine::Error::State(_) => true,
         _ => false,
+    }
+}
+
+/// Does it belong to the node, also without any pod?
+fn is_of_node(kind: Kind) -> bool {
+    match kind {
+        Kind::Bridge | Kind::Address | Kind::Firewall | Kind::Sysctl => true,
+        Kind::Pending
+        | Kind::Collected
+        | Kind::Link
+        | Kind::Route
+        | Kind::Neighbour
+        | Kind::Shaping
+        | Kind::Stray
+        | Kind::Record => false,
     }
 }
 

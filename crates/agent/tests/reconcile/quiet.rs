@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use testkit::{Ns, wait_until};
 
-use crate::scene::{SOON, Scene, in_both_modes};
+use crate::common::Host;
+use crate::scene::{BRIDGE, BY_EVENTS, SOON, Scene, in_both_modes, run};
 
 /// What changes in the kernel within this time, by the kernel's own word.
 fn changes(node: &Ns, seconds: &str) -> String {
@@ -52,6 +53,24 @@ fn files(dir: &std::path::Path) -> Vec<(std::path::PathBuf, std::time::SystemTim
     }
     all.sort();
     all
+}
+
+#[test]
+fn what_an_agent_makes_on_a_fresh_machine_is_no_repair() {
+    in_both_modes(|mode| {
+        let host = Host::with_flags("fresh", &["--network-mode", mode, BY_EVENTS[0], BY_EVENTS[1]]);
+        let status = || host.agent.get("/v1/status").unwrap()["reconcile"].clone();
+        assert!(status()["rounds"].as_u64().unwrap() > 0, "{mode}: {}", status());
+        assert_eq!(status()["repairs"], 0, "{mode}: {}", status());
+        let log = host.agent.log().unwrap();
+        assert!(log.contains(&format!("made: bridge {BRIDGE} made")), "{mode}: {log}");
+        assert!(!log.contains("repaired: "), "{mode}: {log}");
+        // The same, once it was there, is one.
+        run(&host.node, "nft delete table inet podwire");
+        wait_until("the repair", SOON, || Ok(status()["repairs"] == 1)).unwrap();
+        let what = &status()["recent"][0]["what"];
+        assert_eq!(*what, "firewall put right: table inet podwire is missing", "{mode}");
+    });
 }
 
 #[test]

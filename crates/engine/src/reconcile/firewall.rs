@@ -35,7 +35,7 @@ impl Round<'_> {
                 self.take_back(attachments)?;
                 first.map_or(Ok(()), |first| tables.prepare(&first))?;
             }
-            self.repaired(Kind::Firewall, damage.join(", "));
+            self.repaired(Kind::Firewall, format_args!("firewall put right: {}", damage.join(", ")));
         }
         for lacking in tables.missing_of(&pods)? {
             let Some(attachment) = members.get(lacking).map(Member::attachment) else { continue };
