@@ -139,8 +139,7 @@ impl Keeper {
     /// troublesome, and a kernel that does not say, is no reason to refuse pods.
     fn lacks_bridge(&self, troubles: &[Trouble]) -> Option<String> {
         let name = &self.parts.config.network.bridge;
-        let about = format!("bridge {name}: ");
-        let trouble = troubles.iter().find(|trouble| trouble.what.starts_with(&about))?;
+        let trouble = troubles.iter().find(|trouble| trouble.bridge.as_ref() == Some(name))?;
         let found = netlink::RtSocket::open().and_then(|mut host| host.link(name));
         let is_there = found.map_or(true, |link| link.is_some_and(|it| it.kind.as_deref() == Some("bridge")));
         (!is_there).then(|| trouble.what.clone())

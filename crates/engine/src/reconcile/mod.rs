@@ -108,6 +108,8 @@ pub struct Trouble {
     pub what: String,
     /// A command to paste, where one helps.
     pub command: Option<String>,
+    /// The bridge that it is about.
+    pub bridge: Option<IfName>,
 }
 
 /// What a round did and found.
@@ -169,7 +171,13 @@ impl Round<'_> {
 
     fn trouble(&mut self, what: impl fmt::Display, error: impl Into<Error>) {
         let error: cni::Error = error.into().into();
-        self.outcome.troubles.push(Trouble { what: format!("{what}: {error}"), command: None });
+        self.outcome.troubles.push(Trouble { what: format!("{what}: {error}"), command: None, bridge: None });
+    }
+
+    fn bridge_trouble(&mut self, name: &IfName, error: Error) {
+        let error: cni::Error = error.into();
+        let what = format!("bridge {name}: {error}");
+        self.outcome.troubles.push(Trouble { what, command: None, bridge: Some(name.clone()) });
     }
 
     /// Networks whose state was lost begin with what lives: before the first ADD that could give an address twice.

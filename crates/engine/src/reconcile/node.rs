@@ -41,7 +41,7 @@ impl Round<'_> {
     pub(super) fn node(&mut self, records: &[(Network, Vec<Listed>)]) {
         for (name, wanted) in self.bridges(records) {
             if let Err(error) = self.bridge(&name, &wanted) {
-                self.trouble(format_args!("bridge {name}"), error);
+                self.bridge_trouble(&name, error);
             }
         }
     }
@@ -158,7 +158,7 @@ impl Round<'_> {
             if self.outcome.attachments.iter().any(is_on_it)
                 && let Err(error) = self.settle_bridge(&name, how)
             {
-                self.trouble(format_args!("bridge {name}"), error);
+                self.bridge_trouble(&name, error);
             }
         }
     }
