@@ -48,6 +48,10 @@ pub(crate) fn mtu(conf: &NetConf, found: Option<&Link>) -> u32 {
 }
 
 impl Bridge {
+    pub(crate) fn is_ours(&self) -> bool {
+        self.maker == Maker::Us
+    }
+
     pub(crate) fn owner<'a>(&self, log: &'a SysctlLog) -> Owner<'a> {
         match self.maker {
             Maker::Us => Owner::Us,
@@ -78,8 +82,12 @@ pub(crate) fn ensure(host: &mut RtSocket, spec: &Spec<'_>, found: Option<Link>) 
             ..SetLink::of(LinkRef::Index(link.index))
         }))?;
     }
-    let maker = if link.alias.as_deref() == Some(BRIDGE_ALIAS) { Maker::Us } else { Maker::SomebodyElse };
+    let maker = if is_marked(&link) { Maker::Us } else { Maker::SomebodyElse };
     Ok(Bridge { name: spec.name.clone(), index: link.index, mac: link.mac, maker })
+}
+
+pub(crate) fn is_marked(link: &Link) -> bool {
+    link.alias.as_deref() == Some(BRIDGE_ALIAS)
 }
 
 /// Made under a name of its own and then renamed: nobody sees the bridge half made, and our mark never gets on one that
@@ -130,7 +138,7 @@ fn publish(host: &mut RtSocket, draft: &IfName, name: &IfName) -> Result<(), Err
 
 /// The bridge is there now: those that others began to make are of no use, whether they were killed or are just slower.
 fn remove_drafts(host: &mut RtSocket, prefix: &str) -> Result<(), Error> {
-    let is_draft = |link: &Link| link.name.starts_with(prefix) && link.alias.as_deref() == Some(BRIDGE_ALIAS);
+    let is_draft = |link: &Link| link.name.starts_with(prefix) && is_marked(link);
     for draft in host.links()?.into_iter().filter(is_draft) {
         detach::delete_link(host, draft.index)?;
     }

@@ -13,7 +13,7 @@ use ipnet::IpNet;
 use netlink::{Address, Link, Op, RtSocket};
 use types::{AttachmentKey, IfName, NetworkName, ROUTE_PROTOCOL};
 
-use crate::bridge::BRIDGE_ALIAS;
+use crate::bridge::is_marked;
 use crate::detach::{delete_link, remove_stray};
 use crate::state::State;
 use crate::{Caller, Error, firewall, gc};
@@ -239,7 +239,7 @@ impl Leaving {
     /// The bridges that we made and nobody else uses.
     fn remove_bridges(&mut self) -> Result<(), Error> {
         let links = self.host.links()?;
-        for bridge in links.iter().filter(|link| link.alias.as_deref() == Some(BRIDGE_ALIAS)) {
+        for bridge in links.iter().filter(|link| is_marked(link)) {
             let name = &bridge.name;
             if let Some(port) = links.iter().find(|port| port.master == Some(bridge.index)) {
                 self.report.left.push(format!("bridge {name} stays: {} is a port of it", port.name));
@@ -358,6 +358,7 @@ mod tests {
     use netlink::NetNs;
 
     use super::*;
+    use crate::bridge::BRIDGE_ALIAS;
 
     /// Two links of two networks, with a bridge that carries the gateway of the second, and no state at all.
     const SCENE: [&str; 6] = [

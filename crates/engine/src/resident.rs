@@ -22,6 +22,8 @@ use crate::sysctl;
 #[derive(Debug, Default)]
 pub struct Resident {
     bridges: Mutex<HashMap<IfName, KnownBridge>>,
+    /// The indexes of bridges that had our mark when a round last saw them.
+    own_bridges: Mutex<HashMap<IfName, u32>>,
     host_ends: Mutex<HashMap<AttachmentKey, u32>>,
     settings: OnceLock<OwnedFd>,
     sockets: Spare<RtSocket>,
@@ -104,6 +106,15 @@ impl Resident {
     /// Somebody changed something on this node: what we know of bridges may be wrong.
     pub fn forget_bridges(&self) {
         lock(&self.bridges).clear();
+    }
+
+    pub(crate) fn remember_own_bridge(&self, bridge: &Bridge) {
+        lock(&self.own_bridges).insert(bridge.name.clone(), bridge.index);
+    }
+
+    /// Whether this very bridge had our mark.
+    pub(crate) fn was_own_bridge(&self, name: &IfName, index: u32) -> bool {
+        lock(&self.own_bridges).get(name) == Some(&index)
     }
 
     pub(crate) fn remember_host_end(&self, key: &AttachmentKey, index: u32) {

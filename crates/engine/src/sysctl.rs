@@ -130,6 +130,16 @@ pub(crate) fn refuse_advertisements(link: &IfName, owner: Owner<'_>) -> Result<(
     set_for(owner, ipv6(link.as_str(), "accept_ra"), "0")
 }
 
+/// The same for a link of ours that has them refused already, unless somebody changed that: then it is told.
+pub(crate) fn keep_advertisements_out(link: &IfName) -> Result<Option<PathBuf>, Error> {
+    let path = ipv6(link.as_str(), "accept_ra");
+    if reads(&path, "0") || !path.exists() {
+        return Ok(None);
+    }
+    set(path.clone(), "0")?;
+    Ok(Some(path))
+}
+
 /// For a link that needs IPv6: see [`Settings::enable`].
 pub(crate) fn enable_ipv6(link: &IfName, owner: Owner<'_>) -> Result<(), Error> {
     let disabled = ipv6(link.as_str(), "disable_ipv6");

@@ -15,7 +15,7 @@ use crate::kernel::RTM_F_FIB_MATCH;
 use crate::op::{Family, LinkRef, Route};
 use crate::rtsocket::RtSocket;
 use crate::socket::Content;
-use crate::view::{Link, RouteLookup};
+use crate::view::{Link, RouteLookup, snooping_of};
 use crate::wire::{Body, Head, NLM_F_REQUEST, Oversize};
 
 /// Links per send: an answer takes some 2 KiB, and all must fit the receive buffer at once.
@@ -67,15 +67,27 @@ impl RtSocket {
         self.links_of(&refs)
     }
 
+    /// Whether a bridge listens for who wants which multicast; `None` where it is no bridge. Only rounds ask for it.
+    pub fn snoops_multicast(&mut self, bridge: u32) -> Result<Option<bool>, Error> {
+        let mut found = Vec::new();
+        self.read_links(&[LinkRef::Index(bridge)], &mut found, snooping_of)?;
+        Ok(found.pop().flatten())
+    }
+
     fn links_of(&mut self, refs: &[LinkRef<'_>]) -> Result<Vec<Option<Link>>, Error> {
         let mut found = Vec::with_capacity(refs.len());
         for chunk in refs.chunks(LINKS) {
-            self.read_links(chunk, &mut found)?;
+            self.read_links(chunk, &mut found, Link::parse)?;
         }
         Ok(found)
     }
 
-    fn read_links(&mut self, refs: &[LinkRef<'_>], found: &mut Vec<Option<Link>>) -> Result<(), Error> {
+    fn read_links<T>(
+        &mut self,
+        refs: &[LinkRef<'_>],
+        found: &mut Vec<Option<T>>,
+        parse: impl Fn(&[u8]) -> Option<T>,
+    ) -> Result<(), Error> {
         let start = found.len();
         let sequences = self.socket.take_sequences(refs.len());
         self.batch.clear();
@@ -88,7 +100,7 @@ impl RtSocket {
         let mut failure = None;
         let answered = self.socket.exchange(&self.batch, sequences, |i, reply| {
             match reply.content {
-                Content::Data(message) => found[start + i] = Link::parse(message),
+                Content::Data(message) => found[start + i] = parse(message),
                 Content::Refused(refusal) if refusal.errno != Errno::NODEV && failure.is_none() => {
                     failure = Some(refusal.during(words(i)));
                 }

@@ -152,6 +152,8 @@ pub struct SetLink<'a> {
     pub no_link_local: bool,
     /// Only for a link that is a bridge port already: the kernel looks at it before `master` of the same message.
     pub hairpin: Option<bool>,
+    /// A bridge that does not listen for who wants which multicast: see [`AddBridge`].
+    pub no_snooping: bool,
 }
 
 impl<'a> SetLink<'a> {
@@ -167,6 +169,7 @@ impl<'a> SetLink<'a> {
             promisc: None,
             no_link_local: false,
             hairpin: None,
+            no_snooping: false,
         }
     }
 }

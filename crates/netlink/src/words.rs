@@ -53,6 +53,7 @@ impl fmt::Display for SetLink<'_> {
             (self.promisc.is_some(), "promiscuous mode"),
             (self.no_link_local, "link-local mode"),
             (self.hairpin.is_some(), "hairpin"),
+            (self.no_snooping, "multicast snooping"),
         ];
         for (i, (_, part)) in parts.iter().filter(|(set, _)| *set).enumerate() {
             write!(f, "{}{part}", if i == 0 { ": " } else { ", " })?;

@@ -172,6 +172,58 @@ fn what_the_kernel_does_not_tell_is_found_by_the_timer() {
 }
 
 #[test]
+fn what_a_bridge_of_ours_was_made_with_is_put_back() {
+    in_both_modes(|mode| {
+        let mut scene = Scene::with_flags("made-with", mode, &["--reconcile-seconds", "1"]);
+        let snooping = |scene: &Scene| {
+            let seen = scene.node().json(&["ip", "-j", "-d", "link", "show", "dev", BRIDGE]).unwrap();
+            seen[0]["linkinfo"]["info_data"]["mcast_snooping"].clone()
+        };
+        scene.repairs_after("multicast snooping", || {
+            scene.run(&format!("ip link set {BRIDGE} type bridge mcast_snooping 1"));
+        });
+        assert_eq!(snooping(&scene), 0, "{mode}");
+        let accept_ra = format!("net.ipv6.conf.{BRIDGE}.accept_ra");
+        scene.repairs_after("advertisements", || scene.run(&format!("sysctl -q -w {accept_ra}=2")));
+        let value = scene.node().sh(&["sysctl", "-n", &accept_ra]).unwrap();
+        assert_eq!(value.trim(), "0", "{mode}");
+        scene.repairs_after("mark", || scene.run(&format!("ip link set {BRIDGE} alias mine")));
+        scene.repairs_after("no mark", || {
+            // The words that are given to `ip` have no empty one among them.
+            scene.node().sh(&["ip", "link", "set", BRIDGE, "alias", ""]).unwrap();
+        });
+        let log = scene.host.agent.log().unwrap();
+        for kind in ["bridge", "sysctl"] {
+            let told =
+                |line: &&str| line.contains("repaired: ") && line.contains(&format!("kind=\"{kind}\""));
+            assert!(log.lines().any(|line| told(&line)), "{mode}, {kind}: {log}");
+        }
+        // Cleanup knows it again.
+        scene.host.agent.stop().unwrap();
+        let run_dir = scene.host.agent.run_dir().display().to_string();
+        let cleaned = scene.host.agent.podwire(&["cleanup", "--run-dir", &run_dir]).unwrap();
+        assert!(cleaned.success(), "{cleaned:?}");
+        assert!(!scene.run_quietly(&format!("ip link show {BRIDGE}")), "{mode}: {}", cleaned.stdout);
+    });
+}
+
+/// A bridge that was there before is somebody's who knows what it is for.
+#[test]
+fn a_bridge_of_somebody_else_stays_as_it_is() {
+    let lab = testkit::Lab::new("their-bridge").unwrap();
+    let node = lab.node("n1").unwrap();
+    run(&node, &format!("ip link add {BRIDGE} type bridge mcast_snooping 1"));
+    run(&node, &format!("ip link set {BRIDGE} alias theirs"));
+    let mut agent = testkit::Agent::start(&node, &["--no-install", "--reconcile-seconds", "1"]).unwrap();
+    let rounds = || agent.get("/v1/status").unwrap()["reconcile"]["rounds"].as_u64().unwrap();
+    wait_until("some rounds", SOON * 2, || Ok(rounds() > 2)).unwrap();
+    let seen = node.json(&["ip", "-j", "-d", "link", "show", "dev", BRIDGE]).unwrap();
+    assert_eq!(seen[0]["ifalias"], "theirs", "{seen}");
+    assert_eq!(seen[0]["linkinfo"]["info_data"]["mcast_snooping"], 1, "{seen}");
+    agent.kill().unwrap();
+}
+
+#[test]
 fn forwarding_that_was_switched_off_is_on_again() {
     let scene = Scene::new("forward", "routed");
     for key in ["net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"] {

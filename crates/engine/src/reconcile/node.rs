@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use ipnet::{IpNet, Ipv6Net};
 use netconf::{Addresses, NetConf};
-use netlink::{Address, LinkRef, Op, SetLink};
+use netlink::{Address, Link, LinkRef, Op, SetLink};
 use types::{AttachMode, IfName, Mac, ROUTE_PROTOCOL};
 
 use super::diff::knows_bridge;
 use super::{Kind, Round};
-use crate::bridge::{self, BRIDGE_ALIAS, Spec};
+use crate::bridge::{self, BRIDGE_ALIAS, Bridge, Spec};
 use crate::state::{Attachment, Listed, Network, Phase};
 use crate::sysctl::{self, Families};
 use crate::{Error, settle};
@@ -64,12 +64,13 @@ impl Round<'_> {
 
     fn bridge(&mut self, name: &IfName, wanted: &Wanted) -> Result<(), Error> {
         let found = self.host.link(name)?;
+        let found = found.map(|link| self.mark(name, link)).transpose()?;
         let (was_there, was_up) = (found.is_some(), found.as_ref().is_some_and(|link| link.up));
         // An MTU that somebody gave the bridge stays, as it does when a pod is attached.
         let own = self.order.network.filter(|(_, conf)| conf.bridge == *name);
         let mtu = if was_there { own.and_then(|(_, conf)| conf.mtu) } else { wanted.mtu };
         let promisc = own.is_some_and(|(_, conf)| conf.promisc);
-        let ours = found.as_ref().filter(|link| link.alias.as_deref() == Some(BRIDGE_ALIAS));
+        let ours = found.as_ref().filter(|link| bridge::is_marked(link));
         if ours.is_some_and(|link| !link.up) {
             skip_detection(name)?;
         }
@@ -88,6 +89,9 @@ impl Round<'_> {
                 self.repaired(Kind::Bridge, format_args!("bridge {name} was down"));
             }
             (true, true) => {}
+        }
+        if bridge.is_ours() {
+            self.keep_settings(&bridge)?;
         }
         let addresses = self.host.addresses(Some(bridge.index))?;
         if let Some((_, conf)) = own {
@@ -110,6 +114,39 @@ impl Round<'_> {
             self.repaired(Kind::Address, format_args!("address {address} put on bridge {name}"));
         }
         self.forwarding(&wanted.gateways)
+    }
+
+    /// A bridge that had our mark gets it back: without it cleanup would take it for somebody else's.
+    fn mark(&mut self, name: &IfName, link: Link) -> Result<Link, Error> {
+        let Some(resident) = self.order.resident else { return Ok(link) };
+        if bridge::is_marked(&link) || !resident.was_own_bridge(name, link.index) {
+            return Ok(link);
+        }
+        let change = SetLink::of(LinkRef::Index(link.index));
+        self.host.run(&Op::SetLink(SetLink { alias: Some(BRIDGE_ALIAS), ..change }))?;
+        // An ADD may have taken it for somebody else's meanwhile.
+        resident.forget_bridges();
+        self.repaired(Kind::Bridge, format_args!("bridge {name} marked as ours again"));
+        Ok(Link { alias: Some(BRIDGE_ALIAS.to_owned()), ..link })
+    }
+
+    /// What a bridge of ours was made with.
+    fn keep_settings(&mut self, bridge: &Bridge) -> Result<(), Error> {
+        if let Some(resident) = self.order.resident {
+            resident.remember_own_bridge(bridge);
+        }
+        if self.host.snoops_multicast(bridge.index)? == Some(true) {
+            let change = SetLink::of(LinkRef::Index(bridge.index));
+            self.host.run(&Op::SetLink(SetLink { no_snooping: true, ..change }))?;
+            self.repaired(
+                Kind::Bridge,
+                format_args!("multicast snooping of bridge {} switched off", bridge.name),
+            );
+        }
+        if let Some(changed) = sysctl::keep_advertisements_out(&bridge.name)? {
+            self.repaired(Kind::Sysctl, format_args!("{} set to 0", changed.display()));
+        }
+        Ok(())
     }
 
     /// Gateways of blocks that were this network's: as long as one is here, packets for its block stay here, whoever has it

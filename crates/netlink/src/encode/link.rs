@@ -59,8 +59,12 @@ pub(super) fn bridge(body: &mut Body<'_>, add: &AddBridge<'_>) {
     name_mac_mtu(body, add.name, add.mac, add.mtu);
     body.nest(libc::IFLA_LINKINFO, |info| {
         info.str(libc::IFLA_INFO_KIND, "bridge");
-        info.nest(libc::IFLA_INFO_DATA, |data| data.u8(IFLA_BR_MCAST_SNOOPING, 0));
+        info.nest(libc::IFLA_INFO_DATA, no_snooping);
     });
+}
+
+fn no_snooping(data: &mut Body<'_>) {
+    data.u8(IFLA_BR_MCAST_SNOOPING, 0);
 }
 
 pub(super) fn ifb(body: &mut Body<'_>, name: &IfName, mtu: u32) {
@@ -130,10 +134,16 @@ pub(super) fn set(body: &mut Body<'_>, set: &SetLink<'_>) {
         // Without a NUL: the kernel would count it as part of the alias.
         body.bytes(libc::IFLA_IFALIAS, alias.as_bytes());
     }
-    if let Some(hairpin) = set.hairpin {
+    if set.hairpin.is_some() || set.no_snooping {
         body.nest(libc::IFLA_LINKINFO, |info| {
-            info.str(libc::IFLA_INFO_SLAVE_KIND, "bridge");
-            info.nest(libc::IFLA_INFO_SLAVE_DATA, |port| port.u8(IFLA_BRPORT_MODE, u8::from(hairpin)));
+            if set.no_snooping {
+                info.str(libc::IFLA_INFO_KIND, "bridge");
+                info.nest(libc::IFLA_INFO_DATA, no_snooping);
+            }
+            if let Some(hairpin) = set.hairpin {
+                info.str(libc::IFLA_INFO_SLAVE_KIND, "bridge");
+                info.nest(libc::IFLA_INFO_SLAVE_DATA, |port| port.u8(IFLA_BRPORT_MODE, u8::from(hairpin)));
+            }
         });
     }
     if set.no_link_local {

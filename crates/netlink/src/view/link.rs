@@ -5,8 +5,8 @@ use types::Mac;
 
 use super::after;
 use crate::kernel::{
-    IFLA_BRPORT_MODE, IFLA_VXLAN_GROUP, IFLA_VXLAN_GROUP6, IFLA_VXLAN_ID, IFLA_VXLAN_LEARNING,
-    IFLA_VXLAN_LINK, IFLA_VXLAN_LOCAL, IFLA_VXLAN_LOCAL6, IFLA_VXLAN_PORT,
+    IFLA_BR_MCAST_SNOOPING, IFLA_BRPORT_MODE, IFLA_VXLAN_GROUP, IFLA_VXLAN_GROUP6, IFLA_VXLAN_ID,
+    IFLA_VXLAN_LEARNING, IFLA_VXLAN_LINK, IFLA_VXLAN_LOCAL, IFLA_VXLAN_LOCAL6, IFLA_VXLAN_PORT,
 };
 use crate::wire::{attribute, attribute_at, attributes, read_text, read_u32};
 
@@ -90,6 +90,16 @@ impl Link {
             self.hairpin = mode.and_then(<[u8]>::first).map(|mode| *mode != 0);
         }
     }
+}
+
+/// Of the message of a bridge.
+pub(crate) fn snooping_of(message: &[u8]) -> Option<bool> {
+    let info = attribute(after::<16>(message), libc::IFLA_LINKINFO)?;
+    if read_text(attribute(info, libc::IFLA_INFO_KIND)?) != "bridge" {
+        return None;
+    }
+    let snooping = attribute_at(info, &[libc::IFLA_INFO_DATA, IFLA_BR_MCAST_SNOOPING])?;
+    snooping.first().map(|on| *on != 0)
 }
 
 fn read_vxlan(data: &[u8]) -> Option<Vxlan> {

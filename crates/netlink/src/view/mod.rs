@@ -5,6 +5,7 @@ mod link;
 mod tc;
 
 pub use ip::{Address, Neighbour, RouteLookup};
+pub(crate) use link::snooping_of;
 pub use link::{Link, Vxlan};
 pub use tc::Qdisc;
 

@@ -120,9 +120,17 @@ fn a_bridge_keeps_its_mac_whatever_its_ports() {
 #[test]
 fn nobody_on_a_bridge_can_make_it_keep_multicast_back() {
     let mut w = World::new();
-    w.bridge("br0");
-    let seen = json(&w.host, "ip -d -j link show br0");
-    assert_eq!(seen[0]["linkinfo"]["info_data"]["mcast_snooping"], 0, "{seen}");
+    let bridge = w.bridge("br0");
+    let snooping =
+        || json(&w.host, "ip -d -j link show br0")[0]["linkinfo"]["info_data"]["mcast_snooping"].clone();
+    assert_eq!((snooping(), w.h.snoops_multicast(bridge).unwrap()), (0.into(), Some(false)));
+    json(&w.host, "ip -j link set br0 type bridge mcast_snooping 1");
+    assert_eq!((snooping(), w.h.snoops_multicast(bridge).unwrap()), (1.into(), Some(true)));
+    let change = SetLink::of(LinkRef::Index(bridge));
+    w.h.run(&Op::SetLink(SetLink { no_snooping: true, ..change })).unwrap();
+    assert_eq!((snooping(), w.h.snoops_multicast(bridge).unwrap()), (0.into(), Some(false)));
+    let (no_bridge, _) = w.veth("pwabc", "eth0");
+    assert_eq!(w.h.snoops_multicast(no_bridge).unwrap(), None);
 }
 
 /// Why `AddBridge` says how to pin the MTU: this is the kernel's behaviour, not ours.
