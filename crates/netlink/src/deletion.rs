@@ -50,7 +50,17 @@ impl RtSocket {
 /// Deletes a link of the calling thread's namespace, and returns as soon as it is gone: link, routes and name. A thread
 /// of its own sits out the rest of the grace period; where there are too many of them, the caller does.
 pub fn delete_link_early(index: u32) -> Result<(), Error> {
+    // Before it is done: whoever hears the kernel's news may be quicker than we are.
     note(index);
+    let deleted = delete_early(index);
+    // A link that lives makes news. Of one that somebody else was quicker to delete there are no others.
+    if deleted.as_ref().is_err_and(|error| !error.is_missing()) {
+        forget(index);
+    }
+    deleted
+}
+
+fn delete_early(index: u32) -> Result<(), Error> {
     let mut host = RtSocket::open()?;
     let Some(turn) = Turn::take() else { return host.run(&Op::DelLink(index)) };
     let mut deletion = Deletion::prepare(&mut host.socket, index, Told::by_this_kernel())?;
@@ -153,6 +163,14 @@ fn note(index: u32) {
         deleted.pop_front();
     }
     deleted.push_back(index);
+}
+
+/// Once: several may have tried to delete the same link, and one of them may have done so.
+fn forget(index: u32) {
+    let mut deleted = DELETED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(place) = deleted.iter().rposition(|noted| *noted == index) {
+        deleted.remove(place);
+    }
 }
 
 /// How many threads still wait for the kernel to end a deletion whose caller was let go.
@@ -372,6 +390,25 @@ mod tests {
             assert!(Instant::now() < end, "{} threads stay", Sitter::idle().len());
             std::thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    #[test]
+    fn a_link_that_stays_is_not_taken_for_deleted() {
+        let _alone = ALONE.lock().unwrap();
+        // The kernel never deletes it.
+        const LOOPBACK: u32 = 1;
+        let ns = NetNs::create().unwrap();
+        let refused = ns.run(|| delete_link_early(LOOPBACK)).unwrap().unwrap_err();
+        assert!(matches!(refused, Error::Refused { .. }) && !was_deleted_here(LOOPBACK), "{refused}");
+        // One that was deleted stays known, also when another tries it once more and is refused.
+        note(LOOPBACK);
+        ns.run(|| delete_link_early(LOOPBACK)).unwrap().unwrap_err();
+        assert!(was_deleted_here(LOOPBACK));
+        forget(LOOPBACK);
+        let mut socket = RtSocket::open_in(&ns).unwrap();
+        let index = with_link(&mut socket);
+        ns.run(|| delete_link_early(index)).unwrap().unwrap();
+        assert!(was_deleted_here(index));
     }
 
     #[test]
