@@ -1,13 +1,12 @@
 //! Who attaches and detaches pods: a plugin, on its own node with its own network, or the kernel alone.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Value, json};
-use tempfile::TempDir;
 use testkit::{Plugin, Pod, REFERENCE_DIR, Verb, with_prev_result};
 use types::AttachMode;
 
@@ -23,23 +22,17 @@ pub(crate) struct Plugins {
     pub(crate) built: PathBuf,
     pub(crate) podwire: PathBuf,
     pub(crate) reference: PathBuf,
-    /// Goes with what is in it.
-    _installed: TempDir,
 }
 
 impl Plugins {
     /// Both as a node has them: copied, in one go. What a linker wrote here and there lies in the page cache in single pages,
-    /// and every start of it takes 0.1 ms longer.
+    /// and every start of it takes 0.1 ms longer. The reference was copied by its package, ours is copied here.
     pub(crate) fn find() -> Result<Self> {
         // bridge runs it: without it every ADD would fail, quickly.
         Plugin::reference("host-local")?;
         let built = Plugin::podwire()?.path;
-        let beside = built.parent().context("the plugin lies in no folder")?;
-        let installed =
-            TempDir::with_prefix_in("bench-", beside).context("no folder for a copy of the plugin")?;
-        let podwire = installed.path().join("podwire-cni");
-        fs::copy(&built, &podwire).with_context(|| format!("cannot copy {}", built.display()))?;
-        Ok(Self { built, podwire, reference: Plugin::reference("bridge")?.path, _installed: installed })
+        let podwire = install(&built)?;
+        Ok(Self { built, podwire, reference: Plugin::reference("bridge")?.path })
     }
 
     pub(crate) fn podwire<'a>(
@@ -67,6 +60,19 @@ impl Plugins {
         let config = network.reference(&seat.dir)?;
         Ok(PluginLane { program: &self.reference, seat, config, ips: network.subnets()?.len() })
     }
+}
+
+/// Copies the plugin into a folder beside it, always the same, so that a bench that is killed leaves nothing that piles up.
+/// Renamed into place: another bench may run the one that is there.
+fn install(built: &Path) -> Result<PathBuf> {
+    let beside = built.parent().context("the plugin lies in no folder")?;
+    let folder = beside.join("bench");
+    let (installed, draft) =
+        (folder.join("podwire-cni"), folder.join(format!("podwire-cni.{}", std::process::id())));
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    fs::copy(built, &draft).with_context(|| format!("cannot copy {}", built.display()))?;
+    fs::rename(&draft, &installed).with_context(|| format!("cannot make {}", installed.display()))?;
+    Ok(installed)
 }
 
 /// A plugin as a runtime uses it.
