@@ -260,6 +260,11 @@ impl Task {
                 NoTurn::Busy => try_again(format!("another request about it takes longer than {PATIENCE:?}")),
             })?;
         }
+        // It may have waited long. A DEL is right, whoever waits for it.
+        if key.is_some() && hung_up() {
+            self.cancel.set(Unwanted::HungUp);
+            return Err(unwanted(Unwanted::HungUp));
+        }
         let cancelled = || {
             if hung_up() {
                 self.cancel.set(Unwanted::HungUp);

@@ -151,6 +151,21 @@ fn a_client_that_hung_up_before_the_start_is_not_served() {
     assert!(site.engine.log().is_empty());
 }
 
+/// While it waited for its turn nobody looked after its connection.
+#[test]
+fn a_client_that_hung_up_while_it_waited_is_not_served() {
+    let site = Site::new();
+    let (begun, go) = site.engine.gate("ADD a");
+    let (first, second) = (site.accept("ADD", "a"), site.accept("ADD", "a"));
+    let running = thread::spawn(move || first.answer());
+    begun.recv_timeout(SOON).unwrap();
+    let waiting = thread::spawn(move || second.run(&|| true).0);
+    go.send(()).unwrap();
+    assert!(matches!(running.join().unwrap(), Answer::Done(_)));
+    assert!(error(waiting.join().unwrap()).msg.contains("hung up before the work began"));
+    assert_eq!(site.engine.log(), ["ADD a"]);
+}
+
 #[test]
 fn a_client_that_hangs_up_before_the_commit_is_undone() {
     let site = Site::new();

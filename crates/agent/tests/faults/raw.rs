@@ -64,9 +64,19 @@ pub(crate) fn stuck(host: &Host, bytes: &[u8]) -> UnixStream {
 
 /// The request as it goes over the socket.
 pub(crate) fn bytes_of(call: &CniCall) -> Vec<u8> {
+    bytes_with(call, "")
+}
+
+/// The same as the plugin says it: served by the thread that takes it in.
+pub(crate) fn bytes_for_the_door(call: &CniCall) -> Vec<u8> {
+    bytes_with(call, "Connection: close\r\n")
+}
+
+fn bytes_with(call: &CniCall, more: &str) -> Vec<u8> {
     let body = serde_json::to_vec(call).unwrap();
+    let length = body.len();
     let head =
-        format!("POST {} HTTP/1.1\r\nHost: podwire\r\nContent-Length: {}\r\n\r\n", api::CNI, body.len());
+        format!("POST {} HTTP/1.1\r\nHost: podwire\r\n{more}Content-Length: {length}\r\n\r\n", api::CNI);
     [head.into_bytes(), body].concat()
 }
 
