@@ -68,11 +68,13 @@ fn the_readmes_metrics_are_the_agents() {
     let agent = host.agent(&["--no-install"]);
     let pod = host.node.pod("a").unwrap();
     host.plugin.add(&pod, &agent.config(&serde_json::json!({}))).unwrap().ok().unwrap();
+    // Something to repair: what was never counted is not shown.
+    host.node.sh(&["nft", "delete", "table", "inet", "podwire"]).unwrap();
     // A request is counted after it was answered.
     let mut page = String::new();
-    wait_until("the request to be counted", DEADLINE, || {
+    wait_until("request and repair to be counted", DEADLINE, || {
         page = agent.metrics()?;
-        Ok(page.contains("podwire_requests_total{"))
+        Ok(["podwire_requests_total{", "podwire_reconcile_repairs_total{"].iter().all(|it| page.contains(it)))
     })
     .unwrap();
     let named: Vec<&str> = README
