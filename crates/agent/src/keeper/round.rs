@@ -80,7 +80,7 @@ impl Keeper {
         let mut repairs = Vec::new();
         for repair in &outcome.repairs {
             if is_fresh && is_of_node(repair.kind) {
-                info!(kind = repair.kind.as_str(), "made: {}", repair.what);
+                info!(kind = repair.kind.as_str(), "{}", repair.what);
                 continue;
             }
             info!(kind = repair.kind.as_str(), "repaired: {}", repair.what);

@@ -22,7 +22,7 @@ const KEPT: [&str; 3] = ["/etc/podwire", netconf::DEFAULT_LOG_FILE, "/etc/system
 
 pub(crate) fn run(args: &Cleanup) -> Result<()> {
     let folders = Folders::find(&args.which, args.state_dir.clone());
-    // Held to the end: no agent starts meanwhile.
+    // No agent starts in this folder as long as the folder is there.
     let _lock = without_agent(&folders)?;
     let mut report = Report::default();
     let mut names = Vec::new();
