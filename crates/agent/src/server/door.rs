@@ -7,7 +7,7 @@
 
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
@@ -70,11 +70,14 @@ pub(super) struct Porters {
     pub(super) runtime: Handle,
     /// Threads that are not busy with a client.
     free: AtomicUsize,
+    /// Nobody can be taken in, and that was told.
+    is_stuck: AtomicBool,
 }
 
 impl Porters {
     pub(super) fn new(door: Arc<Door>, peers: Peers, house: House) -> Arc<Self> {
-        Arc::new(Self { door, peers, house, runtime: Handle::current(), free: AtomicUsize::new(0) })
+        let (free, is_stuck) = (AtomicUsize::new(0), AtomicBool::new(false));
+        Arc::new(Self { door, peers, house, runtime: Handle::current(), free, is_stuck })
     }
 
     /// Fewer do as well, as long as there is one.
@@ -99,11 +102,17 @@ impl Porters {
     fn work(&self) {
         while let Some((permit, listener)) = self.room().zip(self.door.listener()) {
             match listener.accept() {
-                Ok((stream, _)) => self.receive(stream, permit),
+                Ok((stream, _)) => {
+                    self.is_stuck.store(false, Ordering::Relaxed);
+                    self.receive(stream, permit);
+                }
                 // It was shut because there is another one now, or none.
                 Err(_) if !self.door.is(&listener) => {}
                 Err(error) => {
-                    tracing::warn!("cannot accept a connection: {error}");
+                    // Out of files, say: all threads meet it, again and again.
+                    if !self.is_stuck.swap(true, Ordering::Relaxed) {
+                        tracing::warn!("cannot accept connections: {error}");
+                    }
                     thread::sleep(ACCEPT_PAUSE);
                 }
             }
