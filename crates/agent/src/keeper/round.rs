@@ -120,12 +120,13 @@ impl Keeper {
             return;
         }
         self.bridgeless = None;
-        self.parts.board.set_ready();
         if !self.was_ready {
             self.was_ready = true;
             let since = self.parts.begun.elapsed();
+            // Before it is: whoever finds it ready finds it said.
             info!("ready after {} ms with {} attachments", since.as_millis(), self.memory.len());
         }
+        self.parts.board.set_ready();
         self.works("STATUS=ready");
     }
 
