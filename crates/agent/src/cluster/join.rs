@@ -189,7 +189,8 @@ impl Registry {
                 Standing::Found(found) => Some(found),
                 Standing::Absent | Standing::Unreadable { .. } => None,
             };
-            let former = self.former(candidate).await?;
+            // Where another machine had the new name, its blocks are what we get: ours stay with the old name, as others know it.
+            let former = if found.is_some() { None } else { self.former(candidate).await? };
             let claims = self.claims(candidate, found.map(|found| &found.object), former.is_some()).await?;
             let record = NodeRecord { blocks: claims.ours, ..candidate.record.clone() };
             let joined = |revision, was_forgotten| Joined {

@@ -186,6 +186,15 @@ fn a_machine_that_gets_another_name_takes_its_blocks_along() {
         late.former = Some("old".try_into().unwrap());
         assert_eq!(join(&registry, &late).await.unwrap().lost.len(), 2);
         assert!(look(&registry).await.unwrap().nodes.contains(&other.record));
+        // A dead machine had the new name: its blocks come with it, and ours stay with the old one.
+        let dead = join(&registry, &candidate("dead", 9)).await.unwrap();
+        let gone = Change::Delete(registry.layout.alive(&dead.record.name));
+        registry.store.commit(&[], &[gone]).await.unwrap();
+        let mut heir = candidate("dead", 2);
+        heir.remembered.clone_from(&other.record.blocks);
+        heir.former = Some("old".try_into().unwrap());
+        assert_eq!(join(&registry, &heir).await.unwrap().record.blocks, dead.record.blocks);
+        assert!(look(&registry).await.unwrap().nodes.contains(&other.record));
     });
 }
 
