@@ -101,7 +101,14 @@ fn joined(nets: &[IpNet]) -> String {
 pub(crate) struct Shares {
     /// The share there is now, or why there is none.
     current: RwLock<Result<Arc<Share>, String>>,
-    tunnels: RwLock<Vec<IfName>>,
+    tunnels: RwLock<Vec<TunnelSize>>,
+}
+
+/// A tunnel device that leads to other nodes, and how much fits through it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct TunnelSize {
+    pub(crate) name: IfName,
+    pub(crate) mtu: u32,
 }
 
 impl Shares {
@@ -135,12 +142,16 @@ impl Shares {
         }
     }
 
-    /// The tunnel devices that lead to other nodes: the firewall must know them.
-    pub(crate) fn tunnels(&self) -> Vec<IfName> {
+    /// The tunnel devices there are: the firewall must know those that carry less than pods' links.
+    pub(crate) fn tunnels(&self) -> Vec<TunnelSize> {
         self.tunnels.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub(crate) fn set_tunnels(&self, names: Vec<IfName>) {
-        *self.tunnels.write().unwrap_or_else(PoisonError::into_inner) = names;
+    /// Are these others than before?
+    pub(crate) fn set_tunnels(&self, tunnels: Vec<TunnelSize>) -> bool {
+        let mut current = self.tunnels.write().unwrap_or_else(PoisonError::into_inner);
+        let is_news = *current != tunnels;
+        *current = tunnels;
+        is_news
     }
 }

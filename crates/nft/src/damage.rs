@@ -113,7 +113,7 @@ impl Firewall {
         networks: &[&NetworkChain],
         found: &mut Vec<String>,
     ) -> Result<(), Error> {
-        let text = ruleset::text(&[family], networks);
+        let text = ruleset::text(&[family], networks, self.clamp()?);
         let shape = Shape::of(&text);
         if !self.is_of_our_revision(&element::revision(family))? {
             found.push(format!("table {} {TABLE} is of another version", family.word()));
@@ -140,7 +140,7 @@ impl Firewall {
     /// The text that removes what our text cannot be applied over, for the beginning of the same transaction: chains of
     /// others, and our own at another hook. Nothing may jump to a chain that goes, so all rules go with them.
     pub(crate) fn clearance(&mut self, family: Family, networks: &[&NetworkChain]) -> Result<String, Error> {
-        let text = ruleset::text(&[family], networks);
+        let text = ruleset::text(&[family], networks, self.clamp()?);
         let (shape, survey) = (Shape::of(&text), self.survey(family)?);
         let displaced = survey
             .chains

@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::pod::{HostPort, NetworkChain, Pod};
 use crate::program;
 use crate::request;
-use crate::ruleset::{self, Family, TABLE};
+use crate::ruleset::{self, Clamp, Family, TABLE};
 use crate::socket::{Refused, Request, Socket};
 
 /// How often a pod is tried: structure, leftovers of another pod and the real thing need three; the rest is for races.
@@ -62,7 +62,7 @@ impl Firewall {
                 if renewals == RENEWALS {
                     break;
                 }
-                let mut text = ruleset::text(element::families(pod), pod.masquerade.as_slice());
+                let mut text = ruleset::text(element::families(pod), pod.masquerade.as_slice(), Clamp::Off);
                 if let Some(chain) = pod.masquerade.filter(|_| renewals > 0) {
                     // Somebody pruned the chain before the pod was in it: this time it is never empty.
                     text.push_str(&ruleset::members(chain, pod.addresses));

@@ -19,7 +19,7 @@ use crate::firewall::{Action, Firewall, Replace, additions, named};
 use crate::pod::Pod;
 use crate::program;
 use crate::prune::Idle;
-use crate::ruleset::{self, Family, TABLE};
+use crate::ruleset::{self, Clamp, Family, TABLE};
 
 const REPAIR: &str = "put a pod back into the firewall";
 /// Structure may be pruned again before pods are in it; the rest is for races.
@@ -45,7 +45,9 @@ impl Firewall {
 
     /// Makes the structure that such a pod needs, so that the first one finds it.
     pub fn prepare(&mut self, like: &Pod<'_>) -> Result<(), Error> {
-        program::apply(&ruleset::text(element::families(like), &networks(std::slice::from_ref(like))))
+        let networks = networks(std::slice::from_ref(like));
+        let clamp = self.clamp()?;
+        program::apply(&ruleset::text(element::families(like), &networks, clamp))
     }
 
     /// Puts the structure right and these pods in force; what there is of others stays, except where a set of a wrong
@@ -73,7 +75,7 @@ impl Firewall {
             for &family in &families {
                 text.push_str(&self.clearance(family, if family == Family::Inet { &networks } else { &[] })?);
             }
-            text.push_str(&ruleset::text(&families, &networks));
+            text.push_str(&ruleset::text(&families, &networks, self.clamp()?));
             if attempt > 0 {
                 // Somebody pruned a chain before its pods were in it: this time it is never empty.
                 text.extend(pods.iter().filter_map(|p| Some(ruleset::members(p.masquerade?, p.addresses))));
@@ -137,7 +139,8 @@ impl Firewall {
             // Added first, because deleting one that is not there fails.
             text.push_str(&format!("add table {family} {TABLE}\ndelete table {family} {TABLE}\n"));
         }
-        text.push_str(&ruleset::text(&families, &networks(pods)));
+        let clamp = if tunnels.is_empty() { Clamp::Off } else { Clamp::On };
+        text.push_str(&ruleset::text(&families, &networks(pods), clamp));
         text.extend(elements.iter().map(Element::line));
         text.extend(
             tunnels

@@ -14,7 +14,7 @@ pub(crate) const TABLE: &str = "podwire";
 /// The map that says which structure a table has: one element, `REVISION_KEY` to a number made from the text.
 pub(crate) const REVISION: &str = "revision";
 pub(crate) const REVISION_KEY: u32 = 1;
-/// The set of devices that lead to other nodes.
+/// The set of devices that lead to other nodes and carry less than pods' links.
 pub(crate) const TUNNELS: &str = "tunnels";
 
 /// Who a table is for: `inet` sees packets at the host's IP layer, `bridge` frames between ports of a bridge.
@@ -52,6 +52,14 @@ impl Family {
     }
 }
 
+/// Whether connections through tunnels are to learn what fits. Every packet that is forwarded pays for it, so it is there
+/// only while set `tunnels` has members.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Clamp {
+    On,
+    Off,
+}
+
 struct Structure {
     /// Sets, maps and chains without rules: adding what is already there changes nothing.
     objects: &'static str,
@@ -60,16 +68,34 @@ struct Structure {
     chains: &'static [&'static str],
 }
 
+impl Structure {
+    fn write(&self, family: &str, out: &mut String) {
+        out.push_str(self.objects);
+        for chain in self.chains {
+            out.push_str(&format!("flush chain {family} {TABLE} {chain}\n"));
+        }
+        out.push_str(self.rules);
+    }
+}
+
+/// Removes the chains that clamp, whether they are there or not.
+pub(crate) fn without_clamp() -> String {
+    let mut out = CLAMP.objects.to_owned();
+    for verb in ["flush", "delete"] {
+        out.extend(CLAMP.chains.iter().map(|chain| format!("{verb} chain inet {TABLE} {chain}\n")));
+    }
+    out
+}
+
 /// What `families` and the chains of these networks look like, for `nft -f -`.
-pub(crate) fn text(families: &[Family], networks: &[&NetworkChain]) -> String {
+pub(crate) fn text(families: &[Family], networks: &[&NetworkChain], clamp: Clamp) -> String {
     let mut out = String::new();
     for family in families {
-        let (structure, word) = (family.structure(), family.word());
-        out.push_str(structure.objects);
-        for chain in structure.chains {
-            out.push_str(&format!("flush chain {word} {TABLE} {chain}\n"));
+        let word = family.word();
+        family.structure().write(word, &mut out);
+        if (*family, clamp) == (Family::Inet, Clamp::On) {
+            CLAMP.write(word, &mut out);
         }
-        out.push_str(structure.rules);
         out.push_str(&format!(
             "flush map {word} {TABLE} {REVISION}\nadd element {word} {TABLE} {REVISION} {{ {REVISION_KEY} : {:#010x} }}\n",
             family.revision()
@@ -132,9 +158,7 @@ const INET: Structure = Structure {
         "guard",
         "from-pod",
         "from-pod6",
-        "loopback",
-        "clamp",
-        "clamp-syn",
+        "from-pod-icmp6",
         "nat-prerouting",
         "nat-output",
         "nat-postrouting",
@@ -165,15 +189,13 @@ const INET: Structure = Structure {
 	set addr4 { type ifname . ipv4_addr; flags timeout; }
 	set addr6 { type ifname . ipv6_addr; flags timeout; }
 
-	# devices that lead to other nodes
+	# devices that lead to other nodes and carry less than pods' links: with any, there are the chains `clamp`
 	set tunnels { type ifname; }
 
 	chain guard { type filter hook prerouting priority raw; policy accept; }
 	chain from-pod { }
 	chain from-pod6 { }
-	chain loopback { }
-	chain clamp { type filter hook forward priority -150; policy accept; }
-	chain clamp-syn { }
+	chain from-pod-icmp6 { }
 	chain nat-prerouting { type nat hook prerouting priority dstnat; policy accept; }
 	chain nat-output { type nat hook output priority -100; policy accept; }
 	chain nat-postrouting { type nat hook postrouting priority srcnat; policy accept; }
@@ -182,37 +204,26 @@ const INET: Structure = Structure {
 }
 "#,
     rules: r#"table inet podwire {
-	# every packet comes through here, so what most of them need is asked first: a name costs less than a set
+	# every packet of the host comes through here, and most are of no pod: one question, about the name alone
 	chain guard {
 		iifname "pw*" goto from-pod
-		goto loopback
 	}
-	# links that are named as those of routed pods are; nearly all packets are of a guarded pod and may pass
+	# links that are named as those of pods are; nearly all packets are of a guarded pod and may pass
 	chain from-pod {
-		iifname "pwvx*" iifname @tunnels goto loopback
 		iifname . ip saddr @addr4 ip daddr != 127.0.0.0/8 accept
 		meta nfproto ipv6 goto from-pod6
 		iifname @ports drop
-		goto loopback
 	}
 	chain from-pod6 {
+		meta l4proto icmpv6 goto from-pod-icmp6
+		iifname . ip6 saddr @addr6 accept
+		iifname @ports drop
+	}
+	chain from-pod-icmp6 {
 		icmpv6 type { nd-router-advert, nd-redirect } iifname @ports drop
 		iifname . ip6 saddr @addr6 accept
 		ip6 saddr :: icmpv6 type nd-neighbor-solicit accept
 		iifname @ports drop
-	}
-	# route_localnet, which hostPorts on 127.0.0.1 need, would open the host's loopback to others
-	chain loopback {
-		ip saddr 127.0.0.0/8 iiftype != loopback drop
-		ip daddr 127.0.0.0/8 iiftype != loopback drop
-	}
-	# a tunnel carries less than a pod's link: a connection learns it with its first packets, without any "too big"
-	chain clamp {
-		tcp flags syn goto clamp-syn
-	}
-	chain clamp-syn {
-		oifname @tunnels tcp option maxseg size set rt mtu
-		iifname @tunnels tcp option maxseg size set rt mtu
 	}
 	chain hostports {
 		meta l4proto != { tcp, udp, sctp } return
@@ -240,6 +251,10 @@ const INET: Structure = Structure {
 		meta l4proto sctp ip6 saddr @pods6 ip6 daddr . meta l4proto . th dport . ct original proto-dst @hairpin6 masquerade
 	}
 	chain nat-prerouting {
+		# route_localnet, which hostPorts on 127.0.0.1 need, would open the host's loopback to others: no connection from
+		# elsewhere begins there. Answers to the host's own do not come through here
+		ip saddr 127.0.0.0/8 iiftype != loopback drop
+		ip daddr 127.0.0.0/8 iiftype != loopback drop
 		jump hostports
 	}
 	chain nat-output {
@@ -247,6 +262,26 @@ const INET: Structure = Structure {
 	}
 	chain nat-postrouting {
 		ct status dnat jump bent
+	}
+}
+"#,
+};
+
+/// A tunnel carries less than a pod's link: a connection learns it with its first packets, without any "too big".
+const CLAMP: Structure = Structure {
+    chains: &["clamp", "clamp-syn"],
+    objects: r#"table inet podwire {
+	chain clamp { type filter hook forward priority -150; policy accept; }
+	chain clamp-syn { }
+}
+"#,
+    rules: r#"table inet podwire {
+	chain clamp {
+		tcp flags syn goto clamp-syn
+	}
+	chain clamp-syn {
+		oifname @tunnels tcp option maxseg size set rt mtu
+		iifname @tunnels tcp option maxseg size set rt mtu
 	}
 }
 "#,

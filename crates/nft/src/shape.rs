@@ -110,26 +110,26 @@ fn rule<'a>(words: &[&'a str]) -> RuleShape<'a> {
 mod tests {
     use super::*;
     use crate::pod::NetworkChain;
-    use crate::ruleset::{self, Family};
+    use crate::ruleset::{self, Clamp, Family};
 
     #[test]
     fn the_text_of_our_tables_is_understood() {
         let network = NetworkChain::new(&"blue".try_into().unwrap(), &["10.0.0.0/24".parse().unwrap()]);
-        let text = ruleset::text(&[Family::Inet], &[&network]);
+        let text = ruleset::text(&[Family::Inet], &[&network], Clamp::On);
         let shape = Shape::of(&text);
         let counts: Vec<(&str, usize)> = shape.chains.iter().map(|c| (c.name, c.rules.len())).collect();
         let want = [
-            ("guard", 2),
-            ("from-pod", 5),
-            ("from-pod6", 4),
-            ("loopback", 2),
-            ("clamp", 1),
-            ("clamp-syn", 2),
-            ("nat-prerouting", 1),
+            ("guard", 1),
+            ("from-pod", 3),
+            ("from-pod6", 3),
+            ("from-pod-icmp6", 4),
+            ("nat-prerouting", 3),
             ("nat-output", 1),
             ("nat-postrouting", 1),
             ("hostports", 7),
             ("bent", 9),
+            ("clamp", 1),
+            ("clamp-syn", 2),
             (network.id(), 8),
         ];
         assert_eq!(counts, want);
@@ -139,7 +139,8 @@ mod tests {
             let sets = sets.iter().map(|&set| set.to_owned()).collect();
             Rule { ending, condition, sets }
         };
-        assert_eq!(last("guard"), rule(Ending::Goto("loopback".to_owned()), Condition::Always, &[]));
+        assert_eq!(last("guard"), rule(Ending::Goto("from-pod".to_owned()), Condition::Sometimes, &[]));
+        assert_eq!(last("nat-output"), rule(Ending::Jump("hostports".to_owned()), Condition::Always, &[]));
         assert_eq!(chain("guard").rules[0].names, ["pw"]);
         let key = types::AttachmentKey {
             network: "blue".try_into().unwrap(),
@@ -160,6 +161,8 @@ mod tests {
         assert_eq!(at("bent"), None);
         assert_eq!(at(network.id()), Some(("nat", 4, 101)));
         assert_eq!(shape.sets.len(), 15 + 2);
-        assert_eq!(Shape::of(&ruleset::text(&[Family::Bridge], &[])).chains.len(), 5);
+        assert_eq!(Shape::of(&ruleset::text(&[Family::Bridge], &[], Clamp::On)).chains.len(), 5);
+        let without = ruleset::text(&[Family::Inet], &[], Clamp::Off);
+        assert!(!Shape::of(&without).chains.iter().any(|chain| chain.name.starts_with("clamp")));
     }
 }

@@ -1,57 +1,55 @@
-//! The devices that lead to other nodes. Connections through them learn how much fits: see chain `clamp` of the ruleset.
+//! The devices that lead to other nodes and carry less than pods' links. Connections through them learn how much fits: see
+//! the chains `clamp` of the ruleset, which are there while there is such a device.
 
-use netlink::Refusal;
-use rustix::io::Errno;
 use types::IfName;
 
-use crate::element::{self, Element};
+use crate::element;
 use crate::error::Error;
 use crate::firewall::Firewall;
 use crate::program;
-use crate::request;
-use crate::ruleset::{self, Family, TUNNELS};
-use crate::socket::Request;
+use crate::ruleset::{self, Clamp, Family, TUNNELS};
 
-const SET: &str = "tell the firewall which devices lead to other nodes";
-/// The structure may be missing, and something may be gone before it is deleted; the rest is for races.
-const TRIES: usize = 4;
+const LOOK: &str = "see which devices there are";
+/// Something may be gone before it is deleted.
+const TRIES: usize = 3;
 
 impl Firewall {
-    /// Makes those that are `wanted` known as devices that lead to other nodes, and of `ours` no others; says what was
-    /// changed. Names that are not ours stay: another network of this machine may have tunnels, too. The table is made
-    /// where it is missing and needed. Members stay through every [`Firewall::repair`], but not through a flush of all
+    /// Makes those that are `wanted` known as devices that carry less than pods' links, and of `ours` no others; says what
+    /// was changed. Names that are not ours stay while there is such a device: another network of this machine may have
+    /// tunnels, too. The table is made where it is missing and needed. Members stay through every [`Firewall::repair`], but not through a flush of all
     /// tables: whoever keeps them asks again.
     pub fn set_tunnels(&mut self, ours: &[IfName], wanted: &[IfName]) -> Result<Vec<String>, Error> {
-        let mut last = None;
-        for _ in 0..TRIES {
+        let mut tries = 0;
+        loop {
             let have = self.tunnels()?;
             let coming: Vec<&IfName> = wanted.iter().filter(|name| !have.contains(name)).collect();
-            let is_leaving = |name: &&IfName| ours.contains(name) && !wanted.contains(name);
-            let leaving: Vec<&IfName> = have.iter().filter(is_leaving).collect();
+            let (mut leaving, mut staying) = (Vec::new(), Vec::new());
+            for name in &have {
+                let is_kept = wanted.contains(name) || (!ours.contains(name) && is_there(name)?);
+                if is_kept { staying.push(name) } else { leaving.push(name) }
+            }
             if coming.is_empty() && leaving.is_empty() {
                 return Ok(Vec::new());
             }
-            match self.change_tunnels(&coming, &leaving)? {
-                None => return Ok(sentences(&coming, &leaving)),
-                Some(Refusal { errno: Errno::NOENT, .. }) if !coming.is_empty() => {
-                    program::apply(&ruleset::text(&[Family::Inet], &[]))?;
-                }
-                Some(refusal) => last = Some(refusal),
+            let mut text = if coming.is_empty() && staying.is_empty() {
+                ruleset::without_clamp()
+            } else {
+                ruleset::text(&[Family::Inet], &[], Clamp::On)
+            };
+            text.extend(coming.iter().map(|name| element::tunnel(name).line()));
+            text.extend(leaving.iter().map(|name| format!("delete element {}\n", element::tunnel(name))));
+            tries += 1;
+            match program::apply(&text) {
+                Ok(()) => return Ok(sentences(&coming, &leaving)),
+                Err(Error::Structure { .. }) if tries < TRIES && !leaving.is_empty() => {}
+                Err(error) => return Err(error),
             }
         }
-        let reason = last.unwrap_or(Refusal { errno: Errno::AGAIN, message: None });
-        Err(Error::refused(SET, format!("set {TUNNELS}"), reason))
     }
 
-    /// None: done.
-    fn change_tunnels(&mut self, coming: &[&IfName], leaving: &[&IfName]) -> Result<Option<Refusal>, Error> {
-        let [add, remove]: [Vec<Element<'_>>; 2] =
-            [coming, leaving].map(|names| names.iter().map(|name| element::tunnel(name)).collect());
-        let requests: Vec<Request<'_>> =
-            add.iter().map(request::add).chain(remove.iter().map(request::delete)).collect();
-        let Err(refused) = self.socket.transact(&requests, None)? else { return Ok(None) };
-        let first = refused.requests.into_iter().next().map(|(_, refusal)| refusal);
-        Ok(Some(refused.whole.or(first).unwrap_or(Refusal { errno: Errno::AGAIN, message: None })))
+    /// What is to be, as the set of those that need it says.
+    pub(crate) fn clamp(&mut self) -> Result<Clamp, Error> {
+        Ok(if self.tunnels()?.is_empty() { Clamp::Off } else { Clamp::On })
     }
 
     /// Those that are known now.
@@ -65,6 +63,12 @@ impl Firewall {
         names.sort();
         Ok(names)
     }
+}
+
+/// A device that was there under another name, or with another config, is no reason to clamp.
+fn is_there(name: &IfName) -> Result<bool, Error> {
+    let found = netlink::RtSocket::open().and_then(|host| host.index_of(name));
+    found.map(|index| index.is_some()).map_err(|error| Error::netlink(LOOK, error))
 }
 
 fn sentences(coming: &[&IfName], leaving: &[&IfName]) -> Vec<String> {

@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 use tracing::{error, info, warn};
-use types::{IfName, NodeName};
+use types::NodeName;
 
 use super::home::Home;
 use super::join::Joined;
@@ -21,7 +21,7 @@ use crate::config::Config;
 use crate::install::{Installer, Rendered};
 use crate::keeper::Bell;
 use crate::metrics::Metrics;
-use crate::share::{Share, Shares};
+use crate::share::{Share, Shares, TunnelSize};
 use crate::work::Work;
 
 /// One for all of them.
@@ -370,8 +370,9 @@ impl Shared {
     }
 
     /// The tunnels there are, for the firewall: what leaves by them must fit.
-    pub(super) fn set_tunnels(&self, names: Vec<IfName>) {
-        self.shares.set_tunnels(names);
-        self.bell.ring();
+    pub(super) fn set_tunnels(&self, tunnels: Vec<TunnelSize>) {
+        if self.shares.set_tunnels(tunnels) {
+            self.bell.ring();
+        }
     }
 }

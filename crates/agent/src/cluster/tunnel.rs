@@ -71,12 +71,29 @@ impl Tunnel {
                 self.make(socket)?
             }
             None => {
+                self.make_room(socket, done)?;
                 done.push(format!("tunnel {} made: VXLAN {} from {}", self.name, self.vni, self.local));
                 self.make(socket)?
             }
         };
         self.keep_address(socket, index, done)?;
         Ok(index)
+    }
+
+    /// One that had its name from another config is in the way: the kernel has only one for these numbers.
+    fn make_room(&self, socket: &mut RtSocket, done: &mut Vec<String>) -> Result<(), TunnelError> {
+        let is_left = |link: &&Link| {
+            link.alias.as_deref() == Some(&self.alias())
+                && link.vxlan.is_some_and(|vxlan| {
+                    let is_alike = vxlan.local.is_some_and(|local| local.is_ipv4() == self.local.is_ipv4());
+                    is_alike && (vxlan.vni, vxlan.port) == (self.vni, self.port)
+                })
+        };
+        if let Some(link) = socket.links()?.iter().find(is_left) {
+            done.push(format!("tunnel {} had another name: removed", link.name));
+            socket.run(&Op::DelLink(link.index))?;
+        }
+        Ok(())
     }
 
     /// Marked, or made by us and not marked: the MAC is made of this machine's uid, and nobody else has it.

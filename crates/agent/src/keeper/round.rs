@@ -7,12 +7,13 @@ use api::Problem;
 use engine::reconcile::{self, Depth, Kind, Order, Outcome, Trouble};
 use engine::state::StateError;
 use tracing::{debug, error, info, warn};
+use types::IfName;
 
 use super::{Due, Keeper, RETRY};
 use crate::board::Finder;
 use crate::memory;
 use crate::notify;
-use crate::share::Share;
+use crate::share::{Share, TunnelSize};
 
 /// While events of the node keep coming, rounds have pauses between them of so many times what the last one took.
 const SHARE: u32 = 8;
@@ -108,7 +109,7 @@ impl Keeper {
             }
         };
         self.grow(share);
-        self.tell_firewall_of_tunnels();
+        self.tell_firewall_of_tunnels(share);
         if let Some(reason) = lacks_bridge {
             // Somebody may just have removed it, or the kernel is busy: what worked before may fail once or twice.
             let since = *self.bridgeless.get_or_insert_with(Instant::now);
@@ -155,17 +156,24 @@ impl Keeper {
         }
     }
 
-    /// What leaves by a tunnel must fit: the firewall sees to it, and may have been flushed.
-    fn tell_firewall_of_tunnels(&mut self) {
+    /// What leaves by a tunnel must fit: where pods' links carry more, the firewall sees to it, and may have been flushed.
+    fn tell_firewall_of_tunnels(&mut self, share: &Share) {
         let tunnels = self.parts.shares.tunnels();
-        if tunnels.is_empty() && self.tunnels.is_empty() {
+        if tunnels.is_empty() && self.clamped.is_empty() {
             return;
         }
-        let ours = &self.tunnels;
-        match nft::Firewall::open().and_then(|mut firewall| firewall.set_tunnels(ours, &tunnels)) {
+        // Pods keep the size they were made with. One that is not set is as large as the bridge happens to be.
+        let coming = share.mtu.unwrap_or(u32::MAX);
+        let largest = self.memory.iter().map(|pod| pod.mtu).fold(coming, u32::max);
+        let names = |tunnels: &mut dyn Iterator<Item = &TunnelSize>| -> Vec<IfName> {
+            tunnels.map(|tunnel| tunnel.name.clone()).collect()
+        };
+        let ours = [names(&mut tunnels.iter()), self.clamped.clone()].concat();
+        let wanted = names(&mut tunnels.iter().filter(|tunnel| tunnel.mtu < largest));
+        match nft::Firewall::open().and_then(|mut firewall| firewall.set_tunnels(&ours, &wanted)) {
             Ok(done) => {
                 done.iter().for_each(|what| info!("{what}"));
-                self.tunnels = tunnels;
+                self.clamped = wanted;
             }
             Err(error) => warn!("the firewall cannot be told of tunnels: {error}"),
         }

@@ -80,7 +80,7 @@ impl Sample {
         Self {
             // Every other begins as the name of a tunnel does: that must not take it for one.
             link: IfName::try_from(if n.is_multiple_of(2) {
-                format!("pwvx4pod{n}")
+                format!("podwire-vx4pod{n}")
             } else {
                 format!("pwpod{n}")
             })

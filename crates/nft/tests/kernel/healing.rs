@@ -41,20 +41,20 @@ fn mischief(network: &str) -> Vec<(String, &'static str)> {
         ),
         ("delete table inet podwire", "table inet podwire is missing"),
         ("flush ruleset", "table inet podwire is missing"),
-        ("flush chain inet podwire guard", "chain inet podwire guard has 0 rules instead of 2"),
+        ("flush chain inet podwire guard", "chain inet podwire guard has 0 rules instead of 1"),
         ("flush chain inet podwire hostports", "chain inet podwire hostports has 0 rules instead of 7"),
         ("flush table inet podwire", "chain inet podwire bent has 0 rules instead of 9"),
-        ("insert rule inet podwire guard accept", "chain inet podwire guard has 3 rules instead of 2"),
+        ("insert rule inet podwire guard accept", "chain inet podwire guard has 2 rules instead of 1"),
         (
             "delete rule inet podwire from-pod6 handle LAST",
-            "chain inet podwire from-pod6 has 3 rules instead of 4",
+            "chain inet podwire from-pod6 has 2 rules instead of 3",
         ),
         (
             "replace rule inet podwire guard handle LAST accept",
             "chain inet podwire guard has other rules than ours",
         ),
         (
-            "replace rule inet podwire from-pod handle FOURTH ip saddr 10.0.0.1 accept",
+            "replace rule inet podwire from-pod handle THIRD ip saddr 10.0.0.1 accept",
             "chain inet podwire from-pod has other rules than ours",
         ),
         (
@@ -105,7 +105,7 @@ fn handle(act: &str) -> String {
         |line: &&str| !["table", "chain", "type"].contains(&line.split_whitespace().next().unwrap_or(""));
     let handles: Vec<&str> =
         listed.lines().filter(is_rule).filter_map(|line| line.split("# handle ").nth(1)).collect();
-    let places = [("FIRST", 0), ("FOURTH", 3), ("LAST", handles.len() - 1)];
+    let places = [("FIRST", 0), ("THIRD", 2), ("LAST", handles.len() - 1)];
     let (word, place) = places.into_iter().find(|(word, _)| act.contains(word)).expect("a place");
     act.replace(word, handles[place])
 }

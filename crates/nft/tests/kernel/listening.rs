@@ -23,7 +23,7 @@ fn heard_of(monitor: &mut Monitor, act: impl FnOnce()) -> Change {
 
 fn handle_of_first_rule(chain: &str) -> String {
     let listed = nft(&format!("-a list chain inet podwire {chain}"));
-    let line = listed.lines().filter(|line| line.contains("# handle")).nth(2).unwrap();
+    let line = listed.lines().find(|line| line.contains("goto") && line.contains("# handle")).unwrap();
     line.rsplit(' ').next().unwrap().to_owned()
 }
 

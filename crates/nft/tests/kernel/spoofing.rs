@@ -213,7 +213,7 @@ fn the_hosts_loopback_stays_closed_although_hostports_need_route_localnet() {
             name.clone_into(&mut link);
             assert_eq!(attempt(), ["hello", "true"], "{name}");
         }
-        lab.inside(At::Host, || run("nft", &["flush", "chain", "inet", "podwire", "guard"]));
+        lab.inside(At::Host, || run("nft", &["flush", "chain", "inet", "podwire", "nat-prerouting"]));
         assert_eq!(attempt(), ["hello", "spoofed", "true"], "the test notices when it is open");
     }
 }

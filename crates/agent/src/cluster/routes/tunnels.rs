@@ -8,6 +8,7 @@ use types::IfName;
 
 use super::super::tunnel::{self, Tunnel, TunnelError};
 use super::Routes;
+use crate::share::TunnelSize;
 
 impl Routes {
     /// Which tunnel devices should be there, IPv4 and IPv6. Also where nobody needs one to be sent to: somebody whose subnet is
@@ -65,9 +66,10 @@ impl Routes {
             self.again();
         }
         (self.known.tunnel_troubles, self.known.in_the_way) = (troubles, in_the_way);
-        if tunnels != self.known.tunnels {
-            self.known.tunnels = tunnels;
-            self.shared.set_tunnels(self.tunnel_names());
+        let is_other = tunnels != self.known.tunnels;
+        self.known.tunnels = tunnels;
+        self.shared.set_tunnels(self.tunnel_sizes());
+        if is_other {
             let sources = self.known.mesh.facts().sources.clone();
             self.set_facts(sources);
         }
@@ -97,11 +99,10 @@ impl Routes {
         if v4 { mesh.tunnel4().ok() } else { mesh.tunnel6().ok() }
     }
 
-    fn tunnel_names(&self) -> Vec<IfName> {
+    fn tunnel_sizes(&self) -> Vec<TunnelSize> {
         let Tunnels { v4, v6 } = self.known.tunnels;
-        let mut names = Vec::new();
-        names.extend(v4.and_then(|_| self.tunnel_name(true)));
-        names.extend(v6.and_then(|_| self.tunnel_name(false)));
-        names
+        let kept = [v4.map(|_| true), v6.map(|_| false)].into_iter().flatten();
+        let tunnels = kept.filter_map(|is_v4| self.known.kept_tunnels[usize::from(is_v4)].as_ref());
+        tunnels.map(|tunnel| TunnelSize { name: tunnel.name.clone(), mtu: tunnel.mtu }).collect()
     }
 }

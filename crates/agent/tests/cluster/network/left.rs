@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use testkit::{Agent, Ns, Plan, inspect};
+use testkit::{Agent, Extra, Ns, Plan, inspect};
 
 use super::{TUNNEL, Wiring, await_wiring, ip, mtu_of, peer_routes, problems, routes_to};
 use crate::common::{PATIENCE, SOON, await_that, expect_reach, up};
@@ -21,7 +21,10 @@ fn blocks_of(ns: &Ns, cluster: &testkit::Cluster, pod: &str) -> Vec<IpNet> {
 
 #[test]
 fn two_agents_of_one_machine_leave_each_others_routes_alone() {
-    let cluster = up("twice", &plan());
+    // Pods whose links carry more than the tunnel: the firewall has to know it.
+    let large = "--network-mtu=1500";
+    let all = Extra { flags: vec![large.to_owned()], ..Extra::default() };
+    let cluster = up("twice", &Plan { all, ..plan() });
     let n1 = cluster.node("n1").unwrap();
     let before = peer_routes(n1);
     // Somebody else's, of a network that neither of them knows.
@@ -42,13 +45,14 @@ fn two_agents_of_one_machine_leave_each_others_routes_alone() {
         "--network-margin=8",
         "--network-tunnel=red",
         "--network-vni=77",
+        large,
     ];
     let mut red = Agent::in_dir(n1, &dir, &flags).unwrap();
     red.launch().unwrap();
     red.wait_ready().unwrap();
     let clamped = || n1.sh(&["nft", "list", "set", "inet", "podwire", "tunnels"]).unwrap();
     await_that("both tunnels to be known", PATIENCE, || {
-        clamped().contains("pwvx4") && clamped().contains("red4")
+        clamped().contains("podwire-vx4") && clamped().contains("red4")
     });
     // Both look at everything: each removes what is left of its own network.
     for (route, place) in [("10.42.250.0/24", "10.42.250"), ("10.77.250.0/24", "10.77.250")] {
@@ -56,7 +60,7 @@ fn two_agents_of_one_machine_leave_each_others_routes_alone() {
         await_that("a stale route to go", SOON, || !peer_routes(n1).iter().any(|line| line.contains(place)));
     }
     assert_eq!(peer_routes(n1), all);
-    assert!(clamped().contains("pwvx4") && clamped().contains("red4"), "{}", clamped());
+    assert!(clamped().contains("podwire-vx4") && clamped().contains("red4"), "{}", clamped());
     expect_reach(&cluster, SOON);
 }
 
@@ -68,7 +72,7 @@ fn a_tunnel_that_lost_its_mark_is_ours_all_the_same() {
     let (before, index) = (Wiring::of(&n1).unwrap(), inspect::link(&n1, TUNNEL).unwrap().index);
     cluster.kill_agent("n1").unwrap();
     n1.sh(&["ip", "link", "set", "dev", TUNNEL, "alias", ""]).unwrap();
-    ip(&n1, "link set dev pwvx4 down");
+    ip(&n1, "link set dev podwire-vx4 down");
     cluster.start_agent("n1").unwrap();
     await_wiring(&n1, &before, "a mark that was lost", SOON);
     assert_eq!(inspect::link(&n1, TUNNEL).unwrap().index, index);

@@ -4,7 +4,7 @@ use ipnet::IpNet;
 use testkit::{Cluster, Extra, Plan, Wired};
 
 use super::{TUNNEL, mtu_of, transfer};
-use crate::common::{SOON, Streams, expect_reach, pod, up};
+use crate::common::{SOON, Streams, await_that, expect_reach, pod, up};
 
 const DEAF: &[u8] = b"table inet deaf {
     chain in {
@@ -46,6 +46,7 @@ fn f8_what_is_too_big_for_the_tunnel_is_told_and_connections_fit() {
         let (went, said) = ping_whole(&p1, address, 1450);
         assert!(went, "{address}: {said}");
     }
+    await_that("connections are clamped", SOON, || clamps(&cluster, "n1") && clamps(&cluster, "n2"));
     // Also where nobody hears that something is too big, in both directions.
     for wired in [&p1, &p2] {
         flush_learnt(wired);
@@ -58,6 +59,11 @@ fn f8_what_is_too_big_for_the_tunnel_is_told_and_connections_fit() {
         }
     }
     streams.expect_whole();
+}
+
+/// Does every packet that this node forwards pay for the clamp?
+fn clamps(cluster: &Cluster, node: &str) -> bool {
+    cluster.node(node).unwrap().sh(&["nft", "list", "chains"]).unwrap().contains("chain clamp ")
 }
 
 /// Forgets path MTUs.
@@ -81,6 +87,7 @@ fn expect_room(cluster: &Cluster, mtu: u32) {
         }
     }
     expect_reach(cluster, SOON);
+    assert!(!clamps(cluster, "n1") && !clamps(cluster, "n2"), "all that pods send fits");
 }
 
 #[test]

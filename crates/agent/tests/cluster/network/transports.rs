@@ -56,6 +56,21 @@ fn nodes_get_another_transport_one_by_one_and_the_network_stays() {
     assert_eq!(ways, [Way::Vxlan, Way::Direct, Way::Direct]);
 }
 
+/// The kernel has only one device for the tunnel's numbers: the old one must make room.
+#[test]
+fn a_tunnel_gets_another_name() {
+    let all = Extra { flags: vec!["--network-tunnel".to_owned(), "near".to_owned()], ..Extra::default() };
+    let mut cluster = up("name", &Plan { nodes: 2, subnets: 2, all, ..Plan::default() });
+    cluster.kill_agent("n1").unwrap();
+    cluster.agent_mut("n1").unwrap().set_flag("--network-tunnel", "far").unwrap();
+    cluster.start_agent("n1").unwrap();
+    expect_reach(&cluster, SOON);
+    let links = inspect::links(cluster.node("n1").unwrap()).unwrap();
+    let tunnels: Vec<&str> =
+        links.iter().filter(|link| link.kind() == Some("vxlan")).map(|link| link.name.as_str()).collect();
+    assert_eq!(tunnels, ["far4"]);
+}
+
 #[test]
 fn pods_of_both_families_cross_an_underlay_of_one() {
     for (label, underlay) in [("only4", Families::V4), ("only6", Families::V6)] {
@@ -64,7 +79,7 @@ fn pods_of_both_families_cross_an_underlay_of_one() {
         let matrix = cluster.reach(SOON).unwrap();
         assert!(matrix.cells.iter().all(|cell| cell.v4.is_some() && cell.v6.is_some()));
         let streams = Streams::between(&cluster, &[("p1", "p2"), ("p1", "p3")]);
-        let (tunnel, room) = if underlay == Families::V4 { ("pwvx4", 50) } else { ("pwvx6", 70) };
+        let (tunnel, room) = if underlay == Families::V4 { ("podwire-vx4", 50) } else { ("podwire-vx6", 70) };
         for node in ["n1", "n2", "n3"] {
             let vxlans: Vec<String> = inspect::links(cluster.node(node).unwrap())
                 .unwrap()
@@ -133,7 +148,7 @@ fn the_tunnels_checksum_offload_is_what_the_config_says() {
     }
     // A device that is made anew is treated alike.
     let n1 = cluster.node("n1").unwrap();
-    super::ip(n1, "link del dev pwvx4");
+    super::ip(n1, "link del dev podwire-vx4");
     await_that("another tunnel", SOON, || inspect::link(n1, TUNNEL).is_ok_and(|link| link.is_up()));
     expect_reach(&cluster, SOON);
     assert!(!offloads("n1"));
