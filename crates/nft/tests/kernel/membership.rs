@@ -89,11 +89,11 @@ fn elements_read_as_meant() {
         assert_eq!(elements("inet", "hostport4"), "192.0.2.1 . tcp . 8080 : 10.77.1.2 . 80");
         assert_eq!(elements("inet", "hostport6"), "2001:db8::1 . tcp . 8080 : fd77::102 . 80");
         assert_eq!(elements("inet", "hairpin6"), "fd77::102 . tcp . 80 . 8080");
-        assert_eq!(elements("bridge", "macs"), "\"podwire-vx4pod258\" . 02:00:00:00:01:02");
-        assert_eq!(elements("bridge", "addr4"), "\"podwire-vx4pod258\" . 10.77.1.2");
+        assert_eq!(elements("bridge", "macs"), "\"pwpod258\" . 02:00:00:00:01:02");
+        assert_eq!(elements("bridge", "addr4"), "\"pwpod258\" . 10.77.1.2");
         let targets = elements("bridge", "targets6");
-        assert!(targets.contains("\"podwire-vx4pod258\" . 0xfd770000000000000000000000000102"), "{targets}");
-        assert!(targets.contains("\"podwire-vx4pod258\" . 0xfe80000000000000000000fffe000102"), "{targets}");
+        assert!(targets.contains("\"pwpod258\" . 0xfd770000000000000000000000000102"), "{targets}");
+        assert!(targets.contains("\"pwpod258\" . 0xfe80000000000000000000fffe000102"), "{targets}");
     });
 }
 
