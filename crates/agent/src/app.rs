@@ -101,6 +101,12 @@ pub fn run(config: Config) -> Result<(), AppError> {
     if let Some(cluster) = cluster.clone() {
         work.grow_by(Box::new(move |seen| cluster.grow(seen)));
     }
+    let (hears, shares_) = (bell.clone(), Arc::clone(&shares));
+    work.tell_sizes(Box::new(move |mtu| {
+        if shares_.is_too_large(mtu) {
+            hears.ring();
+        }
+    }));
     let (board_, metrics_, work_) = (Arc::clone(&board), Arc::clone(&metrics), Arc::clone(&work));
     let service = Arc::new(Service {
         board: board_,

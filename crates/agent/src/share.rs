@@ -3,6 +3,7 @@
 
 use std::net::IpAddr;
 use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use engine::state::State;
@@ -102,6 +103,8 @@ pub(crate) struct Shares {
     /// The share there is now, or why there is none.
     current: RwLock<Result<Arc<Share>, String>>,
     tunnels: RwLock<Vec<TunnelSize>>,
+    /// What pods may send without the firewall having to know.
+    room: AtomicU32,
 }
 
 /// A tunnel device that leads to other nodes, and how much fits through it.
@@ -113,7 +116,8 @@ pub(crate) struct TunnelSize {
 
 impl Shares {
     pub(crate) fn none(reason: impl Into<String>) -> Self {
-        Self { current: RwLock::new(Err(reason.into())), tunnels: RwLock::default() }
+        let (current, tunnels) = (RwLock::new(Err(reason.into())), RwLock::default());
+        Self { current, tunnels, room: AtomicU32::new(u32::MAX) }
     }
 
     pub(crate) fn get(&self) -> Result<Arc<Share>, String> {
@@ -153,5 +157,15 @@ impl Shares {
         let is_news = *current != tunnels;
         *current = tunnels;
         is_news
+    }
+
+    /// Is a pod's link of this size a reason for the keeper to look?
+    pub(crate) fn is_too_large(&self, mtu: u32) -> bool {
+        mtu > self.room.load(Ordering::SeqCst)
+    }
+
+    /// Is it less than before? Somebody may have got more in the meantime.
+    pub(crate) fn set_room(&self, mtu: u32) -> bool {
+        mtu < self.room.swap(mtu, Ordering::SeqCst)
     }
 }

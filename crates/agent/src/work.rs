@@ -56,6 +56,7 @@ pub(crate) struct Work {
     resident: Resident,
     serve: Box<Serve>,
     growth: OnceLock<Growth>,
+    on_size: OnceLock<Box<dyn Fn(u32) + Send + Sync>>,
     /// Why this node has no addresses of its own network to give.
     lacking: RwLock<Option<String>>,
 }
@@ -81,6 +82,7 @@ impl Work {
             resident: Resident::default(),
             serve: Box::new(engine::serve),
             growth: OnceLock::new(),
+            on_size: OnceLock::new(),
             lacking: RwLock::default(),
         }
     }
@@ -94,6 +96,12 @@ impl Work {
     pub(crate) fn change_defaults(&self, values: Map<String, Value>) {
         self.defaults.change(values);
         *self.lacking.write().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Who hears how much the link of a new pod carries.
+    pub(crate) fn tell_sizes(&self, hear: Box<dyn Fn(u32) + Send + Sync>) {
+        // Set once, when the agent starts.
+        let _ = self.on_size.set(hear);
     }
 
     /// What requests remember of the kernel.
@@ -217,6 +225,10 @@ impl Task {
         let unwanted = self.cancel.get().is_some();
         (answer, move || {
             self.told(&outcome, unwanted, took);
+            if let (Some(mtu), Some(hear)) = (outcome.ok().and_then(|done| done.mtu), self.work.on_size.get())
+            {
+                hear(mtu);
+            }
             self.drain_after();
         })
     }

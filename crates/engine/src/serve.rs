@@ -15,6 +15,8 @@ pub struct Done {
     /// What goes to stdout: exactly one JSON value for ADD and VERSION, nothing for the others.
     pub answer: Option<Value>,
     pub addresses: Vec<IpAddr>,
+    /// What the link of the pod that was added carries.
+    pub mtu: Option<u32>,
     /// How many attachments GC collected.
     pub collected: usize,
 }
@@ -66,7 +68,7 @@ fn add(call: &Call, caller: &Caller<'_>) -> Result<Done, cni::Error> {
     let (conf, place) = (NetConf::for_call(call)?, Place::parse(&call.config)?);
     let (result, attachment) = attach::attach(call, &conf, &place, caller)?;
     let answer = Some(result.to_json(call.config.version));
-    Ok(Done { answer, addresses: attachment.ips().collect(), collected: 0 })
+    Ok(Done { answer, addresses: attachment.ips().collect(), mtu: Some(attachment.mtu), collected: 0 })
 }
 
 fn del(call: &Call, caller: &Caller<'_>) -> Result<Done, cni::Error> {

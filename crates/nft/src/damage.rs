@@ -61,6 +61,7 @@ impl Firewall {
     /// means all is well. [`Firewall::repair`] puts it right. Elements are for [`Firewall::missing_of`].
     pub fn damage(&mut self, pods: &[Pod<'_>]) -> Result<Vec<String>, Error> {
         let mut found = Vec::new();
+        let clamp = self.clamp()?;
         for family in BOTH {
             let Some(flags) = self.table_flags(family)? else {
                 if pods.iter().any(|pod| element::families(pod).contains(&family)) {
@@ -76,7 +77,8 @@ impl Firewall {
                 Family::Inet => networks(pods),
                 Family::Bridge => Vec::new(),
             };
-            self.damage_of_table(family, &networks, &mut found)?;
+            let text = ruleset::text(&[family], &networks, clamp);
+            self.damage_of_table(family, &Shape::of(&text), &mut found)?;
         }
         Ok(found)
     }
@@ -110,11 +112,9 @@ impl Firewall {
     fn damage_of_table(
         &mut self,
         family: Family,
-        networks: &[&NetworkChain],
+        shape: &Shape<'_>,
         found: &mut Vec<String>,
     ) -> Result<(), Error> {
-        let text = ruleset::text(&[family], networks, self.clamp()?);
-        let shape = Shape::of(&text);
         if !self.is_of_our_revision(&element::revision(family))? {
             found.push(format!("table {} {TABLE} is of another version", family.word()));
         }
@@ -132,16 +132,15 @@ impl Firewall {
             let rules = survey.rules_of(want.name);
             found.extend(wrong_rules(want, &rules).map(|what| format!("chain {chain} {what}")));
         }
-        let strangers = survey.strangers(&shape);
+        let strangers = survey.strangers(shape);
         found.extend(strangers.map(|c| format!("chain {} is not ours", name(family, &c.name))));
         Ok(())
     }
 
-    /// The text that removes what our text cannot be applied over, for the beginning of the same transaction: chains of
-    /// others, and our own at another hook. Nothing may jump to a chain that goes, so all rules go with them.
-    pub(crate) fn clearance(&mut self, family: Family, networks: &[&NetworkChain]) -> Result<String, Error> {
-        let text = ruleset::text(&[family], networks, self.clamp()?);
-        let (shape, survey) = (Shape::of(&text), self.survey(family)?);
+    /// The text that removes what `text` of a family cannot be applied over, for the beginning of the same transaction: chains
+    /// of others, and our own at another hook. Nothing may jump to a chain that goes, so all rules go with them.
+    pub(crate) fn clearance(&mut self, family: Family, text: &str) -> Result<String, Error> {
+        let (shape, survey) = (Shape::of(text), self.survey(family)?);
         let displaced = survey
             .chains
             .iter()

@@ -70,12 +70,13 @@ impl Firewall {
     fn renew(&mut self, pods: &[Pod<'_>], elements: &[Element<'_>]) -> Result<bool, Error> {
         for attempt in 0..TRIES {
             let families = self.families_of(pods)?;
-            let networks = networks(pods);
+            let (networks, clamp) = (networks(pods), self.clamp()?);
             let mut text = String::new();
             for &family in &families {
-                text.push_str(&self.clearance(family, if family == Family::Inet { &networks } else { &[] })?);
+                let networks = if family == Family::Inet { networks.as_slice() } else { &[] };
+                text.push_str(&self.clearance(family, &ruleset::text(&[family], networks, clamp))?);
             }
-            text.push_str(&ruleset::text(&families, &networks, self.clamp()?));
+            text.push_str(&ruleset::text(&families, &networks, clamp));
             if attempt > 0 {
                 // Somebody pruned a chain before its pods were in it: this time it is never empty.
                 text.extend(pods.iter().filter_map(|p| Some(ruleset::members(p.masquerade?, p.addresses))));
@@ -139,7 +140,7 @@ impl Firewall {
             // Added first, because deleting one that is not there fails.
             text.push_str(&format!("add table {family} {TABLE}\ndelete table {family} {TABLE}\n"));
         }
-        let clamp = if tunnels.is_empty() { Clamp::Off } else { Clamp::On };
+        let clamp = Clamp::of(&tunnels);
         text.push_str(&ruleset::text(&families, &networks(pods), clamp));
         text.extend(elements.iter().map(Element::line));
         text.extend(

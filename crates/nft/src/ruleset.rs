@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use types::Digest;
+use types::{Digest, IfName};
 
 use crate::pod::NetworkChain;
 
@@ -47,7 +47,11 @@ impl Family {
     /// A number that changes with the text, so that a table of another version is seen and renewed.
     pub(crate) fn revision(self) -> u32 {
         let structure = self.structure();
-        let [a, b, c, d, _] = Digest::of(&["structure", structure.objects, structure.rules]).first5();
+        let mut texts = vec!["structure", structure.objects, structure.rules];
+        if self == Self::Inet {
+            texts.extend([CLAMP.objects, CLAMP.rules]);
+        }
+        let [a, b, c, d, _] = Digest::of(&texts).first5();
         u32::from_be_bytes([a, b, c, d])
     }
 }
@@ -58,6 +62,13 @@ impl Family {
 pub(crate) enum Clamp {
     On,
     Off,
+}
+
+impl Clamp {
+    /// By the members of set `tunnels`.
+    pub(crate) fn of(tunnels: &[IfName]) -> Self {
+        if tunnels.is_empty() { Self::Off } else { Self::On }
+    }
 }
 
 struct Structure {
@@ -159,6 +170,7 @@ const INET: Structure = Structure {
         "from-pod",
         "from-pod6",
         "from-pod-icmp6",
+        "loopback",
         "nat-prerouting",
         "nat-output",
         "nat-postrouting",
@@ -196,6 +208,7 @@ const INET: Structure = Structure {
 	chain from-pod { }
 	chain from-pod6 { }
 	chain from-pod-icmp6 { }
+	chain loopback { type filter hook input priority raw; policy accept; }
 	chain nat-prerouting { type nat hook prerouting priority dstnat; policy accept; }
 	chain nat-output { type nat hook output priority -100; policy accept; }
 	chain nat-postrouting { type nat hook postrouting priority srcnat; policy accept; }
@@ -210,6 +223,7 @@ const INET: Structure = Structure {
 	}
 	# links that are named as those of pods are; nearly all packets are of a guarded pod and may pass
 	chain from-pod {
+		iifname "pwvx*" iifname != @ports accept
 		iifname . ip saddr @addr4 ip daddr != 127.0.0.0/8 accept
 		meta nfproto ipv6 goto from-pod6
 		iifname @ports drop
@@ -224,6 +238,13 @@ const INET: Structure = Structure {
 		iifname . ip6 saddr @addr6 accept
 		ip6 saddr :: icmpv6 type nd-neighbor-solicit accept
 		iifname @ports drop
+	}
+	# route_localnet, which hostPorts on 127.0.0.1 need, would open the host's loopback to others. What is forwarded does not
+	# come through here. What the host itself sent from there to a hostPort left with another source: its answers are let in
+	chain loopback {
+		ip saddr 127.0.0.0/8 iiftype != loopback drop
+		ip daddr 127.0.0.0/8 iiftype != loopback ct status snat accept
+		ip daddr 127.0.0.0/8 iiftype != loopback drop
 	}
 	chain hostports {
 		meta l4proto != { tcp, udp, sctp } return
@@ -251,9 +272,6 @@ const INET: Structure = Structure {
 		meta l4proto sctp ip6 saddr @pods6 ip6 daddr . meta l4proto . th dport . ct original proto-dst @hairpin6 masquerade
 	}
 	chain nat-prerouting {
-		# route_localnet, which hostPorts on 127.0.0.1 need, would open the host's loopback to others: no connection from
-		# elsewhere begins there. Answers to the host's own do not come through here
-		ip saddr 127.0.0.0/8 iiftype != loopback drop
 		ip daddr 127.0.0.0/8 iiftype != loopback drop
 		jump hostports
 	}

@@ -66,32 +66,34 @@ impl Tunnel {
                 link.index
             }
             Some(link) => {
-                done.push(format!("tunnel {} was made for another place or size: made anew", self.name));
                 socket.run(&Op::DelLink(link.index))?;
-                self.make(socket)?
+                self.make_room(socket, done)?;
+                let index = self.make(socket)?;
+                done.push(format!("tunnel {} was made for another place or size: made anew", self.name));
+                index
             }
             None => {
                 self.make_room(socket, done)?;
+                let index = self.make(socket)?;
                 done.push(format!("tunnel {} made: VXLAN {} from {}", self.name, self.vni, self.local));
-                self.make(socket)?
+                index
             }
         };
         self.keep_address(socket, index, done)?;
         Ok(index)
     }
 
-    /// One that had its name from another config is in the way: the kernel has only one for these numbers.
+    /// Those that got their names from another config are in the way: the kernel has only one device for a tunnel's numbers,
+    /// and with other numbers nobody would ever remove them.
     fn make_room(&self, socket: &mut RtSocket, done: &mut Vec<String>) -> Result<(), TunnelError> {
         let is_left = |link: &&Link| {
-            link.alias.as_deref() == Some(&self.alias())
-                && link.vxlan.is_some_and(|vxlan| {
-                    let is_alike = vxlan.local.is_some_and(|local| local.is_ipv4() == self.local.is_ipv4());
-                    is_alike && (vxlan.vni, vxlan.port) == (self.vni, self.port)
-                })
+            let is_alike = |local: IpAddr| local.is_ipv4() == self.local.is_ipv4();
+            let leads_there = link.vxlan.and_then(|vxlan| vxlan.local).is_some_and(is_alike);
+            leads_there && link.name != self.name.as_str() && self.is_ours(link)
         };
-        if let Some(link) = socket.links()?.iter().find(is_left) {
-            done.push(format!("tunnel {} had another name: removed", link.name));
+        for link in socket.links()?.iter().filter(is_left) {
             socket.run(&Op::DelLink(link.index))?;
+            done.push(format!("tunnel {} removed: it is called {} now", link.name, self.name));
         }
         Ok(())
     }

@@ -324,7 +324,7 @@ pub const KEYS: &[Key] = &[
         ..row(
             "network.tunnel",
             Text,
-            Is("podwire-vx"),
+            Is("pwvx"),
             "how the tunnel devices' names begin, at most 14 bytes; 4 or 6 follows",
         )
     },

@@ -59,7 +59,7 @@ fn with_nothing_at_all_it_is_complete() {
         transport: Transport::Auto,
         vni: 4077,
         vxlan_port: 4789,
-        tunnel: "podwire-vx".to_owned(),
+        tunnel: "pwvx".to_owned(),
         tunnel_checksum: TunnelChecksum::Auto,
         accept_forward: false,
     };

@@ -99,8 +99,8 @@ pub(crate) struct Keeper {
     watchdog: Watchdog,
     /// What the service manager was told.
     told: Option<String>,
-    /// The tunnels that the firewall was told to clamp. Others that it knows are another agent's.
-    clamped: Vec<IfName>,
+    /// The tunnels that the firewall was told to clamp; none: it was told nothing yet.
+    clamped: Option<Vec<IfName>>,
     /// Why nothing could be installed last time; the same is not told twice.
     install_error: Option<String>,
     /// Since when rounds could not make the network's bridge.
@@ -144,7 +144,7 @@ impl Keeper {
             was_ready: false,
             watchdog: Watchdog::new(),
             told: None,
-            clamped: Vec::new(),
+            clamped: None,
             install_error: None,
             bridgeless: None,
             parts,

@@ -159,23 +159,29 @@ impl Keeper {
     /// What leaves by a tunnel must fit: where pods' links carry more, the firewall sees to it, and may have been flushed.
     fn tell_firewall_of_tunnels(&mut self, share: &Share) {
         let tunnels = self.parts.shares.tunnels();
-        if tunnels.is_empty() && self.clamped.is_empty() {
+        if tunnels.is_empty() && self.clamped.as_ref().is_some_and(Vec::is_empty) {
             return;
         }
         // Pods keep the size they were made with. One that is not set is as large as the bridge happens to be.
         let coming = share.mtu.unwrap_or(u32::MAX);
         let largest = self.memory.iter().map(|pod| pod.mtu).fold(coming, u32::max);
-        let names = |tunnels: &mut dyn Iterator<Item = &TunnelSize>| -> Vec<IfName> {
-            tunnels.map(|tunnel| tunnel.name.clone()).collect()
-        };
-        let ours = [names(&mut tunnels.iter()), self.clamped.clone()].concat();
-        let wanted = names(&mut tunnels.iter().filter(|tunnel| tunnel.mtu < largest));
+        let (small, large): (Vec<TunnelSize>, Vec<TunnelSize>) =
+            tunnels.into_iter().partition(|tunnel| tunnel.mtu < largest);
+        let wanted: Vec<IfName> = small.into_iter().map(|tunnel| tunnel.name).collect();
+        let cluster = &self.parts.config.cluster;
+        // An agent before this one may have told more.
+        let own = [cluster.tunnel4(), cluster.tunnel6()].into_iter().flatten();
+        let ours: Vec<IfName> = own.chain(self.clamped.iter().flatten().cloned()).collect();
         match nft::Firewall::open().and_then(|mut firewall| firewall.set_tunnels(&ours, &wanted)) {
             Ok(done) => {
                 done.iter().for_each(|what| info!("{what}"));
-                self.clamped = wanted;
+                self.clamped = Some(wanted);
             }
             Err(error) => warn!("the firewall cannot be told of tunnels: {error}"),
+        }
+        let room = large.iter().map(|tunnel| tunnel.mtu).min().unwrap_or(u32::MAX);
+        if self.parts.shares.set_room(room) {
+            self.bell.ring();
         }
     }
 

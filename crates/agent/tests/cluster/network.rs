@@ -21,7 +21,7 @@ use testkit::{Agent, Cluster, Ns, Way, Wired, inspect, uninterrupted};
 use crate::common::{PATIENCE, await_that};
 
 /// The device of tunnels between IPv4 addresses.
-const TUNNEL: &str = "podwire-vx4";
+const TUNNEL: &str = "pwvx4";
 
 /// The routes to other nodes that the kernel has, a line each.
 fn peer_routes(ns: &Ns) -> BTreeSet<String> {
@@ -71,7 +71,7 @@ impl Wiring {
             neighbours: lines(ns.sh(&["ip", "neigh", "show", "dev", TUNNEL, "nud", "permanent"]).ok()?),
             fdb: lines(ns.sh(&["bridge", "fdb", "show", "dev", TUNNEL]).ok()?),
             addresses: inspect::addresses(ns, TUNNEL).ok()?,
-            rp_filter: ns.sh(&["cat", "/proc/sys/net/ipv4/conf/podwire-vx4/rp_filter"]).ok()?,
+            rp_filter: ns.sh(&["cat", "/proc/sys/net/ipv4/conf/pwvx4/rp_filter"]).ok()?,
         })
     }
 }

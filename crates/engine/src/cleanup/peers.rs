@@ -94,23 +94,23 @@ mod tests {
         "link set up0 up",
         "link set peer0 up",
         "addr add 192.0.2.1/24 dev up0",
-        "link add podwire-vx4 type vxlan id 7 local 192.0.2.1 dstport 4789",
-        "link add podwire-vx6 type vxlan id 8 local 192.0.2.1 dstport 4790",
+        "link add pwvx4 type vxlan id 7 local 192.0.2.1 dstport 4789",
+        "link add pwvx6 type vxlan id 8 local 192.0.2.1 dstport 4790",
         "link add theirs type vxlan id 9 local 192.0.2.1 dstport 4791",
-        "link set podwire-vx4 up",
+        "link set pwvx4 up",
         "route add 10.88.1.0/24 via 192.0.2.2 proto 113",
         "route add fd88:1::/64 dev up0 proto 113",
-        "route add 10.88.2.0/24 dev podwire-vx4 proto 113",
+        "route add 10.88.2.0/24 dev pwvx4 proto 113",
         "route add 10.99.0.0/24 via 192.0.2.2",
     ];
 
-    /// With podwire-vx4 of network blue and podwire-vx6 of `other`.
+    /// With pwvx4 of network blue and pwvx6 of `other`.
     fn scene(other: &str) {
         for line in SCENE {
             run("ip", &line.split(' ').collect::<Vec<_>>());
         }
-        run("ip", &["link", "set", "podwire-vx4", "alias", "podwire tunnel blue"]);
-        run("ip", &["link", "set", "podwire-vx6", "alias", &format!("podwire tunnel {other}")]);
+        run("ip", &["link", "set", "pwvx4", "alias", "podwire tunnel blue"]);
+        run("ip", &["link", "set", "pwvx6", "alias", &format!("podwire tunnel {other}")]);
         run("nft", &["table inet strict { chain c { type filter hook forward priority 0; policy drop; }; }"]);
         for network in ["blue", other] {
             let name = network.try_into().unwrap();
@@ -123,7 +123,7 @@ mod tests {
             scene(other);
             let report = clean(Path::new("/nonexistent/podwire"));
             let links = RtSocket::open().unwrap().links().unwrap().into_iter().map(|link| link.name);
-            let tunnels = links.filter(|name| name.starts_with("podwire-vx") || name == "theirs").collect();
+            let tunnels = links.filter(|name| name.starts_with("pwvx") || name == "theirs").collect();
             let routes = run("ip", &["route"]) + &run("ip", &["-6", "route"]);
             (tunnels, routes, run("nft", &["list", "ruleset"]), report)
         };
@@ -152,12 +152,12 @@ mod tests {
         let (network, bridge) = ("blue".try_into().unwrap(), "blue0".try_into().unwrap());
         let (tunnels, routes, rules, report) =
             after("red", |dir| cleanup(dir, Some((&network, &bridge))).unwrap());
-        assert_eq!(tunnels, ["podwire-vx6", "theirs"], "{report:?}");
+        assert_eq!(tunnels, ["pwvx6", "theirs"], "{report:?}");
         assert!(routes.contains("10.88.1.0/24") && !routes.contains("10.88.2.0/24"), "{routes}");
         assert!(rules.contains("podwire red") && !rules.contains("podwire blue"), "{rules}");
         let left = report.left.join("\n");
         assert!(
-            left.contains("tunnel podwire-vx6 stays") && left.contains("2 routes to other nodes stay"),
+            left.contains("tunnel pwvx6 stays") && left.contains("2 routes to other nodes stay"),
             "{left}"
         );
     }

@@ -16,7 +16,7 @@ fn names(names: &[&str]) -> Vec<IfName> {
 }
 
 fn set(tunnels: &[&str]) -> Vec<String> {
-    let ours = names(&["podwire-vx4", "podwire-vx6"]);
+    let ours = names(&["pwvx4", "pwvx6"]);
     Firewall::open().unwrap().set_tunnels(&ours, &names(tunnels)).unwrap()
 }
 
@@ -32,11 +32,11 @@ fn dig(lab: &Lab) {
             (4, 7, format!("192.0.2.{own}"), format!("192.0.2.{other}")),
             (6, 8, format!("2001:db8::{own}"), format!("2001:db8::{other}")),
         ] {
-            lab.ip(at, &format!("link add podwire-vx{family} mtu {mtu} type vxlan id {id} local {local} remote {remote} dstport 4789"));
-            lab.ip(at, &format!("link set podwire-vx{family} up"));
+            lab.ip(at, &format!("link add pwvx{family} mtu {mtu} type vxlan id {id} local {local} remote {remote} dstport 4789"));
+            lab.ip(at, &format!("link set pwvx{family} up"));
         }
-        lab.ip(at, &format!("addr add 10.99.0.{own}/24 dev podwire-vx4"));
-        lab.ip(at, &format!("addr add fd99::{own}/64 dev podwire-vx6 nodad"));
+        lab.ip(at, &format!("addr add 10.99.0.{own}/24 dev pwvx4"));
+        lab.ip(at, &format!("addr add fd99::{own}/64 dev pwvx6 nodad"));
     }
     lab.ip(At::Outside, "route add 10.77.0.0/16 via 10.99.0.1");
     lab.ip(At::Outside, "route add fd77::/64 via fd99::1");
@@ -85,7 +85,7 @@ fn pain10_a_connection_through_a_tunnel_learns_what_fits() {
                 assert_eq!(seen(&lab, At::Outside), [size], "{mode:?}: what a pod answers");
             };
             ways(whole);
-            assert_eq!(lab.inside(At::Host, || set(&["podwire-vx4", "podwire-vx6"])).len(), 2);
+            assert_eq!(lab.inside(At::Host, || set(&["pwvx4", "pwvx6"])).len(), 2);
             ways(fits);
             assert_eq!(lab.inside(At::Host, || set(&[])).len(), 2);
             ways(whole);
@@ -99,14 +99,14 @@ fn pain15_tunnels_stay_known_through_repairs() {
         assert_eq!(set(&[]), [""; 0]);
         assert_eq!(run("nft", &["list", "ruleset"]), "", "no tunnel, no pod, no table");
         // Also where there is no table yet.
-        assert_eq!(set(&["podwire-vx4"]), ["connections through podwire-vx4 are clamped to what fits"]);
+        assert_eq!(set(&["pwvx4"]), ["connections through pwvx4 are clamped to what fits"]);
         assert!(clamps());
         let sample = Sample::new(Mode::Routed, 2);
         sample.admit();
-        assert_eq!(set(&["podwire-vx4", "podwire-vx6"]).len(), 1);
+        assert_eq!(set(&["pwvx4", "pwvx6"]).len(), 1);
         let listed = || nft("list set inet podwire tunnels");
         let all = listed();
-        assert!(all.contains(r#""podwire-vx4""#) && all.contains(r#""podwire-vx6""#), "{all}");
+        assert!(all.contains(r#""pwvx4""#) && all.contains(r#""pwvx6""#), "{all}");
         let pods = [sample.pod()];
         let mut firewall = Firewall::open().unwrap();
         for (act, is_damage) in [
@@ -125,16 +125,27 @@ fn pain15_tunnels_stay_known_through_repairs() {
             firewall.rebuild(&pods).unwrap();
             assert_eq!(firewall.damage(&pods).unwrap(), [""; 0], "{act}");
             assert_eq!(listed(), all, "{act}");
-            assert_eq!(set(&["podwire-vx6", "podwire-vx4"]), [""; 0], "{act}");
+            assert_eq!(set(&["pwvx6", "pwvx4"]), [""; 0], "{act}");
         }
+        // The same name for something else.
+        run(
+            "nft",
+            &[
+                "flush chain inet podwire clamp; flush chain inet podwire clamp-syn; delete set inet podwire tunnels; add set inet podwire tunnels { type ipv4_addr; }",
+            ],
+        );
+        firewall.rebuild(&pods).unwrap();
+        assert_eq!(set(&["pwvx4", "pwvx6"]).len(), 2);
+        assert_eq!((listed(), firewall.damage(&pods).unwrap()), (all.clone(), vec![]));
+        assert!(clamps());
         nft("flush ruleset");
         firewall.rebuild(&pods).unwrap();
         assert!(!clamps(), "nobody needs it");
-        assert_eq!(set(&["podwire-vx4", "podwire-vx6"]).len(), 2);
+        assert_eq!(set(&["pwvx4", "pwvx6"]).len(), 2);
         assert_eq!(listed(), all);
-        assert_eq!(set(&["podwire-vx4"]), ["connections through podwire-vx6 are no longer clamped"]);
+        assert_eq!(set(&["pwvx4"]), ["connections through pwvx6 are no longer clamped"]);
         assert!(clamps());
-        assert_eq!(set(&[]), ["connections through podwire-vx4 are no longer clamped"]);
+        assert_eq!(set(&[]), ["connections through pwvx4 are no longer clamped"]);
         assert!(!clamps());
         assert_eq!(firewall.damage(&pods).unwrap(), [""; 0]);
         // Somebody left one there that every packet would pay for.
@@ -152,18 +163,18 @@ fn tunnels_of_another_network_stay_known() {
             Firewall::open().unwrap().set_tunnels(&names(ours), &names(wanted)).unwrap()
         };
         let listed = || nft("list set inet podwire tunnels");
-        for name in ["podwire-vx4", "red4"] {
+        for name in ["pwvx4", "red4"] {
             run("ip", &["link", "add", name, "type", "bridge"]);
         }
-        assert_eq!((set(&["podwire-vx4"]).len(), keep(&["red4", "red6"], &["red4"]).len()), (1, 1));
+        assert_eq!((set(&["pwvx4"]).len(), keep(&["red4", "red6"], &["red4"]).len()), (1, 1));
         let both = listed();
-        assert!(both.contains(r#""podwire-vx4""#) && both.contains(r#""red4""#), "{both}");
-        assert_eq!((set(&["podwire-vx4"]), keep(&["red4", "red6"], &["red4"])), (vec![], vec![]));
+        assert!(both.contains(r#""pwvx4""#) && both.contains(r#""red4""#), "{both}");
+        assert_eq!((set(&["pwvx4"]), keep(&["red4", "red6"], &["red4"])), (vec![], vec![]));
         assert_eq!(keep(&["red4", "red6"], &[]), ["connections through red4 are no longer clamped"]);
-        assert!(listed().contains(r#""podwire-vx4""#) && clamps());
+        assert!(listed().contains(r#""pwvx4""#) && clamps());
         // Nobody would ever remove the name of a device that was renamed by a new config.
-        run("ip", &["link", "del", "podwire-vx4"]);
-        assert_eq!(keep(&["red4", "red6"], &[]), ["connections through podwire-vx4 are no longer clamped"]);
+        run("ip", &["link", "del", "pwvx4"]);
+        assert_eq!(keep(&["red4", "red6"], &[]), ["connections through pwvx4 are no longer clamped"]);
         assert!(!clamps());
     });
 }

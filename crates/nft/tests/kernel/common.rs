@@ -78,7 +78,13 @@ impl Sample {
     pub(crate) fn new(mode: Mode, n: u16) -> Self {
         let [hi, lo] = n.to_be_bytes();
         Self {
-            link: IfName::try_from(format!("pwpod{n}")).expect("a name"),
+            // Every other begins as the name of a tunnel does: that must not take it for one.
+            link: IfName::try_from(if n.is_multiple_of(2) {
+                format!("pwvx4pod{n}")
+            } else {
+                format!("pwpod{n}")
+            })
+            .expect("a name"),
             mac: Mac::local([0, 0, 0, hi, lo]),
             mode,
             addresses: vec![

@@ -118,7 +118,7 @@ fn a9_a_drop_is_certain_only_when_no_rule_may_let_pods_pass() {
         (chain("ip saddr 10.0.0.0/8 accept;"), false),
         (chain("iifname br0 accept;"), false),
         (chain("iifname br* accept;").replace("br*", "\"br*\""), false),
-        (chain("iifname pwpod2 accept;"), false),
+        (chain("iifname pwvx4pod2 accept;"), false),
         (chain("oifname eth0 accept;"), false),
         (chain("oifname eth7 accept;"), true),
         (chain("ct state vmap { established : accept, new : accept };"), false),

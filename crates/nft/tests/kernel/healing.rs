@@ -54,7 +54,7 @@ fn mischief(network: &str) -> Vec<(String, &'static str)> {
             "chain inet podwire guard has other rules than ours",
         ),
         (
-            "replace rule inet podwire from-pod handle THIRD ip saddr 10.0.0.1 accept",
+            "replace rule inet podwire from-pod handle FOURTH ip saddr 10.0.0.1 accept",
             "chain inet podwire from-pod has other rules than ours",
         ),
         (
@@ -105,7 +105,7 @@ fn handle(act: &str) -> String {
         |line: &&str| !["table", "chain", "type"].contains(&line.split_whitespace().next().unwrap_or(""));
     let handles: Vec<&str> =
         listed.lines().filter(is_rule).filter_map(|line| line.split("# handle ").nth(1)).collect();
-    let places = [("FIRST", 0), ("THIRD", 2), ("LAST", handles.len() - 1)];
+    let places = [("FIRST", 0), ("FOURTH", 3), ("LAST", handles.len() - 1)];
     let (word, place) = places.into_iter().find(|(word, _)| act.contains(word)).expect("a place");
     act.replace(word, handles[place])
 }

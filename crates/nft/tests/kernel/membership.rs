@@ -20,9 +20,11 @@ const BOTH: [Mode; 2] = [Mode::Bridge, Mode::Routed];
 #[test]
 fn the_structure_is_the_golden_one_and_applying_it_again_changes_nothing() {
     in_netns(|| {
+        let tunnels = ["pwvx4".try_into().unwrap()];
+        open().set_tunnels(&tunnels, &tunnels).unwrap();
         Sample::new(Mode::Bridge, 2).admit();
         open().expel(&Sample::new(Mode::Bridge, 2).pod()).unwrap();
-        assert_eq!(all_elements(), "");
+        assert_eq!(all_elements(), "inet tunnels pwvx4");
         let listed = run("nft", &["list", "ruleset"]);
         let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/ruleset.nft");
         if std::env::var_os("PODWIRE_BLESS").is_some() {
@@ -89,11 +91,11 @@ fn elements_read_as_meant() {
         assert_eq!(elements("inet", "hostport4"), "192.0.2.1 . tcp . 8080 : 10.77.1.2 . 80");
         assert_eq!(elements("inet", "hostport6"), "2001:db8::1 . tcp . 8080 : fd77::102 . 80");
         assert_eq!(elements("inet", "hairpin6"), "fd77::102 . tcp . 80 . 8080");
-        assert_eq!(elements("bridge", "macs"), "\"pwpod258\" . 02:00:00:00:01:02");
-        assert_eq!(elements("bridge", "addr4"), "\"pwpod258\" . 10.77.1.2");
+        assert_eq!(elements("bridge", "macs"), "\"pwvx4pod258\" . 02:00:00:00:01:02");
+        assert_eq!(elements("bridge", "addr4"), "\"pwvx4pod258\" . 10.77.1.2");
         let targets = elements("bridge", "targets6");
-        assert!(targets.contains("\"pwpod258\" . 0xfd770000000000000000000000000102"), "{targets}");
-        assert!(targets.contains("\"pwpod258\" . 0xfe80000000000000000000fffe000102"), "{targets}");
+        assert!(targets.contains("\"pwvx4pod258\" . 0xfd770000000000000000000000000102"), "{targets}");
+        assert!(targets.contains("\"pwvx4pod258\" . 0xfe80000000000000000000fffe000102"), "{targets}");
     });
 }
 

@@ -213,7 +213,20 @@ fn the_hosts_loopback_stays_closed_although_hostports_need_route_localnet() {
             name.clone_into(&mut link);
             assert_eq!(attempt(), ["hello", "true"], "{name}");
         }
-        lab.inside(At::Host, || run("nft", &["flush", "chain", "inet", "podwire", "nat-prerouting"]));
+        // Whose packets nobody follows come through no chain of NAT.
+        lab.inside(At::Host, || {
+            run("nft", &["table inet theirs { chain c { type filter hook prerouting priority -300; udp dport 9 notrack; }; }"])
+        });
+        assert_eq!(attempt(), ["hello", "true"], "untracked");
+        lab.inside(At::Host, || run("nft", &["delete table inet theirs"]));
+        let open = "flush chain inet podwire nat-prerouting; flush chain inet podwire loopback";
+        lab.inside(At::Host, || run("nft", &[open]));
         assert_eq!(attempt(), ["hello", "spoofed", "true"], "the test notices when it is open");
+        let samples = [2, 3].map(|n| Sample { guard: Guard::Off, ..Sample::new(mode, n) });
+        lab.inside(At::Host, || {
+            let mut firewall = nft::Firewall::open().unwrap();
+            firewall.rebuild(&samples.each_ref().map(Sample::pod)).unwrap();
+        });
+        assert_eq!(attempt(), ["hello", "true"], "what got in before is cut off");
     }
 }

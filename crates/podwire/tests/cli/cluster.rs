@@ -59,7 +59,7 @@ fn nodes_blocks_and_routes_of_three_and_the_removal_of_two() {
         routes.starts_with("4 routes to 2 nodes: 2 direct, 2 vxlan; all as they should be\n"),
         "{routes}"
     );
-    has(&routes, &["10.199.1.3 on eth0", "fd99:1::3 on eth0", " on podwire-vx4", "  ok"]);
+    has(&routes, &["10.199.1.3 on eth0", "fd99:1::3 on eth0", " on pwvx4", "  ok"]);
 
     let nodes: Vec<NodeView> = json(&ask(&cluster, "n1", &["nodes", "-o", "json"]));
     assert!(nodes.iter().all(|node| node.blocks.len() == 2 && node.addresses.len() == 2), "{nodes:?}");

@@ -94,15 +94,15 @@ const MISCHIEF: [(&str, &str, &str, &str); 7] = [
     ),
     (
         "routed",
-        "ip link add podwire-vx4 mtu 1500 type vxlan id 7 local 127.0.0.1 dstport 4789 && ip link set podwire-vx4 alias 'podwire tunnel pods' && sysctl -w net.ipv4.conf.podwire-vx4.rp_filter=1",
+        "ip link add pwvx4 mtu 1500 type vxlan id 7 local 127.0.0.1 dstport 4789 && ip link set pwvx4 alias 'podwire tunnel pods' && sysctl -w net.ipv4.conf.pwvx4.rp_filter=1",
         "reverse paths",
-        "sysctl -w net.ipv4.conf.podwire-vx4.rp_filter=2",
+        "sysctl -w net.ipv4.conf.pwvx4.rp_filter=2",
     ),
     (
         "bridge",
-        "ip link add up0 type veth peer name peer0 && ip link set up0 up && ip link set peer0 up && ip addr add 192.0.2.1/24 dev up0 && ip route add default via 192.0.2.2 && ip link add podwire-vx4 mtu 1500 type vxlan id 7 local 192.0.2.1 dstport 4789 && ip link set podwire-vx4 alias 'podwire tunnel pods'",
+        "ip link add up0 type veth peer name peer0 && ip link set up0 up && ip link set peer0 up && ip addr add 192.0.2.1/24 dev up0 && ip route add default via 192.0.2.2 && ip link add pwvx4 mtu 1500 type vxlan id 7 local 192.0.2.1 dstport 4789 && ip link set pwvx4 alias 'podwire tunnel pods'",
         "MTU",
-        "ip link set podwire-vx4 mtu 1450",
+        "ip link set pwvx4 mtu 1450",
     ),
 ];
 
@@ -121,7 +121,7 @@ fn a9_each_problem_is_found_and_its_command_puts_it_right() {
         let after = wrong(&host);
         if check == "MTU" {
             // Now the tunnel fits its link, and the pods must be told.
-            has(&after[0].1, &["pods send up to 1500 bytes", "podwire-vx4 carries 1450", "network.mtu"]);
+            has(&after[0].1, &["pods send up to 1500 bytes", "pwvx4 carries 1450", "network.mtu"]);
         } else {
             assert_eq!(after, [], "{act}: after {helps}");
         }

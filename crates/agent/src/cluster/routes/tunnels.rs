@@ -101,8 +101,8 @@ impl Routes {
 
     fn tunnel_sizes(&self) -> Vec<TunnelSize> {
         let Tunnels { v4, v6 } = self.known.tunnels;
-        let kept = [v4.map(|_| true), v6.map(|_| false)].into_iter().flatten();
-        let tunnels = kept.filter_map(|is_v4| self.known.kept_tunnels[usize::from(is_v4)].as_ref());
+        let is_there = |tunnel: &&Tunnel| if tunnel.local.is_ipv4() { v4.is_some() } else { v6.is_some() };
+        let tunnels = self.known.kept_tunnels.iter().flatten().filter(is_there);
         tunnels.map(|tunnel| TunnelSize { name: tunnel.name.clone(), mtu: tunnel.mtu }).collect()
     }
 }

@@ -52,7 +52,7 @@ fn two_agents_of_one_machine_leave_each_others_routes_alone() {
     red.wait_ready().unwrap();
     let clamped = || n1.sh(&["nft", "list", "set", "inet", "podwire", "tunnels"]).unwrap();
     await_that("both tunnels to be known", PATIENCE, || {
-        clamped().contains("podwire-vx4") && clamped().contains("red4")
+        clamped().contains("pwvx4") && clamped().contains("red4")
     });
     // Both look at everything: each removes what is left of its own network.
     for (route, place) in [("10.42.250.0/24", "10.42.250"), ("10.77.250.0/24", "10.77.250")] {
@@ -60,7 +60,7 @@ fn two_agents_of_one_machine_leave_each_others_routes_alone() {
         await_that("a stale route to go", SOON, || !peer_routes(n1).iter().any(|line| line.contains(place)));
     }
     assert_eq!(peer_routes(n1), all);
-    assert!(clamped().contains("podwire-vx4") && clamped().contains("red4"), "{}", clamped());
+    assert!(clamped().contains("pwvx4") && clamped().contains("red4"), "{}", clamped());
     expect_reach(&cluster, SOON);
 }
 
@@ -72,7 +72,7 @@ fn a_tunnel_that_lost_its_mark_is_ours_all_the_same() {
     let (before, index) = (Wiring::of(&n1).unwrap(), inspect::link(&n1, TUNNEL).unwrap().index);
     cluster.kill_agent("n1").unwrap();
     n1.sh(&["ip", "link", "set", "dev", TUNNEL, "alias", ""]).unwrap();
-    ip(&n1, "link set dev podwire-vx4 down");
+    ip(&n1, "link set dev pwvx4 down");
     cluster.start_agent("n1").unwrap();
     await_wiring(&n1, &before, "a mark that was lost", SOON);
     assert_eq!(inspect::link(&n1, TUNNEL).unwrap().index, index);

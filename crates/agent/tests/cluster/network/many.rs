@@ -86,7 +86,7 @@ fn many_peers_come_and_go_and_a_change_of_one_touches_no_other() {
     commit(&cluster, &[put(&moved)]);
     await_that("the move", SOON, || {
         let gateway = format!("dst {} ", moved.addresses[0]);
-        n1.sh(&["bridge", "fdb", "show", "dev", "podwire-vx4"]).unwrap().contains(&gateway)
+        n1.sh(&["bridge", "fdb", "show", "dev", "pwvx4"]).unwrap().contains(&gateway)
     });
     // One that is deleted: its routes go, and nothing else.
     let gone = made_up(2);
@@ -104,7 +104,7 @@ fn many_peers_come_and_go_and_a_change_of_one_touches_no_other() {
     commit(&cluster, &keys.collect::<Vec<_>>());
     await_that("all routes to be gone", PATIENCE, || destinations(&cluster) == own);
     await_that("all tunnel entries to be gone but n2's", SOON, || {
-        n1.sh(&["bridge", "fdb", "show", "dev", "podwire-vx4"]).unwrap().lines().count() == 1
+        n1.sh(&["bridge", "fdb", "show", "dev", "pwvx4"]).unwrap().lines().count() == 1
     });
     streams.expect_whole();
 }

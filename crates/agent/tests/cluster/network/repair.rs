@@ -71,13 +71,13 @@ fn what_is_broken_by_hand_is_back_within_a_second_and_nothing_foreign_is_touched
         .collect();
     let faults = [
         vec!["ip -4 route flush proto 113", "ip -6 route flush proto 113"],
-        vec!["ip link del dev podwire-vx4"],
-        vec!["ip link set dev podwire-vx4 down"],
-        vec!["ip link set dev podwire-vx4 mtu 1200"],
-        vec!["ip link set dev podwire-vx4 address 02:bb:00:00:00:01"],
+        vec!["ip link del dev pwvx4"],
+        vec!["ip link set dev pwvx4 down"],
+        vec!["ip link set dev pwvx4 mtu 1200"],
+        vec!["ip link set dev pwvx4 address 02:bb:00:00:00:01"],
         del_neighbours.iter().map(String::as_str).collect(),
         vec![del_fdb.as_str()],
-        vec!["ip -4 addr flush dev podwire-vx4"],
+        vec!["ip -4 addr flush dev pwvx4"],
     ];
     for fault in faults {
         let streams = Streams::between(&cluster, &EVERYBODY);
@@ -108,16 +108,16 @@ fn repairs(cluster: &Cluster, kind: &str) -> u64 {
 #[test]
 fn somebody_elses_link_of_the_tunnels_name_is_never_taken() {
     let mut cluster = Cluster::hosts("foreign", &plan()).unwrap();
-    ip(cluster.node("n1").unwrap(), "link add podwire-vx4 type veth peer name other");
+    ip(cluster.node("n1").unwrap(), "link add pwvx4 type veth peer name other");
     cluster.start_etcd().unwrap();
     cluster.start_agents().unwrap();
     cluster.pods_everywhere(1).unwrap();
     let n1 = cluster.node("n1").unwrap();
     let theirs = inspect::link(n1, TUNNEL).unwrap();
     await_that("the problem to be told", PATIENCE, || {
-        problems(cluster.agent("n1").unwrap()).iter().any(|what| {
-            what.contains("link podwire-vx4 that is not ours") && what.contains("rename or remove it")
-        })
+        problems(cluster.agent("n1").unwrap())
+            .iter()
+            .any(|what| what.contains("link pwvx4 that is not ours") && what.contains("rename or remove it"))
     });
     // Who needs no tunnel is reached all the same.
     await_way(&cluster, ("p1", "p3"), Way::Direct, SOON);
@@ -128,7 +128,7 @@ fn somebody_elses_link_of_the_tunnels_name_is_never_taken() {
     assert_eq!(inspect::link(n1, TUNNEL).unwrap(), theirs);
     // As soon as it has another name, ours is made, and nothing is left to tell.
     let streams = Streams::between(&cluster, &[("p1", "p3")]);
-    ip(n1, "link set dev podwire-vx4 name theirs0");
+    ip(n1, "link set dev pwvx4 name theirs0");
     expect_reach(&cluster, SOON);
     streams.expect_whole();
     assert_eq!(inspect::link(n1, "theirs0").unwrap().index, theirs.index);

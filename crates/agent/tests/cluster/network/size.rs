@@ -1,6 +1,7 @@
 //! What fits through, and what happens to what does not.
 
 use ipnet::IpNet;
+use serde_json::json;
 use testkit::{Cluster, Extra, Plan, Wired};
 
 use super::{TUNNEL, mtu_of, transfer};
@@ -88,6 +89,19 @@ fn expect_room(cluster: &Cluster, mtu: u32) {
     }
     expect_reach(cluster, SOON);
     assert!(!clamps(cluster, "n1") && !clamps(cluster, "n2"), "all that pods send fits");
+}
+
+/// The share's size is for who has none of its own.
+#[test]
+fn a_pod_that_got_a_larger_link_by_its_config_is_clamped_at_once() {
+    let cluster = up("larger", &Plan { nodes: 2, subnets: 2, ..Plan::default() });
+    let (node, agent) = (cluster.node("n1").unwrap(), cluster.agent("n1").unwrap());
+    let pod = node.pod("large").unwrap();
+    let config = agent.config(&json!({"mtu": 1500}));
+    assert!(!clamps(&cluster, "n1"));
+    cluster.plugin().add(&pod, &config).unwrap().ok().unwrap();
+    await_that("connections are clamped", SOON, || clamps(&cluster, "n1"));
+    cluster.plugin().del(&pod, &config).unwrap().ok().unwrap();
 }
 
 #[test]

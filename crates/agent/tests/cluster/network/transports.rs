@@ -62,6 +62,8 @@ fn a_tunnel_gets_another_name() {
     let all = Extra { flags: vec!["--network-tunnel".to_owned(), "near".to_owned()], ..Extra::default() };
     let mut cluster = up("name", &Plan { nodes: 2, subnets: 2, all, ..Plan::default() });
     cluster.kill_agent("n1").unwrap();
+    // Also one that an agent was killed over before it was marked.
+    cluster.node("n1").unwrap().sh(&["ip", "link", "set", "near4", "alias", ""]).unwrap();
     cluster.agent_mut("n1").unwrap().set_flag("--network-tunnel", "far").unwrap();
     cluster.start_agent("n1").unwrap();
     expect_reach(&cluster, SOON);
@@ -79,7 +81,7 @@ fn pods_of_both_families_cross_an_underlay_of_one() {
         let matrix = cluster.reach(SOON).unwrap();
         assert!(matrix.cells.iter().all(|cell| cell.v4.is_some() && cell.v6.is_some()));
         let streams = Streams::between(&cluster, &[("p1", "p2"), ("p1", "p3")]);
-        let (tunnel, room) = if underlay == Families::V4 { ("podwire-vx4", 50) } else { ("podwire-vx6", 70) };
+        let (tunnel, room) = if underlay == Families::V4 { ("pwvx4", 50) } else { ("pwvx6", 70) };
         for node in ["n1", "n2", "n3"] {
             let vxlans: Vec<String> = inspect::links(cluster.node(node).unwrap())
                 .unwrap()
@@ -148,7 +150,7 @@ fn the_tunnels_checksum_offload_is_what_the_config_says() {
     }
     // A device that is made anew is treated alike.
     let n1 = cluster.node("n1").unwrap();
-    super::ip(n1, "link del dev podwire-vx4");
+    super::ip(n1, "link del dev pwvx4");
     await_that("another tunnel", SOON, || inspect::link(n1, TUNNEL).is_ok_and(|link| link.is_up()));
     expect_reach(&cluster, SOON);
     assert!(!offloads("n1"));
