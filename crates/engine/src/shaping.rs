@@ -69,7 +69,9 @@ pub(crate) fn apply(host: &mut RtSocket, attachment: &Attachment, host_index: u3
 
 /// Makes the limits anew where some of them were removed.
 pub(crate) fn renew(host: &mut RtSocket, attachment: &Attachment, host_index: u32) -> Result<(), Error> {
-    if host.qdiscs(Some(host_index))?.iter().any(|q| q.at == QdiscAt::Ingress) {
+    // Where what the pod sends is not limited, the hook is somebody else's.
+    let is_ours = attachment.bandwidth.as_ref().and_then(egress).is_some();
+    if is_ours && host.qdiscs(Some(host_index))?.iter().any(|q| q.at == QdiscAt::Ingress) {
         host.run(&Op::DelQdisc { link: host_index, at: QdiscAt::Ingress })?;
     }
     apply(host, attachment, host_index)

@@ -4,8 +4,8 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
-use testkit::wait_until;
+use serde_json::{Value, json};
+use testkit::{DEADLINE, wait_until};
 
 use crate::common::{addresses_of, host_link, v4, v6};
 use crate::scene::{BRIDGE, GATEWAYS, SOON, Scene, in_both_modes, run};
@@ -231,4 +231,38 @@ fn forwarding_that_was_switched_off_is_on_again() {
     for key in ["net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"] {
         scene.repairs_after(key, || scene.run(&format!("sysctl -q -w {key}=0")));
     }
+}
+
+#[test]
+fn limits_that_somebody_removed_are_back_and_what_others_put_on_the_link_stays() {
+    in_both_modes(|mode| {
+        let scene = Scene::with_flags("limits", mode, &["--reconcile-seconds", "1"]);
+        let limited = |name: &str, bandwidth: Value| {
+            let pod = scene.host.pod(name);
+            let result = scene.host.add_with(&pod, &json!({"runtimeConfig": {"bandwidth": bandwidth}}));
+            let link = host_link(&result).to_owned();
+            (pod, result, link)
+        };
+        let rate = 80_000_000;
+        let (receives, result, link) = limited("c", json!({"ingressRate": rate, "ingressBurst": rate}));
+        scene.run(&format!("tc qdisc add dev {link} ingress"));
+        let qdiscs = |link: &str| scene.node().sh(&["tc", "qdisc", "show", "dev", link]).unwrap();
+        let has = |link: &str, kind: &str| qdiscs(link).contains(&format!("qdisc {kind} "));
+        assert!(has(&link, "tbf") && has(&link, "ingress"), "{}", qdiscs(&link));
+        scene.run(&format!("tc qdisc del dev {link} root"));
+        wait_until("the limit to be back", DEADLINE, || Ok(has(&link, "tbf"))).unwrap();
+        assert!(has(&link, "ingress"), "{mode}: somebody else's hook: {}", qdiscs(&link));
+        scene.host.check(&receives, &result);
+
+        let both =
+            json!({"ingressRate": rate, "ingressBurst": rate, "egressRate": rate, "egressBurst": rate});
+        let (sends, result, link) = limited("d", both);
+        scene.run(&format!("tc qdisc del dev {link} ingress"));
+        let config = scene.host.config(&json!({}));
+        wait_until("the pod to be whole", DEADLINE, || {
+            Ok(scene.host.plugin.check(&sends, &config, &result)?.success())
+        })
+        .unwrap();
+        assert!(has(&link, "tbf") && has(&link, "ingress"), "{mode}: {}", qdiscs(&link));
+    });
 }
