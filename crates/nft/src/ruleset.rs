@@ -72,7 +72,8 @@ impl Clamp {
 }
 
 struct Structure {
-    /// Sets, maps and chains without rules: adding what is already there changes nothing.
+    /// Sets, maps and chains without rules: adding what is already there changes nothing. One that gets a hook, another hook
+    /// or another type needs another name: over a table of the version before, the kernel would refuse all of it.
     objects: &'static str,
     /// The rules; they are added to chains that were flushed before, in the same transaction.
     rules: &'static str,
@@ -170,7 +171,7 @@ const INET: Structure = Structure {
         "from-pod",
         "from-pod6",
         "from-pod-icmp6",
-        "loopback",
+        "to-host",
         "nat-prerouting",
         "nat-output",
         "nat-postrouting",
@@ -208,7 +209,7 @@ const INET: Structure = Structure {
 	chain from-pod { }
 	chain from-pod6 { }
 	chain from-pod-icmp6 { }
-	chain loopback { type filter hook input priority raw; policy accept; }
+	chain to-host { type filter hook input priority raw; policy accept; }
 	chain nat-prerouting { type nat hook prerouting priority dstnat; policy accept; }
 	chain nat-output { type nat hook output priority -100; policy accept; }
 	chain nat-postrouting { type nat hook postrouting priority srcnat; policy accept; }
@@ -241,7 +242,7 @@ const INET: Structure = Structure {
 	}
 	# route_localnet, which hostPorts on 127.0.0.1 need, would open the host's loopback to others. What is forwarded does not
 	# come through here. What the host itself sent from there to a hostPort left with another source: its answers are let in
-	chain loopback {
+	chain to-host {
 		ip saddr 127.0.0.0/8 iiftype != loopback drop
 		ip daddr 127.0.0.0/8 iiftype != loopback ct status snat accept
 		ip daddr 127.0.0.0/8 iiftype != loopback drop
@@ -272,6 +273,7 @@ const INET: Structure = Structure {
 		meta l4proto sctp ip6 saddr @pods6 ip6 daddr . meta l4proto . th dport . ct original proto-dst @hairpin6 masquerade
 	}
 	chain nat-prerouting {
+		# nor do hostPorts lead anybody on who asks for them there
 		ip daddr 127.0.0.0/8 iiftype != loopback drop
 		jump hostports
 	}

@@ -123,7 +123,7 @@ mod tests {
             ("from-pod", 4),
             ("from-pod6", 3),
             ("from-pod-icmp6", 4),
-            ("loopback", 3),
+            ("to-host", 3),
             ("nat-prerouting", 2),
             ("nat-output", 1),
             ("nat-postrouting", 1),
@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(last("bent"), rule(Ending::Masquerade, Condition::Sometimes, &["hairpin6", "pods6"]));
         let at = |name: &str| chain(name).hook.as_ref().map(|h| (h.kind.as_str(), h.number, h.priority));
         assert_eq!(at("guard"), Some(("filter", 0, -300)));
-        assert_eq!(at("loopback"), Some(("filter", 1, -300)));
+        assert_eq!(at("to-host"), Some(("filter", 1, -300)));
         assert_eq!(at("clamp"), Some(("filter", 2, -150)));
         assert_eq!(at("nat-prerouting"), Some(("nat", 0, -100)));
         assert_eq!(at("nat-output"), Some(("nat", 3, -100)));

@@ -45,6 +45,22 @@ fn the_structure_is_the_golden_one_and_applying_it_again_changes_nothing() {
     });
 }
 
+/// A standalone plugin finds it so after an upgrade, and nobody else repairs it: our text must go over what there was.
+#[test]
+fn a_table_of_the_version_before_is_renewed_by_the_next_pod() {
+    in_netns(|| {
+        run(
+            "nft",
+            &[
+                "table inet podwire { map revision { type mark : mark; elements = { 1 : 0x73e0e552 }; }; set tunnels { type ifname; }; chain loopback { ip saddr 127.0.0.0/8 iiftype != loopback drop; }; chain guard { type filter hook prerouting priority raw; goto loopback; }; chain clamp { type filter hook forward priority -150; tcp flags syn accept; }; }",
+            ],
+        );
+        let pod = Sample::new(Mode::Routed, 2);
+        pod.admit();
+        assert_eq!(missing(&pod), [""; 0]);
+    });
+}
+
 #[test]
 fn a_pod_is_in_force_after_admit_and_gone_after_expel() {
     for mode in BOTH {

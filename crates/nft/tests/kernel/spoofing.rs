@@ -219,7 +219,7 @@ fn the_hosts_loopback_stays_closed_although_hostports_need_route_localnet() {
         });
         assert_eq!(attempt(), ["hello", "true"], "untracked");
         lab.inside(At::Host, || run("nft", &["delete table inet theirs"]));
-        let open = "flush chain inet podwire nat-prerouting; flush chain inet podwire loopback";
+        let open = "flush chain inet podwire nat-prerouting; flush chain inet podwire to-host";
         lab.inside(At::Host, || run("nft", &[open]));
         assert_eq!(attempt(), ["hello", "spoofed", "true"], "the test notices when it is open");
         let samples = [2, 3].map(|n| Sample { guard: Guard::Off, ..Sample::new(mode, n) });
