@@ -83,6 +83,9 @@ pub(crate) struct NodesScale {
     pub(crate) churn: Duration,
     pub(crate) joins: usize,
     pub(crate) join_rounds: usize,
+    /// So often the networks are made.
+    pub(crate) traffic_sites: usize,
+    /// So often each of them is used.
     pub(crate) traffic_rounds: usize,
     /// One stream, and one exchange of bytes.
     pub(crate) stream: Duration,
@@ -100,9 +103,10 @@ impl NodesScale {
         churn: Duration::from_secs(18),
         joins: 300,
         join_rounds: 3,
-        traffic_rounds: 27,
-        stream: Duration::from_millis(300),
-        trips: Duration::from_millis(150),
+        traffic_sites: 6,
+        traffic_rounds: 18,
+        stream: Duration::from_millis(100),
+        trips: Duration::from_millis(50),
     };
     const QUICK: Self = Self {
         peers: 100,
@@ -114,6 +118,7 @@ impl NodesScale {
         churn: Duration::from_secs(1),
         joins: 20,
         join_rounds: 1,
+        traffic_sites: 1,
         traffic_rounds: 1,
         stream: Duration::from_millis(100),
         trips: Duration::from_millis(50),

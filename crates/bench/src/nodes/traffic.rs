@@ -44,38 +44,66 @@ struct Pair {
     address: IpAddr,
 }
 
-/// A way and who has it, ready to be used.
+/// Who has a way in one family, ready to be used.
 struct Lane {
-    path: Path,
+    name: String,
     podwire: Pair,
     plain: Pair,
     tracked: Pair,
 }
 
+/// All there is at one time; it goes with this.
+struct Site {
+    lanes: Vec<Lane>,
+    _networks: Vec<(Cluster, [Plain; 2])>,
+}
+
+const WAYS: [(&str, Transport); 2] = [("direct", Transport::Direct), ("VXLAN", Transport::Vxlan)];
+/// By name, and whether it is IPv4.
+const FAMILIES: [(&str, bool); 2] = [("IPv4", true), ("IPv6", false)];
+
+/// Everything is made anew now and then: where the kernel happens to put its tables makes one of two networks that are alike
+/// faster than the other, by up to a twentieth, for as long as they live.
 pub(crate) fn run(scale: &NodesScale) -> Result<Traffic> {
-    let mut kept = Vec::new();
-    let mut lanes = Vec::new();
-    for (name, transport) in [("direct", Transport::Direct), ("VXLAN", Transport::Vxlan)] {
-        let ours = real(name, transport)?;
-        let plain = Plain::make(transport, Tracking::Off)?;
-        let tracked = Plain::make(transport, Tracking::On)?;
-        for v4 in [true, false] {
-            let family = if v4 { "IPv4" } else { "IPv6" };
-            lanes.push(Lane {
-                path: Path::new(format!("{name}, {family}")),
-                podwire: pods(&ours, v4)?,
-                plain: plain.pair(v4)?,
-                tracked: tracked.pair(v4)?,
-            });
-        }
-        kept.push((ours, plain, tracked));
-    }
-    for round in 0..scale.traffic_rounds {
-        for lane in &mut lanes {
-            lane.round(round, scale)?;
+    let mut paths: Vec<Path> = Vec::new();
+    for _ in 0..scale.traffic_sites {
+        let site = Site::make()?;
+        for round in 0..scale.traffic_rounds {
+            for lane in &site.lanes {
+                lane.round(path_of(&mut paths, &lane.name), round, scale)?;
+            }
         }
     }
-    Ok(Traffic { paths: lanes.into_iter().map(|lane| lane.path).collect() })
+    Ok(Traffic { paths })
+}
+
+fn path_of<'a>(paths: &'a mut Vec<Path>, name: &str) -> &'a mut Path {
+    let place = paths.iter().position(|path| path.name == name).unwrap_or_else(|| {
+        paths.push(Path::new(name.to_owned()));
+        paths.len() - 1
+    });
+    &mut paths[place]
+}
+
+impl Site {
+    fn make() -> Result<Self> {
+        let (mut lanes, mut networks) = (Vec::new(), Vec::new());
+        for (name, transport) in WAYS {
+            let ours = real(name, transport)?;
+            let plain = Plain::make(transport, Tracking::Off)?;
+            let tracked = Plain::make(transport, Tracking::On)?;
+            for (family, v4) in FAMILIES {
+                lanes.push(Lane {
+                    name: format!("{name}, {family}"),
+                    podwire: pods(&ours, v4)?,
+                    plain: plain.pair(v4)?,
+                    tracked: tracked.pair(v4)?,
+                });
+            }
+            networks.push((ours, [plain, tracked]));
+        }
+        Ok(Self { lanes, _networks: networks })
+    }
 }
 
 /// Two nodes with an agent and a pod each; every pod reaches the other when this returns.
@@ -102,10 +130,12 @@ fn pods(cluster: &Cluster, v4: bool) -> Result<Pair> {
 
 impl Lane {
     /// Who begins changes from round to round.
-    fn round(&mut self, round: usize, scale: &NodesScale) -> Result<()> {
-        let Self { path, podwire, plain, tracked } = self;
-        let mut sides =
-            [(&mut path.podwire, &*podwire), (&mut path.plain, &*plain), (&mut path.tracked, &*tracked)];
+    fn round(&self, path: &mut Path, round: usize, scale: &NodesScale) -> Result<()> {
+        let mut sides = [
+            (&mut path.podwire, &self.podwire),
+            (&mut path.plain, &self.plain),
+            (&mut path.tracked, &self.tracked),
+        ];
         let first = round % sides.len();
         sides.rotate_left(first);
         for (rounds, pair) in sides {
