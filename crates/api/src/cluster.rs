@@ -18,6 +18,9 @@ pub struct NodeView {
     /// Since when its agent works, in seconds since 1970. None: it does not, or cannot be heard.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alive_since: Option<u64>,
+    /// Why nothing but its name is known, if its record is of no use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
     /// The one that was asked.
     pub here: bool,
 }

@@ -13,6 +13,8 @@
 use ipnet::IpNet;
 use types::NodeName;
 
+use crate::object::{NodeRecord, Object as _};
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
     /// Without a slash at its end; may be empty.
@@ -70,6 +72,17 @@ impl Layout {
     /// The node that a key of `nodes` is about.
     pub fn node_of(&self, key: &str) -> Option<NodeName> {
         NodeName::try_from(key.strip_prefix(&self.nodes())?).ok()
+    }
+
+    /// Whose record a key of `nodes` should be, and what it is: the record, or why it is of no use.
+    pub fn node_at(&self, key: &str, value: &[u8]) -> Option<(NodeName, Result<NodeRecord, String>)> {
+        let name = self.node_of(key)?;
+        let read = match NodeRecord::decode(value) {
+            Ok(record) if record.name == name => Ok(record),
+            Ok(record) => Err(format!("{key} in the store is not used: it is the record of {}", record.name)),
+            Err(error) => Err(format!("{key} in the store is not used: {error}")),
+        };
+        Some((name, read))
     }
 
     /// The block that a key of `blocks` is about.

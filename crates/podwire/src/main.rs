@@ -30,7 +30,7 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Lab(args) => return commands::lab::run(&args),
         Command::Agent(args) => commands::agent::run(&args),
         Command::Pods(args) => commands::pods::run(&args),
-        Command::Nodes(args) => commands::nodes::run(&args),
+        Command::Nodes(args) => return commands::nodes::run(&args),
         Command::Node(Node::Rm(args)) => commands::node::remove(&args),
         Command::Routes(args) => return commands::routes::run(&args),
         Command::Blocks(args) => return commands::blocks::run(&args),

@@ -36,6 +36,8 @@ pub(crate) enum Ask {
 #[derive(Debug, Default)]
 pub(crate) struct Contents {
     pub(crate) nodes: Vec<NodeRecord>,
+    /// Nodes whose record is of no use, and why.
+    pub(crate) unread: Vec<(NodeName, String)>,
     pub(crate) claims: Vec<(IpNet, NodeName)>,
     pub(crate) alive: Vec<(NodeName, Alive)>,
 }
@@ -86,7 +88,11 @@ pub(crate) async fn look(registry: &Registry) -> Result<Contents, store::Error> 
     let Registry { store, layout } = registry;
     let mut contents = Contents::default();
     for entry in store.list(&layout.nodes()).await?.entries {
-        contents.nodes.extend(NodeRecord::decode(&entry.value));
+        match layout.node_at(&entry.key, &entry.value) {
+            Some((_, Ok(record))) => contents.nodes.push(record),
+            Some((name, Err(why))) => contents.unread.push((name, why)),
+            None => {}
+        }
     }
     for entry in store.list(&layout.blocks()).await?.entries {
         let claim = BlockClaim::decode(&entry.value).ok();

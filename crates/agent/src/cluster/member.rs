@@ -335,16 +335,14 @@ impl Member {
 
     /// What cannot be read is told, and is no reason to forget what we know of that node.
     fn read(&mut self, key: &str, value: &[u8]) -> Option<NodeRecord> {
-        let name = self.registry.layout.node_of(key)?;
-        let why = match NodeRecord::decode(value) {
-            Ok(record) if record.name == name => {
+        let (name, read) = self.registry.layout.node_at(key, value)?;
+        let what = match read {
+            Ok(record) => {
                 self.unread.remove(&name);
                 return Some(record);
             }
-            Ok(record) => format!("it is the record of {}", record.name),
-            Err(error) => error.to_string(),
+            Err(what) => what,
         };
-        let what = format!("{key} in the store is not used: {why}");
         if self.unread.get(&name) != Some(&what) {
             warn!("{what}");
             self.unread.insert(name, what);

@@ -8,8 +8,13 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::Path;
 
-use cluster::{Alive, Layout, NetworkSpec, NodeRecord, Object as _};
+use api::RouteState;
+use cluster::{
+    Alive, Facts, Layout, Mesh, NetworkSpec, NodeRecord, Object as _, PeerRoute, Seen, Transport, Tunnels,
+    Underlay,
+};
 use ipnet::IpNet;
+use netlink::RtSocket;
 use store::{Change, Store, StoreConfig};
 use types::{Mac, NodeUid};
 
@@ -198,6 +203,46 @@ fn a_removed_nodes_blocks_return() {
         let contents = look(&registry).await.unwrap();
         assert_eq!((contents.nodes.len(), contents.claims.len()), (1, 2));
     });
+}
+
+/// A route of ours that somebody changed is not the one that is wanted, also where it leads to the same place.
+#[test]
+fn a_route_is_shown_as_different_whatever_of_it_is() {
+    let underlay =
+        Underlay { link: 1, address: "192.0.2.1".parse().unwrap(), on_link: nets(&["192.0.2.0/24"]) };
+    let mut mesh = Mesh::new(Facts {
+        name: "n1".try_into().unwrap(),
+        blocks: nets(&["10.2.0.0/24"]),
+        subnets: nets(&["10.2.0.0/16"]),
+        transport: Transport::Auto,
+        underlays: vec![underlay],
+        tunnels: Tunnels::default(),
+        sources: vec!["10.2.0.1".parse().unwrap()],
+    });
+    let record = NodeRecord {
+        addresses: vec!["192.0.2.2".parse().unwrap()],
+        blocks: nets(&["10.2.1.0/24"]),
+        ..candidate("n2", 2).record
+    };
+    mesh.set_peer(record);
+    let wanted = mesh.take_changes().set_routes[0];
+    let other: IpAddr = "192.0.2.9".parse().unwrap();
+    let shown = |route: PeerRoute| {
+        let seen = Seen { routes: vec![route], ..Seen::default() };
+        let routes = super::view::routes(&mesh, &seen, &mut RtSocket::open().unwrap());
+        (routes.len(), routes[0].state, routes[0].note.clone().unwrap_or_default())
+    };
+    assert_eq!(shown(wanted), (1, RouteState::Ok, String::new()));
+    for (changed, word) in [
+        (PeerRoute { gateway: other, ..wanted }, "leads to 192.0.2.9 over lo"),
+        (PeerRoute { link: u32::MAX, ..wanted }, "leads to 192.0.2.2 over no link"),
+        (PeerRoute { src: None, ..wanted }, "another source address"),
+        (PeerRoute { onlink: !wanted.onlink, ..wanted }, "another way to its gateway"),
+    ] {
+        let (count, state, note) = shown(changed);
+        assert_eq!((count, state), (1, RouteState::Different));
+        assert!(note.contains(word), "{note}");
+    }
 }
 
 mod position {

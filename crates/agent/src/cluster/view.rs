@@ -14,7 +14,7 @@ use super::command::Contents;
 pub(crate) fn nodes(contents: &Contents, here: &NodeName) -> Vec<NodeView> {
     let alive: BTreeMap<&NodeName, u64> =
         contents.alive.iter().map(|(name, alive)| (name, alive.since)).collect();
-    let view = |record: &cluster::NodeRecord| NodeView {
+    let known = contents.nodes.iter().map(|record| NodeView {
         name: record.name.to_string(),
         uid: record.uid.to_string(),
         addresses: record.addresses.clone(),
@@ -22,9 +22,23 @@ pub(crate) fn nodes(contents: &Contents, here: &NodeName) -> Vec<NodeView> {
         tunnel_mac: record.tunnel_mac.to_string(),
         version: record.version.clone(),
         alive_since: alive.get(&record.name).copied(),
+        problem: None,
         here: record.name == *here,
-    };
-    contents.nodes.iter().map(view).collect()
+    });
+    let unread = contents.unread.iter().map(|(name, why)| NodeView {
+        name: name.to_string(),
+        uid: String::new(),
+        addresses: Vec::new(),
+        blocks: Vec::new(),
+        tunnel_mac: String::new(),
+        version: String::new(),
+        alive_since: alive.get(name).copied(),
+        problem: Some(why.clone()),
+        here: name == here,
+    });
+    let mut nodes: Vec<NodeView> = known.chain(unread).collect();
+    nodes.sort_by(|a, b| a.name.cmp(&b.name));
+    nodes
 }
 
 /// All blocks: claims beside what the nodes say themselves.
@@ -48,6 +62,9 @@ pub(crate) fn blocks(contents: &Contents, cuts: &[Cut], here: &NodeName) -> Bloc
         let problem = match named.get(block) {
             Some(name) if name == owner => None,
             Some(name) => Some(format!("{name} says that it has it, too")),
+            None if contents.unread.iter().any(|(name, _)| name == *owner) => {
+                Some(format!("the record of {owner} is of no use: see `podwire nodes`"))
+            }
             None => Some(format!("claimed, but the record of {owner} does not name it")),
         };
         blocks.push(view(*block, owner, problem));
@@ -80,10 +97,17 @@ pub(super) fn routes(mesh: &Mesh, seen: &Seen, socket: &mut RtSocket) -> Vec<Rou
             Way::Vxlan { link, gateway, .. } => (RouteTransport::Vxlan, Some(*gateway), Some(*link), None),
             Way::None(why) => (RouteTransport::None, None, None, Some(why.to_string())),
         };
-        let is_same = |route: &PeerRoute| Some(route.gateway) == gateway && Some(route.link) == link;
+        let leads_there = |route: &PeerRoute| Some(route.gateway) == gateway && Some(route.link) == link;
         let (state, other) = match found {
-            Some(route) if is_same(route) => (RouteState::Ok, None),
-            Some(route) => (RouteState::Different, Some(format!("leads to {}", route.gateway))),
+            Some(route) if mesh.wants_route(route) => (RouteState::Ok, None),
+            Some(route) if leads_there(route) => {
+                let other = "leads there, but with another source address or another way to its gateway";
+                (RouteState::Different, Some(other.to_owned()))
+            }
+            Some(route) => {
+                let over = name_of(route.link).unwrap_or_else(|| "no link".to_owned());
+                (RouteState::Different, Some(format!("leads to {} over {over}", route.gateway)))
+            }
             None => (RouteState::Missing, None),
         };
         let link = link.and_then(&mut name_of);

@@ -1,6 +1,8 @@
-//! `podwire nodes`: all nodes of the cluster, as the store has them, and whose agent is away.
+//! `podwire nodes`: all nodes of the cluster, as the store has them, whose agent is away, and whose record is of no use.
 
 pub(super) mod ask;
+
+use std::process::ExitCode;
 
 use anyhow::Result;
 use api::NodeView;
@@ -13,13 +15,14 @@ use crate::{print, when};
 /// A node has one address and one block of each family, and sometimes more blocks: those go below.
 const COLUMN: usize = 42;
 
-pub(crate) fn run(args: &Ask) -> Result<()> {
+pub(crate) fn run(args: &Ask) -> Result<ExitCode> {
     let nodes: Vec<NodeView> = Asked::find(&args.which).get(api::NODES)?;
     match args.output {
         Output::Json => print::say_json(&nodes)?,
         Output::Table => print::say(page(&nodes, when::now()))?,
     }
-    Ok(())
+    let is_right = nodes.iter().all(|node| node.problem.is_none());
+    Ok(if is_right { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// A node's name, and whether it is the one that was asked.
@@ -33,7 +36,18 @@ fn page(nodes: &[NodeView], now: u64) -> String {
     }
     let rows = nodes.iter().map(|node| row(node, now));
     let table = print::table(&["NAME", "ADDRESSES", "BLOCKS", "AGENT", "VERSION"], rows);
-    format!("{}\n\n{table}", title(nodes))
+    let mut parts = vec![title(nodes), table];
+    let problems: Vec<String> = nodes.iter().filter_map(problem).collect();
+    if !problems.is_empty() {
+        parts.push(problems.join("\n"));
+    }
+    parts.join("\n\n")
+}
+
+fn problem(node: &NodeView) -> Option<String> {
+    let NodeView { name, problem, .. } = node;
+    let what = problem.as_ref()?;
+    Some(print::wrap(&format!("{name}: {what}; other nodes go on with what they knew of it"), print::WIDTH))
 }
 
 fn title(nodes: &[NodeView]) -> String {
@@ -61,7 +75,7 @@ fn row(node: &NodeView, now: u64) -> Vec<String> {
         listed(&node.addresses),
         listed(&node.blocks),
         agent,
-        node.version.clone(),
+        if node.version.is_empty() { "-".to_owned() } else { node.version.clone() },
     ]
 }
 
@@ -90,6 +104,7 @@ mod tests {
             tunnel_mac: String::new(),
             version: "0.1.0".to_owned(),
             alive_since,
+            problem: None,
             here: number == 1,
         }
     }
@@ -104,6 +119,27 @@ NAME      ADDRESSES              BLOCKS                         AGENT         VE
 a (here)  192.0.2.1 2001:db8::1  10.42.1.0/24 fd42::1:0:0:0/80  alive for 5m  0.1.0
 b         192.0.2.2 2001:db8::2  10.42.2.0/24 fd42::2:0:0:0/80  AWAY          0.1.0";
         assert_eq!(page(&nodes, 1300), wanted);
+    }
+
+    #[test]
+    fn a_node_whose_record_is_of_no_use_is_shown_with_why() {
+        let lost = NodeView {
+            addresses: Vec::new(),
+            blocks: Vec::new(),
+            version: String::new(),
+            problem: Some("/podwire/nodes/b in the store is not used: it is no JSON".to_owned()),
+            ..node("b", 2, None)
+        };
+        let wanted = "\
+2 nodes: the agent of b is AWAY
+
+NAME      ADDRESSES              BLOCKS                         AGENT         VERSION
+a (here)  192.0.2.1 2001:db8::1  10.42.1.0/24 fd42::1:0:0:0/80  alive for 5m  0.1.0
+b         -                      -                              AWAY          -
+
+b: /podwire/nodes/b in the store is not used: it is no JSON; other nodes go on with what they knew
+of it";
+        assert_eq!(page(&[node("a", 1, Some(1000)), lost], 1300), wanted);
     }
 
     #[test]
