@@ -9,7 +9,7 @@ use tracing::{info, warn};
 use types::NodeName;
 
 use super::member::Census;
-use super::routes::Telling;
+use super::routes::{Telling, Trials};
 use super::tunnel::Tunnel;
 use super::underlay::Position;
 
@@ -39,6 +39,7 @@ pub(super) struct Known {
     /// Links of others that have a name which a tunnel should have.
     pub(super) in_the_way: Vec<u32>,
     pub(super) telling: Telling,
+    pub(super) trials: Trials,
 }
 
 impl Known {
@@ -59,6 +60,7 @@ impl Known {
             tunnel_troubles: Vec::new(),
             in_the_way: Vec::new(),
             telling: Telling::default(),
+            trials: Trials::default(),
         }
     }
 

@@ -23,6 +23,7 @@ pub mod measured;
 mod member;
 mod routes;
 mod shared;
+mod trial;
 mod tunnel;
 mod underlay;
 mod view;

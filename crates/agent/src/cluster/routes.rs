@@ -6,12 +6,14 @@
 //! timer ──────────────────┘                └──► compared with all the kernel has: after losses, and on the timer
 //! ```
 //!
-//! `publish`: where this node is. `tunnels`: its devices. `telling`: what people and the disk get to know.
+//! `publish`: where this node is. `tunnels`: its devices. `trials`: whether they work. `telling`: what people and the disk get
+//! to know.
 //!
 //! What is there stays until the store has said otherwise: an agent that starts while the store is away sweeps nothing.
 
 mod publish;
 mod telling;
+mod trials;
 mod tunnels;
 
 use std::net::IpAddr;
@@ -33,6 +35,7 @@ use super::member::Update;
 use super::shared::Shared;
 use telling::Part;
 pub(super) use telling::Telling;
+pub(super) use trials::Trials;
 
 /// How long after news a look is taken: what belongs together comes together.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -102,6 +105,7 @@ impl Routes {
                 () = sleep_until(self.known.look_at) => self.look(),
                 () = sleep_until(save_at.unwrap_or_else(far)), if save_at.is_some() => self.save(),
                 saved = telling::written(&mut self.known.telling.saving) => self.saved(saved),
+                told = trials::ended(&mut self.known.trials.running) => self.tried(told),
                 () = sleep_until(tell_at.unwrap_or_else(far)), if tell_at.is_some() => self.tell(),
             }
         }
@@ -148,6 +152,7 @@ impl Routes {
         let changes = self.known.mesh.take_changes();
         debug!("{changes}");
         self.apply(&changes, Part::News);
+        self.try_tunnels();
     }
 
     fn apply(&mut self, changes: &cluster::Changes, part: Part) {
@@ -206,6 +211,7 @@ impl Routes {
             }
         }
         self.apply(&changes, Part::All);
+        self.try_tunnels();
         if !self.has_refusals() {
             // What was to be changed anyway is no repair.
             self.shared.metrics.repaired("peer-routes", changes.routes_beyond(&due) as u64);

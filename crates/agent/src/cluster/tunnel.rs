@@ -8,8 +8,6 @@ use netlink::{AddAddress, AddVxlan, Ethtool, Link, LinkRef, Mode, Op, RtSocket, 
 use tracing::{info, warn};
 use types::{IfName, Mac, NetworkName};
 
-use crate::config::TunnelChecksum;
-
 /// Outer Ethernet, IP, UDP and VXLAN headers, as the underlay's MTU counts them.
 pub(super) const OVERHEAD_V4: u32 = 50;
 pub(super) const OVERHEAD_V6: u32 = 70;
@@ -30,7 +28,8 @@ pub(super) struct Tunnel {
     pub(super) address: Option<IpNet>,
     /// Of the network: other addresses of it on the device are left from blocks that were ours.
     pub(super) subnets: Vec<IpNet>,
-    pub(super) checksum: TunnelChecksum,
+    /// Whether checksums of what is sent through it are left to the interface. None: as it is.
+    pub(super) checksum: Option<bool>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -192,14 +191,8 @@ impl Tunnel {
         self.prepare(link.index)
     }
 
-    /// Some drivers and older kernels send wrong checksums when they are left to the outer packet. `auto` goes by the
-    /// kernel's version alone; what a driver does is not tried out, and for such a one there is `off`.
     fn set_checksum(&self, index: u32) {
-        let wanted = match self.checksum {
-            TunnelChecksum::On => true,
-            TunnelChecksum::Off => false,
-            TunnelChecksum::Auto => offload_is_sound(),
-        };
+        let Some(wanted) = self.checksum else { return };
         let set = Ethtool::open().and_then(|mut ethtool| {
             if ethtool.tx_checksum(index)? != wanted {
                 ethtool.set_tx_checksum(index, wanted)?;
@@ -210,38 +203,6 @@ impl Tunnel {
         if let Err(error) = set {
             let what = if wanted { "on" } else { "off" };
             warn!("tunnel {}: checksum offload cannot be switched {what}: {error}", self.name);
-        }
-    }
-}
-
-/// Before Linux 5.7 the inner checksum of what was masqueraded into a tunnel could be wrong.
-fn offload_is_sound() -> bool {
-    let release = rustix::system::uname().release().to_string_lossy().into_owned();
-    is_since(&release, (5, 7))
-}
-
-fn is_since(release: &str, version: (u32, u32)) -> bool {
-    let mut parts = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
-    match (parts.next(), parts.next()) {
-        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) >= version,
-        _ => false,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pain9_old_kernels_are_not_trusted_with_checksums() {
-        for (release, sound) in [
-            ("6.18.5", true),
-            ("5.7.0-rc1", true),
-            ("5.6.19", false),
-            ("4.19.0-27-amd64", false),
-            ("odd", false),
-        ] {
-            assert_eq!(is_since(release, (5, 7)), sound, "{release}");
         }
     }
 }

@@ -22,7 +22,7 @@ pub struct Cluster {
 /// Whether the kernel leaves checksums of what goes into the tunnel to the hardware.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TunnelChecksum {
-    /// As the kernel has it, but for links that are known to get it wrong.
+    /// As the kernel has it, unless a trial shows that other nodes get wrong ones.
     Auto,
     On,
     Off,

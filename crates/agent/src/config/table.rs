@@ -336,7 +336,7 @@ pub const KEYS: &[Key] = &[
             "network.tunnel_checksum",
             Text,
             Is("auto"),
-            "checksum offload of the tunnel: `on`, `off`, or `auto`: by the kernel's version, off before 5.7",
+            "checksum offload of the tunnel: `on`, `off`, or `auto`: off where other nodes get wrong ones, which is tried out",
         )
     },
     Key {

@@ -90,11 +90,11 @@ impl Routes {
             local: underlay.address,
             address: block.map(ipnet::IpNet::from),
             subnets: network.subnets.clone(),
-            checksum: mesh.tunnel_checksum,
+            checksum: self.checksum(v4),
         })
     }
 
-    fn tunnel_name(&self, v4: bool) -> Option<IfName> {
+    pub(super) fn tunnel_name(&self, v4: bool) -> Option<IfName> {
         let mesh = &self.shared.config.cluster;
         if v4 { mesh.tunnel4().ok() } else { mesh.tunnel6().ok() }
     }

@@ -1,6 +1,7 @@
 //! Both transports and all families of the underlay: who reaches whom, from pods and from nodes.
 
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use netlink::{Ethtool, NetNs};
 use testkit::{Cluster, Extra, Families, Plan, Transport, Way, inspect, ping, udp_connects, udp_echo};
@@ -111,7 +112,7 @@ fn nodes_reach_pods_of_other_nodes_from_their_gateway_and_pods_reach_nodes() {
         for (index, address) in wired.addresses.iter().enumerate() {
             let echo = udp_echo(&wired.pod, SocketAddr::new(*address, 0)).unwrap();
             let seen = udp_connects(n1, echo.address(), SOON).unwrap().map(|seen| seen.ip());
-            assert_eq!(seen, Some(gateway(&cluster, index)), "n1 to {address}");
+            assert_eq!(seen, Some(gateway_of(&cluster, "p1", index)), "n1 to {address}");
         }
     }
     for node in ["n1", "n2", "n3"] {
@@ -122,11 +123,11 @@ fn nodes_reach_pods_of_other_nodes_from_their_gateway_and_pods_reach_nodes() {
     }
 }
 
-/// Of n1's pods: the address of its bridge.
-fn gateway(cluster: &Cluster, family: usize) -> IpAddr {
-    let own = pod(cluster, "p1").addresses[family];
-    let on_bridge = inspect::addresses(cluster.node("n1").unwrap(), "podwire0").unwrap();
-    on_bridge.iter().find(|address| address.net.contains(&own)).unwrap().net.addr()
+/// Of a pod: the address of its node's bridge.
+fn gateway_of(cluster: &Cluster, name: &str, family: usize) -> IpAddr {
+    let pod = pod(cluster, name);
+    let on_bridge = inspect::addresses(cluster.node(&pod.node).unwrap(), "podwire0").unwrap();
+    on_bridge.iter().find(|address| address.net.contains(&pod.addresses[family])).unwrap().net.addr()
 }
 
 #[test]
@@ -154,4 +155,96 @@ fn the_tunnels_checksum_offload_is_what_the_config_says() {
     await_that("another tunnel", SOON, || inspect::link(n1, TUNNEL).is_ok_and(|link| link.is_up()));
     expect_reach(&cluster, SOON);
     assert!(!offloads("n1"));
+}
+
+/// A trial with a node that is not there yet takes five seconds, and so long it is left alone then.
+const TRIAL: Duration = Duration::from_secs(30);
+
+/// A card that gets checksums of tunnelled packets wrong: what was left to it does not arrive. How one recognises that from
+/// outside: where the checksum belongs, there is still the sum of the addresses alone.
+#[test]
+fn pain9_checksums_that_arrive_wrong_are_made_by_the_kernel() {
+    let mut cluster = up("checksums", &Plan { nodes: 2, subnets: 2, ..Plan::default() });
+    let offloads = |cluster: &Cluster, node: &str| {
+        let ns = cluster.node(node).unwrap();
+        let mut ethtool = Ethtool::open_in(&NetNs::open(ns.path()).unwrap()).unwrap();
+        ethtool.tx_checksum(inspect::link(ns, TUNNEL).unwrap().index).unwrap()
+    };
+    let told_by = |cluster: &Cluster, node: &str, what: &str| {
+        cluster.agent(node).unwrap().log().unwrap().matches(what).count()
+    };
+    let times_told = |cluster: &Cluster, what: &str| told_by(cluster, "n1", what);
+    let (right, wrong) =
+        ("gets through the tunnel are right", "n2 gets through the tunnel has wrong checksums");
+    let (helped, kept) = ("with checksums by the kernel, what n2 gets", "made by the kernel already");
+    await_that("n2 to find out", TRIAL, || told_by(&cluster, "n2", right) == 1);
+    let of_n1 = cluster.addresses("n1").unwrap().into_iter().find(IpAddr::is_ipv4).unwrap();
+    // In which of them: the place of the inner checksum, behind the headers of UDP, VXLAN, Ethernet and IP.
+    for (index, header) in [(0, 20), (1, 40)] {
+        await_that("n1 to find out", TRIAL, || times_told(&cluster, right) == index + 1);
+        assert!(offloads(&cluster, "n1") && offloads(&cluster, "n2"));
+        let (from, to) = (gateway_of(&cluster, "p1", index), gateway_of(&cluster, "p2", index));
+        let (bits, sum) = (8 * (8 + 8 + 14 + header + 6), left_alone(from, to));
+        let hook = "type filter hook forward priority 0";
+        let rule = format!("ip saddr {of_n1} udp dport 4789 @th,{bits},16 {sum} drop");
+        let table = format!("table inet card {{ chain forward {{ {hook}; {rule}; }}; }}");
+        cluster.underlay().sh(&["nft", &table]).unwrap();
+        cluster.agent_mut("n1").unwrap().restart().unwrap();
+        await_that("n1 to find out", TRIAL, || times_told(&cluster, wrong) == index + 1);
+        await_that("the kernel to make checksums", SOON, || !offloads(&cluster, "n1"));
+        await_that("n1 to see that it helped", TRIAL, || times_told(&cluster, helped) == index + 1);
+        assert!(offloads(&cluster, "n2"), "n2's card is another");
+        expect_reach(&cluster, SOON);
+        // Somebody who switches it on is overruled, a tunnel that is made anew is treated alike, and so it is by the next agent.
+        let switch = |link: u32| Ethtool::open().and_then(|mut ethtool| ethtool.set_tx_checksum(link, true));
+        let n1 = cluster.node("n1").unwrap();
+        let link = inspect::link(n1, TUNNEL).unwrap().index;
+        n1.enter(|| switch(link)).unwrap().unwrap();
+        await_that("the kernel to make checksums again", SOON, || !offloads(&cluster, "n1"));
+        super::ip(n1, "link del dev pwvx4");
+        await_that("another tunnel, and the kernel to make its checksums", SOON, || {
+            inspect::link(n1, TUNNEL).is_ok_and(|link| link.is_up()) && !offloads(&cluster, "n1")
+        });
+        cluster.agent_mut("n1").unwrap().restart().unwrap();
+        await_that("the next agent to see it", TRIAL, || times_told(&cluster, kept) == index + 1);
+        assert!(!offloads(&cluster, "n1"));
+        // A better card comes with a boot, and then the tunnel is new.
+        cluster.underlay().sh(&["nft", "delete table inet card"]).unwrap();
+        cluster.kill_agent("n1").unwrap();
+        super::ip(cluster.node("n1").unwrap(), "link del dev pwvx4");
+        cluster.start_agent("n1").unwrap();
+        expect_reach(&cluster, SOON);
+    }
+    await_that("n1 to find out", TRIAL, || times_told(&cluster, right) == 3);
+    assert!(offloads(&cluster, "n1"));
+}
+
+/// Silence alone says nothing of the card.
+#[test]
+fn a_node_that_does_not_answer_leaves_checksums_to_the_card() {
+    let talkative = Extra { flags: ["--log-level", "debug"].map(str::to_owned).into(), ..Extra::default() };
+    let each = [("n1".to_owned(), talkative)].into();
+    let mut cluster = up("silence", &Plan { nodes: 2, subnets: 2, each, ..Plan::default() });
+    let rule = "table inet quiet { chain input { type filter hook input priority 0; udp dport 9 drop; }; }";
+    cluster.node("n2").unwrap().sh(&["nft", rule]).unwrap();
+    cluster.agent_mut("n1").unwrap().restart().unwrap();
+    let told = || cluster.agent("n1").unwrap().log().unwrap().contains("n2 did not answer");
+    await_that("n1 to give up", TRIAL, told);
+    let n1 = cluster.node("n1").unwrap();
+    let mut ethtool = Ethtool::open_in(&NetNs::open(n1.path()).unwrap()).unwrap();
+    assert!(ethtool.tx_checksum(inspect::link(n1, TUNNEL).unwrap().index).unwrap());
+}
+
+/// What the kernel puts where a datagram's checksum belongs when it leaves the rest to a card: RFC 768's pseudo header, added up.
+fn left_alone(from: IpAddr, to: IpAddr) -> u16 {
+    let octets = |ip: IpAddr| match ip {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
+    };
+    let (protocol, length) = (17, 8 + "podwire".len() as u32);
+    let words = [octets(from), octets(to)].concat();
+    let sum: u32 = words.chunks(2).map(|word| u32::from(word[0]) << 8 | u32::from(word[1])).sum();
+    let sum = sum + protocol + length;
+    let folded = (sum & 0xffff) + (sum >> 16);
+    u16::try_from((folded & 0xffff) + (folded >> 16)).unwrap()
 }
