@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use engine::state::State;
-use ipam::{Range, RangeSet};
+use ipam::{Range, RangeSet, RangeSpec};
 use ipnet::IpNet;
 use netconf::{Addresses, NetConf};
 use serde_json::{Map, Value, json};
@@ -24,6 +24,12 @@ pub(crate) struct Share {
     /// In the words of a CNI config.
     pub(crate) values: Map<String, Value>,
     pub(crate) conf: NetConf,
+}
+
+/// The address of a block that its node's bridge carries: the first.
+pub(crate) fn gateway(block: &IpNet) -> Option<IpAddr> {
+    let spec = RangeSpec { subnet: *block, start: None, end: None, gateway: None, exclude: Vec::new() };
+    Range::new(spec).ok().map(|range| range.gateway())
 }
 
 impl Share {

@@ -3,11 +3,11 @@
 use std::net::IpAddr;
 
 use cluster::Cut;
-use ipam::{Range, RangeSpec};
 use ipnet::IpNet;
 use serde_json::{Map, Value, json};
 
 use crate::config::Network;
+use crate::share;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rendered {
@@ -22,7 +22,7 @@ pub struct Rendered {
 impl Rendered {
     /// The first address of each block is its gateway.
     pub fn new(blocks: Vec<IpNet>, mtu: Option<u32>) -> Self {
-        Self { gateways: blocks.iter().filter_map(gateway).collect(), blocks, mtu }
+        Self { gateways: blocks.iter().filter_map(share::gateway).collect(), blocks, mtu }
     }
 
     /// One node that has all of the network.
@@ -49,9 +49,4 @@ impl Rendered {
 
 pub(super) fn joined<T: ToString>(items: &[T]) -> String {
     items.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
-}
-
-fn gateway(block: &IpNet) -> Option<IpAddr> {
-    let spec = RangeSpec { subnet: *block, start: None, end: None, gateway: None, exclude: Vec::new() };
-    Range::new(spec).ok().map(|range| range.gateway())
 }
