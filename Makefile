@@ -8,7 +8,7 @@ export PODWIRE_CNI := $(RELEASE)/podwire-cni
 export PODWIRE := $(RELEASE)/podwire
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo lab test lint bench soak clean
+.PHONY: help build demo lab test fresh lint bench soak clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' Makefile
@@ -30,7 +30,11 @@ lab: build ## three nodes on etcd that stay up to try things on, and who reaches
 
 test: lint build ## everything: format, lints, unit, property and kernel tests
 	@tools/setup test
-	$(CARGO) test --workspace --locked
+	$(CARGO) test --workspace --locked --no-fail-fast
+
+fresh: ## make demo and make test from a clean clone in a minimal Debian; FRESH="demo lab" for other targets
+	@tools/setup fresh
+	@tools/fresh $(FRESH)
 
 lint:
 	@tools/setup build
