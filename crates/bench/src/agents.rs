@@ -2,6 +2,7 @@
 
 use std::fs::DirBuilder;
 use std::os::unix::fs::{DirBuilderExt as _, symlink};
+use std::path::Path;
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
@@ -18,11 +19,15 @@ pub(crate) struct Agents {
 
 impl Agents {
     pub(crate) fn start(site: &Site) -> Result<Self> {
-        Ok(Self { routed: start(&site.agent, "routed")?, _bridge: start(&site.agent_bridge, "bridge")? })
+        Ok(Self {
+            routed: start(&site.agent, "routed", None)?,
+            _bridge: start(&site.agent_bridge, "bridge", None)?,
+        })
     }
 }
 
-fn start(seat: &Seat, mode: &str) -> Result<Agent> {
+/// The program is the one of this build unless another is given.
+pub(crate) fn start(seat: &Seat, mode: &str, program: Option<&Path>) -> Result<Agent> {
     // A lab's folders are on disk, and the run folder belongs where those of the other lanes are.
     let run_dir = seat.dir.join("state");
     let made = DirBuilder::new().mode(0o700).create(&run_dir);
@@ -31,7 +36,12 @@ fn start(seat: &Seat, mode: &str) -> Result<Agent> {
         .with_context(|| format!("cannot make the link {}", seat.node.run_dir().display()))?;
     // As JSON the log tells times to the microsecond.
     let flags = ["--no-install", "--network-mode", mode, "--log-format", "json"];
-    Agent::start(&seat.node, &flags).context("the agent does not start")
+    let mut agent = Agent::new(&seat.node, &flags)?;
+    if let Some(program) = program {
+        agent.set_program(program);
+    }
+    agent.launch().and_then(|()| agent.wait_ready()).context("the agent does not start")?;
+    Ok(agent)
 }
 
 /// How long the agent took for its latest requests, in milliseconds by its own log, from arrival to answer.

@@ -66,10 +66,13 @@ impl Plugins {
 /// Renamed into place: another bench may run the one that is there.
 fn install(built: &Path) -> Result<PathBuf> {
     let beside = built.parent().context("the plugin lies in no folder")?;
-    let folder = beside.join("bench");
+    install_into(built, &beside.join("bench"))
+}
+
+pub(crate) fn install_into(built: &Path, folder: &Path) -> Result<PathBuf> {
     let (installed, draft) =
         (folder.join("podwire-cni"), folder.join(format!("podwire-cni.{}", std::process::id())));
-    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     fs::copy(built, &draft).with_context(|| format!("cannot copy {}", built.display()))?;
     fs::rename(&draft, &installed).with_context(|| format!("cannot make {}", installed.display()))?;
     Ok(installed)
@@ -83,6 +86,12 @@ pub(crate) struct PluginLane<'a> {
     config: Value,
     /// How many addresses a pod must get.
     ips: usize,
+}
+
+impl<'a> PluginLane<'a> {
+    pub(crate) fn new(program: &'a PathBuf, seat: &'a Seat, config: Value, ips: usize) -> Self {
+        Self { program, seat, config, ips }
+    }
 }
 
 impl PluginLane<'_> {

@@ -42,6 +42,15 @@ pub(crate) enum Linkage {
     Dynamic,
 }
 
+/// The machine in one line, with the load of the last minute.
+pub(crate) fn summary() -> String {
+    let cpu = field("/proc/cpuinfo", "model name").unwrap_or_else(|| std::env::consts::ARCH.to_owned());
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let (kernel, load) = (read("/proc/sys/kernel/osrelease"), read("/proc/loadavg"));
+    let load = load.split(' ').next().unwrap_or_default();
+    format!("{cpu}, {cores} cores, {} MiB, Linux {kernel}, load {load}", memory_mib())
+}
+
 impl Machine {
     pub(crate) fn look(plugins: &Plugins) -> Result<Self> {
         Ok(Self {

@@ -10,6 +10,7 @@
 //!                                                       ├ split     where the time of a call through the agent goes
 //!                                                       └ resident  an agent whose pods stay: size, idleness, restart
 //!         ─► nodes (agents on an underlay, with etcd): routes, scale, joins, traffic
+//!         ─► compare (with --baseline, instead of all of the above): the binaries of an older build and these, alternately
 //! ```
 //!
 //! The machine may be shared and noisy: a figure alone says little. Whoever is compared takes turns with the other, pod by
@@ -17,6 +18,7 @@
 
 mod agents;
 mod cases;
+mod compare;
 mod floor;
 mod lane;
 mod leftovers;
@@ -40,6 +42,9 @@ use report::{Measured, Report};
 
 fn main() -> Result<ExitCode> {
     let options = Options::parse();
+    if let Some(comparison) = options.comparison()? {
+        return compare_builds(&options, &comparison);
+    }
     let scale = options.scale();
     let plugins = lane::Plugins::find()?;
     let machine = machine::Machine::look(&plugins)?;
@@ -50,6 +55,14 @@ fn main() -> Result<ExitCode> {
     println!("{report}");
     let written = report.write(&options.folder()?)?;
     println!("as JSON: {}", written.display());
+    let fine = report.is_fine() || !options.strict;
+    Ok(if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn compare_builds(options: &Options, comparison: &compare::Comparison) -> Result<ExitCode> {
+    let report = compare::run(comparison)?;
+    println!("{report}");
+    println!("as JSON: {}", report.write(&options.folder()?)?.display());
     let fine = report.is_fine() || !options.strict;
     Ok(if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

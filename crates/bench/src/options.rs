@@ -1,9 +1,11 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use clap::{Parser, ValueEnum};
 use serde::Serialize;
+
+use crate::compare::{CompareScale, Comparison};
 
 /// podwire beside the reference plugins and beside plain `ip`, in one run on one machine
 #[derive(Debug, Parser)]
@@ -24,6 +26,10 @@ pub(crate) struct Options {
     /// Only these parts, instead of all
     #[arg(long, value_name = "PART,…", value_delimiter = ',')]
     only: Vec<Part>,
+    /// Compare with an older build instead: a directory with its `podwire-cni` and `podwire`. Old and new binaries run
+    /// alternately in one run (parts pods and traffic), and each figure is judged by its ratio new/old and the run's own spread
+    #[arg(long, value_name = "DIR")]
+    baseline: Option<PathBuf>,
     /// Folder for the JSON, instead of target/bench
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -145,6 +151,33 @@ impl Options {
             restarts: if self.quick { 1 } else { 5 },
             nodes: if self.quick { NodesScale::QUICK } else { NodesScale::USUAL },
         }
+    }
+
+    /// What to compare; none without a baseline.
+    pub(crate) fn comparison(&self) -> Result<Option<Comparison>> {
+        let Some(baseline) = &self.baseline else { return Ok(None) };
+        let parts = if self.only.is_empty() { vec![Part::Pods, Part::Traffic] } else { self.only.clone() };
+        for part in &parts {
+            ensure!(
+                matches!(part, Part::Pods | Part::Traffic),
+                "--baseline compares the parts pods and traffic, not {part:?}"
+            );
+        }
+        let nodes = if self.quick { NodesScale::QUICK } else { NodesScale::USUAL };
+        let scale = CompareScale {
+            sites: match (self.quick, self.full) {
+                (true, _) => 3,
+                (false, true) => 12,
+                (false, false) => 8,
+            },
+            pods: self.pods.map_or(if self.quick { 12 } else { 100 }, usize::from),
+            parallel: 16,
+            bursts: if self.quick { 2 } else { 4 },
+            traffic_rounds: if self.quick { 4 } else { 20 },
+            stream: nodes.stream,
+            trips: nodes.trips,
+        };
+        Comparison::new(baseline, parts, scale).map(Some)
     }
 
     pub(crate) fn parts(&self) -> Vec<Part> {

@@ -15,6 +15,16 @@ pub(crate) struct Seat {
     pub(crate) dir: PathBuf,
 }
 
+impl Seat {
+    pub(crate) fn make((lab, memory): (&Lab, &Folder), name: &str, pods: usize) -> Result<Self> {
+        let node = lab.node(name)?;
+        let pods = (0..pods).map(|i| node.pod(&i.to_string())).collect::<Result<_>>()?;
+        let dir = memory.path.join(name);
+        fs::create_dir(&dir).with_context(|| format!("cannot make folder {}", dir.display()))?;
+        Ok(Self { node, pods, dir })
+    }
+}
+
 pub(crate) struct Site {
     pub(crate) podwire: Seat,
     pub(crate) routed: Seat,
@@ -31,13 +41,7 @@ impl Site {
     pub(crate) fn make(scale: &Scale) -> Result<Self> {
         let lab = Lab::new("bench")?;
         let memory = Folder::make(&lab)?;
-        let seat_with = |name: &str, pods: usize| -> Result<Seat> {
-            let node = lab.node(name)?;
-            let pods = (0..pods).map(|i| node.pod(&i.to_string())).collect::<Result<_>>()?;
-            let dir = memory.path.join(name);
-            fs::create_dir(&dir).with_context(|| format!("cannot make folder {}", dir.display()))?;
-            Ok(Seat { node, pods, dir })
-        };
+        let seat_with = |name: &str, pods: usize| Seat::make((&lab, &memory), name, pods);
         let seat = |name: &str| seat_with(name, scale.pods);
         Ok(Self {
             podwire: seat("podwire")?,
@@ -59,7 +63,7 @@ pub(crate) struct Folder {
 }
 
 impl Folder {
-    fn make(lab: &Lab) -> Result<Self> {
+    pub(crate) fn make(lab: &Lab) -> Result<Self> {
         let memory = ["/run", "/dev/shm"].map(Path::new).into_iter().find(|dir| is_tmpfs(dir));
         let Some(memory) = memory else {
             return Ok(Self { path: lab.dir().to_owned(), in_memory: false });

@@ -31,16 +31,45 @@ impl Sample {
 
     /// None if nothing ever succeeded.
     pub(crate) fn percentiles(&self) -> Option<Percentiles> {
-        let mut ms: Vec<f64> = self.times.iter().map(|t| t.as_secs_f64() * 1000.0).collect();
+        let mut ms = self.ms();
         ms.sort_by(f64::total_cmp);
         let (min, max) = (*ms.first()?, *ms.last()?);
-        let at = |percent: usize| ms[(ms.len() * percent).div_ceil(100).clamp(1, ms.len()) - 1];
+        let at = |percent: usize| nearest_rank(&ms, percent);
         Some(Percentiles { count: ms.len(), min, p50: at(50), p90: at(90), p99: at(99), max })
+    }
+
+    /// In milliseconds, in the order in which they were measured.
+    pub(crate) fn ms(&self) -> Vec<f64> {
+        self.times.iter().map(|t| t.as_secs_f64() * 1000.0).collect()
     }
 
     pub(crate) fn p50(&self) -> Option<f64> {
         self.percentiles().map(|p| p.p50)
     }
+}
+
+/// Of values in ascending order, of which there is at least one.
+fn nearest_rank(sorted: &[f64], percent: usize) -> f64 {
+    sorted[(sorted.len() * percent).div_ceil(100).clamp(1, sorted.len()) - 1]
+}
+
+pub(crate) fn p99(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    (!sorted.is_empty()).then(|| nearest_rank(&sorted, 99))
+}
+
+/// The distance between the first and the third quartile, interpolated; none of fewer than two values.
+pub(crate) fn interquartile_range(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let last = sorted.len().checked_sub(1).filter(|last| *last > 0)?;
+    let at = |part: f64| {
+        let place = part * last as f64;
+        let (low, high) = (sorted[place.floor() as usize], sorted[place.ceil() as usize]);
+        low + (high - low) * place.fract()
+    };
+    Some(at(0.75) - at(0.25))
 }
 
 /// The middle one; of two in the middle, the mean.
@@ -75,6 +104,14 @@ mod tests {
         sample.note(Ok(Duration::from_millis(7)));
         let p = sample.percentiles().unwrap();
         assert_eq!((p.min, p.p50, p.p99, p.max), (7.0, 7.0, 7.0, 7.0));
+    }
+
+    #[test]
+    fn interquartile_ranges_are_interpolated() {
+        assert_eq!(interquartile_range(&[1.0]), None);
+        assert_eq!(interquartile_range(&[4.0, 1.0, 3.0, 2.0, 5.0]), Some(2.0));
+        assert_eq!(interquartile_range(&[1.0, 2.0]), Some(0.5));
+        assert_eq!((p99(&[]), p99(&[3.0, 1.0])), (None, Some(3.0)));
     }
 
     #[test]

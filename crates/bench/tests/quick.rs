@@ -57,3 +57,42 @@ fn run(args: &[&str], cases: &[&str]) -> Value {
     assert_eq!(std::fs::read_dir(out.path()).unwrap().count(), 2);
     report
 }
+
+/// The same build as old and new: every figure of both is there. The verdicts are not checked on a busy machine.
+#[test]
+fn a_baseline_run_compares_every_case() {
+    let baseline = tempfile::tempdir().unwrap();
+    for (name, program) in [
+        ("podwire-cni", testkit::Plugin::podwire().unwrap().path),
+        ("podwire", testkit::agent_program().unwrap()),
+    ] {
+        std::os::unix::fs::symlink(program, baseline.path().join(name)).unwrap();
+    }
+    let out = tempfile::tempdir().unwrap();
+    let mut bench = Command::new(env!("CARGO_BIN_EXE_podwire-bench"));
+    bench.args(["--quick", "--pods", "3", "--out"]).arg(out.path());
+    let bench = bench.arg("--baseline").arg(baseline.path()).output().unwrap();
+    let (stdout, stderr) = (String::from_utf8_lossy(&bench.stdout), String::from_utf8_lossy(&bench.stderr));
+    assert!(bench.status.success(), "{stdout}\n{stderr}");
+    let report = std::fs::read_to_string(out.path().join("compare-latest.json")).unwrap();
+    let report: Value = serde_json::from_str(&report).unwrap();
+    assert_eq!(report["failures"], Value::Array(vec![]), "{report:#}");
+    assert_eq!(report["left"], Value::Array(vec![]), "{report:#}");
+    let lines = report["lines"].as_array().unwrap();
+    // 4 setups, 2 stacks, 6 figures; 2 transports, 2 families, 2 figures.
+    assert_eq!(lines.len(), 48 + 8, "{report:#}");
+    for line in lines {
+        assert_ne!(line["verdict"], "unknown", "{line:#}");
+        assert!(line["ratio"].as_f64().is_some_and(|ratio| ratio > 0.0), "{line:#}");
+        assert!(stdout.contains(line["case"].as_str().unwrap()), "{line:#}");
+    }
+}
+
+#[test]
+fn a_baseline_without_binaries_is_refused() {
+    let empty = tempfile::tempdir().unwrap();
+    let mut bench = Command::new(env!("CARGO_BIN_EXE_podwire-bench"));
+    let bench = bench.arg("--baseline").arg(empty.path()).output().unwrap();
+    let stderr = String::from_utf8_lossy(&bench.stderr);
+    assert!(!bench.status.success() && stderr.contains("podwire-cni"), "{stderr}");
+}

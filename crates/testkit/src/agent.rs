@@ -255,7 +255,7 @@ impl Drop for Agent {
 }
 
 /// The program as built: `PODWIRE` if that is set, else what lies in this executable's target folder.
-fn program() -> Result<PathBuf> {
+pub fn program() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os(OVERRIDE) {
         let path = PathBuf::from(path);
         ensure!(path.is_file(), "{OVERRIDE} names {}, which is not a file", path.display());

@@ -37,7 +37,7 @@ pub mod trace;
 mod wait;
 mod wire;
 
-pub use agent::Agent;
+pub use agent::{Agent, program as agent_program};
 pub use call::{Call, Verb, with_prev_result};
 pub use cluster::{
     Cell, Cluster, Condition, Extra, Families, Kept, Matrix, Plan, Progress, Reach, Removed, Spot, Store,

@@ -78,14 +78,14 @@ pub(crate) fn run(stage: &Stage<'_>, network: Network, left: &mut Vec<String>) -
 }
 
 /// Whose pods, how many of them, and by how many workers.
-pub(super) struct Burst<'a> {
-    pub(super) plugin: &'a PluginLane<'a>,
-    pub(super) pods: usize,
-    pub(super) workers: usize,
+pub(crate) struct Burst<'a> {
+    pub(crate) plugin: &'a PluginLane<'a>,
+    pub(crate) pods: usize,
+    pub(crate) workers: usize,
 }
 
 impl Burst<'_> {
-    fn round(&self, rates: &mut Rates) -> Result<()> {
+    pub(crate) fn round(&self, rates: &mut Rates) -> Result<()> {
         let inputs = self.come(rates)?;
         self.go(&inputs, rates)
     }

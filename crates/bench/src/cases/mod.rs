@@ -4,7 +4,7 @@ pub(crate) mod burst;
 pub(crate) mod contest;
 pub(crate) mod crowd;
 pub(crate) mod resident;
-mod sequence;
+pub(crate) mod sequence;
 pub(crate) mod split;
 pub(crate) mod starts;
 

@@ -6,13 +6,14 @@
 //! ```
 
 mod plain;
-mod probe;
+pub(crate) mod probe;
 
 use std::net::IpAddr;
 
 use anyhow::{Context as _, Result, ensure};
-use testkit::{Cluster, DEADLINE, Ns, Plan, Store, Transport, Way, wait_until};
+use testkit::{Cluster, DEADLINE, Ns, Plan, Plugin, Store, Transport, Way, wait_until};
 
+use crate::compare::Build;
 use crate::options::NodesScale;
 use plain::{Plain, Tracking};
 
@@ -38,7 +39,7 @@ pub(crate) struct Rounds {
 }
 
 /// Two namespaces and where the second is.
-struct Pair {
+pub(crate) struct Pair {
     from: Ns,
     to: Ns,
     address: IpAddr,
@@ -58,9 +59,9 @@ struct Site {
     _networks: Vec<(Cluster, [Plain; 2])>,
 }
 
-const WAYS: [(&str, Transport); 2] = [("direct", Transport::Direct), ("VXLAN", Transport::Vxlan)];
+pub(crate) const WAYS: [(&str, Transport); 2] = [("direct", Transport::Direct), ("VXLAN", Transport::Vxlan)];
 /// By name, and whether it is IPv4.
-const FAMILIES: [(&str, bool); 2] = [("IPv4", true), ("IPv6", false)];
+pub(crate) const FAMILIES: [(&str, bool); 2] = [("IPv4", true), ("IPv6", false)];
 
 /// Everything is made anew now and then: where the kernel happens to put its tables makes one of two networks that are alike
 /// faster than the other, by up to a twentieth, for as long as they live.
@@ -89,7 +90,7 @@ impl Site {
     fn make() -> Result<Self> {
         let (mut lanes, mut networks) = (Vec::new(), Vec::new());
         for (name, transport) in WAYS {
-            let ours = real(name, transport)?;
+            let ours = real(name, transport, None)?;
             let plain = Plain::make(transport, Tracking::Off)?;
             let tracked = Plain::make(transport, Tracking::On)?;
             for (family, v4) in FAMILIES {
@@ -106,10 +107,18 @@ impl Site {
     }
 }
 
-/// Two nodes with an agent and a pod each; every pod reaches the other when this returns.
-fn real(name: &str, transport: Transport) -> Result<Cluster> {
+/// Two nodes with an agent and a pod each; every pod reaches the other when this returns. Its programs are those of this
+/// build unless others are given.
+pub(crate) fn real(name: &str, transport: Transport, build: Option<&Build>) -> Result<Cluster> {
     let plan = Plan { nodes: 2, transport, store: Store::Embedded, ..Plan::default() };
-    let cluster = Cluster::up(&format!("traffic-{transport:?}").to_lowercase(), &plan)?;
+    let mut cluster = Cluster::hosts(&format!("traffic-{transport:?}").to_lowercase(), &plan)?;
+    if let Some(build) = build {
+        cluster.set_plugin(Plugin { path: build.plugin.clone() });
+        for node in cluster.node_names() {
+            cluster.agent_mut(&node)?.set_program(&build.agent);
+        }
+    }
+    cluster.start_agents()?;
     cluster.pods_everywhere(1)?;
     let way = if transport == Transport::Vxlan { Way::Vxlan } else { Way::Direct };
     wait_until(&format!("pods to reach each other, {name}"), DEADLINE, || {
@@ -119,7 +128,7 @@ fn real(name: &str, transport: Transport) -> Result<Cluster> {
     Ok(cluster)
 }
 
-fn pods(cluster: &Cluster, v4: bool) -> Result<Pair> {
+pub(crate) fn pods(cluster: &Cluster, v4: bool) -> Result<Pair> {
     let pods = cluster.pods();
     let [from, to] = pods.as_slice() else { anyhow::bail!("there are {} pods instead of two", pods.len()) };
     ensure!(from.node != to.node, "both pods are on {}", from.node);

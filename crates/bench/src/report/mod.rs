@@ -1,9 +1,9 @@
 //! What was measured, as rows with verdicts; printed as tables and written as JSON.
 
-mod date;
+pub(crate) mod date;
 mod figures;
 mod nodes;
-mod print;
+pub(crate) mod print;
 mod rows;
 mod verdict;
 

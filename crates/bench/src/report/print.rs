@@ -157,14 +157,14 @@ fn figure(value: Option<f64>, unit: Unit) -> String {
 }
 
 /// As in Markdown, to be pasted where it is talked about.
-fn plain_table(header: &[&str]) -> Table {
+pub(crate) fn plain_table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(comfy_table::presets::ASCII_MARKDOWN).set_header(header);
     table
 }
 
 /// Words to the left, figures to the right.
-fn align(mut table: Table) -> Table {
+pub(crate) fn align(mut table: Table) -> Table {
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }

@@ -258,6 +258,11 @@ impl Cluster {
         &self.plugin
     }
 
+    /// Pods that are made from now on use another plugin.
+    pub fn set_plugin(&mut self, plugin: Plugin) {
+        self.plugin = plugin;
+    }
+
     pub fn node_names(&self) -> Vec<String> {
         self.plan.node_names()
     }

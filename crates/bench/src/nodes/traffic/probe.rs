@@ -20,7 +20,7 @@ const CHUNK: usize = 128 * 1024;
 const STREAMS: usize = 4;
 
 /// What arrives in so much time through several connections at once, in Gbit/s, as the receivers count it.
-pub(super) fn streams(pair: &Pair, lasting: Duration) -> Result<f64> {
+pub(crate) fn streams(pair: &Pair, lasting: Duration) -> Result<f64> {
     std::thread::scope(|scope| {
         let all: Vec<_> = (0..STREAMS).map(|_| scope.spawn(|| stream(pair, lasting))).collect();
         let rates = all.into_iter().map(|one| one.join().map_err(|_| anyhow!("a stream panicked"))?);
@@ -43,7 +43,7 @@ fn stream(pair: &Pair, lasting: Duration) -> Result<f64> {
 
 /// How long a byte needs there and back: the median, in microseconds. Each end has a core of its own, as on two machines: on
 /// one core nobody has to be woken, and now and then a trip would take a third of the time.
-pub(super) fn trips(pair: &Pair, lasting: Duration) -> Result<f64> {
+pub(crate) fn trips(pair: &Pair, lasting: Duration) -> Result<f64> {
     let cores = cores()?;
     let (first, last) = (cores.first().copied(), cores.last().copied());
     let listening = move |stream| {

@@ -1,0 +1,130 @@
+//! The binaries of an older build and those of this one, alternately in one run.
+//!
+//! ```text
+//! Comparison ─► site by site: pods (nodes, agents, sandboxes), traffic (clusters of two nodes) ─► Series ─► report
+//! ```
+//!
+//! Every site is made anew for both builds, because of two networks that are alike one is faster for as long as it lives.
+//! A site gives one ratio new/old for each figure. The figure is judged by the median of these ratios; the spread is their
+//! interquartile range, or that of two halves of the same build's turns if it is larger.
+
+mod pods;
+mod report;
+mod series;
+mod traffic;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use serde::Serialize;
+use testkit::{Plugin, agent_program};
+
+use crate::cases::told;
+use crate::lane::install_into;
+use crate::options::Part;
+use report::Report;
+use series::Series;
+
+/// The programs of one build.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Build {
+    pub(crate) plugin: PathBuf,
+    pub(crate) agent: PathBuf,
+}
+
+/// What is compared, and how much is measured.
+pub(crate) struct Comparison {
+    old: Build,
+    new: Build,
+    parts: Vec<Part>,
+    scale: CompareScale,
+}
+
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) struct CompareScale {
+    /// How many times everything is made anew. At least three: fewer have no spread.
+    pub(crate) sites: usize,
+    /// Pods of each build, all attached at the same time.
+    pub(crate) pods: usize,
+    pub(crate) parallel: usize,
+    /// Bursts of each build on a site.
+    pub(crate) bursts: usize,
+    pub(crate) traffic_rounds: usize,
+    pub(crate) stream: Duration,
+    pub(crate) trips: Duration,
+}
+
+/// Everything that was measured and noticed.
+#[derive(Default)]
+struct Findings {
+    series: Vec<Series>,
+    failures: Vec<String>,
+    left: Vec<String>,
+}
+
+impl Build {
+    fn of(plugin: &Path, agent: &Path) -> Result<Self> {
+        for program in [plugin, agent] {
+            ensure!(program.is_file(), "{} is not a file", program.display());
+        }
+        let absolute = |path: &Path| {
+            std::path::absolute(path).with_context(|| format!("cannot resolve {}", path.display()))
+        };
+        Ok(Self { plugin: absolute(plugin)?, agent: absolute(agent)? })
+    }
+
+    /// The same with a copy of the plugin in a directory: both builds are started from files that were written in one go.
+    fn installed(&self, into: &Path) -> Result<Self> {
+        Ok(Self { plugin: install_into(&self.plugin, into)?, agent: self.agent.clone() })
+    }
+}
+
+impl Comparison {
+    pub(crate) fn new(baseline: &Path, parts: Vec<Part>, scale: CompareScale) -> Result<Self> {
+        let old = Build::of(&baseline.join("podwire-cni"), &baseline.join("podwire"))
+            .context("a baseline is a directory with podwire-cni and podwire")?;
+        let new = Build::of(&Plugin::podwire()?.path, &agent_program()?)?;
+        Ok(Self { old, new, parts, scale })
+    }
+}
+
+pub(crate) fn run(comparison: &Comparison) -> Result<Report> {
+    let copies = copies_dir()?;
+    let builds =
+        [comparison.old.installed(&copies.join("old"))?, comparison.new.installed(&copies.join("new"))?];
+    let mut findings = Findings::default();
+    let sites = comparison.scale.sites;
+    // Sites of both parts in turn: a change of the machine's speed meets both.
+    for site in 1..=sites {
+        for part in &comparison.parts {
+            match part {
+                Part::Pods => told(&format!("pods, site {site} of {sites}"), || {
+                    pods::measure(&builds, &comparison.scale, &mut findings)
+                })?,
+                Part::Traffic => told(&format!("traffic, site {site} of {sites}"), || {
+                    traffic::measure(&builds, &comparison.scale, &mut findings)
+                })?,
+                Part::Routes | Part::Scale | Part::Joins => {}
+            }
+        }
+    }
+    Ok(Report::new([&comparison.old, &comparison.new], comparison.scale, findings))
+}
+
+/// Beside this program, always the same, so that nothing piles up.
+fn copies_dir() -> Result<PathBuf> {
+    let exe = std::env::current_exe().context("cannot find out where this program lies")?;
+    Ok(exe.parent().context("this program lies in no directory")?.join("bench"))
+}
+
+impl Findings {
+    /// The series of a case, made at its first site.
+    fn series(&mut self, like: Series) -> &mut Series {
+        let at = self.series.iter().position(|one| one.case == like.case).unwrap_or_else(|| {
+            self.series.push(like);
+            self.series.len() - 1
+        });
+        &mut self.series[at]
+    }
+}

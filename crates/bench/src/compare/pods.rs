@@ -1,0 +1,140 @@
+//! ADD and DEL of both builds: one pod after the other, and many at once.
+
+use anyhow::Result;
+use testkit::{Agent, Lab};
+use types::AttachMode;
+
+use super::series::{Better, Series};
+use super::{Build, CompareScale, Findings};
+use crate::agents;
+use crate::cases::burst::{Burst, Rates};
+use crate::cases::sequence::{self, Line, Times};
+use crate::lane::{Lane, PluginLane};
+use crate::leftovers::{self, Recorded};
+use crate::networks::Network;
+use crate::site::{Folder, Seat};
+use crate::stats::{median, p99};
+
+/// How pods are attached.
+#[derive(Debug, Clone, Copy)]
+struct Setup {
+    name: &'static str,
+    mode: AttachMode,
+    through: Through,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Through {
+    Plugin,
+    Agent,
+}
+
+const SETUPS: [Setup; 4] = [
+    Setup { name: "standalone, bridge", mode: AttachMode::Bridge, through: Through::Plugin },
+    Setup { name: "standalone, routed", mode: AttachMode::Routed, through: Through::Plugin },
+    Setup { name: "agent, routed", mode: AttachMode::Routed, through: Through::Agent },
+    Setup { name: "agent, bridge", mode: AttachMode::Bridge, through: Through::Agent },
+];
+
+const STACKS: [(&str, Network); 2] = [("IPv4", Network::V4), ("dual stack", Network::DUAL)];
+
+/// One setup of one build: its node, and its agent if it has one. The agent ends before its node.
+struct Place<'a> {
+    _agent: Option<Agent>,
+    seat: Seat,
+    build: &'a Build,
+    setup: Setup,
+}
+
+/// One site: both builds in every setup.
+pub(super) fn measure(builds: &[Build; 2], scale: &CompareScale, findings: &mut Findings) -> Result<()> {
+    let lab = Lab::new("compare")?;
+    let memory = Folder::make(&lab)?;
+    for (number, setup) in SETUPS.into_iter().enumerate() {
+        let [old, new] = builds;
+        let place = |build, whose: &str| {
+            let seat = Seat::make((&lab, &memory), &format!("{whose}{number}"), scale.pods)?;
+            Place::make(build, setup, seat)
+        };
+        let places = [place(old, "old")?, place(new, "new")?];
+        for (stack, network) in STACKS {
+            compare(&places, (&format!("{}, {stack}", setup.name), network), scale, findings)?;
+        }
+    }
+    Ok(())
+}
+
+fn compare(
+    places: &[Place<'_>; 2],
+    (case, network): (&str, Network),
+    scale: &CompareScale,
+    findings: &mut Findings,
+) -> Result<()> {
+    let lanes = [places[0].lane(network)?, places[1].lane(network)?];
+    let mut lines: Vec<Line<'_>> = lanes.iter().map(|lane| Line::new(Lane::plugin(lane.clone()))).collect();
+    sequence::warm_up(&mut lines)?;
+    let times = sequence::run(lines, scale.pods);
+    if let [old, new] = times.as_slice() {
+        findings.times(case, old, new);
+    }
+    let mut rates = [Rates::default(), Rates::default()];
+    for round in 0..scale.bursts {
+        // Which build begins changes from round to round.
+        for which in if round % 2 == 0 { [0, 1] } else { [1, 0] } {
+            let burst = Burst { plugin: &lanes[which], pods: scale.pods, workers: scale.parallel };
+            burst.round(&mut rates[which])?;
+        }
+    }
+    findings.rates(case, &rates);
+    for (place, whose) in places.iter().zip(["old", "new"]) {
+        let state = leftovers::podwire_state(&place.seat, network, Recorded::NOTHING)?;
+        let left = leftovers::links(&place.seat).into_iter().chain(state);
+        findings.left.extend(left.map(|left| format!("{case}, {whose}: {left}")));
+    }
+    Ok(())
+}
+
+impl<'a> Place<'a> {
+    fn make(build: &'a Build, setup: Setup, seat: Seat) -> Result<Self> {
+        let mode = match setup.mode {
+            AttachMode::Bridge => "bridge",
+            AttachMode::Routed => "routed",
+        };
+        let agent = (setup.through == Through::Agent).then(|| agents::start(&seat, mode, Some(&build.agent)));
+        Ok(Self { _agent: agent.transpose()?, seat, build, setup })
+    }
+
+    fn lane(&self, network: Network) -> Result<PluginLane<'_>> {
+        let config = match self.setup.through {
+            Through::Plugin => network.podwire(self.setup.mode, &self.seat.dir)?,
+            Through::Agent => network.through_agent(self.setup.mode, &self.seat.dir)?,
+        };
+        Ok(PluginLane::new(&self.build.plugin, &self.seat, config, network.subnets()?.len()))
+    }
+}
+
+impl Findings {
+    fn times(&mut self, case: &str, old: &Times, new: &Times) {
+        for (verb, old, new) in [("ADD", &old.add, &new.add), ("DEL", &old.del, &new.del)] {
+            for (name, statistic) in [("p50", median as super::series::Statistic), ("p99", p99)] {
+                let case = format!("{verb} {name}, {case}");
+                self.series(Series::new(case, ("ms", Better::Less), statistic)).add(&old.ms(), &new.ms());
+            }
+            for (whose, sample) in [("old", old), ("new", new)] {
+                let failures = sample.failures.iter();
+                self.failures.extend(failures.map(|failure| format!("{verb}, {case}, {whose}: {failure}")));
+            }
+        }
+    }
+
+    fn rates(&mut self, case: &str, [old, new]: &[Rates; 2]) {
+        for (verb, old, new) in [("ADD/s", &old.add, &new.add), ("DEL/s", &old.del, &new.del)] {
+            let case = format!("{verb} in parallel, {case}");
+            self.series(Series::new(case, ("/s", Better::More), median)).add(old, new);
+        }
+        for (whose, rates) in [("old", old), ("new", new)] {
+            let failures = rates.failures.iter();
+            self.failures.extend(failures.map(|failure| format!("in parallel, {case}, {whose}: {failure}")));
+        }
+    }
+}

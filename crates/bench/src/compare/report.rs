@@ -1,0 +1,125 @@
+//! The comparison as a table and as JSON.
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+use serde::Serialize;
+
+use super::series::{Better, Judged, Verdict};
+use super::{Build, CompareScale, Findings};
+use crate::machine;
+use crate::report::date;
+use crate::report::print::{align, plain_table};
+
+/// The rest of the failures is counted, and is in the JSON.
+const SHOWN: usize = 5;
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    date: String,
+    machine: String,
+    scale: CompareScale,
+    old: Build,
+    new: Build,
+    lines: Vec<Line>,
+    failures: Vec<String>,
+    left: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Line {
+    case: String,
+    unit: &'static str,
+    better: Better,
+    #[serde(flatten)]
+    judged: Judged,
+}
+
+impl Report {
+    pub(super) fn new([old, new]: [&Build; 2], scale: CompareScale, findings: Findings) -> Self {
+        let Findings { series, failures, left } = findings;
+        let lines = series.into_iter().map(|series| {
+            let judged = series.judge();
+            Line { case: series.case, unit: series.unit, better: series.better, judged }
+        });
+        Self {
+            date: date::now(),
+            machine: machine::summary(),
+            scale,
+            old: old.clone(),
+            new: new.clone(),
+            lines: lines.collect(),
+            failures,
+            left,
+        }
+    }
+
+    /// Nothing is worse, failed or left behind.
+    pub(crate) fn is_fine(&self) -> bool {
+        let good = self.lines.iter().all(|line| line.judged.verdict == Verdict::Ok);
+        good && !self.lines.is_empty() && self.failures.is_empty() && self.left.is_empty()
+    }
+
+    /// Under its date and as `compare-latest.json`.
+    pub(crate) fn write(&self, dir: &Path) -> Result<PathBuf> {
+        fs::create_dir_all(dir).with_context(|| format!("cannot make directory {}", dir.display()))?;
+        let mut text = serde_json::to_string_pretty(self).context("cannot write the report as JSON")?;
+        text.push('\n');
+        let dated = dir.join(format!("compare-{}.json", self.date.replace(':', "")));
+        for path in [&dated, &dir.join("compare-latest.json")] {
+            fs::write(path, &text).with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        Ok(dated)
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} on {}", self.date, self.machine)?;
+        for (whose, build) in [("old", &self.old), ("new", &self.new)] {
+            writeln!(f, "{whose}: {} and {}", build.plugin.display(), build.agent.display())?;
+        }
+        let CompareScale { sites, pods, .. } = self.scale;
+        writeln!(f, "\nOld and new alternately, medians of {sites} sites, {pods} pods each")?;
+        let mut table = plain_table(&["case", "old", "new", "new/old", "spread", "verdict"]);
+        for line in &self.lines {
+            let Judged { old, new, ratio, spread, verdict } = line.judged;
+            let figure = |value: Option<f64>| text(value, |value| format!("{value:.2} {}", line.unit));
+            table.add_row([
+                line.case.clone(),
+                figure(old),
+                figure(new),
+                text(ratio, |ratio| format!("{ratio:.3}")),
+                text(spread, |spread| format!("±{:.1} %", spread * 100.0)),
+                verdict.to_string(),
+            ]);
+        }
+        writeln!(f, "{}", align(table))?;
+        for (what, all) in [("failed calls", &self.failures), ("left behind", &self.left)] {
+            writeln!(f, "{what}: {}", all.len())?;
+            all.iter().take(SHOWN).try_for_each(|one| writeln!(f, "  {one}"))?;
+        }
+        let bad = self.lines.iter().filter(|line| line.judged.verdict != Verdict::Ok);
+        let bad: Vec<&str> = bad.map(|line| line.case.as_str()).collect();
+        match bad.as_slice() {
+            [] => write!(f, "nothing is worse than the run's own spread"),
+            some => write!(f, "WORSE THAN THE SPREAD: {}", some.join("; ")),
+        }
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ok => "ok",
+            Self::Worse => "WORSE",
+            Self::Unknown => "NO FIGURE",
+        })
+    }
+}
+
+fn text(value: Option<f64>, write: impl Fn(f64) -> String) -> String {
+    value.map_or_else(|| "-".to_owned(), write)
+}

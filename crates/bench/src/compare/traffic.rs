@@ -1,0 +1,44 @@
+//! Traffic between pods of two nodes, for both builds: directly and through VXLAN, in both families.
+
+use anyhow::{Context as _, Result};
+
+use super::series::{Better, Series};
+use super::{Build, CompareScale, Findings};
+use crate::nodes::traffic::{FAMILIES, WAYS, pods, probe, real};
+use crate::stats::median;
+
+/// Round by round.
+#[derive(Debug, Default)]
+struct Rounds {
+    gbit_per_s: Vec<f64>,
+    trip_us: Vec<f64>,
+}
+
+/// One site: two clusters for each transport.
+pub(super) fn measure(builds: &[Build; 2], scale: &CompareScale, findings: &mut Findings) -> Result<()> {
+    for (name, transport) in WAYS {
+        let [old, new] = builds;
+        let clusters = [real(name, transport, Some(old))?, real(name, transport, Some(new))?];
+        for (family, v4) in FAMILIES {
+            let pairs = [pods(&clusters[0], v4)?, pods(&clusters[1], v4)?];
+            let mut rounds = [Rounds::default(), Rounds::default()];
+            for round in 0..scale.traffic_rounds {
+                for which in if round % 2 == 0 { [0, 1] } else { [1, 0] } {
+                    let (pair, rounds) = (&pairs[which], &mut rounds[which]);
+                    let context = || format!("{name}, {family}, round {round}");
+                    rounds.gbit_per_s.push(probe::streams(pair, scale.stream).with_context(context)?);
+                    rounds.trip_us.push(probe::trips(pair, scale.trips).with_context(context)?);
+                }
+            }
+            let [old, new] = &rounds;
+            let case = |what: &str| format!("pod to pod, {name}, {family}, {what}");
+            findings
+                .series(Series::new(case("throughput"), ("Gbit/s", Better::More), median))
+                .add(&old.gbit_per_s, &new.gbit_per_s);
+            findings
+                .series(Series::new(case("request/response"), ("µs", Better::Less), median))
+                .add(&old.trip_us, &new.trip_us);
+        }
+    }
+    Ok(())
+}
