@@ -11,6 +11,8 @@ mod mode;
 mod name;
 mod placement;
 mod protocol;
+mod special;
+mod text;
 
 pub use hash::Digest;
 pub use key::AttachmentKey;
@@ -21,6 +23,8 @@ pub use name::{
 };
 pub use placement::{DEFAULT_NETWORK, DEFAULT_TENANT, Placement};
 pub use protocol::{Protocol, ProtocolError};
+pub use special::Special;
+pub use text::{one_line, printable, printable_json};
 
 /// The route protocol number that marks a route or neighbour as ours (`ip route show proto 112`).
 pub const ROUTE_PROTOCOL: u8 = 112;

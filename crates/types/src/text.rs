@@ -1,0 +1,91 @@
+//! Text from outside, made safe to show. A record, a pod name or an answer may hold escape sequences that a terminal would
+//! obey, line breaks that forge a line, and marks that change the direction of the text around them.
+
+use std::borrow::Cow;
+
+/// The text without line breaks and without characters that a terminal would interpret; those are shown as `\u{1b}` or `\n`.
+/// For a value inside a line: a table's cell, a field of a log line.
+pub fn one_line(text: &str) -> Cow<'_, str> {
+    escaped(text, is_printable, |out, c| out.extend(c.escape_debug()))
+}
+
+/// The same for text of several lines: line feeds and tabs stay.
+pub fn printable(text: &str) -> Cow<'_, str> {
+    let may_stay = |c| matches!(c, '\n' | '\t') || is_printable(c);
+    escaped(text, may_stay, |out, c| out.extend(c.escape_debug()))
+}
+
+/// The same for JSON, which stays JSON with the same content: encoders escape the characters below the space only, and DEL,
+/// U+009B or U+202E are interpreted as well. Such characters occur inside strings alone.
+pub fn printable_json(json: &str) -> Cow<'_, str> {
+    let may_stay = |c| matches!(c, '\n' | '\t') || is_printable(c);
+    escaped(json, may_stay, |out, c| {
+        for unit in c.encode_utf16(&mut [0; 2]) {
+            out.push_str(&format!("\\u{unit:04x}"));
+        }
+    })
+}
+
+/// Control characters of both sets, format characters such as bidirectional overrides, separators other than the space and
+/// marks that combine with the character before them are not.
+fn is_printable(c: char) -> bool {
+    matches!(c, '"' | '\'' | '\\') || c.escape_debug().len() == 1
+}
+
+fn escaped(text: &str, may_stay: impl Fn(char) -> bool, escape: impl Fn(&mut String, char)) -> Cow<'_, str> {
+    if text.chars().all(&may_stay) {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if may_stay(c) {
+            out.push(c);
+        } else {
+            escape(&mut out, c);
+        }
+    }
+    Cow::Owned(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// What a terminal or a pager acts upon.
+    fn is_dangerous(c: char) -> bool {
+        matches!(c, '\0'..='\x1f' | '\x7f'..='\u{9f}' | '\u{61c}' | '\u{200e}' | '\u{200f}')
+            || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    }
+
+    #[test]
+    fn control_and_bidirectional_characters_are_escaped() {
+        for c in ('\0'..=char::MAX).filter(|c| is_dangerous(*c)) {
+            let text = format!("a{c}b");
+            let shown = one_line(&text);
+            assert!(shown.starts_with("a\\") && shown.ends_with('b') && shown.len() > 3, "{shown:?}");
+            assert!(!one_line(&text).contains(is_dangerous));
+            assert!(!printable(&text).replace(['\n', '\t'], "").contains(is_dangerous));
+        }
+    }
+
+    #[test]
+    fn ordinary_text_stays_as_it_is() {
+        let text = "default/web-1 \"q\" 'x' C:\\y: ██░ 10 % … — über 漢字";
+        assert!(matches!(one_line(text), Cow::Borrowed(same) if same == text));
+        assert!(matches!(printable("a\n\tb"), Cow::Borrowed("a\n\tb")));
+        assert_eq!(one_line("a\nb\x1b[2J\u{202e}"), "a\\nb\\u{1b}[2J\\u{202e}");
+    }
+
+    proptest! {
+        #[test]
+        fn escaped_json_is_printable_and_means_the_same(text in any::<String>(), more in "[\u{7f}-\u{a0}\u{2028}-\u{202e}\u{2066}-\u{2069}😀\u{e0001}]{0,8}") {
+            let value = serde_json::json!({ format!("k{more}"): [text, more] });
+            let json = serde_json::to_string_pretty(&value).unwrap();
+            let shown = printable_json(&json);
+            prop_assert!(!shown.replace('\n', "").contains(is_dangerous), "{shown:?}");
+            prop_assert_eq!(serde_json::from_str::<serde_json::Value>(&shown).unwrap(), value);
+        }
+    }
+}
