@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
+use types::Special;
 
 /// More blocks than anybody has nodes; and an index is a `u64`.
 const MOST_BITS: u8 = 32;
@@ -18,6 +19,8 @@ pub enum CutError {
     TooSmall { subnet: IpNet, margin: u8, length: u16, longest: u8 },
     #[error("{subnet} cannot be cut by {margin} bits: at most {MOST_BITS} are allowed")]
     TooMany { subnet: IpNet, margin: u8 },
+    #[error("{subnet} cannot be a pod network: it includes {kind} address")]
+    Special { subnet: IpNet, kind: Special },
 }
 
 /// A subnet, and by how many bits its blocks' prefixes are longer.
@@ -36,6 +39,9 @@ impl Cut {
         }
         if length > u16::from(longest) {
             return Err(CutError::TooSmall { subnet, margin, length, longest });
+        }
+        if let Some(kind) = Special::of(subnet) {
+            return Err(CutError::Special { subnet, kind });
         }
         Ok(Self { subnet: subnet.trunc(), margin })
     }
@@ -130,7 +136,7 @@ mod tests {
     fn no_margin_is_one_block_and_the_largest_subnet_has_many() {
         let cut = cut("10.88.0.0/16", 0);
         assert_eq!((cut.count(), cut.block(5).to_string()), (1, "10.88.0.0/16".to_owned()));
-        assert_eq!(self::cut("0.0.0.0/0", 24).block(u64::MAX).to_string(), "255.255.255.0/24");
+        assert_eq!(self::cut("64.0.0.0/3", 21).block(u64::MAX).to_string(), "95.255.255.0/24");
     }
 
     #[test]
@@ -149,6 +155,22 @@ mod tests {
         assert!(refused("fd00::/120", 6).contains("at most 125"));
         assert!(refused("fd00::/16", 33).contains("at most 32"));
         assert!(refused("fd00::/16", 255).contains("at most 32"));
+    }
+
+    #[test]
+    fn a_network_with_special_addresses_is_refused() {
+        for (subnet, kind) in [
+            ("127.0.0.0/8", "a loopback"),
+            ("169.254.0.0/16", "a link-local"),
+            ("0.0.0.0/8", "an unspecified"),
+            ("224.0.0.0/4", "a multicast"),
+            ("240.0.0.0/8", "a reserved"),
+            ("fe80::/64", "a link-local"),
+            ("ff00::/16", "a multicast"),
+        ] {
+            let error = Cut::new(subnet.parse().unwrap(), 8).unwrap_err().to_string();
+            assert!(error.contains(subnet) && error.contains(kind), "{error}");
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use cni::{Call, CniResult, Route as PodRoute};
 use ipnet::IpNet;
 use netconf::{Addresses, NetConf, Place, default_route};
 use netlink::{Link, NetNs, RtSocket};
-use types::{AttachMode, AttachmentKey, IfName, MIN_MTU_V6};
+use types::{AttachMode, AttachmentKey, IfName, MIN_MTU_V6, Special};
 
 use crate::bridge::{self, Bridge, Spec};
 use crate::delegate::Delegate;
@@ -25,6 +25,8 @@ use crate::{Caller, Error, again, detach, firewall, gc, privileges, relearn, res
 
 /// How often a foreign link may have the name that we would take, before we give up.
 const SALTS: u8 = 8;
+/// Addresses that an IPAM plugin may give one pod, as many as sets of ranges.
+const MOST_GIVEN: usize = 16;
 
 pub(crate) fn attach(
     call: &Call,
@@ -138,9 +140,9 @@ impl<'a> Lease<'a> {
             Ok(()) => error,
             Err(also) => Error::Several(vec![error, also]),
         })?;
-        if given.ips.is_empty() {
+        if let Some(what) = unusable(&given) {
             delegate.del()?;
-            return Err(Error::Delegate { name: plugin.clone(), what: "gave no address".to_owned() });
+            return Err(Error::Delegate { name: plugin.clone(), what });
         }
         Ok(Self { from: Some((delegate, given)) })
     }
@@ -151,6 +153,22 @@ impl<'a> Lease<'a> {
 
     fn give_back(&self) -> Result<(), Error> {
         self.from.as_ref().map_or(Ok(()), |(delegate, _)| delegate.del())
+    }
+}
+
+/// Why a pod cannot have the addresses that another plugin gave. A link-local address is left to that plugin.
+fn unusable(given: &CniResult) -> Option<String> {
+    let special = |net: IpNet| Special::of(net.trunc()).filter(|kind| *kind != Special::LinkLocal);
+    let refused = given.ips.iter().find_map(|ip| Some((ip.address, special(ip.address)?)));
+    match (given.ips.len(), refused) {
+        (0, _) => Some("gave no address".to_owned()),
+        (count, _) if count > MOST_GIVEN => {
+            Some(format!("gave {count} addresses; a pod gets at most {MOST_GIVEN}"))
+        }
+        (_, Some((address, kind))) => {
+            Some(format!("gave {address}, but {kind} address cannot be a pod's, nor be in its subnet"))
+        }
+        (_, None) => None,
     }
 }
 

@@ -3,6 +3,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use thiserror::Error;
+use types::Special;
 
 /// The key of a range's configuration that a refused value came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,12 +32,18 @@ pub enum RangeError {
     HostBits { given: IpNet, masked: IpNet },
     #[error("subnet {0} is too small: {needs}; use a /{longest} or larger", needs = needs(.0), longest = .0.max_prefix_len() - 2)]
     TooSmall(IpNet),
+    #[error("subnet {subnet} includes {kind} address, which no pod can have; use one such as {}", example(.subnet))]
+    Special { subnet: IpNet, kind: Special },
+    #[error("gateway {gateway} is {kind} address; use one of subnet {subnet}, or a link-local one")]
+    SpecialGateway { gateway: IpAddr, subnet: IpNet, kind: Special },
     #[error("{key} {value} is {}, but subnet {subnet} is {}; use addresses of one family in a range", family(.value), family(&.subnet.addr()))]
     Family { key: Key, value: IpAddr, subnet: IpNet },
     #[error("{key} {value} is outside of subnet {subnet}; use one from {first} to {last}")]
     Outside { key: Key, value: IpAddr, subnet: IpNet, first: IpAddr, last: IpAddr },
     #[error("rangeStart {start} is after rangeEnd {end}; swap them")]
     StartAfterEnd { start: IpAddr, end: IpAddr },
+    #[error("exclude has {given} entries, more than {most}; combine them into larger CIDRs")]
+    TooManyExclusions { given: usize, most: usize },
     #[error(
         "range {start}-{end} of subnet {subnet} has no address left for pods: gateway, exclusions and reserved addresses take all; widen the range or exclude less"
     )]
@@ -47,6 +54,13 @@ fn needs(subnet: &IpNet) -> &'static str {
     match subnet {
         IpNet::V4(_) => "network address, gateway, pod and broadcast address need four addresses",
         IpNet::V6(_) => "subnet-router anycast address, gateway and pod need three addresses",
+    }
+}
+
+fn example(subnet: &IpNet) -> &'static str {
+    match subnet {
+        IpNet::V4(_) => "10.88.0.0/16",
+        IpNet::V6(_) => "fd00:88::/64",
     }
 }
 
@@ -64,6 +78,10 @@ pub enum PoolError {
     NoSet,
     #[error("a range set is empty; give it at least one range or remove it")]
     NoRange,
+    #[error("{given} range sets are configured, but a pod gets at most {most} addresses; remove some")]
+    TooManySets { given: usize, most: usize },
+    #[error("a range set has {given} ranges, more than {most}; use larger subnets")]
+    TooManyRanges { given: usize, most: usize },
     #[error(
         "ranges {first} and {second} are in one set but of different families; give each family a set of its own"
     )]

@@ -5,6 +5,9 @@ use crate::error::PoolError;
 use crate::range::{Range, RangeSpec};
 use crate::set::{RangeSet, list, refuse_overlap};
 
+/// A pod gets an address of each set.
+const MOST_SETS: usize = 16;
+
 /// All sets of a network: a pod gets one address of each. Never empty, and no address is in two ranges.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pools(Vec<RangeSet>);
@@ -13,6 +16,9 @@ impl Pools {
     pub fn new(sets: Vec<RangeSet>) -> Result<Self, PoolError> {
         if sets.is_empty() {
             return Err(PoolError::NoSet);
+        }
+        if sets.len() > MOST_SETS {
+            return Err(PoolError::TooManySets { given: sets.len(), most: MOST_SETS });
         }
         let ranges = || sets.iter().flat_map(RangeSet::ranges);
         refuse_overlap(ranges())?;

@@ -2,10 +2,14 @@ use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use types::Special;
 
 use crate::error::{Key, RangeError};
 use crate::interval::{Interval, address, number};
 use crate::window::{Span, Window};
+
+/// Each address that is considered is compared with all of them, while the network is locked.
+const MOST_EXCLUSIONS: usize = 16_384;
 
 /// A range as it is configured: host-local's keys `subnet`, `rangeStart`, `rangeEnd`, `gateway`, and `exclude`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,6 +57,10 @@ impl Range {
         check_inside(Key::RangeStart, start, subnet)?;
         check_inside(Key::RangeEnd, end, subnet)?;
         check_family(Key::Gateway, gateway, subnet)?;
+        check_gateway(gateway, subnet)?;
+        if exclude.len() > MOST_EXCLUSIONS {
+            return Err(RangeError::TooManyExclusions { given: exclude.len(), most: MOST_EXCLUSIONS });
+        }
         for net in &exclude {
             check_family(Key::Exclude, net.addr(), subnet)?;
         }
@@ -193,7 +201,18 @@ fn check_subnet(subnet: IpNet) -> Result<(), RangeError> {
     if subnet != masked {
         return Err(RangeError::HostBits { given: subnet, masked });
     }
-    Ok(())
+    match Special::of(subnet) {
+        Some(kind) => Err(RangeError::Special { subnet, kind }),
+        None => Ok(()),
+    }
+}
+
+/// A link-local gateway is of use: pods reach it by an on-link route.
+fn check_gateway(gateway: IpAddr, subnet: IpNet) -> Result<(), RangeError> {
+    match Special::of(gateway.into()) {
+        Some(kind) if kind != Special::LinkLocal => Err(RangeError::SpecialGateway { gateway, subnet, kind }),
+        Some(_) | None => Ok(()),
+    }
 }
 
 fn check_family(key: Key, value: IpAddr, subnet: IpNet) -> Result<(), RangeError> {

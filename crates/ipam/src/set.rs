@@ -6,6 +6,9 @@ use crate::index::{Words, first_free};
 use crate::range::Range;
 use crate::window::Span;
 
+/// A network of a node has a range for each of its blocks.
+const MOST_RANGES: usize = 1024;
+
 /// Ranges of one family, apart from each other, from which a pod gets one address. Never empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RangeSet(Vec<Range>);
@@ -29,6 +32,9 @@ struct Leg {
 impl RangeSet {
     pub fn new(ranges: Vec<Range>) -> Result<Self, PoolError> {
         let Some(first) = ranges.first() else { return Err(PoolError::NoRange) };
+        if ranges.len() > MOST_RANGES {
+            return Err(PoolError::TooManyRanges { given: ranges.len(), most: MOST_RANGES });
+        }
         if let Some(other) = ranges.iter().find(|r| r.is_ipv4() != first.is_ipv4()) {
             return Err(PoolError::MixedFamilies { first: first.to_string(), second: other.to_string() });
         }

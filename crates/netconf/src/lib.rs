@@ -30,3 +30,11 @@ use cni::{Code, Error};
 fn invalid(key: &str, reason: impl std::fmt::Display) -> Error {
     Error::new(Code::InvalidConfig, format!("{key}: {reason}"))
 }
+
+/// Refuses a list that is longer than any network needs.
+fn at_most(most: usize, key: &str, given: usize) -> Result<(), Error> {
+    if given <= most {
+        return Ok(());
+    }
+    Err(invalid(key, format_args!("{given} entries are more than the {most} that are allowed")))
+}

@@ -7,7 +7,10 @@ use cni::json::Obj;
 use cni::{Error, Route};
 use ipnet::IpNet;
 
-use crate::invalid;
+use crate::{at_most, invalid};
+
+/// Each costs a netlink message and a place in the record.
+const MOST: usize = 256;
 
 /// The default route of a family.
 pub fn default_route(like: IpAddr) -> Route {
@@ -26,6 +29,7 @@ pub(crate) fn is_in_main(route: &Route) -> bool {
 
 pub(crate) fn parse_all(ipam: &Obj<'_>) -> Result<Vec<Route>, Error> {
     let items = ipam.array("routes")?.unwrap_or_default();
+    at_most(MOST, "ipam.routes", items.len())?;
     items.iter().filter(|item| !item.is_null()).map(|item| parse(&item.obj()?)).collect()
 }
 

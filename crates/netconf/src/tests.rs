@@ -333,3 +333,88 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn subnets_with_special_addresses_are_refused_by_key_and_value() {
+    for subnet in [
+        "0.0.0.0/8",
+        "0.0.0.0/0",
+        "127.0.0.0/16",
+        "169.254.0.0/16",
+        "224.0.0.0/24",
+        "240.0.0.0/24",
+        "255.255.255.0/24",
+        "128.0.0.0/1",
+        "::/64",
+        "::ffff:10.0.0.0/112",
+        "fe80::/64",
+        "ff02::/64",
+    ] {
+        let good = "10.1.0.0/24";
+        for (key, extra) in [
+            ("subnet", json!({ "subnet": subnet })),
+            ("subnet", json!({ "subnet": format!("{good},{subnet}") })),
+            ("ipam", json!({ "ipam": { "subnet": subnet } })),
+            (
+                "ipam.ranges[1][0]",
+                json!({ "ipam": { "ranges": [[{ "subnet": good }], [{ "subnet": subnet }]] } }),
+            ),
+            (
+                "runtimeConfig.ipRanges[0][0]",
+                json!({ "runtimeConfig": { "ipRanges": [[{ "subnet": subnet }]] } }),
+            ),
+            ("network", json!({ "subnet": good, "network": subnet })),
+        ] {
+            let error = parse(extra).unwrap_err();
+            assert_eq!(error.code, Code::InvalidConfig, "{error}");
+            assert!(error.msg.starts_with(&format!("{key}: ")) && error.msg.contains(subnet), "{error}");
+        }
+    }
+}
+
+#[test]
+fn gateways_with_special_addresses_are_refused() {
+    let with = |gateway: &str, subnet: &str| parse(json!({ "subnet": subnet, "gateway": gateway }));
+    for gateway in ["0.0.0.0", "127.0.0.1", "224.0.0.1", "255.255.255.255"] {
+        assert!(with(gateway, "10.1.0.0/24").unwrap_err().msg.contains(gateway));
+    }
+    for gateway in ["::", "::1", "ff02::1"] {
+        assert!(with(gateway, "fd00::/64").unwrap_err().msg.contains(gateway));
+    }
+    // Link-local gateways are in use.
+    assert!(with("169.254.1.1", "10.1.0.0/24").is_ok() && with("fe80::1", "fd00::/64").is_ok());
+}
+
+#[test]
+fn lists_in_a_config_are_bounded() {
+    let net = |n: usize| format!("10.{}.{}.0/24", n / 256, n % 256);
+    let sets = |count| (0..count).map(|n| json!([{ "subnet": net(n) }])).collect::<Vec<_>>();
+    let ranges = |count| json!([(0..count).map(|n| json!({ "subnet": net(n) })).collect::<Vec<_>>()]);
+    let exclude = |count| vec!["10.0.0.9"; count];
+    let routes = |count: usize| (0..count).map(|n| json!({ "dst": net(n) })).collect::<Vec<_>>();
+    let ports = |count| vec![json!({ "hostPort": 80, "containerPort": 80 }); count];
+    let networks = |count| vec!["10.0.0.0/8"; count].join(",");
+    type Make<'a> = &'a dyn Fn(usize) -> Value;
+    let cases: [(&str, usize, Make<'_>); 6] = [
+        ("ipam.ranges: ", 16, &|n| json!({ "ipam": { "ranges": sets(n) } })),
+        ("ipam.ranges[0]: ", 1024, &|n| json!({ "ipam": { "ranges": ranges(n) } })),
+        ("subnet: ", 16_384, &|n| json!({ "subnet": "10.0.0.0/24", "exclude": exclude(n) })),
+        ("ipam.routes: ", 256, &|n| json!({ "ipam": { "subnet": "10.0.0.0/24", "routes": routes(n) } })),
+        (
+            "runtimeConfig.portMappings: ",
+            4096,
+            &|n| json!({ "subnet": "10.0.0.0/24", "runtimeConfig": { "portMappings": ports(n) } }),
+        ),
+        ("network: ", 64, &|n| json!({ "subnet": "10.0.0.0/24", "network": networks(n) })),
+    ];
+    for (key, most, make) in cases {
+        assert!(parse(make(most)).is_ok(), "{key} {:?}", parse(make(most)).err());
+        let error = parse(make(most + 1)).unwrap_err();
+        assert_eq!(error.code, Code::InvalidConfig);
+        let numbers = error.msg.contains(&most.to_string()) && error.msg.contains(&(most + 1).to_string());
+        assert!(error.msg.starts_with(key) && numbers, "{error}");
+    }
+    // Through both keys together.
+    let both = json!({ "runtimeConfig": { "ipRanges": sets(16) }, "ipam": { "subnet": "10.200.0.0/24" } });
+    assert!(parse(both).unwrap_err().msg.contains("17 range sets"));
+}

@@ -4,14 +4,19 @@ use cni::json::Obj;
 use cni::{Args, Bandwidth, Call, Code, Config, Dns, Error, PortMapping, RequestedIp, Route};
 use ipam::{Pools, RangeSet};
 use ipnet::IpNet;
-use types::{AttachMode, IfName, MAX_MTU, MIN_MTU_V4, MIN_MTU_V6, Mac, Placement};
+use types::{AttachMode, IfName, MAX_MTU, MIN_MTU_V4, MIN_MTU_V6, Mac, Placement, Special};
 
 use crate::addresses::Addresses;
 use crate::routes::{self, default_route};
-use crate::{invalid, refuse};
+use crate::{at_most, invalid, refuse};
 
 /// The reference plugin's default, kept so that its configs mean the same.
 pub const DEFAULT_BRIDGE: &str = "cni0";
+
+/// Each host port is an element of the firewall, and part of the record.
+const MOST_PORTS: usize = 4096;
+/// CIDRs in `network`.
+const MOST_NETWORKS: usize = 64;
 
 /// A network as a request describes it, complete: every default is filled in.
 #[derive(Debug, Clone)]
@@ -65,6 +70,7 @@ impl NetConf {
             Some(_) | None => Vec::new(),
         };
         let own = matches!(addresses, Addresses::Own(_));
+        at_most(MOST_PORTS, "runtimeConfig.portMappings", config.runtime.port_mappings.len())?;
         let mode = parse_mode(&top)?;
         // Ours to decide when we give the addresses: a pod without a way out is nobody's wish. With another IPAM plugin
         // the reference's defaults hold.
@@ -189,8 +195,14 @@ fn parse_cluster(top: &Obj<'_>, addresses: &Addresses) -> Result<Vec<IpNet>, Err
         }
         Addresses::Delegated(_) => Vec::new(),
     };
-    for text in top.str("network")?.unwrap_or_default().split(',') {
-        cluster.extend(text.trim().parse::<IpNet>().ok().map(|n| n.trunc()));
+    let texts = top.str("network")?.unwrap_or_default().split(',');
+    let named: Vec<IpNet> = texts.filter_map(|text| text.trim().parse().ok()).collect();
+    at_most(MOST_NETWORKS, "network", named.len())?;
+    for net in named {
+        if let Some(kind) = Special::of(net) {
+            return Err(invalid("network", format_args!("{net} includes {kind} address, which no pod has")));
+        }
+        cluster.push(net.trunc());
     }
     cluster.sort();
     cluster.dedup();

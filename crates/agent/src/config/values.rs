@@ -1,14 +1,14 @@
 //! Values from text. Each error is the end of a sentence that begins with key and value: "must be …".
 
 use std::fmt::Display;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use ipam::{Range, RangeSpec};
-use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use types::{AttachMode, IfName, NameError, NodeName};
+use ipnet::IpNet;
+use types::{AttachMode, IfName, NameError, NodeName, Special};
 
 use crate::config::draft::StoreKind;
 use crate::config::{LogFormat, LogLevel};
@@ -152,7 +152,7 @@ fn address(text: &str) -> Result<IpAddr, String> {
     let address: IpAddr = text
         .parse()
         .map_err(|_| format!("must be addresses such as 192.0.2.1 or 2001:db8::1, not {text:?}"))?;
-    match special(address.into()) {
+    match Special::of(address.into()) {
         Some(special) => {
             Err(format!("cannot be used: {address} is {special} address; other nodes cannot send to it"))
         }
@@ -174,44 +174,8 @@ fn subnet(text: &str) -> Result<IpNet, String> {
     let subnet: IpNet = text
         .parse()
         .map_err(|_| format!("must be CIDRs such as 10.88.0.0/16 or fd00:88::/64, not {text:?}"))?;
-    if let Some(special) = special(subnet) {
-        let other = if subnet.addr().is_ipv4() { "10.88.0.0/16" } else { "fd00:88::/64" };
-        return Err(format!(
-            "cannot be used: in {subnet} is {special} address, which no pod can have; use one such as {other}"
-        ));
-    }
     let spec = RangeSpec { subnet, start: None, end: None, gateway: None, exclude: Vec::new() };
     Range::new(spec).map(|_| subnet).map_err(|error| format!("cannot be used: {error}"))
-}
-
-const fn v4(address: [u8; 4], length: u8) -> IpNet {
-    let [a, b, c, d] = address;
-    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(a, b, c, d), length))
-}
-
-const fn v6(first: u16, last: [u16; 3], length: u8) -> IpNet {
-    let [x, y, z] = last;
-    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(first, 0, 0, 0, 0, x, y, z), length))
-}
-
-/// Addresses that are never routed to a pod or another node; the first that fits is told.
-const SPECIAL: [(IpNet, &str); 11] = [
-    (v4([0, 0, 0, 0], 32), "an unspecified"),
-    (v4([127, 0, 0, 0], 8), "a loopback"),
-    (v4([169, 254, 0, 0], 16), "a link-local"),
-    (v4([224, 0, 0, 0], 4), "a multicast"),
-    (v4([255, 255, 255, 255], 32), "a broadcast"),
-    (v4([240, 0, 0, 0], 4), "a reserved"),
-    (v6(0, [0, 0, 0], 128), "an unspecified"),
-    (v6(0, [0, 0, 1], 128), "a loopback"),
-    (v6(0, [0xffff, 0, 0], 96), "a mapped IPv4"),
-    (v6(0xfe80, [0, 0, 0], 10), "a link-local"),
-    (v6(0xff00, [0, 0, 0], 8), "a multicast"),
-];
-
-/// What is special about an address of these.
-fn special(net: IpNet) -> Option<&'static str> {
-    SPECIAL.iter().find(|(special, _)| special.contains(&net) || net.contains(special)).map(|(_, what)| *what)
 }
 
 pub(super) fn join<T: ToString>(items: &[T]) -> String {

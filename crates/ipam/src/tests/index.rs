@@ -31,7 +31,7 @@ fn full(range: &Range) -> Counted {
 
 #[test]
 fn c2_the_usual_search_is_one_load() {
-    for subnet in ["10.0.0.0/30", "10.0.0.0/24", "10.0.0.0/16", "10.0.0.0/8", "fd00::/64", "::/0"] {
+    for subnet in ["10.0.0.0/30", "10.0.0.0/24", "10.0.0.0/16", "10.0.0.0/8", "fd00::/64", "2000::/3"] {
         let r = range(spec(subnet));
         let mut words = Counted::default();
         assert_eq!(next_free(&mut words, &r, None), Ok(Some(1)), "{subnet}");
@@ -41,7 +41,7 @@ fn c2_the_usual_search_is_one_load() {
 
 #[test]
 fn c2_the_worst_search_reads_the_index_once() {
-    for subnet in ["10.0.0.0/8", "::/0"] {
+    for subnet in ["10.0.0.0/8", "2000::/3"] {
         let r = range(spec(subnet));
         // The only free one is just before the cursor: the search goes round.
         for (free, after) in [(700_000, 700_001), (1, 1), (WINDOW - 1, WINDOW - 1), (1, WINDOW - 1)] {

@@ -176,3 +176,18 @@ fn c3_a_last_address_that_no_range_has_starts_at_the_front() {
         assert_eq!(node.take(), Some(ip("10.1.0.2")));
     }
 }
+
+#[test]
+fn sets_and_ranges_are_bounded() {
+    let net = |n: usize| spec(&format!("10.{}.{}.0/24", n / 256, n % 256));
+    let sets = |count| Pools::try_from((0..count).map(|n| vec![net(n)]).collect::<Vec<_>>());
+    assert!(sets(16).is_ok());
+    let refused = sets(17).unwrap_err().to_string();
+    assert!(
+        refused.starts_with("17 range sets are configured, but a pod gets at most 16 addresses"),
+        "{refused}"
+    );
+    let ranges = |count| set_of((0..count).map(net).collect());
+    assert!(ranges(1024).is_ok());
+    assert!(matches!(ranges(1025), Err(PoolError::TooManyRanges { given: 1025, most: 1024 })));
+}

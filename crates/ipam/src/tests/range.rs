@@ -20,11 +20,11 @@ fn c2_every_size_from_30_up_has_the_right_capacity() {
         ("10.0.0.0/16", 65_533),
         ("10.0.0.0/12", window - 3),
         ("10.0.0.0/11", window - 1),
-        ("0.0.0.0/0", window - 1),
+        ("64.0.0.0/3", window - 1),
         ("fd00::/126", 2),
         ("fd00::/125", 6),
         ("fd00::/108", window - 2),
-        ("::/0", window - 1),
+        ("2000::/3", window - 1),
     ] {
         let r = range(spec(subnet));
         assert_eq!(r.capacity(), capacity, "{subnet}");
@@ -90,7 +90,7 @@ fn c2_a_range_that_is_excluded_whole_is_refused() {
         ("10.0.0.0/24", &["10.0.0.0/25", "10.0.0.128/25"][..]),
         ("10.0.0.0/30", &["10.0.0.2/32"]),
         ("fd00::/126", &["fd00::2/127"]),
-        ("::/0", &["::/0"]),
+        ("2000::/3", &["2000::/3"]),
         ("10.0.0.0/8", &["10.0.0.0/9", "10.128.0.0/9"]),
     ] {
         let refused = Range::new(without(subnet, exclude)).unwrap_err();
@@ -137,7 +137,7 @@ fn c2_a_gateway_may_be_outside_of_the_range_and_of_the_subnet() {
 #[test]
 fn c2_offsets_and_addresses_are_inverse_within_the_window() {
     for subnet in
-        ["10.0.0.0/30", "10.0.0.0/24", "0.0.0.0/0", "255.0.0.0/8", "fd00::/126", "ffff::/16", "::/0"]
+        ["10.0.0.0/30", "10.0.0.0/24", "64.0.0.0/3", "223.0.0.0/8", "fd00::/126", "fdff::/16", "2000::/3"]
     {
         let r = range(spec(subnet));
         assert_eq!(r.offset(r.start()), Some(0), "{subnet}");
@@ -182,4 +182,25 @@ fn c2_the_window_of_a_huge_range_avoids_large_exclusions() {
     // 256 addresses, then an exclusion of four times the window: it begins behind that.
     let r = range(RangeSpec { start: Some(ip("10.127.255.0")), ..without("10.0.0.0/8", &["10.128.0.0/10"]) });
     assert_eq!((r.address(0), r.capacity()), (ip("10.192.0.0"), full));
+}
+
+#[test]
+fn special_subnets_and_gateways_are_refused_with_what_to_change() {
+    for (subnet, want) in [
+        (
+            "127.0.0.0/8",
+            "subnet 127.0.0.0/8 includes a loopback address, which no pod can have; use one such as 10.88.0.0/16",
+        ),
+        (
+            "fe80::/64",
+            "subnet fe80::/64 includes a link-local address, which no pod can have; use one such as fd00:88::/64",
+        ),
+    ] {
+        assert_eq!(Range::new(spec(subnet)).unwrap_err().to_string(), want);
+    }
+    let gateway = RangeSpec { gateway: Some(ip("224.0.0.1")), ..spec("10.0.0.0/24") };
+    assert_eq!(
+        Range::new(gateway).unwrap_err().to_string(),
+        "gateway 224.0.0.1 is a multicast address; use one of subnet 10.0.0.0/24, or a link-local one"
+    );
 }

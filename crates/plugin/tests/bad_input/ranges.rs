@@ -146,3 +146,48 @@ fn e18_addresses_that_no_pod_may_have_are_refused_with_the_reason() {
     refused_with("two", &host.plugin.add(&pod, &two).unwrap(), (7, &["10.88.0.20", "10.88.0.21"]));
     watch.expect_same("two addresses of one family");
 }
+
+#[test]
+fn subnets_that_no_pod_can_have_are_refused_and_change_nothing() {
+    let host = Host::new("special");
+    let good = dual(&host, &json!({}));
+    let (running, _) = host.attached("a", &good);
+    let pod = host.pod("b");
+    let watch = Watch::on(&host, &[&running, &pod]);
+    for (subnet, word) in [
+        ("0.0.0.0/8", "an unspecified address"),
+        ("127.0.0.0/8", "a loopback address"),
+        ("169.254.0.0/16", "a link-local address"),
+        ("224.0.0.0/4", "a multicast address"),
+        ("255.255.255.0/24", "a broadcast address"),
+        ("0.0.0.0/0", "an unspecified address"),
+        ("::/96", "an unspecified address"),
+        ("fe80::/64", "a link-local address"),
+        ("ff00::/8", "a multicast address"),
+    ] {
+        for mode in ["bridge", "routed"] {
+            let config =
+                with(&good, &json!({"name": "special", "bridge": "special", "mode": mode, "subnet": subnet}));
+            refused_with(subnet, &host.plugin.add(&pod, &config).unwrap(), (7, &["subnet", subnet, word]));
+            refused_with(subnet, &host.plugin.status(&host.node, &config).unwrap(), (7, &[subnet]));
+            host.del(&pod, &config);
+        }
+        watch.expect_same(subnet);
+    }
+}
+
+#[test]
+fn too_many_range_sets_are_refused_and_the_most_are_served() {
+    let host = Host::new("manysets");
+    let sets =
+        |count: usize| (0..count).map(|n| json!([{"subnet": format!("10.{n}.0.0/24")}])).collect::<Vec<_>>();
+    let config = |count| host.config(&json!({"ipam": {"ranges": sets(count)}}));
+    let pod = host.pod("a");
+    let watch = Watch::on(&host, &[&pod]);
+    for count in [17, 250] {
+        refused_with("sets", &host.plugin.add(&pod, &config(count)).unwrap(), (7, &["ipam.ranges", "16"]));
+        watch.expect_same("too many sets");
+    }
+    assert_eq!(nets(&host.add(&pod, &config(16))).len(), 16);
+    host.del(&pod, &config(16));
+}

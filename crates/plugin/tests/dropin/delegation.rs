@@ -327,3 +327,31 @@ fn e19_an_unknown_plugin_is_a_clear_error_and_never_keeps_a_pod_from_going() {
 fn delete(host: &Host, pod: &Pod, config: &Value) -> testkit::CniError {
     host.plugin.del(pod, config).unwrap().error().unwrap()
 }
+
+#[test]
+fn special_or_too_many_addresses_of_an_ipam_plugin_are_given_back() {
+    let many: Vec<Value> = (1..=17).map(|n| json!({"address": format!("10.88.{n}.9/24")})).collect();
+    let one = |address: &str| vec![json!({ "address": address })];
+    for (given, word) in [
+        (one("127.0.0.5/8"), "a loopback"),
+        (one("224.0.0.5/24"), "a multicast"),
+        (one("0.0.0.5/24"), "an unspecified"),
+        (one("10.0.0.5/0"), "an unspecified"),
+        (one("ff05::5/64"), "a multicast"),
+        (one("::1/128"), "a loopback"),
+        (many, "17 addresses"),
+    ] {
+        for mode in MODES {
+            let host = Host::new("e19-special");
+            let (scribe, pod) = (Scribe::new(&host), host.pod("a"));
+            scribe.answers(&json!({"cniVersion": "1.1.0", "ips": given}));
+            let before = Snapshot::of(&host.node).unwrap();
+            let config = scribe_config(&host, &json!({"mode": mode}));
+            let error = call(&host, &scribe, Call::pod(Verb::Add, &pod, &config)).error().unwrap();
+            assert_eq!(error.code, 106, "{error:?}");
+            assert!(format!("{} {}", error.msg, error.details).contains(word), "{error:?}");
+            assert_eq!(scribe.verbs(), ["ADD", "DEL"], "{mode}");
+            before.expect_same(&host.node).unwrap();
+        }
+    }
+}
