@@ -4,6 +4,7 @@
 //! 2026-07-31T09:12:44.120311Z  INFO ADD ok 1.3ms pod=default/web-1 net=podwire id=3f2ab41c9d1e7 if=eth0 ip=10.88.0.5 req=7f3a12c0
 //! ```
 
+use std::io::{self, Write};
 use std::net::IpAddr;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -34,7 +35,7 @@ pub enum LogError {
 
 /// Starts the log of this process; once.
 pub(crate) fn start(format: Format, level: LevelFilter) -> Result<(), LogError> {
-    set_global_default(subscriber(format, level, std::io::stderr))?;
+    set_global_default(subscriber(format, level, io::stderr))?;
     FORMAT.get_or_init(|| format);
     Ok(())
 }
@@ -45,13 +46,53 @@ where
     W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
 {
     let lines = tracing_subscriber::fmt()
-        .with_writer(writer)
+        .with_writer(Lines { writer, format })
         .with_ansi(false)
         .with_target(false)
         .with_max_level(level);
     match format {
         Format::Text => Box::new(lines.finish()),
         Format::Json => Box::new(lines.json().flatten_event(true).finish()),
+    }
+}
+
+/// The one place through which all of the log goes. Messages and fields come from requests, records, answers and other
+/// programs: none of them can break a line or send a terminal commands.
+struct Lines<M> {
+    writer: M,
+    format: Format,
+}
+
+impl<'w, M: MakeWriter<'w>> MakeWriter<'w> for Lines<M> {
+    type Writer = Line<M::Writer>;
+
+    fn make_writer(&'w self) -> Self::Writer {
+        Line { out: self.writer.make_writer(), format: self.format }
+    }
+}
+
+/// Gets an event as a whole, in one write.
+struct Line<W> {
+    out: W,
+    format: Format,
+}
+
+impl<W: Write> Write for Line<W> {
+    fn write(&mut self, event: &[u8]) -> io::Result<usize> {
+        let text = String::from_utf8_lossy(event);
+        let body = text.strip_suffix('\n').unwrap_or(&text);
+        let mut line = match self.format {
+            Format::Text => types::one_line(body),
+            Format::Json => types::printable_json(body),
+        }
+        .into_owned();
+        line.push('\n');
+        self.out.write_all(line.as_bytes())?;
+        Ok(event.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
     }
 }
 
@@ -219,7 +260,6 @@ fn joined(addresses: &[IpAddr]) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
     use std::sync::{Arc, Mutex};
 
     use cni::{Code, Env, Error};
@@ -231,13 +271,22 @@ mod tests {
     struct Sink(Arc<Mutex<Vec<u8>>>);
 
     impl Write for Sink {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.lock().unwrap().extend_from_slice(bytes);
             Ok(bytes.len())
         }
-        fn flush(&mut self) -> std::io::Result<()> {
+        fn flush(&mut self) -> io::Result<()> {
             Ok(())
         }
+    }
+
+    /// What a log of this format has after `act`.
+    fn logged(format: Format, act: impl FnOnce()) -> String {
+        let sink = Sink::default();
+        let writer = sink.clone();
+        let log = subscriber(format, LevelFilter::INFO, move || writer.clone());
+        tracing::subscriber::with_default(log, act);
+        String::from_utf8(sink.0.lock().unwrap().clone()).unwrap()
     }
 
     fn written(format: Format, ending: &Ending<'_>, pod: &str) -> String {
@@ -252,13 +301,27 @@ mod tests {
         let config = json!({ "cniVersion": "1.1.0", "name": "podwire", "type": "podwire-cni" });
         let request = Request::parse(&env, config.to_string().as_bytes()).unwrap();
         let subject = Subject::of(&request, &RequestId::from_random([0x7f; 16]));
-        let sink = Sink::default();
-        let writer = sink.clone();
-        let log = subscriber(format, LevelFilter::INFO, move || writer.clone());
-        tracing::subscriber::with_default(log, || {
-            request_as(format, &subject, ending, Duration::from_micros(1320));
-        });
-        String::from_utf8(sink.0.lock().unwrap().clone()).unwrap()
+        logged(format, || request_as(format, &subject, ending, Duration::from_micros(1320)))
+    }
+
+    #[test]
+    fn log_lines_hold_no_control_characters_from_outside() {
+        let hostile = "a\nINFO forged\r\u{1b}]0 x\u{7}\u{9b}2J\u{202e}b\u{7f}";
+        let error = Error::new(Code::AddressTaken, hostile).with_details(hostile);
+        for format in [Format::Text, Format::Json] {
+            let events = [
+                written(format, &Ending::Failed(&error), hostile),
+                logged(format, || warn!("{hostile}")),
+                logged(format, || warn!(field = hostile, shown = %hostile, debug = ?hostile, "message")),
+            ];
+            for line in events {
+                let body = line.strip_suffix('\n').unwrap();
+                let bad = |c: char| c.is_control() || c == '\u{202e}';
+                assert!(!body.contains(bad) && body.contains("forged"), "{format:?}: {body:?}");
+            }
+        }
+        let line = logged(Format::Json, || warn!(field = hostile, "message"));
+        assert_eq!(serde_json::from_str::<Value>(&line).unwrap()["field"], hostile);
     }
 
     #[test]

@@ -95,7 +95,11 @@ pub(crate) fn admit(
 ) -> Result<(), Error> {
     admit_after(attachment, resident, &mut || {
         if let Err(error) = put_back(state, Some(&attachment.key)) {
-            eprintln!("podwire: not all pods could be put back into the firewall's tables: {error}");
+            let error = error.to_string();
+            eprintln!(
+                "podwire: not all pods could be put back into the firewall's tables: {}",
+                types::one_line(&error)
+            );
         }
     })
 }

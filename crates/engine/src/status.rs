@@ -44,7 +44,8 @@ fn dropped(conf: &NetConf) -> Result<(), Error> {
     let drops = match nft::foreign_drops(&[&conf.bridge]) {
         Ok(drops) => drops,
         Err(error) => {
-            eprintln!("podwire: cannot look at the firewall's other tables: {error}");
+            let error = error.to_string();
+            eprintln!("podwire: cannot look at the firewall's other tables: {}", types::one_line(&error));
             return Ok(());
         }
     };

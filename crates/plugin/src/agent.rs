@@ -222,9 +222,9 @@ impl Asking<'_> {
         match tombstones.leave(&self.call, &key) {
             Ok(()) => {
                 let dir = tombstones.dir().display();
-                eprintln!(
-                    "podwire-cni: {cause}; left a tombstone in {dir}, the agent removes {key} when it is back"
-                );
+                let message =
+                    format!("{cause}; left a tombstone in {dir}, the agent removes {key} when it is back");
+                eprintln!("podwire-cni: {}", types::one_line(&message));
                 (Ok(Done::default()), Ending::Tombstone)
             }
             Err(e) => {

@@ -124,7 +124,8 @@ impl Line {
         let (written, place) = match &self.to {
             Log::None => return,
             Log::File(path) => {
-                let mut text = Value::Object(self.fields).to_string();
+                let json = Value::Object(self.fields).to_string();
+                let mut text = types::printable_json(&json).into_owned();
                 text.push('\n');
                 (append(path, text.as_bytes()), path.as_path())
             }
@@ -134,7 +135,8 @@ impl Line {
             }
         };
         if let Err(e) = written {
-            eprintln!("podwire-cni: cannot write the log {}: {e}", place.display());
+            let place = place.to_string_lossy();
+            eprintln!("podwire-cni: cannot write the log {}: {e}", types::one_line(&place));
         }
     }
 
@@ -156,7 +158,9 @@ impl Line {
             (None, None) => String::new(),
         };
         let ms = self.fields.get("ms").and_then(Value::as_f64).unwrap_or_default();
-        (priority, format!("{} {whom}: {outcome}{more} in {ms} ms", text("command").unwrap_or_default()))
+        let sentence = format!("{} {whom}: {outcome}{more} in {ms} ms", text("command").unwrap_or_default());
+        // The journal shows text with control characters as binary data, and every line of the message as one of its own.
+        (priority, types::one_line(&sentence).into_owned())
     }
 }
 

@@ -42,9 +42,9 @@ pub(crate) fn hold_places() -> Result<(), Errno> {
 /// A bug must still be an answer: the error object on stdout, where and what on stderr.
 pub(crate) fn report_panics() {
     std::panic::set_hook(Box::new(|panic| {
-        eprintln!("podwire-cni: {panic}");
-        let error =
-            Error::new(Code::Internal, "internal error: please report it").with_details(panic.to_string());
+        let panic = panic.to_string();
+        eprintln!("podwire-cni: {}", types::printable(&panic));
+        let error = Error::new(Code::Internal, "internal error: please report it").with_details(panic);
         // Stderr has it already, and nobody else is left to tell.
         let _ = print(&Failure { error, version: Version::LATEST }.to_json());
         std::process::exit(1);

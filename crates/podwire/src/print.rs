@@ -1,5 +1,7 @@
-//! Tables that a person can read, and the way out. Everything that a command says goes through here.
+//! Tables that a person can read, and the way out. Everything that a command says goes through here, and leaves without
+//! control characters: records, pod names and answers may hold any.
 
+use std::borrow::Cow;
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 
@@ -24,11 +26,12 @@ pub(crate) fn say_text(text: &str) -> Result<()> {
 
 /// For programs, and still readable.
 pub(crate) fn say_json(value: &impl serde::Serialize) -> Result<()> {
-    say(serde_json::to_string_pretty(value)?)
+    say(types::printable_json(&serde_json::to_string_pretty(value)?))
 }
 
 fn write(mut out: impl Write, text: impl Display) -> Result<()> {
-    match write!(out, "{text}").and_then(|()| out.flush()) {
+    let text = text.to_string();
+    match out.write_all(types::printable(&text).as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
         written => written.context("cannot write to stdout"),
     }
@@ -36,7 +39,13 @@ fn write(mut out: impl Write, text: impl Display) -> Result<()> {
 
 /// A line on stderr. Where that cannot be written, there is nobody left to tell.
 pub(crate) fn warn(text: impl Display) {
-    let _ = writeln!(io::stderr().lock(), "{text}");
+    let text = text.to_string();
+    let _ = writeln!(io::stderr().lock(), "{}", types::printable(&text));
+}
+
+/// A value from outside that is shown as it is. Without this a line break in it would begin another line or row.
+pub(crate) fn value(text: &str) -> String {
+    types::one_line(text).into_owned()
 }
 
 /// What went wrong, and why. Many errors have their cause in their own sentence: it is not told twice.
@@ -71,7 +80,8 @@ fn plain() -> Table {
 
 fn text(mut table: Table, rows: impl IntoIterator<Item = Vec<String>>) -> String {
     for row in rows {
-        table.add_row(row);
+        // Before the columns are measured.
+        table.add_row(row.iter().map(|cell| types::printable(cell)).collect::<Vec<Cow<'_, str>>>());
     }
     for column in table.column_iter_mut() {
         column.set_padding((0, 2));
@@ -169,6 +179,31 @@ mod tests {
         assert!(write(Closed(ErrorKind::BrokenPipe), "x").is_ok());
         let error = write(Closed(ErrorKind::StorageFull), "x").unwrap_err();
         assert!(causes(&error).starts_with("cannot write to stdout: "), "{error:#}");
+    }
+
+    /// A line break that forges a row, and sequences that a terminal would obey.
+    const HOSTILE: &str = "a\nb\r\u{1b}[2J\u{9b}2J\u{202e}\u{7f}";
+
+    #[test]
+    fn output_has_no_control_characters_from_outside() {
+        let written = |text: String| {
+            let mut out = Vec::new();
+            write(&mut out, text).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        let bad = |c: char| (c.is_control() && c != '\n') || c == '\u{202e}';
+        let table =
+            table(&["NAME", "NEXT"], [vec![value(HOSTILE), "x".to_owned()], vec![HOSTILE.to_owned()]]);
+        for text in [HOSTILE.to_owned(), table.clone(), facts([("k", HOSTILE.to_owned())]), wrap(HOSTILE, 40)]
+        {
+            let shown = written(text);
+            assert!(!shown.contains(bad) && shown.contains("[2J"), "{shown:?}");
+        }
+        // Columns stay in line, because what is shown was measured.
+        let shown = written(table.clone());
+        assert_eq!(shown, table);
+        assert!(shown.starts_with("NAME ") && shown.lines().nth(1).unwrap().ends_with("  x"), "{shown}");
+        assert_eq!(value("a\nb"), "a\\nb");
     }
 
     #[test]

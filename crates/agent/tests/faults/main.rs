@@ -11,6 +11,7 @@ mod cycles;
 mod delegates;
 mod files;
 mod gate;
+mod hostile;
 mod kills;
 mod load;
 mod raw;

@@ -27,7 +27,8 @@ pub(crate) fn run(args: &Ask) -> Result<ExitCode> {
 
 /// A node's name, and whether it is the one that was asked.
 pub(super) fn marked(name: &str, is_here: bool) -> String {
-    if is_here { format!("{name} (here)") } else { name.to_owned() }
+    let name = print::value(name);
+    if is_here { format!("{name} (here)") } else { name }
 }
 
 fn page(nodes: &[NodeView], now: u64) -> String {
@@ -52,8 +53,8 @@ fn problem(node: &NodeView) -> Option<String> {
 
 fn title(nodes: &[NodeView]) -> String {
     let count = print::count(nodes.len() as u64, "node");
-    let away: Vec<&str> =
-        nodes.iter().filter(|node| node.alive_since.is_none()).map(|node| node.name.as_str()).collect();
+    let away: Vec<String> =
+        nodes.iter().filter(|node| node.alive_since.is_none()).map(|node| print::value(&node.name)).collect();
     match away.len() {
         0 if nodes.len() == 1 => format!("{count}: its agent is alive"),
         0 => format!("{count}: all agents are alive"),
@@ -75,7 +76,7 @@ fn row(node: &NodeView, now: u64) -> Vec<String> {
         listed(&node.addresses),
         listed(&node.blocks),
         agent,
-        if node.version.is_empty() { "-".to_owned() } else { node.version.clone() },
+        if node.version.is_empty() { "-".to_owned() } else { print::value(&node.version) },
     ]
 }
 
@@ -140,6 +141,16 @@ b         -                      -                              AWAY          -
 b: /podwire/nodes/b in the store is not used: it is no JSON; other nodes go on with what they knew
 of it";
         assert_eq!(page(&[node("a", 1, Some(1000)), lost], 1300), wanted);
+    }
+
+    #[test]
+    fn hostile_names_and_versions_stay_in_their_row() {
+        let hostile = "x\nforged  192.0.2.9\u{1b}[2J\u{9b}K\u{202e}".to_owned();
+        let node = NodeView { name: hostile.clone(), version: hostile.clone(), ..node("b", 2, None) };
+        let page = page(&[NodeView { problem: Some(hostile), ..node }], 1300);
+        assert!(!page.lines().any(|line| line.starts_with("forged")), "{page}");
+        let row = page.lines().find(|line| line.contains("AWAY") && line.contains("192.0.2.2")).unwrap();
+        assert!(row.matches("x\\nforged").count() == 2, "{row}");
     }
 
     #[test]

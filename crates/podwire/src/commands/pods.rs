@@ -37,7 +37,7 @@ pub(super) fn list(run_dir: &Path) -> Result<Vec<Found>> {
                 None => print::warn(format_args!(
                     "podwire: the record of {}/{} cannot be read; DEL or GC removes it",
                     network.name(),
-                    listed.stem
+                    print::value(&listed.stem)
                 )),
             }
         }
@@ -64,7 +64,7 @@ impl Found {
 
     pub(super) fn pod(&self) -> String {
         let pod = self.attachment.pod.as_ref();
-        pod.map_or_else(|| "-".to_owned(), |pod| format!("{}/{}", pod.namespace, pod.name))
+        pod.map_or_else(|| "-".to_owned(), |pod| print::value(&format!("{}/{}", pod.namespace, pod.name)))
     }
 
     /// Tenant, the tenant's network, group.
@@ -80,9 +80,9 @@ impl Found {
         vec![
             self.pod(),
             print::short_ids(attachment.key.container.as_str()),
-            attachment.key.ifname.to_string(),
+            print::value(attachment.key.ifname.as_str()),
             addresses.join(" "),
-            attachment.host_link.to_string(),
+            print::value(attachment.host_link.as_str()),
             attachment.mode.to_string(),
             self.phase().to_owned(),
             self.placement(),

@@ -84,11 +84,12 @@ fn row(route: &RouteView) -> Vec<String> {
         (None, Some(link)) => link.clone(),
         (None, None) => "-".to_owned(),
     };
+    let via = print::value(&via);
     let state = match &route.note {
         Some(note) => print::wrap(&format!("{}: {note}", word(route.state)), COLUMN),
         None => word(route.state).to_owned(),
     };
-    let node = if route.node.is_empty() { "-".to_owned() } else { route.node.clone() };
+    let node = if route.node.is_empty() { "-".to_owned() } else { print::value(&route.node) };
     vec![route.block.to_string(), node, transport.to_owned(), via, state]
 }
 

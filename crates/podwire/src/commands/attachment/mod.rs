@@ -67,11 +67,11 @@ fn rows(found: &Found) -> Vec<(&'static str, String)> {
     let uid = attachment.pod.as_ref().and_then(|pod| pod.uid.as_ref());
     let mut rows = vec![
         ("container", key.container.to_string()),
-        ("interface", key.ifname.to_string()),
+        ("interface", print::value(key.ifname.as_str())),
         ("CNI network", key.network.to_string()),
         ("pod", found.pod()),
     ];
-    rows.extend(uid.map(|uid| ("pod uid", uid.clone())));
+    rows.extend(uid.map(|uid| ("pod uid", print::value(uid))));
     if let Some(placement) = &attachment.placement {
         rows.push(("tenant", placement.tenant.to_string()));
         rows.push(("network", placement.network.to_string()));
@@ -98,7 +98,7 @@ fn wire(attachment: &Attachment) -> Vec<(&'static str, String)> {
         ("routes", if routes.is_empty() { "-".to_owned() } else { routes.join("\n") }),
         ("pod MAC", attachment.pod_mac.to_string()),
         ("node link", format!("{}, MAC {}", attachment.host_link, attachment.host_mac)),
-        ("namespace", format!("{}{cookie}", attachment.netns)),
+        ("namespace", format!("{}{cookie}", print::value(&attachment.netns))),
         ("spoof check", if attachment.spoof_check { "on" } else { "off" }.to_owned()),
         ("masquerade", if attachment.masquerade_outside.is_some() { "on" } else { "off" }.to_owned()),
     ];

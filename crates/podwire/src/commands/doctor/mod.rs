@@ -59,7 +59,7 @@ fn page(findings: &[Finding]) -> String {
     let rows = findings.iter().map(|finding| {
         let mut text = print::wrap(&finding.what, WIDTH - left - 9);
         // Never broken: it is to be pasted.
-        text.extend(finding.command.iter().map(|command| format!("\n# {command}")));
+        text.extend(finding.command.iter().map(|command| format!("\n# {}", print::value(command))));
         vec![finding.check.to_owned(), finding.verdict.word().to_owned(), text]
     });
     let table = print::table(&["CHECK", "", ""], rows);

@@ -13,6 +13,7 @@ use testkit::{Cluster, Ns};
 
 use super::args::Exec;
 use super::{hint, seen};
+use crate::print;
 
 /// As shells end.
 const NOT_FOUND: u8 = 127;
@@ -104,11 +105,11 @@ fn problem(program: &str, path: &OsStr) -> Option<ExitCode> {
     let files = places.iter().filter_map(|place| place.metadata().ok().filter(fs::Metadata::is_file));
     let modes: Vec<u32> = files.map(|file| file.permissions().mode()).collect();
     if modes.is_empty() {
-        eprintln!("podwire: there is no program {program} here");
+        print::warn(format_args!("podwire: there is no program {program} here"));
         return Some(ExitCode::from(NOT_FOUND));
     }
     if modes.iter().all(|mode| mode & 0o111 == 0) {
-        eprintln!("podwire: {program} is not executable");
+        print::warn(format_args!("podwire: {program} is not executable"));
         return Some(ExitCode::from(NOT_EXECUTABLE));
     }
     None

@@ -63,7 +63,7 @@ pub(super) fn status(name: &str, args: &Shown) -> Result<ExitCode> {
     let cluster = seen(name)?;
     let page = Page::of(name, &cluster)?;
     match args.output {
-        Output::Json => say(serde_json::to_string_pretty(&page)?),
+        Output::Json => say(types::printable_json(&serde_json::to_string_pretty(&page)?)),
         Output::Table => say(format!("lab {name}: {}\n\n{}", up::title(cluster.plan()), page.text())),
     }
     Ok(if page.is_whole() { ExitCode::SUCCESS } else { ExitCode::from(NOT_ALL) })
@@ -75,7 +75,7 @@ pub(super) fn test(name: &str, args: &Test) -> Result<ExitCode> {
     ensure!(pods > 0, "lab {name} has no pods: `{}`", hint::command(name, "pod add n1"));
     let matrix = cluster.reach(Duration::from_secs(args.timeout))?;
     match args.output {
-        Output::Json => say(serde_json::to_string_pretty(&matrix)?),
+        Output::Json => say(types::printable_json(&serde_json::to_string_pretty(&matrix)?)),
         Output::Table => {
             let colours = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
             let paint = if colours { Paint::Colours } else { Paint::Plain };
@@ -100,7 +100,7 @@ pub(super) fn logs(name: &str, args: &Logs) -> Result<()> {
     let mut out = std::io::stdout().lock();
     for line in &lines[first..] {
         // `| head` is a good reason to stop.
-        if writeln!(out, "{line}").is_err() {
+        if writeln!(out, "{}", types::one_line(line)).is_err() {
             break;
         }
     }

@@ -20,7 +20,7 @@ pub(super) fn page(status: &Status, now: u64) -> String {
 
 fn title(status: &Status) -> String {
     let ready = if status.readiness.ready { "ready" } else { "not ready" };
-    format!("podwire {} on {}: {ready}", status.version, status.node)
+    print::value(&format!("podwire {} on {}: {ready}", status.version, status.node))
 }
 
 fn rows(status: &Status, now: u64) -> Vec<(&'static str, String)> {
@@ -78,10 +78,11 @@ fn installed(files: &[InstalledFile]) -> String {
         return "nothing by this agent; `podwire install` does it".to_owned();
     }
     let line = |file: &InstalledFile| match &file.problem {
-        None => format!("ok   {}", file.path.display()),
+        None => format!("ok   {}", print::value(&file.path.to_string_lossy())),
         Some(problem) => {
             let problem = print::wrap(problem, WIDTH - LEFT - 5);
-            format!("BAD  {}\n     {}", file.path.display(), print::hang(&problem, 5))
+            let path = file.path.to_string_lossy();
+            format!("BAD  {}\n     {}", print::value(&path), print::hang(&problem, 5))
         }
     };
     files.iter().map(line).collect::<Vec<_>>().join("\n")
@@ -137,7 +138,7 @@ fn problems(problems: &[Problem]) -> String {
     for problem in problems {
         lines.push(format!("- {}", print::hang(&print::wrap(&problem.what, WIDTH - 2), 2)));
         // Never broken: it is to be pasted.
-        lines.extend(problem.command.as_ref().map(|command| format!("  # {command}")));
+        lines.extend(problem.command.as_ref().map(|command| format!("  # {}", print::value(command))));
     }
     lines.join("\n")
 }
