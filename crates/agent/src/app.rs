@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 use tracing::level_filters::LevelFilter;
 use tracing::{error, info, warn};
@@ -66,6 +66,18 @@ fn cannot(operation: &'static str) -> impl Fn(io::Error) -> AppError {
 pub fn run(config: Config) -> Result<(), AppError> {
     let begun = Instant::now();
     memory::share_heaps();
+    // Threads for what reads files, such as a status: a few with small stacks. None is started yet.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(4)
+        .thread_stack_size(512 << 10)
+        .build()
+        .map_err(cannot("start the server"))?;
+    // Before anything that takes time: until then these signals end the process.
+    let ignored = {
+        let _entered = runtime.enter();
+        Ignored::new().map_err(cannot("handle SIGHUP, SIGUSR1 and SIGUSR2"))?
+    };
     log::start(format_of(config.log_format), level_of(config.log_level))?;
     privileges::drop_others();
     let (_claim, lock) = lock::take_both(&config.network.name, &config.run_dir)?;
@@ -81,13 +93,6 @@ pub fn run(config: Config) -> Result<(), AppError> {
     };
     let work = Arc::new(Work::new(settings, Arc::clone(&board), Arc::clone(&metrics)));
     let queue = Arc::new(Queue::start(config.workers).map_err(cannot("start workers"))?);
-    // Threads for what reads files, such as a status: a few with small stacks.
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .max_blocking_threads(4)
-        .thread_stack_size(512 << 10)
-        .build()
-        .map_err(cannot("start the server"))?;
     let bell = keeper::Bell::new().map_err(|errno| cannot("make a bell for the keeper")(errno.into()))?;
     let cluster = join(cluster::Parts {
         config: Arc::clone(&config),
@@ -119,6 +124,7 @@ pub fn run(config: Config) -> Result<(), AppError> {
         cni_config: rendering(installer.clone()),
     });
     runtime.block_on(async move {
+        tokio::spawn(ignored.log());
         let socket = server::bind(&config.socket)?;
         let tcp = match config.metrics {
             Some(address) => Some(server::bind_tcp(address).await?),
@@ -213,6 +219,33 @@ fn stopped(board: Arc<Board>, kept: Kept) -> Result<impl Future<Output = Duratio
         board.set_stopping();
         STOP_TIME
     })
+}
+
+/// Signals that by default would end the process, and that operators send to daemons to reload a configuration, to reopen a
+/// log or to dump state. There is nothing to reload or reopen: they are logged.
+struct Ignored {
+    hangup: Signal,
+    user1: Signal,
+    user2: Signal,
+}
+
+impl Ignored {
+    fn new() -> io::Result<Self> {
+        let [hangup, user1, user2] =
+            [SignalKind::hangup(), SignalKind::user_defined1(), SignalKind::user_defined2()].map(signal);
+        Ok(Self { hangup: hangup?, user1: user1?, user2: user2? })
+    }
+
+    async fn log(mut self) {
+        loop {
+            let name = tokio::select! {
+                _ = self.hangup.recv() => "SIGHUP",
+                _ = self.user1.recv() => "SIGUSR1",
+                _ = self.user2.recv() => "SIGUSR2",
+            };
+            info!(signal = name, "signal ignored; restart the agent to apply a changed configuration");
+        }
+    }
 }
 
 /// A keeper that hangs is told in the log, too, once.
