@@ -127,7 +127,7 @@ pub fn run(config: Config) -> Result<(), AppError> {
         tokio::spawn(ignored.log());
         let socket = server::bind(&config.socket)?;
         let tcp = match config.metrics {
-            Some(address) => Some(server::bind_tcp(address).await?),
+            Some(address) => Some((address, server::bind_tcp(address).await)),
             None => None,
         };
         let parts = keeper::Parts {

@@ -60,6 +60,7 @@ pub(crate) enum Finder {
     Keeper,
     Firewall,
     Socket,
+    Tcp,
     Tombstones,
     Cluster,
     Routes,

@@ -11,11 +11,12 @@ mod peer;
 mod quick;
 mod reply;
 mod routes;
+mod tcp;
 mod timed;
 mod view;
 
 use std::convert::Infallible;
-use std::io;
+use std::net::SocketAddr;
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -32,7 +33,7 @@ use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
-use tokio::time::{sleep, sleep_until, timeout_at};
+use tokio::time::{sleep_until, timeout_at};
 
 use crate::board::{Board, Finder};
 use crate::cluster::Cluster;
@@ -48,7 +49,6 @@ use timed::Timed;
 
 /// Connections at once; more wait in the kernel's backlog.
 const MOST_CONNECTIONS: usize = 1200;
-const MOST_TCP_CONNECTIONS: usize = 64;
 /// Files that the agent needs besides connections.
 const OTHER_FILES: u64 = 512;
 /// Out of files or memory: others must end something first.
@@ -88,7 +88,7 @@ pub(crate) struct Facts {
 pub(crate) struct Doors {
     pub(crate) socket: Listener,
     /// For metrics and health alone.
-    pub(crate) tcp: Option<TcpListener>,
+    pub(crate) tcp: Option<(SocketAddr, Result<TcpListener, ServerError>)>,
     pub(crate) peers: Peers,
 }
 
@@ -120,8 +120,7 @@ pub(crate) async fn run(
     let bounds = doors.socket.bounds;
     let house = House { service: Arc::clone(&service), bounds, stopped, room: Arc::clone(&room) };
     if let Some(tcp) = doors.tcp {
-        let room = Arc::new(Semaphore::new(MOST_TCP_CONNECTIONS));
-        tokio::spawn(accept_tcp(tcp, House { room, ..house.clone() }));
+        tokio::spawn(tcp::serve(tcp, house.clone()));
     }
     let watch = doors.socket.watch();
     let door = Arc::new(Door::new(doors.socket.inner));
@@ -173,13 +172,14 @@ struct Guest {
     service: Arc<Service>,
     bounds: Bounds,
     stopped: watch::Receiver<bool>,
-    _room: OwnedSemaphorePermit,
+    /// None: it is counted elsewhere.
+    _room: Option<OwnedSemaphorePermit>,
 }
 
 impl House {
-    fn guest(&self, room: OwnedSemaphorePermit) -> Guest {
+    fn guest(&self, room: impl Into<Option<OwnedSemaphorePermit>>) -> Guest {
         let (service, bounds, stopped) = (Arc::clone(&self.service), self.bounds, self.stopped.clone());
-        Guest { service, bounds, stopped, _room: room }
+        Guest { service, bounds, stopped, _room: room.into() }
     }
 
     /// Runs the next step of accepting, unless it is over.
@@ -259,25 +259,6 @@ impl Name {
     }
 }
 
-async fn accept_tcp(listener: TcpListener, mut house: House) {
-    let room = Arc::clone(&house.room);
-    loop {
-        let Some(Ok(permit)) = house.unless_stopped(Arc::clone(&room).acquire_owned()).await else { return };
-        match house.unless_stopped(listener.accept()).await {
-            None => return,
-            Some(Ok((stream, _))) => {
-                tokio::spawn(connection(stream, Way::Tcp, house.guest(permit)));
-            }
-            Some(Err(error)) => pause(&error).await,
-        }
-    }
-}
-
-async fn pause(error: &io::Error) {
-    tracing::warn!("cannot accept a connection: {error}");
-    sleep(ACCEPT_PAUSE).await;
-}
-
 /// One client, request after request. Its end, for whatever reason, drops what waits for an answer, and with it the
 /// [`crate::work::Line`] that tells the work that nobody does any more.
 async fn connection(stream: impl AsyncRead + AsyncWrite + Unpin + Send, way: Way, guest: Guest) {
@@ -289,6 +270,8 @@ async fn connection(stream: impl AsyncRead + AsyncWrite + Unpin + Send, way: Way
     });
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(bounds.head).max_headers(32).max_buf_size(64 << 10);
+    // Over TCP a connection is for one request: a client cannot hold its place by asking again and again.
+    builder.keep_alive(way != Way::Tcp);
     let mut served = pin!(builder.serve_connection(TokioIo::new(Timed::new(stream, bounds.answer)), answer));
     let ended = tokio::select! {
         ended = served.as_mut() => ended,

@@ -9,6 +9,7 @@ use hyper::body::Incoming;
 use hyper::{Method, Request, StatusCode};
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde_json::json;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use types::RequestId;
 
 use super::nodes::{self, Question};
@@ -17,6 +18,10 @@ use super::{Service, view};
 use crate::contiv::{self, Pod, PodAnswer};
 use crate::metrics;
 use crate::work::Answer;
+
+/// Metrics over TCP are made one after the other: clients that ask and hang up would leave work behind without end, and the
+/// threads that do it also serve `podwire status`.
+static SCRAPES: Semaphore = Semaphore::const_new(1);
 
 /// How a request came in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,7 +127,10 @@ pub(super) async fn answer(service: &Arc<Service>, visit: Visit, request: Reques
                 json!({ "version": env!("CARGO_PKG_VERSION"), "api": 1, "cniVersions": cni_versions });
             reply::json(StatusCode::OK, &version)
         }
-        Route::Look(look) => looked_up(service, look).await,
+        Route::Look(look) => {
+            let permit = if way == Way::Tcp { SCRAPES.acquire().await.ok() } else { None };
+            looked_up(service, look, permit).await
+        }
         Route::Cluster(question) => nodes::answer(service, question, request.uri().query()).await,
     }
 }
@@ -146,9 +154,13 @@ fn shown(service: &Service, look: &Look) -> Result<Reply, String> {
 }
 
 /// Reads files on a thread that may wait for them.
-async fn looked_up(service: &Arc<Service>, look: Look) -> Reply {
+async fn looked_up(service: &Arc<Service>, look: Look, permit: Option<SemaphorePermit<'static>>) -> Reply {
     let service = Arc::clone(service);
-    let outcome = tokio::task::spawn_blocking(move || shown(&service, &look)).await;
+    let work = move || {
+        let _permit = permit;
+        shown(&service, &look)
+    };
+    let outcome = tokio::task::spawn_blocking(work).await;
     match outcome.unwrap_or_else(|_| Err("internal error: please report it, with the agent's log".to_owned()))
     {
         Ok(reply) => reply,

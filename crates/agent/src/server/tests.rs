@@ -367,3 +367,64 @@ fn over_tcp_there_are_only_metrics_and_health() {
         assert_eq!(ask(path), 404, "{path}");
     }
 }
+
+fn ask_tcp(site: &Site, path: &str) -> (u16, Vec<u8>) {
+    let mut client = TcpStream::connect(site.tcp).unwrap();
+    client.set_read_timeout(Some(SOON)).unwrap();
+    // The client does not close: the server does.
+    client.write_all(format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes()).unwrap();
+    let mut answer = Vec::new();
+    client.read_to_end(&mut answer).unwrap();
+    let status = String::from_utf8_lossy(&answer).split(' ').nth(1).unwrap().parse().unwrap();
+    (status, answer)
+}
+
+/// The timeouts are long: only a new connection can close another one.
+#[test]
+fn held_tcp_connections_do_not_keep_health_checks_away() {
+    let hour = Duration::from_secs(3600);
+    let bounds = Bounds { head: hour, body: hour, answer: hour };
+    let site = Site::new(Options { bounds, ..Options::default() });
+    let holders: Vec<TcpStream> = (0..tcp::MOST + 100)
+        .map(|n| {
+            let mut client = TcpStream::connect(site.tcp).unwrap();
+            // Some are idle, some have begun a request, some sent one whole.
+            let begun =
+                ["", "GET /v1/health HTTP/1.1\r\nHost:", "GET /v1/health HTTP/1.1\r\nHost: a\r\n\r\n"];
+            // It may have been closed already, for others.
+            let _ = client.write_all(begun[n % 3].as_bytes());
+            client
+        })
+        .collect();
+    for _ in 0..3 {
+        assert_eq!(ask_tcp(&site, "/v1/health").0, 200);
+        assert_eq!(ask_tcp(&site, "/metrics").0, 200);
+    }
+    // The socket has places of its own.
+    assert_eq!(site.get("/v1/health").0, 200);
+    drop(holders);
+}
+
+#[test]
+fn metrics_requests_that_were_given_up_leave_no_queue() {
+    let site = Site::new(Options::default());
+    for _ in 0..500 {
+        let mut client = TcpStream::connect(site.tcp).unwrap();
+        let _ = client.write_all(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n");
+    }
+    assert_eq!(site.get("/v1/status").0, 200);
+    assert_eq!(ask_tcp(&site, "/metrics").0, 200);
+}
+
+#[test]
+fn an_agent_whose_tcp_address_is_taken_serves_its_socket() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let site = Site::new(Options { tcp: Some(address), ..Options::default() });
+    assert_eq!(site.get("/v1/health").0, 200);
+    let problems = || site.get("/v1/status").1["problems"].to_string();
+    wait_until("the problem", || problems().contains(&format!("cannot listen on {address}")));
+    drop(taken);
+    wait_until("metrics to be served", || problems() == "[]");
+    assert_eq!(ask_tcp(&site, "/metrics").0, 200);
+}

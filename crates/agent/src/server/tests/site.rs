@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
-use std::net::SocketAddr;
 use std::os::unix::net::UnixStream as Client;
 use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
@@ -44,6 +43,8 @@ pub(super) struct Options {
     pub(super) bounds: Bounds,
     pub(super) queue: Queue,
     pub(super) serve: Box<Serve>,
+    /// Where metrics are served, if that is not any free port.
+    pub(super) tcp: Option<SocketAddr>,
 }
 
 impl Default for Options {
@@ -54,6 +55,7 @@ impl Default for Options {
             bounds: Bounds::default(),
             queue: Queue::start(8).unwrap(),
             serve,
+            tcp: None,
         }
     }
 }
@@ -131,15 +133,16 @@ impl Site {
         };
         let (stop, stopped) = oneshot::channel();
         let (ready, bound) = mpsc::channel();
-        let (path, peers, bounds) = (socket.clone(), options.peers, options.bounds);
+        let (path, peers, bounds, at) = (socket.clone(), options.peers, options.bounds, options.tcp);
         let thread = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
                 let mut socket = bind(&path).unwrap();
                 socket.bounds = bounds;
-                let tcp = bind_tcp(([127, 0, 0, 1], 0).into()).await.unwrap();
-                ready.send((socket.watch(), tcp.local_addr().unwrap())).unwrap();
-                let doors = Doors { socket, tcp: Some(tcp), peers };
+                let tcp = bind_tcp(at.unwrap_or(([127, 0, 0, 1], 0).into())).await;
+                let address = tcp.as_ref().ok().map(|tcp| tcp.local_addr().unwrap()).or(at).unwrap();
+                ready.send((socket.watch(), address)).unwrap();
+                let doors = Doors { socket, tcp: Some((address, tcp)), peers };
                 run(doors, Arc::new(service), async { stopped.await.unwrap_or_default() }).await
             })
         });

@@ -1,0 +1,113 @@
+//! Metrics and health over TCP, for any client that reaches the address. Clients that hold connections must not keep a health
+//! check from its answer: when all places are taken, the oldest connection of the address that has the most is closed.
+//! Any process may listen at the address before the agent does: then the agent works without metrics, and tries again.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+
+use api::Problem;
+use tokio::net::TcpListener;
+use tokio::task::{AbortHandle, yield_now};
+use tokio::time::sleep;
+
+use super::listen::{ServerError, bind_tcp};
+use super::{ACCEPT_PAUSE, House, REBIND_PAUSE, Way, connection};
+use crate::board::Finder;
+
+/// Connections at once. They do not count as clients of the socket.
+pub(super) const MOST: usize = 64;
+
+/// Serves at the address, with a listener that is there already or as soon as there can be one.
+pub(super) async fn serve(
+    (address, mut bound): (SocketAddr, Result<TcpListener, ServerError>),
+    mut house: House,
+) {
+    let mut reported = None;
+    loop {
+        let what = match bound {
+            Ok(listener) => {
+                if reported.is_some() {
+                    tracing::info!("metrics are served on {address}");
+                    house.service.board.set_problems(Finder::Tcp, Vec::new());
+                }
+                return accept(listener, house).await;
+            }
+            Err(error) => format!("no metrics over TCP: {error}"),
+        };
+        if reported.as_ref() != Some(&what) {
+            tracing::error!("{what}");
+            let problem = Problem { what: what.clone(), command: Some(format!("ss -ltnp src {address}")) };
+            house.service.board.set_problems(Finder::Tcp, vec![problem]);
+            reported = Some(what);
+        }
+        if house.unless_stopped(sleep(REBIND_PAUSE)).await.is_none() {
+            return;
+        }
+        bound = bind_tcp(address).await;
+    }
+}
+
+async fn accept(listener: TcpListener, mut house: House) {
+    let mut open = Open::default();
+    while let Some(accepted) = house.unless_stopped(listener.accept()).await {
+        match accepted {
+            Ok((stream, peer)) => {
+                open.make_room();
+                let task = tokio::spawn(connection(stream, Way::Tcp, house.guest(None)));
+                open.0.push_back((peer.ip(), task.abort_handle()));
+                // A burst of connections is not accepted in one go: each one runs before the next can displace it.
+                yield_now().await;
+            }
+            Err(error) => pause(&error).await,
+        }
+    }
+}
+
+async fn pause(error: &io::Error) {
+    tracing::warn!("cannot accept a connection: {error}");
+    sleep(ACCEPT_PAUSE).await;
+}
+
+/// The connections that are open, oldest first.
+#[derive(Default)]
+struct Open(VecDeque<(IpAddr, AbortHandle)>);
+
+impl Open {
+    /// Closes a connection if all places are taken.
+    fn make_room(&mut self) {
+        self.0.retain(|(_, task)| !task.is_finished());
+        if self.0.len() < MOST {
+            return;
+        }
+        let addresses: Vec<IpAddr> = self.0.iter().map(|(address, _)| *address).collect();
+        if let Some((_, task)) = displaced(&addresses).and_then(|oldest| self.0.remove(oldest)) {
+            task.abort();
+        }
+    }
+}
+
+/// Which connection is closed for a new one: the oldest of the address that has the most.
+fn displaced(addresses: &[IpAddr]) -> Option<usize> {
+    let mut counts: HashMap<IpAddr, usize> = HashMap::new();
+    for address in addresses {
+        *counts.entry(*address).or_default() += 1;
+    }
+    let most = counts.values().max()?;
+    addresses.iter().position(|address| counts.get(address) == Some(most))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_address_with_most_connections_loses_its_oldest() {
+        let at = |text: &str| -> IpAddr { text.parse().unwrap() };
+        let (a, b, c) = (at("192.0.2.1"), at("192.0.2.2"), at("2001:db8::1"));
+        assert_eq!(displaced(&[a, b, b, c]), Some(1));
+        assert_eq!(displaced(&[a, c, b]), Some(0));
+        assert_eq!(displaced(&[a, b, c, c, c, b]), Some(2));
+        assert_eq!(displaced(&[]), None);
+    }
+}
