@@ -21,7 +21,8 @@ pub(crate) fn drop_others() {
 }
 
 fn restrict() -> Result<(), Errno> {
-    let mut sets = capabilities(None)?;
+    let given = capabilities(None)?;
+    let mut sets = given;
     // From the bounding set first: that needs CAP_SETPCAP, which is not kept. Who has not even that was started with
     // little, and a service manager has done this already.
     let bounding =
@@ -36,5 +37,6 @@ fn restrict() -> Result<(), Errno> {
     sets.effective &= NEEDED;
     sets.permitted &= NEEDED;
     sets.inheritable &= NEEDED;
-    set_capabilities(None, sets)
+    // A service manager may have done this, and not allow it again.
+    if sets == given { Ok(()) } else { set_capabilities(None, sets) }
 }

@@ -12,7 +12,7 @@ use agent::config::{Config, Flags, Store};
 use agent::install::VARIABLES;
 
 /// systemd's measure of exposure: 0 is none, 10 all. CAP_SYS_ADMIN and writable sysctls are what is left.
-const MOST_EXPOSURE: f64 = 3.5;
+const MOST_EXPOSURE: f64 = 3.2;
 
 fn deploy(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../deploy").join(name)
@@ -94,6 +94,12 @@ fn the_unit_keeps_what_running_pods_need() {
         "ProtectKernelTunables=no",
         "RestrictNamespaces=net",
         "WatchdogSec=120",
+        "LimitCORE=0",
+        "TasksMax=512",
+        "MemoryMax=1G",
+        "NoNewPrivileges=yes",
+        "ProtectSystem=strict",
+        "ReadWritePaths=/proc/sys/net",
         "CapabilityBoundingSet=CAP_DAC_OVERRIDE CAP_NET_ADMIN CAP_NET_BROADCAST CAP_SYS_ADMIN CAP_SYS_PTRACE",
     ] {
         assert!(unit.lines().any(|there| there == line), "{line}");

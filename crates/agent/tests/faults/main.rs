@@ -15,6 +15,7 @@ mod hostile;
 mod kills;
 mod load;
 mod raw;
+mod sandbox;
 mod signals;
 mod state;
 mod tombstones;
