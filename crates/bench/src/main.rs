@@ -9,6 +9,7 @@
 //!                                                       ├ crowd     few addresses in use beside many
 //!                                                       ├ split     where the time of a call through the agent goes
 //!                                                       └ resident  an agent whose pods stay: size, idleness, restart
+//!         ─► firewall (nftables alone, without links and records)
 //!         ─► nodes (agents on an underlay, with etcd): routes, scale, joins, traffic
 //!         ─► compare (with --baseline, instead of all of the above): the binaries of an older build and these, alternately
 //! ```
@@ -19,6 +20,7 @@
 mod agents;
 mod cases;
 mod compare;
+mod firewall;
 mod floor;
 mod lane;
 mod leftovers;
@@ -50,8 +52,12 @@ fn main() -> Result<ExitCode> {
     let machine = machine::Machine::look(&plugins)?;
     let parts = options.parts();
     let pods = parts.contains(&Part::Pods).then(|| cases::run_all(&plugins, &scale)).transpose()?;
+    let firewall = match parts.contains(&Part::Firewall) {
+        true => cases::told("the firewall alone", || firewall::run(&scale))?,
+        false => Vec::new(),
+    };
     let nodes = nodes::run(&parts, &scale.nodes)?;
-    let report = Report::new(machine, scale, &Measured { pods, nodes });
+    let report = Report::new(machine, scale, &Measured { pods, firewall, nodes });
     println!("{report}");
     let written = report.write(&options.folder()?)?;
     println!("as JSON: {}", written.display());

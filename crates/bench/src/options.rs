@@ -41,6 +41,8 @@ pub(crate) struct Options {
 pub(crate) enum Part {
     /// Pods that come and go on one node
     Pods,
+    /// The firewall alone: membership, checks and repairs
+    Firewall,
     /// Routes to thousands of nodes
     Routes,
     /// Agents beside a thousand nodes

@@ -27,6 +27,16 @@ fn a_quick_run_fails_nothing_and_leaves_nothing() {
 }
 
 #[test]
+fn a_quick_run_of_the_firewall_has_every_figure() {
+    let cases = ["routed, 0 pods there: open, add pod", "bridge, all 6 pods: repair after a flush"];
+    let report = run(&["--only", "firewall", "--pods", "3"], &cases);
+    for times in report["times_ms"].as_array().unwrap() {
+        let count = if times["case"].as_str().unwrap().contains(", all ") { 5 } else { 3 };
+        assert!(times["count"] == count && times["p50"].as_f64().is_some_and(|ms| ms > 0.0), "{times:#}");
+    }
+}
+
+#[test]
 fn a_quick_run_of_many_nodes_has_every_figure() {
     let cases =
         ["100 routes", "one change among 100", "commit to route, p99", "20 joins at once", "VXLAN, IPv6"];

@@ -14,6 +14,7 @@ use anyhow::{Context as _, Result};
 use serde::Serialize;
 
 use crate::cases;
+use crate::firewall::Timed;
 use crate::machine::{Linkage, Machine};
 use crate::nodes::Nodes;
 use crate::options::Scale;
@@ -26,6 +27,7 @@ use verdict::Verdict;
 /// All that was asked for.
 pub(crate) struct Measured {
     pub(crate) pods: Option<cases::Measured>,
+    pub(crate) firewall: Timed,
     pub(crate) nodes: Nodes,
 }
 
@@ -86,12 +88,21 @@ impl Report {
             rates_per_s: vec![],
             machine,
         };
+        report.add_firewall(&measured.firewall);
         if let Some(pods) = &measured.pods {
             report.add_pods(pods);
         }
         report.no_failures = Verdict::of(report.failures.is_empty());
         report.nothing_left = Verdict::of(report.left.is_empty());
         report
+    }
+
+    fn add_firewall(&mut self, firewall: &Timed) {
+        for (case, sample) in firewall {
+            let times = sample.percentiles().map(|percentiles| Times { case: case.clone(), percentiles });
+            self.times_ms.extend(times);
+            self.failures.extend(sample.failures.iter().map(|failure| format!("{case}: {failure}")));
+        }
     }
 
     fn add_pods(&mut self, pods: &cases::Measured) {

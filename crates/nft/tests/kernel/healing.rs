@@ -1,7 +1,6 @@
 //! Whatever somebody did to our tables is found, and put right without harm to the pods that run.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::Instant;
 
 use nft::{Firewall, Mode, Pod, Protocol};
 
@@ -315,39 +314,5 @@ fn f5_traffic_does_not_notice_a_rebuild() {
             lab.sender(At::Pod(3), from).send("honest", traps[n]);
             assert_eq!(listener.receive(), "honest", "the first that came through");
         }
-    }
-}
-
-/// A measurement, not a test: `cargo test -p nft --release -- --ignored --nocapture healing_takes`.
-#[test]
-#[ignore = "prints figures that depend on the machine and asserts nothing; run it alone"]
-fn healing_takes() {
-    for mode in BOTH {
-        in_netns(|| {
-            let all: Vec<Sample> =
-                (0..250).map(|n| Sample::new(mode, 2 + n).publish(Protocol::Tcp, 8000 + n, 80)).collect();
-            let all = pods(&all);
-            let mut firewall = open();
-            let mut measure = |name: &str, act: &mut dyn FnMut(&mut Firewall)| {
-                let start = Instant::now();
-                act(&mut firewall);
-                println!("250 pods, {mode:?}, {name}: {:?}", start.elapsed());
-            };
-            measure("rebuild from nothing", &mut |f| f.rebuild(&all).unwrap());
-            for _ in 0..3 {
-                measure("missing_of", &mut |f| assert!(f.missing_of(&all).unwrap().is_empty()));
-                measure("damage", &mut |f| assert!(f.damage(&all).unwrap().is_empty()));
-                measure("foreign_drops", &mut |_| drop(nft::foreign_drops(&[]).unwrap()));
-            }
-            measure("rebuild over what is there", &mut |f| f.rebuild(&all).unwrap());
-            nft("flush set inet podwire pods4");
-            measure("missing_of, all lack one", &mut |f| assert_eq!(f.missing_of(&all).unwrap().len(), 250));
-            nft("flush ruleset");
-            measure("repair after a flush", &mut |f| f.repair(&all).unwrap());
-            nft("flush table inet podwire");
-            nft("delete set inet podwire hairpin4");
-            nft("add set inet podwire hairpin4 { type ipv4_addr; }");
-            measure("repair by replacing", &mut |f| f.repair(&all).unwrap());
-        });
     }
 }

@@ -1,7 +1,6 @@
 //! Pods enter and leave the real kernel's tables, each test in a network namespace of its own.
 
 use std::net::IpAddr;
-use std::time::{Duration, Instant};
 
 use nft::{Error, Firewall, Guard, HostPort, Mode, Protocol};
 
@@ -349,39 +348,4 @@ fn many_pods_at_once_all_get_in_and_out() {
         });
         assert_eq!(all_elements(), "");
     });
-}
-
-/// A measurement, not a test: `cargo test -p nft --release -- --ignored --nocapture admit_takes`.
-#[test]
-#[ignore = "prints figures that depend on the machine and asserts nothing; run it alone"]
-fn admit_takes() {
-    for crowd in [0u16, 250, 1000] {
-        in_netns(|| {
-            Sample::new(Mode::Bridge, 1).admit();
-            (0..crowd).for_each(|n| Sample::new(Mode::Routed, 5000 + n).admit());
-            for mode in BOTH {
-                let pods: Vec<Sample> = (0..200u16).map(|n| Sample::new(mode, 1000 + n)).collect();
-                let measure = |name: &str, act: &mut dyn FnMut(&Sample)| {
-                    let timed = |pod| {
-                        let start = Instant::now();
-                        act(pod);
-                        start.elapsed()
-                    };
-                    let mut times: Vec<Duration> = pods.iter().map(timed).collect();
-                    times.sort();
-                    let word = if mode == Mode::Bridge { "bridge" } else { "routed" };
-                    println!(
-                        "{crowd} pods there, {word}, {name}: p50 {:?}, p99 {:?}",
-                        times[100], times[198]
-                    );
-                };
-                let mut kept = open();
-                measure("open, admit, close", &mut |pod| pod.admit());
-                measure("missing", &mut |pod| assert!(missing(pod).is_empty()));
-                measure("expel", &mut |pod| kept.expel(&pod.pod()).unwrap());
-                measure("admit", &mut |pod| kept.admit(&pod.pod()).unwrap());
-                measure("open, expel, close", &mut |pod| open().expel(&pod.pod()).unwrap());
-            }
-        });
-    }
 }

@@ -1,0 +1,163 @@
+//! The firewall alone, without links and records: how long a pod's membership takes beside few and many others, and how long
+//! it takes to check and to repair the membership of all.
+
+use std::net::IpAddr;
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, ensure};
+use netlink::NetNs;
+use nft::{Firewall, Guard, HostPort, Mode, NetworkChain, Pod, Protocol};
+use types::{IfName, Mac};
+
+use crate::options::Scale;
+use crate::stats::Sample;
+
+/// So often everything is checked and repaired.
+const ROUNDS: usize = 5;
+
+/// What was done, and how long it took each time.
+pub(crate) type Timed = Vec<(String, Sample)>;
+
+pub(crate) fn run(scale: &Scale) -> Result<Timed> {
+    let mut all = Timed::new();
+    for (mode, word) in [(Mode::Bridge, "bridge"), (Mode::Routed, "routed")] {
+        for crowd in [0, scale.resident] {
+            let times = NetNs::create()?.run(|| membership(mode, crowd, scale.pods))??;
+            all.extend(
+                times
+                    .into_iter()
+                    .map(|(what, times)| (format!("firewall, {word}, {crowd} pods there: {what}"), times)),
+            );
+        }
+        let times = NetNs::create()?.run(|| healing(mode, scale.resident))??;
+        let named = |(what, times)| (format!("firewall, {word}, all {} pods: {what}", scale.resident), times);
+        all.extend(times.into_iter().map(named));
+    }
+    Ok(all)
+}
+
+fn membership(mode: Mode, crowd: usize, count: usize) -> Result<Timed> {
+    let others = samples(mode, 0..crowd)?;
+    let pods = samples(mode, crowd..crowd + count)?;
+    let mut firewall = Firewall::open()?;
+    // The tables are made once, by the nft program.
+    firewall.rebuild(&borrowed(&others))?;
+    let mut times = Timed::new();
+    let mut measure = |what: &str, act: &mut dyn FnMut(&Owned) -> Result<()>| {
+        let mut sample = Sample::default();
+        for pod in &pods {
+            let begun = Instant::now();
+            sample.note(act(pod).map(|()| begun.elapsed()));
+        }
+        times.push((what.to_owned(), sample));
+    };
+    measure("open, add pod", &mut |pod| Ok(Firewall::open()?.admit(&pod.pod())?));
+    measure("check pod", &mut |pod| expect_whole(firewall.missing_of(&[pod.pod()])?.len()));
+    measure("remove pod", &mut |pod| Ok(firewall.expel(&pod.pod())?));
+    measure("add pod", &mut |pod| Ok(firewall.admit(&pod.pod())?));
+    measure("open, remove pod", &mut |pod| Ok(Firewall::open()?.expel(&pod.pod())?));
+    Ok(times)
+}
+
+fn healing(mode: Mode, count: usize) -> Result<Timed> {
+    let pods = samples(mode, 0..count)?;
+    let pods = borrowed(&pods);
+    let mut firewall = Firewall::open()?;
+    let mut times: Timed = Timed::new();
+    for _ in 0..ROUNDS {
+        nft("flush ruleset")?;
+        measure(&mut times, "rebuild from nothing", || Ok(firewall.rebuild(&pods)?))?;
+        measure(&mut times, "rebuild", || Ok(firewall.rebuild(&pods)?))?;
+        measure(&mut times, "check elements", || expect_whole(firewall.missing_of(&pods)?.len()))?;
+        measure(&mut times, "check structure", || expect_whole(firewall.damage(&pods)?.len()))?;
+        measure(&mut times, "check other tables", || nft::foreign_drops(&[]).map(drop).map_err(Into::into))?;
+        nft("flush set inet podwire pods4")?;
+        measure(&mut times, "repair one set", || Ok(firewall.repair(&pods)?))?;
+        nft("flush ruleset")?;
+        measure(&mut times, "repair after a flush", || Ok(firewall.repair(&pods)?))?;
+    }
+    Ok(times)
+}
+
+fn measure(times: &mut Timed, what: &str, act: impl FnOnce() -> Result<()>) -> Result<()> {
+    let begun = Instant::now();
+    act().with_context(|| what.to_owned())?;
+    let took = begun.elapsed();
+    match times.iter_mut().find(|(known, _)| known == what) {
+        Some((_, sample)) => sample.note(Ok(took)),
+        None => {
+            let mut sample = Sample::default();
+            sample.note(Ok(took));
+            times.push((what.to_owned(), sample));
+        }
+    }
+    Ok(())
+}
+
+fn expect_whole(missing: usize) -> Result<()> {
+    ensure!(missing == 0, "{missing} parts are missing");
+    Ok(())
+}
+
+fn nft(words: &str) -> Result<()> {
+    let status = Command::new("nft").args(words.split(' ')).status().context("cannot run nft")?;
+    ensure!(status.success(), "nft {words}: {status}");
+    Ok(())
+}
+
+/// What a [`Pod`] borrows.
+struct Owned {
+    link: IfName,
+    mac: Mac,
+    mode: Mode,
+    addresses: Vec<IpAddr>,
+    chain: NetworkChain,
+    ports: Vec<HostPort>,
+}
+
+impl Owned {
+    fn pod(&self) -> Pod<'_> {
+        Pod {
+            link: &self.link,
+            mac: self.mac,
+            mode: self.mode,
+            addresses: &self.addresses,
+            masquerade: Some(&self.chain),
+            guard: Guard::On,
+            ports: &self.ports,
+        }
+    }
+}
+
+fn borrowed(all: &[Owned]) -> Vec<Pod<'_>> {
+    all.iter().map(Owned::pod).collect()
+}
+
+/// Dual-stack pods with a host port each.
+fn samples(mode: Mode, numbers: std::ops::Range<usize>) -> Result<Vec<Owned>> {
+    let chain = NetworkChain::new(&"bench".try_into()?, &["10.77.0.0/16".parse()?, "fd77::/48".parse()?]);
+    numbers
+        .map(|n| {
+            let n = u16::try_from(n + 2)?;
+            let [high, low] = n.to_be_bytes();
+            let addresses = [format!("10.77.{high}.{low}"), format!("fd77::{n:x}")];
+            let addresses = addresses.iter().map(|text| text.parse()).collect::<Result<Vec<IpAddr>, _>>()?;
+            let port = |&pod| HostPort {
+                host_ip: None,
+                host_port: 8000 + n,
+                protocol: Protocol::Tcp,
+                pod,
+                pod_port: 80,
+            };
+            Ok(Owned {
+                link: format!("pwb{n}").try_into()?,
+                mac: Mac::local([0, 0, 0, high, low]),
+                mode,
+                ports: addresses.iter().map(port).collect(),
+                addresses,
+                chain: chain.clone(),
+            })
+        })
+        .collect()
+}
