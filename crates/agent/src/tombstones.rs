@@ -3,7 +3,7 @@
 //! One round at a time, on a thread of its own. Whoever needs one waits for a round that began after it came: such a round
 //! has seen all tombstones that it could have seen itself. But nobody waits for one tombstone that takes very long (its
 //! IPAM plugin may hang), unless it is about the same attachment. One that cannot be served stays, and is tried again a
-//! little later.
+//! little later. One that is there again each time after it was served is put aside: its IPAM plugin leaves it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,6 +21,10 @@ const STUCK: Duration = Duration::from_secs(2);
 const REST: Duration = Duration::from_secs(1);
 /// How many of those that were put aside are remembered for people.
 const REMEMBERED: usize = 20;
+
+/// One that came back so often in a row while it was served is left by the serving itself. Once may be a runtime that did
+/// not want to wait any longer.
+const RETURNS: u32 = 3;
 
 /// What one draining did.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -72,7 +76,10 @@ struct Rounds {
     /// Of the last round that ended.
     report: Report,
     failed: BTreeMap<PathBuf, Failed>,
-    put_aside: Vec<PathBuf>,
+    /// How often in a row a tombstone was there again when it had been served.
+    returned: BTreeMap<PathBuf, u32>,
+    /// Where they are now, each with the reason.
+    put_aside: Vec<(PathBuf, String)>,
 }
 
 struct Failed {
@@ -161,7 +168,11 @@ impl Drain {
         let _round = Round(self);
         let report = match self.stones.list() {
             Ok(stones) => {
-                self.lock().failed.retain(|path, _| stones.iter().any(|stone| stone.path == *path));
+                let mut rounds = self.lock();
+                let is_there = |path: &PathBuf| stones.iter().any(|stone| stone.path == *path);
+                rounds.failed.retain(|path, _| is_there(path));
+                rounds.returned.retain(|path, _| is_there(path));
+                drop(rounds);
                 let step = |stone: &Tombstone| {
                     self.lock().moved = Some(Instant::now());
                     bury(stone)
@@ -177,12 +188,15 @@ impl Drain {
         let mut report = Report::default();
         for stone in stones.iter().filter(|stone| which == Try::All || self.is_rested(&stone.path)) {
             let outcome = match &stone.call {
+                Ok(_) if self.leads_to_itself(&stone.path) => Buried::Senseless(format!(
+                    "serving it left it again, {RETURNS} times in a row: its ipam.type leads back to Podwire"
+                )),
                 Ok(_) => bury(stone),
-                Err(error) => Buried::Senseless(error.to_string()),
+                Err(error) => Buried::Senseless(format!("it cannot be read: {error}")),
             };
             match outcome {
                 Buried::Done => {
-                    self.lock().failed.remove(&stone.path);
+                    self.served(&stone.path);
                     report.drained += 1;
                 }
                 Buried::Gone => {}
@@ -197,6 +211,21 @@ impl Drain {
         report
     }
 
+    fn served(&self, path: &Path) {
+        let is_there_again = path.symlink_metadata().is_ok();
+        let mut rounds = self.lock();
+        rounds.failed.remove(path);
+        if is_there_again {
+            *rounds.returned.entry(path.to_owned()).or_default() += 1;
+        } else {
+            rounds.returned.remove(path);
+        }
+    }
+
+    fn leads_to_itself(&self, path: &Path) -> bool {
+        self.lock().returned.get(path).is_some_and(|times| *times >= RETURNS)
+    }
+
     fn is_rested(&self, path: &Path) -> bool {
         self.lock().failed.get(path).is_none_or(|failed| failed.at.elapsed() >= REST)
     }
@@ -207,7 +236,8 @@ impl Drain {
             tracing::warn!("tombstone put aside as {}: {why}", place.display());
             let mut rounds = self.lock();
             rounds.failed.remove(&stone.path);
-            rounds.put_aside.push(place.clone());
+            rounds.returned.remove(&stone.path);
+            rounds.put_aside.push((place.clone(), why.to_owned()));
             let surplus = rounds.put_aside.len().saturating_sub(REMEMBERED);
             rounds.put_aside.drain(..surplus);
         }
@@ -237,8 +267,10 @@ impl Drain {
             what: format!("a DEL that was left in {} cannot be served: {}", path.display(), failed.why),
             command: None,
         });
-        let aside = rounds.put_aside.iter().filter(|path| path.exists()).map(|path| Problem {
-            what: "a DEL was left that cannot be read; GC or reconcile removes what it was about".to_owned(),
+        let aside = rounds.put_aside.iter().filter(|(path, _)| path.exists()).map(|(path, why)| Problem {
+            what: format!(
+                "a DEL that was left was put aside: {why}; GC or reconcile removes what it was about"
+            ),
             command: Some(format!("rm {}", path.display())),
         });
         failed.chain(aside).collect()

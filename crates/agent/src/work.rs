@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use api::{CniAnswer, CniCall};
 use cni::{Code, Env, Error, Failure, Request, Version};
-use engine::{Caller, Done, Resident, Wait};
+use engine::{AllowedDelegates, Caller, Delegates, Done, Resident, Wait};
 use serde_json::{Map, Value};
 use types::{AttachmentKey, NetworkName, RequestId};
 
@@ -41,10 +41,12 @@ pub(crate) struct Settings {
     pub(crate) network: NetworkName,
     /// What configs of this network may leave out.
     pub(crate) defaults: Map<String, Value>,
+    /// IPAM plugins that requests may have run.
+    pub(crate) delegates: AllowedDelegates,
 }
 
 /// The engine, or what stands in for it in tests.
-pub(crate) type Serve = dyn Fn(&Request, &[String], &Caller<'_>) -> Result<Done, Error> + Send + Sync;
+pub(crate) type Serve = dyn Fn(&Request, &Caller<'_>) -> Result<Done, Error> + Send + Sync;
 
 pub(crate) struct Work {
     network: NetworkName,
@@ -54,6 +56,7 @@ pub(crate) struct Work {
     turns: Arc<Turns>,
     drain: Drain,
     resident: Resident,
+    delegates: AllowedDelegates,
     serve: Box<Serve>,
     growth: OnceLock<Growth>,
     on_size: OnceLock<Box<dyn Fn(u32) + Send + Sync>>,
@@ -80,6 +83,7 @@ impl Work {
             metrics,
             turns: Arc::default(),
             resident: Resident::default(),
+            delegates: settings.delegates,
             serve: Box::new(engine::serve),
             growth: OnceLock::new(),
             on_size: OnceLock::new(),
@@ -117,8 +121,8 @@ impl Work {
     pub(crate) fn accept(self: &Arc<Self>, call: CniCall) -> Result<Task, Answer> {
         let arrived = Instant::now();
         let id = call.request_id.clone();
-        let (request, path) = match self.parse(call) {
-            Ok(parsed) => parsed,
+        let request = match self.parse(call) {
+            Ok(request) => request,
             Err(failure) => {
                 self.tell(&Subject::unknown(&id), &Ending::Failed(&failure.error), arrived.elapsed());
                 return Err(Answer::Failed(failure));
@@ -131,14 +135,14 @@ impl Work {
         }
         let cancel = Arc::<Cancel>::default();
         let turn = keyed(&request).map(|(key, purpose)| self.turns.join(key, purpose, Arc::clone(&cancel)));
-        Ok(Task { work: Arc::clone(self), request, path, id, subject, arrived, cancel, turn })
+        Ok(Task { work: Arc::clone(self), request, id, subject, arrived, cancel, turn })
     }
 
-    fn parse(&self, call: CniCall) -> Result<(Request, Vec<String>), Failure> {
+    fn parse(&self, call: CniCall) -> Result<Request, Failure> {
         let env = Env::from_vars(call.env.into_iter().map(|(name, value)| (name.into(), value.into())));
         let mut request = Request::parse(&env, call.config.as_bytes())?;
         self.defaults.fill(&mut request);
-        Ok((request, env.path().unwrap_or_default()))
+        Ok(request)
     }
 
     /// Why this request is not served now. A DEL always is: it needs nothing that could be missing.
@@ -162,7 +166,6 @@ impl Work {
 pub(crate) struct Task {
     work: Arc<Work>,
     request: Request,
-    path: Vec<String>,
     id: RequestId,
     subject: Subject,
     arrived: Instant,
@@ -288,9 +291,10 @@ impl Task {
             cancelled: &cancelled,
             wait: Wait::UntilGone,
             resident: Some(&self.work.resident),
+            delegates: Delegates::Allowed(&self.work.delegates),
         };
         let mut request = self.work.with_current(&self.request)?;
-        let mut served = (self.work.serve)(&request, &self.path, &caller);
+        let mut served = (self.work.serve)(&request, &caller);
         // Each family may be short of addresses.
         for _ in 0..2 {
             let Err(error) = &served else { break };
@@ -300,7 +304,7 @@ impl Task {
             match self.work.with_more(&request) {
                 Ok(None) => break,
                 Ok(Some(more)) => {
-                    served = (self.work.serve)(&more, &self.path, &caller);
+                    served = (self.work.serve)(&more, &caller);
                     request = Cow::Owned(more);
                 }
                 Err(why) => {

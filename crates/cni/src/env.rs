@@ -14,11 +14,21 @@ pub enum Var {
     Args,
     Path,
     NetnsOverride,
+    /// Set for every plugin that Podwire runs, and so for everything that such a plugin runs.
+    Delegated,
 }
 
 impl Var {
-    pub const ALL: [Var; 7] =
-        [Var::Command, Var::ContainerId, Var::Netns, Var::IfName, Var::Args, Var::Path, Var::NetnsOverride];
+    pub const ALL: [Var; 8] = [
+        Var::Command,
+        Var::ContainerId,
+        Var::Netns,
+        Var::IfName,
+        Var::Args,
+        Var::Path,
+        Var::NetnsOverride,
+        Var::Delegated,
+    ];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -29,6 +39,8 @@ impl Var {
             Var::Args => "CNI_ARGS",
             Var::Path => "CNI_PATH",
             Var::NetnsOverride => "CNI_NETNS_OVERRIDE",
+            // With the prefix that plugins pass on to the agent, so that the agent sees it, too.
+            Var::Delegated => "CNI_PODWIRE_DELEGATED",
         }
     }
 }
@@ -86,6 +98,11 @@ impl Env {
     pub fn path(&self) -> Result<Vec<String>, Error> {
         let list = self.get(Var::Path)?.unwrap_or_default();
         Ok(list.split(':').filter(|dir| !dir.is_empty()).map(str::to_owned).collect())
+    }
+
+    /// Whether the request comes from a plugin that Podwire itself runs.
+    pub fn is_delegated(&self) -> bool {
+        self.values.get(&Var::Delegated).is_some_and(|value| !value.is_empty())
     }
 
     pub fn netns_override(&self) -> bool {

@@ -32,7 +32,6 @@ pub struct Call {
     /// Always there for ADD and CHECK. DEL comes without when the namespace is gone.
     pub netns: Option<String>,
     pub args: Args,
-    pub path: Vec<String>,
     pub netns_override: bool,
     pub config: Config,
 }
@@ -40,7 +39,6 @@ pub struct Call {
 /// Which attachments of a network still exist; all others may go.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Gc {
-    pub path: Vec<String>,
     pub config: Config,
     pub valid: BTreeSet<(ContainerId, IfName)>,
 }
@@ -94,6 +92,9 @@ impl Request {
 
     fn read(env: &Env, body: Result<Body<'_>, Error>) -> Result<Request, Error> {
         let command = Command::parse(env.required(Var::Command)?)?;
+        if env.is_delegated() && command != Command::Version {
+            return Err(leads_back());
+        }
         match command {
             Command::Add => Ok(Request::Add(Call::read(command, env, body)?)),
             Command::Del => Ok(Request::Del(Call::read(command, env, body)?)),
@@ -109,6 +110,12 @@ impl Request {
             Command::Version => Ok(Request::Version(asked_version(body))),
         }
     }
+}
+
+/// A plugin that is its own IPAM plugin, directly or through others, would start processes without end.
+fn leads_back() -> Error {
+    let msg = format!("ipam.type leads back to Podwire: {} is set", Var::Delegated);
+    Error::config(msg).with_details("name an IPAM plugin that does not run Podwire, or leave ipam.type out")
 }
 
 /// VERSION is how a runtime finds out what we speak, so nothing on stdin can make it fail. The answer is in the version
@@ -168,23 +175,22 @@ impl Call {
         let args =
             problems.keep(need.of(env.get(Var::Args).and_then(|v| Args::parse(v.unwrap_or_default()))));
         let path = problems.keep(need.of(env.path()));
-        let (Some(container), Some(netns), Some(ifname), Some(args), Some(path)) =
+        let (Some(container), Some(netns), Some(ifname), Some(args), Some(_)) =
             (container, netns, ifname, args, path)
         else {
             return Err(problems.into_error());
         };
         let config = Config::read(allowed(command, body?)?, need)?;
-        Ok(Self { container, ifname, netns, args, path, netns_override: env.netns_override(), config })
+        Ok(Self { container, ifname, netns, args, netns_override: env.netns_override(), config })
     }
 }
 
 impl Gc {
     fn read(env: &Env, body: Result<Body<'_>, Error>) -> Result<Self, Error> {
         env.required(Var::Path)?;
-        let path = env.path()?;
         let config = Config::read(allowed(Command::Gc, body?)?, Need::Identity)?;
         let valid = valid_attachments(&config.obj())?;
-        Ok(Self { path, config, valid })
+        Ok(Self { config, valid })
     }
 }
 

@@ -134,7 +134,7 @@ struct Lease<'a> {
 impl<'a> Lease<'a> {
     fn take(site: &Site<'a>) -> Result<Self, Error> {
         let Addresses::Delegated(plugin) = &site.conf.addresses else { return Ok(Self { from: None }) };
-        let delegate = Delegate::find(plugin, &site.call.path, &site.call.config)?;
+        let delegate = Delegate::find(plugin, &site.call.config, site.caller.delegates)?;
         // The spec: a delegate whose ADD failed gets a DEL before the failure is reported.
         let given = delegate.add().map_err(|error| match delegate.del() {
             Ok(()) => error,
@@ -203,7 +203,8 @@ fn clear_the_way(
         netconf::foreign_ipam(&call.config).filter(|_| held.attachment().is_some_and(|a| a.delegated));
     detach::undo(held, key, caller)?;
     // Its addresses came from there, and would not be given again.
-    plugin.map_or(Ok(None), |plugin| Delegate::find(plugin, &call.path, &call.config)?.del().map(|()| None))
+    let Some(plugin) = plugin else { return Ok(None) };
+    Delegate::find(plugin, &call.config, caller.delegates)?.del().map(|()| None)
 }
 
 fn find_bridge(host: &mut RtSocket, conf: &NetConf, caller: &Caller<'_>) -> Result<Found, Error> {

@@ -15,11 +15,11 @@ use crate::delegate::Delegate;
 use crate::detach::is_alias_of;
 use crate::state::{Attachment, Held, Phase, State};
 use crate::wire::gateway_for;
-use crate::{Error, firewall, shaping};
+use crate::{Caller, Error, firewall, shaping};
 
-pub(crate) fn check(call: &Call, conf: &NetConf, place: &Place) -> Result<(), Error> {
+pub(crate) fn check(call: &Call, conf: &NetConf, place: &Place, caller: &Caller<'_>) -> Result<(), Error> {
     if let Some(plugin) = netconf::foreign_ipam(&call.config) {
-        Delegate::find(plugin, &call.path, &call.config)?.check()?;
+        Delegate::find(plugin, &call.config, caller.delegates)?.check()?;
     }
     let key = call.key();
     let unknown = || Error::Check { missing: format!("no attachment {key} is recorded: ADD it") };

@@ -1,17 +1,30 @@
-//! Another IPAM plugin, called as the spec says: found in CNI_PATH, same environment, the whole config on stdin, its
-//! stderr forwarded. A child process of a request, and only where a config asks for it.
+//! Another IPAM plugin, called as the spec says: the whole config on stdin, its stderr forwarded. A child process of a
+//! request, and only where a config asks for it.
+//!
+//! Limits, because a delegate runs as root:
+//! - [`Delegate::find`] is the only place that chooses a program. The agent takes it from directories of its own
+//!   configuration, whatever CNI_PATH a client sends, and runs nothing that another user could have changed.
+//! - The plugin itself is refused: by device and inode here, and through copies or other plugins by the variable
+//!   CNI_PODWIRE_DELEGATED, which every delegate has and no request may have (`cni::Request`).
+//! - It gets the CNI variables and PATH, and nothing else of this process's environment.
+//! - A client of the agent cannot have it read a file as `resolvConf`, whose lines would be in the result.
+//! - It has a process group of its own, which is killed when it takes too long.
 
+use std::borrow::Cow;
+use std::ffi::OsString;
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use cni::{CniResult, Config};
+use cni::{CniResult, Config, Var};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use serde_json::Value;
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
+use serde_json::{Map, Value};
 
 use crate::Error;
 
@@ -26,23 +39,90 @@ const DYING: Duration = Duration::from_secs(5);
 const LARGEST_ANSWER: usize = cni::MAX_STDIN;
 /// As much as a pipe holds.
 const CHUNK: usize = 64 << 10;
+/// Where a delegate that is a script finds its programs.
+const PROGRAMS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// The files that a client of the agent may name as `ipam.resolvConf`.
+const RESOLV_CONF: [&str; 2] = ["/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"];
+
+/// Which IPAM plugins a request may have run.
+#[derive(Debug, Clone, Copy)]
+pub enum Delegates<'a> {
+    /// Those in its CNI_PATH: this process was started by the runtime that set it.
+    InCniPath,
+    /// Those that the operator allows.
+    Allowed(&'a AllowedDelegates),
+}
+
+/// What the agent's configuration says about IPAM plugins. The default allows none.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct AllowedDelegates {
+    /// `delegate.directories`: absolute paths, in the order of the search.
+    pub directories: Vec<PathBuf>,
+    /// `delegate.plugins`: file names in them.
+    pub plugins: Vec<String>,
+}
+
+/// For callers that run none.
+pub(crate) static NONE_ALLOWED: AllowedDelegates =
+    AllowedDelegates { directories: Vec::new(), plugins: Vec::new() };
 
 pub(crate) struct Delegate<'a> {
     name: String,
     program: PathBuf,
     config: &'a Config,
+    stdin: Cow<'a, [u8]>,
+    /// CNI_PATH, where it is not the request's own.
+    path: Option<OsString>,
     patience: Duration,
 }
 
 impl<'a> Delegate<'a> {
-    pub(crate) fn find(name: &str, path: &[String], config: &'a Config) -> Result<Self, Error> {
-        let found = path.iter().map(|dir| PathBuf::from(dir).join(name)).find(|program| program.is_file());
-        match found {
-            Some(program) => Ok(Self { name: name.to_owned(), program, config, patience: PATIENCE }),
-            None => Err(Error::Delegate {
-                name: name.to_owned(),
-                what: format!("not found in CNI_PATH ({})", path.join(":")),
-            }),
+    pub(crate) fn find(name: &str, config: &'a Config, allowed: Delegates<'_>) -> Result<Self, Error> {
+        let failed = |what: String| Error::Delegate { name: name.to_owned(), what };
+        let (directories, setting) = match allowed {
+            Delegates::InCniPath => {
+                let path = config.variables.path().unwrap_or_default();
+                (path.into_iter().map(PathBuf::from).collect(), "CNI_PATH")
+            }
+            Delegates::Allowed(allowed) if allowed.plugins.iter().any(|plugin| plugin == name) => {
+                (allowed.directories.clone(), "delegate.directories of the agent")
+            }
+            Delegates::Allowed(allowed) => {
+                let plugins = allowed.plugins.join(", ");
+                return Err(failed(format!("it is not in delegate.plugins of the agent ({plugins})")));
+            }
+        };
+        let Some(program) = directories.iter().map(|dir| dir.join(name)).find(|program| program.is_file())
+        else {
+            let directories: Vec<_> = directories.iter().map(|dir| dir.display().to_string()).collect();
+            return Err(failed(format!("not found in {setting} ({})", directories.join(":"))));
+        };
+        if is_podwire(&program, &directories, config) {
+            return Err(Error::OwnDelegate { name: name.to_owned(), program });
+        }
+        let (stdin, path) = match allowed {
+            Delegates::InCniPath => (Cow::Borrowed(config.raw.as_slice()), None),
+            Delegates::Allowed(_) => {
+                only_root_changes(&program).map_err(failed)?;
+                let stdin = without_other_files(&config.raw).map_err(failed)?;
+                let path =
+                    std::env::join_paths(&directories).map_err(|e| failed(format!("{setting}: {e}")))?;
+                (Cow::Owned(stdin), Some(path))
+            }
+        };
+        Ok(Self { name: name.to_owned(), program, config, stdin, path, patience: PATIENCE })
+    }
+
+    /// For DEL and GC. None: it is Podwire itself, whose ADD is refused, so that it has nothing to give back.
+    pub(crate) fn find_for_removal(
+        name: &str,
+        config: &'a Config,
+        allowed: Delegates<'_>,
+    ) -> Result<Option<Self>, Error> {
+        match Self::find(name, config, allowed) {
+            Err(Error::OwnDelegate { .. }) => Ok(None),
+            found => found.map(Some),
         }
     }
 
@@ -70,18 +150,25 @@ impl<'a> Delegate<'a> {
     }
 
     fn call(&self, verb: &str) -> Result<Vec<u8>, Error> {
-        let mut child = Command::new(&self.program)
+        let mut command = Command::new(&self.program);
+        command
+            .env_clear()
             // Not those of this process: an agent serves many requests.
             .envs(self.config.variables.all())
-            .env("CNI_COMMAND", verb)
+            .envs(self.path.as_ref().map(|path| (Var::Path.name(), path)))
+            .env(Var::Command.name(), verb)
+            .env(Var::Delegated.name(), "1")
+            .env("PATH", PROGRAMS)
+            .process_group(0)
             .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
+            .stdout(Stdio::piped());
+        let mut child = command
             .spawn()
             .map_err(|e| self.failed(format!("cannot run {}: {e}", self.program.display())))?;
         let answer = self.converse(&mut child);
         if answer.is_err() {
-            // It may have ended by itself already.
-            let _ = child.kill();
+            // With everything that it started. It is not reaped yet, so the group is still its own; it may be empty.
+            let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
         }
         let status = self.reap(&mut child).map_err(|e| self.failed(format!("{verb}: {e}")));
         let (answer, status) = (answer?, status?);
@@ -105,7 +192,7 @@ impl<'a> Delegate<'a> {
             .map_err(|e| self.failed(format!("cannot watch it: {e}")))?;
         let mut talk = Talk {
             stdin: child.stdin.take(),
-            unsent: &self.config.raw,
+            unsent: &self.stdin,
             stdout: child.stdout.take(),
             answer: Vec::new(),
             life: Life::Running(ended),
@@ -138,6 +225,55 @@ impl<'a> Delegate<'a> {
     fn failed(&self, what: String) -> Error {
         Error::Delegate { name: self.name.clone(), what }
     }
+}
+
+/// Whether this file is the plugin: the running program, or the one that the config's type names. Links have its inode.
+fn is_podwire(program: &Path, directories: &[PathBuf], config: &Config) -> bool {
+    let inode = |path: &Path| path.metadata().ok().map(|meta| (meta.dev(), meta.ino()));
+    let named = Path::new(&config.plugin_type).file_name();
+    let named = named.into_iter().flat_map(|own| directories.iter().map(move |dir| dir.join(own)));
+    let found = inode(program);
+    found.is_some() && named.chain([PathBuf::from("/proc/self/exe")]).any(|own| inode(&own) == found)
+}
+
+/// Refuses a program that users other than root can change or replace, also where a link leads to it.
+fn only_root_changes(program: &Path) -> Result<(), String> {
+    let real = program.canonicalize().map_err(|e| format!("cannot follow {}: {e}", program.display()))?;
+    for path in [program, &real] {
+        for (height, part) in path.ancestors().enumerate() {
+            let meta = part.metadata().map_err(|e| format!("cannot inspect {}: {e}", part.display()))?;
+            let (owner, mode) = (meta.uid(), meta.mode());
+            if owner != 0 {
+                return Err(format!("{0} belongs to user {owner}: chown root {0}", part.display()));
+            }
+            // Further up, a sticky directory (/tmp) lets other users add names, but not change this one.
+            let is_protected = height > 1 && mode & 0o1000 != 0;
+            if mode & 0o022 != 0 && !is_protected {
+                return Err(format!("other users than root can change {0}: chmod go-w {0}", part.display()));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The config of a client of the agent, unless it names a file to read. Written anew: of a key that is there twice another
+/// parser may take the other value.
+fn without_other_files(raw: &[u8]) -> Result<Vec<u8>, String> {
+    let config: Map<String, Value> =
+        serde_json::from_slice(raw).map_err(|e| format!("cannot read the config: {e}"))?;
+    // Go takes a key in any case, and a long s for an s.
+    let is = |key: &str, name: &str| key.to_uppercase() == name;
+    let ipams = config.iter().filter(|(key, _)| is(key, "IPAM")).filter_map(|(_, ipam)| ipam.as_object());
+    for (_, file) in ipams.flatten().filter(|(key, _)| is(key, "RESOLVCONF")) {
+        let is_none = file.is_null() || file == "";
+        if !is_none && !RESOLV_CONF.iter().any(|allowed| file == allowed) {
+            return Err(format!(
+                "ipam.resolvConf {file} must be {} with the agent",
+                RESOLV_CONF.join(" or ")
+            ));
+        }
+    }
+    serde_json::to_vec(&config).map_err(|e| format!("cannot write the config: {e}"))
 }
 
 /// Why there is no answer.
@@ -261,93 +397,4 @@ fn remaining(deadline: Instant) -> Option<Timespec> {
 }
 
 #[cfg(test)]
-mod tests {
-    use cni::{Env, Request};
-    use tempfile::TempDir;
-
-    use super::*;
-
-    /// Nothing that ends by itself takes so long.
-    const LONG: Duration = Duration::from_secs(30);
-
-    /// Calls a script, and says how long that took.
-    fn call(script: &str, patience: Duration, padding: usize) -> (Result<Vec<u8>, Error>, Duration) {
-        let dir = TempDir::new().unwrap();
-        let program = dir.path().join("ipam");
-        // Not by this process: another test's child could inherit the descriptor, and then it cannot be executed.
-        let write = Command::new("sh")
-            .args(["-c", "printf '#!/bin/sh\\n%s\\n' \"$2\" >\"$1\" && chmod 755 \"$1\"", "sh"])
-            .args([program.as_os_str(), script.as_ref()])
-            .status();
-        assert!(write.unwrap().success());
-        let vars =
-            [("CNI_COMMAND", "ADD"), ("CNI_CONTAINERID", "a"), ("CNI_NETNS", "/x"), ("CNI_IFNAME", "eth0")];
-        let env = Env::from_vars(vars.map(|(name, value)| (name.into(), value.into())));
-        let text =
-            format!(r#"{{"cniVersion":"1.1.0","name":"n","type":"t","pad":"{}"}}"#, "x".repeat(padding));
-        let Ok(Request::Add(request)) = Request::parse(&env, text.as_bytes()) else { panic!("no ADD") };
-        let path = [dir.path().to_str().unwrap().to_owned()];
-        let mut delegate = Delegate::find("ipam", &path, &request.config).unwrap();
-        delegate.patience = patience;
-        let started = Instant::now();
-        (delegate.call("ADD"), started.elapsed())
-    }
-
-    fn is_alive(pid: &str) -> bool {
-        std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
-    }
-
-    #[test]
-    fn an_answer_larger_than_a_pipe_comes_whole() {
-        let (answer, _) = call("cat", LONG, 300_000);
-        assert!(answer.unwrap().len() > 300_000);
-    }
-
-    #[test]
-    fn one_that_does_not_read_its_config_is_heard() {
-        let (answer, _) = call("exec <&-; echo '{}'", LONG, 300_000);
-        assert_eq!(answer.unwrap(), b"{}\n");
-    }
-
-    #[test]
-    fn its_own_error_is_told() {
-        let (answer, _) = call(r#"cat >/dev/null; echo '{"code":123,"msg":"no lease"}'; exit 1"#, LONG, 0);
-        let error: cni::Error = answer.unwrap_err().into();
-        assert!(error.msg.contains("no lease"), "{error}");
-    }
-
-    #[test]
-    fn one_that_hangs_is_ended() {
-        let (answer, took) = call("cat >/dev/null; exec sleep 60", Duration::from_millis(300), 0);
-        let error: cni::Error = answer.unwrap_err().into();
-        assert!(error.to_string().contains("did not end within"), "{error}");
-        assert!(took < LONG, "{took:?}");
-    }
-
-    #[test]
-    fn one_that_answers_and_closes_stdout_but_stays_is_ended() {
-        let dir = TempDir::new().unwrap();
-        let pid = dir.path().join("pid");
-        let script = format!("echo $$ >{}; echo '{{}}'; exec >&-; exec sleep 60", pid.display());
-        let (answer, took) = call(&script, Duration::from_secs(1), 0);
-        let error: cni::Error = answer.unwrap_err().into();
-        assert!(error.to_string().contains("did not end within"), "{error}");
-        assert!(took < LONG, "{took:?}");
-        assert!(!is_alive(std::fs::read_to_string(pid).unwrap().trim()));
-    }
-
-    #[test]
-    fn one_that_leaves_a_daemon_with_its_stdout_has_answered() {
-        let (answer, took) = call("sleep 20 & echo '{}'", LONG, 0);
-        assert_eq!(answer.unwrap(), b"{}\n");
-        assert!(took < Duration::from_secs(10), "{took:?}");
-    }
-
-    #[test]
-    fn one_that_never_ends_its_answer_is_ended() {
-        let (answer, took) = call("exec yes", LONG, 0);
-        let error: cni::Error = answer.unwrap_err().into();
-        assert!(error.to_string().contains("larger than"), "{error}");
-        assert!(took < LONG, "{took:?}");
-    }
-}
+mod tests;

@@ -23,8 +23,8 @@ pub(crate) fn detach(call: &Call, place: &Place, caller: &Caller<'_>) -> Result<
         Err(error) => errors.push(error),
     }
     if let Some(plugin) = netconf::foreign_ipam(&call.config) {
-        let given_back = Delegate::find(plugin, &call.path, &call.config).and_then(|delegate| delegate.del());
-        errors.extend(given_back.err());
+        let found = Delegate::find_for_removal(plugin, &call.config, caller.delegates);
+        errors.extend(found.and_then(|found| found.map_or(Ok(()), |delegate| delegate.del())).err());
     }
     Error::collect(errors).map(|()| was)
 }

@@ -56,6 +56,11 @@ pub enum Error {
     Degraded(String),
     #[error("IPAM plugin {name}: {what}")]
     Delegate { name: String, what: String },
+    #[error(
+        "ipam.type {name} leads back to Podwire: {} is the plugin itself; name another plugin, or leave ipam.type out",
+        program.display()
+    )]
+    OwnDelegate { name: String, program: PathBuf },
     /// Several things failed, and each was tried.
     #[error("{}", join(.0))]
     Several(Vec<Error>),
@@ -113,9 +118,10 @@ impl Error {
             }
             Self::Namespace(_) => Code::Kernel,
             Self::AlreadyAttached(_) | Self::LinkExists { .. } => Code::AlreadyAttached,
-            Self::NotABridge(..) | Self::ForeignAddress { .. } | Self::MtuTooSmall { .. } => {
-                Code::InvalidConfig
-            }
+            Self::NotABridge(..)
+            | Self::ForeignAddress { .. }
+            | Self::MtuTooSmall { .. }
+            | Self::OwnDelegate { .. } => Code::InvalidConfig,
             Self::Unreadable { .. } => Code::State,
             Self::Cancelled(_) => Code::TryAgainLater,
             Self::Check { .. } => Code::CheckFailed,

@@ -48,7 +48,8 @@ pub(crate) fn collect(gc: &Gc, place: &Place, caller: &Caller<'_>) -> Result<usi
     errors.extend(sweep_links(gc, place, &valid));
     errors.extend(firewall::prune(nft::Idle::RemoveAll).err());
     if let Some(plugin) = netconf::foreign_ipam(&gc.config) {
-        errors.extend(Delegate::find(plugin, &gc.path, &gc.config).and_then(|delegate| delegate.gc()).err());
+        let found = Delegate::find_for_removal(plugin, &gc.config, caller.delegates);
+        errors.extend(found.and_then(|found| found.map_or(Ok(()), |delegate| delegate.gc())).err());
     }
     Error::collect(errors).map(|()| collected)
 }

@@ -39,6 +39,7 @@ pub mod tunnel;
 mod wire;
 
 pub use cleanup::{Report, cleanup};
+pub use delegate::{AllowedDelegates, Delegates};
 pub use error::Error;
 pub use firewall::faults as firewall_faults;
 pub use resident::Resident;

@@ -7,7 +7,7 @@ use netconf::{NetConf, Place};
 use serde_json::Value;
 use types::RequestId;
 
-use crate::{Resident, attach, check, detach, gc, status};
+use crate::{Delegates, Resident, attach, check, detach, gc, status};
 
 /// What was done, for the answer on stdout and for the log.
 #[derive(Debug, Default)]
@@ -30,12 +30,18 @@ pub struct Caller<'a> {
     pub wait: Wait,
     /// What the caller's process remembers, if it stays.
     pub resident: Option<&'a Resident>,
+    pub delegates: Delegates<'a>,
 }
 
 impl Caller<'_> {
     /// A process that serves one request and ends.
-    pub const STANDALONE: Caller<'static> =
-        Caller { request: None, cancelled: &|| false, wait: Wait::ForTheEnd, resident: None };
+    pub const STANDALONE: Caller<'static> = Caller {
+        request: None,
+        cancelled: &|| false,
+        wait: Wait::ForTheEnd,
+        resident: None,
+        delegates: Delegates::InCniPath,
+    };
 }
 
 /// The kernel holds whoever deletes a link for a grace period, but the link is gone long before.
@@ -46,20 +52,20 @@ pub enum Wait {
     UntilGone,
 }
 
-/// Serves one request. `path` is CNI_PATH, for the verbs whose request does not carry it.
-pub fn serve(request: &Request, path: &[String], caller: &Caller<'_>) -> Result<Done, cni::Error> {
+/// Serves one request.
+pub fn serve(request: &Request, caller: &Caller<'_>) -> Result<Done, cni::Error> {
     match request {
         Request::Add(call) => add(call, caller),
         Request::Del(call) => del(call, caller),
         Request::Check(call) => {
-            check::check(call, &NetConf::for_call(call)?, &Place::parse(&call.config)?)?;
+            check::check(call, &NetConf::for_call(call)?, &Place::parse(&call.config)?, caller)?;
             Ok(Done::default())
         }
         Request::Gc(request) => {
             let collected = gc::collect(request, &Place::parse(&request.config)?, caller)?;
             Ok(Done { collected, ..Done::default() })
         }
-        Request::Status(config) => status_of(config, path),
+        Request::Status(config) => status_of(config, caller),
         Request::Version(asked) => Ok(version(*asked)),
     }
 }
@@ -77,8 +83,8 @@ fn del(call: &Call, caller: &Caller<'_>) -> Result<Done, cni::Error> {
     Ok(Done { addresses, ..Done::default() })
 }
 
-fn status_of(config: &Config, path: &[String]) -> Result<Done, cni::Error> {
-    status::status(config, &NetConf::parse(config)?, &Place::parse(config)?, path)?;
+fn status_of(config: &Config, caller: &Caller<'_>) -> Result<Done, cni::Error> {
+    status::status(config, &NetConf::parse(config)?, &Place::parse(config)?, caller)?;
     Ok(Done::default())
 }
 

@@ -13,7 +13,12 @@ use crate::{Caller, Error, firewall, gc, privileges, relearn};
 /// How many pods are looked at. What happens to the firewall's tables mostly happens to all of them.
 const SAMPLES: usize = 4;
 
-pub(crate) fn status(config: &Config, conf: &NetConf, place: &Place, path: &[String]) -> Result<(), Error> {
+pub(crate) fn status(
+    config: &Config,
+    conf: &NetConf,
+    place: &Place,
+    caller: &Caller<'_>,
+) -> Result<(), Error> {
     privileges::check().map_err(unavailable)?;
     degraded(config, conf, place)?;
     let mut host = RtSocket::open().map_err(unavailable)?;
@@ -26,7 +31,7 @@ pub(crate) fn status(config: &Config, conf: &NetConf, place: &Place, path: &[Str
     match &conf.addresses {
         Addresses::Own(_) => room(config, conf, place, &mut host).map_err(unavailable)?,
         Addresses::Delegated(plugin) => {
-            Delegate::find(plugin, path, config).map_err(unavailable)?.status()?;
+            Delegate::find(plugin, config, caller.delegates).map_err(unavailable)?.status()?;
         }
     }
     if conf.spoof_check || conf.ip_masq {
@@ -153,7 +158,7 @@ mod tests {
             dir.display()
         );
         let config = Config::from_slice(text.as_bytes())?;
-        status(&config, &NetConf::parse(&config)?, &Place::parse(&config)?, &[])?;
+        status(&config, &NetConf::parse(&config)?, &Place::parse(&config)?, &Caller::STANDALONE)?;
         Ok(())
     }
 

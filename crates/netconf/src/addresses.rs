@@ -15,13 +15,14 @@ const OWN: &str = "podwire";
 pub enum Addresses {
     /// From our own ranges, claimed in node-local state.
     Own(Pools),
-    /// From the IPAM plugin of that name, found in CNI_PATH.
+    /// From the IPAM plugin of that name.
     Delegated(String),
 }
 
 /// The IPAM plugin that a config names, if it is not ourselves. DEL and GC need to know only this.
 pub fn foreign_ipam(config: &Config) -> Option<&str> {
-    config.ipam_type.as_deref().filter(|plugin| *plugin != OWN && is_plugin_name(plugin))
+    let is_usable = |plugin: &&str| *plugin != OWN && is_plugin_name(plugin) && *plugin != config.plugin_type;
+    config.ipam_type.as_deref().filter(is_usable)
 }
 
 /// It becomes a file name in the folders of CNI_PATH, and must not lead out of them.
@@ -33,6 +34,12 @@ impl Addresses {
     pub(crate) fn parse(config: &Config) -> Result<Self, Error> {
         if let Some(bad) = config.ipam_type.as_deref().filter(|name| !is_plugin_name(name)) {
             return Err(invalid("ipam.type", format_args!("{bad:?} is not the name of a plugin")));
+        }
+        if let Some(own) =
+            config.ipam_type.as_deref().filter(|name| **name == config.plugin_type && *name != OWN)
+        {
+            let why = "is the plugin of this network itself, which would run itself without end; leave ipam.type out";
+            return Err(invalid("ipam.type", format_args!("{own:?} {why}")));
         }
         if let Some(plugin) = foreign_ipam(config) {
             return Ok(Self::Delegated(plugin.to_owned()));

@@ -193,6 +193,17 @@ fn e19_another_ipam_type_is_delegated_with_the_references_defaults() {
 }
 
 #[test]
+fn the_networks_own_type_is_refused_as_its_ipam_plugin() {
+    let own = json!({ "ipam": { "type": "podwire-cni" }, "subnet": "10.1.0.0/24" });
+    let error = parse(own.clone()).unwrap_err();
+    assert_eq!(error.code, Code::InvalidConfig);
+    assert!(error.msg.contains("ipam.type") && error.msg.contains("podwire-cni"), "{error}");
+    assert_eq!(crate::foreign_ipam(&config(own)), None, "DEL and GC run nothing");
+    let named = json!({ "type": "x", "ipam": { "type": "podwire-cni" } });
+    assert_eq!(crate::foreign_ipam(&config(named)), Some("podwire-cni"));
+}
+
+#[test]
 fn e7_what_we_do_not_do_is_refused_by_name() {
     for (key, value) in [
         ("vlan", json!(7)),

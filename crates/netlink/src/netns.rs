@@ -65,28 +65,30 @@ pub struct NetNs {
 }
 
 impl NetNs {
+    /// Opens the namespace at a path that comes from outside. A file of another kind is not opened at all: opening a pipe
+    /// waits for its writer, and opening a device (a watchdog) can have effects.
     pub fn open(path: &Path) -> Result<Self, NetNsError> {
-        // NONBLOCK: the path comes from outside, and opening a pipe would wait for its writer.
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let found = open_at(path, path, OFlags::PATH)?;
+        if !is_on_nsfs(found.as_fd()) {
+            return Err(NetNsError::NotNamespace { path: path.to_owned() });
+        }
+        let same_file = PathBuf::from(format!("/proc/thread-self/fd/{}", found.as_raw_fd()));
+        Self::of(open_at(&same_file, path, OFlags::RDONLY)?, path)
+    }
+
+    /// The namespace of the calling thread.
+    pub fn current() -> Result<Self, NetNsError> {
+        let own = Path::new(OWN);
+        Self::of(open_at(own, own, OFlags::RDONLY)?, own)
+    }
+
+    fn of(fd: OwnedFd, path: &Path) -> Result<Self, NetNsError> {
         let path = path.to_owned();
-        let fd = match rustix::fs::open(&path, flags, Mode::empty()) {
-            Ok(fd) => fd,
-            Err(Errno::NOENT | Errno::NOTDIR) => return Err(NetNsError::Missing { path }),
-            Err(errno @ (Errno::ACCESS | Errno::PERM)) => return Err(NetNsError::Permission { path, errno }),
-            // What open says about a socket or a device without driver.
-            Err(Errno::NXIO | Errno::NODEV) => return Err(NetNsError::NotNamespace { path }),
-            Err(errno) => return Err(NetNsError::Open { path, errno }),
-        };
         match kind_of(fd.as_fd()) {
             Some(libc::CLONE_NEWNET) => Ok(Self { fd, path }),
             Some(other) => Err(NetNsError::OtherKind { path, kind: kind_name(other) }),
             None => Err(NetNsError::NotNamespace { path }),
         }
-    }
-
-    /// The namespace of the calling thread.
-    pub fn current() -> Result<Self, NetNsError> {
-        Self::open(Path::new(OWN))
     }
 
     /// A new, empty namespace without a name; it is gone when nobody holds it open.
@@ -199,13 +201,24 @@ impl Drop for Inside {
     }
 }
 
-/// The `CLONE_NEW*` number of the namespace behind an open file, `None` if it is no namespace.
+/// Errors name the path that was asked for.
+fn open_at(path: &Path, asked: &Path, access: OFlags) -> Result<OwnedFd, NetNsError> {
+    rustix::fs::open(path, access | OFlags::CLOEXEC, Mode::empty()).map_err(|errno| {
+        let path = asked.to_owned();
+        match errno {
+            Errno::NOENT | Errno::NOTDIR => NetNsError::Missing { path },
+            Errno::ACCESS | Errno::PERM => NetNsError::Permission { path, errno },
+            _ => NetNsError::Open { path, errno },
+        }
+    })
+}
+
+fn is_on_nsfs(fd: BorrowedFd<'_>) -> bool {
+    rustix::fs::fstatfs(fd).is_ok_and(|s| u64::try_from(s.f_type) == u64::try_from(libc::NSFS_MAGIC))
+}
+
+/// The `CLONE_NEW*` number of the namespace behind an open file of nsfs, `None` if it is no namespace.
 fn kind_of(fd: BorrowedFd<'_>) -> Option<i32> {
-    let on_nsfs =
-        rustix::fs::fstatfs(fd).is_ok_and(|s| u64::try_from(s.f_type) == u64::try_from(libc::NSFS_MAGIC));
-    if !on_nsfs {
-        return None;
-    }
     // SAFETY: NS_GET_NSTYPE takes no argument and only returns a number; the fd is open for the call.
     #[expect(unsafe_code, reason = "rustix has no NS_GET_NSTYPE")]
     let kind = unsafe { libc::ioctl(fd.as_raw_fd(), libc::NS_GET_NSTYPE as _) };

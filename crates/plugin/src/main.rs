@@ -108,14 +108,14 @@ fn answer(env: &Env, start: Instant) -> Result<Option<Value>, Failure> {
     let outcome = if named_loopback {
         loopback::serve(&request)
     } else {
-        let served = serve(&request, env, &stdin);
+        let served = serve(&request, &stdin);
         Line::of(&request, &served, start.elapsed()).write();
         served.outcome.map(|done| done.answer)
     };
     outcome.map_err(|error| Failure { error, version: request.version() })
 }
 
-fn serve(request: &Request, env: &Env, stdin: &[u8]) -> Served {
+fn serve(request: &Request, stdin: &[u8]) -> Served {
     // A place that cannot be read is the engine's to report, as everything else that is wrong with a config.
     let place = config_of(request).and_then(|config| Place::parse(config).ok());
     if let Some(place) = &place
@@ -123,8 +123,7 @@ fn serve(request: &Request, env: &Env, stdin: &[u8]) -> Served {
     {
         return agent::ask(request, &agent::Where { socket, run_dir: &place.run_dir }, stdin);
     }
-    let path = env.path().unwrap_or_default();
-    Served { outcome: engine::serve(request, &path, &engine::Caller::STANDALONE), asked: None }
+    Served { outcome: engine::serve(request, &engine::Caller::STANDALONE), asked: None }
 }
 
 /// Whether this program was called by that name, as a link or a copy of it is.

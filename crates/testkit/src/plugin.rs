@@ -14,6 +14,26 @@ const BINARY: &str = "podwire-cni";
 const OVERRIDE: &str = "PODWIRE_CNI";
 const DEFAULT_PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
+/// The first process of a pid namespace: runs a program, and ends with it, or when there are too many processes. The kernel
+/// then kills the others.
+const CONTAIN: &str = r#"
+most=$1
+shift
+exec 3<&0
+"$@" <&3 3<&- &
+program=$!
+exec 3<&-
+while kill -0 $program 2>/dev/null; do
+    set -- /proc/[0-9]*
+    if [ $# -gt "$most" ]; then
+        echo "it started more than $most processes, and they were killed" >&2
+        exit 99
+    fi
+    sleep 0.01
+done
+wait $program
+"#;
+
 /// A CNI plugin's executable.
 #[derive(Debug, Clone)]
 pub struct Plugin {
@@ -52,6 +72,17 @@ impl Plugin {
     /// Calls the plugin inside the node's namespace and waits for its end.
     pub fn call(&self, node: &Ns, call: &Call) -> Result<Outcome> {
         self.spawn(node, call)?.wait(DEADLINE).with_context(|| self.title(call))
+    }
+
+    /// The same in a pid namespace of its own, for calls that may start processes without end: with more than `most` of
+    /// them all are killed, and the call fails.
+    pub fn call_contained(&self, node: &Ns, call: &Call, most: usize) -> Result<Outcome> {
+        let plain = self.command(call);
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", CONTAIN, "sh"]);
+        command.arg(most.to_string()).arg(plain.get_program()).env_clear();
+        command.envs(plain.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        node.start(command, call.stdin.clone())?.wait(DEADLINE).with_context(|| self.title(call))
     }
 
     /// Starts the plugin and leaves it to the caller.

@@ -53,6 +53,7 @@ impl Judge<'_> {
             margin(config, origins),
             tunnel(config),
             counter(config),
+            delegates(config),
         ];
         self.problems(found.into_iter().flatten())
     }
@@ -155,6 +156,16 @@ fn tunnel(config: &Config) -> Option<Finding> {
         key: "network.tunnel",
         also: &["network.bridge"],
         allowed: format!("must be another one: {} is network.bridge", config.network.bridge),
+    })
+}
+
+/// A plugin that runs itself would run itself without end.
+fn delegates(config: &Config) -> Option<Finding> {
+    let own = &config.plugin.name;
+    config.delegates.plugins.contains(own).then(|| Finding {
+        key: "delegate.plugins",
+        also: &["install.type"],
+        allowed: format!("must not name {own}, which is install.type: Podwire is no IPAM plugin of its own"),
     })
 }
 

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use cluster::Layout;
+use engine::AllowedDelegates;
 use ipnet::IpNet;
 use types::{AttachMode, IfName, NetworkName, NodeName};
 
@@ -62,6 +63,8 @@ pub(super) struct Draft {
     pub(super) tunnel: Option<String>,
     pub(super) tunnel_checksum: Option<TunnelChecksum>,
     pub(super) accept_forward: Option<bool>,
+    pub(super) delegate_directories: Option<Vec<PathBuf>>,
+    pub(super) delegate_plugins: Option<Vec<String>>,
     pub(super) install_enabled: Option<bool>,
     /// Somebody named a place for the runtime's files, and so wants them there.
     pub(super) located: bool,
@@ -223,6 +226,13 @@ impl Draft {
                 masquerade: self.masquerade?,
             },
             plugin: Plugin { name: self.plugin_name?, version: self.cni_version? },
+            delegates: AllowedDelegates {
+                directories: match self.delegate_directories {
+                    Some(directories) => directories,
+                    None => vec![self.plugin_dir?],
+                },
+                plugins: self.delegate_plugins?,
+            },
         })
     }
 }

@@ -33,6 +33,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use ::cluster::Layout;
+use engine::AllowedDelegates;
 use ipnet::IpNet;
 use serde_json::{Map, Value, json};
 use types::{AttachMode, IfName, NetworkName};
@@ -75,6 +76,8 @@ pub struct Config {
     pub cluster: Cluster,
     /// How the CNI config calls the plugin, and in which version it speaks.
     pub plugin: Plugin,
+    /// IPAM plugins that requests may have run.
+    pub delegates: AllowedDelegates,
     /// None: the agent puts nothing into the runtime's folders.
     pub install: Option<Install>,
 }

@@ -351,6 +351,34 @@ pub const KEYS: &[Key] = &[
         )
     },
     Key {
+        flag: "delegate-directories",
+        set: |d, v| values::optional(v, values::paths).map(|v| d.delegate_directories = v),
+        show: |c| {
+            let all: Vec<_> = c.delegates.directories.iter().map(|dir| dir.display()).collect();
+            Some(values::join(&all))
+        },
+        ..row(
+            "delegate.directories",
+            List,
+            Found("install.plugin_dir"),
+            "directories with the IPAM plugins of `ipam.type`; they and the plugins must belong to root; CNI_PATH is not used",
+        )
+    },
+    Key {
+        flag: "delegate-plugins",
+        set: |d, v| values::put(&mut d.delegate_plugins, values::plugins(v)),
+        show: |c| {
+            Some(values::join(&c.delegates.plugins))
+                .map(|all| if all.is_empty() { "none".to_owned() } else { all })
+        },
+        ..row(
+            "delegate.plugins",
+            List,
+            Is("dhcp,host-local,static"),
+            "IPAM plugins that a CNI config may name in `ipam.type`, or `none`",
+        )
+    },
+    Key {
         flag: "install",
         set: |d, v| values::put(&mut d.install_enabled, values::boolean(v)),
         show: |c| Some(c.install.is_some().to_string()),

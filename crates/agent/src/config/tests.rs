@@ -51,6 +51,8 @@ fn with_nothing_at_all_it_is_complete() {
     assert_eq!(config.network.block(), "10.88.0.0/16,fd00:88::/64");
     assert_eq!((config.network.mtu, config.network.masquerade), (None, true));
     assert_eq!(config.install, None);
+    assert_eq!(config.delegates.directories, [Path::new("/opt/cni/bin")]);
+    assert_eq!(config.delegates.plugins, ["dhcp", "host-local", "static"]);
     assert_eq!(config.plugin, Plugin::default());
     assert_eq!((config.node_interface, config.node_addresses), (None, Vec::new()));
     assert_eq!(config.layout, Layout::new("/podwire", None));
@@ -122,6 +124,8 @@ const OTHER: &[(&str, &str)] = &[
     ("network.tunnel", "fourteen-bytes"),
     ("network.tunnel_checksum", "off"),
     ("network.accept_forward", "true"),
+    ("delegate.directories", "/tmp/d1,/tmp/d2"),
+    ("delegate.plugins", "whereabouts"),
     ("install.enabled", "true"),
     ("install.plugin", "/tmp/p/podwire-cni"),
     ("install.plugin_dir", "/tmp/bin"),
@@ -227,6 +231,11 @@ fn a1_a_bad_value_is_named_with_origin_value_and_what_is_allowed() {
         ("network.mtu", "70000", "68 to 65535"),
         ("network.mtu", "1279", "1280"),
         ("network.masquerade", "maybe", "true or false"),
+        ("delegate.directories", "/opt/cni/bin,cni", "absolute paths"),
+        ("delegate.directories", "/a:/b", "without ':'"),
+        ("delegate.plugins", "../host-local", "a file name"),
+        ("delegate.plugins", "host-local,", "a file name"),
+        ("delegate.plugins", "host-local,podwire-cni", "install.type"),
         ("install.enabled", "1", "true or false"),
         ("install.plugin", "podwire-cni", "absolute"),
         ("install.config_name", "../x.conflist", ".conflist"),
@@ -245,6 +254,16 @@ fn a1_a_bad_value_is_named_with_origin_value_and_what_is_allowed() {
             assert!(text.contains(part), "{key} {value:?}: {text:?} lacks {part:?}");
         }
     }
+}
+
+#[test]
+fn delegates_come_from_the_plugins_directory_unless_told_otherwise() {
+    let of = |env: &[(&str, &str)]| load("", env, &[]).unwrap().delegates;
+    let place = [("CNI_PLUGIN_LOCATION", "/host/bin/podwire-cni")];
+    assert_eq!(of(&place).directories, [Path::new("/host/bin")]);
+    let none = [("PODWIRE_DELEGATE_PLUGINS", "none"), ("PODWIRE_DELEGATE_DIRECTORIES", "none")];
+    assert_eq!(of(&none).plugins, Vec::<String>::new());
+    assert_eq!(of(&none).directories, [Path::new("/opt/cni/bin")]);
 }
 
 #[test]

@@ -35,6 +35,23 @@ pub(super) fn path(text: &str) -> Result<PathBuf, String> {
     }
 }
 
+pub(super) fn paths(text: &str) -> Result<Vec<PathBuf>, String> {
+    // CNI_PATH separates directories by colons.
+    let one = |part: &str| path(part).ok().filter(|_| !part.contains(':'));
+    let all: Option<Vec<_>> = text.split(',').map(|part| one(part.trim())).collect();
+    all.ok_or_else(|| "must be absolute paths without ':', separated by commas".to_owned())
+}
+
+/// File names of plugins that the agent may run.
+pub(super) fn plugins(text: &str) -> Result<Vec<String>, String> {
+    if text == "none" {
+        return Ok(Vec::new());
+    }
+    let all: Option<Vec<_>> =
+        text.split(',').map(str::trim).map(|name| is_plugin_name(name).then(|| name.to_owned())).collect();
+    all.ok_or_else(|| format!("{PLUGIN_NAME}, separated by commas, or none"))
+}
+
 pub(super) fn number<T>(text: &str, allowed: RangeInclusive<T>) -> Result<T, String>
 where
     T: FromStr + PartialOrd + Display,
@@ -121,16 +138,22 @@ pub(super) fn config_name(text: &str) -> Result<String, String> {
 
 /// It is a file's name. The other one that we install is called `loopback`.
 pub(super) fn plugin_name(text: &str) -> Result<String, String> {
-    let inside = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
-    let first = text.starts_with(|c: char| c.is_ascii_alphanumeric());
     if text == "loopback" {
         Err("cannot be used: another plugin has that name".to_owned())
-    } else if first && text.chars().all(inside) && text.len() <= 100 {
+    } else if is_plugin_name(text) {
         Ok(text.to_owned())
     } else {
-        Err("must be a file name of 1 to 100 letters, digits, '.', '-' and '_', the first a letter or digit"
-            .to_owned())
+        Err(PLUGIN_NAME.to_owned())
     }
+}
+
+const PLUGIN_NAME: &str =
+    "must be a file name of 1 to 100 letters, digits, '.', '-' and '_', the first a letter or digit";
+
+fn is_plugin_name(text: &str) -> bool {
+    let inside = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+    let first = text.starts_with(|c: char| c.is_ascii_alphanumeric());
+    first && text.chars().all(inside) && text.len() <= 100
 }
 
 pub(super) fn cni_version(text: &str) -> Result<cni::Version, String> {

@@ -214,7 +214,7 @@ fn slow_clients_are_let_go_and_hold_up_nobody() {
 fn a_client_that_hangs_up_cancels_its_add() {
     let (begun, seen) = mpsc::channel();
     let (told, cancelled) = mpsc::channel();
-    let serve = move |request: &Request, _: &[String], caller: &Caller<'_>| {
+    let serve = move |request: &Request, caller: &Caller<'_>| {
         begun.send(()).unwrap();
         told.send(hung_up_in_time(caller)).unwrap();
         done(request)
@@ -232,7 +232,7 @@ fn a_client_that_hangs_up_cancels_its_add() {
 fn one_worker(bound: usize) -> (Options, mpsc::Receiver<String>, mpsc::Sender<()>) {
     let ((begun, seen), (go, gone)) = (mpsc::channel(), mpsc::channel::<()>());
     let gone = Mutex::new(gone);
-    let serve = move |request: &Request, _: &[String], _: &Caller<'_>| {
+    let serve = move |request: &Request, _: &Caller<'_>| {
         let Request::Add(call) = request else { panic!("{request:?}") };
         begun.send(call.container.to_string()).unwrap();
         if call.container.as_str() == "slow" {
@@ -301,7 +301,7 @@ fn a_thousand_clients_at_once() {
 #[test]
 fn stopping_lets_what_is_under_way_end() {
     let (begun, seen) = mpsc::channel();
-    let serve = move |request: &Request, _: &[String], _: &Caller<'_>| {
+    let serve = move |request: &Request, _: &Caller<'_>| {
         begun.send(()).unwrap();
         thread::sleep(Duration::from_millis(100));
         done(request)
@@ -323,7 +323,7 @@ fn stopping_has_an_end() {
     let (begun, seen) = mpsc::channel();
     let (go, gone) = mpsc::channel::<()>();
     let gone = Mutex::new(gone);
-    let serve = move |request: &Request, _: &[String], _: &Caller<'_>| {
+    let serve = move |request: &Request, _: &Caller<'_>| {
         begun.send(()).unwrap();
         let _ = gone.lock().unwrap().recv_timeout(SOON);
         done(request)

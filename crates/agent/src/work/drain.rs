@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use api::Tombstone;
 use cni::Error;
-use engine::{Caller, Wait};
+use engine::{Caller, Delegates, Wait};
 use types::AttachmentKey;
 
 use super::turns::Purpose;
@@ -71,11 +71,11 @@ impl Work {
     fn bury(&self, stone: &Tombstone, patience: Duration) -> Buried {
         let call = match &stone.call {
             Ok(call) => call,
-            Err(error) => return Buried::Senseless(error.to_string()),
+            Err(error) => return Buried::Senseless(format!("it cannot be read: {error}")),
         };
-        let (request, path) = match self.parse(call.clone()) {
-            Ok(parsed) => parsed,
-            Err(failure) => return Buried::Senseless(failure.to_string()),
+        let request = match self.parse(call.clone()) {
+            Ok(request) => request,
+            Err(failure) => return Buried::Senseless(format!("it cannot be served: {failure}")),
         };
         let Some((key, Purpose::Del)) = keyed(&request) else {
             return Buried::Senseless("it is not a DEL".to_owned());
@@ -94,8 +94,9 @@ impl Work {
             cancelled: &|| false,
             wait: Wait::UntilGone,
             resident: Some(&self.resident),
+            delegates: Delegates::Allowed(&self.delegates),
         };
-        let outcome = (self.serve)(&request, &path, &caller);
+        let outcome = (self.serve)(&request, &caller);
         match &outcome {
             Ok(done) => {
                 self.metrics.drained_tombstone();

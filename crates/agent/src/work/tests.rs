@@ -77,20 +77,31 @@ struct Site {
     work: Arc<Work>,
 }
 
+fn work_in(dir: &std::path::Path, board: &Arc<Board>, serve: Box<Serve>) -> Arc<Work> {
+    let settings = Settings {
+        run_dir: dir.to_owned(),
+        network: "podwire".try_into().unwrap(),
+        defaults: Map::new(),
+        delegates: AllowedDelegates::default(),
+    };
+    let work = Work::new(settings, Arc::clone(board), Arc::new(Metrics::new()));
+    Arc::new(work.with_engine(serve))
+}
+
 impl Site {
     fn new() -> Self {
         let (dir, engine) = (TempDir::new().unwrap(), Arc::new(Engine::default()));
         let board = Arc::new(Board::new());
         board.set_ready();
-        let settings = Settings {
-            run_dir: dir.path().to_owned(),
-            network: "podwire".try_into().unwrap(),
-            defaults: Map::new(),
-        };
         let served = Arc::clone(&engine);
-        let work = Work::new(settings, Arc::clone(&board), Arc::new(Metrics::new()))
-            .with_engine(Box::new(move |request, _, caller| served.serve(request, caller)));
-        Self { dir, engine, board, work: Arc::new(work) }
+        let serve: Box<Serve> = Box::new(move |request, caller| served.serve(request, caller));
+        let work = work_in(dir.path(), &board, serve);
+        Self { dir, engine, board, work }
+    }
+
+    /// From now on this is the engine.
+    fn serve_by(&mut self, serve: Box<Serve>) {
+        self.work = work_in(self.dir.path(), &self.board, serve);
     }
 
     fn stones(&self) -> Tombstones {
@@ -322,6 +333,44 @@ fn an_unreadable_tombstone_is_put_aside_and_reported() {
 }
 
 #[test]
+fn a_tombstone_that_its_own_del_leaves_is_put_aside() {
+    let mut site = Site::new();
+    let (stones, engine) = (site.stones(), Arc::clone(&site.engine));
+    // As an IPAM plugin that asks for the same DEL and cannot wait for it.
+    site.serve_by(Box::new(move |request, caller| {
+        if let Request::Del(asked) = request {
+            stones.leave(&call("DEL", asked.container.as_str()), &asked.key()).unwrap();
+        }
+        engine.serve(request, caller)
+    }));
+    assert!(matches!(site.run("DEL", "a"), Answer::Done(_)));
+    for _ in 0..10 {
+        site.work.drain_tombstones();
+    }
+    assert!(site.stones().is_empty().unwrap());
+    assert_eq!(site.engine.log(), ["DEL a"; 4], "the runtime's one, and three of the tombstone");
+    let problems = site.board.problems();
+    assert_eq!(problems.len(), 1, "{problems:?}");
+    assert!(problems[0].what.contains("leads back to Podwire"), "{problems:?}");
+    assert!(problems[0].command.as_deref().is_some_and(|c| c.starts_with("rm ")), "{problems:?}");
+    assert!(matches!(site.run("ADD", "a"), Answer::Done(_)), "it is in nobody's way");
+}
+
+#[test]
+fn a_tombstone_with_the_mark_of_delegates_is_put_aside() {
+    let site = Site::new();
+    let mut marked = call("DEL", "a");
+    marked.env.insert("CNI_PODWIRE_DELEGATED".to_owned(), "1".to_owned());
+    let Err(Answer::Failed(failure)) = site.work.accept(marked.clone()) else { panic!() };
+    assert_eq!(failure.error.code, Code::InvalidConfig);
+    site.stones().leave(&marked, &key("a")).unwrap();
+    assert!(matches!(site.run("ADD", "b"), Answer::Done(_)));
+    assert!(site.stones().is_empty().unwrap());
+    assert!(site.board.problems()[0].what.contains("leads back to Podwire"), "{:?}", site.board.problems());
+    assert_eq!(site.engine.log(), ["ADD b"], "nothing of it was served");
+}
+
+#[test]
 fn many_adds_drain_each_tombstone_once() {
     let site = Site::new();
     (0..50).for_each(|n| site.leave(&format!("old{n}")));
@@ -391,10 +440,11 @@ fn who_waits_gets_addresses_of_the_blocks_there_are_when_it_is_served() {
         run_dir: site.dir.path().to_owned(),
         network: "podwire".try_into().unwrap(),
         defaults: filled("10.9.0.0/24"),
+        delegates: AllowedDelegates::default(),
     };
     let subnets = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&subnets);
-    let note = move |request: &Request, _: &[String], _: &Caller<'_>| {
+    let note = move |request: &Request, _: &Caller<'_>| {
         let Request::Add(call) = request else { panic!("{request:?}") };
         seen.lock().unwrap().push(call.config.map["subnet"].clone());
         Ok(Done::default())
@@ -414,8 +464,9 @@ fn a_full_node_says_why_it_gets_no_other_block() {
         run_dir: site.dir.path().to_owned(),
         network: "podwire".try_into().unwrap(),
         defaults: filled("10.9.0.0/24"),
+        delegates: AllowedDelegates::default(),
     };
-    let full = |_: &Request, _: &[String], _: &Caller<'_>| {
+    let full = |_: &Request, _: &Caller<'_>| {
         Err(Error::new(Code::AddressesExhausted, "no free address left").with_details("5 in use"))
     };
     let work = Work::new(settings, Arc::clone(&site.board), Arc::new(Metrics::new()));

@@ -13,6 +13,10 @@ use testkit::{Agent, Call, CniError, Lab, Node, Plugin, Pod, Verb, inspect, ping
 /// Both attach modes, for tables of cases.
 pub(crate) const MODES: [&str; 2] = ["bridge", "routed"];
 
+/// The directory in a lab's where its agent looks for IPAM plugins, and those that it may run.
+pub(crate) const DELEGATES: &str = "delegates";
+const DELEGATE_PLUGINS: &str = "gate-ipam,host-local,copy,through";
+
 /// A lab with one node and its agent. The agent ends before its node does.
 pub(crate) struct Host {
     pub(crate) agent: Agent,
@@ -31,7 +35,9 @@ impl Host {
     pub(crate) fn with_flags(label: &str, flags: &[&str]) -> Self {
         let lab = Lab::new(label).unwrap();
         let node = lab.node("n1").unwrap();
-        let flags: Vec<&str> = ["--no-install"].iter().chain(flags).copied().collect();
+        let directory = lab.dir().join(DELEGATES).display().to_string();
+        let delegates = ["--delegate-directories", &directory, "--delegate-plugins", DELEGATE_PLUGINS];
+        let flags: Vec<&str> = ["--no-install"].iter().chain(&delegates).chain(flags).copied().collect();
         let agent = Agent::start(&node, &flags).unwrap();
         Self { agent, plugin: Plugin::podwire().unwrap(), node, lab }
     }

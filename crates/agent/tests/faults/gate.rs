@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use serde_json::{Value, json};
 use testkit::{Call, DEADLINE, Outcome, Pod, Verb, wait_until};
 
-use crate::common::{Host, with};
+use crate::common::{DELEGATES, Host, with};
 
 /// Its ADDs wait for a file. What they give are addresses of a network of its own, by turns.
 pub(crate) struct Gate {
@@ -39,14 +39,14 @@ const NAME: &str = "gate-ipam";
 
 impl Gate {
     pub(crate) fn new(host: &Host) -> Self {
-        let dir = host.lab.dir().join("gate");
+        let dir = host.lab.dir().join(DELEGATES);
         fs::create_dir(&dir).unwrap();
         // Every ADD leaves a file of its own, whose number becomes the address.
         let script = format!(
             r#"#!/bin/sh
 cat >/dev/null
 cd {} || exit 1
-env >env-$CNI_COMMAND
+tr '\0' '\n' </proc/$$/environ >env-$CNI_COMMAND
 case $CNI_COMMAND in
 ADD) n=2; until mkdir waiting-$n 2>/dev/null; do n=$((n + 1)); [ $n -lt 250 ] || exit 1; done
      i=0; until [ -e open ]; do i=$((i + 1)); [ $i -lt 2000 ] || exit 1; sleep 0.01; done
@@ -77,10 +77,8 @@ esac
         host.plugin.call(&host.node, &self.of(verb, pod)).unwrap()
     }
 
-    /// With a CNI_PATH that leads here.
     pub(crate) fn of(&self, verb: Verb, pod: &Pod) -> Call {
-        let path = ("CNI_PATH".to_owned(), self.dir.display().to_string());
-        Call { env: vec![path], ..Call::pod(verb, pod, &self.config) }
+        Call::pod(verb, pod, &self.config)
     }
 
     /// Until so many ADDs stand at the gate.

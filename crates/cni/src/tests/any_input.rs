@@ -92,13 +92,13 @@ fn any_env() -> impl Strategy<Value = Env> {
         pairs.iter().map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>().join(";").into_bytes()
     });
     let value = prop_oneof![id, args, vec(any::<u8>(), 0..12)];
-    (option::weighted(0.9, command), vec((select(Var::ALL.to_vec()), value), 0..9)).prop_map(
-        |(command, vars)| {
-            let command = command.map(|c| (Var::Command, c));
-            let all = command.into_iter().chain(vars);
-            Env::from_vars(all.map(|(var, value)| (var.name().into(), OsString::from_vec(value))))
-        },
-    )
+    // A request with the mark of delegates is refused before anything else of it is read.
+    let vars: Vec<Var> = Var::ALL.into_iter().filter(|var| *var != Var::Delegated).collect();
+    (option::weighted(0.9, command), vec((select(vars), value), 0..9)).prop_map(|(command, vars)| {
+        let command = command.map(|c| (Var::Command, c));
+        let all = command.into_iter().chain(vars);
+        Env::from_vars(all.map(|(var, value)| (var.name().into(), OsString::from_vec(value))))
+    })
 }
 
 /// A config with everything in it, to be broken byte by byte.

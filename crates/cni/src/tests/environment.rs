@@ -64,7 +64,7 @@ fn b1_all_variables_arrive() {
     let Ok(Request::Add(call)) = Request::parse(&env(&vars), &stdin) else { panic!("no ADD") };
     assert_eq!((call.container.as_str(), call.ifname.as_str()), ("c1", "eth1"));
     assert_eq!((call.netns.as_deref(), call.netns_override), (Some("/proc/7/ns/net"), true));
-    assert_eq!(call.path, ["/a", "/b"]);
+    assert_eq!(call.config.variables.path().unwrap(), ["/a", "/b"]);
     assert_eq!(call.args.pod_name.as_deref(), Some("web"));
     assert_eq!(call.config.raw, stdin);
 }

@@ -25,9 +25,10 @@ use netconf::{Addresses, NetConf};
 use netlink::RtSocket;
 use types::{AttachmentKey, IfName, NetworkName};
 
+use crate::delegate::NONE_ALLOWED;
 use crate::gc::{self, Undoing};
 use crate::state::{Attachment, Listed, Network, Phase, State};
-use crate::{Caller, Error, Resident, Wait, relearn};
+use crate::{Caller, Delegates, Error, Resident, Wait, relearn};
 use node::Renewed;
 use observe::Seen;
 
@@ -45,7 +46,14 @@ pub struct Order<'a> {
 
 impl Order<'_> {
     fn caller(&self) -> Caller<'_> {
-        Caller { request: None, cancelled: &|| false, wait: Wait::UntilGone, resident: self.resident }
+        Caller {
+            request: None,
+            cancelled: &|| false,
+            wait: Wait::UntilGone,
+            resident: self.resident,
+            // It undoes what records say, and runs no plugin.
+            delegates: Delegates::Allowed(&NONE_ALLOWED),
+        }
     }
 }
 

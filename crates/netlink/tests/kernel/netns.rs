@@ -96,3 +96,20 @@ fn without_the_right_to_enter_the_closure_is_not_run() {
     assert!(matches!(error, NetNsError::Enter { .. }), "{error}");
     assert_eq!(error.errno(), Some(rustix::io::Errno::PERM));
 }
+
+/// Opening a device can have effects, and whoever names the path may not be allowed to open it.
+#[test]
+fn a_file_that_is_no_namespace_is_not_opened() {
+    use rustix::fs::inotify;
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    std::fs::write(&file, "x").unwrap();
+    let events = inotify::init(inotify::CreateFlags::NONBLOCK).unwrap();
+    inotify::add_watch(&events, &file, inotify::WatchFlags::OPEN).unwrap();
+    assert!(matches!(NetNs::open(&file), Err(NetNsError::NotNamespace { .. })));
+    let mut buffer = [std::mem::MaybeUninit::uninit(); 512];
+    let mut reader = inotify::Reader::new(&events, &mut buffer);
+    assert_eq!(reader.next().err(), Some(rustix::io::Errno::AGAIN));
+    std::fs::File::open(&file).unwrap();
+    assert!(reader.next().is_ok(), "an open is seen");
+}

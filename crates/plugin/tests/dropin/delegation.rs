@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
-use testkit::{Call, Outcome, Pod, REFERENCE_DIR, Snapshot, Verb, inspect};
+use testkit::{Call, Outcome, Plugin, Pod, REFERENCE_DIR, Snapshot, Verb, inspect};
 
 use crate::common::{DUAL, Host, MODES, ips, nets, verdict, with, with_previous, words};
 
@@ -60,7 +60,7 @@ const SCRIBE: &str = r#"#!/bin/sh
 dir=${0%/*}
 echo "$CNI_COMMAND" >>"$dir/verbs"
 cat >"$dir/stdin-$CNI_COMMAND"
-env | grep '^CNI_' | sort >"$dir/env-$CNI_COMMAND"
+tr '\0' '\n' </proc/$$/environ | sort >"$dir/env-$CNI_COMMAND"
 echo "scribe heard $CNI_COMMAND" >&2
 [ -e "$dir/do-$CNI_COMMAND" ] && . "$dir/do-$CNI_COMMAND"
 [ "$CNI_COMMAND" = ADD ] && cat "$dir/result"
@@ -155,7 +155,7 @@ fn e19_all_that_the_plugin_says_is_used() {
 }
 
 #[test]
-fn e19_every_verb_is_forwarded_with_the_same_environment_and_the_config_verbatim() {
+fn e19_every_verb_gets_the_cni_variables_and_the_config_verbatim() {
     let host = Host::new("e19-verbatim");
     let scribe = Scribe::new(&host);
     let config = scribe_config(&host, &json!({}));
@@ -181,7 +181,8 @@ fn e19_every_verb_is_forwarded_with_the_same_environment_and_the_config_verbatim
         (Verb::Del, true, &previous),
     ] {
         let base = if of_pod { Call::pod(verb, &pod, config) } else { Call::network(verb, config) };
-        let sent = Call { args: args.clone(), stdin: pretty(config), env: vec![scribe.path()], ..base };
+        let env = vec![scribe.path(), ("PODWIRE_ETCD_PASSWORD".to_owned(), "secret".to_owned())];
+        let sent = Call { args: args.clone(), stdin: pretty(config), env, ..base };
         if verb != Verb::Add {
             let outcome = host.plugin.call(&host.node, &sent).unwrap();
             outcome.ok().unwrap();
@@ -193,7 +194,12 @@ fn e19_every_verb_is_forwarded_with_the_same_environment_and_the_config_verbatim
         }
         let name = verb.as_str();
         assert_eq!(scribe.read(&format!("stdin-{name}")).into_bytes(), sent.stdin, "{name}");
-        let mut expected = vec![format!("CNI_COMMAND={name}"), format!("CNI_PATH={}", scribe.path().1)];
+        let mut expected = vec![
+            format!("CNI_COMMAND={name}"),
+            format!("CNI_PATH={}", scribe.path().1),
+            "CNI_PODWIRE_DELEGATED=1".to_owned(),
+            "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".to_owned(),
+        ];
         expected.extend(args.iter().map(|args| format!("CNI_ARGS={args}")));
         if of_pod {
             expected.push(format!("CNI_CONTAINERID={}", pod.id()));
@@ -354,4 +360,66 @@ fn special_or_too_many_addresses_of_an_ipam_plugin_are_given_back() {
             before.expect_same(&host.node).unwrap();
         }
     }
+}
+
+/// The plugin, a delegate, the runner of the delegate, and a namespace's first process with its own helpers.
+const FEW: usize = 12;
+
+/// Called in a pid namespace: a plugin that runs itself would take all pids of the machine.
+#[test]
+fn podwire_is_refused_as_its_own_ipam_plugin_under_any_name() {
+    let host = Host::new("own-delegate");
+    let dir = host.node.dir().join("cni");
+    std::fs::create_dir(&dir).unwrap();
+    let at = |name: &str| dir.join(name).display().to_string();
+    let own = at("podwire-cni");
+    // Not by this process: another test's child could inherit the descriptor, and then it cannot be executed.
+    let make = format!(
+        "cp {0} {own} && cp {own} {copy} && ln -s {own} {symlink} && ln {own} {hardlink} &&
+         printf '#!/bin/sh\nexec {own}\n' >{through} && chmod 755 {through}",
+        host.plugin.path.display(),
+        copy = at("copy"),
+        symlink = at("symlink"),
+        hardlink = at("hardlink"),
+        through = at("through"),
+    );
+    host.node.sh(&["sh", "-c", &make]).unwrap();
+    let plugin = Plugin { path: own.into() };
+    let (running, previous) = host.attached("running", &host.config(&json!({"subnet": DUAL})));
+    let pod = host.pod("a");
+    let before = Snapshot::of(&host.node).unwrap();
+    for (name, is_known) in
+        [("podwire-cni", true), ("symlink", true), ("hardlink", true), ("copy", false), ("through", false)]
+    {
+        let config = host.config(&json!({"ipam": {"type": name}, "subnet": DUAL}));
+        let gc = json!({"cni.dev/valid-attachments": [{"containerID": running.id(), "ifname": "eth0"}]});
+        for call in [
+            Call::pod(Verb::Add, &pod, &config),
+            Call::pod(Verb::Check, &pod, &with_previous(&config, &previous)),
+            Call::network(Verb::Status, &config),
+            Call::pod(Verb::Del, &pod, &config),
+            Call::network(Verb::Gc, &with(&config, &gc)),
+        ] {
+            let verb = call.verb;
+            let call = Call { env: vec![("CNI_PATH".to_owned(), dir.display().to_string())], ..call };
+            let outcome = plugin.call_contained(&host.node, &call, FEW).unwrap();
+            // An ADD of these is refused before anything runs, so there is nothing to give back.
+            if is_known && matches!(verb, Verb::Del | Verb::Gc) {
+                outcome.ok().unwrap();
+                continue;
+            }
+            let error = outcome.error().unwrap();
+            assert!(
+                error.code == 7 || (error.code == 50 && verb == Verb::Status),
+                "{name} {verb:?}: {error:?}"
+            );
+            assert!(
+                error.msg.contains("ipam.type") && error.msg.contains(name),
+                "{name} {verb:?}: {error:?}"
+            );
+        }
+    }
+    before.expect_same(&host.node).unwrap();
+    assert!(inspect::link(&pod, "eth0").is_err());
+    host.check(&running, &host.config(&json!({"subnet": DUAL})), &previous).unwrap();
 }

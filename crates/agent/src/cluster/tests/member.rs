@@ -52,6 +52,7 @@ impl Site {
             run_dir: dir.path().join("run"),
             network: config.network.name.clone(),
             defaults: config.network.request_defaults(),
+            delegates: config.delegates.clone(),
         };
         let parts = Parts {
             config: Arc::new(config),

@@ -6,7 +6,7 @@ use super::*;
 fn gated() -> (Options, mpsc::Receiver<()>, mpsc::Sender<()>) {
     let ((begun, seen), (go, gone)) = (mpsc::channel(), mpsc::channel::<()>());
     let gone = Mutex::new(gone);
-    let serve = move |request: &Request, _: &[String], _: &Caller<'_>| {
+    let serve = move |request: &Request, _: &Caller<'_>| {
         if let Request::Add(_) = request {
             begun.send(()).unwrap();
             gone.lock().unwrap().recv_timeout(SOON).unwrap();
@@ -69,7 +69,7 @@ fn several_calls_on_one_connection() {
 
 #[test]
 fn a_call_that_panics_is_told_as_an_internal_error() {
-    let serve = |_: &Request, _: &[String], _: &Caller<'_>| panic!("on purpose");
+    let serve = |_: &Request, _: &Caller<'_>| panic!("on purpose");
     let site = Site::new(Options { serve: Box::new(serve), ..Options::default() });
     let whole = post("/v1/cni", &call("ADD", "a"));
     for request in [whole.clone(), whole.replace("Host: agent", "Host: agent\r\nAccept: */*")] {
@@ -84,7 +84,7 @@ fn a_call_that_panics_is_told_as_an_internal_error() {
 fn a_half_closed_connection_counts_as_hung_up() {
     let (begun, seen) = mpsc::channel();
     let (told, cancelled) = mpsc::channel();
-    let serve = move |request: &Request, _: &[String], caller: &Caller<'_>| {
+    let serve = move |request: &Request, caller: &Caller<'_>| {
         assert!(!(caller.cancelled)());
         begun.send(()).unwrap();
         told.send(hung_up_in_time(caller)).unwrap();
@@ -100,7 +100,7 @@ fn a_half_closed_connection_counts_as_hung_up() {
 
 #[test]
 fn a_large_answer_waits_for_its_reader() {
-    let serve = |_: &Request, _: &[String], _: &Caller<'_>| {
+    let serve = |_: &Request, _: &Caller<'_>| {
         Ok(engine::Done { answer: Some(json!("x".repeat(4 << 20))), ..engine::Done::default() })
     };
     let site = Site::new(Options { serve: Box::new(serve), ..Options::default() });

@@ -49,7 +49,7 @@ pub(super) struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        let serve = Box::new(|request: &Request, _: &[String], _: &Caller<'_>| done(request));
+        let serve = Box::new(|request: &Request, _: &Caller<'_>| done(request));
         Self {
             peers: Peers::root_and_self(),
             bounds: Bounds::default(),
@@ -92,6 +92,7 @@ impl Site {
             run_dir: dir.path().join("run"),
             network: "podwire".try_into().unwrap(),
             defaults: Map::new(),
+            delegates: engine::AllowedDelegates::default(),
         };
         let work = Work::new(settings, Arc::clone(&board), Arc::clone(&metrics)).with_engine(options.serve);
         let network = NetworkStatus {

@@ -1,0 +1,270 @@
+use std::collections::BTreeMap;
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
+
+use cni::{Env, Request};
+use tempfile::TempDir;
+
+use super::*;
+
+/// Nothing that ends by itself takes so long.
+const LONG: Duration = Duration::from_secs(30);
+
+/// A directory with IPAM plugins, and a request that names one.
+struct Site {
+    dir: TempDir,
+    config: Config,
+}
+
+impl Site {
+    fn new(padding: usize) -> Self {
+        let dir = TempDir::new().unwrap();
+        let vars = [
+            ("CNI_COMMAND", "ADD"),
+            ("CNI_CONTAINERID", "a"),
+            ("CNI_NETNS", "/x"),
+            ("CNI_IFNAME", "eth0"),
+            ("CNI_PATH", dir.path().to_str().unwrap()),
+        ];
+        let env = Env::from_vars(vars.map(|(name, value)| (name.into(), value.into())));
+        let text =
+            format!(r#"{{"cniVersion":"1.1.0","name":"n","type":"t","pad":"{}"}}"#, "x".repeat(padding));
+        let Ok(Request::Add(request)) = Request::parse(&env, text.as_bytes()) else { panic!("no ADD") };
+        Self { config: request.config, dir }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn write(&self, name: &str, script: &str) -> PathBuf {
+        let program = self.path(name);
+        // Not by this process: another test's child could inherit the descriptor, and then it cannot be executed.
+        let write = Command::new("sh")
+            .args(["-c", "printf '#!/bin/sh\\n%s\\n' \"$2\" >\"$1\" && chmod 755 \"$1\"", "sh"])
+            .args([program.as_os_str(), script.as_ref()])
+            .status();
+        assert!(write.unwrap().success());
+        program
+    }
+
+    /// What an agent whose configuration names these finds.
+    fn allowed(&self, directories: &[&Path], plugins: &[&str]) -> Result<Delegate<'_>, String> {
+        let allowed = AllowedDelegates {
+            directories: directories.iter().map(|dir| dir.to_path_buf()).collect(),
+            plugins: plugins.iter().map(|&plugin| plugin.to_owned()).collect(),
+        };
+        Delegate::find("ipam", &self.config, Delegates::Allowed(&allowed)).map_err(|e| e.to_string())
+    }
+}
+
+/// Calls a script, and says how long that took.
+fn call(script: &str, patience: Duration, padding: usize) -> (Result<Vec<u8>, Error>, Duration) {
+    let site = Site::new(padding);
+    site.write("ipam", script);
+    let mut delegate = Delegate::find("ipam", &site.config, Delegates::InCniPath).unwrap();
+    delegate.patience = patience;
+    let started = Instant::now();
+    (delegate.call("ADD"), started.elapsed())
+}
+
+fn is_alive(pid: &str) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+}
+
+#[test]
+fn an_answer_larger_than_a_pipe_comes_whole() {
+    let (answer, _) = call("cat", LONG, 300_000);
+    assert!(answer.unwrap().len() > 300_000);
+}
+
+#[test]
+fn one_that_does_not_read_its_config_is_heard() {
+    let (answer, _) = call("exec <&-; echo '{}'", LONG, 300_000);
+    assert_eq!(answer.unwrap(), b"{}\n");
+}
+
+#[test]
+fn its_own_error_is_told() {
+    let (answer, _) = call(r#"cat >/dev/null; echo '{"code":123,"msg":"no lease"}'; exit 1"#, LONG, 0);
+    let error: cni::Error = answer.unwrap_err().into();
+    assert!(error.msg.contains("no lease"), "{error}");
+}
+
+#[test]
+fn one_that_hangs_is_ended() {
+    let (answer, took) = call("cat >/dev/null; exec sleep 60", Duration::from_millis(300), 0);
+    let error: cni::Error = answer.unwrap_err().into();
+    assert!(error.to_string().contains("did not end within"), "{error}");
+    assert!(took < LONG, "{took:?}");
+}
+
+#[test]
+fn one_that_answers_and_closes_stdout_but_stays_is_ended() {
+    let dir = TempDir::new().unwrap();
+    let pid = dir.path().join("pid");
+    let script = format!("echo $$ >{}; echo '{{}}'; exec >&-; exec sleep 60", pid.display());
+    let (answer, took) = call(&script, Duration::from_secs(1), 0);
+    let error: cni::Error = answer.unwrap_err().into();
+    assert!(error.to_string().contains("did not end within"), "{error}");
+    assert!(took < LONG, "{took:?}");
+    assert!(!is_alive(std::fs::read_to_string(pid).unwrap().trim()));
+}
+
+#[test]
+fn one_that_leaves_a_daemon_with_its_stdout_has_answered() {
+    let (answer, took) = call("sleep 20 & echo '{}'", LONG, 0);
+    assert_eq!(answer.unwrap(), b"{}\n");
+    assert!(took < Duration::from_secs(10), "{took:?}");
+}
+
+#[test]
+fn one_that_never_ends_its_answer_is_ended() {
+    let (answer, took) = call("exec yes", LONG, 0);
+    let error: cni::Error = answer.unwrap_err().into();
+    assert!(error.to_string().contains("larger than"), "{error}");
+    assert!(took < LONG, "{took:?}");
+}
+
+#[test]
+fn a_delegate_that_times_out_is_killed_with_all_its_children() {
+    let dir = TempDir::new().unwrap();
+    let pids = dir.path().join("pids");
+    // The second child has closed all pipes: nothing but the group leads to it.
+    let script = format!(
+        "sleep 60 & echo $! >{0}; sh -c 'exec </dev/null >/dev/null 2>&1; sleep 60 & echo $! >>{0}; wait' & wait",
+        pids.display()
+    );
+    let (answer, _) = call(&script, Duration::from_secs(1), 0);
+    let error: cni::Error = answer.unwrap_err().into();
+    assert!(error.to_string().contains("did not end within"), "{error}");
+    let pids = std::fs::read_to_string(pids).unwrap();
+    assert_eq!(pids.lines().count(), 2, "{pids}");
+    let end = Instant::now() + DYING;
+    while pids.lines().any(is_alive) {
+        assert!(Instant::now() < end, "still alive: {pids}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_delegate_gets_the_cni_variables_and_nothing_else() {
+    let site = Site::new(0);
+    site.write("ipam", r"tr '\0' '\n' </proc/$$/environ");
+    let environment = |delegate: &Delegate<'_>| -> BTreeMap<String, String> {
+        let text = String::from_utf8(delegate.call("DEL").unwrap()).unwrap();
+        let pairs = text.lines().map(|line| line.split_once('=').unwrap());
+        pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+    };
+    let dir = site.dir.path().to_str().unwrap();
+    let mut wanted: BTreeMap<String, String> = [
+        ("CNI_COMMAND", "DEL"),
+        ("CNI_CONTAINERID", "a"),
+        ("CNI_NETNS", "/x"),
+        ("CNI_IFNAME", "eth0"),
+        ("CNI_PATH", dir),
+        ("CNI_PODWIRE_DELEGATED", "1"),
+        ("PATH", PROGRAMS),
+    ]
+    .map(|(name, value)| (name.to_owned(), value.to_owned()))
+    .into();
+    assert!(std::env::vars_os().any(|(name, _)| name == "CARGO_MANIFEST_DIR"), "there is more to inherit");
+    let found = Delegate::find("ipam", &site.config, Delegates::InCniPath).unwrap();
+    assert_eq!(environment(&found), wanted);
+    let found = site.allowed(&[Path::new("/nonexistent"), site.dir.path()], &["ipam"]).unwrap();
+    wanted.insert("CNI_PATH".to_owned(), format!("/nonexistent:{dir}"));
+    assert_eq!(environment(&found), wanted);
+}
+
+#[test]
+fn the_plugin_itself_is_no_delegate_under_any_name() {
+    let site = Site::new(0);
+    // The config's type is t.
+    let own = site.write("t", "echo '{}'");
+    symlink(&own, site.path("symlink")).unwrap();
+    std::fs::hard_link(&own, site.path("hardlink")).unwrap();
+    symlink("/proc/self/exe", site.path("running")).unwrap();
+    std::fs::copy(std::env::current_exe().unwrap(), site.path("copy")).unwrap();
+    let find = |name| Delegate::find(name, &site.config, Delegates::InCniPath);
+    for name in ["t", "symlink", "hardlink", "running"] {
+        let error: cni::Error = find(name).err().unwrap().into();
+        assert_eq!(error.code, cni::Code::InvalidConfig, "{name}: {error}");
+        assert!(error.msg.contains("leads back to Podwire") && error.msg.contains(name), "{error}");
+        assert!(Delegate::find_for_removal(name, &site.config, Delegates::InCniPath).unwrap().is_none());
+    }
+    // Another inode: the variable that it gets stops it.
+    assert!(find("copy").is_ok());
+    assert!(Delegate::find_for_removal("missing", &site.config, Delegates::InCniPath).is_err());
+}
+
+#[test]
+fn the_agent_finds_delegates_only_where_its_configuration_says() {
+    let (site, other) = (Site::new(0), Site::new(0));
+    site.write("ipam", "exit 1");
+    assert!(Delegate::find("ipam", &site.config, Delegates::InCniPath).is_ok());
+    for (directories, plugins, says) in [
+        (vec![other.dir.path()], vec!["ipam"], "not found in delegate.directories"),
+        (vec![], vec!["ipam"], "not found in delegate.directories"),
+        (
+            vec![site.dir.path()],
+            vec!["host-local", "dhcp"],
+            "delegate.plugins of the agent (host-local, dhcp)",
+        ),
+        (vec![site.dir.path()], vec![], "delegate.plugins"),
+    ] {
+        let error = site.allowed(&directories, &plugins).err().unwrap();
+        assert!(error.contains("ipam") && error.contains(says), "{error}");
+    }
+    assert_eq!(site.allowed(&[site.dir.path()], &["ipam"]).unwrap().program, site.path("ipam"));
+}
+
+#[test]
+fn the_agent_runs_nothing_that_another_user_can_change() {
+    let site = Site::new(0);
+    let (program, dir) = (site.write("ipam", "exit 1"), site.dir.path());
+    let outside = TempDir::new().unwrap();
+    let target = outside.path().join("target");
+    std::fs::copy(&program, &target).unwrap();
+    let mode = |path: &Path, mode| std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+    let refused = |says: &str, path: &Path| {
+        let error = site.allowed(&[dir], &["ipam"]).err().unwrap();
+        assert!(error.contains(says) && error.contains(path.to_str().unwrap()), "{error}");
+    };
+    let fine = || site.allowed(&[dir], &["ipam"]).unwrap();
+    fine();
+    for (path, bad, good) in [(program.as_path(), 0o775, 0o755), (dir, 0o757, 0o755), (dir, 0o1777, 0o755)] {
+        mode(path, bad);
+        refused("chmod go-w", path);
+        mode(path, good);
+        chown(path, Some(1000), None).unwrap();
+        refused("chown root", path);
+        chown(path, Some(0), None).unwrap();
+    }
+    fine();
+    // A link of root's to a place that is not.
+    std::fs::remove_file(&program).unwrap();
+    symlink(&target, &program).unwrap();
+    fine();
+    mode(outside.path(), 0o777);
+    refused("chmod go-w", outside.path());
+}
+
+#[test]
+fn a_client_of_the_agent_names_no_file_to_read() {
+    for text in [
+        r#"{"ipam":{"resolvConf":"/etc/shadow"}}"#,
+        r#"{"ipam":{"RESOLVCONF":"/etc/shadow","resolvConf":"/etc/resolv.conf"}}"#,
+        r#"{"ipam":{},"IPAM":{"resolvConf":"/etc/shadow"}}"#,
+        r#"{"ipam":{"reſolvConf":"/etc/shadow"}}"#,
+        r#"{"ipam":{"resolvConf":["/etc/shadow"]}}"#,
+    ] {
+        let error = without_other_files(text.as_bytes()).unwrap_err();
+        assert!(error.contains("/etc/shadow") && error.contains("/etc/resolv.conf"), "{text}: {error}");
+    }
+    // Go reads both objects into one.
+    let twice = br#"{"ipam":{"resolvConf":"/etc/shadow"},"ipam":{"type":"host-local"}}"#;
+    assert_eq!(without_other_files(twice).unwrap(), br#"{"ipam":{"type":"host-local"}}"#);
+    for file in ["null", r#""""#, r#""/etc/resolv.conf""#] {
+        let text = format!(r#"{{"ipam":{{"resolvConf":{file}}}}}"#);
+        assert_eq!(without_other_files(text.as_bytes()).unwrap(), text.as_bytes());
+    }
+}
