@@ -256,8 +256,8 @@ fn only_root_changes(program: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// The config of a client of the agent, unless it names a file to read. Written anew: of a key that is there twice another
-/// parser may take the other value.
+/// The config of a client of the agent, unless it names a file to read. Serialized again, because of a key that is there
+/// twice another parser may take the other value.
 fn without_other_files(raw: &[u8]) -> Result<Vec<u8>, String> {
     let config: Map<String, Value> =
         serde_json::from_slice(raw).map_err(|e| format!("cannot read the config: {e}"))?;

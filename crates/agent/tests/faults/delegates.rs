@@ -103,10 +103,10 @@ fn of_the_client(host: &Host, name: &str) -> (PathBuf, PathBuf) {
 #[test]
 fn the_agent_runs_no_program_that_a_client_chooses() {
     let host = Host::new("chosen");
-    let ((running, previous), pod) = (host.attached("running"), host.pod("a"));
+    let (running, previous) = host.attached("running");
     // One that the agent may run, but has not; and one that it may not run at all.
     for name in ["host-local", "evil"] {
-        let (volume, mark) = of_the_client(&host, name);
+        let ((volume, mark), pod) = (of_the_client(&host, name), host.pod(name));
         let config = host.config(&json!({"name": "theirs", "bridge": "theirs0", "ipam": {"type": name}}));
         let valid = json!({"cni.dev/valid-attachments": [], "cni.dev/attachments": []});
         for call in [
@@ -132,9 +132,9 @@ fn the_agent_runs_no_program_that_a_client_chooses() {
         })
         .unwrap();
         assert!(!mark.exists(), "{name}: it ran for a tombstone");
+        assert!(inspect::link(&pod, "eth0").is_err());
     }
     host.check(&running, &previous);
-    assert!(inspect::link(&pod, "eth0").is_err());
 }
 
 /// Whatever runs the plugin again, its request is refused before it reaches the agent, and leaves nothing.

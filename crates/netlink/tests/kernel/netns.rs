@@ -97,7 +97,7 @@ fn without_the_right_to_enter_the_closure_is_not_run() {
     assert_eq!(error.errno(), Some(rustix::io::Errno::PERM));
 }
 
-/// Opening a device can have effects, and whoever names the path may not be allowed to open it.
+/// Opening a device can have effects, and a client of the agent may name a file that it could not open itself.
 #[test]
 fn a_file_that_is_no_namespace_is_not_opened() {
     use rustix::fs::inotify;
