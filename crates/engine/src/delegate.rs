@@ -2,7 +2,7 @@
 //! request, and only where a config asks for it.
 //!
 //! Limits, because a delegate runs as root:
-//! - [`Delegate::find`] is the only place that chooses a program. The agent takes it from directories of its own
+//! - [`Delegate::choose`] is the only place that chooses a program. The agent takes it from directories of its own
 //!   configuration, whatever CNI_PATH a client sends, and runs nothing that another user could have changed.
 //! - The plugin itself is refused: by device and inode here, and through copies or other plugins by the variable
 //!   CNI_PODWIRE_DELEGATED, which every delegate has and no request may have (`cni::Request`).
@@ -67,6 +67,14 @@ pub struct AllowedDelegates {
 pub(crate) static NONE_ALLOWED: AllowedDelegates =
     AllowedDelegates { directories: Vec::new(), plugins: Vec::new() };
 
+/// What it is run for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    Use,
+    /// DEL and GC, which must work with a config whose ADD would be refused now.
+    Removal,
+}
+
 pub(crate) struct Delegate<'a> {
     name: String,
     program: PathBuf,
@@ -79,6 +87,15 @@ pub(crate) struct Delegate<'a> {
 
 impl<'a> Delegate<'a> {
     pub(crate) fn find(name: &str, config: &'a Config, allowed: Delegates<'_>) -> Result<Self, Error> {
+        Self::choose(name, config, allowed, Purpose::Use)
+    }
+
+    fn choose(
+        name: &str,
+        config: &'a Config,
+        allowed: Delegates<'_>,
+        purpose: Purpose,
+    ) -> Result<Self, Error> {
         let failed = |what: String| Error::Delegate { name: name.to_owned(), what };
         let (directories, setting) = match allowed {
             Delegates::InCniPath => {
@@ -105,7 +122,7 @@ impl<'a> Delegate<'a> {
             Delegates::InCniPath => (Cow::Borrowed(config.raw.as_slice()), None),
             Delegates::Allowed(_) => {
                 only_root_changes(&program).map_err(failed)?;
-                let stdin = without_other_files(&config.raw).map_err(failed)?;
+                let stdin = without_other_files(&config.raw, purpose).map_err(failed)?;
                 let path =
                     std::env::join_paths(&directories).map_err(|e| failed(format!("{setting}: {e}")))?;
                 (Cow::Owned(stdin), Some(path))
@@ -120,7 +137,7 @@ impl<'a> Delegate<'a> {
         config: &'a Config,
         allowed: Delegates<'_>,
     ) -> Result<Option<Self>, Error> {
-        match Self::find(name, config, allowed) {
+        match Self::choose(name, config, allowed, Purpose::Removal) {
             Err(Error::OwnDelegate { .. }) => Ok(None),
             found => found.map(Some),
         }
@@ -256,21 +273,26 @@ fn only_root_changes(program: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// The config of a client of the agent, unless it names a file to read. Serialized again, because of a key that is there
-/// twice another parser may take the other value.
-fn without_other_files(raw: &[u8]) -> Result<Vec<u8>, String> {
-    let config: Map<String, Value> =
+/// The config of a client of the agent, which may not name a file to read; a removal reads none, so the key is left out.
+/// Serialized again, because of a key that is there twice another parser may take the other value.
+fn without_other_files(raw: &[u8], purpose: Purpose) -> Result<Vec<u8>, String> {
+    let mut config: Map<String, Value> =
         serde_json::from_slice(raw).map_err(|e| format!("cannot read the config: {e}"))?;
     // Go takes a key in any case, and a long s for an s.
-    let is = |key: &str, name: &str| key.to_uppercase() == name;
-    let ipams = config.iter().filter(|(key, _)| is(key, "IPAM")).filter_map(|(_, ipam)| ipam.as_object());
-    for (_, file) in ipams.flatten().filter(|(key, _)| is(key, "RESOLVCONF")) {
-        let is_none = file.is_null() || file == "";
-        if !is_none && !RESOLV_CONF.iter().any(|allowed| file == allowed) {
-            return Err(format!(
-                "ipam.resolvConf {file} must be {} with the agent",
-                RESOLV_CONF.join(" or ")
-            ));
+    let is_refused = |key: &str, file: &Value| {
+        let is_allowed = file.is_null() || file == "" || RESOLV_CONF.iter().any(|allowed| file == allowed);
+        key.to_uppercase() == "RESOLVCONF" && !is_allowed
+    };
+    for (_, ipam) in config.iter_mut().filter(|(key, _)| key.to_uppercase() == "IPAM") {
+        let Some(ipam) = ipam.as_object_mut() else { continue };
+        match purpose {
+            Purpose::Removal => ipam.retain(|key, file| !is_refused(key, file)),
+            Purpose::Use => {
+                if let Some((_, file)) = ipam.iter().find(|(key, file)| is_refused(key, file)) {
+                    let allowed = RESOLV_CONF.join(" or ");
+                    return Err(format!("ipam.resolvConf {file} must be {allowed} with the agent"));
+                }
+            }
         }
     }
     serde_json::to_vec(&config).map_err(|e| format!("cannot write the config: {e}"))

@@ -1,15 +1,16 @@
 //! An IPAM plugin that the agent runs in the plugin's place.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use api::Tombstones;
 use serde_json::json;
-use testkit::{Call, DEADLINE, Pod, Verb, inspect, wait_until};
+use testkit::{Call, DEADLINE, Pod, REFERENCE_DIR, Verb, inspect, wait_until};
 use types::AttachmentKey;
 
-use crate::common::{DELEGATES, Host, with};
+use crate::common::{DELEGATES, Host, addresses_of, ips, with};
 use crate::gate::Gate;
 use crate::raw::{about, ask, json as json_of, passed_on};
 
@@ -83,6 +84,30 @@ fn a_delegate_gets_the_variables_of_the_request_and_nothing_of_the_agents() {
         ];
         assert_eq!(has, wanted.iter().map(String::as_str).collect(), "{}", verb.as_str());
     }
+}
+
+/// The reference's own, from a directory of the agent's configuration, whatever CNI_PATH says.
+#[test]
+fn host_local_gives_addresses_through_the_agent_and_takes_them_back() {
+    let host = Host::with_flags("hostlocal", &["--delegate-directories", REFERENCE_DIR]);
+    let leases = host.lab.dir().join("leases");
+    let ranges = json!([[{"subnet": "10.66.0.0/24"}], [{"subnet": "fd00:66::/64"}]]);
+    // The installed host-local does not speak 1.1.0.
+    let config = host
+        .config(&json!({"cniVersion": "1.0.0", "name": "leased", "bridge": "leased0", "isGateway": true,
+        "ipam": {"type": "host-local", "dataDir": leases, "ranges": ranges}}));
+    let pod = host.pod("a");
+    let call = |verb| {
+        let env = vec![("CNI_PATH".to_owned(), "/nonexistent".to_owned())];
+        host.plugin.call(&host.node, &Call { env, ..Call::pod(verb, &pod, &config) }).unwrap()
+    };
+    let result = call(Verb::Add).ok().unwrap();
+    assert_eq!(addresses_of(&pod, "eth0"), ips(&result).into_iter().collect());
+    let lease = |ip: &IpAddr| leases.join("leased").join(ip.to_string());
+    assert!(ips(&result).len() == 2 && ips(&result).iter().all(|ip| lease(ip).exists()), "{result}");
+    call(Verb::Del).ok().unwrap();
+    assert!(!ips(&result).iter().any(|ip| lease(ip).exists()));
+    assert_eq!(host.held(), BTreeSet::new());
 }
 
 /// A script that leaves a mark, in a directory that only the client knows.

@@ -389,7 +389,7 @@ fn a_request_that_carries_the_mark_of_delegates_is_refused() {
         assert!(Request::parse(&env(&vars), &stdin).is_ok(), "{command}");
         match Request::parse(&env(&marked), &stdin) {
             Ok(request) => {
-                assert_eq!((command, request), (Command::Version, Request::Version(Version::V1_1_0)))
+                assert_eq!((command, request), (Command::Version, Request::Version(Version::V1_1_0)));
             }
             Err(failure) => {
                 assert_eq!((failure.error.code, failure.version), (Code::InvalidConfig, Version::V1_1_0));
