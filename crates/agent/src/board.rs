@@ -24,6 +24,7 @@ struct Inner {
     keeping: Keeping,
     reconcile: ReconcileStatus,
     installed: Vec<InstalledFile>,
+    inactive_ports: Vec<String>,
     /// What a person should look at, by who found it.
     problems: BTreeMap<Finder, Vec<Problem>>,
 }
@@ -153,6 +154,14 @@ impl Board {
 
     pub(crate) fn set_installed(&self, files: Vec<InstalledFile>) {
         self.lock().installed = files;
+    }
+
+    pub(crate) fn inactive_ports(&self) -> Vec<String> {
+        self.lock().inactive_ports.clone()
+    }
+
+    pub(crate) fn set_inactive_ports(&self, ports: Vec<String>) {
+        self.lock().inactive_ports = ports;
     }
 
     pub(crate) fn problems(&self) -> Vec<Problem> {

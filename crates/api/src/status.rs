@@ -24,6 +24,9 @@ pub struct Status {
     pub reconcile: ReconcileStatus,
     /// What is installed for runtimes; empty when the agent does not install.
     pub installed: Vec<InstalledFile>,
+    /// Published ports whose hostIP is no address of this node now, each as a sentence.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub inactive_ports: Vec<String>,
     /// What a person should look at, each with what to do.
     pub problems: Vec<Problem>,
 }

@@ -1,11 +1,14 @@
 //! The attachment as the firewall sees it.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::path::Path;
 
 use cni::{Code, PortMapping};
+use netlink::RtSocket;
 use nft::conntrack::{self, Family};
 use nft::{Firewall, Guard, HostPort, Idle, NetworkChain, Pod, Stray};
+use rustix::io::Errno;
 use types::{AttachmentKey, IfName};
 
 use crate::Error;
@@ -57,19 +60,79 @@ impl<'a> Member<'a> {
     }
 }
 
-/// A port on a host address of a family that the pod does not have would lead nowhere.
+/// Refuses a hostIP that can never lead to the pod: of a family that the pod does not have, or no unicast address.
 pub(crate) fn check_ports(ports: &[PortMapping], pod: Families) -> Result<(), Error> {
-    let leads_nowhere = |host: IpAddr| if host.is_ipv4() { !pod.ipv4 } else { !pod.ipv6 };
-    let stray = ports.iter().find_map(|port| Some((port, port.host_ip.filter(|ip| leads_nowhere(*ip))?)));
-    let Some((port, host_ip)) = stray else { return Ok(()) };
-    let family = if host_ip.is_ipv4() { "IPv6" } else { "IPv4" };
-    Err(Error::Cni(cni::Error::new(
-        Code::InvalidConfig,
-        format!(
-            "hostPort {}/{} cannot be published on hostIP {host_ip}: the pod has {family} addresses only; use a hostIP of that family or none",
-            port.host_port, port.protocol
-        ),
-    )))
+    for port in ports {
+        if let Some((host_ip, reason)) = port.host_ip.and_then(|ip| Some((ip, unusable(ip, pod)?))) {
+            let message = format!(
+                "hostPort {}/{} cannot be published on hostIP {host_ip}: {reason}",
+                port.host_port, port.protocol
+            );
+            return Err(Error::Cni(cni::Error::new(Code::InvalidConfig, message)));
+        }
+    }
+    Ok(())
+}
+
+fn unusable(host_ip: IpAddr, pod: Families) -> Option<&'static str> {
+    match host_ip {
+        IpAddr::V4(_) if !pod.ipv4 => {
+            Some("the pod has IPv6 addresses only; use a hostIP of that family or none")
+        }
+        IpAddr::V6(_) if !pod.ipv6 => {
+            Some("the pod has IPv4 addresses only; use a hostIP of that family or none")
+        }
+        ip if ip.is_multicast() => Some("it is a multicast address; use an address of the node or none"),
+        IpAddr::V4(ip) if ip.is_broadcast() => {
+            Some("it is the broadcast address; use an address of the node or none")
+        }
+        IpAddr::V6(ip) if ip.is_loopback() => {
+            Some("Linux cannot forward from ::1; use 127.0.0.1 or an address of a link")
+        }
+        IpAddr::V4(_) | IpAddr::V6(_) => None,
+    }
+}
+
+/// A published port whose hostIP is no address of this node now. It leads to its pod as soon as the node has the address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InactivePort {
+    pub key: AttachmentKey,
+    pub port: PortMapping,
+    pub host_ip: IpAddr,
+}
+
+impl fmt::Display for InactivePort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { key, port, host_ip } = self;
+        write!(f, "hostPort {port} of {key}: {host_ip} is no address of this node")
+    }
+}
+
+/// The inactive host ports of these attachments. Asks the kernel about each hostIP, as the firewall's rule does.
+pub fn inactive_ports<'a>(
+    attachments: impl IntoIterator<Item = &'a Attachment>,
+    host: &mut RtSocket,
+) -> Result<Vec<InactivePort>, Error> {
+    let mut inactive = Vec::new();
+    for attachment in attachments {
+        for port in &attachment.ports {
+            let Some(host_ip) = port.host_ip.filter(|ip| !ip.is_unspecified()) else { continue };
+            if !is_local(host, host_ip)? {
+                inactive.push(InactivePort { key: attachment.key.clone(), port: *port, host_ip });
+            }
+        }
+    }
+    Ok(inactive)
+}
+
+fn is_local(host: &mut RtSocket, ip: IpAddr) -> Result<bool, Error> {
+    match host.route_to(ip) {
+        Ok(route) => Ok(route.local),
+        Err(error) if error.is_unreachable() || error.is_missing() => Ok(false),
+        // A prohibited or blackholed destination is answered with an error of its own.
+        Err(error) if matches!(error.errno(), Some(Errno::ACCESS | Errno::INVAL)) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// A port without a host address is published in every family that the pod has.

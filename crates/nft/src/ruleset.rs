@@ -249,11 +249,12 @@ const INET: Structure = Structure {
 	}
 	chain hostports {
 		meta l4proto != { tcp, udp, sctp } return
+		# a hostIP that is no address of the node never matches: packets to it only pass through
+		fib daddr type != local return
 		dnat ip to ip daddr . meta l4proto . th dport map @hostport4
 		dnat ip6 to ip6 daddr . meta l4proto . th dport map @hostport6
 		# the kernel forwards neither ::1 nor link-local addresses
 		ip6 daddr { ::1, fe80::/10 } return
-		fib daddr type != local return
 		dnat ip to meta l4proto . th dport map @hostport4_any
 		dnat ip6 to meta l4proto . th dport map @hostport6_any
 	}

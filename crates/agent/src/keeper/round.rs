@@ -92,6 +92,8 @@ impl Keeper {
         self.parts.board.reconciled(took_ms, &repairs);
         debug!("reconciled {} attachments in {took_ms} ms", outcome.attachments.len());
         self.memory = outcome.attachments;
+        let inactive = outcome.inactive_ports.iter().map(ToString::to_string).collect();
+        self.parts.board.set_inactive_ports(inactive);
         let lacks_bridge = self.lacks_bridge(&outcome.troubles);
         let problems: Vec<Problem> = outcome.troubles.into_iter().map(problem).collect();
         let known = self.parts.board.problems();

@@ -98,6 +98,7 @@ pub(super) fn status(service: &Service) -> Status {
         attachments,
         reconcile: board.reconcile(),
         installed: board.installed(),
+        inactive_ports: board.inactive_ports(),
         problems,
     }
 }

@@ -28,7 +28,7 @@ use types::{AttachmentKey, IfName, NetworkName};
 use crate::delegate::NONE_ALLOWED;
 use crate::gc::{self, Undoing};
 use crate::state::{Attachment, Listed, Network, Phase, State};
-use crate::{Caller, Delegates, Error, Resident, Wait, relearn};
+use crate::{Caller, Delegates, Error, InactivePort, Resident, Wait, inactive_ports, relearn};
 use node::Renewed;
 use observe::Seen;
 
@@ -127,6 +127,8 @@ pub struct Outcome {
     pub troubles: Vec<Trouble>,
     /// All attachments that are ready now, as they are recorded.
     pub attachments: Vec<Attachment>,
+    /// Host ports on addresses that the node does not have.
+    pub inactive_ports: Vec<InactivePort>,
 }
 
 /// One round, while it runs.
@@ -157,6 +159,10 @@ pub fn reconcile(order: Order<'_>) -> Result<Outcome, Error> {
     round.settle_bridges();
     round.strays(&seen);
     round.firewall();
+    match inactive_ports(&round.outcome.attachments, &mut round.host) {
+        Ok(inactive) => round.outcome.inactive_ports = inactive,
+        Err(error) => round.trouble("hostIPs of published ports", error),
+    }
     Ok(round.outcome)
 }
 

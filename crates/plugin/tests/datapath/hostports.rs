@@ -176,3 +176,81 @@ fn e18_after_del_the_port_is_closed_and_can_be_had_again() {
         assert_eq!(seen, Some(ip(OUT[0])), "{mode}");
     }
 }
+
+/// Addresses of the outside network that no node has at first.
+const FLOATING: [&str; 2] = ["192.0.2.77", "2001:db8::77"];
+
+#[test]
+fn a2_host_port_on_a_foreign_address_captures_nothing() {
+    for mode in MODES {
+        let host = Host::new("hostport-foreign");
+        let out = outside(&host, &[]);
+        let config = host.config(&json!({"subnet": DUAL, "mode": mode}));
+        let (victim, victims) = host.attached("v", &config);
+        let (client, _) = host.attached("c", &config);
+        let foreign = OUT.iter().map(|text| ip(text)).chain(ips(&victims));
+        let ports: Vec<Value> = foreign
+            .flat_map(|address| BOTH.map(|t| with(&mapping(8080, 80, t), &json!({"hostIP": address}))))
+            .collect();
+        // It has no server: whatever is captured is refused.
+        host.attached("m", &publishing(&config, &ports));
+        for transport in BOTH {
+            for target in OUT.map(ip) {
+                let _echo = transport.serve(&out, (target, 8080).into());
+                for from in [&*client, &*victim, &*host.node] {
+                    let seen = transport.ask(from, (target, 8080).into(), DEADLINE);
+                    assert!(seen.is_some(), "{mode} {transport:?} {target} from {}", from.name());
+                }
+            }
+            for target in ips(&victims) {
+                let _echo = transport.serve(&victim, (target, 8080).into());
+                for from in [&*client, &*host.node] {
+                    let seen = transport.ask(from, (target, 8080).into(), DEADLINE);
+                    assert!(seen.is_some(), "{mode} {transport:?} {target} from {}", from.name());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a2_floating_host_address_works_once_the_node_has_it() {
+    for mode in MODES {
+        let host = Host::new("hostport-floating");
+        let out = outside(&host, &[]);
+        let config = host.config(&json!({"subnet": DUAL, "mode": mode}));
+        let on = |address: &str| with(&mapping(8080, 80, Transport::Tcp), &json!({"hostIP": address}));
+        let (pod, result) = host.attached("a", &publishing(&config, &FLOATING.map(on)));
+        for (family, own) in ips(&result).into_iter().enumerate() {
+            let (floating, via) = (FLOATING[family], NODE[family]);
+            let _echo = Transport::Tcp.serve(&pod, (own, 80).into());
+            out.sh(&["ip", "route", "add", floating, "via", via]).unwrap();
+            let ask = |within| Transport::Tcp.ask(&out, (ip(floating), 8080).into(), within);
+            assert_eq!(ask(NEVER), None, "{mode} {floating}: the node does not have it");
+            let mut add = vec!["ip", "addr", "add", floating, "dev", "up0"];
+            add.extend(own.is_ipv6().then_some("nodad"));
+            host.node.sh(&add).unwrap();
+            assert_eq!(ask(DEADLINE), Some(ip(OUT[family])), "{mode} {floating}");
+            host.node.sh(&["ip", "addr", "del", floating, "dev", "up0"]).unwrap();
+            assert_eq!(ask(NEVER), None, "{mode} {floating}: the node has lost it");
+        }
+    }
+}
+
+#[test]
+fn a2_host_address_that_is_not_unicast_is_refused() {
+    let host = Host::new("hostport-multicast");
+    let config = host.config(&json!({"subnet": DUAL}));
+    let pod = host.pod("a");
+    let (before, inside) = (Snapshot::of(&host.node).unwrap(), Snapshot::of(&pod).unwrap());
+    for address in ["224.0.0.251", "239.1.2.3", "255.255.255.255", "ff02::1", "ff0e::7", "::1"] {
+        let port = with(&mapping(8080, 80, Transport::Udp), &json!({"hostIP": address}));
+        let error = host.refused(&pod, &publishing(&config, &[port]));
+        assert_eq!(error.code, 7, "{address}: {error:?}");
+        for word in ["8080/udp", address] {
+            assert!(error.msg.contains(word), "{word} is not in {error:?}");
+        }
+        before.expect_same(&host.node).unwrap();
+        inside.expect_same(&pod).unwrap();
+    }
+}

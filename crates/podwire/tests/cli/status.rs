@@ -109,3 +109,27 @@ fn an_agent_that_was_killed_is_missed_with_its_pods_and_tombstones() {
         ],
     );
 }
+
+#[test]
+fn a2_host_port_on_an_address_the_node_lacks_is_shown() {
+    const LINE: &str = "198.51.100.7 is no address of this node";
+    let ports = json!({"runtimeConfig": {"portMappings":
+        [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": "198.51.100.7"},
+         {"hostPort": 8081, "containerPort": 80, "protocol": "tcp", "hostIP": "127.0.0.1"}]}});
+    let shown = |host: &Host| {
+        let page = host.ask(&["status"]).stdout;
+        assert!(!page.contains("8081"), "{page}");
+        page.contains(LINE) && page.contains("198.51.100.7:8080")
+    };
+    for standalone in [true, false] {
+        let host = Host::new("inactive");
+        let agent = (!standalone).then(|| host.agent(&["--no-install", "--reconcile-seconds", "1"]));
+        let mut config = agent.as_ref().map_or_else(|| host.standalone(), |agent| agent.config(&json!({})));
+        config["runtimeConfig"] = ports["runtimeConfig"].clone();
+        let pod = host.node.pod("a").unwrap();
+        host.plugin.add(&pod, &config).unwrap().ok().unwrap();
+        wait_until("the port to be shown", Duration::from_secs(10), || Ok(shown(&host))).unwrap();
+        host.node.sh(&["ip", "addr", "add", "198.51.100.7/32", "dev", "lo"]).unwrap();
+        wait_until("the port to be active", Duration::from_secs(10), || Ok(!shown(&host))).unwrap();
+    }
+}

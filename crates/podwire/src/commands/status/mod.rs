@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use api::{Client, ClientError, Tombstones};
 use engine::state::{Phase, State};
+use netlink::RtSocket;
 
 use crate::cli::{Output, Status};
 use crate::folders::Folders;
@@ -59,11 +60,15 @@ fn without_agent(folders: &Folders) -> Result<String> {
         (None, None) => "nothing was attached here since this machine was started".to_owned(),
     };
     let (mut ready, mut pending, mut unreadable) = (0, 0, 0);
+    let mut running = Vec::new();
     for network in state.iter().map(State::networks).collect::<Result<Vec<_>, _>>()?.concat() {
         for listed in network.list()? {
-            match (&listed.attachment, listed.phase) {
+            match (listed.attachment, listed.phase) {
                 (None, _) => unreadable += 1,
-                (Some(_), Phase::Ready) => ready += 1,
+                (Some(attachment), Phase::Ready) => {
+                    ready += 1;
+                    running.push(attachment);
+                }
                 (Some(_), Phase::Pending) => pending += 1,
             }
         }
@@ -76,6 +81,9 @@ fn without_agent(folders: &Folders) -> Result<String> {
         ("mode", mode),
         ("attachments", page::attachments(counts)),
     ];
+    let inactive = RtSocket::open().map_err(Into::into).and_then(|mut host| engine::inactive_ports(&running, &mut host))?;
+    let inactive: Vec<String> = inactive.iter().map(ToString::to_string).collect();
+    rows.extend(page::inactive_ports(&inactive));
     if waiting > 0 {
         rows.push((
             "tombstones",

@@ -42,7 +42,15 @@ fn rows(status: &Status, now: u64) -> Vec<(&'static str, String)> {
         ("reconcile", reconcile(&status.reconcile, now)),
         ("installed", installed(&status.installed)),
     ]);
+    rows.extend(inactive_ports(&status.inactive_ports));
     rows
+}
+
+/// One line for each, or no row at all.
+pub(super) fn inactive_ports(ports: &[String]) -> Option<(&'static str, String)> {
+    let lines: Vec<String> =
+        ports.iter().map(|port| print::wrap(&print::short_ids(port), WIDTH - LEFT)).collect();
+    (!lines.is_empty()).then(|| ("inactive", lines.join("\n")))
 }
 
 fn mebibytes(bytes: u64) -> String {

@@ -26,6 +26,7 @@ fn status() -> Status {
         attachments: Counts { ready: 2, pending: 0, unreadable: 0 },
         reconcile: ReconcileStatus { last: Some(1_003_590), took_ms: 3, rounds: 7, ..Default::default() },
         installed: vec![InstalledFile { path: "/opt/cni/bin/podwire-cni".into(), ok: true, problem: None }],
+        inactive_ports: Vec::new(),
         problems: Vec::new(),
     }
 }
