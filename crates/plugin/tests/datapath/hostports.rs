@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use serde_json::{Value, json};
-use testkit::{DEADLINE, Ns, Snapshot};
+use testkit::{DEADLINE, Ns, Snapshot, wait_until};
 
 use crate::common::{DUAL, Host, MODES, ips, v4, v6, with};
 use crate::world::{BOTH, NEVER, NODE, OUT, Transport, ip, outside};
@@ -184,7 +184,7 @@ const FLOATING: [&str; 2] = ["192.0.2.77", "2001:db8::77"];
 fn a2_host_port_on_a_foreign_address_captures_nothing() {
     for mode in MODES {
         let host = Host::new("hostport-foreign");
-        let out = outside(&host, &[]);
+        let out = outside(&host, &["10.88.0.0/24", "fd00:88::/64"]);
         let config = host.config(&json!({"subnet": DUAL, "mode": mode}));
         let (victim, victims) = host.attached("v", &config);
         let (client, _) = host.attached("c", &config);
@@ -230,7 +230,10 @@ fn a2_floating_host_address_works_once_the_node_has_it() {
             let mut add = vec!["ip", "addr", "add", floating, "dev", "up0"];
             add.extend(own.is_ipv6().then_some("nodad"));
             host.node.sh(&add).unwrap();
-            assert_eq!(ask(DEADLINE), Some(ip(OUT[family])), "{mode} {floating}");
+            // The kernel finishes an IPv6 address a little after it was added.
+            let leads_there = || Ok(ask(NEVER) == Some(ip(OUT[family])));
+            wait_until("the address to lead to the pod", DEADLINE, leads_there)
+                .unwrap_or_else(|e| panic!("{mode} {floating}: {e:#}"));
             host.node.sh(&["ip", "addr", "del", floating, "dev", "up0"]).unwrap();
             assert_eq!(ask(NEVER), None, "{mode} {floating}: the node has lost it");
         }
