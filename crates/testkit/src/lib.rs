@@ -19,6 +19,7 @@ mod call;
 mod cluster;
 mod echo;
 mod etcd;
+pub mod frames;
 pub mod inspect;
 mod lab;
 mod node;
