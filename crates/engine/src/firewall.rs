@@ -47,11 +47,18 @@ impl<'a> Member<'a> {
         self.attachment
     }
 
+    /// Where this node is the pod's gateway. A record that was made from a link alone knows neither.
+    fn bridge(&self) -> Option<&'a IfName> {
+        let is_gateway = !self.attachment.wiring.gateways.is_empty();
+        is_gateway.then_some(&self.attachment.bridge)
+    }
+
     pub(crate) fn pod(&self) -> Pod<'_> {
         Pod {
             link: &self.attachment.host_link,
             mac: self.attachment.pod_mac,
             mode: self.attachment.mode,
+            bridge: self.bridge(),
             addresses: &self.addresses,
             masquerade: self.chain.as_ref(),
             guard: if self.attachment.spoof_check { Guard::On } else { Guard::Off },

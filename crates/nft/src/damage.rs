@@ -164,6 +164,16 @@ impl Firewall {
         Ok(Survey { chains, rules })
     }
 
+    /// Is one of these tables there, and made by another version?
+    pub(crate) fn is_of_another_version(&mut self, families: &[Family]) -> Result<bool, Error> {
+        for family in families {
+            if self.table_flags(*family)?.is_some() && !self.is_of_our_revision(&element::revision(*family))? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     fn is_of_our_revision(&mut self, revision: &Element<'_>) -> Result<bool, Error> {
         match self.socket.ask(&[request::get(revision)])?.pop() {
             Some(Ok(found)) => Ok(request::holds(revision, &found)),
@@ -173,7 +183,7 @@ impl Firewall {
     }
 
     /// A table that went in the meantime lists nothing.
-    fn listed<T: PartialEq>(
+    pub(crate) fn listed<T: PartialEq>(
         &mut self,
         family: Family,
         what: &Request<'_>,

@@ -108,6 +108,8 @@ impl fmt::Display for Element<'_> {
 
 /// The target of neighbour discovery; see the ruleset.
 const TARGETS: &str = "targets6";
+/// Host ends of guarded pods.
+const PORTS: &str = "ports";
 
 impl Element<'_> {
     /// The line that adds it, for the nft program.
@@ -130,7 +132,11 @@ impl Element<'_> {
 struct Sets {
     pods: &'static str,
     own: &'static str,
+    /// Of the table `bridge`.
     addr: &'static str,
+    source: &'static str,
+    bound: &'static str,
+    via: &'static str,
     hostport: &'static str,
     hostport_any: &'static str,
     hairpin: &'static str,
@@ -140,6 +146,9 @@ const SETS4: Sets = Sets {
     pods: "pods4",
     own: "self4",
     addr: "addr4",
+    source: "source4",
+    bound: "bound4",
+    via: "via4",
     hostport: "hostport4",
     hostport_any: "hostport4_any",
     hairpin: "hairpin4",
@@ -149,6 +158,9 @@ const SETS6: Sets = Sets {
     pods: "pods6",
     own: "self6",
     addr: "addr6",
+    source: "source6",
+    bound: "bound6",
+    via: "via6",
     hostport: "hostport6",
     hostport_any: "hostport6_any",
     hairpin: "hairpin6",
@@ -201,10 +213,13 @@ pub(crate) fn of<'a>(pod: &Pod<'a>) -> Result<Vec<Element<'a>>, Error> {
             out.push(member(Family::Inet, set, vec![Field::Ip(ip)]));
         }
     }
-    match pod.guard {
-        Guard::On => guarded(pod, &mut out),
-        Guard::Off => {}
+    // What lets packets in comes before what drops the others: a large repair takes several transactions.
+    match (pod.mode, pod.guard) {
+        (Mode::Bridge, Guard::On) => guarded_port(pod, &mut out),
+        (Mode::Routed, Guard::On) => guarded_link(pod, &mut out),
+        (Mode::Bridge | Mode::Routed, Guard::Off) => {}
     }
+    bound(pod, &mut out);
     for port in pod.ports {
         published(pod.mode, port, &mut out)?;
     }
@@ -215,24 +230,49 @@ fn member<'a>(family: Family, set: &'a str, key: Vec<Field<'a>>) -> Element<'a> 
     Element { family, set, key, data: Data::None, role: Role::Member }
 }
 
-fn guarded<'a>(pod: &Pod<'a>, out: &mut Vec<Element<'a>>) {
-    let link = Field::Link(pod.link);
-    let family = match pod.mode {
-        Mode::Bridge => Family::Bridge,
-        Mode::Routed => Family::Inet,
+/// Through which link the host may receive the pod's addresses. The guard of a routed pod knows its link.
+fn bound<'a>(pod: &Pod<'a>, out: &mut Vec<Element<'a>>) {
+    let via = match (pod.mode, pod.guard, pod.bridge) {
+        (Mode::Bridge, _, None) => return,
+        (Mode::Bridge, _, Some(bridge)) => Some(bridge),
+        (Mode::Routed, Guard::On, _) => None,
+        (Mode::Routed, Guard::Off, _) => Some(pod.link),
     };
-    let has_v6 = pod.addresses.iter().any(IpAddr::is_ipv6);
-    let link_local = has_v6.then(|| IpAddr::V6(link_local(pod.mac)));
-    for ip in pod.addresses.iter().copied().chain(link_local) {
-        out.push(member(family, sets(ip).addr, vec![link, Field::Ip(ip)]));
-        if pod.mode == Mode::Bridge && ip.is_ipv6() {
-            out.push(member(family, TARGETS, vec![link, Field::Ip(ip)]));
+    for &ip in pod.addresses {
+        if let Some(link) = via {
+            out.push(member(Family::Inet, sets(ip).via, vec![Field::Ip(ip), Field::Link(link)]));
+        }
+        out.push(member(Family::Inet, sets(ip).bound, vec![Field::Ip(ip)]));
+    }
+}
+
+fn guarded_link<'a>(pod: &Pod<'a>, out: &mut Vec<Element<'a>>) {
+    let link = Field::Link(pod.link);
+    for ip in own_addresses(pod) {
+        out.push(member(Family::Inet, sets(ip).source, vec![link, Field::Ip(ip), Field::Mac(pod.mac)]));
+    }
+    out.push(member(Family::Inet, PORTS, vec![link]));
+}
+
+fn guarded_port<'a>(pod: &Pod<'a>, out: &mut Vec<Element<'a>>) {
+    let link = Field::Link(pod.link);
+    for ip in own_addresses(pod) {
+        out.push(member(Family::Bridge, sets(ip).addr, vec![link, Field::Ip(ip)]));
+        if ip.is_ipv6() {
+            out.push(member(Family::Bridge, TARGETS, vec![link, Field::Ip(ip)]));
         }
     }
-    if pod.mode == Mode::Bridge {
-        out.push(member(family, "macs", vec![link, Field::Mac(pod.mac)]));
-    }
-    out.push(member(family, "ports", vec![link]));
+    out.push(member(Family::Bridge, "macs", vec![link, Field::Mac(pod.mac)]));
+    // In both tables: frames to reserved multicast addresses bypass the bridge.
+    out.push(member(Family::Bridge, PORTS, vec![link]));
+    out.push(member(Family::Inet, PORTS, vec![link]));
+}
+
+/// What a guarded pod may send from.
+fn own_addresses(pod: &Pod<'_>) -> impl Iterator<Item = IpAddr> {
+    let has_v6 = pod.addresses.iter().any(IpAddr::is_ipv6);
+    let link_local = has_v6.then(|| IpAddr::V6(link_local(pod.mac)));
+    pod.addresses.iter().copied().chain(link_local)
 }
 
 /// The address the kernel gives a link by itself (RFC 4291, appendix A).
@@ -290,8 +330,17 @@ mod tests {
         let chain = NetworkChain::new(&"blue".try_into().unwrap(), &["10.0.0.0/24".parse().unwrap()]);
         let addresses = ["10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
         let mac = "02:00:00:00:00:07".parse().unwrap();
-        let pod =
-            Pod { link: &link, mac, mode, addresses: &addresses, masquerade: Some(&chain), guard, ports };
+        let bridge = IfName::try_from("br0").unwrap();
+        let pod = Pod {
+            link: &link,
+            mac,
+            mode,
+            bridge: Some(&bridge),
+            addresses: &addresses,
+            masquerade: Some(&chain),
+            guard,
+            ports,
+        };
         let id = chain.id();
         of(&pod).unwrap().iter().map(|e| e.to_string().replace(id, "NET").replace(" podwire", "")).collect()
     }
@@ -321,10 +370,12 @@ mod tests {
         let got = words(Mode::Routed, Guard::On, &[]);
         assert_eq!(got[..6], NAT);
         let guard = [
-            "inet addr4 { pwabc . 10.0.0.2 }",
-            "inet addr6 { pwabc . fd00::2 }",
-            "inet addr6 { pwabc . fe80::ff:fe00:7 }",
+            "inet source4 { pwabc . 10.0.0.2 . 02:00:00:00:00:07 }",
+            "inet source6 { pwabc . fd00::2 . 02:00:00:00:00:07 }",
+            "inet source6 { pwabc . fe80::ff:fe00:7 . 02:00:00:00:00:07 }",
             "inet ports { pwabc }",
+            "inet bound4 { 10.0.0.2 }",
+            "inet bound6 { fd00::2 }",
         ];
         assert_eq!(got[6..], guard);
     }
@@ -341,6 +392,11 @@ mod tests {
             "bridge targets6 { pwabc . fe80::ff:fe00:7 }",
             "bridge macs { pwabc . 02:00:00:00:00:07 }",
             "bridge ports { pwabc }",
+            "inet ports { pwabc }",
+            "inet via4 { 10.0.0.2 . br0 }",
+            "inet bound4 { 10.0.0.2 }",
+            "inet via6 { fd00::2 . br0 }",
+            "inet bound6 { fd00::2 }",
             "inet hostport6_any { tcp . 80 : fd00::2 . 8080 }",
             "inet hairpin6 { fd00::2 . tcp . 8080 . 80 }",
         ];
@@ -352,6 +408,10 @@ mod tests {
         let ports = [port(Some("192.0.2.1"), "10.0.0.2"), port(None, "10.0.0.2")];
         let got = words(Mode::Routed, Guard::Off, &ports);
         let want = [
+            "inet via4 { 10.0.0.2 . pwabc }",
+            "inet bound4 { 10.0.0.2 }",
+            "inet via6 { fd00::2 . pwabc }",
+            "inet bound6 { fd00::2 }",
             "inet hostport4 { 192.0.2.1 . tcp . 80 : 10.0.0.2 . 8080 }",
             "inet hostport4_any { tcp . 80 : 10.0.0.2 . 8080 }",
         ];

@@ -14,6 +14,9 @@ pub struct Pod<'a> {
     /// The MAC of the pod's end.
     pub mac: Mac,
     pub mode: Mode,
+    /// In mode `bridge`: the bridge through which all packets of the pod reach the host. None where that is not known, or
+    /// where another router is the pod's gateway and its packets may come from elsewhere.
+    pub bridge: Option<&'a IfName>,
     pub addresses: &'a [IpAddr],
     /// The chain that decides what of this pod is masqueraded; without one, nothing is.
     pub masquerade: Option<&'a NetworkChain>,

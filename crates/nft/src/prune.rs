@@ -118,6 +118,7 @@ mod tests {
                 link: &link,
                 mac: "02:00:00:00:00:07".parse().unwrap(),
                 mode: Mode::Routed,
+                bridge: None,
                 addresses: &["10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap()],
                 masquerade: Some(&chain),
                 guard: Guard::On,

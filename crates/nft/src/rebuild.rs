@@ -81,6 +81,11 @@ impl Firewall {
                 // Somebody pruned a chain before its pods were in it: this time it is never empty.
                 text.extend(pods.iter().filter_map(|p| Some(ruleset::members(p.masquerade?, p.addresses))));
             }
+            if self.is_of_another_version(&families)? {
+                // New rules may use new sets: without their elements they would drop what running pods send.
+                let members = elements.iter().filter(|e| matches!(e.role, Role::Member));
+                text.extend(members.map(Element::line));
+            }
             match program::apply(&text) {
                 Ok(()) => {}
                 // The text itself is right: it does not go together with what is there. If it does not go with this

@@ -78,6 +78,8 @@ struct Structure {
     /// The rules; they are added to chains that were flushed before, in the same transaction.
     rules: &'static str,
     chains: &'static [&'static str],
+    /// Sets of earlier versions, name and definition, which no rule uses any more.
+    retired: &'static [(&'static str, &'static str)],
 }
 
 impl Structure {
@@ -85,6 +87,11 @@ impl Structure {
         out.push_str(self.objects);
         for chain in self.chains {
             out.push_str(&format!("flush chain {family} {TABLE} {chain}\n"));
+        }
+        for (set, definition) in self.retired {
+            // Added first, because deleting one that is not there fails.
+            out.push_str(&format!("add set {family} {TABLE} {set} {definition}\n"));
+            out.push_str(&format!("delete set {family} {TABLE} {set}\n"));
         }
         out.push_str(self.rules);
     }
@@ -166,11 +173,16 @@ pub(crate) fn members(network: &NetworkChain, pods: &[IpAddr]) -> String {
 }
 
 const INET: Structure = Structure {
+    retired: &[
+        ("addr4", "{ type ifname . ipv4_addr; flags timeout; }"),
+        ("addr6", "{ type ifname . ipv6_addr; flags timeout; }"),
+    ],
     chains: &[
         "guard",
         "from-pod",
         "from-pod6",
         "from-pod-icmp6",
+        "pod-source",
         "to-host",
         "nat-prerouting",
         "nat-output",
@@ -197,10 +209,16 @@ const INET: Structure = Structure {
 	set hairpin4 { type ipv4_addr . inet_proto . inet_service . inet_service; flags timeout; }
 	set hairpin6 { type ipv6_addr . inet_proto . inet_service . inet_service; flags timeout; }
 
-	# routed pods: the host end of the link, and what may come out of it
+	# host ends of guarded pods, and the addresses and MACs that routed pods send from. Nothing may come from a bridge
+	# port here: packets of pods on a bridge have the bridge as their input interface
 	set ports { type ifname; flags timeout; }
-	set addr4 { type ifname . ipv4_addr; flags timeout; }
-	set addr6 { type ifname . ipv6_addr; flags timeout; }
+	set source4 { type ifname . ipv4_addr . ether_addr; flags timeout; }
+	set source6 { type ifname . ipv6_addr . ether_addr; flags timeout; }
+	# pods whose packets reach the host only through one link; and that link, where the guard does not know it
+	set bound4 { type ipv4_addr; flags timeout; }
+	set bound6 { type ipv6_addr; flags timeout; }
+	set via4 { type ipv4_addr . ifname; flags timeout; }
+	set via6 { type ipv6_addr . ifname; flags timeout; }
 
 	# devices that lead to other nodes and carry less than pods' links: with any, there are the chains `clamp`
 	set tunnels { type ifname; }
@@ -209,6 +227,7 @@ const INET: Structure = Structure {
 	chain from-pod { }
 	chain from-pod6 { }
 	chain from-pod-icmp6 { }
+	chain pod-source { }
 	chain to-host { type filter hook input priority raw; policy accept; }
 	chain nat-prerouting { type nat hook prerouting priority dstnat; policy accept; }
 	chain nat-output { type nat hook output priority -100; policy accept; }
@@ -218,27 +237,40 @@ const INET: Structure = Structure {
 }
 "#,
     rules: r#"table inet podwire {
-	# every packet of the host comes through here, and most are of no pod: one question, about the name alone
+	# every packet of the host comes through here, and most are of no pod: they pay for one lookup of their source
 	chain guard {
 		iifname "pw*" goto from-pod
+		ip saddr @bound4 goto pod-source
+		ip6 saddr @bound6 goto pod-source
+	}
+	# packets with a pod's source from a link that is not the pod's: other hosts of the underlay could send them. On the
+	# loopback are only the host's own
+	chain pod-source {
+		iiftype loopback accept
+		ip saddr . iifname @via4 accept
+		ip6 saddr . iifname @via6 accept
+		drop
 	}
 	# links that are named as those of pods are; nearly all packets are of a guarded pod and may pass
 	chain from-pod {
 		iifname "pwvx*" iifname != @ports accept
-		iifname . ip saddr @addr4 ip daddr != 127.0.0.0/8 accept
+		iifname . ip saddr . ether saddr @source4 ip daddr != 127.0.0.0/8 accept
 		meta nfproto ipv6 goto from-pod6
 		iifname @ports drop
+		ip saddr @bound4 goto pod-source
 	}
 	chain from-pod6 {
 		meta l4proto icmpv6 goto from-pod-icmp6
-		iifname . ip6 saddr @addr6 accept
+		iifname . ip6 saddr . ether saddr @source6 accept
 		iifname @ports drop
+		ip6 saddr @bound6 goto pod-source
 	}
+	# both ends of a pod's link know each other for good: no neighbour discovery is needed, and none is let in
 	chain from-pod-icmp6 {
-		icmpv6 type { nd-router-advert, nd-redirect } iifname @ports drop
-		iifname . ip6 saddr @addr6 accept
-		ip6 saddr :: icmpv6 type nd-neighbor-solicit accept
+		icmpv6 type 133-137 iifname @ports drop
+		iifname . ip6 saddr . ether saddr @source6 accept
 		iifname @ports drop
+		ip6 saddr @bound6 goto pod-source
 	}
 	# route_localnet, which hostPorts on 127.0.0.1 need, would open the host's loopback to others. What is forwarded does not
 	# come through here. What the host itself sent from there to a hostPort left with another source: its answers are let in
@@ -290,6 +322,7 @@ const INET: Structure = Structure {
 
 /// A tunnel carries less than a pod's link: a connection learns it with its first packets, without any "too big".
 const CLAMP: Structure = Structure {
+    retired: &[],
     chains: &["clamp", "clamp-syn"],
     objects: r#"table inet podwire {
 	chain clamp { type filter hook forward priority -150; policy accept; }
@@ -309,6 +342,7 @@ const CLAMP: Structure = Structure {
 };
 
 const BRIDGE: Structure = Structure {
+    retired: &[],
     chains: &["guard", "from4", "from6", "from-arp", "advert6"],
     objects: r#"table bridge podwire {
 	comment "podwire"

@@ -119,10 +119,11 @@ mod tests {
         let shape = Shape::of(&text);
         let counts: Vec<(&str, usize)> = shape.chains.iter().map(|c| (c.name, c.rules.len())).collect();
         let want = [
-            ("guard", 1),
-            ("from-pod", 4),
-            ("from-pod6", 3),
+            ("guard", 3),
+            ("from-pod", 5),
+            ("from-pod6", 4),
             ("from-pod-icmp6", 4),
+            ("pod-source", 4),
             ("to-host", 3),
             ("nat-prerouting", 2),
             ("nat-output", 1),
@@ -140,7 +141,10 @@ mod tests {
             let sets = sets.iter().map(|&set| set.to_owned()).collect();
             Rule { ending, condition, sets }
         };
-        assert_eq!(last("guard"), rule(Ending::Goto("from-pod".to_owned()), Condition::Sometimes, &[]));
+        let to = |chain: &str| Ending::Goto(chain.to_owned());
+        assert_eq!(chain("guard").rules[0].rule, rule(to("from-pod"), Condition::Sometimes, &[]));
+        assert_eq!(last("guard"), rule(to("pod-source"), Condition::Sometimes, &["bound6"]));
+        assert_eq!(last("pod-source"), rule(Ending::Drop, Condition::Always, &[]));
         assert_eq!(last("nat-output"), rule(Ending::Jump("hostports".to_owned()), Condition::Always, &[]));
         assert_eq!(chain("guard").rules[0].names, ["pw"]);
         let key = types::AttachmentKey {
@@ -149,7 +153,7 @@ mod tests {
             ifname: "eth0".try_into().unwrap(),
         };
         assert!(key.host_link(0).as_str().starts_with("pw"), "the guard knows pods' links by their names");
-        assert_eq!(last("from-pod6"), rule(Ending::Drop, Condition::Sometimes, &["ports"]));
+        assert_eq!(last("from-pod6"), rule(to("pod-source"), Condition::Sometimes, &["bound6"]));
         assert_eq!(last("clamp-syn"), rule(Ending::Other, Condition::Sometimes, &["tunnels"]));
         assert_eq!(last("nat-postrouting"), rule(Ending::Jump("bent".to_owned()), Condition::Sometimes, &[]));
         assert_eq!(last("hostports"), rule(Ending::Other, Condition::Sometimes, &["hostport6_any"]));
@@ -162,7 +166,7 @@ mod tests {
         assert_eq!(at("nat-output"), Some(("nat", 3, -100)));
         assert_eq!(at("bent"), None);
         assert_eq!(at(network.id()), Some(("nat", 4, 101)));
-        assert_eq!(shape.sets.len(), 15 + 2);
+        assert_eq!(shape.sets.len(), 19 + 2);
         assert_eq!(Shape::of(&ruleset::text(&[Family::Bridge], &[], Clamp::On)).chains.len(), 5);
         let without = ruleset::text(&[Family::Inet], &[], Clamp::Off);
         assert!(!Shape::of(&without).chains.iter().any(|chain| chain.name.starts_with("clamp")));

@@ -112,6 +112,8 @@ mod tests {
             ("ports", vec![Field::Link(&link)], None, true),
             ("addr4", vec![Field::Link(&link), foreign], None, true),
             ("addr4", vec![Field::Link(&other), foreign], None, false),
+            ("via4", vec![own, Field::Link(&other)], None, true),
+            ("via4", vec![foreign, Field::Link(&other)], None, false),
             ("hostport4_any", vec![port, port], Some(vec![own, port]), true),
             ("hostport4", vec![own, port, port], Some(vec![foreign, port]), false),
         ] {

@@ -92,6 +92,7 @@ fn first_pod<'a>(conf: &'a NetConf, masquerade: Option<&'a NetworkChain>) -> Opt
         link: &conf.bridge,
         mac: Mac::local([0; 5]),
         mode: conf.mode,
+        bridge: None,
         addresses: &[],
         masquerade,
         guard,

@@ -67,6 +67,7 @@ pub(crate) struct Sample {
     pub(crate) link: IfName,
     pub(crate) mac: Mac,
     pub(crate) mode: Mode,
+    pub(crate) bridge: Option<IfName>,
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) chain: Option<NetworkChain>,
     pub(crate) guard: Guard,
@@ -87,6 +88,7 @@ impl Sample {
             .expect("a name"),
             mac: Mac::local([0, 0, 0, hi, lo]),
             mode,
+            bridge: Some(IfName::try_from("br0").expect("a name")),
             addresses: vec![
                 format!("10.77.{hi}.{lo}").parse().expect("v4"),
                 format!("fd77::{n:x}").parse().expect("v6"),
@@ -102,6 +104,7 @@ impl Sample {
             link: &self.link,
             mac: self.mac,
             mode: self.mode,
+            bridge: self.bridge.as_ref(),
             addresses: &self.addresses,
             masquerade: self.chain.as_ref(),
             guard: self.guard,

@@ -86,8 +86,8 @@ fn a_pod_is_in_force_after_admit_and_gone_after_expel() {
 /// How many elements a dual-stack pod has: six for NAT, and its guard and ports.
 fn all_of(pod: &Sample) -> usize {
     match pod.mode {
-        Mode::Bridge => 6 + 7 + 2 * pod.ports.len(),
-        Mode::Routed => 6 + 4 + pod.ports.len(),
+        Mode::Bridge => 6 + 12 + 2 * pod.ports.len(),
+        Mode::Routed => 6 + 6 + pod.ports.len(),
     }
 }
 
@@ -106,6 +106,8 @@ fn elements_read_as_meant() {
         assert_eq!(elements("inet", "hostport4"), "192.0.2.1 . tcp . 8080 : 10.77.1.2 . 80");
         assert_eq!(elements("inet", "hostport6"), "2001:db8::1 . tcp . 8080 : fd77::102 . 80");
         assert_eq!(elements("inet", "hairpin6"), "fd77::102 . tcp . 80 . 8080");
+        assert_eq!(elements("inet", "via4"), "10.77.1.2 . \"br0\"");
+        assert_eq!(elements("inet", "bound6"), "fd77::102");
         assert_eq!(elements("bridge", "macs"), "\"pwvx4pod258\" . 02:00:00:00:01:02");
         assert_eq!(elements("bridge", "addr4"), "\"pwvx4pod258\" . 10.77.1.2");
         let targets = elements("bridge", "targets6");
@@ -121,12 +123,12 @@ fn c6_missing_names_what_was_taken_away() {
             let pod = Sample::new(mode, 2).publish(Protocol::Tcp, 8080, 80);
             pod.admit();
             let link = pod.link.as_str();
-            let guard = match mode {
-                Mode::Bridge => "bridge",
-                Mode::Routed => "inet",
+            let (guard, own) = match mode {
+                Mode::Bridge => ("bridge", format!("addr4 {{ {link} . 10.77.0.2 }}")),
+                Mode::Routed => ("inet", format!("source4 {{ {link} . 10.77.0.2 . {} }}", pod.mac)),
             };
             nft("delete element inet podwire pods6 { fd77::2 }");
-            nft(&format!("delete element {guard} podwire addr4 {{ {link} . 10.77.0.2 }}"));
+            nft(&format!("delete element {guard} podwire {own}"));
             nft("delete element inet podwire hostport4_any { tcp . 8080 }");
             nft("add element inet podwire hostport4_any { tcp . 8080 : 10.77.0.9 . 80 }");
             nft(&format!("flush chain {guard} podwire guard"));
@@ -134,7 +136,7 @@ fn c6_missing_names_what_was_taken_away() {
             let want = [
                 format!("rules of chain {guard} podwire guard"),
                 "element inet podwire pods6 { fd77::2 }".to_owned(),
-                format!("element {guard} podwire addr4 {{ {link} . 10.77.0.2 }}"),
+                format!("element {guard} podwire {own}"),
                 "element inet podwire hostport4_any { tcp . 8080 : 10.77.0.2 . 80 } (it is there with another value)"
                     .to_owned(),
             ];
@@ -298,7 +300,7 @@ fn a_pod_without_guard_or_masquerade_has_neither() {
         (pod.guard, pod.chain) = (Guard::Off, None);
         pod.admit();
         let found = all_elements();
-        assert_eq!(found.lines().count(), 4, "{found}");
+        assert_eq!(found.lines().count(), 8, "{found}");
         assert!(
             !run("nft", &["list", "tables"]).contains("bridge"),
             "the bridge family is not needed for this pod"

@@ -159,7 +159,7 @@ fn advertisements_of_routers_and_for_foreign_addresses_are_dropped() {
     let (own, foreign): (Ipv6Addr, Ipv6Addr) = ("fd77::2".parse().unwrap(), "fd77::9".parse().unwrap());
     for (mode, guard) in BOTH.into_iter().flat_map(|mode| [(mode, Guard::On), (mode, Guard::Off)]) {
         let lab = lab(mode, guard);
-        // In routed mode the link ends at the host, whose neighbours are permanent: only routers matter.
+        // In routed mode the link ends at the host, whose neighbours are permanent: no discovery is let in at all.
         let listener = match mode {
             Mode::Bridge => icmp6(&lab, At::Pod(3)),
             Mode::Routed => icmp6(&lab, At::Host),
@@ -169,6 +169,14 @@ fn advertisements_of_routers_and_for_foreign_addresses_are_dropped() {
             advertise(&lab, ADVERT, foreign);
         }
         advertise(&lab, ADVERT, own);
+        if (mode, guard) == (Mode::Routed, Guard::On) {
+            let server = lab.serve(At::Host, Protocol::Udp, "[fd77::1]:9");
+            lab.sender(At::Pod(2), "[fd77::2]:0").send("true", "[fd77::1]:9");
+            assert_eq!(server.receive(), "true", "what was sent before it has been handled");
+            let flags = RecvFlags::DONTWAIT;
+            assert_eq!(recv(&listener, &mut [0; 1500], flags).unwrap_err(), rustix::io::Errno::AGAIN);
+            continue;
+        }
         let heard = heard(&listener, own);
         match (mode, guard) {
             (_, Guard::On) => assert_eq!(heard, [(ADVERT, own)]),
@@ -177,6 +185,16 @@ fn advertisements_of_routers_and_for_foreign_addresses_are_dropped() {
             }
             (Mode::Routed, Guard::Off) => assert_eq!(heard, [(ROUTER_ADVERT, foreign), (ADVERT, own)]),
         }
+    }
+}
+
+/// An unguarded pod whose packets reach the host through the link of this name.
+fn behind(mode: Mode, n: u16, link: &str) -> Sample {
+    let (link, sample) =
+        (link.try_into().unwrap(), Sample { guard: Guard::Off, ..Sample::new(mode, n) });
+    match mode {
+        Mode::Bridge => Sample { bridge: Some(link), ..sample },
+        Mode::Routed => Sample { link, ..sample },
     }
 }
 
@@ -211,6 +229,7 @@ fn the_hosts_loopback_stays_closed_although_hostports_need_route_localnet() {
         for name in ["eth7", "pwvx4"] {
             lab.ip(At::Host, &format!("link set {link} name {name}"));
             name.clone_into(&mut link);
+            lab.admit(&behind(mode, 2, name));
             assert_eq!(attempt(), ["hello", "true"], "{name}");
         }
         // Whose packets nobody follows come through no chain of NAT.
@@ -222,7 +241,7 @@ fn the_hosts_loopback_stays_closed_although_hostports_need_route_localnet() {
         let open = "flush chain inet podwire nat-prerouting; flush chain inet podwire to-host";
         lab.inside(At::Host, || run("nft", &[open]));
         assert_eq!(attempt(), ["hello", "spoofed", "true"], "the test notices when it is open");
-        let samples = [2, 3].map(|n| Sample { guard: Guard::Off, ..Sample::new(mode, n) });
+        let samples = [2, 3].map(|n| behind(mode, n, "pwvx4"));
         lab.inside(At::Host, || {
             let mut firewall = nft::Firewall::open().unwrap();
             firewall.rebuild(&samples.each_ref().map(Sample::pod)).unwrap();

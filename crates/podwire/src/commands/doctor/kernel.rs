@@ -113,6 +113,7 @@ fn tables() -> Result<(), String> {
         link: &link,
         mac: Mac::local([0, 0, 0, 0, 5]),
         mode: Mode::Bridge,
+        bridge: None,
         addresses: &[],
         masquerade: Some(&chain),
         guard: Guard::On,
