@@ -464,8 +464,7 @@ fn wire_up(
     wire::announce(kernel.pod, &wire)?;
     if let Some(resident) = resident {
         resident.remember_host_end(site.key, host_index);
-        // Pods have the bridge's MTU, or the one that the config gives to both.
-        resident.remember_bridge(&bridge, attachment.mtu, &attachment.wiring.gateways);
+        resident.remember_bridge(&bridge, attachment);
     }
     Ok(Wired { bridge, routes })
 }
@@ -479,7 +478,9 @@ fn bridge_for(
 ) -> Result<(Bridge, Vec<IpNet>), Error> {
     let gateways = &attachment.wiring.gateways;
     let found = match std::mem::replace(&mut kernel.bridge, Found::Nothing) {
-        Found::Known(known) if gateways.iter().all(|gateway| known.gateways.contains(gateway)) => {
+        Found::Known(known)
+            if gateways.iter().all(|gateway| known.gateways.get(gateway) == Some(&attachment.mode)) =>
+        {
             return Ok((known.bridge, Vec::new()));
         }
         Found::Known(known) => kernel.host.link(&known.bridge.name)?,

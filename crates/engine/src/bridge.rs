@@ -5,8 +5,10 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use netconf::NetConf;
-use netlink::{AddAddress, AddBridge, Link, LinkRef, Mode, Op, RtSocket, SetLink};
-use types::{Digest, IfName, Mac};
+use netlink::{
+    AddAddress, AddBridge, Link, LinkRef, Mode, Op, Route, RouteFilter, RouteKind, RouteScope, RtSocket, SetLink,
+};
+use types::{AttachMode, Digest, IfName, Mac, ROUTE_PROTOCOL};
 
 use crate::state::SysctlLog;
 use crate::sysctl::{self, Owner};
@@ -164,51 +166,137 @@ fn new_mac(name: &IfName, random: &str) -> Mac {
     Mac::local(Digest::of(&["bridge mac", name.as_str(), random]).first5())
 }
 
-/// The ops that put the gateways on the bridge; those that are there already answer "exists".
-pub(crate) fn gateway_ops(bridge: u32, gateways: &[IpNet]) -> Vec<Op<'static>> {
-    gateways
-        .iter()
-        .map(|gateway| Op::AddAddress(gateway_address(bridge, *gateway, Mode::Exclusive)))
-        .collect()
+/// A gateway address of a bridge, for pods of one attach mode.
+///
+/// Pods on the bridge are reached through a route to the gateway's subnet. Routed pods have routes of their own, and the
+/// rest of the subnet is unreachable: packets to an address that no pod has are refused at once, and make no neighbour
+/// entry. Where both kinds of pods share a subnet, the route over the bridge has the better metric.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Gateway {
+    pub(crate) bridge: u32,
+    pub(crate) address: IpNet,
+    pub(crate) mode: AttachMode,
 }
 
-fn gateway_address(bridge: u32, gateway: IpNet, mode: Mode) -> AddAddress {
-    let broadcast = match gateway {
-        IpNet::V4(v4) => Some(v4.broadcast()),
-        IpNet::V6(_) => None,
-    };
-    AddAddress { link: bridge, addr: gateway, nodad: true, broadcast, mode }
+/// Of the unreachable route to a gateway's subnet. Every other route to the same subnet is better.
+const UNREACHABLE_METRIC: u32 = 0x7fff_ffff;
+/// Of the kernel's own routes to subnets of IPv6 addresses.
+const SUBNET_METRIC_V6: u32 = 256;
+/// The kernel's own routes.
+const PROTOCOL_KERNEL: u8 = 2;
+
+impl Gateway {
+    /// The address, then the route to its subnet. What is there already answers "exists".
+    pub(crate) fn ops(&self) -> Vec<Op<'static>> {
+        let address = Op::AddAddress(self.add_address(Mode::Exclusive));
+        let route = self.subnet_route().map(|route| Op::AddRoute { route, mode: Mode::Exclusive });
+        [address].into_iter().chain(route).collect()
+    }
+
+    fn add_address(&self, mode: Mode) -> AddAddress {
+        let broadcast = match self.address {
+            IpNet::V4(v4) => Some(v4.broadcast()),
+            IpNet::V6(_) => None,
+        };
+        let no_subnet_route = self.mode == AttachMode::Routed;
+        AddAddress { link: self.bridge, addr: self.address, nodad: true, broadcast, no_subnet_route, mode }
+    }
+
+    /// None for a subnet of a single address.
+    pub(crate) fn subnet_route(&self) -> Option<Route> {
+        let subnet = self.address.trunc();
+        (subnet.prefix_len() < subnet.max_prefix_len()).then(|| match self.mode {
+            AttachMode::Routed => unreachable_route(subnet),
+            AttachMode::Bridge => Route {
+                link: Some(self.bridge),
+                scope: RouteScope::Link,
+                src: Some(self.address.addr()).filter(IpAddr::is_ipv4),
+                priority: subnet.addr().is_ipv6().then_some(SUBNET_METRIC_V6),
+                ..Route::to(subnet)
+            },
+        })
+    }
+
+    /// Does this route lead to the gateway's subnet over the bridge? Such a route was made by the kernel with the address,
+    /// or by [`Gateway::ops`].
+    pub(crate) fn is_over_bridge(&self, route: &Route) -> bool {
+        route.dst == self.address.trunc()
+            && route.link == Some(self.bridge)
+            && matches!(route.protocol, PROTOCOL_KERNEL | ROUTE_PROTOCOL)
+    }
+}
+
+fn unreachable_route(subnet: IpNet) -> Route {
+    Route { kind: RouteKind::Unreachable, priority: Some(UNREACHABLE_METRIC), ..Route::to(subnet) }
+}
+
+/// The subnets that are unreachable but for the routes of pods.
+pub(crate) fn unreachable_subnets(host: &mut RtSocket) -> Result<Vec<IpNet>, Error> {
+    let ours = RouteFilter { protocol: Some(ROUTE_PROTOCOL), ..RouteFilter::default() };
+    Ok(host.unreachable_routes(ours)?.into_iter().map(|route| route.dst).collect())
+}
+
+/// Removes the unreachable routes of subnets without a gateway; returns their subnets. The routes are listed before the
+/// addresses: a gateway is put on its bridge before its route is made.
+pub(crate) fn remove_stale_subnets(host: &mut RtSocket) -> Result<Vec<IpNet>, Error> {
+    let mut stale = unreachable_subnets(host)?;
+    if stale.is_empty() {
+        return Ok(stale);
+    }
+    let addresses = host.addresses(None)?;
+    stale.retain(|subnet| !addresses.iter().any(|address| address.addr.trunc() == *subnet));
+    for subnet in &stale {
+        match host.run(&Op::DelRoute(unreachable_route(*subnet))) {
+            Err(e) if e.is_missing() => {}
+            other => other?,
+        }
+    }
+    Ok(stale)
 }
 
 /// Puts one gateway on the bridge. One that is there already is fine.
 pub(crate) fn put_gateway(
     host: &mut RtSocket,
     bridge: &Bridge,
-    gateway: IpNet,
+    gateway: &Gateway,
     log: &SysctlLog,
 ) -> Result<(), Error> {
-    match host.run(&Op::AddAddress(gateway_address(bridge.index, gateway, Mode::Exclusive))) {
-        Err(e) if e.is_exists() => Ok(()),
-        Err(e) if e.is_permission() && gateway.addr().is_ipv6() => {
-            enable_ipv6_for(host, bridge, gateway, log)
-        }
-        other => Ok(other?),
-    }
+    let answers = host.run_all(&gateway.ops())?;
+    added(host, bridge, gateway, answers, log).map(drop)
 }
 
-/// The gateway's address was refused because IPv6 is switched off on the bridge.
-pub(crate) fn enable_ipv6_for(
+/// What came of [`Gateway::ops`]: whether the address is new.
+pub(crate) fn added(
     host: &mut RtSocket,
     bridge: &Bridge,
-    gateway: IpNet,
+    gateway: &Gateway,
+    answers: Vec<Result<(), netlink::Error>>,
     log: &SysctlLog,
-) -> Result<(), Error> {
-    sysctl::enable_ipv6(&bridge.name, bridge.owner(log))?;
-    match host.run(&Op::AddAddress(gateway_address(bridge.index, gateway, Mode::Exclusive))) {
-        // Another pod's ADD did the same.
-        Err(e) if e.is_exists() => Ok(()),
-        other => Ok(other?),
+) -> Result<bool, Error> {
+    let mut answers = answers.into_iter();
+    let is_new = match answers.next().unwrap_or(Ok(())) {
+        Ok(()) => true,
+        Err(e) if e.is_exists() => false,
+        // The kernel's word for a link on which IPv6 is switched off. Asked only now: it is rare.
+        Err(e) if e.is_permission() && gateway.address.addr().is_ipv6() => {
+            sysctl::enable_ipv6(&bridge.name, bridge.owner(log))?;
+            answers = host.run_all(&gateway.ops())?.into_iter();
+            match answers.next().unwrap_or(Ok(())) {
+                // Another pod's ADD did the same.
+                Err(e) if e.is_exists() => {}
+                other => other?,
+            }
+            true
+        }
+        Err(e) => return Err(e.into()),
+    };
+    for answer in answers {
+        match answer {
+            Err(e) if e.is_exists() => {}
+            other => other?,
+        }
     }
+    Ok(is_new)
 }
 
 /// The first time that we put a gateway on somebody else's bridge: it gets what one of ours has had from the start. Its
@@ -260,7 +348,8 @@ pub(crate) fn resolve_conflicts(
         }
         host.run(&Op::DelAddress { link: bridge.index, addr: found })?;
         // The kernel removes an address together with the one before it of the same subnet.
-        host.run(&Op::AddAddress(gateway_address(bridge.index, gateway, Mode::Replace)))?;
+        let ours = Gateway { bridge: bridge.index, address: gateway, mode: conf.mode };
+        host.run(&Op::AddAddress(ours.add_address(Mode::Replace)))?;
     }
     Ok(())
 }

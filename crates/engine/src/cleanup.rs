@@ -13,7 +13,7 @@ use ipnet::IpNet;
 use netlink::{Address, Link, Op, RtSocket};
 use types::{AttachmentKey, IfName, NetworkName, ROUTE_PROTOCOL};
 
-use crate::bridge::is_marked;
+use crate::bridge::{is_marked, remove_stale_subnets};
 use crate::detach::{delete_link, remove_stray};
 use crate::state::State;
 use crate::{Caller, Error, firewall, gc};
@@ -64,6 +64,7 @@ fn clean(run_dir: &Path, configured: Option<(&NetworkName, &IfName)>, scope: Sco
     leaving.remove_links()?;
     leaving.remove_bridges()?;
     leaving.remove_gateways()?;
+    leaving.remove_subnets()?;
     leaving.remove_tables()?;
     leaving.withdraw_rules();
     if let Some(state) = state {
@@ -293,6 +294,14 @@ impl Leaving {
                 self.host.run(&Op::DelAddress { link: bridge.index, addr: gateway })?;
                 self.report.done.push(format!("address {gateway} of bridge {name} removed"));
             }
+        }
+        Ok(())
+    }
+
+    /// The unreachable routes to subnets whose gateway went.
+    fn remove_subnets(&mut self) -> Result<(), Error> {
+        for subnet in remove_stale_subnets(&mut self.host)? {
+            self.report.done.push(format!("unreachable route to {subnet} removed"));
         }
         Ok(())
     }

@@ -4,7 +4,7 @@
 //! Nothing here is believed without a look that needs no lock: a link's index is never given to another one, so a name
 //! that still has the index that we remember is still the same link. What happens to it meanwhile is the reconcile's.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -13,10 +13,11 @@ use netconf::NetConf;
 use netlink::RtSocket;
 use nft::Firewall;
 use rustix::fd::OwnedFd;
-use types::{AttachmentKey, IfName};
+use types::{AttachMode, AttachmentKey, IfName};
 
 use crate::Error;
 use crate::bridge::Bridge;
+use crate::state::Attachment;
 use crate::sysctl;
 
 #[derive(Debug, Default)]
@@ -67,8 +68,8 @@ impl<T> fmt::Debug for Spare<T> {
 pub(crate) struct KnownBridge {
     pub(crate) bridge: Bridge,
     pub(crate) mtu: u32,
-    /// The addresses that it carries for pods; the host forwards for them.
-    pub(crate) gateways: BTreeSet<IpNet>,
+    /// The addresses that it carries for pods, as pods of this mode need them; the host forwards for them.
+    pub(crate) gateways: BTreeMap<IpNet, AttachMode>,
 }
 
 impl Resident {
@@ -82,14 +83,16 @@ impl Resident {
         Ok((host.index_of(&conf.bridge)? == Some(known.bridge.index)).then_some(known))
     }
 
-    pub(crate) fn remember_bridge(&self, bridge: &Bridge, mtu: u32, gateways: &[IpNet]) {
+    /// After a pod was attached to it.
+    pub(crate) fn remember_bridge(&self, bridge: &Bridge, pod: &Attachment) {
         let mut bridges = lock(&self.bridges);
-        let new = KnownBridge { bridge: bridge.clone(), mtu, gateways: BTreeSet::new() };
+        // Pods have the bridge's MTU, or the one that the config gives to both.
+        let new = KnownBridge { bridge: bridge.clone(), mtu: pod.mtu, gateways: BTreeMap::new() };
         let known = bridges.entry(bridge.name.clone()).or_insert_with(|| new.clone());
-        if known.bridge.index != bridge.index || known.mtu != mtu {
+        if known.bridge.index != bridge.index || known.mtu != pod.mtu {
             *known = new;
         }
-        known.gateways.extend(gateways);
+        known.gateways.extend(pod.wiring.gateways.iter().map(|gateway| (*gateway, pod.mode)));
     }
 
     /// Where the IPv6 settings of the host's links are: see [`sysctl::all_settings`].

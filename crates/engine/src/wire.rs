@@ -10,7 +10,7 @@ use netlink::{
 };
 use types::{AttachMode, ROUTE_PROTOCOL};
 
-use crate::bridge::{self, Bridge};
+use crate::bridge::{self, Bridge, Gateway};
 use crate::state::{Attachment, SysctlLog};
 use crate::sysctl::{self, Owner};
 use crate::{Error, Resident};
@@ -42,7 +42,13 @@ pub(crate) fn make_pair(
     let (attachment, bridge) = (wire.attachment, wire.bridge);
     let is_port = attachment.mode == AttachMode::Bridge;
     let alias = attachment.alias();
-    let mut ops = bridge::gateway_ops(bridge.index, gateways);
+    let gateways: Vec<Gateway> = gateways
+        .iter()
+        .map(|address| Gateway { bridge: bridge.index, address: *address, mode: attachment.mode })
+        .collect();
+    let of_gateways: Vec<Vec<Op<'_>>> = gateways.iter().map(Gateway::ops).collect();
+    let mut ops = of_gateways.concat();
+    let of_pair = ops.len();
     ops.push(Op::AddVeth(Veth {
         host: &attachment.host_link,
         host_mac: attachment.host_mac,
@@ -60,21 +66,14 @@ pub(crate) fn make_pair(
         ..SetLink::of(LinkRef::Name(&attachment.host_link))
     }));
     let mut answers = host.run_all(&ops)?;
-    let pair = answers.split_off(gateways.len());
-    for answer in pair {
+    for answer in answers.split_off(of_pair) {
         answer?;
     }
-    let mut added = Vec::new();
-    for (gateway, answer) in gateways.iter().zip(answers) {
-        match answer {
-            Ok(()) => added.push(*gateway),
-            Err(e) if e.is_exists() => {}
-            // The kernel's word for a link on which IPv6 is switched off. Asked only now: it is rare.
-            Err(e) if e.is_permission() && gateway.addr().is_ipv6() => {
-                bridge::enable_ipv6_for(host, bridge, *gateway, wire.log)?;
-                added.push(*gateway);
-            }
-            Err(e) => return Err(e.into()),
+    let (mut added, mut answers) = (Vec::new(), answers.into_iter());
+    for (gateway, ops) in gateways.iter().zip(&of_gateways) {
+        let own = answers.by_ref().take(ops.len()).collect();
+        if bridge::added(host, bridge, gateway, own, wire.log)? {
+            added.push(gateway.address);
         }
     }
     // A port needs no IPv6: its bridge has it.
@@ -161,7 +160,7 @@ fn inside_steps(attachment: &Attachment, link: u32) -> Vec<(Op<'static>, Step<'_
             IpNet::V4(v4) if v4.prefix_len() < 31 => Some(v4.broadcast()),
             IpNet::V4(_) | IpNet::V6(_) => None,
         };
-        let address = AddAddress { link, addr: pod.address, nodad: true, broadcast, mode: Mode::Exclusive };
+        let address = AddAddress { link, addr: pod.address, nodad: true, broadcast, no_subnet_route: false, mode: Mode::Exclusive };
         steps.push((Op::AddAddress(address), Step::Needed));
     }
     let up = SetLink { up: Some(true), ..SetLink::of(LinkRef::Index(link)) };
@@ -231,17 +230,18 @@ pub(crate) fn route_to_pod(host: &mut RtSocket, attachment: &Attachment, link: u
     let mut ops = Vec::new();
     for ip in attachment.ips() {
         ops.push(Op::AddRoute { route: host_route(ip, link), mode: Mode::Exclusive });
-        ops.push(Op::AddNeighbour(AddNeighbour {
-            link,
-            addr: ip,
-            mac: attachment.pod_mac,
-            protocol: ROUTE_PROTOCOL,
-        }));
+        ops.push(neighbour_op(attachment, link, ip));
     }
     for answer in host.run_all(&ops)? {
         answer?;
     }
     Ok(())
+}
+
+/// The host's permanent neighbour for one of the pod's addresses.
+pub(crate) fn neighbour_op(attachment: &Attachment, link: u32, ip: IpAddr) -> Op<'static> {
+    let mac = attachment.pod_mac;
+    Op::AddNeighbour(AddNeighbour { link, addr: ip, mac, protocol: ROUTE_PROTOCOL })
 }
 
 /// Connections from 127.0.0.1 to a hostPort leave through the bridge or the host end.

@@ -11,7 +11,7 @@ use crate::encode::{self, INGRESS_QDISC};
 use crate::error::Error;
 use crate::exchange::Dump;
 use crate::lookup::{oversize, skip_stats};
-use crate::op::{Fdb, Route};
+use crate::op::{Fdb, Route, RouteKind};
 use crate::rtsocket::RtSocket;
 use crate::view::{self, Address, Link, Neighbour, Qdisc};
 use crate::wire::{Body, Head, NLM_F_DUMP, NLM_F_REQUEST};
@@ -58,6 +58,15 @@ impl RtSocket {
 
     /// Unicast routes of both families. One with several next hops has neither gateway nor link.
     pub fn routes(&mut self, filter: RouteFilter) -> Result<Vec<Route>, Error> {
+        self.routes_of(filter, RouteKind::Unicast)
+    }
+
+    /// Routes of both families that say that a destination is unreachable.
+    pub fn unreachable_routes(&mut self, filter: RouteFilter) -> Result<Vec<Route>, Error> {
+        self.routes_of(filter, RouteKind::Unreachable)
+    }
+
+    fn routes_of(&mut self, filter: RouteFilter, kind: RouteKind) -> Result<Vec<Route>, Error> {
         let mut routes = Vec::new();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
             let ask = |body: &mut Body<'_>| {
@@ -71,9 +80,9 @@ impl RtSocket {
                 }
             };
             // Where a family is missing, the kernel answers with the routes of the others.
-            let ours =
-                |r: &Route| r.dst.addr().is_ipv4() == (family == AddressFamily::Inet) && filter.matches(r);
-            let wanted = |message: &[u8]| Route::parse(message).filter(ours);
+            let is_v4 = family == AddressFamily::Inet;
+            let ours = |r: &Route| r.dst.addr().is_ipv4() == is_v4 && r.kind == kind && filter.matches(r);
+            let wanted = |message: &[u8]| Route::parse_any(message).filter(ours);
             routes.extend(none_if_missing(self.dump(Kind("list routes", libc::RTM_GETROUTE), ask, wanted))?);
         }
         Ok(routes)

@@ -42,7 +42,7 @@ pub use monitor::{Monitor, News, Where};
 pub use netns::{NetNs, NetNsError};
 pub use op::{
     AddAddress, AddBridge, AddNeighbour, AddTbf, AddVxlan, Family, Fdb, LinkRef, Mode, Op, QdiscAt, Route,
-    RouteScope, SetLink, Tbf, Veth,
+    RouteKind, RouteScope, SetLink, Tbf, Veth,
 };
 pub use peers::{PeerMonitor, PeerNews};
 pub use rtsocket::RtSocket;

@@ -57,7 +57,7 @@ pub enum News {
         addr: IpNet,
         place: Where,
     },
-    /// A unicast route. Nothing is told of IPv4 routes that the kernel drops because their link goes down or away, or
+    /// A unicast or unreachable route. Nothing is told of IPv4 routes that the kernel drops because their link goes down or away, or
     /// loses its last IPv4 address: look at routes after `Link` and `AddressGone`.
     RouteGone {
         dst: IpNet,
@@ -127,7 +127,7 @@ fn read_news(reply: &Reply<'_>, place: Where) -> Option<News> {
         libc::RTM_DELADDR => {
             Address::parse(body).map(|a| News::AddressGone { link: a.link, addr: a.addr, place })
         }
-        libc::RTM_DELROUTE => Route::parse(body).map(|r| News::RouteGone {
+        libc::RTM_DELROUTE => Route::parse_any(body).map(|r| News::RouteGone {
             dst: r.dst,
             link: r.link,
             protocol: r.protocol,

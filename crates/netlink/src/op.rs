@@ -77,7 +77,8 @@ pub enum LinkRef<'a> {
     Name(&'a IfName),
 }
 
-/// A pair of links, the host end up, the peer born inside another namespace under its final name.
+/// A pair of links, the host end up, the peer born inside another namespace under its final name. The host end neither
+/// answers nor learns by ARP: its neighbours are permanent, or it is a bridge port.
 /// Alias, port flags and link-local mode are ignored by the kernel here: they need a `SetLink` afterwards. One by name
 /// in the same `run_all` is for names that nobody else has: where the name is taken, creation is refused and the
 /// `SetLink` changes the other's link.
@@ -148,6 +149,9 @@ pub struct SetLink<'a> {
     /// `Some(0)` takes the link out of its bridge.
     pub master: Option<u32>,
     pub promisc: Option<bool>,
+    /// The link neither answers nor learns by ARP. The kernel then removes all neighbour entries of the link, also
+    /// permanent ones.
+    pub no_arp: bool,
     /// The kernel makes no link-local IPv6 address when the link comes up.
     pub no_link_local: bool,
     /// Only for a link that is a bridge port already: the kernel looks at it before `master` of the same message.
@@ -167,6 +171,7 @@ impl<'a> SetLink<'a> {
             alias: None,
             master: None,
             promisc: None,
+            no_arp: false,
             no_link_local: false,
             hairpin: None,
             no_snooping: false,
@@ -183,6 +188,8 @@ pub struct AddAddress {
     /// No duplicate address detection, so that it can be used at once. IPv6 only, ignored for IPv4.
     pub nodad: bool,
     pub broadcast: Option<Ipv4Addr>,
+    /// The kernel makes no route to the address's subnet.
+    pub no_subnet_route: bool,
     pub mode: Mode,
 }
 
@@ -195,7 +202,14 @@ pub enum RouteScope {
     Host,
 }
 
-/// A unicast route. `routes` gives it back in the same form, with table and priority filled in by the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RouteKind {
+    Unicast,
+    /// Packets to it are refused with an ICMP error.
+    Unreachable,
+}
+
+/// A route. `routes` gives unicast ones back in the same form, with table and priority filled in by the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Route {
     /// Host bits are ignored.
@@ -214,6 +228,7 @@ pub struct Route {
     /// `None` is main.
     pub table: Option<u32>,
     pub protocol: u8,
+    pub kind: RouteKind,
 }
 
 impl Route {
@@ -231,6 +246,7 @@ impl Route {
             priority: None,
             table: None,
             protocol: ROUTE_PROTOCOL,
+            kind: RouteKind::Unicast,
         }
     }
 }

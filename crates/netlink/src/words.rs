@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::op::{Family, Fdb, LinkRef, Op, QdiscAt, Route, SetLink};
+use crate::op::{Family, Fdb, LinkRef, Op, QdiscAt, Route, RouteKind, SetLink};
 
 impl fmt::Display for Op<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -51,6 +51,7 @@ impl fmt::Display for SetLink<'_> {
             (self.alias.is_some(), "alias"),
             (self.master.is_some(), "bridge"),
             (self.promisc.is_some(), "promiscuous mode"),
+            (self.no_arp, "ARP"),
             (self.no_link_local, "link-local mode"),
             (self.hairpin.is_some(), "hairpin"),
             (self.no_snooping, "multicast snooping"),
@@ -64,7 +65,11 @@ impl fmt::Display for SetLink<'_> {
 
 impl fmt::Display for Route {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "route {}", self.dst)?;
+        let kind = match self.kind {
+            RouteKind::Unicast => "",
+            RouteKind::Unreachable => "unreachable ",
+        };
+        write!(f, "{kind}route {}", self.dst)?;
         if let Some(gateway) = self.gateway {
             write!(f, " via {gateway}")?;
         }

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use testkit::{DEADLINE, wait_until};
+use testkit::inspect::{self, Family};
+use testkit::{DEADLINE, PingStream, ping, wait_until};
 
 use crate::common::{addresses_of, host_link, v4, v6};
 use crate::scene::{BRIDGE, GATEWAYS, SOON, Scene, in_both_modes, run};
@@ -65,6 +66,84 @@ fn the_bridge_and_its_addresses_are_put_back() {
     });
 }
 
+const SUBNETS: [&str; 2] = ["10.88.0.0/16", "fd00:88::/64"];
+
+fn is_noarp(scene: &Scene, link: &str) -> bool {
+    inspect::link(scene.node(), link).unwrap().flags.iter().any(|flag| flag == "NOARP")
+}
+
+/// The kinds of the routes to the subnets of the network, and the links they lead to.
+fn subnet_routes(scene: &Scene) -> Vec<(Option<String>, Option<String>)> {
+    let of = |family| inspect::routes(scene.node(), family).unwrap();
+    let all = of(Family::V4).into_iter().chain(of(Family::V6));
+    let to_subnet = all.filter(|route| SUBNETS.contains(&route.dst.as_str()));
+    to_subnet.map(|route| (route.kind, route.dev.filter(|dev| dev != "lo"))).collect()
+}
+
+/// Earlier versions left routes to the subnets over the gateway device, and host ends that answered ARP.
+#[test]
+fn a6_what_an_earlier_version_made_is_converted_without_loss() {
+    let mut scene = Scene::new("a6-earlier", "routed");
+    let unreachable = vec![(Some("unreachable".to_owned()), None); 2];
+    assert_eq!(subnet_routes(&scene), unreachable);
+    scene.host.agent.stop().unwrap();
+    for (subnet, gateway) in SUBNETS.into_iter().zip(["10.88.0.1/16", "fd00:88::1/64"]) {
+        scene.run(&format!("ip route del unreachable {subnet}"));
+        scene.run(&format!("ip addr del {gateway} dev {BRIDGE}"));
+        scene.run(&format!("ip addr add {gateway} dev {BRIDGE}"));
+    }
+    for (pod, result) in [&scene.a, &scene.b] {
+        let (end, mac) = (host_link(result), inspect::link(pod, "eth0").unwrap().mac.unwrap());
+        scene.run(&format!("ip link set {end} arp on"));
+        for ip in [v4(result), v6(result)] {
+            let line = format!("ip neigh replace {ip} lladdr {mac} dev {end} nud permanent proto 112");
+            scene.run(&line);
+        }
+    }
+    wait_until("the gateway", DEADLINE, || Ok(ping(&scene.a.0, v6_gateway(), 1)?.all())).unwrap();
+    scene.expect_works("as an earlier version left it");
+    let own = [v4(&scene.b.1), v6(&scene.b.1)];
+    let gateways = GATEWAYS.map(|text| text.parse().unwrap());
+    let streams: Vec<PingStream> =
+        own.into_iter().chain(gateways).map(|to| PingStream::start(&scene.a.0, to).unwrap()).collect();
+    scene.host.agent.launch().unwrap();
+    scene.host.agent.wait_ready().unwrap();
+    let is_converted = || is_noarp(&scene, scene.host_end()) && subnet_routes(&scene) == unreachable;
+    wait_until("the conversion", DEADLINE, || Ok(is_converted())).unwrap();
+    for stream in streams {
+        let report = stream.end().unwrap();
+        assert!(report.sent > 1 && report.lost.is_empty(), "{report:?}");
+    }
+    scene.expect_works("after the conversion");
+    scene.host.check(&scene.a.0, &scene.a.1);
+}
+
+fn v6_gateway() -> IpAddr {
+    GATEWAYS[1].parse().unwrap()
+}
+
+/// A network whose mode is changed while pods run: those on the bridge keep their route until they are gone.
+#[test]
+fn a6_pods_on_the_bridge_stay_reachable_after_a_mode_change() {
+    let mut scene = Scene::new("a6-mode", "bridge");
+    scene.host.agent.stop().unwrap();
+    scene.host.agent.set_flag("--network-mode", "routed").unwrap();
+    scene.host.agent.launch().unwrap();
+    scene.host.agent.wait_ready().unwrap();
+    let (routed, result) = scene.host.attached("r");
+    for ip in [v4(&result), v6(&result), v4(&scene.a.1), v6(&scene.a.1)] {
+        assert!(ping(scene.node(), ip, 1).unwrap().all(), "{ip}");
+    }
+    for (pod, _) in [&scene.a, &scene.b] {
+        scene.host.del(pod);
+    }
+    scene.run("ip -4 route del unreachable 10.88.0.0/16 proto 112");
+    let unreachable = vec![(Some("unreachable".to_owned()), None); 2];
+    wait_until("the routes over the bridge to go", DEADLINE, || Ok(subnet_routes(&scene) == unreachable))
+        .unwrap();
+    assert!(ping(&routed, v6_gateway(), 1).unwrap().all());
+}
+
 #[test]
 fn routes_and_neighbours_of_routed_pods_are_put_back() {
     let scene = Scene::new("routes", "routed");
@@ -72,6 +151,10 @@ fn routes_and_neighbours_of_routed_pods_are_put_back() {
     for ip in [v4(result), v6(result)] {
         scene.repairs_after("host route", || scene.run(&format!("ip route del {ip} dev {end}")));
         scene.repairs_after("host neighbour", || scene.run(&format!("ip neigh del {ip} dev {end}")));
+    }
+    for subnet in SUBNETS {
+        let line = format!("ip route del unreachable {subnet} proto 112");
+        scene.repairs_after("unreachable route to the subnet", || scene.run(&line));
     }
     scene.repairs_after("all routes of ours", || {
         scene.run("ip -4 route flush proto 112");
@@ -163,6 +246,8 @@ fn what_the_kernel_does_not_tell_is_found_by_the_timer() {
         let scene = Scene::with_flags("timer", mode, &["--reconcile-seconds", "1"]);
         let end = scene.host_end();
         scene.repairs_after("alias", || scene.run(&format!("ip link set {end} alias x")));
+        scene.repairs_after("ARP", || scene.run(&format!("ip link set {end} arp on")));
+        assert!(is_noarp(&scene, end), "{mode}");
         if mode == "bridge" {
             let port = scene.node().json(&["bridge", "-d", "-j", "link", "show", "dev", end]).unwrap();
             let (now, then) = if port[0]["hairpin"] == true { ("on", "off") } else { ("off", "on") };

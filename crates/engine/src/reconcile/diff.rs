@@ -15,6 +15,8 @@ use crate::state::Attachment;
 pub(super) enum Fault {
     LinkGone,
     LinkDown,
+    /// It answers and learns by ARP, as those of earlier versions do.
+    Arp,
     NoAlias,
     NotAPort,
     Hairpin,
@@ -25,7 +27,12 @@ pub(super) enum Fault {
 impl Fault {
     pub(super) fn kind(&self) -> Kind {
         match self {
-            Self::LinkGone | Self::LinkDown | Self::NoAlias | Self::NotAPort | Self::Hairpin => Kind::Link,
+            Self::LinkGone
+            | Self::LinkDown
+            | Self::Arp
+            | Self::NoAlias
+            | Self::NotAPort
+            | Self::Hairpin => Kind::Link,
             Self::NoRoute(_) => Kind::Route,
             Self::NoNeighbour(_) => Kind::Neighbour,
         }
@@ -37,6 +44,7 @@ impl fmt::Display for Fault {
         match self {
             Self::LinkGone => f.write_str("its link was gone"),
             Self::LinkDown => f.write_str("its host end was down"),
+            Self::Arp => f.write_str("its host end answered ARP"),
             Self::NoAlias => f.write_str("its host end had lost our mark"),
             Self::NotAPort => f.write_str("its host end was no port of the bridge"),
             Self::Hairpin => f.write_str("its port's hairpin mode was another"),
@@ -56,6 +64,9 @@ pub(super) fn faults(attachment: &Attachment, seen: &Seen) -> Vec<Fault> {
     let mut faults = Vec::new();
     if !link.up {
         faults.push(Fault::LinkDown);
+    }
+    if link.arp {
+        faults.push(Fault::Arp);
     }
     if !link.alias.as_deref().is_some_and(|alias| is_alias_of(alias, &attachment.key)) {
         faults.push(Fault::NoAlias);

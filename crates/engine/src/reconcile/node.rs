@@ -1,6 +1,6 @@
 //! What belongs to the node and not to one pod: bridges with their gateways, and forwarding.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use ipnet::{IpNet, Ipv6Net};
 use netconf::{Addresses, NetConf};
-use netlink::{Address, Link, LinkRef, Op, SetLink};
+use netlink::{Address, Link, LinkRef, Mode, Op, Route, RouteFilter, SetLink};
 use types::{AttachMode, IfName, Mac, ROUTE_PROTOCOL};
 
 use super::diff::knows_bridge;
 use super::{Kind, Round};
-use crate::bridge::{self, BRIDGE_ALIAS, Bridge, Spec};
+use crate::bridge::{self, BRIDGE_ALIAS, Bridge, Gateway, Spec};
 use crate::state::{Attachment, Listed, Network, Phase};
 use crate::sysctl::{self, Families};
 use crate::{Error, settle};
@@ -34,7 +34,17 @@ pub(super) enum Renewed {
 #[derive(Debug, Default)]
 struct Wanted {
     mtu: Option<u32>,
-    gateways: BTreeSet<IpNet>,
+    /// With the kind of pods that need them. Where both do, the bridge's pods need more.
+    gateways: BTreeMap<IpNet, AttachMode>,
+}
+
+impl Wanted {
+    fn add_gateway(&mut self, gateway: IpNet, mode: AttachMode) {
+        match mode {
+            AttachMode::Bridge => self.gateways.insert(gateway, mode),
+            AttachMode::Routed => Some(*self.gateways.entry(gateway).or_insert(mode)),
+        };
+    }
 }
 
 impl Round<'_> {
@@ -44,6 +54,15 @@ impl Round<'_> {
                 self.bridge_trouble(&name, error);
             }
         }
+        match bridge::remove_stale_subnets(&mut self.host) {
+            Ok(removed) => removed.iter().for_each(|subnet| {
+                self.repaired(
+                    Kind::Route,
+                    format_args!("removed the unreachable route to {subnet}, which has no gateway here"),
+                );
+            }),
+            Err(error) => self.trouble("unreachable routes to subnets of pods", error),
+        }
     }
 
     fn bridges(&self, records: &[(Network, Vec<Listed>)]) -> BTreeMap<IfName, Wanted> {
@@ -52,12 +71,25 @@ impl Round<'_> {
         for attachment in ready.filter_map(|l| l.attachment.as_ref()).filter(|a| knows_bridge(a)) {
             let wanted = bridges.entry(attachment.bridge.clone()).or_default();
             wanted.mtu = Some(attachment.mtu);
-            wanted.gateways.extend(&attachment.wiring.gateways);
+            for gateway in &attachment.wiring.gateways {
+                wanted.add_gateway(*gateway, attachment.mode);
+            }
         }
         if let Some((_, conf)) = self.order.network {
             let wanted = bridges.entry(conf.bridge.clone()).or_default();
             wanted.mtu = conf.mtu.or(wanted.mtu);
-            wanted.gateways.extend(own_gateways(&conf.addresses));
+            for gateway in own_gateways(&conf.addresses) {
+                wanted.add_gateway(gateway, conf.mode);
+            }
+        }
+        // A record that was made anew from a link does not name its gateways.
+        let ready = records.iter().flat_map(|(_, listed)| listed).filter_map(|l| l.attachment.as_ref());
+        for attachment in ready.filter(|a| a.mode == AttachMode::Bridge) {
+            for (gateway, mode) in bridges.values_mut().flat_map(|wanted| &mut wanted.gateways) {
+                if needs(attachment, gateway) {
+                    *mode = AttachMode::Bridge;
+                }
+            }
         }
         bridges
     }
@@ -99,21 +131,76 @@ impl Round<'_> {
         }
         let carried: Vec<IpNet> = addresses.iter().map(|a| a.addr).collect();
         let log = self.state.sysctls();
-        for gateway in wanted.gateways.iter().filter(|gateway| !carried.contains(gateway)) {
-            bridge::put_gateway(&mut self.host, &bridge, *gateway, &log)?;
+        for (&address, &mode) in wanted.gateways.iter().filter(|(gateway, _)| !carried.contains(gateway)) {
+            let gateway = Gateway { bridge: bridge.index, address, mode };
+            bridge::put_gateway(&mut self.host, &bridge, &gateway, &log)?;
             if let Some((_, conf)) = own {
-                bridge::resolve_conflicts(&mut self.host, &bridge, conf, *gateway)?;
+                bridge::resolve_conflicts(&mut self.host, &bridge, conf, address)?;
             }
-            settle::wait_for_address(&mut self.host, gateway.addr())?;
+            settle::wait_for_address(&mut self.host, address.addr())?;
             bridge::adopt(&mut self.host, &bridge, &log)?;
-            self.repaired(Kind::Address, format_args!("address {gateway} put on bridge {name}"));
+            self.repaired(Kind::Address, format_args!("address {address} put on bridge {name}"));
         }
-        let has_ipv6 = wanted.gateways.iter().any(|gateway| gateway.addr().is_ipv6());
+        self.subnets(&bridge, wanted)?;
+        let has_ipv6 = wanted.gateways.keys().any(|gateway| gateway.addr().is_ipv6());
         if let Some(address) = link_local.filter(|_| has_ipv6 && !carried.iter().any(is_link_local)) {
-            bridge::put_gateway(&mut self.host, &bridge, address, &log)?;
+            let gateway = Gateway { bridge: bridge.index, address, mode: AttachMode::Bridge };
+            bridge::put_gateway(&mut self.host, &bridge, &gateway, &log)?;
             self.repaired(Kind::Address, format_args!("address {address} put on bridge {name}"));
         }
         self.forwarding(&wanted.gateways)
+    }
+
+    /// The routes to the subnets of a bridge's gateways, as their pods need them: see [`Gateway`].
+    fn subnets(&mut self, bridge: &Bridge, wanted: &Wanted) -> Result<(), Error> {
+        let unreachable = bridge::unreachable_subnets(&mut self.host)?;
+        let over_bridge =
+            self.host.routes(RouteFilter { link: Some(bridge.index), ..RouteFilter::default() })?;
+        for (&address, &mode) in &wanted.gateways {
+            let gateway = Gateway { bridge: bridge.index, address, mode };
+            let Some(route) = gateway.subnet_route() else { continue };
+            let surplus = over_bridge.iter().find(|route| gateway.is_over_bridge(route));
+            let is_there = match mode {
+                AttachMode::Routed => unreachable.contains(&route.dst),
+                AttachMode::Bridge => surplus.is_some(),
+            };
+            if !is_there {
+                match self.host.run(&Op::AddRoute { route, mode: Mode::Exclusive }) {
+                    Err(e) if e.is_exists() => {}
+                    other => {
+                        other?;
+                        self.repaired(Kind::Route, format_args!("restored the {route}"));
+                    }
+                }
+            }
+            match (mode, surplus) {
+                (AttachMode::Routed, Some(route)) => self.remove_subnet_route(&gateway, route)?,
+                (AttachMode::Routed, None) | (AttachMode::Bridge, _) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The kernel made it with a gateway address of an earlier version, or pods on the bridge had needed it.
+    fn remove_subnet_route(&mut self, gateway: &Gateway, route: &Route) -> Result<(), Error> {
+        // Listed after the routes: an ADD has a record before it makes a route.
+        for listed in self.records()?.into_iter().flat_map(|(_, listed)| listed) {
+            let is_needed = match (listed.phase, &listed.attachment) {
+                (Phase::Ready, Some(a)) => a.mode == AttachMode::Bridge && needs(a, &gateway.address),
+                (Phase::Pending, _) | (Phase::Ready, None) => true,
+            };
+            if is_needed {
+                return Ok(());
+            }
+        }
+        match self.host.run(&Op::DelRoute(*route)) {
+            Err(e) if e.is_missing() => {}
+            other => {
+                other?;
+                self.repaired(Kind::Route, format_args!("removed the {route}: routed pods do not use it"));
+            }
+        }
+        Ok(())
     }
 
     /// A bridge that had our mark gets it back: without it cleanup would take it for somebody else's.
@@ -225,10 +312,10 @@ impl Round<'_> {
         Ok(self.host.run(&Op::SetLink(SetLink { mac: bridge.mac, ..change }))?)
     }
 
-    fn forwarding(&mut self, gateways: &BTreeSet<IpNet>) -> Result<(), Error> {
+    fn forwarding(&mut self, gateways: &BTreeMap<IpNet, AttachMode>) -> Result<(), Error> {
         let families = Families {
-            ipv4: gateways.iter().any(|gateway| gateway.addr().is_ipv4()),
-            ipv6: gateways.iter().any(|gateway| gateway.addr().is_ipv6()),
+            ipv4: gateways.keys().any(|gateway| gateway.addr().is_ipv4()),
+            ipv6: gateways.keys().any(|gateway| gateway.addr().is_ipv6()),
         };
         for changed in sysctl::enable_forwarding(&mut self.host, &self.state.sysctls(), families)? {
             self.repaired(Kind::Sysctl, format_args!("{} set to 1", changed.display()));
@@ -308,8 +395,9 @@ mod tests {
         node.enter(|| {
             let mut host = netlink::RtSocket::open().unwrap();
             let bridge = host.index_of(&"pw0".try_into().unwrap()).unwrap().unwrap();
-            let theirs = ["10.99.1.1/24".parse().unwrap()];
-            host.run_every(&bridge::gateway_ops(bridge, &theirs)).unwrap();
+            let theirs = "10.99.1.1/24".parse().unwrap();
+            let gateway = Gateway { bridge, address: theirs, mode: AttachMode::Routed };
+            host.run_every(&gateway.ops()).unwrap();
         })
         .unwrap();
         let after = round(&node, dir.path(), "10.88.2.0/24,fd88:0:0:2::/64");

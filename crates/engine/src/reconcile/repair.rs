@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use netlink::{AddNeighbour, Link, LinkRef, Mode, NetNs, Op, RtSocket, SetLink};
-use types::{AttachMode, ROUTE_PROTOCOL};
+use netlink::{Link, LinkRef, Mode, NetNs, Op, RtSocket, SetLink};
+use types::AttachMode;
 
 use super::diff::{self, Fault};
 use super::observe::Seen;
@@ -85,6 +85,14 @@ impl Round<'_> {
         match fault {
             Fault::LinkGone => Ok(()),
             Fault::LinkDown => Ok(self.host.run(&Op::SetLink(SetLink { up: Some(true), ..change }))?),
+            // The kernel removes the neighbours with it: they are back with the same send.
+            Fault::Arp => {
+                let mut ops = vec![Op::SetLink(SetLink { no_arp: true, ..change })];
+                if attachment.mode == AttachMode::Routed {
+                    ops.extend(attachment.ips().map(|ip| wire::neighbour_op(attachment, link.index, ip)));
+                }
+                Ok(self.host.run_every(&ops)?)
+            }
             Fault::NoAlias => {
                 let alias = attachment.alias();
                 Ok(self.host.run(&Op::SetLink(SetLink { alias: Some(&alias), ..change }))?)
@@ -101,12 +109,7 @@ impl Round<'_> {
                 let route = host_route(*ip, link.index);
                 Ok(self.host.run(&Op::AddRoute { route, mode: Mode::Exclusive })?)
             }
-            Fault::NoNeighbour(ip) => Ok(self.host.run(&Op::AddNeighbour(AddNeighbour {
-                link: link.index,
-                addr: *ip,
-                mac: attachment.pod_mac,
-                protocol: ROUTE_PROTOCOL,
-            }))?),
+            Fault::NoNeighbour(ip) => Ok(self.host.run(&wire::neighbour_op(attachment, link.index, *ip))?),
         }
     }
 

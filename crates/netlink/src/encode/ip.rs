@@ -2,13 +2,13 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use netlink_packet_route::AddressFamily;
-use netlink_packet_route::address::{AddressHeader, AddressHeaderFlags, AddressScope};
+use netlink_packet_route::address::{AddressFlags, AddressHeader, AddressHeaderFlags, AddressScope};
 use netlink_packet_route::neighbour::{NeighbourFlags, NeighbourHeader, NeighbourState};
 use netlink_packet_route::route::{RouteFlags, RouteHeader, RouteScope as WireScope, RouteType};
 use types::ROUTE_PROTOCOL;
 
 use crate::kernel::{IFA_PROTO, NDA_PROTOCOL, RTAX_ADVMSS, RTAX_MTU};
-use crate::op::{AddAddress, AddNeighbour, Fdb, Route, RouteScope};
+use crate::op::{AddAddress, AddNeighbour, Fdb, Route, RouteKind, RouteScope};
 use crate::wire::Body;
 
 pub(crate) fn family_of(addr: IpAddr) -> AddressFamily {
@@ -37,11 +37,12 @@ fn address_header(link: u32, addr: IpNet) -> AddressHeader {
 }
 
 pub(super) fn add_address(body: &mut Body<'_>, add: &AddAddress) {
-    let mut header = address_header(add.link, add.addr);
-    if add.nodad && add.addr.addr().is_ipv6() {
-        header.flags = AddressHeaderFlags::Nodad;
-    }
-    body.header(&header);
+    body.header(&address_header(add.link, add.addr));
+    let mut flags = AddressFlags::empty();
+    flags.set(AddressFlags::Nodad, add.nodad && add.addr.addr().is_ipv6());
+    flags.set(AddressFlags::Noprefixroute, add.no_subnet_route);
+    // The header has only one byte for flags.
+    body.u32(libc::IFA_FLAGS, flags.bits());
     put_ip(body, libc::IFA_LOCAL, add.addr.addr());
     put_ip(body, libc::IFA_ADDRESS, add.addr.addr());
     if let Some(broadcast) = add.broadcast {
@@ -65,7 +66,10 @@ fn route_header(route: &Route) -> RouteHeader {
         // The header has one byte for it; RTA_TABLE, which always follows, has the whole number.
         table: u8::try_from(table).unwrap_or(libc::RT_TABLE_UNSPEC),
         protocol: route.protocol.into(),
-        kind: RouteType::Unicast,
+        kind: match route.kind {
+            RouteKind::Unicast => RouteType::Unicast,
+            RouteKind::Unreachable => RouteType::Unreachable,
+        },
         ..RouteHeader::default()
     }
 }

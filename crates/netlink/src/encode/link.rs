@@ -28,7 +28,8 @@ fn name_mac_mtu(body: &mut Body<'_>, name: &IfName, mac: Mac, mtu: u32) {
 }
 
 pub(super) fn veth(body: &mut Body<'_>, veth: &Veth<'_>) {
-    body.header(&header_up(true));
+    let flags = LinkFlags::Up | LinkFlags::Noarp;
+    body.header(&LinkHeader { flags, change_mask: flags, ..LinkHeader::default() });
     name_mac_mtu(body, veth.host, veth.host_mac, veth.mtu);
     one_queue(body);
     if let Some(master) = veth.master {
@@ -165,7 +166,10 @@ fn set_header(set: &SetLink<'_>) -> LinkHeader {
     if let LinkRef::Index(index) = set.link {
         header.index = index;
     }
-    for (wanted, flag) in [(set.up, LinkFlags::Up), (set.promisc, LinkFlags::Promisc)] {
+    let no_arp = set.no_arp.then_some(true);
+    for (wanted, flag) in
+        [(set.up, LinkFlags::Up), (set.promisc, LinkFlags::Promisc), (no_arp, LinkFlags::Noarp)]
+    {
         if let Some(on) = wanted {
             header.change_mask |= flag;
             header.flags.set(flag, on);

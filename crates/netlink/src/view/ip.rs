@@ -10,7 +10,7 @@ use types::Mac;
 use super::after;
 use super::link::read_mac;
 use crate::kernel::{IFA_PROTO, NDA_PROTOCOL, RTAX_ADVMSS, RTAX_MTU};
-use crate::op::{Fdb, Route, RouteScope};
+use crate::op::{Fdb, Route, RouteKind, RouteScope};
 use crate::wire::{attributes, read_u32};
 
 fn read_ip(family: AddressFamily, value: &[u8]) -> Option<IpAddr> {
@@ -133,8 +133,18 @@ impl Fdb {
 impl Route {
     /// Unicast routes that somebody configured; the kernel's own copies and local addresses are `None`.
     pub(crate) fn parse(message: &[u8]) -> Option<Self> {
+        Self::parse_any(message).filter(|route| route.kind == RouteKind::Unicast)
+    }
+
+    /// Also routes that say that a destination is unreachable.
+    pub(crate) fn parse_any(message: &[u8]) -> Option<Self> {
         let header = RouteHeader::parse(message).ok()?;
-        if header.kind != RouteType::Unicast || header.flags.contains(RouteFlags::Cloned) {
+        let kind = match header.kind {
+            RouteType::Unicast => RouteKind::Unicast,
+            RouteType::Unreachable => RouteKind::Unreachable,
+            _ => return None,
+        };
+        if header.flags.contains(RouteFlags::Cloned) {
             return None;
         }
         let anywhere = IpNet::new(any(header.address_family)?, header.destination_prefix_length).ok()?;
@@ -147,6 +157,7 @@ impl Route {
             },
             table: Some(u32::from(header.table)),
             protocol: header.protocol.into(),
+            kind,
             ..Self::to(anywhere)
         };
         for (kind, value) in attributes(after::<12>(message)) {

@@ -22,6 +22,8 @@ pub struct Link {
     pub running: bool,
     /// As set by an operator; a packet capture does not count.
     pub promisc: bool,
+    /// Answers and learns by ARP.
+    pub arp: bool,
     pub master: Option<u32>,
     /// The other end of a veth, as numbered in *its* namespace.
     pub peer: Option<u32>,
@@ -57,6 +59,7 @@ impl Link {
             up: header.flags.contains(LinkFlags::Up),
             running: header.flags.contains(LinkFlags::Running),
             promisc: header.flags.contains(LinkFlags::Promisc),
+            arp: !header.flags.contains(LinkFlags::Noarp),
             master: None,
             peer: None,
             alias: None,

@@ -16,7 +16,7 @@ fn ip(text: &str) -> IpAddr {
 }
 
 fn address(link: u32, text: &str, mode: Mode) -> Op<'static> {
-    Op::AddAddress(AddAddress { link, addr: net(text), nodad: true, broadcast: None, mode })
+    Op::AddAddress(AddAddress { link, addr: net(text), nodad: true, broadcast: None, no_subnet_route: false, mode })
 }
 
 fn add(route: Route) -> Op<'static> {
@@ -35,6 +35,7 @@ fn addresses_keep_their_host_bits_and_are_usable_at_once() {
         addr: net("10.1.2.3/24"),
         nodad: true,
         broadcast: Some("10.1.2.255".parse().unwrap()),
+        no_subnet_route: false,
         mode: Mode::Exclusive,
     };
     w.p.run_every(&[Op::AddAddress(four), address(link, "fd00:1::3/64", Mode::Exclusive)]).unwrap();

@@ -39,7 +39,7 @@ const FAMILIES: [(&str, &str, &str, &str); 2] = [
 
 fn address(link: u32, addr: &str) -> Op<'static> {
     let mode = Mode::Exclusive;
-    Op::AddAddress(AddAddress { link, addr: net(addr), nodad: true, broadcast: None, mode })
+    Op::AddAddress(AddAddress { link, addr: net(addr), nodad: true, broadcast: None, no_subnet_route: false, mode })
 }
 
 #[test]

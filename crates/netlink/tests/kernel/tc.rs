@@ -67,6 +67,7 @@ fn what_a_link_receives_is_redirected_to_its_shaper() {
         addr: "fd00::1/128".parse().unwrap(),
         nodad: true,
         broadcast: None,
+        no_subnet_route: false,
         mode: netlink::Mode::Exclusive,
     };
     let both = [Op::AddAddress(own), Op::AddRoute { route, mode: netlink::Mode::Exclusive }];

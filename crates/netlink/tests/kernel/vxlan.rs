@@ -28,7 +28,7 @@ fn tunnel<'a>(name: &'a IfName, local: &str, tail: u8) -> AddVxlan<'a> {
 }
 
 fn address(link: u32, addr: IpNet) -> Op<'static> {
-    Op::AddAddress(AddAddress { link, addr, nodad: true, broadcast: None, mode: Mode::Exclusive })
+    Op::AddAddress(AddAddress { link, addr, nodad: true, broadcast: None, no_subnet_route: false, mode: Mode::Exclusive })
 }
 
 #[test]

@@ -57,6 +57,7 @@ const ON_A_BRIDGE: &[Damage] = &[
     (Where::Node, "ip link set dev {host} type bridge_slave hairpin off", "hairpin mode of {host}"),
     (Where::Node, "nft flush set bridge podwire macs", "macs"),
     (Where::Node, "nft flush set bridge podwire addr4", "addr4"),
+    (Where::Node, "nft flush set inet podwire via4", "via4"),
     (Where::Node, "nft flush set bridge podwire ports", "ports"),
     (Where::Node, "nft flush table bridge podwire", "rules of chain bridge podwire guard"),
     (Where::Node, "nft delete table bridge podwire", "chain bridge podwire guard"),
@@ -70,7 +71,8 @@ const ROUTED: &[Damage] = &[
     (Where::Node, "ip neigh replace 10.88.0.2 dev {host} lladdr 02:00:00:00:00:99", "neighbour 10.88.0.2"),
     (Where::Pod, "ip neigh del 10.88.0.1 dev eth0", "neighbour 10.88.0.1"),
     (Where::Pod, "ip neigh del fd00:88::1 dev eth0", "neighbour fd00:88::1"),
-    (Where::Node, "nft flush set inet podwire addr4", "addr4"),
+    (Where::Node, "nft flush set inet podwire source4", "source4"),
+    (Where::Node, "nft flush set inet podwire bound6", "bound6"),
     (Where::Node, "nft flush set inet podwire ports", "ports"),
 ];
 

@@ -11,6 +11,7 @@ mod bandwidth;
 mod common;
 mod firewall;
 mod flows;
+mod frames;
 mod hostports;
 mod reach;
 mod service;

@@ -1,0 +1,317 @@
+//! Frames from a raw socket inside a pod, as root in the pod can send them.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use testkit::frames::{self, MacBytes, RawLink};
+use testkit::{DEADLINE, Ns, Pod, inspect, ping, uninterrupted, wait_until};
+
+use crate::common::{DUAL, Host, MODES, host_link, ips, v4, v6};
+use crate::world::{NODE, OUT, ip, outside};
+
+const GATEWAYS: [&str; 2] = ["10.88.0.1", "fd00:88::1"];
+const FOREIGN: [&str; 2] = ["10.88.0.200", "fd00:88::200"];
+const INVENTED: MacBytes = [2, 0xde, 0xad, 0, 0, 1];
+const REQUEST: u16 = 1;
+const REPLY: u16 = 2;
+const ROUTER_SOLICIT: u8 = 133;
+const ROUTER_ADVERT: u8 = 134;
+const SOLICIT: u8 = 135;
+const ADVERT: u8 = 136;
+const REDIRECT: u8 = 137;
+
+/// A pod that sends raw frames to its host.
+struct Attacker {
+    raw: RawLink,
+    mac: MacBytes,
+    host_mac: MacBytes,
+    host_link: String,
+    pod: Pod,
+    own: [IpAddr; 2],
+}
+
+impl Attacker {
+    fn new(host: &Host, config: &Value) -> Self {
+        let (pod, result) = host.attached("attacker", config);
+        let mac_of = |ns: &Ns, dev: &str| frames::mac(&inspect::link(ns, dev).unwrap().mac.unwrap()).unwrap();
+        let end = host_link(&result).to_owned();
+        // On a bridge, frames for the host go to the bridge.
+        let receiver = if config["mode"] == "routed" { end.as_str() } else { BRIDGE };
+        Self {
+            raw: RawLink::open(&pod, "eth0").unwrap(),
+            mac: mac_of(&pod, "eth0"),
+            host_mac: mac_of(&host.node, receiver),
+            host_link: end,
+            own: [v4(&result), v6(&result)],
+            pod,
+        }
+    }
+
+    fn datagram(&self, (to, from): frames::Between, source: IpAddr, listener: &UdpSocket, word: &str) {
+        let target = listener.local_addr().unwrap();
+        let packet = frames::udp((source, 9).into(), target, word.as_bytes());
+        self.raw.send(&frames::framed((to, from), &packet)).unwrap();
+    }
+}
+
+/// Not named as pods' links are, as bridges of operators.
+const BRIDGE: &str = "br-blue";
+
+fn config(host: &Host, mode: &str) -> Value {
+    host.config(&json!({"subnet": DUAL, "mode": mode, "bridge": BRIDGE}))
+}
+
+fn listen(ns: &Ns, at: IpAddr) -> UdpSocket {
+    let socket = ns.enter(|| UdpSocket::bind((at, 0)).unwrap()).unwrap();
+    socket.set_read_timeout(Some(DEADLINE)).unwrap();
+    socket
+}
+
+/// What was received before the datagram `end`, which `send_end` sends again until it arrives.
+fn received(listener: &UdpSocket, send_end: &dyn Fn()) -> Vec<String> {
+    listener.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    let (deadline, mut received, mut buffer) = (Instant::now() + DEADLINE, Vec::new(), [0; 64]);
+    send_end();
+    loop {
+        match uninterrupted(|| listener.recv(&mut buffer)) {
+            Ok(count) => match String::from_utf8_lossy(&buffer[..count]).as_ref() {
+                "end" => return received,
+                word => received.push(word.to_owned()),
+            },
+            Err(_) => send_end(),
+        }
+        assert!(Instant::now() < deadline, "the last datagram arrives");
+    }
+}
+
+fn say(from: &Ns, source: IpAddr, to: &UdpSocket, word: &str) {
+    let target = to.local_addr().unwrap();
+    let socket = from.enter(|| UdpSocket::bind((source, 0)).unwrap()).unwrap();
+    socket.send_to(word.as_bytes(), target).unwrap();
+}
+
+/// All neighbour entries of the namespace, in every state.
+fn neighbours(ns: &Ns) -> Vec<Value> {
+    let mut all = Vec::new();
+    for family in ["-4", "-6"] {
+        let shown = ns.json(&["ip", family, "-j", "neigh", "show", "nud", "all"]).unwrap();
+        // The kernel keeps entries for multicast destinations by itself.
+        let unicast = |entry: &&Value| entry["dst"].as_str().is_some_and(|dst| !ip(dst).is_multicast());
+        all.extend(shown.as_array().into_iter().flatten().filter(unicast).cloned());
+    }
+    all
+}
+
+fn all_routers() -> Ipv6Addr {
+    "ff02::2".parse().unwrap()
+}
+
+fn invented_v4(number: u16) -> Ipv4Addr {
+    let [high, low] = number.to_be_bytes();
+    Ipv4Addr::new(10, 200, high, low)
+}
+
+fn invented_v6(number: u16) -> Ipv6Addr {
+    Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0xbad, number)
+}
+
+/// A reserved multicast MAC is not forwarded by a bridge, but given to the host with the port as its interface.
+#[test]
+fn a4_frames_to_reserved_macs_reach_no_host_socket() {
+    for mode in MODES {
+        let host = Host::new("reserved");
+        let attacker = Attacker::new(&host, &config(&host, mode));
+        for last in 0..16 {
+            let reserved = [1, 0x80, 0xc2, 0, 0, last];
+            for (family, gateway) in GATEWAYS.into_iter().enumerate() {
+                let listener = listen(&host.node, ip(gateway));
+                for (source, from) in [(ip(FOREIGN[family]), attacker.mac), (attacker.own[family], INVENTED)] {
+                    attacker.datagram((reserved, from), source, &listener, "forged");
+                }
+                let words = received(&listener, &|| {
+                    let between = (attacker.host_mac, attacker.mac);
+                    attacker.datagram(between, attacker.own[family], &listener, "end");
+                });
+                assert_eq!(words, [""; 0], "{mode}, {last:x}, {gateway}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a4_frames_to_reserved_macs_make_no_neighbour_entry() {
+    for mode in MODES {
+        let host = Host::new("reserved-arp");
+        let attacker = Attacker::new(&host, &config(&host, mode));
+        for address in attacker.own {
+            assert!(ping(&host.node, address, 1).unwrap().all());
+        }
+        let before = neighbours(&host.node).len();
+        let [IpAddr::V4(gateway), IpAddr::V6(gateway6)] = GATEWAYS.map(ip) else { unreachable!() };
+        for last in 0..16 {
+            let reserved = [1, 0x80, 0xc2, 0, 0, last];
+            for operation in [REQUEST, REPLY] {
+                let sender = (INVENTED, invented_v4(last.into()));
+                let frame = frames::arp((reserved, attacker.mac), operation, sender, gateway);
+                attacker.raw.send(&frame).unwrap();
+            }
+            for kind in [ROUTER_SOLICIT, ROUTER_ADVERT, SOLICIT, ADVERT, REDIRECT] {
+                let target = (kind > ROUTER_ADVERT).then_some(gateway6);
+                for to in [all_routers(), gateway6] {
+                    let packet = frames::discovery(invented_v6(last.into()), to, kind, target, INVENTED);
+                    attacker.raw.send(&frames::framed((reserved, attacker.mac), &packet)).unwrap();
+                }
+            }
+        }
+        // What was sent before it has been handled when it is answered.
+        assert!(ping(&attacker.pod, ip(GATEWAYS[0]), 1).unwrap().all());
+        let after = neighbours(&host.node);
+        let of_port = after.iter().filter(|entry| entry["dev"] == attacker.host_link.as_str()).count();
+        assert_eq!(of_port, if mode == "bridge" { 0 } else { 2 }, "{mode}: {after:?}");
+        assert!(after.len() <= before, "{mode}: {after:?}");
+    }
+}
+
+/// A host of the underlay that sends from a pod's address would have the pod's rights.
+#[test]
+fn a13_pod_source_from_the_underlay_is_dropped() {
+    for mode in MODES {
+        let host = Host::new("underlay");
+        let out = outside(&host, &["10.88.0.0/24", "fd00:88::/64"]);
+        let config = config(&host, mode);
+        let (victim, victims) = host.attached("v", &config);
+        let (trusted, trusteds) = host.attached("t", &config);
+        for link in ["all", "up0"] {
+            host.node.sh(&["sysctl", "-q", "-w", &format!("net.ipv4.conf.{link}.rp_filter=0")]).unwrap();
+        }
+        for (family, source) in ips(&trusteds).into_iter().enumerate() {
+            out.sh(&["ip", "addr", "add", &source.to_string(), "dev", "lo"]).unwrap();
+            for (place, at) in [(&*victim, ips(&victims)[family]), (&*host.node, ip(NODE[family]))] {
+                let listener = listen(place, at);
+                say(&out, source, &listener, "forged");
+                let words = received(&listener, &|| say(&out, ip(OUT[family]), &listener, "end"));
+                assert_eq!(words, [""; 0], "{mode}, {source} to {at}");
+                // The pod itself is still heard.
+                let words = received(&listener, &|| say(&trusted, source, &listener, "end"));
+                assert_eq!(words, [""; 0], "{mode}, {source} to {at}");
+            }
+        }
+    }
+}
+
+/// As transparent proxies of the host do.
+#[test]
+fn a13_pod_source_on_the_loopback_is_accepted() {
+    for mode in MODES {
+        let host = Host::new("transparent");
+        let (_pod, result) = host.attached("a", &config(&host, mode));
+        for (source, at) in [(v4(&result), "127.0.0.1"), (v6(&result), "::1")] {
+            let listener = listen(&host.node, ip(at));
+            let target = listener.local_addr().unwrap();
+            let packet = frames::udp((source, 9).into(), target, b"end");
+            let words = received(&listener, &|| host.node.enter(|| send_raw(&packet, target)).unwrap());
+            assert_eq!(words, [""; 0], "{mode}, {source}");
+        }
+    }
+}
+
+/// Sends a whole IP packet from the host itself.
+fn send_raw(packet: &[u8], target: SocketAddr) {
+    use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto, sendto, socket};
+    let family = if target.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = socket(family, SocketType::RAW, Some(ipproto::RAW)).unwrap();
+    let to = SocketAddr::new(target.ip(), 0);
+    sendto(&socket, packet, SendFlags::empty(), &to).unwrap();
+}
+
+#[test]
+fn a6_arp_and_discovery_of_invented_senders_leave_no_entries() {
+    let host = Host::new("invented");
+    let attacker = Attacker::new(&host, &config(&host, "routed"));
+    let [IpAddr::V4(gateway), IpAddr::V6(gateway6)] = GATEWAYS.map(ip) else { unreachable!() };
+    let before = neighbours(&host.node);
+    let between = (attacker.host_mac, attacker.mac);
+    for number in 0..5000 {
+        for operation in [REQUEST, REPLY] {
+            let frame = frames::arp(between, operation, (INVENTED, invented_v4(number)), gateway);
+            attacker.raw.send(&frame).unwrap();
+        }
+        for kind in [ROUTER_SOLICIT, SOLICIT, ADVERT] {
+            let target = (kind != ROUTER_SOLICIT).then_some(gateway6);
+            let packet = frames::discovery(invented_v6(number), all_routers(), kind, target, INVENTED);
+            attacker.raw.send(&frames::framed(between, &packet)).unwrap();
+        }
+    }
+    for gateway in GATEWAYS {
+        assert!(ping(&attacker.pod, ip(gateway), 1).unwrap().all());
+    }
+    assert_eq!(neighbours(&host.node), before);
+}
+
+#[test]
+fn a6_unassigned_addresses_are_unreachable_and_leave_no_entries() {
+    let host = Host::new("unassigned");
+    let attacker = Attacker::new(&host, &config(&host, "routed"));
+    let other = host.attached("b", &config(&host, "routed")).1;
+    let before = neighbours(&host.node);
+    // First: the kernel limits how many errors it sends.
+    for unassigned in ["10.88.0.77", "fd00:88::77"] {
+        for from in [&*attacker.pod, &*host.node] {
+            let shown = from.run(&["ping", "-n", "-c", "1", "-W", "10", unassigned], b"").unwrap();
+            let text = format!("{}{}", shown.stdout, shown.stderr).to_lowercase();
+            let is_refused = text.contains("unreachable") || text.contains("no route");
+            assert!(is_refused, "{unassigned} from {}: {text}", from.name());
+        }
+    }
+    let between = (attacker.host_mac, attacker.mac);
+    for number in 4..=254 {
+        let targets = [
+            IpAddr::from([10, 88, 0, number]),
+            Ipv6Addr::new(0xfd00, 0x88, 0, 0, 0, 0, 7, number.into()).into(),
+        ];
+        for (source, target) in attacker.own.into_iter().zip(targets) {
+            let packet = frames::udp((source, 9).into(), (target, 9).into(), b"anybody?");
+            attacker.raw.send(&frames::framed(between, &packet)).unwrap();
+        }
+    }
+    assert_eq!(neighbours(&host.node), before);
+    for address in ips(&other) {
+        assert!(ping(&attacker.pod, address, 1).unwrap().all(), "{address}");
+    }
+}
+
+/// One subnet for both kinds of pods, as when a network's mode is changed while pods run.
+#[test]
+fn a6_bridge_and_routed_pods_of_one_subnet_are_both_reached() {
+    for modes in [MODES, ["routed", "bridge"]] {
+        let host = Host::new("both-modes");
+        for mode in modes {
+            let (_pod, result) = host.attached(mode, &config(&host, mode));
+            for address in ips(&result) {
+                wait_until("the host to reach the pod", DEADLINE, || Ok(ping(&host.node, address, 1)?.all()))
+                    .unwrap_or_else(|e| panic!("{modes:?}, {mode}, {address}: {e:#}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn a10_foreign_source_mac_is_dropped_in_both_modes() {
+    for mode in MODES {
+        for checked in [true, false] {
+            let host = Host::new("source-mac");
+            let mut config = config(&host, mode);
+            config["spoofCheck"] = json!(checked);
+            let attacker = Attacker::new(&host, &config);
+            for (family, gateway) in GATEWAYS.into_iter().enumerate() {
+                let (listener, own) = (listen(&host.node, ip(gateway)), attacker.own[family]);
+                attacker.datagram((attacker.host_mac, INVENTED), own, &listener, "forged");
+                let between = (attacker.host_mac, attacker.mac);
+                let words = received(&listener, &|| attacker.datagram(between, own, &listener, "end"));
+                let expected: &[&str] = if checked { &[] } else { &["forged"] };
+                assert_eq!(words, expected, "{mode}, spoofCheck {checked}, {gateway}");
+            }
+        }
+    }
+}
