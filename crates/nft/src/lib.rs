@@ -20,6 +20,7 @@ mod element;
 mod error;
 mod firewall;
 mod foreign;
+mod limit;
 mod monitor;
 mod number;
 mod pod;
@@ -41,6 +42,7 @@ pub use firewall::Firewall;
 pub use foreign::{
     Certainty, ForeignDrop, ForeignFamily, accept_in_others, foreign_drops, withdraw_from_others,
 };
+pub use limit::ConnectionLimit;
 pub use monitor::{Change, Monitor, Ours};
 pub use pod::{Guard, HostPort, Mode, NetworkChain, Pod, Protocol};
 pub use prune::Idle;

@@ -92,6 +92,8 @@ pub struct Network {
     pub subnets: Vec<IpNet>,
     /// None: the bridge's own if it is there, else 1500.
     pub mtu: Option<u32>,
+    /// None: no limit.
+    pub connections_per_pod: Option<u32>,
     pub masquerade: bool,
 }
 

@@ -272,6 +272,19 @@ pub const KEYS: &[Key] = &[
         )
     },
     Key {
+        flag: "network-connections-per-pod",
+        set: |d, v| {
+            values::optional(v, |v| values::number(v, 1..=u32::MAX)).map(|v| d.connections_per_pod = v)
+        },
+        show: |c| c.network.connections_per_pod.map(|count| count.to_string()),
+        ..row(
+            "network.connections_per_pod",
+            Number,
+            Found("none"),
+            "how many connections a pod may open at once on this node, from 1; none: no limit",
+        )
+    },
+    Key {
         flag: "network-masquerade",
         set: |d, v| values::put(&mut d.masquerade, values::boolean(v)),
         show: |c| Some(c.network.masquerade.to_string()),

@@ -101,6 +101,8 @@ pub(crate) struct Keeper {
     told: Option<String>,
     /// The tunnels that the firewall was told to clamp; none: it was told nothing yet.
     clamped: Option<Vec<IfName>>,
+    /// No limit of connections is in force, and none is wanted.
+    is_unlimited: bool,
     /// Why nothing could be installed last time; the same is not told twice.
     install_error: Option<String>,
     /// Since when rounds could not make the network's bridge.
@@ -145,6 +147,7 @@ impl Keeper {
             watchdog: Watchdog::new(),
             told: None,
             clamped: None,
+            is_unlimited: false,
             install_error: None,
             bridgeless: None,
             parts,

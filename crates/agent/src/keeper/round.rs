@@ -112,6 +112,7 @@ impl Keeper {
         };
         self.grow(share);
         self.tell_firewall_of_tunnels(share);
+        self.limit_connections();
         if let Some(reason) = lacks_bridge {
             // Somebody may just have removed it, or the kernel is busy: what worked before may fail once or twice.
             let since = *self.bridgeless.get_or_insert_with(Instant::now);
@@ -184,6 +185,26 @@ impl Keeper {
         let room = large.iter().map(|tunnel| tunnel.mtu).min().unwrap_or(u32::MAX);
         if self.parts.shares.set_room(room) {
             self.bell.ring();
+        }
+    }
+
+    /// A limit that was set before and is not any more is removed by the first round.
+    fn limit_connections(&mut self) {
+        let network = &self.parts.config.network;
+        let limit = nft::ConnectionLimit {
+            network: &network.name,
+            subnets: &network.subnets,
+            per_pod: network.connections_per_pod,
+        };
+        if limit.per_pod.is_none() && self.is_unlimited {
+            return;
+        }
+        match nft::Firewall::open().and_then(|mut firewall| firewall.limit_connections(&limit)) {
+            Ok(changed) => {
+                changed.iter().for_each(|what| info!("{what}"));
+                self.is_unlimited = limit.per_pod.is_none();
+            }
+            Err(error) => warn!("cannot limit the connections of pods: {error}"),
         }
     }
 

@@ -71,6 +71,11 @@ impl Leaving {
                 "our rules in others' firewalls could not be removed: {error} (nft -a list ruleset shows them)"
             )),
         }
+        let limits = nft::Firewall::open().and_then(|mut tables| tables.remove_limits(&|n| self.is_own(n)));
+        match limits {
+            Ok(done) => self.report.done.extend(done),
+            Err(error) => self.report.left.push(format!("limits of connections were not removed: {error}")),
+        }
     }
 }
 

@@ -9,6 +9,7 @@ mod dropping;
 mod forgetting;
 mod healing;
 mod lab;
+mod limiting;
 mod listening;
 mod membership;
 mod nat;

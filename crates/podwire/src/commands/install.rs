@@ -54,6 +54,7 @@ fn standalone(args: &Install) -> Result<()> {
             bridge: wanted.bridge.clone(),
             subnets: wanted.subnets.clone(),
             mtu: None,
+            connections_per_pod: None,
             masquerade: true,
         },
         install: agent::config::Install {
@@ -148,6 +149,7 @@ fn network_of(status: &Status) -> Result<Network> {
         bridge: network.bridge.as_str().try_into()?,
         subnets: network.subnets.clone(),
         mtu: network.mtu,
+        connections_per_pod: None,
         masquerade: network.masquerade,
     })
 }

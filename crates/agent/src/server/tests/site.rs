@@ -110,6 +110,7 @@ impl Site {
             bridge: "pw0".try_into().unwrap(),
             subnets: vec!["10.9.0.0/24".parse().unwrap(), "fd00:9::/64".parse().unwrap()],
             mtu: None,
+            connections_per_pod: None,
             masquerade: true,
         };
         let shares = Shares::none("");
