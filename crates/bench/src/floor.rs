@@ -154,7 +154,14 @@ fn inside(addresses: &[(IpNet, IpAddr)], link: u32) -> Vec<Op<'static>> {
             IpNet::V4(v4) => Some(v4.broadcast()),
             IpNet::V6(_) => None,
         };
-        Op::AddAddress(AddAddress { link, addr, nodad: true, broadcast, no_subnet_route: false, mode: Mode::Exclusive })
+        Op::AddAddress(AddAddress {
+            link,
+            addr,
+            nodad: true,
+            broadcast,
+            no_subnet_route: false,
+            mode: Mode::Exclusive,
+        })
     };
     let default = |&(_, gateway): &(IpNet, IpAddr)| {
         let any = match gateway {
@@ -179,7 +186,14 @@ fn make_bridge(host: &mut RtSocket, network: Network) -> Result<u32> {
     let bridge = host.link(&name)?.context("the new bridge is not there")?.index;
     for addr in network.gateways()? {
         let mode = Mode::Exclusive;
-        host.run(&Op::AddAddress(AddAddress { link: bridge, addr, nodad: true, broadcast: None, no_subnet_route: false, mode }))?;
+        host.run(&Op::AddAddress(AddAddress {
+            link: bridge,
+            addr,
+            nodad: true,
+            broadcast: None,
+            no_subnet_route: false,
+            mode,
+        }))?;
     }
     Ok(bridge)
 }

@@ -6,7 +6,8 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use netconf::NetConf;
 use netlink::{
-    AddAddress, AddBridge, Link, LinkRef, Mode, Op, Route, RouteFilter, RouteKind, RouteScope, RtSocket, SetLink,
+    AddAddress, AddBridge, Link, LinkRef, Mode, Op, Route, RouteFilter, RouteKind, RouteScope, RtSocket,
+    SetLink,
 };
 use types::{AttachMode, Digest, IfName, Mac, ROUTE_PROTOCOL};
 

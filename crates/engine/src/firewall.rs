@@ -105,13 +105,11 @@ fn unusable(host_ip: IpAddr, pod: Families) -> Option<&'static str> {
 pub struct InactivePort {
     pub key: AttachmentKey,
     pub port: PortMapping,
-    pub host_ip: IpAddr,
 }
 
 impl fmt::Display for InactivePort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { key, port, host_ip } = self;
-        write!(f, "hostPort {port} of {key}: {host_ip} is no address of this node")
+        write!(f, "host port {} of {}: the hostIP is no address of this node", self.port, self.key)
     }
 }
 
@@ -125,7 +123,7 @@ pub fn inactive_ports<'a>(
         for port in &attachment.ports {
             let Some(host_ip) = port.host_ip.filter(|ip| !ip.is_unspecified()) else { continue };
             if !is_local(host, host_ip)? {
-                inactive.push(InactivePort { key: attachment.key.clone(), port: *port, host_ip });
+                inactive.push(InactivePort { key: attachment.key.clone(), port: *port });
             }
         }
     }

@@ -160,7 +160,14 @@ fn inside_steps(attachment: &Attachment, link: u32) -> Vec<(Op<'static>, Step<'_
             IpNet::V4(v4) if v4.prefix_len() < 31 => Some(v4.broadcast()),
             IpNet::V4(_) | IpNet::V6(_) => None,
         };
-        let address = AddAddress { link, addr: pod.address, nodad: true, broadcast, no_subnet_route: false, mode: Mode::Exclusive };
+        let address = AddAddress {
+            link,
+            addr: pod.address,
+            nodad: true,
+            broadcast,
+            no_subnet_route: false,
+            mode: Mode::Exclusive,
+        };
         steps.push((Op::AddAddress(address), Step::Needed));
     }
     let up = SetLink { up: Some(true), ..SetLink::of(LinkRef::Index(link)) };

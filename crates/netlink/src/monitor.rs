@@ -57,8 +57,8 @@ pub enum News {
         addr: IpNet,
         place: Where,
     },
-    /// A unicast or unreachable route. Nothing is told of IPv4 routes that the kernel drops because their link goes down or away, or
-    /// loses its last IPv4 address: look at routes after `Link` and `AddressGone`.
+    /// A unicast or unreachable route. The kernel does not report IPv4 routes that it drops because their link goes down
+    /// or away, or loses its last IPv4 address: list routes after `Link` and `AddressGone`.
     RouteGone {
         dst: IpNet,
         link: Option<u32>,

@@ -167,7 +167,9 @@ impl Firewall {
     /// Is one of these tables there, and made by another version?
     pub(crate) fn is_of_another_version(&mut self, families: &[Family]) -> Result<bool, Error> {
         for family in families {
-            if self.table_flags(*family)?.is_some() && !self.is_of_our_revision(&element::revision(*family))? {
+            if self.table_flags(*family)?.is_some()
+                && !self.is_of_our_revision(&element::revision(*family))?
+            {
                 return Ok(true);
             }
         }

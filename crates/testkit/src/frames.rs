@@ -94,7 +94,13 @@ pub fn udp(from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Vec<u8> {
 }
 
 /// A message of neighbour discovery with the sender's MAC as its option (source or target link-layer address).
-pub fn discovery(from: Ipv6Addr, to: Ipv6Addr, kind: u8, target: Option<Ipv6Addr>, sender: MacBytes) -> Vec<u8> {
+pub fn discovery(
+    from: Ipv6Addr,
+    to: Ipv6Addr,
+    kind: u8,
+    target: Option<Ipv6Addr>,
+    sender: MacBytes,
+) -> Vec<u8> {
     let mut message = vec![kind, 0, 0, 0, 0x60, 0, 0, 0];
     message.extend(target.iter().flat_map(Ipv6Addr::octets));
     let option = if kind == 136 { 2 } else { 1 };

@@ -268,6 +268,7 @@ mod position {
             up: true,
             running: true,
             promisc: false,
+            arp: true,
             master: None,
             peer: None,
             alias: None,

@@ -126,7 +126,14 @@ impl Tunnel {
             done.push(format!("tunnel {}: address {addr} removed", self.name));
         }
         let Some(addr) = self.address.filter(|addr| !carried.contains(addr)) else { return Ok(()) };
-        let add = AddAddress { link, addr, nodad: true, broadcast: None, no_subnet_route: false, mode: Mode::Replace };
+        let add = AddAddress {
+            link,
+            addr,
+            nodad: true,
+            broadcast: None,
+            no_subnet_route: false,
+            mode: Mode::Replace,
+        };
         socket.run(&Op::AddAddress(add))?;
         done.push(format!("tunnel {}: address {addr}", self.name));
         Ok(())

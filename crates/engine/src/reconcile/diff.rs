@@ -27,12 +27,9 @@ pub(super) enum Fault {
 impl Fault {
     pub(super) fn kind(&self) -> Kind {
         match self {
-            Self::LinkGone
-            | Self::LinkDown
-            | Self::Arp
-            | Self::NoAlias
-            | Self::NotAPort
-            | Self::Hairpin => Kind::Link,
+            Self::LinkGone | Self::LinkDown | Self::Arp | Self::NoAlias | Self::NotAPort | Self::Hairpin => {
+                Kind::Link
+            }
             Self::NoRoute(_) => Kind::Route,
             Self::NoNeighbour(_) => Kind::Neighbour,
         }

@@ -82,7 +82,7 @@ impl Round<'_> {
                 wanted.add_gateway(gateway, conf.mode);
             }
         }
-        // A record that was made anew from a link does not name its gateways.
+        // A record that was restored from a link alone does not name its gateways.
         let ready = records.iter().flat_map(|(_, listed)| listed).filter_map(|l| l.attachment.as_ref());
         for attachment in ready.filter(|a| a.mode == AttachMode::Bridge) {
             for (gateway, mode) in bridges.values_mut().flat_map(|wanted| &mut wanted.gateways) {

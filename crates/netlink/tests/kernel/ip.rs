@@ -16,7 +16,14 @@ fn ip(text: &str) -> IpAddr {
 }
 
 fn address(link: u32, text: &str, mode: Mode) -> Op<'static> {
-    Op::AddAddress(AddAddress { link, addr: net(text), nodad: true, broadcast: None, no_subnet_route: false, mode })
+    Op::AddAddress(AddAddress {
+        link,
+        addr: net(text),
+        nodad: true,
+        broadcast: None,
+        no_subnet_route: false,
+        mode,
+    })
 }
 
 fn add(route: Route) -> Op<'static> {

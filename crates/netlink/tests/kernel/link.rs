@@ -25,8 +25,11 @@ fn e13_one_send_makes_a_veth_with_everything_in_place() {
     assert_eq!(seen["ifalias"], long_alias.as_str());
     assert_eq!(seen["inet6_addr_gen_mode"], "none");
     assert_eq!(seen["linkinfo"]["info_slave_data"]["hairpin"], true);
-    assert!(seen["flags"].as_array().unwrap().contains(&"UP".into()));
+    for flag in ["UP", "NOARP"] {
+        assert!(seen["flags"].as_array().unwrap().contains(&flag.into()), "{flag}");
+    }
     let seen = &json(&w.pod, "ip -j -d link show dev eth0")[0];
+    assert!(!seen["flags"].as_array().unwrap().contains(&"NOARP".into()));
     assert_eq!(seen["address"], mac(8).to_string());
     assert_eq!(seen["mtu"], 1420);
     assert!(!seen["flags"].as_array().unwrap().contains(&"UP".into()));

@@ -47,7 +47,14 @@ fn make_addressed(socket: &mut RtSocket, link: u32) {
         let neighbour = AddNeighbour { link, addr: ip(gateway), mac: mac(1), protocol: ROUTE_PROTOCOL };
         socket
             .run_every(&[
-                Op::AddAddress(AddAddress { link, addr, nodad: true, broadcast: None, no_subnet_route: false, mode }),
+                Op::AddAddress(AddAddress {
+                    link,
+                    addr,
+                    nodad: true,
+                    broadcast: None,
+                    no_subnet_route: false,
+                    mode,
+                }),
                 Op::AddRoute { route, mode },
                 Op::AddNeighbour(neighbour),
             ])

@@ -39,7 +39,14 @@ const FAMILIES: [(&str, &str, &str, &str); 2] = [
 
 fn address(link: u32, addr: &str) -> Op<'static> {
     let mode = Mode::Exclusive;
-    Op::AddAddress(AddAddress { link, addr: net(addr), nodad: true, broadcast: None, no_subnet_route: false, mode })
+    Op::AddAddress(AddAddress {
+        link,
+        addr: net(addr),
+        nodad: true,
+        broadcast: None,
+        no_subnet_route: false,
+        mode,
+    })
 }
 
 #[test]

@@ -28,7 +28,14 @@ fn tunnel<'a>(name: &'a IfName, local: &str, tail: u8) -> AddVxlan<'a> {
 }
 
 fn address(link: u32, addr: IpNet) -> Op<'static> {
-    Op::AddAddress(AddAddress { link, addr, nodad: true, broadcast: None, no_subnet_route: false, mode: Mode::Exclusive })
+    Op::AddAddress(AddAddress {
+        link,
+        addr,
+        nodad: true,
+        broadcast: None,
+        no_subnet_route: false,
+        mode: Mode::Exclusive,
+    })
 }
 
 #[test]
@@ -181,6 +188,11 @@ fn pods_of_both_families_reach_each_other_over_either_tunnel() {
         let (host, pod) = w.veth("eth0", "eth0");
         wire(&mut w.h, host, (near, far, len), (21, 22));
         wire(&mut w.p, pod, (far, near, len), (22, 21));
+        // The host end of a pair does not answer ARP.
+        for (socket, link, addr, at) in [(&mut w.h, host, far, 3), (&mut w.p, pod, near, 2)] {
+            let neighbour = AddNeighbour { link, addr: ip(addr), mac: mac(at), protocol: PEER_PROTOCOL };
+            socket.run(&Op::AddNeighbour(neighbour)).unwrap();
+        }
         for target in ["10.2.22.1", "fd00:2:0:22::1"] {
             let ping = || std::process::Command::new("ping").args(["-c3", "-i0.2", "-W2", target]).output();
             let out = w.host.run(ping).unwrap().unwrap();

@@ -190,8 +190,7 @@ fn advertisements_of_routers_and_for_foreign_addresses_are_dropped() {
 
 /// An unguarded pod whose packets reach the host through the link of this name.
 fn behind(mode: Mode, n: u16, link: &str) -> Sample {
-    let (link, sample) =
-        (link.try_into().unwrap(), Sample { guard: Guard::Off, ..Sample::new(mode, n) });
+    let (link, sample) = (link.try_into().unwrap(), Sample { guard: Guard::Off, ..Sample::new(mode, n) });
     match mode {
         Mode::Bridge => Sample { bridge: Some(link), ..sample },
         Mode::Routed => Sample { link, ..sample },

@@ -81,7 +81,9 @@ fn without_agent(folders: &Folders) -> Result<String> {
         ("mode", mode),
         ("attachments", page::attachments(counts)),
     ];
-    let inactive = RtSocket::open().map_err(Into::into).and_then(|mut host| engine::inactive_ports(&running, &mut host))?;
+    let inactive = RtSocket::open()
+        .map_err(Into::into)
+        .and_then(|mut host| engine::inactive_ports(&running, &mut host))?;
     let inactive: Vec<String> = inactive.iter().map(ToString::to_string).collect();
     rows.extend(page::inactive_ports(&inactive));
     if waiting > 0 {
