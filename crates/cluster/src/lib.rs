@@ -19,7 +19,7 @@ mod object;
 pub use cut::{Cut, CutError, Offered};
 pub use layout::Layout;
 pub use mesh::{
-    Changes, Facts, Family, Mesh, NoWay, PeerFdb, PeerNeighbour, PeerRoute, Seen, Transport, TransportError,
-    Tunnels, Underlay, Way,
+    Changes, Facts, Family, Mesh, NoWay, PeerFdb, PeerNeighbour, PeerRoute, PeerSource, Seen, SourceChanges,
+    Transport, TransportError, Tunnels, Underlay, Way,
 };
 pub use object::{Alive, BlockClaim, DecodeError, NetworkSpec, NodeRecord, Object};

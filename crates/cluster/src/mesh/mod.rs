@@ -3,6 +3,7 @@
 //! ```text
 //!   Facts (this node) ─┐            ┌─ ways: by which way each block is reached, or why by none
 //!   NodeRecords ───────┴─▶ plan ────┼─ routes, neighbours, forwarding entries
+//!                                   ├─ sources: what the firewall accepts from each peer's tunnel
 //!                                   └─ Changes: since they were taken, or against what the kernel has
 //! ```
 //!
@@ -16,6 +17,7 @@ mod plan;
 mod problems;
 #[cfg(test)]
 mod props;
+mod sources;
 #[cfg(test)]
 mod tests;
 mod way;
@@ -29,6 +31,7 @@ use types::{Mac, NodeName};
 
 pub use changes::{Changes, PeerFdb, PeerNeighbour, PeerRoute, Seen};
 pub use facts::{Facts, Family, Transport, TransportError, Tunnels, Underlay};
+pub use sources::{PeerSource, SourceChanges};
 pub use way::{NoWay, Way};
 
 use crate::object::NodeRecord;
@@ -50,6 +53,7 @@ pub struct Mesh {
     routes: Table<PeerRoute>,
     neighbours: Table<PeerNeighbour>,
     fdb: Table<PeerFdb>,
+    sources: Table<PeerSource>,
     /// How many nodes are reached through a tunnel of either family.
     tunnelled: BTreeMap<Family, usize>,
 }
@@ -66,6 +70,7 @@ impl Mesh {
             routes: Table::default(),
             neighbours: Table::default(),
             fdb: Table::default(),
+            sources: Table::default(),
             tunnelled: BTreeMap::new(),
         }
     }
@@ -193,7 +198,10 @@ impl Mesh {
         let same_block = blocks.flat_map(|block| self.claims.overlapping(block).map(|(_, name)| name));
         let addresses = record.addresses.iter().map(|address| IpNet::from(*address));
         let around = addresses.flat_map(|address| self.claims.overlapping(address).map(|(_, name)| name));
-        same_mac.chain(same_block).chain(around).filter(|name| ***name != record.name).cloned().collect()
+        // Two nodes with one address want the same sources: where one goes, the other's stay.
+        let same_address = record.addresses.iter().flat_map(|address| self.addresses.holders(*address));
+        let all = same_mac.chain(same_block).chain(around).chain(same_address);
+        all.filter(|name| ***name != record.name).cloned().collect()
     }
 
     fn enter(&mut self, name: &Arc<NodeName>, record: &NodeRecord) {
@@ -241,6 +249,7 @@ impl Mesh {
         plan.routes.iter().for_each(|route| self.routes.want(*route));
         plan.neighbours.iter().for_each(|neighbour| self.neighbours.want(*neighbour));
         plan.fdb.iter().for_each(|entry| self.fdb.want(*entry));
+        plan.sources.iter().for_each(|source| self.sources.want(*source));
         if let Some(family) = plan.tunnel {
             *self.tunnelled.entry(family).or_default() += 1;
         }
@@ -250,6 +259,7 @@ impl Mesh {
         plan.routes.iter().for_each(|route| self.routes.drop(route));
         plan.neighbours.iter().for_each(|neighbour| self.neighbours.drop(neighbour));
         plan.fdb.iter().for_each(|entry| self.fdb.drop(entry));
+        plan.sources.iter().for_each(|source| self.sources.drop(source));
         if let Some(count) = plan.tunnel.and_then(|family| self.tunnelled.get_mut(&family)) {
             *count = count.saturating_sub(1);
         }

@@ -10,6 +10,7 @@ use types::{Mac, NodeName};
 use super::changes::{PeerFdb, PeerNeighbour, PeerRoute};
 use super::claims::{Claims, Shared};
 use super::facts::{Facts, Family};
+use super::sources::{PeerSource, senders, sources};
 use super::way::{NoWay, Way, choose, outer};
 use crate::object::NodeRecord;
 
@@ -26,6 +27,8 @@ pub(super) struct Plan {
     pub(super) routes: Vec<PeerRoute>,
     pub(super) neighbours: Vec<PeerNeighbour>,
     pub(super) fdb: Vec<PeerFdb>,
+    /// What it may send through the tunnel, whichever way this node sends.
+    pub(super) sources: Vec<PeerSource>,
     /// The tunnel device that it is reached through, or would be if it existed.
     pub(super) tunnel: Option<Family>,
 }
@@ -79,10 +82,13 @@ pub(super) fn plan(ground: &Ground<'_>, record: &NodeRecord) -> Plan {
     let mut plan = Plan::default();
     let rival = rival(ground, record);
     let facts = ground.facts;
-    let (mut neighbours, mut fdb) = (BTreeSet::new(), BTreeSet::new());
+    let (mut neighbours, mut fdb, mut own) = (BTreeSet::new(), BTreeSet::new(), Vec::new());
     for block in blocks(record) {
         let way = match owned(ground, record, block) {
-            Ok(()) => choose(facts, record, block, rival),
+            Ok(()) => {
+                own.push(block);
+                choose(facts, record, block, rival)
+            }
             Err(reason) => Way::None(reason),
         };
         let src = facts.source(Family::of(block.addr()));
@@ -105,6 +111,7 @@ pub(super) fn plan(ground: &Ground<'_>, record: &NodeRecord) -> Plan {
     }
     plan.neighbours.extend(neighbours);
     plan.fdb.extend(fdb);
+    plan.sources = sources(&senders(facts, record), &own);
     plan
 }
 

@@ -150,10 +150,56 @@ fn planned_afresh(mesh: &Mesh) -> Model {
         fresh.set_peer(peer.record.clone());
     }
     assert_eq!((fresh.tunnels_wanted(), fresh.problems()), (mesh.tunnels_wanted(), mesh.problems()));
+    assert_eq!(accepted(&fresh), accepted(mesh));
     wanted(&fresh)
 }
 
+fn accepted(mesh: &Mesh) -> BTreeSet<PeerSource> {
+    mesh.sources().collect()
+}
+
 proptest! {
+    /// The firewall's sets, changed by differences alone, end as the records say.
+    #[test]
+    fn any_history_of_sources_ends_in_those_of_the_records(steps in prop::collection::vec(step(), 0..30)) {
+        let mut mesh = Mesh::new(facts());
+        let mut kernel = BTreeSet::new();
+        for step in steps.into_iter().chain([Step::Take]) {
+            match step {
+                Step::Set(record) => mesh.set_peer(record),
+                Step::SetAll(records) => mesh.set_peers(records),
+                Step::Remove(name) => mesh.remove_peer(&name),
+                Step::Facts(facts) => mesh.set_facts(*facts),
+                Step::Take => {
+                    let SourceChanges { add, remove } = mesh.take_source_changes();
+                    prop_assert!(add.iter().all(|source| kernel.insert(*source)));
+                    prop_assert!(remove.iter().all(|source| kernel.remove(source)));
+                    prop_assert_eq!(&kernel, &accepted(&mesh));
+                }
+            }
+        }
+        planned_afresh(&mesh);
+    }
+
+    /// Nothing is accepted from this node's own address or from a pod's, and no inner source is local or two peers'.
+    #[test]
+    fn accepted_sources_are_sound(records in prop::collection::vec(record(), 0..8), facts in some_facts()) {
+        let mut mesh = Mesh::new(facts.clone());
+        mesh.set_peers(records.iter().cloned());
+        let is_pods = |net: &IpNet| facts.subnets.iter().any(|subnet| subnet.contains(net));
+        for PeerSource { outer, inner } in mesh.sources() {
+            prop_assert!(!facts.is_ours(outer) && !is_pods(&outer.into()));
+            let senders: Vec<&NodeRecord> = mesh.peers().filter(|peer| peer.addresses.contains(&outer)).collect();
+            if is_pods(&inner) {
+                prop_assert!(!facts.blocks.iter().any(|ours| ours.contains(&inner) || inner.contains(ours)));
+                prop_assert!(senders.iter().any(|peer| peer.blocks.iter().any(|block| block.trunc() == inner)));
+            } else {
+                let is_own = |peer: &&NodeRecord| peer.addresses.contains(&inner.addr());
+                prop_assert!(inner.prefix_len() == inner.max_prefix_len() && senders.iter().any(is_own));
+            }
+        }
+    }
+
     #[test]
     fn any_history_ends_in_what_is_wanted(steps in prop::collection::vec(step(), 0..30)) {
         let mut mesh = Mesh::new(facts());

@@ -386,3 +386,49 @@ fn five_thousand_nodes_are_planned_at_once_and_one_change_costs_its_own() {
     let changes = mesh.take_changes();
     assert_eq!(changes.len(), 1, "{changes}");
 }
+
+fn source(outer: &str, inner: &str) -> PeerSource {
+    PeerSource { outer: ip(outer), inner: net(inner) }
+}
+
+#[test]
+fn a_peer_may_send_its_blocks_and_its_own_addresses_from_each_address() {
+    let near = peer("a", &["192.0.2.5", "2001:db8::5"], &["10.2.5.0/24", "fd00:2:0:0:500::/72"]);
+    let mesh = mesh(facts(), &[near]);
+    let inner = ["10.2.5.0/24", "192.0.2.5/32", "2001:db8::5/128", "fd00:2:0:0:500::/72"];
+    let want: Vec<PeerSource> =
+        ["192.0.2.5", "2001:db8::5"].iter().flat_map(|outer| inner.map(|inner| source(outer, inner))).collect();
+    assert_eq!(mesh.sources().collect::<Vec<_>>(), want);
+}
+
+#[test]
+fn sources_of_no_use_and_of_others_are_not_accepted() {
+    for record in [
+        // Our own address, a pod's, and none that can send.
+        peer("a", &["192.0.2.1"], &["10.2.5.0/24"]),
+        peer("a", &["10.2.7.9"], &["10.2.5.0/24"]),
+        peer("a", &["127.0.0.1", "224.0.0.1", "fe80::1"], &["10.2.5.0/24"]),
+    ] {
+        assert_eq!(mesh(facts(), &[record]).sources().count(), 0);
+    }
+    let greedy = peer("b", &["192.0.2.6"], &["10.2.0.0/25", "10.9.0.0/24", "10.2.5.0/24", "10.2.6.0/24"]);
+    let mesh = mesh(facts(), &[peer("a", &["192.0.2.5"], &["10.2.5.0/24"]), greedy]);
+    let of_b: Vec<_> = mesh.sources().filter(|source| source.outer == ip("192.0.2.6")).collect();
+    assert_eq!(of_b, [source("192.0.2.6", "10.2.6.0/24"), source("192.0.2.6", "192.0.2.6/32")]);
+}
+
+#[test]
+fn another_address_of_a_peer_adds_its_sources_and_removes_the_old_ones() {
+    let mut mesh = mesh(facts(), &[peer("a", &["192.0.2.5"], &["10.2.5.0/24"])]);
+    mesh.take_source_changes();
+    mesh.set_peer(peer("a", &["192.0.2.6"], &["10.2.5.0/24"]));
+    let both = |address: &str| vec![source(address, "10.2.5.0/24"), source(address, &format!("{address}/32"))];
+    let want = SourceChanges { add: both("192.0.2.6"), remove: both("192.0.2.5") };
+    assert_eq!(mesh.take_source_changes(), want);
+    // One that has the same address keeps it when the other goes.
+    mesh.set_peer(peer("b", &["192.0.2.6"], &["10.2.6.0/24"]));
+    mesh.take_source_changes();
+    mesh.remove_peer(&"a".try_into().unwrap());
+    let want = SourceChanges { add: Vec::new(), remove: vec![source("192.0.2.6", "10.2.5.0/24")] };
+    assert_eq!(mesh.take_source_changes(), want);
+}

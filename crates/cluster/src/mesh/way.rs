@@ -107,7 +107,7 @@ pub(super) fn address_of(facts: &Facts, record: &NodeRecord, family: Family) -> 
 }
 
 /// The kernel takes no other for a gateway, and nobody else should be sent a pod's packets.
-fn is_usable(facts: &Facts, address: IpAddr) -> bool {
+pub(super) fn is_usable(facts: &Facts, address: IpAddr) -> bool {
     let is_special = match address {
         // "This network" and what was reserved for later, with the broadcast address at its end.
         IpAddr::V4(v4) => v4.is_link_local() || matches!(v4.octets(), [0 | 240..=255, ..]),
