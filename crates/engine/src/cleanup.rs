@@ -66,6 +66,7 @@ fn clean(run_dir: &Path, configured: Option<(&NetworkName, &IfName)>, scope: Sco
     leaving.remove_gateways()?;
     leaving.remove_subnets()?;
     leaving.remove_tables()?;
+    leaving.remove_peer_tables()?;
     leaving.withdraw_rules();
     if let Some(state) = state {
         leaving.restore_sysctls(&state)?;

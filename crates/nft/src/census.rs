@@ -99,7 +99,7 @@ impl Firewall {
     }
 
     /// One that is gone already makes the kernel refuse all, but it names every such one: the second try is without them.
-    fn delete_all(&mut self, mut deletions: Vec<Request<'_>>) -> Result<(), Error> {
+    pub(crate) fn delete_all(&mut self, mut deletions: Vec<Request<'_>>) -> Result<(), Error> {
         while !deletions.is_empty() {
             let Err(refused) = self.socket.transact(&deletions, None)? else { return Ok(()) };
             let mut gone = HashSet::new();

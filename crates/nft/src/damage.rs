@@ -221,7 +221,7 @@ fn name(family: Family, object: &str) -> String {
     format!("{} {TABLE} {object}", family.word()).trim_end().to_owned()
 }
 
-fn wrong_hook(want: &ChainShape<'_>, have: &ListedChain) -> Option<&'static str> {
+pub(crate) fn wrong_hook(want: &ChainShape<'_>, have: &ListedChain) -> Option<&'static str> {
     match (&want.hook, &have.hook) {
         (Some(want), Some(have)) if want != have => Some("sits at another hook or priority"),
         (Some(_), Some(_)) if have.policy != Some(ACCEPT) => Some("has another policy"),
@@ -231,7 +231,7 @@ fn wrong_hook(want: &ChainShape<'_>, have: &ListedChain) -> Option<&'static str>
     }
 }
 
-fn wrong_rules(want: &ChainShape<'_>, have: &[&Listed]) -> Option<String> {
+pub(crate) fn wrong_rules(want: &ChainShape<'_>, have: &[&Listed]) -> Option<String> {
     if want.rules.len() != have.len() {
         return Some(format!("has {} rules instead of {}", have.len(), want.rules.len()));
     }

@@ -10,7 +10,7 @@
 //! [`Firewall::missing_of`], [`foreign_drops`]) and repairs ([`Firewall::repair`], [`Firewall::rebuild`]).
 //!
 //! Called by the engine for ADD, DEL, CHECK and clean-up. It works in the network namespace of the calling thread.
-//! It may touch: tables `inet podwire` and `bridge podwire`, and conntrack entries of the addresses it is given;
+//! It may touch: tables `inet podwire`, `bridge podwire` and `inet podwire-peers-NETWORK`, and conntrack entries of the addresses it is given;
 //! nothing of anybody else, but for the rules that [`accept_in_others`] is asked to put there.
 
 mod census;
@@ -23,6 +23,7 @@ mod foreign;
 mod limit;
 mod monitor;
 mod number;
+mod peers;
 mod pod;
 mod program;
 mod prune;
@@ -44,6 +45,7 @@ pub use foreign::{
 };
 pub use limit::ConnectionLimit;
 pub use monitor::{Change, Monitor, Ours};
+pub use peers::{PeerRules, PeerSource, PeerTable, Surplus, delete_peer_tables};
 pub use pod::{Guard, HostPort, Mode, NetworkChain, Pod, Protocol};
 pub use prune::Idle;
 pub use sweep::Stray;

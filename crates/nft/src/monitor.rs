@@ -12,6 +12,7 @@ use rustix::net::{
 
 use crate::error::Error;
 use crate::number;
+use crate::peers::is_peer_table;
 use crate::ruleset::TABLE;
 
 /// `NFNLGRP_NFTABLES`, the seventh group, as a bit.
@@ -36,6 +37,8 @@ pub struct Change {
     pub ours: Ours,
     /// A table, chain or rule of others, at the IP layer, came, went or changed: look at [`foreign_drops`](crate::foreign_drops) again.
     pub foreign: bool,
+    /// A table of peers changed, or elements of one were deleted: [`PeerTable::keep`](crate::PeerTable::keep) again.
+    pub peers: bool,
 }
 
 /// What happened to our own tables; the larger one counts. Our own work looks the same as that of others: these
@@ -57,11 +60,15 @@ impl Change {
     }
 
     fn and(self, other: Self) -> Self {
-        Self { ours: self.ours.max(other.ours), foreign: self.foreign || other.foreign }
+        Self {
+            ours: self.ours.max(other.ours),
+            foreign: self.foreign || other.foreign,
+            peers: self.peers || other.peers,
+        }
     }
 }
 
-const EVERYTHING: Change = Change { ours: Ours::Structure, foreign: true };
+const EVERYTHING: Change = Change { ours: Ours::Structure, foreign: true, peers: true };
 
 /// Readable (poll) when something happened.
 #[derive(Debug)]
@@ -156,16 +163,18 @@ fn of_message(kind: u16, body: &[u8]) -> Change {
     let family = body.first().map(|family| i32::from(*family));
     // The table's name has the same number in all of these.
     let table = body.get(GENERAL..).and_then(|attributes| attribute(attributes, number::TABLE_NAME));
+    let is_of_peers = table.is_some_and(is_peer_table);
     let is_named_ours = table.and_then(|name| name.strip_suffix(&[0])) == Some(TABLE.as_bytes());
-    let of_ours = |ours| Change { ours, foreign: false };
+    let of_ours = |ours| Change { ours, ..Change::default() };
     match (family, about) {
         (Some(libc::NFPROTO_INET | libc::NFPROTO_BRIDGE), about) if is_named_ours => match about {
             About::TableChainOrRule | About::Set => of_ours(Ours::Structure),
             About::ElementGone => of_ours(Ours::Elements),
             About::Other => Change::default(),
         },
+        (Some(libc::NFPROTO_INET), _) if is_of_peers => Change { peers: true, ..Change::default() },
         (Some(libc::NFPROTO_INET | libc::NFPROTO_IPV4 | libc::NFPROTO_IPV6), About::TableChainOrRule) => {
-            Change { ours: Ours::Nothing, foreign: true }
+            Change { foreign: true, ..Change::default() }
         }
         (_, _) => Change::default(),
     }
@@ -194,7 +203,8 @@ mod tests {
     fn a_message_is_ours_by_family_and_table() {
         let (inet, bridge, ip) = (libc::NFPROTO_INET, libc::NFPROTO_BRIDGE, libc::NFPROTO_IPV4);
         let (ours, foreign) =
-            (|ours| Change { ours, foreign: false }, Change { foreign: true, ..Change::default() });
+            (|ours| Change { ours, ..Change::default() }, Change { foreign: true, ..Change::default() });
+        let peers = Change { peers: true, ..Change::default() };
         for (messages, want) in [
             (&[(2, inet, "podwire")][..], ours(Ours::Structure)),
             (&[(14, inet, "podwire"), (8, bridge, "podwire")], ours(Ours::Structure)),
@@ -203,7 +213,9 @@ mod tests {
             (&[(6, ip, "podwire")], foreign),
             (&[(6, inet, "podwire2")], foreign),
             (&[(14, inet, "firewalld"), (6, bridge, "other")], ours(Ours::Nothing)),
-            (&[(3, ip, "filter"), (27, inet, "podwire")], EVERYTHING),
+            (&[(3, ip, "filter"), (27, inet, "podwire")], Change { peers: false, ..EVERYTHING }),
+            (&[(2, inet, "podwire-peers-blue"), (14, inet, "podwire-peers-blue")], peers),
+            (&[(12, inet, "podwire-peers-blue")], Change::default()),
         ] {
             assert_eq!(of_datagram(&datagram(messages)), want, "{messages:?}");
         }

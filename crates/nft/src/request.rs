@@ -208,3 +208,66 @@ pub(crate) fn pod_address(answer: &[u8]) -> Option<IpAddr> {
 fn value(answer: &[u8]) -> Option<&[u8]> {
     elements(answer).next()?.value
 }
+
+/// A set of a table of family inet that is not the pods' table.
+#[derive(Clone, Copy)]
+pub(crate) struct Place<'a> {
+    pub(crate) table: &'a str,
+    pub(crate) set: &'a str,
+}
+
+fn at(place: Place<'_>, body: &mut Body<'_>, parts: impl FnOnce(&mut Body<'_>)) {
+    body.str(number::LIST_TABLE, place.table);
+    body.str(number::LIST_SET, place.set);
+    parts(body);
+}
+
+pub(crate) fn elements_at(place: Place<'_>) -> Request<'_> {
+    Request::new(verb(Family::Inet, number::GETSETELEM), move |body| at(place, body, |_| {}))
+}
+
+pub(crate) fn add_key<'a>(place: Place<'a>, key: &'a [u8]) -> Request<'a> {
+    let verb = Verb { flags: NLM_F_CREATE, ..verb(Family::Inet, number::NEWSETELEM) };
+    Request::new(verb, move |body| at(place, body, |body| write_key(body, key)))
+}
+
+pub(crate) fn delete_key_at<'a>(place: Place<'a>, key: &'a [u8]) -> Request<'a> {
+    Request::new(verb(Family::Inet, number::DELSETELEM), move |body| {
+        at(place, body, |body| write_key(body, key));
+    })
+}
+
+fn write_key(body: &mut Body<'_>, key: &[u8]) {
+    let element = |element: &mut Body<'_>| write_value(element, number::ELEM_KEY, key);
+    body.nest(number::LIST_ELEMENTS, |list| list.nest(number::LIST_ELEM, element));
+}
+
+/// All tables of family inet, for a dump.
+pub(crate) fn tables() -> Request<'static> {
+    Request::new(verb(Family::Inet, number::GETTABLE), |_| {})
+}
+
+pub(crate) fn name_of_table(table: &[u8]) -> Option<String> {
+    attribute(table, number::TABLE_NAME).map(read_text)
+}
+
+pub(crate) fn table_named(name: &str) -> Request<'_> {
+    Request::new(verb(Family::Inet, number::GETTABLE), move |body| body.str(number::TABLE_NAME, name))
+}
+
+pub(crate) fn is_dormant(table: &[u8]) -> bool {
+    let flags = attribute(table, number::TABLE_FLAGS).and_then(|flags| flags.first_chunk());
+    flags.copied().map_or(0, u32::from_be_bytes) & number::TABLE_DORMANT != 0
+}
+
+pub(crate) fn delete_table_of(name: &str) -> Request<'_> {
+    Request::new(verb(Family::Inet, number::DELTABLE), move |body| body.str(number::TABLE_NAME, name))
+}
+
+pub(crate) fn sets_of(table: &str) -> Request<'_> {
+    Request::new(verb(Family::Inet, number::GETSET), move |body| body.str(number::SET_TABLE, table))
+}
+
+pub(crate) fn rules_of(table: &str) -> Request<'_> {
+    Request::new(verb(Family::Inet, number::GETRULE), move |body| body.str(number::RULE_TABLE, table))
+}

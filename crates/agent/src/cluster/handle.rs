@@ -8,7 +8,7 @@ use std::time::Duration;
 use cluster::NodeRecord;
 use ipnet::IpNet;
 use store::Store;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use types::{Digest, Mac, NetworkName, NodeName};
 
 use super::command::{Ask, Command, Contents};
@@ -31,6 +31,7 @@ const GOODBYE: Duration = Duration::from_secs(1);
 pub(crate) struct Cluster {
     commands: mpsc::Sender<Command>,
     questions: mpsc::Sender<Question>,
+    table_changed: Arc<Notify>,
     shares: Arc<Shares>,
     growing: Arc<Growing>,
     is_alone: bool,
@@ -82,6 +83,7 @@ impl Cluster {
         let (stop, stopped) = watch::channel(false);
         let (ending, ended) = std::sync::mpsc::channel::<Infallible>();
         let kernel = Kernel::open()?;
+        let table_changed = Arc::<Notify>::default();
         let last = Ending { board: Arc::clone(&shared.board), stop: stopped.clone() };
         let site = Site {
             shared,
@@ -91,6 +93,7 @@ impl Cluster {
             kernel,
             commands: waiting,
             questions: asked,
+            table_changed: Arc::clone(&table_changed),
             stop: stopped,
         };
         std::thread::Builder::new()
@@ -103,7 +106,13 @@ impl Cluster {
             .map_err(ClusterError::Thread)?;
         let end = Arc::new(End { stop, ended: Mutex::new(ended) });
         let place = (config.run_dir.clone(), config.network.name.clone());
-        Ok(Self { commands, questions, shares, growing: Arc::default(), is_alone, place, end, name })
+        let growing = Arc::default();
+        Ok(Self { commands, questions, table_changed, shares, growing, is_alone, place, end, name })
+    }
+
+    /// The firewall's table of peers was changed, perhaps by another process: it is compared.
+    pub(crate) fn peer_table_changed(&self) {
+        self.table_changed.notify_one();
     }
 
     /// Says goodbye: another machine may have this node's name at once. Routes and record stay.

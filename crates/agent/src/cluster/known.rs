@@ -9,7 +9,7 @@ use tracing::{info, warn};
 use types::NodeName;
 
 use super::member::Census;
-use super::routes::{Telling, Trials};
+use super::routes::{Peers, Telling, Trials};
 use super::tunnel::Tunnel;
 use super::underlay::Position;
 
@@ -38,6 +38,7 @@ pub(super) struct Known {
     pub(super) tunnel_troubles: Vec<String>,
     /// Links of others that have a name which a tunnel should have.
     pub(super) in_the_way: Vec<u32>,
+    pub(super) peers: Peers,
     pub(super) telling: Telling,
     pub(super) trials: Trials,
 }
@@ -59,6 +60,7 @@ impl Known {
             kept_tunnels: [None, None],
             tunnel_troubles: Vec::new(),
             in_the_way: Vec::new(),
+            peers: Peers::default(),
             telling: Telling::default(),
             trials: Trials::default(),
         }

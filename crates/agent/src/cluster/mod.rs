@@ -100,6 +100,7 @@ struct Site {
     kernel: kernel::Kernel,
     commands: mpsc::Receiver<Command>,
     questions: mpsc::Receiver<Question>,
+    table_changed: Arc<Notify>,
     /// Comes true when the agent ends.
     stop: watch::Receiver<bool>,
 }
@@ -126,7 +127,8 @@ impl Drop for Ending {
 
 impl Site {
     async fn run(self) {
-        let Self { shared, record, former, store, kernel, commands, questions, mut stop } = self;
+        let Self { shared, record, former, store, kernel, commands, questions, table_changed, mut stop } =
+            self;
         let config = Arc::clone(&shared.config);
         let registry = Registry { store, layout: config.layout.clone() };
         info!("the cluster is in {}, under {}", registry.store.describe(), registry.layout.prefix());
@@ -156,6 +158,7 @@ impl Site {
             addresses,
             updates: heard,
             questions,
+            table_changed,
             record,
             kernel,
             known,

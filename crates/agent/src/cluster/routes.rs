@@ -6,11 +6,12 @@
 //! timer ──────────────────┘                └──► compared with all the kernel has: after losses, and on the timer
 //! ```
 //!
-//! `publish`: where this node is. `tunnels`: its devices. `trials`: whether they work. `telling`: what people and the disk get
+//! `peers`: the firewall's table of them. `publish`: where this node is. `tunnels`: its devices. `trials`: whether they work. `telling`: what people and the disk get
 //! to know.
 //!
 //! What is there stays until the store has said otherwise: an agent that starts while the store is away sweeps nothing.
 
+mod peers;
 mod publish;
 mod telling;
 mod trials;
@@ -24,7 +25,7 @@ use std::time::Duration;
 use cluster::{NodeRecord, Tunnels};
 use netlink::{PeerMonitor, PeerNews};
 use tokio::io::unix::AsyncFd;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 use types::IfName;
@@ -33,6 +34,7 @@ use super::kernel::Kernel;
 use super::known::Known;
 use super::member::Update;
 use super::shared::Shared;
+pub(super) use peers::Peers;
 use telling::Part;
 pub(super) use telling::Telling;
 pub(super) use trials::Trials;
@@ -59,6 +61,8 @@ pub(super) struct Routes {
     pub(super) addresses: watch::Sender<Option<Vec<IpAddr>>>,
     pub(super) updates: mpsc::Receiver<Update>,
     pub(super) questions: mpsc::Receiver<Question>,
+    /// The firewall's table of peers was changed.
+    pub(super) table_changed: Arc<Notify>,
     /// Our record's part that never changes.
     pub(super) record: NodeRecord,
     pub(super) kernel: Kernel,
@@ -102,6 +106,7 @@ impl Routes {
                     };
                 }
                 () = self.shared.share_changed() => self.soon(PAUSE),
+                () = self.table_changed.notified() => self.peer_table_changed(),
                 () = sleep_until(self.known.look_at) => self.look(),
                 () = sleep_until(save_at.unwrap_or_else(far)), if save_at.is_some() => self.save(),
                 saved = telling::written(&mut self.known.telling.saving) => self.saved(saved),
@@ -137,6 +142,7 @@ impl Routes {
         });
         if is_list {
             // What was missed may have left something behind.
+            self.known.peers.make_due();
             self.look();
         } else {
             self.change();
@@ -151,7 +157,10 @@ impl Routes {
         }
         let changes = self.known.mesh.take_changes();
         debug!("{changes}");
+        let sources = self.known.mesh.take_source_changes();
+        self.add_peers(sources.add);
         self.apply(&changes, Part::News);
+        self.remove_peers(sources.remove);
         self.try_tunnels();
     }
 

@@ -248,7 +248,14 @@ impl Keeper {
         }
         match self.nft.read() {
             Ok(change) if change.is_nothing() => {}
-            Ok(change) => self.soon(Depth::Node, change.foreign),
+            Ok(change) => {
+                if let Some(cluster) = self.parts.cluster.as_ref().filter(|_| change.peers) {
+                    cluster.peer_table_changed();
+                }
+                if (nft::Change { peers: false, ..change }) != nft::Change::default() {
+                    self.soon(Depth::Node, change.foreign);
+                }
+            }
             Err(error) => warn!("cannot read the firewall's news: {error}"),
         }
         let mut rings = [0; 8];

@@ -396,8 +396,10 @@ fn a_peer_may_send_its_blocks_and_its_own_addresses_from_each_address() {
     let near = peer("a", &["192.0.2.5", "2001:db8::5"], &["10.2.5.0/24", "fd00:2:0:0:500::/72"]);
     let mesh = mesh(facts(), &[near]);
     let inner = ["10.2.5.0/24", "192.0.2.5/32", "2001:db8::5/128", "fd00:2:0:0:500::/72"];
-    let want: Vec<PeerSource> =
-        ["192.0.2.5", "2001:db8::5"].iter().flat_map(|outer| inner.map(|inner| source(outer, inner))).collect();
+    let want: Vec<PeerSource> = ["192.0.2.5", "2001:db8::5"]
+        .iter()
+        .flat_map(|outer| inner.map(|inner| source(outer, inner)))
+        .collect();
     assert_eq!(mesh.sources().collect::<Vec<_>>(), want);
 }
 
@@ -422,7 +424,8 @@ fn another_address_of_a_peer_adds_its_sources_and_removes_the_old_ones() {
     let mut mesh = mesh(facts(), &[peer("a", &["192.0.2.5"], &["10.2.5.0/24"])]);
     mesh.take_source_changes();
     mesh.set_peer(peer("a", &["192.0.2.6"], &["10.2.5.0/24"]));
-    let both = |address: &str| vec![source(address, "10.2.5.0/24"), source(address, &format!("{address}/32"))];
+    let both =
+        |address: &str| vec![source(address, "10.2.5.0/24"), source(address, &format!("{address}/32"))];
     let want = SourceChanges { add: both("192.0.2.6"), remove: both("192.0.2.5") };
     assert_eq!(mesh.take_source_changes(), want);
     // One that has the same address keeps it when the other goes.

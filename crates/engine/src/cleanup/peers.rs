@@ -63,6 +63,13 @@ impl Leaving {
         Ok(())
     }
 
+    /// The firewall's tables of peers, after the tunnels that they protect.
+    pub(super) fn remove_peer_tables(&mut self) -> Result<(), Error> {
+        let removed = nft::delete_peer_tables(&|network| self.is_own(network))?;
+        self.report.done.extend(removed.into_iter().map(|table| format!("nftables table {table} removed")));
+        Ok(())
+    }
+
     /// The rules that accept pods in chains of others.
     pub(super) fn withdraw_rules(&mut self) {
         match nft::withdraw_from_others(&|network| self.is_own(network)) {
@@ -109,6 +116,11 @@ mod tests {
         "route add 10.99.0.0/24 via 192.0.2.2",
     ];
 
+    fn peer_rules() -> nft::PeerRules {
+        let (locals, mac) = (vec!["192.0.2.1".parse().unwrap()], "02:00:00:00:00:07".parse().unwrap());
+        nft::PeerRules { vni: 7, port: 4789, mac, locals, block4: Some(24), block6: None }
+    }
+
     /// With pwvx4 of network blue and pwvx6 of `other`.
     fn scene(other: &str) {
         for line in SCENE {
@@ -119,6 +131,7 @@ mod tests {
         run("nft", &["table inet strict { chain c { type filter hook forward priority 0; policy drop; }; }"]);
         for network in ["blue", other] {
             let name = network.try_into().unwrap();
+            nft::PeerTable::open(&name).unwrap().keep(&peer_rules(), &[], nft::Surplus::Remove).unwrap();
             nft::accept_in_others(&name, &["10.88.0.0/16".parse().unwrap()]).unwrap();
         }
     }
@@ -160,6 +173,7 @@ mod tests {
         assert_eq!(tunnels, ["pwvx6", "theirs"], "{report:?}");
         assert!(routes.contains("10.88.1.0/24") && !routes.contains("10.88.2.0/24"), "{routes}");
         assert!(rules.contains("podwire red") && !rules.contains("podwire blue"), "{rules}");
+        assert!(rules.contains("podwire-peers-red") && !rules.contains("podwire-peers-blue"), "{rules}");
         let left = report.left.join("\n");
         assert!(
             left.contains("tunnel pwvx6 stays") && left.contains("2 routes to other nodes stay"),

@@ -10,6 +10,7 @@ use super::ForeignFamily;
 use crate::damage::ListedChain;
 use crate::error::Error;
 use crate::number;
+use crate::peers::is_peer_table;
 use crate::rule::{Ending, Listed};
 use crate::ruleset::TABLE;
 use crate::socket::{Request, Socket, Verb};
@@ -37,7 +38,7 @@ impl Tables {
         let mut chains = list(socket, (family, number::GETCHAIN), (|_| {}, ListedChain::read))?;
         chains.retain(|c: &ListedChain| {
             c.hook.as_ref().is_some_and(|hook| hook.number == FORWARD)
-                && !(c.table == TABLE && family == ForeignFamily::Inet)
+                && !((c.table == TABLE || is_peer_table(c.table.as_bytes())) && family == ForeignFamily::Inet)
         });
         let mut tables =
             Self { family, flags: BTreeMap::new(), chains, rules: BTreeMap::new(), is_cut: false };

@@ -7,10 +7,10 @@ use rustix::net::sockopt::set_socket_recv_buffer_size;
 
 use crate::common::{Sample, all_elements, in_netns, nft, run};
 
-const NOTHING: Change = Change { ours: Ours::Nothing, foreign: false };
+const NOTHING: Change = Change { ours: Ours::Nothing, foreign: false, peers: false };
 
 fn ours(ours: Ours) -> Change {
-    Change { ours, foreign: false }
+    Change { ours, ..NOTHING }
 }
 
 /// The kernel tells before the one who changed something gets its answer: nothing to wait for.
@@ -79,7 +79,7 @@ fn tables_of_others_are_heard_where_they_can_drop_what_is_forwarded() {
     in_netns(|| {
         Sample::new(Mode::Bridge, 2).admit();
         let mut monitor = Monitor::open().unwrap();
-        let foreign = Change { ours: Ours::Nothing, foreign: true };
+        let foreign = Change { foreign: true, ..NOTHING };
         let mut heard = |act: &str| heard_of(&mut monitor, || drop(run("nft", &[act])));
         assert_eq!(heard("add table ip filter"), foreign);
         assert_eq!(heard("add chain ip filter FORWARD { type filter hook forward priority 0; }"), foreign);
@@ -89,7 +89,7 @@ fn tables_of_others_are_heard_where_they_can_drop_what_is_forwarded() {
         assert_eq!(heard("delete table ip filter"), foreign);
         assert_eq!(heard("add table bridge other"), NOTHING);
         assert_eq!(heard("add table ip podwire"), foreign, "not ours: we have inet and bridge");
-        assert_eq!(heard("flush ruleset"), Change { ours: Ours::Structure, foreign: true });
+        assert_eq!(heard("flush ruleset"), Change { ours: Ours::Structure, foreign: true, peers: false });
     });
 }
 
@@ -102,7 +102,7 @@ fn more_than_could_be_heard_counts_as_everything() {
         for n in 3..20 {
             Sample::new(Mode::Routed, n).admit();
         }
-        assert_eq!(monitor.read().unwrap(), Change { ours: Ours::Structure, foreign: true });
+        assert_eq!(monitor.read().unwrap(), Change { ours: Ours::Structure, foreign: true, peers: true });
         assert_eq!(monitor.read().unwrap(), NOTHING);
     });
 }

@@ -13,5 +13,6 @@ mod limiting;
 mod listening;
 mod membership;
 mod nat;
+mod peers;
 mod pruning;
 mod spoofing;

@@ -35,10 +35,18 @@ impl Routes {
         let (v4, v6) = self.tunnels_wanted();
         let mut tunnels = self.known.tunnels;
         let (mut troubles, mut in_the_way) = (Vec::new(), Vec::new());
+        let has = |index: Option<u32>| index.is_some();
+        let guarded = self.keep_peers((v4 || has(tunnels.v4), v6 || has(tunnels.v6)));
+        let is_guarded = guarded.is_ok();
+        troubles.extend(guarded.err());
         for (is_wanted, is_v4) in [(v4, true), (v6, false)] {
             let index = if is_v4 { &mut tunnels.v4 } else { &mut tunnels.v6 };
             // One that is there and not wanted stays: the next peer may need it, and a packet may be on its way.
             if !is_wanted && index.is_none() {
+                continue;
+            }
+            // A new one would be open to every machine.
+            if !is_guarded && index.is_none() {
                 continue;
             }
             let Some(tunnel) = self.tunnel(is_v4) else { continue };

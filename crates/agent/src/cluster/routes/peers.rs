@@ -1,0 +1,169 @@
+//! The firewall's table of peers: which node may send which inner sources through the tunnels. It is in force before a tunnel
+//! device is made, and follows the records.
+
+use std::time::Duration;
+
+use cluster::{PeerSource, SourceChanges};
+use nft::{PeerRules, PeerTable, Surplus};
+use tokio::time::Instant;
+use tracing::{debug, info};
+use types::IfName;
+
+use super::super::cuts;
+use super::{PAUSE, Routes};
+
+/// The table, and when it is compared as a whole.
+#[derive(Default)]
+pub(in crate::cluster) struct Peers {
+    table: Option<PeerTable>,
+    rules: Option<PeerRules>,
+    /// The table may differ from what is wanted.
+    is_due: bool,
+    compared_at: Option<Instant>,
+    took: Duration,
+}
+
+/// A comparison of thousands of elements is repeated at most so often in relation to the time that it takes.
+const SHARE: u32 = 10;
+
+impl Peers {
+    pub(super) fn make_due(&mut self) {
+        self.is_due = true;
+    }
+
+    fn table(&mut self, network: &types::NetworkName) -> Result<&mut PeerTable, nft::Error> {
+        match &mut self.table {
+            Some(table) => Ok(table),
+            empty => Ok(empty.insert(PeerTable::open(network)?)),
+        }
+    }
+}
+
+impl Routes {
+    /// Another process changed the table, or this one did.
+    pub(super) fn peer_table_changed(&mut self) {
+        self.known.peers.make_due();
+        self.soon(PAUSE.max(self.known.peers.took * SHARE));
+    }
+
+    /// Makes the table follow what is wanted; `wanted` are the tunnels that are needed, IPv4 and IPv6. An error: tunnels that
+    /// do not exist yet must not be made.
+    pub(super) fn keep_peers(&mut self, wanted: (bool, bool)) -> Result<(), String> {
+        let rules = self.peer_rules(wanted).map_err(|error| error.to_string())?;
+        let kept = match rules {
+            Some(rules) => self.compare_peers(rules),
+            None => self.delete_peers(),
+        };
+        kept.map_err(|error| {
+            self.known.peers.make_due();
+            format!("the firewall cannot tell other nodes from other machines: {error}")
+        })
+    }
+
+    /// None where this node has no tunnel.
+    fn peer_rules(&mut self, (v4, v6): (bool, bool)) -> Result<Option<PeerRules>, netlink::Error> {
+        let config = std::sync::Arc::clone(&self.shared.config);
+        // One that an agent before this one made is still there.
+        let is_there = |name: Option<IfName>| match name {
+            Some(name) => self.kernel.socket.index_of(&name).map(|index| index.is_some()),
+            None => Ok(false),
+        };
+        let v4 = v4 || is_there(config.cluster.tunnel4().ok())?;
+        let v6 = v6 || is_there(config.cluster.tunnel6().ok())?;
+        if !v4 && !v6 {
+            return Ok(None);
+        }
+        // An address that is away for a moment comes back as it was.
+        let before = self.known.peers.rules.iter().flat_map(|rules| rules.locals.iter().copied());
+        let known = self.known.position.addresses().into_iter().chain(before);
+        let local = |is_v4: bool| known.clone().find(|address| address.is_ipv4() == is_v4);
+        let locals =
+            [local(true).filter(|_| v4), local(false).filter(|_| v6)].into_iter().flatten().collect();
+        let cuts = cuts(&config);
+        let length = |v4: bool| {
+            let cut = cuts.iter().find(|cut| cut.subnet().addr().is_ipv4() == v4);
+            cut.map(|cut| cut.block(0).prefix_len())
+        };
+        Ok(Some(PeerRules {
+            vni: config.cluster.vni,
+            port: config.cluster.vxlan_port,
+            mac: self.record.tunnel_mac,
+            locals,
+            block4: length(true),
+            block6: length(false),
+        }))
+    }
+
+    /// All of it where something may be wrong, or some time has passed; otherwise what changed.
+    fn compare_peers(&mut self, rules: PeerRules) -> Result<(), nft::Error> {
+        let network = &self.shared.config.network.name;
+        let (is_complete, reconcile) = (self.known.is_complete, self.shared.config.reconcile);
+        let (peers, mesh) = (&mut self.known.peers, &mut self.known.mesh);
+        let begun = Instant::now();
+        let is_old = peers.compared_at.is_none_or(|at| at + reconcile <= begun);
+        let is_other = peers.rules.as_ref() != Some(&rules);
+        let SourceChanges { add, remove } = mesh.take_source_changes();
+        if !is_old && !is_other && !peers.is_due {
+            let table = peers.table(network)?;
+            table.add(&sources(add))?;
+            return table.remove(&sources(remove));
+        }
+        let surplus = if is_complete { Surplus::Remove } else { Surplus::Keep };
+        let done = peers.table(network)?.keep(&rules, &sources(mesh.sources()), surplus)?;
+        let is_first = peers.compared_at.is_none();
+        peers.took = begun.elapsed();
+        (peers.rules, peers.is_due, peers.compared_at) = (Some(rules), false, Some(begun));
+        for what in &done {
+            info!("firewall of tunnels: {what}");
+        }
+        // Changes of this node and its peers are no repairs.
+        if !is_first && !is_other && add.is_empty() && remove.is_empty() {
+            self.shared.metrics.repaired("peers", done.len() as u64);
+        }
+        Ok(())
+    }
+
+    fn delete_peers(&mut self) -> Result<(), nft::Error> {
+        let network = &self.shared.config.network.name;
+        let peers = &mut self.known.peers;
+        // Sources that change meanwhile are found by the first comparison.
+        self.known.mesh.take_source_changes();
+        let has_looked = peers.compared_at.is_some() && peers.rules.is_none();
+        if has_looked && !peers.is_due {
+            return Ok(());
+        }
+        if peers.table(network)?.delete()? {
+            info!("firewall of tunnels: removed, this node has no tunnel");
+        }
+        (peers.rules, peers.is_due, peers.compared_at) = (None, false, Some(Instant::now()));
+        Ok(())
+    }
+
+    /// Accepts more sources, before routes lead to those peers.
+    pub(super) fn add_peers(&mut self, added: Vec<PeerSource>) {
+        self.change_peers(|table| table.add(&sources(added)));
+    }
+
+    /// Accepts these no longer.
+    pub(super) fn remove_peers(&mut self, removed: Vec<PeerSource>) {
+        self.change_peers(|table| table.remove(&sources(removed)));
+    }
+
+    fn change_peers(&mut self, change: impl FnOnce(&mut PeerTable) -> Result<(), nft::Error>) {
+        let peers = &mut self.known.peers;
+        if peers.rules.is_none() {
+            return;
+        }
+        let changed = peers.table(&self.shared.config.network.name).and_then(change);
+        if let Err(error) = changed {
+            // It was removed in the meantime, and is made anew with all sources.
+            debug!("sources of peers could not be changed: {error}");
+            self.known.peers.make_due();
+            self.soon(PAUSE);
+        }
+    }
+}
+
+fn sources(all: impl IntoIterator<Item = PeerSource>) -> Vec<nft::PeerSource> {
+    all.into_iter().map(|PeerSource { outer, inner }| nft::PeerSource { outer, inner }).collect()
+}

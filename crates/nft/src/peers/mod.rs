@@ -1,0 +1,283 @@
+//! The table that decides which packets enter the tunnels of one network, `inet podwire-peers-NETWORK`. It exists only while
+//! the node has such a tunnel, and only the network's agent changes it.
+//!
+//! ```text
+//! input hook, before decapsulation:  port and VNI ─► own address, own MAC ─► (sender, inner source) in a set ─► accept
+//!                                                                                              anything else ─► drop
+//! forward hook:                      port and VNI, to a peer's address ─► drop
+//! ```
+//!
+//! The inner source is bound to the sender by one lookup: all blocks of a subnet have one length, so the first bits of the
+//! inner source are the block. A set without elements accepts nothing. Packets that are forwarded to a peer's tunnel port
+//! come from pods or other machines, never from this node's own tunnel; without the rule, masquerading would give them this
+//! node's address, which the peer accepts. The forward hook is used because only there destinations are final in both
+//! directions of a connection: a reply's destination can also become a tunnel port.
+
+mod text;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use netlink::Refusal;
+use rustix::io::Errno;
+use types::{Mac, NetworkName};
+
+use crate::damage::{ListedChain, wrong_hook, wrong_rules};
+use crate::error::Error;
+use crate::firewall::Firewall;
+use crate::program;
+use crate::request::{self, Place};
+use crate::rule::Listed;
+use crate::ruleset::{Family, REVISION, REVISION_KEY};
+use crate::shape::Shape;
+pub(crate) use text::is_peer_table;
+use text::name_of;
+
+const KEEP: &str = "keep the firewall's table of peers";
+/// Elements in one transaction.
+const BATCH: usize = 2000;
+
+/// Where the tunnels of a network end on this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeerRules {
+    pub vni: u32,
+    pub port: u16,
+    /// Of this node's tunnel devices.
+    pub mac: Mac,
+    /// The addresses where they end, at most one of each family.
+    pub locals: Vec<IpAddr>,
+    /// The prefix lengths of the network's blocks, for each family that pods have.
+    pub block4: Option<u8>,
+    pub block6: Option<u8>,
+}
+
+/// A peer that sends from `outer` may carry packets from `inner`: a block, or one of its own addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PeerSource {
+    pub outer: IpAddr,
+    pub inner: IpNet,
+}
+
+/// What happens to elements that belong to no known peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Surplus {
+    Remove,
+    /// The list of peers may be incomplete.
+    Keep,
+}
+
+/// A set and a key in it.
+type Entry = (&'static str, Vec<u8>);
+
+/// The table of one network, in one network namespace.
+pub struct PeerTable {
+    firewall: Firewall,
+    name: String,
+    /// What the table was made from. None: not known yet.
+    rules: Option<PeerRules>,
+}
+
+impl PeerTable {
+    /// For the network namespace of the calling thread.
+    pub fn open(network: &NetworkName) -> Result<Self, Error> {
+        Ok(Self { firewall: Firewall::open()?, name: name_of(network), rules: None })
+    }
+
+    /// Makes the table follow these rules and hold these sources. Returns what was changed. A table that is missing or
+    /// damaged is replaced with all its elements in one transaction, so that peers are not locked out meanwhile.
+    pub fn keep(
+        &mut self,
+        rules: &PeerRules,
+        sources: &[PeerSource],
+        surplus: Surplus,
+    ) -> Result<Vec<String>, Error> {
+        let wanted: BTreeSet<Entry> = sources.iter().flat_map(|source| rules.entries(source)).collect();
+        let damage = self.damage(rules)?;
+        self.rules = Some(rules.clone());
+        if !damage.is_empty() {
+            self.replace(rules, &wanted)?;
+            let left = self.damage(rules)?;
+            if !left.is_empty() {
+                let message = format!("it was applied, and still: {}", left.join(", "));
+                return Err(Error::Structure { message });
+            }
+            return Ok(damage);
+        }
+        let mut present = BTreeSet::new();
+        for set in rules.sets() {
+            let place = Place { table: &self.name, set };
+            self.firewall.dump_if_there(&request::elements_at(place), |answer| {
+                present.extend(request::elements(answer).map(|found| (set, found.key.to_vec())));
+            })?;
+        }
+        let missing: Vec<Entry> = wanted.difference(&present).cloned().collect();
+        let excess: Vec<Entry> = match surplus {
+            Surplus::Remove => present.difference(&wanted).cloned().collect(),
+            Surplus::Keep => Vec::new(),
+        };
+        self.add_entries(&missing)?;
+        self.remove_entries(&excess)?;
+        let counted = [(missing.len(), "added"), (excess.len(), "removed")];
+        let done = counted.iter().filter(|(count, _)| *count > 0);
+        Ok(done.map(|(count, verb)| format!("{count} elements {verb}")).collect())
+    }
+
+    /// Adds sources to a table that `keep` has made. An error: it is not there as it was, and must be kept again.
+    pub fn add(&mut self, sources: &[PeerSource]) -> Result<(), Error> {
+        let entries = self.entries(sources);
+        self.add_entries(&entries)
+    }
+
+    /// Removes sources. Those that are gone already are no error.
+    pub fn remove(&mut self, sources: &[PeerSource]) -> Result<(), Error> {
+        let entries = self.entries(sources);
+        self.remove_entries(&entries)
+    }
+
+    /// Deletes the table. Was there one?
+    pub fn delete(&mut self) -> Result<bool, Error> {
+        self.rules = None;
+        delete_table(&mut self.firewall, &self.name)
+    }
+
+    fn entries(&self, sources: &[PeerSource]) -> Vec<Entry> {
+        let rules = self.rules.as_ref();
+        rules.map_or_else(Vec::new, |rules| sources.iter().flat_map(|source| rules.entries(source)).collect())
+    }
+
+    fn add_entries(&mut self, entries: &[Entry]) -> Result<(), Error> {
+        for some in entries.chunks(BATCH) {
+            let table = &self.name;
+            let requests: Vec<_> =
+                some.iter().map(|(set, key)| request::add_key(Place { table, set }, key)).collect();
+            if let Err(refused) = self.firewall.socket.transact(&requests, None)? {
+                let first = refused.whole.or_else(|| refused.requests.into_iter().map(|(_, r)| r).next());
+                return Err(first.map_or_else(unexplained, |refusal| self.refused(refusal)));
+            }
+        }
+        Ok(())
+    }
+
+    fn remove_entries(&mut self, entries: &[Entry]) -> Result<(), Error> {
+        for some in entries.chunks(BATCH) {
+            let table = &self.name;
+            let requests = some.iter().map(|(set, key)| request::delete_key_at(Place { table, set }, key));
+            self.firewall.delete_all(requests.collect())?;
+        }
+        Ok(())
+    }
+
+    /// The old table goes and the new one comes with every element, in one transaction.
+    fn replace(&mut self, rules: &PeerRules, wanted: &BTreeSet<Entry>) -> Result<(), Error> {
+        let name = &self.name;
+        let mut by_set: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+        for (set, key) in wanted {
+            by_set.entry(set).or_default().push(rules.key_text(set, key));
+        }
+        let elements = by_set.iter().map(|(set, keys)| {
+            format!("add element {} {name} {set} {{ {} }}\n", Family::Inet.word(), keys.join(", "))
+        });
+        // Added first, because deleting one that is not there fails.
+        let clear = format!("add table inet {name}\ndelete table inet {name}\n");
+        program::apply(&[clear, rules.text(name)].into_iter().chain(elements).collect::<String>())
+    }
+
+    /// How the table differs from the rules, in words.
+    fn damage(&mut self, rules: &PeerRules) -> Result<Vec<String>, Error> {
+        let name = self.name.clone();
+        match self.firewall.socket.ask(&[request::table_named(&name)])?.pop() {
+            Some(Ok(table)) if request::is_dormant(&table) => {
+                return Ok(vec![format!("table {name} is dormant")]);
+            }
+            Some(Ok(_)) => {}
+            Some(Err(Refusal { errno: Errno::NOENT, .. })) | None => {
+                return Ok(vec![format!("table {name} is missing")]);
+            }
+            Some(Err(refusal)) => return Err(self.refused(refusal)),
+        }
+        let mut found = Vec::new();
+        let revision =
+            (REVISION_KEY.to_ne_bytes().to_vec(), Some(rules.revision(&name).to_ne_bytes().to_vec()));
+        let mut has_revision = false;
+        let place = Place { table: &name, set: REVISION };
+        self.firewall.dump_if_there(&request::elements_at(place), |answer| {
+            has_revision |= request::elements(answer)
+                .any(|found| (found.key.to_vec(), found.value.map(<[u8]>::to_vec)) == revision);
+        })?;
+        if !has_revision {
+            found.push(format!("table {name} is of another version, address or block length"));
+        }
+        let mut sets = Vec::new();
+        self.firewall
+            .dump_if_there(&request::sets_of(&name), |set| sets.extend(request::name_of_set(set)))?;
+        let lost = rules.sets().filter(|set| !sets.iter().any(|there| there == set));
+        found.extend(lost.map(|set| format!("set {name} {set} is missing")));
+        let mut chains = self.listed(&request::get_chains(Family::Inet), ListedChain::read)?;
+        chains.retain(|chain| chain.table == name);
+        let listed = self.listed(&request::rules_of(&name), Listed::read)?;
+        let text = rules.text(&name);
+        let shape = Shape::of(&text);
+        for want in &shape.chains {
+            let Some(have) = chains.iter().find(|chain| chain.name == want.name) else {
+                found.push(format!("chain {name} {} is missing", want.name));
+                continue;
+            };
+            let own: Vec<&Listed> = listed.iter().filter(|rule| rule.chain == want.name).collect();
+            let wrong = wrong_hook(want, have).map(str::to_owned).into_iter().chain(wrong_rules(want, &own));
+            found.extend(wrong.map(|what| format!("chain {name} {} {what}", want.name)));
+        }
+        let is_known = |chain: &&ListedChain| shape.chains.iter().any(|want| want.name == chain.name);
+        let unknown = chains.iter().filter(|chain| !is_known(chain));
+        found.extend(unknown.map(|chain| format!("chain {name} {} is not Podwire's", chain.name)));
+        Ok(found)
+    }
+
+    fn listed<T: PartialEq>(
+        &mut self,
+        request: &crate::socket::Request<'_>,
+        read: impl Fn(&[u8]) -> Option<T>,
+    ) -> Result<Vec<T>, Error> {
+        match self.firewall.socket.list(request, read)? {
+            Ok(listed) => Ok(listed),
+            Err(Refusal { errno: Errno::NOENT, .. }) => Ok(Vec::new()),
+            Err(refusal) => Err(self.refused(refusal)),
+        }
+    }
+
+    fn refused(&self, refusal: Refusal) -> Error {
+        Error::refused(KEEP, format!("inet {}", self.name), refusal)
+    }
+}
+
+fn unexplained() -> Error {
+    Error::Structure { message: "the kernel refused elements of peers and did not say why".to_owned() }
+}
+
+fn delete_table(firewall: &mut Firewall, name: &str) -> Result<bool, Error> {
+    let Err(refused) = firewall.socket.transact(&[request::delete_table_of(name)], None)? else {
+        return Ok(true);
+    };
+    let refusals = refused.whole.into_iter().chain(refused.requests.into_iter().map(|(_, r)| r));
+    for refusal in refusals {
+        if !matches!(refusal.errno, Errno::NOENT | Errno::OPNOTSUPP | Errno::AFNOSUPPORT) {
+            return Err(Error::refused(KEEP, format!("inet {name}"), refusal));
+        }
+    }
+    Ok(false)
+}
+
+/// Deletes the tables of the networks, as `AttachmentKey::network_dir` names them, that are chosen. Returns their names.
+pub fn delete_peer_tables(is_chosen: &dyn Fn(&str) -> bool) -> Result<Vec<String>, Error> {
+    let mut firewall = Firewall::open()?;
+    let mut names = Vec::new();
+    firewall.dump_if_there(&request::tables(), |table| names.extend(request::name_of_table(table)))?;
+    let is_one = |name: &String| text::network_of(name).is_some_and(is_chosen);
+    let mut deleted = Vec::new();
+    for name in names.into_iter().filter(is_one) {
+        if delete_table(&mut firewall, &name)? {
+            deleted.push(name);
+        }
+    }
+    Ok(deleted)
+}

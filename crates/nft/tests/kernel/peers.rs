@@ -1,0 +1,164 @@
+//! The table of peers: it is made, followed, repaired and removed, and other tables stay as they are.
+
+use nft::{Firewall, Mode, PeerRules, PeerSource, PeerTable, Surplus, delete_peer_tables};
+
+use crate::common::{Sample, in_netns, nft, run};
+
+fn rules() -> PeerRules {
+    PeerRules {
+        vni: 4077,
+        port: 4789,
+        mac: "02:00:00:00:00:07".parse().unwrap(),
+        locals: vec!["192.0.2.1".parse().unwrap(), "2001:db8::1".parse().unwrap()],
+        block4: Some(24),
+        block6: Some(72),
+    }
+}
+
+fn table(network: &str) -> PeerTable {
+    PeerTable::open(&network.try_into().unwrap()).unwrap()
+}
+
+fn source(outer: &str, inner: &str) -> PeerSource {
+    PeerSource { outer: outer.parse().unwrap(), inner: inner.parse().unwrap() }
+}
+
+/// What the node with this number may send.
+fn sources(n: u8) -> Vec<PeerSource> {
+    let (v4, v6) = (format!("192.0.2.{n}"), format!("2001:db8::{n:x}"));
+    let inner = [
+        format!("10.42.{n}.0/24"),
+        format!("fd42:0:0:0:{n:x}00::/72"),
+        format!("{v4}/32"),
+        format!("{v6}/128"),
+    ];
+    [&v4, &v6].iter().flat_map(|outer| inner.iter().map(|inner| source(outer, inner))).collect()
+}
+
+fn listed() -> String {
+    nft("list ruleset")
+}
+
+#[test]
+fn any_block_length_is_listed_and_loaded_again_unchanged() {
+    for (block4, block6) in [(24, 72), (26, 70), (20, 64), (29, 125), (25, 121)] {
+        in_netns(|| {
+            let rules = PeerRules { block4: Some(block4), block6: Some(block6), ..rules() };
+            let mut blue = table("blue");
+            let sources = [
+                source("192.0.2.5", &format!("10.42.16.0/{block4}")),
+                source("2001:db8::5", &format!("fd42:1::/{block6}")),
+            ];
+            blue.keep(&rules, &sources, Surplus::Remove).unwrap();
+            assert_eq!(blue.keep(&rules, &sources, Surplus::Remove).unwrap(), [""; 0], "/{block4}");
+            let text = listed();
+            nft("flush ruleset");
+            run("nft", &[&text]);
+            assert_eq!(listed(), text);
+            assert_eq!(blue.keep(&rules, &sources, Surplus::Remove).unwrap(), [""; 0], "/{block4}, reloaded");
+        });
+    }
+}
+
+#[test]
+fn sources_come_and_go_by_differences() {
+    in_netns(|| {
+        let mut blue = table("blue");
+        blue.keep(&rules(), &sources(5), Surplus::Remove).unwrap();
+        let five = listed();
+        assert!(five.contains("192.0.2.5 . 0xa2a05") && five.contains("2001:db8::5 . 0x"), "{five}");
+        blue.add(&sources(6)).unwrap();
+        assert_eq!(
+            blue.keep(&rules(), &[sources(5), sources(6)].concat(), Surplus::Remove).unwrap(),
+            [""; 0]
+        );
+        blue.remove(&sources(6)).unwrap();
+        blue.remove(&sources(6)).unwrap();
+        assert_eq!(listed(), five);
+        // Elements that nobody knows stay while the list may be incomplete.
+        blue.add(&sources(6)).unwrap();
+        assert_eq!(blue.keep(&rules(), &sources(5), Surplus::Keep).unwrap(), [""; 0]);
+        assert_eq!(blue.keep(&rules(), &sources(5), Surplus::Remove).unwrap(), ["10 elements removed"]);
+        nft("flush set inet podwire-peers-blue over4_block4");
+        assert_eq!(blue.keep(&rules(), &sources(5), Surplus::Keep).unwrap(), ["1 elements added"]);
+        assert_eq!(listed(), five);
+        nft("flush ruleset");
+        assert!(blue.add(&sources(6)).is_err(), "the caller must learn that the table is gone");
+    });
+}
+
+#[test]
+fn damage_is_found_and_repaired_with_all_elements() {
+    in_netns(|| {
+        let mut blue = table("blue");
+        blue.keep(&rules(), &sources(5), Surplus::Remove).unwrap();
+        let before = listed();
+        for act in [
+            "flush ruleset",
+            "flush chain inet podwire-peers-blue receive",
+            "flush chain inet podwire-peers-blue input; delete chain inet podwire-peers-blue input",
+            "insert rule inet podwire-peers-blue receive accept",
+            "add rule inet podwire-peers-blue send accept",
+            "add chain inet podwire-peers-blue more { type filter hook input priority 0; }",
+            "add chain inet podwire-peers-blue input { policy drop ; }",
+            "add table inet podwire-peers-blue { flags dormant ; }",
+            "flush map inet podwire-peers-blue revision",
+            "flush chain inet podwire-peers-blue receive; delete set inet podwire-peers-blue over4_block4",
+        ] {
+            nft(act);
+            assert_ne!(listed(), before, "{act}");
+            let done = blue.keep(&rules(), &sources(5), Surplus::Keep).unwrap();
+            assert!(!done.is_empty(), "{act}");
+            assert_eq!(listed(), before, "{act}");
+        }
+        // Another address of the node, and another block length.
+        let other = PeerRules { locals: vec!["192.0.2.9".parse().unwrap()], block4: Some(26), ..rules() };
+        assert!(!blue.keep(&other, &sources(5), Surplus::Remove).unwrap().is_empty());
+        assert!(listed().contains("ip daddr 192.0.2.9") && !listed().contains("over6_block4"));
+    });
+}
+
+#[test]
+fn tables_of_two_networks_and_of_pods_leave_each_other_alone() {
+    in_netns(|| {
+        let sample = Sample::new(Mode::Routed, 2);
+        sample.admit();
+        let (mut blue, mut red) = (table("blue"), table("red"));
+        let other = PeerRules { vni: 4078, ..rules() };
+        blue.keep(&rules(), &sources(5), Surplus::Remove).unwrap();
+        red.keep(&other, &sources(6), Surplus::Remove).unwrap();
+        let all = listed();
+        assert_eq!(blue.keep(&rules(), &sources(5), Surplus::Remove).unwrap(), [""; 0]);
+        let mut firewall = Firewall::open().unwrap();
+        firewall.rebuild(&[sample.pod()]).unwrap();
+        assert_eq!(firewall.damage(&[sample.pod()]).unwrap(), [""; 0]);
+        assert_eq!(listed(), all);
+        assert_eq!(nft::foreign_drops(&[]).unwrap(), []);
+        assert!(firewall.cleanup().unwrap());
+        assert_eq!(blue.keep(&rules(), &sources(5), Surplus::Remove).unwrap(), [""; 0]);
+        assert_eq!(delete_peer_tables(&|network| network == "red").unwrap(), ["podwire-peers-red"]);
+        assert!(!listed().contains("podwire-peers-red") && listed().contains("podwire-peers-blue"));
+        assert!(blue.delete().unwrap() && !blue.delete().unwrap());
+        assert_eq!(listed(), "");
+    });
+}
+
+/// 30,000 elements in one transaction, and none is lost.
+#[test]
+fn five_thousand_nodes_are_loaded_at_once() {
+    in_netns(|| {
+        let of = |n: u32| {
+            let [_, a, b, c] = n.to_be_bytes();
+            let (outer, block) =
+                (format!("172.{}.{b}.{c}", 16 + a), format!("10.{}.{}.0/24", n >> 8, n & 255));
+            [source(&outer, &block), source(&outer, &format!("{outer}/32"))]
+        };
+        let all: Vec<PeerSource> = (0..5000).flat_map(of).collect();
+        let mut blue = table("blue");
+        blue.keep(&rules(), &all, Surplus::Remove).unwrap();
+        assert_eq!(blue.keep(&rules(), &all, Surplus::Remove).unwrap(), [""; 0]);
+        // Over netlink, too.
+        blue.keep(&rules(), &[], Surplus::Remove).unwrap();
+        assert_eq!(blue.keep(&rules(), &all, Surplus::Remove).unwrap(), ["15000 elements added"]);
+    });
+}
