@@ -1,6 +1,7 @@
 //! The network between nodes and its faults: what is broken by hand comes back, what changes is followed, and nobody
 //! else's things are touched.
 
+mod injection;
 mod left;
 mod many;
 mod nodes;
