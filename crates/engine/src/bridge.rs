@@ -263,16 +263,15 @@ pub(crate) fn put_gateway(
     log: &SysctlLog,
 ) -> Result<(), Error> {
     let answers = host.run_all(&gateway.ops())?;
-    added(host, bridge, gateway, answers, log).map(drop)
+    added(host, (bridge, log), gateway, answers).map(drop)
 }
 
 /// What came of [`Gateway::ops`]: whether the address is new.
 pub(crate) fn added(
     host: &mut RtSocket,
-    bridge: &Bridge,
+    (bridge, log): (&Bridge, &SysctlLog),
     gateway: &Gateway,
     answers: Vec<Result<(), netlink::Error>>,
-    log: &SysctlLog,
 ) -> Result<bool, Error> {
     let mut answers = answers.into_iter();
     let is_new = match answers.next().unwrap_or(Ok(())) {

@@ -72,7 +72,7 @@ pub(crate) fn make_pair(
     let (mut added, mut answers) = (Vec::new(), answers.into_iter());
     for (gateway, ops) in gateways.iter().zip(&of_gateways) {
         let own = answers.by_ref().take(ops.len()).collect();
-        if bridge::added(host, bridge, gateway, own, wire.log)? {
+        if bridge::added(host, (bridge, wire.log), gateway, own)? {
             added.push(gateway.address);
         }
     }

@@ -95,8 +95,7 @@ pub fn udp(from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Vec<u8> {
 
 /// A message of neighbour discovery with the sender's MAC as its option (source or target link-layer address).
 pub fn discovery(
-    from: Ipv6Addr,
-    to: Ipv6Addr,
+    (from, to): (Ipv6Addr, Ipv6Addr),
     kind: u8,
     target: Option<Ipv6Addr>,
     sender: MacBytes,

@@ -141,7 +141,7 @@ impl Round<'_> {
             bridge::adopt(&mut self.host, &bridge, &log)?;
             self.repaired(Kind::Address, format_args!("address {address} put on bridge {name}"));
         }
-        self.subnets(&bridge, wanted)?;
+        self.subnets(&bridge, wanted, &addresses)?;
         let has_ipv6 = wanted.gateways.keys().any(|gateway| gateway.addr().is_ipv6());
         if let Some(address) = link_local.filter(|_| has_ipv6 && !carried.iter().any(is_link_local)) {
             let gateway = Gateway { bridge: bridge.index, address, mode: AttachMode::Bridge };
@@ -152,7 +152,7 @@ impl Round<'_> {
     }
 
     /// The routes to the subnets of a bridge's gateways, as their pods need them: see [`Gateway`].
-    fn subnets(&mut self, bridge: &Bridge, wanted: &Wanted) -> Result<(), Error> {
+    fn subnets(&mut self, bridge: &Bridge, wanted: &Wanted, carried: &[Address]) -> Result<(), Error> {
         let unreachable = bridge::unreachable_subnets(&mut self.host)?;
         let over_bridge =
             self.host.routes(RouteFilter { link: Some(bridge.index), ..RouteFilter::default() })?;
@@ -173,9 +173,14 @@ impl Round<'_> {
                     }
                 }
             }
+            // On an unmanaged bridge the address and its route may be the operator's.
+            let is_managed = |a: &&Address| a.addr == address && a.protocol == Some(ROUTE_PROTOCOL);
+            let may_remove = bridge.is_ours() || carried.iter().any(|a| is_managed(&a));
             match (mode, surplus) {
-                (AttachMode::Routed, Some(route)) => self.remove_subnet_route(&gateway, route)?,
-                (AttachMode::Routed, None) | (AttachMode::Bridge, _) => {}
+                (AttachMode::Routed, Some(route)) if may_remove => {
+                    self.remove_subnet_route(&gateway, route)?;
+                }
+                (AttachMode::Routed, Some(_) | None) | (AttachMode::Bridge, _) => {}
             }
         }
         Ok(())
@@ -370,9 +375,9 @@ mod tests {
     use crate::reconcile::{Depth, Order, reconcile};
 
     /// A round of an agent that has these blocks.
-    fn round(node: &Ns, run_dir: &Path, blocks: &str) -> Vec<String> {
+    fn round(node: &Ns, run_dir: &Path, blocks: &str, mode: &str) -> Vec<String> {
         let config = json!({"cniVersion": "1.1.0", "name": "blue", "type": "podwire-cni", "bridge": "pw0",
-            "subnet": blocks, "network": "10.88.0.0/16,fd88::/48", "isGateway": true});
+            "subnet": blocks, "network": "10.88.0.0/16,fd88::/48", "isGateway": true, "mode": mode});
         let conf = NetConf::parse(&cni::Config::from_slice(config.to_string().as_bytes()).unwrap()).unwrap();
         let name = NetworkName::try_from("blue").unwrap();
         let order =
@@ -382,13 +387,36 @@ mod tests {
         inspect::addresses(node, "pw0").unwrap().iter().map(|a| a.net.to_string()).collect()
     }
 
+    fn bridge_subnets(node: &Ns) -> Vec<String> {
+        let subnets = || bridge::unreachable_subnets(&mut netlink::RtSocket::open().unwrap()).unwrap();
+        let mut subnets: Vec<String> = node.enter(subnets).unwrap().iter().map(ToString::to_string).collect();
+        subnets.sort();
+        subnets
+    }
+
+    #[test]
+    fn a6_an_operators_route_on_an_unmanaged_bridge_stays() {
+        let lab = Lab::new("operator").unwrap();
+        let node = lab.node("n").unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        node.sh(&["ip", "link", "add", "pw0", "type", "bridge"]).unwrap();
+        node.sh(&["ip", "link", "set", "pw0", "up"]).unwrap();
+        node.sh(&["ip", "addr", "add", "10.88.1.1/24", "dev", "pw0"]).unwrap();
+        let routes = || inspect::routes(&node, inspect::Family::V4).unwrap();
+        let over_bridge = || routes().iter().any(|r| r.dst == "10.88.1.0/24" && r.dev.is_some());
+        assert!(over_bridge());
+        round(&node, dir.path(), "10.88.1.0/24,fd88:0:0:1::/64", "routed");
+        assert!(over_bridge(), "{:?}", routes());
+        assert!(routes().iter().any(|r| r.dst == "10.88.1.0/24" && r.dev.is_none()), "{:?}", routes());
+    }
+
     #[test]
     fn a_gateway_of_a_block_that_is_anothers_goes_and_nothing_else() {
         let lab = Lab::new("gateways").unwrap();
         let node = lab.node("n").unwrap();
         let dir = tempfile::tempdir().unwrap();
         let has = |addresses: &[String], wanted: &str| addresses.iter().any(|a| a.contains(wanted));
-        let before = round(&node, dir.path(), "10.88.1.0/24,fd88:0:0:1::/64");
+        let before = round(&node, dir.path(), "10.88.1.0/24,fd88:0:0:1::/64", "routed");
         assert!(has(&before, "10.88.1.1") && has(&before, "fd88:0:0:1::1"), "{before:?}");
         // By hand, and by another network's plugin.
         node.sh(&["ip", "addr", "add", "10.88.7.1/24", "dev", "pw0"]).unwrap();
@@ -400,10 +428,12 @@ mod tests {
             host.run_every(&gateway.ops()).unwrap();
         })
         .unwrap();
-        let after = round(&node, dir.path(), "10.88.2.0/24,fd88:0:0:2::/64");
+        let after = round(&node, dir.path(), "10.88.2.0/24,fd88:0:0:2::/64", "routed");
         for gone in ["10.88.1.1", "fd88:0:0:1::1"] {
             assert!(!has(&after, gone), "{after:?}");
         }
+        let unreachable = bridge_subnets(&node);
+        assert_eq!(unreachable, ["10.88.2.0/24", "10.99.1.0/24", "fd88:0:0:2::/64"]);
         for there in ["10.88.2.1", "fd88:0:0:2::1", "10.88.7.1", "10.99.1.1"] {
             assert!(has(&after, there), "{there}: {after:?}");
         }

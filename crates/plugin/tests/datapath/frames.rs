@@ -46,10 +46,10 @@ impl Attacker {
         }
     }
 
-    fn datagram(&self, (to, from): frames::Between, source: IpAddr, listener: &UdpSocket, word: &str) {
+    fn datagram(&self, between: frames::Between, source: IpAddr, (listener, word): (&UdpSocket, &str)) {
         let target = listener.local_addr().unwrap();
         let packet = frames::udp((source, 9).into(), target, word.as_bytes());
-        self.raw.send(&frames::framed((to, from), &packet)).unwrap();
+        self.raw.send(&frames::framed(between, &packet)).unwrap();
     }
 }
 
@@ -139,11 +139,11 @@ fn a4_frames_to_reserved_macs_reach_no_host_socket() {
                 let listener = listen(&host.node, ip(gateway));
                 for (source, from) in [(ip(FOREIGN[family]), attacker.mac), (attacker.own[family], INVENTED)]
                 {
-                    attacker.datagram((reserved, from), source, &listener, "forged");
+                    attacker.datagram((reserved, from), source, (&listener, "forged"));
                 }
                 let words = received(&listener, &|| {
                     let between = (attacker.host_mac, attacker.mac);
-                    attacker.datagram(between, attacker.own[family], &listener, "end");
+                    attacker.datagram(between, attacker.own[family], (&listener, "end"));
                 });
                 assert_eq!(words, [""; 0], "{mode}, {last:x}, {gateway}");
             }
@@ -171,7 +171,7 @@ fn a4_frames_to_reserved_macs_make_no_neighbour_entry() {
             for kind in [ROUTER_SOLICIT, ROUTER_ADVERT, SOLICIT, ADVERT, REDIRECT] {
                 let target = (kind > ROUTER_ADVERT).then_some(gateway6);
                 for to in [all_routers(), gateway6] {
-                    let packet = frames::discovery(invented_v6(last.into()), to, kind, target, INVENTED);
+                    let packet = frames::discovery((invented_v6(last.into()), to), kind, target, INVENTED);
                     attacker.raw.send(&frames::framed((reserved, attacker.mac), &packet)).unwrap();
                 }
             }
@@ -196,6 +196,8 @@ fn a13_pod_source_from_the_underlay_is_dropped() {
         }
         for (family, source) in ips(&trusteds).into_iter().enumerate() {
             out.sh(&["ip", "addr", "add", &source.to_string(), "dev", "lo"]).unwrap();
+            let is_usable = || Ok(out.enter(|| UdpSocket::bind((source, 0)).is_ok())?);
+            wait_until("the kernel to finish the address", DEADLINE, is_usable).unwrap();
             for (place, at) in [(&*victim, ips(&victims)[family]), (&*host.node, ip(NODE[family]))] {
                 let listener = listen(place, at);
                 say(&out, source, &listener, "forged");
@@ -248,7 +250,7 @@ fn a6_arp_and_discovery_of_invented_senders_leave_no_entries() {
         }
         for kind in [ROUTER_SOLICIT, SOLICIT, ADVERT] {
             let target = (kind != ROUTER_SOLICIT).then_some(gateway6);
-            let packet = frames::discovery(invented_v6(number), all_routers(), kind, target, INVENTED);
+            let packet = frames::discovery((invented_v6(number), all_routers()), kind, target, INVENTED);
             attacker.raw.send(&frames::framed(between, &packet)).unwrap();
         }
     }
@@ -315,9 +317,9 @@ fn a10_foreign_source_mac_is_dropped_in_both_modes() {
             let attacker = Attacker::new(&host, &config);
             for (family, gateway) in GATEWAYS.into_iter().enumerate() {
                 let (listener, own) = (listen(&host.node, ip(gateway)), attacker.own[family]);
-                attacker.datagram((attacker.host_mac, INVENTED), own, &listener, "forged");
+                attacker.datagram((attacker.host_mac, INVENTED), own, (&listener, "forged"));
                 let between = (attacker.host_mac, attacker.mac);
-                let words = received(&listener, &|| attacker.datagram(between, own, &listener, "end"));
+                let words = received(&listener, &|| attacker.datagram(between, own, (&listener, "end")));
                 let expected: &[&str] = if checked { &[] } else { &["forged"] };
                 assert_eq!(words, expected, "{mode}, spoofCheck {checked}, {gateway}");
             }
