@@ -88,7 +88,7 @@ fn a_foreign_address_is_not_heard_unless_spoof_check_is_off() {
     }
 }
 
-/// On a bridge a MAC is what leads frames to a pod. In mode `routed` nothing looks at it: the link has two ends.
+/// On a bridge a MAC is what leads frames to a pod. `frames::a10_foreign_source_mac_is_dropped_in_both_modes` covers `routed`.
 #[test]
 fn a_foreign_mac_is_not_heard_unless_spoof_check_is_off() {
     for checked in [true, false] {
