@@ -183,7 +183,6 @@ const INET: Structure = Structure {
         "from-pod6",
         "from-pod-icmp6",
         "pod-source",
-        "from-tunnel",
         "to-host",
         "nat-prerouting",
         "nat-output",
@@ -229,7 +228,6 @@ const INET: Structure = Structure {
 	chain from-pod6 { }
 	chain from-pod-icmp6 { }
 	chain pod-source { }
-	chain from-tunnel { }
 	chain to-host { type filter hook input priority raw; policy accept; }
 	chain nat-prerouting { type nat hook prerouting priority dstnat; policy accept; }
 	chain nat-output { type nat hook output priority -100; policy accept; }
@@ -255,7 +253,7 @@ const INET: Structure = Structure {
 	}
 	# links that are named as those of pods are; nearly all packets are of a guarded pod and may pass
 	chain from-pod {
-		iifname "pwvx*" iifname { "pwvx4", "pwvx6" } goto from-tunnel
+		iifname "pwvx*" iifname != @ports accept
 		iifname . ip saddr . ether saddr @source4 ip daddr != 127.0.0.0/8 accept
 		meta nfproto ipv6 goto from-pod6
 		iifname @ports drop
@@ -273,14 +271,6 @@ const INET: Structure = Structure {
 		iifname . ip6 saddr . ether saddr @source6 accept
 		iifname @ports drop
 		ip6 saddr @bound6 goto pod-source
-	}
-	# which peer may send what is decided before decapsulation, in the table of peers. Neighbours of tunnels are permanent:
-	# broadcasts and neighbour discovery have no use there, and no address of a local pod comes from another node
-	chain from-tunnel {
-		meta pkttype != host drop
-		icmpv6 type { nd-router-solicit, nd-router-advert, nd-neighbor-solicit, nd-neighbor-advert, nd-redirect } drop
-		ip saddr @pods4 drop
-		ip6 saddr @pods6 drop
 	}
 	# route_localnet, which hostPorts on 127.0.0.1 need, would open the host's loopback to others. What is forwarded does not
 	# come through here. What the host itself sent from there to a hostPort left with another source: its answers are let in

@@ -124,7 +124,6 @@ mod tests {
             ("from-pod6", 4),
             ("from-pod-icmp6", 4),
             ("pod-source", 4),
-            ("from-tunnel", 4),
             ("to-host", 3),
             ("nat-prerouting", 2),
             ("nat-output", 1),

@@ -22,6 +22,9 @@ const SOURCE6: u16 = 304;
 const IPV4: &str = "0x0800";
 const IPV6: &str = "0x86dd";
 
+/// An inner packet of neighbour discovery: neighbours of tunnels are permanent, and nothing is learnt from packets.
+const DISCOVERY: &str = "@th,288,8 58 @th,560,8 133-137";
+
 const PEERS4: &str = "peers4";
 const PEERS6: &str = "peers6";
 
@@ -194,6 +197,9 @@ table inet {name} {{
                 let (set, length) = if is_host { (pair.host, full) } else { (pair.block, length) };
                 let (outer, kind) = (pair.outer, if pair.is_inner4 { IPV4 } else { IPV6 });
                 let source = Bits::of(pair.is_inner4, length).expression();
+                if !pair.is_inner4 && !accepts.contains(DISCOVERY) {
+                    accepts.push_str(&format!("\t\t{INNER_TYPE} {IPV6} {DISCOVERY} drop\n"));
+                }
                 accepts.push_str(&format!(
                     "\t\t{INNER_TYPE} {kind} {outer} daddr {local} {outer} saddr . {source} @{set} accept\n"
                 ));

@@ -32,20 +32,11 @@ fn dig(lab: &Lab) {
             (4, 7, format!("192.0.2.{own}"), format!("192.0.2.{other}")),
             (6, 8, format!("2001:db8::{own}"), format!("2001:db8::{other}")),
         ] {
-            lab.ip(at, &format!("link add pwvx{family} address 02:00:00:00:0{family}:0{own} mtu {mtu} type vxlan id {id} local {local} remote {remote} dstport 4789"));
+            lab.ip(at, &format!("link add pwvx{family} mtu {mtu} type vxlan id {id} local {local} remote {remote} dstport 4789"));
             lab.ip(at, &format!("link set pwvx{family} up"));
         }
         lab.ip(at, &format!("addr add 10.99.0.{own}/24 dev pwvx4"));
         lab.ip(at, &format!("addr add fd99::{own}/64 dev pwvx6 nodad"));
-        // Neighbours of tunnels are permanent.
-        lab.ip(
-            at,
-            &format!("neigh add 10.99.0.{other} lladdr 02:00:00:00:04:0{other} dev pwvx4 nud permanent"),
-        );
-        lab.ip(
-            at,
-            &format!("neigh add fd99::{other} lladdr 02:00:00:00:06:0{other} dev pwvx6 nud permanent"),
-        );
     }
     lab.ip(At::Outside, "route add 10.77.0.0/16 via 10.99.0.1");
     lab.ip(At::Outside, "route add fd77::/64 via fd99::1");

@@ -225,7 +225,7 @@ fn the_hosts_loopback_stays_closed_although_hostports_need_route_localnet() {
             Mode::Bridge => "br0".to_owned(),
             Mode::Routed => Sample::new(mode, 2).link.to_string(),
         };
-        for name in ["eth7", "pwvx7"] {
+        for name in ["eth7", "pwvx4"] {
             lab.ip(At::Host, &format!("link set {link} name {name}"));
             name.clone_into(&mut link);
             lab.admit(&behind(mode, 2, name));

@@ -6,7 +6,7 @@ mod frame;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 use testkit::{
-    Agent, Cluster, Families, Ns, Plan, Transport, inspect, udp_connects, udp_echo, uninterrupted,
+    Agent, Cluster, Extra, Families, Ns, Plan, Transport, inspect, udp_connects, udp_echo, uninterrupted,
 };
 
 use super::{TUNNEL, ip};
@@ -172,8 +172,14 @@ fn tunnels_take_only_what_the_owner_of_the_source_sends() {
 /// Through its own node, through another one, and through a service that leads there.
 #[test]
 fn pods_cannot_send_to_tunnel_ports_of_nodes() {
-    for (label, underlay) in [("podinject4", Families::V4), ("podinject6", Families::V6)] {
-        let mut cluster = up(label, &plan(underlay));
+    for (label, underlay, mode) in [
+        ("podinject4", Families::V4, "routed"),
+        ("podinject6", Families::V6, "routed"),
+        ("podbridge4", Families::V4, "bridge"),
+        ("podbridge6", Families::V6, "bridge"),
+    ] {
+        let all = Extra { flags: vec![format!("--network-mode={mode}")], ..Extra::default() };
+        let mut cluster = up(label, &Plan { all, ..plan(underlay) });
         cluster.pod("n1", "p4").unwrap();
         let n2 = cluster.node("n2").unwrap();
         let (near, far) = (pod(&cluster, "p4"), pod(&cluster, "p2"));
@@ -227,6 +233,50 @@ fn gateway(cluster: &Cluster, node: &str, is_v4: bool) -> IpAddr {
     let family = if is_v4 { inspect::Family::V4 } else { inspect::Family::V6 };
     let routes = inspect::routes(&wired.pod, family).unwrap();
     routes.iter().find_map(|route| route.gateway).unwrap()
+}
+
+/// A connection that another node opened from its tunnel port, with both of its ends changed on the way: only behind all of
+/// that a reply shows where it goes.
+#[test]
+fn replies_of_pods_cannot_become_packets_of_a_tunnel() {
+    for (label, underlay) in [("reply4", Families::V4), ("reply6", Families::V6)] {
+        let cluster = up(label, &plan(underlay));
+        let (n1, n2) = (address(&cluster, "n1"), address(&cluster, "n2"));
+        let word = if n2.is_ipv4() { "ip" } else { "ip6" };
+        let own = |name: &str| {
+            let addresses = pod(&cluster, name).addresses.clone();
+            addresses.into_iter().find(|address| address.is_ipv4() == n2.is_ipv4()).unwrap()
+        };
+        let server = SocketAddr::new(own("p2"), 5000);
+        let service = format!(
+            "table inet services {{
+                chain a {{ type nat hook prerouting priority -110; {word} daddr {n2} udp dport 30000 dnat {word} to {server}; }}
+                chain b {{ type nat hook postrouting priority 90; {word} daddr {} udp dport 5000 masquerade; }}
+            }}",
+            server.ip()
+        );
+        cluster.node("n2").unwrap().sh(&["nft", &service]).unwrap();
+        let bind = |name: &str, port: u16| {
+            let socket =
+                pod(&cluster, name).pod.enter(|| UdpSocket::bind((own(name), port))).unwrap().unwrap();
+            socket.set_read_timeout(Some(PATIENCE)).unwrap();
+            socket
+        };
+        // n1 gives its own address to what the pod sends, and leaves the port.
+        let (client, socket) = (bind("p1", PORT), bind("p2", server.port()));
+        client.send_to(b"hello", SocketAddr::new(n2, 30000)).unwrap();
+        let mut bytes = [0; 200];
+        let (_, from) = uninterrupted(|| socket.recv_from(&mut bytes)).unwrap();
+        assert_ne!(from.ip(), n1, "the service changes sources");
+        let frame = Frame { vni: VNI, mac: [2; 6], from: own("p2"), to: (own("p1"), 9), tag: &[] };
+        for text in [&b"before"[..], &frame.bytes("injected"), b"after"] {
+            socket.send_to(text, from).unwrap();
+        }
+        for wanted in ["before", "after"] {
+            let length = uninterrupted(|| client.recv(&mut bytes)).unwrap();
+            assert_eq!(String::from_utf8_lossy(&bytes[..length]), wanted);
+        }
+    }
 }
 
 fn has_table(node: &Ns) -> bool {
