@@ -122,6 +122,7 @@ impl Owned {
             link: &self.link,
             mac: self.mac,
             mode: self.mode,
+            bridge: None,
             addresses: &self.addresses,
             masquerade: Some(&self.chain),
             guard: Guard::On,

@@ -5,6 +5,7 @@
 //! pod ── veth ── node ── veth ── underlay's bridge ── veth ── node ── veth ── pod      and VXLAN between the nodes, or not
 //! ```
 
+mod binding;
 mod plain;
 pub(crate) mod probe;
 
@@ -15,10 +16,12 @@ use testkit::{Cluster, DEADLINE, Ns, Plan, Plugin, Store, Transport, Way, wait_u
 
 use crate::compare::Build;
 use crate::options::NodesScale;
+pub(crate) use binding::Binding;
 use plain::{Plain, Tracking};
 
 pub(crate) struct Traffic {
     pub(crate) paths: Vec<Path>,
+    pub(crate) bindings: Vec<Binding>,
 }
 
 /// One way in one family.
@@ -75,7 +78,7 @@ pub(crate) fn run(scale: &NodesScale) -> Result<Traffic> {
             }
         }
     }
-    Ok(Traffic { paths })
+    Ok(Traffic { paths, bindings: binding::run(scale)? })
 }
 
 fn path_of<'a>(paths: &'a mut Vec<Path>, name: &str) -> &'a mut Path {

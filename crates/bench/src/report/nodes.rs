@@ -211,6 +211,11 @@ fn traffic_lines(traffic: &Traffic) -> Vec<Line> {
             lines.push(trip.beside((who, median(&other.trip_us)), Better::Less, target));
         }
     }
+    for binding in &traffic.bindings {
+        let case = format!("pod to pod, {}, request/response on one core", binding.name);
+        let bound = Line::alone(case, (median(&binding.bound), "µs"), Target::None);
+        lines.push(bound.beside(("sources unchecked", median(&binding.open)), Better::Less, Target::None));
+    }
     lines
 }
 

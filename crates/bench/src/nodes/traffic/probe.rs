@@ -45,7 +45,16 @@ fn stream(pair: &Pair, lasting: Duration) -> Result<f64> {
 /// one core nobody has to be woken, and now and then a trip would take a third of the time.
 pub(crate) fn trips(pair: &Pair, lasting: Duration) -> Result<f64> {
     let cores = cores()?;
-    let (first, last) = (cores.first().copied(), cores.last().copied());
+    trips_on(pair, lasting, (cores.first().copied(), cores.last().copied()))
+}
+
+/// The same with both ends on one core: what packets cost, without the time to wake another core.
+pub(super) fn trips_on_one_core(pair: &Pair, lasting: Duration) -> Result<f64> {
+    let last = cores()?.last().copied();
+    trips_on(pair, lasting, (last, last))
+}
+
+fn trips_on(pair: &Pair, lasting: Duration, (first, last): (Option<usize>, Option<usize>)) -> Result<f64> {
     let listening = move |stream| {
         settle(last)?;
         echo(stream)

@@ -1,0 +1,84 @@
+//! What the firewall's table of peers costs: round trips with it and without it, in turn, through the tunnel and beside it.
+
+use anyhow::Result;
+use testkit::{Cluster, Transport};
+
+use super::{FAMILIES, Pair, pods, probe, real};
+use crate::options::NodesScale;
+
+const TABLE: &str = "podwire-peers-podwire";
+/// Nodes of transport `auto` on one link have a tunnel, and send to each other without it.
+const WAYS: [(&str, Transport); 2] = [("VXLAN", Transport::Vxlan), ("direct", Transport::Auto)];
+/// The difference is small: so many times more turns than of other figures.
+const TURNS: usize = 4;
+
+/// One way in one family; medians of turns, in microseconds.
+pub(crate) struct Binding {
+    pub(crate) name: String,
+    pub(crate) bound: Vec<f64>,
+    pub(crate) open: Vec<f64>,
+}
+
+pub(super) fn run(scale: &NodesScale) -> Result<Vec<Binding>> {
+    let mut bindings = Vec::new();
+    for (name, transport) in WAYS {
+        let mut cluster = real(name, transport)?;
+        // Agents would restore the table.
+        for node in cluster.node_names() {
+            cluster.kill_agent(&node)?;
+        }
+        let tables = Tables::read(&cluster)?;
+        let mut lanes: Vec<(Pair, Binding)> = Vec::new();
+        for (family, v4) in FAMILIES {
+            let (name, bound, open) = (format!("{name}, {family}"), Vec::new(), Vec::new());
+            lanes.push((pods(&cluster, v4)?, Binding { name, bound, open }));
+        }
+        for turn in 0..scale.traffic_rounds * TURNS {
+            for is_bound in [turn % 2 == 0, turn % 2 != 0] {
+                if !is_bound {
+                    tables.delete()?;
+                }
+                for (pair, binding) in &mut lanes {
+                    let trips = probe::trips_on_one_core(pair, scale.trips)?;
+                    if is_bound { binding.bound.push(trips) } else { binding.open.push(trips) }
+                }
+                if !is_bound {
+                    tables.restore()?;
+                }
+            }
+        }
+        bindings.extend(lanes.into_iter().map(|(_, binding)| binding));
+    }
+    Ok(bindings)
+}
+
+/// The table of each node, as nft lists it.
+struct Tables<'a> {
+    cluster: &'a Cluster,
+    texts: Vec<(String, String)>,
+}
+
+impl<'a> Tables<'a> {
+    fn read(cluster: &'a Cluster) -> Result<Self> {
+        let list = |node: String| {
+            let text = cluster.node(&node)?.sh(&["nft", "list", "table", "inet", TABLE])?;
+            Ok((node, text))
+        };
+        Ok(Self { cluster, texts: cluster.node_names().into_iter().map(list).collect::<Result<_>>()? })
+    }
+
+    fn delete(&self) -> Result<()> {
+        self.each(|_| vec!["delete", "table", "inet", TABLE])
+    }
+
+    fn restore(&self) -> Result<()> {
+        self.each(|text| vec![text])
+    }
+
+    fn each<'t>(&'t self, words: impl Fn(&'t str) -> Vec<&'t str>) -> Result<()> {
+        for (node, text) in &self.texts {
+            self.cluster.node(node)?.sh(&[vec!["nft"], words(text)].concat())?;
+        }
+        Ok(())
+    }
+}
