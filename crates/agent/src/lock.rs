@@ -1,22 +1,24 @@
-//! One agent per run folder: the file `agent.lock`, locked as long as the agent lives. And one per network in a network
-//! namespace: two would take each other's pods for what is left of their own.
+//! One agent per run directory: the file `agent.lock`, locked as long as the agent lives. And one per network in a network
+//! namespace: two agents of one network would remove each other's pods as orphans.
+//!
+//! The network's lock is an nftables table that its process owns ([`TableLock`]). Only a process with CAP_NET_ADMIN in the
+//! network namespace can take it, and it works for agents with different run directories and mount namespaces.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, flock};
+use nft::{Locked, TableLock};
+use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use types::{Digest, NetworkName};
 
 const FILE: &str = "agent.lock";
 /// How often a file that is removed between open and lock is opened anew.
 const ATTEMPTS: usize = 16;
-/// What the kernel has room for in an abstract name.
-const LONGEST_NAME: usize = 107;
+/// What the kernel has room for in a table's name.
+const LONGEST_NAME: usize = 255;
 
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
@@ -28,52 +30,46 @@ pub enum LockError {
     )]
     Taken { dir: PathBuf, holder: String },
     #[error(
-        "another agent has the network {network} in this network namespace: stop it, or give this one a network of its \
-         own (--network-name, --network-bridge, --network-subnet)"
+        "another agent ({holder}) has the network {network} in this network namespace: stop it, or give this one a network \
+         of its own (--network-name, --network-bridge, --network-subnet)"
     )]
-    NetworkTaken { network: NetworkName },
+    NetworkTaken { network: NetworkName, holder: String },
     #[error("cannot claim the network {network}: {source}")]
-    Network { network: NetworkName, source: io::Error },
+    Network { network: NetworkName, source: nft::Error },
 }
 
 /// The network first: an agent that is refused must leave no lock behind for the other one to find, not even for a moment.
-pub(crate) fn take_both(network: &NetworkName, run_dir: &Path) -> Result<(NetworkClaim, Lock), LockError> {
-    let claim = NetworkClaim::take(network).map_err(|error| match Lock::holder(run_dir) {
+pub(crate) fn take_both(network: &NetworkName, run_dir: &Path) -> Result<(NetworkLock, Lock), LockError> {
+    let lock = NetworkLock::take(network, run_dir).map_err(|error| match Lock::holder(run_dir) {
         Some(holder) => LockError::Taken { dir: run_dir.to_owned(), holder },
         None => error,
     })?;
-    Ok((claim, Lock::take(run_dir)?))
+    Ok((lock, Lock::take(run_dir)?))
 }
 
-/// A name that exists once in a network namespace, and goes with the process.
+/// Exists once for a network in a network namespace, and goes with the process.
 #[derive(Debug)]
-pub(crate) struct NetworkClaim {
-    _socket: OwnedFd,
+pub(crate) struct NetworkLock {
+    _table: TableLock,
 }
 
-impl NetworkClaim {
-    pub(crate) fn take(network: &NetworkName) -> Result<Self, LockError> {
-        let claim = || {
-            let address = SocketAddrUnix::new_abstract_name(abstract_name(network).as_bytes())?;
-            // Of this type nothing is ever received: nobody calls listen.
-            let kind = SocketType::SEQPACKET;
-            let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
-            rustix::net::bind(&socket, &address)?;
-            Ok(Self { _socket: socket })
-        };
-        claim().map_err(|errno| match errno {
-            Errno::ADDRINUSE => LockError::NetworkTaken { network: network.clone() },
-            errno => LockError::Network { network: network.clone(), source: errno.into() },
-        })
+impl NetworkLock {
+    fn take(network: &NetworkName, run_dir: &Path) -> Result<Self, LockError> {
+        let holder = format!("process {} in {}", std::process::id(), run_dir.display());
+        match TableLock::take(&table_name(network), &holder) {
+            Ok(Locked::Held(table)) => Ok(Self { _table: table }),
+            Ok(Locked::Taken(holder)) => Err(LockError::NetworkTaken { network: network.clone(), holder }),
+            Err(source) => Err(LockError::Network { network: network.clone(), source }),
+        }
     }
 }
 
-fn abstract_name(network: &NetworkName) -> String {
-    let name = format!("podwire/network/{network}");
+fn table_name(network: &NetworkName) -> String {
+    let name = format!("podwire-lock-{network}");
     if name.len() <= LONGEST_NAME {
         return name;
     }
-    format!("podwire/network-digest/{}", Digest::of(&[network.as_str()]).base32(51))
+    format!("podwire-lock/{}", Digest::of(&[network.as_str()]).base32(51))
 }
 
 /// Given back by the kernel when this process ends, however it ends.
@@ -105,7 +101,9 @@ impl Lock {
         DirBuilder::new().recursive(true).mode(0o700).create(run_dir).map_err(failed("make", run_dir))?;
         let path = run_dir.join(FILE);
         let mut options = File::options();
-        let file = options.create(true).read(true).write(true).truncate(false).mode(0o600).open(&path);
+        let flags = i32::try_from((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits()).unwrap_or_default();
+        let options = options.create(true).read(true).write(true).truncate(false).mode(0o600);
+        let file = options.custom_flags(flags).open(&path);
         let file = file.map_err(failed("open", &path))?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
@@ -183,48 +181,106 @@ mod tests {
         name.try_into().unwrap()
     }
 
-    /// Names of this process, so that tests beside it do not meet.
-    fn own(name: &str) -> NetworkName {
-        network(&format!("{name}-{}", std::process::id()))
+    /// Inside a network namespace of its own.
+    fn apart(label: &str, test: impl FnOnce(&Path) + Send) {
+        let dir = tempfile::tempdir().unwrap();
+        let lab = testkit::Lab::new(label).unwrap();
+        lab.node("n1").unwrap().enter(|| test(dir.path())).unwrap();
     }
 
     #[test]
     fn a_network_has_one_agent_in_a_namespace() {
-        let claim = NetworkClaim::take(&own("one")).unwrap();
-        let error = NetworkClaim::take(&own("one")).unwrap_err().to_string();
-        for word in [own("one").as_str(), "--network-name", "--network-bridge", "--network-subnet"] {
-            assert!(error.contains(word), "{error}");
+        apart("lock", |dir| {
+            let held = NetworkLock::take(&network("one"), dir).unwrap();
+            let error = NetworkLock::take(&network("one"), dir).unwrap_err().to_string();
+            let process = format!("process {} in {}", std::process::id(), dir.display());
+            for word in ["one", &process, "--network-name", "--network-bridge", "--network-subnet"] {
+                assert!(error.contains(word), "{error}");
+            }
+            NetworkLock::take(&network("other"), dir).unwrap();
+            drop(held);
+            NetworkLock::take(&network("one"), dir).unwrap();
+        });
+    }
+
+    /// A name in the abstract socket namespace was the lock before: every process can take one.
+    #[test]
+    fn a7_an_abstract_socket_of_another_process_blocks_no_agent() {
+        apart("abstract", |dir| {
+            let address = rustix::net::SocketAddrUnix::new_abstract_name(b"podwire/network/one").unwrap();
+            let socket = rustix::net::socket(
+                rustix::net::AddressFamily::UNIX,
+                rustix::net::SocketType::SEQPACKET,
+                None,
+            );
+            let socket = socket.unwrap();
+            rustix::net::bind(&socket, &address).unwrap();
+            take_both(&network("one"), &dir.join("run")).unwrap();
+        });
+    }
+
+    /// Neither as itself nor as root of a user namespace of its own.
+    #[test]
+    fn a7_an_unprivileged_process_cannot_take_the_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        let lab = testkit::Lab::new("nobody").unwrap();
+        let node = lab.node("n1").unwrap();
+        let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+        for inside in [&[][..], &["unshare", "--user", "--map-root-user"]] {
+            let add = ["nft", "add", "table", "inet", "podwire-lock-one"];
+            let outcome = node.run(&[&nobody[..], inside, &add].concat(), b"").unwrap();
+            assert!(!outcome.success(), "{outcome:?}");
         }
-        NetworkClaim::take(&own("other")).unwrap();
-        drop(claim);
-        NetworkClaim::take(&own("one")).unwrap();
+        assert_eq!(node.sh(&["nft", "list", "tables"]).unwrap().trim(), "");
+        node.enter(|| drop(NetworkLock::take(&network("one"), dir.path()).unwrap())).unwrap();
+    }
+
+    /// Not owned by any process: an administrator restored a saved ruleset, for example.
+    #[test]
+    fn a7_a_leftover_table_of_the_name_is_no_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        let lab = testkit::Lab::new("leftover").unwrap();
+        let node = lab.node("n1").unwrap();
+        node.sh(&["nft", "add", "table", "inet", "podwire-lock-one"]).unwrap();
+        let held = node.enter(|| NetworkLock::take(&network("one"), dir.path()).unwrap()).unwrap();
+        let listed = node.sh(&["nft", "list", "ruleset"]).unwrap();
+        assert!(listed.contains("podwire-lock-one") && listed.contains("process "), "{listed}");
+        // Flushing leaves it alone, and no other process can remove it.
+        node.sh(&["nft", "flush", "ruleset"]).unwrap();
+        assert!(node.sh(&["nft", "delete", "table", "inet", "podwire-lock-one"]).is_err());
+        let taken = node.enter(|| NetworkLock::take(&network("one"), dir.path()).is_err()).unwrap();
+        assert!(taken);
+        drop(held);
+        assert_eq!(node.sh(&["nft", "list", "ruleset"]).unwrap().trim(), "");
     }
 
     #[test]
     fn a_network_of_another_namespace_is_free() {
         let lab = testkit::Lab::new("claim").unwrap();
-        let node = lab.node("n1").unwrap();
-        let claim = NetworkClaim::take(&own("apart")).unwrap();
-        let there = node.enter(|| NetworkClaim::take(&own("apart")).is_ok());
-        assert!(there.unwrap());
-        drop(claim);
+        let dir = tempfile::tempdir().unwrap();
+        let take = || NetworkLock::take(&network("apart"), dir.path()).unwrap();
+        let [one, other] = ["n1", "n2"].map(|name| lab.node(name).unwrap());
+        let _held = one.enter(take).unwrap();
+        other.enter(take).unwrap();
     }
 
     #[test]
-    fn long_names_have_claims_of_their_own() {
-        let long = |last: char| network(&format!("{}{last}", "n".repeat(100)));
-        assert!(abstract_name(&long('a')).len() <= LONGEST_NAME);
-        assert_ne!(abstract_name(&long('a')), abstract_name(&long('b')));
-        assert_eq!(abstract_name(&network("podwire")), "podwire/network/podwire");
+    fn long_names_have_locks_of_their_own() {
+        let long = |last: char| network(&format!("{}{last}", "n".repeat(300)));
+        assert!(table_name(&long('a')).len() <= LONGEST_NAME);
+        assert_ne!(table_name(&long('a')), table_name(&long('b')));
+        assert_eq!(table_name(&network("podwire")), "podwire-lock-podwire");
+        apart("long", |dir| drop(NetworkLock::take(&long('a'), dir).unwrap()));
     }
 
     #[test]
     fn who_is_refused_for_its_network_makes_no_folder_and_hears_of_the_nearer_reason() {
-        let dir = tempfile::tempdir().unwrap();
-        let (run, elsewhere) = (dir.path().join("run"), dir.path().join("elsewhere"));
-        let _held = take_both(&own("both"), &run).unwrap();
-        assert!(matches!(take_both(&own("both"), &run), Err(LockError::Taken { .. })));
-        assert!(matches!(take_both(&own("both"), &elsewhere), Err(LockError::NetworkTaken { .. })));
-        assert!(!elsewhere.exists());
+        apart("nearer", |dir| {
+            let (run, elsewhere) = (dir.join("run"), dir.join("elsewhere"));
+            let _held = take_both(&network("both"), &run).unwrap();
+            assert!(matches!(take_both(&network("both"), &run), Err(LockError::Taken { .. })));
+            assert!(matches!(take_both(&network("both"), &elsewhere), Err(LockError::NetworkTaken { .. })));
+            assert!(!elsewhere.exists());
+        });
     }
 }

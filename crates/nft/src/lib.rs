@@ -21,6 +21,7 @@ mod error;
 mod firewall;
 mod foreign;
 mod limit;
+mod lock;
 mod monitor;
 mod number;
 mod peers;
@@ -44,6 +45,7 @@ pub use foreign::{
     Certainty, ForeignDrop, ForeignFamily, accept_in_others, foreign_drops, withdraw_from_others,
 };
 pub use limit::ConnectionLimit;
+pub use lock::{Locked, TableLock};
 pub use monitor::{Change, Monitor, Ours};
 pub use peers::{PeerRules, PeerSource, PeerTable, Surplus, delete_peer_tables};
 pub use pod::{Guard, HostPort, Mode, NetworkChain, Pod, Protocol};
