@@ -62,6 +62,14 @@ fn cannot(operation: &'static str) -> impl Fn(io::Error) -> AppError {
     move |source| AppError::Start { operation, source }
 }
 
+/// Other users who can read the key of the client certificate can act as this node.
+fn report_exposed_key(config: &Config, board: &Board) {
+    if let Some(what) = config.exposed_key() {
+        warn!("{what}");
+        board.set_problems(Finder::Config, vec![api::Problem { what, command: None }]);
+    }
+}
+
 /// Runs until SIGTERM or SIGINT; or until another agent has its run folder, which is an error.
 pub fn run(config: Config) -> Result<(), AppError> {
     let begun = Instant::now();
@@ -85,6 +93,7 @@ pub fn run(config: Config) -> Result<(), AppError> {
     let installer = Installer::new(&config)?.map(Arc::new);
     let config = Arc::new(config);
     let board = Arc::new(Board::new());
+    report_exposed_key(&config, &board);
     let metrics = Arc::new(Metrics::new());
     let settings = Settings {
         run_dir: config.run_dir.clone(),

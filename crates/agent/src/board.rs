@@ -58,6 +58,7 @@ enum Keeping {
 /// Who looks for problems; each replaces only its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Finder {
+    Config,
     Keeper,
     Firewall,
     Socket,

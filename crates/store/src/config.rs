@@ -23,6 +23,8 @@ pub struct EtcdConfig {
     pub key: Option<PathBuf>,
     pub user: Option<String>,
     pub password: Option<String>,
+    /// User and password may go over http.
+    pub insecure: bool,
 }
 
 /// Without the password: it must not get into a log.
@@ -35,6 +37,7 @@ impl fmt::Debug for EtcdConfig {
             .field("key", &self.key)
             .field("user", &self.user)
             .field("password", &self.password.as_ref().map(|_| "…"))
+            .field("insecure", &self.insecure)
             .finish()
     }
 }

@@ -215,6 +215,7 @@ fn store_config(config: &Config, home: &Home) -> StoreConfig {
             key: etcd.key.clone(),
             user: etcd.user.clone(),
             password: etcd.password.as_ref().map(|password| password.reveal().to_owned()),
+            insecure: etcd.insecure,
         }),
     }
 }

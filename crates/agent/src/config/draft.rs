@@ -10,7 +10,7 @@ use engine::AllowedDelegates;
 use ipnet::IpNet;
 use types::{AttachMode, IfName, NetworkName, NodeName};
 
-use crate::config::etcd::{self, Endpoint};
+use crate::config::etcd::{self, Endpoint, Scheme};
 use crate::config::layers::Given;
 use crate::config::{
     Cluster, Config, ConfigError, Etcd, Fallback, Install, KEYS, LogFormat, LogLevel, Network, Origin,
@@ -50,6 +50,7 @@ pub(super) struct Draft {
     pub(super) user: Option<String>,
     pub(super) password: Option<Secret>,
     pub(super) password_file: Option<Secret>,
+    pub(super) insecure: Option<bool>,
     pub(super) network_name: Option<NetworkName>,
     pub(super) mode: Option<AttachMode>,
     pub(super) bridge: Option<IfName>,
@@ -153,10 +154,16 @@ impl Draft {
         self.store.unwrap_or(found)
     }
 
-    fn etcd(&self, prefix: &str) -> Etcd {
+    /// The scheme of all endpoints. Certificates mean https where no endpoint has a scheme.
+    pub(super) fn scheme(&self) -> Scheme {
         let with_certificates = self.ca.is_some() || self.cert.is_some();
+        let unsaid = if with_certificates { Scheme::Https } else { Scheme::Http };
+        self.endpoints.iter().find_map(|endpoint| endpoint.scheme).unwrap_or(unsaid)
+    }
+
+    fn etcd(&self, prefix: &str) -> Etcd {
         Etcd {
-            endpoints: etcd::complete(&self.endpoints, with_certificates),
+            endpoints: etcd::complete(&self.endpoints, self.scheme()),
             prefix: prefix.to_owned(),
             counter: self.counter.clone(),
             ca: self.ca.clone(),
@@ -164,6 +171,7 @@ impl Draft {
             key: self.key.clone(),
             user: self.user.clone(),
             password: self.password.clone().or_else(|| self.password_file.clone()),
+            insecure: self.insecure.unwrap_or_default(),
         }
     }
 

@@ -1,12 +1,12 @@
 //! Where etcd is, and how it is spoken to.
 
 use std::fmt;
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
 use super::keys::NOT_SHOWN;
+use super::secrets;
 
 /// etcd's port for clients.
 const PORT: u16 = 2379;
@@ -31,6 +31,8 @@ pub struct Etcd {
     /// With a user comes a password.
     pub user: Option<String>,
     pub password: Option<Secret>,
+    /// User and password may go over http.
+    pub insecure: bool,
 }
 
 /// A text that is never shown.
@@ -73,9 +75,8 @@ pub(super) enum Scheme {
 }
 
 /// The addresses with the scheme that all have. One that says none follows the others.
-pub(super) fn complete(endpoints: &[Endpoint], with_certificates: bool) -> Vec<String> {
-    let unsaid = if with_certificates { Scheme::Https } else { Scheme::Http };
-    let scheme = match endpoints.iter().find_map(|endpoint| endpoint.scheme).unwrap_or(unsaid) {
+pub(super) fn complete(endpoints: &[Endpoint], scheme: Scheme) -> Vec<String> {
+    let scheme = match scheme {
         Scheme::Http => "http",
         Scheme::Https => "https",
     };
@@ -214,16 +215,17 @@ pub(super) fn password(text: &str) -> Result<Secret, String> {
 /// The file's first and only line.
 pub(super) fn password_file(text: &str) -> Result<Secret, String> {
     let path = super::values::path(text)?;
-    let content = read(&path).map_err(|error| format!("cannot be read: {error}"))?;
+    let (content, exposure) = read(&path).map_err(|error| format!("cannot be read: {error}"))?;
+    if let Some(exposure) = exposure {
+        return Err(format!("holds a password and {exposure}"));
+    }
     let line = content.strip_suffix('\n').unwrap_or(&content);
     let line = line.strip_suffix('\r').unwrap_or(line);
     let secret = password(line).map_err(|allowed| format!("holds no password: it {allowed}"))?;
     Ok(Secret { file: Some(path), ..secret })
 }
 
-fn read(path: &Path) -> io::Result<String> {
-    let mut text = String::new();
+fn read(path: &Path) -> io::Result<(String, Option<String>)> {
     // One more than is allowed, with the end of the line: then it is found to be too long.
-    File::open(path)?.take(MAX_PASSWORD as u64 + 3).read_to_string(&mut text)?;
-    Ok(text)
+    secrets::read(path, MAX_PASSWORD as u64 + 3)
 }

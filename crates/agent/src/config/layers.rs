@@ -1,15 +1,14 @@
 //! File, environment and flags become one list of given values, the stronger ones last.
 
 use std::ffi::OsString;
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::config::keys::Set;
-use crate::config::{Flags, KEYS, Key, Kind, Origin, Problem, aliases};
+use crate::config::{Flags, KEYS, Key, Kind, Origin, Problem, aliases, secrets};
 
 /// Read where it exists.
 pub const DEFAULT_FILE: &str = "/etc/podwire/agent.toml";
@@ -46,8 +45,12 @@ pub(super) fn collect(
     let file = file.or(named.map(|path| (path, format!("variable {FILE_VARIABLE}: "))));
     match read(file.as_ref()) {
         Ok(None) => {}
-        Ok(Some((path, text))) => {
-            FileLayer { path, text: &text, given: &mut given, problems: &mut problems }.read();
+        Ok(Some(ConfigFile { path, text, exposure })) => {
+            FileLayer { path: path.clone(), text: &text, given: &mut given, problems: &mut problems }.read();
+            let secret = given.iter().find(|given| given.key.kind == Kind::Secret);
+            if let Some((secret, exposure)) = secret.zip(exposure) {
+                problems.push(Problem::Exposed { path, key: secret.key.name, exposure });
+            }
         }
         Err(problem) => problems.push(problem),
     }
@@ -97,26 +100,33 @@ fn variables(
     (others, file)
 }
 
+/// A config file that was read.
+struct ConfigFile {
+    path: PathBuf,
+    text: String,
+    /// Why a secret in it is not safe.
+    exposure: Option<String>,
+}
+
 /// Only the default file may be missing.
-fn read(named: Option<&(PathBuf, String)>) -> Result<Option<(PathBuf, String)>, Problem> {
+fn read(named: Option<&(PathBuf, String)>) -> Result<Option<ConfigFile>, Problem> {
     let (path, from) = match named {
         Some((path, from)) => (path.as_path(), from.as_str()),
         None => (Path::new(DEFAULT_FILE), ""),
     };
     match read_text(path) {
-        Ok(text) => Ok(Some((path.to_owned(), text))),
+        Ok((text, exposure)) => Ok(Some(ConfigFile { path: path.to_owned(), text, exposure })),
         Err(error) if error.kind() == io::ErrorKind::NotFound && named.is_none() => Ok(None),
         Err(source) => Err(Problem::Unreadable { from: from.to_owned(), path: path.to_owned(), source }),
     }
 }
 
-fn read_text(path: &Path) -> io::Result<String> {
-    let mut text = String::new();
-    File::open(path)?.take(MAX_FILE + 1).read_to_string(&mut text)?;
+fn read_text(path: &Path) -> io::Result<(String, Option<String>)> {
+    let (text, exposure) = secrets::read(path, MAX_FILE + 1)?;
     if text.len() as u64 > MAX_FILE {
         return Err(io::Error::other(format!("it is larger than {MAX_FILE} bytes")));
     }
-    Ok(text)
+    Ok((text, exposure))
 }
 
 struct FileLayer<'a> {

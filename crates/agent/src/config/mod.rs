@@ -20,6 +20,7 @@ mod etcd;
 mod flags;
 mod keys;
 mod layers;
+mod secrets;
 mod table;
 mod values;
 
@@ -155,6 +156,16 @@ impl Config {
     /// The effective configuration, as a file that gives the same one.
     pub fn to_toml(&self) -> String {
         docs::effective(self)
+    }
+
+    /// Whether other users can read the private key for etcd. A key that cannot be read is reported by the connection.
+    pub(crate) fn exposed_key(&self) -> Option<String> {
+        let key = match &self.store {
+            Store::Embedded => None,
+            Store::Etcd(etcd) => etcd.key.as_deref(),
+        }?;
+        let exposure = secrets::exposure(key, &std::fs::metadata(key).ok()?)?;
+        Some(format!("etcd.key {} holds a private key and {exposure}", key.display()))
     }
 
     /// What a runtime's CNI config of our network gets where it lacks it. The caller decides which configs are meant.

@@ -217,14 +217,30 @@ pub const KEYS: &[Key] = &[
             "etcd.password",
             Secret,
             Found("none"),
-            "the password of etcd.user; others see flags and variables: better in etcd.password_file",
+            "the password of etcd.user; every user of the machine can read flags: better in etcd.password_file",
         )
     },
     Key {
         flag: "etcd-password-file",
         set: |d, v| values::optional(v, etcd::password_file).map(|v| d.password_file = v),
         show: |c| etcd(c, |e| e.password.as_ref().and_then(etcd::Secret::file).and_then(path)),
-        ..row("etcd.password_file", Text, Found("none"), "a file with the password of etcd.user, one line")
+        ..row(
+            "etcd.password_file",
+            Text,
+            Found("none"),
+            "a file with the password of etcd.user, one line; no other user may have access to it (mode 0600)",
+        )
+    },
+    Key {
+        flag: "etcd-insecure",
+        set: |d, v| values::put(&mut d.insecure, values::boolean(v)),
+        show: |c| etcd(c, |e| Some(e.insecure.to_string())),
+        ..row(
+            "etcd.insecure",
+            Bool,
+            Is("false"),
+            "send etcd.user and the password over http, in clear text; without it they need https",
+        )
     },
     Key {
         flag: "network-name",

@@ -111,6 +111,7 @@ const OTHER: &[(&str, &str)] = &[
     ("etcd.ca", "/tmp/ca.pem"),
     ("etcd.cert", "/tmp/cert.pem"),
     ("etcd.key", "/tmp/key.pem"),
+    ("etcd.insecure", "true"),
     ("network.name", "blue"),
     ("network.mode", "bridge"),
     ("network.bridge", "br-blue"),

@@ -67,6 +67,11 @@ fn target(text: &str, config: &EtcdConfig) -> Result<Target> {
             "there is a client certificate, but the etcd endpoint {text} is not https://"
         )));
     }
+    if !is_tls && config.user.is_some() && !config.insecure {
+        return Err(wrong(format!(
+            "user and password would go to the etcd endpoint {text} in clear text: use https://, or allow it with etcd.insecure"
+        )));
+    }
     let endpoint = Endpoint::from_shared(url.clone())
         .map_err(|_| wrong(format!("the etcd endpoint {text} is no URL like https://host:2379")))?;
     let uri = endpoint.uri();

@@ -69,6 +69,14 @@ fn wrong_settings_are_told_when_the_store_is_opened() {
         (EtcdConfig { cert: path(), ..good() }, "both its file and the file of its key"),
         (EtcdConfig { cert: path(), key: path(), ..good() }, "a client certificate, but"),
         (EtcdConfig { user: Some("u".to_owned()), ..good() }, "go together"),
+        (
+            EtcdConfig { user: Some("u".to_owned()), password: Some("p".to_owned()), ..good() },
+            "in clear text",
+        ),
+        (
+            EtcdConfig { user: Some("u".to_owned()), password: Some("p".to_owned()), ..at("a:2379") },
+            "in clear text",
+        ),
     ] {
         let error = store::Store::open(&store::StoreConfig::Etcd(config)).unwrap_err();
         assert!(matches!(error, Error::Config { .. }) && error.to_string().contains(expected), "{error}");
@@ -76,6 +84,7 @@ fn wrong_settings_are_told_when_the_store_is_opened() {
     let config = EtcdConfig {
         user: Some("u".to_owned()),
         password: Some("secret".to_owned()),
+        insecure: true,
         ..at("[fd00::1]:2379")
     };
     assert!(!format!("{config:?}").contains("secret"));

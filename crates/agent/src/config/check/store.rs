@@ -7,7 +7,7 @@ use crate::config::etcd::Scheme;
 pub(super) fn look(draft: &Draft, origins: &Origins) -> Vec<Finding> {
     let found = match draft.store() {
         StoreKind::Embedded => vec![unused(draft, origins)],
-        StoreKind::Etcd => vec![missing(draft), plain(draft), user(draft)],
+        StoreKind::Etcd => vec![missing(draft), plain(draft), user(draft), clear_text(draft)],
     };
     let always = [pair(draft), passwords(draft)];
     found.into_iter().chain(always).flatten().collect()
@@ -44,6 +44,21 @@ fn plain(draft: &Draft) -> Option<Finding> {
         key: "etcd.endpoints",
         also: &["etcd.ca", "etcd.cert"],
         allowed: format!("must be https with {given}: over http no certificate is used"),
+    })
+}
+
+/// A password over http can be read on the way.
+fn clear_text(draft: &Draft) -> Option<Finding> {
+    // One without the other is refused anyhow.
+    let has_secret = draft.user.is_some() && (draft.password.is_some() || draft.password_file.is_some());
+    let is_plain = draft.scheme() == Scheme::Http && !draft.endpoints.is_empty();
+    (has_secret && is_plain && draft.insecure != Some(true)).then(|| Finding {
+        key: "etcd.endpoints",
+        also: &["etcd.ca", "etcd.cert", "etcd.insecure"],
+        allowed:
+            "must be https://… with etcd.user: over http, which is also meant where no scheme is given, the \
+                  password can be read on the way; etcd.insecure = true allows it"
+                .to_owned(),
     })
 }
 

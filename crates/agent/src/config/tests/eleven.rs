@@ -29,6 +29,7 @@ fn a1_the_eleven_variables_configure_it() {
             key: None,
             user: None,
             password: None,
+            insecure: false,
         }),
         layout: Layout::new("/hosts", Some("counter")),
         network: Network {

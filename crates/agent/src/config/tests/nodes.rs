@@ -1,5 +1,7 @@
 //! Keys for many nodes: the store, the network's blocks, how packets cross.
 
+use std::os::unix::fs::PermissionsExt as _;
+
 use super::*;
 
 /// The store that these flags give, or the complaints.
@@ -154,11 +156,13 @@ fn a_password_is_never_shown() {
     let at = |name: &str, content: &str| {
         let path = folder.path().join(name);
         fs::write(&path, content).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
         path.display().to_string()
     };
     let good = at("good", "s3cr3t word\n");
-    let with =
-        |flags: &[&str]| load("", &[], &[&["--etcd-endpoints", "a", "--etcd-user", "me"], flags].concat());
+    let with = |flags: &[&str]| {
+        load("", &[], &[&["--etcd-endpoints", "https://a", "--etcd-user", "me"], flags].concat())
+    };
     assert!(!format!("{:?}", parse(&["--etcd-password", "s3cr3t"]).unwrap()).contains("s3cr3t"));
     for flags in [["--etcd-password", "s3cr3t word"], ["--etcd-password-file", &good]] {
         let config = with(&flags).unwrap();
@@ -191,6 +195,98 @@ fn a_password_is_never_shown() {
     refused(&[file, &empty], &[&empty, "holds no password"]);
     refused(&[file, &missing], &[&missing, "cannot be read"]);
     refused(&["--etcd-user", "a:b"], &["etcd.user", "a:b", "without ':'"]);
+}
+
+/// Without a scheme, http is meant: also in the variable of the first agent of this kind.
+#[test]
+fn a12_a_user_over_http_is_refused_unless_allowed() {
+    let secret = ["--etcd-user", "me", "--etcd-password", "s3cr3t"];
+    for endpoints in ["etcd-1", "http://etcd-1", "a,http://b"] {
+        let flags = [&["--etcd-endpoints", endpoints][..], &secret].concat();
+        refused(&flags, &["flag --etcd-endpoints", endpoints, "must be https", "etcd.insecure = true"]);
+        let allowed = etcd(&[&flags[..], &["--etcd-insecure"]].concat()).unwrap();
+        assert!(allowed.insecure && allowed.endpoints[0].starts_with("http://"), "{allowed:?}");
+        let all = complaints(load("", &[("ETCD_HOST", endpoints)], &secret));
+        assert!(
+            all.len() == 1 && all[0].contains("variable ETCD_HOST") && !all[0].contains("s3cr3t"),
+            "{all:?}"
+        );
+        assert!(load("", &[("ETCD_HOST", endpoints), ("PODWIRE_ETCD_INSECURE", "true")], &secret).is_ok());
+    }
+    for safe in [&["--etcd-endpoints", "https://a"][..], &["--etcd-endpoints", "a", "--etcd-ca", "/ca"]] {
+        assert!(etcd(&[safe, &secret].concat()).is_ok(), "{safe:?}");
+    }
+    assert!(!etcd(&["--etcd-endpoints", "a"]).unwrap().insecure);
+}
+
+#[test]
+fn a12_a_file_with_a_password_that_others_can_read_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str, content: &str| {
+        let path = folder.path().join(name);
+        fs::write(&path, content).unwrap();
+        path
+    };
+    let (password, config) =
+        (at("password", "s3cr3t\n"), at("agent.toml", "[etcd]\npassword = \"s3cr3t\"\n"));
+    let plain = at("plain.toml", "workers = 3\n");
+    let secret = ["--etcd-endpoints", "https://a", "--etcd-user", "me"];
+    let by_password =
+        || load("", &[], &[&secret[..], &["--etcd-password-file", password.to_str().unwrap()]].concat());
+    let by_config = |path: &Path| {
+        let mut flags = parse(&secret).unwrap();
+        flags.config = Some(path.to_owned());
+        Config::load(&flags, Vec::new())
+    };
+    let set = |mode: u32, owner: u32| {
+        for path in [&password, &config, &plain] {
+            std::os::unix::fs::chown(path, Some(owner), None).unwrap();
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        }
+    };
+    let us = rustix::process::geteuid().as_raw();
+    for (mode, owner, help) in [
+        (0o644, us, "chmod 600"),
+        (0o640, us, "chmod 600"),
+        (0o604, us, "chmod 600"),
+        (0o600, 65534, "chown root"),
+    ] {
+        set(mode, owner);
+        for (load, path) in [(by_password(), &password), (by_config(&config), &config)] {
+            let all = complaints(load);
+            assert!(all.len() == 1 && !all[0].contains("s3cr3t"), "{all:?}");
+            assert!(all[0].contains(&format!("{help} {}", path.display())), "{mode:o}: {all:?}");
+        }
+        // Nothing in it is secret.
+        let all = complaints(by_config(&plain));
+        assert!(all.len() == 1 && all[0].contains("needs etcd.password"), "{all:?}");
+    }
+    for mode in [0o600, 0o400] {
+        set(mode, us);
+        assert!(by_password().is_ok() && by_config(&config).is_ok());
+    }
+}
+
+#[test]
+fn a12_a_fifo_as_password_file_does_not_block() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("fifo");
+    rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    refused(&["--etcd-password-file", path.to_str().unwrap()], &["not a regular file"]);
+}
+
+#[test]
+fn a12_a_private_key_that_others_can_read_is_reported() {
+    let folder = tempfile::tempdir().unwrap();
+    let key = folder.path().join("key.pem");
+    fs::write(&key, "key").unwrap();
+    let flags = ["--etcd-endpoints", "a", "--etcd-cert", "/c", "--etcd-key", key.to_str().unwrap()];
+    let told = |mode| {
+        fs::set_permissions(&key, fs::Permissions::from_mode(mode)).unwrap();
+        load("", &[], &flags).unwrap().exposed_key()
+    };
+    assert!(told(0o644).is_some_and(|what| what.contains("private key") && what.contains("chmod 600")));
+    assert_eq!(told(0o600), None);
 }
 
 #[test]

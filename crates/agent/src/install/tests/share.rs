@@ -19,6 +19,7 @@ fn of_many() -> Site {
         key: None,
         user: None,
         password: None,
+        insecure: false,
     });
     site.config.cluster = Cluster { margin: 8, ..site.config.cluster.clone() };
     site.config.network.subnets = vec!["10.2.0.0/16".parse().unwrap(), "fd00:2::/64".parse().unwrap()];

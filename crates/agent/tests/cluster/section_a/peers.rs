@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use cluster::{Cut, Layout, NodeRecord, Object as _};
+use cluster::{BlockClaim, Cut, Layout, NodeRecord, Object as _};
 use netlink::{PeerMonitor, PeerNews};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use store::{Change, EtcdConfig, Store, StoreConfig};
@@ -26,7 +26,7 @@ struct Writer {
 impl Writer {
     fn new(endpoints: Vec<String>) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let config = EtcdConfig { endpoints, ca: None, cert: None, key: None, user: None, password: None };
+        let config = EtcdConfig { endpoints, ..EtcdConfig::default() };
         let store = {
             let _inside = runtime.enter();
             Store::open(&StoreConfig::Etcd(config)).unwrap()
@@ -35,17 +35,21 @@ impl Writer {
     }
 
     fn put(&self, record: &NodeRecord) -> Instant {
-        let key = self.layout.node(&record.name);
-        self.change(Change::Put { key, value: record.encode(), lease: None })
+        let put = |key, value| Change::Put { key, value, lease: None };
+        let claim = BlockClaim { node: record.name.clone() };
+        let claims = record.blocks.iter().map(|block| put(self.layout.block(block), claim.encode()));
+        self.change(&claims.chain([put(self.layout.node(&record.name), record.encode())]).collect::<Vec<_>>())
     }
 
     fn delete(&self, record: &NodeRecord) -> Instant {
-        self.change(Change::Delete(self.layout.node(&record.name)))
+        let claims = record.blocks.iter().map(|block| self.layout.block(block));
+        let keys = claims.chain([self.layout.node(&record.name)]);
+        self.change(&keys.map(Change::Delete).collect::<Vec<_>>())
     }
 
     /// When it was answered: by then it has happened.
-    fn change(&self, change: Change) -> Instant {
-        self.runtime.block_on(self.store.commit(&[], &[change])).unwrap();
+    fn change(&self, changes: &[Change]) -> Instant {
+        self.runtime.block_on(self.store.commit(&[], changes)).unwrap();
         Instant::now()
     }
 }
