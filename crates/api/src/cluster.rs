@@ -21,6 +21,9 @@ pub struct NodeView {
     /// Why nothing but its name is known, if its record is of no use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
+    /// Parts of its record that other nodes do not use, and why: a sentence for each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refused: Vec<String>,
     /// The one that was asked.
     pub here: bool,
 }

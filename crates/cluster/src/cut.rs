@@ -55,7 +55,8 @@ impl Cut {
         1 << self.margin
     }
 
-    fn length(&self) -> u8 {
+    /// The prefix length of its blocks.
+    pub fn length(&self) -> u8 {
         self.subnet.prefix_len() + self.margin
     }
 

@@ -13,7 +13,7 @@
 use ipnet::IpNet;
 use types::NodeName;
 
-use crate::object::{NodeRecord, Object as _};
+use crate::object::{BlockClaim, NodeRecord, Object as _};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
@@ -36,6 +36,11 @@ impl Layout {
 
     pub fn counter(&self) -> &str {
         &self.counter
+    }
+
+    /// Of all objects: one listing shows records and claims as they were at one moment.
+    pub fn root(&self) -> String {
+        format!("{}/", self.prefix)
     }
 
     pub fn network(&self) -> String {
@@ -90,6 +95,13 @@ impl Layout {
         let (address, length) = key.strip_prefix(&self.blocks())?.rsplit_once('-')?;
         let block = IpNet::new(address.parse().ok()?, length.parse().ok()?).ok()?;
         (block.trunc() == block).then_some(block)
+    }
+
+    /// The block that a key of `blocks` is about, and the node that owns it, or why the claim cannot be used.
+    pub fn claim_at(&self, key: &str, value: &[u8]) -> Option<(IpNet, Result<NodeName, String>)> {
+        let block = self.block_of(key)?;
+        let read = BlockClaim::decode(value).map(|claim| claim.node);
+        Some((block, read.map_err(|error| format!("{key} in the store is not used: {error}"))))
     }
 
     /// The node whose agent a key of `alives` is about.

@@ -4,6 +4,7 @@
 //! ```text
 //!   store ◄── Layout (keys), Object (JSON with a schema version) ──► NetworkSpec, NodeRecord, BlockClaim, Alive
 //!   NetworkSpec ──► Cut (the n-th block, which block is it)
+//!   NodeRecord + claims + Cut ──► admission: the parts of a record that are used, and why the others are not
 //!   Facts of this node + NodeRecords of the others ──► mesh: routes, neighbours, forwarding entries; what differs
 //! ```
 //!
@@ -11,11 +12,16 @@
 
 #![forbid(unsafe_code)]
 
+mod admission;
 mod cut;
 mod layout;
 mod mesh;
 mod object;
 
+pub use admission::{
+    AddressRefusal, BlockRefusal, MAX_ADDRESSES, MAX_BLOCKS, Refused, StoredNode, check_address, check_block,
+    refusals, shared_parts,
+};
 pub use cut::{Cut, CutError, Offered};
 pub use layout::Layout;
 pub use mesh::{

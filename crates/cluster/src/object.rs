@@ -10,6 +10,28 @@ use types::{Mac, NodeName, NodeUid};
 
 use crate::mesh::Transport;
 
+/// The longest value that is parsed. A node record with 1,024 blocks has less than half of it.
+const MAX_SIZE: usize = 128 << 10;
+/// Characters of a reason that are kept: it may quote the value.
+const MAX_REASON: usize = 200;
+const MAX_VERSION: usize = 64;
+
+/// A parser's message may quote what it read. It goes to logs and terminals: short, and without control characters.
+fn bounded(reason: &str) -> String {
+    let printed = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
+    let mut text: String = reason.chars().take(MAX_REASON).map(printed).collect();
+    if reason.chars().nth(MAX_REASON).is_some() {
+        text.push('…');
+    }
+    text
+}
+
+/// Only shown, so that an odd one is no reason to refuse the record.
+fn version<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    Ok(text.chars().filter(char::is_ascii_graphic).take(MAX_VERSION).collect())
+}
+
 /// Something that is written to the store and read from it.
 pub trait Object: Serialize + DeserializeOwned {
     /// In messages.
@@ -24,7 +46,12 @@ pub trait Object: Serialize + DeserializeOwned {
     }
 
     fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let unreadable = |reason: String| DecodeError::Unreadable { kind: Self::KIND, reason };
+        let unreadable =
+            |reason: String| DecodeError::Unreadable { kind: Self::KIND, reason: bounded(&reason) };
+        if bytes.len() > MAX_SIZE {
+            let size = bytes.len();
+            return Err(unreadable(format!("it has {size} bytes, at most {MAX_SIZE} are allowed")));
+        }
         let mut value: serde_json::Value =
             serde_json::from_slice(bytes).map_err(|e| unreadable(e.to_string()))?;
         let schema = value.get("schema").and_then(serde_json::Value::as_u64);
@@ -81,7 +108,8 @@ pub struct NodeRecord {
     pub blocks: Vec<IpNet>,
     /// Of its tunnel devices.
     pub tunnel_mac: Mac,
-    /// Of podwire.
+    /// Of podwire. Printable, and short.
+    #[serde(deserialize_with = "version")]
     pub version: String,
     /// How it sends to others. Who sends directly has no tunnel of its own accord, and makes one for those who may not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -169,6 +197,37 @@ mod tests {
             let error = BlockClaim::decode(bad.as_bytes()).unwrap_err();
             assert!(!error.is_newer() && error.to_string().starts_with("a claim cannot be read"), "{error}");
         }
+    }
+
+    #[test]
+    fn hostile_values_are_refused_with_a_short_printable_reason() {
+        let nested = format!(r#"{{"schema":1,"node":{}{}}}"#, "[".repeat(50_000), "]".repeat(50_000));
+        let mut many: serde_json::Value = serde_json::from_slice(&record().encode()).unwrap();
+        many["node"]["addresses"] = vec!["192.0.2.1"; 20_000].into();
+        let with = |field: &str, value: &str| {
+            let mut json: serde_json::Value = serde_json::from_slice(&record().encode()).unwrap();
+            json["node"][field] = value.into();
+            json.to_string()
+        };
+        for hostile in [
+            nested,
+            many.to_string(),
+            format!("\"{}\"", "x".repeat(10 << 20)),
+            r#"{"schema":1e400,"node":{}}"#.to_owned(),
+            r#"{"schema":18446744073709551616,"node":{}}"#.to_owned(),
+            r#"{"schema":-1,"node":{}}"#.to_owned(),
+            with("name", &"n".repeat(100_000)),
+            with("transport", "\u{1b}]0;title\u{7}"),
+            with("tunnel_mac", "00:00:00:00:00:00"),
+            with("tunnel_mac", "ff:ff:ff:ff:ff:ff"),
+            with("uid", "\u{1b}[2J"),
+        ] {
+            let error = NodeRecord::decode(hostile.as_bytes()).unwrap_err().to_string();
+            assert!(error.len() < 700 && !error.contains(char::is_control), "{error:?}");
+        }
+        let shown = NodeRecord::decode(with("version", &format!("\u{1b}[31m{}", "9".repeat(500))).as_bytes());
+        let shown = shown.unwrap().version;
+        assert!(shown.len() == 64 && shown.starts_with("[31m999"), "{shown:?}");
     }
 
     #[test]

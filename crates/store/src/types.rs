@@ -11,6 +11,8 @@ pub struct Entry {
     pub value: Vec<u8>,
     /// Of its last change.
     pub revision: u64,
+    /// Of the change that made it. It stays the same until the key is deleted.
+    pub created: u64,
     /// How often it was written since it was made; 1 for a new one.
     pub version: u64,
     pub lease: Option<LeaseId>,

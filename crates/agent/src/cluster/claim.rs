@@ -107,11 +107,9 @@ impl Registry {
 impl Search<'_> {
     /// Some blocks that may be claimed; at least one.
     fn free(&self, taken: &BTreeSet<IpNet>) -> Result<Vec<IpNet>, JoinError> {
-        // Somebody may have been given one of another size, under another margin.
-        let odd: Vec<&IpNet> = taken.iter().chain(self.known).filter(|block| !self.cut.owns(block)).collect();
+        // A claim of another size is no claim of a block: no node routes it, and one for all addresses would leave none free.
         let known: BTreeSet<&IpNet> = self.known.iter().collect();
-        let overlaps = |block: &IpNet| odd.iter().any(|odd| odd.contains(block) || block.contains(*odd));
-        let is_taken = |block: &IpNet| taken.contains(block) || known.contains(block) || overlaps(block);
+        let is_taken = |block: &IpNet| taken.contains(block) || known.contains(block);
         let offered: Vec<IpNet> = self.cut.offer(self.start, is_taken).take(CLAIMS).collect();
         if !offered.is_empty() {
             return Ok(offered);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cluster::{Alive, BlockClaim, DecodeError, NodeRecord, Object as _};
+use cluster::{Alive, BlockClaim, DecodeError, NodeRecord, Object as _, StoredNode};
 use ipnet::IpNet;
 use store::{Change, Compare, Entry, Outcome};
 use tokio::sync::oneshot;
@@ -35,7 +35,7 @@ pub(crate) enum Ask {
 /// What stands in the store.
 #[derive(Debug, Default)]
 pub(crate) struct Contents {
-    pub(crate) nodes: Vec<NodeRecord>,
+    pub(crate) nodes: Vec<StoredNode>,
     /// Nodes whose record is of no use, and why.
     pub(crate) unread: Vec<(NodeName, String)>,
     pub(crate) claims: Vec<(IpNet, NodeName)>,
@@ -87,19 +87,18 @@ impl Ask {
 pub(crate) async fn look(registry: &Registry) -> Result<Contents, store::Error> {
     let Registry { store, layout } = registry;
     let mut contents = Contents::default();
-    for entry in store.list(&layout.nodes()).await?.entries {
-        match layout.node_at(&entry.key, &entry.value) {
-            Some((_, Ok(record))) => contents.nodes.push(record),
+    for Entry { key, value, created, .. } in store.list(&layout.root()).await?.entries {
+        match layout.node_at(&key, &value) {
+            Some((_, Ok(record))) => contents.nodes.push(StoredNode { record, created }),
             Some((name, Err(why))) => contents.unread.push((name, why)),
             None => {}
         }
-    }
-    for entry in store.list(&layout.blocks()).await?.entries {
-        let claim = BlockClaim::decode(&entry.value).ok();
-        contents.claims.extend(layout.block_of(&entry.key).zip(claim.map(|claim| claim.node)));
-    }
-    for entry in store.list(&layout.alives()).await?.entries {
-        contents.alive.extend(layout.alive_of(&entry.key).zip(Alive::decode(&entry.value).ok()));
+        if let Some((block, Ok(owner))) = layout.claim_at(&key, &value) {
+            contents.claims.push((block, owner));
+        }
+        contents
+            .alive
+            .extend(layout.alive_of(&key).and_then(|name| Some((name, Alive::decode(&value).ok()?))));
     }
     Ok(contents)
 }

@@ -3,6 +3,8 @@
 //! Everything is decided by transactions: a node's name belongs to the uid in its record, a block to the claim that is
 //! named by it, and a record never names a block without the claim (both are written in one transaction).
 
+use std::collections::BTreeSet;
+
 use cluster::{BlockClaim, Cut, CutError, DecodeError, Layout, NetworkSpec, NodeRecord, Object};
 use ipnet::IpNet;
 use store::{Change, Compare, Entry, Outcome, Store};
@@ -251,7 +253,10 @@ impl Registry {
         let (cuts, name) = (cuts(&candidate.spec)?, &candidate.record.name);
         let is_former = |node: &NodeName| was_renamed && candidate.former.as_ref() == Some(node);
         let mut claims = Claims::default();
-        for block in found.map_or(&candidate.remembered, |found| &found.blocks) {
+        // A record that was written by another program may name a block twice, or more than fit into one transaction.
+        let mut named = BTreeSet::new();
+        let blocks = found.map_or(&candidate.remembered, |found| &found.blocks);
+        for block in blocks.iter().filter(|block| named.insert(block.trunc())).take(MOST_BLOCKS) {
             let key = self.layout.block(block);
             let is_wanted = cuts.iter().any(|cut| cut.owns(block));
             match self.standing::<BlockClaim>(&key).await? {

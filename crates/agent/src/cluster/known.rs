@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use cluster::{Facts, Mesh, NodeRecord, Tunnels};
+use cluster::{Facts, Mesh, NodeRecord, StoredNode, Tunnels};
+use ipnet::IpNet;
 use tokio::time::Instant;
 use tracing::{info, warn};
 use types::NodeName;
 
-use super::member::Census;
+use super::member::{Census, Claim};
 use super::routes::{Peers, Telling, Trials};
 use super::tunnel::Tunnel;
 use super::underlay::Position;
@@ -47,7 +48,14 @@ impl Known {
     /// With the others as they were remembered.
     pub(super) fn new(facts: Facts, remembered: Vec<NodeRecord>) -> Self {
         let mut mesh = Mesh::new(facts);
-        mesh.set_peers(remembered);
+        // They were admitted when they were written, in the order in which the store created their records.
+        let owned = |record: &NodeRecord| {
+            let name = record.name.clone();
+            record.blocks.clone().into_iter().map(move |block| (block, name.clone()))
+        };
+        let owners = remembered.iter().rev().flat_map(owned).collect();
+        let nodes = (1..).zip(remembered).map(|(created, record)| StoredNode { record, created });
+        mesh.set_all(nodes, owners);
         Self {
             mesh,
             position: Position::default(),
@@ -70,27 +78,46 @@ impl Known {
     /// who are not in it yet register again in a moment, and their pods are where they were. And whose record cannot be read
     /// is not gone.
     pub(super) fn set_all(&mut self, census: Census) {
-        let Census { nodes, unread, was_wiped } = census;
+        let Census { nodes, claims, unread, was_wiped } = census;
         self.is_complete = true;
-        let told: BTreeSet<&NodeName> = nodes.iter().map(|record| &record.name).collect();
+        let told: BTreeSet<&NodeName> = nodes.iter().map(|node| &node.record.name).collect();
         let is_kept = |name: &NodeName| was_wiped || unread.contains(name) || self.awaited.contains_key(name);
-        let absent = self.mesh.peers().filter(|record| !told.contains(&record.name));
-        let kept: Vec<NodeRecord> = absent.filter(|record| is_kept(&record.name)).cloned().collect();
+        let absent = self.mesh.stored().filter(|node| !told.contains(&node.record.name));
+        let mut kept: Vec<StoredNode> = absent.filter(|node| is_kept(&node.record.name)).cloned().collect();
         if was_wiped {
-            self.await_return(kept.iter().map(|record| &record.name).filter(|name| !unread.contains(*name)));
+            let names = kept.iter().map(|node| &node.record.name).filter(|name| !unread.contains(*name));
+            self.await_return(names.cloned().collect());
+            // What is in force comes before what is written anew, whose revisions begin anew as well.
+            kept.iter_mut().for_each(|node| node.created = 0);
         }
-        if kept.is_empty() {
-            self.awaited.clear();
-            return self.mesh.set_peers(nodes);
-        }
-        self.mesh.set_peers(kept);
-        nodes.into_iter().for_each(|record| self.set_peer(record));
+        self.awaited.retain(|name, _| !told.contains(name));
+        let owners = self.owners(&kept, claims);
+        self.mesh.set_all(kept.into_iter().chain(nodes), owners);
+        self.drop_superseded();
     }
 
-    fn await_return<'a>(&mut self, names: impl Iterator<Item = &'a NodeName>) {
+    /// Owners of blocks as the claims say. Nodes that are awaited have lost theirs with the store's data, and a claim that
+    /// cannot be read is no reason to forget what it said.
+    fn owners(&self, kept: &[StoredNode], claims: Vec<Claim>) -> BTreeMap<IpNet, NodeName> {
+        let mut owners = BTreeMap::new();
+        for record in
+            kept.iter().map(|node| &node.record).filter(|record| self.awaited.contains_key(&record.name))
+        {
+            let is_its = |block: &&IpNet| self.mesh.owner(block) == Some(&record.name);
+            owners.extend(record.blocks.iter().filter(is_its).map(|block| (*block, record.name.clone())));
+        }
+        for Claim { block, owner } in claims {
+            if let Some(owner) = owner.or_else(|| self.mesh.owner(&block).cloned()) {
+                owners.insert(block, owner);
+            }
+        }
+        owners
+    }
+
+    fn await_return(&mut self, names: Vec<NodeName>) {
         let until = Instant::now() + AWAITED;
         for name in names {
-            self.awaited.entry(name.clone()).or_insert(until);
+            self.awaited.entry(name).or_insert(until);
         }
         if !self.awaited.is_empty() {
             let count = self.awaited.len();
@@ -101,22 +128,36 @@ impl Known {
         }
     }
 
-    /// A node that the store knows. What it says counts more than what we remember of those who are awaited.
-    pub(super) fn set_peer(&mut self, record: NodeRecord) {
-        self.awaited.remove(&record.name);
-        let is_rival = |other: &&NodeRecord| {
-            self.awaited.contains_key(&other.name)
-                && other.blocks.iter().any(|a| record.blocks.iter().any(|b| a.contains(b) || b.contains(a)))
-        };
-        if !self.awaited.is_empty() {
-            let rivals: Vec<NodeName> =
-                self.mesh.peers().filter(is_rival).map(|other| other.name.clone()).collect();
-            for name in rivals {
-                self.awaited.remove(&name);
-                self.mesh.remove_peer(&name);
-            }
+    /// A node that the store knows.
+    pub(super) fn set_peer(&mut self, node: StoredNode) {
+        self.awaited.remove(&node.record.name);
+        self.mesh.set_peer(node);
+    }
+
+    /// The store says who owns a block.
+    pub(super) fn set_claim(&mut self, block: IpNet, owner: Option<NodeName>) {
+        self.mesh.set_claim(block, owner);
+        self.drop_superseded();
+    }
+
+    /// Nodes that are awaited and have lost a block to another one are not waited for any longer.
+    fn drop_superseded(&mut self) {
+        if self.awaited.is_empty() {
+            return;
         }
-        self.mesh.set_peer(record);
+        let is_lost = |record: &NodeRecord| {
+            record
+                .blocks
+                .iter()
+                .any(|block| self.mesh.owner(block).is_some_and(|owner| *owner != record.name))
+        };
+        let awaited = self.mesh.peers().filter(|record| self.awaited.contains_key(&record.name));
+        let lost: Vec<NodeName> =
+            awaited.filter(|record| is_lost(record)).map(|record| record.name.clone()).collect();
+        for name in lost {
+            self.awaited.remove(&name);
+            self.mesh.remove_peer(&name);
+        }
     }
 
     /// Who did not come back in time is gone.

@@ -2,18 +2,21 @@
 //! runs waits for it.
 //!
 //! ```text
-//! join ─► list nodes ─► watch from there ─► Update … ─► routes
-//!   ▲                        │ broken, compacted, our record gone or taken
-//!   └────────────────────────┘
+//! join ─► list all ─► watch from there ─► Update … ─► routes
+//!   ▲                       │ broken, compacted, our record or a claim of ours gone or taken
+//!   └───────────────────────┘
 //! ```
+//!
+//! Records and claims are listed together, as they were at one moment, and watched together from there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cluster::{Cut, NodeRecord, Object as _};
-use store::{Event, Store, StoreConfig, Watch, Watched};
+use cluster::{BlockClaim, Cut, NodeRecord, Object as _, StoredNode};
+use ipnet::IpNet;
+use store::{Entry, Event, Listing, Store, StoreConfig, Watch, Watched};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -23,7 +26,7 @@ use types::{Digest, NodeName, NodeUid};
 use super::alive::Hold;
 use super::command::{Ask, Command};
 use super::grow::Wish;
-use super::join::{Candidate, JoinError, Joined, Registry, cuts};
+use super::join::{Candidate, JoinError, Joined, Registry};
 use super::shared::Shared;
 
 /// How long after a failure it is tried again: at first, and at most.
@@ -41,14 +44,23 @@ const AT_ONCE: usize = 8;
 #[derive(Debug)]
 pub(super) enum Update {
     All(Census),
-    Node(NodeRecord),
+    Node(StoredNode),
     Gone(NodeName),
+    Claim(Claim),
+}
+
+/// Who owns a block. In a listing None means that the claim cannot be read, in an update that there is none.
+#[derive(Debug)]
+pub(super) struct Claim {
+    pub(super) block: IpNet,
+    pub(super) owner: Option<NodeName>,
 }
 
 /// All nodes that the store knows.
 #[derive(Debug)]
 pub(super) struct Census {
-    pub(super) nodes: Vec<NodeRecord>,
+    pub(super) nodes: Vec<StoredNode>,
+    pub(super) claims: Vec<Claim>,
     /// They are in the store, but what it says of them cannot be read.
     pub(super) unread: BTreeSet<NodeName>,
     /// The store has just lost what it knew: others will come back.
@@ -58,6 +70,8 @@ pub(super) struct Census {
 pub(super) struct Member {
     pub(super) registry: Registry,
     pub(super) candidate: Candidate,
+    /// How the network is divided into blocks.
+    pub(super) cuts: Vec<Cut>,
     pub(super) shared: Arc<Shared>,
     /// Our addresses, as they are now. None: nobody has looked yet.
     pub(super) addresses: watch::Receiver<Option<Vec<IpAddr>>>,
@@ -69,8 +83,8 @@ pub(super) struct Member {
     pub(super) commands: mpsc::Receiver<Command>,
     /// Of the last list. A store that was made anew counts from the beginning.
     pub(super) revision: u64,
-    /// Records that cannot be read, and why.
-    pub(super) unread: BTreeMap<NodeName, String>,
+    /// Keys of records and claims that cannot be read, and why.
+    pub(super) unread: BTreeMap<String, String>,
     /// The store lost what it knew, and the routes have not been told yet.
     pub(super) was_wiped: bool,
     /// Questions that are being answered. They end with the member.
@@ -150,22 +164,19 @@ impl Member {
         let mut joined =
             self.registry.complete(entered, &self.candidate, &self.shared.peers_blocks()).await?;
         self.accept(&joined).await;
-        let nodes = self.registry.layout.nodes();
-        let listing = self.registry.store.list(&nodes).await?;
+        let root = self.registry.layout.root();
+        let listing = self.registry.store.list(&root).await?;
         let own = self.registry.layout.node(&joined.record.name);
         let stands = listing.entries.iter().find(|entry| entry.key == own).map(|entry| entry.revision);
-        if stands != Some(joined.revision) {
-            info!("our record was changed while we joined: joining again");
+        if stands != Some(joined.revision) || !self.has_claims(&joined, &listing) {
+            info!(
+                "the record of this node or a claim of its blocks was changed during the join; joining again"
+            );
             return Ok(End::Again);
         }
-        let mut watch = self.registry.store.watch(&nodes, listing.revision + 1).await?;
-        let keys: BTreeSet<&str> = listing.entries.iter().map(|entry| entry.key.as_str()).collect();
-        self.unread.retain(|name, _| keys.contains(self.registry.layout.node(name).as_str()));
-        let all = listing.entries.iter().filter_map(|entry| self.read(&entry.key, &entry.value)).collect();
-        self.was_wiped |= listing.revision < self.revision;
+        let mut watch = self.registry.store.watch(&root, listing.revision + 1).await?;
+        let census = self.census(&listing);
         self.revision = listing.revision;
-        let was_wiped = self.was_wiped;
-        let census = Census { nodes: all, unread: self.unread.keys().cloned().collect(), was_wiped };
         self.shared.set_unread(self.unread.values().cloned().collect());
         if self.updates.send(Update::All(census)).await.is_err() {
             return Ok(End::Over);
@@ -179,6 +190,41 @@ impl Member {
                 Next::End(end) => return Ok(end),
             };
         }
+    }
+
+    /// Whether the claims of this node's blocks name it.
+    fn has_claims(&self, joined: &Joined, listing: &Listing) -> bool {
+        let layout = &self.registry.layout;
+        let mut missing: BTreeSet<String> =
+            joined.record.blocks.iter().map(|block| layout.block(block)).collect();
+        for entry in &listing.entries {
+            if self.is_own_claim(joined, &entry.key, &entry.value) {
+                missing.remove(&entry.key);
+            }
+        }
+        missing.is_empty()
+    }
+
+    /// Whether this claim names this node. What a newer version wrote is not changed here.
+    fn is_own_claim(&self, joined: &Joined, key: &str, value: &[u8]) -> bool {
+        self.registry.layout.block_of(key).is_some()
+            && match BlockClaim::decode(value) {
+                Ok(claim) => claim.node == joined.record.name,
+                Err(error) => error.is_newer(),
+            }
+    }
+
+    fn census(&mut self, listing: &Listing) -> Census {
+        let keys: BTreeSet<&str> = listing.entries.iter().map(|entry| entry.key.as_str()).collect();
+        self.unread.retain(|key, _| keys.contains(key.as_str()));
+        let (mut nodes, mut claims) = (Vec::new(), Vec::new());
+        for entry in &listing.entries {
+            nodes.extend(self.read(entry));
+            claims.extend(self.read_claim(entry));
+        }
+        self.was_wiped |= listing.revision < self.revision;
+        let unread = self.unread.keys().filter_map(|key| self.registry.layout.node_of(key)).collect();
+        Census { nodes, claims, unread, was_wiped: self.was_wiped }
     }
 
     /// One thing that happens.
@@ -229,6 +275,10 @@ impl Member {
             info!("our record was removed from the store: joining again");
             return Ok(Next::End(End::Again));
         }
+        if events.iter().any(|event| self.takes_claim(event, &joined)) {
+            info!("the claim of a block of this node was changed in the store; joining again");
+            return Ok(Next::End(End::Again));
+        }
         for event in events {
             let (key, update) = match event {
                 Event::Put(entry) => {
@@ -238,13 +288,21 @@ impl Member {
                         info!("our record was changed by somebody: joining again");
                         return Ok(Next::End(End::Again));
                     }
-                    let Some(record) = self.read(&entry.key, &entry.value) else { continue };
-                    (entry.key, Update::Node(record))
+                    let update = match (self.read(&entry), self.read_claim(&entry)) {
+                        (Some(node), _) => Update::Node(node),
+                        (None, Some(claim @ Claim { owner: Some(_), .. })) => Update::Claim(claim),
+                        // What cannot be read is no reason to forget what is known.
+                        (None, Some(Claim { owner: None, .. }) | None) => continue,
+                    };
+                    (entry.key, update)
                 }
                 Event::Delete { key, .. } => {
-                    let Some(name) = self.registry.layout.node_of(&key) else { continue };
-                    self.unread.remove(&name);
-                    (key, Update::Gone(name))
+                    self.unread.remove(&key);
+                    let layout = &self.registry.layout;
+                    let claim =
+                        layout.block_of(&key).map(|block| Update::Claim(Claim { block, owner: None }));
+                    let Some(update) = layout.node_of(&key).map(Update::Gone).or(claim) else { continue };
+                    (key, update)
                 }
             };
             debug!("heard of {key}");
@@ -254,6 +312,18 @@ impl Member {
         }
         self.shared.set_unread(self.unread.values().cloned().collect());
         Ok(Next::Go(joined))
+    }
+
+    /// Whether the claim of a block of this node went away, or to another node. The claim decides, so it is written again.
+    fn takes_claim(&self, event: &Event, joined: &Joined) -> bool {
+        let layout = &self.registry.layout;
+        let is_own = layout.block_of(event.key()).is_some_and(|block| joined.record.blocks.contains(&block));
+        is_own
+            && event.revision() > joined.revision
+            && match event {
+                Event::Put(entry) => !self.is_own_claim(joined, &entry.key, &entry.value),
+                Event::Delete { .. } => true,
+            }
     }
 
     async fn obey(&mut self, command: Command, joined: Joined) -> Result<Next, JoinError> {
@@ -285,7 +355,7 @@ impl Member {
         if !wish.is_wanted() {
             return Ok(Next::Go(joined));
         }
-        let Some(cut) = self.cut_of(&wish.like)? else {
+        let Some(cut) = self.cut_of(&wish.like) else {
             wish.answer(Err(format!("{} is not of this network", wish.like)));
             return Ok(Next::Go(joined));
         };
@@ -307,8 +377,8 @@ impl Member {
         }
     }
 
-    fn cut_of(&self, like: &ipnet::IpNet) -> Result<Option<Cut>, JoinError> {
-        Ok(cuts(&self.candidate.spec)?.into_iter().find(|cut| cut.subnet().contains(like)))
+    fn cut_of(&self, like: &IpNet) -> Option<Cut> {
+        self.cuts.iter().find(|cut| cut.subnet().contains(like)).copied()
     }
 
     /// A connection that leads from an address which is gone is silent for long, and so is everything that was heard by it.
@@ -334,18 +404,33 @@ impl Member {
     }
 
     /// What cannot be read is told, and is no reason to forget what we know of that node.
-    fn read(&mut self, key: &str, value: &[u8]) -> Option<NodeRecord> {
-        let (name, read) = self.registry.layout.node_at(key, value)?;
+    fn read(&mut self, entry: &Entry) -> Option<StoredNode> {
+        let (_, read) = self.registry.layout.node_at(&entry.key, &entry.value)?;
+        let record = self.note(&entry.key, read)?;
+        Some(StoredNode { record, created: entry.created })
+    }
+
+    /// A claim of a block. What is no block of this network is no claim, whatever its key says.
+    fn read_claim(&mut self, entry: &Entry) -> Option<Claim> {
+        let (block, read) = self.registry.layout.claim_at(&entry.key, &entry.value)?;
+        if !self.cuts.iter().any(|cut| cut.owns(&block)) {
+            return None;
+        }
+        Some(Claim { block, owner: self.note(&entry.key, read) })
+    }
+
+    /// Remembers which keys cannot be read.
+    fn note<T>(&mut self, key: &str, read: Result<T, String>) -> Option<T> {
         let what = match read {
-            Ok(record) => {
-                self.unread.remove(&name);
-                return Some(record);
+            Ok(object) => {
+                self.unread.remove(key);
+                return Some(object);
             }
             Err(what) => what,
         };
-        if self.unread.get(&name) != Some(&what) {
+        if self.unread.get(key) != Some(&what) {
             warn!("{what}");
-            self.unread.insert(name, what);
+            self.unread.insert(key.to_owned(), what);
         }
         None
     }

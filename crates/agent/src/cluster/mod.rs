@@ -147,6 +147,7 @@ impl Site {
             name: record.name.clone(),
             blocks: shared.blocks(),
             subnets: network.subnets.clone(),
+            margin: config.cluster.margin,
             transport: config.cluster.transport,
             underlays: Vec::new(),
             tunnels: Tunnels::default(),
@@ -166,6 +167,7 @@ impl Site {
         let member = member::Member {
             registry,
             candidate,
+            cuts: cuts(&config),
             shared,
             addresses: published,
             holds,

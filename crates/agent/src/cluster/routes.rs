@@ -32,7 +32,7 @@ use types::IfName;
 
 use super::kernel::Kernel;
 use super::known::Known;
-use super::member::Update;
+use super::member::{Claim, Update};
 use super::shared::Shared;
 pub(super) use peers::Peers;
 use telling::Part;
@@ -127,7 +127,8 @@ impl Routes {
                     is_list = true;
                     self.known.set_all(census);
                 }
-                Update::Node(record) => self.known.set_peer(record),
+                Update::Node(node) => self.known.set_peer(node),
+                Update::Claim(Claim { block, owner }) => self.known.set_claim(block, owner),
                 Update::Gone(name) => {
                     self.known.awaited.remove(&name);
                     self.known.mesh.remove_peer(&name);

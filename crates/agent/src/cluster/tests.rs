@@ -10,8 +10,8 @@ use std::path::Path;
 
 use api::RouteState;
 use cluster::{
-    Alive, Facts, Layout, Mesh, NetworkSpec, NodeRecord, Object as _, PeerRoute, Seen, Transport, Tunnels,
-    Underlay,
+    Alive, Facts, Layout, Mesh, NetworkSpec, NodeRecord, Object as _, PeerRoute, Seen, StoredNode, Transport,
+    Tunnels, Underlay,
 };
 use ipnet::IpNet;
 use netlink::RtSocket;
@@ -214,6 +214,7 @@ fn a_route_is_shown_as_different_whatever_of_it_is() {
         name: "n1".try_into().unwrap(),
         blocks: nets(&["10.2.0.0/24"]),
         subnets: nets(&["10.2.0.0/16"]),
+        margin: 8,
         transport: Transport::Auto,
         underlays: vec![underlay],
         tunnels: Tunnels::default(),
@@ -224,7 +225,8 @@ fn a_route_is_shown_as_different_whatever_of_it_is() {
         blocks: nets(&["10.2.1.0/24"]),
         ..candidate("n2", 2).record
     };
-    mesh.set_peer(record);
+    mesh.set_claim(record.blocks[0], Some(record.name.clone()));
+    mesh.set_peer(StoredNode { record, created: 1 });
     let wanted = mesh.take_changes().set_routes[0];
     let other: IpAddr = "192.0.2.9".parse().unwrap();
     let shown = |route: PeerRoute| {

@@ -3,18 +3,35 @@
 use std::collections::BTreeMap;
 
 use api::{BlockView, BlocksView, NodeView, RouteState, RouteTransport, RouteView, SubnetView};
-use cluster::{Cut, Mesh, PeerRoute, Seen, Way};
+use cluster::{Cut, Mesh, PeerRoute, Seen, StoredNode, Way, refusals, shared_parts};
 use ipnet::IpNet;
 use netlink::RtSocket;
 use types::NodeName;
 
 use super::command::Contents;
 
+/// What other nodes do not use of each record, and why.
+fn record_problems<'a>(contents: &'a Contents, cuts: &[Cut]) -> BTreeMap<&'a NodeName, Vec<String>> {
+    let owners: BTreeMap<IpNet, &NodeName> =
+        contents.claims.iter().map(|(block, name)| (*block, name)).collect();
+    let mut problems: BTreeMap<&NodeName, Vec<String>> = BTreeMap::new();
+    for StoredNode { record, .. } in &contents.nodes {
+        let refused = refusals(record, cuts, |block| owners.get(block).copied());
+        let sentences = refused.iter().map(|one| one.sentence(None));
+        problems.entry(&record.name).or_default().extend(sentences);
+    }
+    for (name, what) in shared_parts(&contents.nodes) {
+        problems.entry(name).or_default().push(what);
+    }
+    problems
+}
+
 /// All nodes, by name.
-pub(crate) fn nodes(contents: &Contents, here: &NodeName) -> Vec<NodeView> {
+pub(crate) fn nodes(contents: &Contents, cuts: &[Cut], here: &NodeName) -> Vec<NodeView> {
+    let mut problems = record_problems(contents, cuts);
     let alive: BTreeMap<&NodeName, u64> =
         contents.alive.iter().map(|(name, alive)| (name, alive.since)).collect();
-    let known = contents.nodes.iter().map(|record| NodeView {
+    let known = contents.nodes.iter().map(|StoredNode { record, .. }| NodeView {
         name: record.name.to_string(),
         uid: record.uid.to_string(),
         addresses: record.addresses.clone(),
@@ -23,6 +40,7 @@ pub(crate) fn nodes(contents: &Contents, here: &NodeName) -> Vec<NodeView> {
         version: record.version.clone(),
         alive_since: alive.get(&record.name).copied(),
         problem: None,
+        refused: problems.remove(&record.name).unwrap_or_default(),
         here: record.name == *here,
     });
     let unread = contents.unread.iter().map(|(name, why)| NodeView {
@@ -34,6 +52,7 @@ pub(crate) fn nodes(contents: &Contents, here: &NodeName) -> Vec<NodeView> {
         version: String::new(),
         alive_since: alive.get(name).copied(),
         problem: Some(why.clone()),
+        refused: Vec::new(),
         here: name == here,
     });
     let mut nodes: Vec<NodeView> = known.chain(unread).collect();
@@ -44,7 +63,7 @@ pub(crate) fn nodes(contents: &Contents, here: &NodeName) -> Vec<NodeView> {
 /// All blocks: claims beside what the nodes say themselves.
 pub(crate) fn blocks(contents: &Contents, cuts: &[Cut], here: &NodeName) -> BlocksView {
     let mut named: BTreeMap<IpNet, &NodeName> = BTreeMap::new();
-    for record in &contents.nodes {
+    for StoredNode { record, .. } in &contents.nodes {
         named.extend(record.blocks.iter().map(|block| (*block, &record.name)));
     }
     let claimed: BTreeMap<IpNet, &NodeName> =

@@ -39,7 +39,8 @@ pub(super) async fn answer(service: &Arc<Service>, question: Question, query: Op
     };
     let answered = match question {
         Question::Nodes => {
-            let nodes = cluster.look().await.map(|contents| cluster::nodes(&contents, &cluster.name));
+            let cuts = &service.facts.cuts;
+            let nodes = cluster.look().await.map(|contents| cluster::nodes(&contents, cuts, &cluster.name));
             nodes.map(|nodes| reply::json(StatusCode::OK, &nodes))
         }
         Question::Routes => cluster.routes().await.map(|routes| reply::json(StatusCode::OK, &routes)),

@@ -25,7 +25,7 @@ use crate::common::{PATIENCE, await_that};
 const TUNNEL: &str = "pwvx4";
 
 /// The routes to other nodes that the kernel has, a line each.
-fn peer_routes(ns: &Ns) -> BTreeSet<String> {
+pub(crate) fn peer_routes(ns: &Ns) -> BTreeSet<String> {
     let mut routes = BTreeSet::new();
     for family in ["-4", "-6"] {
         let text = ns.sh(&["ip", family, "route", "show", "proto", "113"]).unwrap();

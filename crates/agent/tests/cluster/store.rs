@@ -5,6 +5,7 @@ mod away;
 mod contents;
 mod joining;
 mod members;
+mod records;
 mod taken;
 mod wiped;
 
@@ -130,9 +131,27 @@ fn put(key: &str, value: &[u8]) -> Change {
     Change::Put { key: key.to_owned(), value: value.to_vec(), lease: None }
 }
 
-/// The record of a node that nobody runs, on the subnet of `n1`: with number 7 at 10.199.1.107, with 10.42.207.0/24.
+/// The record of a node that nobody runs, on the subnet of `n1`: with number 7 at 10.199.1.107, with 10.42.107.0/24.
 fn ghost(number: u8) -> (String, Vec<u8>) {
     ghost_at(number, 100 + number)
+}
+
+/// The same with the claims of its blocks.
+fn ghost_joins(number: u8) -> Vec<Change> {
+    let (key, value) = ghost(number);
+    let owner = format!("ghost{number}");
+    ghost_blocks(number).iter().map(|block| claim(block, &owner)).chain([put(&key, &value)]).collect()
+}
+
+fn ghost_leaves(number: u8) -> Vec<Change> {
+    let layout = Layout::new(PREFIX, None);
+    let claims = ghost_blocks(number).into_iter().map(|block| Change::Delete(layout.block(&block)));
+    claims.chain([Change::Delete(ghost(number).0)]).collect()
+}
+
+fn claim(block: &IpNet, node: &str) -> Change {
+    let claim = cluster::BlockClaim { node: node.try_into().unwrap() };
+    put(&Layout::new(PREFIX, None).block(block), &claim.encode())
 }
 
 /// The same at another address.

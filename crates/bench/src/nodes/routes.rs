@@ -5,7 +5,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use cluster::{Changes, Facts, Mesh, NodeRecord, Transport, Tunnels, Underlay};
+use cluster::{Changes, Facts, Mesh, NodeRecord, StoredNode, Transport, Tunnels, Underlay};
 use netlink::{Mode, Op, Route, RtSocket};
 use testkit::{Cluster, End, Lab, Node};
 use types::{IfName, NodeName, PEER_PROTOCOL};
@@ -13,7 +13,7 @@ use types::{IfName, NodeName, PEER_PROTOCOL};
 use super::change::{Change, Mover};
 use super::crowd::{self, Crowd, Place};
 use super::seen::{Eye, Wish};
-use super::{hosts, seed, subnets};
+use super::{MARGIN, hosts, seed, subnets};
 use crate::options::NodesScale;
 use crate::stats::Sample;
 
@@ -124,7 +124,9 @@ impl Bench {
         let facts = self.facts()?;
         let start = Instant::now();
         let mut mesh = Mesh::new(facts);
-        mesh.set_peers(records);
+        let claims =
+            records.iter().flat_map(|r| r.blocks.iter().map(|block| (*block, r.name.clone()))).collect();
+        mesh.set_all(records.into_iter().map(|record| StoredNode { record, created: 1 }), claims);
         let changes = mesh.take_changes();
         for result in socket.run_all(&ops(&changes))? {
             result?;
@@ -141,6 +143,7 @@ impl Bench {
             name: NodeName::try_from("bench")?,
             blocks: Vec::new(),
             subnets: subnets(),
+            margin: MARGIN,
             transport: Transport::Auto,
             underlays: vec![underlay],
             tunnels: Tunnels::default(),

@@ -3,10 +3,11 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use types::Mac;
+use types::{Mac, NodeName};
 
 use super::Mesh;
 use super::changes::PeerRoute;
+use crate::admission::{MAX_BLOCKS, StoredNode, check_address, check_block};
 use crate::object::NodeRecord;
 
 impl Mesh {
@@ -30,6 +31,36 @@ impl Mesh {
 
     /// The other nodes, by name.
     pub fn peers(&self) -> impl Iterator<Item = &NodeRecord> {
-        self.peers.values().map(|peer| &peer.record)
+        self.stored().map(|node| &node.record)
+    }
+
+    /// The same with the revisions at which their records were created.
+    pub fn stored(&self) -> impl Iterator<Item = &StoredNode> {
+        self.peers.values().map(|peer| &peer.node)
+    }
+
+    /// The node that a block's claim names.
+    pub fn owner(&self, block: &IpNet) -> Option<&NodeName> {
+        self.owners.get(block)
+    }
+
+    /// The other nodes with the parts of their records that are used, in the order in which the records were created.
+    pub fn admitted(&self) -> Vec<NodeRecord> {
+        let mut nodes: Vec<&StoredNode> = self.stored().collect();
+        nodes.sort_by_key(|node| (node.created, &node.record.name));
+        nodes.into_iter().map(|node| self.admitted_part(&node.record)).collect()
+    }
+
+    fn admitted_part(&self, record: &NodeRecord) -> NodeRecord {
+        let is_its = |block: &&IpNet| {
+            let block = block.trunc();
+            check_block(&self.cuts, self.owner(&block), &record.name, &block).is_ok()
+        };
+        let is_usable = |address: &IpAddr| check_address(&self.facts.subnets, *address).is_ok();
+        NodeRecord {
+            blocks: record.blocks.iter().take(MAX_BLOCKS).filter(is_its).copied().collect(),
+            addresses: record.named_addresses().filter(is_usable).collect(),
+            ..record.clone()
+        }
     }
 }

@@ -78,6 +78,8 @@ pub struct Facts {
     pub blocks: Vec<IpNet>,
     /// Of the network: no block lies elsewhere.
     pub subnets: Vec<IpNet>,
+    /// How many bits a block's prefix is longer than its subnet's.
+    pub margin: u8,
     pub transport: Transport,
     /// At most one of each family.
     pub underlays: Vec<Underlay>,

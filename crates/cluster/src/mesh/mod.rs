@@ -2,12 +2,13 @@
 //!
 //! ```text
 //!   Facts (this node) ─┐            ┌─ ways: by which way each block is reached, or why by none
-//!   NodeRecords ───────┴─▶ plan ────┼─ routes, neighbours, forwarding entries
-//!                                   ├─ sources: what the firewall accepts from each peer's tunnel
+//!   NodeRecords ───────┼─▶ plan ────┼─ routes, neighbours, forwarding entries
+//!   claims of blocks ──┘            ├─ sources: what the firewall accepts from each peer's tunnel
 //!                                   └─ Changes: since they were taken, or against what the kernel has
 //! ```
 //!
-//! One record among thousands costs what it holds itself: only nodes that compete with it are planned again.
+//! One record among thousands costs what it holds itself: only nodes that compete with it are planned again. A claim costs the
+//! records that name its block. Records and claims may come in any order.
 
 mod ask;
 mod changes;
@@ -34,18 +35,25 @@ pub use facts::{Facts, Family, Transport, TransportError, Tunnels, Underlay};
 pub use sources::{PeerSource, SourceChanges};
 pub use way::{NoWay, Way};
 
+use crate::admission::StoredNode;
+use crate::cut::Cut;
 use crate::object::NodeRecord;
 use changes::Table;
-use claims::{Claims, Shared};
-use plan::{Ground, Peer, Plan, admit, blocks, plan};
+use claims::{Holder, Shared};
+use plan::{Ground, Peer, Plan, plan};
 
 /// The other nodes as this one sees them.
 #[derive(Debug, Clone)]
 pub struct Mesh {
     facts: Facts,
+    /// How the network is divided into blocks, as the facts say.
+    cuts: Vec<Cut>,
     /// Names are shared: each stands in many places.
     peers: BTreeMap<Arc<NodeName>, Peer>,
-    claims: Claims,
+    /// The owner of each block, as its claim says.
+    owners: BTreeMap<IpNet, NodeName>,
+    /// The records that name a block, whoever owns it.
+    named: Shared<IpNet>,
     macs: Shared<Mac>,
     addresses: Shared<IpAddr>,
     /// What our own record says; where another says the same, ours counts.
@@ -60,10 +68,13 @@ pub struct Mesh {
 
 impl Mesh {
     pub fn new(facts: Facts) -> Self {
+        let facts = tidy(facts);
         Self {
-            facts: tidy(facts),
+            cuts: division(&facts),
+            facts,
             peers: BTreeMap::new(),
-            claims: Claims::default(),
+            owners: BTreeMap::new(),
+            named: Shared::default(),
             macs: Shared::default(),
             addresses: Shared::default(),
             own_mac: None,
@@ -86,37 +97,54 @@ impl Mesh {
         }
         let (old, new) = (Arc::new(self.facts.name.clone()), Arc::new(facts.name.clone()));
         if let Some(mac) = self.own_mac {
-            self.macs.remove(mac, &old);
-            self.macs.add(mac, &new);
+            self.macs.remove(mac, own(&old));
+            self.macs.add(mac, own(&new));
         }
         // A node that has our name now is ourselves.
         self.forget(&new);
-        let peers = std::mem::take(&mut self.peers);
-        peers.iter().for_each(|(name, peer)| self.leave(name, &peer.record));
+        self.cuts = division(&facts);
         self.facts = facts;
-        peers.iter().for_each(|(name, peer)| self.enter(name, &peer.record));
-        self.peers = peers;
         self.replan(self.peers.keys().cloned().collect());
     }
 
-    /// These are all; others are forgotten. Our own record may be among them.
-    pub fn set_peers(&mut self, records: impl IntoIterator<Item = NodeRecord>) {
-        let records: BTreeMap<Arc<NodeName>, NodeRecord> =
-            records.into_iter().map(|record| (Arc::new(record.name.clone()), record)).collect();
+    /// These are all records and claims; others are forgotten. Our own record may be among them.
+    pub fn set_all(
+        &mut self,
+        nodes: impl IntoIterator<Item = StoredNode>,
+        owners: BTreeMap<IpNet, NodeName>,
+    ) {
+        let nodes: BTreeMap<Arc<NodeName>, StoredNode> =
+            nodes.into_iter().map(|node| (Arc::new(node.record.name.clone()), node)).collect();
         let mut affected = BTreeSet::new();
-        let gone: Vec<_> = self.peers.keys().filter(|name| !records.contains_key(*name)).cloned().collect();
+        let before = std::mem::replace(&mut self.owners, owners);
+        let is_changed = |block: &&IpNet| before.get(*block) != self.owners.get(*block);
+        for block in before.keys().chain(self.owners.keys()).filter(is_changed) {
+            affected.extend(self.named.holders(*block).cloned());
+        }
+        let gone: Vec<_> = self.peers.keys().filter(|name| !nodes.contains_key(*name)).cloned().collect();
         for name in &gone {
             affected.extend(self.forget(name));
         }
-        for (name, record) in records {
-            affected.extend(self.learn(name, record));
+        for (name, node) in nodes {
+            affected.extend(self.learn(name, node));
         }
         self.replan(affected);
     }
 
-    pub fn set_peer(&mut self, record: NodeRecord) {
-        let affected = self.learn(Arc::new(record.name.clone()), record);
+    pub fn set_peer(&mut self, node: StoredNode) {
+        let affected = self.learn(Arc::new(node.record.name.clone()), node);
         self.replan(affected);
+    }
+
+    /// The claim of a block names this node now, or there is none.
+    pub fn set_claim(&mut self, block: IpNet, owner: Option<NodeName>) {
+        let before = match owner.clone() {
+            Some(owner) => self.owners.insert(block, owner),
+            None => self.owners.remove(&block),
+        };
+        if before != owner {
+            self.replan(self.named.holders(block).cloned().collect());
+        }
     }
 
     pub fn remove_peer(&mut self, name: &NodeName) {
@@ -154,32 +182,32 @@ impl Mesh {
     }
 
     /// Takes a record in; who must be planned again.
-    fn learn(&mut self, name: Arc<NodeName>, record: NodeRecord) -> BTreeSet<Arc<NodeName>> {
+    fn learn(&mut self, name: Arc<NodeName>, node: StoredNode) -> BTreeSet<Arc<NodeName>> {
         if *name == self.facts.name {
-            return self.learn_own(&name, record.tunnel_mac);
+            return self.learn_own(&name, node.record.tunnel_mac);
         }
-        if self.peers.get(&name).is_some_and(|peer| peer.record == record) {
+        if self.peers.get(&name).is_some_and(|peer| peer.node == node) {
             return BTreeSet::new();
         }
         let mut affected = self.forget(&name);
-        self.enter(&name, &record);
-        affected.extend(self.rivals(&record));
+        self.enter(&name, &node);
+        affected.extend(self.rivals(&node.record));
         affected.insert(Arc::clone(&name));
-        self.peers.insert(name, Peer { record, plan: Plan::default() });
+        self.peers.insert(name, Peer { node, plan: Plan::default() });
         affected
     }
 
-    fn learn_own(&mut self, own: &Arc<NodeName>, mac: Mac) -> BTreeSet<Arc<NodeName>> {
+    fn learn_own(&mut self, name: &Arc<NodeName>, mac: Mac) -> BTreeSet<Arc<NodeName>> {
         if self.own_mac == Some(mac) {
             return BTreeSet::new();
         }
         let mut affected = BTreeSet::new();
         if let Some(old) = self.own_mac.replace(mac) {
-            self.macs.remove(old, own);
+            self.macs.remove(old, own(name));
             affected.extend(self.macs.holders(old).cloned());
         }
         affected.extend(self.macs.holders(mac).cloned());
-        self.macs.add(mac, own);
+        self.macs.add(mac, own(name));
         affected
     }
 
@@ -187,54 +215,41 @@ impl Mesh {
     fn forget(&mut self, name: &NodeName) -> BTreeSet<Arc<NodeName>> {
         let Some((name, peer)) = self.peers.remove_entry(name) else { return BTreeSet::new() };
         self.withdraw(&peer.plan);
-        self.leave(&name, &peer.record);
-        self.rivals(&peer.record)
+        self.leave(&name, &peer.node);
+        self.rivals(&peer.node.record)
     }
 
     /// The other nodes whose plans depend on this one's record.
     fn rivals(&self, record: &NodeRecord) -> BTreeSet<Arc<NodeName>> {
         let same_mac = self.macs.holders(record.tunnel_mac);
-        let blocks = blocks(record).into_iter();
-        let same_block = blocks.flat_map(|block| self.claims.overlapping(block).map(|(_, name)| name));
-        let addresses = record.addresses.iter().map(|address| IpNet::from(*address));
-        let around = addresses.flat_map(|address| self.claims.overlapping(address).map(|(_, name)| name));
         // Two nodes with one address want the same sources: where one goes, the other's stay.
-        let same_address = record.addresses.iter().flat_map(|address| self.addresses.holders(*address));
-        let all = same_mac.chain(same_block).chain(around).chain(same_address);
-        all.filter(|name| ***name != record.name).cloned().collect()
+        let same_address = record.named_addresses().flat_map(|address| self.addresses.holders(address));
+        same_mac.chain(same_address).filter(|name| ***name != record.name).cloned().collect()
     }
 
-    fn enter(&mut self, name: &Arc<NodeName>, record: &NodeRecord) {
-        self.macs.add(record.tunnel_mac, name);
-        for address in &record.addresses {
-            self.addresses.add(*address, name);
-        }
-        for block in blocks(record) {
-            if admit(&self.facts, record, block).is_ok() {
-                self.claims.add(block, name);
-            }
-        }
+    fn enter(&mut self, name: &Arc<NodeName>, node: &StoredNode) {
+        let holder = Holder { created: node.created, name };
+        self.macs.add(node.record.tunnel_mac, holder);
+        node.record.named_addresses().for_each(|address| self.addresses.add(address, holder));
+        node.record.named_blocks().into_iter().for_each(|block| self.named.add(block, holder));
     }
 
-    fn leave(&mut self, name: &Arc<NodeName>, record: &NodeRecord) {
-        self.macs.remove(record.tunnel_mac, name);
-        for address in &record.addresses {
-            self.addresses.remove(*address, name);
-        }
-        for block in blocks(record) {
-            self.claims.remove(block, name);
-        }
+    fn leave(&mut self, name: &Arc<NodeName>, node: &StoredNode) {
+        let holder = Holder { created: node.created, name };
+        self.macs.remove(node.record.tunnel_mac, holder);
+        node.record.named_addresses().for_each(|address| self.addresses.remove(address, holder));
+        node.record.named_blocks().into_iter().for_each(|block| self.named.remove(block, holder));
     }
 
     /// First everything of theirs goes, then it comes: what moves from one to another is never lost on the way.
     fn replan(&mut self, names: BTreeSet<Arc<NodeName>>) {
         let mut plans = Vec::with_capacity(names.len());
         for name in names {
-            let Self { facts, claims, macs, addresses, peers, .. } = &mut *self;
+            let Self { facts, cuts, owners, macs, peers, .. } = &mut *self;
             let Some(peer) = peers.get_mut(&name) else { continue };
             let old = std::mem::take(&mut peer.plan);
-            let ground = Ground { facts, claims, macs, addresses };
-            plans.push((name, plan(&ground, &peer.record)));
+            let ground = Ground { facts, cuts, owners, macs };
+            plans.push((name, plan(&ground, &peer.node.record)));
             self.withdraw(&old);
         }
         for (name, plan) in plans {
@@ -264,6 +279,16 @@ impl Mesh {
             *count = count.saturating_sub(1);
         }
     }
+}
+
+/// Our own record comes before all others: the kernel drops packets that seem to come from itself.
+fn own(name: &Arc<NodeName>) -> Holder<'_> {
+    Holder { created: 0, name }
+}
+
+/// A subnet that cannot be divided has no blocks for other nodes.
+fn division(facts: &Facts) -> Vec<Cut> {
+    facts.subnets.iter().filter_map(|subnet| Cut::new(*subnet, facts.margin).ok()).collect()
 }
 
 fn tidy(facts: Facts) -> Facts {

@@ -1,23 +1,24 @@
 //! What one other node needs in our kernel.
 
-use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use ipnet::IpNet;
 use types::{Mac, NodeName};
 
 use super::changes::{PeerFdb, PeerNeighbour, PeerRoute};
-use super::claims::{Claims, Shared};
+use super::claims::Shared;
 use super::facts::{Facts, Family};
 use super::sources::{PeerSource, senders, sources};
 use super::way::{NoWay, Way, choose, outer};
+use crate::admission::{StoredNode, check_block};
+use crate::cut::Cut;
 use crate::object::NodeRecord;
 
 /// Another node, and what follows from its record.
 #[derive(Debug, Clone)]
 pub(super) struct Peer {
-    pub(super) record: NodeRecord,
+    pub(super) node: StoredNode,
     pub(super) plan: Plan,
 }
 
@@ -36,21 +37,15 @@ pub(super) struct Plan {
 /// What all plans depend on.
 pub(super) struct Ground<'a> {
     pub(super) facts: &'a Facts,
-    pub(super) claims: &'a Claims,
+    pub(super) cuts: &'a [Cut],
+    pub(super) owners: &'a BTreeMap<IpNet, NodeName>,
     pub(super) macs: &'a Shared<Mac>,
-    pub(super) addresses: &'a Shared<IpAddr>,
 }
 
-/// A node's blocks as networks, each once.
-pub(super) fn blocks(record: &NodeRecord) -> BTreeSet<IpNet> {
-    record.blocks.iter().map(IpNet::trunc).collect()
-}
-
-/// Could this block be anybody's but ours? Only such blocks compete with those of others.
-pub(super) fn admit(facts: &Facts, record: &NodeRecord, block: IpNet) -> Result<(), NoWay> {
-    if !facts.subnets.iter().any(|subnet| subnet.contains(&block)) {
-        return Err(NoWay::Outside);
-    }
+/// Is this block its node's, and can it be routed here?
+fn admit(ground: &Ground<'_>, name: &NodeName, block: IpNet) -> Result<(), NoWay> {
+    let facts = ground.facts;
+    check_block(ground.cuts, ground.owners.get(&block), name, &block).map_err(NoWay::Refused)?;
     let overlaps = |ours: &&IpNet| ours.contains(&block) || block.contains(*ours);
     if let Some(ours) = facts.blocks.iter().find(overlaps) {
         return Err(NoWay::OverlapsOurs(*ours));
@@ -61,15 +56,15 @@ pub(super) fn admit(facts: &Facts, record: &NodeRecord, block: IpNet) -> Result<
     if let Some(net) = facts.underlays.iter().flat_map(|underlay| &underlay.on_link).find(holds) {
         return Err(NoWay::HoldsLink(*net));
     }
-    let nodes =
-        facts.underlays.iter().map(|underlay| underlay.address).chain(record.addresses.iter().copied());
-    match nodes.into_iter().find(|address| block.contains(address)) {
+    // Addresses that other records name are no reason: one record would close the routes of another.
+    let mut nodes = facts.underlays.iter().map(|underlay| underlay.address);
+    match nodes.find(|address| block.contains(address)) {
         Some(address) => Err(NoWay::HoldsNode(address)),
         None => Ok(()),
     }
 }
 
-/// Who has a MAC instead of this node.
+/// The node that has this one's tunnel MAC instead of it: this node itself, or the one whose record was created first.
 fn rival<'a>(ground: &Ground<'a>, record: &NodeRecord) -> Option<&'a NodeName> {
     let ours = &ground.facts.name;
     let mut holders = ground.macs.holders(record.tunnel_mac).map(Arc::as_ref);
@@ -83,8 +78,8 @@ pub(super) fn plan(ground: &Ground<'_>, record: &NodeRecord) -> Plan {
     let rival = rival(ground, record);
     let facts = ground.facts;
     let (mut neighbours, mut fdb, mut own) = (BTreeSet::new(), BTreeSet::new(), Vec::new());
-    for block in blocks(record) {
-        let way = match owned(ground, record, block) {
+    for block in record.named_blocks() {
+        let way = match admit(ground, &record.name, block) {
             Ok(()) => {
                 own.push(block);
                 choose(facts, record, block, rival)
@@ -113,17 +108,4 @@ pub(super) fn plan(ground: &Ground<'_>, record: &NodeRecord) -> Plan {
     plan.fdb.extend(fdb);
     plan.sources = sources(&senders(facts, record), &own);
     plan
-}
-
-fn owned(ground: &Ground<'_>, record: &NodeRecord, block: IpNet) -> Result<(), NoWay> {
-    admit(ground.facts, record, block)?;
-    let earlier = ground.claims.overlapping(block).filter(|(_, name)| ***name < record.name);
-    if let Some((block, name)) = earlier.min_by_key(|(_, name)| *name) {
-        return Err(NoWay::Overlaps { name: NodeName::clone(name), block });
-    }
-    // A third node's: what is for it, or comes from it, would go to the pods of this one.
-    match ground.addresses.first_between(block.network(), block.broadcast()) {
-        Some(address) => Err(NoWay::HoldsNode(address)),
-        None => Ok(()),
-    }
 }

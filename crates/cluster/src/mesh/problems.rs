@@ -7,6 +7,10 @@ use types::NodeName;
 use super::Mesh;
 use super::facts::Family;
 use super::way::{NoWay, Way};
+use crate::admission::refusals;
+
+/// A sentence names this many nodes; it counts the others.
+const NAMED: usize = 5;
 
 impl Mesh {
     /// Sorted; each is said once. What concerns many nodes for one reason of our own is said of all of them together.
@@ -16,11 +20,9 @@ impl Mesh {
         for (name, block, way) in self.ways() {
             let Way::None(reason) = way else { continue };
             match reason {
-                NoWay::Outside
-                | NoWay::OverlapsOurs(_)
-                | NoWay::HoldsLink(_)
-                | NoWay::Overlaps { .. }
-                | NoWay::HoldsNode(_) => {
+                // Below, for all blocks of a node together.
+                NoWay::Refused(_) => {}
+                NoWay::OverlapsOurs(_) | NoWay::HoldsLink(_) | NoWay::HoldsNode(_) => {
                     problems.insert(format!("block {block} of node {name} is not routed: {reason}"));
                 }
                 NoWay::NoAddress(_) | NoWay::OurAddress(_) | NoWay::SameMac { .. } => {
@@ -35,10 +37,19 @@ impl Mesh {
         }
         problems.extend(unreached.iter().flat_map(|(reason, unreached)| unreached.sentences(reason)));
         problems.extend(self.duplicates());
+        problems.extend(self.refused());
         problems.into_iter().collect()
     }
 
-    /// What several nodes publish, or one publishes that cannot be.
+    /// Parts of records that are not used.
+    fn refused(&self) -> impl Iterator<Item = String> {
+        self.stored().flat_map(|node| {
+            let refused = refusals(&node.record, &self.cuts, |block| self.owner(block));
+            refused.into_iter().map(|one| one.sentence(Some(&node.record.name))).collect::<Vec<_>>()
+        })
+    }
+
+    /// What several nodes publish.
     fn duplicates(&self) -> impl Iterator<Item = String> {
         let macs = self.macs.disputed().into_iter().map(|(mac, names)| {
             format!(
@@ -48,18 +59,12 @@ impl Mesh {
         });
         let addresses = self.addresses.disputed().into_iter().map(|(address, names)| {
             format!(
-                "nodes {} publish the same address {address}: only one of them can be reached",
+                "nodes {} publish the same address {address}: only one of them can be reached; remove nodes that are gone \
+                 with 'podwire node rm NAME'",
                 list(&names)
             )
         });
-        let inside = self.peers.values().flat_map(|peer| {
-            let is_pod =
-                |address: &&std::net::IpAddr| self.facts.subnets.iter().any(|net| net.contains(*address));
-            peer.record.addresses.iter().filter(is_pod).map(|address| {
-                format!("address {address} of node {} lies inside the pods' network", peer.record.name)
-            })
-        });
-        macs.chain(addresses).chain(inside)
+        macs.chain(addresses)
     }
 }
 
@@ -99,5 +104,7 @@ fn of_many(reason: &NoWay) -> String {
 }
 
 fn list(names: &[&NodeName]) -> String {
-    names.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(", ")
+    let named = names.iter().take(NAMED).map(|name| name.as_str()).collect::<Vec<_>>().join(", ");
+    let more = names.len().saturating_sub(NAMED);
+    if more > 0 { format!("{named} and {more} more") } else { named }
 }

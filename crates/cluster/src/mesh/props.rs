@@ -60,16 +60,35 @@ impl Model {
 
 #[derive(Debug, Clone)]
 enum Step {
-    Set(NodeRecord),
-    SetAll(Vec<NodeRecord>),
+    Set(StoredNode),
+    SetAll(Vec<StoredNode>, BTreeMap<IpNet, NodeName>),
+    Claim(IpNet, Option<NodeName>),
     Remove(NodeName),
     Facts(Box<Facts>),
     Take,
 }
 
+const NAMES: [&str; 6] = ["a", "b", "k", "m", "p", "z"];
+
+fn claim() -> impl Strategy<Value = (IpNet, Option<NodeName>)> {
+    let blocks = ["10.2.5.0/24", "10.2.5.0/25", "10.2.6.0/24", "10.2.0.0/24", "fd00:2:0:0:500::/72"];
+    let owner = prop::option::of(prop::sample::select(NAMES.to_vec()));
+    let claim = (prop::sample::select(blocks.to_vec()), owner);
+    claim.prop_map(|(block, owner)| (net(block), owner.map(|name| name.try_into().unwrap())))
+}
+
+fn owners() -> impl Strategy<Value = BTreeMap<IpNet, NodeName>> {
+    let all = prop::collection::vec(claim(), 0..8);
+    all.prop_map(|all| all.into_iter().filter_map(|(block, owner)| Some((block, owner?))).collect())
+}
+
+fn stored() -> impl Strategy<Value = StoredNode> {
+    (record(), 1u64..4).prop_map(|(record, created)| StoredNode { record, created })
+}
+
 /// Few of everything, so that nodes get into each other's way. "m" is our own name.
 fn record() -> impl Strategy<Value = NodeRecord> {
-    let names = prop::sample::select(vec!["a", "b", "k", "m", "p", "z"]);
+    let names = prop::sample::select(NAMES.to_vec());
     let addresses = prop::sample::subsequence(
         vec![
             "192.0.2.5",
@@ -125,8 +144,9 @@ fn some_facts() -> impl Strategy<Value = Facts> {
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        5 => record().prop_map(Step::Set),
-        1 => prop::collection::vec(record(), 0..5).prop_map(Step::SetAll),
+        5 => stored().prop_map(Step::Set),
+        5 => claim().prop_map(|(block, owner)| Step::Claim(block, owner)),
+        1 => (prop::collection::vec(stored(), 0..5), owners()).prop_map(|(all, owners)| Step::SetAll(all, owners)),
         2 => record().prop_map(|record| Step::Remove(record.name)),
         1 => some_facts().prop_map(|facts| Step::Facts(Box::new(facts))),
         3 => Just(Step::Take),
@@ -144,10 +164,13 @@ fn planned_afresh(mesh: &Mesh) -> Model {
     let mut fresh = Mesh::new(mesh.facts.clone());
     if let Some(mac) = mesh.own_mac {
         let own = NodeRecord { tunnel_mac: mac, ..peer("m", &[], &[]) };
-        fresh.set_peer(own);
+        fresh.set_peer(StoredNode { record: own, created: 1 });
     }
     for peer in mesh.peers.values().rev() {
-        fresh.set_peer(peer.record.clone());
+        fresh.set_peer(peer.node.clone());
+    }
+    for (block, owner) in &mesh.owners {
+        fresh.set_claim(*block, Some(owner.clone()));
     }
     assert_eq!((fresh.tunnels_wanted(), fresh.problems()), (mesh.tunnels_wanted(), mesh.problems()));
     assert_eq!(accepted(&fresh), accepted(mesh));
@@ -207,7 +230,8 @@ proptest! {
         for step in steps {
             match step {
                 Step::Set(record) => mesh.set_peer(record),
-                Step::SetAll(records) => mesh.set_peers(records),
+                Step::SetAll(records, owners) => mesh.set_all(records, owners),
+                Step::Claim(block, owner) => mesh.set_claim(block, owner),
                 Step::Remove(name) => mesh.remove_peer(&name),
                 Step::Facts(facts) => mesh.set_facts(*facts),
                 Step::Take => {
@@ -226,14 +250,14 @@ proptest! {
 
     #[test]
     fn any_kernel_is_brought_to_what_is_wanted(
-        records in prop::collection::vec(record(), 0..8), before in prop::collection::vec(record(), 0..8),
-        facts in some_facts(),
+        records in prop::collection::vec(stored(), 0..8), before in prop::collection::vec(stored(), 0..8),
+        facts in some_facts(), owners in owners(), owned_before in owners(),
     ) {
         let mut old = Mesh::new(facts.clone());
-        old.set_peers(before);
+        old.set_all(before, owned_before);
         let mut kernel = wanted(&old);
         let mut mesh = Mesh::new(facts);
-        mesh.set_peers(records);
+        mesh.set_all(records, owners);
         kernel.apply(&mesh.compare(&kernel.seen()));
         prop_assert_eq!(kernel, wanted(&mesh));
         prop_assert!(mesh.take_changes().is_empty());
@@ -241,14 +265,17 @@ proptest! {
 
     /// Every block that is routed belongs to one node, and leads nowhere through what is missing.
     #[test]
-    fn what_is_routed_is_sound(records in prop::collection::vec(record(), 0..8), facts in some_facts()) {
+    fn what_is_routed_is_sound(
+        records in prop::collection::vec(stored(), 0..8), facts in some_facts(), owners in owners(),
+    ) {
         let mut mesh = Mesh::new(facts.clone());
-        mesh.set_peers(records);
+        mesh.set_all(records, owners.clone());
         let model = wanted(&mesh);
         let routed: Vec<_> =
             mesh.ways().filter(|(_, _, way)| !matches!(way, Way::None(_))).map(|(n, b, _)| (n.clone(), b)).collect();
         prop_assert_eq!(routed.len(), model.routes.len());
         for (name, block) in &routed {
+            prop_assert_eq!(owners.get(block), Some(name));
             prop_assert!(facts.subnets.iter().any(|subnet| subnet.contains(block)));
             prop_assert!(!facts.blocks.iter().any(|ours| ours.contains(block) || block.contains(ours)));
             let rivals: BTreeSet<_> = routed

@@ -58,11 +58,8 @@ impl Mesh {
 /// The addresses that a peer sends from. This node's own address and addresses of pods are never a peer's: with those, a
 /// local process or a pod could send as that peer.
 pub(super) fn senders(facts: &Facts, record: &NodeRecord) -> BTreeSet<IpAddr> {
-    let is_pod = |address: &IpAddr| facts.subnets.iter().any(|subnet| subnet.contains(address));
-    let addresses = record.addresses.iter().copied();
-    addresses
-        .filter(|address| is_usable(facts, *address) && !facts.is_ours(*address) && !is_pod(address))
-        .collect()
+    let is_sender = |address: &IpAddr| is_usable(facts, *address) && !facts.is_ours(*address);
+    record.named_addresses().filter(is_sender).collect()
 }
 
 /// Every sender with every block that is the node's without a doubt, and with the node's own addresses: a process on the

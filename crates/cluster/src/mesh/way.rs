@@ -7,6 +7,7 @@ use ipnet::IpNet;
 use types::{Mac, NodeName};
 
 use super::facts::{Facts, Family, Transport};
+use crate::admission::{BlockRefusal, check_address};
 use crate::object::NodeRecord;
 
 /// How packets get to a block of another node.
@@ -29,17 +30,12 @@ pub enum Way {
 /// Why a block cannot be reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NoWay {
-    /// It is no part of the network.
-    Outside,
+    /// The block is not its node's.
+    Refused(BlockRefusal),
     OverlapsOurs(IpNet),
     /// It has addresses that are on a link of ours without a gateway: a router's, or the store's.
     HoldsLink(IpNet),
-    /// Another node, whose name sorts first, has it.
-    Overlaps {
-        name: NodeName,
-        block: IpNet,
-    },
-    /// A node's own address lies inside it: what is sent there would come back.
+    /// This node's own address lies inside it: what is sent there would come back.
     HoldsNode(IpAddr),
     /// The transport is direct, but the node is not on the same link.
     NotOnLink(IpAddr),
@@ -73,11 +69,10 @@ impl fmt::Display for Way {
 impl fmt::Display for NoWay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Outside => f.write_str("it is outside of the network"),
+            Self::Refused(refusal) => refusal.fmt(f),
             Self::OverlapsOurs(block) => write!(f, "it overlaps our own block {block}"),
             Self::HoldsLink(net) => write!(f, "it holds {net}, which is on this node's own link"),
-            Self::Overlaps { name, block } => write!(f, "it overlaps block {block} of node {name}"),
-            Self::HoldsNode(address) => write!(f, "a node's own address {address} lies in it"),
+            Self::HoldsNode(address) => write!(f, "this node's own address {address} lies in it"),
             Self::NotOnLink(address) => {
                 write!(
                     f,
@@ -102,18 +97,11 @@ impl fmt::Display for NoWay {
 
 /// The address in one family at which a node is reached, if it can be one.
 pub(super) fn address_of(facts: &Facts, record: &NodeRecord, family: Family) -> Option<IpAddr> {
-    let mut addresses = record.addresses.iter().copied();
-    addresses.find(|address| Family::of(*address) == family && is_usable(facts, *address))
+    record.named_addresses().find(|address| Family::of(*address) == family && is_usable(facts, *address))
 }
 
-/// The kernel takes no other for a gateway, and nobody else should be sent a pod's packets.
+/// The kernel takes no other for a gateway, and a pod's packets must not go anywhere else.
 pub(super) fn is_usable(facts: &Facts, address: IpAddr) -> bool {
-    let is_special = match address {
-        // "This network" and what was reserved for later, with the broadcast address at its end.
-        IpAddr::V4(v4) => v4.is_link_local() || matches!(v4.octets(), [0 | 240..=255, ..]),
-        // Such an address says nothing without a link.
-        IpAddr::V6(v6) => v6.is_unicast_link_local(),
-    };
     let for_all = |net: &IpNet| match (net, address) {
         (IpNet::V4(net), IpAddr::V4(address)) => {
             net.prefix_len() < 31 && (address == net.network() || address == net.broadcast())
@@ -121,11 +109,7 @@ pub(super) fn is_usable(facts: &Facts, address: IpAddr) -> bool {
         (_, _) => false,
     };
     let is_for_all = facts.underlays.iter().flat_map(|underlay| &underlay.on_link).any(for_all);
-    !is_special
-        && !is_for_all
-        && !address.is_unspecified()
-        && !address.is_loopback()
-        && !address.is_multicast()
+    !is_for_all && check_address(&facts.subnets, address).is_ok()
 }
 
 /// In which family a node is reached through the tunnel, whether or not the device exists.

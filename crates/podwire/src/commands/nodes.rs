@@ -21,7 +21,7 @@ pub(crate) fn run(args: &Ask) -> Result<ExitCode> {
         Output::Json => print::say_json(&nodes)?,
         Output::Table => print::say(page(&nodes, when::now()))?,
     }
-    let is_right = nodes.iter().all(|node| node.problem.is_none());
+    let is_right = nodes.iter().all(|node| node.problem.is_none() && node.refused.is_empty());
     Ok(if is_right { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -38,7 +38,8 @@ fn page(nodes: &[NodeView], now: u64) -> String {
     let rows = nodes.iter().map(|node| row(node, now));
     let table = print::table(&["NAME", "ADDRESSES", "BLOCKS", "AGENT", "VERSION"], rows);
     let mut parts = vec![title(nodes), table];
-    let problems: Vec<String> = nodes.iter().filter_map(problem).collect();
+    let problems: Vec<String> =
+        nodes.iter().flat_map(|node| problem(node).into_iter().chain(refused(node))).collect();
     if !problems.is_empty() {
         parts.push(problems.join("\n"));
     }
@@ -49,6 +50,11 @@ fn problem(node: &NodeView) -> Option<String> {
     let NodeView { name, problem, .. } = node;
     let what = problem.as_ref()?;
     Some(print::wrap(&format!("{name}: {what}; other nodes go on with what they knew of it"), print::WIDTH))
+}
+
+/// Parts of a record that other nodes do not use.
+fn refused(node: &NodeView) -> impl Iterator<Item = String> {
+    node.refused.iter().map(|what| print::wrap(&format!("{}: {what}", node.name), print::WIDTH))
 }
 
 fn title(nodes: &[NodeView]) -> String {
@@ -106,6 +112,7 @@ mod tests {
             version: "0.1.0".to_owned(),
             alive_since,
             problem: None,
+            refused: Vec::new(),
             here: number == 1,
         }
     }
@@ -151,6 +158,13 @@ of it";
         assert!(!page.lines().any(|line| line.starts_with("forged")), "{page}");
         let row = page.lines().find(|line| line.contains("AWAY") && line.contains("192.0.2.2")).unwrap();
         assert!(row.matches("x\\nforged").count() == 2, "{row}");
+    }
+
+    #[test]
+    fn a5_refused_parts_of_a_record_are_shown_with_the_reason() {
+        let refused = vec!["block 10.42.1.0/24 is not routed: claimed by node a".to_owned()];
+        let page = page(&[node("a", 1, Some(1000)), NodeView { refused, ..node("b", 2, Some(1000)) }], 1300);
+        assert!(page.ends_with("\n\nb: block 10.42.1.0/24 is not routed: claimed by node a"), "{page}");
     }
 
     #[test]

@@ -15,8 +15,16 @@ const SUM: usize = 16;
 pub(super) enum Record {
     /// The first line. What happened up to `compacted` cannot be told any more.
     Head { format: u32, revision: u64, compacted: u64 },
-    /// Of the snapshot.
-    Entry { key: String, value: Value, revision: u64, version: u64, lease: Option<LeaseId> },
+    /// Of the snapshot. Older versions did not write when it was created: then the revision counts.
+    Entry {
+        key: String,
+        value: Value,
+        revision: u64,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        created: Option<u64>,
+        version: u64,
+        lease: Option<LeaseId>,
+    },
     /// Of the snapshot.
     Lease { id: LeaseId, lease: Lease },
     /// All steps or none. Leases alone do not count the revision up.
@@ -85,6 +93,7 @@ impl From<&Entry> for Record {
             key: entry.key.clone(),
             value: Value::of(&entry.value),
             revision: entry.revision,
+            created: Some(entry.created),
             version: entry.version,
             lease: entry.lease,
         }

@@ -53,9 +53,10 @@ impl State {
                 Ok(())
             }
             _ if self.revision == 0 => Err("no beginning".into()),
-            Record::Entry { key, value, revision, version, lease } => {
+            Record::Entry { key, value, revision, created, version, lease } => {
                 let value = value.into_bytes().map_err(Unfit::Problem)?;
-                self.entries.insert(key.clone(), Entry { key, value, revision, version, lease });
+                let created = created.unwrap_or(revision);
+                self.entries.insert(key.clone(), Entry { key, value, revision, created, version, lease });
                 Ok(())
             }
             Record::Lease { id, lease } => {
@@ -75,8 +76,10 @@ impl State {
             match step {
                 Step::Put { key, value, lease } => {
                     let value = value.into_bytes().map_err(Unfit::Problem)?;
-                    let version = self.entries.get(&key).map_or(0, |entry| entry.version) + 1;
-                    let entry = Entry { key: key.clone(), value, revision, version, lease };
+                    let before = self.entries.get(&key);
+                    let version = before.map_or(0, |entry| entry.version) + 1;
+                    let created = before.map_or(revision, |entry| entry.created);
+                    let entry = Entry { key: key.clone(), value, revision, created, version, lease };
                     self.history.push_back(Event::Put(entry.clone()));
                     self.entries.insert(key, entry);
                 }

@@ -32,6 +32,7 @@ pub(super) fn entry(found: &KeyValue) -> Entry {
         key: String::from_utf8_lossy(found.key()).into_owned(),
         value: found.value().to_vec(),
         revision: found.mod_revision().unsigned_abs(),
+        created: found.create_revision().unsigned_abs(),
         version: found.version().unsigned_abs(),
         lease: (found.lease() != 0).then(|| LeaseId(found.lease())),
     }

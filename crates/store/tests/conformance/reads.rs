@@ -13,15 +13,23 @@ both!(
 async fn a_key_is_read_as_it_was_written(world: &World) {
     let (store, key) = (&world.store, world.key("a"));
     assert_eq!(store.get(&key).await.unwrap(), None);
+    let mut created = None;
     for (version, value) in [(1, &b"{\"a\":1}"[..]), (2, b""), (3, b"\0\xff\n")] {
         let change = Change::Put { key: key.clone(), value: value.to_vec(), lease: None };
         let Outcome::Done { revision } = store.commit(&[], &[change]).await.unwrap() else {
             panic!("refused")
         };
-        let expected = Entry { key: key.clone(), value: value.to_vec(), revision, version, lease: None };
+        let created = *created.get_or_insert(revision);
+        let expected =
+            Entry { key: key.clone(), value: value.to_vec(), revision, created, version, lease: None };
         assert_eq!(store.get(&key).await.unwrap(), Some(expected.clone()));
         assert_eq!(world.another().get(&key).await.unwrap(), Some(expected));
     }
+    // A key that is made again is a new one.
+    store.commit(&[], &[Change::Delete(key.clone())]).await.unwrap();
+    store.commit(&[], &[put(&key, "again")]).await.unwrap();
+    let again = store.get(&key).await.unwrap().unwrap();
+    assert!(Some(again.created) > created && again.created == again.revision, "{again:?}");
 }
 
 async fn a4_a_prefix_matches_whole_segments(world: &World) {

@@ -63,6 +63,7 @@ impl Routes {
             name: self.record.name.clone(),
             blocks: self.shared.blocks(),
             subnets: network.subnets.clone(),
+            margin: self.shared.config.cluster.margin,
             transport: self.shared.config.cluster.transport,
             underlays: self.known.position.underlays.clone(),
             tunnels: self.known.tunnels,

@@ -116,13 +116,14 @@ impl Routes {
 
     /// Writes the others down, on another thread. One at a time: the last one written is the last one known.
     pub(super) fn save(&mut self) {
-        self.shared.know_peers(self.known.mesh.peers(), &self.known.awaited);
+        let peers = self.known.mesh.admitted();
+        self.shared.know_peers(peers.iter(), &self.known.awaited);
         if self.known.telling.saving.is_some() {
             self.known.save_at = Some(Instant::now() + SAVE);
             return;
         }
         self.known.save_at = None;
-        let (home, peers) = (self.shared.home.clone(), self.known.mesh.peers().cloned().collect::<Vec<_>>());
+        let home = self.shared.home.clone();
         let save = move || home.save_peers(peers.iter());
         self.known.telling.saving = Some(tokio::task::spawn_blocking(save));
     }

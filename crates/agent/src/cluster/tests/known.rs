@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use ::cluster::{Facts, Transport, Tunnels};
+use ::cluster::{Facts, NoWay, StoredNode, Transport, Tunnels, Way};
 use tokio::time::Instant;
 
 use super::super::known::Known;
-use super::super::member::Census;
+use super::super::member::{Census, Claim};
 use super::*;
 
 fn record(name: &str, uid: u8, block: &str) -> NodeRecord {
@@ -18,6 +18,7 @@ fn known() -> Known {
         name: "n1".try_into().unwrap(),
         blocks: nets(&["10.2.0.0/24"]),
         subnets: spec().subnets,
+        margin: spec().margin,
         transport: Transport::Auto,
         underlays: Vec::new(),
         tunnels: Tunnels::default(),
@@ -30,8 +31,20 @@ fn names(known: &Known) -> Vec<&str> {
     known.mesh.peers().map(|peer| peer.name.as_str()).collect()
 }
 
-fn census(nodes: Vec<NodeRecord>, was_wiped: bool) -> Census {
-    Census { nodes, unread: BTreeSet::new(), was_wiped }
+fn stored(record: NodeRecord) -> StoredNode {
+    StoredNode { record, created: 1 }
+}
+
+/// With claims of all blocks.
+fn census(records: Vec<NodeRecord>, was_wiped: bool) -> Census {
+    let claim = |record: &NodeRecord| Claim { block: record.blocks[0], owner: Some(record.name.clone()) };
+    let claims = records.iter().map(claim).collect();
+    Census { nodes: records.into_iter().map(stored).collect(), claims, unread: BTreeSet::new(), was_wiped }
+}
+
+fn routed(known: &Known) -> Vec<String> {
+    let is_refused = |way: &Way| matches!(way, Way::None(NoWay::Refused(_)));
+    known.mesh.ways().filter(|(_, _, way)| !is_refused(way)).map(|(name, ..)| name.to_string()).collect()
 }
 
 #[test]
@@ -45,9 +58,24 @@ fn nodes_of_a_wiped_store_are_kept_until_another_has_their_block() {
         until > Instant::now() + Duration::from_secs(1800),
         "an agent may be down for longer than a minute"
     );
-    known.set_peer(record("n4", 4, "10.2.1.0/24"));
+    // A record alone takes nothing, neither the block nor the time to come back.
+    known.set_peer(stored(record("n4", 4, "10.2.1.0/24")));
+    assert_eq!(routed(&known), ["n2", "n3"]);
+    known.set_claim("10.2.1.0/24".parse().unwrap(), Some("n4".try_into().unwrap()));
     assert_eq!(names(&known), ["n3", "n4"]);
+    assert_eq!(routed(&known), ["n3", "n4"]);
     assert!(known.awaited.is_empty());
+}
+
+#[test]
+fn a5_remembered_nodes_have_their_blocks_before_the_store_answers() {
+    let mut known = known();
+    assert_eq!(routed(&known), ["n2", "n3"]);
+    // The store answers: n2 has no claim any more, and one that cannot be read says what it said before.
+    let unreadable = Claim { block: "10.2.2.0/24".parse().unwrap(), owner: None };
+    let all = vec![record("n2", 2, "10.2.1.0/24"), record("n3", 3, "10.2.2.0/24")];
+    known.set_all(Census { claims: vec![unreadable], ..census(all, false) });
+    assert_eq!(routed(&known), ["n3"]);
 }
 
 #[test]

@@ -72,6 +72,7 @@ impl Site {
         let member = Member {
             registry: registry.clone(),
             candidate: Candidate { remembered: nets(remembered), ..candidate },
+            cuts: cuts(&spec()).unwrap(),
             shared: Arc::clone(&shared),
             addresses: published,
             holds: watch::channel(None).0,

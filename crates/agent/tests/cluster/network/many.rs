@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use ::cluster::{Cut, Layout, NodeRecord, Object as _};
+use ::cluster::{BlockClaim, Cut, Layout, NodeRecord, Object as _};
 use ipnet::IpNet;
 use netlink::{NetNs, PeerMonitor, PeerNews};
 use store::{Change, EtcdConfig, Outcome, Store, StoreConfig};
@@ -56,9 +56,13 @@ fn commit(cluster: &Cluster, changes: &[Change]) {
     cluster.etcd.members[0].node().enter(write).unwrap();
 }
 
-fn put(record: &NodeRecord) -> Change {
-    let key = Layout::new("/podwire", None).node(&record.name);
-    Change::Put { key, value: record.encode(), lease: None }
+/// A record and the claims of its blocks.
+fn put(record: &NodeRecord) -> Vec<Change> {
+    let layout = Layout::new("/podwire", None);
+    let put = |key, value| Change::Put { key, value, lease: None };
+    let claim = BlockClaim { node: record.name.clone() };
+    let claims = record.blocks.iter().map(|block| put(layout.block(block), claim.encode()));
+    claims.chain([put(layout.node(&record.name), record.encode())]).collect()
 }
 
 /// The blocks that routes lead to.
@@ -74,7 +78,7 @@ fn many_peers_come_and_go_and_a_change_of_one_touches_no_other() {
     let own = destinations(&cluster);
     let streams = Streams::between(&cluster, &[("p1", "p2")]);
     let records: Vec<NodeRecord> = (0..COUNT).map(made_up).collect();
-    commit(&cluster, &records.iter().map(put).collect::<Vec<_>>());
+    commit(&cluster, &records.iter().flat_map(put).collect::<Vec<_>>());
     let all: BTreeSet<IpNet> =
         records.iter().flat_map(|record| record.blocks.clone()).chain(own.iter().copied()).collect();
     await_that("all routes", PATIENCE, || destinations(&cluster) == all);
@@ -83,7 +87,7 @@ fn many_peers_come_and_go_and_a_change_of_one_touches_no_other() {
     let mut monitor = PeerMonitor::open_in(&NetNs::open(n1.path()).unwrap()).unwrap();
     let mut moved = made_up(1);
     moved.addresses = made_up(COUNT + 1).addresses;
-    commit(&cluster, &[put(&moved)]);
+    commit(&cluster, &put(&moved));
     await_that("the move", SOON, || {
         let gateway = format!("dst {} ", moved.addresses[0]);
         n1.sh(&["bridge", "fdb", "show", "dev", "pwvx4"]).unwrap().contains(&gateway)

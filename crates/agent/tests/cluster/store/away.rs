@@ -7,7 +7,7 @@ use testkit::{Cluster, Plan, soak};
 
 use super::{
     Desk, await_good_routes, await_no_problem, await_problem, await_routes, await_saved_peers, blocks_of,
-    ghost, ghost_blocks, mixed, problems, up_with,
+    ghost_blocks, ghost_joins, mixed, problems, up_with,
 };
 use crate::common::{PATIENCE, SOON, Streams, await_that, expect_reach};
 
@@ -105,8 +105,7 @@ fn etcd_black_holed_calls_end_and_pods_are_served() {
     expect_reach(&cluster, SOON);
     etcd(&cluster, "nft delete table inet hole");
     await_no_problem(cluster.agent("n2").unwrap());
-    let (key, value) = ghost(1);
-    Desk::of(&cluster).put(&key, &value);
+    Desk::of(&cluster).commit(&ghost_joins(1));
     await_routes(&cluster, &["n1", "n2"], &ghost_blocks(1));
     streams.expect_whole();
 }

@@ -6,8 +6,8 @@ use rustix::process::Signal;
 use testkit::{Plan, Store, Transport};
 
 use super::{
-    Desk, PREFIX, await_good_routes, await_no_problem, await_routes, ghost, ghost_at, ghost_blocks, put,
-    up_with,
+    Desk, PREFIX, await_good_routes, await_no_problem, await_routes, ghost_at, ghost_blocks, ghost_joins,
+    put, up_with,
 };
 use crate::common::{PATIENCE, Streams, expect_reach};
 
@@ -21,11 +21,10 @@ fn etcd_leader_of_three_killed_and_the_watch_goes_on() {
     for number in 1..=2 {
         let leader = cluster.etcd.leader().unwrap();
         cluster.etcd.members[leader].kill().unwrap();
-        let (key, value) = ghost(number);
+        let change = ghost_joins(number);
         let desk = Desk { host: cluster.node("n1").unwrap(), ..Desk::of(&cluster) };
         testkit::wait_until("a store that writes", PATIENCE, || {
             // Whoever asks before there is another leader gets no answer.
-            let change = [put(&key, &value)];
             let commit = async |store: ::store::Store| store.with_deadline(QUICK).commit(&[], &change).await;
             Ok(desk.with(commit).is_ok())
         })
@@ -48,8 +47,7 @@ fn etcd_compacted_under_a_watch_everything_is_listed_again() {
     let cluster = up_with("compacted", &plan, &["n1", "n2"]);
     let desk = Desk::of(&cluster);
     for number in 1..=3 {
-        let (key, value) = ghost(number);
-        desk.put(&key, &value);
+        desk.commit(&ghost_joins(number));
     }
     await_good_routes(cluster.agent("n2").unwrap(), 8);
     let streams = Streams::between(&cluster, &[("p1", "p2"), ("p2", "p1")]);
@@ -62,10 +60,10 @@ fn etcd_compacted_under_a_watch_everything_is_listed_again() {
         }
     });
     // One goes, one moves, one comes, and the filler is no node.
-    let ((moved, moved_value), (new, new_value)) = (ghost_at(2, 150), ghost(4));
+    let (moved, moved_value) = ghost_at(2, 150);
     desk.delete(&format!("{PREFIX}/nodes/ghost1"));
     desk.put(&moved, &moved_value);
-    desk.put(&new, &new_value);
+    desk.commit(&ghost_joins(4));
     desk.delete(&key);
     let now = desk.with(async |store| store.list(&format!("{PREFIX}/")).await.unwrap().revision);
     let etcd = &cluster.etcd.members[0];

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use ipnet::IpNet;
 use testkit::{Cluster, Plan};
 
-use super::{Desk, PREFIX, await_good_routes, mixed, up_with};
+use super::{Desk, PREFIX, await_good_routes, ghost_joins, ghost_leaves, mixed, up_with};
 use crate::common::{PATIENCE, Streams, await_that, expect_reach, up};
 
 const PAIRS: [(&str, &str); 4] = [("p1", "p2"), ("p2", "p3"), ("p3", "p1"), ("p1", "p3")];
@@ -42,12 +42,11 @@ fn etcd_keys_deleted_nodes_register_again_and_nothing_moves() {
     cluster.etcd.members[0].kill().unwrap();
     cluster.start_etcd().unwrap();
     let desk = Desk::of(&cluster);
-    let (key, value) = super::ghost(1);
-    desk.put(&key, &value);
+    desk.commit(&ghost_joins(1));
     for node in ["n1", "n2"] {
         await_good_routes(cluster.agent(node).unwrap(), 6);
     }
-    desk.delete(&key);
+    desk.commit(&ghost_leaves(1));
     cluster.start_agent("n3").unwrap();
     await_registered(&cluster, &before, &["n1", "n2", "n3"]);
     for node in ["n1", "n2", "n3"] {
