@@ -90,11 +90,11 @@ impl Layout {
         Some((name, read))
     }
 
-    /// The block that a key of `blocks` is about.
+    /// The block that a key of `blocks` is about. Only one spelling of it is a key: with two there could be two claims.
     pub fn block_of(&self, key: &str) -> Option<IpNet> {
         let (address, length) = key.strip_prefix(&self.blocks())?.rsplit_once('-')?;
         let block = IpNet::new(address.parse().ok()?, length.parse().ok()?).ok()?;
-        (block.trunc() == block).then_some(block)
+        (self.block(&block.trunc()) == key).then_some(block)
     }
 
     /// The block that a key of `blocks` is about, and the node that owns it, or why the claim cannot be used.
@@ -135,6 +135,14 @@ mod tests {
         for text in ["10.2.3.0/24", "fd00:2:0:300::/72"] {
             let block: IpNet = text.parse().unwrap();
             assert_eq!(layout.block_of(&layout.block(&block)), Some(block));
+        }
+        for other in [
+            "/pw/blocks/fd00:2:0:300:0:0:0:0-72",
+            "/pw/blocks/FD00:2:0:300::-72",
+            "/pw/blocks/fd00:2:0:300::-072",
+            "/pw/blocks/10.2.3.0-+24",
+        ] {
+            assert_eq!(layout.block_of(other), None, "another spelling: {other}");
         }
         for bad in
             ["/pw/blocks/10.2.3.0", "/pw/blocks/10.2.3.1-24", "/pw/blocks/10.2.3.0-33", "/pw/blocks/-8"]

@@ -357,6 +357,7 @@ pub(crate) fn cuts(spec: &NetworkSpec) -> Result<Vec<Cut>, CutError> {
 
 fn words(spec: &NetworkSpec) -> String {
     let NetworkSpec { subnets, margin, vni, vxlan_port } = spec;
-    let subnets: Vec<String> = subnets.iter().map(ToString::to_string).collect();
+    // There is one of each family, unless another program wrote it.
+    let subnets: Vec<String> = subnets.iter().take(4).map(ToString::to_string).collect();
     format!("{} with {margin} bits for nodes, VNI {vni} on port {vxlan_port}", subnets.join(" and "))
 }

@@ -283,8 +283,8 @@ impl Member {
             let (key, update) = match event {
                 Event::Put(entry) => {
                     // Also one that cannot be read any more. What a newer version wrote is not ours to change.
-                    let is_newer = NodeRecord::decode(&entry.value).is_err_and(|error| error.is_newer());
-                    if entry.key == own && entry.revision > joined.revision && !is_newer {
+                    let is_newer = || NodeRecord::decode(&entry.value).is_err_and(|error| error.is_newer());
+                    if entry.key == own && entry.revision > joined.revision && !is_newer() {
                         info!("our record was changed by somebody: joining again");
                         return Ok(Next::End(End::Again));
                     }

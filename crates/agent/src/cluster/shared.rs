@@ -24,6 +24,9 @@ use crate::metrics::Metrics;
 use crate::share::{Share, Shares, TunnelSize};
 use crate::work::Work;
 
+/// Values that cannot be read are listed one by one up to this number.
+const UNREAD: usize = 20;
+
 /// One for all of them.
 pub(super) struct Shared {
     pub(super) config: Arc<Config>,
@@ -345,7 +348,10 @@ impl Shared {
         problems.extend(state.trouble.as_ref().map(|Trouble { what, since }| {
             problem(format!("{what}; since {}: what this node knew before stays in force", api::utc(*since)))
         }));
-        problems.extend(state.unread.iter().cloned().map(problem));
+        problems.extend(state.unread.iter().take(UNREAD).cloned().map(problem));
+        let more = state.unread.len().saturating_sub(UNREAD);
+        problems
+            .extend((more > 0).then(|| problem(format!("{more} more values in the store cannot be read"))));
         problems.extend(state.unsaved.clone().map(problem));
         problems.extend(state.forgetful.clone().map(problem));
         problems.extend(state.cramped.clone().map(problem));

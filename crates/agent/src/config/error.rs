@@ -42,8 +42,10 @@ pub enum Problem {
     Syntax { origin: Origin, message: String },
     #[error("{from}cannot read the config file {}: {source}", path.display())]
     Unreadable { from: String, path: PathBuf, source: std::io::Error },
-    #[error("{} holds {key} and {exposure}", path.display())]
-    Exposed { path: PathBuf, key: &'static str, exposure: String },
+    #[error("the config file {} holds {key} and {reason}", path.display())]
+    Exposed { path: PathBuf, key: &'static str, reason: String },
+    #[error("the config file {} {reason}", path.display())]
+    Tampering { path: PathBuf, reason: String },
     #[error("cannot find my own program file, beside which the plugin lies: {0}; set --install-plugin")]
     OwnProgram(std::io::Error),
 }

@@ -1,7 +1,6 @@
 //! Where etcd is, and how it is spoken to.
 
 use std::fmt;
-use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
@@ -215,17 +214,14 @@ pub(super) fn password(text: &str) -> Result<Secret, String> {
 /// The file's first and only line.
 pub(super) fn password_file(text: &str) -> Result<Secret, String> {
     let path = super::values::path(text)?;
-    let (content, exposure) = read(&path).map_err(|error| format!("cannot be read: {error}"))?;
-    if let Some(exposure) = exposure {
+    // One more than is allowed, with the end of the line: then it is found to be too long.
+    let read = secrets::read(&path, MAX_PASSWORD as u64 + 3);
+    let content = read.map_err(|error| format!("cannot be read: {error}"))?;
+    if let Some(exposure) = content.exposure {
         return Err(format!("holds a password and {exposure}"));
     }
-    let line = content.strip_suffix('\n').unwrap_or(&content);
+    let line = content.text.strip_suffix('\n').unwrap_or(&content.text);
     let line = line.strip_suffix('\r').unwrap_or(line);
     let secret = password(line).map_err(|allowed| format!("holds no password: it {allowed}"))?;
     Ok(Secret { file: Some(path), ..secret })
-}
-
-fn read(path: &Path) -> io::Result<(String, Option<String>)> {
-    // One more than is allowed, with the end of the line: then it is found to be too long.
-    secrets::read(path, MAX_PASSWORD as u64 + 3)
 }

@@ -8,7 +8,8 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::config::keys::Set;
-use crate::config::{Flags, KEYS, Key, Kind, Origin, Problem, aliases, secrets};
+use crate::config::secrets::{self, Content};
+use crate::config::{Flags, KEYS, Key, Kind, Origin, Problem, aliases};
 
 /// Read where it exists.
 pub const DEFAULT_FILE: &str = "/etc/podwire/agent.toml";
@@ -45,11 +46,15 @@ pub(super) fn collect(
     let file = file.or(named.map(|path| (path, format!("variable {FILE_VARIABLE}: "))));
     match read(file.as_ref()) {
         Ok(None) => {}
-        Ok(Some(ConfigFile { path, text, exposure })) => {
+        Ok(Some((path, Content { text, exposure, tampering }))) => {
             FileLayer { path: path.clone(), text: &text, given: &mut given, problems: &mut problems }.read();
             let secret = given.iter().find(|given| given.key.kind == Kind::Secret);
-            if let Some((secret, exposure)) = secret.zip(exposure) {
-                problems.push(Problem::Exposed { path, key: secret.key.name, exposure });
+            match (tampering, secret.zip(exposure)) {
+                (Some(reason), _) => problems.push(Problem::Tampering { path, reason }),
+                (None, Some((secret, reason))) => {
+                    problems.push(Problem::Exposed { path, key: secret.key.name, reason });
+                }
+                (None, None) => {}
             }
         }
         Err(problem) => problems.push(problem),
@@ -100,33 +105,25 @@ fn variables(
     (others, file)
 }
 
-/// A config file that was read.
-struct ConfigFile {
-    path: PathBuf,
-    text: String,
-    /// Why a secret in it is not safe.
-    exposure: Option<String>,
-}
-
 /// Only the default file may be missing.
-fn read(named: Option<&(PathBuf, String)>) -> Result<Option<ConfigFile>, Problem> {
+fn read(named: Option<&(PathBuf, String)>) -> Result<Option<(PathBuf, Content)>, Problem> {
     let (path, from) = match named {
         Some((path, from)) => (path.as_path(), from.as_str()),
         None => (Path::new(DEFAULT_FILE), ""),
     };
     match read_text(path) {
-        Ok((text, exposure)) => Ok(Some(ConfigFile { path: path.to_owned(), text, exposure })),
+        Ok(content) => Ok(Some((path.to_owned(), content))),
         Err(error) if error.kind() == io::ErrorKind::NotFound && named.is_none() => Ok(None),
         Err(source) => Err(Problem::Unreadable { from: from.to_owned(), path: path.to_owned(), source }),
     }
 }
 
-fn read_text(path: &Path) -> io::Result<(String, Option<String>)> {
-    let (text, exposure) = secrets::read(path, MAX_FILE + 1)?;
-    if text.len() as u64 > MAX_FILE {
+fn read_text(path: &Path) -> io::Result<Content> {
+    let content = secrets::read(path, MAX_FILE + 1)?;
+    if content.text.len() as u64 > MAX_FILE {
         return Err(io::Error::other(format!("it is larger than {MAX_FILE} bytes")));
     }
-    Ok((text, exposure))
+    Ok(content)
 }
 
 struct FileLayer<'a> {

@@ -8,10 +8,17 @@ use std::path::Path;
 use rustix::fs::OFlags;
 use rustix::process::geteuid;
 
-/// Reads at most so many bytes of a regular file. The second part says why a secret in it is not safe, and what helps.
-///
-/// Owner and mode are those of the file that was read: it may be replaced in the meantime. A FIFO must not block the start.
-pub(super) fn read(path: &Path, most: u64) -> io::Result<(String, Option<String>)> {
+/// A file that was read. The path may lead to another one in the meantime.
+pub(super) struct Content {
+    pub(super) text: String,
+    /// Why a secret in it is not safe, and what helps.
+    pub(super) exposure: Option<String>,
+    /// Why its text may be another user's, and what helps.
+    pub(super) tampering: Option<String>,
+}
+
+/// Reads at most so many bytes of a regular file. A FIFO must not block the start.
+pub(super) fn read(path: &Path, most: u64) -> io::Result<Content> {
     let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
     let flags = i32::try_from(flags.bits()).map_err(io::Error::other)?;
     let file = File::options().read(true).custom_flags(flags).open(path)?;
@@ -21,14 +28,28 @@ pub(super) fn read(path: &Path, most: u64) -> io::Result<(String, Option<String>
     }
     let mut text = String::new();
     file.take(most).read_to_string(&mut text)?;
-    Ok((text, exposure(path, &metadata)))
+    Ok(Content { text, exposure: exposure(path, &metadata), tampering: tampering(path, &metadata) })
 }
 
 /// Root and the user of this process may own it, and have access to it.
 pub(super) fn exposure(path: &Path, metadata: &Metadata) -> Option<String> {
-    let (owner, mode, path) = (metadata.uid(), metadata.mode() & 0o7777, path.display());
-    if owner != 0 && owner != geteuid().as_raw() {
-        return Some(format!("belongs to another user ({owner}): chown root {path}"));
+    let mode = metadata.mode() & 0o7777;
+    if let Some(what) = other_owner(path, metadata) {
+        return Some(what);
     }
+    let path = path.display();
     (mode & 0o077 != 0).then(|| format!("other users have access to it (mode {mode:04o}): chmod 600 {path}"))
+}
+
+/// The agent is root: a user who can change its configuration must be as well.
+fn tampering(path: &Path, metadata: &Metadata) -> Option<String> {
+    let mode = metadata.mode() & 0o7777;
+    let writable = || format!("can be changed by every user (mode {mode:04o}): chmod o-w {}", path.display());
+    other_owner(path, metadata).or_else(|| (mode & 0o002 != 0).then(writable))
+}
+
+fn other_owner(path: &Path, metadata: &Metadata) -> Option<String> {
+    let owner = metadata.uid();
+    (owner != 0 && owner != geteuid().as_raw())
+        .then(|| format!("belongs to another user ({owner}): chown root {}", path.display()))
 }

@@ -1,9 +1,11 @@
 //! Folders and files that are there after a power cut, too.
 
-use std::fs::{DirBuilder, File};
+use std::fs::{self, DirBuilder, File, Metadata};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
+
+use rustix::process::geteuid;
 
 use super::fault::{Fault, io_fault};
 
@@ -11,8 +13,10 @@ const FOLDER: u32 = 0o700;
 const FILE: u32 = 0o600;
 
 pub(super) fn make_folder(dir: &Path) -> Result<(), Fault> {
-    if dir.is_dir() {
-        return Ok(());
+    if let Ok(found) = fs::metadata(dir)
+        && found.is_dir()
+    {
+        return private(&found).map_err(io_fault("use the directory", dir));
     }
     DirBuilder::new().recursive(true).mode(FOLDER).create(dir).map_err(io_fault("make the folder", dir))?;
     // Where the folder stands; a relative one may have no name above it.
@@ -20,6 +24,18 @@ pub(super) fn make_folder(dir: &Path) -> Result<(), Fault> {
         Some(parent) if !parent.as_os_str().is_empty() => sync_folder(parent),
         _ => Ok(()),
     }
+}
+
+/// A user who can write here can replace the log, or hold the lock.
+fn private(found: &Metadata) -> io::Result<()> {
+    let (owner, mode) = (found.uid(), found.mode() & 0o7777);
+    if owner != 0 && owner != geteuid().as_raw() {
+        return Err(io::Error::other(format!("it belongs to another user ({owner}): chown root")));
+    }
+    if mode & 0o022 != 0 {
+        return Err(io::Error::other(format!("other users can write to it (mode {mode:04o}): chmod 700")));
+    }
+    Ok(())
 }
 
 /// What was renamed or made in a folder stays so.

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-use store::{Error, Watched};
+use store::{Error, Store, StoreConfig, Watched};
 use tempfile::TempDir;
 
 use super::open;
@@ -120,4 +120,23 @@ async fn only_its_owner_can_read_it() {
     open(&folder).commit(&[], &[put("/a", "1")]).await.unwrap();
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!((mode(&folder), mode(&folder.join("log")), mode(&folder.join("lock"))), (0o700, 0o600, 0o600));
+}
+
+/// A user who can write there could replace the log, or hold the lock.
+#[test]
+fn a_directory_that_other_users_can_write_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = StoreConfig::Embedded { dir: dir.path().to_owned() };
+    let opened = |mode: u32, owner: u32| {
+        std::os::unix::fs::chown(dir.path(), Some(owner), None).unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(mode)).unwrap();
+        Store::open(&config).map(drop).map_err(|error| error.to_string())
+    };
+    for (mode, owner, help) in
+        [(0o770, 0, "chmod 700"), (0o1777, 0, "chmod 700"), (0o700, 65534, "chown root")]
+    {
+        let told = opened(mode, owner).unwrap_err();
+        assert!(told.contains(help) && told.contains(dir.path().to_str().unwrap()), "{told}");
+    }
+    assert_eq!(opened(0o755, 0), Ok(()));
 }
