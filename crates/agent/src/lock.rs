@@ -17,7 +17,7 @@ use types::{Digest, NetworkName};
 const FILE: &str = "agent.lock";
 /// How often a file that is removed between open and lock is opened anew.
 const ATTEMPTS: usize = 16;
-/// What the kernel has room for in a table's name.
+/// The longest table name that the kernel accepts.
 const LONGEST_NAME: usize = 255;
 
 #[derive(Debug, thiserror::Error)]

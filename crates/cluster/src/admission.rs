@@ -13,7 +13,7 @@ use types::{Mac, NodeName};
 use crate::cut::Cut;
 use crate::object::NodeRecord;
 
-/// Blocks of one record that are used. An agent claims at most 100; the rest is room for later versions. It bounds the work
+/// Blocks of one record that are used. An agent claims at most 100; the rest allows for later versions. It bounds the work
 /// that one record causes on every other node.
 pub const MAX_BLOCKS: usize = 1024;
 /// Addresses of one record that are used. An agent publishes at most one of each family.
@@ -296,15 +296,15 @@ mod tests {
         let blocks: Vec<&str> = many.iter().map(String::as_str).collect();
         let addresses: Vec<String> = (1..=20).map(|n| format!("192.0.2.{n}")).collect();
         let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
-        let told = sentences(&record(&blocks, &addresses), &BTreeMap::new());
-        let [blocks, beyond, addresses] = &told[..] else { panic!("{told:?}") };
+        let shown = sentences(&record(&blocks, &addresses), &BTreeMap::new());
+        let [blocks, beyond, addresses] = &shown[..] else { panic!("{shown:?}") };
         assert!(blocks.contains("10.2.0.2/32 and 1021 more are not routed"), "{blocks}");
         assert!(
             beyond.contains("and 1973 more") && beyond.ends_with("a record may have 1024 at most"),
             "{beyond}"
         );
         assert!(addresses.contains("and 9 more are not used: a record may have 8 at most"), "{addresses}");
-        assert!(told.iter().all(|one| one.len() < 200), "{told:?}");
+        assert!(shown.iter().all(|one| one.len() < 200), "{shown:?}");
     }
 
     #[test]
@@ -325,8 +325,8 @@ mod tests {
             ("10.2.9.9", "inside the pod network 10.2.0.0/16"),
             ("fd00:2::9", "inside the pod network fd00:2::/64"),
         ] {
-            let told = sentences(&record(&[], &[address, "192.0.2.1", "2001:db8::1"]), &BTreeMap::new());
-            let [one] = &told[..] else { panic!("{address}: {told:?}") };
+            let shown = sentences(&record(&[], &[address, "192.0.2.1", "2001:db8::1"]), &BTreeMap::new());
+            let [one] = &shown[..] else { panic!("{address}: {shown:?}") };
             assert!(one.starts_with("address ") && one.contains(" is not used: "), "{one}");
             assert!(one.contains(why), "{one}");
         }

@@ -80,17 +80,17 @@ impl Known {
     pub(super) fn set_all(&mut self, census: Census) {
         let Census { nodes, claims, unread, was_wiped } = census;
         self.is_complete = true;
-        let told: BTreeSet<&NodeName> = nodes.iter().map(|node| &node.record.name).collect();
+        let listed: BTreeSet<&NodeName> = nodes.iter().map(|node| &node.record.name).collect();
         let is_kept = |name: &NodeName| was_wiped || unread.contains(name) || self.awaited.contains_key(name);
-        let absent = self.mesh.stored().filter(|node| !told.contains(&node.record.name));
+        let absent = self.mesh.stored().filter(|node| !listed.contains(&node.record.name));
         let mut kept: Vec<StoredNode> = absent.filter(|node| is_kept(&node.record.name)).cloned().collect();
         if was_wiped {
             let names = kept.iter().map(|node| &node.record.name).filter(|name| !unread.contains(*name));
             self.await_return(names.cloned().collect());
-            // What is in force comes before what is written anew, whose revisions begin anew as well.
+            // Records in force come before records that are written again: the revisions of the store have started over.
             kept.iter_mut().for_each(|node| node.created = 0);
         }
-        self.awaited.retain(|name, _| !told.contains(name));
+        self.awaited.retain(|name, _| !listed.contains(name));
         let owners = self.owners(&kept, claims);
         self.mesh.set_all(kept.into_iter().chain(nodes), owners);
         self.drop_superseded();

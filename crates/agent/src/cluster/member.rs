@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! join ─► list all ─► watch from there ─► Update … ─► routes
-//!   ▲                       │ broken, compacted, our record or a claim of ours gone or taken
+//!   ▲                       │ broken, compacted, own record or claim removed or taken
 //!   └───────────────────────┘
 //! ```
 //!

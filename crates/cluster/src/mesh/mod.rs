@@ -52,7 +52,7 @@ pub struct Mesh {
     peers: BTreeMap<Arc<NodeName>, Peer>,
     /// The owner of each block, as its claim says.
     owners: BTreeMap<IpNet, NodeName>,
-    /// The records that name a block, whoever owns it.
+    /// The records that name a block, with or without its claim.
     named: Shared<IpNet>,
     macs: Shared<Mac>,
     addresses: Shared<IpAddr>,

@@ -130,13 +130,13 @@ fn a_directory_that_other_users_can_write_is_refused() {
     let opened = |mode: u32, owner: u32| {
         std::os::unix::fs::chown(dir.path(), Some(owner), None).unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(mode)).unwrap();
-        Store::open(&config).map(drop).map_err(|error| error.to_string())
+        Store::open(&config).map(drop).map_err(|e| e.to_string())
     };
     for (mode, owner, help) in
         [(0o770, 0, "chmod 700"), (0o1777, 0, "chmod 700"), (0o700, 65534, "chown root")]
     {
-        let told = opened(mode, owner).unwrap_err();
-        assert!(told.contains(help) && told.contains(dir.path().to_str().unwrap()), "{told}");
+        let error = opened(mode, owner).unwrap_err();
+        assert!(error.contains(help) && error.contains(dir.path().to_str().unwrap()), "{error}");
     }
     assert_eq!(opened(0o755, 0), Ok(()));
 }

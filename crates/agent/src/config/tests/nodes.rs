@@ -221,9 +221,9 @@ fn a12_a_user_over_http_is_refused_unless_allowed() {
 
 #[test]
 fn a12_a_file_with_a_password_that_others_can_read_is_refused() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let at = |name: &str, content: &str| {
-        let path = folder.path().join(name);
+        let path = dir.path().join(name);
         fs::write(&path, content).unwrap();
         path
     };
@@ -272,24 +272,24 @@ fn a12_a_file_with_a_password_that_others_can_read_is_refused() {
 
 #[test]
 fn a12_a_fifo_as_password_file_does_not_block() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("fifo");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("fifo");
     rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
     refused(&["--etcd-password-file", path.to_str().unwrap()], &["not a regular file"]);
 }
 
 #[test]
 fn a12_a_private_key_that_others_can_read_is_reported() {
-    let folder = tempfile::tempdir().unwrap();
-    let key = folder.path().join("key.pem");
+    let dir = tempfile::tempdir().unwrap();
+    let key = dir.path().join("key.pem");
     fs::write(&key, "key").unwrap();
     let flags = ["--etcd-endpoints", "a", "--etcd-cert", "/c", "--etcd-key", key.to_str().unwrap()];
-    let told = |mode| {
+    let reported = |mode| {
         fs::set_permissions(&key, fs::Permissions::from_mode(mode)).unwrap();
         load("", &[], &flags).unwrap().exposed_key()
     };
-    assert!(told(0o644).is_some_and(|what| what.contains("private key") && what.contains("chmod 600")));
-    assert_eq!(told(0o600), None);
+    assert!(reported(0o644).is_some_and(|what| what.contains("private key") && what.contains("chmod 600")));
+    assert_eq!(reported(0o600), None);
 }
 
 #[test]
