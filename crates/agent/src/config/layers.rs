@@ -48,7 +48,8 @@ pub(super) fn collect(
         Ok(None) => {}
         Ok(Some((path, Content { text, exposure, tampering }))) => {
             FileLayer { path: path.clone(), text: &text, given: &mut given, problems: &mut problems }.read();
-            let secret = given.iter().find(|given| given.key.kind == Kind::Secret);
+            let is_secret = |given: &&Given| given.key.kind == Kind::Secret && given.text != "none";
+            let secret = given.iter().find(is_secret);
             match (tampering, secret.zip(exposure)) {
                 (Some(reason), _) => problems.push(Problem::Tampering { path, reason }),
                 (None, Some((secret, reason))) => {

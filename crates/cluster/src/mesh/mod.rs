@@ -138,13 +138,14 @@ impl Mesh {
 
     /// The claim of a block names this node now, or there is none.
     pub fn set_claim(&mut self, block: IpNet, owner: Option<NodeName>) {
-        let before = match owner.clone() {
+        if self.owners.get(&block) == owner.as_ref() {
+            return;
+        }
+        match owner {
             Some(owner) => self.owners.insert(block, owner),
             None => self.owners.remove(&block),
         };
-        if before != owner {
-            self.replan(self.named.holders(block).cloned().collect());
-        }
+        self.replan(self.named.holders(block).cloned().collect());
     }
 
     pub fn remove_peer(&mut self, name: &NodeName) {
