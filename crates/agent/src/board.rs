@@ -61,6 +61,8 @@ pub(crate) enum Finder {
     Config,
     Keeper,
     Firewall,
+    /// Elements of pods that are gone.
+    Elements,
     Socket,
     Tcp,
     Tombstones,

@@ -99,11 +99,11 @@ impl Lock {
             move |source| LockError::Io { operation, path, source }
         };
         DirBuilder::new().recursive(true).mode(0o700).create(run_dir).map_err(failed("make", run_dir))?;
+        files::check_dir(run_dir).map_err(|error| failed("use", run_dir)(io::Error::other(error)))?;
         let path = run_dir.join(FILE);
         let mut options = File::options();
-        let flags = i32::try_from((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits()).unwrap_or_default();
-        let options = options.create(true).read(true).write(true).truncate(false).mode(0o600);
-        let file = options.custom_flags(flags).open(&path);
+        let file =
+            files::open(&path, options.create(true).read(true).write(true).truncate(false).mode(0o600));
         let file = file.map_err(failed("open", &path))?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
@@ -121,7 +121,7 @@ impl Lock {
     /// Who works in this folder, if anybody does. Makes nothing; only for messages.
     fn holder(run_dir: &Path) -> Option<String> {
         let path = run_dir.join(FILE);
-        let file = File::open(&path).ok()?;
+        let file = files::open(&path, File::options().read(true)).ok()?;
         let free = flock(&file, FlockOperation::NonBlockingLockShared);
         (free == Err(Errno::WOULDBLOCK)).then(|| named_in(&path))
     }
@@ -136,7 +136,7 @@ impl Lock {
 
 /// Only for messages; it may have changed by now.
 fn named_in(path: &Path) -> String {
-    fs::read_to_string(path).unwrap_or_default().trim().to_owned()
+    files::read_text(path).unwrap_or_default().trim().to_owned()
 }
 
 #[cfg(test)]

@@ -32,6 +32,8 @@ pub enum TombstoneError {
     Content { path: PathBuf, source: serde_json::Error },
     #[error("the tombstone {} is larger than {LARGEST} bytes", path.display())]
     TooLarge { path: PathBuf },
+    #[error("the directory of tombstones is not safe: {0}")]
+    Unsafe(#[from] files::UnsafeDir),
 }
 
 /// The folder of a node's tombstones.
@@ -88,7 +90,9 @@ impl Tombstones {
         let content = Content { key: key.clone(), call };
         let text = serde_json::to_vec(&content)
             .map_err(|source| TombstoneError::Content { path: path.clone(), source })?;
+        dir.parent().map_or(Ok(()), files::check_dir)?;
         DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(io("make", dir))?;
+        files::check_dir(dir)?;
         let temp = dir.join(format!("{IN_THE_MAKING}{}", call.request_id));
         let written = write_new(&temp, &text)
             .map_err(io("write", &temp))
@@ -200,7 +204,7 @@ fn read(path: PathBuf) -> Result<Option<Tombstone>, TombstoneError> {
     let mut identity = Identity::of(&meta);
     let content = if meta.is_file() {
         // Read and identified through one descriptor: it may be replaced at any moment.
-        match optional(File::open(&path)).map_err(io("open", &path)) {
+        match optional(files::open(&path, File::options().read(true))).map_err(io("open", &path)) {
             Ok(Some(file)) => content_of(&file, &path, &mut identity),
             Ok(None) => return Ok(None),
             Err(e) => Err(e),

@@ -201,7 +201,7 @@ fn clear_the_way(
     }
     let plugin =
         netconf::foreign_ipam(&call.config).filter(|_| held.attachment().is_some_and(|a| a.delegated));
-    detach::undo(held, key, caller)?;
+    detach::undo(held, Some(key), caller)?;
     // Its addresses came from there, and would not be given again.
     let Some(plugin) = plugin else { return Ok(None) };
     Delegate::find(plugin, &call.config, caller.delegates)?.del().map(|()| None)
@@ -417,7 +417,7 @@ fn finish(
     });
     match ready {
         Ok(wired) => Ok((attachment, wired)),
-        Err(error) => match detach::undo(held, site.key, site.caller) {
+        Err(error) => match detach::undo(held, Some(site.key), site.caller) {
             Ok(()) => Err(error),
             Err(also) => Err(Error::Several(vec![error, also])),
         },

@@ -4,10 +4,11 @@
 mod peers;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::fs::{self, File};
+use std::io::Write;
 use std::net::IpAddr;
 use std::os::unix::fs::FileTypeExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use ipnet::IpNet;
 use netlink::{Address, Link, Op, RtSocket};
@@ -199,8 +200,7 @@ fn remove_attachments(state: &State, report: &mut Report) -> Result<(), Error> {
     for network in state.networks()? {
         let all = network.list()?;
         let count = all.len();
-        let how = gc::Undoing { name: None, caller: &Caller::STANDALONE };
-        let errors = gc::undo_all(all, &how, |listed| Ok(network.find_stem(&listed.stem)?));
+        let errors = gc::undo_all(all, &Caller::STANDALONE, |listed| Ok(network.find_stem(&listed.stem)?));
         report.left.extend(errors.iter().map(|error| format!("attachment not removed: {error}")));
         if count > errors.len() {
             report.done.push(format!("{} attachments of {} removed", count - errors.len(), network.name()));
@@ -322,8 +322,13 @@ impl Leaving {
     /// A sysctl that somebody else changed after us is theirs now (F7). One that is the whole node's serves the pods of
     /// others too: without forwarding they would be cut off.
     fn restore_sysctls(&mut self, state: &State) -> Result<(), Error> {
-        for (path, changed) in state.sysctls().read()? {
-            let Ok(now) = fs::read_to_string(&path) else { continue };
+        let changes = state.sysctls().read()?;
+        self.report.left.extend(changes.refused.iter().map(|path| {
+            format!("{path:?} is recorded as a setting that Podwire changed, which it never is: not touched")
+        }));
+        for (sysctl, changed) in changes.known {
+            let path = sysctl.path().display().to_string();
+            let Ok(now) = files::read_text(sysctl.path()) else { continue };
             let now = now.trim();
             if now == changed.ours && self.is_shared(&path)? {
                 let (others, before) = (self.others.names(), &changed.before);
@@ -331,8 +336,8 @@ impl Leaving {
                     .left
                     .push(format!("{path} stays {now}: {others} needs it; it was {before} before"));
             } else if now == changed.ours {
-                fs::write(&path, &changed.before).map_err(|source| Error::Sysctl {
-                    path: PathBuf::from(&path),
+                write_sysctl(sysctl.path(), &changed.before).map_err(|source| Error::Sysctl {
+                    path: sysctl.path().to_owned(),
                     value: changed.before.clone(),
                     source,
                 })?;
@@ -359,6 +364,10 @@ impl Leaving {
         let is_port = |link: &Link| link.master == Some(bridge.index) && self.others.has(link);
         Ok(links.iter().any(is_port) || self.may_need(bridge)?)
     }
+}
+
+fn write_sysctl(path: &Path, value: &str) -> std::io::Result<()> {
+    files::open(path, File::options().write(true))?.write_all(value.as_bytes())
 }
 
 #[cfg(test)]

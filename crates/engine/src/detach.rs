@@ -6,12 +6,12 @@ use std::net::IpAddr;
 use cni::Call;
 use ipnet::IpNet;
 use netconf::Place;
-use netlink::{Link, Op, RtSocket};
+use netlink::{Link, LinkRef, Op, RtSocket, SetLink};
 use types::{AttachmentKey, IfName};
 
 use crate::delegate::Delegate;
 use crate::state::{Attachment, Held, Network};
-use crate::{Caller, Error, Wait, firewall, relearn, resident};
+use crate::{Caller, Error, Wait, firewall, gc, relearn, resident};
 
 /// Returns what was there, for the log.
 pub(crate) fn detach(call: &Call, place: &Place, caller: &Caller<'_>) -> Result<Option<Attachment>, Error> {
@@ -55,11 +55,15 @@ fn take_apart(
         if found.is_none() {
             let network = relearn::existing(&call.config, place)?;
             links.iter().try_for_each(|link| remove_stray(&mut host, link, network.as_ref()))?;
+            // The record was lost, and left its claims.
+            if let Some(network) = network.filter(|_| !links.is_empty()) {
+                gc::free_orphans(&network, &host.links()?)?;
+            }
         }
     }
     let Some(held) = found else { return Ok(None) };
     let (was, network) = (held.attachment().cloned(), held.network().clone());
-    undo(held, key, caller)?;
+    undo(held, Some(key), caller)?;
     if was.as_ref().is_some_and(|was| was.masquerade_outside.is_some()) && network.is_empty()? {
         // The pod is gone, whatever becomes of this; GC tries again and tells.
         let _ = firewall::prune(nft::Idle::KeepFew);
@@ -67,8 +71,9 @@ fn take_apart(
     Ok(was)
 }
 
-/// Takes an attachment apart and forgets it. If the kernel refuses a step the record stays, for the next DEL or GC.
-pub(crate) fn undo(mut held: Held, key: &AttachmentKey, caller: &Caller<'_>) -> Result<(), Error> {
+/// Takes an attachment apart and forgets it. If the kernel refuses a step the record stays, for the next DEL or GC. The key
+/// matters only where the record cannot be read.
+pub(crate) fn undo(mut held: Held, key: Option<&AttachmentKey>, caller: &Caller<'_>) -> Result<(), Error> {
     let mut errors = Vec::new();
     // From here on it counts as being undone: if we are killed, the next process goes on.
     errors.extend(held.reopen().err().map(Error::from));
@@ -78,13 +83,10 @@ pub(crate) fn undo(mut held: Held, key: &AttachmentKey, caller: &Caller<'_>) -> 
             let flushed = unwire(attachment, caller, &mut errors);
             clean.extend(flushed);
         }
-        // The record cannot be read. The link's name follows from the key, and the claims tell the addresses.
-        None => {
-            errors.extend(remove_ours(key, key.host_link(0)).err());
-            let swept =
-                held.claimed().map_err(Error::from).and_then(|ips| firewall::sweep(&key.host_link(0), &ips));
-            errors.extend(swept.err());
-        }
+        None => match unwire_unreadable(&held, key) {
+            Ok(flushed) => clean.extend(flushed),
+            Err(error) => errors.push(error),
+        },
     }
     if errors.is_empty() {
         errors.extend(held.release(&clean).err().map(Error::from));
@@ -100,7 +102,7 @@ fn unwire(attachment: &Attachment, caller: &Caller<'_>, errors: &mut Vec<Error>)
         // Without a cookie the record was made from what the link tells, and there may be more.
         let expelled = match attachment.netns_cookie {
             Some(_) => firewall::expel(attachment, caller.resident),
-            None => firewall::sweep(&attachment.host_link, &addresses),
+            None => firewall::sweep(std::slice::from_ref(&attachment.host_link), &addresses),
         };
         (expelled, flush(attachment, &addresses, caller.wait))
     };
@@ -162,26 +164,62 @@ fn host_end(attachment: &Attachment, caller: &Caller<'_>) -> Result<Option<(RtSo
     Ok(found.map(|index| (host, index)))
 }
 
+/// The kernel's part where the record cannot be read. The links' aliases and the claims tell the addresses, and an address
+/// that another attachment has is left alone. Returns the addresses of which the kernel remembers nothing any more.
+fn unwire_unreadable(held: &Held, key: Option<&AttachmentKey>) -> Result<Vec<IpAddr>, Error> {
+    let mut host = RtSocket::open()?;
+    let alias = held.alias_key();
+    let is_own = |link: &Link| link.alias.as_deref().is_some_and(|a| a.split(' ').next() == Some(&alias));
+    let links: Vec<Link> = host.links()?.into_iter().filter(is_own).collect();
+    let mut addresses = held.claimed()?;
+    for address in links.iter().flat_map(addresses_in_alias) {
+        if !addresses.contains(&address) && !held.network().is_claimed_by_another(address, held)? {
+            addresses.push(address);
+        }
+    }
+    let derived = key.map(|key| key.host_link(0));
+    remove_links(&mut host, &links, derived, &addresses)?;
+    Ok(flush_now(&addresses))
+}
+
+/// Removes links together with what the firewall has of them. A pod stays guarded until it cannot send any more, and the
+/// links go last: if this process is killed before, their aliases tell the next one what is left to do.
+fn remove_links(
+    host: &mut RtSocket,
+    links: &[Link],
+    derived: Option<IfName>,
+    addresses: &[IpAddr],
+) -> Result<(), Error> {
+    for link in links {
+        let down = SetLink { up: Some(false), ..SetLink::of(LinkRef::Index(link.index)) };
+        unless_missing(host.run(&Op::SetLink(down)))?;
+    }
+    let named = links.iter().filter_map(|link| IfName::try_from(link.name.as_str()).ok());
+    let names: Vec<IfName> = named.chain(derived).collect();
+    firewall::sweep(&names, addresses)?;
+    links.iter().try_for_each(|link| delete_link(host, link.index))
+}
+
+/// The addresses of a managed link's pod; none of an unmanaged link.
+pub(crate) fn addresses_in_alias(link: &Link) -> impl Iterator<Item = IpAddr> {
+    let alias = link.alias.as_deref().filter(|alias| alias.starts_with("podwire:"));
+    let words = alias.unwrap_or_default().split(' ').skip(1);
+    words.filter_map(|word| word.parse::<IpNet>().ok()).map(|net| net.addr())
+}
+
 /// Removes a link of ours that no record knows, and what firewall and conntrack have of it.
 pub(crate) fn remove_stray(host: &mut RtSocket, link: &Link, network: Option<&Network>) -> Result<(), Error> {
-    delete_link(host, link.index)?;
-    let Ok(name) = IfName::try_from(link.name.as_str()) else { return Ok(()) };
-    let words = link.alias.as_deref().unwrap_or_default().split(' ').skip(1);
-    let addresses = words.filter_map(|word| word.parse::<IpNet>().ok()).map(|net| net.addr());
-    // One that was handed out again belongs to somebody else now.
-    let is_free = |ip: &IpAddr| !network.is_some_and(|network| network.is_claimed(*ip));
-    let addresses: Vec<IpAddr> = addresses.filter(is_free).collect();
-    firewall::sweep(&name, &addresses)?;
+    // One that was handed out again belongs to another attachment now.
+    let mut addresses = Vec::new();
+    for address in addresses_in_alias(link) {
+        if !network.map_or(Ok(false), |network| network.is_owned(address))? {
+            addresses.push(address);
+        }
+    }
+    remove_links(host, std::slice::from_ref(link), None, &addresses)?;
     let clean = flush_now(&addresses);
     let unclean: Vec<IpAddr> = addresses.into_iter().filter(|ip| !clean.contains(ip)).collect();
     Ok(network.map_or(Ok(()), |network| network.lay_to_rest(&unclean))?)
-}
-
-/// Removes the links of an attachment. That it is shaped may not be known: one more name costs next to nothing.
-fn remove_ours(key: &AttachmentKey, host_link: IfName) -> Result<(), Error> {
-    let mut host = RtSocket::open()?;
-    let links = ours(&mut host, &[host_link, key.shaper_link()], key)?;
-    links.iter().try_for_each(|link| delete_link(&mut host, link.index))
 }
 
 /// The links of these names that carry our mark and this key; a foreign link of the same name is not among them.

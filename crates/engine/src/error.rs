@@ -22,6 +22,11 @@ pub enum Error {
     Firewall(#[from] nft::Error),
     #[error("{} cannot be read, and its addresses stay taken: DEL the container, or remove the file and restart the pod", record.display())]
     Unreadable { record: PathBuf },
+    #[error(
+        "{} was written by a newer version of Podwire (schema {schema}) and is left as it is: upgrade Podwire, or delete the pod",
+        record.display()
+    )]
+    NewerRecord { record: PathBuf, schema: u32 },
     #[error("{0} was not attached: whoever asked for it has gone, or it was deleted meanwhile")]
     Cancelled(AttachmentKey),
     #[error("{0} is attached already: DEL it first")]
@@ -100,11 +105,14 @@ impl Error {
             Self::Cni(e) => e.code,
             Self::State(e) => match e {
                 StateError::Io { .. } => Code::Io,
+                StateError::Newer { .. } => Code::State,
                 StateError::Busy { .. } => Code::TryAgainLater,
                 StateError::Exhausted { .. } => Code::AddressesExhausted,
                 StateError::Taken { .. } => Code::AddressTaken,
                 StateError::Clean { .. } => Code::Kernel,
-                StateError::Foreign { .. } | StateError::Request(_) => Code::InvalidConfig,
+                StateError::Foreign { .. } | StateError::Unsafe(_) | StateError::Request(_) => {
+                    Code::InvalidConfig
+                }
             },
             Self::Kernel(_)
             | Self::Firewall(_)
@@ -122,7 +130,7 @@ impl Error {
             | Self::ForeignAddress { .. }
             | Self::MtuTooSmall { .. }
             | Self::OwnDelegate { .. } => Code::InvalidConfig,
-            Self::Unreadable { .. } => Code::State,
+            Self::Unreadable { .. } | Self::NewerRecord { .. } => Code::State,
             Self::Cancelled(_) => Code::TryAgainLater,
             Self::Check { .. } => Code::CheckFailed,
             Self::NotAvailable(_) => Code::NotAvailable,

@@ -1,5 +1,6 @@
 //! The attachment as the firewall sees it.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::IpAddr;
 use std::path::Path;
@@ -7,13 +8,15 @@ use std::path::Path;
 use cni::{Code, PortMapping};
 use netlink::RtSocket;
 use nft::conntrack::{self, Family};
-use nft::{Firewall, Guard, HostPort, Idle, NetworkChain, Pod, Stray};
+use nft::{Alive, Firewall, Guard, HostPort, Idle, NetworkChain, Orphan, Pod, Stray};
 use rustix::io::Errno;
 use types::{AttachmentKey, IfName};
 
 use crate::Error;
+use crate::detach::addresses_in_alias;
+use crate::reconcile::Trouble;
 use crate::resident::{self, Resident};
-use crate::state::{Attachment, Held, Network, Phase, State, StateError};
+use crate::state::{Attachment, Network, Phase, State, StateError};
 use crate::sysctl::Families;
 
 /// Does the attachment have anything in the firewall? One that asks for nothing needs no nftables at all.
@@ -178,8 +181,9 @@ pub(crate) fn put_back(state: &State, except: Option<&AttachmentKey>) -> Result<
     for network in state.networks()? {
         for listed in network.list()? {
             let wanted = |a: &Attachment| is_needed(a) && Some(&a.key) != except;
-            if listed.phase == Phase::Ready && listed.attachment.as_ref().is_some_and(wanted) {
-                errors.extend(put_one_back(&network, &listed.stem).err());
+            let ready = listed.attachment.as_ref().filter(|_| listed.phase == Phase::Ready);
+            if let Some(attachment) = ready.filter(|a| wanted(a)) {
+                errors.extend(put_one_back(&network, attachment).err());
             }
         }
     }
@@ -187,12 +191,11 @@ pub(crate) fn put_back(state: &State, except: Option<&AttachmentKey>) -> Result<
 }
 
 /// With its record held: a DEL at the same time must not be followed by what it has just removed. False: it is no more.
-pub(crate) fn put_one_back(network: &Network, stem: &str) -> Result<bool, Error> {
-    let held = network.find_stem(stem)?.filter(|held| held.phase() == Phase::Ready);
-    match held.as_ref().and_then(Held::attachment) {
-        Some(attachment) => admit_after(attachment, None, &mut || {}).map(|()| true),
-        None => Ok(false),
-    }
+/// `known` is what is put back if the record cannot be read.
+pub(crate) fn put_one_back(network: &Network, known: &Attachment) -> Result<bool, Error> {
+    let held = network.find(&known.key)?.filter(|held| held.phase() == Phase::Ready);
+    let Some(held) = held else { return Ok(false) };
+    admit_after(held.attachment().unwrap_or(known), None, &mut || {}).map(|()| true)
 }
 
 fn admit_after(
@@ -220,9 +223,21 @@ pub(crate) fn prune(idle: Idle) -> Result<(), Error> {
     }
 }
 
-/// Removes what a pod has in the firewall of which only link and addresses are known.
-pub(crate) fn sweep(link: &IfName, addresses: &[IpAddr]) -> Result<(), Error> {
-    Ok(Firewall::open()?.sweep(&Stray { link, addresses })?)
+/// Removes what a pod has in the firewall of which only links and addresses are known.
+pub(crate) fn sweep(links: &[IfName], addresses: &[IpAddr]) -> Result<(), Error> {
+    match Firewall::open().and_then(|mut firewall| firewall.sweep(&Stray { links, addresses })) {
+        // Without nftables there is nothing either.
+        Ok(()) | Err(nft::Error::Unsupported { .. }) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Removes what the firewall has of addresses that are claimed and have no record.
+pub(crate) fn forget_addresses(addresses: &[IpAddr]) -> Result<(), StateError> {
+    sweep(&[], addresses).map_err(|error| {
+        let range: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+        StateError::Clean { range: range.join(", "), reason: error.to_string() }
+    })
 }
 
 /// Removes the connections of all addresses of a range that nobody has now.
@@ -236,6 +251,54 @@ pub(crate) fn missing(attachment: &Attachment) -> Result<Vec<String>, Error> {
     let Some(member) = Member::of(attachment) else { return Ok(Vec::new()) };
     let missing = Firewall::open()?.missing(&member.pod())?;
     Ok(missing.into_iter().map(|what| format!("firewall {what}")).collect())
+}
+
+/// So many orphaned elements are named, and removed by the command that is reported with them.
+const NAMED: usize = 20;
+
+/// Elements of pods that are gone: a host port among them keeps other pods from having it, and leads to whoever has the
+/// address next. Looks, and changes nothing. Pods of other run folders count by their links.
+pub fn orphans(run_dir: &Path) -> Result<Option<Trouble>, Error> {
+    let state = State::open_existing(run_dir)?;
+    let (mut tables, mut host) = (Firewall::open()?, RtSocket::open()?);
+    let mut found = orphans_now(&mut tables, &mut host, state.as_ref())?;
+    if !found.is_empty() {
+        // A DEL may have come to its end between the readings, and another run folder's ADD has elements before its link.
+        let again = orphans_now(&mut tables, &mut host, state.as_ref())?;
+        found.retain(|orphan| again.contains(orphan));
+    }
+    if found.is_empty() {
+        return Ok(None);
+    }
+    let names: Vec<&str> = found.iter().map(|orphan| orphan.what.as_str()).take(NAMED).collect();
+    let more = found.len().saturating_sub(NAMED);
+    let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let what = format!("the firewall has elements of pods that are gone: {}{rest}", names.join(", "));
+    let deletions: Vec<String> =
+        found.iter().take(NAMED).map(|orphan| format!("delete element {}", orphan.element)).collect();
+    Ok(Some(Trouble { what, command: Some(format!("nft '{}'", deletions.join("; "))), bridge: None }))
+}
+
+fn orphans_now(
+    tables: &mut Firewall,
+    host: &mut RtSocket,
+    state: Option<&State>,
+) -> Result<BTreeSet<Orphan>, Error> {
+    // Read before the records: an ADD writes its record first.
+    let owned = tables.owned()?;
+    let mut alive = Alive::default();
+    for link in host.links()? {
+        alive.addresses.extend(addresses_in_alias(&link));
+        alive.links.insert(link.name);
+    }
+    for network in state.map_or(Ok(Vec::new()), State::networks)? {
+        alive.addresses.extend(network.claimed()?);
+        for attachment in network.list()?.into_iter().filter_map(|listed| listed.attachment) {
+            alive.addresses.extend(attachment.ips());
+            alive.links.insert(attachment.host_link.to_string());
+        }
+    }
+    Ok(owned.into_iter().filter(|element| alive.lacks(element)).collect())
 }
 
 /// What of the tables of all attachments in a run folder is not as it should be. Looks, and changes nothing.

@@ -1,18 +1,19 @@
 //! GC, and what a full range asks for: attachments that nobody has any more are collected.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use cni::Gc;
 use netconf::Place;
-use netlink::{NetNs, RtSocket};
-use types::{AttachmentKey, NetworkName};
+use netlink::{Link, NetNs, RtSocket};
+use types::AttachmentKey;
 
 use crate::delegate::Delegate;
 use crate::detach;
-use crate::state::{Attachment, Held, Listed, Network, Phase, State};
+use crate::state::{Attachment, Freeing, Held, Listed, Network, Phase, State};
 use crate::{Caller, Error, firewall, relearn};
 
 /// A link's removal waits for a grace period of the kernel, and several can wait at once.
@@ -33,15 +34,13 @@ pub(crate) fn collect(gc: &Gc, place: &Place, caller: &Caller<'_>) -> Result<usi
     let mut errors = Vec::new();
     let mut collected = 0;
     match relearn::existing(&gc.config, place) {
-        Ok(Some(network)) => {
-            match collect_in(&network, &valid, &Undoing { name: Some(network_name), caller }) {
-                Ok((count, failed)) => {
-                    collected = count;
-                    errors.extend(failed);
-                }
-                Err(error) => errors.push(error),
+        Ok(Some(network)) => match collect_in(&network, &valid, caller) {
+            Ok((count, failed)) => {
+                collected = count;
+                errors.extend(failed);
             }
-        }
+            Err(error) => errors.push(error),
+        },
         Ok(None) => {}
         Err(error) => errors.push(error),
     }
@@ -58,13 +57,13 @@ pub(crate) fn collect(gc: &Gc, place: &Place, caller: &Caller<'_>) -> Result<usi
 fn collect_in(
     network: &Network,
     valid: &[AttachmentKey],
-    how: &Undoing<'_>,
+    caller: &Caller<'_>,
 ) -> Result<(usize, Vec<Error>), Error> {
     let stems: BTreeSet<String> = valid.iter().map(AttachmentKey::file_stem).collect();
     let stale: Vec<Listed> = network.list()?.into_iter().filter(|l| !stems.contains(&l.stem)).collect();
     let taken = AtomicUsize::new(0);
     // Somebody who works on one right now was asked to later than we were: it is not ours to take.
-    let mut errors = undo_all(stale, how, |listed| {
+    let mut errors = undo_all(stale, caller, |listed| {
         let held = network.find_idle(&listed.stem)?;
         let held = held
             .filter(|held| held.phase() == listed.phase && held.attachment() == listed.attachment.as_ref());
@@ -76,24 +75,17 @@ fn collect_in(
     Ok((count, errors))
 }
 
-/// How attachments are taken apart.
-pub(crate) struct Undoing<'a> {
-    /// Helps with records that cannot be read.
-    pub(crate) name: Option<&'a NetworkName>,
-    pub(crate) caller: &'a Caller<'a>,
-}
-
 /// Takes these attachments apart, several at once.
 pub(crate) fn undo_all(
     stale: Vec<Listed>,
-    how: &Undoing<'_>,
+    caller: &Caller<'_>,
     find: impl Fn(&Listed) -> Result<Option<Held>, Error> + Sync,
 ) -> Vec<Error> {
     let (queue, errors) = (Mutex::new(stale), Mutex::new(Vec::new()));
     let next = || queue.lock().ok().and_then(|mut queue| queue.pop());
     let work = || {
         while let Some(listed) = next() {
-            let undone = find(&listed).and_then(|held| held.map_or(Ok(()), |held| undo_stem(held, how)));
+            let undone = find(&listed).and_then(|held| held.map_or(Ok(()), |held| undo_held(held, caller)));
             if let (Err(error), Ok(mut errors)) = (undone, errors.lock()) {
                 errors.push(error);
             }
@@ -107,19 +99,10 @@ pub(crate) fn undo_all(
     errors.into_inner().unwrap_or_default()
 }
 
-/// A record that cannot be read is known by its file's name, which holds the id unless it was too long.
-pub(crate) fn undo_stem(held: Held, how: &Undoing<'_>) -> Result<(), Error> {
-    let key = held.attachment().map(|a| a.key.clone()).or_else(|| key_of_stem(held.stem(), how.name?));
-    match key {
-        Some(key) => detach::undo(held, &key, how.caller),
-        None => Ok(held.release(&[])?),
-    }
-}
-
-fn key_of_stem(stem: &str, network: &NetworkName) -> Option<AttachmentKey> {
-    let (container, ifname) = stem.split_once('@')?;
-    let (container, ifname) = (container.try_into().ok()?, ifname.try_into().ok()?);
-    Some(AttachmentKey { network: network.clone(), container, ifname })
+/// Takes an attachment apart whose key only the record knows.
+pub(crate) fn undo_held(held: Held, caller: &Caller<'_>) -> Result<(), Error> {
+    let key = held.key();
+    detach::undo(held, key.as_ref(), caller)
 }
 
 /// Removes links of this network that carry our mark and that neither the list nor a record knows. A link's record is
@@ -144,6 +127,9 @@ fn sweep_links(gc: &Gc, place: &Place, valid: &[AttachmentKey]) -> Vec<Error> {
                 Err(error) => errors.push(error.into()),
             }
         }
+        if let Some(network) = network.filter(|network| network.has_orphans().unwrap_or(true)) {
+            errors.extend(free_orphans(&network, &host.links()?).err());
+        }
         Ok(errors)
     };
     sweep().unwrap_or_else(|error| vec![error])
@@ -162,7 +148,8 @@ pub(crate) fn collect_dead(
     host: &mut RtSocket,
     caller: &Caller<'_>,
 ) -> Result<usize, Error> {
-    let (mut collected, mut errors) = (network.free_orphans()?, Vec::new());
+    let links = host.links()?;
+    let (mut collected, mut errors) = (free_orphans(network, &links)?, Vec::new());
     for listed in network.list()? {
         let Some(attachment) = &listed.attachment else { continue };
         // What cannot be looked at may be alive.
@@ -172,7 +159,7 @@ pub(crate) fn collect_dead(
         // Somebody may be working on it right now, or have done so since the listing.
         let Ok(Some(held)) = network.find_idle(&listed.stem) else { continue };
         if held.phase() == listed.phase && held.attachment() == Some(attachment) {
-            match detach::undo(held, &attachment.key, caller) {
+            match undo_held(held, caller) {
                 Ok(()) => collected += 1,
                 Err(error) => errors.push(error),
             }
@@ -180,6 +167,16 @@ pub(crate) fn collect_dead(
     }
     // One that cannot be undone is no reason to refuse what others made room for.
     if collected > 0 { Ok(collected) } else { Error::collect(errors).map(|()| 0) }
+}
+
+/// Frees claims that have no record and whose address no link of ours has. Returns how many.
+pub(crate) fn free_orphans<'a>(
+    network: &Network,
+    links: impl IntoIterator<Item = &'a Link>,
+) -> Result<usize, Error> {
+    let alive: BTreeSet<IpAddr> = links.into_iter().flat_map(detach::addresses_in_alias).collect();
+    let is_alive = |address: IpAddr| alive.contains(&address);
+    Ok(network.free_orphans(&Freeing { is_alive: &is_alive, forget: &firewall::forget_addresses })?)
 }
 
 /// The two ends of a pair live and die together: a host end that is there means that the pod's is there too.

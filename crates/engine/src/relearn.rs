@@ -9,7 +9,9 @@ use netlink::{Link, RtSocket};
 use types::{AttachMode, AttachmentKey, IfName, Mac, NetworkName};
 
 use crate::Error;
-use crate::state::{Attachment, MAC_MARK, Network, PodAddress, SCHEMA, State, Survivor, Wiring};
+use crate::state::{
+    Attachment, MAC_MARK, Network, PodAddress, SCHEMA, State, Survivor, Wiring, placement_in,
+};
 
 /// What is known beside the links.
 #[derive(Debug, Clone, Copy, Default)]
@@ -121,7 +123,8 @@ fn attachment(
         ports: Vec::new(),
         bandwidth: None,
         pod: None,
-        placement: conf.map(|c| c.placement.clone()),
+        // Its own, or none: the network's placement would put it into a group that it may not belong to.
+        placement: link.alias.as_deref().and_then(placement_in),
         request: None,
         wiring: conf.map(|conf| wiring(conf, addresses)).unwrap_or_default(),
         created: 0,

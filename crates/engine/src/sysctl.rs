@@ -11,7 +11,7 @@ use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 use types::{IfName, MIN_MTU_V6};
 
-use crate::state::SysctlLog;
+use crate::state::{Sysctl, SysctlLog};
 use crate::{Error, Resident};
 
 const ALL_SETTINGS: &str = "/proc/sys/net/ipv6/conf";
@@ -277,7 +277,11 @@ fn change(log: &SysctlLog, path: PathBuf, value: &'static str) -> Result<(), Err
     if before == value {
         return Ok(());
     }
-    log.note(&path, &before, value)?;
+    let Some(sysctl) = path.to_str().and_then(Sysctl::parse) else {
+        let source = std::io::Error::other("it is not among the settings that cleanup can restore");
+        return Err(failed(path, value, source));
+    };
+    log.note(&sysctl, &before, value)?;
     fs::write(&path, value).map_err(|source| failed(path, value, source))
 }
 

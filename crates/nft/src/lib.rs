@@ -24,6 +24,7 @@ mod limit;
 mod lock;
 mod monitor;
 mod number;
+mod orphan;
 mod peers;
 mod pod;
 mod program;
@@ -47,6 +48,7 @@ pub use foreign::{
 pub use limit::ConnectionLimit;
 pub use lock::{Locked, TableLock};
 pub use monitor::{Change, Monitor, Ours};
+pub use orphan::{Alive, Orphan};
 pub use peers::{PeerRules, PeerSource, PeerTable, Surplus, delete_peer_tables};
 pub use pod::{Guard, HostPort, Mode, NetworkChain, Pod, Protocol};
 pub use prune::Idle;

@@ -19,8 +19,8 @@ const SWEEP: &str = "remove a lost pod from the firewall";
 /// All that is known of such a pod.
 #[derive(Debug, Clone, Copy)]
 pub struct Stray<'a> {
-    /// The host end of its link.
-    pub link: &'a IfName,
+    /// The host ends of its links, if any are known.
+    pub links: &'a [IfName],
     pub addresses: &'a [IpAddr],
 }
 
@@ -77,7 +77,7 @@ impl Firewall {
 impl Stray<'_> {
     /// Is an element this pod's? A map leads to its value; the key of one is an address of the host.
     fn has(&self, set: &str, key: &[u8], value: Option<&[u8]>) -> bool {
-        let link = bytes(&[Field::Link(self.link)]);
+        let is_key = |link: &IfName| key.starts_with(&bytes(&[Field::Link(link)]));
         let of_family = |ip: &&IpAddr| {
             let mark = if ip.is_ipv4() { '4' } else { '6' };
             set.trim_end_matches("_any").ends_with(mark)
@@ -88,7 +88,7 @@ impl Stray<'_> {
             // Every part of a concatenation begins at a multiple of four.
             (0..place.len()).step_by(4).any(|at| place[at..].starts_with(&ip))
         };
-        key.starts_with(&link) || self.addresses.iter().filter(of_family).any(named)
+        self.links.iter().any(is_key) || self.addresses.iter().filter(of_family).any(named)
     }
 }
 
@@ -100,7 +100,7 @@ mod tests {
     fn an_element_is_known_by_link_address_or_where_it_leads() {
         let link = IfName::try_from("pwabc").unwrap();
         let addresses = ["10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
-        let stray = Stray { link: &link, addresses: &addresses };
+        let stray = Stray { links: std::slice::from_ref(&link), addresses: &addresses };
         let other = IfName::try_from("pwabcd").unwrap();
         let (own, foreign) = (Field::Ip(addresses[0]), Field::Ip("10.0.0.20".parse().unwrap()));
         let port = Field::Port(80);

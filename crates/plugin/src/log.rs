@@ -11,7 +11,6 @@ use cni::json::Obj;
 use cni::{Args, Call, Env, Failure, Request, Var};
 use engine::Done;
 use netconf::{Log, Place};
-use rustix::fs::OFlags;
 use serde_json::{Map, Value, json};
 
 use crate::agent::{Asked, Ending};
@@ -166,9 +165,7 @@ impl Line {
 
 /// One write per line: lines of several processes do not mix.
 fn append(path: &Path, text: &[u8]) -> std::io::Result<()> {
-    // A pipe that nobody reads would block, at the opening or when it is full.
-    let flags = OFlags::NONBLOCK.bits().cast_signed();
-    let mut file = File::options().create(true).append(true).mode(0o640).custom_flags(flags).open(path)?;
+    let mut file = files::open(path, File::options().create(true).append(true).mode(0o640))?;
     file.write_all(text)?;
     if file.metadata()?.len() > LARGEST {
         let mut old = path.as_os_str().to_owned();

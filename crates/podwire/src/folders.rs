@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use agent::config::{Config, Flags};
+use anyhow::{Result, bail};
 
 use crate::cli::Which;
 use crate::print;
@@ -40,6 +41,25 @@ impl Folders {
                     socket: which.socket.clone().unwrap_or(configured.socket),
                     state_dir: state_dir.or(Some(configured.state_dir)),
                 }
+            }
+        }
+    }
+
+    /// For commands that remove: an invalid configuration is refused, because its default directories may be those of
+    /// another network. A run directory that is given needs no configuration.
+    pub(crate) fn find_exact(which: &Which, state_dir: Option<PathBuf>) -> Result<Self> {
+        match (Config::load(&Flags::default(), std::env::vars_os()), which.run_dir.clone()) {
+            (Ok(_), _) => Ok(Self::find(which, state_dir)),
+            (Err(error), None) => bail!(
+                "the agent's configuration is invalid, and its default directories may belong to another network: {error}\n\
+                 correct it, or name the directories: podwire cleanup --run-dir DIR --state-dir DIR"
+            ),
+            (Err(error), Some(run_dir)) => {
+                print::warn(format_args!(
+                    "podwire: the agent's configuration is invalid, and only the given directories are used: {error}"
+                ));
+                let socket = which.socket.clone().unwrap_or_else(|| netconf::default_socket(&run_dir));
+                Ok(Self { run_dir, socket, state_dir })
             }
         }
     }

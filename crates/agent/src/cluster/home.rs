@@ -9,9 +9,10 @@
 //!
 //! Each is written beside, flushed, and renamed into place.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::ffi::OsStr;
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 use cluster::{NodeRecord, Object as _};
@@ -24,7 +25,15 @@ pub enum HomeError {
     Io { operation: &'static str, path: PathBuf, source: io::Error },
     #[error("{} does not hold a node's uid ({reason}): restore it, or remove it to join as a new machine", path.display())]
     Uid { path: PathBuf, reason: types::NameError },
+    #[error("the state directory is not safe: {0}")]
+    Unsafe(#[from] files::UnsafeDir),
 }
+
+/// The files of a network's directory.
+const FILES: [&str; 4] = ["node.json", "peers.json", "mtu", "uid"];
+/// The embedded store, and its files.
+const STORE: &str = "store";
+const STORE_FILES: [&str; 4] = ["log", "log.new", "gate", "lock"];
 
 #[derive(Debug, Clone)]
 pub(crate) struct Home {
@@ -42,8 +51,10 @@ impl Home {
 
     /// The uid of this machine; made up if there is none yet.
     pub(crate) fn uid(&self) -> Result<NodeUid, HomeError> {
+        self.dir.parent().map_or(Ok(()), files::check_dir)?;
+        files::check_dir(&self.dir)?;
         let path = self.dir.join("uid");
-        match fs::read_to_string(&path) {
+        match files::read_text(&path) {
             Ok(text) => NodeUid::try_from(text.trim()).map_err(|reason| HomeError::Uid { path, reason }),
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 let mut bytes = [0; 16];
@@ -62,7 +73,7 @@ impl Home {
 
     /// The record that was saved last. One that cannot be read is as good as none: the store has it too.
     pub(crate) fn record(&self) -> Option<NodeRecord> {
-        let bytes = fs::read(self.dir.join("node.json")).ok()?;
+        let bytes = self.remembered("node.json")?;
         NodeRecord::decode(&bytes).inspect_err(|e| tracing::warn!("{}: {e}", self.dir.display())).ok()
     }
 
@@ -72,7 +83,7 @@ impl Home {
 
     /// The others as they were known last.
     pub(crate) fn peers(&self) -> Vec<NodeRecord> {
-        let Ok(bytes) = fs::read(self.dir.join("peers.json")) else { return Vec::new() };
+        let Some(bytes) = self.remembered("peers.json") else { return Vec::new() };
         let lines = bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
         lines.filter_map(|line| NodeRecord::decode(line).ok()).collect()
     }
@@ -91,7 +102,20 @@ impl Home {
 
     /// The MTU that was saved last. One that cannot be read is found out again.
     pub(crate) fn mtu(&self) -> Option<u32> {
-        fs::read_to_string(self.dir.join("mtu")).ok()?.trim().parse().ok()
+        String::from_utf8(self.remembered("mtu")?).ok()?.trim().parse().ok()
+    }
+
+    /// A file that the node can do without.
+    fn remembered(&self, name: &str) -> Option<Vec<u8>> {
+        let path = self.dir.join(name);
+        match files::read(&path) {
+            Ok(bytes) => Some(bytes),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => {
+                tracing::warn!("cannot read {}: {error}", path.display());
+                None
+            }
+        }
     }
 
     pub(crate) fn save_mtu(&self, mtu: u32) -> Result<(), HomeError> {
@@ -106,12 +130,7 @@ impl Home {
         };
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.dir);
         made.map_err(failed("make the folder", &self.dir))?;
-        let written = (|| {
-            let mut options = OpenOptions::new();
-            let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
-            file.write_all(bytes)?;
-            file.sync_all()
-        })();
+        let written = files::write_new(&beside, bytes).and_then(|file| file.sync_all());
         written.map_err(failed("write", &beside))?;
         fs::rename(&beside, &path).map_err(failed("put into place", &path))?;
         File::open(&self.dir).and_then(|dir| dir.sync_all()).map_err(failed("flush", &self.dir))
@@ -127,21 +146,87 @@ pub struct Forgotten {
     pub names: Vec<NodeName>,
 }
 
-/// Forgets who this machine was, in every network of a state folder. Folders that have no uid of ours stay.
+/// Forgets who this machine was, in every network of a state folder. A directory counts as a network's if it has a uid and
+/// belongs to this user alone. Only files that Podwire writes are removed.
 pub fn forget(state_dir: &Path) -> Forgotten {
     let mut forgotten = Forgotten::default();
     let Ok(entries) = fs::read_dir(state_dir) else { return forgotten };
-    for dir in entries.flatten().map(|entry| entry.path()).filter(|dir| dir.join("uid").is_file()) {
+    for dir in entries.flatten().map(|entry| entry.path()) {
+        if dir.join("uid").symlink_metadata().is_err() {
+            continue;
+        }
         let home = Home { dir };
+        if let Err(reason) = home.verify() {
+            forgotten.left.push(format!("directory {} stays: {reason}", home.dir.display()));
+            continue;
+        }
         // The embedded store goes with it, and nobody else knows of us then.
-        let is_shared = !home.dir.join("store").exists();
+        let is_shared = !home.dir.join(STORE).exists();
         forgotten.names.extend(home.record().map(|record| record.name).filter(|_| is_shared));
-        match fs::remove_dir_all(&home.dir) {
-            Ok(()) => forgotten.done.push(format!("folder {} removed", home.dir.display())),
-            Err(error) => forgotten.left.push(format!("folder {} stays: {error}", home.dir.display())),
+        match home.remove() {
+            Ok(()) => forgotten.done.push(format!("directory {} removed", home.dir.display())),
+            Err(reason) => forgotten.left.push(format!("directory {} stays: {reason}", home.dir.display())),
         }
     }
     forgotten
+}
+
+impl Home {
+    /// Why this is not a network's directory, or not safe to work in.
+    fn verify(&self) -> Result<(), String> {
+        files::check_dir(&self.dir).map_err(|error| error.to_string())?;
+        let text = files::read_text(&self.dir.join("uid")).map_err(|error| format!("its uid: {error}"))?;
+        NodeUid::try_from(text.trim()).map(drop).map_err(|error| error.to_string())
+    }
+
+    /// Removes what Podwire wrote, the uid last: what is left can then be removed by another run.
+    fn remove(&self) -> Result<(), String> {
+        let store = self.dir.join(STORE);
+        if store.symlink_metadata().is_ok_and(|meta| meta.is_dir()) {
+            remove_files(&store, &STORE_FILES)?;
+            remove_dir(&store)?;
+        }
+        let (uid, rest) = FILES.split_last().map_or(("", FILES.as_slice()), |(uid, rest)| (*uid, rest));
+        remove_files(&self.dir, rest)?;
+        let beside: Vec<String> = FILES.iter().map(|name| format!(".{name}.new")).collect();
+        remove_files(&self.dir, &beside)?;
+        let others: Vec<String> = names(&self.dir, |name| name != uid)?;
+        if !others.is_empty() {
+            return Err(format!("it holds files that Podwire did not write ({})", others.join(", ")));
+        }
+        remove_files(&self.dir, &[uid])?;
+        remove_dir(&self.dir)
+    }
+}
+
+fn names(dir: &Path, is_wanted: impl Fn(&OsStr) -> bool) -> Result<Vec<String>, String> {
+    let entries = fs::read_dir(dir).map_err(|error| error.to_string())?;
+    let names = entries.flatten().map(|entry| entry.file_name()).filter(|name| is_wanted(name));
+    Ok(names.map(|name| name.to_string_lossy().into_owned()).collect())
+}
+
+fn remove_files(dir: &Path, names: &[impl AsRef<Path>]) -> Result<(), String> {
+    for name in names {
+        let path = dir.join(name);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(format!("cannot remove {}: {error}", path.display()));
+            }
+            Ok(()) | Err(_) => {}
+        }
+    }
+    Ok(())
+}
+
+/// A directory that is not empty holds files of others, and stays.
+fn remove_dir(dir: &Path) -> Result<(), String> {
+    match fs::remove_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
+            let others = names(dir, |_| true)?.join(", ");
+            Err(format!("{} holds files that Podwire did not write ({others})", dir.display()))
+        }
+        removed => removed.map_err(|error| format!("cannot remove {}: {error}", dir.display())),
+    }
 }
 
 #[cfg(test)]
@@ -208,6 +293,64 @@ mod tests {
         assert_eq!(forgotten.names[0].as_str(), "n1");
         assert!(!home.dir().exists() && dir.path().join("theirs").exists());
         assert!(forget(dir.path()).done.is_empty());
+    }
+
+    /// The directory of another program may well have a file of that name.
+    #[test]
+    fn a14_directories_that_are_no_networks_stay_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let make = |name: &str, uid: &str| {
+            fs::create_dir(dir.path().join(name)).unwrap();
+            fs::write(dir.path().join(name).join("uid"), uid).unwrap();
+            fs::write(dir.path().join(name).join("mtu"), "1500").unwrap();
+            dir.path().join(name)
+        };
+        let uid = NodeUid::from_random([7; 16]).to_string();
+        make("postgres", "1000");
+        let open = make("open", &uid);
+        fs::set_permissions(&open, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+        let theirs = make("theirs", &uid);
+        std::os::unix::fs::chown(&theirs, Some(1000), None).unwrap();
+        let elsewhere = tempfile::tempdir().unwrap();
+        fs::write(elsewhere.path().join("uid"), &uid).unwrap();
+        std::os::unix::fs::symlink(elsewhere.path(), dir.path().join("link")).unwrap();
+        let mixed = make("mixed", &uid);
+        fs::write(mixed.join("thesis.tex"), "years").unwrap();
+        let forgotten = forget(dir.path());
+        assert_eq!((forgotten.done.len(), forgotten.left.len()), (0, 5), "{forgotten:?}");
+        for name in ["postgres", "open", "theirs"] {
+            assert_eq!(fs::read_dir(dir.path().join(name)).unwrap().count(), 2, "{name}");
+        }
+        assert!(elsewhere.path().join("uid").exists());
+        assert!(
+            mixed.join("thesis.tex").exists() && mixed.join("uid").exists() && !mixed.join("mtu").exists()
+        );
+        assert!(forgotten.left.iter().any(|line| line.contains("thesis.tex")), "{forgotten:?}");
+    }
+
+    #[test]
+    fn a14_the_embedded_store_goes_and_other_files_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = home(dir.path());
+        home.uid().unwrap();
+        let store = home.dir().join(STORE);
+        fs::create_dir(&store).unwrap();
+        STORE_FILES.iter().for_each(|name| fs::write(store.join(name), "").unwrap());
+        fs::write(store.join("dump"), "").unwrap();
+        let forgotten = forget(dir.path());
+        assert!(forgotten.left[0].contains("dump") && home.dir().join("uid").exists(), "{forgotten:?}");
+        fs::remove_file(store.join("dump")).unwrap();
+        assert_eq!(forget(dir.path()).done.len(), 1);
+        assert!(!home.dir().exists());
+    }
+
+    #[test]
+    fn a14_a_state_directory_of_another_user_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        std::os::unix::fs::chown(dir.path(), Some(1000), None).unwrap();
+        let error = home(dir.path()).uid().unwrap_err().to_string();
+        assert!(error.contains("chown 0 "), "{error}");
+        assert!(!home(dir.path()).dir().exists());
     }
 
     #[test]

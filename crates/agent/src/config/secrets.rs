@@ -1,11 +1,10 @@
 //! Files that may hold a password: who else can read them.
 
-use std::fs::{File, Metadata};
+use std::fs::Metadata;
 use std::io::{self, Read as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-use rustix::fs::OFlags;
 use rustix::process::geteuid;
 
 /// A file that was read. The path may lead to another one in the meantime.
@@ -17,15 +16,10 @@ pub(super) struct Content {
     pub(super) tampering: Option<String>,
 }
 
-/// Reads at most so many bytes of a regular file. A FIFO must not block the start.
+/// Reads at most so many bytes of a regular file.
 pub(super) fn read(path: &Path, most: u64) -> io::Result<Content> {
-    let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
-    let flags = i32::try_from(flags.bits()).map_err(io::Error::other)?;
-    let file = File::options().read(true).custom_flags(flags).open(path)?;
+    let file = files::open_config(path)?;
     let metadata = file.metadata()?;
-    if !metadata.is_file() {
-        return Err(io::Error::other("it is not a regular file"));
-    }
     let mut text = String::new();
     file.take(most).read_to_string(&mut text)?;
     Ok(Content { text, exposure: exposure(path, &metadata), tampering: tampering(path, &metadata) })

@@ -125,7 +125,7 @@ pub(super) fn look(path: &Path, mode: u32, content: &Content<'_>) -> Result<Look
     if !meta.is_file() {
         return Ok(Look::Other("it was not a regular file".to_owned()));
     }
-    let there = match File::open(path) {
+    let there = match ::files::open(path, File::options().read(true)) {
         Ok(file) => file,
         Err(error) if is_absent(&error) => return Ok(Look::Missing),
         Err(source) => return Err(fail(source)),

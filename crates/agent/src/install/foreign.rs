@@ -27,7 +27,7 @@ fn content(path: &Path) -> Result<Vec<u8>, InstallError> {
         Ok(meta) if !meta.is_file() => return Ok(Vec::new()),
         Ok(_) | Err(_) => {}
     }
-    match fs::read(path) {
+    match ::files::read(path) {
         Err(error) if files::is_absent(&error) => Ok(Vec::new()),
         read => read.map_err(|source| InstallError::Read { path: path.to_owned(), source }),
     }

@@ -350,7 +350,7 @@ impl Wanted<'_> {
 
 fn open_source(install: &Install, plugin: &Plugin) -> Result<File, InstallError> {
     let fail = |source| InstallError::Source { path: install.plugin.clone(), source };
-    let file = File::open(&install.plugin).map_err(fail)?;
+    let file = ::files::open_config(&install.plugin).map_err(fail)?;
     let meta = file.metadata().map_err(fail)?;
     if !meta.is_file() || meta.len() == 0 {
         return Err(fail(std::io::Error::other("it is not a program file")));

@@ -46,7 +46,7 @@ impl Record {
     /// repaired.
     pub(super) fn read(state_dir: &Path) -> Result<(Self, Option<String>), InstallError> {
         let path = Self::path(state_dir);
-        let bytes = match fs::read(&path) {
+        let bytes = match ::files::read(&path) {
             Ok(bytes) => bytes,
             Err(error) if files::is_absent(&error) => return Ok((Self::empty(), None)),
             Err(source) => return Err(InstallError::Read { path, source }),
@@ -103,7 +103,7 @@ impl Record {
             Ok(meta) if !meta.is_file() => return Ok(false),
             Ok(_) | Err(_) => {}
         }
-        match fs::read(path) {
+        match ::files::read(path) {
             Ok(bytes) => Ok(entry.digests.contains(&files::digest(&bytes))),
             Err(error) if files::is_absent(&error) => Ok(false),
             Err(source) => Err(InstallError::Read { path: path.to_owned(), source }),

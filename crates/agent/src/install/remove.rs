@@ -86,7 +86,7 @@ fn is_ours(entry: &Entry, record: &Record) -> Result<Ownership, InstallError> {
 
 /// A config that somebody edited still calls a plugin that will be gone.
 fn names_us(path: &Path, record: &Record) -> bool {
-    let Ok(bytes) = fs::read(path) else { return false };
+    let Ok(bytes) = ::files::read(path) else { return false };
     let plugins = foreign::plugins(&bytes);
     let mut kinds = plugins.iter().filter_map(|plugin| plugin.get("type").and_then(Value::as_str));
     kinds.any(|kind| kind == PLUGIN || record.has_plugin(kind))

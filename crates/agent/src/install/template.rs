@@ -1,7 +1,5 @@
 //! The CNI config from a template: JSON with `{{ NAME }}` for what only the agent knows.
 
-use std::fs;
-
 use serde_json::{Map, Value};
 
 use crate::install::rendered::{Rendered, joined};
@@ -69,7 +67,8 @@ pub(super) fn render(installer: &Installer, known: Option<&Rendered>) -> Result<
     let (template, text) = match &installer.install.template {
         None => ("the built-in template".to_owned(), built_in(installer.maker)),
         Some(path) => {
-            let text = fs::read_to_string(path)
+            let text = ::files::open_config(path)
+                .and_then(std::io::read_to_string)
                 .map_err(|source| InstallError::TemplateFile { path: path.clone(), source })?;
             (format!("the template {}", path.display()), text)
         }

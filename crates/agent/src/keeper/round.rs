@@ -47,6 +47,9 @@ impl Keeper {
         if due.foreign {
             self.look_at_others();
         }
+        if due.depth == Depth::Pods {
+            self.report_orphans();
+        }
         self.parts.metrics.reconciled(took);
         match outcome {
             Ok(outcome) => {
@@ -132,6 +135,24 @@ impl Keeper {
         }
         self.parts.board.set_ready();
         self.works("STATUS=ready");
+    }
+
+    /// Elements of pods that are gone stay in the firewall until the operator removes them.
+    fn report_orphans(&self) {
+        match engine::firewall_orphans(&self.parts.config.run_dir) {
+            Ok(found) => {
+                let found: Vec<Problem> = found.into_iter().map(problem).collect();
+                let known = self.parts.board.problems();
+                for new in found.iter().filter(|problem| !known.contains(problem)) {
+                    warn!("{}", new.what);
+                }
+                self.parts.board.set_problems(Finder::Elements, found);
+            }
+            Err(error) => {
+                let error: cni::Error = error.into();
+                warn!("orphaned firewall elements could not be listed: {error}");
+            }
+        }
     }
 
     /// Everything is looked at once more, soon.

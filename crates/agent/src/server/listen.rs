@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, test_kill_process};
@@ -33,6 +34,11 @@ pub enum ServerError {
         .0.display()
     )]
     Taken(PathBuf),
+    #[error(
+        "{} is not a socket of this user, and is not replaced: choose another path (--socket), or remove it",
+        .0.display()
+    )]
+    NotASocket(PathBuf),
     #[error("cannot listen on {address}: {source}")]
     Tcp { address: SocketAddr, source: io::Error },
 }
@@ -108,6 +114,7 @@ pub(crate) fn bind(path: &Path) -> Result<Listener, ServerError> {
     if is_answered(path).map_err(failed("try"))? {
         return Err(ServerError::Taken(path.to_owned()));
     }
+    let replaced = may_replace(path)?;
     sweep(folder).map_err(failed("clear the folder of"))?;
     let temp = folder.join(format!("{TEMP_PREFIX}{}", std::process::id()));
     let address = SocketAddrUnix::new(&temp).map_err(|_| ServerError::TooLong(path.to_owned()))?;
@@ -122,10 +129,27 @@ pub(crate) fn bind(path: &Path) -> Result<Listener, ServerError> {
     fs::set_permissions(&temp, Permissions::from_mode(0o600)).map_err(failed("protect"))?;
     rustix::net::listen(&socket, BACKLOG).map_err(|e| failed("listen on")(e.into()))?;
     let meta = fs::symlink_metadata(&temp).map_err(failed("look at"))?;
-    fs::rename(&temp, path).map_err(failed("give its name to"))?;
+    let named = renameat_with(CWD, &temp, CWD, path, replaced);
+    named.map_err(|errno| {
+        // The first failure is the one to report.
+        let _ = fs::remove_file(&temp);
+        failed("give its name to")(errno.into())
+    })?;
     let identity = Mutex::new((meta.dev(), meta.ino()));
     let watch = Arc::new(SocketWatch { path: path.to_owned(), identity, again: Notify::new() });
     Ok(Listener { inner: socket.into(), watch, bounds: Bounds::default() })
+}
+
+/// Only a dead socket of this user is replaced, never another file.
+fn may_replace(path: &Path) -> Result<RenameFlags, ServerError> {
+    match fs::symlink_metadata(path) {
+        Ok(meta) if meta.file_type().is_socket() && meta.uid() == rustix::process::geteuid().as_raw() => {
+            Ok(RenameFlags::empty())
+        }
+        Ok(_) => Err(ServerError::NotASocket(path.to_owned())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(RenameFlags::NOREPLACE),
+        Err(source) => Err(ServerError::Socket { op: "look at", path: path.to_owned(), source }),
+    }
 }
 
 /// Without waiting: one with a full backlog lives as well.
@@ -133,7 +157,6 @@ fn is_answered(path: &Path) -> io::Result<bool> {
     let address = SocketAddrUnix::new(path)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    // All else, such as a file that is no socket, is replaced.
     Ok(matches!(rustix::net::connect(&socket, &address), Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE)))
 }
 

@@ -54,9 +54,28 @@ fn a_socket_that_lives_is_never_replaced_whoever_has_it() {
         for path in [&busy, &datagrams] {
             assert!(matches!(bind(path), Err(ServerError::Taken(_))), "{}", path.display());
         }
-        let file = dir.path().join("file");
-        fs::write(&file, "").unwrap();
-        assert!(bind(&file).is_ok());
+    });
+}
+
+#[test]
+fn a14_only_a_socket_is_replaced_by_the_socket() {
+    let dir = TempDir::new().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let (file, link, folder) = (dir.path().join("file"), dir.path().join("link"), dir.path().join("dir"));
+        fs::write(&file, "precious").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        fs::create_dir(&folder).unwrap();
+        let theirs = dir.path().join("theirs");
+        drop(UnixListener::bind(&theirs).unwrap());
+        std::os::unix::fs::lchown(&theirs, Some(1000), None).unwrap();
+        for path in [&file, &link, &folder, &theirs] {
+            let error = bind(path).err().unwrap();
+            assert!(matches!(error, ServerError::NotASocket(_)), "{}: {error}", path.display());
+            assert!(error.to_string().contains("--socket"), "{error}");
+        }
+        assert_eq!(fs::read_to_string(&link).unwrap(), "precious");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 4, "nothing is left behind");
     });
 }
 

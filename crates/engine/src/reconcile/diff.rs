@@ -9,7 +9,7 @@ use types::AttachMode;
 use super::Kind;
 use super::observe::Seen;
 use crate::detach::is_alias_of;
-use crate::state::Attachment;
+use crate::state::{Attachment, placement_in};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Fault {
@@ -42,7 +42,7 @@ impl fmt::Display for Fault {
             Self::LinkGone => f.write_str("its link was gone"),
             Self::LinkDown => f.write_str("its host end was down"),
             Self::Arp => f.write_str("its host end answered ARP"),
-            Self::NoAlias => f.write_str("its host end had lost our mark"),
+            Self::NoAlias => f.write_str("the alias of its host end was not as recorded"),
             Self::NotAPort => f.write_str("its host end was no port of the bridge"),
             Self::Hairpin => f.write_str("its port's hairpin mode was another"),
             Self::NoRoute(ip) => write!(f, "the host route to {ip} was gone"),
@@ -56,6 +56,13 @@ pub(super) fn knows_bridge(attachment: &Attachment) -> bool {
     attachment.bridge != attachment.host_link
 }
 
+/// Whether an alias has the key, and the placement if that fits: a record that is lost is recovered from it. An alias that
+/// has more is as good.
+fn is_recorded(alias: &str, attachment: &Attachment) -> bool {
+    let wanted = attachment.placement.as_ref().and_then(|_| placement_in(&attachment.alias()));
+    is_alias_of(alias, &attachment.key) && (wanted.is_none() || placement_in(alias) == wanted)
+}
+
 pub(super) fn faults(attachment: &Attachment, seen: &Seen) -> Vec<Fault> {
     let Some(link) = seen.links.get(attachment.host_link.as_str()) else { return vec![Fault::LinkGone] };
     let mut faults = Vec::new();
@@ -65,7 +72,7 @@ pub(super) fn faults(attachment: &Attachment, seen: &Seen) -> Vec<Fault> {
     if link.arp {
         faults.push(Fault::Arp);
     }
-    if !link.alias.as_deref().is_some_and(|alias| is_alias_of(alias, &attachment.key)) {
+    if !link.alias.as_deref().is_some_and(|alias| is_recorded(alias, attachment)) {
         faults.push(Fault::NoAlias);
     }
     match attachment.mode {

@@ -26,8 +26,8 @@ use netlink::RtSocket;
 use types::{AttachmentKey, IfName, NetworkName};
 
 use crate::delegate::NONE_ALLOWED;
-use crate::gc::{self, Undoing};
-use crate::state::{Attachment, Listed, Network, Phase, State};
+use crate::gc;
+use crate::state::{Attachment, Held, Listed, Network, Phase, State};
 use crate::{Caller, Delegates, Error, InactivePort, Resident, Wait, inactive_ports, relearn};
 use node::Renewed;
 use observe::Seen;
@@ -158,6 +158,9 @@ pub fn reconcile(order: Order<'_>) -> Result<Outcome, Error> {
     }
     round.settle_bridges();
     round.strays(&seen);
+    for (network, _) in &records {
+        round.orphans(network, &seen);
+    }
     round.firewall();
     match inactive_ports(&round.outcome.attachments, &mut round.host) {
         Ok(inactive) => round.outcome.inactive_ports = inactive,
@@ -257,8 +260,7 @@ impl Round<'_> {
         else {
             return Ok(());
         };
-        let name = NetworkName::try_from(network.name().as_str()).ok();
-        gc::undo_stem(held, &Undoing { name: name.as_ref(), caller: &self.order.caller() })?;
+        gc::undo_held(held, &self.order.caller())?;
         self.repaired(
             Kind::Pending,
             format_args!("{}/{}, cut off in the middle, was undone", network.name(), listed.stem),
@@ -266,7 +268,8 @@ impl Round<'_> {
         Ok(())
     }
 
-    /// A record that was damaged is written anew from what we remember or the link tells. What neither knows stays, and
+    /// A record that was damaged is written anew from what we remember or the link tells. One of a newer schema is left as
+    /// it is: its pod keeps its addresses and its place in the firewall. A record that nothing else tells of stays, and
     /// keeps its addresses.
     fn unreadable(&mut self, network: &Network, listed: &Listed, seen: &Seen) -> Result<(), Error> {
         let remembered = self.order.memory.iter().find(|a| {
@@ -279,20 +282,47 @@ impl Round<'_> {
             let link = seen.link_of(&network.name(), &listed.stem)?;
             relearn::attachment_of(&name, link, own.map(|(_, conf)| conf))
         };
-        let Some(attachment) = remembered.cloned().or_else(told) else {
-            return Err(Error::Unreadable { record: network.path_of(&listed.stem) });
+        let record = network.path_of(&listed.stem);
+        let completed = match listed.newer {
+            // The newer version may have attached the pod anew, with other addresses.
+            Some(_) => told().or_else(|| remembered.cloned()),
+            None => remembered.cloned().or_else(told),
         };
-        let Some(mut held) = network.find_idle(&listed.stem)?.filter(|held| held.attachment().is_none())
-        else {
-            return Ok(());
+        let Some(attachment) = completed else { return Err(Error::Unreadable { record }) };
+        let is_same = |held: &Held| held.attachment().is_none() && held.newer() == listed.newer;
+        let Some(mut held) = network.find_idle(&listed.stem)?.filter(is_same) else { return Ok(()) };
+        if listed.newer.is_none() {
+            held.rewrite(attachment.clone())?;
+            self.repaired(
+                Kind::Record,
+                format_args!("the damaged record of {} was written anew", attachment.key),
+            );
+        }
+        let claimed = match attachment.delegated {
+            true => Ok(()),
+            false => self.claim_again(network, &held, &attachment),
         };
-        held.rewrite(attachment.clone())?;
-        self.repaired(
-            Kind::Record,
-            format_args!("the damaged record of {} was written anew", attachment.key),
-        );
         self.outcome.attachments.push(attachment);
-        Ok(())
+        match listed.newer {
+            Some(schema) => claimed.and(Err(Error::NewerRecord { record, schema })),
+            None => claimed,
+        }
+    }
+
+    /// Claims without a record keep addresses from others, and what the firewall has of them leads to nobody.
+    fn orphans(&mut self, network: &Network, seen: &Seen) {
+        let freed = network.has_orphans().map_err(Error::from).and_then(|has| match has {
+            true => gc::free_orphans(network, seen.links.values()),
+            false => Ok(0),
+        });
+        match freed {
+            Ok(0) => {}
+            Ok(count) => self.repaired(
+                Kind::Record,
+                format_args!("{count} claims of {} had no record and were removed", network.name()),
+            ),
+            Err(error) => self.trouble(format_args!("claims of {}", network.name()), error),
+        }
     }
 }
 

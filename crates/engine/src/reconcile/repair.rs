@@ -1,5 +1,6 @@
 //! One attachment: its link and what hangs on it, put back. Its record is held meanwhile, so that no DEL comes between.
 
+use std::net::IpAddr;
 use std::path::Path;
 
 use netlink::{Link, LinkRef, Mode, NetNs, Op, RtSocket, SetLink};
@@ -21,7 +22,8 @@ impl Round<'_> {
         seen: &Seen,
     ) -> Result<Life, Error> {
         let faults = diff::faults(attachment, seen);
-        let unclaimed = !attachment.delegated && attachment.ips().any(|ip| !network.is_claimed(ip));
+        let unclaimed =
+            !attachment.delegated && !network.has_claims(&attachment.key.file_stem(), attachment.ips());
         if faults.is_empty() && !unclaimed && self.order.depth == Depth::Node {
             return Ok(Life::Kept);
         }
@@ -40,8 +42,8 @@ impl Round<'_> {
         if faults.contains(&Fault::LinkGone) {
             return self.remake(held, attachment);
         }
-        for address in network.claim_again(&held)? {
-            self.repaired(Kind::Record, format_args!("{}: the claim of {address} was gone", attachment.key));
+        if unclaimed {
+            self.claim_again(network, &held, attachment)?;
         }
         let Some(link) = self.host.link(&attachment.host_link)? else { return Ok(Life::Kept) };
         for fault in &faults {
@@ -68,6 +70,19 @@ impl Round<'_> {
             }
         }
         Error::collect(errors).map(|()| Life::Kept)
+    }
+
+    pub(super) fn claim_again(
+        &mut self,
+        network: &Network,
+        held: &Held,
+        attachment: &Attachment,
+    ) -> Result<(), Error> {
+        let addresses: Vec<IpAddr> = attachment.ips().collect();
+        for address in network.claim_again(held, &addresses)? {
+            self.repaired(Kind::Record, format_args!("{}: the claim of {address} was gone", attachment.key));
+        }
+        Ok(())
     }
 
     fn lost_shaping(&mut self, attachment: &Attachment, seen: &Seen) -> Result<Vec<String>, Error> {
@@ -165,7 +180,7 @@ impl Round<'_> {
     }
 
     fn collect(&mut self, held: Held, attachment: &Attachment) -> Result<Life, Error> {
-        detach::undo(held, &attachment.key, &self.order.caller())?;
+        detach::undo(held, Some(&attachment.key), &self.order.caller())?;
         let ips: Vec<String> = attachment.ips().map(|ip| ip.to_string()).collect();
         self.repaired(
             Kind::Collected,

@@ -2,7 +2,7 @@
 
 use std::fs::{self, DirBuilder, File};
 use std::io::ErrorKind;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::OnceLock;
 
@@ -24,7 +24,7 @@ fn this_boot() -> Result<&'static [u8], StateError> {
 
 fn recorded(dir: &Path) -> Result<Option<Vec<u8>>, StateError> {
     let path = dir.join("boot");
-    optional(fs::read(&path)).map_err(io("read", &path))
+    optional(files::read(&path)).map_err(io("read", &path))
 }
 
 pub(super) fn is_current(dir: &Path) -> Result<bool, StateError> {
@@ -37,7 +37,8 @@ pub(super) fn is_current(dir: &Path) -> Result<bool, StateError> {
 /// The lock around what makes or empties whole folders; given back when the file is dropped.
 pub(super) fn lock(dir: &Path) -> Result<File, StateError> {
     let path = dir.join(LOCK);
-    let lock = File::options().create(true).append(true).open(&path).map_err(io("open", &path))?;
+    let lock = files::open(&path, File::options().create(true).append(true).mode(0o600));
+    let lock = lock.map_err(io("open", &path))?;
     file::lock(&lock, &path, file::LOCK_PATIENCE)?;
     Ok(lock)
 }
@@ -92,6 +93,6 @@ pub(super) fn ensure_current(dir: &Path) -> Result<(), StateError> {
     let networks = dir.join("networks");
     DirBuilder::new().mode(0o700).create(&networks).map_err(io("make", &networks))?;
     let (temp, boot) = (dir.join("boot.new"), dir.join("boot"));
-    fs::write(&temp, this_boot()?).map_err(io("write", &temp))?;
+    files::write_new(&temp, this_boot()?).map_err(io("write", &temp))?;
     fs::rename(&temp, &boot).map_err(io("rename to", &boot))
 }

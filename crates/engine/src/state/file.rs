@@ -19,6 +19,10 @@ pub enum StateError {
     Foreign { dir: PathBuf, found: String },
     #[error("cannot remove what the last owners of {range} left in the kernel: {reason}")]
     Clean { range: String, reason: String },
+    #[error("the state directory is not safe: {0}")]
+    Unsafe(#[from] files::UnsafeDir),
+    #[error("{} was written by a newer version of Podwire (schema {schema}) and is not overwritten", path.display())]
+    Newer { path: PathBuf, schema: u32 },
     #[error(transparent)]
     Request(ipam::RequestError),
 }
@@ -35,6 +39,8 @@ impl StateError {
             | Self::Taken { .. }
             | Self::Foreign { .. }
             | Self::Clean { .. }
+            | Self::Unsafe(_)
+            | Self::Newer { .. }
             | Self::Request(_) => false,
         }
     }

@@ -1,15 +1,17 @@
 //! An attachment in the hands of this process, and what its record says.
 
 use std::fs::{self, File};
-use std::io::{ErrorKind, Read};
+use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
+use types::{AttachmentKey, NetworkName};
+
 use super::file::{self, StateError, io, remove_if_there};
 use super::index::Bitmaps;
 use super::network::{Network, Phase};
-use super::record::{Attachment, SCHEMA};
+use super::record::{Attachment, Content};
 
 /// An attachment that this process works on: its record is locked until this is dropped.
 #[derive(Debug)]
@@ -20,11 +22,18 @@ pub struct Held {
     pub(super) phase: Phase,
     /// None: the record cannot be read; the file's name is all we know.
     pub(super) attachment: Option<Attachment>,
+    /// The schema of a record that a newer version of Podwire wrote.
+    pub(super) newer: Option<u32>,
 }
 
 impl Held {
     pub fn attachment(&self) -> Option<&Attachment> {
         self.attachment.as_ref()
+    }
+
+    /// The schema of a record that a newer version of Podwire wrote, and that cannot be read therefore.
+    pub fn newer(&self) -> Option<u32> {
+        self.newer
     }
 
     pub fn phase(&self) -> Phase {
@@ -39,6 +48,25 @@ impl Held {
         &self.stem
     }
 
+    /// The key as the record has it, or as the file's name has it. None: a part of the key was too long for a name.
+    pub fn key(&self) -> Option<AttachmentKey> {
+        let of_name = || {
+            let (container, ifname) = self.stem.split_once('@')?;
+            let network = NetworkName::try_from(self.network.name()).ok()?;
+            Some(AttachmentKey {
+                network,
+                container: container.try_into().ok()?,
+                ifname: ifname.try_into().ok()?,
+            })
+        };
+        self.attachment.as_ref().map(|a| a.key.clone()).or_else(of_name)
+    }
+
+    /// What the aliases of this attachment's links begin with, also where the record cannot be read.
+    pub fn alias_key(&self) -> String {
+        format!("podwire:{}/{}", self.network.name(), self.stem.replacen('@', "/", 1))
+    }
+
     /// The attachment is complete: from now on it counts.
     pub fn commit(&mut self) -> Result<(), StateError> {
         self.rename(Phase::Ready)
@@ -49,11 +77,14 @@ impl Held {
         if self.phase == Phase::Ready { self.rename(Phase::Pending) } else { Ok(()) }
     }
 
-    /// Writes a damaged record anew, in place: its claims are links to this very file.
+    /// Writes a damaged record anew, in place: its claims are links to this very file. One of a newer schema is refused.
     pub fn rewrite(&mut self, attachment: Attachment) -> Result<(), StateError> {
         let path = self.network.record_path(&self.stem, self.phase);
+        if let Some(schema) = self.newer {
+            return Err(StateError::Newer { path, schema });
+        }
         let text = serde_json::to_vec(&attachment).map_err(|e| io("encode", &path)(e.into()))?;
-        let file = File::options().write(true).open(&path).map_err(io("open", &path))?;
+        let file = files::open(&path, File::options().write(true)).map_err(io("open", &path))?;
         file.set_len(0).map_err(io("empty", &path))?;
         file.write_all_at(&text, 0).map_err(io("write the record", &path))?;
         self.attachment = Some(attachment);
@@ -68,12 +99,15 @@ impl Held {
         Ok(())
     }
 
-    /// The addresses that are claimed for this record, also if it cannot be read.
+    /// The addresses that are claimed for this record, also if it cannot be read, and also by copies of its claims.
     pub fn claimed(&self) -> Result<Vec<IpAddr>, StateError> {
-        let names = file::list(&self.network.dir.join("addresses"))?;
+        let (orphans, record) = (self.network.orphans()?, self.metadata()?);
         let mut claimed = Vec::new();
-        for address in names.iter().filter_map(|name| name.to_str()?.parse().ok()) {
-            if self.network.is_claimed_by(address, self)? {
+        for name in file::list(&self.network.dir.join("addresses"))? {
+            let Some(address) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
+            let is_copy =
+                || orphans.contains(&name) && self.network.claimant(address).as_ref() == Some(&self.stem);
+            if self.network.is_linked(address, &record)? || is_copy() {
                 claimed.push(address);
             }
         }
@@ -93,7 +127,7 @@ impl Held {
             self.give_back(address, clean, &bitmaps)?;
         }
         // The record was damaged, or is not ours to read: what is left are claims that it does not name.
-        if self.metadata()?.nlink() > 0 {
+        if self.metadata()?.nlink() > 0 || self.attachment.is_none() {
             self.claimed()?.into_iter().try_for_each(|address| self.give_back(address, clean, &bitmaps))?;
         }
         section.leave()
@@ -116,20 +150,14 @@ impl Held {
     }
 }
 
-pub(super) fn read_record(mut file: &File) -> Option<Attachment> {
-    let mut text = Vec::new();
-    file.read_to_end(&mut text).ok()?;
-    serde_json::from_slice(&text).ok().filter(|a: &Attachment| a.schema == SCHEMA)
-}
-
 /// Who holds a claim, in words: the key in the record that the claim is a link to.
 pub(super) fn holder(path: &Path) -> String {
-    match File::open(path) {
-        Ok(file) => match read_record(&file) {
-            Some(attachment) => {
+    match files::read(path) {
+        Ok(bytes) => match Content::of(&bytes) {
+            Content::Attachment(attachment) => {
                 format!("container {} ({})", attachment.key.container, attachment.key.ifname)
             }
-            None => "an attachment whose record cannot be read".to_owned(),
+            Content::Newer(_) | Content::Damaged => "an attachment whose record cannot be read".to_owned(),
         },
         Err(e) if e.kind() == ErrorKind::NotFound => "nobody any more".to_owned(),
         Err(_) => "another attachment".to_owned(),

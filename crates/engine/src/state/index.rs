@@ -2,7 +2,7 @@
 //! the claims are the truth, and it can be removed at any time.
 
 use std::ffi::OsString;
-use std::fs::File;
+use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::net::IpAddr;
 use std::os::unix::fs::FileExt;
@@ -24,7 +24,7 @@ impl Index {
     /// Opens a range's index, and makes it from the claims if there is none.
     pub(super) fn open(network: &Path, range: &Range) -> Result<Self, StateError> {
         let path = folder(network).join(range.name());
-        match File::options().read(true).write(true).open(&path) {
+        match open_file(&path, File::options().read(true).write(true)) {
             Ok(file) => Ok(Self { file: Rc::new(file), path: path.into() }),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Self::build(network, range),
             Err(e) => Err(io("open the index", &path)(e)),
@@ -39,13 +39,8 @@ impl Index {
         let words = ipam::rebuild(range, claimed);
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         let mut options = File::options();
-        let mut file = options
-            .create(true)
-            .truncate(true)
-            .read(true)
-            .write(true)
-            .open(&path)
-            .map_err(io("make the index", &path))?;
+        options.create(true).truncate(true).read(true).write(true);
+        let mut file = open_file(&path, &mut options).map_err(io("make the index", &path))?;
         // Zeros at the end need not be stored: what is past the end reads as free.
         let used = bytes.iter().rposition(|b| *b != 0).map_or(0, |last| (last | 7) + 1);
         file.write_all(&bytes[..used]).map_err(io("write the index", &path))?;
@@ -78,6 +73,14 @@ impl Words for Index {
             .write_all_at(&word.to_ne_bytes(), u64::from(index) * 8)
             .map_err(io("write the index", &self.path))
     }
+}
+
+/// An index can be removed at any time, and so can anything that has its name and is not a regular file.
+fn open_file(path: &Path, options: &mut OpenOptions) -> std::io::Result<File> {
+    files::open(path, options).or_else(|error| match files::is_not_regular(&error) {
+        true => fs::remove_file(path).map_err(|_| error).and_then(|()| files::open(path, options)),
+        false => Err(error),
+    })
 }
 
 fn folder(network: &Path) -> PathBuf {
@@ -120,7 +123,7 @@ impl Bitmaps {
             let range = name.to_str().and_then(|name| name.strip_suffix(suffix));
             let Some(offset) = range.and_then(|range| offset_in(range, address)) else { continue };
             let path = self.dir.join(name);
-            let opened = optional(File::options().read(true).write(true).open(&path));
+            let opened = optional(open_file(&path, File::options().read(true).write(true)));
             // Removed since it was listed, for an address before this one.
             let Some(file) = opened.map_err(io("open the index", &path))? else { continue };
             change(&mut Index { file: Rc::new(file), path: path.into() }, offset)?;
@@ -155,7 +158,7 @@ const RESTING: &str = ".resting";
 pub(super) fn rests(network: &Path, range: &Range, address: IpAddr) -> Result<bool, StateError> {
     let Some(offset) = range.offset(address) else { return Ok(true) };
     let path = folder(network).join(range.name() + RESTING);
-    match File::open(&path) {
+    match open_file(&path, File::options().read(true)) {
         Ok(file) => ipam::is_set(&mut Index { file: Rc::new(file), path: path.into() }, offset),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(true),
         Err(e) => Err(io("open the index", &path)(e)),
@@ -165,13 +168,14 @@ pub(super) fn rests(network: &Path, range: &Range, address: IpAddr) -> Result<bo
 /// Does anything of this range rest? One that is not known does not count: it is cleaned when it is wanted.
 pub(super) fn any_rests(network: &Path, range: &Range) -> bool {
     let path = folder(network).join(range.name() + RESTING);
-    std::fs::metadata(path).is_ok_and(|file| file.len() > 0)
+    fs::symlink_metadata(path).is_ok_and(|file| file.len() > 0)
 }
 
 /// Nothing is left of anybody who had an address of this range and has it no more.
 pub(super) fn wake(network: &Path, range: &Range) -> Result<(), StateError> {
     let path = folder(network).join(range.name() + RESTING);
-    File::create(&path).map_err(io("make the index", &path)).map(drop)
+    let emptied = open_file(&path, File::options().create(true).truncate(true).write(true));
+    emptied.map_err(io("make the index", &path)).map(drop)
 }
 
 /// Ends the name of a range's third bitmap: the addresses that were handed out at least once.
@@ -181,8 +185,7 @@ const USED: &str = ".used";
 pub(super) fn use_again(network: &Path, range: &Range, address: IpAddr) -> Result<bool, StateError> {
     let Some(offset) = range.offset(address) else { return Ok(true) };
     let path = folder(network).join(range.name() + USED);
-    let mut options = File::options();
-    let file = options.create(true).truncate(false).read(true).write(true).open(&path);
+    let file = open_file(&path, File::options().create(true).truncate(false).read(true).write(true));
     let file = Rc::new(file.map_err(io("open the index", &path))?);
     let mut index = Index { file, path: path.into() };
     let used = ipam::is_set(&mut index, offset)?;
@@ -208,8 +211,7 @@ pub(super) struct Cursors {
 impl Cursors {
     pub(super) fn open(network: &Path) -> Result<Self, StateError> {
         let path = folder(network).join(CURSORS);
-        let mut options = File::options();
-        let file = options.create(true).truncate(false).read(true).write(true).open(&path);
+        let file = open_file(&path, File::options().create(true).truncate(false).read(true).write(true));
         Ok(Self { file: file.map_err(io("open", &path))?, path })
     }
 

@@ -34,10 +34,10 @@ mod sysctls;
 
 pub use file::StateError;
 pub use held::Held;
-pub use network::{Allocation, Begin, Clean, Listed, Network, Phase, Survivor, Wanted};
-pub(crate) use record::MAC_MARK;
+pub use network::{Allocation, Begin, Clean, Freeing, Listed, Network, Phase, Survivor, Wanted};
 pub use record::{Attachment, PodAddress, PodName, SCHEMA, Wiring};
-pub use sysctls::SysctlLog;
+pub(crate) use record::{MAC_MARK, placement_in};
+pub use sysctls::{Changed, Changes, Sysctl, SysctlLog};
 
 use std::path::{Path, PathBuf};
 
@@ -51,13 +51,16 @@ pub struct State {
 
 impl State {
     /// Opens the folder for work; makes it if it is not there, empties it if it is of another boot.
+    /// A directory that another user could change is refused.
     pub fn open(dir: &Path) -> Result<Self, StateError> {
+        files::check_dir(dir)?;
         boot::ensure_current(dir)?;
         Ok(Self { dir: dir.to_owned() })
     }
 
     /// Opens the folder only if it exists and is of this boot. What only reads or removes has no reason to make one.
     pub fn open_existing(dir: &Path) -> Result<Option<Self>, StateError> {
+        files::check_dir(dir)?;
         Ok(boot::is_current(dir)?.then(|| Self { dir: dir.to_owned() }))
     }
 

@@ -1,7 +1,8 @@
 //! One network's attachments and addresses: begin, commit, find, release, list.
 
-use std::collections::HashMap;
-use std::fs::{self, DirBuilder, File};
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsString;
+use std::fs::{self, DirBuilder, File, Metadata};
 use std::io::{ErrorKind, Write};
 use std::net::IpAddr;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
@@ -13,9 +14,9 @@ use types::AttachmentKey;
 use super::allocate::Claims;
 use super::file::{self, LOCK_PATIENCE, StateError, io, optional, remove_if_there};
 use super::gate::Pass;
-use super::held::{Held, read_record};
+use super::held::Held;
 use super::index::{self, Bitmaps};
-use super::record::Attachment;
+use super::record::{Attachment, Content};
 
 /// More than a record of a pod with some ports takes.
 const RECORD: usize = 2048;
@@ -52,6 +53,20 @@ pub struct Wanted<'a> {
     pub clean: &'a Clean<'a>,
 }
 
+/// How claims without a record are freed.
+pub struct Freeing<'a> {
+    /// Whether a link has the address. Its pod lives although its record was lost, and its claim stays.
+    pub is_alive: &'a dyn Fn(IpAddr) -> bool,
+    /// Removes from the kernel what is left of these addresses, before others can have them.
+    pub forget: &'a dyn Fn(&[IpAddr]) -> Result<(), StateError>,
+}
+
+impl Freeing<'_> {
+    /// For claims of a process that was killed between claim and record: the kernel never had anything of them, or nothing
+    /// any more.
+    const CUT_OFF: Freeing<'static> = Freeing { is_alive: &|_| false, forget: &|_| Ok(()) };
+}
+
 /// Given a range and who of it is not to be touched.
 pub type Clean<'a> = dyn Fn(&ipam::Range, &dyn Fn(IpAddr) -> bool) -> Result<(), StateError> + 'a;
 
@@ -78,7 +93,10 @@ pub enum Begin {
 pub struct Listed {
     pub stem: String,
     pub phase: Phase,
+    /// None: the record cannot be read.
     pub attachment: Option<Attachment>,
+    /// The schema of a record that a newer version of Podwire wrote.
+    pub newer: Option<u32>,
 }
 
 /// An attachment that the kernel has and no record knows, as the links tell it.
@@ -110,18 +128,20 @@ impl Network {
             network.adopt(survivor)?;
         }
         let path = network.dir.join("lock");
-        File::options().create(true).append(true).mode(0o600).open(&path).map_err(io("make", &path))?;
+        let lock = files::open(&path, File::options().create(true).append(true).mode(0o600));
+        lock.map_err(io("make", &path))?;
         Ok(network)
     }
 
     /// Writes a record that was lost anew, with its claims. False: somebody has the key or one of the addresses.
     pub fn readopt(&self, survivor: &Survivor) -> Result<bool, StateError> {
         let section = self.enter()?;
+        let orphans = self.orphans()?;
         let taken = self.open_record(&survivor.stem)?.is_some()
-            || survivor.addresses.iter().any(|address| self.has_owner(*address));
+            || survivor.addresses.iter().any(|address| self.has_owner(*address, &orphans));
         if !taken {
             for address in &survivor.addresses {
-                remove_if_there(&self.claim_path(*address))?;
+                file::remove_any(&self.claim_path(*address))?;
             }
             self.adopt(survivor)?;
             index::remove_all(&self.dir)?;
@@ -130,14 +150,19 @@ impl Network {
         Ok(!taken)
     }
 
-    /// Is there a claim, and a record that it belongs to? A record that was removed leaves its claims behind.
-    fn has_owner(&self, address: IpAddr) -> bool {
-        let Ok(claim) = fs::metadata(self.claim_path(address)) else { return false };
-        let Ok(records) = file::list(&self.dir.join("attachments")) else { return true };
-        let is_it = |name| {
-            fs::metadata(self.dir.join("attachments").join(name)).is_ok_and(|m| m.ino() == claim.ino())
-        };
-        records.iter().any(is_it)
+    /// Whether a record has claimed the address. A record that was removed leaves its claims behind.
+    fn has_owner(&self, address: IpAddr, orphans: &HashSet<OsString>) -> bool {
+        self.is_claimed(address) && !orphans.contains(&OsString::from(address.to_string()))
+    }
+
+    /// Whether a record has claimed the address. Lists all claims.
+    pub fn is_owned(&self, address: IpAddr) -> Result<bool, StateError> {
+        Ok(self.has_owner(address, &self.orphans()?))
+    }
+
+    /// Whether a record other than this one has claimed the address.
+    pub fn is_claimed_by_another(&self, address: IpAddr, held: &Held) -> Result<bool, StateError> {
+        Ok(self.has_owner(address, &self.orphans()?) && !self.is_claimed_by(address, held)?)
     }
 
     /// The claims come before the record's name: whoever is killed in between leaves claims without a record, which the
@@ -145,7 +170,7 @@ impl Network {
     fn adopt(&self, survivor: &Survivor) -> Result<(), StateError> {
         let (temp, path) = (self.temp_path(), self.record_path(&survivor.stem, Phase::Ready));
         let text = serde_json::to_vec(&survivor.attachment).map_err(|e| io("encode", &path)(e.into()))?;
-        fs::write(&temp, text).map_err(io("write the record", &temp))?;
+        files::write_new(&temp, &text).map_err(io("write the record", &temp))?;
         for address in &survivor.addresses {
             self.claim(&temp, *address)?;
         }
@@ -161,20 +186,63 @@ impl Network {
         }
     }
 
-    /// Claims the addresses of a ready record anew where somebody removed the claims. Returns which.
-    pub fn claim_again(&self, held: &Held) -> Result<Vec<IpAddr>, StateError> {
+    /// Claims addresses for a ready record again where the claim was removed or replaced by a copy. Returns which.
+    pub fn claim_again(&self, held: &Held, addresses: &[IpAddr]) -> Result<Vec<IpAddr>, StateError> {
+        let record = held.metadata()?;
+        let is_lost = |address: &IpAddr| self.is_linked(*address, &record).map(|linked| !linked);
         let mut again = Vec::new();
-        for address in held.attachment().into_iter().flat_map(Attachment::ips) {
-            if !self.is_claimed(address) {
-                let section = self.enter()?;
-                let claimed = self.claim(&self.record_path(held.stem(), held.phase()), address);
-                let indexed = claimed.and_then(|()| index::remove_all(&self.dir));
-                section.leave()?;
-                indexed?;
-                again.push(address);
+        for address in addresses {
+            if !is_lost(address)? {
+                continue;
             }
+            let section = self.enter()?;
+            let claimed = self.orphans().and_then(|orphans| match self.has_owner(*address, &orphans) {
+                // Two records name one address: the one that has the claim keeps it.
+                true => Ok(false),
+                false => self.link_claim(held.stem(), *address),
+            });
+            let indexed = claimed.and_then(|claimed| index::remove_all(&self.dir).map(|()| claimed));
+            section.leave()?;
+            again.extend(indexed?.then_some(*address));
         }
         Ok(again)
+    }
+
+    /// Makes the claim a link to the record, whatever it is now. False: there is no such record. The claim never lacks a
+    /// file meanwhile, unless a directory has its name. Called with the network's lock held.
+    fn link_claim(&self, stem: &str, address: IpAddr) -> Result<bool, StateError> {
+        let (temp, claim) = (self.dir.join("addresses").join(".new"), self.claim_path(address));
+        remove_if_there(&temp)?;
+        for phase in SEARCH {
+            let record = self.record_path(stem, phase);
+            if optional(fs::hard_link(&record, &temp)).map_err(io("link", &record))?.is_some() {
+                if fs::symlink_metadata(&claim).is_ok_and(|meta| meta.is_dir()) {
+                    file::remove_any(&claim)?;
+                }
+                fs::rename(&temp, &claim).map_err(io("claim", &claim))?;
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether the claim of an address is a link to this record's file.
+    pub(super) fn is_linked(&self, address: IpAddr, record: &Metadata) -> Result<bool, StateError> {
+        let path = self.claim_path(address);
+        let claim = optional(fs::symlink_metadata(&path)).map_err(io("look at", &path))?;
+        Ok(claim.is_some_and(|m| (m.dev(), m.ino()) == (record.dev(), record.ino())))
+    }
+
+    /// Whether all these claims are links to the record of this name. Takes no lock.
+    pub fn has_claims(&self, stem: &str, mut addresses: impl Iterator<Item = IpAddr>) -> bool {
+        let Ok(record) = fs::symlink_metadata(self.record_path(stem, Phase::Ready)) else { return false };
+        addresses.all(|address| self.is_linked(address, &record).unwrap_or(true))
+    }
+
+    /// The name of the record that a claim is a link to, or was once copied from.
+    pub(super) fn claimant(&self, address: IpAddr) -> Option<String> {
+        let bytes = files::read(&self.claim_path(address)).ok()?;
+        serde_json::from_slice::<AttachmentKey>(&bytes).ok().map(|key| key.file_stem())
     }
 
     pub(super) fn existing(dir: PathBuf) -> Option<Self> {
@@ -245,6 +313,7 @@ impl Network {
                 file,
                 phase: Phase::Pending,
                 attachment: Some(attachment),
+                newer: None,
             })
         })();
         result.map_err(|error| {
@@ -276,9 +345,9 @@ impl Network {
             let Some(file) = self.open_record(stem)? else { return Ok(None) };
             file::lock(&file, &self.record_path(stem, Phase::Ready), patience)?;
             if let Some(phase) = self.phase_of(stem, &file)? {
-                let attachment = read_record(&file);
+                let (attachment, newer) = self.content(stem, &file).split();
                 let (network, stem) = (self.clone(), stem.to_owned());
-                return Ok(Some(Held { network, stem, file, phase, attachment }));
+                return Ok(Some(Held { network, stem, file, phase, attachment, newer }));
             }
         }
         Err(StateError::Busy { path: self.record_path(stem, Phase::Ready), waited: LOCK_PATIENCE })
@@ -287,11 +356,27 @@ impl Network {
     fn open_record(&self, stem: &str) -> Result<Option<File>, StateError> {
         for phase in SEARCH {
             let path = self.record_path(stem, phase);
-            if let Some(file) = optional(File::open(&path)).map_err(io("open the record", &path))? {
+            let opened = optional(files::open(&path, File::options().read(true)));
+            if let Some(file) = opened.map_err(io("open the record", &path))? {
                 return Ok(Some(file));
             }
         }
         Ok(None)
+    }
+
+    /// What a record's file holds. A record that is of another attachment than its name says was moved or copied here: to
+    /// act on it would take the other attachment apart.
+    fn content(&self, stem: &str, file: &File) -> Content {
+        let Ok(bytes) = files::read_open(file) else { return Content::Damaged };
+        match Content::of(&bytes) {
+            Content::Attachment(read)
+                if read.key.file_stem() != stem
+                    || AttachmentKey::network_dir(&read.key.network) != self.name() =>
+            {
+                Content::Damaged
+            }
+            content => content,
+        }
     }
 
     /// Under which name the open file is known now; None if it was removed.
@@ -299,7 +384,7 @@ impl Network {
         for phase in [Phase::Ready, Phase::Pending] {
             let path = self.record_path(stem, phase);
             let ours = file.metadata().map_err(io("look at", &path))?.ino();
-            let named = optional(fs::metadata(&path)).map_err(io("look at", &path))?;
+            let named = optional(fs::symlink_metadata(&path)).map_err(io("look at", &path))?;
             if named.is_some_and(|m| m.ino() == ours) {
                 return Ok(Some(phase));
             }
@@ -320,9 +405,16 @@ impl Network {
                 continue;
             };
             let path = dir.join(name);
-            // Gone between the listing and now: not there.
-            let Some(file) = optional(File::open(&path)).map_err(io("open", &path))? else { continue };
-            listed.push(Listed { stem, phase, attachment: read_record(&file) });
+            let content = match optional(files::open(&path, File::options().read(true))) {
+                Ok(Some(file)) => self.content(&stem, &file),
+                // Gone between the listing and now: not there.
+                Ok(None) => continue,
+                // In the place of one record, it must not hide the others. Whoever opens this one gets the reason.
+                Err(e) if files::is_not_regular(&e) => Content::Damaged,
+                Err(e) => return Err(io("open", &path)(e)),
+            };
+            let (attachment, newer) = content.split();
+            listed.push(Listed { stem, phase, attachment, newer });
         }
         Ok(listed)
     }
@@ -335,9 +427,14 @@ impl Network {
 
     /// How many addresses of a set are claimed.
     pub fn in_use_of(&self, set: &ipam::RangeSet) -> Result<u64, StateError> {
+        let is_of_set = |ip: &IpAddr| set.ranges().iter().any(|r| r.contains(*ip));
+        Ok(self.claimed()?.into_iter().filter(is_of_set).count() as u64)
+    }
+
+    /// All addresses that are claimed.
+    pub fn claimed(&self) -> Result<Vec<IpAddr>, StateError> {
         let names = file::list(&self.dir.join("addresses"))?;
-        let claimed = names.iter().filter_map(|name| name.to_str()?.parse::<IpAddr>().ok());
-        Ok(claimed.filter(|ip| set.ranges().iter().any(|r| r.contains(*ip))).count() as u64)
+        Ok(names.iter().filter_map(|name| name.to_str()?.parse().ok()).collect())
     }
 
     /// Is there an address left in every set, and room for a record? Asks under the lock, leaves nothing behind.
@@ -350,7 +447,7 @@ impl Network {
 
     fn try_record(&self) -> Result<(), StateError> {
         let temp = self.temp_path();
-        let written = fs::write(&temp, [b' '; RECORD]).map_err(io("write a record", &temp));
+        let written = files::write_new(&temp, &[b' '; RECORD]).map(drop).map_err(io("write a record", &temp));
         remove_if_there(&temp)?;
         written
     }
@@ -360,29 +457,30 @@ impl Network {
     pub fn settle(&self) -> Result<(), StateError> {
         let path = self.dir.join("lock");
         // Where nothing is marked nothing needs to be written, which a full or read-only disk would refuse.
-        match fs::read(&path).map_err(io("read", &path))?.first() {
+        match files::read(&path).map_err(io("read", &path))?.first() {
             Some(b'1') => self.enter()?.leave(),
             Some(_) | None => Ok(()),
         }
     }
 
-    /// Frees claims whose record is gone although nobody was killed: somebody removed it by hand. Returns how many.
-    pub fn free_orphans(&self) -> Result<usize, StateError> {
+    /// Frees claims that have no record although no process was killed: the record was removed by hand, or the claim is a
+    /// copy. Returns how many were freed.
+    pub fn free_orphans(&self, how: &Freeing<'_>) -> Result<usize, StateError> {
         let section = self.enter()?;
-        let count = || file::list(&self.dir.join("addresses")).map(|claims| claims.len());
-        let before = count()?;
-        self.repair()?;
-        let freed = before.saturating_sub(count()?);
+        let freed = self.repair(how);
         section.leave()?;
-        Ok(freed)
+        freed
     }
 
-    /// Does `address` still belong to the record that is held?
+    /// Whether there are claims without a record. A look without the lock: a process may be about to remove them.
+    pub fn has_orphans(&self) -> Result<bool, StateError> {
+        Ok(!self.orphans()?.is_empty())
+    }
+
+    /// Does `address` still belong to the record that is held? A claim that is a copy of the record counts.
     pub fn is_claimed_by(&self, address: IpAddr, held: &Held) -> Result<bool, StateError> {
-        let path = self.claim_path(address);
-        let claim = optional(fs::metadata(&path)).map_err(io("look at", &path))?;
-        let ours = held.metadata()?.ino();
-        Ok(claim.is_some_and(|m| m.ino() == ours))
+        Ok(self.is_linked(address, &held.metadata()?)?
+            || self.claimant(address).is_some_and(|stem| stem == held.stem))
     }
 
     /// Where a record is written before it has its name. In the critical section only, so one a process is enough.
@@ -423,7 +521,7 @@ impl Network {
 
     /// Does anybody have this address?
     pub fn is_claimed(&self, address: IpAddr) -> bool {
-        self.claim_path(address).exists()
+        self.claim_path(address).symlink_metadata().is_ok()
     }
 
     /// Where the record of a ready attachment is, for people.
@@ -444,39 +542,83 @@ impl Network {
         let path = self.dir.join("lock");
         let busy = || StateError::Busy { path: path.clone(), waited: LOCK_PATIENCE };
         let pass = Pass::take(&path, LOCK_PATIENCE).ok_or_else(busy)?;
-        let file = File::options().read(true).write(true).open(&path).map_err(io("open", &path))?;
+        let file = files::open(&path, File::options().read(true).write(true)).map_err(io("open", &path))?;
         file::lock(&file, &path, LOCK_PATIENCE)?;
         let mut mark = [0u8; 1];
         let read = file.read_at(&mut mark, 0).map_err(io("read", &path))?;
         if read == 1 && mark[0] == b'1' {
-            self.repair()?;
+            self.repair(&Freeing::CUT_OFF)?;
         }
         file.write_at(b"1", 0).map_err(io("mark", &path))?;
         Ok(Section { file, path, _pass: pass })
     }
 
-    /// Makes the folders consistent again: no half-written record, no claim without a record, no stale index.
-    ///
-    /// Records are renamed without our lock, and a folder that is listed meanwhile may show neither name. So nobody
-    /// looks for a claim's record: the file has one more link than there are claims if, and only if, it has one.
-    fn repair(&self) -> Result<(), StateError> {
-        let (records, claims) = (self.dir.join("attachments"), self.dir.join("addresses"));
+    /// Makes the folders consistent again: no half-written record, no claim without a record, no stale index. Returns how
+    /// many claims were removed.
+    fn repair(&self, how: &Freeing<'_>) -> Result<usize, StateError> {
+        let records = self.dir.join("attachments");
         for name in file::list(&records)?.iter().filter(|n| n.as_encoded_bytes().starts_with(b".new-")) {
             remove_if_there(&records.join(name))?;
         }
-        let mut files: HashMap<u64, (u64, Vec<PathBuf>)> = HashMap::new();
+        let orphans = self.orphans()?;
+        let mut surplus = Vec::new();
+        if !orphans.is_empty() {
+            let listed = self.list()?;
+            for name in orphans {
+                match name.to_str().and_then(|name| name.parse().ok()) {
+                    Some(address) if (how.is_alive)(address) || self.keep_claim(address, &listed)? => {}
+                    Some(_) | None => surplus.push(name),
+                }
+            }
+        }
+        let addresses: Vec<IpAddr> = surplus.iter().filter_map(|name| name.to_str()?.parse().ok()).collect();
+        if !addresses.is_empty() {
+            (how.forget)(&addresses)?;
+        }
+        let claims = self.dir.join("addresses");
+        surplus.iter().try_for_each(|name| self.drop_claim(&claims.join(name)))?;
+        index::remove_all(&self.dir)?;
+        Ok(surplus.len())
+    }
+
+    /// Whether an attachment has the address of a claim that is no link to a record. If so, the claim becomes one.
+    fn keep_claim(&self, address: IpAddr, listed: &[Listed]) -> Result<bool, StateError> {
+        let has = |l: &&Listed| {
+            l.attachment.as_ref().is_some_and(|a| !a.delegated && a.ips().any(|ip| ip == address))
+        };
+        let unreadable = || listed.iter().filter(|l| l.attachment.is_none());
+        let claimant = self.claimant(address);
+        let owner =
+            listed.iter().find(has).or_else(|| unreadable().find(|l| Some(&l.stem) == claimant.as_ref()));
+        match owner {
+            Some(owner) => self.link_claim(&owner.stem, address),
+            // It may be of a record that cannot be read: then it stays until that record is gone.
+            None => Ok(claimant.is_none() && unreadable().next().is_some()),
+        }
+    }
+
+    /// The claims that are no link to a record, by name.
+    ///
+    /// Records are renamed without our lock, and a folder that is listed meanwhile may show neither name. So the record
+    /// of a claim is not searched: its file has one more link than there are claims if, and only if, it has one.
+    pub(super) fn orphans(&self) -> Result<HashSet<OsString>, StateError> {
+        let claims = self.dir.join("addresses");
+        let mut files: HashMap<(u64, u64), (u64, Vec<OsString>)> = HashMap::new();
+        let mut orphans = HashSet::new();
         for name in file::list(&claims)? {
-            let path = claims.join(name);
-            if let Some(meta) = optional(fs::metadata(&path)).map_err(io("look at", &path))? {
-                files.entry(meta.ino()).or_insert((meta.nlink(), Vec::new())).1.push(path);
+            let path = claims.join(&name);
+            match optional(fs::symlink_metadata(&path)).map_err(io("look at", &path))? {
+                Some(meta) if meta.is_file() => {
+                    let file = files.entry((meta.dev(), meta.ino())).or_insert((meta.nlink(), Vec::new()));
+                    file.1.push(name);
+                }
+                Some(_) => drop(orphans.insert(name)),
+                None => {}
             }
         }
-        for (links, claims) in files.into_values() {
-            if links <= claims.len() as u64 {
-                claims.iter().try_for_each(|claim| self.drop_claim(claim))?;
-            }
-        }
-        index::remove_all(&self.dir)
+        let surplus = files.into_values().filter(|(links, claims)| *links <= claims.len() as u64);
+        orphans.extend(surplus.flat_map(|(_, claims)| claims));
+        Ok(orphans)
     }
 
     /// Removes a claim without a record. Nobody knows whether the kernel still remembers its owner.
@@ -484,7 +626,7 @@ impl Network {
         if let Some(address) = claim.file_name().and_then(|name| name.to_str()?.parse().ok()) {
             Bitmaps::list(&self.dir)?.lay_to_rest(address)?;
         }
-        remove_if_there(claim)
+        file::remove_any(claim)
     }
 }
 

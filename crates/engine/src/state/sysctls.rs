@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -15,6 +16,42 @@ pub struct Changed {
     pub ours: String,
 }
 
+/// The path of a setting that Podwire records when it changes it. Nothing else is ever read or written because a file
+/// names it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Sysctl(PathBuf);
+
+impl Sysctl {
+    const ROOT: &str = "/proc/sys/net/";
+    const OF_LINKS: [&str; 4] = ["accept_ra", "disable_ipv6", "forwarding", "route_localnet"];
+
+    /// None for every path that Podwire does not write to.
+    pub fn parse(path: &str) -> Option<Self> {
+        let parts: Vec<&str> = path.strip_prefix(Self::ROOT)?.split('/').collect();
+        let is_known = match parts.as_slice() {
+            ["ipv4", "ip_forward"] => true,
+            ["ipv4" | "ipv6", "conf", link, key] => {
+                let is_link = (1..16).contains(&link.len()) && !matches!(*link, "." | "..");
+                is_link && Self::OF_LINKS.contains(key)
+            }
+            _ => false,
+        };
+        is_known.then(|| Self(PathBuf::from(path)))
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+/// What a log of changes holds.
+#[derive(Debug, Default)]
+pub struct Changes {
+    pub known: Vec<(Sysctl, Changed)>,
+    /// Entries that no version of Podwire writes, by path.
+    pub refused: Vec<String>,
+}
+
 #[derive(Debug)]
 pub struct SysctlLog {
     path: PathBuf,
@@ -25,27 +62,73 @@ impl SysctlLog {
         Self { path }
     }
 
-    /// Path → what it was and what we made of it. An unreadable log is reported, not guessed at.
-    pub fn read(&self) -> Result<BTreeMap<String, Changed>, StateError> {
-        let Some(bytes) = optional(fs::read(&self.path)).map_err(io("read", &self.path))? else {
+    /// What was changed. An unreadable log is reported, not guessed at.
+    pub fn read(&self) -> Result<Changes, StateError> {
+        let mut changes = Changes::default();
+        for (path, changed) in self.entries()? {
+            // All of these settings are small numbers.
+            let is_number = [&changed.before, &changed.ours].iter().all(|value| value.parse::<i32>().is_ok());
+            match Sysctl::parse(&path).filter(|_| is_number) {
+                Some(sysctl) => changes.known.push((sysctl, changed)),
+                None => changes.refused.push(path),
+            }
+        }
+        Ok(changes)
+    }
+
+    fn entries(&self) -> Result<BTreeMap<String, Changed>, StateError> {
+        let Some(bytes) = optional(files::read(&self.path)).map_err(io("read", &self.path))? else {
             return Ok(BTreeMap::new());
         };
         serde_json::from_slice(&bytes).map_err(|e| io("decode", &self.path)(e.into()))
     }
 
     /// Notes a change before it is made. The first `before` of a sysctl stays: it is what the machine had without us.
-    pub fn note(&self, sysctl: &Path, before: &str, ours: &str) -> Result<(), StateError> {
+    pub fn note(&self, sysctl: &Sysctl, before: &str, ours: &str) -> Result<(), StateError> {
         let lock_path = self.path.with_extension("lock");
-        let lock =
-            File::options().create(true).append(true).open(&lock_path).map_err(io("open", &lock_path))?;
+        let lock = files::open(&lock_path, File::options().create(true).append(true).mode(0o600));
+        let lock = lock.map_err(io("open", &lock_path))?;
         file::lock(&lock, &lock_path, file::LOCK_PATIENCE)?;
-        let mut all = self.read()?;
-        all.entry(sysctl.display().to_string())
+        let mut all = self.entries()?;
+        all.entry(sysctl.path().display().to_string())
             .and_modify(|changed| ours.clone_into(&mut changed.ours))
             .or_insert_with(|| Changed { before: before.to_owned(), ours: ours.to_owned() });
         let temp = self.path.with_extension("new");
         let text = serde_json::to_vec_pretty(&all).map_err(|e| io("encode", &self.path)(e.into()))?;
-        fs::write(&temp, text).map_err(io("write", &temp))?;
+        files::write_new(&temp, &text).map_err(io("write", &temp))?;
         fs::rename(&temp, &self.path).map_err(io("rename to", &self.path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a14_only_settings_that_podwire_changes_are_taken_from_a_file() {
+        for good in [
+            "/proc/sys/net/ipv4/ip_forward",
+            "/proc/sys/net/ipv6/conf/all/forwarding",
+            "/proc/sys/net/ipv6/conf/eth0.100/accept_ra",
+            "/proc/sys/net/ipv6/conf/br0/disable_ipv6",
+            "/proc/sys/net/ipv4/conf/br0/route_localnet",
+        ] {
+            assert_eq!(Sysctl::parse(good).unwrap().path(), Path::new(good));
+        }
+        for bad in [
+            "",
+            "/etc/passwd",
+            "/proc/sys/kernel/core_pattern",
+            "/proc/sys/net/../kernel/core_pattern",
+            "/proc/sys/net/ipv4/conf/../../../kernel/core_pattern",
+            "/proc/sys/net/ipv4/conf/../ip_forward",
+            "/proc/sys/net/ipv4/conf/./route_localnet",
+            "/proc/sys/net/ipv4/conf/br0/route_localnet/",
+            "/proc/sys/net//ipv4/ip_forward",
+            "/proc/sys/net/ipv4/tcp_syncookies",
+            "proc/sys/net/ipv4/ip_forward",
+        ] {
+            assert_eq!(Sysctl::parse(bad), None, "{bad}");
+        }
     }
 }

@@ -11,6 +11,7 @@ mod kernel;
 mod mounts;
 mod netns;
 mod ranges;
+mod special;
 mod stdin;
 #[path = "../common/watch.rs"]
 mod watch;

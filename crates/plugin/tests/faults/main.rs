@@ -8,6 +8,7 @@ mod common;
 mod kills;
 mod leaks;
 mod losses;
+mod orphans;
 mod races;
 mod scene;
 mod syscalls;

@@ -119,3 +119,19 @@ fn b9_parallel_lines_stay_whole() {
     }
     assert_eq!(lines(&host).len(), 16);
 }
+
+/// Where others can write, a link of that name may lead anywhere.
+#[test]
+fn a14_the_log_follows_no_symlink_and_no_pod_fails() {
+    let host = Host::new("loglink");
+    let (victim, link) = (host.node.dir().join("victim"), host.node.dir().join("link"));
+    fs::write(&victim, "precious").unwrap();
+    std::os::unix::fs::symlink(&victim, &link).unwrap();
+    let config = dual(&host, &json!({"logFile": link}));
+    let pod = host.pod("a");
+    let add = host.plugin.add(&pod, &config).unwrap();
+    add.ok().unwrap();
+    assert!(add.stderr.contains("symlink") && add.stderr.contains(link.to_str().unwrap()), "{}", add.stderr);
+    host.del(&pod, &config);
+    assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
+}

@@ -21,7 +21,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const KEPT: [&str; 3] = ["/etc/podwire", netconf::DEFAULT_LOG_FILE, "/etc/systemd/system/podwire.service"];
 
 pub(crate) fn run(args: &Cleanup) -> Result<()> {
-    let folders = Folders::find(&args.which, args.state_dir.clone());
+    let folders = Folders::find_exact(&args.which, args.state_dir.clone())?;
+    folders.state_dir.as_deref().map_or(Ok(()), files::check_dir)?;
     // No agent starts in this folder as long as the folder is there.
     let _lock = without_agent(&folders)?;
     let mut report = Report::default();
@@ -63,7 +64,8 @@ pub(crate) fn run(args: &Cleanup) -> Result<()> {
     Ok(())
 }
 
-/// The network of the agent that works in this folder. A configuration that is wrong was told when the folders were found.
+/// The network of the agent that works in this folder. An invalid configuration was refused or reported when the folders
+/// were found.
 fn configured(folders: &Folders) -> Option<agent::config::Network> {
     let config = Config::load(&Flags::default(), std::env::vars_os()).ok()?;
     (config.run_dir == folders.run_dir).then_some(config.network)
@@ -94,7 +96,7 @@ fn tell(report: &Report, folders: &Folders) -> Result<()> {
 /// An agent would put everything back. Gives the agent's lock, where there is one.
 fn without_agent(folders: &Folders) -> Result<Option<File>> {
     let path = folders.run_dir.join("agent.lock");
-    let lock = match File::options().read(true).write(true).open(&path) {
+    let lock = match files::open(&path, File::options().read(true).write(true)) {
         Ok(file) => Some(file),
         Err(error) if error.kind() == ErrorKind::NotFound => None,
         Err(error) => return Err(error).with_context(|| format!("cannot open {}", path.display())),
@@ -102,7 +104,7 @@ fn without_agent(folders: &Folders) -> Result<Option<File>> {
     match lock.as_ref().map(File::try_lock) {
         None | Some(Ok(())) => {}
         Some(Err(TryLockError::WouldBlock)) => {
-            let pid = fs::read_to_string(&path).unwrap_or_default();
+            let pid = files::read_text(&path).unwrap_or_default();
             bail!(
                 "{}",
                 in_the_way(&format!(

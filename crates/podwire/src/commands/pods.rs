@@ -10,6 +10,9 @@ use crate::cli::{Output, Pods};
 use crate::folders::Folders;
 use crate::{print, when};
 
+/// In the place of tenant, network and group, for a pod that belongs to none.
+pub(super) const UNPLACED: &str = "unplaced";
+
 /// An attachment and how far it has come.
 pub(super) struct Found {
     pub(super) attachment: Attachment,
@@ -69,7 +72,7 @@ impl Found {
 
     /// Tenant, the tenant's network, group.
     pub(super) fn placement(&self) -> String {
-        let Some(placement) = &self.attachment.placement else { return "-".to_owned() };
+        let Some(placement) = &self.attachment.placement else { return UNPLACED.to_owned() };
         let group = placement.group.as_ref().map_or("-", |group| group.as_str());
         format!("{}/{}/{group}", placement.tenant, placement.network)
     }

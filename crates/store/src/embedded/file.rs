@@ -46,7 +46,7 @@ pub(super) fn sync_folder(dir: &Path) -> Result<(), Fault> {
 
 /// For reading and writing; none if there is none.
 pub(super) fn open(path: &Path) -> Result<Option<File>, Fault> {
-    match File::options().read(true).write(true).open(path) {
+    match files::open(path, File::options().read(true).write(true)) {
         Ok(file) => Ok(Some(file)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(io_fault("open", path)(error)),
@@ -57,12 +57,12 @@ pub(super) fn open(path: &Path) -> Result<Option<File>, Fault> {
 pub(super) fn create(path: &Path) -> Result<File, Fault> {
     let mut options = File::options();
     options.read(true).write(true).create(true).truncate(true).mode(FILE);
-    options.open(path).map_err(io_fault("make", path))
+    files::open(path, &mut options).map_err(io_fault("make", path))
 }
 
 /// As it is, made if need be.
 pub(super) fn open_or_create(path: &Path) -> Result<File, Fault> {
     let mut options = File::options();
     options.read(true).write(true).create(true).truncate(false).mode(FILE);
-    options.open(path).map_err(io_fault("open", path))
+    files::open(path, &mut options).map_err(io_fault("open", path))
 }

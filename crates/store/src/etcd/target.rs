@@ -1,7 +1,6 @@
 //! Where etcd is and how to prove who we are: checked once, when the store is opened; certificates are read with every
 //! connection, so that renewed ones are used without a restart.
 
-use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
@@ -112,7 +111,7 @@ impl Target {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, Failure> {
-    fs::read(path).map_err(|error| Failure::Denied {
+    files::open_config(path).and_then(|file| files::read_open(&file)).map_err(|error| Failure::Denied {
         advice: "check the files of the CA, the certificate and its key",
         reason: Reason::from(format!("cannot read {}: {error}", path.display())),
     })

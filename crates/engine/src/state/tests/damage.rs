@@ -176,15 +176,146 @@ fn f3_an_address_whose_claim_was_dropped_by_a_repair_rests() {
     assert!(!index::rests(&world.path(""), range, address).unwrap());
 }
 
+const NOBODY_LIVES: Freeing<'static> = Freeing { is_alive: &|_| false, forget: &|_| Ok(()) };
+
 #[test]
 fn c3_claims_whose_record_somebody_removed_are_freed_and_no_others() {
     let world = World::new(DUAL);
     let stays = world.ready(&key("stays"));
     drop(world.ready(&key("lost")));
     fs::remove_file(world.path("attachments/lost@eth0.ready")).unwrap();
-    assert_eq!(world.network.free_orphans().unwrap(), 2);
-    assert_eq!(world.network.free_orphans().unwrap(), 0);
+    assert_eq!(world.network.free_orphans(&NOBODY_LIVES).unwrap(), 2);
+    assert_eq!(world.network.free_orphans(&NOBODY_LIVES).unwrap(), 0);
     for address in ips(&stays) {
         assert!(world.network.is_claimed_by(address, &stays).unwrap());
     }
+}
+
+/// As a backup that was restored without its hard links: the file is another one.
+fn copy_over(path: &Path) {
+    let copy = path.with_extension("copy");
+    fs::copy(path, &copy).unwrap();
+    fs::rename(&copy, path).unwrap();
+}
+
+#[test]
+fn a8_copied_claims_of_a_living_pod_become_links_again() {
+    let world = World::new(DUAL);
+    drop(world.ready(&key("c1")));
+    for claim in world.names("addresses") {
+        copy_over(&world.path("addresses").join(claim));
+    }
+    // The repair after a kill must not take them for claims without a record.
+    world.mark();
+    assert_eq!(ips(&world.ready(&key("c2"))), [ip("10.0.0.3"), ip("fd00::3")]);
+    world.expect_consistent();
+    assert_eq!(world.names("addresses").len(), 4);
+    world.network.find(&key("c1")).unwrap().unwrap().release(&[]).unwrap();
+    assert_eq!(world.names("addresses").len(), 2);
+}
+
+#[test]
+fn a8_copied_claims_are_given_back_with_their_record() {
+    for damage in [None, Some("{")] {
+        let world = World::new(DUAL);
+        drop(world.ready(&key("c1")));
+        for claim in world.names("addresses") {
+            copy_over(&world.path("addresses").join(claim));
+        }
+        if let Some(text) = damage {
+            fs::write(world.path("attachments/c1@eth0.ready"), text).unwrap();
+        }
+        let held = world.network.find(&key("c1")).unwrap().unwrap();
+        assert_eq!(held.claimed().unwrap().len(), 2);
+        held.release(&[]).unwrap();
+        world.expect_empty();
+    }
+}
+
+#[test]
+fn a8_a_newer_record_keeps_its_addresses_and_is_never_overwritten() {
+    let world = World::new(DUAL);
+    drop(world.ready(&key("c1")));
+    let path = world.path("attachments/c1@eth0.ready");
+    let newer = serde_json::json!({"schema": SCHEMA + 1, "something": "new"}).to_string();
+    // Another file, as a newer version may write it: the claims are links to the old one.
+    fs::remove_file(&path).unwrap();
+    fs::write(&path, &newer).unwrap();
+    world.mark();
+    assert_eq!(ips(&world.ready(&key("c2"))), [ip("10.0.0.3"), ip("fd00::3")]);
+    assert_eq!(world.network.free_orphans(&NOBODY_LIVES).unwrap(), 0);
+    let listed = world.network.list().unwrap();
+    assert!(listed.iter().any(|l| l.newer == Some(SCHEMA + 1) && l.attachment.is_none()), "{listed:?}");
+    let mut held = world.network.find(&key("c1")).unwrap().unwrap();
+    let refused = held.rewrite(record(&key("c1"), &[])).unwrap_err();
+    assert!(matches!(refused, StateError::Newer { .. }), "{refused}");
+    assert_eq!(fs::read_to_string(&path).unwrap(), newer);
+    assert_eq!(held.key(), Some(key("c1")));
+    held.release(&[]).unwrap();
+    assert_eq!(world.names("addresses"), ["10.0.0.3".to_owned(), "fd00::3".to_owned()].into());
+    world.expect_consistent();
+}
+
+#[test]
+fn a8_a_record_under_another_pods_name_is_not_believed() {
+    let world = World::new(DUAL);
+    drop(world.ready(&key("c1")));
+    fs::copy(world.path("attachments/c1@eth0.ready"), world.path("attachments/c2@eth0.ready")).unwrap();
+    let held = world.network.find(&key("c2")).unwrap().unwrap();
+    assert!(held.attachment().is_none());
+    held.release(&[]).unwrap();
+    assert_eq!(world.names("addresses").len(), 2, "the claims are of the other");
+    world.expect_consistent();
+}
+
+#[test]
+fn a8_the_address_of_a_living_link_stays_claimed_without_a_record() {
+    let world = World::new(DUAL);
+    drop(world.ready(&key("lost")));
+    fs::remove_file(world.path("attachments/lost@eth0.ready")).unwrap();
+    let forgotten = std::cell::RefCell::new(Vec::<IpAddr>::new());
+    let forget = |addresses: &[IpAddr]| {
+        forgotten.borrow_mut().extend(addresses);
+        Ok(())
+    };
+    let how = Freeing { is_alive: &|address| address.is_ipv4(), forget: &forget };
+    assert_eq!(world.network.free_orphans(&how).unwrap(), 1);
+    assert_eq!(world.names("addresses"), ["10.0.0.2".to_owned()].into());
+    assert_eq!(*forgotten.borrow(), [ip("fd00::2")]);
+}
+
+#[test]
+fn a10_claims_that_are_no_files_are_removed() {
+    let world = World::new(DUAL);
+    drop(world.ready(&key("c1")));
+    let claims = world.path("addresses");
+    let fifo = |name: &str| {
+        let made = std::process::Command::new("mkfifo").arg(claims.join(name)).status().unwrap();
+        assert!(made.success());
+    };
+    fs::remove_file(claims.join("10.0.0.2")).unwrap();
+    fifo("10.0.0.2");
+    fifo("10.0.0.3");
+    fs::create_dir(claims.join("10.0.0.4")).unwrap();
+    std::os::unix::fs::symlink("/nonexistent", claims.join("10.0.0.5")).unwrap();
+    let requested = [(ip("10.0.0.3"), None)];
+    let taken = begin(&world.network, &key("x"), Some(&world.pools), &requested).unwrap_err();
+    assert!(matches!(taken, StateError::Taken { .. }), "{taken}");
+    assert_eq!(world.network.free_orphans(&NOBODY_LIVES).unwrap(), 3);
+    assert_eq!(world.names("addresses"), ["10.0.0.2".to_owned(), "fd00::2".to_owned()].into());
+    world.expect_consistent();
+}
+
+#[test]
+fn a14_a_state_directory_that_others_can_write_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run");
+    drop(State::open(&path).unwrap());
+    fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    for refused in [State::open(&path).unwrap_err(), State::open_existing(&path).unwrap_err()] {
+        assert!(refused.to_string().contains(&format!("chmod go-w {}", path.display())), "{refused}");
+    }
+    fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    std::os::unix::fs::symlink(&path, dir.path().join("link")).unwrap();
+    assert!(matches!(State::open(&dir.path().join("link")), Err(StateError::Unsafe(_))));
 }

@@ -176,7 +176,8 @@ fn another_boot_id_means_empty() {
     let world = World::new(DUAL);
     drop(world.ready(&key("c1")));
     let state = State::open(world.dir.path()).unwrap();
-    state.sysctls().note(Path::new("/proc/sys/net/ipv4/ip_forward"), "0", "1").unwrap();
+    let sysctl = Sysctl::parse("/proc/sys/net/ipv4/ip_forward").unwrap();
+    state.sysctls().note(&sysctl, "0", "1").unwrap();
     fs::write(world.dir.path().join("boot"), "another-boot\n").unwrap();
 
     assert!(State::open_existing(world.dir.path()).unwrap().is_none());
@@ -184,7 +185,7 @@ fn another_boot_id_means_empty() {
 
     let state = State::open(world.dir.path()).unwrap();
     assert!(state.networks().unwrap().is_empty());
-    assert!(state.sysctls().read().unwrap().is_empty());
+    assert!(state.sysctls().read().unwrap().known.is_empty());
     assert!(State::open_existing(world.dir.path()).unwrap().is_some());
     let world = World { network: open(world.dir.path()), ..world };
     assert_eq!(ips(&world.started(&key("c1"))), [ip("10.0.0.2"), ip("fd00::2")]);

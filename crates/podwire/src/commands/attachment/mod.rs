@@ -76,6 +76,8 @@ fn rows(found: &Found) -> Vec<(&'static str, String)> {
         rows.push(("tenant", placement.tenant.to_string()));
         rows.push(("network", placement.network.to_string()));
         rows.push(("group", placement.group.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string)));
+    } else {
+        rows.push(("placement", format!("{} (recovered from its link)", pods::UNPLACED)));
     }
     let age = when::since(attachment.created, when::now());
     rows.push(("phase", format!("{}, made {age} ago at {}", found.phase(), when::utc(attachment.created))));

@@ -30,14 +30,29 @@ pub(super) fn ours(node: &Node) -> Vec<Finding> {
         // Tables that are gone are made anew, with every pod; those that are only damaged look complete to an ADD.
         Keeper::Standalone => "nft 'delete table inet podwire; delete table bridge podwire'",
     };
+    let mut findings: Vec<Finding> = match engine::firewall_orphans(&node.folders.run_dir) {
+        Ok(None) => Vec::new(),
+        Ok(Some(found)) => {
+            let finding = Finding::problem(CHECK, found.what);
+            vec![match found.command {
+                Some(command) => finding.helps(command),
+                None => finding,
+            }]
+        }
+        Err(error) => vec![Finding::problem(CHECK, format!("their elements cannot be listed: {error}"))],
+    };
     match faults.as_slice() {
-        [] => vec![Finding::ok(CHECK, "as they should be, with every pod in them")],
+        [] if findings.is_empty() => {
+            findings.push(Finding::ok(CHECK, "as they should be, with every pod in them"));
+        }
+        [] => {}
         faults => {
             let next = match node.keeper {
                 Keeper::Standalone => "; the next pod, or a STATUS of the runtime, makes them anew",
                 Keeper::Agent(_) | Keeper::Unclear(_) | Keeper::Missing(_) => "",
             };
-            vec![Finding::problem(CHECK, format!("{}{next}", faults.join(", "))).helps(helps)]
+            findings.push(Finding::problem(CHECK, format!("{}{next}", faults.join(", "))).helps(helps));
         }
     }
+    findings
 }

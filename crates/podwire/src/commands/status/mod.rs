@@ -2,7 +2,6 @@
 
 mod page;
 
-use std::fs;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -52,7 +51,7 @@ pub(crate) fn run(args: &Status) -> Result<ExitCode> {
 /// What the files tell: pods live on without an agent.
 fn without_agent(folders: &Folders) -> Result<String> {
     let run_dir = &folders.run_dir;
-    let holder = fs::read_to_string(run_dir.join("agent.lock")).ok();
+    let holder = files::read_text(&run_dir.join("agent.lock")).ok();
     let state = State::open_existing(run_dir)?;
     let mode = match (&holder, &state) {
         (Some(pid), _) => format!("an agent worked here (process {}), and is gone", pid.trim()),

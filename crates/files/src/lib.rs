@@ -1,0 +1,245 @@
+//! Opens the files of Podwire's directories, whatever another process put in their place. A FIFO or device never blocks
+//! the caller, a symlink is not followed, and a directory that another user can write to is refused. Called by every
+//! crate that reads or writes state, configuration or logs. Touches only the paths it is given.
+
+#![forbid(unsafe_code)]
+
+use std::fs::{self, File, FileType, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+/// The largest file that is read whole. A record has a few kilobytes, the list of all peers some megabytes.
+const LARGEST: u64 = 64 << 20;
+
+/// The path leads to something that Podwire did not make.
+#[derive(Debug, thiserror::Error)]
+#[error("it is {0}, not a regular file; remove it")]
+pub struct NotRegular(&'static str);
+
+/// Whether an error of this crate says that the path leads to something other than a regular file.
+pub fn is_not_regular(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|inner| inner.is::<NotRegular>())
+}
+
+/// Opens a regular file. A symlink as the last component is refused. Other custom flags of `options` are replaced.
+pub fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    open_with(path, options, OFlags::NOFOLLOW)
+}
+
+/// Opens a regular file for reading. A symlink is followed: configuration is often mounted as one.
+pub fn open_config(path: &Path) -> io::Result<File> {
+    open_with(path, File::options().read(true), OFlags::empty())
+}
+
+fn open_with(path: &Path, options: &mut OpenOptions, flags: OFlags) -> io::Result<File> {
+    // NONBLOCK: a FIFO without a peer would block here. NOCTTY: a terminal must not become the agent's own.
+    let flags = flags | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let opened = options.custom_flags(flags.bits().cast_signed()).open(path);
+    let file = opened.map_err(|error| match Errno::from_io_error(&error) {
+        // A symlink, a FIFO or socket without a peer, a directory.
+        Some(Errno::LOOP | Errno::NXIO | Errno::ISDIR) => describe(path).unwrap_or(error),
+        Some(_) | None => error,
+    })?;
+    let kind = file.metadata()?.file_type();
+    if kind.is_file() { Ok(file) } else { Err(not_regular(kind)) }
+}
+
+fn describe(path: &Path) -> Option<io::Error> {
+    let kind = fs::symlink_metadata(path).ok()?.file_type();
+    (!kind.is_file()).then(|| not_regular(kind))
+}
+
+fn not_regular(kind: FileType) -> io::Error {
+    let word = match kind {
+        kind if kind.is_symlink() => "a symlink",
+        kind if kind.is_dir() => "a directory",
+        kind if kind.is_fifo() => "a FIFO",
+        kind if kind.is_socket() => "a socket",
+        _ => "a device",
+    };
+    io::Error::other(NotRegular(word))
+}
+
+/// The content of a regular file.
+pub fn read(path: &Path) -> io::Result<Vec<u8>> {
+    read_open(&open(path, File::options().read(true))?)
+}
+
+/// The content of a regular file that is text.
+pub fn read_text(path: &Path) -> io::Result<String> {
+    String::from_utf8(read(path)?).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
+/// The content of an open file, from its current position.
+pub fn read_open(file: &File) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    file.take(LARGEST + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > LARGEST {
+        return Err(io::Error::new(
+            io::ErrorKind::FileTooLarge,
+            format!("it is larger than {} MiB", LARGEST >> 20),
+        ));
+    }
+    Ok(bytes)
+}
+
+/// Writes a new file, for its owner only. Anything but a directory that has the name already is removed first: only for
+/// names that the caller alone uses.
+pub fn write_new(path: &Path, bytes: &[u8]) -> io::Result<File> {
+    let create = || File::options().read(true).write(true).create_new(true).mode(0o600).open(path);
+    let created = create().or_else(|error| match error.kind() {
+        io::ErrorKind::AlreadyExists => fs::remove_file(path).and_then(|()| create()),
+        _ => Err(error),
+    });
+    let mut file = created?;
+    file.write_all(bytes)?;
+    Ok(file)
+}
+
+/// Why a directory cannot hold state.
+#[derive(Debug, thiserror::Error)]
+pub enum UnsafeDir {
+    #[error("{} is a symlink: use the directory it leads to", .0.display())]
+    Symlink(PathBuf),
+    #[error("{dir} belongs to user {owner}, who could change what is in it: run 'chown {us} {dir}'", dir = dir.display())]
+    Owner { dir: PathBuf, owner: u32, us: u32 },
+    #[error("{dir} can be written by other users (mode {mode:04o}): run 'chmod go-w {dir}'", dir = dir.display())]
+    Mode { dir: PathBuf, mode: u32 },
+}
+
+/// Checks that only this user can change what is in a directory. A path that does not lead to a directory passes: nothing
+/// can be opened below it.
+pub fn check_dir(dir: &Path) -> Result<(), UnsafeDir> {
+    // Without a slash at the end, which would follow a symlink.
+    let dir: PathBuf = dir.components().collect();
+    let Ok(meta) = fs::symlink_metadata(&dir) else { return Ok(()) };
+    let us = rustix::process::geteuid().as_raw();
+    if meta.is_symlink() {
+        return Err(UnsafeDir::Symlink(dir));
+    }
+    if !meta.is_dir() {
+        return Ok(());
+    }
+    if meta.uid() != us && meta.uid() != 0 {
+        return Err(UnsafeDir::Owner { dir, owner: meta.uid(), us });
+    }
+    match meta.mode() & 0o7777 {
+        mode if mode & 0o022 != 0 => Err(UnsafeDir::Mode { dir, mode }),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+    use std::os::unix::net::UnixListener;
+
+    use rustix::fs::{CWD, FileType as Kind, Mode, makedev, mknodat};
+
+    use super::*;
+
+    /// Everything that can have a file's name and is none, with the word for it.
+    fn strange(dir: &Path) -> Vec<(PathBuf, &'static str)> {
+        let make = |name: &str, kind, device| {
+            let path = dir.join(name);
+            mknodat(CWD, &path, kind, Mode::from_raw_mode(0o600), device).unwrap();
+            path
+        };
+        let (link, folder, socket) = (dir.join("link"), dir.join("folder"), dir.join("socket"));
+        symlink("/etc/hostname", &link).unwrap();
+        fs::create_dir(&folder).unwrap();
+        drop(UnixListener::bind(&socket).unwrap());
+        vec![
+            (make("fifo", Kind::Fifo, 0), "a FIFO"),
+            (make("zero", Kind::CharacterDevice, makedev(1, 5)), "a device"),
+            (link, "a symlink"),
+            (folder, "a directory"),
+            (socket, "a socket"),
+        ]
+    }
+
+    /// Opening a FIFO the usual way would block here for ever.
+    #[test]
+    fn a10_only_regular_files_are_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        for (path, word) in strange(dir.path()) {
+            let mut ways = [File::options(), File::options(), File::options(), File::options()];
+            ways[0].read(true);
+            ways[1].write(true);
+            ways[2].read(true).write(true).create(true);
+            ways[3].append(true).create(true);
+            for mut way in ways {
+                let error = open(&path, &mut way).unwrap_err();
+                assert!(is_not_regular(&error), "{word}: {error:?}");
+                assert!(error.to_string().contains(word), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_regular_file_is_read_and_a_missing_one_is_missing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        assert_eq!(read(&path).unwrap_err().kind(), io::ErrorKind::NotFound);
+        write_new(&path, b"text").unwrap();
+        assert_eq!(
+            (read_text(&path).unwrap().as_str(), fs::metadata(&path).unwrap().mode() & 0o777),
+            ("text", 0o600)
+        );
+        symlink(&path, dir.path().join("link")).unwrap();
+        assert!(open_config(&dir.path().join("link")).is_ok());
+        fs::write(&path, b"\xff").unwrap();
+        assert_eq!(read_text(&path).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn a_file_without_end_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        File::create(&path).unwrap().set_len(LARGEST + 1).unwrap();
+        assert_eq!(read(&path).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+    }
+
+    #[test]
+    fn write_new_replaces_what_has_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let victim = dir.path().join("victim");
+        fs::write(&victim, "precious").unwrap();
+        let path = dir.path().join(".new");
+        symlink(&victim, &path).unwrap();
+        write_new(&path, b"ours").unwrap();
+        assert_eq!(
+            (fs::read(&path).unwrap(), fs::read(&victim).unwrap()),
+            (b"ours".to_vec(), b"precious".to_vec())
+        );
+        mknodat(CWD, dir.path().join("fifo"), Kind::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+        write_new(&dir.path().join("fifo"), b"ours").unwrap();
+    }
+
+    #[test]
+    fn a14_directories_of_other_users_are_refused_with_the_command() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state");
+        check_dir(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        check_dir(&path).unwrap();
+        for mode in [0o777, 0o775, 0o1777] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            let error = check_dir(&path).unwrap_err().to_string();
+            assert!(error.contains(&format!("chmod go-w {}", path.display())), "{error}");
+        }
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
+        symlink(&path, dir.path().join("link")).unwrap();
+        for link in ["link", "link/"] {
+            assert!(matches!(check_dir(&dir.path().join(link)), Err(UnsafeDir::Symlink(_))), "{link}");
+        }
+        std::os::unix::fs::chown(&path, Some(1000), None).unwrap();
+        let error = check_dir(&path).unwrap_err().to_string();
+        assert!(error.contains("user 1000") && error.contains("chown 0 "), "{error}");
+    }
+}
