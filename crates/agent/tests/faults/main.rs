@@ -17,6 +17,7 @@ mod load;
 mod raw;
 mod sandbox;
 mod signals;
+mod special;
 mod state;
 mod tombstones;
 mod upgrade;

@@ -11,6 +11,7 @@ mod collecting;
 mod foreign;
 mod load;
 mod objects;
+mod orphans;
 mod quiet;
 mod scene;
 mod strays;

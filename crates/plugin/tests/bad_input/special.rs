@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 use testkit::{Call, Outcome, Verb};
 
-use crate::common::{Host, ips, with_previous};
+use crate::common::{Host, ips, with, with_previous};
 use crate::watch::dual;
 
 /// What is put in the place of a file. `zero` never ends, and `full` takes nothing.
@@ -60,7 +60,7 @@ fn a10_a_fifo_or_device_in_the_state_directory_blocks_nothing() {
                 Call::network(Verb::Status, &config),
                 Call::pod(Verb::Del, &other, &config),
                 Call::pod(Verb::Del, &pod, &config),
-                Call::network(Verb::Gc, &config),
+                Call::network(Verb::Gc, &with(&config, &json!({"cni.dev/valid-attachments": []}))),
             ] {
                 let case = format!("{} with {} {} as {file}", call.verb.as_str(), kind.0, kind.1);
                 // An error here is a plugin that was killed because it did not end.

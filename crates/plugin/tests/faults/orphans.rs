@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use testkit::trace::{TraceOutcome, kill_at_syscall};
 use testkit::{Pod, Verb, soak};
 
-use crate::common::{MODES, ips, nets, with};
+use crate::common::{MODES, ips, with};
 use crate::scene::{Scene, call, network_dir, wishes};
 
 /// Another file with this content, as an editor or another version writes it.
@@ -32,7 +32,7 @@ fn copy_claims(scene: &Scene, result: &Value) {
 /// The next pod publishes the same port, and another one has the same addresses.
 fn expect_free(scene: &Scene, first: &Value, case: &str) {
     let (next, heir) = (scene.host.pod("next"), scene.host.pod("heir"));
-    let wanted = with(&scene.config, &json!({"runtimeConfig": {"ips": nets(first)}}));
+    let wanted = with(&scene.config, &json!({"runtimeConfig": {"ips": ips(first)}}));
     scene.host.add(&heir, &wanted);
     let rules = scene.host.node.sh(&["nft", "list", "ruleset"]).unwrap();
     assert!(!rules.contains(". 8080 :"), "{case}: a port leads to the next holder of the address");

@@ -231,15 +231,93 @@ fn f7_a_sysctl_that_somebody_changed_after_us_is_theirs() {
     let host = Host::new("sysctl");
     let node = &host.node;
     let pod = node.pod("a").unwrap();
-    let redirects = "/proc/sys/net/ipv4/conf/all/send_redirects";
+    let setting = "/proc/sys/net/ipv4/conf/all/route_localnet";
     host.plugin.add(&pod, &host.standalone()).unwrap().ok().unwrap();
-    // As if we had set it from 0 to 2, and it reads 1 now.
+    // As if we had set it from 1 to 2, and it reads 0 now.
     let log = node.run_dir().join("sysctls");
     let mut noted: Value = serde_json::from_slice(&fs::read(&log).unwrap()).unwrap();
-    noted[redirects] = json!({ "before": "0", "ours": "2" });
+    noted[setting] = json!({ "before": "1", "ours": "2" });
     fs::write(&log, noted.to_string()).unwrap();
     let outcome = host.ask(&["cleanup"]);
     assert!(!outcome.success());
-    assert!(outcome.stdout.contains(&format!("left: {redirects} is 1")), "{}", outcome.stdout);
-    assert_eq!(node.sh(&["cat", redirects]).unwrap().trim(), "1");
+    assert!(outcome.stdout.contains(&format!("left: {setting} is 0")), "{}", outcome.stdout);
+    assert_eq!(node.sh(&["cat", setting]).unwrap().trim(), "0");
+}
+
+/// The record of settings is a file: it must not make cleanup write anywhere else.
+#[test]
+fn a14_cleanup_writes_only_settings_that_podwire_changes() {
+    let host = Host::new("evilsysctl");
+    let node = &host.node;
+    let pod = node.pod("a").unwrap();
+    host.plugin.add(&pod, &host.standalone()).unwrap().ok().unwrap();
+    let victim = node.dir().join("victim");
+    fs::write(&victim, "1").unwrap();
+    let up = "../".repeat(victim.components().count());
+    let paths = [
+        victim.display().to_string(),
+        format!("/proc/sys/net/ipv4/conf/{up}{}", victim.display()),
+        "/proc/sys/net/ipv4/conf/all/send_redirects".to_owned(),
+    ];
+    let log = node.run_dir().join("sysctls");
+    let mut noted: Value = serde_json::from_slice(&fs::read(&log).unwrap()).unwrap();
+    for path in &paths {
+        noted[path] = json!({ "before": "0", "ours": "1" });
+    }
+    fs::write(&log, noted.to_string()).unwrap();
+    let outcome = host.ask(&["cleanup"]);
+    assert!(!outcome.success());
+    for path in &paths {
+        has(&outcome.stdout, &[&format!("left: {path:?} is recorded")]);
+    }
+    has(&outcome.stdout, &["ip_forward back to 0"]);
+    assert_eq!(fs::read_to_string(&victim).unwrap(), "1");
+    assert_eq!(node.sh(&["cat", &paths[2]]).unwrap().trim(), "1");
+}
+
+#[test]
+fn a14_cleanup_with_an_invalid_configuration_removes_nothing() {
+    let host = Host::new("badconfig");
+    let node = &host.node;
+    let pod = node.pod("a").unwrap();
+    host.plugin.add(&pod, &host.standalone()).unwrap().ok().unwrap();
+    let before = Snapshot::of(node).unwrap();
+    let config = node.dir().join("agent.toml");
+    fs::write(&config, "run_dir = \"/run/other\"\nworkers = \"many\"\n").unwrap();
+    let run = |more: &[&str]| {
+        let variable = format!("PODWIRE_CONFIG={}", config.display());
+        let line = [&["env", &variable, host.tool.to_str().unwrap(), "cleanup"], more].concat();
+        node.run(&line, b"").unwrap()
+    };
+    for more in [&[][..], &["--all"], &["--state-dir", "/nonexistent/podwire"]] {
+        let outcome = run(more);
+        assert!(!outcome.success());
+        has(&outcome.stderr, &[config.to_str().unwrap(), "workers", "--run-dir"]);
+        assert_eq!(outcome.stdout, "");
+        before.expect_same(node).unwrap();
+    }
+    // Directories that are given need no configuration.
+    let (run_dir, state_dir) = (node.run_dir(), host.state_dir());
+    let outcome = run(&["--run-dir", run_dir.to_str().unwrap(), "--state-dir", state_dir.to_str().unwrap()]);
+    assert!(outcome.success(), "{}{}", outcome.stdout, outcome.stderr);
+    has(&outcome.stdout, &["1 attachments of pods removed"]);
+    assert!(!run_dir.exists());
+}
+
+#[test]
+fn a14_cleanup_in_a_directory_of_another_user_is_refused() {
+    let host = Host::new("theirdir");
+    let pod = host.node.pod("a").unwrap();
+    host.plugin.add(&pod, &host.standalone()).unwrap().ok().unwrap();
+    let before = Snapshot::of(&host.node).unwrap();
+    fs::create_dir_all(host.state_dir()).unwrap();
+    for dir in [host.node.run_dir(), host.state_dir()] {
+        std::os::unix::fs::chown(&dir, Some(1000), None).unwrap();
+        let outcome = cleanup(&host);
+        assert!(!outcome.success());
+        has(&outcome.stderr, &[&format!("chown 0 {}", dir.display())]);
+        before.expect_same(&host.node).unwrap();
+        std::os::unix::fs::chown(&dir, Some(0), None).unwrap();
+    }
+    assert!(cleanup(&host).success());
 }

@@ -234,3 +234,26 @@ fn who_may_not_look_is_told_so() {
         assert!(!outcome.stdout.contains("nftables"), "{}", outcome.stdout);
     }
 }
+
+#[test]
+fn a8_orphaned_elements_are_found_and_the_command_removes_them() {
+    for mode in ["routed", "bridge"] {
+        let (host, _) = standalone("orphans", mode);
+        assert_eq!(wrong(&host), [], "{mode}");
+        // As they stay where a pod went and its elements did not.
+        for element in [
+            "hostport4_any { tcp . 9999 : 10.50.0.77 . 80 }",
+            "hostport6_any { udp . 9999 : fd00:50::77 . 80 }",
+            "pods4 { 10.50.0.77 }",
+        ] {
+            sh(&host, &format!("nft 'add element inet podwire {element}'"));
+        }
+        let found = wrong(&host);
+        assert_eq!(found.len(), 1, "{mode}: {found:?}");
+        let (check, what, command) = &found[0];
+        assert_eq!(check, "our tables", "{mode}");
+        has(what, &["tcp . 9999", "udp . 9999", "10.50.0.77", "fd00:50::77"]);
+        sh(&host, command);
+        assert_eq!(wrong(&host), [], "{mode}");
+    }
+}

@@ -51,6 +51,44 @@ fn b10_pods_of_an_agent_show_whose_they_are_also_when_it_is_gone() {
     assert_eq!(without_age(&host.ask(&["pods"]).stdout), without_age(&table));
 }
 
+/// The records are lost, and the links alone know whose the pods are.
+#[test]
+fn a9_recovered_pods_have_their_own_placement_or_none() {
+    let host = Host::new("recovered");
+    let mut agent = host.agent(&["--no-install"]);
+    let pods = [
+        ("kept", json!({ "tenant": "blue", "network": "front", "group": "web" }), "blue/front/web"),
+        ("plain", json!({}), "default/default-net/-"),
+        ("long", json!({ "tenant": "t".repeat(200) }), "unplaced"),
+        ("older", json!({ "tenant": "red", "group": "db" }), "unplaced"),
+    ]
+    .map(|(name, more, wanted)| {
+        let pod = host.node.pod(name).unwrap();
+        let result = host.plugin.add(&pod, &agent.config(&more)).unwrap().ok().unwrap();
+        (pod, result["interfaces"][1]["name"].as_str().unwrap().to_owned(), wanted)
+    });
+    agent.kill().unwrap();
+    // The alias as the version before wrote it.
+    let (pod, link, _) = &pods[3];
+    let alias = format!("podwire:podwire/{}/eth0 10.88.0.5/32 fd00:88::5/128", pod.id());
+    host.node.sh(&["ip", "link", "set", link, "alias", &alias]).unwrap();
+    std::fs::remove_dir_all(agent.run_dir()).unwrap();
+    agent.launch().unwrap();
+    agent.wait_ready().unwrap();
+    let table = host.ask(&["pods"]).stdout;
+    for (pod, link, wanted) in &pods {
+        let line =
+            table.lines().find(|line| line.contains(link.as_str())).unwrap_or_else(|| panic!("{table}"));
+        has(line, &[wanted]);
+        let shown = host.ask(&["attachment", "show", pod.id()]).stdout;
+        assert_eq!(shown.contains("unplaced"), *wanted == "unplaced", "{shown}");
+    }
+    // It survives another restart.
+    agent.restart().unwrap();
+    agent.wait_ready().unwrap();
+    assert_eq!(host.ask(&["pods"]).stdout.matches("unplaced").count(), 2);
+}
+
 fn sorted(list: &Value) -> Vec<String> {
     let mut all: Vec<String> = list.as_array().unwrap().iter().map(ToString::to_string).collect();
     all.sort();

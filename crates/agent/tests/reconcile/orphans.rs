@@ -1,0 +1,129 @@
+//! Records of a newer version, copied claims, and firewall elements that nobody has: kept, put right, or reported.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use testkit::{DEADLINE, Pod, wait_until};
+
+use crate::common::{Host, ips};
+use crate::scene::{in_both_modes, picture};
+
+fn host(label: &str, mode: &str) -> Host {
+    Host::with_flags(label, &["--network-mode", mode, "--reconcile-seconds", "1"])
+}
+
+fn published() -> Value {
+    json!({"runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}})
+}
+
+fn network(host: &Host) -> PathBuf {
+    host.agent.run_dir().join("networks/podwire")
+}
+
+fn record(host: &Host, pod: &Pod) -> PathBuf {
+    network(host).join(format!("attachments/{}@eth0.ready", pod.id()))
+}
+
+/// Another file with this content.
+fn replace(path: &Path, content: &[u8]) {
+    let beside = path.with_file_name(".beside");
+    fs::write(&beside, content).unwrap();
+    fs::rename(&beside, path).unwrap();
+}
+
+fn problems(host: &Host) -> Vec<Value> {
+    host.agent.get("/v1/status").unwrap()["problems"].as_array().cloned().unwrap_or_default()
+}
+
+fn rounds(host: &Host) -> u64 {
+    host.agent.get("/v1/status").unwrap()["reconcile"]["rounds"].as_u64().unwrap()
+}
+
+/// Two rounds that began after this was called have ended.
+fn wait_for_rounds(host: &Host) {
+    let before = rounds(host);
+    wait_until("two rounds", DEADLINE, || Ok(rounds(host) > before + 2)).unwrap();
+}
+
+#[test]
+fn a8_a_newer_record_is_kept_and_its_del_removes_everything() {
+    in_both_modes(|mode| {
+        let mut host = host("newer", mode);
+        let (before, held) = (picture(&host.node), host.held());
+        let pod = host.pod("a");
+        let result = host.add_with(&pod, &published());
+        host.agent.kill().unwrap();
+        let (path, newer) = (record(&host, &pod), json!({"schema": 2, "new": true}).to_string());
+        replace(&path, newer.as_bytes());
+        host.agent.launch().unwrap();
+        host.agent.wait_ready().unwrap();
+        let is_told =
+            |problem: &Value| problem["what"].as_str().unwrap().contains("newer version of Podwire");
+        wait_until("the record to be reported", DEADLINE, || Ok(problems(&host).iter().any(is_told)))
+            .unwrap();
+        wait_for_rounds(&host);
+        assert_eq!(fs::read_to_string(&path).unwrap(), newer, "{mode}: it was overwritten");
+        // Its addresses stay its own, and it keeps its elements.
+        let (other, others) = host.attached("b");
+        assert!(ips(&others).iter().all(|ip| !ips(&result).contains(ip)), "{mode}: {others}");
+        let orphans = problems(&host).iter().filter(|p| p.to_string().contains("pods that are gone")).count();
+        assert_eq!(orphans, 0, "{mode}: {:?}", problems(&host));
+        host.del(&other);
+        host.del(&pod);
+        assert_eq!(host.held(), held, "{mode}");
+        wait_until("the kernel to be as before", DEADLINE, || Ok(picture(&host.node) == before)).unwrap();
+        host.add_with(&other, &published());
+    });
+}
+
+#[test]
+fn a8_copied_claims_become_links_and_claims_without_record_go() {
+    let host = host("copied", "routed");
+    let (pod, result) = host.attached("a");
+    let claim = network(&host).join(format!("addresses/{}", ips(&result)[0]));
+    replace(&claim, &fs::read(&claim).unwrap());
+    fs::write(network(&host).join("addresses/10.88.0.99"), "{}").unwrap();
+    let inode = |path: &Path| fs::metadata(path).map(|meta| meta.ino()).ok();
+    let is_repaired = || {
+        let is_link = inode(&claim) == inode(&record(&host, &pod));
+        Ok(is_link && !network(&host).join("addresses/10.88.0.99").exists())
+    };
+    wait_until("the claims to be put right", DEADLINE, is_repaired).unwrap();
+    host.check(&pod, &result);
+}
+
+#[test]
+fn a8_a_host_port_of_a_claim_without_record_goes_with_it() {
+    let host = host("portless", "routed");
+    let (_pod, _) = host.attached("a");
+    let element = "inet podwire hostport4_any { tcp . 9999 : 10.88.0.99 . 80 }";
+    host.node.sh(&["nft", &format!("add element {element}")]).unwrap();
+    fs::write(network(&host).join("addresses/10.88.0.99"), "{}").unwrap();
+    let list = || host.node.sh(&["nft", "list", "map", "inet", "podwire", "hostport4_any"]);
+    wait_until("the port to go", DEADLINE, || Ok(!list()?.contains("9999"))).unwrap();
+    assert!(!network(&host).join("addresses/10.88.0.99").exists());
+}
+
+#[test]
+fn a8_elements_of_nobody_are_reported_with_the_command() {
+    in_both_modes(|mode| {
+        let host = host("surplus", mode);
+        let pod = host.pod("a");
+        host.add_with(&pod, &published());
+        wait_for_rounds(&host);
+        assert_eq!(problems(&host), [] as [Value; 0], "{mode}");
+        let element = "inet podwire hostport4_any { tcp . 9999 : 10.88.0.99 . 80 }";
+        host.node.sh(&["nft", &format!("add element {element}")]).unwrap();
+        let told = || {
+            problems(&host)
+                .into_iter()
+                .find(|p| p["what"].as_str().unwrap().contains("tcp . 9999 to 10.88.0.99"))
+        };
+        wait_until("it to be reported", DEADLINE, || Ok(told().is_some())).unwrap();
+        let command = told().unwrap()["command"].as_str().unwrap().to_owned();
+        host.node.sh(&["sh", "-c", &command]).unwrap();
+        wait_until("the problem to go", DEADLINE, || Ok(problems(&host).is_empty())).unwrap();
+    });
+}
