@@ -256,14 +256,14 @@ pub(crate) fn missing(attachment: &Attachment) -> Result<Vec<String>, Error> {
 /// So many orphaned elements are named, and removed by the command that is reported with them.
 const NAMED: usize = 20;
 
-/// Elements of pods that are gone: a host port among them keeps other pods from having it, and leads to whoever has the
-/// address next. Looks, and changes nothing. Pods of other run folders count by their links.
+/// Elements of pods that are gone. A host port among them is refused to other pods, and leads to the next holder of the
+/// address. Changes nothing. Pods of other run directories are known by their links.
 pub fn orphans(run_dir: &Path) -> Result<Option<Trouble>, Error> {
     let state = State::open_existing(run_dir)?;
     let (mut tables, mut host) = (Firewall::open()?, RtSocket::open()?);
     let mut found = orphans_now(&mut tables, &mut host, state.as_ref())?;
     if !found.is_empty() {
-        // A DEL may have come to its end between the readings, and another run folder's ADD has elements before its link.
+        // A DEL may have ended between the two lists, and an ADD of another run directory has elements before its link.
         let again = orphans_now(&mut tables, &mut host, state.as_ref())?;
         found.retain(|orphan| again.contains(orphan));
     }

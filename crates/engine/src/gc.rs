@@ -169,7 +169,7 @@ pub(crate) fn collect_dead(
     if collected > 0 { Ok(collected) } else { Error::collect(errors).map(|()| 0) }
 }
 
-/// Frees claims that have no record and whose address no link of ours has. Returns how many.
+/// Frees claims that have no record and whose address no managed link has. Returns how many.
 pub(crate) fn free_orphans<'a>(
     network: &Network,
     links: impl IntoIterator<Item = &'a Link>,

@@ -149,31 +149,32 @@ mod tests {
             mknodat(CWD, &path, kind, Mode::from_raw_mode(0o600), device).unwrap();
             path
         };
-        let (link, folder, socket) = (dir.join("link"), dir.join("folder"), dir.join("socket"));
+        let (link, inner, socket) = (dir.join("link"), dir.join("dir"), dir.join("socket"));
         symlink("/etc/hostname", &link).unwrap();
-        fs::create_dir(&folder).unwrap();
+        fs::create_dir(&inner).unwrap();
         drop(UnixListener::bind(&socket).unwrap());
         vec![
             (make("fifo", Kind::Fifo, 0), "a FIFO"),
             (make("zero", Kind::CharacterDevice, makedev(1, 5)), "a device"),
             (link, "a symlink"),
-            (folder, "a directory"),
+            (inner, "a directory"),
             (socket, "a socket"),
         ]
     }
 
-    /// Opening a FIFO the usual way would block here for ever.
+    /// A plain open of a FIFO would block here.
     #[test]
     fn a10_only_regular_files_are_opened() {
         let dir = tempfile::tempdir().unwrap();
         for (path, word) in strange(dir.path()) {
-            let mut ways = [File::options(), File::options(), File::options(), File::options()];
-            ways[0].read(true);
-            ways[1].write(true);
-            ways[2].read(true).write(true).create(true);
-            ways[3].append(true).create(true);
-            for mut way in ways {
-                let error = open(&path, &mut way).unwrap_err();
+            let modes = [File::options(), File::options(), File::options(), File::options()];
+            let [mut read, mut write, mut create, mut append] = modes;
+            read.read(true);
+            write.write(true);
+            create.read(true).write(true).create(true);
+            append.append(true).create(true);
+            for mut options in [read, write, create, append] {
+                let error = open(&path, &mut options).unwrap_err();
                 assert!(is_not_regular(&error), "{word}: {error:?}");
                 assert!(error.to_string().contains(word), "{error}");
             }

@@ -25,7 +25,7 @@ pub struct Orphan {
     pub what: String,
     /// As nft names it, without its data: `inet podwire pods4 { 10.0.0.2 }`.
     pub element: String,
-    /// Whom it is for.
+    /// The link or address that it is for.
     owner: Owner,
 }
 
@@ -46,7 +46,7 @@ impl Alive {
 }
 
 impl Firewall {
-    /// The elements of all pods, each with whom it is for. To be compared with what [`Alive`] knows after this returned.
+    /// The elements of all pods, each with its link or address. To be compared with what [`Alive`] knows after this returned.
     pub fn owned(&mut self) -> Result<Vec<Orphan>, Error> {
         let mut owned = Vec::new();
         for family in [Family::Inet, Family::Bridge] {
@@ -114,7 +114,7 @@ impl Layout {
         pods.or_else(sources)
     }
 
-    /// None where the bytes do not fit the layout: then it is not known whom the element is for.
+    /// None where the bytes do not fit the layout: then its pod is not known.
     fn element(self, family: Family, set: &str, key: &[u8], value: Option<&[u8]>) -> Option<Orphan> {
         let (words, of_key) = decode(self.key, key)?;
         let (target, of_value) = decode(self.value, value.unwrap_or_default())?;

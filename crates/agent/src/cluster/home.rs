@@ -146,7 +146,7 @@ pub struct Forgotten {
     pub names: Vec<NodeName>,
 }
 
-/// Forgets who this machine was, in every network of a state folder. A directory counts as a network's if it has a uid and
+/// Forgets who this machine was, in every network of a state directory. A directory counts as a network's if it has a uid and
 /// belongs to this user alone. Only files that Podwire writes are removed.
 pub fn forget(state_dir: &Path) -> Forgotten {
     let mut forgotten = Forgotten::default();

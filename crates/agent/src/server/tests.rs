@@ -62,14 +62,14 @@ fn a14_only_a_socket_is_replaced_by_the_socket() {
     let dir = TempDir::new().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let (file, link, folder) = (dir.path().join("file"), dir.path().join("link"), dir.path().join("dir"));
+        let (file, link, inner) = (dir.path().join("file"), dir.path().join("link"), dir.path().join("dir"));
         fs::write(&file, "precious").unwrap();
         std::os::unix::fs::symlink(&file, &link).unwrap();
-        fs::create_dir(&folder).unwrap();
+        fs::create_dir(&inner).unwrap();
         let theirs = dir.path().join("theirs");
         drop(UnixListener::bind(&theirs).unwrap());
         std::os::unix::fs::lchown(&theirs, Some(1000), None).unwrap();
-        for path in [&file, &link, &folder, &theirs] {
+        for path in [&file, &link, &inner, &theirs] {
             let error = bind(path).err().unwrap();
             assert!(matches!(error, ServerError::NotASocket(_)), "{}: {error}", path.display());
             assert!(error.to_string().contains("--socket"), "{error}");

@@ -52,13 +52,13 @@ fn an_add_right_after_the_socket_went_succeeds() {
 fn a14_a_file_in_the_place_of_the_socket_is_reported_and_stays() {
     let host = Host::new("foreign");
     let socket = host.agent.socket();
-    let told = |times: usize| {
+    let wait_for_reports = |times: usize| {
         let says = || Ok(host.agent.log()?.matches("is not a socket of this user").count() >= times);
         wait_until("the file to be reported", DEADLINE, says).unwrap();
     };
     fs::remove_file(&socket).unwrap();
     fs::write(&socket, "not a socket").unwrap();
-    told(1);
+    wait_for_reports(1);
     assert_eq!(fs::read_to_string(&socket).unwrap(), "not a socket");
     fs::rename(&socket, socket.with_extension("moved")).unwrap();
     back(&host.agent);
@@ -66,7 +66,7 @@ fn a14_a_file_in_the_place_of_the_socket_is_reported_and_stays() {
     let other = socket.with_extension("other");
     fs::write(&other, "").unwrap();
     fs::rename(&other, &socket).unwrap();
-    told(2);
+    wait_for_reports(2);
     fs::remove_file(&socket).unwrap();
     back(&host.agent);
     let (pod, _) = host.attached("a");

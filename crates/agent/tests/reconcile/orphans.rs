@@ -1,4 +1,4 @@
-//! Records of a newer version, copied claims, and firewall elements that nobody has: kept, put right, or reported.
+//! Records of a newer version, copied claims, and firewall elements without a pod: kept, repaired or reported.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -59,9 +59,9 @@ fn a8_a_newer_record_is_kept_and_its_del_removes_everything() {
         replace(&path, newer.as_bytes());
         host.agent.launch().unwrap();
         host.agent.wait_ready().unwrap();
-        let is_told =
+        let is_reported =
             |problem: &Value| problem["what"].as_str().unwrap().contains("newer version of Podwire");
-        wait_until("the record to be reported", DEADLINE, || Ok(problems(&host).iter().any(is_told)))
+        wait_until("the record to be reported", DEADLINE, || Ok(problems(&host).iter().any(is_reported)))
             .unwrap();
         wait_for_rounds(&host);
         assert_eq!(fs::read_to_string(&path).unwrap(), newer, "{mode}: it was overwritten");
@@ -107,7 +107,7 @@ fn a8_a_host_port_of_a_claim_without_record_goes_with_it() {
 }
 
 #[test]
-fn a8_elements_of_nobody_are_reported_with_the_command() {
+fn a8_elements_without_a_pod_are_reported_with_the_command() {
     in_both_modes(|mode| {
         let host = host("surplus", mode);
         let pod = host.pod("a");
@@ -116,13 +116,13 @@ fn a8_elements_of_nobody_are_reported_with_the_command() {
         assert_eq!(problems(&host), [] as [Value; 0], "{mode}");
         let element = "inet podwire hostport4_any { tcp . 9999 : 10.88.0.99 . 80 }";
         host.node.sh(&["nft", &format!("add element {element}")]).unwrap();
-        let told = || {
+        let reported = || {
             problems(&host)
                 .into_iter()
                 .find(|p| p["what"].as_str().unwrap().contains("tcp . 9999 to 10.88.0.99"))
         };
-        wait_until("it to be reported", DEADLINE, || Ok(told().is_some())).unwrap();
-        let command = told().unwrap()["command"].as_str().unwrap().to_owned();
+        wait_until("it to be reported", DEADLINE, || Ok(reported().is_some())).unwrap();
+        let command = reported().unwrap()["command"].as_str().unwrap().to_owned();
         host.node.sh(&["sh", "-c", &command]).unwrap();
         wait_until("the problem to go", DEADLINE, || Ok(problems(&host).is_empty())).unwrap();
     });

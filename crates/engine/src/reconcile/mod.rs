@@ -268,15 +268,15 @@ impl Round<'_> {
         Ok(())
     }
 
-    /// A record that was damaged is written anew from what we remember or the link tells. One of a newer schema is left as
-    /// it is: its pod keeps its addresses and its place in the firewall. A record that nothing else tells of stays, and
-    /// keeps its addresses.
+    /// A damaged record is rewritten from memory or from its link. A record of a newer schema is left as it is: its pod
+    /// keeps its addresses and its elements in the firewall. A record of which neither is known stays, and keeps its
+    /// addresses.
     fn unreadable(&mut self, network: &Network, listed: &Listed, seen: &Seen) -> Result<(), Error> {
         let remembered = self.order.memory.iter().find(|a| {
             AttachmentKey::network_dir(&a.key.network) == network.name() && a.key.file_stem() == listed.stem
         });
         let own = self.order.network.filter(|(name, _)| AttachmentKey::network_dir(name) == network.name());
-        let told = || {
+        let from_link = || {
             let name =
                 own.map(|(name, _)| name.clone()).or_else(|| network.name().as_str().try_into().ok())?;
             let link = seen.link_of(&network.name(), &listed.stem)?;
@@ -284,9 +284,9 @@ impl Round<'_> {
         };
         let record = network.path_of(&listed.stem);
         let completed = match listed.newer {
-            // The newer version may have attached the pod anew, with other addresses.
-            Some(_) => told().or_else(|| remembered.cloned()),
-            None => remembered.cloned().or_else(told),
+            // The newer version may have attached the pod again, with other addresses.
+            Some(_) => from_link().or_else(|| remembered.cloned()),
+            None => remembered.cloned().or_else(from_link),
         };
         let Some(attachment) = completed else { return Err(Error::Unreadable { record }) };
         let is_same = |held: &Held| held.attachment().is_none() && held.newer() == listed.newer;
@@ -309,7 +309,7 @@ impl Round<'_> {
         }
     }
 
-    /// Claims without a record keep addresses from others, and what the firewall has of them leads to nobody.
+    /// Removes claims without a record, with the firewall elements of their addresses.
     fn orphans(&mut self, network: &Network, seen: &Seen) {
         let freed = network.has_orphans().map_err(Error::from).and_then(|has| match has {
             true => gc::free_orphans(network, seen.links.values()),

@@ -77,7 +77,7 @@ impl Held {
         if self.phase == Phase::Ready { self.rename(Phase::Pending) } else { Ok(()) }
     }
 
-    /// Writes a damaged record anew, in place: its claims are links to this very file. One of a newer schema is refused.
+    /// Rewrites a damaged record in place: its claims are links to this very file. One of a newer schema is refused.
     pub fn rewrite(&mut self, attachment: Attachment) -> Result<(), StateError> {
         let path = self.network.record_path(&self.stem, self.phase);
         if let Some(schema) = self.newer {

@@ -409,7 +409,7 @@ impl Network {
                 Ok(Some(file)) => self.content(&stem, &file),
                 // Gone between the listing and now: not there.
                 Ok(None) => continue,
-                // In the place of one record, it must not hide the others. Whoever opens this one gets the reason.
+                // It must not hide the other records. A process that opens this one gets the reason.
                 Err(e) if files::is_not_regular(&e) => Content::Damaged,
                 Err(e) => return Err(io("open", &path)(e)),
             };
@@ -558,7 +558,7 @@ impl Network {
         Ok(Section { file, path, _pass: pass })
     }
 
-    /// Makes the folders consistent again: no half-written record, no claim without a record, no stale index. Returns how
+    /// Makes the directories consistent again: no half-written record, no claim without a record, no stale index. Returns how
     /// many claims were removed.
     fn repair(&self, how: &Freeing<'_>) -> Result<usize, StateError> {
         let records = self.dir.join("attachments");
@@ -604,7 +604,7 @@ impl Network {
 
     /// The claims that are no link to a record, by name.
     ///
-    /// Records are renamed without our lock, and a folder that is listed meanwhile may show neither name. So the record
+    /// Records are renamed without this lock, and a directory that is listed meanwhile may show neither name. So the record
     /// of a claim is not searched: its file has one more link than there are claims if, and only if, it has one.
     pub(super) fn orphans(&self) -> Result<HashSet<OsString>, StateError> {
         let claims = self.dir.join("addresses");

@@ -108,7 +108,7 @@ fn a8_a_newer_record_is_refused_and_left_as_it_is() {
 /// Link, elements and claims go in several steps, and no record says which are done.
 #[test]
 fn a8_del_without_a_record_killed_at_any_system_call() {
-    let stride = if soak() { 1 } else { 5 };
+    let stride = if soak() { 1 } else { 11 };
     let scene = Scene::new("strays", &json!({"mode": "routed"}));
     let pod = scene.host.pod("pod");
     let mut stop = 1;

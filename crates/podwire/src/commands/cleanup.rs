@@ -22,6 +22,8 @@ const KEPT: [&str; 3] = ["/etc/podwire", netconf::DEFAULT_LOG_FILE, "/etc/system
 
 pub(crate) fn run(args: &Cleanup) -> Result<()> {
     let folders = Folders::find_exact(&args.which, args.state_dir.clone())?;
+    // Before anything is removed.
+    files::check_dir(&folders.run_dir)?;
     folders.state_dir.as_deref().map_or(Ok(()), files::check_dir)?;
     // No agent starts in this folder as long as the folder is there.
     let _lock = without_agent(&folders)?;
