@@ -1,23 +1,24 @@
 //! One agent per run directory: the file `agent.lock`, locked as long as the agent lives. And one per network in a network
 //! namespace: two agents of one network would remove each other's pods as orphans.
 //!
-//! The network's lock is an nftables table that its process owns ([`TableLock`]). Only a process with CAP_NET_ADMIN in the
-//! network namespace can take it, and it works for agents with different run directories and mount namespaces.
+//! The network's lock is a file in a directory that only root can enter, named by network namespace and network. The
+//! directory does not depend on the run directory, so agents with different ones meet there; agents in containers mount it.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use nft::{Locked, TableLock};
-use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use types::{Digest, NetworkName};
 
 const FILE: &str = "agent.lock";
+/// The locks of networks.
+const NETWORKS: &str = "/run/podwire-locks";
 /// How often a file that is removed between open and lock is opened anew.
 const ATTEMPTS: usize = 16;
-/// The longest table name that the kernel accepts.
+/// The longest name that a file can have.
 const LONGEST_NAME: usize = 255;
 
 #[derive(Debug, thiserror::Error)]
@@ -25,7 +26,7 @@ pub enum LockError {
     #[error("cannot {operation} {}: {source}", path.display())]
     Io { operation: &'static str, path: PathBuf, source: io::Error },
     #[error(
-        "another agent (process {holder}) works in {}: stop it, or give this one a run folder of its own (--run-dir)",
+        "another agent (process {holder}) works in {}: stop it, or give this one a run directory of its own (--run-dir)",
         dir.display()
     )]
     Taken { dir: PathBuf, holder: String },
@@ -34,91 +35,76 @@ pub enum LockError {
          of its own (--network-name, --network-bridge, --network-subnet)"
     )]
     NetworkTaken { network: NetworkName, holder: String },
-    #[error("cannot claim the network {network}: {source}")]
-    Network { network: NetworkName, source: nft::Error },
+    #[error("cannot identify the network namespace: {0}")]
+    Namespace(#[from] netlink::Error),
 }
 
 /// The network first: an agent that is refused must leave no lock behind for the other one to find, not even for a moment.
 pub(crate) fn take_both(network: &NetworkName, run_dir: &Path) -> Result<(NetworkLock, Lock), LockError> {
-    let lock = NetworkLock::take(network, run_dir).map_err(|error| match Lock::holder(run_dir) {
-        Some(holder) => LockError::Taken { dir: run_dir.to_owned(), holder },
-        None => error,
-    })?;
+    let lock =
+        NetworkLock::take(Path::new(NETWORKS), network, run_dir).map_err(|error| match Lock::holder(run_dir) {
+            Some(holder) => LockError::Taken { dir: run_dir.to_owned(), holder },
+            None => error,
+        })?;
     Ok((lock, Lock::take(run_dir)?))
 }
 
-/// Exists once for a network in a network namespace, and goes with the process.
+/// Exists once for a network in a network namespace. The kernel releases it when the process ends.
 #[derive(Debug)]
 pub(crate) struct NetworkLock {
-    _table: TableLock,
+    file: LockFile,
 }
 
 impl NetworkLock {
-    fn take(network: &NetworkName, run_dir: &Path) -> Result<Self, LockError> {
+    fn take(dir: &Path, network: &NetworkName, run_dir: &Path) -> Result<Self, LockError> {
+        let namespace = netlink::RtSocket::open()?.netns_cookie()?;
         let holder = format!("process {} in {}", std::process::id(), run_dir.display());
-        match TableLock::take(&table_name(network), &holder) {
-            Ok(Locked::Held(table)) => Ok(Self { _table: table }),
-            Ok(Locked::Taken(holder)) => Err(LockError::NetworkTaken { network: network.clone(), holder }),
-            Err(source) => Err(LockError::Network { network: network.clone(), source }),
-        }
+        let lock = match LockFile::take(dir, &file_name(namespace, network), &holder)? {
+            Attempt::Locked(file) => Self { file },
+            Attempt::Held(holder) => {
+                return Err(LockError::NetworkTaken { network: network.clone(), holder });
+            }
+        };
+        lock.file.remove_abandoned(dir);
+        Ok(lock)
     }
 }
 
-fn table_name(network: &NetworkName) -> String {
-    let name = format!("podwire-lock-{network}");
+impl Drop for NetworkLock {
+    /// While it is locked: a process that opened the file meanwhile finds that it is gone, and makes another one.
+    fn drop(&mut self) {
+        // A leftover file is no lock; the next agent removes it.
+        let _ = fs::remove_file(&self.file.path);
+        // Others may have locks there.
+        let _ = self.file.path.parent().map(fs::remove_dir);
+    }
+}
+
+fn file_name(namespace: u64, network: &NetworkName) -> String {
+    let name = format!("{namespace}-{network}");
     if name.len() <= LONGEST_NAME {
         return name;
     }
-    format!("podwire-lock/{}", Digest::of(&[network.as_str()]).base32(51))
+    // A network's name has no '@'.
+    format!("{namespace}@{}", Digest::of(&[network.as_str()]).base32(51))
 }
 
-/// Given back by the kernel when this process ends, however it ends.
+/// The run directory's lock. The kernel releases it when the process ends.
 #[derive(Debug)]
 pub(crate) struct Lock {
-    file: File,
-    path: PathBuf,
+    file: LockFile,
 }
 
 impl Lock {
-    /// Makes the folder if it is not there.
+    /// Makes the directory if it does not exist.
     pub(crate) fn take(run_dir: &Path) -> Result<Self, LockError> {
-        for _ in 0..ATTEMPTS {
-            let lock = Self::try_take(run_dir)?;
-            // Removed before it was locked: whoever comes next would lock another file.
-            if !lock.is_lost() {
-                return Ok(lock);
-            }
+        match LockFile::take(run_dir, FILE, &std::process::id().to_string())? {
+            Attempt::Locked(file) => Ok(Self { file }),
+            Attempt::Held(holder) => Err(LockError::Taken { dir: run_dir.to_owned(), holder }),
         }
-        let source = io::Error::other("somebody removes it again and again");
-        Err(LockError::Io { operation: "lock", path: run_dir.join(FILE), source })
     }
 
-    fn try_take(run_dir: &Path) -> Result<Self, LockError> {
-        let failed = |operation, path: &Path| {
-            let path = path.to_owned();
-            move |source| LockError::Io { operation, path, source }
-        };
-        DirBuilder::new().recursive(true).mode(0o700).create(run_dir).map_err(failed("make", run_dir))?;
-        files::check_dir(run_dir).map_err(|error| failed("use", run_dir)(io::Error::other(error)))?;
-        let path = run_dir.join(FILE);
-        let mut options = File::options();
-        let file =
-            files::open(&path, options.create(true).read(true).write(true).truncate(false).mode(0o600));
-        let file = file.map_err(failed("open", &path))?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => {
-                return Err(LockError::Taken { dir: run_dir.to_owned(), holder: named_in(&path) });
-            }
-            Err(errno) => return Err(failed("lock", &path)(errno.into())),
-        }
-        // Who holds it, for people and for the message above. A full disk is no reason not to start.
-        let _ =
-            file.set_len(0).and_then(|()| file.write_all_at(std::process::id().to_string().as_bytes(), 0));
-        Ok(Self { file, path })
-    }
-
-    /// Who works in this folder, if anybody does. Makes nothing; only for messages.
+    /// The agent that works in this directory, if there is one. Makes nothing; only for messages.
     fn holder(run_dir: &Path) -> Option<String> {
         let path = run_dir.join(FILE);
         let file = files::open(&path, File::options().read(true)).ok()?;
@@ -126,11 +112,77 @@ impl Lock {
         (free == Err(Errno::WOULDBLOCK)).then(|| named_in(&path))
     }
 
-    /// Somebody removed the file or the whole folder: another agent could start beside us.
+    /// The file or its directory was removed: another agent could start beside this one.
     pub(crate) fn is_lost(&self) -> bool {
+        self.file.is_lost()
+    }
+}
+
+enum Attempt {
+    Locked(LockFile),
+    /// By another process, which wrote this about itself.
+    Held(String),
+}
+
+#[derive(Debug)]
+struct LockFile {
+    file: File,
+    path: PathBuf,
+}
+
+impl LockFile {
+    fn take(dir: &Path, name: &str, holder: &str) -> Result<Attempt, LockError> {
+        for _ in 0..ATTEMPTS {
+            match Self::try_take(dir, name, holder) {
+                // Removed before it was locked: the next process would lock another file.
+                Ok(Attempt::Locked(lock)) if lock.is_lost() => {}
+                // The directory was removed after it was made.
+                Err(LockError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
+                attempt => return attempt,
+            }
+        }
+        let source = io::Error::other("another process keeps removing it");
+        Err(LockError::Io { operation: "lock", path: dir.join(name), source })
+    }
+
+    fn try_take(dir: &Path, name: &str, holder: &str) -> Result<Attempt, LockError> {
+        let failed = |operation, path: &Path| {
+            let path = path.to_owned();
+            move |source| LockError::Io { operation, path, source }
+        };
+        DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(failed("make", dir))?;
+        files::check_dir(dir).map_err(|error| failed("use", dir)(io::Error::other(error)))?;
+        let path = dir.join(name);
+        let mut options = File::options();
+        let file =
+            files::open(&path, options.create(true).read(true).write(true).truncate(false).mode(0o600));
+        let file = file.map_err(failed("open", &path))?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => return Ok(Attempt::Held(named_in(&path))),
+            Err(errno) => return Err(failed("lock", &path)(errno.into())),
+        }
+        // For people and for the message above. A full disk is no reason not to start.
+        let _ = file.set_len(0).and_then(|()| file.write_all_at(holder.as_bytes(), 0));
+        Ok(Attempt::Locked(Self { file, path }))
+    }
+
+    fn is_lost(&self) -> bool {
         let ours = self.file.metadata().map(|m| (m.dev(), m.ino())).ok();
         let named = fs::metadata(&self.path).map(|m| (m.dev(), m.ino())).ok();
         named.is_none() || named != ours
+    }
+
+    /// Removes the files of killed agents. One that cannot be removed is harmless.
+    fn remove_abandoned(&self, dir: &Path) {
+        let entries = fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+        for path in entries.filter(|path| *path != self.path) {
+            let Ok(file) = files::open(&path, File::options().read(true)) else { continue };
+            let other = Self { file, path };
+            if flock(&other.file, FlockOperation::NonBlockingLockExclusive).is_ok() && !other.is_lost() {
+                let _ = fs::remove_file(&other.path);
+            }
+        }
     }
 }
 
@@ -141,6 +193,8 @@ fn named_in(path: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     #[test]
@@ -181,84 +235,84 @@ mod tests {
         name.try_into().unwrap()
     }
 
-    /// Inside a network namespace of its own.
-    fn apart(label: &str, test: impl FnOnce(&Path) + Send) {
+    /// Inside a network namespace of its own, with a directory for the locks and one for the agents.
+    fn apart(label: &str, test: impl FnOnce(&Path, &Path) + Send) {
         let dir = tempfile::tempdir().unwrap();
         let lab = testkit::Lab::new(label).unwrap();
-        lab.node("n1").unwrap().enter(|| test(dir.path())).unwrap();
+        let (locks, run) = (dir.path().join("locks"), dir.path().join("run"));
+        lab.node("n1").unwrap().enter(|| test(&locks, &run)).unwrap();
     }
 
     #[test]
     fn a_network_has_one_agent_in_a_namespace() {
-        apart("lock", |dir| {
-            let held = NetworkLock::take(&network("one"), dir).unwrap();
-            let error = NetworkLock::take(&network("one"), dir).unwrap_err().to_string();
-            let process = format!("process {} in {}", std::process::id(), dir.display());
+        apart("lock", |locks, run| {
+            let held = NetworkLock::take(locks, &network("one"), run).unwrap();
+            let error = NetworkLock::take(locks, &network("one"), run).unwrap_err().to_string();
+            let process = format!("process {} in {}", std::process::id(), run.display());
             for word in ["one", &process, "--network-name", "--network-bridge", "--network-subnet"] {
                 assert!(error.contains(word), "{error}");
             }
-            NetworkLock::take(&network("other"), dir).unwrap();
+            NetworkLock::take(locks, &network("other"), run).unwrap();
             drop(held);
-            NetworkLock::take(&network("one"), dir).unwrap();
+            assert!(!locks.exists());
+            NetworkLock::take(locks, &network("one"), run).unwrap();
         });
     }
 
     /// A name in the abstract socket namespace was the lock before: every process can take one.
     #[test]
     fn a7_an_abstract_socket_of_another_process_blocks_no_agent() {
-        apart("abstract", |dir| {
+        apart("abstract", |_, run| {
             let address = rustix::net::SocketAddrUnix::new_abstract_name(b"podwire/network/one").unwrap();
-            let socket = rustix::net::socket(
-                rustix::net::AddressFamily::UNIX,
-                rustix::net::SocketType::SEQPACKET,
-                None,
-            );
-            let socket = socket.unwrap();
+            let (family, kind) = (rustix::net::AddressFamily::UNIX, rustix::net::SocketType::SEQPACKET);
+            let socket = rustix::net::socket(family, kind, None).unwrap();
             rustix::net::bind(&socket, &address).unwrap();
-            take_both(&network("one"), &dir.join("run")).unwrap();
+            take_both(&network("one"), run).unwrap();
         });
     }
 
-    /// Neither as itself nor as root of a user namespace of its own.
+    /// It can neither enter the directory nor prepare one for the agent.
     #[test]
     fn a7_an_unprivileged_process_cannot_take_the_lock() {
-        let dir = tempfile::tempdir().unwrap();
-        let lab = testkit::Lab::new("nobody").unwrap();
-        let node = lab.node("n1").unwrap();
-        let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
-        for inside in [&[][..], &["unshare", "--user", "--map-root-user"]] {
-            let add = ["nft", "add", "table", "inet", "podwire-lock-one"];
-            let outcome = node.run(&[&nobody[..], inside, &add].concat(), b"").unwrap();
-            assert!(!outcome.success(), "{outcome:?}");
-        }
-        assert_eq!(node.sh(&["nft", "list", "tables"]).unwrap().trim(), "");
-        node.enter(|| drop(NetworkLock::take(&network("one"), dir.path()).unwrap())).unwrap();
+        apart("nobody", |locks, run| {
+            let _held = NetworkLock::take(locks, &network("one"), run).unwrap();
+            let file = fs::read_dir(locks).unwrap().next().unwrap().unwrap().path();
+            let nobody = |program: &str| {
+                let mut command = std::process::Command::new("setpriv");
+                command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "sh", "-c", program]);
+                command.status().unwrap().success()
+            };
+            fs::set_permissions(locks.parent().unwrap(), fs::Permissions::from_mode(0o755)).unwrap();
+            assert!(nobody("true"));
+            assert!(!nobody(&format!("exec 3<{}", file.display())), "it could lock the file");
+            assert!(!nobody(&format!(": >{}/1-two", locks.display())), "it could make a lock");
+            let own = locks.with_file_name("own");
+            fs::create_dir(&own).unwrap();
+            std::os::unix::fs::chown(&own, Some(65534), Some(65534)).unwrap();
+            let error = NetworkLock::take(&own, &network("one"), run).unwrap_err().to_string();
+            assert!(error.contains("chown"), "{error}");
+        });
     }
 
-    /// Not owned by any process: an administrator restored a saved ruleset, for example.
     #[test]
-    fn a7_a_leftover_table_of_the_name_is_no_lock() {
-        let dir = tempfile::tempdir().unwrap();
-        let lab = testkit::Lab::new("leftover").unwrap();
-        let node = lab.node("n1").unwrap();
-        node.sh(&["nft", "add", "table", "inet", "podwire-lock-one"]).unwrap();
-        let held = node.enter(|| NetworkLock::take(&network("one"), dir.path()).unwrap()).unwrap();
-        let listed = node.sh(&["nft", "list", "ruleset"]).unwrap();
-        assert!(listed.contains("podwire-lock-one") && listed.contains("process "), "{listed}");
-        // Flushing leaves it alone, and no other process can remove it.
-        node.sh(&["nft", "flush", "ruleset"]).unwrap();
-        assert!(node.sh(&["nft", "delete", "table", "inet", "podwire-lock-one"]).is_err());
-        let taken = node.enter(|| NetworkLock::take(&network("one"), dir.path()).is_err()).unwrap();
-        assert!(taken);
-        drop(held);
-        assert_eq!(node.sh(&["nft", "list", "ruleset"]).unwrap().trim(), "");
+    fn the_lock_of_a_killed_agent_is_free_and_its_file_goes() {
+        apart("killed", |locks, run| {
+            let held = NetworkLock::take(locks, &network("live"), run).unwrap();
+            let stale = locks.join(file_name(1, &network("gone")));
+            fs::write(&stale, "process 1 in /x").unwrap();
+            NetworkLock::take(locks, &network("other"), run).unwrap();
+            assert!(!stale.exists());
+            assert!(NetworkLock::take(locks, &network("live"), run).is_err());
+            drop(held);
+        });
     }
 
     #[test]
     fn a_network_of_another_namespace_is_free() {
         let lab = testkit::Lab::new("claim").unwrap();
         let dir = tempfile::tempdir().unwrap();
-        let take = || NetworkLock::take(&network("apart"), dir.path()).unwrap();
+        let locks = dir.path().join("locks");
+        let take = || NetworkLock::take(&locks, &network("apart"), dir.path()).unwrap();
         let [one, other] = ["n1", "n2"].map(|name| lab.node(name).unwrap());
         let _held = one.enter(take).unwrap();
         other.enter(take).unwrap();
@@ -267,18 +321,18 @@ mod tests {
     #[test]
     fn long_names_have_locks_of_their_own() {
         let long = |last: char| network(&format!("{}{last}", "n".repeat(300)));
-        assert!(table_name(&long('a')).len() <= LONGEST_NAME);
-        assert_ne!(table_name(&long('a')), table_name(&long('b')));
-        assert_eq!(table_name(&network("podwire")), "podwire-lock-podwire");
-        apart("long", |dir| drop(NetworkLock::take(&long('a'), dir).unwrap()));
+        assert!(file_name(u64::MAX, &long('a')).len() <= LONGEST_NAME);
+        assert_ne!(file_name(1, &long('a')), file_name(1, &long('b')));
+        assert_eq!(file_name(7, &network("podwire")), "7-podwire");
+        apart("long", |locks, run| drop(NetworkLock::take(locks, &long('a'), run).unwrap()));
     }
 
     #[test]
-    fn who_is_refused_for_its_network_makes_no_folder_and_hears_of_the_nearer_reason() {
-        apart("nearer", |dir| {
-            let (run, elsewhere) = (dir.join("run"), dir.join("elsewhere"));
-            let _held = take_both(&network("both"), &run).unwrap();
-            assert!(matches!(take_both(&network("both"), &run), Err(LockError::Taken { .. })));
+    fn an_agent_that_is_refused_for_its_network_makes_no_directory() {
+        apart("nearer", |_, run| {
+            let elsewhere = run.with_file_name("elsewhere");
+            let _held = take_both(&network("both"), run).unwrap();
+            assert!(matches!(take_both(&network("both"), run), Err(LockError::Taken { .. })));
             assert!(matches!(take_both(&network("both"), &elsewhere), Err(LockError::NetworkTaken { .. })));
             assert!(!elsewhere.exists());
         });

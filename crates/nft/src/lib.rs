@@ -21,7 +21,6 @@ mod error;
 mod firewall;
 mod foreign;
 mod limit;
-mod lock;
 mod monitor;
 mod number;
 mod orphan;
@@ -46,7 +45,6 @@ pub use foreign::{
     Certainty, ForeignDrop, ForeignFamily, accept_in_others, foreign_drops, withdraw_from_others,
 };
 pub use limit::ConnectionLimit;
-pub use lock::{Locked, TableLock};
 pub use monitor::{Change, Monitor, Ours};
 pub use orphan::{Alive, Orphan};
 pub use peers::{PeerRules, PeerSource, PeerTable, Surplus, delete_peer_tables};

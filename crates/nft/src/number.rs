@@ -7,7 +7,6 @@ pub(crate) const BATCH_GENID: u16 = 1;
 pub(crate) const SUBSYS_CONNTRACK: u16 = 1 << 8;
 pub(crate) const SUBSYS_NFTABLES: u16 = 10 << 8;
 
-pub(crate) const NEWTABLE: u16 = SUBSYS_NFTABLES;
 pub(crate) const GETTABLE: u16 = SUBSYS_NFTABLES | 1;
 pub(crate) const DELTABLE: u16 = SUBSYS_NFTABLES | 2;
 pub(crate) const GETCHAIN: u16 = SUBSYS_NFTABLES | 4;
@@ -22,7 +21,6 @@ pub(crate) const GETGEN: u16 = SUBSYS_NFTABLES | 16;
 
 pub(crate) const TABLE_NAME: u16 = 1;
 pub(crate) const TABLE_FLAGS: u16 = 2;
-pub(crate) const TABLE_USERDATA: u16 = 6;
 pub(crate) const TABLE_DORMANT: u32 = 1 << 0;
 pub(crate) const TABLE_OWNED: u32 = 1 << 1;
 pub(crate) const CHAIN_TABLE: u16 = 1;

@@ -74,19 +74,25 @@ enum Part {
     Target,
 }
 
-use Part::{Ip4, Ip6, Link, Port, Target};
+use Part::{Ip4, Ip6, Link, Mac, Port, Target};
 
 /// The parts of the keys of a pod's sets, and of the values of its maps.
-const LAYOUTS: [(&str, &[Part], &[Part]); 15] = [
+const LAYOUTS: [(&str, &[Part], &[Part]); 21] = [
     ("pods4", &[Ip4], &[]),
     ("pods6", &[Ip6], &[]),
     ("self4", &[Ip4, Ip4], &[]),
     ("self6", &[Ip6, Ip6], &[]),
     ("addr4", &[Link, Ip4], &[]),
     ("addr6", &[Link, Ip6], &[]),
+    ("source4", &[Link, Ip4, Mac], &[]),
+    ("source6", &[Link, Ip6, Mac], &[]),
+    ("bound4", &[Ip4], &[]),
+    ("bound6", &[Ip6], &[]),
+    ("via4", &[Ip4, Link], &[]),
+    ("via6", &[Ip6, Link], &[]),
     ("targets6", &[Link, Target], &[]),
     ("ports", &[Link], &[]),
-    ("macs", &[Link, Part::Mac], &[]),
+    ("macs", &[Link, Mac], &[]),
     ("hairpin4", &[Ip4, Part::Protocol, Port, Port], &[]),
     ("hairpin6", &[Ip6, Part::Protocol, Port, Port], &[]),
     ("hostport4", &[Ip4, Part::Protocol, Port], &[Ip4, Port]),
@@ -128,7 +134,7 @@ impl Layout {
     }
 }
 
-/// The text of a key or value, and the link or else the first address in it.
+/// The text of a key or value, and the link or address that comes first in it.
 fn decode(parts: &[Part], bytes: &[u8]) -> Option<(String, Option<Owner>)> {
     let (mut words, mut owner, mut at) = (Vec::new(), None, 0);
     for part in parts {
@@ -179,7 +185,7 @@ mod tests {
     /// Every element that a pod has is known to be this pod's, and is written as nft writes it.
     #[test]
     fn a8_every_element_of_a_pod_has_a_layout() {
-        let link = "pwabc".try_into().unwrap();
+        let (link, bridge) = ("pwabc".try_into().unwrap(), "br0".try_into().unwrap());
         let addresses = ["10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
         let chain = NetworkChain::new(&"blue".try_into().unwrap(), &["10.0.0.0/24".parse().unwrap()]);
         let port = |host_ip: Option<&str>, pod| HostPort {
@@ -202,6 +208,7 @@ mod tests {
                 link: &link,
                 mac,
                 mode,
+                bridge: (mode == Mode::Bridge).then_some(&bridge),
                 addresses: &addresses,
                 masquerade: Some(&chain),
                 guard: Guard::On,

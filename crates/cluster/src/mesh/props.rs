@@ -190,7 +190,8 @@ proptest! {
         for step in steps.into_iter().chain([Step::Take]) {
             match step {
                 Step::Set(record) => mesh.set_peer(record),
-                Step::SetAll(records) => mesh.set_peers(records),
+                Step::SetAll(records, owners) => mesh.set_all(records, owners),
+                Step::Claim(block, owner) => mesh.set_claim(block, owner),
                 Step::Remove(name) => mesh.remove_peer(&name),
                 Step::Facts(facts) => mesh.set_facts(*facts),
                 Step::Take => {
@@ -206,9 +207,11 @@ proptest! {
 
     /// Nothing is accepted from this node's own address or from a pod's, and no inner source is local or two peers'.
     #[test]
-    fn accepted_sources_are_sound(records in prop::collection::vec(record(), 0..8), facts in some_facts()) {
+    fn accepted_sources_are_sound(
+        records in prop::collection::vec(stored(), 0..8), facts in some_facts(), owners in owners(),
+    ) {
         let mut mesh = Mesh::new(facts.clone());
-        mesh.set_peers(records.iter().cloned());
+        mesh.set_all(records, owners);
         let is_pods = |net: &IpNet| facts.subnets.iter().any(|subnet| subnet.contains(net));
         for PeerSource { outer, inner } in mesh.sources() {
             prop_assert!(!facts.is_ours(outer) && !is_pods(&outer.into()));

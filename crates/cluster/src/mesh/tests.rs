@@ -533,13 +533,13 @@ fn sources_of_no_use_and_of_others_are_not_accepted() {
 fn another_address_of_a_peer_adds_its_sources_and_removes_the_old_ones() {
     let mut mesh = mesh(facts(), &[peer("a", &["192.0.2.5"], &["10.2.5.0/24"])]);
     mesh.take_source_changes();
-    mesh.set_peer(peer("a", &["192.0.2.6"], &["10.2.5.0/24"]));
+    set(&mut mesh, peer("a", &["192.0.2.6"], &["10.2.5.0/24"]));
     let both =
         |address: &str| vec![source(address, "10.2.5.0/24"), source(address, &format!("{address}/32"))];
     let want = SourceChanges { add: both("192.0.2.6"), remove: both("192.0.2.5") };
     assert_eq!(mesh.take_source_changes(), want);
     // One that has the same address keeps it when the other goes.
-    mesh.set_peer(peer("b", &["192.0.2.6"], &["10.2.6.0/24"]));
+    set(&mut mesh, peer("b", &["192.0.2.6"], &["10.2.6.0/24"]));
     mesh.take_source_changes();
     mesh.remove_peer(&"a".try_into().unwrap());
     let want = SourceChanges { add: Vec::new(), remove: vec![source("192.0.2.6", "10.2.5.0/24")] };

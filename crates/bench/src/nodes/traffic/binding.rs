@@ -22,7 +22,7 @@ pub(crate) struct Binding {
 pub(super) fn run(scale: &NodesScale) -> Result<Vec<Binding>> {
     let mut bindings = Vec::new();
     for (name, transport) in WAYS {
-        let mut cluster = real(name, transport)?;
+        let mut cluster = real(name, transport, None)?;
         // Agents would restore the table.
         for node in cluster.node_names() {
             cluster.kill_agent(&node)?;
