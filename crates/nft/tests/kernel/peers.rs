@@ -75,7 +75,7 @@ fn sources_come_and_go_by_differences() {
         blue.remove(&sources(6)).unwrap();
         blue.remove(&sources(6)).unwrap();
         assert_eq!(listed(), five);
-        // Elements that nobody knows stay while the list may be incomplete.
+        // Elements of unknown peers stay while the list may be incomplete.
         blue.add(&sources(6)).unwrap();
         assert_eq!(blue.keep(&rules(), &sources(5), Surplus::Keep).unwrap(), [""; 0]);
         assert_eq!(blue.keep(&rules(), &sources(5), Surplus::Remove).unwrap(), ["10 elements removed"]);

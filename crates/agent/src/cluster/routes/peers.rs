@@ -156,7 +156,7 @@ impl Routes {
         }
         let changed = peers.table(&self.shared.config.network.name).and_then(change);
         if let Err(error) = changed {
-            // It was removed in the meantime, and is made anew with all sources.
+            // Another process removed the table: the next comparison restores it with all sources.
             debug!("sources of peers could not be changed: {error}");
             self.known.peers.make_due();
             self.soon(PAUSE);

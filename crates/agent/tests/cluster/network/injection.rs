@@ -152,7 +152,7 @@ fn tunnels_take_only_what_the_owner_of_the_source_sends() {
                 target.expect(&["node"]);
             }
         }
-        // Questions for MACs, by whom it may be: nobody is learnt or answered.
+        // ARP requests, from peers and from other machines: the sender is neither learnt nor answered.
         let four = pod(&cluster, "p1").addresses.iter().copied().find(IpAddr::is_ipv4).unwrap();
         let target = Target::new(&cluster, four);
         let before = neighbours(n1);

@@ -8,7 +8,7 @@ use crate::options::NodesScale;
 
 const TABLE: &str = "podwire-peers-podwire";
 /// Nodes of transport `auto` on one link have a tunnel, and send to each other without it.
-const WAYS: [(&str, Transport); 2] = [("VXLAN", Transport::Vxlan), ("direct", Transport::Auto)];
+const TRANSPORTS: [(&str, Transport); 2] = [("VXLAN", Transport::Vxlan), ("direct", Transport::Auto)];
 /// The difference is small: so many times more turns than of other figures.
 const TURNS: usize = 4;
 
@@ -21,7 +21,7 @@ pub(crate) struct Binding {
 
 pub(super) fn run(scale: &NodesScale) -> Result<Vec<Binding>> {
     let mut bindings = Vec::new();
-    for (name, transport) in WAYS {
+    for (name, transport) in TRANSPORTS {
         let mut cluster = real(name, transport, None)?;
         // Agents would restore the table.
         for node in cluster.node_names() {
