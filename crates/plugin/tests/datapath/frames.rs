@@ -196,7 +196,7 @@ fn a13_pod_source_from_the_underlay_is_dropped() {
         }
         for (family, source) in ips(&trusteds).into_iter().enumerate() {
             out.sh(&["ip", "addr", "add", &source.to_string(), "dev", "lo"]).unwrap();
-            let is_usable = || Ok(out.enter(|| UdpSocket::bind((source, 0)).is_ok())?);
+            let is_usable = || out.enter(|| UdpSocket::bind((source, 0)).is_ok());
             wait_until("the kernel to finish the address", DEADLINE, is_usable).unwrap();
             for (place, at) in [(&*victim, ips(&victims)[family]), (&*host.node, ip(NODE[family]))] {
                 let listener = listen(place, at);
