@@ -22,7 +22,7 @@ pub struct NotRegular(&'static str);
 
 /// Whether an error of this crate says that the path leads to something other than a regular file.
 pub fn is_not_regular(error: &io::Error) -> bool {
-    error.get_ref().is_some_and(|inner| inner.is::<NotRegular>())
+    error.get_ref().and_then(|inner| inner.downcast_ref::<NotRegular>()).is_some()
 }
 
 /// Opens a regular file. A symlink as the last component is refused. Other custom flags of `options` are replaced.

@@ -38,7 +38,7 @@ fn a10_a_fifo_or_device_in_the_state_directory_blocks_nothing() {
             let run_dir = host.node.dir().join(format!("run-{number}-{file}"));
             let more = json!({"runDir": run_dir, "name": "special", "bridge": "pw9", "subnet": "10.9.0.0/24,fd00:9::/64"});
             let config = dual(&host, &more);
-            let (pod, result) = host.attached(&format!("a{number}{file}"), &config);
+            let (pod, result) = host.attached(&format!("a{number}{}", file.replace('.', "-")), &config);
             let network = run_dir.join("networks/special");
             let index = || {
                 let all = fs::read_dir(network.join("index")).unwrap().map(|entry| entry.unwrap().path());
@@ -53,7 +53,7 @@ fn a10_a_fifo_or_device_in_the_state_directory_blocks_nothing() {
                 other => run_dir.join(other),
             };
             plant(&host, kind, &path);
-            let other = host.pod(&format!("b{number}{file}"));
+            let other = host.pod(&format!("b{number}{}", file.replace('.', "-")));
             for call in [
                 Call::pod(Verb::Add, &other, &config),
                 Call::pod(Verb::Check, &pod, &with_previous(&config, &result)),
