@@ -277,7 +277,7 @@ mod tests {
         }
     }
 
-    const SOON: Duration = Duration::from_secs(10);
+    const SOON: Duration = Duration::from_secs(60);
 
     /// Jobs that say when they begin and end when told.
     struct Gate {

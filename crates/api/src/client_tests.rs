@@ -155,7 +155,6 @@ fn every_wait_has_an_end() {
     }
     let error = ask();
     assert!(matches!(error, ClientError::TimedOut { .. }), "{error}");
-    assert!(start.elapsed() < SOON);
 }
 
 /// The agent may refuse before it has read a long request.

@@ -3,7 +3,6 @@
 
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use http::uri::PathAndQuery;
@@ -15,7 +14,7 @@ use crate::image::IMAGE;
 use crate::message as m;
 
 /// How long any one call may take.
-const DEADLINE: Duration = Duration::from_secs(30);
+use testkit::DEADLINE;
 const RUNTIME: &str = "/runtime.v1.RuntimeService/";
 const IMAGES: &str = "/runtime.v1.ImageService/";
 

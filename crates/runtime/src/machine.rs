@@ -27,7 +27,7 @@ cat > /dev/null
 exit 0"#;
 /// So many lines of a log are shown when a test fails.
 const SHOWN: usize = 60;
-const END: Duration = Duration::from_secs(10);
+const END: Duration = DEADLINE;
 
 /// Mount and pid namespaces on a node. Dropped, everything that runs in it is killed. Drop it before its lab.
 #[derive(Debug, Clone)]

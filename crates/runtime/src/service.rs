@@ -11,7 +11,7 @@ use testkit::{DEADLINE, wait_until};
 use crate::Machine;
 use crate::machine::tail;
 
-const END: Duration = Duration::from_secs(15);
+const END: Duration = DEADLINE;
 
 /// How a service is made to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -19,7 +19,7 @@ const OVERRIDE: &str = "PODWIRE";
 /// Its config file, in its folder.
 pub(crate) const CONFIG: &str = "agent.toml";
 /// How long one question may take.
-const QUESTION: Duration = Duration::from_secs(5);
+const QUESTION: Duration = DEADLINE;
 
 /// An agent in a node's namespace, with its folders in the node's. Dropped, it is killed.
 #[derive(Debug)]

@@ -51,7 +51,7 @@ pub use node::{Node, Pod};
 pub use ns::Ns;
 pub use outcome::{CniError, Outcome};
 pub(crate) use plugin::built;
-pub use plugin::{Plugin, REFERENCE_DIR};
+pub use plugin::{Plugin, REFERENCE_DIR, copy_program};
 pub use probe::{PingReport, ping, tcp_connects, udp_connects};
 pub use process::{DEADLINE, Running};
 pub use random::{Random, soak};

@@ -40,6 +40,16 @@ pub struct Plugin {
     pub path: PathBuf,
 }
 
+/// Copies a program. Another process does it: a child that another thread starts at this moment would inherit a descriptor that
+/// is open for writing, and the kernel does not execute such a file (ETXTBSY).
+pub fn copy_program(from: &Path, to: &Path) -> Result<()> {
+    let mut command = Command::new("cp");
+    command.arg("--").arg(from).arg(to);
+    let outcome = Running::start(command, vec![])?.wait(DEADLINE)?;
+    ensure!(outcome.success(), "cannot copy {}: {}", from.display(), outcome.story());
+    Ok(())
+}
+
 impl Plugin {
     /// Our own plugin, as built: `PODWIRE_CNI` if that is set, else what lies in this executable's target folder.
     pub fn podwire() -> Result<Self> {

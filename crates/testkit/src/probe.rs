@@ -26,11 +26,12 @@ impl PingReport {
     }
 }
 
-/// Sends `count` echo requests, 0.2 s apart, and waits at most one second for the last answer.
+/// Sends `count` echo requests, 0.2 s apart, and waits for the last answer. The limit is for pings that must not be answered:
+/// they take this long. It leaves the kernel time to ask for an IPv6 neighbour several times, once a second.
 pub fn ping(from: &Ns, to: IpAddr, count: u32) -> Result<PingReport> {
     let family = if to.is_ipv6() { "-6" } else { "-4" };
     let (to_text, count_text) = (to.to_string(), count.to_string());
-    let argv = ["ping", family, "-n", "-q", "-c", &count_text, "-i", "0.2", "-W", "1", &to_text];
+    let argv = ["ping", family, "-n", "-q", "-c", &count_text, "-i", "0.2", "-W", "5", &to_text];
     let outcome = from.run(&argv, b"")?;
     if let Some(received) = received(&outcome.stdout) {
         return Ok(PingReport { asked: count, received });

@@ -13,8 +13,9 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open, p
 use crate::owner::group_runs;
 use crate::{Outcome, wait_until};
 
-/// How long any one program may run before it is killed and its call becomes an error.
-pub const DEADLINE: Duration = Duration::from_secs(30);
+/// The limit of every wait in a test, and of every program that a test runs. It only ends what hangs: no condition takes a
+/// fraction of it, also on a machine whose processors are busy with other work. How fast something is, the bench measures.
+pub const DEADLINE: Duration = Duration::from_secs(60);
 
 /// A started program, in a process group of its own. Dropped before its end, the whole group is killed.
 #[derive(Debug)]
@@ -265,11 +266,9 @@ mod tests {
 
     #[test]
     fn a_grandchild_with_the_pipe_does_not_delay_the_outcome() {
-        let started = Instant::now();
-        let running = Running::start(shell("echo done; sleep 20 & exit 0"), vec![]).unwrap();
+        let running = Running::start(shell("echo done; sleep 600 & exit 0"), vec![]).unwrap();
         let group = Pid::from_child(&running.child);
         assert_eq!(running.wait(DEADLINE).unwrap().stdout, "done\n");
-        assert!(started.elapsed() < Duration::from_secs(15));
         assert!(group_runs(group.as_raw_nonzero().get()).unwrap());
         let _ = kill_process_group(group, Signal::KILL);
         wait_for_group(group).unwrap();

@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use serde_json::Value;
 
 use crate::inspect::{all_addresses, links, list, nft_json};
-use crate::{Ns, wait_until};
+use crate::{DEADLINE, Ns, wait_until};
 
 /// What is configured in a namespace, one line per object; what comes and goes by itself (counters, carrier, learned
 /// neighbours, lifetimes) is left out. Two snapshots are equal when nothing was made, changed or lost in between.
@@ -125,7 +125,7 @@ fn stable_route(route: Value) -> Option<Value> {
 /// The ruleset when the elements that are about to expire have gone: for the kernel they are gone already.
 fn settled_nft(ns: &Ns) -> Result<Vec<Value>> {
     let mut found = Vec::new();
-    wait_until("expiring elements to go", Duration::from_secs(2), || {
+    wait_until("expiring elements to go", DEADLINE, || {
         found = nft_json(ns)?;
         Ok(!found.iter().any(|object| object.to_string().contains(r#""expires":0"#)))
     })?;

@@ -1,8 +1,8 @@
 //! A ping that goes on while something else happens, and tells at its end what was lost.
 
 use std::fs::File;
-use std::io::{Read as _, Seek as _};
 use std::net::IpAddr;
+use std::os::unix::fs::FileExt as _;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
@@ -26,7 +26,8 @@ pub struct PingStream {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StreamReport {
     pub sent: u32,
-    /// The numbers, counted from 1, of those that were never answered. One that was on its way at the end is not lost.
+    /// The numbers, counted from 1, of those that were not answered although a later one was. Those after the last answer
+    /// may have been on their way when the stream ended.
     pub lost: Vec<u32>,
 }
 
@@ -42,13 +43,25 @@ impl PingStream {
         Ok(Self { child, output, to })
     }
 
-    /// Ends the stream and counts.
+    /// Waits for another answer, ends the stream and counts. A stream that is not answered any more is an error.
     pub fn end(mut self) -> Result<StreamReport> {
+        let before = last_answer(&self.text()?)?;
+        wait_until(&format!("another answer to the ping of {}", self.to), DEADLINE, || {
+            Ok(last_answer(&self.text()?)? > before)
+        })?;
         kill_process(Pid::from_child(&self.child), Signal::INT).context("cannot end the ping")?;
         wait_until("the end of the ping", DEADLINE, || Ok(self.child.try_wait()?.is_some()))?;
-        let mut text = String::new();
-        self.output.rewind().and_then(|()| self.output.read_to_string(&mut text))?;
+        let text = self.text()?;
         report(&text).with_context(|| format!("the ping of {} said nothing of use: {text:?}", self.to))
+    }
+}
+
+impl PingStream {
+    /// All output so far. The ping shares the file's position, so it must not be moved.
+    fn text(&self) -> Result<String> {
+        let mut bytes = vec![0; usize::try_from(self.output.metadata()?.len())?];
+        self.output.read_exact_at(&mut bytes, 0).context("cannot read the ping's output")?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 }
 
@@ -62,20 +75,33 @@ impl Drop for PingStream {
     }
 }
 
-/// From lines such as `64 bytes from 10.0.0.1: icmp_seq=3 ttl=64 time=0.05 ms` and the line of the statistics.
+/// The numbers of lines such as `64 bytes from 10.0.0.1: icmp_seq=3 ttl=64 time=0.05 ms`. The last line may be incomplete.
+fn answers(text: &str) -> impl Iterator<Item = Result<u32>> {
+    let lines = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+    lines.filter(|line| line.contains(" bytes from ") && line.contains(" time=")).map(|line| {
+        let number = line.split_once("icmp_seq=").and_then(|(_, rest)| rest.split(' ').next());
+        number.context("an answer has no number")?.parse().context("an odd number")
+    })
+}
+
+fn last_answer(text: &str) -> Result<Option<u32>> {
+    answers(text).try_fold(None, |last, number| Ok(last.max(Some(number?))))
+}
+
+/// From the answers and the line of the statistics.
 fn report(text: &str) -> Result<StreamReport> {
     let statistics = text.lines().find_map(|line| line.split_once(" packets transmitted"));
     let (sent, _) = statistics.context("there are no statistics")?;
     let sent: u32 = sent.trim().parse().context("the number of requests cannot be read")?;
     let mut answered = vec![false; sent as usize + 1];
-    for line in text.lines().filter(|line| line.contains(" bytes from ") && line.contains(" time=")) {
-        let number = line.split_once("icmp_seq=").and_then(|(_, rest)| rest.split(' ').next());
-        let number: u32 = number.context("an answer has no number")?.parse().context("an odd number")?;
+    for number in answers(text) {
+        let number = number?;
         // The kernel's counter has 16 bits; streams of a test are shorter.
         ensure!(number <= sent, "an answer to request {number}, of {sent}");
         answered[number as usize] = true;
     }
-    let lost = (1..sent).filter(|number| !answered[*number as usize]).collect();
+    let last = last_answer(text)?.unwrap_or(0);
+    let lost = (1..last).filter(|number| !answered[*number as usize]).collect();
     Ok(StreamReport { sent, lost })
 }
 
@@ -84,12 +110,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_not_answered_is_lost_but_for_the_last_one() {
+    fn what_was_not_answered_is_lost_unless_it_came_last() {
         let line = |n: u32| format!("64 bytes from 10.0.0.1: icmp_seq={n} ttl=64 time=0.05 ms\n");
-        let end = "\n--- 10.0.0.1 ping statistics ---\n5 packets transmitted, 3 received, 40% packet loss\n";
+        let end = "\n--- 10.0.0.1 ping statistics ---\n6 packets transmitted, 3 received, 50% packet loss\n";
         let text =
             [&line(1), &line(2), "From 10.0.0.9 icmp_seq=3 Destination Host Unreachable\n", &line(4), end];
-        assert_eq!(report(&text.concat()).unwrap(), StreamReport { sent: 5, lost: vec![3] });
+        assert_eq!(report(&text.concat()).unwrap(), StreamReport { sent: 6, lost: vec![3] });
         assert!(report("ping: connect: Network is unreachable\n").is_err());
     }
 }

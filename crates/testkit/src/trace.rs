@@ -253,13 +253,11 @@ mod tests {
     fn a_traced_program_that_hangs_is_killed() {
         let tracer = || {
             let mut sleep = Command::new("sleep");
-            sleep.arg("60");
+            sleep.arg("600");
             trace(sleep, b"", u64::MAX, Duration::from_millis(100))
         };
-        let started = Instant::now();
         let error = std::thread::spawn(tracer).join().unwrap().unwrap_err().to_string();
         assert!(error.contains("did not end within 100ms"), "{error}");
-        assert!(started.elapsed() < Duration::from_secs(20));
     }
 
     #[test]

@@ -41,7 +41,7 @@ mod tests {
     #[test]
     fn ends_when_the_condition_holds() {
         let mut left = 3;
-        wait_until("the countdown", Duration::from_secs(10), || {
+        wait_until("the countdown", crate::DEADLINE, || {
             left -= 1;
             Ok(left == 0)
         })

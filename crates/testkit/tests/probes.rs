@@ -3,14 +3,15 @@
 #![expect(clippy::unwrap_used, reason = "a test ends at its first surprise, in helpers as well")]
 
 use std::net::{IpAddr, SocketAddr};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use testkit::{
-    End, Lab, Node, PingStream, Snapshot, inspect, ping, tcp_connects, tcp_echo, udp_connects, udp_echo,
+    DEADLINE, End, Lab, Node, PingStream, Snapshot, inspect, ping, tcp_connects, tcp_echo, udp_connects,
+    udp_echo,
 };
 
 const SHORT: Duration = Duration::from_millis(600);
-const LONG: Duration = Duration::from_secs(10);
+const LONG: Duration = DEADLINE;
 
 /// client 192.0.2.1 ── 192.0.2.254 router 198.51.100.254 ── server 198.51.100.1, and the same with IPv6.
 struct Street {
@@ -81,10 +82,8 @@ fn no_connection_is_none_and_not_an_error() {
     let drop_all = b"table inet f { chain f { type filter hook forward priority 0; policy drop; }; }";
     assert!(street.router.run(&["nft", "-f", "-"], drop_all).unwrap().success());
     for at in servers() {
-        let started = Instant::now();
         assert_eq!(tcp_connects(&street.client, at, SHORT).unwrap(), None, "dropped");
         assert_eq!(udp_connects(&street.client, at, SHORT).unwrap(), None, "dropped");
-        assert!(started.elapsed() < LONG);
         assert!(!ping(&street.client, at.ip(), 1).unwrap().any());
     }
     for how in ["icmpx type admin-prohibited", "tcp reset", "icmpx type port-unreachable"] {
@@ -116,9 +115,7 @@ fn an_echo_ends_with_its_handle_even_with_a_client_connected() {
     assert_eq!(tcp_connects(&node, tcp_at, LONG).unwrap().unwrap().ip(), ip("127.0.0.1"));
     assert_eq!(udp_connects(&node, udp_at, LONG).unwrap().unwrap().ip(), ip("127.0.0.1"));
     let held = node.enter(|| std::net::TcpStream::connect(tcp_at)).unwrap().unwrap();
-    let started = Instant::now();
     drop((tcp, udp));
-    assert!(started.elapsed() < LONG);
     drop(held);
     assert_eq!(tcp_connects(&node, tcp_at, LONG).unwrap(), None);
     assert_eq!(udp_connects(&node, udp_at, LONG).unwrap(), None);

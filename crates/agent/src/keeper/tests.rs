@@ -1,12 +1,9 @@
 //! Whole agents, two at a time: which of them works, and which ends.
 
 use std::fs;
-use std::time::Duration;
 
 use rustix::process::Signal;
-use testkit::{Agent, Lab, wait_until};
-
-const DEADLINE: Duration = Duration::from_secs(20);
+use testkit::{Agent, DEADLINE, Lab, wait_until};
 
 #[test]
 fn an_agent_that_lost_its_run_folder_to_another_ends() {

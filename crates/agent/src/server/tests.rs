@@ -331,7 +331,7 @@ fn stopping_lets_what_is_under_way_end() {
     seen.recv_timeout(SOON).unwrap();
     let start = Instant::now();
     assert_eq!(site.stop(SOON), Leftover::default());
-    assert!(start.elapsed() < SOON / 4, "an idle connection held up the end");
+    assert!(start.elapsed() < SOON, "an idle connection held up the end");
     assert_eq!(answer(&mut client).0, 200);
     assert!(Client::connect(&site.socket).is_err());
     drop(idle);

@@ -18,7 +18,7 @@ impl Task {
     }
 }
 
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(60);
 
 /// A stand-in for the engine: notes what it is asked, and for marked containers waits until it is told to go on.
 #[derive(Default)]
@@ -286,11 +286,9 @@ fn a_tombstone_that_takes_long_holds_nobody_but_those_of_its_own_key() {
     let (begun, go) = site.engine.gate("DEL a");
     site.leave("a");
     let other = site.accept("ADD", "b");
-    let started = Instant::now();
     let adding = thread::spawn(move || other.answer());
     begun.recv_timeout(SOON).unwrap();
     assert!(matches!(adding.join().unwrap(), Answer::Done(_)));
-    assert!(started.elapsed() < SOON);
     assert_eq!(site.work.drain_tombstones().pending, 1);
     let same = site.accept("ADD", "a");
     let waiting = thread::spawn(move || same.answer());

@@ -181,7 +181,7 @@ mod tests {
 
     use super::*;
 
-    const SOON: Duration = Duration::from_secs(10);
+    const SOON: Duration = Duration::from_secs(60);
     const AT_ONCE: Duration = Duration::ZERO;
 
     fn key(container: &str) -> AttachmentKey {

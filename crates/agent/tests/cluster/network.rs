@@ -77,16 +77,15 @@ impl Wiring {
     }
 }
 
-/// Waits until the wiring is what it was; how long that took.
+/// Waits until the wiring is what it was.
 #[track_caller]
-fn await_wiring(ns: &Ns, before: &Wiring, after: &str, within: Duration) -> Duration {
+fn await_wiring(ns: &Ns, before: &Wiring, after: &str, within: Duration) {
     let begun = Instant::now();
     let mut last = None;
     while last.as_ref() != Some(before) {
         assert!(begun.elapsed() < within, "after {after}: {last:#?}\ninstead of {before:#?}");
         last = Wiring::of(ns);
     }
-    begun.elapsed()
 }
 
 /// Runs a line of `ip` words.

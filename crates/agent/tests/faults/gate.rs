@@ -49,7 +49,7 @@ cd {} || exit 1
 tr '\0' '\n' </proc/$$/environ >env-$CNI_COMMAND
 case $CNI_COMMAND in
 ADD) n=2; until mkdir waiting-$n 2>/dev/null; do n=$((n + 1)); [ $n -lt 250 ] || exit 1; done
-     i=0; until [ -e open ]; do i=$((i + 1)); [ $i -lt 2000 ] || exit 1; sleep 0.01; done
+     i=0; until [ -e open ]; do i=$((i + 1)); [ $i -lt 12000 ] || exit 1; sleep 0.01; done
      echo "{{\"cniVersion\":\"1.1.0\",\"ips\":[{{\"address\":\"10.77.0.$n/24\",\"gateway\":\"10.77.0.1\"}},{{\"address\":\"fd00:77::$n/64\",\"gateway\":\"fd00:77::1\"}}]}}" ;;
 DEL) echo del >>dels ;;
 esac

@@ -1,10 +1,9 @@
 //! A DEL that nobody could take, end to end: left by the plugin, served by the agent before anything new is made.
 
 use std::fs;
-use std::time::Duration;
 
 use rustix::process::Signal;
-use serde_json::json;
+use serde_json::{Value, json};
 use testkit::{Call, DEADLINE, Pod, Snapshot, Verb, inspect, wait_until};
 
 use crate::common::{Host, addresses_of, ips};
@@ -31,7 +30,6 @@ fn dels_while_the_agent_is_down_are_served_at_its_start_before_the_first_add() {
     for (pod, _) in &pods {
         let outcome = host.plugin.del(pod, &host.config(&json!({}))).unwrap();
         outcome.ok().unwrap();
-        assert!(outcome.elapsed < Duration::from_secs(2), "it waits: {:?}", outcome.elapsed);
         assert!(is_attached(pod));
     }
     assert_eq!(tombstones(&host).len(), 4);
@@ -139,19 +137,21 @@ fn a_tombstone_that_cannot_be_read_is_put_aside_and_told() {
     };
     // While it runs, and while it is down.
     broken("first");
-    let put_aside = |name: &str| Ok(!dir.join(name).exists());
-    wait_until("it to be put aside", DEADLINE, || put_aside("first")).unwrap();
-    let status = host.agent.get("/v1/status").unwrap();
-    let problem = status["problems"].to_string();
-    assert!(
-        problem.contains("cannot be read") && problem.contains("rm ") && problem.contains("first"),
-        "{status}"
-    );
+    let is_there = |name: &str| dir.join(name).exists();
+    let mut status = Value::Null;
+    // The file is moved before the status shows it.
+    let reported = wait_until("the problem to be reported", DEADLINE, || {
+        status = host.agent.get("/v1/status")?;
+        let problem = status["problems"].to_string();
+        Ok(["cannot be read", "rm ", "first"].iter().all(|part| problem.contains(part)))
+    });
+    assert!(reported.is_ok() && !is_there("first"), "{status}");
     host.agent.kill().unwrap();
     broken("second");
     host.agent.launch().unwrap();
     host.agent.wait_ready().unwrap();
-    assert!(put_aside("second").unwrap());
+    // An agent that is ready has processed all tombstones.
+    assert!(!is_there("second"));
     assert!(host.agent.get("/v1/status").unwrap()["problems"].to_string().contains("second"));
     // It is nobody's obstacle.
     let (pod, _) = host.attached("a");

@@ -3,17 +3,16 @@
 use std::path::PathBuf;
 
 use serde_json::json;
-use testkit::{Call, DEADLINE, Verb, wait_until};
+use testkit::{Call, DEADLINE, Verb, copy_program, wait_until};
 
 use crate::common::{Host, ips};
 use crate::gate::{Calling, Gate};
 use crate::load::{Done, Load, Scene, rounds};
 
-/// The program under another name, as an upgrade brings it. Copied by another process: a descriptor of our own could be
-/// inherited by a child that another test starts at this moment, and a file that is open for writing cannot be executed.
+/// The program under another name, as an upgrade brings it.
 fn copy_of_program(host: &Host, number: usize) -> PathBuf {
     let copy = host.lab.dir().join(format!("podwire-{number}"));
-    host.node.sh(&["cp", host.agent.program().to_str().unwrap(), copy.to_str().unwrap()]).unwrap();
+    copy_program(host.agent.program(), &copy).unwrap();
     copy
 }
 

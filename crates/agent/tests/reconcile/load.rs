@@ -9,7 +9,7 @@ use serde_json::json;
 use testkit::{Ns, wait_until};
 
 use crate::common::{Host, MODES};
-use crate::scene::Scene;
+use crate::scene::{SOON, Scene};
 
 const THREADS: usize = 8;
 const PODS: usize = 100;
@@ -86,7 +86,7 @@ fn rounds_do_not_fight_with_requests() {
             over.store(true, Ordering::Relaxed);
         });
         assert_eq!(*failures.lock().unwrap(), BTreeMap::new(), "{mode}");
-        wait_until("everything to be right", Duration::from_secs(5), || {
+        wait_until("everything to be right", SOON, || {
             Ok(scene.host.held() == held && scene.picture().as_ref() == Some(&before))
         })
         .unwrap_or_else(|e| panic!("{mode}: {e:#}, {:?}", scene.difference(&before)));

@@ -303,7 +303,7 @@ fn a_bridge_of_somebody_else_stays_as_it_is() {
     run(&node, &format!("ip link set {BRIDGE} alias theirs"));
     let mut agent = testkit::Agent::start(&node, &["--no-install", "--reconcile-seconds", "1"]).unwrap();
     let rounds = || agent.get("/v1/status").unwrap()["reconcile"]["rounds"].as_u64().unwrap();
-    wait_until("some rounds", SOON * 2, || Ok(rounds() > 2)).unwrap();
+    wait_until("some rounds", SOON, || Ok(rounds() > 2)).unwrap();
     let seen = node.json(&["ip", "-j", "-d", "link", "show", "dev", BRIDGE]).unwrap();
     assert_eq!(seen[0]["ifalias"], "theirs", "{seen}");
     assert_eq!(seen[0]["linkinfo"]["info_data"]["mcast_snooping"], 1, "{seen}");

@@ -56,7 +56,7 @@ fn what_belongs_to_another_run_folder_is_left_alone() {
         let (before, inside) = (Snapshot::of(&host.node).unwrap(), Snapshot::of(&pod).unwrap());
         let status = |key: &str| host.agent.get("/v1/status").unwrap()["reconcile"][key].as_u64().unwrap();
         let (rounds, repairs) = (status("rounds"), status("repairs"));
-        wait_until("two rounds", 2 * SOON, || Ok(status("rounds") > rounds + 1)).unwrap();
+        wait_until("two rounds", SOON, || Ok(status("rounds") > rounds + 1)).unwrap();
         assert_eq!(status("repairs"), repairs, "{mode}: {}", host.agent.log().unwrap());
         before.expect_same(&host.node).unwrap();
         inside.expect_same(&pod).unwrap();

@@ -1,7 +1,7 @@
 //! The firewall's tables: whatever somebody does to them, they are back, and they work.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::Value;
 use testkit::{
@@ -154,9 +154,8 @@ fn set_of_network(node: &Ns, address: IpAddr) -> String {
     own.next().unwrap()["name"].as_str().unwrap().to_owned()
 }
 
-/// From the flush on, a client outside tries again and again.
 #[test]
-fn pain15_a_host_port_answers_within_a_second_after_a_flush() {
+fn pain15_a_host_port_answers_again_after_a_flush() {
     in_both_modes(|mode| {
         let scene = Scene::new("hostport", mode);
         let _web =
@@ -165,10 +164,8 @@ fn pain15_a_host_port_answers_within_a_second_after_a_flush() {
             let published = SocketAddr::from((ip(node), HOST_PORT));
             let answers = |within| tcp_connects(&scene.out, published, within).unwrap().is_some();
             assert!(answers(DEADLINE), "{mode}: before");
-            let started = Instant::now();
             scene.run("nft flush ruleset");
             wait_until("the hostPort", SOON, || Ok(answers(Duration::from_millis(50)))).unwrap();
-            println!("{mode:6} hostPort {node} answers after {:3} ms", started.elapsed().as_millis());
         }
     });
 }

@@ -112,9 +112,8 @@ fn one_that_answers_and_closes_stdout_but_stays_is_ended() {
 
 #[test]
 fn one_that_leaves_a_daemon_with_its_stdout_has_answered() {
-    let (answer, took) = call("sleep 20 & echo '{}'", LONG, 0);
+    let (answer, _) = call("sleep 20 & echo '{}'", LONG, 0);
     assert_eq!(answer.unwrap(), b"{}\n");
-    assert!(took < Duration::from_secs(10), "{took:?}");
 }
 
 #[test]

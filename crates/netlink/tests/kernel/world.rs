@@ -45,7 +45,7 @@ pub(crate) fn pair<'a>(pod: &'a NetNs, host: &'a IfName, peer: &'a IfName) -> Ve
 
 /// Waits for what the kernel does in its own time.
 pub(crate) fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(10);
+    let end = Instant::now() + Duration::from_secs(60);
     while !happened() {
         assert!(Instant::now() < end, "{what} did not happen");
         std::thread::sleep(Duration::from_millis(1));

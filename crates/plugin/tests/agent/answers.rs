@@ -156,7 +156,6 @@ fn e17_status_says_50_or_51_with_the_reason() {
         let _agent = Standin::new(&host.node, vec![reply]);
         let outcome = status();
         refused_with(&case, &outcome, (code, words));
-        assert!(outcome.elapsed < std::time::Duration::from_secs(8), "{case}: {:?}", outcome.elapsed);
     }
 }
 

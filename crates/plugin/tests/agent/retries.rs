@@ -77,12 +77,11 @@ fn b4_no_answer_is_try_again_later() {
             scope.spawn(move || {
                 let outcome = host.plugin.call(&host.node, call).unwrap();
                 refused_with(&format!("{words:?}"), &outcome, (11, words));
-                let (least, most) = (Duration::from_secs(10), Duration::from_secs(15));
-                assert!((least..most).contains(&outcome.elapsed), "{:?}", outcome.elapsed);
+                assert!(outcome.elapsed >= Duration::from_secs(10), "{:?}", outcome.elapsed);
             });
         }
     });
     // Pauses that grow to 200 ms: not thousands of attempts, and not a handful.
     let attempts = log_lines(&host)[0]["attempts"].as_u64().unwrap();
-    assert!((40..200).contains(&attempts), "{attempts} attempts");
+    assert!((20..200).contains(&attempts), "{attempts} attempts");
 }

@@ -1,7 +1,6 @@
 //! DEL while nobody can be asked.
 
 use std::fs;
-use std::time::Duration;
 
 use api::{Tombstone, Tombstones};
 use serde_json::json;
@@ -37,7 +36,6 @@ fn del_without_an_agent_leaves_a_tombstone_that_is_the_call() {
     for word in ["no agent listens on", "tombstone", "podwire agent"] {
         assert!(outcome.stderr.contains(word), "{word}: {}", outcome.stderr);
     }
-    assert!(outcome.elapsed < Duration::from_secs(5), "it does not wait: {:?}", outcome.elapsed);
     let line = log_lines(&host).remove(0);
     let call = take(&host, &pod);
     assert_eq!(call.config.as_bytes(), del.stdin);

@@ -5,7 +5,7 @@ use std::net::{IpAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use testkit::Ns;
+use testkit::{DEADLINE, Ns, wait_until};
 
 use crate::common::{DUAL, Host, v4, v6};
 
@@ -42,11 +42,17 @@ fn limited(mode: &str, limit: &Value, which: &str) {
     let mut slow_config = config.clone();
     slow_config["runtimeConfig"] = json!({"bandwidth": limit});
     let (slow, slow_result) = host.attached("slow", &slow_config);
-    let receives = transfer(&free, &slow, v4(&slow_result));
-    let sends = transfer(&slow, &free, v6(&free_result));
-    let (held, other) = if which == "ingress" { (receives, sends) } else { (sends, receives) };
-    assert!(held >= SLOW, "{mode} {which}: {BYTES} bytes took only {held:?}");
-    assert!(other < SLOW, "{mode} {which}: the other direction took {other:?}");
+    let receives = || transfer(&free, &slow, v4(&slow_result));
+    let sends = || transfer(&slow, &free, v6(&free_result));
+    let (held, other): (&dyn Fn() -> _, &dyn Fn() -> _) =
+        if which == "ingress" { (&receives, &sends) } else { (&sends, &receives) };
+    let took = held();
+    assert!(took >= SLOW, "{mode} {which}: {BYTES} bytes took only {took:?}");
+    // A busy machine may take as long without a limit, but not each time.
+    wait_until(&format!("{mode} {which}: the other direction without a limit"), DEADLINE, || {
+        Ok(other() < SLOW)
+    })
+    .unwrap();
     host.check(&slow, &slow_config, &slow_result).unwrap();
 }
 

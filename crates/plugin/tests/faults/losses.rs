@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::net::IpAddr;
-use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use testkit::{Call, DEADLINE, Pod, Snapshot, Verb, wait_until};
@@ -122,7 +121,6 @@ fn e7_a_lock_that_nobody_gives_back_is_try_again_later() {
     let held: Vec<File> = [dir.join("lock"), record].iter().map(|path| File::open(path).unwrap()).collect();
     held.iter().for_each(|file| file.lock().unwrap());
 
-    let start = Instant::now();
     let calls =
         [(Verb::Add, &late), (Verb::Del, &pod)].map(|(verb, pod)| Call::pod(verb, pod, &scene.config));
     let outcomes = std::thread::scope(|scope| {
@@ -134,7 +132,6 @@ fn e7_a_lock_that_nobody_gives_back_is_try_again_later() {
         assert_eq!(error.code, 11, "{error:?}");
         assert!(error.msg.contains("stayed locked") && error.details.contains("stopped"), "{error:?}");
     }
-    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
 
     drop(held);
     scene.host.check(&pod, &scene.config, &result).unwrap();

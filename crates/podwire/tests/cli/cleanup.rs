@@ -2,10 +2,9 @@ mod others;
 
 use std::fs;
 use std::os::unix::net::UnixListener;
-use std::time::Duration;
 
 use serde_json::{Value, json};
-use testkit::{Agent, Snapshot, wait_until};
+use testkit::{Agent, DEADLINE, Snapshot, wait_until};
 
 use crate::common::{Host, has};
 
@@ -23,7 +22,7 @@ fn busy(host: &Host, flags: &[&str]) -> Agent {
         host.plugin.add(&pod, &agent.config(&json!({}))).unwrap().ok().unwrap();
     }
     let config = runtime.conf.join("10-podwire.conflist");
-    wait_until("the config", Duration::from_secs(10), || Ok(config.exists())).unwrap();
+    wait_until("the config", DEADLINE, || Ok(config.exists())).unwrap();
     agent
 }
 
@@ -53,7 +52,7 @@ fn f7_after_an_agent_nothing_is_left_in_the_kernel_and_on_disk() {
                 "state folder",
             ],
         );
-        before.wait_for_same(&host.node, Duration::from_secs(5)).unwrap();
+        before.wait_for_same(&host.node, DEADLINE).unwrap();
         for path in ["state", "lib", "opt", "etc"].map(|name| host.node.dir().join(name)) {
             assert!(!path.exists(), "{mode}: {} is left", path.display());
         }
@@ -159,7 +158,7 @@ fn f7_cleanup_leaves_the_node_as_it_was_and_says_what_it_could_not_restore() {
     {
         assert!(outcome.stdout.contains(word), "{word} in {}", outcome.stdout);
     }
-    before.wait_for_same(node, Duration::from_secs(5)).unwrap();
+    before.wait_for_same(node, DEADLINE).unwrap();
     assert!(!state.exists());
     assert_eq!(
         (sysctl("ipv4/ip_forward"), sysctl("ipv6/conf/all/forwarding")),
@@ -184,7 +183,7 @@ fn f7_cleanup_gives_back_a_bridge_that_is_not_ours() {
             node.sh(&line.split(' ').collect::<Vec<_>>()).unwrap();
         }
         // The kernel makes the address's own route a little later, in a worker.
-        wait_until("the bridge's own address", Duration::from_secs(10), || {
+        wait_until("the bridge's own address", DEADLINE, || {
             Ok(node.sh(&["ip", "-6", "route", "show", "table", "local"])?.contains("fd00:77::9"))
         })
         .unwrap();
@@ -206,7 +205,7 @@ fn f7_cleanup_gives_back_a_bridge_that_is_not_ours() {
         {
             assert!(outcome.stdout.contains(word), "{mode}: {word} in {}", outcome.stdout);
         }
-        before.wait_for_same(node, Duration::from_secs(5)).unwrap();
+        before.wait_for_same(node, DEADLINE).unwrap();
         assert_eq!(settings(), settings_before, "{mode}");
     }
 }

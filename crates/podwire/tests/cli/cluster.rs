@@ -8,13 +8,13 @@ use api::{BlocksView, NodeView, Removed, RouteState, RouteTransport, RouteView};
 use rustix::process::Signal;
 use serde::de::DeserializeOwned;
 use serde_json::json;
-use testkit::{Cluster, Outcome, Plan, Store, Transport, wait_until};
+use testkit::{Cluster, DEADLINE, Outcome, Plan, Store, Transport, wait_until};
 
 use crate::common::{Host, has};
 
 /// Longer than an agent that was killed counts as alive.
-const AWAY: Duration = Duration::from_secs(30);
-const SOON: Duration = Duration::from_secs(20);
+const AWAY: Duration = DEADLINE;
+const SOON: Duration = DEADLINE;
 
 /// Nodes with the tool that is tested as their agents, and one folder for all as their store.
 fn cluster(label: &str, plan: Plan) -> Cluster {

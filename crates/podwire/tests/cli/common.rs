@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use testkit::{Agent, Lab, Node, Outcome, Plugin};
+use testkit::{Agent, Lab, Node, Outcome, Plugin, copy_program};
 
 pub(crate) struct Host {
     pub(crate) node: Node,
@@ -23,9 +23,9 @@ impl Host {
         let folder = lab.dir().join("bin");
         fs::create_dir_all(&folder).unwrap();
         let tool = folder.join("podwire");
-        fs::copy(env!("CARGO_BIN_EXE_podwire"), &tool).unwrap();
+        copy_program(Path::new(env!("CARGO_BIN_EXE_podwire")), &tool).unwrap();
         let plugin = Plugin::podwire().unwrap();
-        fs::copy(&plugin.path, folder.join("podwire-cni")).unwrap();
+        copy_program(&plugin.path, &folder.join("podwire-cni")).unwrap();
         Self { node, tool, plugin, _lab: lab }
     }
 

@@ -1,5 +1,3 @@
-use std::time::Duration;
-
 use crate::common::{Host, has};
 
 #[test]
@@ -25,6 +23,4 @@ fn the_demo_shows_two_pods_through_the_agent_and_leaves_nothing() {
         ],
     );
     assert_eq!(outcome.stdout.matches("none lost").count(), 2, "both families: {}", outcome.stdout);
-    // On a machine of its own it takes some three seconds.
-    assert!(outcome.elapsed < Duration::from_secs(25), "{:?}", outcome.elapsed);
 }

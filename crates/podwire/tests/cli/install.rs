@@ -2,7 +2,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use testkit::{Plugin, ping, wait_until};
+use testkit::{DEADLINE, Plugin, ping, wait_until};
 
 use crate::common::{Host, has, mode, plugin_config};
 
@@ -48,10 +48,8 @@ fn a7_nothing_is_written_before_the_agent_is_ready() {
     let mut agent = host.idle_agent(&["--no-install"]);
     fs::create_dir_all(host.node.run_dir().join("networks")).unwrap();
     agent.launch().unwrap();
-    wait_until("an answer", Duration::from_secs(10), || {
-        Ok(agent.client().get(api::READY, Duration::from_secs(1))?.status == 503)
-    })
-    .unwrap();
+    wait_until("an answer", DEADLINE, || Ok(agent.client().get(api::READY, DEADLINE)?.status == 503))
+        .unwrap();
     let outcome = host.install(&["--timeout", "1"]);
     assert!(!outcome.success());
     has(&outcome.stderr, &["not a state folder of Podwire"]);

@@ -1,8 +1,7 @@
 use std::fs;
-use std::time::Duration;
 
 use serde_json::json;
-use testkit::wait_until;
+use testkit::{DEADLINE, wait_until};
 
 use crate::common::{Host, has};
 
@@ -14,7 +13,7 @@ fn a_ready_agent_is_shown_on_one_page_and_as_json() {
     let pod = host.node.pod("a").unwrap();
     host.plugin.add(&pod, &agent.config(&json!({}))).unwrap().ok().unwrap();
     let config = runtime.conf.join("10-podwire.conflist");
-    wait_until("the installed files", Duration::from_secs(10), || {
+    wait_until("the installed files", DEADLINE, || {
         Ok(agent.get(api::STATUS)?["installed"].as_array().is_some_and(|files| files.len() == 3))
     })
     .unwrap();
@@ -53,8 +52,8 @@ fn an_agent_that_is_not_ready_ends_with_1_and_says_why() {
     fs::create_dir_all(host.node.run_dir().join("networks")).unwrap();
     fs::write(host.node.run_dir().join("networks/theirs"), "").unwrap();
     agent.launch().unwrap();
-    wait_until("an answer", Duration::from_secs(10), || {
-        let answer = agent.client().get(api::READY, Duration::from_secs(1))?;
+    wait_until("an answer", DEADLINE, || {
+        let answer = agent.client().get(api::READY, DEADLINE)?;
         Ok(answer.status == 503 && !String::from_utf8_lossy(&answer.body).contains("starting"))
     })
     .unwrap();

@@ -4,12 +4,12 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use testkit::wait_until;
+use testkit::{DEADLINE, wait_until};
 
 use crate::common::{Lab, has, texts};
 
 /// What agents may take to see a change, on a machine that is busy with other tests.
-const SOON: Duration = Duration::from_secs(30);
+const SOON: Duration = DEADLINE;
 
 fn begin(lab: &Lab, args: &[&str]) -> Child {
     lab.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()

@@ -2,9 +2,8 @@
 
 use std::fs;
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
-use testkit::wait_until;
+use testkit::{DEADLINE, wait_until};
 
 use crate::common::{Lab, has};
 
@@ -46,7 +45,7 @@ fn an_up_that_fails_removes_what_it_made() {
 fn an_up_that_was_killed_is_replaced_by_the_next() {
     let lab = Lab::new("killed");
     let mut up = lab.command(&["up", "--nodes", "20", "--pods", "0"]).stdout(Stdio::null()).spawn().unwrap();
-    wait_until("the first nodes", Duration::from_secs(30), || Ok(lab.namespaces().count() > 4)).unwrap();
+    wait_until("the first nodes", DEADLINE, || Ok(lab.namespaces().count() > 4)).unwrap();
     up.kill().unwrap();
     up.wait().unwrap();
     has(&lab.fails(&["status"]), &["was not made to the end", &lab.hint("down")]);
@@ -78,7 +77,7 @@ fn down_takes_away_whatever_is_left() {
     lab.ok(&["up", "--nodes", "2"]);
     // Somebody's shell inside, a namespace that is gone, a state that cannot be read.
     let mut inside = lab.command(&["exec", "p1", "--", "sleep", "600"]).spawn().unwrap();
-    wait_until("the command inside", Duration::from_secs(10), || {
+    wait_until("the command inside", DEADLINE, || {
         Ok(fs::read_to_string(format!("/proc/{}/comm", inside.id()))?.trim() == "sleep")
     })
     .unwrap();
@@ -104,6 +103,5 @@ fn down_takes_away_whatever_is_left() {
 
 /// Its processes write into it meanwhile.
 fn remove_folder(lab: &Lab) {
-    wait_until("the folder to go", Duration::from_secs(10), || Ok(fs::remove_dir_all(lab.dir()).is_ok()))
-        .unwrap();
+    wait_until("the folder to go", DEADLINE, || Ok(fs::remove_dir_all(lab.dir()).is_ok())).unwrap();
 }

@@ -3,12 +3,12 @@
 use std::process::Command;
 use std::time::Duration;
 
-use testkit::wait_until;
+use testkit::{DEADLINE, wait_until};
 
 use crate::common::{Lab, has, texts};
 
 /// What agents may take to see a change, on a machine that is busy with other tests.
-const SOON: Duration = Duration::from_secs(30);
+const SOON: Duration = DEADLINE;
 
 fn all_reach(lab: &Lab) -> bool {
     lab.run(&["test", "--timeout", "1"]).status.success()

@@ -1,13 +1,8 @@
-use std::time::{Duration, Instant};
-
 use runtime::{PodWish, Stop};
 use testkit::wait_until;
 
 use crate::common::Traces;
 use crate::site::{SOON, Site};
-
-/// Stopping a pod needs no agent, and does not wait for one.
-const WITHOUT_WAITING: Duration = Duration::from_secs(5);
 
 #[test]
 fn without_an_agent_pods_can_go_and_cannot_come_and_nothing_stays() {
@@ -19,9 +14,9 @@ fn without_an_agent_pods_can_go_and_cannot_come_and_nothing_stays() {
 
     let cri = site.world.cri().clone();
     let refused = std::thread::spawn(move || cri.run_sandbox(&PodWish::named("never")).unwrap_err());
-    let begun = Instant::now();
     site.world.remove(&pod);
-    assert!(begun.elapsed() < WITHOUT_WAITING, "{:?}", begun.elapsed());
+    // Stopping a pod needs no agent, and does not wait for one: it is over before the ADD gives up.
+    assert!(!refused.is_finished());
     assert_eq!(site.tombstones().len(), 1);
     assert_eq!(site.claims(), addresses, "only the agent gives addresses back");
     let error = format!("{:#}", refused.join().unwrap());

@@ -15,10 +15,10 @@ pub(crate) const CONFIG: &str = "/etc/cni/net.d/10-podwire.conflist";
 pub(crate) const PLUGIN: &str = "/opt/cni/bin/podwire-cni";
 pub(crate) const LOOPBACK: &str = "/opt/cni/bin/loopback";
 const NETWORK: &str = "/run/podwire/networks/podwire";
-/// What the agent does by itself, it does within this time.
-pub(crate) const SOON: Duration = Duration::from_secs(2);
+/// For every wait of these tests.
+pub(crate) const SOON: Duration = DEADLINE;
 /// How long one question may take.
-const QUESTION: Duration = Duration::from_secs(5);
+const QUESTION: Duration = DEADLINE;
 
 /// Where the agent and the plugin that it installs lie, as seen on the machine.
 #[derive(Debug, Clone)]

@@ -10,11 +10,11 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use runtime::{Containerd, Cri, Machine, PodWish, RunningPod};
 use serde_json::{Value, json};
-use testkit::{DEADLINE, Lab, Node, Plugin, Snapshot, wait_until};
+use testkit::{DEADLINE, Lab, Node, Plugin, Snapshot, copy_program, wait_until};
 
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = DEADLINE;
 /// What the kernel and a shim finish by themselves after they have answered.
-const SOON: Duration = Duration::from_secs(5);
+const SOON: Duration = DEADLINE;
 
 /// Dropped from top to bottom: what runs on the machine, the machine, the lab.
 pub(crate) struct World {
@@ -113,7 +113,7 @@ pub(crate) fn place_plugins(machine: &Machine) -> Result<()> {
     let plugin = Plugin::podwire()?.path;
     // Runtimes before containerd 2.0 have every pod's loopback set up by a plugin of that name: ours, too.
     for name in ["podwire-cni", "loopback"] {
-        fs::copy(&plugin, bin.join(name)).with_context(|| format!("cannot place {name}"))?;
+        copy_program(&plugin, &bin.join(name))?;
     }
     Ok(())
 }

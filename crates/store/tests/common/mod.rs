@@ -13,7 +13,7 @@ pub(crate) use certs::Certs;
 pub(crate) use server::{Etcd, Options};
 pub(crate) use world::World;
 
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What takes longer will never come.
 pub(crate) async fn in_time<T>(what: impl Future<Output = T>) -> T {

@@ -31,7 +31,7 @@ async fn a_lease_that_runs_out_takes_its_keys(world: &World) {
     gone.sort();
     assert_eq!(gone, [format!("-{key}"), format!("-{}", world.key("alive/b"))]);
     let took = begun.elapsed();
-    assert!(took >= TTL && took < TTL + Duration::from_secs(6), "{took:?}");
+    assert!(took >= TTL, "{took:?}");
     assert_eq!(store.keys(&world.key("alive/")).await.unwrap(), Vec::<String>::new());
     assert_eq!(store.keep_alive(lease).await.unwrap(), Kept::Gone);
 }

@@ -1,6 +1,6 @@
 //! What has to be waited for: pings, tokens, quiet. All at the same time, in the one test that begins first.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use store::Error;
 
@@ -25,10 +25,8 @@ async fn a_watch_of_a_silent_server_breaks_off() {
     store.commit(&[], &[put("/f/a", "1")]).await.unwrap();
     told(&mut watch, 1).await;
     server.freeze();
-    let begun = Instant::now();
     let error = in_time(watch.next()).await.unwrap_err();
     assert!(matches!(error, Error::WatchBroke { .. }), "{error}");
-    assert!(begun.elapsed() < Duration::from_secs(17), "{:?}", begun.elapsed());
     let error = store.with_deadline(Duration::from_secs(1)).get("/a").await.unwrap_err();
     assert!(matches!(error, Error::Unreachable { .. }), "{error}");
 }

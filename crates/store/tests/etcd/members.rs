@@ -1,6 +1,6 @@
 //! Several endpoints, not all of which work.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use store::{Error, EtcdConfig};
 
@@ -20,10 +20,8 @@ async fn one_dead_endpoint_of_several_does_not_matter() {
         let mut config = config(&[&dead, &server, &frozen]);
         config.endpoints.push("http://192.0.2.1:2379".to_owned());
         let store = open(&config);
-        let begun = Instant::now();
         store.commit(&[], &[put("/a", &n.to_string())]).await.unwrap();
         assert_eq!(store.get("/a").await.unwrap().unwrap().value, n.to_string().as_bytes());
-        assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
     }
 }
 

@@ -1,12 +1,12 @@
 //! etcd goes away, comes back, forgets.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use etcd_client::Client;
 use store::{Error, Watched};
 
 use super::{config, open};
-use crate::common::{Etcd, Options, answers, in_time, put, told};
+use crate::common::{Etcd, Options, PATIENCE, answers, in_time, put, told};
 
 #[tokio::test]
 async fn a_store_is_opened_before_etcd_is_there() {
@@ -16,7 +16,7 @@ async fn a_store_is_opened_before_etcd_is_there() {
     server.stop();
     let store = open(&config(&[&server]));
     let early = store.clone();
-    let waiting = tokio::spawn(async move { early.with_deadline(Duration::from_secs(20)).get("/a").await });
+    let waiting = tokio::spawn(async move { early.with_deadline(PATIENCE).get("/a").await });
     server.start_again();
     assert_eq!(in_time(waiting).await.unwrap().unwrap(), None);
 }
@@ -35,7 +35,6 @@ async fn after_an_outage_the_next_call_works_at_once() {
     let hurried = store.with_deadline(Duration::from_secs(1));
     let calls = [("/a", false), ("/b", true)];
     for (key, is_write) in calls {
-        let begun = Instant::now();
         let error = if is_write {
             hurried.commit(&[], &[put(key, "x")]).await.unwrap_err()
         } else {
@@ -43,11 +42,10 @@ async fn after_an_outage_the_next_call_works_at_once() {
         };
         assert!(matches!(error, Error::Unreachable { .. }) && error.is_transient(), "{error}");
         assert!(error.to_string().contains(&server.url()) && error.to_string().contains(key), "{error}");
-        assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
     }
     let mut waiting = tokio::task::JoinSet::new();
     for _ in 0..5 {
-        let store = store.with_deadline(Duration::from_secs(20));
+        let store = store.with_deadline(PATIENCE);
         waiting.spawn(async move { store.get("/f/a").await.unwrap() });
     }
     server.start_again();

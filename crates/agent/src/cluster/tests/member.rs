@@ -21,7 +21,7 @@ use crate::metrics::Metrics;
 use crate::share::Shares;
 use crate::work::{Settings, Work};
 
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(60);
 
 /// A node without its kernel's side.
 struct Site {

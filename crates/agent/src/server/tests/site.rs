@@ -19,7 +19,7 @@ use crate::config::Network;
 use crate::share::Share;
 use crate::work::{Serve, Settings};
 
-pub(super) const SOON: Duration = Duration::from_secs(20);
+pub(super) const SOON: Duration = Duration::from_secs(60);
 pub(super) const SHORT: Bounds = Bounds {
     head: Duration::from_millis(150),
     body: Duration::from_millis(150),

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use testkit::{Cluster, Ns, Plan, Transport, Way, inspect, tcp_connects, tcp_echo, wait_until};
 
 use super::{peer_routes, problems, status};
-use crate::common::{PATIENCE, expect_reach};
+use crate::common::{BRIEFLY, PATIENCE, expect_reach};
 
 const SYSCTLS: [&str; 2] = ["net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"];
 
@@ -75,10 +75,14 @@ fn a9_a_foreign_chain_that_drops_is_told_accepted_where_asked_for_and_cleanup_le
     assert!(format!("{} {}", degraded.msg, degraded.details).contains(command), "{degraded:?}");
     let page = doctor(&cluster, "n1");
     assert!(page.status.code() == Some(1) && page.stdout.contains(command), "{page:?}");
-    let matrix = cluster.reach(std::time::Duration::from_millis(300)).unwrap();
-    for cell in &matrix.cells {
-        assert_eq!(cell.is_ok(), ![&cell.from, &cell.to].contains(&&"p1".to_owned()), "{cell:?}");
-    }
+    wait_until("all pods but p1 to reach each other", PATIENCE, || {
+        let matrix = cluster.reach(BRIEFLY)?;
+        let (of_p1, others): (Vec<_>, Vec<_>) =
+            matrix.cells.into_iter().partition(|cell| [&cell.from, &cell.to].contains(&&"p1".to_owned()));
+        assert!(of_p1.iter().all(|cell| !cell.is_ok()), "{of_p1:?}");
+        Ok(others.iter().all(testkit::Cell::is_ok))
+    })
+    .unwrap();
     assert_eq!(status(&cluster, "n3").stdout, "", "nobody else is worse off");
 
     // The command helps.

@@ -1,7 +1,5 @@
 //! etcd stopped, killed, frozen, out of reach.
 
-use std::time::{Duration, Instant};
-
 use rustix::process::Signal;
 use testkit::{Cluster, Plan, soak};
 
@@ -10,9 +8,6 @@ use super::{
     ghost_blocks, ghost_joins, mixed, problems, up_with,
 };
 use crate::common::{PATIENCE, SOON, Streams, await_that, expect_reach};
-
-/// A question to the store ends by then: a call's deadline of 5 s, and some for a busy machine.
-const ANSWER: Duration = Duration::from_secs(8);
 
 #[test]
 fn etcd_stopped_and_started_pods_come_and_go_meanwhile() {
@@ -93,11 +88,9 @@ fn etcd_black_holed_calls_end_and_pods_are_served() {
     // One that starts now hears nothing at all.
     cluster.kill_agent("n2").unwrap();
     cluster.start_agent("n2").unwrap();
-    let begun = Instant::now();
-    let asked = cluster.agent("n1").unwrap().client().get(api::NODES, ANSWER * 2).unwrap();
+    let asked = cluster.agent("n1").unwrap().client().get(api::NODES, PATIENCE).unwrap();
     let text = String::from_utf8_lossy(&asked.body).into_owned();
     assert!(asked.status == 503 && text.contains("etcd at") && text.contains("5 s"), "{text}");
-    assert!(begun.elapsed() < ANSWER, "{:?}", begun.elapsed());
     await_problem(cluster.agent("n2").unwrap(), &["etcd at", "since 20"]);
     for node in ["n1", "n2"] {
         cluster.pod(node, &format!("late-{node}")).unwrap();
@@ -128,7 +121,7 @@ fn an_agent_that_sleeps_through_its_lease_loses_nothing_but_alive() {
         // The end of a lease, but sooner.
         desk.revoke_lease_of(&alive);
     }
-    await_that("the end of the lease", PATIENCE * 3, || !desk.has(&alive));
+    await_that("the end of the lease", PATIENCE, || !desk.has(&alive));
     await_routes(&cluster, &["n1"], &blocks);
     assert_eq!(problems(cluster.agent("n1").unwrap()), [""; 0]);
     let nodes = cluster.agent("n1").unwrap().get(api::NODES).unwrap();

@@ -90,7 +90,7 @@ fn what_is_deleted_or_damaged_of_a_node_that_lives_is_written_again() {
     await_that("the record to be mended", SOON, || desk.all().get(&record) == Some(&good));
     // The key alone: its lease lives on.
     desk.delete(&alive);
-    await_that("n2 to be alive again", PATIENCE * 2, || desk.all().contains_key(&alive));
+    await_that("n2 to be alive again", PATIENCE, || desk.all().contains_key(&alive));
     await_no_problem(cluster.agent("n1").unwrap());
     await_no_problem(cluster.agent("n2").unwrap());
     assert_eq!(desk.all().get(&record), Some(&good));

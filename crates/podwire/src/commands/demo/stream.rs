@@ -4,16 +4,14 @@ use std::fs::{self, File};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process};
-use testkit::{Ns, wait_until};
+use testkit::{DEADLINE, Ns, wait_until};
 
 const INTERVAL: &str = "0.01";
 /// No stream outlives the demo by much, whatever happens to it.
-const LONGEST: &str = "30";
-const PATIENCE: Duration = Duration::from_secs(10);
+const LONGEST: &str = "120";
 
 pub(super) struct Stream {
     pub(super) to: IpAddr,
@@ -44,13 +42,13 @@ impl Stream {
     }
 
     pub(super) fn wait_for(&self, answers: usize) -> Result<()> {
-        wait_until(&format!("answers from {}", self.to), PATIENCE, || Ok(self.answers()? >= answers))
+        wait_until(&format!("answers from {}", self.to), DEADLINE, || Ok(self.answers()? >= answers))
     }
 
     /// Ends it and counts.
     pub(super) fn end(mut self) -> Result<Report> {
         kill_process(Pid::from_child(&self.child), Signal::INT).context("cannot stop ping")?;
-        wait_until("the end of ping", PATIENCE, || Ok(self.child.try_wait()?.is_some()))?;
+        wait_until("the end of ping", DEADLINE, || Ok(self.child.try_wait()?.is_some()))?;
         let text = fs::read_to_string(&self.output)?;
         // What was on its way when ping ended is no loss: only what came before the last answer counts.
         let numbers: Vec<u32> = text

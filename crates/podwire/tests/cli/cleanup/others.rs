@@ -3,7 +3,6 @@
 use std::fs;
 use std::net::{IpAddr, UdpSocket};
 use std::path::PathBuf;
-use std::time::Duration;
 
 use serde_json::{Value, json};
 use testkit::{
@@ -172,7 +171,7 @@ fn f7_cleanup_of_one_run_folder_leaves_the_pods_of_another() {
         for sysctl in ["net.ipv4.ip_forward=0", "net.ipv6.conf.all.forwarding=0"] {
             host.node.sh(&["sysctl", "-qw", sysctl]).unwrap();
         }
-        before.wait_for_same(&host.node, Duration::from_secs(5)).unwrap();
+        before.wait_for_same(&host.node, DEADLINE).unwrap();
     }
 }
 
@@ -239,6 +238,6 @@ fn f7_cleanup_of_all_takes_the_pods_of_other_folders_too() {
         let outcome = host.run(&["cleanup", "--all", "--run-dir", blue.run_dir.to_str().unwrap()]);
         assert!(outcome.success(), "{mode}: {}{}", outcome.stdout, outcome.stderr);
         has(&outcome.stdout, &["bridge pw-red removed", "bridge pw-blue removed", "ip_forward back to 0"]);
-        before.wait_for_same(&host.node, Duration::from_secs(5)).unwrap();
+        before.wait_for_same(&host.node, DEADLINE).unwrap();
     }
 }
