@@ -42,9 +42,11 @@ pub enum LockError {
 /// The network first: an agent that is refused must leave no lock behind for the other one to find, not even for a moment.
 pub(crate) fn take_both(network: &NetworkName, run_dir: &Path) -> Result<(NetworkLock, Lock), LockError> {
     let lock =
-        NetworkLock::take(Path::new(NETWORKS), network, run_dir).map_err(|error| match Lock::holder(run_dir) {
-            Some(holder) => LockError::Taken { dir: run_dir.to_owned(), holder },
-            None => error,
+        NetworkLock::take(Path::new(NETWORKS), network, run_dir).map_err(|error| {
+            match Lock::holder(run_dir) {
+                Some(holder) => LockError::Taken { dir: run_dir.to_owned(), holder },
+                None => error,
+            }
         })?;
     Ok((lock, Lock::take(run_dir)?))
 }

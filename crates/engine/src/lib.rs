@@ -41,8 +41,6 @@ mod wire;
 pub use cleanup::{Report, cleanup};
 pub use delegate::{AllowedDelegates, Delegates};
 pub use error::Error;
-pub use firewall::{
-    InactivePort, faults as firewall_faults, inactive_ports, orphans as firewall_orphans,
-};
+pub use firewall::{InactivePort, faults as firewall_faults, inactive_ports, orphans as firewall_orphans};
 pub use resident::Resident;
 pub use serve::{Caller, Done, Wait, serve};

@@ -52,9 +52,10 @@ impl Firewall {
         for family in [Family::Inet, Family::Bridge] {
             for set in self.sets(family)? {
                 let Some(layout) = Layout::of(&set) else { continue };
+                let place = Place { family, set: &set };
                 self.dump_if_there(&request::get_elements(family, &set), |answer| {
                     let lasting = request::elements(answer).filter(|e| !e.expires);
-                    owned.extend(lasting.filter_map(|e| layout.element(family, &set, e.key, e.value)));
+                    owned.extend(lasting.filter_map(|e| layout.element(place, e.key, e.value)));
                 })?;
             }
         }
@@ -102,6 +103,12 @@ const LAYOUTS: [(&str, &[Part], &[Part]); 21] = [
 ];
 
 #[derive(Debug, Clone, Copy)]
+struct Place<'a> {
+    family: Family,
+    set: &'a str,
+}
+
+#[derive(Debug, Clone, Copy)]
 struct Layout {
     key: &'static [Part],
     value: &'static [Part],
@@ -121,7 +128,8 @@ impl Layout {
     }
 
     /// None where the bytes do not fit the layout: then its pod is not known.
-    fn element(self, family: Family, set: &str, key: &[u8], value: Option<&[u8]>) -> Option<Orphan> {
+    fn element(self, place: Place<'_>, key: &[u8], value: Option<&[u8]>) -> Option<Orphan> {
+        let Place { family, set } = place;
         let (words, of_key) = decode(self.key, key)?;
         let (target, of_value) = decode(self.value, value.unwrap_or_default())?;
         let owner = of_value.or(of_key)?;
@@ -221,7 +229,9 @@ mod tests {
                 };
                 let layout = Layout::of(element.set).unwrap_or_else(|| panic!("{element}"));
                 let key = element::bytes(&element.key);
-                let found = layout.element(element.family, element.set, &key, value.as_deref()).unwrap();
+                let found = layout
+                    .element(Place { family: element.family, set: element.set }, &key, value.as_deref())
+                    .unwrap();
                 assert!(!alive.lacks(&found) && Alive::default().lacks(&found), "{found:?}");
                 let line = element.line();
                 let text = found.element.trim_end_matches(" }");
@@ -233,17 +243,13 @@ mod tests {
     #[test]
     fn a_hostport_is_for_the_pod_that_it_leads_to() {
         let layout = Layout::of("hostport4_any").unwrap();
-        let found = layout.element(
-            Family::Inet,
-            "hostport4_any",
-            &[6, 0, 0, 0, 0x1f, 0x90, 0, 0],
-            Some(&[10, 0, 0, 2, 0, 80, 0, 0]),
-        );
+        let place = Place { family: Family::Inet, set: "hostport4_any" };
+        let found = layout.element(place, &[6, 0, 0, 0, 0x1f, 0x90, 0, 0], Some(&[10, 0, 0, 2, 0, 80, 0, 0]));
         let found = found.unwrap();
         assert_eq!(found.what, "host port tcp . 8080 to 10.0.0.2 . 80");
         assert_eq!(found.element, "inet podwire hostport4_any { tcp . 8080 }");
         assert_eq!(found.owner, Owner::Address("10.0.0.2".parse().unwrap()));
-        assert!(layout.element(Family::Inet, "hostport4_any", &[6], None).is_none());
+        assert!(layout.element(place, &[6], None).is_none());
         assert!(Layout::of("tunnels").is_none() && Layout::of("revision").is_none());
     }
 }

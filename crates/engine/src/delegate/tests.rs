@@ -57,14 +57,12 @@ impl Site {
     }
 }
 
-/// Calls a script, and says how long that took.
-fn call(script: &str, patience: Duration, padding: usize) -> (Result<Vec<u8>, Error>, Duration) {
+fn call(script: &str, patience: Duration, padding: usize) -> Result<Vec<u8>, Error> {
     let site = Site::new(padding);
     site.write("ipam", script);
     let mut delegate = Delegate::find("ipam", &site.config, Delegates::InCniPath).unwrap();
     delegate.patience = patience;
-    let started = Instant::now();
-    (delegate.call("ADD"), started.elapsed())
+    delegate.call("ADD")
 }
 
 fn is_alive(pid: &str) -> bool {
@@ -73,55 +71,52 @@ fn is_alive(pid: &str) -> bool {
 
 #[test]
 fn an_answer_larger_than_a_pipe_comes_whole() {
-    let (answer, _) = call("cat", LONG, 300_000);
+    let answer = call("cat", LONG, 300_000);
     assert!(answer.unwrap().len() > 300_000);
 }
 
 #[test]
 fn one_that_does_not_read_its_config_is_heard() {
-    let (answer, _) = call("exec <&-; echo '{}'", LONG, 300_000);
+    let answer = call("exec <&-; echo '{}'", LONG, 300_000);
     assert_eq!(answer.unwrap(), b"{}\n");
 }
 
 #[test]
 fn its_own_error_is_told() {
-    let (answer, _) = call(r#"cat >/dev/null; echo '{"code":123,"msg":"no lease"}'; exit 1"#, LONG, 0);
+    let answer = call(r#"cat >/dev/null; echo '{"code":123,"msg":"no lease"}'; exit 1"#, LONG, 0);
     let error: cni::Error = answer.unwrap_err().into();
     assert!(error.msg.contains("no lease"), "{error}");
 }
 
 #[test]
 fn one_that_hangs_is_ended() {
-    let (answer, took) = call("cat >/dev/null; exec sleep 60", Duration::from_millis(300), 0);
+    let answer = call("cat >/dev/null; exec sleep 600", Duration::from_millis(300), 0);
     let error: cni::Error = answer.unwrap_err().into();
     assert!(error.to_string().contains("did not end within"), "{error}");
-    assert!(took < LONG, "{took:?}");
 }
 
 #[test]
 fn one_that_answers_and_closes_stdout_but_stays_is_ended() {
     let dir = TempDir::new().unwrap();
     let pid = dir.path().join("pid");
-    let script = format!("echo $$ >{}; echo '{{}}'; exec >&-; exec sleep 60", pid.display());
-    let (answer, took) = call(&script, Duration::from_secs(1), 0);
+    let script = format!("echo $$ >{}; echo '{{}}'; exec >&-; exec sleep 600", pid.display());
+    let answer = call(&script, Duration::from_secs(1), 0);
     let error: cni::Error = answer.unwrap_err().into();
     assert!(error.to_string().contains("did not end within"), "{error}");
-    assert!(took < LONG, "{took:?}");
     assert!(!is_alive(std::fs::read_to_string(pid).unwrap().trim()));
 }
 
 #[test]
 fn one_that_leaves_a_daemon_with_its_stdout_has_answered() {
-    let (answer, _) = call("sleep 20 & echo '{}'", LONG, 0);
+    let answer = call("sleep 600 & echo '{}'", LONG, 0);
     assert_eq!(answer.unwrap(), b"{}\n");
 }
 
 #[test]
 fn one_that_never_ends_its_answer_is_ended() {
-    let (answer, took) = call("exec yes", LONG, 0);
+    let answer = call("exec yes", LONG, 0);
     let error: cni::Error = answer.unwrap_err().into();
     assert!(error.to_string().contains("larger than"), "{error}");
-    assert!(took < LONG, "{took:?}");
 }
 
 #[test]
@@ -133,7 +128,7 @@ fn a_delegate_that_times_out_is_killed_with_all_its_children() {
         "sleep 60 & echo $! >{0}; sh -c 'exec </dev/null >/dev/null 2>&1; sleep 60 & echo $! >>{0}; wait' & wait",
         pids.display()
     );
-    let (answer, _) = call(&script, Duration::from_secs(1), 0);
+    let answer = call(&script, Duration::from_secs(1), 0);
     let error: cni::Error = answer.unwrap_err().into();
     assert!(error.to_string().contains("did not end within"), "{error}");
     let pids = std::fs::read_to_string(pids).unwrap();

@@ -54,7 +54,9 @@ fn problem(node: &NodeView) -> Option<String> {
 
 /// Parts of a record that other nodes do not use.
 fn refused(node: &NodeView) -> impl Iterator<Item = String> {
-    node.refused.iter().map(|what| print::wrap(&format!("{}: {what}", print::value(&node.name)), print::WIDTH))
+    node.refused
+        .iter()
+        .map(|what| print::wrap(&format!("{}: {what}", print::value(&node.name)), print::WIDTH))
 }
 
 fn title(nodes: &[NodeView]) -> String {

@@ -128,8 +128,8 @@ fn a2_host_port_on_an_address_the_node_lacks_is_shown() {
         config["runtimeConfig"] = ports["runtimeConfig"].clone();
         let pod = host.node.pod("a").unwrap();
         host.plugin.add(&pod, &config).unwrap().ok().unwrap();
-        wait_until("the port to be shown", Duration::from_secs(10), || Ok(shown(&host))).unwrap();
+        wait_until("the port to be shown", DEADLINE, || Ok(shown(&host))).unwrap();
         host.node.sh(&["ip", "addr", "add", "198.51.100.7/32", "dev", "lo"]).unwrap();
-        wait_until("the port to be active", Duration::from_secs(10), || Ok(!shown(&host))).unwrap();
+        wait_until("the port to be active", DEADLINE, || Ok(!shown(&host))).unwrap();
     }
 }

@@ -38,7 +38,9 @@ impl Writer {
         let put = |key, value| Change::Put { key, value, lease: None };
         let claim = BlockClaim { node: record.name.clone() };
         let claims = record.blocks.iter().map(|block| put(self.layout.block(block), claim.encode()));
-        self.change(&claims.chain([put(self.layout.node(&record.name), record.encode())]).collect::<Vec<_>>());
+        self.change(
+            &claims.chain([put(self.layout.node(&record.name), record.encode())]).collect::<Vec<_>>(),
+        );
     }
 
     fn delete(&self, record: &NodeRecord) {
