@@ -47,8 +47,9 @@ bench: build ## beside the reference plugins and plain ip; BENCH=pods,firewall,r
 	@tools/setup bench
 	$(CARGO) run --release --locked -q -p bench -- $(if $(BENCH),--only $(BENCH)) $(if $(BASELINE),--baseline $(abspath $(BASELINE)))
 
-soak: build ## the long versions of the fault and leak tests
+soak: build ## 10 minutes of load, faults and attacks at the same time, an audit, then the long fault tests; SOAK="--minutes 2 --without vxlan"
 	@tools/setup test
+	$(CARGO) run --release --locked -q -p bench --bin podwire-soak -- $(SOAK)
 	PODWIRE_SOAK=1 $(CARGO) test --release --locked -p plugin --test faults -- --nocapture
 	PODWIRE_SOAK=1 $(CARGO) test --release --locked -p agent --test faults -- --nocapture
 

@@ -106,3 +106,30 @@ fn a_baseline_without_binaries_is_refused() {
     let stderr = String::from_utf8_lossy(&bench.stderr);
     assert!(!bench.status.success() && stderr.contains("podwire-cni"), "{stderr}");
 }
+
+/// A plugin that sleeps before it works is worse by far more than any spread.
+#[test]
+fn a_slower_build_is_called_worse() {
+    let (baseline, slow, out) =
+        (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (plugin, agent) = (testkit::Plugin::podwire().unwrap().path, testkit::agent_program().unwrap());
+    std::os::unix::fs::symlink(&plugin, baseline.path().join("podwire-cni")).unwrap();
+    std::os::unix::fs::symlink(&agent, baseline.path().join("podwire")).unwrap();
+    let script = slow.path().join("podwire-cni");
+    let write = format!(
+        "printf '#!/bin/sh\\nsleep 0.5\\nexec {}\\n' >{1} && chmod 755 {1}",
+        plugin.display(),
+        script.display()
+    );
+    assert!(Command::new("sh").args(["-c", &write]).status().unwrap().success());
+    let mut bench = Command::new(env!("CARGO_BIN_EXE_podwire-bench"));
+    bench.args(["--quick", "--strict", "--only", "pods", "--pods", "2", "--out"]).arg(out.path());
+    let bench = bench.arg("--baseline").arg(baseline.path()).env("PODWIRE_CNI", &script).output().unwrap();
+    let report = std::fs::read_to_string(out.path().join("compare-latest.json")).unwrap();
+    let report: Value = serde_json::from_str(&report).unwrap();
+    let p50 = |line: &&Value| line["case"].as_str().unwrap().contains(" p50, ");
+    for line in report["lines"].as_array().unwrap().iter().filter(p50) {
+        assert_eq!(line["verdict"], "worse", "{line:#}");
+    }
+    assert_eq!(bench.status.code(), Some(1), "{}", String::from_utf8_lossy(&bench.stdout));
+}

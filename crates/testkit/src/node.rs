@@ -8,7 +8,7 @@ use crate::lab::Inner;
 use crate::{Ns, sweep};
 
 /// A machine of the lab: a namespace and a folder for what a machine keeps on disk.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Node {
     ns: Ns,
     name: String,

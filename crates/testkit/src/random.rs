@@ -12,11 +12,20 @@ pub struct Random(u64);
 impl Random {
     /// From `PODWIRE_SEED`, else from the clock; printed, so that a failure can be repeated.
     pub fn new(purpose: &str) -> Self {
+        Self::with_seed(Self::seed(purpose))
+    }
+
+    /// The seed alone, for a program with several generators.
+    pub fn seed(purpose: &str) -> u64 {
         let now = || {
             SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| u64::from(since.subsec_nanos()))
         };
         let seed = std::env::var("PODWIRE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(now);
         println!("{purpose}: PODWIRE_SEED={seed}");
+        seed
+    }
+
+    pub fn with_seed(seed: u64) -> Self {
         Self(seed | 1)
     }
 

@@ -1,0 +1,278 @@
+//! After the run: all agents up, all pods deleted, and nothing of them left anywhere.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::net::IpAddr;
+use std::path::Path;
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use ipnet::IpNet;
+use serde_json::json;
+use testkit::{inspect, wait_until};
+
+use crate::Soak;
+use crate::faults::is_guarded;
+use crate::frames::name_of;
+use crate::monitor::{self, Watched};
+use crate::records;
+use crate::site::{LONG, Machine, Role, Site, Through, picture};
+use crate::victims::heard;
+
+/// An agent removes connections of freed addresses on its timer, which runs every 30 s.
+const TIMER: Duration = Duration::from_secs(75);
+/// For what is found at once.
+const SHORT: Duration = Duration::from_secs(5);
+/// What an agent may have more at the end than in the first minute.
+const MORE_KIB: u64 = 12 << 10;
+const MORE_FILES: usize = 48;
+
+pub(crate) fn run(soak: &Soak, site: Site, watched: &Watched) -> Result<()> {
+    // What was planted stays: it need not be waited for.
+    let within = if soak.options.plant { SHORT } else { LONG };
+    let all_up = start_all(&site);
+    soak.step("the nodes do not come back", all_up);
+    soak.step("the store", records::audit(soak, &site));
+    for machine in &site.machines {
+        let guarded =
+            wait_until(&format!("the firewall of {}", machine.name), LONG, || is_guarded(&site, machine));
+        soak.step("a firewall does not come back", guarded);
+    }
+    soak.step("legal traffic", site.expect_reach());
+    listeners(soak, &site);
+    soak.step("pods that stay cannot be deleted", delete_all(soak, &site));
+    let planted = if soak.options.plant { Some(plant(soak, &site)?) } else { None };
+    for network in &site.networks {
+        let empty = wait_until(&format!("{} to hold nothing", network.name), within, || {
+            expect_empty(&network.run_dir)
+        });
+        soak.step("records, claims or tombstones are left", empty);
+    }
+    let dir = site.hostile.node.dir();
+    for run_dir in [dir.join("state"), dir.join("alone")] {
+        let empty = wait_until("h1 to hold nothing", within, || expect_empty(&run_dir));
+        soak.step("records, claims or tombstones are left on h1", empty);
+    }
+    soak.step("links are left on h1", wait_until("h1 to have no pods", within, || expect_no_pods(&site)));
+    for (node, before) in &site.before {
+        let same = wait_until(&format!("{} to be as before", node.name()), within, || {
+            let after = picture(node)?;
+            let gone = before.difference(&after).map(|line| format!("- {line}"));
+            let lines: Vec<String> =
+                gone.chain(after.difference(before).map(|line| format!("+ {line}"))).collect();
+            ensure!(lines.is_empty(), "{}", lines.join("\n"));
+            Ok(true)
+        });
+        soak.step("links, addresses, routes, neighbours or firewall entries are left", same);
+    }
+    for machine in &site.machines {
+        soak.step("neighbours", monitor::neighbours(soak, machine));
+        let none =
+            wait_until("connections of freed addresses to go", TIMER, || expect_no_connections(machine));
+        soak.step("connections of freed addresses are left", none);
+    }
+    status(soak, &site)?;
+    namespaces(soak, &site)?;
+    processes(soak, &site);
+    if let Some(mut planted) = planted {
+        planted.kill().and_then(|()| planted.wait()).context("cannot end the planted process")?;
+    }
+    growth(soak, watched);
+    let (added, refused) = (soak.ledger.counted("ADDs"), soak.ledger.counted("ADDs refused with code 11"));
+    if added < refused || added == 0 {
+        soak.ledger.find(
+            "too few ADDs succeed",
+            format!("{added} succeeded, {refused} were told to try again later"),
+        );
+    }
+    if soak.options.keep && !soak.ledger.is_clean() {
+        println!("kept: {}; end this program to remove it", site.cluster().lab().dir().display());
+        std::thread::sleep(Duration::from_secs(3600));
+    }
+    Ok(())
+}
+
+/// One of each kind, where no agent repairs it.
+fn plant(soak: &Soak, site: &Site) -> Result<Child> {
+    let standalone =
+        site.networks.iter().find(|network| network.through == Through::Plugin).context("no network")?;
+    let claims = standalone.run_dir.join("networks/alone/addresses");
+    fs::write(claims.join("10.77.0.99"), "")
+        .with_context(|| format!("cannot write to {}", claims.display()))?;
+    let node = &site.machines[1].node;
+    node.sh(&["ip", "link", "add", "planted", "type", "bridge"])?;
+    node.sh(&["ip", "route", "add", "blackhole", "203.0.113.0/24"])?;
+    site.hostile.node.sh(&["nft", "add element inet podwire pods4 { 10.66.0.9 }"])?;
+    fs::write("/run/netns/planted", "").context("cannot write to /run/netns")?;
+    for pod in ["one", "two"] {
+        soak.ledger.enter("planted", pod, &[IpAddr::from([10, 0, 0, 1])]);
+    }
+    Command::new("sleep").arg("1000").spawn().context("cannot start sleep")
+}
+
+fn start_all(site: &Site) -> Result<()> {
+    let mut cluster = site.cluster();
+    cluster.start_etcd()?;
+    cluster.start_agents()?;
+    drop(cluster);
+    let mut agent = site.hostile_agent();
+    if agent.has_ended()? {
+        agent.launch()?;
+    }
+    agent.wait_ready()
+}
+
+/// A listener that heard nothing legal would not have heard anything hostile either.
+fn listeners(soak: &Soak, site: &Site) {
+    let victims = site.with_role(Role::Victim).map(|victim| name_of(site, victim));
+    for name in victims.chain(site.machines.iter().map(|machine| machine.name.to_owned())) {
+        if soak.ledger.counted(&heard(&name)) == 0 {
+            soak.ledger.find("a listener heard nothing legal", name);
+        }
+    }
+}
+
+fn delete_all(soak: &Soak, site: &Site) -> Result<()> {
+    for anchor in &site.anchors {
+        let network = &site.networks[anchor.network];
+        soak.ledger.leave(network.scope, &anchor.ips);
+        site.plugin.del(&anchor.pod, &network.config)?.ok().with_context(|| name_of(site, anchor))?;
+        network.unregister(anchor.pod.id());
+        anchor.pod.destroy()?;
+    }
+    for network in &site.networks {
+        network.collect(&site.plugin)?.ok().with_context(|| format!("GC of {}", network.name))?;
+    }
+    let config = site.hostile_agent().config(&json!({}));
+    site.plugin.gc(&site.hostile.node, &config, &[])?.ok().context("GC of h1")?;
+    Ok(())
+}
+
+/// No records, claims and tombstones under a run directory.
+fn expect_empty(run_dir: &Path) -> Result<bool> {
+    let names = |dir: &Path| -> Vec<String> {
+        let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path().display().to_string()).collect()
+    };
+    let mut held = names(&run_dir.join("tombstones"));
+    for network in names(&run_dir.join("networks")) {
+        for kind in ["attachments", "addresses"] {
+            held.extend(names(&Path::new(&network).join(kind)));
+        }
+    }
+    if held.is_empty() {
+        return Ok(true);
+    }
+    held.truncate(10);
+    bail!("{}", held.join(", "))
+}
+
+fn expect_no_pods(site: &Site) -> Result<bool> {
+    let node = &site.hostile.node;
+    let links: Vec<String> = inspect::links(node)?.into_iter().map(|link| link.name).collect();
+    let left: Vec<&String> = links.iter().filter(|name| name.starts_with("pw") && name.len() == 15).collect();
+    ensure!(left.is_empty(), "{left:?}");
+    for object in inspect::nft_json(node)? {
+        for kind in ["set", "map"] {
+            let name = object[kind]["name"].as_str().unwrap_or_default();
+            if name != "revision" && !object[kind]["elem"].is_null() {
+                bail!("elements in {kind} {name}: {}", object[kind]["elem"]);
+            }
+        }
+    }
+    Ok(true)
+}
+
+/// Standalone, the kernel selects IPv4 connections only; IPv6 addresses are cleaned before they are given again.
+fn expect_no_connections(machine: &Machine) -> Result<bool> {
+    let table = machine.node.run(&["cat", "/proc/net/nf_conntrack"], b"")?;
+    let freed: Vec<IpNet> =
+        ["10.42.0.0/16", "fd42::/64", "10.77.0.0/24"].iter().filter_map(|net| net.parse().ok()).collect();
+    let gateways = |ip: &IpAddr| match ip {
+        IpAddr::V4(ip) => matches!(ip.octets()[3], 0 | 1),
+        IpAddr::V6(ip) => matches!(ip.octets()[15], 0 | 1),
+    };
+    let is_freed = |ip: IpAddr| freed.iter().any(|net| net.contains(&ip)) && !gateways(&ip);
+    let source = |line: &str| {
+        line.split_whitespace()
+            .filter_map(|word| word.strip_prefix("src=")?.parse::<IpAddr>().ok())
+            .any(is_freed)
+    };
+    let left: Vec<&str> = table.stdout.lines().filter(|line| source(line)).take(5).collect();
+    ensure!(left.is_empty(), "{}: {}", machine.name, left.join("\n"));
+    Ok(true)
+}
+
+fn status(soak: &Soak, site: &Site) -> Result<()> {
+    for machine in &site.machines {
+        let fine = wait_until(&format!("{} to report no problems", machine.name), LONG, || {
+            let status = site.cluster().agent(machine.name)?.get(api_status())?;
+            ensure!(status["problems"] == json!([]), "{}", status["problems"]);
+            ensure!(
+                status["attachments"] == json!({"ready": 0, "pending": 0, "unreadable": 0}),
+                "{}",
+                status["attachments"]
+            );
+            Ok(true)
+        });
+        soak.step("status reports problems", fine);
+        let socket = site.cluster().agent(machine.name)?.socket().display().to_string();
+        for question in ["nodes", "routes", "blocks"] {
+            let answered = wait_until(&format!("podwire {question} on {}", machine.name), LONG, || {
+                let cluster = site.cluster();
+                let outcome = cluster.agent(machine.name)?.podwire(&[question, "--socket", &socket])?;
+                ensure!(outcome.success(), "{}{}", outcome.stdout, outcome.stderr);
+                Ok(true)
+            });
+            soak.step("a command reports an inconsistency", answered);
+        }
+    }
+    Ok(())
+}
+
+fn api_status() -> &'static str {
+    "/v1/status"
+}
+
+/// The names are the run's own: /run/netns is a mount of it.
+fn namespaces(soak: &Soak, site: &Site) -> Result<()> {
+    let cluster = site.cluster();
+    let prefix = cluster.lab().prefix().to_owned();
+    let expected: BTreeSet<String> = ["n1", "n2", "n3", "h1", "stranger", "underlay", "etcd1"]
+        .map(|name| format!("{prefix}-{name}"))
+        .into();
+    let found = fs::read_dir("/run/netns").context("cannot list /run/netns")?.flatten();
+    let found: BTreeSet<String> =
+        found.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    for name in found.symmetric_difference(&expected) {
+        soak.ledger.find("a namespace is left or lost", name.clone());
+    }
+    Ok(())
+}
+
+/// The pid namespace is the run's own: its first process, this one, the lab's services and nothing else.
+fn processes(soak: &Soak, site: &Site) {
+    let cluster = site.cluster();
+    let mut expected: BTreeSet<u32> = [1, std::process::id()].into();
+    expected.extend(site.machines.iter().filter_map(|machine| cluster.agent(machine.name).ok()?.pid()));
+    expected.extend(site.hostile_agent().pid());
+    expected.extend(cluster.etcd.members.iter().filter_map(testkit::Member::pid));
+    for (pid, name) in monitor::processes() {
+        // The shell that ends the lab's services with this program.
+        if !expected.contains(&pid) && name != "sh" {
+            soak.ledger.find("a process is left", name);
+        }
+    }
+}
+
+fn growth(soak: &Soak, watched: &Watched) {
+    for (name, first) in &watched.first {
+        let Some(last) = watched.last.get(name) else { continue };
+        let text = format!("{name}: first minute {first:?}, last minute {last:?}");
+        println!("{text}");
+        if last.rss_kib > first.rss_kib + MORE_KIB || last.files > first.files + MORE_FILES {
+            soak.ledger.find("an agent grew", text);
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Agents that are killed, an etcd that goes away, firewalls that are flushed, links and routes that are deleted.
+
+use std::thread::Scope;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use testkit::{Random, inspect, wait_until};
+
+use crate::Soak;
+use crate::options::Attack;
+use crate::site::{LONG, Machine, SPARED, Site, Through};
+
+/// Until everything that was sent before has arrived.
+const IN_FLIGHT: Duration = Duration::from_millis(100);
+
+pub(crate) fn start<'scope>(scope: &'scope Scope<'scope, '_>, soak: &'scope Soak, site: &'scope Site) {
+    if soak.has(Attack::AgentKills) {
+        for (number, machine) in
+            site.machines.iter().enumerate().filter(|(_, machine)| machine.name != SPARED)
+        {
+            let random = soak.random(300 + number as u64);
+            scope.spawn(move || kill_agents(soak, site, machine.name, random));
+        }
+        scope.spawn(move || kill_hostile(soak, site));
+    }
+    if soak.has(Attack::Etcd) {
+        scope.spawn(move || stop_etcd(soak, site));
+    }
+    if soak.has(Attack::Flush) {
+        scope.spawn(move || flush(soak, site));
+    }
+    if soak.has(Attack::Drift) {
+        scope.spawn(move || drift(soak, site));
+    }
+}
+
+fn kill_agents(soak: &Soak, site: &Site, name: &str, mut random: Random) {
+    while !soak.is_over() {
+        soak.pause(&mut random, 500, 6000);
+        let killed = kill_agent(soak, site, name, &mut random);
+        soak.step("an agent cannot be killed and started", killed);
+    }
+}
+
+fn kill_agent(soak: &Soak, site: &Site, name: &str, random: &mut Random) -> Result<()> {
+    {
+        let mut cluster = site.cluster();
+        let agent = cluster.agent_mut(name)?;
+        if agent.has_ended()? {
+            let log = agent.log()?;
+            let tail: Vec<&str> = log.lines().rev().take(5).collect();
+            soak.ledger.find("an agent ended by itself", format!("{name}: {}", tail.join(" | ")));
+        } else {
+            agent.kill()?;
+            soak.ledger.count("agents killed");
+        }
+    }
+    std::thread::sleep(Duration::from_millis(random.below(1500)));
+    site.cluster().agent_mut(name)?.launch()?;
+    // Every third one dies before it is ready, or as soon as it is.
+    if random.below(3) > 0 {
+        wait_until(&format!("agent {name} to be ready"), LONG, || {
+            Ok(site.cluster().agent(name)?.is_ready())
+        })?;
+    }
+    Ok(())
+}
+
+fn kill_hostile(soak: &Soak, site: &Site) {
+    let mut random = soak.random(310);
+    while !soak.is_over() {
+        soak.pause(&mut random, 3000, 12_000);
+        let restarted = site.hostile_agent().restart();
+        soak.step("the agent of h1 does not come back", restarted);
+        soak.ledger.count("agents killed");
+    }
+}
+
+fn stop_etcd(soak: &Soak, site: &Site) {
+    let mut random = soak.random(320);
+    while !soak.is_over() {
+        soak.pause(&mut random, 6000, 20_000);
+        let is_killed = random.coin();
+        let stopped = {
+            let mut cluster = site.cluster();
+            let member = &mut cluster.etcd.members[0];
+            if is_killed { member.kill() } else { member.stop() }
+        };
+        soak.step("etcd cannot be stopped", stopped);
+        soak.ledger.count("etcd outages");
+        soak.pause(&mut random, 500, 5000);
+        let started = site.cluster().etcd.members[0].start();
+        soak.step("etcd cannot be started", started);
+    }
+}
+
+fn flush(soak: &Soak, site: &Site) {
+    let mut random = soak.random(330);
+    while !soak.is_over() {
+        soak.pause(&mut random, 4000, 12_000);
+        let machine = &site.machines[random.below(site.machines.len() as u64) as usize];
+        // Hostile frames wait until the firewall is back.
+        let _unguarded = soak.while_unguarded();
+        std::thread::sleep(IN_FLIGHT);
+        let flushed = machine.node.sh(&["nft", "flush", "ruleset"]).map(drop);
+        soak.step("a firewall cannot be flushed", flushed);
+        soak.ledger.count("firewalls flushed");
+        let restored =
+            wait_until(&format!("the firewall of {}", machine.name), LONG, || is_guarded(site, machine));
+        soak.step("a firewall does not come back", restored);
+    }
+}
+
+/// The sets of both tables have all pods of the node that stay.
+pub(crate) fn is_guarded(site: &Site, machine: &Machine) -> Result<bool> {
+    let here = |place: usize| site.networks[place].node_name == machine.name;
+    for network in
+        site.networks.iter().filter(|n| n.node_name == machine.name && n.through == Through::Plugin)
+    {
+        // STATUS puts back what is missing, and reports it once.
+        let outcome = site.plugin.status(&network.node, &network.config)?;
+        outcome.ok().context("STATUS")?;
+    }
+    let rules = inspect::nft_json(&machine.node)?;
+    let rules: Vec<String> = rules.iter().map(ToString::to_string).collect();
+    let has = |text: &str| rules.iter().any(|rule| rule.contains(text));
+    let mut anchors = site.anchors.iter().filter(|anchor| here(anchor.network));
+    Ok(anchors.all(|anchor| anchor.ips.iter().all(|ip| has(&format!(r#"["{}","{ip}"]"#, anchor.host_link)))))
+}
+
+/// One at a time: what is deleted comes back, or its pod is deleted anyway.
+fn drift(soak: &Soak, site: &Site) {
+    let mut random = soak.random(340);
+    while !soak.is_over() {
+        soak.pause(&mut random, 500, 3000);
+        let machine = &site.machines[random.below(site.machines.len() as u64) as usize];
+        let deleted = delete_something(site, machine, &mut random);
+        match deleted {
+            Ok(what) => soak.ledger.count(&format!("deleted: {what}")),
+            Err(error) => soak.ledger.find("nothing can be deleted", format!("{error:#}")),
+        }
+    }
+}
+
+/// A command that finds its object gone already has nothing to do.
+fn delete_something(site: &Site, machine: &Machine, random: &mut Random) -> Result<&'static str> {
+    let node = &machine.node;
+    let run = |line: &str| -> Result<()> {
+        let argv: Vec<&str> = line.split(' ').collect();
+        node.run(&argv, b"").map(drop)
+    };
+    let family = random.pick(&["-4", "-6"]);
+    Ok(match random.below(5) {
+        0 => {
+            run(&format!("ip {family} route flush proto 113"))?;
+            "routes to other nodes"
+        }
+        1 => {
+            run(&format!("ip {family} route flush proto 112"))?;
+            "routes to pods"
+        }
+        2 => {
+            run(&format!("ip link del {}", random.pick(&["pwvx4", "pwvx6"])))?;
+            "a tunnel"
+        }
+        3 => {
+            let anchors: Vec<&str> = site.anchors.iter().map(|anchor| anchor.host_link.as_str()).collect();
+            let links = inspect::links(node)?.into_iter().map(|link| link.name);
+            let pods: Vec<String> = links
+                .filter(|name| {
+                    name.starts_with("pw") && name.len() == 15 && !anchors.contains(&name.as_str())
+                })
+                .collect();
+            if pods.is_empty() {
+                return Ok("nothing: no pod");
+            }
+            run(&format!("ip link del {}", pods[random.below(pods.len() as u64) as usize]))?;
+            "the link of a pod"
+        }
+        _ => {
+            run(&format!("ip {family} neigh flush nud permanent all"))?;
+            "permanent neighbours"
+        }
+    })
+}

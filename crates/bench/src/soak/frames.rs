@@ -1,0 +1,471 @@
+//! Hostile frames from raw sockets in pods and on the underlay, in bounded amounts, and legal datagrams beside them.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::thread::Scope;
+
+use anyhow::{Context as _, Result};
+use serde_json::{Value, json};
+use testkit::{Call, PacketSocket, Pod, Random, Verb, inspect};
+
+use crate::Soak;
+use crate::options::Attack;
+use crate::packets::{ARP, VLAN, arp_request, ethernet, group_mac, icmp, solicitation, udp, vxlan};
+use crate::site::{Anchor, CLUSTER, Machine, Mode, Network, Role, Site, mac_of};
+use crate::victims::{HOSTILE, LEGAL, Listener, MARK, PORT, payload};
+
+/// As agents have them by default.
+const VNI: u32 = 4077;
+const VXLAN_PORT: u16 = 4789;
+/// Frames of one kind in a row.
+const BURST: u64 = 8;
+/// No pod and no node ever has one of these.
+pub(crate) const INVENTED_V4: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 0);
+pub(crate) const INVENTED_V6: Ipv6Addr = Ipv6Addr::new(0xfd99, 0xdead, 0, 0, 0, 0, 0, 0);
+const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+
+pub(crate) fn start<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    soak: &'scope Soak,
+    site: &'scope Site,
+) -> Result<()> {
+    for victim in site.with_role(Role::Victim) {
+        Listener::open(&victim.pod, &name_of(site, victim))?.start(scope, soak);
+    }
+    for machine in &site.machines {
+        Listener::open(&machine.node, machine.name)?.start(scope, soak);
+    }
+    for (number, mallory) in site.with_role(Role::Mallory).enumerate() {
+        let mut attacker = Attacker::new(soak, site, mallory, soak.random(400 + number as u64))?;
+        scope.spawn(move || attacker.run());
+    }
+    let socket = PacketSocket::open(&site.stranger, "eth0")?;
+    let mac = mac_of(&inspect::link(&site.stranger, "eth0")?)?;
+    scope.spawn(move || outside(soak, site, (&socket, mac), soak.random(420)));
+    scope.spawn(move || legal(soak, site));
+    if soak.has(Attack::HostIp) {
+        let pod = site.networks[0].node.pod("capture")?;
+        scope.spawn(move || capture(soak, site, &pod));
+    }
+    Ok(())
+}
+
+/// Of a pod that stays, in counts and findings.
+pub(crate) fn name_of(site: &Site, anchor: &Anchor) -> String {
+    format!("{:?} of {}", anchor.role, site.networks[anchor.network].name)
+}
+
+/// A pod that sends what it may not.
+struct Attacker<'a> {
+    soak: &'a Soak,
+    site: &'a Site,
+    own: &'a Anchor,
+    network: &'a Network,
+    socket: PacketSocket,
+    random: Random,
+    attacks: Vec<Attack>,
+}
+
+impl<'a> Attacker<'a> {
+    fn new(soak: &'a Soak, site: &'a Site, own: &'a Anchor, random: Random) -> Result<Self> {
+        let network = &site.networks[own.network];
+        let of_mode = match network.mode {
+            Mode::Bridge => [Attack::Macs, Attack::ReservedMacs],
+            Mode::Routed => [Attack::RoutedMacs, Attack::Neighbours],
+        };
+        let all =
+            [Attack::Spoof, Attack::Vxlan, Attack::Adverts, Attack::Neighbours].into_iter().chain(of_mode);
+        let attacks = all.filter(|attack| soak.has(*attack)).collect();
+        let socket = PacketSocket::open(&own.pod, "eth0")?;
+        Ok(Self { soak, site, own, network, socket, random, attacks })
+    }
+
+    fn run(&mut self) {
+        while !self.soak.is_over() && !self.attacks.is_empty() {
+            self.soak.pause(&mut self.random, 20, 120);
+            let attack = self.random.pick(&self.attacks);
+            let soak = self.soak;
+            let _guarded = soak.while_guarded();
+            for _ in 0..BURST {
+                let frame = match attack {
+                    Attack::Macs | Attack::RoutedMacs => self.foreign_mac(attack),
+                    Attack::ReservedMacs => self.reserved(),
+                    Attack::Neighbours => self.neighbours(),
+                    Attack::Vxlan => self.tunnelled(),
+                    Attack::Adverts => self.adverts(),
+                    _ => self.spoofed(),
+                };
+                // A frame that the kernel does not take is not delivered either.
+                if frame.is_some_and(|frame| self.socket.send(&frame).is_ok()) {
+                    soak.ledger.count(&format!("hostile frames: {attack:?}"));
+                }
+            }
+        }
+    }
+
+    fn family(&mut self) -> usize {
+        self.random.below(2) as usize
+    }
+
+    /// Where hostile datagrams go: a listener in the same family, and the MAC that leads there.
+    fn target(&mut self, family: usize) -> (IpAddr, [u8; 6]) {
+        let (own, network) = (self.own, self.network);
+        let victims: Vec<&Anchor> = self.site.with_role(Role::Victim).collect();
+        let machine = self.site.machines.iter().find(|machine| machine.name == network.node_name);
+        let place = self.random.below(victims.len() as u64 + 1) as usize;
+        match (victims.get(place), machine) {
+            // On a bridge frames go from port to port.
+            (Some(victim), _) if victim.network == own.network && network.mode == Mode::Bridge => {
+                (victim.ips[family], victim.mac)
+            }
+            (Some(victim), _) => (victim.ips[family], own.gateway_mac),
+            (None, Some(machine)) => (machine.addresses[family], own.gateway_mac),
+            (None, None) => (own.ips[family], own.gateway_mac),
+        }
+    }
+
+    /// An address that is not the attacker's.
+    fn foreign(&mut self, family: usize) -> IpAddr {
+        let anchors: Vec<IpAddr> = self
+            .site
+            .anchors
+            .iter()
+            .map(|anchor| anchor.ips[family])
+            .filter(|ip| *ip != self.own.ips[family])
+            .collect();
+        let machines: Vec<IpAddr> =
+            self.site.machines.iter().map(|machine| machine.addresses[family]).collect();
+        match self.random.below(4) {
+            0 => machines[self.random.below(machines.len() as u64) as usize],
+            1 if family == 0 => IpAddr::from([8, 8, 8, 8]),
+            1 => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 8).into(),
+            2 => self.invented(family),
+            _ => anchors[self.random.below(anchors.len() as u64) as usize],
+        }
+    }
+
+    fn invented(&mut self, family: usize) -> IpAddr {
+        let low = self.random.below(2000) as u32 + 1;
+        match family {
+            0 => Ipv4Addr::from_bits(INVENTED_V4.to_bits() + low).into(),
+            _ => Ipv6Addr::from_bits(INVENTED_V6.to_bits() + u128::from(low)).into(),
+        }
+    }
+
+    fn foreign_mac_address(&mut self) -> [u8; 6] {
+        let anchors: Vec<[u8; 6]> = self.site.with_role(Role::Honest).map(|anchor| anchor.mac).collect();
+        if self.random.coin() {
+            return self.random.pick(&anchors);
+        }
+        let low = (self.random.below(1 << 16) as u16).to_be_bytes();
+        [0x02, 0xba, 0xd0, 0, low[0], low[1]]
+    }
+
+    fn spoofed(&mut self) -> Option<Vec<u8>> {
+        let family = self.family();
+        let (mut to, mac) = self.target(family);
+        let mut from = self.foreign(family);
+        if family == 0 && self.random.below(6) == 0 {
+            // The node's loopback, with the right source.
+            (from, to) = (self.own.ips[0], Ipv4Addr::LOCALHOST.into());
+        }
+        let what = format!("{from} to {to} by {}", name_of(self.site, self.own));
+        let (kind, packet) = udp(from, to, (PORT, PORT), &payload(Attack::Spoof, &what))?;
+        if self.network.mode == Mode::Bridge && self.random.below(5) == 0 {
+            // Behind a VLAN tag, which the bridge does not look behind.
+            let tagged = [&[0, 0][..], &kind.to_be_bytes(), &packet].concat();
+            return Some(ethernet(mac, self.own.mac, (VLAN, &tagged)));
+        }
+        Some(ethernet(mac, self.own.mac, (kind, &packet)))
+    }
+
+    fn foreign_mac(&mut self, attack: Attack) -> Option<Vec<u8>> {
+        let family = self.family();
+        let (to, mac) = self.target(family);
+        let from = self.own.ips[family];
+        let what = format!("{from} to {to} by {}", name_of(self.site, self.own));
+        let (kind, packet) = udp(from, to, (PORT, PORT), &payload(attack, &what))?;
+        Some(ethernet(mac, self.foreign_mac_address(), (kind, &packet)))
+    }
+
+    /// To addresses that a bridge takes for its own protocols.
+    fn reserved(&mut self) -> Option<Vec<u8>> {
+        let family = self.family();
+        let (to, _) = self.target(family);
+        let from = self.foreign(family);
+        let last = self.random.below(16) as u8;
+        let what = format!("01:80:c2:00:00:{last:02x}, {from} to {to} by {}", name_of(self.site, self.own));
+        let (kind, packet) = udp(from, to, (PORT, PORT), &payload(Attack::ReservedMacs, &what))?;
+        Some(ethernet([0x01, 0x80, 0xc2, 0, 0, last], self.own.mac, (kind, &packet)))
+    }
+
+    /// Senders that are not there, and addresses of the node's own block that no pod has.
+    fn neighbours(&mut self) -> Option<Vec<u8>> {
+        let own = self.own;
+        let family = self.family();
+        if self.network.mode == Mode::Routed && self.random.coin() {
+            let to = unassigned(own.ips[family], self.random.below(200));
+            let (kind, packet) = udp(own.ips[family], to, (PORT, 9), b"nobody is there")?;
+            return Some(ethernet(own.gateway_mac, own.mac, (kind, &packet)));
+        }
+        match (self.invented(family), own.ips[family]) {
+            (IpAddr::V4(sender), IpAddr::V4(own_ip)) => {
+                Some(ethernet([0xff; 6], own.mac, (ARP, &arp_request((own.mac, sender), first_of(own_ip)))))
+            }
+            (IpAddr::V6(sender), IpAddr::V6(own_ip)) => {
+                let (kind, packet) =
+                    solicitation((own.mac, sender), Ipv6Addr::from_bits(own_ip.to_bits() & !0xff | 1))?;
+                let group = Ipv6Addr::from(<[u8; 16]>::try_from(&packet[24..40]).ok()?);
+                Some(ethernet(group_mac(group), own.mac, (kind, &packet)))
+            }
+            _ => None,
+        }
+    }
+
+    /// A packet for a victim, in a tunnel packet to a node.
+    fn tunnelled(&mut self) -> Option<Vec<u8>> {
+        let family = self.family();
+        let machines = &self.site.machines;
+        let machine = &machines[self.random.below(machines.len() as u64) as usize];
+        let inner = inner_frame(self.site, machine, (&mut self.random, &name_of(self.site, self.own)))?;
+        let (kind, packet) =
+            udp(self.own.ips[family], machine.addresses[family], (4000, VXLAN_PORT), &vxlan(VNI, &inner))?;
+        Some(ethernet(self.own.gateway_mac, self.own.mac, (kind, &packet)))
+    }
+
+    /// Router advertisements and redirects; on a bridge also advertisements for other pods' addresses.
+    fn adverts(&mut self) -> Option<Vec<u8>> {
+        let own = self.own;
+        let option = [&[250, 2][..], MARK].concat();
+        let local = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0xbad);
+        let from: IpAddr = if self.random.coin() { local.into() } else { own.ips[1] };
+        let victims: Vec<&Anchor> =
+            self.site.with_role(Role::Victim).filter(|v| v.network == own.network).collect();
+        let victim = victims.first()?;
+        let (packet, to) = match self.random.below(if self.network.mode == Mode::Bridge { 4 } else { 3 }) {
+            // Router lifetime 1800 s, and a prefix to make addresses from.
+            0 => {
+                let prefix = [
+                    &[3, 4, 64, 0xc0, 0, 0, 14, 16, 0, 0, 14, 16, 0, 0, 0, 0][..],
+                    &Ipv6Addr::new(0x2001, 0xdb8, 0xdead, 0, 0, 0, 0, 0).octets(),
+                ]
+                .concat();
+                let body = [&[64, 0, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0][..], &prefix, &option].concat();
+                (icmp(from, ALL_NODES.into(), (134, 0), &body)?, group_mac(ALL_NODES))
+            }
+            1 => {
+                let (target, about) =
+                    (local.octets(), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 8).octets());
+                let body = [&[0; 4][..], &target, &about, &option].concat();
+                let (to, mac) = self.victim_or_node(victim, 1);
+                (icmp(from, to, (137, 0), &body)?, mac)
+            }
+            // A redirect in the name of the gateway.
+            2 => {
+                let IpAddr::V4(own_ip) = own.ips[0] else { return None };
+                let (to, mac) = self.victim_or_node(victim, 0);
+                let body = [&own_ip.octets()[..], MARK, &[0; 14]].concat();
+                (icmp(first_of(own_ip).into(), to, (5, 1), &body)?, mac)
+            }
+            _ => {
+                let IpAddr::V6(foreign) = victim.ips[1] else { return None };
+                let body = [&[0x20, 0, 0, 0][..], &foreign.octets(), &[2, 1], &own.mac, &option].concat();
+                (icmp(own.ips[1], ALL_NODES.into(), (136, 0), &body)?, group_mac(ALL_NODES))
+            }
+        };
+        Some(ethernet(to, own.mac, (packet.0, &packet.1)))
+    }
+
+    fn victim_or_node(&mut self, victim: &Anchor, family: usize) -> (IpAddr, [u8; 6]) {
+        match self.network.mode {
+            Mode::Bridge => (victim.ips[family], victim.mac),
+            Mode::Routed => (victim.ips[family], self.own.gateway_mac),
+        }
+    }
+}
+
+/// The first address of the /24 that an address is in.
+fn first_of(ip: Ipv4Addr) -> Ipv4Addr {
+    Ipv4Addr::from_bits(ip.to_bits() & !0xff | 1)
+}
+
+/// An address of the same block that comes late.
+fn unassigned(own: IpAddr, number: u64) -> IpAddr {
+    match own {
+        IpAddr::V4(ip) => Ipv4Addr::from_bits(ip.to_bits() & !0xff | 0xf0 | (number % 15) as u32).into(),
+        IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() & !0xffff | 0xf000 | u128::from(number)).into(),
+    }
+}
+
+/// The frame inside a tunnel packet: from a pod of another node, or from nobody, to a victim on the machine.
+fn inner_frame(site: &Site, machine: &Machine, (random, by): (&mut Random, &str)) -> Option<Vec<u8>> {
+    let family = random.below(2) as usize;
+    let on = |anchor: &&Anchor| site.networks[anchor.network].node_name == machine.name;
+    let victims: Vec<&Anchor> = site.with_role(Role::Victim).filter(on).collect();
+    let others: Vec<&Anchor> = site
+        .with_role(Role::Honest)
+        .filter(|anchor| site.networks[anchor.network].scope == CLUSTER)
+        .collect();
+    let victim = victims[random.below(victims.len() as u64) as usize];
+    let from = match random.below(4) {
+        0 if family == 0 => IpAddr::V4(INVENTED_V4),
+        0 => IpAddr::V6(INVENTED_V6),
+        _ => others[random.below(others.len() as u64) as usize].ips[family],
+    };
+    let to = if random.below(4) == 0 { machine.addresses[family] } else { victim.ips[family] };
+    let links = inspect::links(&machine.node).ok()?;
+    let tunnel = links.iter().find(|link| link.kind() == Some("vxlan"))?;
+    let mac = if random.below(4) == 0 { [0xff; 6] } else { mac_of(tunnel).ok()? };
+    let what = format!("{from} to {to} through {}, by {by}", machine.name);
+    let (kind, packet) = udp(from, to, (PORT, PORT), &payload(Attack::Vxlan, &what))?;
+    Some(ethernet(mac, [0x02, 0xba, 0xd0, 0, 0, 1], (kind, &packet)))
+}
+
+/// The machine on the underlay that is no node: tunnel packets, and packets with sources of local pods.
+fn outside(soak: &Soak, site: &Site, (socket, mac): (&PacketSocket, [u8; 6]), mut random: Random) {
+    let plain = site.stranger.enter(|| UdpSocket::bind("[::]:0"));
+    let Ok(Ok(plain)) = plain else {
+        soak.ledger.find("the machine on the underlay cannot send", "no socket");
+        return;
+    };
+    while !soak.is_over() {
+        soak.pause(&mut random, 50, 200);
+        let _guarded = soak.while_guarded();
+        for _ in 0..BURST {
+            let machine = &site.machines[random.below(site.machines.len() as u64) as usize];
+            if soak.has(Attack::Vxlan)
+                && let Some(inner) = inner_frame(site, machine, (&mut random, "the underlay"))
+            {
+                let to = machine.addresses[random.below(2) as usize];
+                if plain.send_to(&vxlan(VNI, &inner), dual(to, VXLAN_PORT)).is_ok() {
+                    soak.ledger.count("hostile packets of the underlay: Vxlan");
+                }
+            }
+            if soak.has(Attack::UnderlaySource)
+                && let Some(frame) = from_local_pod(site, (machine, mac), &mut random)
+                && socket.send(&frame).is_ok()
+            {
+                soak.ledger.count("hostile packets of the underlay: UnderlaySource");
+            }
+        }
+    }
+}
+
+/// On the link: a packet to a victim with the source of a pod of the same node.
+fn from_local_pod(site: &Site, (machine, mac): (&Machine, [u8; 6]), random: &mut Random) -> Option<Vec<u8>> {
+    let family = random.below(2) as usize;
+    let on = |role| {
+        let mut all =
+            site.with_role(role).filter(|anchor| site.networks[anchor.network].node_name == machine.name);
+        all.next()
+    };
+    let (from, to) = (on(Role::Honest)?.ips[family], on(Role::Victim)?.ips[family]);
+    let what = format!("{from} to {to} on {}", machine.name);
+    let (kind, packet) = udp(from, to, (PORT, PORT), &payload(Attack::UnderlaySource, &what))?;
+    Some(ethernet(machine.mac, mac, (kind, &packet)))
+}
+
+/// An address as a socket of both families takes it.
+fn dual(ip: IpAddr, port: u16) -> SocketAddr {
+    match ip {
+        IpAddr::V4(ip) => SocketAddr::new(ip.to_ipv6_mapped().into(), port),
+        IpAddr::V6(_) => SocketAddr::new(ip, port),
+    }
+}
+
+/// Honest pods send to every listener that they may reach.
+fn legal(soak: &Soak, site: &Site) {
+    let mut random = soak.random(430);
+    let text =
+        if soak.options.plant { format!("{HOSTILE} Planted datagram") } else { format!("{LEGAL} datagram") };
+    while !soak.is_over() {
+        soak.pause(&mut random, 100, 300);
+        for from in site.with_role(Role::Honest) {
+            let scope = site.networks[from.network].scope;
+            let node = site.networks[from.network].node_name;
+            let victims = site.with_role(Role::Victim).filter(|to| site.networks[to.network].scope == scope);
+            let own_node = site.machines.iter().filter(|machine| machine.name == node);
+            let targets = victims
+                .flat_map(|to| to.ips.clone())
+                .chain(own_node.flat_map(|machine| machine.addresses.clone()));
+            let targets: Vec<IpAddr> = targets.collect();
+            let sent = from.pod.enter(|| -> std::io::Result<u64> {
+                let socket = UdpSocket::bind("[::]:0")?;
+                // Routes may be deleted at the moment: what cannot be sent now is sent in the next round.
+                let sent = |to: &&IpAddr| socket.send_to(text.as_bytes(), dual(**to, PORT)).is_ok();
+                Ok(targets.iter().filter(sent).count() as u64)
+            });
+            match sent {
+                Ok(Ok(sent)) => soak.ledger.count_by("legal datagrams sent", sent),
+                Ok(Err(error)) => soak.ledger.find("an honest pod cannot send", error.to_string()),
+                Err(error) => soak.ledger.find("an honest pod cannot send", format!("{error:#}")),
+            }
+        }
+    }
+}
+
+/// A pod with a host port at an address that is not the node's: nothing that others send there may reach it.
+fn capture(soak: &Soak, site: &Site, pod: &Pod) {
+    let mut random = soak.random(440);
+    let network = &site.networks[0];
+    let victims: Vec<&Anchor> = site.with_role(Role::Victim).collect();
+    while !soak.is_over() {
+        soak.pause(&mut random, 500, 2000);
+        let family = random.below(2) as usize;
+        let stolen = match random.below(4) {
+            0 => victims[1].ips[family],
+            1 => site.machines[1].addresses[family],
+            2 if family == 0 => IpAddr::from([198, 51, 100, 7]),
+            2 => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 7).into(),
+            _ => victims[0].ips[family],
+        };
+        let done = capture_once(soak, site, (network, pod), stolen);
+        soak.step("a host port cannot be tried", done);
+    }
+    let removed = pod.destroy();
+    soak.step("a sandbox cannot be removed", removed);
+}
+
+fn capture_once(soak: &Soak, site: &Site, (network, pod): (&Network, &Pod), stolen: IpAddr) -> Result<()> {
+    let mut config = network.config.clone();
+    config["runtimeConfig"] = json!({"portMappings": [
+        {"hostPort": PORT, "containerPort": PORT, "protocol": "udp", "hostIP": stolen.to_string()}]});
+    let call =
+        |verb| -> Call { Call { container: Some(pod.id().to_owned()), ..Call::pod(verb, pod, &config) } };
+    network.register(pod.id());
+    let added = site.plugin.call(&network.node, &call(Verb::Add))?;
+    let result: Option<Value> = added.success().then(|| added.ok()).transpose()?;
+    if result.is_some() {
+        let _guarded = soak.while_guarded();
+        let listener = pod.enter(|| UdpSocket::bind(("::", PORT)))?.context("the pod cannot listen")?;
+        listener.set_nonblocking(true)?;
+        for from in site.with_role(Role::Honest).filter(|anchor| anchor.network == 0) {
+            for ns in [&*from.pod, &*network.node] {
+                let sent = ns.enter(|| {
+                    UdpSocket::bind("[::]:0").map(|socket| socket.send_to(b"captured", dual(stolen, PORT)))
+                })?;
+                // Whether there is a route does not matter.
+                if sent.is_ok_and(|sent| sent.is_ok()) {
+                    soak.ledger.count("datagrams to host ports at other addresses");
+                }
+            }
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        let mut buffer = [0; 64];
+        while let Ok((length, from)) = listener.recv_from(&mut buffer) {
+            if &buffer[..length] == b"captured" {
+                soak.ledger
+                    .find("a host port took packets of another address", format!("{stolen}, sent by {from}"));
+            }
+        }
+    } else {
+        soak.ledger.count("host ports at other addresses refused");
+    }
+    for _ in 0..20 {
+        if site.plugin.call(&network.node, &call(Verb::Del))?.success() {
+            network.unregister(pod.id());
+            return Ok(());
+        }
+        std::thread::sleep(std::time::Duration::from_millis(500));
+    }
+    anyhow::bail!("DEL of the capturing pod never succeeds")
+}

@@ -1,0 +1,160 @@
+//! A line every few seconds, and the sizes of processes over time.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use ipnet::IpNet;
+use testkit::inspect;
+
+use crate::Soak;
+use crate::frames::{INVENTED_V4, INVENTED_V6};
+use crate::options::Attack;
+use crate::site::{Machine, SPARED, Site};
+
+const EVERY: Duration = Duration::from_secs(5);
+/// What a run needs at most of plugins at one time; more means that plugins start plugins.
+const MOST_PLUGINS: usize = 150;
+/// So many entries of addresses that no pod ever had may be there: those of pods whose plugin was killed.
+const FEW: usize = 20;
+
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Size {
+    pub(crate) rss_kib: u64,
+    pub(crate) files: usize,
+}
+
+/// The largest sizes of each agent, in the first minute and in the last.
+#[derive(Debug, Default)]
+pub(crate) struct Watched {
+    pub(crate) first: BTreeMap<&'static str, Size>,
+    pub(crate) last: BTreeMap<&'static str, Size>,
+}
+
+pub(crate) fn watch(soak: &Soak, site: &Site, lasting: Duration, watched: &mut Watched) -> Result<()> {
+    let begun = Instant::now();
+    // Of a short run, the first and the last third.
+    let minute = Duration::from_secs(60).min(lasting / 3);
+    let mut round = 0;
+    while begun.elapsed() < lasting {
+        std::thread::sleep(EVERY.min(lasting.saturating_sub(begun.elapsed())));
+        let since = begun.elapsed();
+        let mut sizes = Vec::new();
+        for machine in &site.machines {
+            let Some(size) = size_of(soak, site, machine.name)? else { continue };
+            for (is_now, kept) in
+                [(since <= minute, &mut watched.first), (since + minute >= lasting, &mut watched.last)]
+            {
+                if is_now {
+                    let kept = kept.entry(machine.name).or_default();
+                    kept.rss_kib = kept.rss_kib.max(size.rss_kib);
+                    kept.files = kept.files.max(size.files);
+                }
+            }
+            sizes.push(format!("{} {} MiB/{} files", machine.name, size.rss_kib / 1024, size.files));
+        }
+        let machine = &site.machines[round % site.machines.len()];
+        let looked = look(soak, site, machine);
+        soak.step("a node cannot be inspected", looked);
+        let plugins = plugins();
+        if plugins > MOST_PLUGINS {
+            soak.ledger.find("plugins start plugins without end", format!("{plugins} processes"));
+        }
+        let counted = |what: &str| soak.ledger.counted(what);
+        println!(
+            "{:>4} s: {} ADDs, {} DELs, {} GCs, {} agents killed, {} addresses used, {plugins} plugins run; {}; findings: {}",
+            since.as_secs(),
+            counted("ADDs"),
+            counted("DELs"),
+            counted("GC"),
+            counted("agents killed"),
+            soak.ledger.given(),
+            sizes.join(", "),
+            soak.ledger.found(),
+        );
+        round += 1;
+    }
+    Ok(())
+}
+
+/// None of an agent that does not run at the moment.
+fn size_of(soak: &Soak, site: &Site, name: &str) -> Result<Option<Size>> {
+    let cluster = site.cluster();
+    let agent = cluster.agent(name)?;
+    if name == SPARED && agent.has_ended()? {
+        soak.ledger.find("an agent ended by itself", name);
+    }
+    Ok(agent.pid().and_then(size))
+}
+
+fn size(pid: u32) -> Option<Size> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let rss_kib = rss.split_whitespace().next()?.parse().ok()?;
+    let files = fs::read_dir(format!("/proc/{pid}/fd")).ok()?.count();
+    Some(Size { rss_kib, files })
+}
+
+fn look(soak: &Soak, site: &Site, machine: &Machine) -> Result<()> {
+    neighbours(soak, machine)?;
+    if soak.has(Attack::ControlCharacters) {
+        let (run_dir, agent) = {
+            let cluster = site.cluster();
+            let agent = cluster.agent(machine.name)?;
+            (agent.run_dir().display().to_string(), agent.program().display().to_string())
+        };
+        let pods = machine.node.run(&[&agent, "pods", "--run-dir", &run_dir], b"")?;
+        if let Some(bad) = pods.stdout.chars().find(|c| c.is_control() && *c != '\n') {
+            soak.ledger
+                .find("a control character reached the terminal", format!("podwire pods prints {bad:?}"));
+        }
+    }
+    Ok(())
+}
+
+/// Entries for senders that attackers invented, or for addresses that no pod ever had.
+pub(crate) fn neighbours(soak: &Soak, machine: &Machine) -> Result<()> {
+    let ranges: Vec<IpNet> = ["10.42.0.0/16", "fd42::/64", "10.77.0.0/24", "fd77::/120"]
+        .iter()
+        .filter_map(|net| net.parse().ok())
+        .collect();
+    let invented = [IpNet::new_assert(INVENTED_V4.into(), 16), IpNet::new_assert(INVENTED_V6.into(), 64)];
+    let within = |nets: &[IpNet], ip: IpAddr| nets.iter().any(|net| net.contains(&ip));
+    let all = inspect::neighbours(&machine.node)?;
+    let learned = all.iter().filter(|n| !n.state.iter().any(|state| state == "PERMANENT"));
+    let strange: Vec<IpAddr> = learned
+        .map(|n| n.dst)
+        .filter(|ip| within(&invented, *ip) || within(&ranges, *ip) && !soak.ledger.was_given(*ip))
+        .collect();
+    if strange.len() > FEW {
+        let some: Vec<String> = strange.iter().take(3).map(ToString::to_string).collect();
+        soak.ledger.find(
+            "neighbour entries of invented addresses",
+            format!("{}: {} such as {}", machine.name, strange.len(), some.join(", ")),
+        );
+    }
+    Ok(())
+}
+
+/// Processes of the plugin. The pid namespace is the run's own.
+pub(crate) fn plugins() -> usize {
+    processes()
+        .into_iter()
+        .filter(|(_, name)| name == "podwire-cni" || name == "copy" || name == "link")
+        .count()
+}
+
+/// Every process that is no zombie, with its name.
+pub(crate) fn processes() -> Vec<(u32, String)> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter_map(|pid| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let state = stat.rsplit_once(") ")?.1.chars().next()?;
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+        (!matches!(state, 'Z' | 'X')).then(|| (pid, name.trim().to_owned()))
+    })
+    .collect()
+}

@@ -1,0 +1,357 @@
+//! The lab of the run: nodes, networks, and the pods that stay from the beginning to the end.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use serde_json::{Value, json};
+use testkit::{
+    Agent, Call, Cluster, Extra, Node, Ns, Plan, Plugin, Pod, Snapshot, Verb, inspect, ping, wait_until,
+};
+use types::Mac;
+
+use crate::Soak;
+
+/// For what takes a busy machine long.
+pub(crate) const LONG: Duration = Duration::from_secs(60);
+/// Of the pods' network of the cluster: one for all nodes.
+pub(crate) const CLUSTER: &str = "cluster";
+const STANDALONE: &str = "standalone";
+/// Of the machine on the underlay that is no node.
+pub(crate) const STRANGER: [&str; 2] = ["10.199.1.200", "fd99:1::c8"];
+/// No agent is killed here, so that growth of its process would show.
+pub(crate) const SPARED: &str = "n2";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Routed,
+    Bridge,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Through {
+    Agent,
+    /// The plugin alone.
+    Plugin,
+}
+
+/// A network on a node.
+pub(crate) struct Network {
+    pub(crate) name: &'static str,
+    pub(crate) node: Node,
+    pub(crate) node_name: &'static str,
+    pub(crate) mode: Mode,
+    pub(crate) through: Through,
+    /// Networks of one scope have addresses of one pool.
+    pub(crate) scope: &'static str,
+    pub(crate) config: Value,
+    pub(crate) run_dir: PathBuf,
+    /// Containers that live or are being made. Locked during a GC, which works with this list.
+    pub(crate) known: Mutex<BTreeSet<String>>,
+}
+
+/// What a pod that stays is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Sends what it may.
+    Honest,
+    /// Listens.
+    Victim,
+    /// Sends what it may not.
+    Mallory,
+}
+
+pub(crate) struct Anchor {
+    pub(crate) role: Role,
+    /// Its place in `Site::networks`.
+    pub(crate) network: usize,
+    pub(crate) pod: Pod,
+    pub(crate) ips: Vec<IpAddr>,
+    pub(crate) mac: [u8; 6],
+    /// The host's end of its link, or the bridge behind it.
+    pub(crate) gateway_mac: [u8; 6],
+    pub(crate) host_link: String,
+}
+
+/// A node for hostile configs, with an agent of its own.
+pub(crate) struct Hostile {
+    pub(crate) agent: Mutex<Agent>,
+    pub(crate) node: Node,
+}
+
+/// What a node is known by on the underlay.
+pub(crate) struct Machine {
+    pub(crate) name: &'static str,
+    pub(crate) node: Node,
+    pub(crate) addresses: Vec<IpAddr>,
+    pub(crate) mac: [u8; 6],
+}
+
+pub(crate) struct Site {
+    pub(crate) networks: Vec<Network>,
+    pub(crate) anchors: Vec<Anchor>,
+    pub(crate) machines: Vec<Machine>,
+    pub(crate) hostile: Hostile,
+    pub(crate) stranger: Node,
+    pub(crate) underlay: Ns,
+    pub(crate) endpoints: Vec<String>,
+    pub(crate) plugin: Plugin,
+    /// Each node as it was without pods.
+    pub(crate) before: Vec<(Node, BTreeSet<String>)>,
+    pub(crate) cluster: Mutex<Cluster>,
+}
+
+const NODES: [&str; 3] = ["n1", "n2", "n3"];
+
+impl Site {
+    pub(crate) fn make(soak: &Soak) -> Result<Self> {
+        let plan = Plan {
+            nodes: NODES.len(),
+            // n1 and n3 are on one link, n2 is behind a router: both transports are in use.
+            subnets: 2,
+            each: [("n3".to_owned(), Extra { flags: words("--network-mode bridge"), env: vec![] })].into(),
+            ..Plan::default()
+        };
+        let cluster = Cluster::up("soak", &plan).context("the lab does not come up")?;
+        let hostile = hostile(&cluster)?;
+        let stranger = stranger(&cluster)?;
+        let networks = networks(&cluster)?;
+        let machines = machines(&cluster)?;
+        let mut site = Self {
+            networks,
+            anchors: vec![],
+            machines,
+            hostile,
+            stranger,
+            underlay: (**cluster.underlay()).clone(),
+            endpoints: cluster.etcd.endpoints(),
+            plugin: cluster.plugin().clone(),
+            before: vec![],
+            cluster: Mutex::new(cluster),
+        };
+        site.warm_up()?;
+        let hosts = site.machines.iter().map(|machine| machine.node.clone());
+        site.before = hosts.map(|node| Ok((node.clone(), picture(&node)?))).collect::<Result<_>>()?;
+        site.anchor(soak)?;
+        site.expect_reach()?;
+        Ok(site)
+    }
+
+    /// What the first pod of a network makes for good is not a leak.
+    fn warm_up(&self) -> Result<()> {
+        for network in &self.networks {
+            let pod = network.node.pod(&format!("warm-{}", network.scope))?;
+            self.plugin.add(&pod, &network.config)?.ok().with_context(|| network.name)?;
+            self.plugin.del(&pod, &network.config)?.ok()?;
+            pod.destroy()?;
+            // As at the end, when GC removes what no pod needs.
+            network.collect(&self.plugin)?.ok()?;
+        }
+        Ok(())
+    }
+
+    fn anchor(&mut self, soak: &Soak) -> Result<()> {
+        for (place, network) in self.networks.iter().enumerate() {
+            for (role, name) in
+                [(Role::Honest, "honest"), (Role::Victim, "victim"), (Role::Mallory, "mallory")]
+            {
+                let pod = network.node.pod(&format!("{name}-{}", network.scope))?;
+                network.register(pod.id());
+                let result = self.plugin.add(&pod, &network.config)?.ok().with_context(|| network.name)?;
+                let ips = ips(&result);
+                soak.ledger.enter(network.scope, pod.id(), &ips);
+                let host_link = host_link(&result).context("a result without a host link")?;
+                let outside = inspect::link(&network.node, &host_link)?;
+                let gateway = match &outside.master {
+                    Some(bridge) => inspect::link(&network.node, bridge)?,
+                    None => outside,
+                };
+                self.anchors.push(Anchor {
+                    role,
+                    network: place,
+                    mac: mac_of(&inspect::link(&pod, "eth0")?)?,
+                    gateway_mac: mac_of(&gateway)?,
+                    pod,
+                    ips,
+                    host_link,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Victims and honest pods of a scope reach each other in both families.
+    pub(crate) fn expect_reach(&self) -> Result<()> {
+        for from in self.with_role(Role::Honest) {
+            for to in self.with_role(Role::Victim) {
+                let scopes = [from, to].map(|anchor| self.networks[anchor.network].scope);
+                if scopes[0] != scopes[1] {
+                    continue;
+                }
+                for ip in &to.ips {
+                    wait_until(&format!("{} to reach {ip}", from.pod.name()), LONG, || {
+                        Ok(ping(&from.pod, *ip, 1)?.all())
+                    })?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn with_role(&self, role: Role) -> impl Iterator<Item = &Anchor> {
+        self.anchors.iter().filter(move |anchor| anchor.role == role)
+    }
+
+    pub(crate) fn cluster(&self) -> MutexGuard<'_, Cluster> {
+        self.cluster.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn hostile_agent(&self) -> MutexGuard<'_, Agent> {
+        self.hostile.agent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn summary(&self) -> String {
+        let names: Vec<&str> = self.networks.iter().map(|network| network.name).collect();
+        format!("networks: {}; {} pods stay; hostile configs on h1", names.join(", "), self.anchors.len())
+    }
+}
+
+impl Network {
+    pub(crate) fn register(&self, container: &str) {
+        // Waits for a GC that works with the list of before.
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).insert(container.to_owned());
+    }
+
+    pub(crate) fn unregister(&self, container: &str) {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).remove(container);
+    }
+
+    /// A call about a container in a sandbox.
+    pub(crate) fn call(&self, verb: Verb, (pod, container): (&Pod, &str), args: &str) -> Call {
+        Call {
+            container: Some(container.to_owned()),
+            args: Some(args.to_owned()),
+            ..Call::pod(verb, pod, &self.config)
+        }
+    }
+
+    /// GC with exactly the containers that are registered.
+    pub(crate) fn collect(&self, plugin: &Plugin) -> Result<testkit::Outcome> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let valid: Vec<(&str, &str)> = known.iter().map(|container| (container.as_str(), "eth0")).collect();
+        plugin.gc(&self.node, &self.config, &valid)
+    }
+}
+
+fn networks(cluster: &Cluster) -> Result<Vec<Network>> {
+    let through_agent = |name, node_name: &'static str, mode| -> Result<Network> {
+        let agent = cluster.agent(node_name)?;
+        Ok(Network {
+            name,
+            node: cluster.node(node_name)?.clone(),
+            node_name,
+            mode,
+            through: Through::Agent,
+            scope: CLUSTER,
+            config: agent.config(&json!({})),
+            run_dir: agent.run_dir().to_owned(),
+            known: Mutex::default(),
+        })
+    };
+    let node = cluster.node("n1")?.clone();
+    let run_dir = node.dir().join("alone");
+    let config = json!({
+        "cniVersion": "1.1.0", "name": "alone", "type": "podwire-cni", "bridge": "alone0", "mode": "bridge",
+        "subnet": "10.77.0.0/24,fd77::/120", "ipMasq": true, "isDefaultGateway": true,
+        "runDir": run_dir, "logFile": node.dir().join("alone.log"),
+    });
+    Ok(vec![
+        through_agent("n1, agent, routed", "n1", Mode::Routed)?,
+        through_agent("n2, agent, routed", "n2", Mode::Routed)?,
+        through_agent("n3, agent, bridge", "n3", Mode::Bridge)?,
+        Network {
+            name: "n1, standalone, bridge",
+            node,
+            node_name: "n1",
+            mode: Mode::Bridge,
+            through: Through::Plugin,
+            scope: STANDALONE,
+            config,
+            run_dir,
+            known: Mutex::default(),
+        },
+    ])
+}
+
+fn machines(cluster: &Cluster) -> Result<Vec<Machine>> {
+    NODES
+        .into_iter()
+        .map(|name| {
+            let node = cluster.node(name)?.clone();
+            let mac = mac_of(&inspect::link(&node, "eth0")?)?;
+            Ok(Machine { name, node, addresses: cluster.addresses(name)?, mac })
+        })
+        .collect()
+}
+
+fn hostile(cluster: &Cluster) -> Result<Hostile> {
+    let node = cluster.lab().node("h1")?;
+    let agent = Agent::start(&node, &["--no-install"])?;
+    Ok(Hostile { agent: Mutex::new(agent), node })
+}
+
+/// A machine on the link of n1 and n3.
+fn stranger(cluster: &Cluster) -> Result<Node> {
+    let node = cluster.lab().node("stranger")?;
+    let underlay = cluster.underlay();
+    let ip = |ns: &Ns, line: &str| {
+        let argv: Vec<&str> = ["ip"].into_iter().chain(line.split(' ')).collect();
+        ns.sh(&argv).map(drop)
+    };
+    ip(underlay, &format!("link add stranger type veth peer name eth0 netns {}", node.name()))?;
+    ip(underlay, "link set dev stranger addrgenmode none")?;
+    ip(underlay, "link set dev stranger master net1 up")?;
+    ip(&node, "link set dev eth0 addrgenmode none")?;
+    ip(&node, &format!("addr add {}/24 dev eth0", STRANGER[0]))?;
+    ip(&node, &format!("addr add {}/64 dev eth0 nodad", STRANGER[1]))?;
+    ip(&node, "addr add fe80::c8/64 dev eth0 nodad")?;
+    ip(&node, "link set dev eth0 up")?;
+    ip(&node, "route add default via 10.199.1.254")?;
+    ip(&node, "route add default via fd99:1::fe")?;
+    Ok(node)
+}
+
+/// A snapshot without interface numbers: tunnels that were deleted are made anew.
+pub(crate) fn picture(ns: &Ns) -> Result<BTreeSet<String>> {
+    let without_number = |line: &str| match line.strip_prefix("link ").and_then(|rest| rest.split_once(' ')) {
+        Some((_, rest)) => format!("link {rest}"),
+        None => line.to_owned(),
+    };
+    // The chain and the sets of a network that no pod uses may stay. Their elements are lines of their own.
+    let is_idle_network =
+        |line: &&str| !line.starts_with("nft element") && line.starts_with("nft") && line.contains("\"net-");
+    Ok(Snapshot::of(ns)?.lines().filter(|line| !is_idle_network(line)).map(without_number).collect())
+}
+
+/// The addresses of a result, without prefix lengths.
+pub(crate) fn ips(result: &Value) -> Vec<IpAddr> {
+    let all = result["ips"].as_array().into_iter().flatten();
+    all.filter_map(|ip| ip["address"].as_str()?.split('/').next()?.parse().ok()).collect()
+}
+
+pub(crate) fn host_link(result: &Value) -> Option<String> {
+    let mut links = result["interfaces"].as_array()?.iter().filter(|link| link["sandbox"].is_null());
+    links.find_map(|link| link["name"].as_str().filter(|name| name.starts_with("pw"))).map(str::to_owned)
+}
+
+pub(crate) fn mac_of(link: &inspect::Link) -> Result<[u8; 6]> {
+    let text = link.mac.as_deref().with_context(|| format!("{} has no MAC", link.name))?;
+    Ok(text.parse::<Mac>()?.octets())
+}
+
+fn words(line: &str) -> Vec<String> {
+    line.split(' ').map(str::to_owned).collect()
+}
