@@ -69,10 +69,11 @@ fn install(built: &Path) -> Result<PathBuf> {
     install_into(built, &beside.join("bench"))
 }
 
-pub(crate) fn install_into(built: &Path, folder: &Path) -> Result<PathBuf> {
+/// Copies the plugin into a directory, which is created if it is missing.
+pub(crate) fn install_into(built: &Path, dir: &Path) -> Result<PathBuf> {
     let (installed, draft) =
-        (folder.join("podwire-cni"), folder.join(format!("podwire-cni.{}", std::process::id())));
-    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        (dir.join("podwire-cni"), dir.join(format!("podwire-cni.{}", std::process::id())));
+    fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     fs::copy(built, &draft).with_context(|| format!("cannot copy {}", built.display()))?;
     fs::rename(&draft, &installed).with_context(|| format!("cannot make {}", installed.display()))?;
     Ok(installed)

@@ -20,7 +20,7 @@ impl Seat {
         let node = lab.node(name)?;
         let pods = (0..pods).map(|i| node.pod(&i.to_string())).collect::<Result<_>>()?;
         let dir = memory.path.join(name);
-        fs::create_dir(&dir).with_context(|| format!("cannot make folder {}", dir.display()))?;
+        fs::create_dir(&dir).with_context(|| format!("cannot make directory {}", dir.display()))?;
         Ok(Self { node, pods, dir })
     }
 }

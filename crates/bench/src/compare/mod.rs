@@ -4,7 +4,7 @@
 //! Comparison ─► site by site: pods (nodes, agents, sandboxes), traffic (clusters of two nodes) ─► Series ─► report
 //! ```
 //!
-//! Every site is made anew for both builds, because of two networks that are alike one is faster for as long as it lives.
+//! Both builds get new nodes at every site: of two identical networks one is faster as long as it exists.
 //! A site gives one ratio new/old for each figure. The figure is judged by the median of these ratios; the spread is their
 //! interquartile range, or that of two halves of the same build's turns if it is larger.
 
@@ -43,7 +43,7 @@ pub(crate) struct Comparison {
 
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(crate) struct CompareScale {
-    /// How many times everything is made anew. At least three: fewer have no spread.
+    /// How often all nodes are created. At least three: fewer have no spread.
     pub(crate) sites: usize,
     /// Pods of each build, all attached at the same time.
     pub(crate) pods: usize,

@@ -204,7 +204,7 @@ impl<'a> Attacker<'a> {
         let family = self.family();
         if self.network.mode == Mode::Routed && self.random.coin() {
             let to = unassigned(own.ips[family], self.random.below(200));
-            let (kind, packet) = udp(own.ips[family], to, (PORT, 9), b"nobody is there")?;
+            let (kind, packet) = udp(own.ips[family], to, (PORT, 9), b"unassigned")?;
             return Some(ethernet(own.gateway_mac, own.mac, (kind, &packet)));
         }
         match (self.invented(family), own.ips[family]) {
@@ -296,7 +296,7 @@ fn unassigned(own: IpAddr, number: u64) -> IpAddr {
     }
 }
 
-/// The frame inside a tunnel packet: from a pod of another node, or from nobody, to a victim on the machine.
+/// The frame inside a tunnel packet: from a pod of another node or from an invented address, to a victim on the machine.
 fn inner_frame(site: &Site, machine: &Machine, (random, by): (&mut Random, &str)) -> Option<Vec<u8>> {
     let family = random.below(2) as usize;
     let on = |anchor: &&Anchor| site.networks[anchor.network].node_name == machine.name;

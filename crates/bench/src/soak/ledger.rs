@@ -1,4 +1,4 @@
-//! What was done, what was given to whom, and what was found.
+//! Counts of all actions, the addresses of all pods, and the findings.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

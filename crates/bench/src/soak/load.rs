@@ -64,7 +64,9 @@ fn collect(soak: &Soak, site: &Site, network: &Network, mut random: Random) {
         match network.collect(&site.plugin) {
             Ok(outcome) if outcome.success() => soak.ledger.count("GC"),
             Ok(outcome) => judge(soak, "GC", &outcome),
-            Err(error) => soak.ledger.find("GC hangs", format!("{}: {error:#}", network.name)),
+            Err(error) => soak
+                .ledger
+                .find("GC cannot be started or does not end", format!("{}: {error:#}", network.name)),
         }
     }
 }
@@ -139,7 +141,8 @@ impl Worker<'_> {
         let outcome = match self.called(network, add, 6) {
             Ok(outcome) => outcome,
             Err(error) => {
-                soak.ledger.find("ADD hangs", format!("{}: {error:#}", network.name));
+                soak.ledger
+                    .find("ADD cannot be started or does not end", format!("{}: {error:#}", network.name));
                 return Ok(None);
             }
         };
@@ -172,7 +175,9 @@ impl Worker<'_> {
                     soak.ledger.count("CHECKs that found something missing");
                 }
                 Ok(outcome) => judge(soak, "CHECK", &outcome),
-                Err(error) => soak.ledger.find("CHECK hangs", format!("{}: {error:#}", network.name)),
+                Err(error) => soak
+                    .ledger
+                    .find("CHECK cannot be started or does not end", format!("{}: {error:#}", network.name)),
             }
         }
         if self.random.below(4) == 0 {
@@ -201,7 +206,9 @@ impl Worker<'_> {
                     judge(soak, "DEL", &outcome);
                     std::thread::sleep(Duration::from_millis(500));
                 }
-                Err(error) => soak.ledger.find("DEL hangs", format!("{}: {error:#}", network.name)),
+                Err(error) => soak
+                    .ledger
+                    .find("DEL cannot be started or does not end", format!("{}: {error:#}", network.name)),
             }
         }
         let container = del.container.as_deref().unwrap_or_default();
@@ -243,10 +250,10 @@ fn judge(soak: &Soak, verb: &str, outcome: &Outcome) {
             soak.ledger.count(&format!("{verb}s refused with code {code}"));
         }
         Ok(error) => {
-            soak.ledger.find(&format!("{verb} fails with code {}", error.code), format!("{error:?}"))
+            soak.ledger.find(&format!("{verb} fails with code {}", error.code), format!("{error:?}"));
         }
         Err(error) => {
-            soak.ledger.find(&format!("{verb} fails without an error object"), format!("{error:#}"))
+            soak.ledger.find(&format!("{verb} fails without an error object"), format!("{error:#}"));
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! jail (own pids, mounts, network) ─► site: nodes n1 to n3 with agents and etcd, a node for hostile configs, a machine
-//!                                      on the underlay that belongs to nobody
+//!                                      on the underlay that is no node
 //!   load     ADD, CHECK, DEL, GC from many workers; plugins are killed, sandboxes vanish, DELs are forgotten
 //!   faults   kill -9 of agents, etcd stops, flushed firewalls, deleted links and routes
 //!   frames   hostile frames from pods and from the underlay; victims count what reaches them
@@ -134,7 +134,7 @@ fn run(options: Options) -> Result<bool> {
         Ok(())
     })?;
     println!("the load is over; everything is taken down");
-    audit::run(&soak, site, &watched)?;
+    audit::run(&soak, &site, &watched)?;
     println!("\n{}", soak.ledger.summary());
     Ok(soak.ledger.is_clean())
 }

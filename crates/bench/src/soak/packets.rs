@@ -48,7 +48,7 @@ pub(crate) fn arp_request(from: ([u8; 6], Ipv4Addr), to: Ipv4Addr) -> Vec<u8> {
     [&head[..], &mac, &ip.octets(), &[0; 6], &to.octets()].concat()
 }
 
-/// A neighbour solicitation: to whom it is sent, and the packet.
+/// A neighbour solicitation, addressed to the multicast group of its target.
 pub(crate) fn solicitation(from: ([u8; 6], Ipv6Addr), target: Ipv6Addr) -> Option<(u16, Vec<u8>)> {
     let (mac, ip) = from;
     let tail = target.octets();

@@ -324,7 +324,7 @@ fn stranger(cluster: &Cluster) -> Result<Node> {
     Ok(node)
 }
 
-/// A snapshot without interface numbers: tunnels that were deleted are made anew.
+/// A snapshot without interface numbers: a tunnel that was deleted gets another one.
 pub(crate) fn picture(ns: &Ns) -> Result<BTreeSet<String>> {
     let without_number = |line: &str| match line.strip_prefix("link ").and_then(|rest| rest.split_once(' ')) {
         Some((_, rest)) => format!("link {rest}"),

@@ -1,5 +1,5 @@
 //! Listeners in pods and nodes. A hostile datagram or message that reaches one of them is a finding; legal datagrams are
-//! counted, because a listener that hears nothing at all proves nothing.
+//! counted, because a listener that receives nothing at all proves nothing.
 
 use std::net::UdpSocket;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -29,7 +29,7 @@ pub(crate) struct Listener {
 impl Listener {
     pub(crate) fn open(ns: &Ns, name: &str) -> Result<Self> {
         let opened = ns.enter(|| -> std::io::Result<_> {
-            // Hears both families.
+            // A socket of both families.
             let datagrams = UdpSocket::bind(("::", PORT))?;
             datagrams.set_nonblocking(true)?;
             let raw = |family, protocol| socket(family, SocketType::RAW, Some(protocol));
@@ -60,7 +60,7 @@ impl Listener {
         while let Ok((length, from)) = self.datagrams.recv_from(&mut buffer) {
             let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
             match text.split_once(' ') {
-                Some((LEGAL, _)) => soak.ledger.count(&heard(&self.name)),
+                Some((LEGAL, _)) => soak.ledger.count(&received(&self.name)),
                 Some((HOSTILE, rest)) => {
                     let kind = rest.split(' ').next().unwrap_or_default();
                     soak.ledger.find(
@@ -84,8 +84,8 @@ impl Listener {
     }
 }
 
-/// The count of legal datagrams that a listener heard.
-pub(crate) fn heard(name: &str) -> String {
+/// The count of legal datagrams that a listener received.
+pub(crate) fn received(name: &str) -> String {
     format!("legal datagrams at {name}")
 }
 
