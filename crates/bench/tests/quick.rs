@@ -117,18 +117,18 @@ fn a_slower_build_is_called_worse() {
     std::os::unix::fs::symlink(&agent, baseline.path().join("podwire")).unwrap();
     let script = slow.path().join("podwire-cni");
     let write = format!(
-        "printf '#!/bin/sh\\nsleep 0.5\\nexec {}\\n' >{1} && chmod 755 {1}",
+        "printf '#!/bin/sh\\nsleep 0.2\\nexec {}\\n' >{1} && chmod 755 {1}",
         plugin.display(),
         script.display()
     );
     assert!(Command::new("sh").args(["-c", &write]).status().unwrap().success());
     let mut bench = Command::new(env!("CARGO_BIN_EXE_podwire-bench"));
-    bench.args(["--quick", "--strict", "--only", "pods", "--pods", "2", "--out"]).arg(out.path());
+    bench.args(["--quick", "--strict", "--only", "pods", "--pods", "1", "--out"]).arg(out.path());
     let bench = bench.arg("--baseline").arg(baseline.path()).env("PODWIRE_CNI", &script).output().unwrap();
     let report = std::fs::read_to_string(out.path().join("compare-latest.json")).unwrap();
     let report: Value = serde_json::from_str(&report).unwrap();
-    let p50 = |line: &&Value| line["case"].as_str().unwrap().contains(" p50, ");
-    for line in report["lines"].as_array().unwrap().iter().filter(p50) {
+    let adds = |line: &&Value| line["case"].as_str().unwrap().starts_with("ADD p50");
+    for line in report["lines"].as_array().unwrap().iter().filter(adds) {
         assert_eq!(line["verdict"], "worse", "{line:#}");
     }
     assert_eq!(bench.status.code(), Some(1), "{}", String::from_utf8_lossy(&bench.stdout));

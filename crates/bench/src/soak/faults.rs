@@ -3,12 +3,12 @@
 use std::thread::Scope;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use testkit::{Random, inspect, wait_until};
 
 use crate::Soak;
 use crate::options::Attack;
-use crate::site::{LONG, Machine, SPARED, Site, Through};
+use crate::site::{LONG, Machine, SPARED, Site, Through, picture};
 
 /// Until everything that was sent before has arrived.
 const IN_FLIGHT: Duration = Duration::from_millis(100);
@@ -111,21 +111,31 @@ fn flush(soak: &Soak, site: &Site) {
     }
 }
 
-/// The sets of both tables have all pods of the node that stay.
+/// Everything that the node's firewall had without pods is there, and the sets have all pods of the node that stay.
 pub(crate) fn is_guarded(site: &Site, machine: &Machine) -> Result<bool> {
-    let here = |place: usize| site.networks[place].node_name == machine.name;
     for network in
         site.networks.iter().filter(|n| n.node_name == machine.name && n.through == Through::Plugin)
     {
         // STATUS puts back what is missing, and reports it once.
-        let outcome = site.plugin.status(&network.node, &network.config)?;
-        outcome.ok().context("STATUS")?;
+        site.plugin.status(&network.node, &network.config)?.ok().context("STATUS")?;
     }
-    let rules = inspect::nft_json(&machine.node)?;
-    let rules: Vec<String> = rules.iter().map(ToString::to_string).collect();
-    let has = |text: &str| rules.iter().any(|rule| rule.contains(text));
-    let mut anchors = site.anchors.iter().filter(|anchor| here(anchor.network));
-    Ok(anchors.all(|anchor| anchor.ips.iter().all(|ip| has(&format!(r#"["{}","{ip}"]"#, anchor.host_link)))))
+    let now = picture(&machine.node)?;
+    let before = site.before.iter().find(|(node, _)| node.name() == machine.node.name());
+    let (_, before) = before.context("a node without a snapshot")?;
+    for line in before.iter().filter(|line| line.starts_with("nft ")) {
+        ensure!(now.contains(line), "missing: {line}");
+    }
+    let elements: Vec<&String> = now.iter().filter(|line| line.starts_with("nft element ")).collect();
+    for anchor in site.anchors.iter().filter(|a| site.networks[a.network].node_name == machine.name) {
+        for ip in &anchor.ips {
+            let (link, ip) = (format!("\"{}\"", anchor.host_link), format!("\"{ip}\""));
+            ensure!(
+                elements.iter().any(|line| line.contains(&link) && line.contains(&ip)),
+                "no element of {ip}"
+            );
+        }
+    }
+    Ok(true)
 }
 
 /// One at a time: what is deleted comes back, or its pod is deleted anyway.

@@ -48,7 +48,7 @@ impl Ledger {
         let mut findings = lock(&self.findings);
         let finding = findings.entry(kind.to_owned()).or_default();
         finding.count += 1;
-        let example = example.into();
+        let example = printable(&example.into());
         if finding.examples.len() < EXAMPLES && !finding.examples.contains(&example) {
             finding.examples.push(example);
         }
@@ -114,6 +114,16 @@ impl Ledger {
     }
 }
 
+/// Examples hold what attackers wrote.
+fn printable(text: &str) -> String {
+    let escaped = |c: char| match c {
+        '\n' => c.to_string(),
+        c if c.is_control() => c.escape_default().to_string(),
+        c => c.to_string(),
+    };
+    text.chars().map(escaped).collect()
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -133,5 +143,7 @@ mod tests {
         assert!(ledger.is_clean());
         ledger.enter("a", "three", &[address]);
         assert!(!ledger.is_clean() && ledger.summary().contains("three"));
+        ledger.find("kind", "\u{1b}[2J");
+        assert!(ledger.summary().contains("u{1b}[2J") && !ledger.summary().contains('\u{1b}'));
     }
 }

@@ -20,7 +20,8 @@ use crate::site::{Machine, STRANGER, Site};
 /// As agents have it by default.
 const PREFIX: &str = "/podwire";
 const DEADLINE: Duration = Duration::from_secs(2);
-/// All hostile keys are known by this: of nodes, and of blocks by their second half.
+const RECHECK: Duration = Duration::from_millis(300);
+/// The nodes that hostile records and claims are about.
 const NAMES: [&str; 4] = ["a-thief", "zz-thief", "n1x", "n2-twin"];
 const POD_NETWORKS: [&str; 2] = ["10.42.0.0/16", "fd42::/64"];
 
@@ -54,7 +55,7 @@ pub(crate) fn start<'scope>(
             soak.ledger.count(&format!("hostile records: {attack:?}"));
             soak.pause(&mut random, 500, 2500);
             for machine in &site.machines {
-                match hijacked(machine, &known) {
+                match hijacked_for_long(machine, &known) {
                     Ok(found) => found.into_iter().for_each(|text| {
                         soak.ledger.find(
                             "a record led packets elsewhere",
@@ -238,6 +239,17 @@ fn late_host(block: &IpNet) -> IpAddr {
         IpNet::V4(net) => IpAddr::V4((net.network().to_bits() | 0xc8).into()),
         IpNet::V6(net) => IpAddr::V6((net.network().to_bits() | 0xc8).into()),
     }
+}
+
+/// Those that are still there a moment later: routes and tunnels are deleted and repaired all the time.
+fn hijacked_for_long(machine: &Machine, known: &BTreeMap<String, NodeRecord>) -> Result<Vec<String>> {
+    let first = hijacked(machine, known)?;
+    if first.is_empty() {
+        return Ok(first);
+    }
+    std::thread::sleep(RECHECK);
+    let second = hijacked(machine, known)?;
+    Ok(first.into_iter().filter(|text| second.contains(text)).collect())
 }
 
 /// Routes of a node that lead to another node's pods by another machine, or to places that are no pods at all.

@@ -133,6 +133,7 @@ impl Site {
             cluster: Mutex::new(cluster),
         };
         site.warm_up()?;
+        site.wait_for_routes()?;
         let hosts = site.machines.iter().map(|machine| machine.node.clone());
         site.before = hosts.map(|node| Ok((node.clone(), picture(&node)?))).collect::<Result<_>>()?;
         site.anchor(soak)?;
@@ -149,6 +150,23 @@ impl Site {
             pod.destroy()?;
             // As at the end, when GC removes what no pod needs.
             network.collect(&self.plugin)?.ok()?;
+        }
+        Ok(())
+    }
+
+    /// Every node knows every other one.
+    fn wait_for_routes(&self) -> Result<()> {
+        for machine in &self.machines {
+            wait_until(&format!("the routes of {}", machine.name), LONG, || {
+                let cluster = self.cluster();
+                let agent = cluster.agent(machine.name)?;
+                let socket = agent.socket().display().to_string();
+                let count = inspect::routes(&machine.node, inspect::Family::V6)?
+                    .iter()
+                    .filter(|route| route.protocol.as_deref() == Some("113"))
+                    .count();
+                Ok(count + 1 >= NODES.len() && agent.podwire(&["routes", "--socket", &socket])?.success())
+            })?;
         }
         Ok(())
     }
