@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail};
 use ipnet::IpNet;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::Ns;
 
@@ -157,38 +157,9 @@ pub fn neighbours(ns: &Ns) -> Result<Vec<Neighbour>> {
 
 /// The objects of the whole ruleset, each as `{"table": …}`, `{"rule": …}` and so on.
 pub fn nft_json(ns: &Ns) -> Result<Vec<Value>> {
-    // nft 1.0.6 prints garbage for the flags of a table that a process owns, or breaks off there. Flags of tables are left out;
-    // if the output ends early, each table is listed by itself, and an owned one by name only.
-    match ns.json(&["nft", "-j", "list", "ruleset"]).and_then(objects) {
-        Ok(objects) => Ok(objects),
-        Err(error) => {
-            let tables = ns.sh(&["nft", "list", "tables"])?;
-            let mut all = Vec::new();
-            for line in tables.lines() {
-                let [_, family, name] = line.split_whitespace().collect::<Vec<_>>()[..] else {
-                    return Err(error);
-                };
-                let text = ns.sh(&["nft", "list", "table", family, name])?;
-                if text.lines().any(|line| line.trim_start().starts_with("flags owner")) {
-                    all.push(json!({"table": {"family": family, "name": name}}));
-                } else {
-                    all.extend(objects(ns.json(&["nft", "-j", "list", "table", family, name])?)?);
-                }
-            }
-            Ok(all)
-        }
-    }
-}
-
-fn objects(mut answer: Value) -> Result<Vec<Value>> {
+    let mut answer = ns.json(&["nft", "-j", "list", "ruleset"])?;
     match answer["nftables"].take() {
-        Value::Array(mut objects) => {
-            objects.retain(|object| object.get("metainfo").is_none());
-            for table in objects.iter_mut().filter_map(|object| object.get_mut("table")?.as_object_mut()) {
-                table.remove("flags");
-            }
-            Ok(objects)
-        }
+        Value::Array(objects) => Ok(objects.into_iter().filter(|o| o.get("metainfo").is_none()).collect()),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Object(_) => {
             bail!("nft printed something else than a ruleset: {answer}")
         }
