@@ -208,7 +208,15 @@ fn a10_the_daemonsets_mounts_are_the_agents_folders() {
     let manifest = Manifest::read("daemonset.yaml");
     let names = manifest.list("containers.0.volumeMounts", "name");
     let mounts = manifest.list("containers.0.volumeMounts", "mountPath");
-    assert_eq!(mounts, ["/etc/cni/net.d", "/opt/cni/bin", "/run/netns", "/run/podwire", "/var/lib/podwire"]);
+    let wanted = [
+        "/etc/cni/net.d",
+        "/opt/cni/bin",
+        "/run/netns",
+        "/run/podwire",
+        "/run/podwire-locks",
+        "/var/lib/podwire",
+    ];
+    assert_eq!(mounts, wanted);
     assert_eq!(manifest.list("volumes", "name"), names);
     // Plugin and runtime, outside, know the same paths.
     assert_eq!(manifest.list("volumes", "hostPath.path"), mounts);
