@@ -4,12 +4,12 @@
 
 #![forbid(unsafe_code)]
 
-use std::fs::{self, File, FileType, OpenOptions};
+use std::fs::{self, File, FileType, Metadata, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::OFlags;
+use rustix::fs::{OFlags, makedev};
 use rustix::io::Errno;
 
 /// The largest file that is read whole. A record has a few kilobytes, the list of all peers some megabytes.
@@ -27,15 +27,22 @@ pub fn is_not_regular(error: &io::Error) -> bool {
 
 /// Opens a regular file. A symlink as the last component is refused. Other custom flags of `options` are replaced.
 pub fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
-    open_with(path, options, OFlags::NOFOLLOW)
+    open_with(path, options, OFlags::NOFOLLOW, Metadata::is_file)
 }
 
-/// Opens a regular file for reading. A symlink is followed: configuration is often mounted as one.
+/// Opens a regular file for reading. A symlink is followed: configuration is often mounted as one. /dev/null is an empty
+/// configuration.
 pub fn open_config(path: &Path) -> io::Result<File> {
-    open_with(path, File::options().read(true), OFlags::empty())
+    let is_null = |meta: &Metadata| meta.file_type().is_char_device() && meta.rdev() == makedev(1, 3);
+    open_with(path, File::options().read(true), OFlags::empty(), |meta| meta.is_file() || is_null(meta))
 }
 
-fn open_with(path: &Path, options: &mut OpenOptions, flags: OFlags) -> io::Result<File> {
+fn open_with(
+    path: &Path,
+    options: &mut OpenOptions,
+    flags: OFlags,
+    is_accepted: impl Fn(&Metadata) -> bool,
+) -> io::Result<File> {
     // NONBLOCK: a FIFO without a peer would block here. NOCTTY: a terminal must not become the agent's own.
     let flags = flags | OFlags::NONBLOCK | OFlags::NOCTTY;
     let opened = options.custom_flags(flags.bits().cast_signed()).open(path);
@@ -44,8 +51,8 @@ fn open_with(path: &Path, options: &mut OpenOptions, flags: OFlags) -> io::Resul
         Some(Errno::LOOP | Errno::NXIO | Errno::ISDIR) => describe(path).unwrap_or(error),
         Some(_) | None => error,
     })?;
-    let kind = file.metadata()?.file_type();
-    if kind.is_file() { Ok(file) } else { Err(not_regular(kind)) }
+    let meta = file.metadata()?;
+    if is_accepted(&meta) { Ok(file) } else { Err(not_regular(meta.file_type())) }
 }
 
 fn describe(path: &Path) -> Option<io::Error> {
@@ -138,7 +145,7 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt as _, symlink};
     use std::os::unix::net::UnixListener;
 
-    use rustix::fs::{CWD, FileType as Kind, Mode, makedev, mknodat};
+    use rustix::fs::{CWD, FileType as Kind, Mode, mknodat};
 
     use super::*;
 
@@ -193,6 +200,8 @@ mod tests {
         );
         symlink(&path, dir.path().join("link")).unwrap();
         assert!(open_config(&dir.path().join("link")).is_ok());
+        assert!(open_config(Path::new("/dev/null")).is_ok());
+        assert!(is_not_regular(&open_config(Path::new("/dev/zero")).unwrap_err()));
         fs::write(&path, b"\xff").unwrap();
         assert_eq!(read_text(&path).unwrap_err().kind(), io::ErrorKind::InvalidData);
     }
