@@ -1,14 +1,8 @@
-//! Frames as a pod with raw sockets sends them: from any MAC and any address.
-
-#![expect(unsafe_code, reason = "a packet socket is bound to its link by a raw call only")]
+//! Frames as a pod with raw sockets ([`crate::PacketSocket`]) sends them: from any MAC and any address.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsRawFd as _, OwnedFd};
 
 use anyhow::{Context as _, Result};
-use rustix::net::{AddressFamily, SendFlags, SocketType, send, socket};
-
-use crate::{Ns, inspect};
 
 pub type MacBytes = [u8; 6];
 
@@ -17,41 +11,6 @@ const ARP: u16 = 0x0806;
 const IPV6: u16 = 0x86dd;
 const UDP: u8 = 17;
 const ICMPV6: u8 = 58;
-
-/// A packet socket on one link of a namespace.
-#[derive(Debug)]
-pub struct RawLink {
-    socket: OwnedFd,
-}
-
-impl RawLink {
-    pub fn open(ns: &Ns, dev: &str) -> Result<Self> {
-        let link = inspect::link(ns, dev)?;
-        let index = i32::try_from(link.index)?;
-        let socket = ns.enter(|| socket(AddressFamily::PACKET, SocketType::RAW, None))??;
-        let address = libc::sockaddr_ll {
-            sll_family: libc::AF_PACKET as u16,
-            sll_protocol: 0,
-            sll_ifindex: index,
-            sll_hatype: 0,
-            sll_pkttype: 0,
-            sll_halen: 0,
-            sll_addr: [0; 8],
-        };
-        let size = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
-        // SAFETY: the address is a whole `sockaddr_ll` that outlives the call, and `size` is its size.
-        let bound = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), size) };
-        if bound != 0 {
-            return Err(std::io::Error::last_os_error()).context(format!("cannot bind to link {dev}"));
-        }
-        Ok(Self { socket })
-    }
-
-    pub fn send(&self, frame: &[u8]) -> Result<()> {
-        send(&self.socket, frame, SendFlags::empty()).context("cannot send a frame")?;
-        Ok(())
-    }
-}
 
 /// The bytes of `02:00:00:00:00:01`.
 pub fn mac(text: &str) -> Result<MacBytes> {

@@ -5,7 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use testkit::frames::{self, MacBytes, RawLink};
+use testkit::PacketSocket;
+use testkit::frames::{self, MacBytes};
 use testkit::{DEADLINE, Ns, Pod, inspect, ping, uninterrupted, wait_until};
 
 use crate::common::{DUAL, Host, MODES, host_link, ips, v4, v6};
@@ -24,7 +25,7 @@ const REDIRECT: u8 = 137;
 
 /// A pod that sends raw frames to its host.
 struct Attacker {
-    raw: RawLink,
+    raw: PacketSocket,
     mac: MacBytes,
     host_mac: MacBytes,
     pod: Pod,
@@ -38,7 +39,7 @@ impl Attacker {
         // On a bridge, frames for the host go to the bridge.
         let receiver = if config["mode"] == "routed" { host_link(&result) } else { BRIDGE };
         Self {
-            raw: RawLink::open(&pod, "eth0").unwrap(),
+            raw: PacketSocket::open(&pod, "eth0").unwrap(),
             mac: mac_of(&pod, "eth0"),
             host_mac: mac_of(&host.node, receiver),
             own: [v4(&result), v6(&result)],
