@@ -48,11 +48,13 @@ mod tests {
     fn it_ends_and_pauses_grow_within_bounds() {
         let start = Instant::now();
         let mut retry = Retry::within(Duration::from_millis(100));
+        let mut pauses = vec![retry.pause];
         while retry.again() {
-            assert!(retry.attempts < 40, "the pauses do not grow");
+            pauses.push(retry.pause);
         }
         assert!(start.elapsed() >= Duration::from_millis(100));
-        assert!(retry.attempts > 4, "{} attempts", retry.attempts);
+        assert!(pauses.windows(2).all(|two| two[1] == (two[0] * 2).min(LONGEST_PAUSE)), "{pauses:?}");
+        assert!(retry.attempts > 1 && retry.attempts as usize == pauses.len(), "{} attempts", retry.attempts);
         for _ in 0..100 {
             let pause = jittered(LONGEST_PAUSE);
             assert!((LONGEST_PAUSE / 2..=LONGEST_PAUSE).contains(&pause), "{pause:?}");

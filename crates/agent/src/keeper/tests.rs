@@ -53,7 +53,9 @@ fn an_agent_is_ready_only_with_its_bridge() {
         Ok(node.sh(&["ip", "link", "show", "podwire0"]).is_ok())
     })
     .unwrap();
-    node.sh(&["sh", "-c", "ip link del podwire0; ip link add podwire0 type veth peer name other"]).unwrap();
+    // The agent may put the bridge back before the other link is there.
+    let replace = ["sh", "-c", "ip link del podwire0; ip link add podwire0 type veth peer name other"];
+    wait_until("a link of another kind", DEADLINE, || Ok(node.run(&replace, b"")?.success())).unwrap();
     wait_until("its reason", DEADLINE, || Ok(why(&agent).starts_with("bridge podwire0: "))).unwrap();
     node.sh(&["ip", "link", "del", "podwire0"]).unwrap();
     agent.wait_ready().unwrap();

@@ -60,7 +60,7 @@ impl<'a> Desk<'a> {
         let config = StoreConfig::Etcd(self.config.clone());
         let inside = || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            runtime.block_on(async { work(Store::open(&config).unwrap()).await })
+            runtime.block_on(async { work(Store::open(&config).unwrap().with_deadline(PATIENCE)).await })
         };
         self.host.enter(inside).unwrap()
     }

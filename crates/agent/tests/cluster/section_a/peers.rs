@@ -105,7 +105,7 @@ fn a8_new_changed_and_deleted_peers_are_applied() {
                     writer.put(record);
                 } else {
                     writer.delete(record);
-                };
+                }
                 wait_for(&mut monitor, record, is_wanted);
             }
         }
@@ -135,7 +135,7 @@ fn a8_nothing_between_list_and_watch_is_lost() {
                     2 => writer.put(&stranger(&plan, number - 2, 101)),
                     3 => writer.delete(&stranger(&plan, number - 2, 100)),
                     _ => continue,
-                };
+                }
             }
             numbers.next().is_some()
         };
