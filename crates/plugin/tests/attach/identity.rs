@@ -176,7 +176,10 @@ fn f5_the_host_end_is_named_by_its_key_and_its_alias_tells_the_rest() {
         );
         let alias = inspect::link(&host.node, name).unwrap().alias.unwrap();
         let id = pod.id();
-        assert_eq!(alias, format!("podwire:blue/{id}/eth0 {}", nets(&result).join(" ")));
+        assert_eq!(
+            alias,
+            format!("podwire:blue/{id}/eth0 {} in=default/default-net", nets(&result).join(" "))
+        );
     }
 }
 
