@@ -8,6 +8,7 @@ use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -18,6 +19,10 @@ const FILE: &str = "agent.lock";
 const NETWORKS: &str = "/run/podwire-locks";
 /// How often a file that is removed between open and lock is opened anew.
 const ATTEMPTS: usize = 16;
+/// A program that a killed agent was about to start holds the agent's locks until it runs.
+const RELEASE: Duration = Duration::from_secs(1);
+/// How often a lock that is held is tried meanwhile.
+const PAUSE: Duration = Duration::from_millis(20);
 /// The longest name that a file can have.
 const LONGEST_NAME: usize = 255;
 
@@ -134,14 +139,21 @@ struct LockFile {
 
 impl LockFile {
     fn take(dir: &Path, name: &str, holder: &str) -> Result<Attempt, LockError> {
-        for _ in 0..ATTEMPTS {
+        let deadline = Instant::now() + RELEASE;
+        let mut attempts = 0;
+        while attempts < ATTEMPTS {
             match Self::try_take(dir, name, holder) {
+                Ok(Attempt::Held(_)) if Instant::now() < deadline => {
+                    std::thread::sleep(PAUSE);
+                    continue;
+                }
                 // Removed before it was locked: the next process would lock another file.
                 Ok(Attempt::Locked(lock)) if lock.is_lost() => {}
                 // The directory was removed after it was made.
                 Err(LockError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
                 attempt => return attempt,
             }
+            attempts += 1;
         }
         let source = io::Error::other("another process keeps removing it");
         Err(LockError::Io { operation: "lock", path: dir.join(name), source })

@@ -1,7 +1,5 @@
 //! The agents of the benchmark, each in the node of its lane, and what their logs tell.
 
-use std::fs::DirBuilder;
-use std::os::unix::fs::{DirBuilderExt as _, symlink};
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
@@ -28,15 +26,10 @@ impl Agents {
 
 /// The program is the one of this build unless another is given.
 pub(crate) fn start(seat: &Seat, mode: &str, program: Option<&Path>) -> Result<Agent> {
-    // A lab's folders are on disk, and the run folder belongs where those of the other lanes are.
-    let run_dir = seat.dir.join("state");
-    let made = DirBuilder::new().mode(0o700).create(&run_dir);
-    made.with_context(|| format!("cannot make folder {}", run_dir.display()))?;
-    symlink(&run_dir, seat.node.run_dir())
-        .with_context(|| format!("cannot make the link {}", seat.node.run_dir().display()))?;
     // As JSON the log tells times to the microsecond.
     let flags = ["--no-install", "--network-mode", mode, "--log-format", "json"];
-    let mut agent = Agent::new(&seat.node, &flags)?;
+    // Its directories are beside those of the other lanes. A lab's are on disk.
+    let mut agent = Agent::in_dir(&seat.node, &seat.dir, &flags)?;
     if let Some(program) = program {
         agent.set_program(program);
     }
