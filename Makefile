@@ -45,7 +45,7 @@ lint:
 
 bench: build ## beside the reference plugins and plain ip; BENCH=pods,firewall,routes,scale,joins,traffic for some of it, BASELINE=DIR beside an older build
 	@tools/setup bench
-	$(CARGO) run --release --locked -q -p bench -- $(if $(BENCH),--only $(BENCH)) $(if $(BASELINE),--baseline $(abspath $(BASELINE)))
+	$(CARGO) run --release --locked -q -p bench -- $(if $(BENCH),--only $(BENCH)) $(if $(BASELINE),--strict --baseline $(abspath $(BASELINE)))
 
 soak: build ## 10 minutes of load, faults and attacks at the same time, an audit, then the long fault tests; SOAK="--minutes 2 --without vxlan"
 	@tools/setup test

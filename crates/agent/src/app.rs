@@ -88,7 +88,7 @@ pub fn run(config: Config) -> Result<(), AppError> {
     };
     log::start(format_of(config.log_format), level_of(config.log_level))?;
     privileges::drop_others();
-    let (_claim, lock) = lock::take_both(&config.network.name, &config.run_dir)?;
+    let (network_lock, lock) = lock::take_both(&config.network.name, &config.run_dir)?;
     let shares = Arc::new(first_share(&config).map_err(AppError::Network)?);
     let installer = Installer::new(&config)?.map(Arc::new);
     let config = Arc::new(config);
@@ -147,6 +147,7 @@ pub fn run(config: Config) -> Result<(), AppError> {
             work,
             installer,
             lock,
+            network_lock,
             socket: socket.watch(),
             begun,
             board,

@@ -46,13 +46,10 @@ pub enum LockError {
 
 /// The network first: an agent that is refused must leave no lock behind for the other one to find, not even for a moment.
 pub(crate) fn take_both(network: &NetworkName, run_dir: &Path) -> Result<(NetworkLock, Lock), LockError> {
-    let lock =
-        NetworkLock::take(Path::new(NETWORKS), network, run_dir).map_err(|error| {
-            match Lock::holder(run_dir) {
-                Some(holder) => LockError::Taken { dir: run_dir.to_owned(), holder },
-                None => error,
-            }
-        })?;
+    let lock = NetworkLock::renew(network, run_dir).map_err(|error| match Lock::holder(run_dir) {
+        Some(holder) => LockError::Taken { dir: run_dir.to_owned(), holder },
+        None => error,
+    })?;
     Ok((lock, Lock::take(run_dir)?))
 }
 
@@ -63,6 +60,15 @@ pub(crate) struct NetworkLock {
 }
 
 impl NetworkLock {
+    pub(crate) fn renew(network: &NetworkName, run_dir: &Path) -> Result<Self, LockError> {
+        Self::take(Path::new(NETWORKS), network, run_dir)
+    }
+
+    /// The file was removed: another agent could take the network.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.file.is_lost()
+    }
+
     fn take(dir: &Path, network: &NetworkName, run_dir: &Path) -> Result<Self, LockError> {
         let namespace = netlink::RtSocket::open()?.netns_cookie()?;
         let holder = format!("process {} in {}", std::process::id(), run_dir.display());
@@ -80,6 +86,9 @@ impl NetworkLock {
 impl Drop for NetworkLock {
     /// While it is locked: a process that opened the file meanwhile finds that it is gone, and makes another one.
     fn drop(&mut self) {
+        if self.is_lost() {
+            return;
+        }
         // A leftover file is no lock; the next agent removes it.
         let _ = fs::remove_file(&self.file.path);
         // Others may have locks there.

@@ -189,7 +189,7 @@ impl Drain {
         for stone in stones.iter().filter(|stone| which == Try::All || self.is_rested(&stone.path)) {
             let outcome = match &stone.call {
                 Ok(_) if self.leads_to_itself(&stone.path) => Buried::Senseless(format!(
-                    "serving it left it again, {RETURNS} times in a row: its ipam.type leads back to Podwire"
+                    "it was left again while it was served, {RETURNS} times in a row; does its ipam.type run Podwire?"
                 )),
                 Ok(_) => bury(stone),
                 Err(error) => Buried::Senseless(format!("it cannot be read: {error}")),

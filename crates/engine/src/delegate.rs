@@ -121,7 +121,7 @@ impl<'a> Delegate<'a> {
         let (stdin, path) = match allowed {
             Delegates::InCniPath => (Cow::Borrowed(config.raw.as_slice()), None),
             Delegates::Allowed(_) => {
-                only_root_changes(&program).map_err(failed)?;
+                not_writable_by_all(&program).map_err(failed)?;
                 let stdin = without_other_files(&config.raw, purpose).map_err(failed)?;
                 let path =
                     std::env::join_paths(&directories).map_err(|e| failed(format!("{setting}: {e}")))?;
@@ -253,20 +253,18 @@ fn is_podwire(program: &Path, directories: &[PathBuf], config: &Config) -> bool 
     found.is_some() && named.chain([PathBuf::from("/proc/self/exe")]).any(|own| inode(&own) == found)
 }
 
-/// Refuses a program that users other than root can change or replace, also where a link leads to it.
-fn only_root_changes(program: &Path) -> Result<(), String> {
+/// Refuses a program that every user can change or replace, also where a link leads to it. Another owner or group is accepted:
+/// archives of plugins unpack so, and the runtime runs the plugins of that directory as root anyway.
+fn not_writable_by_all(program: &Path) -> Result<(), String> {
     let real = program.canonicalize().map_err(|e| format!("cannot follow {}: {e}", program.display()))?;
     for path in [program, &real] {
         for (height, part) in path.ancestors().enumerate() {
             let meta = part.metadata().map_err(|e| format!("cannot inspect {}: {e}", part.display()))?;
-            let (owner, mode) = (meta.uid(), meta.mode());
-            if owner != 0 {
-                return Err(format!("{0} belongs to user {owner}: chown root {0}", part.display()));
-            }
+            let mode = meta.mode();
             // Further up, a sticky directory (/tmp) lets other users add names, but not change this one.
             let is_protected = height > 1 && mode & 0o1000 != 0;
-            if mode & 0o022 != 0 && !is_protected {
-                return Err(format!("other users than root can change {0}: chmod go-w {0}", part.display()));
+            if mode & 0o002 != 0 && !is_protected {
+                return Err(format!("every user can change {0}: chmod o-w {0}", part.display()));
             }
         }
     }

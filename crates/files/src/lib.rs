@@ -15,10 +15,16 @@ use rustix::io::Errno;
 /// The largest file that is read whole. A record has a few kilobytes, the list of all peers some megabytes.
 const LARGEST: u64 = 64 << 20;
 
+/// For files in Podwire's own directories.
+const REMOVE: &str = "; remove it";
+
 /// The path leads to something that Podwire did not make.
 #[derive(Debug, thiserror::Error)]
-#[error("it is {0}, not a regular file; remove it")]
-pub struct NotRegular(&'static str);
+#[error("it is {what}, not a regular file{advice}")]
+pub struct NotRegular {
+    what: &'static str,
+    advice: &'static str,
+}
 
 /// Whether an error of this crate says that the path leads to something other than a regular file.
 pub fn is_not_regular(error: &io::Error) -> bool {
@@ -34,7 +40,13 @@ pub fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
 /// configuration.
 pub fn open_config(path: &Path) -> io::Result<File> {
     let is_null = |meta: &Metadata| meta.file_type().is_char_device() && meta.rdev() == makedev(1, 3);
-    open_with(path, File::options().read(true), OFlags::empty(), |meta| meta.is_file() || is_null(meta))
+    let opened =
+        open_with(path, File::options().read(true), OFlags::empty(), |meta| meta.is_file() || is_null(meta));
+    // It is the operator's file: no advice to remove it.
+    opened.map_err(|error| match error.downcast::<NotRegular>() {
+        Ok(NotRegular { what, .. }) => io::Error::other(NotRegular { what, advice: "" }),
+        Err(error) => error,
+    })
 }
 
 fn open_with(
@@ -52,23 +64,23 @@ fn open_with(
         Some(_) | None => error,
     })?;
     let meta = file.metadata()?;
-    if is_accepted(&meta) { Ok(file) } else { Err(not_regular(meta.file_type())) }
+    if is_accepted(&meta) { Ok(file) } else { Err(not_regular(meta.file_type(), REMOVE)) }
 }
 
 fn describe(path: &Path) -> Option<io::Error> {
     let kind = fs::symlink_metadata(path).ok()?.file_type();
-    (!kind.is_file()).then(|| not_regular(kind))
+    (!kind.is_file()).then(|| not_regular(kind, REMOVE))
 }
 
-fn not_regular(kind: FileType) -> io::Error {
-    let word = match kind {
+fn not_regular(kind: FileType, advice: &'static str) -> io::Error {
+    let what = match kind {
         kind if kind.is_symlink() => "a symlink",
         kind if kind.is_dir() => "a directory",
         kind if kind.is_fifo() => "a FIFO",
         kind if kind.is_socket() => "a socket",
         _ => "a device",
     };
-    io::Error::other(NotRegular(word))
+    io::Error::other(NotRegular { what, advice })
 }
 
 /// The content of a regular file.
@@ -110,7 +122,7 @@ pub fn write_new(path: &Path, bytes: &[u8]) -> io::Result<File> {
 /// Why a directory cannot hold state.
 #[derive(Debug, thiserror::Error)]
 pub enum UnsafeDir {
-    #[error("{} is a symlink: use the directory it leads to", .0.display())]
+    #[error("{} is a symlink of another user: remove it", .0.display())]
     Symlink(PathBuf),
     #[error("{dir} belongs to user {owner}, who could change what is in it: run 'chown {us} {dir}'", dir = dir.display())]
     Owner { dir: PathBuf, owner: u32, us: u32 },
@@ -125,13 +137,20 @@ pub fn check_dir(dir: &Path) -> Result<(), UnsafeDir> {
     let dir: PathBuf = dir.components().collect();
     let Ok(meta) = fs::symlink_metadata(&dir) else { return Ok(()) };
     let us = rustix::process::geteuid().as_raw();
-    if meta.is_symlink() {
-        return Err(UnsafeDir::Symlink(dir));
-    }
+    let is_trusted = |meta: &Metadata| meta.uid() == us || meta.uid() == 0;
+    // A relocated directory: what counts is where the link leads, and that no other user made it.
+    let meta = match meta {
+        link if link.is_symlink() && !is_trusted(&link) => return Err(UnsafeDir::Symlink(dir)),
+        link if link.is_symlink() => match fs::metadata(&dir) {
+            Ok(meta) => meta,
+            Err(_) => return Ok(()),
+        },
+        meta => meta,
+    };
     if !meta.is_dir() {
         return Ok(());
     }
-    if meta.uid() != us && meta.uid() != 0 {
+    if !is_trusted(&meta) {
         return Err(UnsafeDir::Owner { dir, owner: meta.uid(), us });
     }
     match meta.mode() & 0o7777 {

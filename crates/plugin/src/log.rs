@@ -165,6 +165,9 @@ impl Line {
 
 /// One write per line: lines of several processes do not mix.
 fn append(path: &Path, text: &[u8]) -> std::io::Result<()> {
+    if path == Path::new("/dev/null") {
+        return Ok(());
+    }
     let mut file = files::open(path, File::options().create(true).append(true).mode(0o640))?;
     file.write_all(text)?;
     if file.metadata()?.len() > LARGEST {

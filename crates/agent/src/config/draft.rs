@@ -19,6 +19,8 @@ use crate::config::{
 
 /// By how much a subnet is cut for many nodes: a /16 into 256 blocks of 254 addresses.
 const MARGIN: u8 = 8;
+/// Where distributions install CNI plugins.
+const DISTRIBUTIONS: [&str; 2] = ["/usr/lib/cni", "/usr/libexec/cni"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StoreKind {
@@ -239,7 +241,7 @@ impl Draft {
             delegates: AllowedDelegates {
                 directories: match self.delegate_directories {
                     Some(directories) => directories,
-                    None => vec![self.plugin_dir?],
+                    None => [self.plugin_dir?].into_iter().chain(DISTRIBUTIONS.map(PathBuf::from)).collect(),
                 },
                 plugins: self.delegate_plugins?,
             },

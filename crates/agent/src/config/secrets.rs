@@ -40,8 +40,10 @@ pub(super) fn exposure(path: &Path, metadata: &Metadata) -> Option<String> {
 /// The agent is root: a user who can change its configuration must be as well.
 fn tampering(path: &Path, metadata: &Metadata) -> Option<String> {
     let mode = metadata.mode() & 0o7777;
-    let writable = || format!("can be changed by every user (mode {mode:04o}): chmod o-w {}", path.display());
-    other_owner(path, metadata).or_else(|| (mode & 0o002 != 0).then(writable))
+    let writable =
+        || format!("can be changed by other users (mode {mode:04o}): chmod go-w {}", path.display());
+    let by_group = mode & 0o020 != 0 && metadata.gid() != 0;
+    other_owner(path, metadata).or_else(|| (mode & 0o002 != 0 || by_group).then(writable))
 }
 
 fn other_owner(path: &Path, metadata: &Metadata) -> Option<String> {

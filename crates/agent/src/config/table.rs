@@ -389,8 +389,8 @@ pub const KEYS: &[Key] = &[
         ..row(
             "delegate.directories",
             List,
-            Found("install.plugin_dir"),
-            "directories with the IPAM plugins of `ipam.type`; they and the plugins must belong to root; CNI_PATH is not used",
+            Found("install.plugin_dir, /usr/lib/cni, /usr/libexec/cni"),
+            "directories with the IPAM plugins of `ipam.type`, not writable by every user; CNI_PATH is not used",
         )
     },
     Key {

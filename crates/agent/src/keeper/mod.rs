@@ -30,7 +30,7 @@ use crate::board::Board;
 use crate::cluster::Cluster;
 use crate::config::Config;
 use crate::install::{self, Installer};
-use crate::lock::{Lock, LockError};
+use crate::lock::{Lock, LockError, NetworkLock};
 use crate::metrics::Metrics;
 use crate::notify::Watchdog;
 use crate::server::SocketWatch;
@@ -61,6 +61,7 @@ pub(crate) struct Parts {
     pub(crate) work: Arc<Work>,
     pub(crate) installer: Option<Arc<Installer>>,
     pub(crate) lock: Lock,
+    pub(crate) network_lock: NetworkLock,
     pub(crate) socket: Arc<SocketWatch>,
     /// When the agent started.
     pub(crate) begun: Instant,
@@ -174,7 +175,7 @@ impl Keeper {
             if let Some(due) = self.take_ripe(now) {
                 if due.timer {
                     // A folder that could not be watched tells nothing.
-                    self.keep_lock()?;
+                    self.keep_locks()?;
                     self.parts.socket.look();
                 }
                 self.round(due);
@@ -293,7 +294,7 @@ impl Keeper {
 
     /// Somebody removed the socket, the lock or the whole folder, or left a tombstone.
     fn look_at_run_folder(&mut self) -> Result<(), LockError> {
-        self.keep_lock()?;
+        self.keep_locks()?;
         // It is made anew by the server, which says so.
         self.parts.socket.look();
         if !self.parts.config.run_dir.join("networks").exists() {
@@ -304,7 +305,8 @@ impl Keeper {
         Ok(())
     }
 
-    fn keep_lock(&mut self) -> Result<(), LockError> {
+    fn keep_locks(&mut self) -> Result<(), LockError> {
+        self.keep_network_lock()?;
         if !self.parts.lock.is_lost() {
             return Ok(());
         }
@@ -323,6 +325,28 @@ impl Keeper {
         }
         self.soon(Depth::Node, false);
         Ok(())
+    }
+
+    fn keep_network_lock(&mut self) -> Result<(), LockError> {
+        if !self.parts.network_lock.is_lost() {
+            return Ok(());
+        }
+        let config = &self.parts.config;
+        match NetworkLock::renew(&config.network.name, &config.run_dir) {
+            Ok(lock) => {
+                warn!("lock of the network was removed; restored");
+                self.parts.network_lock = lock;
+                Ok(())
+            }
+            Err(error @ LockError::NetworkTaken { .. }) => {
+                error!("lost the lock of the network: {error}");
+                Err(error)
+            }
+            Err(error) => {
+                error!("cannot restore the lock of the network: {error}");
+                Ok(())
+            }
+        }
     }
 }
 

@@ -349,7 +349,7 @@ fn a_tombstone_that_its_own_del_leaves_is_put_aside() {
     assert_eq!(site.engine.log(), ["DEL a"; 4], "the runtime's one, and three of the tombstone");
     let problems = site.board.problems();
     assert_eq!(problems.len(), 1, "{problems:?}");
-    assert!(problems[0].what.contains("leads back to Podwire"), "{problems:?}");
+    assert!(problems[0].what.contains("does its ipam.type run Podwire"), "{problems:?}");
     assert!(problems[0].command.as_deref().is_some_and(|c| c.starts_with("rm ")), "{problems:?}");
     assert!(matches!(site.run("ADD", "a"), Answer::Done(_)), "it blocks no ADD");
 }
