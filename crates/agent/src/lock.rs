@@ -1,8 +1,8 @@
 //! One agent per run directory: the file `agent.lock`, locked as long as the agent lives. And one per network in a network
 //! namespace: two agents of one network would remove each other's pods as orphans.
 //!
-//! The network's lock is a file in a directory that only root can enter, named by network namespace and network. The
-//! directory does not depend on the run directory, so agents with different ones meet there; agents in containers mount it.
+//! The network's lock is a file that only root can open, named by network namespace and network. Its directory does not
+//! depend on the run directory, so agents with different ones meet there; agents in containers mount it.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
