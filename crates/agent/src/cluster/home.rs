@@ -174,6 +174,9 @@ pub fn forget(state_dir: &Path) -> Forgotten {
 impl Home {
     /// Why this is not a network's directory, or not safe to work in.
     fn verify(&self) -> Result<(), String> {
+        if self.dir.is_symlink() {
+            return Err("it is a symlink".to_owned());
+        }
         files::check_dir(&self.dir).map_err(|error| error.to_string())?;
         let text = files::read_text(&self.dir.join("uid")).map_err(|error| format!("its uid: {error}"))?;
         NodeUid::try_from(text.trim()).map(drop).map_err(|error| error.to_string())

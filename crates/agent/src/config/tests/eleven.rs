@@ -40,7 +40,10 @@ fn a1_the_eleven_variables_configure_it() {
         },
         cluster: Cluster { margin: 8, ..defaults.cluster },
         plugin: Plugin { name: "blue-cni".to_owned(), version: cni::Version::V0_3_1 },
-        delegates: AllowedDelegates { directories: vec!["/srv/bin".into()], ..defaults.delegates },
+        delegates: AllowedDelegates {
+            directories: ["/srv/bin", "/usr/lib/cni", "/usr/libexec/cni"].map(Into::into).to_vec(),
+            ..defaults.delegates
+        },
         install: Some(Install {
             plugin: std::env::current_exe().unwrap().with_file_name("podwire-cni"),
             plugin_dir: "/srv/bin".into(),

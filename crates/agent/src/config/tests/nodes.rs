@@ -263,7 +263,7 @@ fn a12_a_file_with_a_password_that_others_can_read_is_refused() {
         assert_eq!(all.contains("chown root"), owner != us, "{all}");
     }
     set(0o666, us);
-    assert!(complaints(by_config(&plain)).join("\n").contains("chmod o-w"));
+    assert!(complaints(by_config(&plain)).join("\n").contains("chmod go-w"));
     for mode in [0o600, 0o400] {
         set(mode, us);
         assert!(by_password().is_ok() && by_config(&config).is_ok());
