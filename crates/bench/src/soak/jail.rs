@@ -13,15 +13,13 @@ pub(crate) const UNLIMITED: &str = "PODWIRE_SOAK_UNLIMITED";
 
 /// `sh` is the first process of the namespace and reaps the orphans of the others.
 const SCRIPT: &str = r#"set -e
-mkdir -p /run/netns /run/podwire-soak /run/podwire-locks
-mount -t tmpfs -o mode=755 podwire-soak /run/netns
-mount -t tmpfs -o mode=755 podwire-soak /run/podwire-soak
-mount -t tmpfs -o mode=700 podwire-soak /run/podwire-locks
+mount -t tmpfs -o mode=755 podwire-soak /run
+mkdir /run/netns /run/podwire-soak
 export TMPDIR=/run/podwire-soak
 # Hostile configs name paths: nothing of the machine can be written from here.
 cut -d ' ' -f 5 /proc/self/mountinfo | while read -r at; do
   case "$at" in
-    /proc*|/sys*|/dev*|/run/netns*|/run/podwire-*) ;;
+    /proc*|/sys*|/dev*|/run|/run/*) ;;
     *) mount -o remount,bind,ro "$at" 2>/dev/null || echo "$at stays writable" >&2 ;;
   esac
 done
