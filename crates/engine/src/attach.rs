@@ -12,8 +12,9 @@ use netconf::{Addresses, NetConf, Place, default_route};
 use netlink::{Link, NetNs, RtSocket};
 use types::{AttachMode, AttachmentKey, IfName, MIN_MTU_V6, Special};
 
-use crate::bridge::{self, Bridge, Spec};
+use crate::bridge::{self, Bridge, Placed, Spec};
 use crate::delegate::Delegate;
+use crate::reconcile::subnet;
 use crate::resident::{self, KnownBridge};
 use crate::state::{
     Allocation, Attachment, Begin, Held, Network, Phase, PodAddress, PodName, SCHEMA, State, StateError,
@@ -446,12 +447,19 @@ fn wire_up(
     let log = kernel.state.sysctls();
     let resident = site.caller.resident;
     let wire = Wire { attachment, bridge: &bridge, netns: site.netns, log: &log, neighbours, resident };
-    let new_gateways = wire::make_pair(kernel.host, &wire, &gateways)?;
-    for gateway in &new_gateways {
-        bridge::resolve_conflicts(kernel.host, &bridge, site.conf, *gateway)?;
-        settle::wait_for_address(kernel.host, gateway.addr())?;
+    let placed = wire::make_pair(kernel.host, &wire, &gateways)?;
+    for new in placed.iter().filter(|placed| placed.is_new_address) {
+        bridge::resolve_conflicts(kernel.host, &bridge, site.conf, new)?;
+        settle::wait_for_address(kernel.host, new.gateway.address.addr())?;
     }
-    if !new_gateways.is_empty() {
+    // An earlier version's address, with the kernel's route to its subnet: not in any later ADD.
+    let is_earlier = |p: &&Placed| !p.is_new_address && p.is_new_route && bridge.is_ours();
+    if attachment.mode == AttachMode::Routed {
+        for earlier in placed.iter().filter(is_earlier) {
+            subnet::remove_earlier(kernel.host, kernel.state, (&bridge, &earlier.gateway))?;
+        }
+    }
+    if placed.iter().any(|placed| placed.is_new_address) {
         bridge::adopt(kernel.host, &bridge, &log)?;
     }
     let Inside { host_index, routes } = wire::set_up_inside(kernel.host, kernel.pod, &wire)?;

@@ -261,13 +261,38 @@ pub(crate) fn put_gateway(
     bridge: &Bridge,
     gateway: &Gateway,
     log: &SysctlLog,
-) -> Result<(), Error> {
+) -> Result<Placed, Error> {
     let answers = host.run_all(&gateway.ops())?;
-    added(host, (bridge, log), gateway, answers).map(drop)
+    added(host, (bridge, log), gateway, answers)
 }
 
-/// What came of [`Gateway::ops`]: whether the address is new.
+/// A gateway that is on its bridge, and what [`Gateway::ops`] changed for it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Placed {
+    pub(crate) gateway: Gateway,
+    pub(crate) is_new_address: bool,
+    pub(crate) is_new_route: bool,
+}
+
+/// What came of [`Gateway::ops`]. If it fails, the route is not left behind.
 pub(crate) fn added(
+    host: &mut RtSocket,
+    (bridge, log): (&Bridge, &SysctlLog),
+    gateway: &Gateway,
+    answers: Vec<Result<(), netlink::Error>>,
+) -> Result<Placed, Error> {
+    let is_new_route = matches!(answers.get(1), Some(Ok(())));
+    match added_address(host, (bridge, log), gateway, answers) {
+        Ok(is_new_address) => Ok(Placed { gateway: *gateway, is_new_address, is_new_route }),
+        Err(error) if is_new_route => match remove_subnet_route(host, gateway) {
+            Ok(()) => Err(error),
+            Err(also) => Err(Error::Several(vec![error, also])),
+        },
+        Err(error) => Err(error),
+    }
+}
+
+fn added_address(
     host: &mut RtSocket,
     (bridge, log): (&Bridge, &SysctlLog),
     gateway: &Gateway,
@@ -297,6 +322,13 @@ pub(crate) fn added(
         }
     }
     Ok(is_new)
+}
+
+fn remove_subnet_route(host: &mut RtSocket, gateway: &Gateway) -> Result<(), Error> {
+    match gateway.subnet_route().map_or(Ok(()), |route| host.run(&Op::DelRoute(route))) {
+        Err(e) if e.is_missing() => Ok(()),
+        other => Ok(other?),
+    }
 }
 
 /// The first time that we put a gateway on somebody else's bridge: it gets what one of ours has had from the start. Its
@@ -334,8 +366,9 @@ pub(crate) fn resolve_conflicts(
     host: &mut RtSocket,
     bridge: &Bridge,
     conf: &NetConf,
-    gateway: IpNet,
+    placed: &Placed,
 ) -> Result<(), Error> {
+    let gateway = placed.gateway.address;
     let overlaps = |other: IpNet| other.contains(&gateway.trunc()) || gateway.contains(&other.trunc());
     for address in host.addresses(Some(bridge.index))? {
         let found = address.addr;
@@ -344,12 +377,15 @@ pub(crate) fn resolve_conflicts(
         }
         if !conf.force_address {
             host.run(&Op::DelAddress { link: bridge.index, addr: gateway })?;
+            // It may be more specific than the route of the address that was found.
+            if placed.is_new_route {
+                remove_subnet_route(host, &placed.gateway)?;
+            }
             return Err(Error::ForeignAddress { bridge: bridge.name.clone(), found, wanted: gateway });
         }
         host.run(&Op::DelAddress { link: bridge.index, addr: found })?;
         // The kernel removes an address together with the one before it of the same subnet.
-        let ours = Gateway { bridge: bridge.index, address: gateway, mode: conf.mode };
-        host.run(&Op::AddAddress(ours.add_address(Mode::Replace)))?;
+        host.run(&Op::AddAddress(placed.gateway.add_address(Mode::Replace)))?;
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use netlink::{
 };
 use types::{AttachMode, ROUTE_PROTOCOL};
 
-use crate::bridge::{self, Bridge, Gateway};
+use crate::bridge::{self, Bridge, Gateway, Placed};
 use crate::state::{Attachment, SysctlLog};
 use crate::sysctl::{self, Owner};
 use crate::{Error, Resident};
@@ -33,12 +33,12 @@ pub(crate) enum Neighbours {
     MayRemember,
 }
 
-/// Makes the pair and puts the gateways on the bridge, in one send. Returns the gateways that were new on the bridge.
+/// Makes the pair and puts the gateways on the bridge, in one send.
 pub(crate) fn make_pair(
     host: &mut RtSocket,
     wire: &Wire<'_>,
     gateways: &[IpNet],
-) -> Result<Vec<IpNet>, Error> {
+) -> Result<Vec<Placed>, Error> {
     let (attachment, bridge) = (wire.attachment, wire.bridge);
     let is_port = attachment.mode == AttachMode::Bridge;
     let alias = attachment.alias();
@@ -69,17 +69,15 @@ pub(crate) fn make_pair(
     for answer in answers.split_off(of_pair) {
         answer?;
     }
-    let (mut added, mut answers) = (Vec::new(), answers.into_iter());
+    let (mut placed, mut answers) = (Vec::new(), answers.into_iter());
     for (gateway, ops) in gateways.iter().zip(&of_gateways) {
         let own = answers.by_ref().take(ops.len()).collect();
-        if bridge::added(host, (bridge, wire.log), gateway, own)? {
-            added.push(gateway.address);
-        }
+        placed.push(bridge::added(host, (bridge, wire.log), gateway, own)?);
     }
     // A port needs no IPv6: its bridge has it.
     let has_ipv6 = !is_port && attachment.ips().any(|ip| ip.is_ipv6());
     sysctl::protect_host_end(&attachment.host_link, has_ipv6, wire.resident)?;
-    Ok(added)
+    Ok(placed)
 }
 
 /// The pod's end, set up.

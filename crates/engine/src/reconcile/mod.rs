@@ -17,6 +17,7 @@ mod node;
 mod observe;
 mod repair;
 mod stray;
+pub(crate) mod subnet;
 
 use std::fmt;
 use std::path::Path;

@@ -12,7 +12,8 @@ use netlink::{Address, Link, LinkRef, Mode, Op, Route, RouteFilter, SetLink};
 use types::{AttachMode, IfName, Mac, ROUTE_PROTOCOL};
 
 use super::diff::knows_bridge;
-use super::{Kind, Round};
+use super::subnet::{self, Removal, needs};
+use super::{Kind, Round, Trouble};
 use crate::bridge::{self, BRIDGE_ALIAS, Bridge, Gateway, Spec};
 use crate::state::{Attachment, Listed, Network, Phase};
 use crate::sysctl::{self, Families};
@@ -133,9 +134,9 @@ impl Round<'_> {
         let log = self.state.sysctls();
         for (&address, &mode) in wanted.gateways.iter().filter(|(gateway, _)| !carried.contains(gateway)) {
             let gateway = Gateway { bridge: bridge.index, address, mode };
-            bridge::put_gateway(&mut self.host, &bridge, &gateway, &log)?;
+            let placed = bridge::put_gateway(&mut self.host, &bridge, &gateway, &log)?;
             if let Some((_, conf)) = own {
-                bridge::resolve_conflicts(&mut self.host, &bridge, conf, address)?;
+                bridge::resolve_conflicts(&mut self.host, &bridge, conf, &placed)?;
             }
             settle::wait_for_address(&mut self.host, address.addr())?;
             bridge::adopt(&mut self.host, &bridge, &log)?;
@@ -178,7 +179,7 @@ impl Round<'_> {
             let may_remove = bridge.is_ours() || carried.iter().any(|a| is_managed(&a));
             match (mode, surplus) {
                 (AttachMode::Routed, Some(route)) if may_remove => {
-                    self.remove_subnet_route(&gateway, route)?;
+                    self.remove_subnet_route(bridge, &gateway, route)?;
                 }
                 (AttachMode::Routed, Some(_) | None) | (AttachMode::Bridge, _) => {}
             }
@@ -186,23 +187,24 @@ impl Round<'_> {
         Ok(())
     }
 
-    /// The kernel made it with a gateway address of an earlier version, or pods on the bridge had needed it.
-    fn remove_subnet_route(&mut self, gateway: &Gateway, route: &Route) -> Result<(), Error> {
-        // Listed after the routes: an ADD has a record before it makes a route.
-        for listed in self.records()?.into_iter().flat_map(|(_, listed)| listed) {
-            let is_needed = match (listed.phase, &listed.attachment) {
-                (Phase::Ready, Some(a)) => a.mode == AttachMode::Bridge && needs(a, &gateway.address),
-                (Phase::Pending, _) | (Phase::Ready, None) => true,
-            };
-            if is_needed {
-                return Ok(());
-            }
-        }
-        match self.host.run(&Op::DelRoute(*route)) {
-            Err(e) if e.is_missing() => {}
-            other => {
-                other?;
+    fn remove_subnet_route(
+        &mut self,
+        bridge: &Bridge,
+        gateway: &Gateway,
+        route: &Route,
+    ) -> Result<(), Error> {
+        match subnet::remove(&mut self.host, &self.state, (bridge, gateway), route)? {
+            Removal::Removed => {
                 self.repaired(Kind::Route, format_args!("removed the {route}: routed pods do not use it"));
+            }
+            Removal::Needed => {}
+            Removal::MayBeNeeded(record) => {
+                let record = record.display();
+                let what = format!(
+                    "the {route} stays, and with it addresses that no pod has make neighbour entries: \
+                     {record} cannot be read, and its pod may need the route"
+                );
+                self.outcome.troubles.push(Trouble { what, command: None, bridge: None });
             }
         }
         Ok(())
@@ -327,11 +329,6 @@ impl Round<'_> {
         }
         Ok(())
     }
-}
-
-fn needs(attachment: &Attachment, gateway: &IpNet) -> bool {
-    let mut addresses = attachment.addresses.iter().map(|a| a.address.addr());
-    attachment.wiring.gateways.contains(gateway) || addresses.any(|address| gateway.contains(&address))
 }
 
 fn is_link_local(address: &IpNet) -> bool {

@@ -16,6 +16,12 @@ fn default_gateway(pod: &Pod, family: Family) -> Option<String> {
     routes.iter().find(|r| r.dst == "default")?.gateway.map(|gw| gw.to_string())
 }
 
+fn unreachable_routes(node: &Node) -> Vec<String> {
+    let routes = [Family::V4, Family::V6].map(|family| inspect::routes(node, family).unwrap());
+    let unreachable = |r: &inspect::Route| r.kind.as_deref() == Some("unreachable");
+    routes.into_iter().flatten().filter(unreachable).map(|r| r.dst).collect()
+}
+
 /// The seed's own config: six keys, no ipam section, protocol 0.3.1.
 #[test]
 fn c1_the_seeds_config_works_as_it_is() {
@@ -185,6 +191,7 @@ fn c4_an_address_in_the_way_is_refused_and_force_address_replaces_it() {
     let cases = [
         ("10.88.0.0/24", "10.88.0.9/24", "10.88.0.1/24"),
         ("fd00:88::/64", "fd00:88::9/48", "fd00:88::1/64"),
+        ("10.88.5.0/24", "10.88.0.9/16", "10.88.5.1/24"),
     ];
     for mode in MODES {
         for (subnet, foreign, gateway) in cases {
@@ -195,6 +202,7 @@ fn c4_an_address_in_the_way_is_refused_and_force_address_replaces_it() {
             let pod = host.pod("a");
             let error = host.refused(&pod, &config);
             assert_eq!(error.code, 7, "{error:?}");
+            assert_eq!(unreachable_routes(&host.node), [""; 0], "{mode}, {foreign}");
             assert!(error.msg.contains(foreign) && error.msg.contains("forceAddress"), "{}", error.msg);
             assert_eq!(addresses_of(&host.node, "pw0"), [foreign], "{mode}");
             assert_eq!(inspect::links(&host.node).unwrap().len(), 2, "{mode}: only lo and the bridge stay");
@@ -203,6 +211,36 @@ fn c4_an_address_in_the_way_is_refused_and_force_address_replaces_it() {
             host.add(&pod, &forced);
             assert_eq!(addresses_of(&host.node, "pw0"), [gateway], "{mode}");
         }
+    }
+}
+
+/// An earlier version's gateway addresses came with the kernel's routes to their subnets.
+#[test]
+fn a6_the_first_routed_pod_after_an_upgrade_removes_the_kernels_routes() {
+    for with_bridge_pod in [false, true] {
+        let host = Host::new("a6-upgrade");
+        let config = |mode| host.config(&json!({"subnet": DUAL, "mode": mode}));
+        host.attached("a", &config("routed"));
+        for gateway in addresses_of(&host.node, "pw0") {
+            host.node.sh(&["ip", "addr", "del", &gateway, "dev", "pw0"]).unwrap();
+            host.node.sh(&["ip", "addr", "add", &gateway, "dev", "pw0", "nodad"]).unwrap();
+        }
+        if with_bridge_pod {
+            host.attached("b", &config("bridge"));
+        }
+        let unreachable = unreachable_routes(&host.node);
+        for subnet in &unreachable {
+            let metric = "2147483647";
+            host.node.sh(&["ip", "route", "del", "unreachable", subnet, "metric", metric]).unwrap();
+        }
+        host.attached("c", &config("routed"));
+        assert_eq!(unreachable_routes(&host.node), unreachable);
+        let of = |family| inspect::routes(&host.node, family).unwrap();
+        let over_bridge =
+            |r: &&inspect::Route| r.dev.as_deref() == Some("pw0") && unreachable.contains(&r.dst);
+        let routes: Vec<inspect::Route> = [of(Family::V4), of(Family::V6)].concat();
+        let count = routes.iter().filter(over_bridge).count();
+        assert_eq!(count, if with_bridge_pod { 2 } else { 0 }, "{routes:?}");
     }
 }
 
