@@ -176,6 +176,22 @@ pub(crate) fn announce_addresses(link: &IfName) -> Result<(), Error> {
     set(ipv6(link.as_str(), "ndisc_notify"), "1")
 }
 
+/// Does the link neither answer nor learn by ARP, as [`ignore_arp`] makes it?
+pub(crate) fn ignores_arp(link: &str) -> bool {
+    reads(&ipv4(link, "arp_ignore"), "8") && reads(&ipv4(link, "arp_accept"), "0") && !may_accept_arp()
+}
+
+/// Links may learn from ARP that nobody asked for, whatever their own settings are.
+pub(crate) fn may_accept_arp() -> bool {
+    !reads(&ipv4("all", "arp_accept"), "0")
+}
+
+/// For a link of ours that is in use: setting NOARP would remove its neighbours.
+pub(crate) fn ignore_arp(link: &IfName) -> Result<(), Error> {
+    set(ipv4(link.as_str(), "arp_accept"), "0")?;
+    set(ipv4(link.as_str(), "arp_ignore"), "8")
+}
+
 /// Connections from 127.0.0.1 to a hostPort leave through this link with a loopback source, until they are masqueraded.
 pub(crate) fn allow_loopback_source(link: &IfName, owner: Owner<'_>) -> Result<(), Error> {
     set_for(owner, ipv4(link.as_str(), "route_localnet"), "1")

@@ -33,9 +33,14 @@ pub struct StreamReport {
 
 impl PingStream {
     pub fn start(from: &Ns, to: IpAddr) -> Result<Self> {
+        Self::every(from, to, INTERVAL)
+    }
+
+    /// Echo requests so many seconds apart.
+    pub fn every(from: &Ns, to: IpAddr, interval: &str) -> Result<Self> {
         let output = tempfile::tempfile().context("cannot make a temporary file")?;
         let mut command = Command::new("ping");
-        command.args([if to.is_ipv6() { "-6" } else { "-4" }, "-n", "-i", INTERVAL, &to.to_string()]);
+        command.args([if to.is_ipv6() { "-6" } else { "-4" }, "-n", "-i", interval, &to.to_string()]);
         command.env("LC_ALL", "C").stdin(Stdio::null());
         command.stdout(output.try_clone()?).stderr(output.try_clone()?);
         let child = from.enter(|| command.spawn())?;

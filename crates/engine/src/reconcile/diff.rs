@@ -69,7 +69,7 @@ pub(super) fn faults(attachment: &Attachment, seen: &Seen) -> Vec<Fault> {
     if !link.up {
         faults.push(Fault::LinkDown);
     }
-    if link.arp {
+    if link.arp && !seen.without_arp.contains(&link.index) {
         faults.push(Fault::Arp);
     }
     if !link.alias.as_deref().is_some_and(|alias| is_recorded(alias, attachment)) {

@@ -12,7 +12,7 @@ use super::{Depth, Kind, Life, Round, inside};
 use crate::bridge::{self, Bridge, Spec};
 use crate::state::{Attachment, Held, Network, Phase};
 use crate::wire::{self, Neighbours, Wire, host_route};
-use crate::{Error, detach, firewall, settle, shaping};
+use crate::{Error, detach, firewall, settle, shaping, sysctl};
 
 impl Round<'_> {
     pub(super) fn attachment(
@@ -100,7 +100,11 @@ impl Round<'_> {
         match fault {
             Fault::LinkGone => Ok(()),
             Fault::LinkDown => Ok(self.host.run(&Op::SetLink(SetLink { up: Some(true), ..change }))?),
-            // The kernel removes the neighbours with it: they are back with the same send.
+            Fault::Arp if attachment.mode == AttachMode::Routed && !sysctl::may_accept_arp() => {
+                sysctl::ignore_arp(&attachment.host_link)
+            }
+            // The kernel removes the neighbours with it. The same send replaces those that a packet made meanwhile, with the
+            // host end's own MAC; that packet is lost.
             Fault::Arp => {
                 let mut ops = vec![Op::SetLink(SetLink { no_arp: true, ..change })];
                 if attachment.mode == AttachMode::Routed {
