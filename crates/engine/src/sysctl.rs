@@ -181,12 +181,12 @@ pub(crate) fn ignores_arp(link: &str) -> bool {
     reads(&ipv4(link, "arp_ignore"), "8") && reads(&ipv4(link, "arp_accept"), "0") && !may_accept_arp()
 }
 
-/// Links may learn from ARP that nobody asked for, whatever their own settings are.
+/// Links may learn from unsolicited ARP, whatever their own settings are.
 pub(crate) fn may_accept_arp() -> bool {
     !reads(&ipv4("all", "arp_accept"), "0")
 }
 
-/// For a link of ours that is in use: setting NOARP would remove its neighbours.
+/// For a managed link that is in use: setting NOARP would remove its neighbours.
 pub(crate) fn ignore_arp(link: &IfName) -> Result<(), Error> {
     set(ipv4(link.as_str(), "arp_accept"), "0")?;
     set(ipv4(link.as_str(), "arp_ignore"), "8")

@@ -23,7 +23,7 @@ pub(crate) enum Removal {
     MayBeNeeded(PathBuf),
 }
 
-/// Removes the routes that an earlier version left, from a bridge of ours. What cannot be removed stays: the pods that need
+/// Removes the routes that an earlier version left, from a managed bridge. What cannot be removed stays: the pods that need
 /// it come first.
 pub(crate) fn remove_earlier(
     host: &mut RtSocket,
@@ -73,7 +73,7 @@ fn delete(
     Ok(need)
 }
 
-/// Who needs the route, by the records as they are now. `Removed`: nobody.
+/// Who needs the route, by the records as they are now. `Removed`: no pod does.
 fn need(
     host: &mut RtSocket,
     state: &State,
