@@ -54,8 +54,14 @@ impl Tunnel {
         engine::tunnel::alias(&self.network)
     }
 
-    /// The device, made or repaired; what was done to it is told.
-    pub(super) fn keep(&self, socket: &mut RtSocket, done: &mut Vec<String>) -> Result<u32, TunnelError> {
+    /// The device, made or repaired; what was done to it is told. Without `may_make` one that is there is adjusted as far as
+    /// that needs no new device, and one that is missing stays so: None.
+    pub(super) fn keep(
+        &self,
+        socket: &mut RtSocket,
+        may_make: bool,
+        done: &mut Vec<String>,
+    ) -> Result<Option<u32>, TunnelError> {
         let index = match socket.link(&self.name)? {
             Some(link) if !self.is_ours(&link) => {
                 return Err(TunnelError::Foreign { name: self.name.clone(), index: link.index });
@@ -64,6 +70,8 @@ impl Tunnel {
                 self.adjust(socket, &link, done)?;
                 link.index
             }
+            Some(link) if !may_make => link.index,
+            None if !may_make => return Ok(None),
             Some(link) => {
                 socket.run(&Op::DelLink(link.index))?;
                 self.make_room(socket, done)?;
@@ -79,7 +87,7 @@ impl Tunnel {
             }
         };
         self.keep_address(socket, index, done)?;
-        Ok(index)
+        Ok(Some(index))
     }
 
     /// Those that got their names from another config are in the way: the kernel has only one device for a tunnel's numbers,

@@ -45,15 +45,12 @@ impl Routes {
             if !is_wanted && index.is_none() {
                 continue;
             }
-            // A new one would be open to every machine.
-            if !is_guarded && index.is_none() {
-                continue;
-            }
             let Some(tunnel) = self.tunnel(is_v4) else { continue };
             let mut done = Vec::new();
-            match tunnel.keep(&mut self.kernel.socket, &mut done) {
+            // A new one that is not guarded would be open to every machine.
+            match tunnel.keep(&mut self.kernel.socket, is_guarded, &mut done) {
                 Ok(kept) => {
-                    *index = Some(kept);
+                    *index = kept;
                     // One that should be another now than before is changed, not repaired.
                     let wanted = &mut self.known.kept_tunnels[usize::from(is_v4)];
                     let repaired = if wanted.as_ref() == Some(&tunnel) { done.len() } else { 0 };
