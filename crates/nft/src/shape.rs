@@ -97,7 +97,8 @@ fn rule<'a>(words: &[&'a str]) -> RuleShape<'a> {
         [.., "goto", chain] => (Ending::Goto((*chain).to_owned()), 2),
         _ => (Ending::Other, 0),
     };
-    let condition = if words.len() > length { Condition::Sometimes } else { Condition::Always };
+    let conditions = words.iter().filter(|word| **word != "counter").count();
+    let condition = if conditions > length { Condition::Sometimes } else { Condition::Always };
     // `@th,64,128` are bits of a packet.
     let names = words.iter().filter_map(|word| word.strip_prefix('@')).filter(|name| !name.contains(','));
     let mut sets: Vec<String> = names.map(|name| (*name).to_owned()).collect();

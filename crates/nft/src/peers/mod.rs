@@ -32,7 +32,7 @@ use crate::rule::Listed;
 use crate::ruleset::{Family, REVISION, REVISION_KEY};
 use crate::shape::Shape;
 pub(crate) use text::is_peer_table;
-use text::name_of;
+use text::{LENGTHS_KEY, name_of};
 
 const KEEP: &str = "keep the firewall's table of peers";
 /// Elements in one transaction.
@@ -85,17 +85,24 @@ impl PeerTable {
     }
 
     /// Makes the table follow these rules and hold these sources. Returns what was changed. A table that is missing or
-    /// damaged is replaced with all its elements in one transaction, so that peers are not locked out meanwhile.
+    /// damaged is replaced with all its elements in one transaction, so that peers are not locked out meanwhile. With
+    /// [`Surplus::Keep`] these include the elements of the old table, if it was made with the same block lengths.
     pub fn keep(
         &mut self,
         rules: &PeerRules,
         sources: &[PeerSource],
         surplus: Surplus,
     ) -> Result<Vec<String>, Error> {
-        let wanted: BTreeSet<Entry> = sources.iter().flat_map(|source| rules.entries(source)).collect();
+        let mut wanted: BTreeSet<Entry> = sources.iter().flat_map(|source| rules.entries(source)).collect();
         let damage = self.damage(rules)?;
         self.rules = Some(rules.clone());
         if !damage.is_empty() {
+            if surplus == Surplus::Keep {
+                let lengths = self.lengths()?;
+                for set in rules.sets().filter(|set| rules.fits(set, lengths)) {
+                    wanted.extend(self.present(set)?.into_iter().filter(|entry| rules.is_key(entry)));
+                }
+            }
             self.replace(rules, &wanted)?;
             let left = self.damage(rules)?;
             if !left.is_empty() {
@@ -106,10 +113,7 @@ impl PeerTable {
         }
         let mut present = BTreeSet::new();
         for set in rules.sets() {
-            let place = Place { table: &self.name, set };
-            self.firewall.dump_if_there(&request::elements_at(place), |answer| {
-                present.extend(request::elements(answer).map(|found| (set, found.key.to_vec())));
-            })?;
+            present.extend(self.present(set)?);
         }
         let missing: Vec<Entry> = wanted.difference(&present).cloned().collect();
         let excess: Vec<Entry> = match surplus {
@@ -139,6 +143,28 @@ impl PeerTable {
     pub fn delete(&mut self) -> Result<bool, Error> {
         self.rules = None;
         delete_table(&mut self.firewall, &self.name)
+    }
+
+    /// None where the set is missing.
+    fn present(&mut self, set: &'static str) -> Result<Vec<Entry>, Error> {
+        let mut present = Vec::new();
+        let place = Place { table: &self.name, set };
+        self.firewall.dump_if_there(&request::elements_at(place), |answer| {
+            present.extend(request::elements(answer).map(|found| (set, found.key.to_vec())));
+        })?;
+        Ok(present)
+    }
+
+    /// The block lengths that the table was made with, as [`PeerRules::lengths`] writes them. None: not known.
+    fn lengths(&mut self) -> Result<Option<u32>, Error> {
+        let mut lengths = None;
+        let place = Place { table: &self.name, set: REVISION };
+        self.firewall.dump_if_there(&request::elements_at(place), |answer| {
+            let mut found = request::elements(answer).filter(|found| found.key == LENGTHS_KEY.to_ne_bytes());
+            let value = found.next().and_then(|found| found.value?.first_chunk().copied());
+            lengths = lengths.or(value.map(u32::from_ne_bytes));
+        })?;
+        Ok(lengths)
     }
 
     fn entries(&self, sources: &[PeerSource]) -> Vec<Entry> {

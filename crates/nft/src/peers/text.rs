@@ -25,6 +25,9 @@ const IPV6: &str = "0x86dd";
 /// An inner packet of neighbour discovery: neighbours of tunnels are permanent, and nothing is learnt from packets.
 const DISCOVERY: &str = "@th,288,8 58 @th,560,8 133-137";
 
+/// In the map of the revision: the block lengths, by which the keys of a table are read.
+pub(super) const LENGTHS_KEY: u32 = REVISION_KEY + 1;
+
 const PEERS4: &str = "peers4";
 const PEERS6: &str = "peers6";
 
@@ -139,11 +142,39 @@ impl PeerRules {
 
     /// The table without elements, for `nft -f -`.
     pub(super) fn text(&self, name: &str) -> String {
-        let revision = self.revision(name);
+        let (revision, lengths) = (self.revision(name), self.lengths());
         format!(
-            "{}flush map inet {name} {REVISION}\nadd element inet {name} {REVISION} {{ {REVISION_KEY} : {revision:#010x} }}\n",
+            "{}flush map inet {name} {REVISION}\nadd element inet {name} {REVISION} {{ {REVISION_KEY} : {revision:#010x}, \
+             {LENGTHS_KEY} : {lengths:#010x} }}\n",
             self.structure(name)
         )
+    }
+
+    /// Zero stands for a family that pods do not have.
+    fn lengths(&self) -> u32 {
+        let [v4, v6] = [self.block4, self.block6].map(Option::unwrap_or_default);
+        u32::from_be_bytes([0, 0, v4, v6])
+    }
+
+    /// Do keys of this set in a table with these lengths mean the same as in one with these rules?
+    pub(super) fn fits(&self, set: &str, lengths: Option<u32>) -> bool {
+        PAIRS.iter().all(|pair| pair.block != set) || lengths == Some(self.lengths())
+    }
+
+    /// Another process may have made a set of this name for other keys.
+    pub(super) fn is_key(&self, (set, key): &Entry) -> bool {
+        let pair = self.pairs().find(|(pair, ..)| pair.block == *set || pair.host == *set);
+        let length = match pair {
+            Some((pair, _, length)) => {
+                let full = if pair.is_inner4 { 4 } else { 16 };
+                let inner = if pair.block == *set { usize::from(length.div_ceil(8)) } else { full };
+                let outer = if pair.is_outer4 { 4 } else { 16 };
+                outer + inner.next_multiple_of(4)
+            }
+            None if *set == PEERS4 => 4,
+            None => 16,
+        };
+        key.len() == length
     }
 
     /// A number that changes with the text.
@@ -191,13 +222,15 @@ table inet {name} {{
         let [a, b, c, d, e, f] = self.mac.octets();
         let mac = u64::from_be_bytes([0, 0, a, b, c, d, e, f]);
         let mut accepts = String::new();
+        let mut drops_discovery = false;
         for is_host in [false, true] {
             for (pair, local, length) in self.pairs() {
                 let full = if pair.is_inner4 { 32 } else { 128 };
                 let (set, length) = if is_host { (pair.host, full) } else { (pair.block, length) };
                 let (outer, kind) = (pair.outer, if pair.is_inner4 { IPV4 } else { IPV6 });
                 let source = Bits::of(pair.is_inner4, length).expression();
-                if !pair.is_inner4 && !accepts.contains(DISCOVERY) {
+                if !pair.is_inner4 && !drops_discovery {
+                    drops_discovery = true;
                     accepts.push_str(&format!("\t\t{INNER_TYPE} {IPV6} {DISCOVERY} drop\n"));
                 }
                 accepts.push_str(&format!(
@@ -210,11 +243,9 @@ table inet {name} {{
 \t\t{dispatch} goto receive
 \t}}
 \tchain receive {{
-\t\t# what comes by a pod's link or by a tunnel is no peer's
-\t\tiifname \"pw*\" drop
 \t\t# also broadcast and multicast
 \t\t{INNER_MAC} != {mac:#014x} drop
-{accepts}\t\tdrop
+{accepts}\t\tcounter drop
 \t}}
 \tchain forward {{
 \t\t{dispatch} goto send

@@ -118,6 +118,45 @@ fn damage_is_found_and_repaired_with_all_elements() {
     });
 }
 
+/// Their routes stay, too.
+#[test]
+fn replaced_tables_keep_unknown_peers_while_the_list_is_incomplete() {
+    in_netns(|| {
+        let mut blue = table("blue");
+        blue.keep(&rules(), &[sources(5), sources(6)].concat(), Surplus::Remove).unwrap();
+        let before = listed();
+        for act in [
+            "flush chain inet podwire-peers-blue receive",
+            "add table inet podwire-peers-blue { flags dormant ; }",
+            "add element inet podwire-peers-blue revision { 3 : 3 }; delete element inet podwire-peers-blue revision { 1 }",
+        ] {
+            nft(act);
+            // As after a restart.
+            assert!(!table("blue").keep(&rules(), &sources(5), Surplus::Keep).unwrap().is_empty(), "{act}");
+            assert_eq!(listed(), before, "{act}");
+        }
+        let moved = PeerRules { locals: vec!["192.0.2.9".parse().unwrap()], ..rules() };
+        blue.keep(&moved, &sources(5), Surplus::Keep).unwrap();
+        assert!(listed().contains("192.0.2.6 . 0xa2a06"), "{}", listed());
+        assert_eq!(blue.keep(&moved, &sources(5), Surplus::Remove).unwrap(), ["6 elements removed"]);
+        // Blocks of another length would be other sources.
+        blue.keep(&rules(), &[sources(5), sources(6)].concat(), Surplus::Remove).unwrap();
+        let longer = PeerRules { block4: Some(26), ..rules() };
+        blue.keep(&longer, &sources(5), Surplus::Keep).unwrap();
+        assert!(!listed().contains("192.0.2.6 . 0xa2a06"), "{}", listed());
+        assert!(listed().contains("192.0.2.6 . 0xc0000206"), "{}", listed());
+        // A set that another process made for other keys.
+        nft("delete table inet podwire-peers-blue");
+        nft("table inet podwire-peers-blue { set peers4 { type inet_service; elements = { 7 }; }; }");
+        blue.keep(&rules(), &sources(5), Surplus::Keep).unwrap();
+        nft(
+            "flush chain inet podwire-peers-blue send; delete set inet podwire-peers-blue peers4; add set inet podwire-peers-blue peers4 { type ether_addr ; }; add element inet podwire-peers-blue peers4 { 02:00:00:00:00:01 }",
+        );
+        blue.keep(&rules(), &sources(5), Surplus::Keep).unwrap();
+        assert!(listed().contains("set peers4 {\n\t\ttype ipv4_addr\n"), "{}", listed());
+    });
+}
+
 #[test]
 fn tables_of_two_networks_and_of_pods_leave_each_other_alone() {
     in_netns(|| {
