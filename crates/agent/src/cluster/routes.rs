@@ -153,7 +153,7 @@ impl Routes {
     /// The difference to what was wanted before.
     fn change(&mut self) {
         // Tunnels that are there are looked after when everything is.
-        if self.lacks_tunnel() {
+        if self.lacks_tunnel() || self.lacks_peer_table() {
             self.keep_tunnels();
         }
         let changes = self.known.mesh.take_changes();

@@ -1,6 +1,7 @@
 //! The firewall's table of peers: which node may send which inner sources through the tunnels. It is in force before a tunnel
 //! device is made, and follows the records.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use cluster::{PeerSource, SourceChanges};
@@ -52,7 +53,9 @@ impl Routes {
         let rules = self.peer_rules(wanted).map_err(|error| error.to_string())?;
         let kept = match rules {
             Some(rules) => self.compare_peers(rules),
-            None => self.delete_peers(),
+            None if self.known.is_complete => self.delete_peers(),
+            // There may be peers that the store has not told of yet.
+            None => Ok(()),
         };
         kept.map_err(|error| {
             self.known.peers.make_due();
@@ -60,29 +63,39 @@ impl Routes {
         })
     }
 
-    /// None where this node has no tunnel.
+    /// Are there peers, and no table that keeps pods from sending to their tunnels?
+    pub(super) fn lacks_peer_table(&self) -> bool {
+        self.known.peers.rules.is_none() && self.known.mesh.peers().next().is_some()
+    }
+
+    /// None where this node has neither a tunnel nor peers. Without a tunnel it receives nothing, but its pods must not send to
+    /// the tunnels of peers: what the transport of a peer is does not tell whether it has one.
     fn peer_rules(&mut self, (v4, v6): (bool, bool)) -> Result<Option<PeerRules>, netlink::Error> {
         let config = std::sync::Arc::clone(&self.shared.config);
         // One that an agent before this one made is still there.
-        let is_there = |name: Option<IfName>| match name {
-            Some(name) => self.kernel.socket.index_of(&name).map(|index| index.is_some()),
-            None => Ok(false),
+        let mut there = |name: Option<IfName>| match name {
+            Some(name) => self.kernel.socket.link(&name),
+            None => Ok(None),
         };
-        let v4 = v4 || is_there(config.cluster.tunnel4().ok())?;
-        let v6 = v6 || is_there(config.cluster.tunnel6().ok())?;
-        if !v4 && !v6 {
+        let devices = (there(config.cluster.tunnel4().ok())?, there(config.cluster.tunnel6().ok())?);
+        let (v4, v6) = (v4 || devices.0.is_some(), v6 || devices.1.is_some());
+        if !v4 && !v6 && self.known.mesh.peers().next().is_none() {
             return Ok(None);
         }
         // An address that is away for a moment comes back as it was.
         let before = self.known.peers.rules.iter().flat_map(|rules| rules.locals.iter().copied());
-        let known = self.known.position.addresses().into_iter().chain(before);
-        let local = |is_v4: bool| known.clone().find(|address| address.is_ipv4() == is_v4);
+        let own = (config.cluster.vni, config.cluster.vxlan_port);
+        let tunnels = [devices.0, devices.1].into_iter().flatten().filter_map(|link| link.vxlan);
+        let ends = tunnels.filter(|vxlan| (vxlan.vni, vxlan.port) == own).filter_map(|vxlan| vxlan.local);
+        let known: Vec<IpAddr> =
+            self.known.position.addresses().into_iter().chain(before).chain(ends).collect();
+        let local = |is_v4: bool| known.iter().copied().find(|address| address.is_ipv4() == is_v4);
         let locals =
             [local(true).filter(|_| v4), local(false).filter(|_| v6)].into_iter().flatten().collect();
         let cuts = cuts(&config);
         let length = |v4: bool| {
             let cut = cuts.iter().find(|cut| cut.subnet().addr().is_ipv4() == v4);
-            cut.map(|cut| cut.block(0).prefix_len())
+            cut.map(cluster::Cut::length)
         };
         Ok(Some(PeerRules {
             vni: config.cluster.vni,
@@ -133,7 +146,7 @@ impl Routes {
             return Ok(());
         }
         if peers.table(network)?.delete()? {
-            info!("firewall of tunnels: removed, this node has no tunnel");
+            info!("firewall of tunnels: removed, this node has neither a tunnel nor peers");
         }
         (peers.rules, peers.is_due, peers.compared_at) = (None, false, Some(Instant::now()));
         Ok(())

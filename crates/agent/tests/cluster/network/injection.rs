@@ -3,7 +3,9 @@
 
 mod frame;
 
+use std::fs;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::unix::fs::PermissionsExt as _;
 
 use testkit::{
     Agent, Cluster, Extra, Families, Ns, Plan, Transport, inspect, udp_connects, udp_echo, uninterrupted,
@@ -130,6 +132,8 @@ fn tunnels_take_only_what_the_owner_of_the_source_sends() {
             }
             target.await_arrival(stranger);
             target.expect(&[]);
+            let counted = n1.sh(&["nft", "list", "chain", "inet", TABLE, "receive"]).unwrap();
+            assert!(!counted.contains("packets 0 "), "{counted}");
             // A node with sources that are not its own.
             for from in [others, local, outside(legal), address(&cluster, "n3"), address(&cluster, "n1")] {
                 if from.is_ipv4() == legal.is_ipv4() {
@@ -319,7 +323,8 @@ fn a_peers_new_address_is_accepted_and_its_old_one_closed() {
 fn flushed_rules_come_back_with_all_peers() {
     let cluster = up("flushed", &plan(Families::V4));
     let n1 = cluster.node("n1").unwrap();
-    let before = n1.sh(&["nft", "list", "table", "inet", TABLE]).unwrap();
+    // Without the counter.
+    let before = n1.sh(&["nft", "-s", "list", "table", "inet", TABLE]).unwrap();
     for fault in [
         vec!["nft", "flush", "ruleset"],
         vec!["nft", "delete", "table", "inet", TABLE],
@@ -330,7 +335,7 @@ fn flushed_rules_come_back_with_all_peers() {
         n1.sh(&fault).unwrap();
         await_that(&format!("all to be back after {fault:?}"), SOON, || {
             // While it is missing, nft cannot list it.
-            n1.sh(&["nft", "list", "table", "inet", TABLE]).is_ok_and(|now| now == before)
+            n1.sh(&["nft", "-s", "list", "table", "inet", TABLE]).is_ok_and(|now| now == before)
         });
         for target in Target::both(&cluster) {
             let stranger = cluster.underlay();
@@ -343,11 +348,149 @@ fn flushed_rules_come_back_with_all_peers() {
 }
 
 #[test]
-fn nodes_without_tunnels_have_no_table_of_peers() {
-    let cluster = up("notunnel", &Plan { nodes: 2, transport: Transport::Direct, ..Plan::default() });
-    for node in ["n1", "n2"] {
-        let ns = cluster.node(node).unwrap();
-        assert!(inspect::link(ns, TUNNEL).is_err() && !has_table(ns), "{node}");
+fn a_node_without_tunnel_and_peers_has_no_table() {
+    let cluster = up("notunnel", &Plan { nodes: 1, transport: Transport::Direct, ..Plan::default() });
+    let n1 = cluster.node("n1").unwrap();
+    assert!(inspect::link(n1, TUNNEL).is_err() && !has_table(n1));
+}
+
+/// A node that was told to use no tunnel any longer keeps its device, and others do not know of it.
+#[test]
+fn pods_of_nodes_without_tunnels_cannot_send_to_tunnel_ports() {
+    for (label, underlay, tunnel) in [("bare4", Families::V4, "pwvx4"), ("bare6", Families::V6, "pwvx6")] {
+        // Without tunnels, pods have the families of the underlay.
+        let is_alike = |pods: &ipnet::IpNet| pods.addr().is_ipv4() == (underlay == Families::V4);
+        let pods = Plan::default().pods.into_iter().filter(is_alike).collect();
+        let mut cluster = up(label, &Plan { nodes: 2, pods, ..plan(underlay) });
+        for node in ["n1", "n2"] {
+            cluster.kill_agent(node).unwrap();
+            cluster.agent_mut(node).unwrap().set_flag("--network-transport", "direct").unwrap();
+        }
+        cluster.start_agent("n1").unwrap();
+        let n2 = cluster.node("n2").unwrap();
+        ip(n2, &format!("link del {tunnel}"));
+        n2.sh(&["nft", "delete", "table", "inet", TABLE]).unwrap();
+        cluster.start_agent("n2").unwrap();
+        expect_reach(&cluster, SOON);
+        let [n1, n2] = ["n1", "n2"].map(|node| cluster.node(node).unwrap());
+        assert!(inspect::link(n1, tunnel).is_ok() && inspect::link(n2, tunnel).is_err());
+        let far = pod(&cluster, "p2");
+        for target in Target::both(&cluster) {
+            send(&far.pod, target.tunnel(), &target.frame(target.peer("p2")).bytes("pod"));
+            target.await_arrival(&far.pod);
+            target.expect(&[]);
+        }
+    }
+}
+
+/// The name of the underlay's link is the machine's choice.
+#[test]
+fn an_underlay_named_like_pod_links_carries_tunnels() {
+    let mut cluster = up("named", &plan(Families::V4));
+    cluster.kill_agent("n1").unwrap();
+    let n1 = cluster.node("n1").unwrap();
+    let routes = n1.sh(&["ip", "route", "show", "default"]).unwrap();
+    for line in ["link set eth0 down", "link set eth0 name pw0", "link set pw0 up"] {
+        ip(n1, line);
+    }
+    for route in routes.lines() {
+        ip(n1, &format!("route replace {}", route.replace("eth0", "pw0").trim()));
+    }
+    cluster.start_agent("n1").unwrap();
+    expect_reach(&cluster, SOON);
+    // A pod that takes the address of a peer is stopped by the check of its sources.
+    cluster.pod("n1", "p4").unwrap();
+    let (near, taken) = (pod(&cluster, "p4"), address(&cluster, "n2"));
+    ip(&near.pod, &format!("addr add {taken}/32 dev eth0"));
+    for target in Target::both(&cluster) {
+        let frame = target.frame(target.peer("p2")).bytes("pod");
+        send_from(&near.pod, (taken, 0).into(), target.tunnel(), &frame);
+        target.await_arrival(&near.pod);
+        target.expect(&[]);
+    }
+}
+
+/// An `nft` for one node's agent that fails while a file is there, and counts how often it does.
+struct Failing {
+    dir: std::path::PathBuf,
+}
+
+impl Failing {
+    fn new(cluster: &mut Cluster, node: &str) -> Self {
+        let dir = cluster.node(node).unwrap().dir().join("failing");
+        fs::create_dir_all(&dir).unwrap();
+        let (program, path) = (dir.join("nft"), dir.display());
+        let script =
+            format!("#!/bin/sh\n[ -e {path}/on ] || exec /usr/sbin/nft \"$@\"\necho >>{path}/on\nexit 1\n");
+        fs::write(&program, script).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let path = format!("{path}:{}", std::env::var("PATH").unwrap());
+        cluster.agent_mut(node).unwrap().set_env(&[("PATH".to_owned(), path)]);
+        Self { dir }
+    }
+
+    fn begin(&self) {
+        fs::write(self.dir.join("on"), "").unwrap();
+    }
+
+    fn end(&self) {
+        fs::remove_file(self.dir.join("on")).unwrap();
+    }
+
+    /// Everything that the agent does about the first failure is done when there is another.
+    fn await_two(&self) {
+        let count = || fs::read(self.dir.join("on")).unwrap().len();
+        let before = count();
+        await_that("two failures of nft", PATIENCE, || count() >= before + 2);
+    }
+}
+
+#[test]
+fn no_tunnel_is_made_while_the_firewall_fails() {
+    let mut cluster = up("unguarded", &Plan { nodes: 2, ..plan(Families::V4) });
+    cluster.kill_agent("n1").unwrap();
+    let failing = Failing::new(&mut cluster, "n1");
+    cluster.start_agent("n1").unwrap();
+    let n1 = cluster.node("n1").unwrap();
+    let size = |node: &Ns| inspect::link(node, TUNNEL).map(|link| link.mtu);
+    let before = size(n1).unwrap();
+    // One that is there is known to the agent.
+    failing.begin();
+    n1.sh(&["nft", "delete", "table", "inet", TABLE]).unwrap();
+    ip(n1, &format!("link del {TUNNEL}"));
+    failing.await_two();
+    assert!(size(n1).is_err(), "{:?}", size(n1));
+    failing.end();
+    expect_reach(&cluster, SOON);
+    // One that is there is adjusted, also by an agent that has just started.
+    cluster.kill_agent("n1").unwrap();
+    failing.begin();
+    let n1 = cluster.node("n1").unwrap();
+    n1.sh(&["nft", "delete", "table", "inet", TABLE]).unwrap();
+    ip(n1, &format!("link set {TUNNEL} mtu 1300"));
+    cluster.agent_mut("n1").unwrap().launch().unwrap();
+    let n1 = cluster.node("n1").unwrap();
+    await_that("the MTU to be right", SOON, || size(n1).is_ok_and(|mtu| mtu == before));
+    failing.end();
+    cluster.agent_mut("n1").unwrap().wait_ready().unwrap();
+    expect_reach(&cluster, SOON);
+}
+
+/// The store cannot be reached then, either.
+#[test]
+fn an_agent_that_starts_without_underlay_keeps_accepting_peers() {
+    for (label, underlay) in [("away4", Families::V4), ("away6", Families::V6)] {
+        let mut cluster = up(label, &Plan { nodes: 2, ..plan(underlay) });
+        cluster.kill_agent("n1").unwrap();
+        let n1 = cluster.node("n1").unwrap();
+        let listed = |node: &Ns| node.sh(&["nft", "-s", "list", "table", "inet", TABLE]).unwrap();
+        let before = listed(n1);
+        ip(n1, "link set eth0 down");
+        n1.sh(&["nft", "flush", "chain", "inet", TABLE, "receive"]).unwrap();
+        cluster.agent_mut("n1").unwrap().launch().unwrap();
+        let n1 = cluster.node("n1").unwrap();
+        await_that("the table to be repaired", SOON, || listed(n1).contains("counter drop"));
+        assert_eq!(listed(n1), before);
     }
 }
 
