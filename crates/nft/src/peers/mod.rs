@@ -1,5 +1,5 @@
 //! The table that decides which packets enter the tunnels of one network, `inet podwire-peers-NETWORK`. It exists only while
-//! the node has such a tunnel, and only the network's agent changes it.
+//! the node has such a tunnel or peers, and only the network's agent changes it.
 //!
 //! ```text
 //! input hook, before decapsulation:  port and VNI ─► own address, own MAC ─► (sender, inner source) in a set ─► accept
