@@ -54,7 +54,7 @@ impl Tunnel {
         engine::tunnel::alias(&self.network)
     }
 
-    /// The device, made or repaired; what was done to it is told. Without `may_make` one that is there is adjusted as far as
+    /// The device, made or repaired; `done` lists the changes. Without `may_make` one that is there is adjusted as far as
     /// that needs no new device, and one that is missing stays so: None.
     pub(super) fn keep(
         &self,

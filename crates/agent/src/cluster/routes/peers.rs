@@ -54,7 +54,7 @@ impl Routes {
         let kept = match rules {
             Some(rules) => self.compare_peers(rules),
             None if self.known.is_complete => self.delete_peers(),
-            // There may be peers that the store has not told of yet.
+            // There may be peers that the store has not listed yet.
             None => Ok(()),
         };
         kept.map_err(|error| {

@@ -354,7 +354,7 @@ fn a_node_without_tunnel_and_peers_has_no_table() {
     assert!(inspect::link(n1, TUNNEL).is_err() && !has_table(n1));
 }
 
-/// A node that was told to use no tunnel any longer keeps its device, and others do not know of it.
+/// A node keeps its device when its transport becomes direct, and others do not know of it.
 #[test]
 fn pods_of_nodes_without_tunnels_cannot_send_to_tunnel_ports() {
     for (label, underlay, tunnel) in [("bare4", Families::V4, "pwvx4"), ("bare6", Families::V6, "pwvx6")] {
