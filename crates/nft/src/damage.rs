@@ -15,9 +15,9 @@ use crate::firewall::Firewall;
 use crate::foreign::is_harmless;
 use crate::number;
 use crate::pod::{NetworkChain, Pod};
-use crate::request;
+use crate::request::{self, Place};
 use crate::rule::{Ending, Listed};
-use crate::ruleset::{self, Family, TABLE};
+use crate::ruleset::{self, Family, REVISION, REVISION_KEY, TABLE};
 use crate::shape::{ChainShape, Hook, Shape};
 use crate::socket::Request;
 
@@ -182,6 +182,70 @@ impl Firewall {
             Some(Err(Refusal { errno: Errno::NOENT, .. })) | None => Ok(false),
             Some(Err(refusal)) => Err(Error::refused(LOOK, revision.to_string(), refusal)),
         }
+    }
+
+    /// How a table of family inet that is not the pods' differs from its text and revision, in words.
+    pub(crate) fn damage_of_named(
+        &mut self,
+        table: &str,
+        text: &str,
+        revision: u32,
+    ) -> Result<Vec<String>, Error> {
+        match self.socket.ask(&[request::table_named(table)])?.pop() {
+            Some(Ok(found)) if request::is_dormant(&found) => {
+                return Ok(vec![format!("table {table} is dormant")]);
+            }
+            Some(Ok(_)) => {}
+            Some(Err(Refusal { errno: Errno::NOENT, .. })) | None => {
+                return Ok(vec![format!("table {table} is missing")]);
+            }
+            Some(Err(refusal)) => return Err(Error::refused(LOOK, format!("inet {table}"), refusal)),
+        }
+        let mut found = Vec::new();
+        let wanted = (REVISION_KEY.to_ne_bytes().to_vec(), Some(revision.to_ne_bytes().to_vec()));
+        let mut has_revision = false;
+        self.dump_if_there(&request::elements_at(Place { table, set: REVISION }), |answer| {
+            has_revision |= request::elements(answer)
+                .any(|found| (found.key.to_vec(), found.value.map(<[u8]>::to_vec)) == wanted);
+        })?;
+        if !has_revision {
+            found.push(format!("table {table} is of another version or configuration"));
+        }
+        let mut sets = Vec::new();
+        self.dump_if_there(&request::sets_of(table), |set| sets.extend(request::name_of_set(set)))?;
+        let shape = Shape::of(text);
+        let lost = shape.sets.iter().filter(|set| !sets.iter().any(|there| there == *set));
+        found.extend(lost.map(|set| format!("set {table} {set} is missing")));
+        let mut chains = self.listed(Family::Inet, &request::get_chains(Family::Inet), ListedChain::read)?;
+        chains.retain(|chain| chain.table == table);
+        let rules = self.listed(Family::Inet, &request::rules_of(table), Listed::read)?;
+        for want in &shape.chains {
+            let Some(have) = chains.iter().find(|chain| chain.name == want.name) else {
+                found.push(format!("chain {table} {} is missing", want.name));
+                continue;
+            };
+            let own: Vec<&Listed> = rules.iter().filter(|rule| rule.chain == want.name).collect();
+            let wrong = wrong_hook(want, have).map(str::to_owned).into_iter().chain(wrong_rules(want, &own));
+            found.extend(wrong.map(|what| format!("chain {table} {} {what}", want.name)));
+        }
+        let is_known = |chain: &&ListedChain| shape.chains.iter().any(|want| want.name == chain.name);
+        let unknown = chains.iter().filter(|chain| !is_known(chain));
+        found.extend(unknown.map(|chain| format!("chain {table} {} is not Podwire's", chain.name)));
+        Ok(found)
+    }
+
+    /// Deletes a table of family inet that is not the pods'. Was there one?
+    pub(crate) fn delete_named(&mut self, operation: &'static str, table: &str) -> Result<bool, Error> {
+        let Err(refused) = self.socket.transact(&[request::delete_table_of(table)], None)? else {
+            return Ok(true);
+        };
+        let refusals = refused.whole.into_iter().chain(refused.requests.into_iter().map(|(_, r)| r));
+        for refusal in refusals {
+            if !matches!(refusal.errno, Errno::NOENT | Errno::OPNOTSUPP | Errno::AFNOSUPPORT) {
+                return Err(Error::refused(operation, format!("inet {table}"), refusal));
+            }
+        }
+        Ok(false)
     }
 
     /// A table that went in the meantime lists nothing.

@@ -10,7 +10,8 @@
 //! [`Firewall::missing_of`], [`foreign_drops`]) and repairs ([`Firewall::repair`], [`Firewall::rebuild`]).
 //!
 //! Called by the engine for ADD, DEL, CHECK and clean-up. It works in the network namespace of the calling thread.
-//! It may touch: tables `inet podwire`, `bridge podwire` and `inet podwire-peers-NETWORK`, and conntrack entries of the addresses it is given;
+//! It may touch: tables `inet podwire`, `bridge podwire`, `inet podwire-peers-NETWORK` and `inet podwire-limit-NETWORK`, and
+//! conntrack entries of the addresses it is given;
 //! nothing of anybody else, but for the rules that [`accept_in_others`] is asked to put there.
 
 mod census;

@@ -11,6 +11,7 @@ use rustix::net::{
 };
 
 use crate::error::Error;
+use crate::limit::is_limit_table;
 use crate::number;
 use crate::peers::is_peer_table;
 use crate::ruleset::TABLE;
@@ -164,6 +165,7 @@ fn of_message(kind: u16, body: &[u8]) -> Change {
     // The table's name has the same number in all of these.
     let table = body.get(GENERAL..).and_then(|attributes| attribute(attributes, number::TABLE_NAME));
     let is_of_peers = table.is_some_and(is_peer_table);
+    let is_of_limits = table.is_some_and(is_limit_table);
     let is_named_ours = table.and_then(|name| name.strip_suffix(&[0])) == Some(TABLE.as_bytes());
     let of_ours = |ours| Change { ours, ..Change::default() };
     match (family, about) {
@@ -172,6 +174,9 @@ fn of_message(kind: u16, body: &[u8]) -> Change {
             About::ElementGone => of_ours(Ours::Elements),
             About::Other => Change::default(),
         },
+        // Counters that are gone count anew.
+        (Some(libc::NFPROTO_INET), About::ElementGone) if is_of_limits => Change::default(),
+        (Some(libc::NFPROTO_INET), _) if is_of_limits => of_ours(Ours::Structure),
         (Some(libc::NFPROTO_INET), _) if is_of_peers => Change { peers: true, ..Change::default() },
         (Some(libc::NFPROTO_INET | libc::NFPROTO_IPV4 | libc::NFPROTO_IPV6), About::TableChainOrRule) => {
             Change { foreign: true, ..Change::default() }
@@ -216,6 +221,10 @@ mod tests {
             (&[(3, ip, "filter"), (27, inet, "podwire")], Change { peers: false, ..EVERYTHING }),
             (&[(2, inet, "podwire-peers-blue"), (14, inet, "podwire-peers-blue")], peers),
             (&[(12, inet, "podwire-peers-blue")], Change::default()),
+            (&[(8, inet, "podwire-limit-blue"), (0, inet, "podwire-limit-blue")], ours(Ours::Structure)),
+            (&[(11, inet, "podwire-limit-blue")], ours(Ours::Structure)),
+            (&[(14, inet, "podwire-limit-blue"), (12, inet, "podwire-limit-blue")], Change::default()),
+            (&[(6, ip, "podwire-limit-blue")], foreign),
         ] {
             assert_eq!(of_datagram(&datagram(messages)), want, "{messages:?}");
         }

@@ -38,6 +38,7 @@ pub(crate) const RULE_USERDATA: u16 = 7;
 pub(crate) const EXPR_NAME: u16 = 1;
 pub(crate) const EXPR_DATA: u16 = 2;
 pub(crate) const LOOKUP_SET: u16 = 1;
+pub(crate) const DYNSET_SET: u16 = 1;
 pub(crate) const CMP_OP: u16 = 2;
 pub(crate) const CMP_DATA: u16 = 3;
 pub(crate) const CMP_EQ: u32 = 0;

@@ -1,5 +1,5 @@
 //! A rule as the kernel lists it, as far as one can tell without knowing every expression: what it ends in, whether it
-//! has a condition, and which sets it asks. Programs and kernels of other versions may write a rule otherwise, but these stay.
+//! has a condition, and which sets it asks or adds to. Programs and kernels of other versions may write a rule otherwise, but these stay.
 
 use netlink::wire::{attribute, attribute_at, attributes, read_text};
 
@@ -122,8 +122,12 @@ impl<'a> Expression<'a> {
     }
 
     fn set(&self) -> Option<String> {
-        let name =
-            attribute(self.data, number::LOOKUP_SET).filter(|_| self.name == "lookup").map(read_text)?;
+        let kind = match self.name.as_str() {
+            "lookup" => number::LOOKUP_SET,
+            "dynset" => number::DYNSET_SET,
+            _ => return None,
+        };
+        let name = attribute(self.data, kind).map(read_text)?;
         (!name.starts_with(ANONYMOUS)).then_some(name)
     }
 

@@ -214,7 +214,7 @@ impl Keeper {
         let network = &self.parts.config.network;
         let limit = nft::ConnectionLimit {
             network: &network.name,
-            subnets: &network.subnets,
+            bridge: &network.bridge,
             per_pod: network.connections_per_pod,
         };
         if limit.per_pod.is_none() && self.is_unlimited {

@@ -20,17 +20,13 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use netlink::Refusal;
-use rustix::io::Errno;
 use types::{Mac, NetworkName};
 
-use crate::damage::{ListedChain, wrong_hook, wrong_rules};
 use crate::error::Error;
 use crate::firewall::Firewall;
 use crate::program;
 use crate::request::{self, Place};
-use crate::rule::Listed;
-use crate::ruleset::{Family, REVISION, REVISION_KEY};
-use crate::shape::Shape;
+use crate::ruleset::Family;
 pub(crate) use text::is_peer_table;
 use text::{LENGTHS_KEY, name_of};
 
@@ -142,7 +138,7 @@ impl PeerTable {
     /// Deletes the table. Was there one?
     pub fn delete(&mut self) -> Result<bool, Error> {
         self.rules = None;
-        delete_table(&mut self.firewall, &self.name)
+        self.firewall.delete_named(KEEP, &self.name)
     }
 
     /// None where the set is missing.
@@ -211,64 +207,7 @@ impl PeerTable {
 
     /// How the table differs from the rules, in words.
     fn damage(&mut self, rules: &PeerRules) -> Result<Vec<String>, Error> {
-        let name = self.name.clone();
-        match self.firewall.socket.ask(&[request::table_named(&name)])?.pop() {
-            Some(Ok(table)) if request::is_dormant(&table) => {
-                return Ok(vec![format!("table {name} is dormant")]);
-            }
-            Some(Ok(_)) => {}
-            Some(Err(Refusal { errno: Errno::NOENT, .. })) | None => {
-                return Ok(vec![format!("table {name} is missing")]);
-            }
-            Some(Err(refusal)) => return Err(self.refused(refusal)),
-        }
-        let mut found = Vec::new();
-        let revision =
-            (REVISION_KEY.to_ne_bytes().to_vec(), Some(rules.revision(&name).to_ne_bytes().to_vec()));
-        let mut has_revision = false;
-        let place = Place { table: &name, set: REVISION };
-        self.firewall.dump_if_there(&request::elements_at(place), |answer| {
-            has_revision |= request::elements(answer)
-                .any(|found| (found.key.to_vec(), found.value.map(<[u8]>::to_vec)) == revision);
-        })?;
-        if !has_revision {
-            found.push(format!("table {name} is of another version, address or block length"));
-        }
-        let mut sets = Vec::new();
-        self.firewall
-            .dump_if_there(&request::sets_of(&name), |set| sets.extend(request::name_of_set(set)))?;
-        let lost = rules.sets().filter(|set| !sets.iter().any(|there| there == set));
-        found.extend(lost.map(|set| format!("set {name} {set} is missing")));
-        let mut chains = self.listed(&request::get_chains(Family::Inet), ListedChain::read)?;
-        chains.retain(|chain| chain.table == name);
-        let listed = self.listed(&request::rules_of(&name), Listed::read)?;
-        let text = rules.text(&name);
-        let shape = Shape::of(&text);
-        for want in &shape.chains {
-            let Some(have) = chains.iter().find(|chain| chain.name == want.name) else {
-                found.push(format!("chain {name} {} is missing", want.name));
-                continue;
-            };
-            let own: Vec<&Listed> = listed.iter().filter(|rule| rule.chain == want.name).collect();
-            let wrong = wrong_hook(want, have).map(str::to_owned).into_iter().chain(wrong_rules(want, &own));
-            found.extend(wrong.map(|what| format!("chain {name} {} {what}", want.name)));
-        }
-        let is_known = |chain: &&ListedChain| shape.chains.iter().any(|want| want.name == chain.name);
-        let unknown = chains.iter().filter(|chain| !is_known(chain));
-        found.extend(unknown.map(|chain| format!("chain {name} {} is not Podwire's", chain.name)));
-        Ok(found)
-    }
-
-    fn listed<T: PartialEq>(
-        &mut self,
-        request: &crate::socket::Request<'_>,
-        read: impl Fn(&[u8]) -> Option<T>,
-    ) -> Result<Vec<T>, Error> {
-        match self.firewall.socket.list(request, read)? {
-            Ok(listed) => Ok(listed),
-            Err(Refusal { errno: Errno::NOENT, .. }) => Ok(Vec::new()),
-            Err(refusal) => Err(self.refused(refusal)),
-        }
+        self.firewall.damage_of_named(&self.name, &rules.text(&self.name), rules.revision(&self.name))
     }
 
     fn refused(&self, refusal: Refusal) -> Error {
@@ -280,19 +219,6 @@ fn unexplained() -> Error {
     Error::Structure { message: "the kernel refused elements of peers and did not say why".to_owned() }
 }
 
-fn delete_table(firewall: &mut Firewall, name: &str) -> Result<bool, Error> {
-    let Err(refused) = firewall.socket.transact(&[request::delete_table_of(name)], None)? else {
-        return Ok(true);
-    };
-    let refusals = refused.whole.into_iter().chain(refused.requests.into_iter().map(|(_, r)| r));
-    for refusal in refusals {
-        if !matches!(refusal.errno, Errno::NOENT | Errno::OPNOTSUPP | Errno::AFNOSUPPORT) {
-            return Err(Error::refused(KEEP, format!("inet {name}"), refusal));
-        }
-    }
-    Ok(false)
-}
-
 /// Deletes the tables of the networks, as `AttachmentKey::network_dir` names them, that are chosen. Returns their names.
 pub fn delete_peer_tables(is_chosen: &dyn Fn(&str) -> bool) -> Result<Vec<String>, Error> {
     let mut firewall = Firewall::open()?;
@@ -301,7 +227,7 @@ pub fn delete_peer_tables(is_chosen: &dyn Fn(&str) -> bool) -> Result<Vec<String
     let is_one = |name: &String| text::network_of(name).is_some_and(is_chosen);
     let mut deleted = Vec::new();
     for name in names.into_iter().filter(is_one) {
-        if delete_table(&mut firewall, &name)? {
+        if firewall.delete_named(KEEP, &name)? {
             deleted.push(name);
         }
     }

@@ -1,32 +1,41 @@
 //! How many connections a pod may have.
 
-use nft::{ConnectionLimit, Firewall, Mode, Protocol};
-use types::NetworkName;
+use nft::{Change, ConnectionLimit, Firewall, Mode, Monitor, Ours, Protocol};
+use types::{IfName, NetworkName};
 
 use crate::common::{Sample, all_elements, nft};
 use crate::lab::{At, Lab};
 
+const V4: &str = "0.0.0.0:0";
+const V6: &str = "[::]:0";
 const BOTH: [Mode; 2] = [Mode::Bridge, Mode::Routed];
 
 fn limit(lab: &Lab, per_pod: Option<u32>) -> Option<String> {
-    let network = NetworkName::try_from("blue").unwrap();
-    let subnets = ["10.77.0.0/16".parse().unwrap(), "fd77::/64".parse().unwrap()];
-    let limit = ConnectionLimit { network: &network, subnets: &subnets, per_pod };
+    let (network, bridge) = (NetworkName::try_from("blue").unwrap(), IfName::try_from("br0").unwrap());
+    let limit = ConnectionLimit { network: &network, bridge: &bridge, per_pod };
     lab.inside(At::Host, || Firewall::open().unwrap().limit_connections(&limit).unwrap())
 }
 
-/// How many of twenty new connections from this namespace reach the server, which counts to the last one of `other`.
-fn arrived(lab: &Lab, from: At, target: &str, other: At) -> usize {
+/// How many of twenty new connections from this source reach the server, which counts to the last one of `other`.
+fn arrived(lab: &Lab, (from, source): (At, &str), target: &str, other: At) -> usize {
     let server = lab.serve(At::Host, Protocol::Udp, target);
-    let any = if target.starts_with('[') { "[::]:0" } else { "0.0.0.0:0" };
-    let senders: Vec<_> = (0..20).map(|_| lab.sender(from, any)).collect();
+    let senders: Vec<_> = (0..20).map(|_| lab.sender(from, source)).collect();
     // Twice: what is refused once is refused again.
     for sender in senders.iter().chain(&senders) {
         sender.send("new", target);
     }
+    let any = if target.starts_with('[') { V6 } else { V4 };
     lab.sender(other, any).send("end", target);
     let received = std::iter::repeat_with(|| server.receive()).take_while(|word| word != "end");
     received.count() / 2
+}
+
+/// The pod's own link-local address, with the number of its link.
+fn link_local(lab: &Lab, pod: At) -> String {
+    let shown = lab.ip(pod, "-6 -o addr show dev eth0 scope link");
+    let words: Vec<&str> = shown.split_whitespace().collect();
+    let (number, address) = (words[0].trim_end_matches(':'), words[3].split('/').next().unwrap());
+    format!("[{address}%{number}]:0")
 }
 
 #[test]
@@ -34,17 +43,50 @@ fn a10_connections_above_the_limit_are_refused_per_pod() {
     for mode in BOTH {
         let lab = Lab::new(mode);
         [2, 3].iter().for_each(|n| lab.admit(&Sample::new(mode, *n)));
-        for (limited, targets) in
-            [(None, ["10.77.0.1:9", "[fd77::1]:9"]), (Some(5), ["10.77.0.1:10", "[fd77::1]:10"])]
-        {
-            limit(&lab, limited);
-            for target in targets {
-                let expected = if limited.is_some() { 5 } else { 20 };
-                assert_eq!(arrived(&lab, At::Pod(2), target, At::Pod(3)), expected, "{target}");
+        let own = link_local(&lab, At::Pod(2));
+        let mut port = 9;
+        // All sources of a pod share one counter, whichever comes first.
+        for first in 0..3 {
+            let mut sources = [(own.as_str(), "[fd77::1]"), (V4, "10.77.0.1"), (V6, "[fd77::1]")];
+            sources.rotate_left(first);
+            for limited in [None, Some(5)] {
+                limit(&lab, limited);
+                for (place, (source, host)) in sources.iter().enumerate() {
+                    port += 1;
+                    let expected = match (limited, place) {
+                        (None, _) => 20,
+                        (Some(_), 0) => 5,
+                        (Some(_), _) => 0,
+                    };
+                    let target = format!("{host}:{port}");
+                    let count = arrived(&lab, (At::Pod(2), source), &target, At::Pod(3));
+                    assert_eq!(count, expected, "{mode:?}: {source} to {target}, limited: {limited:?}");
+                }
             }
         }
-        // What is not of a pod has no limit.
-        assert_eq!(arrived(&lab, At::Outside, "192.0.2.1:11", At::Pod(3)), 20);
+    }
+}
+
+#[test]
+fn a10_connections_from_other_nodes_are_not_limited() {
+    for mode in BOTH {
+        let lab = Lab::new(mode);
+        lab.admit(&Sample::new(mode, 3));
+        limit(&lab, Some(5));
+        // Pods of another node, over the underlay and through a tunnel.
+        for (at, local, remote, n) in [(At::Host, 1, 2, 1), (At::Outside, 2, 1, 2)] {
+            let ends = format!("local 192.0.2.{local} remote 192.0.2.{remote}");
+            lab.ip(at, &format!("link add pwvx4 type vxlan id 7 {ends} dstport 4789"));
+            lab.ip(at, &format!("addr add 198.51.100.{n}/24 dev pwvx4"));
+            lab.ip(at, "link set pwvx4 up");
+        }
+        lab.ip(At::Outside, "addr add 10.77.9.9/32 dev lo");
+        for (target, source) in
+            [("192.0.2.1:9", V4), ("192.0.2.1:10", "10.77.9.9:0"), ("198.51.100.1:11", "10.77.9.9:0")]
+        {
+            let count = arrived(&lab, (At::Outside, source), target, At::Pod(3));
+            assert_eq!(count, 20, "{mode:?}: {source} to {target}");
+        }
     }
 }
 
@@ -58,7 +100,7 @@ fn a10_a_connection_limit_is_kept_changed_and_removed() {
     lab.sender(At::Pod(2), "10.77.0.2:0").send("counted", "10.77.0.1:9");
     assert_eq!(limit(&lab, Some(5)), None);
     let counted = lab.inside(At::Host, all_elements);
-    assert!(counted.contains("connections4"), "its counters stay: {counted}");
+    assert!(counted.contains("inet links"), "its counters stay: {counted}");
     assert!(limit(&lab, Some(6)).is_some());
     lab.inside(At::Host, || nft("flush ruleset"));
     assert!(limit(&lab, Some(6)).is_some());
@@ -70,4 +112,42 @@ fn a10_a_connection_limit_is_kept_changed_and_removed() {
     let removed = lab.inside(At::Host, || Firewall::open().unwrap().remove_limits(&|name| name == "blue"));
     assert_eq!(removed.unwrap().len(), 1);
     assert_eq!(tables(), "");
+}
+
+#[test]
+fn a10_a_damaged_connection_limit_is_repaired() {
+    let lab = Lab::new(Mode::Routed);
+    lab.admit(&Sample::new(Mode::Routed, 2));
+    limit(&lab, Some(5));
+    let table = || lab.inside(At::Host, || nft("-s list table inet podwire-limit-blue"));
+    let before = table();
+    for act in [
+        "flush table inet podwire-limit-blue",
+        "delete table inet podwire-limit-blue",
+        "insert rule inet podwire-limit-blue connections accept",
+        "replace rule inet podwire-limit-blue connections handle HANDLE accept",
+        "delete rule inet podwire-limit-blue connections handle HANDLE",
+        "add chain inet podwire-limit-blue connections { policy drop ; }",
+        "add table inet podwire-limit-blue { flags dormant ; }",
+        "flush map inet podwire-limit-blue revision",
+    ] {
+        lab.inside(At::Host, || {
+            let listed = nft("-a list table inet podwire-limit-blue");
+            let last = listed.lines().rfind(|line| line.contains("@links")).unwrap();
+            let handle = last.rsplit(' ').next().unwrap();
+            let mut monitor = Monitor::open().unwrap();
+            nft(&act.replace("HANDLE", handle));
+            if !act.starts_with("flush map") {
+                let heard = Change { ours: Ours::Structure, ..Change::default() };
+                assert_eq!(monitor.read().unwrap(), heard, "{act}");
+            }
+        });
+        assert!(limit(&lab, Some(5)).is_some(), "{act}");
+        assert_eq!(table(), before, "{act}");
+        assert_eq!(limit(&lab, Some(5)), None, "{act}");
+    }
+    lab.inside(At::Host, || nft("flush table inet podwire-limit-blue"));
+    lab.inside(At::Host, || nft("delete chain inet podwire-limit-blue connections"));
+    let removed = lab.inside(At::Host, || Firewall::open().unwrap().remove_limits(&|name| name == "blue"));
+    assert_eq!(removed.unwrap().len(), 1, "also a table without chains");
 }
