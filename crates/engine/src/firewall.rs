@@ -8,7 +8,7 @@ use std::path::Path;
 use cni::{Code, PortMapping};
 use netlink::RtSocket;
 use nft::conntrack::{self, Family};
-use nft::{Alive, Firewall, Guard, HostPort, Idle, NetworkChain, Orphan, Pod, Stray};
+use nft::{Alive, Firewall, Guard, HostPort, Idle, NetworkChain, Orphan, Others, Pod, Stray};
 use rustix::io::Errno;
 use types::{AttachmentKey, IfName};
 
@@ -16,7 +16,7 @@ use crate::Error;
 use crate::detach::addresses_in_alias;
 use crate::reconcile::Trouble;
 use crate::resident::{self, Resident};
-use crate::state::{Attachment, Network, Phase, State, StateError};
+use crate::state::{Attachment, Held, Listed, Network, Phase, State, StateError};
 use crate::sysctl::Families;
 
 /// Does the attachment have anything in the firewall? One that asks for nothing needs no nftables at all.
@@ -164,15 +164,64 @@ pub(crate) fn admit(
     state: &State,
     resident: Option<&Resident>,
 ) -> Result<(), Error> {
-    admit_after(attachment, resident, &mut || {
-        if let Err(error) = put_back(state, Some(&attachment.key)) {
+    admit_after(attachment, resident, &mut OfState { state, new: Some(&attachment.key), held: None })
+}
+
+/// So many records are held open at once, of the 1024 files that a process may have. Pods above that are put back one by one.
+const HELD: usize = 512;
+
+/// The attachments of the state folder.
+struct OfState<'a> {
+    state: &'a State,
+    /// The one that is being made.
+    new: Option<&'a AttachmentKey>,
+    /// One whose record the caller holds already.
+    held: Option<&'a Attachment>,
+}
+
+impl OfState<'_> {
+    /// Those that are ready, with their records held: a DEL at the same time must not be followed by what it has just removed.
+    /// One that somebody works on is left out, and so is one whose record cannot be read: `restore` waits for the first
+    /// and tells of the second.
+    fn ready(&self) -> Vec<Held> {
+        let networks = self.state.networks().unwrap_or_default();
+        let listed = networks.iter().flat_map(|network| {
+            network.list().unwrap_or_default().into_iter().map(move |listed| (network, listed))
+        });
+        let is_wanted = |listed: &Listed| {
+            let is_other = |a: &Attachment| is_needed(a) && Some(&a.key) != self.new;
+            listed.phase == Phase::Ready && listed.attachment.as_ref().is_some_and(is_other)
+        };
+        listed
+            .filter(|(_, listed)| is_wanted(listed))
+            .filter_map(|(network, listed)| network.find_idle(&listed.stem).ok()?)
+            .filter(|held| held.phase() == Phase::Ready)
+            .take(HELD)
+            .collect()
+    }
+}
+
+impl Others for OfState<'_> {
+    fn hold(&mut self, act: &mut dyn FnMut(&[Pod<'_>]) -> Result<(), nft::Error>) -> Result<(), nft::Error> {
+        let records = self.ready();
+        let attachments = records.iter().filter_map(Held::attachment).chain(self.held);
+        let members: Vec<Member<'_>> = attachments.filter_map(Member::of).collect();
+        act(&members.iter().map(Member::pod).collect::<Vec<_>>())
+    }
+
+    fn restore(&mut self) {
+        if self.held.is_some() {
+            // The caller puts back all.
+            return;
+        }
+        if let Err(error) = put_back(self.state, self.new) {
             let error = error.to_string();
             eprintln!(
                 "podwire: not all pods could be put back into the firewall's tables: {}",
                 types::one_line(&error)
             );
         }
-    })
+    }
 }
 
 /// Puts all attachments in force that are ready, of all networks, but for one.
@@ -183,7 +232,7 @@ pub(crate) fn put_back(state: &State, except: Option<&AttachmentKey>) -> Result<
             let wanted = |a: &Attachment| is_needed(a) && Some(&a.key) != except;
             let ready = listed.attachment.as_ref().filter(|_| listed.phase == Phase::Ready);
             if let Some(attachment) = ready.filter(|a| wanted(a)) {
-                errors.extend(put_one_back(&network, attachment).err());
+                errors.extend(put_one_back(state, &network, attachment).err());
             }
         }
     }
@@ -192,19 +241,20 @@ pub(crate) fn put_back(state: &State, except: Option<&AttachmentKey>) -> Result<
 
 /// With its record held: a DEL at the same time must not be followed by what it has just removed. False: it is no more.
 /// `known` is what is put back if the record cannot be read.
-pub(crate) fn put_one_back(network: &Network, known: &Attachment) -> Result<bool, Error> {
+pub(crate) fn put_one_back(state: &State, network: &Network, known: &Attachment) -> Result<bool, Error> {
     let held = network.find(&known.key)?.filter(|held| held.phase() == Phase::Ready);
     let Some(held) = held else { return Ok(false) };
-    admit_after(held.attachment().unwrap_or(known), None, &mut || {}).map(|()| true)
+    let attachment = held.attachment().unwrap_or(known);
+    admit_after(attachment, None, &mut OfState { state, new: None, held: Some(attachment) }).map(|()| true)
 }
 
 fn admit_after(
     attachment: &Attachment,
     resident: Option<&Resident>,
-    restore: &mut dyn FnMut(),
+    others: &mut OfState<'_>,
 ) -> Result<(), Error> {
     let Some(member) = Member::of(attachment) else { return Ok(()) };
-    resident::with_firewall(resident, |firewall| firewall.admit_after(&member.pod(), restore))?;
+    resident::with_firewall(resident, |firewall| firewall.admit_after(&member.pod(), others))?;
     // Datagrams that kept coming while nobody had the port would go on to nowhere.
     if member.ports.is_empty() { Ok(()) } else { Ok(conntrack::flush_ports(&member.ports)?) }
 }

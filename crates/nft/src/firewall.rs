@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use netlink::Refusal;
 use rustix::io::Errno;
 
+use crate::damage::networks;
 use crate::element::{self, Element, Role};
 use crate::error::Error;
 use crate::pod::{HostPort, NetworkChain, Pod};
@@ -38,12 +39,14 @@ impl Firewall {
     /// Puts the pod in force, all of it or nothing. Doing it again changes nothing. The tables are made when they are
     /// missing. A host port of another pod is [`Error::PortTaken`].
     pub fn admit(&mut self, pod: &Pod<'_>) -> Result<(), Error> {
-        self.admit_after(pod, &mut || {})
+        self.admit_after(pod, &mut NoOthers)
     }
 
-    /// The same; when the tables themselves were missing or of another version, `restore` is called once they are made
-    /// anew. It puts back the pods that were in them, before this one can take a host port of theirs.
-    pub fn admit_after(&mut self, pod: &Pod<'_>, restore: &mut dyn FnMut()) -> Result<(), Error> {
+    /// The same; when the tables themselves were missing or of another version, they are made anew and [`Others::restore`]
+    /// puts back the pods that were in them, before this one can take a host port of theirs. Over tables of another version
+    /// the rules come with the members of all running pods, in one transaction: new rules may use new sets, and without
+    /// their elements they would drop what running pods send.
+    pub fn admit_after(&mut self, pod: &Pod<'_>, others: &mut dyn Others) -> Result<(), Error> {
         let mut elements = element::revisions(pod);
         elements.append(&mut element::of(pod)?);
         let mut replace = vec![Replace::No; elements.len()];
@@ -62,16 +65,16 @@ impl Firewall {
                 if renewals == RENEWALS {
                     break;
                 }
-                let mut text = ruleset::text(element::families(pod), pod.masquerade.as_slice(), Clamp::Off);
-                if let Some(chain) = pod.masquerade.filter(|_| renewals > 0) {
-                    // Somebody pruned the chain before the pod was in it: this time it is never empty.
-                    text.push_str(&ruleset::members(chain, pod.addresses));
+                let mut apply = |running: &[Pod<'_>]| program::apply(&structure(pod, running, renewals > 0));
+                if self.is_of_another_version(element::families(pod))? {
+                    others.hold(&mut apply)?;
+                } else {
+                    apply(&[])?;
                 }
-                program::apply(&text)?;
                 renewals += 1;
                 // That only its network's own sets are missing is how the first pod of a network finds it.
                 if wanting.iter().any(|e| !pod.masquerade.is_some_and(|chain| chain.has_set(e.set))) {
-                    restore();
+                    others.restore();
                 }
                 continue;
             }
@@ -290,6 +293,43 @@ impl Firewall {
         }
         Ok(removed)
     }
+}
+
+/// The other pods of this node, which the caller knows.
+pub trait Others {
+    /// Calls `act` once, with those that are running. None of them may be expelled before it returns.
+    fn hold(&mut self, act: &mut dyn FnMut(&[Pod<'_>]) -> Result<(), Error>) -> Result<(), Error>;
+    /// Puts them back into tables that were made anew.
+    fn restore(&mut self);
+}
+
+/// The caller knows of none.
+pub struct NoOthers;
+
+impl Others for NoOthers {
+    fn hold(&mut self, act: &mut dyn FnMut(&[Pod<'_>]) -> Result<(), Error>) -> Result<(), Error> {
+        act(&[])
+    }
+
+    fn restore(&mut self) {}
+}
+
+/// The text of what a pod needs, with the members of running pods in the same tables.
+fn structure(pod: &Pod<'_>, running: &[Pod<'_>], was_pruned: bool) -> String {
+    let families = element::families(pod);
+    let all: Vec<Pod<'_>> = [*pod].into_iter().chain(running.iter().copied()).collect();
+    let mut text = ruleset::text(families, &networks(&all), Clamp::Off);
+    if let Some(chain) = pod.masquerade.filter(|_| was_pruned) {
+        // Somebody pruned the chain before the pod was in it: this time it is never empty.
+        text.push_str(&ruleset::members(chain, pod.addresses));
+    }
+    // A pod that has no elements because a port of it is wrong fails when it is restored.
+    for element in running.iter().filter_map(|pod| element::of(pod).ok()).flatten() {
+        if matches!(element.role, Role::Member) && families.contains(&element.family) {
+            text.push_str(&element.line());
+        }
+    }
+    text
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

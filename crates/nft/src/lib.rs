@@ -41,7 +41,7 @@ mod tunnel;
 pub mod conntrack;
 
 pub use error::Error;
-pub use firewall::Firewall;
+pub use firewall::{Firewall, NoOthers, Others};
 pub use foreign::{
     Certainty, ForeignDrop, ForeignFamily, accept_in_others, foreign_drops, withdraw_from_others,
 };

@@ -41,7 +41,7 @@ impl Round<'_> {
             let Some(attachment) = members.get(lacking).map(Member::attachment) else { continue };
             let Some(network) = self.state.existing_network(&attachment.key.network) else { continue };
             // With its record held: a DEL at the same time must not be followed by what it has just removed.
-            if firewall::put_one_back(&network, attachment)? {
+            if firewall::put_one_back(&self.state, &network, attachment)? {
                 self.repaired(Kind::Firewall, format_args!("{} put back into the firewall", attachment.key));
             }
         }

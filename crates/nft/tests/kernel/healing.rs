@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use nft::{Firewall, Mode, Pod, Protocol};
+use nft::{Error, Firewall, Mode, Others, Pod, Protocol};
 
 use crate::common::{Sample, all_elements, chain, in_netns, nft, run};
 use crate::lab::{At, Lab};
@@ -304,7 +304,7 @@ fn f5_traffic_does_not_notice_a_rebuild() {
                     open().rebuild(&pods(&all))?;
                     round += 1;
                 }
-                Ok::<(), nft::Error>(())
+                Ok::<(), Error>(())
             });
             over.store(true, Ordering::Relaxed);
             traffic.join().unwrap();
@@ -335,6 +335,62 @@ fn a_table_of_an_earlier_version_is_renewed_with_its_pods() {
             nft("flush map inet podwire revision");
             open().repair(&pods).unwrap();
             assert_eq!(everything(), before);
+        });
+    }
+}
+
+/// One running pod; `restore` asks whether it still has its connection to the host.
+struct Running<'a> {
+    lab: &'a Lab,
+    pod: &'a Sample,
+    restored: usize,
+}
+
+impl Others for Running<'_> {
+    fn hold(&mut self, act: &mut dyn FnMut(&[Pod<'_>]) -> Result<(), Error>) -> Result<(), Error> {
+        act(&[self.pod.pod()])
+    }
+
+    fn restore(&mut self) {
+        self.restored += 1;
+        assert_eq!(Firewall::open().unwrap().missing(&self.pod.pod()).unwrap(), [""; 0]);
+        for target in ["10.77.0.1:9", "[fd77::1]:9"] {
+            let server = self.lab.serve(At::Host, Protocol::Udp, target);
+            self.lab.ask(At::Pod(2), target, &server).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_pod_over_tables_of_another_version_interrupts_no_other() {
+    for mode in [Mode::Bridge, Mode::Routed] {
+        let lab = Lab::new(mode);
+        let [running, new] = [2, 3].map(|n| Sample::new(mode, n));
+        lab.admit(&running);
+        lab.inside(At::Host, || {
+            // An older version had other sets and rules; its elements are there.
+            match mode {
+                Mode::Routed => {
+                    ["from-pod", "from-pod6", "from-pod-icmp6"]
+                        .iter()
+                        .for_each(|chain| drop(nft(&format!("flush chain inet podwire {chain}"))));
+                    ["source4", "source6"]
+                        .iter()
+                        .for_each(|set| drop(nft(&format!("delete set inet podwire {set}"))));
+                }
+                Mode::Bridge => {
+                    nft("flush chain bridge podwire guard");
+                    ["macs", "addr4", "addr6"]
+                        .iter()
+                        .for_each(|set| drop(nft(&format!("flush set bridge podwire {set}"))));
+                }
+            }
+            let family = if mode == Mode::Routed { "inet" } else { "bridge" };
+            nft(&format!("flush map {family} podwire revision"));
+            nft(&format!("add element {family} podwire revision {{ 1 : 0x7 }}"));
+            let mut others = Running { lab: &lab, pod: &running, restored: 0 };
+            Firewall::open().unwrap().admit_after(&new.pod(), &mut others).unwrap();
+            assert_eq!(others.restored, 1);
         });
     }
 }
