@@ -100,6 +100,56 @@ fn pain15_after_a_flush_the_next_add_puts_every_pod_back() {
     }
 }
 
+/// An nft that lists the sources of pods right after the first transaction.
+const WITNESS: &str = r#"#!/bin/sh
+PATH=$PATH:/usr/sbin:/sbin:/usr/local/sbin
+PATH=${PATH#*:}
+nft "$@" || exit
+[ -e "${0%/*}/after" ] || { nft list set inet podwire source4; nft list set inet podwire source6; } >"${0%/*}/after"
+"#;
+
+#[test]
+fn f7_rules_of_another_version_are_replaced_with_all_running_pods() {
+    for verb in [Verb::Add, Verb::Status] {
+        let host = Host::new("f7-version");
+        let config = host.config(&json!({"subnet": DUAL, "mode": "routed", "ipMasq": true}));
+        let red = with(
+            &config,
+            &json!({"name": "red", "bridge": "pw1", "subnet": "10.99.0.0/24,fd00:99::/64", "mode": "bridge"}),
+        );
+        let running = ["a", "b"].map(|name| host.attached(name, &config));
+        let (neighbour, on_bridge) = host.attached("r", &red);
+        // As an older version had it, with other sets.
+        let old = "flush chain inet podwire from-pod; flush chain inet podwire from-pod6; \
+            flush chain inet podwire from-pod-icmp6; delete set inet podwire source4; \
+            delete set inet podwire source6; delete element inet podwire revision { 1 }; \
+            add element inet podwire revision { 1 : 0x7 }";
+        host.node.sh(&["nft", old]).unwrap();
+        let dir = host.node.dir().join("witness");
+        std::fs::create_dir(&dir).unwrap();
+        let path = dir.join("nft").display().to_string();
+        let write = format!("cat >{path} && chmod 755 {path}");
+        assert!(host.node.run(&["sh", "-c", &write], WITNESS.as_bytes()).unwrap().success());
+        let search = format!("{}:{}", dir.display(), std::env::var("PATH").unwrap());
+        let late = host.pod("late");
+        let env = vec![("PATH".to_owned(), search)];
+        let call = Call { env, ..Call::pod(verb, &late, &config) };
+        let outcome = host.plugin.call(&host.node, &call).unwrap();
+        match verb {
+            Verb::Add => drop(outcome.ok().unwrap()),
+            _ => assert_eq!(outcome.error().unwrap().code, 51),
+        }
+        let after = std::fs::read_to_string(dir.join("after")).unwrap();
+        for (pod, result) in &running {
+            for ip in ips(result) {
+                assert!(after.contains(&format!(" . {ip} . ")), "{verb:?}: {ip} in {after}");
+            }
+            host.check(pod, &config, result).unwrap();
+        }
+        host.check(&neighbour, &red, &on_bridge).unwrap();
+    }
+}
+
 #[test]
 fn e17_status_is_51_when_the_firewall_of_pods_was_flushed() {
     for mode in MODES {
