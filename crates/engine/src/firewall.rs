@@ -170,7 +170,7 @@ pub(crate) fn admit(
 /// So many records are held open at once, of the 1024 files that a process may have. Pods above that are put back one by one.
 const HELD: usize = 512;
 
-/// The attachments of the state folder.
+/// The attachments of the state directory.
 struct OfState<'a> {
     state: &'a State,
     /// The one that is being made.
@@ -181,7 +181,7 @@ struct OfState<'a> {
 
 impl OfState<'_> {
     /// Those that are ready, with their records held: a DEL at the same time must not be followed by what it has just removed.
-    /// One that somebody works on is left out, and so is one whose record cannot be read: `restore` waits for the first
+    /// One that another process works on is left out, and so is one whose record cannot be read: `restore` waits for the first
     /// and tells of the second.
     fn ready(&self) -> Vec<Held> {
         let networks = self.state.networks().unwrap_or_default();

@@ -42,7 +42,7 @@ impl Firewall {
         self.admit_after(pod, &mut NoOthers)
     }
 
-    /// The same; when the tables themselves were missing or of another version, they are made anew and [`Others::restore`]
+    /// The same; when the tables themselves were missing or of another version, they are made again and [`Others::restore`]
     /// puts back the pods that were in them, before this one can take a host port of theirs. Over tables of another version
     /// the rules come with the members of all running pods, in one transaction: new rules may use new sets, and without
     /// their elements they would drop what running pods send.
@@ -299,7 +299,7 @@ impl Firewall {
 pub trait Others {
     /// Calls `act` once, with those that are running. None of them may be expelled before it returns.
     fn hold(&mut self, act: &mut dyn FnMut(&[Pod<'_>]) -> Result<(), Error>) -> Result<(), Error>;
-    /// Puts them back into tables that were made anew.
+    /// Puts them back into tables that were made again.
     fn restore(&mut self);
 }
 
@@ -320,7 +320,7 @@ fn structure(pod: &Pod<'_>, running: &[Pod<'_>], was_pruned: bool) -> String {
     let all: Vec<Pod<'_>> = [*pod].into_iter().chain(running.iter().copied()).collect();
     let mut text = ruleset::text(families, &networks(&all), Clamp::Off);
     if let Some(chain) = pod.masquerade.filter(|_| was_pruned) {
-        // Somebody pruned the chain before the pod was in it: this time it is never empty.
+        // The chain was pruned before the pod was in it: this time it is never empty.
         text.push_str(&ruleset::members(chain, pod.addresses));
     }
     // A pod that has no elements because a port of it is wrong fails when it is restored.

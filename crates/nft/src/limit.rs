@@ -71,7 +71,7 @@ fn revision(structure: &str) -> u32 {
     u32::from_be_bytes([a, b, c, d])
 }
 
-/// The table anew: counting begins again.
+/// Replaces the table: counting begins again.
 fn text(table: &str, structure: &str) -> String {
     // Added first, because deleting one that is not there fails.
     format!(
@@ -82,7 +82,7 @@ fn text(table: &str, structure: &str) -> String {
 }
 
 impl Firewall {
-    /// Puts the limit in force, or removes it; says what was changed. A table that is missing or damaged is made anew; the
+    /// Puts the limit in force, or removes it; says what was changed. A table that is missing or damaged is replaced; the
     /// counters of one that is as it should be stay.
     pub fn limit_connections(&mut self, limit: &ConnectionLimit<'_>) -> Result<Option<String>, Error> {
         let (table, network) = (limit.table(), limit.network);

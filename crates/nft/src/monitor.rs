@@ -174,7 +174,7 @@ fn of_message(kind: u16, body: &[u8]) -> Change {
             About::ElementGone => of_ours(Ours::Elements),
             About::Other => Change::default(),
         },
-        // Counters that are gone count anew.
+        // Deleted counters begin again at zero.
         (Some(libc::NFPROTO_INET), About::ElementGone) if is_of_limits => Change::default(),
         (Some(libc::NFPROTO_INET), _) if is_of_limits => of_ours(Ours::Structure),
         (Some(libc::NFPROTO_INET), _) if is_of_peers => Change { peers: true, ..Change::default() },

@@ -138,8 +138,8 @@ fn a10_a_damaged_connection_limit_is_repaired() {
             let mut monitor = Monitor::open().unwrap();
             nft(&act.replace("HANDLE", handle));
             if !act.starts_with("flush map") {
-                let heard = Change { ours: Ours::Structure, ..Change::default() };
-                assert_eq!(monitor.read().unwrap(), heard, "{act}");
+                let expected = Change { ours: Ours::Structure, ..Change::default() };
+                assert_eq!(monitor.read().unwrap(), expected, "{act}");
             }
         });
         assert!(limit(&lab, Some(5)).is_some(), "{act}");
