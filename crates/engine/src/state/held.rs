@@ -8,7 +8,7 @@ use std::path::Path;
 
 use types::{AttachmentKey, NetworkName};
 
-use super::file::{self, StateError, io, remove_if_there};
+use super::file::{self, StateError, io, optional, remove_if_there};
 use super::index::Bitmaps;
 use super::network::{Network, Phase};
 use super::record::{Attachment, Content};
@@ -119,17 +119,20 @@ impl Held {
     pub fn release(self, clean: &[IpAddr]) -> Result<(), StateError> {
         let network = &self.network;
         let section = network.enter()?;
-        // The record first. Were we killed between claims and record, it would name addresses that others may have by
-        // then, and whoever undoes it would take theirs apart. Claims without a record go with the next repair.
-        remove_if_there(&network.record_path(&self.stem, self.phase))?;
+        // The record's name first. Were we killed between claims and name, it would name addresses that others may have by
+        // then, and whoever undoes it would take theirs apart. The file stays until the claims are removed: by it the next
+        // repair knows which claims are of a pod that is gone.
+        let (record, unfinished) = (network.record_path(&self.stem, self.phase), network.unfinished_path());
+        let renamed = optional(fs::rename(&record, &unfinished)).map_err(io("rename the record", &record))?;
         let bitmaps = Bitmaps::list(&network.dir)?;
         for address in self.attachment.iter().flat_map(Attachment::ips) {
             self.give_back(address, clean, &bitmaps)?;
         }
         // The record was damaged, or is not ours to read: what is left are claims that it does not name.
-        if self.metadata()?.nlink() > 0 || self.attachment.is_none() {
+        if self.metadata()?.nlink() > u64::from(renamed.is_some()) || self.attachment.is_none() {
             self.claimed()?.into_iter().try_for_each(|address| self.give_back(address, clean, &bitmaps))?;
         }
+        remove_if_there(&unfinished)?;
         section.leave()
     }
 

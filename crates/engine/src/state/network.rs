@@ -18,6 +18,12 @@ use super::held::Held;
 use super::index::{self, Bitmaps};
 use super::record::{Attachment, Content};
 
+/// Begins the name of a record whose attachment has not begun, or has ended: nothing of it is in the kernel, and its claims
+/// go with it.
+const UNFINISHED: &str = ".new-";
+/// Begins the name of a record that is being made for a pod that lives: if it is not finished, its claims stay.
+const UNADOPTED: &str = ".lost-";
+
 /// More than a record of a pod with some ports takes.
 const RECORD: usize = 2048;
 
@@ -62,9 +68,9 @@ pub struct Freeing<'a> {
 }
 
 impl Freeing<'_> {
-    /// For claims of a process that was killed between claim and record: the kernel never had anything of them, or nothing
-    /// any more.
-    const CUT_OFF: Freeing<'static> = Freeing { is_alive: &|_| false, forget: &|_| Ok(()) };
+    /// Frees nothing: no link was inspected, so every address may be of a pod that lives. Claims are still made links to
+    /// their record again.
+    const NOTHING: Freeing<'static> = Freeing { is_alive: &|_| true, forget: &|_| Ok(()) };
 }
 
 /// Given a range and who of it is not to be touched.
@@ -165,10 +171,10 @@ impl Network {
         Ok(self.has_owner(address, &self.orphans()?) && !self.is_claimed_by(address, held)?)
     }
 
-    /// The claims come before the record's name: whoever is killed in between leaves claims without a record, which the
-    /// next repair removes, and never a record whose addresses others could get.
+    /// The claims come before the record's name: a process that is killed in between leaves claims without a record, which
+    /// stay as long as the pod's link has the addresses, and never a record whose addresses others could get.
     fn adopt(&self, survivor: &Survivor) -> Result<(), StateError> {
-        let (temp, path) = (self.temp_path(), self.record_path(&survivor.stem, Phase::Ready));
+        let (temp, path) = (self.temp_path(UNADOPTED), self.record_path(&survivor.stem, Phase::Ready));
         let text = serde_json::to_vec(&survivor.attachment).map_err(|e| io("encode", &path)(e.into()))?;
         files::write_new(&temp, &text).map_err(io("write the record", &temp))?;
         for address in &survivor.addresses {
@@ -290,7 +296,7 @@ impl Network {
         stem: &str,
         make: impl FnOnce(&[Allocation]) -> Attachment,
     ) -> Result<Held, Failed> {
-        let temp = self.temp_path();
+        let temp = self.unfinished_path();
         let mut claims = Claims::new(self, &temp);
         let result = (|| {
             let file = File::options().create_new(true).read(true).write(true).mode(0o600).open(&temp);
@@ -446,7 +452,7 @@ impl Network {
     }
 
     fn try_record(&self) -> Result<(), StateError> {
-        let temp = self.temp_path();
+        let temp = self.unfinished_path();
         let written = files::write_new(&temp, &[b' '; RECORD]).map(drop).map_err(io("write a record", &temp));
         remove_if_there(&temp)?;
         written
@@ -488,9 +494,14 @@ impl Network {
             || self.claimant(address).is_some_and(|stem| stem == held.stem))
     }
 
-    /// Where a record is written before it has its name. In the critical section only, so one a process is enough.
-    fn temp_path(&self) -> PathBuf {
-        self.dir.join("attachments").join(format!(".new-{}", std::process::id()))
+    /// Where a record is before it has its name and after it had it. In the critical section only, so one a process is
+    /// enough.
+    pub(super) fn unfinished_path(&self) -> PathBuf {
+        self.temp_path(UNFINISHED)
+    }
+
+    fn temp_path(&self, prefix: &str) -> PathBuf {
+        self.dir.join("attachments").join(format!("{prefix}{}", std::process::id()))
     }
 
     /// Is there a record of this name, in any phase?
@@ -552,26 +563,46 @@ impl Network {
         let mut mark = [0u8; 1];
         let read = file.read_at(&mut mark, 0).map_err(io("read", &path))?;
         if read == 1 && mark[0] == b'1' {
-            self.repair(&Freeing::CUT_OFF)?;
+            self.repair(&Freeing::NOTHING)?;
         }
         file.write_at(b"1", 0).map_err(io("mark", &path))?;
         Ok(Section { file, path, _pass: pass })
     }
 
-    /// Makes the directories consistent again: no half-written record, no claim without a record, no stale index. Returns how
-    /// many claims were removed.
-    fn repair(&self, how: &Freeing<'_>) -> Result<usize, StateError> {
+    /// Removes what killed processes had not finished: half-written records, and the claims that are links to them. All other
+    /// claims without a record may be of pods that live, and stay for [`Network::free_orphans`].
+    fn undo_unfinished(&self) -> Result<(), StateError> {
         let records = self.dir.join("attachments");
-        for name in file::list(&records)?.iter().filter(|n| n.as_encoded_bytes().starts_with(b".new-")) {
-            remove_if_there(&records.join(name))?;
+        for name in file::list(&records)? {
+            let (path, has) =
+                (records.join(&name), |prefix: &str| name.as_encoded_bytes().starts_with(prefix.as_bytes()));
+            if has(UNFINISHED) {
+                let record = fs::symlink_metadata(&path).map_err(io("look at", &path))?;
+                // The claims first: without the record they could not be told from others.
+                for address in self.claimed()? {
+                    if self.is_linked(address, &record)? {
+                        self.drop_claim(&self.claim_path(address))?;
+                    }
+                }
+            }
+            if has(UNFINISHED) || has(UNADOPTED) {
+                file::remove_any(&path)?;
+            }
         }
+        Ok(())
+    }
+
+    /// Makes the directories consistent again: no half-written record, no claim without a record but those that are to stay,
+    /// no stale index. Returns how many claims without a record were removed.
+    fn repair(&self, how: &Freeing<'_>) -> Result<usize, StateError> {
+        self.undo_unfinished()?;
         let orphans = self.orphans()?;
         let mut surplus = Vec::new();
         if !orphans.is_empty() {
             let listed = self.list()?;
             for name in orphans {
                 match name.to_str().and_then(|name| name.parse().ok()) {
-                    Some(address) if (how.is_alive)(address) || self.keep_claim(address, &listed)? => {}
+                    Some(address) if self.keep_claim(address, &listed)? || (how.is_alive)(address) => {}
                     Some(_) | None => surplus.push(name),
                 }
             }

@@ -12,6 +12,13 @@ fn cut_begin(world: &World, claims: &[&str]) {
     world.mark();
 }
 
+/// What a kill in `release` leaves: the record without its name, and its claims.
+fn cut_release(world: &World, container: &str) {
+    let record = world.path(&format!("attachments/{container}@eth0.ready"));
+    fs::rename(record, world.path("attachments/.new-4712")).unwrap();
+    world.mark();
+}
+
 #[test]
 fn c3_a_begin_that_was_cut_off_is_repaired() {
     let world = World::new(DUAL);
@@ -37,9 +44,8 @@ fn c3_without_the_mark_nothing_is_searched() {
 fn c3_a_release_that_was_cut_off_names_no_address_that_others_may_have() {
     let world = World::new(DUAL);
     drop(world.ready(&key("c1")));
-    // The first thing that a release removes is the record.
-    fs::remove_file(world.path("attachments/c1@eth0.ready")).unwrap();
-    world.mark();
+    // The first thing that a release takes away is the record's name.
+    cut_release(&world, "c1");
     assert!(world.network.find(&key("c1")).unwrap().is_none());
     world.network.settle().unwrap();
     world.expect_empty();
@@ -57,7 +63,7 @@ fn c3_a_release_removes_the_record_before_the_claims() {
         fs::create_dir(world.path("index").join(name)).unwrap();
     }
     held.release(&[]).unwrap_err();
-    assert_eq!(world.names("attachments"), BTreeSet::new());
+    assert_eq!(world.names("attachments"), [format!(".new-{}", std::process::id())].into());
 }
 
 #[test]
@@ -168,8 +174,7 @@ fn f3_an_address_whose_claim_was_dropped_by_a_repair_rests() {
     let second = world.ready(&key("c2"));
     let left = ips(&second)[0];
     drop(second);
-    fs::remove_file(world.path("attachments/c2@eth0.ready")).unwrap();
-    fs::write(world.path("lock"), "1").unwrap();
+    cut_release(&world, "c2");
     world.network.has_room(&world.pools).unwrap();
     let range = &world.pools.sets()[0].ranges()[0];
     assert!(index::rests(&world.path(""), range, left).unwrap());
@@ -282,6 +287,43 @@ fn a8_the_address_of_a_living_link_stays_claimed_without_a_record() {
     assert_eq!(world.network.free_orphans(&how).unwrap(), 1);
     assert_eq!(world.names("addresses"), ["10.0.0.2".to_owned()].into());
     assert_eq!(*forgotten.borrow(), [ip("fd00::2")]);
+}
+
+#[test]
+fn a8_a_kill_frees_only_claims_of_the_killed_process() {
+    let world = World::new(DUAL);
+    drop(world.ready(&key("lost")));
+    fs::remove_file(world.path("attachments/lost@eth0.ready")).unwrap();
+    drop(world.ready(&key("released")));
+    cut_release(&world, "released");
+    cut_begin(&world, &["10.0.0.4", "fd00::4"]);
+    // The next ADD repairs, and does not get the address of a pod that may live.
+    assert_eq!(ips(&world.started(&key("next"))), [ip("10.0.0.4"), ip("fd00::4")]);
+    let lost = ["10.0.0.2".to_owned(), "fd00::2".to_owned()];
+    let next = ["10.0.0.4".to_owned(), "fd00::4".to_owned()];
+    assert_eq!(world.names("addresses"), lost.iter().chain(&next).cloned().collect());
+    assert_eq!(world.names("attachments"), ["next@eth0.pending".to_owned()].into());
+    // A full range asks the links, and frees them where no pod lives.
+    assert_eq!(world.network.free_orphans(&NOBODY_LIVES).unwrap(), 2);
+    assert_eq!(world.names("addresses"), next.into());
+}
+
+#[test]
+fn a8_a_kill_while_a_lost_record_is_remade_keeps_its_claims() {
+    let world = World::new(DUAL);
+    drop(world.ready(&key("lost")));
+    fs::rename(world.path("attachments/lost@eth0.ready"), world.path("attachments/.lost-4711")).unwrap();
+    world.mark();
+    world.network.settle().unwrap();
+    assert_eq!(world.names("attachments"), BTreeSet::new());
+    assert_eq!(world.names("addresses").len(), 2);
+    let survivor = Survivor {
+        stem: "lost@eth0".to_owned(),
+        addresses: vec![ip("10.0.0.2"), ip("fd00::2")],
+        attachment: None,
+    };
+    assert!(world.network.readopt(&survivor).unwrap());
+    world.expect_consistent();
 }
 
 #[test]

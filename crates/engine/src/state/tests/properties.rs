@@ -90,7 +90,8 @@ impl Model {
         let Some(held) = self.take(slot) else { return };
         self.world.network.settle().unwrap();
         let record = self.world.names("attachments").into_iter().find(|name| name.starts_with(held.stem()));
-        fs::remove_file(self.world.path("attachments").join(record.unwrap())).unwrap();
+        let record = self.world.path("attachments").join(record.unwrap());
+        fs::rename(record, self.world.path("attachments/.new-1")).unwrap();
         for claim in ips(&held).iter().take(claims) {
             fs::remove_file(self.world.path("addresses").join(claim.to_string())).unwrap();
         }
