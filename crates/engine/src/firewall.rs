@@ -16,7 +16,7 @@ use crate::Error;
 use crate::detach::addresses_in_alias;
 use crate::reconcile::Trouble;
 use crate::resident::{self, Resident};
-use crate::state::{Attachment, Held, Listed, Network, Phase, State, StateError};
+use crate::state::{Attachment, Held, Listed, Network, Phase, State, StateError, may_lack_addresses};
 use crate::sysctl::Families;
 
 /// Does the attachment have anything in the firewall? One that asks for nothing needs no nftables at all.
@@ -50,7 +50,7 @@ impl<'a> Member<'a> {
         self.attachment
     }
 
-    /// Where this node is the pod's gateway. A record that was made from a link alone knows neither.
+    /// Where this node is the pod's gateway. A record that was made from a link without its config knows neither.
     fn bridge(&self) -> Option<&'a IfName> {
         let is_gateway = !self.attachment.wiring.gateways.is_empty();
         is_gateway.then_some(&self.attachment.bridge)
@@ -307,7 +307,8 @@ pub(crate) fn missing(attachment: &Attachment) -> Result<Vec<String>, Error> {
 const NAMED: usize = 20;
 
 /// Elements of pods that are gone. A host port among them is refused to other pods, and leads to the next holder of the
-/// address. Changes nothing. Pods of other run directories are known by their links.
+/// address. Changes nothing. Pods of other run directories are known by their links; while the alias of one may lack addresses,
+/// only elements of links are orphans.
 pub fn orphans(run_dir: &Path) -> Result<Option<Trouble>, Error> {
     let state = State::open_existing(run_dir)?;
     let (mut tables, mut host) = (Firewall::open()?, RtSocket::open()?);
@@ -336,19 +337,43 @@ fn orphans_now(
 ) -> Result<BTreeSet<Orphan>, Error> {
     // Read before the records: an ADD writes its record first.
     let owned = tables.owned()?;
-    let mut alive = Alive::default();
-    for link in host.links()? {
-        alive.addresses.extend(addresses_in_alias(&link));
-        alive.links.insert(link.name);
-    }
-    for network in state.map_or(Ok(Vec::new()), State::networks)? {
-        alive.addresses.extend(network.claimed()?);
-        for attachment in network.list()?.into_iter().filter_map(|listed| listed.attachment) {
-            alive.addresses.extend(attachment.ips());
-            alive.links.insert(attachment.host_link.to_string());
-        }
-    }
+    let Living { alive, .. } = Living::now(host, state)?;
     Ok(owned.into_iter().filter(|element| alive.lacks(element)).collect())
+}
+
+/// The pods of this node, as far as records, claims and links tell.
+#[derive(Debug, Default)]
+pub(crate) struct Living {
+    pub(crate) alive: Alive,
+    /// There are managed links that no readable record knows, as pods of other run directories have them.
+    pub(crate) has_others: bool,
+}
+
+impl Living {
+    pub(crate) fn now(host: &mut RtSocket, state: Option<&State>) -> Result<Self, Error> {
+        let (mut living, links) = (Self::default(), host.links()?);
+        let mut keys = BTreeSet::new();
+        for network in state.map_or(Ok(Vec::new()), State::networks)? {
+            living.alive.addresses.extend(network.claimed()?);
+            for attachment in network.list()?.into_iter().filter_map(|listed| listed.attachment) {
+                living.alive.addresses.extend(attachment.ips());
+                living.alive.links.insert(attachment.host_link.to_string());
+                keys.insert(attachment.key.alias());
+            }
+        }
+        for link in links {
+            living.alive.addresses.extend(addresses_in_alias(&link));
+            let alias = link.alias.as_deref().filter(|alias| alias.starts_with("podwire:"));
+            if let Some(alias) =
+                alias.filter(|alias| !keys.contains(alias.split(' ').next().unwrap_or(alias)))
+            {
+                living.has_others = true;
+                living.alive.has_more_addresses |= may_lack_addresses(alias);
+            }
+            living.alive.links.insert(link.name);
+        }
+        Ok(living)
+    }
 }
 
 /// What of the tables of all attachments in a run folder is not as it should be. Looks, and changes nothing.
@@ -367,4 +392,42 @@ pub fn faults(run_dir: &Path) -> Result<Vec<String>, Error> {
     let names = lacking.iter().filter_map(|place| Some(&members.get(*place)?.attachment().key));
     faults.extend(names.map(|key| format!("{key} is not, or not wholly, in the tables")));
     Ok(faults)
+}
+
+#[cfg(test)]
+mod tests {
+    use testkit::Lab;
+
+    use super::*;
+
+    #[test]
+    fn a8_no_address_is_orphaned_while_an_alias_may_lack_one() {
+        let lab = Lab::new("cutalias").unwrap();
+        let node = lab.node("n").unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let sh = |words: &str| node.sh(&["sh", "-c", words]).unwrap();
+        let reported = || {
+            let found = node.enter(|| orphans(dir.path()).unwrap()).unwrap();
+            found.and_then(|trouble| trouble.command).unwrap_or_default()
+        };
+        sh("nft 'add table inet podwire; add set inet podwire bound4 { type ipv4_addr; };
+            add set inet podwire ports { type ifname; };
+            add element inet podwire bound4 { 10.50.0.77 }; add element inet podwire ports { pwgone }'");
+        sh("ip link add pwother type veth peer name peer");
+        sh("ip link set pwother alias 'podwire:red/c1/eth0 10.60.0.2/32 in=shop/front/web'");
+        let all = reported();
+        assert!(all.contains("10.50.0.77") && all.contains("pwgone"), "{all}");
+        let found = node.enter(|| orphans(dir.path()).unwrap()).unwrap().unwrap();
+        assert!(found.what.contains("drops traffic from 10.50.0.77"), "{}", found.what);
+        // Complete: the words that make it long come after all addresses.
+        let word = "t".repeat(150);
+        sh(&format!("ip link set pwother alias 'podwire:red/c1/eth0 10.60.0.2/32 in={word}/front'"));
+        assert_eq!(reported(), all);
+        let id = "c".repeat(170);
+        sh(&format!("ip link set pwother alias 'podwire:network/{id}/eth0 fd00:1:2:3:4:5:6:7/128'"));
+        let links = reported();
+        assert!(!links.contains("10.50.0.77") && links.contains("pwgone"), "{links}");
+        sh("ip link del pwother");
+        assert_eq!(reported(), all);
+    }
 }

@@ -105,8 +105,10 @@ fn attachment(
     conf: Option<&NetConf>,
 ) -> Option<Attachment> {
     let host_link = IfName::try_from(link.name.as_str()).ok()?;
-    let pod =
-        |address: &IpNet| PodAddress { address: *address, gateway: conf.and_then(|c| gateway(c, address)) };
+    let pod = |address: &IpNet| PodAddress {
+        address: *address,
+        gateway: conf.and_then(|c| range(c, address)).map(ipam::Range::gateway),
+    };
     Some(Attachment {
         schema: SCHEMA,
         netns: String::new(),
@@ -141,11 +143,48 @@ fn mode(link: &Link, addresses: &[IpNet]) -> AttachMode {
 
 fn wiring(conf: &NetConf, addresses: &[IpNet]) -> Wiring {
     let ips: Vec<_> = addresses.iter().map(IpNet::addr).collect();
-    Wiring { routes: conf.pod_routes(&ips), hairpin: conf.hairpin, ..Wiring::default() }
+    let ranges = addresses.iter().filter(|_| conf.is_gateway).filter_map(|address| range(conf, address));
+    let gateways = ranges.filter_map(|range| IpNet::new(range.gateway(), range.prefix_len()).ok()).collect();
+    Wiring { routes: conf.pod_routes(&ips), gateways, hairpin: conf.hairpin, ..Wiring::default() }
 }
 
-fn gateway(conf: &NetConf, address: &IpNet) -> Option<std::net::IpAddr> {
+fn range<'a>(conf: &'a NetConf, address: &IpNet) -> Option<&'a ipam::Range> {
     let Addresses::Own(pools) = &conf.addresses else { return None };
     let (set, range) = pools.find(address.addr())?;
-    Some(pools.sets().get(set)?.ranges().get(range)?.gateway())
+    pools.sets().get(set)?.ranges().get(range)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use testkit::Lab;
+
+    use super::*;
+
+    #[test]
+    fn a13_a_recovered_record_has_the_gateways_of_its_config() {
+        let lab = Lab::new("recovered").unwrap();
+        let node = lab.node("n").unwrap();
+        for words in [
+            "ip link add pw0 type bridge",
+            "ip link add pwabc type veth peer name peer",
+            "ip link set pwabc master pw0",
+            "ip link set pwabc alias 'podwire:blue/c1/eth0 10.88.1.2/24 fd88:0:0:1::2/64 10.99.0.2/24'",
+        ] {
+            node.sh(&["sh", "-c", words]).unwrap();
+        }
+        for (is_gateway, wanted) in [(true, vec!["10.88.1.1/24", "fd88:0:0:1::1/64"]), (false, vec![])] {
+            let config = json!({"cniVersion": "1.1.0", "name": "blue", "type": "podwire-cni", "bridge": "pw0",
+                "subnet": "10.88.1.0/24,fd88:0:0:1::/64", "isGateway": is_gateway, "mode": "bridge"});
+            let conf = NetConf::parse(&Config::from_slice(config.to_string().as_bytes()).unwrap()).unwrap();
+            let hints = Hints { conf: Some(&conf), memory: &[] };
+            let found = node.enter(|| survivors(&"blue".try_into().unwrap(), hints).unwrap()).unwrap();
+            let record = found[0].attachment.as_ref().unwrap();
+            let gateways: Vec<String> = record.wiring.gateways.iter().map(ToString::to_string).collect();
+            assert_eq!(gateways, wanted);
+            // Then the pod's addresses are bound to the bridge.
+            let member = crate::firewall::Member::of(record).unwrap();
+            assert_eq!(member.pod().bridge.is_some(), is_gateway);
+        }
+    }
 }

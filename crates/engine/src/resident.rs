@@ -4,14 +4,14 @@
 //! Nothing here is believed without a look that needs no lock: a link's index is never given to another one, so a name
 //! that still has the index that we remember is still the same link. What happens to it meanwhile is the reconcile's.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use ipnet::IpNet;
 use netconf::NetConf;
 use netlink::RtSocket;
-use nft::Firewall;
+use nft::{Firewall, Orphan};
 use rustix::fd::OwnedFd;
 use types::{AttachMode, AttachmentKey, IfName};
 
@@ -25,6 +25,8 @@ pub struct Resident {
     bridges: Mutex<HashMap<IfName, KnownBridge>>,
     /// The indexes of bridges that had our mark when a round last saw them.
     own_bridges: Mutex<HashMap<IfName, u32>>,
+    /// Bindings of the firewall that the last round found without a pod.
+    unowned: Mutex<BTreeSet<Orphan>>,
     host_ends: Mutex<HashMap<AttachmentKey, u32>>,
     settings: OnceLock<OwnedFd>,
     sockets: Spare<RtSocket>,
@@ -118,6 +120,11 @@ impl Resident {
     /// Whether this very bridge had our mark.
     pub(crate) fn was_own_bridge(&self, name: &IfName, index: u32) -> bool {
         lock(&self.own_bridges).get(name) == Some(&index)
+    }
+
+    /// Remembers bindings without a pod, and returns those that the round before had found.
+    pub(crate) fn replace_unowned(&self, now: BTreeSet<Orphan>) -> BTreeSet<Orphan> {
+        std::mem::replace(&mut *lock(&self.unowned), now)
     }
 
     pub(crate) fn remember_host_end(&self, key: &AttachmentKey, index: u32) {

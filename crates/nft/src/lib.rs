@@ -47,7 +47,7 @@ pub use foreign::{
 };
 pub use limit::ConnectionLimit;
 pub use monitor::{Change, Monitor, Ours};
-pub use orphan::{Alive, Orphan};
+pub use orphan::{Alive, Bindings, Orphan};
 pub use peers::{PeerRules, PeerSource, PeerTable, Surplus, delete_peer_tables};
 pub use pod::{Guard, HostPort, Mode, NetworkChain, Pod, Protocol};
 pub use prune::Idle;

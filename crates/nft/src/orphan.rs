@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use rustix::io::Errno;
 use types::Protocol;
 
 use crate::error::Error;
@@ -12,11 +13,25 @@ use crate::pod::NetworkChain;
 use crate::request;
 use crate::ruleset::{Family, TABLE};
 
+const UNBIND: &str = "remove bindings of addresses that no pod has";
+
 /// The links and addresses that may have elements.
 #[derive(Debug, Default)]
 pub struct Alive {
     pub links: HashSet<String>,
     pub addresses: HashSet<IpAddr>,
+    /// Pods may have addresses that are not in `addresses`: no element of an address is an orphan.
+    pub has_more_addresses: bool,
+}
+
+/// The sets that bind addresses to links: a packet from such an address is dropped if another link receives it.
+const BINDINGS: [&str; 4] = ["bound4", "bound6", "via4", "via6"];
+
+/// The elements of [`BINDINGS`], and the generation of the tables in which they were read.
+#[derive(Debug)]
+pub struct Bindings {
+    pub elements: Vec<Orphan>,
+    generation: u32,
 }
 
 /// An element of a pod; an orphan where [`Alive::lacks`] it.
@@ -27,6 +42,18 @@ pub struct Orphan {
     pub element: String,
     /// The link or address that it is for.
     owner: Owner,
+    set: String,
+    key: Vec<u8>,
+}
+
+impl Orphan {
+    /// The pod's address, where the element has one.
+    pub fn address(&self) -> Option<IpAddr> {
+        match self.owner {
+            Owner::Address(address) => Some(address),
+            Owner::Link(_) => None,
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,7 +67,7 @@ impl Alive {
     pub fn lacks(&self, orphan: &Orphan) -> bool {
         match &orphan.owner {
             Owner::Link(link) => !self.links.contains(link),
-            Owner::Address(address) => !self.addresses.contains(address),
+            Owner::Address(address) => !self.has_more_addresses && !self.addresses.contains(address),
         }
     }
 }
@@ -51,15 +78,46 @@ impl Firewall {
         let mut owned = Vec::new();
         for family in [Family::Inet, Family::Bridge] {
             for set in self.sets(family)? {
-                let Some(layout) = Layout::of(&set) else { continue };
-                let place = Place { family, set: &set };
-                self.dump_if_there(&request::get_elements(family, &set), |answer| {
-                    let lasting = request::elements(answer).filter(|e| !e.expires);
-                    owned.extend(lasting.filter_map(|e| layout.element(place, e.key, e.value)));
-                })?;
+                owned.extend(self.owned_in(family, &set)?);
             }
         }
         Ok(owned)
+    }
+
+    fn owned_in(&mut self, family: Family, set: &str) -> Result<Vec<Orphan>, Error> {
+        let (mut owned, place) = (Vec::new(), Place { family, set });
+        let Some(layout) = Layout::of(set) else { return Ok(owned) };
+        self.dump_if_there(&request::get_elements(family, set), |answer| {
+            let lasting = request::elements(answer).filter(|e| !e.expires);
+            owned.extend(lasting.filter_map(|e| layout.element(place, e.key, e.value)));
+        })?;
+        Ok(owned)
+    }
+
+    /// The elements that bind addresses to links. None without nf_tables.
+    pub fn bindings(&mut self) -> Result<Option<Bindings>, Error> {
+        // Read first: a change after it is then noticed.
+        let Some(generation) = self.generation()? else { return Ok(None) };
+        let mut elements = Vec::new();
+        for set in BINDINGS {
+            elements.extend(self.owned_in(Family::Inet, set)?);
+        }
+        Ok(Some(Bindings { elements, generation }))
+    }
+
+    /// Removes these bindings if no table was changed since they were read. False: it was, and nothing is removed.
+    pub fn unbind(&mut self, bindings: &Bindings) -> Result<bool, Error> {
+        let elements = bindings.elements.iter();
+        let deletions: Vec<_> = elements.map(|e| request::delete_key(Family::Inet, &e.set, &e.key)).collect();
+        let Err(refused) = self.socket.transact(&deletions, Some(bindings.generation))? else {
+            return Ok(true);
+        };
+        match refused.whole.into_iter().chain(refused.requests.into_iter().map(|(_, r)| r)).next() {
+            Some(refusal) if !matches!(refusal.errno, Errno::RESTART | Errno::NOENT) => {
+                Err(Error::refused(UNBIND, TABLE.to_owned(), refusal))
+            }
+            Some(_) | None => Ok(false),
+        }
     }
 }
 
@@ -136,9 +194,12 @@ impl Layout {
         let element = format!("{} {TABLE} {set} {{ {words} }}", family.word());
         let what = match &owner {
             Owner::Address(_) if !self.value.is_empty() => format!("host port {words} to {target}"),
+            Owner::Address(address) if set.starts_with("bound") => {
+                format!("{element}, which drops traffic from {address} of pods on other nodes")
+            }
             Owner::Address(_) | Owner::Link(_) => element.clone(),
         };
-        Some(Orphan { what, element, owner })
+        Some(Orphan { what, element, owner, set: set.to_owned(), key: key.to_vec() })
     }
 }
 
@@ -209,7 +270,11 @@ mod tests {
             port(Some("192.0.2.1"), addresses[0]),
             port(Some("2001:db8::1"), addresses[1]),
         ];
-        let alive = Alive { links: [String::from("pwabc")].into(), addresses: addresses.into() };
+        let alive = Alive {
+            links: [String::from("pwabc")].into(),
+            addresses: addresses.into(),
+            has_more_addresses: false,
+        };
         for mode in [Mode::Bridge, Mode::Routed] {
             let mac = "02:00:00:00:00:07".parse().unwrap();
             let pod = Pod {
@@ -251,5 +316,38 @@ mod tests {
         assert_eq!(found.owner, Owner::Address("10.0.0.2".parse().unwrap()));
         assert!(layout.element(place, &[6], None).is_none());
         assert!(Layout::of("tunnels").is_none() && Layout::of("revision").is_none());
+    }
+
+    #[test]
+    fn a13_bindings_stay_if_a_pod_came_after_the_look() {
+        let in_a_namespace = || {
+            let (link, bridge) = ("pwabc".try_into().unwrap(), "br0".try_into().unwrap());
+            let pod = Pod {
+                link: &link,
+                mac: "02:00:00:00:00:07".parse().unwrap(),
+                mode: Mode::Bridge,
+                bridge: Some(&bridge),
+                addresses: &["10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap()],
+                masquerade: None,
+                guard: Guard::Off,
+                ports: &[],
+            };
+            let mut firewall = Firewall::open().unwrap();
+            firewall.admit(&pod).unwrap();
+            let seen = firewall.bindings().unwrap().unwrap();
+            assert_eq!(seen.elements.len(), 4, "{seen:?}");
+            Firewall::open()
+                .unwrap()
+                .admit(&Pod { addresses: &["10.0.0.3".parse().unwrap()], ..pod })
+                .unwrap();
+            assert!(!firewall.unbind(&seen).unwrap());
+            assert_eq!(firewall.missing(&pod).unwrap(), [""; 0]);
+            let seen = firewall.bindings().unwrap().unwrap();
+            assert_eq!(seen.elements.len(), 6, "{seen:?}");
+            assert!(firewall.unbind(&seen).unwrap());
+            assert_eq!(firewall.bindings().unwrap().unwrap().elements, []);
+            assert_eq!(firewall.missing(&pod).unwrap().len(), 4, "only bindings are removed");
+        };
+        netlink::NetNs::create().unwrap().run(in_a_namespace).unwrap();
     }
 }

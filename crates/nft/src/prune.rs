@@ -40,9 +40,14 @@ impl Firewall {
     /// The chains without pods, and the generation of the tables in which that was so; none without nf_tables.
     fn look(&mut self) -> Result<Option<(Vec<String>, u32)>, Error> {
         // Read first: a change after it is then noticed, wherever it falls.
-        let answer = self.socket.ask(&[request::get_generation()])?.pop();
-        let generation = answer.and_then(Result::ok).and_then(|found| request::generation(&found));
+        let generation = self.generation()?;
         generation.map(|generation| Ok((self.idle_chains()?, generation))).transpose()
+    }
+
+    /// The number that every change of any table increases; none without nf_tables.
+    pub(crate) fn generation(&mut self) -> Result<Option<u32>, Error> {
+        let answer = self.socket.ask(&[request::get_generation()])?.pop();
+        Ok(answer.and_then(Result::ok).and_then(|found| request::generation(&found)))
     }
 
     fn idle_chains(&mut self) -> Result<Vec<String>, Error> {

@@ -132,6 +132,17 @@ impl Bitmaps {
     }
 }
 
+/// Whether the address is in a range that this network has had.
+pub(super) fn covers(network: &Path, address: IpAddr) -> Result<bool, StateError> {
+    let has = |name: OsString| {
+        let range = name.to_str()?.trim_end_matches(USED).trim_end_matches(RESTING).to_owned();
+        let (first, last) = range.split_once('-')?;
+        let (first, last): (IpAddr, IpAddr) = (first.parse().ok()?, last.parse().ok()?);
+        Some(first <= address && address <= last)
+    };
+    Ok(file::list(&folder(network))?.into_iter().any(|name| has(name) == Some(true)))
+}
+
 /// Where `address` is in the index of that name (`FIRST-LAST`), if it is.
 fn offset_in(name: &str, address: IpAddr) -> Option<u32> {
     let (first, last) = name.split_once('-')?;

@@ -535,6 +535,11 @@ impl Network {
         Ok(())
     }
 
+    /// Whether the address is in a range that this network has had.
+    pub fn covers(&self, address: IpAddr) -> Result<bool, StateError> {
+        index::covers(&self.dir, address)
+    }
+
     /// Does anybody have this address?
     pub fn is_claimed(&self, address: IpAddr) -> bool {
         self.claim_path(address).symlink_metadata().is_ok()

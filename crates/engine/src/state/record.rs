@@ -113,6 +113,17 @@ impl Attachment {
     }
 }
 
+/// The longest word of an address.
+const LONGEST_ADDRESS: usize = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff/128".len();
+
+/// Whether an address may have been left out of the alias, because it did not fit.
+pub(crate) fn may_lack_addresses(alias: &str) -> bool {
+    let is_later = |word: &&str| word.starts_with(MAC_MARK) || word.starts_with(PLACEMENT_MARK);
+    let addresses: usize =
+        alias.split(' ').take_while(|word| !is_later(word)).map(|word| word.len() + 1).sum();
+    addresses + LONGEST_ADDRESS > LONGEST_ALIAS
+}
+
 fn placement_word(placement: &Placement) -> String {
     let Placement { tenant, network, group } = placement;
     let group = group.as_ref().map_or_else(String::new, |group| format!("/{group}"));
