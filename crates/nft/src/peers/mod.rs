@@ -26,7 +26,7 @@ use crate::error::Error;
 use crate::firewall::Firewall;
 use crate::program;
 use crate::request::{self, Place};
-use crate::ruleset::Family;
+use crate::ruleset::{Family, REVISION};
 pub(crate) use text::is_peer_table;
 use text::{LENGTHS_KEY, name_of};
 
