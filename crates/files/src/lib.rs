@@ -263,11 +263,17 @@ mod tests {
             assert!(error.contains(&format!("chmod go-w {}", path.display())), "{error}");
         }
         fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
-        symlink(&path, dir.path().join("link")).unwrap();
+        // A relocated directory; not through a link that another user made.
+        let link = dir.path().join("link");
+        symlink(&path, &link).unwrap();
+        check_dir(&link).unwrap();
+        std::os::unix::fs::lchown(&link, Some(1000), None).unwrap();
         for link in ["link", "link/"] {
             assert!(matches!(check_dir(&dir.path().join(link)), Err(UnsafeDir::Symlink(_))), "{link}");
         }
+        std::os::unix::fs::lchown(&link, Some(0), None).unwrap();
         std::os::unix::fs::chown(&path, Some(1000), None).unwrap();
+        assert!(matches!(check_dir(&link), Err(UnsafeDir::Owner { .. })));
         let error = check_dir(&path).unwrap_err().to_string();
         assert!(error.contains("user 1000") && error.contains("chown 0 "), "{error}");
     }

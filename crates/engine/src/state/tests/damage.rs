@@ -358,6 +358,9 @@ fn a14_a_state_directory_that_others_can_write_is_refused() {
         assert!(refused.to_string().contains(&format!("chmod go-w {}", path.display())), "{refused}");
     }
     fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
-    std::os::unix::fs::symlink(&path, dir.path().join("link")).unwrap();
-    assert!(matches!(State::open(&dir.path().join("link")), Err(StateError::Unsafe(_))));
+    let link = dir.path().join("link");
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    drop(State::open(&link).unwrap());
+    std::os::unix::fs::lchown(&link, Some(1000), None).unwrap();
+    assert!(matches!(State::open(&link), Err(StateError::Unsafe(_))));
 }
