@@ -260,9 +260,11 @@ fn the_units_filter_has_every_system_call_of_the_agent() {
     gate.open();
     gate.call(&host, Verb::Add, &pod).ok().unwrap();
     gate.call(&host, Verb::Del, &pod).ok().unwrap();
-    let end = format!("{} +++ exited with 0 +++", host.agent.pid().unwrap());
+    // strace pads short process ids with spaces.
+    let pid = host.agent.pid().unwrap().to_string();
+    let end = [pid.as_str(), "+++", "exited", "with", "0", "+++"];
     assert!(host.agent.stop().unwrap().success());
-    let is_complete = || Ok(fs::read_to_string(&calls)?.lines().any(|line| line.trim_end() == end));
+    let is_complete = || Ok(fs::read_to_string(&calls)?.lines().any(|line| line.split_whitespace().eq(end)));
     wait_until("the tracer to write all", REPAIRED, is_complete).unwrap();
     let text = fs::read_to_string(&calls).unwrap();
     // `4711 openat(…`; what goes on after another thread's call begins with `<`.
