@@ -299,18 +299,18 @@ mod tests {
     /// It can neither enter the directory nor prepare one for the agent.
     #[test]
     fn a7_an_unprivileged_process_cannot_take_the_lock() {
-        apart("nobody", |locks, run| {
+        apart("unprivileged", |locks, run| {
             let _held = NetworkLock::take(locks, &network("one"), run).unwrap();
             let file = fs::read_dir(locks).unwrap().next().unwrap().unwrap().path();
-            let nobody = |program: &str| {
+            let unprivileged = |program: &str| {
                 let mut command = std::process::Command::new("setpriv");
                 command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "sh", "-c", program]);
                 command.status().unwrap().success()
             };
             fs::set_permissions(locks.parent().unwrap(), fs::Permissions::from_mode(0o755)).unwrap();
-            assert!(nobody("true"));
-            assert!(!nobody(&format!("exec 3<{}", file.display())), "it could lock the file");
-            assert!(!nobody(&format!(": >{}/1-two", locks.display())), "it could make a lock");
+            assert!(unprivileged("true"));
+            assert!(!unprivileged(&format!("exec 3<{}", file.display())), "it could lock the file");
+            assert!(!unprivileged(&format!(": >{}/1-two", locks.display())), "it could make a lock");
             let own = locks.with_file_name("own");
             fs::create_dir(&own).unwrap();
             std::os::unix::fs::chown(&own, Some(65534), Some(65534)).unwrap();
