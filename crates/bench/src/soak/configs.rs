@@ -8,15 +8,13 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
-use testkit::{Call, Outcome, Pod, Random, Verb};
+use testkit::{Call, DEADLINE, Outcome, Pod, Random, Verb};
 
 use crate::load::sound;
 use crate::options::Attack;
 use crate::site::{Site, Through};
 use crate::{Soak, jail};
 
-/// Longer than any call takes that ends by itself, also while its agent is started again.
-const LIMIT: Duration = Duration::from_secs(25);
 const READ_LIMIT: Duration = Duration::from_secs(5);
 /// Keys whose values name files and sockets: they are not mutated.
 const PATHS: [&str; 3] = ["runDir", "logFile", "agent"];
@@ -140,7 +138,7 @@ impl Caller<'_> {
     /// Ends in time, and without a panic. None if not, which is a finding.
     fn called(&self, attack: Attack, call: &Call) -> Option<Outcome> {
         let running = self.site.plugin.spawn(&self.site.hostile.node, call);
-        match running.and_then(|running| running.wait(LIMIT)) {
+        match running.and_then(|running| running.wait(DEADLINE)) {
             Ok(outcome) => Some(outcome),
             Err(error) => {
                 let config = String::from_utf8_lossy(&call.stdin).chars().take(300).collect::<String>();

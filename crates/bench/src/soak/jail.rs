@@ -39,6 +39,7 @@ pub(crate) fn enter() -> ExitCode {
     if is_limited() {
         command.env("MOST_PIDS", MOST_PIDS.to_string());
     } else {
+        println!("self-delegation is left out: before Linux 6.14 a pid namespace has no limit of its own");
         command.env(UNLIMITED, "1");
     }
     match command.status() {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use ipnet::IpNet;
-use testkit::inspect;
+use testkit::{DEADLINE, inspect};
 
 use crate::Soak;
 use crate::frames::{INVENTED_V4, INVENTED_V6};
@@ -17,6 +17,14 @@ use crate::site::{Machine, SPARED, Site};
 const EVERY: Duration = Duration::from_secs(5);
 /// What a run needs at most of plugins at one time; more means that plugins start plugins.
 const MOST_PLUGINS: usize = 150;
+/// An audit is worth nothing unless these were counted. On a slow machine the run goes on until they are.
+const NEEDED: [(Option<Attack>, &str); 5] = [
+    (None, "ADDs"),
+    (None, "DELs"),
+    (Some(Attack::AgentKills), "agents killed"),
+    (Some(Attack::Spoof), "hostile frames: Spoof"),
+    (Some(Attack::Configs), "hostile configs: Configs"),
+];
 /// So many entries of addresses that no pod ever had may be there: those of pods whose plugin was killed.
 const FEW: usize = 20;
 
@@ -38,8 +46,14 @@ pub(crate) fn watch(soak: &Soak, site: &Site, lasting: Duration, watched: &mut W
     // Of a short run, the first and the last third.
     let minute = Duration::from_secs(60).min(lasting / 3);
     let mut round = 0;
-    while begun.elapsed() < lasting {
-        std::thread::sleep(EVERY.min(lasting.saturating_sub(begun.elapsed())));
+    loop {
+        let left = lasting.saturating_sub(begun.elapsed());
+        let missing = missing(soak);
+        if left.is_zero() && (missing.is_empty() || begun.elapsed() > lasting + DEADLINE) {
+            missing.into_iter().for_each(|what| soak.ledger.find("a part of the load did nothing", what));
+            return Ok(());
+        }
+        std::thread::sleep(if left.is_zero() { EVERY } else { EVERY.min(left) });
         let since = begun.elapsed();
         let mut sizes = Vec::new();
         for machine in &site.machines {
@@ -76,7 +90,12 @@ pub(crate) fn watch(soak: &Soak, site: &Site, lasting: Duration, watched: &mut W
         );
         round += 1;
     }
-    Ok(())
+}
+
+fn missing(soak: &Soak) -> Vec<&'static str> {
+    let is_part = |part: &Option<Attack>| part.is_none_or(|attack| soak.has(attack));
+    let needed = NEEDED.iter().filter(|(part, _)| is_part(part)).map(|(_, what)| *what);
+    needed.filter(|what| soak.ledger.counted(what) == 0).collect()
 }
 
 /// None of an agent that does not run at the moment.

@@ -142,9 +142,10 @@ impl Network {
     /// Writes a record that was lost anew, with its claims. False: somebody has the key or one of the addresses.
     pub fn readopt(&self, survivor: &Survivor) -> Result<bool, StateError> {
         let section = self.enter()?;
-        let orphans = self.orphans()?;
-        let taken = self.open_record(&survivor.stem)?.is_some()
-            || survivor.addresses.iter().any(|address| self.has_owner(*address, &orphans));
+        let mut taken = self.open_record(&survivor.stem)?.is_some();
+        for address in &survivor.addresses {
+            taken = taken || self.is_owned(*address)?;
+        }
         if !taken {
             for address in &survivor.addresses {
                 file::remove_any(&self.claim_path(*address))?;
@@ -156,19 +157,29 @@ impl Network {
         Ok(!taken)
     }
 
-    /// Whether a record has claimed the address. A record that was removed leaves its claims behind.
-    fn has_owner(&self, address: IpAddr, orphans: &HashSet<OsString>) -> bool {
-        self.is_claimed(address) && !orphans.contains(&OsString::from(address.to_string()))
-    }
-
-    /// Whether a record has claimed the address. Lists all claims.
+    /// Whether a record has claimed the address. A record that was removed leaves its claims behind, so the links of the
+    /// claim's file are counted, as [`Network::orphans`] does for all claims.
     pub fn is_owned(&self, address: IpAddr) -> Result<bool, StateError> {
-        Ok(self.has_owner(address, &self.orphans()?))
+        let path = self.claim_path(address);
+        let claim = optional(fs::symlink_metadata(&path)).map_err(io("inspect", &path))?;
+        let Some(claim) = claim.filter(Metadata::is_file) else { return Ok(false) };
+        let Ok(Content::Attachment(record)) = files::read(&path).map(|bytes| Content::of(&bytes)) else {
+            // The file does not name the other claims that are links to it.
+            return Ok(self.is_claimed(address) && !self.orphans()?.contains(&OsString::from(address.to_string())));
+        };
+        let mut addresses: Vec<IpAddr> = record.ips().chain([address]).collect();
+        addresses.sort_unstable();
+        addresses.dedup();
+        let mut claims = 0;
+        for address in addresses {
+            claims += u64::from(self.is_linked(address, &claim)?);
+        }
+        Ok(claim.nlink() > claims)
     }
 
     /// Whether a record other than this one has claimed the address.
     pub fn is_claimed_by_another(&self, address: IpAddr, held: &Held) -> Result<bool, StateError> {
-        Ok(self.has_owner(address, &self.orphans()?) && !self.is_claimed_by(address, held)?)
+        Ok(self.is_owned(address)? && !self.is_claimed_by(address, held)?)
     }
 
     /// The claims come before the record's name: a process that is killed in between leaves claims without a record, which
@@ -202,11 +213,12 @@ impl Network {
                 continue;
             }
             let section = self.enter()?;
-            let claimed = self.orphans().and_then(|orphans| match self.has_owner(*address, &orphans) {
+            let claimed = match self.is_owned(*address) {
                 // Two records name one address: the one that has the claim keeps it.
-                true => Ok(false),
-                false => self.link_claim(held.stem(), *address),
-            });
+                Ok(true) => Ok(false),
+                Ok(false) => self.link_claim(held.stem(), *address),
+                Err(error) => Err(error),
+            };
             let indexed = claimed.and_then(|claimed| index::remove_all(&self.dir).map(|()| claimed));
             section.leave()?;
             again.extend(indexed?.then_some(*address));

@@ -158,12 +158,13 @@ impl Content {
         struct Version {
             schema: u32,
         }
-        match serde_json::from_slice(bytes) {
-            Ok(Version { schema: SCHEMA }) => {
-                serde_json::from_slice(bytes).map_or(Self::Damaged, |read| Self::Attachment(Box::new(read)))
-            }
-            Ok(Version { schema }) if schema > SCHEMA => Self::Newer(schema),
-            Ok(_) | Err(_) => Self::Damaged,
+        match serde_json::from_slice::<Attachment>(bytes) {
+            Ok(read) if read.schema == SCHEMA => Self::Attachment(Box::new(read)),
+            // A newer schema may parse as this one or not, so the version alone decides.
+            Ok(_) | Err(_) => match serde_json::from_slice(bytes) {
+                Ok(Version { schema }) if schema > SCHEMA => Self::Newer(schema),
+                Ok(_) | Err(_) => Self::Damaged,
+            },
         }
     }
 
