@@ -20,7 +20,7 @@ use crate::state::{
     Allocation, Attachment, Begin, Held, Network, Phase, PodAddress, PodName, SCHEMA, State, StateError,
     Wanted, Wiring,
 };
-use crate::sysctl::{self, Families};
+use crate::sysctl::{self, Families, HostSettings};
 use crate::wire::{self, Inside, Neighbours, Wire};
 use crate::{Caller, Error, again, detach, firewall, gc, privileges, relearn, result, settle, shaping};
 
@@ -57,7 +57,8 @@ pub(crate) fn attach(
     let lease = Lease::take(&site)?;
     let begun = begin(&network, &site, &lease, &mut host).and_then(|begun| unshared(&state, &network, begun));
     let made = begun.and_then(|(held, neighbours)| {
-        let mut kernel = Kernel { host: &mut host, pod: &mut pod, state: &state, bridge };
+        let settings = HostSettings::open(caller.resident);
+        let mut kernel = Kernel { host: &mut host, pod: &mut pod, state: &state, bridge, settings };
         let (attachment, wired) = finish(held, neighbours, &site, &mut kernel)?;
         let bridge = bridge::as_it_is(&mut host, &wired.bridge);
         let answer =
@@ -102,6 +103,7 @@ struct Kernel<'a> {
     pod: &'a mut RtSocket,
     state: &'a State,
     bridge: Found,
+    settings: HostSettings<'a>,
 }
 
 /// The bridge as it was found.
@@ -446,7 +448,14 @@ fn wire_up(
     firewall::admit(attachment, kernel.state, site.caller.resident)?;
     let log = kernel.state.sysctls();
     let resident = site.caller.resident;
-    let wire = Wire { attachment, bridge: &bridge, netns: site.netns, log: &log, neighbours, resident };
+    let wire = Wire {
+        attachment,
+        bridge: &bridge,
+        netns: site.netns,
+        log: &log,
+        neighbours,
+        settings: &kernel.settings,
+    };
     let placed = wire::make_pair(kernel.host, &wire, &gateways)?;
     for new in placed.iter().filter(|placed| placed.is_new_address) {
         bridge::resolve_conflicts(kernel.host, &bridge, site.conf, new)?;
@@ -498,7 +507,7 @@ fn bridge_for(
     let spec = Spec { name: &site.conf.bridge, mtu: site.conf.mtu, promisc: site.conf.promisc };
     let bridge = bridge::ensure(kernel.host, &spec, found)?;
     if site.conf.is_gateway {
-        sysctl::enable_forwarding(kernel.host, &kernel.state.sysctls(), families)?;
+        sysctl::enable_forwarding(kernel.host, &kernel.state.sysctls(), families, &kernel.settings)?;
     }
     Ok((bridge, gateways.clone()))
 }

@@ -7,9 +7,10 @@ use cni::Bandwidth;
 use netlink::{AddTbf, Link, LinkRef, Op, QdiscAt, RtSocket, SetLink, Tbf};
 use types::AttachmentKey;
 
+use crate::Error;
 use crate::detach::{delete_link, is_alias_of};
 use crate::state::Attachment;
-use crate::{Error, sysctl};
+use crate::sysctl::HostSettings;
 
 /// How long a packet may wait, as in the reference plugin.
 const LATENCY: Duration = Duration::from_millis(25);
@@ -48,7 +49,7 @@ pub(crate) fn apply(host: &mut RtSocket, attachment: &Attachment, host_index: u3
             Op::AddIfb { name: &name, mtu: attachment.mtu },
             Op::SetLink(SetLink {
                 alias: Some(&alias),
-                no_link_local: sysctl::has_ipv6(attachment.mtu),
+                no_link_local: HostSettings::open(None).has_ipv6(attachment.mtu),
                 ..SetLink::of(LinkRef::Name(&name))
             }),
         ])? {

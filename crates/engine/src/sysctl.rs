@@ -3,7 +3,6 @@
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use netlink::{RouteFilter, RtSocket};
 use rustix::fd::{AsFd, OwnedFd};
@@ -54,11 +53,10 @@ impl Settings {
         Self::found(link, |path| open_folder(CWD, path))
     }
 
-    /// In the network namespace of this process, which remembers half of the way.
-    fn of_host_end(link: &IfName, resident: Option<&Resident>) -> Result<Self, Error> {
-        match resident.and_then(Resident::settings) {
+    fn of_host_end(link: &IfName, host: &HostSettings<'_>) -> Result<Self, Error> {
+        match host.dir() {
             Some(all) => Self::found(link, |_| open_folder(all, Path::new(link.as_str()))),
-            None => Self::of(link),
+            None => Ok(Self { path: Path::new(ALL_SETTINGS).join(link.as_str()), folder: None }),
         }
     }
 
@@ -84,12 +82,51 @@ impl Settings {
     /// spins until nobody has the lock over all links.
     fn enable(&self) -> Result<(), Error> {
         let Some(folder) = &self.folder else { return Ok(()) };
-        let mut found = [0];
-        let opened =
-            rustix::fs::openat(folder, "disable_ipv6", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
-        let is_off = opened.and_then(|file| rustix::io::read(&file, &mut found)).is_ok() && found == *b"1";
-        if is_off { self.set("disable_ipv6", "0") } else { Ok(()) }
+        if is_one(folder, Path::new("disable_ipv6")) { self.set("disable_ipv6", "0") } else { Ok(()) }
     }
+}
+
+/// The IPv6 settings of all links of the host, as a directory that is opened once. Every path below `/proc/sys/net/ipv6`
+/// passes the entries of all namespaces, and the kernel compares them one by one, some 0.1 µs for each.
+pub(crate) enum HostSettings<'a> {
+    Kept(&'a OwnedFd),
+    Opened(OwnedFd),
+    /// IPv6 is not in this kernel.
+    Absent,
+}
+
+impl<'a> HostSettings<'a> {
+    /// In the network namespace of the calling thread, unless the agent keeps the directory open.
+    pub(crate) fn open(resident: Option<&'a Resident>) -> Self {
+        match resident {
+            Some(resident) => resident.settings().map_or(Self::Absent, Self::Kept),
+            None => all_settings().map_or(Self::Absent, Self::Opened),
+        }
+    }
+
+    fn dir(&self) -> Option<&OwnedFd> {
+        match self {
+            Self::Kept(dir) => Some(dir),
+            Self::Opened(dir) => Some(dir),
+            Self::Absent => None,
+        }
+    }
+
+    /// Does a link of this size have IPv6 at all? If not, the kernel refuses every setting of it.
+    pub(crate) fn has_ipv6(&self, mtu: u32) -> bool {
+        mtu >= MIN_MTU_V6 && self.dir().is_some()
+    }
+
+    fn is_forwarding(&self) -> bool {
+        self.dir().is_some_and(|dir| is_one(dir, Path::new("all/forwarding")))
+    }
+}
+
+/// Whether a setting reads 1.
+fn is_one(at: impl AsFd, path: &Path) -> bool {
+    let mut found = [0; 2];
+    let opened = rustix::fs::openat(at, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+    opened.and_then(|file| rustix::io::read(&file, &mut found)).is_ok() && found == *b"1\n"
 }
 
 /// Where the IPv6 settings of all links of the calling thread's network namespace are, if IPv6 is in this kernel.
@@ -108,21 +145,6 @@ fn set_for(owner: Owner<'_>, path: PathBuf, value: &'static str) -> Result<(), E
         Owner::SomebodyElse(_) if !path.exists() => Ok(()),
         Owner::SomebodyElse(log) => change(log, path, value),
     }
-}
-
-/// Does a link of this size have IPv6 at all? If not, the kernel refuses every setting of it.
-pub(crate) fn has_ipv6(mtu: u32) -> bool {
-    // A kernel that has it keeps it. The way there is long: the folders of all namespaces have the same name, and the
-    // kernel goes through them one by one.
-    static HAS: AtomicBool = AtomicBool::new(false);
-    let has = || {
-        HAS.load(Ordering::Relaxed) || {
-            let found = Path::new("/proc/sys/net/ipv6").exists();
-            HAS.store(found, Ordering::Relaxed);
-            found
-        }
-    };
-    mtu >= MIN_MTU_V6 && has()
 }
 
 /// The bridge and host ends take no router advertisements: a pod could send them, and 1 is the kernel's default (F2).
@@ -151,12 +173,8 @@ pub(crate) fn enable_ipv6(link: &IfName, owner: Owner<'_>) -> Result<(), Error> 
 }
 
 /// A link of ours on the host, which nobody else has settings on.
-pub(crate) fn protect_host_end(
-    link: &IfName,
-    has_ipv6: bool,
-    resident: Option<&Resident>,
-) -> Result<(), Error> {
-    let settings = Settings::of_host_end(link, resident)?;
+pub(crate) fn protect_host_end(link: &IfName, has_ipv6: bool, host: &HostSettings<'_>) -> Result<(), Error> {
+    let settings = Settings::of_host_end(link, host)?;
     settings.set("accept_ra", "0")?;
     if has_ipv6 { settings.enable() } else { Ok(()) }
 }
@@ -247,15 +265,16 @@ pub(crate) fn enable_forwarding(
     host: &mut RtSocket,
     log: &SysctlLog,
     families: Families,
+    settings: &HostSettings<'_>,
 ) -> Result<Vec<PathBuf>, Error> {
     let mut changed = Vec::new();
     let forwarding = PathBuf::from("/proc/sys/net/ipv4/ip_forward");
-    if families.ipv4 && !reads(&forwarding, "1") {
+    if families.ipv4 && !is_one(CWD, &forwarding) {
         change(log, forwarding.clone(), "1")?;
         changed.push(forwarding);
     }
     let forwarding = ipv6("all", "forwarding");
-    if families.ipv6 && !reads(&forwarding, "1") {
+    if families.ipv6 && !settings.is_forwarding() {
         keep_learnt_routes(host, log)?;
         change(log, forwarding.clone(), "1")?;
         changed.push(forwarding);

@@ -10,10 +10,10 @@ use netlink::{
 };
 use types::{AttachMode, ROUTE_PROTOCOL};
 
+use crate::Error;
 use crate::bridge::{self, Bridge, Gateway, Placed};
 use crate::state::{Attachment, SysctlLog};
-use crate::sysctl::{self, Owner};
-use crate::{Error, Resident};
+use crate::sysctl::{self, HostSettings, Owner};
 
 /// Everything that is needed to wire one pod, looked up beforehand.
 pub(crate) struct Wire<'a> {
@@ -22,7 +22,7 @@ pub(crate) struct Wire<'a> {
     pub(crate) netns: &'a NetNs,
     pub(crate) log: &'a SysctlLog,
     pub(crate) neighbours: Neighbours,
-    pub(crate) resident: Option<&'a Resident>,
+    pub(crate) settings: &'a HostSettings<'a>,
 }
 
 /// Whether others on the bridge may remember one of the pod's addresses at the MAC of an earlier owner. In mode `routed`
@@ -61,7 +61,7 @@ pub(crate) fn make_pair(
     // By name, in the same send: nobody can be killed between the link and the mark that says whose it is.
     ops.push(Op::SetLink(SetLink {
         alias: Some(&alias),
-        no_link_local: sysctl::has_ipv6(attachment.mtu),
+        no_link_local: wire.settings.has_ipv6(attachment.mtu),
         hairpin: is_port.then_some(attachment.wiring.hairpin),
         ..SetLink::of(LinkRef::Name(&attachment.host_link))
     }));
@@ -76,7 +76,7 @@ pub(crate) fn make_pair(
     }
     // A port needs no IPv6: its bridge has it.
     let has_ipv6 = !is_port && attachment.ips().any(|ip| ip.is_ipv6());
-    sysctl::protect_host_end(&attachment.host_link, has_ipv6, wire.resident)?;
+    sysctl::protect_host_end(&attachment.host_link, has_ipv6, wire.settings)?;
     Ok(placed)
 }
 

@@ -72,7 +72,7 @@ impl NetNs {
         if !is_on_nsfs(found.as_fd()) {
             return Err(NetNsError::NotNamespace { path: path.to_owned() });
         }
-        let same_file = PathBuf::from(format!("/proc/thread-self/fd/{}", found.as_raw_fd()));
+        let same_file = PathBuf::from(format!("/proc/self/fd/{}", found.as_raw_fd()));
         Self::of(open_at(&same_file, path, OFlags::RDONLY)?, path)
     }
 

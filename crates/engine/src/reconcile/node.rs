@@ -16,7 +16,7 @@ use super::subnet::{self, Removal, needs};
 use super::{Kind, Round, Trouble};
 use crate::bridge::{self, BRIDGE_ALIAS, Bridge, Gateway, Spec};
 use crate::state::{Attachment, Listed, Network, Phase};
-use crate::sysctl::{self, Families};
+use crate::sysctl::{self, Families, HostSettings};
 use crate::{Error, settle};
 
 /// Reading a link lets it carry at once since Linux 6.9; before, it takes a moment. Where IPv6 is off there is no
@@ -324,7 +324,8 @@ impl Round<'_> {
             ipv4: gateways.keys().any(|gateway| gateway.addr().is_ipv4()),
             ipv6: gateways.keys().any(|gateway| gateway.addr().is_ipv6()),
         };
-        for changed in sysctl::enable_forwarding(&mut self.host, &self.state.sysctls(), families)? {
+        let (log, settings) = (self.state.sysctls(), HostSettings::open(self.order.resident));
+        for changed in sysctl::enable_forwarding(&mut self.host, &log, families, &settings)? {
             self.repaired(Kind::Sysctl, format_args!("{} set to 1", changed.display()));
         }
         Ok(())

@@ -11,6 +11,7 @@ use super::observe::Seen;
 use super::{Depth, Kind, Life, Round, inside};
 use crate::bridge::{self, Bridge, Spec};
 use crate::state::{Attachment, Held, Network, Phase};
+use crate::sysctl::HostSettings;
 use crate::wire::{self, Neighbours, Wire, host_route};
 use crate::{Error, detach, firewall, settle, shaping, sysctl};
 
@@ -161,6 +162,7 @@ impl Round<'_> {
         }
         let bridge = self.bridge_of(attachment)?;
         let log = self.state.sysctls();
+        let settings = HostSettings::open(self.order.resident);
         // What it was counts for others: the same address, at the same MAC.
         let wire = Wire {
             attachment,
@@ -168,7 +170,7 @@ impl Round<'_> {
             netns: &netns,
             log: &log,
             neighbours: Neighbours::KnowNothing,
-            resident: None,
+            settings: &settings,
         };
         firewall::admit(attachment, &self.state, None)?;
         wire::make_pair(&mut self.host, &wire, &attachment.wiring.gateways)?;
