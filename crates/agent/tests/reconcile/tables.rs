@@ -1,6 +1,6 @@
 //! The firewall's tables: whatever somebody does to them, they are back, and they work.
 
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -9,10 +9,12 @@ use testkit::{
 };
 
 use crate::common::{ips, v4, v6};
-use crate::scene::{GATEWAYS, NODE, OUT, SOON, Scene, in_both_modes, run};
+use crate::scene::{BY_EVENTS, GATEWAYS, NODE, OUT, SOON, Scene, in_both_modes, run};
 
 const FOREIGN: [&str; 2] = ["10.88.0.200", "fd00:88::200"];
 const HOST_PORT: u16 = 8080;
+/// How long a connection that is dropped is waited for.
+const CONNECT: Duration = Duration::from_millis(1500);
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
@@ -71,6 +73,38 @@ fn with_mallory(label: &str, mode: &'static str) -> Scene {
     })
     .unwrap();
     scene
+}
+
+#[test]
+fn a10_the_limit_of_connections_is_back_after_any_change_of_its_table() {
+    in_both_modes(|mode| {
+        let flags: Vec<&str> =
+            BY_EVENTS.iter().copied().chain(["--network-connections-per-pod", "16"]).collect();
+        let scene = Scene::with_flags("a10-limit", mode, &flags);
+        let table = "inet podwire-limit-podwire";
+        // Rules only: the counters of pods begin again.
+        let rules = || {
+            let listed = scene
+                .node()
+                .run(&["nft", "-j", "list", "chain", "inet", "podwire-limit-podwire", "connections"], b"");
+            let listed: Value =
+                serde_json::from_str(&listed.ok().filter(testkit::Outcome::success)?.stdout).ok()?;
+            let rules = listed["nftables"].as_array()?.iter().filter(|object| object.get("rule").is_some());
+            Some(rules.map(|object| object["rule"]["expr"].clone()).collect::<Vec<Value>>())
+        };
+        let sound = rules().unwrap();
+        assert_eq!(sound.len(), 4, "{mode}: {sound:?}");
+        for damage in ["flush ruleset", "delete table TABLE", "flush chain TABLE connections"] {
+            scene.run(&format!("nft {}", damage.replace("TABLE", table)));
+            let back = wait_until(damage, DEADLINE, || Ok(rules().as_ref() == Some(&sound)));
+            assert!(back.is_ok(), "{mode}, {damage}: {:?}", rules());
+        }
+        let echo = tcp_echo(&scene.out, (ip(OUT[0]), 0).into()).unwrap();
+        // The pings of the scene are connections too.
+        let open = || scene.a.0.enter(|| TcpStream::connect_timeout(&echo.address(), CONNECT)).unwrap();
+        let kept: Vec<TcpStream> = (0..17).map_while(|_| open().ok()).collect();
+        assert!((1..=16).contains(&kept.len()), "{mode}: {} connections", kept.len());
+    });
 }
 
 #[test]
@@ -173,7 +207,7 @@ fn pain15_a_host_port_answers_again_after_a_flush() {
 /// Also where there is no pod yet: what is repaired then is quiet afterwards.
 #[test]
 fn a_strangers_chain_in_our_table_is_removed_once() {
-    let host = crate::common::Host::with_flags("stranger", &crate::scene::BY_EVENTS);
+    let host = crate::common::Host::with_flags("stranger", &BY_EVENTS);
     let status = || host.agent.get("/v1/status").unwrap()["reconcile"].clone();
     let number = |key: &str| status()[key].as_u64().unwrap();
     let repairs = number("repairs");
