@@ -126,6 +126,7 @@ impl FloorPod {
                 peer: &self.key.ifname,
                 peer_mac: self.key.pod_mac(),
                 peer_ns: self.netns.fd(),
+                up: false,
             }),
             Op::SetLink(SetLink {
                 alias: Some(&self.alias),
@@ -133,6 +134,7 @@ impl FloorPod {
                 hairpin: Some(true),
                 ..SetLink::of(LinkRef::Name(&self.host_link))
             }),
+            Op::SetLink(SetLink { up: Some(true), ..SetLink::of(LinkRef::Name(&self.host_link)) }),
         ])?;
         let link = self.socket.link(&self.key.ifname)?.context("the new link is not there")?;
         self.socket.run_every(&inside(&self.addresses, link.index))?;

@@ -57,6 +57,7 @@ pub(crate) fn make_pair(
         peer: &attachment.key.ifname,
         peer_mac: attachment.pod_mac,
         peer_ns: wire.netns.fd(),
+        up: false,
     }));
     // By name, in the same send: nobody can be killed between the link and the mark that says whose it is.
     ops.push(Op::SetLink(SetLink {
@@ -65,6 +66,7 @@ pub(crate) fn make_pair(
         hairpin: is_port.then_some(attachment.wiring.hairpin),
         ..SetLink::of(LinkRef::Name(&attachment.host_link))
     }));
+    ops.push(Op::SetLink(SetLink { up: Some(true), ..SetLink::of(LinkRef::Name(&attachment.host_link)) }));
     let mut answers = host.run_all(&ops)?;
     for answer in answers.split_off(of_pair) {
         answer?;

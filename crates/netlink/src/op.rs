@@ -77,8 +77,8 @@ pub enum LinkRef<'a> {
     Name(&'a IfName),
 }
 
-/// A pair of links, the host end up, the peer born inside another namespace under its final name. The host end neither
-/// answers nor learns by ARP: its neighbours are permanent, or it is a bridge port.
+/// A pair of links, the peer born inside another namespace under its final name. The host end neither answers nor learns
+/// by ARP: its neighbours are permanent, or it is a bridge port.
 /// Alias, port flags and link-local mode are ignored by the kernel here: they need a `SetLink` afterwards. One by name
 /// in the same `run_all` is for names that nobody else has: where the name is taken, creation is refused and the
 /// `SetLink` changes the other's link.
@@ -92,6 +92,9 @@ pub struct Veth<'a> {
     pub peer: &'a IfName,
     pub peer_mac: Mac,
     pub peer_ns: BorrowedFd<'a>,
+    /// Whether the host end comes up at once. Each later change of a link that is up costs more: the kernel calls every
+    /// subscriber of link events for it.
+    pub up: bool,
 }
 
 /// A bridge with a MAC of its own, which never changes with its ports.

@@ -28,7 +28,7 @@ fn name_mac_mtu(body: &mut Body<'_>, name: &IfName, mac: Mac, mtu: u32) {
 }
 
 pub(super) fn veth(body: &mut Body<'_>, veth: &Veth<'_>) {
-    let flags = LinkFlags::Up | LinkFlags::Noarp;
+    let flags = if veth.up { LinkFlags::Noarp | LinkFlags::Up } else { LinkFlags::Noarp };
     body.header(&LinkHeader { flags, change_mask: flags, ..LinkHeader::default() });
     name_mac_mtu(body, veth.host, veth.host_mac, veth.mtu);
     one_queue(body);

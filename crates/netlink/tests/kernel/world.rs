@@ -40,7 +40,7 @@ pub(crate) fn json(ns: &NetNs, command: &str) -> Value {
 /// A veth that has its peer in the pod's namespace.
 pub(crate) fn pair<'a>(pod: &'a NetNs, host: &'a IfName, peer: &'a IfName) -> Veth<'a> {
     let (host_mac, peer_mac) = (mac(7), mac(8));
-    Veth { host, host_mac, mtu: 1500, master: None, peer, peer_mac, peer_ns: pod.fd() }
+    Veth { host, host_mac, mtu: 1500, master: None, peer, peer_mac, peer_ns: pod.fd(), up: true }
 }
 
 /// Waits for what the kernel does in its own time.

@@ -79,6 +79,7 @@ fn veth(there: &NetNs) -> Result<(), String> {
         peer: &peer,
         peer_mac,
         peer_ns: there.fd(),
+        up: true,
     }))
 }
 
