@@ -8,6 +8,8 @@ use crate::Ns;
 
 /// How often an unanswered datagram is sent again.
 const RESEND: Duration = Duration::from_millis(100);
+/// How long an unreachable host is tried again.
+const NEIGHBOURS: Duration = Duration::from_secs(10);
 
 /// What came of a ping. No route at all counts as nothing received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,7 +76,7 @@ pub fn udp_connects(from: &Ns, to: SocketAddr, timeout: Duration) -> Result<Opti
 
 fn tcp_hello(to: SocketAddr, timeout: Duration) -> std::io::Result<String> {
     let end = Instant::now() + timeout;
-    let stream = TcpStream::connect_timeout(&to, timeout)?;
+    let stream = connected(to, timeout)?;
     // A timeout of zero would mean for ever.
     let left = end.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
     stream.set_read_timeout(Some(left))?;
@@ -82,6 +84,20 @@ fn tcp_hello(to: SocketAddr, timeout: Duration) -> std::io::Result<String> {
     match BufReader::new(stream).read_line(&mut line)? {
         0 => Err(ErrorKind::UnexpectedEof.into()),
         _ => Ok(line),
+    }
+}
+
+/// All namespaces share the kernel's neighbour table. While another process fills it, a neighbour is not found, and the
+/// kernel says at once that the host is unreachable.
+fn connected(to: SocketAddr, timeout: Duration) -> std::io::Result<TcpStream> {
+    let retry_until = Instant::now() + timeout.min(NEIGHBOURS);
+    loop {
+        match TcpStream::connect_timeout(&to, timeout) {
+            Err(e) if e.kind() == ErrorKind::HostUnreachable && Instant::now() < retry_until => {
+                std::thread::sleep(RESEND.min(timeout));
+            }
+            other => return other,
+        }
     }
 }
 

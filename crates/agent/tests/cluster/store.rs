@@ -44,14 +44,19 @@ fn mixed() -> Plan {
 }
 
 /// What stands in etcd, and ways to change it, as any of its clients has them.
-struct Desk<'a> {
+pub(crate) struct Desk<'a> {
     host: &'a Node,
     config: EtcdConfig,
     layout: Layout,
 }
 
+/// Where the record of a node is.
+pub(crate) fn node_key(name: &str) -> String {
+    format!("{PREFIX}/nodes/{name}")
+}
+
 impl<'a> Desk<'a> {
-    fn of(cluster: &'a Cluster) -> Self {
+    pub(crate) fn of(cluster: &'a Cluster) -> Self {
         let config = EtcdConfig { endpoints: cluster.etcd.endpoints(), ..EtcdConfig::default() };
         Self { host: cluster.etcd.members[0].node(), config, layout: Layout::new(PREFIX, None) }
     }
@@ -66,7 +71,7 @@ impl<'a> Desk<'a> {
     }
 
     /// All of our keys, with their values.
-    fn all(&self) -> BTreeMap<String, String> {
+    pub(crate) fn all(&self) -> BTreeMap<String, String> {
         let folder = format!("{PREFIX}/");
         let listing = self.with(async |store| store.list(&folder).await.unwrap());
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();

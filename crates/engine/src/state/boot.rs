@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use super::file::{self, StateError, io, optional};
+use super::sysctls::SysctlLog;
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
@@ -47,20 +48,40 @@ pub(super) fn lock(dir: &Path) -> Result<File, StateError> {
 const LOCK: &str = "podwire.lock";
 /// What is removed when the folder is of another boot. Tombstones stay: an agent that finds nothing to delete removes them.
 const EMPTIED: [&str; 2] = ["networks", "sysctls"];
+/// Everything in the state of a network.
+const NETWORK: [&str; 4] = ["attachments", "addresses", "index", "lock"];
 /// Everything that we make in a state folder.
 const OURS: [&str; 8] =
     [LOCK, "networks", "sysctls", "sysctls.lock", "tombstones", "agent.lock", "boot.new", "boot"];
 
-/// A folder of an earlier boot is emptied, so it must be ours: somebody else's files are never touched.
+/// A directory of an earlier boot is emptied, so it must be Podwire's: files of other programs are never touched. `rm -rf`
+/// beside a running agent can remove the mark and leave directories that the agent just made, so they count by content.
 fn refuse_foreign(dir: &Path) -> Result<(), StateError> {
-    let is_there = |name: &&str| dir.join(name).symlink_metadata().is_ok();
-    if [LOCK, "boot"].iter().any(is_there) {
+    if [LOCK, "boot"].iter().any(|name| dir.join(name).symlink_metadata().is_ok()) {
         return Ok(());
     }
-    match EMPTIED.into_iter().find(is_there) {
-        Some(found) => Err(StateError::Foreign { dir: dir.to_owned(), found: found.to_owned() }),
-        None => Ok(()),
+    let foreign = |found: &str| StateError::Foreign { dir: dir.to_owned(), found: found.to_owned() };
+    let networks = dir.join("networks");
+    let found = optional(fs::symlink_metadata(&networks)).map_err(io("inspect", &networks))?;
+    if found.is_some_and(|meta| !meta.is_dir()) || !holds_networks(&networks)? {
+        return Err(foreign("networks"));
     }
+    match SysctlLog::new(dir.join("sysctls")).read() {
+        Ok(changes) if changes.refused.is_empty() => Ok(()),
+        Ok(_) | Err(_) => Err(foreign("sysctls")),
+    }
+}
+
+/// Whether everything in a directory is the state of a network.
+fn holds_networks(dir: &Path) -> Result<bool, StateError> {
+    for network in file::list(dir)? {
+        let network = dir.join(network);
+        let is_dir = network.symlink_metadata().is_ok_and(|meta| meta.is_dir());
+        if !is_dir || !file::list(&network)?.iter().all(|name| NETWORK.iter().any(|own| name == own)) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Removes what is ours, and the folder if nothing else is in it. The lock goes last: until then the folder is ours.

@@ -217,7 +217,8 @@ fn a_burst_fits_and_nothing_of_it_is_lost() {
             |news: &News| matches!(news, News::Link { name: Some(name), .. } if *name == host.to_string());
         assert!(told.iter().any(is_it), "{host} is missing");
     }
-    assert!(heard.read().unwrap().is_empty());
+    // The kernel's workers may add something later, such as a carrier.
+    assert!(!told.contains(&News::Lost) && !heard.read().unwrap().contains(&News::Lost));
 }
 
 #[test]

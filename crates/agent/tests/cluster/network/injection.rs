@@ -8,11 +8,13 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::unix::fs::PermissionsExt as _;
 
 use testkit::{
-    Agent, Cluster, Extra, Families, Ns, Plan, Transport, inspect, udp_connects, udp_echo, uninterrupted,
+    Agent, Cluster, DEADLINE, Extra, Families, Ns, Plan, Transport, inspect, udp_connects, udp_echo,
+    uninterrupted, wait_until,
 };
 
 use super::{TUNNEL, ip};
 use crate::common::{PATIENCE, SOON, await_that, expect_reach, pod, up};
+use crate::store::{Desk, node_key};
 use frame::{Frame, PORT, VNI};
 
 const TABLE: &str = "podwire-peers-podwire";
@@ -367,6 +369,13 @@ fn pods_of_nodes_without_tunnels_cannot_send_to_tunnel_ports() {
             cluster.agent_mut(node).unwrap().set_flag("--network-transport", "direct").unwrap();
         }
         cluster.start_agent("n1").unwrap();
+        // A node keeps a tunnel for every peer whose record still says that it may send through one.
+        let is_direct = |record: &String| record.contains(r#""transport":"direct""#);
+        let records = Desk::of(&cluster);
+        wait_until("the record of n1", DEADLINE, || {
+            Ok(records.all().get(&node_key("n1")).is_some_and(is_direct))
+        })
+        .unwrap();
         let n2 = cluster.node("n2").unwrap();
         ip(n2, &format!("link del {tunnel}"));
         n2.sh(&["nft", "delete", "table", "inet", TABLE]).unwrap();

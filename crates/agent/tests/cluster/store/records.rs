@@ -7,8 +7,8 @@ use store::{Change, Store as Objects, StoreConfig};
 use testkit::{Agent, Cluster, Plan, Store};
 
 use super::{
-    Desk, PREFIX, await_good_routes, await_no_problem, await_problem, await_saved_peers, blocks_of, claim,
-    mixed,
+    Desk, await_good_routes, await_no_problem, await_problem, await_saved_peers, blocks_of, claim, mixed,
+    node_key,
 };
 use super::{leads_to, put, up_with};
 use crate::common::{PATIENCE, Streams, await_that, expect_reach, pod};
@@ -17,10 +17,6 @@ use crate::common::{PATIENCE, Streams, await_that, expect_reach, pod};
 fn refused(agent: &Agent, name: &str) -> Vec<String> {
     let nodes: Vec<NodeView> = serde_json::from_value(agent.get(api::NODES).unwrap()).unwrap();
     nodes.into_iter().find(|node| node.name == name).map(|node| node.refused).unwrap_or_default()
-}
-
-fn node_key(name: &str) -> String {
-    format!("{PREFIX}/nodes/{name}")
 }
 
 /// A record that sorts first and claims nothing: with the blocks, MAC and addresses of n2, which is behind the tunnel, and of

@@ -150,6 +150,30 @@ fn a_folder_that_is_somebody_elses_is_refused_and_not_touched() {
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
 }
 
+/// `rm -rf` removes the mark while a running agent makes directories again.
+#[test]
+fn a_state_directory_that_lost_its_mark_is_known_by_its_content() {
+    let world = World::new(DUAL);
+    drop(world.ready(&key("a")));
+    let dir = world.dir.path();
+    let unmarked = |change: &dyn Fn()| {
+        change();
+        for mark in ["podwire.lock", "boot"] {
+            fs::remove_file(dir.join(mark)).unwrap();
+        }
+        State::open(dir)
+    };
+    assert_eq!(
+        unmarked(&|| ()).unwrap().networks().unwrap().len(),
+        0,
+        "emptied, to be learnt from the kernel"
+    );
+    fs::create_dir_all(dir.join("networks/blue/index")).unwrap();
+    unmarked(&|| ()).unwrap();
+    let refused = unmarked(&|| fs::write(dir.join("sysctls"), "not a log").unwrap()).unwrap_err();
+    assert!(matches!(refused, StateError::Foreign { .. }), "{refused}");
+}
+
 #[test]
 fn only_what_is_ours_is_removed_with_the_state() {
     let dir = tempfile::tempdir().unwrap();
