@@ -17,6 +17,7 @@ pub mod install;
 mod app;
 mod board;
 mod cluster;
+mod conditions;
 mod contiv;
 mod defaults;
 mod keeper;

@@ -5,7 +5,7 @@ use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use api::{BlockUse, Counts};
+use api::{BlockUse, Condition, Counts};
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -14,6 +14,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Metric, Registry};
 use rustix::time::{ClockId, clock_gettime};
+use types::Code;
 
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -49,6 +50,11 @@ struct Phase {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Coded {
+    code: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Build {
     version: &'static str,
 }
@@ -56,7 +62,7 @@ struct Build {
 /// What is looked up for a scrape.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
-    pub(crate) ready: bool,
+    pub(crate) conditions: Vec<Condition>,
     pub(crate) waiting: usize,
     pub(crate) blocks: Vec<BlockUse>,
     pub(crate) attachments: Counts,
@@ -76,6 +82,7 @@ pub(crate) struct Metrics {
     round_seconds: Histogram,
     drained: Counter,
     ready: Gauge,
+    conditions: Family<Coded, Gauge>,
     process: Process,
 }
 
@@ -141,6 +148,11 @@ impl Metrics {
                 Counter::default(),
             ),
             ready: all.add("podwire_ready", "1 when ADDs are served", Gauge::default()),
+            conditions: all.add(
+                "podwire_condition",
+                "Objects with the condition of this code; 0 if there is none",
+                Family::default(),
+            ),
             process: Process::new(&mut all),
             registry: Registry::default(),
         };
@@ -167,7 +179,11 @@ impl Metrics {
     }
 
     pub(crate) fn render(&self, seen: &Seen) -> Result<String, fmt::Error> {
-        self.ready.set(i64::from(seen.ready));
+        self.ready.set(i64::from(!seen.conditions.iter().any(Condition::keeps_from_ready)));
+        for &code in Code::ALL {
+            let objects = seen.conditions.iter().filter(|condition| condition.code == code).count();
+            self.conditions.get_or_create(&Coded { code: code.as_str() }).set(count(objects as u64));
+        }
         self.waiting.set(count(seen.waiting as u64));
         for (phase, number) in [
             ("ready", seen.attachments.ready),
@@ -241,7 +257,12 @@ mod tests {
         metrics.drained_tombstone();
         let blocks = vec![BlockUse { cidr: "10.9.0.0/24".parse().unwrap(), used: 4, free: 249 }];
         let attachments = Counts { ready: 4, pending: 1, unreadable: 0 };
-        let seen = Seen { ready: true, waiting: 3, blocks, attachments, started: 1_700_000_000 };
+        let found = ["n2", "n3"].map(|node| {
+            let finding = types::Finding::new(Code::NodeConflict, format_args!("node {node}"), "");
+            Condition::new(finding, api::Timestamp(1))
+        });
+        let conditions = found.to_vec();
+        let seen = Seen { conditions, waiting: 3, blocks, attachments, started: 1_700_000_000 };
         let page = metrics.render(&seen).unwrap();
         for line in [
             r#"podwire_requests_total{verb="ADD",outcome="ok"} 1"#,
@@ -258,6 +279,8 @@ mod tests {
             "podwire_reconcile_seconds_count 1",
             "podwire_tombstones_drained_total 1",
             "podwire_ready 1",
+            r#"podwire_condition{code="NodeConflict"} 2"#,
+            r#"podwire_condition{code="NftMissing"} 0"#,
             concat!(r#"podwire_build_info{version=""#, env!("CARGO_PKG_VERSION"), r#""} 1"#),
             "process_start_time_seconds 1700000000",
             "# HELP podwire_requests CNI requests served, by verb and outcome.",

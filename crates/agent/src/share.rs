@@ -11,7 +11,7 @@ use ipam::{Range, RangeSet, RangeSpec};
 use ipnet::IpNet;
 use netconf::{Addresses, NetConf};
 use serde_json::{Map, Value, json};
-use types::{IfName, NetworkName};
+use types::{Code, Finding, IfName, NetworkName};
 
 use crate::config::Network;
 
@@ -101,6 +101,11 @@ impl Room {
 
 fn joined(nets: &[IpNet]) -> String {
     nets.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+}
+
+/// The condition of a node without a share.
+pub(crate) fn no_block(network: &NetworkName, reason: &str) -> Finding {
+    Finding::new(Code::NoBlock, format_args!("network {network}"), reason)
 }
 
 /// What the cluster's side tells the rest of the agent.

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use api::{Problem, Tombstone, TombstoneError, Tombstones};
-use types::AttachmentKey;
+use api::{Tombstone, TombstoneError, Tombstones};
+use types::{AttachmentKey, Code, Finding};
 
 /// How long somebody waits for rounds, however many tombstones there are.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -260,18 +260,18 @@ impl Drain {
         Report { failed: vec![text], ..Report::default() }
     }
 
-    /// What a person should look at.
-    pub(crate) fn problems(&self) -> Vec<Problem> {
+    pub(crate) fn findings(&self) -> Vec<Finding> {
         let rounds = self.lock();
-        let failed = rounds.failed.iter().map(|(path, failed)| Problem {
-            what: format!("a DEL that was left in {} cannot be served: {}", path.display(), failed.why),
-            command: None,
+        let failed = rounds.failed.iter().map(|(path, failed)| {
+            let message = format!("a DEL that was left cannot be served: {}", failed.why);
+            Finding::new(Code::TombstoneFailed, format_args!("file {}", path.display()), message)
         });
-        let aside = rounds.put_aside.iter().filter(|(path, _)| path.exists()).map(|(path, why)| Problem {
-            what: format!(
-                "a DEL that was left was put aside: {why}; GC or reconcile removes what it was about"
-            ),
-            command: Some(format!("rm {}", path.display())),
+        let aside = rounds.put_aside.iter().filter(|(path, _)| path.exists()).map(|(path, why)| {
+            let path = path.display();
+            let message =
+                format!("a DEL that was left was put aside: {why}; GC or reconcile removes its attachment");
+            let found = Finding::new(Code::TombstoneRejected, format_args!("file {path}"), message);
+            found.fix(format!("rm {path}"))
         });
         failed.chain(aside).collect()
     }

@@ -9,6 +9,7 @@
 
 mod client;
 mod cluster;
+mod condition;
 mod message;
 mod paths;
 mod status;
@@ -19,12 +20,11 @@ pub use client::{Answer, Client, ClientError};
 pub use cluster::{
     BlockView, BlocksView, NodeView, Removed, RouteState, RouteTransport, RouteView, SubnetView,
 };
+pub use condition::{Condition, ConditionCode, Readiness};
 pub use message::{CniAnswer, CniCall};
 pub use paths::{
     ATTACHMENTS, BLOCKS, CNI, CNI_CONFIG, HEALTH, MAX_BODY, METRICS, NODES, READY, ROUTES, STATUS, VERSION,
 };
-pub use status::{
-    BlockUse, Counts, InstalledFile, NetworkStatus, Problem, Readiness, ReconcileStatus, Repair, Status,
-};
+pub use status::{BlockUse, Counts, InstalledFile, NetworkStatus, ReconcileStatus, Repair, Status};
 pub use tombstone::{Tombstone, TombstoneError, Tombstones};
-pub use when::utc;
+pub use when::{Timestamp, utc};

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+use crate::Condition;
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Status {
@@ -13,7 +15,8 @@ pub struct Status {
     pub pid: u32,
     /// Seconds since 1970.
     pub started: u64,
-    pub readiness: Readiness,
+    /// No condition keeps the node from being ready.
+    pub ready: bool,
     /// `embedded` or `etcd`.
     pub store: String,
     pub run_dir: PathBuf,
@@ -27,16 +30,8 @@ pub struct Status {
     /// Published ports whose hostIP is no address of this node now, each as a sentence.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub inactive_ports: Vec<String>,
-    /// What a person should look at, each with what to do.
-    pub problems: Vec<Problem>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Readiness {
-    pub ready: bool,
-    /// Why not.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
+    /// Those that keep the node from being ready come first.
+    pub conditions: Vec<Condition>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -95,12 +90,4 @@ pub struct InstalledFile {
     /// Why not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Problem {
-    pub what: String,
-    /// The command that helps, ready to paste, where there is one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub command: Option<String>,
 }

@@ -19,6 +19,7 @@ mod attach;
 mod bridge;
 mod check;
 mod cleanup;
+mod condition;
 mod delegate;
 mod detach;
 mod error;

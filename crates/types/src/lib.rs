@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod condition;
 mod hash;
 mod key;
 mod mac;
@@ -14,6 +15,7 @@ mod protocol;
 mod special;
 mod text;
 
+pub use condition::{Code, Finding, Severity};
 pub use hash::Digest;
 pub use key::AttachmentKey;
 pub use mac::{Mac, MacError};

@@ -9,7 +9,7 @@ use cluster::{BlockClaim, Cut, CutError, DecodeError, Layout, NetworkSpec, NodeR
 use ipnet::IpNet;
 use store::{Change, Compare, Entry, Outcome, Store};
 use tracing::{info, warn};
-use types::NodeName;
+use types::{Code, Finding, NodeName};
 
 use super::alive::Hold;
 
@@ -54,18 +54,20 @@ pub(crate) enum JoinError {
 }
 
 impl JoinError {
-    /// Will it go by itself?
-    pub(crate) fn is_transient(&self) -> bool {
+    pub(crate) fn finding(&self) -> Finding {
+        let found = |code, object: String| Finding::new(code, object, self);
         match self {
-            Self::Store(error) => error.is_transient(),
-            Self::Restless { .. } => true,
-            Self::Decode { .. }
-            | Self::Cut(_)
-            | Self::Held { .. }
-            | Self::Network { .. }
-            | Self::Exhausted { .. }
-            | Self::Awaited { .. }
-            | Self::TooMany => false,
+            Self::Store(error) if error.is_transient() => found(Code::EtcdUnreachable, "etcd".to_owned()),
+            Self::Store(_) | Self::Cut(_) | Self::Restless { .. } => {
+                found(Code::StoreFailed, "store".to_owned())
+            }
+            Self::Decode { key, .. } => found(Code::StoreValueUnreadable, format!("key {key}")),
+            Self::Held { name, .. } => found(Code::NodeNameTaken, format!("node {name}")),
+            Self::Network { .. } => found(Code::NetworkMismatch, "store".to_owned()),
+            Self::Exhausted { subnet, .. } | Self::Awaited { subnet } => {
+                found(Code::NoFreeBlock, format!("subnet {subnet}"))
+            }
+            Self::TooMany => found(Code::NoFreeBlock, "node".to_owned()),
         }
     }
 }

@@ -7,7 +7,7 @@ use cluster::{Facts, Mesh, NodeRecord, StoredNode, Tunnels};
 use ipnet::IpNet;
 use tokio::time::Instant;
 use tracing::{info, warn};
-use types::NodeName;
+use types::{Finding, NodeName};
 
 use super::member::{Census, Claim};
 use super::routes::{Peers, Telling, Trials};
@@ -36,7 +36,7 @@ pub(super) struct Known {
     /// What the tunnel devices should have been when they were last looked after, IPv6 and IPv4.
     pub(super) kept_tunnels: [Option<Tunnel>; 2],
     /// Why a tunnel device is not as it should be.
-    pub(super) tunnel_troubles: Vec<String>,
+    pub(super) tunnel_troubles: Vec<Finding>,
     /// Links of others that have a name which a tunnel should have.
     pub(super) in_the_way: Vec<u32>,
     pub(super) peers: Peers,

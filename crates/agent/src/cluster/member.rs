@@ -20,8 +20,8 @@ use store::{Entry, Event, Listing, Store, StoreConfig, Watch, Watched};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
-use tracing::{debug, info, warn};
-use types::{Digest, NodeName, NodeUid};
+use tracing::{debug, info};
+use types::{Code, Digest, Finding, NodeName, NodeUid};
 
 use super::alive::Hold;
 use super::command::{Ask, Command};
@@ -121,7 +121,7 @@ impl Member {
                     sleep(spread(RETRY.0, &self.candidate.record.uid, tries)).await;
                 }
                 Err(error) => {
-                    self.shared.store_failed(&error.to_string(), error.is_transient());
+                    self.shared.store_failed(&error);
                     let is_held = matches!(error, JoinError::Held { .. });
                     if is_held {
                         self.holds.send_replace(None);
@@ -177,7 +177,7 @@ impl Member {
         let mut watch = self.registry.store.watch(&root, listing.revision + 1).await?;
         let census = self.census(&listing);
         self.revision = listing.revision;
-        self.shared.set_unread(self.unread.values().cloned().collect());
+        self.shared.set_unread(&self.unread);
         if self.updates.send(Update::All(census)).await.is_err() {
             return Ok(End::Over);
         }
@@ -310,7 +310,7 @@ impl Member {
                 return Ok(Next::End(End::Over));
             }
         }
-        self.shared.set_unread(self.unread.values().cloned().collect());
+        self.shared.set_unread(&self.unread);
         Ok(Next::Go(joined))
     }
 
@@ -367,9 +367,9 @@ impl Member {
                 Ok(Next::Go(grown))
             }
             Err(error) => {
-                let what = format!("another block beside {} could not be claimed: {error}", wish.like);
-                warn!("{what}");
-                self.shared.set_growth_trouble(Some(what));
+                let message = format!("another block beside {} could not be claimed: {error}", wish.like);
+                let found = Finding::new(Code::NoFreeBlock, format_args!("block {}", wish.like), message);
+                self.shared.set_growth_trouble(Some(found));
                 wish.answer(Err(error.to_string()));
                 let restless = matches!(error, JoinError::Restless { .. });
                 Ok(if restless { Next::End(End::Again) } else { Next::Go(joined) })
@@ -428,10 +428,7 @@ impl Member {
             }
             Err(what) => what,
         };
-        if self.unread.get(key) != Some(&what) {
-            warn!("{what}");
-            self.unread.insert(key.to_owned(), what);
-        }
+        self.unread.insert(key.to_owned(), what);
         None
     }
 }

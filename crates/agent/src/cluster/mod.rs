@@ -38,10 +38,11 @@ use ::cluster::{Cut, Facts, NetworkSpec, NodeRecord, Tunnels};
 use store::{EtcdConfig, Store, StoreConfig};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
-use tracing::{error, info};
-use types::NodeName;
+use tracing::info;
+use types::{Code, Finding, NodeName};
 
-use crate::board::{Board, Finder, unix_time};
+use crate::board::{Board, unix_time};
+use crate::conditions::Source;
 use crate::config::{self, Config};
 use crate::install::Installer;
 use crate::keeper::Bell;
@@ -117,11 +118,10 @@ impl Drop for Ending {
         if *self.stop.borrow() || self.stop.has_changed().is_err() {
             return;
         }
-        let what = "the part of the agent that follows the cluster has ended: routes to other nodes and this node's \
-                    record stay as they are; restart the agent, and look into its log for the reason"
-            .to_owned();
-        error!("{what}");
-        self.board.set_problems(Finder::Cluster, vec![api::Problem { what, command: None }]);
+        let message = "the agent no longer follows the store: routes to other nodes and this node's record stay as they \
+                       are; its log has the reason";
+        let found = Finding::new(Code::ClusterStopped, "store", message).fix("systemctl restart podwire");
+        self.board.set(Source::Cluster, vec![found]);
     }
 }
 

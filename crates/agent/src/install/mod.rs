@@ -24,6 +24,7 @@ use std::sync::{PoisonError, RwLock};
 
 use api::InstalledFile;
 use serde::{Deserialize, Serialize};
+use types::{Code, Finding};
 
 use crate::config::{Config, Install, Network, Plugin, Store};
 
@@ -293,6 +294,12 @@ impl Installer {
             content: Content::Text(config),
         };
         [plugin(Role::Plugin, &self.plugin.name), plugin(Role::Loopback, LOOPBACK), config]
+    }
+
+    /// The condition of a node whose runtime lacks plugin or config.
+    pub(crate) fn incomplete(&self, why: &str) -> Finding {
+        let path = self.config_path();
+        Finding::new(Code::InstallIncomplete, format_args!("file {}", path.display()), why)
     }
 
     fn config_path(&self) -> PathBuf {

@@ -2,14 +2,15 @@
 
 use std::path::Path;
 
-use api::{BlockUse, Counts, Problem, Status};
+use api::{BlockUse, Condition, Counts, Status};
 use engine::state::{Listed, Phase, State, StateError};
 use ipam::{Range, RangeSet, RangeSpec};
 use ipnet::IpNet;
 use serde_json::{Value, json};
-use types::NetworkName;
+use types::{Code, Finding, NetworkName};
 
 use super::Service;
+use crate::conditions::Source;
 use crate::metrics::{Seen, resident_bytes};
 
 /// All attachments, or those of one container: phase and record. One that cannot be read is told by its name.
@@ -73,19 +74,27 @@ fn whole(cidr: IpNet) -> Option<RangeSet> {
     RangeSet::new(vec![Range::new(spec).ok()?]).ok()
 }
 
+/// State that cannot be read shows as nothing, and as a condition.
+fn reported_usage(service: &Service) -> (Counts, Vec<BlockUse>) {
+    let usage = usage(service);
+    let found = usage.as_ref().err().map(|error| {
+        let object = format!("directory {}", service.facts.run_dir.display());
+        Finding::new(Code::StateUnusable, object, format_args!("records cannot be read: {error}")).degraded()
+    });
+    service.board.set(Source::Records, found.into_iter().collect());
+    usage.unwrap_or_default()
+}
+
 pub(super) fn status(service: &Service) -> Status {
     let (facts, board) = (&service.facts, &service.board);
-    let mut problems = board.problems();
-    let (attachments, blocks) = usage(service).unwrap_or_else(|error| {
-        problems.push(Problem { what: format!("node-local state cannot be read: {error}"), command: None });
-        Default::default()
-    });
+    let (attachments, blocks) = reported_usage(service);
+    let conditions = board.conditions();
     Status {
         node: facts.node.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
         started: board.started,
-        readiness: board.readiness(),
+        ready: !conditions.iter().any(Condition::keeps_from_ready),
         store: facts.store.clone(),
         run_dir: facts.run_dir.clone(),
         socket: facts.socket.clone(),
@@ -99,7 +108,7 @@ pub(super) fn status(service: &Service) -> Status {
         reconcile: board.reconcile(),
         installed: board.installed(),
         inactive_ports: board.inactive_ports(),
-        problems,
+        conditions,
     }
 }
 
@@ -108,12 +117,14 @@ pub(super) fn block_uses(service: &Service) -> Vec<BlockUse> {
     usage(service).map(|(_, blocks)| blocks).unwrap_or_default()
 }
 
-/// What metrics show of now. State that cannot be read shows as nothing; status and log say why.
+/// What metrics show of now.
 pub(super) fn seen(service: &Service) -> Seen {
-    let (attachments, blocks) = usage(service).unwrap_or_else(|error| {
-        tracing::warn!("node-local state cannot be read: {error}");
-        Default::default()
-    });
-    let ready = service.board.readiness().ready;
-    Seen { ready, waiting: service.queue.waiting(), blocks, attachments, started: service.board.started }
+    let (attachments, blocks) = reported_usage(service);
+    Seen {
+        conditions: service.board.conditions(),
+        waiting: service.queue.waiting(),
+        blocks,
+        attachments,
+        started: service.board.started,
+    }
 }

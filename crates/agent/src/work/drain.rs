@@ -13,7 +13,7 @@ use types::AttachmentKey;
 
 use super::turns::Purpose;
 use super::{PATIENCE, Work, keyed, try_again};
-use crate::board::Finder;
+use crate::conditions::Source;
 use crate::log::{Ending, Subject};
 use crate::tombstones::{Buried, Report, Try};
 
@@ -26,7 +26,7 @@ impl Work {
     /// Serves all tombstones; for the start, and for whoever looks after things from time to time.
     pub(crate) fn drain_tombstones(self: &Arc<Self>) -> Report {
         let report = self.drain.round(&|| self.start_round(Try::All));
-        self.board.set_problems(Finder::Tombstones, self.drain.problems());
+        self.board.set(Source::Tombstones, self.drain.findings());
         report.unwrap_or_else(|why| Report { failed: vec![why], ..Report::default() })
     }
 
@@ -36,7 +36,7 @@ impl Work {
             return Ok(());
         };
         if report != Report::default() {
-            self.board.set_problems(Finder::Tombstones, self.drain.problems());
+            self.board.set(Source::Tombstones, self.drain.findings());
         }
         let Some(key) = key else { return Ok(()) };
         // Its own one is worth waiting for.
@@ -62,7 +62,7 @@ impl Work {
     pub(super) fn drain_key(&self, key: &AttachmentKey, patience: Duration) {
         let report = self.drain.one(key, &|stone| self.bury(stone, patience));
         if report != Report::default() {
-            self.board.set_problems(Finder::Tombstones, self.drain.problems());
+            self.board.set(Source::Tombstones, self.drain.findings());
         }
     }
 

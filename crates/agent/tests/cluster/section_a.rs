@@ -101,7 +101,7 @@ fn peer_routes(node: &Ns) -> Vec<(IpNet, IpAddr, String)> {
 
 /// What a person is told to look at.
 fn problems(agent: &Agent) -> Vec<Value> {
-    agent.get(api::STATUS).unwrap()["problems"].as_array().unwrap().clone()
+    agent.get(api::STATUS).unwrap()["conditions"].as_array().unwrap().clone()
 }
 
 /// STATUS of the agent's own network.

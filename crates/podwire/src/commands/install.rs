@@ -122,9 +122,11 @@ fn is_ready(client: &Client) -> Result<(), String> {
     if answer.status == 200 {
         return Ok(());
     }
-    let reason =
-        serde_json::from_slice::<Readiness>(&answer.body).ok().and_then(|readiness| readiness.reason);
-    Err(reason.unwrap_or_else(|| format!("it answers {}", answer.status)))
+    let readiness = serde_json::from_slice::<Readiness>(&answer.body).ok();
+    match readiness.and_then(|readiness| readiness.conditions.into_iter().next()) {
+        Some(found) => Err(format!("{} ({})", found.message, found.summary())),
+        None => Err(format!("it answers {}", answer.status)),
+    }
 }
 
 fn status(client: &Client) -> Result<Status> {

@@ -20,7 +20,7 @@ fn wrong(host: &Host) -> Vec<(String, String, String)> {
     });
     let bad = findings.iter().filter(|finding| finding["verdict"] == "problem");
     let text = |finding: &Value, key: &str| finding[key].as_str().unwrap_or_default().to_owned();
-    let bad: Vec<_> = bad.map(|f| (text(f, "check"), text(f, "what"), text(f, "command"))).collect();
+    let bad: Vec<_> = bad.map(|f| (text(f, "check"), text(f, "message"), text(f, "fix"))).collect();
     assert_eq!(outcome.status.code(), Some(i32::from(!bad.is_empty())), "{bad:?}");
     bad
 }
@@ -189,7 +189,7 @@ fn of_others(cluster: &Cluster, how: &[&str]) -> Vec<(String, String)> {
     assert_eq!(outcome.status.code(), Some(i32::from(is_ill)), "{findings:?}");
     let others = findings.iter().filter(|finding| finding["check"] == "other nodes");
     let text = |finding: &Value, key: &str| finding[key].as_str().unwrap_or_default().to_owned();
-    others.map(|finding| (text(finding, "verdict"), text(finding, "what"))).collect()
+    others.map(|finding| (text(finding, "verdict"), text(finding, "message"))).collect()
 }
 
 #[test]

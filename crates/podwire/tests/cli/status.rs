@@ -37,7 +37,7 @@ fn a_ready_agent_is_shown_on_one_page_and_as_json() {
 
     let outcome = host.ask(&["status", "-o", "json"]);
     let status: api::Status = serde_json::from_str(&outcome.stdout).unwrap();
-    assert!(status.readiness.ready && status.attachments.ready == 1, "{status:?}");
+    assert!(status.ready && status.attachments.ready == 1, "{status:?}");
     assert_eq!((status.network.blocks[0].used, status.installed.len()), (1, 3));
     // The socket alone is enough.
     let socket = agent.socket();
@@ -66,7 +66,7 @@ fn an_agent_that_is_not_ready_ends_with_1_and_says_why() {
     let outcome = host.ask(&["status", "-o", "json"]);
     assert_eq!(outcome.status.code(), Some(1));
     let status: api::Status = serde_json::from_str(&outcome.stdout).unwrap();
-    assert!(!status.readiness.ready);
+    assert!(!status.ready);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use cluster::{Transport, Tunnels};
 use tracing::info;
-use types::IfName;
+use types::{Code, Finding, IfName};
 
 use super::super::tunnel::{self, Tunnel, TunnelError};
 use super::Routes;
@@ -62,7 +62,9 @@ impl Routes {
                         *index = None;
                         in_the_way.push(stranger);
                     }
-                    troubles.push(error.to_string());
+                    let object =
+                        self.tunnel_name(is_v4).map_or_else(String::new, |name| format!("link {name}"));
+                    troubles.push(Finding::new(Code::TunnelFailed, object, error));
                 }
             }
             done.iter().for_each(|what| info!("{what}"));

@@ -17,7 +17,7 @@ use anyhow::Result;
 
 use crate::cli::{Doctor, Output};
 use crate::print::{self, WIDTH};
-use finding::{Finding, Verdict};
+use finding::{Check, Verdict};
 use node::Node;
 
 /// What to do is written below what is wrong, as far in as the text.
@@ -33,7 +33,7 @@ pub(crate) fn run(args: &Doctor) -> Result<ExitCode> {
     Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn look(node: &Node) -> Vec<Finding> {
+fn look(node: &Node) -> Vec<Check> {
     let mut findings = machine::privileges();
     // Without them every other answer would only say so again.
     let may_look = findings.iter().all(|finding| finding.verdict == Verdict::Ok);
@@ -46,20 +46,21 @@ fn look(node: &Node) -> Vec<Finding> {
         findings.extend(firewall::ours(node));
     }
     findings.extend(agent::answers(node));
-    findings.extend(agent::problems(node, &findings));
     findings.extend(agent::installed(node));
+    findings.extend(agent::conditions(node, &findings));
     findings.extend(machine::disks(node));
     findings.extend(mtu::fits(node));
     findings.extend(peers::reached(node));
     findings
 }
 
-fn page(findings: &[Finding]) -> String {
+fn page(findings: &[Check]) -> String {
     let left = findings.iter().map(|finding| finding.check.len()).max().unwrap_or(0) + COMMAND;
     let rows = findings.iter().map(|finding| {
-        let mut text = print::wrap(&finding.what, WIDTH - left - 9);
+        let code = finding.code.as_ref().map(|code| format!("{code}: ")).unwrap_or_default();
+        let mut text = print::wrap(&format!("{code}{}", finding.message), WIDTH - left - 9);
         // Never broken: it is to be pasted.
-        text.extend(finding.command.iter().map(|command| format!("\n# {}", print::value(command))));
+        text.extend(finding.fix.iter().map(|fix| format!("\n# {}", print::value(fix))));
         vec![finding.check.to_owned(), finding.verdict.word().to_owned(), text]
     });
     let table = print::table(&["CHECK", "", ""], rows);

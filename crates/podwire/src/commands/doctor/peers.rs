@@ -6,8 +6,9 @@ use std::process::{Command, Stdio};
 
 use api::{Answer, NodeView};
 use netlink::RtSocket;
+use types::{Code, Finding};
 
-use super::finding::Finding;
+use super::finding::Check;
 use super::node::Node;
 use crate::commands::nodes::ask;
 use crate::print;
@@ -21,10 +22,10 @@ const ICMP: u32 = 8;
 /// An agent that does not know the question.
 const NOT_FOUND: u16 = 404;
 
-pub(super) fn reached(node: &Node) -> Vec<Finding> {
+pub(super) fn reached(node: &Node) -> Vec<Check> {
     let peers = match peers(node) {
         Ok(peers) => peers,
-        Err(why) => return vec![Finding::problem(CHECK, why)],
+        Err(why) => return vec![Check::unknown(CHECK, why)],
     };
     let mut seen = Vec::new();
     for some in peers.chunks(AT_ONCE) {
@@ -37,7 +38,7 @@ pub(super) fn reached(node: &Node) -> Vec<Finding> {
 }
 
 /// Where nobody can be asked, that is told once and not for each.
-fn findings(seen: Vec<Seen>) -> Vec<Finding> {
+fn findings(seen: Vec<Seen>) -> Vec<Check> {
     let (mut findings, mut fine, mut unasked) = (Vec::new(), 0, Vec::new());
     for seen in seen {
         match seen {
@@ -51,10 +52,11 @@ fn findings(seen: Vec<Seen>) -> Vec<Finding> {
         findings.push(match why.kind() {
             ErrorKind::NotFound => {
                 let what = format!("{number} addresses cannot be asked: there is no `ping` program");
-                Finding::problem(CHECK, what).helps("apt-get install iputils-ping")
+                let found = Finding::new(Code::ProgramMissing, "program ping", what);
+                Check::problem(CHECK, found.fix("apt install iputils-ping"))
             }
             // In a container without CAP_NET_RAW. That is no fault of the node, nor of the others.
-            _ => Finding::unknown(
+            _ => Check::unknown(
                 CHECK,
                 format!(
                     "{number} addresses cannot be asked from here: `ping`: {why}; ask on the node itself"
@@ -63,7 +65,7 @@ fn findings(seen: Vec<Seen>) -> Vec<Finding> {
         });
     }
     if findings.is_empty() && fine > 0 {
-        findings.push(Finding::ok(CHECK, format!("{fine} addresses take packets of full size")));
+        findings.push(Check::ok(CHECK, format!("{fine} addresses take packets of full size")));
     }
     findings
 }
@@ -100,7 +102,7 @@ fn listed(answer: &Answer) -> Result<Vec<Peer>, String> {
 /// What a look at another node gave.
 enum Seen {
     Fine,
-    Wrong(Finding),
+    Wrong(Check),
     NotAsked(io::Error),
 }
 
@@ -110,21 +112,28 @@ fn look(node: &Node, peer: &Peer) -> Seen {
         Ok(mtu) => mtu,
         Err(why) => {
             let what = format!("there is no route to node {name} at {address}: {why}");
-            return Seen::Wrong(Finding::problem(CHECK, what).helps(format!("ip route get {address}")));
+            let found = Finding::new(Code::NodeUnrouted, format_args!("node {name}"), what);
+            return Seen::Wrong(Check::problem(CHECK, found.fix(format!("ip route get {address}"))));
         }
     };
     let command = |size: u32| format!("ping -c 1 -W 1 -M do -s {size} {address}");
     let header = if address.is_ipv4() { 20 } else { 40 };
     let full = mtu.saturating_sub(header + ICMP);
-    let what = match (echo(&command(full)), echo(&command(0))) {
+    let (code, what) = match (echo(&command(full)), echo(&command(0))) {
         (Echo::Answered, _) => return Seen::Fine,
         (Echo::NotAsked(why), _) | (_, Echo::NotAsked(why)) => return Seen::NotAsked(why),
-        (Echo::Silence, Echo::Answered) => format!(
-            "node {name} at {address} is reached, but not by packets of {mtu} bytes: the way there carries less"
+        (Echo::Silence, Echo::Answered) => (
+            Code::PathMtuTooSmall,
+            format!(
+                "node {name} at {address} is reached, but not by packets of {mtu} bytes: the path carries less"
+            ),
         ),
-        (Echo::Silence, Echo::Silence) => format!("node {name} at {address} does not answer"),
+        (Echo::Silence, Echo::Silence) => {
+            (Code::NodeUnreachable, format!("node {name} at {address} does not answer"))
+        }
     };
-    Seen::Wrong(Finding::problem(CHECK, what).helps(command(full)))
+    let found = Finding::new(code, format_args!("node {name}"), what);
+    Seen::Wrong(Check::problem(CHECK, found.fix(command(full))))
 }
 
 /// What the link carries that leads there, or why there is none.
@@ -178,11 +187,14 @@ mod tests {
     fn who_cannot_be_asked_is_told_once_and_not_as_ill() {
         let unasked = |kind: ErrorKind| findings((0..40).map(|_| Seen::NotAsked(kind.into())).collect());
         let [refused] = &unasked(ErrorKind::PermissionDenied)[..] else { panic!() };
-        assert_eq!((refused.verdict, &refused.command), (Verdict::Unknown, &None));
-        assert!(refused.what.starts_with("40 addresses") && refused.what.contains("denied"), "{refused:?}");
+        assert_eq!((refused.verdict, &refused.fix), (Verdict::Unknown, &None));
+        assert!(
+            refused.message.starts_with("40 addresses") && refused.message.contains("denied"),
+            "{refused:?}"
+        );
         let [missing] = &unasked(ErrorKind::NotFound)[..] else { panic!() };
         assert_eq!(missing.verdict, Verdict::Problem);
-        assert!(missing.what.contains("no `ping` program"), "{missing:?}");
+        assert!(missing.message.contains("no `ping` program"), "{missing:?}");
         assert!(findings(Vec::new()).is_empty());
         assert_eq!(findings(vec![Seen::Fine])[0].verdict, Verdict::Ok);
     }

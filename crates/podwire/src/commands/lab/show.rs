@@ -172,7 +172,7 @@ impl NodeLine {
         };
         let state = match &status {
             _ if !runs => "not running",
-            Some(status) if status.readiness.ready => "ready",
+            Some(status) if status.ready => "ready",
             Some(_) | None => "not ready",
         };
         let blocks = status.iter().flat_map(|status| &status.network.blocks);

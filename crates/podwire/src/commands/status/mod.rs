@@ -45,7 +45,7 @@ pub(crate) fn run(args: &Status) -> Result<ExitCode> {
         Output::Json => print::say_json(&status)?,
         Output::Table => print::say(page::page(&status, when::now()))?,
     }
-    Ok(if status.readiness.ready { ExitCode::SUCCESS } else { ExitCode::from(NOT_READY) })
+    Ok(if status.ready { ExitCode::SUCCESS } else { ExitCode::from(NOT_READY) })
 }
 
 /// What the files tell: pods live on without an agent.
