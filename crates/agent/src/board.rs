@@ -167,14 +167,15 @@ fn lifecycle(code: Code, message: &str) -> Finding {
 
 fn log(change: &Change) {
     for Finding { code, severity, object, message, fix } in &change.began {
-        let fix = fix.as_deref().map(tracing::field::display);
+        // As they are, without quotes: a fix is to be pasted.
+        let (object, fix) = (object.as_str(), fix.as_deref().map(tracing::field::display));
         match severity {
-            Severity::NotReady => error!(%code, %object, reason = %message, fix, "condition began"),
-            Severity::Degraded => warn!(%code, %object, reason = %message, fix, "condition began"),
+            Severity::NotReady => error!(%code, object, reason = %message, fix, "condition began"),
+            Severity::Degraded => warn!(%code, object, reason = %message, fix, "condition began"),
         }
     }
     for (code, object) in &change.ended {
-        info!(%code, %object, "condition ended");
+        info!(%code, object, "condition ended");
     }
 }
 

@@ -21,6 +21,10 @@ pub(crate) enum Source {
     Firewall,
     /// Elements of pods that are gone.
     Elements,
+    /// Interfaces of pods.
+    Pods,
+    /// The file system of the run directory.
+    Space,
     Socket,
     Tcp,
     Tombstones,
@@ -67,7 +71,7 @@ impl Conditions {
 
     /// Those that keep the node from being ready come first, each by importance.
     pub(crate) fn all(&self) -> Vec<Condition> {
-        let since = |finding: &Finding| self.since.get(&identity(finding)).copied().unwrap_or(Timestamp(0));
+        let since = |finding: &Finding| self.since.get(&identity(finding)).copied();
         self.merged().into_iter().map(|finding| Condition::new(finding.clone(), since(finding))).collect()
     }
 
@@ -136,7 +140,7 @@ mod tests {
         assert_eq!(all.all(), [Condition::new(stuck("EIO; EBUSY"), Timestamp(35))]);
         all.set(Source::Reconcile, vec![], Timestamp(36));
         all.set(Source::Reconcile, vec![stuck("EIO")], Timestamp(40));
-        assert_eq!(all.all()[0].since, Timestamp(40), "it began anew");
+        assert_eq!(all.all()[0].since, Some(Timestamp(40)), "it began anew");
     }
 
     #[test]

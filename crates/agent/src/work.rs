@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use api::{CniAnswer, CniCall, Condition};
+use api::{CniAnswer, CniCall, Condition, ConditionCode};
 use cni::{Code, Env, Error, Failure, Request, Version};
 use engine::{AllowedDelegates, Caller, Delegates, Done, Resident, Wait};
 use serde_json::{Map, Value};
@@ -152,8 +152,13 @@ impl Work {
             Request::Status(_) => (Code::NotAvailable, true),
             Request::Add(_) | Request::Check(_) | Request::Gc(_) => (Code::TryAgainLater, false),
         };
-        // The runtime has a plugin and a config if it sends a pod.
-        let concerns = |found: &Condition| is_status || found.code != types::Code::InstallIncomplete;
+        let concerns = |found: &Condition| match found.code {
+            // The runtime has a plugin and a config if it sends a pod.
+            ConditionCode::Known(types::Code::InstallIncomplete) => is_status,
+            // The engine finds out whether they hold now, and whether they concern this request.
+            ConditionCode::Known(types::Code::NftMissing | types::Code::RunDirFull) => false,
+            _ => true,
+        };
         let found = self.board.readiness().conditions.into_iter().find(concerns)?;
         let error = Error::new(code, format!("the agent is not ready: {}", found.message));
         Some(error.with_details(found.summary()))

@@ -14,8 +14,8 @@ pub struct Condition {
     pub code: ConditionCode,
     pub severity: Severity,
     pub object: String,
-    /// When it began.
-    pub since: Timestamp,
+    /// When it began; none where no agent observes the node.
+    pub since: Option<Timestamp>,
     pub message: String,
     /// The command that helps, ready to paste.
     #[serde(default)]
@@ -23,7 +23,8 @@ pub struct Condition {
 }
 
 impl Condition {
-    pub fn new(finding: Finding, since: Timestamp) -> Self {
+    pub fn new(finding: Finding, since: impl Into<Option<Timestamp>>) -> Self {
+        let since = since.into();
         let Finding { code, severity, object, message, fix } = finding;
         Self { code: ConditionCode::Known(code), severity, object, since, message, fix }
     }

@@ -1,7 +1,9 @@
 //! Which condition an error is a sign of.
 
+use std::io;
 use std::path::Path;
 
+use rustix::fs::StatVfsMountFlags;
 use types::{Code, Finding, IfName};
 
 use crate::Error;
@@ -19,9 +21,8 @@ impl Error {
         let (text, advice) = (self.chain(), self.advice());
         let known = self.cause(failed.run_dir);
         let found = known.unwrap_or_else(|| Finding::new(failed.code, failed.object, ""));
-        // The advice of an error is for callers that see no fix.
-        let message =
-            if found.fix.is_some() || advice.is_empty() { text } else { format!("{text}: {advice}") };
+        let is_fix = found.fix.as_deref() == Some(advice);
+        let message = if is_fix || advice.is_empty() { text } else { format!("{text}: {advice}") };
         Finding { message, ..found }
     }
 
@@ -56,6 +57,51 @@ impl Error {
             _ => None,
         }
     }
+}
+
+/// A run directory with thousands of pods needs a few MiB, and a file for each. So little left is reported.
+const SPACE: u64 = 16 << 20;
+const FILES: u64 = 1000;
+
+/// What is left on a file system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Space {
+    pub bytes: u64,
+    /// None where the file system does not count files.
+    pub files: Option<u64>,
+    pub is_read_only: bool,
+}
+
+impl Space {
+    /// Of the file system of a directory. One that does not exist yet will be on its parent's.
+    pub fn of(dir: &Path) -> io::Result<Self> {
+        let there = dir.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
+        let stat = rustix::fs::statvfs(there)?;
+        Ok(Self {
+            bytes: stat.f_bavail.saturating_mul(stat.f_frsize),
+            files: (stat.f_files > 0).then_some(stat.f_favail),
+            is_read_only: stat.f_flag.contains(StatVfsMountFlags::RDONLY),
+        })
+    }
+
+    pub fn is_short(self) -> bool {
+        self.bytes < SPACE || self.files.is_some_and(|files| files < FILES)
+    }
+
+    fn is_used_up(self) -> bool {
+        self.bytes == 0 || self.files == Some(0)
+    }
+}
+
+/// The condition of a run directory that is full or nearly full.
+pub fn run_dir_space(run_dir: &Path) -> Option<Finding> {
+    let space = Space::of(&run_dir.join("networks")).ok().filter(|space| space.is_short())?;
+    let (dir, how) = (run_dir.display(), if space.is_used_up() { "full" } else { "nearly full" });
+    let files = space.files.map_or(String::new(), |files| format!(" and {files} files"));
+    let message = format!("{dir} is {how}: {} KiB{files} are free", space.bytes >> 10);
+    let found = Finding::new(Code::RunDirFull, format_args!("directory {dir}"), message);
+    let found = found.fix(format!("df -h {dir}; df -i {dir}"));
+    Some(if space.is_used_up() { found } else { found.degraded() })
 }
 
 /// Frees the name and keeps the link.

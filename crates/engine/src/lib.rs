@@ -25,6 +25,7 @@ mod detach;
 mod error;
 mod firewall;
 mod gc;
+mod inspect;
 mod privileges;
 pub mod reconcile;
 mod relearn;
@@ -40,8 +41,10 @@ pub mod tunnel;
 mod wire;
 
 pub use cleanup::{Report, cleanup};
+pub use condition::{Space, run_dir_space};
 pub use delegate::{AllowedDelegates, Delegates};
 pub use error::Error;
 pub use firewall::{InactivePort, faults as firewall_faults, inactive_ports, orphans as firewall_orphans};
+pub use inspect::inspect;
 pub use resident::Resident;
 pub use serve::{Caller, Done, Wait, serve};

@@ -18,7 +18,7 @@ mod tests;
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{PoisonError, RwLock};
 
@@ -353,6 +353,13 @@ impl Wanted<'_> {
         };
         InstalledFile { path: self.path, ok: problem.is_none(), problem }
     }
+}
+
+/// Whether the files of this node are those of networks without an agent only.
+pub fn is_standalone(state_dir: &Path) -> bool {
+    Record::read(state_dir).is_ok_and(|(record, _)| {
+        record.made_by(Maker::Standalone).next().is_some() && record.made_by(Maker::Agent).next().is_none()
+    })
 }
 
 fn open_source(install: &Install, plugin: &Plugin) -> Result<File, InstallError> {

@@ -91,6 +91,11 @@ impl Keeper {
         self.parts.board.reconciled(took_ms, &repairs);
         debug!("reconciled {} attachments in {took_ms} ms", outcome.attachments.len());
         self.memory = outcome.attachments;
+        if let Some(found) = outcome.pods {
+            self.parts.board.set(Source::Pods, found);
+        }
+        let space = engine::run_dir_space(&self.parts.config.run_dir);
+        self.parts.board.set(Source::Space, space.into_iter().collect());
         let inactive = outcome.inactive_ports.iter().map(ToString::to_string).collect();
         self.parts.board.set_inactive_ports(inactive);
         let findings = self.with_node(outcome.findings);

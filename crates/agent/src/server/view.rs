@@ -82,6 +82,8 @@ fn reported_usage(service: &Service) -> (Counts, Vec<BlockUse>) {
         Finding::new(Code::StateUnusable, object, format_args!("records cannot be read: {error}")).degraded()
     });
     service.board.set(Source::Records, found.into_iter().collect());
+    let space = engine::run_dir_space(&service.facts.run_dir);
+    service.board.set(Source::Space, space.into_iter().collect());
     usage.unwrap_or_default()
 }
 

@@ -397,17 +397,22 @@ fn many_adds_drain_each_tombstone_once() {
 #[test]
 fn not_ready_is_told_and_a_del_is_served_nevertheless() {
     let site = Site::new();
-    let found = Finding::new(types::Code::NftMissing, "program nft", "it is not installed");
-    site.board.set(Source::Reconcile, vec![found.fix("apt install nftables")]);
+    let found = Finding::new(types::Code::BridgeNameTaken, "link podwire0", "it is a dummy");
+    site.board.set(Source::Reconcile, vec![found.fix("ip link del podwire0")]);
     for (verb, code) in
         [("ADD", Code::TryAgainLater), ("GC", Code::TryAgainLater), ("STATUS", Code::NotAvailable)]
     {
         let Err(Answer::Unavailable(failure)) = site.work.accept(call(verb, "a")) else { panic!("{verb}") };
         assert_eq!(failure.error.code, code, "{verb}");
-        assert_eq!(failure.error.msg, "the agent is not ready: it is not installed");
-        assert_eq!(failure.error.details, "NftMissing: apt install nftables");
+        assert_eq!(failure.error.msg, "the agent is not ready: it is a dummy");
+        assert_eq!(failure.error.details, "BridgeNameTaken: ip link del podwire0");
     }
     assert!(matches!(site.run("DEL", "a"), Answer::Done(_)));
+    // A runtime that sends a pod has the files, whatever became of them since.
+    let found = Finding::new(types::Code::InstallIncomplete, "file a", "it is missing");
+    site.board.set(Source::Reconcile, vec![found]);
+    assert!(site.work.accept(call("ADD", "a")).is_ok());
+    assert!(matches!(site.work.accept(call("STATUS", "a")), Err(Answer::Unavailable(_))));
 }
 
 #[test]

@@ -15,6 +15,7 @@ mod firewall;
 mod inside;
 mod node;
 mod observe;
+mod pod;
 mod repair;
 mod stray;
 pub(crate) mod subnet;
@@ -33,6 +34,7 @@ use crate::state::{Attachment, Held, Listed, Network, Phase, State, StateError};
 use crate::{Caller, Delegates, Error, InactivePort, Resident, Wait, inactive_ports, relearn};
 use node::Renewed;
 use observe::Seen;
+pub(crate) use pod::pod_finding;
 
 /// What a round is to look at.
 #[derive(Debug, Clone, Copy)]
@@ -118,6 +120,8 @@ pub struct Outcome {
     pub repairs: Vec<Repair>,
     /// What could not be repaired.
     pub findings: Vec<Finding>,
+    /// What was changed in pods, if the round inspected them.
+    pub pods: Option<Vec<Finding>>,
     /// All attachments that are ready now, as they are recorded.
     pub attachments: Vec<Attachment>,
     /// Host ports on addresses that the node does not have.
@@ -155,6 +159,7 @@ pub fn reconcile(order: Order<'_>) -> Result<Outcome, Error> {
         round.orphans(network, &seen);
     }
     round.firewall();
+    round.pods();
     match inactive_ports(&round.outcome.attachments, &mut round.host) {
         Ok(inactive) => round.outcome.inactive_ports = inactive,
         Err(error) => round.trouble("host ports", error),
@@ -244,6 +249,26 @@ impl Round<'_> {
         Ok(())
     }
 
+    fn pods(&mut self) {
+        if self.order.depth != Depth::Pods {
+            return;
+        }
+        let links = match self.host.links() {
+            Ok(links) => links,
+            Err(error) => return self.trouble("links", error),
+        };
+        let attachments = std::mem::take(&mut self.outcome.attachments);
+        let mut found = Vec::new();
+        for attachment in &attachments {
+            match pod_finding(attachment, &links) {
+                Ok(finding) => found.extend(finding),
+                Err(error) => self.trouble(format_args!("attachment {}", attachment.key), error),
+            }
+        }
+        self.outcome.attachments = attachments;
+        self.outcome.pods = Some(found);
+    }
+
     fn records(&mut self) -> Result<Vec<(Network, Vec<Listed>)>, Error> {
         let mut records = Vec::new();
         for network in self.state.networks()? {
@@ -267,7 +292,10 @@ impl Round<'_> {
             (None, Phase::Ready) => self.unreadable(network, listed, seen),
         };
         if let Err(error) = done {
-            self.trouble(format_args!("attachment {}/{}", network.name(), listed.stem), error);
+            self.trouble(
+                format_args!("attachment {}/{}", network.name(), listed.stem.replacen('@', "/", 1)),
+                error,
+            );
         }
     }
 

@@ -5,6 +5,7 @@ mod attachment;
 mod cleanup;
 mod cluster;
 mod common;
+mod conditions;
 mod demo;
 mod doctor;
 mod install;

@@ -1,6 +1,6 @@
 use std::fs;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use testkit::{DEADLINE, wait_until};
 
 use crate::common::{Host, has};
@@ -61,7 +61,7 @@ fn an_agent_that_is_not_ready_ends_with_1_and_says_why() {
     assert_eq!(outcome.status.code(), Some(1), "{}{}", outcome.stdout, outcome.stderr);
     has(
         &outcome.stdout,
-        &[": not ready\n", "why          ", "is not a state folder", "journalctl -u podwire"],
+        &[": not ready\n", "\n\nNOT READY\n- StateUnusable directory ", "of Podwire: it holds networks"],
     );
     let outcome = host.ask(&["status", "-o", "json"]);
     assert_eq!(outcome.status.code(), Some(1));
@@ -75,14 +75,32 @@ fn without_an_agent_it_ends_with_2_and_tells_what_the_files_do() {
     let nothing = host.ask(&["status"]);
     assert_eq!(nothing.status.code(), Some(2));
     has(&nothing.stdout, &["agent        not running", "nothing was attached here", "0 ready, 0 pending"]);
-    has(&nothing.stderr, &["podwire agent", "systemctl start podwire"]);
+    has(&nothing.stdout, &[": not ready\n", "\n- AgentUnreachable socket ", "\n  # systemctl start podwire"]);
 
     let pod = host.node.pod("a").unwrap();
     host.plugin.add(&pod, &host.standalone()).unwrap().ok().unwrap();
-    let standalone = host.ask(&["status"]);
-    assert_eq!(standalone.status.code(), Some(2));
-    has(&standalone.stdout, &["standalone: no agent has worked here", "1 ready, 0 pending"]);
-    assert_eq!(host.ask(&["status", "-o", "json"]).stdout, "");
+    let json: Value = serde_json::from_str(&host.ask(&["status", "-o", "json"]).stdout).unwrap();
+    assert_eq!((&json["mode"], &json["ready"]), (&json!("standalone"), &json!(true)));
+}
+
+/// No agent is missing where the plugin works without one.
+#[test]
+fn a6_standalone_status_does_not_contradict_itself() {
+    let host = Host::new("alone");
+    assert!(host.install(&["--standalone", "--name", "pods", "--subnet", "10.50.0.0/24"]).success());
+    let state_dir = host.state_dir();
+    let ask = || host.ask(&["status"]);
+    let expect = |mode: &str| {
+        let outcome = ask();
+        assert_eq!(outcome.status.code(), Some(0), "{}{}", outcome.stdout, outcome.stderr);
+        has(&outcome.stdout, &[": ready\n", "agent        none, and none is needed", mode, "no problems"]);
+        assert!(outcome.stderr.is_empty() && !outcome.stdout.contains("systemctl"), "{}", outcome.stderr);
+    };
+    assert!(state_dir.exists());
+    expect("standalone: installed, and no pod was attached yet");
+    let pod = host.node.pod("a").unwrap();
+    host.plugin.add(&pod, &host.standalone()).unwrap().ok().unwrap();
+    expect("standalone: no agent has worked here");
 }
 
 #[test]

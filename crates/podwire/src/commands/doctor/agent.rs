@@ -21,14 +21,21 @@ pub(super) fn answers(node: &Node) -> Vec<Check> {
     }]
 }
 
-/// Those that were not found here already.
+/// Those that were not found here already: of the agent, or without one of what files and kernel tell.
 pub(super) fn conditions(node: &Node, found: &[Check]) -> Vec<Check> {
-    const CHECK: &str = "agent's conditions";
-    let Some(status) = node.status() else { return Vec::new() };
+    const CHECK: &str = "conditions";
+    let inspected;
+    let conditions = match node.status() {
+        Some(status) => &status.conditions,
+        None => {
+            let found = engine::inspect(&node.folders.run_dir).unwrap_or_default();
+            inspected = found.into_iter().map(|one| api::Condition::new(one, None)).collect();
+            &inspected
+        }
+    };
     let is_new = |one: &&api::Condition| !found.iter().any(|check| check.is_of(one));
-    let new: Vec<Check> =
-        status.conditions.iter().filter(is_new).map(|one| Check::condition(CHECK, one)).collect();
-    if new.is_empty() { vec![Check::ok(CHECK, "it reports no others")] } else { new }
+    let new: Vec<Check> = conditions.iter().filter(is_new).map(|one| Check::condition(CHECK, one)).collect();
+    if new.is_empty() { vec![Check::ok(CHECK, "there are no others")] } else { new }
 }
 
 pub(super) fn installed(node: &Node) -> Vec<Check> {

@@ -3,16 +3,13 @@
 use std::fs;
 use std::path::Path;
 
+use engine::Space;
 use rustix::process::geteuid;
 use rustix::thread::{CapabilitySet, capabilities};
 use types::{AttachMode, Code, Finding};
 
 use super::finding::Check;
 use super::node::Node;
-
-/// A state folder with thousands of pods needs a few MiB, and a file for each.
-const ROOM: u64 = 16 << 20;
-const FILES: u64 = 1000;
 
 pub(super) fn privileges() -> Vec<Check> {
     const CHECK: &str = "privileges";
@@ -119,30 +116,31 @@ pub(super) fn disks(node: &Node) -> Vec<Check> {
     folders.into_iter().filter_map(|(check, code, folder)| Some(disk(check, code, folder?))).collect()
 }
 
-/// A folder that is not there yet will be on its parent's file system.
 fn disk(check: &'static str, code: Code, folder: &Path) -> Check {
     let name = folder.display();
-    let problem = |message: String, fix: Option<String>| {
-        let found = Finding::new(code, format_args!("directory {name}"), message);
-        Check::problem(check, Finding { fix, ..found })
+    let problem = |code: Code, message: String, fix: String| {
+        Check::problem(check, Finding::new(code, format_args!("directory {name}"), message).fix(fix))
     };
-    let Some(there) = folder.ancestors().find(|path| path.exists()) else {
-        return problem(format!("{name} is nowhere"), None);
+    let space = match Space::of(folder) {
+        Ok(space) => space,
+        Err(error) => return Check::unknown(check, format!("{name} cannot be examined: {error}")),
     };
-    let stat = match rustix::fs::statvfs(there) {
-        Ok(stat) => stat,
-        Err(error) => return problem(format!("{} cannot be examined: {error}", there.display()), None),
-    };
-    let free = stat.f_bavail.saturating_mul(stat.f_frsize);
-    // Some file systems do not count files.
-    if free < ROOM || (stat.f_files > 0 && stat.f_favail < FILES) {
-        let what = format!("{name} is nearly full: {} MiB and {} files are free", free >> 20, stat.f_favail);
-        problem(what, Some(format!("df -h {0}; df -i {0}", there.display())))
-    } else if stat.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY) {
-        let fix = format!("findmnt --target {}", there.display());
-        problem(format!("{name} is on a file system that cannot be written"), Some(fix))
-    } else {
-        Check::ok(check, format!("{name}: {} MiB are free", free >> 20))
+    match engine::run_dir_space(folder) {
+        Some(found) if code == Code::RunDirFull => Check::problem(check, found),
+        _ if space.is_short() => {
+            let free = space.bytes >> 20;
+            problem(
+                code,
+                format!("{name} is nearly full: {free} MiB are free"),
+                format!("df -h {name}; df -i {name}"),
+            )
+        }
+        _ if space.is_read_only => {
+            let code = if code == Code::RunDirFull { Code::StateUnusable } else { code };
+            let message = format!("{name} is on a file system that cannot be written");
+            problem(code, message, format!("findmnt --target {name}"))
+        }
+        _ => Check::ok(check, format!("{name}: {} MiB are free", space.bytes >> 20)),
     }
 }
 
@@ -164,7 +162,7 @@ mod tests {
         // A file system without any room.
         let full = disk("run folder", Code::RunDirFull, Path::new("/proc/podwire"));
         assert!(full.verdict == Verdict::Problem && full.has(Code::RunDirFull), "{full:?}");
-        assert_eq!(full.fix.as_deref(), Some("df -h /proc; df -i /proc"));
+        assert_eq!(full.fix.as_deref(), Some("df -h /proc/podwire; df -i /proc/podwire"));
         let fine = disk("run folder", Code::RunDirFull, Path::new("/tmp/podwire/not/there/yet"));
         assert_eq!(fine.verdict, Verdict::Ok, "{fine:?}");
     }

@@ -47,8 +47,8 @@ fn look(node: &Node) -> Vec<Check> {
     }
     findings.extend(agent::answers(node));
     findings.extend(agent::installed(node));
-    findings.extend(agent::conditions(node, &findings));
     findings.extend(machine::disks(node));
+    findings.extend(agent::conditions(node, &findings));
     findings.extend(mtu::fits(node));
     findings.extend(peers::reached(node));
     findings

@@ -25,7 +25,9 @@ const NOT_FOUND: u16 = 404;
 pub(super) fn reached(node: &Node) -> Vec<Check> {
     let peers = match peers(node) {
         Ok(peers) => peers,
-        Err(why) => return vec![Check::unknown(CHECK, why)],
+        Err(why) => {
+            return vec![Check::problem(CHECK, Finding::new(Code::EtcdUnreachable, "etcd", why))];
+        }
     };
     let mut seen = Vec::new();
     for some in peers.chunks(AT_ONCE) {

@@ -153,7 +153,8 @@ pub(super) fn conditions(all: &[Condition], now: u64) -> String {
 fn condition(condition: &Condition, now: u64) -> String {
     let Condition { code, object, since, message, fix, .. } = condition;
     let object = print::short_ids(&print::value(object));
-    let head = print::wrap(&format!("{code} {object}, for {}", when::since(since.0, now)), NARROW - 2);
+    let age = since.map(|since| format!(", for {}", when::since(since.0, now))).unwrap_or_default();
+    let head = print::wrap(&format!("{code} {object}{age}"), NARROW - 2);
     let message = print::wrap(&print::short_ids(message), NARROW - 2);
     let mut text = format!("- {}\n  {}", print::hang(&head, 2), print::hang(&message, 2));
     // Never broken: it is to be pasted.
