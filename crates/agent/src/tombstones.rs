@@ -26,6 +26,13 @@ const REMEMBERED: usize = 20;
 /// not want to wait any longer.
 const RETURNS: u32 = 3;
 
+/// There are too many tombstones to wait for.
+#[derive(Debug, thiserror::Error)]
+#[error("tombstones in {} are not drained yet", dir.display())]
+pub(crate) struct Undrained {
+    dir: PathBuf,
+}
+
 /// What one draining did.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Report {
@@ -97,7 +104,7 @@ impl Drain {
     }
 
     /// Drains before something new is made. None: there was nothing to do, at the cost of one reading of the folder.
-    pub(crate) fn pass(&self, start: &dyn Fn()) -> Result<Option<Report>, String> {
+    pub(crate) fn pass(&self, start: &dyn Fn()) -> Result<Option<Report>, Undrained> {
         match self.stones.is_empty() {
             Ok(true) => Ok(None),
             Ok(false) => self.round(start).map(Some),
@@ -135,7 +142,7 @@ impl Drain {
     }
 
     /// Has all served that are there now, by a round that `start` leads to [`Drain::run`]. An error: there are too many.
-    pub(crate) fn round(&self, start: &dyn Fn()) -> Result<Report, String> {
+    pub(crate) fn round(&self, start: &dyn Fn()) -> Result<Report, Undrained> {
         let deadline = Instant::now() + PATIENCE;
         let mut rounds = self.lock();
         let needed = rounds.begun + 1;
@@ -151,7 +158,7 @@ impl Drain {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left == Duration::ZERO {
-                return Err(format!("tombstones in {} are not drained yet", self.stones.dir().display()));
+                return Err(Undrained { dir: self.stones.dir().to_owned() });
             }
             let spent = rounds.moved.map_or(Duration::ZERO, |moved| moved.elapsed());
             if spent >= STUCK {

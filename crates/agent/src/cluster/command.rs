@@ -8,7 +8,7 @@ use store::{Change, Compare, Entry, Outcome};
 use tokio::sync::oneshot;
 use types::NodeName;
 
-use super::grow::Wish;
+use super::grow::{GrowError, Wish};
 use super::join::Registry;
 
 /// How often something is read again that changed under our eyes; also how many transactions a node's claims may need.
@@ -46,7 +46,7 @@ impl Command {
     /// Answers that it cannot be done now.
     pub(super) fn refuse(self, why: &str) {
         match self {
-            Self::Grow(wish) => wish.answer(Err(why.to_owned())),
+            Self::Grow(wish) => wish.answer(Err(GrowError::Refused(why.to_owned()))),
             Self::Ask(ask) => ask.refuse(why),
         }
     }

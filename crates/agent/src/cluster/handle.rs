@@ -12,7 +12,7 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 use types::{Digest, Mac, NetworkName, NodeName};
 
 use super::command::{Ask, Command, Contents};
-use super::grow::{Asker, Growing};
+use super::grow::{Asker, GrowError, Growing};
 use super::home::Home;
 use super::kernel::Kernel;
 use super::routes::Question;
@@ -165,9 +165,9 @@ impl Cluster {
     }
 
     /// The same for a pod that found no address in `seen`, and waits. Of many that wait one asks, and all get it.
-    pub(crate) fn grow(&self, seen: &[IpNet]) -> Result<(), String> {
+    pub(crate) fn grow(&self, seen: &[IpNet]) -> Result<(), GrowError> {
         if self.is_alone {
-            return Err("this node has all of the network already".to_owned());
+            return Err(GrowError::Alone);
         }
         // An answer may be older than the question.
         for _ in 0..2 {
@@ -175,10 +175,10 @@ impl Cluster {
             if share.blocks != seen {
                 return Ok(());
             }
-            let like = share.fullest(&self.place.0, &self.place.1).ok_or("no block of this node is full")?;
+            let like = share.fullest(&self.place.0, &self.place.1).ok_or(GrowError::NotFull)?;
             self.growing.wait(Asker { like, seen, commands: &self.commands })?;
         }
         let has_more = self.shares.get()?.blocks != seen;
-        if has_more { Ok(()) } else { Err("the store gave no other block".to_owned()) }
+        if has_more { Ok(()) } else { Err(GrowError::NoOther) }
     }
 }

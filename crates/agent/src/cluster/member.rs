@@ -25,7 +25,7 @@ use types::{Code, Digest, Finding, NodeName, NodeUid};
 
 use super::alive::Hold;
 use super::command::{Ask, Command};
-use super::grow::Wish;
+use super::grow::{GrowError, Wish};
 use super::join::{Candidate, JoinError, Joined, Registry};
 use super::shared::Shared;
 
@@ -356,7 +356,7 @@ impl Member {
             return Ok(Next::Go(joined));
         }
         let Some(cut) = self.cut_of(&wish.like) else {
-            wish.answer(Err(format!("{} is not of this network", wish.like)));
+            wish.answer(Err(GrowError::Refused(format!("{} is not of this network", wish.like))));
             return Ok(Next::Go(joined));
         };
         match self.registry.grow(joined.clone(), &cut, &self.shared.peers_blocks()).await {
@@ -370,7 +370,7 @@ impl Member {
                 let message = format!("another block beside {} could not be claimed: {error}", wish.like);
                 let found = Finding::new(Code::NoFreeBlock, format_args!("block {}", wish.like), message);
                 self.shared.set_growth_trouble(Some(found));
-                wish.answer(Err(error.to_string()));
+                wish.answer(Err(GrowError::Refused(error.to_string())));
                 let restless = matches!(error, JoinError::Restless { .. });
                 Ok(if restless { Next::End(End::Again) } else { Next::Go(joined) })
             }

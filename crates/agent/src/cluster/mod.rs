@@ -50,6 +50,7 @@ use crate::metrics::Metrics;
 use crate::share::Shares;
 use crate::work::Work;
 use command::Command;
+pub(crate) use grow::GrowError;
 pub(crate) use handle::Cluster;
 pub use home::{Forgotten, forget};
 use home::{Home, HomeError};

@@ -22,7 +22,7 @@ use crate::config::{Config, Store};
 use crate::install::{Installer, Rendered};
 use crate::keeper::Bell;
 use crate::metrics::Metrics;
-use crate::share::{Share, Shares, TunnelSize, no_block};
+use crate::share::{NoBlock, Share, Shares, TunnelSize};
 use crate::work::Work;
 
 /// Values that cannot be read are listed one by one up to this number.
@@ -233,7 +233,7 @@ impl Shared {
         if self.shares.withdraw(why) {
             error!("{why}: no pod gets an address until it has one");
             self.work.withdraw(why);
-            self.board.set(Source::Block, vec![no_block(&self.config.network.name, why)]);
+            self.board.set(Source::Block, vec![NoBlock(why.to_owned()).finding(&self.config.network.name)]);
             self.bell.ring();
             self.changed.notify_one();
         }

@@ -11,7 +11,7 @@ use super::{Due, Keeper, RETRY};
 use crate::conditions::Source;
 use crate::memory;
 use crate::notify;
-use crate::share::{Share, TunnelSize, no_block};
+use crate::share::{NoBlock, Share, TunnelSize};
 
 /// While events of the node keep coming, rounds have pauses between them of so many times what the last one took.
 const SHARE: u32 = 8;
@@ -74,7 +74,7 @@ impl Keeper {
         self.not_before = Instant::now() + (took * SHARE).min(LONGEST_PAUSE);
     }
 
-    fn done(&mut self, outcome: Outcome, took: Duration, share: Result<&Share, &String>) {
+    fn done(&mut self, outcome: Outcome, took: Duration, share: Result<&Share, &NoBlock>) {
         // What an agent without pods makes when it starts is no repair: nobody had it yet.
         let is_fresh = !self.was_ready && outcome.attachments.is_empty();
         let mut repairs = Vec::new();
@@ -106,9 +106,9 @@ impl Keeper {
         let share = match share {
             Ok(share) => share,
             // Pods that run are looked after; new ones need a block.
-            Err(reason) => {
+            Err(none) => {
                 self.parts.board.set(Source::Reconcile, findings);
-                self.parts.board.set(Source::Block, vec![no_block(&self.parts.config.network.name, reason)]);
+                self.parts.board.set(Source::Block, vec![none.finding(&self.parts.config.network.name)]);
                 self.parts.board.set_started();
                 return;
             }

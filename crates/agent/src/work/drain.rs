@@ -27,12 +27,16 @@ impl Work {
     pub(crate) fn drain_tombstones(self: &Arc<Self>) -> Report {
         let report = self.drain.round(&|| self.start_round(Try::All));
         self.board.set(Source::Tombstones, self.drain.findings());
-        report.unwrap_or_else(|why| Report { failed: vec![why], ..Report::default() })
+        report.unwrap_or_else(|undrained| Report { failed: vec![undrained.to_string()], ..Report::default() })
     }
 
     /// Before something new is made. For an attachment whose own tombstone cannot be drained, that is an error.
     pub(super) fn drain_before(self: &Arc<Self>, key: Option<&AttachmentKey>) -> Result<(), Error> {
-        let Some(report) = self.drain.pass(&|| self.start_round(Try::Rested)).map_err(try_again)? else {
+        let Some(report) = self
+            .drain
+            .pass(&|| self.start_round(Try::Rested))
+            .map_err(|undrained| try_again(undrained.to_string()))?
+        else {
             return Ok(());
         };
         if report != Report::default() {

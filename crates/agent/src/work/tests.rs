@@ -8,6 +8,7 @@ use tempfile::TempDir;
 use types::Finding;
 
 use super::*;
+use crate::cluster::GrowError;
 use crate::conditions::Source;
 use crate::tombstones::Report;
 
@@ -482,7 +483,7 @@ fn a_full_node_says_why_it_gets_no_other_block() {
     };
     let work = Work::new(settings, Arc::clone(&site.board), Arc::new(Metrics::new()));
     let work = Arc::new(work.with_engine(Box::new(full)));
-    work.grow_by(Box::new(|_| Err("etcd at http://a:2379 cannot be reached".to_owned())));
+    work.grow_by(Box::new(|_| Err(GrowError::Refused("etcd at http://a:2379 cannot be reached".to_owned()))));
     let task = work.accept(call("ADD", "c1")).unwrap_or_else(|answer| panic!("{answer:?}"));
     let error = error(task.answer());
     assert_eq!(error.code, Code::AddressesExhausted);

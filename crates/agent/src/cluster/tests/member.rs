@@ -100,7 +100,7 @@ impl Site {
     }
 
     fn blocks(&self) -> Result<Vec<IpNet>, String> {
-        self.shares.get().map(|share| share.blocks.clone())
+        self.shares.get().map(|share| share.blocks.clone()).map_err(|none| none.to_string())
     }
 
     /// What it would know after a reboot.
