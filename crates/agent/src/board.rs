@@ -113,12 +113,20 @@ impl Board {
 
     /// Another round ended, with these repairs.
     pub(crate) fn reconciled(&self, took_ms: u64, repairs: &[String]) {
+        {
+            let status = &mut self.lock().reconcile;
+            status.last = Some(unix_time());
+            status.took_ms = took_ms;
+            status.rounds += 1;
+        }
+        self.repaired(repairs.len() as u64, repairs);
+    }
+
+    /// So many objects were repaired. One sentence may be about several of them.
+    pub(crate) fn repaired(&self, count: u64, repairs: &[String]) {
         let time = unix_time();
         let status = &mut self.lock().reconcile;
-        status.last = Some(time);
-        status.took_ms = took_ms;
-        status.rounds += 1;
-        status.repairs += repairs.len() as u64;
+        status.repairs += count;
         status.recent.extend(repairs.iter().map(|what| Repair { time, what: what.clone() }));
         let surplus = status.recent.len().saturating_sub(RECENT);
         status.recent.drain(..surplus);

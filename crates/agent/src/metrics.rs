@@ -59,6 +59,22 @@ struct Build {
     version: &'static str,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Transport {
+    transport: &'static str,
+}
+
+/// The other nodes, the routes to their blocks by transport, and this node's tunnel devices.
+#[derive(Debug, Default)]
+pub(crate) struct PeerCounts {
+    pub(crate) peers: usize,
+    pub(crate) direct: usize,
+    pub(crate) vxlan: usize,
+    /// Blocks to which there is no route.
+    pub(crate) unreachable: usize,
+    pub(crate) tunnels: usize,
+}
+
 /// What is looked up for a scrape.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
@@ -68,6 +84,8 @@ pub(crate) struct Seen {
     pub(crate) attachments: Counts,
     /// Seconds since 1970.
     pub(crate) started: u64,
+    pub(crate) is_store_reachable: bool,
+    pub(crate) watch_age: Duration,
 }
 
 pub(crate) struct Metrics {
@@ -83,7 +101,16 @@ pub(crate) struct Metrics {
     drained: Counter,
     ready: Gauge,
     conditions: Family<Coded, Gauge>,
+    cluster: Cluster,
     process: Process,
+}
+
+struct Cluster {
+    peers: Gauge,
+    routes: Family<Transport, Gauge>,
+    tunnels: Gauge,
+    reachable: Gauge,
+    watch_age: Gauge<f64, AtomicU64>,
 }
 
 struct Process {
@@ -153,6 +180,7 @@ impl Metrics {
                 "Objects with the condition of this code; 0 if there is none",
                 Family::default(),
             ),
+            cluster: Cluster::new(&mut all),
             process: Process::new(&mut all),
             registry: Registry::default(),
         };
@@ -174,6 +202,15 @@ impl Metrics {
         self.repairs.get_or_create(&Kind { kind: kind.to_owned() }).inc_by(count);
     }
 
+    pub(crate) fn set_peers(&self, counts: &PeerCounts) {
+        let PeerCounts { peers, direct, vxlan, unreachable, tunnels } = *counts;
+        self.cluster.peers.set(count(peers as u64));
+        self.cluster.tunnels.set(count(tunnels as u64));
+        for (transport, number) in [("direct", direct), ("vxlan", vxlan), ("none", unreachable)] {
+            self.cluster.routes.get_or_create(&Transport { transport }).set(count(number as u64));
+        }
+    }
+
     pub(crate) fn drained_tombstone(&self) {
         self.drained.inc();
     }
@@ -185,6 +222,8 @@ impl Metrics {
             self.conditions.get_or_create(&Coded { code: code.as_str() }).set(count(objects as u64));
         }
         self.waiting.set(count(seen.waiting as u64));
+        self.cluster.reachable.set(i64::from(seen.is_store_reachable));
+        self.cluster.watch_age.set(seen.watch_age.as_secs_f64());
         for (phase, number) in [
             ("ready", seen.attachments.ready),
             ("pending", seen.attachments.pending),
@@ -203,6 +242,26 @@ impl Metrics {
         let mut page = String::new();
         text::encode(&mut page, &self.registry)?;
         Ok(page)
+    }
+}
+
+impl Cluster {
+    fn new(all: &mut Register) -> Self {
+        Self {
+            peers: all.add("podwire_peers", "Other nodes of the cluster that are known", Gauge::default()),
+            routes: all.add(
+                "podwire_peer_routes",
+                "Blocks of other nodes, by the transport of the route to them; none: not reachable",
+                Family::default(),
+            ),
+            tunnels: all.add("podwire_tunnels", "Tunnel devices of this node", Gauge::default()),
+            reachable: all.add("podwire_store_reachable", "1 when the store answers", Gauge::default()),
+            watch_age: all.add(
+                "podwire_store_watch_age_seconds",
+                "Time since the watch of the store was last confirmed, or since the start if it never was",
+                Gauge::default(),
+            ),
+        }
     }
 }
 
@@ -261,8 +320,16 @@ mod tests {
             let finding = types::Finding::new(Code::NodeConflict, format_args!("node {node}"), "");
             Condition::new(finding, api::Timestamp(1))
         });
-        let conditions = found.to_vec();
-        let seen = Seen { conditions, waiting: 3, blocks, attachments, started: 1_700_000_000 };
+        metrics.set_peers(&PeerCounts { peers: 3, direct: 2, vxlan: 4, unreachable: 1, tunnels: 2 });
+        let seen = Seen {
+            conditions: found.to_vec(),
+            waiting: 3,
+            blocks,
+            attachments,
+            started: 1_700_000_000,
+            is_store_reachable: true,
+            watch_age: Duration::from_millis(1500),
+        };
         let page = metrics.render(&seen).unwrap();
         for line in [
             r#"podwire_requests_total{verb="ADD",outcome="ok"} 1"#,
@@ -281,6 +348,13 @@ mod tests {
             "podwire_ready 1",
             r#"podwire_condition{code="NodeConflict"} 2"#,
             r#"podwire_condition{code="NftMissing"} 0"#,
+            "podwire_peers 3",
+            r#"podwire_peer_routes{transport="direct"} 2"#,
+            r#"podwire_peer_routes{transport="vxlan"} 4"#,
+            r#"podwire_peer_routes{transport="none"} 1"#,
+            "podwire_tunnels 2",
+            "podwire_store_reachable 1",
+            "podwire_store_watch_age_seconds 1.5",
             concat!(r#"podwire_build_info{version=""#, env!("CARGO_PKG_VERSION"), r#""} 1"#),
             "process_start_time_seconds 1700000000",
             "# HELP podwire_requests CNI requests served, by verb and outcome.",

@@ -5,6 +5,41 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+use crate::when::Timestamp;
+
+/// Whether an answer is what the store has now.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Freshness {
+    /// When the store had this.
+    pub as_of: Timestamp,
+    /// The same as an age, by the clock of the agent.
+    pub age_seconds: u64,
+    /// The store could not be asked: this is the last state that the agent knows.
+    pub stale: bool,
+    /// Why the store could not be asked.
+    pub reason: Option<String>,
+}
+
+/// All nodes of the cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodesView {
+    #[serde(flatten)]
+    pub freshness: Freshness,
+    pub nodes: Vec<NodeView>,
+}
+
+/// Whether a node's agent works.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AgentState {
+    Alive,
+    Away,
+    /// The store has not been asked since the agent that answers was started.
+    Unknown,
+}
+
 /// A node as the store has it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -15,7 +50,8 @@ pub struct NodeView {
     pub blocks: Vec<IpNet>,
     pub tunnel_mac: String,
     pub version: String,
-    /// Since when its agent works, in seconds since 1970. None: it does not, or cannot be heard.
+    pub agent: AgentState,
+    /// Since when its agent works, in seconds since 1970, where that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alive_since: Option<u64>,
     /// Why nothing but its name is known, if its record is of no use.
@@ -49,6 +85,8 @@ pub struct BlockView {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BlocksView {
+    #[serde(flatten)]
+    pub freshness: Freshness,
     pub subnets: Vec<SubnetView>,
     pub blocks: Vec<BlockView>,
 }

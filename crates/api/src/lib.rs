@@ -18,7 +18,8 @@ mod when;
 
 pub use client::{Answer, Client, ClientError};
 pub use cluster::{
-    BlockView, BlocksView, NodeView, Removed, RouteState, RouteTransport, RouteView, SubnetView,
+    AgentState, BlockView, BlocksView, Freshness, NodeView, NodesView, Removed, RouteState, RouteTransport,
+    RouteView, SubnetView,
 };
 pub use condition::{Condition, ConditionCode, Readiness};
 pub use message::{CniAnswer, CniCall};

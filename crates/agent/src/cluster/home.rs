@@ -14,6 +14,7 @@ use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use cluster::{NodeRecord, Object as _};
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -98,6 +99,23 @@ impl Home {
             text.push(b'\n');
         }
         self.write("peers.json", &text)
+    }
+
+    /// When the copy of the cluster's records was written or last confirmed, in seconds since 1970.
+    pub(crate) fn saved_at(&self) -> Option<u64> {
+        let modified = |name: &str| self.dir.join(name).metadata().and_then(|meta| meta.modified()).ok();
+        let time = modified("peers.json").or_else(|| modified("node.json"))?;
+        time.duration_since(UNIX_EPOCH).ok().map(|since| since.as_secs())
+    }
+
+    /// The copy of the other nodes' records was right at this time: an agent that starts without the store reports its age.
+    pub(crate) fn confirm_peers(&self, time: SystemTime) -> io::Result<()> {
+        let path = self.dir.join("peers.json");
+        match File::options().write(true).open(path) {
+            Ok(file) => file.set_modified(time),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     /// The MTU that was saved last. One that cannot be read is found out again.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use cluster::{Facts, Mesh, NodeRecord, StoredNode, Tunnels};
+use cluster::{Facts, Mesh, NodeRecord, StoredNode, Tunnels, difference, listed};
 use ipnet::IpNet;
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -17,6 +17,9 @@ use super::underlay::Position;
 /// How long nodes that a wiped store does not know are kept. Pods run also where the agent does not, and a machine's agent
 /// may be down for as long as an update takes; for whoever is gone for good, nobody could tell us any more.
 const AWAITED: Duration = Duration::from_secs(3600);
+
+/// Changes of a listing that are logged one by one.
+const LOGGED: usize = 20;
 
 /// The other nodes, and where this one is.
 pub(super) struct Known {
@@ -91,6 +94,8 @@ impl Known {
             kept.iter_mut().for_each(|node| node.created = 0);
         }
         self.awaited.retain(|name, _| !listed.contains(name));
+        let kept_names = kept.iter().map(|node| &node.record.name).collect();
+        self.log_list(&nodes, &listed, &kept_names);
         let owners = self.owners(&kept, claims);
         self.mesh.set_all(kept.into_iter().chain(nodes), owners);
         self.drop_superseded();
@@ -114,6 +119,36 @@ impl Known {
         owners
     }
 
+    /// One line for each node that joined, left or changed; after many, one for the others.
+    fn log_list(&self, nodes: &[StoredNode], listed: &BTreeSet<&NodeName>, kept: &BTreeSet<&NodeName>) {
+        let stays = |name: &NodeName| listed.contains(name) || kept.contains(name);
+        let arrived = nodes.iter().filter_map(|node| self.change(&node.record));
+        let gone = self.mesh.peers().filter(|record| !stays(&record.name));
+        let left = gone.filter(|record| self.is_member(record)).map(PeerChange::Left);
+        let changes: Vec<PeerChange<'_>> = arrived.chain(left).collect();
+        changes.iter().take(LOGGED).for_each(PeerChange::log);
+        if let Some(count) = changes.len().checked_sub(LOGGED).filter(|more| *more > 0) {
+            info!(count, "more peers joined, left or changed");
+        }
+    }
+
+    /// A new node claims its blocks one by one, and is a member when it has one of each subnet.
+    fn is_member(&self, record: &NodeRecord) -> bool {
+        let has_block = |subnet: &IpNet| record.blocks.iter().any(|block| subnet.contains(block));
+        self.mesh.facts().subnets.iter().all(has_block)
+    }
+
+    /// What is to be logged of a record before it takes the place of the known one.
+    fn change<'a>(&self, after: &'a NodeRecord) -> Option<PeerChange<'a>> {
+        if after.name == self.mesh.facts().name {
+            return None;
+        }
+        match self.mesh.peer(&after.name).filter(|before| self.is_member(before)) {
+            None => self.is_member(after).then_some(PeerChange::Joined(after)),
+            Some(before) => difference(before, after).map(|what| PeerChange::Changed(&after.name, what)),
+        }
+    }
+
     fn await_return(&mut self, names: Vec<NodeName>) {
         let until = Instant::now() + AWAITED;
         for name in names {
@@ -131,7 +166,15 @@ impl Known {
     /// A node that the store knows.
     pub(super) fn set_peer(&mut self, node: StoredNode) {
         self.awaited.remove(&node.record.name);
+        self.change(&node.record).iter().for_each(PeerChange::log);
         self.mesh.set_peer(node);
+    }
+
+    /// A node that is gone for good.
+    pub(super) fn remove_peer(&mut self, name: &NodeName) {
+        let known = self.mesh.peer(name).filter(|record| self.is_member(record));
+        known.map(PeerChange::Left).iter().for_each(PeerChange::log);
+        self.mesh.remove_peer(name);
     }
 
     /// The store says who owns a block.
@@ -156,7 +199,7 @@ impl Known {
             awaited.filter(|record| is_lost(record)).map(|record| record.name.clone()).collect();
         for name in lost {
             self.awaited.remove(&name);
-            self.mesh.remove_peer(&name);
+            self.remove_peer(&name);
         }
     }
 
@@ -166,10 +209,30 @@ impl Known {
         let late: Vec<NodeName> =
             self.awaited.iter().filter(|(_, until)| **until <= now).map(|(name, _)| name.clone()).collect();
         for name in late {
-            info!("{name} did not register again: its routes go");
             self.save_at.get_or_insert(now);
             self.awaited.remove(&name);
-            self.mesh.remove_peer(&name);
+            self.remove_peer(&name);
+        }
+    }
+}
+
+/// A change of another node that the operator may look for in the log.
+enum PeerChange<'a> {
+    Joined(&'a NodeRecord),
+    Changed(&'a NodeName, String),
+    Left(&'a NodeRecord),
+}
+
+impl PeerChange<'_> {
+    fn log(&self) {
+        match self {
+            Self::Joined(NodeRecord { name, addresses, blocks, .. }) => {
+                info!(node = %name, addresses = listed(addresses), blocks = listed(blocks), "peer joined");
+            }
+            Self::Changed(name, what) => info!(node = %name, what, "peer changed"),
+            Self::Left(NodeRecord { name, blocks, .. }) => {
+                info!(node = %name, blocks = listed(blocks), "peer left");
+            }
         }
     }
 }

@@ -12,7 +12,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use cluster::{BlockClaim, Cut, NodeRecord, Object as _, StoredNode};
 use ipnet::IpNet;
@@ -24,7 +24,8 @@ use tracing::{debug, info};
 use types::{Code, Digest, Finding, NodeName, NodeUid};
 
 use super::alive::Hold;
-use super::command::{Ask, Command};
+use super::command::{Ask, Command, alive_at};
+use super::contact::Listed;
 use super::grow::{GrowError, Wish};
 use super::join::{Candidate, JoinError, Joined, Registry};
 use super::shared::Shared;
@@ -111,6 +112,7 @@ impl Member {
         loop {
             let begun = Instant::now();
             let ended = self.session(&mut pause).await;
+            self.watch_ended();
             match ended {
                 Ok(End::Over) => return,
                 Ok(End::Again) if begun.elapsed() > SHORT => {}
@@ -121,6 +123,10 @@ impl Member {
                     sleep(spread(RETRY.0, &self.candidate.record.uid, tries)).await;
                 }
                 Err(error) => {
+                    if matches!(error, JoinError::Store(_)) {
+                        self.shared.contact.unanswered();
+                    }
+                    self.shared.contact.failed(error.to_string());
                     self.shared.store_failed(&error);
                     let is_held = matches!(error, JoinError::Held { .. });
                     if is_held {
@@ -135,6 +141,15 @@ impl Member {
                     }
                 }
             }
+        }
+    }
+
+    /// An agent that starts while the store is away reports how old the copy on disk is.
+    fn watch_ended(&self) {
+        let Some(age) = self.shared.contact.watch_ended() else { return };
+        let confirmed = SystemTime::now().checked_sub(age).unwrap_or(UNIX_EPOCH);
+        if let Err(error) = self.shared.home.confirm_peers(confirmed) {
+            debug!("the time of peers.json could not be set: {error}");
         }
     }
 
@@ -182,6 +197,9 @@ impl Member {
             return Ok(End::Over);
         }
         self.was_wiped = false;
+        let layout = &self.registry.layout;
+        let agents = listing.entries.iter().filter_map(|entry| alive_at(layout, &entry.key, &entry.value));
+        self.shared.contact.watching(Listed { alive: agents.collect(), unread: self.unread_nodes() });
         self.shared.store_works();
         *pause = RETRY.0;
         loop {
@@ -268,6 +286,7 @@ impl Member {
     }
 
     async fn heard(&mut self, events: Vec<Event>, joined: Joined) -> Result<Next, JoinError> {
+        self.note_agents(&events);
         let own = self.registry.layout.node(&joined.record.name);
         let is_removal = |event: &Event| matches!(event, Event::Delete { key, revision } if *key == own && *revision > joined.revision);
         if events.iter().any(is_removal) {
@@ -311,7 +330,29 @@ impl Member {
             }
         }
         self.shared.set_unread(&self.unread);
+        self.shared.contact.set_unread(self.unread_nodes());
         Ok(Next::Go(joined))
+    }
+
+    /// Agents that came or went. No route depends on them; `podwire nodes` shows them.
+    fn note_agents(&self, events: &[Event]) {
+        let (layout, contact) = (&self.registry.layout, &self.shared.contact);
+        contact.answered();
+        for event in events {
+            let Some(name) = layout.alive_of(event.key()) else { continue };
+            let since = match event {
+                Event::Put(entry) => alive_at(layout, &entry.key, &entry.value).map(|(_, since)| since),
+                Event::Delete { .. } => None,
+            };
+            contact.set_alive(name, since);
+        }
+    }
+
+    /// Nodes whose record cannot be read, and why.
+    fn unread_nodes(&self) -> BTreeMap<NodeName, String> {
+        let layout = &self.registry.layout;
+        let nodes = self.unread.iter().filter_map(|(key, why)| Some((layout.node_of(key)?, why.clone())));
+        nodes.collect()
     }
 
     /// Whether the claim of a block of this node went away, or to another node. The claim decides, so it is written again.
@@ -342,7 +383,9 @@ impl Member {
         if self.asked.len() >= AT_ONCE {
             ask.refuse("too many questions are being answered");
         } else if !ask.is_over() {
-            self.asked.spawn(ask.answer(self.registry.clone(), own.clone()));
+            let (registry, own, contact) =
+                (self.registry.clone(), own.clone(), Arc::clone(&self.shared.contact));
+            self.asked.spawn(async move { ask.answer(registry, own, &contact).await });
         }
     }
 

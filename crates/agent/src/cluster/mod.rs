@@ -13,6 +13,7 @@
 mod alive;
 mod claim;
 mod command;
+mod contact;
 mod grow;
 mod handle;
 mod home;
@@ -50,6 +51,7 @@ use crate::metrics::Metrics;
 use crate::share::Shares;
 use crate::work::Work;
 use command::Command;
+pub(crate) use contact::Contact;
 pub(crate) use grow::GrowError;
 pub(crate) use handle::Cluster;
 pub use home::{Forgotten, forget};
@@ -141,7 +143,8 @@ impl Site {
         let remembered = shared.blocks();
         let since = unix_time();
         let candidate = Candidate { spec: spec(&config), record: record.clone(), remembered, former, since };
-        let herald = alive::Herald { holds: held.clone(), lost: Arc::clone(&lost) };
+        let contact = Arc::clone(&shared.contact);
+        let herald = alive::Herald { holds: held.clone(), lost: Arc::clone(&lost), contact };
         let peers = shared.home.peers();
         shared.know_peers(peers.iter(), &BTreeMap::new());
         let facts = Facts {

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use tracing::{error, warn};
 use types::{Code, Finding, NodeName};
 
+use super::contact::Contact;
 use super::home::Home;
 use super::join::{JoinError, Joined};
 use super::tunnel::OVERHEAD_V6;
@@ -32,6 +33,7 @@ const UNREAD: usize = 20;
 pub(super) struct Shared {
     pub(super) config: Arc<Config>,
     pub(super) home: Home,
+    pub(super) contact: Arc<Contact>,
     shares: Arc<Shares>,
     pub(super) board: Arc<Board>,
     pub(super) metrics: Arc<Metrics>,
@@ -72,6 +74,7 @@ impl Shared {
         let Parts { config, shares, board, metrics, work, bell, installer } = parts;
         Self {
             is_alone: is_alone(&config),
+            contact: Arc::new(Contact::new(home.saved_at())),
             config,
             home,
             shares,

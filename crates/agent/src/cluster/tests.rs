@@ -19,6 +19,7 @@ use store::{Change, Store, StoreConfig};
 use types::{Mac, NodeUid};
 
 use super::command::{Ask, look};
+use super::contact::Contact;
 use super::join::{Candidate, JoinError, Joined, Registry, cuts};
 
 fn registry(dir: &Path) -> Registry {
@@ -186,7 +187,7 @@ fn a_newer_record_is_never_overwritten() {
 async fn remove(registry: &Registry, name: &str, force: bool) -> Result<Vec<IpNet>, String> {
     let (done, answer) = tokio::sync::oneshot::channel();
     let ask = Ask::Remove { name: name.try_into().unwrap(), force, done };
-    ask.answer(registry.clone(), "n1".try_into().unwrap()).await;
+    ask.answer(registry.clone(), "n1".try_into().unwrap(), &Contact::new(None)).await;
     answer.await.unwrap()
 }
 

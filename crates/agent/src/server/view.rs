@@ -1,6 +1,7 @@
 //! What the agent shows of node-local state. These read files, and belong on a thread that may wait.
 
 use std::path::Path;
+use std::time::Duration;
 
 use api::{BlockUse, Condition, Counts, Status};
 use engine::state::{Listed, Phase, State, StateError};
@@ -10,6 +11,8 @@ use serde_json::{Value, json};
 use types::{Code, Finding, NetworkName};
 
 use super::Service;
+use crate::board::unix_time;
+use crate::cluster::{Cluster, Contact};
 use crate::conditions::Source;
 use crate::metrics::{Seen, resident_bytes};
 
@@ -122,11 +125,16 @@ pub(super) fn block_uses(service: &Service) -> Vec<BlockUse> {
 /// What metrics show of now.
 pub(super) fn seen(service: &Service) -> Seen {
     let (attachments, blocks) = reported_usage(service);
+    let started = service.board.started;
+    let contact = service.cluster.as_ref().map(Cluster::contact);
+    let never = || Duration::from_secs(unix_time().saturating_sub(started));
     Seen {
         conditions: service.board.conditions(),
         waiting: service.queue.waiting(),
         blocks,
         attachments,
-        started: service.board.started,
+        started,
+        is_store_reachable: contact.is_some_and(Contact::is_reachable),
+        watch_age: contact.map_or_else(never, Contact::watch_age),
     }
 }

@@ -131,12 +131,12 @@ impl Routes {
         let is_first = peers.compared_at.is_none();
         peers.took = begun.elapsed();
         (peers.rules, peers.is_due, peers.compared_at) = (Some(rules), false, Some(begun));
-        for what in &done {
-            info!("firewall of tunnels: {what}");
-        }
+        let done: Vec<String> = done.iter().map(|what| format!("firewall of tunnels: {what}")).collect();
         // Changes of this node and its peers are no repairs.
         if !is_first && !is_other && add.is_empty() && remove.is_empty() {
-            self.shared.metrics.repaired("peers", done.len() as u64);
+            self.repaired("peers", done.len(), &done);
+        } else {
+            done.iter().for_each(|what| info!("{what}"));
         }
         Ok(())
     }

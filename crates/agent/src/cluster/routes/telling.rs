@@ -3,13 +3,16 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use cluster::Way;
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::Instant;
+use tracing::info;
 use types::{Code, Finding};
 
 use super::super::home::HomeError;
 use super::{RETRY, Routes, SAVE};
 use crate::conditions::Source;
+use crate::metrics::PeerCounts;
 
 /// Problems are found out at most so often: it means to go through all nodes.
 const TELL: Duration = Duration::from_millis(200);
@@ -90,6 +93,33 @@ impl Routes {
 
     pub(super) fn tell_soon(&mut self) {
         self.known.telling.make_due();
+    }
+
+    /// Another process changed something, and it is as it should be again. Kinds without a repair are counted as 0.
+    pub(super) fn repaired(&self, kind: &str, count: usize, sentences: &[String]) {
+        self.shared.metrics.repaired(kind, count as u64);
+        if count > 0 {
+            sentences.iter().for_each(|what| info!(kind, "repaired: {what}"));
+            self.shared.board.repaired(count as u64, sentences);
+        }
+    }
+
+    /// Gauges of the peers, and of how they are reached.
+    pub(super) fn count(&self) {
+        let mesh = &self.known.mesh;
+        let mut counts = PeerCounts {
+            peers: mesh.peers().count(),
+            tunnels: super::indexes(&self.known.tunnels).len(),
+            ..PeerCounts::default()
+        };
+        for (_, _, way) in mesh.ways() {
+            match way {
+                Way::Direct { .. } => counts.direct += 1,
+                Way::Vxlan { .. } => counts.vxlan += 1,
+                Way::None(_) => counts.unreachable += 1,
+            }
+        }
+        self.shared.metrics.set_peers(&counts);
     }
 
     pub(super) fn tell(&mut self) {

@@ -53,9 +53,10 @@ impl Routes {
                     *index = kept;
                     // One that should be another now than before is changed, not repaired.
                     let wanted = &mut self.known.kept_tunnels[usize::from(is_v4)];
-                    let repaired = if wanted.as_ref() == Some(&tunnel) { done.len() } else { 0 };
-                    self.shared.metrics.repaired("tunnel", repaired as u64);
+                    let is_repair = wanted.as_ref() == Some(&tunnel);
                     *wanted = Some(tunnel);
+                    let repairs = if is_repair { std::mem::take(&mut done) } else { Vec::new() };
+                    self.repaired("tunnel", repairs.len(), &repairs);
                 }
                 Err(error) => {
                     if let TunnelError::Foreign { index: stranger, .. } = error {

@@ -14,7 +14,7 @@ use crate::common::{BRIEFLY, PATIENCE, SOON, Streams, await_that, expect_reach, 
 const LEASE: Duration = DEADLINE;
 
 fn nodes(agent: &Agent) -> Vec<NodeView> {
-    serde_json::from_value(agent.get(api::NODES).unwrap()).unwrap()
+    serde_json::from_value(agent.get(api::NODES).unwrap()["nodes"].take()).unwrap()
 }
 
 fn blocks(agent: &Agent, node: &str) -> Vec<IpNet> {

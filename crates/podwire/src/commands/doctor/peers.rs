@@ -4,7 +4,7 @@ use std::io::{self, ErrorKind};
 use std::net::IpAddr;
 use std::process::{Command, Stdio};
 
-use api::{Answer, NodeView};
+use api::{AgentState, Answer, NodeView, NodesView};
 use netlink::RtSocket;
 use types::{Code, Finding};
 
@@ -92,9 +92,14 @@ fn listed(answer: &Answer) -> Result<Vec<Peer>, String> {
     if answer.status == NOT_FOUND {
         return Ok(Vec::new());
     }
-    let nodes: Vec<NodeView> = ask::read(answer)
+    let view: NodesView = ask::read(answer)
         .map_err(|error| format!("nobody knows the other nodes: {}", print::causes(&error)))?;
-    let alive = nodes.into_iter().filter(|peer| !peer.here && peer.alive_since.is_some());
+    // A restart while the store is away: a node that does not answer may have been off for weeks.
+    if view.nodes.iter().any(|node| node.agent == AgentState::Unknown) {
+        let reason = view.freshness.reason.unwrap_or_default();
+        return Err(format!("agents of other nodes may be alive or not: {reason}"));
+    }
+    let alive = view.nodes.into_iter().filter(|peer| !peer.here && peer.agent == AgentState::Alive);
     let addresses = alive.flat_map(|NodeView { name, addresses, .. }| {
         addresses.into_iter().map(move |address| Peer { name: name.clone(), address })
     });
@@ -178,7 +183,18 @@ mod tests {
         let answer = |status, body: &str| {
             listed(&Answer { status, body: body.as_bytes().to_vec() }).map(|all| all.len())
         };
-        assert_eq!(answer(200, "[]"), Ok(0));
+        let nodes = |agent: &str, is_stale: bool| {
+            let node = serde_json::json!({ "name": "b", "uid": "", "addresses": ["192.0.2.2"], "blocks": [],
+                "tunnelMac": "", "version": "", "agent": agent, "here": false });
+            let view = serde_json::json!({ "asOf": "2026-11-15T21:13:04Z", "ageSeconds": 90, "stale": is_stale,
+                "reason": is_stale.then_some("etcd is not reachable"), "nodes": [node] });
+            answer(200, &view.to_string())
+        };
+        assert_eq!(nodes("alive", false), Ok(1));
+        assert_eq!(nodes("away", false), Ok(0));
+        assert_eq!(nodes("alive", true), Ok(1), "the last known state is better than none");
+        let unknown = "agents of other nodes may be alive or not: etcd is not reachable";
+        assert_eq!(nodes("unknown", true).unwrap_err(), unknown);
         assert_eq!(answer(404, r#"{"error": "no such page"}"#), Ok(0));
         let error = answer(503, r#"{"error": "etcd is away"}"#).unwrap_err();
         assert_eq!(error, "nobody knows the other nodes: etcd is away");
