@@ -3,11 +3,15 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use store::Event;
 use tokio::time::Instant;
+use tracing::debug;
 use types::NodeName;
 
+use super::command::alive_at;
+use super::member::Member;
 use crate::board::unix_time;
 
 #[derive(Debug)]
@@ -136,6 +140,38 @@ impl Inner {
         if self.is_watching {
             self.confirmed = Some(Instant::now());
         }
+    }
+}
+
+impl Member {
+    /// An agent that starts while the store is away reports how old the copy on disk is.
+    pub(super) fn watch_ended(&self) {
+        let Some(age) = self.shared.contact.watch_ended() else { return };
+        let confirmed = SystemTime::now().checked_sub(age).unwrap_or(UNIX_EPOCH);
+        if let Err(error) = self.shared.home.confirm_peers(confirmed) {
+            debug!("the time of peers.json could not be set: {error}");
+        }
+    }
+
+    /// Agents that came or went. No route depends on them; `podwire nodes` shows them.
+    pub(super) fn note_agents(&self, events: &[Event]) {
+        let (layout, contact) = (&self.registry.layout, &self.shared.contact);
+        contact.answered();
+        for event in events {
+            let Some(name) = layout.alive_of(event.key()) else { continue };
+            let since = match event {
+                Event::Put(entry) => alive_at(layout, &entry.key, &entry.value).map(|(_, since)| since),
+                Event::Delete { .. } => None,
+            };
+            contact.set_alive(name, since);
+        }
+    }
+
+    /// Nodes whose record cannot be read, and why.
+    pub(super) fn unread_nodes(&self) -> BTreeMap<NodeName, String> {
+        let layout = &self.registry.layout;
+        let nodes = self.unread.iter().filter_map(|(key, why)| Some((layout.node_of(key)?, why.clone())));
+        nodes.collect()
     }
 }
 

@@ -28,6 +28,8 @@ pub(super) struct Known {
     pub(super) tunnels: Tunnels,
     /// Whether the store has told all nodes: only then what is not among them goes.
     pub(super) is_complete: bool,
+    /// Entries that an earlier agent left were removed: whatever is removed from now on, another process made.
+    pub(super) was_swept: bool,
     /// When everything is compared.
     pub(super) look_at: Instant,
     /// When the others are written down.
@@ -64,6 +66,7 @@ impl Known {
             position: Position::default(),
             tunnels: Tunnels::default(),
             is_complete: false,
+            was_swept: false,
             look_at: Instant::now(),
             save_at: None,
             awaited: BTreeMap::new(),

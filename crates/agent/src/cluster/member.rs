@@ -12,7 +12,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use cluster::{BlockClaim, Cut, NodeRecord, Object as _, StoredNode};
 use ipnet::IpNet;
@@ -141,15 +141,6 @@ impl Member {
                     }
                 }
             }
-        }
-    }
-
-    /// An agent that starts while the store is away reports how old the copy on disk is.
-    fn watch_ended(&self) {
-        let Some(age) = self.shared.contact.watch_ended() else { return };
-        let confirmed = SystemTime::now().checked_sub(age).unwrap_or(UNIX_EPOCH);
-        if let Err(error) = self.shared.home.confirm_peers(confirmed) {
-            debug!("the time of peers.json could not be set: {error}");
         }
     }
 
@@ -332,27 +323,6 @@ impl Member {
         self.shared.set_unread(&self.unread);
         self.shared.contact.set_unread(self.unread_nodes());
         Ok(Next::Go(joined))
-    }
-
-    /// Agents that came or went. No route depends on them; `podwire nodes` shows them.
-    fn note_agents(&self, events: &[Event]) {
-        let (layout, contact) = (&self.registry.layout, &self.shared.contact);
-        contact.answered();
-        for event in events {
-            let Some(name) = layout.alive_of(event.key()) else { continue };
-            let since = match event {
-                Event::Put(entry) => alive_at(layout, &entry.key, &entry.value).map(|(_, since)| since),
-                Event::Delete { .. } => None,
-            };
-            contact.set_alive(name, since);
-        }
-    }
-
-    /// Nodes whose record cannot be read, and why.
-    fn unread_nodes(&self) -> BTreeMap<NodeName, String> {
-        let layout = &self.registry.layout;
-        let nodes = self.unread.iter().filter_map(|(key, why)| Some((layout.node_of(key)?, why.clone())));
-        nodes.collect()
     }
 
     /// Whether the claim of a block of this node went away, or to another node. The claim decides, so it is written again.

@@ -23,11 +23,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::{NodeRecord, Repaired, Tunnels};
-use netlink::{PeerMonitor, PeerNews};
+use netlink::{PeerMonitor, PeerNews, Route};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 use types::IfName;
 
 use super::command::Contents;
@@ -214,41 +214,48 @@ impl Routes {
         let mut changes = mesh.compare(&seen);
         if !self.known.is_complete {
             // Somebody may stand behind it whom the store has not told us of yet.
-            changes.del_routes.clear();
-            changes.del_neighbours.clear();
-            changes.del_fdb.clear();
+            changes.clear_removals();
         }
         if !changes.is_empty() {
             debug!("{changes}");
         }
-        // Not before the store has told that nobody needs them; and one that stays keeps no other from being put right.
-        if self.known.is_complete && !odd.is_empty() {
-            match self.kernel.remove(&odd) {
-                Ok(()) => {
-                    let what = match odd.len() {
-                        1 => "1 route with unexpected attributes removed".to_owned(),
-                        count => format!("{count} routes with unexpected attributes removed"),
-                    };
-                    self.repaired("peer-routes", odd.len(), &[what]);
-                }
-                Err(error) => {
-                    warn!("a route that is not as we make them stays: {error}");
-                    self.again();
-                }
-            }
-        }
+        self.remove_odd(&odd);
         self.apply(&changes, Part::All);
         self.try_tunnels();
         if !self.has_refusals() {
             // What was to be changed anyway is no repair.
-            for Repaired { kind, count, sentences } in changes.beyond(&due).repairs() {
+            let mut repairs = changes.beyond(&due);
+            if !self.known.was_swept {
+                repairs.clear_removals();
+            }
+            for Repaired { kind, count, sentences } in repairs.repairs() {
                 self.repaired(kind, count, &sentences);
             }
         }
+        self.known.was_swept |= self.known.is_complete;
         if !self.has_refusals() && self.known.tunnel_troubles.is_empty() {
             self.is_well();
         }
         Ok(())
+    }
+
+    /// Not before the store has told that nobody needs them; and one that stays keeps no other from being put right.
+    fn remove_odd(&mut self, odd: &[Route]) {
+        if !self.known.is_complete || odd.is_empty() {
+            return;
+        }
+        if let Err(error) = self.kernel.remove(odd) {
+            warn!("a route that is not as we make them stays: {error}");
+            return self.again();
+        }
+        let what = match odd.len() {
+            1 => "1 route with unexpected attributes removed".to_owned(),
+            count => format!("{count} routes with unexpected attributes removed"),
+        };
+        match self.known.was_swept {
+            true => self.repaired("peer-routes", odd.len(), &[what]),
+            false => info!("{what}"),
+        }
     }
 
     /// Which news mean that something of ours is not as it should be?

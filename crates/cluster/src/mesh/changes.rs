@@ -71,6 +71,12 @@ impl Changes {
         }
     }
 
+    pub fn clear_removals(&mut self) {
+        self.del_routes.clear();
+        self.del_neighbours.clear();
+        self.del_fdb.clear();
+    }
+
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
