@@ -3,8 +3,10 @@
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
+use api::ConditionCode;
 use serde_json::json;
 use testkit::{Cluster, DEADLINE, Plugin, wait_until};
+use types::Code;
 
 use super::change::Mover;
 use super::crowd::{self, Crowd, Place};
@@ -16,6 +18,7 @@ use crate::options::Scale;
 
 /// Nodes beside the one that is measured.
 const PEERS: usize = 20;
+const ETCD_UNREACHABLE: ConditionCode = ConditionCode::Known(Code::EtcdUnreachable);
 
 pub(crate) fn run(scale: &Scale) -> Result<Timed> {
     let mut cluster = hosts("outage", 1, &subnets())?;
@@ -42,14 +45,14 @@ fn outage(cluster: &Cluster, round: usize, times: &mut Timed) -> Result<()> {
     let begun = Instant::now();
     note(times, "GET /v1/nodes, etcd silent since a moment", ask(cluster)?.1);
     pods(cluster, round, times)?;
-    wait_until("the agent to notice", DEADLINE, || Ok(!problems(cluster)?.is_empty()))?;
-    note(times, "silent etcd to problem in the status", begun.elapsed());
+    wait_until("the agent to notice", DEADLINE, || has_noticed(cluster))?;
+    note(times, "silent etcd to condition EtcdUnreachable", begun.elapsed());
     let (is_stale, took) = ask(cluster)?;
     ensure!(is_stale, "the agent answers as if etcd were there");
     note(times, "GET /v1/nodes, etcd known to be silent", took);
     etcd("nft delete table inet hole")?;
     let healed = Instant::now();
-    wait_until("the agent to be back", DEADLINE, || Ok(problems(cluster)?.is_empty() && !ask(cluster)?.0))?;
+    wait_until("the agent to be back", DEADLINE, || Ok(!has_noticed(cluster)? && !ask(cluster)?.0))?;
     note(times, "etcd answers again to fresh GET /v1/nodes", healed.elapsed());
     Ok(())
 }
@@ -61,8 +64,10 @@ fn ask(cluster: &Cluster) -> Result<(bool, std::time::Duration)> {
     Ok((answer["stale"] == true, begun.elapsed()))
 }
 
-fn problems(cluster: &Cluster) -> Result<Vec<serde_json::Value>> {
-    Ok(cluster.agent("n1")?.get(api::STATUS)?["problems"].as_array().cloned().unwrap_or_default())
+/// Whether the agent has noticed that etcd does not answer.
+fn has_noticed(cluster: &Cluster) -> Result<bool> {
+    let status: api::Status = serde_json::from_value(cluster.agent("n1")?.get(api::STATUS)?)?;
+    Ok(status.conditions.iter().any(|condition| condition.code == ETCD_UNREACHABLE))
 }
 
 /// ADD and DEL of a pod.
