@@ -132,7 +132,7 @@ impl Herald {
                 }
                 // It may live on: the next beat tells.
                 Err(error) => {
-                    self.contact.unanswered();
+                    self.contact.call_failed(&error);
                     debug!("cannot keep {}: {error}", hold.key);
                 }
             }

@@ -78,7 +78,7 @@ impl Ask {
                 let looked = look(&registry).await;
                 match &looked {
                     Ok(_) => contact.answered(),
-                    Err(_) => contact.unanswered(),
+                    Err(error) => contact.call_failed(error),
                 }
                 drop(done.send(looked.map_err(|error| error.to_string())));
             }

@@ -69,7 +69,12 @@ impl Contact {
         self.lock().confirm();
     }
 
-    /// A call to the store failed.
+    /// A call to the store failed. A refusal is an answer.
+    pub(super) fn call_failed(&self, error: &store::Error) {
+        self.lock().is_reachable = !error.is_transient();
+    }
+
+    /// The store did not answer in time.
     pub(super) fn unanswered(&self) {
         self.lock().is_reachable = false;
     }
@@ -195,6 +200,16 @@ mod tests {
         assert_eq!(contact.failure().as_deref(), Some("etcd is away"));
         contact.watching(Listed::default());
         assert_eq!(contact.failure(), None);
+    }
+
+    #[test]
+    fn a_store_that_refuses_is_reachable() {
+        let contact = Contact::new(None);
+        contact.call_failed(&store::Error::Config { problem: "no right to read".to_owned() });
+        assert!(contact.is_reachable());
+        let source = std::io::Error::other("connection refused").into();
+        contact.call_failed(&store::Error::WatchBroke { prefix: "/podwire/".to_owned(), source });
+        assert!(!contact.is_reachable());
     }
 
     #[test]

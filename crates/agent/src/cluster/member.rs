@@ -123,8 +123,8 @@ impl Member {
                     sleep(spread(RETRY.0, &self.candidate.record.uid, tries)).await;
                 }
                 Err(error) => {
-                    if matches!(error, JoinError::Store(_)) {
-                        self.shared.contact.unanswered();
+                    if let JoinError::Store(error) = &error {
+                        self.shared.contact.call_failed(error);
                     }
                     self.shared.contact.failed(error.to_string());
                     self.shared.store_failed(&error);
