@@ -54,10 +54,10 @@ mod tests {
             version: "0.2.0".to_owned(),
             ..before.clone()
         };
-        let told = "addresses 192.0.2.1,2001:db8::1 -> 192.0.2.9; version 0.1.0 -> 0.2.0";
-        assert_eq!(difference(&before, &moved).as_deref(), Some(told));
+        let text = "addresses 192.0.2.1,2001:db8::1 -> 192.0.2.9; version 0.1.0 -> 0.2.0";
+        assert_eq!(difference(&before, &moved).as_deref(), Some(text));
         let grown = NodeRecord { blocks: Vec::new(), transport: Some(Transport::Vxlan), ..before.clone() };
-        let told = "blocks 10.2.1.0/24 -> none; transport none -> vxlan";
-        assert_eq!(difference(&before, &grown).as_deref(), Some(told));
+        let text = "blocks 10.2.1.0/24 -> none; transport none -> vxlan";
+        assert_eq!(difference(&before, &grown).as_deref(), Some(text));
     }
 }

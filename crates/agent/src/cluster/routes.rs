@@ -239,7 +239,7 @@ impl Routes {
         Ok(())
     }
 
-    /// Not before the store has told that nobody needs them; and one that stays keeps no other from being put right.
+    /// Removes routes with unexpected attributes, once the store has listed all nodes. A failure holds up no other repair.
     fn remove_odd(&mut self, odd: &[Route]) {
         if !self.known.is_complete || odd.is_empty() {
             return;
