@@ -115,7 +115,7 @@ impl Board {
     pub(crate) fn reconciled(&self, took_ms: u64, repairs: &[String]) {
         {
             let status = &mut self.lock().reconcile;
-            status.last = Some(unix_time());
+            status.last = Some(Timestamp(unix_time()));
             status.took_ms = took_ms;
             status.rounds += 1;
         }
@@ -124,7 +124,7 @@ impl Board {
 
     /// So many objects were repaired. One sentence may be about several of them.
     pub(crate) fn repaired(&self, count: u64, repairs: &[String]) {
-        let time = unix_time();
+        let time = Timestamp(unix_time());
         let status = &mut self.lock().reconcile;
         status.repairs += count;
         status.recent.extend(repairs.iter().map(|what| Repair { time, what: what.clone() }));

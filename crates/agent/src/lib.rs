@@ -15,6 +15,7 @@ pub mod config;
 pub mod install;
 
 mod app;
+mod attachments;
 mod board;
 mod cluster;
 mod conditions;
@@ -26,6 +27,7 @@ mod log;
 mod memory;
 mod metrics;
 mod notify;
+mod preflight;
 mod privileges;
 mod queue;
 mod server;
@@ -34,6 +36,8 @@ mod tombstones;
 mod work;
 
 pub use app::{AppError, run};
+pub use attachments::attachment_view;
 #[doc(hidden)]
 pub use cluster::measured;
 pub use cluster::{Forgotten, forget};
+pub use preflight::{Refusal, check};

@@ -44,7 +44,7 @@ use crate::share::Shares;
 use crate::work::Work;
 use door::{Door, Porters};
 use listen::Bounds;
-pub(crate) use listen::{Listener, ServerError, SocketWatch, bind, bind_tcp};
+pub(crate) use listen::{Listener, ServerError, SocketWatch, bind, bind_tcp, check};
 use routes::{Visit, Way};
 use timed::Timed;
 

@@ -9,6 +9,7 @@ use crate::when::Timestamp;
 
 /// Whether an answer is what the store has now.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Freshness {
     /// When the store had this.
@@ -17,12 +18,13 @@ pub struct Freshness {
     pub age_seconds: u64,
     /// The store could not be asked: this is the last state that the agent knows.
     pub stale: bool,
-    /// Why the store could not be asked.
+    /// Why the store could not be asked; null if it could.
     pub reason: Option<String>,
 }
 
 /// All nodes of the cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct NodesView {
     #[serde(flatten)]
@@ -32,7 +34,8 @@ pub struct NodesView {
 
 /// Whether a node's agent works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
 pub enum AgentState {
     Alive,
     Away,
@@ -42,23 +45,23 @@ pub enum AgentState {
 
 /// A node as the store has it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct NodeView {
     pub name: String,
-    pub uid: String,
+    /// Null if its record is unreadable, like the following.
+    pub uid: Option<String>,
     pub addresses: Vec<IpAddr>,
+    #[cfg_attr(feature = "schema", schemars(with = "Vec<String>"))]
     pub blocks: Vec<IpNet>,
-    pub tunnel_mac: String,
-    pub version: String,
+    pub tunnel_mac: Option<String>,
+    pub version: Option<String>,
     pub agent: AgentState,
-    /// Since when its agent works, in seconds since 1970, where that is known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub alive_since: Option<u64>,
-    /// Why nothing but its name is known, if its record is of no use.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Since when its agent works; null if that is not known.
+    pub alive_since: Option<Timestamp>,
+    /// Why nothing but its name is known; null if its record is readable.
     pub problem: Option<String>,
     /// Parts of its record that other nodes do not use, and why: a sentence for each.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refused: Vec<String>,
     /// The one that was asked.
     pub here: bool,
@@ -66,23 +69,24 @@ pub struct NodeView {
 
 /// A block as the store has it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct BlockView {
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub block: IpNet,
     pub node: String,
-    /// What does not fit together, if something does not.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// What does not fit together; null if all does.
     pub problem: Option<String>,
-    /// Of this node's blocks.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Addresses in use; null for blocks of other nodes.
     pub used: Option<u64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Null for blocks of other nodes.
     pub free: Option<u64>,
     pub here: bool,
 }
 
 /// All blocks of a network.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct BlocksView {
     #[serde(flatten)]
@@ -92,8 +96,10 @@ pub struct BlocksView {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct SubnetView {
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub subnet: IpNet,
     /// How many blocks it is cut into.
     pub blocks: u64,
@@ -102,24 +108,26 @@ pub struct SubnetView {
 
 /// A route to another node's block.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct RouteView {
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub block: IpNet,
-    pub node: String,
+    /// Null for a stale route: no node has the block.
+    pub node: Option<String>,
     pub transport: RouteTransport,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Null if there is no route.
     pub gateway: Option<IpAddr>,
-    /// The link's name.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The link's name; null if there is no route.
     pub link: Option<String>,
     pub state: RouteState,
-    /// Why there is no way, or what the kernel has instead.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Why there is no route, or what the kernel has instead; null if all is well.
     pub note: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
 pub enum RouteTransport {
     Direct,
     Vxlan,
@@ -128,7 +136,8 @@ pub enum RouteTransport {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
 pub enum RouteState {
     /// The kernel has it as it should be.
     Ok,
@@ -142,8 +151,11 @@ pub enum RouteState {
 
 /// A node that was removed for good.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
 pub struct Removed {
     pub name: String,
     /// They are free for others now.
+    #[cfg_attr(feature = "schema", schemars(with = "Vec<String>"))]
     pub blocks: Vec<IpNet>,
 }

@@ -10,15 +10,19 @@ use crate::Timestamp;
 
 /// A [`Finding`] that lasts. Code and object identify it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
 pub struct Condition {
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub code: ConditionCode,
+    /// `NotReady` or `Degraded`.
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub severity: Severity,
     pub object: String,
-    /// When it began; none where no agent observes the node.
+    /// When it began; null where no agent observes the node.
     pub since: Option<Timestamp>,
     pub message: String,
-    /// The command that helps, ready to paste.
-    #[serde(default)]
+    /// The command that helps, ready to paste; null if there is none.
     pub fix: Option<String>,
 }
 
@@ -64,6 +68,8 @@ impl PartialEq<Code> for ConditionCode {
 
 /// The answer of `/v1/ready`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
 pub struct Readiness {
     pub ready: bool,
     /// Those that keep the node from being ready, the most important one first.

@@ -6,11 +6,17 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// Seconds since 1970. In JSON: RFC 3339 in UTC, `2026-11-15T21:13:04Z`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Timestamp(pub u64);
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Timestamp(
+    #[cfg_attr(feature = "schema", schemars(with = "String", extend("format" = "date-time")))] pub u64,
+);
+
+/// The last second that RFC 3339 can write. Other nodes may publish later ones.
+const LAST: u64 = 253_402_300_799;
 
 impl fmt::Display for Timestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [year, month, day, hour, minute, second] = fields(self.0);
+        let [year, month, day, hour, minute, second] = fields(self.0.min(LAST));
         write!(f, "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
     }
 }
@@ -94,6 +100,12 @@ mod tests {
             assert_eq!(written, text.replacen(' ', "T", 1).replace(" UTC", "Z"));
             assert_eq!(read(&written), Some(Timestamp(time)));
         }
+        let last = "9999-12-31T23:59:59Z";
+        assert_eq!(
+            (Timestamp(LAST).to_string().as_str(), Timestamp(u64::MAX).to_string().as_str()),
+            (last, last)
+        );
+        assert_eq!(read(last), Some(Timestamp(LAST)));
         for bad in ["", "2026", "2025-02-30T00:00:00Z", "2025-01-01T24:00:00Z", "2025-01-01T00:00:00+01:00"] {
             assert_eq!(read(bad), None, "{bad}");
         }

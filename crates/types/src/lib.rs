@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+mod closest;
 pub mod condition;
 mod hash;
 mod key;
@@ -15,6 +16,7 @@ mod protocol;
 mod special;
 mod text;
 
+pub use closest::closest;
 pub use condition::{Code, Finding, Severity};
 pub use hash::Digest;
 pub use key::AttachmentKey;

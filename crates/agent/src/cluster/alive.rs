@@ -83,7 +83,7 @@ impl Registry {
         Err(JoinError::Restless { what: key })
     }
 
-    async fn held(&self, name: &NodeName, uid: &NodeUid) -> Result<JoinError, JoinError> {
+    pub(super) async fn held(&self, name: &NodeName, uid: &NodeUid) -> Result<JoinError, JoinError> {
         let entry = self.store.get(&self.layout.node(name)).await?;
         let record = entry.and_then(|entry| NodeRecord::decode(&entry.value).ok());
         let its =

@@ -52,22 +52,30 @@ impl Home {
 
     /// The uid of this machine; made up if there is none yet.
     pub(crate) fn uid(&self) -> Result<NodeUid, HomeError> {
+        if let Some(uid) = self.known_uid()? {
+            return Ok(uid);
+        }
+        let mut bytes = [0; 16];
+        getrandom(&mut bytes, GetRandomFlags::empty()).map_err(|e| HomeError::Io {
+            operation: "get random numbers for",
+            path: self.dir.join("uid"),
+            source: e.into(),
+        })?;
+        let uid = NodeUid::from_random(bytes);
+        self.write("uid", format!("{uid}\n").as_bytes())?;
+        Ok(uid)
+    }
+
+    /// The uid of this machine, if it has one.
+    pub(crate) fn known_uid(&self) -> Result<Option<NodeUid>, HomeError> {
         self.dir.parent().map_or(Ok(()), files::check_dir)?;
         files::check_dir(&self.dir)?;
         let path = self.dir.join("uid");
         match files::read_text(&path) {
-            Ok(text) => NodeUid::try_from(text.trim()).map_err(|reason| HomeError::Uid { path, reason }),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                let mut bytes = [0; 16];
-                getrandom(&mut bytes, GetRandomFlags::empty()).map_err(|e| HomeError::Io {
-                    operation: "get random numbers for",
-                    path: path.clone(),
-                    source: e.into(),
-                })?;
-                let uid = NodeUid::from_random(bytes);
-                self.write("uid", format!("{uid}\n").as_bytes())?;
-                Ok(uid)
+            Ok(text) => {
+                NodeUid::try_from(text.trim()).map(Some).map_err(|reason| HomeError::Uid { path, reason })
             }
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(source) => Err(HomeError::Io { operation: "read", path, source }),
         }
     }

@@ -17,7 +17,7 @@ use super::alive::Hold;
 pub(super) const TRIES: u32 = 20;
 
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum JoinError {
+pub enum JoinError {
     #[error(transparent)]
     Store(#[from] store::Error),
     #[error("{key} in the store: {source}; nothing was changed")]
@@ -54,6 +54,10 @@ pub(crate) enum JoinError {
 }
 
 impl JoinError {
+    pub(super) fn network(theirs: &NetworkSpec, ours: &NetworkSpec) -> Self {
+        Self::Network { theirs: words(theirs), ours: words(ours) }
+    }
+
     pub(crate) fn finding(&self) -> Finding {
         let found = |code, object: String| Finding::new(code, object, self);
         match self {
@@ -111,8 +115,8 @@ pub(crate) struct Registry {
 }
 
 /// An object and the revision at which it stands.
-struct Found<T> {
-    object: T,
+pub(super) struct Found<T> {
+    pub(super) object: T,
     revision: u64,
 }
 
@@ -145,8 +149,7 @@ impl Registry {
                 Some(theirs) if theirs.object == *ours => return Ok(theirs.revision),
                 theirs => theirs,
             };
-            let refuse =
-                |theirs: &NetworkSpec| JoinError::Network { theirs: words(theirs), ours: words(ours) };
+            let refuse = |theirs: &NetworkSpec| JoinError::network(theirs, ours);
             let compare = match &theirs {
                 None => Compare::Absent(key.clone()),
                 Some(theirs) if self.has_others(name).await? => return Err(refuse(&theirs.object)),
@@ -168,7 +171,7 @@ impl Registry {
         Err(JoinError::Restless { what: "the network".to_owned() })
     }
 
-    async fn has_others(&self, name: &NodeName) -> Result<bool, JoinError> {
+    pub(super) async fn has_others(&self, name: &NodeName) -> Result<bool, JoinError> {
         let nodes = self.store.keys(&self.layout.nodes()).await?;
         Ok(nodes.iter().any(|key| self.layout.node_of(key).is_some_and(|node| node != *name)))
     }
@@ -312,7 +315,7 @@ impl Registry {
         Ok(self.store.get(key).await?.map(|entry| entry.revision))
     }
 
-    async fn get<T: Object>(&self, key: &str) -> Result<Option<Found<T>>, JoinError> {
+    pub(super) async fn get<T: Object>(&self, key: &str) -> Result<Option<Found<T>>, JoinError> {
         match self.standing(key).await? {
             Standing::Absent => Ok(None),
             Standing::Found(found) => Ok(Some(found)),

@@ -22,6 +22,7 @@ mod kernel;
 mod known;
 pub mod measured;
 mod member;
+pub(crate) mod preflight;
 mod routes;
 mod shared;
 mod trial;

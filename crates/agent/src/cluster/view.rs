@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use api::{
-    AgentState, BlockView, BlocksView, Freshness, NodeView, RouteState, RouteTransport, RouteView, SubnetView,
+    AgentState, BlockView, BlocksView, Freshness, NodeView, RouteState, RouteTransport, RouteView,
+    SubnetView, Timestamp,
 };
 use cluster::{Cut, Mesh, PeerRoute, Seen, StoredNode, Way, refusals, shared_parts};
 use ipnet::IpNet;
@@ -31,7 +32,7 @@ fn record_problems<'a>(contents: &'a Contents, cuts: &[Cut]) -> BTreeMap<&'a Nod
 /// All nodes, by name.
 pub(crate) fn nodes(contents: &Contents, cuts: &[Cut], here: &NodeName) -> Vec<NodeView> {
     let mut problems = record_problems(contents, cuts);
-    let alive_since = |name: &NodeName| contents.alive.as_ref()?.get(name).copied();
+    let alive_since = |name: &NodeName| contents.alive.as_ref()?.get(name).copied().map(Timestamp);
     let agent = |name: &NodeName| match &contents.alive {
         Some(alive) if alive.contains_key(name) => AgentState::Alive,
         // This agent answers, also while its lease has run out.
@@ -41,11 +42,11 @@ pub(crate) fn nodes(contents: &Contents, cuts: &[Cut], here: &NodeName) -> Vec<N
     };
     let known = contents.nodes.iter().map(|StoredNode { record, .. }| NodeView {
         name: record.name.to_string(),
-        uid: record.uid.to_string(),
+        uid: Some(record.uid.to_string()),
         addresses: record.addresses.clone(),
         blocks: record.blocks.clone(),
-        tunnel_mac: record.tunnel_mac.to_string(),
-        version: record.version.clone(),
+        tunnel_mac: Some(record.tunnel_mac.to_string()),
+        version: Some(record.version.clone()),
         agent: agent(&record.name),
         alive_since: alive_since(&record.name),
         problem: None,
@@ -54,11 +55,11 @@ pub(crate) fn nodes(contents: &Contents, cuts: &[Cut], here: &NodeName) -> Vec<N
     });
     let unread = contents.unread.iter().map(|(name, why)| NodeView {
         name: name.to_string(),
-        uid: String::new(),
+        uid: None,
         addresses: Vec::new(),
         blocks: Vec::new(),
-        tunnel_mac: String::new(),
-        version: String::new(),
+        tunnel_mac: None,
+        version: None,
         agent: agent(name),
         alive_since: alive_since(name),
         problem: Some(why.clone()),
@@ -145,11 +146,11 @@ pub(super) fn routes(mesh: &Mesh, seen: &Seen, socket: &mut RtSocket) -> Vec<Rou
         };
         let link = link.and_then(&mut name_of);
         let (node, note) = (node.to_string(), note.or(other));
-        shown.push(RouteView { block, node, transport, gateway, link, state, note });
+        shown.push(RouteView { block, node: Some(node), transport, gateway, link, state, note });
     }
     shown.extend(there.into_values().map(|route| RouteView {
         block: route.dst,
-        node: String::new(),
+        node: None,
         transport: RouteTransport::None,
         gateway: Some(route.gateway),
         link: name_of(route.link),

@@ -3,21 +3,24 @@
 use std::path::Path;
 use std::time::Duration;
 
-use api::{BlockUse, Condition, Counts, Status};
+use api::{AttachmentView, BlockUse, Condition, Counts, Status, Timestamp};
 use engine::state::{Listed, Phase, State, StateError};
 use ipam::{Range, RangeSet, RangeSpec};
 use ipnet::IpNet;
-use serde_json::{Value, json};
 use types::{Code, Finding, NetworkName};
 
 use super::Service;
+use crate::attachments::attachment_view;
 use crate::board::unix_time;
 use crate::cluster::{Cluster, Contact};
 use crate::conditions::Source;
 use crate::metrics::{Seen, resident_bytes};
 
 /// All attachments, or those of one container: phase and record. One that cannot be read is told by its name.
-pub(super) fn attachments(run_dir: &Path, container: Option<&str>) -> Result<Vec<Value>, StateError> {
+pub(super) fn attachments(
+    run_dir: &Path,
+    container: Option<&str>,
+) -> Result<Vec<AttachmentView>, StateError> {
     let mut shown = Vec::new();
     let Some(state) = State::open_existing(run_dir)? else { return Ok(shown) };
     for network in state.networks()? {
@@ -25,9 +28,7 @@ pub(super) fn attachments(run_dir: &Path, container: Option<&str>) -> Result<Vec
         let mut all = network.list()?;
         all.retain(|listed| container.is_none_or(|container| is_of(listed, container)));
         all.sort_by(|a, b| a.stem.cmp(&b.stem));
-        shown.extend(all.iter().map(|listed| {
-            json!({ "network": name, "name": listed.stem, "phase": phase(listed), "record": listed.attachment })
-        }));
+        shown.extend(all.iter().map(|listed| attachment_view(&name, listed)));
     }
     Ok(shown)
 }
@@ -36,13 +37,6 @@ fn is_of(listed: &Listed, container: &str) -> bool {
     match &listed.attachment {
         Some(attachment) => attachment.key.container.as_str() == container,
         None => listed.stem.split_once('@').is_some_and(|(id, _)| id == container),
-    }
-}
-
-fn phase(listed: &Listed) -> &'static str {
-    match listed.phase {
-        Phase::Pending => "pending",
-        Phase::Ready => "ready",
     }
 }
 
@@ -98,7 +92,7 @@ pub(super) fn status(service: &Service) -> Status {
         node: facts.node.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
-        started: board.started,
+        started: Timestamp(board.started),
         ready: !conditions.iter().any(Condition::keeps_from_ready),
         store: facts.store.clone(),
         run_dir: facts.run_dir.clone(),

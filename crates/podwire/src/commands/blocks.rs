@@ -1,26 +1,25 @@
 //! `podwire blocks`: which node has which block of the network, how full those of this node are, and what does not fit
 //! together.
 
-use std::process::ExitCode;
-
 use anyhow::Result;
 use api::{BlockView, BlocksView, SubnetView};
 
 use super::nodes::{Asked, marked, stale};
 use crate::cli::{Ask, Output};
+use crate::exit::ExitStatus;
 use crate::print;
 
 /// Where a problem is longer, it goes on below.
 const COLUMN: usize = 44;
 
-pub(crate) fn run(args: &Ask) -> Result<ExitCode> {
+pub(crate) fn run(args: &Ask) -> Result<ExitStatus> {
     let blocks: BlocksView = Asked::find(&args.which).get(api::BLOCKS)?;
     match args.output {
         Output::Json => print::say_json(&blocks)?,
         Output::Table => print::say(page(&blocks))?,
     }
     let is_right = !blocks.freshness.stale && blocks.blocks.iter().all(|view| view.problem.is_none());
-    Ok(if is_right { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(ExitStatus::problem_unless(is_right))
 }
 
 fn page(view: &BlocksView) -> String {

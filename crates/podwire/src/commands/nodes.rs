@@ -2,27 +2,26 @@
 
 pub(super) mod ask;
 
-use std::process::ExitCode;
-
 use anyhow::Result;
 use api::{AgentState, Freshness, NodeView, NodesView};
 
 pub(super) use ask::Asked;
 
 use crate::cli::{Ask, Output};
+use crate::exit::ExitStatus;
 use crate::{print, when};
 
 /// A node has one address and one block of each family, and sometimes more blocks: those go below.
 const COLUMN: usize = 42;
 
-pub(crate) fn run(args: &Ask) -> Result<ExitCode> {
+pub(crate) fn run(args: &Ask) -> Result<ExitStatus> {
     let view: NodesView = Asked::find(&args.which).get(api::NODES)?;
     match args.output {
         Output::Json => print::say_json(&view)?,
         Output::Table => print::say(page(&view, when::now()))?,
     }
     let is_right = view.nodes.iter().all(|node| node.problem.is_none() && node.refused.is_empty());
-    Ok(if is_right && !view.freshness.stale { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(ExitStatus::problem_unless(is_right && !view.freshness.stale))
 }
 
 /// For an answer that is not what the store has now: its age, and why it is not newer.
@@ -91,7 +90,7 @@ fn title(nodes: &[NodeView]) -> String {
 fn row(node: &NodeView, is_stale: bool, now: u64) -> Vec<String> {
     let agent = match (node.agent, node.alive_since) {
         (AgentState::Alive, _) if is_stale && !node.here => "was alive".to_owned(),
-        (AgentState::Alive, Some(since)) => format!("alive for {}", when::since(since, now)),
+        (AgentState::Alive, Some(since)) => format!("alive for {}", when::since(since.0, now)),
         (AgentState::Alive, None) => "alive".to_owned(),
         (AgentState::Away, _) if is_stale => "was AWAY".to_owned(),
         (AgentState::Away, _) => "AWAY".to_owned(),
@@ -102,7 +101,7 @@ fn row(node: &NodeView, is_stale: bool, now: u64) -> Vec<String> {
         listed(&node.addresses),
         listed(&node.blocks),
         agent,
-        if node.version.is_empty() { "-".to_owned() } else { print::value(&node.version) },
+        node.version.as_deref().map_or_else(|| "-".to_owned(), print::value),
     ]
 }
 
@@ -121,17 +120,17 @@ mod tests {
     fn node(name: &str, number: u8, alive_since: Option<u64>) -> NodeView {
         NodeView {
             name: name.to_owned(),
-            uid: String::new(),
+            uid: None,
             addresses: [format!("192.0.2.{number}"), format!("2001:db8::{number}")]
                 .map(|text| text.parse().unwrap())
                 .to_vec(),
             blocks: [format!("10.42.{number}.0/24"), format!("fd42::{number}:0:0:0/80")]
                 .map(|text| text.parse().unwrap())
                 .to_vec(),
-            tunnel_mac: String::new(),
-            version: "0.1.0".to_owned(),
+            tunnel_mac: None,
+            version: Some("0.1.0".to_owned()),
             agent: if alive_since.is_some() { AgentState::Alive } else { AgentState::Away },
-            alive_since,
+            alive_since: alive_since.map(api::Timestamp),
             problem: None,
             refused: Vec::new(),
             here: number == 1,
@@ -180,7 +179,7 @@ b         192.0.2.2 2001:db8::2  10.42.2.0/24 fd42::2:0:0:0/80  AWAY          0.
         let lost = NodeView {
             addresses: Vec::new(),
             blocks: Vec::new(),
-            version: String::new(),
+            version: None,
             problem: Some("/podwire/nodes/b in the store is not used: it is no JSON".to_owned()),
             ..node("b", 2, None)
         };
@@ -199,7 +198,7 @@ of it";
     #[test]
     fn hostile_names_and_versions_stay_in_their_row() {
         let hostile = "x\nforged  192.0.2.9\u{1b}[2J\u{9b}K\u{202e}".to_owned();
-        let node = NodeView { name: hostile.clone(), version: hostile.clone(), ..node("b", 2, None) };
+        let node = NodeView { name: hostile.clone(), version: Some(hostile.clone()), ..node("b", 2, None) };
         let page = page(&view(&[NodeView { problem: Some(hostile), ..node }]), 1300);
         assert!(!page.lines().any(|line| line.starts_with("forged")), "{page}");
         let row = page.lines().find(|line| line.contains("AWAY") && line.contains("192.0.2.2")).unwrap();

@@ -70,10 +70,10 @@ fn an_agent_that_is_not_ready_ends_with_1_and_says_why() {
 }
 
 #[test]
-fn without_an_agent_it_ends_with_2_and_tells_what_the_files_do() {
+fn without_an_agent_it_exits_with_3_and_shows_what_is_recorded() {
     let host = Host::new("noagent");
     let nothing = host.ask(&["status"]);
-    assert_eq!(nothing.status.code(), Some(2));
+    assert_eq!(nothing.status.code(), Some(3));
     has(&nothing.stdout, &["agent        not running", "nothing was attached here", "0 ready, 0 pending"]);
     has(&nothing.stdout, &[": not ready\n", "\n- AgentUnreachable socket ", "\n  # systemctl start podwire"]);
 
@@ -116,7 +116,7 @@ fn an_agent_that_was_killed_is_missed_with_its_pods_and_tombstones() {
     agent.kill().unwrap();
     assert!(host.plugin.del(&pods[0], &config).unwrap().success());
     let outcome = host.ask(&["status"]);
-    assert_eq!(outcome.status.code(), Some(2));
+    assert_eq!(outcome.status.code(), Some(3));
     has(
         &outcome.stdout,
         &[

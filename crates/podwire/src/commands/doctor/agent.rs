@@ -10,8 +10,11 @@ pub(super) fn answers(node: &Node) -> Vec<Check> {
     let object = format!("socket {}", node.folders.socket.display());
     let unreachable = |why: &String| Finding::new(Code::AgentUnreachable, &object, why);
     vec![match &node.keeper {
-        Keeper::Standalone => Check::ok(CHECK, "none, and none is needed: pods are standalone"),
+        Keeper::Standalone => {
+            Check::ok(CHECK, "none, and nothing on this node needs one: pods are standalone")
+        }
         Keeper::Missing(why) => Check::problem(CHECK, unreachable(why).fix("systemctl start podwire")),
+        Keeper::Denied(why) => Check::unknown(CHECK, why),
         Keeper::Unclear(why) => Check::problem(CHECK, unreachable(why).fix("systemctl restart podwire")),
         Keeper::Agent(status) if status.ready => Check::ok(CHECK, format!("process {} is ready", status.pid)),
         // Why is said below, condition by condition.

@@ -1,8 +1,9 @@
-use serde::Serialize;
+use api::DoctorCheck;
+pub(super) use api::Verdict;
 use types::Finding;
 
 /// The result of one check.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone)]
 pub(super) struct Check {
     pub(super) check: &'static str,
     pub(super) verdict: Verdict,
@@ -14,22 +15,18 @@ pub(super) struct Check {
     pub(super) fix: Option<String>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum Verdict {
-    Ok,
-    Problem,
-    /// It could not be checked from here; that says nothing about the node.
-    Unknown,
+pub(super) fn word(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Ok => "ok",
+        Verdict::Problem => "PROBLEM",
+        Verdict::Unknown => "unknown",
+    }
 }
 
-impl Verdict {
-    pub(super) fn word(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::Problem => "PROBLEM",
-            Self::Unknown => "unknown",
-        }
+impl From<Check> for DoctorCheck {
+    fn from(check: Check) -> Self {
+        let Check { check, verdict, code, object, message, fix } = check;
+        Self { check: check.to_owned(), verdict, code, object, message, fix }
     }
 }
 

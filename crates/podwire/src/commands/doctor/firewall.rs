@@ -40,7 +40,7 @@ pub(super) fn ours(node: &Node) -> Vec<Check> {
 fn drift(node: &Node, faults: &str) -> Finding {
     let found = |message: &str| Finding::new(Code::FirewallDrift, "tables podwire", message);
     match node.keeper {
-        Keeper::Agent(_) | Keeper::Unclear(_) | Keeper::Missing(_) => {
+        Keeper::Agent(_) | Keeper::Denied(_) | Keeper::Unclear(_) | Keeper::Missing(_) => {
             found(faults).fix("systemctl restart podwire")
         }
         // Tables that are gone are made anew, with every pod; those that are only damaged look complete to an ADD.

@@ -11,8 +11,10 @@ use types::{AttachMode, Code, Finding};
 use super::finding::Check;
 use super::node::Node;
 
+pub(super) const PRIVILEGES: &str = "privileges";
+
 pub(super) fn privileges() -> Vec<Check> {
-    const CHECK: &str = "privileges";
+    const CHECK: &str = PRIVILEGES;
     let needed = [(CapabilitySet::NET_ADMIN, "CAP_NET_ADMIN"), (CapabilitySet::SYS_ADMIN, "CAP_SYS_ADMIN")];
     let ours = capabilities(None).map(|sets| sets.effective).unwrap_or(CapabilitySet::empty());
     let missing: Vec<&str> =

@@ -185,7 +185,7 @@ mod tests {
         };
         let nodes = |agent: &str, is_stale: bool| {
             let node = serde_json::json!({ "name": "b", "uid": "", "addresses": ["192.0.2.2"], "blocks": [],
-                "tunnelMac": "", "version": "", "agent": agent, "here": false });
+                "tunnelMac": "", "version": "", "agent": agent, "refused": [], "here": false });
             let view = serde_json::json!({ "asOf": "2026-11-15T21:13:04Z", "ageSeconds": 90, "stale": is_stale,
                 "reason": is_stale.then_some("etcd is not reachable"), "nodes": [node] });
             answer(200, &view.to_string())

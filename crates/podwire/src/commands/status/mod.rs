@@ -3,33 +3,31 @@
 mod files;
 mod page;
 
-use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use api::{Client, ClientError};
 
 use crate::cli::{Output, Status};
+use crate::exit::ExitStatus;
 use crate::folders::Folders;
 use crate::{print, when};
 use files::Files;
 
 /// The agent reads its state for this; a busy machine with thousands of pods takes its time.
 const PATIENCE: Duration = Duration::from_secs(10);
-const NOT_READY: u8 = 1;
-const NO_AGENT: u8 = 2;
 
-pub(crate) fn run(args: &Status) -> Result<ExitCode> {
+pub(crate) fn run(args: &Status) -> Result<ExitStatus> {
     let folders = Folders::find(&args.which, None);
     let answer = match Client::new(&folders.socket).get(api::STATUS, PATIENCE) {
         Ok(answer) => answer,
         Err(error @ ClientError::NobodyListens { .. }) => {
             let files = Files::read(&folders, &error)?;
             match args.output {
-                Output::Json => print::say_json(&files)?,
+                Output::Json => print::say_json(&files.status)?,
                 Output::Table => print::say(files.page(when::now()))?,
             }
-            return Ok(files.exit_code());
+            return Ok(files.exit_status());
         }
         Err(error) => return Err(error.into()),
     };
@@ -45,5 +43,5 @@ pub(crate) fn run(args: &Status) -> Result<ExitCode> {
         Output::Json => print::say_json(&status)?,
         Output::Table => print::say(page::page(&status, when::now()))?,
     }
-    Ok(if status.ready { ExitCode::SUCCESS } else { ExitCode::from(NOT_READY) })
+    Ok(ExitStatus::problem_unless(status.ready))
 }

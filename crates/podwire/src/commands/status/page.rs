@@ -26,8 +26,8 @@ fn title(status: &Status) -> String {
 }
 
 fn rows(status: &Status, now: u64) -> Vec<(&'static str, String)> {
-    let up = when::since(status.started, now);
-    let agent = format!("process {}, up {up} since {}", status.pid, when::utc(status.started));
+    let up = when::since(status.started.0, now);
+    let agent = format!("process {}, up {up} since {}", status.pid, when::utc(status.started.0));
     let mut rows = vec![
         ("agent", agent),
         ("memory", mebibytes(status.rss_bytes)),
@@ -72,7 +72,7 @@ pub(super) fn attachments(counts: Counts) -> String {
 
 fn reconcile(status: &ReconcileStatus, now: u64) -> String {
     let last = match status.last {
-        Some(last) => format!("{} ago in {} ms", when::since(last, now), status.took_ms),
+        Some(last) => format!("{} ago in {} ms", when::since(last.0, now), status.took_ms),
         None => "not yet".to_owned(),
     };
     format!("{last}; {}, {}", print::count(status.rounds, "round"), print::count(status.repairs, "repair"))
@@ -128,7 +128,7 @@ fn repairs(status: &ReconcileStatus, now: u64) -> Option<String> {
     }
     let rows = latest.iter().map(|repair| {
         vec![
-            format!("{} ago", when::since(repair.time, now)),
+            format!("{} ago", when::since(repair.time.0, now)),
             print::wrap(&print::short_ids(&repair.what), WIDTH - LEFT),
         ]
     });

@@ -9,7 +9,7 @@ fn status() -> Status {
         node: "worker-1".to_owned(),
         version: "0.1.0".to_owned(),
         pid: 4711,
-        started: 1_000_000,
+        started: Timestamp(1_000_000),
         ready: true,
         store: "embedded".to_owned(),
         run_dir: "/run/podwire".into(),
@@ -25,7 +25,12 @@ fn status() -> Status {
             blocks: vec![block("10.88.0.0/16", 32_766, 32_766), block("fd00:88::/64", 2, 1_048_573)],
         },
         attachments: Counts { ready: 2, pending: 0, unreadable: 0 },
-        reconcile: ReconcileStatus { last: Some(1_003_590), took_ms: 3, rounds: 7, ..Default::default() },
+        reconcile: ReconcileStatus {
+            last: Some(Timestamp(1_003_590)),
+            took_ms: 3,
+            rounds: 7,
+            ..Default::default()
+        },
         installed: vec![InstalledFile { path: "/opt/cni/bin/podwire-cni".into(), ok: true, problem: None }],
         inactive_ports: Vec::new(),
         conditions: Vec::new(),
@@ -72,7 +77,7 @@ fn trouble_is_told_with_what_helps_and_stays_within_the_width() {
     status.installed[0].ok = false;
     status.installed[0].problem = Some(long.clone());
     status.reconcile.recent =
-        (0..9).map(|n| Repair { time: 1_003_000 + n, what: format!("{n} {long}") }).collect();
+        (0..9).map(|n| Repair { time: Timestamp(1_003_000 + n), what: format!("{n} {long}") }).collect();
     let missing = Finding::new(Code::NftMissing, "program nft", "short");
     let dropped = Finding::new(Code::ForeignDrop, "chain inet filter forward", long).fix(command.clone());
     status.conditions = [missing, dropped].map(|found| Condition::new(found, Timestamp(1_003_558))).to_vec();
