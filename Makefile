@@ -43,7 +43,7 @@ lint:
 	@tools/arrows
 	@if command -v cargo-deny >/dev/null; then $(CARGO) deny check licenses bans sources; else echo "cargo-deny is not installed: licences not checked"; fi
 
-bench: build ## beside the reference plugins and plain ip; BENCH=pods,firewall,routes,scale,joins,traffic for some of it, BASELINE=DIR beside an older build
+bench: build ## beside the reference plugins and plain ip; BENCH=pods,firewall,recovery,routes,scale,joins,traffic for some of it, BASELINE=DIR beside an older build
 	@tools/setup bench
 	$(CARGO) run --release --locked -q -p bench -- $(if $(BENCH),--only $(BENCH)) $(if $(BASELINE),--strict --baseline $(abspath $(BASELINE)))
 

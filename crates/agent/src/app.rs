@@ -9,10 +9,12 @@ use std::time::{Duration, Instant};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 use tracing::level_filters::LevelFilter;
-use tracing::{error, info, warn};
+use tracing::{info, warn};
+use types::{Code, Finding};
 
-use crate::board::{Board, Finder};
+use crate::board::Board;
 use crate::cluster::{self, Cluster, ClusterError};
+use crate::conditions::Source;
 use crate::config::{Config, LogFormat, LogLevel, Store};
 use crate::install::{InstallError, Installer};
 use crate::keeper::{self, Keeper, KeeperError};
@@ -64,10 +66,7 @@ fn cannot(operation: &'static str) -> impl Fn(io::Error) -> AppError {
 
 /// Other users who can read the key of the client certificate can act as this node.
 fn report_exposed_key(config: &Config, board: &Board) {
-    if let Some(what) = config.exposed_key() {
-        warn!("{what}");
-        board.set_problems(Finder::Config, vec![api::Problem { what, command: None }]);
-    }
+    board.set(Source::Config, config.exposed_key().into_iter().collect());
 }
 
 /// Runs until SIGTERM or SIGINT; or until another agent has its run folder, which is an error.
@@ -259,19 +258,11 @@ impl Ignored {
     }
 }
 
-/// A keeper that hangs is told in the log, too, once.
+/// Reports a reconcile that hangs also while no client asks.
 async fn look_after(board: Arc<Board>) {
-    let mut told = None;
     loop {
         tokio::time::sleep(LOOK).await;
-        let problem = board.hangs(Instant::now());
-        if problem != told {
-            match &problem {
-                Some(problem) => error!("{}", problem.what),
-                None => info!("reconcile goes on"),
-            }
-            told = problem;
-        }
+        board.check_reconcile(Instant::now());
     }
 }
 
@@ -292,9 +283,7 @@ fn join(parts: cluster::Parts) -> Result<Option<Cluster>, ClusterError> {
     match Cluster::start(parts) {
         Ok(cluster) => Ok(Some(cluster)),
         Err(error) if is_alone => {
-            warn!("{error}");
-            let problem = api::Problem { what: error.to_string(), command: None };
-            board.set_problems(Finder::Cluster, vec![problem]);
+            board.set(Source::Cluster, vec![Finding::new(Code::StoreFailed, "store", error)]);
             Ok(None)
         }
         Err(error) => Err(error),

@@ -1,10 +1,13 @@
 //! What the agent knows about itself, written by those who do the work and read by those who are asked.
 
-use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use api::{InstalledFile, Problem, Readiness, ReconcileStatus, Repair};
+use api::{Condition, InstalledFile, Readiness, ReconcileStatus, Repair, Timestamp};
+use tracing::{error, info, warn};
+use types::{Code, Finding, Severity};
+
+use crate::conditions::{Change, Conditions, Source};
 
 /// How many repairs are remembered for people; metrics count all of them.
 const RECENT: usize = 20;
@@ -20,24 +23,13 @@ pub(crate) struct Board {
 
 #[derive(Debug, Default)]
 struct Inner {
-    standing: Standing,
     keeping: Keeping,
     reconcile: ReconcileStatus,
     installed: Vec<InstalledFile>,
     inactive_ports: Vec<String>,
-    /// What a person should look at, by who found it.
-    problems: BTreeMap<Finder, Vec<Problem>>,
-}
-
-/// Whether ADDs are served, and why not.
-#[derive(Debug, Default)]
-enum Standing {
-    #[default]
-    Starting,
-    Ready,
-    Hindered(String),
+    conditions: Conditions,
     /// Final, whatever rounds that are still under way find.
-    Stopping,
+    is_stopping: bool,
 }
 
 /// What the keeper does.
@@ -55,53 +47,48 @@ enum Keeping {
     },
 }
 
-/// Who looks for problems; each replaces only its own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Finder {
-    Config,
-    Keeper,
-    Firewall,
-    /// Elements of pods that are gone.
-    Elements,
-    Socket,
-    Tcp,
-    Tombstones,
-    Cluster,
-    Routes,
-}
-
 impl Board {
+    /// Not ready: the agent is starting.
     pub(crate) fn new() -> Self {
-        Self { inner: Mutex::default(), started: unix_time() }
+        let board = Self { inner: Mutex::default(), started: unix_time() };
+        board.set(Source::Lifecycle, vec![lifecycle(Code::AgentStarting, "the agent is starting")]);
+        board
     }
 
-    pub(crate) fn readiness(&self) -> Readiness {
-        let reason = match &self.lock().standing {
-            Standing::Ready => None,
-            Standing::Starting => Some("the agent is starting".to_owned()),
-            Standing::Hindered(why) => Some(why.clone()),
-            Standing::Stopping => Some("the agent is stopping".to_owned()),
-        };
-        Readiness { ready: reason.is_none(), reason }
-    }
-
-    pub(crate) fn set_ready(&self) {
-        self.stand(Standing::Ready);
-    }
-
-    pub(crate) fn set_not_ready(&self, reason: impl Into<String>) {
-        self.stand(Standing::Hindered(reason.into()));
+    /// The first reconcile has ended.
+    pub(crate) fn set_started(&self) {
+        self.set(Source::Lifecycle, Vec::new());
     }
 
     pub(crate) fn set_stopping(&self) {
-        self.stand(Standing::Stopping);
+        self.set(Source::Lifecycle, vec![lifecycle(Code::AgentStopping, "the agent is stopping")]);
+        self.lock().is_stopping = true;
     }
 
-    fn stand(&self, new: Standing) {
-        let standing = &mut self.lock().standing;
-        if !matches!(standing, Standing::Stopping) {
-            *standing = new;
+    /// Replaces the findings of a source. What began and what ended is logged.
+    pub(crate) fn set(&self, source: Source, findings: Vec<Finding>) {
+        let change = {
+            let mut inner = self.lock();
+            if source == Source::Lifecycle && inner.is_stopping {
+                return;
+            }
+            inner.conditions.set(source, findings, Timestamp(unix_time()))
+        };
+        // The agent logs its start and its end.
+        if source != Source::Lifecycle {
+            log(&change);
         }
+    }
+
+    pub(crate) fn conditions(&self) -> Vec<Condition> {
+        self.check_reconcile(Instant::now());
+        self.lock().conditions.all()
+    }
+
+    pub(crate) fn readiness(&self) -> Readiness {
+        let mut conditions = self.conditions();
+        conditions.retain(Condition::keeps_from_ready);
+        Readiness { ready: conditions.is_empty(), conditions }
     }
 
     pub(crate) fn round_begins(&self) {
@@ -114,24 +101,10 @@ impl Board {
         self.lock().keeping = Keeping::Pause { since: Instant::now(), at_most };
     }
 
-    /// A keeper that hangs cannot say so itself.
-    pub(crate) fn hangs(&self, now: Instant) -> Option<Problem> {
-        let (what, since, at_most) = match self.lock().keeping {
-            Keeping::Nothing => return None,
-            Keeping::Round { since } => ("a round of reconcile has been running", since, LONG_ROUND),
-            Keeping::Pause { since, at_most } => ("reconcile has not looked at anything", since, at_most),
-        };
-        let age = now.saturating_duration_since(since);
-        // The age is not told: a problem that stays the same is one problem.
-        let problem = || Problem {
-            what: format!(
-                "{what} for more than {} s: pods are served, but what is damaged is not repaired; \
-                 if it stays, restart the agent and report it with its log",
-                at_most.as_secs()
-            ),
-            command: None,
-        };
-        (age > at_most).then(problem)
+    /// A reconcile that hangs cannot report it itself.
+    pub(crate) fn check_reconcile(&self, now: Instant) {
+        let found = self.lock().keeping.stuck(now);
+        self.set(Source::Watchdog, found.into_iter().collect());
     }
 
     pub(crate) fn reconcile(&self) -> ReconcileStatus {
@@ -140,12 +113,20 @@ impl Board {
 
     /// Another round ended, with these repairs.
     pub(crate) fn reconciled(&self, took_ms: u64, repairs: &[String]) {
-        let time = unix_time();
+        {
+            let status = &mut self.lock().reconcile;
+            status.last = Some(Timestamp(unix_time()));
+            status.took_ms = took_ms;
+            status.rounds += 1;
+        }
+        self.repaired(repairs.len() as u64, repairs);
+    }
+
+    /// So many objects were repaired. One sentence may be about several of them.
+    pub(crate) fn repaired(&self, count: u64, repairs: &[String]) {
+        let time = Timestamp(unix_time());
         let status = &mut self.lock().reconcile;
-        status.last = Some(time);
-        status.took_ms = took_ms;
-        status.rounds += 1;
-        status.repairs += repairs.len() as u64;
+        status.repairs += count;
         status.recent.extend(repairs.iter().map(|what| Repair { time, what: what.clone() }));
         let surplus = status.recent.len().saturating_sub(RECENT);
         status.recent.drain(..surplus);
@@ -167,17 +148,42 @@ impl Board {
         self.lock().inactive_ports = ports;
     }
 
-    pub(crate) fn problems(&self) -> Vec<Problem> {
-        let found: Vec<Problem> = self.lock().problems.values().flatten().cloned().collect();
-        self.hangs(Instant::now()).into_iter().chain(found).collect()
-    }
-
-    pub(crate) fn set_problems(&self, finder: Finder, problems: Vec<Problem>) {
-        self.lock().problems.insert(finder, problems);
-    }
-
     fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Keeping {
+    fn stuck(&self, now: Instant) -> Option<Finding> {
+        let (what, since, at_most) = match self {
+            Self::Nothing => return None,
+            Self::Round { since } => ("a reconcile round has been running", since, &LONG_ROUND),
+            Self::Pause { since, at_most } => ("no reconcile round has run", since, at_most),
+        };
+        let message = || {
+            let limit = at_most.as_secs();
+            format!("{what} for more than {limit} s: pods are served, but drift is not repaired")
+        };
+        let found = || Finding::new(Code::ReconcileStuck, "reconcile", message());
+        (now.saturating_duration_since(*since) > *at_most).then(|| found().fix("systemctl restart podwire"))
+    }
+}
+
+fn lifecycle(code: Code, message: &str) -> Finding {
+    Finding::new(code, "agent", message)
+}
+
+fn log(change: &Change) {
+    for Finding { code, severity, object, message, fix } in &change.began {
+        // As they are, without quotes: a fix is to be pasted.
+        let (object, fix) = (object.as_str(), fix.as_deref().map(tracing::field::display));
+        match severity {
+            Severity::NotReady => error!(%code, object, reason = %message, fix, "condition began"),
+            Severity::Degraded => warn!(%code, object, reason = %message, fix, "condition began"),
+        }
+    }
+    for (code, object) in &change.ended {
+        info!(%code, object, "condition ended");
     }
 }
 
@@ -189,29 +195,39 @@ pub(crate) fn unix_time() -> u64 {
 mod tests {
     use super::*;
 
-    #[test]
-    fn stopping_is_final() {
-        let board = Board::new();
-        assert_eq!(board.readiness().reason.as_deref(), Some("the agent is starting"));
-        board.set_ready();
-        assert!(board.readiness().ready);
-        board.set_stopping();
-        board.set_ready();
-        assert_eq!(board.readiness().reason.as_deref(), Some("the agent is stopping"));
-        board.set_not_ready("the bridge is missing");
-        assert_eq!(board.readiness().reason.as_deref(), Some("the agent is stopping"));
+    fn first(board: &Board) -> Option<api::ConditionCode> {
+        board.readiness().conditions.into_iter().next().map(|condition| condition.code)
     }
 
     #[test]
-    fn a_keeper_that_hangs_is_told() {
+    fn stopping_is_final() {
         let board = Board::new();
-        let in_seconds = |seconds| Instant::now() + Duration::from_secs(seconds);
-        assert!(board.hangs(in_seconds(1000)).is_none());
+        assert!(first(&board).unwrap() == Code::AgentStarting);
+        board.set_started();
+        assert!(board.readiness().ready);
+        board.set_stopping();
+        board.set_started();
+        assert!(first(&board).unwrap() == Code::AgentStopping);
+        board.set(Source::Reconcile, vec![Finding::new(Code::BridgeMissing, "bridge b", "gone")]);
+        assert!(first(&board).unwrap() == Code::AgentStopping);
+    }
+
+    #[test]
+    fn a_reconcile_that_hangs_is_reported() {
+        let board = Board::new();
+        let is_stuck = |seconds| {
+            let stuck = board.lock().keeping.stuck(Instant::now() + Duration::from_secs(seconds));
+            stuck.map(|found| found.message)
+        };
+        assert_eq!(is_stuck(1000), None);
         board.round_begins();
-        assert!(board.hangs(in_seconds(29)).is_none() && board.problems().is_empty());
-        assert!(board.hangs(in_seconds(31)).unwrap().what.contains("running for more than 30 s"));
+        assert_eq!(is_stuck(29), None);
+        assert!(is_stuck(31).unwrap().contains("running for more than 30 s"));
         board.round_ends(Duration::from_secs(10));
-        assert!(board.hangs(in_seconds(59)).is_none());
-        assert!(board.hangs(in_seconds(61)).unwrap().what.contains("anything for more than 60 s"));
+        assert_eq!(is_stuck(59), None);
+        assert!(is_stuck(61).unwrap().contains("has run for more than 60 s"));
+        board.check_reconcile(Instant::now() + Duration::from_secs(61));
+        assert!(board.lock().conditions.all().iter().any(|one| one.code == Code::ReconcileStuck));
+        assert!(!board.conditions().iter().any(|one| one.code == Code::ReconcileStuck), "it goes on");
     }
 }

@@ -15,8 +15,10 @@ pub mod config;
 pub mod install;
 
 mod app;
+mod attachments;
 mod board;
 mod cluster;
+mod conditions;
 mod contiv;
 mod defaults;
 mod keeper;
@@ -25,6 +27,7 @@ mod log;
 mod memory;
 mod metrics;
 mod notify;
+mod preflight;
 mod privileges;
 mod queue;
 mod server;
@@ -33,6 +36,8 @@ mod tombstones;
 mod work;
 
 pub use app::{AppError, run};
+pub use attachments::attachment_view;
 #[doc(hidden)]
 pub use cluster::measured;
 pub use cluster::{Forgotten, forget};
+pub use preflight::{Refusal, check};

@@ -53,6 +53,16 @@ pub(crate) fn take_both(network: &NetworkName, run_dir: &Path) -> Result<(Networ
     Ok((lock, Lock::take(run_dir)?))
 }
 
+/// The lock that another agent holds, if one does. Makes nothing.
+pub(crate) fn held(network: &NetworkName, run_dir: &Path) -> Result<Option<LockError>, LockError> {
+    if let Some(holder) = Lock::holder(run_dir) {
+        return Ok(Some(LockError::Taken { dir: run_dir.to_owned(), holder }));
+    }
+    let namespace = netlink::RtSocket::open()?.netns_cookie()?;
+    let holder = holder(&Path::new(NETWORKS).join(file_name(namespace, network)));
+    Ok(holder.map(|holder| LockError::NetworkTaken { network: network.clone(), holder }))
+}
+
 /// Exists once for a network in a network namespace. The kernel releases it when the process ends.
 #[derive(Debug)]
 pub(crate) struct NetworkLock {
@@ -121,10 +131,7 @@ impl Lock {
 
     /// The agent that works in this directory, if there is one. Makes nothing; only for messages.
     fn holder(run_dir: &Path) -> Option<String> {
-        let path = run_dir.join(FILE);
-        let file = files::open(&path, File::options().read(true)).ok()?;
-        let free = flock(&file, FlockOperation::NonBlockingLockShared);
-        (free == Err(Errno::WOULDBLOCK)).then(|| named_in(&path))
+        holder(&run_dir.join(FILE))
     }
 
     /// The file or its directory was removed: another agent could start beside this one.
@@ -206,6 +213,13 @@ impl LockFile {
             }
         }
     }
+}
+
+/// The process that holds a lock, as it names itself.
+fn holder(path: &Path) -> Option<String> {
+    let file = files::open(path, File::options().read(true)).ok()?;
+    let free = flock(&file, FlockOperation::NonBlockingLockShared);
+    (free == Err(Errno::WOULDBLOCK)).then(|| named_in(path))
 }
 
 /// Only for messages; it may have changed by now.

@@ -149,8 +149,11 @@ impl Subject {
 }
 
 fn pod_name(call: &Call) -> Option<String> {
-    let (namespace, name) = (call.args.pod_namespace.as_ref()?, call.args.pod_name.as_ref()?);
-    Some(plain(&format!("{namespace}/{name}")))
+    let name = call.args.pod_name.as_ref()?;
+    Some(plain(&match &call.args.pod_namespace {
+        Some(namespace) => format!("{namespace}/{name}"),
+        None => name.clone(),
+    }))
 }
 
 /// Names that nobody checked cannot break a line or forge another.

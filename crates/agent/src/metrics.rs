@@ -5,7 +5,7 @@ use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use api::{BlockUse, Counts};
+use api::{BlockUse, Condition, Counts};
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -14,6 +14,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Metric, Registry};
 use rustix::time::{ClockId, clock_gettime};
+use types::Code;
 
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -49,19 +50,42 @@ struct Phase {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Coded {
+    code: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Build {
     version: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Transport {
+    transport: &'static str,
+}
+
+/// The other nodes, the routes to their blocks by transport, and this node's tunnel devices.
+#[derive(Debug, Default)]
+pub(crate) struct PeerCounts {
+    pub(crate) peers: usize,
+    pub(crate) direct: usize,
+    pub(crate) vxlan: usize,
+    /// Blocks to which there is no route.
+    pub(crate) unreachable: usize,
+    pub(crate) tunnels: usize,
 }
 
 /// What is looked up for a scrape.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
-    pub(crate) ready: bool,
+    pub(crate) conditions: Vec<Condition>,
     pub(crate) waiting: usize,
     pub(crate) blocks: Vec<BlockUse>,
     pub(crate) attachments: Counts,
     /// Seconds since 1970.
     pub(crate) started: u64,
+    pub(crate) is_store_reachable: bool,
+    pub(crate) watch_age: Duration,
 }
 
 pub(crate) struct Metrics {
@@ -76,7 +100,17 @@ pub(crate) struct Metrics {
     round_seconds: Histogram,
     drained: Counter,
     ready: Gauge,
+    conditions: Family<Coded, Gauge>,
+    cluster: Cluster,
     process: Process,
+}
+
+struct Cluster {
+    peers: Gauge,
+    routes: Family<Transport, Gauge>,
+    tunnels: Gauge,
+    reachable: Gauge,
+    watch_age: Gauge<f64, AtomicU64>,
 }
 
 struct Process {
@@ -141,6 +175,12 @@ impl Metrics {
                 Counter::default(),
             ),
             ready: all.add("podwire_ready", "1 when ADDs are served", Gauge::default()),
+            conditions: all.add(
+                "podwire_condition",
+                "Objects with the condition of this code; 0 if there is none",
+                Family::default(),
+            ),
+            cluster: Cluster::new(&mut all),
             process: Process::new(&mut all),
             registry: Registry::default(),
         };
@@ -162,13 +202,28 @@ impl Metrics {
         self.repairs.get_or_create(&Kind { kind: kind.to_owned() }).inc_by(count);
     }
 
+    pub(crate) fn set_peers(&self, counts: &PeerCounts) {
+        let PeerCounts { peers, direct, vxlan, unreachable, tunnels } = *counts;
+        self.cluster.peers.set(count(peers as u64));
+        self.cluster.tunnels.set(count(tunnels as u64));
+        for (transport, number) in [("direct", direct), ("vxlan", vxlan), ("none", unreachable)] {
+            self.cluster.routes.get_or_create(&Transport { transport }).set(count(number as u64));
+        }
+    }
+
     pub(crate) fn drained_tombstone(&self) {
         self.drained.inc();
     }
 
     pub(crate) fn render(&self, seen: &Seen) -> Result<String, fmt::Error> {
-        self.ready.set(i64::from(seen.ready));
+        self.ready.set(i64::from(!seen.conditions.iter().any(Condition::keeps_from_ready)));
+        for &code in Code::ALL {
+            let objects = seen.conditions.iter().filter(|condition| condition.code == code).count();
+            self.conditions.get_or_create(&Coded { code: code.as_str() }).set(count(objects as u64));
+        }
         self.waiting.set(count(seen.waiting as u64));
+        self.cluster.reachable.set(i64::from(seen.is_store_reachable));
+        self.cluster.watch_age.set(seen.watch_age.as_secs_f64());
         for (phase, number) in [
             ("ready", seen.attachments.ready),
             ("pending", seen.attachments.pending),
@@ -187,6 +242,26 @@ impl Metrics {
         let mut page = String::new();
         text::encode(&mut page, &self.registry)?;
         Ok(page)
+    }
+}
+
+impl Cluster {
+    fn new(all: &mut Register) -> Self {
+        Self {
+            peers: all.add("podwire_peers", "Other nodes of the cluster that are known", Gauge::default()),
+            routes: all.add(
+                "podwire_peer_routes",
+                "Blocks of other nodes, by the transport of the route to them; none: not reachable",
+                Family::default(),
+            ),
+            tunnels: all.add("podwire_tunnels", "Tunnel devices of this node", Gauge::default()),
+            reachable: all.add("podwire_store_reachable", "1 when the store answers", Gauge::default()),
+            watch_age: all.add(
+                "podwire_store_watch_age_seconds",
+                "Time since the watch of the store was last confirmed, or since the start if it never was",
+                Gauge::default(),
+            ),
+        }
     }
 }
 
@@ -241,7 +316,20 @@ mod tests {
         metrics.drained_tombstone();
         let blocks = vec![BlockUse { cidr: "10.9.0.0/24".parse().unwrap(), used: 4, free: 249 }];
         let attachments = Counts { ready: 4, pending: 1, unreadable: 0 };
-        let seen = Seen { ready: true, waiting: 3, blocks, attachments, started: 1_700_000_000 };
+        let found = ["n2", "n3"].map(|node| {
+            let finding = types::Finding::new(Code::NodeConflict, format_args!("node {node}"), "");
+            Condition::new(finding, api::Timestamp(1))
+        });
+        metrics.set_peers(&PeerCounts { peers: 3, direct: 2, vxlan: 4, unreachable: 1, tunnels: 2 });
+        let seen = Seen {
+            conditions: found.to_vec(),
+            waiting: 3,
+            blocks,
+            attachments,
+            started: 1_700_000_000,
+            is_store_reachable: true,
+            watch_age: Duration::from_millis(1500),
+        };
         let page = metrics.render(&seen).unwrap();
         for line in [
             r#"podwire_requests_total{verb="ADD",outcome="ok"} 1"#,
@@ -258,6 +346,15 @@ mod tests {
             "podwire_reconcile_seconds_count 1",
             "podwire_tombstones_drained_total 1",
             "podwire_ready 1",
+            r#"podwire_condition{code="NodeConflict"} 2"#,
+            r#"podwire_condition{code="NftMissing"} 0"#,
+            "podwire_peers 3",
+            r#"podwire_peer_routes{transport="direct"} 2"#,
+            r#"podwire_peer_routes{transport="vxlan"} 4"#,
+            r#"podwire_peer_routes{transport="none"} 1"#,
+            "podwire_tunnels 2",
+            "podwire_store_reachable 1",
+            "podwire_store_watch_age_seconds 1.5",
             concat!(r#"podwire_build_info{version=""#, env!("CARGO_PKG_VERSION"), r#""} 1"#),
             "process_start_time_seconds 1700000000",
             "# HELP podwire_requests CNI requests served, by verb and outcome.",

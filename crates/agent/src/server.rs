@@ -25,7 +25,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ::cluster::Cut;
-use api::Problem;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -34,16 +33,18 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{sleep_until, timeout_at};
+use types::{Code, Finding};
 
-use crate::board::{Board, Finder};
+use crate::board::Board;
 use crate::cluster::Cluster;
+use crate::conditions::Source;
 use crate::metrics::Metrics;
 use crate::queue::{Leftover, Queue};
 use crate::share::Shares;
 use crate::work::Work;
 use door::{Door, Porters};
 use listen::Bounds;
-pub(crate) use listen::{Listener, ServerError, SocketWatch, bind, bind_tcp};
+pub(crate) use listen::{Listener, ServerError, SocketWatch, bind, bind_tcp, check};
 use routes::{Visit, Way};
 use timed::Timed;
 
@@ -200,7 +201,7 @@ async fn over(stopped: &mut watch::Receiver<bool>) {
 /// Makes the socket again where somebody took its name away.
 async fn keep_name(watch: Arc<SocketWatch>, porters: Arc<Porters>) {
     let mut house = porters.house.clone();
-    let mut name = Name { watch, retry: None, told: None };
+    let mut name = Name { watch, retry: None };
     while house.unless_stopped(name.may_be_lost()).await.is_some() {
         let Some(new) = name.regain(&house.service.board) else { continue };
         let done = porters.door.replace(new.inner).and_then(|old| match old {
@@ -217,8 +218,6 @@ async fn keep_name(watch: Arc<SocketWatch>, porters: Arc<Porters>) {
 struct Name {
     watch: Arc<SocketWatch>,
     retry: Option<Instant>,
-    /// What went wrong last time; the same is not told twice.
-    told: Option<String>,
 }
 
 impl Name {
@@ -236,9 +235,7 @@ impl Name {
         match made {
             Ok(new) => {
                 self.retry = None;
-                if self.told.take().is_some() {
-                    board.set_problems(Finder::Socket, Vec::new());
-                }
+                board.set(Source::Socket, Vec::new());
                 if let Some(new) = &new {
                     tracing::warn!("the socket {} was removed or replaced: made again", path.display());
                     self.watch.renew(new);
@@ -248,11 +245,8 @@ impl Name {
             Err(error) => {
                 self.retry = Some(Instant::now() + REBIND_PAUSE);
                 let what = error.to_string();
-                if self.told.as_ref() != Some(&what) {
-                    tracing::error!("{what}");
-                    board.set_problems(Finder::Socket, vec![Problem { what: what.clone(), command: None }]);
-                    self.told = Some(what);
-                }
+                let found = Finding::new(Code::SocketLost, format_args!("socket {}", path.display()), what);
+                board.set(Source::Socket, vec![found]);
                 None
             }
         }

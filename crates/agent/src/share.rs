@@ -11,7 +11,7 @@ use ipam::{Range, RangeSet, RangeSpec};
 use ipnet::IpNet;
 use netconf::{Addresses, NetConf};
 use serde_json::{Map, Value, json};
-use types::{IfName, NetworkName};
+use types::{Code, Finding, IfName, NetworkName};
 
 use crate::config::Network;
 
@@ -103,11 +103,22 @@ fn joined(nets: &[IpNet]) -> String {
     nets.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
+/// Why this node has no share.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct NoBlock(pub(crate) String);
+
+impl NoBlock {
+    pub(crate) fn finding(&self, network: &NetworkName) -> Finding {
+        Finding::new(Code::NoBlock, format_args!("network {network}"), self)
+    }
+}
+
 /// What the cluster's side tells the rest of the agent.
 #[derive(Debug)]
 pub(crate) struct Shares {
     /// The share there is now, or why there is none.
-    current: RwLock<Result<Arc<Share>, String>>,
+    current: RwLock<Result<Arc<Share>, NoBlock>>,
     tunnels: RwLock<Vec<TunnelSize>>,
     /// What pods may send without the firewall having to know.
     room: AtomicU32,
@@ -122,11 +133,11 @@ pub(crate) struct TunnelSize {
 
 impl Shares {
     pub(crate) fn none(reason: impl Into<String>) -> Self {
-        let (current, tunnels) = (RwLock::new(Err(reason.into())), RwLock::default());
+        let (current, tunnels) = (RwLock::new(Err(NoBlock(reason.into()))), RwLock::default());
         Self { current, tunnels, room: AtomicU32::new(u32::MAX) }
     }
 
-    pub(crate) fn get(&self) -> Result<Arc<Share>, String> {
+    pub(crate) fn get(&self) -> Result<Arc<Share>, NoBlock> {
         self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -139,7 +150,7 @@ impl Shares {
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
         let was_there = current.is_ok();
         if was_there {
-            *current = Err(reason.into());
+            *current = Err(NoBlock(reason.into()));
         }
         was_there
     }
@@ -148,7 +159,7 @@ impl Shares {
     pub(crate) fn explain(&self, reason: impl Into<String>) {
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
         if current.is_err() {
-            *current = Err(reason.into());
+            *current = Err(NoBlock(reason.into()));
         }
     }
 

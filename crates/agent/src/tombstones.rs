@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use api::{Problem, Tombstone, TombstoneError, Tombstones};
-use types::AttachmentKey;
+use api::{Tombstone, TombstoneError, Tombstones};
+use types::{AttachmentKey, Code, Finding};
 
 /// How long somebody waits for rounds, however many tombstones there are.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -25,6 +25,13 @@ const REMEMBERED: usize = 20;
 /// One that came back so often in a row while it was served is left by the serving itself. Once may be a runtime that did
 /// not want to wait any longer.
 const RETURNS: u32 = 3;
+
+/// There are too many tombstones to wait for.
+#[derive(Debug, thiserror::Error)]
+#[error("tombstones in {} are not drained yet", dir.display())]
+pub(crate) struct Undrained {
+    dir: PathBuf,
+}
 
 /// What one draining did.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -97,7 +104,7 @@ impl Drain {
     }
 
     /// Drains before something new is made. None: there was nothing to do, at the cost of one reading of the folder.
-    pub(crate) fn pass(&self, start: &dyn Fn()) -> Result<Option<Report>, String> {
+    pub(crate) fn pass(&self, start: &dyn Fn()) -> Result<Option<Report>, Undrained> {
         match self.stones.is_empty() {
             Ok(true) => Ok(None),
             Ok(false) => self.round(start).map(Some),
@@ -135,7 +142,7 @@ impl Drain {
     }
 
     /// Has all served that are there now, by a round that `start` leads to [`Drain::run`]. An error: there are too many.
-    pub(crate) fn round(&self, start: &dyn Fn()) -> Result<Report, String> {
+    pub(crate) fn round(&self, start: &dyn Fn()) -> Result<Report, Undrained> {
         let deadline = Instant::now() + PATIENCE;
         let mut rounds = self.lock();
         let needed = rounds.begun + 1;
@@ -151,7 +158,7 @@ impl Drain {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left == Duration::ZERO {
-                return Err(format!("tombstones in {} are not drained yet", self.stones.dir().display()));
+                return Err(Undrained { dir: self.stones.dir().to_owned() });
             }
             let spent = rounds.moved.map_or(Duration::ZERO, |moved| moved.elapsed());
             if spent >= STUCK {
@@ -260,18 +267,18 @@ impl Drain {
         Report { failed: vec![text], ..Report::default() }
     }
 
-    /// What a person should look at.
-    pub(crate) fn problems(&self) -> Vec<Problem> {
+    pub(crate) fn findings(&self) -> Vec<Finding> {
         let rounds = self.lock();
-        let failed = rounds.failed.iter().map(|(path, failed)| Problem {
-            what: format!("a DEL that was left in {} cannot be served: {}", path.display(), failed.why),
-            command: None,
+        let failed = rounds.failed.iter().map(|(path, failed)| {
+            let message = format!("a DEL that was left cannot be served: {}", failed.why);
+            Finding::new(Code::TombstoneFailed, format_args!("file {}", path.display()), message)
         });
-        let aside = rounds.put_aside.iter().filter(|(path, _)| path.exists()).map(|(path, why)| Problem {
-            what: format!(
-                "a DEL that was left was put aside: {why}; GC or reconcile removes what it was about"
-            ),
-            command: Some(format!("rm {}", path.display())),
+        let aside = rounds.put_aside.iter().filter(|(path, _)| path.exists()).map(|(path, why)| {
+            let path = path.display();
+            let message =
+                format!("a DEL that was left was put aside: {why}; GC or reconcile removes its attachment");
+            let found = Finding::new(Code::TombstoneRejected, format_args!("file {path}"), message);
+            found.fix(format!("rm {path}"))
         });
         failed.chain(aside).collect()
     }

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use api::{CniAnswer, CniCall};
+use api::{CniAnswer, CniCall, Condition, ConditionCode};
 use cni::{Code, Env, Error, Failure, Request, Version};
 use engine::{AllowedDelegates, Caller, Delegates, Done, Resident, Wait};
 use serde_json::{Map, Value};
@@ -147,13 +147,21 @@ impl Work {
 
     /// Why this request is not served now. A DEL always is: it needs nothing that could be missing.
     fn obstacle(&self, request: &Request) -> Option<Error> {
-        let code = match request {
+        let (code, is_status) = match request {
             Request::Del(_) | Request::Version(_) => return None,
-            Request::Status(_) => Code::NotAvailable,
-            Request::Add(_) | Request::Check(_) | Request::Gc(_) => Code::TryAgainLater,
+            Request::Status(_) => (Code::NotAvailable, true),
+            Request::Add(_) | Request::Check(_) | Request::Gc(_) => (Code::TryAgainLater, false),
         };
-        let reason = self.board.readiness().reason?;
-        Some(Error::new(code, format!("the agent is not ready: {reason}")))
+        let concerns = |found: &Condition| match found.code {
+            // The runtime has a plugin and a config if it sends a pod.
+            ConditionCode::Known(types::Code::InstallIncomplete) => is_status,
+            // The engine finds out whether they hold now, and whether they concern this request.
+            ConditionCode::Known(types::Code::NftMissing | types::Code::RunDirFull) => false,
+            _ => true,
+        };
+        let found = self.board.readiness().conditions.into_iter().find(concerns)?;
+        let error = Error::new(code, format!("the agent is not ready: {}", found.message));
+        Some(error.with_details(found.summary()))
     }
 
     fn tell(&self, subject: &Subject, ending: &Ending<'_>, took: Duration) {

@@ -5,24 +5,63 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+use crate::when::Timestamp;
+
+/// Whether an answer is what the store has now.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct Freshness {
+    /// When the store had this.
+    pub as_of: Timestamp,
+    /// The same as an age, by the clock of the agent.
+    pub age_seconds: u64,
+    /// The store could not be asked: this is the last state that the agent knows.
+    pub stale: bool,
+    /// Why the store could not be asked; null if it could.
+    pub reason: Option<String>,
+}
+
+/// All nodes of the cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct NodesView {
+    #[serde(flatten)]
+    pub freshness: Freshness,
+    pub nodes: Vec<NodeView>,
+}
+
+/// Whether a node's agent works.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub enum AgentState {
+    Alive,
+    Away,
+    /// The store has not been asked since the agent that answers was started.
+    Unknown,
+}
+
 /// A node as the store has it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct NodeView {
     pub name: String,
-    pub uid: String,
+    /// Null if its record is unreadable, like the following.
+    pub uid: Option<String>,
     pub addresses: Vec<IpAddr>,
+    #[cfg_attr(feature = "schema", schemars(with = "Vec<String>"))]
     pub blocks: Vec<IpNet>,
-    pub tunnel_mac: String,
-    pub version: String,
-    /// Since when its agent works, in seconds since 1970. None: it does not, or cannot be heard.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub alive_since: Option<u64>,
-    /// Why nothing but its name is known, if its record is of no use.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tunnel_mac: Option<String>,
+    pub version: Option<String>,
+    pub agent: AgentState,
+    /// Since when its agent works; null if that is not known.
+    pub alive_since: Option<Timestamp>,
+    /// Why nothing but its name is known; null if its record is readable.
     pub problem: Option<String>,
     /// Parts of its record that other nodes do not use, and why: a sentence for each.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refused: Vec<String>,
     /// The one that was asked.
     pub here: bool,
@@ -30,32 +69,37 @@ pub struct NodeView {
 
 /// A block as the store has it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct BlockView {
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub block: IpNet,
     pub node: String,
-    /// What does not fit together, if something does not.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// What does not fit together; null if all does.
     pub problem: Option<String>,
-    /// Of this node's blocks.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Addresses in use; null for blocks of other nodes.
     pub used: Option<u64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Null for blocks of other nodes.
     pub free: Option<u64>,
     pub here: bool,
 }
 
 /// All blocks of a network.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct BlocksView {
+    #[serde(flatten)]
+    pub freshness: Freshness,
     pub subnets: Vec<SubnetView>,
     pub blocks: Vec<BlockView>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct SubnetView {
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub subnet: IpNet,
     /// How many blocks it is cut into.
     pub blocks: u64,
@@ -64,24 +108,26 @@ pub struct SubnetView {
 
 /// A route to another node's block.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct RouteView {
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub block: IpNet,
-    pub node: String,
+    /// Null for a stale route: no node has the block.
+    pub node: Option<String>,
     pub transport: RouteTransport,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Null if there is no route.
     pub gateway: Option<IpAddr>,
-    /// The link's name.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The link's name; null if there is no route.
     pub link: Option<String>,
     pub state: RouteState,
-    /// Why there is no way, or what the kernel has instead.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Why there is no route, or what the kernel has instead; null if all is well.
     pub note: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
 pub enum RouteTransport {
     Direct,
     Vxlan,
@@ -90,7 +136,8 @@ pub enum RouteTransport {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
 pub enum RouteState {
     /// The kernel has it as it should be.
     Ok,
@@ -104,8 +151,11 @@ pub enum RouteState {
 
 /// A node that was removed for good.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
 pub struct Removed {
     pub name: String,
     /// They are free for others now.
+    #[cfg_attr(feature = "schema", schemars(with = "Vec<String>"))]
     pub blocks: Vec<IpNet>,
 }

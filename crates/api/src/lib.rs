@@ -7,24 +7,40 @@
 //!
 //! HTTP/1.1 with JSON over a unix socket that only root may open. It knows no engine and no network.
 
+mod attachment;
 mod client;
 mod cluster;
+mod condition;
+mod doctor;
+mod lab;
 mod message;
 mod paths;
 mod status;
 mod tombstone;
 mod when;
 
+pub use attachment::{
+    AddressView, AttachmentDetails, AttachmentPhase, AttachmentRecord, AttachmentView, BandwidthView,
+    DnsView, KernelCheck, KernelState, MasqueradeView, PlacementView, PodRouteView, PodView, PortView,
+};
 pub use client::{Answer, Client, ClientError};
 pub use cluster::{
-    BlockView, BlocksView, NodeView, Removed, RouteState, RouteTransport, RouteView, SubnetView,
+    AgentState, BlockView, BlocksView, Freshness, NodeView, NodesView, Removed, RouteState, RouteTransport,
+    RouteView, SubnetView,
 };
-pub use message::{CniAnswer, CniCall};
+pub use condition::{Condition, ConditionCode, Readiness};
+pub use doctor::{DoctorCheck, Verdict};
+pub use lab::{
+    LabAgent, LabKilledNode, LabLink, LabMember, LabMemberState, LabNode, LabPath, LabPod, LabReach,
+    LabStatus, LabTest, LabTransport,
+};
+pub use message::{CniAnswer, CniCall, ErrorAnswer, VersionAnswer};
 pub use paths::{
     ATTACHMENTS, BLOCKS, CNI, CNI_CONFIG, HEALTH, MAX_BODY, METRICS, NODES, READY, ROUTES, STATUS, VERSION,
 };
 pub use status::{
-    BlockUse, Counts, InstalledFile, NetworkStatus, Problem, Readiness, ReconcileStatus, Repair, Status,
+    BlockUse, Counts, InstalledFile, NetworkStatus, NodeMode, ReconcileStatus, Repair, Status,
+    StatusWithoutAgent,
 };
 pub use tombstone::{Tombstone, TombstoneError, Tombstones};
-pub use when::utc;
+pub use when::{Timestamp, utc};

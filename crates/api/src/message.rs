@@ -24,3 +24,22 @@ pub struct CniAnswer {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub result: Option<Value>,
 }
+
+/// The answer of `/v1/version`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct VersionAnswer {
+    pub version: String,
+    /// Of the API.
+    pub api: u32,
+    pub cni_versions: Vec<String>,
+}
+
+/// Why a question has no answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct ErrorAnswer {
+    pub error: String,
+}

@@ -5,7 +5,7 @@
 pub const CNI: &str = "/v1/cni";
 /// GET: 200 while the process answers at all.
 pub const HEALTH: &str = "/v1/health";
-/// GET: 200 when ADDs are served, 503 with the reason when not; [`crate::Readiness`].
+/// GET: 200 when ADDs are served, 503 with the conditions that keep it from them when not; [`crate::Readiness`].
 pub const READY: &str = "/v1/ready";
 /// GET: all attachments as they are recorded; `/v1/attachments/CONTAINER` those of one container.
 pub const ATTACHMENTS: &str = "/v1/attachments";

@@ -5,15 +5,18 @@ use std::path::PathBuf;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+use crate::{Condition, Timestamp};
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Status {
     pub node: String,
     pub version: String,
     pub pid: u32,
-    /// Seconds since 1970.
-    pub started: u64,
-    pub readiness: Readiness,
+    pub started: Timestamp,
+    /// No condition keeps the node from being ready.
+    pub ready: bool,
     /// `embedded` or `etcd`.
     pub store: String,
     pub run_dir: PathBuf,
@@ -25,42 +28,40 @@ pub struct Status {
     /// What is installed for runtimes; empty when the agent does not install.
     pub installed: Vec<InstalledFile>,
     /// Published ports whose hostIP is no address of this node now, each as a sentence.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub inactive_ports: Vec<String>,
-    /// What a person should look at, each with what to do.
-    pub problems: Vec<Problem>,
+    /// Those that keep the node from being ready come first.
+    pub conditions: Vec<Condition>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Readiness {
-    pub ready: bool,
-    /// Why not.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
 pub struct NetworkStatus {
     pub name: String,
     pub mode: String,
     pub bridge: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Null: that of the bridge.
     pub mtu: Option<u32>,
     pub masquerade: bool,
     /// All of it, of which `blocks` is this node's share.
-    #[serde(default)]
+    #[cfg_attr(feature = "schema", schemars(with = "Vec<String>"))]
     pub subnets: Vec<IpNet>,
     pub blocks: Vec<BlockUse>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
 pub struct BlockUse {
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub cidr: IpNet,
     pub used: u64,
     pub free: u64,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
 pub struct Counts {
     pub ready: u64,
     pub pending: u64,
@@ -69,11 +70,11 @@ pub struct Counts {
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ReconcileStatus {
-    /// When the last one ended, in seconds since 1970.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub last: Option<u64>,
+    /// When the last round ended; null before the first one.
+    pub last: Option<Timestamp>,
     pub took_ms: u64,
     pub rounds: u64,
     pub repairs: u64,
@@ -82,25 +83,46 @@ pub struct ReconcileStatus {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
 pub struct Repair {
-    /// Seconds since 1970.
-    pub time: u64,
+    pub time: Timestamp,
     pub what: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
 pub struct InstalledFile {
     pub path: PathBuf,
     pub ok: bool,
-    /// Why not.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Null if it is in place.
     pub problem: Option<String>,
 }
 
+/// What `podwire status -o json` prints where no agent listens: what files and kernel tell.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Problem {
-    pub what: String,
-    /// The command that helps, ready to paste, where there is one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub command: Option<String>,
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct StatusWithoutAgent {
+    pub mode: NodeMode,
+    /// No condition keeps the node from being ready.
+    pub ready: bool,
+    pub run_dir: PathBuf,
+    pub attachments: Counts,
+    /// DELs that an agent will serve.
+    pub tombstones: u64,
+    /// Published ports whose hostIP is no address of this node now, each as a sentence.
+    pub inactive_ports: Vec<String>,
+    pub conditions: Vec<Condition>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub enum NodeMode {
+    /// An agent serves pods, and none listens.
+    Agent,
+    /// The plugin serves pods itself, and no agent is missing.
+    Standalone,
 }

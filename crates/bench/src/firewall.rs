@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use netlink::NetNs;
@@ -83,7 +83,12 @@ fn healing(mode: Mode, count: usize) -> Result<Timed> {
 fn measure(times: &mut Timed, what: &str, act: impl FnOnce() -> Result<()>) -> Result<()> {
     let begun = Instant::now();
     act().with_context(|| what.to_owned())?;
-    let took = begun.elapsed();
+    note(times, what, begun.elapsed());
+    Ok(())
+}
+
+/// Adds a time to those of the same kind.
+pub(crate) fn note(times: &mut Timed, what: &str, took: Duration) {
     match times.iter_mut().find(|(known, _)| known == what) {
         Some((_, sample)) => sample.note(Ok(took)),
         None => {
@@ -92,7 +97,6 @@ fn measure(times: &mut Timed, what: &str, act: impl FnOnce() -> Result<()>) -> R
             times.push((what.to_owned(), sample));
         }
     }
-    Ok(())
 }
 
 fn expect_whole(missing: usize) -> Result<()> {

@@ -10,6 +10,7 @@
 //!                                                       ├ split     where the time of a call through the agent goes
 //!                                                       └ resident  an agent whose pods stay: size, idleness, restart
 //!         ─► firewall (nftables alone, without links and records)
+//!         ─► recovery (how soon all is well after a fault)
 //!         ─► nodes (agents on an underlay, with etcd): routes, scale, joins, traffic
 //!         ─► compare (with --baseline, instead of all of the above): the binaries of an older build and these, alternately
 //! ```
@@ -29,6 +30,7 @@ mod networks;
 mod nodes;
 mod options;
 mod process;
+mod recovery;
 mod report;
 mod runner;
 mod site;
@@ -56,8 +58,9 @@ fn main() -> Result<ExitCode> {
         true => cases::told("the firewall alone", || firewall::run(&scale))?,
         false => Vec::new(),
     };
+    let recovery = parts.contains(&Part::Recovery).then(|| recovery::run(&scale)).transpose()?;
     let nodes = nodes::run(&parts, &scale.nodes)?;
-    let report = Report::new(machine, scale, &Measured { pods, firewall, nodes });
+    let report = Report::new(machine, scale, &Measured { pods, firewall, recovery, nodes });
     println!("{report}");
     let written = report.write(&options.folder()?)?;
     println!("as JSON: {}", written.display());

@@ -43,6 +43,8 @@ pub(crate) enum Part {
     Pods,
     /// The firewall alone: membership, checks and repairs
     Firewall,
+    /// How soon all is well after a fault: flushed rules, a removed socket, a missing agent, a silent etcd
+    Recovery,
     /// Routes to thousands of nodes
     Routes,
     /// Agents beside a thousand nodes
@@ -71,6 +73,10 @@ pub(crate) struct Scale {
     pub(crate) idle_seconds: u64,
     /// So often the agent is killed and started.
     pub(crate) restarts: usize,
+    /// So often each fault is made.
+    pub(crate) faults: usize,
+    /// So often etcd stops answering, which takes most of a minute each time.
+    pub(crate) outages: usize,
     pub(crate) nodes: NodesScale,
 }
 
@@ -151,6 +157,8 @@ impl Options {
             resident: if self.quick { 6 } else { 250 },
             idle_seconds: if self.quick { 1 } else { 5 },
             restarts: if self.quick { 1 } else { 5 },
+            faults: if self.quick { 2 } else { 15 },
+            outages: if self.quick { 1 } else { 3 },
             nodes: if self.quick { NodesScale::QUICK } else { NodesScale::USUAL },
         }
     }

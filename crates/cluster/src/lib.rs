@@ -14,6 +14,7 @@
 
 mod admission;
 mod cut;
+mod difference;
 mod layout;
 mod mesh;
 mod object;
@@ -23,9 +24,10 @@ pub use admission::{
     refusals, shared_parts,
 };
 pub use cut::{Cut, CutError, Offered};
+pub use difference::{difference, listed};
 pub use layout::Layout;
 pub use mesh::{
-    Changes, Facts, Family, Mesh, NoWay, PeerFdb, PeerNeighbour, PeerRoute, PeerSource, Seen, SourceChanges,
-    Transport, TransportError, Tunnels, Underlay, Way,
+    Changes, Facts, Family, Mesh, NoWay, PeerFdb, PeerNeighbour, PeerRoute, PeerSource, Repaired, Seen,
+    SourceChanges, Transport, TransportError, Tunnels, Underlay, Way,
 };
 pub use object::{Alive, BlockClaim, DecodeError, NetworkSpec, NodeRecord, Object};

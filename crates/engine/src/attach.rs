@@ -399,7 +399,8 @@ fn subnet_routes(subnets: &[PodAddress], routes: &[PodRoute]) -> Vec<PodRoute> {
 }
 
 fn pod_name(call: &Call) -> Option<PodName> {
-    let (namespace, name) = (call.args.pod_namespace.clone()?, call.args.pod_name.clone()?);
+    let (namespace, name) =
+        (call.args.pod_namespace.clone().unwrap_or_default(), call.args.pod_name.clone()?);
     Some(PodName { namespace, name, uid: call.args.pod_uid.clone() })
 }
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use cni::Code;
-use types::{AttachmentKey, IfName};
+use types::{AttachmentKey, Finding, IfName};
 
 use crate::state::StateError;
 
@@ -57,8 +57,12 @@ pub enum Error {
     Check { missing: String },
     #[error("{0}")]
     NotAvailable(String),
-    #[error("{0}")]
-    Degraded(String),
+    /// STATUS: an ADD could not be served.
+    #[error("{}", .0.message)]
+    NotReady(Finding),
+    /// STATUS: running pods are affected.
+    #[error("{}", .0.message)]
+    Degraded(Finding),
     #[error("IPAM plugin {name}: {what}")]
     Delegate { name: String, what: String },
     #[error(
@@ -86,7 +90,7 @@ impl Error {
     }
 
     /// The sentence with its causes.
-    fn chain(&self) -> String {
+    pub(crate) fn chain(&self) -> String {
         let mut text = self.to_string();
         let mut source = std::error::Error::source(self);
         while let Some(cause) = source {
@@ -133,7 +137,7 @@ impl Error {
             Self::Unreadable { .. } | Self::NewerRecord { .. } => Code::State,
             Self::Cancelled(_) => Code::TryAgainLater,
             Self::Check { .. } => Code::CheckFailed,
-            Self::NotAvailable(_) => Code::NotAvailable,
+            Self::NotAvailable(_) | Self::NotReady(_) => Code::NotAvailable,
             Self::Degraded(_) => Code::LimitedConnectivity,
             Self::Delegate { .. } => Code::Delegate,
             Self::Several(errors) => errors.first().map_or(Code::Internal, Error::code),
@@ -141,7 +145,7 @@ impl Error {
     }
 
     /// What to do about it, where the sentence alone does not say.
-    fn advice(&self) -> &'static str {
+    pub(crate) fn advice(&self) -> &'static str {
         match self {
             Self::State(e) if e.is_full() => {
                 "the file system of the state folder is full: free space or set runDir"
@@ -162,6 +166,7 @@ impl Error {
             Self::State(StateError::Busy { .. }) => {
                 "try again; if it stays, look for a stopped podwire-cni process"
             }
+            Self::Firewall(nft::Error::NftMissing) => nft::INSTALL,
             Self::Kernel(e) if e.is_permission() => "run as root with CAP_NET_ADMIN and CAP_SYS_ADMIN",
             Self::Kernel(e) if e.is_unsupported() => "the kernel lacks a feature: bridge and veth are needed",
             _ => "",
@@ -171,9 +176,12 @@ impl Error {
 
 impl From<Error> for cni::Error {
     fn from(error: Error) -> Self {
-        if let Error::Cni(inner) = error {
-            return inner;
+        match error {
+            Error::Cni(inner) => inner,
+            Error::NotReady(ref finding) | Error::Degraded(ref finding) => {
+                cni::Error::new(error.code(), finding.message.clone()).with_details(finding.summary())
+            }
+            error => cni::Error::new(error.code(), error.chain()).with_details(error.advice()),
         }
-        cni::Error::new(error.code(), error.chain()).with_details(error.advice())
     }
 }

@@ -10,11 +10,10 @@ use netlink::RtSocket;
 use nft::conntrack::{self, Family};
 use nft::{Alive, Firewall, Guard, HostPort, Idle, NetworkChain, Orphan, Others, Pod, Stray};
 use rustix::io::Errno;
-use types::{AttachmentKey, IfName};
+use types::{AttachmentKey, Finding, IfName};
 
 use crate::Error;
 use crate::detach::addresses_in_alias;
-use crate::reconcile::Trouble;
 use crate::resident::{self, Resident};
 use crate::state::{Attachment, Held, Listed, Network, Phase, State, StateError, may_lack_addresses};
 use crate::sysctl::Families;
@@ -309,7 +308,7 @@ const NAMED: usize = 20;
 /// Elements of pods that are gone. A host port among them is refused to other pods, and leads to the next holder of the
 /// address. Changes nothing. Pods of other run directories are known by their links; while the alias of one may lack addresses,
 /// only elements of links are orphans.
-pub fn orphans(run_dir: &Path) -> Result<Option<Trouble>, Error> {
+pub fn orphans(run_dir: &Path) -> Result<Option<Finding>, Error> {
     let state = State::open_existing(run_dir)?;
     let (mut tables, mut host) = (Firewall::open()?, RtSocket::open()?);
     let mut found = orphans_now(&mut tables, &mut host, state.as_ref())?;
@@ -327,7 +326,8 @@ pub fn orphans(run_dir: &Path) -> Result<Option<Trouble>, Error> {
     let what = format!("the firewall has elements of pods that are gone: {}{rest}", names.join(", "));
     let deletions: Vec<String> =
         found.iter().take(NAMED).map(|orphan| format!("delete element {}", orphan.element)).collect();
-    Ok(Some(Trouble { what, command: Some(format!("nft '{}'", deletions.join("; "))), bridge: None }))
+    let finding = Finding::new(types::Code::OrphanedElements, "tables podwire", what);
+    Ok(Some(finding.fix(format!("nft '{}'", deletions.join("; ")))))
 }
 
 fn orphans_now(
@@ -408,7 +408,7 @@ mod tests {
         let sh = |words: &str| node.sh(&["sh", "-c", words]).unwrap();
         let reported = || {
             let found = node.enter(|| orphans(dir.path()).unwrap()).unwrap();
-            found.and_then(|trouble| trouble.command).unwrap_or_default()
+            found.and_then(|found| found.fix).unwrap_or_default()
         };
         sh("nft 'add table inet podwire; add set inet podwire bound4 { type ipv4_addr; };
             add set inet podwire ports { type ifname; };
@@ -418,7 +418,7 @@ mod tests {
         let all = reported();
         assert!(all.contains("10.50.0.77") && all.contains("pwgone"), "{all}");
         let found = node.enter(|| orphans(dir.path()).unwrap()).unwrap().unwrap();
-        assert!(found.what.contains("drops traffic from 10.50.0.77"), "{}", found.what);
+        assert!(found.message.contains("drops traffic from 10.50.0.77"), "{}", found.message);
         // Complete: the words that make it long come after all addresses.
         let word = "t".repeat(150);
         sh(&format!("ip link set pwother alias 'podwire:red/c1/eth0 10.60.0.2/32 in={word}/front'"));

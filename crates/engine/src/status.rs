@@ -1,17 +1,22 @@
 //! STATUS: could an ADD be served now (50 if not), and are pods that run already worse off (51)?
 
+use std::path::Path;
+
 use cni::Config;
 use netconf::{Addresses, NetConf, Place};
 use netlink::RtSocket;
 use nft::{Certainty, ForeignFamily};
-use types::AttachMode;
+use types::{AttachMode, Code, Finding};
 
+use crate::condition::Failed;
 use crate::delegate::Delegate;
 use crate::state::{Listed, Phase, State, StateError};
 use crate::{Caller, Error, firewall, gc, privileges, relearn};
 
 /// How many pods are looked at. What happens to the firewall's tables mostly happens to all of them.
 const SAMPLES: usize = 4;
+/// The next ADD or STATUS makes them anew, with all pods.
+const DELETE_TABLES: &str = "nft 'delete table inet podwire; delete table bridge podwire'";
 
 pub(crate) fn status(
     config: &Config,
@@ -19,25 +24,40 @@ pub(crate) fn status(
     place: &Place,
     caller: &Caller<'_>,
 ) -> Result<(), Error> {
-    privileges::check().map_err(unavailable)?;
+    let dir = place.run_dir.as_path();
+    privileges::check().map_err(|e| not_ready(e, dir, Code::PermissionDenied, "process"))?;
+    let kernel = |error: netlink::Error| not_ready(error.into(), dir, Code::ReconcileFailed, "kernel");
+    if conf.spoof_check || conf.ip_masq {
+        let available = nft::Firewall::open().and_then(|mut firewall| firewall.is_available());
+        available.map_err(|e| not_ready(e.into(), dir, Code::KernelFeatureMissing, "nftables"))?;
+    }
     degraded(config, conf, place)?;
-    let mut host = RtSocket::open().map_err(unavailable)?;
-    if let Some(link) = host.link(&conf.bridge).map_err(unavailable)?
+    let mut host = RtSocket::open().map_err(kernel)?;
+    if let Some(link) = host.link(&conf.bridge).map_err(kernel)?
         && link.kind.as_deref() != Some("bridge")
     {
         let kind = link.kind.unwrap_or_else(|| "physical link".to_owned());
-        return Err(unavailable(Error::NotABridge(conf.bridge.clone(), kind)));
+        let error = Error::NotABridge(conf.bridge.clone(), kind);
+        return Err(not_ready(error, dir, Code::BridgeNameTaken, "link"));
     }
     match &conf.addresses {
-        Addresses::Own(_) => room(config, conf, place, &mut host).map_err(unavailable)?,
+        Addresses::Own(_) => room(config, conf, place, &mut host).map_err(|error| {
+            let network = format!("network {}", config.name);
+            let is_full = matches!(error, Error::State(StateError::Exhausted { .. }));
+            let code = if is_full { Code::AddressesExhausted } else { Code::StateUnusable };
+            not_ready(error, dir, code, &network)
+        })?,
         Addresses::Delegated(plugin) => {
-            Delegate::find(plugin, config, caller.delegates).map_err(unavailable)?.status()?;
+            let object = format!("plugin {plugin}");
+            let found = Delegate::find(plugin, config, caller.delegates);
+            found.map_err(|error| not_ready(error, dir, Code::IpamUnavailable, &object))?.status()?;
         }
     }
-    if conf.spoof_check || conf.ip_masq {
-        nft::Firewall::open().and_then(|mut firewall| firewall.is_available()).map_err(unavailable)?;
-    }
     dropped(conf)
+}
+
+fn not_ready(error: Error, run_dir: &Path, code: Code, object: &str) -> Error {
+    Error::NotReady(error.finding(&Failed { code, object, run_dir }))
 }
 
 /// Somebody else's firewall that lets no pod out (A9). Only where it is certain: a runtime that is told 51 sends no pods. Pods
@@ -56,7 +76,7 @@ fn dropped(conf: &NetConf) -> Result<(), Error> {
     };
     let is_certain = |drop: &nft::ForeignDrop| drop.certainty == Certainty::Certain;
     match drops.into_iter().find(|drop| is_certain(drop) && meets(drop.family, &conf.addresses)) {
-        Some(drop) => Err(Error::Degraded(format!("{}: {}", drop.sentence(), drop.command))),
+        Some(drop) => Err(Error::Degraded(drop.finding())),
         None => Ok(()),
     }
 }
@@ -88,11 +108,6 @@ fn room(config: &Config, conf: &NetConf, place: &Place, host: &mut RtSocket) -> 
     }
 }
 
-fn unavailable(error: impl Into<Error>) -> Error {
-    let error: cni::Error = error.into().into();
-    Error::NotAvailable(error.to_string())
-}
-
 /// Pods that run suffer when their bridge is gone or down, or the firewall's tables were flushed.
 fn degraded(config: &Config, conf: &NetConf, place: &Place) -> Result<(), Error> {
     let Ok(Some(state)) = State::open_existing(&place.run_dir) else { return Ok(()) };
@@ -103,40 +118,40 @@ fn degraded(config: &Config, conf: &NetConf, place: &Place) -> Result<(), Error>
     if running == 0 {
         return Ok(());
     }
-    let mut host = RtSocket::open().map_err(unavailable)?;
-    let trouble = match host.link(&conf.bridge)? {
-        Some(link) if link.up => return unguarded(&state, &ready),
-        Some(_) => "is down",
-        None => "is gone",
-    };
+    let mut host = RtSocket::open()?;
     let bridge = &conf.bridge;
-    Err(Error::Degraded(format!(
-        "bridge {bridge} {trouble}, {running} pods have no network: ip link set {bridge} up, or restart the pods"
-    )))
+    let (state_of, fix) = match host.link(bridge)? {
+        Some(link) if link.up => return unguarded(&state, &ready),
+        Some(_) => ("is down", Some(format!("ip link set {bridge} up"))),
+        None => ("is gone", None),
+    };
+    let message =
+        format!("bridge {bridge} {state_of}, and {running} pods have no network until they are restarted");
+    let found = Finding::new(Code::BridgeDown, format_args!("bridge {bridge}"), message);
+    Err(Error::Degraded(Finding { fix, ..found }))
 }
 
 /// Are pods without what the firewall should have of them? Then it is put back here: a runtime that is told 51 sends no ADD
 /// that would. It is still told, once.
 fn unguarded(state: &State, ready: &[&Listed]) -> Result<(), Error> {
     let Some(lost) = lost(ready)? else { return Ok(()) };
-    let what = match firewall::put_back(state, None).and_then(|()| self::lost(ready)) {
+    let (what, fix) = match firewall::put_back(state, None).and_then(|()| self::lost(ready)) {
         Ok(None) => {
-            "all pods were put back just now, ask again; who removed it? (nft monitor tells)".to_owned()
+            ("all pods were put back just now; `nft monitor` shows what removes them".to_owned(), None)
         }
         // Chains whose rules were removed look complete to an ADD; whole tables are made anew.
-        Ok(Some(_)) => {
-            "to have all made anew: nft delete table inet podwire; nft delete table bridge podwire; then ask again"
-                .to_owned()
-        }
-        Err(error) => format!("putting the pods back failed: {error}"),
+        Ok(Some(_)) => ("the tables must be made anew".to_owned(), Some(DELETE_TABLES.to_owned())),
+        Err(error) => (format!("putting the pods back failed: {error}"), None),
     };
-    Err(Error::Degraded(format!("somebody took pods out of the firewall's tables, {lost}: {what}")))
+    let message = format!("pods were removed from Podwire's tables, {lost}: {what}");
+    let found = Finding::new(Code::FirewallDrift, "tables podwire", message);
+    Err(Error::Degraded(Finding { fix, ..found }))
 }
 
 /// What the firewall lacks of a pod, for the first that lacks anything.
 fn lost(ready: &[&Listed]) -> Result<Option<String>, Error> {
     for attachment in ready.iter().filter_map(|l| l.attachment.as_ref()).take(SAMPLES) {
-        let missing = firewall::missing(attachment).map_err(unavailable)?;
+        let missing = firewall::missing(attachment)?;
         if let Some(first) = missing.first() {
             return Ok(Some(format!("{} lacks {first}", attachment.key)));
         }
@@ -152,7 +167,7 @@ mod tests {
 
     use super::*;
 
-    fn ask(dir: &std::path::Path, more: &str) -> Result<(), cni::Error> {
+    fn ask(dir: &Path, more: &str) -> Result<(), cni::Error> {
         let text = format!(
             r#"{{"cniVersion": "1.1.0", "name": "pods", "type": "podwire-cni", "runDir": "{}", {more}}}"#,
             dir.display()
@@ -191,9 +206,9 @@ mod tests {
                 assert_eq!(answer.is_err(), is_told, "{text}: {answer:?}");
                 let Err(error) = answer else { return };
                 assert_eq!(error.code, cni::Code::LimitedConnectivity, "{error}");
-                let (_, command) = error.msg.split_once(": nft ").unwrap();
-                nft(&format!("nft {command}"));
-                assert!(ask(dir.path(), conf).is_ok(), "{text}: after nft {command}");
+                let command = error.details.strip_prefix("ForeignDrop: ").unwrap();
+                nft(command);
+                assert!(ask(dir.path(), conf).is_ok(), "{text}: after {command}");
             };
             NetNs::create().unwrap().run(in_a_namespace).unwrap();
         }

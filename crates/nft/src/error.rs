@@ -9,9 +9,7 @@ use crate::pod::Protocol;
 /// What can go wrong with the firewall. Errors of the kernel keep their errno in `source`.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error(
-        "the nft program is not installed, and the firewall's tables cannot be made without it: apt-get install nftables (or your distribution's package of that name)"
-    )]
+    #[error("the nft program is not installed, and the firewall's tables cannot be made without it")]
     NftMissing,
     #[error("the kernel lacks {what}: build or load it with {option}")]
     Unsupported { what: String, option: &'static str },

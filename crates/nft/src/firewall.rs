@@ -265,13 +265,15 @@ impl Firewall {
         }
     }
 
-    /// Could a pod be admitted? Our tables are there, or the kernel and the nft program that make them are. Changes nothing.
+    /// Could a pod be admitted? The kernel and the nft program are there, which make and repair Podwire's tables. Changes
+    /// nothing.
     pub fn is_available(&mut self) -> Result<(), Error> {
+        if !program::is_installed() {
+            return Err(Error::NftMissing);
+        }
         let answer = self.socket.ask(&[request::get_chain(Family::Inet, Family::Inet.chains()[0])])?.pop();
         match answer {
-            Some(Ok(_)) => Ok(()),
-            Some(Err(Refusal { errno: Errno::NOENT, .. })) | None if program::is_installed() => Ok(()),
-            Some(Err(Refusal { errno: Errno::NOENT, .. })) | None => Err(Error::NftMissing),
+            Some(Ok(_)) | Some(Err(Refusal { errno: Errno::NOENT, .. })) | None => Ok(()),
             Some(Err(refusal)) => Err(Error::refused(LOOK, TABLE.to_owned(), refusal)),
         }
     }

@@ -50,5 +50,6 @@ pub use monitor::{Change, Monitor, Ours};
 pub use orphan::{Alive, Bindings, Orphan};
 pub use peers::{PeerRules, PeerSource, PeerTable, Surplus, delete_peer_tables};
 pub use pod::{Guard, HostPort, Mode, NetworkChain, Pod, Protocol};
+pub use program::{INSTALL, is_installed, missing_program};
 pub use prune::Idle;
 pub use sweep::Stray;

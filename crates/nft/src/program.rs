@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
+use types::{Code, Finding};
 
 use crate::error::Error;
 
@@ -31,8 +32,16 @@ pub(crate) fn apply(text: &str) -> Result<(), Error> {
     verdict(status, &complaint?)
 }
 
+/// The command that installs the program.
+pub const INSTALL: &str = "apt install nftables";
+
+/// The condition of a node without the program.
+pub fn missing_program() -> Finding {
+    Finding::new(Code::NftMissing, "program nft", Error::NftMissing).fix(INSTALL)
+}
+
 /// Is there a program to make tables with?
-pub(crate) fn is_installed() -> bool {
+pub fn is_installed() -> bool {
     let folders = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&folders)
         .map(|folder| folder.join(PLACES[0]))

@@ -92,8 +92,10 @@ impl Line {
     }
 
     fn put_pod(&mut self, args: &Args) {
-        if let (Some(namespace), Some(name)) = (&args.pod_namespace, &args.pod_name) {
-            self.put("pod", json!(format!("{namespace}/{name}")));
+        match (&args.pod_namespace, &args.pod_name) {
+            (Some(namespace), Some(name)) => self.put("pod", json!(format!("{namespace}/{name}"))),
+            (None, Some(name)) => self.put("pod", json!(name)),
+            (Some(_) | None, None) => {}
         }
     }
 

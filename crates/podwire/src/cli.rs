@@ -21,11 +21,11 @@ pub(crate) enum Command {
     Lab(Box<crate::commands::lab::Lab>),
     /// Run the node agent: serve the plugin, keep pods' networks right
     Agent(Box<Agent>),
-    /// Show how the agent of this node is doing; ends with 0 if it is ready, 1 if not, 2 if there is none
+    /// Show the status of this node's agent; exits with 0 if it is ready, 1 if not, 3 if it is not reachable
     Status(Status),
     /// Look at everything that pods' networks need on this node; what is wrong comes with the command that helps, and ends with 1
     Doctor(Doctor),
-    /// Show the pods on this node and their addresses
+    /// Show the pods on this node and their addresses; exits with 1 if a record cannot be read
     Pods(Pods),
     /// Show all nodes of the cluster: addresses, blocks, and whose agent is away
     Nodes(Ask),
@@ -45,6 +45,29 @@ pub(crate) enum Command {
     Cleanup(Cleanup),
 }
 
+impl Command {
+    /// Everything but text that is the same for every user.
+    pub(crate) fn needs_root(&self) -> bool {
+        match self {
+            Self::Agent(args) => {
+                !(args.print_config || args.print_config_reference || args.print_config_sample)
+            }
+            Self::Demo
+            | Self::Lab(_)
+            | Self::Status(_)
+            | Self::Doctor(_)
+            | Self::Pods(_)
+            | Self::Nodes(_)
+            | Self::Node(_)
+            | Self::Routes(_)
+            | Self::Blocks(_)
+            | Self::Attachment(_)
+            | Self::Install(_)
+            | Self::Cleanup(_) => true,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Output {
     Table,
@@ -55,6 +78,9 @@ pub(crate) enum Output {
 pub(crate) struct Agent {
     #[command(flatten)]
     pub(crate) flags: agent::config::Flags,
+    /// Report everything that a start would refuse, without a start, and end; exits with 1 if there is anything
+    #[arg(long, conflicts_with_all = ["print_config", "print_config_reference", "print_config_sample"])]
+    pub(crate) check_config: bool,
     /// Print the configuration that is in effect, as TOML, and end
     #[arg(long, conflicts_with_all = ["print_config_reference", "print_config_sample"])]
     pub(crate) print_config: bool,

@@ -1,7 +1,8 @@
-//! podwire, the command-line tool. `cli` says what can be asked, `commands` does it, `print` shows it.
+//! podwire, the command-line tool. `cli` says what can be asked, `commands` does it, `print` shows it, `exit` has the codes.
 
 mod cli;
 mod commands;
+mod exit;
 mod folders;
 mod print;
 mod when;
@@ -11,32 +12,40 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use cli::{Attachment, Cli, Command, Node};
+use exit::ExitStatus;
 
 fn main() -> ExitCode {
-    match run(Cli::parse()) {
-        Ok(code) => code,
-        Err(error) => {
-            print::warn(format_args!("podwire: {}", print::causes(&error)));
-            ExitCode::FAILURE
+    let status = run(Cli::parse()).unwrap_or_else(|error| {
+        print::warn(format_args!("podwire: {}", print::causes(&error)));
+        let status = ExitStatus::of(&error);
+        if !error.is::<exit::NeedsRoot>()
+            && let Some(advice) = exit::advice(status)
+        {
+            print::warn(format_args!("podwire: {advice}"));
         }
-    }
+        status
+    });
+    status.into()
 }
 
-fn run(cli: Cli) -> anyhow::Result<ExitCode> {
+fn run(cli: Cli) -> anyhow::Result<ExitStatus> {
+    if cli.command.needs_root() {
+        exit::ensure_root()?;
+    }
     let done = match cli.command {
         Command::Status(args) => return commands::status::run(&args),
         Command::Doctor(args) => return commands::doctor::run(&args),
         Command::Demo => commands::demo::run(),
         Command::Lab(args) => return commands::lab::run(&args),
-        Command::Agent(args) => commands::agent::run(&args),
-        Command::Pods(args) => commands::pods::run(&args),
+        Command::Agent(args) => return commands::agent::run(&args),
+        Command::Pods(args) => return commands::pods::run(&args),
         Command::Nodes(args) => return commands::nodes::run(&args),
         Command::Node(Node::Rm(args)) => commands::node::remove(&args),
         Command::Routes(args) => return commands::routes::run(&args),
         Command::Blocks(args) => return commands::blocks::run(&args),
-        Command::Attachment(Attachment::Show(args)) => commands::attachment::show(&args),
+        Command::Attachment(Attachment::Show(args)) => return commands::attachment::show(&args),
         Command::Install(args) => commands::install::run(&args),
         Command::Cleanup(args) => commands::cleanup::run(&args),
     };
-    done.map(|()| ExitCode::SUCCESS)
+    done.map(|()| ExitStatus::Success)
 }

@@ -136,6 +136,15 @@ pub(crate) fn short_ids(text: &str) -> String {
     words.collect()
 }
 
+/// `10 Mbit`, in the largest unit that needs no fraction: no digit of a limit is lost.
+pub(crate) fn bits(number: u64) -> String {
+    let units = [(1_000_000_000, "Gbit"), (1_000_000, "Mbit"), (1000, "kbit")];
+    match units.iter().find(|(unit, _)| number >= *unit && number.is_multiple_of(*unit)) {
+        Some((unit, name)) => format!("{} {name}", number / unit),
+        None => format!("{number} bit"),
+    }
+}
+
 /// One thing, two things.
 pub(crate) fn count(number: u64, word: &str) -> String {
     format!("{number} {word}{}", if number == 1 { "" } else { "s" })
@@ -152,6 +161,15 @@ mod tests {
         assert_eq!((cells((1 << 40) - 1, 1 << 40), cells(7, 7), cells(0, 0)), (19, 20, 0));
         assert!(bar(1, 65_531).ends_with(" <1 %") && bar(0, 9).ends_with("   0 %"), "{}", bar(1, 65_531));
         assert!(bar(u64::MAX - 1, u64::MAX).ends_with("  99 %") && bar(7, 7).ends_with(" 100 %"));
+    }
+
+    #[test]
+    fn bits_are_exact() {
+        let cases =
+            [(8_000_000_000, "8 Gbit"), (10_000_000, "10 Mbit"), (1500, "1500 bit"), (2000, "2 kbit")];
+        for (number, text) in cases {
+            assert_eq!(bits(number), text);
+        }
     }
 
     #[test]

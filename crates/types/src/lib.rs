@@ -4,6 +4,8 @@
 
 #![forbid(unsafe_code)]
 
+mod closest;
+pub mod condition;
 mod hash;
 mod key;
 mod mac;
@@ -14,6 +16,8 @@ mod protocol;
 mod special;
 mod text;
 
+pub use closest::closest;
+pub use condition::{Code, Finding, Severity};
 pub use hash::Digest;
 pub use key::AttachmentKey;
 pub use mac::{Mac, MacError};

@@ -12,6 +12,7 @@ use tokio::time::sleep;
 use tracing::{debug, warn};
 use types::{NodeName, NodeUid};
 
+use super::contact::Contact;
 use super::join::{Candidate, JoinError, Registry, TRIES};
 
 const TTL: Duration = Duration::from_secs(15);
@@ -82,7 +83,7 @@ impl Registry {
         Err(JoinError::Restless { what: key })
     }
 
-    async fn held(&self, name: &NodeName, uid: &NodeUid) -> Result<JoinError, JoinError> {
+    pub(super) async fn held(&self, name: &NodeName, uid: &NodeUid) -> Result<JoinError, JoinError> {
         let entry = self.store.get(&self.layout.node(name)).await?;
         let record = entry.and_then(|entry| NodeRecord::decode(&entry.value).ok());
         let its =
@@ -97,6 +98,7 @@ impl Registry {
 pub(super) struct Herald {
     pub(super) holds: watch::Receiver<Option<Hold>>,
     pub(super) lost: Arc<Notify>,
+    pub(super) contact: Arc<Contact>,
 }
 
 impl Herald {
@@ -122,14 +124,17 @@ impl Herald {
                 changed = self.holds.changed() => return changed.is_err(),
             }
             match hold.beat().await {
-                Ok(true) => {}
+                Ok(true) => self.contact.answered(),
                 Ok(false) => {
                     warn!("{} in the store is not ours any more: joining again", hold.key);
                     self.lost.notify_one();
                     return self.holds.changed().await.is_err();
                 }
                 // It may live on: the next beat tells.
-                Err(error) => debug!("cannot keep {}: {error}", hold.key),
+                Err(error) => {
+                    self.contact.call_failed(&error);
+                    debug!("cannot keep {}: {error}", hold.key);
+                }
             }
         }
     }

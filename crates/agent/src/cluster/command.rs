@@ -1,14 +1,16 @@
 //! What the rest of the agent asks of the cluster's side.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use cluster::{Alive, BlockClaim, DecodeError, NodeRecord, Object as _, StoredNode};
+use cluster::{Alive, BlockClaim, DecodeError, Layout, NodeRecord, Object as _, StoredNode};
 use ipnet::IpNet;
 use store::{Change, Compare, Entry, Outcome};
 use tokio::sync::oneshot;
 use types::NodeName;
 
-use super::grow::Wish;
+use super::contact::Contact;
+use super::grow::{GrowError, Wish};
 use super::join::Registry;
 
 /// How often something is read again that changed under our eyes; also how many transactions a node's claims may need.
@@ -39,14 +41,15 @@ pub(crate) struct Contents {
     /// Nodes whose record is of no use, and why.
     pub(crate) unread: Vec<(NodeName, String)>,
     pub(crate) claims: Vec<(IpNet, NodeName)>,
-    pub(crate) alive: Vec<(NodeName, Alive)>,
+    /// Nodes whose agent is alive, and since when. None: not known.
+    pub(crate) alive: Option<BTreeMap<NodeName, u64>>,
 }
 
 impl Command {
     /// Answers that it cannot be done now.
     pub(super) fn refuse(self, why: &str) {
         match self {
-            Self::Grow(wish) => wish.answer(Err(why.to_owned())),
+            Self::Grow(wish) => wish.answer(Err(GrowError::Refused(why.to_owned()))),
             Self::Ask(ask) => ask.refuse(why),
         }
     }
@@ -69,9 +72,16 @@ impl Ask {
         }
     }
 
-    pub(super) async fn answer(self, registry: Registry, own: NodeName) {
+    pub(super) async fn answer(self, registry: Registry, own: NodeName, contact: &Contact) {
         match self {
-            Self::Look(done) => drop(done.send(look(&registry).await.map_err(|e| e.to_string()))),
+            Self::Look(done) => {
+                let looked = look(&registry).await;
+                match &looked {
+                    Ok(_) => contact.answered(),
+                    Err(error) => contact.call_failed(error),
+                }
+                drop(done.send(looked.map_err(|error| error.to_string())));
+            }
             Self::Remove { name, force, done } => {
                 let removed = if name == own {
                     Err(format!("{name} is this node: stop its agent, then remove it from another node"))
@@ -87,6 +97,7 @@ impl Ask {
 pub(crate) async fn look(registry: &Registry) -> Result<Contents, store::Error> {
     let Registry { store, layout } = registry;
     let mut contents = Contents::default();
+    let mut alive = BTreeMap::new();
     for Entry { key, value, created, .. } in store.list(&layout.root()).await?.entries {
         match layout.node_at(&key, &value) {
             Some((_, Ok(record))) => contents.nodes.push(StoredNode { record, created }),
@@ -96,11 +107,15 @@ pub(crate) async fn look(registry: &Registry) -> Result<Contents, store::Error> 
         if let Some((block, Ok(owner))) = layout.claim_at(&key, &value) {
             contents.claims.push((block, owner));
         }
-        contents
-            .alive
-            .extend(layout.alive_of(&key).and_then(|name| Some((name, Alive::decode(&value).ok()?))));
+        alive.extend(alive_at(layout, &key, &value));
     }
-    Ok(contents)
+    Ok(Contents { alive: Some(alive), ..contents })
+}
+
+/// The node whose agent a key is about, and since when it is alive.
+pub(super) fn alive_at(layout: &Layout, key: &str, value: &[u8]) -> Option<(NodeName, u64)> {
+    let name = layout.alive_of(key)?;
+    Some((name, Alive::decode(value).ok()?.since))
 }
 
 /// Takes a node and its claims out of the store, also claims that no record names. While its agent is alive only by force,

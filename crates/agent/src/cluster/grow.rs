@@ -8,11 +8,34 @@ use tokio::sync::mpsc;
 use tracing::info;
 
 use super::command::Command;
+use crate::share::NoBlock;
 
 /// How long a pod waits for another block.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// When there was no other block, it is asked for again after this time.
 const ASK_AGAIN: Duration = Duration::from_secs(30);
+
+/// Why a node gets no other block.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum GrowError {
+    #[error("this node has all of the network already")]
+    Alone,
+    #[error("no block of this node is full")]
+    NotFull,
+    #[error(transparent)]
+    NoBlock(#[from] NoBlock),
+    #[error("too many requests to the store wait already")]
+    Busy,
+    #[error("the store did not answer in time")]
+    Late,
+    #[error("no pod waited for it any more")]
+    Unwanted,
+    #[error("the store gave no other block")]
+    NoOther,
+    /// In the words of the store's side.
+    #[error("{0}")]
+    Refused(String),
+}
 
 /// One more block of this one's family.
 #[derive(Debug)]
@@ -31,7 +54,7 @@ struct Waiting {
     pods: u32,
     /// It is asked for in good time, whether or not a pod waits.
     is_precaution: bool,
-    answer: Option<(Result<(), String>, Instant)>,
+    answer: Option<(Result<(), GrowError>, Instant)>,
 }
 
 /// Who needs a block.
@@ -46,7 +69,7 @@ impl Wish {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn answer(&self, answer: Result<(), String>) {
+    pub(super) fn answer(&self, answer: Result<(), GrowError>) {
         self.lock().answer = Some((answer, Instant::now()));
         self.answered.notify_all();
     }
@@ -56,7 +79,7 @@ impl Wish {
         let mut state = self.lock();
         let is_wanted = state.pods > 0 || (state.is_precaution && self.begun.elapsed() < ASK_AGAIN);
         if !is_wanted {
-            state.answer = Some((Err("nobody waited for it any more".to_owned()), Instant::now()));
+            state.answer = Some((Err(GrowError::Unwanted), Instant::now()));
         }
         is_wanted
     }
@@ -78,13 +101,12 @@ impl Wish {
         is_open
     }
 
-    fn wait(&self) -> Result<(), String> {
+    fn wait(&self) -> Result<(), GrowError> {
         let waiting = |state: &mut Waiting| state.answer.is_none();
         let waited = self.answered.wait_timeout_while(self.lock(), PATIENCE, waiting);
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         state.pods -= 1;
-        let late = || Err("the store did not answer in time".to_owned());
-        state.answer.as_ref().map_or_else(late, |(answer, _)| answer.clone())
+        state.answer.as_ref().map_or(Err(GrowError::Late), |(answer, _)| answer.clone())
     }
 }
 
@@ -112,7 +134,7 @@ impl Growing {
     }
 
     /// For a pod that waits. Who comes while somebody waits gets the same answer.
-    pub(super) fn wait(&self, asker: Asker<'_>) -> Result<(), String> {
+    pub(super) fn wait(&self, asker: Asker<'_>) -> Result<(), GrowError> {
         let wish = {
             let mut last = self.lock();
             match last.as_ref().filter(|wish| wish.seen == asker.seen && wish.join()) {
@@ -128,7 +150,7 @@ impl Growing {
 }
 
 impl Asker<'_> {
-    fn ask(self, state: Waiting) -> Result<Arc<Wish>, String> {
+    fn ask(self, state: Waiting) -> Result<Arc<Wish>, GrowError> {
         let wish = Arc::new(Wish {
             like: self.like,
             seen: self.seen.to_vec(),
@@ -137,7 +159,7 @@ impl Asker<'_> {
             answered: Condvar::new(),
         });
         let sent = self.commands.try_send(Command::Grow(Arc::clone(&wish)));
-        sent.map_err(|_| "too many questions wait already".to_owned())?;
+        sent.map_err(|_| GrowError::Busy)?;
         Ok(wish)
     }
 }
@@ -166,7 +188,7 @@ mod tests {
         let want = || growing.want(Asker { like: net(), seen: &[net()], commands: &commands });
         want();
         let wish = next(&mut asked).unwrap();
-        wish.answer(Err("all are taken".to_owned()));
+        wish.answer(Err(GrowError::Refused("all are taken".to_owned())));
         for _ in 0..3 {
             want();
         }
@@ -188,14 +210,14 @@ mod tests {
             while !all_wait() && Instant::now() < end {
                 thread::yield_now();
             }
-            next(&mut asked).unwrap().answer(Err("all are taken".to_owned()));
+            next(&mut asked).unwrap().answer(Err(GrowError::Refused("all are taken".to_owned())));
             for one in waiting {
-                assert_eq!(one.join().unwrap(), Err("all are taken".to_owned()));
+                assert_eq!(one.join().unwrap(), Err(GrowError::Refused("all are taken".to_owned())));
             }
             assert!(next(&mut asked).is_none(), "one question for all");
             let later = scope.spawn(wait);
             asked.blocking_recv().map(|command| command.refuse("no store")).unwrap();
-            assert_eq!(later.join().unwrap(), Err("no store".to_owned()));
+            assert_eq!(later.join().unwrap(), Err(GrowError::Refused("no store".to_owned())));
         });
     }
 

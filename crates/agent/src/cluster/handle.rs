@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use api::Freshness;
 use cluster::NodeRecord;
 use ipnet::IpNet;
 use store::Store;
@@ -12,12 +13,15 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 use types::{Digest, Mac, NetworkName, NodeName};
 
 use super::command::{Ask, Command, Contents};
-use super::grow::{Asker, Growing};
+use super::contact::Contact;
+use super::grow::{Asker, GrowError, Growing};
 use super::home::Home;
 use super::kernel::Kernel;
 use super::routes::Question;
 use super::shared::Shared;
 use super::{ClusterError, Ending, Parts, Site, is_alone, store_config};
+use crate::board::unix_time;
+use crate::config;
 use crate::share::Shares;
 
 /// Questions and commands that may wait.
@@ -32,6 +36,9 @@ pub(crate) struct Cluster {
     commands: mpsc::Sender<Command>,
     questions: mpsc::Sender<Question>,
     table_changed: Arc<Notify>,
+    contact: Arc<Contact>,
+    /// In messages: `etcd`, or `the store`.
+    store_name: &'static str,
     shares: Arc<Shares>,
     growing: Arc<Growing>,
     is_alone: bool,
@@ -80,6 +87,7 @@ impl Cluster {
             Store::open(&store_config(&config, &shared.home))?
         };
         shared.explain_asking(&store.describe());
+        let contact = Arc::clone(&shared.contact);
         let (stop, stopped) = watch::channel(false);
         let (ending, ended) = std::sync::mpsc::channel::<Infallible>();
         let kernel = Kernel::open()?;
@@ -107,7 +115,23 @@ impl Cluster {
         let end = Arc::new(End { stop, ended: Mutex::new(ended) });
         let place = (config.run_dir.clone(), config.network.name.clone());
         let growing = Arc::default();
-        Ok(Self { commands, questions, table_changed, shares, growing, is_alone, place, end, name })
+        let store_name = match config.store {
+            config::Store::Embedded => "the store",
+            config::Store::Etcd(_) => "etcd",
+        };
+        Ok(Self {
+            commands,
+            questions,
+            table_changed,
+            contact,
+            store_name,
+            shares,
+            growing,
+            is_alone,
+            place,
+            end,
+            name,
+        })
     }
 
     /// The firewall's table of peers was changed, perhaps by another process: it is compared.
@@ -122,9 +146,28 @@ impl Cluster {
         let _ = self.end.ended.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(GOODBYE);
     }
 
-    /// Everything that stands in the store.
-    pub(crate) async fn look(&self) -> Result<Contents, String> {
-        self.ask(Ask::Look).await
+    /// Everything that stands in the store. If the store cannot be asked: the last state that this node knows.
+    pub(crate) async fn look(&self) -> Result<(Contents, Freshness), String> {
+        let why = match self.contact.failure() {
+            Some(why) => why,
+            None => match self.ask(Ask::Look).await {
+                Ok(contents) => return Ok((contents, freshness(Duration::ZERO, None))),
+                Err(why) => why,
+            },
+        };
+        let reason = match self.contact.is_reachable() {
+            true => why,
+            false => format!("{} is not reachable: {why}", self.store_name),
+        };
+        let Some(age) = self.contact.age() else {
+            return Err(format!("{reason}; this node has no saved state of the cluster"));
+        };
+        let contents = self.question(Question::Contents).await?;
+        Ok((contents, freshness(age, Some(reason))))
+    }
+
+    pub(crate) fn contact(&self) -> &Contact {
+        &self.contact
     }
 
     /// Removes a node for good; the blocks that are free now.
@@ -134,13 +177,16 @@ impl Cluster {
 
     /// The routes to other nodes: wanted, there, and the difference.
     pub(crate) async fn routes(&self) -> Result<Vec<api::RouteView>, String> {
+        self.question(Question::Routes).await?
+    }
+
+    async fn question<T>(&self, ask: impl FnOnce(oneshot::Sender<T>) -> Question) -> Result<T, String> {
         let (answer, answered) = oneshot::channel();
-        let gone = || "the agent is stopping".to_owned();
-        self.questions.try_send(answer).map_err(|_| "too many questions wait already".to_owned())?;
+        self.questions.try_send(ask(answer)).map_err(|_| "too many questions wait already".to_owned())?;
         tokio::time::timeout(PATIENCE, answered)
             .await
             .map_err(|_| "no answer in time".to_owned())?
-            .map_err(|_| gone())?
+            .map_err(|_| "the agent is stopping".to_owned())
     }
 
     async fn ask<T>(&self, ask: impl FnOnce(oneshot::Sender<Result<T, String>>) -> Ask) -> Result<T, String> {
@@ -151,7 +197,10 @@ impl Cluster {
         match tokio::time::timeout(PATIENCE, answer).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(_)) => Err("the agent is stopping".to_owned()),
-            Err(_) => Err(format!("the store did not answer within {} s", PATIENCE.as_secs())),
+            Err(_) => {
+                self.contact.unanswered();
+                Err(format!("the store did not answer within {} s", PATIENCE.as_secs()))
+            }
         }
     }
 
@@ -165,9 +214,9 @@ impl Cluster {
     }
 
     /// The same for a pod that found no address in `seen`, and waits. Of many that wait one asks, and all get it.
-    pub(crate) fn grow(&self, seen: &[IpNet]) -> Result<(), String> {
+    pub(crate) fn grow(&self, seen: &[IpNet]) -> Result<(), GrowError> {
         if self.is_alone {
-            return Err("this node has all of the network already".to_owned());
+            return Err(GrowError::Alone);
         }
         // An answer may be older than the question.
         for _ in 0..2 {
@@ -175,10 +224,16 @@ impl Cluster {
             if share.blocks != seen {
                 return Ok(());
             }
-            let like = share.fullest(&self.place.0, &self.place.1).ok_or("no block of this node is full")?;
+            let like = share.fullest(&self.place.0, &self.place.1).ok_or(GrowError::NotFull)?;
             self.growing.wait(Asker { like, seen, commands: &self.commands })?;
         }
         let has_more = self.shares.get()?.blocks != seen;
-        if has_more { Ok(()) } else { Err("the store gave no other block".to_owned()) }
+        if has_more { Ok(()) } else { Err(GrowError::NoOther) }
     }
+}
+
+/// A reason means that the store could not be asked.
+fn freshness(age: Duration, reason: Option<String>) -> Freshness {
+    let as_of = api::Timestamp(unix_time().saturating_sub(age.as_secs()));
+    Freshness { as_of, age_seconds: age.as_secs(), stale: reason.is_some(), reason }
 }

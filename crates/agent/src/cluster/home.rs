@@ -14,6 +14,7 @@ use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use cluster::{NodeRecord, Object as _};
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -51,22 +52,30 @@ impl Home {
 
     /// The uid of this machine; made up if there is none yet.
     pub(crate) fn uid(&self) -> Result<NodeUid, HomeError> {
+        if let Some(uid) = self.known_uid()? {
+            return Ok(uid);
+        }
+        let mut bytes = [0; 16];
+        getrandom(&mut bytes, GetRandomFlags::empty()).map_err(|e| HomeError::Io {
+            operation: "get random numbers for",
+            path: self.dir.join("uid"),
+            source: e.into(),
+        })?;
+        let uid = NodeUid::from_random(bytes);
+        self.write("uid", format!("{uid}\n").as_bytes())?;
+        Ok(uid)
+    }
+
+    /// The uid of this machine, if it has one.
+    pub(crate) fn known_uid(&self) -> Result<Option<NodeUid>, HomeError> {
         self.dir.parent().map_or(Ok(()), files::check_dir)?;
         files::check_dir(&self.dir)?;
         let path = self.dir.join("uid");
         match files::read_text(&path) {
-            Ok(text) => NodeUid::try_from(text.trim()).map_err(|reason| HomeError::Uid { path, reason }),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                let mut bytes = [0; 16];
-                getrandom(&mut bytes, GetRandomFlags::empty()).map_err(|e| HomeError::Io {
-                    operation: "get random numbers for",
-                    path: path.clone(),
-                    source: e.into(),
-                })?;
-                let uid = NodeUid::from_random(bytes);
-                self.write("uid", format!("{uid}\n").as_bytes())?;
-                Ok(uid)
+            Ok(text) => {
+                NodeUid::try_from(text.trim()).map(Some).map_err(|reason| HomeError::Uid { path, reason })
             }
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(source) => Err(HomeError::Io { operation: "read", path, source }),
         }
     }
@@ -98,6 +107,23 @@ impl Home {
             text.push(b'\n');
         }
         self.write("peers.json", &text)
+    }
+
+    /// When the copy of the cluster's records was written or last confirmed, in seconds since 1970.
+    pub(crate) fn saved_at(&self) -> Option<u64> {
+        let modified = |name: &str| self.dir.join(name).metadata().and_then(|meta| meta.modified()).ok();
+        let time = modified("peers.json").or_else(|| modified("node.json"))?;
+        time.duration_since(UNIX_EPOCH).ok().map(|since| since.as_secs())
+    }
+
+    /// The copy of the other nodes' records was right at this time: an agent that starts without the store reports its age.
+    pub(crate) fn confirm_peers(&self, time: SystemTime) -> io::Result<()> {
+        let path = self.dir.join("peers.json");
+        match File::options().write(true).open(path) {
+            Ok(file) => file.set_modified(time),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     /// The MTU that was saved last. One that cannot be read is found out again.

@@ -9,7 +9,7 @@ use cluster::{BlockClaim, Cut, CutError, DecodeError, Layout, NetworkSpec, NodeR
 use ipnet::IpNet;
 use store::{Change, Compare, Entry, Outcome, Store};
 use tracing::{info, warn};
-use types::NodeName;
+use types::{Code, Finding, NodeName};
 
 use super::alive::Hold;
 
@@ -17,7 +17,7 @@ use super::alive::Hold;
 pub(super) const TRIES: u32 = 20;
 
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum JoinError {
+pub enum JoinError {
     #[error(transparent)]
     Store(#[from] store::Error),
     #[error("{key} in the store: {source}; nothing was changed")]
@@ -54,18 +54,24 @@ pub(crate) enum JoinError {
 }
 
 impl JoinError {
-    /// Will it go by itself?
-    pub(crate) fn is_transient(&self) -> bool {
+    pub(super) fn network(theirs: &NetworkSpec, ours: &NetworkSpec) -> Self {
+        Self::Network { theirs: words(theirs), ours: words(ours) }
+    }
+
+    pub(crate) fn finding(&self) -> Finding {
+        let found = |code, object: String| Finding::new(code, object, self);
         match self {
-            Self::Store(error) => error.is_transient(),
-            Self::Restless { .. } => true,
-            Self::Decode { .. }
-            | Self::Cut(_)
-            | Self::Held { .. }
-            | Self::Network { .. }
-            | Self::Exhausted { .. }
-            | Self::Awaited { .. }
-            | Self::TooMany => false,
+            Self::Store(error) if error.is_transient() => found(Code::EtcdUnreachable, "etcd".to_owned()),
+            Self::Store(_) | Self::Cut(_) | Self::Restless { .. } => {
+                found(Code::StoreFailed, "store".to_owned())
+            }
+            Self::Decode { key, .. } => found(Code::StoreValueUnreadable, format!("key {key}")),
+            Self::Held { name, .. } => found(Code::NodeNameTaken, format!("node {name}")),
+            Self::Network { .. } => found(Code::NetworkMismatch, "store".to_owned()),
+            Self::Exhausted { subnet, .. } | Self::Awaited { subnet } => {
+                found(Code::NoFreeBlock, format!("subnet {subnet}"))
+            }
+            Self::TooMany => found(Code::NoFreeBlock, "node".to_owned()),
         }
     }
 }
@@ -109,8 +115,8 @@ pub(crate) struct Registry {
 }
 
 /// An object and the revision at which it stands.
-struct Found<T> {
-    object: T,
+pub(super) struct Found<T> {
+    pub(super) object: T,
     revision: u64,
 }
 
@@ -143,8 +149,7 @@ impl Registry {
                 Some(theirs) if theirs.object == *ours => return Ok(theirs.revision),
                 theirs => theirs,
             };
-            let refuse =
-                |theirs: &NetworkSpec| JoinError::Network { theirs: words(theirs), ours: words(ours) };
+            let refuse = |theirs: &NetworkSpec| JoinError::network(theirs, ours);
             let compare = match &theirs {
                 None => Compare::Absent(key.clone()),
                 Some(theirs) if self.has_others(name).await? => return Err(refuse(&theirs.object)),
@@ -166,7 +171,7 @@ impl Registry {
         Err(JoinError::Restless { what: "the network".to_owned() })
     }
 
-    async fn has_others(&self, name: &NodeName) -> Result<bool, JoinError> {
+    pub(super) async fn has_others(&self, name: &NodeName) -> Result<bool, JoinError> {
         let nodes = self.store.keys(&self.layout.nodes()).await?;
         Ok(nodes.iter().any(|key| self.layout.node_of(key).is_some_and(|node| node != *name)))
     }
@@ -310,7 +315,7 @@ impl Registry {
         Ok(self.store.get(key).await?.map(|entry| entry.revision))
     }
 
-    async fn get<T: Object>(&self, key: &str) -> Result<Option<Found<T>>, JoinError> {
+    pub(super) async fn get<T: Object>(&self, key: &str) -> Result<Option<Found<T>>, JoinError> {
         match self.standing(key).await? {
             Standing::Absent => Ok(None),
             Standing::Found(found) => Ok(Some(found)),

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use cluster::{Facts, Mesh, NodeRecord, StoredNode, Tunnels};
+use cluster::{Facts, Mesh, NodeRecord, StoredNode, Tunnels, difference, listed};
 use ipnet::IpNet;
 use tokio::time::Instant;
 use tracing::{info, warn};
-use types::NodeName;
+use types::{Finding, NodeName};
 
 use super::member::{Census, Claim};
 use super::routes::{Peers, Telling, Trials};
@@ -18,6 +18,9 @@ use super::underlay::Position;
 /// may be down for as long as an update takes; for whoever is gone for good, nobody could tell us any more.
 const AWAITED: Duration = Duration::from_secs(3600);
 
+/// Changes of a listing that are logged one by one.
+const LOGGED: usize = 20;
+
 /// The other nodes, and where this one is.
 pub(super) struct Known {
     pub(super) mesh: Mesh,
@@ -25,6 +28,8 @@ pub(super) struct Known {
     pub(super) tunnels: Tunnels,
     /// Whether the store has told all nodes: only then what is not among them goes.
     pub(super) is_complete: bool,
+    /// Entries that an earlier agent left were removed: whatever is removed from now on, another process made.
+    pub(super) was_swept: bool,
     /// When everything is compared.
     pub(super) look_at: Instant,
     /// When the others are written down.
@@ -36,7 +41,7 @@ pub(super) struct Known {
     /// What the tunnel devices should have been when they were last looked after, IPv6 and IPv4.
     pub(super) kept_tunnels: [Option<Tunnel>; 2],
     /// Why a tunnel device is not as it should be.
-    pub(super) tunnel_troubles: Vec<String>,
+    pub(super) tunnel_troubles: Vec<Finding>,
     /// Links of others that have a name which a tunnel should have.
     pub(super) in_the_way: Vec<u32>,
     pub(super) peers: Peers,
@@ -61,6 +66,7 @@ impl Known {
             position: Position::default(),
             tunnels: Tunnels::default(),
             is_complete: false,
+            was_swept: false,
             look_at: Instant::now(),
             save_at: None,
             awaited: BTreeMap::new(),
@@ -91,6 +97,8 @@ impl Known {
             kept.iter_mut().for_each(|node| node.created = 0);
         }
         self.awaited.retain(|name, _| !listed.contains(name));
+        let kept_names = kept.iter().map(|node| &node.record.name).collect();
+        self.log_list(&nodes, &listed, &kept_names);
         let owners = self.owners(&kept, claims);
         self.mesh.set_all(kept.into_iter().chain(nodes), owners);
         self.drop_superseded();
@@ -114,6 +122,36 @@ impl Known {
         owners
     }
 
+    /// One line for each node that joined, left or changed; after many, one for the others.
+    fn log_list(&self, nodes: &[StoredNode], listed: &BTreeSet<&NodeName>, kept: &BTreeSet<&NodeName>) {
+        let stays = |name: &NodeName| listed.contains(name) || kept.contains(name);
+        let arrived = nodes.iter().filter_map(|node| self.change(&node.record));
+        let gone = self.mesh.peers().filter(|record| !stays(&record.name));
+        let left = gone.filter(|record| self.is_member(record)).map(PeerChange::Left);
+        let changes: Vec<PeerChange<'_>> = arrived.chain(left).collect();
+        changes.iter().take(LOGGED).for_each(PeerChange::log);
+        if let Some(count) = changes.len().checked_sub(LOGGED).filter(|more| *more > 0) {
+            info!(count, "more peers joined, left or changed");
+        }
+    }
+
+    /// A new node claims its blocks one by one, and is a member when it has one of each subnet.
+    fn is_member(&self, record: &NodeRecord) -> bool {
+        let has_block = |subnet: &IpNet| record.blocks.iter().any(|block| subnet.contains(block));
+        self.mesh.facts().subnets.iter().all(has_block)
+    }
+
+    /// What is to be logged of a record before it takes the place of the known one.
+    fn change<'a>(&self, after: &'a NodeRecord) -> Option<PeerChange<'a>> {
+        if after.name == self.mesh.facts().name {
+            return None;
+        }
+        match self.mesh.peer(&after.name).filter(|before| self.is_member(before)) {
+            None => self.is_member(after).then_some(PeerChange::Joined(after)),
+            Some(before) => difference(before, after).map(|what| PeerChange::Changed(&after.name, what)),
+        }
+    }
+
     fn await_return(&mut self, names: Vec<NodeName>) {
         let until = Instant::now() + AWAITED;
         for name in names {
@@ -131,7 +169,15 @@ impl Known {
     /// A node that the store knows.
     pub(super) fn set_peer(&mut self, node: StoredNode) {
         self.awaited.remove(&node.record.name);
+        self.change(&node.record).iter().for_each(PeerChange::log);
         self.mesh.set_peer(node);
+    }
+
+    /// A node that is gone for good.
+    pub(super) fn remove_peer(&mut self, name: &NodeName) {
+        let known = self.mesh.peer(name).filter(|record| self.is_member(record));
+        known.map(PeerChange::Left).iter().for_each(PeerChange::log);
+        self.mesh.remove_peer(name);
     }
 
     /// The store says who owns a block.
@@ -156,7 +202,7 @@ impl Known {
             awaited.filter(|record| is_lost(record)).map(|record| record.name.clone()).collect();
         for name in lost {
             self.awaited.remove(&name);
-            self.mesh.remove_peer(&name);
+            self.remove_peer(&name);
         }
     }
 
@@ -166,10 +212,30 @@ impl Known {
         let late: Vec<NodeName> =
             self.awaited.iter().filter(|(_, until)| **until <= now).map(|(name, _)| name.clone()).collect();
         for name in late {
-            info!("{name} did not register again: its routes go");
             self.save_at.get_or_insert(now);
             self.awaited.remove(&name);
-            self.mesh.remove_peer(&name);
+            self.remove_peer(&name);
+        }
+    }
+}
+
+/// A change of another node that the operator may look for in the log.
+enum PeerChange<'a> {
+    Joined(&'a NodeRecord),
+    Changed(&'a NodeName, String),
+    Left(&'a NodeRecord),
+}
+
+impl PeerChange<'_> {
+    fn log(&self) {
+        match self {
+            Self::Joined(NodeRecord { name, addresses, blocks, .. }) => {
+                info!(node = %name, addresses = listed(addresses), blocks = listed(blocks), "peer joined");
+            }
+            Self::Changed(name, what) => info!(node = %name, what, "peer changed"),
+            Self::Left(NodeRecord { name, blocks, .. }) => {
+                info!(node = %name, blocks = listed(blocks), "peer left");
+            }
         }
     }
 }

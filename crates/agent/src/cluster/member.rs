@@ -20,12 +20,13 @@ use store::{Entry, Event, Listing, Store, StoreConfig, Watch, Watched};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
-use tracing::{debug, info, warn};
-use types::{Digest, NodeName, NodeUid};
+use tracing::{debug, info};
+use types::{Code, Digest, Finding, NodeName, NodeUid};
 
 use super::alive::Hold;
-use super::command::{Ask, Command};
-use super::grow::Wish;
+use super::command::{Ask, Command, alive_at};
+use super::contact::Listed;
+use super::grow::{GrowError, Wish};
 use super::join::{Candidate, JoinError, Joined, Registry};
 use super::shared::Shared;
 
@@ -111,6 +112,7 @@ impl Member {
         loop {
             let begun = Instant::now();
             let ended = self.session(&mut pause).await;
+            self.watch_ended();
             match ended {
                 Ok(End::Over) => return,
                 Ok(End::Again) if begun.elapsed() > SHORT => {}
@@ -121,7 +123,11 @@ impl Member {
                     sleep(spread(RETRY.0, &self.candidate.record.uid, tries)).await;
                 }
                 Err(error) => {
-                    self.shared.store_failed(&error.to_string(), error.is_transient());
+                    if let JoinError::Store(error) = &error {
+                        self.shared.contact.call_failed(error);
+                    }
+                    self.shared.contact.failed(error.to_string());
+                    self.shared.store_failed(&error);
                     let is_held = matches!(error, JoinError::Held { .. });
                     if is_held {
                         self.holds.send_replace(None);
@@ -177,11 +183,14 @@ impl Member {
         let mut watch = self.registry.store.watch(&root, listing.revision + 1).await?;
         let census = self.census(&listing);
         self.revision = listing.revision;
-        self.shared.set_unread(self.unread.values().cloned().collect());
+        self.shared.set_unread(&self.unread);
         if self.updates.send(Update::All(census)).await.is_err() {
             return Ok(End::Over);
         }
         self.was_wiped = false;
+        let layout = &self.registry.layout;
+        let agents = listing.entries.iter().filter_map(|entry| alive_at(layout, &entry.key, &entry.value));
+        self.shared.contact.watching(Listed { alive: agents.collect(), unread: self.unread_nodes() });
         self.shared.store_works();
         *pause = RETRY.0;
         loop {
@@ -268,6 +277,7 @@ impl Member {
     }
 
     async fn heard(&mut self, events: Vec<Event>, joined: Joined) -> Result<Next, JoinError> {
+        self.note_agents(&events);
         let own = self.registry.layout.node(&joined.record.name);
         let is_removal = |event: &Event| matches!(event, Event::Delete { key, revision } if *key == own && *revision > joined.revision);
         if events.iter().any(is_removal) {
@@ -310,7 +320,8 @@ impl Member {
                 return Ok(Next::End(End::Over));
             }
         }
-        self.shared.set_unread(self.unread.values().cloned().collect());
+        self.shared.set_unread(&self.unread);
+        self.shared.contact.set_unread(self.unread_nodes());
         Ok(Next::Go(joined))
     }
 
@@ -342,7 +353,9 @@ impl Member {
         if self.asked.len() >= AT_ONCE {
             ask.refuse("too many questions are being answered");
         } else if !ask.is_over() {
-            self.asked.spawn(ask.answer(self.registry.clone(), own.clone()));
+            let (registry, own, contact) =
+                (self.registry.clone(), own.clone(), Arc::clone(&self.shared.contact));
+            self.asked.spawn(async move { ask.answer(registry, own, &contact).await });
         }
     }
 
@@ -356,7 +369,7 @@ impl Member {
             return Ok(Next::Go(joined));
         }
         let Some(cut) = self.cut_of(&wish.like) else {
-            wish.answer(Err(format!("{} is not of this network", wish.like)));
+            wish.answer(Err(GrowError::Refused(format!("{} is not of this network", wish.like))));
             return Ok(Next::Go(joined));
         };
         match self.registry.grow(joined.clone(), &cut, &self.shared.peers_blocks()).await {
@@ -367,10 +380,10 @@ impl Member {
                 Ok(Next::Go(grown))
             }
             Err(error) => {
-                let what = format!("another block beside {} could not be claimed: {error}", wish.like);
-                warn!("{what}");
-                self.shared.set_growth_trouble(Some(what));
-                wish.answer(Err(error.to_string()));
+                let message = format!("another block beside {} could not be claimed: {error}", wish.like);
+                let found = Finding::new(Code::NoFreeBlock, format_args!("block {}", wish.like), message);
+                self.shared.set_growth_trouble(Some(found));
+                wish.answer(Err(GrowError::Refused(error.to_string())));
                 let restless = matches!(error, JoinError::Restless { .. });
                 Ok(if restless { Next::End(End::Again) } else { Next::Go(joined) })
             }
@@ -428,10 +441,7 @@ impl Member {
             }
             Err(what) => what,
         };
-        if self.unread.get(key) != Some(&what) {
-            warn!("{what}");
-            self.unread.insert(key.to_owned(), what);
-        }
+        self.unread.insert(key.to_owned(), what);
         None
     }
 }

@@ -13,6 +13,7 @@
 mod alive;
 mod claim;
 mod command;
+mod contact;
 mod grow;
 mod handle;
 mod home;
@@ -21,6 +22,7 @@ mod kernel;
 mod known;
 pub mod measured;
 mod member;
+pub(crate) mod preflight;
 mod routes;
 mod shared;
 mod trial;
@@ -38,10 +40,11 @@ use ::cluster::{Cut, Facts, NetworkSpec, NodeRecord, Tunnels};
 use store::{EtcdConfig, Store, StoreConfig};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
-use tracing::{error, info};
-use types::NodeName;
+use tracing::info;
+use types::{Code, Finding, NodeName};
 
-use crate::board::{Board, Finder, unix_time};
+use crate::board::{Board, unix_time};
+use crate::conditions::Source;
 use crate::config::{self, Config};
 use crate::install::Installer;
 use crate::keeper::Bell;
@@ -49,6 +52,8 @@ use crate::metrics::Metrics;
 use crate::share::Shares;
 use crate::work::Work;
 use command::Command;
+pub(crate) use contact::Contact;
+pub(crate) use grow::GrowError;
 pub(crate) use handle::Cluster;
 pub use home::{Forgotten, forget};
 use home::{Home, HomeError};
@@ -117,11 +122,10 @@ impl Drop for Ending {
         if *self.stop.borrow() || self.stop.has_changed().is_err() {
             return;
         }
-        let what = "the part of the agent that follows the cluster has ended: routes to other nodes and this node's \
-                    record stay as they are; restart the agent, and look into its log for the reason"
-            .to_owned();
-        error!("{what}");
-        self.board.set_problems(Finder::Cluster, vec![api::Problem { what, command: None }]);
+        let message = "the agent no longer follows the store: routes to other nodes and this node's record stay as they \
+                       are; its log has the reason";
+        let found = Finding::new(Code::ClusterStopped, "store", message).fix("systemctl restart podwire");
+        self.board.set(Source::Cluster, vec![found]);
     }
 }
 
@@ -140,7 +144,8 @@ impl Site {
         let remembered = shared.blocks();
         let since = unix_time();
         let candidate = Candidate { spec: spec(&config), record: record.clone(), remembered, former, since };
-        let herald = alive::Herald { holds: held.clone(), lost: Arc::clone(&lost) };
+        let contact = Arc::clone(&shared.contact);
+        let herald = alive::Herald { holds: held.clone(), lost: Arc::clone(&lost), contact };
         let peers = shared.home.peers();
         shared.know_peers(peers.iter(), &BTreeMap::new());
         let facts = Facts {

@@ -22,14 +22,15 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cluster::{NodeRecord, Tunnels};
-use netlink::{PeerMonitor, PeerNews};
+use cluster::{NodeRecord, Repaired, Tunnels};
+use netlink::{PeerMonitor, PeerNews, Route};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 use types::IfName;
 
+use super::command::Contents;
 use super::kernel::Kernel;
 use super::known::Known;
 use super::member::{Claim, Update};
@@ -53,8 +54,13 @@ const SAVE_EACH: Duration = Duration::from_millis(2);
 /// Updates that are taken in one go.
 const BATCH: usize = 4096;
 
-/// A question about the routes there are.
-pub(super) type Question = oneshot::Sender<Result<Vec<api::RouteView>, String>>;
+/// What can be answered without the store.
+pub(super) enum Question {
+    /// The routes there are.
+    Routes(oneshot::Sender<Result<Vec<api::RouteView>, String>>),
+    /// The cluster as this node knows it.
+    Contents(oneshot::Sender<Contents>),
+}
 
 pub(super) struct Routes {
     pub(super) shared: Arc<Shared>,
@@ -90,7 +96,7 @@ impl Routes {
                     None => return Ok(()),
                 },
                 question = self.questions.recv() => match question {
-                    Some(question) => drop(question.send(self.shown().map_err(|e| e.to_string()))),
+                    Some(question) => self.answer(question),
                     None => return Ok(()),
                 },
                 heard = ear.wait() => {
@@ -111,7 +117,10 @@ impl Routes {
                 () = sleep_until(save_at.unwrap_or_else(far)), if save_at.is_some() => self.save(),
                 saved = telling::written(&mut self.known.telling.saving) => self.saved(saved),
                 told = trials::ended(&mut self.known.trials.running) => self.tried(told),
-                () = sleep_until(tell_at.unwrap_or_else(far)), if tell_at.is_some() => self.tell(),
+                () = sleep_until(tell_at.unwrap_or_else(far)), if tell_at.is_some() => {
+                    self.count();
+                    self.tell();
+                }
             }
         }
     }
@@ -131,7 +140,7 @@ impl Routes {
                 Update::Claim(Claim { block, owner }) => self.known.set_claim(block, owner),
                 Update::Gone(name) => {
                     self.known.awaited.remove(&name);
-                    self.known.mesh.remove_peer(&name);
+                    self.known.remove_peer(&name);
                 }
             }
             next = self.updates.try_recv().ok();
@@ -205,31 +214,48 @@ impl Routes {
         let mut changes = mesh.compare(&seen);
         if !self.known.is_complete {
             // Somebody may stand behind it whom the store has not told us of yet.
-            changes.del_routes.clear();
-            changes.del_neighbours.clear();
-            changes.del_fdb.clear();
+            changes.clear_removals();
         }
         if !changes.is_empty() {
             debug!("{changes}");
         }
-        // Not before the store has told that nobody needs them; and one that stays keeps no other from being put right.
-        if self.known.is_complete && !odd.is_empty() {
-            info!("{} routes of ours are not as we make them: they go", odd.len());
-            if let Err(error) = self.kernel.remove(&odd) {
-                warn!("a route that is not as we make them stays: {error}");
-                self.again();
-            }
-        }
+        self.remove_odd(&odd);
         self.apply(&changes, Part::All);
         self.try_tunnels();
         if !self.has_refusals() {
             // What was to be changed anyway is no repair.
-            self.shared.metrics.repaired("peer-routes", changes.routes_beyond(&due) as u64);
+            let mut repairs = changes.beyond(&due);
+            if !self.known.was_swept {
+                repairs.clear_removals();
+            }
+            for Repaired { kind, count, sentences } in repairs.repairs() {
+                self.repaired(kind, count, &sentences);
+            }
         }
+        self.known.was_swept |= self.known.is_complete;
         if !self.has_refusals() && self.known.tunnel_troubles.is_empty() {
             self.is_well();
         }
         Ok(())
+    }
+
+    /// Removes routes with unexpected attributes, once the store has listed all nodes. A failure holds up no other repair.
+    fn remove_odd(&mut self, odd: &[Route]) {
+        if !self.known.is_complete || odd.is_empty() {
+            return;
+        }
+        if let Err(error) = self.kernel.remove(odd) {
+            warn!("a route that is not as we make them stays: {error}");
+            return self.again();
+        }
+        let what = match odd.len() {
+            1 => "1 route with unexpected attributes removed".to_owned(),
+            count => format!("{count} routes with unexpected attributes removed"),
+        };
+        match self.known.was_swept {
+            true => self.repaired("peer-routes", odd.len(), &[what]),
+            false => info!("{what}"),
+        }
     }
 
     /// Which news mean that something of ours is not as it should be?
@@ -283,6 +309,14 @@ impl Routes {
 
     fn soon(&mut self, pause: Duration) {
         self.known.look_at = self.known.look_at.min(Instant::now() + pause);
+    }
+
+    /// The client may have given up.
+    fn answer(&mut self, question: Question) {
+        match question {
+            Question::Routes(done) => drop(done.send(self.shown().map_err(|e| e.to_string()))),
+            Question::Contents(done) => drop(done.send(self.contents())),
+        }
     }
 
     /// What should be, what the kernel has, and the difference.

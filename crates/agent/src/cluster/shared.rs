@@ -9,19 +9,21 @@ use ipnet::IpNet;
 use tokio::sync::Notify;
 use tokio::task::spawn_blocking;
 use tokio::time::Instant;
-use tracing::{error, info, warn};
-use types::NodeName;
+use tracing::{error, warn};
+use types::{Code, Finding, NodeName};
 
+use super::contact::Contact;
 use super::home::Home;
-use super::join::Joined;
+use super::join::{JoinError, Joined};
 use super::tunnel::OVERHEAD_V6;
 use super::{Parts, cuts, is_alone};
-use crate::board::{Board, Finder, unix_time};
-use crate::config::Config;
+use crate::board::Board;
+use crate::conditions::Source;
+use crate::config::{Config, Store};
 use crate::install::{Installer, Rendered};
 use crate::keeper::Bell;
 use crate::metrics::Metrics;
-use crate::share::{Share, Shares, TunnelSize};
+use crate::share::{NoBlock, Share, Shares, TunnelSize};
 use crate::work::Work;
 
 /// Values that cannot be read are listed one by one up to this number.
@@ -31,6 +33,7 @@ const UNREAD: usize = 20;
 pub(super) struct Shared {
     pub(super) config: Arc<Config>,
     pub(super) home: Home,
+    pub(super) contact: Arc<Contact>,
     shares: Arc<Shares>,
     pub(super) board: Arc<Board>,
     pub(super) metrics: Arc<Metrics>,
@@ -47,9 +50,10 @@ pub(super) struct Shared {
 struct State {
     blocks: Vec<IpNet>,
     mtu: Option<u32>,
-    trouble: Option<Trouble>,
-    /// Records in the store that cannot be read.
-    unread: Vec<String>,
+    /// Why the store cannot be used.
+    trouble: Option<Finding>,
+    /// Keys in the store that cannot be read, each with the reason.
+    unread: BTreeMap<String, String>,
     /// Blocks that were ours, and whose they are.
     lost: BTreeMap<IpNet, NodeName>,
     /// Our record as it was written down last.
@@ -62,14 +66,7 @@ struct State {
     /// Nodes that are known here, and that a store which lost its data does not know.
     awaited: Vec<NodeName>,
     /// Why there is no other block, where one is needed.
-    cramped: Option<String>,
-}
-
-/// Why the store cannot be used.
-struct Trouble {
-    what: String,
-    /// In seconds since 1970, for people.
-    since: u64,
+    cramped: Option<Finding>,
 }
 
 impl Shared {
@@ -77,6 +74,7 @@ impl Shared {
         let Parts { config, shares, board, metrics, work, bell, installer } = parts;
         Self {
             is_alone: is_alone(&config),
+            contact: Arc::new(Contact::new(home.saved_at())),
             config,
             home,
             shares,
@@ -181,7 +179,6 @@ impl Shared {
         let mut state = self.lock();
         state.saved = saved.is_none().then(|| record.clone());
         if state.unsaved != saved {
-            saved.iter().for_each(|what| error!("{what}"));
             state.unsaved = saved;
         }
     }
@@ -239,7 +236,7 @@ impl Shared {
         if self.shares.withdraw(why) {
             error!("{why}: no pod gets an address until it has one");
             self.work.withdraw(why);
-            self.board.set_not_ready(why);
+            self.board.set(Source::Block, vec![NoBlock(why.to_owned()).finding(&self.config.network.name)]);
             self.bell.ring();
             self.changed.notify_one();
         }
@@ -287,47 +284,40 @@ impl Shared {
         self.shares.get().map(|share| share.gateways()).unwrap_or_default()
     }
 
-    pub(super) fn store_failed(&self, what: &str, is_transient: bool) {
-        let before = self.lock().trouble.as_ref().map(|trouble| (trouble.what == what, trouble.since));
-        if !before.is_some_and(|(is_same, _)| is_same) {
-            if is_transient {
-                warn!("{what}");
-            } else {
-                error!("{what}");
+    pub(super) fn store_failed(&self, error: &JoinError) {
+        let found = match (error.finding(), &self.config.store) {
+            (Finding { code: Code::EtcdUnreachable, message, .. }, Store::Embedded) => {
+                Finding::new(Code::StoreFailed, "store", message)
             }
-            // What is wrong may be said in other words with every try.
-            let since = before.map_or_else(unix_time, |(_, since)| since);
-            self.lock().trouble = Some(Trouble { what: what.to_owned(), since });
-            self.tell();
-        }
-        self.shares.explain(format!("this node has no block yet: {what}"));
+            (found, Store::Embedded | Store::Etcd(_)) => found,
+        };
+        self.lock().trouble = Some(found);
+        self.tell();
+        self.shares.explain(format!("this node has no block yet: {error}"));
         self.bell.ring();
     }
 
-    pub(super) fn set_growth_trouble(&self, what: Option<String>) {
+    pub(super) fn set_growth_trouble(&self, what: Option<Finding>) {
         self.lock().cramped = what;
         self.tell();
     }
 
     pub(super) fn store_works(&self) {
-        if self.lock().trouble.take().is_some() {
-            info!("the store works again");
-        }
+        self.lock().trouble = None;
         self.tell();
     }
 
     /// Why the other nodes could not be written down; None: they are.
     pub(super) fn set_forgetful(&self, why: Option<String>) {
         if self.lock().forgetful != why {
-            why.iter().for_each(|what| error!("{what}"));
             self.lock().forgetful = why;
             self.tell();
         }
     }
 
-    pub(super) fn set_unread(&self, unread: Vec<String>) {
-        if self.lock().unread != unread {
-            self.lock().unread = unread;
+    pub(super) fn set_unread(&self, unread: &BTreeMap<String, String>) {
+        if self.lock().unread != *unread {
+            self.lock().unread.clone_from(unread);
             self.tell();
         }
     }
@@ -336,43 +326,13 @@ impl Shared {
         self.lock()
             .trouble
             .as_ref()
-            .map(|trouble| trouble.what.clone())
+            .map(|trouble| trouble.message.clone())
             .unwrap_or_else(|| "the store is being asked for the first time".to_owned())
     }
 
-    /// What a person should look at.
     fn tell(&self) {
-        let state = self.lock();
-        let problem = |what: String| api::Problem { what, command: None };
-        let mut problems: Vec<api::Problem> = Vec::new();
-        problems.extend(state.trouble.as_ref().map(|Trouble { what, since }| {
-            problem(format!("{what}; since {}: what this node knew before stays in force", api::utc(*since)))
-        }));
-        problems.extend(state.unread.iter().take(UNREAD).cloned().map(problem));
-        let more = state.unread.len().saturating_sub(UNREAD);
-        problems
-            .extend((more > 0).then(|| problem(format!("{more} more values in the store cannot be read"))));
-        problems.extend(state.unsaved.clone().map(problem));
-        problems.extend(state.forgetful.clone().map(problem));
-        problems.extend(state.cramped.clone().map(problem));
-        if !state.awaited.is_empty() {
-            let first: Vec<&str> = state.awaited.iter().take(5).map(NodeName::as_str).collect();
-            let more = state.awaited.len() - first.len();
-            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-            problems.push(problem(format!(
-                "nodes have not registered again since the store lost its data: {}{more}; start their agents: routes and \
-                 blocks of theirs are kept for an hour",
-                first.join(", ")
-            )));
-        }
-        problems.extend(state.lost.iter().map(|(block, node)| {
-            problem(format!(
-                "block {block} was this node's and belongs to {node} now: pods with addresses of it cannot be reached \
-                 from other nodes; delete and start them again"
-            ))
-        }));
-        drop(state);
-        self.board.set_problems(Finder::Cluster, problems);
+        let findings = self.lock().findings(&self.home);
+        self.board.set(Source::Cluster, findings);
     }
 
     /// The tunnels there are, for the firewall: what leaves by them must fit.
@@ -380,5 +340,35 @@ impl Shared {
         if self.shares.set_tunnels(tunnels) {
             self.bell.ring();
         }
+    }
+}
+
+impl State {
+    fn findings(&self, home: &Home) -> Vec<Finding> {
+        let mut all: Vec<Finding> = self.trouble.iter().cloned().collect();
+        let unread = self.unread.iter().take(UNREAD);
+        all.extend(
+            unread.map(|(key, why)| Finding::new(Code::StoreValueUnreadable, format_args!("key {key}"), why)),
+        );
+        let more = self.unread.len().saturating_sub(UNREAD);
+        let rest = || format!("{more} more values in the store cannot be read");
+        all.extend((more > 0).then(|| Finding::new(Code::StoreValueUnreadable, "other keys", rest())));
+        let directory = format!("directory {}", home.dir().display());
+        let unsaved = self.unsaved.iter().chain(&self.forgetful);
+        all.extend(unsaved.map(|why| Finding::new(Code::NodeStateNotSaved, &directory, why)));
+        all.extend(self.cramped.clone());
+        all.extend(self.awaited.iter().map(|node| {
+            let message = "it has not registered again since the store lost its data; its routes and blocks are kept \
+                           for an hour";
+            Finding::new(Code::NodeNotRegistered, format_args!("node {node}"), message)
+        }));
+        all.extend(self.lost.iter().map(|(block, node)| {
+            let message = format!(
+                "block {block} was this node's and belongs to {node} now: pods with addresses of it cannot be reached \
+                 from other nodes; delete and start them again"
+            );
+            Finding::new(Code::BlockLost, format_args!("block {block}"), message)
+        }));
+        all
     }
 }

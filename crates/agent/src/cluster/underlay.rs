@@ -2,11 +2,14 @@
 //!
 //! What the configuration says, else the link with the default route. What is not clear is told, not guessed in silence.
 
+use std::fmt::Display;
 use std::net::IpAddr;
 
 use cluster::Underlay;
 use ipnet::IpNet;
 use netlink::{Address, Link, Route};
+
+use types::{Code, Finding};
 
 use crate::config::Config;
 
@@ -25,7 +28,7 @@ pub(super) struct Position {
     pub(super) underlays: Vec<Underlay>,
     /// The smallest MTU of the links.
     pub(super) mtu: Option<u32>,
-    pub(super) problems: Vec<String>,
+    pub(super) problems: Vec<Finding>,
 }
 
 impl Position {
@@ -57,10 +60,12 @@ pub(super) fn find(
                 .or_else(|| family.only_one(&is_ours, &mut position.problems)),
         };
         if let Some(address) = fixed.filter(|address| family.link_with(*address).is_none()) {
-            position.problems.push(format!(
-                "node_addresses says {address}, but no link of this node has that address: others may send what is for \
-                 its pods to nowhere"
-            ));
+            let message = format!(
+                "node_addresses says {address}, but no link of this node has that address: packets of other nodes to \
+                 its pods are lost"
+            );
+            let found = Finding::new(Code::NodeAddressMissing, format_args!("address {address}"), message);
+            position.problems.push(found);
         }
         let Some(link) = link else { continue };
         let Some(address) = fixed.or_else(|| family.address_on(link)) else { continue };
@@ -69,19 +74,24 @@ pub(super) fn find(
     if let Some(name) = &config.node_interface
         && !around.links.iter().any(|link| link.name == name.as_str())
     {
-        position.problems.push(format!("node_interface is {name}, but there is no such link"));
+        let message = format!("node_interface is {name}, but there is no such link");
+        let found = Finding::new(Code::NodeAddressMissing, format_args!("interface {name}"), message);
+        position.problems.push(found);
     }
     if position.underlays.is_empty() {
-        position.problems.push(
-            "this node has no address that others could reach it by: set node_interface or node_addresses"
-                .to_owned(),
-        );
+        position.problems.push(unclear(
+            "this node has no address that others could reach it by: set node_interface or node_addresses",
+        ));
     }
     let links =
         position.underlays.iter().filter_map(|u| around.links.iter().find(|link| link.index == u.link));
     position.mtu = links.map(|link| link.mtu).min();
     position.problems.dedup();
     position
+}
+
+fn unclear(message: impl Display) -> Finding {
+    Finding::new(Code::NodeAddressMissing, "this node", message)
 }
 
 struct Family<'a> {
@@ -103,20 +113,20 @@ impl Family<'_> {
     }
 
     /// The link of the default route that the kernel takes.
-    fn by_route(&self, problems: &mut Vec<String>) -> Option<u32> {
+    fn by_route(&self, problems: &mut Vec<Finding>) -> Option<u32> {
         let mut routes = self.around.defaults.iter();
         let route = routes.find(|route| route.dst.addr().is_ipv4() == self.v4)?;
         if route.link.is_none() {
             let family = if self.v4 { "IPv4" } else { "IPv6" };
-            problems.push(format!(
+            problems.push(unclear(format_args!(
                 "the {family} default route leads over several links at once: set node_interface to choose one"
-            ));
+            )));
         }
         route.link
     }
 
     /// Without a default route: the one link that has an address at all.
-    fn only_one(&self, is_ours: impl Fn(&Link) -> bool, problems: &mut Vec<String>) -> Option<u32> {
+    fn only_one(&self, is_ours: impl Fn(&Link) -> bool, problems: &mut Vec<Finding>) -> Option<u32> {
         let is_candidate = |index: u32| {
             self.around.links.iter().any(|link| link.index == index && link.up && !is_ours(link))
         };
@@ -128,10 +138,10 @@ impl Family<'_> {
             [] => None,
             _ => {
                 let names: Vec<String> = links.iter().map(|link| self.name(*link)).collect();
-                problems.push(format!(
+                problems.push(unclear(format_args!(
                     "there is no default route, and several links have addresses ({}): set node_interface to choose",
                     names.join(", ")
-                ));
+                )));
                 None
             }
         }

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use api::{BlockView, BlocksView, NodeView, RouteState, RouteTransport, RouteView, SubnetView};
+use api::{
+    AgentState, BlockView, BlocksView, Freshness, NodeView, RouteState, RouteTransport, RouteView,
+    SubnetView, Timestamp,
+};
 use cluster::{Cut, Mesh, PeerRoute, Seen, StoredNode, Way, refusals, shared_parts};
 use ipnet::IpNet;
 use netlink::RtSocket;
@@ -29,28 +32,36 @@ fn record_problems<'a>(contents: &'a Contents, cuts: &[Cut]) -> BTreeMap<&'a Nod
 /// All nodes, by name.
 pub(crate) fn nodes(contents: &Contents, cuts: &[Cut], here: &NodeName) -> Vec<NodeView> {
     let mut problems = record_problems(contents, cuts);
-    let alive: BTreeMap<&NodeName, u64> =
-        contents.alive.iter().map(|(name, alive)| (name, alive.since)).collect();
+    let alive_since = |name: &NodeName| contents.alive.as_ref()?.get(name).copied().map(Timestamp);
+    let agent = |name: &NodeName| match &contents.alive {
+        Some(alive) if alive.contains_key(name) => AgentState::Alive,
+        // This agent answers, also while its lease has run out.
+        _ if name == here => AgentState::Alive,
+        Some(_) => AgentState::Away,
+        None => AgentState::Unknown,
+    };
     let known = contents.nodes.iter().map(|StoredNode { record, .. }| NodeView {
         name: record.name.to_string(),
-        uid: record.uid.to_string(),
+        uid: Some(record.uid.to_string()),
         addresses: record.addresses.clone(),
         blocks: record.blocks.clone(),
-        tunnel_mac: record.tunnel_mac.to_string(),
-        version: record.version.clone(),
-        alive_since: alive.get(&record.name).copied(),
+        tunnel_mac: Some(record.tunnel_mac.to_string()),
+        version: Some(record.version.clone()),
+        agent: agent(&record.name),
+        alive_since: alive_since(&record.name),
         problem: None,
         refused: problems.remove(&record.name).unwrap_or_default(),
         here: record.name == *here,
     });
     let unread = contents.unread.iter().map(|(name, why)| NodeView {
         name: name.to_string(),
-        uid: String::new(),
+        uid: None,
         addresses: Vec::new(),
         blocks: Vec::new(),
-        tunnel_mac: String::new(),
-        version: String::new(),
-        alive_since: alive.get(name).copied(),
+        tunnel_mac: None,
+        version: None,
+        agent: agent(name),
+        alive_since: alive_since(name),
         problem: Some(why.clone()),
         refused: Vec::new(),
         here: name == here,
@@ -61,7 +72,11 @@ pub(crate) fn nodes(contents: &Contents, cuts: &[Cut], here: &NodeName) -> Vec<N
 }
 
 /// All blocks: claims beside what the nodes say themselves.
-pub(crate) fn blocks(contents: &Contents, cuts: &[Cut], here: &NodeName) -> BlocksView {
+pub(crate) fn blocks(
+    (contents, freshness): (&Contents, Freshness),
+    cuts: &[Cut],
+    here: &NodeName,
+) -> BlocksView {
     let mut named: BTreeMap<IpNet, &NodeName> = BTreeMap::new();
     for StoredNode { record, .. } in &contents.nodes {
         named.extend(record.blocks.iter().map(|block| (*block, &record.name)));
@@ -97,7 +112,7 @@ pub(crate) fn blocks(contents: &Contents, cuts: &[Cut], here: &NodeName) -> Bloc
         blocks: cut.count(),
         claimed: claimed.keys().filter(|block| cut.subnet().contains(*block)).count() as u64,
     };
-    BlocksView { subnets: cuts.iter().map(subnet).collect(), blocks }
+    BlocksView { freshness, subnets: cuts.iter().map(subnet).collect(), blocks }
 }
 
 /// What should be, what the kernel has, and the difference.
@@ -131,11 +146,11 @@ pub(super) fn routes(mesh: &Mesh, seen: &Seen, socket: &mut RtSocket) -> Vec<Rou
         };
         let link = link.and_then(&mut name_of);
         let (node, note) = (node.to_string(), note.or(other));
-        shown.push(RouteView { block, node, transport, gateway, link, state, note });
+        shown.push(RouteView { block, node: Some(node), transport, gateway, link, state, note });
     }
     shown.extend(there.into_values().map(|route| RouteView {
         block: route.dst,
-        node: String::new(),
+        node: None,
         transport: RouteTransport::None,
         gateway: Some(route.gateway),
         link: name_of(route.link),

@@ -1,6 +1,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use types::closest;
+
 use crate::config::KEYS;
 
 /// Where a value came from.
@@ -32,9 +34,9 @@ impl fmt::Display for Origin {
 pub enum Problem {
     #[error("{origin}: {key} {value:?} {allowed}")]
     Value { origin: Origin, key: &'static str, value: String, allowed: String },
-    #[error("{origin}: unknown key {name:?}; the keys are {}", keys())]
+    #[error("{origin}: unknown key {name:?}; {}", key_hint(name))]
     UnknownKey { origin: Origin, name: String },
-    #[error("unknown variable {name}; the variables are PODWIRE_CONFIG, {}", variables())]
+    #[error("unknown variable {name}; {}", variable_hint(name))]
     UnknownVariable { name: String },
     #[error("variable {name}: {value:?} must be UTF-8 text")]
     NotText { name: String, value: String },
@@ -50,18 +52,48 @@ pub enum Problem {
     OwnProgram(std::io::Error),
 }
 
-fn keys() -> String {
-    KEYS.iter().map(|key| key.name).collect::<Vec<_>>().join(", ")
+/// A key may be misspelt, or stand in the wrong table.
+fn key_hint(name: &str) -> String {
+    let last = |name: &str| name.rsplit('.').next().unwrap_or_default().to_owned();
+    let tables = KEYS.iter().filter_map(|key| key.place().0);
+    let misplaced = KEYS.iter().find(|key| last(key.name) == last(name)).map(|key| key.name);
+    match misplaced.or_else(|| closest(name, KEYS.iter().map(|key| key.name).chain(tables))) {
+        Some(meant) => format!("did you mean {meant:?}?"),
+        None => "`podwire agent --print-config-sample` lists all keys".to_owned(),
+    }
 }
 
-fn variables() -> String {
-    KEYS.iter().map(super::Key::variable).collect::<Vec<_>>().join(", ")
+fn variable_hint(name: &str) -> String {
+    let variables: Vec<String> = KEYS.iter().map(super::Key::variable).collect();
+    let own = variables.iter().map(String::as_str).chain(["PODWIRE_CONFIG"]);
+    match closest(name, own) {
+        Some(meant) => format!("did you mean {meant}?"),
+        None => "`podwire agent --print-config-reference` lists all variables".to_owned(),
+    }
 }
 
 /// All mistakes of a configuration.
 #[derive(Debug)]
 pub struct ConfigError {
     pub problems: Vec<Problem>,
+}
+
+impl ConfigError {
+    /// Whether only the rights of this process are missing.
+    pub fn is_denied(&self) -> bool {
+        let denied = |problem: &Problem| match problem {
+            Problem::Unreadable { source, .. } => source.kind() == std::io::ErrorKind::PermissionDenied,
+            Problem::Value { .. }
+            | Problem::UnknownKey { .. }
+            | Problem::UnknownVariable { .. }
+            | Problem::NotText { .. }
+            | Problem::Syntax { .. }
+            | Problem::Exposed { .. }
+            | Problem::Tampering { .. }
+            | Problem::OwnProgram(_) => false,
+        };
+        self.problems.iter().any(denied)
+    }
 }
 
 impl fmt::Display for ConfigError {

@@ -37,7 +37,7 @@ use ::cluster::Layout;
 use engine::AllowedDelegates;
 use ipnet::IpNet;
 use serde_json::{Map, Value, json};
-use types::{AttachMode, IfName, NetworkName};
+use types::{AttachMode, Code, Finding, IfName, NetworkName};
 
 pub use self::cluster::{Cluster, Transport, TunnelChecksum};
 pub use docs::{reference, sample};
@@ -159,13 +159,16 @@ impl Config {
     }
 
     /// Whether other users can read the private key for etcd. A key that cannot be read is reported by the connection.
-    pub(crate) fn exposed_key(&self) -> Option<String> {
+    pub(crate) fn exposed_key(&self) -> Option<Finding> {
         let key = match &self.store {
             Store::Embedded => None,
             Store::Etcd(etcd) => etcd.key.as_deref(),
         }?;
         let exposure = secrets::exposure(key, &std::fs::metadata(key).ok()?)?;
-        Some(format!("etcd.key {} holds a private key and {exposure}", key.display()))
+        let path = key.display();
+        let message = format!("etcd.key {path} holds a private key and {exposure}");
+        let found = Finding::new(Code::KeyExposed, format_args!("file {path}"), message);
+        Some(found.fix(format!("chmod 600 {path}")))
     }
 
     /// What a runtime's CNI config of our network gets where it lacks it. The caller decides which configs are meant.

@@ -288,12 +288,12 @@ fn all_mistakes_are_told_at_once_with_their_lines() {
     for part in [
         "agent.toml:1: workers \"x\" must be a number from 1 to 256",
         "agent.toml:2: node \"5\" must be a string",
-        "agent.toml:3: unknown key \"wrokers\"; the keys are node, run_dir",
+        "agent.toml:3: unknown key \"wrokers\"; did you mean \"workers\"?",
         "agent.toml:6: network.mtu \"true\" must be a whole number",
         "agent.toml:7: network.subnets \"[1]\" must be a list of strings",
-        "agent.toml:8: unknown key \"network.vlan\"",
-        "agent.toml:9: unknown key \"netwrok\"",
-        "unknown variable PODWIRE_WORKER; the variables are PODWIRE_CONFIG, PODWIRE_NODE",
+        "agent.toml:8: unknown key \"network.vlan\"; `podwire agent --print-config-sample` lists all keys",
+        "agent.toml:9: unknown key \"netwrok\"; did you mean \"network\"?",
+        "unknown variable PODWIRE_WORKER; did you mean PODWIRE_WORKERS?",
         "variable PODWIRE_LOG_FORMAT: log_format \"xml\" must be text or json",
         "flag --store: store \"disk\" must be embedded or etcd",
     ] {

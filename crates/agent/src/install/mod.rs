@@ -18,12 +18,13 @@ mod tests;
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{PoisonError, RwLock};
 
 use api::InstalledFile;
 use serde::{Deserialize, Serialize};
+use types::{Code, Finding};
 
 use crate::config::{Config, Install, Network, Plugin, Store};
 
@@ -295,6 +296,12 @@ impl Installer {
         [plugin(Role::Plugin, &self.plugin.name), plugin(Role::Loopback, LOOPBACK), config]
     }
 
+    /// The condition of a node whose runtime lacks plugin or config.
+    pub(crate) fn incomplete(&self, why: &str) -> Finding {
+        let path = self.config_path();
+        Finding::new(Code::InstallIncomplete, format_args!("file {}", path.display()), why)
+    }
+
     fn config_path(&self) -> PathBuf {
         self.install.config_dir.join(&self.install.config_name)
     }
@@ -346,6 +353,13 @@ impl Wanted<'_> {
         };
         InstalledFile { path: self.path, ok: problem.is_none(), problem }
     }
+}
+
+/// Whether the files of this node are those of networks without an agent only.
+pub fn is_standalone(state_dir: &Path) -> bool {
+    Record::read(state_dir).is_ok_and(|(record, _)| {
+        record.made_by(Maker::Standalone).next().is_some() && record.made_by(Maker::Agent).next().is_none()
+    })
 }
 
 fn open_source(install: &Install, plugin: &Plugin) -> Result<File, InstallError> {

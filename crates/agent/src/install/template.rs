@@ -131,8 +131,11 @@ impl Draft<'_> {
             "SOCKET" => installer.socket.to_string_lossy().into_owned(),
             "RUN_DIR" => installer.run_dir.to_string_lossy().into_owned(),
             _ => {
-                let (name, all) = (start_of(name), VARIABLES.join(", "));
-                return Err(format!("unknown variable {name:?}; the variables are {all}"));
+                let hint = match types::closest(name, VARIABLES.iter().copied()) {
+                    Some(meant) => format!("did you mean {meant}?"),
+                    None => format!("the variables are {}", VARIABLES.join(", ")),
+                };
+                return Err(format!("unknown variable {:?}; {hint}", start_of(name)));
             }
         };
         let quoted = Value::String(text).to_string();

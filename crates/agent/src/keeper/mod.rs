@@ -28,6 +28,7 @@ use types::IfName;
 
 use crate::board::Board;
 use crate::cluster::Cluster;
+use crate::conditions::Source;
 use crate::config::Config;
 use crate::install::{self, Installer};
 use crate::lock::{Lock, LockError, NetworkLock};
@@ -104,8 +105,8 @@ pub(crate) struct Keeper {
     clamped: Option<Vec<IfName>>,
     /// No limit of connections is in force, and none is wanted.
     is_unlimited: bool,
-    /// Why nothing could be installed last time; the same is not told twice.
-    install_error: Option<String>,
+    /// The files for the runtime were in place once.
+    was_installed: bool,
     /// Since when rounds could not make the network's bridge.
     bridgeless: Option<Instant>,
 }
@@ -134,6 +135,8 @@ pub enum KeeperError {
 
 impl Keeper {
     pub(crate) fn new(parts: Parts, bell: Bell) -> Result<Self, KeeperError> {
+        let incomplete = parts.installer.iter().map(|it| it.incomplete("the agent has not installed it yet"));
+        parts.board.set(Source::Install, incomplete.collect());
         Ok(Self {
             netlink: netlink::Monitor::open()?,
             nft: nft::Monitor::open()?,
@@ -149,7 +152,7 @@ impl Keeper {
             told: None,
             clamped: None,
             is_unlimited: false,
-            install_error: None,
+            was_installed: false,
             bridgeless: None,
             parts,
         })

@@ -1,12 +1,11 @@
 //! What others do to our pods: found and told. Where the configuration asks for it, rules that accept pods are kept in
 //! their chains; nothing else of theirs is changed.
 
-use api::Problem;
 use tracing::{info, warn};
 use types::{AttachmentKey, IfName};
 
 use super::Keeper;
-use crate::board::Finder;
+use crate::conditions::Source;
 
 impl Keeper {
     /// Forward chains of others that drop what pods send.
@@ -16,12 +15,8 @@ impl Keeper {
         let names: Vec<&IfName> = bridges.iter().collect();
         match nft::foreign_drops(&names) {
             Ok(drops) => {
-                let found: Vec<Problem> = drops.into_iter().map(foreign).collect();
-                let known = self.parts.board.problems();
-                for new in found.iter().filter(|problem| !known.contains(problem)) {
-                    warn!(command = new.command.as_deref(), "{}", new.what);
-                }
-                self.parts.board.set_problems(Finder::Firewall, found);
+                let found = drops.iter().map(nft::ForeignDrop::finding).collect();
+                self.parts.board.set(Source::Firewall, found);
             }
             Err(error) => warn!("cannot look at the firewall's other tables: {error}"),
         }
@@ -42,8 +37,4 @@ impl Keeper {
             Err(error) => warn!("cannot keep our rules in the firewall's other tables: {error}"),
         }
     }
-}
-
-fn foreign(drop: nft::ForeignDrop) -> Problem {
-    Problem { what: drop.sentence(), command: Some(drop.command) }
 }

@@ -3,17 +3,15 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use api::Problem;
-use engine::reconcile::{self, Depth, Kind, Order, Outcome, Trouble};
-use engine::state::StateError;
-use tracing::{debug, error, info, warn};
-use types::IfName;
+use engine::reconcile::{self, Depth, Kind, Order, Outcome};
+use tracing::{debug, info, warn};
+use types::{Code, Finding, IfName, Severity};
 
 use super::{Due, Keeper, RETRY};
-use crate::board::Finder;
+use crate::conditions::Source;
 use crate::memory;
 use crate::notify;
-use crate::share::{Share, TunnelSize};
+use crate::share::{NoBlock, Share, TunnelSize};
 
 /// While events of the node keep coming, rounds have pauses between them of so many times what the last one took.
 const SHARE: u32 = 8;
@@ -58,17 +56,15 @@ impl Keeper {
                 if first || due.timer || self.parts.installer.as_ref().is_some_and(|i| i.has_news()) {
                     self.install();
                 }
+                self.notify_status();
             }
             Err(error) => {
-                let serves = self.was_ready && !is_of_state(&error);
-                let error: cni::Error = error.into();
-                if serves {
-                    // Under churn the kernel may not manage to list its links in one go. Pods can be served all the same.
-                    warn!("could not look at everything, and tries again: {error}");
-                } else {
-                    error!("reconcile failed: {error}");
-                    self.parts.board.set_not_ready(error.to_string());
-                }
+                let found = reconcile::failure(error, &self.parts.config.run_dir);
+                // Under churn the kernel may not manage to list its links in one go. Pods can be served all the same.
+                let serves = self.was_ready && found.code == Code::ReconcileFailed;
+                let found = if serves { found.degraded() } else { found };
+                self.parts.board.set(Source::Reconcile, vec![found]);
+                self.parts.board.set_started();
                 self.again();
             }
         }
@@ -78,7 +74,7 @@ impl Keeper {
         self.not_before = Instant::now() + (took * SHARE).min(LONGEST_PAUSE);
     }
 
-    fn done(&mut self, outcome: Outcome, took: Duration, share: Result<&Share, &String>) {
+    fn done(&mut self, outcome: Outcome, took: Duration, share: Result<&Share, &NoBlock>) {
         // What an agent without pods makes when it starts is no repair: nobody had it yet.
         let is_fresh = !self.was_ready && outcome.attachments.is_empty();
         let mut repairs = Vec::new();
@@ -95,58 +91,78 @@ impl Keeper {
         self.parts.board.reconciled(took_ms, &repairs);
         debug!("reconciled {} attachments in {took_ms} ms", outcome.attachments.len());
         self.memory = outcome.attachments;
+        if let Some(found) = outcome.pods {
+            self.parts.board.set(Source::Pods, found);
+        }
+        let space = engine::run_dir_space(&self.parts.config.run_dir);
+        self.parts.board.set(Source::Space, space.into_iter().collect());
         let inactive = outcome.inactive_ports.iter().map(ToString::to_string).collect();
         self.parts.board.set_inactive_ports(inactive);
-        let lacks_bridge = self.lacks_bridge(&outcome.troubles);
-        let problems: Vec<Problem> = outcome.troubles.into_iter().map(problem).collect();
-        let known = self.parts.board.problems();
-        for new in problems.iter().filter(|problem| !known.contains(problem)) {
-            warn!("{}", new.what);
+        let findings = self.with_node(outcome.findings);
+        let is_served = findings.iter().all(|found| found.severity == Severity::Degraded);
+        if !is_served {
+            self.again();
         }
-        self.parts.board.set_problems(Finder::Keeper, problems);
         let share = match share {
             Ok(share) => share,
-            // Pods that run are looked after; new ones need a block, and are told so.
-            Err(reason) => {
-                self.parts.board.set_not_ready(reason.clone());
-                self.works(&format!("STATUS=no pods yet: {reason}"));
+            // Pods that run are looked after; new ones need a block.
+            Err(none) => {
+                self.parts.board.set(Source::Reconcile, findings);
+                self.parts.board.set(Source::Block, vec![none.finding(&self.parts.config.network.name)]);
+                self.parts.board.set_started();
                 return;
             }
         };
         self.grow(share);
         self.tell_firewall_of_tunnels(share);
         self.limit_connections();
-        if let Some(reason) = lacks_bridge {
-            // Somebody may just have removed it, or the kernel is busy: what worked before may fail once or twice.
-            let since = *self.bridgeless.get_or_insert_with(Instant::now);
-            if !self.was_ready || since.elapsed() >= RETRY {
-                self.works(&format!("STATUS=no pods: {reason}"));
-                self.parts.board.set_not_ready(reason);
-            }
-            self.again();
-            return;
-        }
-        self.bridgeless = None;
-        if !self.was_ready {
+        if is_served && !self.was_ready {
             self.was_ready = true;
-            let since = self.parts.begun.elapsed();
-            // Before it is: whoever finds it ready finds it said.
-            info!("ready after {} ms with {} attachments", since.as_millis(), self.memory.len());
+            if self.parts.installer.is_none() {
+                self.announce();
+            }
         }
-        self.parts.board.set_ready();
-        self.works("STATUS=ready");
+        self.parts.board.set(Source::Reconcile, findings);
+        self.parts.board.set(Source::Block, Vec::new());
+        self.parts.board.set_started();
+    }
+
+    /// Logged before it is ready: a client that finds it ready finds it in the log.
+    fn announce(&self) {
+        let since = self.parts.begun.elapsed();
+        info!("ready after {} ms with {} attachments", since.as_millis(), self.memory.len());
+    }
+
+    /// The findings of a round with those of the node itself.
+    fn with_node(&mut self, mut findings: Vec<Finding>) -> Vec<Finding> {
+        let lacks_bridge = |found: &Finding| {
+            found.severity == Severity::NotReady
+                && matches!(found.code, Code::BridgeMissing | Code::BridgeNameTaken)
+        };
+        if findings.iter().any(lacks_bridge) {
+            // Another process may just have removed it, or the kernel is busy: a bridge that worked may fail once or twice.
+            let since = *self.bridgeless.get_or_insert_with(Instant::now);
+            if self.was_ready && since.elapsed() < RETRY {
+                self.again();
+                findings = findings
+                    .into_iter()
+                    .map(|it| if lacks_bridge(&it) { it.degraded() } else { it })
+                    .collect();
+            }
+        } else {
+            self.bridgeless = None;
+        }
+        if !nft::is_installed() {
+            findings.push(nft::missing_program());
+        }
+        findings
     }
 
     /// Elements of pods that are gone stay in the firewall until the operator removes them.
     fn report_orphans(&self) {
         match engine::firewall_orphans(&self.parts.config.run_dir) {
             Ok(found) => {
-                let found: Vec<Problem> = found.into_iter().map(problem).collect();
-                let known = self.parts.board.problems();
-                for new in found.iter().filter(|problem| !known.contains(problem)) {
-                    warn!("{}", new.what);
-                }
-                self.parts.board.set_problems(Finder::Elements, found);
+                self.parts.board.set(Source::Elements, found.into_iter().collect());
             }
             Err(error) => {
                 let error: cni::Error = error.into();
@@ -161,22 +177,17 @@ impl Keeper {
         self.due[Depth::Pods as usize].get_or_insert(again);
     }
 
-    /// Why no pod can have its gateway: a round that had trouble left our network without its bridge. Whatever else was
-    /// troublesome, and a kernel that does not say, is no reason to refuse pods.
-    fn lacks_bridge(&self, troubles: &[Trouble]) -> Option<String> {
-        let name = &self.parts.config.network.bridge;
-        let trouble = troubles.iter().find(|trouble| trouble.bridge.as_ref() == Some(name))?;
-        let found = netlink::RtSocket::open().and_then(|mut host| host.link(name));
-        let is_there = found.map_or(true, |link| link.is_some_and(|it| it.kind.as_deref() == Some("bridge")));
-        (!is_there).then(|| trouble.what.clone())
-    }
-
     /// The service manager waits for this. It comes with the first round also where there is no block yet: what waits for the
     /// agent is held up no longer, and a node that boots without its store is not restarted over and over.
-    fn works(&mut self, status: &str) {
-        if self.told.as_deref() != Some(status) {
+    fn notify_status(&mut self) {
+        let readiness = self.parts.board.readiness();
+        let status = match readiness.conditions.first() {
+            None => "STATUS=ready".to_owned(),
+            Some(found) => format!("STATUS=not ready: {}: {}", found.code, found.message),
+        };
+        if self.told.as_ref() != Some(&status) {
             notify::notify(&format!("READY=1\n{status}"));
-            self.told = Some(status.to_owned());
+            self.told = Some(status);
         }
     }
 
@@ -248,27 +259,17 @@ impl Keeper {
         match installer.keep() {
             Ok(kept) => {
                 kept.done.iter().for_each(|what| info!("{what}"));
-                self.install_error = None;
                 self.parts.board.set_installed(kept.files);
+                if !std::mem::replace(&mut self.was_installed, true) {
+                    self.announce();
+                }
+                self.parts.board.set(Source::Install, Vec::new());
             }
             Err(error) => {
-                let error = error.to_string();
-                if self.install_error.as_ref() != Some(&error) {
-                    error!("{error}");
-                }
-                self.install_error = Some(error);
+                self.parts.board.set(Source::Install, vec![installer.incomplete(&error.to_string())]);
                 self.parts.board.set_installed(installer.check());
             }
         }
-    }
-}
-
-/// Is it the folder of our records that cannot be used? Without it no pod can be served.
-fn is_of_state(error: &engine::Error) -> bool {
-    match error {
-        engine::Error::State(StateError::Busy { .. }) => false,
-        engine::Error::State(_) => true,
-        _ => false,
     }
 }
 
@@ -285,8 +286,4 @@ fn is_of_node(kind: Kind) -> bool {
         | Kind::Stray
         | Kind::Record => false,
     }
-}
-
-fn problem(trouble: Trouble) -> Problem {
-    Problem { what: trouble.what, command: trouble.command }
 }

@@ -32,7 +32,8 @@ fn an_agent_that_lost_its_run_folder_to_another_ends() {
 fn why(agent: &Agent) -> String {
     let answer = agent.client().get(api::READY, DEADLINE).ok();
     let readiness = answer.and_then(|answer| serde_json::from_slice::<api::Readiness>(&answer.body).ok());
-    readiness.and_then(|readiness| readiness.reason).unwrap_or_default()
+    let first = readiness.and_then(|readiness| readiness.conditions.into_iter().next());
+    first.map(|found| format!("{} {}", found.code, found.object)).unwrap_or_default()
 }
 
 #[test]
@@ -42,7 +43,7 @@ fn an_agent_is_ready_only_with_its_bridge() {
     node.sh(&["ip", "link", "add", "podwire0", "type", "veth", "peer", "name", "other"]).unwrap();
     let mut agent = Agent::new(&node, &["--no-install"]).unwrap();
     agent.launch().unwrap();
-    wait_until("its reason", DEADLINE, || Ok(why(&agent).starts_with("bridge podwire0: "))).unwrap();
+    wait_until("its reason", DEADLINE, || Ok(why(&agent) == "BridgeNameTaken link podwire0")).unwrap();
     assert!(!agent.is_ready() && !agent.log().unwrap().contains("ready after"));
     node.sh(&["ip", "link", "del", "podwire0"]).unwrap();
     agent.wait_ready().unwrap();
@@ -56,7 +57,7 @@ fn an_agent_is_ready_only_with_its_bridge() {
     // The agent may put the bridge back before the other link is there.
     let replace = ["sh", "-c", "ip link del podwire0; ip link add podwire0 type veth peer name other"];
     wait_until("a link of another kind", DEADLINE, || Ok(node.run(&replace, b"")?.success())).unwrap();
-    wait_until("its reason", DEADLINE, || Ok(why(&agent).starts_with("bridge podwire0: "))).unwrap();
+    wait_until("its reason", DEADLINE, || Ok(why(&agent) == "BridgeNameTaken link podwire0")).unwrap();
     node.sh(&["ip", "link", "del", "podwire0"]).unwrap();
     agent.wait_ready().unwrap();
     agent.kill().unwrap();

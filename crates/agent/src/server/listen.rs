@@ -140,6 +140,15 @@ pub(crate) fn bind(path: &Path) -> Result<Listener, ServerError> {
     Ok(Listener { inner: socket.into(), watch, bounds: Bounds::default() })
 }
 
+/// Whether [`bind`] would refuse this path. Makes nothing.
+pub(crate) fn check(path: &Path) -> Result<(), ServerError> {
+    let failed = |source: io::Error| ServerError::Socket { op: "try", path: path.to_owned(), source };
+    if is_answered(path).map_err(failed)? {
+        return Err(ServerError::Taken(path.to_owned()));
+    }
+    may_replace(path).map(|_| ())
+}
+
 /// Only a dead socket of this user is replaced, never another file.
 fn may_replace(path: &Path) -> Result<RenameFlags, ServerError> {
     match fs::symlink_metadata(path) {

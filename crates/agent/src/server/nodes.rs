@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use api::{BlocksView, Removed};
+use api::{BlocksView, NodesView, Removed};
 use hyper::StatusCode;
 use tokio::task::spawn_blocking;
 use types::NodeName;
@@ -40,8 +40,11 @@ pub(super) async fn answer(service: &Arc<Service>, question: Question, query: Op
     let answered = match question {
         Question::Nodes => {
             let cuts = &service.facts.cuts;
-            let nodes = cluster.look().await.map(|contents| cluster::nodes(&contents, cuts, &cluster.name));
-            nodes.map(|nodes| reply::json(StatusCode::OK, &nodes))
+            let looked = cluster.look().await;
+            looked.map(|(contents, freshness)| {
+                let nodes = cluster::nodes(&contents, cuts, &cluster.name);
+                reply::json(StatusCode::OK, &NodesView { freshness, nodes })
+            })
         }
         Question::Routes => cluster.routes().await.map(|routes| reply::json(StatusCode::OK, &routes)),
         Question::Blocks => blocks(service, cluster).await.map(|blocks| reply::json(StatusCode::OK, &blocks)),
@@ -51,8 +54,8 @@ pub(super) async fn answer(service: &Arc<Service>, question: Question, query: Op
 }
 
 async fn blocks(service: &Arc<Service>, cluster: &Cluster) -> Result<BlocksView, String> {
-    let contents = cluster.look().await?;
-    let mut blocks = cluster::blocks(&contents, &service.facts.cuts, &cluster.name);
+    let (contents, freshness) = cluster.look().await?;
+    let mut blocks = cluster::blocks((&contents, freshness), &service.facts.cuts, &cluster.name);
     // It reads files, and the server's thread never waits for a disk.
     let service = Arc::clone(service);
     let used = spawn_blocking(move || view::block_uses(&service)).await.map_err(|error| error.to_string())?;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use api::MAX_BODY;
+use api::{ErrorAnswer, MAX_BODY};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::{Body, Bytes, Incoming};
 use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
@@ -65,7 +65,7 @@ fn written(status: StatusCode, value: &impl Serialize) -> (StatusCode, Vec<u8>) 
 }
 
 pub(super) fn error(status: StatusCode, what: &str) -> Reply {
-    json(status, &json!({ "error": what }))
+    json(status, &ErrorAnswer { error: what.to_owned() })
 }
 
 pub(super) fn with_type(status: StatusCode, kind: &'static str, text: impl Into<Bytes>) -> Reply {

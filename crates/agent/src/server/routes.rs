@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::CniCall;
+use api::{CniCall, VersionAnswer};
 use cni::{Command, Version};
 use hyper::body::Incoming;
 use hyper::{Method, Request, StatusCode};
@@ -122,10 +122,9 @@ pub(super) async fn answer(service: &Arc<Service>, visit: Visit, request: Reques
             reply::json(status, &readiness)
         }
         Route::Version => {
-            let cni_versions = Version::ALL.map(Version::as_str);
-            let version =
-                json!({ "version": env!("CARGO_PKG_VERSION"), "api": 1, "cniVersions": cni_versions });
-            reply::json(StatusCode::OK, &version)
+            let cni_versions = Version::ALL.map(|version| version.as_str().to_owned()).to_vec();
+            let version = env!("CARGO_PKG_VERSION").to_owned();
+            reply::json(StatusCode::OK, &VersionAnswer { version, api: 1, cni_versions })
         }
         Route::Look(look) => {
             let permit = if way == Way::Tcp { SCRAPES.acquire().await.ok() } else { None };

@@ -6,14 +6,14 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
-use api::Problem;
 use tokio::net::TcpListener;
 use tokio::task::{AbortHandle, yield_now};
 use tokio::time::sleep;
+use types::{Code, Finding};
 
 use super::listen::{ServerError, bind_tcp};
 use super::{ACCEPT_PAUSE, House, REBIND_PAUSE, Way, connection};
-use crate::board::Finder;
+use crate::conditions::Source;
 
 /// Connections at once. They do not count as clients of the socket.
 pub(super) const MOST: usize = 64;
@@ -23,24 +23,17 @@ pub(super) async fn serve(
     (address, mut bound): (SocketAddr, Result<TcpListener, ServerError>),
     mut house: House,
 ) {
-    let mut reported = None;
     loop {
-        let what = match bound {
+        let error = match bound {
             Ok(listener) => {
-                if reported.is_some() {
-                    tracing::info!("metrics are served on {address}");
-                    house.service.board.set_problems(Finder::Tcp, Vec::new());
-                }
+                house.service.board.set(Source::Tcp, Vec::new());
                 return accept(listener, house).await;
             }
-            Err(error) => format!("no metrics over TCP: {error}"),
+            Err(error) => error,
         };
-        if reported.as_ref() != Some(&what) {
-            tracing::error!("{what}");
-            let problem = Problem { what: what.clone(), command: Some(format!("ss -ltnp src {address}")) };
-            house.service.board.set_problems(Finder::Tcp, vec![problem]);
-            reported = Some(what);
-        }
+        let message = format!("no metrics over TCP: {error}");
+        let found = Finding::new(Code::MetricsUnavailable, format_args!("address {address}"), message);
+        house.service.board.set(Source::Tcp, vec![found.fix(format!("ss -ltnp src {address}"))]);
         if house.unless_stopped(sleep(REBIND_PAUSE)).await.is_none() {
             return;
         }

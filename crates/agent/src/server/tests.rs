@@ -105,7 +105,7 @@ fn a_socket_that_somebody_took_is_told_and_not_fought_for() {
     let tried = Instant::now();
     assert!(!site.watch.look());
     wait_until("the problem", || {
-        site.board.problems().iter().any(|problem| problem.what.contains("--socket"))
+        site.board.conditions().iter().any(|problem| problem.message.contains("--socket"))
     });
     for _ in 0..100 {
         assert!(!site.watch.look());
@@ -114,7 +114,7 @@ fn a_socket_that_somebody_took_is_told_and_not_fought_for() {
     drop(theirs);
     wait_until("the socket again", || site.watch.look());
     assert!(tried.elapsed() >= REBIND_PAUSE);
-    wait_until("the problem's end", || site.board.problems().is_empty());
+    wait_until("the problem's end", || site.board.conditions().is_empty());
     assert_eq!(site.get("/v1/health").0, 200);
 }
 
@@ -122,7 +122,7 @@ fn a_socket_that_somebody_took_is_told_and_not_fought_for() {
 fn what_can_be_asked() {
     let site = Site::new(Options::default());
     assert_eq!(site.get("/v1/health"), (200, json!({ "healthy": true })));
-    assert_eq!(site.get("/v1/ready"), (200, json!({ "ready": true })));
+    assert_eq!(site.get("/v1/ready"), (200, json!({ "ready": true, "conditions": [] })));
     assert_eq!(site.get("/v1/attachments"), (200, json!([])));
     assert_eq!(site.get("/v1/attachments/c0ffee"), (200, json!([])));
     let (status, version) = site.get("/v1/version");
@@ -131,7 +131,7 @@ fn what_can_be_asked() {
     let (_, status) = site.get("/v1/status");
     let status: Status = serde_json::from_value(status).unwrap();
     assert_eq!((status.node.as_str(), status.network.blocks[0].free), ("n1", 253));
-    assert!(status.readiness.ready && status.rss_bytes > 0);
+    assert!(status.ready && status.rss_bytes > 0);
     let (status, page) = site.get("/metrics");
     assert_eq!(status, 200);
     assert!(page.as_str().unwrap().contains("podwire_ready 1\n"), "{page}");
@@ -168,12 +168,18 @@ fn cni_calls_and_their_failures() {
     let (status, body) = site.post("/v1/cni", &call("JUMP", "a"));
     assert_eq!((status, &body["code"]), (500, &json!(4)));
     assert_eq!(site.post("/v1/cni", &json!({ "env": 1 })).0, 400);
-    site.board.set_not_ready("the bridge is missing");
+    site.lose_bridge();
     let (status, body) = site.post("/v1/cni", &call("ADD", "a"));
     assert_eq!((status, &body["code"]), (503, &json!(11)));
     assert!(body["msg"].as_str().unwrap().contains("the bridge is missing"));
     assert_eq!(site.post("/v1/cni", &call("DEL", "a")).0, 200);
-    assert_eq!(site.get("/v1/ready"), (503, json!({ "ready": false, "reason": "the bridge is missing" })));
+    assert_eq!(body["details"], "BridgeMissing: make it");
+    let (status, readiness) = site.get("/v1/ready");
+    let conditions = &readiness["conditions"];
+    assert_eq!((status, &readiness["ready"], &conditions[1]), (503, &json!(false), &json!(null)));
+    assert_eq!((&conditions[0]["code"], &conditions[0]["fix"]), (&json!("BridgeMissing"), &json!("make it")));
+    let (_, status) = site.get("/v1/status");
+    assert_eq!((&status["ready"], &status["conditions"]), (&json!(false), conditions));
 }
 
 #[test]
@@ -189,7 +195,7 @@ fn b3_the_seeds_calls() {
     assert_eq!(site.post("/ContivCNI.DelPod", &pod("c1")), (200, json!({ "result": 0 })));
     let failed = json!({ "result": 1, "errmsg": "no address left", "errinfo": "254 in use" });
     assert_eq!(site.post("/ContivCNI.AddPod", &pod("bad")), (500, failed));
-    site.board.set_not_ready("starting");
+    site.lose_bridge();
     let (status, body) = site.post("/ContivCNI.AddPod", &pod("c1"));
     assert_eq!((status, &body["result"]), (500, &json!(1)));
 }
@@ -441,7 +447,7 @@ fn an_agent_whose_tcp_address_is_taken_serves_its_socket() {
     let address = taken.local_addr().unwrap();
     let site = Site::new(Options { tcp: Some(address), ..Options::default() });
     assert_eq!(site.get("/v1/health").0, 200);
-    let problems = || site.get("/v1/status").1["problems"].to_string();
+    let problems = || site.get("/v1/status").1["conditions"].to_string();
     wait_until("the problem", || problems().contains(&format!("cannot listen on {address}")));
     drop(taken);
     wait_until("metrics to be served", || problems() == "[]");

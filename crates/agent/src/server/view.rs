@@ -1,19 +1,26 @@
 //! What the agent shows of node-local state. These read files, and belong on a thread that may wait.
 
 use std::path::Path;
+use std::time::Duration;
 
-use api::{BlockUse, Counts, Problem, Status};
+use api::{AttachmentView, BlockUse, Condition, Counts, Status, Timestamp};
 use engine::state::{Listed, Phase, State, StateError};
 use ipam::{Range, RangeSet, RangeSpec};
 use ipnet::IpNet;
-use serde_json::{Value, json};
-use types::NetworkName;
+use types::{Code, Finding, NetworkName};
 
 use super::Service;
+use crate::attachments::attachment_view;
+use crate::board::unix_time;
+use crate::cluster::{Cluster, Contact};
+use crate::conditions::Source;
 use crate::metrics::{Seen, resident_bytes};
 
 /// All attachments, or those of one container: phase and record. One that cannot be read is told by its name.
-pub(super) fn attachments(run_dir: &Path, container: Option<&str>) -> Result<Vec<Value>, StateError> {
+pub(super) fn attachments(
+    run_dir: &Path,
+    container: Option<&str>,
+) -> Result<Vec<AttachmentView>, StateError> {
     let mut shown = Vec::new();
     let Some(state) = State::open_existing(run_dir)? else { return Ok(shown) };
     for network in state.networks()? {
@@ -21,9 +28,7 @@ pub(super) fn attachments(run_dir: &Path, container: Option<&str>) -> Result<Vec
         let mut all = network.list()?;
         all.retain(|listed| container.is_none_or(|container| is_of(listed, container)));
         all.sort_by(|a, b| a.stem.cmp(&b.stem));
-        shown.extend(all.iter().map(|listed| {
-            json!({ "network": name, "name": listed.stem, "phase": phase(listed), "record": listed.attachment })
-        }));
+        shown.extend(all.iter().map(|listed| attachment_view(&name, listed)));
     }
     Ok(shown)
 }
@@ -32,13 +37,6 @@ fn is_of(listed: &Listed, container: &str) -> bool {
     match &listed.attachment {
         Some(attachment) => attachment.key.container.as_str() == container,
         None => listed.stem.split_once('@').is_some_and(|(id, _)| id == container),
-    }
-}
-
-fn phase(listed: &Listed) -> &'static str {
-    match listed.phase {
-        Phase::Pending => "pending",
-        Phase::Ready => "ready",
     }
 }
 
@@ -73,19 +71,29 @@ fn whole(cidr: IpNet) -> Option<RangeSet> {
     RangeSet::new(vec![Range::new(spec).ok()?]).ok()
 }
 
+/// State that cannot be read shows as nothing, and as a condition.
+fn reported_usage(service: &Service) -> (Counts, Vec<BlockUse>) {
+    let usage = usage(service);
+    let found = usage.as_ref().err().map(|error| {
+        let object = format!("directory {}", service.facts.run_dir.display());
+        Finding::new(Code::StateUnusable, object, format_args!("records cannot be read: {error}")).degraded()
+    });
+    service.board.set(Source::Records, found.into_iter().collect());
+    let space = engine::run_dir_space(&service.facts.run_dir);
+    service.board.set(Source::Space, space.into_iter().collect());
+    usage.unwrap_or_default()
+}
+
 pub(super) fn status(service: &Service) -> Status {
     let (facts, board) = (&service.facts, &service.board);
-    let mut problems = board.problems();
-    let (attachments, blocks) = usage(service).unwrap_or_else(|error| {
-        problems.push(Problem { what: format!("node-local state cannot be read: {error}"), command: None });
-        Default::default()
-    });
+    let (attachments, blocks) = reported_usage(service);
+    let conditions = board.conditions();
     Status {
         node: facts.node.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
-        started: board.started,
-        readiness: board.readiness(),
+        started: Timestamp(board.started),
+        ready: !conditions.iter().any(Condition::keeps_from_ready),
         store: facts.store.clone(),
         run_dir: facts.run_dir.clone(),
         socket: facts.socket.clone(),
@@ -99,7 +107,7 @@ pub(super) fn status(service: &Service) -> Status {
         reconcile: board.reconcile(),
         installed: board.installed(),
         inactive_ports: board.inactive_ports(),
-        problems,
+        conditions,
     }
 }
 
@@ -108,12 +116,19 @@ pub(super) fn block_uses(service: &Service) -> Vec<BlockUse> {
     usage(service).map(|(_, blocks)| blocks).unwrap_or_default()
 }
 
-/// What metrics show of now. State that cannot be read shows as nothing; status and log say why.
+/// What metrics show of now.
 pub(super) fn seen(service: &Service) -> Seen {
-    let (attachments, blocks) = usage(service).unwrap_or_else(|error| {
-        tracing::warn!("node-local state cannot be read: {error}");
-        Default::default()
-    });
-    let ready = service.board.readiness().ready;
-    Seen { ready, waiting: service.queue.waiting(), blocks, attachments, started: service.board.started }
+    let (attachments, blocks) = reported_usage(service);
+    let started = service.board.started;
+    let contact = service.cluster.as_ref().map(Cluster::contact);
+    let never = || Duration::from_secs(unix_time().saturating_sub(started));
+    Seen {
+        conditions: service.board.conditions(),
+        waiting: service.queue.waiting(),
+        blocks,
+        attachments,
+        started,
+        is_store_reachable: contact.is_some_and(Contact::is_reachable),
+        watch_age: contact.map_or_else(never, Contact::watch_age),
+    }
 }

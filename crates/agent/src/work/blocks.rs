@@ -8,9 +8,10 @@ use cni::{Error, Request};
 use ipnet::IpNet;
 
 use super::{Work, try_again};
+use crate::cluster::GrowError;
 
 /// Gets this node more addresses beside those of these blocks, which have none left; it may take a while.
-pub(crate) type Grow = dyn Fn(&[IpNet]) -> Result<(), String> + Send + Sync;
+pub(crate) type Grow = dyn Fn(&[IpNet]) -> Result<(), GrowError> + Send + Sync;
 
 pub(super) struct Growth(Box<Grow>);
 
@@ -46,7 +47,7 @@ impl Work {
 
     /// The same request once more, for a node that has more addresses now than when it was made. None: they are not ours to
     /// get; an error: why there are no more.
-    pub(super) fn with_more(&self, request: &Request) -> Result<Option<Request>, String> {
+    pub(super) fn with_more(&self, request: &Request) -> Result<Option<Request>, GrowError> {
         let Request::Add(call) = request else { return Ok(None) };
         let growth = self.growth.get().filter(|_| call.config.name == self.network);
         let seen = self.defaults.filled_blocks(&call.config);

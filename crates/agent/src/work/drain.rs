@@ -13,7 +13,7 @@ use types::AttachmentKey;
 
 use super::turns::Purpose;
 use super::{PATIENCE, Work, keyed, try_again};
-use crate::board::Finder;
+use crate::conditions::Source;
 use crate::log::{Ending, Subject};
 use crate::tombstones::{Buried, Report, Try};
 
@@ -26,17 +26,21 @@ impl Work {
     /// Serves all tombstones; for the start, and for whoever looks after things from time to time.
     pub(crate) fn drain_tombstones(self: &Arc<Self>) -> Report {
         let report = self.drain.round(&|| self.start_round(Try::All));
-        self.board.set_problems(Finder::Tombstones, self.drain.problems());
-        report.unwrap_or_else(|why| Report { failed: vec![why], ..Report::default() })
+        self.board.set(Source::Tombstones, self.drain.findings());
+        report.unwrap_or_else(|undrained| Report { failed: vec![undrained.to_string()], ..Report::default() })
     }
 
     /// Before something new is made. For an attachment whose own tombstone cannot be drained, that is an error.
     pub(super) fn drain_before(self: &Arc<Self>, key: Option<&AttachmentKey>) -> Result<(), Error> {
-        let Some(report) = self.drain.pass(&|| self.start_round(Try::Rested)).map_err(try_again)? else {
+        let Some(report) = self
+            .drain
+            .pass(&|| self.start_round(Try::Rested))
+            .map_err(|undrained| try_again(undrained.to_string()))?
+        else {
             return Ok(());
         };
         if report != Report::default() {
-            self.board.set_problems(Finder::Tombstones, self.drain.problems());
+            self.board.set(Source::Tombstones, self.drain.findings());
         }
         let Some(key) = key else { return Ok(()) };
         // Its own one is worth waiting for.
@@ -62,7 +66,7 @@ impl Work {
     pub(super) fn drain_key(&self, key: &AttachmentKey, patience: Duration) {
         let report = self.drain.one(key, &|stone| self.bury(stone, patience));
         if report != Report::default() {
-            self.board.set_problems(Finder::Tombstones, self.drain.problems());
+            self.board.set(Source::Tombstones, self.drain.findings());
         }
     }
 

@@ -5,8 +5,11 @@ use std::thread;
 use api::Tombstones;
 use serde_json::json;
 use tempfile::TempDir;
+use types::Finding;
 
 use super::*;
+use crate::cluster::GrowError;
+use crate::conditions::Source;
 use crate::tombstones::Report;
 
 impl Task {
@@ -92,7 +95,7 @@ impl Site {
     fn new() -> Self {
         let (dir, engine) = (TempDir::new().unwrap(), Arc::new(Engine::default()));
         let board = Arc::new(Board::new());
-        board.set_ready();
+        board.set_started();
         let served = Arc::clone(&engine);
         let serve: Box<Serve> = Box::new(move |request, caller| served.serve(request, caller));
         let work = work_in(dir.path(), &board, serve);
@@ -268,7 +271,7 @@ fn a_request_that_hangs_holds_nobody_but_those_of_its_own_key() {
     assert!(matches!(site.run("ADD", "b"), Answer::Done(_)));
     assert!(matches!(site.run("GC", "b"), Answer::Done(_)));
     assert_eq!(site.engine.log(), ["ADD b", "GC -"]);
-    assert!(site.stones().exists(&key("a")).unwrap() && site.board.problems().is_empty());
+    assert!(site.stones().exists(&key("a")).unwrap() && site.board.conditions().is_empty());
     // The next one of the same key waits, and finds nothing of the first.
     let next = site.accept("ADD", "a");
     let waiting = thread::spawn(move || next.answer());
@@ -307,11 +310,11 @@ fn a_tombstone_that_fails_stays_and_stops_only_its_own_key() {
     assert_eq!(refused.code, Code::TryAgainLater);
     assert!(refused.msg.contains("DEL a: on purpose"), "{refused}");
     assert!(site.stones().exists(&key("a")).unwrap());
-    assert!(site.board.problems()[0].what.contains("on purpose"), "{:?}", site.board.problems());
+    assert!(site.board.conditions()[0].message.contains("on purpose"), "{:?}", site.board.conditions());
     assert_eq!(site.work.drain_tombstones().failed.len(), 1);
     site.engine.failing.lock().unwrap().clear();
     assert_eq!(site.work.drain_tombstones().drained, 1);
-    assert!(site.board.problems().is_empty());
+    assert!(site.board.conditions().is_empty());
     assert!(matches!(site.run("ADD", "a"), Answer::Done(_)));
     assert_eq!(site.engine.log(), ["ADD b", "DEL a", "ADD a"]);
 }
@@ -324,8 +327,8 @@ fn an_unreadable_tombstone_is_put_aside_and_reported() {
     std::fs::write(&path, "{").unwrap();
     assert!(matches!(site.run("ADD", "b"), Answer::Done(_)));
     assert!(site.stones().is_empty().unwrap());
-    let problem = &site.board.problems()[0];
-    let command = problem.command.as_deref().unwrap();
+    let problem = &site.board.conditions()[0];
+    let command = problem.fix.as_deref().unwrap();
     assert!(command.starts_with("rm ") && std::path::Path::new(&command[3..]).exists(), "{command}");
     assert_eq!(site.engine.log(), ["ADD b"]);
 }
@@ -347,10 +350,10 @@ fn a_tombstone_that_its_own_del_leaves_is_put_aside() {
     }
     assert!(site.stones().is_empty().unwrap());
     assert_eq!(site.engine.log(), ["DEL a"; 4], "the runtime's one, and three of the tombstone");
-    let problems = site.board.problems();
+    let problems = site.board.conditions();
     assert_eq!(problems.len(), 1, "{problems:?}");
-    assert!(problems[0].what.contains("does its ipam.type run Podwire"), "{problems:?}");
-    assert!(problems[0].command.as_deref().is_some_and(|c| c.starts_with("rm ")), "{problems:?}");
+    assert!(problems[0].message.contains("does its ipam.type run Podwire"), "{problems:?}");
+    assert!(problems[0].fix.as_deref().is_some_and(|c| c.starts_with("rm ")), "{problems:?}");
     assert!(matches!(site.run("ADD", "a"), Answer::Done(_)), "it blocks no ADD");
 }
 
@@ -364,7 +367,11 @@ fn a_tombstone_with_the_mark_of_delegates_is_put_aside() {
     site.stones().leave(&marked, &key("a")).unwrap();
     assert!(matches!(site.run("ADD", "b"), Answer::Done(_)));
     assert!(site.stones().is_empty().unwrap());
-    assert!(site.board.problems()[0].what.contains("leads back to Podwire"), "{:?}", site.board.problems());
+    assert!(
+        site.board.conditions()[0].message.contains("leads back to Podwire"),
+        "{:?}",
+        site.board.conditions()
+    );
     assert_eq!(site.engine.log(), ["ADD b"], "nothing of it was served");
 }
 
@@ -391,15 +398,22 @@ fn many_adds_drain_each_tombstone_once() {
 #[test]
 fn not_ready_is_told_and_a_del_is_served_nevertheless() {
     let site = Site::new();
-    site.board.set_not_ready("the first reconcile is under way");
+    let found = Finding::new(types::Code::BridgeNameTaken, "link podwire0", "it is a dummy");
+    site.board.set(Source::Reconcile, vec![found.fix("ip link del podwire0")]);
     for (verb, code) in
         [("ADD", Code::TryAgainLater), ("GC", Code::TryAgainLater), ("STATUS", Code::NotAvailable)]
     {
         let Err(Answer::Unavailable(failure)) = site.work.accept(call(verb, "a")) else { panic!("{verb}") };
         assert_eq!(failure.error.code, code, "{verb}");
-        assert!(failure.error.msg.contains("the first reconcile is under way"));
+        assert_eq!(failure.error.msg, "the agent is not ready: it is a dummy");
+        assert_eq!(failure.error.details, "BridgeNameTaken: ip link del podwire0");
     }
     assert!(matches!(site.run("DEL", "a"), Answer::Done(_)));
+    // A runtime that sends a pod has the files, whatever became of them since.
+    let found = Finding::new(types::Code::InstallIncomplete, "file a", "it is missing");
+    site.board.set(Source::Reconcile, vec![found]);
+    assert!(site.work.accept(call("ADD", "a")).is_ok());
+    assert!(matches!(site.work.accept(call("STATUS", "a")), Err(Answer::Unavailable(_))));
 }
 
 #[test]
@@ -469,7 +483,7 @@ fn a_full_node_says_why_it_gets_no_other_block() {
     };
     let work = Work::new(settings, Arc::clone(&site.board), Arc::new(Metrics::new()));
     let work = Arc::new(work.with_engine(Box::new(full)));
-    work.grow_by(Box::new(|_| Err("etcd at http://a:2379 cannot be reached".to_owned())));
+    work.grow_by(Box::new(|_| Err(GrowError::Refused("etcd at http://a:2379 cannot be reached".to_owned()))));
     let task = work.accept(call("ADD", "c1")).unwrap_or_else(|answer| panic!("{answer:?}"));
     let error = error(task.answer());
     assert_eq!(error.code, Code::AddressesExhausted);

@@ -116,8 +116,8 @@ fn await_way(cluster: &Cluster, (from, to): (&str, &str), wanted: Way, within: D
 /// What the agent says is wrong.
 fn problems(agent: &Agent) -> Vec<String> {
     let status = agent.get(api::STATUS).unwrap();
-    let all = status["problems"].as_array().cloned().unwrap_or_default();
-    all.iter().filter_map(|problem| problem["what"].as_str().map(str::to_owned)).collect()
+    let all = status["conditions"].as_array().cloned().unwrap_or_default();
+    all.iter().filter_map(|problem| problem["message"].as_str().map(str::to_owned)).collect()
 }
 
 fn mtu_of(ns: &Ns, dev: &str) -> u32 {

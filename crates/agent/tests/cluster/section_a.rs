@@ -84,7 +84,7 @@ fn expect_consistent(cluster: &Cluster, prefix: &str) {
 /// Host → blocks, as an agent tells it, whatever its store is.
 fn shares(agent: &Agent) -> BTreeMap<String, Vec<IpNet>> {
     let nodes = agent.get(api::NODES).unwrap();
-    let list = nodes.as_array().or_else(|| nodes["nodes"].as_array()).unwrap();
+    let list = nodes["nodes"].as_array().unwrap();
     let blocks = |node: &Value| serde_json::from_value(node["blocks"].clone()).unwrap();
     list.iter().map(|node| (node["name"].as_str().unwrap().to_owned(), blocks(node))).collect()
 }
@@ -101,7 +101,7 @@ fn peer_routes(node: &Ns) -> Vec<(IpNet, IpAddr, String)> {
 
 /// What a person is told to look at.
 fn problems(agent: &Agent) -> Vec<Value> {
-    agent.get(api::STATUS).unwrap()["problems"].as_array().unwrap().clone()
+    agent.get(api::STATUS).unwrap()["conditions"].as_array().unwrap().clone()
 }
 
 /// STATUS of the agent's own network.

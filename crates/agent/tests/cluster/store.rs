@@ -208,8 +208,8 @@ fn await_good_routes(agent: &Agent, count: usize) {
 /// What an agent asks a person to look at.
 fn problems(agent: &Agent) -> Vec<String> {
     let status = agent.get(api::STATUS).unwrap();
-    let all = status["problems"].as_array().unwrap();
-    all.iter().map(|problem| problem["what"].as_str().unwrap().to_owned()).collect()
+    let all = status["conditions"].as_array().unwrap();
+    all.iter().map(|problem| problem["message"].as_str().unwrap().to_owned()).collect()
 }
 
 #[track_caller]

@@ -43,7 +43,7 @@ fn a_delegate_that_hangs_holds_nobody_else() {
     assert!(!add.is_over() && stones.exists(&its_key).unwrap());
     assert!(inspect::link(&other, "eth0").is_err());
     let status = host.agent.get("/v1/status").unwrap();
-    assert_eq!(status["problems"], json!([]), "it only waits");
+    assert_eq!(status["conditions"], json!([]), "it only waits");
     gate.open();
     assert_eq!(add.outcome().error().unwrap().code, 11);
     wait_until("its own tombstone to be served", DEADLINE, || Ok(!stones.exists(&its_key)?)).unwrap();
@@ -147,7 +147,7 @@ fn the_agent_runs_no_program_that_a_client_chooses() {
         let call = Call { env: vec![("CNI_PATH".to_owned(), volume.display().to_string())], ..call };
         Tombstones::new(host.agent.run_dir()).leave(&passed_on(&call), &key("theirs", &pod)).unwrap();
         wait_until("the tombstone to be reported", DEADLINE, || {
-            Ok(host.agent.get("/v1/status")?["problems"].to_string().contains(name))
+            Ok(host.agent.get("/v1/status")?["conditions"].to_string().contains(name))
         })
         .unwrap();
         assert!(!mark.exists(), "{name}: it ran for a tombstone");
@@ -187,5 +187,5 @@ fn the_agent_refuses_podwire_as_its_own_ipam_plugin() {
     let marked = Call { env: vec![("CNI_PODWIRE_DELEGATED".to_owned(), "1".to_owned())], ..call };
     let answer = ask(&host.agent.client(), &passed_on(&marked));
     assert_eq!((answer.status, json_of(&answer)["code"].as_u64()), (500, Some(7)));
-    assert_eq!(host.agent.get("/v1/status").unwrap()["problems"], json!([]));
+    assert_eq!(host.agent.get("/v1/status").unwrap()["conditions"], json!([]));
 }

@@ -312,6 +312,22 @@ fn a_read_only_state_folder_is_told_and_survived() {
     disk.expect(&|disk| disk.remount("remount,ro"), &cure, &["Read-only file system", "can be written"]);
 }
 
+#[test]
+fn a6_status_shows_a_full_run_directory() {
+    let disk = Disk::new("fullshown");
+    let severity = || {
+        let status = disk.agent.get("/v1/status").unwrap();
+        let all = status["conditions"].as_array().unwrap();
+        let found = all.iter().find(|one| one["code"] == "RunDirFull").cloned().unwrap_or_default();
+        (found["severity"].clone(), status["ready"].clone())
+    };
+    assert_eq!(severity(), (json!("Degraded"), json!(true)), "it has 256 KiB");
+    disk.fill();
+    assert_eq!(severity(), (json!("NotReady"), json!(false)));
+    fs::remove_file(disk.records().join("ballast")).unwrap();
+    assert_eq!(severity(), (json!("Degraded"), json!(true)));
+}
+
 /// Whoever wants to free a full disk must be able to remove pods.
 #[test]
 fn a_pod_can_go_while_the_disk_is_full() {

@@ -143,7 +143,7 @@ fn a_tombstone_that_cannot_be_read_is_put_aside_and_told() {
     // The file is moved before the status shows it.
     let reported = wait_until("the problem to be reported", DEADLINE, || {
         status = host.agent.get("/v1/status")?;
-        let problem = status["problems"].to_string();
+        let problem = status["conditions"].to_string();
         Ok(["cannot be read", "rm ", "first"].iter().all(|part| problem.contains(part)))
     });
     assert!(reported.is_ok() && !is_there("first"), "{status}");
@@ -153,14 +153,14 @@ fn a_tombstone_that_cannot_be_read_is_put_aside_and_told() {
     host.agent.wait_ready().unwrap();
     // An agent that is ready has processed all tombstones.
     assert!(!is_there("second"));
-    assert!(host.agent.get("/v1/status").unwrap()["problems"].to_string().contains("second"));
+    assert!(host.agent.get("/v1/status").unwrap()["conditions"].to_string().contains("second"));
     // It is nobody's obstacle.
     let (pod, _) = host.attached("a");
     host.del(&pod);
-    let command = status["problems"][0]["command"].as_str().unwrap();
+    let command = status["conditions"][0]["fix"].as_str().unwrap();
     host.node.sh(&["sh", "-c", command]).unwrap();
     wait_until("the problem to be gone", DEADLINE, || {
-        Ok(!host.agent.get("/v1/status")?["problems"].to_string().contains("first"))
+        Ok(!host.agent.get("/v1/status")?["conditions"].to_string().contains("first"))
     })
     .unwrap();
 }

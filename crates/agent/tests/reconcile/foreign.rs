@@ -11,7 +11,7 @@ const FORWARD: &str = "type filter hook forward priority filter + 10";
 const NEVER: Duration = Duration::from_millis(200);
 
 fn problems(scene: &Scene) -> Vec<Value> {
-    scene.host.agent.get("/v1/status").unwrap()["problems"].as_array().unwrap().clone()
+    scene.host.agent.get("/v1/status").unwrap()["conditions"].as_array().unwrap().clone()
 }
 
 fn sh(ns: &Ns, line: &str) {
@@ -65,8 +65,7 @@ fn pain15_a_foreign_chain_that_drops_is_told_with_a_command_that_helps() {
                 let told = problems(&scene);
                 match cure {
                     Cure::Command => {
-                        told.iter()
-                            .for_each(|problem| sh(scene.node(), problem["command"].as_str().unwrap()));
+                        told.iter().for_each(|problem| sh(scene.node(), problem["fix"].as_str().unwrap()));
                     }
                     Cure::Removal => sh(scene.node(), remove),
                 }
@@ -80,9 +79,13 @@ fn pain15_a_foreign_chain_that_drops_is_told_with_a_command_that_helps() {
             clear(scene.node());
         }
         let log = scene.host.agent.log().unwrap();
-        let told = log.lines().filter(|line| line.contains("WARN") && line.contains("drops what pods send"));
+        let told =
+            log.lines().filter(|line| line.contains("WARN") && line.contains("drops the traffic of pods"));
         assert!(told.clone().count() >= 3, "{log}");
-        assert!(told.clone().all(|line| line.contains("command=")), "{log}");
+        assert!(
+            told.clone().all(|line| line.contains("code=ForeignDrop") && line.contains("fix=nft")),
+            "{log}"
+        );
     });
 }
 

@@ -191,12 +191,12 @@ fn what_cannot_be_repaired_is_told_and_does_not_keep_the_rest() {
     scene.run(&format!("ip route del {} dev {end}", v6(result)));
     let back = format!("{} dev {end}", v6(result));
     wait_until("the other route", SOON, || Ok(routes().contains(&back))).unwrap();
-    wait_until("the problem", SOON, || Ok(status()["problems"].to_string().contains(scene.a.0.id())))
+    wait_until("the problem", SOON, || Ok(status()["conditions"].to_string().contains(scene.a.0.id())))
         .unwrap();
-    println!("{}", status()["problems"]);
+    println!("{}", status()["conditions"]);
     scene.run(&format!("ip route del {} dev {end}", v4(result)));
     scene.run(&format!("ip neigh del {} dev {end}", v6(result)));
-    wait_until("no problem", SOON, || Ok(status()["problems"].as_array().unwrap().is_empty())).unwrap();
+    wait_until("no problem", SOON, || Ok(status()["conditions"].as_array().unwrap().is_empty())).unwrap();
     scene.expect_works("when the way is free");
 }
 

@@ -34,7 +34,7 @@ fn replace(path: &Path, content: &[u8]) {
 }
 
 fn problems(host: &Host) -> Vec<Value> {
-    host.agent.get("/v1/status").unwrap()["problems"].as_array().cloned().unwrap_or_default()
+    host.agent.get("/v1/status").unwrap()["conditions"].as_array().cloned().unwrap_or_default()
 }
 
 fn rounds(host: &Host) -> u64 {
@@ -60,7 +60,7 @@ fn a8_a_newer_record_is_kept_and_its_del_removes_everything() {
         host.agent.launch().unwrap();
         host.agent.wait_ready().unwrap();
         let is_reported =
-            |problem: &Value| problem["what"].as_str().unwrap().contains("newer version of Podwire");
+            |problem: &Value| problem["message"].as_str().unwrap().contains("newer version of Podwire");
         wait_until("the record to be reported", DEADLINE, || Ok(problems(&host).iter().any(is_reported)))
             .unwrap();
         wait_for_rounds(&host);
@@ -121,10 +121,10 @@ fn a8_elements_without_a_pod_are_reported_with_the_command() {
         let reported = || {
             problems(&host)
                 .into_iter()
-                .find(|p| p["what"].as_str().unwrap().contains("tcp . 9999 to 10.88.0.99"))
+                .find(|p| p["message"].as_str().unwrap().contains("tcp . 9999 to 10.88.0.99"))
         };
         wait_until("it to be reported", DEADLINE, || Ok(reported().is_some())).unwrap();
-        let command = reported().unwrap()["command"].as_str().unwrap().to_owned();
+        let command = reported().unwrap()["fix"].as_str().unwrap().to_owned();
         host.node.sh(&["sh", "-c", &command]).unwrap();
         wait_until("the problem to go", DEADLINE, || Ok(problems(&host).is_empty())).unwrap();
     });

@@ -105,7 +105,7 @@ pub(crate) fn run(comparison: &Comparison) -> Result<Report> {
                 Part::Traffic => told(&format!("traffic, site {site} of {sites}"), || {
                     traffic::measure(&builds, &comparison.scale, &mut findings)
                 })?,
-                Part::Firewall | Part::Routes | Part::Scale | Part::Joins => {}
+                Part::Firewall | Part::Recovery | Part::Routes | Part::Scale | Part::Joins => {}
             }
         }
     }

@@ -11,6 +11,7 @@
 mod change;
 mod crowd;
 pub(crate) mod joins;
+pub(crate) mod outage;
 pub(crate) mod routes;
 pub(crate) mod scale;
 mod seed;

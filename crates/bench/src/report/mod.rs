@@ -18,6 +18,7 @@ use crate::firewall::Timed;
 use crate::machine::{Linkage, Machine};
 use crate::nodes::Nodes;
 use crate::options::Scale;
+use crate::recovery::Recovery;
 use crate::stats::Percentiles;
 use figures::{Figure, Share};
 use nodes::Line;
@@ -28,6 +29,7 @@ use verdict::Verdict;
 pub(crate) struct Measured {
     pub(crate) pods: Option<cases::Measured>,
     pub(crate) firewall: Timed,
+    pub(crate) recovery: Option<Recovery>,
     pub(crate) nodes: Nodes,
 }
 
@@ -88,7 +90,11 @@ impl Report {
             rates_per_s: vec![],
             machine,
         };
-        report.add_firewall(&measured.firewall);
+        report.add_times(&measured.firewall);
+        if let Some(Recovery { times, remarks }) = &measured.recovery {
+            report.add_times(times);
+            report.remarks.extend(remarks.iter().cloned());
+        }
         if let Some(pods) = &measured.pods {
             report.add_pods(pods);
         }
@@ -97,8 +103,8 @@ impl Report {
         report
     }
 
-    fn add_firewall(&mut self, firewall: &Timed) {
-        for (case, sample) in firewall {
+    fn add_times(&mut self, timed: &Timed) {
+        for (case, sample) in timed {
             let times = sample.percentiles().map(|percentiles| Times { case: case.clone(), percentiles });
             self.times_ms.extend(times);
             self.failures.extend(sample.failures.iter().map(|failure| format!("{case}: {failure}")));

@@ -54,7 +54,7 @@ pub(crate) fn run(soak: &Soak, site: &Site, watched: &Watched) -> Result<()> {
     let dir = site.hostile.node.dir();
     for run_dir in [dir.join("state"), dir.join("alone")] {
         let empty = wait_until("h1 to hold nothing", within, || {
-            let problems = site.hostile_agent().get(api_status())?["problems"].to_string();
+            let problems = site.hostile_agent().get(api_status())?["conditions"].to_string();
             expect_empty(&run_dir, &|path| path.contains(PUT_ASIDE) || problems.contains(path))
         });
         soak.step("records, claims or tombstones are left on h1", empty);
@@ -213,7 +213,7 @@ fn status(soak: &Soak, site: &Site) -> Result<()> {
     for machine in &site.machines {
         let fine = wait_until(&format!("{} to report no problems", machine.name), LONG, || {
             let status = site.cluster().agent(machine.name)?.get(api_status())?;
-            ensure!(status["problems"] == json!([]), "{}", status["problems"]);
+            ensure!(status["conditions"] == json!([]), "{}", status["conditions"]);
             ensure!(
                 status["attachments"] == json!({"ready": 0, "pending": 0, "unreadable": 0}),
                 "{}",

@@ -44,6 +44,16 @@ impl Mesh {
         self.owners.get(block)
     }
 
+    /// All claims of blocks: the block, and the node that it names.
+    pub fn claims(&self) -> impl Iterator<Item = (&IpNet, &NodeName)> {
+        self.owners.iter()
+    }
+
+    /// The record of another node.
+    pub fn peer(&self, name: &NodeName) -> Option<&NodeRecord> {
+        self.peers.get(name).map(|peer| &peer.node.record)
+    }
+
     /// The other nodes with the parts of their records that are used, in the order in which the records were created.
     pub fn admitted(&self) -> Vec<NodeRecord> {
         let mut nodes: Vec<&StoredNode> = self.stored().collect();

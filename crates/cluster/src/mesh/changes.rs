@@ -55,13 +55,26 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// How many routes are changed that are not among these changes.
-    pub fn routes_beyond(&self, due: &Self) -> usize {
-        let beyond = |ours: &[PeerRoute], due: &[PeerRoute]| {
-            let due: BTreeSet<&PeerRoute> = due.iter().collect();
-            ours.iter().filter(|route| !due.contains(route)).count()
-        };
-        beyond(&self.set_routes, &due.set_routes) + beyond(&self.del_routes, &due.del_routes)
+    /// The changes that are not among these.
+    pub fn beyond(&self, due: &Self) -> Self {
+        fn beyond<T: Copy + Ord>(all: &[T], due: &[T]) -> Vec<T> {
+            let due: BTreeSet<&T> = due.iter().collect();
+            all.iter().filter(|one| !due.contains(one)).copied().collect()
+        }
+        Self {
+            set_neighbours: beyond(&self.set_neighbours, &due.set_neighbours),
+            set_fdb: beyond(&self.set_fdb, &due.set_fdb),
+            set_routes: beyond(&self.set_routes, &due.set_routes),
+            del_routes: beyond(&self.del_routes, &due.del_routes),
+            del_neighbours: beyond(&self.del_neighbours, &due.del_neighbours),
+            del_fdb: beyond(&self.del_fdb, &due.del_fdb),
+        }
+    }
+
+    pub fn clear_removals(&mut self) {
+        self.del_routes.clear();
+        self.del_neighbours.clear();
+        self.del_fdb.clear();
     }
 
     pub fn is_empty(&self) -> bool {

@@ -18,6 +18,7 @@ mod plan;
 mod problems;
 #[cfg(test)]
 mod props;
+mod repairs;
 mod sources;
 #[cfg(test)]
 mod tests;
@@ -32,6 +33,7 @@ use types::{Mac, NodeName};
 
 pub use changes::{Changes, PeerFdb, PeerNeighbour, PeerRoute, Seen};
 pub use facts::{Facts, Family, Transport, TransportError, Tunnels, Underlay};
+pub use repairs::Repaired;
 pub use sources::{PeerSource, SourceChanges};
 pub use way::{NoWay, Way};
 

@@ -1,8 +1,8 @@
-//! What is wrong with the cluster as this node sees it, in sentences.
+//! The conditions of the cluster as this node observes it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use types::NodeName;
+use types::{Code, Finding, NodeName};
 
 use super::Mesh;
 use super::facts::Family;
@@ -14,8 +14,8 @@ const NAMED: usize = 5;
 
 impl Mesh {
     /// Sorted; each is said once. What concerns many nodes for one reason of our own is said of all of them together.
-    pub fn problems(&self) -> Vec<String> {
-        let mut problems = BTreeSet::new();
+    pub fn findings(&self) -> Vec<Finding> {
+        let mut findings = BTreeSet::new();
         let mut unreached: BTreeMap<String, Unreached<'_>> = BTreeMap::new();
         for (name, block, way) in self.ways() {
             let Way::None(reason) = way else { continue };
@@ -23,10 +23,11 @@ impl Mesh {
                 // Below, for all blocks of a node together.
                 NoWay::Refused(_) => {}
                 NoWay::OverlapsOurs(_) | NoWay::HoldsLink(_) | NoWay::HoldsNode(_) => {
-                    problems.insert(format!("block {block} of node {name} is not routed: {reason}"));
+                    let message = format!("block {block} of node {name} is not routed: {reason}");
+                    findings.insert(Finding::new(Code::NodeUnrouted, format_args!("block {block}"), message));
                 }
                 NoWay::NoAddress(_) | NoWay::OurAddress(_) | NoWay::SameMac { .. } => {
-                    problems.insert(format!("no way to node {name}: {reason}"));
+                    findings.insert(unrouted(name, &reason.to_string()));
                 }
                 NoWay::NotOnLink(_) | NoWay::NoCommonFamily | NoWay::NoUnderlay(_) | NoWay::NoTunnel(_) => {
                     let unreached = unreached.entry(of_many(reason)).or_default();
@@ -35,34 +36,38 @@ impl Mesh {
                 }
             }
         }
-        problems.extend(unreached.iter().flat_map(|(reason, unreached)| unreached.sentences(reason)));
-        problems.extend(self.duplicates());
-        problems.extend(self.refused());
-        problems.into_iter().collect()
+        findings.extend(unreached.iter().flat_map(|(reason, unreached)| unreached.findings(reason)));
+        findings.extend(self.duplicates());
+        findings.extend(self.refused());
+        findings.into_iter().collect()
     }
 
     /// Parts of records that are not used.
-    fn refused(&self) -> impl Iterator<Item = String> {
+    fn refused(&self) -> impl Iterator<Item = Finding> {
         self.stored().flat_map(|node| {
+            let name = &node.record.name;
             let refused = refusals(&node.record, &self.cuts, |block| self.owner(block));
-            refused.into_iter().map(|one| one.sentence(Some(&node.record.name))).collect::<Vec<_>>()
+            let found = |message| Finding::new(Code::NodeRecordRefused, format_args!("node {name}"), message);
+            refused.into_iter().map(|one| found(one.sentence(Some(name)))).collect::<Vec<_>>()
         })
     }
 
     /// What several nodes publish.
-    fn duplicates(&self) -> impl Iterator<Item = String> {
+    fn duplicates(&self) -> impl Iterator<Item = Finding> {
         let macs = self.macs.disputed().into_iter().map(|(mac, names)| {
-            format!(
+            let message = format!(
                 "nodes {} have the same tunnel MAC {mac}: restart podwire with a fresh state on one of them",
                 list(&names)
-            )
+            );
+            Finding::new(Code::NodeConflict, format_args!("MAC {mac}"), message)
         });
         let addresses = self.addresses.disputed().into_iter().map(|(address, names)| {
-            format!(
+            let message = format!(
                 "nodes {} publish the same address {address}: only one of them can be reached; remove nodes that are gone \
                  with 'podwire node rm NAME'",
                 list(&names)
-            )
+            );
+            Finding::new(Code::NodeConflict, format_args!("address {address}"), message)
         });
         macs.chain(addresses)
     }
@@ -77,14 +82,22 @@ struct Unreached<'a> {
 }
 
 impl Unreached<'_> {
-    fn sentences(&self, reason: &str) -> Vec<String> {
+    fn findings(&self, reason: &str) -> Vec<Finding> {
         match self.names.first() {
             Some(name) if self.names.len() == 1 => {
-                self.reasons.iter().map(|reason| format!("no way to node {name}: {reason}")).collect()
+                self.reasons.iter().map(|reason| unrouted(name, reason)).collect()
             }
-            Some(_) | None => vec![format!("no way to {} nodes: {reason}", self.names.len())],
+            Some(_) | None => {
+                let message = format!("no route to {} nodes: {reason}", self.names.len());
+                vec![Finding::new(Code::NodeUnrouted, "nodes", message)]
+            }
         }
     }
+}
+
+fn unrouted(name: &NodeName, reason: &str) -> Finding {
+    let message = format!("no route to node {name}: {reason}");
+    Finding::new(Code::NodeUnrouted, format_args!("node {name}"), message)
 }
 
 /// A reason in words for many nodes at once.

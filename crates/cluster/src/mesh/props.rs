@@ -172,7 +172,7 @@ fn planned_afresh(mesh: &Mesh) -> Model {
     for (block, owner) in &mesh.owners {
         fresh.set_claim(*block, Some(owner.clone()));
     }
-    assert_eq!((fresh.tunnels_wanted(), fresh.problems()), (mesh.tunnels_wanted(), mesh.problems()));
+    assert_eq!((fresh.tunnels_wanted(), fresh.findings()), (mesh.tunnels_wanted(), mesh.findings()));
     assert_eq!(accepted(&fresh), accepted(mesh));
     wanted(&fresh)
 }

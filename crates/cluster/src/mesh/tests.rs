@@ -84,8 +84,8 @@ fn ways(mesh: &Mesh) -> Vec<Way> {
 }
 
 fn problem(mesh: &Mesh, part: &str) {
-    let problems = mesh.problems();
-    assert!(problems.iter().any(|one| one.contains(part)), "{part:?} is not in {problems:#?}");
+    let problems = mesh.findings();
+    assert!(problems.iter().any(|one| one.message.contains(part)), "{part:?} is not in {problems:#?}");
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn auto_goes_direct_to_nodes_on_the_link_in_each_family() {
     let six = route("fd00:2:0:0:500::/72", "2001:db8::5", "fd00:2::1");
     assert_eq!(changes, Changes { set_routes: vec![four, six], ..Changes::default() });
     assert_eq!(mesh.tunnels_wanted(), (false, false));
-    assert_eq!(mesh.problems(), [""; 0]);
+    assert_eq!(mesh.findings(), []);
     assert!(mesh.take_changes().is_empty());
 }
 
@@ -158,7 +158,7 @@ fn the_outer_family_is_the_first_that_both_have() {
     let four_only = peer("c", &["203.0.113.7"], &["10.2.7.0/24"]);
     let none = mesh(ours, &[four_only]);
     assert_eq!(ways(&none), [Way::None(NoWay::NoCommonFamily)]);
-    problem(&none, "no way to node c: it and this node have no address of the same family");
+    problem(&none, "no route to node c: it and this node have no address of the same family");
 }
 
 #[test]
@@ -168,12 +168,12 @@ fn a_tunnel_that_does_not_exist_is_wanted_and_has_no_routes_yet() {
     let mut mesh = mesh(none, &[far("a", "10.2.5.0/24")]);
     assert_eq!(mesh.tunnels_wanted(), (true, false));
     assert!(mesh.take_changes().is_empty());
-    problem(&mesh, "no way to node a: the IPv4 tunnel device does not exist yet");
+    problem(&mesh, "no route to node a: the IPv4 tunnel device does not exist yet");
     set(&mut mesh, NodeRecord { addresses: vec![ip("203.0.113.6")], ..far("b", "10.2.6.0/24") });
-    problem(&mesh, "no way to 2 nodes: the IPv4 tunnel device does not exist yet");
+    problem(&mesh, "no route to 2 nodes: the IPv4 tunnel device does not exist yet");
     mesh.set_facts(facts());
     assert_eq!(mesh.take_changes().set_routes.len(), 2);
-    assert_eq!(mesh.problems(), [""; 0]);
+    assert_eq!(mesh.findings(), []);
 }
 
 #[test]
@@ -181,8 +181,8 @@ fn direct_only_says_whom_it_cannot_reach() {
     let far = peer("n3", &["203.0.113.7"], &["10.2.5.0/24", "fd00:2:0:0:500::/72"]);
     let mesh = mesh(with(Transport::Direct), &[far]);
     assert_eq!(mesh.tunnels_wanted(), (false, false));
-    problem(&mesh, "no way to node n3: the transport is direct, but 203.0.113.7 is not on-link");
-    problem(&mesh, "no way to node n3: the transport is direct, but the node publishes no IPv6 address");
+    problem(&mesh, "no route to node n3: the transport is direct, but 203.0.113.7 is not on-link");
+    problem(&mesh, "no route to node n3: the transport is direct, but the node publishes no IPv6 address");
 }
 
 #[test]
@@ -247,7 +247,7 @@ fn a5_a_claim_that_comes_later_admits_and_one_that_goes_closes() {
     assert!(mesh.take_changes().is_empty());
     mesh.set_claim(net("10.2.5.0/24"), Some("a".try_into().unwrap()));
     assert_eq!(mesh.take_changes().set_routes.len(), 1);
-    assert_eq!(mesh.problems(), [""; 0]);
+    assert_eq!(mesh.findings(), []);
     mesh.set_claim(net("10.2.5.0/24"), Some("b".try_into().unwrap()));
     assert_eq!(mesh.take_changes().del_routes.len(), 1);
     mesh.set_claim(net("10.2.5.0/24"), Some("a".try_into().unwrap()));
@@ -284,7 +284,7 @@ fn a5_only_blocks_of_the_networks_division_are_routed() {
 fn our_own_record_is_no_peer() {
     let mut mesh = mesh(facts(), &[peer("m", &["192.0.2.1"], &["10.2.0.0/24", "10.2.1.0/24"])]);
     assert!(mesh.take_changes().is_empty());
-    assert_eq!((mesh.ways().count(), mesh.problems()), (0, Vec::new()));
+    assert_eq!((mesh.ways().count(), mesh.findings()), (0, Vec::new()));
 }
 
 #[test]
@@ -297,7 +297,7 @@ fn of_two_with_the_same_mac_the_later_has_no_tunnel() {
         ways(&mesh)[..],
         [Way::Vxlan { .. }, Way::None(NoWay::SameMac { .. }), Way::Direct { .. }]
     ));
-    problem(&mesh, "no way to node b: its tunnel MAC 02:61:00:00:00:00 is also that of node a");
+    problem(&mesh, "no route to node b: its tunnel MAC 02:61:00:00:00:00 is also that of node a");
     problem(&mesh, "nodes a, b, c have the same tunnel MAC 02:61:00:00:00:00");
     mesh.take_changes();
     mesh.remove_peer(&one.name);
@@ -322,7 +322,7 @@ fn a5_a_later_record_does_not_take_an_earlier_ones_tunnel_mac() {
         claims([&first, &thief]).into_iter().for_each(|(block, name)| mesh.set_claim(block, Some(name)));
         order.iter().for_each(|n| mesh.set_peer(nodes[*n].clone()));
         assert_eq!(mesh.take_changes().set_fdb, [holder]);
-        problem(&mesh, "no way to node a: its tunnel MAC 02:6b:00:00:00:00 is also that of node k");
+        problem(&mesh, "no route to node a: its tunnel MAC 02:6b:00:00:00:00 is also that of node k");
         // The same again after a restart: from a list, and from what is remembered without a store.
         let mut listed = Mesh::new(facts());
         listed.set_all(nodes.clone(), claims([&first, &thief]));
@@ -356,11 +356,11 @@ fn addresses_that_cannot_be_are_told() {
     let inside = peer("d", &["10.2.8.5"], &["10.2.8.0/24"]);
     let loopback = peer("e", &["127.0.0.1", "::1", "fe80::5"], &["10.2.10.0/24"]);
     let mesh = mesh(facts(), &[&[ours, inside, loopback], &same[..]].concat());
-    problem(&mesh, "no way to node a: it publishes this node's own address 192.0.2.1");
+    problem(&mesh, "no route to node a: it publishes this node's own address 192.0.2.1");
     problem(&mesh, "nodes b, c publish the same address 192.0.2.6");
     problem(&mesh, "address 10.2.8.5 of node d is not used: inside the pod network 10.2.0.0/16");
     problem(&mesh, "addresses 127.0.0.1, ::1 of node e are not used: loopback address");
-    problem(&mesh, "no way to 2 nodes: they and this node have no address of the same family");
+    problem(&mesh, "no route to 2 nodes: they and this node have no address of the same family");
 }
 
 #[test]
@@ -423,16 +423,16 @@ fn many_nodes_with_one_trouble_are_one_line() {
     let far = |i: u8| peer(&format!("n{i}"), &[&format!("203.0.113.{i}")], &[&format!("10.2.{i}.0/24")]);
     let peers: Vec<NodeRecord> = (1..100).map(far).collect();
     let direct = mesh(with(Transport::Direct), &peers);
-    let [only] = &direct.problems()[..] else { panic!("{:#?}", direct.problems()) };
+    let [only] = &direct.findings()[..] else { panic!("{:#?}", direct.findings()) };
     assert!(
-        only.starts_with("no way to 99 nodes: the transport is direct, but their IPv4 addresses"),
-        "{only}"
+        only.message.starts_with("no route to 99 nodes: the transport is direct, but their IPv4 addresses"),
+        "{only:?}"
     );
     let mut ours = facts();
     ours.underlays.remove(0);
     let six = mesh(ours, &peers);
-    assert_eq!(six.problems().len(), 1, "{:#?}", six.problems());
-    problem(&six, "no way to 99 nodes: they and this node have no address of the same family");
+    assert_eq!(six.findings().len(), 1, "{:#?}", six.findings());
+    problem(&six, "no route to 99 nodes: they and this node have no address of the same family");
 }
 
 #[test]
@@ -485,7 +485,7 @@ fn five_thousand_nodes_are_planned_at_once_and_one_change_costs_its_own() {
     let records: Vec<_> = (1000..6000).map(record).collect();
     let mut mesh = mesh(ours, &records);
     let changes = mesh.take_changes();
-    assert_eq!((changes.set_routes.len(), mesh.problems().len()), (10_000, 0));
+    assert_eq!((changes.set_routes.len(), mesh.findings().len()), (10_000, 0));
     let seen = Seen { routes: changes.set_routes, neighbours: changes.set_neighbours, fdb: changes.set_fdb };
     assert!(mesh.compare(&seen).is_empty());
     let moved = NodeRecord { addresses: vec![ip("203.0.113.99")], ..record(3000) };

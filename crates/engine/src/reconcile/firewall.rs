@@ -17,7 +17,7 @@ impl Round<'_> {
     pub(super) fn firewall(&mut self) {
         let attachments = std::mem::take(&mut self.outcome.attachments);
         if let Err(error) = self.look_at_tables(&attachments).and_then(|()| self.unbind()) {
-            self.trouble("firewall", error);
+            self.trouble("tables podwire", error);
         }
         self.outcome.attachments = attachments;
     }
@@ -191,7 +191,7 @@ mod tests {
                 resident: Some(&resident),
             };
             let outcome = node.enter(|| reconcile(order).unwrap()).unwrap();
-            assert_eq!(outcome.troubles, []);
+            assert_eq!(outcome.findings, []);
             outcome.repairs.into_iter().map(|repair| repair.what).collect::<Vec<_>>()
         };
         let sh = |words: &str| node.sh(&["sh", "-c", words]).unwrap();

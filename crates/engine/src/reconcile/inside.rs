@@ -44,7 +44,7 @@ impl fmt::Display for Fault {
 
 /// A socket inside the pod, if the namespace is the one that was recorded. A record that was made anew from the link does
 /// not know it.
-fn open(attachment: &Attachment) -> Result<Option<RtSocket>, Error> {
+pub(super) fn open(attachment: &Attachment) -> Result<Option<RtSocket>, Error> {
     if attachment.netns_cookie.is_none() {
         return Ok(None);
     }

@@ -15,6 +15,7 @@ mod firewall;
 mod inside;
 mod node;
 mod observe;
+mod pod;
 mod repair;
 mod stray;
 pub(crate) mod subnet;
@@ -23,15 +24,17 @@ use std::fmt;
 use std::path::Path;
 
 use netconf::{Addresses, NetConf};
-use netlink::RtSocket;
-use types::{AttachmentKey, IfName, NetworkName};
+use netlink::{Link, RtSocket};
+use types::{AttachmentKey, Code, Finding, IfName, NetworkName};
 
+use crate::condition::Failed;
 use crate::delegate::NONE_ALLOWED;
 use crate::gc;
-use crate::state::{Attachment, Held, Listed, Network, Phase, State};
+use crate::state::{Attachment, Held, Listed, Network, Phase, State, StateError};
 use crate::{Caller, Delegates, Error, InactivePort, Resident, Wait, inactive_ports, relearn};
 use node::Renewed;
 use observe::Seen;
+pub(crate) use pod::pod_finding;
 
 /// What a round is to look at.
 #[derive(Debug, Clone, Copy)]
@@ -111,21 +114,14 @@ pub struct Repair {
     pub what: String,
 }
 
-/// What could not be repaired, and what a person can do.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Trouble {
-    pub what: String,
-    /// A command to paste, where one helps.
-    pub command: Option<String>,
-    /// The bridge that it is about.
-    pub bridge: Option<IfName>,
-}
-
 /// What a round did and found.
 #[derive(Debug, Default)]
 pub struct Outcome {
     pub repairs: Vec<Repair>,
-    pub troubles: Vec<Trouble>,
+    /// What could not be repaired.
+    pub findings: Vec<Finding>,
+    /// What was changed in pods, if the round inspected them.
+    pub pods: Option<Vec<Finding>>,
     /// All attachments that are ready now, as they are recorded.
     pub attachments: Vec<Attachment>,
     /// Host ports on addresses that the node does not have.
@@ -143,7 +139,7 @@ struct Round<'a> {
 }
 
 /// Compares and repairs. An error means that nothing could be looked at; what goes wrong with one object is a
-/// [`Trouble`], and the others are repaired all the same.
+/// [`Finding`], and the others are repaired all the same.
 pub fn reconcile(order: Order<'_>) -> Result<Outcome, Error> {
     let state = State::open(order.run_dir)?;
     let (host, outcome) = (RtSocket::open()?, Outcome::default());
@@ -163,11 +159,23 @@ pub fn reconcile(order: Order<'_>) -> Result<Outcome, Error> {
         round.orphans(network, &seen);
     }
     round.firewall();
+    round.pods();
     match inactive_ports(&round.outcome.attachments, &mut round.host) {
         Ok(inactive) => round.outcome.inactive_ports = inactive,
-        Err(error) => round.trouble("hostIPs of published ports", error),
+        Err(error) => round.trouble("host ports", error),
     }
     Ok(round.outcome)
+}
+
+/// The condition of a round that failed as a whole. Without its records no pod can be served.
+pub fn failure(error: Error, run_dir: &Path) -> Finding {
+    let directory = format!("directory {}", run_dir.display());
+    let (code, object) = match &error {
+        Error::State(StateError::Busy { .. }) => (Code::ReconcileFailed, "records"),
+        Error::State(_) => (Code::StateUnusable, directory.as_str()),
+        _ => (Code::ReconcileFailed, "kernel"),
+    };
+    error.finding(&Failed { code, object, run_dir })
 }
 
 /// Removes from the kernel what is left of flows of pods that are gone: all of them in one go, and not while a pod waits.
@@ -187,15 +195,28 @@ impl Round<'_> {
         self.outcome.repairs.push(Repair { kind, what: what.to_string() });
     }
 
-    fn trouble(&mut self, what: impl fmt::Display, error: impl Into<Error>) {
-        let error: cni::Error = error.into().into();
-        self.outcome.troubles.push(Trouble { what: format!("{what}: {error}"), command: None, bridge: None });
+    fn trouble(&mut self, object: impl fmt::Display, error: impl Into<Error>) {
+        let found = self.finding(object, error.into());
+        self.outcome.findings.push(found);
     }
 
+    fn finding(&self, object: impl fmt::Display, error: Error) -> Finding {
+        let object = object.to_string();
+        error.finding(&Failed { code: Code::RepairFailed, object: &object, run_dir: self.order.run_dir })
+    }
+
+    /// New pods need the bridge of the agent's own network. A kernel that cannot be asked for it is no reason to refuse
+    /// them.
     fn bridge_trouble(&mut self, name: &IfName, error: Error) {
-        let error: cni::Error = error.into();
-        let what = format!("bridge {name}: {error}");
-        self.outcome.troubles.push(Trouble { what, command: None, bridge: Some(name.clone()) });
+        let found = self.finding(format_args!("bridge {name}"), error);
+        let is_bridge = |link: Option<Link>| link.is_some_and(|it| it.kind.as_deref() == Some("bridge"));
+        let is_there = self.host.link(name).map_or(true, is_bridge);
+        let is_own = self.order.network.is_some_and(|(_, conf)| conf.bridge == *name);
+        let found = match found.code {
+            Code::RepairFailed if !is_there => Finding::new(Code::BridgeMissing, found.object, found.message),
+            _ => found,
+        };
+        self.outcome.findings.push(if is_own && !is_there { found } else { found.degraded() });
     }
 
     /// Networks whose state was lost begin with what lives: before the first ADD that could give an address twice.
@@ -228,6 +249,26 @@ impl Round<'_> {
         Ok(())
     }
 
+    fn pods(&mut self) {
+        if self.order.depth != Depth::Pods {
+            return;
+        }
+        let links = match self.host.links() {
+            Ok(links) => links,
+            Err(error) => return self.trouble("links", error),
+        };
+        let attachments = std::mem::take(&mut self.outcome.attachments);
+        let mut found = Vec::new();
+        for attachment in &attachments {
+            match pod_finding(attachment, &links) {
+                Ok(finding) => found.extend(finding),
+                Err(error) => self.trouble(format_args!("attachment {}", attachment.key), error),
+            }
+        }
+        self.outcome.attachments = attachments;
+        self.outcome.pods = Some(found);
+    }
+
     fn records(&mut self) -> Result<Vec<(Network, Vec<Listed>)>, Error> {
         let mut records = Vec::new();
         for network in self.state.networks()? {
@@ -251,7 +292,10 @@ impl Round<'_> {
             (None, Phase::Ready) => self.unreadable(network, listed, seen),
         };
         if let Err(error) = done {
-            self.trouble(format_args!("attachment {}/{}", network.name(), listed.stem), error);
+            self.trouble(
+                format_args!("attachment {}/{}", network.name(), listed.stem.replacen('@', "/", 1)),
+                error,
+            );
         }
     }
 
@@ -322,7 +366,7 @@ impl Round<'_> {
                 Kind::Record,
                 format_args!("{count} claims of {} had no record and were removed", network.name()),
             ),
-            Err(error) => self.trouble(format_args!("claims of {}", network.name()), error),
+            Err(error) => self.trouble(format_args!("network {}", network.name()), error),
         }
     }
 }

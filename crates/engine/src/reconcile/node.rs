@@ -9,11 +9,11 @@ use std::time::Duration;
 use ipnet::{IpNet, Ipv6Net};
 use netconf::{Addresses, NetConf};
 use netlink::{Address, Link, LinkRef, Mode, Op, Route, RouteFilter, SetLink};
-use types::{AttachMode, IfName, Mac, ROUTE_PROTOCOL};
+use types::{AttachMode, Code, Finding, IfName, Mac, ROUTE_PROTOCOL};
 
 use super::diff::knows_bridge;
 use super::subnet::{self, Removal, needs};
-use super::{Kind, Round, Trouble};
+use super::{Kind, Round};
 use crate::bridge::{self, BRIDGE_ALIAS, Bridge, Gateway, Spec};
 use crate::state::{Attachment, Listed, Network, Phase};
 use crate::sysctl::{self, Families, HostSettings};
@@ -62,7 +62,7 @@ impl Round<'_> {
                     format_args!("removed the unreachable route to {subnet}, which has no gateway here"),
                 );
             }),
-            Err(error) => self.trouble("unreachable routes to subnets of pods", error),
+            Err(error) => self.trouble("unreachable routes", error),
         }
     }
 
@@ -204,7 +204,8 @@ impl Round<'_> {
                     "the {route} stays, and with it addresses that no pod has make neighbour entries: \
                      {record} cannot be read, and its pod may need the route"
                 );
-                self.outcome.troubles.push(Trouble { what, command: None, bridge: None });
+                let found = Finding::new(Code::RecordUnreadable, format_args!("file {record}"), what);
+                self.outcome.findings.push(found);
             }
         }
         Ok(())
@@ -381,7 +382,7 @@ mod tests {
         let order =
             Order { run_dir, network: Some((&name, &conf)), depth: Depth::Node, memory: &[], resident: None };
         let outcome = node.enter(|| reconcile(order).unwrap()).unwrap();
-        assert_eq!(outcome.troubles, []);
+        assert_eq!(outcome.findings, []);
         inspect::addresses(node, "pw0").unwrap().iter().map(|a| a.net.to_string()).collect()
     }
 

@@ -25,10 +25,7 @@ impl Round<'_> {
                 Err(error) => Err(error.into()),
             };
             if let Err(error) = done {
-                self.trouble(
-                    format_args!("link {} of {name}/{stem}, which no record knows", link.name),
-                    error,
-                );
+                self.trouble(format_args!("link {}", link.name), error);
             }
         }
     }

@@ -25,9 +25,10 @@ pub struct PodAddress {
     pub gateway: Option<IpAddr>,
 }
 
-/// The pod as Kubernetes calls it, where the runtime told us.
+/// The pod or container as the runtime names it in CNI_ARGS.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodName {
+    /// Empty for runtimes without namespaces, such as podman.
     pub namespace: String,
     pub name: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]

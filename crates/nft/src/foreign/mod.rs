@@ -9,7 +9,7 @@ mod fate;
 mod tables;
 
 use netlink::{RouteFilter, RtSocket};
-use types::IfName;
+use types::{Code, Finding, IfName};
 
 pub use accept::{accept_in_others, withdraw_from_others};
 
@@ -74,10 +74,11 @@ pub struct ForeignDrop {
 }
 
 impl ForeignDrop {
-    /// What happens, for people.
-    pub fn sentence(&self) -> String {
+    pub fn finding(&self) -> Finding {
         let Self { family, table, chain, why, .. } = self;
-        format!("chain {chain} of the firewall's table {family} {table} drops what pods send: {why}")
+        let message = format!("chain {chain} of table {family} {table} drops the traffic of pods: {why}");
+        let object = format!("chain {family} {table} {chain}");
+        Finding::new(Code::ForeignDrop, object, message).fix(self.command.clone())
     }
 }
 

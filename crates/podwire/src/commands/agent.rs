@@ -4,18 +4,49 @@ use agent::config::{self, Config};
 use anyhow::Result;
 
 use crate::cli::Agent;
+use crate::exit::ExitStatus;
 use crate::print;
 
-pub(crate) fn run(args: &Agent) -> Result<()> {
+pub(crate) fn run(args: &Agent) -> Result<ExitStatus> {
     if args.print_config_reference {
-        return print::say_text(&config::reference());
+        return print::say_text(&config::reference()).map(|()| ExitStatus::Success);
     }
     if args.print_config_sample {
-        return print::say_text(&config::sample());
+        return print::say_text(&config::sample()).map(|()| ExitStatus::Success);
+    }
+    if args.check_config {
+        return check(args);
     }
     let config = Config::load(&args.flags, std::env::vars_os())?;
     if args.print_config {
-        return print::say_text(&config.to_toml());
+        return print::say_text(&config.to_toml()).map(|()| ExitStatus::Success);
     }
-    Ok(agent::run(config)?)
+    agent::run(config)?;
+    Ok(ExitStatus::Success)
+}
+
+/// All problems, one after the other: those of the values first, because the other checks need them.
+fn check(args: &Agent) -> Result<ExitStatus> {
+    let loaded = Config::load(&args.flags, std::env::vars_os());
+    let is_valid = loaded.is_ok();
+    let problems: Vec<(String, Option<String>)> = match loaded {
+        Ok(config) => {
+            let found = agent::check(&config);
+            found.iter().map(|one| (one.to_string(), one.fix().map(str::to_owned))).collect()
+        }
+        Err(error) => error.problems.iter().map(|one| (one.to_string(), None)).collect(),
+    };
+    if problems.is_empty() {
+        print::say("the configuration is valid: the agent can start with it")?;
+        return Ok(ExitStatus::Success);
+    }
+    for (problem, fix) in &problems {
+        print::say(format_args!("- {}", print::hang(&print::wrap(problem, print::WIDTH - 2), 2)))?;
+        // Never broken: it is to be pasted.
+        fix.iter().try_for_each(|fix| print::say(format_args!("  # {}", print::value(fix))))?;
+    }
+    if !is_valid {
+        print::say("files, locks, addresses and etcd were not checked: that needs valid values")?;
+    }
+    Ok(ExitStatus::ProblemFound)
 }

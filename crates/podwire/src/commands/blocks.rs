@@ -1,26 +1,25 @@
 //! `podwire blocks`: which node has which block of the network, how full those of this node are, and what does not fit
 //! together.
 
-use std::process::ExitCode;
-
 use anyhow::Result;
 use api::{BlockView, BlocksView, SubnetView};
 
-use super::nodes::{Asked, marked};
+use super::nodes::{Asked, marked, stale};
 use crate::cli::{Ask, Output};
+use crate::exit::ExitStatus;
 use crate::print;
 
 /// Where a problem is longer, it goes on below.
 const COLUMN: usize = 44;
 
-pub(crate) fn run(args: &Ask) -> Result<ExitCode> {
+pub(crate) fn run(args: &Ask) -> Result<ExitStatus> {
     let blocks: BlocksView = Asked::find(&args.which).get(api::BLOCKS)?;
     match args.output {
         Output::Json => print::say_json(&blocks)?,
         Output::Table => print::say(page(&blocks))?,
     }
-    let is_right = blocks.blocks.iter().all(|view| view.problem.is_none());
-    Ok(if is_right { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let is_right = !blocks.freshness.stale && blocks.blocks.iter().all(|view| view.problem.is_none());
+    Ok(ExitStatus::problem_unless(is_right))
 }
 
 fn page(view: &BlocksView) -> String {
@@ -29,7 +28,7 @@ fn page(view: &BlocksView) -> String {
         format!("{subnet}: {claimed} of {} claimed", print::count(*blocks, "block"))
     };
     let subnets = view.subnets.iter().map(subnet).collect::<Vec<_>>().join("\n");
-    let mut parts = vec![subnets];
+    let mut parts: Vec<String> = stale(&view.freshness).into_iter().chain([subnets]).collect();
     if !view.blocks.is_empty() {
         parts.push(table(&view.blocks));
     }
@@ -59,7 +58,27 @@ fn table(blocks: &[BlockView]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use api::Freshness;
+
     use super::*;
+
+    fn freshness() -> Freshness {
+        let as_of = api::Timestamp(1_794_777_184);
+        Freshness { as_of, age_seconds: 0, stale: false, reason: None }
+    }
+
+    #[test]
+    fn a4_stale_blocks_are_marked_with_their_age_and_the_reason() {
+        let reason = Some("etcd is not reachable: connection refused".to_owned());
+        let subnet = SubnetView { subnet: "10.42.0.0/16".parse().unwrap(), blocks: 1, claimed: 0 };
+        let freshness = Freshness { age_seconds: 90, stale: true, reason, ..freshness() };
+        let view = BlocksView { freshness, subnets: vec![subnet], blocks: Vec::new() };
+        let wanted = "\
+as of 90s ago; etcd is not reachable: connection refused
+
+10.42.0.0/16: 0 of 1 block claimed";
+        assert_eq!(page(&view), wanted);
+    }
 
     fn block(block: &str, node: &str, used: Option<u64>) -> BlockView {
         BlockView {
@@ -77,6 +96,7 @@ mod tests {
         let subnet =
             |subnet: &str, claimed| SubnetView { subnet: subnet.parse().unwrap(), blocks: 256, claimed };
         let mut view = BlocksView {
+            freshness: freshness(),
             subnets: vec![subnet("10.42.0.0/16", 2), subnet("fd42::/64", 0)],
             blocks: vec![block("10.42.0.0/24", "a", Some(3)), block("10.42.1.0/24", "b", None)],
         };
@@ -98,7 +118,7 @@ BLOCK         NODE      USED  FREE
     #[test]
     fn a_network_without_blocks_is_its_subnets() {
         let subnet = SubnetView { subnet: "10.42.0.0/16".parse().unwrap(), blocks: 1, claimed: 0 };
-        let view = BlocksView { subnets: vec![subnet], blocks: Vec::new() };
+        let view = BlocksView { freshness: freshness(), subnets: vec![subnet], blocks: Vec::new() };
         assert_eq!(page(&view), "10.42.0.0/16: 0 of 1 block claimed");
     }
 }

@@ -11,10 +11,14 @@ use agent::install::{self, Installer, PLUGIN, Rendered};
 use anyhow::{Context, Result, bail, ensure};
 use api::{Client, Readiness, Status};
 use clap::{Args, FromArgMatches};
+use engine::Caller;
+use engine::state::State;
+use serde_json::Value;
 
 use crate::cli::Install;
 use crate::print;
 
+const WOULD_FAIL: &str = "nothing was installed: the first pod of this network would fail";
 /// How long one question may take.
 const QUESTION: Duration = Duration::from_secs(5);
 /// An agent that starts is ready within a fraction of a second.
@@ -67,7 +71,39 @@ fn standalone(args: &Install) -> Result<()> {
         run_dir,
         state_dir: path(&places.state_dir, "/var/lib/podwire"),
     };
-    put(&Installer::standalone(what)?)
+    let installer = Installer::standalone(what)?;
+    can_serve(&installer.render()?)?;
+    put(&installer)
+}
+
+/// The plugin's own STATUS, for every Podwire network of the config: what it refuses now, it would refuse to the first pod.
+/// A firewall that drops packets of pods fails no ADD, and is a warning.
+fn can_serve(list: &str) -> Result<()> {
+    let list: Value = serde_json::from_str(list).context("the network config is no JSON")?;
+    for plugin in list["plugins"].as_array().into_iter().flatten().filter(|plugin| plugin["type"] == PLUGIN) {
+        let mut config = plugin.clone();
+        config["name"] = list["name"].clone();
+        // STATUS came with this version.
+        config["cniVersion"] = "1.1.0".into();
+        let config = cni::Config::from_slice(config.to_string().as_bytes())?;
+        let run_dir = netconf::Place::parse(&config)?.run_dir;
+        let is_new = State::open_existing(&run_dir).context(WOULD_FAIL)?.is_none();
+        let answer = engine::serve(&cni::Request::Status(config), &Caller::STANDALONE);
+        // STATUS makes the state directory, as an ADD would.
+        if let Some(state) = State::open_existing(&run_dir)?.filter(|_| is_new) {
+            state.remove()?;
+        }
+        match answer {
+            Ok(_) => {}
+            Err(error) if error.code == cni::Code::LimitedConnectivity => {
+                print::warn(format_args!("podwire: {error}"));
+            }
+            Err(error) => {
+                return Err(error).context(WOULD_FAIL);
+            }
+        }
+    }
+    Ok(())
 }
 
 fn put(installer: &Installer) -> Result<()> {
@@ -101,13 +137,15 @@ fn configuration(args: &Install) -> Result<Config> {
 }
 
 /// Waits until there is nothing more to wait for, and says on stderr what for.
-fn wait_for(seconds: u64, end: Instant, look: impl Fn() -> Result<(), String>) -> Result<()> {
+fn wait_for(seconds: u64, end: Instant, look: impl Fn() -> Result<()>) -> Result<()> {
     let mut told = String::new();
     loop {
-        let Err(why) = look() else { return Ok(()) };
+        let Err(error) = look() else { return Ok(()) };
         if Instant::now() >= end {
-            bail!("nothing was installed: the agent is not ready after {seconds} s: {why}");
+            let message = format!("nothing was installed: the agent is not ready after {seconds} s");
+            return Err(error.context(message));
         }
+        let why = print::causes(&error);
         if why != told {
             print::warn(format_args!("waiting for the agent: {why}"));
             told = why;
@@ -117,14 +155,16 @@ fn wait_for(seconds: u64, end: Instant, look: impl Fn() -> Result<(), String>) -
 }
 
 /// Or why not.
-fn is_ready(client: &Client) -> Result<(), String> {
-    let answer = client.get(api::READY, QUESTION).map_err(|error| error.to_string())?;
+fn is_ready(client: &Client) -> Result<()> {
+    let answer = client.get(api::READY, QUESTION)?;
     if answer.status == 200 {
         return Ok(());
     }
-    let reason =
-        serde_json::from_slice::<Readiness>(&answer.body).ok().and_then(|readiness| readiness.reason);
-    Err(reason.unwrap_or_else(|| format!("it answers {}", answer.status)))
+    let readiness = serde_json::from_slice::<Readiness>(&answer.body).ok();
+    match readiness.and_then(|readiness| readiness.conditions.into_iter().next()) {
+        Some(found) => bail!("{} ({})", found.message, found.summary()),
+        None => bail!("it answers {}", answer.status),
+    }
 }
 
 fn status(client: &Client) -> Result<Status> {
@@ -169,12 +209,12 @@ fn installs_itself(client: &Client) -> Result<bool> {
 
 fn kept_by_agent(args: &Install, client: &Client, end: Instant) -> Result<()> {
     wait_for(args.timeout, end, || {
-        let files = status(client).map_err(|error| print::causes(&error))?.installed;
+        let files = status(client)?.installed;
         match files.iter().find(|file| !file.ok) {
             Some(bad) => {
-                Err(format!("{}: {}", bad.path.display(), bad.problem.as_deref().unwrap_or("not right")))
+                bail!("{}: {}", bad.path.display(), bad.problem.as_deref().unwrap_or("not right"))
             }
-            None if files.is_empty() => Err("it installs by itself, and has not done so yet".to_owned()),
+            None if files.is_empty() => bail!("it installs by itself, and has not done so yet"),
             None => Ok(()),
         }
     })?;

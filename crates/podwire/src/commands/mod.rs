@@ -6,6 +6,7 @@ pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod install;
 pub(crate) mod lab;
+mod mode;
 pub(crate) mod node;
 pub(crate) mod nodes;
 pub(crate) mod pods;

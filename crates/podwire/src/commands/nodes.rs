@@ -2,27 +2,34 @@
 
 pub(super) mod ask;
 
-use std::process::ExitCode;
-
 use anyhow::Result;
-use api::NodeView;
+use api::{AgentState, Freshness, NodeView, NodesView};
 
 pub(super) use ask::Asked;
 
 use crate::cli::{Ask, Output};
+use crate::exit::ExitStatus;
 use crate::{print, when};
 
 /// A node has one address and one block of each family, and sometimes more blocks: those go below.
 const COLUMN: usize = 42;
 
-pub(crate) fn run(args: &Ask) -> Result<ExitCode> {
-    let nodes: Vec<NodeView> = Asked::find(&args.which).get(api::NODES)?;
+pub(crate) fn run(args: &Ask) -> Result<ExitStatus> {
+    let view: NodesView = Asked::find(&args.which).get(api::NODES)?;
     match args.output {
-        Output::Json => print::say_json(&nodes)?,
-        Output::Table => print::say(page(&nodes, when::now()))?,
+        Output::Json => print::say_json(&view)?,
+        Output::Table => print::say(page(&view, when::now()))?,
     }
-    let is_right = nodes.iter().all(|node| node.problem.is_none() && node.refused.is_empty());
-    Ok(if is_right { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let is_right = view.nodes.iter().all(|node| node.problem.is_none() && node.refused.is_empty());
+    Ok(ExitStatus::problem_unless(is_right && !view.freshness.stale))
+}
+
+/// For an answer that is not what the store has now: its age, and why it is not newer.
+pub(super) fn stale(freshness: &Freshness) -> Option<String> {
+    let Freshness { stale, age_seconds, reason, .. } = freshness;
+    let because = reason.as_ref().map(|reason| format!("; {reason}")).unwrap_or_default();
+    let age = when::since(0, *age_seconds);
+    stale.then(|| print::wrap(&format!("as of {age} ago{because}"), print::WIDTH))
 }
 
 /// A node's name, and whether it is the one that was asked.
@@ -31,13 +38,16 @@ pub(super) fn marked(name: &str, is_here: bool) -> String {
     if is_here { format!("{name} (here)") } else { name }
 }
 
-fn page(nodes: &[NodeView], now: u64) -> String {
+fn page(view: &NodesView, now: u64) -> String {
+    let NodesView { freshness, nodes } = view;
     if nodes.is_empty() {
         return "no nodes in the store yet".to_owned();
     }
-    let rows = nodes.iter().map(|node| row(node, now));
+    let rows = nodes.iter().map(|node| row(node, freshness.stale, now));
     let table = print::table(&["NAME", "ADDRESSES", "BLOCKS", "AGENT", "VERSION"], rows);
-    let mut parts = vec![title(nodes), table];
+    let count = print::count(nodes.len() as u64, "node");
+    let title = stale(freshness).map_or_else(|| title(nodes), |stale| format!("{count} {stale}"));
+    let mut parts = vec![title, table];
     let problems: Vec<String> =
         nodes.iter().flat_map(|node| problem(node).into_iter().chain(refused(node))).collect();
     if !problems.is_empty() {
@@ -61,8 +71,11 @@ fn refused(node: &NodeView) -> impl Iterator<Item = String> {
 
 fn title(nodes: &[NodeView]) -> String {
     let count = print::count(nodes.len() as u64, "node");
-    let away: Vec<String> =
-        nodes.iter().filter(|node| node.alive_since.is_none()).map(|node| print::value(&node.name)).collect();
+    let away: Vec<String> = nodes
+        .iter()
+        .filter(|node| node.agent == AgentState::Away)
+        .map(|node| print::value(&node.name))
+        .collect();
     match away.len() {
         0 if nodes.len() == 1 => format!("{count}: its agent is alive"),
         0 => format!("{count}: all agents are alive"),
@@ -74,17 +87,21 @@ fn title(nodes: &[NodeView]) -> String {
     }
 }
 
-fn row(node: &NodeView, now: u64) -> Vec<String> {
-    let agent = match node.alive_since {
-        Some(since) => format!("alive for {}", when::since(since, now)),
-        None => "AWAY".to_owned(),
+fn row(node: &NodeView, is_stale: bool, now: u64) -> Vec<String> {
+    let agent = match (node.agent, node.alive_since) {
+        (AgentState::Alive, _) if is_stale && !node.here => "was alive".to_owned(),
+        (AgentState::Alive, Some(since)) => format!("alive for {}", when::since(since.0, now)),
+        (AgentState::Alive, None) => "alive".to_owned(),
+        (AgentState::Away, _) if is_stale => "was AWAY".to_owned(),
+        (AgentState::Away, _) => "AWAY".to_owned(),
+        (AgentState::Unknown, _) => "unknown".to_owned(),
     };
     vec![
         marked(&node.name, node.here),
         listed(&node.addresses),
         listed(&node.blocks),
         agent,
-        if node.version.is_empty() { "-".to_owned() } else { print::value(&node.version) },
+        node.version.as_deref().map_or_else(|| "-".to_owned(), print::value),
     ]
 }
 
@@ -103,20 +120,46 @@ mod tests {
     fn node(name: &str, number: u8, alive_since: Option<u64>) -> NodeView {
         NodeView {
             name: name.to_owned(),
-            uid: String::new(),
+            uid: None,
             addresses: [format!("192.0.2.{number}"), format!("2001:db8::{number}")]
                 .map(|text| text.parse().unwrap())
                 .to_vec(),
             blocks: [format!("10.42.{number}.0/24"), format!("fd42::{number}:0:0:0/80")]
                 .map(|text| text.parse().unwrap())
                 .to_vec(),
-            tunnel_mac: String::new(),
-            version: "0.1.0".to_owned(),
-            alive_since,
+            tunnel_mac: None,
+            version: Some("0.1.0".to_owned()),
+            agent: if alive_since.is_some() { AgentState::Alive } else { AgentState::Away },
+            alive_since: alive_since.map(api::Timestamp),
             problem: None,
             refused: Vec::new(),
             here: number == 1,
         }
+    }
+
+    fn view(nodes: &[NodeView]) -> NodesView {
+        let as_of = api::Timestamp(1_794_777_184);
+        let freshness = Freshness { as_of, age_seconds: 0, stale: false, reason: None };
+        NodesView { freshness, nodes: nodes.to_vec() }
+    }
+
+    #[test]
+    fn a4_stale_nodes_are_marked_with_their_age_and_the_reason() {
+        let mut view = view(&[node("a", 1, Some(1000)), node("b", 2, Some(1000)), node("c", 3, None)]);
+        let reason = Some("etcd is not reachable: connection refused".to_owned());
+        view.freshness = Freshness { age_seconds: 150, stale: true, reason, ..view.freshness };
+        let wanted = "\
+3 nodes as of 2m ago; etcd is not reachable: connection refused
+
+NAME      ADDRESSES              BLOCKS                         AGENT         VERSION
+a (here)  192.0.2.1 2001:db8::1  10.42.1.0/24 fd42::1:0:0:0/80  alive for 5m  0.1.0
+b         192.0.2.2 2001:db8::2  10.42.2.0/24 fd42::2:0:0:0/80  was alive     0.1.0
+c         192.0.2.3 2001:db8::3  10.42.3.0/24 fd42::3:0:0:0/80  was AWAY      0.1.0";
+        assert_eq!(page(&view, 1300), wanted);
+        for node in &mut view.nodes {
+            (node.agent, node.alive_since) = (AgentState::Unknown, None);
+        }
+        assert_eq!(page(&view, 1300).matches("  unknown  ").count(), 3);
     }
 
     #[test]
@@ -128,7 +171,7 @@ mod tests {
 NAME      ADDRESSES              BLOCKS                         AGENT         VERSION
 a (here)  192.0.2.1 2001:db8::1  10.42.1.0/24 fd42::1:0:0:0/80  alive for 5m  0.1.0
 b         192.0.2.2 2001:db8::2  10.42.2.0/24 fd42::2:0:0:0/80  AWAY          0.1.0";
-        assert_eq!(page(&nodes, 1300), wanted);
+        assert_eq!(page(&view(&nodes), 1300), wanted);
     }
 
     #[test]
@@ -136,7 +179,7 @@ b         192.0.2.2 2001:db8::2  10.42.2.0/24 fd42::2:0:0:0/80  AWAY          0.
         let lost = NodeView {
             addresses: Vec::new(),
             blocks: Vec::new(),
-            version: String::new(),
+            version: None,
             problem: Some("/podwire/nodes/b in the store is not used: it is no JSON".to_owned()),
             ..node("b", 2, None)
         };
@@ -149,14 +192,14 @@ b         -                      -                              AWAY          -
 
 b: /podwire/nodes/b in the store is not used: it is no JSON; other nodes go on with what they knew
 of it";
-        assert_eq!(page(&[node("a", 1, Some(1000)), lost], 1300), wanted);
+        assert_eq!(page(&view(&[node("a", 1, Some(1000)), lost]), 1300), wanted);
     }
 
     #[test]
     fn hostile_names_and_versions_stay_in_their_row() {
         let hostile = "x\nforged  192.0.2.9\u{1b}[2J\u{9b}K\u{202e}".to_owned();
-        let node = NodeView { name: hostile.clone(), version: hostile.clone(), ..node("b", 2, None) };
-        let page = page(&[NodeView { problem: Some(hostile), ..node }], 1300);
+        let node = NodeView { name: hostile.clone(), version: Some(hostile.clone()), ..node("b", 2, None) };
+        let page = page(&view(&[NodeView { problem: Some(hostile), ..node }]), 1300);
         assert!(!page.lines().any(|line| line.starts_with("forged")), "{page}");
         let row = page.lines().find(|line| line.contains("AWAY") && line.contains("192.0.2.2")).unwrap();
         assert!(row.matches("x\\nforged").count() == 2, "{row}");
@@ -165,7 +208,8 @@ of it";
     #[test]
     fn a5_refused_parts_of_a_record_are_shown_with_the_reason() {
         let refused = vec!["block 10.42.1.0/24 is not routed: claimed by node a".to_owned()];
-        let page = page(&[node("a", 1, Some(1000)), NodeView { refused, ..node("b", 2, Some(1000)) }], 1300);
+        let nodes = [node("a", 1, Some(1000)), NodeView { refused, ..node("b", 2, Some(1000)) }];
+        let page = page(&view(&nodes), 1300);
         assert!(page.ends_with("\n\nb: block 10.42.1.0/24 is not routed: claimed by node a"), "{page}");
     }
 
@@ -175,7 +219,7 @@ of it";
         assert_eq!(title(std::slice::from_ref(&a)), "1 node: its agent is alive");
         assert_eq!(title(&[a.clone(), a.clone()]), "2 nodes: all agents are alive");
         assert_eq!(title(&[a, b, c]), "3 nodes: 2 agents are AWAY, those of b c");
-        assert_eq!(page(&[], 0), "no nodes in the store yet");
+        assert_eq!(page(&view(&[]), 0), "no nodes in the store yet");
     }
 
     #[test]
@@ -183,7 +227,7 @@ of it";
         let mut one = node("a", 1, None);
         one.blocks = (0..9).map(|n| format!("10.42.{n}.0/24").parse().unwrap()).collect();
         one.addresses.clear();
-        let row = row(&one, 0);
+        let row = row(&one, false, 0);
         assert_eq!(row[1], "-");
         assert_eq!(row[2].lines().count(), 3, "{}", row[2]);
     }

@@ -3,71 +3,84 @@
 use std::path::Path;
 
 use anyhow::Result;
-use engine::state::{Attachment, Phase, State};
-use serde_json::{Value, json};
+use api::{AttachmentPhase, AttachmentView};
+use engine::state::{Attachment, State};
 
 use crate::cli::{Output, Pods};
+use crate::exit::ExitStatus;
 use crate::folders::Folders;
 use crate::{print, when};
 
 /// In the place of tenant, network and group, for a pod that belongs to none.
 pub(super) const UNPLACED: &str = "unplaced";
 
-/// An attachment and how far it has come.
+/// An attachment whose record can be read.
 pub(super) struct Found {
     pub(super) attachment: Attachment,
-    pub(super) phase: Phase,
+    pub(super) view: AttachmentView,
 }
 
-pub(crate) fn run(args: &Pods) -> Result<()> {
+pub(crate) fn run(args: &Pods) -> Result<ExitStatus> {
     let run_dir = Folders::run_dir(args.run_dir.clone());
-    let found = list(&run_dir)?;
+    let All { found, unreadable } = list(&run_dir)?;
     match args.output {
-        Output::Json => print::say_json(&found.iter().map(Found::json).collect::<Value>()),
-        Output::Table if found.is_empty() => print::say(format_args!("no pods in {}", run_dir.display())),
-        Output::Table => print::say(table(&found)),
+        Output::Json => {
+            print::say_json(&found.iter().map(|found| &found.view).chain(&unreadable).collect::<Vec<_>>())?;
+        }
+        Output::Table if found.is_empty() && unreadable.is_empty() => {
+            print::say(format_args!("no pods in {}", run_dir.display()))?;
+        }
+        Output::Table => print::say(table(&found))?,
     }
+    Ok(ExitStatus::problem_unless(unreadable.is_empty()))
 }
 
-/// All attachments in their order; the unreadable ones are told on stderr.
-pub(super) fn list(run_dir: &Path) -> Result<Vec<Found>> {
-    let mut found = Vec::new();
-    let Some(state) = State::open_existing(run_dir)? else { return Ok(found) };
+/// The attachments of a run directory, sorted by key.
+pub(super) struct All {
+    pub(super) found: Vec<Found>,
+    /// Each is reported on stderr, too.
+    pub(super) unreadable: Vec<AttachmentView>,
+}
+
+pub(super) fn list(run_dir: &Path) -> Result<All> {
+    let (mut found, mut unreadable) = (Vec::new(), Vec::new());
+    let Some(state) = State::open_existing(run_dir)? else { return Ok(All { found, unreadable }) };
     for network in state.networks()? {
         for listed in network.list()? {
+            let view = agent::attachment_view(&network.name(), &listed);
             match listed.attachment {
-                Some(attachment) => found.push(Found { attachment, phase: listed.phase }),
-                None => print::warn(format_args!(
-                    "podwire: the record of {}/{} cannot be read; DEL or GC removes it",
-                    network.name(),
-                    print::value(&listed.stem)
-                )),
+                Some(attachment) => found.push(Found { attachment, view }),
+                None => {
+                    unreadable.push(view);
+                    print::warn(format_args!(
+                        "podwire: the record of {}/{} cannot be read; DEL or GC removes it",
+                        network.name(),
+                        print::value(&listed.stem)
+                    ));
+                }
             }
         }
     }
     found.sort_by(|a, b| a.attachment.key.cmp(&b.attachment.key));
-    Ok(found)
+    Ok(All { found, unreadable })
 }
 
 impl Found {
-    /// As the agent's /v1/attachments shows it.
-    pub(super) fn json(&self) -> Value {
-        let key = &self.attachment.key;
-        json!({
-            "network": key.network, "name": key.file_stem(), "phase": self.phase(), "record": self.attachment,
-        })
-    }
-
     pub(super) fn phase(&self) -> &'static str {
-        match self.phase {
-            Phase::Pending => "pending",
-            Phase::Ready => "ready",
+        match self.view.phase {
+            AttachmentPhase::Pending => "pending",
+            AttachmentPhase::Ready => "ready",
+            AttachmentPhase::Unreadable => "unreadable",
         }
     }
 
+    /// Without a name from the runtime the container's id stands in.
     pub(super) fn pod(&self) -> String {
-        let pod = self.attachment.pod.as_ref();
-        pod.map_or_else(|| "-".to_owned(), |pod| print::value(&format!("{}/{}", pod.namespace, pod.name)))
+        match &self.attachment.pod {
+            Some(pod) if pod.namespace.is_empty() => print::value(&pod.name),
+            Some(pod) => print::value(&format!("{}/{}", pod.namespace, pod.name)),
+            None => print::short_ids(self.attachment.key.container.as_str()),
+        }
     }
 
     /// Tenant, the tenant's network, group.

@@ -1,26 +1,26 @@
 //! `podwire routes`: the ways to the other nodes' blocks: as they should be, and what the kernel has instead.
 
 use std::collections::BTreeSet;
-use std::process::ExitCode;
 
 use anyhow::Result;
 use api::{RouteState, RouteTransport, RouteView};
 
 use super::nodes::Asked;
 use crate::cli::{Ask, Output};
+use crate::exit::ExitStatus;
 use crate::print;
 
 /// Where a note is longer, it goes on below.
 const COLUMN: usize = 44;
 
-pub(crate) fn run(args: &Ask) -> Result<ExitCode> {
+pub(crate) fn run(args: &Ask) -> Result<ExitStatus> {
     let routes: Vec<RouteView> = Asked::find(&args.which).get(api::ROUTES)?;
     match args.output {
         Output::Json => print::say_json(&routes)?,
         Output::Table => print::say(page(&routes))?,
     }
     let is_right = routes.iter().all(|route| route.state == RouteState::Ok);
-    Ok(if is_right { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(ExitStatus::problem_unless(is_right))
 }
 
 fn page(routes: &[RouteView]) -> String {
@@ -37,7 +37,7 @@ fn page(routes: &[RouteView]) -> String {
 /// How many there are, and whether all is well.
 fn title(routes: &[RouteView]) -> String {
     let wanted: Vec<&RouteView> = routes.iter().filter(|route| route.state != RouteState::Stale).collect();
-    let nodes: BTreeSet<&str> = wanted.iter().map(|route| route.node.as_str()).collect();
+    let nodes: BTreeSet<&str> = wanted.iter().filter_map(|route| route.node.as_deref()).collect();
     let ways = [
         (RouteTransport::Direct, "direct"),
         (RouteTransport::Vxlan, "vxlan"),
@@ -89,7 +89,7 @@ fn row(route: &RouteView) -> Vec<String> {
         Some(note) => print::wrap(&format!("{}: {note}", word(route.state)), COLUMN),
         None => word(route.state).to_owned(),
     };
-    let node = if route.node.is_empty() { "-".to_owned() } else { print::value(&route.node) };
+    let node = route.node.as_deref().map_or_else(|| "-".to_owned(), print::value);
     vec![route.block.to_string(), node, transport.to_owned(), via, state]
 }
 

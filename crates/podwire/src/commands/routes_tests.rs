@@ -6,8 +6,8 @@ fn route(block: &str, node: &str, transport: RouteTransport) -> RouteView {
         RouteTransport::Vxlan => (Some("10.42.1.0".parse().unwrap()), Some("pwvx4".to_owned())),
         RouteTransport::None => (None, None),
     };
-    let block = block.parse().unwrap();
-    RouteView { block, node: node.to_owned(), transport, gateway, link, state: RouteState::Ok, note: None }
+    let (block, node) = (block.parse().unwrap(), Some(node.to_owned()).filter(|node| !node.is_empty()));
+    RouteView { block, node, transport, gateway, link, state: RouteState::Ok, note: None }
 }
 
 #[test]

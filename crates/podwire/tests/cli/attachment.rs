@@ -5,10 +5,13 @@ use crate::common::{Host, has};
 
 fn findings(host: &Host, what: &str) -> Vec<(String, String)> {
     let outcome = host.ask(&["attachment", "show", what, "-o", "json"]);
-    assert!(outcome.success(), "{}", outcome.stderr);
     let json: Value = serde_json::from_str(&outcome.stdout).unwrap();
     let text = |value: &Value| value.as_str().unwrap().to_owned();
-    json["kernel"].as_array().unwrap().iter().map(|f| (text(&f["now"]), text(&f["what"]))).collect()
+    let found: Vec<(String, String)> =
+        json["kernel"].as_array().unwrap().iter().map(|f| (text(&f["state"]), text(&f["object"]))).collect();
+    let is_missing = found.iter().any(|(now, _)| now == "missing");
+    assert_eq!(outcome.status.code(), Some(i32::from(is_missing)), "{}{}", outcome.stdout, outcome.stderr);
+    found
 }
 
 #[test]
@@ -80,4 +83,25 @@ fn the_beginning_of_an_id_is_enough_if_only_one_has_it() {
     let none = show("xyz");
     assert!(!none.success());
     has(&none.stderr, &["\"xyz\"", "podwire pods"]);
+}
+
+/// B16: host IPs and rates are shown, in both modes, with and without an agent.
+#[test]
+fn b16_host_ips_and_rates_are_shown() {
+    for (mode, standalone) in [("routed", false), ("bridge", false), ("routed", true), ("bridge", true)] {
+        let host = Host::new("rates");
+        let agent = (!standalone).then(|| host.agent(&["--no-install", "--network-mode", mode]));
+        let mut config = agent.as_ref().map_or_else(|| host.standalone(), |agent| agent.config(&json!({})));
+        config["mode"] = json!(mode);
+        let port = |port: u16, ip: Option<&str>| json!({ "hostPort": port, "containerPort": 80, "protocol": "tcp", "hostIP": ip.unwrap_or_default() });
+        config["runtimeConfig"] = json!({
+            "portMappings": [port(8080, Some("127.0.0.1")), port(8081, Some("2001:db8::7")), port(8082, None)],
+            "bandwidth": { "ingressRate": 10_000_000, "ingressBurst": 1_500_000 },
+        });
+        let pod = host.node.pod("a").unwrap();
+        host.plugin.add(&pod, &config).unwrap().ok().unwrap();
+        let shown = host.ask(&["attachment", "show", pod.id()]).stdout;
+        has(&shown, &["127.0.0.1:8080/tcp to 80", "[2001:db8::7]:8081/tcp to 80", "*:8082/tcp to 80"]);
+        has(&shown, &["receives up to 10 Mbit/s, burst 1500 kbit", "sends without a limit"]);
+    }
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use api::{BlocksView, NodeView, Removed, RouteState, RouteTransport, RouteView};
+use api::{BlocksView, NodeView, NodesView, Removed, RouteState, RouteTransport, RouteView};
 use rustix::process::Signal;
 use serde::de::DeserializeOwned;
 use serde_json::json;
@@ -17,7 +17,7 @@ const AWAY: Duration = DEADLINE;
 const SOON: Duration = DEADLINE;
 
 /// Nodes with the tool that is tested as their agents, and one folder for all as their store.
-fn cluster(label: &str, plan: Plan) -> Cluster {
+pub(crate) fn cluster(label: &str, plan: Plan) -> Cluster {
     let mut cluster = Cluster::hosts(label, &Plan { store: Store::Embedded, ..plan }).unwrap();
     for name in cluster.node_names() {
         cluster.agent_mut(&name).unwrap().set_program(Path::new(env!("CARGO_BIN_EXE_podwire")));
@@ -26,7 +26,7 @@ fn cluster(label: &str, plan: Plan) -> Cluster {
     cluster
 }
 
-fn ask(cluster: &Cluster, node: &str, args: &[&str]) -> Outcome {
+pub(crate) fn ask(cluster: &Cluster, node: &str, args: &[&str]) -> Outcome {
     let agent = cluster.agent(node).unwrap();
     let run_dir = agent.run_dir().to_str().unwrap().to_owned();
     agent.podwire(&[args, &["--run-dir", &run_dir]].concat()).unwrap()
@@ -61,7 +61,7 @@ fn nodes_blocks_and_routes_of_three_and_the_removal_of_two() {
     );
     has(&routes, &["10.199.1.3 on eth0", "fd99:1::3 on eth0", " on pwvx4", "  ok"]);
 
-    let nodes: Vec<NodeView> = json(&ask(&cluster, "n1", &["nodes", "-o", "json"]));
+    let NodesView { nodes, .. } = json(&ask(&cluster, "n1", &["nodes", "-o", "json"]));
     assert!(nodes.iter().all(|node| node.blocks.len() == 2 && node.addresses.len() == 2), "{nodes:?}");
     wait_until("all agents to say that they are alive", SOON, || {
         Ok(ask(&cluster, "n1", &["nodes"]).stdout.starts_with("3 nodes: all agents are alive\n"))
@@ -151,8 +151,47 @@ fn routes_that_cannot_be_come_first_and_end_with_1() {
     assert_eq!(outcome.status.code(), Some(1));
     let routes: Vec<RouteView> = json(&outcome);
     let wrong = routes.iter().filter(|route| route.state != RouteState::Ok);
-    assert!(wrong.clone().all(|route| route.node == "n2" && route.transport == RouteTransport::None));
+    assert!(
+        wrong
+            .clone()
+            .all(|route| route.node.as_deref() == Some("n2") && route.transport == RouteTransport::None)
+    );
     assert_eq!(wrong.count(), 2);
+}
+
+/// With etcd as the store, which is then killed.
+#[test]
+fn a4_stale_nodes_and_blocks_are_shown_and_end_with_1() {
+    let mut cluster = Cluster::hosts("cli-stale", &Plan { nodes: 2, ..Plan::default() }).unwrap();
+    for name in cluster.node_names() {
+        cluster.agent_mut(&name).unwrap().set_program(Path::new(env!("CARGO_BIN_EXE_podwire")));
+    }
+    cluster.start_etcd().unwrap();
+    cluster.start_agents().unwrap();
+    wait_for_routes(&cluster, 2);
+    wait_until("all agents to be alive", SOON, || {
+        Ok(ask(&cluster, "n1", &["nodes"]).stdout.starts_with("2 nodes: all agents are alive\n"))
+    })
+    .unwrap();
+    cluster.etcd.members[0].kill().unwrap();
+    let mark = " ago; etcd is not reachable: ";
+    wait_until("the stale answer", SOON, || Ok(ask(&cluster, "n1", &["nodes"]).stdout.contains(mark)))
+        .unwrap();
+    let nodes = ask(&cluster, "n1", &["nodes"]);
+    assert_eq!(nodes.status.code(), Some(1), "{nodes:?}");
+    assert!(nodes.stdout.starts_with("2 nodes as of "), "{}", nodes.stdout);
+    has(&nodes.stdout, &["\nn1 (here)  10.199.1.1 ", "\nn2  ", "  was alive  "]);
+    let blocks = ask(&cluster, "n1", &["blocks"]);
+    assert_eq!(blocks.status.code(), Some(1), "{blocks:?}");
+    assert!(blocks.stdout.starts_with("as of "), "{}", blocks.stdout);
+    has(&blocks.stdout, &[mark, "10.42.0.0/16: 2 of 256 blocks claimed\n", "n1 (here)  0     253"]);
+    for command in ["nodes", "blocks"] {
+        let outcome = ask(&cluster, "n1", &[command, "-o", "json"]);
+        assert_eq!(outcome.status.code(), Some(1), "{outcome:?}");
+        let view: serde_json::Value = json(&outcome);
+        assert!(view["stale"] == true && view["asOf"].as_str().unwrap().ends_with('Z'), "{view:#}");
+        assert_eq!(view[command].as_array().unwrap().len(), if command == "nodes" { 2 } else { 4 });
+    }
 }
 
 #[test]
@@ -165,11 +204,17 @@ fn a_store_that_cannot_be_reached_is_told_in_the_agents_words() {
         let outcome = host.ask(args);
         assert_eq!((outcome.status.code(), outcome.stdout.as_str()), (Some(1), ""), "{outcome:?}");
         has(&outcome.stderr, &["podwire: ", "127.0.0.1:1"]);
+        if args[0] != "node" {
+            has(
+                &outcome.stderr,
+                &["etcd is not reachable: ", "; this node has no saved state of the cluster"],
+            );
+        }
         assert_eq!(outcome.stderr.lines().count(), 1, "{}", outcome.stderr);
     }
     drop(agent);
     let outcome = host.ask(&["nodes"]);
-    assert_eq!(outcome.status.code(), Some(1));
+    assert_eq!(outcome.status.code(), Some(3));
     has(&outcome.stderr, &["no agent listens"]);
     assert_eq!(outcome.stderr.matches("os error").count(), 1, "{}", outcome.stderr);
 }

@@ -20,7 +20,7 @@ fn wrong(host: &Host) -> Vec<(String, String, String)> {
     });
     let bad = findings.iter().filter(|finding| finding["verdict"] == "problem");
     let text = |finding: &Value, key: &str| finding[key].as_str().unwrap_or_default().to_owned();
-    let bad: Vec<_> = bad.map(|f| (text(f, "check"), text(f, "what"), text(f, "command"))).collect();
+    let bad: Vec<_> = bad.map(|f| (text(f, "check"), text(f, "message"), text(f, "fix"))).collect();
     assert_eq!(outcome.status.code(), Some(i32::from(!bad.is_empty())), "{bad:?}");
     bad
 }
@@ -149,11 +149,6 @@ fn pain15_damaged_tables_are_found_and_made_anew() {
 #[test]
 fn an_agent_that_is_gone_or_not_ready_is_missed() {
     let host = Host::new("noagent");
-    let found = wrong(&host);
-    assert_eq!(
-        (found.len(), found[0].0.as_str(), found[0].2.as_str()),
-        (1, "agent", "systemctl start podwire")
-    );
     let mut agent = host.agent(&["--no-install"]);
     assert_eq!(wrong(&host), []);
     agent.kill().unwrap();
@@ -189,7 +184,7 @@ fn of_others(cluster: &Cluster, how: &[&str]) -> Vec<(String, String)> {
     assert_eq!(outcome.status.code(), Some(i32::from(is_ill)), "{findings:?}");
     let others = findings.iter().filter(|finding| finding["check"] == "other nodes");
     let text = |finding: &Value, key: &str| finding[key].as_str().unwrap_or_default().to_owned();
-    others.map(|finding| (text(finding, "verdict"), text(finding, "what"))).collect()
+    others.map(|finding| (text(finding, "verdict"), text(finding, "message"))).collect()
 }
 
 #[test]
@@ -229,7 +224,7 @@ fn who_may_not_look_is_told_so() {
     ] {
         let words = ["setpriv", "--bounding-set", without, tool.to_str().unwrap(), "doctor", "--run-dir"];
         let outcome = host.node.run(&[&words[..], &[run_dir.to_str().unwrap()]].concat(), b"").unwrap();
-        assert_eq!(outcome.status.code(), Some(1), "{}{}", outcome.stdout, outcome.stderr);
+        assert_eq!(outcome.status.code(), Some(4), "{}{}", outcome.stdout, outcome.stderr);
         has(&outcome.stdout, &[told, "# sudo podwire doctor"]);
         assert!(!outcome.stdout.contains("nftables"), "{}", outcome.stdout);
     }
@@ -256,4 +251,29 @@ fn a8_orphaned_elements_are_found_and_the_command_removes_them() {
         sh(&host, command);
         assert_eq!(wrong(&host), [], "{mode}");
     }
+}
+
+/// B16: nothing on the node needs an agent before the first pod, and after it.
+#[test]
+fn b16_a_fresh_standalone_node_needs_no_agent() {
+    let host = Host::new("fresh");
+    let of_agent = |host: &Host| {
+        let wrong = wrong(host);
+        wrong.into_iter().filter(|(check, ..)| check == "agent").collect::<Vec<_>>()
+    };
+    assert_eq!(of_agent(&host).len(), 1, "nothing is installed: status reports the same");
+    assert!(host.install(&["--standalone"]).success());
+    assert_eq!(of_agent(&host), [], "installed, without a pod");
+    has(&doctor(&host, &[]).stdout, &["nothing on this node needs one"]);
+    let pod = host.node.pod("a").unwrap();
+    host.plugin.add(&pod, &host.standalone()).unwrap().ok().unwrap();
+    assert_eq!(of_agent(&host), [], "with a pod");
+
+    // A config that leads to an agent, as an operator writes it.
+    let list =
+        json!({ "cniVersion": "1.0.0", "name": "x", "plugins": [{ "type": "podwire-cni", "agent": true }] });
+    std::fs::write(host.runtime().conf.join("20-x.conflist"), list.to_string()).unwrap();
+    let found = of_agent(&host);
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!(found[0].2, "systemctl start podwire");
 }

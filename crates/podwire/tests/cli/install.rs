@@ -1,4 +1,5 @@
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -169,4 +170,29 @@ fn e20_a_config_that_the_plugin_would_refuse_is_not_installed() {
     let outcome = host.install(&["--subnet", "10.1.0.0/24"]);
     assert!(!outcome.success());
     has(&outcome.stderr, &["--standalone"]);
+}
+
+/// A8: what the plugin would refuse to the first pod is refused here, in both modes, and nothing is written.
+#[test]
+fn a8_a_standalone_network_whose_first_pod_would_fail_is_not_installed() {
+    for mode in ["routed", "bridge"] {
+        let host = Host::new("firstpod");
+        let runtime = host.runtime();
+        let refused = |args: &[&str], words: &[&str]| {
+            let outcome = host.install(&[&["--standalone", "--mode", mode], args].concat());
+            assert_eq!(outcome.status.code(), Some(1), "{args:?}: {outcome:?}");
+            has(&outcome.stderr, words);
+            assert!(!runtime.bin.exists() && !runtime.conf.exists(), "{args:?}");
+        };
+        refused(&["--bridge", "lo"], &["first pod", "lo"]);
+        host.node.sh(&["ip", "link", "add", "taken", "type", "veth", "peer", "name", "other"]).unwrap();
+        refused(&["--bridge", "taken"], &["first pod", "taken", "veth"]);
+        let run_dir = host.node.run_dir();
+        fs::create_dir_all(&run_dir).unwrap();
+        fs::set_permissions(&run_dir, PermissionsExt::from_mode(0o777)).unwrap();
+        refused(&[], &["first pod", "chmod go-w"]);
+        fs::set_permissions(&run_dir, PermissionsExt::from_mode(0o700)).unwrap();
+        let outcome = host.install(&["--standalone", "--mode", mode]);
+        assert!(outcome.success(), "{outcome:?}");
+    }
 }

@@ -2,13 +2,17 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 
 mod attachment;
+mod check_config;
 mod cleanup;
 mod cluster;
 mod common;
+mod conditions;
 mod demo;
 mod doctor;
+mod exit;
 mod install;
 mod output;
 mod pods;
 mod readme;
+mod schemas;
 mod status;

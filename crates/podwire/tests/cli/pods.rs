@@ -39,7 +39,8 @@ fn b10_pods_of_an_agent_show_whose_they_are_also_when_it_is_gone() {
     let other = host.node.pod("b").unwrap();
     host.plugin.add(&other, &host.standalone()).unwrap().ok().unwrap();
     let table = host.ask(&["pods"]).stdout;
-    has(&table, &["shop/web-1  0123456789ab ", "blue/front/web", "routed", "CNI NETWORK", "10.50.0.2"]);
+    has(&table.split_whitespace().collect::<Vec<_>>().join(" "), &["shop/web-1 0123456789ab eth0"]);
+    has(&table, &["blue/front/web", "routed", "CNI NETWORK", "10.50.0.2"]);
     // The agent tells the same.
     let told: Value = agent.get(api::ATTACHMENTS).unwrap();
     let json = || serde_json::from_str::<Value>(&host.ask(&["pods", "-o", "json"]).stdout).unwrap();
@@ -93,4 +94,48 @@ fn sorted(list: &Value) -> Vec<String> {
     let mut all: Vec<String> = list.as_array().unwrap().iter().map(ToString::to_string).collect();
     all.sort();
     all
+}
+
+/// B16: podman gives a name without a namespace; cnitool gives none.
+#[test]
+fn b16_containers_without_a_kubernetes_name_have_their_own_or_the_id() {
+    let host = Host::new("names");
+    let agent = host.agent(&["--no-install"]);
+    for (config, container) in [(host.standalone(), "ab"), (agent.config(&json!({})), "cd")] {
+        let add = |name: &str, args: Option<&str>, digit: &str| {
+            let pod = host.node.pod(&format!("{name}{container}")).unwrap();
+            let call = Call {
+                container: Some(format!("{digit}{container}{container}").repeat(12)),
+                args: args.map(str::to_owned),
+                ..Call::pod(Verb::Add, &pod, &config)
+            };
+            host.plugin.call(&host.node, &call).unwrap().ok().unwrap();
+            pod
+        };
+        let _podman = add("podman", Some("IgnoreUnknown=1;K8S_POD_NAME=web"), "1");
+        let _cnitool = add("cnitool", None, "2");
+        let table = host.ask(&["pods"]).stdout;
+        let id = |digit: &str| format!("{digit}{container}{container}").repeat(12)[..12].to_owned();
+        let words: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
+        for (name, id) in [("web".to_owned(), id("1")), (id("2"), id("2"))] {
+            let pair = [name.as_str(), id.as_str()];
+            assert!(words.iter().any(|line| line.windows(2).any(|two| two == pair)), "{pair:?} in {table}");
+        }
+        assert!(!words.iter().skip(1).any(|line| line.contains(&"-")), "{table}");
+    }
+}
+
+/// A record that cannot be read is a problem, and not "no pods".
+#[test]
+fn a3_records_that_cannot_be_read_are_no_empty_list() {
+    let host = Host::new("broken");
+    let pod = host.node.pod("a").unwrap();
+    host.plugin.add(&pod, &host.standalone()).unwrap().ok().unwrap();
+    let records = host.node.run_dir().join("networks/pods/attachments");
+    let record = std::fs::read_dir(records).unwrap().next().unwrap().unwrap().path();
+    std::fs::write(record, "{").unwrap();
+    let outcome = host.ask(&["pods"]);
+    assert_eq!(outcome.status.code(), Some(1), "{outcome:?}");
+    assert!(!outcome.stdout.contains("no pods"), "{outcome:?}");
+    has(&outcome.stderr, &["cannot be read"]);
 }

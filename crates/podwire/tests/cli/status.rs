@@ -1,6 +1,6 @@
 use std::fs;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use testkit::{DEADLINE, wait_until};
 
 use crate::common::{Host, has};
@@ -37,7 +37,7 @@ fn a_ready_agent_is_shown_on_one_page_and_as_json() {
 
     let outcome = host.ask(&["status", "-o", "json"]);
     let status: api::Status = serde_json::from_str(&outcome.stdout).unwrap();
-    assert!(status.readiness.ready && status.attachments.ready == 1, "{status:?}");
+    assert!(status.ready && status.attachments.ready == 1, "{status:?}");
     assert_eq!((status.network.blocks[0].used, status.installed.len()), (1, 3));
     // The socket alone is enough.
     let socket = agent.socket();
@@ -61,28 +61,46 @@ fn an_agent_that_is_not_ready_ends_with_1_and_says_why() {
     assert_eq!(outcome.status.code(), Some(1), "{}{}", outcome.stdout, outcome.stderr);
     has(
         &outcome.stdout,
-        &[": not ready\n", "why          ", "is not a state folder", "journalctl -u podwire"],
+        &[": not ready\n", "\n\nNOT READY\n- StateUnusable directory ", "of Podwire: it holds networks"],
     );
     let outcome = host.ask(&["status", "-o", "json"]);
     assert_eq!(outcome.status.code(), Some(1));
     let status: api::Status = serde_json::from_str(&outcome.stdout).unwrap();
-    assert!(!status.readiness.ready);
+    assert!(!status.ready);
 }
 
 #[test]
-fn without_an_agent_it_ends_with_2_and_tells_what_the_files_do() {
+fn without_an_agent_it_exits_with_3_and_shows_what_is_recorded() {
     let host = Host::new("noagent");
     let nothing = host.ask(&["status"]);
-    assert_eq!(nothing.status.code(), Some(2));
+    assert_eq!(nothing.status.code(), Some(3));
     has(&nothing.stdout, &["agent        not running", "nothing was attached here", "0 ready, 0 pending"]);
-    has(&nothing.stderr, &["podwire agent", "systemctl start podwire"]);
+    has(&nothing.stdout, &[": not ready\n", "\n- AgentUnreachable socket ", "\n  # systemctl start podwire"]);
 
     let pod = host.node.pod("a").unwrap();
     host.plugin.add(&pod, &host.standalone()).unwrap().ok().unwrap();
-    let standalone = host.ask(&["status"]);
-    assert_eq!(standalone.status.code(), Some(2));
-    has(&standalone.stdout, &["standalone: no agent has worked here", "1 ready, 0 pending"]);
-    assert_eq!(host.ask(&["status", "-o", "json"]).stdout, "");
+    let json: Value = serde_json::from_str(&host.ask(&["status", "-o", "json"]).stdout).unwrap();
+    assert_eq!((&json["mode"], &json["ready"]), (&json!("standalone"), &json!(true)));
+}
+
+/// No agent is missing where the plugin works without one.
+#[test]
+fn a6_standalone_status_does_not_contradict_itself() {
+    let host = Host::new("alone");
+    assert!(host.install(&["--standalone", "--name", "pods", "--subnet", "10.50.0.0/24"]).success());
+    let state_dir = host.state_dir();
+    let ask = || host.ask(&["status"]);
+    let expect = |mode: &str| {
+        let outcome = ask();
+        assert_eq!(outcome.status.code(), Some(0), "{}{}", outcome.stdout, outcome.stderr);
+        has(&outcome.stdout, &[": ready\n", "agent        none, and none is needed", mode, "no problems"]);
+        assert!(outcome.stderr.is_empty() && !outcome.stdout.contains("systemctl"), "{}", outcome.stderr);
+    };
+    assert!(state_dir.exists());
+    expect("standalone: installed, and no pod was attached yet");
+    let pod = host.node.pod("a").unwrap();
+    host.plugin.add(&pod, &host.standalone()).unwrap().ok().unwrap();
+    expect("standalone: no agent has worked here");
 }
 
 #[test]
@@ -98,7 +116,7 @@ fn an_agent_that_was_killed_is_missed_with_its_pods_and_tombstones() {
     agent.kill().unwrap();
     assert!(host.plugin.del(&pods[0], &config).unwrap().success());
     let outcome = host.ask(&["status"]);
-    assert_eq!(outcome.status.code(), Some(2));
+    assert_eq!(outcome.status.code(), Some(3));
     has(
         &outcome.stdout,
         &[

@@ -45,6 +45,14 @@ impl Lab {
         err
     }
 
+    /// What it says about arguments that do not fit together.
+    pub(crate) fn misused(&self, args: &[&str]) -> String {
+        let output = self.run(args);
+        let (out, err) = texts(&output);
+        assert_eq!(output.status.code(), Some(2), "podwire lab {args:?}: {out}{err}");
+        err
+    }
+
     pub(crate) fn json(&self, args: &[&str]) -> Value {
         let (out, err) = texts(&self.run(&[args, &["-o", "json"]].concat()));
         serde_json::from_str(&out).unwrap_or_else(|e| panic!("{e}: {out}{err}"))

@@ -46,7 +46,7 @@ fn whatever_runs_on_a_node_has_the_nodes_settings_and_folders() {
     has(&outside("n1", &["podwire", "agent", "--print-config"]).1.0, &["node = \"n1\"", "10.42.0.0/16"]);
     assert_eq!(outside("n1", &["etcdctl", "get", "--limit=1", "--prefix", "/podwire"]).0, Some(0));
     for place in ["etcd1", "underlay"] {
-        assert_eq!(outside(place, &["podwire", "status"]).0, Some(2), "{place} has no agent");
+        assert_eq!(outside(place, &["podwire", "status"]).0, Some(3), "{place} has no agent");
     }
 }
 
@@ -95,7 +95,7 @@ fn wishes_that_do_not_fit_together_are_refused() {
         (&["up", "--nodes", "1", "--subnets", "2"], "a lab of 1 node has 1 subnet, not 2"),
         (&["up", "--store", "embedded", "--etcd-members", "3"], "--etcd-members is for --store etcd"),
     ] {
-        has(&lab.fails(args), &[word]);
+        has(&lab.misused(args), &[word]);
         assert_eq!(lab.traces(), [] as [String; 0], "{args:?}");
     }
     has(&lab.fails(&["status"]), &["there is no lab"]);

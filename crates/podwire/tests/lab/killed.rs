@@ -97,6 +97,6 @@ fn a_process_that_ended_by_itself_is_told() {
     lab.ok(&["kill", "agent", "n1"]);
     let pid = lab.json(&["status"])["nodes"][1]["pid"].as_i64().unwrap();
     kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL).unwrap();
-    wait_until("its end", SOON, || Ok(lab.json(&["status"])["nodes"][1]["agent"] == "not running")).unwrap();
+    wait_until("its end", SOON, || Ok(lab.json(&["status"])["nodes"][1]["agent"] == "notRunning")).unwrap();
     has(&lab.ok(&["down"]), &["is removed: 1 process (1 process had ended before), 6 namespaces"]);
 }

@@ -19,10 +19,12 @@ fn a_name_is_used_once_and_wrong_wishes_make_nothing() {
         (&["up", "--nodes", "2", "--subnets", "3"], "1 to 2 subnets, not 3"),
         (&["up", "--etcd-members", "2"], "1 or 3 members"),
         (&["up", "--pods", "5000"], "up to 1000 pods"),
-        (&["status"], "there is no lab"),
-        (&["cut", "n1"], "there is no lab"),
     ] {
-        has(&other.fails(args), &[word]);
+        has(&other.misused(args), &[word]);
+        assert_eq!(other.traces(), [] as [String; 0], "{args:?}");
+    }
+    for args in [&["status"][..], &["cut", "n1"]] {
+        has(&other.fails(args), &["there is no lab"]);
         assert_eq!(other.traces(), [] as [String; 0], "{args:?}");
     }
     has(&other.ok(&["down"]), &["there is no lab"]);

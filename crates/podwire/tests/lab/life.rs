@@ -3,6 +3,7 @@
 use std::process::Command;
 use std::time::Duration;
 
+use serde_json::Value;
 use testkit::{DEADLINE, wait_until};
 
 use crate::common::{Lab, has, texts};
@@ -62,7 +63,7 @@ fn faults_and_the_ways_back() {
     assert!(all_reach(&lab), "pods need no agent");
     has(&lab.fails(&["kill", "agent", "n1"]), &["does not run"]);
     let status = lab.json(&["status"]);
-    assert_eq!(status["nodes"][0]["agent"], "not running");
+    assert_eq!(status["nodes"][0]["agent"], "notRunning");
     assert_eq!(lab.run(&["status"]).status.code(), Some(1));
     lab.ok(&["start", "agent", "n1"]);
 
@@ -78,7 +79,14 @@ fn faults_and_the_ways_back() {
 
     lab.ok(&["kill", "node", "n3"]);
     assert_eq!(lab.json(&["status"])["pods"].as_array().unwrap().len(), 2);
-    assert!(all_reach(&lab), "those that are left");
+    let output = lab.run(&["test"]);
+    assert_eq!(output.status.code(), Some(1), "a killed node is a failure: {output:?}");
+    has(&texts(&output).0, &["node n3 is down, and its pod p3 is not reached", &lab.hint("start node n3")]);
+    let report = lab.json(&["test"]);
+    assert_eq!(report["killedNodes"][0]["pods"][0], "p3");
+    let paths = report["paths"].as_array().unwrap();
+    let is_reached = |path: &Value| ["ipv4", "ipv6"].iter().all(|family| path[family]["state"] == "reached");
+    assert!(paths.len() == 2 && paths.iter().all(is_reached), "those that are left: {report}");
     lab.ok(&["start", "node", "n3"]);
     wait_until("n3 to be reached", SOON, || Ok(all_reach(&lab))).unwrap();
     has(&lab.ok(&["logs", "n3"]), &["the agent starts"]);
@@ -92,8 +100,9 @@ fn a_lab_on_the_embedded_store() {
     let lab = Lab::new("embedded");
     lab.ok(&["up", "--nodes", "3", "--subnets", "2", "--store", "embedded", "--pods", "2"]);
     let matrix = lab.json(&["test"]);
-    assert_eq!(matrix["cells"].as_array().unwrap().len(), 30);
-    let vxlan = matrix["cells"].as_array().unwrap().iter().filter(|cell| cell["way"] == "vxlan").count();
+    assert_eq!(matrix["paths"].as_array().unwrap().len(), 30);
+    let vxlan =
+        matrix["paths"].as_array().unwrap().iter().filter(|path| path["transport"] == "vxlan").count();
     assert_eq!(vxlan, 16, "{matrix}");
     assert!(all_reach(&lab));
     lab.ok(&["down"]);
@@ -106,7 +115,7 @@ fn an_etcd_of_three_loses_one() {
     lab.ok(&["kill", "etcd", "etcd2"]);
     wait_until("a leader", SOON, || {
         let members = lab.json(&["status"])["etcd"].as_array().unwrap().clone();
-        Ok(members.iter().any(|member| member["state"] == "leader") && members[1]["state"] == "not running")
+        Ok(members.iter().any(|member| member["state"] == "leader") && members[1]["state"] == "notRunning")
     })
     .unwrap();
     assert!(all_reach(&lab));

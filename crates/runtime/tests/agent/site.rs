@@ -113,7 +113,7 @@ impl Site {
         for block in status["network"]["blocks"].as_array().unwrap() {
             assert_eq!(block["used"], 0, "{status:#}");
         }
-        assert_eq!(status["problems"], serde_json::json!([]), "{status:#}");
+        assert_eq!(status["conditions"], serde_json::json!([]), "{status:#}");
     }
 }
 

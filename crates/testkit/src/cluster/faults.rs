@@ -60,6 +60,13 @@ impl Cluster {
         self.switch_off(index)
     }
 
+    /// Killed nodes, each with the pods that it had.
+    pub fn killed_nodes(&self) -> Vec<(String, Vec<String>)> {
+        let names = self.node_names().into_iter().zip(&self.machines);
+        let killed = names.filter(|(_, machine)| machine.power == Power::Off);
+        killed.map(|(name, machine)| (name, machine.lost.clone())).collect()
+    }
+
     /// Power is back: the node boots, its agent starts, and its pods are made anew under their old names, as Kubernetes
     /// would.
     pub fn start_node(&mut self, name: &str) -> Result<()> {

@@ -128,6 +128,15 @@ pub(super) struct Place {
 impl Plan {
     /// Whether it can be made; what to change if not.
     pub fn check(&self) -> Result<()> {
+        self.check_shape()?;
+        match self.store {
+            Store::Etcd { .. } => crate::etcd::check_installed(),
+            Store::Embedded | Store::Alone => Ok(()),
+        }
+    }
+
+    /// Whether its numbers fit together, whatever this machine has.
+    pub fn check_shape(&self) -> Result<()> {
         ensure!(
             (1..=MAX_NODES).contains(&self.nodes),
             "a lab has 1 to {MAX_NODES} nodes, not {}",
@@ -141,7 +150,6 @@ impl Plan {
         ensure!((1..=most).contains(&self.subnets), "a lab of {nodes} has {subnets}, not {}", self.subnets);
         if let Store::Etcd { members } = self.store {
             ensure!(matches!(members, 1 | 3), "etcd has 1 or 3 members here, not {members}");
-            crate::etcd::check_installed()?;
         }
         for name in self.each.keys() {
             ensure!(self.node_names().contains(name), "there will be no node {name}");

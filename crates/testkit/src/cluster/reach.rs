@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use serde::{Serialize, Serializer};
 
 use super::Wired;
 use super::ways::Way;
@@ -22,8 +21,7 @@ const MARK: &[u8; 4] = b"pwrc";
 const SIZE: usize = 9;
 
 /// What came of the questions of one pod to another, in one family.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reach {
     /// Answered after so many microseconds.
     Yes { micros: u64 },
@@ -34,7 +32,7 @@ pub enum Reach {
 }
 
 /// From one pod to another. None: they do not both have an address of the family.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cell {
     pub from: String,
     pub to: String,
@@ -44,24 +42,19 @@ pub struct Cell {
 }
 
 /// Every pod to every other pod.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Matrix {
     pub pods: Vec<Spot>,
     /// Row by row.
     pub cells: Vec<Cell>,
-    #[serde(rename = "seconds", serialize_with = "seconds")]
     pub took: Duration,
 }
 
 /// A pod, and the name of its node.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Spot {
     pub name: String,
     pub node: String,
-}
-
-fn seconds<S: Serializer>(took: &Duration, to: S) -> Result<S::Ok, S::Error> {
-    to.serialize_f64(took.as_secs_f64())
 }
 
 impl Reach {

@@ -4,14 +4,12 @@ use std::net::IpAddr;
 
 use anyhow::Result;
 use ipnet::IpNet;
-use serde::Serialize;
 
 use super::underlay::UPLINK;
 use crate::Ns;
 use crate::inspect::{self, Family};
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Way {
     /// Both are on one node.
     Local,

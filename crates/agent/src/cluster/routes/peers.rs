@@ -8,7 +8,7 @@ use cluster::{PeerSource, SourceChanges};
 use nft::{PeerRules, PeerTable, Surplus};
 use tokio::time::Instant;
 use tracing::{debug, info};
-use types::IfName;
+use types::{Code, Finding, IfName};
 
 use super::super::cuts;
 use super::{PAUSE, Routes};
@@ -49,8 +49,10 @@ impl Routes {
 
     /// Makes the table follow what is wanted; `wanted` are the tunnels that are needed, IPv4 and IPv6. An error: tunnels that
     /// do not exist yet must not be made.
-    pub(super) fn keep_peers(&mut self, wanted: (bool, bool)) -> Result<(), String> {
-        let rules = self.peer_rules(wanted).map_err(|error| error.to_string())?;
+    pub(super) fn keep_peers(&mut self, wanted: (bool, bool)) -> Result<(), Finding> {
+        let table = format!("table podwire-peers-{}", self.shared.config.network.name);
+        let failed = |message: String| Finding::new(Code::RepairFailed, &table, message);
+        let rules = self.peer_rules(wanted).map_err(|error| failed(error.to_string()))?;
         let kept = match rules {
             Some(rules) => self.compare_peers(rules),
             None if self.known.is_complete => self.delete_peers(),
@@ -59,7 +61,10 @@ impl Routes {
         };
         kept.map_err(|error| {
             self.known.peers.make_due();
-            format!("the firewall cannot tell other nodes from other machines: {error}")
+            match error {
+                nft::Error::NftMissing => nft::missing_program(),
+                error => failed(format!("the firewall cannot tell other nodes from other machines: {error}")),
+            }
         })
     }
 
@@ -126,12 +131,12 @@ impl Routes {
         let is_first = peers.compared_at.is_none();
         peers.took = begun.elapsed();
         (peers.rules, peers.is_due, peers.compared_at) = (Some(rules), false, Some(begun));
-        for what in &done {
-            info!("firewall of tunnels: {what}");
-        }
+        let done: Vec<String> = done.iter().map(|what| format!("firewall of tunnels: {what}")).collect();
         // Changes of this node and its peers are no repairs.
         if !is_first && !is_other && add.is_empty() && remove.is_empty() {
-            self.shared.metrics.repaired("peers", done.len() as u64);
+            self.repaired("peers", done.len(), &done);
+        } else {
+            done.iter().for_each(|what| info!("{what}"));
         }
         Ok(())
     }

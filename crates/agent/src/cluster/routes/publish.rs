@@ -4,9 +4,10 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cluster::{Facts, Transport};
+use cluster::{Facts, NodeRecord, StoredNode, Transport};
 use tokio::time::Instant;
 
+use super::super::command::Contents;
 use super::super::tunnel;
 use super::super::underlay::{self, Position};
 use super::Routes;
@@ -54,6 +55,25 @@ impl Routes {
         }
         if before.as_ref() != Some(&addresses) {
             self.addresses.send_replace(Some(addresses));
+        }
+    }
+
+    /// The cluster as this node knows it, its own record included.
+    pub(super) fn contents(&self) -> Contents {
+        let mesh = &self.known.mesh;
+        let addresses = self.addresses.borrow().clone().unwrap_or_default();
+        let record = NodeRecord { addresses, blocks: self.shared.blocks(), ..self.record.clone() };
+        let listed = self.shared.contact.listed();
+        let unread = listed.as_ref().map(|listed| listed.unread.clone()).unwrap_or_default();
+        let own_claims = record.blocks.iter().map(|block| (*block, record.name.clone()));
+        let others = mesh.claims().filter(|(_, owner)| **owner != record.name);
+        let claims = others.map(|(block, owner)| (*block, owner.clone())).chain(own_claims).collect();
+        let peers = mesh.stored().filter(|node| !unread.contains_key(&node.record.name)).cloned();
+        Contents {
+            claims,
+            nodes: peers.chain([StoredNode { record, created: 0 }]).collect(),
+            unread: unread.into_iter().collect(),
+            alive: listed.map(|listed| listed.alive),
         }
     }
 

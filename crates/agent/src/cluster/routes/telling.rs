@@ -3,13 +3,16 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use cluster::Way;
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::Instant;
-use tracing::warn;
+use tracing::info;
+use types::{Code, Finding};
 
 use super::super::home::HomeError;
 use super::{RETRY, Routes, SAVE};
-use crate::board::Finder;
+use crate::conditions::Source;
+use crate::metrics::PeerCounts;
 
 /// Problems are found out at most so often: it means to go through all nodes.
 const TELL: Duration = Duration::from_millis(200);
@@ -19,7 +22,6 @@ const REFUSALS: usize = 5;
 /// What was told, and what is to be told.
 #[derive(Debug, Default)]
 pub(in crate::cluster) struct Telling {
-    told: BTreeSet<String>,
     told_at: Option<Instant>,
     /// When problems are told next.
     pub(super) at: Option<Instant>,
@@ -43,11 +45,12 @@ impl Telling {
         self.at.get_or_insert(earliest);
     }
 
-    fn refusals(&self) -> impl Iterator<Item = String> {
+    fn refusals(&self) -> impl Iterator<Item = Finding> {
         let more = self.refused.len().saturating_sub(REFUSALS);
         let rest =
             (more > 0).then(|| format!("the kernel refused {more} more changes of routes to other nodes"));
-        self.refused.iter().take(REFUSALS).cloned().chain(rest)
+        let messages = self.refused.iter().take(REFUSALS).cloned().chain(rest);
+        messages.map(|message| Finding::new(Code::RouteFailed, "routes to other nodes", message))
     }
 }
 
@@ -92,26 +95,44 @@ impl Routes {
         self.known.telling.make_due();
     }
 
-    /// Problems as they are now; each is logged once.
+    /// Another process changed something, and it is as it should be again. Kinds without a repair are counted as 0.
+    pub(super) fn repaired(&self, kind: &str, count: usize, sentences: &[String]) {
+        self.shared.metrics.repaired(kind, count as u64);
+        if count > 0 {
+            sentences.iter().for_each(|what| info!(kind, "repaired: {what}"));
+            self.shared.board.repaired(count as u64, sentences);
+        }
+    }
+
+    /// Gauges of the peers, and of how they are reached.
+    pub(super) fn count(&self) {
+        let mesh = &self.known.mesh;
+        let mut counts = PeerCounts {
+            peers: mesh.peers().count(),
+            tunnels: super::indexes(&self.known.tunnels).len(),
+            ..PeerCounts::default()
+        };
+        for (_, _, way) in mesh.ways() {
+            match way {
+                Way::Direct { .. } => counts.direct += 1,
+                Way::Vxlan { .. } => counts.vxlan += 1,
+                Way::None(_) => counts.unreachable += 1,
+            }
+        }
+        self.shared.metrics.set_peers(&counts);
+    }
+
     pub(super) fn tell(&mut self) {
-        let mut problems = BTreeSet::new();
+        let mut findings = Vec::new();
         if !self.shared.is_alone {
-            problems.extend(self.known.mesh.problems());
-            problems.extend(self.known.position.problems.iter().cloned());
-            problems.extend(self.known.tunnel_troubles.iter().cloned());
-            problems.extend(self.known.telling.refusals());
+            findings.extend(self.known.mesh.findings());
+            findings.extend(self.known.position.problems.iter().cloned());
+            findings.extend(self.known.tunnel_troubles.iter().cloned());
+            findings.extend(self.known.telling.refusals());
         }
         let telling = &mut self.known.telling;
         (telling.at, telling.told_at) = (None, Some(Instant::now()));
-        if problems == telling.told {
-            return;
-        }
-        for new in problems.difference(&telling.told) {
-            warn!("{new}");
-        }
-        let shown = problems.iter().map(|what| api::Problem { what: what.clone(), command: None }).collect();
-        self.shared.board.set_problems(Finder::Routes, shown);
-        telling.told = problems;
+        self.shared.board.set(Source::Routes, findings);
     }
 
     /// Writes the others down, on another thread. One at a time: the last one written is the last one known.
@@ -183,8 +204,8 @@ mod tests {
     fn refusals_are_told_and_not_without_end() {
         let refused = (0..100).map(|i| format!("cannot add route {i}")).collect();
         let telling = Telling { refused, ..Telling::default() };
-        let told: Vec<String> = telling.refusals().collect();
+        let told: Vec<Finding> = telling.refusals().collect();
         assert_eq!(told.len(), REFUSALS + 1);
-        assert!(told[REFUSALS].contains("95 more"), "{told:?}");
+        assert!(told[REFUSALS].message.contains("95 more"), "{told:?}");
     }
 }

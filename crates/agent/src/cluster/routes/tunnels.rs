@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use cluster::{Transport, Tunnels};
 use tracing::info;
-use types::IfName;
+use types::{Code, Finding, IfName};
 
 use super::super::tunnel::{self, Tunnel, TunnelError};
 use super::Routes;
@@ -53,16 +53,19 @@ impl Routes {
                     *index = kept;
                     // One that should be another now than before is changed, not repaired.
                     let wanted = &mut self.known.kept_tunnels[usize::from(is_v4)];
-                    let repaired = if wanted.as_ref() == Some(&tunnel) { done.len() } else { 0 };
-                    self.shared.metrics.repaired("tunnel", repaired as u64);
+                    let is_repair = wanted.as_ref() == Some(&tunnel);
                     *wanted = Some(tunnel);
+                    let repairs = if is_repair { std::mem::take(&mut done) } else { Vec::new() };
+                    self.repaired("tunnel", repairs.len(), &repairs);
                 }
                 Err(error) => {
                     if let TunnelError::Foreign { index: stranger, .. } = error {
                         *index = None;
                         in_the_way.push(stranger);
                     }
-                    troubles.push(error.to_string());
+                    let object =
+                        self.tunnel_name(is_v4).map_or_else(String::new, |name| format!("link {name}"));
+                    troubles.push(Finding::new(Code::TunnelFailed, object, error));
                 }
             }
             done.iter().for_each(|what| info!("{what}"));

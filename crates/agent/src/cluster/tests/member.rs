@@ -100,7 +100,7 @@ impl Site {
     }
 
     fn blocks(&self) -> Result<Vec<IpNet>, String> {
-        self.shares.get().map(|share| share.blocks.clone())
+        self.shares.get().map(|share| share.blocks.clone()).map_err(|none| none.to_string())
     }
 
     /// What it would know after a reboot.
@@ -112,7 +112,7 @@ impl Site {
     async fn until(&self, what: impl Fn(&Self) -> bool) {
         let end = std::time::Instant::now() + SOON;
         while !what(self) {
-            assert!(std::time::Instant::now() < end, "{:?}: {:?}", self.blocks(), self.board.problems());
+            assert!(std::time::Instant::now() < end, "{:?}: {:?}", self.blocks(), self.board.conditions());
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
@@ -129,7 +129,7 @@ fn a_node_whose_name_went_to_another_hands_out_nothing_any_more() {
     run(async {
         let mut site = Site::new(&OURS);
         assert_eq!(site.blocks().unwrap(), nets(&OURS), "as long as nobody says otherwise");
-        site.board.set_ready();
+        site.board.set_started();
         let other = join(&site.registry, &candidate("n1", 2)).await.unwrap();
         assert_eq!(other.record.blocks, nets(&OURS), "the very blocks that we remember");
         say_alive(&site.registry, &other).await;
@@ -156,12 +156,7 @@ fn a_block_that_was_lost_is_given_up_also_where_there_is_no_other() {
         }
         let task = site.start();
         site.until(|site| site.blocks().is_err()).await;
-        let lost = |site: &Site| {
-            site.board
-                .problems()
-                .iter()
-                .any(|problem| problem.what.contains("was this node's and belongs to"))
-        };
+        let lost = |site: &Site| site.board.conditions().iter().any(|one| one.code == types::Code::BlockLost);
         site.until(lost).await;
         site.until(|site| site.blocks().is_err_and(|why| why.contains("all 16 blocks"))).await;
         // Another goes for good.
@@ -214,10 +209,13 @@ fn what_could_not_be_written_down_is_told_and_written_later() {
         std::fs::write(&state, "in the way of the folder").unwrap();
         let task = site.start();
         site.until(|site| site.blocks().is_ok()).await;
-        site.until(|site| !site.board.problems().is_empty()).await;
+        let is_told = |site: &Site| {
+            site.board.conditions().iter().any(|one| one.code == types::Code::NodeStateNotSaved)
+        };
+        site.until(is_told).await;
         assert!(site.written().is_empty());
         std::fs::remove_file(&state).unwrap();
-        site.until(|site| site.board.problems().is_empty()).await;
+        site.until(|site| !is_told(site)).await;
         assert_eq!(site.written(), site.blocks().unwrap());
         task.abort();
     });

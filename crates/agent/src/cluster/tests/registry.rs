@@ -3,6 +3,7 @@
 use cluster::BlockClaim;
 
 use super::super::alive::Herald;
+use super::super::contact::Contact;
 use super::super::join::MOST_BLOCKS;
 use super::*;
 
@@ -253,7 +254,9 @@ fn a_name_that_is_lost_while_its_lease_lives_is_noticed() {
         let key = hold.key.clone();
         let (holds, held) = tokio::sync::watch::channel(Some(hold));
         let lost = std::sync::Arc::<tokio::sync::Notify>::default();
-        let herald = tokio::spawn(Herald { holds: held, lost: std::sync::Arc::clone(&lost) }.run());
+        let contact = std::sync::Arc::new(Contact::new(None));
+        let herald = Herald { holds: held, lost: std::sync::Arc::clone(&lost), contact };
+        let herald = tokio::spawn(herald.run());
         registry.store.commit(&[], &[Change::Delete(key)]).await.unwrap();
         tokio::time::timeout(std::time::Duration::from_secs(20), lost.notified()).await.unwrap();
         drop(holds);

@@ -288,7 +288,7 @@ fn a12_a_private_key_that_others_can_read_is_reported() {
         fs::set_permissions(&key, fs::Permissions::from_mode(mode)).unwrap();
         load("", &[], &flags).unwrap().exposed_key()
     };
-    assert!(reported(0o644).is_some_and(|what| what.contains("private key") && what.contains("chmod 600")));
+    assert!(reported(0o644).is_some_and(|found| found.fix.unwrap().starts_with("chmod 600 /")));
     assert_eq!(reported(0o600), None);
 }
 

@@ -26,7 +26,7 @@ fn a7_the_template_knows_all_variables_and_values_are_escaped() {
 #[test]
 fn a7_a_template_that_cannot_be_used_is_refused_with_its_name() {
     for (template, expect) in [
-        ("{{ NETWROK }}", "unknown variable \"NETWROK\"; the variables are CNI_VERSION"),
+        ("{{ NETWROK }}", "unknown variable \"NETWROK\"; did you mean NETWORK?"),
         ("{ \"a\": \"{{ NAME\" }", "no }} after {{ NAME"),
         ("{", "not a JSON object"),
         ("[]", "not a JSON object"),

@@ -83,11 +83,16 @@ pub(super) fn done(request: &Request) -> Result<Done, Error> {
 }
 
 impl Site {
+    pub(super) fn lose_bridge(&self) {
+        let found = Finding::new(types::Code::BridgeMissing, "bridge podwire0", "the bridge is missing");
+        self.board.set(Source::Reconcile, vec![found.fix("make it")]);
+    }
+
     pub(super) fn new(options: Options) -> Self {
         let dir = TempDir::new().unwrap();
         let socket = dir.path().join("in/agent.sock");
         let (board, metrics) = (Arc::new(Board::new()), Arc::new(Metrics::new()));
-        board.set_ready();
+        board.set_started();
         let settings = Settings {
             run_dir: dir.path().join("run"),
             network: "podwire".try_into().unwrap(),

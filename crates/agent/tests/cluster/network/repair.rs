@@ -3,7 +3,7 @@
 use netlink::{NetNs, PeerMonitor};
 use testkit::{Cluster, Plan, Way, inspect};
 
-use super::{TUNNEL, Wiring, await_way, await_wiring, ip, peer_routes, problems};
+use super::{TUNNEL, Wiring, await_way, await_wiring, ip, peer_routes, problems, set_sysctl};
 use crate::common::{BRIEFLY, PATIENCE, SOON, Streams, await_that, expect_reach, up};
 
 /// n1 and n3 are on one link, n2 is behind a router: both ways are in use.
@@ -92,15 +92,100 @@ fn what_is_broken_by_hand_is_back_and_nothing_foreign_is_touched() {
         assert_eq!(foreign(&cluster), theirs, "after {fault:?}");
     }
     // Two lines flushed four routes, and who deleted the tunnel took two with it.
-    assert!(repairs(&cluster, "peer-routes") >= 4 && repairs(&cluster, "tunnel") >= 1);
+    for (kind, least) in [("peer-routes", 4), ("tunnel", 1), ("peer-neighbours", 2), ("peer-forwarding", 1)] {
+        assert!(repairs(&cluster, kind) >= least, "{kind}: {}", repairs(&cluster, kind));
+    }
+    let status: api::Status =
+        serde_json::from_value(cluster.agent("n1").unwrap().get(api::STATUS).unwrap()).unwrap();
+    assert!(status.reconcile.repairs >= 8, "{:#?}", status.reconcile);
+    let recent: Vec<&str> = status.reconcile.recent.iter().map(|repair| repair.what.as_str()).collect();
+    for sentence in [
+        "neighbours of tunnels restored: ",
+        "1 forwarding entry of a tunnel restored: ",
+        "tunnel pwvx4: MAC 02:",
+        "tunnel pwvx4: up again",
+    ] {
+        assert!(recent.iter().any(|what| what.contains(sentence)), "{sentence:?} in {recent:#?}");
+    }
 }
 
 /// How often the agent of n1 says that it has put such a thing right.
 fn repairs(cluster: &Cluster, kind: &str) -> u64 {
+    metric(cluster, &format!("podwire_reconcile_repairs_total{{kind=\"{kind}\"}}")) as u64
+}
+
+/// A metric of the agent of n1.
+fn metric(cluster: &Cluster, name: &str) -> f64 {
     let metrics = cluster.agent("n1").unwrap().metrics().unwrap();
-    let counter = format!("podwire_reconcile_repairs_total{{kind=\"{kind}\"}} ");
-    let line = metrics.lines().find_map(|line| line.strip_prefix(&counter));
-    line.unwrap_or_else(|| panic!("nothing of {kind} in {metrics}")).parse().unwrap()
+    let value = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    value.unwrap_or_else(|| panic!("no {name} in {metrics}")).parse().unwrap()
+}
+
+fn await_metrics(cluster: &Cluster, wanted: &[(&str, f64)]) {
+    for (name, value) in wanted {
+        await_that(&format!("{name} {value}"), PATIENCE, || metric(cluster, name) == *value);
+    }
+}
+
+/// The lines of n1's log that say so about a peer.
+fn logged(cluster: &Cluster, what: &str, node: &str) -> Vec<String> {
+    let log = cluster.agent("n1").unwrap().log().unwrap();
+    let is_it = |line: &&str| line.contains(what) && line.contains(&format!("node={node}"));
+    log.lines().filter(is_it).map(str::to_owned).collect()
+}
+
+#[test]
+fn a5_peers_that_join_change_and_leave_are_logged_once_and_counted() {
+    let mut cluster = Cluster::hosts("peerlog", &plan()).unwrap();
+    cluster.start_etcd().unwrap();
+    cluster.start_agent("n1").unwrap();
+    let route = |transport: &str| format!("podwire_peer_routes{{transport=\"{transport}\"}}");
+    let (direct, vxlan, none) = (route("direct"), route("vxlan"), route("none"));
+    await_metrics(&cluster, &[("podwire_peers", 0.0), (&direct, 0.0), ("podwire_store_reachable", 1.0)]);
+    for node in ["n2", "n3"] {
+        cluster.start_agent(node).unwrap();
+        await_that("the peer in the log", PATIENCE, || !logged(&cluster, "peer joined", node).is_empty());
+    }
+    let wanted =
+        [("podwire_peers", 2.0), ("podwire_tunnels", 1.0), (&direct, 2.0), (&vxlan, 2.0), (&none, 0.0)];
+    await_metrics(&cluster, &wanted);
+    // The same record once more is no change.
+    cluster.agent_mut("n3").unwrap().restart().unwrap();
+    set_sysctl(cluster.node("n3").unwrap(), "ipv4/conf/eth0/promote_secondaries", "1");
+    ip(cluster.node("n3").unwrap(), "addr add 10.199.1.33/24 dev eth0");
+    ip(cluster.node("n3").unwrap(), "addr del 10.199.1.3/24 dev eth0");
+    let moved = "addresses 10.199.1.3,fd99:1::3 -> 10.199.1.33,fd99:1::3";
+    await_that("the change in the log", PATIENCE, || {
+        logged(&cluster, "peer changed", "n3").iter().any(|line| line.contains(moved))
+    });
+    cluster.agent_mut("n3").unwrap().stop().unwrap();
+    let path = format!("{}/n3?force=true", api::NODES);
+    let removed = cluster.agent("n1").unwrap().client().delete(&path, PATIENCE).unwrap();
+    assert_eq!(removed.status, 200);
+    await_metrics(&cluster, &[("podwire_peers", 1.0), (&direct, 0.0), (&vxlan, 2.0)]);
+    let counts = |cluster: &Cluster, node| {
+        ["joined", "changed", "left"].map(|what| logged(cluster, &format!("peer {what}"), node).len())
+    };
+    assert_eq!(
+        (counts(&cluster, "n2"), counts(&cluster, "n3"), counts(&cluster, "n1")),
+        ([1, 0, 0], [1, 1, 1], [0; 3])
+    );
+
+    assert!(metric(&cluster, "podwire_store_watch_age_seconds") < PATIENCE.as_secs_f64());
+    cluster.etcd.members[0].kill().unwrap();
+    await_metrics(&cluster, &[("podwire_store_reachable", 0.0)]);
+    let age = metric(&cluster, "podwire_store_watch_age_seconds");
+    await_that("the watch to get older", PATIENCE, || {
+        metric(&cluster, "podwire_store_watch_age_seconds") > age + 1.0
+    });
+    // Routes stay without the store.
+    await_metrics(&cluster, &[("podwire_peers", 1.0), (&vxlan, 2.0)]);
+    cluster.start_etcd().unwrap();
+    await_metrics(&cluster, &[("podwire_store_reachable", 1.0)]);
+    await_that("the watch to be confirmed", PATIENCE, || {
+        metric(&cluster, "podwire_store_watch_age_seconds") < age
+    });
+    assert_eq!(counts(&cluster, "n2"), [1, 0, 0], "an outage is no change of a peer");
 }
 
 #[test]

@@ -55,6 +55,13 @@ fn nodes_get_another_transport_one_by_one_and_the_network_stays() {
     }
     let ways = [way(&cluster, "p2", "p1"), way(&cluster, "p1", "p2"), way(&cluster, "p3", "p2")];
     assert_eq!(ways, [Way::Vxlan, Way::Direct, Way::Direct]);
+    // Entries that the earlier agent of n3 left are removed, and are no repair.
+    let n3 = cluster.node("n3").unwrap();
+    await_that("no neighbour on n3's tunnel", SOON, || {
+        n3.sh(&["ip", "neigh", "show", "dev", TUNNEL, "nud", "permanent"]).unwrap().is_empty()
+    });
+    let log = cluster.agent("n3").unwrap().log().unwrap();
+    assert!(!log.lines().any(|line| line.contains("repaired: ") && line.contains(" removed: ")), "{log}");
 }
 
 /// The kernel has only one device for the tunnel's numbers: the old one must make room.

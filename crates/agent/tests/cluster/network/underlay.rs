@@ -103,7 +103,8 @@ fn an_address_that_is_away_for_a_moment_is_still_published() {
 /// What the store has of a node.
 fn published(cluster: &Cluster, node: &str) -> Vec<IpAddr> {
     let nodes: Vec<api::NodeView> =
-        serde_json::from_value(cluster.agent("n1").unwrap().get(api::NODES).unwrap()).unwrap();
+        serde_json::from_value(cluster.agent("n1").unwrap().get(api::NODES).unwrap()["nodes"].take())
+            .unwrap();
     nodes.into_iter().find(|view| view.name == node).unwrap().addresses
 }
 

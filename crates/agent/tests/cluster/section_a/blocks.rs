@@ -89,7 +89,7 @@ fn a3_a_network_without_a_free_block_says_what_to_do_and_a_removed_node_gives_it
     let refused = status(&cluster, "n3").error().unwrap();
     assert!(refused.code == 50 && has_all(&format!("{} {}", refused.msg, refused.details)), "{refused:?}");
     let told = problems(cluster.agent("n3").unwrap());
-    assert!(told.iter().any(|problem| has_all(problem["what"].as_str().unwrap())), "{told:?}");
+    assert!(told.iter().any(|problem| has_all(problem["message"].as_str().unwrap())), "{told:?}");
 
     // Nor is there another for one that is full.
     for number in 0..5 {

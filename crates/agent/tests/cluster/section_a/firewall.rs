@@ -69,7 +69,7 @@ fn a9_a_foreign_chain_that_drops_is_told_accepted_where_asked_for_and_cleanup_le
     wait_until("the problem to be told", PATIENCE, || Ok(!problems(cluster.agent("n1")?).is_empty()))
         .unwrap();
     let told = problems(cluster.agent("n1").unwrap());
-    let command = told[0]["command"].as_str().unwrap();
+    let command = told[0]["fix"].as_str().unwrap();
     let degraded = status(&cluster, "n1").error().unwrap();
     assert_eq!(degraded.code, 51, "{degraded:?}");
     assert!(format!("{} {}", degraded.msg, degraded.details).contains(command), "{degraded:?}");

@@ -108,8 +108,7 @@ impl Guarded {
         assert!(done.success(), "{line}: {done:?}");
     }
 
-    /// An agent for the node, which takes the place of the cluster's own.
-    fn agent(&self, node: &str, papers: Papers<'_>) -> Agent {
+    fn flags(&self, node: &str, papers: Papers<'_>) -> Vec<String> {
         let Papers { ca, cert, password } = papers;
         let endpoint = self.cluster.etcd.members[0].endpoint();
         let [ca, cert, key] = [format!("{ca}.pem"), format!("{cert}.pem"), format!("{cert}.key")]
@@ -118,6 +117,13 @@ impl Guarded {
         flags.extend(["--network-subnet", "10.42.0.0/16,fd42::/64", "--network-margin", "8"]);
         flags.extend(["--etcd-ca", &ca, "--etcd-cert", &cert, "--etcd-key", &key]);
         flags.extend(["--etcd-user", "podwire", "--etcd-password", password]);
+        flags.into_iter().map(str::to_owned).collect()
+    }
+
+    /// An agent for the node, which takes the place of the cluster's own.
+    fn agent(&self, node: &str, papers: Papers<'_>) -> Agent {
+        let flags = self.flags(node, papers);
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
         let mut agent = Agent::new(self.cluster.node(node).unwrap(), &flags).unwrap();
         agent.launch().unwrap();
         agent
@@ -153,6 +159,57 @@ impl Guarded {
         let names = |all: std::collections::BTreeMap<String, String>| all.into_keys().collect::<Vec<_>>();
         assert_eq!(names(self.desk().all()), names(before));
     }
+}
+
+/// A8: what the agent would be told by etcd, without an agent.
+#[test]
+fn a8_check_config_logs_in_to_etcd_and_changes_nothing() {
+    let guarded = Guarded::up();
+    let check = |papers: Papers<'_>, more: &[&str]| {
+        let mut flags = guarded.flags("n1", papers);
+        for pair in more.chunks(2) {
+            let at = flags.iter().position(|flag| flag == pair[0]).unwrap_or(flags.len());
+            flags.splice(at..flags.len().min(at + 2), pair.iter().map(|&word| word.to_owned()));
+        }
+        let node = guarded.cluster.node("n1").unwrap();
+        let program = testkit::agent_program().unwrap().display().to_string();
+        let [run, state] = ["check-run", "check-lib"].map(|name| node.dir().join(name).display().to_string());
+        let mut argv =
+            vec![program.as_str(), "agent", "--check-config", "--run-dir", &run, "--state-dir", &state];
+        argv.extend(["--config", "/dev/null"]);
+        argv.extend(flags.iter().map(String::as_str));
+        let outcome = node.run(&argv, b"").unwrap();
+        let text = outcome.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+        (outcome.status.code().unwrap(), text)
+    };
+    let refused = |papers: Papers<'_>, more: &[&str], words: &[&str]| {
+        let before = guarded.desk().all();
+        let (code, text) = check(papers, more);
+        assert_eq!((code, text.matches("- ").count()), (1, 1), "{text}");
+        assert!(words.iter().all(|word| text.contains(word)), "{words:?} in {text}");
+        assert_eq!(guarded.desk().all(), before);
+    };
+    let (code, text) = check(GOOD, &[]);
+    assert_eq!(code, 0, "{text}");
+    assert!(guarded.desk().all().is_empty(), "nothing is written");
+    refused(Papers { cert: "other", ..GOOD }, &[], &["does not accept our certificate"]);
+    refused(Papers { ca: "other-ca", ..GOOD }, &[], &["not signed by our CA"]);
+    refused(Papers { password: "wr0ng", ..GOOD }, &[], &["does not let us in", "password"]);
+    refused(Papers { ca: "missing", ..GOOD }, &[], &["missing.pem", "No such file"]);
+    let other_key = guarded.certs.path("other.key");
+    refused(GOOD, &["--etcd-key", &other_key], &["key"]);
+    fs::write(guarded.certs.file("broken.pem"), "no certificate").unwrap();
+    let broken = guarded.certs.path("broken.pem");
+    refused(GOOD, &["--etcd-cert", &broken], &["certificate"]);
+    // The role allows its own prefix only.
+    refused(GOOD, &["--etcd-prefix", "/elsewhere"], &["/elsewhere", "does not let us in"]);
+
+    // A network of another shape, and a name that is taken.
+    let mut first = guarded.agent("n2", GOOD);
+    first.wait_ready().unwrap();
+    refused(GOOD, &["--network-margin", "6"], &["this cluster's network is", "configure all nodes alike"]);
+    refused(GOOD, &["--node", "n2"], &["n2"]);
+    assert_eq!(check(GOOD, &[]).0, 0);
 }
 
 #[test]

@@ -15,7 +15,8 @@ use crate::common::{PATIENCE, Streams, await_that, expect_reach, pod};
 
 /// What an agent shows as not used of a node's record.
 fn refused(agent: &Agent, name: &str) -> Vec<String> {
-    let nodes: Vec<NodeView> = serde_json::from_value(agent.get(api::NODES).unwrap()).unwrap();
+    let nodes: Vec<NodeView> =
+        serde_json::from_value(agent.get(api::NODES).unwrap()["nodes"].take()).unwrap();
     nodes.into_iter().find(|node| node.name == name).map(|node| node.refused).unwrap_or_default()
 }
 

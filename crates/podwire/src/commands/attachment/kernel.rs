@@ -2,52 +2,36 @@
 
 use std::path::Path;
 
+use api::{KernelCheck, KernelState};
 use engine::state::Attachment;
 use ipnet::IpNet;
 use netlink::{Link, NetNs, RouteFilter, RtSocket};
-use serde::Serialize;
 use types::AttachMode;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum Now {
-    Ok,
-    Missing,
-    /// We may not look, or looking failed.
-    Unknown,
-}
-
-#[derive(Debug, Serialize)]
-pub(super) struct Finding {
-    pub(super) what: String,
-    pub(super) now: Now,
-}
-
-impl Finding {
-    pub(super) fn word(&self) -> &'static str {
-        match self.now {
-            Now::Ok => "ok",
-            Now::Missing => "MISSING",
-            Now::Unknown => "unknown",
-        }
+pub(super) fn word(state: KernelState) -> &'static str {
+    match state {
+        KernelState::Ok => "ok",
+        KernelState::Missing => "MISSING",
+        KernelState::Unknown => "unknown",
     }
 }
 
-fn is(now: bool, what: impl Into<String>) -> Finding {
-    Finding { what: what.into(), now: if now { Now::Ok } else { Now::Missing } }
+fn is(there: bool, object: impl Into<String>) -> KernelCheck {
+    let state = if there { KernelState::Ok } else { KernelState::Missing };
+    KernelCheck { object: object.into(), state }
 }
 
-fn unknown(what: &str, error: &dyn std::error::Error) -> Finding {
-    Finding { what: format!("{what}: {error}"), now: Now::Unknown }
+fn unknown(object: &str, error: &dyn std::error::Error) -> KernelCheck {
+    KernelCheck { object: format!("{object}: {error}"), state: KernelState::Unknown }
 }
 
-pub(super) fn look(attachment: &Attachment) -> Vec<Finding> {
+pub(super) fn look(attachment: &Attachment) -> Vec<KernelCheck> {
     let mut findings = on_node(attachment).unwrap_or_else(|error| vec![unknown("the node's side", &error)]);
     findings.extend(inside(attachment).unwrap_or_else(|error| vec![unknown("the pod's side", &error)]));
     findings
 }
 
-fn on_node(attachment: &Attachment) -> Result<Vec<Finding>, netlink::Error> {
+fn on_node(attachment: &Attachment) -> Result<Vec<KernelCheck>, netlink::Error> {
     let mut host = RtSocket::open()?;
     let mut found = host.links_by_name(&[&attachment.bridge, &attachment.host_link])?;
     let (end, bridge) = (found.pop().flatten(), found.pop().flatten());
@@ -78,7 +62,7 @@ fn host_routes(
     host: &mut RtSocket,
     attachment: &Attachment,
     end: &Link,
-) -> Result<Vec<Finding>, netlink::Error> {
+) -> Result<Vec<KernelCheck>, netlink::Error> {
     let routes = host.routes(RouteFilter { link: Some(end.index), ..RouteFilter::default() })?;
     let neighbours = host.neighbours(Some(end.index))?;
     let findings = attachment.ips().flat_map(|ip| {
@@ -93,7 +77,7 @@ fn host_routes(
     Ok(findings.collect())
 }
 
-fn inside(attachment: &Attachment) -> Result<Vec<Finding>, netlink::Error> {
+fn inside(attachment: &Attachment) -> Result<Vec<KernelCheck>, netlink::Error> {
     let place = format!("namespace {}", attachment.netns);
     let netns = match NetNs::open(Path::new(&attachment.netns)) {
         Ok(netns) => netns,
@@ -125,7 +109,7 @@ fn inside(attachment: &Attachment) -> Result<Vec<Finding>, netlink::Error> {
     Ok(findings)
 }
 
-fn link_is_up(what: &str, name: &str, link: Option<&Link>) -> Finding {
+fn link_is_up(what: &str, name: &str, link: Option<&Link>) -> KernelCheck {
     match link {
         None => is(false, format!("{what} {name}")),
         Some(link) if !link.up => is(false, format!("{what} {name} is down")),

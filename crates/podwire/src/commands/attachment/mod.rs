@@ -2,22 +2,26 @@
 
 mod kernel;
 
+use std::net::SocketAddr;
+
 use anyhow::Result;
+use api::{AttachmentDetails, KernelState};
+use cni::{Bandwidth, PortMapping};
 use engine::state::Attachment;
-use serde_json::json;
 
 use super::pods::{self, Found};
 use crate::cli::{Output, Show};
+use crate::exit::ExitStatus;
 use crate::folders::Folders;
 use crate::{print, when};
 
-pub(crate) fn show(args: &Show) -> Result<()> {
+pub(crate) fn show(args: &Show) -> Result<ExitStatus> {
     let run_dir = Folders::run_dir(args.run_dir.clone());
     let (container, ifname) = match args.what.split_once('/') {
         Some((container, ifname)) => (container, Some(ifname)),
         None => (args.what.as_str(), None),
     };
-    let mut found = pods::list(&run_dir)?;
+    let mut found = pods::list(&run_dir)?.found;
     found.retain(|found| ifname.is_none_or(|ifname| found.attachment.key.ifname.as_str() == ifname));
     let one = the_one(found, container).map_err(|others| match others.as_slice() {
         [] => anyhow::anyhow!(
@@ -30,18 +34,17 @@ pub(crate) fn show(args: &Show) -> Result<()> {
     let findings = kernel::look(&one.attachment);
     match args.output {
         Output::Json => {
-            let mut value = one.json();
-            value["kernel"] = json!(findings);
-            print::say_json(&value)?;
+            print::say_json(&AttachmentDetails { attachment: one.view.clone(), kernel: findings.clone() })?;
         }
         Output::Table => {
             print::say(format_args!("{}\n", print::facts(rows(&one))))?;
-            let rows =
-                findings.iter().map(|f| vec![f.word().to_owned(), print::wrap(&f.what, print::WIDTH - 9)]);
+            let rows = findings.iter().map(|check| {
+                vec![kernel::word(check.state).to_owned(), print::wrap(&check.object, print::WIDTH - 9)]
+            });
             print::say(print::table(&["KERNEL", ""], rows))?;
         }
     }
-    Ok(())
+    Ok(ExitStatus::problem_unless(findings.iter().all(|finding| finding.state != KernelState::Missing)))
 }
 
 /// The whole id wins over a beginning; else the names of all that are meant.
@@ -105,14 +108,27 @@ fn wire(attachment: &Attachment) -> Vec<(&'static str, String)> {
         ("masquerade", if attachment.masquerade_outside.is_some() { "on" } else { "off" }.to_owned()),
     ];
     if !attachment.ports.is_empty() {
-        let ports = attachment
-            .ports
-            .iter()
-            .map(|p| format!("{}/{} to {}", p.host_port, p.protocol.as_str(), p.container_port));
-        rows.push(("host ports", ports.collect::<Vec<_>>().join("\n")));
+        rows.push(("host ports", attachment.ports.iter().map(port).collect::<Vec<_>>().join("\n")));
     }
-    if attachment.bandwidth.is_some() {
-        rows.push(("bandwidth", "limited".to_owned()));
-    }
+    rows.extend(attachment.bandwidth.as_ref().map(|limits| ("bandwidth", bandwidth(limits))));
     rows
+}
+
+/// `198.51.100.7:8080/tcp to 80`; without a host IP every address of the node is meant.
+fn port(mapping: &PortMapping) -> String {
+    let PortMapping { host_port, container_port, protocol, host_ip } = mapping;
+    let address = match host_ip {
+        Some(ip) => SocketAddr::new(*ip, *host_port).to_string(),
+        None => format!("*:{host_port}"),
+    };
+    format!("{address}/{} to {container_port}", protocol.as_str())
+}
+
+fn bandwidth(limits: &Bandwidth) -> String {
+    let direction = |verb: &str, rate: u64, burst: u64| match rate {
+        0 => format!("{verb} without a limit"),
+        rate => format!("{verb} up to {}/s, burst {}", print::bits(rate), print::bits(burst)),
+    };
+    let receives = direction("receives", limits.ingress_rate, limits.ingress_burst);
+    format!("{receives}\n{}", direction("sends", limits.egress_rate, limits.egress_burst))
 }

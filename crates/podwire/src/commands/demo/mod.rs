@@ -34,7 +34,7 @@ struct Wired {
 
 pub(crate) fn run() -> Result<()> {
     let begun = Instant::now();
-    let lab = Lab::new("demo").context("cannot make namespaces: run as root")?;
+    let lab = Lab::new("demo").context("cannot make namespaces")?;
     let node = lab.node("node")?;
     let before = Snapshot::of(&node)?;
     let mut show = Show::start(&node)?;
@@ -185,6 +185,8 @@ impl<'a> Show<'a> {
                 Ok(!self.node.sh(&["ip", family, "route", "show", &text])?.trim().is_empty())
             })?;
             line(&format!("ip route del {text}"), "is back", Some(begun.elapsed()));
+            // The kernel has it before the agent has reported it.
+            self.reported("the repair of the route", |repair| repair.split(' ').any(|word| word == text))?;
         }
         let rules = || self.node.sh(&["nft", "-s", "list", "ruleset"]);
         let before = rules()?;
@@ -192,10 +194,19 @@ impl<'a> Show<'a> {
         let begun = Instant::now();
         wait_until("our tables", REPAIR, || Ok(rules()? == before))?;
         line("nft flush ruleset", "ours is back", Some(begun.elapsed()));
+        self.reported("the repair of the firewall", |repair| repair.contains("firewall"))?;
         for to in b.addresses()? {
             reach(&a.pod, "pod a → pod b", to)?;
         }
         Ok(())
+    }
+
+    /// Waits until the agent's status shows a repair.
+    fn reported(&self, what: &str, is_it: impl Fn(&str) -> bool) -> Result<()> {
+        wait_until(what, REPAIR, || {
+            let status: api::Status = serde_json::from_value(self.agent.get(api::STATUS)?)?;
+            Ok(status.reconcile.recent.iter().any(|repair| is_it(&repair.what)))
+        })
     }
 
     /// What a person sees of all this.

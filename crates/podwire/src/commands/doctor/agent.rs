@@ -1,53 +1,63 @@
-//! What the agent says of itself.
+//! What the agent reports.
 
-use super::finding::Finding;
+use types::{Code, Finding};
+
+use super::finding::Check;
 use super::node::{Keeper, Node};
 
-pub(super) fn answers(node: &Node) -> Vec<Finding> {
+pub(super) fn answers(node: &Node) -> Vec<Check> {
     const CHECK: &str = "agent";
+    let object = format!("socket {}", node.folders.socket.display());
+    let unreachable = |why: &String| Finding::new(Code::AgentUnreachable, &object, why);
     vec![match &node.keeper {
-        Keeper::Standalone => Finding::ok(CHECK, "none, and none is needed: pods are standalone"),
-        Keeper::Missing(why) => Finding::problem(CHECK, why).helps("systemctl start podwire"),
-        Keeper::Unclear(why) => Finding::problem(CHECK, why).helps("systemctl restart podwire"),
-        Keeper::Agent(status) => match (&status.readiness.ready, &status.readiness.reason) {
-            (true, _) => Finding::ok(CHECK, format!("process {} is ready", status.pid)),
-            (false, reason) => {
-                let reason = reason.as_deref().unwrap_or("it does not say why");
-                Finding::problem(CHECK, format!("not ready: {reason}")).helps("journalctl -u podwire")
-            }
-        },
+        Keeper::Standalone => {
+            Check::ok(CHECK, "none, and nothing on this node needs one: pods are standalone")
+        }
+        Keeper::Missing(why) => Check::problem(CHECK, unreachable(why).fix("systemctl start podwire")),
+        Keeper::Denied(why) => Check::unknown(CHECK, why),
+        Keeper::Unclear(why) => Check::problem(CHECK, unreachable(why).fix("systemctl restart podwire")),
+        Keeper::Agent(status) if status.ready => Check::ok(CHECK, format!("process {} is ready", status.pid)),
+        // Why is said below, condition by condition.
+        Keeper::Agent(status) => {
+            Check::ok(CHECK, format!("process {} answers, and is not ready", status.pid))
+        }
     }]
 }
 
-/// Those that were not found here already.
-pub(super) fn problems(node: &Node, found: &[Finding]) -> Vec<Finding> {
-    const CHECK: &str = "agent's problems";
-    let Some(status) = node.status() else { return Vec::new() };
-    let is_new = |problem: &&api::Problem| !found.iter().any(|finding| finding.what == problem.what);
-    let new: Vec<Finding> = status
-        .problems
-        .iter()
-        .filter(is_new)
-        .map(|problem| Finding { command: problem.command.clone(), ..Finding::problem(CHECK, &problem.what) })
-        .collect();
-    if new.is_empty() { vec![Finding::ok(CHECK, "it has found no others")] } else { new }
+/// Those that were not found here already: of the agent, or without one of what files and kernel tell.
+pub(super) fn conditions(node: &Node, found: &[Check]) -> Vec<Check> {
+    const CHECK: &str = "conditions";
+    let inspected;
+    let conditions = match node.status() {
+        Some(status) => &status.conditions,
+        None => {
+            let found = engine::inspect(&node.folders.run_dir).unwrap_or_default();
+            inspected = found.into_iter().map(|one| api::Condition::new(one, None)).collect();
+            &inspected
+        }
+    };
+    let is_new = |one: &&api::Condition| !found.iter().any(|check| check.is_of(one));
+    let new: Vec<Check> = conditions.iter().filter(is_new).map(|one| Check::condition(CHECK, one)).collect();
+    if new.is_empty() { vec![Check::ok(CHECK, "there are no others")] } else { new }
 }
 
-pub(super) fn installed(node: &Node) -> Vec<Finding> {
+pub(super) fn installed(node: &Node) -> Vec<Check> {
     const CHECK: &str = "installed";
     let Some(status) = node.status() else { return Vec::new() };
-    let bad: Vec<Finding> = status
+    let bad: Vec<Check> = status
         .installed
         .iter()
         .filter(|file| !file.ok)
         .map(|file| {
-            let why = file.problem.as_deref().unwrap_or("not as it should be");
-            Finding::problem(CHECK, format!("{}: {why}", file.path.display())).helps("podwire install")
+            let (path, why) = (file.path.display(), file.problem.as_deref().unwrap_or("not as it should be"));
+            let found =
+                Finding::new(Code::InstallIncomplete, format_args!("file {path}"), format!("{path}: {why}"));
+            Check::problem(CHECK, found.fix("podwire install"))
         })
         .collect();
     match (bad.is_empty(), status.installed.len()) {
         (false, _) => bad,
-        (true, 0) => vec![Finding::ok(CHECK, "the agent installs nothing; `podwire install` does it")],
-        (true, count) => vec![Finding::ok(CHECK, format!("{count} files are in place"))],
+        (true, 0) => vec![Check::ok(CHECK, "the agent installs nothing; `podwire install` does it")],
+        (true, count) => vec![Check::ok(CHECK, format!("{count} files are in place"))],
     }
 }

@@ -1,50 +1,70 @@
-use serde::Serialize;
+use api::DoctorCheck;
+pub(super) use api::Verdict;
+use types::Finding;
 
-/// What one look found.
-#[derive(Debug, Serialize)]
-pub(super) struct Finding {
-    /// What was looked at.
+/// The result of one check.
+#[derive(Debug, Clone)]
+pub(super) struct Check {
     pub(super) check: &'static str,
     pub(super) verdict: Verdict,
-    pub(super) what: String,
-    /// What helps, ready to paste.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) command: Option<String>,
+    /// Of the condition, where there is one.
+    pub(super) code: Option<String>,
+    pub(super) object: Option<String>,
+    pub(super) message: String,
+    /// The command that helps, ready to paste.
+    pub(super) fix: Option<String>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum Verdict {
-    Ok,
-    Problem,
-    /// It could not be looked at from here; that says nothing about the node.
-    Unknown,
+pub(super) fn word(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Ok => "ok",
+        Verdict::Problem => "PROBLEM",
+        Verdict::Unknown => "unknown",
+    }
 }
 
-impl Verdict {
-    pub(super) fn word(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::Problem => "PROBLEM",
-            Self::Unknown => "unknown",
+impl From<Check> for DoctorCheck {
+    fn from(check: Check) -> Self {
+        let Check { check, verdict, code, object, message, fix } = check;
+        Self { check: check.to_owned(), verdict, code, object, message, fix }
+    }
+}
+
+impl Check {
+    pub(super) fn ok(check: &'static str, message: impl Into<String>) -> Self {
+        Self { verdict: Verdict::Ok, ..Self::unknown(check, message) }
+    }
+
+    pub(super) fn unknown(check: &'static str, message: impl Into<String>) -> Self {
+        let (message, verdict) = (message.into(), Verdict::Unknown);
+        Self { check, verdict, code: None, object: None, message, fix: None }
+    }
+
+    pub(super) fn problem(check: &'static str, found: Finding) -> Self {
+        let Finding { code, object, message, fix, .. } = found;
+        let (code, object) = (Some(code.to_string()), Some(object));
+        Self { check, verdict: Verdict::Problem, code, object, message, fix }
+    }
+
+    /// A condition of the agent.
+    pub(super) fn condition(check: &'static str, found: &api::Condition) -> Self {
+        Self {
+            check,
+            verdict: Verdict::Problem,
+            code: Some(found.code.to_string()),
+            object: Some(found.object.clone()),
+            message: found.message.clone(),
+            fix: found.fix.clone(),
         }
     }
-}
 
-impl Finding {
-    pub(super) fn ok(check: &'static str, what: impl Into<String>) -> Self {
-        Self { check, verdict: Verdict::Ok, what: what.into(), command: None }
+    /// Is it the same condition?
+    pub(super) fn is_of(&self, found: &api::Condition) -> bool {
+        self.code == Some(found.code.to_string()) && self.object.as_ref() == Some(&found.object)
     }
 
-    pub(super) fn problem(check: &'static str, what: impl Into<String>) -> Self {
-        Self { check, verdict: Verdict::Problem, what: what.into(), command: None }
-    }
-
-    pub(super) fn unknown(check: &'static str, what: impl Into<String>) -> Self {
-        Self { check, verdict: Verdict::Unknown, what: what.into(), command: None }
-    }
-
-    pub(super) fn helps(self, command: impl Into<String>) -> Self {
-        Self { command: Some(command.into()), ..self }
+    #[cfg(test)]
+    pub(super) fn has(&self, code: types::Code) -> bool {
+        self.code.as_deref() == Some(code.as_str())
     }
 }

@@ -3,11 +3,12 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
+use anyhow::Result;
 use netlink::{AddBridge, AddVxlan, NetNs, NetNsError, Op, RtSocket, Veth};
 use nft::{Firewall, Guard, Mode, NetworkChain, Pod};
-use types::{IfName, Mac, NetworkName};
+use types::{Code, Finding, IfName, Mac, NetworkName};
 
-use super::finding::Finding;
+use super::finding::Check;
 
 const MTU: u32 = 1400;
 
@@ -16,24 +17,31 @@ struct Try {
     check: &'static str,
     what: &'static str,
     module: &'static str,
-    outcome: Result<(), String>,
+    outcome: Result<()>,
 }
 
-pub(super) fn features() -> Vec<Finding> {
+pub(super) fn features() -> Vec<Check> {
     match tries() {
         Ok(tries) => tries.into_iter().map(finding).collect(),
-        Err(error) => vec![
-            Finding::problem("kernel", format!("no network namespace can be made: {error}"))
-                .helps("sysctl user.max_net_namespaces"),
-        ],
+        Err(error) => {
+            let message = format!("no network namespace can be made: {error}");
+            let found = Finding::new(Code::KernelFeatureMissing, "network namespaces", message);
+            vec![Check::problem("kernel", found.fix("sysctl user.max_net_namespaces"))]
+        }
     }
 }
 
-fn finding(tried: Try) -> Finding {
+fn finding(tried: Try) -> Check {
     let Try { check, what, module, outcome } = tried;
     match outcome {
-        Ok(()) => Finding::ok(check, what),
-        Err(error) => Finding::problem(check, error).helps(format!("modprobe {module}")),
+        Ok(()) => Check::ok(check, what),
+        Err(error) if matches!(error.downcast_ref(), Some(nft::Error::NftMissing)) => {
+            Check::problem(check, nft::missing_program())
+        }
+        Err(error) => {
+            let found = Finding::new(Code::KernelFeatureMissing, format_args!("module {module}"), error);
+            Check::problem(check, found.fix(format!("modprobe {module}")))
+        }
     }
 }
 
@@ -60,15 +68,15 @@ fn tries() -> Result<Vec<Try>, NetNsError> {
     })
 }
 
-fn name(text: &str) -> Result<IfName, String> {
-    IfName::try_from(text).map_err(|error| error.to_string())
+fn name(text: &str) -> Result<IfName> {
+    Ok(IfName::try_from(text)?)
 }
 
-fn make(op: &Op<'_>) -> Result<(), String> {
-    RtSocket::open().and_then(|mut host| host.run(op)).map_err(|error| error.to_string())
+fn make(op: &Op<'_>) -> Result<()> {
+    Ok(RtSocket::open().and_then(|mut host| host.run(op))?)
 }
 
-fn veth(there: &NetNs) -> Result<(), String> {
+fn veth(there: &NetNs) -> Result<()> {
     let (host, peer) = (name("pwtry")?, name("eth0")?);
     let [host_mac, peer_mac] = [[0, 0, 0, 0, 1], [0, 0, 0, 0, 2]].map(Mac::local);
     make(&Op::AddVeth(Veth {
@@ -83,7 +91,7 @@ fn veth(there: &NetNs) -> Result<(), String> {
     }))
 }
 
-fn bridge() -> Result<(), String> {
+fn bridge() -> Result<()> {
     make(&Op::AddBridge(AddBridge {
         name: &name("pwtry0")?,
         mac: Mac::local([0, 0, 0, 0, 3]),
@@ -92,7 +100,7 @@ fn bridge() -> Result<(), String> {
     }))
 }
 
-fn vxlan() -> Result<(), String> {
+fn vxlan() -> Result<()> {
     let local = IpAddr::V4(Ipv4Addr::LOCALHOST);
     let mac = Mac::local([0, 0, 0, 0, 4]);
     make(&Op::AddVxlan(AddVxlan {
@@ -107,8 +115,8 @@ fn vxlan() -> Result<(), String> {
 }
 
 /// With all there is: a pod of each mode, guarded and masqueraded.
-fn tables() -> Result<(), String> {
-    let network = NetworkName::try_from("doctor").map_err(|error| error.to_string())?;
+fn tables() -> Result<()> {
+    let network = NetworkName::try_from("doctor")?;
     let (chain, link) = (NetworkChain::new(&network, &[]), name("pwtry")?);
     let pod = Pod {
         link: &link,
@@ -120,12 +128,10 @@ fn tables() -> Result<(), String> {
         guard: Guard::On,
         ports: &[],
     };
-    Firewall::open().and_then(|mut firewall| firewall.prepare(&pod)).map_err(|error| error.to_string())
+    Ok(Firewall::open().and_then(|mut firewall| firewall.prepare(&pod))?)
 }
 
-fn connections() -> Result<(), String> {
-    [nft::conntrack::Family::V4, nft::conntrack::Family::V6]
-        .into_iter()
-        .try_for_each(|family| nft::conntrack::sweep(family, &|_| false))
-        .map_err(|error| error.to_string())
+fn connections() -> Result<()> {
+    let families = [nft::conntrack::Family::V4, nft::conntrack::Family::V6];
+    Ok(families.into_iter().try_for_each(|family| nft::conntrack::sweep(family, &|_| false))?)
 }

@@ -11,29 +11,37 @@ mod mtu;
 mod node;
 mod peers;
 
-use std::process::ExitCode;
-
 use anyhow::Result;
+use api::DoctorCheck;
 
 use crate::cli::{Doctor, Output};
+use crate::exit::ExitStatus;
 use crate::print::{self, WIDTH};
-use finding::{Finding, Verdict};
+use finding::{Check, Verdict};
 use node::Node;
 
 /// What to do is written below what is wrong, as far in as the text.
 const COMMAND: usize = 2;
 
-pub(crate) fn run(args: &Doctor) -> Result<ExitCode> {
+pub(crate) fn run(args: &Doctor) -> Result<ExitStatus> {
     let findings = look(&Node::look(args));
     match args.output {
-        Output::Json => print::say_json(&findings)?,
+        Output::Json => {
+            let checks: Vec<DoctorCheck> = findings.iter().cloned().map(Into::into).collect();
+            print::say_json(&checks)?;
+        }
         Output::Table => print::say(page(&findings))?,
     }
-    let is_well = findings.iter().all(|finding| finding.verdict != Verdict::Problem);
-    Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let mut wrong = findings.iter().filter(|finding| finding.verdict == Verdict::Problem);
+    Ok(match wrong.next() {
+        None => ExitStatus::Success,
+        // The first check. Without privileges most others were not done.
+        Some(finding) if finding.check == machine::PRIVILEGES => ExitStatus::PermissionDenied,
+        Some(_) => ExitStatus::ProblemFound,
+    })
 }
 
-fn look(node: &Node) -> Vec<Finding> {
+fn look(node: &Node) -> Vec<Check> {
     let mut findings = machine::privileges();
     // Without them every other answer would only say so again.
     let may_look = findings.iter().all(|finding| finding.verdict == Verdict::Ok);
@@ -46,21 +54,22 @@ fn look(node: &Node) -> Vec<Finding> {
         findings.extend(firewall::ours(node));
     }
     findings.extend(agent::answers(node));
-    findings.extend(agent::problems(node, &findings));
     findings.extend(agent::installed(node));
     findings.extend(machine::disks(node));
+    findings.extend(agent::conditions(node, &findings));
     findings.extend(mtu::fits(node));
     findings.extend(peers::reached(node));
     findings
 }
 
-fn page(findings: &[Finding]) -> String {
+fn page(findings: &[Check]) -> String {
     let left = findings.iter().map(|finding| finding.check.len()).max().unwrap_or(0) + COMMAND;
     let rows = findings.iter().map(|finding| {
-        let mut text = print::wrap(&finding.what, WIDTH - left - 9);
+        let code = finding.code.as_ref().map(|code| format!("{code}: ")).unwrap_or_default();
+        let mut text = print::wrap(&format!("{code}{}", finding.message), WIDTH - left - 9);
         // Never broken: it is to be pasted.
-        text.extend(finding.command.iter().map(|command| format!("\n# {}", print::value(command))));
-        vec![finding.check.to_owned(), finding.verdict.word().to_owned(), text]
+        text.extend(finding.fix.iter().map(|fix| format!("\n# {}", print::value(fix))));
+        vec![finding.check.to_owned(), finding::word(finding.verdict).to_owned(), text]
     });
     let table = print::table(&["CHECK", "", ""], rows);
     let wrong = findings.iter().filter(|finding| finding.verdict == Verdict::Problem).count() as u64;

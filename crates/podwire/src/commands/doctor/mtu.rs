@@ -3,8 +3,9 @@
 use std::net::IpAddr;
 
 use netlink::{Link, RouteFilter, RtSocket};
+use types::{Code, Finding};
 
-use super::finding::Finding;
+use super::finding::Check;
 use super::node::Node;
 
 const CHECK: &str = "MTU";
@@ -15,32 +16,30 @@ pub(super) fn overhead(outer: IpAddr) -> u32 {
     AROUND + if outer.is_ipv4() { 20 } else { 40 }
 }
 
-pub(super) fn fits(node: &Node) -> Vec<Finding> {
+pub(super) fn fits(node: &Node) -> Vec<Check> {
     let (largest, uplink) = (node.attachments.iter().map(|attachment| attachment.mtu).max(), uplink(node));
-    let mut findings: Vec<Finding> =
+    let mut findings: Vec<Check> =
         node.tunnels().filter_map(|tunnel| too_large(node, tunnel, uplink)).collect();
     let narrowest = node.tunnels().map(|tunnel| (&tunnel.name, tunnel.mtu)).min_by_key(|(_, mtu)| *mtu);
     let narrowest = narrowest.or(uplink.map(|link| (&link.name, link.mtu)));
     if let (Some(pods), Some((name, mtu))) = (largest, narrowest)
         && pods > mtu
     {
-        findings.push(Finding::problem(
-            CHECK,
-            format!(
-                "pods send up to {pods} bytes, and {name} carries {mtu}: set network.mtu to {mtu} or less, and start \
-                 the pods anew"
-            ),
-        ));
+        let message = format!(
+            "pods send up to {pods} bytes, and {name} carries {mtu}: set network.mtu to {mtu} or less, and start the \
+             pods anew"
+        );
+        findings.push(Check::problem(CHECK, Finding::new(Code::MtuTooLarge, "pods", message)));
     }
     if findings.is_empty() {
         let carried = narrowest.map_or(String::new(), |(name, mtu)| format!("; {name} carries {mtu}"));
         let pods = largest.map_or("no pods yet".to_owned(), |pods| format!("pods send up to {pods} bytes"));
-        findings.push(Finding::ok(CHECK, format!("{pods}{carried}")));
+        findings.push(Check::ok(CHECK, format!("{pods}{carried}")));
     }
     findings
 }
 
-fn too_large(node: &Node, tunnel: &Link, uplink: Option<&Link>) -> Option<Finding> {
+fn too_large(node: &Node, tunnel: &Link, uplink: Option<&Link>) -> Option<Check> {
     let settings = tunnel.vxlan?;
     let below = settings.link.and_then(|index| node.links.iter().find(|link| link.index == index));
     let below = below.or(uplink)?;
@@ -49,7 +48,8 @@ fn too_large(node: &Node, tunnel: &Link, uplink: Option<&Link>) -> Option<Findin
         let (name, mtu, link) = (&tunnel.name, tunnel.mtu, &below.name);
         let what =
             format!("tunnel {name} lets {mtu} bytes in, of which {most} fit on {link}: the rest is lost");
-        Finding::problem(CHECK, what).helps(format!("ip link set {name} mtu {most}"))
+        let found = Finding::new(Code::MtuTooLarge, format_args!("link {name}"), what);
+        Check::problem(CHECK, found.fix(format!("ip link set {name} mtu {most}")))
     })
 }
 

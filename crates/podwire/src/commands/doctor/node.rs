@@ -1,15 +1,17 @@
 //! What is known of the node before it is looked at: from its agent, or from its state and configuration.
 
 use std::collections::BTreeSet;
+use std::io::ErrorKind;
 use std::time::Duration;
 
-use api::{Client, ClientError};
+use api::{Client, ClientError, NodeMode};
 use engine::state::{Attachment, Phase, State};
 use ipnet::IpNet;
 use netlink::{Link, RtSocket};
 use types::{AttachMode, IfName};
 
 use crate::cli::Doctor;
+use crate::commands::mode;
 use crate::folders::Folders;
 
 /// A busy agent with thousands of pods takes its time.
@@ -20,6 +22,8 @@ pub(super) enum Keeper {
     Agent(Box<api::Status>),
     /// Its socket says something else than an agent would.
     Unclear(String),
+    /// It may run; this process has no access to its socket.
+    Denied(String),
     /// Nobody, and nothing of an agent is here: the plugin does all.
     Standalone,
     /// Nobody, and there should be one, as this sentence says.
@@ -40,7 +44,7 @@ impl Node {
         // A state that cannot be read is told by the look at our tables, which reads it too.
         let attachments = attachments(&folders).unwrap_or_default();
         let client = Client::new(&folders.socket);
-        let keeper = keeper(&client, &folders, &attachments);
+        let keeper = keeper(&client, &folders);
         // What cannot be listed is told by the looks that need it.
         let links = RtSocket::open().and_then(|mut host| host.links()).unwrap_or_default();
         Self { folders, keeper, client, attachments, links }
@@ -49,7 +53,7 @@ impl Node {
     pub(super) fn status(&self) -> Option<&api::Status> {
         match &self.keeper {
             Keeper::Agent(status) => Some(status),
-            Keeper::Unclear(_) | Keeper::Standalone | Keeper::Missing(_) => None,
+            Keeper::Unclear(_) | Keeper::Denied(_) | Keeper::Standalone | Keeper::Missing(_) => None,
         }
     }
 
@@ -92,7 +96,7 @@ fn attachments(folders: &Folders) -> Result<Vec<Attachment>, engine::state::Stat
     Ok(all)
 }
 
-fn keeper(client: &Client, folders: &Folders, attachments: &[Attachment]) -> Keeper {
+fn keeper(client: &Client, folders: &Folders) -> Keeper {
     match client.get(api::STATUS, PATIENCE) {
         Ok(answer) if answer.status == 200 => match serde_json::from_slice(&answer.body) {
             Ok(status) => Keeper::Agent(Box::new(status)),
@@ -100,12 +104,13 @@ fn keeper(client: &Client, folders: &Folders, attachments: &[Attachment]) -> Kee
         },
         Ok(answer) => Keeper::Unclear(format!("the agent answers {}", answer.status)),
         Err(error @ ClientError::NobodyListens { .. }) => {
-            let worked = folders.run_dir.join("agent.lock").exists();
-            if attachments.is_empty() || worked {
-                Keeper::Missing(error.to_string())
-            } else {
-                Keeper::Standalone
+            match mode::of_node(folders, matches!(State::open_existing(&folders.run_dir), Ok(Some(_)))) {
+                NodeMode::Agent => Keeper::Missing(error.to_string()),
+                NodeMode::Standalone => Keeper::Standalone,
             }
+        }
+        Err(ClientError::Connect { source, socket }) if source.kind() == ErrorKind::PermissionDenied => {
+            Keeper::Denied(format!("cannot connect to the agent's socket {}: {source}", socket.display()))
         }
         Err(error) => Keeper::Unclear(error.to_string()),
     }

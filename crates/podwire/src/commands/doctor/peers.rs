@@ -4,10 +4,11 @@ use std::io::{self, ErrorKind};
 use std::net::IpAddr;
 use std::process::{Command, Stdio};
 
-use api::{Answer, NodeView};
+use api::{AgentState, Answer, NodeView, NodesView};
 use netlink::RtSocket;
+use types::{Code, Finding};
 
-use super::finding::Finding;
+use super::finding::Check;
 use super::node::Node;
 use crate::commands::nodes::ask;
 use crate::print;
@@ -21,10 +22,12 @@ const ICMP: u32 = 8;
 /// An agent that does not know the question.
 const NOT_FOUND: u16 = 404;
 
-pub(super) fn reached(node: &Node) -> Vec<Finding> {
+pub(super) fn reached(node: &Node) -> Vec<Check> {
     let peers = match peers(node) {
         Ok(peers) => peers,
-        Err(why) => return vec![Finding::problem(CHECK, why)],
+        Err(why) => {
+            return vec![Check::problem(CHECK, Finding::new(Code::EtcdUnreachable, "etcd", why))];
+        }
     };
     let mut seen = Vec::new();
     for some in peers.chunks(AT_ONCE) {
@@ -37,7 +40,7 @@ pub(super) fn reached(node: &Node) -> Vec<Finding> {
 }
 
 /// Where nobody can be asked, that is told once and not for each.
-fn findings(seen: Vec<Seen>) -> Vec<Finding> {
+fn findings(seen: Vec<Seen>) -> Vec<Check> {
     let (mut findings, mut fine, mut unasked) = (Vec::new(), 0, Vec::new());
     for seen in seen {
         match seen {
@@ -51,10 +54,11 @@ fn findings(seen: Vec<Seen>) -> Vec<Finding> {
         findings.push(match why.kind() {
             ErrorKind::NotFound => {
                 let what = format!("{number} addresses cannot be asked: there is no `ping` program");
-                Finding::problem(CHECK, what).helps("apt-get install iputils-ping")
+                let found = Finding::new(Code::ProgramMissing, "program ping", what);
+                Check::problem(CHECK, found.fix("apt install iputils-ping"))
             }
             // In a container without CAP_NET_RAW. That is no fault of the node, nor of the others.
-            _ => Finding::unknown(
+            _ => Check::unknown(
                 CHECK,
                 format!(
                     "{number} addresses cannot be asked from here: `ping`: {why}; ask on the node itself"
@@ -63,7 +67,7 @@ fn findings(seen: Vec<Seen>) -> Vec<Finding> {
         });
     }
     if findings.is_empty() && fine > 0 {
-        findings.push(Finding::ok(CHECK, format!("{fine} addresses take packets of full size")));
+        findings.push(Check::ok(CHECK, format!("{fine} addresses take packets of full size")));
     }
     findings
 }
@@ -88,9 +92,14 @@ fn listed(answer: &Answer) -> Result<Vec<Peer>, String> {
     if answer.status == NOT_FOUND {
         return Ok(Vec::new());
     }
-    let nodes: Vec<NodeView> = ask::read(answer)
+    let view: NodesView = ask::read(answer)
         .map_err(|error| format!("nobody knows the other nodes: {}", print::causes(&error)))?;
-    let alive = nodes.into_iter().filter(|peer| !peer.here && peer.alive_since.is_some());
+    // A restart while the store is away: a node that does not answer may have been off for weeks.
+    if view.nodes.iter().any(|node| node.agent == AgentState::Unknown) {
+        let reason = view.freshness.reason.unwrap_or_default();
+        return Err(format!("agents of other nodes may be alive or not: {reason}"));
+    }
+    let alive = view.nodes.into_iter().filter(|peer| !peer.here && peer.agent == AgentState::Alive);
     let addresses = alive.flat_map(|NodeView { name, addresses, .. }| {
         addresses.into_iter().map(move |address| Peer { name: name.clone(), address })
     });
@@ -100,7 +109,7 @@ fn listed(answer: &Answer) -> Result<Vec<Peer>, String> {
 /// What a look at another node gave.
 enum Seen {
     Fine,
-    Wrong(Finding),
+    Wrong(Check),
     NotAsked(io::Error),
 }
 
@@ -110,21 +119,28 @@ fn look(node: &Node, peer: &Peer) -> Seen {
         Ok(mtu) => mtu,
         Err(why) => {
             let what = format!("there is no route to node {name} at {address}: {why}");
-            return Seen::Wrong(Finding::problem(CHECK, what).helps(format!("ip route get {address}")));
+            let found = Finding::new(Code::NodeUnrouted, format_args!("node {name}"), what);
+            return Seen::Wrong(Check::problem(CHECK, found.fix(format!("ip route get {address}"))));
         }
     };
     let command = |size: u32| format!("ping -c 1 -W 1 -M do -s {size} {address}");
     let header = if address.is_ipv4() { 20 } else { 40 };
     let full = mtu.saturating_sub(header + ICMP);
-    let what = match (echo(&command(full)), echo(&command(0))) {
+    let (code, what) = match (echo(&command(full)), echo(&command(0))) {
         (Echo::Answered, _) => return Seen::Fine,
         (Echo::NotAsked(why), _) | (_, Echo::NotAsked(why)) => return Seen::NotAsked(why),
-        (Echo::Silence, Echo::Answered) => format!(
-            "node {name} at {address} is reached, but not by packets of {mtu} bytes: the way there carries less"
+        (Echo::Silence, Echo::Answered) => (
+            Code::PathMtuTooSmall,
+            format!(
+                "node {name} at {address} is reached, but not by packets of {mtu} bytes: the path carries less"
+            ),
         ),
-        (Echo::Silence, Echo::Silence) => format!("node {name} at {address} does not answer"),
+        (Echo::Silence, Echo::Silence) => {
+            (Code::NodeUnreachable, format!("node {name} at {address} does not answer"))
+        }
     };
-    Seen::Wrong(Finding::problem(CHECK, what).helps(command(full)))
+    let found = Finding::new(code, format_args!("node {name}"), what);
+    Seen::Wrong(Check::problem(CHECK, found.fix(command(full))))
 }
 
 /// What the link carries that leads there, or why there is none.
@@ -167,7 +183,18 @@ mod tests {
         let answer = |status, body: &str| {
             listed(&Answer { status, body: body.as_bytes().to_vec() }).map(|all| all.len())
         };
-        assert_eq!(answer(200, "[]"), Ok(0));
+        let nodes = |agent: &str, is_stale: bool| {
+            let node = serde_json::json!({ "name": "b", "uid": "", "addresses": ["192.0.2.2"], "blocks": [],
+                "tunnelMac": "", "version": "", "agent": agent, "refused": [], "here": false });
+            let view = serde_json::json!({ "asOf": "2026-11-15T21:13:04Z", "ageSeconds": 90, "stale": is_stale,
+                "reason": is_stale.then_some("etcd is not reachable"), "nodes": [node] });
+            answer(200, &view.to_string())
+        };
+        assert_eq!(nodes("alive", false), Ok(1));
+        assert_eq!(nodes("away", false), Ok(0));
+        assert_eq!(nodes("alive", true), Ok(1), "the last known state is better than none");
+        let unknown = "agents of other nodes may be alive or not: etcd is not reachable";
+        assert_eq!(nodes("unknown", true).unwrap_err(), unknown);
         assert_eq!(answer(404, r#"{"error": "no such page"}"#), Ok(0));
         let error = answer(503, r#"{"error": "etcd is away"}"#).unwrap_err();
         assert_eq!(error, "nobody knows the other nodes: etcd is away");
@@ -178,11 +205,14 @@ mod tests {
     fn who_cannot_be_asked_is_told_once_and_not_as_ill() {
         let unasked = |kind: ErrorKind| findings((0..40).map(|_| Seen::NotAsked(kind.into())).collect());
         let [refused] = &unasked(ErrorKind::PermissionDenied)[..] else { panic!() };
-        assert_eq!((refused.verdict, &refused.command), (Verdict::Unknown, &None));
-        assert!(refused.what.starts_with("40 addresses") && refused.what.contains("denied"), "{refused:?}");
+        assert_eq!((refused.verdict, &refused.fix), (Verdict::Unknown, &None));
+        assert!(
+            refused.message.starts_with("40 addresses") && refused.message.contains("denied"),
+            "{refused:?}"
+        );
         let [missing] = &unasked(ErrorKind::NotFound)[..] else { panic!() };
         assert_eq!(missing.verdict, Verdict::Problem);
-        assert!(missing.what.contains("no `ping` program"), "{missing:?}");
+        assert!(missing.message.contains("no `ping` program"), "{missing:?}");
         assert!(findings(Vec::new()).is_empty());
         assert_eq!(findings(vec![Seen::Fine])[0].verdict, Verdict::Ok);
     }

@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::Command;
 
 use agent::config::KEYS;
 use anyhow::{Context as _, Result};
@@ -13,13 +13,14 @@ use testkit::{Cluster, Ns};
 
 use super::args::Exec;
 use super::{hint, seen};
+use crate::exit::ExitStatus;
 use crate::print;
 
 /// As shells end.
 const NOT_FOUND: u8 = 127;
 const NOT_EXECUTABLE: u8 = 126;
 
-pub(super) fn run(name: &str, args: &Exec) -> Result<ExitCode> {
+pub(super) fn run(name: &str, args: &Exec) -> Result<ExitStatus> {
     let cluster = seen(name)?;
     let pod = cluster.find_pod(&args.place);
     let ns = pod.as_ref().map(|wired| wired.pod.name()).or_else(|| cluster.host(&args.place).map(Ns::name));
@@ -96,7 +97,7 @@ fn point(folder: &Path, program: &Path) -> std::io::Result<()> {
 }
 
 /// `ip netns exec` says the same of everything that it cannot run.
-fn problem(program: &str, path: &OsStr) -> Option<ExitCode> {
+fn problem(program: &str, path: &OsStr) -> Option<ExitStatus> {
     let places: Vec<PathBuf> = if program.contains('/') {
         vec![program.into()]
     } else {
@@ -106,11 +107,11 @@ fn problem(program: &str, path: &OsStr) -> Option<ExitCode> {
     let modes: Vec<u32> = files.map(|file| file.permissions().mode()).collect();
     if modes.is_empty() {
         print::warn(format_args!("podwire: there is no program {program} here"));
-        return Some(ExitCode::from(NOT_FOUND));
+        return Some(ExitStatus::Program(NOT_FOUND));
     }
     if modes.iter().all(|mode| mode & 0o111 == 0) {
         print::warn(format_args!("podwire: {program} is not executable"));
-        return Some(ExitCode::from(NOT_EXECUTABLE));
+        return Some(ExitStatus::Program(NOT_EXECUTABLE));
     }
     None
 }

@@ -14,15 +14,15 @@ mod progress;
 mod show;
 mod up;
 
-use std::process::ExitCode;
-
 use anyhow::Result;
 use testkit::{Cluster, Condition};
 
 use args::Action;
 pub(crate) use args::Lab;
 
-pub(crate) fn run(lab: &Lab) -> Result<ExitCode> {
+use crate::exit::ExitStatus;
+
+pub(crate) fn run(lab: &Lab) -> Result<ExitStatus> {
     let name = lab.name.as_str();
     let done = match &lab.action {
         Action::Up(args) => up::run(name, args),
@@ -37,7 +37,7 @@ pub(crate) fn run(lab: &Lab) -> Result<ExitCode> {
         Action::Logs(args) => show::logs(name, args),
         Action::Down(args) => down::run(name, args),
     };
-    done.map(|()| ExitCode::SUCCESS)
+    done.map(|()| ExitStatus::Success)
 }
 
 /// Does something to a lab that is up, and remembers it, also when it failed halfway.

@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use testkit::Kept;
 
 use super::hint;
+use crate::exit::Usage;
 
 /// Not in /run: that is memory, and an etcd takes more than 100 MB there.
 const BASE: &str = "/var/lib/podwire-lab";
@@ -38,12 +39,8 @@ pub(super) enum Made {
 
 /// By name; it need not exist.
 pub(super) fn kept(name: &str) -> Result<Kept> {
-    ensure!(
-        rustix::process::geteuid().is_root(),
-        "a lab is made of network namespaces: run it as root (sudo)"
-    );
     let program = std::env::current_exe().context("cannot find my own program file")?;
-    Kept::new(name, &Path::new(BASE).join(name), &program)
+    Ok(Kept::new(name, &Path::new(BASE).join(name), &program).map_err(|error| Usage(error.to_string()))?)
 }
 
 /// Names of labs of which there is a folder or a namespace.

@@ -2,89 +2,75 @@
 
 use std::fs;
 use std::io::{IsTerminal as _, Write as _};
-use std::net::IpAddr;
-use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use serde::Serialize;
-use testkit::{Cluster, Member};
+use api::{
+    LabAgent, LabKilledNode, LabLink, LabMember, LabMemberState, LabNode, LabPath, LabPod, LabReach,
+    LabStatus, LabTest, LabTransport,
+};
+use testkit::{Cell, Cluster, Member, Reach, Way};
 
 use super::args::{Logs, Shown, Test};
 use super::picture::{self, Paint};
 use super::progress::say;
 use super::{hint, seen, up};
 use crate::cli::Output;
+use crate::exit::ExitStatus;
 use crate::print;
 
-/// Something of the lab does not run, or somebody is not reached.
-const NOT_ALL: u8 = 1;
-
-#[derive(Debug, Serialize)]
-struct Page {
-    name: String,
-    nodes: Vec<NodeLine>,
-    etcd: Vec<EtcdLine>,
-    pods: Vec<PodLine>,
+fn sentence(node: &LabKilledNode, lab: &str) -> String {
+    let LabKilledNode { name, pods } = node;
+    let pods = match pods.len() {
+        0 => String::new(),
+        1 => format!(", and its pod {} is not reached", pods.join("")),
+        _ => format!(", and its pods {} are not reached", pods.join(" ")),
+    };
+    let back = hint::command(lab, &format!("start node {name}"));
+    print::wrap(&format!("node {name} is down{pods}: `{back}` boots it"), print::WIDTH)
 }
 
-#[derive(Debug, Serialize)]
-struct NodeLine {
-    name: String,
-    subnet: usize,
-    addresses: Vec<IpAddr>,
-    /// `up`, `cut` or `no power`.
-    link: &'static str,
-    /// `ready`, `not ready` or `not running`.
-    agent: &'static str,
-    pid: Option<u32>,
-    blocks: Vec<String>,
-    namespace: String,
-}
-
-#[derive(Debug, Serialize)]
-struct EtcdLine {
-    name: String,
-    endpoint: String,
-    /// `leader`, `healthy`, `not healthy` or `not running`.
-    state: &'static str,
-    pid: Option<u32>,
-}
-
-#[derive(Debug, Serialize)]
-struct PodLine {
-    name: String,
-    node: String,
-    addresses: Vec<IpAddr>,
-    namespace: String,
-}
-
-pub(super) fn status(name: &str, args: &Shown) -> Result<ExitCode> {
+pub(super) fn status(name: &str, args: &Shown) -> Result<ExitStatus> {
     let cluster = seen(name)?;
-    let page = Page::of(name, &cluster)?;
+    let status = observe(name, &cluster)?;
     match args.output {
-        Output::Json => say(types::printable_json(&serde_json::to_string_pretty(&page)?)),
-        Output::Table => say(format!("lab {name}: {}\n\n{}", up::title(cluster.plan()), page.text())),
+        Output::Json => say(types::printable_json(&serde_json::to_string_pretty(&status)?)),
+        Output::Table => say(format!("lab {name}: {}\n\n{}", up::title(cluster.plan()), text(&status))),
     }
-    Ok(if page.is_whole() { ExitCode::SUCCESS } else { ExitCode::from(NOT_ALL) })
+    Ok(ExitStatus::problem_unless(is_whole(&status)))
 }
 
-pub(super) fn test(name: &str, args: &Test) -> Result<ExitCode> {
+pub(super) fn test(name: &str, args: &Test) -> Result<ExitStatus> {
     let cluster = seen(name)?;
     let pods = cluster.pods().len();
-    ensure!(pods > 0, "lab {name} has no pods: `{}`", hint::command(name, "pod add n1"));
+    let killed = cluster.killed_nodes().into_iter();
+    let killed: Vec<_> = killed.map(|(name, pods)| LabKilledNode { name, pods }).collect();
+    ensure!(
+        pods > 0 || !killed.is_empty(),
+        "lab {name} has no pods: `{}`",
+        hint::command(name, "pod add n1")
+    );
     let matrix = cluster.reach(Duration::from_secs(args.timeout))?;
+    let ok = matrix.all() && killed.is_empty();
     match args.output {
-        Output::Json => say(types::printable_json(&serde_json::to_string_pretty(&matrix)?)),
+        Output::Json => {
+            let duration_ms = u64::try_from(matrix.took.as_millis()).unwrap_or(u64::MAX);
+            let paths = matrix.cells.iter().map(path).collect();
+            let report = LabTest { ok, paths, killed_nodes: killed, duration_ms };
+            say(types::printable_json(&serde_json::to_string_pretty(&report)?));
+        }
         Output::Table => {
             let colours = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
             let paint = if colours { Paint::Colours } else { Paint::Plain };
             let pods = print::count(pods as u64, "pod");
             say(format!("lab {name}: {}, {pods}\n", up::title(cluster.plan())));
             say(picture::draw(&matrix, paint));
+            for node in &killed {
+                say(sentence(node, name));
+            }
         }
     }
-    Ok(if matrix.all() { ExitCode::SUCCESS } else { ExitCode::from(NOT_ALL) })
+    Ok(ExitStatus::problem_unless(ok))
 }
 
 pub(super) fn logs(name: &str, args: &Logs) -> Result<()> {
@@ -107,101 +93,126 @@ pub(super) fn logs(name: &str, args: &Logs) -> Result<()> {
     Ok(())
 }
 
-impl Page {
-    fn of(name: &str, cluster: &Cluster) -> Result<Self> {
-        let names = cluster.node_names();
-        let nodes = names.iter().map(|node| NodeLine::of(cluster, node)).collect::<Result<_>>()?;
-        let leader = cluster.etcd.leader().ok();
-        let etcd = cluster.etcd.members.iter().enumerate();
-        let etcd = etcd.map(|(index, member)| EtcdLine::of(member, leader == Some(index))).collect();
-        let pods = cluster.pods().into_iter().map(|wired| PodLine {
-            name: wired.name.clone(),
-            node: wired.node.clone(),
-            addresses: wired.addresses.clone(),
-            namespace: wired.pod.name().to_owned(),
+fn path(cell: &Cell) -> LabPath {
+    let transport = match cell.way {
+        Way::Local => LabTransport::Local,
+        Way::Direct => LabTransport::Direct,
+        Way::Vxlan => LabTransport::Vxlan,
+        Way::None => LabTransport::None,
+    };
+    let [ipv4, ipv6] = [&cell.v4, &cell.v6].map(|reach| match reach {
+        Some(Reach::Yes { micros }) => LabReach::Reached { micros: *micros },
+        Some(Reach::Rewritten { source }) => LabReach::Rewritten { source: *source },
+        Some(Reach::No { why }) => LabReach::Unreached { reason: why.clone() },
+        None => LabReach::NotUsed,
+    });
+    LabPath { from: cell.from.clone(), to: cell.to.clone(), transport, ipv4, ipv6 }
+}
+
+fn observe(name: &str, cluster: &Cluster) -> Result<LabStatus> {
+    let names = cluster.node_names();
+    let nodes = names.iter().map(|name| node(cluster, name)).collect::<Result<_>>()?;
+    let leader = cluster.etcd.leader().ok();
+    let etcd = cluster.etcd.members.iter().enumerate();
+    let etcd = etcd.map(|(index, one)| member(one, leader == Some(index))).collect();
+    let pods = cluster.pods().into_iter().map(|wired| LabPod {
+        name: wired.name.clone(),
+        node: wired.node.clone(),
+        addresses: wired.addresses.clone(),
+        namespace: wired.pod.name().to_owned(),
+    });
+    Ok(LabStatus { name: name.to_owned(), nodes, etcd, pods: pods.collect() })
+}
+
+fn node(cluster: &Cluster, name: &str) -> Result<LabNode> {
+    let agent = cluster.agent(name)?;
+    let runs = !agent.has_ended()?;
+    let status = runs.then(|| agent.get(api::STATUS).ok()).flatten();
+    let status = status.and_then(|value| serde_json::from_value::<api::Status>(value).ok());
+    let link = match (cluster.has_power(name)?, cluster.is_cut(name)?) {
+        (false, _) => LabLink::NoPower,
+        (true, true) => LabLink::Cut,
+        (true, false) => LabLink::Up,
+    };
+    let state = match &status {
+        _ if !runs => LabAgent::NotRunning,
+        Some(status) if status.ready => LabAgent::Ready,
+        Some(_) | None => LabAgent::NotReady,
+    };
+    let blocks = status.iter().flat_map(|status| &status.network.blocks);
+    Ok(LabNode {
+        name: name.to_owned(),
+        subnet: cluster.subnet(name)?,
+        addresses: cluster.addresses(name)?,
+        link,
+        agent: state,
+        pid: agent.pid().filter(|_| runs),
+        blocks: blocks.map(|block| block.cidr).collect(),
+        namespace: cluster.node(name)?.name().to_owned(),
+    })
+}
+
+fn member(member: &Member, leads: bool) -> LabMember {
+    let state = match (member.runs(), leads, member.is_healthy()) {
+        (false, _, _) => LabMemberState::NotRunning,
+        (true, true, true) => LabMemberState::Leader,
+        (true, false, true) => LabMemberState::Healthy,
+        (true, _, false) => LabMemberState::NotHealthy,
+    };
+    let pid = member.pid().filter(|_| member.runs());
+    LabMember { name: member.name().to_owned(), endpoint: member.endpoint().to_owned(), state, pid }
+}
+
+fn is_whole(status: &LabStatus) -> bool {
+    let nodes = status.nodes.iter().all(|node| node.link == LabLink::Up && node.agent == LabAgent::Ready);
+    let is_healthy = |one: &LabMember| matches!(one.state, LabMemberState::Leader | LabMemberState::Healthy);
+    nodes && status.etcd.iter().all(is_healthy)
+}
+
+fn text(status: &LabStatus) -> String {
+    let of_process = |pid: Option<u32>| pid.map_or_else(String::new, |pid| format!(" (pid {pid})"));
+    let nodes = status.nodes.iter().map(|node| {
+        let link = match node.link {
+            LabLink::Up => "up",
+            LabLink::Cut => "cut",
+            LabLink::NoPower => "no power",
+        };
+        let agent = match node.agent {
+            LabAgent::Ready => "ready",
+            LabAgent::NotReady => "not ready",
+            LabAgent::NotRunning => "not running",
+        };
+        let blocks = if node.blocks.is_empty() { "-".to_owned() } else { joined(&node.blocks) };
+        vec![
+            node.name.clone(),
+            node.subnet.to_string(),
+            link.to_owned(),
+            joined(&node.addresses),
+            format!("{agent}{}", of_process(node.pid)),
+            blocks,
+        ]
+    });
+    let mut parts = vec![print::table(&["NODE", "SUBNET", "LINK", "ADDRESSES", "AGENT", "BLOCKS"], nodes)];
+    if !status.etcd.is_empty() {
+        let rows = status.etcd.iter().map(|one| {
+            let state = match one.state {
+                LabMemberState::Leader => "leader",
+                LabMemberState::Healthy => "healthy",
+                LabMemberState::NotHealthy => "not healthy",
+                LabMemberState::NotRunning => "not running",
+            };
+            vec![one.name.clone(), one.endpoint.clone(), format!("{state}{}", of_process(one.pid))]
         });
-        Ok(Self { name: name.to_owned(), nodes, etcd, pods: pods.collect() })
+        parts.push(print::table(&["ETCD", "ENDPOINT", "STATE"], rows));
     }
-
-    fn is_whole(&self) -> bool {
-        let nodes = self.nodes.iter().all(|node| node.link == "up" && node.agent == "ready");
-        nodes && self.etcd.iter().all(|member| matches!(member.state, "leader" | "healthy"))
+    if !status.pods.is_empty() {
+        let rows =
+            status.pods.iter().map(|pod| vec![pod.name.clone(), pod.node.clone(), joined(&pod.addresses)]);
+        parts.push(print::table(&["POD", "NODE", "ADDRESSES"], rows));
     }
-
-    fn text(&self) -> String {
-        let nodes = self.nodes.iter().map(|node| {
-            let pid = node.pid.map_or_else(String::new, |pid| format!(" (pid {pid})"));
-            let blocks = if node.blocks.is_empty() { "-".to_owned() } else { node.blocks.join(" ") };
-            vec![
-                node.name.clone(),
-                node.subnet.to_string(),
-                node.link.to_owned(),
-                joined(&node.addresses),
-                format!("{}{pid}", node.agent),
-                blocks,
-            ]
-        });
-        let mut parts =
-            vec![print::table(&["NODE", "SUBNET", "LINK", "ADDRESSES", "AGENT", "BLOCKS"], nodes)];
-        if !self.etcd.is_empty() {
-            let rows = self.etcd.iter().map(|member| {
-                let pid = member.pid.map_or_else(String::new, |pid| format!(" (pid {pid})"));
-                vec![member.name.clone(), member.endpoint.clone(), format!("{}{pid}", member.state)]
-            });
-            parts.push(print::table(&["ETCD", "ENDPOINT", "STATE"], rows));
-        }
-        if !self.pods.is_empty() {
-            let rows =
-                self.pods.iter().map(|pod| vec![pod.name.clone(), pod.node.clone(), joined(&pod.addresses)]);
-            parts.push(print::table(&["POD", "NODE", "ADDRESSES"], rows));
-        }
-        parts.join("\n\n")
-    }
+    parts.join("\n\n")
 }
 
-impl NodeLine {
-    fn of(cluster: &Cluster, name: &str) -> Result<Self> {
-        let agent = cluster.agent(name)?;
-        let runs = !agent.has_ended()?;
-        let status = runs.then(|| agent.get(api::STATUS).ok()).flatten();
-        let status = status.and_then(|value| serde_json::from_value::<api::Status>(value).ok());
-        let link = match (cluster.has_power(name)?, cluster.is_cut(name)?) {
-            (false, _) => "no power",
-            (true, true) => "cut",
-            (true, false) => "up",
-        };
-        let state = match &status {
-            _ if !runs => "not running",
-            Some(status) if status.readiness.ready => "ready",
-            Some(_) | None => "not ready",
-        };
-        let blocks = status.iter().flat_map(|status| &status.network.blocks);
-        Ok(Self {
-            name: name.to_owned(),
-            subnet: cluster.subnet(name)?,
-            addresses: cluster.addresses(name)?,
-            link,
-            agent: state,
-            pid: agent.pid().filter(|_| runs),
-            blocks: blocks.map(|block| block.cidr.to_string()).collect(),
-            namespace: cluster.node(name)?.name().to_owned(),
-        })
-    }
-}
-
-impl EtcdLine {
-    fn of(member: &Member, leads: bool) -> Self {
-        let state = match (member.runs(), leads, member.is_healthy()) {
-            (false, _, _) => "not running",
-            (true, true, true) => "leader",
-            (true, false, true) => "healthy",
-            (true, _, false) => "not healthy",
-        };
-        let pid = member.pid().filter(|_| member.runs());
-        Self { name: member.name().to_owned(), endpoint: member.endpoint().to_owned(), state, pid }
-    }
-}
-
-fn joined(addresses: &[IpAddr]) -> String {
-    addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+fn joined<T: ToString>(items: &[T]) -> String {
+    items.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
 }

@@ -8,15 +8,19 @@ use super::hint;
 use super::interrupt::{self, Course};
 use super::place::{self, Held, Made};
 use super::progress::{Progress, say};
+use crate::exit::Usage;
 use crate::print;
 
 const MAX_PODS: usize = 1000;
 
 pub(super) fn run(name: &str, args: &Up) -> Result<()> {
     let plan = plan(args)?;
+    plan.check_shape().map_err(|error| Usage(error.to_string()))?;
     plan.check()?;
     let pods = args.pods.checked_mul(args.nodes).filter(|pods| *pods <= MAX_PODS);
-    pods.with_context(|| format!("a lab has up to {MAX_PODS} pods in all, not {} on each node", args.pods))?;
+    pods.ok_or_else(|| {
+        Usage(format!("a lab has up to {MAX_PODS} pods in all, not {} on each node", args.pods))
+    })?;
     let held = make(&place::kept(name)?)?;
     let progress = Progress::new();
     say(format!("lab {name}: {}", title(&plan)));
@@ -52,7 +56,9 @@ fn plan(args: &Up) -> Result<Plan> {
         store: match (args.store, args.etcd_members) {
             (Store::Etcd, members) => testkit::Store::Etcd { members: members.unwrap_or(1) },
             (Store::Embedded, None) => testkit::Store::Embedded,
-            (Store::Embedded, Some(_)) => bail!("--etcd-members is for --store etcd: leave one of them out"),
+            (Store::Embedded, Some(_)) => {
+                bail!(Usage("--etcd-members is for --store etcd: leave one of them out".to_owned()))
+            }
         },
         transport: match args.transport {
             Transport::Auto => testkit::Transport::Auto,

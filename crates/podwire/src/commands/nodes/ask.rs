@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use api::{Answer, Client};
-use serde::Deserialize;
+use api::{Answer, Client, ErrorAnswer};
 use serde::de::DeserializeOwned;
 
 use crate::cli::Which;
@@ -15,11 +14,6 @@ pub(in crate::commands) const PATIENCE: Duration = Duration::from_secs(12);
 
 /// The agent that is asked.
 pub(crate) struct Asked(Client);
-
-#[derive(Deserialize)]
-struct Refusal {
-    error: String,
-}
 
 impl Asked {
     pub(crate) fn find(which: &Which) -> Self {
@@ -42,10 +36,10 @@ pub(in crate::commands) fn read<T: DeserializeOwned>(answer: &Answer) -> Result<
     }
     match serde_json::from_slice(&answer.body) {
         // An agent that does not know the path has no sentence for it.
-        Ok(Refusal { .. }) if answer.status == 404 => {
+        Ok(ErrorAnswer { .. }) if answer.status == 404 => {
             bail!("the agent is of another version: it does not know what it was asked for")
         }
-        Ok(Refusal { error }) => bail!(error),
+        Ok(ErrorAnswer { error }) => bail!(error),
         Err(_) => {
             bail!("the agent answers {}: {}", answer.status, String::from_utf8_lossy(&answer.body))
         }

@@ -1,7 +1,7 @@
 //! The agent's status on one page, without lines and colours, at most a hundred columns wide where paths and commands
 //! allow it.
 
-use api::{Counts, InstalledFile, NetworkStatus, Problem, ReconcileStatus, Status};
+use api::{Condition, Counts, InstalledFile, NetworkStatus, ReconcileStatus, Status};
 
 use crate::print::{self, WIDTH};
 use crate::when;
@@ -10,28 +10,25 @@ use crate::when;
 const LEFT: usize = 13;
 /// How many repairs are shown; `-o json` has more.
 const LATEST: usize = 5;
+/// Conditions fit on the smallest terminal.
+const NARROW: usize = 80;
 
 pub(super) fn page(status: &Status, now: u64) -> String {
     let mut parts = vec![title(status), print::facts(rows(status, now)), blocks(&status.network)];
     parts.extend(repairs(&status.reconcile, now));
-    parts.push(problems(&status.problems));
+    parts.push(conditions(&status.conditions, now));
     parts.join("\n\n")
 }
 
 fn title(status: &Status) -> String {
-    let ready = if status.readiness.ready { "ready" } else { "not ready" };
+    let ready = if status.ready { "ready" } else { "not ready" };
     print::value(&format!("podwire {} on {}: {ready}", status.version, status.node))
 }
 
 fn rows(status: &Status, now: u64) -> Vec<(&'static str, String)> {
-    let mut rows = Vec::new();
-    if let Some(reason) = &status.readiness.reason {
-        rows.push(("why", print::wrap(reason, WIDTH - LEFT)));
-        rows.push(("look at", "journalctl -u podwire".to_owned()));
-    }
-    let up = when::since(status.started, now);
-    let agent = format!("process {}, up {up} since {}", status.pid, when::utc(status.started));
-    rows.extend([
+    let up = when::since(status.started.0, now);
+    let agent = format!("process {}, up {up} since {}", status.pid, when::utc(status.started.0));
+    let mut rows = vec![
         ("agent", agent),
         ("memory", mebibytes(status.rss_bytes)),
         ("store", status.store.clone()),
@@ -41,7 +38,7 @@ fn rows(status: &Status, now: u64) -> Vec<(&'static str, String)> {
         ("attachments", attachments(status.attachments)),
         ("reconcile", reconcile(&status.reconcile, now)),
         ("installed", installed(&status.installed)),
-    ]);
+    ];
     rows.extend(inactive_ports(&status.inactive_ports));
     rows
 }
@@ -75,7 +72,7 @@ pub(super) fn attachments(counts: Counts) -> String {
 
 fn reconcile(status: &ReconcileStatus, now: u64) -> String {
     let last = match status.last {
-        Some(last) => format!("{} ago in {} ms", when::since(last, now), status.took_ms),
+        Some(last) => format!("{} ago in {} ms", when::since(last.0, now), status.took_ms),
         None => "not yet".to_owned(),
     };
     format!("{last}; {}, {}", print::count(status.rounds, "round"), print::count(status.repairs, "repair"))
@@ -131,24 +128,38 @@ fn repairs(status: &ReconcileStatus, now: u64) -> Option<String> {
     }
     let rows = latest.iter().map(|repair| {
         vec![
-            format!("{} ago", when::since(repair.time, now)),
+            format!("{} ago", when::since(repair.time.0, now)),
             print::wrap(&print::short_ids(&repair.what), WIDTH - LEFT),
         ]
     });
     Some(print::table(&["REPAIRED", ""], rows))
 }
 
-fn problems(problems: &[Problem]) -> String {
-    if problems.is_empty() {
-        return "no problems".to_owned();
-    }
-    let mut lines = vec!["PROBLEMS".to_owned()];
-    for problem in problems {
-        lines.push(format!("- {}", print::hang(&print::wrap(&problem.what, WIDTH - 2), 2)));
-        // Never broken: it is to be pasted.
-        lines.extend(problem.command.as_ref().map(|command| format!("  # {}", print::value(command))));
-    }
-    lines.join("\n")
+/// Those that keep the node from being ready come first.
+pub(super) fn conditions(all: &[Condition], now: u64) -> String {
+    let (blocking, others): (Vec<_>, Vec<_>) = all.iter().partition(|one| one.keeps_from_ready());
+    let titled = [("NOT READY", blocking), ("DEGRADED", others)];
+    let parts: Vec<String> = titled
+        .into_iter()
+        .filter(|(_, some)| !some.is_empty())
+        .map(|(title, some)| {
+            let shown: Vec<String> = some.into_iter().map(|one| condition(one, now)).collect();
+            format!("{title}\n{}", shown.join("\n"))
+        })
+        .collect();
+    if parts.is_empty() { "no problems".to_owned() } else { parts.join("\n\n") }
+}
+
+fn condition(condition: &Condition, now: u64) -> String {
+    let Condition { code, object, since, message, fix, .. } = condition;
+    let object = print::short_ids(&print::value(object));
+    let age = since.map(|since| format!(", for {}", when::since(since.0, now))).unwrap_or_default();
+    let head = print::wrap(&format!("{code} {object}{age}"), NARROW - 2);
+    let message = print::wrap(&print::short_ids(message), NARROW - 2);
+    let mut text = format!("- {}\n  {}", print::hang(&head, 2), print::hang(&message, 2));
+    // Never broken: it is to be pasted.
+    text.extend(fix.iter().map(|fix| format!("\n  # {}", print::value(fix))));
+    text
 }
 
 #[cfg(test)]

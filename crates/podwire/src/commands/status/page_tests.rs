@@ -1,4 +1,5 @@
-use api::{BlockUse, Readiness, Repair};
+use api::{BlockUse, Repair, Timestamp};
+use types::{Code, Finding};
 
 use super::*;
 
@@ -8,8 +9,8 @@ fn status() -> Status {
         node: "worker-1".to_owned(),
         version: "0.1.0".to_owned(),
         pid: 4711,
-        started: 1_000_000,
-        readiness: Readiness { ready: true, reason: None },
+        started: Timestamp(1_000_000),
+        ready: true,
         store: "embedded".to_owned(),
         run_dir: "/run/podwire".into(),
         socket: "/run/podwire/agent.sock".into(),
@@ -24,10 +25,15 @@ fn status() -> Status {
             blocks: vec![block("10.88.0.0/16", 32_766, 32_766), block("fd00:88::/64", 2, 1_048_573)],
         },
         attachments: Counts { ready: 2, pending: 0, unreadable: 0 },
-        reconcile: ReconcileStatus { last: Some(1_003_590), took_ms: 3, rounds: 7, ..Default::default() },
+        reconcile: ReconcileStatus {
+            last: Some(Timestamp(1_003_590)),
+            took_ms: 3,
+            rounds: 7,
+            ..Default::default()
+        },
         installed: vec![InstalledFile { path: "/opt/cni/bin/podwire-cni".into(), ok: true, problem: None }],
         inactive_ports: Vec::new(),
-        problems: Vec::new(),
+        conditions: Vec::new(),
     }
 }
 
@@ -67,24 +73,29 @@ fn trouble_is_told_with_what_helps_and_stays_within_the_width() {
     let mut status = status();
     let long = "somebody's firewall ".repeat(20);
     let command = format!("nft insert rule inet filter forward {}", "iifname podwire0 ".repeat(9).trim_end());
-    status.readiness = Readiness { ready: false, reason: Some(long.clone()) };
+    status.ready = false;
     status.installed[0].ok = false;
     status.installed[0].problem = Some(long.clone());
     status.reconcile.recent =
-        (0..9).map(|n| Repair { time: 1_003_000 + n, what: format!("{n} {long}") }).collect();
-    status.problems = vec![
-        Problem { what: long, command: Some(command.clone()) },
-        Problem { what: "short".to_owned(), command: None },
-    ];
+        (0..9).map(|n| Repair { time: Timestamp(1_003_000 + n), what: format!("{n} {long}") }).collect();
+    let missing = Finding::new(Code::NftMissing, "program nft", "short");
+    let dropped = Finding::new(Code::ForeignDrop, "chain inet filter forward", long).fix(command.clone());
+    status.conditions = [missing, dropped].map(|found| Condition::new(found, Timestamp(1_003_558))).to_vec();
     let page = page(&status, 1_003_600);
     assert!(page.starts_with("podwire 0.1.0 on worker-1: not ready\n"), "{page}");
-    for word in
-        ["journalctl -u podwire", "BAD  /opt", "PROBLEMS\n- somebody", "\n- short", " ago    8 somebody"]
-    {
+    for word in [
+        "BAD  /opt",
+        "\n\nNOT READY\n- NftMissing program nft, for 42s\n  short\n\n",
+        "\n\nDEGRADED\n- ForeignDrop chain inet filter forward, for 42s\n  somebody",
+        " ago    8 somebody",
+    ] {
         assert!(page.contains(word), "{word:?} in {page}");
     }
     assert!(!page.contains(" ago    3 somebody"), "only the latest: {page}");
-    assert!(page.contains(&format!("\n  # {command}\n")), "{page}");
+    assert!(page.ends_with(&format!("\n  # {command}")), "{page}");
+    let conditions = page.find("NOT READY").unwrap();
+    let too_wide = |text: &str, width| text.lines().filter(|line| line.chars().count() > width).count();
+    assert_eq!(too_wide(&page[conditions..], 80), 1, "only the command is wider");
     let wide: Vec<&str> = page.lines().filter(|line| line.chars().count() > WIDTH).collect();
     assert_eq!(wide, [format!("  # {command}")], "only the command is wider");
 }

@@ -1,0 +1,105 @@
+//! Records as the API shows them.
+
+use api::{
+    AddressView, AttachmentPhase, AttachmentRecord, AttachmentView, BandwidthView, DnsView, MasqueradeView,
+    PlacementView, PodRouteView, PodView, PortView, Timestamp,
+};
+use engine::state::{Attachment, Listed, Phase};
+
+/// An attachment of a network; one that cannot be read is shown by its name.
+pub fn attachment_view(network: &str, listed: &Listed) -> AttachmentView {
+    AttachmentView {
+        network: network.to_owned(),
+        name: listed.stem.clone(),
+        phase: match (&listed.attachment, listed.phase) {
+            (None, _) => AttachmentPhase::Unreadable,
+            (Some(_), Phase::Pending) => AttachmentPhase::Pending,
+            (Some(_), Phase::Ready) => AttachmentPhase::Ready,
+        },
+        record: listed.attachment.as_ref().map(record),
+    }
+}
+
+fn record(record: &Attachment) -> AttachmentRecord {
+    let Attachment { key, wiring, .. } = record;
+    AttachmentRecord {
+        container: key.container.to_string(),
+        interface: key.ifname.to_string(),
+        netns: record.netns.clone(),
+        netns_cookie: record.netns_cookie,
+        mode: record.mode.to_string(),
+        bridge: record.bridge.to_string(),
+        host_link: record.host_link.to_string(),
+        host_mac: record.host_mac.to_string(),
+        pod_mac: record.pod_mac.to_string(),
+        mtu: record.mtu,
+        addresses: record
+            .addresses
+            .iter()
+            .map(|one| AddressView { address: one.address, gateway: one.gateway })
+            .collect(),
+        delegated: record.delegated,
+        masquerade: MasqueradeView {
+            enabled: record.masquerade_outside.is_some(),
+            except: record.masquerade_outside.clone().unwrap_or_default(),
+        },
+        spoof_check: record.spoof_check,
+        ports: record.ports.iter().map(port).collect(),
+        bandwidth: record.bandwidth.as_ref().map(bandwidth),
+        pod: record.pod.as_ref().map(|pod| PodView {
+            namespace: Some(pod.namespace.clone()).filter(|namespace| !namespace.is_empty()),
+            name: pod.name.clone(),
+            uid: pod.uid.clone(),
+        }),
+        placement: record.placement.as_ref().map(|placement| PlacementView {
+            tenant: placement.tenant.to_string(),
+            network: placement.network.to_string(),
+            group: placement.group.as_ref().map(ToString::to_string),
+        }),
+        request_id: record.request.as_ref().map(ToString::to_string),
+        routes: wiring.routes.iter().map(route).collect(),
+        gateways: wiring.gateways.clone(),
+        hairpin: wiring.hairpin,
+        dns: dns(&wiring.dns),
+        created: Timestamp(record.created),
+    }
+}
+
+fn port(mapping: &cni::PortMapping) -> PortView {
+    PortView {
+        host_port: mapping.host_port,
+        container_port: mapping.container_port,
+        protocol: mapping.protocol.as_str().to_owned(),
+        host_ip: mapping.host_ip,
+    }
+}
+
+fn bandwidth(limits: &cni::Bandwidth) -> BandwidthView {
+    BandwidthView {
+        ingress_rate: limits.ingress_rate,
+        ingress_burst: limits.ingress_burst,
+        egress_rate: limits.egress_rate,
+        egress_burst: limits.egress_burst,
+    }
+}
+
+fn route(route: &cni::Route) -> PodRouteView {
+    PodRouteView {
+        destination: route.dst,
+        gateway: route.gw,
+        mtu: route.mtu,
+        advertised_mss: route.advmss,
+        priority: route.priority,
+        table: route.table,
+        scope: route.scope,
+    }
+}
+
+fn dns(dns: &cni::Dns) -> DnsView {
+    DnsView {
+        nameservers: dns.nameservers.clone(),
+        domain: dns.domain.clone(),
+        search: dns.search.clone(),
+        options: dns.options.clone(),
+    }
+}

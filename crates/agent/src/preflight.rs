@@ -1,0 +1,110 @@
+//! `podwire agent --check-config`: everything that a start would refuse, at once. Nothing is started or changed.
+
+use std::io;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Access, access};
+use types::Finding;
+
+use crate::cluster::preflight::{self, JoinRefused};
+use crate::config::Config;
+use crate::install::{InstallError, Installer};
+use crate::lock::{self, LockError};
+use crate::server::{self, ServerError};
+use crate::share::Share;
+
+/// Why the agent would not start, or would start and not be ready.
+#[derive(Debug, thiserror::Error)]
+pub enum Refusal {
+    #[error(transparent)]
+    Unsafe(#[from] files::UnsafeDir),
+    #[error("cannot write to {}: {source}", path.display())]
+    Directory { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Lock(#[from] LockError),
+    #[error("network: {0}")]
+    Network(cni::Error),
+    #[error(transparent)]
+    Install(#[from] InstallError),
+    #[error(transparent)]
+    Server(#[from] ServerError),
+    #[error(transparent)]
+    Join(#[from] JoinRefused),
+    #[error("{}: {}", .0.code, .0.message)]
+    Condition(Finding),
+    #[error(transparent)]
+    Netlink(#[from] netlink::Error),
+}
+
+impl Refusal {
+    /// The command that helps, ready to paste.
+    pub fn fix(&self) -> Option<&str> {
+        match self {
+            Self::Condition(finding) => finding.fix.as_deref(),
+            Self::Unsafe(_)
+            | Self::Directory { .. }
+            | Self::Lock(_)
+            | Self::Network(_)
+            | Self::Install(_)
+            | Self::Server(_)
+            | Self::Join(_)
+            | Self::Netlink(_) => None,
+        }
+    }
+}
+
+/// Every reason against a start with this configuration.
+pub fn check(config: &Config) -> Vec<Refusal> {
+    let mut found: Vec<Refusal> = Vec::new();
+    for dir in directories(config) {
+        found.extend(files::check_dir(dir).err().map(Refusal::from).or_else(|| unwritable(dir)));
+    }
+    let held = lock::held(&config.network.name, &config.run_dir);
+    // The socket and the port of an agent that runs are its own: one reason is enough.
+    let is_free = matches!(held, Ok(None));
+    found.extend(held.unwrap_or_else(Some).map(Refusal::from));
+    let share = Share::new(&config.network, config.network.subnets.clone(), None);
+    found.extend(share.err().map(Refusal::Network));
+    found.extend(Installer::new(config).err().map(Refusal::from));
+    if is_free {
+        found.extend(server::check(&config.socket).err().map(Refusal::from));
+        found.extend(metrics(config));
+    }
+    found.extend(config.exposed_key().map(Refusal::Condition));
+    match preflight::addresses(config) {
+        Ok(problems) => found.extend(problems.into_iter().map(Refusal::Condition)),
+        Err(error) => found.push(error.into()),
+    }
+    found.extend(preflight::store(config).err().map(Refusal::from));
+    found
+}
+
+fn directories(config: &Config) -> Vec<&Path> {
+    let mut all = vec![config.run_dir.as_path(), &config.state_dir];
+    all.extend(config.store_dir.as_deref());
+    all.extend(config.socket.parent());
+    if let Some(install) = &config.install {
+        all.extend([install.plugin_dir.as_path(), &install.config_dir]);
+    }
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+/// A directory that is missing would be made in the nearest one that exists.
+fn unwritable(dir: &Path) -> Option<Refusal> {
+    let existing = dir.ancestors().find(|path| path.symlink_metadata().is_ok())?;
+    let source = match existing.metadata() {
+        Ok(meta) if !meta.is_dir() => io::Error::from(io::ErrorKind::NotADirectory),
+        Ok(_) => access(existing, Access::WRITE_OK | Access::EXEC_OK).err()?.into(),
+        Err(error) => error,
+    };
+    Some(Refusal::Directory { path: existing.to_owned(), source })
+}
+
+fn metrics(config: &Config) -> Option<Refusal> {
+    let address = config.metrics?;
+    let source = TcpListener::bind(address).err()?;
+    Some(ServerError::Tcp { address, source }.into())
+}

@@ -1,0 +1,189 @@
+//! Attachments as the API and `podwire pods -o json` show them. Records on disk have a form of their own.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+
+use crate::Timestamp;
+
+/// An attachment in a run directory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct AttachmentView {
+    /// The CNI network.
+    pub network: String,
+    /// The name of the record's file, without its ending.
+    pub name: String,
+    pub phase: AttachmentPhase,
+    /// Null if the record is unreadable.
+    pub record: Option<AttachmentRecord>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub enum AttachmentPhase {
+    /// An ADD or DEL is under way, or was interrupted.
+    Pending,
+    Ready,
+    /// DEL or GC removes it.
+    Unreadable,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct AttachmentRecord {
+    pub container: String,
+    /// The interface in the pod.
+    pub interface: String,
+    /// The path of the network namespace, as the runtime gave it.
+    pub netns: String,
+    /// Null if it is not known: the record was recovered from the link.
+    pub netns_cookie: Option<u64>,
+    /// `bridge` or `routed`.
+    pub mode: String,
+    pub bridge: String,
+    pub host_link: String,
+    pub host_mac: String,
+    pub pod_mac: String,
+    pub mtu: u32,
+    pub addresses: Vec<AddressView>,
+    /// The addresses came from another IPAM plugin.
+    pub delegated: bool,
+    pub masquerade: MasqueradeView,
+    pub spoof_check: bool,
+    pub ports: Vec<PortView>,
+    /// Null: no limits.
+    pub bandwidth: Option<BandwidthView>,
+    /// Null if the runtime named none.
+    pub pod: Option<PodView>,
+    /// Null: the pod is unplaced.
+    pub placement: Option<PlacementView>,
+    /// The request that made it; null if it was recovered from the link.
+    pub request_id: Option<String>,
+    pub routes: Vec<PodRouteView>,
+    /// The bridge's addresses.
+    #[cfg_attr(feature = "schema", schemars(with = "Vec<String>"))]
+    pub gateways: Vec<IpNet>,
+    pub hairpin: bool,
+    pub dns: DnsView,
+    pub created: Timestamp,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct AddressView {
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
+    pub address: IpNet,
+    pub gateway: Option<IpAddr>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct MasqueradeView {
+    pub enabled: bool,
+    /// Destinations that are reached without it.
+    #[cfg_attr(feature = "schema", schemars(with = "Vec<String>"))]
+    pub except: Vec<IpNet>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct PortView {
+    pub host_port: u16,
+    pub container_port: u16,
+    /// `tcp`, `udp` or `sctp`.
+    pub protocol: String,
+    /// Null: every address of the node.
+    pub host_ip: Option<IpAddr>,
+}
+
+/// Bits per second, and bits. A rate of 0 is no limit.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct BandwidthView {
+    pub ingress_rate: u64,
+    pub ingress_burst: u64,
+    pub egress_rate: u64,
+    pub egress_burst: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct PodView {
+    /// Null for runtimes without namespaces, such as podman.
+    pub namespace: Option<String>,
+    pub name: String,
+    pub uid: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct PlacementView {
+    pub tenant: String,
+    pub network: String,
+    pub group: Option<String>,
+}
+
+/// A route in the pod; null where the kernel's default holds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct PodRouteView {
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
+    pub destination: IpNet,
+    pub gateway: Option<IpAddr>,
+    pub mtu: Option<u32>,
+    pub advertised_mss: Option<u32>,
+    pub priority: Option<u32>,
+    pub table: Option<u32>,
+    pub scope: Option<u32>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct DnsView {
+    pub nameservers: Vec<String>,
+    pub domain: Option<String>,
+    pub search: Vec<String>,
+    pub options: Vec<String>,
+}
+
+/// What `podwire attachment show -o json` prints: the record, and what the kernel has of it now.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct AttachmentDetails {
+    #[serde(flatten)]
+    pub attachment: AttachmentView,
+    pub kernel: Vec<KernelCheck>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct KernelCheck {
+    /// The object, such as `route to 10.88.0.2 through pw1`.
+    pub object: String,
+    pub state: KernelState,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub enum KernelState {
+    Ok,
+    Missing,
+    /// It could not be read.
+    Unknown,
+}

@@ -1,0 +1,103 @@
+//! Conditions as the agent reports them.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use types::condition::summary;
+use types::{Code, Finding, Severity};
+
+use crate::Timestamp;
+
+/// A [`Finding`] that lasts. Code and object identify it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct Condition {
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
+    pub code: ConditionCode,
+    /// `NotReady` or `Degraded`.
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
+    pub severity: Severity,
+    pub object: String,
+    /// When it began; null where no agent observes the node.
+    pub since: Option<Timestamp>,
+    pub message: String,
+    /// The command that helps, ready to paste; null if there is none.
+    pub fix: Option<String>,
+}
+
+impl Condition {
+    pub fn new(finding: Finding, since: impl Into<Option<Timestamp>>) -> Self {
+        let since = since.into();
+        let Finding { code, severity, object, message, fix } = finding;
+        Self { code: ConditionCode::Known(code), severity, object, since, message, fix }
+    }
+
+    pub fn keeps_from_ready(&self) -> bool {
+        self.severity == Severity::NotReady
+    }
+
+    /// Code and fix in one line, for the details of a CNI error.
+    pub fn summary(&self) -> String {
+        summary(&self.code, self.fix.as_deref())
+    }
+}
+
+/// A code, or the name of one that only a newer agent knows.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum ConditionCode {
+    Known(Code),
+    Unknown(String),
+}
+
+impl fmt::Display for ConditionCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Known(code) => code.as_str(),
+            Self::Unknown(name) => name,
+        })
+    }
+}
+
+impl PartialEq<Code> for ConditionCode {
+    fn eq(&self, other: &Code) -> bool {
+        matches!(self, Self::Known(code) if code == other)
+    }
+}
+
+/// The answer of `/v1/ready`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct Readiness {
+    pub ready: bool,
+    /// Those that keep the node from being ready, the most important one first.
+    pub conditions: Vec<Condition>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a1_a_condition_of_a_newer_agent_can_be_read() {
+        let text = r#"{"code":"MoonFull","severity":"Severe","object":"node n1","since":"2026-11-15T21:13:04Z",
+            "message":"it is bright","phase":"full"}"#;
+        let read: Condition = serde_json::from_str(text).unwrap();
+        assert_eq!(read.code, ConditionCode::Unknown("MoonFull".to_owned()));
+        assert_eq!((read.severity, read.fix), (Severity::Degraded, None));
+        assert_ne!(read.code, Code::NftMissing);
+    }
+
+    #[test]
+    fn a1_a_condition_as_json() {
+        let finding = Finding::new(Code::NftMissing, "program nft", "it is not installed");
+        let condition = Condition::new(finding.fix("apt install nftables"), Timestamp(1_763_241_184));
+        let text = serde_json::to_string(&condition).unwrap();
+        let wanted = r#"{"code":"NftMissing","severity":"NotReady","object":"program nft","since":"2025-11-15T21:13:04Z","message":"it is not installed","fix":"apt install nftables"}"#;
+        assert_eq!(text, wanted);
+        assert_eq!(serde_json::from_str::<Condition>(&text).unwrap(), condition);
+        assert_eq!(condition.summary(), "NftMissing: apt install nftables");
+    }
+}

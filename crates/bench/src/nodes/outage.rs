@@ -1,0 +1,83 @@
+//! A peer that changes, and calls while etcd does not answer.
+
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use api::ConditionCode;
+use serde_json::json;
+use testkit::{Cluster, DEADLINE, Plugin, wait_until};
+use types::Code;
+
+use super::change::Mover;
+use super::crowd::{self, Crowd, Place};
+use super::routes::PATIENCE;
+use super::seen::{Eye, Wish};
+use super::{FAMILIES, hosts, subnets};
+use crate::firewall::{Timed, note};
+use crate::options::Scale;
+
+/// Nodes beside the one that is measured.
+const PEERS: usize = 20;
+const ETCD_UNREACHABLE: ConditionCode = ConditionCode::Known(Code::EtcdUnreachable);
+
+pub(crate) fn run(scale: &Scale) -> Result<Timed> {
+    let mut cluster = hosts("outage", 1, &subnets())?;
+    cluster.start_agents()?;
+    let crowd = Crowd::of(&cluster)?;
+    let records = crowd::records(0..PEERS, Place::OnLink)?;
+    crowd.come(&records)?;
+    Eye::open(cluster.node("n1")?)?.wait(PATIENCE, Wish::Count(PEERS * FAMILIES))?;
+    let mut times = Timed::new();
+    let change = Mover::new(&cluster, &crowd, &records)?.run(scale.faults)?;
+    times.push((format!("change of one of {PEERS} peers to its route"), change.route));
+    for round in 0..scale.outages {
+        outage(&cluster, round, &mut times)?;
+    }
+    Ok(times)
+}
+
+/// Packets to etcd are dropped: no call is refused, each ends by its own deadline.
+fn outage(cluster: &Cluster, round: usize, times: &mut Timed) -> Result<()> {
+    let etcd = |line: &str| cluster.etcd.members[0].node().sh(&line.split(' ').collect::<Vec<_>>()).map(drop);
+    etcd("nft add table inet hole")?;
+    etcd("nft add chain inet hole in { type filter hook input priority 0 ; policy accept ; }")?;
+    etcd("nft add rule inet hole in tcp dport 2379 drop")?;
+    let begun = Instant::now();
+    note(times, "GET /v1/nodes, etcd silent since a moment", ask(cluster)?.1);
+    pods(cluster, round, times)?;
+    wait_until("the agent to notice", DEADLINE, || has_noticed(cluster))?;
+    note(times, "silent etcd to condition EtcdUnreachable", begun.elapsed());
+    let (is_stale, took) = ask(cluster)?;
+    ensure!(is_stale, "the agent answers as if etcd were there");
+    note(times, "GET /v1/nodes, etcd known to be silent", took);
+    etcd("nft delete table inet hole")?;
+    let healed = Instant::now();
+    wait_until("the agent to be back", DEADLINE, || Ok(!has_noticed(cluster)? && !ask(cluster)?.0))?;
+    note(times, "etcd answers again to fresh GET /v1/nodes", healed.elapsed());
+    Ok(())
+}
+
+/// Whether the answer is stale, and how long it took.
+fn ask(cluster: &Cluster) -> Result<(bool, std::time::Duration)> {
+    let begun = Instant::now();
+    let answer = cluster.agent("n1")?.get(api::NODES)?;
+    Ok((answer["stale"] == true, begun.elapsed()))
+}
+
+/// Whether the agent has noticed that etcd does not answer.
+fn has_noticed(cluster: &Cluster) -> Result<bool> {
+    let status: api::Status = serde_json::from_value(cluster.agent("n1")?.get(api::STATUS)?)?;
+    Ok(status.conditions.iter().any(|condition| condition.code == ETCD_UNREACHABLE))
+}
+
+/// ADD and DEL of a pod.
+fn pods(cluster: &Cluster, round: usize, times: &mut Timed) -> Result<()> {
+    let (agent, plugin) = (cluster.agent("n1")?, Plugin::podwire()?);
+    let pod = cluster.node("n1")?.pod(&format!("outage{round}"))?;
+    let config = agent.config(&json!({}));
+    for (verb, outcome) in [("ADD", plugin.add(&pod, &config)?), ("DEL", plugin.del(&pod, &config)?)] {
+        outcome.ok()?;
+        note(times, &format!("{verb}, etcd silent"), outcome.elapsed);
+    }
+    pod.destroy()
+}

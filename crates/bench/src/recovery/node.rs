@@ -1,0 +1,211 @@
+//! Faults of one node.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::ErrorKind;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::{Value, json};
+use testkit::{Agent, DEADLINE, End, Lab, Node, Plugin, Pod, udp_echo};
+
+use super::{Recovery, window};
+use crate::firewall::{Timed, note};
+use crate::options::Scale;
+
+/// Pods beside the two that are used; as many DELs are measured, at most.
+const CROWD: usize = 50;
+/// An answer of the next namespace takes less.
+const ANSWER: Duration = Duration::from_millis(2);
+const PORT: u16 = 8080;
+/// After a repair the agent pauses, at most 0.4 s.
+const REST: Duration = Duration::from_millis(600);
+
+/// A node with an agent that works by events only, and a host outside.
+pub(super) struct Host {
+    plugin: Plugin,
+    agent: Agent,
+    pub(super) node: Node,
+    out: Node,
+    /// Its UDP port 8080 is published.
+    pub(super) victim: Attached,
+    pub(super) attacker: Attached,
+    crowd: Vec<Pod>,
+    _lab: Lab,
+}
+
+/// A pod, and the result of its ADD.
+pub(super) struct Attached {
+    pub(super) pod: Pod,
+    result: Value,
+}
+
+impl Attached {
+    pub(super) fn address(&self, is_v4: bool) -> Result<IpAddr> {
+        let all = self.result["ips"].as_array().into_iter().flatten();
+        let mut ips = all.filter_map(|ip| ip["address"].as_str()?.split('/').next()?.parse::<IpAddr>().ok());
+        ips.find(|ip| ip.is_ipv4() == is_v4).context("the pod has no address of the family")
+    }
+
+    /// The MACs of its host end and of its own end.
+    pub(super) fn macs(&self) -> Result<(&str, &str)> {
+        let all = self.result["interfaces"].as_array().context("a result without interfaces")?;
+        let mac = |in_pod: bool| {
+            let mut ends = all.iter().filter(|end| {
+                let is_end = end["name"].as_str().is_some_and(|name| in_pod || name.starts_with("pw"));
+                is_end && end["sandbox"].as_str().is_some_and(|path| !path.is_empty()) == in_pod
+            });
+            ends.next().and_then(|end| end["mac"].as_str()).context("an end without a MAC")
+        };
+        Ok((mac(false)?, mac(true)?))
+    }
+}
+
+pub(super) fn run(mode: &str, scale: &Scale, recovery: &mut Recovery) -> Result<()> {
+    let mut host = Host::new(mode, scale.resident.min(CROWD))?;
+    let mut times = Timed::new();
+    for is_v4 in [true, false] {
+        let family = if is_v4 { "IPv4" } else { "IPv6" };
+        host.host_port((is_v4, family), scale.faults, &mut times)?;
+        let windows = window::measure(&host, mode == "bridge", is_v4, scale.faults)?;
+        windows.report(&format!("{mode}, {family}"), &mut times, &mut recovery.remarks);
+    }
+    host.firewall(scale.faults, &mut times)?;
+    host.socket(scale.faults, &mut times)?;
+    host.del_without_agent(scale.faults, &mut times)?;
+    let named = |(what, sample)| (format!("recovery, {mode}: {what}"), sample);
+    recovery.times.extend(times.into_iter().map(named));
+    Ok(())
+}
+
+impl Host {
+    fn new(mode: &str, crowd: usize) -> Result<Self> {
+        let lab = Lab::new("recovery")?;
+        let (node, out) = (lab.node("n1")?, lab.node("out")?);
+        let here = End { ns: &node, dev: "up0", addresses: &["192.0.2.1/24", "2001:db8::1/64"] };
+        let there = End { ns: &out, dev: "eth0", addresses: &["192.0.2.2/24", "2001:db8::2/64"] };
+        lab.wire(&here, &there)?;
+        // Events alone lead to a repair: the timer would only make it look slower or faster.
+        let flags = ["--no-install", "--network-mode", mode, "--reconcile-seconds", "3600"];
+        let agent = Agent::start(&node, &flags)?;
+        let plugin = Plugin::podwire()?;
+        let add = |name: &str, more: &Value| -> Result<Attached> {
+            let pod = node.pod(name)?;
+            let result = plugin.add(&pod, &agent.config(more))?.ok()?;
+            Ok(Attached { pod, result })
+        };
+        let port = json!([{ "hostPort": PORT, "containerPort": PORT, "protocol": "udp" }]);
+        let victim = add("victim", &json!({ "runtimeConfig": { "portMappings": port } }))?;
+        let attacker = add("attacker", &json!({}))?;
+        let crowd = (0..crowd).map(|number| Ok(add(&format!("p{number}"), &json!({}))?.pod));
+        let crowd = crowd.collect::<Result<Vec<Pod>>>()?;
+        Ok(Self { plugin, agent, node, out, victim, attacker, crowd, _lab: lab })
+    }
+
+    /// On a node where nothing else was repaired a moment ago.
+    pub(super) fn flush(&self) -> Result<()> {
+        std::thread::sleep(REST);
+        self.node.sh(&["nft", "flush", "ruleset"]).map(drop)
+    }
+
+    /// All rules and elements, whatever their order.
+    pub(super) fn ruleset(&self) -> Result<BTreeSet<String>> {
+        let text = self.node.sh(&["nft", "--stateless", "list", "ruleset"])?;
+        Ok(text.split([',', '\n', '{', '}']).map(|part| part.trim().to_owned()).collect())
+    }
+
+    /// When the rules were listed as they were before.
+    pub(super) fn wait_whole(&self, before: &BTreeSet<String>) -> Result<Instant> {
+        let end = Instant::now() + DEADLINE;
+        loop {
+            let asked = Instant::now();
+            if self.ruleset()? == *before {
+                return Ok(asked);
+            }
+            ensure!(asked < end, "the firewall is not whole {DEADLINE:?} after it was flushed");
+        }
+    }
+
+    fn firewall(&self, rounds: usize, times: &mut Timed) -> Result<()> {
+        let before = self.ruleset()?;
+        for _ in 0..rounds {
+            self.flush()?;
+            let flushed = Instant::now();
+            let whole = self.wait_whole(&before)?;
+            let what = format!("flush to whole firewall, {} pods", self.crowd.len() + 2);
+            note(times, &what, whole.saturating_duration_since(flushed));
+        }
+        Ok(())
+    }
+
+    fn host_port(&self, (is_v4, family): (bool, &str), rounds: usize, times: &mut Timed) -> Result<()> {
+        let _echo = udp_echo(&self.victim.pod, (self.victim.address(is_v4)?, PORT).into())?;
+        let node: IpAddr = if is_v4 {
+            Ipv4Addr::new(192, 0, 2, 1).into()
+        } else {
+            Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into()
+        };
+        let published = SocketAddr::from((node, PORT));
+        self.out.enter(|| first_answer(published))??;
+        let before = self.ruleset()?;
+        for _ in 0..rounds {
+            self.flush()?;
+            let flushed = Instant::now();
+            let answered = self.out.enter(|| first_answer(published))??;
+            let what = format!("flush to answer of a hostPort, {family}");
+            note(times, &what, answered.saturating_duration_since(flushed));
+            self.wait_whole(&before)?;
+        }
+        Ok(())
+    }
+
+    fn socket(&self, rounds: usize, times: &mut Timed) -> Result<()> {
+        for _ in 0..rounds {
+            fs::remove_file(self.agent.socket()).context("cannot remove the agent's socket")?;
+            let removed = Instant::now();
+            while self.agent.client().get(api::HEALTH, DEADLINE).is_err() {
+                ensure!(removed.elapsed() < DEADLINE, "the socket is not back after {DEADLINE:?}");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            note(times, "removed socket to answer", removed.elapsed());
+        }
+        Ok(())
+    }
+
+    /// The agent is killed, the plugin leaves a tombstone, and the agent that comes back serves it.
+    fn del_without_agent(&mut self, rounds: usize, times: &mut Timed) -> Result<()> {
+        for pod in self.crowd.iter().take(rounds) {
+            self.agent.kill()?;
+            let outcome = self.plugin.del(pod, &self.agent.config(&json!({})))?;
+            outcome.ok()?;
+            note(times, "DEL without the agent", outcome.elapsed);
+            let begun = Instant::now();
+            self.agent.launch()?;
+            self.agent.wait_ready()?;
+            note(times, "start of the agent to ready", begun.elapsed());
+        }
+        Ok(())
+    }
+}
+
+/// When the first datagram was sent that was answered. Each has a port of its own: the kernel remembers flows that were not
+/// translated.
+fn first_answer(to: SocketAddr) -> Result<Instant> {
+    let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let end = Instant::now() + DEADLINE;
+    loop {
+        let socket = UdpSocket::bind((any, 0)).context("cannot bind a socket")?;
+        socket.connect(to)?;
+        socket.set_read_timeout(Some(ANSWER))?;
+        let sent = Instant::now();
+        match socket.send(b"?").and_then(|_| socket.recv(&mut [0; 64])) {
+            Ok(_) => return Ok(sent),
+            Err(error)
+                if [ErrorKind::WouldBlock, ErrorKind::TimedOut, ErrorKind::ConnectionRefused]
+                    .contains(&error.kind()) => {}
+            Err(error) => return Err(error).with_context(|| format!("cannot ask {to}")),
+        }
+        ensure!(sent < end, "{to} does not answer within {DEADLINE:?}");
+    }
+}

@@ -1,0 +1,103 @@
+//! Changes that put right what another process did, as `podwire status` shows them.
+
+use std::fmt::Display;
+
+use super::changes::Changes;
+
+/// So many objects are named; a flush of thousands of routes is one sentence.
+const NAMED: usize = 5;
+
+/// Objects of one kind that were repaired.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Repaired {
+    /// The label of the metric.
+    pub kind: &'static str,
+    pub count: usize,
+    /// One sentence for each direction: restored, removed.
+    pub sentences: Vec<String>,
+}
+
+impl Changes {
+    /// All kinds, also those without a repair.
+    pub fn repairs(&self) -> [Repaired; 3] {
+        let routes = (names(&self.set_routes, |r| r.dst), names(&self.del_routes, |r| r.dst));
+        let neighbours = (names(&self.set_neighbours, |n| n.addr), names(&self.del_neighbours, |n| n.addr));
+        let fdb = (names(&self.set_fdb, |entry| entry.mac), names(&self.del_fdb, |entry| entry.mac));
+        [
+            repaired("peer-routes", ("route to another node", "routes to other nodes"), routes),
+            repaired("peer-neighbours", ("neighbour of a tunnel", "neighbours of tunnels"), neighbours),
+            repaired(
+                "peer-forwarding",
+                ("forwarding entry of a tunnel", "forwarding entries of tunnels"),
+                fdb,
+            ),
+        ]
+    }
+}
+
+fn names<T, N: Display>(all: &[T], name: impl Fn(&T) -> N) -> Vec<String> {
+    all.iter().map(|one| name(one).to_string()).collect()
+}
+
+fn repaired(
+    kind: &'static str,
+    words: (&str, &str),
+    (restored, removed): (Vec<String>, Vec<String>),
+) -> Repaired {
+    let sentences = [(&restored, "restored"), (&removed, "removed")];
+    let sentences = sentences.iter().filter_map(|(names, done)| sentence(words, names, done)).collect();
+    Repaired { kind, count: restored.len() + removed.len(), sentences }
+}
+
+fn sentence((one, many): (&str, &str), names: &[String], done: &str) -> Option<String> {
+    let more = names.len().saturating_sub(NAMED);
+    let named = names.iter().take(NAMED).cloned().collect::<Vec<_>>().join(", ");
+    match names.len() {
+        0 => None,
+        1 => Some(format!("1 {one} {done}: {named}")),
+        count if more == 0 => Some(format!("{count} {many} {done}: {named}")),
+        count => Some(format!("{count} {many} {done}: {named} and {more} more")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use types::Mac;
+
+    use super::*;
+    use crate::mesh::{PeerFdb, PeerNeighbour, PeerRoute};
+
+    fn route(number: u8) -> PeerRoute {
+        let dst = format!("10.2.{number}.0/24").parse().unwrap();
+        PeerRoute { dst, gateway: IpAddr::from([192, 0, 2, 1]), link: 7, onlink: false, src: None }
+    }
+
+    #[test]
+    fn a5_repairs_of_each_kind_are_counted_and_named() {
+        let (mac, addr, link) = (Mac::local([1; 5]), IpAddr::from([10, 2, 0, 0]), 7);
+        let changes = Changes {
+            set_routes: (0..7).map(route).collect(),
+            del_routes: vec![route(9)],
+            set_neighbours: vec![PeerNeighbour { link, addr, mac }],
+            set_fdb: vec![PeerFdb { link, mac, dst: addr }],
+            ..Changes::default()
+        };
+        let [routes, neighbours, fdb] = changes.repairs();
+        assert_eq!((routes.kind, routes.count), ("peer-routes", 8));
+        assert_eq!(
+            routes.sentences,
+            [
+                "7 routes to other nodes restored: 10.2.0.0/24, 10.2.1.0/24, 10.2.2.0/24, 10.2.3.0/24, 10.2.4.0/24 and 2 more",
+                "1 route to another node removed: 10.2.9.0/24",
+            ]
+        );
+        assert_eq!(neighbours.sentences, ["1 neighbour of a tunnel restored: 10.2.0.0"]);
+        assert_eq!((fdb.count, fdb.sentences.len()), (1, 1));
+        // Changes that were due anyway are no repairs.
+        assert!(changes.beyond(&changes).repairs().iter().all(|repaired| repaired.count == 0));
+        let due = Changes { set_routes: vec![route(0)], ..Changes::default() };
+        assert_eq!(changes.beyond(&due).repairs()[0].count, 7);
+    }
+}

@@ -1,0 +1,111 @@
+//! Which condition an error is a sign of.
+
+use std::io;
+use std::path::Path;
+
+use rustix::fs::StatVfsMountFlags;
+use types::{Code, Finding, IfName};
+
+use crate::Error;
+
+/// What failed, for errors that have no code of their own.
+pub(crate) struct Failed<'a> {
+    pub(crate) code: Code,
+    pub(crate) object: &'a str,
+    pub(crate) run_dir: &'a Path,
+}
+
+impl Error {
+    /// The condition of the failed operation. Known causes have their own codes and objects, whichever operation they stop.
+    pub(crate) fn finding(self, failed: &Failed<'_>) -> Finding {
+        let (text, advice) = (self.chain(), self.advice());
+        let known = self.cause(failed.run_dir);
+        let found = known.unwrap_or_else(|| Finding::new(failed.code, failed.object, ""));
+        let is_fix = found.fix.as_deref() == Some(advice);
+        let message = if is_fix || advice.is_empty() { text } else { format!("{text}: {advice}") };
+        Finding { message, ..found }
+    }
+
+    /// Code, object and fix of a known cause.
+    fn cause(&self, run_dir: &Path) -> Option<Finding> {
+        let found = |code, object: String| Some(Finding::new(code, object, ""));
+        match self {
+            Self::NotReady(finding) | Self::Degraded(finding) => Some(finding.clone()),
+            Self::Firewall(nft::Error::NftMissing) => Some(nft::missing_program()),
+            Self::Firewall(nft::Error::Unsupported { option, .. }) => {
+                found(Code::KernelFeatureMissing, format!("kernel option {option}"))
+            }
+            Self::Firewall(nft::Error::Permission { .. }) | Self::Privileges(_) => {
+                found(Code::PermissionDenied, "process".to_owned())
+            }
+            Self::State(error) if error.is_full() => {
+                let dir = run_dir.display();
+                let found = Finding::new(Code::RunDirFull, format_args!("directory {dir}"), "");
+                Some(found.fix(format!("df -h {dir}; df -i {dir}")))
+            }
+            Self::Unreadable { record } => {
+                found(Code::RecordUnreadable, format!("file {}", record.display()))
+            }
+            Self::NewerRecord { record, .. } => {
+                found(Code::RecordNewer, format!("file {}", record.display()))
+            }
+            Self::NotABridge(name, _) => {
+                let found = Finding::new(Code::BridgeNameTaken, format_args!("link {name}"), "");
+                Some(found.fix(renaming(name)))
+            }
+            Self::Several(errors) => errors.iter().find_map(|error| error.cause(run_dir)),
+            _ => None,
+        }
+    }
+}
+
+/// A run directory with thousands of pods needs a few MiB, and a file for each. So little left is reported.
+const SPACE: u64 = 16 << 20;
+const FILES: u64 = 1000;
+
+/// What is left on a file system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Space {
+    pub bytes: u64,
+    /// None where the file system does not count files.
+    pub files: Option<u64>,
+    pub is_read_only: bool,
+}
+
+impl Space {
+    /// Of the file system of a directory. One that does not exist yet will be on its parent's.
+    pub fn of(dir: &Path) -> io::Result<Self> {
+        let there = dir.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
+        let stat = rustix::fs::statvfs(there)?;
+        Ok(Self {
+            bytes: stat.f_bavail.saturating_mul(stat.f_frsize),
+            files: (stat.f_files > 0).then_some(stat.f_favail),
+            is_read_only: stat.f_flag.contains(StatVfsMountFlags::RDONLY),
+        })
+    }
+
+    pub fn is_short(self) -> bool {
+        self.bytes < SPACE || self.files.is_some_and(|files| files < FILES)
+    }
+
+    fn is_used_up(self) -> bool {
+        self.bytes == 0 || self.files == Some(0)
+    }
+}
+
+/// The condition of a run directory that is full or nearly full.
+pub fn run_dir_space(run_dir: &Path) -> Option<Finding> {
+    let space = Space::of(&run_dir.join("networks")).ok().filter(|space| space.is_short())?;
+    let (dir, how) = (run_dir.display(), if space.is_used_up() { "full" } else { "nearly full" });
+    let files = space.files.map_or(String::new(), |files| format!(" and {files} files"));
+    let message = format!("{dir} is {how}: {} KiB{files} are free", space.bytes >> 10);
+    let found = Finding::new(Code::RunDirFull, format_args!("directory {dir}"), message);
+    let found = found.fix(format!("df -h {dir}; df -i {dir}"));
+    Some(if space.is_used_up() { found } else { found.degraded() })
+}
+
+/// Frees the name and keeps the link.
+fn renaming(name: &IfName) -> String {
+    let kept: String = name.as_str().chars().take(11).collect();
+    format!("ip link set dev {name} down && ip link set dev {name} name old-{kept}")
+}

@@ -1,0 +1,135 @@
+//! `podwire agent --check-config`: everything that a start would refuse, at once, and nothing is changed.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use testkit::{Outcome, Snapshot};
+
+use crate::common::{Host, has};
+
+fn check(host: &Host, flags: &[&str]) -> Outcome {
+    host.ask(&[&["agent", "--check-config", "--node", "n"], flags].concat())
+}
+
+/// One line a problem, in one string.
+fn problems(outcome: &Outcome) -> Vec<String> {
+    assert_eq!(outcome.status.code(), Some(1), "{outcome:?}");
+    let text = outcome.stdout.replace("\n  ", " ");
+    text.lines().filter_map(|line| line.strip_prefix("- ")).map(str::to_owned).collect()
+}
+
+fn tree(dir: &Path) -> Vec<String> {
+    let mut all = vec![];
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        all.push(entry.path().display().to_string());
+        all.extend(tree(&entry.path()));
+    }
+    all.sort();
+    all
+}
+
+#[test]
+fn a8_a_configuration_with_which_the_agent_starts_is_valid() {
+    for mode in ["routed", "bridge"] {
+        let host = Host::new("valid");
+        let (before, files) = (Snapshot::of(&host.node).unwrap(), tree(host.node.dir()));
+        let flags = ["--install", "--network-mode", mode, "--metrics", "127.0.0.1:9100"];
+        let outcome = check(&host, &flags);
+        assert_eq!((outcome.status.code(), outcome.stderr.as_str()), (Some(0), ""), "{outcome:?}");
+        has(&outcome.stdout, &["the agent can start with it"]);
+        before.expect_same(&host.node).unwrap();
+        assert_eq!(tree(host.node.dir()), files, "nothing is made");
+        let runtime = host.runtime();
+        let _agent = host.agent(&[&runtime.agent_flags()[..], &flags[1..]].concat());
+    }
+}
+
+#[test]
+fn a8_everything_that_a_start_would_refuse_is_reported_at_once() {
+    let host = Host::new("refused");
+    let run_dir = host.node.run_dir();
+    fs::create_dir_all(&run_dir).unwrap();
+    fs::set_permissions(&run_dir, PermissionsExt::from_mode(0o777)).unwrap();
+    let file = host.node.dir().join("file");
+    fs::write(&file, "not a socket").unwrap();
+    let template = host.node.dir().join("template");
+    fs::write(&template, r#"{ "name": "{{ NAMME }}" }"#).unwrap();
+    let (before, files) = (Snapshot::of(&host.node).unwrap(), tree(host.node.dir()));
+    let (file, template) = (file.to_str().unwrap(), template.to_str().unwrap());
+    let below = format!("{file}/store");
+    let outcome = check(
+        &host,
+        &[
+            "--install",
+            "--install-template",
+            template,
+            "--socket",
+            file,
+            "--store-dir",
+            &below,
+            "--metrics",
+            "192.0.2.7:9100",
+            "--node-interface",
+            "nolink0",
+            "--node-addresses",
+            "192.0.2.8,2001:db8::8",
+            "--etcd-endpoints",
+            "127.0.0.1:1",
+        ],
+    );
+    let found = problems(&outcome);
+    for words in [
+        &["chmod go-w", run_dir.to_str().unwrap()][..],
+        &["is not a socket", file],
+        &["cannot write to", file, "not a directory"],
+        &["cannot listen on 192.0.2.7:9100"],
+        &["node_interface is nolink0"],
+        &["192.0.2.8", "no link of this node has that address"],
+        &["2001:db8::8", "no link of this node has that address"],
+        &["NAMME", "did you mean NAME?"],
+        &["127.0.0.1:1"],
+    ] {
+        let is_told =
+            |line: &&String| words.iter().all(|word| line.to_lowercase().contains(&word.to_lowercase()));
+        assert_eq!(found.iter().filter(is_told).count(), 1, "{words:?} in {found:#?}");
+    }
+    before.expect_same(&host.node).unwrap();
+    assert_eq!(tree(host.node.dir()), files, "nothing is made");
+}
+
+#[test]
+fn a8_the_locks_of_another_agent_are_reported() {
+    let host = Host::new("locked");
+    let agent = host.agent(&["--no-install"]);
+    let pid = agent.pid().unwrap().to_string();
+    let found = problems(&check(&host, &[]));
+    assert_eq!(found.len(), 1, "{found:?}");
+    has(&found[0], &["another agent", &pid, "--run-dir"]);
+    let elsewhere = host.node.dir().join("elsewhere");
+    let outcome = host.run(&["agent", "--check-config", "--run-dir", elsewhere.to_str().unwrap()]);
+    let found = problems(&outcome);
+    assert_eq!(found.len(), 1, "{found:?}");
+    has(&found[0], &["another agent", &pid, "--network-name"]);
+    assert!(!elsewhere.exists());
+    let other = ["--run-dir", elsewhere.to_str().unwrap(), "--network-name", "other"];
+    assert_eq!(host.run(&[&["agent", "--check-config"], &other[..]].concat()).status.code(), Some(0));
+}
+
+#[test]
+fn a8_invalid_values_are_all_reported_with_what_was_meant() {
+    let host = Host::new("values");
+    let file = host.node.dir().join("a.toml");
+    let text = "wrokers = 3\nmode = \"routed\"\n[network]\nsubnet = \"10.1.0.0/16\"\nmtu = 5\n[etdc]\n";
+    fs::write(&file, text).unwrap();
+    let found = problems(&check(&host, &["--config", file.to_str().unwrap()]));
+    for (line, meant) in
+        [(1, "\"workers\""), (2, "\"network.mode\""), (4, "\"network.subnets\""), (6, "\"etcd\"")]
+    {
+        let wanted = format!("did you mean {meant}?");
+        let is_it =
+            |problem: &String| problem.contains(&format!("a.toml:{line}:")) && problem.ends_with(&wanted);
+        assert!(found.iter().any(is_it), "{line} {meant} in {found:#?}");
+    }
+    assert!(found.iter().any(|problem| problem.contains("network.mtu")), "{found:#?}");
+}

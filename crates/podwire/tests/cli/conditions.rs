@@ -1,0 +1,181 @@
+//! Conditions: all outputs agree, and a fix that is pasted helps.
+
+use std::fs;
+
+use serde_json::{Value, json};
+use testkit::{Agent, Call, DEADLINE, Plugin, Pod, Verb, inspect, wait_until};
+
+use crate::common::Host;
+
+/// A program in a mount namespace without the nft program.
+fn without_nft(host: &Host, name: &str, program: &str) -> std::path::PathBuf {
+    let path = host.node.dir().join(name);
+    let script = format!(
+        "#!/bin/sh\nexport PATH=/usr/bin:/bin\nexec unshare --mount --propagation slave sh -c '\n\
+         for dir in /usr/sbin /sbin /usr/local/sbin; do mount -t tmpfs pwt $dir; done\n\
+         exec {program} \"$@\"' sh \"$@\"\n"
+    );
+    let write = format!("cat >{0} && chmod 755 {0}", path.display());
+    assert!(host.node.run(&["sh", "-c", &write], script.as_bytes()).unwrap().success());
+    path
+}
+
+fn json_of(host: &Host, args: &[&str]) -> (Option<i32>, Value) {
+    let outcome = host.ask(&[args, &["-o", "json"]].concat());
+    let json = serde_json::from_str(&outcome.stdout).unwrap_or_else(|e| panic!("{e}: {}", outcome.stderr));
+    (outcome.status.code(), json)
+}
+
+/// The conditions of this code, in status.
+fn found(host: &Host, code: &str) -> Vec<Value> {
+    let (_, status) = json_of(host, &["status"]);
+    let all = status["conditions"].as_array().unwrap().clone();
+    all.into_iter().filter(|one| one["code"] == code).collect()
+}
+
+const INSTALL: &str = "apt install nftables";
+
+#[test]
+fn a2_without_nft_status_ready_doctor_and_cni_status_agree() {
+    for standalone in [true, false] {
+        let mut host = Host::new("nonft");
+        let plugin = Plugin { path: without_nft(&host, "plugin", host.plugin.path.to_str().unwrap()) };
+        host.tool = without_nft(&host, "tool", host.tool.to_str().unwrap());
+        let mut agent = host.idle_agent(&["--no-install"]);
+        let config = if standalone { host.standalone() } else { agent.config(&json!({})) };
+        if standalone {
+            // A pod that was attached before nft was removed: the node is known as standalone.
+            host.plugin.add(&host.node.pod("a").unwrap(), &config).unwrap().ok().unwrap();
+        } else {
+            agent.launch().unwrap();
+            let is_told = || {
+                let answer = agent.client().get(api::READY, DEADLINE)?;
+                let ready: api::Readiness = serde_json::from_slice(&answer.body)?;
+                let fixes: Vec<_> = ready.conditions.iter().map(|one| (&one.code, &one.fix)).collect();
+                Ok(answer.status == 503
+                    && matches!(fixes[..], [(code, Some(fix))] if *code == types::Code::NftMissing && fix == INSTALL))
+            };
+            wait_until("/v1/ready to report it", DEADLINE, is_told).unwrap();
+        }
+        let (code, status) = json_of(&host, &["status"]);
+        assert_eq!((code, &status["ready"]), (Some(1), &json!(false)), "{status}");
+        let first = &status["conditions"][0];
+        assert_eq!((&first["code"], &first["fix"]), (&json!("NftMissing"), &json!(INSTALL)), "{status}");
+        let page = host.ask(&["status"]).stdout;
+        assert!(
+            page.contains("NOT READY\n- NftMissing program nft")
+                && page.contains(&format!("\n  # {INSTALL}"))
+        );
+        let (code, doctor) = json_of(&host, &["doctor"]);
+        let all = doctor.as_array().unwrap();
+        let wrong: Vec<&Value> = all.iter().filter(|one| one["code"] == "NftMissing").collect();
+        assert!(code == Some(1) && wrong.len() == 1 && wrong[0]["fix"] == INSTALL, "{doctor}");
+        let status = Call::network(Verb::Status, &config);
+        let error = plugin.call(&host.node, &status).unwrap().error().unwrap();
+        assert_eq!(
+            (error.code, error.details.as_str()),
+            (50, "NftMissing: apt install nftables"),
+            "{error:?}"
+        );
+    }
+}
+
+#[test]
+fn a14_ready_means_that_the_files_are_in_place() {
+    let host = Host::new("installed");
+    let runtime = host.runtime();
+    // Something in the way of the plugin's directory.
+    fs::create_dir_all(runtime.bin.parent().unwrap()).unwrap();
+    fs::write(&runtime.bin, "").unwrap();
+    let mut agent = host.idle_agent(&[&runtime.agent_flags()[..], &["--reconcile-seconds", "1"]].concat());
+    agent.launch().unwrap();
+    wait_until("its condition", DEADLINE, || {
+        let answer = agent.client().get(api::READY, DEADLINE)?;
+        let ready: api::Readiness = serde_json::from_slice(&answer.body)?;
+        let is_it = |one: &api::Condition| {
+            one.code == types::Code::InstallIncomplete && one.message.contains(runtime.bin.to_str().unwrap())
+        };
+        Ok(answer.status == 503 && ready.conditions.len() == 1 && ready.conditions.iter().all(is_it))
+    })
+    .unwrap();
+    assert_eq!(json_of(&host, &["status"]).0, Some(1));
+    assert!(!agent.log().unwrap().contains("ready after"));
+    // A pod that comes all the same is served: its runtime has a plugin.
+    let config = agent.config(&json!({}));
+    host.plugin.add(&host.node.pod("a").unwrap(), &config).unwrap().ok().unwrap();
+    let error = host.plugin.status(&host.node, &config).unwrap().error().unwrap();
+    assert!(error.code == 50 && error.details.starts_with("InstallIncomplete"), "{error:?}");
+    fs::remove_file(&runtime.bin).unwrap();
+    agent.wait_ready().unwrap();
+    assert!(runtime.bin.join("podwire-cni").exists() && runtime.conf.join("10-podwire.conflist").exists());
+    assert_eq!(json_of(&host, &["status"]).0, Some(0));
+}
+
+/// With an agent or without, in each mode.
+fn with_pods(label: &str, test: &dyn Fn(&Host, Option<&Agent>, &Pod)) {
+    for mode in ["routed", "bridge"] {
+        for standalone in [false, true] {
+            let host = Host::new(label);
+            let flags = ["--no-install", "--network-mode", mode, "--reconcile-seconds", "1"];
+            let agent = (!standalone).then(|| host.agent(&flags));
+            let mut config =
+                agent.as_ref().map_or_else(|| host.standalone(), |agent| agent.config(&json!({})));
+            config["mode"] = json!(mode);
+            let pod = host.node.pod("a").unwrap();
+            host.plugin.add(&pod, &config).unwrap().ok().unwrap();
+            println!("{mode}, standalone: {standalone}");
+            test(&host, agent.as_ref(), &pod);
+        }
+    }
+}
+
+/// Shown with a fix by status and doctor; the fix is pasted.
+fn fixed(host: &Host, code: &str) -> Value {
+    wait_until(code, DEADLINE, || Ok(!found(host, code).is_empty())).unwrap();
+    let shown = found(host, code).remove(0);
+    let (_, doctor) = json_of(host, &["doctor"]);
+    assert!(doctor.as_array().unwrap().iter().any(|one| one["code"] == code), "{doctor}");
+    host.node.sh(&["sh", "-c", shown["fix"].as_str().unwrap()]).unwrap();
+    wait_until("the end of it", DEADLINE, || Ok(found(host, code).is_empty())).unwrap();
+    shown
+}
+
+#[test]
+fn a6_a_changed_mac_in_a_pod_is_shown_and_its_fix_helps() {
+    with_pods("mac", &|host, agent, pod| {
+        let mac = inspect::link(pod, "eth0").unwrap().mac;
+        pod.sh(&["ip", "link", "set", "dev", "eth0", "address", "02:00:00:00:00:77"]).unwrap();
+        let shown = fixed(host, "MacChanged");
+        assert!(shown["message"].as_str().unwrap().contains("02:00:00:00:00:77"), "{shown}");
+        assert_eq!(shown["since"].is_null(), agent.is_none(), "{shown}");
+        assert_eq!(inspect::link(pod, "eth0").unwrap().mac, mac);
+    });
+}
+
+#[test]
+fn a6_a_link_moved_out_of_a_pod_is_shown_and_its_fix_helps() {
+    with_pods("moved", &|host, agent, pod| {
+        let node = host.node.path().display().to_string();
+        pod.sh(&["ip", "link", "set", "dev", "eth0", "netns", &node, "name", "taken"]).unwrap();
+        let shown = fixed(host, "LinkMoved");
+        assert!(shown["message"].as_str().unwrap().contains("is taken on the node now"), "{shown}");
+        // The agent restores what the kernel removed with the move.
+        if agent.is_some() {
+            let is_whole = || {
+                Ok(pod.sh(&["ip", "-o", "addr", "show", "dev", "eth0", "scope", "global"])?.lines().count()
+                    == 2)
+            };
+            wait_until("the addresses", DEADLINE, is_whole).unwrap();
+        }
+        // Renamed inside the pod.
+        pod.sh(&["sh", "-c", "ip link set dev eth0 down; ip link set dev eth0 name other0"]).unwrap();
+        let shown = fixed(host, "LinkMoved");
+        assert!(shown["message"].as_str().unwrap().contains("renamed to other0"), "{shown}");
+        // Into a namespace that neither pod nor node sees: no command helps.
+        let elsewhere = host.node.pod("elsewhere").unwrap();
+        let path = elsewhere.path().display().to_string();
+        pod.sh(&["ip", "link", "set", "dev", "eth0", "netns", &path]).unwrap();
+        wait_until("the condition", DEADLINE, || Ok(!found(host, "LinkMoved").is_empty())).unwrap();
+        assert!(found(host, "LinkMoved")[0]["fix"].is_null());
+    });
+}

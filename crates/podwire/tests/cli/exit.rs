@@ -1,0 +1,142 @@
+//! Exit codes: all commands follow docs/exit-codes.md.
+
+use serde_json::json;
+use testkit::{Agent, Outcome};
+
+use crate::common::{Host, has};
+
+const USAGE: i32 = 2;
+const AGENT_UNREACHABLE: i32 = 3;
+const PERMISSION_DENIED: i32 = 4;
+
+/// Every command that works on a node, with the arguments that it needs.
+const COMMANDS: [&[&str]; 24] = [
+    &["demo"],
+    &["agent"],
+    &["agent", "--check-config"],
+    &["status"],
+    &["doctor"],
+    &["pods"],
+    &["nodes"],
+    &["node", "rm", "n2"],
+    &["routes"],
+    &["blocks"],
+    &["attachment", "show", "abc"],
+    &["install"],
+    &["install", "--standalone"],
+    &["cleanup"],
+    &["lab", "up"],
+    &["lab", "status"],
+    &["lab", "pod", "add", "n1"],
+    &["lab", "exec", "n1", "--", "true"],
+    &["lab", "test"],
+    &["lab", "cut", "n1"],
+    &["lab", "kill", "node", "n1"],
+    &["lab", "start", "node", "n1"],
+    &["lab", "logs", "n1"],
+    &["lab", "down"],
+];
+
+/// Those that ask the agent.
+const QUESTIONS: [&[&str]; 8] = [
+    &["status"],
+    &["status", "-o", "json"],
+    &["nodes"],
+    &["node", "rm", "n2"],
+    &["routes"],
+    &["blocks"],
+    &["blocks", "-o", "json"],
+    &["install", "--timeout", "0"],
+];
+
+fn unprivileged(host: &Host, args: &[&str]) -> Outcome {
+    let tool = host.tool.to_str().unwrap();
+    let drop = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", tool];
+    host.node.run(&[&drop[..], args].concat(), b"").unwrap()
+}
+
+fn code(outcome: &Outcome) -> i32 {
+    outcome.status.code().unwrap_or_else(|| panic!("{outcome:?}"))
+}
+
+#[test]
+fn a3_every_command_of_another_user_names_sudo() {
+    let host = Host::new("sudo");
+    // An agent, and a pod in a directory that only root can read.
+    let agent: Agent = host.agent(&["--no-install"]);
+    let pod = host.node.pod("a").unwrap();
+    host.plugin.add(&pod, &agent.config(&json!({}))).unwrap().ok().unwrap();
+    for args in COMMANDS {
+        let outcome = unprivileged(&host, args);
+        assert_eq!(
+            (code(&outcome), outcome.stdout.as_str()),
+            (PERMISSION_DENIED, ""),
+            "{args:?}: {outcome:?}"
+        );
+        let command = format!("sudo {} {}", host.tool.display(), args.join(" "));
+        assert_eq!(outcome.stderr, format!("podwire: this needs root; run: {command}\n"), "{args:?}");
+    }
+}
+
+#[test]
+fn a3_text_that_is_the_same_for_every_user_needs_no_root() {
+    let host = Host::new("text");
+    for args in [
+        &["--help"][..],
+        &["--version"],
+        &["status", "--help"],
+        &["agent", "--print-config"],
+        &["agent", "--print-config-sample"],
+        &["agent", "--print-config-reference"],
+    ] {
+        let outcome = unprivileged(&host, args);
+        assert_eq!(code(&outcome), 0, "{args:?}: {outcome:?}");
+        assert!(!outcome.stdout.is_empty(), "{args:?}");
+    }
+    // A config file that only root can read.
+    let file = host.node.dir().join("agent.toml");
+    std::fs::write(&file, "").unwrap();
+    std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let outcome = unprivileged(&host, &["agent", "--config", file.to_str().unwrap(), "--print-config"]);
+    assert_eq!(code(&outcome), PERMISSION_DENIED, "{outcome:?}");
+    has(&outcome.stderr, &["Permission denied", "run: sudo "]);
+}
+
+#[test]
+fn a7_an_agent_that_is_not_there_ends_every_question_with_3() {
+    let host = Host::new("nobody");
+    for args in QUESTIONS {
+        let outcome = if args[0] == "install" { host.install(&args[1..]) } else { host.ask(args) };
+        assert_eq!(code(&outcome), AGENT_UNREACHABLE, "{args:?}: {outcome:?}");
+        // `status` shows it as a condition, among the rest of its page, the others as their error.
+        let shown = format!("{}{}", outcome.stdout, outcome.stderr);
+        has(&shown.split_whitespace().collect::<Vec<_>>().join(" "), &["no agent listens on"]);
+    }
+}
+
+#[test]
+fn a7_arguments_and_configurations_that_are_invalid_end_with_2() {
+    let host = Host::new("usage");
+    let file = host.node.dir().join("bad.toml");
+    std::fs::write(&file, "wrokers = 1\n").unwrap();
+    let file = file.to_str().unwrap();
+    for args in COMMANDS {
+        let outcome = host.run(&[&args[..1], &["--no-such-flag"]].concat());
+        assert_eq!(code(&outcome), USAGE, "{args:?}: {outcome:?}");
+    }
+    for args in [
+        &["agent", "--config", file][..],
+        &["agent", "--config", file, "--print-config"],
+        &["install", "--config", file],
+        &["lab", "up", "--nodes", "0"],
+        &["lab", "--name", "a b", "status"],
+        &["node", "rm", "../n2"],
+        &["status", "-o", "yaml"],
+    ] {
+        let outcome = host.run(args);
+        assert_eq!((code(&outcome), outcome.stdout.as_str()), (USAGE, ""), "{args:?}: {outcome:?}");
+        if args.contains(&file) {
+            has(&outcome.stderr, &["bad.toml:1: unknown key \"wrokers\"; did you mean \"workers\"?"]);
+        }
+    }
+}

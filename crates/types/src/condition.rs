@@ -1,0 +1,194 @@
+//! Conditions: states of a node that an operator should know, each with a stable code.
+//!
+//! Pure code and the engine return a [`Finding`]. The agent adds the time since when it holds (`api::Condition`).
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// What a condition means for pods.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Severity {
+    /// New pods cannot be started on this node.
+    NotReady,
+    /// New pods are started, but something needs the operator. Also what a newer agent may add.
+    #[serde(other)]
+    Degraded,
+}
+
+impl Severity {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NotReady => "NotReady",
+            Self::Degraded => "Degraded",
+        }
+    }
+}
+
+/// One table, so that name, severity, meaning and fix cannot diverge. `docs/conditions.md` is generated from it.
+macro_rules! codes {
+    ($($name:ident $severity:ident $meaning:literal $fix:literal;)*) => {
+        /// What a condition is about. The names are stable: they are labels of metrics and reasons of events.
+        /// Sorted by importance: the first condition that keeps a node from being ready is the one that is reported.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        pub enum Code {
+            $(#[doc = $meaning] $name,)*
+        }
+
+        impl Code {
+            pub const ALL: &'static [Self] = &[$(Self::$name),*];
+
+            pub fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$name => stringify!($name),)*
+                }
+            }
+
+            pub fn severity(self) -> Severity {
+                match self {
+                    $(Self::$name => Severity::$severity,)*
+                }
+            }
+
+            /// In one sentence.
+            pub fn meaning(self) -> &'static str {
+                match self {
+                    $(Self::$name => $meaning,)*
+                }
+            }
+
+            /// What to do, in general. A [`Finding`] has the exact command where there is one.
+            pub fn advice(self) -> &'static str {
+                match self {
+                    $(Self::$name => $fix,)*
+                }
+            }
+        }
+    };
+}
+
+codes! {
+    AgentStopping NotReady "The agent is stopping; requests in flight are finished." "`systemctl start podwire`";
+    PermissionDenied NotReady "The process lacks root or a capability." "run the command with `sudo`";
+    NftMissing NotReady "The `nft` program is not installed, and Podwire's tables cannot be made without it." "`apt install nftables`";
+    KernelFeatureMissing NotReady "The kernel lacks a feature that pods need." "`modprobe MODULE`";
+    RunDirFull NotReady "The file system of the run directory is full, and attachments cannot be recorded. Degraded while it is only nearly full." "free space: `df -h /run/podwire; df -i /run/podwire`";
+    StateUnusable NotReady "The records in the run directory cannot be read or written." "`ls -la /run/podwire`";
+    SubnetOverlap NotReady "A route or address that Podwire does not manage overlaps the pod network. Degraded if it appears while the agent is ready." "change `network.subnets`, or remove the other route";
+    BridgeNameTaken NotReady "A link that is no bridge has the name of the network's bridge." "rename or delete the link, or set `network.bridge`";
+    BridgeMissing NotReady "The network's bridge does not exist and cannot be made." "see the message; the agent retries";
+    AddressesExhausted NotReady "All addresses of the network are in use." "delete pods, or use a larger subnet";
+    IpamUnavailable NotReady "The IPAM plugin of the network cannot be run or is not ready." "install the plugin that `ipam.type` names";
+    NoBlock NotReady "The node has no block of the network, so pods get no addresses." "see the message; the agent retries";
+    SocketLost NotReady "The agent's socket was removed or replaced and cannot be made again." "`systemctl restart podwire`";
+    ReconcileFailed NotReady "The agent cannot list the node's links or records. Degraded once the agent was ready." "see the message; the agent retries";
+    InstallIncomplete NotReady "Plugin or config are not in place, so the runtime does not send pods." "see the message; the agent retries";
+    AgentStarting NotReady "The agent has not finished its first reconcile." "wait; `journalctl -u podwire`";
+    AgentUnreachable NotReady "No agent answers on its socket." "`systemctl start podwire`";
+    ReconcileStuck Degraded "Reconcile hangs: pods are served, but drift is not repaired." "`systemctl restart podwire`";
+    RepairFailed Degraded "Reconcile found drift and could not repair it." "see the message; the agent retries";
+    BridgeDown Degraded "The bridge of running pods is down or gone." "`ip link set BRIDGE up`";
+    FirewallDrift Degraded "Podwire's tables are not as they should be." "`systemctl restart podwire`";
+    OrphanedElements Degraded "Podwire's tables hold elements of pods that are gone." "the `nft` command of the condition";
+    ForeignDrop Degraded "A firewall chain that Podwire does not manage drops the traffic of pods." "the `nft` command of the condition, or `network.accept_forward = true`";
+    LinkMoved Degraded "The interface of a pod is not in the pod's network namespace." "restart the pod";
+    MacChanged Degraded "The MAC address of a pod's interface was changed inside the pod; the source check drops its packets." "the `ip` command of the condition";
+    RecordUnreadable Degraded "The record of an attachment cannot be read; its addresses stay in use." "delete the pod, or remove the file and restart the pod";
+    RecordNewer Degraded "A newer version of Podwire wrote the record of an attachment." "upgrade Podwire, or delete the pod";
+    TombstoneFailed Degraded "A DEL that was received while no agent ran cannot be served yet." "see the message; the agent retries";
+    TombstoneRejected Degraded "A DEL that was received while no agent ran cannot be served and was put aside." "`rm FILE`";
+    MetricsUnavailable Degraded "Metrics cannot be served on the configured address." "`ss -ltnp src ADDRESS`";
+    KeyExposed Degraded "Other users can read the key of etcd's client certificate." "`chmod 600 FILE`";
+    EtcdUnreachable Degraded "etcd does not answer. The last known state stays in force." "start etcd, or correct `etcd.endpoints`";
+    StoreFailed Degraded "The store refuses this node or cannot be used. The last known state stays in force." "see the message; the agent retries";
+    StoreValueUnreadable Degraded "A value in the store cannot be read and is ignored." "correct or delete the key";
+    NetworkMismatch Degraded "The network's settings differ from those in the store." "configure all nodes alike, or use another `etcd.prefix`";
+    NodeNameTaken Degraded "Another machine with a live agent has this node's name." "set `node` to another name";
+    NoFreeBlock Degraded "The node needs another block, and none could be claimed." "`podwire node rm NAME` for nodes that are gone, or a larger subnet";
+    BlockLost Degraded "A block of this node belongs to another node now." "delete and restart the pods of the block";
+    NodeStateNotSaved Degraded "The node's state directory cannot be written." "`df -h /var/lib/podwire`";
+    NodeNotRegistered Degraded "A node has not registered again since the store lost its data." "start its agent, or `podwire node rm NAME`";
+    ClusterStopped Degraded "The agent no longer follows the store." "`systemctl restart podwire`";
+    NodeRecordRefused Degraded "Parts of a node's record are not used." "correct the node, or `podwire node rm NAME`";
+    NodeConflict Degraded "Several nodes publish the same address or tunnel MAC." "`podwire node rm NAME` for nodes that are gone";
+    NodeUnrouted Degraded "A node or its blocks have no route." "see the message";
+    NodeUnreachable Degraded "A node does not answer." "`ping ADDRESS`";
+    NodeAddressMissing Degraded "The node's own address is missing or ambiguous." "set `node_interface` or `node_addresses`";
+    RouteFailed Degraded "The kernel refused a route or neighbour of another node." "see the message; the agent retries";
+    TunnelFailed Degraded "The tunnel device cannot be set up." "see the message; the agent retries";
+    ForwardingDisabled Degraded "The kernel does not forward packets of pods." "`sysctl -w net.ipv4.ip_forward=1`";
+    ReversePathStrict Degraded "Strict `rp_filter` on a tunnel drops packets of pods." "`sysctl -w net.ipv4.conf.TUNNEL.rp_filter=2`";
+    BridgeNetfilterPartial Degraded "br_netfilter is on for one address family only." "the `sysctl` command of the condition";
+    MtuTooLarge Degraded "Pods or a tunnel send larger packets than the link carries." "set `network.mtu`, and restart the pods";
+    PathMtuTooSmall Degraded "The path to a node carries smaller packets than the node's link." "set `network.mtu`, and restart the pods";
+    StateDirFull Degraded "The file system of the state directory is nearly full or read-only." "`df -h /var/lib/podwire`";
+    ProgramMissing Degraded "A program that `podwire doctor` needs is not installed." "`apt install iputils-ping`";
+}
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A condition as it was found, without a time.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Finding {
+    pub code: Code,
+    pub severity: Severity,
+    /// What it is about: `link pw0abc`, `node n2`, `file /opt/cni/bin/podwire-cni`. With the code it is the identity.
+    pub object: String,
+    pub message: String,
+    /// The command that helps, ready to paste.
+    pub fix: Option<String>,
+}
+
+impl Finding {
+    pub fn new(code: Code, object: impl fmt::Display, message: impl fmt::Display) -> Self {
+        let (object, message) = (object.to_string(), message.to_string());
+        Self { code, severity: code.severity(), object, message, fix: None }
+    }
+
+    pub fn fix(self, command: impl Into<String>) -> Self {
+        Self { fix: Some(command.into()), ..self }
+    }
+
+    /// New pods can be started all the same.
+    pub fn degraded(self) -> Self {
+        Self { severity: Severity::Degraded, ..self }
+    }
+
+    /// Code and fix in one line, for the details of a CNI error.
+    pub fn summary(&self) -> String {
+        summary(self.code, self.fix.as_deref())
+    }
+}
+
+/// `NftMissing: apt install nftables`
+pub fn summary(code: impl fmt::Display, fix: Option<&str>) -> String {
+    match fix {
+        Some(fix) => format!("{code}: {fix}"),
+        None => code.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_camel_case_and_read_back_as_written() {
+        for &code in Code::ALL {
+            let name = code.as_str();
+            assert!(
+                name.starts_with(char::is_uppercase) && name.chars().all(char::is_alphanumeric),
+                "{name}"
+            );
+            assert_eq!(serde_json::to_string(&code).unwrap(), format!("\"{name}\""));
+            assert_eq!(serde_json::from_str::<Code>(&format!("\"{name}\"")).unwrap(), code);
+            assert!(code.meaning().ends_with('.') && !code.advice().is_empty(), "{name}");
+        }
+        assert!(Code::ALL.is_sorted(), "declared in the order of importance");
+        assert_eq!(serde_json::from_str::<Severity>("\"Critical\"").unwrap(), Severity::Degraded);
+    }
+}
