@@ -48,3 +48,4 @@ pub use firewall::{InactivePort, faults as firewall_faults, inactive_ports, orph
 pub use inspect::inspect;
 pub use resident::Resident;
 pub use serve::{Caller, Done, Wait, serve};
+pub use status::DELETE_TABLES;

@@ -15,8 +15,8 @@ use crate::{Caller, Error, firewall, gc, privileges, relearn};
 
 /// How many pods are looked at. What happens to the firewall's tables mostly happens to all of them.
 const SAMPLES: usize = 4;
-/// The next ADD or STATUS makes them anew, with all pods.
-const DELETE_TABLES: &str = "nft 'delete table inet podwire; delete table bridge podwire'";
+/// The next ADD or STATUS makes them anew, with all pods. A table is added first: nft refuses to delete one that is missing.
+pub const DELETE_TABLES: &str = "nft 'add table inet podwire; delete table inet podwire; add table bridge podwire; delete table bridge podwire'";
 
 pub(crate) fn status(
     config: &Config,

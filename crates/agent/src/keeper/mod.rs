@@ -28,7 +28,6 @@ use types::IfName;
 
 use crate::board::Board;
 use crate::cluster::Cluster;
-use crate::conditions::Source;
 use crate::config::Config;
 use crate::install::{self, Installer};
 use crate::lock::{Lock, LockError, NetworkLock};
@@ -135,8 +134,6 @@ pub enum KeeperError {
 
 impl Keeper {
     pub(crate) fn new(parts: Parts, bell: Bell) -> Result<Self, KeeperError> {
-        let incomplete = parts.installer.iter().map(|it| it.incomplete("the agent has not installed it yet"));
-        parts.board.set(Source::Install, incomplete.collect());
         Ok(Self {
             netlink: netlink::Monitor::open()?,
             nft: nft::Monitor::open()?,

@@ -53,7 +53,7 @@ impl Keeper {
             Ok(outcome) => {
                 let first = !self.was_ready;
                 self.done(outcome, took, share.as_deref());
-                if first || due.timer || self.parts.installer.as_ref().is_some_and(|i| i.has_news()) {
+                if !first && (due.timer || self.parts.installer.as_ref().is_some_and(|i| i.has_news())) {
                     self.install();
                 }
                 self.notify_status();
@@ -118,8 +118,10 @@ impl Keeper {
         self.limit_connections();
         if is_served && !self.was_ready {
             self.was_ready = true;
-            if self.parts.installer.is_none() {
-                self.announce();
+            match self.parts.installer {
+                // Before it is ready: ready means that the files are in place.
+                Some(_) => self.install(),
+                None => self.announce(),
             }
         }
         self.parts.board.set(Source::Reconcile, findings);

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use ::store::{Change, EtcdConfig, Outcome, Store, StoreConfig};
 use cluster::{Layout, NodeRecord, Object as _};
 use ipnet::IpNet;
-use serde_json::json;
+use serde_json::{Value, json};
 use testkit::inspect::{self, Family};
 use testkit::{Agent, Cluster, Node, Plan};
 
@@ -209,7 +209,8 @@ fn await_good_routes(agent: &Agent, count: usize) {
 fn problems(agent: &Agent) -> Vec<String> {
     let status = agent.get(api::STATUS).unwrap();
     let all = status["conditions"].as_array().unwrap();
-    all.iter().map(|problem| problem["message"].as_str().unwrap().to_owned()).collect()
+    let text = |one: &Value, key: &str| one[key].as_str().unwrap().to_owned();
+    all.iter().map(|one| format!("{}; since {}", text(one, "message"), text(one, "since"))).collect()
 }
 
 #[track_caller]

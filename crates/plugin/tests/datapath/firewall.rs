@@ -169,10 +169,8 @@ fn e17_status_is_51_when_the_firewall_of_pods_was_flushed() {
         host.node.sh(&["nft", "flush", "chain", "inet", "podwire", "nat-postrouting"]).unwrap();
         let error = status().error().unwrap();
         assert_eq!(error.code, 51, "{mode}: {error:?}");
-        for command in error.msg.split(';').filter_map(|part| part.split_once("nft ")) {
-            let words: Vec<&str> = ["nft"].into_iter().chain(command.1.split(' ')).collect();
-            let _ = host.node.sh(&words);
-        }
+        let fix = error.details.strip_prefix("FirewallDrift: ").unwrap();
+        host.node.sh(&["sh", "-c", fix]).unwrap();
         assert_eq!(status().error().unwrap().code, 51, "{mode}");
         status().ok().unwrap();
         host.check(&pod, &config, &result).unwrap();

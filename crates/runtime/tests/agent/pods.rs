@@ -33,10 +33,10 @@ fn a_runtime_is_ready_once_the_agent_is_and_the_config_comes_last() {
     let log = site.log();
     let place = |words: &str| log.find(words).unwrap_or_else(|| panic!("{words:?} is not in {log}"));
     let told = [
-        "ready after",
         "plugin /opt/cni/bin/podwire-cni written",
         "loopback plugin /opt/cni/bin/loopback written",
         "config /etc/cni/net.d/10-podwire.conflist written",
+        "ready after",
     ];
     assert!(told.map(place).is_sorted(), "{log}");
 }

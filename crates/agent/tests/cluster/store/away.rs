@@ -20,7 +20,8 @@ fn etcd_stopped_and_started_pods_come_and_go_meanwhile() {
     let streams = Streams::between(&cluster, &[("p1", "p2"), ("p2", "p1")]);
     cluster.etcd.members[0].stop().unwrap();
     for node in ["n1", "n2"] {
-        await_problem(cluster.agent(node).unwrap(), &["/podwire/"]);
+        let told = await_problem(cluster.agent(node).unwrap(), &["/podwire/", "since 20"]);
+        assert!(told.ends_with('Z'), "{told}");
         assert!(cluster.agent(node).unwrap().is_ready());
     }
     // Each node gives addresses of its own block.

@@ -46,7 +46,7 @@ fn drift(node: &Node, faults: &str) -> Finding {
         // Tables that are gone are made anew, with every pod; those that are only damaged look complete to an ADD.
         Keeper::Standalone => {
             found(&format!("{faults}; the next pod, or a STATUS of the runtime, makes them anew"))
-                .fix("nft 'delete table inet podwire; delete table bridge podwire'")
+                .fix(engine::DELETE_TABLES)
         }
     }
 }
