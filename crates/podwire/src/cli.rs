@@ -211,7 +211,7 @@ pub(crate) struct Standalone {
         long = "subnet",
         value_name = "CIDR",
         requires = "standalone",
-        default_values = ["10.88.0.0/16", "fd00:88::/64"]
+        default_values = [types::DEFAULT_SUBNET_V4, types::DEFAULT_SUBNET_V6]
     )]
     pub(crate) subnets: Vec<IpNet>,
 }

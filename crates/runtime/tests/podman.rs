@@ -60,15 +60,15 @@ impl World {
         let world = Self { _agent: agent, podman, machine, node, lab, setup };
         if !setup.agent {
             place_plugins(&world.machine).unwrap();
-            world.add_network("podwire", "10.88.0.0/24,fd00:88::/64");
+            world.add_network("podwire", setup.mode, "10.70.0.0/24,fd00:70::/64");
         }
         world
     }
 
     /// As an operator writes it by hand.
-    fn add_network(&self, name: &str, subnets: &str) {
+    fn add_network(&self, name: &str, mode: &str, subnets: &str) {
         let mut network = json!({
-            "type": "podwire-cni", "bridge": format!("pw-{name}"), "subnet": subnets, "mode": self.setup.mode,
+            "type": "podwire-cni", "bridge": format!("pw-{name}"), "subnet": subnets, "mode": mode,
             "capabilities": { "portMappings": true, "ips": true },
         });
         if self.setup.agent {
@@ -89,7 +89,8 @@ impl World {
 
     /// IPv4 first, of one network.
     fn addresses(&self, container: &str, network: &str) -> Vec<IpAddr> {
-        let all: Vec<Value> = serde_json::from_str(&self.podman.sh(&["inspect", container]).unwrap()).unwrap();
+        let all: Vec<Value> =
+            serde_json::from_str(&self.podman.sh(&["inspect", container]).unwrap()).unwrap();
         let network = &all[0]["NetworkSettings"]["Networks"][network];
         ["IPAddress", "GlobalIPv6Address"]
             .iter()
@@ -171,8 +172,10 @@ fn b18_podman_chooses_addresses_and_a_taken_one_is_refused() {
         world.run("chosen", &options);
         assert_eq!(world.addresses("chosen", "podwire"), wanted);
         world.expect_pings("probe", &wanted);
-        let refused =
-            world.podman.try_run("second", &[&["--network", "podwire"], options.as_slice()].concat()).unwrap();
+        let refused = world
+            .podman
+            .try_run("second", &[&["--network", "podwire"], options.as_slice()].concat())
+            .unwrap();
         assert!(!refused.success() && refused.stderr.contains(&v4), "{}", refused.stderr);
         world.expect_pings("probe", &wanted);
         for container in ["probe", "chosen", "second"] {
@@ -197,7 +200,7 @@ fn with_host_77(address: IpAddr) -> IpAddr {
 fn b18_podman_connects_a_running_container_to_networks_and_disconnects_it() {
     for setup in [STANDALONE, AGENT] {
         let world = World::new("connect", setup);
-        world.add_network("second", "10.71.0.0/24,fd00:71::/64");
+        world.add_network("second", "bridge", "10.71.0.0/24,fd00:71::/64");
         for network in ["podwire", "second"] {
             world.podman.run("first", &["--network", network]).unwrap();
             world.podman.remove("first").unwrap();

@@ -270,7 +270,7 @@ pub const KEYS: &[Key] = &[
         ..row(
             "network.subnets",
             List,
-            Is("10.88.0.0/16,fd00:88::/64"),
+            Is(types::DEFAULT_SUBNETS),
             "the pods' subnets: one, or one IPv4 and one IPv6",
         )
     },

@@ -165,7 +165,9 @@ impl Network {
         let Some(claim) = claim.filter(Metadata::is_file) else { return Ok(false) };
         let Ok(Content::Attachment(record)) = files::read(&path).map(|bytes| Content::of(&bytes)) else {
             // The file does not name the other claims that are links to it.
-            return Ok(self.is_claimed(address) && !self.orphans()?.contains(&OsString::from(address.to_string())));
+            return Ok(
+                self.is_claimed(address) && !self.orphans()?.contains(&OsString::from(address.to_string()))
+            );
         };
         let mut addresses: Vec<IpAddr> = record.ips().chain([address]).collect();
         addresses.sort_unstable();

@@ -101,7 +101,7 @@ impl World {
 pub(crate) fn standalone(machine: &Machine) -> Result<()> {
     place_plugins(machine)?;
     let network = json!({
-        "type": "podwire-cni", "bridge": "pw0", "subnet": "10.88.0.0/24,fd00:88::/64",
+        "type": "podwire-cni", "bridge": "pw0", "subnet": "10.83.0.0/24,fd00:88::/64",
         "capabilities": { "portMappings": true },
     });
     place_conflist(machine, &network)
@@ -126,7 +126,8 @@ pub(crate) fn place_conflist_named(machine: &Machine, name: &str, network: &Valu
     let directory = machine.path("/etc/cni/net.d");
     fs::create_dir_all(&directory)?;
     let conflist = json!({ "cniVersion": "1.0.0", "name": name, "plugins": [network] });
-    fs::write(directory.join(format!("10-{name}.conflist")), conflist.to_string()).context("cannot write the conflist")
+    fs::write(directory.join(format!("10-{name}.conflist")), conflist.to_string())
+        .context("cannot write the conflist")
 }
 
 /// All that pods can leave behind: in the node's network, on the machine, in our state.
