@@ -174,10 +174,10 @@ pub(crate) struct Places {
     /// The plugin's program file [default: podwire-cni beside podwire]
     #[arg(long, value_name = "FILE")]
     pub(crate) plugin: Option<PathBuf>,
-    /// Where the runtime looks for plugins [default: /opt/cni/bin]
+    /// Where the runtime looks for plugins [default: as containerd or CRI-O is configured, else /opt/cni/bin]
     #[arg(long, value_name = "DIR")]
     pub(crate) plugin_dir: Option<PathBuf>,
-    /// Where the runtime looks for network configs [default: /etc/cni/net.d]
+    /// Where the runtime looks for network configs [default: as containerd or CRI-O is configured, else /etc/cni/net.d]
     #[arg(long, value_name = "DIR")]
     pub(crate) config_dir: Option<PathBuf>,
     /// The network config's file name [default: 10-NAME.conflist]

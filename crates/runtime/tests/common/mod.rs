@@ -38,11 +38,17 @@ impl World {
     }
 
     fn with(label: &str, network: impl FnOnce(&Machine) -> Result<()>) -> Self {
+        Self::configured(label, "", network)
+    }
+
+    /// containerd's configuration has `more`, and exists when `network` is called.
+    pub(crate) fn configured(label: &str, more: &str, network: impl FnOnce(&Machine) -> Result<()>) -> Self {
         let lab = Lab::new(label).unwrap();
         let node = lab.node("n1").unwrap();
         let machine = Machine::new(&node).unwrap();
+        Containerd::configure(&machine, more).unwrap();
         network(&machine).unwrap();
-        let containerd = Containerd::start(&machine).unwrap();
+        let containerd = Containerd::start_configured(&machine).unwrap();
         Self { containerd, machine, node, lab }
     }
 
