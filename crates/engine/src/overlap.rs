@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use netconf::{Addresses, NetConf};
 use netlink::{Address, Link, Route, RouteFilter, RouteMatch, RtSocket};
-use types::{AttachMode, AttachmentKey, IfName, NetworkName, PEER_PROTOCOL, ROUTE_PROTOCOL};
+use types::{AttachMode, AttachmentKey, Code, Finding, IfName, NetworkName, PEER_PROTOCOL, ROUTE_PROTOCOL};
 
 use crate::bridge::is_marked;
 use crate::detach::addresses_in_alias;
@@ -40,6 +40,12 @@ impl Observed {
         Ok(Self { addresses: host.addresses(None)?, routes: host.routes(main)?, links: host.links()? })
     }
 
+    /// Whether pods of the network run on this node, by the aliases of their links.
+    pub fn has_pods(&self, network: &NetworkName) -> bool {
+        let own = format!("podwire:{}/", AttachmentKey::network_dir(network));
+        self.links.iter().any(|link| link.alias.as_deref().is_some_and(|alias| alias.starts_with(&own)))
+    }
+
     fn link(&self, index: u32) -> Option<&Link> {
         self.links.iter().find(|link| link.index == index)
     }
@@ -47,15 +53,15 @@ impl Observed {
 
 /// One link, route or network that overlaps with a subnet.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Overlap {
-    pub subnet: IpNet,
+struct Overlap {
+    subnet: IpNet,
     /// The link, or the route where it has no single link, or the other network.
-    pub object: String,
-    pub kind: Kind,
+    object: String,
+    kind: Kind,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Kind {
+enum Kind {
     Address {
         address: IpNet,
         link: String,
@@ -77,7 +83,15 @@ pub enum Kind {
 }
 
 impl Overlap {
-    pub fn message(&self, network: &NetworkName) -> String {
+    /// Its fix removes the other side. An overlap with another network of Podwire keeps no pod from starting: addresses are
+    /// not given twice on one node.
+    fn finding(&self, network: &NetworkName, has_pods: bool) -> Finding {
+        let found = Finding::new(Code::SubnetOverlap, &self.object, self.message(network));
+        let found = Finding { fix: self.removal(), ..found };
+        if has_pods || self.is_managed() { found.degraded() } else { found }
+    }
+
+    fn message(&self, network: &NetworkName) -> String {
         let subnet = format!("subnet {} of network {network}", self.subnet);
         match &self.kind {
             Kind::Address { address, link } => {
@@ -96,8 +110,7 @@ impl Overlap {
         }
     }
 
-    /// The command that ends it by removing the other side, where there is one.
-    pub fn removal(&self) -> Option<String> {
+    fn removal(&self) -> Option<String> {
         match &self.kind {
             Kind::Address { address, link } | Kind::Gateway { address, bridge: link } => {
                 Some(format!("ip address del {address} dev {link}"))
@@ -111,13 +124,26 @@ impl Overlap {
     }
 
     /// Whether the other side belongs to Podwire.
-    pub fn is_managed(&self) -> bool {
+    fn is_managed(&self) -> bool {
         matches!(self.kind, Kind::Gateway { .. } | Kind::Pod { .. })
     }
 }
 
+/// Findings for the operator: not ready where the network has no pods yet, else degraded.
+pub fn findings(network: &Network<'_>, observed: &Observed) -> Vec<Finding> {
+    let has_pods = observed.has_pods(network.name);
+    find(network, observed).iter().map(|overlap| overlap.finding(network.name, has_pods)).collect()
+}
+
+/// Those with other programs, without other networks of Podwire.
+pub(crate) fn with_other_programs(network: &Network<'_>, observed: &Observed) -> Vec<Finding> {
+    let has_pods = observed.has_pods(network.name);
+    let found = find(network, observed).into_iter().filter(|overlap| !overlap.is_managed());
+    found.map(|overlap| overlap.finding(network.name, has_pods)).collect()
+}
+
 /// Everything that overlaps, once for each object. Pure.
-pub fn find(network: &Network<'_>, observed: &Observed) -> Vec<Overlap> {
+fn find(network: &Network<'_>, observed: &Observed) -> Vec<Overlap> {
     let all = addresses(network, observed).chain(routes(network, observed)).chain(pods(network, observed));
     let mut found: BTreeMap<String, Overlap> = BTreeMap::new();
     for overlap in all {
@@ -254,3 +280,6 @@ fn candidates(subnet: &IpNet) -> impl Iterator<Item = IpNet> {
         .filter(move |_| prefix >= shortest)
         .filter_map(move |base| IpNet::new(base, prefix).ok())
 }
+
+#[cfg(test)]
+mod tests;
