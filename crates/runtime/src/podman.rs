@@ -1,6 +1,7 @@
 //! Podman on a machine, with its CNI backend: every command is a process of its own, there is no daemon.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 
 use anyhow::{Context as _, Result, ensure};
 use testkit::Outcome;
@@ -48,6 +49,14 @@ impl Podman {
         for (name, text) in FILES {
             let file = etc.join(name);
             fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
+        }
+        // The plugins of podman's own network call these. Debian's are links by way of /etc, which is the machine's own.
+        let alternatives = machine.path("/etc/alternatives");
+        fs::create_dir_all(&alternatives)
+            .with_context(|| format!("cannot create {}", alternatives.display()))?;
+        for name in ["iptables", "ip6tables"] {
+            symlink(format!("/usr/sbin/{name}-nft"), alternatives.join(name))
+                .with_context(|| format!("cannot link {name}"))?;
         }
         let archive = machine.dir().join("podman-image.tar");
         write_archive(&archive)?;
