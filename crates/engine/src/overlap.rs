@@ -10,7 +10,9 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use netconf::{Addresses, NetConf};
 use netlink::{Address, Link, Route, RouteFilter, RouteMatch, RtSocket};
-use types::{AttachMode, AttachmentKey, Code, Finding, IfName, NetworkName, PEER_PROTOCOL, ROUTE_PROTOCOL};
+use types::{
+    AttachMode, AttachmentKey, Code, Finding, IfName, NetworkName, PEER_PROTOCOL, ROUTE_PROTOCOL, Severity,
+};
 
 use crate::bridge::is_marked;
 use crate::detach::addresses_in_alias;
@@ -135,11 +137,28 @@ pub fn findings(network: &Network<'_>, observed: &Observed) -> Vec<Finding> {
     find(network, observed).iter().map(|overlap| overlap.finding(network.name, has_pods)).collect()
 }
 
-/// Those with other programs, without other networks of Podwire.
-pub(crate) fn with_other_programs(network: &Network<'_>, observed: &Observed) -> Vec<Finding> {
-    let has_pods = observed.has_pods(network.name);
-    let found = find(network, observed).into_iter().filter(|overlap| !overlap.is_managed());
-    found.map(|overlap| overlap.finding(network.name, has_pods)).collect()
+/// The same for a network that is described by a CNI config. One without pods should get another subnet: to remove the
+/// other side would cut off the pods of another program.
+pub fn findings_of_config(network: &Network<'_>, observed: &Observed) -> Vec<Finding> {
+    findings(network, observed).into_iter().map(|found| proposing(found, network, observed)).collect()
+}
+
+/// What STATUS reports: overlap with another program, not with another network of Podwire.
+pub(crate) fn of_status(network: &Network<'_>, observed: &Observed) -> Option<Finding> {
+    let overlap = find(network, observed).into_iter().find(|overlap| !overlap.is_managed())?;
+    let found = overlap.finding(network.name, observed.has_pods(network.name));
+    Some(proposing(found, network, observed))
+}
+
+fn proposing(found: Finding, network: &Network<'_>, observed: &Observed) -> Finding {
+    let other = match found.severity {
+        Severity::NotReady => alternative(network, observed),
+        Severity::Degraded => None,
+    };
+    let Some(other) = other else { return found };
+    let subnets: Vec<String> = other.iter().map(ToString::to_string).collect();
+    let proposal = format!("set \"subnet\": \"{}\" in the network's config", subnets.join(","));
+    Finding { message: format!("{}; {proposal}", found.message), fix: None, ..found }
 }
 
 /// Everything that overlaps, once for each object. Pure.

@@ -54,21 +54,24 @@ pub(crate) fn status(
             found.map_err(|error| not_ready(error, dir, Code::IpamUnavailable, &object))?.status()?;
         }
     }
-    overlaps(config, conf, &mut host)?;
+    overlaps(config, conf, &mut host, caller)?;
     dropped(conf)
 }
 
 /// A subnet that another program uses too: pods that run are affected, and without pods none should be started. Another
 /// network of Podwire with the same subnet is only reported by `podwire status` and `podwire doctor`.
-fn overlaps(config: &Config, conf: &NetConf, host: &mut RtSocket) -> Result<(), Error> {
+fn overlaps(config: &Config, conf: &NetConf, host: &mut RtSocket, caller: &Caller<'_>) -> Result<(), Error> {
     let subnets = overlap::routed_subnets(conf);
     if subnets.is_empty() {
         return Ok(());
     }
     let observed = Observed::of(host)?;
     let network = overlap::Network { name: &config.name, bridge: &conf.bridge, subnets: &subnets };
-    match overlap::with_other_programs(&network, &observed).into_iter().next() {
-        Some(found) if found.severity == Severity::NotReady => Err(Error::NotReady(found)),
+    match overlap::of_status(&network, &observed) {
+        // An agent that is ready reports what appears later as degraded.
+        Some(found) if found.severity == Severity::NotReady && caller.resident.is_none() => {
+            Err(Error::NotReady(found))
+        }
         Some(found) => Err(Error::Degraded(found)),
         None => Ok(()),
     }

@@ -28,7 +28,7 @@ pub(super) fn subnets(node: &Node) -> Vec<Check> {
     };
     let mut checks = Vec::new();
     for (name, (bridge, subnets)) in &networks {
-        let found = overlap::findings(&Network { name, bridge, subnets }, &observed);
+        let found = overlap::findings_of_config(&Network { name, bridge, subnets }, &observed);
         checks.extend(found.into_iter().map(|found| Check::problem(CHECK, node.as_reported(found))));
     }
     if checks.is_empty() {
