@@ -1,5 +1,5 @@
 //! Where the container runtimes of this machine look for CNI plugins and configs, read from their own configuration. A
-//! plugin elsewhere is found by nobody: the runtime reports a ready network, and every pod fails.
+//! plugin elsewhere is not found: the runtime reports a ready network, and every pod fails.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -180,12 +180,12 @@ fn strings(value: Option<&Value>) -> Vec<&str> {
 fn read_with_imports(main: &Path) -> Result<Vec<Table>, String> {
     let mut tables = read_all([main.to_owned()])?;
     let imports = tables.first().map(|table| strings(table.get("imports"))).unwrap_or_default();
-    let folder = main.parent().unwrap_or(main);
+    let directory = main.parent().unwrap_or(main);
     let mut files = Vec::new();
     for import in imports {
-        let import = folder.join(import);
+        let import = directory.join(import);
         let pattern = import.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        files.extend(listed(import.parent().unwrap_or(folder), &pattern));
+        files.extend(listed(import.parent().unwrap_or(directory), &pattern));
     }
     tables.extend(read_all(files)?);
     Ok(tables)
