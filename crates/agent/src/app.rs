@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -25,6 +26,7 @@ use crate::metrics::Metrics;
 use crate::notify;
 use crate::privileges;
 use crate::queue::Queue;
+use crate::runtimes::Runtimes;
 use crate::server::{self, Doors, Facts, Peers, ServerError, Service};
 use crate::share::{Share, Shares};
 use crate::work::{Settings, Work};
@@ -90,6 +92,10 @@ pub fn run(config: Config) -> Result<(), AppError> {
     let (network_lock, lock) = lock::take_both(&config.network.name, &config.run_dir)?;
     let shares = Arc::new(first_share(&config).map_err(AppError::Network)?);
     let installer = Installer::new(&config)?.map(Arc::new);
+    if let Some(install) = &config.install {
+        let complaints = Runtimes::detect(Path::new("/")).complaints(&install.directories());
+        complaints.iter().for_each(|problem| warn!(problem, "runtime does not find the installed files"));
+    }
     let config = Arc::new(config);
     let board = Arc::new(Board::new());
     report_exposed_key(&config, &board);

@@ -13,6 +13,7 @@
 
 pub mod config;
 pub mod install;
+pub mod runtimes;
 
 mod app;
 mod attachments;

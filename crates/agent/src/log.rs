@@ -1,7 +1,7 @@
 //! The agent's log on stderr, and its one line per request that a person can follow:
 //!
 //! ```text
-//! 2026-07-31T09:12:44.120311Z  INFO ADD ok 1.3ms pod=default/web-1 net=podwire id=3f2ab41c9d1e7 if=eth0 ip=10.88.0.5 req=7f3a12c0
+//! 2026-07-31T09:12:44.120311Z  INFO ADD ok 1.3ms pod=default/web-1 net=podwire id=3f2ab41c9d1e7 if=eth0 ip=10.83.0.5 req=7f3a12c0
 //! ```
 
 use std::io::{self, Write};
@@ -329,23 +329,23 @@ mod tests {
 
     #[test]
     fn a_line_that_a_person_can_follow() {
-        let addresses = ["10.88.0.5".parse().unwrap(), "fd00:88::5".parse().unwrap()];
+        let addresses = ["10.83.0.5".parse().unwrap(), "fd00:88::5".parse().unwrap()];
         let line = written(Format::Text, &Ending::Ok { addresses: &addresses, collected: None }, "web-1");
         let (time, rest) = line.split_once("  INFO ").unwrap();
         assert!(time.ends_with('Z'), "{time}");
         assert_eq!(
             rest,
-            "ADD ok 1.3ms pod=default/web-1 net=podwire id=3f2ab41c9d1e7 if=eth0 ip=10.88.0.5,fd00:88::5 req=7f7f7f7f\n"
+            "ADD ok 1.3ms pod=default/web-1 net=podwire id=3f2ab41c9d1e7 if=eth0 ip=10.83.0.5,fd00:88::5 req=7f7f7f7f\n"
         );
     }
 
     #[test]
     fn a_failure_says_code_and_cause_in_one_line() {
-        let error = Error::new(Code::AddressTaken, "10.88.0.5 is taken\nby default/db");
+        let error = Error::new(Code::AddressTaken, "10.83.0.5 is taken\nby default/db");
         let line = written(Format::Text, &Ending::Failed(&error), "a\nb c");
         assert_eq!(line.lines().count(), 1, "{line}");
         assert!(line.contains("WARN ADD failed 1.3ms code=101 pod=default/a_b_c net=podwire"), "{line}");
-        assert!(line.contains(r#"error="10.88.0.5 is taken\nby default/db""#), "{line}");
+        assert!(line.contains(r#"error="10.83.0.5 is taken\nby default/db""#), "{line}");
     }
 
     #[test]

@@ -22,7 +22,9 @@ use crate::state::{
 };
 use crate::sysctl::{self, Families, HostSettings};
 use crate::wire::{self, Inside, Neighbours, Wire};
-use crate::{Caller, Error, again, detach, firewall, gc, privileges, relearn, result, settle, shaping};
+use crate::{
+    Caller, Error, again, detach, firewall, gc, overlap, privileges, relearn, result, settle, shaping,
+};
 
 /// How often a foreign link may have the name that we would take, before we give up.
 const SALTS: u8 = 8;
@@ -55,7 +57,9 @@ pub(crate) fn attach(
     let cookie = pod.netns_cookie()?;
     let site = Site { call, conf, key: &key, netns: &netns, cookie, mtu: bridge.mtu(conf), host_end, caller };
     let lease = Lease::take(&site)?;
-    let begun = begin(&network, &site, &lease, &mut host).and_then(|begun| unshared(&state, &network, begun));
+    let begun = begin(&network, &site, &lease, &mut host)
+        .and_then(|begun| unshared(&state, &network, begun))
+        .and_then(|begun| unused_by_node(&site, &mut host, bridge.index(), begun));
     let made = begun.and_then(|(held, neighbours)| {
         let settings = HostSettings::open(caller.resident);
         let mut kernel = Kernel { host: &mut host, pod: &mut pod, state: &state, bridge, settings };
@@ -114,6 +118,14 @@ enum Found {
 }
 
 impl Found {
+    fn index(&self) -> Option<u32> {
+        match self {
+            Self::Known(known) => Some(known.bridge.index),
+            Self::Link(link) => Some(link.index),
+            Self::Nothing => None,
+        }
+    }
+
     fn mtu(&self, conf: &NetConf) -> u32 {
         match self {
             Self::Known(known) => known.mtu,
@@ -295,6 +307,22 @@ fn unshared(
             held.release(&ips)?;
             return Err(Error::Cni(cni::Error::new(cni::Code::AddressTaken, taken)));
         }
+    }
+    Ok((held, neighbours))
+}
+
+/// An address that the node has itself, or routes to a link of another program, is given back and refused.
+fn unused_by_node(
+    site: &Site<'_>,
+    host: &mut RtSocket,
+    bridge: Option<u32>,
+    (held, neighbours): (Held, Neighbours),
+) -> Result<(Held, Neighbours), Error> {
+    let ips: Vec<IpAddr> = held.attachment().into_iter().flat_map(Attachment::ips).collect();
+    if let Err(error) = overlap::check(host, site.conf, bridge, &ips) {
+        // Nothing is in the kernel yet. What it remembers of these addresses belongs to the other link.
+        held.release(&ips)?;
+        return Err(error);
     }
     Ok((held, neighbours))
 }

@@ -26,6 +26,7 @@ mod error;
 mod firewall;
 mod gc;
 mod inspect;
+pub mod overlap;
 mod privileges;
 pub mod reconcile;
 mod relearn;

@@ -6,10 +6,11 @@ use cni::Config;
 use netconf::{Addresses, NetConf, Place};
 use netlink::RtSocket;
 use nft::{Certainty, ForeignFamily};
-use types::{AttachMode, Code, Finding};
+use types::{AttachMode, Code, Finding, Severity};
 
 use crate::condition::Failed;
 use crate::delegate::Delegate;
+use crate::overlap::{self, Observed};
 use crate::state::{Listed, Phase, State, StateError};
 use crate::{Caller, Error, firewall, gc, privileges, relearn};
 
@@ -53,7 +54,27 @@ pub(crate) fn status(
             found.map_err(|error| not_ready(error, dir, Code::IpamUnavailable, &object))?.status()?;
         }
     }
+    overlaps(config, conf, &mut host, caller)?;
     dropped(conf)
+}
+
+/// A subnet that another program uses too: pods that run are affected, and without pods none should be started. Another
+/// network of Podwire with the same subnet is only reported by `podwire status` and `podwire doctor`.
+fn overlaps(config: &Config, conf: &NetConf, host: &mut RtSocket, caller: &Caller<'_>) -> Result<(), Error> {
+    let subnets = overlap::routed_subnets(conf);
+    if subnets.is_empty() {
+        return Ok(());
+    }
+    let observed = Observed::of(host)?;
+    let network = overlap::Network { name: &config.name, bridge: &conf.bridge, subnets: &subnets };
+    match overlap::of_status(&network, &observed) {
+        // An agent that is ready reports what appears later as degraded.
+        Some(found) if found.severity == Severity::NotReady && caller.resident.is_none() => {
+            Err(Error::NotReady(found))
+        }
+        Some(found) => Err(Error::Degraded(found)),
+        None => Ok(()),
+    }
 }
 
 fn not_ready(error: Error, run_dir: &Path, code: Code, object: &str) -> Error {

@@ -59,8 +59,8 @@ fn needs(subnet: &IpNet) -> &'static str {
 
 fn example(subnet: &IpNet) -> &'static str {
     match subnet {
-        IpNet::V4(_) => "10.88.0.0/16",
-        IpNet::V6(_) => "fd00:88::/64",
+        IpNet::V4(_) => types::DEFAULT_SUBNET_V4,
+        IpNet::V6(_) => types::DEFAULT_SUBNET_V6,
     }
 }
 

@@ -62,7 +62,8 @@ impl Addresses {
             sets.extend(parse_inline(&top)?);
         }
         if sets.is_empty() {
-            let hint = "no addresses to give: set \"subnet\": \"10.88.0.0/16\", or ipam.ranges";
+            let example = types::DEFAULT_SUBNET_V4;
+            let hint = format_args!("no addresses to give: set \"subnet\": \"{example}\", or ipam.ranges");
             return Err(invalid("ipam", hint));
         }
         Pools::new(sets).map(Self::Own).map_err(|e| invalid("ipam.ranges", e))
@@ -122,7 +123,8 @@ fn parse_sets(sets: &[Item<'_>]) -> Result<Vec<RangeSet>, Error> {
 
 fn parse_range(obj: &Obj<'_>, subnet: &str) -> Result<Range, Error> {
     let subnet: IpNet = subnet.parse().map_err(|_| {
-        invalid(place(obj), format_args!("subnet {subnet:?} is not a CIDR such as 10.88.0.0/16"))
+        let example = types::DEFAULT_SUBNET_V4;
+        invalid(place(obj), format_args!("subnet {subnet:?} is not a CIDR such as {example}"))
     })?;
     let address = |key: &str| obj.parse::<IpAddr>(key, "an IP address");
     let spec = RangeSpec {

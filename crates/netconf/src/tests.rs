@@ -229,7 +229,7 @@ fn bad_values_are_named_with_what_is_allowed() {
         (json!({ "subnet": "10.1.0.5/24" }), Code::InvalidConfig, "10.1.0.0/24"),
         (json!({ "subnet": "10.1.0.0/31" }), Code::InvalidConfig, "/31"),
         (json!({ "subnet": "10.1.0.0/32" }), Code::InvalidConfig, "/32"),
-        (json!({ "subnet": "ten" }), Code::InvalidConfig, "10.88.0.0/16"),
+        (json!({ "subnet": "ten" }), Code::InvalidConfig, types::DEFAULT_SUBNET_V4),
         (json!({ "subnet": 7 }), Code::Decode, "subnet"),
         (json!({ "subnet": "10.1.0.0/24", "mode": "mesh" }), Code::InvalidConfig, "routed"),
         (json!({ "subnet": "10.1.0.0/24", "mtu": 70000 }), Code::InvalidConfig, "65535"),

@@ -47,4 +47,4 @@ pub use op::{
 pub use peers::{PeerMonitor, PeerNews};
 pub use rtsocket::RtSocket;
 pub use socket::{Content, Protocol, Refusal, Reply, Socket};
-pub use view::{Address, Link, Neighbour, Qdisc, RouteLookup, Vxlan};
+pub use view::{Address, Link, Neighbour, Qdisc, RouteLookup, RouteMatch, Vxlan};

@@ -15,7 +15,7 @@ use crate::kernel::RTM_F_FIB_MATCH;
 use crate::op::{Family, LinkRef, Route};
 use crate::rtsocket::RtSocket;
 use crate::socket::Content;
-use crate::view::{Link, RouteLookup, snooping_of};
+use crate::view::{Link, RouteLookup, RouteMatch, snooping_of};
 use crate::wire::{Body, Head, NLM_F_REQUEST, Oversize};
 
 /// Links per send: an answer takes some 2 KiB, and all must fit the receive buffer at once.
@@ -123,16 +123,31 @@ impl RtSocket {
     /// behind an address that nobody has; where all of them have routes of their own, there is none to be found.
     pub fn default_route(&mut self, family: Family) -> Result<Option<Route>, Error> {
         for nobody in nobodies(family) {
-            match self.look_up(nobody, RouteFlags::from_bits_retain(RTM_F_FIB_MATCH), Route::parse) {
+            match self.match_route(nobody, Route::parse) {
                 Ok(Some(route)) if route.dst.prefix_len() == 0 => return Ok(Some(route)),
                 Ok(_) => {}
-                Err(error) if error.is_unreachable() || error.is_missing() => {}
-                // An unreachable or prohibited destination is answered with its own error.
-                Err(error) if matches!(error.errno(), Some(Errno::ACCESS | Errno::INVAL)) => {}
                 Err(error) => return Err(error.during(format_args!("look for the {family} default route"))),
             }
         }
         Ok(None)
+    }
+
+    /// The entry of the routing tables that the kernel uses for an address; None if the address is unreachable.
+    pub fn matched_route(&mut self, dst: IpAddr) -> Result<Option<RouteMatch>, Error> {
+        self.match_route(dst, RouteMatch::parse)
+    }
+
+    fn match_route<T>(
+        &mut self,
+        dst: IpAddr,
+        parse: impl Fn(&[u8]) -> Option<T>,
+    ) -> Result<Option<T>, Error> {
+        match self.look_up(dst, RouteFlags::from_bits_retain(RTM_F_FIB_MATCH), parse) {
+            Err(error) if error.is_unreachable() || error.is_missing() => Ok(None),
+            // An unreachable or prohibited destination is answered with its own error.
+            Err(error) if matches!(error.errno(), Some(Errno::ACCESS | Errno::INVAL)) => Ok(None),
+            other => other,
+        }
     }
 
     fn look_up<T>(

@@ -141,7 +141,7 @@ impl Line {
         }
     }
 
-    /// For people who read the journal: `ADD shop/web-0: ok (10.88.0.7) in 2.41 ms`.
+    /// For people who read the journal: `ADD shop/web-0: ok (10.83.0.7) in 2.41 ms`.
     fn sentence(&self) -> (Priority, String) {
         let text = |key: &str| self.fields.get(key).and_then(Value::as_str);
         let whom = text("pod").or(text("container")).or(text("network")).unwrap_or("?");

@@ -6,10 +6,11 @@ use std::net::IpAddr;
 use serde_json::{Value, json};
 use testkit::{Lab, Plugin, ping};
 
+const README: &str = include_str!("../../../README.md");
+
 /// The JSON blocks of the README.
 fn configs() -> Vec<Value> {
-    let readme = include_str!("../../../README.md");
-    let blocks = readme.split("```json\n").skip(1).map(|rest| rest.split("```").next().unwrap());
+    let blocks = README.split("```json\n").skip(1).map(|rest| rest.split("```").next().unwrap());
     blocks.map(|block| serde_json::from_str(block).unwrap()).collect()
 }
 
@@ -19,7 +20,8 @@ fn every_config_in_the_readme_wires_a_pod() {
     assert!(configs.len() >= 3, "the README has lost its configs");
     let lab = Lab::new("readme").unwrap();
     let plugin = Plugin::podwire().unwrap();
-    for (n, mut config) in configs.into_iter().enumerate() {
+    for (n, config) in configs.into_iter().enumerate() {
+        let mut config = as_called(config);
         let node = lab.node(&format!("n{n}")).unwrap();
         let pod = node.pod("a").unwrap();
         config["runDir"] = json!(node.run_dir());
@@ -36,11 +38,35 @@ fn every_config_in_the_readme_wires_a_pod() {
     }
 }
 
+/// What a runtime sends to the first plugin of a list; a config without a list as it is.
+fn as_called(config: Value) -> Value {
+    let Some(plugin) = config["plugins"].as_array().map(|plugins| plugins[0].clone()) else { return config };
+    let mut plugin = plugin;
+    for key in ["cniVersion", "name"] {
+        plugin[key] = config[key].clone();
+    }
+    plugin
+}
+
+/// podman 4 and containerd 1 refuse a newer version, and drop host ports without the capability.
+#[test]
+fn b17_the_readmes_configs_suit_all_runtimes() {
+    let versions: Vec<&str> =
+        README.split("\"cniVersion\": \"").skip(1).map(|rest| rest.split('"').next().unwrap()).collect();
+    assert!(versions.len() >= 4 && versions.iter().all(|version| *version == "1.0.0"), "{versions:?}");
+    let lists: Vec<Value> = configs().into_iter().filter(|config| config["plugins"].is_array()).collect();
+    assert!(lists.len() >= 2, "the README has lost its lists");
+    for list in lists {
+        for capability in ["portMappings", "bandwidth", "ips", "mac"] {
+            assert_eq!(list["plugins"][0]["capabilities"][capability], true, "{capability}: {list}");
+        }
+    }
+}
+
 /// Every key of the reference table is one that the code reads.
 #[test]
 fn every_key_in_the_readmes_reference_is_read_by_the_code() {
-    let readme = include_str!("../../../README.md");
-    let table = readme.split("## Config reference").nth(1).unwrap().split("\n## ").next().unwrap();
+    let table = README.split("## Config reference").nth(1).unwrap().split("\n## ").next().unwrap();
     let code = [
         include_str!("../../netconf/src/wiring.rs"),
         include_str!("../../netconf/src/addresses.rs"),

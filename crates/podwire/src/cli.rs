@@ -200,10 +200,10 @@ pub(crate) struct Places {
     /// The plugin's program file [default: podwire-cni beside podwire]
     #[arg(long, value_name = "FILE")]
     pub(crate) plugin: Option<PathBuf>,
-    /// Where the runtime looks for plugins [default: /opt/cni/bin]
+    /// Where the runtime looks for plugins [default: as containerd or CRI-O is configured, else /opt/cni/bin]
     #[arg(long, value_name = "DIR")]
     pub(crate) plugin_dir: Option<PathBuf>,
-    /// Where the runtime looks for network configs [default: /etc/cni/net.d]
+    /// Where the runtime looks for network configs [default: as containerd or CRI-O is configured, else /etc/cni/net.d]
     #[arg(long, value_name = "DIR")]
     pub(crate) config_dir: Option<PathBuf>,
     /// The network config's file name [default: 10-NAME.conflist]
@@ -237,7 +237,7 @@ pub(crate) struct Standalone {
         long = "subnet",
         value_name = "CIDR",
         requires = "standalone",
-        default_values = ["10.88.0.0/16", "fd00:88::/64"]
+        default_values = [types::DEFAULT_SUBNET_V4, types::DEFAULT_SUBNET_V6]
     )]
     pub(crate) subnets: Vec<IpNet>,
 }

@@ -32,11 +32,21 @@ impl Containerd {
     /// Starts it and waits until it answers and has the pods' image. Whether a network is ready is another question:
     /// see `Cri::ready`.
     pub fn start(machine: &Machine) -> Result<Self> {
+        Self::configure(machine, "")?;
+        Self::start_configured(machine)
+    }
+
+    /// Writes its configuration without starting it; `more` is TOML that follows the harness's own.
+    pub fn configure(machine: &Machine, more: &str) -> Result<()> {
         let config = machine.path(CONFIG);
         let folder = config.parent().context("the config has no folder")?;
         fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
-        fs::write(&config, SETTINGS.replace("@IMAGE@", IMAGE))
-            .with_context(|| format!("cannot write {}", config.display()))?;
+        fs::write(&config, SETTINGS.replace("@IMAGE@", IMAGE) + more)
+            .with_context(|| format!("cannot write {}", config.display()))
+    }
+
+    /// As `start`, with what `configure` wrote.
+    pub fn start_configured(machine: &Machine) -> Result<Self> {
         let service = Service::start(machine, "containerd", &["containerd", "--config", CONFIG])?;
         let cri = Cri { socket: machine.path(SOCKET), cgroup_parent: format!("/{}", machine.cgroup()) };
         let mut containerd = Self { service, cri };

@@ -1,9 +1,11 @@
-//! A real container runtime for tests: Debian's containerd and runc on a node of a lab, asked for pods through the CRI.
+//! Real container runtimes for tests on a node of a lab: Debian's containerd and runc, asked for pods through the CRI, and
+//! Debian's podman.
 //!
 //! ```text
 //!   Lab ── Node ── Machine (mount and pid namespaces of its own, /run /etc /opt /var/lib /var/log of its own)
 //!                     ├── Containerd ◄── Cri: run_pod, exec, addresses, stop_pod, remove_pod
 //!                     │       └─ exec ─► CNI plugin, inside the node's network namespace
+//!                     ├── Podman: run, exec, remove ─ exec ─► CNI plugin
 //!                     └── Service: anything else that runs there, such as the agent
 //! ```
 //!
@@ -18,6 +20,7 @@ mod cri;
 mod image;
 mod machine;
 mod message;
+mod podman;
 mod service;
 
 pub use containerd::Containerd;
@@ -25,4 +28,5 @@ pub use cri::{Cri, Exec, PodWish, RunningPod};
 pub use image::IMAGE;
 pub use machine::Machine;
 pub use message::{PortMapping, Protocol};
+pub use podman::Podman;
 pub use service::{Service, Stop};

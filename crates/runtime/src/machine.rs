@@ -106,7 +106,7 @@ impl Machine {
         all.extend(
             shims
                 .lines()
-                .filter(|name| name.starts_with("containerd-shim"))
+                .filter(|name| name.starts_with("containerd-shim") || *name == "conmon")
                 .map(|name| format!("process {name}")),
         );
         all.extend(cgroups::below(self.cgroup())?.iter().map(|path| format!("cgroup {}", path.display())));

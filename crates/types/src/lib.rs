@@ -14,6 +14,7 @@ mod name;
 mod placement;
 mod protocol;
 mod special;
+mod subnet;
 mod text;
 
 pub use closest::closest;
@@ -28,6 +29,7 @@ pub use name::{
 pub use placement::{DEFAULT_NETWORK, DEFAULT_TENANT, Placement};
 pub use protocol::{Protocol, ProtocolError};
 pub use special::Special;
+pub use subnet::{DEFAULT_SUBNET_V4, DEFAULT_SUBNET_V6, DEFAULT_SUBNETS};
 pub use text::{one_line, printable, printable_json};
 
 /// The route protocol number that marks a route or neighbour as ours (`ip route show proto 112`).

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cluster::Layout;
@@ -16,6 +16,7 @@ use crate::config::{
     Cluster, Config, ConfigError, Etcd, Fallback, Install, KEYS, LogFormat, LogLevel, Network, Origin,
     Plugin, Problem, Secret, Store, Transport, TunnelChecksum, check, values,
 };
+use crate::runtimes::{Directories, Runtimes};
 
 /// By how much a subnet is cut for many nodes: a /16 into 256 blocks of 254 addresses.
 const MARGIN: u8 = 8;
@@ -140,6 +141,14 @@ impl Draft {
                 Ok(us) => self.plugin = Some(us.with_file_name(Plugin::NAME)),
                 Err(error) => problems.push(Problem::OwnProgram(error)),
             }
+        }
+        if self.plugin_dir.is_none() || self.config_dir.is_none() {
+            let directories = match self.installs() {
+                true => Runtimes::detect(Path::new("/")).choose(),
+                false => Directories::default(),
+            };
+            self.plugin_dir.get_or_insert(directories.plugins);
+            self.config_dir.get_or_insert(directories.configs);
         }
         if self.socket.is_none() {
             self.socket = self.run_dir.as_deref().map(netconf::default_socket);

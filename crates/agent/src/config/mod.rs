@@ -39,6 +39,8 @@ use ipnet::IpNet;
 use serde_json::{Map, Value, json};
 use types::{AttachMode, Code, Finding, IfName, NetworkName};
 
+use crate::runtimes::Directories;
+
 pub use self::cluster::{Cluster, Transport, TunnelChecksum};
 pub use docs::{reference, sample};
 pub use error::{ConfigError, Origin, Problem};
@@ -141,6 +143,12 @@ pub enum LogLevel {
     Warn,
     Info,
     Debug,
+}
+
+impl Install {
+    pub fn directories(&self) -> Directories {
+        Directories { plugins: self.plugin_dir.clone(), configs: self.config_dir.clone() }
+    }
 }
 
 impl Config {

@@ -270,7 +270,7 @@ pub const KEYS: &[Key] = &[
         ..row(
             "network.subnets",
             List,
-            Is("10.88.0.0/16,fd00:88::/64"),
+            Is(types::DEFAULT_SUBNETS),
             "the pods' subnets: one, or one IPv4 and one IPv6",
         )
     },
@@ -429,7 +429,12 @@ pub const KEYS: &[Key] = &[
         aliases: &["CNI_PLUGIN_LOCATION"],
         set: |d, v| values::put(&mut d.plugin_dir, values::path(v)),
         show: |c| install(c, |i| path(&i.plugin_dir)),
-        ..row("install.plugin_dir", Text, Is("/opt/cni/bin"), "where the runtime looks for plugins")
+        ..row(
+            "install.plugin_dir",
+            Text,
+            Found("as containerd or CRI-O is configured, else /opt/cni/bin"),
+            "where the runtime looks for plugins",
+        )
     },
     Key {
         flag: "install-type",
@@ -460,7 +465,12 @@ pub const KEYS: &[Key] = &[
         aliases: &["CNI_CONFIG_LOCATION"],
         set: |d, v| values::put(&mut d.config_dir, values::path(v)),
         show: |c| install(c, |i| path(&i.config_dir)),
-        ..row("install.config_dir", Text, Is("/etc/cni/net.d"), "where the runtime looks for CNI configs")
+        ..row(
+            "install.config_dir",
+            Text,
+            Found("as containerd or CRI-O is configured, else /etc/cni/net.d"),
+            "where the runtime looks for CNI configs",
+        )
     },
     Key {
         flag: "install-config-name",

@@ -48,7 +48,7 @@ fn with_nothing_at_all_it_is_complete() {
     assert_eq!(config.network.name.as_str(), "podwire");
     assert_eq!(config.network.mode, AttachMode::Routed);
     assert_eq!(config.network.bridge.as_str(), "podwire0");
-    assert_eq!(config.network.block(), "10.88.0.0/16,fd00:88::/64");
+    assert_eq!(config.network.block(), "10.83.0.0/16,fd00:88::/64");
     assert_eq!((config.network.mtu, config.network.masquerade), (None, true));
     assert_eq!(config.install, None);
     assert_eq!(
@@ -216,8 +216,8 @@ fn a1_a_bad_value_is_named_with_origin_value_and_what_is_allowed() {
         ("network.bridge", "default", "settings for all links"),
         ("network.bridge", "lo", "no bridge"),
         ("network.subnets", "", "CIDRs"),
-        ("network.subnets", "10.88.0.1/16", "10.88.0.0/16"),
-        ("network.subnets", "10.88.0.0/31", "too small"),
+        ("network.subnets", "10.83.0.1/16", "10.83.0.0/16"),
+        ("network.subnets", "10.83.0.0/31", "too small"),
         ("network.subnets", "fd00::/127", "too small"),
         ("network.subnets", "10.1.0.0/24,10.2.0.0/24", "one of IPv4 and one of IPv6"),
         ("network.subnets", "127.0.0.0/8", "loopback"),

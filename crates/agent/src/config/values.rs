@@ -194,9 +194,9 @@ pub(super) fn subnets(text: &str) -> Result<Vec<IpNet>, String> {
 }
 
 fn subnet(text: &str) -> Result<IpNet, String> {
-    let subnet: IpNet = text
-        .parse()
-        .map_err(|_| format!("must be CIDRs such as 10.88.0.0/16 or fd00:88::/64, not {text:?}"))?;
+    let [v4, v6] = [types::DEFAULT_SUBNET_V4, types::DEFAULT_SUBNET_V6];
+    let subnet: IpNet =
+        text.parse().map_err(|_| format!("must be CIDRs such as {v4} or {v6}, not {text:?}"))?;
     let spec = RangeSpec { subnet, start: None, end: None, gateway: None, exclude: Vec::new() };
     Range::new(spec).map(|_| subnet).map_err(|error| format!("cannot be used: {error}"))
 }

@@ -10,6 +10,7 @@
 
 mod hints;
 mod others;
+mod overlap;
 mod round;
 #[cfg(test)]
 mod tests;
@@ -24,7 +25,7 @@ use engine::state::Attachment;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use tracing::{error, warn};
-use types::IfName;
+use types::{Finding, IfName};
 
 use crate::board::Board;
 use crate::cluster::Cluster;
@@ -106,6 +107,8 @@ pub(crate) struct Keeper {
     is_unlimited: bool,
     /// The files for the runtime were in place once.
     was_installed: bool,
+    /// Routes and addresses of other programs in the pod network, as they were found last.
+    overlaps: Vec<Finding>,
     /// Since when rounds could not make the network's bridge.
     bridgeless: Option<Instant>,
 }
@@ -150,6 +153,7 @@ impl Keeper {
             clamped: None,
             is_unlimited: false,
             was_installed: false,
+            overlaps: Vec::new(),
             bridgeless: None,
             parts,
         })

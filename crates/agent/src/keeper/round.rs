@@ -25,11 +25,14 @@ impl Keeper {
         let started = Instant::now();
         self.parts.board.round_begins();
         self.parts.work.drain_tombstones();
+        self.check_overlap(due);
         let config = &self.parts.config;
         let share = self.parts.shares.get();
+        // A gateway in a subnet of another program would take packets from it.
+        let own = share.as_ref().ok().filter(|_| !self.is_blocked());
         let order = Order {
             run_dir: &config.run_dir,
-            network: share.as_ref().ok().map(|share| (&config.network.name, &share.conf)),
+            network: own.map(|share| (&config.network.name, &share.conf)),
             depth: due.depth,
             memory: &self.memory,
             resident: Some(self.parts.work.resident()),
@@ -157,6 +160,7 @@ impl Keeper {
         if !nft::is_installed() {
             findings.push(nft::missing_program());
         }
+        findings.extend(self.overlaps.iter().cloned());
         findings
     }
 

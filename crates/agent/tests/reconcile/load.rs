@@ -33,7 +33,7 @@ fn vandalise(node: &Ns, number: usize, has_routes: bool) {
             Some(format!("ip {family} neigh del {} dev {}", words.first()?, words.get(2)?))
         }),
         _ => {
-            let (set, octets) = if family == "-4" { ("pods4", "10.88.0.") } else { ("pods6", "fd00:88::") };
+            let (set, octets) = if family == "-4" { ("pods4", "10.83.0.") } else { ("pods6", "fd00:88::") };
             Some(format!("nft delete element inet podwire {set} {{ {octets}{} }}", number % 40 + 2))
         }
     };

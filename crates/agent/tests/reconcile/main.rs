@@ -12,6 +12,7 @@ mod foreign;
 mod load;
 mod objects;
 mod orphans;
+mod overlap;
 mod quiet;
 mod scene;
 mod strays;

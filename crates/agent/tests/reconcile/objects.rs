@@ -56,7 +56,7 @@ fn the_bridge_and_its_addresses_are_put_back() {
         let scene = Scene::new("bridge", mode);
         scene.expect_works("before");
         scene.repairs_after("bridge down", || scene.run(&format!("ip link set {BRIDGE} down")));
-        scene.repairs_after("gateway v4", || scene.run(&format!("ip addr del 10.88.0.1/16 dev {BRIDGE}")));
+        scene.repairs_after("gateway v4", || scene.run(&format!("ip addr del 10.83.0.1/16 dev {BRIDGE}")));
         scene.repairs_after("gateway v6", || scene.run(&format!("ip addr del fd00:88::1/64 dev {BRIDGE}")));
         scene.repairs_after("all its addresses", || scene.run(&format!("ip addr flush dev {BRIDGE}")));
         // The kernel makes a link-local address once, and asks for neighbours from nothing else.
@@ -66,7 +66,7 @@ fn the_bridge_and_its_addresses_are_put_back() {
     });
 }
 
-const SUBNETS: [&str; 2] = ["10.88.0.0/16", "fd00:88::/64"];
+const SUBNETS: [&str; 2] = ["10.83.0.0/16", "fd00:88::/64"];
 
 fn is_noarp(scene: &Scene, link: &str) -> bool {
     inspect::link(scene.node(), link).unwrap().flags.iter().any(|flag| flag == "NOARP")
@@ -92,7 +92,7 @@ fn a6_what_an_earlier_version_made_is_converted_without_loss() {
     let unreachable = vec![(Some("unreachable".to_owned()), None); 2];
     assert_eq!(subnet_routes(&scene), unreachable);
     scene.host.agent.stop().unwrap();
-    for (subnet, gateway) in SUBNETS.into_iter().zip(["10.88.0.1/16", "fd00:88::1/64"]) {
+    for (subnet, gateway) in SUBNETS.into_iter().zip(["10.83.0.1/16", "fd00:88::1/64"]) {
         scene.run(&format!("ip route del unreachable {subnet}"));
         scene.run(&format!("ip addr del {gateway} dev {BRIDGE}"));
         scene.run(&format!("ip addr add {gateway} dev {BRIDGE}"));
@@ -132,7 +132,7 @@ fn a6_what_an_earlier_version_made_is_converted_without_loss() {
     assert!(ping(&scene.a.0, v6_gateway(), 1).unwrap().all());
     let entries =
         scene.node().sh(&["ip", "-4", "neigh", "show", "nud", "all", "dev", scene.host_end()]).unwrap();
-    assert!(!entries.contains("10.88.7.7"), "{entries}");
+    assert!(!entries.contains("10.83.7.7"), "{entries}");
     scene.host.check(&scene.a.0, &scene.a.1);
 }
 
@@ -155,7 +155,7 @@ fn a6_pods_on_the_bridge_stay_reachable_after_a_mode_change() {
     for (pod, _) in [&scene.a, &scene.b] {
         scene.host.del(pod);
     }
-    scene.run("ip -4 route del unreachable 10.88.0.0/16 proto 112");
+    scene.run("ip -4 route del unreachable 10.83.0.0/16 proto 112");
     let unreachable = vec![(Some("unreachable".to_owned()), None); 2];
     wait_until("the routes over the bridge to go", DEADLINE, || Ok(subnet_routes(&scene) == unreachable))
         .unwrap();

@@ -84,11 +84,11 @@ fn a8_copied_claims_become_links_and_claims_without_record_go() {
     let (pod, result) = host.attached("a");
     let claim = network(&host).join(format!("addresses/{}", ips(&result)[0]));
     replace(&claim, &fs::read(&claim).unwrap());
-    fs::write(network(&host).join("addresses/10.88.0.99"), "{}").unwrap();
+    fs::write(network(&host).join("addresses/10.83.0.99"), "{}").unwrap();
     let inode = |path: &Path| fs::metadata(path).map(|meta| meta.ino()).ok();
     let is_repaired = || {
         let is_link = inode(&claim) == inode(&record(&host, &pod));
-        Ok(is_link && !network(&host).join("addresses/10.88.0.99").exists())
+        Ok(is_link && !network(&host).join("addresses/10.83.0.99").exists())
     };
     wait_until("the claims to be put right", DEADLINE, is_repaired).unwrap();
     host.check(&pod, &result);
@@ -98,13 +98,13 @@ fn a8_copied_claims_become_links_and_claims_without_record_go() {
 fn a8_a_host_port_of_a_claim_without_record_goes_with_it() {
     let host = host("portless", "routed");
     let (_pod, _) = host.attached("a");
-    let element = "inet podwire hostport4_any { tcp . 9999 : 10.88.0.99 . 80 }";
+    let element = "inet podwire hostport4_any { tcp . 9999 : 10.83.0.99 . 80 }";
     host.node.sh(&["nft", &format!("add element {element}")]).unwrap();
-    fs::write(network(&host).join("addresses/10.88.0.99"), "{}").unwrap();
+    fs::write(network(&host).join("addresses/10.83.0.99"), "{}").unwrap();
     let list = || host.node.sh(&["nft", "list", "map", "inet", "podwire", "hostport4_any"]);
     wait_until("the port to go", DEADLINE, || Ok(!list()?.contains("9999"))).unwrap();
     // The claim goes last, so that the address is not given again before.
-    let claim = network(&host).join("addresses/10.88.0.99");
+    let claim = network(&host).join("addresses/10.83.0.99");
     wait_until("the claim to go", DEADLINE, || Ok(!claim.exists())).unwrap();
 }
 
@@ -116,12 +116,12 @@ fn a8_elements_without_a_pod_are_reported_with_the_command() {
         host.add_with(&pod, &published());
         wait_for_rounds(&host);
         assert_eq!(problems(&host), [] as [Value; 0], "{mode}");
-        let element = "inet podwire hostport4_any { tcp . 9999 : 10.88.0.99 . 80 }";
+        let element = "inet podwire hostport4_any { tcp . 9999 : 10.83.0.99 . 80 }";
         host.node.sh(&["nft", &format!("add element {element}")]).unwrap();
         let reported = || {
             problems(&host)
                 .into_iter()
-                .find(|p| p["message"].as_str().unwrap().contains("tcp . 9999 to 10.88.0.99"))
+                .find(|p| p["message"].as_str().unwrap().contains("tcp . 9999 to 10.83.0.99"))
         };
         wait_until("it to be reported", DEADLINE, || Ok(reported().is_some())).unwrap();
         let command = reported().unwrap()["fix"].as_str().unwrap().to_owned();

@@ -17,7 +17,7 @@ pub(crate) const BY_EVENTS: [&str; 2] = ["--reconcile-seconds", "3600"];
 pub(crate) const BRIDGE: &str = "podwire0";
 pub(crate) const NODE: [&str; 2] = ["192.0.2.1", "2001:db8::1"];
 pub(crate) const OUT: [&str; 2] = ["192.0.2.2", "2001:db8::2"];
-pub(crate) const GATEWAYS: [&str; 2] = ["10.88.0.1", "fd00:88::1"];
+pub(crate) const GATEWAYS: [&str; 2] = ["10.83.0.1", "fd00:88::1"];
 
 pub(crate) struct Scene {
     pub(crate) host: Host,

@@ -11,7 +11,7 @@ use testkit::{
 use crate::common::{ips, v4, v6};
 use crate::scene::{BY_EVENTS, GATEWAYS, NODE, OUT, SOON, Scene, in_both_modes, run};
 
-const FOREIGN: [&str; 2] = ["10.88.0.200", "fd00:88::200"];
+const FOREIGN: [&str; 2] = ["10.83.0.200", "fd00:88::200"];
 const HOST_PORT: u16 = 8080;
 /// How long a connection that is dropped is waited for.
 const CONNECT: Duration = Duration::from_millis(1500);

@@ -9,7 +9,7 @@
 //! sysctls                            what we changed on the machine, with the old values
 //! networks/NET/lock                  flock for the short critical section; holds '1' while one is under way
 //! networks/NET/attachments/KEY.ready    one record an attachment (JSON); .pending while it is made or undone
-//! networks/NET/addresses/10.88.0.7   hard link to the record of the owner: the claim
+//! networks/NET/addresses/10.83.0.7   hard link to the record of the owner: the claim
 //! networks/NET/index/RANGE           bitmap of RANGE, only to find a free address quickly; rebuilt from the claims
 //! networks/NET/index/RANGE.resting   bitmap of addresses of which the kernel may remember the last owner
 //! networks/NET/index/RANGE.used      bitmap of addresses that were handed out before: neighbours may remember them

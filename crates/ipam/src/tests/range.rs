@@ -189,7 +189,7 @@ fn special_subnets_and_gateways_are_refused_with_what_to_change() {
     for (subnet, want) in [
         (
             "127.0.0.0/8",
-            "subnet 127.0.0.0/8 includes a loopback address, which no pod can have; use one such as 10.88.0.0/16",
+            "subnet 127.0.0.0/8 includes a loopback address, which no pod can have; use one such as 10.83.0.0/16",
         ),
         (
             "fe80::/64",

@@ -216,3 +216,33 @@ impl RouteLookup {
         Some(Self { link: link?, gateway, src, local: header.kind == RouteType::Local })
     }
 }
+
+/// An entry of the routing tables, of whatever type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RouteMatch {
+    pub dst: IpNet,
+    pub link: Option<u32>,
+    pub protocol: u8,
+    /// The address is this machine's own.
+    pub local: bool,
+}
+
+impl RouteMatch {
+    pub(crate) fn parse(message: &[u8]) -> Option<Self> {
+        let header = RouteHeader::parse(message).ok()?;
+        let (mut dst, mut link) = (any(header.address_family)?, None);
+        for (kind, value) in attributes(after::<12>(message)) {
+            match kind {
+                libc::RTA_DST => dst = read_ip(header.address_family, value)?,
+                libc::RTA_OIF => link = read_u32(value),
+                _ => {}
+            }
+        }
+        Some(Self {
+            dst: IpNet::new(dst, header.destination_prefix_length).ok()?,
+            link,
+            protocol: header.protocol.into(),
+            local: header.kind == RouteType::Local,
+        })
+    }
+}

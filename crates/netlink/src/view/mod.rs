@@ -4,7 +4,7 @@ mod ip;
 mod link;
 mod tc;
 
-pub use ip::{Address, Neighbour, RouteLookup};
+pub use ip::{Address, Neighbour, RouteLookup, RouteMatch};
 pub(crate) use link::snooping_of;
 pub use link::{Link, Vxlan};
 pub use tc::Qdisc;
@@ -31,6 +31,7 @@ mod tests {
         let _ = Fdb::parse(message);
         let _ = Route::parse(message);
         let _ = RouteLookup::parse(message);
+        let _ = RouteMatch::parse(message);
         let _ = Qdisc::parse(message);
         let _ = redirect_target(message);
     }

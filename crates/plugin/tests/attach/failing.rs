@@ -50,7 +50,7 @@ fn cases(mode: &str) -> Vec<Case> {
         cases.push(Case {
             node,
             config: wish(json!({"ips": ["10.88.0.77"]})),
-            code: 103,
+            code: 101,
             says: "10.88.0.77",
         });
     }

@@ -11,5 +11,6 @@ mod identity;
 mod leaving;
 mod neighbours;
 mod network;
+mod overlap;
 mod sysctls;
 mod wishes;

@@ -195,7 +195,7 @@ fn b11_a_host_route_that_is_taken_is_a_failure_and_leaves_nothing() {
         let watch = Watch::on(&host, &[&running, &pod]);
         let requested = next.split('/').next().unwrap();
         let call = Call { args: Some(format!("IP={requested}")), ..Call::pod(Verb::Add, &pod, &config) };
-        refused_with(next, &host.plugin.call(&host.node, &call).unwrap(), (103, &[requested, "exists"]));
+        refused_with(next, &host.plugin.call(&host.node, &call).unwrap(), (101, &[requested, "link taken"]));
         watch.expect_same(next);
         host.del(&pod, &config);
         watch.expect_same("DEL");

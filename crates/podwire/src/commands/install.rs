@@ -2,12 +2,13 @@
 //! runtime send them.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use agent::config::{Config, Flags, Network};
 use agent::install::{self, Installer, PLUGIN, Rendered};
+use agent::runtimes::{Directories, Runtimes};
 use anyhow::{Context, Result, bail, ensure};
 use api::{Client, Readiness, Status};
 use clap::{Args, FromArgMatches};
@@ -42,15 +43,17 @@ fn with_agent(args: &Install) -> Result<()> {
     let share = share_of(&status)?;
     config.run_dir = status.run_dir;
     config.socket = status.socket;
+    let install = config.install.as_ref().context("the configuration says that nothing is installed")?;
+    let directories = install.directories();
     let installer = Installer::new(&config)?.context("the configuration says that nothing is installed")?;
     installer.know(share);
-    put(&installer)
+    put(&installer, &directories)
 }
 
 fn standalone(args: &Install) -> Result<()> {
     let (wanted, places) = (&args.network, &args.places);
     let run_dir = args.which.run_dir.clone().unwrap_or_else(|| netconf::DEFAULT_RUN_DIR.into());
-    let path = |given: &Option<PathBuf>, default: &str| given.clone().unwrap_or_else(|| default.into());
+    let found = Runtimes::detect(Path::new("/")).choose();
     let what = install::Standalone {
         network: Network {
             name: wanted.name.clone(),
@@ -63,17 +66,18 @@ fn standalone(args: &Install) -> Result<()> {
         },
         install: agent::config::Install {
             plugin: places.plugin.clone().map_or_else(plugin_beside_us, Ok)?,
-            plugin_dir: path(&places.plugin_dir, "/opt/cni/bin"),
-            config_dir: path(&places.config_dir, "/etc/cni/net.d"),
+            plugin_dir: places.plugin_dir.clone().unwrap_or(found.plugins),
+            config_dir: places.config_dir.clone().unwrap_or(found.configs),
             config_name: places.config_name.clone().unwrap_or_else(|| format!("10-{}.conflist", wanted.name)),
             template: places.template.clone(),
         },
         run_dir,
-        state_dir: path(&places.state_dir, "/var/lib/podwire"),
+        state_dir: places.state_dir.clone().unwrap_or_else(|| "/var/lib/podwire".into()),
     };
+    let directories = what.install.directories();
     let installer = Installer::standalone(what)?;
     can_serve(&installer.render()?)?;
-    put(&installer)
+    put(&installer, &directories)
 }
 
 /// The plugin's own STATUS, for every Podwire network of the config: what it refuses now, it would refuse to the first pod.
@@ -106,12 +110,15 @@ fn can_serve(list: &str) -> Result<()> {
     Ok(())
 }
 
-fn put(installer: &Installer) -> Result<()> {
+fn put(installer: &Installer, directories: &Directories) -> Result<()> {
     let done = installer.put()?;
     if done.is_empty() {
         print::say("everything is in place already")?;
     }
-    done.iter().try_for_each(print::say)
+    done.iter().try_for_each(print::say)?;
+    let complaints = Runtimes::detect(Path::new("/")).complaints(directories);
+    complaints.iter().for_each(print::warn);
+    Ok(())
 }
 
 /// The agent's own configuration, with what was said here over it.

@@ -26,9 +26,9 @@ fn an_attachment_is_shown_from_its_record_and_from_the_kernel() {
         let netns = pod.netns_path().display().to_string();
         let wanted = [
             pod.id(),
-            "10.88.0.2/",
+            "10.83.0.2/",
             "fd00:88::2/",
-            "through 10.88.0.1",
+            "through 10.83.0.1",
             "web",
             mode,
             &netns,
@@ -46,15 +46,15 @@ fn an_attachment_is_shown_from_its_record_and_from_the_kernel() {
 
         // Without the agent nobody puts it back while we look.
         drop(agent);
-        pod.sh(&["ip", "addr", "del", "10.88.0.2/16", "dev", "eth0"])
-            .or_else(|_| pod.sh(&["ip", "addr", "del", "10.88.0.2/32", "dev", "eth0"]))
+        pod.sh(&["ip", "addr", "del", "10.83.0.2/16", "dev", "eth0"])
+            .or_else(|_| pod.sh(&["ip", "addr", "del", "10.83.0.2/32", "dev", "eth0"]))
             .unwrap();
         let missing: Vec<String> = findings(&host, pod.id())
             .into_iter()
             .filter(|(now, _)| now == "missing")
             .map(|(_, what)| what)
             .collect();
-        assert!(missing.iter().any(|what| what.starts_with("address 10.88.0.2/")), "{mode}: {missing:?}");
+        assert!(missing.iter().any(|what| what.starts_with("address 10.83.0.2/")), "{mode}: {missing:?}");
         assert!(!missing.iter().any(|what| what.contains("fd00:88::2")), "{mode}: {missing:?}");
         pod.destroy().unwrap();
         has(&host.ask(&["attachment", "show", pod.id()]).stdout, &["MISSING  namespace "]);

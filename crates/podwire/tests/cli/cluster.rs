@@ -227,10 +227,10 @@ fn a_node_that_is_alone_has_all_of_the_network() {
         Ok(host.ask(&["nodes"]).stdout.starts_with("1 node: its agent is alive\n"))
     })
     .unwrap();
-    has(&host.ask(&["nodes"]).stdout, &["only (here)", "10.88.0.0/16 fd00:88::/64"]);
+    has(&host.ask(&["nodes"]).stdout, &["only (here)", "10.83.0.0/16 fd00:88::/64"]);
     let blocks = host.ask(&["blocks"]);
     assert!(blocks.success(), "{blocks:?}");
-    has(&blocks.stdout, &["10.88.0.0/16: 1 of 1 block claimed\n", "10.88.0.0/16  only (here)  0     65533"]);
+    has(&blocks.stdout, &["10.83.0.0/16: 1 of 1 block claimed\n", "10.83.0.0/16  only (here)  0     65533"]);
     let routes = host.ask(&["routes"]);
     assert!(routes.success() && routes.stdout.starts_with("no routes"), "{routes:?}");
 }

@@ -277,3 +277,34 @@ fn b16_a_fresh_standalone_node_needs_no_agent() {
     assert_eq!(found.len(), 1, "{found:?}");
     assert_eq!(found[0].2, "systemctl start podwire");
 }
+
+#[test]
+fn b10_a_subnet_that_another_program_uses_is_found_and_the_fix_ends_it() {
+    for (mode, with_agent) in [("bridge", false), ("routed", false), ("bridge", true), ("routed", true)] {
+        let label = format!("overlap-{mode}-{with_agent}");
+        let (host, subnet) = if with_agent {
+            (Host::new(&label), "10.83.7.0/24")
+        } else {
+            (standalone(&label, mode).0, "10.50.0.128/25")
+        };
+        let _agent = with_agent.then(|| {
+            let agent = host.agent(&["--no-install", "--network-mode", mode, "--reconcile-seconds", "1"]);
+            let pod = host.node.pod("a").unwrap();
+            host.plugin.add(&pod, &agent.config(&json!({}))).unwrap().ok().unwrap();
+            agent
+        });
+        assert_eq!(wrong(&host), [], "{label}");
+        sh(
+            &host,
+            &format!("ip link add other type bridge; ip link set other up; ip route add {subnet} dev other"),
+        );
+        let found = wrong(&host);
+        let (check, message, fix) = &found[0];
+        assert_eq!((found.len(), check.as_str()), (1, "pod subnets"), "{label}: {found:?}");
+        assert!(message.contains(subnet) && message.contains("link other"), "{label}: {message}");
+        has(&doctor(&host, &[]).stdout, &["SubnetOverlap"]);
+        sh(&host, fix);
+        // The agent's own report ends with its next round.
+        wait_until("the condition to end", DEADLINE, || Ok(wrong(&host).is_empty())).unwrap();
+    }
+}

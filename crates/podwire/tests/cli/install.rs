@@ -31,7 +31,7 @@ fn a7_with_an_agent_plugin_and_config_come_when_it_is_ready() {
     let pod = host.node.pod("a").unwrap();
     let installed = Plugin { path: runtime.bin.join("podwire-cni") };
     installed.add(&pod, &plugin_config(&list, &host.node)).unwrap().ok().unwrap();
-    assert!(ping(&host.node, "10.88.0.2".parse().unwrap(), 1).unwrap().all());
+    assert!(ping(&host.node, "10.83.0.2".parse().unwrap(), 1).unwrap().all());
     assert_eq!(agent.get(api::STATUS).unwrap()["attachments"]["ready"], 1);
 }
 

@@ -71,7 +71,7 @@ fn a9_recovered_pods_have_their_own_placement_or_none() {
     agent.kill().unwrap();
     // The alias as the version before wrote it.
     let (pod, link, _) = &pods[3];
-    let alias = format!("podwire:podwire/{}/eth0 10.88.0.5/32 fd00:88::5/128", pod.id());
+    let alias = format!("podwire:podwire/{}/eth0 10.83.0.5/32 fd00:88::5/128", pod.id());
     host.node.sh(&["ip", "link", "set", link, "alias", &alias]).unwrap();
     std::fs::remove_dir_all(agent.run_dir()).unwrap();
     agent.launch().unwrap();

@@ -27,7 +27,7 @@ fn a_ready_agent_is_shown_on_one_page_and_as_json() {
             "store        embedded",
             "podwire: routed, bridge podwire0, MTU of the bridge, masqueraded",
             "attachments  1 ready, 0 pending",
-            "10.88.0.0/16  1     65532",
+            "10.83.0.0/16  1     65532",
             "fd00:88::/64  1 ",
             &format!("ok   {}", config.display()),
             "no problems",

@@ -7,6 +7,7 @@ mod absence;
 #[path = "../common/mod.rs"]
 mod common;
 mod crowd;
+mod directories;
 mod files;
 mod killed;
 mod pods;

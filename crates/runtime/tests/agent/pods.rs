@@ -8,7 +8,7 @@ use crate::common::{Traces, World, get};
 use crate::site::{CONFIG, LOOPBACK, PLUGIN, Programs, Site, start_agent, wait_for_agent};
 
 /// The addresses of the node in the default network.
-const GATEWAYS: [&str; 2] = ["10.88.0.1", "fd00:88::1"];
+const GATEWAYS: [&str; 2] = ["10.83.0.1", "fd00:88::1"];
 
 #[test]
 fn a_runtime_is_ready_once_the_agent_is_and_the_config_comes_last() {
@@ -79,7 +79,7 @@ fn pods_reach_each_other_and_the_node_are_listed_and_leave_nothing() {
     world.remove(&b);
     site.expect_nothing_left(&before);
     let status = site.podwire(&["status"]);
-    assert!(status.contains("10.88.0.0/16") && status.contains("fd00:88::/64"), "{status}");
+    assert!(status.contains("10.83.0.0/16") && status.contains("fd00:88::/64"), "{status}");
 }
 
 #[test]

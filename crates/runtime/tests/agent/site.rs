@@ -119,11 +119,15 @@ impl Site {
 
 /// As systemd would: nothing of the test's own in the environment, and every path at its default.
 pub(crate) fn start_agent(machine: &Machine, programs: &Programs) -> Result<Service> {
+    start_agent_with(machine, programs, &[])
+}
+
+pub(crate) fn start_agent_with(machine: &Machine, programs: &Programs, flags: &[&str]) -> Result<Service> {
     let text = |path: &PathBuf| path.to_str().map(str::to_owned).context("a strange path");
     let (podwire, plugin) = (text(&programs.podwire)?, text(&programs.plugin)?);
     let path = "PATH=/usr/sbin:/usr/bin:/sbin:/bin";
     let argv = ["env", "-i", path, &podwire, "agent", "--install", "--install-plugin", &plugin];
-    Service::start(machine, "agent", &argv)
+    Service::start(machine, "agent", &[&argv, flags].concat())
 }
 
 pub(crate) fn wait_for_agent(machine: &Machine) -> Result<()> {

@@ -38,11 +38,17 @@ impl World {
     }
 
     fn with(label: &str, network: impl FnOnce(&Machine) -> Result<()>) -> Self {
+        Self::configured(label, "", network)
+    }
+
+    /// containerd's configuration has `more`, and exists when `network` is called.
+    pub(crate) fn configured(label: &str, more: &str, network: impl FnOnce(&Machine) -> Result<()>) -> Self {
         let lab = Lab::new(label).unwrap();
         let node = lab.node("n1").unwrap();
         let machine = Machine::new(&node).unwrap();
+        Containerd::configure(&machine, more).unwrap();
         network(&machine).unwrap();
-        let containerd = Containerd::start(&machine).unwrap();
+        let containerd = Containerd::start_configured(&machine).unwrap();
         Self { containerd, machine, node, lab }
     }
 
@@ -101,7 +107,7 @@ impl World {
 pub(crate) fn standalone(machine: &Machine) -> Result<()> {
     place_plugins(machine)?;
     let network = json!({
-        "type": "podwire-cni", "bridge": "pw0", "subnet": "10.88.0.0/24,fd00:88::/64",
+        "type": "podwire-cni", "bridge": "pw0", "subnet": "10.83.0.0/24,fd00:88::/64",
         "capabilities": { "portMappings": true },
     });
     place_conflist(machine, &network)
@@ -119,10 +125,15 @@ pub(crate) fn place_plugins(machine: &Machine) -> Result<()> {
 }
 
 pub(crate) fn place_conflist(machine: &Machine, network: &Value) -> Result<()> {
-    let folder = machine.path("/etc/cni/net.d");
-    fs::create_dir_all(&folder)?;
-    let conflist = json!({ "cniVersion": "1.0.0", "name": "podwire", "plugins": [network] });
-    fs::write(folder.join("10-podwire.conflist"), conflist.to_string()).context("cannot write the conflist")
+    place_conflist_named(machine, "podwire", network)
+}
+
+pub(crate) fn place_conflist_named(machine: &Machine, name: &str, network: &Value) -> Result<()> {
+    let directory = machine.path("/etc/cni/net.d");
+    fs::create_dir_all(&directory)?;
+    let conflist = json!({ "cniVersion": "1.0.0", "name": name, "plugins": [network] });
+    fs::write(directory.join(format!("10-{name}.conflist")), conflist.to_string())
+        .context("cannot write the conflist")
 }
 
 /// All that pods can leave behind: in the node's network, on the machine, in our state.
@@ -135,24 +146,32 @@ impl Traces {
     /// One pod comes and goes first: it makes what is the node's and stays, such as the bridge and our tables.
     pub(crate) fn before_pods(world: &World) -> Self {
         world.remove(&world.run("first"));
+        Self::after_first(&world.node, &world.machine)
+    }
+
+    /// The first pod is gone; its shim may still be ending.
+    pub(crate) fn after_first(node: &Node, machine: &Machine) -> Self {
         wait_until("the first pod's shim to end", SOON, || {
-            let remains = world.machine.remains()?;
-            Ok(!remains.iter().any(|line| line.starts_with("process")))
+            Ok(!machine.remains()?.iter().any(|line| line.starts_with("process")))
         })
         .unwrap();
-        Self { node: Snapshot::of(&world.node).unwrap(), machine: world.machine.remains().unwrap() }
+        Self { node: Snapshot::of(node).unwrap(), machine: machine.remains().unwrap() }
     }
 
     pub(crate) fn expect_same(&self, world: &World) {
         assert_eq!(world.cri().sandboxes().unwrap(), Vec::<String>::new());
-        self.node.wait_for_same(&world.node, SOON).unwrap();
+        self.expect_same_on(&world.node, &world.machine);
+    }
+
+    pub(crate) fn expect_same_on(&self, node: &Node, machine: &Machine) {
+        self.node.wait_for_same(node, SOON).unwrap();
         wait_until("the machine to be as it was", SOON, || {
-            let now = world.machine.remains()?;
+            let now = machine.remains()?;
             ensure!(now == self.machine, "before: {:#?}\nnow: {now:#?}", self.machine);
             Ok(true)
         })
         .unwrap();
-        let attachments = world.machine.path("/run/podwire/networks/podwire/attachments");
+        let attachments = machine.path("/run/podwire/networks/podwire/attachments");
         let left: Vec<_> = fs::read_dir(attachments).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert!(left.is_empty(), "attachments are left: {left:?}");
     }

@@ -332,7 +332,7 @@ fn a2_the_margin_is_checked_against_every_subnet() {
         let flag = format!("--network-margin={bad}");
         refused(&[&flag], &["flag --network-margin: network.margin", bad, "0 to 32"]);
     }
-    refused(&["--network-margin", "14"], &["network.margin", "14", "0 to 13", "10.88.0.0/16"]);
+    refused(&["--network-margin", "14"], &["network.margin", "14", "0 to 13", "10.83.0.0/16"]);
     let six = ["--network-subnet", "fd00::/120", "--network-margin", "6"];
     refused(&six, &["network.margin", "6", "0 to 5", "fd00::/120"]);
     let small = ["--etcd-endpoints", "a", "--network-subnet", "10.2.0.0/24"];

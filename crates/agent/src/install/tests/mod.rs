@@ -164,7 +164,7 @@ fn without_an_agent_the_config_describes_the_network() {
     let list: Value = serde_json::from_str(&installer.render().unwrap()).unwrap();
     let plugin = &list["plugins"][0];
     assert_eq!(plugin.get("agent"), None);
-    assert_eq!(plugin["subnet"], "10.88.0.0/16,fd00:88::/64");
+    assert_eq!(plugin["subnet"], "10.83.0.0/16,fd00:88::/64");
     assert_eq!(
         (&plugin["mode"], &plugin["mtu"], &plugin["ipMasq"]),
         (&json!("bridge"), &json!(1400), &json!(true))

@@ -100,7 +100,7 @@ fn one_node_has_all_of_the_network_from_the_start() {
     let mut site = Site::new();
     site.template(BLOCKS);
     let plugin = plugin_of(&site.installer().render().unwrap());
-    assert_eq!(plugin["subnet"], "10.88.0.0/16,fd00:88::/64");
+    assert_eq!(plugin["subnet"], "10.83.0.0/16,fd00:88::/64");
     assert_eq!((&plugin["subnet"], &plugin["mtu"]), (&plugin["network"], &json!(0)));
 }
 

@@ -14,9 +14,9 @@ fn a7_the_template_knows_all_variables_and_values_are_escaped() {
     let list: Value = serde_json::from_str(&site.installer().render().unwrap()).unwrap();
     let plugin = &list["plugins"][0];
     assert_eq!(plugin["runDir"], run);
-    assert_eq!(plugin["x-gateway"], "10.88.0.1,fd00:88::1");
+    assert_eq!(plugin["x-gateway"], "10.83.0.1,fd00:88::1");
     assert_eq!(plugin["mtu"], 1300);
-    assert_eq!(plugin["subnet"], "10.88.0.0/16,fd00:88::/64");
+    assert_eq!(plugin["subnet"], "10.83.0.0/16,fd00:88::/64");
     for name in VARIABLES {
         site.template(&format!(r#"{{"cniVersion":"1.1.0","name":"podwire","x":"{{{{{name}}}}}","plugins":[{{"type":"podwire-cni"}}]}}"#));
         assert!(Installer::new(&site.config).is_ok(), "{name}");

@@ -3,13 +3,16 @@
 //! own that is gone at once.
 
 mod agent;
+mod configs;
 mod finding;
 mod firewall;
 mod kernel;
 mod machine;
 mod mtu;
 mod node;
+mod overlap;
 mod peers;
+mod runtimes;
 
 use anyhow::Result;
 use api::DoctorCheck;
@@ -52,9 +55,11 @@ fn look(node: &Node) -> Vec<Check> {
         findings.extend(machine::bridge_netfilter(node));
         findings.extend(firewall::others(node));
         findings.extend(firewall::ours(node));
+        findings.extend(overlap::subnets(node));
     }
     findings.extend(agent::answers(node));
     findings.extend(agent::installed(node));
+    findings.extend(runtimes::find_plugin());
     findings.extend(machine::disks(node));
     findings.extend(agent::conditions(node, &findings));
     findings.extend(mtu::fits(node));

@@ -8,7 +8,7 @@ use api::{Client, ClientError, NodeMode};
 use engine::state::{Attachment, Phase, State};
 use ipnet::IpNet;
 use netlink::{Link, RtSocket};
-use types::{AttachMode, IfName};
+use types::{AttachMode, Finding, IfName};
 
 use crate::cli::Doctor;
 use crate::commands::mode;
@@ -54,6 +54,16 @@ impl Node {
         match &self.keeper {
             Keeper::Agent(status) => Some(status),
             Keeper::Unclear(_) | Keeper::Denied(_) | Keeper::Standalone | Keeper::Missing(_) => None,
+        }
+    }
+
+    /// A finding in the words of the agent where it reports the same condition: it knows its own configuration.
+    pub(super) fn as_reported(&self, found: Finding) -> Finding {
+        let is_same =
+            |one: &&api::Condition| one.object == found.object && one.code.to_string() == found.code.as_str();
+        match self.status().and_then(|status| status.conditions.iter().find(is_same)) {
+            Some(one) => Finding { message: one.message.clone(), fix: one.fix.clone(), ..found },
+            None => found,
         }
     }
 

@@ -21,8 +21,8 @@ fn status() -> Status {
             bridge: "podwire0".to_owned(),
             mtu: None,
             masquerade: true,
-            subnets: vec!["10.88.0.0/16".parse().unwrap(), "fd00:88::/64".parse().unwrap()],
-            blocks: vec![block("10.88.0.0/16", 32_766, 32_766), block("fd00:88::/64", 2, 1_048_573)],
+            subnets: vec!["10.83.0.0/16".parse().unwrap(), "fd00:88::/64".parse().unwrap()],
+            blocks: vec![block("10.83.0.0/16", 32_766, 32_766), block("fd00:88::/64", 2, 1_048_573)],
         },
         attachments: Counts { ready: 2, pending: 0, unreadable: 0 },
         reconcile: ReconcileStatus {
@@ -53,7 +53,7 @@ reconcile    10s ago in 3 ms; 7 rounds, 0 repairs
 installed    ok   /opt/cni/bin/podwire-cni
 
 BLOCK         USED   FREE
-10.88.0.0/16  32766  32766    ██████████░░░░░░░░░░  50 %
+10.83.0.0/16  32766  32766    ██████████░░░░░░░░░░  50 %
 fd00:88::/64  2      1048573  █░░░░░░░░░░░░░░░░░░░  <1 %
 
 no problems";
@@ -63,9 +63,9 @@ no problems";
 #[test]
 fn a_node_of_many_shows_what_its_blocks_are_a_part_of() {
     let mut status = status();
-    status.network.blocks[0].cidr = "10.88.7.0/24".parse().unwrap();
+    status.network.blocks[0].cidr = "10.83.7.0/24".parse().unwrap();
     let page = page(&status, 1_003_600);
-    assert!(page.contains("<1 %\nof the network 10.88.0.0/16 fd00:88::/64; `podwire blocks`"), "{page}");
+    assert!(page.contains("<1 %\nof the network 10.83.0.0/16 fd00:88::/64; `podwire blocks`"), "{page}");
 }
 
 #[test]

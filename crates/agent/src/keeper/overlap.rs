@@ -1,0 +1,49 @@
+//! Routes and addresses of other programs in the pod network. At a start without pods they keep the agent from being ready;
+//! those that appear later are reported.
+
+use engine::overlap::{self, Network, Observed};
+use netlink::RtSocket;
+use tracing::warn;
+use types::{Finding, Severity};
+
+use super::{Due, Keeper};
+
+impl Keeper {
+    /// Lists routes, of which there may be many: with the timer, and until the agent is ready or the overlap is gone.
+    pub(super) fn check_overlap(&mut self, due: Due) {
+        if self.was_ready && !due.foreign && self.overlaps.is_empty() {
+            return;
+        }
+        match RtSocket::open().map_err(engine::Error::from).and_then(|mut host| Observed::of(&mut host)) {
+            Ok(observed) => self.overlaps = self.found(&observed),
+            Err(error) => {
+                let error: cni::Error = error.into();
+                warn!(%error, "cannot list routes and addresses; overlap with the pod network is not checked");
+            }
+        }
+    }
+
+    /// Whether the network must not be set up on this node.
+    pub(super) fn is_blocked(&self) -> bool {
+        self.overlaps.iter().any(|found| found.severity == Severity::NotReady)
+    }
+
+    fn found(&self, observed: &Observed) -> Vec<Finding> {
+        let config = &self.parts.config;
+        let own = &config.network;
+        let network = Network { name: &own.name, bridge: &own.bridge, subnets: &own.subnets };
+        // All nodes of a cluster have the same subnets: one node cannot change them.
+        let is_alone = config.cluster.margin == 0;
+        let change = is_alone.then(|| overlap::alternative(&network, observed)).flatten().map(|subnets| {
+            let subnets: Vec<String> = subnets.iter().map(ToString::to_string).collect();
+            let variable = format!("IP_SUBNET={}", subnets.join(","));
+            format!("echo {variable} >> /etc/podwire/agent.env && systemctl restart podwire")
+        });
+        let of = |found: Finding| match (found.severity, &change) {
+            (Severity::NotReady, _) if self.was_ready => found.degraded(),
+            (Severity::NotReady, Some(change)) => found.fix(change),
+            (Severity::NotReady | Severity::Degraded, _) => found,
+        };
+        overlap::findings(&network, observed).into_iter().map(of).collect()
+    }
+}

@@ -1,0 +1,229 @@
+//! Where the container runtimes of this machine look for CNI plugins and configs, read from their own configuration. A
+//! plugin elsewhere is not found: the runtime reports a ready network, and every pod fails.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use toml::{Table, Value};
+
+pub const PLUGIN_DIR: &str = "/opt/cni/bin";
+pub const CONFIG_DIR: &str = "/etc/cni/net.d";
+
+const CONTAINERD: &str = "etc/containerd/config.toml";
+const CRIO: &str = "etc/crio/crio.conf";
+const CRIO_DROP_INS: &str = "etc/crio/crio.conf.d";
+/// containerd's CRI plugin under its names of config versions 3, 2 and 1.
+const CRI: [&str; 3] = ["io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri"];
+
+/// A directory for plugins and one for configs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Directories {
+    pub plugins: PathBuf,
+    pub configs: PathBuf,
+}
+
+impl Default for Directories {
+    fn default() -> Self {
+        Self { plugins: PLUGIN_DIR.into(), configs: CONFIG_DIR.into() }
+    }
+}
+
+/// A runtime that has a configuration on this machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Runtime {
+    pub name: &'static str,
+    /// The configuration, and the keys of the two directories in it.
+    file: PathBuf,
+    keys: [&'static str; 2],
+    /// It uses a plugin from any of them.
+    pub plugin_dirs: Vec<PathBuf>,
+    pub config_dir: PathBuf,
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Runtimes {
+    pub found: Vec<Runtime>,
+    /// Configurations that cannot be read, and why.
+    pub unreadable: Vec<String>,
+}
+
+impl Runtimes {
+    /// Those of this machine; `root` is `/` but for tests.
+    pub fn detect(root: &Path) -> Self {
+        let mut all = Self::default();
+        let main = root.join(CONTAINERD);
+        all.add(read_with_imports(&main), |tables| containerd(main.clone(), tables));
+        let main = root.join(CRIO);
+        let files = [main.clone()].into_iter().chain(listed(&root.join(CRIO_DROP_INS), "*.conf"));
+        all.add(read_all(files), |tables| crio(main.clone(), tables));
+        all
+    }
+
+    fn add(&mut self, tables: Result<Vec<Table>, String>, of: impl FnOnce(&[Table]) -> Option<Runtime>) {
+        match tables {
+            Ok(tables) if tables.is_empty() => {}
+            Ok(tables) => self.found.extend(of(&tables)),
+            Err(why) => self.unreadable.push(why),
+        }
+    }
+
+    /// The usual directories where every runtime uses them, else the first that all use, else those of the first runtime.
+    pub fn choose(&self) -> Directories {
+        let plugins = common(self.found.iter().map(|runtime| runtime.plugin_dirs.as_slice()), PLUGIN_DIR);
+        let configs =
+            common(self.found.iter().map(|runtime| std::slice::from_ref(&runtime.config_dir)), CONFIG_DIR);
+        Directories { plugins, configs }
+    }
+
+    /// Runtimes that would not find what is in these directories, each with what to set.
+    pub fn complaints(&self, chosen: &Directories) -> Vec<String> {
+        let of_runtime = |runtime: &Runtime| {
+            let plugins = (!runtime.plugin_dirs.contains(&chosen.plugins))
+                .then(|| runtime.complaint(runtime.keys[0], &runtime.plugin_dirs, &chosen.plugins));
+            let configs = (runtime.config_dir != chosen.configs).then(|| {
+                runtime.complaint(runtime.keys[1], std::slice::from_ref(&runtime.config_dir), &chosen.configs)
+            });
+            plugins.into_iter().chain(configs).collect::<Vec<_>>()
+        };
+        self.found.iter().flat_map(of_runtime).chain(self.unreadable.iter().cloned()).collect()
+    }
+}
+
+impl Runtime {
+    fn complaint(&self, key: &str, used: &[PathBuf], chosen: &Path) -> String {
+        let used: Vec<_> = used.iter().map(|dir| dir.display().to_string()).collect();
+        let value = if key.ends_with("_dirs") { format!("[{chosen:?}]") } else { format!("{chosen:?}") };
+        format!(
+            "{} uses {} and does not find files in {}; set {key} = {value} in {} and restart it",
+            self.name,
+            used.join(", "),
+            chosen.display(),
+            self.file.display()
+        )
+    }
+}
+
+fn common<'a>(used: impl Iterator<Item = &'a [PathBuf]> + Clone, usual: &str) -> PathBuf {
+    let by_all = |dir: &&PathBuf| used.clone().all(|dirs| dirs.contains(dir));
+    let usual = PathBuf::from(usual);
+    let Some(first) = used.clone().next() else { return usual };
+    if by_all(&&usual) {
+        return usual;
+    }
+    first.iter().find(by_all).or_else(|| first.first()).cloned().unwrap_or(usual)
+}
+
+/// None where its CRI is disabled, as in docker's package: it starts no pods then.
+fn containerd(file: PathBuf, tables: &[Table]) -> Option<Runtime> {
+    let disabled =
+        |table: &Table| strings(table.get("disabled_plugins")).iter().any(|name| CRI.contains(name));
+    if tables.iter().any(disabled) {
+        return None;
+    }
+    let cni = |key: &str| {
+        let of = |table: &'_ Table, name: &str| -> Option<Vec<PathBuf>> {
+            paths(table.get("plugins")?.get(name)?.get("cni")?.get(key))
+        };
+        tables.iter().rev().find_map(|table| CRI.iter().find_map(|name| of(table, name)))
+    };
+    // From 2.1 on `bin_dirs` replaces `bin_dir`.
+    let lists = [("bin_dirs", cni("bin_dirs")), ("bin_dir", cni("bin_dir"))];
+    let (key, dirs) = lists
+        .into_iter()
+        .find_map(|(key, dirs)| Some((key, dirs?)))
+        .unwrap_or_else(|| ("bin_dir", vec![PLUGIN_DIR.into()]));
+    let configs = cni("conf_dir").and_then(|dirs| dirs.into_iter().next());
+    Some(Runtime {
+        name: "containerd",
+        file,
+        keys: [key, "conf_dir"],
+        plugin_dirs: dirs,
+        config_dir: configs.unwrap_or_else(|| CONFIG_DIR.into()),
+    })
+}
+
+/// Later files win; `plugin_dir` is the old form, which CRI-O adds to the list.
+fn crio(file: PathBuf, tables: &[Table]) -> Option<Runtime> {
+    let network =
+        |key: &str| tables.iter().rev().find_map(|table| paths(table.get("crio")?.get("network")?.get(key)));
+    let mut plugin_dirs = network("plugin_dirs").unwrap_or_else(|| vec![PLUGIN_DIR.into()]);
+    plugin_dirs.extend(network("plugin_dir").into_iter().flatten());
+    let configs = network("network_dir").and_then(|dirs| dirs.into_iter().next());
+    Some(Runtime {
+        name: "CRI-O",
+        file,
+        keys: ["plugin_dirs", "network_dir"],
+        plugin_dirs,
+        config_dir: configs.unwrap_or_else(|| CONFIG_DIR.into()),
+    })
+}
+
+/// A path or a list of them; None where nothing is said, as an empty text says.
+fn paths(value: Option<&Value>) -> Option<Vec<PathBuf>> {
+    // Without a slash at the end, so that paths can be compared.
+    let tidy = |text: &&str| Path::new(text).components().collect::<PathBuf>();
+    let all = strings(value);
+    let all: Vec<PathBuf> = all.iter().filter(|text| !text.is_empty()).map(tidy).collect();
+    (!all.is_empty()).then_some(all)
+}
+
+fn strings(value: Option<&Value>) -> Vec<&str> {
+    match value {
+        Some(Value::String(text)) => vec![text],
+        Some(Value::Array(items)) => items.iter().filter_map(Value::as_str).collect(),
+        Some(_) | None => vec![],
+    }
+}
+
+/// The file, then those that its `imports` name, which win. Imports of imports are rare, and not followed.
+fn read_with_imports(main: &Path) -> Result<Vec<Table>, String> {
+    let mut tables = read_all([main.to_owned()])?;
+    let imports = tables.first().map(|table| strings(table.get("imports"))).unwrap_or_default();
+    let directory = main.parent().unwrap_or(main);
+    let mut files = Vec::new();
+    for import in imports {
+        let import = directory.join(import);
+        let pattern = import.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        files.extend(listed(import.parent().unwrap_or(directory), &pattern));
+    }
+    tables.extend(read_all(files)?);
+    Ok(tables)
+}
+
+/// The files in a directory whose names match, sorted; `*` stands for any text.
+fn listed(directory: &Path, pattern: &str) -> Vec<PathBuf> {
+    let (start, end) = pattern.split_once('*').unwrap_or((pattern, ""));
+    let matches = |name: &str| match pattern.contains('*') {
+        true => name.len() >= start.len() + end.len() && name.starts_with(start) && name.ends_with(end),
+        false => name == pattern,
+    };
+    let Ok(entries) = fs::read_dir(directory) else { return vec![] };
+    let mut files: Vec<PathBuf> = entries
+        .flatten()
+        .filter(|entry| matches(&entry.file_name().to_string_lossy()))
+        .map(|entry| entry.path())
+        .collect();
+    files.sort();
+    files
+}
+
+/// Files that do not exist are left out.
+fn read_all(files: impl IntoIterator<Item = PathBuf>) -> Result<Vec<Table>, String> {
+    let mut tables = Vec::new();
+    for file in files {
+        let text = match fs::read_to_string(&file) {
+            Ok(text) => text,
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            Err(error) => return Err(format!("cannot read {}: {error}", file.display())),
+        };
+        let table = text.parse().map_err(|error: toml::de::Error| {
+            format!("cannot read {}: {}", file.display(), error.message())
+        })?;
+        tables.push(table);
+    }
+    Ok(tables)
+}
+
+#[cfg(test)]
+mod tests;

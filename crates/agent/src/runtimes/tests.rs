@@ -1,0 +1,98 @@
+use super::*;
+
+const DEBIAN: &str = r#"version = 2
+[plugins."io.containerd.grpc.v1.cri".cni]
+bin_dir = "/usr/lib/cni"
+conf_dir = "/etc/cni/net.d"
+"#;
+
+/// What is detected where these files are below the root.
+fn detect(files: &[(&str, &str)]) -> Runtimes {
+    let root = tempfile::tempdir().unwrap();
+    for (path, text) in files {
+        let file = root.path().join(path);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, text).unwrap();
+    }
+    Runtimes::detect(root.path())
+}
+
+fn chosen(files: &[(&str, &str)]) -> [String; 2] {
+    let Directories { plugins, configs } = detect(files).choose();
+    [plugins, configs].map(|path| path.display().to_string())
+}
+
+#[test]
+fn b17_without_a_runtime_the_usual_directories_are_chosen() {
+    assert_eq!(detect(&[]), Runtimes::default());
+    assert_eq!(detect(&[]).choose(), Directories::default());
+    assert_eq!(chosen(&[(CONTAINERD, "version = 2\n")]), [PLUGIN_DIR, CONFIG_DIR]);
+    assert_eq!(
+        chosen(&[(CRIO, "[crio.network]\nnetwork_dir = \"/etc/cni/net.d/\"\n")]),
+        [PLUGIN_DIR, CONFIG_DIR]
+    );
+}
+
+#[test]
+fn b17_the_directories_of_each_version_of_containerds_config_are_found() {
+    assert_eq!(chosen(&[(CONTAINERD, DEBIAN)]), ["/usr/lib/cni", CONFIG_DIR]);
+    let v1 = "[plugins.cri.cni]\nbin_dir = \"/b/\"\nconf_dir = \"/c\"\n";
+    assert_eq!(chosen(&[(CONTAINERD, v1)]), ["/b", "/c"]);
+    let v3 =
+        "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dir = ''\nbin_dirs = ['/a', '/b']\n";
+    assert_eq!(chosen(&[(CONTAINERD, v3)]), ["/a", CONFIG_DIR]);
+}
+
+#[test]
+fn b17_imports_of_containerd_and_drop_ins_of_crio_win() {
+    let main = format!("imports = [\"conf.d/*.toml\"]\n{DEBIAN}");
+    let import = "[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/imported\"\n";
+    let files = [
+        (CONTAINERD, main.as_str()),
+        ("etc/containerd/conf.d/1.toml", import),
+        ("etc/containerd/conf.d/1.bak", "]"),
+    ];
+    assert_eq!(chosen(&files), ["/imported", CONFIG_DIR]);
+    let drop_in = "[crio.network]\nplugin_dirs = [\"/late\"]\n";
+    let files =
+        [(CRIO, "[crio.network]\nplugin_dirs = [\"/early\"]\n"), ("etc/crio/crio.conf.d/10.conf", drop_in)];
+    assert_eq!(chosen(&files), ["/late", CONFIG_DIR]);
+    assert_eq!(chosen(&files[1..]), ["/late", CONFIG_DIR]);
+}
+
+#[test]
+fn b17_a_containerd_without_cri_starts_no_pods() {
+    // Docker's package.
+    let text = format!("disabled_plugins = [\"cri\"]\n{DEBIAN}");
+    assert_eq!(detect(&[(CONTAINERD, &text)]), Runtimes::default());
+}
+
+#[test]
+fn b17_two_runtimes_get_a_directory_that_both_use_or_one_is_told_what_to_set() {
+    let both = "[crio.network]\nplugin_dirs = [\"/opt/cni/bin\", \"/usr/lib/cni/\"]\n";
+    assert_eq!(chosen(&[(CONTAINERD, DEBIAN), (CRIO, both)]), ["/usr/lib/cni", CONFIG_DIR]);
+
+    let runtimes = detect(&[(CONTAINERD, DEBIAN), (CRIO, "[crio]\n")]);
+    let directories = runtimes.choose();
+    assert_eq!(directories.plugins, Path::new("/usr/lib/cni"));
+    let complaints = runtimes.complaints(&directories);
+    assert_eq!(complaints.len(), 1, "{complaints:?}");
+    for words in ["CRI-O uses /opt/cni/bin", "plugin_dirs = [\"/usr/lib/cni\"]", "etc/crio/crio.conf"] {
+        assert!(complaints[0].contains(words), "{words}: {complaints:?}");
+    }
+}
+
+#[test]
+fn b17_directories_that_a_runtime_does_not_use_and_files_that_cannot_be_read_are_reported() {
+    let runtimes = detect(&[(CONTAINERD, DEBIAN)]);
+    assert_eq!(runtimes.complaints(&runtimes.choose()), Vec::<String>::new());
+    let complaints =
+        runtimes.complaints(&Directories { plugins: PLUGIN_DIR.into(), configs: "/elsewhere".into() });
+    assert!(complaints[0].contains("set bin_dir = \"/opt/cni/bin\" in "), "{complaints:?}");
+    assert!(complaints[1].contains("set conf_dir = \"/elsewhere\" in "), "{complaints:?}");
+
+    let runtimes = detect(&[(CONTAINERD, "version = [")]);
+    assert_eq!(runtimes.choose(), Directories::default());
+    let complaints = runtimes.complaints(&runtimes.choose());
+    assert!(complaints.len() == 1 && complaints[0].contains("containerd/config.toml"), "{complaints:?}");
+}

@@ -1,0 +1,304 @@
+//! Overlap of pod subnets with routes and addresses of this node that do not belong to the network. Two owners of one
+//! subnet take packets from each other, and one address may be given twice.
+//!
+//! [`Observed::of`] lists what the kernel has, [`find`] compares. A default route and other routes to more than the subnet
+//! are no overlap: the pods' routes win.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use netconf::{Addresses, NetConf};
+use netlink::{Address, Link, Route, RouteFilter, RouteMatch, RtSocket};
+use types::{
+    AttachMode, AttachmentKey, Code, Finding, IfName, NetworkName, PEER_PROTOCOL, ROUTE_PROTOCOL, Severity,
+};
+
+use crate::bridge::is_marked;
+use crate::detach::addresses_in_alias;
+use crate::{Error, tunnel};
+
+const TABLE_MAIN: u32 = 254;
+
+/// A network, as far as overlap goes.
+#[derive(Debug, Clone, Copy)]
+pub struct Network<'a> {
+    pub name: &'a NetworkName,
+    pub bridge: &'a IfName,
+    pub subnets: &'a [IpNet],
+}
+
+/// What the kernel has on the host side.
+#[derive(Debug, Default)]
+pub struct Observed {
+    links: Vec<Link>,
+    addresses: Vec<Address>,
+    routes: Vec<Route>,
+}
+
+impl Observed {
+    pub fn of(host: &mut RtSocket) -> Result<Self, Error> {
+        let main = RouteFilter { table: Some(TABLE_MAIN), ..RouteFilter::default() };
+        Ok(Self { addresses: host.addresses(None)?, routes: host.routes(main)?, links: host.links()? })
+    }
+
+    /// Whether pods of the network run on this node, by the aliases of their links.
+    pub fn has_pods(&self, network: &NetworkName) -> bool {
+        let own = format!("podwire:{}/", AttachmentKey::network_dir(network));
+        self.links.iter().any(|link| link.alias.as_deref().is_some_and(|alias| alias.starts_with(&own)))
+    }
+
+    fn link(&self, index: u32) -> Option<&Link> {
+        self.links.iter().find(|link| link.index == index)
+    }
+}
+
+/// One link, route or network that overlaps with a subnet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Overlap {
+    subnet: IpNet,
+    /// The link, or the route where it has no single link, or the other network.
+    object: String,
+    kind: Kind,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Kind {
+    Address {
+        address: IpNet,
+        link: String,
+    },
+    Route {
+        dst: IpNet,
+        link: Option<String>,
+    },
+    /// A bridge that Podwire made for another network has a gateway in the subnet.
+    Gateway {
+        address: IpNet,
+        bridge: String,
+    },
+    /// Another network of Podwire has a pod in the subnet.
+    Pod {
+        address: IpAddr,
+        network: String,
+    },
+}
+
+impl Overlap {
+    /// Its fix removes the other side. An overlap with another network of Podwire keeps no pod from starting: addresses are
+    /// not given twice on one node.
+    fn finding(&self, network: &NetworkName, has_pods: bool) -> Finding {
+        let found = Finding::new(Code::SubnetOverlap, &self.object, self.message(network));
+        let found = Finding { fix: self.removal(), ..found };
+        if has_pods || self.is_managed() { found.degraded() } else { found }
+    }
+
+    fn message(&self, network: &NetworkName) -> String {
+        let subnet = format!("subnet {} of network {network}", self.subnet);
+        match &self.kind {
+            Kind::Address { address, link } => {
+                format!("link {link} has address {address}, which is in {subnet}")
+            }
+            Kind::Route { dst, link: Some(link) } => {
+                format!("route {dst} over link {link} overlaps {subnet}")
+            }
+            Kind::Route { dst, link: None } => format!("route {dst} overlaps {subnet}"),
+            Kind::Gateway { address, bridge } => {
+                format!("bridge {bridge} of another network has gateway {address}, which is in {subnet}")
+            }
+            Kind::Pod { address, network: other } => format!(
+                "a pod of network {other} has address {address}, which is in {subnet}; give network {other} another subnet"
+            ),
+        }
+    }
+
+    fn removal(&self) -> Option<String> {
+        match &self.kind {
+            Kind::Address { address, link } | Kind::Gateway { address, bridge: link } => {
+                Some(format!("ip address del {address} dev {link}"))
+            }
+            Kind::Route { dst, link } => {
+                let dev = link.as_ref().map(|link| format!(" dev {link}")).unwrap_or_default();
+                Some(format!("ip route del {dst}{dev}"))
+            }
+            Kind::Pod { .. } => None,
+        }
+    }
+
+    /// Whether the other side belongs to Podwire.
+    fn is_managed(&self) -> bool {
+        matches!(self.kind, Kind::Gateway { .. } | Kind::Pod { .. })
+    }
+}
+
+/// Findings for the operator: not ready where the network has no pods yet, else degraded.
+pub fn findings(network: &Network<'_>, observed: &Observed) -> Vec<Finding> {
+    let has_pods = observed.has_pods(network.name);
+    find(network, observed).iter().map(|overlap| overlap.finding(network.name, has_pods)).collect()
+}
+
+/// The same for a network that is described by a CNI config. One without pods should get another subnet: to remove the
+/// other side would cut off the pods of another program.
+pub fn findings_of_config(network: &Network<'_>, observed: &Observed) -> Vec<Finding> {
+    findings(network, observed).into_iter().map(|found| proposing(found, network, observed)).collect()
+}
+
+/// What STATUS reports: overlap with another program, not with another network of Podwire.
+pub(crate) fn of_status(network: &Network<'_>, observed: &Observed) -> Option<Finding> {
+    let overlap = find(network, observed).into_iter().find(|overlap| !overlap.is_managed())?;
+    let found = overlap.finding(network.name, observed.has_pods(network.name));
+    Some(proposing(found, network, observed))
+}
+
+fn proposing(found: Finding, network: &Network<'_>, observed: &Observed) -> Finding {
+    let other = match found.severity {
+        Severity::NotReady => alternative(network, observed),
+        Severity::Degraded => None,
+    };
+    let Some(other) = other else { return found };
+    let subnets: Vec<String> = other.iter().map(ToString::to_string).collect();
+    let proposal = format!("set \"subnet\": \"{}\" in the network's config", subnets.join(","));
+    Finding { message: format!("{}; {proposal}", found.message), fix: None, ..found }
+}
+
+/// Everything that overlaps, once for each object. Pure.
+fn find(network: &Network<'_>, observed: &Observed) -> Vec<Overlap> {
+    let all = addresses(network, observed).chain(routes(network, observed)).chain(pods(network, observed));
+    let mut found: BTreeMap<String, Overlap> = BTreeMap::new();
+    for overlap in all {
+        found.entry(overlap.object.clone()).or_insert(overlap);
+    }
+    found.into_values().collect()
+}
+
+/// The network's own bridge, host ends of pods, and tunnels.
+fn is_own(network: &Network<'_>, link: &Link) -> bool {
+    link.name == network.bridge.as_str() || (is_managed(link) && !is_marked(link))
+}
+
+/// A bridge, host end or tunnel of any network of Podwire.
+fn is_managed(link: &Link) -> bool {
+    let alias = link.alias.as_deref().unwrap_or_default();
+    is_marked(link) || alias.starts_with("podwire:") || tunnel::network_of(alias).is_some()
+}
+
+fn addresses<'a>(network: &Network<'a>, observed: &'a Observed) -> impl Iterator<Item = Overlap> {
+    let network = *network;
+    observed.addresses.iter().filter_map(move |address| {
+        let subnet = *network.subnets.iter().find(|subnet| subnet.contains(&address.addr.addr()))?;
+        let link = observed.link(address.link).filter(|link| !is_own(&network, link))?;
+        let (address, name) = (address.addr, link.name.clone());
+        let kind = match is_marked(link) {
+            true => Kind::Gateway { address, bridge: name },
+            false => Kind::Address { address, link: name },
+        };
+        Some(Overlap { subnet, object: format!("link {}", link.name), kind })
+    })
+}
+
+fn routes<'a>(network: &Network<'a>, observed: &'a Observed) -> impl Iterator<Item = Overlap> {
+    let network = *network;
+    let is_other = |route: &&Route| ![ROUTE_PROTOCOL, PEER_PROTOCOL].contains(&route.protocol);
+    observed.routes.iter().filter(is_other).filter_map(move |route| {
+        let dst = route.dst.trunc();
+        let subnet = *network.subnets.iter().find(|subnet| subnet.contains(&dst))?;
+        let link = route.link.and_then(|index| observed.link(index));
+        if link.is_some_and(|link| is_own(&network, link)) {
+            return None;
+        }
+        let link = link.map(|link| link.name.clone());
+        let object = link.as_ref().map_or_else(|| format!("route {dst}"), |link| format!("link {link}"));
+        Some(Overlap { subnet, object, kind: Kind::Route { dst, link } })
+    })
+}
+
+/// The aliases of host ends name network and addresses, also of networks with another run directory.
+fn pods<'a>(network: &Network<'a>, observed: &'a Observed) -> impl Iterator<Item = Overlap> {
+    let (network, own) = (*network, AttachmentKey::network_dir(network.name));
+    observed.links.iter().filter_map(move |link| {
+        let other = link.alias.as_deref()?.strip_prefix("podwire:")?.split('/').next()?;
+        let in_subnet = |address: IpAddr| {
+            let subnet = *network.subnets.iter().find(|subnet| subnet.contains(&address))?;
+            let kind = Kind::Pod { address, network: other.to_owned() };
+            Some(Overlap { subnet, object: format!("network {other}"), kind })
+        };
+        addresses_in_alias(link).filter(|_| other != own).find_map(in_subnet)
+    })
+}
+
+/// The subnets that Podwire gives addresses of, as far as the node routes packets for pods. Elsewhere, as on a bridge of a
+/// physical network, the node's own routes and addresses do not matter.
+pub fn routed_subnets(conf: &NetConf) -> Vec<IpNet> {
+    match &conf.addresses {
+        Addresses::Own(pools) if conf.mode == AttachMode::Routed || conf.is_gateway => {
+            pools.sets().iter().flat_map(ipam::RangeSet::ranges).map(ipam::Range::subnet).collect()
+        }
+        Addresses::Own(_) | Addresses::Delegated(_) => Vec::new(),
+    }
+}
+
+/// Whether pods can have these addresses: not those that the node has itself, or routes to another link. By lookups, because
+/// a list of routes may be long.
+pub(crate) fn check(
+    host: &mut RtSocket,
+    conf: &NetConf,
+    bridge: Option<u32>,
+    ips: &[IpAddr],
+) -> Result<(), Error> {
+    let subnets = routed_subnets(conf);
+    for ip in ips {
+        let subnet = subnets.iter().find(|subnet| subnet.contains(ip));
+        let (Some(subnet), Some(matched)) = (subnet, host.matched_route(*ip)?) else { continue };
+        let Some(conflict) = conflict(&matched, subnet, bridge) else { continue };
+        let link = matched.link.map(|index| host.link_at(index)).transpose()?.flatten();
+        // Another network with the same subnet: its addresses are claimed in its own records.
+        if !matched.local && link.as_ref().is_some_and(is_managed) {
+            continue;
+        }
+        let link = link.map_or_else(|| "several links".to_owned(), |link| format!("link {}", link.name));
+        let taken = format!(
+            "address {ip} is {conflict} ({} on {link}): use another subnet than {subnet}, or exclude it",
+            matched.dst
+        );
+        return Err(Error::Cni(cni::Error::new(cni::Code::AddressTaken, taken)));
+    }
+    Ok(())
+}
+
+/// Why a pod cannot have an address, by the route that the kernel uses for it. Pure.
+fn conflict(matched: &RouteMatch, subnet: &IpNet, bridge: Option<u32>) -> Option<&'static str> {
+    if matched.local {
+        return Some("an address of this node");
+    }
+    let is_own = [ROUTE_PROTOCOL, PEER_PROTOCOL].contains(&matched.protocol)
+        || (bridge.is_some() && matched.link == bridge);
+    (subnet.contains(&matched.dst.trunc()) && !is_own).then_some("routed to another link")
+}
+
+/// The subnets of a network with another one in the place of each that overlaps; None where none of those that are tried is
+/// free. A proposal for the operator.
+pub fn alternative(network: &Network<'_>, observed: &Observed) -> Option<Vec<IpNet>> {
+    let is_free = |subnets: &[IpNet]| find(&Network { subnets, ..*network }, observed).is_empty();
+    let replaced = |subnet: &IpNet| match is_free(&[*subnet]) {
+        true => Some(*subnet),
+        false => candidates(subnet).find(|candidate| is_free(&[*candidate])),
+    };
+    network.subnets.iter().map(replaced).collect()
+}
+
+/// Neighbours of the default subnets that common runtimes do not use either.
+fn candidates(subnet: &IpNet) -> impl Iterator<Item = IpNet> {
+    let prefix = subnet.prefix_len();
+    let bases: Vec<IpAddr> = match subnet {
+        IpNet::V4(_) => [83, 84, 86, 87, 80, 81, 82, 79, 78].map(|octet| [10, octet, 0, 0].into()).into(),
+        IpNet::V6(_) => (0x88..0x90).map(|part| [0xfd00, part, 0, 0, 0, 0, 0, 0].into()).collect(),
+    };
+    let shortest = if subnet.addr().is_ipv4() { 16 } else { 32 };
+    bases
+        .into_iter()
+        .filter(move |_| prefix >= shortest)
+        .filter_map(move |base| IpNet::new(base, prefix).ok())
+}
+
+#[cfg(test)]
+mod tests;

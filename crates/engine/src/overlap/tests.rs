@@ -1,0 +1,124 @@
+use netlink::NetNs;
+use types::Severity;
+
+use super::*;
+
+const SUBNETS: &str = "10.83.0.0/16,fd00:88::/64";
+
+fn subnets(text: &str) -> Vec<IpNet> {
+    text.split(',').map(|net| net.parse().unwrap()).collect()
+}
+
+/// The findings for network `podwire` on `podwire0` in a namespace of its own after these commands.
+fn found_after(commands: &str) -> (Vec<Finding>, Option<Vec<IpNet>>) {
+    let in_a_namespace = || {
+        sh(&format!(
+            "ip link set lo up; ip link add podwire0 type bridge; ip link set podwire0 up; {commands}"
+        ));
+        let observed = Observed::of(&mut RtSocket::open().unwrap()).unwrap();
+        let subnets = subnets(SUBNETS);
+        let (name, bridge) = ("podwire".try_into().unwrap(), "podwire0".try_into().unwrap());
+        let network = Network { name: &name, bridge: &bridge, subnets: &subnets };
+        (findings(&network, &observed), alternative(&network, &observed))
+    };
+    NetNs::create().unwrap().run(in_a_namespace).unwrap()
+}
+
+fn sh(words: &str) {
+    let words = format!("set -e; {words}");
+    assert!(std::process::Command::new("sh").args(["-c", &words]).status().unwrap().success(), "{words}");
+}
+
+const OTHER: &str = "ip link add other type bridge; ip link set other up;";
+
+#[test]
+fn b10_routes_to_more_than_the_subnet_and_managed_ones_are_no_overlap() {
+    for commands in [
+        "",
+        "ip address add 192.168.7.1/24 dev other; ip route add default via 192.168.7.2",
+        "ip route add 10.0.0.0/8 dev other; ip route add fd00::/8 dev other; ip route add 10.84.0.0/16 dev other",
+        "ip address add 10.1.2.3/8 dev other",
+        // The network's own.
+        "ip address add 10.83.0.1/16 dev podwire0; ip address add fd00:88::1/64 dev podwire0 nodad",
+        "ip route add 10.83.0.7/32 dev other proto 112; ip route add 10.83.9.0/24 dev other proto 113",
+        "ip link set other alias 'podwire:podwire/c1/eth0 10.83.0.7/32 fd00:88::7/128'",
+        "ip link set other alias 'podwire tunnel podwire'; ip address add 10.83.3.0/32 dev other",
+        // Other tables are for other packets.
+        "ip route add 10.83.4.0/24 dev other table 77",
+    ] {
+        let (found, other) = found_after(&format!("{OTHER} {commands}"));
+        assert_eq!(found, [], "{commands}");
+        assert_eq!(other, Some(subnets(SUBNETS)), "{commands}");
+    }
+}
+
+#[test]
+fn b10_addresses_and_routes_in_the_subnet_are_overlaps_with_a_fix_that_works() {
+    for (commands, message) in [
+        ("ip address add 10.83.5.1/24 dev other", "10.83.5.1/24"),
+        ("ip address add 10.83.0.1/16 dev other", "10.83.0.1/16"),
+        ("ip address add 10.83.7.7/32 dev other", "10.83.7.7/32"),
+        ("ip address add fd00:88::5/128 dev other nodad", "fd00:88::5/128"),
+        ("ip route add 10.83.0.0/16 dev other", "10.83.0.0/16"),
+        ("ip route add 10.83.200.0/24 dev other", "10.83.200.0/24"),
+        ("ip route add fd00:88::100/120 dev other", "fd00:88::100/120"),
+    ] {
+        let (found, _) = found_after(&format!("{OTHER} {commands}"));
+        assert_eq!(found.len(), 1, "{commands}: {found:?}");
+        assert_eq!(
+            (found[0].code, found[0].severity),
+            (Code::SubnetOverlap, Severity::NotReady),
+            "{commands}"
+        );
+        assert_eq!(found[0].object, "link other", "{commands}");
+        assert!(
+            found[0].message.contains(message) && found[0].message.contains("network podwire"),
+            "{found:?}"
+        );
+        let fix = found[0].fix.clone().unwrap();
+        assert_eq!(found_after(&format!("{OTHER} {commands}; {fix}")).0, [], "{commands}; {fix}");
+    }
+    let several = "ip link add br9 type bridge; ip link set br9 up; ip route add 10.83.1.0/24 nexthop dev other nexthop dev br9";
+    assert_eq!(found_after(&format!("{OTHER} {several}")).0[0].object, "route 10.83.1.0/24");
+}
+
+#[test]
+fn b10_an_overlap_while_pods_run_is_degraded() {
+    let pod = "ip link add pw1 type bridge; ip link set pw1 alias 'podwire:podwire/c1/eth0 10.83.0.7/32'";
+    let (found, _) = found_after(&format!("{OTHER} {pod}; ip address add 10.83.5.1/24 dev other"));
+    assert_eq!(found.iter().map(|found| found.severity).collect::<Vec<_>>(), [Severity::Degraded]);
+}
+
+#[test]
+fn b16_another_network_of_podwire_in_the_subnet_is_degraded() {
+    let bridge = format!(
+        "ip link set other alias '{}'; ip address add 10.83.0.1/16 dev other",
+        crate::bridge::BRIDGE_ALIAS
+    );
+    let (found, _) = found_after(&format!("{OTHER} {bridge}"));
+    assert_eq!(
+        (found[0].object.as_str(), found[0].severity),
+        ("link other", Severity::Degraded),
+        "{found:?}"
+    );
+    let pod = "ip link set other alias 'podwire:blue/c1/eth0 10.9.0.1/24 fd00:88::7/64'";
+    let (found, _) = found_after(&format!("{OTHER} {pod}"));
+    assert_eq!(
+        (found[0].object.as_str(), found[0].severity),
+        ("network blue", Severity::Degraded),
+        "{found:?}"
+    );
+    assert!(
+        found[0].message.contains("fd00:88::7") && found[0].message.contains("another subnet"),
+        "{found:?}"
+    );
+}
+
+#[test]
+fn b10_the_alternative_overlaps_with_nothing() {
+    let taken = "ip address add 10.83.0.1/16 dev other; ip route add 10.84.3.0/24 dev other";
+    let (_, other) = found_after(&format!("{OTHER} {taken}"));
+    assert_eq!(other, Some(subnets("10.86.0.0/16,fd00:88::/64")));
+    let (_, other) = found_after(&format!("{OTHER} ip route add fd00:88::/64 dev other"));
+    assert_eq!(other, Some(subnets("10.83.0.0/16,fd00:89::/64")));
+}

@@ -1,0 +1,68 @@
+//! Whether pod subnets overlap with routes and addresses that do not belong to their network.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use agent::runtimes::Runtimes;
+use engine::overlap::{self, Network, Observed};
+use engine::reconcile::failure;
+use ipnet::IpNet;
+use netconf::NetConf;
+use netlink::RtSocket;
+use types::{AttachMode, IfName, NetworkName};
+
+use super::configs;
+use super::finding::Check;
+use super::node::Node;
+
+const CHECK: &str = "pod subnets";
+
+type Networks = BTreeMap<NetworkName, (IfName, Vec<IpNet>)>;
+
+pub(super) fn subnets(node: &Node) -> Vec<Check> {
+    let networks = networks(node);
+    let observed = RtSocket::open().map_err(engine::Error::from).and_then(|mut host| Observed::of(&mut host));
+    let observed = match observed {
+        Ok(observed) => observed,
+        Err(error) => return vec![Check::problem(CHECK, failure(error, &node.folders.run_dir))],
+    };
+    let mut checks = Vec::new();
+    for (name, (bridge, subnets)) in &networks {
+        let found = overlap::findings_of_config(&Network { name, bridge, subnets }, &observed);
+        checks.extend(found.into_iter().map(|found| Check::problem(CHECK, node.as_reported(found))));
+    }
+    if checks.is_empty() {
+        checks.push(Check::ok(CHECK, "no other route or address of this node overlaps with them"));
+    }
+    checks
+}
+
+/// The agent's network, those of pods, and those of configs. What is known first wins.
+fn networks(node: &Node) -> Networks {
+    let mut networks = Networks::new();
+    let agents = node.status().map(|status| &status.network).and_then(|network| {
+        let name = NetworkName::try_from(network.name.as_str()).ok()?;
+        Some((name, (IfName::try_from(network.bridge.as_str()).ok()?, network.subnets.clone())))
+    });
+    networks.extend(agents);
+    let directory = Runtimes::detect(Path::new("/")).choose().configs;
+    for config in configs::of_podwire(&directory) {
+        if let Ok(conf) = NetConf::parse(&config) {
+            networks
+                .entry(config.name.clone())
+                .or_insert((conf.bridge.clone(), overlap::routed_subnets(&conf)));
+        }
+    }
+    let mut of_pods = Networks::new();
+    for pod in node.attachments.iter().filter(|pod| !networks.contains_key(&pod.key.network)) {
+        let (_, subnets) = of_pods.entry(pod.key.network.clone()).or_insert((pod.bridge.clone(), Vec::new()));
+        let gateways = pod.wiring.gateways.iter().map(IpNet::trunc);
+        // Without a gateway the pods are on a network that is not the node's.
+        let own = pod.ips().map(IpNet::from).filter(|_| pod.mode == AttachMode::Routed);
+        subnets.extend(gateways.chain(own));
+        subnets.sort();
+        subnets.dedup();
+    }
+    networks.extend(of_pods);
+    networks
+}

@@ -1,0 +1,104 @@
+//! A containerd whose directories are not the usual ones, as Debian's, which looks for plugins in /usr/lib/cni.
+
+use std::fs;
+
+use serde_json::Value;
+
+use crate::common::{Traces, World};
+use crate::site::{CONFIG, PLUGIN, Programs, Site};
+
+const DIRECTORIES: &str = r#"[plugins."io.containerd.grpc.v1.cri".cni]
+bin_dir = "/opt/distribution/cni"
+conf_dir = "/etc/distribution/net.d"
+"#;
+const PLACED: [&str; 2] =
+    ["/opt/distribution/cni/podwire-cni", "/etc/distribution/net.d/10-podwire.conflist"];
+
+fn expect_placed(world: &World) {
+    for (path, is_there) in [(PLACED[0], true), (PLACED[1], true), (PLUGIN, false), (CONFIG, false)] {
+        assert_eq!(world.machine.path(path).exists(), is_there, "{path}");
+    }
+}
+
+#[test]
+fn b17_the_agent_installs_where_containerd_is_configured_to_look() {
+    let world = World::configured("dirs-agent", DIRECTORIES, |_| Ok(()));
+    let programs = Programs::built(&world.lab);
+    let site = Site::in_world(world, programs);
+    expect_placed(&site.world);
+    let before = Traces::before_pods(&site.world);
+    let (a, b) = (site.world.run("a"), site.world.run("b"));
+    site.world.expect_pings([&a, &b]);
+    site.world.remove(&a);
+    site.world.remove(&b);
+    site.expect_nothing_left(&before);
+}
+
+/// The message and the fix of a condition that `podwire doctor` reports.
+fn reported(world: &World, podwire: &str, code: &str) -> Option<[String; 2]> {
+    let outcome = world.machine.run(&[podwire, "doctor", "-o", "json"]).unwrap();
+    let checks: Vec<Value> = serde_json::from_str(&outcome.stdout).unwrap();
+    let found = checks.iter().find(|check| check["code"] == code)?;
+    Some(["message", "fix"].map(|key| found[key].as_str().unwrap_or_default().to_owned()))
+}
+
+/// The runtime reports a ready network then, and every pod fails.
+fn doctor_finds_a_plugin_that_is_missing(world: &World, podwire: &str) {
+    let plugin = world.machine.path(PLACED[0]);
+    let (found, moved) = (|| reported(world, podwire, "InstallIncomplete"), plugin.with_extension("moved"));
+    assert_eq!(found(), None);
+    fs::rename(&plugin, &moved).unwrap();
+    let [message, fix] = found().unwrap();
+    assert!(message.contains("containerd") && message.contains(PLACED[0]), "{message}");
+    assert!(fix.starts_with("install ") && fix.ends_with(PLACED[0]), "{fix}");
+    fs::rename(&moved, &plugin).unwrap();
+    assert_eq!(found(), None);
+}
+
+/// No pod runs: the subnets are known from the config alone.
+#[test]
+fn b10_doctor_finds_an_overlap_of_a_standalone_network_without_pods() {
+    let world = World::configured("dirs-overlap", DIRECTORIES, |_| Ok(()));
+    let programs = Programs::built(&world.lab);
+    let [podwire, plugin] = [&programs.podwire, &programs.plugin].map(|path| path.to_str().unwrap());
+    world.machine.sh(&[podwire, "install", "--standalone", "--plugin", plugin]).unwrap();
+    let found = || reported(&world, podwire, "SubnetOverlap");
+    assert_eq!(found(), None);
+    let commands =
+        ["ip link add other type bridge", "ip link set other up", "ip address add 10.83.4.1/24 dev other"];
+    for command in commands {
+        world.machine.sh(&command.split(' ').collect::<Vec<_>>()).unwrap();
+    }
+    let [message, _] = found().unwrap();
+    for words in ["10.83.4.1/24", "network podwire", r#"set "subnet": "10.84.0.0/16,fd00:88::/64""#] {
+        assert!(message.contains(words), "{words}: {message}");
+    }
+    world.machine.sh(&["ip", "link", "del", "other"]).unwrap();
+    assert_eq!(found(), None);
+}
+
+#[test]
+fn b17_install_standalone_finds_containerds_directories_and_says_what_others_need() {
+    let world = World::configured("dirs-alone", DIRECTORIES, |_| Ok(()));
+    let programs = Programs::built(&world.lab);
+    let [podwire, plugin] = [&programs.podwire, &programs.plugin].map(|path| path.to_str().unwrap());
+    let install = |more: &[&str]| {
+        let argv = [podwire, "install", "--standalone", "--plugin", plugin];
+        let outcome = world.machine.run(&[argv.as_slice(), more].concat()).unwrap();
+        assert!(outcome.success(), "{}", outcome.stderr);
+        outcome.stderr
+    };
+    assert_eq!(install(&[]), "");
+    expect_placed(&world);
+    world.wait_until_ready();
+    let (a, b) = (world.run("a"), world.run("b"));
+    world.expect_pings([&a, &b]);
+    world.remove(&a);
+    world.remove(&b);
+    doctor_finds_a_plugin_that_is_missing(&world, podwire);
+
+    let warning = install(&["--plugin-dir", "/opt/other"]);
+    for words in ["containerd uses /opt/distribution/cni", "set bin_dir = \"/opt/other\"", "config.toml"] {
+        assert!(warning.contains(words), "{words}: {warning}");
+    }
+}

@@ -1,0 +1,308 @@
+//! Containers of a real podman with its CNI backend, with the agent and without it, in both attach modes and families.
+
+#![expect(clippy::unwrap_used, reason = "a test ends at its first surprise, in helpers as well")]
+
+mod common;
+#[path = "agent/site.rs"]
+#[allow(dead_code, reason = "a part of what the agent's tests use")]
+mod site;
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use runtime::{Machine, Podman, Service};
+use serde_json::{Value, json};
+use testkit::{DEADLINE, End, Lab, Node, wait_until};
+
+use common::{Traces, get, place_conflist_named, place_plugins};
+use site::{CONFIG, Programs, names, start_agent_with, wait_for_agent};
+
+const PARALLEL: usize = 20;
+const STANDALONE: Setup = Setup { label: "alone", agent: false, mode: "bridge" };
+const AGENT: Setup = Setup { label: "agent", agent: true, mode: "routed" };
+const ALL: [Setup; 4] = [
+    STANDALONE,
+    Setup { label: "alone-routed", agent: false, mode: "routed" },
+    AGENT,
+    Setup { label: "agent-bridge", agent: true, mode: "bridge" },
+];
+
+#[derive(Clone, Copy)]
+struct Setup {
+    label: &'static str,
+    agent: bool,
+    mode: &'static str,
+}
+
+/// Dropped from top to bottom.
+struct World {
+    _agent: Option<Service>,
+    podman: Podman,
+    programs: Programs,
+    machine: Machine,
+    node: Node,
+    lab: Lab,
+    setup: Setup,
+}
+
+impl World {
+    fn new(test: &str, setup: Setup) -> Self {
+        let lab = Lab::new(&format!("podman-{test}-{}", setup.label)).unwrap();
+        let node = lab.node("n1").unwrap();
+        let machine = Machine::new(&node).unwrap();
+        let programs = Programs::built(&lab);
+        let agent = setup.agent.then(|| {
+            let flags = ["--network-mode", setup.mode];
+            let agent = start_agent_with(&machine, &programs, &flags).unwrap();
+            wait_for_agent(&machine).unwrap();
+            wait_until("the config", DEADLINE, || Ok(machine.path(CONFIG).exists())).unwrap();
+            agent
+        });
+        let podman = Podman::new(&machine).unwrap();
+        let world = Self { _agent: agent, podman, programs, machine, node, lab, setup };
+        if !setup.agent {
+            place_plugins(&world.machine).unwrap();
+            world.add_network("podwire", setup.mode, "10.70.0.0/24,fd00:70::/64");
+        }
+        world
+    }
+
+    /// As an operator writes it by hand.
+    fn add_network(&self, name: &str, mode: &str, subnets: &str) {
+        let mut network = json!({
+            "type": "podwire-cni", "bridge": format!("pw-{name}"), "subnet": subnets, "mode": mode,
+            "capabilities": { "portMappings": true, "ips": true },
+        });
+        if self.setup.agent {
+            network["agent"] = json!(true);
+        }
+        place_conflist_named(&self.machine, name, &network).unwrap();
+    }
+
+    fn before_containers(&self) -> Traces {
+        self.run("first", &[]);
+        self.podman.remove("first").unwrap();
+        Traces::after_first(&self.node, &self.machine)
+    }
+
+    fn run(&self, name: &str, options: &[&str]) {
+        self.podman.run(name, &[&["--network", "podwire"], options].concat()).unwrap();
+    }
+
+    /// IPv4 first, of one network.
+    fn addresses(&self, container: &str, network: &str) -> Vec<IpAddr> {
+        let all: Vec<Value> =
+            serde_json::from_str(&self.podman.sh(&["inspect", container]).unwrap()).unwrap();
+        let network = &all[0]["NetworkSettings"]["Networks"][network];
+        ["IPAddress", "GlobalIPv6Address"]
+            .iter()
+            .filter_map(|key| network[key].as_str()?.parse().ok())
+            .collect()
+    }
+
+    fn expect_pings(&self, from: &str, to: &[IpAddr]) {
+        assert_eq!(to.iter().map(IpAddr::is_ipv6).collect::<Vec<_>>(), [false, true], "{to:?}");
+        for address in to {
+            let program = if address.is_ipv6() { "ping6" } else { "ping" };
+            self.podman.exec(from, &[program, "-c", "1", "-W", "5", &address.to_string()]).unwrap();
+        }
+    }
+
+    /// The messages of `podwire doctor` about subnets.
+    fn overlaps(&self) -> Vec<String> {
+        let podwire = &self.programs.podwire;
+        let outcome = self.machine.run(&[podwire.to_str().unwrap(), "doctor", "-o", "json"]).unwrap();
+        let checks: Vec<Value> = serde_json::from_str(&outcome.stdout).unwrap();
+        let found = checks.iter().filter(|check| check["code"] == "SubnetOverlap");
+        found.map(|check| check["message"].to_string()).collect()
+    }
+
+    fn claims(&self) -> Vec<String> {
+        names(&self.machine, "/run/podwire/networks/podwire/addresses")
+    }
+
+    fn expect_nothing_left(&self, before: &Traces) {
+        before.expect_same_on(&self.node, &self.machine);
+        assert_eq!(self.claims(), Vec::<String>::new());
+        assert_eq!(names(&self.machine, "/run/podwire/tombstones"), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn b18_podman_containers_reach_each_other_and_leave_nothing() {
+    for setup in ALL {
+        let world = World::new("run", setup);
+        let before = world.before_containers();
+        world.run("a", &[]);
+        world.run("b", &[]);
+        world.expect_pings("a", &world.addresses("b", "podwire"));
+        world.expect_pings("b", &world.addresses("a", "podwire"));
+        for container in ["a", "b"] {
+            world.podman.remove(container).unwrap();
+        }
+        world.expect_nothing_left(&before);
+    }
+}
+
+#[test]
+fn b18_a_port_published_by_podman_leads_to_the_container_until_it_is_removed() {
+    for setup in [STANDALONE, AGENT] {
+        let world = World::new("port", setup);
+        let outside = world.lab.node("outside").unwrap();
+        let here = End { ns: &world.node, dev: "up0", addresses: &["192.0.2.1/24", "2001:db8::1/64"] };
+        let there = End { ns: &outside, dev: "eth0", addresses: &["192.0.2.2/24", "2001:db8::2/64"] };
+        world.lab.wire(&here, &there).unwrap();
+        let before = world.before_containers();
+        world.run("web", &["-p", "8080:80", "--hostname", "web"]);
+        let serve = "echo hello from $(hostname) > /www/index.html; httpd -p 80 -h /www";
+        world.podman.exec("web", &["sh", "-c", serve]).unwrap();
+        let servers = ["192.0.2.1:8080", "[2001:db8::1]:8080"].map(|server| server.parse().unwrap());
+        for server in servers {
+            let page = get(&outside, server).unwrap();
+            assert!(page.ends_with("hello from web\n"), "{server}: {page:?}");
+        }
+        world.podman.remove("web").unwrap();
+        world.expect_nothing_left(&before);
+        for server in servers {
+            let error = get(&outside, server).unwrap_err();
+            assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused, "{server}");
+        }
+    }
+}
+
+#[test]
+fn b18_podman_chooses_addresses_and_a_taken_one_is_refused() {
+    for setup in [STANDALONE, AGENT] {
+        let world = World::new("ip", setup);
+        let before = world.before_containers();
+        world.run("probe", &[]);
+        // In the same subnets as a container that did not choose.
+        let wanted: Vec<IpAddr> = world.addresses("probe", "podwire").into_iter().map(with_host_77).collect();
+        let [v4, v6] = [0, 1].map(|family| wanted[family].to_string());
+        let options = ["--ip", &v4, "--ip6", &v6];
+        world.run("chosen", &options);
+        assert_eq!(world.addresses("chosen", "podwire"), wanted);
+        world.expect_pings("probe", &wanted);
+        let refused = world
+            .podman
+            .try_run("second", &[&["--network", "podwire"], options.as_slice()].concat())
+            .unwrap();
+        assert!(!refused.success() && refused.stderr.contains(&v4), "{}", refused.stderr);
+        world.expect_pings("probe", &wanted);
+        for container in ["probe", "chosen", "second"] {
+            world.podman.remove(container).unwrap();
+        }
+        world.expect_nothing_left(&before);
+    }
+}
+
+fn with_host_77(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(v4) => IpAddr::from([v4.octets()[0], v4.octets()[1], v4.octets()[2], 77]),
+        IpAddr::V6(v6) => {
+            let mut segments = v6.segments();
+            segments[7] = 0x77;
+            segments.into()
+        }
+    }
+}
+
+#[test]
+fn b18_podman_connects_a_running_container_to_networks_and_disconnects_it() {
+    for setup in [STANDALONE, AGENT] {
+        let world = World::new("connect", setup);
+        world.add_network("second", "bridge", "10.71.0.0/24,fd00:71::/64");
+        for network in ["podwire", "second"] {
+            world.podman.run("first", &["--network", network]).unwrap();
+            world.podman.remove("first").unwrap();
+        }
+        let before = Traces::after_first(&world.node, &world.machine);
+        world.run("a", &[]);
+        world.run("b", &[]);
+        world.podman.run("peer", &["--network", "second"]).unwrap();
+        let (first, peer) = (world.addresses("b", "podwire"), world.addresses("peer", "second"));
+
+        world.podman.sh(&["network", "connect", "second", "a"]).unwrap();
+        world.expect_pings("a", &first);
+        world.expect_pings("a", &peer);
+        world.expect_pings("peer", &world.addresses("a", "second"));
+        world.podman.sh(&["network", "disconnect", "podwire", "a"]).unwrap();
+        assert_eq!(world.addresses("a", "podwire"), Vec::<IpAddr>::new());
+        assert_eq!(world.claims().len(), 2, "the addresses of b: {:?}", world.claims());
+        world.expect_pings("a", &peer);
+        world.podman.sh(&["network", "connect", "podwire", "a"]).unwrap();
+        world.expect_pings("a", &first);
+        // In mode `routed` the second network of a container is not reached by its own address: its default route is the
+        // first network's.
+        if setup.mode == "bridge" {
+            world.expect_pings("b", &world.addresses("a", "podwire"));
+        }
+        for container in ["a", "b", "peer"] {
+            world.podman.remove(container).unwrap();
+        }
+        world.expect_nothing_left(&before);
+    }
+}
+
+#[test]
+fn b18_twenty_podman_containers_at_once_have_addresses_of_their_own() {
+    for setup in [STANDALONE, AGENT] {
+        let world = World::new("many", setup);
+        let before = world.before_containers();
+        let names: Vec<String> = (0..PARALLEL).map(|number| format!("c{number}")).collect();
+        std::thread::scope(|scope| {
+            for name in &names {
+                scope.spawn(|| world.run(name, &[]));
+            }
+        });
+        let addresses: BTreeSet<IpAddr> =
+            names.iter().flat_map(|name| world.addresses(name, "podwire")).collect();
+        assert_eq!(addresses.len(), 2 * PARALLEL, "{addresses:?}");
+        assert_eq!(world.claims().len(), 2 * PARALLEL);
+        world.expect_pings("c0", &world.addresses("c19", "podwire"));
+        std::thread::scope(|scope| {
+            for name in &names {
+                scope.spawn(|| world.podman.remove(name).unwrap());
+            }
+        });
+        world.expect_nothing_left(&before);
+    }
+}
+
+/// podman's own network is 10.88.0.0/16.
+#[test]
+fn b10_podmans_network_and_podwires_default_work_beside_each_other() {
+    let world = World::new("beside", AGENT);
+    world.podman.run("other", &[]).unwrap();
+    world.run("a", &[]);
+    world.run("b", &[]);
+    let other = world.addresses("other", "podman");
+    assert!(other[0].to_string().starts_with("10.88."), "{other:?}");
+    world.expect_pings("a", &world.addresses("b", "podwire"));
+    // The node reaches both, and `doctor` has no objection.
+    for address in [other[0], world.addresses("a", "podwire")[0]] {
+        world.machine.sh(&["ping", "-c", "1", "-W", "5", &address.to_string()]).unwrap();
+    }
+    assert_eq!(world.overlaps(), Vec::<String>::new());
+}
+
+#[test]
+fn b10_podwire_does_not_take_podmans_subnet() {
+    let lab = Lab::new("podman-taken").unwrap();
+    let node = lab.node("n1").unwrap();
+    let machine = Machine::new(&node).unwrap();
+    let podman = Podman::new(&machine).unwrap();
+    podman.run("other", &[]).unwrap();
+    let before = testkit::Snapshot::of(&node).unwrap();
+    let flags = ["--network-subnet", "10.88.0.0/16"];
+    let agent = start_agent_with(&machine, &Programs::built(&lab), &flags).unwrap();
+    let log = || std::fs::read_to_string(agent.log_file());
+    wait_until("the overlap to be reported", DEADLINE, || {
+        Ok(log()?
+            .lines()
+            .any(|line| ["SubnetOverlap", "link cni-podman0"].iter().all(|it| line.contains(it))))
+    })
+    .unwrap();
+    before.expect_same(&node).unwrap();
+    assert!(!machine.path(CONFIG).exists(), "the config was installed");
+}
