@@ -16,7 +16,9 @@ use crate::Error;
 use crate::detach::addresses_in_alias;
 use crate::reconcile::Trouble;
 use crate::resident::{self, Resident};
-use crate::state::{Attachment, Held, Listed, Network, Phase, State, StateError, may_lack_addresses};
+use crate::state::{
+    Addressing, Attachment, Held, Listed, Network, Phase, State, StateError, may_lack_addresses,
+};
 use crate::sysctl::Families;
 
 /// Does the attachment have anything in the firewall? One that asks for nothing needs no nftables at all.
@@ -64,9 +66,18 @@ impl<'a> Member<'a> {
             bridge: self.bridge(),
             addresses: &self.addresses,
             masquerade: self.chain.as_ref(),
-            guard: if self.attachment.spoof_check { Guard::On } else { Guard::Off },
+            guard: guard(self.attachment.spoof_check, self.attachment.addressing),
             ports: &self.ports,
         }
+    }
+}
+
+pub(crate) fn guard(spoof_check: bool, addressing: Addressing) -> Guard {
+    match (spoof_check, addressing) {
+        (false, _) => Guard::Off,
+        (true, Addressing::Assigned) => Guard::On,
+        (true, Addressing::Dhcp) => Guard::Dhcp,
+        (true, Addressing::None) => Guard::Mac,
     }
 }
 
@@ -262,6 +273,13 @@ fn admit_after(
 pub(crate) fn expel(attachment: &Attachment, resident: Option<&Resident>) -> Result<(), Error> {
     let Some(member) = Member::of(attachment) else { return Ok(()) };
     resident::with_firewall(resident, |firewall| firewall.expel(&member.pod()))
+}
+
+/// Removes what belongs to the attachment's addresses. Its link stays guarded.
+pub(crate) fn expel_addresses(attachment: &Attachment, resident: Option<&Resident>) -> Result<(), Error> {
+    let Some(member) = Member::of(attachment) else { return Ok(()) };
+    let addresses = Pod { guard: Guard::Off, ..member.pod() };
+    resident::with_firewall(resident, |firewall| firewall.expel(&addresses))
 }
 
 /// Removes what the firewall has for networks without pods.

@@ -24,6 +24,7 @@ mod detach;
 mod error;
 mod firewall;
 mod gc;
+mod lease;
 mod privileges;
 pub mod reconcile;
 mod relearn;

@@ -10,7 +10,7 @@ use types::{AttachMode, AttachmentKey, IfName, Mac, NetworkName};
 
 use crate::Error;
 use crate::state::{
-    Attachment, MAC_MARK, Network, PodAddress, SCHEMA, State, Survivor, Wiring, placement_in,
+    Addressing, Attachment, MAC_MARK, Network, PodAddress, SCHEMA, State, Survivor, Wiring, placement_in,
 };
 
 /// What is known beside the links.
@@ -105,6 +105,8 @@ fn attachment(
     conf: Option<&NetConf>,
 ) -> Option<Attachment> {
     let host_link = IfName::try_from(link.name.as_str()).ok()?;
+    let addressing = Addressing::in_alias(link.alias.as_deref().unwrap_or_default());
+    let has_addresses = addressing != Addressing::None;
     let pod = |address: &IpNet| PodAddress {
         address: *address,
         gateway: conf.and_then(|c| range(c, address)).map(ipam::Range::gateway),
@@ -113,14 +115,18 @@ fn attachment(
         schema: SCHEMA,
         netns: String::new(),
         netns_cookie: None,
-        mode: mode(link, addresses),
+        mode: if has_addresses { mode(link, addresses) } else { AttachMode::Bridge },
         bridge: conf.map_or_else(|| host_link.clone(), |c| c.bridge.clone()),
         host_mac: link.mac.unwrap_or_else(|| key.host_mac()),
         pod_mac: key.pod_mac(),
         mtu: link.mtu,
         addresses: addresses.iter().map(pod).collect(),
-        delegated: conf.is_some_and(|c| matches!(c.addresses, Addresses::Delegated(_))),
-        masquerade_outside: conf.map_or(Some(Vec::new()), |c| c.ip_masq.then(|| c.cluster.clone())),
+        delegated: addressing == Addressing::Dhcp
+            || conf.is_some_and(|c| matches!(c.addresses, Addresses::Delegated(_))),
+        addressing,
+        masquerade_outside: conf
+            .map_or(Some(Vec::new()), |c| c.ip_masq.then(|| c.cluster.clone()))
+            .filter(|_| has_addresses),
         spoof_check: conf.is_none_or(|c| c.spoof_check),
         ports: Vec::new(),
         bandwidth: None,

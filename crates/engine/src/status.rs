@@ -30,6 +30,7 @@ pub(crate) fn status(
     }
     match &conf.addresses {
         Addresses::Own(_) => room(config, conf, place, &mut host).map_err(unavailable)?,
+        Addresses::Absent => {}
         Addresses::Delegated(plugin) => {
             Delegate::find(plugin, config, caller.delegates).map_err(unavailable)?.status()?;
         }

@@ -74,10 +74,26 @@ pub(crate) fn make_pair(
         let own = answers.by_ref().take(ops.len()).collect();
         placed.push(bridge::added(host, (bridge, wire.log), gateway, own)?);
     }
-    // A port needs no IPv6: its bridge has it.
-    let has_ipv6 = !is_port && attachment.ips().any(|ip| ip.is_ipv6());
-    sysctl::protect_host_end(&attachment.host_link, has_ipv6, wire.resident)?;
+    protect_host_end(attachment, wire.resident)?;
     Ok(placed)
+}
+
+/// The host end of a pod whose addresses came after its interface: as [`make_pair`] would have made it.
+pub(crate) fn mark_host_end(
+    host: &mut RtSocket,
+    attachment: &Attachment,
+    resident: Option<&Resident>,
+) -> Result<(), Error> {
+    let alias = attachment.alias();
+    let link = SetLink::of(LinkRef::Name(&attachment.host_link));
+    host.run(&Op::SetLink(SetLink { alias: Some(&alias), ..link }))?;
+    protect_host_end(attachment, resident)
+}
+
+/// A port needs no IPv6: its bridge has it.
+fn protect_host_end(attachment: &Attachment, resident: Option<&Resident>) -> Result<(), Error> {
+    let has_ipv6 = attachment.mode == AttachMode::Routed && attachment.ips().any(|ip| ip.is_ipv6());
+    sysctl::protect_host_end(&attachment.host_link, has_ipv6, resident)
 }
 
 /// The pod's end, set up.

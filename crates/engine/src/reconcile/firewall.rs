@@ -5,13 +5,13 @@ use std::net::IpAddr;
 
 use ipam::RangeSet;
 use netconf::{Addresses, NetConf};
-use nft::{Firewall, Guard, NetworkChain, Pod};
+use nft::{Firewall, NetworkChain, Pod};
 use types::{AttachmentKey, Mac, NetworkName};
 
 use super::{Depth, Kind, Round};
-use crate::Error;
 use crate::firewall::{self, Living, Member};
 use crate::state::Attachment;
+use crate::{Error, lease};
 
 impl Round<'_> {
     pub(super) fn firewall(&mut self) {
@@ -142,7 +142,7 @@ fn own_chain(name: &NetworkName, conf: &NetConf) -> Option<NetworkChain> {
 
 /// A pod of the agent's own network before there is one: the tables are ready when the first comes.
 fn first_pod<'a>(conf: &'a NetConf, masquerade: Option<&'a NetworkChain>) -> Option<Pod<'a>> {
-    let guard = if conf.spoof_check { Guard::On } else { Guard::Off };
+    let guard = firewall::guard(conf.spoof_check, lease::addressing(conf));
     (conf.spoof_check || conf.ip_masq).then_some(Pod {
         link: &conf.bridge,
         mac: Mac::local([0; 5]),

@@ -35,7 +35,7 @@ mod sysctls;
 pub use file::StateError;
 pub use held::Held;
 pub use network::{Allocation, Begin, Clean, Freeing, Listed, Network, Phase, Survivor, Wanted};
-pub use record::{Attachment, PodAddress, PodName, SCHEMA, Wiring};
+pub use record::{Addressing, Attachment, PodAddress, PodName, SCHEMA, Wiring};
 pub(crate) use record::{MAC_MARK, may_lack_addresses, placement_in};
 pub use sysctls::{Changed, Changes, Sysctl, SysctlLog};
 
