@@ -310,7 +310,7 @@ impl Leaving {
     /// The elements of our pods went with them; what is left is chains without any.
     fn remove_tables(&mut self) -> Result<(), Error> {
         if !self.others.is_empty() {
-            firewall::prune(nft::Idle::RemoveAll)?;
+            firewall::prune(nft::Idle::RemoveAll, None)?;
             let others = self.others.names();
             self.report.left.push(format!("nftables tables podwire stay: {others} uses them"));
         } else if nft::Firewall::open()?.cleanup()? {

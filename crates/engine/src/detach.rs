@@ -11,7 +11,7 @@ use types::{AttachmentKey, IfName};
 
 use crate::delegate::Delegate;
 use crate::state::{Addressing, Attachment, Held, Network};
-use crate::{Caller, Error, Wait, firewall, gc, relearn, resident};
+use crate::{Caller, Error, Wait, firewall, gc, relearn, remaining, resident};
 
 /// Returns what was there, for the log.
 pub(crate) fn detach(call: &Call, place: &Place, caller: &Caller<'_>) -> Result<Option<Attachment>, Error> {
@@ -65,7 +65,7 @@ impl Removal<'_> {
         undo_with(held, Some(&self.key), self.caller, self.delegate.as_ref())?;
         if was.as_ref().is_some_and(|was| was.masquerade_outside.is_some()) && network.is_empty()? {
             // The pod is gone, whatever becomes of this; GC tries again and tells.
-            let _ = firewall::prune(nft::Idle::KeepFew);
+            let _ = firewall::prune(nft::Idle::KeepFew, self.caller.resident);
         }
         Ok(was)
     }
@@ -140,10 +140,22 @@ pub(crate) fn undo(mut held: Held, key: Option<&AttachmentKey>, caller: &Caller<
             Err(error) => errors.push(error),
         },
     }
-    if errors.is_empty() {
-        errors.extend(held.release(&clean).err().map(Error::from));
+    if !errors.is_empty() {
+        return Error::collect(errors);
     }
-    Error::collect(errors)
+    // A process that stays notices it (and has the pod's other interfaces looked at).
+    let gone = held.attachment().filter(|_| caller.resident.is_none()).cloned();
+    let network = held.network().clone();
+    held.release(&clean)?;
+    if let Some(Err(error)) = gone.map(|gone| remaining::restore_routes(&network, &gone)) {
+        // The attachment is gone all the same.
+        let error = error.to_string();
+        eprintln!(
+            "podwire: the routes of the pod's other interfaces were not restored: {}",
+            types::one_line(&error)
+        );
+    }
+    Ok(())
 }
 
 /// The kernel's part. The link goes first: while it lives, it stays guarded. Returns the addresses of which the kernel

@@ -6,11 +6,12 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use cni::{Code, PortMapping};
+use netconf::NetConf;
 use netlink::RtSocket;
 use nft::conntrack::{self, Family};
 use nft::{Alive, Firewall, Guard, HostPort, Idle, NetworkChain, Orphan, Others, Pod, Stray};
 use rustix::io::Errno;
-use types::{AttachmentKey, IfName};
+use types::{AttachmentKey, IfName, NetworkName};
 
 use crate::Error;
 use crate::detach::addresses_in_alias;
@@ -282,9 +283,15 @@ pub(crate) fn expel_addresses(attachment: &Attachment, resident: Option<&Residen
     resident::with_firewall(resident, |firewall| firewall.expel(&addresses))
 }
 
-/// Removes what the firewall has for networks without pods.
-pub(crate) fn prune(idle: Idle) -> Result<(), Error> {
-    match Firewall::open().and_then(|mut firewall| firewall.prune(idle)) {
+/// The chain that masquerades the pods of a network, if they are masqueraded.
+pub(crate) fn chain_of(name: &NetworkName, conf: &NetConf) -> Option<NetworkChain> {
+    conf.ip_masq.then(|| NetworkChain::new(name, &conf.cluster))
+}
+
+/// Removes what the firewall has for networks without pods, but not what the agent keeps for its own.
+pub(crate) fn prune(idle: Idle<'_>, resident: Option<&Resident>) -> Result<(), Error> {
+    let kept = resident.and_then(Resident::own_chain);
+    match Firewall::open().and_then(|mut firewall| firewall.prune(idle, kept.as_deref())) {
         // Without nftables there is nothing either.
         Ok(_) | Err(nft::Error::Unsupported { .. }) => Ok(()),
         Err(error) => Err(error.into()),

@@ -28,6 +28,7 @@ mod lease;
 mod privileges;
 pub mod reconcile;
 mod relearn;
+mod remaining;
 mod resident;
 mod result;
 mod serve;

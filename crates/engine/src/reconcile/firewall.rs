@@ -26,7 +26,10 @@ impl Round<'_> {
         let members: Vec<Member<'_>> = attachments.iter().filter_map(Member::of).collect();
         let mut pods: Vec<Pod<'_>> = members.iter().map(Member::pod).collect();
         let mut tables = Firewall::open()?;
-        let chain = self.order.network.and_then(|(name, conf)| own_chain(name, conf));
+        let chain = self.order.network.and_then(|(name, conf)| firewall::chain_of(name, conf));
+        if let Some(resident) = self.order.resident {
+            resident.keep_chain(chain.as_ref());
+        }
         let first = self.order.network.and_then(|(_, conf)| first_pod(conf, chain.as_ref()));
         pods.extend(first);
         let damage = tables.damage(&pods)?;
@@ -134,10 +137,6 @@ fn prepare(tables: &mut Firewall, first: &Pod<'_>) -> Result<(), Error> {
         tables.prepare(first)?;
     }
     Ok(())
-}
-
-fn own_chain(name: &NetworkName, conf: &NetConf) -> Option<NetworkChain> {
-    conf.ip_masq.then(|| NetworkChain::new(name, &conf.cluster))
 }
 
 /// A pod of the agent's own network before there is one: the tables are ready when the first comes.

@@ -93,12 +93,7 @@ impl State {
 
     /// All networks that have state here.
     pub fn networks(&self) -> Result<Vec<Network>, StateError> {
-        let dir = self.dir.join("networks");
-        let mut found = Vec::new();
-        for entry in file::list(&dir)? {
-            found.extend(Network::existing(dir.join(entry)));
-        }
-        Ok(found)
+        Network::all_in(&self.dir.join("networks"))
     }
 
     pub fn sysctls(&self) -> SysctlLog {

@@ -165,7 +165,9 @@ impl Network {
         let Some(claim) = claim.filter(Metadata::is_file) else { return Ok(false) };
         let Ok(Content::Attachment(record)) = files::read(&path).map(|bytes| Content::of(&bytes)) else {
             // The file does not name the other claims that are links to it.
-            return Ok(self.is_claimed(address) && !self.orphans()?.contains(&OsString::from(address.to_string())));
+            return Ok(
+                self.is_claimed(address) && !self.orphans()?.contains(&OsString::from(address.to_string()))
+            );
         };
         let mut addresses: Vec<IpAddr> = record.ips().chain([address]).collect();
         addresses.sort_unstable();
@@ -265,6 +267,15 @@ impl Network {
 
     pub(super) fn existing(dir: PathBuf) -> Option<Self> {
         dir.join("lock").exists().then_some(Self { dir })
+    }
+
+    /// All networks of the same state directory, this one too.
+    pub fn siblings(&self) -> Result<Vec<Self>, StateError> {
+        Self::all_in(self.dir.parent().unwrap_or(&self.dir))
+    }
+
+    pub(super) fn all_in(dir: &Path) -> Result<Vec<Self>, StateError> {
+        Ok(file::list(dir)?.iter().filter_map(|name| Self::existing(dir.join(name))).collect())
     }
 
     /// The folder's name: the network's, unless that was too long for one.
