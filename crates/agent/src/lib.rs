@@ -36,3 +36,4 @@ pub use app::{AppError, run};
 #[doc(hidden)]
 pub use cluster::measured;
 pub use cluster::{Forgotten, forget};
+pub use lock::agents_here;

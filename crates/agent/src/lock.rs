@@ -95,6 +95,33 @@ impl Drop for NetworkLock {
     }
 }
 
+/// The agents that run in this network namespace, whatever their run directories are: what each wrote about itself, such as
+/// `process 4711 in /run/podwire`.
+pub fn agents_here() -> Result<Vec<String>, LockError> {
+    holders(Path::new(NETWORKS), netlink::RtSocket::open()?.netns_cookie()?)
+}
+
+fn holders(dir: &Path, namespace: u64) -> Result<Vec<String>, LockError> {
+    let entries = match fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(source) => return Err(LockError::Io { operation: "list", path: dir.to_owned(), source }),
+    };
+    let is_here = |name: &str| {
+        let network = name.strip_prefix(&namespace.to_string());
+        network.is_some_and(|network| network.starts_with(['-', '@']))
+    };
+    let here = entries.flatten().filter(|entry| entry.file_name().to_str().is_some_and(is_here));
+    Ok(here.filter_map(|entry| holder(&entry.path())).collect())
+}
+
+/// The agent that has this lock, if there is one. Makes nothing.
+fn holder(path: &Path) -> Option<String> {
+    let file = files::open(path, File::options().read(true)).ok()?;
+    let free = flock(&file, FlockOperation::NonBlockingLockShared);
+    (free == Err(Errno::WOULDBLOCK)).then(|| named_in(path))
+}
+
 fn file_name(namespace: u64, network: &NetworkName) -> String {
     let name = format!("{namespace}-{network}");
     if name.len() <= LONGEST_NAME {
@@ -121,10 +148,7 @@ impl Lock {
 
     /// The agent that works in this directory, if there is one. Makes nothing; only for messages.
     fn holder(run_dir: &Path) -> Option<String> {
-        let path = run_dir.join(FILE);
-        let file = files::open(&path, File::options().read(true)).ok()?;
-        let free = flock(&file, FlockOperation::NonBlockingLockShared);
-        (free == Err(Errno::WOULDBLOCK)).then(|| named_in(&path))
+        holder(&run_dir.join(FILE))
     }
 
     /// The file or its directory was removed: another agent could start beside this one.

@@ -37,7 +37,8 @@ pub use held::Held;
 pub use network::{Allocation, Begin, Clean, Freeing, Listed, Network, Phase, Survivor, Wanted};
 pub use record::{Addressing, Attachment, PodAddress, PodName, SCHEMA, Wiring};
 pub(crate) use record::{MAC_MARK, may_lack_addresses, placement_in};
-pub use sysctls::{Changed, Changes, Sysctl, SysctlLog};
+pub(crate) use sysctls::sysctl_key;
+pub use sysctls::{Changed, Changes, Sysctl, SysctlLog, SysctlUse};
 
 use std::path::{Path, PathBuf};
 
