@@ -1,4 +1,4 @@
-//! ADD: the way of a pod. Read [`attach`] from top to bottom; every step before the record only looks, every step after it
+//! ADD: the way of a pod. Read [`attach`] from top to bottom. Steps before the record change nothing; every step after it
 //! is undone by [`detach::undo`] if a later one fails. The bridge and what makes the host forward are the node's, not the
 //! pod's: they stay. Another IPAM plugin is asked in the middle (see [`crate::lease`]).
 
@@ -199,7 +199,7 @@ fn begin(network: &Network, site: &Site<'_>, host: &mut RtSocket) -> Result<(Hel
     let mut neighbours = Neighbours::KnowNothing;
     let mut make = |given: &[Allocation]| {
         neighbours = neighbours_of(site.conf.mode, given.iter().any(|a| a.used_before));
-        decide(site, given.iter().map(own_address).collect(), None)
+        decide(site, &given.iter().map(own_address).collect::<Vec<_>>(), None)
     };
     let begun = match network.begin(&wanted, &mut make) {
         // Containers that vanished without a DEL must not keep their addresses for ever.
@@ -220,7 +220,7 @@ fn begin(network: &Network, site: &Site<'_>, host: &mut RtSocket) -> Result<(Hel
     }
 }
 
-/// The families of addresses, of which is told whether they are IPv4.
+/// The families of addresses; true stands for an IPv4 address.
 fn families(v4: impl Iterator<Item = bool>) -> Families {
     let v4: Vec<bool> = v4.collect();
     Families { ipv4: v4.contains(&true), ipv6: v4.contains(&false) }
@@ -253,7 +253,7 @@ fn unshared_or_released(state: &State, held: Held) -> Result<Held, Error> {
 }
 
 /// Everything about the attachment, from the addresses it got, and what another IPAM plugin said besides.
-fn decide(site: &Site<'_>, subnets: Vec<PodAddress>, given: Option<&CniResult>) -> Attachment {
+fn decide(site: &Site<'_>, subnets: &[PodAddress], given: Option<&CniResult>) -> Attachment {
     let (conf, call) = (site.conf, site.call);
     let routed = conf.mode == AttachMode::Routed;
     let addresses: Vec<PodAddress> = subnets
@@ -269,7 +269,7 @@ fn decide(site: &Site<'_>, subnets: Vec<PodAddress>, given: Option<&CniResult>) 
     let ours = conf.pod_routes(&ips).into_iter().filter(|r| !routes.iter().any(|given| given.dst == r.dst));
     routes.extend(ours.collect::<Vec<_>>());
     if routed {
-        routes.extend(subnet_routes(&subnets, &routes));
+        routes.extend(subnet_routes(subnets, &routes));
     }
     let gateways =
         if conf.is_gateway { subnets.iter().filter_map(gateway_net).collect() } else { Vec::new() };
@@ -356,9 +356,9 @@ fn finish(
         held.commit()?;
         Ok(wired)
     });
-    ready.or_else(|error| match detach::undo_with(held, Some(site.key), site.caller, kernel.lease.asked()) {
-        Ok(()) => Err(error),
-        Err(also) => Err(Error::Several(vec![error, also])),
+    ready.map_err(|error| match detach::undo_with(held, Some(site.key), site.caller, kernel.lease.asked()) {
+        Ok(()) => error,
+        Err(also) => Error::Several(vec![error, also]),
     })
 }
 
@@ -375,7 +375,7 @@ fn wire_up(
     }
     bring_up(&attachment, &bridge, site, kernel)?;
     let Some(given) = kernel.lease.take()? else { unreachable!("a delegated attachment has a delegate") };
-    let attachment = decide(site, lease::addresses(&given), Some(&given));
+    let attachment = decide(site, &lease::addresses(&given), Some(&given));
     let ips: Vec<IpAddr> = attachment.ips().collect();
     firewall::check_ports(&site.conf.ports, families(ips.iter().map(IpAddr::is_ipv4)))?;
     unshared(kernel.state, held.network(), &ips)?;

@@ -64,14 +64,14 @@ impl Removal<'_> {
         let (was, network) = (held.attachment().cloned(), held.network().clone());
         undo_with(held, Some(&self.key), self.caller, self.delegate.as_ref())?;
         if was.as_ref().is_some_and(|was| was.masquerade_outside.is_some()) && network.is_empty()? {
-            // The pod is gone, whatever becomes of this; GC tries again and tells.
+            // The pod is gone even if this fails; GC tries it again and reports the error.
             let _ = firewall::prune(nft::Idle::KeepFew, self.caller.resident);
         }
         Ok(was)
     }
 
-    /// No record: there never was one, or it was lost. What the kernel still has of it goes all the same. But a link may be
-    /// one that somebody made since we looked: then there is a record now, which is returned.
+    /// No record: there never was one, or it was lost. Links and firewall elements of the attachment are removed. If another
+    /// process made the link after the first search for the record, the record is found now and returned.
     fn remove_strays(&self) -> Result<Option<Held>, Error> {
         let key = &self.key;
         let mut host = RtSocket::open()?;
@@ -143,7 +143,7 @@ pub(crate) fn undo(mut held: Held, key: Option<&AttachmentKey>, caller: &Caller<
     if !errors.is_empty() {
         return Error::collect(errors);
     }
-    // A process that stays notices it (and has the pod's other interfaces looked at).
+    // The agent reconciles the pod's other interfaces.
     let gone = held.attachment().filter(|_| caller.resident.is_none()).cloned();
     let network = held.network().clone();
     held.release(&clean)?;
@@ -163,7 +163,7 @@ pub(crate) fn undo(mut held: Held, key: Option<&AttachmentKey>, caller: &Caller<
 fn unwire(attachment: &Attachment, caller: &Caller<'_>, errors: &mut Vec<Error>) -> Vec<IpAddr> {
     let rest = || {
         let addresses: Vec<_> = attachment.ips().collect();
-        let expelled = if tells_all(attachment) {
+        let expelled = if is_complete(attachment) {
             firewall::expel(attachment, caller.resident)
         } else {
             firewall::sweep(std::slice::from_ref(&attachment.host_link), &addresses)
@@ -192,9 +192,9 @@ fn unwire(attachment: &Attachment, caller: &Caller<'_>, errors: &mut Vec<Error>)
     clean
 }
 
-/// Whether the record names everything that the firewall has. Without a cookie it was made from what the link tells, and
-/// [`withdraw`] removes addresses that the guard of the link still knows.
-fn tells_all(attachment: &Attachment) -> bool {
+/// Whether the record names everything that the firewall has. A record without a cookie was recovered from the link's alias,
+/// and [`withdraw`] removes addresses from the record that the guard of the link still has.
+fn is_complete(attachment: &Attachment) -> bool {
     let is_withdrawn = attachment.addressing == Addressing::Dhcp && attachment.addresses.is_empty();
     attachment.netns_cookie.is_some() && !is_withdrawn
 }

@@ -193,4 +193,30 @@ mod tests {
             assert_eq!(member.pod().bridge.is_some(), is_gateway);
         }
     }
+
+    #[test]
+    fn b11_a_recovered_record_knows_that_its_network_has_no_addresses() {
+        let lab = Lab::new("recovered-l2").unwrap();
+        let node = lab.node("n").unwrap();
+        // Its bridge was deleted, and its configuration is not known.
+        for words in [
+            "ip link add pwabc type veth peer name peer",
+            "ip link set pwabc alias 'podwire:blue/c1/eth0 ipam=none in=shop/front'",
+            "ip link add pwdef type veth peer name peer2",
+            "ip link set pwdef alias 'podwire:blue/c2/eth0 ipam=dhcp 10.55.0.50/24'",
+        ] {
+            node.sh(&["sh", "-c", words]).unwrap();
+        }
+        let find = || survivors(&"blue".try_into().unwrap(), Hints::default()).unwrap();
+        let mut found: Vec<Attachment> =
+            node.enter(find).unwrap().into_iter().filter_map(|survivor| survivor.attachment).collect();
+        found.sort_by(|a, b| a.key.cmp(&b.key));
+        let [layer2, dhcp] = found.as_slice() else { panic!("{found:?}") };
+        assert_eq!((layer2.addressing, layer2.mode), (Addressing::None, AttachMode::Bridge));
+        assert_eq!((layer2.masquerade_outside.as_ref(), layer2.delegated), (None, false));
+        assert_eq!(
+            (dhcp.addressing, dhcp.mode, dhcp.delegated),
+            (Addressing::Dhcp, AttachMode::Bridge, true)
+        );
+    }
 }

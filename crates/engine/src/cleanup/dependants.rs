@@ -1,5 +1,5 @@
-//! Other programs that need settings which Podwire changed. They found forwarding switched on and did not have to ask for
-//! it, so only what they have in the kernel tells.
+//! Other programs that need settings which Podwire changed. They found forwarding switched on and did not have to enable
+//! it: only their links and rules in the kernel show that they need it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -12,7 +12,7 @@ use crate::Error;
 use crate::state::{Changed, State, Sysctl};
 
 impl Leaving {
-    /// A sysctl that somebody else changed after us is theirs now (F7).
+    /// A sysctl that another program changed afterwards stays as it is (F7).
     pub(super) fn restore_sysctls(&mut self, state: &State) -> Result<(), Error> {
         let changes = state.sysctls().read()?;
         self.report.left.extend(changes.refused.iter().map(|path| {
@@ -38,7 +38,7 @@ impl Leaving {
         if *now != changed.ours {
             if now != before {
                 self.report.left.push(format!(
-                    "{path} is {now}: it was {before} before Podwire set {}, and somebody changed it since",
+                    "{path} is {now}: it was {before} before Podwire set {}, and another program changed it since",
                     changed.ours
                 ));
             }
@@ -68,8 +68,8 @@ impl Leaving {
         Ok(())
     }
 
-    /// Everything but the settings of a bridge that only this folder used. One that is the whole node's serves the pods of
-    /// others too: without forwarding they would be cut off.
+    /// Everything but the settings of a bridge that only this run directory used. A setting of the whole node serves the pods
+    /// of other run directories, too: without forwarding they would be cut off.
     fn is_shared(&mut self, path: &str) -> Result<bool, Error> {
         if self.others.is_empty() {
             return Ok(false);

@@ -62,8 +62,8 @@ fn b15_of_a_few_idle_chains_only_the_named_one_goes_and_an_agents_never() {
             expel(&alone(n));
         }
         let (mut firewall, chain) = (Firewall::open().unwrap(), |n| alone(n).chain.unwrap());
-        let kept = Some(chain(1));
-        let kept = kept.as_ref().map(|kept| kept.id());
+        let agents = chain(1);
+        let kept = Some(agents.id());
         assert_eq!(firewall.prune(Idle::KeepFew, kept).unwrap(), 0, "the kept one does not count");
         assert_eq!(firewall.prune(Idle::Remove(&chain(1)), kept).unwrap(), 0);
         assert_eq!(firewall.prune(Idle::Remove(&chain(2)), kept).unwrap(), 1);
