@@ -69,11 +69,13 @@ impl Defaults {
     fn fill_config(&self, config: &mut Config) {
         let is_ours = config.name == self.network;
         // Whoever has another plugin for addresses wants none of ours.
-        let wants_addresses = netconf::foreign_ipam(config).is_none();
+        let ipam = netconf::foreign_ipam(config);
+        let (wants_addresses, is_dhcp) = (ipam.is_none(), ipam.is_some_and(netconf::is_dhcp));
         let values = Arc::clone(&self.values.read().unwrap_or_else(PoisonError::into_inner));
         for (key, value) in values.iter() {
             let is_wanted = match key.as_str() {
-                "mode" => true,
+                // The default of a config, and the only mode with DHCP.
+                "mode" => !is_dhcp,
                 SUBNET => is_ours && wants_addresses,
                 _ => is_ours,
             };
@@ -149,10 +151,18 @@ mod tests {
     }
 
     #[test]
+    fn b11_a_misspelt_network_is_not_taken_for_one_without_addresses() {
+        let config = filled(&json!({ "cniVersion": "1.1.0", "name": "podwrie", "type": "podwire-cni" }));
+        let error = NetConf::parse(&config).unwrap_err();
+        assert!(error.msg.contains("no addresses") && error.msg.contains(r#""mode": "bridge""#), "{error}");
+    }
+
+    #[test]
     fn a_foreign_ipam_plugin_keeps_its_say() {
         let config = filled(&json!({ "cniVersion": "1.1.0", "name": "podwire", "ipam": { "type": "dhcp" } }));
         assert!(config.obj().get("subnet").is_none());
         let conf = NetConf::parse(&config).unwrap();
+        assert_eq!(conf.mode, AttachMode::Bridge, "the only mode with DHCP");
         assert!(matches!(conf.addresses, Addresses::Delegated(plugin) if plugin == "dhcp"));
     }
 }

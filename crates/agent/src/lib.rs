@@ -41,4 +41,5 @@ pub use attachments::attachment_view;
 #[doc(hidden)]
 pub use cluster::measured;
 pub use cluster::{Forgotten, forget};
+pub use lock::agents_here;
 pub use preflight::{Refusal, check};

@@ -105,6 +105,33 @@ impl Drop for NetworkLock {
     }
 }
 
+/// The agents that run in this network namespace, whatever their run directories are: what each wrote about itself, such as
+/// `process 4711 in /run/podwire`.
+pub fn agents_here() -> Result<Vec<String>, LockError> {
+    holders(Path::new(NETWORKS), netlink::RtSocket::open()?.netns_cookie()?)
+}
+
+fn holders(dir: &Path, namespace: u64) -> Result<Vec<String>, LockError> {
+    let entries = match fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(source) => return Err(LockError::Io { operation: "list", path: dir.to_owned(), source }),
+    };
+    let is_here = |name: &str| {
+        let network = name.strip_prefix(&namespace.to_string());
+        network.is_some_and(|network| network.starts_with(['-', '@']))
+    };
+    let here = entries.flatten().filter(|entry| entry.file_name().to_str().is_some_and(is_here));
+    Ok(here.filter_map(|entry| holder(&entry.path())).collect())
+}
+
+/// The agent that has this lock, if there is one. Makes nothing.
+fn holder(path: &Path) -> Option<String> {
+    let file = files::open(path, File::options().read(true)).ok()?;
+    let free = flock(&file, FlockOperation::NonBlockingLockShared);
+    (free == Err(Errno::WOULDBLOCK)).then(|| named_in(path))
+}
+
 fn file_name(namespace: u64, network: &NetworkName) -> String {
     let name = format!("{namespace}-{network}");
     if name.len() <= LONGEST_NAME {
@@ -213,13 +240,6 @@ impl LockFile {
             }
         }
     }
-}
-
-/// The process that holds a lock, as it names itself.
-fn holder(path: &Path) -> Option<String> {
-    let file = files::open(path, File::options().read(true)).ok()?;
-    let free = flock(&file, FlockOperation::NonBlockingLockShared);
-    (free == Err(Errno::WOULDBLOCK)).then(|| named_in(path))
 }
 
 /// Only for messages; it may have changed by now.

@@ -79,7 +79,7 @@ impl Share {
     fn sets(&self) -> &[RangeSet] {
         match &self.conf.addresses {
             Addresses::Own(pools) => pools.sets(),
-            Addresses::Delegated(_) => &[],
+            Addresses::Delegated(_) | Addresses::Absent => &[],
         }
     }
 }

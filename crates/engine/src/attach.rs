@@ -1,6 +1,6 @@
-//! ADD: the way of a pod. Read [`attach`] from top to bottom; every step before the record only looks (or asks another
-//! IPAM plugin), every step after it is undone by [`detach::undo`] if a later one fails. The bridge and what makes the host
-//! forward are the node's, not the pod's: they stay.
+//! ADD: the way of a pod. Read [`attach`] from top to bottom. Steps before the record change nothing; every step after it
+//! is undone by [`detach::undo`] if a later one fails. The bridge and what makes the host forward are the node's, not the
+//! pod's: they stay. Another IPAM plugin is asked in the middle (see [`crate::lease`]).
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -10,10 +10,11 @@ use cni::{Call, CniResult, Route as PodRoute};
 use ipnet::IpNet;
 use netconf::{Addresses, NetConf, Place, default_route};
 use netlink::{Link, NetNs, RtSocket};
-use types::{AttachMode, AttachmentKey, IfName, MIN_MTU_V6, Special};
+use types::{AttachMode, AttachmentKey, IfName, MIN_MTU_V6};
 
-use crate::bridge::{self, Bridge, Placed, Spec};
+use crate::bridge::{self, Bridge, Gateway, Placed, Spec};
 use crate::delegate::Delegate;
+use crate::lease::{self, Lease};
 use crate::reconcile::subnet;
 use crate::resident::{self, KnownBridge};
 use crate::state::{
@@ -28,8 +29,6 @@ use crate::{
 
 /// How often a foreign link may have the name that we would take, before we give up.
 const SALTS: u8 = 8;
-/// Addresses that an IPAM plugin may give one pod, as many as sets of ranges.
-const MOST_GIVEN: usize = 16;
 
 pub(crate) fn attach(
     call: &Call,
@@ -56,29 +55,28 @@ pub(crate) fn attach(
     let host_end = find_host_end(&mut host, &key)?;
     let cookie = pod.netns_cookie()?;
     let site = Site { call, conf, key: &key, netns: &netns, cookie, mtu: bridge.mtu(conf), host_end, caller };
-    let lease = Lease::take(&site)?;
-    let begun = begin(&network, &site, &lease, &mut host)
-        .and_then(|begun| unshared(&state, &network, begun))
-        .and_then(|begun| unused_by_node(&site, &mut host, bridge.index(), begun));
-    let made = begun.and_then(|(held, neighbours)| {
-        let settings = HostSettings::open(caller.resident);
-        let mut kernel = Kernel { host: &mut host, pod: &mut pod, state: &state, bridge, settings };
-        let (attachment, wired) = finish(held, neighbours, &site, &mut kernel)?;
-        let bridge = bridge::as_it_is(&mut host, &wired.bridge);
-        let answer =
-            result::of_attachment(&attachment, &bridge, &wired.routes, call.config.prev_result.as_ref());
-        Ok((result::with_dns(answer, &conf.dns, &attachment.wiring.dns), attachment))
-    });
-    match made {
-        Ok(made) => {
-            resident::spare_socket(caller.resident, host);
-            Ok(made)
-        }
-        // The spec: an IPAM plugin whose ADD succeeded gets a DEL when the rest failed.
-        Err(error) => match lease.give_back() {
-            Ok(()) => Err(error),
-            Err(also) => Err(Error::Several(vec![error, also])),
-        },
+    let lease = Lease::new(delegate_of(conf, call, caller)?);
+    let (held, neighbours) = begin(&network, &site, &mut host)?;
+    let held = unshared_or_released(&state, held)?;
+    let held = unused_by_node(&site, &mut host, bridge.index(), held)?;
+    let settings = HostSettings::open(caller.resident);
+    let mut kernel = Kernel { host: &mut host, pod: &mut pod, state: &state, bridge, lease, settings };
+    let wired = finish(held, neighbours, &site, &mut kernel)?;
+    let Wired { attachment, bridge, routes } = wired;
+    let bridge = bridge::as_it_is(&mut host, &bridge);
+    let answer = result::of_attachment(&attachment, &bridge, &routes, call.config.prev_result.as_ref());
+    resident::spare_socket(caller.resident, host);
+    Ok((result::with_dns(answer, &conf.dns, &attachment.wiring.dns), attachment))
+}
+
+fn delegate_of<'a>(
+    conf: &NetConf,
+    call: &'a Call,
+    caller: &Caller<'_>,
+) -> Result<Option<Delegate<'a>>, Error> {
+    match &conf.addresses {
+        Addresses::Delegated(plugin) => Delegate::find(plugin, &call.config, caller.delegates).map(Some),
+        Addresses::Own(_) | Addresses::Absent => Ok(None),
     }
 }
 
@@ -108,6 +106,7 @@ struct Kernel<'a> {
     state: &'a State,
     bridge: Found,
     settings: HostSettings<'a>,
+    lease: Lease<'a>,
 }
 
 /// The bridge as it was found.
@@ -137,54 +136,9 @@ impl Found {
 
 /// What was made, as far as the answer tells it.
 struct Wired {
+    attachment: Attachment,
     bridge: Bridge,
     routes: Vec<PodRoute>,
-}
-
-/// Addresses that another plugin gave, or None where we give them ourselves.
-struct Lease<'a> {
-    from: Option<(Delegate<'a>, CniResult)>,
-}
-
-impl<'a> Lease<'a> {
-    fn take(site: &Site<'a>) -> Result<Self, Error> {
-        let Addresses::Delegated(plugin) = &site.conf.addresses else { return Ok(Self { from: None }) };
-        let delegate = Delegate::find(plugin, &site.call.config, site.caller.delegates)?;
-        // The spec: a delegate whose ADD failed gets a DEL before the failure is reported.
-        let given = delegate.add().map_err(|error| match delegate.del() {
-            Ok(()) => error,
-            Err(also) => Error::Several(vec![error, also]),
-        })?;
-        if let Some(what) = unusable(&given) {
-            delegate.del()?;
-            return Err(Error::Delegate { name: plugin.clone(), what });
-        }
-        Ok(Self { from: Some((delegate, given)) })
-    }
-
-    fn result(&self) -> Option<&CniResult> {
-        self.from.as_ref().map(|(_, result)| result)
-    }
-
-    fn give_back(&self) -> Result<(), Error> {
-        self.from.as_ref().map_or(Ok(()), |(delegate, _)| delegate.del())
-    }
-}
-
-/// Why a pod cannot have the addresses that another plugin gave. A link-local address is left to that plugin.
-fn unusable(given: &CniResult) -> Option<String> {
-    let special = |net: IpNet| Special::of(net.trunc()).filter(|kind| *kind != Special::LinkLocal);
-    let refused = given.ips.iter().find_map(|ip| Some((ip.address, special(ip.address)?)));
-    match (given.ips.len(), refused) {
-        (0, _) => Some("gave no address".to_owned()),
-        (count, _) if count > MOST_GIVEN => {
-            Some(format!("gave {count} addresses; a pod gets at most {MOST_GIVEN}"))
-        }
-        (_, Some((address, kind))) => {
-            Some(format!("gave {address}, but {kind} address cannot be a pod's, nor be in its subnet"))
-        }
-        (_, None) => None,
-    }
 }
 
 pub(crate) fn netns_path(call: &Call) -> &str {
@@ -214,12 +168,11 @@ fn clear_the_way(
         let made_by_this_run = held.attachment().filter(is_same).cloned();
         return made_by_this_run.map(Some).ok_or_else(|| Error::AlreadyAttached(key.clone()));
     }
-    let plugin =
-        netconf::foreign_ipam(&call.config).filter(|_| held.attachment().is_some_and(|a| a.delegated));
-    detach::undo(held, Some(key), caller)?;
     // Its addresses came from there, and would not be given again.
-    let Some(plugin) = plugin else { return Ok(None) };
-    Delegate::find(plugin, &call.config, caller.delegates)?.del().map(|()| None)
+    let plugin =
+        netconf::foreign_ipam(&call.config).filter(|_| held.attachment().is_none_or(|a| a.delegated));
+    let delegate = plugin.map(|plugin| Delegate::find(plugin, &call.config, caller.delegates)).transpose()?;
+    detach::undo_with(held, Some(key), caller, delegate.as_ref()).map(|()| None)
 }
 
 fn find_bridge(host: &mut RtSocket, conf: &NetConf, caller: &Caller<'_>) -> Result<Found, Error> {
@@ -244,23 +197,22 @@ fn find_host_end(host: &mut RtSocket, key: &AttachmentKey) -> Result<HostEnd, Er
 }
 
 /// Claims the addresses and writes the record.
-fn begin(
-    network: &Network,
-    site: &Site<'_>,
-    lease: &Lease<'_>,
-    host: &mut RtSocket,
-) -> Result<(Held, Neighbours), Error> {
+fn begin(network: &Network, site: &Site<'_>, host: &mut RtSocket) -> Result<(Held, Neighbours), Error> {
     let requested: Vec<_> = site.conf.requested.iter().map(|r| (r.addr, r.prefix)).collect();
     let pools = match &site.conf.addresses {
         Addresses::Own(pools) => Some(pools),
-        Addresses::Delegated(_) => None,
+        Addresses::Delegated(_) | Addresses::Absent => None,
     };
-    firewall::check_ports(&site.conf.ports, families_of(pools, lease))?;
+    if let Some(pools) = pools {
+        // Every set of ranges gives an address.
+        let ranges = pools.sets().iter().flat_map(ipam::RangeSet::ranges);
+        firewall::check_ports(&site.conf.ports, families(ranges.map(ipam::Range::is_ipv4)))?;
+    }
     let wanted = Wanted { key: site.key, pools, requested: &requested, clean: &firewall::forget_flows };
     let mut neighbours = Neighbours::KnowNothing;
     let mut make = |given: &[Allocation]| {
-        neighbours = neighbours_of(site.conf.mode, lease, given);
-        decide(site, lease, given)
+        neighbours = neighbours_of(site.conf.mode, given.iter().any(|a| a.used_before));
+        decide(site, &given.iter().map(own_address).collect::<Vec<_>>(), None)
     };
     let begun = match network.begin(&wanted, &mut make) {
         // Containers that vanished without a DEL must not keep their addresses for ever.
@@ -281,34 +233,24 @@ fn begin(
     }
 }
 
-/// Which families the pod will have: every set of ranges gives an address.
-fn families_of(pools: Option<&ipam::Pools>, lease: &Lease<'_>) -> Families {
-    let ranges = pools.into_iter().flat_map(ipam::Pools::sets).flat_map(ipam::RangeSet::ranges);
-    let own = ranges.map(ipam::Range::is_ipv4);
-    let given = lease.result().into_iter().flat_map(|r| &r.ips).map(|ip| ip.address.addr().is_ipv4());
-    let v4: Vec<bool> = own.chain(given).collect();
+/// The families of addresses; true stands for an IPv4 address.
+fn families(v4: impl Iterator<Item = bool>) -> Families {
+    let v4: Vec<bool> = v4.collect();
     Families { ipv4: v4.contains(&true), ipv6: v4.contains(&false) }
 }
 
 /// Two networks with one subnet would give one address to two pods, and the DEL of one would take the other's rules.
-fn unshared(
-    state: &State,
-    network: &Network,
-    (held, neighbours): (Held, Neighbours),
-) -> Result<(Held, Neighbours), Error> {
-    let ips: Vec<IpAddr> = held.attachment().into_iter().flat_map(Attachment::ips).collect();
+fn unshared(state: &State, network: &Network, ips: &[IpAddr]) -> Result<(), Error> {
     for other in state.networks()?.iter().filter(|other| other.name() != network.name()) {
         if let Some(ip) = ips.iter().find(|ip| other.is_claimed(**ip)) {
             let taken = format!(
                 "address {ip} is in use in network {} of this node: give the two networks different subnets",
                 other.name()
             );
-            // Nothing is in the kernel yet. What it remembers of these addresses is the other pod's.
-            held.release(&ips)?;
             return Err(Error::Cni(cni::Error::new(cni::Code::AddressTaken, taken)));
         }
     }
-    Ok((held, neighbours))
+    Ok(())
 }
 
 /// An address that the node has itself, or routes to a link of another program, is given back and refused.
@@ -316,24 +258,32 @@ fn unused_by_node(
     site: &Site<'_>,
     host: &mut RtSocket,
     bridge: Option<u32>,
-    (held, neighbours): (Held, Neighbours),
-) -> Result<(Held, Neighbours), Error> {
+    held: Held,
+) -> Result<Held, Error> {
     let ips: Vec<IpAddr> = held.attachment().into_iter().flat_map(Attachment::ips).collect();
     if let Err(error) = overlap::check(host, site.conf, bridge, &ips) {
         // Nothing is in the kernel yet. What it remembers of these addresses belongs to the other link.
         held.release(&ips)?;
         return Err(error);
     }
-    Ok((held, neighbours))
+    Ok(held)
 }
 
-/// Everything about the attachment, from the addresses it got.
-fn decide(site: &Site<'_>, lease: &Lease<'_>, given: &[Allocation]) -> Attachment {
+/// Nothing is in the kernel yet. What it remembers of these addresses is the other pod's.
+fn unshared_or_released(state: &State, held: Held) -> Result<Held, Error> {
+    let ips: Vec<IpAddr> = held.attachment().into_iter().flat_map(Attachment::ips).collect();
+    match unshared(state, held.network(), &ips) {
+        Ok(()) => Ok(held),
+        Err(error) => {
+            held.release(&ips)?;
+            Err(error)
+        }
+    }
+}
+
+/// Everything about the attachment, from the addresses it got, and what another IPAM plugin said besides.
+fn decide(site: &Site<'_>, subnets: &[PodAddress], given: Option<&CniResult>) -> Attachment {
     let (conf, call) = (site.conf, site.call);
-    let subnets = match lease.result() {
-        Some(result) => delegated_addresses(result),
-        None => given.iter().map(own_address).collect(),
-    };
     let routed = conf.mode == AttachMode::Routed;
     let addresses: Vec<PodAddress> = subnets
         .iter()
@@ -343,12 +293,12 @@ fn decide(site: &Site<'_>, lease: &Lease<'_>, given: &[Allocation]) -> Attachmen
         })
         .collect();
     let ips: Vec<_> = addresses.iter().map(|a| a.address.addr()).collect();
-    let mut routes: Vec<PodRoute> = lease.result().map(|r| r.routes.clone()).unwrap_or_default();
+    let mut routes: Vec<PodRoute> = given.map(|r| r.routes.clone()).unwrap_or_default();
     // A default route that the other plugin gave is the one.
     let ours = conf.pod_routes(&ips).into_iter().filter(|r| !routes.iter().any(|given| given.dst == r.dst));
     routes.extend(ours.collect::<Vec<_>>());
     if routed {
-        routes.extend(subnet_routes(&subnets, &routes));
+        routes.extend(subnet_routes(subnets, &routes));
     }
     let gateways =
         if conf.is_gateway { subnets.iter().filter_map(gateway_net).collect() } else { Vec::new() };
@@ -371,8 +321,9 @@ fn decide(site: &Site<'_>, lease: &Lease<'_>, given: &[Allocation]) -> Attachmen
         pod_mac: conf.mac.unwrap_or_else(|| site.key.pod_mac()),
         mtu: site.mtu,
         addresses,
-        delegated: lease.result().is_some(),
-        masquerade_outside: conf.ip_masq.then_some(cluster),
+        delegated: matches!(conf.addresses, Addresses::Delegated(_)),
+        addressing: lease::addressing(conf),
+        masquerade_outside: (conf.ip_masq && !subnets.is_empty()).then_some(cluster),
         spoof_check: conf.spoof_check,
         ports: conf.ports.clone(),
         bandwidth: conf.bandwidth,
@@ -383,15 +334,13 @@ fn decide(site: &Site<'_>, lease: &Lease<'_>, given: &[Allocation]) -> Attachmen
             routes,
             gateways,
             hairpin: conf.hairpin,
-            dns: lease.result().map(|r| r.dns.clone()).unwrap_or_default(),
+            dns: given.map(|r| r.dns.clone()).unwrap_or_default(),
         },
         created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
     }
 }
 
-/// What another IPAM plugin gives may have had any number of owners.
-fn neighbours_of(mode: AttachMode, lease: &Lease<'_>, given: &[Allocation]) -> Neighbours {
-    let used_before = lease.result().is_some() || given.iter().any(|a| a.used_before);
+fn neighbours_of(mode: AttachMode, used_before: bool) -> Neighbours {
     match mode {
         AttachMode::Bridge if used_before => Neighbours::MayRemember,
         AttachMode::Bridge | AttachMode::Routed => Neighbours::KnowNothing,
@@ -401,15 +350,6 @@ fn neighbours_of(mode: AttachMode, lease: &Lease<'_>, given: &[Allocation]) -> N
 fn own_address(given: &Allocation) -> PodAddress {
     let address = IpNet::new(given.address, given.prefix_len).unwrap_or_else(|_| given.address.into());
     PodAddress { address, gateway: Some(given.gateway) }
-}
-
-/// An IPAM plugin need not name a gateway: then it is the first address of the subnet, as in the reference.
-fn delegated_addresses(result: &CniResult) -> Vec<PodAddress> {
-    let of = |ip: &cni::IpConfig| PodAddress {
-        address: ip.address,
-        gateway: ip.gateway.or_else(|| ip.address.hosts().next().filter(|first| *first != ip.address.addr())),
-    };
-    result.ips.iter().map(of).collect()
 }
 
 fn gateway_net(pod: &PodAddress) -> Option<IpNet> {
@@ -438,45 +378,66 @@ fn finish(
     neighbours: Neighbours,
     site: &Site<'_>,
     kernel: &mut Kernel<'_>,
-) -> Result<(Attachment, Wired), Error> {
-    let Some(attachment) = held.attachment().cloned() else { unreachable!("the record was just written") };
-    let ready = wire_up(&attachment, neighbours, site, kernel).and_then(|wired| {
+) -> Result<Wired, Error> {
+    let ready = wire_up(&mut held, neighbours, site, kernel).and_then(|wired| {
         if (site.caller.cancelled)() {
             return Err(Error::Cancelled(site.key.clone()));
         }
         held.commit()?;
         Ok(wired)
     });
-    match ready {
-        Ok(wired) => Ok((attachment, wired)),
-        Err(error) => match detach::undo(held, Some(site.key), site.caller) {
-            Ok(()) => Err(error),
-            Err(also) => Err(Error::Several(vec![error, also])),
-        },
-    }
+    ready.map_err(|error| match detach::undo_with(held, Some(site.key), site.caller, kernel.lease.asked()) {
+        Ok(()) => error,
+        Err(also) => Error::Several(vec![error, also]),
+    })
 }
 
 fn wire_up(
-    attachment: &Attachment,
+    held: &mut Held,
     neighbours: Neighbours,
     site: &Site<'_>,
     kernel: &mut Kernel<'_>,
 ) -> Result<Wired, Error> {
+    let Some(attachment) = held.attachment().cloned() else { unreachable!("the record was just written") };
+    let bridge = make_interface(&attachment, site, kernel)?;
+    if !attachment.delegated {
+        return set_up(Interface { attachment, bridge, neighbours }, site, kernel);
+    }
+    bring_up(&attachment, &bridge, site, kernel)?;
+    let Some(given) = kernel.lease.take()? else { unreachable!("a delegated attachment has a delegate") };
+    let attachment = decide(site, &lease::addresses(&given), Some(&given));
+    let ips: Vec<IpAddr> = attachment.ips().collect();
+    firewall::check_ports(&site.conf.ports, families(ips.iter().map(IpAddr::is_ipv4)))?;
+    unshared(kernel.state, held.network(), &ips)?;
+    held.rewrite(attachment.clone())?;
+    give_addresses(&attachment, &bridge, site, kernel)?;
+    // What another IPAM plugin gives may have had any number of owners.
+    let neighbours = neighbours_of(site.conf.mode, true);
+    set_up(Interface { attachment, bridge, neighbours }, site, kernel)
+}
+
+/// An interface that exists, and what it is to have.
+struct Interface {
+    attachment: Attachment,
+    bridge: Bridge,
+    neighbours: Neighbours,
+}
+
+/// The pair, guarded, and the gateways on the bridge.
+fn make_interface(
+    attachment: &Attachment,
+    site: &Site<'_>,
+    kernel: &mut Kernel<'_>,
+) -> Result<Bridge, Error> {
     if let Some(index) = site.host_end.leftover {
         detach::delete_link(kernel.host, index)?;
     }
-    let families = Families {
-        ipv4: attachment.ips().any(|ip| ip.is_ipv4()),
-        ipv6: attachment.ips().any(|ip| ip.is_ipv6()),
-    };
-    if families.ipv6 && attachment.mtu < MIN_MTU_V6 {
-        return Err(Error::MtuTooSmall { mtu: attachment.mtu });
-    }
+    let families = usable_families(attachment)?;
     let (bridge, gateways) = bridge_for(attachment, families, site, kernel)?;
     // In force before the link exists: a pod is never unprotected.
     firewall::admit(attachment, kernel.state, site.caller.resident)?;
     let log = kernel.state.sysctls();
-    let resident = site.caller.resident;
+    let neighbours = Neighbours::KnowNothing;
     let wire = Wire {
         attachment,
         bridge: &bridge,
@@ -486,33 +447,102 @@ fn wire_up(
         settings: &kernel.settings,
     };
     let placed = wire::make_pair(kernel.host, &wire, &gateways)?;
+    settle_gateways(&placed, &bridge, site, kernel)?;
+    Ok(bridge)
+}
+
+fn usable_families(attachment: &Attachment) -> Result<Families, Error> {
+    let families = families(attachment.ips().map(|ip| ip.is_ipv4()));
+    if families.ipv6 && attachment.mtu < MIN_MTU_V6 {
+        return Err(Error::MtuTooSmall { mtu: attachment.mtu });
+    }
+    Ok(families)
+}
+
+/// For another IPAM plugin: the interface without addresses, and able to send.
+fn bring_up(
+    attachment: &Attachment,
+    bridge: &Bridge,
+    site: &Site<'_>,
+    kernel: &mut Kernel<'_>,
+) -> Result<(), Error> {
+    let log = kernel.state.sysctls();
+    let (neighbours, settings) = (Neighbours::KnowNothing, &kernel.settings);
+    let wire = Wire { attachment, bridge, netns: site.netns, log: &log, neighbours, settings };
+    wire::set_up_inside(kernel.host, kernel.pod, &wire)?;
+    settle::wait(kernel.host, kernel.pod, attachment)
+}
+
+/// What [`make_interface`] does for addresses that are known from the start.
+fn give_addresses(
+    attachment: &Attachment,
+    bridge: &Bridge,
+    site: &Site<'_>,
+    kernel: &mut Kernel<'_>,
+) -> Result<(), Error> {
+    let families = usable_families(attachment)?;
+    let log = kernel.state.sysctls();
+    if site.conf.is_gateway {
+        sysctl::enable_forwarding(kernel.host, &log, families, &kernel.settings)?;
+    }
+    firewall::admit(attachment, kernel.state, site.caller.resident)?;
+    wire::mark_host_end(kernel.host, attachment, &kernel.settings)?;
+    let mut placed = Vec::new();
+    for &address in &attachment.wiring.gateways {
+        let gateway = Gateway { bridge: bridge.index, address, mode: attachment.mode };
+        placed.push(bridge::put_gateway(kernel.host, bridge, &gateway, &log)?);
+    }
+    settle_gateways(&placed, bridge, site, kernel)
+}
+
+fn settle_gateways(
+    placed: &[Placed],
+    bridge: &Bridge,
+    site: &Site<'_>,
+    kernel: &mut Kernel<'_>,
+) -> Result<(), Error> {
     for new in placed.iter().filter(|placed| placed.is_new_address) {
-        bridge::resolve_conflicts(kernel.host, &bridge, site.conf, new)?;
+        bridge::resolve_conflicts(kernel.host, bridge, site.conf, new)?;
         settle::wait_for_address(kernel.host, new.gateway.address.addr())?;
     }
     // An earlier version's address, with the kernel's route to its subnet: not in any later ADD.
     let is_earlier = |p: &&Placed| !p.is_new_address && p.is_new_route && bridge.is_ours();
-    if attachment.mode == AttachMode::Routed {
+    if site.conf.mode == AttachMode::Routed {
         for earlier in placed.iter().filter(is_earlier) {
-            subnet::remove_earlier(kernel.host, kernel.state, (&bridge, &earlier.gateway))?;
+            subnet::remove_earlier(kernel.host, kernel.state, (bridge, &earlier.gateway))?;
         }
     }
     if placed.iter().any(|placed| placed.is_new_address) {
-        bridge::adopt(kernel.host, &bridge, &log)?;
+        bridge::adopt(kernel.host, bridge, &kernel.state.sysctls())?;
     }
+    Ok(())
+}
+
+/// Everything that is on the interface.
+fn set_up(made: Interface, site: &Site<'_>, kernel: &mut Kernel<'_>) -> Result<Wired, Error> {
+    let Interface { attachment, bridge, neighbours } = made;
+    let (log, resident) = (kernel.state.sysctls(), site.caller.resident);
+    let wire = Wire {
+        attachment: &attachment,
+        bridge: &bridge,
+        netns: site.netns,
+        log: &log,
+        neighbours,
+        settings: &kernel.settings,
+    };
     let Inside { host_index, routes } = wire::set_up_inside(kernel.host, kernel.pod, &wire)?;
     if attachment.mode == AttachMode::Routed {
-        wire::route_to_pod(kernel.host, attachment, host_index)?;
+        wire::route_to_pod(kernel.host, &attachment, host_index)?;
     }
-    wire::let_loopback_in(attachment, &bridge, &log)?;
-    shaping::apply(kernel.host, attachment, host_index)?;
-    settle::wait(kernel.host, kernel.pod, attachment)?;
+    wire::let_loopback_in(&attachment, &bridge, &log)?;
+    shaping::apply(kernel.host, &attachment, host_index)?;
+    settle::wait(kernel.host, kernel.pod, &attachment)?;
     wire::announce(kernel.pod, &wire)?;
     if let Some(resident) = resident {
         resident.remember_host_end(site.key, host_index);
-        resident.remember_bridge(&bridge, attachment);
+        resident.remember_bridge(&bridge, &attachment);
     }
-    Ok(Wired { bridge, routes })
+    Ok(Wired { attachment, bridge, routes })
 }
 
 /// The bridge, made or repaired if need be, and the gateways that it may lack.

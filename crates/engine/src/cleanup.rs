@@ -1,11 +1,12 @@
 //! Uninstall: everything of ours leaves the kernel and the disk, and what cannot be given back is said. Where pods of
 //! another run folder live on the node, only what this folder knows goes: theirs stay, with all that they need.
 
+mod dependants;
 mod peers;
+mod sysctls;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs;
 use std::net::IpAddr;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
@@ -310,7 +311,7 @@ impl Leaving {
     /// The elements of our pods went with them; what is left is chains without any.
     fn remove_tables(&mut self) -> Result<(), Error> {
         if !self.others.is_empty() {
-            firewall::prune(nft::Idle::RemoveAll)?;
+            firewall::prune(nft::Idle::RemoveAll, None)?;
             let others = self.others.names();
             self.report.left.push(format!("nftables tables podwire stay: {others} uses them"));
         } else if nft::Firewall::open()?.cleanup()? {
@@ -318,56 +319,6 @@ impl Leaving {
         }
         Ok(())
     }
-
-    /// A sysctl that somebody else changed after us is theirs now (F7). One that is the whole node's serves the pods of
-    /// others too: without forwarding they would be cut off.
-    fn restore_sysctls(&mut self, state: &State) -> Result<(), Error> {
-        let changes = state.sysctls().read()?;
-        self.report.left.extend(changes.refused.iter().map(|path| {
-            format!("{path:?} is recorded as a setting that Podwire changed, which it never is: not touched")
-        }));
-        for (sysctl, changed) in changes.known {
-            let path = sysctl.path().display().to_string();
-            let Ok(now) = files::read_text(sysctl.path()) else { continue };
-            let now = now.trim();
-            if now == changed.ours && self.is_shared(&path)? {
-                let (others, before) = (self.others.names(), &changed.before);
-                self.report
-                    .left
-                    .push(format!("{path} stays {now}: {others} needs it; it was {before} before"));
-            } else if now == changed.ours {
-                write_sysctl(sysctl.path(), &changed.before).map_err(|source| Error::Sysctl {
-                    path: sysctl.path().to_owned(),
-                    value: changed.before.clone(),
-                    source,
-                })?;
-                self.report.done.push(format!("{path} back to {}", changed.before));
-            } else if now != changed.before {
-                self.report.left.push(format!(
-                    "{path} is {now}: it was {} before Podwire set {}, and somebody changed it since",
-                    changed.before, changed.ours
-                ));
-            }
-        }
-        Ok(())
-    }
-
-    /// Everything but the settings of a bridge that only this folder used.
-    fn is_shared(&mut self, path: &str) -> Result<bool, Error> {
-        if self.others.is_empty() {
-            return Ok(false);
-        }
-        let links = self.host.links()?;
-        let is_of = |link: &&Link| path.split('/').any(|part| part == link.name);
-        let own = links.iter().filter(|link| self.own.bridges.contains(&link.name)).find(is_of);
-        let Some(bridge) = own else { return Ok(true) };
-        let is_port = |link: &Link| link.master == Some(bridge.index) && self.others.has(link);
-        Ok(links.iter().any(is_port) || self.may_need(bridge)?)
-    }
-}
-
-fn write_sysctl(path: &Path, value: &str) -> std::io::Result<()> {
-    files::open(path, File::options().write(true))?.write_all(value.as_bytes())
 }
 
 #[cfg(test)]

@@ -239,7 +239,12 @@ impl<'a> Delegate<'a> {
         ))
     }
 
-    fn failed(&self, what: String) -> Error {
+    /// Whether it sends through the pod's interface, also to give the addresses back.
+    pub(crate) fn needs_interface(&self) -> bool {
+        netconf::is_dhcp(&self.name)
+    }
+
+    pub(crate) fn failed(&self, what: String) -> Error {
         Error::Delegate { name: self.name.clone(), what }
     }
 }

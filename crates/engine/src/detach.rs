@@ -10,65 +10,117 @@ use netlink::{Link, LinkRef, Op, RtSocket, SetLink};
 use types::{AttachmentKey, IfName};
 
 use crate::delegate::Delegate;
-use crate::state::{Attachment, Held, Network};
-use crate::{Caller, Error, Wait, firewall, gc, relearn, resident};
+use crate::state::{Addressing, Attachment, Held, Network};
+use crate::{Caller, Error, Wait, firewall, gc, relearn, remaining, resident};
 
 /// Returns what was there, for the log.
 pub(crate) fn detach(call: &Call, place: &Place, caller: &Caller<'_>) -> Result<Option<Attachment>, Error> {
-    let key = call.key();
     let mut errors = Vec::new();
-    let mut was = None;
-    match take_apart(&key, call, place, caller) {
-        Ok(found) => was = found,
-        Err(error) => errors.push(error),
-    }
-    if let Some(plugin) = netconf::foreign_ipam(&call.config) {
-        let found = Delegate::find_for_removal(plugin, &call.config, caller.delegates);
-        errors.extend(found.and_then(|found| found.map_or(Ok(()), |delegate| delegate.del())).err());
-    }
+    let found = netconf::foreign_ipam(&call.config)
+        .map(|plugin| Delegate::find_for_removal(plugin, &call.config, caller.delegates));
+    let delegate = found.transpose().unwrap_or_else(|error| {
+        errors.push(error);
+        None
+    });
+    let removal = Removal { key: call.key(), call, place, caller, delegate: delegate.flatten() };
+    let was = removal.take_apart().unwrap_or_else(|error| {
+        errors.push(error);
+        None
+    });
     Error::collect(errors).map(|()| was)
 }
 
-fn find(key: &AttachmentKey, call: &Call, place: &Place) -> Result<Option<Held>, Error> {
-    let Some(network) = relearn::existing(&call.config, place)? else { return Ok(None) };
-    let found = network.find(key)?;
-    if found.is_none() {
-        // Perhaps an earlier DEL was killed after it had removed the record.
-        network.settle()?;
-    }
-    Ok(found)
+/// One DEL.
+struct Removal<'a> {
+    key: AttachmentKey,
+    call: &'a Call,
+    place: &'a Place,
+    caller: &'a Caller<'a>,
+    delegate: Option<Delegate<'a>>,
 }
 
-fn take_apart(
-    key: &AttachmentKey,
-    call: &Call,
-    place: &Place,
-    caller: &Caller<'_>,
-) -> Result<Option<Attachment>, Error> {
-    let mut found = find(key, call, place)?;
-    if found.is_none() {
-        // No record: there never was one, or it was lost. What the kernel still has of it goes all the same. But a
-        // link may be one that somebody made since we looked: then there is a record now.
+impl Removal<'_> {
+    fn find(&self) -> Result<Option<Held>, Error> {
+        let Some(network) = relearn::existing(&self.call.config, self.place)? else { return Ok(None) };
+        let found = network.find(&self.key)?;
+        if found.is_none() {
+            // Perhaps an earlier DEL was killed after it had removed the record.
+            network.settle()?;
+        }
+        Ok(found)
+    }
+
+    fn take_apart(&self) -> Result<Option<Attachment>, Error> {
+        let found = self.find().and_then(|found| match found {
+            Some(held) => Ok(Some(held)),
+            None => self.remove_strays(),
+        });
+        let Ok(Some(held)) = found else {
+            // Its lease may be there all the same.
+            let given_back = self.delegate.as_ref().map_or(Ok(()), Delegate::del);
+            return Error::collect(found.map(drop).err().into_iter().chain(given_back.err()).collect())
+                .map(|()| None);
+        };
+        let (was, network) = (held.attachment().cloned(), held.network().clone());
+        undo_with(held, Some(&self.key), self.caller, self.delegate.as_ref())?;
+        if was.as_ref().is_some_and(|was| was.masquerade_outside.is_some()) && network.is_empty()? {
+            // The pod is gone even if this fails; GC tries it again and reports the error.
+            let _ = firewall::prune(nft::Idle::KeepFew, self.caller.resident);
+        }
+        Ok(was)
+    }
+
+    /// No record: there never was one, or it was lost. Links and firewall elements of the attachment are removed. If another
+    /// process made the link after the first search for the record, the record is found now and returned.
+    fn remove_strays(&self) -> Result<Option<Held>, Error> {
+        let key = &self.key;
         let mut host = RtSocket::open()?;
         let links = ours(&mut host, &[key.host_link(0), key.shaper_link()], key)?;
-        found = if links.is_empty() { None } else { find(key, call, place)? };
-        if found.is_none() {
-            let network = relearn::existing(&call.config, place)?;
-            links.iter().try_for_each(|link| remove_stray(&mut host, link, network.as_ref()))?;
-            // The record was lost, and left its claims.
-            if let Some(network) = network.filter(|_| !links.is_empty()) {
-                gc::free_orphans(&network, &host.links()?)?;
-            }
+        let found = if links.is_empty() { None } else { self.find()? };
+        if found.is_some() {
+            return Ok(found);
         }
+        let network = relearn::existing(&self.call.config, self.place)?;
+        links.iter().try_for_each(|link| remove_stray(&mut host, link, network.as_ref()))?;
+        // The record was lost, and left its claims.
+        if let Some(network) = network.filter(|_| !links.is_empty()) {
+            gc::free_orphans(&network, &host.links()?)?;
+        }
+        Ok(None)
     }
-    let Some(held) = found else { return Ok(None) };
-    let (was, network) = (held.attachment().cloned(), held.network().clone());
-    undo(held, Some(key), caller)?;
-    if was.as_ref().is_some_and(|was| was.masquerade_outside.is_some()) && network.is_empty()? {
-        // The pod is gone, whatever becomes of this; GC tries again and tells.
-        let _ = firewall::prune(nft::Idle::KeepFew);
+}
+
+/// As [`undo`], where the addresses may be another IPAM plugin's. It gets them back when nothing of the pod uses them any
+/// more, unless it sends through the pod's interface.
+pub(crate) fn undo_with(
+    mut held: Held,
+    key: Option<&AttachmentKey>,
+    caller: &Caller<'_>,
+    delegate: Option<&Delegate<'_>>,
+) -> Result<(), Error> {
+    let Some(delegate) = delegate else { return undo(held, key, caller) };
+    let mut errors = Vec::new();
+    if delegate.needs_interface() {
+        errors.extend(withdraw(&mut held, caller).err());
+        errors.extend(delegate.del().err());
+        errors.extend(undo(held, key, caller).err());
+    } else {
+        errors.extend(undo(held, key, caller).err());
+        errors.extend(delegate.del().err());
     }
-    Ok(was)
+    Error::collect(errors)
+}
+
+/// Forgets the addresses, in firewall and record, before they are given back: another pod may have them at once. The
+/// interface stays guarded.
+fn withdraw(held: &mut Held, caller: &Caller<'_>) -> Result<(), Error> {
+    held.reopen()?;
+    let Some(attachment) = held.attachment().filter(|a| !a.addresses.is_empty()).cloned() else {
+        return Ok(());
+    };
+    firewall::expel_addresses(&attachment, caller.resident)?;
+    flush_now(&attachment.ips().collect::<Vec<_>>());
+    Ok(held.rewrite(Attachment { addresses: Vec::new(), ..attachment })?)
 }
 
 /// Takes an attachment apart and forgets it. If the kernel refuses a step the record stays, for the next DEL or GC. The key
@@ -88,10 +140,22 @@ pub(crate) fn undo(mut held: Held, key: Option<&AttachmentKey>, caller: &Caller<
             Err(error) => errors.push(error),
         },
     }
-    if errors.is_empty() {
-        errors.extend(held.release(&clean).err().map(Error::from));
+    if !errors.is_empty() {
+        return Error::collect(errors);
     }
-    Error::collect(errors)
+    // The agent reconciles the pod's other interfaces.
+    let gone = held.attachment().filter(|_| caller.resident.is_none()).cloned();
+    let network = held.network().clone();
+    held.release(&clean)?;
+    if let Some(Err(error)) = gone.map(|gone| remaining::restore_routes(&network, &gone)) {
+        // The attachment is gone all the same.
+        let error = error.to_string();
+        eprintln!(
+            "podwire: the routes of the pod's other interfaces were not restored: {}",
+            types::one_line(&error)
+        );
+    }
+    Ok(())
 }
 
 /// The kernel's part. The link goes first: while it lives, it stays guarded. Returns the addresses of which the kernel
@@ -99,10 +163,10 @@ pub(crate) fn undo(mut held: Held, key: Option<&AttachmentKey>, caller: &Caller<
 fn unwire(attachment: &Attachment, caller: &Caller<'_>, errors: &mut Vec<Error>) -> Vec<IpAddr> {
     let rest = || {
         let addresses: Vec<_> = attachment.ips().collect();
-        // Without a cookie the record was made from what the link tells, and there may be more.
-        let expelled = match attachment.netns_cookie {
-            Some(_) => firewall::expel(attachment, caller.resident),
-            None => firewall::sweep(std::slice::from_ref(&attachment.host_link), &addresses),
+        let expelled = if is_complete(attachment) {
+            firewall::expel(attachment, caller.resident)
+        } else {
+            firewall::sweep(std::slice::from_ref(&attachment.host_link), &addresses)
         };
         (expelled, flush(attachment, &addresses, caller.wait))
     };
@@ -126,6 +190,13 @@ fn unwire(attachment: &Attachment, caller: &Caller<'_>, errors: &mut Vec<Error>)
     };
     errors.extend(expelled.err());
     clean
+}
+
+/// Whether the record names everything that the firewall has. A record without a cookie was recovered from the link's alias,
+/// and [`withdraw`] removes addresses from the record that the guard of the link still has.
+fn is_complete(attachment: &Attachment) -> bool {
+    let is_withdrawn = attachment.addressing == Addressing::Dhcp && attachment.addresses.is_empty();
+    attachment.netns_cookie.is_some() && !is_withdrawn
 }
 
 /// Removes the flows of these addresses where that is cheap; returns the addresses that are clean. The others rest until

@@ -6,16 +6,19 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use cni::{Code, PortMapping};
+use netconf::NetConf;
 use netlink::RtSocket;
 use nft::conntrack::{self, Family};
 use nft::{Alive, Firewall, Guard, HostPort, Idle, NetworkChain, Orphan, Others, Pod, Stray};
 use rustix::io::Errno;
-use types::{AttachmentKey, Finding, IfName};
+use types::{AttachmentKey, Finding, IfName, NetworkName};
 
 use crate::Error;
 use crate::detach::addresses_in_alias;
 use crate::resident::{self, Resident};
-use crate::state::{Attachment, Held, Listed, Network, Phase, State, StateError, may_lack_addresses};
+use crate::state::{
+    Addressing, Attachment, Held, Listed, Network, Phase, State, StateError, may_lack_addresses,
+};
 use crate::sysctl::Families;
 
 /// Does the attachment have anything in the firewall? One that asks for nothing needs no nftables at all.
@@ -63,9 +66,18 @@ impl<'a> Member<'a> {
             bridge: self.bridge(),
             addresses: &self.addresses,
             masquerade: self.chain.as_ref(),
-            guard: if self.attachment.spoof_check { Guard::On } else { Guard::Off },
+            guard: guard(self.attachment.spoof_check, self.attachment.addressing),
             ports: &self.ports,
         }
+    }
+}
+
+pub(crate) fn guard(spoof_check: bool, addressing: Addressing) -> Guard {
+    match (spoof_check, addressing) {
+        (false, _) => Guard::Off,
+        (true, Addressing::Assigned) => Guard::On,
+        (true, Addressing::Dhcp) => Guard::Dhcp,
+        (true, Addressing::None) => Guard::Mac,
     }
 }
 
@@ -263,9 +275,22 @@ pub(crate) fn expel(attachment: &Attachment, resident: Option<&Resident>) -> Res
     resident::with_firewall(resident, |firewall| firewall.expel(&member.pod()))
 }
 
-/// Removes what the firewall has for networks without pods.
-pub(crate) fn prune(idle: Idle) -> Result<(), Error> {
-    match Firewall::open().and_then(|mut firewall| firewall.prune(idle)) {
+/// Removes what belongs to the attachment's addresses. Its link stays guarded.
+pub(crate) fn expel_addresses(attachment: &Attachment, resident: Option<&Resident>) -> Result<(), Error> {
+    let Some(member) = Member::of(attachment) else { return Ok(()) };
+    let addresses = Pod { guard: Guard::Off, ..member.pod() };
+    resident::with_firewall(resident, |firewall| firewall.expel(&addresses))
+}
+
+/// The chain that masquerades the pods of a network, if they are masqueraded.
+pub(crate) fn chain_of(name: &NetworkName, conf: &NetConf) -> Option<NetworkChain> {
+    conf.ip_masq.then(|| NetworkChain::new(name, &conf.cluster))
+}
+
+/// Removes what the firewall has for networks without pods, but not what the agent keeps for its own.
+pub(crate) fn prune(idle: Idle<'_>, resident: Option<&Resident>) -> Result<(), Error> {
+    let kept = resident.and_then(Resident::own_chain);
+    match Firewall::open().and_then(|mut firewall| firewall.prune(idle, kept.as_deref())) {
         // Without nftables there is nothing either.
         Ok(_) | Err(nft::Error::Unsupported { .. }) => Ok(()),
         Err(error) => Err(error.into()),

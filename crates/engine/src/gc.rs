@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use cni::Gc;
-use netconf::Place;
+use netconf::{NetConf, Place};
 use netlink::{Link, NetNs, RtSocket};
 use types::AttachmentKey;
 
@@ -45,7 +45,10 @@ pub(crate) fn collect(gc: &Gc, place: &Place, caller: &Caller<'_>) -> Result<usi
         Err(error) => errors.push(error),
     }
     errors.extend(sweep_links(gc, place, &valid));
-    errors.extend(firewall::prune(nft::Idle::RemoveAll).err());
+    // Those of other networks may be an agent's.
+    let chain = NetConf::parse(&gc.config).ok().and_then(|conf| firewall::chain_of(network_name, &conf));
+    let idle = chain.as_ref().map_or(nft::Idle::KeepFew, nft::Idle::Remove);
+    errors.extend(firewall::prune(idle, caller.resident).err());
     if let Some(plugin) = netconf::foreign_ipam(&gc.config) {
         let found = Delegate::find_for_removal(plugin, &gc.config, caller.delegates);
         errors.extend(found.and_then(|found| found.map_or(Ok(()), |delegate| delegate.gc())).err());

@@ -233,7 +233,7 @@ pub fn routed_subnets(conf: &NetConf) -> Vec<IpNet> {
         Addresses::Own(pools) if conf.mode == AttachMode::Routed || conf.is_gateway => {
             pools.sets().iter().flat_map(ipam::RangeSet::ranges).map(ipam::Range::subnet).collect()
         }
-        Addresses::Own(_) | Addresses::Delegated(_) => Vec::new(),
+        Addresses::Own(_) | Addresses::Delegated(_) | Addresses::Absent => Vec::new(),
     }
 }
 

@@ -10,7 +10,7 @@ use types::{AttachMode, AttachmentKey, IfName, Mac, NetworkName};
 
 use crate::Error;
 use crate::state::{
-    Attachment, MAC_MARK, Network, PodAddress, SCHEMA, State, Survivor, Wiring, placement_in,
+    Addressing, Attachment, MAC_MARK, Network, PodAddress, SCHEMA, State, Survivor, Wiring, placement_in,
 };
 
 /// What is known beside the links.
@@ -105,6 +105,8 @@ fn attachment(
     conf: Option<&NetConf>,
 ) -> Option<Attachment> {
     let host_link = IfName::try_from(link.name.as_str()).ok()?;
+    let addressing = Addressing::in_alias(link.alias.as_deref().unwrap_or_default());
+    let has_addresses = addressing != Addressing::None;
     let pod = |address: &IpNet| PodAddress {
         address: *address,
         gateway: conf.and_then(|c| range(c, address)).map(ipam::Range::gateway),
@@ -113,14 +115,18 @@ fn attachment(
         schema: SCHEMA,
         netns: String::new(),
         netns_cookie: None,
-        mode: mode(link, addresses),
+        mode: if has_addresses { mode(link, addresses) } else { AttachMode::Bridge },
         bridge: conf.map_or_else(|| host_link.clone(), |c| c.bridge.clone()),
         host_mac: link.mac.unwrap_or_else(|| key.host_mac()),
         pod_mac: key.pod_mac(),
         mtu: link.mtu,
         addresses: addresses.iter().map(pod).collect(),
-        delegated: conf.is_some_and(|c| matches!(c.addresses, Addresses::Delegated(_))),
-        masquerade_outside: conf.map_or(Some(Vec::new()), |c| c.ip_masq.then(|| c.cluster.clone())),
+        delegated: addressing == Addressing::Dhcp
+            || conf.is_some_and(|c| matches!(c.addresses, Addresses::Delegated(_))),
+        addressing,
+        masquerade_outside: conf
+            .map_or(Some(Vec::new()), |c| c.ip_masq.then(|| c.cluster.clone()))
+            .filter(|_| has_addresses),
         spoof_check: conf.is_none_or(|c| c.spoof_check),
         ports: Vec::new(),
         bandwidth: None,
@@ -186,5 +192,31 @@ mod tests {
             let member = crate::firewall::Member::of(record).unwrap();
             assert_eq!(member.pod().bridge.is_some(), is_gateway);
         }
+    }
+
+    #[test]
+    fn b11_a_recovered_record_knows_that_its_network_has_no_addresses() {
+        let lab = Lab::new("recovered-l2").unwrap();
+        let node = lab.node("n").unwrap();
+        // Its bridge was deleted, and its configuration is not known.
+        for words in [
+            "ip link add pwabc type veth peer name peer",
+            "ip link set pwabc alias 'podwire:blue/c1/eth0 ipam=none in=shop/front'",
+            "ip link add pwdef type veth peer name peer2",
+            "ip link set pwdef alias 'podwire:blue/c2/eth0 ipam=dhcp 10.55.0.50/24'",
+        ] {
+            node.sh(&["sh", "-c", words]).unwrap();
+        }
+        let find = || survivors(&"blue".try_into().unwrap(), Hints::default()).unwrap();
+        let mut found: Vec<Attachment> =
+            node.enter(find).unwrap().into_iter().filter_map(|survivor| survivor.attachment).collect();
+        found.sort_by(|a, b| a.key.cmp(&b.key));
+        let [layer2, dhcp] = found.as_slice() else { panic!("{found:?}") };
+        assert_eq!((layer2.addressing, layer2.mode), (Addressing::None, AttachMode::Bridge));
+        assert_eq!((layer2.masquerade_outside.as_ref(), layer2.delegated), (None, false));
+        assert_eq!(
+            (dhcp.addressing, dhcp.mode, dhcp.delegated),
+            (Addressing::Dhcp, AttachMode::Bridge, true)
+        );
     }
 }

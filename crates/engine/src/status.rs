@@ -48,6 +48,7 @@ pub(crate) fn status(
             let code = if is_full { Code::AddressesExhausted } else { Code::StateUnusable };
             not_ready(error, dir, code, &network)
         })?,
+        Addresses::Absent => {}
         Addresses::Delegated(plugin) => {
             let object = format!("plugin {plugin}");
             let found = Delegate::find(plugin, config, caller.delegates);

@@ -10,7 +10,7 @@ use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 use types::{IfName, MIN_MTU_V6};
 
-use crate::state::{Sysctl, SysctlLog};
+use crate::state::{Sysctl, SysctlLog, sysctl_key};
 use crate::{Error, Resident};
 
 const ALL_SETTINGS: &str = "/proc/sys/net/ipv6/conf";
@@ -236,21 +236,11 @@ pub(crate) fn prepare_tunnel(link: &IfName) -> Result<Vec<String>, Error> {
         if reads(&path, value) || (is_ipv6 && !path.exists()) {
             continue;
         }
-        let key = key_of(&path);
+        let key = sysctl_key(&path);
         fs::write(&path, value).map_err(|source| failed(path, value, source))?;
         changed.push(format!("{key} set to {value}"));
     }
     Ok(changed)
-}
-
-/// As `sysctl` names it. A dot in a link's name is a slash there.
-fn key_of(path: &Path) -> String {
-    let swapped = |c: char| match c {
-        '/' => '.',
-        '.' => '/',
-        other => other,
-    };
-    path.strip_prefix("/proc/sys").unwrap_or(path).to_string_lossy().chars().map(swapped).collect()
 }
 
 /// Which families a network needs to have forwarded.
@@ -270,16 +260,33 @@ pub(crate) fn enable_forwarding(
     let mut changed = Vec::new();
     let forwarding = PathBuf::from("/proc/sys/net/ipv4/ip_forward");
     if families.ipv4 && !is_one(CWD, &forwarding) {
+        note_forwarding_links(log, "/proc/sys/net/ipv4/conf")?;
         change(log, forwarding.clone(), "1")?;
         changed.push(forwarding);
     }
     let forwarding = ipv6("all", "forwarding");
     if families.ipv6 && !settings.is_forwarding() {
         keep_learnt_routes(host, log)?;
+        note_forwarding_links(log, ALL_SETTINGS)?;
         change(log, forwarding.clone(), "1")?;
         changed.push(forwarding);
     }
     Ok(changed)
+}
+
+/// Links that forward although the machine does not: the kernel sets all of them with the machine's setting, and cleanup
+/// has to know.
+fn note_forwarding_links(log: &SysctlLog, settings: &str) -> Result<(), Error> {
+    for link in fs::read_dir(settings).into_iter().flatten().flatten() {
+        let path = link.path().join("forwarding");
+        let is_link = !matches!(link.file_name().to_str(), Some("all" | "default") | None);
+        let Some(sysctl) = path.to_str().filter(|_| is_link && reads(&path, "1")).and_then(Sysctl::parse)
+        else {
+            continue;
+        };
+        log.note(&sysctl, "1", "1")?;
+    }
+    Ok(())
 }
 
 /// A forwarding host ignores router advertisements unless accept_ra is 2: a default route that was learnt would expire

@@ -76,10 +76,26 @@ pub(crate) fn make_pair(
         let own = answers.by_ref().take(ops.len()).collect();
         placed.push(bridge::added(host, (bridge, wire.log), gateway, own)?);
     }
-    // A port needs no IPv6: its bridge has it.
-    let has_ipv6 = !is_port && attachment.ips().any(|ip| ip.is_ipv6());
-    sysctl::protect_host_end(&attachment.host_link, has_ipv6, wire.settings)?;
+    protect_host_end(attachment, wire.settings)?;
     Ok(placed)
+}
+
+/// The host end of a pod whose addresses came after its interface: as [`make_pair`] would have made it.
+pub(crate) fn mark_host_end(
+    host: &mut RtSocket,
+    attachment: &Attachment,
+    settings: &HostSettings<'_>,
+) -> Result<(), Error> {
+    let alias = attachment.alias();
+    let link = SetLink::of(LinkRef::Name(&attachment.host_link));
+    host.run(&Op::SetLink(SetLink { alias: Some(&alias), ..link }))?;
+    protect_host_end(attachment, settings)
+}
+
+/// A port needs no IPv6: its bridge has it.
+fn protect_host_end(attachment: &Attachment, settings: &HostSettings<'_>) -> Result<(), Error> {
+    let has_ipv6 = attachment.mode == AttachMode::Routed && attachment.ips().any(|ip| ip.is_ipv6());
+    sysctl::protect_host_end(&attachment.host_link, has_ipv6, settings)
 }
 
 /// The pod's end, set up.

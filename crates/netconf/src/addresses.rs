@@ -9,6 +9,8 @@ use crate::invalid;
 
 /// The `ipam.type` that means: ourselves. No type at all means the same.
 const OWN: &str = "podwire";
+/// The IPAM plugin of the reference that asks a DHCP server, through the pod's interface.
+const DHCP: &str = "dhcp";
 
 /// Where a pod's addresses come from.
 #[derive(Debug, Clone)]
@@ -17,6 +19,13 @@ pub enum Addresses {
     Own(Pools),
     /// From the IPAM plugin of that name.
     Delegated(String),
+    /// The config has no `ipam` and no subnet: pods get an interface on the bridge and no addresses (layer 2 only).
+    Absent,
+}
+
+/// Whether an IPAM plugin needs the pod's interface: it sends from there, also while the pod runs.
+pub fn is_dhcp(plugin: &str) -> bool {
+    plugin == DHCP
 }
 
 /// The IPAM plugin that a config names, if it is not ourselves. DEL and GC need to know only this.
@@ -62,12 +71,19 @@ impl Addresses {
             sets.extend(parse_inline(&top)?);
         }
         if sets.is_empty() {
-            let example = types::DEFAULT_SUBNET_V4;
-            let hint = format_args!("no addresses to give: set \"subnet\": \"{example}\", or ipam.ranges");
-            return Err(invalid("ipam", hint));
+            // An `ipam` that says anything asks for addresses.
+            let is_unset = |ipam: &Obj<'_>, key: &str| ipam.get(key).is_none_or(|item| item.value() == "");
+            let asks = |ipam: Obj<'_>| ipam.keys().any(|key| !is_unset(&ipam, key));
+            return if top.obj("ipam")?.is_some_and(asks) { Err(none_to_give("")) } else { Ok(Self::Absent) };
         }
         Pools::new(sets).map(Self::Own).map_err(|e| invalid("ipam.ranges", e))
     }
+}
+
+/// The network has no addresses, and needs some.
+pub(crate) fn none_to_give(more: &str) -> Error {
+    let example = types::DEFAULT_SUBNET_V4;
+    invalid("ipam", format_args!("no addresses to give: set \"subnet\": \"{example}\", or ipam.ranges{more}"))
 }
 
 /// `subnet` with `rangeStart`, `rangeEnd`, `gateway`, `exclude` beside it. Several subnets may stand in one string, separated

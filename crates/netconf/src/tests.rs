@@ -23,6 +23,7 @@ fn pools(conf: &NetConf) -> Vec<Vec<String>> {
             pools.sets().iter().map(|s| s.ranges().iter().map(ipam::Range::name).collect()).collect()
         }
         Addresses::Delegated(plugin) => vec![vec![plugin.clone()]],
+        Addresses::Absent => Vec::new(),
     }
 }
 
@@ -193,6 +194,29 @@ fn e19_another_ipam_type_is_delegated_with_the_references_defaults() {
 }
 
 #[test]
+fn b11_a_config_without_ipam_is_layer_2_only() {
+    for ipam in [Value::Null, json!({}), json!({ "type": "" })] {
+        // The reference ignores these keys, too.
+        let conf = parse(json!({ "ipam": ipam, "isDefaultGateway": true, "ipMasq": true })).unwrap();
+        assert!(matches!(conf.addresses, Addresses::Absent), "{conf:?}");
+        assert!(!conf.is_gateway && !conf.is_default_gateway && !conf.ip_masq, "{conf:?}");
+    }
+    let ports = json!({ "portMappings": [{ "hostPort": 80, "containerPort": 80, "protocol": "tcp" }] });
+    for (refused, word) in [
+        (json!({ "mode": "routed" }), "mode"),
+        (json!({ "runtimeConfig": ports }), "host ports"),
+        (json!({ "ipam": { "type": "podwire" } }), "no addresses"),
+        (json!({ "ipam": { "routes": [] } }), "no addresses"),
+        (json!({ "ipam": { "type": "dhcp" }, "mode": "routed" }), "DHCP"),
+    ] {
+        let error = parse(refused.clone()).unwrap_err();
+        assert_eq!(error.code, Code::InvalidConfig, "{refused}");
+        assert!(error.msg.contains(word), "{refused}: {error}");
+    }
+    assert!(placed(json!({}), "IP=10.0.0.7").unwrap_err().msg.contains("requested"));
+}
+
+#[test]
 fn the_networks_own_type_is_refused_as_its_ipam_plugin() {
     let own = json!({ "ipam": { "type": "podwire-cni" }, "subnet": "10.1.0.0/24" });
     let error = parse(own.clone()).unwrap_err();
@@ -225,7 +249,7 @@ fn e7_what_we_do_not_do_is_refused_by_name() {
 #[test]
 fn bad_values_are_named_with_what_is_allowed() {
     for (extra, code, words) in [
-        (json!({}), Code::InvalidConfig, "subnet"),
+        (json!({ "ipam": { "routes": [] } }), Code::InvalidConfig, "subnet"),
         (json!({ "subnet": "10.1.0.5/24" }), Code::InvalidConfig, "10.1.0.0/24"),
         (json!({ "subnet": "10.1.0.0/31" }), Code::InvalidConfig, "/31"),
         (json!({ "subnet": "10.1.0.0/32" }), Code::InvalidConfig, "/32"),
@@ -338,7 +362,7 @@ proptest! {
         if let Ok(config) = Config::from_slice(Value::Object(all).to_string().as_bytes()) {
             let _ = Place::parse(&config);
             match NetConf::parse(&config) {
-                Ok(conf) => prop_assert!(!pools(&conf).is_empty()),
+                Ok(conf) => prop_assert_eq!(pools(&conf).is_empty(), matches!(conf.addresses, Addresses::Absent)),
                 Err(error) => prop_assert!(!error.msg.is_empty()),
             }
         }

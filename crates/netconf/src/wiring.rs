@@ -6,7 +6,7 @@ use ipam::{Pools, RangeSet};
 use ipnet::IpNet;
 use types::{AttachMode, IfName, MAX_MTU, MIN_MTU_V4, MIN_MTU_V6, Mac, Placement, Special};
 
-use crate::addresses::Addresses;
+use crate::addresses::{Addresses, is_dhcp, none_to_give};
 use crate::routes::{self, default_route};
 use crate::{at_most, invalid, refuse};
 
@@ -54,6 +54,9 @@ impl NetConf {
     pub fn for_call(call: &Call) -> Result<Self, Error> {
         let mut conf = Self::parse(&call.config)?;
         conf.requested = call.requested_ips();
+        if matches!(conf.addresses, Addresses::Absent) && !conf.requested.is_empty() {
+            return Err(none_to_give("; an address was requested for the pod"));
+        }
         conf.mac = call.requested_mac();
         conf.placement = placement(&call.config, &call.args)?;
         Ok(conf)
@@ -72,11 +75,18 @@ impl NetConf {
         let own = matches!(addresses, Addresses::Own(_));
         at_most(MOST_PORTS, "runtimeConfig.portMappings", config.runtime.port_mappings.len())?;
         let mode = parse_mode(&top)?;
+        bridge_only(mode, &addresses)?;
+        // Without addresses there is nothing to route, masquerade or publish. The reference ignores the first two, too.
+        let has_addresses = !matches!(addresses, Addresses::Absent);
+        if !has_addresses && !config.runtime.port_mappings.is_empty() {
+            return Err(none_to_give("; host ports lead to an address of the pod"));
+        }
         // Ours to decide when we give the addresses: a pod without a way out is nobody's wish. With another IPAM plugin
         // the reference's defaults hold.
         let is_gateway = top.bool("isGateway")?;
+        let default_gateway = top.bool("isDefaultGateway")?;
         let is_default_gateway =
-            top.bool("isDefaultGateway")?.unwrap_or(own && routes.is_empty() && is_gateway != Some(false));
+            has_addresses && default_gateway.unwrap_or(own && routes.is_empty() && is_gateway != Some(false));
         let promisc = top.bool("promiscMode")?.unwrap_or(false);
         if mode == AttachMode::Routed && is_gateway == Some(false) {
             return Err(invalid(
@@ -88,9 +98,10 @@ impl NetConf {
             mode,
             bridge: parse_bridge(&top)?,
             mtu: parse_mtu(&top, &addresses)?,
-            is_gateway: is_gateway.unwrap_or(own) || is_default_gateway || mode == AttachMode::Routed,
+            is_gateway: has_addresses
+                && (is_gateway.unwrap_or(own) || is_default_gateway || mode == AttachMode::Routed),
             is_default_gateway,
-            ip_masq: top.bool("ipMasq")?.unwrap_or(false),
+            ip_masq: top.bool("ipMasq")?.unwrap_or(false) && has_addresses,
             hairpin: parse_hairpin(&top, promisc)?,
             promisc,
             force_address: top.bool("forceAddress")?.unwrap_or(false),
@@ -152,6 +163,22 @@ fn parse_mode(top: &Obj<'_>) -> Result<AttachMode, Error> {
     }
 }
 
+/// A routed pod is reached by its address, and is alone on its link: no DHCP server is there.
+fn bridge_only(mode: AttachMode, addresses: &Addresses) -> Result<(), Error> {
+    match (mode, addresses) {
+        (AttachMode::Routed, Addresses::Absent) => {
+            Err(none_to_give("; a network without addresses (layer 2 only) needs \"mode\": \"bridge\""))
+        }
+        (AttachMode::Routed, Addresses::Delegated(plugin)) if is_dhcp(plugin) => Err(invalid(
+            "ipam.type",
+            format_args!(
+                "{plugin:?} needs \"mode\": \"bridge\": no DHCP server can answer on the link of a routed pod"
+            ),
+        )),
+        (AttachMode::Bridge | AttachMode::Routed, _) => Ok(()),
+    }
+}
+
 /// With both, pods would get what they send to their neighbours twice; the reference refuses that too.
 fn parse_hairpin(top: &Obj<'_>, promisc: bool) -> Result<bool, Error> {
     match top.bool("hairpinMode")? {
@@ -174,7 +201,7 @@ fn parse_mtu(top: &Obj<'_>, addresses: &Addresses) -> Result<Option<u32>, Error>
         |pools: &Pools| pools.sets().iter().flat_map(RangeSet::ranges).any(|r| r.gateway().is_ipv6());
     let least = match addresses {
         Addresses::Own(pools) if has_ipv6(pools) => MIN_MTU_V6,
-        Addresses::Own(_) | Addresses::Delegated(_) => MIN_MTU_V4,
+        Addresses::Own(_) | Addresses::Delegated(_) | Addresses::Absent => MIN_MTU_V4,
     };
     match top.u32("mtu")? {
         None | Some(0) => Ok(None),
@@ -193,7 +220,7 @@ fn parse_cluster(top: &Obj<'_>, addresses: &Addresses) -> Result<Vec<IpNet>, Err
         Addresses::Own(pools) => {
             pools.sets().iter().flat_map(RangeSet::ranges).map(|r| r.subnet().trunc()).collect()
         }
-        Addresses::Delegated(_) => Vec::new(),
+        Addresses::Delegated(_) | Addresses::Absent => Vec::new(),
     };
     let texts = top.str("network")?.unwrap_or_default().split(',');
     let named: Vec<IpNet> = texts.filter_map(|text| text.trim().parse().ok()).collect();

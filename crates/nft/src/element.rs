@@ -176,8 +176,8 @@ fn sets(ip: IpAddr) -> &'static Sets {
 /// The tables this pod needs: one without a guarded bridge port also lives on a kernel without the bridge family.
 pub(crate) fn families(pod: &Pod<'_>) -> &'static [Family] {
     match (pod.mode, pod.guard) {
-        (Mode::Bridge, Guard::On) => &[Family::Inet, Family::Bridge],
-        (Mode::Bridge, Guard::Off) | (Mode::Routed, Guard::On | Guard::Off) => &[Family::Inet],
+        (Mode::Bridge, Guard::On | Guard::Dhcp | Guard::Mac) => &[Family::Inet, Family::Bridge],
+        (Mode::Bridge, Guard::Off) | (Mode::Routed, _) => &[Family::Inet],
     }
 }
 
@@ -215,8 +215,8 @@ pub(crate) fn of<'a>(pod: &Pod<'a>) -> Result<Vec<Element<'a>>, Error> {
     }
     // What lets packets in comes before what drops the others: a large repair takes several transactions.
     match (pod.mode, pod.guard) {
-        (Mode::Bridge, Guard::On) => guarded_port(pod, &mut out),
-        (Mode::Routed, Guard::On) => guarded_link(pod, &mut out),
+        (Mode::Bridge, Guard::On | Guard::Dhcp | Guard::Mac) => guarded_port(pod, &mut out),
+        (Mode::Routed, Guard::On | Guard::Dhcp | Guard::Mac) => guarded_link(pod, &mut out),
         (Mode::Bridge | Mode::Routed, Guard::Off) => {}
     }
     bound(pod, &mut out);
@@ -235,7 +235,7 @@ fn bound<'a>(pod: &Pod<'a>, out: &mut Vec<Element<'a>>) {
     let via = match (pod.mode, pod.guard, pod.bridge) {
         (Mode::Bridge, _, None) => return,
         (Mode::Bridge, _, Some(bridge)) => Some(bridge),
-        (Mode::Routed, Guard::On, _) => None,
+        (Mode::Routed, Guard::On | Guard::Dhcp | Guard::Mac, _) => None,
         (Mode::Routed, Guard::Off, _) => Some(pod.link),
     };
     for &ip in pod.addresses {
@@ -263,6 +263,11 @@ fn guarded_port<'a>(pod: &Pod<'a>, out: &mut Vec<Element<'a>>) {
         }
     }
     out.push(member(Family::Bridge, "macs", vec![link, Field::Mac(pod.mac)]));
+    match pod.guard {
+        Guard::Dhcp => out.push(member(Family::Bridge, "dhcp_ports", vec![link])),
+        Guard::Mac => out.push(member(Family::Bridge, "mac_ports", vec![link])),
+        Guard::On | Guard::Off => {}
+    }
     // In both tables: frames to reserved multicast addresses bypass the bridge.
     out.push(member(Family::Bridge, PORTS, vec![link]));
     out.push(member(Family::Inet, PORTS, vec![link]));

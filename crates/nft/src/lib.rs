@@ -43,7 +43,8 @@ pub mod conntrack;
 pub use error::Error;
 pub use firewall::{Firewall, NoOthers, Others};
 pub use foreign::{
-    Certainty, ForeignDrop, ForeignFamily, accept_in_others, foreign_drops, withdraw_from_others,
+    Certainty, ForeignDrop, ForeignFamily, ForwardingChain, accept_in_others, foreign_drops,
+    forwarding_chains, withdraw_from_others,
 };
 pub use limit::ConnectionLimit;
 pub use monitor::{Change, Monitor, Ours};

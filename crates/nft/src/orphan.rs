@@ -136,7 +136,7 @@ enum Part {
 use Part::{Ip4, Ip6, Link, Mac, Port, Target};
 
 /// The parts of the keys of a pod's sets, and of the values of its maps.
-const LAYOUTS: [(&str, &[Part], &[Part]); 21] = [
+const LAYOUTS: [(&str, &[Part], &[Part]); 23] = [
     ("pods4", &[Ip4], &[]),
     ("pods6", &[Ip6], &[]),
     ("self4", &[Ip4, Ip4], &[]),
@@ -152,6 +152,8 @@ const LAYOUTS: [(&str, &[Part], &[Part]); 21] = [
     ("targets6", &[Link, Target], &[]),
     ("ports", &[Link], &[]),
     ("macs", &[Link, Mac], &[]),
+    ("dhcp_ports", &[Link], &[]),
+    ("mac_ports", &[Link], &[]),
     ("hairpin4", &[Ip4, Part::Protocol, Port, Port], &[]),
     ("hairpin6", &[Ip6, Part::Protocol, Port, Port], &[]),
     ("hostport4", &[Ip4, Part::Protocol, Port], &[Ip4, Port]),
@@ -275,7 +277,12 @@ mod tests {
             addresses: addresses.into(),
             has_more_addresses: false,
         };
-        for mode in [Mode::Bridge, Mode::Routed] {
+        for (mode, guard) in [
+            (Mode::Bridge, Guard::On),
+            (Mode::Bridge, Guard::Dhcp),
+            (Mode::Bridge, Guard::Mac),
+            (Mode::Routed, Guard::On),
+        ] {
             let mac = "02:00:00:00:00:07".parse().unwrap();
             let pod = Pod {
                 link: &link,
@@ -284,7 +291,7 @@ mod tests {
                 bridge: (mode == Mode::Bridge).then_some(&bridge),
                 addresses: &addresses,
                 masquerade: Some(&chain),
-                guard: Guard::On,
+                guard,
                 ports: &ports,
             };
             for element in element::of(&pod).unwrap() {

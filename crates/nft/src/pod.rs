@@ -24,10 +24,15 @@ pub struct Pod<'a> {
     pub ports: &'a [HostPort],
 }
 
-/// Whether a pod may send from its own addresses only. With `On` it may send nothing but IPv4, IPv6 and ARP.
+/// What a pod may send from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Guard {
+    /// Its own MAC and addresses, and nothing but IPv4, IPv6 and ARP.
     On,
+    /// As `On`, and in mode `bridge` it may ask a DHCP server from 0.0.0.0.
+    Dhcp,
+    /// Its own MAC, in mode `bridge`: which addresses it has is not known.
+    Mac,
     Off,
 }
 

@@ -14,12 +14,14 @@ use crate::socket::Request;
 
 const PRUNE: &str = "remove the chains of networks without pods";
 
-/// How many idle chains may stay.
+/// Which idle chains may stay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Idle {
+pub enum Idle<'a> {
     /// A few, for networks whose last pod was restarted: their chain is then there already, which saves a run of the nft
     /// program. With more than a few, all go.
     KeepFew,
+    /// The same, and this one goes in any case.
+    Remove(&'a NetworkChain),
     RemoveAll,
 }
 
@@ -28,13 +30,18 @@ const FEW: usize = 4;
 
 impl Firewall {
     /// Removes the chains and sets of networks that have no pod; returns how many. A pod that comes in the meantime is
-    /// never harmed: the kernel removes only if nothing changed since the sets were seen to be empty.
-    pub fn prune(&mut self, idle: Idle) -> Result<usize, Error> {
-        let Some((chains, generation)) = self.look()? else { return Ok(0) };
+    /// never harmed: the kernel removes only if nothing changed since the sets were seen to be empty. The chain `kept`, of a
+    /// network that has an agent, stays: the agent would put it back.
+    pub fn prune(&mut self, idle: Idle<'_>, kept: Option<&str>) -> Result<usize, Error> {
+        let Some((mut chains, generation)) = self.look()? else { return Ok(0) };
+        chains.retain(|chain| Some(chain.as_str()) != kept);
+        let is_few = chains.len() <= FEW;
         match idle {
-            Idle::KeepFew if chains.len() <= FEW => Ok(0),
-            Idle::KeepFew | Idle::RemoveAll => self.remove_chains(&chains, generation),
+            Idle::KeepFew if is_few => chains.clear(),
+            Idle::Remove(one) if is_few => chains.retain(|chain| chain == one.id()),
+            Idle::KeepFew | Idle::Remove(_) | Idle::RemoveAll => {}
         }
+        self.remove_chains(&chains, generation)
     }
 
     /// The chains without pods, and the generation of the tables in which that was so; none without nf_tables.

@@ -51,6 +51,8 @@ pub(crate) struct Listed {
     pub(crate) tests: Vec<Test>,
     /// An [`Ending::Other`] that leaves the packet to the next rule.
     pub(crate) goes_on: bool,
+    /// It changes the packet's source, or its destination to another host.
+    pub(crate) translates: bool,
     pub(crate) rule: Rule,
 }
 
@@ -68,7 +70,8 @@ impl Listed {
         let compared = expressions.iter().filter_map(Expression::compared).map(<[u8]>::to_vec).collect();
         let tests = condition::tests(&expressions);
         let goes_on = expressions.last().is_none_or(Expression::goes_on);
-        Some(Self { table, chain, handle, comment, compared, tests, goes_on, rule: rule(&expressions) })
+        let (translates, rule) = (expressions.iter().any(Expression::translates), rule(&expressions));
+        Some(Self { table, chain, handle, comment, compared, tests, goes_on, translates, rule })
     }
 }
 
@@ -154,6 +157,14 @@ impl<'a> Expression<'a> {
                 matches!(self.xt().as_str(), "LOG" | "NFLOG" | "MARK" | "CONNMARK" | "TCPMSS" | "TRACE")
             }
             "match" => true,
+            _ => false,
+        }
+    }
+
+    fn translates(&self) -> bool {
+        match self.name.as_str() {
+            "masq" | "nat" => true,
+            "target" => matches!(self.xt().as_str(), "MASQUERADE" | "SNAT" | "DNAT" | "NETMAP"),
             _ => false,
         }
     }

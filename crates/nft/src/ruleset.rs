@@ -343,7 +343,7 @@ const CLAMP: Structure = Structure {
 
 const BRIDGE: Structure = Structure {
     retired: &[],
-    chains: &["guard", "from4", "from6", "from-arp", "advert6"],
+    chains: &["guard", "from4", "from6", "from-arp", "advert6", "from-mac"],
     objects: r#"table bridge podwire {
 	comment "podwire"
 	map revision { type mark : mark; }
@@ -355,12 +355,16 @@ const BRIDGE: Structure = Structure {
 	set addr6 { type ifname . ipv6_addr; flags timeout; }
 	# the same as addr6, for the target of neighbour discovery, to which older nft programs give no other type
 	set targets6 { typeof iifname . @th,64,128; flags timeout; }
+	# ports that may ask a DHCP server, and ports of which only the MAC is known (layer 2 only)
+	set dhcp_ports { type ifname; flags timeout; }
+	set mac_ports { type ifname; flags timeout; }
 
 	chain guard { type filter hook prerouting priority -300; policy accept; }
 	chain from4 { }
 	chain from6 { }
 	chain from-arp { }
 	chain advert6 { }
+	chain from-mac { }
 }
 "#,
     rules: r#"table bridge podwire {
@@ -369,19 +373,25 @@ const BRIDGE: Structure = Structure {
 		iifname . ether saddr != @macs drop
 		# anything else, such as frames that carry a VLAN tag, could hide a foreign source
 		ether type vmap { ip : jump from4, ip6 : jump from6, arp : jump from-arp }
+		iifname @mac_ports goto from-mac
 		drop
 	}
 	chain from4 {
 		iifname . ip saddr @addr4 accept
+		iifname @dhcp_ports ip saddr 0.0.0.0 ip daddr 255.255.255.255 udp sport 68 udp dport 67 accept
 	}
 	chain from6 {
-		icmpv6 type { nd-router-advert, nd-redirect } drop
+		icmpv6 type { nd-router-advert, nd-redirect } return
 		icmpv6 type nd-neighbor-advert goto advert6
 		iifname . ip6 saddr @addr6 accept
 		ip6 saddr :: icmpv6 type nd-neighbor-solicit iifname . @th,64,128 @targets6 accept
 	}
 	chain advert6 {
 		iifname . ip6 saddr @addr6 iifname . @th,64,128 @targets6 accept
+	}
+	chain from-mac {
+		ether type != arp accept
+		arp htype 1 arp ptype ip arp hlen 6 arp plen 4 iifname . arp saddr ether @macs accept
 		drop
 	}
 	chain from-arp {

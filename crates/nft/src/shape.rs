@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(at("bent"), None);
         assert_eq!(at(network.id()), Some(("nat", 4, 101)));
         assert_eq!(shape.sets.len(), 19 + 2);
-        assert_eq!(Shape::of(&ruleset::text(&[Family::Bridge], &[], Clamp::On)).chains.len(), 5);
+        assert_eq!(Shape::of(&ruleset::text(&[Family::Bridge], &[], Clamp::On)).chains.len(), 6);
         let without = ruleset::text(&[Family::Inet], &[], Clamp::Off);
         assert!(!Shape::of(&without).chains.iter().any(|chain| chain.name.starts_with("clamp")));
     }

@@ -17,6 +17,7 @@
 mod agent;
 mod call;
 mod cluster;
+mod dhcp;
 mod echo;
 mod etcd;
 pub mod frames;
@@ -45,6 +46,7 @@ pub use cluster::{
     Cell, Cluster, Condition, Extra, Families, Kept, Matrix, Plan, Progress, Reach, Removed, Spot, Store,
     Tls, Transport, Way, Wired, clear_kept, remove_kept,
 };
+pub use dhcp::{DHCP_SERVER, Dhcp};
 pub use echo::{Echo, tcp_echo, udp_echo};
 pub use etcd::{Etcd, Member};
 pub use lab::Lab;

@@ -1,5 +1,6 @@
 //! The CNI config from a template: JSON with `{{ NAME }}` for what only the agent knows.
 
+use netconf::Addresses;
 use serde_json::{Map, Value};
 
 use crate::install::rendered::{Rendered, joined};
@@ -184,7 +185,11 @@ impl Draft<'_> {
         let config = cni::Config::from_slice(raw.as_bytes()).map_err(|error| error.msg.clone())?;
         let place = netconf::Place::parse(&config).map_err(|error| error.msg.clone())?;
         check_place(installer, &place)?;
-        netconf::NetConf::parse(&config).map(|_| ()).map_err(|error| error.msg.clone())
+        match netconf::NetConf::parse(&config).map_err(|error| error.msg.clone())?.addresses {
+            Addresses::Own(_) | Addresses::Delegated(_) => Ok(()),
+            // A runtime's own network: pods without an address are a mistake in the template.
+            Addresses::Absent => Err("no addresses to give: set \"subnet\" or \"ipam\"".to_owned()),
+        }
     }
 }
 

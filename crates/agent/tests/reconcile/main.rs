@@ -7,6 +7,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod addressing;
 mod collecting;
 mod foreign;
 mod load;

@@ -3,12 +3,12 @@
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use testkit::{
     DEADLINE, Ns, inspect, tcp_connects, tcp_echo, udp_connects, udp_echo, uninterrupted, wait_until,
 };
 
-use crate::common::{ips, v4, v6};
+use crate::common::{Host, ips, v4, v6, with};
 use crate::scene::{BY_EVENTS, GATEWAYS, NODE, OUT, SOON, Scene, in_both_modes, run};
 
 const FOREIGN: [&str; 2] = ["10.83.0.200", "fd00:88::200"];
@@ -207,7 +207,7 @@ fn pain15_a_host_port_answers_again_after_a_flush() {
 /// Also where there is no pod yet: what is repaired then is quiet afterwards.
 #[test]
 fn a_strangers_chain_in_our_table_is_removed_once() {
-    let host = crate::common::Host::with_flags("stranger", &BY_EVENTS);
+    let host = Host::with_flags("stranger", &BY_EVENTS);
     let status = || host.agent.get("/v1/status").unwrap()["reconcile"].clone();
     let number = |key: &str| status()[key].as_u64().unwrap();
     let repairs = number("repairs");
@@ -224,4 +224,42 @@ fn a_strangers_chain_in_our_table_is_removed_once() {
     })
     .unwrap();
     assert_eq!(number("repairs"), repairs + 1, "{}", status());
+}
+
+/// Its chain is there for the first pod. One that is removed and made again has another handle.
+#[test]
+fn b15_gc_without_pods_leaves_the_agents_masquerade_chain() {
+    in_both_modes(|mode| {
+        let host = Host::with_flags("b15", &["--network-mode", mode, "--reconcile-seconds", "3600"]);
+        let chains = || {
+            let rules = host.node.json(&["nft", "-j", "list", "chains"]).unwrap();
+            let all = rules["nftables"].as_array().unwrap().clone();
+            let is_network =
+                |chain: &Value| chain["chain"]["name"].as_str().is_some_and(|n| n.starts_with("net-"));
+            all.into_iter().filter(is_network).collect::<Vec<_>>()
+        };
+        wait_until("the chain", SOON, || Ok(chains().len() == 1)).unwrap();
+        let (before, repairs) =
+            (chains(), || host.agent.get("/v1/status").unwrap()["reconcile"]["repairs"].clone());
+        let count = repairs();
+        host.plugin.gc(&host.node, &host.config(&json!({})), &[]).unwrap().ok().unwrap();
+        assert_eq!(chains(), before, "{mode}");
+        let pod = host.pod("a");
+        // Another network, whose pod was masqueraded, through the agent and without it.
+        let other =
+            json!({"name": "other", "bridge": "other0", "subnet": "10.77.0.0/24,fd77::/64", "ipMasq": true});
+        let run_dir = json!({"agent": null, "runDir": host.node.dir().join("other")});
+        for more in [json!({}), run_dir] {
+            let config = with(&host.config(&other), &more);
+            host.plugin.add(&pod, &config).unwrap().ok().unwrap();
+            assert_eq!(chains().len(), 2, "{mode}");
+            host.plugin.del(&pod, &config).unwrap().ok().unwrap();
+            host.plugin.gc(&host.node, &config, &[]).unwrap().ok().unwrap();
+            assert_eq!(chains(), before, "{mode}: {more}");
+        }
+        // The next pod finds the chain, and nothing had to be repaired.
+        let (_pod, _) = host.attached("b");
+        assert_eq!(chains(), before, "{mode}");
+        assert_eq!(repairs(), count, "{mode}: {}", host.agent.log().unwrap());
+    });
 }

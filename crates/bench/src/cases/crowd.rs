@@ -3,8 +3,8 @@
 
 use anyhow::{Context as _, Result, bail};
 use engine::state::{
-    Allocation, Attachment, Begin, Network as Claims, PodAddress, SCHEMA, State, StateError, Survivor,
-    Wanted, Wiring,
+    Addressing, Allocation, Attachment, Begin, Network as Claims, PodAddress, SCHEMA, State, StateError,
+    Survivor, Wanted, Wiring,
 };
 use ipam::{Pools, RangeSpec};
 use ipnet::IpNet;
@@ -80,6 +80,7 @@ fn claim(claims: &Claims, key: &AttachmentKey, pools: &Pools) -> Result<()> {
         mtu: 1500,
         addresses: given.iter().map(pod_address).collect(),
         delegated: false,
+        addressing: Addressing::Assigned,
         masquerade_outside: None,
         spoof_check: true,
         ports: vec![],

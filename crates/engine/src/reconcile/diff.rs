@@ -9,7 +9,7 @@ use types::AttachMode;
 use super::Kind;
 use super::observe::Seen;
 use crate::detach::is_alias_of;
-use crate::state::{Attachment, placement_in};
+use crate::state::{Addressing, Attachment, placement_in};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Fault {
@@ -56,11 +56,14 @@ pub(super) fn knows_bridge(attachment: &Attachment) -> bool {
     attachment.bridge != attachment.host_link
 }
 
-/// Whether an alias has the key, and the placement if that fits: a record that is lost is recovered from it. An alias that
+/// Whether an alias has the key, the kind of addressing, and the placement if that fits: a record that is lost is recovered from it. An alias that
 /// has more is as good.
 fn is_recorded(alias: &str, attachment: &Attachment) -> bool {
-    let wanted = attachment.placement.as_ref().and_then(|_| placement_in(&attachment.alias()));
-    is_alias_of(alias, &attachment.key) && (wanted.is_none() || placement_in(alias) == wanted)
+    let recorded = attachment.alias();
+    let wanted = attachment.placement.as_ref().and_then(|_| placement_in(&recorded));
+    is_alias_of(alias, &attachment.key)
+        && (wanted.is_none() || placement_in(alias) == wanted)
+        && Addressing::in_alias(alias) == Addressing::in_alias(&recorded)
 }
 
 pub(super) fn faults(attachment: &Attachment, seen: &Seen) -> Vec<Fault> {

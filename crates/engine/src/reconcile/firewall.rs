@@ -5,13 +5,13 @@ use std::net::IpAddr;
 
 use ipam::RangeSet;
 use netconf::{Addresses, NetConf};
-use nft::{Firewall, Guard, NetworkChain, Pod};
+use nft::{Firewall, NetworkChain, Pod};
 use types::{AttachmentKey, Mac, NetworkName};
 
 use super::{Depth, Kind, Round};
-use crate::Error;
 use crate::firewall::{self, Living, Member};
 use crate::state::Attachment;
+use crate::{Error, lease};
 
 impl Round<'_> {
     pub(super) fn firewall(&mut self) {
@@ -26,7 +26,10 @@ impl Round<'_> {
         let members: Vec<Member<'_>> = attachments.iter().filter_map(Member::of).collect();
         let mut pods: Vec<Pod<'_>> = members.iter().map(Member::pod).collect();
         let mut tables = Firewall::open()?;
-        let chain = self.order.network.and_then(|(name, conf)| own_chain(name, conf));
+        let chain = self.order.network.and_then(|(name, conf)| firewall::chain_of(name, conf));
+        if let Some(resident) = self.order.resident {
+            resident.keep_chain(chain.as_ref());
+        }
         let first = self.order.network.and_then(|(_, conf)| first_pod(conf, chain.as_ref()));
         pods.extend(first);
         let damage = tables.damage(&pods)?;
@@ -136,13 +139,9 @@ fn prepare(tables: &mut Firewall, first: &Pod<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-fn own_chain(name: &NetworkName, conf: &NetConf) -> Option<NetworkChain> {
-    conf.ip_masq.then(|| NetworkChain::new(name, &conf.cluster))
-}
-
 /// A pod of the agent's own network before there is one: the tables are ready when the first comes.
 fn first_pod<'a>(conf: &'a NetConf, masquerade: Option<&'a NetworkChain>) -> Option<Pod<'a>> {
-    let guard = if conf.spoof_check { Guard::On } else { Guard::Off };
+    let guard = firewall::guard(conf.spoof_check, lease::addressing(conf));
     (conf.spoof_check || conf.ip_masq).then_some(Pod {
         link: &conf.bridge,
         mac: Mac::local([0; 5]),

@@ -86,6 +86,12 @@ pub(super) fn faults(attachment: &Attachment) -> Result<Vec<Fault>, Error> {
     Ok(faults)
 }
 
+/// Puts back routes that another interface of the pod had first, and took along.
+pub(crate) fn mend_routes(attachment: &Attachment) -> Result<(), Error> {
+    let is_route = |fault: &Fault| matches!(fault, Fault::NoRoute(_));
+    if faults(attachment)?.iter().any(is_route) { mend(attachment) } else { Ok(()) }
+}
+
 /// Everything that belongs inside once more; what is there is left alone.
 pub(super) fn mend(attachment: &Attachment) -> Result<(), Error> {
     let Some(mut pod) = open(attachment)? else { return Ok(()) };

@@ -32,6 +32,7 @@ use crate::delegate::NONE_ALLOWED;
 use crate::gc;
 use crate::state::{Attachment, Held, Listed, Network, Phase, State, StateError};
 use crate::{Caller, Delegates, Error, InactivePort, Resident, Wait, inactive_ports, relearn};
+pub(crate) use inside::mend_routes;
 use node::Renewed;
 use observe::Seen;
 pub(crate) use pod::pod_finding;

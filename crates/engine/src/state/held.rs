@@ -77,7 +77,7 @@ impl Held {
         if self.phase == Phase::Ready { self.rename(Phase::Pending) } else { Ok(()) }
     }
 
-    /// Rewrites a damaged record in place: its claims are links to this very file. One of a newer schema is refused.
+    /// Rewrites the record in place: its claims and its lock are those of this very file. One of a newer schema is refused.
     pub fn rewrite(&mut self, attachment: Attachment) -> Result<(), StateError> {
         let path = self.network.record_path(&self.stem, self.phase);
         if let Some(schema) = self.newer {
@@ -85,8 +85,8 @@ impl Held {
         }
         let text = serde_json::to_vec(&attachment).map_err(|e| io("encode", &path)(e.into()))?;
         let file = files::open(&path, File::options().write(true)).map_err(io("open", &path))?;
-        file.set_len(0).map_err(io("empty", &path))?;
         file.write_all_at(&text, 0).map_err(io("write the record", &path))?;
+        file.set_len(text.len() as u64).map_err(io("shorten", &path))?;
         self.attachment = Some(attachment);
         Ok(())
     }

@@ -35,9 +35,10 @@ mod sysctls;
 pub use file::StateError;
 pub use held::Held;
 pub use network::{Allocation, Begin, Clean, Freeing, Listed, Network, Phase, Survivor, Wanted};
-pub use record::{Attachment, PodAddress, PodName, SCHEMA, Wiring};
+pub use record::{Addressing, Attachment, PodAddress, PodName, SCHEMA, Wiring};
 pub(crate) use record::{MAC_MARK, may_lack_addresses, placement_in};
-pub use sysctls::{Changed, Changes, Sysctl, SysctlLog};
+pub(crate) use sysctls::sysctl_key;
+pub use sysctls::{Changed, Changes, Sysctl, SysctlLog, SysctlUse};
 
 use std::path::{Path, PathBuf};
 
@@ -93,12 +94,7 @@ impl State {
 
     /// All networks that have state here.
     pub fn networks(&self) -> Result<Vec<Network>, StateError> {
-        let dir = self.dir.join("networks");
-        let mut found = Vec::new();
-        for entry in file::list(&dir)? {
-            found.extend(Network::existing(dir.join(entry)));
-        }
-        Ok(found)
+        Network::all_in(&self.dir.join("networks"))
     }
 
     pub fn sysctls(&self) -> SysctlLog {

@@ -269,6 +269,15 @@ impl Network {
         dir.join("lock").exists().then_some(Self { dir })
     }
 
+    /// All networks of the same state directory, this one too.
+    pub fn siblings(&self) -> Result<Vec<Self>, StateError> {
+        Self::all_in(self.dir.parent().unwrap_or(&self.dir))
+    }
+
+    pub(super) fn all_in(dir: &Path) -> Result<Vec<Self>, StateError> {
+        Ok(file::list(dir)?.iter().filter_map(|name| Self::existing(dir.join(name))).collect())
+    }
+
     /// The folder's name: the network's, unless that was too long for one.
     pub fn name(&self) -> String {
         self.dir.file_name().unwrap_or_default().to_string_lossy().into_owned()

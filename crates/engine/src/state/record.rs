@@ -12,6 +12,8 @@ pub const SCHEMA: u32 = 1;
 
 /// Before the MAC in a link's alias.
 pub(crate) const MAC_MARK: &str = "mac=";
+/// Before the kind of addressing in a link's alias, unless it is the default.
+const ADDRESSING_MARK: &str = "ipam=";
 /// Before the placement in a link's alias: `in=TENANT/NETWORK`, or `in=TENANT/NETWORK/GROUP`.
 pub(crate) const PLACEMENT_MARK: &str = "in=";
 /// The kernel accepts this many bytes and refuses more.
@@ -23,6 +25,44 @@ pub struct PodAddress {
     pub address: IpNet,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gateway: Option<IpAddr>,
+}
+
+/// How the pod's interface gets its addresses, as far as the guard has to know it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Addressing {
+    /// Podwire puts them on the interface, and the pod uses no others.
+    #[default]
+    Assigned,
+    /// The same, and they come from a DHCP server, which is asked through the interface while the pod runs.
+    Dhcp,
+    /// Podwire knows of none (layer 2 only).
+    None,
+}
+
+impl Addressing {
+    const MARKED: [Self; 2] = [Self::Dhcp, Self::None];
+
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// In a link's alias. Those of earlier versions have none.
+    fn word(self) -> Option<String> {
+        match self {
+            Self::Assigned => None,
+            Self::Dhcp => Some(format!("{ADDRESSING_MARK}dhcp")),
+            Self::None => Some(format!("{ADDRESSING_MARK}none")),
+        }
+    }
+
+    pub(crate) fn in_alias(alias: &str) -> Self {
+        let has = |addressing: &Self| {
+            addressing.word().is_some_and(|word| alias.split(' ').skip(1).any(|found| found == word))
+        };
+        Self::MARKED.into_iter().find(has).unwrap_or_default()
+    }
 }
 
 /// The pod or container as the runtime names it in CNI_ARGS.
@@ -70,6 +110,8 @@ pub struct Attachment {
     /// Addresses came from another plugin, which also gets them back.
     #[serde(default)]
     pub delegated: bool,
+    #[serde(default, skip_serializing_if = "Addressing::is_default")]
+    pub addressing: Addressing,
     /// Where pod traffic keeps its address; elsewhere it is masqueraded. None: never masqueraded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub masquerade_outside: Option<Vec<IpNet>>,
@@ -98,13 +140,20 @@ impl Attachment {
         self.addresses.iter().map(|a| a.address.addr())
     }
 
-    /// The alias of the host end: key, addresses, the MAC if one was requested, and the placement. The kernel alone then
+    /// The alias of the host end: key, kind of addressing, addresses, the MAC if one was requested, and the placement. The kernel alone then
     /// holds what is needed to recover the record. A word that does not fit is left out, never cut.
     pub fn alias(&self) -> String {
         let mut alias = self.key.alias();
+        // First: without it the guard of a recovered record would be another.
+        let addressing = self.addressing.word();
         let addresses = self.addresses.iter().map(|address| address.address.to_string());
         let mac = (self.pod_mac != self.key.pod_mac()).then(|| format!("{MAC_MARK}{}", self.pod_mac));
-        for word in addresses.chain(mac).chain(self.placement.as_ref().map(placement_word)) {
+        for word in addressing
+            .into_iter()
+            .chain(addresses)
+            .chain(mac)
+            .chain(self.placement.as_ref().map(placement_word))
+        {
             if alias.len() + 1 + word.len() <= LONGEST_ALIAS {
                 alias.push(' ');
                 alias.push_str(&word);

@@ -16,6 +16,13 @@ pub struct Changed {
     pub ours: String,
 }
 
+impl Changed {
+    /// It is as it was, and noted because another setting overwrites it.
+    pub fn is_kept(&self) -> bool {
+        self.before == self.ours
+    }
+}
+
 /// The path of a setting that Podwire records when it changes it. Nothing else is ever read or written because a file
 /// names it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -42,6 +49,55 @@ impl Sysctl {
     pub fn path(&self) -> &Path {
         &self.0
     }
+
+    pub fn key(&self) -> String {
+        sysctl_key(&self.0)
+    }
+
+    /// Whether the kernel sets the same of every link with it.
+    pub fn is_of_all_links(&self) -> bool {
+        self.link().is_none_or(|link| link == "all")
+    }
+
+    fn link(&self) -> Option<&str> {
+        let parent = self.0.parent()?;
+        parent.file_name()?.to_str().filter(|_| parent.parent().is_some_and(|conf| conf.ends_with("conf")))
+    }
+
+    pub fn purpose(&self) -> SysctlUse<'_> {
+        let is_v4 = self.0.starts_with(Path::new(Self::ROOT).join("ipv4"));
+        let key = self.0.file_name().and_then(|key| key.to_str()).unwrap_or_default();
+        match key {
+            "accept_ra" => SysctlUse::Advertisements,
+            "disable_ipv6" => SysctlUse::Ipv6(self.link().unwrap_or_default()),
+            "route_localnet" => SysctlUse::LoopbackSource,
+            _ if is_v4 => SysctlUse::Forwarding4,
+            _ => SysctlUse::Forwarding6,
+        }
+    }
+}
+
+/// As the program `sysctl` names it. A dot in a link's name is a slash there.
+pub(crate) fn sysctl_key(path: &Path) -> String {
+    let swapped = |c: char| match c {
+        '/' => '.',
+        '.' => '/',
+        other => other,
+    };
+    path.strip_prefix("/proc/sys").unwrap_or(path).to_string_lossy().chars().map(swapped).collect()
+}
+
+/// What a setting that Podwire changes is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SysctlUse<'a> {
+    Forwarding4,
+    Forwarding6,
+    /// Router advertisements that the link takes.
+    Advertisements,
+    /// Whether this link has IPv6.
+    Ipv6(&'a str),
+    /// Connections from 127.0.0.1 that leave through the link.
+    LoopbackSource,
 }
 
 /// What a log of changes holds.

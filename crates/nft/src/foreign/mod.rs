@@ -6,12 +6,14 @@
 
 mod accept;
 mod fate;
+mod forwarding;
 mod tables;
 
 use netlink::{RouteFilter, RtSocket};
 use types::{Code, Finding, IfName};
 
 pub use accept::{accept_in_others, withdraw_from_others};
+pub use forwarding::{ForwardingChain, forwarding_chains};
 
 use crate::damage::ListedChain;
 use crate::error::Error;
@@ -140,10 +142,15 @@ impl Tables {
 
     /// Does the chain, or one that it leads to, have a rule for us?
     fn is_prepared(&self, table: &str, chain: &str) -> bool {
+        self.reaches(table, chain, is_for_us)
+    }
+
+    /// Does the chain, or one that it leads to, have such a rule?
+    fn reaches(&self, table: &str, chain: &str, is_wanted: impl Fn(&Listed) -> bool) -> bool {
         let (mut chains, mut next) = (vec![chain], 0);
         while let Some(chain) = chains.get(next) {
             for listed in self.rules(table, chain) {
-                if is_for_us(listed) {
+                if is_wanted(listed) {
                     return true;
                 }
                 match &listed.rule.ending {

@@ -21,7 +21,7 @@ const FORWARD: u32 = 2;
 /// Chains at the forward hook have a few dozen rules. Who has thousands is not waited for.
 const MOST: usize = 4096;
 
-/// What one family has at the forward hook.
+/// What one family has at the forward hook, or another.
 pub(super) struct Tables {
     pub(super) family: ForeignFamily,
     flags: BTreeMap<String, u32>,
@@ -35,9 +35,19 @@ pub(super) struct Tables {
 
 impl Tables {
     pub(super) fn read(socket: &mut Socket, family: ForeignFamily) -> Result<Self, Error> {
+        let is_wanted = |c: &ListedChain| c.hook.as_ref().is_some_and(|hook| hook.number == FORWARD);
+        Self::read_where(socket, family, is_wanted)
+    }
+
+    /// With these base chains of others.
+    pub(super) fn read_where(
+        socket: &mut Socket,
+        family: ForeignFamily,
+        is_wanted: impl Fn(&ListedChain) -> bool,
+    ) -> Result<Self, Error> {
         let mut chains = list(socket, (family, number::GETCHAIN), (|_| {}, ListedChain::read))?;
         chains.retain(|c: &ListedChain| {
-            c.hook.as_ref().is_some_and(|hook| hook.number == FORWARD)
+            is_wanted(c)
                 && !((c.table == TABLE || is_peer_table(c.table.as_bytes())) && family == ForeignFamily::Inet)
         });
         let mut tables =

@@ -252,6 +252,12 @@ impl Server {
 pub(crate) struct Sender(UdpSocket);
 
 impl Sender {
+    /// To every host on the link.
+    pub(crate) fn broadcast(&self, word: &str, port: u16) {
+        self.0.set_broadcast(true).unwrap();
+        self.0.send_to(word.as_bytes(), ("255.255.255.255", port)).unwrap();
+    }
+
     pub(crate) fn send(&self, text: &str, target: &str) {
         self.0.send_to(text.as_bytes(), target).unwrap();
     }

@@ -7,8 +7,8 @@ use nft::{Firewall, Idle, Mode};
 
 use crate::common::{Sample, chain, in_netns, nft, run};
 
-fn prune(idle: Idle) -> usize {
-    Firewall::open().unwrap().prune(idle).unwrap()
+fn prune(idle: Idle<'_>) -> usize {
+    Firewall::open().unwrap().prune(idle, None).unwrap()
 }
 
 fn expel(sample: &Sample) {
@@ -51,6 +51,24 @@ fn f5_the_chain_of_a_network_goes_when_no_pod_is_in_it() {
         assert_eq!(of_networks(), 0);
         second.admit();
         assert_eq!(Firewall::open().unwrap().missing(&second.pod()).unwrap(), [""; 0]);
+    });
+}
+
+#[test]
+fn b15_of_a_few_idle_chains_only_the_named_one_goes_and_an_agents_never() {
+    in_netns(|| {
+        for n in 1..=5 {
+            alone(n).admit();
+            expel(&alone(n));
+        }
+        let (mut firewall, chain) = (Firewall::open().unwrap(), |n| alone(n).chain.unwrap());
+        let agents = chain(1);
+        let kept = Some(agents.id());
+        assert_eq!(firewall.prune(Idle::KeepFew, kept).unwrap(), 0, "the kept one does not count");
+        assert_eq!(firewall.prune(Idle::Remove(&chain(1)), kept).unwrap(), 0);
+        assert_eq!(firewall.prune(Idle::Remove(&chain(2)), kept).unwrap(), 1);
+        assert_eq!(of_networks(), 4 * 3);
+        assert_eq!(firewall.prune(Idle::RemoveAll, kept).unwrap(), 3);
     });
 }
 

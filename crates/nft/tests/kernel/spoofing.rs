@@ -12,6 +12,15 @@ use crate::common::{Sample, run};
 use crate::lab::{At, Lab};
 
 const BOTH: [Mode; 2] = [Mode::Bridge, Mode::Routed];
+/// With DHCP or without known addresses, pods are on a bridge.
+const ALL: [(Mode, Guard); 6] = [
+    (Mode::Bridge, Guard::On),
+    (Mode::Bridge, Guard::Dhcp),
+    (Mode::Bridge, Guard::Mac),
+    (Mode::Bridge, Guard::Off),
+    (Mode::Routed, Guard::On),
+    (Mode::Routed, Guard::Off),
+];
 
 fn lab(mode: Mode, guard: Guard) -> Lab {
     let lab = Lab::new(mode);
@@ -24,14 +33,14 @@ fn lab(mode: Mode, guard: Guard) -> Lab {
 /// What a receiver should see of `spoofed`.
 fn expected(guard: Guard) -> &'static [&'static str] {
     match guard {
-        Guard::On => &["hello", "true"],
-        Guard::Off => &["hello", "spoofed", "true"],
+        Guard::On | Guard::Dhcp => &["hello", "true"],
+        Guard::Mac | Guard::Off => &["hello", "spoofed", "true"],
     }
 }
 
 #[test]
 fn foreign_source_addresses_are_dropped() {
-    for (mode, guard) in BOTH.into_iter().flat_map(|mode| [(mode, Guard::On), (mode, Guard::Off)]) {
+    for (mode, guard) in ALL {
         let lab = lab(mode, guard);
         lab.ip(At::Pod(2), "addr add 10.77.0.9/32 dev lo");
         lab.ip(At::Pod(2), "addr add fd77::9/128 dev lo");
@@ -55,7 +64,7 @@ fn foreign_source_addresses_are_dropped() {
 
 #[test]
 fn a_foreign_mac_is_dropped_on_a_bridge() {
-    for guard in [Guard::On, Guard::Off] {
+    for guard in [Guard::On, Guard::Dhcp, Guard::Mac, Guard::Off] {
         let lab = lab(Mode::Bridge, guard);
         let own = Sample::new(Mode::Bridge, 2).mac;
         for (target, source) in [("10.77.0.3:80", "10.77.0.2:0"), ("[fd77::3]:80", "[fd77::2]:0")] {
@@ -77,6 +86,8 @@ fn a_foreign_mac_is_dropped_on_a_bridge() {
             while seen.last().is_some_and(|last| last != "true") {
                 seen.push(server.receive());
             }
+            // Also where only the MAC is known.
+            let guard = if guard == Guard::Mac { Guard::On } else { guard };
             assert_eq!(seen, expected(guard));
         }
     }
@@ -103,7 +114,7 @@ fn host_finds(lab: &Lab, address: &str) -> bool {
 
 #[test]
 fn answers_for_a_foreign_address_are_dropped_on_a_bridge() {
-    for guard in [Guard::On, Guard::Off] {
+    for guard in [Guard::On, Guard::Dhcp, Guard::Mac, Guard::Off] {
         let lab = lab(Mode::Bridge, guard);
         for version in ["ipv4", "ipv6"] {
             lab.sysctl(At::Host, &format!("{version}/neigh/br0/retrans_time_ms"), "100");
@@ -114,8 +125,40 @@ fn answers_for_a_foreign_address_are_dropped_on_a_bridge() {
             assert!(host_finds(&lab, own), "{own}");
         }
         for foreign in ["10.77.0.9", "fd77::9"] {
-            assert_eq!(host_finds(&lab, foreign), guard == Guard::Off, "{foreign}");
+            let is_free = matches!(guard, Guard::Mac | Guard::Off);
+            assert_eq!(host_finds(&lab, foreign), is_free, "{foreign}");
         }
+    }
+}
+
+/// A pod without an address asks from 0.0.0.0, as every DHCP client does.
+#[test]
+fn b11_only_a_pod_with_dhcp_may_ask_a_dhcp_server() {
+    for (guard, expected) in [
+        (Guard::On, &["true"][..]),
+        (Guard::Dhcp, &["discover", "true"]),
+        (Guard::Mac, &["other port", "discover", "true"]),
+    ] {
+        let lab = lab(Mode::Bridge, guard);
+        let server = lab.serve(At::Pod(3), Protocol::Udp, "0.0.0.0:67");
+        let other = lab.serve(At::Pod(3), Protocol::Udp, "0.0.0.0:69");
+        lab.ip(At::Pod(2), "addr flush dev eth0");
+        lab.ip(At::Pod(2), "route add 255.255.255.255 dev eth0");
+        let client = lab.sender(At::Pod(2), "0.0.0.0:68");
+        client.broadcast("other port", 69);
+        client.broadcast("discover", 67);
+        lab.ip(At::Pod(2), "addr add 10.77.0.2/24 dev eth0");
+        lab.sender(At::Pod(2), "10.77.0.2:0").send("true", "10.77.0.3:69");
+        lab.sender(At::Pod(2), "10.77.0.2:0").send("true", "10.77.0.3:67");
+        let mut seen = Vec::new();
+        for listener in [other, server] {
+            while seen.last().is_none_or(|last| last != "true") {
+                seen.push(listener.receive());
+            }
+            seen.pop();
+        }
+        seen.push("true".to_owned());
+        assert_eq!(seen, expected, "{guard:?}");
     }
 }
 
@@ -157,7 +200,7 @@ fn heard(socket: &OwnedFd, last: Ipv6Addr) -> Vec<(u8, Ipv6Addr)> {
 #[test]
 fn advertisements_of_routers_and_for_foreign_addresses_are_dropped() {
     let (own, foreign): (Ipv6Addr, Ipv6Addr) = ("fd77::2".parse().unwrap(), "fd77::9".parse().unwrap());
-    for (mode, guard) in BOTH.into_iter().flat_map(|mode| [(mode, Guard::On), (mode, Guard::Off)]) {
+    for (mode, guard) in ALL {
         let lab = lab(mode, guard);
         // In routed mode the link ends at the host, whose neighbours are permanent: no discovery is let in at all.
         let listener = match mode {
@@ -179,11 +222,13 @@ fn advertisements_of_routers_and_for_foreign_addresses_are_dropped() {
         }
         let heard = heard(&listener, own);
         match (mode, guard) {
-            (_, Guard::On) => assert_eq!(heard, [(ADVERT, own)]),
-            (Mode::Bridge, Guard::Off) => {
+            (_, Guard::On | Guard::Dhcp) => assert_eq!(heard, [(ADVERT, own)]),
+            (Mode::Bridge, Guard::Mac | Guard::Off) => {
                 assert_eq!(heard, [(ROUTER_ADVERT, foreign), (ADVERT, foreign), (ADVERT, own)]);
             }
-            (Mode::Routed, Guard::Off) => assert_eq!(heard, [(ROUTER_ADVERT, foreign), (ADVERT, own)]),
+            (Mode::Routed, Guard::Mac | Guard::Off) => {
+                assert_eq!(heard, [(ROUTER_ADVERT, foreign), (ADVERT, own)]);
+            }
         }
     }
 }

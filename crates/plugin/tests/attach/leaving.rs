@@ -250,3 +250,42 @@ fn e14_del_while_the_kernel_takes_the_namespace_down() {
         assert!(!ips(&result).is_empty());
     }
 }
+
+/// As `podman network connect` and `disconnect` do it.
+#[test]
+fn b12_a_pod_that_leaves_its_first_network_gets_the_default_route_of_the_other() {
+    for (first, second) in MODES.into_iter().flat_map(|first| MODES.map(|second| (first, second))) {
+        let host = Host::new("b12");
+        let network = |name: &str, n: u8, mode: &str| {
+            let subnet = format!("10.{n}.0.0/24,fd00:{n}::/64");
+            host.config(&json!({"name": name, "bridge": name, "mode": mode, "subnet": subnet}))
+        };
+        let (x1, x2, x3) = (network("x1", 71, first), network("x2", 72, second), network("x3", 73, second));
+        let pod = host.pod("a");
+        host.add(&pod, &x1);
+        for (ifname, config) in [("eth1", &x2), ("eth2", &x3)] {
+            host.call_on(Verb::Add, (&pod, ifname), config).ok().unwrap();
+        }
+        let defaults = || {
+            ["-4", "-6"]
+                .map(|family| pod.sh(&["ip", family, "route", "show", "default"]).unwrap().trim().to_owned())
+        };
+        let expect = |n: u8, ifname: &str| {
+            let [v4, v6] = defaults();
+            let case = format!("{first} and {second}: {v4} {v6}");
+            assert!(v4.starts_with(&format!("default via 10.{n}.0.1 dev {ifname}")), "{case}");
+            assert!(v6.starts_with(&format!("default via fd00:{n}::1 dev {ifname}")), "{case}");
+        };
+        expect(71, "eth0");
+        host.del(&pod, &x1);
+        expect(72, "eth1");
+        for gateway in ["10.72.0.1", "fd00:72::1"] {
+            assert!(testkit::ping(&pod, gateway.parse().unwrap(), 1).unwrap().all(), "{gateway}");
+        }
+        // GC removes an attachment, too.
+        host.plugin.gc(&host.node, &x2, &[]).unwrap().ok().unwrap();
+        expect(73, "eth2");
+        host.call_on(Verb::Del, (&pod, "eth2"), &x3).ok().unwrap();
+        assert_eq!(defaults(), ["", ""]);
+    }
+}

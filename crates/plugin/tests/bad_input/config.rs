@@ -65,7 +65,8 @@ fn e7_values_that_cannot_be_are_code_7_and_named() {
     refuse_all(
         "values",
         &[
-            (json!({"subnet": null}), 7, &["subnet", "ipam.ranges"]),
+            (json!({"subnet": null, "ipam": {"routes": []}}), 7, &["subnet", "ipam.ranges"]),
+            (json!({"subnet": null, "mode": "routed"}), 7, &["subnet", "ipam.ranges", "layer 2"]),
             (json!({"subnet": "10.88.0.0"}), 7, &["subnet", "\"10.88.0.0\"", "CIDR"]),
             (json!({"subnet": "10.88.0.7/24"}), 7, &["10.88.0.0/24"]),
             (json!({"subnet": "10.88.0.0/24", "rangeStart": "10.99.0.1"}), 7, &["rangeStart", "10.99.0.1"]),

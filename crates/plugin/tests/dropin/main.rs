@@ -6,5 +6,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod delegation;
+mod dhcp;
+mod layer2;
 mod picture;
 mod twins;

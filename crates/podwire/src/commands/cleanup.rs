@@ -121,11 +121,16 @@ fn without_agent(folders: &Folders) -> Result<Option<File>> {
         }
     }
     match Client::new(&folders.socket).get(api::HEALTH, PATIENCE) {
-        Err(ClientError::NobodyListens { .. }) => Ok(lock),
+        Err(ClientError::NobodyListens { .. }) => {}
         Ok(_) | Err(_) => {
             bail!("{}", in_the_way(&format!("an agent listens on {}", folders.socket.display())))
         }
     }
+    // With another run directory: its gateway device and tables carry no mark of that directory.
+    if let Some(other) = agent::agents_here()?.first() {
+        bail!("{}", in_the_way(&format!("an agent ({other}) works in this network namespace")));
+    }
+    Ok(lock)
 }
 
 fn in_the_way(who: &str) -> String {

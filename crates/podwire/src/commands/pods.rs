@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use api::{AttachmentPhase, AttachmentView};
-use engine::state::{Attachment, State};
+use engine::state::{Addressing, Attachment, State};
 
 use crate::cli::{Output, Pods};
 use crate::exit::ExitStatus;
@@ -13,6 +13,9 @@ use crate::{print, when};
 
 /// In the place of tenant, network and group, for a pod that belongs to none.
 pub(super) const UNPLACED: &str = "unplaced";
+
+/// In the place of addresses, for a pod of a network that gives none.
+pub(super) const LAYER_2: &str = "none (layer 2)";
 
 /// An attachment whose record can be read.
 pub(super) struct Found {
@@ -90,14 +93,25 @@ impl Found {
         format!("{}/{}/{group}", placement.tenant, placement.network)
     }
 
-    fn row(&self) -> Vec<String> {
+    /// Without prefix lengths.
+    fn addresses(&self) -> String {
         let attachment = &self.attachment;
         let addresses: Vec<String> = attachment.ips().map(|ip| ip.to_string()).collect();
+        match (addresses.as_slice(), attachment.addressing) {
+            ([], Addressing::None) => LAYER_2.to_owned(),
+            // Its IPAM plugin is being asked.
+            ([], Addressing::Assigned | Addressing::Dhcp) => "-".to_owned(),
+            (addresses, _) => addresses.join(" "),
+        }
+    }
+
+    fn row(&self) -> Vec<String> {
+        let attachment = &self.attachment;
         vec![
             self.pod(),
             print::short_ids(attachment.key.container.as_str()),
             print::value(attachment.key.ifname.as_str()),
-            addresses.join(" "),
+            self.addresses(),
             print::value(attachment.host_link.as_str()),
             attachment.mode.to_string(),
             self.phase().to_owned(),

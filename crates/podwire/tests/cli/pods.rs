@@ -22,6 +22,20 @@ fn pods_are_shown_as_a_table_and_as_json() {
     assert!(host.ask(&["pods"]).stdout.starts_with("no pods in "));
 }
 
+#[test]
+fn b11_a_pod_of_a_network_without_addresses_is_shown_as_such() {
+    let host = Host::new("pods-l2");
+    let mut config = host.standalone();
+    config.as_object_mut().unwrap().remove("subnet");
+    let pod = host.node.pod("a").unwrap();
+    host.plugin.add(&pod, &config).unwrap().ok().unwrap();
+    has(&host.ask(&["pods"]).stdout, &["none (layer 2)", "bridge", "ready"]);
+    let shown = host.ask(&["attachment", "show", pod.id()]).stdout;
+    has(&shown, &["none (layer 2)", "MAC only"]);
+    let outcome = host.ask(&["cleanup"]);
+    assert!(outcome.success(), "{}{}", outcome.stdout, outcome.stderr);
+}
+
 /// B10: tenant, network and group are recorded as the config gives them.
 #[test]
 fn b10_pods_of_an_agent_show_whose_they_are_also_when_it_is_gone() {

@@ -181,6 +181,7 @@ fn record(key: &AttachmentKey, given: &[Allocation]) -> Attachment {
         mtu: 1500,
         addresses: given.iter().map(address).collect(),
         delegated: false,
+        addressing: Addressing::Assigned,
         masquerade_outside: None,
         spoof_check: true,
         ports: Vec::new(),

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use anyhow::Result;
 use api::{AttachmentDetails, KernelState};
 use cni::{Bandwidth, PortMapping};
-use engine::state::Attachment;
+use engine::state::{Addressing, Attachment};
 
 use super::pods::{self, Found};
 use crate::cli::{Output, Show};
@@ -94,7 +94,17 @@ fn wire(attachment: &Attachment) -> Vec<(&'static str, String)> {
         Some(gateway) => format!("{} through {gateway}", a.address),
         None => a.address.to_string(),
     };
-    let addresses: Vec<String> = attachment.addresses.iter().map(address).collect();
+    let mut addresses: Vec<String> = attachment.addresses.iter().map(address).collect();
+    let guard = match (attachment.spoof_check, attachment.addressing) {
+        (false, _) => "off",
+        (true, Addressing::Assigned) => "on",
+        (true, Addressing::Dhcp) => "on; may ask a DHCP server",
+        (true, Addressing::None) => "MAC only",
+    };
+    match attachment.addressing {
+        Addressing::None => addresses.push(pods::LAYER_2.to_owned()),
+        Addressing::Assigned | Addressing::Dhcp => {}
+    }
     let routes: Vec<String> = attachment.wiring.routes.iter().map(|route| route.dst.to_string()).collect();
     let cookie = attachment.netns_cookie.map_or_else(String::new, |cookie| format!(" (cookie {cookie})"));
     let mut rows = vec![
@@ -104,7 +114,7 @@ fn wire(attachment: &Attachment) -> Vec<(&'static str, String)> {
         ("pod MAC", attachment.pod_mac.to_string()),
         ("node link", format!("{}, MAC {}", attachment.host_link, attachment.host_mac)),
         ("namespace", format!("{}{cookie}", print::value(&attachment.netns))),
-        ("spoof check", if attachment.spoof_check { "on" } else { "off" }.to_owned()),
+        ("spoof check", guard.to_owned()),
         ("masquerade", if attachment.masquerade_outside.is_some() { "on" } else { "off" }.to_owned()),
     ];
     if !attachment.ports.is_empty() {

@@ -13,7 +13,7 @@ use crate::common::{Host, has};
 
 const MODES: [&str; 2] = ["bridge", "routed"];
 const NODE: [&str; 2] = ["192.0.2.1", "2001:db8::1"];
-const OUT: [&str; 2] = ["192.0.2.2", "2001:db8::2"];
+pub(super) const OUT: [&str; 2] = ["192.0.2.2", "2001:db8::2"];
 
 /// A run folder with a network of its own and two pods.
 struct Folder {
@@ -67,7 +67,7 @@ fn ips(result: &Value) -> Vec<IpAddr> {
 }
 
 /// A host outside, wired to the node, without any route to pods.
-fn outside(host: &Host) -> Pod {
+pub(super) fn outside(host: &Host) -> Pod {
     let out = host.node.pod("out").unwrap();
     let pair = ["ip", "link", "add", "up0", "type", "veth", "peer", "name", "up0", "netns", out.name()];
     host.node.sh(&pair).unwrap();

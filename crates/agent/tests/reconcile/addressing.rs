@@ -1,0 +1,119 @@
+//! Pods whose addresses come from a DHCP server, and pods of which no addresses are known.
+
+use serde_json::{Value, json};
+use testkit::{DEADLINE, DHCP_SERVER, Dhcp, Pod, REFERENCE_DIR, inspect, ping, wait_until};
+
+use crate::common::{Host, addresses_of, host_link, ips, take_away, with};
+use crate::scene::{BY_EVENTS, run};
+
+const DHCP_FLAGS: [&str; 4] = ["--delegate-directories", REFERENCE_DIR, "--delegate-plugins", "dhcp"];
+
+/// None while there is no socket: it was taken away with the run directory.
+fn records(host: &Host) -> Vec<Value> {
+    let all = host.agent.get("/v1/attachments").unwrap_or_default();
+    all.as_array().into_iter().flatten().map(|found| found["record"].clone()).collect()
+}
+
+#[track_caller]
+fn is_renewed(dhcp: &Dhcp) {
+    let before = dhcp.acknowledged().unwrap();
+    wait_until("the lease to be renewed", DEADLINE, || Ok(dhcp.acknowledged()? > before)).unwrap();
+}
+
+#[test]
+fn b11_a_lease_of_dhcp_is_renewed_whatever_happens_to_agent_and_firewall() {
+    let mut host = Host::with_flags("b11-dhcp", &[&DHCP_FLAGS[..], &BY_EVENTS].concat());
+    let dhcp = Dhcp::start(&host.node, "lan").unwrap();
+    // The agent's mode is `routed`; this network's can only be `bridge`. The installed plugin does not speak 1.1.0.
+    let config = json!({"cniVersion": "1.0.0", "name": "lan", "bridge": "lan", "ipam": dhcp.ipam()});
+    let config = with(&host.config(&json!({})), &config);
+    let pod = host.pod("a");
+    let result = host.plugin.add(&pod, &config).unwrap().ok().unwrap();
+    assert_eq!(addresses_of(&pod, "eth0"), ips(&result).into_iter().collect());
+    is_renewed(&dhcp);
+    host.agent.restart().unwrap();
+    is_renewed(&dhcp);
+    run(&host.node, "nft flush ruleset");
+    wait_until("the guard to be back", DEADLINE, || {
+        Ok(host
+            .node
+            .sh(&["nft", "list", "ruleset"])?
+            .contains(&format!("elements = {{ \"{}\"", host_link(&result))))
+    })
+    .unwrap();
+    is_renewed(&dhcp);
+    take_away(host.agent.run_dir());
+    wait_until("the record to be back", DEADLINE, || Ok(!records(&host).is_empty())).unwrap();
+    assert_eq!(
+        (&records(&host)[0]["addressing"], &records(&host)[0]["delegated"]),
+        (&json!("dhcp"), &json!(true))
+    );
+    is_renewed(&dhcp);
+    assert!(ping(&pod, DHCP_SERVER.parse().unwrap(), 1).unwrap().all());
+    assert_eq!(host.agent.get("/v1/status").unwrap()["problems"], json!([]));
+    let released = dhcp.released().unwrap();
+    host.plugin.del(&pod, &config).unwrap().ok().unwrap();
+    wait_until("the release", DEADLINE, || Ok(dhcp.released()? > released)).unwrap();
+    assert!(inspect::link(&pod, "eth0").is_err() && host.held().is_empty());
+}
+
+fn address(pod: &Pod, n: u8) {
+    for net in [format!("10.56.0.{n}/24"), format!("fd56::{n}/64")] {
+        run(pod, &format!("ip addr replace {net} dev eth0 nodad"));
+    }
+}
+
+fn reaches(pod: &Pod, n: u8) -> bool {
+    let addresses = [format!("10.56.0.{n}"), format!("fd56::{n}")];
+    addresses.iter().all(|ip| ping(pod, ip.parse().unwrap(), 1).unwrap().all())
+}
+
+#[test]
+fn b11_a_pod_without_addresses_is_repaired_and_recovered_and_stays_guarded() {
+    let host = Host::with_flags("b11-l2", &BY_EVENTS);
+    let config = json!({"name": "wire", "bridge": "wire0", "mode": "bridge"});
+    let config = with(&host.config(&json!({})), &config);
+    let (a, b) = (host.pod("a"), host.pod("b"));
+    let result = host.plugin.add(&a, &config).unwrap().ok().unwrap();
+    host.plugin.add(&b, &config).unwrap().ok().unwrap();
+    for (pod, n) in [(&a, 1), (&b, 2)] {
+        address(pod, n);
+    }
+    assert!(reaches(&a, 2));
+    let talk = |what: &str| {
+        wait_until(what, DEADLINE, || {
+            // A link that is made anew has no addresses: they are the pod's own business.
+            if inspect::link(&a, "eth0").is_ok() {
+                address(&a, 1);
+            }
+            Ok(inspect::link(&a, "eth0").is_ok() && reaches(&a, 2))
+        })
+        .unwrap();
+    };
+    run(&host.node, &format!("ip link del {}", host_link(&result)));
+    talk("the link to be made anew");
+    run(&host.node, &format!("ip link set {} nomaster", host_link(&result)));
+    talk("the port to be back");
+    run(&host.node, "nft flush ruleset");
+    wait_until("the guard to be back", DEADLINE, || {
+        Ok(host
+            .node
+            .sh(&["nft", "list", "ruleset"])?
+            .contains(&format!("elements = {{ \"{}\"", host_link(&result))))
+    })
+    .unwrap();
+    take_away(host.agent.run_dir());
+    wait_until("the records to be back", DEADLINE, || Ok(records(&host).len() == 2)).unwrap();
+    for record in records(&host) {
+        assert_eq!((&record["addressing"], &record["mode"]), (&json!("none"), &json!("bridge")), "{record}");
+    }
+    talk("recovered");
+    run(&a, "ip link set eth0 address 02:00:00:00:00:99");
+    address(&a, 1);
+    assert!(!reaches(&a, 2), "another MAC than its own");
+    for pod in [&a, &b] {
+        host.plugin.del(pod, &config).unwrap().ok().unwrap();
+    }
+    assert!(host.held().is_empty());
+    assert_eq!(host.agent.get("/v1/status").unwrap()["problems"], json!([]));
+}

@@ -1,0 +1,76 @@
+//! Addresses that another IPAM plugin gives. As in the reference, it is asked when the pod's interface exists and is up: a
+//! DHCP client sends through it.
+
+use cni::CniResult;
+use ipnet::IpNet;
+use netconf::{Addresses, NetConf};
+use types::Special;
+
+use crate::Error;
+use crate::delegate::Delegate;
+use crate::state::{Addressing, PodAddress};
+
+/// Addresses that an IPAM plugin may give one pod, as many as sets of ranges.
+const MOST_GIVEN: usize = 16;
+
+/// What another IPAM plugin has of one attach.
+pub(crate) struct Lease<'a> {
+    delegate: Option<Delegate<'a>>,
+    is_asked: bool,
+}
+
+impl<'a> Lease<'a> {
+    /// None: there is no other plugin.
+    pub(crate) fn new(delegate: Option<Delegate<'a>>) -> Self {
+        Self { delegate, is_asked: false }
+    }
+
+    /// Asks for addresses. None: there is no plugin to ask.
+    pub(crate) fn take(&mut self) -> Result<Option<CniResult>, Error> {
+        let Some(delegate) = &self.delegate else { return Ok(None) };
+        self.is_asked = true;
+        let given = delegate.add()?;
+        match unusable(&given) {
+            Some(what) => Err(delegate.failed(what)),
+            None => Ok(Some(given)),
+        }
+    }
+
+    /// The plugin that was asked. The spec: it gets a DEL when its ADD or anything after it failed.
+    pub(crate) fn asked(&self) -> Option<&Delegate<'a>> {
+        self.delegate.as_ref().filter(|_| self.is_asked)
+    }
+}
+
+pub(crate) fn addressing(conf: &NetConf) -> Addressing {
+    match &conf.addresses {
+        Addresses::Absent => Addressing::None,
+        Addresses::Delegated(plugin) if netconf::is_dhcp(plugin) => Addressing::Dhcp,
+        Addresses::Own(_) | Addresses::Delegated(_) => Addressing::Assigned,
+    }
+}
+
+/// Why a pod cannot have the addresses that another plugin gave. A link-local address is left to that plugin.
+fn unusable(given: &CniResult) -> Option<String> {
+    let special = |net: IpNet| Special::of(net.trunc()).filter(|kind| *kind != Special::LinkLocal);
+    let refused = given.ips.iter().find_map(|ip| Some((ip.address, special(ip.address)?)));
+    match (given.ips.len(), refused) {
+        (0, _) => Some("gave no address".to_owned()),
+        (count, _) if count > MOST_GIVEN => {
+            Some(format!("gave {count} addresses; a pod gets at most {MOST_GIVEN}"))
+        }
+        (_, Some((address, kind))) => {
+            Some(format!("gave {address}, but {kind} address cannot be a pod's, nor be in its subnet"))
+        }
+        (_, None) => None,
+    }
+}
+
+/// An IPAM plugin need not name a gateway: then it is the first address of the subnet, as in the reference.
+pub(crate) fn addresses(result: &CniResult) -> Vec<PodAddress> {
+    let of = |ip: &cni::IpConfig| PodAddress {
+        address: ip.address,
+        gateway: ip.gateway.or_else(|| ip.address.hosts().next().filter(|first| *first != ip.address.addr())),
+    };
+    result.ips.iter().map(of).collect()
+}
