@@ -70,10 +70,10 @@ impl Runtimes {
 
     /// The usual directories where every runtime uses them, else the first that all use, else those of the first runtime.
     pub fn choose(&self) -> Directories {
-        let plugins = common(self.found.iter().map(|runtime| runtime.plugin_dirs.as_slice()), PLUGIN_DIR);
-        let configs =
-            common(self.found.iter().map(|runtime| std::slice::from_ref(&runtime.config_dir)), CONFIG_DIR);
-        Directories { plugins, configs }
+        let plugins: Vec<&[PathBuf]> = self.found.iter().map(|one| one.plugin_dirs.as_slice()).collect();
+        let configs: Vec<&[PathBuf]> =
+            self.found.iter().map(|one| std::slice::from_ref(&one.config_dir)).collect();
+        Directories { plugins: common(&plugins, PLUGIN_DIR), configs: common(&configs, CONFIG_DIR) }
     }
 
     /// Runtimes that would not find what is in these directories, each with what to set.
@@ -104,10 +104,10 @@ impl Runtime {
     }
 }
 
-fn common<'a>(used: impl Iterator<Item = &'a [PathBuf]> + Clone, usual: &str) -> PathBuf {
-    let by_all = |dir: &&PathBuf| used.clone().all(|dirs| dirs.contains(dir));
+fn common(used: &[&[PathBuf]], usual: &str) -> PathBuf {
+    let by_all = |dir: &&PathBuf| used.iter().all(|dirs| dirs.contains(dir));
     let usual = PathBuf::from(usual);
-    let Some(first) = used.clone().next() else { return usual };
+    let Some(first) = used.first() else { return usual };
     if by_all(&&usual) {
         return usual;
     }

@@ -91,7 +91,7 @@ fn await_unreachable(cluster: &Cluster, node: &str) {
         let status = cluster.agent(node).unwrap().get(api::STATUS).unwrap();
         let status: api::Status = serde_json::from_value(status).unwrap();
         let mut found = status.conditions.iter().filter(|condition| condition.code == ETCD_UNREACHABLE);
-        found.any(|condition| condition.object == "etcd" && condition.since.0 > 0)
+        found.any(|condition| condition.object == "etcd" && condition.since.is_some())
     });
 }
 
