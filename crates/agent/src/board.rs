@@ -61,8 +61,11 @@ impl Board {
     }
 
     pub(crate) fn set_stopping(&self) {
-        self.set(Source::Lifecycle, vec![lifecycle(Code::AgentStopping, "the agent is stopping")]);
-        self.lock().is_stopping = true;
+        let found = vec![lifecycle(Code::AgentStopping, "the agent is stopping")];
+        // With one lock: the end of a first round in between would make the agent ready for good.
+        let mut inner = self.lock();
+        inner.is_stopping = true;
+        inner.conditions.set(Source::Lifecycle, found, Timestamp(unix_time()));
     }
 
     /// Replaces the findings of a source. What began and what ended is logged.
@@ -210,6 +213,23 @@ mod tests {
         assert!(first(&board).unwrap() == Code::AgentStopping);
         board.set(Source::Reconcile, vec![Finding::new(Code::BridgeMissing, "bridge b", "gone")]);
         assert!(first(&board).unwrap() == Code::AgentStopping);
+    }
+
+    #[test]
+    fn a4_a_first_round_that_ends_meanwhile_does_not_make_a_stopping_agent_ready() {
+        for _ in 0..2000 {
+            let board = Board::new();
+            let both = std::sync::Barrier::new(2);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    both.wait();
+                    board.set_started();
+                });
+                both.wait();
+                board.set_stopping();
+            });
+            assert!(first(&board).unwrap() == Code::AgentStopping);
+        }
     }
 
     #[test]
