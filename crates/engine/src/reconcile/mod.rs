@@ -196,9 +196,10 @@ impl Round<'_> {
         self.outcome.repairs.push(Repair { kind, what: what.to_string() });
     }
 
+    /// One object could not be repaired. That is no reason to refuse new pods.
     fn trouble(&mut self, object: impl fmt::Display, error: impl Into<Error>) {
         let found = self.finding(object, error.into());
-        self.outcome.findings.push(found);
+        self.outcome.findings.push(found.degraded());
     }
 
     fn finding(&self, object: impl fmt::Display, error: Error) -> Finding {
