@@ -8,7 +8,7 @@ use netlink::RtSocket;
 use nft::{Certainty, ForeignFamily};
 use types::{AttachMode, Code, Finding, Severity};
 
-use crate::condition::Failed;
+use crate::condition::{Failed, not_a_bridge};
 use crate::delegate::Delegate;
 use crate::overlap::{self, Observed};
 use crate::state::{Listed, Phase, State, StateError};
@@ -37,8 +37,7 @@ pub(crate) fn status(
     if let Some(link) = host.link(&conf.bridge).map_err(kernel)?
         && link.kind.as_deref() != Some("bridge")
     {
-        let kind = link.kind.unwrap_or_else(|| "physical link".to_owned());
-        let error = Error::NotABridge(conf.bridge.clone(), kind);
+        let error = not_a_bridge(&mut host, &conf.bridge, link);
         return Err(not_ready(error, dir, Code::BridgeNameTaken, "link"));
     }
     match &conf.addresses {

@@ -97,7 +97,7 @@ codes! {
     RecordNewer Degraded "A newer version of Podwire wrote the record of an attachment." "upgrade Podwire, or delete the pod";
     TombstoneFailed Degraded "A DEL that was received while no agent ran cannot be served yet." "see the message; the agent retries";
     TombstoneRejected Degraded "A DEL that was received while no agent ran cannot be served and was put aside." "`rm FILE`";
-    MetricsUnavailable Degraded "Metrics cannot be served on the configured address." "`ss -ltnp src ADDRESS`";
+    MetricsUnavailable Degraded "Metrics cannot be served on the configured address." "`ss -ltnp 'sport = :PORT'`";
     KeyExposed Degraded "Other users can read the key of etcd's client certificate." "`chmod 600 FILE`";
     EtcdUnreachable Degraded "etcd does not answer. The last known state stays in force." "start etcd, or correct `etcd.endpoints`";
     StoreFailed Degraded "The store refuses this node or cannot be used. The last known state stays in force." "see the message; the agent retries";

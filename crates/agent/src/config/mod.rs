@@ -37,7 +37,7 @@ use ::cluster::Layout;
 use engine::AllowedDelegates;
 use ipnet::IpNet;
 use serde_json::{Map, Value, json};
-use types::{AttachMode, Code, Finding, IfName, NetworkName};
+use types::{AttachMode, Code, Finding, IfName, NetworkName, shell_word};
 
 use crate::runtimes::Directories;
 
@@ -176,7 +176,7 @@ impl Config {
         let path = key.display();
         let message = format!("etcd.key {path} holds a private key and {exposure}");
         let found = Finding::new(Code::KeyExposed, format_args!("file {path}"), message);
-        Some(found.fix(format!("chmod 600 {path}")))
+        Some(found.fix(format!("chmod 600 {}", shell_word(&key.to_string_lossy()))))
     }
 
     /// What a runtime's CNI config of our network gets where it lacks it. The caller decides which configs are meant.

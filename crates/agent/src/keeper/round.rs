@@ -140,6 +140,10 @@ impl Keeper {
 
     /// The findings of a round with those of the node itself.
     fn with_node(&mut self, mut findings: Vec<Finding>) -> Vec<Finding> {
+        let taken = format!("link {}", self.parts.config.network.bridge);
+        for found in findings.iter_mut().filter(|it| it.code == Code::BridgeNameTaken && it.object == taken) {
+            found.fix.get_or_insert_with(|| other_bridge(&self.parts.config.network.bridge));
+        }
         let lacks_bridge = |found: &Finding| {
             found.severity == Severity::NotReady
                 && matches!(found.code, Code::BridgeMissing | Code::BridgeNameTaken)
@@ -277,6 +281,12 @@ impl Keeper {
             }
         }
     }
+}
+
+/// Sets another bridge. The link that has the name may be the one that the node is reached by.
+fn other_bridge(taken: &IfName) -> String {
+    let name = if taken.as_str() == "podwire0" { "podwire1" } else { "podwire0" };
+    format!("echo BRIDGE_NAME={name} >> /etc/podwire/agent.env && systemctl restart podwire")
 }
 
 /// Does it belong to the node, also without any pod?
