@@ -64,7 +64,7 @@ fn a2_without_nft_status_ready_doctor_and_cni_status_agree() {
         let page = host.ask(&["status"]).stdout;
         assert!(
             page.contains("NOT READY\n- NftMissing program nft")
-                && page.contains(&format!("\n  # {INSTALL}"))
+                && page.contains(&format!("\n    {INSTALL}"))
         );
         let (code, doctor) = json_of(&host, &["doctor"]);
         let all = doctor.as_array().unwrap();
@@ -135,7 +135,14 @@ fn fixed(host: &Host, code: &str) -> Value {
     let shown = found(host, code).remove(0);
     let (_, doctor) = json_of(host, &["doctor"]);
     assert!(doctor.as_array().unwrap().iter().any(|one| one["code"] == code), "{doctor}");
-    host.node.sh(&["sh", "-c", shown["fix"].as_str().unwrap()]).unwrap();
+    // The whole line, as it is pasted from each page.
+    let fix = shown["fix"].as_str().unwrap();
+    let pasted = |page: &str| {
+        let line = page.lines().find(|line| line.trim() == fix);
+        line.unwrap_or_else(|| panic!("{fix:?} in {page}")).to_owned()
+    };
+    pasted(&host.ask(&["doctor"]).stdout);
+    host.node.sh(&["sh", "-c", &pasted(&host.ask(&["status"]).stdout)]).unwrap();
     wait_until("the end of it", DEADLINE, || Ok(found(host, code).is_empty())).unwrap();
     shown
 }

@@ -72,8 +72,8 @@ fn page(findings: &[Check]) -> String {
     let rows = findings.iter().map(|finding| {
         let code = finding.code.as_ref().map(|code| format!("{code}: ")).unwrap_or_default();
         let mut text = print::wrap(&format!("{code}{}", finding.message), WIDTH - left - 9);
-        // Never broken: it is to be pasted.
-        text.extend(finding.fix.iter().map(|fix| format!("\n# {}", print::value(fix))));
+        // A line of its own, and never broken: it is to be pasted.
+        text.extend(finding.fix.iter().map(|fix| format!("\n  {}", print::value(fix))));
         vec![finding.check.to_owned(), finding::word(finding.verdict).to_owned(), text]
     });
     let table = print::table(&["CHECK", "", ""], rows);

@@ -92,12 +92,12 @@ fn trouble_is_told_with_what_helps_and_stays_within_the_width() {
         assert!(page.contains(word), "{word:?} in {page}");
     }
     assert!(!page.contains(" ago    3 somebody"), "only the latest: {page}");
-    assert!(page.ends_with(&format!("\n  # {command}")), "{page}");
+    assert!(page.ends_with(&format!("\n    {command}")), "{page}");
     let conditions = page.find("NOT READY").unwrap();
     let too_wide = |text: &str, width| text.lines().filter(|line| line.chars().count() > width).count();
     assert_eq!(too_wide(&page[conditions..], 80), 1, "only the command is wider");
     let wide: Vec<&str> = page.lines().filter(|line| line.chars().count() > WIDTH).collect();
-    assert_eq!(wide, [format!("  # {command}")], "only the command is wider");
+    assert_eq!(wide, [format!("    {command}")], "only the command is wider");
 }
 
 #[test]
