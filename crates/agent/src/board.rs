@@ -84,7 +84,6 @@ impl Board {
     }
 
     pub(crate) fn conditions(&self) -> Vec<Condition> {
-        self.check_reconcile(Instant::now());
         self.lock().conditions.all()
     }
 
@@ -102,6 +101,8 @@ impl Board {
     pub(crate) fn round_ends(&self, timer: Duration) {
         let at_most = timer.saturating_mul(3).saturating_add(LONG_ROUND);
         self.lock().keeping = Keeping::Pause { since: Instant::now(), at_most };
+        // Ends the condition of a round that took long.
+        self.check_reconcile(Instant::now());
     }
 
     /// A reconcile that hangs cannot report it itself.
@@ -176,18 +177,39 @@ fn lifecycle(code: Code, message: &str) -> Finding {
     Finding::new(code, "agent", message)
 }
 
+/// Conditions of each kind that one change logs. All of them are in the status.
+const LOGGED: usize = 20;
+
 fn log(change: &Change) {
-    for Finding { code, severity, object, message, fix } in &change.began {
+    let Change { began, worsened, eased, ended } = change;
+    log_findings(began, "condition began");
+    log_findings(worsened, "condition worsened");
+    log_findings(eased, "condition eased");
+    for (code, object) in ended.iter().take(LOGGED) {
+        info!(%code, object, "condition ended");
+    }
+    if let Some(number) = unlogged(ended.len()) {
+        info!(number, "more conditions: condition ended");
+    }
+}
+
+/// The most severe ones come first.
+fn log_findings(findings: &[Finding], what: &'static str) {
+    for Finding { code, severity, object, message, fix } in findings.iter().take(LOGGED) {
         // As they are, without quotes: a fix is to be pasted.
         let (object, fix) = (object.as_str(), fix.as_deref().map(tracing::field::display));
         match severity {
-            Severity::NotReady => error!(%code, object, reason = %message, fix, "condition began"),
-            Severity::Degraded => warn!(%code, object, reason = %message, fix, "condition began"),
+            Severity::NotReady => error!(%code, object, reason = %message, fix, "{what}"),
+            Severity::Degraded => warn!(%code, object, reason = %message, fix, "{what}"),
         }
     }
-    for (code, object) in &change.ended {
-        info!(%code, object, "condition ended");
+    if let Some(number) = unlogged(findings.len()) {
+        warn!(number, "more conditions: {what}");
     }
+}
+
+fn unlogged(all: usize) -> Option<usize> {
+    all.checked_sub(LOGGED).filter(|more| *more > 0)
 }
 
 pub(crate) fn unix_time() -> u64 {
@@ -248,6 +270,10 @@ mod tests {
         assert!(is_stuck(61).unwrap().contains("has run for more than 60 s"));
         board.check_reconcile(Instant::now() + Duration::from_secs(61));
         assert!(board.lock().conditions.all().iter().any(|one| one.code == Code::ReconcileStuck));
-        assert!(!board.conditions().iter().any(|one| one.code == Code::ReconcileStuck), "it goes on");
+        let is_reported = || board.conditions().iter().any(|one| one.code == Code::ReconcileStuck);
+        assert!(is_reported(), "nothing but a check and the end of a round changes it");
+        board.round_begins();
+        board.round_ends(Duration::from_secs(10));
+        assert!(!is_reported(), "it goes on");
     }
 }

@@ -35,6 +35,7 @@ impl Keeper {
             network: own.map(|share| (&config.network.name, &share.conf)),
             depth: due.depth,
             memory: &self.memory,
+            unrepaired: &self.unrepaired,
             resident: Some(self.parts.work.resident()),
         };
         let outcome = reconcile::reconcile(order);
@@ -56,6 +57,7 @@ impl Keeper {
             Ok(outcome) => {
                 let first = !self.was_ready;
                 self.done(outcome, took, share.as_deref());
+                self.parts.board.set(Source::Round, Vec::new());
                 if !first && (due.timer || self.parts.installer.as_ref().is_some_and(|i| i.has_news())) {
                     self.install();
                 }
@@ -66,7 +68,8 @@ impl Keeper {
                 // Under churn the kernel may not manage to list its links in one go. Pods can be served all the same.
                 let serves = self.was_ready && found.code == Code::ReconcileFailed;
                 let found = if serves { found.degraded() } else { found };
-                self.parts.board.set(Source::Reconcile, vec![found]);
+                // What the last round found lasts: this one found out nothing about it.
+                self.parts.board.set(Source::Round, vec![found]);
                 self.parts.board.set_started();
                 self.again();
             }
@@ -101,7 +104,10 @@ impl Keeper {
         self.parts.board.set(Source::Space, space.into_iter().collect());
         let inactive = outcome.inactive_ports.iter().map(ToString::to_string).collect();
         self.parts.board.set_inactive_ports(inactive);
-        let findings = self.with_node(outcome.findings);
+        let mut findings = outcome.findings;
+        findings.extend(outcome.unrepaired.iter().map(|one| one.finding.clone()));
+        self.unrepaired = outcome.unrepaired;
+        let findings = self.with_node(findings);
         let is_served = findings.iter().all(|found| found.severity == Severity::Degraded);
         if !is_served {
             self.again();

@@ -189,6 +189,7 @@ mod tests {
                 network: Some((&name, &conf)),
                 depth: Depth::Pods,
                 memory: &[],
+                unrepaired: &[],
                 resident: Some(&resident),
             };
             let outcome = node.enter(|| reconcile(order).unwrap()).unwrap();
