@@ -219,6 +219,8 @@ pub(crate) fn unix_time() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::log::Format;
+    use crate::log::tests::logged;
 
     fn first(board: &Board) -> Option<api::ConditionCode> {
         board.readiness().conditions.into_iter().next().map(|condition| condition.code)
@@ -252,6 +254,28 @@ mod tests {
             });
             assert!(first(&board).unwrap() == Code::AgentStopping);
         }
+    }
+
+    #[test]
+    fn a1_a_change_of_severity_is_logged_and_thousands_of_conditions_are_counted() {
+        let board = Board::new();
+        let of = |number: usize| Finding::new(Code::RepairFailed, format_args!("link pw{number}"), "EIO");
+        let taken = Finding::new(Code::BridgeNameTaken, "link podwire0", "it is a veth");
+        let text = logged(Format::Text, || {
+            board.set(Source::Round, vec![taken.clone().degraded()]);
+            board.set(Source::Round, vec![taken.clone()]);
+            board.set(Source::Round, vec![taken.degraded()]);
+            board.set(Source::Reconcile, (0..5000).map(of).collect());
+            board.set(Source::Reconcile, Vec::new());
+        });
+        let changes: Vec<&str> = text.lines().take(3).collect();
+        for (line, words) in
+            changes.iter().zip(["WARN condition began", "ERROR condition worsened", "WARN condition eased"])
+        {
+            assert!(line.contains(words) && line.contains("code=BridgeNameTaken"), "{line}");
+        }
+        assert_eq!(text.lines().count(), 3 + 2 * (LOGGED + 1), "{text}");
+        assert_eq!(text.lines().filter(|line| line.contains("number=4980")).count(), 2, "{text}");
     }
 
     #[test]

@@ -30,8 +30,10 @@ pub(crate) enum Source {
     Socket,
     Tcp,
     Tombstones,
-    /// Records that could not be read for an answer.
+    /// Records that cannot be read.
     Records,
+    /// Whether the node has addresses left.
+    Addresses,
     Cluster,
     Routes,
 }

@@ -160,7 +160,9 @@ impl Work {
             // The runtime has a plugin and a config if it sends a pod.
             ConditionCode::Known(types::Code::InstallIncomplete) => is_status,
             // The engine finds out whether they hold now, and whether they concern this request.
-            ConditionCode::Known(types::Code::NftMissing | types::Code::RunDirFull) => false,
+            ConditionCode::Known(
+                types::Code::NftMissing | types::Code::RunDirFull | types::Code::AddressesExhausted,
+            ) => false,
             _ => true,
         };
         let found = self.board.readiness().conditions.into_iter().find(concerns)?;

@@ -141,15 +141,24 @@ fn degraded(config: &Config, conf: &NetConf, place: &Place) -> Result<(), Error>
     }
     let mut host = RtSocket::open()?;
     let bridge = &conf.bridge;
-    let (state_of, fix) = match host.link(bridge)? {
-        Some(link) if link.up => return unguarded(&state, &ready),
-        Some(_) => ("is down", Some(format!("ip link set {bridge} up"))),
-        None => ("is gone", None),
+    let object = format!("bridge {bridge}");
+    let (pods, they_are) = match running {
+        1 => ("1 pod has".to_owned(), "it is"),
+        _ => (format!("{running} pods have"), "they are"),
     };
-    let message =
-        format!("bridge {bridge} {state_of}, and {running} pods have no network until they are restarted");
-    let found = Finding::new(Code::BridgeDown, format_args!("bridge {bridge}"), message);
-    Err(Error::Degraded(Finding { fix, ..found }))
+    let found = match host.link(bridge)? {
+        Some(link) if link.up => return unguarded(&state, &ready),
+        Some(_) => {
+            let message = format!("bridge {bridge} is down, and {pods} no network until it is up");
+            Finding::new(Code::BridgeDown, object, message).fix(format!("ip link set {bridge} up"))
+        }
+        None => {
+            let message =
+                format!("bridge {bridge} is gone, and {pods} no network until {they_are} restarted");
+            Finding::new(Code::BridgeMissing, object, message).degraded()
+        }
+    };
+    Err(Error::Degraded(found))
 }
 
 /// Are pods without what the firewall should have of them? Then it is put back here: a runtime that is told 51 sends no ADD

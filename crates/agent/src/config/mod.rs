@@ -166,7 +166,7 @@ impl Config {
         docs::effective(self)
     }
 
-    /// Whether other users can read the private key for etcd. A key that cannot be read is reported by the connection.
+    /// Whether other users can read the private key for etcd, and so act as this node. A key that cannot be read is reported by the connection.
     pub(crate) fn exposed_key(&self) -> Option<Finding> {
         let key = match &self.store {
             Store::Embedded => None,

@@ -46,6 +46,9 @@ impl Keeper {
             let error: cni::Error = error.into();
             warn!("flows of pods that are gone could not be removed: {error}");
         }
+        if due.timer {
+            self.parts.board.set(Source::Config, config.exposed_key().into_iter().collect());
+        }
         if due.foreign {
             self.look_at_others();
         }
@@ -118,10 +121,14 @@ impl Keeper {
             Err(none) => {
                 self.parts.board.set(Source::Reconcile, findings);
                 self.parts.board.set(Source::Block, vec![none.finding(&self.parts.config.network.name)]);
+                self.parts.board.set(Source::Records, Vec::new());
+                self.parts.board.set(Source::Addresses, Vec::new());
                 self.parts.board.set_started();
                 return;
             }
         };
+        let config = &self.parts.config;
+        share.report_addresses(&self.parts.board, &config.run_dir, &config.network.name);
         self.grow(share);
         self.tell_firewall_of_tunnels(share);
         self.limit_connections();
@@ -282,7 +289,7 @@ impl Keeper {
                 self.parts.board.set(Source::Install, Vec::new());
             }
             Err(error) => {
-                self.parts.board.set(Source::Install, vec![installer.incomplete(&error.to_string())]);
+                self.parts.board.set(Source::Install, vec![installer.incomplete(&error)]);
                 self.parts.board.set_installed(installer.check());
             }
         }

@@ -2,7 +2,7 @@
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use serde_json::{Value, json};
-use testkit::{Agent, DEADLINE, wait_until};
+use testkit::{Agent, DEADLINE, Lab, wait_until};
 
 use crate::common::Host;
 use crate::scene::{BY_EVENTS, in_both_modes};
@@ -101,4 +101,83 @@ fn a1_a_round_that_fails_does_not_end_what_the_last_one_found() {
     wait_for_end(&host.agent, "StateUnusable");
     assert_eq!(found(&host.agent, "RepairFailed").len(), 1);
     assert_eq!(begun(&host.agent, "RepairFailed"), 1, "{}", host.agent.log().unwrap());
+}
+
+#[test]
+fn a1_records_that_can_be_read_again_end_the_condition_without_a_client() {
+    let host = Host::with_flags("a1records", &["--reconcile-seconds", "1"]);
+    host.attached("a");
+    let addresses = host.agent.run_dir().join("networks/podwire/addresses");
+    // A symbolic link to itself cannot be listed.
+    let aside = host.node.dir().join("aside");
+    std::os::unix::fs::symlink(&addresses, &aside).unwrap();
+    let exchange = || renameat_with(CWD, &addresses, CWD, &aside, RenameFlags::EXCHANGE).unwrap();
+    exchange();
+    wait_for(&host.agent, "StateUnusable");
+    exchange();
+    let has_ended = |line: &str| line.contains("condition ended") && line.contains("code=StateUnusable");
+    wait_until("its end", DEADLINE, || Ok(host.agent.log()?.lines().any(has_ended))).unwrap();
+}
+
+#[test]
+fn a2_a_node_without_addresses_is_not_ready_wherever_it_is_asked() {
+    in_both_modes(|mode| {
+        // Two addresses for pods, in one family or the other.
+        for subnets in ["10.9.0.0/29,fd00:9::/64", "10.9.0.0/24,fd00:9::/125"] {
+            let flags = ["--reconcile-seconds", "1", "--network-mode", mode, "--network-subnet", subnets];
+            let host = Host::with_flags("a2full", &flags);
+            let config = host.config(&json!({}));
+            let mut pods = Vec::new();
+            let refused = loop {
+                let pod = host.pod(&format!("p{}", pods.len()));
+                match host.plugin.add(&pod, &config).unwrap() {
+                    added if added.success() => pods.push(pod),
+                    refused => break refused.error().unwrap(),
+                }
+            };
+            assert!(refused.msg.contains("10.9.0.0") || refused.msg.contains("fd00:9::"), "{refused:?}");
+            wait_until("not ready", DEADLINE, || Ok(!host.agent.is_ready())).unwrap();
+            let status = host.agent.get("/v1/status").unwrap();
+            assert_eq!(status["ready"], false, "{mode}: {status}");
+            let shown = found(&host.agent, "AddressesExhausted");
+            assert_eq!(shown[0]["object"], "network podwire", "{mode}: {shown:?}");
+            let metrics = host.agent.metrics().unwrap();
+            assert!(metrics.contains("podwire_condition{code=\"AddressesExhausted\"} 1\n"), "{metrics}");
+            let error = host.plugin.status(&host.node, &config).unwrap().error().unwrap();
+            assert!(error.code == 50 && error.details.starts_with("AddressesExhausted"), "{error:?}");
+            // The request itself finds out whether there is an address now.
+            let again = host.refused(&host.pod("again"));
+            assert_eq!((again.code, &again.msg), (refused.code, &refused.msg), "{mode}");
+            host.del(&pods.remove(0));
+            host.attached("next");
+            host.del(&pods.remove(0));
+            wait_until("ready", DEADLINE, || Ok(host.agent.is_ready())).unwrap();
+            host.plugin.status(&host.node, &config).unwrap().ok().unwrap();
+        }
+    });
+}
+
+#[test]
+fn a1_the_mode_of_the_key_for_etcd_is_checked_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let [ca, cert, key] = ["ca", "cert", "the key"].map(|name| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, "").unwrap();
+        path.to_str().unwrap().to_owned()
+    });
+    std::fs::set_permissions(&key, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
+    let lab = Lab::new("a1key").unwrap();
+    let node = lab.node("n1").unwrap();
+    let etcd = ["--etcd-endpoints", "https://127.0.0.1:1", "--etcd-ca", &ca, "--etcd-cert", &cert];
+    let more = ["--no-install", "--reconcile-seconds", "1", "--store", "etcd", "--etcd-key", &key];
+    let mut agent = Agent::new(&node, &[&etcd[..], &more].concat()).unwrap();
+    agent.launch().unwrap();
+    wait_until("an answer", DEADLINE, || Ok(agent.get("/v1/status").is_ok())).unwrap();
+    for _ in 0..2 {
+        wait_for(&agent, "KeyExposed");
+        let fix = found(&agent, "KeyExposed")[0]["fix"].as_str().unwrap().to_owned();
+        node.sh(&["sh", "-c", &fix]).unwrap();
+        wait_for_end(&agent, "KeyExposed");
+        std::fs::set_permissions(&key, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
+    }
 }
