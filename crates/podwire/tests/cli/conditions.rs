@@ -93,7 +93,10 @@ fn a14_ready_means_that_the_files_are_in_place() {
         let answer = agent.client().get(api::READY, DEADLINE)?;
         let ready: api::Readiness = serde_json::from_slice(&answer.body)?;
         let is_it = |one: &api::Condition| {
-            one.code == types::Code::InstallIncomplete && one.message.contains(runtime.bin.to_str().unwrap())
+            let bin = runtime.bin.to_str().unwrap();
+            one.code == types::Code::InstallIncomplete
+                && one.message.contains(bin)
+                && one.object.starts_with(&format!("file {bin}"))
         };
         Ok(answer.status == 503 && ready.conditions.len() == 1 && ready.conditions.iter().all(is_it))
     })
