@@ -51,10 +51,10 @@ impl Error {
             Self::NewerRecord { record, .. } => {
                 found(Code::RecordNewer, format!("file {}", record.display()))
             }
-            Self::NotABridge { name, use_of, .. } => {
+            Self::NotABridge { name, link_use, .. } => {
                 let found = Finding::new(Code::BridgeNameTaken, format_args!("link {name}"), "");
-                Some(match use_of {
-                    LinkUse::None => found.fix(renaming(name)),
+                Some(match link_use {
+                    LinkUse::Unused => found.fix(renaming(name)),
                     LinkUse::Possible => found,
                 })
             }
@@ -120,7 +120,7 @@ pub fn run_dir_space(run_dir: &Path) -> Option<Finding> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkUse {
     /// A virtual link without addresses, routes and master.
-    None,
+    Unused,
     /// It may be the link that the node is reached by.
     Possible,
 }
@@ -138,16 +138,16 @@ impl LinkUse {
         let over = RouteFilter { link: Some(link.index), ..RouteFilter::default() };
         let is_idle = host.addresses(Some(link.index))?.iter().all(|address| is_own(&address.addr))
             && host.routes(over)?.iter().all(|route| is_own(&route.dst));
-        Ok(if is_idle { Self::None } else { Self::Possible })
+        Ok(if is_idle { Self::Unused } else { Self::Possible })
     }
 }
 
 /// The error about a link that is no bridge and has the name of one.
 pub(crate) fn not_a_bridge(host: &mut RtSocket, name: &IfName, link: Link) -> Error {
     // A link that cannot be inspected may be in use.
-    let use_of = LinkUse::of(host, &link).unwrap_or(LinkUse::Possible);
+    let link_use = LinkUse::of(host, &link).unwrap_or(LinkUse::Possible);
     let kind = link.kind.unwrap_or_else(|| "physical link".to_owned());
-    Error::NotABridge { name: name.clone(), kind, use_of }
+    Error::NotABridge { name: name.clone(), kind, link_use }
 }
 
 /// Frees the name and keeps the link.

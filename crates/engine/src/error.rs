@@ -41,7 +41,7 @@ pub enum Error {
     )]
     OwnNamespace(String),
     #[error("{name} exists but is a {kind}, not a bridge: name another bridge in the network config")]
-    NotABridge { name: IfName, kind: String, use_of: LinkUse },
+    NotABridge { name: IfName, kind: String, link_use: LinkUse },
     #[error(
         "bridge {bridge} has {found}, which overlaps the gateway {wanted}: remove it, or set forceAddress"
     )]

@@ -70,7 +70,7 @@ impl Check {
     }
 
     #[cfg(test)]
-    pub(super) fn has(&self, code: types::Code) -> bool {
+    pub(super) fn has(&self, code: Code) -> bool {
         self.code.as_deref() == Some(code.as_str())
     }
 }
