@@ -66,11 +66,6 @@ fn cannot(operation: &'static str) -> impl Fn(io::Error) -> AppError {
     move |source| AppError::Start { operation, source }
 }
 
-/// Other users who can read the key of the client certificate can act as this node.
-fn report_exposed_key(config: &Config, board: &Board) {
-    board.set(Source::Config, config.exposed_key().into_iter().collect());
-}
-
 /// Runs until SIGTERM or SIGINT; or until another agent has its run folder, which is an error.
 pub fn run(config: Config) -> Result<(), AppError> {
     let begun = Instant::now();
@@ -98,7 +93,7 @@ pub fn run(config: Config) -> Result<(), AppError> {
     }
     let config = Arc::new(config);
     let board = Arc::new(Board::new());
-    report_exposed_key(&config, &board);
+    board.set(Source::Config, config.exposed_key().into_iter().collect());
     let metrics = Arc::new(Metrics::new());
     let settings = Settings {
         run_dir: config.run_dir.clone(),

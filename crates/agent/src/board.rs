@@ -61,8 +61,11 @@ impl Board {
     }
 
     pub(crate) fn set_stopping(&self) {
-        self.set(Source::Lifecycle, vec![lifecycle(Code::AgentStopping, "the agent is stopping")]);
-        self.lock().is_stopping = true;
+        let found = vec![lifecycle(Code::AgentStopping, "the agent is stopping")];
+        // With one lock: the end of a first round in between would make the agent ready for good.
+        let mut inner = self.lock();
+        inner.is_stopping = true;
+        inner.conditions.set(Source::Lifecycle, found, Timestamp(unix_time()));
     }
 
     /// Replaces the findings of a source. What began and what ended is logged.
@@ -81,7 +84,6 @@ impl Board {
     }
 
     pub(crate) fn conditions(&self) -> Vec<Condition> {
-        self.check_reconcile(Instant::now());
         self.lock().conditions.all()
     }
 
@@ -99,6 +101,8 @@ impl Board {
     pub(crate) fn round_ends(&self, timer: Duration) {
         let at_most = timer.saturating_mul(3).saturating_add(LONG_ROUND);
         self.lock().keeping = Keeping::Pause { since: Instant::now(), at_most };
+        // Ends the condition of a round that took long.
+        self.check_reconcile(Instant::now());
     }
 
     /// A reconcile that hangs cannot report it itself.
@@ -173,18 +177,39 @@ fn lifecycle(code: Code, message: &str) -> Finding {
     Finding::new(code, "agent", message)
 }
 
+/// Conditions of each kind that one change logs. All of them are in the status.
+const LOGGED: usize = 20;
+
 fn log(change: &Change) {
-    for Finding { code, severity, object, message, fix } in &change.began {
+    let Change { began, worsened, eased, ended } = change;
+    log_findings(began, "condition began");
+    log_findings(worsened, "condition worsened");
+    log_findings(eased, "condition eased");
+    for (code, object) in ended.iter().take(LOGGED) {
+        info!(%code, object, "condition ended");
+    }
+    if let Some(number) = unlogged(ended.len()) {
+        info!(number, "more conditions: condition ended");
+    }
+}
+
+/// The most severe ones come first.
+fn log_findings(findings: &[Finding], what: &'static str) {
+    for Finding { code, severity, object, message, fix } in findings.iter().take(LOGGED) {
         // As they are, without quotes: a fix is to be pasted.
         let (object, fix) = (object.as_str(), fix.as_deref().map(tracing::field::display));
         match severity {
-            Severity::NotReady => error!(%code, object, reason = %message, fix, "condition began"),
-            Severity::Degraded => warn!(%code, object, reason = %message, fix, "condition began"),
+            Severity::NotReady => error!(%code, object, reason = %message, fix, "{what}"),
+            Severity::Degraded => warn!(%code, object, reason = %message, fix, "{what}"),
         }
     }
-    for (code, object) in &change.ended {
-        info!(%code, object, "condition ended");
+    if let Some(number) = unlogged(findings.len()) {
+        warn!(number, "more conditions: {what}");
     }
+}
+
+fn unlogged(all: usize) -> Option<usize> {
+    all.checked_sub(LOGGED).filter(|more| *more > 0)
 }
 
 pub(crate) fn unix_time() -> u64 {
@@ -194,6 +219,8 @@ pub(crate) fn unix_time() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::log::Format;
+    use crate::log::tests::logged;
 
     fn first(board: &Board) -> Option<api::ConditionCode> {
         board.readiness().conditions.into_iter().next().map(|condition| condition.code)
@@ -213,6 +240,45 @@ mod tests {
     }
 
     #[test]
+    fn a4_a_first_round_that_ends_meanwhile_does_not_make_a_stopping_agent_ready() {
+        for _ in 0..2000 {
+            let board = Board::new();
+            let both = std::sync::Barrier::new(2);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    both.wait();
+                    board.set_started();
+                });
+                both.wait();
+                board.set_stopping();
+            });
+            assert!(first(&board).unwrap() == Code::AgentStopping);
+        }
+    }
+
+    #[test]
+    fn a1_a_change_of_severity_is_logged_and_thousands_of_conditions_are_counted() {
+        let board = Board::new();
+        let of = |number: usize| Finding::new(Code::RepairFailed, format_args!("link pw{number}"), "EIO");
+        let taken = Finding::new(Code::BridgeNameTaken, "link podwire0", "it is a veth");
+        let text = logged(Format::Text, || {
+            board.set(Source::Round, vec![taken.clone().degraded()]);
+            board.set(Source::Round, vec![taken.clone()]);
+            board.set(Source::Round, vec![taken.degraded()]);
+            board.set(Source::Reconcile, (0..5000).map(of).collect());
+            board.set(Source::Reconcile, Vec::new());
+        });
+        let changes: Vec<&str> = text.lines().take(3).collect();
+        for (line, words) in
+            changes.iter().zip(["WARN condition began", "ERROR condition worsened", "WARN condition eased"])
+        {
+            assert!(line.contains(words) && line.contains("code=BridgeNameTaken"), "{line}");
+        }
+        assert_eq!(text.lines().count(), 3 + 2 * (LOGGED + 1), "{text}");
+        assert_eq!(text.lines().filter(|line| line.contains("number=4980")).count(), 2, "{text}");
+    }
+
+    #[test]
     fn a_reconcile_that_hangs_is_reported() {
         let board = Board::new();
         let is_stuck = |seconds| {
@@ -228,6 +294,10 @@ mod tests {
         assert!(is_stuck(61).unwrap().contains("has run for more than 60 s"));
         board.check_reconcile(Instant::now() + Duration::from_secs(61));
         assert!(board.lock().conditions.all().iter().any(|one| one.code == Code::ReconcileStuck));
-        assert!(!board.conditions().iter().any(|one| one.code == Code::ReconcileStuck), "it goes on");
+        let is_reported = || board.conditions().iter().any(|one| one.code == Code::ReconcileStuck);
+        assert!(is_reported(), "nothing but a check and the end of a round changes it");
+        board.round_begins();
+        board.round_ends(Duration::from_secs(10));
+        assert!(!is_reported(), "it goes on");
     }
 }

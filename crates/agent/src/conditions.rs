@@ -1,6 +1,6 @@
 //! The conditions of the node: what each source reports, and since when.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use api::{Condition, Timestamp};
 use types::{Code, Finding, Severity};
@@ -14,6 +14,8 @@ pub(crate) enum Source {
     /// Whether the node has a block.
     Block,
     Reconcile,
+    /// A reconcile round that failed as a whole.
+    Round,
     /// A reconcile round that hangs.
     Watchdog,
     Install,
@@ -28,8 +30,10 @@ pub(crate) enum Source {
     Socket,
     Tcp,
     Tombstones,
-    /// Records that could not be read for an answer.
+    /// Records that cannot be read.
     Records,
+    /// Whether the node has addresses left.
+    Addresses,
     Cluster,
     Routes,
 }
@@ -40,13 +44,22 @@ type Identity = (Code, String);
 #[derive(Debug, Default)]
 pub(crate) struct Conditions {
     found: BTreeMap<Source, Vec<Finding>>,
-    since: BTreeMap<Identity, Timestamp>,
+    lasting: BTreeMap<Identity, Lasting>,
 }
 
-/// Conditions that began and ended.
+#[derive(Debug, Clone, Copy)]
+struct Lasting {
+    since: Timestamp,
+    severity: Severity,
+}
+
+/// Conditions that began, ended or have another severity than before.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Change {
     pub(crate) began: Vec<Finding>,
+    /// They keep the node from being ready now.
+    pub(crate) worsened: Vec<Finding>,
+    pub(crate) eased: Vec<Finding>,
     pub(crate) ended: Vec<Identity>,
 }
 
@@ -58,20 +71,28 @@ impl Conditions {
             return Change::default();
         }
         self.found.insert(source, findings);
-        let merged = self.merged();
-        let is_new = |finding: &&Finding| !self.since.contains_key(&identity(finding));
-        let began: Vec<Finding> = merged.iter().copied().filter(is_new).cloned().collect();
-        let remaining: Vec<Identity> = merged.into_iter().map(identity).collect();
-        let ended: Vec<Identity> =
-            self.since.keys().filter(|identity| !remaining.contains(identity)).cloned().collect();
-        self.since.extend(began.iter().map(|finding| (identity(finding), now)));
-        self.since.retain(|identity, _| remaining.contains(identity));
-        Change { began, ended }
+        let before = std::mem::take(&mut self.lasting);
+        let (mut change, mut lasting) = (Change::default(), BTreeMap::new());
+        for finding in self.merged() {
+            let (identity, severity) = (identity(finding), finding.severity);
+            let known = before.get(&identity);
+            match (known.map(|known| known.severity), severity) {
+                (None, _) => change.began.push(finding.clone()),
+                (Some(Severity::Degraded), Severity::NotReady) => change.worsened.push(finding.clone()),
+                (Some(Severity::NotReady), Severity::Degraded) => change.eased.push(finding.clone()),
+                (Some(_), _) => {}
+            }
+            let since = known.map_or(now, |known| known.since);
+            lasting.insert(identity, Lasting { since, severity });
+        }
+        change.ended = before.into_keys().filter(|identity| !lasting.contains_key(identity)).collect();
+        self.lasting = lasting;
+        change
     }
 
     /// Those that keep the node from being ready come first, each by importance.
     pub(crate) fn all(&self) -> Vec<Condition> {
-        let since = |finding: &Finding| self.since.get(&identity(finding)).copied();
+        let since = |finding: &Finding| self.lasting.get(&identity(finding)).map(|lasting| lasting.since);
         self.merged().into_iter().map(|finding| Condition::new(finding.clone(), since(finding))).collect()
     }
 
@@ -96,13 +117,16 @@ impl Conditions {
 /// What one source reports several times of one object is one condition with all messages.
 fn combined(findings: Vec<Finding>) -> Vec<Finding> {
     let mut combined: Vec<Finding> = Vec::new();
+    let mut places: BTreeMap<Identity, usize> = BTreeMap::new();
+    let mut messages: BTreeSet<(usize, String)> = BTreeSet::new();
     for finding in findings {
-        let same = combined.iter_mut().find(|one| one.code == finding.code && one.object == finding.object);
-        let Some(same) = same else {
+        let place = *places.entry(identity(&finding)).or_insert(combined.len());
+        let is_new = messages.insert((place, finding.message.clone()));
+        let Some(same) = combined.get_mut(place) else {
             combined.push(finding);
             continue;
         };
-        if !same.message.contains(&finding.message) {
+        if is_new {
             same.message = format!("{}; {}", same.message, finding.message);
         }
         same.severity = same.severity.min(finding.severity);
@@ -131,7 +155,7 @@ mod tests {
     fn a1_since_stays_while_a_condition_lasts_and_its_message_may_change() {
         let mut all = Conditions::default();
         let change = all.set(Source::Reconcile, vec![stuck("EBUSY")], Timestamp(10));
-        assert_eq!(change, Change { began: vec![stuck("EBUSY")], ended: vec![] });
+        assert_eq!(change, Change { began: vec![stuck("EBUSY")], ..Change::default() });
         assert_eq!(all.set(Source::Reconcile, vec![stuck("EIO")], Timestamp(20)), Change::default());
         assert_eq!(all.all(), [Condition::new(stuck("EIO"), Timestamp(10))]);
         let ended = (Code::RepairFailed, "link pw1".to_owned());
@@ -148,9 +172,11 @@ mod tests {
         let mut all = Conditions::default();
         all.set(Source::Elements, vec![missing().degraded()], Timestamp(1));
         let change = all.set(Source::Reconcile, vec![missing(), missing()], Timestamp(2));
-        assert_eq!(change, Change::default(), "it is there");
+        assert_eq!(change, Change { worsened: vec![missing()], ..Change::default() });
         assert_eq!(all.all(), [Condition::new(missing(), Timestamp(1))], "the most severe one counts");
-        assert_eq!(all.set(Source::Reconcile, vec![], Timestamp(3)), Change::default(), "it lasts");
+        let eased = vec![missing().degraded()];
+        let change = all.set(Source::Reconcile, vec![], Timestamp(3));
+        assert_eq!(change, Change { eased, ..Change::default() }, "it lasts");
         assert_eq!(all.all().len(), 1);
         assert_eq!(all.set(Source::Elements, vec![], Timestamp(4)).ended.len(), 1);
     }
@@ -164,5 +190,12 @@ mod tests {
         all.set(Source::Reconcile, vec![missing()], Timestamp(1));
         let codes: Vec<String> = all.all().iter().map(|condition| condition.code.to_string()).collect();
         assert_eq!(codes, ["NftMissing", "AgentStarting", "RepairFailed"]);
+    }
+
+    #[test]
+    fn a1_a_message_that_is_part_of_another_is_kept() {
+        let mut all = Conditions::default();
+        all.set(Source::Reconcile, vec![stuck("pod a-1: EIO"), stuck("EIO"), stuck("EIO")], Timestamp(1));
+        assert_eq!(all.all(), [Condition::new(stuck("pod a-1: EIO; EIO"), Timestamp(1))]);
     }
 }

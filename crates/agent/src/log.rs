@@ -262,7 +262,7 @@ fn joined(addresses: &[IpAddr]) -> Option<String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::sync::{Arc, Mutex};
 
     use cni::{Code, Env, Error};
@@ -284,7 +284,7 @@ mod tests {
     }
 
     /// What a log of this format has after `act`.
-    fn logged(format: Format, act: impl FnOnce()) -> String {
+    pub(crate) fn logged(format: Format, act: impl FnOnce()) -> String {
         let sink = Sink::default();
         let writer = sink.clone();
         let log = subscriber(format, LevelFilter::INFO, move || writer.clone());

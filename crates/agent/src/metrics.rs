@@ -217,7 +217,7 @@ impl Metrics {
 
     pub(crate) fn render(&self, seen: &Seen) -> Result<String, fmt::Error> {
         self.ready.set(i64::from(!seen.conditions.iter().any(Condition::keeps_from_ready)));
-        for &code in Code::ALL {
+        for &code in Code::ALL.iter().filter(|code| code.is_observed_by_agent()) {
             let objects = seen.conditions.iter().filter(|condition| condition.code == code).count();
             self.conditions.get_or_create(&Coded { code: code.as_str() }).set(count(objects as u64));
         }
@@ -360,6 +360,10 @@ mod tests {
             "# HELP podwire_requests CNI requests served, by verb and outcome.",
         ] {
             assert!(page.lines().any(|l| l == line), "{line} is missing in\n{page}");
+        }
+        // A 0 would say that the agent checks it.
+        for code in ["IpamUnavailable", "AgentUnreachable", "ForwardingDisabled"] {
+            assert!(!page.contains(code), "{code} in\n{page}");
         }
         for name in ["podwire_resident_memory_bytes", "process_open_fds", "process_cpu_seconds_total"] {
             let value = page.lines().find_map(|l| l.strip_prefix(&format!("{name} "))).unwrap();

@@ -6,13 +6,15 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use engine::state::State;
+use engine::state::{State, StateError};
 use ipam::{Range, RangeSet, RangeSpec};
 use ipnet::IpNet;
 use netconf::{Addresses, NetConf};
 use serde_json::{Map, Value, json};
 use types::{Code, Finding, IfName, NetworkName};
 
+use crate::board::Board;
+use crate::conditions::Source;
 use crate::config::Network;
 
 /// Complete and checked: what requests of our network get, and what the keeper keeps.
@@ -69,6 +71,33 @@ impl Share {
         Some(self.sets().iter().min_by_key(free)?.ranges().first()?.subnet())
     }
 
+    /// The condition of a node that has no address left in a family.
+    pub(crate) fn exhausted(
+        &self,
+        run_dir: &Path,
+        name: &NetworkName,
+    ) -> Result<Option<Finding>, StateError> {
+        let state = State::open_existing(run_dir)?;
+        let Some(network) = state.and_then(|state| state.existing_network(name)) else { return Ok(None) };
+        let claimed = network.claimed()?;
+        let full = self.rooms().into_iter().find(|room| {
+            let used = claimed.iter().filter(|ip| room.has(**ip)).count() as u64;
+            used >= room.capacity
+        });
+        Ok(full.map(|room| {
+            let message = format!("all {} addresses of {} are in use", room.capacity, joined(&room.blocks));
+            Finding::new(Code::AddressesExhausted, format_args!("network {name}"), message)
+        }))
+    }
+
+    /// Reports whether the node has addresses left, and records that cannot be read for that.
+    pub(crate) fn report_addresses(&self, board: &Board, run_dir: &Path, name: &NetworkName) {
+        let exhausted = self.exhausted(run_dir, name);
+        let unreadable = exhausted.as_ref().err().map(|error| records_unreadable(run_dir, error));
+        board.set(Source::Records, unreadable.into_iter().collect());
+        board.set(Source::Addresses, exhausted.ok().flatten().into_iter().collect());
+    }
+
     /// Does a pod have an address of it? What cannot be read may be one.
     pub(crate) fn is_used(&self, run_dir: &Path, network: &NetworkName) -> bool {
         let Ok(state) = State::open_existing(run_dir) else { return true };
@@ -97,6 +126,12 @@ impl Room {
     pub(crate) fn has(&self, ip: IpAddr) -> bool {
         self.blocks.iter().any(|block| block.contains(&ip))
     }
+}
+
+/// The condition of records that cannot be read for an answer.
+pub(crate) fn records_unreadable(run_dir: &Path, error: &StateError) -> Finding {
+    let object = format!("directory {}", run_dir.display());
+    Finding::new(Code::StateUnusable, object, format_args!("records cannot be read: {error}")).degraded()
 }
 
 fn joined(nets: &[IpNet]) -> String {

@@ -11,7 +11,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use api::{Tombstone, TombstoneError, Tombstones};
-use types::{AttachmentKey, Code, Finding};
+use types::{AttachmentKey, Code, Finding, shell_word};
 
 /// How long somebody waits for rounds, however many tombstones there are.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -274,11 +274,11 @@ impl Drain {
             Finding::new(Code::TombstoneFailed, format_args!("file {}", path.display()), message)
         });
         let aside = rounds.put_aside.iter().filter(|(path, _)| path.exists()).map(|(path, why)| {
-            let path = path.display();
             let message =
                 format!("a DEL that was left was put aside: {why}; GC or reconcile removes its attachment");
-            let found = Finding::new(Code::TombstoneRejected, format_args!("file {path}"), message);
-            found.fix(format!("rm {path}"))
+            let object = format_args!("file {}", path.display());
+            let found = Finding::new(Code::TombstoneRejected, object, message);
+            found.fix(format!("rm {}", shell_word(&path.to_string_lossy())))
         });
         failed.chain(aside).collect()
     }

@@ -145,18 +145,24 @@ impl Work {
         Ok(request)
     }
 
-    /// Why this request is not served now. A DEL always is: it needs nothing that could be missing.
+    /// Why this request is not served now. A DEL always is: it needs nothing that could be missing. A GC is served by an
+    /// agent that has started: it frees the space and the addresses that may be missing.
     fn obstacle(&self, request: &Request) -> Option<Error> {
         let (code, is_status) = match request {
             Request::Del(_) | Request::Version(_) => return None,
             Request::Status(_) => (Code::NotAvailable, true),
             Request::Add(_) | Request::Check(_) | Request::Gc(_) => (Code::TryAgainLater, false),
         };
+        let is_gc = matches!(request, Request::Gc(_));
         let concerns = |found: &Condition| match found.code {
+            ConditionCode::Known(types::Code::AgentStarting | types::Code::AgentStopping) => true,
+            _ if is_gc => false,
             // The runtime has a plugin and a config if it sends a pod.
             ConditionCode::Known(types::Code::InstallIncomplete) => is_status,
             // The engine finds out whether they hold now, and whether they concern this request.
-            ConditionCode::Known(types::Code::NftMissing | types::Code::RunDirFull) => false,
+            ConditionCode::Known(
+                types::Code::NftMissing | types::Code::RunDirFull | types::Code::AddressesExhausted,
+            ) => false,
             _ => true,
         };
         let found = self.board.readiness().conditions.into_iter().find(concerns)?;

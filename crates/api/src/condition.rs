@@ -51,6 +51,16 @@ pub enum ConditionCode {
     Unknown(String),
 }
 
+impl ConditionCode {
+    /// What to do in general, for a condition without a fix.
+    pub fn advice(&self) -> Option<&'static str> {
+        match self {
+            Self::Known(code) => Some(code.advice()),
+            Self::Unknown(_) => None,
+        }
+    }
+}
+
 impl fmt::Display for ConditionCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -53,13 +53,13 @@ pub(crate) fn attach(
     let mut host = resident::socket(caller.resident)?;
     let bridge = find_bridge(&mut host, conf, caller)?;
     let host_end = find_host_end(&mut host, &key)?;
+    let settings = HostSettings::open(caller.resident)?;
     let cookie = pod.netns_cookie()?;
     let site = Site { call, conf, key: &key, netns: &netns, cookie, mtu: bridge.mtu(conf), host_end, caller };
     let lease = Lease::new(delegate_of(conf, call, caller)?);
     let (held, neighbours) = begin(&network, &site, &mut host)?;
     let held = unshared_or_released(&state, held)?;
     let held = unused_by_node(&site, &mut host, bridge.index(), held)?;
-    let settings = HostSettings::open(caller.resident);
     let mut kernel = Kernel { host: &mut host, pod: &mut pod, state: &state, bridge, lease, settings };
     let wired = finish(held, neighbours, &site, &mut kernel)?;
     let Wired { attachment, bridge, routes } = wired;

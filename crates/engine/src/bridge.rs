@@ -11,6 +11,7 @@ use netlink::{
 };
 use types::{AttachMode, Digest, IfName, Mac, ROUTE_PROTOCOL};
 
+use crate::condition::not_a_bridge;
 use crate::state::SysctlLog;
 use crate::sysctl::{self, Owner};
 use crate::{Error, detach};
@@ -70,8 +71,7 @@ pub(crate) fn ensure(host: &mut RtSocket, spec: &Spec<'_>, found: Option<Link>) 
         None => create(host, spec)?,
     };
     if link.kind.as_deref() != Some("bridge") {
-        let kind = link.kind.unwrap_or_else(|| "physical link".to_owned());
-        return Err(Error::NotABridge(spec.name.clone(), kind));
+        return Err(not_a_bridge(host, spec.name, link));
     }
     let mtu = spec.mtu.unwrap_or(link.mtu);
     let wrong_promisc = spec.promisc && !link.promisc;

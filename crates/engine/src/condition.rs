@@ -1,10 +1,13 @@
 //! Which condition an error is a sign of.
 
 use std::io;
+use std::net::IpAddr;
 use std::path::Path;
 
+use ipnet::IpNet;
+use netlink::{Link, RouteFilter, RtSocket};
 use rustix::fs::StatVfsMountFlags;
-use types::{Code, Finding, IfName};
+use types::{Code, Finding, IfName, shell_word};
 
 use crate::Error;
 
@@ -39,9 +42,8 @@ impl Error {
                 found(Code::PermissionDenied, "process".to_owned())
             }
             Self::State(error) if error.is_full() => {
-                let dir = run_dir.display();
-                let found = Finding::new(Code::RunDirFull, format_args!("directory {dir}"), "");
-                Some(found.fix(format!("df -h {dir}; df -i {dir}")))
+                let object = format_args!("directory {}", run_dir.display());
+                Some(Finding::new(Code::RunDirFull, object, "").fix(show_space(run_dir)))
             }
             Self::Unreadable { record } => {
                 found(Code::RecordUnreadable, format!("file {}", record.display()))
@@ -49,9 +51,12 @@ impl Error {
             Self::NewerRecord { record, .. } => {
                 found(Code::RecordNewer, format!("file {}", record.display()))
             }
-            Self::NotABridge(name, _) => {
+            Self::NotABridge { name, link_use, .. } => {
                 let found = Finding::new(Code::BridgeNameTaken, format_args!("link {name}"), "");
-                Some(found.fix(renaming(name)))
+                Some(match link_use {
+                    LinkUse::Unused => found.fix(renaming(name)),
+                    LinkUse::Possible => found,
+                })
             }
             Self::Several(errors) => errors.iter().find_map(|error| error.cause(run_dir)),
             _ => None,
@@ -93,6 +98,13 @@ impl Space {
     }
 }
 
+/// The command that shows how full a file system is.
+pub fn show_space(dir: &Path) -> String {
+    let dir = dir.to_string_lossy();
+    let dir = shell_word(&dir);
+    format!("df -h {dir}; df -i {dir}")
+}
+
 /// The condition of a run directory that is full or nearly full.
 pub fn run_dir_space(run_dir: &Path) -> Option<Finding> {
     let space = Space::of(&run_dir.join("networks")).ok().filter(|space| space.is_short())?;
@@ -100,8 +112,42 @@ pub fn run_dir_space(run_dir: &Path) -> Option<Finding> {
     let files = space.files.map_or(String::new(), |files| format!(" and {files} files"));
     let message = format!("{dir} is {how}: {} KiB{files} are free", space.bytes >> 10);
     let found = Finding::new(Code::RunDirFull, format_args!("directory {dir}"), message);
-    let found = found.fix(format!("df -h {dir}; df -i {dir}"));
+    let found = found.fix(show_space(run_dir));
     Some(if space.is_used_up() { found } else { found.degraded() })
+}
+
+/// Whether traffic may depend on a link that has the name of a bridge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LinkUse {
+    /// A virtual link without addresses, routes and master.
+    Unused,
+    /// It may be the link that the node is reached by.
+    Possible,
+}
+
+impl LinkUse {
+    fn of(host: &mut RtSocket, link: &Link) -> Result<Self, netlink::Error> {
+        let is_virtual = matches!(link.kind.as_deref(), Some("dummy" | "ifb" | "veth" | "vxlan"));
+        if !is_virtual || link.master.is_some() {
+            return Ok(Self::Possible);
+        }
+        let is_own = |net: &IpNet| match net.addr() {
+            IpAddr::V4(_) => false,
+            IpAddr::V6(addr) => addr.is_unicast_link_local() || addr.is_multicast(),
+        };
+        let over = RouteFilter { link: Some(link.index), ..RouteFilter::default() };
+        let is_idle = host.addresses(Some(link.index))?.iter().all(|address| is_own(&address.addr))
+            && host.routes(over)?.iter().all(|route| is_own(&route.dst));
+        Ok(if is_idle { Self::Unused } else { Self::Possible })
+    }
+}
+
+/// The error about a link that is no bridge and has the name of one.
+pub(crate) fn not_a_bridge(host: &mut RtSocket, name: &IfName, link: Link) -> Error {
+    // A link that cannot be inspected may be in use.
+    let link_use = LinkUse::of(host, &link).unwrap_or(LinkUse::Possible);
+    let kind = link.kind.unwrap_or_else(|| "physical link".to_owned());
+    Error::NotABridge { name: name.clone(), kind, link_use }
 }
 
 /// Frees the name and keeps the link.

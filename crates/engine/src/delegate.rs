@@ -269,7 +269,8 @@ fn not_writable_by_all(program: &Path) -> Result<(), String> {
             // Further up, a sticky directory (/tmp) lets other users add names, but not change this one.
             let is_protected = height > 1 && mode & 0o1000 != 0;
             if mode & 0o002 != 0 && !is_protected {
-                return Err(format!("every user can change {0}: chmod o-w {0}", part.display()));
+                let (path, name) = (part.display(), part.to_string_lossy());
+                return Err(format!("every user can change {path}: chmod o-w {}", types::shell_word(&name)));
             }
         }
     }

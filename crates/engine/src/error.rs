@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use cni::Code;
 use types::{AttachmentKey, Finding, IfName};
 
+use crate::condition::LinkUse;
 use crate::state::StateError;
 
 #[derive(Debug, thiserror::Error)]
@@ -39,8 +40,8 @@ pub enum Error {
         "CNI_NETNS {0} is the plugin's own namespace: a pod needs one of its own (CNI_NETNS_OVERRIDE=1 insists)"
     )]
     OwnNamespace(String),
-    #[error("{0} exists but is a {1}, not a bridge: name another bridge in the network config")]
-    NotABridge(IfName, String),
+    #[error("{name} exists but is a {kind}, not a bridge: name another bridge in the network config")]
+    NotABridge { name: IfName, kind: String, link_use: LinkUse },
     #[error(
         "bridge {bridge} has {found}, which overlaps the gateway {wanted}: remove it, or set forceAddress"
     )]
@@ -130,7 +131,7 @@ impl Error {
             }
             Self::Namespace(_) => Code::Kernel,
             Self::AlreadyAttached(_) | Self::LinkExists { .. } => Code::AlreadyAttached,
-            Self::NotABridge(..)
+            Self::NotABridge { .. }
             | Self::ForeignAddress { .. }
             | Self::MtuTooSmall { .. }
             | Self::OwnDelegate { .. } => Code::InvalidConfig,

@@ -44,7 +44,7 @@ pub mod tunnel;
 mod wire;
 
 pub use cleanup::{Report, cleanup};
-pub use condition::{Space, run_dir_space};
+pub use condition::{LinkUse, Space, run_dir_space, show_space};
 pub use delegate::{AllowedDelegates, Delegates};
 pub use error::Error;
 pub use firewall::{InactivePort, faults as firewall_faults, inactive_ports, orphans as firewall_orphans};

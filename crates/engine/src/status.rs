@@ -8,7 +8,7 @@ use netlink::RtSocket;
 use nft::{Certainty, ForeignFamily};
 use types::{AttachMode, Code, Finding, Severity};
 
-use crate::condition::Failed;
+use crate::condition::{Failed, not_a_bridge};
 use crate::delegate::Delegate;
 use crate::overlap::{self, Observed};
 use crate::state::{Listed, Phase, State, StateError};
@@ -37,8 +37,7 @@ pub(crate) fn status(
     if let Some(link) = host.link(&conf.bridge).map_err(kernel)?
         && link.kind.as_deref() != Some("bridge")
     {
-        let kind = link.kind.unwrap_or_else(|| "physical link".to_owned());
-        let error = Error::NotABridge(conf.bridge.clone(), kind);
+        let error = not_a_bridge(&mut host, &conf.bridge, link);
         return Err(not_ready(error, dir, Code::BridgeNameTaken, "link"));
     }
     match &conf.addresses {
@@ -142,15 +141,24 @@ fn degraded(config: &Config, conf: &NetConf, place: &Place) -> Result<(), Error>
     }
     let mut host = RtSocket::open()?;
     let bridge = &conf.bridge;
-    let (state_of, fix) = match host.link(bridge)? {
-        Some(link) if link.up => return unguarded(&state, &ready),
-        Some(_) => ("is down", Some(format!("ip link set {bridge} up"))),
-        None => ("is gone", None),
+    let object = format!("bridge {bridge}");
+    let (pods, they_are) = match running {
+        1 => ("1 pod has".to_owned(), "it is"),
+        _ => (format!("{running} pods have"), "they are"),
     };
-    let message =
-        format!("bridge {bridge} {state_of}, and {running} pods have no network until they are restarted");
-    let found = Finding::new(Code::BridgeDown, format_args!("bridge {bridge}"), message);
-    Err(Error::Degraded(Finding { fix, ..found }))
+    let found = match host.link(bridge)? {
+        Some(link) if link.up => return unguarded(&state, &ready),
+        Some(_) => {
+            let message = format!("bridge {bridge} is down, and {pods} no network until it is up");
+            Finding::new(Code::BridgeDown, object, message).fix(format!("ip link set {bridge} up"))
+        }
+        None => {
+            let message =
+                format!("bridge {bridge} is gone, and {pods} no network until {they_are} restarted");
+            Finding::new(Code::BridgeMissing, object, message).degraded()
+        }
+    };
+    Err(Error::Degraded(found))
 }
 
 /// Are pods without what the firewall should have of them? Then it is put back here: a runtime that is told 51 sends no ADD

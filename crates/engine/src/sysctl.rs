@@ -62,11 +62,8 @@ impl Settings {
 
     fn found(link: &IfName, open: impl FnOnce(&Path) -> rustix::io::Result<OwnedFd>) -> Result<Self, Error> {
         let path = Path::new(ALL_SETTINGS).join(link.as_str());
-        match open(&path) {
-            Ok(folder) => Ok(Self { path, folder: Some(folder) }),
-            Err(Errno::NOENT) => Ok(Self { path, folder: None }),
-            Err(errno) => Err(failed(path, "0", errno.into())),
-        }
+        let folder = unless_missing(&path, open(&path))?;
+        Ok(Self { path, folder })
     }
 
     fn set(&self, key: &str, value: &'static str) -> Result<(), Error> {
@@ -82,7 +79,11 @@ impl Settings {
     /// spins until nobody has the lock over all links.
     fn enable(&self) -> Result<(), Error> {
         let Some(folder) = &self.folder else { return Ok(()) };
-        if is_one(folder, Path::new("disable_ipv6")) { self.set("disable_ipv6", "0") } else { Ok(()) }
+        if reads_at(folder, Path::new("disable_ipv6"), *b"0\n") {
+            Ok(())
+        } else {
+            self.set("disable_ipv6", "0")
+        }
     }
 }
 
@@ -97,11 +98,11 @@ pub(crate) enum HostSettings<'a> {
 
 impl<'a> HostSettings<'a> {
     /// In the network namespace of the calling thread, unless the agent keeps the directory open.
-    pub(crate) fn open(resident: Option<&'a Resident>) -> Self {
-        match resident {
-            Some(resident) => resident.settings().map_or(Self::Absent, Self::Kept),
-            None => all_settings().map_or(Self::Absent, Self::Opened),
-        }
+    pub(crate) fn open(resident: Option<&'a Resident>) -> Result<Self, Error> {
+        Ok(match resident {
+            Some(resident) => resident.settings()?.map_or(Self::Absent, Self::Kept),
+            None => all_settings()?.map_or(Self::Absent, Self::Opened),
+        })
     }
 
     fn dir(&self) -> Option<&OwnedFd> {
@@ -124,14 +125,29 @@ impl<'a> HostSettings<'a> {
 
 /// Whether a setting reads 1.
 fn is_one(at: impl AsFd, path: &Path) -> bool {
+    reads_at(at, path, *b"1\n")
+}
+
+fn reads_at(at: impl AsFd, path: &Path, value: [u8; 2]) -> bool {
     let mut found = [0; 2];
     let opened = rustix::fs::openat(at, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
-    opened.and_then(|file| rustix::io::read(&file, &mut found)).is_ok() && found == *b"1\n"
+    opened.and_then(|file| rustix::io::read(&file, &mut found)).is_ok() && found == value
 }
 
 /// Where the IPv6 settings of all links of the calling thread's network namespace are, if IPv6 is in this kernel.
-pub(crate) fn all_settings() -> Option<OwnedFd> {
-    open_folder(CWD, Path::new(ALL_SETTINGS)).ok()
+pub(crate) fn all_settings() -> Result<Option<OwnedFd>, Error> {
+    let path = Path::new(ALL_SETTINGS);
+    unless_missing(path, open_folder(CWD, path))
+}
+
+/// Only a directory that does not exist means that there is nothing to set. One that cannot be opened now, for example
+/// because the process has too many open files, may hold settings that protect pods.
+fn unless_missing(path: &Path, opened: rustix::io::Result<OwnedFd>) -> Result<Option<OwnedFd>, Error> {
+    match opened {
+        Ok(folder) => Ok(Some(folder)),
+        Err(Errno::NOENT) => Ok(None),
+        Err(errno) => Err(failed(path.to_owned(), "0", errno.into())),
+    }
 }
 
 fn open_folder(at: impl AsFd, path: &Path) -> rustix::io::Result<OwnedFd> {
@@ -329,4 +345,19 @@ fn change(log: &SysctlLog, path: PathBuf, value: &'static str) -> Result<(), Err
 
 fn failed(path: PathBuf, value: &str, source: std::io::Error) -> Error {
     Error::Sysctl { path, value: value.to_owned(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a1_settings_that_cannot_be_opened_are_not_taken_for_missing() {
+        let path = Path::new(ALL_SETTINGS);
+        assert!(unless_missing(path, Err(Errno::NOENT)).unwrap().is_none());
+        for errno in [Errno::MFILE, Errno::NFILE, Errno::ACCESS, Errno::NOMEM] {
+            let error = unless_missing(path, Err(errno)).unwrap_err();
+            assert!(error.to_string().contains(ALL_SETTINGS), "{error}");
+        }
+    }
 }

@@ -8,6 +8,7 @@ use agent::config::ConfigError;
 use api::ClientError;
 use rustix::io::Errno;
 use rustix::process::geteuid;
+use types::shell_word;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ExitStatus {
@@ -118,16 +119,8 @@ pub(crate) fn advice(status: ExitStatus) -> Option<String> {
 
 /// The same command, ready to paste.
 fn with_sudo(args: impl Iterator<Item = OsString>) -> String {
-    let words = args.map(|word| quoted(&word.to_string_lossy()));
+    let words = args.map(|word| shell_word(&word.to_string_lossy()).into_owned());
     std::iter::once("sudo".to_owned()).chain(words).collect::<Vec<_>>().join(" ")
-}
-
-fn quoted(word: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,@+%[]".contains(c);
-    if !word.is_empty() && word.chars().all(is_plain) {
-        return word.to_owned();
-    }
-    format!("'{}'", word.replace('\'', r"'\''"))
 }
 
 #[cfg(test)]

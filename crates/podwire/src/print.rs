@@ -104,6 +104,11 @@ pub(crate) fn wrap(text: &str, width: usize) -> String {
     lines.join("\n")
 }
 
+/// The line below a problem that has no command of its own.
+pub(crate) fn advice(text: &str) -> String {
+    format!("advice: {text}")
+}
+
 /// Every line but the first begins with so many spaces.
 pub(crate) fn hang(text: &str, indent: usize) -> String {
     text.replace('\n', &format!("\n{}", " ".repeat(indent)))

@@ -76,7 +76,7 @@ codes! {
     StateUnusable NotReady "The records in the run directory cannot be read or written." "`ls -la /run/podwire`";
     SubnetOverlap NotReady "A route or address that Podwire does not manage overlaps the pod network. Degraded if it appears while the agent is ready." "change `network.subnets`, or remove the other route";
     BridgeNameTaken NotReady "A link that is no bridge has the name of the network's bridge." "rename or delete the link, or set `network.bridge`";
-    BridgeMissing NotReady "The network's bridge does not exist and cannot be made." "see the message; the agent retries";
+    BridgeMissing NotReady "The network's bridge does not exist and cannot be made. Degraded if CNI STATUS finds it missing while pods run." "see the message; the agent retries";
     AddressesExhausted NotReady "All addresses of the network are in use." "delete pods, or use a larger subnet";
     IpamUnavailable NotReady "The IPAM plugin of the network cannot be run or is not ready." "install the plugin that `ipam.type` names";
     NoBlock NotReady "The node has no block of the network, so pods get no addresses." "see the message; the agent retries";
@@ -87,7 +87,7 @@ codes! {
     AgentUnreachable NotReady "No agent answers on its socket." "`systemctl start podwire`";
     ReconcileStuck Degraded "Reconcile hangs: pods are served, but drift is not repaired." "`systemctl restart podwire`";
     RepairFailed Degraded "Reconcile found drift and could not repair it." "see the message; the agent retries";
-    BridgeDown Degraded "The bridge of running pods is down or gone." "`ip link set BRIDGE up`";
+    BridgeDown Degraded "The bridge of running pods is down." "`ip link set BRIDGE up`";
     FirewallDrift Degraded "Podwire's tables are not as they should be." "`systemctl restart podwire`";
     OrphanedElements Degraded "Podwire's tables hold elements of pods that are gone." "the `nft` command of the condition";
     ForeignDrop Degraded "A firewall chain that Podwire does not manage drops the traffic of pods." "the `nft` command of the condition, or `network.accept_forward = true`";
@@ -97,7 +97,7 @@ codes! {
     RecordNewer Degraded "A newer version of Podwire wrote the record of an attachment." "upgrade Podwire, or delete the pod";
     TombstoneFailed Degraded "A DEL that was received while no agent ran cannot be served yet." "see the message; the agent retries";
     TombstoneRejected Degraded "A DEL that was received while no agent ran cannot be served and was put aside." "`rm FILE`";
-    MetricsUnavailable Degraded "Metrics cannot be served on the configured address." "`ss -ltnp src ADDRESS`";
+    MetricsUnavailable Degraded "Metrics cannot be served on the configured address." "`ss -ltnp 'sport = :PORT'`";
     KeyExposed Degraded "Other users can read the key of etcd's client certificate." "`chmod 600 FILE`";
     EtcdUnreachable Degraded "etcd does not answer. The last known state stays in force." "start etcd, or correct `etcd.endpoints`";
     StoreFailed Degraded "The store refuses this node or cannot be used. The last known state stays in force." "see the message; the agent retries";
@@ -128,6 +128,28 @@ codes! {
 impl fmt::Display for Code {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
+    }
+}
+
+impl Code {
+    /// Whether an agent reports it. The others are found by `podwire doctor`, by `podwire status` without an agent or by a
+    /// CNI STATUS.
+    pub fn is_observed_by_agent(self) -> bool {
+        !matches!(
+            self,
+            Self::IpamUnavailable
+                | Self::AgentUnreachable
+                | Self::BridgeDown
+                | Self::FirewallDrift
+                | Self::NodeUnreachable
+                | Self::ForwardingDisabled
+                | Self::ReversePathStrict
+                | Self::BridgeNetfilterPartial
+                | Self::MtuTooLarge
+                | Self::PathMtuTooSmall
+                | Self::StateDirFull
+                | Self::ProgramMissing
+        )
     }
 }
 

@@ -3,6 +3,15 @@
 
 use std::borrow::Cow;
 
+/// The text as one word of a shell command: quoted where the shell would interpret it.
+pub fn shell_word(text: &str) -> Cow<'_, str> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,@+%".contains(c);
+    if !text.is_empty() && text.chars().all(is_plain) {
+        return Cow::Borrowed(text);
+    }
+    Cow::Owned(format!("'{}'", text.replace('\'', r"'\''")))
+}
+
 /// The text without line breaks and without characters that a terminal would interpret; those are shown as `\u{1b}` or `\n`.
 /// For a value inside a line: a table's cell, a field of a log line.
 pub fn one_line(text: &str) -> Cow<'_, str> {
@@ -52,6 +61,20 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn a3_a_word_of_a_command_is_quoted_where_it_must_be() {
+        for (text, word) in [
+            ("/run/podwire/a-1.json", "/run/podwire/a-1.json"),
+            ("/run/pod wire", "'/run/pod wire'"),
+            ("a;reboot", "'a;reboot'"),
+            ("$(reboot)[x]*~", "'$(reboot)[x]*~'"),
+            ("it's", r"'it'\''s'"),
+            ("", "''"),
+        ] {
+            assert_eq!(shell_word(text), word);
+        }
+    }
 
     /// What a terminal or a pager acts upon.
     fn is_dangerous(c: char) -> bool {

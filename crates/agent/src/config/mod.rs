@@ -37,7 +37,7 @@ use ::cluster::Layout;
 use engine::AllowedDelegates;
 use ipnet::IpNet;
 use serde_json::{Map, Value, json};
-use types::{AttachMode, Code, Finding, IfName, NetworkName};
+use types::{AttachMode, Code, Finding, IfName, NetworkName, shell_word};
 
 use crate::runtimes::Directories;
 
@@ -166,17 +166,24 @@ impl Config {
         docs::effective(self)
     }
 
-    /// Whether other users can read the private key for etcd. A key that cannot be read is reported by the connection.
+    /// Whether other users can read the private key for etcd, and so act as this node. A key that cannot be read is
+    /// reported by the connection.
     pub(crate) fn exposed_key(&self) -> Option<Finding> {
         let key = match &self.store {
             Store::Embedded => None,
             Store::Etcd(etcd) => etcd.key.as_deref(),
         }?;
-        let exposure = secrets::exposure(key, &std::fs::metadata(key).ok()?)?;
+        let metadata = std::fs::metadata(key).ok()?;
+        let exposure = secrets::exposure(key, &metadata)?;
         let path = key.display();
         let message = format!("etcd.key {path} holds a private key and {exposure}");
         let found = Finding::new(Code::KeyExposed, format_args!("file {path}"), message);
-        Some(found.fix(format!("chmod 600 {path}")))
+        let name = key.to_string_lossy();
+        let word = shell_word(&name);
+        Some(found.fix(match secrets::has_other_owner(&metadata) {
+            true => format!("chown root {word} && chmod 600 {word}"),
+            false => format!("chmod 600 {word}"),
+        }))
     }
 
     /// What a runtime's CNI config of our network gets where it lacks it. The caller decides which configs are meant.

@@ -1,5 +1,5 @@
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Why something could not be installed or taken away.
 #[derive(Debug, thiserror::Error)]
@@ -25,4 +25,21 @@ pub enum InstallError {
     Write { path: PathBuf, source: io::Error },
     #[error("cannot watch {} for changes: {source}; it is looked at by the timer only", path.display())]
     Watch { path: PathBuf, source: io::Error },
+}
+
+impl InstallError {
+    /// The file or directory that it is about. None: the config, which the template does not give.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Template { .. } => None,
+            Self::Source { path, .. }
+            | Self::SameFile { path }
+            | Self::TemplateFile { path, .. }
+            | Self::Foreign { path, .. }
+            | Self::Folder { path, .. }
+            | Self::Read { path, .. }
+            | Self::Write { path, .. }
+            | Self::Watch { path, .. } => Some(path),
+        }
+    }
 }

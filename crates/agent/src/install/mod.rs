@@ -297,9 +297,12 @@ impl Installer {
     }
 
     /// The condition of a node whose runtime lacks plugin or config.
-    pub(crate) fn incomplete(&self, why: &str) -> Finding {
-        let path = self.config_path();
-        Finding::new(Code::InstallIncomplete, format_args!("file {}", path.display()), why)
+    pub(crate) fn incomplete(&self, error: &InstallError) -> Finding {
+        let object = match error.path() {
+            Some(path) => format!("file {}", path.display()),
+            None => format!("file {}", self.config_path().display()),
+        };
+        Finding::new(Code::InstallIncomplete, object, error)
     }
 
     fn config_path(&self) -> PathBuf {

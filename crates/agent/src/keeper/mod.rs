@@ -20,7 +20,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use engine::reconcile::Depth;
+use engine::reconcile::{Depth, PodFinding};
 use engine::state::Attachment;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
@@ -91,6 +91,8 @@ pub(crate) struct Keeper {
     installed: Option<install::Watch>,
     bell: Bell,
     memory: Vec<Attachment>,
+    /// What the last round could not repair in pods.
+    unrepaired: Vec<PodFinding>,
     /// The rounds to come, by their depth.
     due: [Option<Due>; 2],
     /// No round of the node begins before: most of the time belongs to the pods.
@@ -144,6 +146,7 @@ impl Keeper {
             installed: parts.installer.as_deref().map(install::Watch::new).transpose()?,
             bell,
             memory: Vec::new(),
+            unrepaired: Vec::new(),
             due: [None; 2],
             not_before: Instant::now(),
             timer: Instant::now(),

@@ -35,6 +35,7 @@ impl Keeper {
             network: own.map(|share| (&config.network.name, &share.conf)),
             depth: due.depth,
             memory: &self.memory,
+            unrepaired: &self.unrepaired,
             resident: Some(self.parts.work.resident()),
         };
         let outcome = reconcile::reconcile(order);
@@ -44,6 +45,9 @@ impl Keeper {
         {
             let error: cni::Error = error.into();
             warn!("flows of pods that are gone could not be removed: {error}");
+        }
+        if due.timer {
+            self.parts.board.set(Source::Config, config.exposed_key().into_iter().collect());
         }
         if due.foreign {
             self.look_at_others();
@@ -56,6 +60,7 @@ impl Keeper {
             Ok(outcome) => {
                 let first = !self.was_ready;
                 self.done(outcome, took, share.as_deref());
+                self.parts.board.set(Source::Round, Vec::new());
                 if !first && (due.timer || self.parts.installer.as_ref().is_some_and(|i| i.has_news())) {
                     self.install();
                 }
@@ -66,7 +71,8 @@ impl Keeper {
                 // Under churn the kernel may not manage to list its links in one go. Pods can be served all the same.
                 let serves = self.was_ready && found.code == Code::ReconcileFailed;
                 let found = if serves { found.degraded() } else { found };
-                self.parts.board.set(Source::Reconcile, vec![found]);
+                // What the last round found lasts: this one found out nothing about it.
+                self.parts.board.set(Source::Round, vec![found]);
                 self.parts.board.set_started();
                 self.again();
             }
@@ -101,7 +107,10 @@ impl Keeper {
         self.parts.board.set(Source::Space, space.into_iter().collect());
         let inactive = outcome.inactive_ports.iter().map(ToString::to_string).collect();
         self.parts.board.set_inactive_ports(inactive);
-        let findings = self.with_node(outcome.findings);
+        let mut findings = outcome.findings;
+        findings.extend(outcome.unrepaired.iter().map(|one| one.finding.clone()));
+        self.unrepaired = outcome.unrepaired;
+        let findings = self.with_node(findings);
         let is_served = findings.iter().all(|found| found.severity == Severity::Degraded);
         if !is_served {
             self.again();
@@ -112,10 +121,14 @@ impl Keeper {
             Err(none) => {
                 self.parts.board.set(Source::Reconcile, findings);
                 self.parts.board.set(Source::Block, vec![none.finding(&self.parts.config.network.name)]);
+                self.parts.board.set(Source::Records, Vec::new());
+                self.parts.board.set(Source::Addresses, Vec::new());
                 self.parts.board.set_started();
                 return;
             }
         };
+        let config = &self.parts.config;
+        share.report_addresses(&self.parts.board, &config.run_dir, &config.network.name);
         self.grow(share);
         self.tell_firewall_of_tunnels(share);
         self.limit_connections();
@@ -140,6 +153,10 @@ impl Keeper {
 
     /// The findings of a round with those of the node itself.
     fn with_node(&mut self, mut findings: Vec<Finding>) -> Vec<Finding> {
+        let taken = format!("link {}", self.parts.config.network.bridge);
+        for found in findings.iter_mut().filter(|it| it.code == Code::BridgeNameTaken && it.object == taken) {
+            found.fix.get_or_insert_with(|| other_bridge(&self.parts.config.network.bridge));
+        }
         let lacks_bridge = |found: &Finding| {
             found.severity == Severity::NotReady
                 && matches!(found.code, Code::BridgeMissing | Code::BridgeNameTaken)
@@ -272,11 +289,17 @@ impl Keeper {
                 self.parts.board.set(Source::Install, Vec::new());
             }
             Err(error) => {
-                self.parts.board.set(Source::Install, vec![installer.incomplete(&error.to_string())]);
+                self.parts.board.set(Source::Install, vec![installer.incomplete(&error)]);
                 self.parts.board.set_installed(installer.check());
             }
         }
     }
+}
+
+/// Sets another bridge. The link that has the name may be the one that the node is reached by.
+fn other_bridge(taken: &IfName) -> String {
+    let name = if taken.as_str() == "podwire0" { "podwire1" } else { "podwire0" };
+    format!("echo BRIDGE_NAME={name} >> /etc/podwire/agent.env && systemctl restart podwire")
 }
 
 /// Does it belong to the node, also without any pod?

@@ -64,6 +64,45 @@ fn an_agent_is_ready_only_with_its_bridge() {
 }
 
 #[test]
+fn a3_the_link_that_the_node_is_reached_by_is_not_renamed_by_a_fix() {
+    const LINK: &str = "ip link add podwire0 type veth peer name other; ip link set other up;";
+    for (more, may_be_renamed) in [
+        ("", true),
+        ("ip link set podwire0 up", true),
+        ("ip address add 192.0.2.1/24 dev podwire0", false),
+        ("ip address add 2001:db8::1/64 dev podwire0", false),
+        ("ip link set podwire0 up; ip route add default dev podwire0", false),
+        ("ip link set podwire0 up; ip -6 route add default dev podwire0", false),
+        ("ip link add br1 type bridge; ip link set podwire0 master br1", false),
+        ("ip link del podwire0; ip tuntap add podwire0 mode tun", false),
+    ] {
+        let lab = Lab::new("taken").unwrap();
+        let node = lab.node("n1").unwrap();
+        node.sh(&["sh", "-c", &format!("{LINK}{more}")]).unwrap();
+        let mut agent = Agent::new(&node, &["--no-install"]).unwrap();
+        agent.launch().unwrap();
+        wait_until("its reason", DEADLINE, || Ok(why(&agent) == "BridgeNameTaken link podwire0")).unwrap();
+        let answer = agent.client().get(api::READY, DEADLINE).unwrap();
+        let ready: api::Readiness = serde_json::from_slice(&answer.body).unwrap();
+        let fix = ready.conditions[0].fix.clone().unwrap();
+        let plugin = testkit::Plugin::podwire().unwrap();
+        let config = serde_json::json!({"cniVersion": "1.1.0", "name": "solo", "type": "podwire-cni",
+            "bridge": "podwire0", "subnet": "10.9.0.0/24", "runDir": node.dir().join("solo")});
+        let status = plugin.status(&node, &config).unwrap().error().unwrap();
+        if may_be_renamed {
+            assert_eq!(status.details, format!("BridgeNameTaken: {fix}"), "{more}");
+            node.sh(&["sh", "-c", &fix]).unwrap();
+            agent.wait_ready().unwrap();
+        } else {
+            let other = "echo BRIDGE_NAME=podwire1 >> /etc/podwire/agent.env && systemctl restart podwire";
+            assert_eq!(fix, other, "{more}");
+            assert!(!status.details.contains("ip link"), "{more}: {status:?}");
+        }
+        agent.kill().unwrap();
+    }
+}
+
+#[test]
 fn a_second_agent_of_a_network_refuses_to_start_beside_the_first() {
     let lab = Lab::new("onenet").unwrap();
     let node = lab.node("n1").unwrap();

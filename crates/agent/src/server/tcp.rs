@@ -33,12 +33,17 @@ pub(super) async fn serve(
         };
         let message = format!("no metrics over TCP: {error}");
         let found = Finding::new(Code::MetricsUnavailable, format_args!("address {address}"), message);
-        house.service.board.set(Source::Tcp, vec![found.fix(format!("ss -ltnp src {address}"))]);
+        house.service.board.set(Source::Tcp, vec![found.fix(listeners(address))]);
         if house.unless_stopped(sleep(REBIND_PAUSE)).await.is_none() {
             return;
         }
         bound = bind_tcp(address).await;
     }
+}
+
+/// Shows the processes that listen on the port, on this address and on all of them.
+fn listeners(address: SocketAddr) -> String {
+    format!("ss -ltnp 'sport = :{}'", address.port())
 }
 
 async fn accept(listener: TcpListener, mut house: House) {
@@ -93,6 +98,20 @@ fn displaced(addresses: &[IpAddr]) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a3_the_command_finds_a_listener_on_all_addresses() {
+        use std::process::Command;
+        for any in ["0.0.0.0:0", "[::]:0", "127.0.0.1:0"] {
+            let port = std::net::TcpListener::bind(any).unwrap();
+            let number = port.local_addr().unwrap().port();
+            let command = listeners(SocketAddr::from(([127, 0, 0, 1], number)));
+            let shown = Command::new("sh").args(["-c", &command]).output().unwrap();
+            let shown = String::from_utf8(shown.stdout).unwrap();
+            assert!(shown.contains(&format!(":{number} ")), "{any}: {command}: {shown}");
+            assert!(shown.contains(&format!("pid={},", std::process::id())), "{any}: {shown}");
+        }
+    }
 
     #[test]
     fn the_address_with_most_connections_loses_its_oldest() {

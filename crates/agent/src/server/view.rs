@@ -7,7 +7,7 @@ use api::{AttachmentView, BlockUse, Condition, Counts, Status, Timestamp};
 use engine::state::{Listed, Phase, State, StateError};
 use ipam::{Range, RangeSet, RangeSpec};
 use ipnet::IpNet;
-use types::{Code, Finding, NetworkName};
+use types::NetworkName;
 
 use super::Service;
 use crate::attachments::attachment_view;
@@ -15,6 +15,7 @@ use crate::board::unix_time;
 use crate::cluster::{Cluster, Contact};
 use crate::conditions::Source;
 use crate::metrics::{Seen, resident_bytes};
+use crate::share::records_unreadable;
 
 /// All attachments, or those of one container: phase and record. One that cannot be read is told by its name.
 pub(super) fn attachments(
@@ -74,12 +75,13 @@ fn whole(cidr: IpNet) -> Option<RangeSet> {
 /// State that cannot be read shows as nothing, and as a condition.
 fn reported_usage(service: &Service) -> (Counts, Vec<BlockUse>) {
     let usage = usage(service);
-    let found = usage.as_ref().err().map(|error| {
-        let object = format!("directory {}", service.facts.run_dir.display());
-        Finding::new(Code::StateUnusable, object, format_args!("records cannot be read: {error}")).degraded()
-    });
-    service.board.set(Source::Records, found.into_iter().collect());
-    let space = engine::run_dir_space(&service.facts.run_dir);
+    let (board, run_dir, name) = (&service.board, &service.facts.run_dir, service.work.network());
+    match (&usage, service.shares.get()) {
+        (Err(error), _) => board.set(Source::Records, vec![records_unreadable(run_dir, error)]),
+        (Ok(_), Ok(share)) => share.report_addresses(board, run_dir, name),
+        (Ok(_), Err(_)) => board.set(Source::Records, Vec::new()),
+    }
+    let space = engine::run_dir_space(run_dir);
     service.board.set(Source::Space, space.into_iter().collect());
     usage.unwrap_or_default()
 }

@@ -9,6 +9,7 @@ mod common;
 
 mod addressing;
 mod collecting;
+mod conditions;
 mod foreign;
 mod load;
 mod objects;

@@ -17,7 +17,9 @@ impl Round<'_> {
     pub(super) fn firewall(&mut self) {
         let attachments = std::mem::take(&mut self.outcome.attachments);
         if let Err(error) = self.look_at_tables(&attachments).and_then(|()| self.unbind()) {
-            self.trouble("tables podwire", error);
+            // New pods need the tables too: a cause that concerns all of them keeps its severity.
+            let found = self.finding("tables podwire", error);
+            self.outcome.findings.push(found);
         }
         self.outcome.attachments = attachments;
     }
@@ -187,6 +189,7 @@ mod tests {
                 network: Some((&name, &conf)),
                 depth: Depth::Pods,
                 memory: &[],
+                unrepaired: &[],
                 resident: Some(&resident),
             };
             let outcome = node.enter(|| reconcile(order).unwrap()).unwrap();

@@ -46,6 +46,8 @@ pub struct Order<'a> {
     pub depth: Depth,
     /// What the last round knew: it helps where records were lost or damaged.
     pub memory: &'a [Attachment],
+    /// What the last round could not repair in pods. It lasts for pods that this round does not inspect.
+    pub unrepaired: &'a [PodFinding],
     pub resident: Option<&'a Resident>,
 }
 
@@ -115,12 +117,22 @@ pub struct Repair {
     pub what: String,
 }
 
+/// What could not be repaired of one recorded attachment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodFinding {
+    /// The directory of its network and the name of its record.
+    record: (String, String),
+    pub finding: Finding,
+}
+
 /// What a round did and found.
 #[derive(Debug, Default)]
 pub struct Outcome {
     pub repairs: Vec<Repair>,
-    /// What could not be repaired.
+    /// What could not be repaired of the node.
     pub findings: Vec<Finding>,
+    /// The same of attachments.
+    pub unrepaired: Vec<PodFinding>,
     /// What was changed in pods, if the round inspected them.
     pub pods: Option<Vec<Finding>>,
     /// All attachments that are ready now, as they are recorded.
@@ -196,9 +208,10 @@ impl Round<'_> {
         self.outcome.repairs.push(Repair { kind, what: what.to_string() });
     }
 
+    /// One object could not be repaired. That is no reason to refuse new pods.
     fn trouble(&mut self, object: impl fmt::Display, error: impl Into<Error>) {
         let found = self.finding(object, error.into());
-        self.outcome.findings.push(found);
+        self.outcome.findings.push(found.degraded());
     }
 
     fn finding(&self, object: impl fmt::Display, error: Error) -> Finding {
@@ -263,7 +276,10 @@ impl Round<'_> {
         for attachment in &attachments {
             match pod_finding(attachment, &links) {
                 Ok(finding) => found.extend(finding),
-                Err(error) => self.trouble(format_args!("attachment {}", attachment.key), error),
+                Err(error) => {
+                    let object = format_args!("attachment {}", attachment.key);
+                    found.push(self.finding(object, error).degraded());
+                }
             }
         }
         self.outcome.attachments = attachments;
@@ -284,6 +300,9 @@ impl Round<'_> {
             (_, Phase::Pending) => self.undo_pending(network, listed),
             (Some(attachment), Phase::Ready) => {
                 let life = self.attachment(network, attachment, seen);
+                if matches!(life, Ok(Life::NotInspected)) {
+                    self.carry_over(network, &listed.stem);
+                }
                 // Also one that could not be repaired: it is there, and has its place in the firewall.
                 if !matches!(life, Ok(Life::Left)) {
                     self.outcome.attachments.push(attachment.clone());
@@ -293,11 +312,18 @@ impl Round<'_> {
             (None, Phase::Ready) => self.unreadable(network, listed, seen),
         };
         if let Err(error) = done {
-            self.trouble(
-                format_args!("attachment {}/{}", network.name(), listed.stem.replacen('@', "/", 1)),
-                error,
-            );
+            let record = (network.name(), listed.stem.clone());
+            let object =
+                format_args!("attachment {}/{}", record.0, record.1.replacen('@', "/", 1)).to_string();
+            let finding = self.finding(object, error).degraded();
+            self.outcome.unrepaired.push(PodFinding { record, finding });
         }
+    }
+
+    /// What was wrong inside a pod is wrong until a round inspects the pod again.
+    fn carry_over(&mut self, network: &Network, stem: &str) {
+        let is_of = |it: &&PodFinding| it.record.1 == stem && it.record.0 == network.name();
+        self.outcome.unrepaired.extend(self.order.unrepaired.iter().filter(is_of).cloned());
     }
 
     /// Whoever worked on it is gone, or it would be held.
@@ -376,6 +402,8 @@ impl Round<'_> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Life {
     Kept,
+    /// Right as far as the host shows; the round does not look into pods.
+    NotInspected,
     /// Its namespace is gone, or somebody else is working on it.
     Left,
 }

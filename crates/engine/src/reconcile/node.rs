@@ -325,7 +325,7 @@ impl Round<'_> {
             ipv4: gateways.keys().any(|gateway| gateway.addr().is_ipv4()),
             ipv6: gateways.keys().any(|gateway| gateway.addr().is_ipv6()),
         };
-        let (log, settings) = (self.state.sysctls(), HostSettings::open(self.order.resident));
+        let (log, settings) = (self.state.sysctls(), HostSettings::open(self.order.resident)?);
         for changed in sysctl::enable_forwarding(&mut self.host, &log, families, &settings)? {
             self.repaired(Kind::Sysctl, format_args!("{} set to 1", changed.display()));
         }
@@ -379,8 +379,9 @@ mod tests {
             "subnet": blocks, "network": "10.88.0.0/16,fd88::/48", "isGateway": true, "mode": mode});
         let conf = NetConf::parse(&cni::Config::from_slice(config.to_string().as_bytes()).unwrap()).unwrap();
         let name = NetworkName::try_from("blue").unwrap();
+        let network = Some((&name, &conf));
         let order =
-            Order { run_dir, network: Some((&name, &conf)), depth: Depth::Node, memory: &[], resident: None };
+            Order { run_dir, network, depth: Depth::Node, memory: &[], unrepaired: &[], resident: None };
         let outcome = node.enter(|| reconcile(order).unwrap()).unwrap();
         assert_eq!(outcome.findings, []);
         inspect::addresses(node, "pw0").unwrap().iter().map(|a| a.net.to_string()).collect()

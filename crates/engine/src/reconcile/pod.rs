@@ -1,7 +1,7 @@
 //! Interfaces of pods that were changed in a way that reconcile does not undo: the pod's own processes may have done it.
 
 use netlink::Link;
-use types::{AttachMode, Code, Finding};
+use types::{AttachMode, Code, Finding, shell_word};
 
 use super::inside;
 use crate::Error;
@@ -25,7 +25,7 @@ fn changed_mac(attachment: &Attachment, link: &Link) -> Option<Finding> {
     let Attachment { key, pod_mac, netns, .. } = attachment;
     let may_choose = attachment.mode == AttachMode::Bridge && !attachment.spoof_check;
     let mac = link.mac.filter(|mac| mac != pod_mac && !may_choose)?;
-    let ifname = &key.ifname;
+    let (ifname, netns) = (&key.ifname, shell_word(netns));
     let message = format!("{ifname} has the MAC {mac} instead of {pod_mac}: the pod's packets are dropped");
     let found = Finding::new(Code::MacChanged, format_args!("attachment {key}"), message);
     Some(found.fix(format!("nsenter --net={netns} ip link set dev {ifname} address {pod_mac}")))
@@ -34,7 +34,7 @@ fn changed_mac(attachment: &Attachment, link: &Link) -> Option<Finding> {
 /// Where the other end of the host's link is, as far as pod and host tell.
 fn misplaced(attachment: &Attachment, host: &Link, (pod, here): (&[Link], &[Link])) -> Finding {
     let Attachment { key, netns, .. } = attachment;
-    let ifname = &key.ifname;
+    let (ifname, netns) = (&key.ifname, shell_word(netns));
     let is_end = |link: &&Link| Some(link.index) == host.peer && link.peer == Some(host.index);
     let found = |message| Finding::new(Code::LinkMoved, format_args!("attachment {key}"), message);
     if let Some(Link { name, .. }) = pod.iter().find(is_end) {

@@ -26,7 +26,7 @@ impl Round<'_> {
         let unclaimed =
             !attachment.delegated && !network.has_claims(&attachment.key.file_stem(), attachment.ips());
         if faults.is_empty() && !unclaimed && self.order.depth == Depth::Node {
-            return Ok(Life::Kept);
+            return Ok(Life::NotInspected);
         }
         // What cannot be looked at is no reason to leave the rest as it is.
         let mut errors = Vec::new();
@@ -162,7 +162,7 @@ impl Round<'_> {
         }
         let bridge = self.bridge_of(attachment)?;
         let log = self.state.sysctls();
-        let settings = HostSettings::open(self.order.resident);
+        let settings = HostSettings::open(self.order.resident)?;
         // What it was counts for others: the same address, at the same MAC.
         let wire = Wire {
             attachment,

@@ -71,12 +71,25 @@ fn e17_status_is_51_when_running_pods_lost_their_bridge() {
     refused_with(
         "bridge down",
         &status,
-        (51, &[BRIDGE, "down", "1 pod", &format!("ip link set {BRIDGE} up")]),
+        (
+            51,
+            &[
+                "BridgeDown",
+                BRIDGE,
+                "down",
+                "1 pod has no network until it is up",
+                &format!("ip link set {BRIDGE} up"),
+            ],
+        ),
     );
     host.node.sh(&["ip", "link", "set", BRIDGE, "up"]).unwrap();
     host.plugin.status(&host.node, &config).unwrap().ok().unwrap();
     host.node.sh(&["ip", "link", "del", BRIDGE]).unwrap();
-    refused_with("bridge gone", &host.plugin.status(&host.node, &config).unwrap(), (51, &[BRIDGE, "gone"]));
+    refused_with(
+        "bridge gone",
+        &host.plugin.status(&host.node, &config).unwrap(),
+        (51, &["BridgeMissing", BRIDGE, "gone", "1 pod has no network until it is restarted"]),
+    );
     let nobody = with(&config, &json!({"name": "other"}));
     host.plugin.status(&host.node, &nobody).unwrap().ok().unwrap();
 }

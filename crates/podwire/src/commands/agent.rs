@@ -42,8 +42,8 @@ fn check(args: &Agent) -> Result<ExitStatus> {
     }
     for (problem, fix) in &problems {
         print::say(format_args!("- {}", print::hang(&print::wrap(problem, print::WIDTH - 2), 2)))?;
-        // Never broken: it is to be pasted.
-        fix.iter().try_for_each(|fix| print::say(format_args!("  # {}", print::value(fix))))?;
+        // A line of its own, and never broken: it is to be pasted.
+        fix.iter().try_for_each(|fix| print::say(format_args!("    {}", print::value(fix))))?;
     }
     if !is_valid {
         print::say("files, locks, addresses and etcd were not checked: that needs valid values")?;

@@ -64,7 +64,7 @@ fn a2_without_nft_status_ready_doctor_and_cni_status_agree() {
         let page = host.ask(&["status"]).stdout;
         assert!(
             page.contains("NOT READY\n- NftMissing program nft")
-                && page.contains(&format!("\n  # {INSTALL}"))
+                && page.contains(&format!("\n    {INSTALL}"))
         );
         let (code, doctor) = json_of(&host, &["doctor"]);
         let all = doctor.as_array().unwrap();
@@ -93,7 +93,10 @@ fn a14_ready_means_that_the_files_are_in_place() {
         let answer = agent.client().get(api::READY, DEADLINE)?;
         let ready: api::Readiness = serde_json::from_slice(&answer.body)?;
         let is_it = |one: &api::Condition| {
-            one.code == types::Code::InstallIncomplete && one.message.contains(runtime.bin.to_str().unwrap())
+            let bin = runtime.bin.to_str().unwrap();
+            one.code == types::Code::InstallIncomplete
+                && one.message.contains(bin)
+                && one.object.starts_with(&format!("file {bin}"))
         };
         Ok(answer.status == 503 && ready.conditions.len() == 1 && ready.conditions.iter().all(is_it))
     })
@@ -135,7 +138,14 @@ fn fixed(host: &Host, code: &str) -> Value {
     let shown = found(host, code).remove(0);
     let (_, doctor) = json_of(host, &["doctor"]);
     assert!(doctor.as_array().unwrap().iter().any(|one| one["code"] == code), "{doctor}");
-    host.node.sh(&["sh", "-c", shown["fix"].as_str().unwrap()]).unwrap();
+    // The whole line, as it is pasted from each page.
+    let fix = shown["fix"].as_str().unwrap();
+    let pasted = |page: &str| {
+        let line = page.lines().find(|line| line.trim() == fix);
+        line.unwrap_or_else(|| panic!("{fix:?} in {page}")).to_owned()
+    };
+    pasted(&host.ask(&["doctor"]).stdout);
+    host.node.sh(&["sh", "-c", &pasted(&host.ask(&["status"]).stdout)]).unwrap();
     wait_until("the end of it", DEADLINE, || Ok(found(host, code).is_empty())).unwrap();
     shown
 }

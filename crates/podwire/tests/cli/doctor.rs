@@ -65,6 +65,9 @@ fn a9_a_healthy_node_is_all_ok_and_nothing_is_changed() {
             ],
         );
         assert!(!outcome.stdout.contains("PROBLEM"), "{mode}: {}", outcome.stdout);
+        // Those that a check finds are not repeated as conditions: the conditions come after all checks.
+        let last = outcome.stdout.lines().rfind(|line| line.contains(" ok ")).unwrap();
+        assert!(last.starts_with("conditions "), "{mode}: {}", outcome.stdout);
         assert_eq!(wrong(&host), [], "{mode}");
         before.expect_same(&host.node).unwrap();
     }
@@ -116,8 +119,9 @@ fn a9_each_problem_is_found_and_its_command_puts_it_right() {
         let [(found_by, what, helps)] = found.as_slice() else { panic!("{act}: {found:?}") };
         assert!(found_by == check && helps.contains(command), "{act}: {what}: {helps}");
         let page = doctor(&host, &[]);
-        has(&page.stdout, &["PROBLEM", &format!("# {helps}"), "1 problem"]);
-        sh(&host, helps);
+        has(&page.stdout, &["PROBLEM", "1 problem"]);
+        // The whole line, as it is pasted.
+        sh(&host, page.stdout.lines().find(|line| line.trim() == helps.as_str()).unwrap());
         let after = wrong(&host);
         if check == "MTU" {
             // Now the tunnel fits its link, and the pods must be told.
@@ -215,6 +219,20 @@ fn other_nodes_are_reached_or_not_or_cannot_be_asked() {
 }
 
 #[test]
+fn a3_the_limit_of_namespaces_is_raised_by_the_command_that_is_shown() {
+    let host = Host::new("limit");
+    let doctor = format!("{} doctor --run-dir {}", host.tool.display(), host.node.run_dir().display());
+    // The limit of a user namespace, which has this one network namespace.
+    let script = format!(
+        "echo 1 > /proc/sys/user/max_net_namespaces\n\
+         fix=$({doctor} | grep 'sysctl -w user') && sh -c \"$fix\" && {doctor} | grep veth"
+    );
+    let words = ["unshare", "--user", "--map-root-user", "--net", "sh", "-c", &script];
+    let outcome = host.node.run(&words, b"").unwrap();
+    has(&outcome.stdout, &["user.max_net_namespaces = 2048", "pods can be wired"]);
+}
+
+#[test]
 fn who_may_not_look_is_told_so() {
     let host = Host::new("weak");
     let (run_dir, tool) = (host.node.run_dir(), host.tool.clone());
@@ -225,7 +243,7 @@ fn who_may_not_look_is_told_so() {
         let words = ["setpriv", "--bounding-set", without, tool.to_str().unwrap(), "doctor", "--run-dir"];
         let outcome = host.node.run(&[&words[..], &[run_dir.to_str().unwrap()]].concat(), b"").unwrap();
         assert_eq!(outcome.status.code(), Some(4), "{}{}", outcome.stdout, outcome.stderr);
-        has(&outcome.stdout, &[told, "# sudo podwire doctor"]);
+        has(&outcome.stdout, &[told, "  sudo podwire doctor"]);
         assert!(!outcome.stdout.contains("nftables"), "{}", outcome.stdout);
     }
 }

@@ -75,7 +75,7 @@ fn without_an_agent_it_exits_with_3_and_shows_what_is_recorded() {
     let nothing = host.ask(&["status"]);
     assert_eq!(nothing.status.code(), Some(3));
     has(&nothing.stdout, &["agent        not running", "nothing was attached here", "0 ready, 0 pending"]);
-    has(&nothing.stdout, &[": not ready\n", "\n- AgentUnreachable socket ", "\n  # systemctl start podwire"]);
+    has(&nothing.stdout, &[": not ready\n", "\n- AgentUnreachable socket ", "\n    systemctl start podwire"]);
 
     let pod = host.node.pod("a").unwrap();
     host.plugin.add(&pod, &host.standalone()).unwrap().ok().unwrap();

@@ -290,6 +290,10 @@ fn a12_a_private_key_that_others_can_read_is_reported() {
     };
     assert!(reported(0o644).is_some_and(|found| found.fix.unwrap().starts_with("chmod 600 /")));
     assert_eq!(reported(0o600), None);
+    std::os::unix::fs::chown(&key, Some(1234), None).unwrap();
+    let fix = reported(0o600).unwrap().fix.unwrap();
+    assert!(std::process::Command::new("sh").args(["-c", &fix]).status().unwrap().success());
+    assert_eq!(load("", &[], &flags).unwrap().exposed_key(), None, "{fix}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 use api::DoctorCheck;
 pub(super) use api::Verdict;
-use types::Finding;
+use types::{Code, Finding};
 
 /// The result of one check.
 #[derive(Debug, Clone)]
@@ -58,13 +58,32 @@ impl Check {
         }
     }
 
+    /// What to do in general, where there is no command.
+    pub(super) fn advice(&self) -> Option<&'static str> {
+        let code = self.code.as_deref().filter(|_| self.fix.is_none())?;
+        Code::ALL.iter().find(|known| known.as_str() == code).map(|known| known.advice())
+    }
+
     /// Is it the same condition?
     pub(super) fn is_of(&self, found: &api::Condition) -> bool {
         self.code == Some(found.code.to_string()) && self.object.as_ref() == Some(&found.object)
     }
 
     #[cfg(test)]
-    pub(super) fn has(&self, code: types::Code) -> bool {
+    pub(super) fn has(&self, code: Code) -> bool {
         self.code.as_deref() == Some(code.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a1_a_problem_without_a_command_has_the_advice_of_its_code() {
+        let moved = Finding::new(Code::LinkMoved, "attachment podwire/a/eth0", "it was moved");
+        assert_eq!(Check::problem("conditions", moved.clone()).advice(), Some("restart the pod"));
+        assert_eq!(Check::problem("conditions", moved.fix("ip link set")).advice(), None);
+        assert_eq!(Check::ok("conditions", "there are no others").advice(), None);
     }
 }

@@ -9,8 +9,11 @@ use nft::{Firewall, Guard, Mode, NetworkChain, Pod};
 use types::{Code, Finding, IfName, Mac, NetworkName};
 
 use super::finding::Check;
+use super::machine::sysctl;
 
 const MTU: u32 = 1400;
+/// Enough for the pods of a node.
+const NAMESPACES: u64 = 1024;
 
 /// One try: what it is for, how it ended, and the module that is missing if it is.
 struct Try {
@@ -26,9 +29,17 @@ pub(super) fn features() -> Vec<Check> {
         Err(error) => {
             let message = format!("no network namespace can be made: {error}");
             let found = Finding::new(Code::KernelFeatureMissing, "network namespaces", message);
-            vec![Check::problem("kernel", found.fix("sysctl user.max_net_namespaces"))]
+            vec![Check::problem("kernel", Finding { fix: raise_limit(&error), ..found })]
         }
     }
+}
+
+/// The kernel says that no space is left when the limit of namespaces is reached.
+fn raise_limit(error: &NetNsError) -> Option<String> {
+    let limit: u64 = sysctl("user/max_net_namespaces")?.parse().ok()?;
+    let is_reached = error.errno() == Some(rustix::io::Errno::NOSPC);
+    is_reached
+        .then(|| format!("sysctl -w user.max_net_namespaces={}", limit.max(NAMESPACES).saturating_mul(2)))
 }
 
 fn finding(tried: Try) -> Check {

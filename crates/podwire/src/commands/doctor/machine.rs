@@ -6,7 +6,7 @@ use std::path::Path;
 use engine::Space;
 use rustix::process::geteuid;
 use rustix::thread::{CapabilitySet, capabilities};
-use types::{AttachMode, Code, Finding};
+use types::{AttachMode, Code, Finding, shell_word};
 
 use super::finding::Check;
 use super::node::Node;
@@ -131,16 +131,13 @@ fn disk(check: &'static str, code: Code, folder: &Path) -> Check {
         Some(found) if code == Code::RunDirFull => Check::problem(check, found),
         _ if space.is_short() => {
             let free = space.bytes >> 20;
-            problem(
-                code,
-                format!("{name} is nearly full: {free} MiB are free"),
-                format!("df -h {name}; df -i {name}"),
-            )
+            problem(code, format!("{name} is nearly full: {free} MiB are free"), engine::show_space(folder))
         }
         _ if space.is_read_only => {
             let code = if code == Code::RunDirFull { Code::StateUnusable } else { code };
             let message = format!("{name} is on a file system that cannot be written");
-            problem(code, message, format!("findmnt --target {name}"))
+            let path = folder.to_string_lossy();
+            problem(code, message, format!("findmnt --target {}", shell_word(&path)))
         }
         _ => Check::ok(check, format!("{name}: {} MiB are free", space.bytes >> 20)),
     }
@@ -165,6 +162,8 @@ mod tests {
         let full = disk("run folder", Code::RunDirFull, Path::new("/proc/podwire"));
         assert!(full.verdict == Verdict::Problem && full.has(Code::RunDirFull), "{full:?}");
         assert_eq!(full.fix.as_deref(), Some("df -h /proc/podwire; df -i /proc/podwire"));
+        let full = disk("run folder", Code::RunDirFull, Path::new("/proc/pod wire"));
+        assert_eq!(full.fix.as_deref(), Some("df -h '/proc/pod wire'; df -i '/proc/pod wire'"));
         let fine = disk("run folder", Code::RunDirFull, Path::new("/tmp/podwire/not/there/yet"));
         assert_eq!(fine.verdict, Verdict::Ok, "{fine:?}");
     }

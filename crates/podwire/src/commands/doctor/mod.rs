@@ -61,9 +61,10 @@ fn look(node: &Node) -> Vec<Check> {
     findings.extend(agent::installed(node));
     findings.extend(runtimes::find_plugin());
     findings.extend(machine::disks(node));
-    findings.extend(agent::conditions(node, &findings));
     findings.extend(mtu::fits(node));
     findings.extend(peers::reached(node));
+    // Last: those that a check has found are not repeated.
+    findings.extend(agent::conditions(node, &findings));
     findings
 }
 
@@ -72,8 +73,11 @@ fn page(findings: &[Check]) -> String {
     let rows = findings.iter().map(|finding| {
         let code = finding.code.as_ref().map(|code| format!("{code}: ")).unwrap_or_default();
         let mut text = print::wrap(&format!("{code}{}", finding.message), WIDTH - left - 9);
-        // Never broken: it is to be pasted.
-        text.extend(finding.fix.iter().map(|fix| format!("\n# {}", print::value(fix))));
+        // A line of its own, and never broken: it is to be pasted.
+        text.extend(finding.fix.iter().map(|fix| format!("\n  {}", print::value(fix))));
+        if let Some(advice) = finding.advice() {
+            text.push_str(&format!("\n{}", print::wrap(&print::advice(advice), WIDTH - left - 9)));
+        }
         vec![finding.check.to_owned(), finding::word(finding.verdict).to_owned(), text]
     });
     let table = print::table(&["CHECK", "", ""], rows);

@@ -157,8 +157,12 @@ fn condition(condition: &Condition, now: u64) -> String {
     let head = print::wrap(&format!("{code} {object}{age}"), NARROW - 2);
     let message = print::wrap(&print::short_ids(message), NARROW - 2);
     let mut text = format!("- {}\n  {}", print::hang(&head, 2), print::hang(&message, 2));
-    // Never broken: it is to be pasted.
-    text.extend(fix.iter().map(|fix| format!("\n  # {}", print::value(fix))));
+    // A line of its own, and never broken: it is to be pasted.
+    text.extend(fix.iter().map(|fix| format!("\n    {}", print::value(fix))));
+    if let Some(advice) = code.advice().filter(|_| fix.is_none()) {
+        let advice = print::wrap(&print::advice(advice), NARROW - 2);
+        text.push_str(&format!("\n  {}", print::hang(&advice, 2)));
+    }
     text
 }
 

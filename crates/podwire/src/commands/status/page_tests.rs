@@ -85,19 +85,19 @@ fn trouble_is_told_with_what_helps_and_stays_within_the_width() {
     assert!(page.starts_with("podwire 0.1.0 on worker-1: not ready\n"), "{page}");
     for word in [
         "BAD  /opt",
-        "\n\nNOT READY\n- NftMissing program nft, for 42s\n  short\n\n",
+        "\n\nNOT READY\n- NftMissing program nft, for 42s\n  short\n  advice: `apt install nftables`\n\n",
         "\n\nDEGRADED\n- ForeignDrop chain inet filter forward, for 42s\n  somebody",
         " ago    8 somebody",
     ] {
         assert!(page.contains(word), "{word:?} in {page}");
     }
     assert!(!page.contains(" ago    3 somebody"), "only the latest: {page}");
-    assert!(page.ends_with(&format!("\n  # {command}")), "{page}");
+    assert!(page.ends_with(&format!("\n    {command}")), "{page}");
     let conditions = page.find("NOT READY").unwrap();
     let too_wide = |text: &str, width| text.lines().filter(|line| line.chars().count() > width).count();
     assert_eq!(too_wide(&page[conditions..], 80), 1, "only the command is wider");
     let wide: Vec<&str> = page.lines().filter(|line| line.chars().count() > WIDTH).collect();
-    assert_eq!(wide, [format!("  # {command}")], "only the command is wider");
+    assert_eq!(wide, [format!("    {command}")], "only the command is wider");
 }
 
 #[test]

@@ -1,0 +1,183 @@
+//! Conditions that reconcile reports: their severity, and how long they last.
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use serde_json::{Value, json};
+use testkit::{Agent, DEADLINE, Lab, wait_until};
+
+use crate::common::Host;
+use crate::scene::{BY_EVENTS, in_both_modes};
+
+/// The conditions of this code, in status.
+fn found(agent: &Agent, code: &str) -> Vec<Value> {
+    let status = agent.get("/v1/status").unwrap();
+    let all = status["conditions"].as_array().unwrap().clone();
+    all.into_iter().filter(|one| one["code"] == code).collect()
+}
+
+#[test]
+fn a3_a_pod_that_cannot_be_repaired_does_not_keep_others_from_starting() {
+    let host = Host::with_flags("a3pod", &["--reconcile-seconds", "1"]);
+    let config = json!({
+        "cniVersion": "1.1.0", "name": "other", "type": "podwire-cni", "mode": "bridge", "bridge": "other0",
+        "subnet": "10.7.0.0/24,fd00:7::/64", "runDir": host.agent.run_dir(),
+        "agent": host.config(&json!({}))["agent"], "logFile": host.node.log_file(),
+    });
+    host.plugin.add(&host.pod("a"), &config).unwrap().ok().unwrap();
+    let replace = ["sh", "-c", "ip link del other0; ip link add other0 type veth peer name other1"];
+    wait_until("a link of another kind", DEADLINE, || Ok(host.node.run(&replace, b"")?.success())).unwrap();
+    wait_until("the condition", DEADLINE, || Ok(!found(&host.agent, "BridgeNameTaken").is_empty())).unwrap();
+    let rounds = || host.agent.get("/v1/status").unwrap()["reconcile"]["rounds"].as_u64().unwrap();
+    let before = rounds();
+    // Also the repair of the pod fails in each of them.
+    wait_until("two more rounds", DEADLINE, || Ok(rounds() > before + 1)).unwrap();
+    let shown = found(&host.agent, "BridgeNameTaken");
+    assert_eq!((shown.len(), &shown[0]["severity"]), (1, &json!("Degraded")), "{shown:?}");
+    assert!(host.agent.is_ready(), "{shown:?}");
+    host.attached("b");
+}
+
+/// How often a condition began, by the log.
+fn begun(agent: &Agent, code: &str) -> usize {
+    let (log, code) = (agent.log().unwrap(), format!("code={code} "));
+    log.lines().filter(|line| line.contains("condition began") && line.contains(&code)).count()
+}
+
+fn wait_for(agent: &Agent, code: &str) {
+    wait_until(code, DEADLINE, || Ok(!found(agent, code).is_empty())).unwrap();
+}
+
+fn wait_for_end(agent: &Agent, code: &str) {
+    wait_until("the end of it", DEADLINE, || Ok(found(agent, code).is_empty())).unwrap();
+}
+
+#[test]
+fn a1_drift_inside_a_pod_lasts_while_rounds_do_not_look_into_pods() {
+    in_both_modes(|mode| {
+        let host = Host::with_flags("a1shallow", &[&BY_EVENTS[..], &["--network-mode", mode]].concat());
+        let (pod, _) = host.attached("a");
+        let ipv6 = |value: &str| {
+            let line = format!("echo {value} > /proc/sys/net/ipv6/conf/eth0/disable_ipv6");
+            pod.sh(&["sh", "-c", &line]).unwrap();
+        };
+        // The kernel refuses the pod's address then.
+        ipv6("1");
+        wait_for(&host.agent, "RepairFailed");
+        let repairs = || host.agent.get("/v1/status").unwrap()["reconcile"]["repairs"].as_u64().unwrap();
+        for _ in 0..3 {
+            let before = repairs();
+            host.node.sh(&["ip", "link", "set", "podwire0", "down"]).unwrap();
+            wait_until("a round of the node", DEADLINE, || Ok(repairs() > before)).unwrap();
+            assert_eq!(found(&host.agent, "RepairFailed").len(), 1, "{mode}");
+        }
+        assert_eq!(begun(&host.agent, "RepairFailed"), 1, "{mode}: {}", host.agent.log().unwrap());
+        ipv6("0");
+        // The kernel says nothing of the setting.
+        pod.sh(&["ip", "address", "add", "192.0.2.7/32", "dev", "eth0"]).unwrap();
+        pod.sh(&["ip", "address", "del", "192.0.2.7/32", "dev", "eth0"]).unwrap();
+        wait_for_end(&host.agent, "RepairFailed");
+        // Nor does it outlive its pod.
+        ipv6("1");
+        wait_for(&host.agent, "RepairFailed");
+        host.del(&pod);
+        host.node.sh(&["ip", "link", "set", "podwire0", "down"]).unwrap();
+        wait_for_end(&host.agent, "RepairFailed");
+    });
+}
+
+#[test]
+fn a1_a_round_that_fails_does_not_end_what_the_last_one_found() {
+    let host = Host::with_flags("a1failed", &["--reconcile-seconds", "1"]);
+    let (pod, _) = host.attached("a");
+    pod.sh(&["sh", "-c", "echo 1 > /proc/sys/net/ipv6/conf/eth0/disable_ipv6"]).unwrap();
+    wait_for(&host.agent, "RepairFailed");
+    let networks = host.agent.run_dir().join("networks");
+    let aside = networks.with_extension("aside");
+    std::fs::write(&aside, "").unwrap();
+    let exchange = || renameat_with(CWD, &networks, CWD, &aside, RenameFlags::EXCHANGE).unwrap();
+    exchange();
+    wait_for(&host.agent, "StateUnusable");
+    assert_eq!(found(&host.agent, "RepairFailed").len(), 1);
+    exchange();
+    wait_for_end(&host.agent, "StateUnusable");
+    assert_eq!(found(&host.agent, "RepairFailed").len(), 1);
+    assert_eq!(begun(&host.agent, "RepairFailed"), 1, "{}", host.agent.log().unwrap());
+}
+
+#[test]
+fn a1_records_that_can_be_read_again_end_the_condition_without_a_client() {
+    let host = Host::with_flags("a1records", &["--reconcile-seconds", "1"]);
+    host.attached("a");
+    let addresses = host.agent.run_dir().join("networks/podwire/addresses");
+    // A symbolic link to itself cannot be listed.
+    let aside = host.node.dir().join("aside");
+    std::os::unix::fs::symlink(&addresses, &aside).unwrap();
+    let exchange = || renameat_with(CWD, &addresses, CWD, &aside, RenameFlags::EXCHANGE).unwrap();
+    exchange();
+    wait_for(&host.agent, "StateUnusable");
+    exchange();
+    let has_ended = |line: &str| line.contains("condition ended") && line.contains("code=StateUnusable");
+    wait_until("its end", DEADLINE, || Ok(host.agent.log()?.lines().any(has_ended))).unwrap();
+}
+
+#[test]
+fn a2_a_node_without_addresses_is_not_ready_wherever_it_is_asked() {
+    in_both_modes(|mode| {
+        // Two addresses for pods, in one family or the other.
+        for subnets in ["10.9.0.0/29,fd00:9::/64", "10.9.0.0/24,fd00:9::/125"] {
+            let flags = ["--reconcile-seconds", "1", "--network-mode", mode, "--network-subnet", subnets];
+            let host = Host::with_flags("a2full", &flags);
+            let config = host.config(&json!({}));
+            let mut pods = Vec::new();
+            let refused = loop {
+                let pod = host.pod(&format!("p{}", pods.len()));
+                match host.plugin.add(&pod, &config).unwrap() {
+                    added if added.success() => pods.push(pod),
+                    refused => break refused.error().unwrap(),
+                }
+            };
+            assert!(refused.msg.contains("10.9.0.0") || refused.msg.contains("fd00:9::"), "{refused:?}");
+            wait_until("not ready", DEADLINE, || Ok(!host.agent.is_ready())).unwrap();
+            let status = host.agent.get("/v1/status").unwrap();
+            assert_eq!(status["ready"], false, "{mode}: {status}");
+            let shown = found(&host.agent, "AddressesExhausted");
+            assert_eq!(shown[0]["object"], "network podwire", "{mode}: {shown:?}");
+            let metrics = host.agent.metrics().unwrap();
+            assert!(metrics.contains("podwire_condition{code=\"AddressesExhausted\"} 1\n"), "{metrics}");
+            let error = host.plugin.status(&host.node, &config).unwrap().error().unwrap();
+            assert!(error.code == 50 && error.details.starts_with("AddressesExhausted"), "{error:?}");
+            // The request itself finds out whether there is an address now.
+            let again = host.refused(&host.pod("again"));
+            assert_eq!((again.code, &again.msg), (refused.code, &refused.msg), "{mode}");
+            host.del(&pods.remove(0));
+            host.attached("next");
+            host.del(&pods.remove(0));
+            wait_until("ready", DEADLINE, || Ok(host.agent.is_ready())).unwrap();
+            host.plugin.status(&host.node, &config).unwrap().ok().unwrap();
+        }
+    });
+}
+
+#[test]
+fn a1_the_mode_of_the_key_for_etcd_is_checked_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let [ca, cert, key] = ["ca", "cert", "the key"].map(|name| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, "").unwrap();
+        path.to_str().unwrap().to_owned()
+    });
+    std::fs::set_permissions(&key, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
+    let lab = Lab::new("a1key").unwrap();
+    let node = lab.node("n1").unwrap();
+    let etcd = ["--etcd-endpoints", "https://127.0.0.1:1", "--etcd-ca", &ca, "--etcd-cert", &cert];
+    let more = ["--no-install", "--reconcile-seconds", "1", "--store", "etcd", "--etcd-key", &key];
+    let mut agent = Agent::new(&node, &[&etcd[..], &more].concat()).unwrap();
+    agent.launch().unwrap();
+    wait_until("an answer", DEADLINE, || Ok(agent.get("/v1/status").is_ok())).unwrap();
+    for _ in 0..2 {
+        wait_for(&agent, "KeyExposed");
+        let fix = found(&agent, "KeyExposed")[0]["fix"].as_str().unwrap().to_owned();
+        node.sh(&["sh", "-c", &fix]).unwrap();
+        wait_for_end(&agent, "KeyExposed");
+        std::fs::set_permissions(&key, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
+    }
+}
