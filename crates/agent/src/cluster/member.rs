@@ -38,6 +38,8 @@ const SHORT: Duration = Duration::from_secs(1);
 const HELD: Duration = Duration::from_secs(3);
 /// How often it is asked whether pods have addresses of blocks that were lost, and written down what could not be.
 const AFTERCARE: Duration = Duration::from_secs(5);
+/// How often the watch is asked whether it is complete.
+const PROGRESS: Duration = Duration::from_secs(5);
 /// Questions that are answered at the same time.
 const AT_ONCE: usize = 8;
 
@@ -92,6 +94,8 @@ pub(super) struct Member {
     pub(super) asked: JoinSet<()>,
     /// When what was left undone is looked at.
     pub(super) aftercare_at: Instant,
+    /// When the watch is asked whether it is complete.
+    pub(super) progress_at: Instant,
 }
 
 /// Why a session with the store ended.
@@ -112,7 +116,7 @@ impl Member {
         loop {
             let begun = Instant::now();
             let ended = self.session(&mut pause).await;
-            self.watch_ended();
+            self.shared.watch_ended();
             match ended {
                 Ok(End::Over) => return,
                 Ok(End::Again) if begun.elapsed() > SHORT => {}
@@ -123,10 +127,6 @@ impl Member {
                     sleep(spread(RETRY.0, &self.candidate.record.uid, tries)).await;
                 }
                 Err(error) => {
-                    if let JoinError::Store(error) = &error {
-                        self.shared.contact.call_failed(error);
-                    }
-                    self.shared.contact.failed(error.to_string());
                     self.shared.store_failed(&error);
                     let is_held = matches!(error, JoinError::Held { .. });
                     if is_held {
@@ -144,7 +144,7 @@ impl Member {
         }
     }
 
-    /// Waits, and tells whoever asks meanwhile that the store is away.
+    /// Waits. Meanwhile clients are refused if the store is away, and answered if it is only this node that cannot join.
     async fn idle(&mut self, wait: Duration) -> std::ops::ControlFlow<()> {
         let over = sleep(wait);
         tokio::pin!(over);
@@ -152,6 +152,10 @@ impl Member {
             tokio::select! {
                 () = &mut over => return std::ops::ControlFlow::Continue(()),
                 command = self.commands.recv() => match command {
+                    Some(Command::Ask(ask)) if self.shared.contact.failure().is_none() => {
+                        let own = self.candidate.record.name.clone();
+                        self.answer(ask, &own);
+                    }
                     Some(command) => command.refuse(&self.shared.store_trouble()),
                     None => return std::ops::ControlFlow::Break(()),
                 },
@@ -254,8 +258,20 @@ impl Member {
                     info!("the store forgot what happened since: everything is listed again");
                     Ok(Next::End(End::Again))
                 }
-                Watched::Events { events, .. } => self.heard(events, joined).await,
+                Watched::Current => {
+                    self.watch_confirmed();
+                    Ok(Next::Go(joined))
+                }
+                Watched::Events { events, .. } => {
+                    self.watch_confirmed();
+                    self.heard(events, joined).await
+                }
             },
+            () = sleep_until(self.progress_at) => {
+                self.progress_at = Instant::now() + PROGRESS;
+                watch.request_progress().await?;
+                Ok(Next::Go(joined))
+            }
             changed = self.addresses.changed() => {
                 if changed.is_err() {
                     return Ok(Next::End(End::Over));

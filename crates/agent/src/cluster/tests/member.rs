@@ -83,6 +83,7 @@ impl Site {
             unread: BTreeMap::new(),
             was_wiped: false,
             asked: JoinSet::new(),
+            progress_at: tokio::time::Instant::now(),
             aftercare_at: tokio::time::Instant::now(),
         };
         let idle = Some((member, heard));
@@ -91,9 +92,11 @@ impl Site {
 
     fn start(&mut self) -> tokio::task::JoinHandle<()> {
         let (member, mut heard) = self.idle.take().unwrap();
+        let shared = Arc::clone(&self.shared);
         tokio::spawn(async move {
             tokio::select! {
                 () = member.run() => {}
+                () = shared.report_reach() => {}
                 () = async { while heard.recv().await.is_some() {} } => {}
             }
         })
@@ -164,6 +167,44 @@ fn a_block_that_was_lost_is_given_up_also_where_there_is_no_other() {
         site.until(|site| site.blocks().is_ok()).await;
         // No pod has an address of what was lost: it is no concern of anybody.
         site.until(|site| !lost(site)).await;
+        task.abort();
+    });
+}
+
+/// A store that answers can be asked, also by a node that cannot join: the fix of `NoFreeBlock` needs it.
+#[test]
+fn a4_a_node_without_a_free_block_lists_nodes_and_removes_one() {
+    run(async {
+        let mut site = Site::new(&[]);
+        for n in 2..18 {
+            join(&site.registry, &candidate(&format!("n{n}"), n)).await.unwrap();
+        }
+        let task = site.start();
+        let has = |site: &Site, code| site.board.conditions().iter().any(|one| one.code == code);
+        site.until(|site| has(site, types::Code::NoFreeBlock)).await;
+        assert!(site.shared.contact.is_reachable() && site.shared.contact.failure().is_none());
+        let (done, answer) = tokio::sync::oneshot::channel();
+        site.commands.send(Command::Ask(Ask::Look(done))).await.unwrap();
+        assert_eq!(answer.await.unwrap().unwrap().nodes.len(), 17);
+        let (done, answer) = tokio::sync::oneshot::channel();
+        let ask = Ask::Remove { name: "n5".try_into().unwrap(), force: true, done };
+        site.commands.send(Command::Ask(ask)).await.unwrap();
+        assert_eq!(answer.await.unwrap().unwrap().len(), 2);
+        site.until(|site| site.blocks().is_ok() && !has(site, types::Code::NoFreeBlock)).await;
+        task.abort();
+    });
+}
+
+#[test]
+fn a4_a_store_with_another_network_is_reachable() {
+    run(async {
+        let mut site = Site::new(&[]);
+        let mut other = candidate("n2", 2);
+        other.spec.vni += 1;
+        join(&site.registry, &other).await.unwrap();
+        let task = site.start();
+        site.until(|site| site.board.conditions().iter().any(|one| one.code == types::Code::NetworkMismatch)).await;
+        assert!(site.shared.contact.is_reachable() && site.shared.contact.failure().is_none());
         task.abort();
     });
 }
