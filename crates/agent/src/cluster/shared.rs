@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use cluster::NodeRecord;
 use ipnet::IpNet;
@@ -13,6 +14,7 @@ use tracing::{error, warn};
 use types::{Code, Finding, NodeName};
 
 use super::contact::Contact;
+use super::grow::Wish;
 use super::home::Home;
 use super::join::{JoinError, Joined};
 use super::tunnel::OVERHEAD_V6;
@@ -63,7 +65,7 @@ struct State {
     /// Nodes that are known here, and that a store which lost its data does not know.
     awaited: Vec<NodeName>,
     /// Why there is no other block, where one is needed.
-    cramped: Option<Finding>,
+    cramped: Option<(Finding, Arc<Wish>)>,
 }
 
 impl Shared {
@@ -294,9 +296,21 @@ impl Shared {
         self.bell.ring();
     }
 
-    pub(super) fn set_growth_trouble(&self, what: Option<Finding>) {
+    pub(super) fn set_growth_trouble(&self, what: Option<(Finding, Arc<Wish>)>) {
         self.lock().cramped = what;
         self.tell();
+    }
+
+    pub(super) fn is_cramped(&self) -> bool {
+        self.lock().cramped.is_some()
+    }
+
+    /// Reconcile rounds ask for a block while the node needs one. If none has asked for this time, the need is over.
+    pub(super) fn end_growth_trouble(&self, after: Duration) {
+        let is_over = self.lock().cramped.as_ref().is_some_and(|(_, wish)| wish.idle() > after);
+        if is_over {
+            self.set_growth_trouble(None);
+        }
     }
 
     pub(super) fn store_works(&self) {
@@ -358,7 +372,7 @@ impl State {
         let directory = format!("directory {}", home.dir().display());
         let unsaved = self.unsaved.iter().chain(&self.forgetful);
         all.extend(unsaved.map(|why| Finding::new(Code::NodeStateNotSaved, &directory, why)));
-        all.extend(self.cramped.clone());
+        all.extend(self.cramped.iter().map(|(found, _)| found.clone()));
         all.extend(self.awaited.iter().map(|node| {
             let message = "it has not registered again since the store lost its data; its routes and blocks are kept \
                            for an hour";

@@ -111,8 +111,7 @@ mod tests {
             ..Changes::default()
         };
         let refused = changes.select([false, false, true, true]);
-        let wanted =
-            Changes { set_routes: vec![route(1)], del_routes: vec![route(2)], ..Changes::default() };
+        let wanted = Changes { set_routes: vec![route(1)], del_routes: vec![route(2)], ..Changes::default() };
         assert_eq!(refused, wanted);
         let applied = changes.beyond(&refused);
         assert_eq!((applied.len(), applied.repairs()[0].count), (2, 1));

@@ -211,7 +211,8 @@ mod tests {
 
     #[test]
     fn a1_each_refused_object_is_a_condition_of_its_own() {
-        let refused = (0..7).map(|i| (format!("route 10.2.{i}.0/24"), format!("cannot add it: {i}"))).collect();
+        let refused =
+            (0..7).map(|i| (format!("route 10.2.{i}.0/24"), format!("cannot add it: {i}"))).collect();
         let failure = Some("routes to other nodes cannot be compared: EIO".to_owned());
         let telling = Telling { refused, failure, ..Telling::default() };
         let found: Vec<Finding> = telling.findings().collect();

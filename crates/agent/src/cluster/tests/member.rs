@@ -45,6 +45,7 @@ impl Site {
         config.network.subnets = spec().subnets;
         config.cluster.margin = spec().margin;
         config.state_dir = dir.path().join("state");
+        config.reconcile = Duration::from_millis(1);
         let home = Home::of(&config.state_dir, &config.network.name);
         let (shares, board) = (Arc::new(Shares::none("nothing yet")), Arc::new(Board::new()));
         let metrics = Arc::new(Metrics::new());
@@ -203,7 +204,8 @@ fn a4_a_store_with_another_network_is_reachable() {
         other.spec.vni += 1;
         join(&site.registry, &other).await.unwrap();
         let task = site.start();
-        site.until(|site| site.board.conditions().iter().any(|one| one.code == types::Code::NetworkMismatch)).await;
+        site.until(|site| site.board.conditions().iter().any(|one| one.code == types::Code::NetworkMismatch))
+            .await;
         assert!(site.shared.contact.is_reachable() && site.shared.contact.failure().is_none());
         task.abort();
     });
@@ -225,6 +227,33 @@ fn of_two_wishes_for_a_block_one_is_granted() {
         assert_eq!(answer.await.unwrap().unwrap().claims.len(), 3);
         assert_eq!(site.blocks().unwrap().len(), 3);
         task.abort();
+    });
+}
+
+#[test]
+fn a1_no_free_block_ends_when_no_block_is_needed_any_more() {
+    run(async {
+        let mut site = Site::new(&[]);
+        for n in 2..17 {
+            join(&site.registry, &candidate(&format!("n{n}"), n)).await.unwrap();
+        }
+        let task = site.start();
+        site.until(|site| site.blocks().is_ok()).await;
+        let before = site.blocks().unwrap();
+        let growing = Growing::default();
+        growing.want(Asker { like: before[0], seen: &before, commands: &site.commands });
+        let is_cramped =
+            |site: &Site| site.board.conditions().iter().any(|one| one.code == types::Code::NoFreeBlock);
+        site.until(is_cramped).await;
+        // No reconcile round asks again: pods went.
+        site.until(|site| !is_cramped(site)).await;
+        task.abort();
+        let failed = JoinError::from(store::Error::Config { problem: "no right to write".to_owned() });
+        assert_ne!(
+            failed.finding().code,
+            types::Code::NoFreeBlock,
+            "a store that failed says nothing of blocks"
+        );
     });
 }
 

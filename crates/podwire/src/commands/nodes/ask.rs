@@ -63,7 +63,10 @@ mod tests {
         assert_eq!(said(500, "oops"), Err("the agent answers 500: oops".to_owned()));
         for (status, body) in [(404, r#"{"error": "page not found"}"#), (200, "{}")] {
             let error = said(status, body).unwrap_err();
-            assert!(error.starts_with("the agent is of another version; restart it with 'systemctl"), "{error}");
+            assert!(
+                error.starts_with("the agent is of another version; restart it with 'systemctl"),
+                "{error}"
+            );
         }
     }
 }
