@@ -12,10 +12,10 @@ use crate::when::Timestamp;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Freshness {
-    /// When the store had this.
-    pub as_of: Timestamp,
+    /// When the store had this; null if that is not known, because a clock was wrong.
+    pub as_of: Option<Timestamp>,
     /// The same as an age, by the clock of the agent.
-    pub age_seconds: u64,
+    pub age_seconds: Option<u64>,
     /// The store could not be asked: this is the last state that the agent knows.
     pub stale: bool,
     /// Why the store could not be asked; null if it could.
@@ -39,7 +39,8 @@ pub struct NodesView {
 pub enum AgentState {
     Alive,
     Away,
-    /// The store has not been asked since the agent that answers was started.
+    /// The store has not been asked since the agent that answers was started; or a state that only newer agents have.
+    #[serde(other)]
     Unknown,
 }
 
@@ -133,6 +134,9 @@ pub enum RouteTransport {
     Vxlan,
     /// There is no way to it.
     None,
+    /// One that only newer agents have.
+    #[serde(other)]
+    Unknown,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -147,6 +151,9 @@ pub enum RouteState {
     Different,
     /// The kernel has it, and it should not.
     Stale,
+    /// One that only newer agents have.
+    #[serde(other)]
+    Unknown,
 }
 
 /// A node that was removed for good.
@@ -158,4 +165,17 @@ pub struct Removed {
     /// They are free for others now.
     #[cfg_attr(feature = "schema", schemars(with = "Vec<String>"))]
     pub blocks: Vec<IpNet>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a1_states_of_a_newer_agent_can_be_read() {
+        assert_eq!(serde_json::from_str::<AgentState>(r#""asleep""#).unwrap(), AgentState::Unknown);
+        assert_eq!(serde_json::from_str::<RouteState>(r#""pending""#).unwrap(), RouteState::Unknown);
+        assert_eq!(serde_json::from_str::<RouteTransport>(r#""geneve""#).unwrap(), RouteTransport::Unknown);
+        assert_eq!(serde_json::from_str::<RouteTransport>(r#""vxlan""#).unwrap(), RouteTransport::Vxlan);
+    }
 }

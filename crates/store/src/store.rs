@@ -173,6 +173,17 @@ enum Watching {
 }
 
 impl Watch {
+    /// Asks whether the watch works and is complete: [`Watched::Current`] follows if it is.
+    pub async fn request_progress(&mut self) -> Result<()> {
+        match &mut self.0 {
+            Watching::Embedded(watch) => {
+                watch.request_progress();
+                Ok(())
+            }
+            Watching::Etcd(watch) => watch.request_progress().await,
+        }
+    }
+
     /// Waits for what happens next. May be cancelled and called again: nothing is lost. An error means that the watch is
     /// broken: list again and watch from there.
     pub async fn next(&mut self) -> Result<Watched> {

@@ -88,6 +88,8 @@ impl Event {
 pub enum Watched {
     /// At least one, in the order in which they happened; the revision is that of the last.
     Events { events: Vec<Event>, revision: u64 },
+    /// Nothing else has happened. It is the answer to `Watch::request_progress`.
+    Current,
     /// The store has forgotten what happened since: list again, and watch from there.
     Compacted,
 }

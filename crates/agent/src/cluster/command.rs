@@ -78,7 +78,8 @@ impl Ask {
                 let looked = look(&registry).await;
                 match &looked {
                     Ok(_) => contact.answered(),
-                    Err(error) => contact.call_failed(error),
+                    Err(error) if error.is_transient() => contact.unanswered(error.to_string()),
+                    Err(_) => contact.answered(),
                 }
                 drop(done.send(looked.map_err(|error| error.to_string())));
             }

@@ -1,36 +1,67 @@
 //! Contact with the store: whether it answers, and how old this node's copy of its contents is. Questions that come while
-//! the store does not answer get that copy, with its age.
+//! the store does not answer get that copy, with its age. Status, metrics and `podwire nodes` all read it here.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use store::Event;
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::debug;
 use types::NodeName;
 
 use super::command::alive_at;
+use super::join::JoinError;
 use super::member::Member;
+use super::shared::Shared;
 use crate::board::unix_time;
+
+/// A store that answered before counts as unreachable after this many failures in a row. A single one is a broken watch or a
+/// slow answer, and the retry follows within half a second.
+const MISSES: u32 = 2;
+/// How often the time of the copy on disk is set.
+const NOTE: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 pub(crate) struct Contact {
     inner: Mutex<Inner>,
+    reach: watch::Sender<Reach>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Reach {
+    Untried,
+    Answers,
+    /// It does not answer, for this reason.
+    Silent(String),
 }
 
 #[derive(Debug)]
 struct Inner {
     started: Instant,
-    is_reachable: bool,
-    /// While a watch runs, every answer of the store confirms that the copy is complete.
+    /// Failures in a row.
+    misses: u32,
     is_watching: bool,
     /// Why there is no watch, after it was tried.
     failure: Option<String>,
+    /// When the watch was last known to be complete.
     confirmed: Option<Instant>,
-    /// When the copy on disk was written, in seconds since 1970. It counts until the store answers for the first time.
+    /// When the time of the copy on disk was set.
+    noted: Option<Instant>,
+    /// When the copy on disk was right, in seconds since 1970. It counts until there is a watch for the first time.
     saved: Option<u64>,
     listed: Option<Listed>,
+}
+
+/// The age of this node's copy of the store's contents.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Age {
+    /// There is no copy.
+    NoCopy,
+    Known(Duration),
+    /// The time of the copy on disk is in the future: a clock was wrong.
+    Unknown,
 }
 
 /// Parts of the last listing, kept up to date by the watch, that no route depends on.
@@ -47,36 +78,102 @@ impl Contact {
     pub(super) fn new(saved: Option<u64>) -> Self {
         let inner = Inner {
             started: Instant::now(),
-            is_reachable: false,
+            misses: 0,
             is_watching: false,
             failure: None,
             confirmed: None,
+            noted: None,
             saved,
             listed: None,
         };
-        Self { inner: Mutex::new(inner) }
+        Self { inner: Mutex::new(inner), reach: watch::Sender::new(Reach::Untried) }
     }
 
     /// Everything was listed, and a watch runs from there.
     pub(super) fn watching(&self, listed: Listed) {
-        let mut inner = self.lock();
-        (inner.is_watching, inner.failure, inner.listed) = (true, None, Some(listed));
-        inner.confirm();
+        {
+            let mut inner = self.lock();
+            (inner.is_watching, inner.failure, inner.listed) = (true, None, Some(listed));
+        }
+        self.watch_confirmed();
     }
 
-    /// The store answered.
+    /// The watch delivered events, or answered that there are none.
+    pub(super) fn watch_confirmed(&self) {
+        self.lock().confirmed = Some(Instant::now());
+        self.answered();
+    }
+
+    /// The store answered. Without a watch that ends no outage: the watch may fail all the same.
     pub(super) fn answered(&self) {
-        self.lock().confirm();
+        let is_watching = {
+            let mut inner = self.lock();
+            if inner.is_watching {
+                inner.misses = 0;
+            }
+            inner.is_watching
+        };
+        if is_watching || *self.reach.borrow() == Reach::Untried {
+            self.set_reach(Reach::Answers);
+        }
     }
 
-    /// A call to the store failed. A refusal is an answer.
+    /// A call of the agent's own failed. A refusal is an answer.
     pub(super) fn call_failed(&self, error: &store::Error) {
-        self.lock().is_reachable = !error.is_transient();
+        match error.is_transient() {
+            true => drop(self.missed(error.to_string(), 1)),
+            false => self.answered(),
+        }
     }
 
-    /// The store did not answer in time.
-    pub(super) fn unanswered(&self) {
-        self.lock().is_reachable = false;
+    /// A question of a client was not answered.
+    pub(super) fn unanswered(&self, why: String) {
+        self.missed(why, MISSES);
+    }
+
+    /// This node could not join, or its watch broke. An error that is not the store's is based on its answers.
+    pub(super) fn session_failed(&self, error: &JoinError) {
+        let (is_transient, refused) = match error {
+            JoinError::Store(error) => (error.is_transient(), Some(error.to_string())),
+            JoinError::Decode { .. }
+            | JoinError::Cut(_)
+            | JoinError::Held { .. }
+            | JoinError::Network { .. }
+            | JoinError::Exhausted { .. }
+            | JoinError::Awaited { .. }
+            | JoinError::TooMany
+            | JoinError::Restless { .. } => (false, None),
+        };
+        let failure = if is_transient {
+            self.missed(error.to_string(), 1).then(|| error.to_string())
+        } else {
+            self.lock().misses = 0;
+            self.set_reach(Reach::Answers);
+            refused
+        };
+        self.lock().failure = failure;
+    }
+
+    /// Whether the store counts as unreachable now.
+    fn missed(&self, why: String, weight: u32) -> bool {
+        let misses = {
+            let mut inner = self.lock();
+            inner.misses = inner.misses.saturating_add(weight);
+            inner.misses
+        };
+        let is_silent = misses >= MISSES || *self.reach.borrow() != Reach::Answers;
+        if is_silent {
+            self.set_reach(Reach::Silent(why));
+        }
+        is_silent
+    }
+
+    fn set_reach(&self, reach: Reach) {
+        self.reach.send_if_modified(|before| {
+            let is_changed = *before != reach;
+            *before = reach;
+            is_changed
+        });
     }
 
     /// How long ago the copy was confirmed, if there was a watch.
@@ -86,9 +183,14 @@ impl Contact {
         inner.confirmed.filter(|_| was_watching).map(|confirmed| confirmed.elapsed())
     }
 
-    /// This node could not join, or its watch broke.
-    pub(super) fn failed(&self, why: String) {
-        self.lock().failure = Some(why);
+    /// Whether the time of the copy on disk is to be set again.
+    fn is_note_due(&self, now: Instant) -> bool {
+        let mut inner = self.lock();
+        let is_due = inner.noted.is_none_or(|noted| now.saturating_duration_since(noted) >= NOTE);
+        if is_due {
+            inner.noted = Some(now);
+        }
+        is_due
     }
 
     /// An agent is alive since this time, or is not any more.
@@ -107,25 +209,37 @@ impl Contact {
         }
     }
 
-    /// None before the store has answered for the first time.
+    /// None before there was a watch for the first time.
     pub(super) fn listed(&self) -> Option<Listed> {
         self.lock().listed.clone()
     }
 
-    /// Why the store need not be asked: this node has no watch, and tries to get one.
+    /// Why the store need not be asked: it refuses this node or does not answer, and the agent retries.
     pub(super) fn failure(&self) -> Option<String> {
         self.lock().failure.clone()
     }
 
     pub(crate) fn is_reachable(&self) -> bool {
-        self.lock().is_reachable
+        *self.reach.borrow() == Reach::Answers
     }
 
-    /// The age of this node's copy of the store's contents. None: there is no copy.
-    pub(super) fn age(&self) -> Option<Duration> {
+    /// Why the store counts as unreachable.
+    pub(super) fn silence(&self) -> Option<String> {
+        match &*self.reach.borrow() {
+            Reach::Silent(why) => Some(why.clone()),
+            Reach::Untried | Reach::Answers => None,
+        }
+    }
+
+    pub(super) fn age(&self) -> Age {
         let inner = self.lock();
-        let on_disk = || inner.saved.map(|saved| Duration::from_secs(unix_time().saturating_sub(saved)));
-        inner.confirmed.map(|confirmed| confirmed.elapsed()).or_else(on_disk)
+        match (inner.confirmed, inner.saved) {
+            (Some(confirmed), _) => Age::Known(confirmed.elapsed()),
+            (None, Some(saved)) => unix_time()
+                .checked_sub(saved)
+                .map_or(Age::Unknown, |seconds| Age::Known(Duration::from_secs(seconds))),
+            (None, None) => Age::NoCopy,
+        }
     }
 
     /// How long ago the watch was known to be complete; since the start of the agent if it never was.
@@ -139,29 +253,42 @@ impl Contact {
     }
 }
 
-impl Inner {
-    fn confirm(&mut self) {
-        self.is_reachable = true;
-        if self.is_watching {
-            self.confirmed = Some(Instant::now());
+impl Shared {
+    /// Reports when the store becomes unreachable or reachable, whichever part of the agent notices it.
+    pub(super) async fn report_reach(&self) {
+        let mut reach = self.contact.reach.subscribe();
+        while reach.changed().await.is_ok() {
+            self.tell();
+        }
+    }
+
+    /// Sets the time of the copy on disk: an agent that starts while the store is away reports its age.
+    pub(super) fn watch_ended(&self) {
+        if let Some(age) = self.contact.watch_ended() {
+            self.note_copy(age);
+        }
+    }
+
+    fn note_copy(&self, age: Duration) {
+        let confirmed = SystemTime::now().checked_sub(age).unwrap_or(UNIX_EPOCH);
+        if let Err(error) = self.home.confirm_peers(confirmed) {
+            debug!("the time of peers.json could not be set: {error}");
         }
     }
 }
 
 impl Member {
-    /// An agent that starts while the store is away reports how old the copy on disk is.
-    pub(super) fn watch_ended(&self) {
-        let Some(age) = self.shared.contact.watch_ended() else { return };
-        let confirmed = SystemTime::now().checked_sub(age).unwrap_or(UNIX_EPOCH);
-        if let Err(error) = self.shared.home.confirm_peers(confirmed) {
-            debug!("the time of peers.json could not be set: {error}");
+    /// The watch is complete. The copy on disk gets the time now and then, for an agent or a machine that ends without notice.
+    pub(super) fn watch_confirmed(&self) {
+        self.shared.contact.watch_confirmed();
+        if self.shared.contact.is_note_due(Instant::now()) {
+            self.shared.note_copy(Duration::ZERO);
         }
     }
 
     /// Agents that came or went. No route depends on them; `podwire nodes` shows them.
     pub(super) fn note_agents(&self, events: &[Event]) {
         let (layout, contact) = (&self.registry.layout, &self.shared.contact);
-        contact.answered();
         for event in events {
             let Some(name) = layout.alive_of(event.key()) else { continue };
             let since = match event {
@@ -184,41 +311,84 @@ impl Member {
 mod tests {
     use super::*;
 
+    fn broken() -> store::Error {
+        let source = std::io::Error::other("connection refused").into();
+        store::Error::WatchBroke { prefix: "/podwire/".to_owned(), source }
+    }
+
+    fn refusal() -> store::Error {
+        store::Error::Config { problem: "no right to read".to_owned() }
+    }
+
     #[test]
-    fn an_answer_confirms_the_copy_only_while_a_watch_runs() {
+    fn a4_only_the_watch_confirms_the_copy() {
         let contact = Contact::new(None);
         contact.answered();
-        assert!(contact.is_reachable() && contact.age().is_none());
+        assert!(contact.is_reachable() && contact.age() == Age::NoCopy);
         contact.watching(Listed::default());
-        assert!(contact.age() < Some(Duration::from_secs(60)));
-        contact.watch_ended();
-        contact.failed("etcd is away".to_owned());
-        contact.unanswered();
         let confirmed = contact.lock().confirmed;
         contact.answered();
-        assert_eq!(contact.lock().confirmed, confirmed, "the watch may have missed changes");
-        assert_eq!(contact.failure().as_deref(), Some("etcd is away"));
-        contact.watching(Listed::default());
-        assert_eq!(contact.failure(), None);
+        assert_eq!(contact.lock().confirmed, confirmed, "a heartbeat or a listing is not the watch");
+        contact.watch_confirmed();
+        assert!(contact.lock().confirmed > confirmed);
+        assert!(contact.watch_ended() < Some(Duration::from_secs(60)));
+        assert_eq!(contact.watch_ended(), None);
     }
 
     #[test]
-    fn a_store_that_refuses_is_reachable() {
+    fn a4_one_broken_watch_is_no_outage_and_two_failures_are() {
         let contact = Contact::new(None);
-        contact.call_failed(&store::Error::Config { problem: "no right to read".to_owned() });
-        assert!(contact.is_reachable());
-        let source = std::io::Error::other("connection refused").into();
-        contact.call_failed(&store::Error::WatchBroke { prefix: "/podwire/".to_owned(), source });
+        contact.watching(Listed::default());
+        contact.watch_ended();
+        contact.session_failed(&broken().into());
+        assert!(contact.is_reachable() && contact.silence().is_none() && contact.failure().is_none());
+        contact.session_failed(&broken().into());
+        assert!(!contact.is_reachable() && contact.silence() == contact.failure());
+        // Calls may be answered where watches are not.
+        contact.answered();
         assert!(!contact.is_reachable());
+        contact.watching(Listed::default());
+        assert!(contact.is_reachable() && contact.failure().is_none());
+        // A heartbeat that is late once is no outage either, and an answer ends what heartbeats began.
+        contact.call_failed(&broken());
+        assert!(contact.is_reachable());
+        contact.call_failed(&broken());
+        assert!(contact.silence().unwrap().contains("connection refused"));
+        contact.answered();
+        assert!(contact.is_reachable());
+        contact.unanswered("the store did not answer within 8 s".to_owned());
+        assert!(!contact.is_reachable(), "a client waited for it");
     }
 
     #[test]
-    fn a_copy_on_disk_counts_until_the_store_has_answered() {
+    fn a4_a_store_that_never_answered_is_unreachable_at_once_and_one_that_refuses_is_not() {
+        let contact = Contact::new(None);
+        contact.session_failed(&broken().into());
+        assert!(!contact.is_reachable() && contact.failure().is_some());
+        contact.session_failed(&refusal().into());
+        assert!(contact.is_reachable() && contact.failure().unwrap().contains("no right to read"));
+        // Every other error follows from answers of the store: it can be asked.
+        contact.session_failed(&broken().into());
+        contact.session_failed(&JoinError::TooMany);
+        assert!(contact.is_reachable() && contact.failure().is_none());
+    }
+
+    #[test]
+    fn a_copy_on_disk_counts_until_there_is_a_watch() {
         let contact = Contact::new(Some(unix_time() - 7200));
-        assert!(contact.age() >= Some(Duration::from_secs(7200)));
+        let is_old = |age| matches!(age, Age::Known(age) if age >= Duration::from_secs(7200));
+        assert!(is_old(contact.age()));
         assert!(contact.watch_age() < Duration::from_secs(7200) && contact.listed().is_none());
         contact.watching(Listed::default());
-        assert!(contact.age() < Some(Duration::from_secs(7200)));
+        assert!(!is_old(contact.age()));
+        assert_eq!(Contact::new(Some(unix_time() + 7200)).age(), Age::Unknown, "a clock was wrong");
+    }
+
+    #[test]
+    fn a4_the_time_of_the_copy_on_disk_is_set_once_a_minute() {
+        let (contact, now) = (Contact::new(None), Instant::now());
+        let is_due = |seconds| contact.is_note_due(now + Duration::from_secs(seconds));
+        assert_eq!([0, 5, 59, 60, 65, 120].map(is_due), [true, false, false, true, false, true]);
     }
 
     #[test]

@@ -3,11 +3,15 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use cluster::Cut;
 use ipnet::IpNet;
 use tokio::sync::mpsc;
-use tracing::info;
+use tracing::{debug, info};
+use types::{Code, Finding};
 
 use super::command::Command;
+use super::join::{JoinError, Joined};
+use super::member::{End, Member, Next};
 use crate::share::NoBlock;
 
 /// How long a pod waits for another block.
@@ -55,6 +59,8 @@ struct Waiting {
     /// It is asked for in good time, whether or not a pod waits.
     is_precaution: bool,
     answer: Option<(Result<(), GrowError>, Instant)>,
+    /// When the node was last found to need it, after it was asked for.
+    renewed: Option<Instant>,
 }
 
 /// Who needs a block.
@@ -82,6 +88,15 @@ impl Wish {
             state.answer = Some((Err(GrowError::Unwanted), Instant::now()));
         }
         is_wanted
+    }
+
+    fn renew(&self) {
+        self.lock().renewed = Some(Instant::now());
+    }
+
+    /// How long ago the node was found to need it.
+    pub(super) fn idle(&self) -> Duration {
+        self.lock().renewed.unwrap_or(self.begun).elapsed()
     }
 
     /// May be asked for again in good time? Where there was none, not at once.
@@ -122,8 +137,8 @@ impl Growing {
     /// In good time; nobody waits for it.
     pub(super) fn want(&self, asker: Asker<'_>) {
         let mut last = self.lock();
-        if last.as_ref().is_some_and(|wish| !wish.is_over()) {
-            return;
+        if let Some(wish) = last.as_ref().filter(|wish| !wish.is_over()) {
+            return wish.renew();
         }
         info!("few addresses are left beside {}: another block is asked for", asker.like);
         let first = Waiting { is_precaution: true, ..Waiting::default() };
@@ -164,6 +179,55 @@ impl Asker<'_> {
     }
 }
 
+impl Member {
+    pub(super) async fn grow(&mut self, wish: &Arc<Wish>, joined: Joined) -> Result<Next, JoinError> {
+        if joined.record.blocks != wish.seen {
+            // It has another one already.
+            self.shared.set_growth_trouble(None);
+            wish.answer(Ok(()));
+            return Ok(Next::Go(joined));
+        }
+        if !wish.is_wanted() {
+            return Ok(Next::Go(joined));
+        }
+        let Some(cut) = self.cut_of(&wish.like) else {
+            wish.answer(Err(GrowError::Refused(format!("{} is not of this network", wish.like))));
+            return Ok(Next::Go(joined));
+        };
+        match self.registry.grow(joined.clone(), &cut, &self.shared.peers_blocks()).await {
+            Ok(grown) => {
+                self.shared.set_growth_trouble(None);
+                self.accept(&grown).await;
+                wish.answer(Ok(()));
+                Ok(Next::Go(grown))
+            }
+            Err(error) => {
+                self.grow_failed(wish, &error);
+                wish.answer(Err(GrowError::Refused(error.to_string())));
+                let restless = matches!(error, JoinError::Restless { .. });
+                Ok(if restless { Next::End(End::Again) } else { Next::Go(joined) })
+            }
+        }
+    }
+
+    /// A store that fails says nothing about free blocks.
+    fn grow_failed(&self, wish: &Arc<Wish>, error: &JoinError) {
+        let message = format!("another block beside {} could not be claimed: {error}", wish.like);
+        debug!("{message}");
+        if let JoinError::Store(error) = error {
+            self.shared.contact.call_failed(error);
+        }
+        if error.finding().code == Code::NoFreeBlock {
+            let found = Finding::new(Code::NoFreeBlock, format_args!("block {}", wish.like), message);
+            self.shared.set_growth_trouble(Some((found, Arc::clone(wish))));
+        }
+    }
+
+    fn cut_of(&self, like: &IpNet) -> Option<Cut> {
+        self.cuts.iter().find(|cut| cut.subnet().contains(like)).copied()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::thread;
@@ -189,10 +253,12 @@ mod tests {
         want();
         let wish = next(&mut asked).unwrap();
         wish.answer(Err(GrowError::Refused("all are taken".to_owned())));
+        let before = wish.idle();
         for _ in 0..3 {
             want();
         }
         assert!(next(&mut asked).is_none(), "asked again");
+        assert!(wish.lock().renewed.is_some() && before < ASK_AGAIN, "the need is known to last");
         wish.answer(Ok(()));
         want();
         assert!(next(&mut asked).is_some(), "a node that got one may need the next");

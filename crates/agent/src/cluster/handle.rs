@@ -13,7 +13,7 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 use types::{Digest, Mac, NetworkName, NodeName};
 
 use super::command::{Ask, Command, Contents};
-use super::contact::Contact;
+use super::contact::{Age, Contact};
 use super::grow::{Asker, GrowError, Growing};
 use super::home::Home;
 use super::kernel::Kernel;
@@ -151,7 +151,7 @@ impl Cluster {
         let why = match self.contact.failure() {
             Some(why) => why,
             None => match self.ask(Ask::Look).await {
-                Ok(contents) => return Ok((contents, freshness(Duration::ZERO, None))),
+                Ok(contents) => return Ok((contents, freshness(Some(Duration::ZERO), None))),
                 Err(why) => why,
             },
         };
@@ -159,8 +159,10 @@ impl Cluster {
             true => why,
             false => format!("{} is not reachable: {why}", self.store_name),
         };
-        let Some(age) = self.contact.age() else {
-            return Err(format!("{reason}; this node has no saved state of the cluster"));
+        let age = match self.contact.age() {
+            Age::NoCopy => return Err(format!("{reason}; this node has no saved state of the cluster")),
+            Age::Known(age) => Some(age),
+            Age::Unknown => None,
         };
         let contents = self.question(Question::Contents).await?;
         Ok((contents, freshness(age, Some(reason))))
@@ -198,8 +200,9 @@ impl Cluster {
             Ok(Ok(answer)) => answer,
             Ok(Err(_)) => Err("the agent is stopping".to_owned()),
             Err(_) => {
-                self.contact.unanswered();
-                Err(format!("the store did not answer within {} s", PATIENCE.as_secs()))
+                let why = format!("the store did not answer within {} s", PATIENCE.as_secs());
+                self.contact.unanswered(why.clone());
+                Err(why)
             }
         }
     }
@@ -233,7 +236,8 @@ impl Cluster {
 }
 
 /// A reason means that the store could not be asked.
-fn freshness(age: Duration, reason: Option<String>) -> Freshness {
-    let as_of = api::Timestamp(unix_time().saturating_sub(age.as_secs()));
-    Freshness { as_of, age_seconds: age.as_secs(), stale: reason.is_some(), reason }
+fn freshness(age: Option<Duration>, reason: Option<String>) -> Freshness {
+    let age_seconds = age.map(|age| age.as_secs());
+    let as_of = age_seconds.map(|age| api::Timestamp(unix_time().saturating_sub(age)));
+    Freshness { as_of, age_seconds, stale: reason.is_some(), reason }
 }

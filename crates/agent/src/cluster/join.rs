@@ -58,10 +58,14 @@ impl JoinError {
         Self::Network { theirs: words(theirs), ours: words(ours) }
     }
 
+    /// The store did not answer; everything else follows from its answers.
+    pub(super) fn is_transient(&self) -> bool {
+        matches!(self, Self::Store(error) if error.is_transient())
+    }
+
     pub(crate) fn finding(&self) -> Finding {
         let found = |code, object: String| Finding::new(code, object, self);
         match self {
-            Self::Store(error) if error.is_transient() => found(Code::EtcdUnreachable, "etcd".to_owned()),
             Self::Store(_) | Self::Cut(_) | Self::Restless { .. } => {
                 found(Code::StoreFailed, "store".to_owned())
             }

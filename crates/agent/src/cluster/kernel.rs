@@ -1,6 +1,7 @@
 //! What the kernel has of what leads to other nodes, and how it is changed: in batches, each change with an answer of its
 //! own, so that one that fails keeps no other from being made.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use cluster::{Changes, PeerFdb, PeerNeighbour, PeerRoute, Seen};
@@ -18,6 +19,14 @@ const METRIC: u32 = 113_000;
 const METRICS: u32 = 4096;
 /// The kernel's main table.
 const MAIN: u32 = 254;
+
+/// Changes that the kernel refused.
+#[derive(Debug, Default)]
+pub(super) struct Refused {
+    pub(super) changes: Changes,
+    /// By object.
+    pub(super) reasons: BTreeMap<String, String>,
+}
 
 pub(super) struct Kernel {
     pub(super) socket: RtSocket,
@@ -88,19 +97,17 @@ impl Kernel {
         self.socket.run_all(&ops)?.into_iter().try_for_each(gone)
     }
 
-    /// Makes all changes; what the kernel refused is told.
-    pub(super) fn apply(&mut self, changes: &Changes) -> Result<Vec<String>, netlink::Error> {
+    /// Makes all changes; those that the kernel refused are returned.
+    pub(super) fn apply(&mut self, changes: &Changes) -> Result<Refused, netlink::Error> {
         let ops = ops(changes);
-        let mut refused = Vec::new();
+        let (mut is_refused, mut reasons) = (Vec::new(), BTreeMap::new());
         for (op, result) in ops.iter().zip(self.socket.run_all(&ops)?) {
-            match result {
-                // What should go is gone.
-                Err(error) if error.is_missing() && is_removal(op) => {}
-                Err(error) => refused.push(error.to_string()),
-                Ok(()) => {}
-            }
+            // Removing an object that is gone already is no failure.
+            let error = result.err().filter(|error| !(error.is_missing() && is_removal(op)));
+            is_refused.push(error.is_some());
+            reasons.extend(error.map(|error| (object(op), error.to_string())));
         }
-        Ok(refused)
+        Ok(Refused { changes: changes.select(is_refused), reasons })
     }
 }
 
@@ -125,6 +132,18 @@ fn ops(changes: &Changes) -> Vec<Op<'static>> {
 
 fn is_removal(op: &Op<'_>) -> bool {
     matches!(op, Op::DelRoute(_) | Op::DelNeighbour { .. } | Op::DelFdb(_))
+}
+
+/// Identifies the condition of a refused change.
+fn object(op: &Op<'_>) -> String {
+    match op {
+        Op::AddRoute { route, .. } | Op::DelRoute(route) => format!("route {}", route.dst),
+        Op::AddNeighbour(AddNeighbour { addr, .. }) | Op::DelNeighbour { addr, .. } => {
+            format!("neighbour {addr}")
+        }
+        Op::AddFdb(fdb) | Op::DelFdb(fdb) => format!("forwarding entry {}", fdb.mac),
+        other => format!("{other:?}"),
+    }
 }
 
 fn entry(fdb: &PeerFdb) -> Fdb {
@@ -168,8 +187,6 @@ pub(super) fn read(route: &Route) -> PeerRoute {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
 
     #[test]

@@ -18,6 +18,8 @@ use super::underlay::Position;
 /// may be down for as long as an update takes; for whoever is gone for good, nobody could tell us any more.
 const AWAITED: Duration = Duration::from_secs(3600);
 
+/// A new node claims its blocks one by one. One that has not all of them after this time has joined with those it has.
+const JOINING: Duration = Duration::from_secs(10);
 /// Changes of a listing that are logged one by one.
 const LOGGED: usize = 20;
 
@@ -44,6 +46,10 @@ pub(super) struct Known {
     pub(super) tunnel_troubles: Vec<Finding>,
     /// Links of others that have a name which a tunnel should have.
     pub(super) in_the_way: Vec<u32>,
+    /// Peers that the log has as joined.
+    announced: BTreeSet<NodeName>,
+    /// Peers with blocks of some subnets only, and since when.
+    joining: BTreeMap<NodeName, Instant>,
     pub(super) peers: Peers,
     pub(super) telling: Telling,
     pub(super) trials: Trials,
@@ -59,6 +65,7 @@ impl Known {
             record.blocks.clone().into_iter().map(move |block| (block, name.clone()))
         };
         let owners = remembered.iter().rev().flat_map(owned).collect();
+        let announced = remembered.iter().map(|record| record.name.clone()).collect();
         let nodes = (1..).zip(remembered).map(|(created, record)| StoredNode { record, created });
         mesh.set_all(nodes, owners);
         Self {
@@ -74,6 +81,8 @@ impl Known {
             kept_tunnels: [None, None],
             tunnel_troubles: Vec::new(),
             in_the_way: Vec::new(),
+            announced,
+            joining: BTreeMap::new(),
             peers: Peers::default(),
             telling: Telling::default(),
             trials: Trials::default(),
@@ -82,8 +91,20 @@ impl Known {
 
     /// All nodes of the store take the place of those that were known, with two exceptions. After the store was wiped, those
     /// who are not in it yet register again in a moment, and their pods are where they were. And whose record cannot be read
-    /// is not gone.
+    /// is not gone. Each node that joined, left or changed is logged; after many of them, their number.
     pub(super) fn set_all(&mut self, census: Census) {
+        let changes = self.replace_all(census);
+        changes.iter().take(LOGGED).for_each(PeerChange::log);
+        if let Some(count) = changes.len().checked_sub(LOGGED).filter(|more| *more > 0) {
+            info!(count, "more peers joined, left or changed");
+        }
+        self.drop_superseded();
+    }
+
+    /// What is to be logged. Records on disk have admitted parts only, so these are compared.
+    pub(super) fn replace_all(&mut self, census: Census) -> Vec<PeerChange> {
+        let before: BTreeMap<NodeName, NodeRecord> =
+            self.mesh.admitted().into_iter().map(|record| (record.name.clone(), record)).collect();
         let Census { nodes, claims, unread, was_wiped } = census;
         self.is_complete = true;
         let listed: BTreeSet<&NodeName> = nodes.iter().map(|node| &node.record.name).collect();
@@ -97,11 +118,16 @@ impl Known {
             kept.iter_mut().for_each(|node| node.created = 0);
         }
         self.awaited.retain(|name, _| !listed.contains(name));
-        let kept_names = kept.iter().map(|node| &node.record.name).collect();
-        self.log_list(&nodes, &listed, &kept_names);
         let owners = self.owners(&kept, claims);
         self.mesh.set_all(kept.into_iter().chain(nodes), owners);
-        self.drop_superseded();
+        let after = self.mesh.admitted();
+        let mut changes: Vec<PeerChange> =
+            after.iter().filter_map(|record| self.change(before.get(&record.name), record)).collect();
+        let names: BTreeSet<&NodeName> = after.iter().map(|record| &record.name).collect();
+        self.joining.retain(|name, _| names.contains(name));
+        let gone = before.into_values().filter(|record| !names.contains(&record.name));
+        changes.extend(gone.filter(|record| self.announced.remove(&record.name)).map(PeerChange::Left));
+        changes
     }
 
     /// Owners of blocks as the claims say. Nodes that are awaited have lost theirs with the store's data, and a claim that
@@ -122,34 +148,39 @@ impl Known {
         owners
     }
 
-    /// One line for each node that joined, left or changed; after many, one for the others.
-    fn log_list(&self, nodes: &[StoredNode], listed: &BTreeSet<&NodeName>, kept: &BTreeSet<&NodeName>) {
-        let stays = |name: &NodeName| listed.contains(name) || kept.contains(name);
-        let arrived = nodes.iter().filter_map(|node| self.change(&node.record));
-        let gone = self.mesh.peers().filter(|record| !stays(&record.name));
-        let left = gone.filter(|record| self.is_member(record)).map(PeerChange::Left);
-        let changes: Vec<PeerChange<'_>> = arrived.chain(left).collect();
-        changes.iter().take(LOGGED).for_each(PeerChange::log);
-        if let Some(count) = changes.len().checked_sub(LOGGED).filter(|more| *more > 0) {
-            info!(count, "more peers joined, left or changed");
-        }
-    }
-
-    /// A new node claims its blocks one by one, and is a member when it has one of each subnet.
+    /// It has a block of each subnet.
     fn is_member(&self, record: &NodeRecord) -> bool {
         let has_block = |subnet: &IpNet| record.blocks.iter().any(|block| subnet.contains(block));
         self.mesh.facts().subnets.iter().all(has_block)
     }
 
-    /// What is to be logged of a record before it takes the place of the known one.
-    fn change<'a>(&self, after: &'a NodeRecord) -> Option<PeerChange<'a>> {
-        if after.name == self.mesh.facts().name {
-            return None;
+    /// What is to be logged of a record that takes the place of another one.
+    fn change(&mut self, before: Option<&NodeRecord>, after: &NodeRecord) -> Option<PeerChange> {
+        let name = &after.name;
+        if self.announced.contains(name) {
+            return difference(before?, after).map(|what| PeerChange::Changed(name.clone(), what));
         }
-        match self.mesh.peer(&after.name).filter(|before| self.is_member(before)) {
-            None => self.is_member(after).then_some(PeerChange::Joined(after)),
-            Some(before) => difference(before, after).map(|what| PeerChange::Changed(&after.name, what)),
+        if self.is_member(after) {
+            return Some(self.joined(after.clone()));
         }
+        if !after.blocks.is_empty() {
+            self.joining.entry(name.clone()).or_insert_with(Instant::now);
+        }
+        None
+    }
+
+    fn joined(&mut self, record: NodeRecord) -> PeerChange {
+        self.joining.remove(&record.name);
+        self.announced.insert(record.name.clone());
+        PeerChange::Joined(record)
+    }
+
+    /// Peers that stay without a block of some subnet.
+    pub(super) fn incomplete(&mut self, now: Instant) -> Vec<PeerChange> {
+        let is_late = |since: &Instant| now.saturating_duration_since(*since) >= JOINING;
+        let late = self.joining.iter().filter(|(_, since)| is_late(since));
+        let records: Vec<NodeRecord> = late.filter_map(|(name, _)| self.mesh.peer(name)).cloned().collect();
+        records.into_iter().map(|record| self.joined(record)).collect()
     }
 
     fn await_return(&mut self, names: Vec<NodeName>) {
@@ -169,14 +200,19 @@ impl Known {
     /// A node that the store knows.
     pub(super) fn set_peer(&mut self, node: StoredNode) {
         self.awaited.remove(&node.record.name);
-        self.change(&node.record).iter().for_each(PeerChange::log);
+        if node.record.name != self.mesh.facts().name {
+            let before = self.mesh.peer(&node.record.name).cloned();
+            self.change(before.as_ref(), &node.record).iter().for_each(PeerChange::log);
+        }
         self.mesh.set_peer(node);
     }
 
     /// A node that is gone for good.
     pub(super) fn remove_peer(&mut self, name: &NodeName) {
-        let known = self.mesh.peer(name).filter(|record| self.is_member(record));
-        known.map(PeerChange::Left).iter().for_each(PeerChange::log);
+        self.joining.remove(name);
+        if self.announced.remove(name) {
+            self.mesh.peer(name).cloned().map(PeerChange::Left).iter().for_each(PeerChange::log);
+        }
         self.mesh.remove_peer(name);
     }
 
@@ -206,9 +242,10 @@ impl Known {
         }
     }
 
-    /// Who did not come back in time is gone.
+    /// Who did not come back in time is gone. Called in each reconcile round.
     pub(super) fn give_up(&mut self) {
         let now = Instant::now();
+        self.incomplete(now).iter().for_each(PeerChange::log);
         let late: Vec<NodeName> =
             self.awaited.iter().filter(|(_, until)| **until <= now).map(|(name, _)| name.clone()).collect();
         for name in late {
@@ -220,13 +257,14 @@ impl Known {
 }
 
 /// A change of another node that the operator may look for in the log.
-enum PeerChange<'a> {
-    Joined(&'a NodeRecord),
-    Changed(&'a NodeName, String),
-    Left(&'a NodeRecord),
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum PeerChange {
+    Joined(NodeRecord),
+    Changed(NodeName, String),
+    Left(NodeRecord),
 }
 
-impl PeerChange<'_> {
+impl PeerChange {
     fn log(&self) {
         match self {
             Self::Joined(NodeRecord { name, addresses, blocks, .. }) => {

@@ -21,12 +21,11 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, info};
-use types::{Code, Digest, Finding, NodeName, NodeUid};
+use types::{Digest, NodeName, NodeUid};
 
 use super::alive::Hold;
 use super::command::{Ask, Command, alive_at};
 use super::contact::Listed;
-use super::grow::{GrowError, Wish};
 use super::join::{Candidate, JoinError, Joined, Registry};
 use super::shared::Shared;
 
@@ -38,6 +37,8 @@ const SHORT: Duration = Duration::from_secs(1);
 const HELD: Duration = Duration::from_secs(3);
 /// How often it is asked whether pods have addresses of blocks that were lost, and written down what could not be.
 const AFTERCARE: Duration = Duration::from_secs(5);
+/// How often the watch is asked whether it is complete.
+const PROGRESS: Duration = Duration::from_secs(5);
 /// Questions that are answered at the same time.
 const AT_ONCE: usize = 8;
 
@@ -92,10 +93,12 @@ pub(super) struct Member {
     pub(super) asked: JoinSet<()>,
     /// When what was left undone is looked at.
     pub(super) aftercare_at: Instant,
+    /// When the watch is asked whether it is complete.
+    pub(super) progress_at: Instant,
 }
 
 /// Why a session with the store ended.
-enum End {
+pub(super) enum End {
     /// Begin again at once: the watch was compacted, or our record changed.
     Again,
     /// The agent ends.
@@ -112,7 +115,7 @@ impl Member {
         loop {
             let begun = Instant::now();
             let ended = self.session(&mut pause).await;
-            self.watch_ended();
+            self.shared.watch_ended();
             match ended {
                 Ok(End::Over) => return,
                 Ok(End::Again) if begun.elapsed() > SHORT => {}
@@ -123,10 +126,6 @@ impl Member {
                     sleep(spread(RETRY.0, &self.candidate.record.uid, tries)).await;
                 }
                 Err(error) => {
-                    if let JoinError::Store(error) = &error {
-                        self.shared.contact.call_failed(error);
-                    }
-                    self.shared.contact.failed(error.to_string());
                     self.shared.store_failed(&error);
                     let is_held = matches!(error, JoinError::Held { .. });
                     if is_held {
@@ -144,7 +143,7 @@ impl Member {
         }
     }
 
-    /// Waits, and tells whoever asks meanwhile that the store is away.
+    /// Waits. Meanwhile clients are refused if the store is away, and answered if it is only this node that cannot join.
     async fn idle(&mut self, wait: Duration) -> std::ops::ControlFlow<()> {
         let over = sleep(wait);
         tokio::pin!(over);
@@ -152,6 +151,10 @@ impl Member {
             tokio::select! {
                 () = &mut over => return std::ops::ControlFlow::Continue(()),
                 command = self.commands.recv() => match command {
+                    Some(Command::Ask(ask)) if self.shared.contact.failure().is_none() => {
+                        let own = self.candidate.record.name.clone();
+                        self.answer(ask, &own);
+                    }
                     Some(command) => command.refuse(&self.shared.store_trouble()),
                     None => return std::ops::ControlFlow::Break(()),
                 },
@@ -239,14 +242,8 @@ impl Member {
     /// One thing that happens.
     async fn next(&mut self, watch: &mut Watch, joined: Joined) -> Result<Next, JoinError> {
         tokio::select! {
-            () = sleep_until(self.aftercare_at), if self.shared.has_lost() || self.shared.is_unsaved() => {
-                if self.shared.has_lost() {
-                    self.shared.forget_lost().await;
-                }
-                if self.shared.is_unsaved() {
-                    self.shared.save_again(&joined.record).await;
-                }
-                self.aftercare_at = Instant::now() + AFTERCARE;
+            () = sleep_until(self.aftercare_at), if self.needs_aftercare() => {
+                self.aftercare(&joined.record).await;
                 Ok(Next::Go(joined))
             }
             watched = watch.next() => match watched? {
@@ -254,8 +251,20 @@ impl Member {
                     info!("the store forgot what happened since: everything is listed again");
                     Ok(Next::End(End::Again))
                 }
-                Watched::Events { events, .. } => self.heard(events, joined).await,
+                Watched::Current => {
+                    self.watch_confirmed();
+                    Ok(Next::Go(joined))
+                }
+                Watched::Events { events, .. } => {
+                    self.watch_confirmed();
+                    self.heard(events, joined).await
+                }
             },
+            () = sleep_until(self.progress_at) => {
+                self.progress_at = Instant::now() + PROGRESS;
+                watch.request_progress().await?;
+                Ok(Next::Go(joined))
+            }
             changed = self.addresses.changed() => {
                 if changed.is_err() {
                     return Ok(Next::End(End::Over));
@@ -274,6 +283,21 @@ impl Member {
             },
             () = self.lost.notified() => Ok(Next::End(End::Again)),
         }
+    }
+
+    fn needs_aftercare(&self) -> bool {
+        self.shared.has_lost() || self.shared.is_unsaved() || self.shared.is_cramped()
+    }
+
+    async fn aftercare(&mut self, record: &NodeRecord) {
+        if self.shared.has_lost() {
+            self.shared.forget_lost().await;
+        }
+        if self.shared.is_unsaved() {
+            self.shared.save_again(record).await;
+        }
+        self.shared.end_growth_trouble(self.shared.config.reconcile * 3 + AFTERCARE);
+        self.aftercare_at = Instant::now() + AFTERCARE;
     }
 
     async fn heard(&mut self, events: Vec<Event>, joined: Joined) -> Result<Next, JoinError> {
@@ -359,41 +383,6 @@ impl Member {
         }
     }
 
-    async fn grow(&mut self, wish: &Wish, joined: Joined) -> Result<Next, JoinError> {
-        if joined.record.blocks != wish.seen {
-            // It has another one already.
-            wish.answer(Ok(()));
-            return Ok(Next::Go(joined));
-        }
-        if !wish.is_wanted() {
-            return Ok(Next::Go(joined));
-        }
-        let Some(cut) = self.cut_of(&wish.like) else {
-            wish.answer(Err(GrowError::Refused(format!("{} is not of this network", wish.like))));
-            return Ok(Next::Go(joined));
-        };
-        match self.registry.grow(joined.clone(), &cut, &self.shared.peers_blocks()).await {
-            Ok(grown) => {
-                self.shared.set_growth_trouble(None);
-                self.accept(&grown).await;
-                wish.answer(Ok(()));
-                Ok(Next::Go(grown))
-            }
-            Err(error) => {
-                let message = format!("another block beside {} could not be claimed: {error}", wish.like);
-                let found = Finding::new(Code::NoFreeBlock, format_args!("block {}", wish.like), message);
-                self.shared.set_growth_trouble(Some(found));
-                wish.answer(Err(GrowError::Refused(error.to_string())));
-                let restless = matches!(error, JoinError::Restless { .. });
-                Ok(if restless { Next::End(End::Again) } else { Next::Go(joined) })
-            }
-        }
-    }
-
-    fn cut_of(&self, like: &IpNet) -> Option<Cut> {
-        self.cuts.iter().find(|cut| cut.subnet().contains(like)).copied()
-    }
-
     /// A connection that leads from an address which is gone is silent for long, and so is everything that was heard by it.
     fn connect_anew(&mut self) -> Result<(), JoinError> {
         let config = super::store_config(&self.shared.config, &self.shared.home);
@@ -404,7 +393,7 @@ impl Member {
     }
 
     /// Our record as the store has it: what we have is what it says.
-    async fn accept(&mut self, joined: &Joined) {
+    pub(super) async fn accept(&mut self, joined: &Joined) {
         self.candidate.remembered.clone_from(&joined.record.blocks);
         self.candidate.former = None;
         self.shared.accept(joined).await;
@@ -458,7 +447,7 @@ fn words(addresses: &[IpAddr]) -> String {
 }
 
 /// What follows from something that happened.
-enum Next {
+pub(super) enum Next {
     Go(Joined),
     End(End),
 }

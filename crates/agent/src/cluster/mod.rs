@@ -146,6 +146,7 @@ impl Site {
         let candidate = Candidate { spec: spec(&config), record: record.clone(), remembered, former, since };
         let contact = Arc::clone(&shared.contact);
         let herald = alive::Herald { holds: held.clone(), lost: Arc::clone(&lost), contact };
+        let reporting = Arc::clone(&shared);
         let peers = shared.home.peers();
         shared.know_peers(peers.iter(), &BTreeMap::new());
         let facts = Facts {
@@ -183,15 +184,18 @@ impl Site {
             unread: BTreeMap::new(),
             was_wiped: false,
             asked: JoinSet::new(),
+            progress_at: tokio::time::Instant::now(),
             aftercare_at: tokio::time::Instant::now(),
         };
         tokio::select! {
             () = member.run() => {}
+            () = reporting.report_reach() => {}
             () = routes.run() => {}
             () = herald.run() => {}
             // An error means that nobody is left who could say so.
             _ = stop.wait_for(|stop| *stop) => {}
         }
+        reporting.watch_ended();
         let hold = held.borrow().clone();
         if let Some(hold) = hold {
             hold.give_back().await;

@@ -17,12 +17,13 @@ mod telling;
 mod trials;
 mod tunnels;
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cluster::{NodeRecord, Repaired, Tunnels};
+use cluster::{Changes, NodeRecord, Repaired, Tunnels};
 use netlink::{PeerMonitor, PeerNews, Route};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
@@ -31,7 +32,7 @@ use tracing::{debug, info, warn};
 use types::IfName;
 
 use super::command::Contents;
-use super::kernel::Kernel;
+use super::kernel::{Kernel, Refused};
 use super::known::Known;
 use super::member::{Claim, Update};
 use super::shared::Shared;
@@ -169,34 +170,32 @@ impl Routes {
         debug!("{changes}");
         let sources = self.known.mesh.take_source_changes();
         self.add_peers(sources.add);
-        self.apply(&changes, Part::News);
+        let refused = self.apply(&changes);
+        self.known.telling.owed.extend(&refused.changes);
+        self.refused(refused.reasons, Part::News);
         self.remove_peers(sources.remove);
         self.try_tunnels();
     }
 
-    fn apply(&mut self, changes: &cluster::Changes, part: Part) {
-        // Alone there is nobody to lead to; what is there is another network's.
-        let outcome = if changes.is_empty() || self.shared.is_alone {
-            Ok(Vec::new())
-        } else {
-            self.kernel.apply(changes)
-        };
-        match outcome {
-            Ok(refused) => self.refused(refused, part),
-            Err(error) => {
-                warn!("routes to other nodes could not be changed: {error}");
-                self.again();
-            }
-        }
+    /// The changes that were not applied.
+    fn apply(&mut self, changes: &Changes) -> Refused {
         self.tell_soon();
+        // Alone there is nobody to lead to; what is there is another network's.
+        if changes.is_empty() || self.shared.is_alone {
+            return Refused::default();
+        }
+        self.kernel.apply(changes).unwrap_or_else(|error| {
+            self.failed(format!("routes to other nodes cannot be changed: {error}"));
+            Refused { changes: changes.clone(), reasons: BTreeMap::new() }
+        })
     }
 
     /// Looks at everything: where this node is, its tunnels, and what the kernel has of ours.
     fn look(&mut self) {
         self.known.look_at = Instant::now() + self.shared.config.reconcile;
+        self.known.telling.failure = None;
         if let Err(error) = self.look_at_all() {
-            warn!("could not look at the routes to other nodes, and tries again: {error}");
-            self.again();
+            self.failed(format!("routes to other nodes cannot be compared: {error}"));
         }
     }
 
@@ -210,7 +209,8 @@ impl Routes {
         self.keep_tunnels();
         let (mesh, tunnels) = (&mut self.known.mesh, &self.known.tunnels);
         let (seen, odd) = self.kernel.seen(&indexes(tunnels), &mesh.facts().subnets)?;
-        let due = mesh.take_changes();
+        let mut due = mesh.take_changes();
+        due.extend(&self.known.telling.owed);
         let mut changes = mesh.compare(&seen);
         if !self.known.is_complete {
             // Somebody may stand behind it whom the store has not told us of yet.
@@ -220,17 +220,18 @@ impl Routes {
             debug!("{changes}");
         }
         self.remove_odd(&odd);
-        self.apply(&changes, Part::All);
+        let refused = self.apply(&changes);
+        // Changes that follow from the records are no repairs, also if they were refused before.
+        let drift = changes.beyond(&due);
+        let mut repairs = drift.beyond(&refused.changes);
+        self.known.telling.owed = refused.changes.beyond(&drift);
+        self.refused(refused.reasons, Part::All);
         self.try_tunnels();
-        if !self.has_refusals() {
-            // What was to be changed anyway is no repair.
-            let mut repairs = changes.beyond(&due);
-            if !self.known.was_swept {
-                repairs.clear_removals();
-            }
-            for Repaired { kind, count, sentences } in repairs.repairs() {
-                self.repaired(kind, count, &sentences);
-            }
+        if !self.known.was_swept {
+            repairs.clear_removals();
+        }
+        for Repaired { kind, count, sentences } in repairs.repairs() {
+            self.repaired(kind, count, &sentences);
         }
         self.known.was_swept |= self.known.is_complete;
         if !self.has_refusals() && self.known.tunnel_troubles.is_empty() {
@@ -245,8 +246,7 @@ impl Routes {
             return;
         }
         if let Err(error) = self.kernel.remove(odd) {
-            warn!("a route that is not as we make them stays: {error}");
-            return self.again();
+            return self.failed(format!("a route with unexpected attributes cannot be removed: {error}"));
         }
         let what = match odd.len() {
             1 => "1 route with unexpected attributes removed".to_owned(),

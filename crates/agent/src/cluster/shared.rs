@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use cluster::NodeRecord;
 use ipnet::IpNet;
@@ -13,6 +14,7 @@ use tracing::{error, warn};
 use types::{Code, Finding, NodeName};
 
 use super::contact::Contact;
+use super::grow::Wish;
 use super::home::Home;
 use super::join::{JoinError, Joined};
 use super::tunnel::OVERHEAD_V6;
@@ -25,9 +27,6 @@ use crate::keeper::Bell;
 use crate::metrics::Metrics;
 use crate::share::{NoBlock, Share, Shares, TunnelSize};
 use crate::work::Work;
-
-/// Values that cannot be read are listed one by one up to this number.
-const UNREAD: usize = 20;
 
 /// One for all of them.
 pub(super) struct Shared {
@@ -66,7 +65,7 @@ struct State {
     /// Nodes that are known here, and that a store which lost its data does not know.
     awaited: Vec<NodeName>,
     /// Why there is no other block, where one is needed.
-    cramped: Option<Finding>,
+    cramped: Option<(Finding, Arc<Wish>)>,
 }
 
 impl Shared {
@@ -284,22 +283,34 @@ impl Shared {
         self.shares.get().map(|share| share.gateways()).unwrap_or_default()
     }
 
+    /// This node could not join, or its watch broke. An outage is reported by [`Self::unreachable`].
     pub(super) fn store_failed(&self, error: &JoinError) {
-        let found = match (error.finding(), &self.config.store) {
-            (Finding { code: Code::EtcdUnreachable, message, .. }, Store::Embedded) => {
-                Finding::new(Code::StoreFailed, "store", message)
-            }
-            (found, Store::Embedded | Store::Etcd(_)) => found,
-        };
-        self.lock().trouble = Some(found);
+        self.contact.session_failed(error);
+        if !error.is_transient() {
+            self.lock().trouble = Some(error.finding());
+        } else if !self.contact.is_reachable() {
+            self.lock().trouble = None;
+        }
         self.tell();
         self.shares.explain(format!("this node has no block yet: {error}"));
         self.bell.ring();
     }
 
-    pub(super) fn set_growth_trouble(&self, what: Option<Finding>) {
+    pub(super) fn set_growth_trouble(&self, what: Option<(Finding, Arc<Wish>)>) {
         self.lock().cramped = what;
         self.tell();
+    }
+
+    pub(super) fn is_cramped(&self) -> bool {
+        self.lock().cramped.is_some()
+    }
+
+    /// Reconcile rounds ask for a block while the node needs one. If none has asked for this time, the need is over.
+    pub(super) fn end_growth_trouble(&self, after: Duration) {
+        let is_over = self.lock().cramped.as_ref().is_some_and(|(_, wish)| wish.idle() > after);
+        if is_over {
+            self.set_growth_trouble(None);
+        }
     }
 
     pub(super) fn store_works(&self) {
@@ -323,15 +334,23 @@ impl Shared {
     }
 
     pub(super) fn store_trouble(&self) -> String {
-        self.lock()
-            .trouble
-            .as_ref()
-            .map(|trouble| trouble.message.clone())
+        let trouble = self.lock().trouble.as_ref().map(|trouble| trouble.message.clone());
+        trouble
+            .or_else(|| self.contact.silence())
             .unwrap_or_else(|| "the store is being asked for the first time".to_owned())
     }
 
-    fn tell(&self) {
-        let findings = self.lock().findings(&self.home);
+    fn unreachable(&self) -> Option<Finding> {
+        let why = self.contact.silence()?;
+        Some(match self.config.store {
+            Store::Embedded => Finding::new(Code::StoreFailed, "store", why),
+            Store::Etcd(_) => Finding::new(Code::EtcdUnreachable, "etcd", why),
+        })
+    }
+
+    pub(super) fn tell(&self) {
+        let mut findings = self.lock().findings(&self.home);
+        findings.extend(self.unreachable());
         self.board.set(Source::Cluster, findings);
     }
 
@@ -346,17 +365,14 @@ impl Shared {
 impl State {
     fn findings(&self, home: &Home) -> Vec<Finding> {
         let mut all: Vec<Finding> = self.trouble.iter().cloned().collect();
-        let unread = self.unread.iter().take(UNREAD);
+        let unread = self.unread.iter();
         all.extend(
             unread.map(|(key, why)| Finding::new(Code::StoreValueUnreadable, format_args!("key {key}"), why)),
         );
-        let more = self.unread.len().saturating_sub(UNREAD);
-        let rest = || format!("{more} more values in the store cannot be read");
-        all.extend((more > 0).then(|| Finding::new(Code::StoreValueUnreadable, "other keys", rest())));
         let directory = format!("directory {}", home.dir().display());
         let unsaved = self.unsaved.iter().chain(&self.forgetful);
         all.extend(unsaved.map(|why| Finding::new(Code::NodeStateNotSaved, &directory, why)));
-        all.extend(self.cramped.clone());
+        all.extend(self.cramped.iter().map(|(found, _)| found.clone()));
         all.extend(self.awaited.iter().map(|node| {
             let message = "it has not registered again since the store lost its data; its routes and blocks are kept \
                            for an hour";

@@ -71,6 +71,31 @@ impl Changes {
         }
     }
 
+    /// The changes whose flag is true. The flags are in the order in which the changes are applied.
+    pub fn select(&self, flags: impl IntoIterator<Item = bool>) -> Self {
+        fn select<T: Copy>(all: &[T], flags: &mut impl Iterator<Item = bool>) -> Vec<T> {
+            all.iter().zip(flags).filter(|(_, is_selected)| *is_selected).map(|(one, _)| *one).collect()
+        }
+        let flags = &mut flags.into_iter();
+        Self {
+            set_neighbours: select(&self.set_neighbours, flags),
+            set_fdb: select(&self.set_fdb, flags),
+            set_routes: select(&self.set_routes, flags),
+            del_routes: select(&self.del_routes, flags),
+            del_neighbours: select(&self.del_neighbours, flags),
+            del_fdb: select(&self.del_fdb, flags),
+        }
+    }
+
+    pub fn extend(&mut self, other: &Self) {
+        self.set_neighbours.extend(&other.set_neighbours);
+        self.set_fdb.extend(&other.set_fdb);
+        self.set_routes.extend(&other.set_routes);
+        self.del_routes.extend(&other.del_routes);
+        self.del_neighbours.extend(&other.del_neighbours);
+        self.del_fdb.extend(&other.del_fdb);
+    }
+
     pub fn clear_removals(&mut self) {
         self.del_routes.clear();
         self.del_neighbours.clear();

@@ -1,11 +1,10 @@
 //! The conditions of the cluster as this node observes it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use types::{Code, Finding, NodeName};
 
 use super::Mesh;
-use super::facts::Family;
 use super::way::{NoWay, Way};
 use crate::admission::refusals;
 
@@ -13,10 +12,9 @@ use crate::admission::refusals;
 const NAMED: usize = 5;
 
 impl Mesh {
-    /// Sorted; each is said once. What concerns many nodes for one reason of our own is said of all of them together.
+    /// Sorted, without duplicates. Each node is an object of its own, so that its condition lasts while others come and go.
     pub fn findings(&self) -> Vec<Finding> {
         let mut findings = BTreeSet::new();
-        let mut unreached: BTreeMap<String, Unreached<'_>> = BTreeMap::new();
         for (name, block, way) in self.ways() {
             let Way::None(reason) = way else { continue };
             match reason {
@@ -26,17 +24,18 @@ impl Mesh {
                     let message = format!("block {block} of node {name} is not routed: {reason}");
                     findings.insert(Finding::new(Code::NodeUnrouted, format_args!("block {block}"), message));
                 }
-                NoWay::NoAddress(_) | NoWay::OurAddress(_) | NoWay::SameMac { .. } => {
-                    findings.insert(unrouted(name, &reason.to_string()));
-                }
-                NoWay::NotOnLink(_) | NoWay::NoCommonFamily | NoWay::NoUnderlay(_) | NoWay::NoTunnel(_) => {
-                    let unreached = unreached.entry(of_many(reason)).or_default();
-                    unreached.names.insert(name);
-                    unreached.reasons.insert(reason.to_string());
+                NoWay::NoAddress(_)
+                | NoWay::OurAddress(_)
+                | NoWay::SameMac { .. }
+                | NoWay::NotOnLink(_)
+                | NoWay::NoCommonFamily
+                | NoWay::NoUnderlay(_)
+                | NoWay::NoTunnel(_) => {
+                    let message = format!("no route to node {name}: {reason}");
+                    findings.insert(Finding::new(Code::NodeUnrouted, format_args!("node {name}"), message));
                 }
             }
         }
-        findings.extend(unreached.iter().flat_map(|(reason, unreached)| unreached.findings(reason)));
         findings.extend(self.duplicates());
         findings.extend(self.refused());
         findings.into_iter().collect()
@@ -70,49 +69,6 @@ impl Mesh {
             Finding::new(Code::NodeConflict, format_args!("address {address}"), message)
         });
         macs.chain(addresses)
-    }
-}
-
-/// Nodes that cannot be reached for one reason.
-#[derive(Default)]
-struct Unreached<'a> {
-    names: BTreeSet<&'a NodeName>,
-    /// In the words for one node.
-    reasons: BTreeSet<String>,
-}
-
-impl Unreached<'_> {
-    fn findings(&self, reason: &str) -> Vec<Finding> {
-        match self.names.first() {
-            Some(name) if self.names.len() == 1 => {
-                self.reasons.iter().map(|reason| unrouted(name, reason)).collect()
-            }
-            Some(_) | None => {
-                let message = format!("no route to {} nodes: {reason}", self.names.len());
-                vec![Finding::new(Code::NodeUnrouted, "nodes", message)]
-            }
-        }
-    }
-}
-
-fn unrouted(name: &NodeName, reason: &str) -> Finding {
-    let message = format!("no route to node {name}: {reason}");
-    Finding::new(Code::NodeUnrouted, format_args!("node {name}"), message)
-}
-
-/// A reason in words for many nodes at once.
-fn of_many(reason: &NoWay) -> String {
-    match reason {
-        NoWay::NotOnLink(address) => {
-            let family = Family::of(*address);
-            format!(
-                "the transport is direct, but their {family} addresses are not on-link; use transport auto or vxlan"
-            )
-        }
-        NoWay::NoCommonFamily => {
-            "they and this node have no address of the same family to send to each other".to_owned()
-        }
-        other => other.to_string(),
     }
 }
 

@@ -100,4 +100,22 @@ mod tests {
         let due = Changes { set_routes: vec![route(0)], ..Changes::default() };
         assert_eq!(changes.beyond(&due).repairs()[0].count, 7);
     }
+
+    #[test]
+    fn a5_changes_are_selected_in_the_order_in_which_they_are_applied() {
+        let (mac, addr, link) = (Mac::local([1; 5]), IpAddr::from([10, 2, 0, 0]), 7);
+        let mut changes = Changes {
+            set_neighbours: vec![PeerNeighbour { link, addr, mac }],
+            set_routes: vec![route(0), route(1)],
+            del_routes: vec![route(2)],
+            ..Changes::default()
+        };
+        let refused = changes.select([false, false, true, true]);
+        let wanted = Changes { set_routes: vec![route(1)], del_routes: vec![route(2)], ..Changes::default() };
+        assert_eq!(refused, wanted);
+        let applied = changes.beyond(&refused);
+        assert_eq!((applied.len(), applied.repairs()[0].count), (2, 1));
+        changes.extend(&wanted);
+        assert_eq!((changes.set_routes.len(), changes.len()), (3, 6));
+    }
 }

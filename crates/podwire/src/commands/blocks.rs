@@ -63,15 +63,15 @@ mod tests {
     use super::*;
 
     fn freshness() -> Freshness {
-        let as_of = api::Timestamp(1_794_777_184);
-        Freshness { as_of, age_seconds: 0, stale: false, reason: None }
+        let as_of = Some(api::Timestamp(1_794_777_184));
+        Freshness { as_of, age_seconds: Some(0), stale: false, reason: None }
     }
 
     #[test]
     fn a4_stale_blocks_are_marked_with_their_age_and_the_reason() {
         let reason = Some("etcd is not reachable: connection refused".to_owned());
         let subnet = SubnetView { subnet: "10.42.0.0/16".parse().unwrap(), blocks: 1, claimed: 0 };
-        let freshness = Freshness { age_seconds: 90, stale: true, reason, ..freshness() };
+        let freshness = Freshness { age_seconds: Some(90), stale: true, reason, ..freshness() };
         let view = BlocksView { freshness, subnets: vec![subnet], blocks: Vec::new() };
         let wanted = "\
 as of 90s ago; etcd is not reachable: connection refused

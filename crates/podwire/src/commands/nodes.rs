@@ -28,8 +28,9 @@ pub(crate) fn run(args: &Ask) -> Result<ExitStatus> {
 pub(super) fn stale(freshness: &Freshness) -> Option<String> {
     let Freshness { stale, age_seconds, reason, .. } = freshness;
     let because = reason.as_ref().map(|reason| format!("; {reason}")).unwrap_or_default();
-    let age = when::since(0, *age_seconds);
-    stale.then(|| print::wrap(&format!("as of {age} ago{because}"), print::WIDTH))
+    let age = age_seconds.map(|age| format!("as of {} ago", when::since(0, age)));
+    let age = age.unwrap_or_else(|| "of unknown age".to_owned());
+    stale.then(|| print::wrap(&format!("{age}{because}"), print::WIDTH))
 }
 
 /// A node's name, and whether it is the one that was asked.
@@ -138,8 +139,8 @@ mod tests {
     }
 
     fn view(nodes: &[NodeView]) -> NodesView {
-        let as_of = api::Timestamp(1_794_777_184);
-        let freshness = Freshness { as_of, age_seconds: 0, stale: false, reason: None };
+        let as_of = Some(api::Timestamp(1_794_777_184));
+        let freshness = Freshness { as_of, age_seconds: Some(0), stale: false, reason: None };
         NodesView { freshness, nodes: nodes.to_vec() }
     }
 
@@ -147,7 +148,7 @@ mod tests {
     fn a4_stale_nodes_are_marked_with_their_age_and_the_reason() {
         let mut view = view(&[node("a", 1, Some(1000)), node("b", 2, Some(1000)), node("c", 3, None)]);
         let reason = Some("etcd is not reachable: connection refused".to_owned());
-        view.freshness = Freshness { age_seconds: 150, stale: true, reason, ..view.freshness };
+        view.freshness = Freshness { age_seconds: Some(150), stale: true, reason, ..view.freshness };
         let wanted = "\
 3 nodes as of 2m ago; etcd is not reachable: connection refused
 
@@ -160,6 +161,8 @@ c         192.0.2.3 2001:db8::3  10.42.3.0/24 fd42::3:0:0:0/80  was AWAY      0.
             (node.agent, node.alive_since) = (AgentState::Unknown, None);
         }
         assert_eq!(page(&view, 1300).matches("  unknown  ").count(), 3);
+        view.freshness = Freshness { as_of: None, age_seconds: None, ..view.freshness };
+        assert!(page(&view, 1300).starts_with("3 nodes of unknown age; etcd is not reachable: "));
     }
 
     #[test]

@@ -42,10 +42,11 @@ fn title(routes: &[RouteView]) -> String {
         (RouteTransport::Direct, "direct"),
         (RouteTransport::Vxlan, "vxlan"),
         (RouteTransport::None, "without a way"),
+        (RouteTransport::Unknown, "by an unknown transport"),
     ];
     let ways = ways.map(|(way, word)| (count(&wanted, |route| route.transport == way), word));
     let all: Vec<&RouteView> = routes.iter().collect();
-    let faults = [RouteState::Missing, RouteState::Different, RouteState::Stale];
+    let faults = [RouteState::Missing, RouteState::Different, RouteState::Stale, RouteState::Unknown];
     let faults = faults.map(|state| (count(&all, |route| route.state == state), word(state)));
     let verdict = match numbers(&faults) {
         faults if faults.is_empty() => "all as they should be".to_owned(),
@@ -77,6 +78,7 @@ fn row(route: &RouteView) -> Vec<String> {
         // Nobody wants it any more, so nobody knows what it was.
         RouteTransport::None if is_stale => "-",
         RouteTransport::None => "none",
+        RouteTransport::Unknown => "unknown",
     };
     let via = match (&route.gateway, &route.link) {
         (Some(gateway), Some(link)) => format!("{gateway} on {link}"),
@@ -99,6 +101,7 @@ fn word(state: RouteState) -> &'static str {
         RouteState::Missing => "missing",
         RouteState::Different => "different",
         RouteState::Stale => "stale",
+        RouteState::Unknown => "in an unknown state",
     }
 }
 

@@ -4,7 +4,7 @@ fn route(block: &str, node: &str, transport: RouteTransport) -> RouteView {
     let (gateway, link) = match transport {
         RouteTransport::Direct => (Some("192.0.2.9".parse().unwrap()), Some("eth0".to_owned())),
         RouteTransport::Vxlan => (Some("10.42.1.0".parse().unwrap()), Some("pwvx4".to_owned())),
-        RouteTransport::None => (None, None),
+        RouteTransport::None | RouteTransport::Unknown => (None, None),
     };
     let (block, node) = (block.parse().unwrap(), Some(node.to_owned()).filter(|node| !node.is_empty()));
     RouteView { block, node, transport, gateway, link, state: RouteState::Ok, note: None }

@@ -124,6 +124,7 @@ pub(crate) struct EmbeddedWatch {
     hub: Arc<Hub>,
     changes: Receiver<u64>,
     end: End,
+    is_progress_requested: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -156,7 +157,16 @@ impl Embedded {
         let known = self.run(call, |log| Ok(log.state.revision)).await?;
         let changes = hub.changes.clone();
         let (embedded, prefix) = (Arc::clone(self), prefix.to_owned());
-        Ok(EmbeddedWatch { embedded, prefix, from: from.max(1), known, hub, changes, end: End::Open })
+        Ok(EmbeddedWatch {
+            embedded,
+            prefix,
+            from: from.max(1),
+            known,
+            hub,
+            changes,
+            end: End::Open,
+            is_progress_requested: false,
+        })
     }
 
     /// Of this process, while there are watches.
@@ -171,6 +181,10 @@ impl Embedded {
 }
 
 impl EmbeddedWatch {
+    pub(crate) fn request_progress(&mut self) {
+        self.is_progress_requested = true;
+    }
+
     pub(crate) async fn next(&mut self) -> Result<Watched> {
         if self.end == End::Ended {
             let ended = io::Error::other("it has ended before");
@@ -191,6 +205,9 @@ impl EmbeddedWatch {
                 }
                 Look::Nothing { revision, until } => {
                     self.known = revision;
+                    if std::mem::take(&mut self.is_progress_requested) {
+                        return Ok(Watched::Current);
+                    }
                     self.wait(until).await;
                 }
             }

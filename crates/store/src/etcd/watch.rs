@@ -79,7 +79,18 @@ impl EtcdWatch {
                 let revision = last.revision();
                 return Ok(Watched::Events { events, revision });
             }
+            if !response.created() {
+                return Ok(Watched::Current);
+            }
         }
+    }
+
+    pub(crate) async fn request_progress(&mut self) -> Result<()> {
+        let Some(stream) = &mut self.stream else {
+            return Err(self.broke(Reason::from("it has ended before".to_owned())));
+        };
+        let Err(error) = stream.request_progress().await else { return Ok(()) };
+        Err(self.ended(Failure::from(error).reason()))
     }
 
     async fn receive(&mut self) -> Result<WatchResponse> {
@@ -91,10 +102,14 @@ impl EtcdWatch {
             Ok(None) => Reason::from("etcd ended it".to_owned()),
             Err(error) => Failure::from(error).reason(),
         };
+        Err(self.ended(reason))
+    }
+
+    fn ended(&mut self, reason: Reason) -> Error {
         self.stream = None;
         // A member that breaks off is not the one to go on with.
         self.etcd.link.forget(self.number);
-        Err(self.broke(reason))
+        self.broke(reason)
     }
 
     fn broke(&self, reason: Reason) -> Error {

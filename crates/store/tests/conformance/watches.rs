@@ -8,6 +8,7 @@ use crate::common::{World, events, in_time, put, tell, told};
 both!(
     a_watch_from_a_listing_misses_nothing,
     a_watch_sees_its_folder_only_and_in_order,
+    a_watch_without_events_answers_that_it_is_current,
     a_cancelled_wait_loses_nothing,
     many_changes_come_in_order_from_several_clients,
     big_changes_come_whole,
@@ -43,6 +44,18 @@ async fn a_watch_sees_its_folder_only_and_in_order(world: &World) {
     assert_eq!(first, [format!("+{}=2@1", world.key("f/a")), format!("+{}=1@1", world.key("f/b"))]);
     assert_eq!(all[0].revision(), all[1].revision());
     assert_eq!(tell(&all[2]), format!("+{}=3@2", world.key("f/a")));
+}
+
+async fn a_watch_without_events_answers_that_it_is_current(world: &World) {
+    let store = &world.store;
+    let from = store.list(&world.key("f/")).await.unwrap().revision + 1;
+    let mut watch = store.watch(&world.key("f/"), from).await.unwrap();
+    for _ in 0..2 {
+        watch.request_progress().await.unwrap();
+        assert_eq!(in_time(watch.next()).await.unwrap(), Watched::Current);
+    }
+    store.commit(&[], &[put(&world.key("f/a"), "1")]).await.unwrap();
+    assert_eq!(told(&mut watch, 1).await, [format!("+{}=1@1", world.key("f/a"))]);
 }
 
 async fn a_cancelled_wait_loses_nothing(world: &World) {

@@ -1,12 +1,12 @@
 //! What goes out: problems to people, and the other nodes to a file. Neither holds up the routes.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use cluster::Way;
+use cluster::{Changes, Way};
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::Instant;
-use tracing::info;
+use tracing::{debug, info};
 use types::{Code, Finding};
 
 use super::super::home::HomeError;
@@ -16,8 +16,6 @@ use crate::metrics::PeerCounts;
 
 /// Problems are found out at most so often: it means to go through all nodes.
 const TELL: Duration = Duration::from_millis(200);
-/// So many refusals of the kernel are told one by one.
-const REFUSALS: usize = 5;
 
 /// What was told, and what is to be told.
 #[derive(Debug, Default)]
@@ -25,8 +23,12 @@ pub(in crate::cluster) struct Telling {
     told_at: Option<Instant>,
     /// When problems are told next.
     pub(super) at: Option<Instant>,
-    /// What the kernel would not do when it was asked last.
-    refused: BTreeSet<String>,
+    /// Why the kernel refused changes, by object.
+    refused: BTreeMap<String, String>,
+    /// Changes that follow from the records and were refused. They are no repairs when they are made later.
+    pub(super) owed: Changes,
+    /// Why the routes could not be compared or changed at all.
+    pub(super) failure: Option<String>,
     /// How long what failed was left alone last; it doubles with each failure.
     pause: Option<Duration>,
     pub(super) saving: Option<JoinHandle<Result<(), HomeError>>>,
@@ -45,12 +47,10 @@ impl Telling {
         self.at.get_or_insert(earliest);
     }
 
-    fn refusals(&self) -> impl Iterator<Item = Finding> {
-        let more = self.refused.len().saturating_sub(REFUSALS);
-        let rest =
-            (more > 0).then(|| format!("the kernel refused {more} more changes of routes to other nodes"));
-        let messages = self.refused.iter().take(REFUSALS).cloned().chain(rest);
-        messages.map(|message| Finding::new(Code::RouteFailed, "routes to other nodes", message))
+    fn findings(&self) -> impl Iterator<Item = Finding> {
+        let found = |object: &str, message: &String| Finding::new(Code::RouteFailed, object, message);
+        let failure = self.failure.iter().map(move |why| found("routes to other nodes", why));
+        self.refused.iter().map(move |(object, why)| found(object, why)).chain(failure)
     }
 }
 
@@ -63,8 +63,8 @@ pub(super) enum Part {
 }
 
 impl Routes {
-    /// What the kernel refused of the changes it was given: told as long as it is so, and tried again.
-    pub(super) fn refused(&mut self, refused: Vec<String>, part: Part) {
+    /// Changes that the kernel refused are reported while they are refused, and retried.
+    pub(super) fn refused(&mut self, refused: BTreeMap<String, String>, part: Part) {
         let telling = &mut self.known.telling;
         let failed = !refused.is_empty();
         if part == Part::All {
@@ -74,6 +74,14 @@ impl Routes {
         if failed {
             self.again();
         }
+    }
+
+    /// Reports why nothing was compared or changed, and retries.
+    pub(super) fn failed(&mut self, why: String) {
+        debug!("{why}");
+        self.known.telling.failure = Some(why);
+        self.again();
+        self.tell_soon();
     }
 
     /// Looks again after something failed, each time later.
@@ -88,7 +96,8 @@ impl Routes {
     }
 
     pub(super) fn has_refusals(&self) -> bool {
-        !self.known.telling.refused.is_empty()
+        let telling = &self.known.telling;
+        !telling.refused.is_empty() || telling.failure.is_some()
     }
 
     pub(super) fn tell_soon(&mut self) {
@@ -128,7 +137,7 @@ impl Routes {
             findings.extend(self.known.mesh.findings());
             findings.extend(self.known.position.problems.iter().cloned());
             findings.extend(self.known.tunnel_troubles.iter().cloned());
-            findings.extend(self.known.telling.refusals());
+            findings.extend(self.known.telling.findings());
         }
         let telling = &mut self.known.telling;
         (telling.at, telling.told_at) = (None, Some(Instant::now()));
@@ -201,11 +210,14 @@ mod tests {
     }
 
     #[test]
-    fn refusals_are_told_and_not_without_end() {
-        let refused = (0..100).map(|i| format!("cannot add route {i}")).collect();
-        let telling = Telling { refused, ..Telling::default() };
-        let told: Vec<Finding> = telling.refusals().collect();
-        assert_eq!(told.len(), REFUSALS + 1);
-        assert!(told[REFUSALS].message.contains("95 more"), "{told:?}");
+    fn a1_each_refused_object_is_a_condition_of_its_own() {
+        let refused =
+            (0..7).map(|i| (format!("route 10.2.{i}.0/24"), format!("cannot add it: {i}"))).collect();
+        let failure = Some("routes to other nodes cannot be compared: EIO".to_owned());
+        let telling = Telling { refused, failure, ..Telling::default() };
+        let found: Vec<Finding> = telling.findings().collect();
+        assert_eq!((found.len(), found[6].object.as_str()), (8, "route 10.2.6.0/24"));
+        assert_eq!(found[7].object, "routes to other nodes");
+        assert!(found.iter().all(|one| one.code == Code::RouteFailed), "{found:?}");
     }
 }

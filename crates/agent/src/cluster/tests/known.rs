@@ -5,7 +5,7 @@ use std::time::Duration;
 use ::cluster::{Facts, NoWay, StoredNode, Transport, Tunnels, Way};
 use tokio::time::Instant;
 
-use super::super::known::Known;
+use super::super::known::{Known, PeerChange};
 use super::super::member::{Census, Claim};
 use super::*;
 
@@ -83,4 +83,32 @@ fn nodes_that_a_whole_store_does_not_know_are_gone() {
     let mut known = known();
     known.set_all(census(vec![record("n3", 3, "10.2.2.0/24")], false));
     assert_eq!(names(&known), ["n3"]);
+}
+
+#[test]
+fn a5_a_refused_block_is_no_change_of_a_peer_after_a_restart() {
+    let mut known = known();
+    let both = nets(&["10.2.1.0/24", "10.2.9.0/24"]);
+    let all = || {
+        let claiming = NodeRecord { blocks: both.clone(), ..record("n2", 2, "10.2.1.0/24") };
+        census(vec![claiming, record("n3", 3, "10.2.2.0/24")], false)
+    };
+    assert_eq!(known.replace_all(all()), [], "10.2.9.0/24 has no claim");
+    let mut claimed = all();
+    claimed.claims.push(Claim { block: both[1], owner: Some("n2".try_into().unwrap()) });
+    let what = "blocks 10.2.1.0/24 -> 10.2.1.0/24,10.2.9.0/24".to_owned();
+    assert_eq!(known.replace_all(claimed), [PeerChange::Changed("n2".try_into().unwrap(), what)]);
+}
+
+#[test]
+fn a5_a_peer_with_a_block_of_one_family_joins_and_leaves() {
+    let mut known = known();
+    let (one, rest) = (record("n4", 4, "10.2.3.0/24"), || record("n3", 3, "10.2.2.0/24"));
+    let gone = PeerChange::Left(record("n2", 2, "10.2.1.0/24"));
+    assert_eq!(known.replace_all(census(vec![rest(), one.clone()], false)), [gone]);
+    assert_eq!(known.incomplete(Instant::now()), [], "it may be claiming the other one");
+    let later = Instant::now() + Duration::from_secs(60);
+    assert_eq!(known.incomplete(later), [PeerChange::Joined(one.clone())]);
+    assert_eq!(known.incomplete(later), []);
+    assert_eq!(known.replace_all(census(vec![rest()], false)), [PeerChange::Left(one)]);
 }

@@ -45,6 +45,7 @@ impl Site {
         config.network.subnets = spec().subnets;
         config.cluster.margin = spec().margin;
         config.state_dir = dir.path().join("state");
+        config.reconcile = Duration::from_millis(1);
         let home = Home::of(&config.state_dir, &config.network.name);
         let (shares, board) = (Arc::new(Shares::none("nothing yet")), Arc::new(Board::new()));
         let metrics = Arc::new(Metrics::new());
@@ -83,6 +84,7 @@ impl Site {
             unread: BTreeMap::new(),
             was_wiped: false,
             asked: JoinSet::new(),
+            progress_at: tokio::time::Instant::now(),
             aftercare_at: tokio::time::Instant::now(),
         };
         let idle = Some((member, heard));
@@ -91,9 +93,11 @@ impl Site {
 
     fn start(&mut self) -> tokio::task::JoinHandle<()> {
         let (member, mut heard) = self.idle.take().unwrap();
+        let shared = Arc::clone(&self.shared);
         tokio::spawn(async move {
             tokio::select! {
                 () = member.run() => {}
+                () = shared.report_reach() => {}
                 () = async { while heard.recv().await.is_some() {} } => {}
             }
         })
@@ -168,6 +172,45 @@ fn a_block_that_was_lost_is_given_up_also_where_there_is_no_other() {
     });
 }
 
+/// A store that answers can be asked, also by a node that cannot join: the fix of `NoFreeBlock` needs it.
+#[test]
+fn a4_a_node_without_a_free_block_lists_nodes_and_removes_one() {
+    run(async {
+        let mut site = Site::new(&[]);
+        for n in 2..18 {
+            join(&site.registry, &candidate(&format!("n{n}"), n)).await.unwrap();
+        }
+        let task = site.start();
+        let has = |site: &Site, code| site.board.conditions().iter().any(|one| one.code == code);
+        site.until(|site| has(site, types::Code::NoFreeBlock)).await;
+        assert!(site.shared.contact.is_reachable() && site.shared.contact.failure().is_none());
+        let (done, answer) = tokio::sync::oneshot::channel();
+        site.commands.send(Command::Ask(Ask::Look(done))).await.unwrap();
+        assert_eq!(answer.await.unwrap().unwrap().nodes.len(), 17);
+        let (done, answer) = tokio::sync::oneshot::channel();
+        let ask = Ask::Remove { name: "n5".try_into().unwrap(), force: true, done };
+        site.commands.send(Command::Ask(ask)).await.unwrap();
+        assert_eq!(answer.await.unwrap().unwrap().len(), 2);
+        site.until(|site| site.blocks().is_ok() && !has(site, types::Code::NoFreeBlock)).await;
+        task.abort();
+    });
+}
+
+#[test]
+fn a4_a_store_with_another_network_is_reachable() {
+    run(async {
+        let mut site = Site::new(&[]);
+        let mut other = candidate("n2", 2);
+        other.spec.vni += 1;
+        join(&site.registry, &other).await.unwrap();
+        let task = site.start();
+        site.until(|site| site.board.conditions().iter().any(|one| one.code == types::Code::NetworkMismatch))
+            .await;
+        assert!(site.shared.contact.is_reachable() && site.shared.contact.failure().is_none());
+        task.abort();
+    });
+}
+
 #[test]
 fn of_two_wishes_for_a_block_one_is_granted() {
     run(async {
@@ -184,6 +227,33 @@ fn of_two_wishes_for_a_block_one_is_granted() {
         assert_eq!(answer.await.unwrap().unwrap().claims.len(), 3);
         assert_eq!(site.blocks().unwrap().len(), 3);
         task.abort();
+    });
+}
+
+#[test]
+fn a1_no_free_block_ends_when_no_block_is_needed_any_more() {
+    run(async {
+        let mut site = Site::new(&[]);
+        for n in 2..17 {
+            join(&site.registry, &candidate(&format!("n{n}"), n)).await.unwrap();
+        }
+        let task = site.start();
+        site.until(|site| site.blocks().is_ok()).await;
+        let before = site.blocks().unwrap();
+        let growing = Growing::default();
+        growing.want(Asker { like: before[0], seen: &before, commands: &site.commands });
+        let is_cramped =
+            |site: &Site| site.board.conditions().iter().any(|one| one.code == types::Code::NoFreeBlock);
+        site.until(is_cramped).await;
+        // No reconcile round asks again: pods went.
+        site.until(|site| !is_cramped(site)).await;
+        task.abort();
+        let failed = JoinError::from(store::Error::Config { problem: "no right to write".to_owned() });
+        assert_ne!(
+            failed.finding().code,
+            types::Code::NoFreeBlock,
+            "a store that failed says nothing of blocks"
+        );
     });
 }
 

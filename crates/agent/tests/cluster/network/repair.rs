@@ -109,6 +109,48 @@ fn what_is_broken_by_hand_is_back_and_nothing_foreign_is_touched() {
     }
 }
 
+/// The objects of n1's `RouteFailed` conditions.
+fn failed_routes(cluster: &Cluster) -> Vec<String> {
+    let status = cluster.agent("n1").unwrap().get(api::STATUS).unwrap();
+    let status: api::Status = serde_json::from_value(status).unwrap();
+    let failed = status.conditions.into_iter().filter(|one| one.code == types::Code::RouteFailed);
+    failed.map(|condition| condition.object).collect()
+}
+
+#[test]
+fn a5_only_drift_that_was_repaired_counts_as_a_repair() {
+    let mut cluster = Cluster::hosts("refused", &plan()).unwrap();
+    cluster.start_etcd().unwrap();
+    cluster.start_agent("n1").unwrap();
+    cluster.start_agent("n2").unwrap();
+    await_that("routes to n2", PATIENCE, || peer_routes(cluster.node("n1").unwrap()).len() == 2);
+    // The kernel refuses a route whose gateway is itself behind a gateway.
+    let detour = |cluster: &Cluster, verb: &str| {
+        ip(cluster.node("n1").unwrap(), &format!("-6 route {verb} fd99:1::3/128 via fd99:1::99 dev eth0"));
+    };
+    detour(&cluster, "add");
+    cluster.start_agent("n3").unwrap();
+    await_that("the refusal", PATIENCE, || failed_routes(&cluster).len() == 1);
+    let refused = failed_routes(&cluster);
+    assert!(refused[0].starts_with("route fd42:"), "{refused:?}");
+    detour(&cluster, "del");
+    await_that("all routes", PATIENCE, || peer_routes(cluster.node("n1").unwrap()).len() == 4);
+    await_that("no refusal", PATIENCE, || failed_routes(&cluster).is_empty());
+    assert_eq!(repairs(&cluster, "peer-routes"), 0, "it followed from the record of n3");
+
+    detour(&cluster, "add");
+    for family in ["-4", "-6"] {
+        ip(cluster.node("n1").unwrap(), &format!("{family} route flush proto 113"));
+    }
+    await_that("the refusal again", PATIENCE, || failed_routes(&cluster) == refused);
+    // One refused route does not hide the repair of the others.
+    await_that("3 repairs", PATIENCE, || repairs(&cluster, "peer-routes") == 3);
+    detour(&cluster, "del");
+    await_that("4 repairs", PATIENCE, || repairs(&cluster, "peer-routes") == 4);
+    await_that("no refusal", PATIENCE, || failed_routes(&cluster).is_empty());
+    assert_eq!(peer_routes(cluster.node("n1").unwrap()).len(), 4);
+}
+
 /// How often the agent of n1 says that it has put such a thing right.
 fn repairs(cluster: &Cluster, kind: &str) -> u64 {
     metric(cluster, &format!("podwire_reconcile_repairs_total{{kind=\"{kind}\"}}")) as u64

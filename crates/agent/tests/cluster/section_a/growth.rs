@@ -51,7 +51,7 @@ fn a3_a_full_node_claims_another_block_and_its_pods_are_reached_both_ways() {
     let saved = std::fs::read(cluster.node("n1").unwrap().dir().join("lib/podwire/node.json")).unwrap();
     let blocks = NodeRecord::decode(&saved).unwrap().blocks;
     assert_eq!(Some(&pods), rooms(&blocks).iter().min(), "every address was used before: {blocks:?}");
-    assert!(!problems(cluster.agent("n1").unwrap()).is_empty());
+    wait_until("a condition", PATIENCE, || Ok(!problems(cluster.agent("n1").unwrap()).is_empty())).unwrap();
     expect_reach(&cluster, PATIENCE);
 
     cluster.start_etcd().unwrap();

@@ -12,6 +12,9 @@ use crate::folders::Folders;
 /// Longer than the agent waits for its store: it knows better why there is no answer.
 pub(in crate::commands) const PATIENCE: Duration = Duration::from_secs(12);
 
+/// The agent that runs is not the one that is installed with this program.
+const OTHER_VERSION: &str = "the agent is of another version; restart it with 'systemctl restart podwire'";
+
 /// The agent that is asked.
 pub(crate) struct Asked(Client);
 
@@ -32,12 +35,12 @@ impl Asked {
 /// The answer, or its refusal as an error.
 pub(in crate::commands) fn read<T: DeserializeOwned>(answer: &Answer) -> Result<T> {
     if answer.status == 200 {
-        return serde_json::from_slice(&answer.body).context("the agent is of another version");
+        return serde_json::from_slice(&answer.body).context(OTHER_VERSION);
     }
     match serde_json::from_slice(&answer.body) {
         // An agent that does not know the path has no sentence for it.
         Ok(ErrorAnswer { .. }) if answer.status == 404 => {
-            bail!("the agent is of another version: it does not know what it was asked for")
+            bail!("{OTHER_VERSION} (it does not know the question)")
         }
         Ok(ErrorAnswer { error }) => bail!(error),
         Err(_) => {
@@ -60,7 +63,10 @@ mod tests {
         assert_eq!(said(500, "oops"), Err("the agent answers 500: oops".to_owned()));
         for (status, body) in [(404, r#"{"error": "page not found"}"#), (200, "{}")] {
             let error = said(status, body).unwrap_err();
-            assert!(error.starts_with("the agent is of another version"), "{error}");
+            assert!(
+                error.starts_with("the agent is of another version; restart it with 'systemctl"),
+                "{error}"
+            );
         }
     }
 }
