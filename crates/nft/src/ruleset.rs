@@ -391,6 +391,8 @@ const BRIDGE: Structure = Structure {
 		iifname . ip6 saddr @addr6 iifname . @th,64,128 @targets6 accept
 	}
 	chain from-mac {
+		# a VLAN tag could hide another sender in ARP
+		ether type { 8021q, 8021ad } drop
 		ether type != arp accept
 		arp htype 1 arp ptype ip arp hlen 6 arp plen 4 iifname . arp saddr ether @macs accept
 		drop
