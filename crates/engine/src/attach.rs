@@ -18,8 +18,8 @@ use crate::lease::{self, Lease};
 use crate::reconcile::subnet;
 use crate::resident::{self, KnownBridge};
 use crate::state::{
-    Addressing, Allocation, Attachment, Begin, Held, Network, Phase, PodAddress, PodName, SCHEMA, State, StateError,
-    Wanted, Wiring,
+    Addressing, Allocation, Attachment, Begin, Held, Network, Phase, PodAddress, PodName, SCHEMA, State,
+    StateError, Wanted, Wiring,
 };
 use crate::sysctl::{self, Families, HostSettings};
 use crate::wire::{self, Inside, Neighbours, Wire};

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use testkit::frames::{self, MacBytes};
-use testkit::{PacketSocket, Plugin, Snapshot, inspect, ping};
+use testkit::{DEADLINE, PacketSocket, Plugin, Snapshot, inspect, ping, wait_until};
 
 use crate::common::{DUAL, Host, MODES, host_link, words};
 
@@ -156,4 +156,23 @@ fn b11_a_pod_without_addresses_sends_no_vlan_tags() {
         let counted = host.node.sh(&["nft", "list", "table", "bridge", "watch"]).unwrap();
         assert!(counted.contains(passed), "{spoof_check}: {counted}");
     }
+}
+
+/// A router on the wire may give addresses to pods that have none of Podwire.
+#[test]
+fn b11_a_pod_without_addresses_takes_one_that_a_router_advertises() {
+    let host = Host::new("b11-slaac");
+    let config = config(&host, &json!({}));
+    let (a, _) = host.attached("a", &config);
+    let (router, _) = host.attached("router", &config);
+    let mac = frames::mac(&inspect::link(&router, "eth0").unwrap().mac.unwrap()).unwrap();
+    let all_nodes = [0x33, 0x33, 0, 0, 0, 1];
+    let between = ("fe80::57".parse().unwrap(), "ff02::1".parse().unwrap());
+    let packet = frames::advertisement(between, "fd57::".parse().unwrap());
+    let raw = PacketSocket::open(&router, "eth0").unwrap();
+    wait_until("an address of the prefix", DEADLINE, || {
+        raw.send(&frames::framed((all_nodes, mac), &packet))?;
+        Ok(inspect::addresses(&a, "eth0")?.iter().any(|address| address.net.to_string().starts_with("fd57:")))
+    })
+    .unwrap();
 }
