@@ -34,6 +34,11 @@ pub fn foreign_ipam(config: &Config) -> Option<&str> {
     config.ipam_type.as_deref().filter(is_usable)
 }
 
+/// Whether a config names no addresses at all: layer 2 only.
+pub fn is_without_addresses(config: &Config) -> bool {
+    matches!(Addresses::parse(config), Ok(Addresses::Absent))
+}
+
 /// It becomes a file name in the folders of CNI_PATH, and must not lead out of them.
 fn is_plugin_name(name: &str) -> bool {
     !name.is_empty() && !name.contains(['/', '\0']) && name != "." && name != ".."
