@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use cni::{Config, Request};
 use ipnet::IpNet;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use types::NetworkName;
 
 /// The key under which this node's blocks stand in a config.
@@ -70,12 +70,14 @@ impl Defaults {
         let is_ours = config.name == self.network;
         // Whoever has another plugin for addresses wants none of ours.
         let ipam = netconf::foreign_ipam(config);
-        let (wants_addresses, is_dhcp) = (ipam.is_none(), ipam.is_some_and(netconf::is_dhcp));
+        let wants_addresses = ipam.is_none();
+        let is_layer2 = wants_addresses && !is_ours && is_layer2_only(config);
+        // The mode of these can only be the default of a config.
+        let is_bridge = is_layer2 || ipam.is_some_and(netconf::is_dhcp);
         let values = Arc::clone(&self.values.read().unwrap_or_else(PoisonError::into_inner));
         for (key, value) in values.iter() {
             let is_wanted = match key.as_str() {
-                // The default of a config, and the only mode with DHCP.
-                "mode" => !is_dhcp,
+                "mode" => !is_bridge,
                 SUBNET => is_ours && wants_addresses,
                 _ => is_ours,
             };
@@ -83,29 +85,47 @@ impl Defaults {
                 config.map.insert(key.clone(), value.clone());
             }
         }
+        if wants_addresses && !is_layer2 && config.obj().get("ipam").is_none() {
+            // Refused where no subnet is known, in every mode: the name of the network may be misspelt.
+            config.map.insert("ipam".to_owned(), json!({ "type": "podwire" }));
+        }
         // This spelling wins over all others: the agent works on its own state and no other.
         config.map.insert("runDir".to_owned(), self.run_dir.clone());
     }
 }
 
+/// Whether a config of another network is for layer 2 only: it names no addresses, and has a bridge, a mode or an empty `ipam`
+/// of its own. One that has nothing but a name means the agent's network, and is misspelt.
+fn is_layer2_only(config: &Config) -> bool {
+    let describes = ["bridge", "mode", "ipam"].iter().any(|key| config.obj().get(key).is_some());
+    describes && netconf::is_without_addresses(config)
+}
+
 #[cfg(test)]
 mod tests {
     use netconf::{Addresses, NetConf, Place};
-    use serde_json::json;
     use types::AttachMode;
 
     use super::*;
 
     fn defaults() -> Defaults {
-        let values = json!({ "mode": "routed", "bridge": "pw0", "subnet": "10.9.0.0/24,fd00:9::/64",
+        defaults_of("routed")
+    }
+
+    fn defaults_of(mode: &str) -> Defaults {
+        let values = json!({ "mode": mode, "bridge": "pw0", "subnet": "10.9.0.0/24,fd00:9::/64",
                              "mtu": 1400, "ipMasq": true });
         let Value::Object(values) = values else { unreachable!() };
         Defaults::new("podwire".try_into().unwrap(), Path::new("/run/agent-7"), values)
     }
 
     fn filled(config: &Value) -> Config {
+        filled_by(&defaults(), config)
+    }
+
+    fn filled_by(defaults: &Defaults, config: &Value) -> Config {
         let mut request = Request::Status(Config::from_slice(config.to_string().as_bytes()).unwrap());
-        defaults().fill(&mut request);
+        defaults.fill(&mut request);
         match request {
             Request::Status(config) => config,
             other => panic!("{other:?}"),
@@ -152,9 +172,30 @@ mod tests {
 
     #[test]
     fn b11_a_misspelt_network_is_not_taken_for_one_without_addresses() {
-        let config = filled(&json!({ "cniVersion": "1.1.0", "name": "podwrie", "type": "podwire-cni" }));
-        let error = NetConf::parse(&config).unwrap_err();
-        assert!(error.msg.contains("no addresses") && error.msg.contains(r#""mode": "bridge""#), "{error}");
+        for mode in ["routed", "bridge"] {
+            let named = json!({ "cniVersion": "1.1.0", "name": "podwrie", "type": "podwire-cni" });
+            let error = NetConf::parse(&filled_by(&defaults_of(mode), &named)).unwrap_err();
+            assert!(error.msg.contains("no addresses") && error.msg.contains(r#""ipam": {}"#), "{error}");
+        }
+    }
+
+    #[test]
+    fn b11_a_layer_2_only_config_of_the_reference_is_accepted_whatever_the_agents_mode() {
+        for mode in ["routed", "bridge"] {
+            for (key, value) in [("bridge", json!("br1")), ("ipam", json!({})), ("mode", json!("bridge"))] {
+                let config = json!({ "cniVersion": "1.0.0", "name": "wire", "type": "bridge", key: value });
+                let conf = NetConf::parse(&filled_by(&defaults_of(mode), &config)).unwrap();
+                assert!(matches!(conf.addresses, Addresses::Absent), "{mode} {key}: {conf:?}");
+                assert_eq!(conf.mode, AttachMode::Bridge, "{mode} {key}");
+            }
+            // A misspelt key asks for addresses, and the agent's own network always has some.
+            let misspelt =
+                json!({ "cniVersion": "1.0.0", "name": "wire", "bridge": "br1", "subnets": "10.7.0.0/24" });
+            assert!(NetConf::parse(&filled_by(&defaults_of(mode), &misspelt)).is_err(), "{mode}");
+            let own = json!({ "cniVersion": "1.0.0", "name": "podwire", "bridge": "br1", "ipam": {} });
+            let conf = NetConf::parse(&filled_by(&defaults_of(mode), &own)).unwrap();
+            assert!(matches!(conf.addresses, Addresses::Own(_)), "{mode}: {conf:?}");
+        }
     }
 
     #[test]

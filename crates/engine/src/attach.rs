@@ -18,13 +18,13 @@ use crate::lease::{self, Lease};
 use crate::reconcile::subnet;
 use crate::resident::{self, KnownBridge};
 use crate::state::{
-    Allocation, Attachment, Begin, Held, Network, Phase, PodAddress, PodName, SCHEMA, State, StateError,
-    Wanted, Wiring,
+    Addressing, Allocation, Attachment, Begin, Held, Network, Phase, PodAddress, PodName, SCHEMA, State,
+    StateError, Wanted, Wiring,
 };
 use crate::sysctl::{self, Families, HostSettings};
 use crate::wire::{self, Inside, Neighbours, Wire};
 use crate::{
-    Caller, Error, again, detach, firewall, gc, overlap, privileges, relearn, result, settle, shaping,
+    Caller, Error, again, detach, firewall, gc, layer2, overlap, privileges, relearn, result, settle, shaping,
 };
 
 /// How often a foreign link may have the name that we would take, before we give up.
@@ -447,6 +447,9 @@ fn make_interface(
         settings: &kernel.settings,
     };
     let placed = wire::make_pair(kernel.host, &wire, &gateways)?;
+    if attachment.addressing == Addressing::None {
+        layer2::refuse_gateway(kernel.host, &bridge)?;
+    }
     settle_gateways(&placed, &bridge, site, kernel)?;
     Ok(bridge)
 }
@@ -501,6 +504,7 @@ fn settle_gateways(
     site: &Site<'_>,
     kernel: &mut Kernel<'_>,
 ) -> Result<(), Error> {
+    layer2::refuse_ports(kernel.host, bridge, placed)?;
     for new in placed.iter().filter(|placed| placed.is_new_address) {
         bridge::resolve_conflicts(kernel.host, bridge, site.conf, new)?;
         settle::wait_for_address(kernel.host, new.gateway.address.addr())?;

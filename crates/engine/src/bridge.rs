@@ -376,11 +376,7 @@ pub(crate) fn resolve_conflicts(
             continue;
         }
         if !conf.force_address {
-            host.run(&Op::DelAddress { link: bridge.index, addr: gateway })?;
-            // It may be more specific than the route of the address that was found.
-            if placed.is_new_route {
-                remove_subnet_route(host, &placed.gateway)?;
-            }
+            remove_gateway(host, placed)?;
             return Err(Error::ForeignAddress { bridge: bridge.name.clone(), found, wanted: gateway });
         }
         host.run(&Op::DelAddress { link: bridge.index, addr: found })?;
@@ -388,6 +384,13 @@ pub(crate) fn resolve_conflicts(
         host.run(&Op::AddAddress(placed.gateway.add_address(Mode::Replace)))?;
     }
     Ok(())
+}
+
+/// Removes a gateway that was just placed. Its route may be more specific than that of another address on the bridge.
+pub(crate) fn remove_gateway(host: &mut RtSocket, placed: &Placed) -> Result<(), Error> {
+    let Gateway { bridge, address, .. } = placed.gateway;
+    host.run(&Op::DelAddress { link: bridge, addr: address })?;
+    if placed.is_new_route { remove_subnet_route(host, &placed.gateway) } else { Ok(()) }
 }
 
 fn is_link_local(address: IpAddr) -> bool {

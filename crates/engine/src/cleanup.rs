@@ -17,7 +17,7 @@ use types::{AttachmentKey, IfName, NetworkName, ROUTE_PROTOCOL};
 
 use crate::bridge::{is_marked, remove_stale_subnets};
 use crate::detach::{delete_link, remove_stray};
-use crate::state::State;
+use crate::state::{Listed, State};
 use crate::{Caller, Error, firewall, gc};
 
 /// What cleanup did, and what it left for a person to decide.
@@ -201,7 +201,8 @@ fn remove_attachments(state: &State, report: &mut Report) -> Result<(), Error> {
     for network in state.networks()? {
         let all = network.list()?;
         let count = all.len();
-        let errors = gc::undo_all(all, &Caller::STANDALONE, |listed| Ok(network.find_stem(&listed.stem)?));
+        let find = |listed: &Listed| Ok(network.find_stem(&listed.stem)?);
+        let errors = gc::undo_all(all, find, |held| gc::undo_held(held, &Caller::STANDALONE));
         report.left.extend(errors.iter().map(|error| format!("attachment not removed: {error}")));
         if count > errors.len() {
             report.done.push(format!("{} attachments of {} removed", count - errors.len(), network.name()));
@@ -311,7 +312,11 @@ impl Leaving {
     /// The elements of our pods went with them; what is left is chains without any.
     fn remove_tables(&mut self) -> Result<(), Error> {
         if !self.others.is_empty() {
-            firewall::prune(nft::Idle::RemoveAll, None)?;
+            // No agent of this run directory keeps a chain any more.
+            for network in self.own.networks.iter().filter_map(|name| name.as_str().try_into().ok()) {
+                nft::Firewall::open()?.keep(&network, None)?;
+            }
+            firewall::prune(nft::Idle::RemoveAll)?;
             let others = self.others.names();
             self.report.left.push(format!("nftables tables podwire stay: {others} uses them"));
         } else if nft::Firewall::open()?.cleanup()? {

@@ -27,9 +27,12 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 use serde_json::{Map, Value};
 
 use crate::Error;
+use crate::state::Attachment;
 
 /// A DHCP server may take its time; for ever is too long.
 const PATIENCE: Duration = Duration::from_secs(110);
+/// How long an ADD may hold its record: the plugin is called, and called once more to give the addresses back.
+pub(crate) const LONGEST: Duration = Duration::from_secs(240);
 /// So long after its end an answer is waited for that somebody else may still write: it may have left a daemon that keeps
 /// its stdout open.
 const GRACE: Duration = Duration::from_millis(100);
@@ -75,6 +78,7 @@ enum Purpose {
     Removal,
 }
 
+#[derive(Clone)]
 pub(crate) struct Delegate<'a> {
     name: String,
     program: PathBuf,
@@ -83,6 +87,8 @@ pub(crate) struct Delegate<'a> {
     /// CNI_PATH, where it is not the request's own.
     path: Option<OsString>,
     patience: Duration,
+    /// The attachment that it is called about, where it is not the request's.
+    about: Vec<(&'static str, String)>,
 }
 
 impl<'a> Delegate<'a> {
@@ -128,7 +134,15 @@ impl<'a> Delegate<'a> {
                 (Cow::Owned(stdin), Some(path))
             }
         };
-        Ok(Self { name: name.to_owned(), program, config, stdin, path, patience: PATIENCE })
+        Ok(Self {
+            name: name.to_owned(),
+            program,
+            config,
+            stdin,
+            path,
+            patience: PATIENCE,
+            about: Vec::new(),
+        })
     }
 
     /// For DEL and GC. None: it is Podwire itself, whose ADD is refused, so that it has nothing to give back.
@@ -141,6 +155,17 @@ impl<'a> Delegate<'a> {
             Err(Error::OwnDelegate { .. }) => Ok(None),
             found => found.map(Some),
         }
+    }
+
+    /// The same plugin, called about this attachment.
+    pub(crate) fn about(&self, attachment: &Attachment) -> Self {
+        let key = &attachment.key;
+        let about = vec![
+            (Var::ContainerId.name(), key.container.to_string()),
+            (Var::IfName.name(), key.ifname.to_string()),
+            (Var::Netns.name(), attachment.netns.clone()),
+        ];
+        Self { about, ..self.clone() }
     }
 
     pub(crate) fn add(&self) -> Result<CniResult, Error> {
@@ -173,6 +198,7 @@ impl<'a> Delegate<'a> {
             // Not those of this process: an agent serves many requests.
             .envs(self.config.variables.all())
             .envs(self.path.as_ref().map(|path| (Var::Path.name(), path)))
+            .envs(self.about.iter().map(|(name, value)| (name, value)))
             .env(Var::Command.name(), verb)
             .env(Var::Delegated.name(), "1")
             .env("PATH", PROGRAMS)

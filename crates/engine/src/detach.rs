@@ -9,7 +9,7 @@ use netconf::Place;
 use netlink::{Link, LinkRef, Op, RtSocket, SetLink};
 use types::{AttachmentKey, IfName};
 
-use crate::delegate::Delegate;
+use crate::delegate::{self, Delegate};
 use crate::state::{Addressing, Attachment, Held, Network};
 use crate::{Caller, Error, Wait, firewall, gc, relearn, remaining, resident};
 
@@ -42,7 +42,11 @@ struct Removal<'a> {
 impl Removal<'_> {
     fn find(&self) -> Result<Option<Held>, Error> {
         let Some(network) = relearn::existing(&self.call.config, self.place)? else { return Ok(None) };
-        let found = network.find(&self.key)?;
+        // The ADD or DEL of another process may be waiting for the IPAM plugin.
+        let found = match &self.delegate {
+            Some(_) => network.find_within(&self.key.file_stem(), delegate::LONGEST)?,
+            None => network.find(&self.key)?,
+        };
         if found.is_none() {
             // Perhaps an earlier DEL was killed after it had removed the record.
             network.settle()?;
@@ -65,7 +69,7 @@ impl Removal<'_> {
         undo_with(held, Some(&self.key), self.caller, self.delegate.as_ref())?;
         if was.as_ref().is_some_and(|was| was.masquerade_outside.is_some()) && network.is_empty()? {
             // The pod is gone even if this fails; GC tries it again and reports the error.
-            let _ = firewall::prune(nft::Idle::KeepFew, self.caller.resident);
+            let _ = firewall::prune(nft::Idle::KeepFew);
         }
         Ok(was)
     }
@@ -101,7 +105,8 @@ pub(crate) fn undo_with(
     let Some(delegate) = delegate else { return undo(held, key, caller) };
     let mut errors = Vec::new();
     if delegate.needs_interface() {
-        errors.extend(withdraw(&mut held, caller).err());
+        // While the firewall has the addresses, no other pod may get them. The next DEL tries it again.
+        withdraw(&mut held, caller)?;
         errors.extend(delegate.del().err());
         errors.extend(undo(held, key, caller).err());
     } else {
@@ -144,18 +149,16 @@ pub(crate) fn undo(mut held: Held, key: Option<&AttachmentKey>, caller: &Caller<
         return Error::collect(errors);
     }
     // The agent reconciles the pod's other interfaces.
-    let gone = held.attachment().filter(|_| caller.resident.is_none()).cloned();
-    let network = held.network().clone();
-    held.release(&clean)?;
-    if let Some(Err(error)) = gone.map(|gone| remaining::restore_routes(&network, &gone)) {
-        // The attachment is gone all the same.
+    let gone = held.attachment().filter(|_| caller.resident.is_none());
+    if let Some(Err(error)) = gone.map(|gone| remaining::restore_routes(held.network(), gone)) {
+        // The attachment is removed all the same.
         let error = error.to_string();
         eprintln!(
             "podwire: the routes of the pod's other interfaces were not restored: {}",
             types::one_line(&error)
         );
     }
-    Ok(())
+    Ok(held.release(&clean)?)
 }
 
 /// The kernel's part. The link goes first: while it lives, it stays guarded. Returns the addresses of which the kernel

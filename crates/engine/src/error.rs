@@ -46,6 +46,11 @@ pub enum Error {
         "bridge {bridge} has {found}, which overlaps the gateway {wanted}: remove it, or set forceAddress"
     )]
     ForeignAddress { bridge: IfName, found: ipnet::IpNet, wanted: ipnet::IpNet },
+    #[error(
+        "bridge {bridge} has {what}, and pods without addresses (layer 2 only) could take over the addresses of other pods and \
+         of the gateway there: set \"bridge\" to another name"
+    )]
+    SharedBridge { bridge: IfName, what: String },
     #[error("cannot set {} to {value}: {source}; set it by hand", path.display())]
     Sysctl { path: PathBuf, value: String, source: std::io::Error },
     #[error("mtu {mtu} is too small for IPv6, which needs {}", types::MIN_MTU_V6)]
@@ -133,6 +138,7 @@ impl Error {
             Self::AlreadyAttached(_) | Self::LinkExists { .. } => Code::AlreadyAttached,
             Self::NotABridge { .. }
             | Self::ForeignAddress { .. }
+            | Self::SharedBridge { .. }
             | Self::MtuTooSmall { .. }
             | Self::OwnDelegate { .. } => Code::InvalidConfig,
             Self::Unreadable { .. } | Self::NewerRecord { .. } => Code::State,

@@ -287,10 +287,9 @@ pub(crate) fn chain_of(name: &NetworkName, conf: &NetConf) -> Option<NetworkChai
     conf.ip_masq.then(|| NetworkChain::new(name, &conf.cluster))
 }
 
-/// Removes what the firewall has for networks without pods, but not what the agent keeps for its own.
-pub(crate) fn prune(idle: Idle<'_>, resident: Option<&Resident>) -> Result<(), Error> {
-    let kept = resident.and_then(Resident::own_chain);
-    match Firewall::open().and_then(|mut firewall| firewall.prune(idle, kept.as_deref())) {
+/// Removes what the firewall has for networks without pods, but not what an agent keeps for its own.
+pub(crate) fn prune(idle: Idle<'_>) -> Result<(), Error> {
+    match Firewall::open().and_then(|mut firewall| firewall.prune(idle)) {
         // Without nftables there is nothing either.
         Ok(_) | Err(nft::Error::Unsupported { .. }) => Ok(()),
         Err(error) => Err(error.into()),

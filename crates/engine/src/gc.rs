@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use cni::Gc;
-use netconf::{NetConf, Place};
+use netconf::Place;
 use netlink::{Link, NetNs, RtSocket};
 use types::AttachmentKey;
 
@@ -33,8 +33,15 @@ pub(crate) fn collect(gc: &Gc, place: &Place, caller: &Caller<'_>) -> Result<usi
         .collect();
     let mut errors = Vec::new();
     let mut collected = 0;
+    let found = netconf::foreign_ipam(&gc.config)
+        .map(|plugin| Delegate::find_for_removal(plugin, &gc.config, caller.delegates));
+    let delegate = found.transpose().unwrap_or_else(|error| {
+        errors.push(error);
+        None
+    });
+    let collector = Collector { caller, delegate: delegate.flatten() };
     match relearn::existing(&gc.config, place) {
-        Ok(Some(network)) => match collect_in(&network, &valid, caller) {
+        Ok(Some(network)) => match collector.collect_in(&network, &valid) {
             Ok((count, failed)) => {
                 collected = count;
                 errors.extend(failed);
@@ -45,50 +52,59 @@ pub(crate) fn collect(gc: &Gc, place: &Place, caller: &Caller<'_>) -> Result<usi
         Err(error) => errors.push(error),
     }
     errors.extend(sweep_links(gc, place, &valid));
-    // Those of other networks may be an agent's.
-    let chain = NetConf::parse(&gc.config).ok().and_then(|conf| firewall::chain_of(network_name, &conf));
-    let idle = chain.as_ref().map_or(nft::Idle::KeepFew, nft::Idle::Remove);
-    errors.extend(firewall::prune(idle, caller.resident).err());
-    if let Some(plugin) = netconf::foreign_ipam(&gc.config) {
-        let found = Delegate::find_for_removal(plugin, &gc.config, caller.delegates);
-        errors.extend(found.and_then(|found| found.map_or(Ok(()), |delegate| delegate.gc())).err());
-    }
+    errors.extend(firewall::prune(nft::Idle::Remove(network_name)).err());
+    errors.extend(collector.delegate.map_or(Ok(()), |delegate| delegate.gc()).err());
     Error::collect(errors).map(|()| collected)
 }
 
-/// Returns how many were taken apart, and why others could not be.
-fn collect_in(
-    network: &Network,
-    valid: &[AttachmentKey],
-    caller: &Caller<'_>,
-) -> Result<(usize, Vec<Error>), Error> {
-    let stems: BTreeSet<String> = valid.iter().map(AttachmentKey::file_stem).collect();
-    let stale: Vec<Listed> = network.list()?.into_iter().filter(|l| !stems.contains(&l.stem)).collect();
-    let taken = AtomicUsize::new(0);
-    // Somebody who works on one right now was asked to later than we were: it is not ours to take.
-    let mut errors = undo_all(stale, caller, |listed| {
-        let held = network.find_idle(&listed.stem)?;
-        let held = held
-            .filter(|held| held.phase() == listed.phase && held.attachment() == listed.attachment.as_ref());
-        taken.fetch_add(usize::from(held.is_some()), Ordering::Relaxed);
-        Ok(held)
-    });
-    let count = taken.into_inner().saturating_sub(errors.len());
-    errors.extend(network.settle().err().map(Error::from));
-    Ok((count, errors))
+/// One GC.
+struct Collector<'a> {
+    caller: &'a Caller<'a>,
+    /// The IPAM plugin of the network.
+    delegate: Option<Delegate<'a>>,
+}
+
+impl Collector<'_> {
+    /// Returns how many were taken apart, and why others could not be.
+    fn collect_in(&self, network: &Network, valid: &[AttachmentKey]) -> Result<(usize, Vec<Error>), Error> {
+        let stems: BTreeSet<String> = valid.iter().map(AttachmentKey::file_stem).collect();
+        let stale: Vec<Listed> = network.list()?.into_iter().filter(|l| !stems.contains(&l.stem)).collect();
+        let taken = AtomicUsize::new(0);
+        // An attachment that another process works on was asked for later than this GC: it stays.
+        let find = |listed: &Listed| {
+            let held = network.find_idle(&listed.stem)?;
+            let is_same =
+                |held: &Held| held.phase() == listed.phase && held.attachment() == listed.attachment.as_ref();
+            let held = held.filter(is_same);
+            taken.fetch_add(usize::from(held.is_some()), Ordering::Relaxed);
+            Ok(held)
+        };
+        let mut errors = undo_all(stale, find, |held| self.undo(held));
+        let count = taken.into_inner().saturating_sub(errors.len());
+        errors.extend(network.settle().err().map(Error::from));
+        Ok((count, errors))
+    }
+
+    /// The IPAM plugin gets the addresses back, as with a DEL. Not every one knows GC.
+    fn undo(&self, held: Held) -> Result<(), Error> {
+        let delegated = held.attachment().filter(|attachment| attachment.delegated);
+        let delegate = self.delegate.as_ref().zip(delegated).map(|(plugin, of)| plugin.about(of));
+        let key = held.key();
+        detach::undo_with(held, key.as_ref(), self.caller, delegate.as_ref())
+    }
 }
 
 /// Takes these attachments apart, several at once.
 pub(crate) fn undo_all(
     stale: Vec<Listed>,
-    caller: &Caller<'_>,
     find: impl Fn(&Listed) -> Result<Option<Held>, Error> + Sync,
+    undo: impl Fn(Held) -> Result<(), Error> + Sync,
 ) -> Vec<Error> {
     let (queue, errors) = (Mutex::new(stale), Mutex::new(Vec::new()));
     let next = || queue.lock().ok().and_then(|mut queue| queue.pop());
     let work = || {
         while let Some(listed) = next() {
-            let undone = find(&listed).and_then(|held| held.map_or(Ok(()), |held| undo_held(held, caller)));
+            let undone = find(&listed).and_then(|held| held.map_or(Ok(()), &undo));
             if let (Err(error), Ok(mut errors)) = (undone, errors.lock()) {
                 errors.push(error);
             }

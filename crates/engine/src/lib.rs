@@ -26,6 +26,7 @@ mod error;
 mod firewall;
 mod gc;
 mod inspect;
+mod layer2;
 mod lease;
 pub mod overlap;
 mod privileges;

@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use ipnet::IpNet;
 use netconf::NetConf;
 use netlink::RtSocket;
-use nft::{Firewall, NetworkChain, Orphan};
+use nft::{Firewall, Orphan};
 use rustix::fd::OwnedFd;
 use types::{AttachMode, AttachmentKey, IfName};
 
@@ -28,8 +28,6 @@ pub struct Resident {
     /// Bindings of the firewall that the last round found without a pod.
     unowned: Mutex<BTreeSet<Orphan>>,
     host_ends: Mutex<HashMap<AttachmentKey, u32>>,
-    /// The firewall's chain of the agent's own network, which is there without pods, too.
-    own_chain: Mutex<Option<String>>,
     settings: OnceLock<OwnedFd>,
     sockets: Spare<RtSocket>,
     firewalls: Spare<Firewall>,
@@ -122,14 +120,6 @@ impl Resident {
     /// Whether this very bridge had our mark.
     pub(crate) fn was_own_bridge(&self, name: &IfName, index: u32) -> bool {
         lock(&self.own_bridges).get(name) == Some(&index)
-    }
-
-    pub(crate) fn keep_chain(&self, chain: Option<&NetworkChain>) {
-        *lock(&self.own_chain) = chain.map(|chain| chain.id().to_owned());
-    }
-
-    pub(crate) fn own_chain(&self) -> Option<String> {
-        lock(&self.own_chain).clone()
     }
 
     /// Remembers bindings without a pod, and returns those that the round before had found.

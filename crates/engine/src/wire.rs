@@ -12,7 +12,7 @@ use types::{AttachMode, ROUTE_PROTOCOL};
 
 use crate::Error;
 use crate::bridge::{self, Bridge, Gateway, Placed};
-use crate::state::{Attachment, SysctlLog};
+use crate::state::{Addressing, Attachment, SysctlLog};
 use crate::sysctl::{self, HostSettings, Owner};
 
 /// Everything that is needed to wire one pod, looked up beforehand.
@@ -113,7 +113,10 @@ pub(crate) fn set_up_inside(host: &RtSocket, pod: &mut RtSocket, wire: &Wire<'_>
     let ifname = &attachment.key.ifname;
     let has_ipv6 = attachment.ips().any(|ip| ip.is_ipv6());
     wire.netns.run(|| {
-        sysctl::protect_pod_link(ifname, has_ipv6)?;
+        // A pod without addresses of Podwire may get them from a router on its wire.
+        if attachment.addressing != Addressing::None {
+            sysctl::protect_pod_link(ifname, has_ipv6)?;
+        }
         match wire.neighbours {
             Neighbours::MayRemember => sysctl::announce_addresses(ifname),
             Neighbours::KnowNothing => Ok(()),
@@ -166,6 +169,14 @@ enum Step<'a> {
 
 pub(crate) fn inside_ops(attachment: &Attachment, link: u32) -> Vec<Op<'static>> {
     inside_steps(attachment, link).into_iter().map(|(op, _)| op).collect()
+}
+
+/// The routes of an attachment inside its pod, those to its gateways first.
+pub(crate) fn routes_inside(attachment: &Attachment, link: u32) -> impl Iterator<Item = Route> {
+    inside_ops(attachment, link).into_iter().filter_map(|op| match op {
+        Op::AddRoute { route, .. } => Some(route),
+        _ => None,
+    })
 }
 
 /// Addresses, then up, then what needs a link that is up.

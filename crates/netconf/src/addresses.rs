@@ -34,6 +34,11 @@ pub fn foreign_ipam(config: &Config) -> Option<&str> {
     config.ipam_type.as_deref().filter(is_usable)
 }
 
+/// Whether a config names no addresses at all: layer 2 only.
+pub fn is_without_addresses(config: &Config) -> bool {
+    matches!(Addresses::parse(config), Ok(Addresses::Absent))
+}
+
 /// It becomes a file name in the folders of CNI_PATH, and must not lead out of them.
 fn is_plugin_name(name: &str) -> bool {
     !name.is_empty() && !name.contains(['/', '\0']) && name != "." && name != ".."
@@ -71,13 +76,38 @@ impl Addresses {
             sets.extend(parse_inline(&top)?);
         }
         if sets.is_empty() {
-            // An `ipam` that says anything asks for addresses.
-            let is_unset = |ipam: &Obj<'_>, key: &str| ipam.get(key).is_none_or(|item| item.value() == "");
-            let asks = |ipam: Obj<'_>| ipam.keys().any(|key| !is_unset(&ipam, key));
-            return if top.obj("ipam")?.is_some_and(asks) { Err(none_to_give("")) } else { Ok(Self::Absent) };
+            return no_addresses(&top);
         }
         Pools::new(sets).map(Self::Own).map_err(|e| invalid("ipam.ranges", e))
     }
+}
+
+/// Keys that ask for addresses, beside `ipam`.
+const ASKING: [&str; 6] = ["subnet", "ranges", "rangeStart", "rangeEnd", "gateway", "exclude"];
+/// Keys that are similar to one of those, or that may be empty.
+const SIMILAR: [&str; 2] = ["ipam", "isGateway"];
+
+/// A config without ranges is layer 2 only, unless any key of it asks for addresses. A misspelt key counts: a pod without
+/// addresses would be a surprise.
+fn no_addresses(top: &Obj<'_>) -> Result<Addresses, Error> {
+    // An `ipam` with any key but an empty type asks for addresses.
+    let is_empty_type = |item: &Item<'_>| item.value() == "" && item.path().eq_ignore_ascii_case("ipam.type");
+    let asks = |ipam: Obj<'_>| ipam.keys().any(|key| !ipam.get(key).is_some_and(|item| is_empty_type(&item)));
+    if top.obj("ipam")?.is_some_and(asks) {
+        return Err(none_to_give("; for layer 2 only, set \"ipam\": {}"));
+    }
+    for key in top.keys() {
+        match types::closest(key, SIMILAR.into_iter().chain(ASKING)) {
+            Some(known) if known.eq_ignore_ascii_case(key) && SIMILAR.contains(&known) => {}
+            Some(known) if known.eq_ignore_ascii_case(key) => return Err(none_to_give("")),
+            Some(known) => {
+                let hint = format!("; {key:?} is not a key of a network config, did you mean {known:?}?");
+                return Err(none_to_give(&hint));
+            }
+            None => {}
+        }
+    }
+    Ok(Addresses::Absent)
 }
 
 /// The network has no addresses, and needs some.

@@ -16,7 +16,7 @@ mod refuse;
 mod routes;
 mod wiring;
 
-pub use addresses::{Addresses, foreign_ipam, is_dhcp};
+pub use addresses::{Addresses, foreign_ipam, is_dhcp, is_without_addresses};
 pub use place::{DEFAULT_LOG_FILE, DEFAULT_RUN_DIR, Log, Place, default_socket};
 pub use routes::default_route;
 pub use wiring::{DEFAULT_BRIDGE, NetConf};

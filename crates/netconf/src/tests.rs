@@ -217,6 +217,29 @@ fn b11_a_config_without_ipam_is_layer_2_only() {
 }
 
 #[test]
+fn b11_a_config_with_any_address_key_is_not_layer_2_only() {
+    for (refused, word) in [
+        (json!({ "subnets": "10.1.0.0/24" }), "did you mean \"subnet\""),
+        (json!({ "Subent": "10.1.0.0/24" }), "did you mean \"subnet\""),
+        (json!({ "ipRanges": [[{ "subnet": "10.1.0.0/24" }]] }), "did you mean \"ranges\""),
+        (json!({ "ipma": { "subnet": "10.1.0.0/24" } }), "did you mean \"ipam\""),
+        (json!({ "subnet": "" }), "no addresses"),
+        (json!({ "rangeStart": "10.1.0.7" }), "no addresses"),
+        (json!({ "gateway": "10.1.0.1" }), "no addresses"),
+        (json!({ "ranges": [] }), "no addresses"),
+        (json!({ "ipam": { "subnets": "10.1.0.0/24" } }), "no addresses"),
+        (json!({ "ipam": { "type": "", "subnet": "" } }), "no addresses"),
+        (json!({ "ipam": { "rangeStart": "10.1.0.7" } }), "no addresses"),
+    ] {
+        let error = parse(refused.clone()).unwrap_err();
+        assert!(error.code == Code::InvalidConfig && error.msg.contains(word), "{refused}: {error}");
+    }
+    let layer2 = json!({ "isGateway": false, "ISDEFAULTGATEWAY": false, "network": "front", "mtu": 1400,
+        "subnet": null, "IPAM": { "Type": "" }, "args": {}, "dns": {}, "capabilities": { "ipRanges": true } });
+    assert!(matches!(parse(layer2).unwrap().addresses, Addresses::Absent));
+}
+
+#[test]
 fn the_networks_own_type_is_refused_as_its_ipam_plugin() {
     let own = json!({ "ipam": { "type": "podwire-cni" }, "subnet": "10.1.0.0/24" });
     let error = parse(own.clone()).unwrap_err();

@@ -50,6 +50,8 @@ pub struct HostPort {
 const PREFIX: &str = "net-";
 /// Of a chain's sets: IPv4, IPv6.
 const SUFFIXES: [&str; 2] = ["-4", "-6"];
+/// Of the empty set that marks a chain which an agent keeps.
+const KEPT: &str = "-kept";
 
 /// The chain all pods of one network share: traffic to `cidrs` keeps its source, the rest is masqueraded.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,19 +63,36 @@ pub struct NetworkChain {
 }
 
 impl NetworkChain {
-    /// The chain's name is made from both: other CIDRs give another chain, so one that exists is never out of date.
+    /// The chain's name is made from both: other CIDRs give another chain, so one that exists is never out of date. The
+    /// chains of one network begin alike.
     pub fn new(network: &NetworkName, cidrs: &[IpNet]) -> Self {
         // nft refuses a set whose ranges overlap.
         let mut cidrs = IpNet::aggregate(&cidrs.iter().map(IpNet::trunc).collect::<Vec<_>>());
         cidrs.sort();
         let texts: Vec<String> = cidrs.iter().map(ToString::to_string).collect();
-        let words: Vec<&str> = ["network chain 2", network.as_str()]
-            .into_iter()
-            .chain(texts.iter().map(String::as_str))
-            .collect();
-        let id = format!("{PREFIX}{}", Digest::of(&words).base32(13));
+        let words: Vec<&str> =
+            ["network chain 3"].into_iter().chain(texts.iter().map(String::as_str)).collect();
+        let id = format!("{}{}", Self::beginning(network), Digest::of(&words).base32(7));
         let [set4, set6] = Self::sets_of(&id);
         Self { id, set4, set6, cidrs }
+    }
+
+    fn beginning(network: &NetworkName) -> String {
+        format!("{PREFIX}{}", Digest::of(&["network", network.as_str()]).base32(6))
+    }
+
+    /// Whether a chain or set of this name belongs to the network.
+    pub(crate) fn is_of(name: &str, network: &NetworkName) -> bool {
+        name.starts_with(&Self::beginning(network))
+    }
+
+    /// The set that marks the chain of this name as one that an agent keeps.
+    pub(crate) fn mark_of(id: &str) -> String {
+        format!("{id}{KEPT}")
+    }
+
+    pub(crate) fn is_mark(set: &str) -> bool {
+        Self::is_id(set) && set.ends_with(KEPT)
     }
 
     /// The chain that a set belongs to, if it is one of a network's.
@@ -130,6 +149,9 @@ mod tests {
         assert_ne!(a.id(), chain("red", &["10.1.0.0/16", "fd00::/48"]).id());
         assert_ne!(a.id(), chain("blue", &["10.1.0.0/16"]).id());
         assert_eq!(a.id().len(), 17);
+        let other = chain("blue", &["10.1.0.0/16"]);
+        assert!(NetworkChain::is_of(other.id(), &"blue".try_into().unwrap()));
+        assert!(!NetworkChain::is_of(other.id(), &"red".try_into().unwrap()));
     }
 
     #[test]

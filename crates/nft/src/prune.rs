@@ -4,10 +4,12 @@ use std::collections::BTreeSet;
 
 use netlink::Refusal;
 use rustix::io::Errno;
+use types::NetworkName;
 
 use crate::error::Error;
 use crate::firewall::Firewall;
 use crate::pod::NetworkChain;
+use crate::program;
 use crate::request;
 use crate::ruleset::{Family, TABLE};
 use crate::socket::Request;
@@ -20,8 +22,8 @@ pub enum Idle<'a> {
     /// A few, for networks whose last pod was restarted: their chain is then there already, which saves a run of the nft
     /// program. With more than a few, all go.
     KeepFew,
-    /// The same, and this one goes in any case.
-    Remove(&'a NetworkChain),
+    /// The same, and those of this network go in any case.
+    Remove(&'a NetworkName),
     RemoveAll,
 }
 
@@ -30,18 +32,33 @@ const FEW: usize = 4;
 
 impl Firewall {
     /// Removes the chains and sets of networks that have no pod; returns how many. A pod that comes in the meantime is
-    /// never harmed: the kernel removes only if nothing changed since the sets were seen to be empty. The chain `kept`, of a
-    /// network that has an agent, stays: the agent would put it back.
-    pub fn prune(&mut self, idle: Idle<'_>, kept: Option<&str>) -> Result<usize, Error> {
+    /// never harmed: the kernel removes only if nothing changed since the sets were seen to be empty. A chain that an agent
+    /// keeps stays: see [`Firewall::keep`].
+    pub fn prune(&mut self, idle: Idle<'_>) -> Result<usize, Error> {
         let Some((mut chains, generation)) = self.look()? else { return Ok(0) };
-        chains.retain(|chain| Some(chain.as_str()) != kept);
         let is_few = chains.len() <= FEW;
         match idle {
             Idle::KeepFew if is_few => chains.clear(),
-            Idle::Remove(one) if is_few => chains.retain(|chain| chain == one.id()),
+            Idle::Remove(network) if is_few => chains.retain(|chain| NetworkChain::is_of(chain, network)),
             Idle::KeepFew | Idle::Remove(_) | Idle::RemoveAll => {}
         }
         self.remove_chains(&chains, generation)
+    }
+
+    /// Marks this chain of the network, and no other one of it, as kept without pods: an agent would put it back. The mark is
+    /// a set in the table, so that every process on the node respects it.
+    pub fn keep(&mut self, network: &NetworkName, chain: Option<&NetworkChain>) -> Result<(), Error> {
+        let sets = self.sets(Family::Inet)?;
+        let has = |name: &str| sets.iter().any(|set| set == name);
+        let mark = chain.filter(|chain| has(chain.set4())).map(|chain| NetworkChain::mark_of(chain.id()));
+        let new = mark.iter().filter(|mark| !has(mark));
+        let mut text: String =
+            new.map(|mark| format!("add set inet {TABLE} {mark} {{ type mark; }}\n")).collect();
+        let is_stale = |set: &&String| {
+            NetworkChain::is_mark(set) && NetworkChain::is_of(set, network) && Some(*set) != mark.as_ref()
+        };
+        text.extend(sets.iter().filter(is_stale).map(|set| format!("delete set inet {TABLE} {set}\n")));
+        if text.is_empty() { Ok(()) } else { program::apply(&text) }
     }
 
     /// The chains without pods, and the generation of the tables in which that was so; none without nf_tables.
@@ -72,6 +89,7 @@ impl Firewall {
                 chains.remove(chain);
             }
         }
+        chains.retain(|chain| !sets.contains(&NetworkChain::mark_of(chain)));
         Ok(chains.into_iter().map(ToOwned::to_owned).collect())
     }
 

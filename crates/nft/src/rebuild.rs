@@ -39,7 +39,7 @@ impl Firewall {
     pub fn rebuild(&mut self, pods: &[Pod<'_>]) -> Result<(), Error> {
         self.repair(pods)?;
         self.evict(pods)?;
-        self.prune(Idle::RemoveAll, None)?;
+        self.prune(Idle::RemoveAll)?;
         Ok(())
     }
 

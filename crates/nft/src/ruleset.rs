@@ -378,7 +378,8 @@ const BRIDGE: Structure = Structure {
 	}
 	chain from4 {
 		iifname . ip saddr @addr4 accept
-		iifname @dhcp_ports ip saddr 0.0.0.0 ip daddr 255.255.255.255 udp sport 68 udp dport 67 accept
+		# requests are broadcasts, and a release may go to the server's own address
+		iifname @dhcp_ports ip saddr 0.0.0.0 udp sport 68 udp dport 67 accept
 	}
 	chain from6 {
 		icmpv6 type { nd-router-advert, nd-redirect } return
@@ -390,6 +391,8 @@ const BRIDGE: Structure = Structure {
 		iifname . ip6 saddr @addr6 iifname . @th,64,128 @targets6 accept
 	}
 	chain from-mac {
+		# a VLAN tag could hide another sender in ARP
+		ether type { 8021q, 8021ad } drop
 		ether type != arp accept
 		arp htype 1 arp ptype ip arp hlen 6 arp plen 4 iifname . arp saddr ether @macs accept
 		drop

@@ -67,6 +67,16 @@ pub fn discovery(
     packet((from.into(), to.into()), ICMPV6, message, 2)
 }
 
+/// A router's advertisement of a /64 in which hosts choose an address of their own.
+pub fn advertisement((from, to): (Ipv6Addr, Ipv6Addr), prefix: Ipv6Addr) -> Vec<u8> {
+    // Hop limit 64, router for 1800 s.
+    let mut message = vec![134, 0, 0, 0, 64, 0, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0];
+    // The prefix is on the link and autonomous, for an hour.
+    message.extend([3, 4, 64, 0xc0, 0, 0, 14, 16, 0, 0, 14, 16, 0, 0, 0, 0]);
+    message.extend(prefix.octets());
+    packet((from.into(), to.into()), ICMPV6, message, 2)
+}
+
 /// Fills in the checksum at its place in the payload.
 fn packet(between: (IpAddr, IpAddr), protocol: u8, mut payload: Vec<u8>, checksum_at: usize) -> Vec<u8> {
     let octets = |ip: IpAddr| match ip {

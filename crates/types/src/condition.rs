@@ -93,6 +93,7 @@ codes! {
     ForeignDrop Degraded "A firewall chain that Podwire does not manage drops the traffic of pods." "the `nft` command of the condition, or `network.accept_forward = true`";
     LinkMoved Degraded "The interface of a pod is not in the pod's network namespace." "restart the pod";
     MacChanged Degraded "The MAC address of a pod's interface was changed inside the pod; the source check drops its packets." "the `ip` command of the condition";
+    LeaseExpired Degraded "The interface of a pod with a DHCP address is down, as the DHCP client leaves it when the lease expires. The agent does not set it up: the address may belong to another host." "check the DHCP server, then restart the pod";
     RecordUnreadable Degraded "The record of an attachment cannot be read; its addresses stay in use." "delete the pod, or remove the file and restart the pod";
     RecordNewer Degraded "A newer version of Podwire wrote the record of an attachment." "upgrade Podwire, or delete the pod";
     TombstoneFailed Degraded "A DEL that was received while no agent ran cannot be served yet." "see the message; the agent retries";

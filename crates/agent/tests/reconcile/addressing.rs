@@ -8,10 +8,12 @@ use crate::scene::{BY_EVENTS, run};
 
 const DHCP_FLAGS: [&str; 4] = ["--delegate-directories", REFERENCE_DIR, "--delegate-plugins", "dhcp"];
 
-/// None while there is no socket: it was taken away with the run directory.
+/// As they are on disk.
 fn records(host: &Host) -> Vec<Value> {
-    let all = host.agent.get("/v1/attachments").unwrap_or_default();
-    all.as_array().into_iter().flatten().map(|found| found["record"].clone()).collect()
+    let networks = std::fs::read_dir(host.agent.run_dir().join("networks")).into_iter().flatten().flatten();
+    let files = networks.flat_map(|network| std::fs::read_dir(network.path().join("attachments")));
+    let records = files.flatten().flatten().filter_map(|file| std::fs::read(file.path()).ok());
+    records.filter_map(|record| serde_json::from_slice(&record).ok()).collect()
 }
 
 #[track_caller]
@@ -35,10 +37,7 @@ fn b11_a_lease_of_dhcp_is_renewed_whatever_happens_to_agent_and_firewall() {
     is_renewed(&dhcp);
     run(&host.node, "nft flush ruleset");
     wait_until("the guard to be back", DEADLINE, || {
-        Ok(host
-            .node
-            .sh(&["nft", "list", "ruleset"])?
-            .contains(&format!("elements = {{ \"{}\"", host_link(&result))))
+        Ok(host.node.sh(&["nft", "list", "ruleset"])?.contains(host_link(&result)))
     })
     .unwrap();
     is_renewed(&dhcp);
@@ -50,11 +49,38 @@ fn b11_a_lease_of_dhcp_is_renewed_whatever_happens_to_agent_and_firewall() {
     );
     is_renewed(&dhcp);
     assert!(ping(&pod, DHCP_SERVER.parse().unwrap(), 1).unwrap().all());
-    assert_eq!(host.agent.get("/v1/status").unwrap()["problems"], json!([]));
+    assert_eq!(host.agent.get("/v1/status").unwrap()["conditions"], json!([]));
     let released = dhcp.released().unwrap();
     host.plugin.del(&pod, &config).unwrap().ok().unwrap();
     wait_until("the release", DEADLINE, || Ok(dhcp.released()? > released)).unwrap();
     assert!(inspect::link(&pod, "eth0").is_err() && host.held().is_empty());
+}
+
+/// The DHCP client sets the interface down when the lease expires: the address may belong to another host then.
+#[test]
+fn b11_an_expired_lease_is_a_condition_and_the_interface_stays_down() {
+    let host = Host::with_flags("b11-expired", &[&DHCP_FLAGS[..], &["--reconcile-seconds", "1"]].concat());
+    let mut dhcp = Dhcp::start(&host.node, "lan").unwrap();
+    let config = json!({"cniVersion": "1.0.0", "name": "lan", "bridge": "lan", "ipam": dhcp.ipam()});
+    let config = with(&host.config(&json!({})), &config);
+    let pod = host.pod("a");
+    host.plugin.add(&pod, &config).unwrap().ok().unwrap();
+    let status = || host.agent.get("/v1/status").unwrap();
+    let repairs = status()["reconcile"]["repairs"].clone();
+    dhcp.stop_server();
+    let is_reported = || {
+        let status = status();
+        let all = status["conditions"].as_array().unwrap();
+        all.iter().any(|condition| condition["code"] == "LeaseExpired")
+    };
+    wait_until("the condition", DEADLINE, || Ok(is_reported())).unwrap();
+    let rounds = || status()["reconcile"]["rounds"].as_u64().unwrap();
+    let before = rounds();
+    wait_until("two more rounds", DEADLINE, || Ok(rounds() > before + 1)).unwrap();
+    assert!(!inspect::link(&pod, "eth0").unwrap().is_up() && is_reported());
+    assert_eq!(status()["reconcile"]["repairs"], repairs, "{}", host.agent.log().unwrap());
+    host.plugin.del(&pod, &config).unwrap().ok().unwrap();
+    assert!(!is_reported() || wait_until("its end", DEADLINE, || Ok(!is_reported())).is_ok());
 }
 
 fn address(pod: &Pod, n: u8) {
@@ -96,10 +122,7 @@ fn b11_a_pod_without_addresses_is_repaired_and_recovered_and_stays_guarded() {
     talk("the port to be back");
     run(&host.node, "nft flush ruleset");
     wait_until("the guard to be back", DEADLINE, || {
-        Ok(host
-            .node
-            .sh(&["nft", "list", "ruleset"])?
-            .contains(&format!("elements = {{ \"{}\"", host_link(&result))))
+        Ok(host.node.sh(&["nft", "list", "ruleset"])?.contains(host_link(&result)))
     })
     .unwrap();
     take_away(host.agent.run_dir());
@@ -115,5 +138,5 @@ fn b11_a_pod_without_addresses_is_repaired_and_recovered_and_stays_guarded() {
         host.plugin.del(pod, &config).unwrap().ok().unwrap();
     }
     assert!(host.held().is_empty());
-    assert_eq!(host.agent.get("/v1/status").unwrap()["problems"], json!([]));
+    assert_eq!(host.agent.get("/v1/status").unwrap()["conditions"], json!([]));
 }

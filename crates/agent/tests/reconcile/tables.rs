@@ -257,6 +257,15 @@ fn b15_gc_without_pods_leaves_the_agents_masquerade_chain() {
             host.plugin.gc(&host.node, &config, &[]).unwrap().ok().unwrap();
             assert_eq!(chains(), before, "{mode}: {more}");
         }
+        // More idle chains than a few, and no agent in the process that removes them.
+        for n in 0..6 {
+            let config = json!({"name": format!("s{n}"), "bridge": "other0", "subnet": "10.77.0.0/24", "ipMasq": true,
+                "agent": null, "runDir": host.node.dir().join("other")});
+            let config = host.config(&config);
+            host.plugin.add(&pod, &config).unwrap().ok().unwrap();
+            host.plugin.del(&pod, &config).unwrap().ok().unwrap();
+            assert!(chains().contains(&before[0]), "{mode}: {n}");
+        }
         // The next pod finds the chain, and nothing had to be repaired.
         let (_pod, _) = host.attached("b");
         assert_eq!(chains(), before, "{mode}");

@@ -29,9 +29,6 @@ impl Round<'_> {
         let mut pods: Vec<Pod<'_>> = members.iter().map(Member::pod).collect();
         let mut tables = Firewall::open()?;
         let chain = self.order.network.and_then(|(name, conf)| firewall::chain_of(name, conf));
-        if let Some(resident) = self.order.resident {
-            resident.keep_chain(chain.as_ref());
-        }
         let first = self.order.network.and_then(|(_, conf)| first_pod(conf, chain.as_ref()));
         pods.extend(first);
         let damage = tables.damage(&pods)?;
@@ -45,6 +42,9 @@ impl Round<'_> {
                 first.map_or(Ok(()), |first| tables.prepare(&first))?;
             }
             self.repaired(Kind::Firewall, format_args!("firewall put right: {}", damage.join(", ")));
+        }
+        if let Some((name, _)) = self.order.network {
+            tables.keep(name, chain.as_ref())?;
         }
         for lacking in tables.missing_of(&pods)? {
             let Some(attachment) = members.get(lacking).map(Member::attachment) else { continue };

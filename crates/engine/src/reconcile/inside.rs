@@ -5,10 +5,11 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use ipnet::IpNet;
-use netlink::{NetNs, Op, RouteFilter, RtSocket};
+use netlink::{Mode, NetNs, Op, Route, RouteFilter, RtSocket};
 use types::AttachMode;
 
 use super::Kind;
+use super::pod::is_expired;
 use crate::state::Attachment;
 use crate::{Error, wire};
 
@@ -57,6 +58,9 @@ pub(super) fn open(attachment: &Attachment) -> Result<Option<RtSocket>, Error> {
 pub(super) fn faults(attachment: &Attachment) -> Result<Vec<Fault>, Error> {
     let Some(mut pod) = open(attachment)? else { return Ok(Vec::new()) };
     let Some(link) = pod.link(&attachment.key.ifname)? else { return Ok(Vec::new()) };
+    if is_expired(attachment, &link) {
+        return Ok(Vec::new());
+    }
     let mut faults = Vec::new();
     if !link.up {
         faults.push(Fault::LinkDown);
@@ -67,14 +71,13 @@ pub(super) fn faults(attachment: &Attachment) -> Result<Vec<Fault>, Error> {
         .extend(attachment.addresses.iter().filter(|a| !has(a.address)).map(|a| Fault::NoAddress(a.address)));
     // Also through another interface of the pod: then that one was first, and keeps it.
     let routes = pod.routes(RouteFilter::default())?;
-    let leads = |dst: IpNet| routes.iter().any(|r| r.dst.trunc() == dst.trunc());
-    faults.extend(attachment.wiring.routes.iter().filter(|r| !leads(r.dst)).map(|r| Fault::NoRoute(r.dst)));
+    let leads = |wanted: &Route| routes.iter().any(|route| is_same(route, wanted));
+    faults.extend(
+        wire::routes_inside(attachment, link.index).filter(|r| !leads(r)).map(|r| Fault::NoRoute(r.dst)),
+    );
     if attachment.mode == AttachMode::Routed {
         let neighbours = pod.neighbours(Some(link.index))?;
         for gateway in attachment.addresses.iter().filter_map(|a| a.gateway) {
-            if !leads(IpNet::from(gateway)) {
-                faults.push(Fault::NoRoute(gateway.into()));
-            }
             let known = |n: &netlink::Neighbour| {
                 n.addr == gateway && n.mac == Some(attachment.host_mac) && n.permanent
             };
@@ -86,18 +89,42 @@ pub(super) fn faults(attachment: &Attachment) -> Result<Vec<Fault>, Error> {
     Ok(faults)
 }
 
-/// Puts back routes that another interface of the pod had first, and took along.
-pub(crate) fn mend_routes(attachment: &Attachment) -> Result<(), Error> {
-    let is_route = |fault: &Fault| matches!(fault, Fault::NoRoute(_));
-    if faults(attachment)?.iter().any(is_route) { mend(attachment) } else { Ok(()) }
+/// Routes of one destination in one table exclude each other: the pod's first interface has it.
+fn is_same(a: &Route, b: &Route) -> bool {
+    let place = |route: &Route| (route.dst.trunc(), route.table.unwrap_or(MAIN_TABLE));
+    place(a) == place(b)
+}
+
+/// The routing table of routes that name none.
+const MAIN_TABLE: u32 = 254;
+
+/// Adds the routes of this attachment that `gone`, a removed interface of the same pod, had instead. All others are left as
+/// they are.
+pub(crate) fn mend_routes(attachment: &Attachment, gone: &Attachment) -> Result<(), Error> {
+    let Some(mut pod) = open(attachment)? else { return Ok(()) };
+    let Some(link) = pod.link(&attachment.key.ifname)?.filter(|link| link.up) else { return Ok(()) };
+    let present = pod.routes(RouteFilter::default())?;
+    let taken: Vec<Route> = wire::routes_inside(gone, link.index).collect();
+    let has = |routes: &[Route], wanted: &Route| routes.iter().any(|route| is_same(route, wanted));
+    let lost = wire::routes_inside(attachment, link.index).filter(|r| has(&taken, r) && !has(&present, r));
+    add_missing(
+        &mut pod,
+        &lost.map(|route| Op::AddRoute { route, mode: Mode::Exclusive }).collect::<Vec<_>>(),
+    )
 }
 
 /// Everything that belongs inside once more; what is there is left alone.
 pub(super) fn mend(attachment: &Attachment) -> Result<(), Error> {
     let Some(mut pod) = open(attachment)? else { return Ok(()) };
     let Some(link) = pod.link(&attachment.key.ifname)? else { return Ok(()) };
-    let ops: Vec<Op<'static>> = wire::inside_ops(attachment, link.index);
-    for answer in pod.run_all(&ops)? {
+    if is_expired(attachment, &link) {
+        return Ok(());
+    }
+    add_missing(&mut pod, &wire::inside_ops(attachment, link.index))
+}
+
+fn add_missing(pod: &mut RtSocket, ops: &[Op<'static>]) -> Result<(), Error> {
+    for answer in pod.run_all(ops)? {
         match answer {
             Err(e) if e.is_exists() => {}
             other => other?,

@@ -1,13 +1,15 @@
-//! Interfaces of pods that were changed in a way that reconcile does not undo: the pod's own processes may have done it.
+//! Interfaces of pods that were changed in a way that reconcile does not undo: the pod's own processes or its DHCP client may
+//! have done it.
 
 use netlink::Link;
 use types::{AttachMode, Code, Finding, shell_word};
 
 use super::inside;
 use crate::Error;
-use crate::state::Attachment;
+use crate::state::{Addressing, Attachment};
 
-/// The condition of a pod's interface, if it was moved, renamed or has another MAC. `links` are those of the host.
+/// The condition of a pod's interface, if it was moved or renamed, has another MAC or lost its lease. `links` are those of
+/// the host.
 pub(crate) fn pod_finding(attachment: &Attachment, links: &[Link]) -> Result<Option<Finding>, Error> {
     let Some(mut pod) = inside::open(attachment)? else { return Ok(None) };
     let Some(host) = links.iter().find(|link| link.name == attachment.host_link.as_str()) else {
@@ -15,7 +17,7 @@ pub(crate) fn pod_finding(attachment: &Attachment, links: &[Link]) -> Result<Opt
         return Ok(None);
     };
     match pod.link(&attachment.key.ifname)? {
-        Some(link) => Ok(changed_mac(attachment, &link)),
+        Some(link) => Ok(changed_mac(attachment, &link).or_else(|| expired(attachment, &link))),
         None => Ok(Some(misplaced(attachment, host, (&pod.links()?, links)))),
     }
 }
@@ -29,6 +31,24 @@ fn changed_mac(attachment: &Attachment, link: &Link) -> Option<Finding> {
     let message = format!("{ifname} has the MAC {mac} instead of {pod_mac}: the pod's packets are dropped");
     let found = Finding::new(Code::MacChanged, format_args!("attachment {key}"), message);
     Some(found.fix(format!("nsenter --net={netns} ip link set dev {ifname} address {pod_mac}")))
+}
+
+/// Whether the DHCP client has set the interface down: it does so when the lease expires, and the server may have given the
+/// address to another host since.
+pub(super) fn is_expired(attachment: &Attachment, link: &Link) -> bool {
+    attachment.addressing == Addressing::Dhcp && !link.up
+}
+
+fn expired(attachment: &Attachment, link: &Link) -> Option<Finding> {
+    let Attachment { key, .. } = attachment;
+    let ips: Vec<String> = attachment.ips().map(|ip| ip.to_string()).collect();
+    let message = format!(
+        "{} is down inside the pod, probably because the DHCP lease of {} expired: check the DHCP server and restart the pod",
+        key.ifname,
+        ips.join(", ")
+    );
+    is_expired(attachment, link)
+        .then(|| Finding::new(Code::LeaseExpired, format_args!("attachment {key}"), message))
 }
 
 /// Where the other end of the host's link is, as far as pod and host tell.

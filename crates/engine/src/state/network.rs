@@ -368,7 +368,8 @@ impl Network {
         }
     }
 
-    fn find_within(&self, stem: &str, patience: Duration) -> Result<Option<Held>, StateError> {
+    /// As [`Network::find_stem`], with another limit of the wait.
+    pub fn find_within(&self, stem: &str, patience: Duration) -> Result<Option<Held>, StateError> {
         // Each round means that another process moved or removed the record between two of our calls.
         for _ in 0..100 {
             let Some(file) = self.open_record(stem)? else { return Ok(None) };

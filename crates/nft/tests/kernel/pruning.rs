@@ -3,12 +3,13 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use netlink::NetNs;
-use nft::{Firewall, Idle, Mode};
+use nft::{Firewall, Idle, Mode, NetworkChain};
+use types::NetworkName;
 
 use crate::common::{Sample, chain, in_netns, nft, run};
 
 fn prune(idle: Idle<'_>) -> usize {
-    Firewall::open().unwrap().prune(idle, None).unwrap()
+    Firewall::open().unwrap().prune(idle).unwrap()
 }
 
 fn expel(sample: &Sample) {
@@ -55,20 +56,30 @@ fn f5_the_chain_of_a_network_goes_when_no_pod_is_in_it() {
 }
 
 #[test]
-fn b15_of_a_few_idle_chains_only_the_named_one_goes_and_an_agents_never() {
+fn b15_of_a_few_idle_chains_only_those_of_the_network_go_and_an_agents_never() {
     in_netns(|| {
         for n in 1..=5 {
             alone(n).admit();
             expel(&alone(n));
         }
-        let (mut firewall, chain) = (Firewall::open().unwrap(), |n| alone(n).chain.unwrap());
-        let agents = chain(1);
-        let kept = Some(agents.id());
-        assert_eq!(firewall.prune(Idle::KeepFew, kept).unwrap(), 0, "the kept one does not count");
-        assert_eq!(firewall.prune(Idle::Remove(&chain(1)), kept).unwrap(), 0);
-        assert_eq!(firewall.prune(Idle::Remove(&chain(2)), kept).unwrap(), 1);
-        assert_eq!(of_networks(), 4 * 3);
-        assert_eq!(firewall.prune(Idle::RemoveAll, kept).unwrap(), 3);
+        let network = |n: u16| NetworkName::try_from(format!("net{n}")).unwrap();
+        let keep = |chain: Option<&NetworkChain>| Firewall::open().unwrap().keep(&network(1), chain).unwrap();
+        keep(alone(1).chain.as_ref());
+        assert_eq!(prune(Idle::KeepFew), 0, "the kept one does not count");
+        assert_eq!(prune(Idle::Remove(&network(1))), 0);
+        assert_eq!(prune(Idle::Remove(&network(2))), 1);
+        assert_eq!(of_networks(), 4 * 3 + 1, "with the mark");
+        assert_eq!(prune(Idle::RemoveAll), 3);
+        // The agent's network has other subnets now: the chain of the earlier ones is removed by the network's name.
+        let changed = Sample { chain: Some(chain("net1", &["10.99.0.0/16"])), ..alone(6) };
+        changed.admit();
+        expel(&changed);
+        keep(changed.chain.as_ref());
+        assert_eq!(prune(Idle::Remove(&network(1))), 1);
+        assert_eq!(of_networks(), 3 + 1);
+        keep(None);
+        assert_eq!(prune(Idle::Remove(&network(1))), 1);
+        assert_eq!(of_networks(), 0);
     });
 }
 

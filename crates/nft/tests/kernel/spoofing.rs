@@ -131,7 +131,8 @@ fn answers_for_a_foreign_address_are_dropped_on_a_bridge() {
     }
 }
 
-/// A pod without an address asks from 0.0.0.0, as every DHCP client does.
+/// A pod without an address asks from 0.0.0.0, as every DHCP client does. Newer clients also release their address from
+/// there, to the server's own address, which a server receives with a packet socket only.
 #[test]
 fn b11_only_a_pod_with_dhcp_may_ask_a_dhcp_server() {
     for (guard, expected) in [
@@ -143,10 +144,16 @@ fn b11_only_a_pod_with_dhcp_may_ask_a_dhcp_server() {
         let server = lab.serve(At::Pod(3), Protocol::Udp, "0.0.0.0:67");
         let other = lab.serve(At::Pod(3), Protocol::Udp, "0.0.0.0:69");
         lab.ip(At::Pod(2), "addr flush dev eth0");
-        lab.ip(At::Pod(2), "route add 255.255.255.255 dev eth0");
+        for target in ["255.255.255.255", "10.77.0.3"] {
+            lab.ip(At::Pod(2), &format!("route add {target} dev eth0"));
+        }
+        let server_mac = Sample::new(Mode::Bridge, 3).mac;
+        lab.ip(At::Pod(2), &format!("neigh add 10.77.0.3 lladdr {server_mac} nud permanent dev eth0"));
+        lab.inside(At::Pod(3), || run("nft", &[RELEASES]));
         let client = lab.sender(At::Pod(2), "0.0.0.0:68");
         client.broadcast("other port", 69);
         client.broadcast("discover", 67);
+        client.send("release", "10.77.0.3:67");
         lab.ip(At::Pod(2), "addr add 10.77.0.2/24 dev eth0");
         lab.sender(At::Pod(2), "10.77.0.2:0").send("true", "10.77.0.3:69");
         lab.sender(At::Pod(2), "10.77.0.2:0").send("true", "10.77.0.3:67");
@@ -159,8 +166,14 @@ fn b11_only_a_pod_with_dhcp_may_ask_a_dhcp_server() {
         }
         seen.push("true".to_owned());
         assert_eq!(seen, expected, "{guard:?}");
+        let released = lab.inside(At::Pod(3), || run("nft", &["list", "ruleset"])).contains("packets 1 ");
+        assert_eq!(released, guard != Guard::On, "{guard:?}");
     }
 }
+
+/// Counts the datagrams that give an address back.
+const RELEASES: &str = "table inet watch { chain clients { type filter hook prerouting priority -300; \
+                        ip saddr 0.0.0.0 ip daddr 10.77.0.3 udp dport 67 counter; }; }";
 
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 const ADVERT: u8 = 136;

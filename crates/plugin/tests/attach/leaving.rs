@@ -258,7 +258,9 @@ fn b12_a_pod_that_leaves_its_first_network_gets_the_default_route_of_the_other()
         let host = Host::new("b12");
         let network = |name: &str, n: u8, mode: &str| {
             let subnet = format!("10.{n}.0.0/24,fd00:{n}::/64");
-            host.config(&json!({"name": name, "bridge": name, "mode": mode, "subnet": subnet}))
+            let ipam = (name == "x3").then(|| json!({"routes": [{"dst": "192.0.2.0/24"}]}));
+            host.config(&json!({"name": name, "bridge": name, "mode": mode, "subnet": subnet, "ipam": ipam,
+                "isDefaultGateway": true}))
         };
         let (x1, x2, x3) = (network("x1", 71, first), network("x2", 72, second), network("x3", 73, second));
         let pod = host.pod("a");
@@ -277,7 +279,11 @@ fn b12_a_pod_that_leaves_its_first_network_gets_the_default_route_of_the_other()
             assert!(v6.starts_with(&format!("default via fd00:{n}::1 dev {ifname}")), "{case}");
         };
         expect(71, "eth0");
+        // A route of another interface that the pod itself removed is not of this interface.
+        pod.sh(&["ip", "route", "del", "192.0.2.0/24"]).unwrap();
+        pod.sh(&["ip", "route", "add", "default", "dev", "eth2", "table", "77"]).unwrap();
         host.del(&pod, &x1);
+        assert_eq!(pod.sh(&["ip", "route", "show", "192.0.2.0/24"]).unwrap(), "", "{first} and {second}");
         expect(72, "eth1");
         for gateway in ["10.72.0.1", "fd00:72::1"] {
             assert!(testkit::ping(&pod, gateway.parse().unwrap(), 1).unwrap().all(), "{gateway}");

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
-use testkit::{Call, Outcome, Plugin, Pod, REFERENCE_DIR, Snapshot, Verb, inspect};
+use testkit::{Call, DEADLINE, Outcome, Plugin, Pod, REFERENCE_DIR, Snapshot, Verb, inspect, wait_until};
 
 use crate::common::{DUAL, Host, MODES, ips, nets, verdict, with, with_previous, words};
 
@@ -320,6 +320,48 @@ fn b11_the_interface_is_there_and_up_when_the_plugin_is_called() {
         call(&host, &scribe, Call::pod(Verb::Add, &pod, &config)).ok().unwrap();
         assert_eq!(scribe.verbs()[2..], ["ADD", "DEL", "ADD"], "{mode}");
     }
+}
+
+/// Not every IPAM plugin knows GC; a DHCP client would renew the lease for ever.
+#[test]
+fn b11_gc_gives_the_addresses_of_collected_pods_back() {
+    for mode in MODES {
+        let host = Host::new("b11-gc");
+        let scribe = Scribe::new(&host);
+        let config = scribe_config(&host, &json!({"mode": mode}));
+        let pod = host.pod("a");
+        call(&host, &scribe, Call::pod(Verb::Add, &pod, &config)).ok().unwrap();
+        let gc = with(&config, &json!({"cni.dev/valid-attachments": []}));
+        call(&host, &scribe, Call::network(Verb::Gc, &gc)).ok().unwrap();
+        assert_eq!(scribe.verbs(), ["ADD", "DEL", "GC"], "{mode}");
+        let of_pod = |verb: &str| {
+            let env = scribe.read(&format!("env-{verb}"));
+            let is_of_pod = |line: &&str| {
+                ["CNI_CONTAINERID", "CNI_IFNAME", "CNI_NETNS="].iter().any(|name| line.starts_with(name))
+            };
+            env.lines().filter(is_of_pod).map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(of_pod("DEL"), of_pod("ADD"), "{mode}");
+        assert_eq!((of_pod("DEL").len(), of_pod("GC").len()), (3, 0), "{mode}");
+        assert!(inspect::link(&pod, "eth0").is_err(), "{mode}");
+    }
+}
+
+/// Longer than a process waits for a record that another one works on.
+#[test]
+fn b11_a_del_waits_for_an_add_whose_plugin_takes_long() {
+    let host = Host::new("b11-slow");
+    let (scribe, pod) = (Scribe::new(&host), host.pod("a"));
+    let config = scribe_config(&host, &json!({}));
+    scribe.does("ADD", "sleep 12");
+    std::thread::scope(|scope| {
+        let adding = scope.spawn(|| call(&host, &scribe, Call::pod(Verb::Add, &pod, &config)));
+        wait_until("the plugin's ADD", DEADLINE, || Ok(!scribe.verbs().is_empty())).unwrap();
+        call(&host, &scribe, Call::pod(Verb::Del, &pod, &config)).ok().unwrap();
+        adding.join().unwrap().ok().unwrap();
+    });
+    assert!(inspect::link(&pod, "eth0").is_err());
+    assert_eq!(scribe.verbs(), ["ADD", "DEL"]);
 }
 
 #[test]

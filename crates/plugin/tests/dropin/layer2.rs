@@ -1,9 +1,10 @@
 //! B11: a config without `ipam` is layer 2 only, as in the reference.
 
 use serde_json::{Value, json};
-use testkit::{Plugin, Snapshot, inspect, ping};
+use testkit::frames::{self, MacBytes};
+use testkit::{DEADLINE, PacketSocket, Plugin, Snapshot, inspect, ping, wait_until};
 
-use crate::common::{Host, host_link, words};
+use crate::common::{DUAL, Host, MODES, host_link, words};
 
 fn config(host: &Host, more: &Value) -> Value {
     crate::common::with(&host.config(&json!({"cniVersion": "1.0.0"})), more)
@@ -98,4 +99,80 @@ fn b11_layer_2_only_is_for_mode_bridge() {
     let dhcp = json!({"mode": "routed", "ipam": {"type": "dhcp"}});
     let error = host.refused(&pod, &host.config(&dhcp));
     assert!(error.code == 7 && error.msg.contains("\"mode\": \"bridge\""), "{error:?}");
+}
+
+/// A pod without addresses could answer for the gateway and for its neighbours.
+#[test]
+fn b11_a_pod_without_addresses_shares_no_bridge_with_a_gateway() {
+    for mode in MODES {
+        let host = Host::new("b11-shared");
+        let layer2 = host.config(&json!({"name": "wire"}));
+        let addressed = host.config(&json!({"subnet": DUAL, "mode": mode}));
+        let (wire, _) = host.attached("wire", &layer2);
+        let before = Snapshot::of(&host.node).unwrap();
+        let pod = host.pod("a");
+        let error = host.refused(&pod, &addressed);
+        assert!(error.code == 7 && error.msg.contains("layer 2 only"), "{mode}: {error:?}");
+        let left = before.difference(&Snapshot::of(&host.node).unwrap());
+        let is_left = |line: &String| line.contains("10.88.0.") || line.contains("fd00:88:");
+        assert!(!left.new.iter().any(is_left), "{mode}: {left}");
+        host.del(&wire, &layer2);
+        let result = host.add(&pod, &addressed);
+        let before = Snapshot::of(&host.node).unwrap();
+        let error = host.refused(&wire, &layer2);
+        assert!(error.code == 7 && error.msg.contains("gateway"), "{mode}: {error:?}");
+        before.expect_same(&host.node).unwrap();
+        assert!(inspect::link(&wire, "eth0").is_err(), "{mode}");
+        host.check(&pod, &addressed, &result).unwrap();
+        host.add(&wire, &crate::common::with(&layer2, &json!({"bridge": "wire0"})));
+    }
+}
+
+/// The tag of a VLAN could hide an ARP message with another sender.
+#[test]
+fn b11_a_pod_without_addresses_sends_no_vlan_tags() {
+    const FORWARDED: &str = "table bridge watch { chain tagged { type filter hook forward priority 0; \
+                             ether type { 8021q, 8021ad } counter; }; }";
+    for (spoof_check, passed) in [(true, "packets 0"), (false, "packets 2")] {
+        let host = Host::new("b11-vlan");
+        let config = config(&host, &json!({"spoofCheck": spoof_check}));
+        let (a, _) = host.attached("a", &config);
+        let (b, _) = host.attached("b", &config);
+        for (pod, n) in [(&a, 1), (&b, 2)] {
+            address(pod, n);
+        }
+        host.node.sh(&["nft", FORWARDED]).unwrap();
+        let mac = |pod: &testkit::Pod| -> MacBytes {
+            frames::mac(&inspect::link(pod, "eth0").unwrap().mac.unwrap()).unwrap()
+        };
+        let raw = PacketSocket::open(&a, "eth0").unwrap();
+        for tag in [[0x81, 0x00, 0, 7], [0x88, 0xa8, 0, 7]] {
+            let sender = (mac(&a), "10.56.0.9".parse().unwrap());
+            let mut frame = frames::arp((mac(&b), mac(&a)), 2, sender, "10.56.0.2".parse().unwrap());
+            frame.splice(12..12, tag);
+            raw.send(&frame).unwrap();
+        }
+        assert!(reaches(&a, 2));
+        let counted = host.node.sh(&["nft", "list", "table", "bridge", "watch"]).unwrap();
+        assert!(counted.contains(passed), "{spoof_check}: {counted}");
+    }
+}
+
+/// A router on the wire may give addresses to pods that have none of Podwire.
+#[test]
+fn b11_a_pod_without_addresses_takes_one_that_a_router_advertises() {
+    let host = Host::new("b11-slaac");
+    let config = config(&host, &json!({}));
+    let (a, _) = host.attached("a", &config);
+    let (router, _) = host.attached("router", &config);
+    let mac = frames::mac(&inspect::link(&router, "eth0").unwrap().mac.unwrap()).unwrap();
+    let all_nodes = [0x33, 0x33, 0, 0, 0, 1];
+    let between = ("fe80::57".parse().unwrap(), "ff02::1".parse().unwrap());
+    let packet = frames::advertisement(between, "fd57::".parse().unwrap());
+    let raw = PacketSocket::open(&router, "eth0").unwrap();
+    wait_until("an address of the prefix", DEADLINE, || {
+        raw.send(&frames::framed((all_nodes, mac), &packet))?;
+        Ok(inspect::addresses(&a, "eth0")?.iter().any(|address| address.net.to_string().starts_with("fd57:")))
+    })
+    .unwrap();
 }

@@ -88,3 +88,31 @@ fn c5_del_killed_at_any_system_call() {
         end
     });
 }
+
+/// The interface that a killed DEL removed had the default routes, and the pod's other interface gets them.
+#[test]
+fn b12_a_del_killed_at_any_system_call_leaves_the_other_interface_its_default_routes() {
+    in_lanes("routes", |scene, pod, stop| {
+        let name = format!("c{stop}");
+        let second = with(
+            &scene.config,
+            &json!({"name": "red", "bridge": "red0", "subnet": "10.99.0.0/24,fd00:99::/64"}),
+        );
+        let call = |verb, ifname: &str, config: &Value| Call {
+            ifname: Some(ifname.to_owned()),
+            ..call(verb, (pod, &name), config)
+        };
+        for (ifname, config) in [("eth0", &scene.config), ("eth1", &second)] {
+            scene.call(&call(Verb::Add, ifname, config)).ok().unwrap();
+        }
+        let del = call(Verb::Del, "eth0", &scene.config);
+        let end = kill_at_syscall(&scene.host.plugin, &scene.host.node, &del, stop).unwrap();
+        scene.del(&del, "DEL again");
+        for family in ["-4", "-6"] {
+            let routes = pod.sh(&["ip", family, "route", "show", "default"]).unwrap();
+            assert!(routes.contains("dev eth1"), "DEL killed at stop {stop}: {end:?}: {routes}");
+        }
+        scene.del(&call(Verb::Del, "eth1", &second), "DEL of the other");
+        end
+    });
+}

@@ -1,0 +1,40 @@
+//! Pods without addresses (layer 2 only). The guard knows their MAC only, so they can answer ARP and neighbour solicitations
+//! for every address. They share no bridge with a gateway of Podwire.
+//!
+//! Both sides check when their own part is in the kernel: of two at the same time, at least one finds the other.
+
+use netlink::{Link, RtSocket};
+use types::ROUTE_PROTOCOL;
+
+use crate::Error;
+use crate::bridge::{self, Bridge, Placed};
+use crate::state::Addressing;
+
+/// Called when the interface of a pod without addresses was made.
+pub(crate) fn refuse_gateway(host: &mut RtSocket, bridge: &Bridge) -> Result<(), Error> {
+    let addresses = host.addresses(Some(bridge.index))?;
+    match addresses.iter().find(|address| address.protocol == Some(ROUTE_PROTOCOL)) {
+        Some(gateway) => Err(shared(bridge, format!("the gateway {}", gateway.addr))),
+        None => Ok(()),
+    }
+}
+
+/// Called when gateways were placed on the bridge. The new ones are removed if it is refused.
+pub(crate) fn refuse_ports(host: &mut RtSocket, bridge: &Bridge, placed: &[Placed]) -> Result<(), Error> {
+    let new: Vec<&Placed> = placed.iter().filter(|placed| placed.is_new_address).collect();
+    if new.is_empty() {
+        return Ok(());
+    }
+    let is_port = |link: &Link| {
+        let alias = link.alias.as_deref().filter(|alias| alias.starts_with("podwire:"));
+        link.master == Some(bridge.index)
+            && alias.is_some_and(|alias| Addressing::in_alias(alias) == Addressing::None)
+    };
+    let Some(port) = host.links()?.into_iter().find(is_port) else { return Ok(()) };
+    new.into_iter().try_for_each(|new| bridge::remove_gateway(host, new))?;
+    Err(shared(bridge, format!("the port {} of such a pod", port.name)))
+}
+
+fn shared(bridge: &Bridge, what: String) -> Error {
+    Error::SharedBridge { bridge: bridge.name.clone(), what }
+}
