@@ -85,11 +85,10 @@ enum Kind {
 }
 
 impl Overlap {
-    /// Its fix removes the other side. An overlap with another network of Podwire keeps no pod from starting: addresses are
-    /// not given twice on one node.
+    /// Without a fix: to remove the other side could cut off the node or the pods of another program. An overlap with another
+    /// network of Podwire keeps no pod from starting: addresses are not given twice on one node.
     fn finding(&self, network: &NetworkName, has_pods: bool) -> Finding {
         let found = Finding::new(Code::SubnetOverlap, &self.object, self.message(network));
-        let found = Finding { fix: self.removal(), ..found };
         if has_pods || self.is_managed() { found.degraded() } else { found }
     }
 
@@ -104,24 +103,13 @@ impl Overlap {
             }
             Kind::Route { dst, link: None } => format!("route {dst} overlaps {subnet}"),
             Kind::Gateway { address, bridge } => {
-                format!("bridge {bridge} of another network has gateway {address}, which is in {subnet}")
+                format!(
+                    "bridge {bridge} of another network has gateway {address}, which is in {subnet}; give one of them another subnet"
+                )
             }
             Kind::Pod { address, network: other } => format!(
                 "a pod of network {other} has address {address}, which is in {subnet}; give network {other} another subnet"
             ),
-        }
-    }
-
-    fn removal(&self) -> Option<String> {
-        match &self.kind {
-            Kind::Address { address, link } | Kind::Gateway { address, bridge: link } => {
-                Some(format!("ip address del {address} dev {link}"))
-            }
-            Kind::Route { dst, link } => {
-                let dev = link.as_ref().map(|link| format!(" dev {link}")).unwrap_or_default();
-                Some(format!("ip route del {dst}{dev}"))
-            }
-            Kind::Pod { .. } => None,
         }
     }
 
@@ -137,8 +125,7 @@ pub fn findings(network: &Network<'_>, observed: &Observed) -> Vec<Finding> {
     find(network, observed).iter().map(|overlap| overlap.finding(network.name, has_pods)).collect()
 }
 
-/// The same for a network that is described by a CNI config. One without pods should get another subnet: to remove the
-/// other side would cut off the pods of another program.
+/// The same for a network that is described by a CNI config. One without pods should get another subnet.
 pub fn findings_of_config(network: &Network<'_>, observed: &Observed) -> Vec<Finding> {
     findings(network, observed).into_iter().map(|found| proposing(found, network, observed)).collect()
 }
@@ -158,7 +145,7 @@ fn proposing(found: Finding, network: &Network<'_>, observed: &Observed) -> Find
     let Some(other) = other else { return found };
     let subnets: Vec<String> = other.iter().map(ToString::to_string).collect();
     let proposal = format!("set \"subnet\": \"{}\" in the network's config", subnets.join(","));
-    Finding { message: format!("{}; {proposal}", found.message), fix: None, ..found }
+    Finding { message: format!("{}; {proposal}", found.message), ..found }
 }
 
 /// Everything that overlaps, once for each object. Pure.

@@ -74,7 +74,7 @@ codes! {
     KernelFeatureMissing NotReady "The kernel lacks a feature that pods need." "`modprobe MODULE`";
     RunDirFull NotReady "The file system of the run directory is full, and attachments cannot be recorded. Degraded while it is only nearly full." "free space: `df -h /run/podwire; df -i /run/podwire`";
     StateUnusable NotReady "The records in the run directory cannot be read or written." "`ls -la /run/podwire`";
-    SubnetOverlap NotReady "A route or address that Podwire does not manage overlaps the pod network. Degraded if it appears while the agent is ready." "change `network.subnets`, or remove the other route";
+    SubnetOverlap NotReady "A route or address that Podwire does not manage overlaps the pod network. Degraded if it appears while the agent is ready." "set `network.subnets` to a subnet that no other program uses";
     BridgeNameTaken NotReady "A link that is no bridge has the name of the network's bridge." "rename or delete the link, or set `network.bridge`";
     BridgeMissing NotReady "The network's bridge does not exist and cannot be made." "see the message; the agent retries";
     AddressesExhausted NotReady "All addresses of the network are in use." "delete pods, or use a larger subnet";

@@ -53,7 +53,7 @@ fn b10_routes_to_more_than_the_subnet_and_managed_ones_are_no_overlap() {
 }
 
 #[test]
-fn b10_addresses_and_routes_in_the_subnet_are_overlaps_with_a_fix_that_works() {
+fn b10_addresses_and_routes_in_the_subnet_are_overlaps_and_only_another_subnet_is_proposed() {
     for (commands, message) in [
         ("ip address add 10.83.5.1/24 dev other", "10.83.5.1/24"),
         ("ip address add 10.83.0.1/16 dev other", "10.83.0.1/16"),
@@ -63,8 +63,11 @@ fn b10_addresses_and_routes_in_the_subnet_are_overlaps_with_a_fix_that_works() {
         ("ip route add 10.83.200.0/24 dev other", "10.83.200.0/24"),
         ("ip route add fd00:88::100/120 dev other", "fd00:88::100/120"),
     ] {
-        let (found, _) = found_after(&format!("{OTHER} {commands}"));
+        let (found, other) = found_after(&format!("{OTHER} {commands}"));
         assert_eq!(found.len(), 1, "{commands}: {found:?}");
+        // The other program's address or route may be how the node is reached: no command removes it.
+        assert_eq!(found[0].fix, None, "{commands}");
+        assert!(other.is_some_and(|other| other != subnets(SUBNETS)), "{commands}");
         assert_eq!(
             (found[0].code, found[0].severity),
             (Code::SubnetOverlap, Severity::NotReady),
@@ -75,8 +78,6 @@ fn b10_addresses_and_routes_in_the_subnet_are_overlaps_with_a_fix_that_works() {
             found[0].message.contains(message) && found[0].message.contains("network podwire"),
             "{found:?}"
         );
-        let fix = found[0].fix.clone().unwrap();
-        assert_eq!(found_after(&format!("{OTHER} {commands}; {fix}")).0, [], "{commands}; {fix}");
     }
     let several = "ip link add br9 type bridge; ip link set br9 up; ip route add 10.83.1.0/24 nexthop dev other nexthop dev br9";
     assert_eq!(found_after(&format!("{OTHER} {several}")).0[0].object, "route 10.83.1.0/24");
