@@ -82,7 +82,7 @@ codes! {
     NoBlock NotReady "The node has no block of the network, so pods get no addresses." "see the message; the agent retries";
     SocketLost NotReady "The agent's socket was removed or replaced and cannot be made again." "`systemctl restart podwire`";
     ReconcileFailed NotReady "The agent cannot list the node's links or records. Degraded once the agent was ready." "see the message; the agent retries";
-    InstallIncomplete NotReady "Plugin or config are not in place, so the runtime does not send pods." "see the message; the agent retries";
+    InstallIncomplete NotReady "Plugin or config are not in place, or the runtime does not find the plugin, so that pods fail. Degraded if another runtime finds it, or if the configuration of a runtime cannot be read." "see the message; the agent retries";
     AgentStarting NotReady "The agent has not finished its first reconcile." "wait; `journalctl -u podwire`";
     AgentUnreachable NotReady "No agent answers on its socket." "`systemctl start podwire`";
     ReconcileStuck Degraded "Reconcile hangs: pods are served, but drift is not repaired." "`systemctl restart podwire`";

@@ -38,7 +38,8 @@ fn b10_an_overlap_at_the_start_keeps_the_agent_from_being_ready_and_touches_noth
             sh(&format!("{OTHER} {add}"));
             // The kernel makes the local route of an IPv6 address later than the address.
             wait_until("the address to have its local route", DEADLINE, || {
-                let is_there = node.sh(&["ip", "-6", "route", "show", "table", "local"])?.contains("fd00:88::9");
+                let is_there =
+                    node.sh(&["ip", "-6", "route", "show", "table", "local"])?.contains("fd00:88::9");
                 Ok(is_there == add.contains("fd00:88::9"))
             })
             .unwrap();
