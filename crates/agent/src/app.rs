@@ -89,7 +89,7 @@ pub fn run(config: Config) -> Result<(), AppError> {
     let installer = Installer::new(&config)?.map(Arc::new);
     if let Some(install) = &config.install {
         let complaints = Runtimes::detect(Path::new("/")).complaints(&install.directories());
-        complaints.iter().for_each(|problem| warn!(problem, "runtime does not find the installed files"));
+        complaints.iter().for_each(|problem| warn!(problem, "runtime uses other directories"));
     }
     let config = Arc::new(config);
     let board = Arc::new(Board::new());

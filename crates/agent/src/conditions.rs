@@ -19,6 +19,8 @@ pub(crate) enum Source {
     /// A reconcile round that hangs.
     Watchdog,
     Install,
+    /// Runtimes that do not find the installed files.
+    Runtimes,
     /// Firewall chains that Podwire does not manage.
     Firewall,
     /// Elements of pods that are gone.

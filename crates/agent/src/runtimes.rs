@@ -1,11 +1,13 @@
-//! Where the container runtimes of this machine look for CNI plugins and configs, read from their own configuration. A
+//! Where the container runtimes of this machine search for CNI plugins and configs, read from their own configuration. A
 //! plugin elsewhere is not found: the runtime reports a ready network, and every pod fails.
 
+use std::fmt;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use toml::{Table, Value};
+use types::{Code, Finding};
 
 pub const PLUGIN_DIR: &str = "/opt/cni/bin";
 pub const CONFIG_DIR: &str = "/etc/cni/net.d";
@@ -33,8 +35,9 @@ impl Default for Directories {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Runtime {
     pub name: &'static str,
-    /// The configuration, and the keys of the two directories in it.
+    /// The configuration, and the table with the keys of the two directories in it.
     file: PathBuf,
+    table: String,
     keys: [&'static str; 2],
     /// It uses a plugin from any of them.
     pub plugin_dirs: Vec<PathBuf>,
@@ -44,8 +47,27 @@ pub struct Runtime {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Runtimes {
     pub found: Vec<Runtime>,
-    /// Configurations that cannot be read, and why.
-    pub unreadable: Vec<String>,
+    /// Files of their configurations that cannot be read. The other files are used.
+    pub unreadable: Vec<Unreadable>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unreadable {
+    pub file: PathBuf,
+    pub why: String,
+}
+
+impl fmt::Display for Unreadable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot read {}: {}; its directories are not known", self.file.display(), self.why)
+    }
+}
+
+/// The files of one runtime's configuration.
+#[derive(Default)]
+struct Files {
+    tables: Vec<Table>,
+    unreadable: Vec<Unreadable>,
 }
 
 impl Runtimes {
@@ -56,16 +78,20 @@ impl Runtimes {
         all.add(read_with_imports(&main), |tables| containerd(main.clone(), tables));
         let main = root.join(CRIO);
         let files = [main.clone()].into_iter().chain(listed(&root.join(CRIO_DROP_INS), "*.conf"));
-        all.add(read_all(files), |tables| crio(main.clone(), tables));
+        all.add(Files::read(files), |tables| crio(main.clone(), tables));
         all
     }
 
-    fn add(&mut self, tables: Result<Vec<Table>, String>, of: impl FnOnce(&[Table]) -> Option<Runtime>) {
-        match tables {
-            Ok(tables) if tables.is_empty() => {}
-            Ok(tables) => self.found.extend(of(&tables)),
-            Err(why) => self.unreadable.push(why),
+    fn add(&mut self, files: Files, of: impl FnOnce(&[Table]) -> Option<Runtime>) {
+        if !files.tables.is_empty() {
+            self.found.extend(of(&files.tables));
         }
+        self.unreadable.extend(files.unreadable);
+    }
+
+    /// What [`Self::choose`] gives on this machine.
+    pub fn directories() -> Directories {
+        Self::detect(Path::new("/")).choose()
     }
 
     /// The usual directories where every runtime uses them, else the first that all use, else those of the first runtime.
@@ -86,22 +112,68 @@ impl Runtimes {
             });
             plugins.into_iter().chain(configs).collect::<Vec<_>>()
         };
-        self.found.iter().flat_map(of_runtime).chain(self.unreadable.iter().cloned()).collect()
+        self.found.iter().flat_map(of_runtime).collect()
+    }
+
+    /// Runtimes that use the installed config and lack the plugin that it names. The node is not ready if none has it.
+    pub fn findings(&self, config_dir: &Path, plugin: &Path) -> Vec<Finding> {
+        let users: Vec<&Runtime> = self.found.iter().filter(|one| one.config_dir == config_dir).collect();
+        let lacking: Vec<Finding> = users.iter().filter_map(|one| one.without_plugin(plugin)).collect();
+        let is_served = lacking.len() < users.len();
+        let lacking = lacking.into_iter().map(|found| if is_served { found.degraded() } else { found });
+        lacking.chain(self.unreadable.iter().map(Unreadable::finding)).collect()
+    }
+}
+
+impl Unreadable {
+    /// Another file may say where the runtime searches: it is only reported.
+    pub fn finding(&self) -> Finding {
+        Finding::new(Code::InstallIncomplete, format_args!("file {}", self.file.display()), self).degraded()
     }
 }
 
 impl Runtime {
     fn complaint(&self, key: &str, used: &[PathBuf], chosen: &Path) -> String {
-        let used: Vec<_> = used.iter().map(|dir| dir.display().to_string()).collect();
-        let value = if key.ends_with("_dirs") { format!("[{chosen:?}]") } else { format!("{chosen:?}") };
         format!(
-            "{} uses {} and does not find files in {}; set {key} = {value} in {} and restart it",
+            "{} uses {} and does not find files in {}; {}",
             self.name,
-            used.join(", "),
+            joined(used),
             chosen.display(),
-            self.file.display()
+            self.setting(key, chosen)
         )
     }
+
+    /// What to set, with the table: the key may occur in several.
+    fn setting(&self, key: &str, chosen: &Path) -> String {
+        let value = if key.ends_with("_dirs") { format!("[{chosen:?}]") } else { format!("{chosen:?}") };
+        format!(
+            "set {key} = {value} in {}, table [{}], and restart {}",
+            self.file.display(),
+            self.table,
+            self.name
+        )
+    }
+
+    /// It has a config that names this plugin, and none of its directories has the plugin.
+    pub fn without_plugin(&self, plugin: &Path) -> Option<Finding> {
+        let (name, dir) = (plugin.file_name()?, plugin.parent()?);
+        let is_there = self.plugin_dirs.iter().any(|dir| dir.join(name).exists());
+        let file = self.plugin_dirs.first().filter(|_| !is_there)?.join(name);
+        let message = format!(
+            "{} uses the configs in {} and does not find {} in {}, so that all pods fail; copy it, or {}",
+            self.name,
+            self.config_dir.display(),
+            name.display(),
+            joined(&self.plugin_dirs),
+            self.setting(self.keys[0], dir)
+        );
+        let found = Finding::new(Code::InstallIncomplete, format_args!("file {}", file.display()), message);
+        Some(found.fix(format!("install -D -m 0755 {} {}", plugin.display(), file.display())))
+    }
+}
+
+fn joined(directories: &[PathBuf]) -> String {
+    directories.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>().join(", ")
 }
 
 fn common(used: &[&[PathBuf]], usual: &str) -> PathBuf {
@@ -137,10 +209,25 @@ fn containerd(file: PathBuf, tables: &[Table]) -> Option<Runtime> {
     Some(Runtime {
         name: "containerd",
         file,
+        table: format!("plugins.{:?}.cni", cri_name(tables)),
         keys: [key, "conf_dir"],
         plugin_dirs: dirs,
         config_dir: configs.unwrap_or_else(|| CONFIG_DIR.into()),
     })
+}
+
+/// The name that the files use, or that of their version.
+fn cri_name(tables: &[Table]) -> &'static str {
+    let has = |name: &&str| {
+        tables.iter().any(|table| table.get("plugins").is_some_and(|all| all.get(*name).is_some()))
+    };
+    let version = tables.iter().find_map(|table| table.get("version")?.as_integer()).unwrap_or(1);
+    let by_version = match version {
+        ..=1 => CRI[2],
+        2 => CRI[1],
+        3.. => CRI[0],
+    };
+    CRI.into_iter().find(has).unwrap_or(by_version)
 }
 
 /// Later files win; `plugin_dir` is the old form, which CRI-O adds to the list.
@@ -153,6 +240,7 @@ fn crio(file: PathBuf, tables: &[Table]) -> Option<Runtime> {
     Some(Runtime {
         name: "CRI-O",
         file,
+        table: "crio.network".to_owned(),
         keys: ["plugin_dirs", "network_dir"],
         plugin_dirs,
         config_dir: configs.unwrap_or_else(|| CONFIG_DIR.into()),
@@ -177,9 +265,9 @@ fn strings(value: Option<&Value>) -> Vec<&str> {
 }
 
 /// The file, then those that its `imports` name, which win. Imports of imports are rare, and not followed.
-fn read_with_imports(main: &Path) -> Result<Vec<Table>, String> {
-    let mut tables = read_all([main.to_owned()])?;
-    let imports = tables.first().map(|table| strings(table.get("imports"))).unwrap_or_default();
+fn read_with_imports(main: &Path) -> Files {
+    let mut all = Files::read([main.to_owned()]);
+    let imports = all.tables.first().map(|table| strings(table.get("imports"))).unwrap_or_default();
     let directory = main.parent().unwrap_or(main);
     let mut files = Vec::new();
     for import in imports {
@@ -187,8 +275,10 @@ fn read_with_imports(main: &Path) -> Result<Vec<Table>, String> {
         let pattern = import.file_name().unwrap_or_default().to_string_lossy().into_owned();
         files.extend(listed(import.parent().unwrap_or(directory), &pattern));
     }
-    tables.extend(read_all(files)?);
-    Ok(tables)
+    let imported = Files::read(files);
+    all.tables.extend(imported.tables);
+    all.unreadable.extend(imported.unreadable);
+    all
 }
 
 /// The files in a directory whose names match, sorted; `*` stands for any text.
@@ -208,21 +298,23 @@ fn listed(directory: &Path, pattern: &str) -> Vec<PathBuf> {
     files
 }
 
-/// Files that do not exist are left out.
-fn read_all(files: impl IntoIterator<Item = PathBuf>) -> Result<Vec<Table>, String> {
-    let mut tables = Vec::new();
-    for file in files {
-        let text = match fs::read_to_string(&file) {
-            Ok(text) => text,
-            Err(error) if error.kind() == ErrorKind::NotFound => continue,
-            Err(error) => return Err(format!("cannot read {}: {error}", file.display())),
-        };
-        let table = text.parse().map_err(|error: toml::de::Error| {
-            format!("cannot read {}: {}", file.display(), error.message())
-        })?;
-        tables.push(table);
+impl Files {
+    /// Files that do not exist are left out.
+    fn read(files: impl IntoIterator<Item = PathBuf>) -> Self {
+        let mut all = Self::default();
+        for file in files {
+            let read = match fs::read_to_string(&file) {
+                Ok(text) => text.parse().map_err(|error: toml::de::Error| error.message().to_owned()),
+                Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                Err(error) => Err(error.to_string()),
+            };
+            match read {
+                Ok(table) => all.tables.push(table),
+                Err(why) => all.unreadable.push(Unreadable { file, why }),
+            }
+        }
+        all
     }
-    Ok(tables)
 }
 
 #[cfg(test)]

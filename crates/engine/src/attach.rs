@@ -9,12 +9,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use cni::{Call, CniResult, Route as PodRoute};
 use ipnet::IpNet;
 use netconf::{Addresses, NetConf, Place, default_route};
-use netlink::{Link, NetNs, RtSocket};
+use netlink::{Link, NetNs, RouteFilter, RtSocket};
 use types::{AttachMode, AttachmentKey, IfName, MIN_MTU_V6};
 
 use crate::bridge::{self, Bridge, Gateway, Placed, Spec};
 use crate::delegate::Delegate;
 use crate::lease::{self, Lease};
+use crate::overlap::{self, Asked, Links, TABLE_MAIN, Unusable};
 use crate::reconcile::subnet;
 use crate::resident::{self, KnownBridge};
 use crate::state::{
@@ -24,11 +25,13 @@ use crate::state::{
 use crate::sysctl::{self, Families, HostSettings};
 use crate::wire::{self, Inside, Neighbours, Wire};
 use crate::{
-    Caller, Error, again, detach, firewall, gc, layer2, overlap, privileges, relearn, result, settle, shaping,
+    Caller, Error, again, detach, firewall, gc, layer2, privileges, relearn, result, settle, shaping,
 };
 
 /// How often a foreign link may have the name that we would take, before we give up.
 const SALTS: u8 = 8;
+/// How many addresses that the node uses otherwise are skipped for one pod.
+const SKIPPED: usize = 256;
 
 pub(crate) fn attach(
     call: &Call,
@@ -55,11 +58,12 @@ pub(crate) fn attach(
     let host_end = find_host_end(&mut host, &key)?;
     let settings = HostSettings::open(caller.resident)?;
     let cookie = pod.netns_cookie()?;
-    let site = Site { call, conf, key: &key, netns: &netns, cookie, mtu: bridge.mtu(conf), host_end, caller };
+    let (mtu, bridge_index) = (bridge.mtu(conf), bridge.index());
+    let defaults = default_routes(&mut pod, conf.mode)?;
+    let site =
+        Site { call, conf, key: &key, netns: &netns, cookie, mtu, bridge_index, host_end, defaults, caller };
     let lease = Lease::new(delegate_of(conf, call, caller)?);
-    let (held, neighbours) = begin(&network, &site, &mut host)?;
-    let held = unshared_or_released(&state, held)?;
-    let held = unused_by_node(&site, &mut host, bridge.index(), held)?;
+    let (held, neighbours) = begin_usable(&state, &network, &site, &mut host)?;
     let mut kernel = Kernel { host: &mut host, pod: &mut pod, state: &state, bridge, lease, settings };
     let wired = finish(held, neighbours, &site, &mut kernel)?;
     let Wired { attachment, bridge, routes } = wired;
@@ -88,7 +92,10 @@ struct Site<'a> {
     netns: &'a NetNs,
     cookie: u64,
     mtu: u32,
+    bridge_index: Option<u32>,
     host_end: HostEnd,
+    /// Of which families another interface of the pod has the default route.
+    defaults: Families,
     caller: &'a Caller<'a>,
 }
 
@@ -196,6 +203,35 @@ fn find_host_end(host: &mut RtSocket, key: &AttachmentKey) -> Result<HostEnd, Er
     Err(Error::NotAvailable(format!("link {name} and {SALTS} others are taken by somebody else")))
 }
 
+/// Claims addresses that nothing else of the node uses. Others are given back and, if they were not requested, the next ones
+/// are tried: addresses are given round robin.
+fn begin_usable(
+    state: &State,
+    network: &Network,
+    site: &Site<'_>,
+    host: &mut RtSocket,
+) -> Result<(Held, Neighbours), Error> {
+    let links = if site.caller.resident.is_some() { Links::ListIfOthers } else { Links::List };
+    let asked = Asked { conf: site.conf, key: site.key, bridge: site.bridge_index, links };
+    let mut skipped = Vec::new();
+    loop {
+        let (held, neighbours) = begin(network, site, host)?;
+        let ips: Vec<IpAddr> = held.attachment().into_iter().flat_map(Attachment::ips).collect();
+        let found = unshared(state, network, &ips).and_then(|()| overlap::unusable(host, &asked, &ips));
+        if matches!(found, Ok(None)) {
+            return Ok((held, neighbours));
+        }
+        // Nothing is in the kernel yet. What it remembers of these addresses belongs to the other owner.
+        held.release(&ips)?;
+        let Some(Unusable { ip, why }) = found? else { continue };
+        let is_requested = site.conf.requested.iter().any(|requested| requested.addr == ip);
+        if is_requested || skipped.contains(&ip) || skipped.len() == SKIPPED {
+            return Err(Error::Cni(cni::Error::new(cni::Code::AddressTaken, why)));
+        }
+        skipped.push(ip);
+    }
+}
+
 /// Claims the addresses and writes the record.
 fn begin(network: &Network, site: &Site<'_>, host: &mut RtSocket) -> Result<(Held, Neighbours), Error> {
     let requested: Vec<_> = site.conf.requested.iter().map(|r| (r.addr, r.prefix)).collect();
@@ -253,34 +289,6 @@ fn unshared(state: &State, network: &Network, ips: &[IpAddr]) -> Result<(), Erro
     Ok(())
 }
 
-/// An address that the node has itself, or routes to a link of another program, is given back and refused.
-fn unused_by_node(
-    site: &Site<'_>,
-    host: &mut RtSocket,
-    bridge: Option<u32>,
-    held: Held,
-) -> Result<Held, Error> {
-    let ips: Vec<IpAddr> = held.attachment().into_iter().flat_map(Attachment::ips).collect();
-    if let Err(error) = overlap::check(host, site.conf, bridge, &ips) {
-        // Nothing is in the kernel yet. What it remembers of these addresses belongs to the other link.
-        held.release(&ips)?;
-        return Err(error);
-    }
-    Ok(held)
-}
-
-/// Nothing is in the kernel yet. What it remembers of these addresses is the other pod's.
-fn unshared_or_released(state: &State, held: Held) -> Result<Held, Error> {
-    let ips: Vec<IpAddr> = held.attachment().into_iter().flat_map(Attachment::ips).collect();
-    match unshared(state, held.network(), &ips) {
-        Ok(()) => Ok(held),
-        Err(error) => {
-            held.release(&ips)?;
-            Err(error)
-        }
-    }
-}
-
 /// Everything about the attachment, from the addresses it got, and what another IPAM plugin said besides.
 fn decide(site: &Site<'_>, subnets: &[PodAddress], given: Option<&CniResult>) -> Attachment {
     let (conf, call) = (site.conf, site.call);
@@ -298,14 +306,13 @@ fn decide(site: &Site<'_>, subnets: &[PodAddress], given: Option<&CniResult>) ->
     let ours = conf.pod_routes(&ips).into_iter().filter(|r| !routes.iter().any(|given| given.dst == r.dst));
     routes.extend(ours.collect::<Vec<_>>());
     if routed {
-        routes.extend(subnet_routes(subnets, &routes));
+        routes.extend(subnet_routes(site, subnets, &routes));
     }
     let gateways =
         if conf.is_gateway { subnets.iter().filter_map(gateway_net).collect() } else { Vec::new() };
     let mut cluster = conf.cluster.clone();
-    // An IPAM plugin that gives single addresses says nothing of the subnet. With them every pod would have a cluster, and
-    // a chain, of its own; that pods of this node are not outside is known anyway.
-    let is_subnet = |net: &IpNet| net.prefix_len() < net.max_prefix_len();
+    // With single addresses every pod would have a cluster, and a chain, of its own; that pods of this node are not outside is
+    // known anyway.
     cluster.extend(
         subnets.iter().map(|a| a.address.trunc()).filter(|net| is_subnet(net) && !conf.cluster.contains(net)),
     );
@@ -356,14 +363,43 @@ fn gateway_net(pod: &PodAddress) -> Option<IpNet> {
     pod.gateway.and_then(|gateway| IpNet::new(gateway, pod.address.prefix_len()).ok())
 }
 
-/// In mode `routed` a pod's own prefix is a single address: without a default route it still needs its subnet.
-fn subnet_routes(subnets: &[PodAddress], routes: &[PodRoute]) -> Vec<PodRoute> {
+/// In mode `routed` a pod's own prefix is a single address: without a default route it still needs its subnet. Where another
+/// interface has the default route, answers to pods of this network would leave by that one, which drops them. With the
+/// reference's `bridge` the subnet is on the interface; here the pods of other nodes have routes, too.
+fn subnet_routes(site: &Site<'_>, subnets: &[PodAddress], routes: &[PodRoute]) -> Vec<PodRoute> {
     let has_default = |like: &IpNet| routes.iter().any(|r| r.dst == default_route(like.addr()).dst);
-    subnets
-        .iter()
-        .filter(|a| !has_default(&a.address))
-        .map(|a| PodRoute { dst: a.address.trunc(), ..default_route(a.address.addr()) })
-        .collect()
+    let mut wanted: Vec<IpNet> = Vec::new();
+    for net in subnets.iter().map(|a| a.address.trunc()) {
+        let is_v4 = net.addr().is_ipv4();
+        if if is_v4 { site.defaults.ipv4 } else { site.defaults.ipv6 } {
+            let cluster = site.conf.cluster.iter().filter(|other| other.addr().is_ipv4() == is_v4);
+            wanted.extend(cluster.chain([&net]).filter(|net| is_subnet(net)));
+        } else if !has_default(&net) {
+            wanted.push(net);
+        }
+    }
+    wanted.sort();
+    wanted.dedup();
+    let is_covered = |net: &IpNet| wanted.iter().any(|other| other != net && other.contains(net));
+    let is_given = |net: &IpNet| routes.iter().any(|r| r.dst == *net);
+    let all = wanted.iter().filter(|net| !is_covered(net) && !is_given(net));
+    all.map(|net| PodRoute { dst: *net, ..default_route(net.addr()) }).collect()
+}
+
+/// An IPAM plugin that gives single addresses says nothing of the subnet.
+fn is_subnet(net: &IpNet) -> bool {
+    net.prefix_len() < net.max_prefix_len()
+}
+
+/// Only the subnet routes of mode `routed` depend on it.
+fn default_routes(pod: &mut RtSocket, mode: AttachMode) -> Result<Families, Error> {
+    let routes = match mode {
+        AttachMode::Routed => {
+            pod.routes(RouteFilter { table: Some(TABLE_MAIN), ..RouteFilter::default() })?
+        }
+        AttachMode::Bridge => Vec::new(),
+    };
+    Ok(families(routes.iter().filter(|r| r.dst.prefix_len() == 0).map(|r| r.dst.addr().is_ipv4())))
 }
 
 fn pod_name(call: &Call) -> Option<PodName> {

@@ -2,7 +2,8 @@
 //! subnet take packets from each other, and one address may be given twice.
 //!
 //! [`Observed::of`] lists what the kernel has, [`find`] compares. A default route and other routes to more than the subnet
-//! are no overlap: the pods' routes win.
+//! are no overlap, because the pods' routes win, unless the node is connected to that larger subnet: hosts or containers of
+//! it may have the addresses.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -15,10 +16,12 @@ use types::{
 };
 
 use crate::bridge::is_marked;
-use crate::detach::addresses_in_alias;
+use crate::detach::{addresses_in_alias, is_alias_of};
 use crate::{Error, tunnel};
 
-const TABLE_MAIN: u32 = 254;
+pub(crate) const TABLE_MAIN: u32 = 254;
+/// RTPROT_KERNEL, the protocol of routes that come with an address.
+const KERNEL_PROTOCOL: u8 = 2;
 
 /// A network, as far as overlap goes.
 #[derive(Debug, Clone, Copy)]
@@ -60,6 +63,8 @@ struct Overlap {
     /// The link, or the route where it has no single link, or the other network.
     object: String,
     kind: Kind,
+    /// Whether the other side belongs to Podwire.
+    is_managed: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,12 +90,11 @@ enum Kind {
 }
 
 impl Overlap {
-    /// Its fix removes the other side. An overlap with another network of Podwire keeps no pod from starting: addresses are
-    /// not given twice on one node.
+    /// Without a fix: to remove the other side could cut off the node or the pods of another program. An overlap with another
+    /// network of Podwire keeps no pod from starting: addresses are not given twice on one node.
     fn finding(&self, network: &NetworkName, has_pods: bool) -> Finding {
         let found = Finding::new(Code::SubnetOverlap, &self.object, self.message(network));
-        let found = Finding { fix: self.removal(), ..found };
-        if has_pods || self.is_managed() { found.degraded() } else { found }
+        if has_pods || self.is_managed { found.degraded() } else { found }
     }
 
     fn message(&self, network: &NetworkName) -> String {
@@ -104,30 +108,14 @@ impl Overlap {
             }
             Kind::Route { dst, link: None } => format!("route {dst} overlaps {subnet}"),
             Kind::Gateway { address, bridge } => {
-                format!("bridge {bridge} of another network has gateway {address}, which is in {subnet}")
+                format!(
+                    "bridge {bridge} of another network has gateway {address}, which is in {subnet}; give one of them another subnet"
+                )
             }
             Kind::Pod { address, network: other } => format!(
                 "a pod of network {other} has address {address}, which is in {subnet}; give network {other} another subnet"
             ),
         }
-    }
-
-    fn removal(&self) -> Option<String> {
-        match &self.kind {
-            Kind::Address { address, link } | Kind::Gateway { address, bridge: link } => {
-                Some(format!("ip address del {address} dev {link}"))
-            }
-            Kind::Route { dst, link } => {
-                let dev = link.as_ref().map(|link| format!(" dev {link}")).unwrap_or_default();
-                Some(format!("ip route del {dst}{dev}"))
-            }
-            Kind::Pod { .. } => None,
-        }
-    }
-
-    /// Whether the other side belongs to Podwire.
-    fn is_managed(&self) -> bool {
-        matches!(self.kind, Kind::Gateway { .. } | Kind::Pod { .. })
     }
 }
 
@@ -137,15 +125,14 @@ pub fn findings(network: &Network<'_>, observed: &Observed) -> Vec<Finding> {
     find(network, observed).iter().map(|overlap| overlap.finding(network.name, has_pods)).collect()
 }
 
-/// The same for a network that is described by a CNI config. One without pods should get another subnet: to remove the
-/// other side would cut off the pods of another program.
+/// The same for a network that is described by a CNI config. One without pods should get another subnet.
 pub fn findings_of_config(network: &Network<'_>, observed: &Observed) -> Vec<Finding> {
     findings(network, observed).into_iter().map(|found| proposing(found, network, observed)).collect()
 }
 
 /// What STATUS reports: overlap with another program, not with another network of Podwire.
 pub(crate) fn of_status(network: &Network<'_>, observed: &Observed) -> Option<Finding> {
-    let overlap = find(network, observed).into_iter().find(|overlap| !overlap.is_managed())?;
+    let overlap = find(network, observed).into_iter().find(|overlap| !overlap.is_managed)?;
     let found = overlap.finding(network.name, observed.has_pods(network.name));
     Some(proposing(found, network, observed))
 }
@@ -158,7 +145,7 @@ fn proposing(found: Finding, network: &Network<'_>, observed: &Observed) -> Find
     let Some(other) = other else { return found };
     let subnets: Vec<String> = other.iter().map(ToString::to_string).collect();
     let proposal = format!("set \"subnet\": \"{}\" in the network's config", subnets.join(","));
-    Finding { message: format!("{}; {proposal}", found.message), fix: None, ..found }
+    Finding { message: format!("{}; {proposal}", found.message), ..found }
 }
 
 /// Everything that overlaps, once for each object. Pure.
@@ -192,7 +179,7 @@ fn addresses<'a>(network: &Network<'a>, observed: &'a Observed) -> impl Iterator
             true => Kind::Gateway { address, bridge: name },
             false => Kind::Address { address, link: name },
         };
-        Some(Overlap { subnet, object: format!("link {}", link.name), kind })
+        Some(Overlap { subnet, object: format!("link {}", link.name), kind, is_managed: is_marked(link) })
     })
 }
 
@@ -201,14 +188,17 @@ fn routes<'a>(network: &Network<'a>, observed: &'a Observed) -> impl Iterator<It
     let is_other = |route: &&Route| ![ROUTE_PROTOCOL, PEER_PROTOCOL].contains(&route.protocol);
     observed.routes.iter().filter(is_other).filter_map(move |route| {
         let dst = route.dst.trunc();
-        let subnet = *network.subnets.iter().find(|subnet| subnet.contains(&dst))?;
+        let is_connected = route.protocol == KERNEL_PROTOCOL && route.gateway.is_none();
+        let overlaps = |subnet: &&IpNet| subnet.contains(&dst) || (is_connected && dst.contains(*subnet));
+        let subnet = *network.subnets.iter().find(overlaps)?;
         let link = route.link.and_then(|index| observed.link(index));
         if link.is_some_and(|link| is_own(&network, link)) {
             return None;
         }
+        let is_managed = link.is_some_and(is_managed);
         let link = link.map(|link| link.name.clone());
         let object = link.as_ref().map_or_else(|| format!("route {dst}"), |link| format!("link {link}"));
-        Some(Overlap { subnet, object, kind: Kind::Route { dst, link } })
+        Some(Overlap { subnet, object, kind: Kind::Route { dst, link }, is_managed })
     })
 }
 
@@ -220,7 +210,7 @@ fn pods<'a>(network: &Network<'a>, observed: &'a Observed) -> impl Iterator<Item
         let in_subnet = |address: IpAddr| {
             let subnet = *network.subnets.iter().find(|subnet| subnet.contains(&address))?;
             let kind = Kind::Pod { address, network: other.to_owned() };
-            Some(Overlap { subnet, object: format!("network {other}"), kind })
+            Some(Overlap { subnet, object: format!("network {other}"), kind, is_managed: true })
         };
         addresses_in_alias(link).filter(|_| other != own).find_map(in_subnet)
     })
@@ -237,42 +227,91 @@ pub fn routed_subnets(conf: &NetConf) -> Vec<IpNet> {
     }
 }
 
-/// Whether pods can have these addresses: not those that the node has itself, or routes to another link. By lookups, because
-/// a list of routes may be long.
-pub(crate) fn check(
+/// An ADD that is to get addresses.
+pub(crate) struct Asked<'a> {
+    pub(crate) conf: &'a NetConf,
+    pub(crate) key: &'a AttachmentKey,
+    /// The network's bridge, if there is one.
+    pub(crate) bridge: Option<u32>,
+    pub(crate) links: Links,
+}
+
+/// Whether all links of the node are listed, of which there may be many.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Links {
+    List,
+    /// Only where a route leads to a link of another network of Podwire: the agent's ADDs must not take longer with each pod.
+    ListIfOthers,
+}
+
+/// An address that a pod cannot have.
+pub(crate) struct Unusable {
+    pub(crate) ip: IpAddr,
+    pub(crate) why: String,
+}
+
+/// The first address that the node has itself, routes to another link, or has given to a pod of another run directory. By
+/// lookups, because a list of routes may be long.
+pub(crate) fn unusable(
     host: &mut RtSocket,
-    conf: &NetConf,
-    bridge: Option<u32>,
+    asked: &Asked<'_>,
     ips: &[IpAddr],
-) -> Result<(), Error> {
-    let subnets = routed_subnets(conf);
-    for ip in ips {
-        let subnet = subnets.iter().find(|subnet| subnet.contains(ip));
-        let (Some(subnet), Some(matched)) = (subnet, host.matched_route(*ip)?) else { continue };
-        let Some(conflict) = conflict(&matched, subnet, bridge) else { continue };
+) -> Result<Option<Unusable>, Error> {
+    let subnets = routed_subnets(asked.conf);
+    let (mut routed, mut has_others) = (Vec::new(), asked.links == Links::List);
+    for &ip in ips {
+        let Some(subnet) = subnets.iter().find(|subnet| subnet.contains(&ip)) else { continue };
+        routed.push(ip);
+        let Some(matched) = host.matched_route(ip)? else { continue };
+        // Another pod has the address.
+        has_others |= matched.protocol == ROUTE_PROTOCOL && matched.dst == IpNet::from(ip);
+        let Some(conflict) = conflict(&matched, subnet, asked) else { continue };
         let link = matched.link.map(|index| host.link_at(index)).transpose()?.flatten();
-        // Another network with the same subnet: its addresses are claimed in its own records.
+        // Another network with the same subnet has it only if one of its pods has it.
         if !matched.local && link.as_ref().is_some_and(is_managed) {
+            has_others = true;
             continue;
         }
         let link = link.map_or_else(|| "several links".to_owned(), |link| format!("link {}", link.name));
-        let taken = format!(
+        let why = format!(
             "address {ip} is {conflict} ({} on {link}): use another subnet than {subnet}, or exclude it",
             matched.dst
         );
-        return Err(Error::Cni(cni::Error::new(cni::Code::AddressTaken, taken)));
+        return Ok(Some(Unusable { ip, why }));
     }
-    Ok(())
+    if routed.is_empty() || !has_others {
+        return Ok(None);
+    }
+    Ok(host.links()?.iter().find_map(|link| of_another_pod(link, asked.key, &routed)))
+}
+
+/// By the alias of its host end: its record may be in another run directory.
+fn of_another_pod(link: &Link, own: &AttachmentKey, ips: &[IpAddr]) -> Option<Unusable> {
+    let ip = addresses_in_alias(link).find(|ip| ips.contains(ip))?;
+    let pod = link.alias.as_deref()?.strip_prefix("podwire:")?.split(' ').next()?;
+    if is_alias_of(link.alias.as_deref()?, own) {
+        return None;
+    }
+    let why = format!(
+        "address {ip} is in use by the pod of link {} ({pod}), which has no record here: use another subnet, or the same runDir",
+        link.name
+    );
+    Some(Unusable { ip, why })
 }
 
 /// Why a pod cannot have an address, by the route that the kernel uses for it. Pure.
-fn conflict(matched: &RouteMatch, subnet: &IpNet, bridge: Option<u32>) -> Option<&'static str> {
+fn conflict(matched: &RouteMatch, subnet: &IpNet, asked: &Asked<'_>) -> Option<&'static str> {
     if matched.local {
         return Some("an address of this node");
     }
     let is_own = [ROUTE_PROTOCOL, PEER_PROTOCOL].contains(&matched.protocol)
-        || (bridge.is_some() && matched.link == bridge);
-    (subnet.contains(&matched.dst.trunc()) && !is_own).then_some("routed to another link")
+        || (asked.bridge.is_some() && matched.link == asked.bridge);
+    let dst = matched.dst.trunc();
+    let is_connected = matched.direct && matched.protocol == KERNEL_PROTOCOL && dst.contains(subnet);
+    // A subnet may be this node's part of the cluster's. Through a gateway, a route to the cluster is for other nodes.
+    let in_cluster = matched.direct && asked.conf.cluster.iter().any(|net| net.contains(&dst));
+    let overlaps = subnet.contains(&dst) || is_connected || in_cluster;
+    (overlaps && !is_own).then_some("routed to another link")
 }
 
 /// The subnets of a network with another one in the place of each that overlaps; None where none of those that are tried is
@@ -290,8 +329,16 @@ pub fn alternative(network: &Network<'_>, observed: &Observed) -> Option<Vec<IpN
 fn candidates(subnet: &IpNet) -> impl Iterator<Item = IpNet> {
     let prefix = subnet.prefix_len();
     let bases: Vec<IpAddr> = match subnet {
-        IpNet::V4(_) => [83, 84, 86, 87, 80, 81, 82, 79, 78].map(|octet| [10, octet, 0, 0].into()).into(),
-        IpNet::V6(_) => (0x88..0x90).map(|part| [0xfd00, part, 0, 0, 0, 0, 0, 0].into()).collect(),
+        IpNet::V4(_) => {
+            let usual = [83, 84, 86, 87, 80, 81, 82, 79, 78].map(|octet| [10, octet, 0, 0]);
+            // For nodes that are connected to 10.0.0.0/8.
+            let others = [[100, 83, 0, 0], [100, 84, 0, 0]];
+            usual.into_iter().chain(others).map(IpAddr::from).collect()
+        }
+        IpNet::V6(_) => {
+            let usual = (0x88..0x90).map(|part| [0xfd00, part, 0, 0, 0, 0, 0, 0]);
+            usual.chain([[0xfd83, 0x88, 0, 0, 0, 0, 0, 0]]).map(IpAddr::from).collect()
+        }
     };
     let shortest = if subnet.addr().is_ipv4() { 16 } else { 32 };
     bases

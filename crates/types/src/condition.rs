@@ -74,7 +74,7 @@ codes! {
     KernelFeatureMissing NotReady "The kernel lacks a feature that pods need." "`modprobe MODULE`";
     RunDirFull NotReady "The file system of the run directory is full, and attachments cannot be recorded. Degraded while it is only nearly full." "free space: `df -h /run/podwire; df -i /run/podwire`";
     StateUnusable NotReady "The records in the run directory cannot be read or written." "`ls -la /run/podwire`";
-    SubnetOverlap NotReady "A route or address that Podwire does not manage overlaps the pod network. Degraded if it appears while the agent is ready." "change `network.subnets`, or remove the other route";
+    SubnetOverlap NotReady "A route or address that Podwire does not manage overlaps the pod network. Degraded if it appears while the agent is ready." "set `network.subnets` to a subnet that no other program uses";
     BridgeNameTaken NotReady "A link that is no bridge has the name of the network's bridge." "rename or delete the link, or set `network.bridge`";
     BridgeMissing NotReady "The network's bridge does not exist and cannot be made. Degraded if CNI STATUS finds it missing while pods run." "see the message; the agent retries";
     AddressesExhausted NotReady "All addresses of the network are in use." "delete pods, or use a larger subnet";
@@ -82,7 +82,7 @@ codes! {
     NoBlock NotReady "The node has no block of the network, so pods get no addresses." "see the message; the agent retries";
     SocketLost NotReady "The agent's socket was removed or replaced and cannot be made again." "`systemctl restart podwire`";
     ReconcileFailed NotReady "The agent cannot list the node's links or records. Degraded once the agent was ready." "see the message; the agent retries";
-    InstallIncomplete NotReady "Plugin or config are not in place, so the runtime does not send pods." "see the message; the agent retries";
+    InstallIncomplete NotReady "Plugin or config are not in place, or the runtime does not find the plugin, so that pods fail. Degraded if another runtime finds it, or if the configuration of a runtime cannot be read." "see the message; the agent retries";
     AgentStarting NotReady "The agent has not finished its first reconcile." "wait; `journalctl -u podwire`";
     AgentUnreachable NotReady "No agent answers on its socket." "`systemctl start podwire`";
     ReconcileStuck Degraded "Reconcile hangs: pods are served, but drift is not repaired." "`systemctl restart podwire`";

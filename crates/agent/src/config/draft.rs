@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use cluster::Layout;
@@ -16,7 +16,7 @@ use crate::config::{
     Cluster, Config, ConfigError, Etcd, Fallback, Install, KEYS, LogFormat, LogLevel, Network, Origin,
     Plugin, Problem, Secret, Store, Transport, TunnelChecksum, check, values,
 };
-use crate::runtimes::{Directories, Runtimes};
+use crate::runtimes::Directories;
 
 /// By how much a subnet is cut for many nodes: a /16 into 256 blocks of 254 addresses.
 const MARGIN: u8 = 8;
@@ -87,7 +87,11 @@ pub(super) struct Draft {
 /// Who said what holds now, and in which words.
 pub(super) type Origins = BTreeMap<&'static str, (Origin, String)>;
 
-pub(super) fn build(given: Vec<Given>, mut problems: Vec<Problem>) -> Result<Config, ConfigError> {
+pub(super) fn build(
+    given: Vec<Given>,
+    mut problems: Vec<Problem>,
+    detect: impl FnOnce() -> Directories,
+) -> Result<Config, ConfigError> {
     let defaults = KEYS.iter().filter_map(|key| match key.fallback {
         Fallback::Is(text) => Some(Given::new(key, text.to_owned(), Origin::Default)),
         Fallback::Found(_) => None,
@@ -108,7 +112,7 @@ pub(super) fn build(given: Vec<Given>, mut problems: Vec<Problem>) -> Result<Con
     }
     let judge = check::Judge { origins: &origins, refused: &refused };
     problems.extend(judge.draft(&draft));
-    let config = draft.find_out(&mut problems).finish();
+    let config = draft.find_out(&mut problems).with_directories(detect).finish();
     if let Some(config) = &config {
         problems.extend(judge.config(config));
     }
@@ -142,16 +146,17 @@ impl Draft {
                 Err(error) => problems.push(Problem::OwnProgram(error)),
             }
         }
-        if self.plugin_dir.is_none() || self.config_dir.is_none() {
-            let directories = match self.installs() {
-                true => Runtimes::detect(Path::new("/")).choose(),
-                false => Directories::default(),
-            };
-            self.plugin_dir.get_or_insert(directories.plugins);
-            self.config_dir.get_or_insert(directories.configs);
-        }
         if self.socket.is_none() {
             self.socket = self.run_dir.as_deref().map(netconf::default_socket);
+        }
+        self
+    }
+
+    fn with_directories(mut self, detect: impl FnOnce() -> Directories) -> Self {
+        if self.plugin_dir.is_none() || self.config_dir.is_none() {
+            let directories = if self.installs() { detect() } else { Directories::default() };
+            self.plugin_dir.get_or_insert(directories.plugins);
+            self.config_dir.get_or_insert(directories.configs);
         }
         self
     }

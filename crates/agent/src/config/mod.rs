@@ -152,13 +152,23 @@ impl Install {
 }
 
 impl Config {
-    /// Reads all layers; the environment is handed in so that nothing here depends on the process.
+    /// Reads all layers; the environment is handed in so that nothing here depends on the process. Directories for the
+    /// runtime's files that are not set are the usual ones.
     pub fn load(
         flags: &Flags,
         env: impl IntoIterator<Item = (OsString, OsString)>,
     ) -> Result<Self, ConfigError> {
+        Self::load_with(flags, env, Directories::default)
+    }
+
+    /// As [`Self::load`]; `detect` finds the directories that are not set, where files are installed.
+    pub fn load_with(
+        flags: &Flags,
+        env: impl IntoIterator<Item = (OsString, OsString)>,
+        detect: impl FnOnce() -> Directories,
+    ) -> Result<Self, ConfigError> {
         let (given, problems) = layers::collect(flags, env);
-        draft::build(given, problems)
+        draft::build(given, problems, detect)
     }
 
     /// The effective configuration, as a file that gives the same one.

@@ -380,3 +380,20 @@ fn the_sample_in_deploy_is_the_tables() {
         .collect();
     assert_eq!(load(&bare.join("\n"), &[], &[]).unwrap(), config, "{bare:#?}");
 }
+
+#[test]
+fn b17_a_configuration_is_the_same_whatever_runtimes_the_machine_has() {
+    let env = || variables(&[("PODWIRE_INSTALL_ENABLED", "true"), ("PODWIRE_INSTALL_CONFIG_DIR", "/set")]);
+    let usual = Config::load(&Flags::default(), env()).unwrap().install.unwrap();
+    assert_eq!(usual.plugin_dir, Path::new(crate::runtimes::PLUGIN_DIR));
+    let detect = || Directories { plugins: "/detected".into(), configs: "/detected".into() };
+    let config = Config::load_with(&Flags::default(), env(), detect).unwrap();
+    let install = config.install.unwrap();
+    assert_eq!(
+        [install.plugin_dir, install.config_dir].map(|dir| dir.display().to_string()),
+        ["/detected", "/set"]
+    );
+    // Where nothing is installed no runtime is asked.
+    let unasked = || panic!("the runtimes were read");
+    assert!(Config::load_with(&Flags::default(), variables(&[]), unasked).unwrap().install.is_none());
+}

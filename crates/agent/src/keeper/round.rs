@@ -1,6 +1,7 @@
 //! One round: everything is compared and put right, and told.
 
 use std::net::IpAddr;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use engine::reconcile::{self, Depth, Kind, Order, Outcome};
@@ -11,6 +12,7 @@ use super::{Due, Keeper, RETRY};
 use crate::conditions::Source;
 use crate::memory;
 use crate::notify;
+use crate::runtimes::Runtimes;
 use crate::share::{NoBlock, Share, TunnelSize};
 
 /// While events of the node keep coming, rounds have pauses between them of so many times what the last one took.
@@ -276,6 +278,14 @@ impl Keeper {
         }
     }
 
+    /// Runtimes that use the installed config and do not find the plugin. Their configuration may change at any time.
+    fn lost_plugins(&self) -> Vec<Finding> {
+        let config = &self.parts.config;
+        let Some(install) = &config.install else { return Vec::new() };
+        let plugin = install.plugin_dir.join(&config.plugin.name);
+        Runtimes::detect(Path::new("/")).findings(&install.config_dir, &plugin)
+    }
+
     /// Only when pods can be served: a runtime that finds a config sends pods.
     pub(super) fn install(&mut self) {
         let Some(installer) = self.parts.installer.as_ref().filter(|_| self.was_ready) else { return };
@@ -287,6 +297,7 @@ impl Keeper {
                     self.announce();
                 }
                 self.parts.board.set(Source::Install, Vec::new());
+                self.parts.board.set(Source::Runtimes, self.lost_plugins());
             }
             Err(error) => {
                 self.parts.board.set(Source::Install, vec![installer.incomplete(&error)]);

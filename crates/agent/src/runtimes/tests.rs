@@ -1,3 +1,5 @@
+use types::Severity;
+
 use super::*;
 
 const DEBIAN: &str = r#"version = 2
@@ -93,6 +95,68 @@ fn b17_directories_that_a_runtime_does_not_use_and_files_that_cannot_be_read_are
 
     let runtimes = detect(&[(CONTAINERD, "version = [")]);
     assert_eq!(runtimes.choose(), Directories::default());
-    let complaints = runtimes.complaints(&runtimes.choose());
-    assert!(complaints.len() == 1 && complaints[0].contains("containerd/config.toml"), "{complaints:?}");
+    assert_eq!(runtimes.complaints(&runtimes.choose()), Vec::<String>::new());
+    let found = runtimes.findings(Path::new(CONFIG_DIR), Path::new("/opt/cni/bin/podwire-cni"));
+    assert_eq!((found.len(), found[0].severity), (1, Severity::Degraded), "{found:?}");
+    assert!(found[0].message.contains("containerd/config.toml: "), "{found:?}");
+}
+
+#[test]
+fn b17_a_drop_in_that_cannot_be_parsed_hides_no_runtime() {
+    let main = format!("imports = [\"conf.d/*.toml\"]\n{DEBIAN}");
+    let runtimes = detect(&[(CONTAINERD, &main), ("etc/containerd/conf.d/1.toml", "version = [")]);
+    assert_eq!(runtimes.choose().plugins, Path::new("/usr/lib/cni"));
+    assert!(runtimes.unreadable.len() == 1 && runtimes.unreadable[0].file.ends_with("conf.d/1.toml"));
+    let crio = "[crio.network]\nplugin_dirs = [\"/early\"]\n";
+    let runtimes = detect(&[(CRIO, crio), ("etc/crio/crio.conf.d/10.conf", "]")]);
+    assert_eq!((runtimes.choose().plugins.as_path(), runtimes.unreadable.len()), (Path::new("/early"), 1));
+}
+
+#[test]
+fn b17_a_runtime_that_uses_the_config_and_lacks_the_plugin_is_a_condition_with_a_fix_that_works() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    fs::create_dir(at("installed")).unwrap();
+    let plugin = at("installed/podwire-cni");
+    fs::write(&plugin, "").unwrap();
+    let config = |bin: &str| {
+        let table = "[plugins.\"io.containerd.grpc.v1.cri\".cni]";
+        format!("version = 2\n{table}\nbin_dir = {:?}\nconf_dir = {:?}\n", at(bin), at("net.d"))
+    };
+    let found =
+        |bin: &str, configs: &str| detect(&[(CONTAINERD, &config(bin))]).findings(&at(configs), &plugin);
+    assert_eq!(found("installed", "net.d"), []);
+    // It does not use the config, and reports itself that it has no network.
+    assert_eq!(found("elsewhere", "other.d"), []);
+    let lacking = found("elsewhere", "net.d");
+    assert_eq!((lacking.len(), lacking[0].severity), (1, Severity::NotReady), "{lacking:?}");
+    for words in [
+        format!("set bin_dir = {:?} in ", at("installed")),
+        "config.toml, table [plugins.\"io.containerd.grpc.v1.cri\".cni], and restart containerd".to_owned(),
+    ] {
+        assert!(lacking[0].message.contains(&words), "{words}: {lacking:?}");
+    }
+    // Another runtime serves pods.
+    let crio =
+        format!("[crio.network]\nplugin_dirs = [{:?}]\nnetwork_dir = {:?}\n", at("installed"), at("net.d"));
+    let both = detect(&[(CONTAINERD, &config("elsewhere")), (CRIO, &crio)]).findings(&at("net.d"), &plugin);
+    assert_eq!((both.len(), both[0].severity), (1, Severity::Degraded), "{both:?}");
+    let fix = lacking[0].fix.as_deref().unwrap();
+    assert!(std::process::Command::new("sh").args(["-c", fix]).status().unwrap().success(), "{fix}");
+    assert_eq!(found("elsewhere", "net.d"), []);
+}
+
+#[test]
+fn b17_the_name_of_containerds_table_is_that_of_its_version() {
+    for (text, table) in [
+        ("", "plugins.\"cri\".cni"),
+        ("version = 2\n", "plugins.\"io.containerd.grpc.v1.cri\".cni"),
+        ("version = 3\n", "plugins.\"io.containerd.cri.v1.runtime\".cni"),
+        (
+            "version = 3\n[plugins.'io.containerd.grpc.v1.cri'.cni]\n",
+            "plugins.\"io.containerd.grpc.v1.cri\".cni",
+        ),
+    ] {
+        assert_eq!(detect(&[(CONTAINERD, text)]).found[0].table, table, "{text}");
+    }
 }

@@ -225,16 +225,19 @@ pub struct RouteMatch {
     pub protocol: u8,
     /// The address is this machine's own.
     pub local: bool,
+    /// One link and no gateway.
+    pub direct: bool,
 }
 
 impl RouteMatch {
     pub(crate) fn parse(message: &[u8]) -> Option<Self> {
         let header = RouteHeader::parse(message).ok()?;
-        let (mut dst, mut link) = (any(header.address_family)?, None);
+        let (mut dst, mut link, mut has_gateway) = (any(header.address_family)?, None, false);
         for (kind, value) in attributes(after::<12>(message)) {
             match kind {
                 libc::RTA_DST => dst = read_ip(header.address_family, value)?,
                 libc::RTA_OIF => link = read_u32(value),
+                libc::RTA_GATEWAY | libc::RTA_VIA => has_gateway = true,
                 _ => {}
             }
         }
@@ -243,6 +246,7 @@ impl RouteMatch {
             link,
             protocol: header.protocol.into(),
             local: header.kind == RouteType::Local,
+            direct: link.is_some() && !has_gateway,
         })
     }
 }

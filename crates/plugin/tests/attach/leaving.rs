@@ -252,6 +252,42 @@ fn e14_del_while_the_kernel_takes_the_namespace_down() {
 }
 
 /// As `podman network connect` and `disconnect` do it.
+/// As with the reference's `bridge`: pods of the second network reach the pod by its address there. Also after the pod left its
+/// first network, and when that one has become its second.
+#[test]
+fn b12_a_second_network_is_reached_by_its_own_address() {
+    for (first, second) in MODES.into_iter().flat_map(|first| MODES.map(|second| (first, second))) {
+        let host = Host::new("b12second");
+        let network = |name: &str, n: u8, mode: &str| {
+            let (subnet, all) = (format!("10.{n}.0.0/24,fd00:{n}::/64"), format!("10.{n}.0.0/16"));
+            let keys = json!({"name": name, "bridge": name, "mode": mode, "subnet": subnet, "network": all});
+            host.config(&keys)
+        };
+        let (x1, x2) = (network("x1", 71, first), network("x2", 72, second));
+        let pod = host.pod("a");
+        let (peer1, peer2) = (host.attached("p1", &x1).0, host.attached("p2", &x2).0);
+        let expect_reached = |peer: &Pod, result: &Value| {
+            for ip in ips(result) {
+                assert!(testkit::ping(peer, ip, 1).unwrap().all(), "{first} and {second}: {ip}");
+            }
+        };
+        let in1 = host.add(&pod, &x1);
+        let in2 = host.call_on(Verb::Add, (&pod, "eth1"), &x2).ok().unwrap();
+        expect_reached(&peer1, &in1);
+        expect_reached(&peer2, &in2);
+        // Pods of the network on other nodes.
+        let other = pod.sh(&["ip", "route", "get", "10.72.9.9"]).unwrap();
+        assert_eq!(other.contains("dev eth1"), second == "routed", "{first} and {second}: {other}");
+        host.del(&pod, &x1);
+        expect_reached(&peer2, &in2);
+        let in1 = host.add(&pod, &x1);
+        expect_reached(&peer1, &in1);
+        expect_reached(&peer2, &in2);
+        host.del(&pod, &x1);
+        host.call_on(Verb::Del, (&pod, "eth1"), &x2).ok().unwrap();
+    }
+}
+
 #[test]
 fn b12_a_pod_that_leaves_its_first_network_gets_the_default_route_of_the_other() {
     for (first, second) in MODES.into_iter().flat_map(|first| MODES.map(|second| (first, second))) {

@@ -1,9 +1,12 @@
 //! Subnets that another program of the node uses too: B10.
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
 use serde_json::json;
 use testkit::{Outcome, Snapshot};
 
-use crate::common::{Host, MODES, ips};
+use crate::common::{Host, MODES, ips, v4, with};
 
 const SUBNETS: &str = "10.83.0.0/24,fd00:88::/64";
 
@@ -36,11 +39,12 @@ fn expect_error(outcome: &Outcome, code: u32, words: &[&str]) {
 }
 
 #[test]
-fn b10_an_address_that_the_node_has_or_routes_elsewhere_is_refused_and_nothing_is_left() {
+fn b10_a_requested_address_that_the_node_has_or_routes_elsewhere_is_refused_and_nothing_is_left() {
     for mode in MODES {
         for (add, remove, word) in CASES {
             let host = host("b10add");
-            let config = host.config(&json!({"mode": mode, "subnet": SUBNETS}));
+            let wanted = json!({"ips": ["10.83.0.2", "fd00:88::2"]});
+            let config = host.config(&json!({"mode": mode, "subnet": SUBNETS, "runtimeConfig": wanted}));
             sh(&host, add);
             let (pod, before) = (host.pod("a"), Snapshot::of(&host.node).unwrap());
             let refused = host.plugin.add(&pod, &config).unwrap();
@@ -54,11 +58,106 @@ fn b10_an_address_that_the_node_has_or_routes_elsewhere_is_refused_and_nothing_i
 }
 
 #[test]
+fn b10_addresses_that_the_node_has_or_routes_elsewhere_are_skipped_if_none_was_requested() {
+    for mode in MODES {
+        for (add, _, taken) in CASES {
+            let host = host("b10skip");
+            let config = host.config(&json!({"mode": mode, "subnet": SUBNETS}));
+            sh(&host, add);
+            let (pod, result) = host.attached("a", &config);
+            // One address, or the first 16.
+            let is_taken = |ip: &&IpAddr| {
+                let last = match ip {
+                    IpAddr::V4(v4) => u16::from(v4.octets()[3]),
+                    IpAddr::V6(v6) => v6.segments()[7],
+                };
+                let is_range = taken.contains('/');
+                ip.is_ipv6() == taken.contains(':') && (last == 2 || is_range && last < 16)
+            };
+            let given = ips(&result);
+            assert_eq!((given.len(), given.iter().find(is_taken)), (2, None), "{mode}: {add}: {given:?}");
+            let claims =
+                || std::fs::read_dir(host.node.run_dir().join("networks/blue/addresses")).unwrap().count();
+            assert_eq!(claims(), 2, "{mode}: {add}: the skipped addresses are free");
+            host.del(&pod, &config);
+            assert_eq!(claims(), 0);
+        }
+    }
+}
+
+#[test]
+fn b10_a_subnet_around_the_networks_that_the_node_is_connected_to_is_an_overlap() {
+    for mode in MODES {
+        for (add, connected) in [
+            ("ip address add 10.83.200.1/16 dev other", "10.83.0.0/16"),
+            ("ip address add fd00::9/16 dev other nodad", "fd00::/16"),
+        ] {
+            let host = host("b10wide");
+            let config = host.config(&json!({"mode": mode, "subnet": SUBNETS}));
+            sh(&host, add);
+            let (pod, before) = (host.pod("a"), Snapshot::of(&host.node).unwrap());
+            let status = host.plugin.status(&host.node, &config).unwrap();
+            expect_error(&status, 50, &["SubnetOverlap", connected, "link other"]);
+            let refused = host.plugin.add(&pod, &config).unwrap();
+            expect_error(&refused, 101, &[connected, "link other"]);
+            before.expect_same(&host.node).unwrap();
+        }
+    }
+}
+
+/// The subnet is this node's part of `network`.
+#[test]
+fn b10_a_link_with_the_clusters_subnet_is_an_overlap_and_a_gateway_to_it_is_none() {
+    for mode in MODES {
+        let keys = json!({"mode": mode, "subnet": "10.83.1.0/24", "network": "10.83.0.0/16"});
+        for (route, is_overlap) in [("via 192.0.2.2", false), ("dev other", true)] {
+            let host = host("b10cluster");
+            sh(&host, "ip address add 192.0.2.1/24 dev other");
+            sh(&host, &format!("ip route add 10.83.0.0/16 {route}"));
+            let answer = host.plugin.add(&host.pod("a"), &host.config(&keys)).unwrap();
+            match is_overlap {
+                true => expect_error(&answer, 101, &["10.83.0.0/16", "link other"]),
+                false => assert!(answer.ok().is_ok(), "{mode} {route}"),
+            }
+        }
+    }
+}
+
+/// Two configs with the same subnet whose records are in different run directories: of one name or two, on one bridge or two.
+#[test]
+fn b10_a_second_run_directory_gives_no_address_of_a_pod_of_the_first() {
+    for (mode, name, bridge) in [
+        ("bridge", "blue", "pw0"),
+        ("bridge", "red", "pw0"),
+        ("bridge", "red", "pw1"),
+        ("routed", "blue", "pw0"),
+        ("routed", "red", "pw1"),
+    ] {
+        let host = host("b10twice");
+        let first = host.config(&json!({"mode": mode, "subnet": SUBNETS}));
+        let other_dir = host.node.run_dir().join("other");
+        let second = with(&first, &json!({"runDir": other_dir, "name": name, "bridge": bridge}));
+        let mut given = BTreeSet::new();
+        for (pod, config) in [("a", &first), ("b", &second), ("c", &first), ("d", &second)] {
+            given.extend(ips(&host.attached(pod, config).1));
+        }
+        assert_eq!(given.len(), 8, "{mode} {name} {bridge}: {given:?}");
+        let (e, result) = host.attached("e", &first);
+        let taken = v4(&result).to_string();
+        let wanted = with(&second, &json!({"runtimeConfig": {"ips": [taken]}}));
+        let refused = host.plugin.add(&host.pod("f"), &wanted).unwrap();
+        expect_error(&refused, 101, &[&taken, "runDir"]);
+        host.check(&e, &first, &result).unwrap();
+    }
+}
+
+#[test]
 fn b10_routes_to_more_than_the_subnet_and_a_bridge_without_gateway_are_no_reason_to_refuse() {
     for mode in MODES {
         let host = host("b10less");
-        sh(&host, "ip address add 10.1.2.3/8 dev other; ip route add fd00::/16 dev other");
-        sh(&host, "ip route add default via 10.1.2.4; ip -6 route add default dev other");
+        sh(&host, "ip address add 192.0.2.1/24 dev other; ip route add 10.0.0.0/8 via 192.0.2.2");
+        sh(&host, "ip route add fd00::/16 dev other; ip route add default via 192.0.2.2");
+        sh(&host, "ip -6 route add default dev other");
         let config = host.config(&json!({"mode": mode, "subnet": SUBNETS}));
         host.plugin.status(&host.node, &config).unwrap().ok().unwrap();
         host.attached("a", &config);

@@ -1,6 +1,7 @@
 //! `podwire agent`: the daemon, or what it would run with.
 
 use agent::config::{self, Config};
+use agent::runtimes::Runtimes;
 use anyhow::Result;
 
 use crate::cli::Agent;
@@ -17,7 +18,7 @@ pub(crate) fn run(args: &Agent) -> Result<ExitStatus> {
     if args.check_config {
         return check(args);
     }
-    let config = Config::load(&args.flags, std::env::vars_os())?;
+    let config = Config::load_with(&args.flags, std::env::vars_os(), Runtimes::directories)?;
     if args.print_config {
         return print::say_text(&config.to_toml()).map(|()| ExitStatus::Success);
     }
@@ -27,7 +28,7 @@ pub(crate) fn run(args: &Agent) -> Result<ExitStatus> {
 
 /// All problems, one after the other: those of the values first, because the other checks need them.
 fn check(args: &Agent) -> Result<ExitStatus> {
-    let loaded = Config::load(&args.flags, std::env::vars_os());
+    let loaded = Config::load_with(&args.flags, std::env::vars_os(), Runtimes::directories);
     let is_valid = loaded.is_ok();
     let problems: Vec<(String, Option<String>)> = match loaded {
         Ok(config) => {

@@ -53,7 +53,7 @@ fn with_agent(args: &Install) -> Result<()> {
 fn standalone(args: &Install) -> Result<()> {
     let (wanted, places) = (&args.network, &args.places);
     let run_dir = args.which.run_dir.clone().unwrap_or_else(|| netconf::DEFAULT_RUN_DIR.into());
-    let found = Runtimes::detect(Path::new("/")).choose();
+    let found = Runtimes::directories();
     let what = install::Standalone {
         network: Network {
             name: wanted.name.clone(),
@@ -116,8 +116,9 @@ fn put(installer: &Installer, directories: &Directories) -> Result<()> {
         print::say("everything is in place already")?;
     }
     done.iter().try_for_each(print::say)?;
-    let complaints = Runtimes::detect(Path::new("/")).complaints(directories);
-    complaints.iter().for_each(print::warn);
+    let runtimes = Runtimes::detect(Path::new("/"));
+    runtimes.complaints(directories).iter().for_each(print::warn);
+    runtimes.unreadable.iter().for_each(print::warn);
     Ok(())
 }
 
@@ -140,7 +141,7 @@ fn configuration(args: &Install) -> Result<Config> {
         argv.extend(value.iter().flat_map(|value| [flag.into(), value.clone().into_os_string()]));
     }
     let matches = Flags::augment_args(clap::Command::new("install")).try_get_matches_from(argv)?;
-    Ok(Config::load(&Flags::from_arg_matches(&matches)?, std::env::vars_os())?)
+    Ok(Config::load_with(&Flags::from_arg_matches(&matches)?, std::env::vars_os(), Runtimes::directories)?)
 }
 
 /// Waits until there is nothing more to wait for, and says on stderr what for.

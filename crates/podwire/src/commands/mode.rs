@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use agent::config::{Config, Flags};
 use agent::install::{PLUGIN, is_standalone};
+use agent::runtimes::Runtimes;
 use api::NodeMode;
 use serde_json::Value;
 
@@ -32,7 +33,8 @@ fn names_agent(plugin: &Value) -> bool {
 /// Where the runtime has its CNI configs, also if the agent does not install any.
 fn cni_config_dir() -> Option<PathBuf> {
     let install: (OsString, OsString) = ("PODWIRE_INSTALL_ENABLED".into(), "true".into());
-    let config = Config::load(&Flags::default(), std::env::vars_os().chain([install])).ok()?;
+    let env = std::env::vars_os().chain([install]);
+    let config = Config::load_with(&Flags::default(), env, Runtimes::directories).ok()?;
     config.install.map(|install| install.config_dir)
 }
 

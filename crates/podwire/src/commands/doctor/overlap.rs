@@ -1,7 +1,6 @@
 //! Whether pod subnets overlap with routes and addresses that do not belong to their network.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use agent::runtimes::Runtimes;
 use engine::overlap::{self, Network, Observed};
@@ -45,7 +44,7 @@ fn networks(node: &Node) -> Networks {
         Some((name, (IfName::try_from(network.bridge.as_str()).ok()?, network.subnets.clone())))
     });
     networks.extend(agents);
-    let directory = Runtimes::detect(Path::new("/")).choose().configs;
+    let directory = Runtimes::directories().configs;
     for config in configs::of_podwire(&directory) {
         if let Ok(conf) = NetConf::parse(&config) {
             networks

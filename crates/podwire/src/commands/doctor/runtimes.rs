@@ -4,7 +4,6 @@ use std::path::Path;
 
 use agent::install::PLUGIN;
 use agent::runtimes::{Runtime, Runtimes};
-use types::{Code, Finding};
 
 use super::configs;
 use super::finding::Check;
@@ -13,7 +12,7 @@ const CHECK: &str = "runtimes";
 
 pub(super) fn find_plugin() -> Vec<Check> {
     let runtimes = Runtimes::detect(Path::new("/"));
-    let unreadable = runtimes.unreadable.iter().map(|why| Check::unknown(CHECK, why));
+    let unreadable = runtimes.unreadable.iter().map(|file| Check::problem(CHECK, file.finding()));
     runtimes.found.iter().map(check).chain(unreadable).collect()
 }
 
@@ -22,18 +21,13 @@ fn check(runtime: &Runtime) -> Check {
     if configs::of_podwire(&runtime.config_dir).is_empty() {
         return Check::ok(CHECK, format!("{name} has no config of Podwire in {configs}"));
     }
-    match (runtime.plugin_dirs.iter().find(|dir| dir.join(PLUGIN).exists()), runtime.plugin_dirs.first()) {
+    let found = runtime.plugin_dirs.iter().find(|dir| dir.join(PLUGIN).exists());
+    let Ok(program) = std::env::current_exe() else {
+        return Check::unknown(CHECK, "the path of this program is not known");
+    };
+    match (found, runtime.without_plugin(&program.with_file_name(PLUGIN))) {
         (Some(dir), _) => Check::ok(CHECK, format!("{name} finds {PLUGIN} in {}", dir.display())),
-        (None, Some(dir)) => {
-            let file = dir.join(PLUGIN).display().to_string();
-            let message = format!(
-                "{name} has a config with {PLUGIN} in {configs}, and {file} does not exist: all pods fail"
-            );
-            let found = Finding::new(Code::InstallIncomplete, format_args!("file {file}"), message);
-            let source = std::env::current_exe().ok().map(|us| us.with_file_name(PLUGIN));
-            let fix = source.map(|source| format!("install -D -m 0755 {} {file}", source.display()));
-            Check::problem(CHECK, Finding { fix, ..found })
-        }
+        (None, Some(found)) => Check::problem(CHECK, found),
         (None, None) => Check::unknown(CHECK, format!("{name} has no directory for plugins")),
     }
 }
