@@ -54,10 +54,10 @@ pub(crate) fn attach(
     let host_end = find_host_end(&mut host, &key)?;
     let cookie = pod.netns_cookie()?;
     let site = Site { call, conf, key: &key, netns: &netns, cookie, mtu: bridge.mtu(conf), host_end, caller };
+    let settings = HostSettings::open(caller.resident)?;
     let lease = Lease::take(&site)?;
     let begun = begin(&network, &site, &lease, &mut host).and_then(|begun| unshared(&state, &network, begun));
     let made = begun.and_then(|(held, neighbours)| {
-        let settings = HostSettings::open(caller.resident);
         let mut kernel = Kernel { host: &mut host, pod: &mut pod, state: &state, bridge, settings };
         let (attachment, wired) = finish(held, neighbours, &site, &mut kernel)?;
         let bridge = bridge::as_it_is(&mut host, &wired.bridge);

@@ -98,14 +98,14 @@ impl Resident {
     }
 
     /// Where the IPv6 settings of the host's links are: see [`sysctl::all_settings`].
-    pub(crate) fn settings(&self) -> Option<&OwnedFd> {
+    pub(crate) fn settings(&self) -> Result<Option<&OwnedFd>, Error> {
         if self.settings.get().is_none()
-            && let Some(found) = sysctl::all_settings()
+            && let Some(found) = sysctl::all_settings()?
         {
             // Another thread may have been quicker; it found the same.
             let _ = self.settings.set(found);
         }
-        self.settings.get()
+        Ok(self.settings.get())
     }
 
     /// Somebody changed something on this node: what we know of bridges may be wrong.

@@ -49,7 +49,7 @@ pub(crate) fn apply(host: &mut RtSocket, attachment: &Attachment, host_index: u3
             Op::AddIfb { name: &name, mtu: attachment.mtu },
             Op::SetLink(SetLink {
                 alias: Some(&alias),
-                no_link_local: HostSettings::open(None).has_ipv6(attachment.mtu),
+                no_link_local: HostSettings::open(None)?.has_ipv6(attachment.mtu),
                 ..SetLink::of(LinkRef::Name(&name))
             }),
         ])? {

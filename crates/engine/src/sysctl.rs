@@ -97,10 +97,10 @@ pub(crate) enum HostSettings<'a> {
 
 impl<'a> HostSettings<'a> {
     /// In the network namespace of the calling thread, unless the agent keeps the directory open.
-    pub(crate) fn open(resident: Option<&'a Resident>) -> Self {
+    pub(crate) fn open(resident: Option<&'a Resident>) -> Result<Self, Error> {
         match resident {
-            Some(resident) => resident.settings().map_or(Self::Absent, Self::Kept),
-            None => all_settings().map_or(Self::Absent, Self::Opened),
+            Some(resident) => Ok(resident.settings()?.map_or(Self::Absent, Self::Kept)),
+            None => Ok(all_settings()?.map_or(Self::Absent, Self::Opened)),
         }
     }
 
@@ -130,8 +130,12 @@ fn is_one(at: impl AsFd, path: &Path) -> bool {
 }
 
 /// Where the IPv6 settings of all links of the calling thread's network namespace are, if IPv6 is in this kernel.
-pub(crate) fn all_settings() -> Option<OwnedFd> {
-    open_folder(CWD, Path::new(ALL_SETTINGS)).ok()
+pub(crate) fn all_settings() -> Result<Option<OwnedFd>, Error> {
+    match open_folder(CWD, Path::new(ALL_SETTINGS)) {
+        Ok(dir) => Ok(Some(dir)),
+        Err(Errno::NOENT) => Ok(None),
+        Err(errno) => Err(failed(ALL_SETTINGS.into(), "0", errno.into())),
+    }
 }
 
 fn open_folder(at: impl AsFd, path: &Path) -> rustix::io::Result<OwnedFd> {

@@ -324,7 +324,7 @@ impl Round<'_> {
             ipv4: gateways.keys().any(|gateway| gateway.addr().is_ipv4()),
             ipv6: gateways.keys().any(|gateway| gateway.addr().is_ipv6()),
         };
-        let (log, settings) = (self.state.sysctls(), HostSettings::open(self.order.resident));
+        let (log, settings) = (self.state.sysctls(), HostSettings::open(self.order.resident)?);
         for changed in sysctl::enable_forwarding(&mut self.host, &log, families, &settings)? {
             self.repaired(Kind::Sysctl, format_args!("{} set to 1", changed.display()));
         }

@@ -162,7 +162,7 @@ impl Round<'_> {
         }
         let bridge = self.bridge_of(attachment)?;
         let log = self.state.sysctls();
-        let settings = HostSettings::open(self.order.resident);
+        let settings = HostSettings::open(self.order.resident)?;
         // What it was counts for others: the same address, at the same MAC.
         let wire = Wire {
             attachment,
