@@ -47,7 +47,9 @@ fn a7_nothing_is_written_before_the_agent_is_ready() {
 
     // An agent that is there and cannot serve.
     let mut agent = host.idle_agent(&["--no-install"]);
-    fs::create_dir_all(host.node.run_dir().join("networks")).unwrap();
+    let foreign = host.node.run_dir().join("networks");
+    fs::create_dir_all(&foreign).unwrap();
+    fs::write(foreign.join("theirs"), "").unwrap();
     agent.launch().unwrap();
     wait_until("an answer", DEADLINE, || Ok(agent.client().get(api::READY, DEADLINE)?.status == 503))
         .unwrap();
@@ -59,7 +61,7 @@ fn a7_nothing_is_written_before_the_agent_is_ready() {
     // It becomes ready while we wait.
     let waiting = std::thread::scope(|scope| {
         let waiting = scope.spawn(|| host.install(&[]));
-        fs::remove_dir(host.node.run_dir().join("networks")).unwrap();
+        fs::remove_dir_all(&foreign).unwrap();
         waiting.join().unwrap()
     });
     assert!(waiting.success(), "{}", waiting.stderr);
