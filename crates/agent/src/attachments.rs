@@ -1,10 +1,10 @@
 //! Records as the API shows them.
 
 use api::{
-    AddressView, AttachmentPhase, AttachmentRecord, AttachmentView, BandwidthView, DnsView, MasqueradeView,
-    PlacementView, PodRouteView, PodView, PortView, Timestamp,
+    AddressView, AttachmentPhase, AttachmentRecord, AttachmentView, BandwidthView, DnsView, IpamView,
+    MasqueradeView, PlacementView, PodRouteView, PodView, PortView, Timestamp,
 };
-use engine::state::{Attachment, Listed, Phase};
+use engine::state::{Addressing, Attachment, Listed, Phase};
 
 /// An attachment of a network; one that cannot be read is shown by its name.
 pub fn attachment_view(network: &str, listed: &Listed) -> AttachmentView {
@@ -38,7 +38,7 @@ fn record(record: &Attachment) -> AttachmentRecord {
             .iter()
             .map(|one| AddressView { address: one.address, gateway: one.gateway })
             .collect(),
-        delegated: record.delegated,
+        ipam: ipam(record),
         masquerade: MasqueradeView {
             enabled: record.masquerade_outside.is_some(),
             except: record.masquerade_outside.clone().unwrap_or_default(),
@@ -62,6 +62,15 @@ fn record(record: &Attachment) -> AttachmentRecord {
         hairpin: wiring.hairpin,
         dns: dns(&wiring.dns),
         created: Timestamp(record.created),
+    }
+}
+
+fn ipam(record: &Attachment) -> IpamView {
+    match (record.addressing, record.delegated) {
+        (Addressing::None, _) => IpamView::None,
+        (Addressing::Dhcp, _) => IpamView::Dhcp,
+        (Addressing::Assigned, true) => IpamView::Plugin,
+        (Addressing::Assigned, false) => IpamView::Podwire,
     }
 }
 

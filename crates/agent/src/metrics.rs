@@ -317,7 +317,7 @@ mod tests {
         let blocks = vec![BlockUse { cidr: "10.9.0.0/24".parse().unwrap(), used: 4, free: 249 }];
         let attachments = Counts { ready: 4, pending: 1, unreadable: 0 };
         let found = ["n2", "n3"].map(|node| {
-            let finding = types::Finding::new(Code::NodeConflict, format_args!("node {node}"), "");
+            let finding = types::Finding::new(Code::PeerConflict, format_args!("node {node}"), "");
             Condition::new(finding, api::Timestamp(1))
         });
         metrics.set_peers(&PeerCounts { peers: 3, direct: 2, vxlan: 4, unreachable: 1, tunnels: 2 });
@@ -346,7 +346,7 @@ mod tests {
             "podwire_reconcile_seconds_count 1",
             "podwire_tombstones_drained_total 1",
             "podwire_ready 1",
-            r#"podwire_condition{code="NodeConflict"} 2"#,
+            r#"podwire_condition{code="PeerConflict"} 2"#,
             r#"podwire_condition{code="NftMissing"} 0"#,
             "podwire_peers 3",
             r#"podwire_peer_routes{transport="direct"} 2"#,

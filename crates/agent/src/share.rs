@@ -131,7 +131,7 @@ impl Room {
 /// The condition of records that cannot be read for an answer.
 pub(crate) fn records_unreadable(run_dir: &Path, error: &StateError) -> Finding {
     let object = format!("directory {}", run_dir.display());
-    Finding::new(Code::StateUnusable, object, format_args!("records cannot be read: {error}")).degraded()
+    Finding::new(Code::RunDirUnusable, object, format_args!("records cannot be read: {error}")).degraded()
 }
 
 fn joined(nets: &[IpNet]) -> String {
@@ -145,7 +145,7 @@ pub(crate) struct NoBlock(pub(crate) String);
 
 impl NoBlock {
     pub(crate) fn finding(&self, network: &NetworkName) -> Finding {
-        Finding::new(Code::NoBlock, format_args!("network {network}"), self)
+        Finding::new(Code::BlockMissing, format_args!("network {network}"), self)
     }
 }
 

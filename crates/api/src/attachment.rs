@@ -51,8 +51,7 @@ pub struct AttachmentRecord {
     pub pod_mac: String,
     pub mtu: u32,
     pub addresses: Vec<AddressView>,
-    /// The addresses came from another IPAM plugin.
-    pub delegated: bool,
+    pub ipam: IpamView,
     pub masquerade: MasqueradeView,
     pub spoof_check: bool,
     pub ports: Vec<PortView>,
@@ -71,6 +70,19 @@ pub struct AttachmentRecord {
     pub hairpin: bool,
     pub dns: DnsView,
     pub created: Timestamp,
+}
+
+/// What assigned the addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub enum IpamView {
+    Podwire,
+    Dhcp,
+    /// Another IPAM plugin.
+    Plugin,
+    /// A layer-2 attachment: Podwire knows no addresses.
+    None,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -21,7 +21,8 @@ mod when;
 
 pub use attachment::{
     AddressView, AttachmentDetails, AttachmentPhase, AttachmentRecord, AttachmentView, BandwidthView,
-    DnsView, KernelCheck, KernelState, MasqueradeView, PlacementView, PodRouteView, PodView, PortView,
+    DnsView, IpamView, KernelCheck, KernelState, MasqueradeView, PlacementView, PodRouteView, PodView,
+    PortView,
 };
 pub use client::{Answer, Client, ClientError};
 pub use cluster::{

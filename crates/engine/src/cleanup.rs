@@ -20,10 +20,13 @@ use crate::detach::{delete_link, remove_stray};
 use crate::state::{Listed, State};
 use crate::{Caller, Error, firewall, gc};
 
-/// What cleanup did, and what it left for a person to decide.
+/// What cleanup did.
 #[derive(Debug, Default)]
 pub struct Report {
     pub done: Vec<String>,
+    /// Settings that stay because another program needs them by now. No problem.
+    pub kept: Vec<String>,
+    /// What the operator has to decide or remove.
     pub left: Vec<String>,
 }
 

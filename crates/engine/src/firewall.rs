@@ -350,7 +350,7 @@ pub fn orphans(run_dir: &Path) -> Result<Option<Finding>, Error> {
     let what = format!("the firewall has elements of pods that are gone: {}{rest}", names.join(", "));
     let deletions: Vec<String> =
         found.iter().take(NAMED).map(|orphan| format!("delete element {}", orphan.element)).collect();
-    let finding = Finding::new(types::Code::OrphanedElements, "tables podwire", what);
+    let finding = Finding::new(types::Code::FirewallOrphans, "tables podwire", what);
     Ok(Some(finding.fix(format!("nft '{}'", deletions.join("; ")))))
 }
 

@@ -54,6 +54,11 @@ impl Observed {
     fn link(&self, index: u32) -> Option<&Link> {
         self.links.iter().find(|link| link.index == index)
     }
+
+    /// Whether Podwire gave the link an address. The kernel tells since Linux 5.18.
+    fn has_own_address(&self, link: u32) -> bool {
+        self.addresses.iter().any(|address| address.link == link && address.protocol == Some(ROUTE_PROTOCOL))
+    }
 }
 
 /// One link, route or network that overlaps with a subnet.
@@ -158,9 +163,11 @@ fn find(network: &Network<'_>, observed: &Observed) -> Vec<Overlap> {
     found.into_values().collect()
 }
 
-/// The network's own bridge, host ends of pods, and tunnels.
-fn is_own(network: &Network<'_>, link: &Link) -> bool {
-    link.name == network.bridge.as_str() || (is_managed(link) && !is_marked(link))
+/// The network's own bridge, host ends of pods, and tunnels, also one that lost its alias.
+fn is_own(network: &Network<'_>, observed: &Observed, link: &Link) -> bool {
+    let is_unmarked_tunnel =
+        || link.alias.is_none() && link.vxlan.is_some() && observed.has_own_address(link.index);
+    link.name == network.bridge.as_str() || (is_managed(link) && !is_marked(link)) || is_unmarked_tunnel()
 }
 
 /// A bridge, host end or tunnel of any network of Podwire.
@@ -173,7 +180,7 @@ fn addresses<'a>(network: &Network<'a>, observed: &'a Observed) -> impl Iterator
     let network = *network;
     observed.addresses.iter().filter_map(move |address| {
         let subnet = *network.subnets.iter().find(|subnet| subnet.contains(&address.addr.addr()))?;
-        let link = observed.link(address.link).filter(|link| !is_own(&network, link))?;
+        let link = observed.link(address.link).filter(|link| !is_own(&network, observed, link))?;
         let (address, name) = (address.addr, link.name.clone());
         let kind = match is_marked(link) {
             true => Kind::Gateway { address, bridge: name },
@@ -192,7 +199,7 @@ fn routes<'a>(network: &Network<'a>, observed: &'a Observed) -> impl Iterator<It
         let overlaps = |subnet: &&IpNet| subnet.contains(&dst) || (is_connected && dst.contains(*subnet));
         let subnet = *network.subnets.iter().find(overlaps)?;
         let link = route.link.and_then(|index| observed.link(index));
-        if link.is_some_and(|link| is_own(&network, link)) {
+        if link.is_some_and(|link| is_own(&network, observed, link)) {
             return None;
         }
         let is_managed = link.is_some_and(is_managed);

@@ -44,7 +44,7 @@ pub(crate) fn status(
         Addresses::Own(_) => room(config, conf, place, &mut host).map_err(|error| {
             let network = format!("network {}", config.name);
             let is_full = matches!(error, Error::State(StateError::Exhausted { .. }));
-            let code = if is_full { Code::AddressesExhausted } else { Code::StateUnusable };
+            let code = if is_full { Code::AddressesExhausted } else { Code::RunDirUnusable };
             not_ready(error, dir, code, &network)
         })?,
         Addresses::Absent => {}
@@ -236,7 +236,7 @@ mod tests {
                 assert_eq!(answer.is_err(), is_told, "{text}: {answer:?}");
                 let Err(error) = answer else { return };
                 assert_eq!(error.code, cni::Code::LimitedConnectivity, "{error}");
-                let command = error.details.strip_prefix("ForeignDrop: ").unwrap();
+                let command = error.details.strip_prefix("PodTrafficDropped: ").unwrap();
                 nft(command);
                 assert!(ask(dir.path(), conf).is_ok(), "{text}: after {command}");
             };

@@ -2,8 +2,11 @@
 //!
 //! A name begins `pwt-<pid>-s<start time>-`. The start time (field 22 of /proc/<pid>/stat) tells a process from a later one
 //! that got the same pid. Names of other tools may lack it (`pwt-<pid>-…`): then any process with that pid keeps them.
+//! Outside the machine's first pid namespace `n<pid namespace>` follows the start time: a pid means a process only there, and
+//! directories may be shared between such namespaces.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 
 use anyhow::{Context as _, Result};
 
@@ -13,7 +16,12 @@ pub(crate) const MARK: &str = "pwt-";
 pub(crate) struct Owner {
     pid: u32,
     start: Option<u64>,
+    /// The inode of the pid namespace.
+    namespace: u64,
 }
+
+/// The inode of the machine's first pid namespace (PROC_PID_INIT_INO).
+const FIRST_NAMESPACE: u64 = 0xEFFF_FFFC;
 
 /// What /proc/<pid>/stat says, as far as it matters here.
 struct Stat {
@@ -26,12 +34,17 @@ impl Owner {
     pub(crate) fn this_process() -> Result<Self> {
         let pid = std::process::id();
         let stat = stat(pid).with_context(|| format!("cannot read the start time of process {pid}"))?;
-        Ok(Self { pid, start: Some(stat.start) })
+        let namespace = own_namespace().context("cannot read the pid namespace of this process")?;
+        Ok(Self { pid, start: Some(stat.start), namespace })
     }
 
     pub(crate) fn prefix(self) -> String {
+        let namespace = match self.namespace {
+            FIRST_NAMESPACE => String::new(),
+            other => format!("n{other}"),
+        };
         match self.start {
-            Some(start) => format!("{MARK}{}-s{start}-", self.pid),
+            Some(start) => format!("{MARK}{}-s{start}{namespace}-", self.pid),
             None => format!("{MARK}{}-", self.pid),
         }
     }
@@ -39,17 +52,28 @@ impl Owner {
     /// The owner a name tells of; none for names that do not follow the pattern.
     pub(crate) fn of_name(name: &str) -> Option<Self> {
         let (pid, rest) = name.strip_prefix(MARK)?.split_once('-')?;
-        let start = rest.split_once('-').and_then(|(word, _)| word.strip_prefix('s')?.parse().ok());
-        Some(Self { pid: pid.parse().ok()?, start })
+        let times = rest.split_once('-').and_then(|(word, _)| word.strip_prefix('s'));
+        let (start, namespace) = times.and_then(|times| times.split_once('n')).unzip();
+        let start = start.or(times).and_then(|start| start.parse().ok());
+        let namespace = namespace.map_or(Some(FIRST_NAMESPACE), |inode| inode.parse().ok())?;
+        Some(Self { pid: pid.parse().ok()?, start, namespace })
     }
 
+    /// An owner in another pid namespace cannot be looked up and counts as alive.
     pub(crate) fn lives(self) -> bool {
+        if own_namespace().is_none_or(|own| own != self.namespace) {
+            return true;
+        }
         match stat(self.pid) {
             None => false,
             Some(stat) if self.start.is_some_and(|start| start != stat.start) => false,
             Some(stat) => !matches!(stat.state, 'Z' | 'X') || has_other_threads(self.pid),
         }
     }
+}
+
+fn own_namespace() -> Option<u64> {
+    fs::metadata("/proc/self/ns/pid").ok().map(|file| file.ino())
 }
 
 /// The first thread may end before the others: the process shows as a zombie then and lives all the same.
@@ -89,10 +113,12 @@ mod tests {
 
     #[test]
     fn names_tell_their_owner() {
-        assert_eq!(Owner::of_name("pwt-12-s345-0-x"), Some(Owner { pid: 12, start: Some(345) }));
-        assert_eq!(Owner::of_name("pwt-12-x"), Some(Owner { pid: 12, start: None }));
-        assert_eq!(Owner::of_name("pwt-12-s34x-y"), Some(Owner { pid: 12, start: None }));
-        for foreign in ["pwt-12", "pwt-x-12", "pwt12-x", "cni-12-x", "pwt--x", ""] {
+        let of = |start, namespace| Some(Owner { pid: 12, start, namespace });
+        assert_eq!(Owner::of_name("pwt-12-s345-0-x"), of(Some(345), FIRST_NAMESPACE));
+        assert_eq!(Owner::of_name("pwt-12-s345n6789-0-x"), of(Some(345), 6789));
+        assert_eq!(Owner::of_name("pwt-12-x"), of(None, FIRST_NAMESPACE));
+        assert_eq!(Owner::of_name("pwt-12-s34x-y"), of(None, FIRST_NAMESPACE));
+        for foreign in ["pwt-12", "pwt-x-12", "pwt12-x", "cni-12-x", "pwt--x", "pwt-12-s345nx-y", ""] {
             assert_eq!(Owner::of_name(foreign), None, "{foreign}");
         }
     }
@@ -104,7 +130,15 @@ mod tests {
         assert_eq!(Owner::of_name(&format!("{}0-x", own.prefix())), Some(own));
         assert!(!Owner { start: own.start.map(|s| s - 1), ..own }.lives());
         assert!(Owner { start: None, ..own }.lives());
-        assert!(!Owner { pid: u32::MAX, start: None }.lives());
+        assert!(!Owner { pid: u32::MAX, start: None, ..own }.lives());
+    }
+
+    #[test]
+    fn owners_in_other_pid_namespaces_are_not_taken_for_dead() {
+        let own = Owner::this_process().unwrap();
+        let elsewhere = Owner { pid: u32::MAX, start: Some(1), namespace: own.namespace + 1 };
+        assert!(elsewhere.lives());
+        assert_eq!(Owner::of_name(&format!("{}0-x", elsewhere.prefix())), Some(elsewhere));
     }
 
     #[test]
@@ -114,7 +148,7 @@ mod tests {
         let dead = crate::wait_until("the child to be a zombie", crate::DEADLINE, || {
             Ok(stat(pid).is_some_and(|s| s.state == 'Z'))
         });
-        let lives = Owner { pid, start: None }.lives();
+        let lives = Owner { pid, start: None, ..Owner::this_process().unwrap() }.lives();
         child.wait().unwrap();
         dead.unwrap();
         assert!(!lives);

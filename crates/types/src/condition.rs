@@ -73,13 +73,13 @@ codes! {
     NftMissing NotReady "The `nft` program is not installed, and Podwire's tables cannot be made without it." "`apt install nftables`";
     KernelFeatureMissing NotReady "The kernel lacks a feature that pods need." "`modprobe MODULE`";
     RunDirFull NotReady "The file system of the run directory is full, and attachments cannot be recorded. Degraded while it is only nearly full." "free space: `df -h /run/podwire; df -i /run/podwire`";
-    StateUnusable NotReady "The records in the run directory cannot be read or written." "`ls -la /run/podwire`";
+    RunDirUnusable NotReady "The records in the run directory cannot be read or written." "`ls -la /run/podwire`";
     SubnetOverlap NotReady "A route or address that Podwire does not manage overlaps the pod network. Degraded if it appears while the agent is ready." "set `network.subnets` to a subnet that no other program uses";
     BridgeNameTaken NotReady "A link that is no bridge has the name of the network's bridge." "rename or delete the link, or set `network.bridge`";
     BridgeMissing NotReady "The network's bridge does not exist and cannot be made. Degraded if CNI STATUS finds it missing while pods run." "see the message; the agent retries";
     AddressesExhausted NotReady "All addresses of the network are in use." "delete pods, or use a larger subnet";
     IpamUnavailable NotReady "The IPAM plugin of the network cannot be run or is not ready." "install the plugin that `ipam.type` names";
-    NoBlock NotReady "The node has no block of the network, so pods get no addresses." "see the message; the agent retries";
+    BlockMissing NotReady "The node has no block of the network, so pods get no addresses." "see the message; the agent retries";
     SocketLost NotReady "The agent's socket was removed or replaced and cannot be made again." "`systemctl restart podwire`";
     ReconcileFailed NotReady "The agent cannot list the node's links or records. Degraded once the agent was ready." "see the message; the agent retries";
     InstallIncomplete NotReady "Plugin or config are not in place, or the runtime does not find the plugin, so that pods fail. Degraded if another runtime finds it, or if the configuration of a runtime cannot be read." "see the message; the agent retries";
@@ -89,33 +89,33 @@ codes! {
     RepairFailed Degraded "Reconcile found drift and could not repair it." "see the message; the agent retries";
     BridgeDown Degraded "The bridge of running pods is down." "`ip link set BRIDGE up`";
     FirewallDrift Degraded "Podwire's tables are not as they should be." "`systemctl restart podwire`";
-    OrphanedElements Degraded "Podwire's tables hold elements of pods that are gone." "the `nft` command of the condition";
-    ForeignDrop Degraded "A firewall chain that Podwire does not manage drops the traffic of pods." "the `nft` command of the condition, or `network.accept_forward = true`";
-    LinkMoved Degraded "The interface of a pod is not in the pod's network namespace." "restart the pod";
-    MacChanged Degraded "The MAC address of a pod's interface was changed inside the pod; the source check drops its packets." "the `ip` command of the condition";
-    LeaseExpired Degraded "The interface of a pod with a DHCP address is down, as the DHCP client leaves it when the lease expires. The agent does not set it up: the address may belong to another host." "check the DHCP server, then restart the pod";
+    FirewallOrphans Degraded "Podwire's tables hold elements of pods that are gone." "the `nft` command of the condition";
+    PodTrafficDropped Degraded "A firewall chain that Podwire does not manage drops the traffic of pods." "the `nft` command of the condition, or `network.accept_forward = true`";
+    PodLinkMoved Degraded "The interface of a pod is not in the pod's network namespace." "restart the pod";
+    PodMacChanged Degraded "The MAC address of a pod's interface was changed inside the pod; the source check drops its packets." "the `ip` command of the condition";
+    DhcpLeaseExpired Degraded "The interface of a pod with a DHCP address is down, as the DHCP client leaves it when the lease expires. The agent does not set it up: the address may belong to another host." "check the DHCP server, then restart the pod";
     RecordUnreadable Degraded "The record of an attachment cannot be read; its addresses stay in use." "delete the pod, or remove the file and restart the pod";
     RecordNewer Degraded "A newer version of Podwire wrote the record of an attachment." "upgrade Podwire, or delete the pod";
     TombstoneFailed Degraded "A DEL that was received while no agent ran cannot be served yet." "see the message; the agent retries";
     TombstoneRejected Degraded "A DEL that was received while no agent ran cannot be served and was put aside." "`rm FILE`";
     MetricsUnavailable Degraded "Metrics cannot be served on the configured address." "`ss -ltnp 'sport = :PORT'`";
-    KeyExposed Degraded "Other users can read the key of etcd's client certificate." "`chmod 600 FILE`";
-    EtcdUnreachable Degraded "etcd does not answer. The last known state stays in force." "start etcd, or correct `etcd.endpoints`";
+    EtcdKeyExposed Degraded "Other users can read the key of etcd's client certificate." "`chmod 600 FILE`";
+    StoreUnreachable Degraded "etcd does not answer. The last known state stays in force." "start etcd, or correct `etcd.endpoints`";
     StoreFailed Degraded "The store refuses this node or cannot be used. The last known state stays in force." "see the message; the agent retries";
     StoreValueUnreadable Degraded "A value in the store cannot be read and is ignored." "correct or delete the key";
     NetworkMismatch Degraded "The network's settings differ from those in the store." "configure all nodes alike, or use another `etcd.prefix`";
     NodeNameTaken Degraded "Another machine with a live agent has this node's name." "set `node` to another name";
-    NoFreeBlock Degraded "The node needs another block, and none could be claimed." "`podwire node rm NAME` for nodes that are gone, or a larger subnet";
+    BlocksExhausted Degraded "The node needs another block, and none could be claimed." "`podwire node rm NAME` for nodes that are gone, or a larger subnet";
     BlockLost Degraded "A block of this node belongs to another node now." "delete and restart the pods of the block";
-    NodeStateNotSaved Degraded "The node's state directory cannot be written." "`df -h /var/lib/podwire`";
-    NodeNotRegistered Degraded "A node has not registered again since the store lost its data." "start its agent, or `podwire node rm NAME`";
-    ClusterStopped Degraded "The agent no longer follows the store." "`systemctl restart podwire`";
-    NodeRecordRefused Degraded "Parts of a node's record are not used." "correct the node, or `podwire node rm NAME`";
-    NodeConflict Degraded "Several nodes publish the same address or tunnel MAC." "`podwire node rm NAME` for nodes that are gone";
-    NodeUnrouted Degraded "A node or its blocks have no route." "see the message";
-    NodeUnreachable Degraded "A node does not answer." "`ping ADDRESS`";
+    StateDirUnwritable Degraded "The node's state directory cannot be written." "`df -h /var/lib/podwire`";
+    PeerNotRegistered Degraded "A node has not registered again since the store lost its data." "start its agent, or `podwire node rm NAME`";
+    StoreWatchStopped Degraded "The agent no longer follows the store." "`systemctl restart podwire`";
+    PeerRecordRefused Degraded "Parts of a node's record are not used." "correct the node, or `podwire node rm NAME`";
+    PeerConflict Degraded "Several nodes publish the same address or tunnel MAC." "`podwire node rm NAME` for nodes that are gone";
+    PeerUnrouted Degraded "A node or its blocks have no route." "see the message";
+    PeerUnreachable Degraded "A node does not answer." "`ping ADDRESS`";
     NodeAddressMissing Degraded "The node's own address is missing or ambiguous." "set `node_interface` or `node_addresses`";
-    RouteFailed Degraded "The kernel refused a route or neighbour of another node." "see the message; the agent retries";
+    PeerRouteFailed Degraded "The kernel refused a route or neighbour of another node." "see the message; the agent retries";
     TunnelFailed Degraded "The tunnel device cannot be set up." "see the message; the agent retries";
     ForwardingDisabled Degraded "The kernel does not forward packets of pods." "`sysctl -w net.ipv4.ip_forward=1`";
     ReversePathStrict Degraded "Strict `rp_filter` on a tunnel drops packets of pods." "`sysctl -w net.ipv4.conf.TUNNEL.rp_filter=2`";
@@ -142,7 +142,7 @@ impl Code {
                 | Self::AgentUnreachable
                 | Self::BridgeDown
                 | Self::FirewallDrift
-                | Self::NodeUnreachable
+                | Self::PeerUnreachable
                 | Self::ForwardingDisabled
                 | Self::ReversePathStrict
                 | Self::BridgeNetfilterPartial

@@ -217,8 +217,8 @@ impl Member {
         if let JoinError::Store(error) = error {
             self.shared.contact.call_failed(error);
         }
-        if error.finding().code == Code::NoFreeBlock {
-            let found = Finding::new(Code::NoFreeBlock, format_args!("block {}", wish.like), message);
+        if error.finding().code == Code::BlocksExhausted {
+            let found = Finding::new(Code::BlocksExhausted, format_args!("block {}", wish.like), message);
             self.shared.set_growth_trouble(Some((found, Arc::clone(wish))));
         }
     }

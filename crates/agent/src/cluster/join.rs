@@ -73,9 +73,9 @@ impl JoinError {
             Self::Held { name, .. } => found(Code::NodeNameTaken, format!("node {name}")),
             Self::Network { .. } => found(Code::NetworkMismatch, "store".to_owned()),
             Self::Exhausted { subnet, .. } | Self::Awaited { subnet } => {
-                found(Code::NoFreeBlock, format!("subnet {subnet}"))
+                found(Code::BlocksExhausted, format!("subnet {subnet}"))
             }
-            Self::TooMany => found(Code::NoFreeBlock, "node".to_owned()),
+            Self::TooMany => found(Code::BlocksExhausted, "node".to_owned()),
         }
     }
 }

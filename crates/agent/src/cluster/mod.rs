@@ -124,7 +124,7 @@ impl Drop for Ending {
         }
         let message = "the agent no longer follows the store: routes to other nodes and this node's record stay as they \
                        are; its log has the reason";
-        let found = Finding::new(Code::ClusterStopped, "store", message).fix("systemctl restart podwire");
+        let found = Finding::new(Code::StoreWatchStopped, "store", message).fix("systemctl restart podwire");
         self.board.set(Source::Cluster, vec![found]);
     }
 }

@@ -344,7 +344,7 @@ impl Shared {
         let why = self.contact.silence()?;
         Some(match self.config.store {
             Store::Embedded => Finding::new(Code::StoreFailed, "store", why),
-            Store::Etcd(_) => Finding::new(Code::EtcdUnreachable, "etcd", why),
+            Store::Etcd(_) => Finding::new(Code::StoreUnreachable, "etcd", why),
         })
     }
 
@@ -371,12 +371,12 @@ impl State {
         );
         let directory = format!("directory {}", home.dir().display());
         let unsaved = self.unsaved.iter().chain(&self.forgetful);
-        all.extend(unsaved.map(|why| Finding::new(Code::NodeStateNotSaved, &directory, why)));
+        all.extend(unsaved.map(|why| Finding::new(Code::StateDirUnwritable, &directory, why)));
         all.extend(self.cramped.iter().map(|(found, _)| found.clone()));
         all.extend(self.awaited.iter().map(|node| {
             let message = "it has not registered again since the store lost its data; its routes and blocks are kept \
                            for an hour";
-            Finding::new(Code::NodeNotRegistered, format_args!("node {node}"), message)
+            Finding::new(Code::PeerNotRegistered, format_args!("node {node}"), message)
         }));
         all.extend(self.lost.iter().map(|(block, node)| {
             let message = format!(

@@ -413,7 +413,7 @@ fn an_end_that_nobody_asked_for_is_told() {
         let ending = super::Ending { board: std::sync::Arc::clone(&board), stop: stopped };
         stop.send_replace(asked);
         drop(ending);
-        board.conditions().iter().any(|one| one.code == types::Code::ClusterStopped)
+        board.conditions().iter().any(|one| one.code == types::Code::StoreWatchStopped)
     };
     assert_eq!((told(false), told(true)), (true, false));
 }

@@ -187,7 +187,7 @@ impl Config {
         let exposure = secrets::exposure(key, &metadata)?;
         let path = key.display();
         let message = format!("etcd.key {path} holds a private key and {exposure}");
-        let found = Finding::new(Code::KeyExposed, format_args!("file {path}"), message);
+        let found = Finding::new(Code::EtcdKeyExposed, format_args!("file {path}"), message);
         let name = key.to_string_lossy();
         let word = shell_word(&name);
         Some(found.fix(match secrets::has_other_owner(&metadata) {

@@ -71,7 +71,7 @@ fn b11_an_expired_lease_is_a_condition_and_the_interface_stays_down() {
     let is_reported = || {
         let status = status();
         let all = status["conditions"].as_array().unwrap();
-        all.iter().any(|condition| condition["code"] == "LeaseExpired")
+        all.iter().any(|condition| condition["code"] == "DhcpLeaseExpired")
     };
     wait_until("the condition", DEADLINE, || Ok(is_reported())).unwrap();
     let rounds = || status()["reconcile"]["rounds"].as_u64().unwrap();

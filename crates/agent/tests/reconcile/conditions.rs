@@ -95,10 +95,10 @@ fn a1_a_round_that_fails_does_not_end_what_the_last_one_found() {
     std::fs::write(&aside, "").unwrap();
     let exchange = || renameat_with(CWD, &networks, CWD, &aside, RenameFlags::EXCHANGE).unwrap();
     exchange();
-    wait_for(&host.agent, "StateUnusable");
+    wait_for(&host.agent, "RunDirUnusable");
     assert_eq!(found(&host.agent, "RepairFailed").len(), 1);
     exchange();
-    wait_for_end(&host.agent, "StateUnusable");
+    wait_for_end(&host.agent, "RunDirUnusable");
     assert_eq!(found(&host.agent, "RepairFailed").len(), 1);
     assert_eq!(begun(&host.agent, "RepairFailed"), 1, "{}", host.agent.log().unwrap());
 }
@@ -113,9 +113,9 @@ fn a1_records_that_can_be_read_again_end_the_condition_without_a_client() {
     std::os::unix::fs::symlink(&addresses, &aside).unwrap();
     let exchange = || renameat_with(CWD, &addresses, CWD, &aside, RenameFlags::EXCHANGE).unwrap();
     exchange();
-    wait_for(&host.agent, "StateUnusable");
+    wait_for(&host.agent, "RunDirUnusable");
     exchange();
-    let has_ended = |line: &str| line.contains("condition ended") && line.contains("code=StateUnusable");
+    let has_ended = |line: &str| line.contains("condition ended") && line.contains("code=RunDirUnusable");
     wait_until("its end", DEADLINE, || Ok(host.agent.log()?.lines().any(has_ended))).unwrap();
 }
 
@@ -174,10 +174,10 @@ fn a1_the_mode_of_the_key_for_etcd_is_checked_again() {
     agent.launch().unwrap();
     wait_until("an answer", DEADLINE, || Ok(agent.get("/v1/status").is_ok())).unwrap();
     for _ in 0..2 {
-        wait_for(&agent, "KeyExposed");
-        let fix = found(&agent, "KeyExposed")[0]["fix"].as_str().unwrap().to_owned();
+        wait_for(&agent, "EtcdKeyExposed");
+        let fix = found(&agent, "EtcdKeyExposed")[0]["fix"].as_str().unwrap().to_owned();
         node.sh(&["sh", "-c", &fix]).unwrap();
-        wait_for_end(&agent, "KeyExposed");
+        wait_for_end(&agent, "EtcdKeyExposed");
         std::fs::set_permissions(&key, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
     }
 }

@@ -83,7 +83,7 @@ fn pain15_a_foreign_chain_that_drops_is_told_with_a_command_that_helps() {
             log.lines().filter(|line| line.contains("WARN") && line.contains("drops the traffic of pods"));
         assert!(told.clone().count() >= 3, "{log}");
         assert!(
-            told.clone().all(|line| line.contains("code=ForeignDrop") && line.contains("fix=nft")),
+            told.clone().all(|line| line.contains("code=PodTrafficDropped") && line.contains("fix=nft")),
             "{log}"
         );
     });

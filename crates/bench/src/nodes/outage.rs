@@ -18,7 +18,7 @@ use crate::options::Scale;
 
 /// Nodes beside the one that is measured.
 const PEERS: usize = 20;
-const ETCD_UNREACHABLE: ConditionCode = ConditionCode::Known(Code::EtcdUnreachable);
+const ETCD_UNREACHABLE: ConditionCode = ConditionCode::Known(Code::StoreUnreachable);
 
 pub(crate) fn run(scale: &Scale) -> Result<Timed> {
     let mut cluster = hosts("outage", 1, &subnets())?;
@@ -46,7 +46,7 @@ fn outage(cluster: &Cluster, round: usize, times: &mut Timed) -> Result<()> {
     note(times, "GET /v1/nodes, etcd silent since a moment", ask(cluster)?.1);
     pods(cluster, round, times)?;
     wait_until("the agent to notice", DEADLINE, || has_noticed(cluster))?;
-    note(times, "silent etcd to condition EtcdUnreachable", begun.elapsed());
+    note(times, "silent etcd to condition StoreUnreachable", begun.elapsed());
     let (is_stale, took) = ask(cluster)?;
     ensure!(is_stale, "the agent answers as if etcd were there");
     note(times, "GET /v1/nodes, etcd known to be silent", took);

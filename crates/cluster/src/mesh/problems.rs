@@ -22,7 +22,7 @@ impl Mesh {
                 NoWay::Refused(_) => {}
                 NoWay::OverlapsOurs(_) | NoWay::HoldsLink(_) | NoWay::HoldsNode(_) => {
                     let message = format!("block {block} of node {name} is not routed: {reason}");
-                    findings.insert(Finding::new(Code::NodeUnrouted, format_args!("block {block}"), message));
+                    findings.insert(Finding::new(Code::PeerUnrouted, format_args!("block {block}"), message));
                 }
                 NoWay::NoAddress(_)
                 | NoWay::OurAddress(_)
@@ -32,7 +32,7 @@ impl Mesh {
                 | NoWay::NoUnderlay(_)
                 | NoWay::NoTunnel(_) => {
                     let message = format!("no route to node {name}: {reason}");
-                    findings.insert(Finding::new(Code::NodeUnrouted, format_args!("node {name}"), message));
+                    findings.insert(Finding::new(Code::PeerUnrouted, format_args!("node {name}"), message));
                 }
             }
         }
@@ -46,7 +46,7 @@ impl Mesh {
         self.stored().flat_map(|node| {
             let name = &node.record.name;
             let refused = refusals(&node.record, &self.cuts, |block| self.owner(block));
-            let found = |message| Finding::new(Code::NodeRecordRefused, format_args!("node {name}"), message);
+            let found = |message| Finding::new(Code::PeerRecordRefused, format_args!("node {name}"), message);
             refused.into_iter().map(|one| found(one.sentence(Some(name)))).collect::<Vec<_>>()
         })
     }
@@ -58,7 +58,7 @@ impl Mesh {
                 "nodes {} have the same tunnel MAC {mac}: restart podwire with a fresh state on one of them",
                 list(&names)
             );
-            Finding::new(Code::NodeConflict, format_args!("MAC {mac}"), message)
+            Finding::new(Code::PeerConflict, format_args!("MAC {mac}"), message)
         });
         let addresses = self.addresses.disputed().into_iter().map(|(address, names)| {
             let message = format!(
@@ -66,7 +66,7 @@ impl Mesh {
                  with 'podwire node rm NAME'",
                 list(&names)
             );
-            Finding::new(Code::NodeConflict, format_args!("address {address}"), message)
+            Finding::new(Code::PeerConflict, format_args!("address {address}"), message)
         });
         macs.chain(addresses)
     }

@@ -50,7 +50,7 @@ impl Leaving {
             dependants.of(sysctl, changed).map(ToOwned::to_owned)
         };
         let Some(user) = user else { return self.write(setting) };
-        self.report.left.push(format!(
+        self.report.kept.push(format!(
             "{path} stays {now}: {user} needs it; it was {before} before (sysctl -w {}={before})",
             sysctl.key()
         ));

@@ -185,7 +185,7 @@ pub fn failure(error: Error, run_dir: &Path) -> Finding {
     let directory = format!("directory {}", run_dir.display());
     let (code, object) = match &error {
         Error::State(StateError::Busy { .. }) => (Code::ReconcileFailed, "records"),
-        Error::State(_) => (Code::StateUnusable, directory.as_str()),
+        Error::State(_) => (Code::RunDirUnusable, directory.as_str()),
         _ => (Code::ReconcileFailed, "kernel"),
     };
     error.finding(&Failed { code, object, run_dir })

@@ -29,7 +29,7 @@ fn changed_mac(attachment: &Attachment, link: &Link) -> Option<Finding> {
     let mac = link.mac.filter(|mac| mac != pod_mac && !may_choose)?;
     let (ifname, netns) = (&key.ifname, shell_word(netns));
     let message = format!("{ifname} has the MAC {mac} instead of {pod_mac}: the pod's packets are dropped");
-    let found = Finding::new(Code::MacChanged, format_args!("attachment {key}"), message);
+    let found = Finding::new(Code::PodMacChanged, format_args!("attachment {key}"), message);
     Some(found.fix(format!("nsenter --net={netns} ip link set dev {ifname} address {pod_mac}")))
 }
 
@@ -48,7 +48,7 @@ fn expired(attachment: &Attachment, link: &Link) -> Option<Finding> {
         ips.join(", ")
     );
     is_expired(attachment, link)
-        .then(|| Finding::new(Code::LeaseExpired, format_args!("attachment {key}"), message))
+        .then(|| Finding::new(Code::DhcpLeaseExpired, format_args!("attachment {key}"), message))
 }
 
 /// Where the other end of the host's link is, as far as pod and host tell.
@@ -56,7 +56,7 @@ fn misplaced(attachment: &Attachment, host: &Link, (pod, here): (&[Link], &[Link
     let Attachment { key, netns, .. } = attachment;
     let (ifname, netns) = (&key.ifname, shell_word(netns));
     let is_end = |link: &&Link| Some(link.index) == host.peer && link.peer == Some(host.index);
-    let found = |message| Finding::new(Code::LinkMoved, format_args!("attachment {key}"), message);
+    let found = |message| Finding::new(Code::PodLinkMoved, format_args!("attachment {key}"), message);
     if let Some(Link { name, .. }) = pod.iter().find(is_end) {
         let inside = format!("nsenter --net={netns} ip link set dev");
         let fix = format!("{inside} {name} down && {inside} {name} name {ifname} && {inside} {ifname} up");

@@ -80,7 +80,7 @@ impl ForeignDrop {
         let Self { family, table, chain, why, .. } = self;
         let message = format!("chain {chain} of table {family} {table} drops the traffic of pods: {why}");
         let object = format!("chain {family} {table} {chain}");
-        Finding::new(Code::ForeignDrop, object, message).fix(self.command.clone())
+        Finding::new(Code::PodTrafficDropped, object, message).fix(self.command.clone())
     }
 }
 

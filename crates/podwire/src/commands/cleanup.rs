@@ -54,6 +54,7 @@ pub(crate) fn run(args: &Cleanup) -> Result<()> {
     }
     let kernel = kernel?;
     report.done.extend(kernel.done);
+    report.kept.extend(kernel.kept);
     report.left.extend(kernel.left);
     remove_socket(&folders.socket, &mut report);
     tell(&report, &folders)?;
@@ -76,6 +77,9 @@ fn configured(folders: &Folders) -> Option<agent::config::Network> {
 fn tell(report: &Report, folders: &Folders) -> Result<()> {
     for line in &report.done {
         print::say(line)?;
+    }
+    for line in &report.kept {
+        print::say(format_args!("kept: {line}"))?;
     }
     for line in &report.left {
         print::say(format_args!("left: {line}"))?;

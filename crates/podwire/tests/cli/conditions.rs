@@ -155,7 +155,7 @@ fn a6_a_changed_mac_in_a_pod_is_shown_and_its_fix_helps() {
     with_pods("mac", &|host, agent, pod| {
         let mac = inspect::link(pod, "eth0").unwrap().mac;
         pod.sh(&["ip", "link", "set", "dev", "eth0", "address", "02:00:00:00:00:77"]).unwrap();
-        let shown = fixed(host, "MacChanged");
+        let shown = fixed(host, "PodMacChanged");
         assert!(shown["message"].as_str().unwrap().contains("02:00:00:00:00:77"), "{shown}");
         assert_eq!(shown["since"].is_null(), agent.is_none(), "{shown}");
         assert_eq!(inspect::link(pod, "eth0").unwrap().mac, mac);
@@ -167,7 +167,7 @@ fn a6_a_link_moved_out_of_a_pod_is_shown_and_its_fix_helps() {
     with_pods("moved", &|host, agent, pod| {
         let node = host.node.path().display().to_string();
         pod.sh(&["ip", "link", "set", "dev", "eth0", "netns", &node, "name", "taken"]).unwrap();
-        let shown = fixed(host, "LinkMoved");
+        let shown = fixed(host, "PodLinkMoved");
         assert!(shown["message"].as_str().unwrap().contains("is taken on the node now"), "{shown}");
         // The agent restores what the kernel removed with the move.
         if agent.is_some() {
@@ -179,13 +179,13 @@ fn a6_a_link_moved_out_of_a_pod_is_shown_and_its_fix_helps() {
         }
         // Renamed inside the pod.
         pod.sh(&["sh", "-c", "ip link set dev eth0 down; ip link set dev eth0 name other0"]).unwrap();
-        let shown = fixed(host, "LinkMoved");
+        let shown = fixed(host, "PodLinkMoved");
         assert!(shown["message"].as_str().unwrap().contains("renamed to other0"), "{shown}");
         // Into a namespace that neither pod nor node sees: no command helps.
         let elsewhere = host.node.pod("elsewhere").unwrap();
         let path = elsewhere.path().display().to_string();
         pod.sh(&["ip", "link", "set", "dev", "eth0", "netns", &path]).unwrap();
-        wait_until("the condition", DEADLINE, || Ok(!found(host, "LinkMoved").is_empty())).unwrap();
-        assert!(found(host, "LinkMoved")[0]["fix"].is_null());
+        wait_until("the condition", DEADLINE, || Ok(!found(host, "PodLinkMoved").is_empty())).unwrap();
+        assert!(found(host, "PodLinkMoved")[0]["fix"].is_null());
     });
 }

@@ -48,7 +48,7 @@ impl Telling {
     }
 
     fn findings(&self) -> impl Iterator<Item = Finding> {
-        let found = |object: &str, message: &String| Finding::new(Code::RouteFailed, object, message);
+        let found = |object: &str, message: &String| Finding::new(Code::PeerRouteFailed, object, message);
         let failure = self.failure.iter().map(move |why| found("routes to other nodes", why));
         self.refused.iter().map(move |(object, why)| found(object, why)).chain(failure)
     }
@@ -218,6 +218,6 @@ mod tests {
         let found: Vec<Finding> = telling.findings().collect();
         assert_eq!((found.len(), found[6].object.as_str()), (8, "route 10.2.6.0/24"));
         assert_eq!(found[7].object, "routes to other nodes");
-        assert!(found.iter().all(|one| one.code == Code::RouteFailed), "{found:?}");
+        assert!(found.iter().all(|one| one.code == Code::PeerRouteFailed), "{found:?}");
     }
 }

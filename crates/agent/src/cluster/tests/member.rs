@@ -172,7 +172,7 @@ fn a_block_that_was_lost_is_given_up_also_where_there_is_no_other() {
     });
 }
 
-/// A store that answers can be asked, also by a node that cannot join: the fix of `NoFreeBlock` needs it.
+/// A store that answers can be asked, also by a node that cannot join: the fix of `BlocksExhausted` needs it.
 #[test]
 fn a4_a_node_without_a_free_block_lists_nodes_and_removes_one() {
     run(async {
@@ -182,7 +182,7 @@ fn a4_a_node_without_a_free_block_lists_nodes_and_removes_one() {
         }
         let task = site.start();
         let has = |site: &Site, code| site.board.conditions().iter().any(|one| one.code == code);
-        site.until(|site| has(site, types::Code::NoFreeBlock)).await;
+        site.until(|site| has(site, types::Code::BlocksExhausted)).await;
         assert!(site.shared.contact.is_reachable() && site.shared.contact.failure().is_none());
         let (done, answer) = tokio::sync::oneshot::channel();
         site.commands.send(Command::Ask(Ask::Look(done))).await.unwrap();
@@ -191,7 +191,7 @@ fn a4_a_node_without_a_free_block_lists_nodes_and_removes_one() {
         let ask = Ask::Remove { name: "n5".try_into().unwrap(), force: true, done };
         site.commands.send(Command::Ask(ask)).await.unwrap();
         assert_eq!(answer.await.unwrap().unwrap().len(), 2);
-        site.until(|site| site.blocks().is_ok() && !has(site, types::Code::NoFreeBlock)).await;
+        site.until(|site| site.blocks().is_ok() && !has(site, types::Code::BlocksExhausted)).await;
         task.abort();
     });
 }
@@ -243,7 +243,7 @@ fn a1_no_free_block_ends_when_no_block_is_needed_any_more() {
         let growing = Growing::default();
         growing.want(Asker { like: before[0], seen: &before, commands: &site.commands });
         let is_cramped =
-            |site: &Site| site.board.conditions().iter().any(|one| one.code == types::Code::NoFreeBlock);
+            |site: &Site| site.board.conditions().iter().any(|one| one.code == types::Code::BlocksExhausted);
         site.until(is_cramped).await;
         // No reconcile round asks again: pods went.
         site.until(|site| !is_cramped(site)).await;
@@ -251,7 +251,7 @@ fn a1_no_free_block_ends_when_no_block_is_needed_any_more() {
         let failed = JoinError::from(store::Error::Config { problem: "no right to write".to_owned() });
         assert_ne!(
             failed.finding().code,
-            types::Code::NoFreeBlock,
+            types::Code::BlocksExhausted,
             "a store that failed says nothing of blocks"
         );
     });
@@ -280,7 +280,7 @@ fn what_could_not_be_written_down_is_told_and_written_later() {
         let task = site.start();
         site.until(|site| site.blocks().is_ok()).await;
         let is_told = |site: &Site| {
-            site.board.conditions().iter().any(|one| one.code == types::Code::NodeStateNotSaved)
+            site.board.conditions().iter().any(|one| one.code == types::Code::StateDirUnwritable)
         };
         site.until(is_told).await;
         assert!(site.written().is_empty());

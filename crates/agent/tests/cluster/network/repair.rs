@@ -109,11 +109,11 @@ fn what_is_broken_by_hand_is_back_and_nothing_foreign_is_touched() {
     }
 }
 
-/// The objects of n1's `RouteFailed` conditions.
+/// The objects of n1's `PeerRouteFailed` conditions.
 fn failed_routes(cluster: &Cluster) -> Vec<String> {
     let status = cluster.agent("n1").unwrap().get(api::STATUS).unwrap();
     let status: api::Status = serde_json::from_value(status).unwrap();
-    let failed = status.conditions.into_iter().filter(|one| one.code == types::Code::RouteFailed);
+    let failed = status.conditions.into_iter().filter(|one| one.code == types::Code::PeerRouteFailed);
     failed.map(|condition| condition.object).collect()
 }
 

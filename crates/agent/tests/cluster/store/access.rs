@@ -149,7 +149,7 @@ impl Guarded {
         let mut agent = self.agent("n2", papers);
         await_that("an agent that answers", PATIENCE, || agent.get(api::STATUS).is_ok());
         await_problem(&agent, words);
-        // One of the conditions began with this reason. That of others (`NoBlock`) may have changed since it was logged.
+        // One of the conditions began with this reason. That of others (`BlockMissing`) may have changed since it was logged.
         await_that(&format!("the log to say {words:?}"), SOON, || {
             agent.log().unwrap().lines().any(|line| words.iter().all(|word| line.contains(word)))
         });

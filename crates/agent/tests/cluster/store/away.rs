@@ -14,7 +14,7 @@ use super::{
 };
 use crate::common::{PATIENCE, SOON, Streams, await_that, expect_reach};
 
-const ETCD_UNREACHABLE: ConditionCode = ConditionCode::Known(Code::EtcdUnreachable);
+const ETCD_UNREACHABLE: ConditionCode = ConditionCode::Known(Code::StoreUnreachable);
 
 #[test]
 fn etcd_stopped_and_started_pods_come_and_go_meanwhile() {
@@ -89,7 +89,7 @@ fn claims_of(cluster: &Cluster, node: &str) -> BlocksView {
 
 /// The agent has the condition, with the time at which it began.
 fn await_unreachable(cluster: &Cluster, node: &str) {
-    await_that("EtcdUnreachable", PATIENCE, || {
+    await_that("StoreUnreachable", PATIENCE, || {
         let status = cluster.agent(node).unwrap().get(api::STATUS).unwrap();
         let status: api::Status = serde_json::from_value(status).unwrap();
         let mut found = status.conditions.iter().filter(|condition| condition.code == ETCD_UNREACHABLE);

@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn a1_a_problem_without_a_command_has_the_advice_of_its_code() {
-        let moved = Finding::new(Code::LinkMoved, "attachment podwire/a/eth0", "it was moved");
+        let moved = Finding::new(Code::PodLinkMoved, "attachment podwire/a/eth0", "it was moved");
         assert_eq!(Check::problem("conditions", moved.clone()).advice(), Some("restart the pod"));
         assert_eq!(Check::problem("conditions", moved.fix("ip link set")).advice(), None);
         assert_eq!(Check::ok("conditions", "there are no others").advice(), None);

@@ -134,7 +134,7 @@ fn disk(check: &'static str, code: Code, folder: &Path) -> Check {
             problem(code, format!("{name} is nearly full: {free} MiB are free"), engine::show_space(folder))
         }
         _ if space.is_read_only => {
-            let code = if code == Code::RunDirFull { Code::StateUnusable } else { code };
+            let code = if code == Code::RunDirFull { Code::RunDirUnusable } else { code };
             let message = format!("{name} is on a file system that cannot be written");
             let path = folder.to_string_lossy();
             problem(code, message, format!("findmnt --target {}", shell_word(&path)))

@@ -26,7 +26,7 @@ pub(super) fn reached(node: &Node) -> Vec<Check> {
     let peers = match peers(node) {
         Ok(peers) => peers,
         Err(why) => {
-            return vec![Check::problem(CHECK, Finding::new(Code::EtcdUnreachable, "etcd", why))];
+            return vec![Check::problem(CHECK, Finding::new(Code::StoreUnreachable, "etcd", why))];
         }
     };
     let mut seen = Vec::new();
@@ -119,7 +119,7 @@ fn look(node: &Node, peer: &Peer) -> Seen {
         Ok(mtu) => mtu,
         Err(why) => {
             let what = format!("there is no route to node {name} at {address}: {why}");
-            let found = Finding::new(Code::NodeUnrouted, format_args!("node {name}"), what);
+            let found = Finding::new(Code::PeerUnrouted, format_args!("node {name}"), what);
             return Seen::Wrong(Check::problem(CHECK, found.fix(format!("ip route get {address}"))));
         }
     };
@@ -136,7 +136,7 @@ fn look(node: &Node, peer: &Peer) -> Seen {
             ),
         ),
         (Echo::Silence, Echo::Silence) => {
-            (Code::NodeUnreachable, format!("node {name} at {address} does not answer"))
+            (Code::PeerUnreachable, format!("node {name} at {address} does not answer"))
         }
     };
     let found = Finding::new(code, format_args!("node {name}"), what);

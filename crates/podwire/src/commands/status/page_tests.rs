@@ -79,14 +79,15 @@ fn trouble_is_told_with_what_helps_and_stays_within_the_width() {
     status.reconcile.recent =
         (0..9).map(|n| Repair { time: Timestamp(1_003_000 + n), what: format!("{n} {long}") }).collect();
     let missing = Finding::new(Code::NftMissing, "program nft", "short");
-    let dropped = Finding::new(Code::ForeignDrop, "chain inet filter forward", long).fix(command.clone());
+    let dropped =
+        Finding::new(Code::PodTrafficDropped, "chain inet filter forward", long).fix(command.clone());
     status.conditions = [missing, dropped].map(|found| Condition::new(found, Timestamp(1_003_558))).to_vec();
     let page = page(&status, 1_003_600);
     assert!(page.starts_with("podwire 0.1.0 on worker-1: not ready\n"), "{page}");
     for word in [
         "BAD  /opt",
         "\n\nNOT READY\n- NftMissing program nft, for 42s\n  short\n  advice: `apt install nftables`\n\n",
-        "\n\nDEGRADED\n- ForeignDrop chain inet filter forward, for 42s\n  somebody",
+        "\n\nDEGRADED\n- PodTrafficDropped chain inet filter forward, for 42s\n  somebody",
         " ago    8 somebody",
     ] {
         assert!(page.contains(word), "{word:?} in {page}");
