@@ -25,7 +25,7 @@ use crate::state::{
 use crate::sysctl::{self, Families, HostSettings};
 use crate::wire::{self, Inside, Neighbours, Wire};
 use crate::{
-    Caller, Error, again, detach, firewall, gc, layer2, privileges, relearn, result, settle, shaping,
+    Caller, Error, again, alias, detach, firewall, gc, layer2, privileges, relearn, result, settle, shaping,
 };
 
 /// How often a foreign link may have the name that we would take, before we give up.
@@ -194,8 +194,7 @@ fn find_host_end(host: &mut RtSocket, key: &AttachmentKey) -> Result<HostEnd, Er
     for salt in 0..SALTS {
         let name = key.host_link(salt);
         let Some(index) = host.index_of(&name)? else { return Ok(HostEnd { name, leftover: None }) };
-        let alias = host.link_at(index)?.and_then(|link| link.alias);
-        if alias.is_some_and(|alias| detach::is_alias_of(&alias, key)) {
+        if host.link_at(index)?.is_some_and(|link| alias::is_of(&link, key)) {
             return Ok(HostEnd { name, leftover: Some(index) });
         }
     }

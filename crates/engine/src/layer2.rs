@@ -7,6 +7,7 @@ use netlink::{Link, RtSocket};
 use types::ROUTE_PROTOCOL;
 
 use crate::Error;
+use crate::alias::Alias;
 use crate::bridge::{self, Bridge, Placed};
 use crate::state::Addressing;
 
@@ -26,9 +27,8 @@ pub(crate) fn refuse_ports(host: &mut RtSocket, bridge: &Bridge, placed: &[Place
         return Ok(());
     }
     let is_port = |link: &Link| {
-        let alias = link.alias.as_deref().filter(|alias| alias.starts_with("podwire:"));
-        link.master == Some(bridge.index)
-            && alias.is_some_and(|alias| Addressing::in_alias(alias) == Addressing::None)
+        let is_layer2 = |alias: Alias<'_>| alias.addressing == Addressing::None;
+        link.master == Some(bridge.index) && Alias::of(link).is_some_and(is_layer2)
     };
     let Some(port) = host.links()?.into_iter().find(is_port) else { return Ok(()) };
     new.into_iter().try_for_each(|new| bridge::remove_gateway(host, new))?;

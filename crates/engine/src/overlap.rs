@@ -15,9 +15,9 @@ use types::{
     AttachMode, AttachmentKey, Code, Finding, IfName, NetworkName, PEER_PROTOCOL, ROUTE_PROTOCOL, Severity,
 };
 
+use crate::Error;
+use crate::alias::{Alias, Mark};
 use crate::bridge::is_marked;
-use crate::detach::{addresses_in_alias, is_alias_of};
-use crate::{Error, tunnel};
 
 pub(crate) const TABLE_MAIN: u32 = 254;
 /// RTPROT_KERNEL, the protocol of routes that come with an address.
@@ -47,8 +47,8 @@ impl Observed {
 
     /// Whether pods of the network run on this node, by the aliases of their links.
     pub fn has_pods(&self, network: &NetworkName) -> bool {
-        let own = format!("podwire:{}/", AttachmentKey::network_dir(network));
-        self.links.iter().any(|link| link.alias.as_deref().is_some_and(|alias| alias.starts_with(&own)))
+        let own = AttachmentKey::network_dir(network);
+        self.links.iter().filter_map(Alias::of).any(|alias| alias.network == own)
     }
 
     fn link(&self, index: u32) -> Option<&Link> {
@@ -167,13 +167,9 @@ fn find(network: &Network<'_>, observed: &Observed) -> Vec<Overlap> {
 fn is_own(network: &Network<'_>, observed: &Observed, link: &Link) -> bool {
     let is_unmarked_tunnel =
         || link.alias.is_none() && link.vxlan.is_some() && observed.has_own_address(link.index);
-    link.name == network.bridge.as_str() || (is_managed(link) && !is_marked(link)) || is_unmarked_tunnel()
-}
-
-/// A bridge, host end or tunnel of any network of Podwire.
-fn is_managed(link: &Link) -> bool {
-    let alias = link.alias.as_deref().unwrap_or_default();
-    is_marked(link) || alias.starts_with("podwire:") || tunnel::network_of(alias).is_some()
+    link.name == network.bridge.as_str()
+        || matches!(Mark::of(link), Some(Mark::HostEnd(_) | Mark::Tunnel(_)))
+        || is_unmarked_tunnel()
 }
 
 fn addresses<'a>(network: &Network<'a>, observed: &'a Observed) -> impl Iterator<Item = Overlap> {
@@ -202,7 +198,7 @@ fn routes<'a>(network: &Network<'a>, observed: &'a Observed) -> impl Iterator<It
         if link.is_some_and(|link| is_own(&network, observed, link)) {
             return None;
         }
-        let is_managed = link.is_some_and(is_managed);
+        let is_managed = link.is_some_and(|link| Mark::of(link).is_some());
         let link = link.map(|link| link.name.clone());
         let object = link.as_ref().map_or_else(|| format!("route {dst}"), |link| format!("link {link}"));
         Some(Overlap { subnet, object, kind: Kind::Route { dst, link }, is_managed })
@@ -213,13 +209,14 @@ fn routes<'a>(network: &Network<'a>, observed: &'a Observed) -> impl Iterator<It
 fn pods<'a>(network: &Network<'a>, observed: &'a Observed) -> impl Iterator<Item = Overlap> {
     let (network, own) = (*network, AttachmentKey::network_dir(network.name));
     observed.links.iter().filter_map(move |link| {
-        let other = link.alias.as_deref()?.strip_prefix("podwire:")?.split('/').next()?;
+        let alias = Alias::of(link).filter(|alias| alias.network != own)?;
+        let other = alias.network;
         let in_subnet = |address: IpAddr| {
             let subnet = *network.subnets.iter().find(|subnet| subnet.contains(&address))?;
             let kind = Kind::Pod { address, network: other.to_owned() };
             Some(Overlap { subnet, object: format!("network {other}"), kind, is_managed: true })
         };
-        addresses_in_alias(link).filter(|_| other != own).find_map(in_subnet)
+        alias.ips().find_map(in_subnet)
     })
 }
 
@@ -275,7 +272,7 @@ pub(crate) fn unusable(
         let Some(conflict) = conflict(&matched, subnet, asked) else { continue };
         let link = matched.link.map(|index| host.link_at(index)).transpose()?.flatten();
         // Another network with the same subnet has it only if one of its pods has it.
-        if !matched.local && link.as_ref().is_some_and(is_managed) {
+        if !matched.local && link.as_ref().and_then(Mark::of).is_some() {
             has_others = true;
             continue;
         }
@@ -294,13 +291,11 @@ pub(crate) fn unusable(
 
 /// By the alias of its host end: its record may be in another run directory.
 fn of_another_pod(link: &Link, own: &AttachmentKey, ips: &[IpAddr]) -> Option<Unusable> {
-    let ip = addresses_in_alias(link).find(|ip| ips.contains(ip))?;
-    let pod = link.alias.as_deref()?.strip_prefix("podwire:")?.split(' ').next()?;
-    if is_alias_of(link.alias.as_deref()?, own) {
-        return None;
-    }
+    let alias = Alias::of(link).filter(|alias| !alias.is_of(own))?;
+    let ip = alias.ips().find(|ip| ips.contains(ip))?;
+    let Alias { network, id, ifname, .. } = alias;
     let why = format!(
-        "address {ip} is in use by the pod of link {} ({pod}), which has no record here: use another subnet, or the same runDir",
+        "address {ip} is in use by the pod of link {} ({network}/{id}/{ifname}), which has no record here: use another subnet, or the same runDir",
         link.name
     );
     Some(Unusable { ip, why })

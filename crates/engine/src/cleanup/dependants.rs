@@ -5,13 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
 use ipnet::IpNet;
-use netlink::{Link, RouteFilter, RtSocket};
+use netlink::{RouteFilter, RtSocket};
 use nft::ForeignFamily;
 
-use super::network_of;
-use crate::bridge::is_marked;
+use crate::Error;
+use crate::alias::Mark;
 use crate::state::{Changed, Sysctl, SysctlUse};
-use crate::{Error, tunnel};
 
 /// Links of these kinds lead to containers, machines or networks for which the host is a router.
 const KINDS: [&str; 6] = ["bridge", "veth", "tun", "wireguard", "vxlan", "geneve"];
@@ -73,7 +72,7 @@ impl Dependants {
         let uplinks: BTreeSet<u32> =
             nets.iter().filter(|(_, net)| net.prefix_len() == 0).map(|(link, _)| *link).collect();
         let mut found = Self::default();
-        for link in links.iter().filter(|link| !is_managed(link)) {
+        for link in links.iter().filter(|link| Mark::of(link).is_none()) {
             let of_link = || nets.iter().filter(|(index, _)| *index == link.index).map(|(_, net)| net);
             if let Some(net) = of_link().find(|net| net.addr().is_ipv6()) {
                 found.addresses6.insert(link.name.clone(), net.to_string());
@@ -111,11 +110,6 @@ fn is_of_link(net: &IpNet) -> bool {
             v6.addr().is_unicast_link_local() || v6.addr().is_multicast() || v6.addr().is_loopback()
         }
     }
-}
-
-fn is_managed(link: &Link) -> bool {
-    let is_tunnel = link.alias.as_deref().and_then(tunnel::network_of).is_some();
-    is_marked(link) || network_of(link).is_some() || is_tunnel
 }
 
 #[cfg(test)]

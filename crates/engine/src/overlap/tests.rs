@@ -97,7 +97,7 @@ fn b10_an_overlap_while_pods_run_is_degraded() {
 fn b16_another_network_of_podwire_in_the_subnet_is_degraded() {
     let bridge = format!(
         "ip link set other alias '{}'; ip address add 10.83.0.1/16 dev other",
-        crate::bridge::BRIDGE_ALIAS
+        crate::alias::BRIDGE_ALIAS
     );
     let (found, _) = found_after(&format!("{OTHER} {bridge}"));
     assert_eq!(
