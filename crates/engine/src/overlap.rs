@@ -13,13 +13,13 @@ use netconf::{Addresses, NetConf};
 use netlink::{Address, Link, Route, RouteFilter, RouteMatch, RtSocket};
 use types::{
     AttachMode, AttachmentKey, Code, Finding, IfName, NetworkName, PEER_PROTOCOL, ROUTE_PROTOCOL, Severity,
+    TABLE_MAIN,
 };
 
 use crate::Error;
 use crate::alias::{Alias, Mark};
 use crate::bridge::is_marked;
 
-pub(crate) const TABLE_MAIN: u32 = 254;
 /// RTPROT_KERNEL, the protocol of routes that come with an address.
 const KERNEL_PROTOCOL: u8 = 2;
 
@@ -232,7 +232,7 @@ pub fn routed_subnets(conf: &NetConf) -> Vec<IpNet> {
 }
 
 /// An ADD that is to get addresses.
-pub(crate) struct Asked<'a> {
+pub(crate) struct AddressQuery<'a> {
     pub(crate) conf: &'a NetConf,
     pub(crate) key: &'a AttachmentKey,
     /// The network's bridge, if there is one.
@@ -258,18 +258,18 @@ pub(crate) struct Unusable {
 /// lookups, because a list of routes may be long.
 pub(crate) fn unusable(
     host: &mut RtSocket,
-    asked: &Asked<'_>,
+    query: &AddressQuery<'_>,
     ips: &[IpAddr],
 ) -> Result<Option<Unusable>, Error> {
-    let subnets = routed_subnets(asked.conf);
-    let (mut routed, mut has_others) = (Vec::new(), asked.links == Links::List);
+    let subnets = routed_subnets(query.conf);
+    let (mut routed, mut has_others) = (Vec::new(), query.links == Links::List);
     for &ip in ips {
         let Some(subnet) = subnets.iter().find(|subnet| subnet.contains(&ip)) else { continue };
         routed.push(ip);
         let Some(matched) = host.matched_route(ip)? else { continue };
         // Another pod has the address.
         has_others |= matched.protocol == ROUTE_PROTOCOL && matched.dst == IpNet::from(ip);
-        let Some(conflict) = conflict(&matched, subnet, asked) else { continue };
+        let Some(conflict) = conflict(&matched, subnet, query) else { continue };
         let link = matched.link.map(|index| host.link_at(index)).transpose()?.flatten();
         // Another network with the same subnet has it only if one of its pods has it.
         if !matched.local && link.as_ref().and_then(Mark::of).is_some() {
@@ -286,7 +286,7 @@ pub(crate) fn unusable(
     if routed.is_empty() || !has_others {
         return Ok(None);
     }
-    Ok(host.links()?.iter().find_map(|link| of_another_pod(link, asked.key, &routed)))
+    Ok(host.links()?.iter().find_map(|link| of_another_pod(link, query.key, &routed)))
 }
 
 /// By the alias of its host end: its record may be in another run directory.
@@ -302,16 +302,16 @@ fn of_another_pod(link: &Link, own: &AttachmentKey, ips: &[IpAddr]) -> Option<Un
 }
 
 /// Why a pod cannot have an address, by the route that the kernel uses for it. Pure.
-fn conflict(matched: &RouteMatch, subnet: &IpNet, asked: &Asked<'_>) -> Option<&'static str> {
+fn conflict(matched: &RouteMatch, subnet: &IpNet, query: &AddressQuery<'_>) -> Option<&'static str> {
     if matched.local {
         return Some("an address of this node");
     }
     let is_own = [ROUTE_PROTOCOL, PEER_PROTOCOL].contains(&matched.protocol)
-        || (asked.bridge.is_some() && matched.link == asked.bridge);
+        || (query.bridge.is_some() && matched.link == query.bridge);
     let dst = matched.dst.trunc();
     let is_connected = matched.direct && matched.protocol == KERNEL_PROTOCOL && dst.contains(subnet);
     // A subnet may be this node's part of the cluster's. Through a gateway, a route to the cluster is for other nodes.
-    let in_cluster = matched.direct && asked.conf.cluster.iter().any(|net| net.contains(&dst));
+    let in_cluster = matched.direct && query.conf.cluster.iter().any(|net| net.contains(&dst));
     let overlaps = subnet.contains(&dst) || is_connected || in_cluster;
     (overlaps && !is_own).then_some("routed to another link")
 }

@@ -163,18 +163,12 @@ impl Round<'_> {
         let bridge = self.bridge_of(attachment)?;
         let log = self.state.sysctls();
         let settings = HostSettings::open(self.order.resident)?;
-        // What it was counts for others: the same address, at the same MAC.
-        let wire = Wire {
-            attachment,
-            bridge: &bridge,
-            netns: &netns,
-            log: &log,
-            neighbours: Neighbours::KnowNothing,
-            settings: &settings,
-        };
+        let wire = Wire { attachment, bridge: &bridge, netns: &netns, log: &log, settings: &settings };
         firewall::admit(attachment, &self.state, None)?;
         wire::make_pair(&mut self.host, &wire, &attachment.wiring.gateways)?;
-        let host_index = wire::set_up_inside(&self.host, &mut pod, &wire)?.host_index;
+        // It has the same address at the same MAC as before.
+        let inside = wire::set_up_inside(&self.host, &mut pod, &wire, Neighbours::KnowNothing)?;
+        let host_index = inside.host_index;
         if attachment.mode == AttachMode::Routed {
             wire::route_to_pod(&mut self.host, attachment, host_index)?;
         }
