@@ -6,6 +6,7 @@ mod claim;
 pub(crate) mod decide;
 pub(crate) mod kernel;
 
+use std::net::IpAddr;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -15,16 +16,16 @@ use netlink::{NetNs, RouteFilter, RtSocket};
 use types::{AttachMode, AttachmentKey, IfName, TABLE_MAIN};
 
 pub(crate) use self::claim::refuse_shared;
-use self::claim::{Claimed, claim_usable_addresses};
+use self::claim::{Claimed, Skipped, claim_usable_addresses, give_way};
 use self::decide::families;
 use self::kernel::{FoundBridge, Interface, Kernel, make_interface, set_up};
 use crate::bridge::{self, Bridge};
 use crate::delegate::Delegate;
 use crate::lease::{self, Lease};
-use crate::state::{Attachment, Held, Network, Phase, State, SysctlLog};
+use crate::state::{Attachment, Network, Phase, State, SysctlLog};
 use crate::sysctl::{Families, HostSettings};
-use crate::wire::{Neighbours, Wire};
-use crate::{Caller, Error, again, alias, detach, privileges, relearn, resident, result};
+use crate::wire::Wire;
+use crate::{Caller, Error, again, alias, detach, overlap, privileges, relearn, resident, result};
 
 /// How often a foreign link may have the name that we would take, before we give up.
 const SALTS: u8 = 8;
@@ -67,9 +68,16 @@ pub(crate) fn attach(
         caller,
     };
     let lease = Lease::new(delegate_of(conf, call, caller)?);
-    let claimed = claim_usable_addresses(&state, &network, &context, &mut host)?;
     let mut kernel = Kernel { host: &mut host, pod: &mut pod, state: &state, bridge, lease };
-    let Wired { attachment, bridge, routes } = finish(claimed, &context, &mut kernel)?;
+    let mut skipped = Skipped::default();
+    let Wired { attachment, bridge, routes } = loop {
+        let claimed = claim_usable_addresses(&network, &context, &mut kernel, &mut skipped)?;
+        match finish(claimed, &context, &mut kernel) {
+            Err(Error::AddressInUse { ip, why }) => skipped.add(ip, why, conf)?,
+            other => break other?,
+        }
+        kernel.bridge = find_bridge(kernel.host, conf, caller)?;
+    };
     let bridge = bridge::as_it_is(&mut host, &bridge);
     let answer = result::of_attachment(&attachment, &bridge, &routes, call.config.prev_result.as_ref());
     resident::spare_socket(caller.resident, host);
@@ -194,31 +202,41 @@ fn default_routes(pod: &mut RtSocket, mode: AttachMode) -> Result<Families, Erro
 
 /// The kernel's part, then ready. Whatever fails, nothing of it stays.
 fn finish(claimed: Claimed, context: &AttachContext<'_>, kernel: &mut Kernel<'_>) -> Result<Wired, Error> {
-    let Claimed { mut held, neighbours } = claimed;
-    let ready = wire_up(&mut held, neighbours, context, kernel).and_then(|wired| {
+    let mut claimed = claimed;
+    let ready = wire_up(&mut claimed, context, kernel).and_then(|wired| {
         if (context.caller.cancelled)() {
             return Err(Error::Cancelled(context.key.clone()));
         }
-        held.commit()?;
+        claimed.held.commit()?;
         Ok(wired)
     });
-    let asked = kernel.lease.asked();
-    ready.map_err(|error| match detach::undo_with(held, Some(context.key), context.caller, asked) {
-        Ok(()) => error,
-        Err(also) => Error::Several(vec![error, also]),
+    ready.map_err(|error| {
+        let undone = if matches!(error, Error::AddressInUse { .. }) {
+            give_way(claimed.held, kernel.host)
+        } else {
+            detach::undo_with(claimed.held, Some(context.key), context.caller, kernel.lease.asked())
+        };
+        match undone {
+            Ok(()) => error,
+            Err(also) => Error::Several(vec![error, also]),
+        }
     })
 }
 
 fn wire_up(
-    held: &mut Held,
-    neighbours: Neighbours,
+    claimed: &mut Claimed,
     context: &AttachContext<'_>,
     kernel: &mut Kernel<'_>,
 ) -> Result<Wired, Error> {
+    let Claimed { held, neighbours, has_others } = claimed;
     let Some(attachment) = held.attachment().cloned() else { unreachable!("the record was just written") };
     let bridge = make_interface(&attachment, context, kernel)?;
+    if *has_others {
+        let ips: Vec<IpAddr> = attachment.ips().collect();
+        overlap::refuse_taken(kernel.host, context.key, &ips)?;
+    }
     let interface = match attachment.delegated {
-        false => Interface { attachment, bridge, neighbours },
+        false => Interface { attachment, bridge, neighbours: *neighbours },
         true => lease::obtain_addresses(held, (attachment, bridge), context, kernel)?,
     };
     set_up(interface, context, kernel)

@@ -280,6 +280,14 @@ pub(crate) fn expel_addresses(attachment: &Attachment, resident: Option<&Residen
     resident::with_firewall(resident, |firewall| firewall.expel(&addresses))
 }
 
+/// Removes what belongs to the attachment's link and host ports. Elements of its addresses alone stay, for another pod that has
+/// the same addresses.
+pub(crate) fn expel_link(attachment: &Attachment) -> Result<(), Error> {
+    let Some(member) = Member::of(attachment) else { return Ok(()) };
+    Firewall::open()?.expel(&Pod { addresses: &[], ..member.pod() })?;
+    sweep(std::slice::from_ref(&attachment.host_link), &[])
+}
+
 /// The chain that masquerades the pods of a network, if they are masqueraded.
 pub(crate) fn chain_of(name: &NetworkName, conf: &NetConf) -> Option<NetworkChain> {
     conf.ip_masq.then(|| NetworkChain::new(name, &conf.cluster))

@@ -254,13 +254,22 @@ pub(crate) struct Unusable {
     pub(crate) why: String,
 }
 
+/// Whether a pod can have its addresses.
+pub(crate) enum Usability {
+    Usable {
+        /// Pods of other run directories may get the same addresses: see [`refuse_taken`].
+        has_others: bool,
+    },
+    Unusable(Unusable),
+}
+
 /// The first address that the node has itself, routes to another link, or has given to a pod of another run directory. By
 /// lookups, because a list of routes may be long.
-pub(crate) fn unusable(
+pub(crate) fn check(
     host: &mut RtSocket,
     query: &AddressQuery<'_>,
     ips: &[IpAddr],
-) -> Result<Option<Unusable>, Error> {
+) -> Result<Usability, Error> {
     let subnets = routed_subnets(query.conf);
     let (mut routed, mut has_others) = (Vec::new(), query.links == Links::List);
     for &ip in ips {
@@ -281,12 +290,29 @@ pub(crate) fn unusable(
             "address {ip} is {conflict} ({} on {link}): use another subnet than {subnet}, or exclude it",
             matched.dst
         );
-        return Ok(Some(Unusable { ip, why }));
+        return Ok(Usability::Unusable(Unusable { ip, why }));
     }
-    if routed.is_empty() || !has_others {
-        return Ok(None);
+    let has_others = has_others && !routed.is_empty();
+    let taken = if has_others { taken_by_another(host, query.key, &routed)? } else { None };
+    Ok(taken.map_or(Usability::Usable { has_others }, Usability::Unusable))
+}
+
+/// The first of a pod's addresses that a pod of another run directory has.
+fn taken_by_another(
+    host: &mut RtSocket,
+    own: &AttachmentKey,
+    ips: &[IpAddr],
+) -> Result<Option<Unusable>, Error> {
+    Ok(host.links_if_busy()?.iter().find_map(|link| of_another_pod(link, own, ips)))
+}
+
+/// Called when the pod's link exists. Each of two ADDs at the same time checks when its own link has an alias, so that at least
+/// one finds the other.
+pub(crate) fn refuse_taken(host: &mut RtSocket, own: &AttachmentKey, ips: &[IpAddr]) -> Result<(), Error> {
+    match taken_by_another(host, own, ips)? {
+        Some(Unusable { ip, why }) => Err(Error::AddressInUse { ip, why }),
+        None => Ok(()),
     }
-    Ok(host.links()?.iter().find_map(|link| of_another_pod(link, query.key, &routed)))
 }
 
 /// By the alias of its host end: its record may be in another run directory.

@@ -22,6 +22,19 @@ const TRIES: u32 = 10;
 /// What is listed: in words, and as message type.
 struct Kind(&'static str, u16);
 
+const LINKS: Kind = Kind("list links", libc::RTM_GETLINK);
+
+fn ask_links(body: &mut Body<'_>) {
+    body.header(&LinkHeader::default());
+    skip_stats(body);
+}
+
+/// Of the last try of a dump.
+enum Consistency {
+    Whole,
+    Interrupted,
+}
+
 /// Which routes to list; `None` takes all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RouteFilter {
@@ -40,11 +53,13 @@ impl RouteFilter {
 
 impl RtSocket {
     pub fn links(&mut self) -> Result<Vec<Link>, Error> {
-        let ask = |body: &mut Body<'_>| {
-            body.header(&LinkHeader::default());
-            skip_stats(body);
-        };
-        self.dump(Kind("list links", libc::RTM_GETLINK), ask, Link::parse)
+        self.dump(LINKS, ask_links, Link::parse)
+    }
+
+    /// As [`RtSocket::links`]. On a node whose links change all the time, where no list is whole, the last one: a link may be
+    /// missing from it.
+    pub fn links_if_busy(&mut self) -> Result<Vec<Link>, Error> {
+        Ok(self.dump_tries(LINKS, ask_links, Link::parse)?.0)
     }
 
     /// The addresses of one link, or of all; none for a link that is not there.
@@ -128,20 +143,35 @@ impl RtSocket {
         ask: impl Fn(&mut Body<'_>),
         parse: impl Fn(&[u8]) -> Option<T>,
     ) -> Result<Vec<T>, Error> {
+        match self.dump_tries(Kind(operation, kind), ask, parse)? {
+            (all, Consistency::Whole) => Ok(all),
+            (_, Consistency::Interrupted) => {
+                Err(Error::Interrupted { operation: operation.to_owned(), tries: TRIES })
+            }
+        }
+    }
+
+    fn dump_tries<T>(
+        &mut self,
+        Kind(operation, kind): Kind,
+        ask: impl Fn(&mut Body<'_>),
+        parse: impl Fn(&[u8]) -> Option<T>,
+    ) -> Result<(Vec<T>, Consistency), Error> {
+        let mut all = Vec::new();
         for _ in 0..TRIES {
             let sequences = self.socket.take_sequences(1);
             let head = Head { kind, flags: NLM_F_REQUEST | NLM_F_DUMP, sequence: sequences.start };
             self.batch.clear();
             self.batch.message(head, |body| ask(body)).map_err(oversize(operation))?;
-            let mut all = Vec::new();
+            all.clear();
             let read = self.socket.dump(&self.batch, sequences, |message| all.extend(parse(message)));
             match read.map_err(|e| e.during(operation))? {
-                Dump::Whole => return Ok(all),
+                Dump::Whole => return Ok((all, Consistency::Whole)),
                 Dump::Interrupted => {}
                 Dump::Refused(refusal) => return Err(refusal.during(operation)),
             }
         }
-        Err(Error::Interrupted { operation: operation.to_owned(), tries: TRIES })
+        Ok((all, Consistency::Interrupted))
     }
 }
 

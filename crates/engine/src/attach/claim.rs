@@ -2,15 +2,16 @@
 
 use std::net::IpAddr;
 
-use netconf::Addresses;
+use netconf::{Addresses, NetConf};
 use netlink::RtSocket;
 
 use super::AttachContext;
 use super::decide::{decide, families, neighbours_of, own_address};
-use crate::overlap::{self, AddressQuery, Links, Unusable};
+use super::kernel::Kernel;
+use crate::overlap::{self, AddressQuery, Links, Unusable, Usability};
 use crate::state::{Allocation, Attachment, Begin, Held, Network, Phase, State, StateError, Wanted};
 use crate::wire::Neighbours;
-use crate::{Error, firewall, gc};
+use crate::{Error, alias, detach, firewall, gc};
 
 /// How many addresses that the node uses otherwise are skipped for one pod.
 const SKIPPED: usize = 256;
@@ -19,35 +20,69 @@ const SKIPPED: usize = 256;
 pub(super) struct Claimed {
     pub(super) held: Held,
     pub(super) neighbours: Neighbours,
+    /// Pods of other run directories may get the same addresses.
+    pub(super) has_others: bool,
+}
+
+/// Addresses that another owner on the node has. They are not tried again for this pod.
+#[derive(Default)]
+pub(super) struct Skipped(Vec<IpAddr>);
+
+impl Skipped {
+    /// Refuses the pod where the address was requested, or nothing else is left to try.
+    pub(super) fn add(&mut self, ip: IpAddr, why: String, conf: &NetConf) -> Result<(), Error> {
+        let is_requested = conf.requested.iter().any(|requested| requested.addr == ip);
+        if is_requested || self.0.contains(&ip) || self.0.len() == SKIPPED {
+            return Err(Error::AddressInUse { ip, why });
+        }
+        self.0.push(ip);
+        Ok(())
+    }
 }
 
 /// Claims addresses that nothing else of the node uses. Others are given back and, if they were not requested, the next ones
 /// are tried: addresses are given round robin.
 pub(super) fn claim_usable_addresses(
-    state: &State,
     network: &Network,
     context: &AttachContext<'_>,
-    host: &mut RtSocket,
+    kernel: &mut Kernel<'_>,
+    skipped: &mut Skipped,
 ) -> Result<Claimed, Error> {
     let links = if context.caller.resident.is_some() { Links::ListIfOthers } else { Links::List };
     let query = AddressQuery { conf: context.conf, key: context.key, bridge: context.bridge_index, links };
-    let mut skipped = Vec::new();
     loop {
-        let claimed = begin(network, context, host)?;
+        let claimed = begin(network, context, kernel.host)?;
         let ips: Vec<IpAddr> = claimed.held.attachment().into_iter().flat_map(Attachment::ips).collect();
-        let found = refuse_shared(state, network, &ips).and_then(|()| overlap::unusable(host, &query, &ips));
-        if matches!(found, Ok(None)) {
-            return Ok(claimed);
+        let checked = refuse_shared(kernel.state, network, &ips)
+            .and_then(|()| overlap::check(kernel.host, &query, &ips));
+        if let Ok(Usability::Usable { has_others }) = checked {
+            return Ok(Claimed { has_others, ..claimed });
         }
         // Nothing is in the kernel yet. What it remembers of these addresses belongs to the other owner.
         claimed.held.release(&ips)?;
-        let Some(Unusable { ip, why }) = found? else { continue };
-        let is_requested = context.conf.requested.iter().any(|requested| requested.addr == ip);
-        if is_requested || skipped.contains(&ip) || skipped.len() == SKIPPED {
-            return Err(Error::Cni(cni::Error::new(cni::Code::AddressTaken, why)));
+        if let Usability::Unusable(Unusable { ip, why }) = checked? {
+            skipped.add(ip, why, context.conf)?;
         }
-        skipped.push(ip);
     }
+}
+
+/// Undoes an attachment whose link exists, and of which another pod got an address at the same time. The firewall's elements
+/// of the address are that pod's, too: they are removed only if it is gone, because both pods found each other.
+pub(super) fn give_way(held: Held, host: &mut RtSocket) -> Result<(), Error> {
+    let Some(attachment) = held.attachment() else { return Ok(()) };
+    if let Some(index) = host.index_of(&attachment.host_link)? {
+        detach::delete_link(host, index)?;
+    }
+    firewall::expel_link(attachment)?;
+    let others: Vec<IpAddr> = match host.links() {
+        Ok(links) => links.iter().flat_map(alias::ips_of).collect(),
+        // The other pod may be there.
+        Err(netlink::Error::Interrupted { .. }) => attachment.ips().collect(),
+        Err(error) => return Err(error.into()),
+    };
+    let (shared, own): (Vec<IpAddr>, Vec<IpAddr>) = attachment.ips().partition(|ip| others.contains(ip));
+    firewall::sweep(&[], &own)?;
+    Ok(held.release(&[shared, own].concat())?)
 }
 
 /// Claims the addresses and writes the record.
@@ -78,7 +113,7 @@ fn begin(network: &Network, context: &AttachContext<'_>, host: &mut RtSocket) ->
         other => other?,
     };
     match begun {
-        Begin::Started(held) => Ok(Claimed { held: *held, neighbours }),
+        Begin::Started(held) => Ok(Claimed { held: *held, neighbours, has_others: false }),
         Begin::Exists(Phase::Ready) => Err(Error::AlreadyAttached(context.key.clone())),
         Begin::Exists(Phase::Pending) => Err(Error::Cni(cni::Error::new(
             cni::Code::TryAgainLater,
