@@ -12,12 +12,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use cni::{Call, CniResult, Route as PodRoute};
 use netconf::{Addresses, NetConf, Place};
-use netlink::{NetNs, RouteFilter, RtSocket};
-use types::{AttachMode, AttachmentKey, IfName, TABLE_MAIN};
+use netlink::{Family, NetNs, RtSocket};
+use types::{AttachMode, AttachmentKey, IfName};
 
 pub(crate) use self::claim::refuse_shared;
 use self::claim::{Claimed, Skipped, claim_usable_addresses, give_way};
-use self::decide::families;
 use self::kernel::{FoundBridge, Interface, Kernel, make_interface, set_up};
 use crate::bridge::{self, Bridge};
 use crate::delegate::Delegate;
@@ -189,15 +188,15 @@ fn find_host_end(host: &mut RtSocket, key: &AttachmentKey) -> Result<HostEnd, Er
     Err(Error::NotAvailable(format!("link {name} and {SALTS} others are taken by somebody else")))
 }
 
-/// Only the subnet routes of mode `routed` depend on it.
+/// Only the subnet routes of mode `routed` depend on it. By lookups: a hostile pod may have any number of routes.
 fn default_routes(pod: &mut RtSocket, mode: AttachMode) -> Result<Families, Error> {
-    let routes = match mode {
-        AttachMode::Routed => {
-            pod.routes(RouteFilter { table: Some(TABLE_MAIN), ..RouteFilter::default() })?
-        }
-        AttachMode::Bridge => Vec::new(),
-    };
-    Ok(families(routes.iter().filter(|r| r.dst.prefix_len() == 0).map(|r| r.dst.addr().is_ipv4())))
+    match mode {
+        AttachMode::Routed => Ok(Families {
+            ipv4: pod.default_route(Family::V4)?.is_some(),
+            ipv6: pod.default_route(Family::V6)?.is_some(),
+        }),
+        AttachMode::Bridge => Ok(Families { ipv4: false, ipv6: false }),
+    }
 }
 
 /// The kernel's part, then ready. Whatever fails, nothing of it stays.
