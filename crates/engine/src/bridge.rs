@@ -392,7 +392,7 @@ pub(crate) fn remove_gateway(host: &mut RtSocket, placed: &Placed) -> Result<(),
     if placed.is_new_route { remove_subnet_route(host, &placed.gateway) } else { Ok(()) }
 }
 
-fn is_link_local(address: IpAddr) -> bool {
+pub(crate) fn is_link_local(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(_) => false,
         IpAddr::V6(v6) => v6.is_unicast_link_local(),

@@ -15,7 +15,7 @@ use crate::bridge::{self, Bridge, Gateway};
 use crate::delegate::Delegate;
 use crate::state::{Addressing, Attachment, Held, PodAddress};
 use crate::wire::{self, Neighbours};
-use crate::{Error, firewall, settle, sysctl};
+use crate::{Error, firewall, layer2, settle, sysctl};
 
 /// Addresses that an IPAM plugin may give one pod, as many as sets of ranges.
 const MOST_GIVEN: usize = 16;
@@ -133,5 +133,6 @@ fn give_addresses(
         let gateway = Gateway { bridge: bridge.index, address, mode: attachment.mode };
         placed.push(bridge::put_gateway(kernel.host, bridge, &gateway, &context.log)?);
     }
+    layer2::refuse_sharing(kernel.host, attachment.addressing, bridge, &placed)?;
     settle_gateways(&placed, bridge, context, kernel)
 }

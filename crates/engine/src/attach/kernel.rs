@@ -11,7 +11,7 @@ use crate::bridge::{self, Bridge, Placed, Spec};
 use crate::lease::Lease;
 use crate::reconcile::subnet;
 use crate::resident::KnownBridge;
-use crate::state::{Addressing, Attachment, State};
+use crate::state::{Attachment, State};
 use crate::sysctl::{self, Families};
 use crate::wire::{self, Inside, Neighbours};
 use crate::{Error, detach, firewall, layer2, settle, shaping};
@@ -71,9 +71,7 @@ pub(super) fn make_interface(
     // In force before the link exists: a pod is never unprotected.
     firewall::admit(attachment, kernel.state, context.caller.resident)?;
     let placed = wire::make_pair(kernel.host, &context.wire(attachment, &bridge), &gateways)?;
-    if attachment.addressing == Addressing::None {
-        layer2::refuse_gateway(kernel.host, &bridge)?;
-    }
+    layer2::refuse_sharing(kernel.host, attachment.addressing, &bridge, &placed)?;
     settle_gateways(&placed, &bridge, context, kernel)?;
     Ok(bridge)
 }
@@ -92,7 +90,6 @@ pub(crate) fn settle_gateways(
     context: &AttachContext<'_>,
     kernel: &mut Kernel<'_>,
 ) -> Result<(), Error> {
-    layer2::refuse_ports(kernel.host, bridge, placed)?;
     for new in placed.iter().filter(|placed| placed.is_new_address) {
         bridge::resolve_conflicts(kernel.host, bridge, context.conf, new)?;
         settle::wait_for_address(kernel.host, new.gateway.address.addr())?;
