@@ -40,9 +40,18 @@ pub struct Observed {
 }
 
 impl Observed {
-    pub fn of(host: &mut RtSocket) -> Result<Self, Error> {
+    /// For networks with these subnets. Of the routes, which may be a million, those that overlap them or an alternative are
+    /// kept.
+    pub fn of(host: &mut RtSocket, subnets: &[IpNet]) -> Result<Self, Error> {
+        let nets: Vec<IpNet> =
+            subnets.iter().flat_map(|subnet| candidates(subnet).chain([*subnet])).collect();
         let main = RouteFilter { table: Some(TABLE_MAIN), ..RouteFilter::default() };
-        Ok(Self { addresses: host.addresses(None)?, routes: host.routes(main)?, links: host.links()? })
+        let is_wanted = |route: &Route| {
+            let is_other = ![ROUTE_PROTOCOL, PEER_PROTOCOL].contains(&route.protocol);
+            is_other && nets.iter().any(|net| is_overlap(route, net))
+        };
+        let routes = host.routes_where(main, is_wanted)?;
+        Ok(Self { addresses: host.addresses(None)?, routes, links: host.links()? })
     }
 
     /// Whether pods of the network run on this node, by the aliases of their links.
@@ -188,12 +197,9 @@ fn addresses<'a>(network: &Network<'a>, observed: &'a Observed) -> impl Iterator
 
 fn routes<'a>(network: &Network<'a>, observed: &'a Observed) -> impl Iterator<Item = Overlap> {
     let network = *network;
-    let is_other = |route: &&Route| ![ROUTE_PROTOCOL, PEER_PROTOCOL].contains(&route.protocol);
-    observed.routes.iter().filter(is_other).filter_map(move |route| {
+    observed.routes.iter().filter_map(move |route| {
         let dst = route.dst.trunc();
-        let is_connected = route.protocol == KERNEL_PROTOCOL && route.gateway.is_none();
-        let overlaps = |subnet: &&IpNet| subnet.contains(&dst) || (is_connected && dst.contains(*subnet));
-        let subnet = *network.subnets.iter().find(overlaps)?;
+        let subnet = *network.subnets.iter().find(|subnet| is_overlap(route, subnet))?;
         let link = route.link.and_then(|index| observed.link(index));
         if link.is_some_and(|link| is_own(&network, observed, link)) {
             return None;
@@ -203,6 +209,13 @@ fn routes<'a>(network: &Network<'a>, observed: &'a Observed) -> impl Iterator<It
         let object = link.as_ref().map_or_else(|| format!("route {dst}"), |link| format!("link {link}"));
         Some(Overlap { subnet, object, kind: Kind::Route { dst, link }, is_managed })
     })
+}
+
+/// A route to a part of the subnet, or to a larger network that the node is connected to.
+fn is_overlap(route: &Route, subnet: &IpNet) -> bool {
+    let dst = route.dst.trunc();
+    let is_connected = route.protocol == KERNEL_PROTOCOL && route.gateway.is_none();
+    subnet.contains(&dst) || (is_connected && dst.contains(subnet))
 }
 
 /// The aliases of host ends name network and addresses, also of networks with another run directory.

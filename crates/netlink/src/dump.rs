@@ -73,15 +73,28 @@ impl RtSocket {
 
     /// Unicast routes of both families. One with several next hops has neither gateway nor link.
     pub fn routes(&mut self, filter: RouteFilter) -> Result<Vec<Route>, Error> {
-        self.routes_of(filter, RouteKind::Unicast)
+        self.routes_where(filter, |_| true)
+    }
+
+    /// The same, of which only some are kept: a node may have the whole Internet's routes.
+    pub fn routes_where(
+        &mut self,
+        filter: RouteFilter,
+        is_wanted: impl Fn(&Route) -> bool,
+    ) -> Result<Vec<Route>, Error> {
+        self.routes_of(filter, |route| route.kind == RouteKind::Unicast && is_wanted(route))
     }
 
     /// Routes of both families that say that a destination is unreachable.
     pub fn unreachable_routes(&mut self, filter: RouteFilter) -> Result<Vec<Route>, Error> {
-        self.routes_of(filter, RouteKind::Unreachable)
+        self.routes_of(filter, |route| route.kind == RouteKind::Unreachable)
     }
 
-    fn routes_of(&mut self, filter: RouteFilter, kind: RouteKind) -> Result<Vec<Route>, Error> {
+    fn routes_of(
+        &mut self,
+        filter: RouteFilter,
+        is_wanted: impl Fn(&Route) -> bool,
+    ) -> Result<Vec<Route>, Error> {
         let mut routes = Vec::new();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
             let ask = |body: &mut Body<'_>| {
@@ -96,7 +109,7 @@ impl RtSocket {
             };
             // Where a family is missing, the kernel answers with the routes of the others.
             let is_v4 = family == AddressFamily::Inet;
-            let ours = |r: &Route| r.dst.addr().is_ipv4() == is_v4 && r.kind == kind && filter.matches(r);
+            let ours = |r: &Route| r.dst.addr().is_ipv4() == is_v4 && filter.matches(r) && is_wanted(r);
             let wanted = |message: &[u8]| Route::parse_any(message).filter(ours);
             routes.extend(none_if_missing(self.dump(Kind("list routes", libc::RTM_GETROUTE), ask, wanted))?);
         }

@@ -14,7 +14,9 @@ impl Keeper {
         if self.was_ready && !due.foreign && self.overlaps.is_empty() {
             return;
         }
-        match RtSocket::open().map_err(engine::Error::from).and_then(|mut host| Observed::of(&mut host)) {
+        let subnets = &self.parts.config.network.subnets;
+        let host = RtSocket::open().map_err(engine::Error::from);
+        match host.and_then(|mut host| Observed::of(&mut host, subnets)) {
             Ok(observed) => self.overlaps = self.found(&observed),
             Err(error) => {
                 let error: cni::Error = error.into();
