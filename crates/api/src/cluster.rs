@@ -78,9 +78,9 @@ pub struct BlockView {
     pub node: String,
     /// What does not fit together; null if all does.
     pub problem: Option<String>,
-    /// Addresses in use; null for blocks of other nodes.
+    /// Addresses in use; null for blocks of other nodes, and if the records of this node cannot be read.
     pub used: Option<u64>,
-    /// Null for blocks of other nodes.
+    /// Null where `used` is.
     pub free: Option<u64>,
     pub here: bool,
 }

@@ -15,7 +15,7 @@ use super::command::alive_at;
 use super::join::JoinError;
 use super::member::Member;
 use super::shared::Shared;
-use crate::board::unix_time;
+use crate::clock::unix_time;
 
 /// A store that answered before counts as unreachable after this many failures in a row. A single one is a broken watch or a
 /// slow answer, and the retry follows within half a second.

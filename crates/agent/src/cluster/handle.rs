@@ -20,7 +20,7 @@ use super::kernel::Kernel;
 use super::routes::Question;
 use super::shared::Shared;
 use super::{ClusterError, Ending, Parts, Site, is_alone, store_config};
-use crate::board::unix_time;
+use crate::clock::unix_time;
 use crate::config;
 use crate::share::Shares;
 

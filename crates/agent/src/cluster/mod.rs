@@ -43,7 +43,8 @@ use tokio::task::JoinSet;
 use tracing::info;
 use types::{Code, Finding, NodeName};
 
-use crate::board::{Board, unix_time};
+use crate::board::Board;
+use crate::clock::unix_time;
 use crate::conditions::Source;
 use crate::config::{self, Config};
 use crate::install::Installer;

@@ -25,7 +25,7 @@ use crate::config::{Config, Store};
 use crate::install::{Installer, Rendered};
 use crate::keeper::Bell;
 use crate::metrics::Metrics;
-use crate::share::{NoBlock, Share, Shares, TunnelSize};
+use crate::share::{Share, Shares, TunnelSize};
 use crate::work::Work;
 
 /// One for all of them.
@@ -235,7 +235,7 @@ impl Shared {
         if self.shares.withdraw(why) {
             error!("{why}: no pod gets an address until it has one");
             self.work.withdraw(why);
-            self.board.set(Source::Block, vec![NoBlock(why.to_owned()).finding(&self.config.network.name)]);
+            self.shares.report_block(&self.board, &self.config.network.name);
             self.bell.ring();
             self.changed.notify_one();
         }

@@ -8,7 +8,7 @@ use engine::reconcile::{self, Depth, Kind, Order, Outcome};
 use tracing::{debug, info, warn};
 use types::{Code, Finding, IfName, Severity};
 
-use super::{Due, Keeper, RETRY};
+use super::{Due, Keeper, Parts, RETRY};
 use crate::conditions::Source;
 use crate::memory;
 use crate::notify;
@@ -120,17 +120,11 @@ impl Keeper {
         let share = match share {
             Ok(share) => share,
             // Pods that run are looked after; new ones need a block.
-            Err(none) => {
-                self.parts.board.set(Source::Reconcile, findings);
-                self.parts.board.set(Source::Block, vec![none.finding(&self.parts.config.network.name)]);
-                self.parts.board.set(Source::Records, Vec::new());
-                self.parts.board.set(Source::Addresses, Vec::new());
-                self.parts.board.set_started();
+            Err(_) => {
+                self.report(findings);
                 return;
             }
         };
-        let config = &self.parts.config;
-        share.report_addresses(&self.parts.board, &config.run_dir, &config.network.name);
         self.grow(share);
         self.tell_firewall_of_tunnels(share);
         self.limit_connections();
@@ -142,9 +136,16 @@ impl Keeper {
                 None => self.announce(),
             }
         }
-        self.parts.board.set(Source::Reconcile, findings);
-        self.parts.board.set(Source::Block, Vec::new());
-        self.parts.board.set_started();
+        self.report(findings);
+    }
+
+    /// Block and addresses are read now: they may have changed since the round began.
+    fn report(&self, findings: Vec<Finding>) {
+        let Parts { board, shares, config, .. } = &self.parts;
+        board.set(Source::Reconcile, findings);
+        shares.report_block(board, &config.network.name);
+        shares.report_addresses(board, &config.run_dir, &config.network.name);
+        board.set_started();
     }
 
     /// Logged before it is ready: a client that finds it ready finds it in the log.

@@ -61,7 +61,7 @@ async fn blocks(service: &Arc<Service>, cluster: &Cluster) -> Result<BlocksView,
     let used = spawn_blocking(move || view::block_uses(&service)).await.map_err(|error| error.to_string())?;
     for view in &mut blocks.blocks {
         if let Some(found) = used.iter().find(|used| used.cidr == view.block) {
-            (view.used, view.free) = (Some(found.used), Some(found.free));
+            (view.used, view.free) = (found.used, found.free);
         }
     }
     Ok(blocks)
