@@ -211,7 +211,11 @@ mod tests {
         all.set(Source::Elements, vec![missing().degraded()], clock.at(1));
         let change = all.set(Source::Reconcile, vec![missing(), missing()], clock.at(2));
         assert_eq!(change, Change { worsened: vec![missing()], ..Change::default() });
-        assert_eq!(all.all(&clock.now()), [Condition::new(missing(), Timestamp(1001))], "the most severe one counts");
+        assert_eq!(
+            all.all(&clock.now()),
+            [Condition::new(missing(), Timestamp(1001))],
+            "the most severe one counts"
+        );
         let eased = vec![missing().degraded()];
         let change = all.set(Source::Reconcile, vec![], clock.at(3));
         assert_eq!(change, Change { eased, ..Change::default() }, "it lasts");
@@ -226,7 +230,8 @@ mod tests {
         all.set(Source::Lifecycle, vec![starting], clock.at(1));
         all.set(Source::Routes, vec![stuck("x")], clock.at(1));
         all.set(Source::Reconcile, vec![missing()], clock.at(1));
-        let codes: Vec<String> = all.all(&clock.now()).iter().map(|condition| condition.code.to_string()).collect();
+        let codes: Vec<String> =
+            all.all(&clock.now()).iter().map(|condition| condition.code.to_string()).collect();
         assert_eq!(codes, ["NftMissing", "AgentStarting", "RepairFailed"]);
     }
 

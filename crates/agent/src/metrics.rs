@@ -396,9 +396,9 @@ mod tests {
     fn a3_usage_that_is_unknown_and_blocks_that_are_lost_are_not_exported() {
         let metrics = Metrics::new();
         let page = |cidrs: &[&str], number: Option<u64>| {
-            let block =
-                |cidr: &&str| BlockUse { cidr: cidr.parse().unwrap(), used: number, free: number };
-            let (blocks, attachments) = (cidrs.iter().map(block).collect(), number.map(|_| Counts::default()));
+            let block = |cidr: &&str| BlockUse { cidr: cidr.parse().unwrap(), used: number, free: number };
+            let (blocks, attachments) =
+                (cidrs.iter().map(block).collect(), number.map(|_| Counts::default()));
             metrics.render(&Seen { blocks, attachments, ..Seen::default() }).unwrap()
         };
         let both = page(&["10.9.0.0/24", "fd00:9::/64"], Some(4));
@@ -407,6 +407,9 @@ mod tests {
         assert!(!one.contains("10.9.0.0/24") && one.contains("fd00:9::/64"), "{one}");
         assert!(one.contains("podwire_attachments{"), "{one}");
         let unknown = page(&["10.9.0.0/24", "fd00:9::/64"], None);
-        assert!(!unknown.contains("podwire_addresses{") && !unknown.contains("podwire_attachments{"), "{unknown}");
+        assert!(
+            !unknown.contains("podwire_addresses{") && !unknown.contains("podwire_attachments{"),
+            "{unknown}"
+        );
     }
 }

@@ -72,11 +72,7 @@ impl Share {
     }
 
     /// The condition of a node that has no address left in a family.
-    fn exhausted(
-        &self,
-        run_dir: &Path,
-        name: &NetworkName,
-    ) -> Result<Option<Finding>, StateError> {
+    fn exhausted(&self, run_dir: &Path, name: &NetworkName) -> Result<Option<Finding>, StateError> {
         let state = State::open_existing(run_dir)?;
         let Some(network) = state.and_then(|state| state.existing_network(name)) else { return Ok(None) };
         let claimed = network.claimed()?;
@@ -178,11 +174,7 @@ impl Shares {
     }
 
     /// Whether the node has addresses left, and records that cannot be read for that.
-    pub(crate) fn address_findings(
-        &self,
-        run_dir: &Path,
-        name: &NetworkName,
-    ) -> Vec<(Source, Vec<Finding>)> {
+    pub(crate) fn address_findings(&self, run_dir: &Path, name: &NetworkName) -> Vec<(Source, Vec<Finding>)> {
         let exhausted = self.get().map_or(Ok(None), |share| share.exhausted(run_dir, name));
         let unreadable = exhausted.as_ref().err().map(|error| records_unreadable(run_dir, error));
         let exhausted = exhausted.ok().flatten();

@@ -126,6 +126,16 @@ pub struct RouteView {
     pub note: Option<String>,
 }
 
+/// All routes to other nodes' blocks. They follow the agent's copy of the store's contents, whose age is told.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct RoutesView {
+    #[serde(flatten)]
+    pub freshness: Freshness,
+    pub routes: Vec<RouteView>,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]

@@ -16,7 +16,9 @@ impl Keeper {
         let observed =
             RtSocket::open().map_err(engine::Error::from).and_then(|mut host| Observed::of(&mut host));
         let operation = "list routes and addresses to check for overlap with the pod network";
-        if let Some(observed) = self.report_rule("routes overlap", operation, observed.map_err(cni::Error::from)) {
+        if let Some(observed) =
+            self.report_rule("routes overlap", operation, observed.map_err(cni::Error::from))
+        {
             self.overlaps = self.found(&observed);
         }
     }

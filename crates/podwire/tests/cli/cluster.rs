@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use api::{BlocksView, NodeView, NodesView, Removed, RouteState, RouteTransport, RouteView};
+use api::{BlocksView, NodeView, NodesView, Removed, RouteState, RouteTransport, RoutesView};
 use rustix::process::Signal;
 use serde::de::DeserializeOwned;
 use serde_json::json;
@@ -45,7 +45,7 @@ fn words(text: &str) -> String {
 fn wait_for_routes(cluster: &Cluster, number: usize) {
     wait_until("the routes of n1", SOON, || {
         let outcome = ask(cluster, "n1", &["routes", "-o", "json"]);
-        Ok(outcome.success() && serde_json::from_str::<Vec<RouteView>>(&outcome.stdout)?.len() == number)
+        Ok(outcome.success() && serde_json::from_str::<RoutesView>(&outcome.stdout)?.routes.len() == number)
     })
     .unwrap();
 }
@@ -149,7 +149,7 @@ fn routes_that_cannot_be_come_first_and_end_with_1() {
     assert!(table.find(" n2 none ") < table.find(" n3 direct "), "{table}");
     let outcome = ask(&cluster, "n1", &["routes", "-o", "json"]);
     assert_eq!(outcome.status.code(), Some(1));
-    let routes: Vec<RouteView> = json(&outcome);
+    let RoutesView { routes, .. } = json(&outcome);
     let wrong = routes.iter().filter(|route| route.state != RouteState::Ok);
     assert!(
         wrong

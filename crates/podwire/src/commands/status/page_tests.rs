@@ -4,7 +4,8 @@ use types::{Code, Finding};
 use super::*;
 
 fn status() -> Status {
-    let block = |cidr: &str, used, free| BlockUse { cidr: cidr.parse().unwrap(), used: Some(used), free: Some(free) };
+    let block =
+        |cidr: &str, used, free| BlockUse { cidr: cidr.parse().unwrap(), used: Some(used), free: Some(free) };
     Status {
         node: "worker-1".to_owned(),
         version: "0.1.0".to_owned(),
