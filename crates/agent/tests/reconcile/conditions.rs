@@ -113,7 +113,7 @@ fn a1_records_that_can_be_read_again_end_the_condition_without_a_client() {
     std::os::unix::fs::symlink(&addresses, &aside).unwrap();
     let exchange = || renameat_with(CWD, &addresses, CWD, &aside, RenameFlags::EXCHANGE).unwrap();
     exchange();
-    wait_for(&host.agent, "RunDirUnusable");
+    wait_until("its begin", DEADLINE, || Ok(begun(&host.agent, "RunDirUnusable") == 1)).unwrap();
     exchange();
     let has_ended = |line: &str| line.contains("condition ended") && line.contains("code=RunDirUnusable");
     wait_until("its end", DEADLINE, || Ok(host.agent.log()?.lines().any(has_ended))).unwrap();
