@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use api::{Condition, InstalledFile, Readiness, ReconcileStatus, Repair, Timestamp};
+use api::{Condition, InactivePort, InstalledFile, Readiness, ReconcileStatus, Repair, Timestamp};
 use tracing::{error, info, warn};
 use types::{Code, Finding, Severity};
 
@@ -26,7 +26,7 @@ struct Inner {
     keeping: Keeping,
     reconcile: Reconciled,
     installed: Vec<InstalledFile>,
-    inactive_ports: Vec<String>,
+    inactive_ports: Vec<InactivePort>,
     conditions: Conditions,
     /// Final, whatever rounds that are still under way find.
     is_stopping: bool,
@@ -35,8 +35,8 @@ struct Inner {
 /// Rounds and repairs so far.
 #[derive(Debug, Default)]
 struct Reconciled {
-    last: Option<Instant>,
-    took_ms: u64,
+    last_round: Option<Instant>,
+    duration_ms: u64,
     rounds: u64,
     repairs: u64,
     /// The latest repairs, oldest first.
@@ -152,11 +152,11 @@ impl Board {
     }
 
     /// Another round ended, with these repairs.
-    pub(crate) fn reconciled(&self, took_ms: u64, repairs: &[String]) {
+    pub(crate) fn reconciled(&self, duration_ms: u64, repairs: &[String]) {
         {
             let status = &mut self.lock().reconcile;
-            status.last = Some(Instant::now());
-            status.took_ms = took_ms;
+            status.last_round = Some(Instant::now());
+            status.duration_ms = duration_ms;
             status.rounds += 1;
         }
         self.repaired(repairs.len() as u64, repairs);
@@ -180,11 +180,11 @@ impl Board {
         self.lock().installed = files;
     }
 
-    pub(crate) fn inactive_ports(&self) -> Vec<String> {
+    pub(crate) fn inactive_ports(&self) -> Vec<InactivePort> {
         self.lock().inactive_ports.clone()
     }
 
-    pub(crate) fn set_inactive_ports(&self, ports: Vec<String>) {
+    pub(crate) fn set_inactive_ports(&self, ports: Vec<InactivePort>) {
         self.lock().inactive_ports = ports;
     }
 
@@ -195,13 +195,14 @@ impl Board {
 
 impl Reconciled {
     fn shown(&self, now: &Now) -> ReconcileStatus {
-        let repair = |(at, what): &(Instant, String)| Repair { time: now.wall_time(*at), what: what.clone() };
+        let repair =
+            |(at, what): &(Instant, String)| Repair { at: now.wall_time(*at), message: what.clone() };
         ReconcileStatus {
-            last: self.last.map(|last| now.wall_time(last)),
-            took_ms: self.took_ms,
+            last_round_at: self.last_round.map(|last| now.wall_time(last)),
+            duration_ms: self.duration_ms,
             rounds: self.rounds,
             repairs: self.repairs,
-            recent: self.recent.iter().map(repair).collect(),
+            recent_repairs: self.recent.iter().map(repair).collect(),
         }
     }
 }
@@ -353,7 +354,7 @@ mod tests {
         let wall = std::time::UNIX_EPOCH + Duration::from_secs(1_800_000_060);
         let now = Now { instant: started + Duration::from_secs(60), wall };
         let shown = board.lock().reconcile.shown(&now);
-        for time in [shown.last.unwrap(), shown.recent[0].time] {
+        for time in [shown.last_round_at.unwrap(), shown.recent_repairs[0].at] {
             assert!((1_800_000_000..1_800_000_050).contains(&time.0), "{time}");
         }
     }

@@ -61,7 +61,7 @@ async fn blocks(service: &Arc<Service>, cluster: &Cluster) -> Result<BlocksView,
     let used = spawn_blocking(move || view::block_uses(&service)).await;
     let used = used.map_err(|error| AskError::Failed(error.to_string()))?;
     for view in &mut blocks.blocks {
-        if let Some(found) = used.iter().find(|used| used.cidr == view.block) {
+        if let Some(found) = used.iter().find(|used| used.block == view.block) {
             (view.used, view.free) = (found.used, found.free);
         }
     }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use api::{AttachmentView, BlockUse, Condition, Counts, Status};
+use api::{AttachmentsView, BlockUse, Condition, Counts, NodeMode, Status};
 use engine::state::{Listed, Phase, State, StateError};
 use ipam::{Range, RangeSet, RangeSpec};
 use ipnet::IpNet;
@@ -16,20 +16,17 @@ use crate::metrics::{Seen, resident_bytes};
 use crate::share::records_unreadable;
 
 /// All attachments, or those of one container: phase and record. One that cannot be read is told by its name.
-pub(super) fn attachments(
-    run_dir: &Path,
-    container: Option<&str>,
-) -> Result<Vec<AttachmentView>, StateError> {
-    let mut shown = Vec::new();
-    let Some(state) = State::open_existing(run_dir)? else { return Ok(shown) };
-    for network in state.networks()? {
+pub(super) fn attachments(run_dir: &Path, container: Option<&str>) -> Result<AttachmentsView, StateError> {
+    let mut attachments = Vec::new();
+    let networks = State::open_existing(run_dir)?.map(|state| state.networks()).transpose()?;
+    for network in networks.unwrap_or_default() {
         let name = network.name();
         let mut all = network.list()?;
         all.retain(|listed| container.is_none_or(|container| is_of(listed, container)));
         all.sort_by(|a, b| a.stem.cmp(&b.stem));
-        shown.extend(all.iter().map(|listed| attachment_view(&name, listed)));
+        attachments.extend(all.iter().map(|listed| attachment_view(&name, listed)));
     }
-    Ok(shown)
+    Ok(AttachmentsView { attachments })
 }
 
 fn is_of(listed: &Listed, container: &str) -> bool {
@@ -49,7 +46,7 @@ struct Usage {
 fn usage(service: &Service) -> (Usage, Result<(), StateError>) {
     let known = known_usage(service);
     let cidrs = service.shares.get().map(|share| share.blocks.clone()).unwrap_or_default();
-    let unknown = |cidr| BlockUse { cidr, used: None, free: None };
+    let unknown = |block| BlockUse { block, used: None, free: None };
     match known {
         Ok(usage) => (usage, Ok(())),
         Err(error) => {
@@ -76,11 +73,11 @@ fn known_usage(service: &Service) -> Result<Usage, StateError> {
     let name = NetworkName::try_from(facts.network.name.as_str()).ok();
     let network = state.zip(name).and_then(|(state, name)| state.existing_network(&name));
     let share = service.shares.get();
-    let blocks = share.iter().flat_map(|share| &share.blocks).filter_map(|&cidr| {
-        let set = whole(cidr)?;
+    let blocks = share.iter().flat_map(|share| &share.blocks).filter_map(|&block| {
+        let set = whole(block)?;
         let used = network.as_ref().map_or(Ok(0), |network| network.in_use_of(&set));
         let free = |used| set.capacity().saturating_sub(used);
-        Some(used.map(|used| BlockUse { cidr, used: Some(used), free: Some(free(used)) }))
+        Some(used.map(|used| BlockUse { block, used: Some(used), free: Some(free(used)) }))
     });
     Ok(Usage { attachments: Some(counts), blocks: blocks.collect::<Result<_, StateError>>()? })
 }
@@ -110,10 +107,11 @@ pub(super) fn status(service: &Service) -> Status {
     let (facts, board) = (&service.facts, &service.board);
     let (Usage { attachments, blocks }, conditions) = observed(service);
     Status {
+        mode: NodeMode::Agent,
         node: facts.node.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
-        started: board.started(),
+        started_at: board.started(),
         ready: !conditions.iter().any(Condition::keeps_from_ready),
         store: facts.store.clone(),
         run_dir: facts.run_dir.clone(),
