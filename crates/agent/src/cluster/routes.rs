@@ -316,7 +316,7 @@ impl Routes {
     fn answer(&mut self, question: Question) {
         match question {
             Question::Routes(done) => {
-                drop(done.send(self.shown().map_err(|e| AskError::Failed(e.to_string()))))
+                drop(done.send(self.shown().map_err(|e| AskError::Failed(e.to_string()))));
             }
             Question::Contents(done) => drop(done.send(self.contents())),
         }

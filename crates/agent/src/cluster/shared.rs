@@ -368,7 +368,8 @@ impl Shared {
         let now = Now::read().instant;
         let is_changed = {
             let mut state = self.lock();
-            events.fold(false, |is_changed, event| state.leases.apply(event, now) || is_changed)
+            let changes: Vec<bool> = events.map(|event| state.leases.apply(event, now)).collect();
+            changes.contains(&true)
         };
         if is_changed {
             self.tell();
