@@ -18,6 +18,7 @@ pub mod runtimes;
 mod app;
 mod attachments;
 mod board;
+mod clock;
 mod cluster;
 mod conditions;
 mod contiv;
@@ -37,7 +38,7 @@ mod tombstones;
 mod work;
 
 pub use app::{AppError, run};
-pub use attachments::attachment_view;
+pub use attachments::{attachment_view, inactive_port};
 #[doc(hidden)]
 pub use cluster::measured;
 pub use cluster::{Forgotten, forget};

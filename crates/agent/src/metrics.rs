@@ -3,6 +3,7 @@
 use std::fmt;
 use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use api::{BlockUse, Condition, Counts};
@@ -14,7 +15,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Metric, Registry};
 use rustix::time::{ClockId, clock_gettime};
-use types::Code;
+use types::{Code, Severity};
 
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -52,6 +53,7 @@ struct Phase {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Coded {
     code: &'static str,
+    severity: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -81,7 +83,8 @@ pub(crate) struct Seen {
     pub(crate) conditions: Vec<Condition>,
     pub(crate) waiting: usize,
     pub(crate) blocks: Vec<BlockUse>,
-    pub(crate) attachments: Counts,
+    /// None: the records cannot be read.
+    pub(crate) attachments: Option<Counts>,
     /// Seconds since 1970.
     pub(crate) started: u64,
     pub(crate) is_store_reachable: bool,
@@ -103,6 +106,8 @@ pub(crate) struct Metrics {
     conditions: Family<Coded, Gauge>,
     cluster: Cluster,
     process: Process,
+    /// Held while a page is made: families are cleared and filled for each.
+    rendering: Mutex<()>,
 }
 
 struct Cluster {
@@ -143,7 +148,7 @@ impl Metrics {
                 Family::default(),
             ),
             seconds: all.add(
-                "podwire_request_seconds",
+                "podwire_request_duration_seconds",
                 "Time from a request's arrival to its answer",
                 Family::new_with_constructor(histogram),
             ),
@@ -165,7 +170,7 @@ impl Metrics {
             ),
             repairs: all.add("podwire_reconcile_repairs", "What reconcile put right", Family::default()),
             round_seconds: all.add(
-                "podwire_reconcile_seconds",
+                "podwire_reconcile_duration_seconds",
                 "Time of a comparison with its repairs",
                 histogram(),
             ),
@@ -176,12 +181,13 @@ impl Metrics {
             ),
             ready: all.add("podwire_ready", "1 when ADDs are served", Gauge::default()),
             conditions: all.add(
-                "podwire_condition",
-                "Objects with the condition of this code; 0 if there is none",
+                "podwire_conditions",
+                "Objects with a condition, by code and severity; 0 if there is none",
                 Family::default(),
             ),
             cluster: Cluster::new(&mut all),
             process: Process::new(&mut all),
+            rendering: Mutex::default(),
             registry: Registry::default(),
         };
         Self { registry: all.0, ..metrics }
@@ -216,32 +222,52 @@ impl Metrics {
     }
 
     pub(crate) fn render(&self, seen: &Seen) -> Result<String, fmt::Error> {
+        let _rendering = self.rendering.lock().unwrap_or_else(PoisonError::into_inner);
         self.ready.set(i64::from(!seen.conditions.iter().any(Condition::keeps_from_ready)));
         for &code in Code::ALL.iter().filter(|code| code.is_observed_by_agent()) {
-            let objects = seen.conditions.iter().filter(|condition| condition.code == code).count();
-            self.conditions.get_or_create(&Coded { code: code.as_str() }).set(count(objects as u64));
+            for severity in [Severity::NotReady, Severity::Degraded] {
+                let is_it = |found: &&Condition| found.code == code && found.severity == severity;
+                let objects = seen.conditions.iter().filter(is_it).count();
+                let labels = Coded { code: code.as_str(), severity: severity.as_str() };
+                self.conditions.get_or_create(&labels).set(count(objects as u64));
+            }
         }
         self.waiting.set(count(seen.waiting as u64));
         self.cluster.reachable.set(i64::from(seen.is_store_reachable));
         self.cluster.watch_age.set(seen.watch_age.as_secs_f64());
-        for (phase, number) in [
-            ("ready", seen.attachments.ready),
-            ("pending", seen.attachments.pending),
-            ("unreadable", seen.attachments.unreadable),
-        ] {
-            self.attachments.get_or_create(&Phase { phase }).set(count(number));
-        }
-        for block in &seen.blocks {
-            for (state, number) in [("used", block.used), ("free", block.free)] {
-                self.addresses
-                    .get_or_create(&Block { block: block.cidr.to_string(), state })
-                    .set(count(number));
-            }
-        }
+        self.set_attachments(seen.attachments);
+        self.set_addresses(&seen.blocks);
         self.process.look(seen.started);
         let mut page = String::new();
         text::encode(&mut page, &self.registry)?;
         Ok(page)
+    }
+}
+
+impl Metrics {
+    /// Numbers that are not known are not exported.
+    fn set_attachments(&self, counts: Option<Counts>) {
+        self.attachments.clear();
+        let Some(attachments) = counts else { return };
+        for (phase, number) in [
+            ("ready", attachments.ready),
+            ("pending", attachments.pending),
+            ("unreadable", attachments.unreadable),
+        ] {
+            self.attachments.get_or_create(&Phase { phase }).set(count(number));
+        }
+    }
+
+    /// The same for addresses. Blocks that the node no longer has are not exported either.
+    fn set_addresses(&self, blocks: &[BlockUse]) {
+        self.addresses.clear();
+        for block in blocks {
+            for (state, number) in [("used", block.used), ("free", block.free)] {
+                let Some(number) = number else { continue };
+                let labels = Block { block: block.block.to_string(), state };
+                self.addresses.get_or_create(&labels).set(count(number));
+            }
+        }
     }
 }
 
@@ -267,12 +293,8 @@ impl Cluster {
 
 impl Process {
     fn new(all: &mut Register) -> Self {
-        let resident =
-            all.add("podwire_resident_memory_bytes", "Memory that the agent holds", Gauge::default());
-        // The same under the name that dashboards know.
-        all.0.register("process_resident_memory_bytes", "Resident memory size", resident.clone());
         Self {
-            resident,
+            resident: all.add("process_resident_memory_bytes", "Resident memory size", Gauge::default()),
             open_files: all.add("process_open_fds", "Open file descriptors", Gauge::default()),
             started: all.add("process_start_time_seconds", "Start in seconds since 1970", Gauge::default()),
             cpu: all.add("process_cpu_seconds", "User and system time", Counter::default()),
@@ -314,7 +336,7 @@ mod tests {
         metrics.reconciled(Duration::from_millis(3));
         metrics.repaired("route", 2);
         metrics.drained_tombstone();
-        let blocks = vec![BlockUse { cidr: "10.9.0.0/24".parse().unwrap(), used: 4, free: 249 }];
+        let blocks = vec![BlockUse { block: "10.9.0.0/24".parse().unwrap(), used: Some(4), free: Some(249) }];
         let attachments = Counts { ready: 4, pending: 1, unreadable: 0 };
         let found = ["n2", "n3"].map(|node| {
             let finding = types::Finding::new(Code::PeerConflict, format_args!("node {node}"), "");
@@ -325,7 +347,7 @@ mod tests {
             conditions: found.to_vec(),
             waiting: 3,
             blocks,
-            attachments,
+            attachments: Some(attachments),
             started: 1_700_000_000,
             is_store_reachable: true,
             watch_age: Duration::from_millis(1500),
@@ -334,8 +356,8 @@ mod tests {
         for line in [
             r#"podwire_requests_total{verb="ADD",outcome="ok"} 1"#,
             r#"podwire_requests_total{verb="DEL",outcome="failed"} 1"#,
-            r#"podwire_request_seconds_bucket{le="0.0015",verb="ADD"} 1"#,
-            r#"podwire_request_seconds_count{verb="DEL"} 1"#,
+            r#"podwire_request_duration_seconds_bucket{le="0.0015",verb="ADD"} 1"#,
+            r#"podwire_request_duration_seconds_count{verb="DEL"} 1"#,
             "podwire_queue_waiting 3",
             r#"podwire_addresses{block="10.9.0.0/24",state="used"} 4"#,
             r#"podwire_addresses{block="10.9.0.0/24",state="free"} 249"#,
@@ -343,11 +365,11 @@ mod tests {
             r#"podwire_attachments{phase="pending"} 1"#,
             "podwire_reconcile_rounds_total 1",
             r#"podwire_reconcile_repairs_total{kind="route"} 2"#,
-            "podwire_reconcile_seconds_count 1",
+            "podwire_reconcile_duration_seconds_count 1",
             "podwire_tombstones_drained_total 1",
             "podwire_ready 1",
-            r#"podwire_condition{code="PeerConflict"} 2"#,
-            r#"podwire_condition{code="NftMissing"} 0"#,
+            r#"podwire_conditions{code="PeerConflict",severity="degraded"} 2"#,
+            r#"podwire_conditions{code="NftMissing",severity="notReady"} 0"#,
             "podwire_peers 3",
             r#"podwire_peer_routes{transport="direct"} 2"#,
             r#"podwire_peer_routes{transport="vxlan"} 4"#,
@@ -365,9 +387,30 @@ mod tests {
         for code in ["IpamUnavailable", "AgentUnreachable", "ForwardingDisabled"] {
             assert!(!page.contains(code), "{code} in\n{page}");
         }
-        for name in ["podwire_resident_memory_bytes", "process_open_fds", "process_cpu_seconds_total"] {
+        for name in ["process_resident_memory_bytes", "process_open_fds", "process_cpu_seconds_total"] {
             let value = page.lines().find_map(|l| l.strip_prefix(&format!("{name} "))).unwrap();
             assert!(value.parse::<f64>().unwrap() > 0.0, "{name} {value}");
         }
+    }
+
+    #[test]
+    fn a3_usage_that_is_unknown_and_blocks_that_are_lost_are_not_exported() {
+        let metrics = Metrics::new();
+        let page = |cidrs: &[&str], number: Option<u64>| {
+            let block = |cidr: &&str| BlockUse { block: cidr.parse().unwrap(), used: number, free: number };
+            let (blocks, attachments) =
+                (cidrs.iter().map(block).collect(), number.map(|_| Counts::default()));
+            metrics.render(&Seen { blocks, attachments, ..Seen::default() }).unwrap()
+        };
+        let both = page(&["10.9.0.0/24", "fd00:9::/64"], Some(4));
+        assert!(both.contains("10.9.0.0/24") && both.contains("fd00:9::/64"), "{both}");
+        let one = page(&["fd00:9::/64"], Some(4));
+        assert!(!one.contains("10.9.0.0/24") && one.contains("fd00:9::/64"), "{one}");
+        assert!(one.contains("podwire_attachments{"), "{one}");
+        let unknown = page(&["10.9.0.0/24", "fd00:9::/64"], None);
+        assert!(
+            !unknown.contains("podwire_addresses{") && !unknown.contains("podwire_attachments{"),
+            "{unknown}"
+        );
     }
 }

@@ -20,27 +20,28 @@ mod tombstone;
 mod when;
 
 pub use attachment::{
-    AddressView, AttachmentDetails, AttachmentPhase, AttachmentRecord, AttachmentView, BandwidthView,
-    DnsView, IpamView, KernelCheck, KernelState, MasqueradeView, PlacementView, PodRouteView, PodView,
-    PortView,
+    AddressView, AttachmentDetails, AttachmentPhase, AttachmentRecord, AttachmentView, AttachmentsView,
+    BandwidthView, DnsView, IpamView, KernelCheck, KernelState, MasqueradeView, PlacementView, PodRouteView,
+    PodView, PortView,
 };
 pub use client::{Answer, Client, ClientError};
 pub use cluster::{
     AgentState, BlockView, BlocksView, Freshness, NodeView, NodesView, Removed, RouteState, RouteTransport,
-    RouteView, SubnetView,
+    RouteView, RoutesView, SubnetView,
 };
 pub use condition::{Condition, ConditionCode, Readiness};
-pub use doctor::{DoctorCheck, Verdict};
+pub use doctor::{DoctorCheck, DoctorReport, Verdict};
 pub use lab::{
     LabAgent, LabKilledNode, LabLink, LabMember, LabMemberState, LabNode, LabPath, LabPod, LabReach,
     LabStatus, LabTest, LabTransport,
 };
 pub use message::{CniAnswer, CniCall, ErrorAnswer, VersionAnswer};
 pub use paths::{
-    ATTACHMENTS, BLOCKS, CNI, CNI_CONFIG, HEALTH, MAX_BODY, METRICS, NODES, READY, ROUTES, STATUS, VERSION,
+    ATTACHMENTS, BLOCKS, CNI, CNI_CONFIG, HEALTH, MAX_BODY, METRICS, NODES, PAGE_NOT_FOUND, READY, ROUTES,
+    STATUS, VERSION,
 };
 pub use status::{
-    BlockUse, Counts, InstalledFile, NetworkStatus, NodeMode, ReconcileStatus, Repair, Status,
+    BlockUse, Counts, InactivePort, InstalledFile, NetworkStatus, NodeMode, ReconcileStatus, Repair, Status,
     StatusWithoutAgent,
 };
 pub use tombstone::{Tombstone, TombstoneError, Tombstones};

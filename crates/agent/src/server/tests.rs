@@ -123,14 +123,14 @@ fn what_can_be_asked() {
     let site = Site::new(Options::default());
     assert_eq!(site.get("/v1/health"), (200, json!({ "healthy": true })));
     assert_eq!(site.get("/v1/ready"), (200, json!({ "ready": true, "conditions": [] })));
-    assert_eq!(site.get("/v1/attachments"), (200, json!([])));
-    assert_eq!(site.get("/v1/attachments/c0ffee"), (200, json!([])));
+    assert_eq!(site.get("/v1/attachments"), (200, json!({ "attachments": [] })));
+    assert_eq!(site.get("/v1/attachments/c0ffee"), (200, json!({ "attachments": [] })));
     let (status, version) = site.get("/v1/version");
     assert_eq!((status, &version["api"]), (200, &json!(1)));
     assert_eq!(version["cniVersions"][6], "1.1.0");
     let (_, status) = site.get("/v1/status");
     let status: Status = serde_json::from_value(status).unwrap();
-    assert_eq!((status.node.as_str(), status.network.blocks[0].free), ("n1", 253));
+    assert_eq!((status.node.as_str(), status.network.blocks[0].free), ("n1", Some(253)));
     assert!(status.ready && status.rss_bytes > 0);
     let (status, page) = site.get("/metrics");
     assert_eq!(status, 200);

@@ -4,6 +4,7 @@ mod access;
 mod away;
 mod contents;
 mod joining;
+mod leases;
 mod members;
 mod records;
 mod taken;
@@ -198,7 +199,7 @@ fn await_good_routes(agent: &Agent, count: usize) {
     let look = || agent.get(api::ROUTES).unwrap_or_default();
     let good = || {
         let routes = look();
-        let routes = routes.as_array().map(Vec::as_slice).unwrap_or_default();
+        let routes = routes["routes"].as_array().map(Vec::as_slice).unwrap_or_default();
         routes.len() == count && routes.iter().all(|route| route["state"] == "ok")
     };
     let waited = testkit::wait_until("good routes", PATIENCE, || Ok(good()));
@@ -234,7 +235,7 @@ fn await_no_problem(agent: &Agent) {
 fn blocks_of(agent: &Agent) -> Vec<IpNet> {
     let status = agent.get(api::STATUS).unwrap();
     let all = status["network"]["blocks"].as_array().unwrap();
-    all.iter().map(|block| block["cidr"].as_str().unwrap().parse().unwrap()).collect()
+    all.iter().map(|block| block["block"].as_str().unwrap().parse().unwrap()).collect()
 }
 
 /// Others are written down soon after a change, so that they are known when power goes.

@@ -1,4 +1,31 @@
+use api::{Freshness, Timestamp};
+
 use super::*;
+
+fn page(routes: &[RouteView]) -> String {
+    let freshness =
+        Freshness { as_of: Some(Timestamp(1_794_777_184)), age_seconds: Some(2), stale: false, reason: None };
+    super::page(&RoutesView { freshness, routes: routes.to_vec() })
+}
+
+#[test]
+fn a12_stale_routes_are_marked_with_their_age_and_the_reason() {
+    let page = |age_seconds, routes| {
+        let reason = Some("etcd is not reachable: connection refused".to_owned());
+        let freshness = Freshness { as_of: None, age_seconds, stale: true, reason };
+        super::page(&RoutesView { freshness, routes })
+    };
+    let wanted = "\
+of unknown age; etcd is not reachable: connection refused
+
+no routes: no other node with a block is known";
+    assert_eq!(page(None, Vec::new()), wanted);
+    let old = page(Some(90), vec![route("10.42.1.0/24", "b", RouteTransport::Direct)]);
+    assert!(
+        old.starts_with("as of 90s ago; etcd is not reachable: connection refused\n\n1 route to 1 node"),
+        "{old}"
+    );
+}
 
 fn route(block: &str, node: &str, transport: RouteTransport) -> RouteView {
     let (gateway, link) = match transport {
@@ -7,7 +34,7 @@ fn route(block: &str, node: &str, transport: RouteTransport) -> RouteView {
         RouteTransport::None | RouteTransport::Unknown => (None, None),
     };
     let (block, node) = (block.parse().unwrap(), Some(node.to_owned()).filter(|node| !node.is_empty()));
-    RouteView { block, node, transport, gateway, link, state: RouteState::Ok, note: None }
+    RouteView { block, node, transport, gateway, link, state: RouteState::Ok, message: None }
 }
 
 #[test]
@@ -38,12 +65,13 @@ fn what_is_wrong_comes_first_with_its_note() {
         route("10.42.4.0/24", "", RouteTransport::None),
     ];
     routes[1].state = RouteState::Missing;
-    routes[1].note = Some("it overlaps our own block 10.42.2.0/23, which is quite a long story".to_owned());
+    routes[1].message =
+        Some("it overlaps our own block 10.42.2.0/23, which is quite a long story".to_owned());
     routes[2].state = RouteState::Different;
-    routes[2].note = Some("leads to 192.0.2.7".to_owned());
+    routes[2].message = Some("leads to 192.0.2.7".to_owned());
     routes[3].state = RouteState::Stale;
     routes[3].gateway = Some("192.0.2.8".parse().unwrap());
-    routes[3].note = Some("no node has this block".to_owned());
+    routes[3].message = Some("no node has this block".to_owned());
     let wanted = "\
 3 routes to 3 nodes: 1 direct, 1 vxlan, 1 without a way; 1 missing, 1 different, 1 stale
 
