@@ -19,8 +19,8 @@ use crate::overlap::{self, Asked, Links, TABLE_MAIN, Unusable};
 use crate::reconcile::subnet;
 use crate::resident::{self, KnownBridge};
 use crate::state::{
-    Addressing, Allocation, Attachment, Begin, Held, Network, Phase, PodAddress, PodName, SCHEMA, State,
-    StateError, Wanted, Wiring,
+    Addressing, Allocation, Attachment, Begin, Held, Network, Phase, PodAddress, PodName, State, StateError,
+    Wanted, Wiring,
 };
 use crate::sysctl::{self, Families, HostSettings};
 use crate::wire::{self, Inside, Neighbours, Wire};
@@ -317,7 +317,7 @@ fn decide(site: &Site<'_>, subnets: &[PodAddress], given: Option<&CniResult>) ->
         subnets.iter().map(|a| a.address.trunc()).filter(|net| is_subnet(net) && !conf.cluster.contains(net)),
     );
     Attachment {
-        schema: SCHEMA,
+        schema: lease::addressing(conf).schema(),
         key: site.key.clone(),
         netns: netns_path(call).to_owned(),
         netns_cookie: Some(site.cookie),
@@ -329,6 +329,7 @@ fn decide(site: &Site<'_>, subnets: &[PodAddress], given: Option<&CniResult>) ->
         mtu: site.mtu,
         addresses,
         delegated: matches!(conf.addresses, Addresses::Delegated(_)),
+        ipam_plugin: lease::plugin(conf),
         addressing: lease::addressing(conf),
         masquerade_outside: (conf.ip_masq && !subnets.is_empty()).then_some(cluster),
         spoof_check: conf.spoof_check,
@@ -440,7 +441,8 @@ fn wire_up(
         return set_up(Interface { attachment, bridge, neighbours }, site, kernel);
     }
     bring_up(&attachment, &bridge, site, kernel)?;
-    let Some(given) = kernel.lease.take()? else { unreachable!("a delegated attachment has a delegate") };
+    let given = kernel.lease.take(site.key, site.caller)?;
+    let Some(given) = given else { unreachable!("a delegated attachment has a delegate") };
     let attachment = decide(site, &lease::addresses(&given), Some(&given));
     let ips: Vec<IpAddr> = attachment.ips().collect();
     firewall::check_ports(&site.conf.ports, families(ips.iter().map(IpAddr::is_ipv4)))?;

@@ -4,11 +4,11 @@
 use cni::CniResult;
 use ipnet::IpNet;
 use netconf::{Addresses, NetConf};
-use types::Special;
+use types::{AttachmentKey, Special};
 
-use crate::Error;
 use crate::delegate::Delegate;
 use crate::state::{Addressing, PodAddress};
+use crate::{Caller, Error};
 
 /// Addresses that an IPAM plugin may give one pod, as many as sets of ranges.
 const MOST_GIVEN: usize = 16;
@@ -25,11 +25,18 @@ impl<'a> Lease<'a> {
         Self { delegate, is_asked: false }
     }
 
-    /// Asks for addresses. None: there is no plugin to ask.
-    pub(crate) fn take(&mut self) -> Result<Option<CniResult>, Error> {
+    /// Asks for addresses. None: there is no plugin to ask. Ends soon after the caller cancels the ADD.
+    pub(crate) fn take(
+        &mut self,
+        key: &AttachmentKey,
+        caller: &Caller<'_>,
+    ) -> Result<Option<CniResult>, Error> {
         let Some(delegate) = &self.delegate else { return Ok(None) };
         self.is_asked = true;
-        let given = delegate.add()?;
+        let given = delegate.add(caller.cancelled).map_err(|error| match (caller.cancelled)() {
+            true => Error::Cancelled(key.clone()),
+            false => error,
+        })?;
         match unusable(&given) {
             Some(what) => Err(delegate.failed(what)),
             None => Ok(Some(given)),
@@ -47,6 +54,14 @@ pub(crate) fn addressing(conf: &NetConf) -> Addressing {
         Addresses::Absent => Addressing::None,
         Addresses::Delegated(plugin) if netconf::is_dhcp(plugin) => Addressing::Dhcp,
         Addresses::Own(_) | Addresses::Delegated(_) => Addressing::Assigned,
+    }
+}
+
+/// The name of another IPAM plugin that gives the addresses.
+pub(crate) fn plugin(conf: &NetConf) -> Option<String> {
+    match &conf.addresses {
+        Addresses::Delegated(plugin) => Some(plugin.clone()),
+        Addresses::Own(_) | Addresses::Absent => None,
     }
 }
 

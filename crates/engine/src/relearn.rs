@@ -8,10 +8,10 @@ use netconf::{Addresses, NetConf, Place};
 use netlink::{Link, RtSocket};
 use types::{AttachMode, AttachmentKey, IfName, Mac, NetworkName};
 
-use crate::Error;
 use crate::state::{
-    Addressing, Attachment, MAC_MARK, Network, PodAddress, SCHEMA, State, Survivor, Wiring, placement_in,
+    Addressing, Attachment, MAC_MARK, Network, PodAddress, State, Survivor, Wiring, placement_in,
 };
+use crate::{Error, lease};
 
 /// What is known beside the links.
 #[derive(Debug, Clone, Copy, Default)]
@@ -112,7 +112,7 @@ fn attachment(
         gateway: conf.and_then(|c| range(c, address)).map(ipam::Range::gateway),
     };
     Some(Attachment {
-        schema: SCHEMA,
+        schema: addressing.schema(),
         netns: String::new(),
         netns_cookie: None,
         mode: if has_addresses { mode(link, addresses) } else { AttachMode::Bridge },
@@ -123,6 +123,7 @@ fn attachment(
         addresses: addresses.iter().map(pod).collect(),
         delegated: addressing == Addressing::Dhcp
             || conf.is_some_and(|c| matches!(c.addresses, Addresses::Delegated(_))),
+        ipam_plugin: conf.and_then(lease::plugin),
         addressing,
         masquerade_outside: conf
             .map_or(Some(Vec::new()), |c| c.ip_masq.then(|| c.cluster.clone()))
