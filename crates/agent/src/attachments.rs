@@ -10,7 +10,7 @@ use engine::state::{Addressing, Attachment, Listed, Phase};
 pub fn attachment_view(network: &str, listed: &Listed) -> AttachmentView {
     AttachmentView {
         network: network.to_owned(),
-        name: listed.stem.clone(),
+        record_name: listed.stem.clone(),
         phase: match (&listed.attachment, listed.phase) {
             (None, _) => AttachmentPhase::Unreadable,
             (Some(_), Phase::Pending) => AttachmentPhase::Pending,
@@ -23,7 +23,7 @@ pub fn attachment_view(network: &str, listed: &Listed) -> AttachmentView {
 fn record(record: &Attachment) -> AttachmentRecord {
     let Attachment { key, wiring, .. } = record;
     AttachmentRecord {
-        container: key.container.to_string(),
+        container_id: key.container.to_string(),
         interface: key.ifname.to_string(),
         netns: record.netns.clone(),
         netns_cookie: record.netns_cookie,
@@ -61,7 +61,7 @@ fn record(record: &Attachment) -> AttachmentRecord {
         gateways: wiring.gateways.clone(),
         hairpin: wiring.hairpin,
         dns: dns(&wiring.dns),
-        created: Timestamp(record.created),
+        created_at: Timestamp(record.created),
     }
 }
 
@@ -71,6 +71,16 @@ fn ipam(record: &Attachment) -> IpamView {
         (Addressing::Dhcp, _) => IpamView::Dhcp,
         (Addressing::Assigned, true) => IpamView::Plugin,
         (Addressing::Assigned, false) => IpamView::Podwire,
+    }
+}
+
+/// A published port as the API shows it.
+pub fn inactive_port(inactive: &engine::InactivePort) -> api::InactivePort {
+    api::InactivePort {
+        network: inactive.key.network.to_string(),
+        container_id: inactive.key.container.to_string(),
+        interface: inactive.key.ifname.to_string(),
+        port: port(&inactive.port),
     }
 }
 

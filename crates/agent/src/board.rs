@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use api::{Condition, InstalledFile, Readiness, ReconcileStatus, Repair, Timestamp};
+use api::{Condition, InactivePort, InstalledFile, Readiness, ReconcileStatus, Repair, Timestamp};
 use tracing::{error, info, warn};
 use types::{Code, Finding, Severity};
 
@@ -26,7 +26,7 @@ struct Inner {
     keeping: Keeping,
     reconcile: ReconcileStatus,
     installed: Vec<InstalledFile>,
-    inactive_ports: Vec<String>,
+    inactive_ports: Vec<InactivePort>,
     conditions: Conditions,
     /// Final, whatever rounds that are still under way find.
     is_stopping: bool,
@@ -116,11 +116,11 @@ impl Board {
     }
 
     /// Another round ended, with these repairs.
-    pub(crate) fn reconciled(&self, took_ms: u64, repairs: &[String]) {
+    pub(crate) fn reconciled(&self, duration_ms: u64, repairs: &[String]) {
         {
             let status = &mut self.lock().reconcile;
-            status.last = Some(Timestamp(unix_time()));
-            status.took_ms = took_ms;
+            status.last_round_at = Some(Timestamp(unix_time()));
+            status.duration_ms = duration_ms;
             status.rounds += 1;
         }
         self.repaired(repairs.len() as u64, repairs);
@@ -128,12 +128,12 @@ impl Board {
 
     /// So many objects were repaired. One sentence may be about several of them.
     pub(crate) fn repaired(&self, count: u64, repairs: &[String]) {
-        let time = Timestamp(unix_time());
+        let at = Timestamp(unix_time());
         let status = &mut self.lock().reconcile;
         status.repairs += count;
-        status.recent.extend(repairs.iter().map(|what| Repair { time, what: what.clone() }));
-        let surplus = status.recent.len().saturating_sub(RECENT);
-        status.recent.drain(..surplus);
+        status.recent_repairs.extend(repairs.iter().map(|what| Repair { at, message: what.clone() }));
+        let surplus = status.recent_repairs.len().saturating_sub(RECENT);
+        status.recent_repairs.drain(..surplus);
     }
 
     pub(crate) fn installed(&self) -> Vec<InstalledFile> {
@@ -144,11 +144,11 @@ impl Board {
         self.lock().installed = files;
     }
 
-    pub(crate) fn inactive_ports(&self) -> Vec<String> {
+    pub(crate) fn inactive_ports(&self) -> Vec<InactivePort> {
         self.lock().inactive_ports.clone()
     }
 
-    pub(crate) fn set_inactive_ports(&self, ports: Vec<String>) {
+    pub(crate) fn set_inactive_ports(&self, ports: Vec<InactivePort>) {
         self.lock().inactive_ports = ports;
     }
 

@@ -37,7 +37,7 @@ mod tombstones;
 mod work;
 
 pub use app::{AppError, run};
-pub use attachments::attachment_view;
+pub use attachments::{attachment_view, inactive_port};
 #[doc(hidden)]
 pub use cluster::measured;
 pub use cluster::{Forgotten, forget};

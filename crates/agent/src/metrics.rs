@@ -14,7 +14,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Metric, Registry};
 use rustix::time::{ClockId, clock_gettime};
-use types::Code;
+use types::{Code, Severity};
 
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -52,6 +52,7 @@ struct Phase {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Coded {
     code: &'static str,
+    severity: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -143,7 +144,7 @@ impl Metrics {
                 Family::default(),
             ),
             seconds: all.add(
-                "podwire_request_seconds",
+                "podwire_request_duration_seconds",
                 "Time from a request's arrival to its answer",
                 Family::new_with_constructor(histogram),
             ),
@@ -165,7 +166,7 @@ impl Metrics {
             ),
             repairs: all.add("podwire_reconcile_repairs", "What reconcile put right", Family::default()),
             round_seconds: all.add(
-                "podwire_reconcile_seconds",
+                "podwire_reconcile_duration_seconds",
                 "Time of a comparison with its repairs",
                 histogram(),
             ),
@@ -176,8 +177,8 @@ impl Metrics {
             ),
             ready: all.add("podwire_ready", "1 when ADDs are served", Gauge::default()),
             conditions: all.add(
-                "podwire_condition",
-                "Objects with the condition of this code; 0 if there is none",
+                "podwire_conditions",
+                "Objects with a condition, by code and severity; 0 if there is none",
                 Family::default(),
             ),
             cluster: Cluster::new(&mut all),
@@ -218,8 +219,12 @@ impl Metrics {
     pub(crate) fn render(&self, seen: &Seen) -> Result<String, fmt::Error> {
         self.ready.set(i64::from(!seen.conditions.iter().any(Condition::keeps_from_ready)));
         for &code in Code::ALL.iter().filter(|code| code.is_observed_by_agent()) {
-            let objects = seen.conditions.iter().filter(|condition| condition.code == code).count();
-            self.conditions.get_or_create(&Coded { code: code.as_str() }).set(count(objects as u64));
+            for severity in [Severity::NotReady, Severity::Degraded] {
+                let is_it = |found: &&Condition| found.code == code && found.severity == severity;
+                let objects = seen.conditions.iter().filter(is_it).count();
+                let labels = Coded { code: code.as_str(), severity: severity.as_str() };
+                self.conditions.get_or_create(&labels).set(count(objects as u64));
+            }
         }
         self.waiting.set(count(seen.waiting as u64));
         self.cluster.reachable.set(i64::from(seen.is_store_reachable));
@@ -234,7 +239,7 @@ impl Metrics {
         for block in &seen.blocks {
             for (state, number) in [("used", block.used), ("free", block.free)] {
                 self.addresses
-                    .get_or_create(&Block { block: block.cidr.to_string(), state })
+                    .get_or_create(&Block { block: block.block.to_string(), state })
                     .set(count(number));
             }
         }
@@ -267,12 +272,8 @@ impl Cluster {
 
 impl Process {
     fn new(all: &mut Register) -> Self {
-        let resident =
-            all.add("podwire_resident_memory_bytes", "Memory that the agent holds", Gauge::default());
-        // The same under the name that dashboards know.
-        all.0.register("process_resident_memory_bytes", "Resident memory size", resident.clone());
         Self {
-            resident,
+            resident: all.add("process_resident_memory_bytes", "Resident memory size", Gauge::default()),
             open_files: all.add("process_open_fds", "Open file descriptors", Gauge::default()),
             started: all.add("process_start_time_seconds", "Start in seconds since 1970", Gauge::default()),
             cpu: all.add("process_cpu_seconds", "User and system time", Counter::default()),
@@ -314,7 +315,7 @@ mod tests {
         metrics.reconciled(Duration::from_millis(3));
         metrics.repaired("route", 2);
         metrics.drained_tombstone();
-        let blocks = vec![BlockUse { cidr: "10.9.0.0/24".parse().unwrap(), used: 4, free: 249 }];
+        let blocks = vec![BlockUse { block: "10.9.0.0/24".parse().unwrap(), used: 4, free: 249 }];
         let attachments = Counts { ready: 4, pending: 1, unreadable: 0 };
         let found = ["n2", "n3"].map(|node| {
             let finding = types::Finding::new(Code::PeerConflict, format_args!("node {node}"), "");
@@ -334,8 +335,8 @@ mod tests {
         for line in [
             r#"podwire_requests_total{verb="ADD",outcome="ok"} 1"#,
             r#"podwire_requests_total{verb="DEL",outcome="failed"} 1"#,
-            r#"podwire_request_seconds_bucket{le="0.0015",verb="ADD"} 1"#,
-            r#"podwire_request_seconds_count{verb="DEL"} 1"#,
+            r#"podwire_request_duration_seconds_bucket{le="0.0015",verb="ADD"} 1"#,
+            r#"podwire_request_duration_seconds_count{verb="DEL"} 1"#,
             "podwire_queue_waiting 3",
             r#"podwire_addresses{block="10.9.0.0/24",state="used"} 4"#,
             r#"podwire_addresses{block="10.9.0.0/24",state="free"} 249"#,
@@ -343,11 +344,11 @@ mod tests {
             r#"podwire_attachments{phase="pending"} 1"#,
             "podwire_reconcile_rounds_total 1",
             r#"podwire_reconcile_repairs_total{kind="route"} 2"#,
-            "podwire_reconcile_seconds_count 1",
+            "podwire_reconcile_duration_seconds_count 1",
             "podwire_tombstones_drained_total 1",
             "podwire_ready 1",
-            r#"podwire_condition{code="PeerConflict"} 2"#,
-            r#"podwire_condition{code="NftMissing"} 0"#,
+            r#"podwire_conditions{code="PeerConflict",severity="degraded"} 2"#,
+            r#"podwire_conditions{code="NftMissing",severity="notReady"} 0"#,
             "podwire_peers 3",
             r#"podwire_peer_routes{transport="direct"} 2"#,
             r#"podwire_peer_routes{transport="vxlan"} 4"#,
@@ -365,7 +366,7 @@ mod tests {
         for code in ["IpamUnavailable", "AgentUnreachable", "ForwardingDisabled"] {
             assert!(!page.contains(code), "{code} in\n{page}");
         }
-        for name in ["podwire_resident_memory_bytes", "process_open_fds", "process_cpu_seconds_total"] {
+        for name in ["process_resident_memory_bytes", "process_open_fds", "process_cpu_seconds_total"] {
             let value = page.lines().find_map(|l| l.strip_prefix(&format!("{name} "))).unwrap();
             assert!(value.parse::<f64>().unwrap() > 0.0, "{name} {value}");
         }

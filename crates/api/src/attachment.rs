@@ -1,11 +1,20 @@
 //! Attachments as the API and `podwire pods -o json` show them. Records on disk have a form of their own.
 
+use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use crate::Timestamp;
+
+/// What `podwire pods -o json` prints.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct AttachmentsView {
+    pub attachments: Vec<AttachmentView>,
+}
 
 /// An attachment in a run directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -15,7 +24,7 @@ pub struct AttachmentView {
     /// The CNI network.
     pub network: String,
     /// The name of the record's file, without its ending.
-    pub name: String,
+    pub record_name: String,
     pub phase: AttachmentPhase,
     /// Null if the record is unreadable.
     pub record: Option<AttachmentRecord>,
@@ -36,7 +45,7 @@ pub enum AttachmentPhase {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct AttachmentRecord {
-    pub container: String,
+    pub container_id: String,
     /// The interface in the pod.
     pub interface: String,
     /// The path of the network namespace, as the runtime gave it.
@@ -69,7 +78,7 @@ pub struct AttachmentRecord {
     pub gateways: Vec<IpNet>,
     pub hairpin: bool,
     pub dns: DnsView,
-    pub created: Timestamp,
+    pub created_at: Timestamp,
 }
 
 /// What assigned the addresses.
@@ -114,6 +123,17 @@ pub struct PortView {
     pub protocol: String,
     /// Null: every address of the node.
     pub host_ip: Option<IpAddr>,
+}
+
+impl fmt::Display for PortView {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.host_ip {
+            Some(IpAddr::V6(ip)) => write!(f, "[{ip}]:")?,
+            Some(IpAddr::V4(ip)) => write!(f, "{ip}:")?,
+            None => {}
+        }
+        write!(f, "{} to {}/{}", self.host_port, self.container_port, self.protocol)
+    }
 }
 
 /// Bits per second, and bits. A rate of 0 is no limit.

@@ -61,11 +61,11 @@ pub struct NodeView {
     /// Since when its agent works; null if that is not known.
     pub alive_since: Option<Timestamp>,
     /// Why nothing but its name is known; null if its record is readable.
-    pub problem: Option<String>,
+    pub message: Option<String>,
     /// Parts of its record that other nodes do not use, and why: a sentence for each.
     pub refused: Vec<String>,
-    /// The one that was asked.
-    pub here: bool,
+    /// The node that was asked.
+    pub local: bool,
 }
 
 /// A block as the store has it.
@@ -77,12 +77,12 @@ pub struct BlockView {
     pub block: IpNet,
     pub node: String,
     /// What does not fit together; null if all does.
-    pub problem: Option<String>,
+    pub message: Option<String>,
     /// Addresses in use; null for blocks of other nodes.
     pub used: Option<u64>,
     /// Null for blocks of other nodes.
     pub free: Option<u64>,
-    pub here: bool,
+    pub local: bool,
 }
 
 /// All blocks of a network.
@@ -123,7 +123,7 @@ pub struct RouteView {
     pub link: Option<String>,
     pub state: RouteState,
     /// Why there is no route, or what the kernel has instead; null if all is well.
-    pub note: Option<String>,
+    pub message: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -15,7 +15,7 @@ use crate::Timestamp;
 pub struct Condition {
     #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub code: ConditionCode,
-    /// `NotReady` or `Degraded`.
+    /// `notReady` or `degraded`.
     #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub severity: Severity,
     pub object: String,
@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn a1_a_condition_of_a_newer_agent_can_be_read() {
-        let text = r#"{"code":"MoonFull","severity":"Severe","object":"node n1","since":"2026-11-15T21:13:04Z",
+        let text = r#"{"code":"MoonFull","severity":"severe","object":"node n1","since":"2026-11-15T21:13:04Z",
             "message":"it is bright","phase":"full"}"#;
         let read: Condition = serde_json::from_str(text).unwrap();
         assert_eq!(read.code, ConditionCode::Unknown("MoonFull".to_owned()));
@@ -105,7 +105,7 @@ mod tests {
         let finding = Finding::new(Code::NftMissing, "program nft", "it is not installed");
         let condition = Condition::new(finding.fix("apt install nftables"), Timestamp(1_763_241_184));
         let text = serde_json::to_string(&condition).unwrap();
-        let wanted = r#"{"code":"NftMissing","severity":"NotReady","object":"program nft","since":"2025-11-15T21:13:04Z","message":"it is not installed","fix":"apt install nftables"}"#;
+        let wanted = r#"{"code":"NftMissing","severity":"notReady","object":"program nft","since":"2025-11-15T21:13:04Z","message":"it is not installed","fix":"apt install nftables"}"#;
         assert_eq!(text, wanted);
         assert_eq!(serde_json::from_str::<Condition>(&text).unwrap(), condition);
         assert_eq!(condition.summary(), "NftMissing: apt install nftables");

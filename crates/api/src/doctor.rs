@@ -1,6 +1,16 @@
-//! What `podwire doctor -o json` prints: a list of these.
+//! What `podwire doctor -o json` prints.
 
 use serde::{Deserialize, Serialize};
+use types::Severity;
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct DoctorReport {
+    /// No check found a problem. Some may be unknown.
+    pub ok: bool,
+    pub checks: Vec<DoctorCheck>,
+}
 
 /// The result of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -11,6 +21,9 @@ pub struct DoctorCheck {
     pub verdict: Verdict,
     /// Of the condition; null if there is none.
     pub code: Option<String>,
+    /// Of the condition: `notReady` or `degraded`; null if there is none.
+    #[cfg_attr(feature = "schema", schemars(with = "Option<String>"))]
+    pub severity: Option<Severity>,
     /// What the condition is about; null if there is none.
     pub object: Option<String>,
     pub message: String,

@@ -133,7 +133,7 @@ pub enum LabTransport {
 #[serde(tag = "state", rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum LabReach {
     Reached {
-        micros: u64,
+        duration_us: u64,
     },
     /// The packet arrived from this address instead of the pod's own.
     Rewritten {

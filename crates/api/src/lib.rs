@@ -20,9 +20,9 @@ mod tombstone;
 mod when;
 
 pub use attachment::{
-    AddressView, AttachmentDetails, AttachmentPhase, AttachmentRecord, AttachmentView, BandwidthView,
-    DnsView, IpamView, KernelCheck, KernelState, MasqueradeView, PlacementView, PodRouteView, PodView,
-    PortView,
+    AddressView, AttachmentDetails, AttachmentPhase, AttachmentRecord, AttachmentView, AttachmentsView,
+    BandwidthView, DnsView, IpamView, KernelCheck, KernelState, MasqueradeView, PlacementView, PodRouteView,
+    PodView, PortView,
 };
 pub use client::{Answer, Client, ClientError};
 pub use cluster::{
@@ -30,7 +30,7 @@ pub use cluster::{
     RouteView, SubnetView,
 };
 pub use condition::{Condition, ConditionCode, Readiness};
-pub use doctor::{DoctorCheck, Verdict};
+pub use doctor::{DoctorCheck, DoctorReport, Verdict};
 pub use lab::{
     LabAgent, LabKilledNode, LabLink, LabMember, LabMemberState, LabNode, LabPath, LabPod, LabReach,
     LabStatus, LabTest, LabTransport,
@@ -40,7 +40,7 @@ pub use paths::{
     ATTACHMENTS, BLOCKS, CNI, CNI_CONFIG, HEALTH, MAX_BODY, METRICS, NODES, READY, ROUTES, STATUS, VERSION,
 };
 pub use status::{
-    BlockUse, Counts, InstalledFile, NetworkStatus, NodeMode, ReconcileStatus, Repair, Status,
+    BlockUse, Counts, InactivePort, InstalledFile, NetworkStatus, NodeMode, ReconcileStatus, Repair, Status,
     StatusWithoutAgent,
 };
 pub use tombstone::{Tombstone, TombstoneError, Tombstones};

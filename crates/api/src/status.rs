@@ -1,20 +1,23 @@
 //! What the agent says of itself.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use crate::{Condition, Timestamp};
+use crate::{Condition, PortView, Timestamp};
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Status {
+    /// `agent`.
+    pub mode: NodeMode,
     pub node: String,
     pub version: String,
     pub pid: u32,
-    pub started: Timestamp,
+    pub started_at: Timestamp,
     /// No condition keeps the node from being ready.
     pub ready: bool,
     /// `embedded` or `etcd`.
@@ -27,8 +30,7 @@ pub struct Status {
     pub reconcile: ReconcileStatus,
     /// What is installed for runtimes; empty when the agent does not install.
     pub installed: Vec<InstalledFile>,
-    /// Published ports whose hostIP is no address of this node now, each as a sentence.
-    pub inactive_ports: Vec<String>,
+    pub inactive_ports: Vec<InactivePort>,
     /// Those that keep the node from being ready come first.
     pub conditions: Vec<Condition>,
 }
@@ -54,7 +56,7 @@ pub struct NetworkStatus {
 #[serde(rename_all = "camelCase")]
 pub struct BlockUse {
     #[cfg_attr(feature = "schema", schemars(with = "String"))]
-    pub cidr: IpNet,
+    pub block: IpNet,
     pub used: u64,
     pub free: u64,
 }
@@ -74,20 +76,21 @@ pub struct Counts {
 #[serde(rename_all = "camelCase")]
 pub struct ReconcileStatus {
     /// When the last round ended; null before the first one.
-    pub last: Option<Timestamp>,
-    pub took_ms: u64,
+    pub last_round_at: Option<Timestamp>,
+    /// Of the last round.
+    pub duration_ms: u64,
     pub rounds: u64,
     pub repairs: u64,
     /// The latest repairs, oldest first.
-    pub recent: Vec<Repair>,
+    pub recent_repairs: Vec<Repair>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Repair {
-    pub time: Timestamp,
-    pub what: String,
+    pub at: Timestamp,
+    pub message: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -96,8 +99,29 @@ pub struct Repair {
 pub struct InstalledFile {
     pub path: PathBuf,
     pub ok: bool,
-    /// Null if it is in place.
-    pub problem: Option<String>,
+    /// What is wrong with it; null if it is in place.
+    pub message: Option<String>,
+}
+
+/// A published port whose hostIP is no address of this node now. No problem: the address may move between nodes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct InactivePort {
+    pub network: String,
+    pub container_id: String,
+    pub interface: String,
+    pub port: PortView,
+}
+
+impl fmt::Display for InactivePort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { network, container_id, interface, port } = self;
+        write!(
+            f,
+            "host port {port} of {network}/{container_id}/{interface}: the hostIP is no address of this node"
+        )
+    }
 }
 
 /// What `podwire status -o json` prints where no agent listens: what files and kernel tell.
@@ -112,8 +136,7 @@ pub struct StatusWithoutAgent {
     pub attachments: Counts,
     /// DELs that an agent will serve.
     pub tombstones: u64,
-    /// Published ports whose hostIP is no address of this node now, each as a sentence.
-    pub inactive_ports: Vec<String>,
+    pub inactive_ports: Vec<InactivePort>,
     pub conditions: Vec<Condition>,
 }
 
@@ -121,7 +144,7 @@ pub struct StatusWithoutAgent {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum NodeMode {
-    /// An agent serves pods, and none listens.
+    /// An agent serves pods.
     Agent,
     /// The plugin serves pods itself, and no agent is missing.
     Standalone,

@@ -1,7 +1,6 @@
 //! The attachment as the firewall sees it.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::net::IpAddr;
 use std::path::Path;
 
@@ -119,12 +118,6 @@ fn unusable(host_ip: IpAddr, pod: Families) -> Option<&'static str> {
 pub struct InactivePort {
     pub key: AttachmentKey,
     pub port: PortMapping,
-}
-
-impl fmt::Display for InactivePort {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "host port {} of {}: the hostIP is no address of this node", self.port, self.key)
-    }
 }
 
 /// The inactive host ports of these attachments. Asks the kernel about each hostIP, as the firewall's rule does.

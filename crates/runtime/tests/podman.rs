@@ -112,8 +112,9 @@ impl World {
     fn overlaps(&self) -> Vec<String> {
         let podwire = &self.programs.podwire;
         let outcome = self.machine.run(&[podwire.to_str().unwrap(), "doctor", "-o", "json"]).unwrap();
-        let checks: Vec<Value> = serde_json::from_str(&outcome.stdout).unwrap();
-        let found = checks.iter().filter(|check| check["code"] == "SubnetOverlap");
+        let report: Value = serde_json::from_str(&outcome.stdout).unwrap();
+        let found =
+            report["checks"].as_array().unwrap().iter().filter(|check| check["code"] == "SubnetOverlap");
         found.map(|check| check["message"].to_string()).collect()
     }
 

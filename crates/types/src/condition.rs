@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 /// What a condition means for pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub enum Severity {
     /// New pods cannot be started on this node.
     NotReady,
@@ -19,8 +20,8 @@ pub enum Severity {
 impl Severity {
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::NotReady => "NotReady",
-            Self::Degraded => "Degraded",
+            Self::NotReady => "notReady",
+            Self::Degraded => "degraded",
         }
     }
 }
@@ -212,6 +213,6 @@ mod tests {
             assert!(code.meaning().ends_with('.') && !code.advice().is_empty(), "{name}");
         }
         assert!(Code::ALL.is_sorted(), "declared in the order of importance");
-        assert_eq!(serde_json::from_str::<Severity>("\"Critical\"").unwrap(), Severity::Degraded);
+        assert_eq!(serde_json::from_str::<Severity>("\"critical\"").unwrap(), Severity::Degraded);
     }
 }

@@ -253,7 +253,7 @@ impl Routes {
             count => format!("{count} routes with unexpected attributes removed"),
         };
         match self.known.was_swept {
-            true => self.repaired("peer-routes", odd.len(), &[what]),
+            true => self.repaired("peer_route", odd.len(), &[what]),
             false => info!("{what}"),
         }
     }

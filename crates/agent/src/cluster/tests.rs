@@ -233,7 +233,7 @@ fn a_route_is_shown_as_different_whatever_of_it_is() {
     let shown = |route: PeerRoute| {
         let seen = Seen { routes: vec![route], ..Seen::default() };
         let routes = super::view::routes(&mesh, &seen, &mut RtSocket::open().unwrap());
-        (routes.len(), routes[0].state, routes[0].note.clone().unwrap_or_default())
+        (routes.len(), routes[0].state, routes[0].message.clone().unwrap_or_default())
     };
     assert_eq!(shown(wanted), (1, RouteState::Ok, String::new()));
     for (changed, word) in [

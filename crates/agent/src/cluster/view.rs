@@ -49,9 +49,9 @@ pub(crate) fn nodes(contents: &Contents, cuts: &[Cut], here: &NodeName) -> Vec<N
         version: Some(record.version.clone()),
         agent: agent(&record.name),
         alive_since: alive_since(&record.name),
-        problem: None,
+        message: None,
         refused: problems.remove(&record.name).unwrap_or_default(),
-        here: record.name == *here,
+        local: record.name == *here,
     });
     let unread = contents.unread.iter().map(|(name, why)| NodeView {
         name: name.to_string(),
@@ -62,9 +62,9 @@ pub(crate) fn nodes(contents: &Contents, cuts: &[Cut], here: &NodeName) -> Vec<N
         version: None,
         agent: agent(name),
         alive_since: alive_since(name),
-        problem: Some(why.clone()),
+        message: Some(why.clone()),
         refused: Vec::new(),
-        here: name == here,
+        local: name == here,
     });
     let mut nodes: Vec<NodeView> = known.chain(unread).collect();
     nodes.sort_by(|a, b| a.name.cmp(&b.name));
@@ -83,13 +83,13 @@ pub(crate) fn blocks(
     }
     let claimed: BTreeMap<IpNet, &NodeName> =
         contents.claims.iter().map(|(block, name)| (*block, name)).collect();
-    let view = |block: IpNet, node: &NodeName, problem: Option<String>| BlockView {
+    let view = |block: IpNet, node: &NodeName, message: Option<String>| BlockView {
         block,
         node: node.to_string(),
-        problem,
+        message,
         used: None,
         free: None,
-        here: node == here,
+        local: node == here,
     };
     let mut blocks: Vec<BlockView> = Vec::new();
     for (block, owner) in &claimed {
@@ -126,7 +126,7 @@ pub(super) fn routes(mesh: &Mesh, seen: &Seen, socket: &mut RtSocket) -> Vec<Rou
     let mut shown = Vec::new();
     for (node, block, way) in mesh.ways() {
         let found = there.remove(&block);
-        let (transport, gateway, link, note) = match way {
+        let (transport, gateway, link, reason) = match way {
             Way::Direct { gateway, link } => (RouteTransport::Direct, Some(*gateway), Some(*link), None),
             Way::Vxlan { link, gateway, .. } => (RouteTransport::Vxlan, Some(*gateway), Some(*link), None),
             Way::None(why) => (RouteTransport::None, None, None, Some(why.to_string())),
@@ -145,8 +145,8 @@ pub(super) fn routes(mesh: &Mesh, seen: &Seen, socket: &mut RtSocket) -> Vec<Rou
             None => (RouteState::Missing, None),
         };
         let link = link.and_then(&mut name_of);
-        let (node, note) = (node.to_string(), note.or(other));
-        shown.push(RouteView { block, node: Some(node), transport, gateway, link, state, note });
+        let (node, message) = (node.to_string(), reason.or(other));
+        shown.push(RouteView { block, node: Some(node), transport, gateway, link, state, message });
     }
     shown.extend(there.into_values().map(|route| RouteView {
         block: route.dst,
@@ -155,7 +155,7 @@ pub(super) fn routes(mesh: &Mesh, seen: &Seen, socket: &mut RtSocket) -> Vec<Rou
         gateway: Some(route.gateway),
         link: name_of(route.link),
         state: RouteState::Stale,
-        note: Some("no node has this block".to_owned()),
+        message: Some("no node has this block".to_owned()),
     }));
     shown.sort_by_key(|route| route.block);
     shown

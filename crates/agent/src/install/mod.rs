@@ -212,7 +212,7 @@ impl Installer {
         let all = self.looked_at(&config, &record)?;
         let paths: Vec<PathBuf> = all.iter().map(|(wanted, _)| wanted.path.clone()).collect();
         let stale = self.stale(&record, &paths);
-        let files = paths.into_iter().map(|path| InstalledFile { path, ok: true, problem: None }).collect();
+        let files = paths.into_iter().map(|path| InstalledFile { path, ok: true, message: None }).collect();
         let mut wrong = Vec::new();
         for (wanted, look) in all {
             match look? {
@@ -252,7 +252,7 @@ impl Installer {
             Ok(wanted.into_iter().map(|(wanted, look)| wanted.report(look)).collect())
         });
         wanted.unwrap_or_else(|error: InstallError| {
-            vec![InstalledFile { path: self.config_path(), ok: false, problem: Some(error.to_string()) }]
+            vec![InstalledFile { path: self.config_path(), ok: false, message: Some(error.to_string()) }]
         })
     }
 
@@ -350,11 +350,11 @@ impl Wanted<'_> {
     }
 
     fn report(self, look: Result<Look, InstallError>) -> InstalledFile {
-        let problem = match look {
+        let message = match look {
             Ok(look) => look.complaint(),
             Err(error) => Some(error.to_string()),
         };
-        InstalledFile { path: self.path, ok: problem.is_none(), problem }
+        InstalledFile { path: self.path, ok: message.is_none(), message }
     }
 }
 

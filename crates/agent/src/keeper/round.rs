@@ -9,6 +9,7 @@ use tracing::{debug, info, warn};
 use types::{Code, Finding, IfName, Severity};
 
 use super::{Due, Keeper, RETRY};
+use crate::attachments::inactive_port;
 use crate::conditions::Source;
 use crate::memory;
 use crate::notify;
@@ -107,7 +108,7 @@ impl Keeper {
         }
         let space = engine::run_dir_space(&self.parts.config.run_dir);
         self.parts.board.set(Source::Space, space.into_iter().collect());
-        let inactive = outcome.inactive_ports.iter().map(ToString::to_string).collect();
+        let inactive = outcome.inactive_ports.iter().map(inactive_port).collect();
         self.parts.board.set_inactive_ports(inactive);
         let mut findings = outcome.findings;
         findings.extend(outcome.unrepaired.iter().map(|one| one.finding.clone()));

@@ -60,7 +60,7 @@ async fn blocks(service: &Arc<Service>, cluster: &Cluster) -> Result<BlocksView,
     let service = Arc::clone(service);
     let used = spawn_blocking(move || view::block_uses(&service)).await.map_err(|error| error.to_string())?;
     for view in &mut blocks.blocks {
-        if let Some(found) = used.iter().find(|used| used.cidr == view.block) {
+        if let Some(found) = used.iter().find(|used| used.block == view.block) {
             (view.used, view.free) = (Some(found.used), Some(found.free));
         }
     }

@@ -123,8 +123,8 @@ fn what_can_be_asked() {
     let site = Site::new(Options::default());
     assert_eq!(site.get("/v1/health"), (200, json!({ "healthy": true })));
     assert_eq!(site.get("/v1/ready"), (200, json!({ "ready": true, "conditions": [] })));
-    assert_eq!(site.get("/v1/attachments"), (200, json!([])));
-    assert_eq!(site.get("/v1/attachments/c0ffee"), (200, json!([])));
+    assert_eq!(site.get("/v1/attachments"), (200, json!({ "attachments": [] })));
+    assert_eq!(site.get("/v1/attachments/c0ffee"), (200, json!({ "attachments": [] })));
     let (status, version) = site.get("/v1/version");
     assert_eq!((status, &version["api"]), (200, &json!(1)));
     assert_eq!(version["cniVersions"][6], "1.1.0");

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use api::{AttachmentView, BlockUse, Condition, Counts, Status, Timestamp};
+use api::{AttachmentsView, BlockUse, Condition, Counts, NodeMode, Status, Timestamp};
 use engine::state::{Listed, Phase, State, StateError};
 use ipam::{Range, RangeSet, RangeSpec};
 use ipnet::IpNet;
@@ -18,20 +18,17 @@ use crate::metrics::{Seen, resident_bytes};
 use crate::share::records_unreadable;
 
 /// All attachments, or those of one container: phase and record. One that cannot be read is told by its name.
-pub(super) fn attachments(
-    run_dir: &Path,
-    container: Option<&str>,
-) -> Result<Vec<AttachmentView>, StateError> {
-    let mut shown = Vec::new();
-    let Some(state) = State::open_existing(run_dir)? else { return Ok(shown) };
-    for network in state.networks()? {
+pub(super) fn attachments(run_dir: &Path, container: Option<&str>) -> Result<AttachmentsView, StateError> {
+    let mut attachments = Vec::new();
+    let networks = State::open_existing(run_dir)?.map(|state| state.networks()).transpose()?;
+    for network in networks.unwrap_or_default() {
         let name = network.name();
         let mut all = network.list()?;
         all.retain(|listed| container.is_none_or(|container| is_of(listed, container)));
         all.sort_by(|a, b| a.stem.cmp(&b.stem));
-        shown.extend(all.iter().map(|listed| attachment_view(&name, listed)));
+        attachments.extend(all.iter().map(|listed| attachment_view(&name, listed)));
     }
-    Ok(shown)
+    Ok(AttachmentsView { attachments })
 }
 
 fn is_of(listed: &Listed, container: &str) -> bool {
@@ -59,10 +56,10 @@ fn usage(service: &Service) -> Result<(Counts, Vec<BlockUse>), StateError> {
     let name = NetworkName::try_from(facts.network.name.as_str()).ok();
     let network = state.zip(name).and_then(|(state, name)| state.existing_network(&name));
     let share = service.shares.get();
-    let blocks = share.iter().flat_map(|share| &share.blocks).filter_map(|&cidr| {
-        let set = whole(cidr)?;
+    let blocks = share.iter().flat_map(|share| &share.blocks).filter_map(|&block| {
+        let set = whole(block)?;
         let used = network.as_ref().map_or(Ok(0), |network| network.in_use_of(&set));
-        Some(used.map(|used| BlockUse { cidr, used, free: set.capacity().saturating_sub(used) }))
+        Some(used.map(|used| BlockUse { block, used, free: set.capacity().saturating_sub(used) }))
     });
     Ok((counts, blocks.collect::<Result<_, StateError>>()?))
 }
@@ -91,10 +88,11 @@ pub(super) fn status(service: &Service) -> Status {
     let (attachments, blocks) = reported_usage(service);
     let conditions = board.conditions();
     Status {
+        mode: NodeMode::Agent,
         node: facts.node.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
-        started: Timestamp(board.started),
+        started_at: Timestamp(board.started),
         ready: !conditions.iter().any(Condition::keeps_from_ready),
         store: facts.store.clone(),
         run_dir: facts.run_dir.clone(),

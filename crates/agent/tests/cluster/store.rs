@@ -234,7 +234,7 @@ fn await_no_problem(agent: &Agent) {
 fn blocks_of(agent: &Agent) -> Vec<IpNet> {
     let status = agent.get(api::STATUS).unwrap();
     let all = status["network"]["blocks"].as_array().unwrap();
-    all.iter().map(|block| block["cidr"].as_str().unwrap().parse().unwrap()).collect()
+    all.iter().map(|block| block["block"].as_str().unwrap().parse().unwrap()).collect()
 }
 
 /// Others are written down soon after a change, so that they are known when power goes.

@@ -30,7 +30,7 @@ fn hostile_pod_names_reach_neither_log_nor_terminal() {
         assert!(is_harmless(&json.stdout), "{args:?}: {json:?}");
         let value: Value = serde_json::from_str(&json.stdout).unwrap();
         if args[0] == "pods" {
-            assert_eq!(value[0]["record"]["pod"]["name"], HOSTILE, "JSON keeps the value");
+            assert_eq!(value["attachments"][0]["record"]["pod"]["name"], HOSTILE, "JSON keeps the value");
         }
     }
     host.plugin.call(&host.node, &call(Verb::Del)).unwrap().ok().unwrap();

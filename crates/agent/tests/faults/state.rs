@@ -321,11 +321,11 @@ fn a6_status_shows_a_full_run_directory() {
         let found = all.iter().find(|one| one["code"] == "RunDirFull").cloned().unwrap_or_default();
         (found["severity"].clone(), status["ready"].clone())
     };
-    assert_eq!(severity(), (json!("Degraded"), json!(true)), "it has 256 KiB");
+    assert_eq!(severity(), (json!("degraded"), json!(true)), "it has 256 KiB");
     disk.fill();
-    assert_eq!(severity(), (json!("NotReady"), json!(false)));
+    assert_eq!(severity(), (json!("notReady"), json!(false)));
     fs::remove_file(disk.records().join("ballast")).unwrap();
-    assert_eq!(severity(), (json!("Degraded"), json!(true)));
+    assert_eq!(severity(), (json!("degraded"), json!(true)));
 }
 
 /// Whoever wants to free a full disk must be able to remove pods.

@@ -31,7 +31,7 @@ fn a3_a_pod_that_cannot_be_repaired_does_not_keep_others_from_starting() {
     // Also the repair of the pod fails in each of them.
     wait_until("two more rounds", DEADLINE, || Ok(rounds() > before + 1)).unwrap();
     let shown = found(&host.agent, "BridgeNameTaken");
-    assert_eq!((shown.len(), &shown[0]["severity"]), (1, &json!("Degraded")), "{shown:?}");
+    assert_eq!((shown.len(), &shown[0]["severity"]), (1, &json!("degraded")), "{shown:?}");
     assert!(host.agent.is_ready(), "{shown:?}");
     host.attached("b");
 }
@@ -142,7 +142,10 @@ fn a2_a_node_without_addresses_is_not_ready_wherever_it_is_asked() {
             let shown = found(&host.agent, "AddressesExhausted");
             assert_eq!(shown[0]["object"], "network podwire", "{mode}: {shown:?}");
             let metrics = host.agent.metrics().unwrap();
-            assert!(metrics.contains("podwire_condition{code=\"AddressesExhausted\"} 1\n"), "{metrics}");
+            assert!(
+                metrics.contains("podwire_conditions{code=\"AddressesExhausted\",severity=\"notReady\"} 1\n"),
+                "{metrics}"
+            );
             let error = host.plugin.status(&host.node, &config).unwrap().error().unwrap();
             assert!(error.code == 50 && error.details.starts_with("AddressesExhausted"), "{error:?}");
             // The request itself finds out whether there is an address now.

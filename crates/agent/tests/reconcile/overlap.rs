@@ -49,7 +49,7 @@ fn b10_an_overlap_at_the_start_keeps_the_agent_from_being_ready_and_touches_noth
             let found = wait_for_overlap(&agent, "/v1/ready");
             assert_eq!(
                 (&found["severity"], &found["object"]),
-                (&json!("NotReady"), &json!("link other")),
+                (&json!("notReady"), &json!("link other")),
                 "{found}"
             );
             let fix = found["fix"].as_str().unwrap();
@@ -104,7 +104,7 @@ fn b10_an_overlap_that_appears_while_pods_run_is_degraded_and_ends_with_it() {
         for [add, remove] in [CASES[1], CASES[2]] {
             sh(add);
             let found = wait_for_overlap(&host.agent, "/v1/status");
-            assert_eq!(found["severity"], "Degraded", "{mode}: {found}");
+            assert_eq!(found["severity"], "degraded", "{mode}: {found}");
             assert!(host.agent.is_ready(), "{mode}: {found}");
             host.check(&pod, &result);
             assert_eq!(found["fix"], Value::Null, "the other side is not Podwire's to remove");
@@ -120,7 +120,7 @@ fn b10_an_overlap_that_appears_while_pods_run_is_degraded_and_ends_with_it() {
         host.agent.kill().unwrap();
         host.agent.launch().unwrap();
         host.agent.wait_ready().unwrap();
-        assert_eq!(wait_for_overlap(&host.agent, "/v1/status")["severity"], "Degraded");
+        assert_eq!(wait_for_overlap(&host.agent, "/v1/status")["severity"], "degraded");
     }
 }
 
@@ -149,7 +149,7 @@ fn b16_a_bridge_mode_network_on_the_agents_subnet_is_reported() {
         let named = || overlaps(&host.agent, "/v1/status").into_iter().find(|one| one["object"] == object);
         wait_until("the network to be reported", DEADLINE, || Ok(named().is_some())).unwrap();
         assert!(host.agent.is_ready());
-        assert_eq!(named().unwrap()["severity"], "Degraded");
+        assert_eq!(named().unwrap()["severity"], "degraded");
         host.plugin.del(&pod, &config).unwrap().ok().unwrap();
         wait_until("the condition to end", DEADLINE, || Ok(named().is_none())).unwrap();
         if bridge != "podwire0" {

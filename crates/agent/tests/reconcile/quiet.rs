@@ -72,7 +72,7 @@ fn what_an_agent_makes_on_a_fresh_machine_is_no_repair() {
         // The same, once it was there, is one.
         run(&host.node, "nft delete table inet podwire");
         wait_until("the repair", SOON, || Ok(status()["repairs"] == 1)).unwrap();
-        let what = &status()["recent"][0]["what"];
+        let what = &status()["recentRepairs"][0]["message"];
         assert_eq!(*what, "firewall put right: table inet podwire is missing", "{mode}");
     });
 }
@@ -114,8 +114,9 @@ fn a_repair_is_counted_shown_and_logged_once() {
         let log = scene.host.agent.log().unwrap();
         assert_eq!(log.lines().filter(|line| line.contains(&what)).count(), number, "{log}");
         assert!(log.lines().any(|line| line.contains(&what) && line.contains("kind=\"route\"")), "{log}");
-        let recent = scene.host.agent.get("/v1/status").unwrap()["reconcile"]["recent"].clone();
-        let shown = recent.as_array().unwrap().iter().filter(|r| r["what"].as_str().unwrap().contains(&what));
+        let recent = scene.host.agent.get("/v1/status").unwrap()["reconcile"]["recentRepairs"].clone();
+        let shown =
+            recent.as_array().unwrap().iter().filter(|r| r["message"].as_str().unwrap().contains(&what));
         assert_eq!(shown.count(), number, "{recent}");
     }
 }

@@ -114,5 +114,5 @@ fn wait_for_quiet(agent: &Agent) -> Result<()> {
 fn rounds(agent: &Agent) -> Result<(u64, Option<f64>)> {
     let reconcile = &agent.get("/v1/status")?["reconcile"];
     let rounds = reconcile["rounds"].as_u64().context("the agent's status tells no rounds")?;
-    Ok((rounds, reconcile["tookMs"].as_f64()))
+    Ok((rounds, reconcile["durationMs"].as_f64()))
 }

@@ -24,13 +24,9 @@ impl Changes {
         let neighbours = (names(&self.set_neighbours, |n| n.addr), names(&self.del_neighbours, |n| n.addr));
         let fdb = (names(&self.set_fdb, |entry| entry.mac), names(&self.del_fdb, |entry| entry.mac));
         [
-            repaired("peer-routes", ("route to another node", "routes to other nodes"), routes),
-            repaired("peer-neighbours", ("neighbour of a tunnel", "neighbours of tunnels"), neighbours),
-            repaired(
-                "peer-forwarding",
-                ("forwarding entry of a tunnel", "forwarding entries of tunnels"),
-                fdb,
-            ),
+            repaired("peer_route", ("route to another node", "routes to other nodes"), routes),
+            repaired("peer_neighbour", ("neighbour of a tunnel", "neighbours of tunnels"), neighbours),
+            repaired("peer_fdb", ("forwarding entry of a tunnel", "forwarding entries of tunnels"), fdb),
         ]
     }
 }
@@ -85,7 +81,7 @@ mod tests {
             ..Changes::default()
         };
         let [routes, neighbours, fdb] = changes.repairs();
-        assert_eq!((routes.kind, routes.count), ("peer-routes", 8));
+        assert_eq!((routes.kind, routes.count), ("peer_route", 8));
         assert_eq!(
             routes.sentences,
             [

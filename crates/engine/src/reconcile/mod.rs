@@ -98,8 +98,8 @@ pub enum Kind {
 impl Kind {
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::Pending => "pending",
-            Self::Collected => "collected",
+            Self::Pending => "interrupted_attachment",
+            Self::Collected => "dead_attachment",
             Self::Link => "link",
             Self::Bridge => "bridge",
             Self::Address => "address",
@@ -108,7 +108,7 @@ impl Kind {
             Self::Firewall => "firewall",
             Self::Shaping => "shaping",
             Self::Sysctl => "sysctl",
-            Self::Stray => "stray",
+            Self::Stray => "stray_link",
             Self::Record => "record",
         }
     }

@@ -18,7 +18,7 @@ pub(crate) fn run(args: &Ask) -> Result<ExitStatus> {
         Output::Json => print::say_json(&blocks)?,
         Output::Table => print::say(page(&blocks))?,
     }
-    let is_right = !blocks.freshness.stale && blocks.blocks.iter().all(|view| view.problem.is_none());
+    let is_right = !blocks.freshness.stale && blocks.blocks.iter().all(|view| view.message.is_none());
     Ok(ExitStatus::problem_unless(is_right))
 }
 
@@ -38,14 +38,18 @@ fn page(view: &BlocksView) -> String {
 /// What is wrong comes first, and needs a column only where something is.
 fn table(blocks: &[BlockView]) -> String {
     let mut sorted: Vec<&BlockView> = blocks.iter().collect();
-    sorted.sort_by_key(|view| view.problem.is_none());
+    sorted.sort_by_key(|view| view.message.is_none());
     let number = |number: Option<u64>| number.map_or_else(|| "-".to_owned(), |number| number.to_string());
-    let has_problems = blocks.iter().any(|view| view.problem.is_some());
+    let has_problems = blocks.iter().any(|view| view.message.is_some());
     let rows = sorted.into_iter().map(|view| {
-        let mut row =
-            vec![view.block.to_string(), marked(&view.node, view.here), number(view.used), number(view.free)];
+        let mut row = vec![
+            view.block.to_string(),
+            marked(&view.node, view.local),
+            number(view.used),
+            number(view.free),
+        ];
         if has_problems {
-            row.push(print::wrap(view.problem.as_deref().unwrap_or_default(), COLUMN));
+            row.push(print::wrap(view.message.as_deref().unwrap_or_default(), COLUMN));
         }
         row
     });
@@ -84,10 +88,10 @@ as of 90s ago; etcd is not reachable: connection refused
         BlockView {
             block: block.parse().unwrap(),
             node: node.to_owned(),
-            problem: None,
+            message: None,
             used,
             free: used.map(|used| 253 - used),
-            here: used.is_some(),
+            local: used.is_some(),
         }
     }
 
@@ -108,7 +112,7 @@ BLOCK         NODE      USED  FREE
 10.42.0.0/24  a (here)  3     250
 10.42.1.0/24  b         -     -";
         assert_eq!(page(&view), wanted);
-        view.blocks[1].problem = Some("not claimed".to_owned());
+        view.blocks[1].message = Some("not claimed".to_owned());
         let page = page(&view);
         let lines: Vec<&str> = page.lines().skip(3).collect();
         assert!(lines[0].ends_with("FREE  PROBLEM"), "{page}");

@@ -204,7 +204,7 @@ fn network_of(status: &Status) -> Result<Network> {
 
 /// What this node has of it. A node that is alone has all.
 fn share_of(status: &Status) -> Result<Rendered> {
-    let blocks: Vec<_> = status.network.blocks.iter().map(|block| block.cidr).collect();
+    let blocks: Vec<_> = status.network.blocks.iter().map(|block| block.block).collect();
     ensure!(!blocks.is_empty(), "the agent does not tell which blocks this node has: see `podwire status`");
     Ok(Rendered::new(blocks, status.network.mtu))
 }
@@ -220,7 +220,7 @@ fn kept_by_agent(args: &Install, client: &Client, end: Instant) -> Result<()> {
         let files = status(client)?.installed;
         match files.iter().find(|file| !file.ok) {
             Some(bad) => {
-                bail!("{}: {}", bad.path.display(), bad.problem.as_deref().unwrap_or("not right"))
+                bail!("{}: {}", bad.path.display(), bad.message.as_deref().unwrap_or("not right"))
             }
             None if files.is_empty() => bail!("it installs by itself, and has not done so yet"),
             None => Ok(()),

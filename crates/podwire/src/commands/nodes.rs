@@ -20,7 +20,7 @@ pub(crate) fn run(args: &Ask) -> Result<ExitStatus> {
         Output::Json => print::say_json(&view)?,
         Output::Table => print::say(page(&view, when::now()))?,
     }
-    let is_right = view.nodes.iter().all(|node| node.problem.is_none() && node.refused.is_empty());
+    let is_right = view.nodes.iter().all(|node| node.message.is_none() && node.refused.is_empty());
     Ok(ExitStatus::problem_unless(is_right && !view.freshness.stale))
 }
 
@@ -58,7 +58,7 @@ fn page(view: &NodesView, now: u64) -> String {
 }
 
 fn problem(node: &NodeView) -> Option<String> {
-    let NodeView { name, problem, .. } = node;
+    let NodeView { name, message: problem, .. } = node;
     let what = problem.as_ref()?;
     Some(print::wrap(&format!("{name}: {what}; other nodes go on with what they knew of it"), print::WIDTH))
 }
@@ -90,7 +90,7 @@ fn title(nodes: &[NodeView]) -> String {
 
 fn row(node: &NodeView, is_stale: bool, now: u64) -> Vec<String> {
     let agent = match (node.agent, node.alive_since) {
-        (AgentState::Alive, _) if is_stale && !node.here => "was alive".to_owned(),
+        (AgentState::Alive, _) if is_stale && !node.local => "was alive".to_owned(),
         (AgentState::Alive, Some(since)) => format!("alive for {}", when::since(since.0, now)),
         (AgentState::Alive, None) => "alive".to_owned(),
         (AgentState::Away, _) if is_stale => "was AWAY".to_owned(),
@@ -98,7 +98,7 @@ fn row(node: &NodeView, is_stale: bool, now: u64) -> Vec<String> {
         (AgentState::Unknown, _) => "unknown".to_owned(),
     };
     vec![
-        marked(&node.name, node.here),
+        marked(&node.name, node.local),
         listed(&node.addresses),
         listed(&node.blocks),
         agent,
@@ -132,9 +132,9 @@ mod tests {
             version: Some("0.1.0".to_owned()),
             agent: if alive_since.is_some() { AgentState::Alive } else { AgentState::Away },
             alive_since: alive_since.map(api::Timestamp),
-            problem: None,
+            message: None,
             refused: Vec::new(),
-            here: number == 1,
+            local: number == 1,
         }
     }
 
@@ -183,7 +183,7 @@ b         192.0.2.2 2001:db8::2  10.42.2.0/24 fd42::2:0:0:0/80  AWAY          0.
             addresses: Vec::new(),
             blocks: Vec::new(),
             version: None,
-            problem: Some("/podwire/nodes/b in the store is not used: it is no JSON".to_owned()),
+            message: Some("/podwire/nodes/b in the store is not used: it is no JSON".to_owned()),
             ..node("b", 2, None)
         };
         let wanted = "\
@@ -202,7 +202,7 @@ of it";
     fn hostile_names_and_versions_stay_in_their_row() {
         let hostile = "x\nforged  192.0.2.9\u{1b}[2J\u{9b}K\u{202e}".to_owned();
         let node = NodeView { name: hostile.clone(), version: Some(hostile.clone()), ..node("b", 2, None) };
-        let page = page(&view(&[NodeView { problem: Some(hostile), ..node }]), 1300);
+        let page = page(&view(&[NodeView { message: Some(hostile), ..node }]), 1300);
         assert!(!page.lines().any(|line| line.starts_with("forged")), "{page}");
         let row = page.lines().find(|line| line.contains("AWAY") && line.contains("192.0.2.2")).unwrap();
         assert!(row.matches("x\\nforged").count() == 2, "{row}");

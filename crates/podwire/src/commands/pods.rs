@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::Result;
-use api::{AttachmentPhase, AttachmentView};
+use api::{AttachmentPhase, AttachmentView, AttachmentsView};
 use engine::state::{Addressing, Attachment, State};
 
 use crate::cli::{Output, Pods};
@@ -28,7 +28,8 @@ pub(crate) fn run(args: &Pods) -> Result<ExitStatus> {
     let All { found, unreadable } = list(&run_dir)?;
     match args.output {
         Output::Json => {
-            print::say_json(&found.iter().map(|found| &found.view).chain(&unreadable).collect::<Vec<_>>())?;
+            let attachments = found.into_iter().map(|found| found.view).chain(unreadable.iter().cloned());
+            print::say_json(&AttachmentsView { attachments: attachments.collect() })?;
         }
         Output::Table if found.is_empty() && unreadable.is_empty() => {
             print::say(format_args!("no pods in {}", run_dir.display()))?;

@@ -87,7 +87,7 @@ fn row(route: &RouteView) -> Vec<String> {
         (None, None) => "-".to_owned(),
     };
     let via = print::value(&via);
-    let state = match &route.note {
+    let state = match &route.message {
         Some(note) => print::wrap(&format!("{}: {note}", word(route.state)), COLUMN),
         None => word(route.state).to_owned(),
     };

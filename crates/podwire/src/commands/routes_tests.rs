@@ -7,7 +7,7 @@ fn route(block: &str, node: &str, transport: RouteTransport) -> RouteView {
         RouteTransport::None | RouteTransport::Unknown => (None, None),
     };
     let (block, node) = (block.parse().unwrap(), Some(node.to_owned()).filter(|node| !node.is_empty()));
-    RouteView { block, node, transport, gateway, link, state: RouteState::Ok, note: None }
+    RouteView { block, node, transport, gateway, link, state: RouteState::Ok, message: None }
 }
 
 #[test]
@@ -38,12 +38,13 @@ fn what_is_wrong_comes_first_with_its_note() {
         route("10.42.4.0/24", "", RouteTransport::None),
     ];
     routes[1].state = RouteState::Missing;
-    routes[1].note = Some("it overlaps our own block 10.42.2.0/23, which is quite a long story".to_owned());
+    routes[1].message =
+        Some("it overlaps our own block 10.42.2.0/23, which is quite a long story".to_owned());
     routes[2].state = RouteState::Different;
-    routes[2].note = Some("leads to 192.0.2.7".to_owned());
+    routes[2].message = Some("leads to 192.0.2.7".to_owned());
     routes[3].state = RouteState::Stale;
     routes[3].gateway = Some("192.0.2.8".parse().unwrap());
-    routes[3].note = Some("no node has this block".to_owned());
+    routes[3].message = Some("no node has this block".to_owned());
     let wanted = "\
 3 routes to 3 nodes: 1 direct, 1 vxlan, 1 without a way; 1 missing, 1 different, 1 stale
 

@@ -129,7 +129,7 @@ fn removal(cluster: &mut Cluster, nodes: &[NodeView]) {
     has(&ask(cluster, "n1", &["nodes"]).stdout, &["1 node: its agent is alive\n"]);
     let blocks: BlocksView = json(&ask(cluster, "n1", &["blocks", "-o", "json"]));
     assert_eq!(blocks.subnets.iter().map(|subnet| subnet.claimed).collect::<Vec<_>>(), [1, 1]);
-    assert!(blocks.blocks.iter().all(|block| block.here), "{blocks:?}");
+    assert!(blocks.blocks.iter().all(|block| block.local), "{blocks:?}");
 }
 
 #[test]
@@ -250,7 +250,7 @@ fn a7_what_is_installed_on_a_node_of_many_has_its_block_and_the_network() {
     let outcome = host.install(&["--template", template.to_str().unwrap()]);
     assert!(outcome.success(), "{outcome:?}");
     let status: api::Status = serde_json::from_value(agent.get(api::STATUS).unwrap()).unwrap();
-    let blocks: Vec<String> = status.network.blocks.iter().map(|block| block.cidr.to_string()).collect();
+    let blocks: Vec<String> = status.network.blocks.iter().map(|block| block.block.to_string()).collect();
     assert!(blocks[0].ends_with(".0/24") && blocks[1].ends_with("/72"), "{blocks:?}");
     let plugin = &runtime.config("10-podwire.conflist")["plugins"][0];
     assert_eq!(plugin["subnet"], json!(blocks.join(",")));

@@ -67,7 +67,7 @@ fn a2_without_nft_status_ready_doctor_and_cni_status_agree() {
                 && page.contains(&format!("\n    {INSTALL}"))
         );
         let (code, doctor) = json_of(&host, &["doctor"]);
-        let all = doctor.as_array().unwrap();
+        let all = doctor["checks"].as_array().unwrap();
         let wrong: Vec<&Value> = all.iter().filter(|one| one["code"] == "NftMissing").collect();
         assert!(code == Some(1) && wrong.len() == 1 && wrong[0]["fix"] == INSTALL, "{doctor}");
         let status = Call::network(Verb::Status, &config);
@@ -137,7 +137,7 @@ fn fixed(host: &Host, code: &str) -> Value {
     wait_until(code, DEADLINE, || Ok(!found(host, code).is_empty())).unwrap();
     let shown = found(host, code).remove(0);
     let (_, doctor) = json_of(host, &["doctor"]);
-    assert!(doctor.as_array().unwrap().iter().any(|one| one["code"] == code), "{doctor}");
+    assert!(doctor["checks"].as_array().unwrap().iter().any(|one| one["code"] == code), "{doctor}");
     // The whole line, as it is pasted from each page.
     let fix = shown["fix"].as_str().unwrap();
     let pasted = |page: &str| {

@@ -15,9 +15,10 @@ fn doctor(host: &Host, more: &[&str]) -> Outcome {
 /// What is wrong: check, sentence and command.
 fn wrong(host: &Host) -> Vec<(String, String, String)> {
     let outcome = doctor(host, &["-o", "json"]);
-    let findings: Vec<Value> = serde_json::from_str(&outcome.stdout).unwrap_or_else(|error| {
+    let report: Value = serde_json::from_str(&outcome.stdout).unwrap_or_else(|error| {
         panic!("{error}: {}{}", outcome.stdout, outcome.stderr);
     });
+    let findings = report["checks"].as_array().unwrap();
     let bad = findings.iter().filter(|finding| finding["verdict"] == "problem");
     let text = |finding: &Value, key: &str| finding[key].as_str().unwrap_or_default().to_owned();
     let bad: Vec<_> = bad.map(|f| (text(f, "check"), text(f, "message"), text(f, "fix"))).collect();
@@ -181,9 +182,10 @@ fn of_others(cluster: &Cluster, how: &[&str]) -> Vec<(String, String)> {
     let words =
         [how, &[env!("CARGO_BIN_EXE_podwire"), "doctor", "-o", "json", "--run-dir", run_dir]].concat();
     let outcome = node.run(&words, b"").unwrap();
-    let findings: Vec<Value> = serde_json::from_str(&outcome.stdout).unwrap_or_else(|error| {
+    let report: Value = serde_json::from_str(&outcome.stdout).unwrap_or_else(|error| {
         panic!("{error}: {}{}", outcome.stdout, outcome.stderr);
     });
+    let findings = report["checks"].as_array().unwrap();
     let is_ill = findings.iter().any(|finding| finding["verdict"] == "problem");
     assert_eq!(outcome.status.code(), Some(i32::from(is_ill)), "{findings:?}");
     let others = findings.iter().filter(|finding| finding["check"] == "other nodes");

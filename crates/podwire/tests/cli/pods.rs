@@ -15,8 +15,9 @@ fn pods_are_shown_as_a_table_and_as_json() {
     assert!(lines[0].starts_with("POD "), "{table}");
     has(lines[1], &["10.50.0.2 fd00:50::2", "bridge", "ready", "eth0", pod.id(), "default/default-net/-"]);
     let json: Value = serde_json::from_str(&host.ask(&["pods", "-o", "json"]).stdout).unwrap();
+    let json = &json["attachments"];
     assert_eq!((&json[0]["phase"], &json[0]["network"]), (&json!("ready"), &json!("pods")));
-    assert_eq!(json[0]["record"]["container"], pod.id());
+    assert_eq!(json[0]["record"]["containerId"], pod.id());
     assert_eq!(json[0]["record"]["addresses"][1]["address"], "fd00:50::2/64");
     assert!(host.plugin.del(&pod, &host.standalone()).unwrap().success());
     assert!(host.ask(&["pods"]).stdout.starts_with("no pods in "));
@@ -105,7 +106,8 @@ fn a9_recovered_pods_have_their_own_placement_or_none() {
 }
 
 fn sorted(list: &Value) -> Vec<String> {
-    let mut all: Vec<String> = list.as_array().unwrap().iter().map(ToString::to_string).collect();
+    let mut all: Vec<String> =
+        list["attachments"].as_array().unwrap().iter().map(ToString::to_string).collect();
     all.sort();
     all
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use api::{
-    AttachmentDetails, AttachmentView, BlocksView, DoctorCheck, ErrorAnswer, LabStatus, LabTest, NodesView,
+    AttachmentDetails, AttachmentsView, BlocksView, DoctorReport, ErrorAnswer, LabStatus, LabTest, NodesView,
     Readiness, Removed, RouteView, Status, StatusWithoutAgent, VersionAnswer,
 };
 use schemars::JsonSchema;
@@ -26,13 +26,13 @@ fn schemas() -> BTreeMap<&'static str, Value> {
         ("ready", schema::<Readiness>()),
         ("version", schema::<VersionAnswer>()),
         ("error", schema::<ErrorAnswer>()),
-        ("pods", schema::<Vec<AttachmentView>>()),
+        ("pods", schema::<AttachmentsView>()),
         ("attachment-show", schema::<AttachmentDetails>()),
         ("nodes", schema::<NodesView>()),
         ("node-rm", schema::<Removed>()),
         ("routes", schema::<Vec<RouteView>>()),
         ("blocks", schema::<BlocksView>()),
-        ("doctor", schema::<Vec<DoctorCheck>>()),
+        ("doctor", schema::<DoctorReport>()),
         ("lab-status", schema::<LabStatus>()),
         ("lab-test", schema::<LabTest>()),
     ])

@@ -18,7 +18,7 @@ fn begin(lab: &Lab, args: &[&str]) -> Child {
 fn pods_on_node(lab: &Lab, node: &str) -> usize {
     let text = lab.ok(&["exec", node, "--", "podwire", "pods", "-o", "json"]);
     let pods: serde_json::Value = serde_json::from_str(&text).unwrap();
-    pods.as_array().unwrap_or_else(|| panic!("{pods}")).len()
+    pods["attachments"].as_array().unwrap_or_else(|| panic!("{pods}")).len()
 }
 
 #[test]

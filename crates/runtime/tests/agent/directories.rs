@@ -37,8 +37,8 @@ fn b17_the_agent_installs_where_containerd_is_configured_to_look() {
 /// The message and the fix of a condition that `podwire doctor` reports.
 fn reported(world: &World, podwire: &str, code: &str) -> Option<[String; 2]> {
     let outcome = world.machine.run(&[podwire, "doctor", "-o", "json"]).unwrap();
-    let checks: Vec<Value> = serde_json::from_str(&outcome.stdout).unwrap();
-    let found = checks.iter().find(|check| check["code"] == code)?;
+    let report: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    let found = report["checks"].as_array().unwrap().iter().find(|check| check["code"] == code)?;
     Some(["message", "fix"].map(|key| found[key].as_str().unwrap_or_default().to_owned()))
 }
 

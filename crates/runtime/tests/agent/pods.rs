@@ -56,7 +56,7 @@ fn pods_reach_each_other_and_the_node_are_listed_and_leave_nothing() {
         .pods()
         .iter()
         .map(|pod| {
-            [&pod["pod"]["namespace"], &pod["pod"]["name"], &pod["container"]]
+            [&pod["pod"]["namespace"], &pod["pod"]["name"], &pod["containerId"]]
                 .map(|value| value.as_str().unwrap().to_owned())
         })
         .collect();

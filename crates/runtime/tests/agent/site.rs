@@ -76,14 +76,14 @@ impl Site {
 
     /// The records as `podwire pods` tells them.
     pub(crate) fn pods(&self) -> Vec<Value> {
-        let pods: Vec<Value> = serde_json::from_str(&self.podwire(&["pods", "-o", "json"])).unwrap();
-        pods.into_iter().map(|pod| pod["record"].clone()).collect()
+        let pods: Value = serde_json::from_str(&self.podwire(&["pods", "-o", "json"])).unwrap();
+        pods["attachments"].as_array().unwrap().iter().map(|pod| pod["record"].clone()).collect()
     }
 
     /// Where the runtime keeps the pod's network namespace.
     pub(crate) fn netns(&self, pod: &RunningPod) -> String {
         let pods = self.pods();
-        let ours = pods.iter().find(|attachment| attachment["container"] == pod.sandbox.as_str());
+        let ours = pods.iter().find(|attachment| attachment["containerId"] == pod.sandbox.as_str());
         ours.and_then(|attachment| attachment["netns"].as_str()).unwrap().to_owned()
     }
 

@@ -134,7 +134,7 @@ impl Routes {
         let done: Vec<String> = done.iter().map(|what| format!("firewall of tunnels: {what}")).collect();
         // Changes of this node and its peers are no repairs.
         if !is_first && !is_other && add.is_empty() && remove.is_empty() {
-            self.repaired("peers", done.len(), &done);
+            self.repaired("peer_table", done.len(), &done);
         } else {
             done.iter().for_each(|what| info!("{what}"));
         }

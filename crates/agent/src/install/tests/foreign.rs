@@ -21,7 +21,7 @@ fn stops(site: &Site, path: &Path, key: &str) {
     let installer = site.installer();
     for error in [installer.put().unwrap_err().to_string(), {
         let bad = installer.check().into_iter().find(|file| file.path == path).unwrap();
-        bad.problem.unwrap()
+        bad.message.unwrap()
     }] {
         assert!(error.starts_with(path.to_str().unwrap()) && error.contains(key), "{error}");
         assert!(error.contains("somebody else's") && error.contains("move that file away"), "{error}");

@@ -68,7 +68,7 @@ fn a_template_that_breaks_later_is_told_and_leaves_the_config_alone() {
     let before = text(&site.conflist());
     fs::write(site.at("template.json"), "{{ X }}").unwrap();
     assert!(installer.put().is_err());
-    assert!(installer.check()[0].problem.as_ref().unwrap().contains("\"X\""));
+    assert!(installer.check()[0].message.as_ref().unwrap().contains("\"X\""));
     assert_eq!(text(&site.conflist()), before);
 }
 

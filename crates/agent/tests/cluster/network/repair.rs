@@ -56,7 +56,7 @@ fn what_is_broken_by_hand_is_back_and_nothing_foreign_is_touched() {
     make_foreign(&cluster);
     let n1 = cluster.node("n1").unwrap();
     // To join is no repair.
-    for kind in ["peer-routes", "tunnel"] {
+    for kind in ["peer_route", "tunnel"] {
         assert_eq!(repairs(&cluster, kind), 0, "{kind}");
     }
     let (before, theirs) = (Wiring::of(n1).unwrap(), foreign(&cluster));
@@ -92,13 +92,14 @@ fn what_is_broken_by_hand_is_back_and_nothing_foreign_is_touched() {
         assert_eq!(foreign(&cluster), theirs, "after {fault:?}");
     }
     // Two lines flushed four routes, and who deleted the tunnel took two with it.
-    for (kind, least) in [("peer-routes", 4), ("tunnel", 1), ("peer-neighbours", 2), ("peer-forwarding", 1)] {
+    for (kind, least) in [("peer_route", 4), ("tunnel", 1), ("peer_neighbour", 2), ("peer_fdb", 1)] {
         assert!(repairs(&cluster, kind) >= least, "{kind}: {}", repairs(&cluster, kind));
     }
     let status: api::Status =
         serde_json::from_value(cluster.agent("n1").unwrap().get(api::STATUS).unwrap()).unwrap();
     assert!(status.reconcile.repairs >= 8, "{:#?}", status.reconcile);
-    let recent: Vec<&str> = status.reconcile.recent.iter().map(|repair| repair.what.as_str()).collect();
+    let recent: Vec<&str> =
+        status.reconcile.recent_repairs.iter().map(|repair| repair.message.as_str()).collect();
     for sentence in [
         "neighbours of tunnels restored: ",
         "1 forwarding entry of a tunnel restored: ",
@@ -136,7 +137,7 @@ fn a5_only_drift_that_was_repaired_counts_as_a_repair() {
     detour(&cluster, "del");
     await_that("all routes", PATIENCE, || peer_routes(cluster.node("n1").unwrap()).len() == 4);
     await_that("no refusal", PATIENCE, || failed_routes(&cluster).is_empty());
-    assert_eq!(repairs(&cluster, "peer-routes"), 0, "it followed from the record of n3");
+    assert_eq!(repairs(&cluster, "peer_route"), 0, "it followed from the record of n3");
 
     detour(&cluster, "add");
     for family in ["-4", "-6"] {
@@ -144,9 +145,9 @@ fn a5_only_drift_that_was_repaired_counts_as_a_repair() {
     }
     await_that("the refusal again", PATIENCE, || failed_routes(&cluster) == refused);
     // One refused route does not hide the repair of the others.
-    await_that("3 repairs", PATIENCE, || repairs(&cluster, "peer-routes") == 3);
+    await_that("3 repairs", PATIENCE, || repairs(&cluster, "peer_route") == 3);
     detour(&cluster, "del");
-    await_that("4 repairs", PATIENCE, || repairs(&cluster, "peer-routes") == 4);
+    await_that("4 repairs", PATIENCE, || repairs(&cluster, "peer_route") == 4);
     await_that("no refusal", PATIENCE, || failed_routes(&cluster).is_empty());
     assert_eq!(peer_routes(cluster.node("n1").unwrap()).len(), 4);
 }

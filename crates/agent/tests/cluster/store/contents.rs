@@ -36,7 +36,7 @@ fn values_that_cannot_be_read_are_told_and_never_overwritten() {
     // Whoever asks for the nodes sees them, too, and what is wrong with them.
     let n1 = cluster.agent("n1").unwrap();
     let shown: Vec<NodeView> = serde_json::from_value(n1.get(api::NODES).unwrap()["nodes"].take()).unwrap();
-    let problem_of = |name: &str| shown.iter().find(|node| node.name == name).unwrap().problem.as_deref();
+    let problem_of = |name: &str| shown.iter().find(|node| node.name == name).unwrap().message.as_deref();
     assert_eq!((shown.len(), problem_of("n1"), problem_of("n2")), (6, None, None));
     for (name, why) in
         [("n3", "newer"), ("newer", "newer"), ("garbage", "nodes/garbage"), ("liar", "the record of")]
@@ -45,7 +45,7 @@ fn values_that_cannot_be_read_are_told_and_never_overwritten() {
     }
     assert!(shown.iter().find(|node| node.name == "n3").unwrap().alive_since.is_some());
     let blocks: BlocksView = serde_json::from_value(n1.get(api::BLOCKS).unwrap()).unwrap();
-    let of_n3: Vec<&str> = blocks.blocks.iter().filter_map(|view| view.problem.as_deref()).collect();
+    let of_n3: Vec<&str> = blocks.blocks.iter().filter_map(|view| view.message.as_deref()).collect();
     assert_eq!(of_n3, ["the record of n3 is of no use: see `podwire nodes`"; 2]);
     // All begin anew: by a list instead of news. What is known of n3 stays in force, as do its pods.
     let before = blocks_of(cluster.agent("n3").unwrap());

@@ -205,7 +205,7 @@ impl<'a> Show<'a> {
     fn reported(&self, what: &str, is_it: impl Fn(&str) -> bool) -> Result<()> {
         wait_until(what, REPAIR, || {
             let status: api::Status = serde_json::from_value(self.agent.get(api::STATUS)?)?;
-            Ok(status.reconcile.recent.iter().any(|repair| is_it(&repair.what)))
+            Ok(status.reconcile.recent_repairs.iter().any(|repair| is_it(&repair.message)))
         })
     }
 

@@ -49,7 +49,7 @@ pub(super) fn installed(node: &Node) -> Vec<Check> {
         .iter()
         .filter(|file| !file.ok)
         .map(|file| {
-            let (path, why) = (file.path.display(), file.problem.as_deref().unwrap_or("not as it should be"));
+            let (path, why) = (file.path.display(), file.message.as_deref().unwrap_or("not as it should be"));
             let found =
                 Finding::new(Code::InstallIncomplete, format_args!("file {path}"), format!("{path}: {why}"));
             Check::problem(CHECK, found.fix("podwire install"))

@@ -1,6 +1,6 @@
 use api::DoctorCheck;
 pub(super) use api::Verdict;
-use types::{Code, Finding};
+use types::{Code, Finding, Severity};
 
 /// The result of one check.
 #[derive(Debug, Clone)]
@@ -9,6 +9,7 @@ pub(super) struct Check {
     pub(super) verdict: Verdict,
     /// Of the condition, where there is one.
     pub(super) code: Option<String>,
+    pub(super) severity: Option<Severity>,
     pub(super) object: Option<String>,
     pub(super) message: String,
     /// The command that helps, ready to paste.
@@ -25,8 +26,8 @@ pub(super) fn word(verdict: Verdict) -> &'static str {
 
 impl From<Check> for DoctorCheck {
     fn from(check: Check) -> Self {
-        let Check { check, verdict, code, object, message, fix } = check;
-        Self { check: check.to_owned(), verdict, code, object, message, fix }
+        let Check { check, verdict, code, severity, object, message, fix } = check;
+        Self { check: check.to_owned(), verdict, code, severity, object, message, fix }
     }
 }
 
@@ -37,13 +38,13 @@ impl Check {
 
     pub(super) fn unknown(check: &'static str, message: impl Into<String>) -> Self {
         let (message, verdict) = (message.into(), Verdict::Unknown);
-        Self { check, verdict, code: None, object: None, message, fix: None }
+        Self { check, verdict, code: None, severity: None, object: None, message, fix: None }
     }
 
     pub(super) fn problem(check: &'static str, found: Finding) -> Self {
-        let Finding { code, object, message, fix, .. } = found;
+        let Finding { code, severity, object, message, fix } = found;
         let (code, object) = (Some(code.to_string()), Some(object));
-        Self { check, verdict: Verdict::Problem, code, object, message, fix }
+        Self { check, verdict: Verdict::Problem, code, severity: Some(severity), object, message, fix }
     }
 
     /// A condition of the agent.
@@ -52,6 +53,7 @@ impl Check {
             check,
             verdict: Verdict::Problem,
             code: Some(found.code.to_string()),
+            severity: Some(found.severity),
             object: Some(found.object.clone()),
             message: found.message.clone(),
             fix: found.fix.clone(),

@@ -15,7 +15,7 @@ mod peers;
 mod runtimes;
 
 use anyhow::Result;
-use api::DoctorCheck;
+use api::DoctorReport;
 
 use crate::cli::{Doctor, Output};
 use crate::exit::ExitStatus;
@@ -30,8 +30,11 @@ pub(crate) fn run(args: &Doctor) -> Result<ExitStatus> {
     let findings = look(&Node::look(args));
     match args.output {
         Output::Json => {
-            let checks: Vec<DoctorCheck> = findings.iter().cloned().map(Into::into).collect();
-            print::say_json(&checks)?;
+            let ok = findings.iter().all(|finding| finding.verdict != Verdict::Problem);
+            print::say_json(&DoctorReport {
+                ok,
+                checks: findings.iter().cloned().map(Into::into).collect(),
+            })?;
         }
         Output::Table => print::say(page(&findings))?,
     }

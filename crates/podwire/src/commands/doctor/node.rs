@@ -71,7 +71,7 @@ impl Node {
     pub(super) fn addresses(&self) -> Vec<IpNet> {
         let pods = self.attachments.iter().flat_map(Attachment::ips).map(IpNet::from);
         let blocks = self.status().into_iter().flat_map(|status| &status.network.blocks);
-        pods.chain(blocks.map(|block| block.cidr)).collect()
+        pods.chain(blocks.map(|block| block.block)).collect()
     }
 
     pub(super) fn bridges(&self) -> Vec<IfName> {

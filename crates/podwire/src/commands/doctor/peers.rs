@@ -99,7 +99,7 @@ fn listed(answer: &Answer) -> Result<Vec<Peer>, String> {
         let reason = view.freshness.reason.unwrap_or_default();
         return Err(format!("agents of other nodes may be alive or not: {reason}"));
     }
-    let alive = view.nodes.into_iter().filter(|peer| !peer.here && peer.agent == AgentState::Alive);
+    let alive = view.nodes.into_iter().filter(|peer| !peer.local && peer.agent == AgentState::Alive);
     let addresses = alive.flat_map(|NodeView { name, addresses, .. }| {
         addresses.into_iter().map(move |address| Peer { name: name.clone(), address })
     });
@@ -185,7 +185,7 @@ mod tests {
         };
         let nodes = |agent: &str, is_stale: bool| {
             let node = serde_json::json!({ "name": "b", "uid": "", "addresses": ["192.0.2.2"], "blocks": [],
-                "tunnelMac": "", "version": "", "agent": agent, "refused": [], "here": false });
+                "tunnelMac": "", "version": "", "agent": agent, "refused": [], "local": false });
             let view = serde_json::json!({ "asOf": "2026-11-15T21:13:04Z", "ageSeconds": 90, "stale": is_stale,
                 "reason": is_stale.then_some("etcd is not reachable"), "nodes": [node] });
             answer(200, &view.to_string())

@@ -101,7 +101,7 @@ fn path(cell: &Cell) -> LabPath {
         Way::None => LabTransport::None,
     };
     let [ipv4, ipv6] = [&cell.v4, &cell.v6].map(|reach| match reach {
-        Some(Reach::Yes { micros }) => LabReach::Reached { micros: *micros },
+        Some(Reach::Yes { micros }) => LabReach::Reached { duration_us: *micros },
         Some(Reach::Rewritten { source }) => LabReach::Rewritten { source: *source },
         Some(Reach::No { why }) => LabReach::Unreached { reason: why.clone() },
         None => LabReach::NotUsed,
@@ -147,7 +147,7 @@ fn node(cluster: &Cluster, name: &str) -> Result<LabNode> {
         link,
         agent: state,
         pid: agent.pid().filter(|_| runs),
-        blocks: blocks.map(|block| block.cidr).collect(),
+        blocks: blocks.map(|block| block.block).collect(),
         namespace: cluster.node(name)?.name().to_owned(),
     })
 }

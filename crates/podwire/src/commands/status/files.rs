@@ -56,7 +56,7 @@ impl Files {
             run_dir: run_dir.clone(),
             attachments,
             tombstones: Tombstones::new(run_dir).list()?.len() as u64,
-            inactive_ports: inactive.iter().map(ToString::to_string).collect(),
+            inactive_ports: inactive.iter().map(agent::inactive_port).collect(),
             conditions,
         };
         Ok(Self { status, served_by })

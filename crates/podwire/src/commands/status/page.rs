@@ -1,7 +1,7 @@
 //! The agent's status on one page, without lines and colours, at most a hundred columns wide where paths and commands
 //! allow it.
 
-use api::{Condition, Counts, InstalledFile, NetworkStatus, ReconcileStatus, Status};
+use api::{Condition, Counts, InactivePort, InstalledFile, NetworkStatus, ReconcileStatus, Status};
 
 use crate::print::{self, WIDTH};
 use crate::when;
@@ -26,8 +26,8 @@ fn title(status: &Status) -> String {
 }
 
 fn rows(status: &Status, now: u64) -> Vec<(&'static str, String)> {
-    let up = when::since(status.started.0, now);
-    let agent = format!("process {}, up {up} since {}", status.pid, when::utc(status.started.0));
+    let up = when::since(status.started_at.0, now);
+    let agent = format!("process {}, up {up} since {}", status.pid, when::utc(status.started_at.0));
     let mut rows = vec![
         ("agent", agent),
         ("memory", mebibytes(status.rss_bytes)),
@@ -44,9 +44,9 @@ fn rows(status: &Status, now: u64) -> Vec<(&'static str, String)> {
 }
 
 /// One line for each, or no row at all.
-pub(super) fn inactive_ports(ports: &[String]) -> Option<(&'static str, String)> {
+pub(super) fn inactive_ports(ports: &[InactivePort]) -> Option<(&'static str, String)> {
     let lines: Vec<String> =
-        ports.iter().map(|port| print::wrap(&print::short_ids(port), WIDTH - LEFT)).collect();
+        ports.iter().map(|port| print::wrap(&print::short_ids(&port.to_string()), WIDTH - LEFT)).collect();
     (!lines.is_empty()).then(|| ("inactive", lines.join("\n")))
 }
 
@@ -71,8 +71,8 @@ pub(super) fn attachments(counts: Counts) -> String {
 }
 
 fn reconcile(status: &ReconcileStatus, now: u64) -> String {
-    let last = match status.last {
-        Some(last) => format!("{} ago in {} ms", when::since(last.0, now), status.took_ms),
+    let last = match status.last_round_at {
+        Some(last) => format!("{} ago in {} ms", when::since(last.0, now), status.duration_ms),
         None => "not yet".to_owned(),
     };
     format!("{last}; {}, {}", print::count(status.rounds, "round"), print::count(status.repairs, "repair"))
@@ -82,7 +82,7 @@ fn installed(files: &[InstalledFile]) -> String {
     if files.is_empty() {
         return "nothing by this agent; `podwire install` does it".to_owned();
     }
-    let line = |file: &InstalledFile| match &file.problem {
+    let line = |file: &InstalledFile| match &file.message {
         None => format!("ok   {}", print::value(&file.path.to_string_lossy())),
         Some(problem) => {
             let problem = print::wrap(problem, WIDTH - LEFT - 5);
@@ -97,7 +97,7 @@ fn blocks(network: &NetworkStatus) -> String {
     let rows = network.blocks.iter().map(|block| {
         let total = block.used.saturating_add(block.free);
         vec![
-            block.cidr.to_string(),
+            block.block.to_string(),
             block.used.to_string(),
             block.free.to_string(),
             print::bar(block.used, total),
@@ -112,7 +112,7 @@ fn blocks(network: &NetworkStatus) -> String {
 
 /// What the blocks are a part of, where this node does not have all.
 fn whole(network: &NetworkStatus) -> Option<String> {
-    let is_all = network.blocks.iter().map(|block| block.cidr).eq(network.subnets.iter().copied());
+    let is_all = network.blocks.iter().map(|block| block.block).eq(network.subnets.iter().copied());
     if is_all || network.subnets.is_empty() {
         return None;
     }
@@ -122,14 +122,14 @@ fn whole(network: &NetworkStatus) -> Option<String> {
 
 /// The latest last, as in a log.
 fn repairs(status: &ReconcileStatus, now: u64) -> Option<String> {
-    let latest = &status.recent[status.recent.len().saturating_sub(LATEST)..];
+    let latest = &status.recent_repairs[status.recent_repairs.len().saturating_sub(LATEST)..];
     if latest.is_empty() {
         return None;
     }
     let rows = latest.iter().map(|repair| {
         vec![
-            format!("{} ago", when::since(repair.time.0, now)),
-            print::wrap(&print::short_ids(&repair.what), WIDTH - LEFT),
+            format!("{} ago", when::since(repair.at.0, now)),
+            print::wrap(&print::short_ids(&repair.message), WIDTH - LEFT),
         ]
     });
     Some(print::table(&["REPAIRED", ""], rows))

@@ -4,12 +4,13 @@ use types::{Code, Finding};
 use super::*;
 
 fn status() -> Status {
-    let block = |cidr: &str, used, free| BlockUse { cidr: cidr.parse().unwrap(), used, free };
+    let block = |cidr: &str, used, free| BlockUse { block: cidr.parse().unwrap(), used, free };
     Status {
+        mode: api::NodeMode::Agent,
         node: "worker-1".to_owned(),
         version: "0.1.0".to_owned(),
         pid: 4711,
-        started: Timestamp(1_000_000),
+        started_at: Timestamp(1_000_000),
         ready: true,
         store: "embedded".to_owned(),
         run_dir: "/run/podwire".into(),
@@ -26,12 +27,12 @@ fn status() -> Status {
         },
         attachments: Counts { ready: 2, pending: 0, unreadable: 0 },
         reconcile: ReconcileStatus {
-            last: Some(Timestamp(1_003_590)),
-            took_ms: 3,
+            last_round_at: Some(Timestamp(1_003_590)),
+            duration_ms: 3,
             rounds: 7,
             ..Default::default()
         },
-        installed: vec![InstalledFile { path: "/opt/cni/bin/podwire-cni".into(), ok: true, problem: None }],
+        installed: vec![InstalledFile { path: "/opt/cni/bin/podwire-cni".into(), ok: true, message: None }],
         inactive_ports: Vec::new(),
         conditions: Vec::new(),
     }
@@ -63,7 +64,7 @@ no problems";
 #[test]
 fn a_node_of_many_shows_what_its_blocks_are_a_part_of() {
     let mut status = status();
-    status.network.blocks[0].cidr = "10.83.7.0/24".parse().unwrap();
+    status.network.blocks[0].block = "10.83.7.0/24".parse().unwrap();
     let page = page(&status, 1_003_600);
     assert!(page.contains("<1 %\nof the network 10.83.0.0/16 fd00:88::/64; `podwire blocks`"), "{page}");
 }
@@ -75,9 +76,9 @@ fn trouble_is_told_with_what_helps_and_stays_within_the_width() {
     let command = format!("nft insert rule inet filter forward {}", "iifname podwire0 ".repeat(9).trim_end());
     status.ready = false;
     status.installed[0].ok = false;
-    status.installed[0].problem = Some(long.clone());
-    status.reconcile.recent =
-        (0..9).map(|n| Repair { time: Timestamp(1_003_000 + n), what: format!("{n} {long}") }).collect();
+    status.installed[0].message = Some(long.clone());
+    status.reconcile.recent_repairs =
+        (0..9).map(|n| Repair { at: Timestamp(1_003_000 + n), message: format!("{n} {long}") }).collect();
     let missing = Finding::new(Code::NftMissing, "program nft", "short");
     let dropped =
         Finding::new(Code::PodTrafficDropped, "chain inet filter forward", long).fix(command.clone());
