@@ -169,7 +169,7 @@ pub(crate) fn collect_dead(
     let links = host.links()?;
     let (mut collected, mut errors) = (free_orphans(network, &links)?, Vec::new());
     for listed in network.list()? {
-        // An attachment with addresses of another IPAM plugin makes no room here, and needs that plugin's DEL.
+        // Addresses of another IPAM plugin are in no range of this network, and need that plugin's DEL.
         let Some(attachment) = listed.attachment.as_ref().filter(|attachment| !attachment.delegated) else {
             continue;
         };

@@ -39,7 +39,7 @@ pub(super) enum Life {
     },
 }
 
-/// What is said to a child and heard from it, all by one thread that never waits for the pipes alone.
+/// The pipes and the life of a child process, served by one thread that never waits for the pipes alone.
 pub(super) struct Talk<'a> {
     /// None: all is written, or it does not want to read.
     pub(super) stdin: Option<ChildStdin>,
@@ -73,7 +73,7 @@ impl Talk<'_> {
             };
             let is_over = self.wait(&timeout)?;
             self.write()?;
-            // After the look at its life: what it wrote before its end is there now.
+            // After `wait`: if the child has ended, all its output is in the pipe.
             self.read()?;
             if is_over {
                 self.stdin = None;
@@ -99,7 +99,7 @@ impl Talk<'_> {
         }
     }
 
-    /// A plugin that does not read its config (host-local on DEL of nothing) closes the pipe: not our failure.
+    /// A plugin that does not read its config (host-local on DEL of nothing) closes the pipe. That is no failure.
     fn write(&mut self) -> Result<(), Broken> {
         let Some(stdin) = &mut self.stdin else { return Ok(()) };
         match stdin.write(self.unsent) {

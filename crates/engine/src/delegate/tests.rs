@@ -101,9 +101,10 @@ fn an_add_that_is_not_wanted_any_more_is_ended() {
     let pid = dir.path().join("pid");
     site.write("ipam", &format!("echo $$ >{}; exec sleep 600", pid.display()));
     let delegate = Delegate::find("ipam", &site.config, Delegates::InCniPath).unwrap();
-    let error: cni::Error = delegate.add(&|| pid.exists()).unwrap_err().into();
+    let written = || std::fs::read_to_string(&pid).ok().filter(|text| text.ends_with('\n'));
+    let error: cni::Error = delegate.add(&|| written().is_some()).unwrap_err().into();
     assert!(error.to_string().contains("not wanted any more"), "{error}");
-    assert!(!is_alive(std::fs::read_to_string(pid).unwrap().trim()));
+    assert!(!is_alive(written().unwrap().trim()));
 }
 
 #[test]

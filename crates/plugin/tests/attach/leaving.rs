@@ -293,7 +293,7 @@ fn b12_a_second_network_is_reached_by_its_own_address() {
 /// whether the DEL lists them.
 #[test]
 fn b12_a_del_reads_other_records_only_if_the_pod_has_another_interface() {
-    for (link, reads) in [("tunl0 type dummy", false), ("eth7 up type veth peer name eth8", true)] {
+    for (link, reads) in [("tunl0 type bridge", false), ("eth7 up type veth peer name eth8", true)] {
         let host = Host::new("b12-reads");
         let config = host.config(&json!({"subnet": DUAL, "isDefaultGateway": true}));
         let (pod, _) = host.attached("a", &config);
