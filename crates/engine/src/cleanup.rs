@@ -17,6 +17,7 @@ use types::{AttachmentKey, IfName, NetworkName, ROUTE_PROTOCOL};
 
 use crate::bridge::{is_marked, remove_stale_subnets};
 use crate::detach::{delete_link, remove_stray};
+use crate::relearn::addresses_in;
 use crate::state::{Listed, State};
 use crate::{Caller, Error, firewall, gc};
 
@@ -128,10 +129,7 @@ impl Others {
                 continue;
             };
             *others.networks.entry(network.to_owned()).or_default() += 1;
-            let words = link.alias.as_deref().unwrap_or_default().split(' ').skip(1);
-            others
-                .addresses
-                .extend(words.filter_map(|word| word.parse::<IpNet>().ok()).map(|net| net.addr()));
+            others.addresses.extend(addresses_in(link.alias.as_deref().unwrap_or_default()));
         }
         Ok(others)
     }

@@ -2,6 +2,8 @@
 //! are and which addresses they have, so the network's state begins with them. Off the way of a pod: only the first
 //! request that finds no state of its network comes here.
 
+use std::net::IpAddr;
+
 use cni::Config;
 use ipnet::IpNet;
 use netconf::{Addresses, NetConf, Place};
@@ -81,6 +83,12 @@ impl<'a> Alias<'a> {
         let mac = rest.iter().find_map(|word| word.strip_prefix(MAC_MARK)?.parse().ok());
         Some(Self { id, ifname, addresses: rest.iter().filter_map(|word| word.parse().ok()).collect(), mac })
     }
+}
+
+/// The addresses of the pod whose host end has this alias. None for an alias of another program.
+pub(crate) fn addresses_in(alias: &str) -> impl Iterator<Item = IpAddr> {
+    let words = alias.strip_prefix("podwire:").into_iter().flat_map(|text| text.split(' ').skip(1));
+    words.filter_map(|word| word.parse::<IpNet>().ok()).map(|net| net.addr())
 }
 
 /// The attachment as far as its link tells it. None where the link has only the digest of a long id.

@@ -11,6 +11,7 @@ use types::{Code, Finding, IfName, Severity};
 use super::{Due, Keeper, RETRY};
 use crate::attachments::inactive_port;
 use crate::conditions::Source;
+use crate::lock;
 use crate::memory;
 use crate::notify;
 use crate::runtimes::Runtimes;
@@ -40,6 +41,7 @@ impl Keeper {
             memory: &self.memory,
             unrepaired: &self.unrepaired,
             resident: Some(self.parts.work.resident()),
+            is_only_agent: || lock::agents_here().is_ok_and(|all| all.len() <= 1),
         };
         let outcome = reconcile::reconcile(order);
         let took = started.elapsed();
