@@ -19,6 +19,7 @@ mod app;
 mod attachments;
 mod board;
 mod cluster;
+pub mod cni_configs;
 mod conditions;
 mod contiv;
 mod defaults;

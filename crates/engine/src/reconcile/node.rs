@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use ipnet::{IpNet, Ipv6Net};
-use netconf::{Addresses, NetConf};
+use netconf::Addresses;
 use netlink::{Address, Link, LinkRef, Mode, Op, Route, RouteFilter, SetLink};
 use types::{AttachMode, Code, Finding, IfName, Mac, ROUTE_PROTOCOL};
 
