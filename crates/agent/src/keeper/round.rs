@@ -66,7 +66,8 @@ impl Keeper {
                 let first = !self.was_ready;
                 self.done(outcome, took, share.as_deref());
                 self.parts.board.set(Source::Round, Vec::new());
-                if !first && (due.timer || self.parts.installer.as_ref().is_some_and(|i| i.has_news())) {
+                let has_news = || self.parts.installer.as_ref().is_some_and(|installer| installer.has_news());
+                if !first && (due.timer || self.lacks_plugins || has_news()) {
                     self.install();
                 }
                 self.notify_status();
@@ -300,7 +301,13 @@ impl Keeper {
                     self.announce();
                 }
                 self.parts.board.set(Source::Install, Vec::new());
-                self.parts.board.set(Source::Runtimes, self.lost_plugins());
+                let lost = self.lost_plugins();
+                // The operator waits for the next check.
+                self.lacks_plugins = lost.iter().any(|found| found.severity == Severity::NotReady);
+                self.parts.board.set(Source::Runtimes, lost);
+                if self.lacks_plugins {
+                    self.again();
+                }
             }
             Err(error) => {
                 self.parts.board.set(Source::Install, vec![installer.incomplete(&error)]);
