@@ -43,4 +43,5 @@ pub use attachments::{attachment_view, inactive_port};
 pub use cluster::measured;
 pub use cluster::{Forgotten, forget};
 pub use lock::agents_here;
-pub use preflight::{Refusal, check};
+pub use preflight::{Note, Preflight, Refusal, check};
+pub use privileges::{Capability, missing_capabilities};

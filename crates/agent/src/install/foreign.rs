@@ -31,8 +31,13 @@ fn content(path: &Path) -> Result<Vec<u8>, InstallError> {
     }
 }
 
+/// Whether this regular file is a Podwire plugin of any version. One that cannot be read is not.
+pub fn is_podwire_program(path: &Path) -> bool {
+    content(path).is_ok_and(|bytes| is_our_program(&bytes))
+}
+
 /// A plugin of any version: each contains the path of its state directory. An unknown file is never executed to find out.
-pub(super) fn is_our_program(bytes: &[u8]) -> bool {
+fn is_our_program(bytes: &[u8]) -> bool {
     let folder = netconf::DEFAULT_RUN_DIR.as_bytes();
     bytes.starts_with(ELF) && bytes.windows(folder.len()).any(|part| part == folder)
 }

@@ -29,6 +29,7 @@ use types::{Code, Finding};
 use crate::config::{Config, Install, Network, Plugin, Store};
 
 pub use error::InstallError;
+pub use foreign::is_podwire_program;
 pub use remove::{Removal, remove};
 pub use rendered::Rendered;
 pub use template::VARIABLES;
@@ -40,7 +41,7 @@ use record::{Entry, Record};
 /// The plugin's file name where nobody says otherwise, which is also its `type` in a CNI config.
 pub const PLUGIN: &str = Plugin::NAME;
 /// What runtimes before containerd 2.0 call beside the network's plugin; ours does that job under this name.
-pub(crate) const LOOPBACK: &str = "loopback";
+pub const LOOPBACK: &str = "loopback";
 
 pub(crate) const PLUGIN_MODE: u32 = 0o700;
 /// Of a file that waits for the agent to be ready, or for the other files.

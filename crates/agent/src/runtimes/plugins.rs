@@ -1,15 +1,25 @@
 //! The plugins that a runtime needs for Podwire's configs. Without one of them it reports a ready network, and every pod fails.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use types::{Code, Finding, shell_word};
 
-use super::{PLUGIN_DIR, Runtime, joined};
+use super::{CONFIG_DIR, PLUGIN_DIR, Runtime, Runtimes, joined};
 use crate::cni_configs::CniConfig;
 use crate::install::{LOOPBACK, PLUGIN_MODE};
 
 /// Where packages install the reference plugins.
 const USUAL: [&str; 3] = [PLUGIN_DIR, "/usr/lib/cni", "/usr/libexec/cni"];
+
+impl Runtimes {
+    /// All directories for plugins and for configs: of the runtimes found, and the usual ones, which podman uses.
+    pub fn searched(&self) -> (BTreeSet<PathBuf>, BTreeSet<PathBuf>) {
+        let plugins = self.found.iter().flat_map(|one| one.plugin_dirs.iter().cloned());
+        let configs = self.found.iter().map(|one| one.config_dir.clone());
+        (plugins.chain(USUAL.map(Into::into)).collect(), configs.chain([CONFIG_DIR.into()]).collect())
+    }
+}
 
 impl Runtime {
     /// The plugin first, then those that its configs chain, and `loopback` where the runtime calls it. None without a config
