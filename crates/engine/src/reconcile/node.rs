@@ -327,6 +327,7 @@ pub(super) fn own_gateways(addresses: &Addresses) -> Vec<IpNet> {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use netconf::NetConf;
     use serde_json::json;
     use testkit::{Lab, Ns, inspect};
     use types::NetworkName;
