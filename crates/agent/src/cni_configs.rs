@@ -1,4 +1,4 @@
-//! CNI configs in a runtime's directory that name Podwire's plugin, whoever wrote them.
+//! CNI configs in a runtime's directory that name Podwire's plugin, with or without an installation record.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -193,9 +193,9 @@ fn a6_a_link_moved_out_of_a_pod_is_shown_and_its_fix_helps() {
 /// The files are named, nothing is overwritten, and all outputs have one fix.
 #[test]
 fn b14_a_file_of_another_program_is_one_condition_with_a_fix_that_works() {
-    for (folder, name) in [("opt/cni/bin", "podwire-cni"), ("etc/cni/net.d", "10-podwire.conflist")] {
+    for (dir, name) in [("opt/cni/bin", "podwire-cni"), ("etc/cni/net.d", "10-podwire.conflist")] {
         let host = Host::new("foreign");
-        let path = host.node.dir().join(folder).join(name);
+        let path = host.node.dir().join(dir).join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::copy("/bin/true", &path).unwrap();
         let before = fs::read(&path).unwrap();
