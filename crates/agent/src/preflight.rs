@@ -1,7 +1,10 @@
 //! `podwire agent --check-config`: everything that a start would refuse, at once. Nothing is started or changed.
 
+mod port;
+
+use std::fmt;
 use std::io;
-use std::net::TcpListener;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access};
@@ -54,22 +57,68 @@ impl Refusal {
     }
 }
 
+/// What an operator should know about a configuration with which the agent can start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Note {
+    /// An agent works in the run directory, as on every node whose configuration was edited.
+    AgentRuns {
+        process: String,
+    },
+    MetricsTaken(SocketAddr),
+}
+
+impl fmt::Display for Note {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AgentRuns { process } => {
+                write!(f, "note: an agent (process {process}) runs; restart it to use this configuration")
+            }
+            Self::MetricsTaken(address) => {
+                write!(
+                    f,
+                    "warning: another program listens on {address}; the agent would start without metrics"
+                )
+            }
+        }
+    }
+}
+
+/// What [`check`] found.
+#[derive(Debug, Default)]
+pub struct Preflight {
+    pub refusals: Vec<Refusal>,
+    pub notes: Vec<Note>,
+}
+
 /// Every reason against a start with this configuration.
-pub fn check(config: &Config) -> Vec<Refusal> {
+pub fn check(config: &Config) -> Preflight {
     let mut found: Vec<Refusal> = Vec::new();
     for dir in directories(config) {
         found.extend(files::check_dir(dir).err().map(Refusal::from).or_else(|| unwritable(dir)));
     }
-    let held = lock::held(&config.network.name, &config.run_dir);
-    // The socket and the port of an agent that runs are its own: one reason is enough.
-    let is_free = matches!(held, Ok(None));
-    found.extend(held.unwrap_or_else(Some).map(Refusal::from));
+    let mut notes = Vec::new();
+    // The socket of an agent that runs is its own.
+    let (is_free, agent) = match lock::held(&config.network.name, &config.run_dir) {
+        Ok(None) => (true, None),
+        Ok(Some(LockError::Taken { holder, .. })) => {
+            let process = holder.trim().to_owned();
+            notes.push(Note::AgentRuns { process: process.clone() });
+            (false, Some(process))
+        }
+        Ok(Some(error)) | Err(error) => {
+            found.push(error.into());
+            (false, None)
+        }
+    };
     let share = Share::new(&config.network, config.network.subnets.clone(), None);
     found.extend(share.err().map(Refusal::Network));
     found.extend(Installer::new(config).err().map(Refusal::from));
     if is_free {
         found.extend(server::check(&config.socket).err().map(Refusal::from));
-        found.extend(metrics(config));
+    }
+    match config.metrics.map_or(Ok(None), |address| port::check(address, agent.as_deref())) {
+        Ok(note) => notes.extend(note),
+        Err(refusal) => found.push(refusal),
     }
     found.extend(config.exposed_key().map(Refusal::Condition));
     match preflight::addresses(config) {
@@ -77,7 +126,7 @@ pub fn check(config: &Config) -> Vec<Refusal> {
         Err(error) => found.push(error.into()),
     }
     found.extend(preflight::store(config).err().map(Refusal::from));
-    found
+    Preflight { refusals: found, notes }
 }
 
 fn directories(config: &Config) -> Vec<&Path> {
@@ -101,10 +150,4 @@ fn unwritable(dir: &Path) -> Option<Refusal> {
         Err(error) => error,
     };
     Some(Refusal::Directory { path: existing.to_owned(), source })
-}
-
-fn metrics(config: &Config) -> Option<Refusal> {
-    let address = config.metrics?;
-    let source = TcpListener::bind(address).err()?;
-    Some(ServerError::Tcp { address, source }.into())
 }

@@ -1,9 +1,9 @@
 //! Who serves pods on a node where no agent listens. `status` and `doctor` must not differ about it.
 
 use std::ffi::OsString;
-use std::fs;
 use std::path::{Path, PathBuf};
 
+use agent::cni_configs::CniConfig;
 use agent::config::{Config, Flags};
 use agent::install::{PLUGIN, is_standalone};
 use agent::runtimes::Runtimes;
@@ -40,11 +40,5 @@ fn cni_config_dir() -> Option<PathBuf> {
 
 /// Podwire's parts of the CNI configs in a directory.
 fn plugins(dir: &Path) -> Vec<Value> {
-    let files = fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
-    let configs = files.filter_map(|path| serde_json::from_slice::<Value>(&files::read(&path).ok()?).ok());
-    let all = configs.flat_map(|mut config| {
-        let listed = config.get_mut("plugins").and_then(Value::as_array_mut).map(std::mem::take);
-        listed.unwrap_or_else(|| vec![config])
-    });
-    all.filter(|plugin| plugin["type"] == PLUGIN).collect()
+    CniConfig::naming(PLUGIN, dir).into_iter().flat_map(|config| config.parts(PLUGIN)).collect()
 }
