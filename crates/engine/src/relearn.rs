@@ -2,8 +2,6 @@
 //! are and which addresses they have, so the network's state begins with them. Off the way of a pod: only the first
 //! request that finds no state of its network comes here.
 
-use std::net::IpAddr;
-
 use cni::Config;
 use ipnet::IpNet;
 use netconf::{Addresses, NetConf, Place};

@@ -12,7 +12,7 @@ use super::node::own_gateways;
 use super::subnet::needs;
 use super::{Kind, Round};
 use crate::Error;
-use crate::alias::ips_of;
+use crate::alias::Alias;
 use crate::bridge::Bridge;
 use crate::state::Phase;
 
@@ -59,10 +59,13 @@ impl Round<'_> {
             return Ok(());
         }
         let links = self.host.links()?;
-        let pods: Vec<IpAddr> = links.iter().flat_map(ips_of).collect();
-        let is_only_agent = (self.order.is_only_agent)();
+        let aliases: Vec<Alias<'_>> = links.iter().filter_map(Alias::of).collect();
+        let pods: Vec<IpAddr> = aliases.iter().flat_map(|alias| alias.ips()).collect();
+        // A pod whose alias lacks an address may need any of them.
+        let is_known = !aliases.iter().any(|alias| alias.may_lack_addresses);
+        let may_remove = is_known && (self.order.is_only_agent)();
         left.retain(|gateway| {
-            let is_free = is_only_agent && !pods.iter().any(|address| gateway.contains(address));
+            let is_free = may_remove && !pods.iter().any(|address| gateway.contains(address));
             is_free || is_of_network(conf, gateway)
         });
         Ok(())
