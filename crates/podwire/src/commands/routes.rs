@@ -10,28 +10,26 @@ use crate::cli::{Ask, Output};
 use crate::exit::ExitStatus;
 use crate::print;
 
-/// Where a note is longer, it goes on below.
-const COLUMN: usize = 44;
-
 pub(crate) fn run(args: &Ask) -> Result<ExitStatus> {
     let routes: Vec<RouteView> = Asked::find(&args.which).get(api::ROUTES)?;
     match args.output {
         Output::Json => print::say_json(&routes)?,
-        Output::Table => print::say(page(&routes))?,
+        Output::Table => print::say(page(&routes, print::table))?,
+        Output::Wide => print::say(page(&routes, print::unlimited))?,
     }
     let is_right = routes.iter().all(|route| route.state == RouteState::Ok);
     Ok(ExitStatus::problem_unless(is_right))
 }
 
-fn page(routes: &[RouteView]) -> String {
+fn page(routes: &[RouteView], lay_out: print::LayOut) -> String {
     if routes.is_empty() {
         return "no routes: no other node has a block".to_owned();
     }
     let mut sorted: Vec<&RouteView> = routes.iter().collect();
     sorted.sort_by_key(|route| route.state == RouteState::Ok);
-    let rows = sorted.into_iter().map(row);
-    let table = print::table(&["BLOCK", "NODE", "TRANSPORT", "VIA", "STATE"], rows);
-    format!("{}\n\n{table}", title(routes))
+    let rows = sorted.into_iter().map(row).collect();
+    let table = lay_out(&["BLOCK", "NODE", "TRANSPORT", "VIA", "STATE"], rows);
+    format!("{}\n\n{table}", print::wrap(&title(routes), print::WIDTH))
 }
 
 /// How many there are, and whether all is well.
@@ -88,7 +86,7 @@ fn row(route: &RouteView) -> Vec<String> {
     };
     let via = print::value(&via);
     let state = match &route.message {
-        Some(note) => print::wrap(&format!("{}: {note}", word(route.state)), COLUMN),
+        Some(note) => print::value(&format!("{}: {note}", word(route.state))),
         None => word(route.state).to_owned(),
     };
     let node = route.node.as_deref().map_or_else(|| "-".to_owned(), print::value);

@@ -24,9 +24,9 @@ BLOCK         NODE  TRANSPORT  VIA                 STATE
 10.42.1.0/24  b     direct     192.0.2.9 on eth0   ok
 10.42.2.0/24  b     direct     192.0.2.9 on eth0   ok
 10.42.3.0/24  c     vxlan      10.42.1.0 on pwvx4  ok";
-    assert_eq!(page(&routes), wanted);
+    assert_eq!(page(&routes, print::table), wanted);
     assert_eq!(title(&routes[..1]), "1 route to 1 node: 1 direct; all as they should be");
-    assert_eq!(page(&[]), "no routes: no other node has a block");
+    assert_eq!(page(&[], print::table), "no routes: no other node has a block");
 }
 
 #[test]
@@ -46,14 +46,16 @@ fn what_is_wrong_comes_first_with_its_note() {
     routes[3].gateway = Some("192.0.2.8".parse().unwrap());
     routes[3].message = Some("no node has this block".to_owned());
     let wanted = "\
-3 routes to 3 nodes: 1 direct, 1 vxlan, 1 without a way; 1 missing, 1 different, 1 stale
+3 routes to 3 nodes: 1 direct, 1 vxlan, 1 without a way; 1 missing, 1 different,
+1 stale
 
 BLOCK         NODE  TRANSPORT  VIA                 STATE
-10.42.2.0/24  c     none       -                   missing: it overlaps our own block
-                                                   10.42.2.0/23, which is quite a long story
+10.42.2.0/24  c     none       -                   missing: it overlaps our own
+                                                   block 10.42.2.0/23, which is
+                                                   quite a long story
 10.42.3.0/24  d     vxlan      10.42.1.0 on pwvx4  different: leads to 192.0.2.7
 10.42.4.0/24  -     -          192.0.2.8           stale: no node has this block
 10.42.1.0/24  b     direct     192.0.2.9 on eth0   ok";
-    assert_eq!(page(&routes), wanted);
+    assert_eq!(page(&routes, print::table), wanted);
     assert_eq!(title(&routes[3..]), "no other node has a block; 1 stale");
 }

@@ -131,6 +131,10 @@ fn next_steps(name: &str) {
         ("cut n1", "a partition; `heal n1` ends it"),
         ("down", "remove it all"),
     ] {
-        say(format!("  {}{meaning}", hint::command(name, &format!("{command:<28}"))));
+        let command = hint::command(name, &format!("{command:<28}"));
+        // Below the command, if both do not fit on a line.
+        let line = format!("  {command}{meaning}");
+        let fits = line.chars().count() <= print::WIDTH;
+        say(if fits { line } else { format!("  {}\n      {meaning}", command.trim_end()) });
     }
 }
