@@ -135,7 +135,7 @@ impl<'a> Show<'a> {
 
     /// The agent dies in the middle of their talk.
     fn survive(&mut self, a: &Wired, b: &Wired) -> Result<()> {
-        title("While pod a pings pod b a hundred times a second, the agent is killed with kill -9:");
+        title("While pod a pings pod b 100 times a second, the agent is killed (kill -9):");
         let streams = b
             .addresses()?
             .into_iter()

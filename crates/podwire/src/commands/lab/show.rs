@@ -27,7 +27,7 @@ fn sentence(node: &LabKilledNode, lab: &str) -> String {
         _ => format!(", and its pods {} are not reached", pods.join(" ")),
     };
     let back = hint::command(lab, &format!("start node {name}"));
-    print::wrap(&format!("node {name} is down{pods}: `{back}` boots it"), print::WIDTH)
+    hint::undo(&format!("node {name} is down{pods}; this boots it:"), &back)
 }
 
 pub(super) fn status(name: &str, args: &Shown) -> Result<ExitStatus> {

@@ -23,7 +23,7 @@ pub(super) fn run(name: &str, args: &Up) -> Result<()> {
     })?;
     let held = make(&place::kept(name)?)?;
     let progress = Progress::new();
-    say(format!("lab {name}: {}", title(&plan)));
+    say(print::wrap(&format!("lab {name}: {}", title(&plan)), print::WIDTH));
     let stop = || {
         say(format!("\nlab {name} is being removed: that was an interrupt"));
         // Nothing that is being made can go on without it. What fails here is done, or told, by the removal of it all.
