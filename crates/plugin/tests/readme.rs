@@ -39,7 +39,7 @@ fn every_config_in_the_readme_wires_a_pod() {
     let lab = Lab::new("readme").unwrap();
     let plugin = install(lab.dir());
     for (n, config) in configs.into_iter().enumerate() {
-        let mut config = as_called(config);
+        let mut config = as_called(&config);
         let node = lab.node(&format!("n{n}")).unwrap();
         let pod = node.pod("a").unwrap();
         config["runDir"] = json!(node.run_dir());
@@ -57,7 +57,7 @@ fn every_config_in_the_readme_wires_a_pod() {
 }
 
 /// What a runtime sends to the first plugin of a list.
-fn as_called(config: Value) -> Value {
+fn as_called(config: &Value) -> Value {
     let mut plugin = config["plugins"][0].clone();
     for key in ["cniVersion", "name"] {
         plugin[key] = config[key].clone();

@@ -254,4 +254,19 @@ with what they knew of it";
         assert_eq!(row[2], "-");
         assert_eq!(row[3].lines().count(), 9, "{}", row[3]);
     }
+
+    #[test]
+    fn long_names_and_many_long_blocks_fit_and_addresses_stay_whole() {
+        let address = "2001:db8:1234:5678:9abc:def0:1234:5678";
+        let mut nodes =
+            [0, 1, 2].map(|n| node(&format!("ip-10-0-0-{n}.eu-central-1.compute.internal"), n, None));
+        for one in &mut nodes {
+            one.addresses = vec![address.parse().unwrap()];
+            one.blocks = (0..9).map(|n| format!("fd42:0:0:{n}::/72").parse().unwrap()).collect();
+        }
+        let page = shown(&view(&nodes), 1300);
+        assert!(page.lines().all(|line| line.chars().count() <= print::WIDTH), "{page}");
+        assert_eq!(page.matches(address).count(), 3, "{page}");
+        assert_eq!(page.matches("fd42:0:0:8::/72").count(), 3, "{page}");
+    }
 }

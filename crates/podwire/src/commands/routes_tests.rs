@@ -59,3 +59,15 @@ BLOCK         NODE  TRANSPORT  VIA                 STATE
     assert_eq!(page(&routes, print::table), wanted);
     assert_eq!(title(&routes[3..]), "no other node has a block; 1 stale");
 }
+
+#[test]
+fn long_names_and_addresses_fit() {
+    let mut one =
+        route("fd42:0:0:1234::/72", "ip-10-0-0-12.eu-central-1.compute.internal", RouteTransport::Direct);
+    one.gateway = Some("fe80::88:ceff:fed8:a6e0".parse().unwrap());
+    one.link = Some("enp0s31f6np1".to_owned());
+    one.state = RouteState::Different;
+    one.message = Some("leads to 2001:db8:1234:5678:9abc:def0:1234:5678".to_owned());
+    let page = page(&[one.clone(), one], print::table);
+    assert!(page.lines().all(|line| line.chars().count() <= print::WIDTH), "{page}");
+}

@@ -122,8 +122,11 @@ pub(crate) fn texts(output: &Output) -> (String, String) {
     (text(&output.stdout), text(&output.stderr))
 }
 
+/// Every word is in the text, which may be wrapped anywhere.
 pub(crate) fn has(text: &str, words: &[&str]) {
+    let unwrapped = |text: &str| text.split_whitespace().collect::<String>();
     for word in words {
-        assert!(text.contains(word), "{word:?} in:\n{text}");
+        let is_there = text.contains(word) || unwrapped(text).contains(&unwrapped(word));
+        assert!(is_there, "{word:?} in:\n{text}");
     }
 }
