@@ -122,6 +122,10 @@ pub fn run(config: Config) -> Result<(), AppError> {
             hears.ring();
         }
     }));
+    let (reporting, run_dir, network) =
+        (Arc::clone(&board), config.run_dir.clone(), config.network.name.clone());
+    let shares_ = Arc::clone(&shares);
+    work.count_addresses(Box::new(move || shares_.report_addresses(&reporting, &run_dir, &network)));
     let (board_, metrics_, work_) = (Arc::clone(&board), Arc::clone(&metrics), Arc::clone(&work));
     let service = Arc::new(Service {
         board: board_,
@@ -130,6 +134,7 @@ pub fn run(config: Config) -> Result<(), AppError> {
         queue,
         facts: facts(&config),
         shares: Arc::clone(&shares),
+        bell: bell.clone(),
         cluster: cluster.clone(),
         cni_config: rendering(installer.clone()),
     });

@@ -1,4 +1,31 @@
+use api::{Freshness, Timestamp};
+
 use super::*;
+
+fn page(routes: &[RouteView]) -> String {
+    let freshness =
+        Freshness { as_of: Some(Timestamp(1_794_777_184)), age_seconds: Some(2), stale: false, reason: None };
+    super::page(&RoutesView { freshness, routes: routes.to_vec() }, print::table)
+}
+
+#[test]
+fn a12_stale_routes_are_marked_with_their_age_and_the_reason() {
+    let page = |age_seconds, routes| {
+        let reason = Some("etcd is not reachable: connection refused".to_owned());
+        let freshness = Freshness { as_of: None, age_seconds, stale: true, reason };
+        super::page(&RoutesView { freshness, routes }, print::table)
+    };
+    let wanted = "\
+of unknown age; etcd is not reachable: connection refused
+
+no routes: no other node with a block is known";
+    assert_eq!(page(None, Vec::new()), wanted);
+    let old = page(Some(90), vec![route("10.42.1.0/24", "b", RouteTransport::Direct)]);
+    assert!(
+        old.starts_with("as of 90s ago; etcd is not reachable: connection refused\n\n1 route to 1 node"),
+        "{old}"
+    );
+}
 
 fn route(block: &str, node: &str, transport: RouteTransport) -> RouteView {
     let (gateway, link) = match transport {
@@ -24,9 +51,9 @@ BLOCK         NODE  TRANSPORT  VIA                 STATE
 10.42.1.0/24  b     direct     192.0.2.9 on eth0   ok
 10.42.2.0/24  b     direct     192.0.2.9 on eth0   ok
 10.42.3.0/24  c     vxlan      10.42.1.0 on pwvx4  ok";
-    assert_eq!(page(&routes, print::table), wanted);
+    assert_eq!(page(&routes), wanted);
     assert_eq!(title(&routes[..1]), "1 route to 1 node: 1 direct; all as they should be");
-    assert_eq!(page(&[], print::table), "no routes: no other node has a block");
+    assert_eq!(page(&[]), "no routes: no other node has a block");
 }
 
 #[test]
@@ -56,7 +83,7 @@ BLOCK         NODE  TRANSPORT  VIA                 STATE
 10.42.3.0/24  d     vxlan      10.42.1.0 on pwvx4  different: leads to 192.0.2.7
 10.42.4.0/24  -     -          192.0.2.8           stale: no node has this block
 10.42.1.0/24  b     direct     192.0.2.9 on eth0   ok";
-    assert_eq!(page(&routes, print::table), wanted);
+    assert_eq!(page(&routes), wanted);
     assert_eq!(title(&routes[3..]), "no other node has a block; 1 stale");
 }
 
@@ -68,6 +95,6 @@ fn long_names_and_addresses_fit() {
     one.link = Some("enp0s31f6np1".to_owned());
     one.state = RouteState::Different;
     one.message = Some("leads to 2001:db8:1234:5678:9abc:def0:1234:5678".to_owned());
-    let page = page(&[one.clone(), one], print::table);
+    let page = page(&[one.clone(), one]);
     assert!(page.lines().all(|line| line.chars().count() <= print::WIDTH), "{page}");
 }
