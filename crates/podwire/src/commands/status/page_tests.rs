@@ -73,7 +73,7 @@ fn a3_numbers_of_records_that_cannot_be_read_are_unknown() {
         (block.used, block.free) = (None, None);
     }
     let page = page(&status, 1_003_600);
-    assert!(page.contains("attachments  unknown\n") && !page.contains("0 ready"), "{page}");
+    assert!(page.contains("attachments    unknown\n") && !page.contains("0 ready"), "{page}");
     assert!(page.contains("\n10.83.0.0/16  unknown  unknown"), "{page}");
     assert!(page.contains("\nfd00:88::/64  unknown  unknown"), "{page}");
 }
