@@ -13,8 +13,9 @@ impl Keeper {
         if self.was_ready && !due.foreign && self.overlaps.is_empty() {
             return;
         }
-        let observed =
-            RtSocket::open().map_err(engine::Error::from).and_then(|mut host| Observed::of(&mut host));
+        let subnets = &self.parts.config.network.subnets;
+        let host = RtSocket::open().map_err(engine::Error::from);
+        let observed = host.and_then(|mut host| Observed::of(&mut host, subnets));
         let operation = "list routes and addresses to check for overlap with the pod network";
         if let Some(observed) =
             self.report_rule("routes overlap", operation, observed.map_err(cni::Error::from))
