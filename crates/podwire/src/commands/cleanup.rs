@@ -157,7 +157,7 @@ fn remove_if_empty(dir: &Path, report: &mut Report) {
     }
 }
 
-/// The socket may lie outside the run directory. Nobody listens on it: that was asked before.
+/// The socket may lie outside the run directory. No process listens on it: this was checked before.
 fn remove_socket(path: &Path, report: &mut Report) {
     if !fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket()) {
         return;

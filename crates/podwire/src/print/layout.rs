@@ -62,7 +62,7 @@ fn text(mut table: Table, rows: impl IntoIterator<Item = Vec<String>>) -> String
 
 /// The widest columns become narrower first, and none narrower than its longest part that has no break, if that is possible.
 fn widths(header: &[String], rows: &[Vec<String>]) -> Vec<usize> {
-    let room = (WIDTH + GAP).saturating_sub(GAP * header.len());
+    let available = (WIDTH + GAP).saturating_sub(GAP * header.len());
     let longest = |column: usize, measure: &dyn Fn(&str) -> usize| {
         let cells = rows.iter().filter_map(|row| row.get(column)).flat_map(|cell| cell.lines()).map(measure);
         cells.max().unwrap_or(0).max(length(&header[column]))
@@ -75,7 +75,7 @@ fn widths(header: &[String], rows: &[Vec<String>]) -> Vec<usize> {
         for most in (1..=WIDTH).rev() {
             let widths: Vec<usize> =
                 natural.iter().zip(least).map(|(natural, least)| *natural.min(&most).max(least)).collect();
-            if widths.iter().sum::<usize>() <= room {
+            if widths.iter().sum::<usize>() <= available {
                 return widths;
             }
         }
