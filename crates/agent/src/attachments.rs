@@ -2,22 +2,31 @@
 
 use api::{
     AddressView, AttachmentPhase, AttachmentRecord, AttachmentView, BandwidthView, DnsView, IpamView,
-    MasqueradeView, PlacementView, PodRouteView, PodView, PortView, Timestamp,
+    MasqueradeView, PlacementView, PodRouteView, PodView, PortView, Timestamp, TombstoneError, Tombstones,
 };
 use engine::state::{Addressing, Attachment, Listed, Phase};
 
-/// An attachment of a network; one that cannot be read is shown by its name.
-pub fn attachment_view(network: &str, listed: &Listed) -> AttachmentView {
-    AttachmentView {
+/// An attachment of a network; one that cannot be read is shown by its name. With a tombstone it is being deleted.
+pub fn attachment_view(
+    network: &str,
+    listed: &Listed,
+    tombstones: &Tombstones,
+) -> Result<AttachmentView, TombstoneError> {
+    let is_deleted = match &listed.attachment {
+        Some(attachment) => tombstones.exists(&attachment.key)?,
+        None => false,
+    };
+    Ok(AttachmentView {
         network: network.to_owned(),
         record_name: listed.stem.clone(),
         phase: match (&listed.attachment, listed.phase) {
             (None, _) => AttachmentPhase::Unreadable,
+            (Some(_), _) if is_deleted => AttachmentPhase::Deleting,
             (Some(_), Phase::Pending) => AttachmentPhase::Pending,
             (Some(_), Phase::Ready) => AttachmentPhase::Ready,
         },
         record: listed.attachment.as_ref().map(record),
-    }
+    })
 }
 
 fn record(record: &Attachment) -> AttachmentRecord {

@@ -37,6 +37,8 @@ pub enum AttachmentPhase {
     /// An ADD or DEL is under way, or was interrupted.
     Pending,
     Ready,
+    /// The runtime sent DEL while no agent ran; the agent serves it when it runs again.
+    Deleting,
     /// DEL or GC removes it.
     Unreadable,
 }

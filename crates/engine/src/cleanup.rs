@@ -150,14 +150,15 @@ impl Others {
     /// For messages.
     fn names(&self) -> String {
         let names: Vec<&str> = self.networks.keys().map(String::as_str).collect();
-        format!("network {} of another run folder", names.join(", "))
+        format!("network {} of another run directory", names.join(", "))
     }
 
     fn sentences(&self) -> impl Iterator<Item = String> {
         self.networks.iter().map(|(network, count)| {
             format!(
-                "network {network} stays, with {count} links: it is of another run folder, and \
-                 `podwire cleanup --run-dir` of that folder removes it"
+                "network {network} stays, with {}: it is of another run directory, and \
+                 `podwire cleanup --run-dir` of that directory removes it",
+                types::count(*count as u64, "link")
             )
         })
     }
@@ -183,11 +184,14 @@ fn remove_folder(run_dir: &Path, report: &mut Report) -> Result<(), Error> {
         })
         .unwrap_or_default();
     if rest.is_empty() {
-        report.done.push(format!("state folder {} removed", run_dir.display()));
+        report.done.push(format!("state directory {} removed", run_dir.display()));
     } else {
         report.done.push(format!("state in {} removed", run_dir.display()));
         let rest = rest.join(", ");
-        report.left.push(format!("folder {} stays: it holds what is not ours ({rest})", run_dir.display()));
+        report.left.push(format!(
+            "directory {} stays: it holds files that Podwire did not write ({rest})",
+            run_dir.display()
+        ));
     }
     Ok(())
 }
@@ -201,7 +205,8 @@ fn remove_attachments(state: &State, report: &mut Report) -> Result<(), Error> {
         let errors = gc::undo_all(all, find, |held| gc::undo_held(held, &Caller::STANDALONE));
         report.left.extend(errors.iter().map(|error| format!("attachment not removed: {error}")));
         if count > errors.len() {
-            report.done.push(format!("{} attachments of {} removed", count - errors.len(), network.name()));
+            let removed = types::count((count - errors.len()) as u64, "attachment");
+            report.done.push(format!("{removed} of {} removed", network.name()));
         }
     }
     Ok(())

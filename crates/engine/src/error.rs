@@ -22,10 +22,10 @@ pub enum Error {
     Namespace(#[from] netlink::NetNsError),
     #[error("firewall: {0}")]
     Firewall(#[from] nft::Error),
-    #[error("{} cannot be read, and its addresses stay taken: DEL the container, or remove the file and restart the pod", record.display())]
+    #[error("{} cannot be read, and its addresses stay in use", record.display())]
     Unreadable { record: PathBuf },
     #[error(
-        "{} was written by a newer version of Podwire (schema {schema}) and is left as it is: upgrade Podwire, or delete the pod",
+        "{} was written by a newer version of Podwire (schema {schema}) and is left as it is",
         record.display()
     )]
     NewerRecord { record: PathBuf, schema: u32 },
@@ -159,15 +159,15 @@ impl Error {
     pub(crate) fn advice(&self) -> &'static str {
         match self {
             Self::State(e) if e.is_full() => {
-                "the file system of the state folder is full: free space or set runDir"
+                "the file system of the state directory is full: free space or set runDir"
             }
             Self::State(StateError::Io { source, .. }) => match source.kind() {
                 std::io::ErrorKind::PermissionDenied => {
-                    "run as root, or set runDir to a folder that can be written"
+                    "run as root, or set runDir to a directory that can be written"
                 }
-                std::io::ErrorKind::ReadOnlyFilesystem => "set runDir to a folder that can be written",
+                std::io::ErrorKind::ReadOnlyFilesystem => "set runDir to a directory that can be written",
                 std::io::ErrorKind::NotADirectory | std::io::ErrorKind::AlreadyExists => {
-                    "something that is no folder is in the way: set runDir"
+                    "something that is no directory is in the way: set runDir"
                 }
                 _ => "",
             },
@@ -177,6 +177,8 @@ impl Error {
             Self::State(StateError::Busy { .. }) => {
                 "try again; if it stays, look for a stopped podwire-cni process"
             }
+            Self::Unreadable { .. } => types::Code::RecordUnreadable.advice(),
+            Self::NewerRecord { .. } => types::Code::RecordNewer.advice(),
             Self::Firewall(nft::Error::NftMissing) => nft::INSTALL,
             Self::Kernel(e) if e.is_permission() => "run as root with CAP_NET_ADMIN and CAP_SYS_ADMIN",
             Self::Kernel(e) if e.is_unsupported() => "the kernel lacks a feature: bridge and veth are needed",

@@ -2,6 +2,8 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::net::IpAddr;
+use std::path::Path;
+use std::process::Command;
 
 use serde_json::{Value, json};
 use testkit::{Lab, Plugin, ping};
@@ -14,14 +16,30 @@ fn configs() -> Vec<Value> {
     blocks.map(|block| serde_json::from_str(block).unwrap()).collect()
 }
 
+/// Copies the plugin as the README says, into a directory of the lab.
+fn install(dir: &Path) -> Plugin {
+    let start = "install -D -m 0755 target/release/podwire-cni ";
+    let block = README.split("```\n").find(|block| block.starts_with(start)).unwrap();
+    let built = Plugin::podwire().unwrap().path.display().to_string();
+    let bin = dir.join("opt/cni/bin");
+    let script =
+        block.replace("target/release/podwire-cni", &built).replace("/opt/cni/bin", bin.to_str().unwrap());
+    assert!(!script.contains(" /opt/"), "only the lab's directory is written: {script}");
+    for _ in 0..2 {
+        assert!(Command::new("sh").args(["-ec", &script]).status().unwrap().success(), "{script}");
+    }
+    assert!(bin.join("loopback").exists());
+    Plugin { path: bin.join("podwire-cni") }
+}
+
 #[test]
 fn every_config_in_the_readme_wires_a_pod() {
     let configs = configs();
     assert!(configs.len() >= 3, "the README has lost its configs");
     let lab = Lab::new("readme").unwrap();
-    let plugin = Plugin::podwire().unwrap();
+    let plugin = install(lab.dir());
     for (n, config) in configs.into_iter().enumerate() {
-        let mut config = as_called(config);
+        let mut config = as_called(&config);
         let node = lab.node(&format!("n{n}")).unwrap();
         let pod = node.pod("a").unwrap();
         config["runDir"] = json!(node.run_dir());
@@ -38,10 +56,9 @@ fn every_config_in_the_readme_wires_a_pod() {
     }
 }
 
-/// What a runtime sends to the first plugin of a list; a config without a list as it is.
-fn as_called(config: Value) -> Value {
-    let Some(plugin) = config["plugins"].as_array().map(|plugins| plugins[0].clone()) else { return config };
-    let mut plugin = plugin;
+/// What a runtime sends to the first plugin of a list.
+fn as_called(config: &Value) -> Value {
+    let mut plugin = config["plugins"][0].clone();
     for key in ["cniVersion", "name"] {
         plugin[key] = config[key].clone();
     }
@@ -54,9 +71,10 @@ fn b17_the_readmes_configs_suit_all_runtimes() {
     let versions: Vec<&str> =
         README.split("\"cniVersion\": \"").skip(1).map(|rest| rest.split('"').next().unwrap()).collect();
     assert!(versions.len() >= 4 && versions.iter().all(|version| *version == "1.0.0"), "{versions:?}");
-    let lists: Vec<Value> = configs().into_iter().filter(|config| config["plugins"].is_array()).collect();
-    assert!(lists.len() >= 2, "the README has lost its lists");
-    for list in lists {
+    for list in configs() {
+        // podman reads lists only, and only from files with this ending.
+        let file = format!("/etc/cni/net.d/10-{}.conflist", list["name"].as_str().unwrap());
+        assert!(README.contains(&file), "{file} is not in the README");
         for capability in ["portMappings", "bandwidth", "ips", "mac"] {
             assert_eq!(list["plugins"][0]["capabilities"][capability], true, "{capability}: {list}");
         }

@@ -91,7 +91,11 @@ impl Command {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Output {
+    /// In 80 columns
     Table,
+    /// All columns, in lines of any length
+    Wide,
+    /// For programs; docs/schemas has the schemas
     Json,
 }
 
@@ -116,10 +120,10 @@ pub(crate) struct Agent {
 /// Which agent is meant. Nothing given: the one that the agent's configuration describes.
 #[derive(Debug, Args)]
 pub(crate) struct Which {
-    /// The agent's run folder: node-local state, socket and lock
+    /// The agent's run directory: node-local state, socket and lock
     #[arg(long, value_name = "DIR")]
     pub(crate) run_dir: Option<PathBuf>,
-    /// The agent's socket [default: agent.sock in the run folder]
+    /// The agent's socket [default: agent.sock in the run directory]
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
 }
@@ -176,7 +180,7 @@ pub(crate) struct Doctor {
 pub(crate) struct Pods {
     #[arg(short, long, value_enum, default_value = "table")]
     pub(crate) output: Output,
-    /// The folder of node-local state
+    /// The directory of node-local state
     #[arg(long, value_name = "DIR")]
     pub(crate) run_dir: Option<PathBuf>,
 }
@@ -194,7 +198,7 @@ pub(crate) struct Show {
     pub(crate) what: String,
     #[arg(short, long, value_enum, default_value = "table")]
     pub(crate) output: Output,
-    /// The folder of node-local state
+    /// The directory of node-local state
     #[arg(long, value_name = "DIR")]
     pub(crate) run_dir: Option<PathBuf>,
 }
@@ -285,7 +289,7 @@ pub(crate) struct Cleanup {
     /// Where installed files are recorded; with another --run-dir than the configured one they stay unless this is given
     #[arg(long, value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
-    /// Also remove the pods of other run folders, and what they need
+    /// Also remove the pods of other run directories, and what they need
     #[arg(long)]
     pub(crate) all: bool,
 }

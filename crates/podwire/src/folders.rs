@@ -79,7 +79,7 @@ impl Configured {
             }
             Err(error) => {
                 print::warn(format_args!(
-                    "podwire: the agent's configuration is not right, its default folders are used: {error}"
+                    "podwire: the agent's configuration is not right, its default directories are used: {error}"
                 ));
                 let run_dir = PathBuf::from(netconf::DEFAULT_RUN_DIR);
                 let socket = netconf::default_socket(&run_dir);

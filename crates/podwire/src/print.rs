@@ -1,22 +1,27 @@
 //! Tables that a person can read, and the way out. Everything that a command says goes through here, and leaves without
 //! control characters: records, pod names and answers may hold any.
 
-use std::borrow::Cow;
+mod layout;
+
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 
 use anyhow::{Context, Result};
-use comfy_table::presets::NOTHING;
-use comfy_table::{ContentArrangement, Table};
+pub(crate) use types::count;
 
-/// What fits on most screens and into a mail.
-pub(crate) const WIDTH: usize = 100;
+pub(crate) use layout::{LayOut, WIDTH, facts, hang, list, table, unlimited, wrap};
+
 const BAR: usize = 20;
 
 /// A line, or several, on stdout. A reader that has gone (`| head`) has seen enough, and that is no failure; what cannot be
 /// written for any other reason is one.
 pub(crate) fn say(text: impl Display) -> Result<()> {
     write(io::stdout().lock(), format_args!("{text}\n"))
+}
+
+/// A sentence on stdout, in as many lines as it needs.
+pub(crate) fn say_wrapped(text: impl Display) -> Result<()> {
+    say(hang(&wrap(&text.to_string(), WIDTH - 2), 2))
 }
 
 /// The same without an end of line: the text has its own.
@@ -60,58 +65,9 @@ pub(crate) fn causes(error: &anyhow::Error) -> String {
     told
 }
 
-/// A table without lines, as `kubectl` and `ip -br` print them.
-pub(crate) fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
-    let mut table = plain();
-    table.set_header(header.to_vec());
-    text(table, rows)
-}
-
-/// Names on the left, what they mean on the right; a value may have several lines.
-pub(crate) fn facts<'a>(rows: impl IntoIterator<Item = (&'a str, String)>) -> String {
-    text(plain(), rows.into_iter().map(|(name, value)| vec![name.to_owned(), value]))
-}
-
-fn plain() -> Table {
-    let mut table = Table::new();
-    table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
-    table
-}
-
-fn text(mut table: Table, rows: impl IntoIterator<Item = Vec<String>>) -> String {
-    for row in rows {
-        // Before the columns are measured.
-        table.add_row(row.iter().map(|cell| types::printable(cell)).collect::<Vec<Cow<'_, str>>>());
-    }
-    for column in table.column_iter_mut() {
-        column.set_padding((0, 2));
-    }
-    table.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
-}
-
-/// Breaks at spaces; a word that is longer than a line stays whole, because it is a path or a command.
-pub(crate) fn wrap(text: &str, width: usize) -> String {
-    let mut lines: Vec<String> = Vec::new();
-    for word in text.split_whitespace() {
-        match lines.last_mut() {
-            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
-                line.push(' ');
-                line.push_str(word);
-            }
-            _ => lines.push(word.to_owned()),
-        }
-    }
-    lines.join("\n")
-}
-
 /// The line below a problem that has no command of its own.
 pub(crate) fn advice(text: &str) -> String {
     format!("advice: {text}")
-}
-
-/// Every line but the first begins with so many spaces.
-pub(crate) fn hang(text: &str, indent: usize) -> String {
-    text.replace('\n', &format!("\n{}", " ".repeat(indent)))
 }
 
 /// A bar, and the share in percent. What is used at all shows, and what is not full is not shown as full.
@@ -150,11 +106,6 @@ pub(crate) fn bits(number: u64) -> String {
     }
 }
 
-/// One thing, two things.
-pub(crate) fn count(number: u64, word: &str) -> String {
-    format!("{number} {word}{}", if number == 1 { "" } else { "s" })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -175,13 +126,6 @@ mod tests {
         for (number, text) in cases {
             assert_eq!(bits(number), text);
         }
-    }
-
-    #[test]
-    fn lines_break_at_spaces_only() {
-        assert_eq!(wrap("one two three", 7), "one two\nthree");
-        assert_eq!(wrap("a /very/long/path b", 5), "a\n/very/long/path\nb");
-        assert_eq!(hang("a\nb", 2), "a\n  b");
     }
 
     /// Says no to everything, in this way.
@@ -216,7 +160,7 @@ mod tests {
         };
         let bad = |c: char| (c.is_control() && c != '\n') || c == '\u{202e}';
         let table =
-            table(&["NAME", "NEXT"], [vec![value(HOSTILE), "x".to_owned()], vec![HOSTILE.to_owned()]]);
+            table(&["NAME", "NEXT"], vec![vec![value(HOSTILE), "x".to_owned()], vec![HOSTILE.to_owned()]]);
         for text in [HOSTILE.to_owned(), table.clone(), facts([("k", HOSTILE.to_owned())]), wrap(HOSTILE, 40)]
         {
             let shown = written(text);
@@ -244,10 +188,5 @@ mod tests {
         for other in ["abcdef", "pod-web-1", "fd00:88::2 on 10.83.0.2", ""] {
             assert_eq!(short_ids(other), other);
         }
-    }
-
-    #[test]
-    fn facts_of_several_lines_stay_in_their_column() {
-        assert_eq!(facts([("a", "1\n2".to_owned()), ("long", "3".to_owned())]), "a     1\n      2\nlong  3");
     }
 }

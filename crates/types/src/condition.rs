@@ -75,35 +75,35 @@ codes! {
     KernelFeatureMissing NotReady "The kernel lacks a feature that pods need." "`modprobe MODULE`";
     RunDirFull NotReady "The file system of the run directory is full, and attachments cannot be recorded. Degraded while it is only nearly full." "free space: `df -h /run/podwire; df -i /run/podwire`";
     RunDirUnusable NotReady "The records in the run directory cannot be read or written." "`ls -la /run/podwire`";
-    SubnetOverlap NotReady "A route or address that Podwire does not manage overlaps the pod network. Degraded if it appears while the agent is ready." "set `network.subnets` to a subnet that no other program uses";
-    BridgeNameTaken NotReady "A link that is no bridge has the name of the network's bridge." "rename or delete the link, or set `network.bridge`";
-    BridgeMissing NotReady "The network's bridge does not exist and cannot be made. Degraded if CNI STATUS finds it missing while pods run." "see the message; the agent retries";
+    SubnetOverlap NotReady "A route or address that Podwire does not manage overlaps the pod network. Degraded if it appears while the agent is ready." "set `network.subnets`, without an agent `subnet` in the CNI config, to a subnet that no other program uses";
+    BridgeNameTaken NotReady "A link that is no bridge has the name of the network's bridge." "rename or delete the link, or set `network.bridge`, without an agent `bridge` in the CNI config";
+    BridgeMissing NotReady "The network's bridge does not exist and cannot be made. Degraded if CNI STATUS finds it missing while pods run." "correct the cause in the message. The agent then makes the bridge; without an agent, restart the pods of the bridge";
     AddressesExhausted NotReady "All addresses of the network are in use." "delete pods, or use a larger subnet";
     IpamUnavailable NotReady "The IPAM plugin of the network cannot be run or is not ready." "install the plugin that `ipam.type` names";
-    BlockMissing NotReady "The node has no block of the network, so pods get no addresses." "see the message; the agent retries";
+    BlockMissing NotReady "The node has no block of the network, so pods get no addresses." "correct the cause in the message; the agent retries";
     SocketLost NotReady "The agent's socket was removed or replaced and cannot be made again." "`systemctl restart podwire`";
-    ReconcileFailed NotReady "The agent cannot list the node's links or records. Degraded once the agent was ready." "see the message; the agent retries";
-    InstallIncomplete NotReady "Plugin or config are not in place, or the runtime does not find the plugin, so that pods fail. Degraded if another runtime finds it, or if the configuration of a runtime cannot be read." "see the message; the agent retries";
-    AgentStarting NotReady "The agent has not finished its first reconcile." "wait; `journalctl -u podwire`";
+    ReconcileFailed NotReady "The node's links, firewall or records cannot be listed. Degraded once the agent was ready." "correct the cause in the message. The agent retries; without an agent, run the command again";
+    InstallIncomplete NotReady "Plugin or config are not in place, or the runtime does not find the plugin, so that pods fail. Degraded if another runtime finds it, or if the configuration of a runtime cannot be read." "correct the cause in the message. The agent retries if it installs the files; otherwise run `podwire install`";
+    AgentStarting NotReady "The agent has not finished its first reconcile." "wait; the agent's log shows its progress: `journalctl -u podwire`";
     AgentUnreachable NotReady "No agent answers on its socket." "`systemctl start podwire`";
     ReconcileStuck Degraded "Reconcile hangs: pods are served, but drift is not repaired." "`systemctl restart podwire`";
-    RepairFailed Degraded "Reconcile found drift and could not repair it." "see the message; the agent retries";
-    MonitorFailed Degraded "The agent does not receive events of the kernel, so drift is found by the timer only." "see the message; the agent retries";
+    RepairFailed Degraded "Reconcile found drift and could not repair it." "correct the cause in the message; the agent retries";
+    MonitorFailed Degraded "The agent does not receive events of the kernel, so drift is found by the timer only." "correct the cause in the message; the agent retries";
     BridgeDown Degraded "The bridge of running pods is down." "`ip link set BRIDGE up`";
-    FirewallDrift Degraded "Podwire's tables are not as they should be." "`systemctl restart podwire`";
+    FirewallDrift Degraded "Podwire's tables are not as they should be." "`systemctl restart podwire`, without an agent the `nft` command of the condition";
     FirewallOrphans Degraded "Podwire's tables hold elements of pods that are gone." "the `nft` command of the condition";
-    PodTrafficDropped Degraded "A firewall chain that Podwire does not manage drops the traffic of pods." "the `nft` command of the condition, or `network.accept_forward = true`";
-    PodLinkMoved Degraded "The interface of a pod is not in the pod's network namespace." "restart the pod";
+    PodTrafficDropped Degraded "A firewall chain that Podwire does not manage drops the traffic of pods." "the `nft` command of the condition; an agent with `network.accept_forward = true` keeps such rules itself";
+    PodLinkMoved Degraded "The interface of a pod was renamed, or moved out of the pod's network namespace." "restart the pod, unless the condition has an `ip` command";
     PodMacChanged Degraded "The MAC address of a pod's interface was changed inside the pod; the source check drops its packets." "the `ip` command of the condition";
-    DhcpLeaseExpired Degraded "The interface of a pod with a DHCP address is down, as the DHCP client leaves it when the lease expires. The agent does not set it up: the address may belong to another host." "check the DHCP server, then restart the pod";
+    DhcpLeaseExpired Degraded "The interface of a pod with a DHCP address is down, as the DHCP client leaves it when the lease expires. Podwire does not set it up: the address may belong to another host." "check the DHCP server, then restart the pod";
     RecordUnreadable Degraded "The record of an attachment cannot be read; its addresses stay in use." "delete the pod, or remove the file and restart the pod";
     RecordNewer Degraded "A newer version of Podwire wrote the record of an attachment." "upgrade Podwire, or delete the pod";
-    TombstoneFailed Degraded "A DEL that was received while no agent ran cannot be served yet." "see the message; the agent retries";
+    TombstoneFailed Degraded "A DEL that was received while no agent ran cannot be served yet." "correct the cause in the message; the agent retries";
     TombstoneRejected Degraded "A DEL that was received while no agent ran cannot be served and was put aside." "`rm FILE`";
     MetricsUnavailable Degraded "Metrics cannot be served on the configured address." "`ss -ltnp 'sport = :PORT'`";
     EtcdKeyExposed Degraded "Other users can read the key of etcd's client certificate." "`chmod 600 FILE`";
     StoreUnreachable Degraded "etcd does not answer. The last known state stays in force." "start etcd, or correct `etcd.endpoints`";
-    StoreFailed Degraded "The store refuses this node or cannot be used. The last known state stays in force." "see the message; the agent retries";
+    StoreFailed Degraded "The store refuses this node or cannot be used. The last known state stays in force." "correct the cause in the message; the agent retries";
     StoreValueUnreadable Degraded "A value in the store cannot be read and is ignored." "correct or delete the key";
     NetworkMismatch Degraded "The network's settings differ from those in the store." "configure all nodes alike, or use another `etcd.prefix`";
     NodeNameTaken Degraded "Another machine with a live agent has this node's name." "set `node` to another name";
@@ -115,16 +115,16 @@ codes! {
     PeerAway Degraded "The agent of a node does not renew its lease." "start its agent, or `podwire node rm NAME` if the node is gone";
     PeerRecordRefused Degraded "Parts of a node's record are not used." "correct the node, or `podwire node rm NAME`";
     PeerConflict Degraded "Several nodes publish the same address or tunnel MAC." "`podwire node rm NAME` for nodes that are gone";
-    PeerUnrouted Degraded "A node or its blocks have no route." "see the message";
+    PeerUnrouted Degraded "A node or its blocks have no route." "correct the cause in the message";
     PeerUnreachable Degraded "A node does not answer." "`ping ADDRESS`";
     NodeAddressMissing Degraded "The node's own address is missing or ambiguous." "set `node_interface` or `node_addresses`";
-    PeerRouteFailed Degraded "The kernel refused a route or neighbour of another node." "see the message; the agent retries";
-    TunnelFailed Degraded "The tunnel device cannot be set up." "see the message; the agent retries";
-    ForwardingDisabled Degraded "The kernel does not forward packets of pods." "`sysctl -w net.ipv4.ip_forward=1`";
+    PeerRouteFailed Degraded "The kernel refused a route or neighbour of another node." "correct the cause in the message; the agent retries";
+    TunnelFailed Degraded "The tunnel device cannot be set up." "correct the cause in the message; the agent retries";
+    ForwardingDisabled Degraded "The kernel does not forward packets of pods." "the `sysctl` command of the condition";
     ReversePathStrict Degraded "Strict `rp_filter` on a tunnel drops packets of pods." "`sysctl -w net.ipv4.conf.TUNNEL.rp_filter=2`";
     BridgeNetfilterPartial Degraded "br_netfilter is on for one address family only." "the `sysctl` command of the condition";
-    MtuTooLarge Degraded "Pods or a tunnel send larger packets than the link carries." "set `network.mtu`, and restart the pods";
-    PathMtuTooSmall Degraded "The path to a node carries smaller packets than the node's link." "set `network.mtu`, and restart the pods";
+    MtuTooLarge Degraded "Pods or a tunnel send larger packets than the link carries." "set `network.mtu`, without an agent `mtu` in the CNI config, and restart the pods";
+    PathMtuTooSmall Degraded "The path to a node carries smaller packets than the node's link." "set `network.mtu`, without an agent `mtu` in the CNI config, and restart the pods";
     StateDirFull Degraded "The file system of the state directory is nearly full or read-only." "`df -h /var/lib/podwire`";
     ProgramMissing Degraded "A program that `podwire doctor` needs is not installed." "`apt install iputils-ping`";
 }
@@ -216,5 +216,21 @@ mod tests {
         }
         assert!(Code::ALL.is_sorted(), "declared in the order of importance");
         assert_eq!(serde_json::from_str::<Severity>("\"critical\"").unwrap(), Severity::Degraded);
+    }
+
+    /// Standalone nodes report these, too: `podwire status`, `podwire doctor` and CNI STATUS find them without an agent.
+    #[test]
+    fn advice_for_standalone_nodes_does_not_rely_on_an_agent() {
+        use Code::{
+            BridgeMissing, BridgeNameTaken, FirewallDrift, InstallIncomplete, MtuTooLarge, ReconcileFailed,
+            SubnetOverlap,
+        };
+        for code in
+            [BridgeMissing, ReconcileFailed, SubnetOverlap, BridgeNameTaken, FirewallDrift, MtuTooLarge]
+        {
+            assert!(code.advice().contains("without an agent"), "{code}: {}", code.advice());
+        }
+        assert!(InstallIncomplete.advice().contains("`podwire install`"));
+        assert!(!ReconcileFailed.meaning().starts_with("The agent"));
     }
 }

@@ -30,7 +30,7 @@ pub use placement::{DEFAULT_NETWORK, DEFAULT_TENANT, Placement};
 pub use protocol::{Protocol, ProtocolError};
 pub use special::Special;
 pub use subnet::{DEFAULT_SUBNET_V4, DEFAULT_SUBNET_V6, DEFAULT_SUBNETS};
-pub use text::{one_line, printable, printable_json, shell_word};
+pub use text::{count, one_line, printable, printable_json, shell_word};
 
 /// The route protocol number that marks a route or neighbour as ours (`ip route show proto 112`).
 pub const ROUTE_PROTOCOL: u8 = 112;

@@ -56,6 +56,11 @@ fn escaped(text: &str, may_stay: impl Fn(char) -> bool, escape: impl Fn(&mut Str
     Cow::Owned(out)
 }
 
+/// `1 attachment`, `2 attachments`.
+pub fn count(number: u64, word: &str) -> String {
+    format!("{number} {word}{}", if number == 1 { "" } else { "s" })
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

@@ -408,7 +408,7 @@ impl State {
         all.extend(self.lost.iter().map(|(block, node)| {
             let message = format!(
                 "block {block} was this node's and belongs to {node} now: pods with addresses of it cannot be reached \
-                 from other nodes; delete and start them again"
+                 from other nodes"
             );
             Finding::new(Code::BlockLost, format_args!("block {block}"), message)
         }));

@@ -79,9 +79,7 @@ pub(super) fn find(
         position.problems.push(found);
     }
     if position.underlays.is_empty() {
-        position.problems.push(unclear(
-            "this node has no address that others could reach it by: set node_interface or node_addresses",
-        ));
+        position.problems.push(unclear("this node has no address at which other nodes could reach it"));
     }
     let links =
         position.underlays.iter().filter_map(|u| around.links.iter().find(|link| link.index == u.link));

@@ -105,11 +105,11 @@ fn forget(state_dir: &Path, record: &Record, removal: &mut Removal) {
     folders.sort_by_key(|folder| std::cmp::Reverse(folder.components().count()));
     for folder in folders {
         match fs::remove_dir(&folder) {
-            Ok(()) => removal.done.push(format!("folder {} removed", folder.display())),
+            Ok(()) => removal.done.push(format!("directory {} removed", folder.display())),
             Err(error) if files::is_absent(&error) => {}
             // Somebody else's by now.
             Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
-            Err(error) => removal.left.push(format!("folder {} stays: {error}", folder.display())),
+            Err(error) => removal.left.push(format!("directory {} stays: {error}", folder.display())),
         }
     }
 }

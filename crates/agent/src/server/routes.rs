@@ -139,7 +139,7 @@ fn shown(service: &Service, look: &Look) -> Result<Reply, String> {
     match look {
         Look::Attachments(container) => {
             let all = view::attachments(&service.facts.run_dir, container.as_deref());
-            all.map(|all| reply::json(StatusCode::OK, &all)).map_err(|error| error.to_string())
+            all.map(|all| reply::json(StatusCode::OK, &all))
         }
         Look::Status => Ok(reply::json(StatusCode::OK, &view::status(service))),
         Look::CniConfig => {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use api::{AttachmentsView, BlockUse, Condition, Counts, NodeMode, Status};
+use api::{AttachmentsView, BlockUse, Condition, Counts, NodeMode, Status, Tombstones};
 use engine::state::{Listed, Phase, State, StateError};
 use ipam::{Range, RangeSet, RangeSpec};
 use ipnet::IpNet;
@@ -16,17 +16,28 @@ use crate::metrics::{Seen, resident_bytes};
 use crate::share::records_unreadable;
 
 /// All attachments, or those of one container: phase and record. One that cannot be read is told by its name.
-pub(super) fn attachments(run_dir: &Path, container: Option<&str>) -> Result<AttachmentsView, StateError> {
-    let mut attachments = Vec::new();
+pub(super) fn attachments(run_dir: &Path, container: Option<&str>) -> Result<AttachmentsView, String> {
+    let (mut attachments, tombstones) = (Vec::new(), Tombstones::new(run_dir));
+    for (network, all) in records(run_dir, container).map_err(|error| error.to_string())? {
+        for listed in &all {
+            let view = attachment_view(&network, listed, &tombstones).map_err(|error| error.to_string())?;
+            attachments.push(view);
+        }
+    }
+    Ok(AttachmentsView { attachments })
+}
+
+/// By the name of the network.
+fn records(run_dir: &Path, container: Option<&str>) -> Result<Vec<(String, Vec<Listed>)>, StateError> {
+    let mut records = Vec::new();
     let networks = State::open_existing(run_dir)?.map(|state| state.networks()).transpose()?;
     for network in networks.unwrap_or_default() {
-        let name = network.name();
         let mut all = network.list()?;
         all.retain(|listed| container.is_none_or(|container| is_of(listed, container)));
         all.sort_by(|a, b| a.stem.cmp(&b.stem));
-        attachments.extend(all.iter().map(|listed| attachment_view(&name, listed)));
+        records.push((network.name().to_string(), all));
     }
-    Ok(AttachmentsView { attachments })
+    Ok(records)
 }
 
 fn is_of(listed: &Listed, container: &str) -> bool {

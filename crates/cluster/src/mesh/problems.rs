@@ -62,8 +62,7 @@ impl Mesh {
         });
         let addresses = self.addresses.disputed().into_iter().map(|(address, names)| {
             let message = format!(
-                "nodes {} publish the same address {address}: only one of them can be reached; remove nodes that are gone \
-                 with 'podwire node rm NAME'",
+                "nodes {} publish the same address {address}: only one of them can be reached",
                 list(&names)
             );
             Finding::new(Code::PeerConflict, format_args!("address {address}"), message)

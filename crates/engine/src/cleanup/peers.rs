@@ -27,9 +27,9 @@ impl Leaving {
                 self.report.done.push(format!("tunnel {name} removed"));
             } else {
                 self.strange_tunnels += 1;
-                self.report
-                    .left
-                    .push(format!("tunnel {name} stays: it is of network {network} of another run folder"));
+                self.report.left.push(format!(
+                    "tunnel {name} stays: it is of network {network} of another run directory"
+                ));
             }
         }
         Ok(())
@@ -43,9 +43,9 @@ impl Leaving {
             return Ok(());
         }
         if !self.others.is_empty() || self.strange_tunnels > 0 {
-            let count = routes.len();
+            let count = types::count(routes.len() as u64, "route");
             self.report.left.push(format!(
-                "{count} routes to other nodes stay: another run folder may need them (ip route show proto {PEER_PROTOCOL})"
+                "{count} to other nodes stay: another run directory may need them (ip route show proto {PEER_PROTOCOL})"
             ));
             return Ok(());
         }
@@ -57,7 +57,7 @@ impl Leaving {
                 Err(error) => self.report.left.push(format!("route to {} stays: {error}", route.dst)),
             }
         }
-        self.report.done.push(format!("{removed} routes to other nodes removed"));
+        self.report.done.push(format!("{} to other nodes removed", types::count(removed, "route")));
         Ok(())
     }
 

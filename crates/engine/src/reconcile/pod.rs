@@ -43,7 +43,7 @@ fn expired(attachment: &Attachment, link: &Link) -> Option<Finding> {
     let Attachment { key, .. } = attachment;
     let ips: Vec<String> = attachment.ips().map(|ip| ip.to_string()).collect();
     let message = format!(
-        "{} is down inside the pod, probably because the DHCP lease of {} expired: check the DHCP server and restart the pod",
+        "{} is down inside the pod, probably because the DHCP lease of {} expired",
         key.ifname,
         ips.join(", ")
     );
@@ -65,6 +65,6 @@ fn misplaced(attachment: &Attachment, host: &Link, (pod, here): (&[Link], &[Link
         found(format!("{ifname} was moved out of the pod and is {name} on the node now"))
             .fix(format!("ip link set dev {name} netns {netns} name {ifname}"))
     } else {
-        found(format!("{ifname} was moved out of the pod, into another network namespace: restart the pod"))
+        found(format!("{ifname} was moved out of the pod, into another network namespace"))
     }
 }

@@ -100,7 +100,7 @@ pub(super) fn ensure_current(dir: &Path) -> Result<(), StateError> {
     if is_current(dir)? {
         return Ok(());
     }
-    DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(io("make the state folder", dir))?;
+    DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(io("make the state directory", dir))?;
     refuse_foreign(dir)?;
     let _lock = lock(dir)?;
     // Somebody else may have done it while we waited.

@@ -15,7 +15,7 @@ pub enum StateError {
     Exhausted { ranges: String, in_use: u64, capacity: u64 },
     #[error("address {address} is already taken by {holder}")]
     Taken { address: std::net::IpAddr, holder: String },
-    #[error("{} is not a state folder of Podwire: it holds {found}; set runDir to a folder of its own", dir.display())]
+    #[error("{} is not a state directory of Podwire: it holds {found}; set runDir to a directory of its own", dir.display())]
     Foreign { dir: PathBuf, found: String },
     #[error("cannot remove what the last owners of {range} left in the kernel: {reason}")]
     Clean { range: String, reason: String },

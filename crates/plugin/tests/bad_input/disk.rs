@@ -49,7 +49,7 @@ fn e7_a_read_only_state_folder() {
         refused_with(
             "ADD",
             &add,
-            (5, &["Read-only file system", "set runDir to a folder that can be written"]),
+            (5, &["Read-only file system", "set runDir to a directory that can be written"]),
         );
         refused_with(
             "STATUS",

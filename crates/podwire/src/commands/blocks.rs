@@ -9,20 +9,18 @@ use crate::cli::{Ask, Output};
 use crate::exit::ExitStatus;
 use crate::print;
 
-/// Where a problem is longer, it goes on below.
-const COLUMN: usize = 44;
-
 pub(crate) fn run(args: &Ask) -> Result<ExitStatus> {
     let blocks: BlocksView = Asked::find(&args.which).get(api::BLOCKS)?;
     match args.output {
         Output::Json => print::say_json(&blocks)?,
-        Output::Table => print::say(page(&blocks))?,
+        Output::Table => print::say(page(&blocks, print::table))?,
+        Output::Wide => print::say(page(&blocks, print::unlimited))?,
     }
     let is_right = !blocks.freshness.stale && blocks.blocks.iter().all(|view| view.message.is_none());
     Ok(ExitStatus::problem_unless(is_right))
 }
 
-fn page(view: &BlocksView) -> String {
+fn page(view: &BlocksView, lay_out: print::LayOut) -> String {
     let subnet = |view: &SubnetView| {
         let SubnetView { subnet, blocks, claimed } = view;
         format!("{subnet}: {claimed} of {} claimed", print::count(*blocks, "block"))
@@ -30,13 +28,13 @@ fn page(view: &BlocksView) -> String {
     let subnets = view.subnets.iter().map(subnet).collect::<Vec<_>>().join("\n");
     let mut parts: Vec<String> = stale(&view.freshness).into_iter().chain([subnets]).collect();
     if !view.blocks.is_empty() {
-        parts.push(table(&view.blocks));
+        parts.push(table(&view.blocks, lay_out));
     }
     parts.join("\n\n")
 }
 
 /// What is wrong comes first, and needs a column only where something is.
-fn table(blocks: &[BlockView]) -> String {
+fn table(blocks: &[BlockView], lay_out: print::LayOut) -> String {
     let mut sorted: Vec<&BlockView> = blocks.iter().collect();
     sorted.sort_by_key(|view| view.message.is_none());
     let number = |number: Option<u64>| number.map_or_else(|| "-".to_owned(), |number| number.to_string());
@@ -49,7 +47,7 @@ fn table(blocks: &[BlockView]) -> String {
             number(view.free),
         ];
         if has_problems {
-            row.push(print::wrap(view.message.as_deref().unwrap_or_default(), COLUMN));
+            row.push(view.message.as_deref().map(print::value).unwrap_or_default());
         }
         row
     });
@@ -57,7 +55,7 @@ fn table(blocks: &[BlockView]) -> String {
     if has_problems {
         header.push("PROBLEM");
     }
-    print::table(&header, rows)
+    lay_out(&header, rows.collect())
 }
 
 #[cfg(test)]
@@ -81,7 +79,7 @@ mod tests {
 as of 90s ago; etcd is not reachable: connection refused
 
 10.42.0.0/16: 0 of 1 block claimed";
-        assert_eq!(page(&view), wanted);
+        assert_eq!(page(&view, print::table), wanted);
     }
 
     fn block(block: &str, node: &str, used: Option<u64>) -> BlockView {
@@ -111,9 +109,9 @@ fd42::/64: 0 of 256 blocks claimed
 BLOCK         NODE      USED  FREE
 10.42.0.0/24  a (here)  3     250
 10.42.1.0/24  b         -     -";
-        assert_eq!(page(&view), wanted);
+        assert_eq!(page(&view, print::table), wanted);
         view.blocks[1].message = Some("not claimed".to_owned());
-        let page = page(&view);
+        let page = page(&view, print::table);
         let lines: Vec<&str> = page.lines().skip(3).collect();
         assert!(lines[0].ends_with("FREE  PROBLEM"), "{page}");
         assert!(lines[1].starts_with("10.42.1.0/24") && lines[1].ends_with("not claimed"), "{page}");
@@ -123,6 +121,6 @@ BLOCK         NODE      USED  FREE
     fn a_network_without_blocks_is_its_subnets() {
         let subnet = SubnetView { subnet: "10.42.0.0/16".parse().unwrap(), blocks: 1, claimed: 0 };
         let view = BlocksView { freshness: freshness(), subnets: vec![subnet], blocks: Vec::new() };
-        assert_eq!(page(&view), "10.42.0.0/16: 0 of 1 block claimed");
+        assert_eq!(page(&view, print::table), "10.42.0.0/16: 0 of 1 block claimed");
     }
 }

@@ -27,7 +27,7 @@ pub(crate) fn run(args: &Cleanup) -> Result<()> {
     // Before anything is removed.
     files::check_dir(&folders.run_dir)?;
     folders.state_dir.as_deref().map_or(Ok(()), files::check_dir)?;
-    // No agent starts in this folder as long as the folder is there.
+    // No agent starts in this directory as long as the directory is there.
     let _lock = without_agent(&folders)?;
     let mut report = Report::default();
     let mut names = Vec::new();
@@ -51,8 +51,8 @@ pub(crate) fn run(args: &Cleanup) -> Result<()> {
     };
     if kernel.is_err() {
         // What was done so far is told all the same.
-        report.done.iter().try_for_each(print::say)?;
-        report.left.iter().try_for_each(|line| print::say(format_args!("left: {line}")))?;
+        report.done.iter().try_for_each(print::say_wrapped)?;
+        report.left.iter().try_for_each(|line| print::say_wrapped(format_args!("left: {line}")))?;
     }
     let kernel = kernel?;
     report.done.extend(kernel.done);
@@ -61,7 +61,7 @@ pub(crate) fn run(args: &Cleanup) -> Result<()> {
     remove_socket(&folders.socket, &mut report);
     tell(&report, &folders)?;
     for name in names {
-        print::say(format_args!(
+        print::say_wrapped(format_args!(
             "other nodes still know this one: run `podwire node rm {name}` on one of them to free its blocks"
         ))?;
     }
@@ -69,8 +69,8 @@ pub(crate) fn run(args: &Cleanup) -> Result<()> {
     Ok(())
 }
 
-/// The network of the agent that works in this folder. An invalid configuration was refused or reported when the folders
-/// were found.
+/// The network of the agent that works in this directory. An invalid configuration was refused or reported when the
+/// directories were found.
 fn configured(folders: &Folders) -> Option<agent::config::Network> {
     let config = Config::load(&Flags::default(), std::env::vars_os()).ok()?;
     (config.run_dir == folders.run_dir).then_some(config.network)
@@ -78,16 +78,16 @@ fn configured(folders: &Folders) -> Option<agent::config::Network> {
 
 fn tell(report: &Report, folders: &Folders) -> Result<()> {
     for line in &report.done {
-        print::say(line)?;
+        print::say_wrapped(line)?;
     }
     for line in &report.kept {
-        print::say(format_args!("kept: {line}"))?;
+        print::say_wrapped(format_args!("kept: {line}"))?;
     }
     for line in &report.left {
-        print::say(format_args!("left: {line}"))?;
+        print::say_wrapped(format_args!("left: {line}"))?;
     }
     if report.done.is_empty() && report.left.is_empty() {
-        print::say("nothing of Podwire is here")?;
+        print::say_wrapped("nothing of Podwire is here")?;
     }
     for path in unrecorded::files(&folders.run_dir) {
         print::say(format_args!("kept, for you to remove: {}", path.display()))?;
@@ -98,7 +98,7 @@ fn tell(report: &Report, folders: &Folders) -> Result<()> {
         );
     } else if folders.run_dir == Path::new(netconf::DEFAULT_RUN_DIR) {
         for path in KEPT.iter().filter(|path| Path::new(path).exists()) {
-            print::say(format_args!("kept, for you to remove: {path}"))?;
+            print::say_wrapped(format_args!("kept, for you to remove: {path}"))?;
         }
     }
     Ok(())
@@ -151,18 +151,18 @@ fn in_the_way(who: &str) -> String {
 /// A service manager may have made it.
 fn remove_if_empty(dir: &Path, report: &mut Report) {
     match fs::remove_dir(dir) {
-        Ok(()) => report.done.push(format!("folder {} removed", dir.display())),
+        Ok(()) => report.done.push(format!("directory {} removed", dir.display())),
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         // Mounted there, as in a container: it is whoever's that mounted it.
         Err(error) if error.kind() == ErrorKind::ResourceBusy => {}
         Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => {
-            report.left.push(format!("folder {} stays: others' files are in it", dir.display()));
+            report.left.push(format!("directory {} stays: files of other programs are in it", dir.display()));
         }
-        Err(error) => report.left.push(format!("folder {} stays: {error}", dir.display())),
+        Err(error) => report.left.push(format!("directory {} stays: {error}", dir.display())),
     }
 }
 
-/// The socket may lie outside the run folder. Nobody listens on it: that was asked before.
+/// The socket may lie outside the run directory. No process listens on it: this was checked before.
 fn remove_socket(path: &Path, report: &mut Report) {
     if !fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket()) {
         return;

@@ -118,7 +118,7 @@ fn put(installer: &Installer, directories: &Directories) -> Result<()> {
     if done.is_empty() {
         print::say("everything is in place already")?;
     }
-    done.iter().try_for_each(print::say)?;
+    done.iter().try_for_each(print::say_wrapped)?;
     let runtimes = Runtimes::detect(Path::new("/"));
     runtimes.complaints(directories).iter().for_each(print::warn);
     runtimes.unreadable.iter().for_each(print::warn);
@@ -239,7 +239,7 @@ fn kept_by_agent(args: &Install, client: &Client, end: Instant) -> Result<()> {
         );
     }
     files.iter().try_for_each(|file| {
-        print::say(format_args!("{} is kept in place by the agent", file.path.display()))
+        print::say_wrapped(format_args!("{} is kept in place by the agent", file.path.display()))
     })
 }
 

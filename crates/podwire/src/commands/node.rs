@@ -14,7 +14,7 @@ pub(crate) fn remove(args: &RemoveNode) -> Result<()> {
     let removed: Removed = Asked::find(&args.which).delete(&path)?;
     match args.output {
         Output::Json => print::say_json(&removed)?,
-        Output::Table => print::say(told(&removed))?,
+        Output::Table | Output::Wide => print::say_wrapped(told(&removed))?,
     }
     Ok(())
 }

@@ -11,14 +11,12 @@ use crate::cli::{Ask, Output};
 use crate::exit::ExitStatus;
 use crate::{print, when};
 
-/// A node has one address and one block of each family, and sometimes more blocks: those go below.
-const COLUMN: usize = 42;
-
 pub(crate) fn run(args: &Ask) -> Result<ExitStatus> {
     let view: NodesView = Asked::find(&args.which).get(api::NODES)?;
     match args.output {
         Output::Json => print::say_json(&view)?,
-        Output::Table => print::say(page(&view, when::now()))?,
+        Output::Table => print::say(page(&view, when::now(), Columns::Table))?,
+        Output::Wide => print::say(page(&view, when::now(), Columns::Wide))?,
     }
     let is_right = view.nodes.iter().all(|node| node.message.is_none() && node.refused.is_empty());
     Ok(ExitStatus::problem_unless(is_right && !view.freshness.stale))
@@ -39,15 +37,29 @@ pub(super) fn marked(name: &str, is_here: bool) -> String {
     if is_here { format!("{name} (here)") } else { name }
 }
 
-fn page(view: &NodesView, now: u64) -> String {
+/// Which columns are shown.
+#[derive(Debug, Clone, Copy)]
+enum Columns {
+    Table,
+    Wide,
+}
+
+fn page(view: &NodesView, now: u64, columns: Columns) -> String {
     let NodesView { freshness, nodes } = view;
     if nodes.is_empty() {
         return "no nodes in the store yet".to_owned();
     }
     let rows = nodes.iter().map(|node| row(node, freshness.stale, now));
-    let table = print::table(&["NAME", "ADDRESSES", "BLOCKS", "AGENT", "VERSION"], rows);
+    let table = match columns {
+        Columns::Table => print::table(&["NAME", "AGENT", "ADDRESSES", "BLOCKS"], rows.collect()),
+        Columns::Wide => {
+            let rows = nodes.iter().zip(rows).map(|(node, row)| wide(node, row)).collect();
+            print::unlimited(&["NAME", "AGENT", "ADDRESSES", "BLOCKS", "VERSION"], rows)
+        }
+    };
     let count = print::count(nodes.len() as u64, "node");
     let title = stale(freshness).map_or_else(|| title(nodes), |stale| format!("{count} {stale}"));
+    let title = print::wrap(&title, print::WIDTH);
     let mut parts = vec![title, table];
     let problems: Vec<String> =
         nodes.iter().flat_map(|node| problem(node).into_iter().chain(refused(node))).collect();
@@ -81,10 +93,7 @@ fn title(nodes: &[NodeView]) -> String {
         0 if nodes.len() == 1 => format!("{count}: its agent is alive"),
         0 => format!("{count}: all agents are alive"),
         1 => format!("{count}: the agent of {} is AWAY", away.join("")),
-        number => {
-            let title = format!("{count}: {number} agents are AWAY, those of {}", away.join(" "));
-            print::wrap(&title, print::WIDTH)
-        }
+        number => format!("{count}: {number} agents are AWAY, those of {}", away.join(" ")),
     }
 }
 
@@ -97,26 +106,23 @@ fn row(node: &NodeView, is_stale: bool, now: u64) -> Vec<String> {
         (AgentState::Away, _) => "AWAY".to_owned(),
         (AgentState::Unknown, _) => "unknown".to_owned(),
     };
-    vec![
-        marked(&node.name, node.local),
-        listed(&node.addresses),
-        listed(&node.blocks),
-        agent,
-        node.version.as_deref().map_or_else(|| "-".to_owned(), print::value),
-    ]
+    let name = marked(&node.name, node.local);
+    vec![name, agent, print::list(&node.addresses), print::list(&node.blocks)]
 }
 
-fn listed<T: ToString>(items: &[T]) -> String {
-    if items.is_empty() {
-        return "-".to_owned();
-    }
-    let text: Vec<String> = items.iter().map(ToString::to_string).collect();
-    print::wrap(&text.join(" "), COLUMN)
+/// Lists on one line, and the version.
+fn wide(node: &NodeView, row: Vec<String>) -> Vec<String> {
+    let version = node.version.as_deref().map_or_else(|| "-".to_owned(), print::value);
+    row.into_iter().map(|cell| cell.replace('\n', " ")).chain([version]).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn shown(view: &NodesView, now: u64) -> String {
+        page(view, now, Columns::Table)
+    }
 
     fn node(name: &str, number: u8, alive_since: Option<u64>) -> NodeView {
         NodeView {
@@ -152,17 +158,20 @@ mod tests {
         let wanted = "\
 3 nodes as of 2m ago; etcd is not reachable: connection refused
 
-NAME      ADDRESSES              BLOCKS                         AGENT         VERSION
-a (here)  192.0.2.1 2001:db8::1  10.42.1.0/24 fd42::1:0:0:0/80  alive for 5m  0.1.0
-b         192.0.2.2 2001:db8::2  10.42.2.0/24 fd42::2:0:0:0/80  was alive     0.1.0
-c         192.0.2.3 2001:db8::3  10.42.3.0/24 fd42::3:0:0:0/80  was AWAY      0.1.0";
-        assert_eq!(page(&view, 1300), wanted);
+NAME      AGENT         ADDRESSES    BLOCKS
+a (here)  alive for 5m  192.0.2.1    10.42.1.0/24
+                        2001:db8::1  fd42::1:0:0:0/80
+b         was alive     192.0.2.2    10.42.2.0/24
+                        2001:db8::2  fd42::2:0:0:0/80
+c         was AWAY      192.0.2.3    10.42.3.0/24
+                        2001:db8::3  fd42::3:0:0:0/80";
+        assert_eq!(shown(&view, 1300), wanted);
         for node in &mut view.nodes {
             (node.agent, node.alive_since) = (AgentState::Unknown, None);
         }
-        assert_eq!(page(&view, 1300).matches("  unknown  ").count(), 3);
+        assert_eq!(shown(&view, 1300).matches("  unknown  ").count(), 3);
         view.freshness = Freshness { as_of: None, age_seconds: None, ..view.freshness };
-        assert!(page(&view, 1300).starts_with("3 nodes of unknown age; etcd is not reachable: "));
+        assert!(shown(&view, 1300).starts_with("3 nodes of unknown age; etcd is not reachable: "));
     }
 
     #[test]
@@ -171,10 +180,19 @@ c         192.0.2.3 2001:db8::3  10.42.3.0/24 fd42::3:0:0:0/80  was AWAY      0.
         let wanted = "\
 2 nodes: the agent of b is AWAY
 
-NAME      ADDRESSES              BLOCKS                         AGENT         VERSION
-a (here)  192.0.2.1 2001:db8::1  10.42.1.0/24 fd42::1:0:0:0/80  alive for 5m  0.1.0
-b         192.0.2.2 2001:db8::2  10.42.2.0/24 fd42::2:0:0:0/80  AWAY          0.1.0";
-        assert_eq!(page(&view(&nodes), 1300), wanted);
+NAME      AGENT         ADDRESSES    BLOCKS
+a (here)  alive for 5m  192.0.2.1    10.42.1.0/24
+                        2001:db8::1  fd42::1:0:0:0/80
+b         AWAY          192.0.2.2    10.42.2.0/24
+                        2001:db8::2  fd42::2:0:0:0/80";
+        assert_eq!(shown(&view(&nodes), 1300), wanted);
+        let wide = "\
+2 nodes: the agent of b is AWAY
+
+NAME      AGENT         ADDRESSES              BLOCKS                         VERSION
+a (here)  alive for 5m  192.0.2.1 2001:db8::1  10.42.1.0/24 fd42::1:0:0:0/80  0.1.0
+b         AWAY          192.0.2.2 2001:db8::2  10.42.2.0/24 fd42::2:0:0:0/80  0.1.0";
+        assert_eq!(page(&view(&nodes), 1300, Columns::Wide), wide);
     }
 
     #[test]
@@ -189,22 +207,24 @@ b         192.0.2.2 2001:db8::2  10.42.2.0/24 fd42::2:0:0:0/80  AWAY          0.
         let wanted = "\
 2 nodes: the agent of b is AWAY
 
-NAME      ADDRESSES              BLOCKS                         AGENT         VERSION
-a (here)  192.0.2.1 2001:db8::1  10.42.1.0/24 fd42::1:0:0:0/80  alive for 5m  0.1.0
-b         -                      -                              AWAY          -
+NAME      AGENT         ADDRESSES    BLOCKS
+a (here)  alive for 5m  192.0.2.1    10.42.1.0/24
+                        2001:db8::1  fd42::1:0:0:0/80
+b         AWAY          -            -
 
-b: /podwire/nodes/b in the store is not used: it is no JSON; other nodes go on with what they knew
-of it";
-        assert_eq!(page(&view(&[node("a", 1, Some(1000)), lost]), 1300), wanted);
+b: /podwire/nodes/b in the store is not used: it is no JSON; other nodes go on
+with what they knew of it";
+        assert_eq!(shown(&view(&[node("a", 1, Some(1000)), lost]), 1300), wanted);
     }
 
     #[test]
     fn hostile_names_and_versions_stay_in_their_row() {
         let hostile = "x\nforged  192.0.2.9\u{1b}[2J\u{9b}K\u{202e}".to_owned();
         let node = NodeView { name: hostile.clone(), version: Some(hostile.clone()), ..node("b", 2, None) };
-        let page = page(&view(&[NodeView { message: Some(hostile), ..node }]), 1300);
+        let view = view(&[NodeView { message: Some(hostile), ..node }]);
+        let page = [shown(&view, 1300), page(&view, 1300, Columns::Wide)].join("\n");
         assert!(!page.lines().any(|line| line.starts_with("forged")), "{page}");
-        let row = page.lines().find(|line| line.contains("AWAY") && line.contains("192.0.2.2")).unwrap();
+        let row = page.lines().rfind(|line| line.contains("AWAY") && line.contains("192.0.2.2")).unwrap();
         assert!(row.matches("x\\nforged").count() == 2, "{row}");
     }
 
@@ -212,7 +232,7 @@ of it";
     fn a5_refused_parts_of_a_record_are_shown_with_the_reason() {
         let refused = vec!["block 10.42.1.0/24 is not routed: claimed by node a".to_owned()];
         let nodes = [node("a", 1, Some(1000)), NodeView { refused, ..node("b", 2, Some(1000)) }];
-        let page = page(&view(&nodes), 1300);
+        let page = shown(&view(&nodes), 1300);
         assert!(page.ends_with("\n\nb: block 10.42.1.0/24 is not routed: claimed by node a"), "{page}");
     }
 
@@ -222,7 +242,7 @@ of it";
         assert_eq!(title(std::slice::from_ref(&a)), "1 node: its agent is alive");
         assert_eq!(title(&[a.clone(), a.clone()]), "2 nodes: all agents are alive");
         assert_eq!(title(&[a, b, c]), "3 nodes: 2 agents are AWAY, those of b c");
-        assert_eq!(page(&view(&[]), 0), "no nodes in the store yet");
+        assert_eq!(shown(&view(&[]), 0), "no nodes in the store yet");
     }
 
     #[test]
@@ -231,7 +251,22 @@ of it";
         one.blocks = (0..9).map(|n| format!("10.42.{n}.0/24").parse().unwrap()).collect();
         one.addresses.clear();
         let row = row(&one, false, 0);
-        assert_eq!(row[1], "-");
-        assert_eq!(row[2].lines().count(), 3, "{}", row[2]);
+        assert_eq!(row[2], "-");
+        assert_eq!(row[3].lines().count(), 9, "{}", row[3]);
+    }
+
+    #[test]
+    fn long_names_and_many_long_blocks_fit_and_addresses_stay_whole() {
+        let address = "2001:db8:1234:5678:9abc:def0:1234:5678";
+        let mut nodes =
+            [0, 1, 2].map(|n| node(&format!("ip-10-0-0-{n}.eu-central-1.compute.internal"), n, None));
+        for one in &mut nodes {
+            one.addresses = vec![address.parse().unwrap()];
+            one.blocks = (0..9).map(|n| format!("fd42:0:0:{n}::/72").parse().unwrap()).collect();
+        }
+        let page = shown(&view(&nodes), 1300);
+        assert!(page.lines().all(|line| line.chars().count() <= print::WIDTH), "{page}");
+        assert_eq!(page.matches(address).count(), 3, "{page}");
+        assert_eq!(page.matches("fd42:0:0:8::/72").count(), 3, "{page}");
     }
 }

@@ -1,9 +1,10 @@
 //! `podwire pods`: what is attached on this node, as the state files tell it: they are true with and without an agent.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::Result;
-use api::{AttachmentPhase, AttachmentView, AttachmentsView};
+use api::{AttachmentPhase, AttachmentView, AttachmentsView, Tombstones};
 use engine::state::{Addressing, Attachment, State};
 
 use crate::cli::{Output, Pods};
@@ -31,10 +32,11 @@ pub(crate) fn run(args: &Pods) -> Result<ExitStatus> {
             let attachments = found.into_iter().map(|found| found.view).chain(unreadable.iter().cloned());
             print::say_json(&AttachmentsView { attachments: attachments.collect() })?;
         }
-        Output::Table if found.is_empty() && unreadable.is_empty() => {
-            print::say(format_args!("no pods in {}", run_dir.display()))?;
+        Output::Table | Output::Wide if found.is_empty() && unreadable.is_empty() => {
+            print::say_wrapped(format_args!("no pods in {}", run_dir.display()))?;
         }
         Output::Table => print::say(table(&found))?,
+        Output::Wide => print::say(wide_table(&found))?,
     }
     Ok(ExitStatus::problem_unless(unreadable.is_empty()))
 }
@@ -49,9 +51,10 @@ pub(super) struct All {
 pub(super) fn list(run_dir: &Path) -> Result<All> {
     let (mut found, mut unreadable) = (Vec::new(), Vec::new());
     let Some(state) = State::open_existing(run_dir)? else { return Ok(All { found, unreadable }) };
+    let tombstones = Tombstones::new(run_dir);
     for network in state.networks()? {
         for listed in network.list()? {
-            let view = agent::attachment_view(&network.name(), &listed);
+            let view = agent::attachment_view(&network.name(), &listed, &tombstones)?;
             match listed.attachment {
                 Some(attachment) => found.push(Found { attachment, view }),
                 None => {
@@ -74,6 +77,7 @@ impl Found {
         match self.view.phase {
             AttachmentPhase::Pending => "pending",
             AttachmentPhase::Ready => "ready",
+            AttachmentPhase::Deleting => "deleting",
             AttachmentPhase::Unreadable => "unreadable",
         }
     }
@@ -94,52 +98,107 @@ impl Found {
         format!("{}/{}/{group}", placement.tenant, placement.network)
     }
 
-    /// Without prefix lengths.
+    /// Without prefix lengths, one on each line.
     fn addresses(&self) -> String {
         let attachment = &self.attachment;
-        let addresses: Vec<String> = attachment.ips().map(|ip| ip.to_string()).collect();
+        let addresses: Vec<_> = attachment.ips().collect();
         match (addresses.as_slice(), attachment.addressing) {
             ([], Addressing::None) => LAYER_2.to_owned(),
-            // Its IPAM plugin is being asked.
-            ([], Addressing::Assigned | Addressing::Dhcp) => "-".to_owned(),
-            (addresses, _) => addresses.join(" "),
+            // While its IPAM plugin runs there are none yet.
+            (addresses, _) => print::list(addresses),
         }
     }
 
-    fn row(&self) -> Vec<String> {
+    fn cell(&self, column: Column) -> String {
         let attachment = &self.attachment;
-        vec![
-            self.pod(),
-            print::short_ids(attachment.key.container.as_str()),
-            print::value(attachment.key.ifname.as_str()),
-            self.addresses(),
-            print::value(attachment.host_link.as_str()),
-            attachment.mode.to_string(),
-            self.phase().to_owned(),
-            self.placement(),
-            when::since(attachment.created, when::now()),
-        ]
+        match column {
+            Column::Network => attachment.key.network.to_string(),
+            Column::Pod => self.pod(),
+            Column::Container => print::short_ids(attachment.key.container.as_str()),
+            Column::Interface => print::value(attachment.key.ifname.as_str()),
+            Column::Addresses => self.addresses(),
+            Column::WideAddresses => self.addresses().replace('\n', " "),
+            Column::HostLink => print::value(attachment.host_link.as_str()),
+            Column::Mode => attachment.mode.to_string(),
+            Column::Phase => self.phase().to_owned(),
+            Column::Placement => self.placement(),
+            Column::Age => when::since(attachment.created, when::now()),
+        }
     }
 }
 
-/// The name of the CNI network is of interest only where there are several.
-fn table(found: &[Found]) -> String {
-    let mut header = vec![
-        "POD",
-        "CONTAINER",
-        "IF",
-        "ADDRESSES",
-        "NODE LINK",
-        "MODE",
-        "PHASE",
-        "TENANT/NETWORK/GROUP",
-        "AGE",
-    ];
-    let of = |found: &Found| found.attachment.key.network.to_string();
-    let is_one = found.iter().all(|other| found.first().is_some_and(|first| of(first) == of(other)));
-    if is_one {
-        return print::table(&header, found.iter().map(Found::row));
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Column {
+    Network,
+    Pod,
+    Container,
+    Interface,
+    Addresses,
+    WideAddresses,
+    HostLink,
+    Mode,
+    Phase,
+    Placement,
+    Age,
+}
+
+impl Column {
+    fn title(self) -> &'static str {
+        match self {
+            Self::Network => "CNI NETWORK",
+            Self::Pod => "POD",
+            Self::Container => "CONTAINER",
+            Self::Interface => "IF",
+            Self::Addresses | Self::WideAddresses => "ADDRESSES",
+            Self::HostLink => "NODE LINK",
+            Self::Mode => "MODE",
+            Self::Phase => "PHASE",
+            Self::Placement => "TENANT/NETWORK/GROUP",
+            Self::Age => "AGE",
+        }
     }
-    header.insert(0, "CNI NETWORK");
-    print::table(&header, found.iter().map(|found| [vec![of(found)], found.row()].concat()))
+}
+
+fn table(found: &[Found]) -> String {
+    let columns = [identity(found), &[Column::Addresses, Column::Phase, Column::Age]].concat();
+    let (header, rows) = cells(found, &columns);
+    print::table(&header, rows)
+}
+
+fn wide_table(found: &[Found]) -> String {
+    let columns = [
+        Column::Network,
+        Column::Pod,
+        Column::Container,
+        Column::Interface,
+        Column::WideAddresses,
+        Column::HostLink,
+        Column::Mode,
+        Column::Phase,
+        Column::Placement,
+        Column::Age,
+    ];
+    let (header, rows) = cells(found, &columns);
+    print::unlimited(&header, rows)
+}
+
+fn cells(found: &[Found], columns: &[Column]) -> (Vec<&'static str>, Vec<Vec<String>>) {
+    let row = |found: &Found| columns.iter().map(|column| found.cell(*column)).collect();
+    (columns.iter().map(|column| column.title()).collect(), found.iter().map(row).collect())
+}
+
+/// As few columns as distinguish all rows: most pods have a name of their own and one interface.
+fn identity(found: &[Found]) -> &'static [Column] {
+    const CHOICES: [&[Column]; 5] = [
+        &[Column::Pod],
+        &[Column::Pod, Column::Interface],
+        &[Column::Pod, Column::Container],
+        &[Column::Pod, Column::Container, Column::Interface],
+        &[Column::Network, Column::Pod, Column::Container, Column::Interface],
+    ];
+    let is_unique = |columns: &&&[Column]| {
+        let keys = found.iter().map(|one| columns.iter().map(|column| one.cell(*column)).collect::<Vec<_>>());
+        keys.collect::<BTreeSet<_>>().len() == found.len()
+    };
+    CHOICES.iter().find(is_unique).copied().unwrap_or(CHOICES[4])
 }

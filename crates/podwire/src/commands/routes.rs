@@ -10,20 +10,18 @@ use crate::cli::{Ask, Output};
 use crate::exit::ExitStatus;
 use crate::print;
 
-/// Where a note is longer, it goes on below.
-const COLUMN: usize = 44;
-
 pub(crate) fn run(args: &Ask) -> Result<ExitStatus> {
     let view: RoutesView = Asked::find(&args.which).get(api::ROUTES)?;
     match args.output {
         Output::Json => print::say_json(&view)?,
-        Output::Table => print::say(page(&view))?,
+        Output::Table => print::say(page(&view, print::table))?,
+        Output::Wide => print::say(page(&view, print::unlimited))?,
     }
     let is_right = view.routes.iter().all(|route| route.state == RouteState::Ok);
     Ok(ExitStatus::problem_unless(is_right && !view.freshness.stale))
 }
 
-fn page(RoutesView { freshness, routes }: &RoutesView) -> String {
+fn page(RoutesView { freshness, routes }: &RoutesView, lay_out: print::LayOut) -> String {
     let stale = stale(freshness);
     if routes.is_empty() {
         return match stale {
@@ -33,9 +31,10 @@ fn page(RoutesView { freshness, routes }: &RoutesView) -> String {
     }
     let mut sorted: Vec<&RouteView> = routes.iter().collect();
     sorted.sort_by_key(|route| route.state == RouteState::Ok);
-    let rows = sorted.into_iter().map(row);
-    let table = print::table(&["BLOCK", "NODE", "TRANSPORT", "VIA", "STATE"], rows);
-    let parts: Vec<String> = stale.into_iter().chain([title(routes), table]).collect();
+    let rows = sorted.into_iter().map(row).collect();
+    let table = lay_out(&["BLOCK", "NODE", "TRANSPORT", "VIA", "STATE"], rows);
+    let title = print::wrap(&title(routes), print::WIDTH);
+    let parts: Vec<String> = stale.into_iter().chain([title, table]).collect();
     parts.join("\n\n")
 }
 
@@ -93,7 +92,7 @@ fn row(route: &RouteView) -> Vec<String> {
     };
     let via = print::value(&via);
     let state = match &route.message {
-        Some(note) => print::wrap(&format!("{}: {note}", word(route.state)), COLUMN),
+        Some(note) => print::value(&format!("{}: {note}", word(route.state))),
         None => word(route.state).to_owned(),
     };
     let node = route.node.as_deref().map_or_else(|| "-".to_owned(), print::value);

@@ -5,7 +5,7 @@ use super::*;
 fn page(routes: &[RouteView]) -> String {
     let freshness =
         Freshness { as_of: Some(Timestamp(1_794_777_184)), age_seconds: Some(2), stale: false, reason: None };
-    super::page(&RoutesView { freshness, routes: routes.to_vec() })
+    super::page(&RoutesView { freshness, routes: routes.to_vec() }, print::table)
 }
 
 #[test]
@@ -13,7 +13,7 @@ fn a12_stale_routes_are_marked_with_their_age_and_the_reason() {
     let page = |age_seconds, routes| {
         let reason = Some("etcd is not reachable: connection refused".to_owned());
         let freshness = Freshness { as_of: None, age_seconds, stale: true, reason };
-        super::page(&RoutesView { freshness, routes })
+        super::page(&RoutesView { freshness, routes }, print::table)
     };
     let wanted = "\
 of unknown age; etcd is not reachable: connection refused
@@ -73,14 +73,28 @@ fn what_is_wrong_comes_first_with_its_note() {
     routes[3].gateway = Some("192.0.2.8".parse().unwrap());
     routes[3].message = Some("no node has this block".to_owned());
     let wanted = "\
-3 routes to 3 nodes: 1 direct, 1 vxlan, 1 without a way; 1 missing, 1 different, 1 stale
+3 routes to 3 nodes: 1 direct, 1 vxlan, 1 without a way; 1 missing, 1 different,
+1 stale
 
 BLOCK         NODE  TRANSPORT  VIA                 STATE
-10.42.2.0/24  c     none       -                   missing: it overlaps our own block
-                                                   10.42.2.0/23, which is quite a long story
+10.42.2.0/24  c     none       -                   missing: it overlaps our own
+                                                   block 10.42.2.0/23, which is
+                                                   quite a long story
 10.42.3.0/24  d     vxlan      10.42.1.0 on pwvx4  different: leads to 192.0.2.7
 10.42.4.0/24  -     -          192.0.2.8           stale: no node has this block
 10.42.1.0/24  b     direct     192.0.2.9 on eth0   ok";
     assert_eq!(page(&routes), wanted);
     assert_eq!(title(&routes[3..]), "no other node has a block; 1 stale");
+}
+
+#[test]
+fn long_names_and_addresses_fit() {
+    let mut one =
+        route("fd42:0:0:1234::/72", "ip-10-0-0-12.eu-central-1.compute.internal", RouteTransport::Direct);
+    one.gateway = Some("fe80::88:ceff:fed8:a6e0".parse().unwrap());
+    one.link = Some("enp0s31f6np1".to_owned());
+    one.state = RouteState::Different;
+    one.message = Some("leads to 2001:db8:1234:5678:9abc:def0:1234:5678".to_owned());
+    let page = page(&[one.clone(), one]);
+    assert!(page.lines().all(|line| line.chars().count() <= print::WIDTH), "{page}");
 }

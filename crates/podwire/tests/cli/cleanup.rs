@@ -50,7 +50,7 @@ fn f7_after_an_agent_nothing_is_left_in_the_kernel_and_on_disk() {
                 "10-podwire.conflist removed",
                 "podwire-cni removed",
                 "loopback removed",
-                "state folder",
+                "state directory",
             ],
         );
         before.wait_for_same(&host.node, DEADLINE).unwrap();
@@ -125,7 +125,12 @@ fn f7_what_is_not_ours_stays_and_is_named() {
     let left = format!("left: plugin {} stays", plugin.display());
     has(
         &outcome.stdout,
-        &["it holds what is not ours (notes)", "others' files", &left, "bridge podwire0 removed"],
+        &[
+            "it holds files that Podwire did not write (notes)",
+            "files of other programs",
+            &left,
+            "bridge podwire0 removed",
+        ],
     );
     assert!(plugin.exists() && host.node.run_dir().join("notes").exists());
 }
@@ -155,7 +160,7 @@ fn f7_cleanup_leaves_the_node_as_it_was_and_says_what_it_could_not_restore() {
     let outcome = host.ask(&["cleanup"]);
     assert!(outcome.success(), "{}{}", outcome.stdout, outcome.stderr);
     for word in
-        ["3 attachments", "bridge pw-test0 removed", "nftables", "ip_forward back to 0", "state folder"]
+        ["3 attachments", "bridge pw-test0 removed", "nftables", "ip_forward back to 0", "state directory"]
     {
         assert!(outcome.stdout.contains(word), "{word} in {}", outcome.stdout);
     }
@@ -333,7 +338,7 @@ fn a14_cleanup_with_an_invalid_configuration_removes_nothing() {
     let (run_dir, state_dir) = (node.run_dir(), host.state_dir());
     let outcome = run(&["--run-dir", run_dir.to_str().unwrap(), "--state-dir", state_dir.to_str().unwrap()]);
     assert!(outcome.success(), "{}{}", outcome.stdout, outcome.stderr);
-    has(&outcome.stdout, &["1 attachments of pods removed"]);
+    has(&outcome.stdout, &["1 attachment of pods removed"]);
     assert!(!run_dir.exists());
 }
 

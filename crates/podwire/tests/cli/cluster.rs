@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use testkit::{Cluster, DEADLINE, Outcome, Plan, Store, Transport, wait_until};
 
-use crate::common::{Host, has};
+use crate::common::{Host, expect_narrow, has};
 
 /// Longer than an agent that was killed counts as alive.
 const AWAY: Duration = DEADLINE;
@@ -29,7 +29,9 @@ pub(crate) fn cluster(label: &str, plan: Plan) -> Cluster {
 pub(crate) fn ask(cluster: &Cluster, node: &str, args: &[&str]) -> Outcome {
     let agent = cluster.agent(node).unwrap();
     let run_dir = agent.run_dir().to_str().unwrap().to_owned();
-    agent.podwire(&[args, &["--run-dir", &run_dir]].concat()).unwrap()
+    let outcome = agent.podwire(&[args, &["--run-dir", &run_dir]].concat()).unwrap();
+    expect_narrow(args, &outcome.stdout);
+    outcome
 }
 
 fn json<T: DeserializeOwned>(outcome: &Outcome) -> T {
@@ -68,8 +70,8 @@ fn nodes_blocks_and_routes_of_three_and_the_removal_of_two() {
     })
     .unwrap();
     let table = ask(&cluster, "n1", &["nodes"]).stdout;
-    let addresses = "10.199.1.1 fd99:1::1";
-    has(&table, &[&format!("\nn1 (here)  {addresses}"), "\nn2 ", "\nn3 ", "alive for "]);
+    has(&table, &["\nn1 (here)  ", "  10.199.1.1  ", "  fd99:1::1  ", "\nn2 ", "\nn3 ", "alive for "]);
+    has(&ask(&cluster, "n1", &["nodes", "-o", "wide"]).stdout, &["  10.199.1.1 fd99:1::1  ", "VERSION"]);
     has(&ask(&cluster, "n2", &["nodes"]).stdout, &["\nn2 (here)  "]);
 
     let blocks = ask(&cluster, "n1", &["blocks"]);
@@ -180,7 +182,7 @@ fn a4_stale_nodes_blocks_and_routes_are_shown_and_end_with_1() {
     let nodes = ask(&cluster, "n1", &["nodes"]);
     assert_eq!(nodes.status.code(), Some(1), "{nodes:?}");
     assert!(nodes.stdout.starts_with("2 nodes as of "), "{}", nodes.stdout);
-    has(&nodes.stdout, &["\nn1 (here)  10.199.1.1 ", "\nn2  ", "  was alive  "]);
+    has(&nodes.stdout, &["\nn1 (here)  ", "  10.199.1.1  ", "\nn2  ", "  was alive  "]);
     let blocks = ask(&cluster, "n1", &["blocks"]);
     assert_eq!(blocks.status.code(), Some(1), "{blocks:?}");
     assert!(blocks.stdout.starts_with("as of "), "{}", blocks.stdout);
@@ -237,7 +239,7 @@ fn a_node_that_is_alone_has_all_of_the_network() {
         Ok(host.ask(&["nodes"]).stdout.starts_with("1 node: its agent is alive\n"))
     })
     .unwrap();
-    has(&host.ask(&["nodes"]).stdout, &["only (here)", "10.83.0.0/16 fd00:88::/64"]);
+    has(&host.ask(&["nodes"]).stdout, &["only (here)", "10.83.0.0/16", "fd00:88::/64"]);
     let blocks = host.ask(&["blocks"]);
     assert!(blocks.success(), "{blocks:?}");
     has(&blocks.stdout, &["10.83.0.0/16: 1 of 1 block claimed\n", "10.83.0.0/16  only (here)  0     65533"]);

@@ -44,7 +44,9 @@ impl Host {
         argv.extend(folders.iter().map(String::as_str));
         argv.push(self.tool.to_str().unwrap());
         argv.extend(args);
-        self.node.run(&argv, b"").unwrap()
+        let outcome = self.node.run(&argv, b"").unwrap();
+        expect_narrow(args, &outcome.stdout);
+        outcome
     }
 
     /// `podwire install`, into the node's own folders in every mode.
@@ -135,9 +137,27 @@ pub(crate) fn mode(path: &Path) -> u32 {
     fs::metadata(path).unwrap().permissions().mode() & 0o7777
 }
 
-/// Every word is in the text.
+/// Tables and sentences have at most 80 columns; commands to paste stay on one line.
+#[track_caller]
+pub(crate) fn expect_narrow(args: &[&str], stdout: &str) {
+    const PROGRAMS: [&str; 12] = [
+        "nft", "ip", "nsenter", "sysctl", "ping", "df", "install", "findmnt", "podwire", "rm", "chmod", "ss",
+    ];
+    let is_limited = !["json", "wide", "--help", "agent"].iter().any(|word| args.contains(word));
+    let is_command = |line: &str| {
+        line.starts_with("  ") && PROGRAMS.contains(&line.split_whitespace().next().unwrap_or_default())
+    };
+    for line in stdout.lines().filter(|line| is_limited && !is_command(line)) {
+        assert!(line.chars().count() <= 80, "podwire {}: {line:?} in:\n{stdout}", args.join(" "));
+    }
+}
+
+/// Every word is in the text, which may be wrapped anywhere.
+#[track_caller]
 pub(crate) fn has(text: &str, words: &[&str]) {
+    let unwrapped = |text: &str| text.split_whitespace().collect::<String>();
     for word in words {
-        assert!(text.contains(word), "{word:?} in:\n{text}");
+        let is_there = text.contains(word) || unwrapped(text).contains(&unwrapped(word));
+        assert!(is_there, "{word:?} in:\n{text}");
     }
 }

@@ -142,7 +142,7 @@ fn pain15_damaged_tables_are_found_and_made_anew() {
         sh(&host, &format!("nft {act}"));
         let found = wrong(&host);
         let [(check, what, helps)] = found.as_slice() else { panic!("{act}: {found:?}") };
-        assert_eq!(check, "our tables", "{act}: {what}");
+        assert_eq!(check, "podwire tables", "{act}: {what}");
         // One of the two may be gone already.
         sh(&host, &format!("{helps} || nft delete table inet podwire"));
         // As a runtime asks, which makes them anew and tells it once.
@@ -170,7 +170,7 @@ fn a_store_that_is_away_is_not_a_node_without_others() {
     agent.launch().unwrap();
     wait_until("an answer", DEADLINE, || Ok(agent.client().get(api::HEALTH, DEADLINE).is_ok())).unwrap();
     let found = wrong(&host);
-    let others: Vec<_> = found.iter().filter(|(check, ..)| check == "other nodes").collect();
+    let others: Vec<_> = found.iter().filter(|(check, ..)| check == "peers").collect();
     let [(_, what, _)] = others.as_slice() else { panic!("{found:?}") };
     has(what, &["nobody knows the other nodes: ", "127.0.0.1:1"]);
 }
@@ -188,7 +188,7 @@ fn of_others(cluster: &Cluster, how: &[&str]) -> Vec<(String, String)> {
     let findings = report["checks"].as_array().unwrap();
     let is_ill = findings.iter().any(|finding| finding["verdict"] == "problem");
     assert_eq!(outcome.status.code(), Some(i32::from(is_ill)), "{findings:?}");
-    let others = findings.iter().filter(|finding| finding["check"] == "other nodes");
+    let others = findings.iter().filter(|finding| finding["check"] == "peers");
     let text = |finding: &Value, key: &str| finding[key].as_str().unwrap_or_default().to_owned();
     others.map(|finding| (text(finding, "verdict"), text(finding, "message"))).collect()
 }
@@ -266,7 +266,7 @@ fn a8_orphaned_elements_are_found_and_the_command_removes_them() {
         let found = wrong(&host);
         assert_eq!(found.len(), 1, "{mode}: {found:?}");
         let (check, what, command) = &found[0];
-        assert_eq!(check, "our tables", "{mode}");
+        assert_eq!(check, "podwire tables", "{mode}");
         has(what, &["tcp . 9999", "udp . 9999", "10.50.0.77", "fd00:50::77"]);
         sh(&host, command);
         assert_eq!(wrong(&host), [], "{mode}");

@@ -55,7 +55,7 @@ fn a7_nothing_is_written_before_the_agent_is_ready() {
         .unwrap();
     let outcome = host.install(&["--timeout", "1"]);
     assert!(!outcome.success());
-    has(&outcome.stderr, &["not a state folder of Podwire"]);
+    has(&outcome.stderr, &["not a state directory of Podwire"]);
     assert!(!runtime.bin.exists() && !runtime.conf.exists());
 
     // It becomes ready while we wait.

@@ -16,3 +16,4 @@ mod pods;
 mod readme;
 mod schemas;
 mod status;
+mod width;

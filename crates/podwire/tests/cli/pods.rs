@@ -11,9 +11,14 @@ fn pods_are_shown_as_a_table_and_as_json() {
     host.plugin.add(&pod, &host.standalone()).unwrap().ok().unwrap();
     let table = host.ask(&["pods"]).stdout;
     let lines: Vec<&str> = table.lines().collect();
-    assert_eq!(lines.len(), 2, "{table}");
-    assert!(lines[0].starts_with("POD "), "{table}");
-    has(lines[1], &["10.50.0.2 fd00:50::2", "bridge", "ready", "eth0", pod.id(), "default/default-net/-"]);
+    assert_eq!(lines.len(), 3, "{table}");
+    assert_eq!(lines[0].split_whitespace().collect::<Vec<_>>(), ["POD", "ADDRESSES", "PHASE", "AGE"]);
+    has(lines[1], &[pod.id(), "  10.50.0.2  ", "  ready  "]);
+    assert_eq!(lines[2].trim(), "fd00:50::2", "{table}");
+    let wide = host.ask(&["pods", "-o", "wide"]).stdout;
+    assert_eq!(wide.lines().count(), 2, "{wide}");
+    let all = ["10.50.0.2 fd00:50::2", "bridge", "ready", "eth0", pod.id(), "default/default-net/-", "pods "];
+    has(wide.lines().nth(1).unwrap(), &all);
     let json: Value = serde_json::from_str(&host.ask(&["pods", "-o", "json"]).stdout).unwrap();
     let json = &json["attachments"];
     assert_eq!((&json[0]["phase"], &json[0]["network"]), (&json!("ready"), &json!("pods")));
@@ -30,7 +35,7 @@ fn b11_a_pod_of_a_network_without_addresses_is_shown_as_such() {
     config.as_object_mut().unwrap().remove("subnet");
     let pod = host.node.pod("a").unwrap();
     host.plugin.add(&pod, &config).unwrap().ok().unwrap();
-    has(&host.ask(&["pods"]).stdout, &["none (layer 2)", "bridge", "ready"]);
+    has(&host.ask(&["pods", "-o", "wide"]).stdout, &["none (layer 2)", "bridge", "ready"]);
     let shown = host.ask(&["attachment", "show", pod.id()]).stdout;
     has(&shown, &["none (layer 2)", "MAC only"]);
     let outcome = host.ask(&["cleanup"]);
@@ -53,7 +58,7 @@ fn b10_pods_of_an_agent_show_whose_they_are_also_when_it_is_gone() {
     host.plugin.call(&host.node, &call).unwrap().ok().unwrap();
     let other = host.node.pod("b").unwrap();
     host.plugin.add(&other, &host.standalone()).unwrap().ok().unwrap();
-    let table = host.ask(&["pods"]).stdout;
+    let table = host.ask(&["pods", "-o", "wide"]).stdout;
     has(&table.split_whitespace().collect::<Vec<_>>().join(" "), &["shop/web-1 0123456789ab eth0"]);
     has(&table, &["blue/front/web", "routed", "CNI NETWORK", "10.50.0.2"]);
     // The agent tells the same.
@@ -64,7 +69,7 @@ fn b10_pods_of_an_agent_show_whose_they_are_also_when_it_is_gone() {
     let without_age = |table: &str| {
         table.lines().map(|line| line.rsplit_once(' ').unwrap().0.trim().to_owned()).collect::<Vec<_>>()
     };
-    assert_eq!(without_age(&host.ask(&["pods"]).stdout), without_age(&table));
+    assert_eq!(without_age(&host.ask(&["pods", "-o", "wide"]).stdout), without_age(&table));
 }
 
 /// The records are lost, and the links alone know whose the pods are.
@@ -91,7 +96,7 @@ fn a9_recovered_pods_have_their_own_placement_or_none() {
     std::fs::remove_dir_all(agent.run_dir()).unwrap();
     agent.launch().unwrap();
     agent.wait_ready().unwrap();
-    let table = host.ask(&["pods"]).stdout;
+    let table = host.ask(&["pods", "-o", "wide"]).stdout;
     for (pod, link, wanted) in &pods {
         let line =
             table.lines().find(|line| line.contains(link.as_str())).unwrap_or_else(|| panic!("{table}"));
@@ -102,7 +107,7 @@ fn a9_recovered_pods_have_their_own_placement_or_none() {
     // It survives another restart.
     agent.restart().unwrap();
     agent.wait_ready().unwrap();
-    assert_eq!(host.ask(&["pods"]).stdout.matches("unplaced").count(), 2);
+    assert_eq!(host.ask(&["pods", "-o", "wide"]).stdout.matches("unplaced").count(), 2);
 }
 
 fn sorted(list: &Value) -> Vec<String> {
@@ -130,14 +135,14 @@ fn b16_containers_without_a_kubernetes_name_have_their_own_or_the_id() {
         };
         let _podman = add("podman", Some("IgnoreUnknown=1;K8S_POD_NAME=web"), "1");
         let _cnitool = add("cnitool", None, "2");
-        let table = host.ask(&["pods"]).stdout;
+        let table = host.ask(&["pods", "-o", "wide"]).stdout;
         let id = |digit: &str| format!("{digit}{container}{container}").repeat(12)[..12].to_owned();
         let words: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
         for (name, id) in [("web".to_owned(), id("1")), (id("2"), id("2"))] {
             let pair = [name.as_str(), id.as_str()];
             assert!(words.iter().any(|line| line.windows(2).any(|two| two == pair)), "{pair:?} in {table}");
         }
-        assert!(!words.iter().skip(1).any(|line| line.contains(&"-")), "{table}");
+        assert!(!words.iter().skip(1).any(|line| line[1] == "-"), "{table}");
     }
 }
 
@@ -154,4 +159,50 @@ fn a3_records_that_cannot_be_read_are_no_empty_list() {
     assert_eq!(outcome.status.code(), Some(1), "{outcome:?}");
     assert!(!outcome.stdout.contains("no pods"), "{outcome:?}");
     has(&outcome.stderr, &["cannot be read"]);
+}
+
+/// The runtime has removed the pod; the agent that serves its DEL does not run.
+#[test]
+fn a_pod_that_waits_for_its_del_is_shown_as_deleting() {
+    let host = Host::new("deleting");
+    let mut agent = host.agent(&["--no-install"]);
+    let config = agent.config(&json!({}));
+    let pods = ["a", "b"].map(|name| host.node.pod(name).unwrap());
+    for pod in &pods {
+        host.plugin.add(pod, &config).unwrap().ok().unwrap();
+    }
+    agent.kill().unwrap();
+    assert!(host.plugin.del(&pods[0], &config).unwrap().success());
+    let phase = |pod: &testkit::Pod| {
+        let list: Value = serde_json::from_str(&host.ask(&["pods", "-o", "json"]).stdout).unwrap();
+        let all = list["attachments"].as_array().unwrap().clone();
+        all.into_iter().find(|one| one["record"]["containerId"] == pod.id()).unwrap()["phase"].take()
+    };
+    assert_eq!([&pods[0], &pods[1]].map(phase), [json!("deleting"), json!("ready")]);
+    let table = host.ask(&["pods"]).stdout;
+    let row = table.lines().find(|line| line.starts_with(pods[0].id())).unwrap();
+    has(row, &["  deleting  "]);
+    has(&host.ask(&["attachment", "show", pods[0].id()]).stdout, &["deleting, made "]);
+}
+
+/// Columns that distinguish rows appear only where names do not.
+#[test]
+fn rows_of_one_pod_are_told_apart_by_interface_or_container() {
+    let host = Host::new("apart");
+    let header = || host.ask(&["pods"]).stdout.lines().next().unwrap().to_owned();
+    let add = |pod: &testkit::Pod, ifname: &str, name: &str| {
+        let call = Call {
+            ifname: Some(ifname.to_owned()),
+            args: Some(format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={name}")),
+            ..Call::pod(Verb::Add, pod, &host.standalone())
+        };
+        host.plugin.call(&host.node, &call).unwrap().ok().unwrap();
+    };
+    let [a, b] = ["a", "b"].map(|name| host.node.pod(name).unwrap());
+    add(&a, "eth0", "web");
+    assert!(!header().contains("IF") && !header().contains("CONTAINER"), "{}", header());
+    add(&a, "eth1", "web");
+    assert!(header().contains("IF") && !header().contains("CONTAINER"), "{}", header());
+    add(&b, "eth1", "web");
+    assert!(header().contains("IF") && header().contains("CONTAINER"), "{}", header());
 }

@@ -25,8 +25,15 @@ impl Lab {
         command
     }
 
+    /// Tables and sentences have at most 80 columns; commands to paste stay on one line.
     pub(crate) fn run(&self, args: &[&str]) -> Output {
-        self.command(args).output().unwrap()
+        let output = self.command(args).output().unwrap();
+        let is_limited = !["json", "wide", "--help", "exec", "logs"].iter().any(|word| args.contains(word));
+        let (out, _) = texts(&output);
+        for line in out.lines().filter(|line| is_limited && !line.starts_with("  podwire lab ")) {
+            assert!(line.chars().count() <= 80, "podwire lab {args:?}: {line:?} in:\n{out}");
+        }
+        output
     }
 
     /// What it printed; anything but success ends the test.
@@ -115,8 +122,11 @@ pub(crate) fn texts(output: &Output) -> (String, String) {
     (text(&output.stdout), text(&output.stderr))
 }
 
+/// Every word is in the text, which may be wrapped anywhere.
 pub(crate) fn has(text: &str, words: &[&str]) {
+    let unwrapped = |text: &str| text.split_whitespace().collect::<String>();
     for word in words {
-        assert!(text.contains(word), "{word:?} in:\n{text}");
+        let is_there = text.contains(word) || unwrapped(text).contains(&unwrapped(word));
+        assert!(is_there, "{word:?} in:\n{text}");
     }
 }

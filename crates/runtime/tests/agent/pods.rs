@@ -63,7 +63,7 @@ fn pods_reach_each_other_and_the_node_are_listed_and_leave_nothing() {
     listed.sort();
     let wanted = [("a", &a), ("b", &b)].map(|(name, pod)| ["default", name, &pod.sandbox].map(str::to_owned));
     assert_eq!(listed, wanted);
-    let table = site.podwire(&["pods"]);
+    let table = site.podwire(&["pods", "-o", "wide"]);
     for pod in [&a, &b] {
         let id = &pod.sandbox[..12];
         let line = table.lines().find(|line| line.contains(id)).unwrap_or_else(|| panic!("{table}"));

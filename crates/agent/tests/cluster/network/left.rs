@@ -154,7 +154,9 @@ fn pods_of_a_node_whose_link_lost_its_address_fit_into_the_tunnel() {
     ip(n1, "addr flush dev eth0");
     await_that("the agent to look", SOON, || peer_routes(n1) != routes);
     await_that("the problem to be told", SOON, || {
-        problems(cluster.agent("n1").unwrap()).iter().any(|what| what.contains("no address that others"))
+        problems(cluster.agent("n1").unwrap())
+            .iter()
+            .any(|what| what.contains("no address at which other nodes"))
     });
     ip(n1, "link del dev podwire0");
     assert_eq!(mtu_of(&cluster.pod("n1", "p8").unwrap().pod, "eth0"), 1350);

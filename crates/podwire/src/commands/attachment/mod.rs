@@ -5,7 +5,7 @@ mod kernel;
 use std::net::SocketAddr;
 
 use anyhow::Result;
-use api::{AttachmentDetails, KernelState};
+use api::{AttachmentDetails, KernelCheck, KernelState};
 use cni::{Bandwidth, PortMapping};
 use engine::state::{Addressing, Attachment};
 
@@ -36,12 +36,10 @@ pub(crate) fn show(args: &Show) -> Result<ExitStatus> {
         Output::Json => {
             print::say_json(&AttachmentDetails { attachment: one.view.clone(), kernel: findings.clone() })?;
         }
-        Output::Table => {
+        Output::Table | Output::Wide => {
             print::say(format_args!("{}\n", print::facts(rows(&one))))?;
-            let rows = findings.iter().map(|check| {
-                vec![kernel::word(check.state).to_owned(), print::wrap(&check.object, print::WIDTH - 9)]
-            });
-            print::say(print::table(&["KERNEL", ""], rows))?;
+            let row = |check: &KernelCheck| vec![kernel::word(check.state).to_owned(), check.object.clone()];
+            print::say(print::table(&["KERNEL", ""], findings.iter().map(row).collect()))?;
         }
     }
     Ok(ExitStatus::problem_unless(findings.iter().all(|finding| finding.state != KernelState::Missing)))

@@ -14,6 +14,8 @@ use testkit::{Agent, Call, Lab, Node, Ns, Plugin, Pod, Snapshot, Verb, ping, wai
 
 use stream::Stream;
 
+use crate::print;
+
 /// How long a repair may take before the demo calls it failed.
 const REPAIR: Duration = Duration::from_secs(5);
 
@@ -48,18 +50,18 @@ pub(crate) fn run() -> Result<()> {
     before.expect_same(&node).context("the demo left something in the kernel")?;
     drop(node);
     drop(lab);
-    println!("\nNothing is left: links, addresses, routes, firewall, files and namespaces are as before.");
+    println!("\nNothing is left: links, addresses, routes, firewall and files are as before.");
     println!("All of it took {:.1} s.", begun.elapsed().as_secs_f64());
     Ok(())
 }
 
 fn title(text: &str) {
-    println!("\n{text}\n");
+    println!("\n{}\n", print::wrap(text, print::WIDTH));
 }
 
 fn line(what: &str, result: &str, took: Option<Duration>) {
     let took = took.map_or_else(String::new, |took| format!("{:.1} ms", took.as_secs_f64() * 1000.0));
-    println!("{}", format!("  {what:<27}{result:<50}{took:>10}").trim_end());
+    println!("{}", format!("  {what:<27}{result:<41}{took:>10}").trim_end());
 }
 
 impl<'a> Show<'a> {
@@ -87,7 +89,7 @@ impl<'a> Show<'a> {
         line("podwire agent", "ready", Some(begun.elapsed()));
         let config = configs.join("10-podwire.conflist");
         wait_until("the CNI config", REPAIR, || Ok(config.exists()))?;
-        line("for the container runtime", "podwire-cni and 10-podwire.conflist are in place", None);
+        line("for the container runtime", "plugin and config are in place", None);
         let list: Value = serde_json::from_slice(&fs::read(&config)?)?;
         let mut config = list["plugins"][0].clone();
         for key in ["cniVersion", "name"] {
@@ -114,12 +116,10 @@ impl<'a> Show<'a> {
         Call { args: Some(args), container, ..Call::pod(verb, pod, &self.config) }
     }
 
-    /// A command's output, without the folder that only this run has.
+    /// A command's output, without the directory that only this run has.
     fn quote(&self, stdout: &str) {
-        let folder = self.node.dir().display().to_string();
-        stdout
-            .lines()
-            .for_each(|text| println!("{}", format!("  {}", text.replace(&folder, "…")).trim_end()));
+        let directory = self.node.dir().display().to_string();
+        stdout.lines().for_each(|text| println!("{}", text.replace(&directory, "…")));
     }
 
     fn talk(&self, a: &Wired, b: &Wired) -> Result<()> {
@@ -135,7 +135,7 @@ impl<'a> Show<'a> {
 
     /// The agent dies in the middle of their talk.
     fn survive(&mut self, a: &Wired, b: &Wired) -> Result<()> {
-        title("While pod a pings pod b a hundred times a second, the agent is killed with kill -9:");
+        title("While pod a pings pod b 100 times a second, the agent is killed (kill -9):");
         let streams = b
             .addresses()?
             .into_iter()

@@ -60,6 +60,17 @@ impl Check {
         }
     }
 
+    /// Code, object and message; the object only where the message does not name it.
+    pub(super) fn sentence(&self) -> String {
+        let Self { code, object, message, .. } = self;
+        let Some(code) = code else { return message.clone() };
+        let name = object.as_deref().map(|object| object.split_once(' ').map_or(object, |(_, name)| name));
+        match (object, name) {
+            (Some(object), Some(name)) if !message.contains(name) => format!("{code} {object}: {message}"),
+            (_, _) => format!("{code}: {message}"),
+        }
+    }
+
     /// What to do in general, where there is no command.
     pub(super) fn advice(&self) -> Option<&'static str> {
         let code = self.code.as_deref().filter(|_| self.fix.is_none())?;
@@ -84,8 +95,24 @@ mod tests {
     #[test]
     fn a1_a_problem_without_a_command_has_the_advice_of_its_code() {
         let moved = Finding::new(Code::PodLinkMoved, "attachment podwire/a/eth0", "it was moved");
-        assert_eq!(Check::problem("conditions", moved.clone()).advice(), Some("restart the pod"));
+        assert_eq!(Check::problem("conditions", moved.clone()).advice(), Some(Code::PodLinkMoved.advice()));
         assert_eq!(Check::problem("conditions", moved.fix("ip link set")).advice(), None);
         assert_eq!(Check::ok("conditions", "there are no others").advice(), None);
+    }
+
+    #[test]
+    fn a_problem_names_its_object_once() {
+        let of = |code, object: &str, message: &str| {
+            Check::problem("conditions", Finding::new(code, object, message)).sentence()
+        };
+        assert_eq!(
+            of(Code::PodMacChanged, "attachment podwire/a/eth0", "eth0 has another MAC"),
+            "PodMacChanged attachment podwire/a/eth0: eth0 has another MAC"
+        );
+        assert_eq!(
+            of(Code::PeerUnreachable, "node n2", "node n2 does not answer"),
+            "PeerUnreachable: node n2 does not answer"
+        );
+        assert_eq!(Check::ok("agent", "is ready").sentence(), "is ready");
     }
 }

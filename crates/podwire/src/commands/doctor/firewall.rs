@@ -18,7 +18,7 @@ pub(super) fn others(node: &Node) -> Vec<Check> {
 }
 
 pub(super) fn ours(node: &Node) -> Vec<Check> {
-    const CHECK: &str = "our tables";
+    const CHECK: &str = "podwire tables";
     let run_dir = &node.folders.run_dir;
     let mut checks: Vec<Check> = match engine::firewall_orphans(run_dir) {
         Ok(found) => found.map(|found| Check::problem(CHECK, found)).into_iter().collect(),

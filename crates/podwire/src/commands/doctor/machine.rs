@@ -110,8 +110,8 @@ pub(super) fn bridge_netfilter(node: &Node) -> Vec<Check> {
 
 pub(super) fn disks(node: &Node) -> Vec<Check> {
     let folders = [
-        ("run folder", Code::RunDirFull, Some(&node.folders.run_dir)),
-        ("state folder", Code::StateDirFull, node.folders.state_dir.as_ref()),
+        ("run directory", Code::RunDirFull, Some(&node.folders.run_dir)),
+        ("state directory", Code::StateDirFull, node.folders.state_dir.as_ref()),
     ];
     folders.into_iter().filter_map(|(check, code, folder)| Some(disk(check, code, folder?))).collect()
 }
@@ -157,12 +157,12 @@ mod tests {
     #[test]
     fn a_full_disk_and_one_that_is_not_there_yet() {
         // A file system without any room.
-        let full = disk("run folder", Code::RunDirFull, Path::new("/proc/podwire"));
+        let full = disk("run directory", Code::RunDirFull, Path::new("/proc/podwire"));
         assert!(full.verdict == Verdict::Problem && full.has(Code::RunDirFull), "{full:?}");
         assert_eq!(full.fix.as_deref(), Some("df -h /proc/podwire; df -i /proc/podwire"));
-        let full = disk("run folder", Code::RunDirFull, Path::new("/proc/pod wire"));
+        let full = disk("run directory", Code::RunDirFull, Path::new("/proc/pod wire"));
         assert_eq!(full.fix.as_deref(), Some("df -h '/proc/pod wire'; df -i '/proc/pod wire'"));
-        let fine = disk("run folder", Code::RunDirFull, Path::new("/tmp/podwire/not/there/yet"));
+        let fine = disk("run directory", Code::RunDirFull, Path::new("/tmp/podwire/not/there/yet"));
         assert_eq!(fine.verdict, Verdict::Ok, "{fine:?}");
     }
 }

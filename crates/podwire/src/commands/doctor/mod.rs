@@ -36,7 +36,7 @@ pub(crate) fn run(args: &Doctor) -> Result<ExitStatus> {
                 checks: findings.iter().cloned().map(Into::into).collect(),
             })?;
         }
-        Output::Table => print::say(page(&findings))?,
+        Output::Table | Output::Wide => print::say(page(&findings))?,
     }
     let mut wrong = findings.iter().filter(|finding| finding.verdict == Verdict::Problem);
     Ok(match wrong.next() {
@@ -74,8 +74,7 @@ fn look(node: &Node) -> Vec<Check> {
 fn page(findings: &[Check]) -> String {
     let left = findings.iter().map(|finding| finding.check.len()).max().unwrap_or(0) + COMMAND;
     let rows = findings.iter().map(|finding| {
-        let code = finding.code.as_ref().map(|code| format!("{code}: ")).unwrap_or_default();
-        let mut text = print::wrap(&format!("{code}{}", finding.message), WIDTH - left - 9);
+        let mut text = print::wrap(&print::short_ids(&finding.sentence()), WIDTH - left - 9);
         // A line of its own, and never broken: it is to be pasted.
         text.extend(finding.fix.iter().map(|fix| format!("\n  {}", print::value(fix))));
         if let Some(advice) = finding.advice() {
@@ -83,7 +82,8 @@ fn page(findings: &[Check]) -> String {
         }
         vec![finding.check.to_owned(), finding::word(finding.verdict).to_owned(), text]
     });
-    let table = print::table(&["CHECK", "", ""], rows);
+    // Only commands are longer than a line.
+    let table = print::unlimited(&["CHECK", "", ""], rows.collect());
     let wrong = findings.iter().filter(|finding| finding.verdict == Verdict::Problem).count() as u64;
     match wrong {
         0 => format!("{table}\n\nall is well"),

@@ -26,8 +26,7 @@ pub(super) fn fits(node: &Node) -> Vec<Check> {
         && pods > mtu
     {
         let message = format!(
-            "pods send up to {pods} bytes, and {name} carries {mtu}: set network.mtu to {mtu} or less, and start the \
-             pods anew"
+            "pods send up to {pods} bytes, and {name} carries {mtu}: network.mtu must be at most {mtu}"
         );
         findings.push(Check::problem(CHECK, Finding::new(Code::MtuTooLarge, "pods", message)));
     }

@@ -13,7 +13,7 @@ use super::node::Node;
 use crate::commands::nodes::ask;
 use crate::print;
 
-const CHECK: &str = "other nodes";
+const CHECK: &str = "peers";
 /// So many are asked at a time, and so many at all.
 const AT_ONCE: usize = 16;
 const MOST: usize = 512;

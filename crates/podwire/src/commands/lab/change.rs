@@ -6,6 +6,7 @@ use testkit::{Cluster, Condition};
 use super::args::{OneNode, PodAction, Victim};
 use super::progress::say;
 use super::{changed, hint};
+use crate::print;
 
 pub(super) fn pod(name: &str, action: &PodAction) -> Result<()> {
     changed(name, |cluster| match action {
@@ -13,12 +14,13 @@ pub(super) fn pod(name: &str, action: &PodAction) -> Result<()> {
             let pod = pod.clone().unwrap_or_else(|| cluster.free_pod_name());
             let wired = cluster.pod(node, &pod)?;
             let addresses: Vec<String> = wired.addresses.iter().map(ToString::to_string).collect();
-            say(format!("pod {pod} on {node}: {}", addresses.join("  ")));
+            let text = format!("pod {pod} on {node}: {}", addresses.join("  "));
+            say(print::wrap(&text, print::WIDTH));
             Ok(())
         }
         PodAction::Rm { pod } => {
             cluster.remove_pod(pod)?;
-            say(format!("pod {pod} is gone"));
+            say(print::wrap(&format!("pod {pod} is gone"), print::WIDTH));
             Ok(())
         }
     })
@@ -27,7 +29,7 @@ pub(super) fn pod(name: &str, action: &PodAction) -> Result<()> {
 pub(super) fn cut(name: &str, args: &OneNode) -> Result<()> {
     changed(name, |cluster| cluster.cut(&args.node))?;
     let back = hint::command(name, &format!("heal {}", args.node));
-    say(format!("{} is cut off; `{back}` undoes it", args.node));
+    say(hint::undo(&format!("{} is cut off; this undoes it:", args.node), &back));
     Ok(())
 }
 
@@ -42,7 +44,7 @@ pub(super) fn kill(name: &str, victim: &Victim) -> Result<()> {
         Victim::Agent { node } => {
             cluster.kill_agent(node)?;
             let back = hint::command(name, &format!("start agent {node}"));
-            say(format!("the agent of {node} is killed; `{back}` starts it again"));
+            say(hint::undo(&format!("the agent of {node} is killed; this starts it again:"), &back));
             Ok(())
         }
         Victim::Etcd { member } => {
@@ -54,13 +56,13 @@ pub(super) fn kill(name: &str, victim: &Victim) -> Result<()> {
                 }
                 say(format!("{} is killed", member.name()));
             }
-            say(format!("`{}` starts it again", hint::command(name, "start etcd")));
+            say(hint::undo("this starts it again:", &hint::command(name, "start etcd")));
             Ok(())
         }
         Victim::Node { node } => {
             cluster.kill_node(node)?;
             let back = hint::command(name, &format!("start node {node}"));
-            say(format!("{node} is down with its pods; `{back}` boots it"));
+            say(hint::undo(&format!("{node} is down with its pods; this boots it:"), &back));
             Ok(())
         }
     })

@@ -1,6 +1,7 @@
 //! What to type next, as it has to be typed for the lab that is meant.
 
 use super::args::DEFAULT_NAME;
+use crate::print;
 
 /// `podwire lab heal n1`, with the lab's name where it is not the usual one.
 pub(super) fn command(name: &str, rest: &str) -> String {
@@ -9,6 +10,11 @@ pub(super) fn command(name: &str, rest: &str) -> String {
     } else {
         format!("podwire lab --name {name} {rest}")
     }
+}
+
+/// A sentence, and the command below it on a line of its own, to be pasted.
+pub(super) fn undo(sentence: &str, command: &str) -> String {
+    format!("{}\n  {command}", print::wrap(sentence, print::WIDTH))
 }
 
 #[cfg(test)]

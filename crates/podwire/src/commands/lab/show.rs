@@ -27,7 +27,7 @@ fn sentence(node: &LabKilledNode, lab: &str) -> String {
         _ => format!(", and its pods {} are not reached", pods.join(" ")),
     };
     let back = hint::command(lab, &format!("start node {name}"));
-    print::wrap(&format!("node {name} is down{pods}: `{back}` boots it"), print::WIDTH)
+    hint::undo(&format!("node {name} is down{pods}; this boots it:"), &back)
 }
 
 pub(super) fn status(name: &str, args: &Shown) -> Result<ExitStatus> {
@@ -35,9 +35,16 @@ pub(super) fn status(name: &str, args: &Shown) -> Result<ExitStatus> {
     let status = observe(name, &cluster)?;
     match args.output {
         Output::Json => say(types::printable_json(&serde_json::to_string_pretty(&status)?)),
-        Output::Table => say(format!("lab {name}: {}\n\n{}", up::title(cluster.plan()), text(&status))),
+        Output::Table => say(page(&cluster, &status, text(&status))),
+        Output::Wide => say(page(&cluster, &status, wide_text(&status))),
     }
     Ok(ExitStatus::problem_unless(is_whole(&status)))
+}
+
+fn page(cluster: &Cluster, status: &LabStatus, tables: [String; 3]) -> String {
+    let title = format!("lab {}: {}", status.name, up::title(cluster.plan()));
+    let tables = tables.into_iter().filter(|table| !table.is_empty());
+    [print::wrap(&title, print::WIDTH)].into_iter().chain(tables).collect::<Vec<_>>().join("\n\n")
 }
 
 pub(super) fn test(name: &str, args: &Test) -> Result<ExitStatus> {
@@ -59,11 +66,12 @@ pub(super) fn test(name: &str, args: &Test) -> Result<ExitStatus> {
             let report = LabTest { ok, paths, killed_nodes: killed, duration_ms };
             say(types::printable_json(&serde_json::to_string_pretty(&report)?));
         }
-        Output::Table => {
+        Output::Table | Output::Wide => {
             let colours = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
             let paint = if colours { Paint::Colours } else { Paint::Plain };
             let pods = print::count(pods as u64, "pod");
-            say(format!("lab {name}: {}, {pods}\n", up::title(cluster.plan())));
+            let title = format!("lab {name}: {}, {pods}", up::title(cluster.plan()));
+            say(format!("{}\n", print::wrap(&title, print::WIDTH)));
             say(picture::draw(&matrix, paint));
             for node in &killed {
                 say(sentence(node, name));
@@ -169,50 +177,86 @@ fn is_whole(status: &LabStatus) -> bool {
     nodes && status.etcd.iter().all(is_healthy)
 }
 
-fn text(status: &LabStatus) -> String {
-    let of_process = |pid: Option<u32>| pid.map_or_else(String::new, |pid| format!(" (pid {pid})"));
-    let nodes = status.nodes.iter().map(|node| {
-        let link = match node.link {
-            LabLink::Up => "up",
-            LabLink::Cut => "cut",
-            LabLink::NoPower => "no power",
-        };
-        let agent = match node.agent {
-            LabAgent::Ready => "ready",
-            LabAgent::NotReady => "not ready",
-            LabAgent::NotRunning => "not running",
-        };
-        let blocks = if node.blocks.is_empty() { "-".to_owned() } else { joined(&node.blocks) };
+/// Nodes, members of etcd and pods.
+fn text(status: &LabStatus) -> [String; 3] {
+    let node = |node: &LabNode| {
+        vec![
+            node.name.clone(),
+            link(node.link).to_owned(),
+            agent(node.agent).to_owned(),
+            print::list(&node.addresses),
+            print::list(&node.blocks),
+        ]
+    };
+    let member = |one: &LabMember| vec![one.name.clone(), one.endpoint.clone(), state(one.state).to_owned()];
+    let pod = |pod: &LabPod| vec![pod.name.clone(), pod.node.clone(), print::list(&pod.addresses)];
+    [
+        print::table(
+            &["NODE", "LINK", "AGENT", "ADDRESSES", "BLOCKS"],
+            status.nodes.iter().map(node).collect(),
+        ),
+        some(print::table, &["ETCD", "ENDPOINT", "STATE"], status.etcd.iter().map(member).collect()),
+        some(print::table, &["POD", "NODE", "ADDRESSES"], status.pods.iter().map(pod).collect()),
+    ]
+}
+
+/// With subnets, processes and namespaces.
+fn wide_text(status: &LabStatus) -> [String; 3] {
+    let of_process = |pid: Option<u32>| pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string());
+    let node = |node: &LabNode| {
         vec![
             node.name.clone(),
             node.subnet.to_string(),
-            link.to_owned(),
-            joined(&node.addresses),
-            format!("{agent}{}", of_process(node.pid)),
-            blocks,
+            link(node.link).to_owned(),
+            print::list(&node.addresses).replace('\n', " "),
+            agent(node.agent).to_owned(),
+            of_process(node.pid),
+            print::list(&node.blocks).replace('\n', " "),
+            node.namespace.clone(),
         ]
-    });
-    let mut parts = vec![print::table(&["NODE", "SUBNET", "LINK", "ADDRESSES", "AGENT", "BLOCKS"], nodes)];
-    if !status.etcd.is_empty() {
-        let rows = status.etcd.iter().map(|one| {
-            let state = match one.state {
-                LabMemberState::Leader => "leader",
-                LabMemberState::Healthy => "healthy",
-                LabMemberState::NotHealthy => "not healthy",
-                LabMemberState::NotRunning => "not running",
-            };
-            vec![one.name.clone(), one.endpoint.clone(), format!("{state}{}", of_process(one.pid))]
-        });
-        parts.push(print::table(&["ETCD", "ENDPOINT", "STATE"], rows));
-    }
-    if !status.pods.is_empty() {
-        let rows =
-            status.pods.iter().map(|pod| vec![pod.name.clone(), pod.node.clone(), joined(&pod.addresses)]);
-        parts.push(print::table(&["POD", "NODE", "ADDRESSES"], rows));
-    }
-    parts.join("\n\n")
+    };
+    let member = |one: &LabMember| {
+        vec![one.name.clone(), one.endpoint.clone(), state(one.state).to_owned(), of_process(one.pid)]
+    };
+    let pod = |pod: &LabPod| {
+        let addresses = print::list(&pod.addresses).replace('\n', " ");
+        vec![pod.name.clone(), pod.node.clone(), addresses, pod.namespace.clone()]
+    };
+    let header = ["NODE", "SUBNET", "LINK", "ADDRESSES", "AGENT", "PID", "BLOCKS", "NAMESPACE"];
+    let lay_out: print::LayOut = print::unlimited;
+    [
+        lay_out(&header, status.nodes.iter().map(node).collect()),
+        some(lay_out, &["ETCD", "ENDPOINT", "STATE", "PID"], status.etcd.iter().map(member).collect()),
+        some(lay_out, &["POD", "NODE", "ADDRESSES", "NAMESPACE"], status.pods.iter().map(pod).collect()),
+    ]
 }
 
-fn joined<T: ToString>(items: &[T]) -> String {
-    items.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+/// A table that has rows.
+fn some(lay_out: print::LayOut, header: &[&str], rows: Vec<Vec<String>>) -> String {
+    if rows.is_empty() { String::new() } else { lay_out(header, rows) }
+}
+
+fn link(link: LabLink) -> &'static str {
+    match link {
+        LabLink::Up => "up",
+        LabLink::Cut => "cut",
+        LabLink::NoPower => "no power",
+    }
+}
+
+fn agent(agent: LabAgent) -> &'static str {
+    match agent {
+        LabAgent::Ready => "ready",
+        LabAgent::NotReady => "not ready",
+        LabAgent::NotRunning => "not running",
+    }
+}
+
+fn state(state: LabMemberState) -> &'static str {
+    match state {
+        LabMemberState::Leader => "leader",
+        LabMemberState::Healthy => "healthy",
+        LabMemberState::NotHealthy => "not healthy",
+        LabMemberState::NotRunning => "not running",
+    }
 }

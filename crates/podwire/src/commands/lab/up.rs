@@ -23,7 +23,7 @@ pub(super) fn run(name: &str, args: &Up) -> Result<()> {
     })?;
     let held = make(&place::kept(name)?)?;
     let progress = Progress::new();
-    say(format!("lab {name}: {}", title(&plan)));
+    say(print::wrap(&format!("lab {name}: {}", title(&plan)), print::WIDTH));
     let stop = || {
         say(format!("\nlab {name} is being removed: that was an interrupt"));
         // Nothing that is being made can go on without it. What fails here is done, or told, by the removal of it all.
@@ -131,6 +131,10 @@ fn next_steps(name: &str) {
         ("cut n1", "a partition; `heal n1` ends it"),
         ("down", "remove it all"),
     ] {
-        say(format!("  {}{meaning}", hint::command(name, &format!("{command:<28}"))));
+        let command = hint::command(name, &format!("{command:<28}"));
+        // Below the command, if both do not fit on a line.
+        let line = format!("  {command}{meaning}");
+        let fits = line.chars().count() <= print::WIDTH;
+        say(if fits { line } else { format!("  {}\n      {meaning}", command.trim_end()) });
     }
 }

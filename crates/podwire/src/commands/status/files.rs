@@ -29,7 +29,7 @@ impl Files {
                 format!("an agent worked here (process {}), and is gone", pid.trim())
             }
             (NodeMode::Agent, None, _) => {
-                "nothing was attached here since this machine was started".to_owned()
+                "no agent is running, and none has left its lock in the run directory".to_owned()
             }
             (NodeMode::Standalone, _, Some(_)) => "standalone: no agent has worked here".to_owned(),
             (NodeMode::Standalone, _, None) => {
@@ -78,7 +78,7 @@ impl Files {
         };
         let mut rows = vec![
             ("agent", agent.to_owned()),
-            ("run folder", self.status.run_dir.display().to_string()),
+            ("run directory", self.status.run_dir.display().to_string()),
             ("mode", self.served_by.clone()),
             ("attachments", page::attachments(self.status.attachments)),
         ];

@@ -25,7 +25,7 @@ pub(crate) fn run(args: &Status) -> Result<ExitStatus> {
             let files = Files::read(&folders, &error)?;
             match args.output {
                 Output::Json => print::say_json(&files.status)?,
-                Output::Table => print::say(files.page(when::now()))?,
+                Output::Table | Output::Wide => print::say(files.page(when::now()))?,
             }
             return Ok(files.exit_status());
         }
@@ -41,7 +41,7 @@ pub(crate) fn run(args: &Status) -> Result<ExitStatus> {
     let status: api::Status = serde_json::from_str(&text).context("the agent is of another version")?;
     match args.output {
         Output::Json => print::say_json(&status)?,
-        Output::Table => print::say(page::page(&status, when::now()))?,
+        Output::Table | Output::Wide => print::say(page::page(&status, when::now()))?,
     }
     Ok(ExitStatus::problem_unless(status.ready))
 }

@@ -1,5 +1,4 @@
-//! The agent's status on one page, without lines and colours, at most a hundred columns wide where paths and commands
-//! allow it.
+//! The agent's status on one page, without lines and colours. Only commands to paste are longer than a line.
 
 use api::{Condition, Counts, InactivePort, InstalledFile, NetworkStatus, ReconcileStatus, Status};
 
@@ -8,12 +7,8 @@ use types::Code;
 use crate::print::{self, WIDTH};
 use crate::when;
 
-/// The longest name on the left, and the space after it.
-const LEFT: usize = 13;
 /// How many repairs are shown; `-o json` has more.
 const LATEST: usize = 5;
-/// Conditions fit on the smallest terminal.
-const NARROW: usize = 80;
 
 pub(super) fn page(status: &Status, now: u64) -> String {
     let mut parts = vec![title(status), print::facts(rows(status, now)), blocks(&status.network)];
@@ -24,7 +19,7 @@ pub(super) fn page(status: &Status, now: u64) -> String {
 
 fn title(status: &Status) -> String {
     let ready = if status.ready { "ready" } else { "not ready" };
-    print::value(&format!("podwire {} on {}: {ready}", status.version, status.node))
+    print::wrap(&print::value(&format!("podwire {} on {}: {ready}", status.version, status.node)), WIDTH)
 }
 
 fn rows(status: &Status, now: u64) -> Vec<(&'static str, String)> {
@@ -34,7 +29,7 @@ fn rows(status: &Status, now: u64) -> Vec<(&'static str, String)> {
         ("agent", agent),
         ("memory", mebibytes(status.rss_bytes)),
         ("store", status.store.clone()),
-        ("run folder", status.run_dir.display().to_string()),
+        ("run directory", status.run_dir.display().to_string()),
         ("socket", status.socket.display().to_string()),
         ("network", network(&status.network)),
         ("attachments", status.attachments.map_or_else(unknown, attachments)),
@@ -47,8 +42,7 @@ fn rows(status: &Status, now: u64) -> Vec<(&'static str, String)> {
 
 /// One line for each, or no row at all.
 pub(super) fn inactive_ports(ports: &[InactivePort]) -> Option<(&'static str, String)> {
-    let lines: Vec<String> =
-        ports.iter().map(|port| print::wrap(&print::short_ids(&port.to_string()), WIDTH - LEFT)).collect();
+    let lines: Vec<String> = ports.iter().map(|port| print::short_ids(&port.to_string())).collect();
     (!lines.is_empty()).then(|| ("inactive", lines.join("\n")))
 }
 
@@ -95,9 +89,13 @@ fn installed(status: &Status) -> String {
     let line = |file: &InstalledFile| match &file.message {
         None => format!("ok   {}", print::value(&file.path.to_string_lossy())),
         Some(problem) => {
-            let problem = print::wrap(problem, WIDTH - LEFT - 5);
             let path = file.path.to_string_lossy();
-            format!("{mark} {}\n     {}", print::value(&path), print::hang(&problem, 5))
+            format!(
+                "{mark} {}
+     {}",
+                print::value(&path),
+                print::value(problem)
+            )
         }
     };
     status.installed.iter().map(line).collect::<Vec<_>>().join("\n")
@@ -111,9 +109,9 @@ fn blocks(network: &NetworkStatus) -> String {
         let bar = print::bar(used, used.saturating_add(free));
         vec![block.block.to_string(), used.to_string(), free.to_string(), bar]
     });
-    let table = print::table(&["BLOCK", "USED", "FREE", ""], rows);
+    let table = print::table(&["BLOCK", "USED", "FREE", ""], rows.collect());
     match whole(network) {
-        Some(whole) => format!("{table}\n{whole}"),
+        Some(whole) => format!("{table}\n{}", print::wrap(&whole, WIDTH)),
         None => table,
     }
 }
@@ -135,12 +133,10 @@ fn repairs(status: &ReconcileStatus, now: u64) -> Option<String> {
         return None;
     }
     let rows = latest.iter().map(|repair| {
-        vec![
-            format!("{} ago", when::since(repair.at.0, now)),
-            print::wrap(&print::short_ids(&repair.message), WIDTH - LEFT),
-        ]
+        let message = print::short_ids(&print::value(&repair.message));
+        vec![format!("{} ago", when::since(repair.at.0, now)), message]
     });
-    Some(print::table(&["REPAIRED", ""], rows))
+    Some(print::table(&["REPAIRED", ""], rows.collect()))
 }
 
 /// Those that keep the node from being ready come first.
@@ -162,13 +158,13 @@ fn condition(condition: &Condition, now: u64) -> String {
     let Condition { code, object, since, message, fix, .. } = condition;
     let object = print::short_ids(&print::value(object));
     let age = since.map(|since| format!(", for {}", when::since(since.0, now))).unwrap_or_default();
-    let head = print::wrap(&format!("{code} {object}{age}"), NARROW - 2);
-    let message = print::wrap(&print::short_ids(message), NARROW - 2);
+    let head = print::wrap(&format!("{code} {object}{age}"), WIDTH - 2);
+    let message = print::wrap(&print::short_ids(message), WIDTH - 2);
     let mut text = format!("- {}\n  {}", print::hang(&head, 2), print::hang(&message, 2));
     // A line of its own, and never broken: it is to be pasted.
     text.extend(fix.iter().map(|fix| format!("\n    {}", print::value(fix))));
     if let Some(advice) = code.advice().filter(|_| fix.is_none()) {
-        let advice = print::wrap(&print::advice(advice), NARROW - 2);
+        let advice = print::wrap(&print::advice(advice), WIDTH - 2);
         text.push_str(&format!("\n  {}", print::hang(&advice, 2)));
     }
     text

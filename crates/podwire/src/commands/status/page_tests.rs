@@ -47,15 +47,15 @@ fn a_healthy_node() {
     let wanted = "\
 podwire 0.1.0 on worker-1: ready
 
-agent        process 4711, up 60m since 1970-01-12 13:46:40 UTC
-memory       6.1 MiB
-store        embedded
-run folder   /run/podwire
-socket       /run/podwire/agent.sock
-network      podwire: routed, bridge podwire0, MTU of the bridge, masqueraded
-attachments  2 ready, 0 pending
-reconcile    10s ago in 3 ms; 7 rounds, 0 repairs
-installed    ok   /opt/cni/bin/podwire-cni
+agent          process 4711, up 60m since 1970-01-12 13:46:40 UTC
+memory         6.1 MiB
+store          embedded
+run directory  /run/podwire
+socket         /run/podwire/agent.sock
+network        podwire: routed, bridge podwire0, MTU of the bridge, masqueraded
+attachments    2 ready, 0 pending
+reconcile      10s ago in 3 ms; 7 rounds, 0 repairs
+installed      ok   /opt/cni/bin/podwire-cni
 
 BLOCK         USED   FREE
 10.83.0.0/16  32766  32766    ██████████░░░░░░░░░░  50 %
@@ -73,7 +73,7 @@ fn a3_numbers_of_records_that_cannot_be_read_are_unknown() {
         (block.used, block.free) = (None, None);
     }
     let page = page(&status, 1_003_600);
-    assert!(page.contains("attachments  unknown\n") && !page.contains("0 ready"), "{page}");
+    assert!(page.contains("attachments    unknown\n") && !page.contains("0 ready"), "{page}");
     assert!(page.contains("\n10.83.0.0/16  unknown  unknown"), "{page}");
     assert!(page.contains("\nfd00:88::/64  unknown  unknown"), "{page}");
 }
@@ -112,9 +112,6 @@ fn trouble_is_told_with_what_helps_and_stays_within_the_width() {
     }
     assert!(!page.contains(" ago    3 somebody"), "only the latest: {page}");
     assert!(page.ends_with(&format!("\n    {command}")), "{page}");
-    let conditions = page.find("NOT READY").unwrap();
-    let too_wide = |text: &str, width| text.lines().filter(|line| line.chars().count() > width).count();
-    assert_eq!(too_wide(&page[conditions..], 80), 1, "only the command is wider");
     let wide: Vec<&str> = page.lines().filter(|line| line.chars().count() > WIDTH).collect();
     assert_eq!(wide, [format!("    {command}")], "only the command is wider");
 }

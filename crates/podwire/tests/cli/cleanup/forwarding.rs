@@ -43,7 +43,7 @@ fn b13_forwarding_stays_while_another_programs_container_needs_it() {
     has(
         &outcome.stdout,
         &[
-            "1 attachments of pods removed",
+            "1 attachment of pods removed",
             "kept: /proc/sys/net/ipv4/ip_forward stays 1: ",
             "all/forwarding stays 1: ",
         ],

@@ -153,8 +153,8 @@ fn f7_cleanup_of_one_run_folder_leaves_the_pods_of_another() {
             &[
                 "2 attachments of blue removed",
                 "bridge pw-blue removed",
-                "left: nftables tables podwire stay: network red of another run folder uses them",
-                "left: network red stays, with 2 links: it is of another run folder, and `podwire cleanup --run-dir`",
+                "left: nftables tables podwire stay: network red of another run directory uses them",
+                "left: network red stays, with 2 links: it is of another run directory, and `podwire cleanup --run-dir`",
                 "ip_forward stays 1: network red",
             ],
         );

@@ -1,0 +1,222 @@
+//! Lays out tables and text in [`WIDTH`] columns. Values are wrapped, never cut off: they are to be copied.
+
+use std::borrow::Cow;
+
+use comfy_table::presets::NOTHING;
+use comfy_table::{ContentArrangement, Table};
+
+/// Every terminal has as many columns. Only commands to paste are longer: they stay on one line.
+pub(crate) const WIDTH: usize = 80;
+/// [`table`] or [`unlimited`].
+pub(crate) type LayOut = fn(&[&str], Vec<Vec<String>>) -> String;
+
+/// Of an IPv6 prefix that is written out. Longer words are names or ids, which can be broken.
+const LONGEST_ADDRESS: usize = 43;
+/// Between two columns.
+const GAP: usize = 2;
+
+/// A table without lines, as `kubectl` and `ip -br` print them. Cells are wrapped until the table fits.
+pub(crate) fn table(header: &[&str], mut rows: Vec<Vec<String>>) -> String {
+    let titles: Vec<String> = header.iter().map(|title| (*title).to_owned()).collect();
+    let widths = widths(&titles, &rows);
+    for row in &mut rows {
+        for (column, (cell, width)) in row.iter_mut().zip(&widths).enumerate() {
+            // The rest of a name must not look like another row.
+            *cell = fit(cell, *width, if column == 0 { GAP } else { 0 });
+        }
+    }
+    unlimited(header, rows)
+}
+
+/// The same with lines as long as their cells.
+pub(crate) fn unlimited(header: &[&str], rows: Vec<Vec<String>>) -> String {
+    let mut table = plain();
+    table.set_header(header.to_vec());
+    text(table, rows)
+}
+
+/// Names on the left, values on the right; a value may have several lines.
+pub(crate) fn facts<'a>(rows: impl IntoIterator<Item = (&'a str, String)>) -> String {
+    let rows: Vec<(&str, String)> = rows.into_iter().collect();
+    let left = rows.iter().map(|(name, _)| length(name)).max().unwrap_or(0) + GAP;
+    let fitted = rows.into_iter().map(|(name, value)| vec![name.to_owned(), fit(&value, WIDTH - left, 0)]);
+    text(plain(), fitted)
+}
+
+fn plain() -> Table {
+    let mut table = Table::new();
+    table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+    table
+}
+
+fn text(mut table: Table, rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    for row in rows {
+        // Before the columns are measured.
+        table.add_row(row.iter().map(|cell| types::printable(cell)).collect::<Vec<Cow<'_, str>>>());
+    }
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    table.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
+}
+
+/// The widest columns become narrower first, and none narrower than its longest part that has no break, if that is possible.
+fn widths(header: &[String], rows: &[Vec<String>]) -> Vec<usize> {
+    let available = (WIDTH + GAP).saturating_sub(GAP * header.len());
+    let longest = |column: usize, measure: &dyn Fn(&str) -> usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column)).flat_map(|cell| cell.lines()).map(measure);
+        cells.max().unwrap_or(0).max(length(&header[column]))
+    };
+    let columns = 0..header.len();
+    let natural: Vec<usize> = columns.clone().map(|column| longest(column, &length)).collect();
+    let whole: Vec<usize> = columns.map(|column| longest(column, &longest_part)).collect();
+    let least: Vec<usize> = header.iter().map(|title| length(title).max(1)).collect();
+    for least in [&whole, &least] {
+        for most in (1..=WIDTH).rev() {
+            let widths: Vec<usize> =
+                natural.iter().zip(least).map(|(natural, least)| *natural.min(&most).max(least)).collect();
+            if widths.iter().sum::<usize>() <= available {
+                return widths;
+            }
+        }
+    }
+    least
+}
+
+/// A cell in so many columns. Lines that fit stay as they are; the others continue below, further in by `more` spaces.
+fn fit(cell: &str, width: usize, more: usize) -> String {
+    let line = |line: &str| {
+        if length(line) <= width {
+            return line.to_owned();
+        }
+        let indent = line.len() - line.trim_start().len();
+        let wrapped = wrap(line, width.saturating_sub(indent + more));
+        format!("{}{}", " ".repeat(indent), hang(&wrapped, indent + more))
+    };
+    types::printable(cell).lines().map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// Breaks at spaces, and a word that is longer than a line inside of it.
+pub(crate) fn wrap(text: &str, width: usize) -> String {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if length(line) + 1 + length(word) <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.extend(broken(word, width.max(1))),
+        }
+    }
+    lines.join("\n")
+}
+
+/// A list, one item on each line, or a dash.
+pub(crate) fn list<T: ToString>(items: &[T]) -> String {
+    if items.is_empty() {
+        return "-".to_owned();
+    }
+    items.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+}
+
+/// Every line but the first begins with so many spaces.
+pub(crate) fn hang(text: &str, indent: usize) -> String {
+    text.replace('\n', &format!("\n{}", " ".repeat(indent)))
+}
+
+fn length(text: &str) -> usize {
+    text.chars().count()
+}
+
+/// The parts between which a word may be broken. Addresses and prefixes have one part only.
+fn parts(word: &str) -> Vec<&str> {
+    let (mut parts, mut start) = (Vec::new(), 0);
+    for (at, sign) in word.char_indices().filter(|(_, sign)| ['-', '/', '.', ',', '_'].contains(sign)) {
+        let end = at + sign.len_utf8();
+        if word[end..].starts_with(char::is_alphabetic) {
+            parts.push(&word[start..end]);
+            start = end;
+        }
+    }
+    parts.push(&word[start..]);
+    parts
+}
+
+/// The longest part that should stay whole.
+fn longest_part(line: &str) -> usize {
+    let lengths = line.split_whitespace().flat_map(parts).map(length);
+    lengths.filter(|length| *length <= LONGEST_ADDRESS).max().unwrap_or(0)
+}
+
+/// A word in lines of so many columns.
+fn broken(word: &str, width: usize) -> Vec<String> {
+    if length(word) <= width {
+        return vec![word.to_owned()];
+    }
+    let (mut lines, mut line) = (Vec::new(), String::new());
+    for part in parts(word) {
+        if !line.is_empty() && length(&line) + length(part) > width {
+            lines.push(std::mem::take(&mut line));
+        }
+        for sign in part.chars() {
+            if length(&line) == width {
+                lines.push(std::mem::take(&mut line));
+            }
+            line.push(sign);
+        }
+    }
+    lines.push(line);
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_break_at_spaces_and_long_words_inside() {
+        assert_eq!(wrap("one two three", 7), "one two\nthree");
+        assert_eq!(wrap("a /very/long/path b", 10), "a\n/very/\nlong/path\nb");
+        assert_eq!(wrap(&"x".repeat(7), 3), "xxx\nxxx\nx");
+        assert_eq!(hang("a\nb", 2), "a\n  b");
+    }
+
+    #[test]
+    fn addresses_and_prefixes_are_one_part() {
+        for whole in ["10.42.0.0/16", "fd42::100:0:0:0/72", "192.0.2.1", "0123456789ab"] {
+            assert_eq!(parts(whole), [whole]);
+        }
+        assert_eq!(parts("shop/web-1"), ["shop/", "web-1"]);
+        assert_eq!(parts("n1.example.org"), ["n1.", "example.", "org"]);
+    }
+
+    fn widest(text: &str) -> usize {
+        text.lines().map(length).max().unwrap_or(0)
+    }
+
+    #[test]
+    fn tables_fit_and_addresses_stay_whole_while_that_is_possible() {
+        let address = "fd42:1234:5678:9abc::1234";
+        let name = "a-namespace-of-some-length/a-pod-of-a-deployment-5f7c9d-abcde";
+        let row = vec![name.to_owned(), address.to_owned(), "ready".to_owned()];
+        let shown = table(&["POD", "ADDRESSES", "PHASE"], vec![row]);
+        assert!(widest(&shown) <= WIDTH && shown.contains(address), "{shown}");
+        assert!(shown.lines().skip(2).all(|line| line.starts_with("  ")), "{shown}");
+        let row: Vec<String> = (0..4).map(|digit| digit.to_string().repeat(64)).collect();
+        let shown = table(&["A", "B", "C", "D"], vec![row]);
+        assert!(widest(&shown) <= WIDTH && shown.matches('3').count() == 64, "{shown}");
+        let shown = facts([("name", "x".repeat(200))]);
+        assert!(widest(&shown) == WIDTH && shown.matches('x').count() == 200, "{shown}");
+    }
+
+    #[test]
+    fn a_table_that_fits_is_not_changed() {
+        let row = || vec!["a  b".to_owned(), "c\n  d".to_owned()];
+        assert_eq!(table(&["X", "Y"], vec![row()]), unlimited(&["X", "Y"], vec![row()]));
+    }
+
+    #[test]
+    fn facts_of_several_lines_stay_in_their_column() {
+        assert_eq!(facts([("a", "1\n2".to_owned()), ("long", "3".to_owned())]), "a     1\n      2\nlong  3");
+    }
+}
