@@ -122,6 +122,8 @@ pub fn run(config: Config) -> Result<(), AppError> {
             hears.ring();
         }
     }));
+    let waker = bell.clone();
+    work.notify_failures(Box::new(move || waker.request_failed()));
     let (board_, metrics_, work_) = (Arc::clone(&board), Arc::clone(&metrics), Arc::clone(&work));
     let service = Arc::new(Service {
         board: board_,

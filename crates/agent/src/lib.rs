@@ -43,3 +43,4 @@ pub use cluster::measured;
 pub use cluster::{Forgotten, forget};
 pub use lock::agents_here;
 pub use preflight::{Refusal, check};
+pub use share::gateway as block_gateway;

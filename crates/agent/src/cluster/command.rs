@@ -78,8 +78,7 @@ impl Ask {
                 let looked = look(&registry).await;
                 match &looked {
                     Ok(_) => contact.answered(),
-                    Err(error) if error.is_transient() => contact.unanswered(error.to_string()),
-                    Err(_) => contact.answered(),
+                    Err(error) => contact.question_failed(error),
                 }
                 drop(done.send(looked.map_err(|error| error.to_string())));
             }
@@ -87,7 +86,7 @@ impl Ask {
                 let removed = if name == own {
                     Err(format!("{name} is this node: stop its agent, then remove it from another node"))
                 } else {
-                    remove(&registry, &name, force).await
+                    remove(&registry, &name, (force, contact)).await
                 };
                 drop(done.send(removed));
             }
@@ -121,9 +120,16 @@ pub(super) fn alive_at(layout: &Layout, key: &str, value: &[u8]) -> Option<(Node
 
 /// Takes a node and its claims out of the store, also claims that no record names. While its agent is alive only by force,
 /// and it will come back.
-async fn remove(registry: &Registry, name: &NodeName, force: bool) -> Result<Vec<IpNet>, String> {
+async fn remove(
+    registry: &Registry,
+    name: &NodeName,
+    (force, contact): (bool, &Contact),
+) -> Result<Vec<IpNet>, String> {
     let Registry { store, layout } = registry;
-    let told = |error: store::Error| error.to_string();
+    let told = |error: store::Error| {
+        contact.question_failed(&error);
+        error.to_string()
+    };
     let (node, alive) = (layout.node(name), layout.alive(name));
     let mut freed = Vec::new();
     for _ in 0..TRIES {

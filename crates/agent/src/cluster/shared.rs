@@ -64,6 +64,8 @@ struct State {
     peers_blocks: Vec<IpNet>,
     /// Nodes that are known here, and that a store which lost its data does not know.
     awaited: Vec<NodeName>,
+    /// Of this node.
+    lost_addresses: Vec<IpAddr>,
     /// Why there is no other block, where one is needed.
     cramped: Option<(Finding, Arc<Wish>)>,
 }
@@ -344,8 +346,25 @@ impl Shared {
         let why = self.contact.silence()?;
         Some(match self.config.store {
             Store::Embedded => Finding::new(Code::StoreFailed, "store", why),
-            Store::Etcd(_) => Finding::new(Code::StoreUnreachable, "etcd", why),
+            Store::Etcd(_) => {
+                let found = Finding::new(Code::StoreUnreachable, "etcd", why);
+                // etcd need not be the cause.
+                match self.lock().lost_addresses.first() {
+                    Some(lost) => Finding {
+                        message: format!("{}; this node lost its address {lost}", found.message),
+                        ..found.fix("ip address show")
+                    },
+                    None => found,
+                }
+            }
         })
+    }
+
+    pub(super) fn set_lost_addresses(&self, lost: &[IpAddr]) {
+        if self.lock().lost_addresses != lost {
+            self.lock().lost_addresses = lost.to_vec();
+            self.tell();
+        }
     }
 
     pub(super) fn tell(&self) {

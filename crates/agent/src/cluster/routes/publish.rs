@@ -24,11 +24,12 @@ impl Routes {
             link.name == config.network.bridge.as_str()
                 || link.alias.as_deref().is_some_and(|a| a.starts_with("podwire"))
         };
-        let position = underlay::find(&config, &around, is_ours, &self.known.position.addresses());
+        let position = underlay::find(&config, &around, is_ours, &self.known.position.known_addresses());
         let sources = self.shared.gateways();
         let sources: Vec<IpAddr> =
             sources.into_iter().filter(|ip| around.addresses.iter().any(|a| a.addr.addr() == *ip)).collect();
         self.publish(position.addresses());
+        self.shared.set_lost_addresses(&position.lost);
         self.shared.set_mtu(pod_mtu(&position, &config));
         self.known.position = position;
         self.set_facts(sources);
