@@ -124,6 +124,10 @@ pub fn run(config: Config) -> Result<(), AppError> {
     }));
     let waker = bell.clone();
     work.notify_failures(Box::new(move || waker.request_failed()));
+    let (reporting, run_dir, network) =
+        (Arc::clone(&board), config.run_dir.clone(), config.network.name.clone());
+    let shares_ = Arc::clone(&shares);
+    work.count_addresses(Box::new(move || shares_.report_addresses(&reporting, &run_dir, &network)));
     let (board_, metrics_, work_) = (Arc::clone(&board), Arc::clone(&metrics), Arc::clone(&work));
     let service = Arc::new(Service {
         board: board_,
@@ -132,6 +136,7 @@ pub fn run(config: Config) -> Result<(), AppError> {
         queue,
         facts: facts(&config),
         shares: Arc::clone(&shares),
+        bell: bell.clone(),
         cluster: cluster.clone(),
         cni_config: rendering(installer.clone()),
     });

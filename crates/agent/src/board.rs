@@ -1,12 +1,13 @@
 //! What the agent knows about itself, written by those who do the work and read by those who are asked.
 
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use api::{Condition, InactivePort, InstalledFile, Readiness, ReconcileStatus, Repair, Timestamp};
 use tracing::{error, info, warn};
 use types::{Code, Finding, Severity};
 
+use crate::clock::Now;
 use crate::conditions::{Change, Conditions, Source};
 
 /// How many repairs are remembered for people; metrics count all of them.
@@ -17,19 +18,29 @@ const LONG_ROUND: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(crate) struct Board {
     inner: Mutex<Inner>,
-    /// Seconds since 1970.
-    pub(crate) started: u64,
+    started: Instant,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
     keeping: Keeping,
-    reconcile: ReconcileStatus,
+    reconcile: Reconciled,
     installed: Vec<InstalledFile>,
     inactive_ports: Vec<InactivePort>,
     conditions: Conditions,
     /// Final, whatever rounds that are still under way find.
     is_stopping: bool,
+}
+
+/// Rounds and repairs so far.
+#[derive(Debug, Default)]
+struct Reconciled {
+    last_round: Option<Instant>,
+    duration_ms: u64,
+    rounds: u64,
+    repairs: u64,
+    /// The latest repairs, oldest first.
+    recent: Vec<(Instant, String)>,
 }
 
 /// What the keeper does.
@@ -50,7 +61,7 @@ enum Keeping {
 impl Board {
     /// Not ready: the agent is starting.
     pub(crate) fn new() -> Self {
-        let board = Self { inner: Mutex::default(), started: unix_time() };
+        let board = Self { inner: Mutex::default(), started: Instant::now() };
         board.set(Source::Lifecycle, vec![lifecycle(Code::AgentStarting, "the agent is starting")]);
         board
     }
@@ -65,7 +76,7 @@ impl Board {
         // With one lock: the end of a first round in between would make the agent ready for good.
         let mut inner = self.lock();
         inner.is_stopping = true;
-        inner.conditions.set(Source::Lifecycle, found, Timestamp(unix_time()));
+        inner.conditions.set(Source::Lifecycle, found, Instant::now());
     }
 
     /// Replaces the findings of a source. What began and what ended is logged.
@@ -75,7 +86,7 @@ impl Board {
             if source == Source::Lifecycle && inner.is_stopping {
                 return;
             }
-            inner.conditions.set(source, findings, Timestamp(unix_time()))
+            inner.conditions.set(source, findings, Instant::now())
         };
         // The agent logs its start and its end.
         if source != Source::Lifecycle {
@@ -84,7 +95,32 @@ impl Board {
     }
 
     pub(crate) fn conditions(&self) -> Vec<Condition> {
-        self.lock().conditions.all()
+        self.lock().conditions.all(&Now::read())
+    }
+
+    /// The conditions with what these sources would report now, and whether that differs from what they reported. Changes
+    /// nothing: a client that asks is no reason for a condition to begin or to end.
+    pub(crate) fn conditions_with(&self, fresh: Vec<(Source, Vec<Finding>)>) -> (Vec<Condition>, bool) {
+        let mut conditions = self.lock().conditions.clone();
+        let now = Now::read();
+        let mut differs = false;
+        for (source, findings) in fresh {
+            differs |= conditions.set(source, findings, now.instant) != Change::default();
+        }
+        (conditions.all(&now), differs)
+    }
+
+    pub(crate) fn has(&self, code: Code) -> bool {
+        self.lock().conditions.has(code)
+    }
+
+    /// When the agent started, by the clock of now.
+    pub(crate) fn started(&self) -> Timestamp {
+        Now::read().wall_time(self.started)
+    }
+
+    pub(crate) fn uptime(&self) -> Duration {
+        self.started.elapsed()
     }
 
     pub(crate) fn readiness(&self) -> Readiness {
@@ -112,14 +148,14 @@ impl Board {
     }
 
     pub(crate) fn reconcile(&self) -> ReconcileStatus {
-        self.lock().reconcile.clone()
+        self.lock().reconcile.shown(&Now::read())
     }
 
     /// Another round ended, with these repairs.
     pub(crate) fn reconciled(&self, duration_ms: u64, repairs: &[String]) {
         {
             let status = &mut self.lock().reconcile;
-            status.last_round_at = Some(Timestamp(unix_time()));
+            status.last_round = Some(Instant::now());
             status.duration_ms = duration_ms;
             status.rounds += 1;
         }
@@ -128,12 +164,12 @@ impl Board {
 
     /// So many objects were repaired. One sentence may be about several of them.
     pub(crate) fn repaired(&self, count: u64, repairs: &[String]) {
-        let at = Timestamp(unix_time());
+        let now = Instant::now();
         let status = &mut self.lock().reconcile;
         status.repairs += count;
-        status.recent_repairs.extend(repairs.iter().map(|what| Repair { at, message: what.clone() }));
-        let surplus = status.recent_repairs.len().saturating_sub(RECENT);
-        status.recent_repairs.drain(..surplus);
+        status.recent.extend(repairs.iter().map(|what| (now, what.clone())));
+        let surplus = status.recent.len().saturating_sub(RECENT);
+        status.recent.drain(..surplus);
     }
 
     pub(crate) fn installed(&self) -> Vec<InstalledFile> {
@@ -154,6 +190,20 @@ impl Board {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Reconciled {
+    fn shown(&self, now: &Now) -> ReconcileStatus {
+        let repair =
+            |(at, what): &(Instant, String)| Repair { at: now.wall_time(*at), message: what.clone() };
+        ReconcileStatus {
+            last_round_at: self.last_round.map(|last| now.wall_time(last)),
+            duration_ms: self.duration_ms,
+            rounds: self.rounds,
+            repairs: self.repairs,
+            recent_repairs: self.recent.iter().map(repair).collect(),
+        }
     }
 }
 
@@ -210,10 +260,6 @@ fn log_findings(findings: &[Finding], what: &'static str) {
 
 fn unlogged(all: usize) -> Option<usize> {
     all.checked_sub(LOGGED).filter(|more| *more > 0)
-}
-
-pub(crate) fn unix_time() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
 }
 
 #[cfg(test)]
@@ -293,11 +339,37 @@ mod tests {
         assert_eq!(is_stuck(59), None);
         assert!(is_stuck(61).unwrap().contains("has run for more than 60 s"));
         board.check_reconcile(Instant::now() + Duration::from_secs(61));
-        assert!(board.lock().conditions.all().iter().any(|one| one.code == Code::ReconcileStuck));
+        assert!(board.conditions().iter().any(|one| one.code == Code::ReconcileStuck));
         let is_reported = || board.conditions().iter().any(|one| one.code == Code::ReconcileStuck);
         assert!(is_reported(), "nothing but a check and the end of a round changes it");
         board.round_begins();
         board.round_ends(Duration::from_secs(10));
         assert!(!is_reported(), "it goes on");
+    }
+
+    #[test]
+    fn a1_repairs_and_rounds_keep_their_age_when_the_clock_is_set() {
+        let (board, started) = (Board::new(), Instant::now());
+        board.reconciled(3, &["route restored".to_owned()]);
+        let wall = std::time::UNIX_EPOCH + Duration::from_secs(1_800_000_060);
+        let now = Now { instant: started + Duration::from_secs(60), wall };
+        let shown = board.lock().reconcile.shown(&now);
+        for time in [shown.last_round_at.unwrap(), shown.recent_repairs[0].at] {
+            assert!((1_800_000_000..1_800_000_050).contains(&time.0), "{time}");
+        }
+    }
+
+    #[test]
+    fn a4_what_a_client_asks_for_changes_no_condition() {
+        let board = Board::new();
+        board.set_started();
+        let full = Finding::new(Code::RunDirFull, "directory /run/podwire", "no space");
+        let text = logged(Format::Text, || {
+            let (shown, differs) = board.conditions_with(vec![(Source::Space, vec![full.clone()])]);
+            assert!(differs && shown.len() == 1 && shown[0].code == Code::RunDirFull);
+        });
+        assert!(board.readiness().ready && board.conditions().is_empty() && text.is_empty(), "{text}");
+        board.set(Source::Space, vec![full.clone()]);
+        assert!(!board.conditions_with(vec![(Source::Space, vec![full])]).1);
     }
 }

@@ -1,9 +1,12 @@
 //! The conditions of the node: what each source reports, and since when.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
 
-use api::{Condition, Timestamp};
+use api::Condition;
 use types::{Code, Finding, Severity};
+
+use crate::clock::Now;
 
 /// Which part of the agent reports findings. Each one replaces only its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -38,12 +41,18 @@ pub(crate) enum Source {
     Addresses,
     Cluster,
     Routes,
+    /// Rules of the firewall that could not be made, and what could not be checked.
+    Rules,
+    /// Events of the kernel that the agent does not receive.
+    Monitors,
+    /// Lock files that were removed and cannot be made again.
+    Locks,
 }
 
 /// Code and object: a condition lasts as long as a source reports them.
 type Identity = (Code, String);
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Conditions {
     found: BTreeMap<Source, Vec<Finding>>,
     lasting: BTreeMap<Identity, Lasting>,
@@ -51,7 +60,7 @@ pub(crate) struct Conditions {
 
 #[derive(Debug, Clone, Copy)]
 struct Lasting {
-    since: Timestamp,
+    since: Instant,
     severity: Severity,
 }
 
@@ -67,7 +76,7 @@ pub(crate) struct Change {
 
 impl Conditions {
     /// Replaces the findings of a source.
-    pub(crate) fn set(&mut self, source: Source, findings: Vec<Finding>, now: Timestamp) -> Change {
+    pub(crate) fn set(&mut self, source: Source, findings: Vec<Finding>, now: Instant) -> Change {
         let findings = combined(findings);
         if self.found.get(&source).map_or(&[][..], Vec::as_slice) == findings {
             return Change::default();
@@ -93,9 +102,15 @@ impl Conditions {
     }
 
     /// Those that keep the node from being ready come first, each by importance.
-    pub(crate) fn all(&self) -> Vec<Condition> {
-        let since = |finding: &Finding| self.lasting.get(&identity(finding)).map(|lasting| lasting.since);
+    pub(crate) fn all(&self, now: &Now) -> Vec<Condition> {
+        let since = |finding: &Finding| {
+            self.lasting.get(&identity(finding)).map(|lasting| now.wall_time(lasting.since))
+        };
         self.merged().into_iter().map(|finding| Condition::new(finding.clone(), since(finding))).collect()
+    }
+
+    pub(crate) fn has(&self, code: Code) -> bool {
+        self.lasting.range((code, String::new())..).next().is_some_and(|((first, _), _)| *first == code)
     }
 
     /// Of several sources that report the same condition, the most severe one counts, then the first.
@@ -143,7 +158,28 @@ fn identity(finding: &Finding) -> Identity {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+    use api::Timestamp;
+
     use super::*;
+
+    /// A clock on which the agent has run for some seconds, and was started in the second 1000.
+    struct Clock(Instant);
+
+    impl Clock {
+        fn at(&self, seconds: u64) -> Instant {
+            self.0 + Duration::from_secs(seconds)
+        }
+
+        fn now(&self) -> Now {
+            Now { instant: self.at(100), wall: UNIX_EPOCH + Duration::from_secs(1100) }
+        }
+    }
+
+    fn clock() -> Clock {
+        Clock(Instant::now())
+    }
 
     fn stuck(message: &str) -> Finding {
         Finding::new(Code::RepairFailed, "link pw1", message)
@@ -155,49 +191,73 @@ mod tests {
 
     #[test]
     fn a1_since_stays_while_a_condition_lasts_and_its_message_may_change() {
-        let mut all = Conditions::default();
-        let change = all.set(Source::Reconcile, vec![stuck("EBUSY")], Timestamp(10));
+        let (mut all, clock) = (Conditions::default(), clock());
+        let change = all.set(Source::Reconcile, vec![stuck("EBUSY")], clock.at(10));
         assert_eq!(change, Change { began: vec![stuck("EBUSY")], ..Change::default() });
-        assert_eq!(all.set(Source::Reconcile, vec![stuck("EIO")], Timestamp(20)), Change::default());
-        assert_eq!(all.all(), [Condition::new(stuck("EIO"), Timestamp(10))]);
+        assert_eq!(all.set(Source::Reconcile, vec![stuck("EIO")], clock.at(20)), Change::default());
+        assert_eq!(all.all(&clock.now()), [Condition::new(stuck("EIO"), Timestamp(1010))]);
         let ended = (Code::RepairFailed, "link pw1".to_owned());
-        assert_eq!(all.set(Source::Reconcile, vec![], Timestamp(30)).ended, [ended]);
-        all.set(Source::Reconcile, vec![stuck("EIO"), stuck("EBUSY"), stuck("EIO")], Timestamp(35));
-        assert_eq!(all.all(), [Condition::new(stuck("EIO; EBUSY"), Timestamp(35))]);
-        all.set(Source::Reconcile, vec![], Timestamp(36));
-        all.set(Source::Reconcile, vec![stuck("EIO")], Timestamp(40));
-        assert_eq!(all.all()[0].since, Some(Timestamp(40)), "it began anew");
+        assert_eq!(all.set(Source::Reconcile, vec![], clock.at(30)).ended, [ended]);
+        all.set(Source::Reconcile, vec![stuck("EIO"), stuck("EBUSY"), stuck("EIO")], clock.at(35));
+        assert_eq!(all.all(&clock.now()), [Condition::new(stuck("EIO; EBUSY"), Timestamp(1035))]);
+        all.set(Source::Reconcile, vec![], clock.at(36));
+        all.set(Source::Reconcile, vec![stuck("EIO")], clock.at(40));
+        assert_eq!(all.all(&clock.now())[0].since, Some(Timestamp(1040)), "it began anew");
     }
 
     #[test]
     fn a1_two_sources_of_one_condition_do_not_duplicate_it() {
-        let mut all = Conditions::default();
-        all.set(Source::Elements, vec![missing().degraded()], Timestamp(1));
-        let change = all.set(Source::Reconcile, vec![missing(), missing()], Timestamp(2));
+        let (mut all, clock) = (Conditions::default(), clock());
+        all.set(Source::Elements, vec![missing().degraded()], clock.at(1));
+        let change = all.set(Source::Reconcile, vec![missing(), missing()], clock.at(2));
         assert_eq!(change, Change { worsened: vec![missing()], ..Change::default() });
-        assert_eq!(all.all(), [Condition::new(missing(), Timestamp(1))], "the most severe one counts");
+        assert_eq!(
+            all.all(&clock.now()),
+            [Condition::new(missing(), Timestamp(1001))],
+            "the most severe one counts"
+        );
         let eased = vec![missing().degraded()];
-        let change = all.set(Source::Reconcile, vec![], Timestamp(3));
+        let change = all.set(Source::Reconcile, vec![], clock.at(3));
         assert_eq!(change, Change { eased, ..Change::default() }, "it lasts");
-        assert_eq!(all.all().len(), 1);
-        assert_eq!(all.set(Source::Elements, vec![], Timestamp(4)).ended.len(), 1);
+        assert_eq!(all.all(&clock.now()).len(), 1);
+        assert_eq!(all.set(Source::Elements, vec![], clock.at(4)).ended.len(), 1);
     }
 
     #[test]
     fn a1_what_keeps_a_node_from_being_ready_comes_first() {
-        let mut all = Conditions::default();
+        let (mut all, clock) = (Conditions::default(), clock());
         let starting = Finding::new(Code::AgentStarting, "agent", "starting");
-        all.set(Source::Lifecycle, vec![starting], Timestamp(1));
-        all.set(Source::Routes, vec![stuck("x")], Timestamp(1));
-        all.set(Source::Reconcile, vec![missing()], Timestamp(1));
-        let codes: Vec<String> = all.all().iter().map(|condition| condition.code.to_string()).collect();
+        all.set(Source::Lifecycle, vec![starting], clock.at(1));
+        all.set(Source::Routes, vec![stuck("x")], clock.at(1));
+        all.set(Source::Reconcile, vec![missing()], clock.at(1));
+        let codes: Vec<String> =
+            all.all(&clock.now()).iter().map(|condition| condition.code.to_string()).collect();
         assert_eq!(codes, ["NftMissing", "AgentStarting", "RepairFailed"]);
     }
 
     #[test]
     fn a1_a_message_that_is_part_of_another_is_kept() {
-        let mut all = Conditions::default();
-        all.set(Source::Reconcile, vec![stuck("pod a-1: EIO"), stuck("EIO"), stuck("EIO")], Timestamp(1));
-        assert_eq!(all.all(), [Condition::new(stuck("pod a-1: EIO; EIO"), Timestamp(1))]);
+        let (mut all, clock) = (Conditions::default(), clock());
+        all.set(Source::Reconcile, vec![stuck("pod a-1: EIO"), stuck("EIO"), stuck("EIO")], clock.at(1));
+        assert_eq!(all.all(&clock.now()), [Condition::new(stuck("pod a-1: EIO; EIO"), Timestamp(1001))]);
+    }
+
+    #[test]
+    fn a1_a_clock_that_is_set_after_the_boot_does_not_change_how_long_a_condition_lasts() {
+        let (mut all, started) = (Conditions::default(), Instant::now());
+        // The clock showed 1970 then.
+        all.set(Source::Reconcile, vec![stuck("EIO")], started);
+        let wall = UNIX_EPOCH + Duration::from_secs(1_800_000_060);
+        let now = Now { instant: started + Duration::from_secs(60), wall };
+        assert_eq!(all.all(&now)[0].since, Some(Timestamp(1_800_000_000)));
+        let before_1970 = Now { instant: started + Duration::from_secs(60), wall: SystemTime::UNIX_EPOCH };
+        assert_eq!(all.all(&before_1970)[0].since, Some(Timestamp(0)));
+    }
+
+    #[test]
+    fn a_code_is_found_whatever_its_object() {
+        let (mut all, clock) = (Conditions::default(), clock());
+        all.set(Source::Reconcile, vec![stuck("EIO")], clock.at(1));
+        assert!(all.has(Code::RepairFailed) && !all.has(Code::ReconcileStuck) && !all.has(Code::BridgeDown));
     }
 }

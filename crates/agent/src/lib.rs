@@ -18,6 +18,7 @@ pub mod runtimes;
 mod app;
 mod attachments;
 mod board;
+mod clock;
 mod cluster;
 mod conditions;
 mod contiv;

@@ -74,6 +74,10 @@ impl NetworkLock {
         Self::take(Path::new(NETWORKS), network, run_dir)
     }
 
+    pub(crate) fn path(&self) -> &Path {
+        &self.file.path
+    }
+
     /// The file was removed: another agent could take the network.
     pub(crate) fn is_lost(&self) -> bool {
         self.file.is_lost()
@@ -159,6 +163,10 @@ impl Lock {
     /// The agent that works in this directory, if there is one. Makes nothing; only for messages.
     fn holder(run_dir: &Path) -> Option<String> {
         holder(&run_dir.join(FILE))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.file.path
     }
 
     /// The file or its directory was removed: another agent could start beside this one.

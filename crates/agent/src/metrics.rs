@@ -3,6 +3,7 @@
 use std::fmt;
 use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use api::{BlockUse, Condition, Counts};
@@ -82,7 +83,8 @@ pub(crate) struct Seen {
     pub(crate) conditions: Vec<Condition>,
     pub(crate) waiting: usize,
     pub(crate) blocks: Vec<BlockUse>,
-    pub(crate) attachments: Counts,
+    /// None: the records cannot be read.
+    pub(crate) attachments: Option<Counts>,
     /// Seconds since 1970.
     pub(crate) started: u64,
     pub(crate) is_store_reachable: bool,
@@ -104,6 +106,8 @@ pub(crate) struct Metrics {
     conditions: Family<Coded, Gauge>,
     cluster: Cluster,
     process: Process,
+    /// Held while a page is made: families are cleared and filled for each.
+    rendering: Mutex<()>,
 }
 
 struct Cluster {
@@ -183,6 +187,7 @@ impl Metrics {
             ),
             cluster: Cluster::new(&mut all),
             process: Process::new(&mut all),
+            rendering: Mutex::default(),
             registry: Registry::default(),
         };
         Self { registry: all.0, ..metrics }
@@ -217,6 +222,7 @@ impl Metrics {
     }
 
     pub(crate) fn render(&self, seen: &Seen) -> Result<String, fmt::Error> {
+        let _rendering = self.rendering.lock().unwrap_or_else(PoisonError::into_inner);
         self.ready.set(i64::from(!seen.conditions.iter().any(Condition::keeps_from_ready)));
         for &code in Code::ALL.iter().filter(|code| code.is_observed_by_agent()) {
             for severity in [Severity::NotReady, Severity::Degraded] {
@@ -229,24 +235,39 @@ impl Metrics {
         self.waiting.set(count(seen.waiting as u64));
         self.cluster.reachable.set(i64::from(seen.is_store_reachable));
         self.cluster.watch_age.set(seen.watch_age.as_secs_f64());
-        for (phase, number) in [
-            ("ready", seen.attachments.ready),
-            ("pending", seen.attachments.pending),
-            ("unreadable", seen.attachments.unreadable),
-        ] {
-            self.attachments.get_or_create(&Phase { phase }).set(count(number));
-        }
-        for block in &seen.blocks {
-            for (state, number) in [("used", block.used), ("free", block.free)] {
-                self.addresses
-                    .get_or_create(&Block { block: block.block.to_string(), state })
-                    .set(count(number));
-            }
-        }
+        self.set_attachments(seen.attachments);
+        self.set_addresses(&seen.blocks);
         self.process.look(seen.started);
         let mut page = String::new();
         text::encode(&mut page, &self.registry)?;
         Ok(page)
+    }
+}
+
+impl Metrics {
+    /// Numbers that are not known are not exported.
+    fn set_attachments(&self, counts: Option<Counts>) {
+        self.attachments.clear();
+        let Some(attachments) = counts else { return };
+        for (phase, number) in [
+            ("ready", attachments.ready),
+            ("pending", attachments.pending),
+            ("unreadable", attachments.unreadable),
+        ] {
+            self.attachments.get_or_create(&Phase { phase }).set(count(number));
+        }
+    }
+
+    /// The same for addresses. Blocks that the node no longer has are not exported either.
+    fn set_addresses(&self, blocks: &[BlockUse]) {
+        self.addresses.clear();
+        for block in blocks {
+            for (state, number) in [("used", block.used), ("free", block.free)] {
+                let Some(number) = number else { continue };
+                let labels = Block { block: block.block.to_string(), state };
+                self.addresses.get_or_create(&labels).set(count(number));
+            }
+        }
     }
 }
 
@@ -315,7 +336,7 @@ mod tests {
         metrics.reconciled(Duration::from_millis(3));
         metrics.repaired("route", 2);
         metrics.drained_tombstone();
-        let blocks = vec![BlockUse { block: "10.9.0.0/24".parse().unwrap(), used: 4, free: 249 }];
+        let blocks = vec![BlockUse { block: "10.9.0.0/24".parse().unwrap(), used: Some(4), free: Some(249) }];
         let attachments = Counts { ready: 4, pending: 1, unreadable: 0 };
         let found = ["n2", "n3"].map(|node| {
             let finding = types::Finding::new(Code::PeerConflict, format_args!("node {node}"), "");
@@ -326,7 +347,7 @@ mod tests {
             conditions: found.to_vec(),
             waiting: 3,
             blocks,
-            attachments,
+            attachments: Some(attachments),
             started: 1_700_000_000,
             is_store_reachable: true,
             watch_age: Duration::from_millis(1500),
@@ -370,5 +391,26 @@ mod tests {
             let value = page.lines().find_map(|l| l.strip_prefix(&format!("{name} "))).unwrap();
             assert!(value.parse::<f64>().unwrap() > 0.0, "{name} {value}");
         }
+    }
+
+    #[test]
+    fn a3_usage_that_is_unknown_and_blocks_that_are_lost_are_not_exported() {
+        let metrics = Metrics::new();
+        let page = |cidrs: &[&str], number: Option<u64>| {
+            let block = |cidr: &&str| BlockUse { block: cidr.parse().unwrap(), used: number, free: number };
+            let (blocks, attachments) =
+                (cidrs.iter().map(block).collect(), number.map(|_| Counts::default()));
+            metrics.render(&Seen { blocks, attachments, ..Seen::default() }).unwrap()
+        };
+        let both = page(&["10.9.0.0/24", "fd00:9::/64"], Some(4));
+        assert!(both.contains("10.9.0.0/24") && both.contains("fd00:9::/64"), "{both}");
+        let one = page(&["fd00:9::/64"], Some(4));
+        assert!(!one.contains("10.9.0.0/24") && one.contains("fd00:9::/64"), "{one}");
+        assert!(one.contains("podwire_attachments{"), "{one}");
+        let unknown = page(&["10.9.0.0/24", "fd00:9::/64"], None);
+        assert!(
+            !unknown.contains("podwire_addresses{") && !unknown.contains("podwire_attachments{"),
+            "{unknown}"
+        );
     }
 }

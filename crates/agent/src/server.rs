@@ -38,6 +38,7 @@ use types::{Code, Finding};
 use crate::board::Board;
 use crate::cluster::Cluster;
 use crate::conditions::Source;
+use crate::keeper::Bell;
 use crate::metrics::Metrics;
 use crate::queue::{Leftover, Queue};
 use crate::share::Shares;
@@ -67,6 +68,8 @@ pub(crate) struct Service {
     pub(crate) facts: Facts,
     /// This node's part of the network.
     pub(crate) shares: Arc<Shares>,
+    /// Asks for a reconcile round.
+    pub(crate) bell: Bell,
     /// None: its store cannot be used.
     pub(crate) cluster: Option<Cluster>,
     /// The CNI config for runtimes, or why there is none.

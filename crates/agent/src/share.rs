@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use engine::state::{State, StateError};
 use ipam::{Range, RangeSet, RangeSpec};
@@ -72,11 +72,7 @@ impl Share {
     }
 
     /// The condition of a node that has no address left in a family.
-    pub(crate) fn exhausted(
-        &self,
-        run_dir: &Path,
-        name: &NetworkName,
-    ) -> Result<Option<Finding>, StateError> {
+    fn exhausted(&self, run_dir: &Path, name: &NetworkName) -> Result<Option<Finding>, StateError> {
         let state = State::open_existing(run_dir)?;
         let Some(network) = state.and_then(|state| state.existing_network(name)) else { return Ok(None) };
         let claimed = network.claimed()?;
@@ -88,14 +84,6 @@ impl Share {
             let message = format!("all {} addresses of {} are in use", room.capacity, joined(&room.blocks));
             Finding::new(Code::AddressesExhausted, format_args!("network {name}"), message)
         }))
-    }
-
-    /// Reports whether the node has addresses left, and records that cannot be read for that.
-    pub(crate) fn report_addresses(&self, board: &Board, run_dir: &Path, name: &NetworkName) {
-        let exhausted = self.exhausted(run_dir, name);
-        let unreadable = exhausted.as_ref().err().map(|error| records_unreadable(run_dir, error));
-        board.set(Source::Records, unreadable.into_iter().collect());
-        board.set(Source::Addresses, exhausted.ok().flatten().into_iter().collect());
     }
 
     /// Does a pod have an address of it? What cannot be read may be one.
@@ -157,6 +145,8 @@ pub(crate) struct Shares {
     tunnels: RwLock<Vec<TunnelSize>>,
     /// What pods may send without the firewall having to know.
     room: AtomicU32,
+    /// Held while addresses are counted and reported, so that no earlier count replaces a later one.
+    reporting: Mutex<()>,
 }
 
 /// A tunnel device that leads to other nodes, and how much fits through it.
@@ -169,11 +159,36 @@ pub(crate) struct TunnelSize {
 impl Shares {
     pub(crate) fn none(reason: impl Into<String>) -> Self {
         let (current, tunnels) = (RwLock::new(Err(NoBlock(reason.into()))), RwLock::default());
-        Self { current, tunnels, room: AtomicU32::new(u32::MAX) }
+        Self { current, tunnels, room: AtomicU32::new(u32::MAX), reporting: Mutex::default() }
     }
 
     pub(crate) fn get(&self) -> Result<Arc<Share>, NoBlock> {
         self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Reports whether the node has a block. The lock is held meanwhile: a block that is withdrawn now is reported later.
+    pub(crate) fn report_block(&self, board: &Board, network: &NetworkName) {
+        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+        let missing = current.as_ref().err().map(|none| none.finding(network));
+        board.set(Source::Block, missing.into_iter().collect());
+    }
+
+    /// Whether the node has addresses left, and records that cannot be read for that.
+    pub(crate) fn address_findings(&self, run_dir: &Path, name: &NetworkName) -> Vec<(Source, Vec<Finding>)> {
+        let exhausted = self.get().map_or(Ok(None), |share| share.exhausted(run_dir, name));
+        let unreadable = exhausted.as_ref().err().map(|error| records_unreadable(run_dir, error));
+        let exhausted = exhausted.ok().flatten();
+        vec![
+            (Source::Records, unreadable.into_iter().collect()),
+            (Source::Addresses, exhausted.into_iter().collect()),
+        ]
+    }
+
+    pub(crate) fn report_addresses(&self, board: &Board, run_dir: &Path, name: &NetworkName) {
+        let _reporting = self.reporting.lock().unwrap_or_else(PoisonError::into_inner);
+        for (source, findings) in self.address_findings(run_dir, name) {
+            board.set(source, findings);
+        }
     }
 
     pub(crate) fn set(&self, share: Arc<Share>) {
@@ -219,5 +234,38 @@ impl Shares {
     /// Is it less than before? Somebody may have got more in the meantime.
     pub(crate) fn set_room(&self, mtu: u32) -> bool {
         mtu < self.room.swap(mtu, Ordering::SeqCst)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a1_a_round_that_ends_meanwhile_does_not_hide_that_the_block_was_withdrawn() {
+        let network = Network {
+            name: "podwire".try_into().unwrap(),
+            mode: types::AttachMode::Routed,
+            bridge: "pw0".try_into().unwrap(),
+            subnets: vec!["10.9.0.0/24".parse().unwrap(), "fd00:9::/64".parse().unwrap()],
+            mtu: None,
+            connections_per_pod: None,
+            masquerade: true,
+        };
+        for _ in 0..1000 {
+            let (board, shares) = (Board::new(), Shares::none("not yet"));
+            shares.set(Arc::new(Share::new(&network, network.subnets.clone(), None).unwrap()));
+            let both = std::sync::Barrier::new(2);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    both.wait();
+                    shares.report_block(&board, &network.name);
+                });
+                both.wait();
+                shares.withdraw("another node has it");
+                shares.report_block(&board, &network.name);
+            });
+            assert!(board.has(Code::BlockMissing));
+        }
     }
 }

@@ -240,7 +240,6 @@ impl Drain {
     fn put_aside(&self, stone: &Tombstone, why: &str) -> Result<Option<PathBuf>, TombstoneError> {
         let place = self.stones.put_aside(stone)?;
         if let Some(place) = &place {
-            tracing::warn!("tombstone put aside as {}: {why}", place.display());
             let mut rounds = self.lock();
             rounds.failed.remove(&stone.path);
             rounds.returned.remove(&stone.path);
@@ -251,14 +250,9 @@ impl Drain {
         Ok(place)
     }
 
-    /// Each cause is logged once.
     fn remember(&self, path: &Path, why: &str) -> String {
         let text = format!("tombstone {} cannot be served yet: {why}", path.display());
-        let before =
-            self.lock().failed.insert(path.to_owned(), Failed { at: Instant::now(), why: why.to_owned() });
-        if before.is_none_or(|before| before.why != why) {
-            tracing::warn!("{text}");
-        }
+        self.lock().failed.insert(path.to_owned(), Failed { at: Instant::now(), why: why.to_owned() });
         text
     }
 

@@ -61,6 +61,7 @@ pub(crate) struct Work {
     growth: OnceLock<Growth>,
     on_size: OnceLock<Box<dyn Fn(u32) + Send + Sync>>,
     on_failure: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    on_addresses: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// Why this node has no addresses of its own network to give.
     lacking: RwLock<Option<String>>,
 }
@@ -89,6 +90,7 @@ impl Work {
             growth: OnceLock::new(),
             on_size: OnceLock::new(),
             on_failure: OnceLock::new(),
+            on_addresses: OnceLock::new(),
             lacking: RwLock::default(),
         }
     }
@@ -114,6 +116,23 @@ impl Work {
     pub(crate) fn notify_failures(&self, notify: Box<dyn Fn() + Send + Sync>) {
         // Set once, when the agent starts.
         let _ = self.on_failure.set(notify);
+    }
+
+    /// Reports whether this node has addresses left.
+    pub(crate) fn count_addresses(&self, report: Box<dyn Fn() + Send + Sync>) {
+        // Set once, when the agent starts.
+        let _ = self.on_addresses.set(report);
+    }
+
+    /// A request of the agent's own network ended. To count addresses takes a listing of all of them: it is done only if
+    /// the request's end contradicts the condition.
+    fn check_addresses(&self, outcome: &Result<Done, Error>) {
+        let is_exhausted = matches!(outcome, Err(error) if error.code == Code::AddressesExhausted);
+        if is_exhausted != self.board.has(types::Code::AddressesExhausted)
+            && let Some(report) = self.on_addresses.get()
+        {
+            report();
+        }
     }
 
     /// What requests remember of the kernel.
@@ -239,6 +258,9 @@ impl Task {
     /// `hung_up` asks the client's connection where nobody else looks after it.
     pub(crate) fn run(mut self, hung_up: &(dyn Fn() -> bool + Sync)) -> (Answer, impl FnOnce() + use<>) {
         let outcome = self.serve(hung_up);
+        if is_of_addresses(&self.request, &self.work.network) {
+            self.work.check_addresses(&outcome);
+        }
         let took = self.arrived.elapsed();
         // Others about the same attachment need not wait for the log.
         self.turn = None;
@@ -397,6 +419,15 @@ fn keyed(request: &Request) -> Option<(AttachmentKey, Purpose)> {
         Request::Del(call) => Some((call.key(), Purpose::Del)),
         Request::Check(call) => Some((call.key(), Purpose::Look)),
         Request::Gc(_) | Request::Status(_) | Request::Version(_) => None,
+    }
+}
+
+/// Whether a request takes or frees addresses of this network.
+fn is_of_addresses(request: &Request, network: &NetworkName) -> bool {
+    match request {
+        Request::Add(call) | Request::Del(call) => call.config.name == *network,
+        Request::Gc(call) => call.config.name == *network,
+        Request::Check(_) | Request::Status(_) | Request::Version(_) => false,
     }
 }
 

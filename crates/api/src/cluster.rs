@@ -78,9 +78,9 @@ pub struct BlockView {
     pub node: String,
     /// What does not fit together; null if all does.
     pub message: Option<String>,
-    /// Addresses in use; null for blocks of other nodes.
+    /// Addresses in use; null for blocks of other nodes, and if the records of this node cannot be read.
     pub used: Option<u64>,
-    /// Null for blocks of other nodes.
+    /// Null where `used` is.
     pub free: Option<u64>,
     pub local: bool,
 }
@@ -124,6 +124,16 @@ pub struct RouteView {
     pub state: RouteState,
     /// Why there is no route, or what the kernel has instead; null if all is well.
     pub message: Option<String>,
+}
+
+/// All routes to other nodes' blocks. They follow the agent's copy of the store's contents, whose age is told.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct RoutesView {
+    #[serde(flatten)]
+    pub freshness: Freshness,
+    pub routes: Vec<RouteView>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -27,7 +27,7 @@ pub use attachment::{
 pub use client::{Answer, Client, ClientError};
 pub use cluster::{
     AgentState, BlockView, BlocksView, Freshness, NodeView, NodesView, Removed, RouteState, RouteTransport,
-    RouteView, SubnetView,
+    RouteView, RoutesView, SubnetView,
 };
 pub use condition::{Condition, ConditionCode, Readiness};
 pub use doctor::{DoctorCheck, DoctorReport, Verdict};
@@ -37,7 +37,8 @@ pub use lab::{
 };
 pub use message::{CniAnswer, CniCall, ErrorAnswer, VersionAnswer};
 pub use paths::{
-    ATTACHMENTS, BLOCKS, CNI, CNI_CONFIG, HEALTH, MAX_BODY, METRICS, NODES, READY, ROUTES, STATUS, VERSION,
+    ATTACHMENTS, BLOCKS, CNI, CNI_CONFIG, HEALTH, MAX_BODY, METRICS, NODES, PAGE_NOT_FOUND, READY, ROUTES,
+    STATUS, VERSION,
 };
 pub use status::{
     BlockUse, Counts, InactivePort, InstalledFile, NetworkStatus, NodeMode, ReconcileStatus, Repair, Status,

@@ -18,12 +18,15 @@ pub const CNI_CONFIG: &str = "/v1/cni-config";
 /// GET: all nodes of the cluster, as [`crate::NodeView`]s. DELETE `/v1/nodes/NAME` removes one for good
 /// (`?force=true`: also while its agent is alive) and answers with a [`crate::Removed`].
 pub const NODES: &str = "/v1/nodes";
-/// GET: the routes to other nodes, as [`crate::RouteView`]s.
+/// GET: the routes to other nodes, as a [`crate::RoutesView`].
 pub const ROUTES: &str = "/v1/routes";
 /// GET: who has which block, as a [`crate::BlocksView`].
 pub const BLOCKS: &str = "/v1/blocks";
 /// GET: metrics as Prometheus reads them.
 pub const METRICS: &str = "/metrics";
+
+/// The error of a path that the agent does not know; the status is 404, as for objects that do not exist.
+pub const PAGE_NOT_FOUND: &str = "page not found";
 
 /// The largest request body: a config of 1 MiB as a JSON string (twice as long at worst but for control characters), and
 /// the variables.

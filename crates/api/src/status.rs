@@ -26,7 +26,8 @@ pub struct Status {
     pub socket: PathBuf,
     pub rss_bytes: u64,
     pub network: NetworkStatus,
-    pub attachments: Counts,
+    /// Null if the records cannot be read.
+    pub attachments: Option<Counts>,
     pub reconcile: ReconcileStatus,
     /// What is installed for runtimes; empty when the agent does not install.
     pub installed: Vec<InstalledFile>,
@@ -57,8 +58,10 @@ pub struct NetworkStatus {
 pub struct BlockUse {
     #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub block: IpNet,
-    pub used: u64,
-    pub free: u64,
+    /// Addresses in use; null if the records cannot be read.
+    pub used: Option<u64>,
+    /// Null where `used` is.
+    pub free: Option<u64>,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]

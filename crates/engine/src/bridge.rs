@@ -11,13 +11,12 @@ use netlink::{
 };
 use types::{AttachMode, Digest, IfName, Mac, ROUTE_PROTOCOL};
 
+use crate::alias::{BRIDGE_ALIAS, Mark};
 use crate::condition::not_a_bridge;
 use crate::state::SysctlLog;
 use crate::sysctl::{self, Owner};
 use crate::{Error, detach};
 
-/// Marks a bridge as made by us. One that was there before has no such mark, and stays when we leave.
-pub(crate) const BRIDGE_ALIAS: &str = "podwire bridge";
 /// What a veth and a new bridge have where nobody says otherwise.
 const DEFAULT_MTU: u32 = 1500;
 
@@ -90,7 +89,7 @@ pub(crate) fn ensure(host: &mut RtSocket, spec: &Spec<'_>, found: Option<Link>) 
 }
 
 pub(crate) fn is_marked(link: &Link) -> bool {
-    link.alias.as_deref() == Some(BRIDGE_ALIAS)
+    Mark::of(link) == Some(Mark::Bridge)
 }
 
 /// Made under a name of its own and then renamed: nobody sees the bridge half made, and our mark never gets on one that
@@ -393,7 +392,7 @@ pub(crate) fn remove_gateway(host: &mut RtSocket, placed: &Placed) -> Result<(),
     if placed.is_new_route { remove_subnet_route(host, &placed.gateway) } else { Ok(()) }
 }
 
-fn is_link_local(address: IpAddr) -> bool {
+pub(crate) fn is_link_local(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(_) => false,
         IpAddr::V6(v6) => v6.is_unicast_link_local(),

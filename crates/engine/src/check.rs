@@ -12,10 +12,9 @@ use types::AttachMode;
 
 use crate::attach::netns_path;
 use crate::delegate::Delegate;
-use crate::detach::is_alias_of;
 use crate::state::{Attachment, Held, Phase, State};
 use crate::wire::gateway_for;
-use crate::{Caller, Error, firewall, shaping};
+use crate::{Caller, Error, alias, firewall, shaping};
 
 pub(crate) fn check(call: &Call, conf: &NetConf, place: &Place, caller: &Caller<'_>) -> Result<(), Error> {
     if let Some(plugin) = netconf::foreign_ipam(&call.config) {
@@ -149,7 +148,7 @@ fn on_host(held: &Held, attachment: &Attachment, conf: &NetConf) -> Result<Vec<S
         missing.push(format!("host end {} of {}", attachment.host_link, held.stem()));
         return Ok(missing);
     };
-    if !host_end.alias.as_deref().is_some_and(|alias| is_alias_of(alias, &attachment.key)) {
+    if !alias::is_of(&host_end, &attachment.key) {
         missing.push(format!("our mark on {}", attachment.host_link));
     }
     if !host_end.up {

@@ -15,6 +15,7 @@ use ipnet::IpNet;
 use netlink::{Address, Link, Op, RtSocket};
 use types::{AttachmentKey, IfName, NetworkName, ROUTE_PROTOCOL};
 
+use crate::alias::Alias;
 use crate::bridge::{is_marked, remove_stale_subnets};
 use crate::detach::{delete_link, remove_stray};
 use crate::state::{Listed, State};
@@ -124,14 +125,10 @@ impl Others {
     fn find(host: &mut RtSocket, own: &Own) -> Result<Self, Error> {
         let mut others = Self::default();
         for link in host.links()? {
-            let Some(network) = network_of(&link).filter(|network| !own.networks.contains(*network)) else {
-                continue;
-            };
-            *others.networks.entry(network.to_owned()).or_default() += 1;
-            let words = link.alias.as_deref().unwrap_or_default().split(' ').skip(1);
-            others
-                .addresses
-                .extend(words.filter_map(|word| word.parse::<IpNet>().ok()).map(|net| net.addr()));
+            let alias = Alias::of(&link).filter(|alias| !own.networks.contains(alias.network));
+            let Some(alias) = alias else { continue };
+            *others.networks.entry(alias.network.to_owned()).or_default() += 1;
+            others.addresses.extend(alias.ips());
         }
         Ok(others)
     }
@@ -141,7 +138,7 @@ impl Others {
     }
 
     fn has(&self, link: &Link) -> bool {
-        network_of(link).is_some_and(|network| self.networks.contains_key(network))
+        Alias::of(link).is_some_and(|alias| self.networks.contains_key(alias.network))
     }
 
     /// Do their pods have addresses of this subnet? Its gateway is then theirs too.
@@ -163,12 +160,6 @@ impl Others {
             )
         })
     }
-}
-
-/// The network that a link of ours belongs to.
-fn network_of(link: &Link) -> Option<&str> {
-    let text = link.alias.as_deref()?.strip_prefix("podwire:")?;
-    Some(text.split('/').next().unwrap_or(text))
 }
 
 /// With what an agent left in it: lock, socket, tombstones. One of an earlier boot goes too, and one in which nothing was
@@ -229,7 +220,7 @@ impl Leaving {
     /// Links whose record is gone.
     fn remove_links(&mut self) -> Result<(), Error> {
         for link in self.host.links()? {
-            if network_of(&link).is_none() || self.others.has(&link) {
+            if Alias::of(&link).is_none() || self.others.has(&link) {
                 continue;
             }
             if self.others.is_empty() {
@@ -336,7 +327,7 @@ mod tests {
     use netlink::NetNs;
 
     use super::*;
-    use crate::bridge::BRIDGE_ALIAS;
+    use crate::alias::BRIDGE_ALIAS;
 
     /// Two links of two networks, with a bridge that carries the gateway of the second, and no state at all.
     const SCENE: [&str; 6] = [

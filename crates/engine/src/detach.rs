@@ -4,14 +4,14 @@
 use std::net::IpAddr;
 
 use cni::Call;
-use ipnet::IpNet;
 use netconf::Place;
 use netlink::{Link, LinkRef, Op, RtSocket, SetLink};
 use types::{AttachmentKey, IfName};
 
+use crate::alias::Alias;
 use crate::delegate::{self, Delegate};
 use crate::state::{Addressing, Attachment, Held, Network};
-use crate::{Caller, Error, Wait, firewall, gc, relearn, remaining, resident};
+use crate::{Caller, Error, Wait, alias, firewall, gc, relearn, remaining, resident};
 
 /// Returns what was there, for the log.
 pub(crate) fn detach(call: &Call, place: &Place, caller: &Caller<'_>) -> Result<Option<Attachment>, Error> {
@@ -242,11 +242,11 @@ fn host_end(attachment: &Attachment, caller: &Caller<'_>) -> Result<Option<(RtSo
 /// that another attachment has is left alone. Returns the addresses of which the kernel remembers nothing any more.
 fn unwire_unreadable(held: &Held, key: Option<&AttachmentKey>) -> Result<Vec<IpAddr>, Error> {
     let mut host = RtSocket::open()?;
-    let alias = held.alias_key();
-    let is_own = |link: &Link| link.alias.as_deref().is_some_and(|a| a.split(' ').next() == Some(&alias));
+    let (network, stem) = (held.network().name(), held.stem());
+    let is_own = |link: &Link| Alias::of(link).is_some_and(|alias| alias.is_of_record(&network, stem));
     let links: Vec<Link> = host.links()?.into_iter().filter(is_own).collect();
     let mut addresses = held.claimed()?;
-    for address in links.iter().flat_map(addresses_in_alias) {
+    for address in links.iter().flat_map(alias::ips_of) {
         if !addresses.contains(&address) && !held.network().is_claimed_by_another(address, held)? {
             addresses.push(address);
         }
@@ -274,18 +274,11 @@ fn remove_links(
     links.iter().try_for_each(|link| delete_link(host, link.index))
 }
 
-/// The addresses of a managed link's pod; none of an unmanaged link.
-pub(crate) fn addresses_in_alias(link: &Link) -> impl Iterator<Item = IpAddr> {
-    let alias = link.alias.as_deref().filter(|alias| alias.starts_with("podwire:"));
-    let words = alias.unwrap_or_default().split(' ').skip(1);
-    words.filter_map(|word| word.parse::<IpNet>().ok()).map(|net| net.addr())
-}
-
 /// Removes a link of ours that no record knows, and what firewall and conntrack have of it.
 pub(crate) fn remove_stray(host: &mut RtSocket, link: &Link, network: Option<&Network>) -> Result<(), Error> {
     // One that was handed out again belongs to another attachment now.
     let mut addresses = Vec::new();
-    for address in addresses_in_alias(link) {
+    for address in alias::ips_of(link) {
         if !network.map_or(Ok(false), |network| network.is_owned(address))? {
             addresses.push(address);
         }
@@ -299,8 +292,7 @@ pub(crate) fn remove_stray(host: &mut RtSocket, link: &Link, network: Option<&Ne
 /// The links of these names that carry our mark and this key; a foreign link of the same name is not among them.
 fn ours(host: &mut RtSocket, names: &[IfName], key: &AttachmentKey) -> Result<Vec<Link>, Error> {
     let names: Vec<_> = names.iter().collect();
-    let marked = |link: &Link| link.alias.as_deref().is_some_and(|alias| is_alias_of(alias, key));
-    Ok(host.links_by_name(&names)?.into_iter().flatten().filter(marked).collect())
+    Ok(host.links_by_name(&names)?.into_iter().flatten().filter(|link| alias::is_of(link, key)).collect())
 }
 
 /// Deleting a link that goes at the same moment (its namespace was removed) is no failure.
@@ -313,9 +305,4 @@ fn unless_missing(deleted: Result<(), netlink::Error>) -> Result<(), Error> {
         Err(e) if e.is_missing() => Ok(()),
         other => Ok(other?),
     }
-}
-
-/// Is this the alias of a link of that key? Addresses may follow it.
-pub(crate) fn is_alias_of(alias: &str, key: &AttachmentKey) -> bool {
-    alias.split(' ').next() == Some(key.alias().as_str())
 }

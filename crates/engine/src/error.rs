@@ -1,5 +1,6 @@
 //! What can go wrong, and the one place where it becomes a CNI error code.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use cni::Code;
@@ -30,6 +31,8 @@ pub enum Error {
     NewerRecord { record: PathBuf, schema: u32 },
     #[error("{0} was not attached: whoever asked for it has gone, or it was deleted meanwhile")]
     Cancelled(AttachmentKey),
+    #[error("{why}")]
+    AddressInUse { ip: IpAddr, why: String },
     #[error("{0} is attached already: DEL it first")]
     AlreadyAttached(AttachmentKey),
     #[error("link {0} is in the way: remove it")]
@@ -124,6 +127,7 @@ impl Error {
                     Code::InvalidConfig
                 }
             },
+            Self::AddressInUse { .. } => Code::AddressTaken,
             Self::Kernel(_)
             | Self::Firewall(_)
             | Self::Sysctl { .. }

@@ -13,11 +13,9 @@ use rustix::io::Errno;
 use types::{AttachmentKey, Finding, IfName, NetworkName};
 
 use crate::Error;
-use crate::detach::addresses_in_alias;
+use crate::alias::Alias;
 use crate::resident::{self, Resident};
-use crate::state::{
-    Addressing, Attachment, Held, Listed, Network, Phase, State, StateError, may_lack_addresses,
-};
+use crate::state::{Addressing, Attachment, Held, Listed, Network, Phase, State, StateError};
 use crate::sysctl::Families;
 
 /// Does the attachment have anything in the firewall? One that asks for nothing needs no nftables at all.
@@ -275,6 +273,14 @@ pub(crate) fn expel_addresses(attachment: &Attachment, resident: Option<&Residen
     resident::with_firewall(resident, |firewall| firewall.expel(&addresses))
 }
 
+/// Removes what belongs to the attachment's link and host ports. Elements of its addresses alone stay, for another pod that has
+/// the same addresses.
+pub(crate) fn expel_link(attachment: &Attachment) -> Result<(), Error> {
+    let Some(member) = Member::of(attachment) else { return Ok(()) };
+    Firewall::open()?.expel(&Pod { addresses: &[], ..member.pod() })?;
+    sweep(std::slice::from_ref(&attachment.host_link), &[])
+}
+
 /// The chain that masquerades the pods of a network, if they are masqueraded.
 pub(crate) fn chain_of(name: &NetworkName, conf: &NetConf) -> Option<NetworkChain> {
     conf.ip_masq.then(|| NetworkChain::new(name, &conf.cluster))
@@ -375,17 +381,15 @@ impl Living {
             for attachment in network.list()?.into_iter().filter_map(|listed| listed.attachment) {
                 living.alive.addresses.extend(attachment.ips());
                 living.alive.links.insert(attachment.host_link.to_string());
-                keys.insert(attachment.key.alias());
+                keys.insert((network.name(), attachment.key.file_stem()));
             }
         }
         for link in links {
-            living.alive.addresses.extend(addresses_in_alias(&link));
-            let alias = link.alias.as_deref().filter(|alias| alias.starts_with("podwire:"));
-            if let Some(alias) =
-                alias.filter(|alias| !keys.contains(alias.split(' ').next().unwrap_or(alias)))
-            {
-                living.has_others = true;
-                living.alive.has_more_addresses |= may_lack_addresses(alias);
+            if let Some(alias) = Alias::of(&link) {
+                living.alive.addresses.extend(alias.ips());
+                let is_other = !keys.contains(&(alias.network.to_owned(), alias.stem()));
+                living.has_others |= is_other;
+                living.alive.has_more_addresses |= is_other && alias.may_lack_addresses;
             }
             living.alive.links.insert(link.name);
         }

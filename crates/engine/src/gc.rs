@@ -11,10 +11,11 @@ use netconf::Place;
 use netlink::{Link, NetNs, RtSocket};
 use types::AttachmentKey;
 
+use crate::alias::Alias;
 use crate::delegate::Delegate;
 use crate::detach;
 use crate::state::{Attachment, Freeing, Held, Listed, Network, Phase, State};
-use crate::{Caller, Error, firewall, relearn};
+use crate::{Caller, Error, alias, firewall, relearn};
 
 /// A link's removal waits for a grace period of the kernel, and several can wait at once.
 const WORKERS: usize = 16;
@@ -127,19 +128,16 @@ pub(crate) fn undo_held(held: Held, caller: &Caller<'_>) -> Result<(), Error> {
 /// Removes links of this network that carry our mark and that neither the list nor a record knows. A link's record is
 /// there before the link: it is looked for after the link was seen, so that an ADD under way is not mistaken.
 fn sweep_links(gc: &Gc, place: &Place, valid: &[AttachmentKey]) -> Vec<Error> {
-    let mark = AttachmentKey::alias_prefix(&gc.config.name);
-    let valid: BTreeSet<String> = valid.iter().map(AttachmentKey::alias).collect();
+    let name = AttachmentKey::network_dir(&gc.config.name);
+    let valid: BTreeSet<String> = valid.iter().map(AttachmentKey::file_stem).collect();
     let sweep = || -> Result<Vec<Error>, Error> {
         let mut host = RtSocket::open()?;
         let links = host.links()?;
         let network = State::open_existing(&place.run_dir)?.and_then(|s| s.existing_network(&gc.config.name));
         let mut errors = Vec::new();
         for link in links {
-            let key = link.alias.as_deref().and_then(|alias| alias.split(' ').next());
-            let Some(stem) = key.filter(|key| !valid.contains(*key)).and_then(|key| stem_of(key, &mark))
-            else {
-                continue;
-            };
+            let stem = Alias::of(&link).filter(|alias| alias.network == name).map(|alias| alias.stem());
+            let Some(stem) = stem.filter(|stem| !valid.contains(stem)) else { continue };
             match network.as_ref().map_or(Ok(false), |network| network.knows(&stem)) {
                 Ok(true) => {}
                 Ok(false) => errors.extend(detach::remove_stray(&mut host, &link, network.as_ref()).err()),
@@ -152,12 +150,6 @@ fn sweep_links(gc: &Gc, place: &Place, valid: &[AttachmentKey]) -> Vec<Error> {
         Ok(errors)
     };
     sweep().unwrap_or_else(|error| vec![error])
-}
-
-/// The record's name, from the alias of a link of the network.
-fn stem_of(alias: &str, mark: &str) -> Option<String> {
-    let (id, ifname) = alias.strip_prefix(mark)?.split_once('/')?;
-    Some(format!("{id}@{ifname}"))
 }
 
 /// Collects what is certainly dead: cut off in the middle, or without namespace and link. Never an attachment whose link
@@ -193,7 +185,7 @@ pub(crate) fn free_orphans<'a>(
     network: &Network,
     links: impl IntoIterator<Item = &'a Link>,
 ) -> Result<usize, Error> {
-    let alive: BTreeSet<IpAddr> = links.into_iter().flat_map(detach::addresses_in_alias).collect();
+    let alive: BTreeSet<IpAddr> = links.into_iter().flat_map(alias::ips_of).collect();
     let is_alive = |address: IpAddr| alive.contains(&address);
     Ok(network.free_orphans(&Freeing { is_alive: &is_alive, forget: &firewall::forget_addresses })?)
 }

@@ -1,14 +1,21 @@
 //! Addresses that another IPAM plugin gives. As in the reference, it is asked when the pod's interface exists and is up: a
 //! DHCP client sends through it.
 
+use std::net::IpAddr;
+
 use cni::CniResult;
 use ipnet::IpNet;
 use netconf::{Addresses, NetConf};
 use types::Special;
 
-use crate::Error;
+use crate::attach::decide::{decide, families, neighbours_of};
+use crate::attach::kernel::{Interface, Kernel, settle_gateways, usable_families};
+use crate::attach::{AttachContext, refuse_shared};
+use crate::bridge::{self, Bridge, Gateway};
 use crate::delegate::Delegate;
-use crate::state::{Addressing, PodAddress};
+use crate::state::{Addressing, Attachment, Held, PodAddress};
+use crate::wire::{self, Neighbours};
+use crate::{Error, firewall, layer2, settle, sysctl};
 
 /// Addresses that an IPAM plugin may give one pod, as many as sets of ranges.
 const MOST_GIVEN: usize = 16;
@@ -73,4 +80,59 @@ pub(crate) fn addresses(result: &CniResult) -> Vec<PodAddress> {
         gateway: ip.gateway.or_else(|| ip.address.hosts().next().filter(|first| *first != ip.address.addr())),
     };
     result.ips.iter().map(of).collect()
+}
+
+/// Asks the plugin of a delegated attachment through its new interface, and gives the addresses to record, firewall, alias and
+/// bridge.
+pub(crate) fn obtain_addresses(
+    held: &mut Held,
+    (attachment, bridge): (Attachment, Bridge),
+    context: &AttachContext<'_>,
+    kernel: &mut Kernel<'_>,
+) -> Result<Interface, Error> {
+    bring_up(&attachment, &bridge, context, kernel)?;
+    let Some(given) = kernel.lease.take()? else { unreachable!("a delegated attachment has a delegate") };
+    let attachment = decide(context, &addresses(&given), Some(&given));
+    let ips: Vec<IpAddr> = attachment.ips().collect();
+    firewall::check_ports(&context.conf.ports, families(ips.iter().map(IpAddr::is_ipv4)))?;
+    refuse_shared(kernel.state, held.network(), &ips)?;
+    held.rewrite(attachment.clone())?;
+    give_addresses(&attachment, &bridge, context, kernel)?;
+    // The addresses of another IPAM plugin may have had any number of owners.
+    let neighbours = neighbours_of(context.conf.mode, true);
+    Ok(Interface { attachment, bridge, neighbours })
+}
+
+/// The interface without addresses, and able to send.
+fn bring_up(
+    attachment: &Attachment,
+    bridge: &Bridge,
+    context: &AttachContext<'_>,
+    kernel: &mut Kernel<'_>,
+) -> Result<(), Error> {
+    let wire = context.wire(attachment, bridge);
+    wire::set_up_inside(kernel.host, kernel.pod, &wire, Neighbours::KnowNothing)?;
+    settle::wait(kernel.host, kernel.pod, attachment)
+}
+
+/// What an ADD does at once for addresses that are known from the start.
+fn give_addresses(
+    attachment: &Attachment,
+    bridge: &Bridge,
+    context: &AttachContext<'_>,
+    kernel: &mut Kernel<'_>,
+) -> Result<(), Error> {
+    let families = usable_families(attachment)?;
+    if context.conf.is_gateway {
+        sysctl::enable_forwarding(kernel.host, &context.log, families, &context.settings)?;
+    }
+    firewall::admit(attachment, kernel.state, context.caller.resident)?;
+    wire::mark_host_end(kernel.host, attachment, &context.settings)?;
+    let mut placed = Vec::new();
+    for &address in &attachment.wiring.gateways {
+        let gateway = Gateway { bridge: bridge.index, address, mode: attachment.mode };
+        placed.push(bridge::put_gateway(kernel.host, bridge, &gateway, &context.log)?);
+    }
+    layer2::refuse_sharing(kernel.host, attachment.addressing, bridge, &placed)?;
+    settle_gateways(&placed, bridge, context, kernel)
 }

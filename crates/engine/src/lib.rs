@@ -15,6 +15,7 @@
 //! the next one undoes it.
 
 mod again;
+pub mod alias;
 mod attach;
 mod bridge;
 mod check;

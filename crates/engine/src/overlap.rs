@@ -13,13 +13,13 @@ use netconf::{Addresses, NetConf};
 use netlink::{Address, Link, Route, RouteFilter, RouteMatch, RtSocket};
 use types::{
     AttachMode, AttachmentKey, Code, Finding, IfName, NetworkName, PEER_PROTOCOL, ROUTE_PROTOCOL, Severity,
+    TABLE_MAIN,
 };
 
+use crate::Error;
+use crate::alias::{Alias, Mark};
 use crate::bridge::is_marked;
-use crate::detach::{addresses_in_alias, is_alias_of};
-use crate::{Error, tunnel};
 
-pub(crate) const TABLE_MAIN: u32 = 254;
 /// RTPROT_KERNEL, the protocol of routes that come with an address.
 const KERNEL_PROTOCOL: u8 = 2;
 
@@ -40,15 +40,24 @@ pub struct Observed {
 }
 
 impl Observed {
-    pub fn of(host: &mut RtSocket) -> Result<Self, Error> {
+    /// For networks with these subnets. Of the routes, which may be a million, those that overlap them or an alternative are
+    /// kept.
+    pub fn of(host: &mut RtSocket, subnets: &[IpNet]) -> Result<Self, Error> {
+        let nets: Vec<IpNet> =
+            subnets.iter().flat_map(|subnet| candidates(subnet).chain([*subnet])).collect();
         let main = RouteFilter { table: Some(TABLE_MAIN), ..RouteFilter::default() };
-        Ok(Self { addresses: host.addresses(None)?, routes: host.routes(main)?, links: host.links()? })
+        let is_wanted = |route: &Route| {
+            let is_other = ![ROUTE_PROTOCOL, PEER_PROTOCOL].contains(&route.protocol);
+            is_other && nets.iter().any(|net| is_overlap(route, net))
+        };
+        let routes = host.routes_where(main, is_wanted)?;
+        Ok(Self { addresses: host.addresses(None)?, routes, links: host.links()? })
     }
 
     /// Whether pods of the network run on this node, by the aliases of their links.
     pub fn has_pods(&self, network: &NetworkName) -> bool {
-        let own = format!("podwire:{}/", AttachmentKey::network_dir(network));
-        self.links.iter().any(|link| link.alias.as_deref().is_some_and(|alias| alias.starts_with(&own)))
+        let own = AttachmentKey::network_dir(network);
+        self.links.iter().filter_map(Alias::of).any(|alias| alias.network == own)
     }
 
     fn link(&self, index: u32) -> Option<&Link> {
@@ -167,13 +176,9 @@ fn find(network: &Network<'_>, observed: &Observed) -> Vec<Overlap> {
 fn is_own(network: &Network<'_>, observed: &Observed, link: &Link) -> bool {
     let is_unmarked_tunnel =
         || link.alias.is_none() && link.vxlan.is_some() && observed.has_own_address(link.index);
-    link.name == network.bridge.as_str() || (is_managed(link) && !is_marked(link)) || is_unmarked_tunnel()
-}
-
-/// A bridge, host end or tunnel of any network of Podwire.
-fn is_managed(link: &Link) -> bool {
-    let alias = link.alias.as_deref().unwrap_or_default();
-    is_marked(link) || alias.starts_with("podwire:") || tunnel::network_of(alias).is_some()
+    link.name == network.bridge.as_str()
+        || matches!(Mark::of(link), Some(Mark::HostEnd(_) | Mark::Tunnel(_)))
+        || is_unmarked_tunnel()
 }
 
 fn addresses<'a>(network: &Network<'a>, observed: &'a Observed) -> impl Iterator<Item = Overlap> {
@@ -192,34 +197,39 @@ fn addresses<'a>(network: &Network<'a>, observed: &'a Observed) -> impl Iterator
 
 fn routes<'a>(network: &Network<'a>, observed: &'a Observed) -> impl Iterator<Item = Overlap> {
     let network = *network;
-    let is_other = |route: &&Route| ![ROUTE_PROTOCOL, PEER_PROTOCOL].contains(&route.protocol);
-    observed.routes.iter().filter(is_other).filter_map(move |route| {
+    observed.routes.iter().filter_map(move |route| {
         let dst = route.dst.trunc();
-        let is_connected = route.protocol == KERNEL_PROTOCOL && route.gateway.is_none();
-        let overlaps = |subnet: &&IpNet| subnet.contains(&dst) || (is_connected && dst.contains(*subnet));
-        let subnet = *network.subnets.iter().find(overlaps)?;
+        let subnet = *network.subnets.iter().find(|subnet| is_overlap(route, subnet))?;
         let link = route.link.and_then(|index| observed.link(index));
         if link.is_some_and(|link| is_own(&network, observed, link)) {
             return None;
         }
-        let is_managed = link.is_some_and(is_managed);
+        let is_managed = link.is_some_and(|link| Mark::of(link).is_some());
         let link = link.map(|link| link.name.clone());
         let object = link.as_ref().map_or_else(|| format!("route {dst}"), |link| format!("link {link}"));
         Some(Overlap { subnet, object, kind: Kind::Route { dst, link }, is_managed })
     })
 }
 
+/// A route to a part of the subnet, or to a larger network that the node is connected to.
+fn is_overlap(route: &Route, subnet: &IpNet) -> bool {
+    let dst = route.dst.trunc();
+    let is_connected = route.protocol == KERNEL_PROTOCOL && route.gateway.is_none();
+    subnet.contains(&dst) || (is_connected && dst.contains(subnet))
+}
+
 /// The aliases of host ends name network and addresses, also of networks with another run directory.
 fn pods<'a>(network: &Network<'a>, observed: &'a Observed) -> impl Iterator<Item = Overlap> {
     let (network, own) = (*network, AttachmentKey::network_dir(network.name));
     observed.links.iter().filter_map(move |link| {
-        let other = link.alias.as_deref()?.strip_prefix("podwire:")?.split('/').next()?;
+        let alias = Alias::of(link).filter(|alias| alias.network != own)?;
+        let other = alias.network;
         let in_subnet = |address: IpAddr| {
             let subnet = *network.subnets.iter().find(|subnet| subnet.contains(&address))?;
             let kind = Kind::Pod { address, network: other.to_owned() };
             Some(Overlap { subnet, object: format!("network {other}"), kind, is_managed: true })
         };
-        addresses_in_alias(link).filter(|_| other != own).find_map(in_subnet)
+        alias.ips().find_map(in_subnet)
     })
 }
 
@@ -235,7 +245,7 @@ pub fn routed_subnets(conf: &NetConf) -> Vec<IpNet> {
 }
 
 /// An ADD that is to get addresses.
-pub(crate) struct Asked<'a> {
+pub(crate) struct AddressQuery<'a> {
     pub(crate) conf: &'a NetConf,
     pub(crate) key: &'a AttachmentKey,
     /// The network's bridge, if there is one.
@@ -257,25 +267,34 @@ pub(crate) struct Unusable {
     pub(crate) why: String,
 }
 
+/// Whether a pod can have its addresses.
+pub(crate) enum Usability {
+    Usable {
+        /// Pods of other run directories may get the same addresses: see [`refuse_taken`].
+        has_others: bool,
+    },
+    Unusable(Unusable),
+}
+
 /// The first address that the node has itself, routes to another link, or has given to a pod of another run directory. By
 /// lookups, because a list of routes may be long.
-pub(crate) fn unusable(
+pub(crate) fn check(
     host: &mut RtSocket,
-    asked: &Asked<'_>,
+    query: &AddressQuery<'_>,
     ips: &[IpAddr],
-) -> Result<Option<Unusable>, Error> {
-    let subnets = routed_subnets(asked.conf);
-    let (mut routed, mut has_others) = (Vec::new(), asked.links == Links::List);
+) -> Result<Usability, Error> {
+    let subnets = routed_subnets(query.conf);
+    let (mut routed, mut has_others) = (Vec::new(), query.links == Links::List);
     for &ip in ips {
         let Some(subnet) = subnets.iter().find(|subnet| subnet.contains(&ip)) else { continue };
         routed.push(ip);
         let Some(matched) = host.matched_route(ip)? else { continue };
         // Another pod has the address.
         has_others |= matched.protocol == ROUTE_PROTOCOL && matched.dst == IpNet::from(ip);
-        let Some(conflict) = conflict(&matched, subnet, asked) else { continue };
+        let Some(conflict) = conflict(&matched, subnet, query) else { continue };
         let link = matched.link.map(|index| host.link_at(index)).transpose()?.flatten();
         // Another network with the same subnet has it only if one of its pods has it.
-        if !matched.local && link.as_ref().is_some_and(is_managed) {
+        if !matched.local && link.as_ref().and_then(Mark::of).is_some() {
             has_others = true;
             continue;
         }
@@ -284,39 +303,54 @@ pub(crate) fn unusable(
             "address {ip} is {conflict} ({} on {link}): use another subnet than {subnet}, or exclude it",
             matched.dst
         );
-        return Ok(Some(Unusable { ip, why }));
+        return Ok(Usability::Unusable(Unusable { ip, why }));
     }
-    if routed.is_empty() || !has_others {
-        return Ok(None);
+    let has_others = has_others && !routed.is_empty();
+    let taken = if has_others { taken_by_another(host, query.key, &routed)? } else { None };
+    Ok(taken.map_or(Usability::Usable { has_others }, Usability::Unusable))
+}
+
+/// The first of a pod's addresses that a pod of another run directory has.
+fn taken_by_another(
+    host: &mut RtSocket,
+    own: &AttachmentKey,
+    ips: &[IpAddr],
+) -> Result<Option<Unusable>, Error> {
+    Ok(host.links_if_busy()?.iter().find_map(|link| of_another_pod(link, own, ips)))
+}
+
+/// Called when the pod's link exists. Each of two ADDs at the same time checks when its own link has an alias, so that at least
+/// one finds the other.
+pub(crate) fn refuse_taken(host: &mut RtSocket, own: &AttachmentKey, ips: &[IpAddr]) -> Result<(), Error> {
+    match taken_by_another(host, own, ips)? {
+        Some(Unusable { ip, why }) => Err(Error::AddressInUse { ip, why }),
+        None => Ok(()),
     }
-    Ok(host.links()?.iter().find_map(|link| of_another_pod(link, asked.key, &routed)))
 }
 
 /// By the alias of its host end: its record may be in another run directory.
 fn of_another_pod(link: &Link, own: &AttachmentKey, ips: &[IpAddr]) -> Option<Unusable> {
-    let ip = addresses_in_alias(link).find(|ip| ips.contains(ip))?;
-    let pod = link.alias.as_deref()?.strip_prefix("podwire:")?.split(' ').next()?;
-    if is_alias_of(link.alias.as_deref()?, own) {
-        return None;
-    }
+    let alias = Alias::of(link).filter(|alias| !alias.is_of(own))?;
+    let ip = alias.ips().find(|ip| ips.contains(ip))?;
+    let Alias { network, id, ifname, .. } = alias;
     let why = format!(
-        "address {ip} is in use by the pod of link {} ({pod}), which has no record here: use another subnet, or the same runDir",
+        "address {ip} is in use by the pod of link {} ({network}/{id}/{ifname}), which has no record here: use another subnet, or the same runDir",
         link.name
     );
     Some(Unusable { ip, why })
 }
 
 /// Why a pod cannot have an address, by the route that the kernel uses for it. Pure.
-fn conflict(matched: &RouteMatch, subnet: &IpNet, asked: &Asked<'_>) -> Option<&'static str> {
+fn conflict(matched: &RouteMatch, subnet: &IpNet, query: &AddressQuery<'_>) -> Option<&'static str> {
     if matched.local {
         return Some("an address of this node");
     }
     let is_own = [ROUTE_PROTOCOL, PEER_PROTOCOL].contains(&matched.protocol)
-        || (asked.bridge.is_some() && matched.link == asked.bridge);
+        || (query.bridge.is_some() && matched.link == query.bridge);
     let dst = matched.dst.trunc();
     let is_connected = matched.direct && matched.protocol == KERNEL_PROTOCOL && dst.contains(subnet);
     // A subnet may be this node's part of the cluster's. Through a gateway, a route to the cluster is for other nodes.
-    let in_cluster = matched.direct && asked.conf.cluster.iter().any(|net| net.contains(&dst));
+    let in_cluster = matched.direct && query.conf.cluster.iter().any(|net| net.contains(&dst));
     let overlaps = subnet.contains(&dst) || is_connected || in_cluster;
     (overlaps && !is_own).then_some("routed to another link")
 }

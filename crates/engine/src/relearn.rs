@@ -6,12 +6,11 @@ use cni::Config;
 use ipnet::IpNet;
 use netconf::{Addresses, NetConf, Place};
 use netlink::{Link, RtSocket};
-use types::{AttachMode, AttachmentKey, IfName, Mac, NetworkName};
+use types::{AttachMode, AttachmentKey, IfName, NetworkName};
 
 use crate::Error;
-use crate::state::{
-    Addressing, Attachment, MAC_MARK, Network, PodAddress, SCHEMA, State, Survivor, Wiring, placement_in,
-};
+use crate::alias::Alias;
+use crate::state::{Addressing, Attachment, Network, PodAddress, SCHEMA, State, Survivor, Wiring};
 
 /// What is known beside the links.
 #[derive(Debug, Clone, Copy, Default)]
@@ -51,36 +50,21 @@ fn survivors(network: &NetworkName, hints: Hints<'_>) -> Result<Vec<Survivor>, E
     Ok(pairs.filter_map(|link| survivor(network, link, hints)).collect())
 }
 
-/// What the alias of a host end says: key, then addresses (see [`Attachment::alias`]).
+/// The record of a host end, as far as its alias has it.
 pub(crate) fn survivor(network: &NetworkName, link: &Link, hints: Hints<'_>) -> Option<Survivor> {
-    let Alias { id, ifname, addresses, .. } = Alias::of(network, link)?;
-    // An id that was too long for the alias was too long for the file's name, and is shortened there the same way.
-    let stem = format!("{id}@{ifname}");
+    let alias = alias_in(network, link)?;
+    let stem = alias.stem();
     let is_it = |a: &&Attachment| {
         a.key.network == *network && a.key.file_stem() == stem && a.host_link.as_str() == link.name
     };
     let remembered = hints.memory.iter().find(is_it).cloned();
-    let attachment = remembered.or_else(|| attachment_of(network, link, hints.conf));
-    Some(Survivor { stem, addresses: addresses.iter().map(IpNet::addr).collect(), attachment })
+    let attachment = remembered.or_else(|| attachment(network, link, &alias, hints.conf));
+    Some(Survivor { stem, addresses: alias.ips().collect(), attachment })
 }
 
-struct Alias<'a> {
-    id: &'a str,
-    ifname: &'a str,
-    addresses: Vec<IpNet>,
-    /// The pod's MAC, where it is not the one that follows from the key.
-    mac: Option<Mac>,
-}
-
-impl<'a> Alias<'a> {
-    fn of(network: &NetworkName, link: &'a Link) -> Option<Self> {
-        let text = link.alias.as_deref()?.strip_prefix(&AttachmentKey::alias_prefix(network))?;
-        let mut words = text.split(' ');
-        let (id, ifname) = words.next()?.split_once('/')?;
-        let rest: Vec<&str> = words.collect();
-        let mac = rest.iter().find_map(|word| word.strip_prefix(MAC_MARK)?.parse().ok());
-        Some(Self { id, ifname, addresses: rest.iter().filter_map(|word| word.parse().ok()).collect(), mac })
-    }
+/// The alias of a link of the network.
+fn alias_in<'a>(network: &NetworkName, link: &'a Link) -> Option<Alias<'a>> {
+    Alias::of(link).filter(|alias| alias.network == AttachmentKey::network_dir(network))
 }
 
 /// The attachment as far as its link tells it. None where the link has only the digest of a long id.
@@ -89,23 +73,21 @@ pub(crate) fn attachment_of(
     link: &Link,
     conf: Option<&NetConf>,
 ) -> Option<Attachment> {
-    let Alias { id, ifname, addresses, mac } = Alias::of(network, link)?;
-    let (container, ifname) = (id.try_into().ok()?, ifname.try_into().ok()?);
-    let key = AttachmentKey { network: network.clone(), container, ifname };
-    let told = attachment(key, link, &addresses, conf)?;
-    Some(Attachment { pod_mac: mac.unwrap_or(told.pod_mac), ..told })
+    attachment(network, link, &alias_in(network, link)?, conf)
 }
 
 /// The link does not tell all. The rest is as the network is configured now or, where that is not known, such that
 /// nothing is forgotten when the pod goes.
 fn attachment(
-    key: AttachmentKey,
+    network: &NetworkName,
     link: &Link,
-    addresses: &[IpNet],
+    alias: &Alias<'_>,
     conf: Option<&NetConf>,
 ) -> Option<Attachment> {
+    let (container, ifname) = (alias.id.try_into().ok()?, alias.ifname.try_into().ok()?);
+    let key = AttachmentKey { network: network.clone(), container, ifname };
     let host_link = IfName::try_from(link.name.as_str()).ok()?;
-    let addressing = Addressing::in_alias(link.alias.as_deref().unwrap_or_default());
+    let (addressing, addresses) = (alias.addressing, alias.addresses.as_slice());
     let has_addresses = addressing != Addressing::None;
     let pod = |address: &IpNet| PodAddress {
         address: *address,
@@ -118,7 +100,7 @@ fn attachment(
         mode: if has_addresses { mode(link, addresses) } else { AttachMode::Bridge },
         bridge: conf.map_or_else(|| host_link.clone(), |c| c.bridge.clone()),
         host_mac: link.mac.unwrap_or_else(|| key.host_mac()),
-        pod_mac: key.pod_mac(),
+        pod_mac: alias.mac.unwrap_or_else(|| key.pod_mac()),
         mtu: link.mtu,
         addresses: addresses.iter().map(pod).collect(),
         delegated: addressing == Addressing::Dhcp
@@ -132,7 +114,7 @@ fn attachment(
         bandwidth: None,
         pod: None,
         // Its own, or none: the network's placement would put it into a group that it may not belong to.
-        placement: link.alias.as_deref().and_then(placement_in),
+        placement: alias.placement.clone(),
         request: None,
         wiring: conf.map(|conf| wiring(conf, addresses)).unwrap_or_default(),
         created: 0,

@@ -7,10 +7,10 @@ use cni::Bandwidth;
 use netlink::{AddTbf, Link, LinkRef, Op, QdiscAt, RtSocket, SetLink, Tbf};
 use types::AttachmentKey;
 
-use crate::Error;
-use crate::detach::{delete_link, is_alias_of};
+use crate::detach::delete_link;
 use crate::state::Attachment;
 use crate::sysctl::HostSettings;
+use crate::{Error, alias};
 
 /// How long a packet may wait, as in the reference plugin.
 const LATENCY: Duration = Duration::from_millis(25);
@@ -81,7 +81,7 @@ pub(crate) fn renew(host: &mut RtSocket, attachment: &Attachment, host_index: u3
 /// Setting up goes by name, and must not touch a link that is somebody else's. One of ours was left behind.
 fn clear_the_way(host: &mut RtSocket, key: &AttachmentKey) -> Result<(), Error> {
     let Some(link) = host.link(&key.shaper_link())? else { return Ok(()) };
-    if link.alias.as_deref().is_some_and(|alias| is_alias_of(alias, key)) {
+    if alias::is_of(&link, key) {
         return delete_link(host, link.index);
     }
     Err(Error::ForeignLink(key.shaper_link()))

@@ -65,7 +65,7 @@ fn overlaps(config: &Config, conf: &NetConf, host: &mut RtSocket, caller: &Calle
     if subnets.is_empty() {
         return Ok(());
     }
-    let observed = Observed::of(host)?;
+    let observed = Observed::of(host, &subnets)?;
     let network = overlap::Network { name: &config.name, bridge: &conf.bridge, subnets: &subnets };
     match overlap::of_status(&network, &observed) {
         // An agent that is ready reports what appears later as degraded.

@@ -1,23 +1,10 @@
 //! The device that leads to other nodes: how the kernel treats what comes and goes through it. Who makes it and what it
 //! leads to is the agent's.
 
-use types::{AttachmentKey, IfName, NetworkName};
+use types::IfName;
 
 use crate::Error;
 use crate::sysctl;
-
-/// What the aliases of tunnel devices begin with.
-const MARK: &str = "podwire tunnel ";
-
-/// Marks a tunnel device as made by us, for this network.
-pub fn alias(network: &NetworkName) -> String {
-    format!("{MARK}{}", AttachmentKey::network_dir(network))
-}
-
-/// The network of a tunnel device of ours, as [`AttachmentKey::network_dir`] names it.
-pub fn network_of(alias: &str) -> Option<&str> {
-    alias.strip_prefix(MARK)
-}
 
 /// Sets what the device needs to carry pods' packets, and says what was not so. All of it goes with the device, so
 /// nothing is recorded.
@@ -67,12 +54,5 @@ mod tests {
             assert!(prepare(&gone).unwrap_err().to_string().contains("pwvx6"));
         };
         NetNs::create().unwrap().run(in_a_namespace).unwrap();
-    }
-
-    #[test]
-    fn f7_a_tunnel_tells_its_network() {
-        let blue = NetworkName::try_from("blue").unwrap();
-        assert_eq!(network_of(&alias(&blue)), Some("blue"));
-        assert_eq!((network_of("podwire bridge"), network_of("podwire:blue/a/eth0")), (None, None));
     }
 }

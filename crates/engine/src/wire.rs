@@ -21,7 +21,6 @@ pub(crate) struct Wire<'a> {
     pub(crate) bridge: &'a Bridge,
     pub(crate) netns: &'a NetNs,
     pub(crate) log: &'a SysctlLog,
-    pub(crate) neighbours: Neighbours,
     pub(crate) settings: &'a HostSettings<'a>,
 }
 
@@ -108,7 +107,12 @@ pub(crate) struct Inside {
 }
 
 /// Configures the pod's end from inside its namespace and brings it up.
-pub(crate) fn set_up_inside(host: &RtSocket, pod: &mut RtSocket, wire: &Wire<'_>) -> Result<Inside, Error> {
+pub(crate) fn set_up_inside(
+    host: &RtSocket,
+    pod: &mut RtSocket,
+    wire: &Wire<'_>,
+    neighbours: Neighbours,
+) -> Result<Inside, Error> {
     let attachment = wire.attachment;
     let ifname = &attachment.key.ifname;
     let has_ipv6 = attachment.ips().any(|ip| ip.is_ipv6());
@@ -117,7 +121,7 @@ pub(crate) fn set_up_inside(host: &RtSocket, pod: &mut RtSocket, wire: &Wire<'_>
         if attachment.addressing != Addressing::None {
             sysctl::protect_pod_link(ifname, has_ipv6)?;
         }
-        match wire.neighbours {
+        match neighbours {
             Neighbours::MayRemember => sysctl::announce_addresses(ifname),
             Neighbours::KnowNothing => Ok(()),
         }
@@ -148,11 +152,15 @@ pub(crate) fn set_up_inside(host: &RtSocket, pod: &mut RtSocket, wire: &Wire<'_>
 /// Neighbours that may remember an address at another MAC are told the new one. The kernel does so when a MAC is set, also
 /// to what it is, and takes about a millisecond for it. By itself it would when the link comes up, which may be too early:
 /// once the kernel has noticed that the other end had no carrier, the bridge drops what comes before it notices again.
-pub(crate) fn announce(pod: &mut RtSocket, wire: &Wire<'_>) -> Result<(), Error> {
-    match wire.neighbours {
+pub(crate) fn announce(
+    pod: &mut RtSocket,
+    attachment: &Attachment,
+    neighbours: Neighbours,
+) -> Result<(), Error> {
+    match neighbours {
         Neighbours::MayRemember => Ok(pod.run(&Op::SetLink(SetLink {
-            mac: Some(wire.attachment.pod_mac),
-            ..SetLink::of(LinkRef::Name(&wire.attachment.key.ifname))
+            mac: Some(attachment.pod_mac),
+            ..SetLink::of(LinkRef::Name(&attachment.key.ifname))
         }))?),
         Neighbours::KnowNothing => Ok(()),
     }

@@ -23,8 +23,7 @@ pub fn default_route(like: IpAddr) -> Route {
 
 /// Is it in the table that everybody uses?
 pub(crate) fn is_in_main(route: &Route) -> bool {
-    const MAIN: u32 = 254;
-    route.table.is_none_or(|table| table == 0 || table == MAIN)
+    route.table.is_none_or(|table| table == 0 || table == types::TABLE_MAIN)
 }
 
 pub(crate) fn parse_all(ipam: &Obj<'_>) -> Result<Vec<Route>, Error> {

@@ -22,6 +22,19 @@ const TRIES: u32 = 10;
 /// What is listed: in words, and as message type.
 struct Kind(&'static str, u16);
 
+const LINKS: Kind = Kind("list links", libc::RTM_GETLINK);
+
+fn ask_links(body: &mut Body<'_>) {
+    body.header(&LinkHeader::default());
+    skip_stats(body);
+}
+
+/// Of the last try of a dump.
+enum Consistency {
+    Whole,
+    Interrupted,
+}
+
 /// Which routes to list; `None` takes all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RouteFilter {
@@ -40,11 +53,13 @@ impl RouteFilter {
 
 impl RtSocket {
     pub fn links(&mut self) -> Result<Vec<Link>, Error> {
-        let ask = |body: &mut Body<'_>| {
-            body.header(&LinkHeader::default());
-            skip_stats(body);
-        };
-        self.dump(Kind("list links", libc::RTM_GETLINK), ask, Link::parse)
+        self.dump(LINKS, ask_links, Link::parse)
+    }
+
+    /// As [`RtSocket::links`]. On a node whose links change all the time, where no list is whole, the last one: a link may be
+    /// missing from it.
+    pub fn links_if_busy(&mut self) -> Result<Vec<Link>, Error> {
+        Ok(self.dump_tries(LINKS, ask_links, Link::parse)?.0)
     }
 
     /// The addresses of one link, or of all; none for a link that is not there.
@@ -58,15 +73,28 @@ impl RtSocket {
 
     /// Unicast routes of both families. One with several next hops has neither gateway nor link.
     pub fn routes(&mut self, filter: RouteFilter) -> Result<Vec<Route>, Error> {
-        self.routes_of(filter, RouteKind::Unicast)
+        self.routes_where(filter, |_| true)
+    }
+
+    /// The same, of which only some are kept: a node may have the whole Internet's routes.
+    pub fn routes_where(
+        &mut self,
+        filter: RouteFilter,
+        is_wanted: impl Fn(&Route) -> bool,
+    ) -> Result<Vec<Route>, Error> {
+        self.routes_of(filter, |route| route.kind == RouteKind::Unicast && is_wanted(route))
     }
 
     /// Routes of both families that say that a destination is unreachable.
     pub fn unreachable_routes(&mut self, filter: RouteFilter) -> Result<Vec<Route>, Error> {
-        self.routes_of(filter, RouteKind::Unreachable)
+        self.routes_of(filter, |route| route.kind == RouteKind::Unreachable)
     }
 
-    fn routes_of(&mut self, filter: RouteFilter, kind: RouteKind) -> Result<Vec<Route>, Error> {
+    fn routes_of(
+        &mut self,
+        filter: RouteFilter,
+        is_wanted: impl Fn(&Route) -> bool,
+    ) -> Result<Vec<Route>, Error> {
         let mut routes = Vec::new();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
             let ask = |body: &mut Body<'_>| {
@@ -81,7 +109,7 @@ impl RtSocket {
             };
             // Where a family is missing, the kernel answers with the routes of the others.
             let is_v4 = family == AddressFamily::Inet;
-            let ours = |r: &Route| r.dst.addr().is_ipv4() == is_v4 && r.kind == kind && filter.matches(r);
+            let ours = |r: &Route| r.dst.addr().is_ipv4() == is_v4 && filter.matches(r) && is_wanted(r);
             let wanted = |message: &[u8]| Route::parse_any(message).filter(ours);
             routes.extend(none_if_missing(self.dump(Kind("list routes", libc::RTM_GETROUTE), ask, wanted))?);
         }
@@ -128,20 +156,35 @@ impl RtSocket {
         ask: impl Fn(&mut Body<'_>),
         parse: impl Fn(&[u8]) -> Option<T>,
     ) -> Result<Vec<T>, Error> {
+        match self.dump_tries(Kind(operation, kind), ask, parse)? {
+            (all, Consistency::Whole) => Ok(all),
+            (_, Consistency::Interrupted) => {
+                Err(Error::Interrupted { operation: operation.to_owned(), tries: TRIES })
+            }
+        }
+    }
+
+    fn dump_tries<T>(
+        &mut self,
+        Kind(operation, kind): Kind,
+        ask: impl Fn(&mut Body<'_>),
+        parse: impl Fn(&[u8]) -> Option<T>,
+    ) -> Result<(Vec<T>, Consistency), Error> {
+        let mut all = Vec::new();
         for _ in 0..TRIES {
             let sequences = self.socket.take_sequences(1);
             let head = Head { kind, flags: NLM_F_REQUEST | NLM_F_DUMP, sequence: sequences.start };
             self.batch.clear();
             self.batch.message(head, |body| ask(body)).map_err(oversize(operation))?;
-            let mut all = Vec::new();
+            all.clear();
             let read = self.socket.dump(&self.batch, sequences, |message| all.extend(parse(message)));
             match read.map_err(|e| e.during(operation))? {
-                Dump::Whole => return Ok(all),
+                Dump::Whole => return Ok((all, Consistency::Whole)),
                 Dump::Interrupted => {}
                 Dump::Refused(refusal) => return Err(refusal.during(operation)),
             }
         }
-        Err(Error::Interrupted { operation: operation.to_owned(), tries: TRIES })
+        Ok((all, Consistency::Interrupted))
     }
 }
 

@@ -120,12 +120,15 @@ impl RtSocket {
 
     /// The default route that the kernel takes, with its metric. By lookups and not by a list, because a list cannot be
     /// asked for by destination: a node with the whole Internet's routes would send them all. Each asks for the route
-    /// behind an address that nobody has; where all of them have routes of their own, there is none to be found.
+    /// behind an address that nobody has; where all of them have routes of their own, there is none to be found. Where one
+    /// of them has no route at all, there is no default route, as in a new pod.
     pub fn default_route(&mut self, family: Family) -> Result<Option<Route>, Error> {
         for nobody in nobodies(family) {
-            match self.match_route(nobody, Route::parse) {
+            match self.look_up(nobody, FIB_MATCH, Route::parse) {
                 Ok(Some(route)) if route.dst.prefix_len() == 0 => return Ok(Some(route)),
                 Ok(_) => {}
+                Err(error) if error.errno() == Some(Errno::NETUNREACH) || error.is_unsupported() => break,
+                Err(error) if is_without_route(&error) => {}
                 Err(error) => return Err(error.during(format_args!("look for the {family} default route"))),
             }
         }
@@ -134,18 +137,8 @@ impl RtSocket {
 
     /// The entry of the routing tables that the kernel uses for an address; None if the address is unreachable.
     pub fn matched_route(&mut self, dst: IpAddr) -> Result<Option<RouteMatch>, Error> {
-        self.match_route(dst, RouteMatch::parse)
-    }
-
-    fn match_route<T>(
-        &mut self,
-        dst: IpAddr,
-        parse: impl Fn(&[u8]) -> Option<T>,
-    ) -> Result<Option<T>, Error> {
-        match self.look_up(dst, RouteFlags::from_bits_retain(RTM_F_FIB_MATCH), parse) {
-            Err(error) if error.is_unreachable() || error.is_missing() => Ok(None),
-            // An unreachable or prohibited destination is answered with its own error.
-            Err(error) if matches!(error.errno(), Some(Errno::ACCESS | Errno::INVAL)) => Ok(None),
+        match self.look_up(dst, FIB_MATCH, RouteMatch::parse) {
+            Err(error) if is_without_route(&error) => Ok(None),
             other => other,
         }
     }
@@ -184,6 +177,14 @@ impl RtSocket {
         answered.map_err(|e| e.during(words()))?;
         found
     }
+}
+
+const FIB_MATCH: RouteFlags = RouteFlags::from_bits_retain(RTM_F_FIB_MATCH);
+
+/// An unreachable or prohibited destination is answered with its own error.
+fn is_without_route(error: &Error) -> bool {
+    let is_refused = matches!(error.errno(), Some(Errno::ACCESS | Errno::INVAL));
+    is_refused || error.is_unreachable() || error.is_missing()
 }
 
 fn look_up_words(dst: IpAddr) -> String {

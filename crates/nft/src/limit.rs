@@ -35,7 +35,7 @@ pub struct ConnectionLimit<'a> {
 }
 
 impl ConnectionLimit<'_> {
-    fn table(&self) -> String {
+    pub fn table(&self) -> String {
         format!("{PREFIX}{}", AttachmentKey::network_dir(self.network))
     }
 

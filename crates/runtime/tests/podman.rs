@@ -108,6 +108,20 @@ impl World {
         }
     }
 
+    /// Without an agent they are there when `disconnect` returns; an agent restores them afterwards.
+    fn expect_default_routes(&self, container: &str, gateways: [&str; 2]) {
+        let has_route = |(family, gateway): (&str, &str)| {
+            let routes = self.podman.exec(container, &["ip", family, "route"]).unwrap();
+            let is_it = |line: &str| line.starts_with(&format!("default via {gateway} "));
+            routes.lines().any(is_it)
+        };
+        let has_both = || ["-4", "-6"].into_iter().zip(gateways).all(has_route);
+        match self.setup.agent {
+            true => wait_until("the default routes", DEADLINE, || Ok(has_both())).unwrap(),
+            false => assert!(has_both(), "{gateways:?}"),
+        }
+    }
+
     /// The messages of `podwire doctor` about subnets.
     fn overlaps(&self) -> Vec<String> {
         let podwire = &self.programs.podwire;
@@ -230,6 +244,7 @@ fn b18_podman_connects_a_running_container_to_networks_and_disconnects_it() {
         world.podman.sh(&["network", "disconnect", "podwire", "a"]).unwrap();
         assert_eq!(world.addresses("a", "podwire"), Vec::<IpAddr>::new());
         assert_eq!(world.claims().len(), 2, "the addresses of b: {:?}", world.claims());
+        world.expect_default_routes("a", ["10.71.0.1", "fd00:71::1"]);
         world.expect_pings("a", &peer);
         world.podman.sh(&["network", "connect", "podwire", "a"]).unwrap();
         world.expect_pings("a", &first);

@@ -88,6 +88,7 @@ codes! {
     AgentUnreachable NotReady "No agent answers on its socket." "`systemctl start podwire`";
     ReconcileStuck Degraded "Reconcile hangs: pods are served, but drift is not repaired." "`systemctl restart podwire`";
     RepairFailed Degraded "Reconcile found drift and could not repair it." "see the message; the agent retries";
+    MonitorFailed Degraded "The agent does not receive events of the kernel, so drift is found by the timer only." "see the message; the agent retries";
     BridgeDown Degraded "The bridge of running pods is down." "`ip link set BRIDGE up`";
     FirewallDrift Degraded "Podwire's tables are not as they should be." "`systemctl restart podwire`";
     FirewallOrphans Degraded "Podwire's tables hold elements of pods that are gone." "the `nft` command of the condition";
@@ -111,6 +112,7 @@ codes! {
     StateDirUnwritable Degraded "The node's state directory cannot be written." "`df -h /var/lib/podwire`";
     PeerNotRegistered Degraded "A node has not registered again since the store lost its data." "start its agent, or `podwire node rm NAME`";
     StoreWatchStopped Degraded "The agent no longer follows the store." "`systemctl restart podwire`";
+    PeerAway Degraded "The agent of a node does not renew its lease." "start its agent, or `podwire node rm NAME` if the node is gone";
     PeerRecordRefused Degraded "Parts of a node's record are not used." "correct the node, or `podwire node rm NAME`";
     PeerConflict Degraded "Several nodes publish the same address or tunnel MAC." "`podwire node rm NAME` for nodes that are gone";
     PeerUnrouted Degraded "A node or its blocks have no route." "see the message";

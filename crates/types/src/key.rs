@@ -54,12 +54,8 @@ impl AttachmentKey {
 
     /// What marks the host end as ours, and whose it is. The addresses follow after a space, as far as 255 bytes go.
     pub fn alias(&self) -> String {
-        format!("{}{}/{}", Self::alias_prefix(&self.network), short(self.container.as_str()), self.ifname)
-    }
-
-    /// What the aliases of all links of a network begin with.
-    pub fn alias_prefix(network: &NetworkName) -> String {
-        format!("podwire:{}/", short(network.as_str()))
+        let network = Self::network_dir(&self.network);
+        format!("podwire:{network}/{}/{}", short(self.container.as_str()), self.ifname)
     }
 
     fn digest(&self, purpose: &str, salt: u8) -> Digest {

@@ -37,6 +37,8 @@ pub const ROUTE_PROTOCOL: u8 = 112;
 /// The route protocol number of what leads to other nodes (`ip route show proto 113`): routes to their blocks, and the
 /// neighbours behind the tunnel.
 pub const PEER_PROTOCOL: u8 = 113;
+/// RT_TABLE_MAIN: the routing table of routes that name none.
+pub const TABLE_MAIN: u32 = 254;
 /// The smallest MTU that IPv6 allows on a link (RFC 8200, section 5).
 pub const MIN_MTU_V6: u32 = 1280;
 /// The smallest MTU that IPv4 allows on a link (RFC 791).

@@ -9,12 +9,13 @@ use store::{Change, Compare, Entry, Outcome};
 use tokio::sync::oneshot;
 use types::NodeName;
 
+use super::ask_error::AskError;
 use super::contact::Contact;
 use super::grow::{GrowError, Wish};
 use super::join::Registry;
 
 /// How often something is read again that changed under our eyes; also how many transactions a node's claims may need.
-const TRIES: u32 = 20;
+pub(super) const TRIES: u32 = 20;
 /// Claims that go in one transaction.
 const AT_ONCE: usize = 100;
 
@@ -29,9 +30,9 @@ pub(crate) enum Command {
 #[derive(Debug)]
 pub(crate) enum Ask {
     /// Everything that stands in the store.
-    Look(oneshot::Sender<Result<Contents, String>>),
+    Look(oneshot::Sender<Result<Contents, AskError>>),
     /// Removes a node for good; the blocks that are free now.
-    Remove { name: NodeName, force: bool, done: oneshot::Sender<Result<Vec<IpNet>, String>> },
+    Remove { name: NodeName, force: bool, done: oneshot::Sender<Result<Vec<IpNet>, AskError>> },
 }
 
 /// What stands in the store.
@@ -47,9 +48,9 @@ pub(crate) struct Contents {
 
 impl Command {
     /// Answers that it cannot be done now.
-    pub(super) fn refuse(self, why: &str) {
+    pub(super) fn refuse(self, why: AskError) {
         match self {
-            Self::Grow(wish) => wish.answer(Err(GrowError::Refused(why.to_owned()))),
+            Self::Grow(wish) => wish.answer(Err(GrowError::Refused(why.to_string()))),
             Self::Ask(ask) => ask.refuse(why),
         }
     }
@@ -57,10 +58,10 @@ impl Command {
 
 impl Ask {
     /// Whoever asked may have given up.
-    pub(super) fn refuse(self, why: &str) {
+    pub(super) fn refuse(self, why: AskError) {
         match self {
-            Self::Look(done) => drop(done.send(Err(why.to_owned()))),
-            Self::Remove { done, .. } => drop(done.send(Err(why.to_owned()))),
+            Self::Look(done) => drop(done.send(Err(why))),
+            Self::Remove { done, .. } => drop(done.send(Err(why))),
         }
     }
 
@@ -80,14 +81,17 @@ impl Ask {
                     Ok(_) => contact.answered(),
                     Err(error) => contact.question_failed(error),
                 }
-                drop(done.send(looked.map_err(|error| error.to_string())));
+                drop(done.send(looked.map_err(AskError::from)));
             }
             Self::Remove { name, force, done } => {
                 let removed = if name == own {
-                    Err(format!("{name} is this node: stop its agent, then remove it from another node"))
+                    Err(AskError::Own(name))
                 } else {
-                    remove(&registry, &name, (force, contact)).await
+                    remove(&registry, &name, force).await
                 };
+                if let Err(AskError::Unreachable(why)) = &removed {
+                    contact.unanswered(why.clone());
+                }
                 drop(done.send(removed));
             }
         }
@@ -120,38 +124,22 @@ pub(super) fn alive_at(layout: &Layout, key: &str, value: &[u8]) -> Option<(Node
 
 /// Takes a node and its claims out of the store, also claims that no record names. While its agent is alive only by force,
 /// and it will come back.
-async fn remove(
-    registry: &Registry,
-    name: &NodeName,
-    (force, contact): (bool, &Contact),
-) -> Result<Vec<IpNet>, String> {
+async fn remove(registry: &Registry, name: &NodeName, force: bool) -> Result<Vec<IpNet>, AskError> {
     let Registry { store, layout } = registry;
-    let told = |error: store::Error| {
-        contact.question_failed(&error);
-        error.to_string()
-    };
     let (node, alive) = (layout.node(name), layout.alive(name));
     let mut freed = Vec::new();
     for _ in 0..TRIES {
-        let record = store.get(&node).await.map_err(told)?;
+        let record = store.get(&node).await?;
         if let Some(entry) = &record {
             may_remove(entry, force)?;
         }
-        let mut claims = claims_of(registry, name).await.map_err(told)?;
+        let mut claims = claims_of(registry, name).await?;
         if record.is_none() && claims.is_empty() {
-            let nothing = || {
-                format!(
-                    "there is no node {name} in the store: see `podwire nodes` (who knew it before the store lost its data \
-                     forgets it within an hour)"
-                )
-            };
-            return if freed.is_empty() { Err(nothing()) } else { Ok(freed) };
+            return if freed.is_empty() { Err(AskError::NotFound(name.clone())) } else { Ok(freed) };
         }
-        let lives = store.get(&alive).await.map_err(told)?.is_some();
+        let lives = store.get(&alive).await?.is_some();
         if lives && !force {
-            return Err(format!(
-                "the agent of {name} is alive: stop it first (with --force its record goes all the same, and comes back)"
-            ));
+            return Err(AskError::Alive(name.clone()));
         }
         let is_last = claims.len() <= AT_ONCE;
         claims.truncate(AT_ONCE);
@@ -163,26 +151,26 @@ async fn remove(
         let mut changes: Vec<Change> =
             claims.iter().map(|block| Change::Delete(layout.block(block))).collect();
         changes.extend(record.map(|_| Change::Delete(node.clone())));
-        if let Outcome::Done { .. } = store.commit(&compares, &changes).await.map_err(told)? {
+        if let Outcome::Done { .. } = store.commit(&compares, &changes).await? {
             freed.extend(claims);
             if is_last {
                 return Ok(freed);
             }
         }
     }
-    Err(format!("the record of {name} changed {TRIES} times while it was removed: try again"))
+    Err(AskError::Contended(name.clone()))
 }
 
 /// What a newer version wrote is never removed; what is damaged only by force, since nobody can tell what it says.
-fn may_remove(entry: &Entry, force: bool) -> Result<(), String> {
-    let key = &entry.key;
+fn may_remove(entry: &Entry, force: bool) -> Result<(), AskError> {
+    let refused = |problem| Err(AskError::Unreadable { key: entry.key.clone(), problem });
     match NodeRecord::decode(&entry.value) {
         Ok(_) => Ok(()),
         Err(DecodeError::Unreadable { .. }) if force => Ok(()),
         Err(error @ DecodeError::Unreadable { .. }) => {
-            Err(format!("{key} in the store: {error}; --force removes it all the same"))
+            refused(format!("{error}; --force removes it all the same"))
         }
-        Err(error @ DecodeError::Newer { .. }) => Err(format!("{key} in the store: {error}")),
+        Err(error @ DecodeError::Newer { .. }) => refused(error.to_string()),
     }
 }
 

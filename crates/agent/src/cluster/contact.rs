@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use store::Event;
+use cluster::Layout;
+use store::{Event, Listing};
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::debug;
@@ -13,13 +14,16 @@ use types::NodeName;
 
 use super::command::alive_at;
 use super::join::JoinError;
+use super::leases::LeaseEvent;
 use super::member::Member;
 use super::shared::Shared;
-use crate::board::unix_time;
+use crate::clock::unix_time;
 
 /// A store that answered before counts as unreachable after this many failures in a row. A single one is a broken watch or a
 /// slow answer, and the retry follows within half a second.
 const MISSES: u32 = 2;
+/// A watch that broke is begun again within this time, unless there is a reason that lasts.
+const REJOIN: Duration = Duration::from_secs(10);
 /// How often the time of the copy on disk is set.
 const NOTE: Duration = Duration::from_secs(60);
 
@@ -162,6 +166,29 @@ impl Contact {
         self.lock().failure = failure;
     }
 
+    /// The thread that asks the store has ended.
+    pub(super) fn stopped(&self, why: &str) {
+        {
+            let mut inner = self.lock();
+            (inner.is_watching, inner.failure) = (false, Some(why.to_owned()));
+        }
+        self.set_reach(Reach::Silent(why.to_owned()));
+    }
+
+    /// Why the copy may be older than what the store has; None: the watch keeps it up to date.
+    pub(super) fn lag(&self) -> Option<String> {
+        let why = self.failure().or_else(|| self.silence());
+        let inner = self.lock();
+        why.or_else(|| match (inner.is_watching, inner.confirmed) {
+            (true, _) => None,
+            (false, None) => Some("the store has not been listed yet".to_owned()),
+            (false, Some(confirmed)) if confirmed.elapsed() > REJOIN => {
+                Some("the store is not watched: see `podwire status`".to_owned())
+            }
+            (false, Some(_)) => None,
+        })
+    }
+
     /// Whether the store counts as unreachable now.
     fn missed(&self, why: String, weight: u32) -> bool {
         let misses = {
@@ -294,9 +321,10 @@ impl Member {
         }
     }
 
-    /// Agents that came or went. No route depends on them; `podwire nodes` shows them.
+    /// Agents that came or went. No route depends on them; `podwire nodes` and conditions show them.
     pub(super) fn note_agents(&self, events: &[Event]) {
         let (layout, contact) = (&self.registry.layout, &self.shared.contact);
+        self.shared.note_leases(events.iter().filter_map(|event| lease_event(layout, event)));
         for event in events {
             let Some(name) = layout.alive_of(event.key()) else { continue };
             let since = match event {
@@ -307,11 +335,31 @@ impl Member {
         }
     }
 
+    /// Every key counts, also one whose value cannot be read.
+    pub(super) fn list_leases(&self, listing: &Listing) {
+        let layout = &self.registry.layout;
+        let keys = || listing.entries.iter().map(|entry| entry.key.as_str());
+        let nodes = keys().filter_map(|key| layout.node_of(key)).collect();
+        self.shared.list_leases(nodes, keys().filter_map(|key| layout.alive_of(key)).collect());
+    }
+
     /// Nodes whose record cannot be read, and why.
     pub(super) fn unread_nodes(&self) -> BTreeMap<NodeName, String> {
         let layout = &self.registry.layout;
         let nodes = self.unread.iter().filter_map(|(key, why)| Some((layout.node_of(key)?, why.clone())));
         nodes.collect()
+    }
+}
+
+fn lease_event(layout: &Layout, event: &Event) -> Option<LeaseEvent> {
+    let key = event.key();
+    let is_put = matches!(event, Event::Put(_));
+    match (layout.node_of(key), layout.alive_of(key)) {
+        (Some(name), _) if is_put => Some(LeaseEvent::Registered(name)),
+        (Some(name), _) => Some(LeaseEvent::Removed(name)),
+        (None, Some(name)) if is_put => Some(LeaseEvent::Held(name)),
+        (None, Some(name)) => Some(LeaseEvent::Ended(name)),
+        (None, None) => None,
     }
 }
 
@@ -395,6 +443,29 @@ mod tests {
         contact.watching(Listed::default());
         assert!(!is_old(contact.age()));
         assert_eq!(Contact::new(Some(unix_time() + 7200)).age(), Age::Unknown, "a clock was wrong");
+    }
+
+    #[test]
+    fn a5_after_the_end_of_the_thread_the_store_is_not_reachable() {
+        let contact = Contact::new(None);
+        contact.watching(Listed::default());
+        contact.stopped("ended");
+        assert!(!contact.is_reachable() && contact.silence() == contact.failure());
+        assert_eq!(contact.lag().as_deref(), Some("ended"));
+    }
+
+    #[test]
+    fn a12_a_copy_is_up_to_date_while_it_is_watched() {
+        let contact = Contact::new(Some(unix_time()));
+        assert!(contact.lag().unwrap().contains("not been listed"));
+        contact.session_failed(&broken().into());
+        assert!(contact.lag().unwrap().contains("connection refused"));
+        contact.watching(Listed::default());
+        assert_eq!(contact.lag(), None);
+        contact.watch_ended();
+        assert_eq!(contact.lag(), None, "it is begun again in a moment");
+        contact.lock().confirmed = Some(Instant::now() - REJOIN * 2);
+        assert!(contact.lag().unwrap().contains("not watched"));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use cluster::Cut;
 use ipnet::IpNet;
-use tokio::sync::mpsc;
+use tokio::sync::mpsc::{self, error::TrySendError};
 use tracing::{debug, info};
 use types::{Code, Finding};
 
@@ -30,6 +30,8 @@ pub(crate) enum GrowError {
     NoBlock(#[from] NoBlock),
     #[error("too many requests to the store wait already")]
     Busy,
+    #[error("the agent no longer follows the store")]
+    Stopped,
     #[error("the store did not answer in time")]
     Late,
     #[error("no pod waited for it any more")]
@@ -174,7 +176,10 @@ impl Asker<'_> {
             answered: Condvar::new(),
         });
         let sent = self.commands.try_send(Command::Grow(Arc::clone(&wish)));
-        sent.map_err(|_| GrowError::Busy)?;
+        sent.map_err(|error| match error {
+            TrySendError::Full(_) => GrowError::Busy,
+            TrySendError::Closed(_) => GrowError::Stopped,
+        })?;
         Ok(wish)
     }
 }
@@ -232,6 +237,7 @@ impl Member {
 mod tests {
     use std::thread;
 
+    use super::super::ask_error::AskError;
     use super::*;
 
     fn net() -> IpNet {
@@ -282,7 +288,10 @@ mod tests {
             }
             assert!(next(&mut asked).is_none(), "one question for all");
             let later = scope.spawn(wait);
-            asked.blocking_recv().map(|command| command.refuse("no store")).unwrap();
+            asked
+                .blocking_recv()
+                .map(|command| command.refuse(AskError::Unreachable("no store".to_owned())))
+                .unwrap();
             assert_eq!(later.join().unwrap(), Err(GrowError::Refused("no store".to_owned())));
         });
     }

@@ -5,13 +5,15 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use api::Freshness;
+use api::{Freshness, RoutesView};
 use cluster::NodeRecord;
 use ipnet::IpNet;
 use store::Store;
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use types::{Digest, Mac, NetworkName, NodeName};
 
+use super::ask_error::AskError;
 use super::command::{Ask, Command, Contents};
 use super::contact::{Age, Contact};
 use super::grow::{Asker, GrowError, Growing};
@@ -20,7 +22,7 @@ use super::kernel::Kernel;
 use super::routes::Question;
 use super::shared::Shared;
 use super::{ClusterError, Ending, Parts, Site, is_alone, store_config};
-use crate::board::unix_time;
+use crate::clock::unix_time;
 use crate::config;
 use crate::share::Shares;
 
@@ -28,6 +30,8 @@ use crate::share::Shares;
 const WAITING: usize = 256;
 /// How long somebody who asks waits for the store.
 const PATIENCE: Duration = Duration::from_secs(8);
+/// Why there is nothing to answer with.
+const NO_COPY: &str = "this node has no saved state of the cluster";
 /// How long the end may take.
 const GOODBYE: Duration = Duration::from_secs(1);
 /// Its clones talk to the same one.
@@ -92,7 +96,8 @@ impl Cluster {
         let (ending, ended) = std::sync::mpsc::channel::<Infallible>();
         let kernel = Kernel::open()?;
         let table_changed = Arc::<Notify>::default();
-        let last = Ending { board: Arc::clone(&shared.board), stop: stopped.clone() };
+        let last =
+            Ending { board: Arc::clone(&shared.board), contact: Arc::clone(&contact), stop: stopped.clone() };
         let site = Site {
             shared,
             record,
@@ -147,20 +152,24 @@ impl Cluster {
     }
 
     /// Everything that stands in the store. If the store cannot be asked: the last state that this node knows.
-    pub(crate) async fn look(&self) -> Result<(Contents, Freshness), String> {
+    pub(crate) async fn look(&self) -> Result<(Contents, Freshness), AskError> {
         let why = match self.contact.failure() {
-            Some(why) => why,
+            Some(why) if self.contact.is_reachable() => AskError::Refused(why),
+            Some(why) => AskError::Unreachable(why),
             None => match self.ask(Ask::Look).await {
                 Ok(contents) => return Ok((contents, freshness(Some(Duration::ZERO), None))),
                 Err(why) => why,
             },
         };
-        let reason = match self.contact.is_reachable() {
-            true => why,
-            false => format!("{} is not reachable: {why}", self.store_name),
-        };
+        let reason = self.reason(&why.to_string());
         let age = match self.contact.age() {
-            Age::NoCopy => return Err(format!("{reason}; this node has no saved state of the cluster")),
+            Age::NoCopy => {
+                let reason = format!("{reason}; {NO_COPY}");
+                return Err(match self.contact.is_reachable() {
+                    true => AskError::Refused(reason),
+                    false => AskError::Unreachable(reason),
+                });
+            }
             Age::Known(age) => Some(age),
             Age::Unknown => None,
         };
@@ -168,41 +177,60 @@ impl Cluster {
         Ok((contents, freshness(age, Some(reason))))
     }
 
+    fn reason(&self, why: &str) -> String {
+        match self.contact.is_reachable() {
+            true => why.to_owned(),
+            false => format!("{} is not reachable: {why}", self.store_name),
+        }
+    }
+
+    /// Whether this node's copy of the store's contents, which its routes follow, is up to date.
+    fn freshness_of_copy(&self) -> Freshness {
+        let reason = self.contact.lag().map(|why| self.reason(&why));
+        match self.contact.age() {
+            Age::Known(age) => freshness(Some(age), reason),
+            Age::Unknown => freshness(None, reason),
+            Age::NoCopy => freshness(None, reason.map(|reason| format!("{reason}; {NO_COPY}"))),
+        }
+    }
+
     pub(crate) fn contact(&self) -> &Contact {
         &self.contact
     }
 
     /// Removes a node for good; the blocks that are free now.
-    pub(crate) async fn remove(&self, name: NodeName, force: bool) -> Result<Vec<IpNet>, String> {
+    pub(crate) async fn remove(&self, name: NodeName, force: bool) -> Result<Vec<IpNet>, AskError> {
         self.ask(|done| Ask::Remove { name, force, done }).await
     }
 
     /// The routes to other nodes: wanted, there, and the difference.
-    pub(crate) async fn routes(&self) -> Result<Vec<api::RouteView>, String> {
-        self.question(Question::Routes).await?
+    pub(crate) async fn routes(&self) -> Result<RoutesView, AskError> {
+        let routes = self.question(Question::Routes).await??;
+        Ok(RoutesView { freshness: self.freshness_of_copy(), routes })
     }
 
-    async fn question<T>(&self, ask: impl FnOnce(oneshot::Sender<T>) -> Question) -> Result<T, String> {
+    async fn question<T>(&self, ask: impl FnOnce(oneshot::Sender<T>) -> Question) -> Result<T, AskError> {
         let (answer, answered) = oneshot::channel();
-        self.questions.try_send(ask(answer)).map_err(|_| "too many questions wait already".to_owned())?;
+        send(&self.questions, ask(answer))?;
         tokio::time::timeout(PATIENCE, answered)
             .await
-            .map_err(|_| "no answer in time".to_owned())?
-            .map_err(|_| "the agent is stopping".to_owned())
+            .map_err(|_| AskError::TimedOut { seconds: PATIENCE.as_secs() })?
+            .map_err(|_| AskError::Stopped)
     }
 
-    async fn ask<T>(&self, ask: impl FnOnce(oneshot::Sender<Result<T, String>>) -> Ask) -> Result<T, String> {
+    async fn ask<T>(
+        &self,
+        ask: impl FnOnce(oneshot::Sender<Result<T, AskError>>) -> Ask,
+    ) -> Result<T, AskError> {
         let (done, answer) = oneshot::channel();
-        self.commands
-            .try_send(Command::Ask(ask(done)))
-            .map_err(|_| "too many questions wait already".to_owned())?;
+        send(&self.commands, Command::Ask(ask(done)))?;
         match tokio::time::timeout(PATIENCE, answer).await {
             Ok(Ok(answer)) => answer,
-            Ok(Err(_)) => Err("the agent is stopping".to_owned()),
+            Ok(Err(_)) => Err(AskError::Stopped),
             Err(_) => {
                 let why = format!("the store did not answer within {} s", PATIENCE.as_secs());
                 self.contact.unanswered(why.clone());
-                Err(why)
+                Err(AskError::Unreachable(why))
             }
         }
     }
@@ -235,9 +263,31 @@ impl Cluster {
     }
 }
 
+/// A full channel is busy; one that is closed has lost its thread.
+fn send<T>(channel: &mpsc::Sender<T>, message: T) -> Result<(), AskError> {
+    channel.try_send(message).map_err(|error| match error {
+        TrySendError::Full(_) => AskError::Busy,
+        TrySendError::Closed(_) => AskError::Stopped,
+    })
+}
+
 /// A reason means that the store could not be asked.
 fn freshness(age: Option<Duration>, reason: Option<String>) -> Freshness {
     let age_seconds = age.map(|age| age.as_secs());
     let as_of = age_seconds.map(|age| api::Timestamp(unix_time().saturating_sub(age)));
     Freshness { as_of, age_seconds, stale: reason.is_some(), reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a5_a_thread_that_has_ended_is_not_busy() {
+        let (sender, receiver) = mpsc::channel(1);
+        assert_eq!(send(&sender, 1), Ok(()));
+        assert_eq!(send(&sender, 2), Err(AskError::Busy));
+        drop(receiver);
+        assert_eq!(send(&sender, 3), Err(AskError::Stopped));
+    }
 }

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use cluster::{Changes, PeerFdb, PeerNeighbour, PeerRoute, Seen};
 use ipnet::IpNet;
 use netlink::{AddNeighbour, Family, Fdb, Mode, Op, Route, RouteFilter, RtSocket};
-use types::PEER_PROTOCOL;
+use types::{PEER_PROTOCOL, TABLE_MAIN};
 
 use super::underlay::Surroundings;
 
@@ -18,7 +18,6 @@ const METRIC: u32 = 113_000;
 /// instead of 0.4 s. So the destination decides about the metric, too.
 const METRICS: u32 = 4096;
 /// The kernel's main table.
-const MAIN: u32 = 254;
 
 /// Changes that the kernel refused.
 #[derive(Debug, Default)]
@@ -69,7 +68,7 @@ impl Kernel {
         tunnels: &[u32],
         subnets: &[IpNet],
     ) -> Result<(Seen, Vec<Route>), netlink::Error> {
-        let filter = RouteFilter { table: Some(MAIN), link: None, protocol: Some(PEER_PROTOCOL) };
+        let filter = RouteFilter { table: Some(TABLE_MAIN), link: None, protocol: Some(PEER_PROTOCOL) };
         let is_made_here = |route: &Route| route.priority == Some(metric(&route.dst));
         let mut found = self.socket.routes(filter)?;
         found.retain(|route| is_of(subnets, &route.dst));

@@ -4,7 +4,7 @@ use cluster::{Layout, NetworkSpec, NodeRecord};
 use store::Store;
 
 use super::join::{Candidate, Registry};
-use crate::board::unix_time;
+use crate::clock::unix_time;
 
 /// Joins a cluster; gives the record as it stands in the store.
 pub async fn join(

@@ -24,6 +24,7 @@ use tracing::{debug, info};
 use types::{Digest, NodeName, NodeUid};
 
 use super::alive::Hold;
+use super::ask_error::AskError;
 use super::command::{Ask, Command, alive_at};
 use super::contact::Listed;
 use super::join::{Candidate, JoinError, Joined, Registry};
@@ -155,7 +156,7 @@ impl Member {
                         let own = self.candidate.record.name.clone();
                         self.answer(ask, &own);
                     }
-                    Some(command) => command.refuse(&self.shared.store_trouble()),
+                    Some(command) => command.refuse(AskError::Unreachable(self.shared.store_trouble())),
                     None => return std::ops::ControlFlow::Break(()),
                 },
             }
@@ -194,6 +195,7 @@ impl Member {
         let layout = &self.registry.layout;
         let agents = listing.entries.iter().filter_map(|entry| alive_at(layout, &entry.key, &entry.value));
         self.shared.contact.watching(Listed { alive: agents.collect(), unread: self.unread_nodes() });
+        self.list_leases(&listing);
         self.shared.store_works();
         *pause = RETRY.0;
         loop {
@@ -241,6 +243,7 @@ impl Member {
 
     /// One thing that happens.
     async fn next(&mut self, watch: &mut Watch, joined: Joined) -> Result<Next, JoinError> {
+        let lapse_at = self.shared.next_lapse();
         tokio::select! {
             () = sleep_until(self.aftercare_at), if self.needs_aftercare() => {
                 self.aftercare(&joined.record).await;
@@ -260,6 +263,10 @@ impl Member {
                     self.heard(events, joined).await
                 }
             },
+            () = sleep_until(lapse_at.unwrap_or_else(Instant::now)), if lapse_at.is_some() => {
+                self.shared.tell();
+                Ok(Next::Go(joined))
+            }
             () = sleep_until(self.progress_at) => {
                 self.progress_at = Instant::now() + PROGRESS;
                 watch.request_progress().await?;
@@ -375,7 +382,7 @@ impl Member {
     fn answer(&mut self, ask: Ask, own: &NodeName) {
         while self.asked.try_join_next().is_some() {}
         if self.asked.len() >= AT_ONCE {
-            ask.refuse("too many questions are being answered");
+            ask.refuse(AskError::Busy);
         } else if !ask.is_over() {
             let (registry, own, contact) =
                 (self.registry.clone(), own.clone(), Arc::clone(&self.shared.contact));

@@ -11,6 +11,7 @@
 //! store is away the share stays, and so does every route.
 
 mod alive;
+mod ask_error;
 mod claim;
 mod command;
 mod contact;
@@ -20,8 +21,10 @@ mod home;
 mod join;
 mod kernel;
 mod known;
+mod leases;
 pub mod measured;
 mod member;
+mod outage;
 pub(crate) mod preflight;
 mod routes;
 mod shared;
@@ -43,7 +46,8 @@ use tokio::task::JoinSet;
 use tracing::info;
 use types::{Code, Finding, NodeName};
 
-use crate::board::{Board, unix_time};
+use crate::board::Board;
+use crate::clock::unix_time;
 use crate::conditions::Source;
 use crate::config::{self, Config};
 use crate::install::Installer;
@@ -51,6 +55,7 @@ use crate::keeper::Bell;
 use crate::metrics::Metrics;
 use crate::share::Shares;
 use crate::work::Work;
+pub(crate) use ask_error::AskError;
 use command::Command;
 pub(crate) use contact::Contact;
 pub(crate) use grow::GrowError;
@@ -113,6 +118,7 @@ struct Site {
 /// Says so when the thread ends though nobody asked for it, however it does: nothing would follow the cluster any more.
 struct Ending {
     board: Arc<Board>,
+    contact: Arc<Contact>,
     stop: watch::Receiver<bool>,
 }
 
@@ -124,7 +130,10 @@ impl Drop for Ending {
         }
         let message = "the agent no longer follows the store: routes to other nodes and this node's record stay as they \
                        are; its log has the reason";
+        self.contact.stopped("the agent no longer follows the store");
         let found = Finding::new(Code::StoreWatchStopped, "store", message).fix("systemctl restart podwire");
+        // What was found about routes may not hold any more, and nothing would end it.
+        self.board.set(Source::Routes, Vec::new());
         self.board.set(Source::Cluster, vec![found]);
     }
 }

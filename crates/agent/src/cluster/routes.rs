@@ -31,6 +31,7 @@ use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 use types::IfName;
 
+use super::ask_error::AskError;
 use super::command::Contents;
 use super::kernel::{Kernel, Refused};
 use super::known::Known;
@@ -58,7 +59,7 @@ const BATCH: usize = 4096;
 /// What can be answered without the store.
 pub(super) enum Question {
     /// The routes there are.
-    Routes(oneshot::Sender<Result<Vec<api::RouteView>, String>>),
+    Routes(oneshot::Sender<Result<Vec<api::RouteView>, AskError>>),
     /// The cluster as this node knows it.
     Contents(oneshot::Sender<Contents>),
 }
@@ -314,7 +315,9 @@ impl Routes {
     /// The client may have given up.
     fn answer(&mut self, question: Question) {
         match question {
-            Question::Routes(done) => drop(done.send(self.shown().map_err(|e| e.to_string()))),
+            Question::Routes(done) => {
+                drop(done.send(self.shown().map_err(|e| AskError::Failed(e.to_string()))));
+            }
             Question::Contents(done) => drop(done.send(self.contents())),
         }
     }

@@ -1,6 +1,6 @@
 //! What the parts of the cluster's side share: the node's blocks and MTU, which make its [`Share`]; and what is wrong.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -17,15 +17,18 @@ use super::contact::Contact;
 use super::grow::Wish;
 use super::home::Home;
 use super::join::{JoinError, Joined};
+use super::leases::{LeaseEvent, Leases};
+use super::outage;
 use super::tunnel::OVERHEAD_V6;
 use super::{Parts, cuts, is_alone};
 use crate::board::Board;
+use crate::clock::Now;
 use crate::conditions::Source;
-use crate::config::{Config, Store};
+use crate::config::Config;
 use crate::install::{Installer, Rendered};
 use crate::keeper::Bell;
 use crate::metrics::Metrics;
-use crate::share::{NoBlock, Share, Shares, TunnelSize};
+use crate::share::{Share, Shares, TunnelSize};
 use crate::work::Work;
 
 /// One for all of them.
@@ -68,6 +71,7 @@ struct State {
     lost_addresses: Vec<IpAddr>,
     /// Why there is no other block, where one is needed.
     cramped: Option<(Finding, Arc<Wish>)>,
+    leases: Leases,
 }
 
 impl Shared {
@@ -237,7 +241,7 @@ impl Shared {
         if self.shares.withdraw(why) {
             error!("{why}: no pod gets an address until it has one");
             self.work.withdraw(why);
-            self.board.set(Source::Block, vec![NoBlock(why.to_owned()).finding(&self.config.network.name)]);
+            self.shares.report_block(&self.board, &self.config.network.name);
             self.bell.ring();
             self.changed.notify_one();
         }
@@ -342,22 +346,29 @@ impl Shared {
             .unwrap_or_else(|| "the store is being asked for the first time".to_owned())
     }
 
-    fn unreachable(&self) -> Option<Finding> {
-        let why = self.contact.silence()?;
-        Some(match self.config.store {
-            Store::Embedded => Finding::new(Code::StoreFailed, "store", why),
-            Store::Etcd(_) => {
-                let found = Finding::new(Code::StoreUnreachable, "etcd", why);
-                // etcd need not be the cause.
-                match self.lock().lost_addresses.first() {
-                    Some(lost) => Finding {
-                        message: format!("{}; this node lost its address {lost}", found.message),
-                        ..found.fix("ip address show")
-                    },
-                    None => found,
-                }
+    pub(super) fn tell(&self) {
+        let outage = self.contact.silence().map(|why| {
+            let found = outage::finding(&self.config.store, &why);
+            // etcd need not be the cause.
+            match self.lock().lost_addresses.first() {
+                Some(lost) => Finding {
+                    message: format!("{}; this node lost its address {lost}", found.message),
+                    ..found.fix("ip address show")
+                },
+                None => found,
             }
-        })
+        });
+        let (mut findings, lapses) = {
+            let mut state = self.lock();
+            let lapses = state.leases.findings(&self.config.node, &Now::read());
+            // While this node cannot join, nothing is known about the others.
+            (state.findings(&self.home), if state.trouble.is_none() { lapses } else { Vec::new() })
+        };
+        match outage {
+            Some(outage) => findings.push(outage),
+            None => findings.extend(lapses),
+        }
+        self.board.set(Source::Cluster, findings);
     }
 
     pub(super) fn set_lost_addresses(&self, lost: &[IpAddr]) {
@@ -367,10 +378,26 @@ impl Shared {
         }
     }
 
-    pub(super) fn tell(&self) {
-        let mut findings = self.lock().findings(&self.home);
-        findings.extend(self.unreachable());
-        self.board.set(Source::Cluster, findings);
+    /// The store has these nodes, and these leases.
+    pub(super) fn list_leases(&self, nodes: BTreeSet<NodeName>, held: BTreeSet<NodeName>) {
+        self.lock().leases.set_all(nodes, held, Now::read().instant);
+    }
+
+    pub(super) fn note_leases(&self, events: impl Iterator<Item = LeaseEvent>) {
+        let now = Now::read().instant;
+        let is_changed = {
+            let mut state = self.lock();
+            let changes: Vec<bool> = events.map(|event| state.leases.apply(event, now)).collect();
+            changes.contains(&true)
+        };
+        if is_changed {
+            self.tell();
+        }
+    }
+
+    /// When nodes without a lease are reported next.
+    pub(super) fn next_lapse(&self) -> Option<Instant> {
+        self.lock().leases.report_at().map(Instant::from_std)
     }
 
     /// The tunnels there are, for the firewall: what leaves by them must fit.

@@ -18,6 +18,7 @@ use netlink::RtSocket;
 use store::{Change, Store, StoreConfig};
 use types::{Mac, NodeUid};
 
+use super::ask_error::AskError;
 use super::command::{Ask, look};
 use super::contact::Contact;
 use super::join::{Candidate, JoinError, Joined, Registry, cuts};
@@ -184,7 +185,7 @@ fn a_newer_record_is_never_overwritten() {
     });
 }
 
-async fn remove(registry: &Registry, name: &str, force: bool) -> Result<Vec<IpNet>, String> {
+async fn remove(registry: &Registry, name: &str, force: bool) -> Result<Vec<IpNet>, AskError> {
     let (done, answer) = tokio::sync::oneshot::channel();
     let ask = Ask::Remove { name: name.try_into().unwrap(), force, done };
     ask.answer(registry.clone(), "n1".try_into().unwrap(), &Contact::new(None)).await;
@@ -197,9 +198,9 @@ fn a_removed_nodes_blocks_return() {
         join(&registry, &candidate("n1", 1)).await.unwrap();
         let second = join(&registry, &candidate("n2", 2)).await.unwrap();
         say_alive(&registry, &second).await;
-        assert!(remove(&registry, "n1", true).await.unwrap_err().contains("this node"));
-        assert!(remove(&registry, "n9", false).await.unwrap_err().contains("no node n9"));
-        assert!(remove(&registry, "n2", false).await.unwrap_err().contains("is alive"));
+        assert!(remove(&registry, "n1", true).await.unwrap_err().to_string().contains("this node"));
+        assert!(remove(&registry, "n9", false).await.unwrap_err().to_string().contains("no node n9"));
+        assert!(remove(&registry, "n2", false).await.unwrap_err().to_string().contains("is alive"));
         assert_eq!(remove(&registry, "n2", true).await.unwrap(), second.record.blocks);
         let contents = look(&registry).await.unwrap();
         assert_eq!((contents.nodes.len(), contents.claims.len()), (1, 2));
@@ -436,10 +437,16 @@ fn an_end_that_nobody_asked_for_is_told() {
     let told = |asked: bool| {
         let board = std::sync::Arc::new(crate::board::Board::new());
         let (stop, stopped) = tokio::sync::watch::channel(false);
-        let ending = super::Ending { board: std::sync::Arc::clone(&board), stop: stopped };
+        let contact = std::sync::Arc::new(Contact::new(None));
+        contact.watching(super::contact::Listed::default());
+        let refused = types::Finding::new(types::Code::PeerRouteFailed, "route 10.2.3.0/24", "EINVAL");
+        board.set(crate::conditions::Source::Routes, vec![refused]);
+        let (copy, shown) = (std::sync::Arc::clone(&board), std::sync::Arc::clone(&contact));
+        let ending = super::Ending { board: copy, contact: shown, stop: stopped };
         stop.send_replace(asked);
         drop(ending);
-        board.conditions().iter().any(|one| one.code == types::Code::StoreWatchStopped)
+        let has = |code| board.has(code);
+        (has(types::Code::StoreWatchStopped), contact.is_reachable(), has(types::Code::PeerRouteFailed))
     };
-    assert_eq!((told(false), told(true)), (true, false));
+    assert_eq!((told(false), told(true)), ((true, false, false), (false, true, true)));
 }

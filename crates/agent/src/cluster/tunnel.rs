@@ -51,7 +51,7 @@ pub(super) fn overhead(outer: IpAddr) -> u32 {
 
 impl Tunnel {
     fn alias(&self) -> String {
-        engine::tunnel::alias(&self.network)
+        engine::alias::of_tunnel(&self.network)
     }
 
     /// The device, made or repaired; `done` lists the changes. Without `may_make` one that is there is adjusted as far as

@@ -9,9 +9,12 @@
 //! delay, never a repair.
 
 mod hints;
+mod locks;
+mod monitor;
 mod others;
 mod overlap;
 mod round;
+mod rules;
 mod suspicion;
 #[cfg(test)]
 mod tests;
@@ -25,11 +28,12 @@ use engine::reconcile::{Depth, PodFinding};
 use engine::state::Attachment;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
-use tracing::{error, warn};
+use tracing::error;
 use types::{Finding, IfName};
 
 use crate::board::Board;
 use crate::cluster::Cluster;
+use crate::conditions::Source;
 use crate::config::Config;
 use crate::install::{self, Installer};
 use crate::lock::{Lock, LockError, NetworkLock};
@@ -39,6 +43,8 @@ use crate::server::SocketWatch;
 use crate::share::Shares;
 use crate::work::Work;
 use hints::Known;
+use monitor::{Monitor, Read};
+use rules::Rules;
 use suspicion::Polled;
 use watch::Watch;
 
@@ -99,8 +105,8 @@ impl Bell {
 
 pub(crate) struct Keeper {
     parts: Parts,
-    netlink: netlink::Monitor,
-    nft: nft::Monitor,
+    netlink: Monitor<netlink::Monitor, netlink::Error>,
+    nft: Monitor<nft::Monitor, nft::Error>,
     run: Watch,
     installed: Option<install::Watch>,
     bell: Bell,
@@ -127,6 +133,7 @@ pub(crate) struct Keeper {
     overlaps: Vec<Finding>,
     /// Since when rounds could not make the network's bridge.
     bridgeless: Option<Instant>,
+    rules: Rules,
     polled: Polled,
     /// When other programs' routes, addresses and chains were last checked.
     others_checked: Option<Instant>,
@@ -157,8 +164,8 @@ pub enum KeeperError {
 impl Keeper {
     pub(crate) fn new(parts: Parts, bell: Bell) -> Result<Self, KeeperError> {
         Ok(Self {
-            netlink: netlink::Monitor::open()?,
-            nft: nft::Monitor::open()?,
+            netlink: Monitor::open("netlink", netlink::Monitor::open)?,
+            nft: Monitor::open("nftables", nft::Monitor::open)?,
             run: Watch::open(watch::folders(&parts.config.run_dir, &parts.config.socket))?,
             installed: parts.installer.as_deref().map(install::Watch::new).transpose()?,
             bell,
@@ -175,6 +182,7 @@ impl Keeper {
             was_installed: false,
             overlaps: Vec::new(),
             bridgeless: None,
+            rules: Rules::default(),
             polled: Polled::default(),
             others_checked: None,
             parts,
@@ -239,15 +247,12 @@ impl Keeper {
     fn wait(&self) -> Result<(), Errno> {
         let timer = self.timer.min(self.polled.next);
         let next = self.next().map_or(timer, |due| due.at.min(timer));
-        let next = self.watchdog.next().map_or(next, |beat| beat.min(next));
+        let others = [self.watchdog.next(), self.netlink.retry_at(), self.nft.retry_at()];
+        let next = others.into_iter().flatten().fold(next, Instant::min);
         let patience = next.saturating_duration_since(Instant::now());
         let timeout = Timespec::try_from(patience).map_err(|_| Errno::INVAL)?;
-        let mut fds = vec![
-            watched(self.netlink.as_fd()),
-            watched(self.nft.as_fd()),
-            watched(self.run.as_fd()),
-            watched(self.bell.0.as_fd()),
-        ];
+        let mut fds = vec![watched(self.run.as_fd()), watched(self.bell.0.as_fd())];
+        fds.extend(self.netlink.fd().into_iter().chain(self.nft.fd()).map(watched));
         fds.extend(self.installed.as_ref().map(|watch| watched(watch.as_fd())));
         match poll(&mut fds, Some(&timeout)) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
@@ -264,8 +269,9 @@ impl Keeper {
 
     /// Reads what there is to read, and decides what it asks for.
     fn collect(&mut self) -> Result<(), LockError> {
-        match self.netlink.read() {
-            Ok(news) => {
+        let now = Instant::now();
+        match self.netlink.read(now, netlink::Monitor::read) {
+            Read::Events(news) => {
                 let bridges = self.bridges();
                 let known = Known { bridges: &bridges, deleted_here: &netlink::was_deleted_here };
                 for depth in hints::depths(&news, &known) {
@@ -276,11 +282,15 @@ impl Keeper {
                     self.suspect();
                 }
             }
-            Err(error) => warn!("cannot read the kernel's news: {error}"),
+            Read::Reopened => {
+                self.parts.work.resident().forget_bridges();
+                self.soon(Depth::Pods, false);
+            }
+            Read::Failed => {}
         }
-        match self.nft.read() {
-            Ok(change) if change.is_nothing() => {}
-            Ok(change) => {
+        match self.nft.read(now, nft::Monitor::read) {
+            Read::Events(change) if change.is_nothing() => {}
+            Read::Events(change) => {
                 if let Some(cluster) = self.parts.cluster.as_ref().filter(|_| change.peers) {
                     cluster.peer_table_changed();
                 }
@@ -288,8 +298,14 @@ impl Keeper {
                     self.soon(Depth::Node, change.foreign);
                 }
             }
-            Err(error) => warn!("cannot read the firewall's news: {error}"),
+            Read::Reopened => {
+                self.parts.cluster.iter().for_each(Cluster::peer_table_changed);
+                self.soon(Depth::Node, true);
+            }
+            Read::Failed => {}
         }
+        let failed = self.netlink.finding().into_iter().chain(self.nft.finding()).collect();
+        self.parts.board.set(Source::Monitors, failed);
         let mut rings = [0; 8];
         if rustix::io::read(&*self.bell.0, &mut rings).is_ok() {
             let rings = u64::from_ne_bytes(rings);
@@ -346,50 +362,6 @@ impl Keeper {
         self.run.renew();
         self.parts.work.drain_tombstones();
         Ok(())
-    }
-
-    fn keep_locks(&mut self) -> Result<(), LockError> {
-        self.keep_network_lock()?;
-        if !self.parts.lock.is_lost() {
-            return Ok(());
-        }
-        let run_dir = &self.parts.config.run_dir;
-        match Lock::take(run_dir) {
-            Ok(lock) => {
-                warn!("{} was removed and is made anew", run_dir.display());
-                self.parts.lock = lock;
-            }
-            // A folder that was moved away and back is held by ourselves.
-            Err(error @ LockError::Taken { .. }) if self.parts.lock.is_lost() => {
-                error!("{} was removed, and is no longer ours: {error}", run_dir.display());
-                return Err(error);
-            }
-            Err(error) => error!("{error}"),
-        }
-        self.soon(Depth::Node, false);
-        Ok(())
-    }
-
-    fn keep_network_lock(&mut self) -> Result<(), LockError> {
-        if !self.parts.network_lock.is_lost() {
-            return Ok(());
-        }
-        let config = &self.parts.config;
-        match NetworkLock::renew(&config.network.name, &config.run_dir) {
-            Ok(lock) => {
-                warn!("lock of the network was removed; restored");
-                self.parts.network_lock = lock;
-                Ok(())
-            }
-            Err(error @ LockError::NetworkTaken { .. }) => {
-                error!("lost the lock of the network: {error}");
-                Err(error)
-            }
-            Err(error) => {
-                error!("cannot restore the lock of the network: {error}");
-                Ok(())
-            }
-        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! What others do to our pods: found and told. Where the configuration asks for it, rules that accept pods are kept in
 //! their chains; nothing else of theirs is changed.
 
-use tracing::{info, warn};
+use tracing::info;
 use types::{AttachmentKey, IfName};
 
 use super::Keeper;
@@ -13,17 +13,15 @@ impl Keeper {
         self.keep_rules();
         let bridges = self.bridges();
         let names: Vec<&IfName> = bridges.iter().collect();
-        match nft::foreign_drops(&names) {
-            Ok(drops) => {
-                let found = drops.iter().map(nft::ForeignDrop::finding).collect();
-                self.parts.board.set(Source::Firewall, found);
-            }
-            Err(error) => warn!("cannot look at the firewall's other tables: {error}"),
+        let drops = nft::foreign_drops(&names);
+        if let Some(drops) = self.report_rule("chains unmanaged", "check unmanaged firewall chains", drops) {
+            let found = drops.iter().map(nft::ForeignDrop::finding).collect();
+            self.parts.board.set(Source::Firewall, found);
         }
     }
 
     /// Ours in the chains of others, or none where that is not asked for, or no longer.
-    fn keep_rules(&self) {
+    fn keep_rules(&mut self) {
         let config = &self.parts.config;
         let network = &config.network;
         let kept = if config.cluster.accept_forward {
@@ -32,9 +30,8 @@ impl Keeper {
             let own = AttachmentKey::network_dir(&network.name);
             nft::withdraw_from_others(&|name| name == own)
         };
-        match kept {
-            Ok(done) => done.iter().for_each(|what| info!("{what}")),
-            Err(error) => warn!("cannot keep our rules in the firewall's other tables: {error}"),
-        }
+        let operation = "keep the rules that accept pods in unmanaged chains";
+        let kept = self.report_rule("rules accept-forward", operation, kept);
+        kept.iter().flatten().for_each(|what| info!("{what}"));
     }
 }

@@ -3,7 +3,6 @@
 
 use engine::overlap::{self, Network, Observed};
 use netlink::RtSocket;
-use tracing::warn;
 use types::{Finding, Severity};
 
 use super::{Due, Keeper};
@@ -14,12 +13,14 @@ impl Keeper {
         if self.was_ready && !due.foreign && self.overlaps.is_empty() {
             return;
         }
-        match RtSocket::open().map_err(engine::Error::from).and_then(|mut host| Observed::of(&mut host)) {
-            Ok(observed) => self.overlaps = self.found(&observed),
-            Err(error) => {
-                let error: cni::Error = error.into();
-                warn!(%error, "cannot list routes and addresses; overlap with the pod network is not checked");
-            }
+        let subnets = &self.parts.config.network.subnets;
+        let host = RtSocket::open().map_err(engine::Error::from);
+        let observed = host.and_then(|mut host| Observed::of(&mut host, subnets));
+        let operation = "list routes and addresses to check for overlap with the pod network";
+        if let Some(observed) =
+            self.report_rule("routes overlap", operation, observed.map_err(cni::Error::from))
+        {
+            self.overlaps = self.found(&observed);
         }
     }
 

@@ -5,10 +5,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use engine::reconcile::{self, Depth, Kind, Order, Outcome};
-use tracing::{debug, info, warn};
+use tracing::{debug, info};
 use types::{Code, Finding, IfName, Severity};
 
-use super::{Due, Keeper, RETRY};
+use super::{Due, Keeper, Parts, RETRY};
 use crate::attachments::inactive_port;
 use crate::conditions::Source;
 use crate::memory;
@@ -43,13 +43,10 @@ impl Keeper {
         };
         let outcome = reconcile::reconcile(order);
         let took = started.elapsed();
-        if due.timer
-            && let Err(error) = reconcile::forget_flows(&order)
-        {
-            let error: cni::Error = error.into();
-            warn!("flows of pods that are gone could not be removed: {error}");
-        }
         if due.timer {
+            let flows = reconcile::forget_flows(&order).map_err(cni::Error::from);
+            self.report_rule("flows orphaned", "remove connection tracking entries of removed pods", flows);
+            let config = &self.parts.config;
             self.parts.board.set(Source::Config, config.exposed_key().into_iter().collect());
         }
         if due.foreign {
@@ -122,17 +119,11 @@ impl Keeper {
         let share = match share {
             Ok(share) => share,
             // Pods that run are looked after; new ones need a block.
-            Err(none) => {
-                self.parts.board.set(Source::Reconcile, findings);
-                self.parts.board.set(Source::Block, vec![none.finding(&self.parts.config.network.name)]);
-                self.parts.board.set(Source::Records, Vec::new());
-                self.parts.board.set(Source::Addresses, Vec::new());
-                self.parts.board.set_started();
+            Err(_) => {
+                self.report(findings);
                 return;
             }
         };
-        let config = &self.parts.config;
-        share.report_addresses(&self.parts.board, &config.run_dir, &config.network.name);
         self.grow(share);
         self.tell_firewall_of_tunnels(share);
         self.limit_connections();
@@ -144,9 +135,16 @@ impl Keeper {
                 None => self.announce(),
             }
         }
-        self.parts.board.set(Source::Reconcile, findings);
-        self.parts.board.set(Source::Block, Vec::new());
-        self.parts.board.set_started();
+        self.report(findings);
+    }
+
+    /// Block and addresses are read now: they may have changed since the round began.
+    fn report(&self, findings: Vec<Finding>) {
+        let Parts { board, shares, config, .. } = &self.parts;
+        board.set(Source::Reconcile, findings);
+        shares.report_block(board, &config.network.name);
+        shares.report_addresses(board, &config.run_dir, &config.network.name);
+        board.set_started();
     }
 
     /// Logged before it is ready: a client that finds it ready finds it in the log.
@@ -186,15 +184,10 @@ impl Keeper {
     }
 
     /// Elements of pods that are gone stay in the firewall until the operator removes them.
-    fn report_orphans(&self) {
-        match engine::firewall_orphans(&self.parts.config.run_dir) {
-            Ok(found) => {
-                self.parts.board.set(Source::Elements, found.into_iter().collect());
-            }
-            Err(error) => {
-                let error: cni::Error = error.into();
-                warn!("orphaned firewall elements could not be listed: {error}");
-            }
+    fn report_orphans(&mut self) {
+        let found = engine::firewall_orphans(&self.parts.config.run_dir).map_err(cni::Error::from);
+        if let Some(found) = self.report_rule("elements orphaned", "list orphaned firewall elements", found) {
+            self.parts.board.set(Source::Elements, found.into_iter().collect());
         }
     }
 
@@ -234,12 +227,11 @@ impl Keeper {
         // An agent before this one may have told more.
         let own = [cluster.tunnel4(), cluster.tunnel6()].into_iter().flatten();
         let ours: Vec<IfName> = own.chain(self.clamped.iter().flatten().cloned()).collect();
-        match nft::Firewall::open().and_then(|mut firewall| firewall.set_tunnels(&ours, &wanted)) {
-            Ok(done) => {
-                done.iter().for_each(|what| info!("{what}"));
-                self.clamped = Some(wanted);
-            }
-            Err(error) => warn!("the firewall cannot be told of tunnels: {error}"),
+        let done = nft::Firewall::open().and_then(|mut firewall| firewall.set_tunnels(&ours, &wanted));
+        let operation = "clamp the MSS of connections through tunnels";
+        if let Some(done) = self.report_rule("chain clamp", operation, done) {
+            done.iter().for_each(|what| info!("{what}"));
+            self.clamped = Some(wanted);
         }
         let room = large.iter().map(|tunnel| tunnel.mtu).min().unwrap_or(u32::MAX);
         if self.parts.shares.set_room(room) {
@@ -258,12 +250,11 @@ impl Keeper {
         if limit.per_pod.is_none() && self.is_unlimited {
             return;
         }
-        match nft::Firewall::open().and_then(|mut firewall| firewall.limit_connections(&limit)) {
-            Ok(changed) => {
-                changed.iter().for_each(|what| info!("{what}"));
-                self.is_unlimited = limit.per_pod.is_none();
-            }
-            Err(error) => warn!("cannot limit the connections of pods: {error}"),
+        let (object, is_unlimited) = (format!("table {}", limit.table()), limit.per_pod.is_none());
+        let changed = nft::Firewall::open().and_then(|mut firewall| firewall.limit_connections(&limit));
+        if let Some(changed) = self.report_rule(&object, "limit the connections of pods", changed) {
+            changed.iter().for_each(|what| info!("{what}"));
+            self.is_unlimited = is_unlimited;
         }
     }
 

@@ -9,7 +9,7 @@ use types::NodeName;
 
 use super::reply::{self, Reply};
 use super::{Service, view};
-use crate::cluster::{self, Cluster};
+use crate::cluster::{self, AskError, Cluster};
 
 /// A question about the cluster.
 #[derive(Debug, PartialEq, Eq)]
@@ -50,18 +50,19 @@ pub(super) async fn answer(service: &Arc<Service>, question: Question, query: Op
         Question::Blocks => blocks(service, cluster).await.map(|blocks| reply::json(StatusCode::OK, &blocks)),
         Question::Remove(name) => return remove(cluster, &name, query).await,
     };
-    answered.unwrap_or_else(|what| reply::error(StatusCode::SERVICE_UNAVAILABLE, &what))
+    answered.unwrap_or_else(|error| refusal(&error))
 }
 
-async fn blocks(service: &Arc<Service>, cluster: &Cluster) -> Result<BlocksView, String> {
+async fn blocks(service: &Arc<Service>, cluster: &Cluster) -> Result<BlocksView, AskError> {
     let (contents, freshness) = cluster.look().await?;
     let mut blocks = cluster::blocks((&contents, freshness), &service.facts.cuts, &cluster.name);
     // It reads files, and the server's thread never waits for a disk.
     let service = Arc::clone(service);
-    let used = spawn_blocking(move || view::block_uses(&service)).await.map_err(|error| error.to_string())?;
+    let used = spawn_blocking(move || view::block_uses(&service)).await;
+    let used = used.map_err(|error| AskError::Failed(error.to_string()))?;
     for view in &mut blocks.blocks {
         if let Some(found) = used.iter().find(|used| used.block == view.block) {
-            (view.used, view.free) = (Some(found.used), Some(found.free));
+            (view.used, view.free) = (found.used, found.free);
         }
     }
     Ok(blocks)
@@ -75,6 +76,24 @@ async fn remove(cluster: &Cluster, name: &str, query: Option<&str>) -> Reply {
     };
     match cluster.remove(name.clone(), force).await {
         Ok(blocks) => reply::json(StatusCode::OK, &Removed { name: name.to_string(), blocks }),
-        Err(what) => reply::error(StatusCode::CONFLICT, &what),
+        Err(error) => refusal(&error),
+    }
+}
+
+fn refusal(error: &AskError) -> Reply {
+    reply::error(status_of(error), &error.to_string())
+}
+
+fn status_of(error: &AskError) -> StatusCode {
+    match error {
+        AskError::Unreachable(_) | AskError::Stopped => StatusCode::SERVICE_UNAVAILABLE,
+        AskError::Refused(_) => StatusCode::BAD_GATEWAY,
+        AskError::Busy => StatusCode::TOO_MANY_REQUESTS,
+        AskError::TimedOut { .. } => StatusCode::GATEWAY_TIMEOUT,
+        AskError::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        AskError::NotFound(_) => StatusCode::NOT_FOUND,
+        AskError::Alive(_) | AskError::Own(_) | AskError::Unreadable { .. } | AskError::Contended(_) => {
+            StatusCode::CONFLICT
+        }
     }
 }

@@ -102,7 +102,7 @@ pub(super) async fn answer(service: &Arc<Service>, visit: Visit, request: Reques
         return reply::error(StatusCode::FORBIDDEN, "access denied: only root may ask the agent");
     }
     let route = Route::find(request.uri().path()).filter(|route| way != Way::Tcp || route.is_public());
-    let Some(route) = route else { return reply::error(StatusCode::NOT_FOUND, "page not found") };
+    let Some(route) = route else { return reply::error(StatusCode::NOT_FOUND, api::PAGE_NOT_FOUND) };
     if *request.method() != route.method() {
         return reply::not_allowed(&route.method());
     }

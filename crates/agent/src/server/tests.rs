@@ -130,7 +130,7 @@ fn what_can_be_asked() {
     assert_eq!(version["cniVersions"][6], "1.1.0");
     let (_, status) = site.get("/v1/status");
     let status: Status = serde_json::from_value(status).unwrap();
-    assert_eq!((status.node.as_str(), status.network.blocks[0].free), ("n1", 253));
+    assert_eq!((status.node.as_str(), status.network.blocks[0].free), ("n1", Some(253)));
     assert!(status.ready && status.rss_bytes > 0);
     let (status, page) = site.get("/metrics");
     assert_eq!(status, 200);

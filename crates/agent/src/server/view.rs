@@ -1,9 +1,8 @@
 //! What the agent shows of node-local state. These read files, and belong on a thread that may wait.
 
 use std::path::Path;
-use std::time::Duration;
 
-use api::{AttachmentsView, BlockUse, Condition, Counts, NodeMode, Status, Timestamp};
+use api::{AttachmentsView, BlockUse, Condition, Counts, NodeMode, Status};
 use engine::state::{Listed, Phase, State, StateError};
 use ipam::{Range, RangeSet, RangeSpec};
 use ipnet::IpNet;
@@ -11,7 +10,6 @@ use types::NetworkName;
 
 use super::Service;
 use crate::attachments::attachment_view;
-use crate::board::unix_time;
 use crate::cluster::{Cluster, Contact};
 use crate::conditions::Source;
 use crate::metrics::{Seen, resident_bytes};
@@ -39,7 +37,26 @@ fn is_of(listed: &Listed, container: &str) -> bool {
 }
 
 /// The numbers of attachments, and of addresses in each block.
-fn usage(service: &Service) -> Result<(Counts, Vec<BlockUse>), StateError> {
+struct Usage {
+    /// None: the records cannot be read.
+    attachments: Option<Counts>,
+    blocks: Vec<BlockUse>,
+}
+
+fn usage(service: &Service) -> (Usage, Result<(), StateError>) {
+    let known = known_usage(service);
+    let cidrs = service.shares.get().map(|share| share.blocks.clone()).unwrap_or_default();
+    let unknown = |block| BlockUse { block, used: None, free: None };
+    match known {
+        Ok(usage) => (usage, Ok(())),
+        Err(error) => {
+            let blocks = cidrs.into_iter().map(unknown).collect();
+            (Usage { attachments: None, blocks }, Err(error))
+        }
+    }
+}
+
+fn known_usage(service: &Service) -> Result<Usage, StateError> {
     let facts = &service.facts;
     let state = State::open_existing(&facts.run_dir)?;
     let mut counts = Counts::default();
@@ -59,9 +76,10 @@ fn usage(service: &Service) -> Result<(Counts, Vec<BlockUse>), StateError> {
     let blocks = share.iter().flat_map(|share| &share.blocks).filter_map(|&block| {
         let set = whole(block)?;
         let used = network.as_ref().map_or(Ok(0), |network| network.in_use_of(&set));
-        Some(used.map(|used| BlockUse { block, used, free: set.capacity().saturating_sub(used) }))
+        let free = |used| set.capacity().saturating_sub(used);
+        Some(used.map(|used| BlockUse { block, used: Some(used), free: Some(free(used)) }))
     });
-    Ok((counts, blocks.collect::<Result<_, StateError>>()?))
+    Ok(Usage { attachments: Some(counts), blocks: blocks.collect::<Result<_, StateError>>()? })
 }
 
 fn whole(cidr: IpNet) -> Option<RangeSet> {
@@ -69,30 +87,31 @@ fn whole(cidr: IpNet) -> Option<RangeSet> {
     RangeSet::new(vec![Range::new(spec).ok()?]).ok()
 }
 
-/// State that cannot be read shows as nothing, and as a condition.
-fn reported_usage(service: &Service) -> (Counts, Vec<BlockUse>) {
-    let usage = usage(service);
-    let (board, run_dir, name) = (&service.board, &service.facts.run_dir, service.work.network());
-    match (&usage, service.shares.get()) {
-        (Err(error), _) => board.set(Source::Records, vec![records_unreadable(run_dir, error)]),
-        (Ok(_), Ok(share)) => share.report_addresses(board, run_dir, name),
-        (Ok(_), Err(_)) => board.set(Source::Records, Vec::new()),
+/// Usage and conditions as they are now. Only rounds report conditions: if these differ, a round is asked for.
+fn observed(service: &Service) -> (Usage, Vec<Condition>) {
+    let (usage, read) = usage(service);
+    let run_dir = &service.facts.run_dir;
+    let mut fresh = match &read {
+        Ok(()) => service.shares.address_findings(run_dir, service.work.network()),
+        Err(error) => vec![(Source::Records, vec![records_unreadable(run_dir, error)])],
+    };
+    fresh.push((Source::Space, engine::run_dir_space(run_dir).into_iter().collect()));
+    let (conditions, differs) = service.board.conditions_with(fresh);
+    if differs {
+        service.bell.ring();
     }
-    let space = engine::run_dir_space(run_dir);
-    service.board.set(Source::Space, space.into_iter().collect());
-    usage.unwrap_or_default()
+    (usage, conditions)
 }
 
 pub(super) fn status(service: &Service) -> Status {
     let (facts, board) = (&service.facts, &service.board);
-    let (attachments, blocks) = reported_usage(service);
-    let conditions = board.conditions();
+    let (Usage { attachments, blocks }, conditions) = observed(service);
     Status {
         mode: NodeMode::Agent,
         node: facts.node.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
-        started_at: Timestamp(board.started),
+        started_at: board.started(),
         ready: !conditions.iter().any(Condition::keeps_from_ready),
         store: facts.store.clone(),
         run_dir: facts.run_dir.clone(),
@@ -111,24 +130,22 @@ pub(super) fn status(service: &Service) -> Status {
     }
 }
 
-/// This node's blocks. State that cannot be read shows as nothing; status says why.
+/// This node's blocks.
 pub(super) fn block_uses(service: &Service) -> Vec<BlockUse> {
-    usage(service).map(|(_, blocks)| blocks).unwrap_or_default()
+    usage(service).0.blocks
 }
 
 /// What metrics show of now.
 pub(super) fn seen(service: &Service) -> Seen {
-    let (attachments, blocks) = reported_usage(service);
-    let started = service.board.started;
+    let (Usage { attachments, blocks }, conditions) = observed(service);
     let contact = service.cluster.as_ref().map(Cluster::contact);
-    let never = || Duration::from_secs(unix_time().saturating_sub(started));
     Seen {
-        conditions: service.board.conditions(),
+        conditions,
         waiting: service.queue.waiting(),
         blocks,
         attachments,
-        started,
+        started: service.board.started().0,
         is_store_reachable: contact.is_some_and(Contact::is_reachable),
-        watch_age: contact.map_or_else(never, Contact::watch_age),
+        watch_age: contact.map_or_else(|| service.board.uptime(), Contact::watch_age),
     }
 }

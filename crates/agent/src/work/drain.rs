@@ -12,7 +12,7 @@ use engine::{Caller, Delegates, Wait};
 use types::AttachmentKey;
 
 use super::turns::Purpose;
-use super::{PATIENCE, Work, keyed, try_again};
+use super::{PATIENCE, Work, is_of_addresses, keyed, try_again};
 use crate::conditions::Source;
 use crate::log::{Ending, Subject};
 use crate::tombstones::{Buried, Report, Try};
@@ -101,6 +101,9 @@ impl Work {
             delegates: Delegates::Allowed(&self.delegates),
         };
         let outcome = (self.serve)(&request, &caller);
+        if is_of_addresses(&request, &self.network) {
+            self.check_addresses(&outcome);
+        }
         match &outcome {
             Ok(done) => {
                 self.metrics.drained_tombstone();
@@ -108,7 +111,7 @@ impl Work {
                 let subject = Subject::of(&request, &call.request_id).via_tombstone();
                 self.tell(&subject, &ending, started.elapsed());
             }
-            // Told once a cause by who drains.
+            // The condition logs it.
             Err(error) => self.metrics.request("DEL", Ending::Failed(error).word(), started.elapsed()),
         }
         match outcome.map(|_| self.drain.stones().remove(stone)) {

@@ -4,6 +4,7 @@ mod access;
 mod away;
 mod contents;
 mod joining;
+mod leases;
 mod members;
 mod records;
 mod taken;
@@ -198,7 +199,7 @@ fn await_good_routes(agent: &Agent, count: usize) {
     let look = || agent.get(api::ROUTES).unwrap_or_default();
     let good = || {
         let routes = look();
-        let routes = routes.as_array().map(Vec::as_slice).unwrap_or_default();
+        let routes = routes["routes"].as_array().map(Vec::as_slice).unwrap_or_default();
         routes.len() == count && routes.iter().all(|route| route["state"] == "ok")
     };
     let waited = testkit::wait_until("good routes", PATIENCE, || Ok(good()));

@@ -147,6 +147,9 @@ fn a_tombstone_that_cannot_be_read_is_put_aside_and_told() {
         Ok(["cannot be read", "rm ", "first"].iter().all(|part| problem.contains(part)))
     });
     assert!(reported.is_ok() && !is_there("first"), "{status}");
+    let log = host.agent.log().unwrap();
+    let lines: Vec<&str> = log.lines().filter(|line| line.contains("first")).collect();
+    assert!(matches!(lines[..], [line] if line.contains("code=TombstoneRejected")), "{lines:#?}");
     host.agent.kill().unwrap();
     broken("second");
     host.agent.launch().unwrap();

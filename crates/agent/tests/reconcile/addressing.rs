@@ -140,3 +140,67 @@ fn b11_a_pod_without_addresses_is_repaired_and_recovered_and_stays_guarded() {
     assert!(host.held().is_empty());
     assert_eq!(host.agent.get("/v1/status").unwrap()["conditions"], json!([]));
 }
+
+/// A pod without addresses could answer for the gateway.
+#[test]
+fn b11_repairs_put_no_gateway_and_no_pod_without_addresses_onto_one_bridge() {
+    let mut host = Host::with_flags("b11-back", &["--reconcile-seconds", "1"]);
+    let shared = |more: Value| {
+        with(&host.config(&json!({})), &with(&json!({"bridge": "lan0", "mode": "bridge"}), &more))
+    };
+    let addressed = shared(json!({"name": "lan", "subnet": "10.57.0.0/24,fd57::/64"}));
+    let layer2 = shared(json!({"name": "wire"}));
+    let (a, wire) = (host.pod("a"), host.pod("wire"));
+    let result = host.plugin.add(&a, &addressed).unwrap().ok().unwrap();
+    let gateways = |node: &testkit::Ns| {
+        let words = node.sh(&["ip", "-br", "addr", "show", "dev", "lan0"]).unwrap();
+        (words.contains("10.57.0.1/24"), words.contains("fd57::1/64"))
+    };
+    assert_eq!(gateways(&host.node), (true, true));
+
+    // With the agent stopped, the gateways are deleted and a port of another run directory comes.
+    host.agent.stop().unwrap();
+    run(&host.node, "ip addr del 10.57.0.1/24 dev lan0");
+    run(&host.node, "ip addr del fd57::1/64 dev lan0");
+    run(&host.node, "ip link add port9 master lan0 type veth peer name peer9");
+    host.node.sh(&["ip", "link", "set", "port9", "alias", "podwire:far/c9/eth0 ipam=none"]).unwrap();
+    let refused = |host: &Host, object: &str| {
+        wait_until("the condition", DEADLINE, || {
+            let status = host.agent.get("/v1/status")?;
+            let all = status["conditions"].as_array().unwrap();
+            Ok(all.iter().any(|found| found["object"].as_str().unwrap().contains(object)))
+        })
+        .unwrap();
+    };
+    host.agent.launch().unwrap();
+    host.agent.wait_ready().unwrap();
+    refused(&host, "bridge lan0");
+    assert_eq!(gateways(&host.node), (false, false));
+    run(&host.node, &format!("ip link del {}", host_link(&result)));
+    refused(&host, a.id());
+    assert_eq!(gateways(&host.node), (false, false));
+    assert!(inspect::link(&a, "eth0").is_err());
+    run(&host.node, "ip link del port9");
+    wait_until("the gateways", DEADLINE, || Ok(gateways(&host.node) == (true, true))).unwrap();
+    wait_until("the link", DEADLINE, || Ok(inspect::link(&a, "eth0").is_ok())).unwrap();
+    host.plugin.del(&a, &addressed).unwrap().ok().unwrap();
+
+    // A pod without addresses whose port or link was lost, and a gateway that came meanwhile.
+    run(&host.node, "ip link del lan0");
+    let result = host.plugin.add(&wire, &layer2).unwrap().ok().unwrap();
+    let port = host_link(&result);
+    for damage in [format!("ip link set {port} nomaster"), format!("ip link del {port}")] {
+        host.agent.stop().unwrap();
+        run(&host.node, &damage);
+        run(&host.node, "ip addr add 10.57.0.1/24 dev lan0");
+        host.agent.launch().unwrap();
+        host.agent.wait_ready().unwrap();
+        refused(&host, wire.id());
+        let found = inspect::link(&host.node, port);
+        assert!(found.is_ok_and(|link| link.master.is_none()) || damage.contains("del"), "{damage}");
+        run(&host.node, "ip addr del 10.57.0.1/24 dev lan0");
+        let is_port =
+            || inspect::link(&host.node, port).is_ok_and(|link| link.master.as_deref() == Some("lan0"));
+        wait_until("the port", DEADLINE, || Ok(is_port())).unwrap();
+    }
+}

@@ -113,7 +113,7 @@ fn a1_records_that_can_be_read_again_end_the_condition_without_a_client() {
     std::os::unix::fs::symlink(&addresses, &aside).unwrap();
     let exchange = || renameat_with(CWD, &addresses, CWD, &aside, RenameFlags::EXCHANGE).unwrap();
     exchange();
-    wait_for(&host.agent, "RunDirUnusable");
+    wait_until("its begin", DEADLINE, || Ok(begun(&host.agent, "RunDirUnusable") == 1)).unwrap();
     exchange();
     let has_ended = |line: &str| line.contains("condition ended") && line.contains("code=RunDirUnusable");
     wait_until("its end", DEADLINE, || Ok(host.agent.log()?.lines().any(has_ended))).unwrap();
@@ -158,6 +158,112 @@ fn a2_a_node_without_addresses_is_not_ready_wherever_it_is_asked() {
             host.plugin.status(&host.node, &config).unwrap().ok().unwrap();
         }
     });
+}
+
+#[test]
+fn a4_readiness_follows_addresses_without_a_round() {
+    in_both_modes(|mode| {
+        for subnets in ["10.9.0.0/29,fd00:9::/64", "10.9.0.0/24,fd00:9::/125"] {
+            let flags = [&BY_EVENTS[..], &["--network-mode", mode, "--network-subnet", subnets]].concat();
+            let host = Host::with_flags("a4full", &flags);
+            let config = host.config(&json!({}));
+            let mut pods = Vec::new();
+            loop {
+                let pod = host.pod(&format!("p{}", pods.len()));
+                if !host.plugin.add(&pod, &config).unwrap().success() {
+                    break;
+                }
+                pods.push(pod);
+            }
+            assert!(!host.agent.is_ready(), "{mode}: a request was refused");
+            host.del(&pods.remove(0));
+            assert!(host.agent.is_ready(), "{mode}: there is an address again");
+        }
+    });
+}
+
+#[test]
+fn a3_numbers_of_records_that_cannot_be_read_are_unknown() {
+    let host = Host::with_flags("a3unknown", &BY_EVENTS);
+    host.attached("a");
+    let addresses = host.agent.run_dir().join("networks/podwire/addresses");
+    let aside = host.node.dir().join("aside");
+    std::os::unix::fs::symlink(&addresses, &aside).unwrap();
+    let exchange = || renameat_with(CWD, &addresses, CWD, &aside, RenameFlags::EXCHANGE).unwrap();
+    let usage = || {
+        let status = host.agent.get("/v1/status").unwrap();
+        (status["attachments"].clone(), status["network"]["blocks"].clone())
+    };
+    let known = usage();
+    assert_eq!((&known.0["ready"], &known.1[0]["used"]), (&json!(1), &json!(1)));
+    exchange();
+    let (attachments, blocks) = usage();
+    assert_eq!(
+        (attachments, &blocks[0]["used"], &blocks[1]["free"]),
+        (Value::Null, &Value::Null, &Value::Null)
+    );
+    assert_eq!(blocks[0]["block"], known.1[0]["block"]);
+    assert_eq!(found(&host.agent, "RunDirUnusable").len(), 1);
+    let metrics = host.agent.metrics().unwrap();
+    assert!(
+        !metrics.contains("podwire_attachments{") && !metrics.contains("podwire_addresses{"),
+        "{metrics}"
+    );
+    // The question asked for a round, which reports it.
+    wait_until("the log", DEADLINE, || Ok(begun(&host.agent, "RunDirUnusable") == 1)).unwrap();
+    exchange();
+    assert_eq!(usage(), known);
+}
+
+#[test]
+fn a9_a_limit_of_connections_that_is_not_in_force_is_a_condition() {
+    let lab = Lab::new("a9limit").unwrap();
+    let node = lab.node("n1").unwrap();
+    let failing = node.dir().join("failing");
+    std::fs::create_dir_all(&failing).unwrap();
+    let (program, path) = (failing.join("nft"), failing.display());
+    // Fails for the table of the limit, while a file is there.
+    let script = format!(
+        "#!/bin/sh\ncat >{path}/text\n[ -e {path}/on ] && grep -q podwire-limit {path}/text && exit 1\n\
+         exec /usr/sbin/nft \"$@\" <{path}/text\n"
+    );
+    std::fs::write(&program, script).unwrap();
+    std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    std::fs::write(failing.join("on"), "").unwrap();
+    let flags = ["--no-install", "--reconcile-seconds", "1", "--network-connections-per-pod", "16"];
+    let mut agent = Agent::new(&node, &flags).unwrap();
+    agent.set_env(&[("PATH".to_owned(), format!("{path}:{}", std::env::var("PATH").unwrap()))]);
+    agent.launch().unwrap();
+    agent.wait_ready().unwrap();
+    wait_for(&agent, "RepairFailed");
+    let shown = found(&agent, "RepairFailed");
+    assert_eq!((shown.len(), &shown[0]["object"]), (1, &json!("table podwire-limit-podwire")), "{shown:?}");
+    assert!(shown[0]["message"].as_str().unwrap().starts_with("cannot limit the connections of pods: "));
+    std::fs::remove_file(failing.join("on")).unwrap();
+    wait_for_end(&agent, "RepairFailed");
+    node.sh(&["nft", "list", "table", "inet", "podwire-limit-podwire"]).unwrap();
+    assert_eq!(begun(&agent, "RepairFailed"), 1);
+}
+
+#[test]
+fn a10_a_lock_that_cannot_be_made_again_is_a_condition() {
+    let host = Host::with_flags("a10lock", &BY_EVENTS);
+    let lock = host.agent.run_dir().join("agent.lock");
+    std::fs::remove_file(&lock).unwrap();
+    // The agent may be faster.
+    wait_until("a directory of its name", DEADLINE, || {
+        let _ = std::fs::remove_file(&lock);
+        Ok(std::fs::create_dir(&lock).is_ok())
+    })
+    .unwrap();
+    wait_for(&host.agent, "RunDirUnusable");
+    let shown = found(&host.agent, "RunDirUnusable");
+    let object = format!("file {}", lock.display());
+    assert_eq!((shown.len(), shown[0]["object"].as_str()), (1, Some(object.as_str())), "{shown:?}");
+    assert!(shown[0]["severity"] == "Degraded" && host.agent.is_ready(), "{shown:?}");
+    std::fs::remove_dir(&lock).unwrap();
+    wait_for_end(&host.agent, "RunDirUnusable");
+    assert!(lock.is_file());
 }
 
 #[test]

@@ -8,13 +8,13 @@ use ipnet::IpNet;
 use netlink::{Link, RouteFilter, RtSocket};
 use nft::ForeignFamily;
 
-use super::network_of;
-use crate::bridge::is_marked;
+use crate::Error;
+use crate::alias::Mark;
 use crate::state::{Changed, Sysctl, SysctlUse};
-use crate::{Error, tunnel};
 
-/// Links of these kinds lead to containers, machines or networks for which the host is a router.
-const KINDS: [&str; 6] = ["bridge", "veth", "tun", "wireguard", "vxlan", "geneve"];
+/// Virtual links of these kinds are the node's own. Those of all other kinds lead to containers, machines or networks for which
+/// the host may be a router.
+const OWN_KINDS: [&str; 5] = ["dummy", "bond", "team", "vlan", "ifb"];
 
 /// Who needs a setting, in words.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub(super) struct Dependants {
 impl Dependants {
     /// To be called when everything of Podwire is removed.
     pub(super) fn observe(host: &mut RtSocket) -> Result<Self, Error> {
-        let mut found = Self::of_links(host)?;
+        let mut found = Self::of_links(&host.links()?, &routed_nets(host)?);
         for chain in nft::forwarding_chains()? {
             let words =
                 format!("chain {} of the firewall's table {} {}", chain.chain, chain.family, chain.table);
@@ -63,29 +63,25 @@ impl Dependants {
         }
     }
 
-    fn of_links(host: &mut RtSocket) -> Result<Self, Error> {
-        let (links, addresses) = (host.links()?, host.addresses(None)?);
-        let routes = host.routes(RouteFilter::default())?;
-        let mut nets: BTreeSet<(u32, IpNet)> = addresses.iter().map(|a| (a.link, a.addr)).collect();
-        nets.extend(routes.iter().filter_map(|route| Some((route.link?, route.dst))));
-        nets.retain(|(_, net)| !is_of_link(net));
+    /// Pure.
+    fn of_links(links: &[Link], nets: &BTreeSet<(u32, IpNet)>) -> Self {
         // The way to the rest of the world, also of a node that is itself a container or a machine on a bridge.
         let uplinks: BTreeSet<u32> =
             nets.iter().filter(|(_, net)| net.prefix_len() == 0).map(|(link, _)| *link).collect();
         let mut found = Self::default();
-        for link in links.iter().filter(|link| !is_managed(link)) {
+        for link in links.iter().filter(|link| Mark::of(link).is_none()) {
             let of_link = || nets.iter().filter(|(index, _)| *index == link.index).map(|(_, net)| net);
             if let Some(net) = of_link().find(|net| net.addr().is_ipv6()) {
                 found.addresses6.insert(link.name.clone(), net.to_string());
             }
-            let kind = link.kind.as_deref().filter(|kind| KINDS.contains(kind));
+            let kind = link.kind.as_deref().filter(|kind| !OWN_KINDS.contains(kind));
             let Some(kind) = kind.filter(|_| link.up && !uplinks.contains(&link.index)) else { continue };
             for net in of_link() {
                 let is_v4 = net.addr().is_ipv4();
                 found.note(format!("{kind} {} ({net})", link.name), is_v4, !is_v4);
             }
         }
-        Ok(found)
+        found
     }
 
     /// Who needs the setting as it is.
@@ -103,6 +99,15 @@ impl Dependants {
     }
 }
 
+/// Addresses and destinations of routes that are not of a link alone, with their links.
+fn routed_nets(host: &mut RtSocket) -> Result<BTreeSet<(u32, IpNet)>, Error> {
+    let (addresses, routes) = (host.addresses(None)?, host.routes(RouteFilter::default())?);
+    let mut nets: BTreeSet<(u32, IpNet)> = addresses.iter().map(|a| (a.link, a.addr)).collect();
+    nets.extend(routes.iter().filter_map(|route| Some((route.link?, route.dst))));
+    nets.retain(|(_, net)| !is_of_link(net));
+    Ok(nets)
+}
+
 /// An address that is not routed.
 fn is_of_link(net: &IpNet) -> bool {
     match net {
@@ -111,11 +116,6 @@ fn is_of_link(net: &IpNet) -> bool {
             v6.addr().is_unicast_link_local() || v6.addr().is_multicast() || v6.addr().is_loopback()
         }
     }
-}
-
-fn is_managed(link: &Link) -> bool {
-    let is_tunnel = link.alias.as_deref().and_then(tunnel::network_of).is_some();
-    is_marked(link) || network_of(link).is_some() || is_tunnel
 }
 
 #[cfg(test)]
@@ -160,6 +160,11 @@ mod tests {
                 false,
                 false,
             ),
+            (
+                vec!["ip link add ifb7 type ifb && ip link set ifb7 up && ip addr add 10.1.0.1/24 dev ifb7"],
+                false,
+                false,
+            ),
             // A route of its own, as Calico has it, and a node that is itself a container.
             (vec![pair, "ip route add 10.1.0.2/32 dev v1"], true, false),
             (vec![pair, "ip -6 route add fd01::2/128 dev v1"], false, true),
@@ -193,6 +198,29 @@ mod tests {
             let found = after(&commands);
             let seen = (found.forwarding4.is_some(), found.forwarding6.is_some());
             assert_eq!(seen, (v4, v6), "{commands:?}: {found:?}");
+        }
+    }
+
+    /// Not every kernel has all of these.
+    #[test]
+    fn b13_virtual_links_need_forwarding_whatever_their_kind_but_for_the_nodes_own() {
+        let in_a_namespace = || {
+            let words =
+                "ip link add br7 type bridge && ip link set br7 up && ip addr add 10.1.0.1/24 dev br7";
+            assert!(Command::new("sh").args(["-c", words]).status().unwrap().success());
+            let mut host = RtSocket::open().unwrap();
+            (host.links().unwrap(), routed_nets(&mut host).unwrap())
+        };
+        let (mut links, nets) = NetNs::create().unwrap().run(in_a_namespace).unwrap();
+        let routing =
+            ["ppp", "ipip", "gre", "sit", "ip6tnl", "xfrm", "macvlan", "ipvlan", "tun", "wireguard", "vrf"];
+        let own = [Some("dummy"), Some("bond"), Some("team"), Some("vlan"), Some("ifb"), None];
+        let all = routing.map(|kind| (Some(kind), true)).into_iter().chain(own.map(|kind| (kind, false)));
+        for (kind, is_needed) in all {
+            links.iter_mut().for_each(|link| link.kind = kind.map(str::to_owned));
+            let found = Dependants::of_links(&links, &nets);
+            let seen = (found.forwarding4.is_some(), found.forwarding6.is_some());
+            assert_eq!(seen, (is_needed, false), "{kind:?}: {found:?}");
         }
     }
 

@@ -4,8 +4,9 @@ use netlink::{Op, RouteFilter};
 use types::PEER_PROTOCOL;
 
 use super::{Leaving, Scope};
+use crate::Error;
+use crate::alias::Mark;
 use crate::detach::delete_link;
-use crate::{Error, tunnel};
 
 impl Leaving {
     /// Is this network of the folder that is cleaned? One that nobody knows is, where the folder was lost.
@@ -20,10 +21,7 @@ impl Leaving {
     /// The tunnel devices that we made; their routes, neighbours and forwarding entries go with them.
     pub(super) fn remove_tunnels(&mut self) -> Result<(), Error> {
         for link in self.host.links()? {
-            let (Some(network), name) = (link.alias.as_deref().and_then(tunnel::network_of), &link.name)
-            else {
-                continue;
-            };
+            let (Some(Mark::Tunnel(network)), name) = (Mark::of(&link), &link.name) else { continue };
             if self.is_own(network) {
                 delete_link(&mut self.host, link.index)?;
                 self.report.done.push(format!("tunnel {name} removed"));

@@ -15,8 +15,8 @@ fn found_after(commands: &str) -> (Vec<Finding>, Option<Vec<IpNet>>) {
         sh(&format!(
             "ip link set lo up; ip link add podwire0 type bridge; ip link set podwire0 up; {commands}"
         ));
-        let observed = Observed::of(&mut RtSocket::open().unwrap()).unwrap();
         let subnets = subnets(SUBNETS);
+        let observed = Observed::of(&mut RtSocket::open().unwrap(), &subnets).unwrap();
         let (name, bridge) = ("podwire".try_into().unwrap(), "podwire0".try_into().unwrap());
         let network = Network { name: &name, bridge: &bridge, subnets: &subnets };
         (findings(&network, &observed), alternative(&network, &observed))
@@ -86,6 +86,29 @@ fn b10_addresses_and_routes_in_the_subnet_are_overlaps_and_only_another_subnet_i
     assert_eq!(found_after(&format!("{OTHER} {several}")).0[0].object, "route 10.83.1.0/24");
 }
 
+/// A node may have the whole Internet's routes.
+#[test]
+fn b10_only_routes_that_matter_are_kept() {
+    let in_a_namespace = || {
+        sh(&format!("ip link set lo up; {OTHER} ip address add 10.1.2.3/8 dev other"));
+        sh(
+            "ip route add default dev other; ip -6 route add default dev other; ip route add 10.83.5.0/24 dev other",
+        );
+        sh(
+            "ip route add 10.84.7.0/24 dev other; ip route add fd00:88::/80 dev other; ip route add fd00:8f::/64 dev other",
+        );
+        sh("ip route add 10.83.0.7/32 dev other proto 112; ip route add 10.83.9.0/24 dev other proto 113");
+        sh("for i in $(seq 0 999); do echo route add 172.16.$((i / 4)).$((i % 4 * 64))/26 dev other; \
+            echo route add 2001:db8:$i::/48 dev other; done | ip -batch -");
+        let observed = Observed::of(&mut RtSocket::open().unwrap(), &subnets(SUBNETS)).unwrap();
+        let mut kept: Vec<String> = observed.routes.iter().map(|route| route.dst.to_string()).collect();
+        kept.sort();
+        kept
+    };
+    let kept = NetNs::create().unwrap().run(in_a_namespace).unwrap();
+    assert_eq!(kept, ["10.0.0.0/8", "10.83.5.0/24", "10.84.7.0/24", "fd00:88::/80", "fd00:8f::/64"]);
+}
+
 #[test]
 fn b10_an_overlap_while_pods_run_is_degraded() {
     let pod = "ip link add pw1 type bridge; ip link set pw1 alias 'podwire:podwire/c1/eth0 10.83.0.7/32'";
@@ -97,7 +120,7 @@ fn b10_an_overlap_while_pods_run_is_degraded() {
 fn b16_another_network_of_podwire_in_the_subnet_is_degraded() {
     let bridge = format!(
         "ip link set other alias '{}'; ip address add 10.83.0.1/16 dev other",
-        crate::bridge::BRIDGE_ALIAS
+        crate::alias::BRIDGE_ALIAS
     );
     let (found, _) = found_after(&format!("{OTHER} {bridge}"));
     assert_eq!(

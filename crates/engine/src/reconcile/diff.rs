@@ -8,8 +8,8 @@ use types::AttachMode;
 
 use super::Kind;
 use super::observe::Seen;
-use crate::detach::is_alias_of;
-use crate::state::{Addressing, Attachment, placement_in};
+use crate::alias::Alias;
+use crate::state::Attachment;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Fault {
@@ -58,12 +58,13 @@ pub(super) fn knows_bridge(attachment: &Attachment) -> bool {
 
 /// Whether an alias has the key, the kind of addressing, and the placement if that fits: a record that is lost is recovered from it. An alias that
 /// has more is as good.
-fn is_recorded(alias: &str, attachment: &Attachment) -> bool {
+fn is_recorded(alias: &Alias<'_>, attachment: &Attachment) -> bool {
     let recorded = attachment.alias();
-    let wanted = attachment.placement.as_ref().and_then(|_| placement_in(&recorded));
-    is_alias_of(alias, &attachment.key)
-        && (wanted.is_none() || placement_in(alias) == wanted)
-        && Addressing::in_alias(alias) == Addressing::in_alias(&recorded)
+    Alias::parse(&recorded).is_some_and(|recorded| {
+        alias.is_of(&attachment.key)
+            && (recorded.placement.is_none() || alias.placement == recorded.placement)
+            && alias.addressing == recorded.addressing
+    })
 }
 
 pub(super) fn faults(attachment: &Attachment, seen: &Seen) -> Vec<Fault> {
@@ -75,7 +76,7 @@ pub(super) fn faults(attachment: &Attachment, seen: &Seen) -> Vec<Fault> {
     if link.arp && !seen.without_arp.contains(&link.index) {
         faults.push(Fault::Arp);
     }
-    if !link.alias.as_deref().is_some_and(|alias| is_recorded(alias, attachment)) {
+    if !Alias::of(link).is_some_and(|alias| is_recorded(&alias, attachment)) {
         faults.push(Fault::NoAlias);
     }
     match attachment.mode {

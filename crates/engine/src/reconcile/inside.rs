@@ -6,7 +6,7 @@ use std::path::Path;
 
 use ipnet::IpNet;
 use netlink::{Mode, NetNs, Op, Route, RouteFilter, RtSocket};
-use types::AttachMode;
+use types::{AttachMode, TABLE_MAIN};
 
 use super::Kind;
 use super::pod::is_expired;
@@ -91,12 +91,9 @@ pub(super) fn faults(attachment: &Attachment) -> Result<Vec<Fault>, Error> {
 
 /// Routes of one destination in one table exclude each other: the pod's first interface has it.
 fn is_same(a: &Route, b: &Route) -> bool {
-    let place = |route: &Route| (route.dst.trunc(), route.table.unwrap_or(MAIN_TABLE));
+    let place = |route: &Route| (route.dst.trunc(), route.table.unwrap_or(TABLE_MAIN));
     place(a) == place(b)
 }
-
-/// The routing table of routes that name none.
-const MAIN_TABLE: u32 = 254;
 
 /// Adds the routes of this attachment that `gone`, a removed interface of the same pod, had instead. All others are left as
 /// they are.

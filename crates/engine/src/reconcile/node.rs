@@ -14,10 +14,11 @@ use types::{AttachMode, Code, Finding, IfName, Mac, ROUTE_PROTOCOL};
 use super::diff::knows_bridge;
 use super::subnet::{self, Removal, needs};
 use super::{Kind, Round};
-use crate::bridge::{self, BRIDGE_ALIAS, Bridge, Gateway, Spec};
+use crate::alias::BRIDGE_ALIAS;
+use crate::bridge::{self, Bridge, Gateway, Spec};
 use crate::state::{Attachment, Listed, Network, Phase};
 use crate::sysctl::{self, Families, HostSettings};
-use crate::{Error, settle};
+use crate::{Error, layer2, settle};
 
 /// Reading a link lets it carry at once since Linux 6.9; before, it takes a moment. Where IPv6 is off there is no
 /// link-local address to come.
@@ -135,6 +136,7 @@ impl Round<'_> {
         for (&address, &mode) in wanted.gateways.iter().filter(|(gateway, _)| !carried.contains(gateway)) {
             let gateway = Gateway { bridge: bridge.index, address, mode };
             let placed = bridge::put_gateway(&mut self.host, &bridge, &gateway, &log)?;
+            layer2::refuse_ports(&mut self.host, &bridge, &[placed])?;
             if let Some((_, conf)) = own {
                 bridge::resolve_conflicts(&mut self.host, &bridge, conf, &placed)?;
             }

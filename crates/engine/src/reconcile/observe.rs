@@ -7,6 +7,7 @@ use ipnet::IpNet;
 use netlink::{Link, RouteFilter, RtSocket};
 use types::{Mac, ROUTE_PROTOCOL};
 
+use crate::alias::Alias;
 use crate::{Error, sysctl};
 
 /// Host side only: pods are looked into one by one.
@@ -25,7 +26,7 @@ impl Seen {
     pub(super) fn of(host: &mut RtSocket) -> Result<Self, Error> {
         let links: HashMap<_, _> = host.links()?.into_iter().map(|link| (link.name.clone(), link)).collect();
         // Few or none: only those of earlier versions have not NOARP.
-        let earlier = links.values().filter(|link| link.arp && named_by(link).is_some());
+        let earlier = links.values().filter(|link| link.arp && Alias::of(link).is_some());
         let without_arp =
             earlier.filter(|link| sysctl::ignores_arp(&link.name)).map(|link| link.index).collect();
         let ours = RouteFilter { protocol: Some(ROUTE_PROTOCOL), ..RouteFilter::default() };
@@ -39,15 +40,7 @@ impl Seen {
     pub(super) fn link_of(&self, network: &str, stem: &str) -> Option<&Link> {
         self.links.values().find(|link| {
             link.kind.as_deref() == Some("veth")
-                && named_by(link) == Some((network.to_owned(), stem.to_owned()))
+                && Alias::of(link).is_some_and(|alias| alias.is_of_record(network, stem))
         })
     }
-}
-
-/// Network folder and record that a link's alias names.
-pub(super) fn named_by(link: &Link) -> Option<(String, String)> {
-    let key = link.alias.as_deref()?.strip_prefix("podwire:")?.split(' ').next()?;
-    let (network, rest) = key.split_once('/')?;
-    let (id, ifname) = rest.split_once('/')?;
-    Some((network.to_owned(), format!("{id}@{ifname}")))
 }

@@ -10,10 +10,10 @@ use super::diff::{self, Fault};
 use super::observe::Seen;
 use super::{Depth, Kind, Life, Round, inside};
 use crate::bridge::{self, Bridge, Spec};
-use crate::state::{Attachment, Held, Network, Phase};
+use crate::state::{Addressing, Attachment, Held, Network, Phase};
 use crate::sysctl::HostSettings;
 use crate::wire::{self, Neighbours, Wire, host_route};
-use crate::{Error, detach, firewall, settle, shaping, sysctl};
+use crate::{Error, detach, firewall, layer2, settle, shaping, sysctl};
 
 impl Round<'_> {
     pub(super) fn attachment(
@@ -121,6 +121,12 @@ impl Round<'_> {
                 let bridge = self.bridge_of(attachment)?;
                 let joined = SetLink { master: Some(bridge.index), ..change };
                 self.host.run_every(&[Op::SetLink(joined), Op::SetLink(SetLink { hairpin, ..change })])?;
+                if attachment.addressing == Addressing::None
+                    && let Err(error) = layer2::refuse_gateway(&mut self.host, &bridge)
+                {
+                    self.host.run(&Op::SetLink(SetLink { master: Some(0), ..change }))?;
+                    return Err(error);
+                }
                 // The bridge may be another one than it was.
                 wire::let_loopback_in(attachment, &bridge, &self.state.sysctls())
             }
@@ -163,18 +169,18 @@ impl Round<'_> {
         let bridge = self.bridge_of(attachment)?;
         let log = self.state.sysctls();
         let settings = HostSettings::open(self.order.resident)?;
-        // What it was counts for others: the same address, at the same MAC.
-        let wire = Wire {
-            attachment,
-            bridge: &bridge,
-            netns: &netns,
-            log: &log,
-            neighbours: Neighbours::KnowNothing,
-            settings: &settings,
-        };
+        let wire = Wire { attachment, bridge: &bridge, netns: &netns, log: &log, settings: &settings };
         firewall::admit(attachment, &self.state, None)?;
-        wire::make_pair(&mut self.host, &wire, &attachment.wiring.gateways)?;
-        let host_index = wire::set_up_inside(&self.host, &mut pod, &wire)?.host_index;
+        let placed = wire::make_pair(&mut self.host, &wire, &attachment.wiring.gateways)?;
+        if let Err(error) = layer2::refuse_sharing(&mut self.host, attachment.addressing, &bridge, &placed) {
+            // The next round tries it again.
+            let made = self.host.index_of(&attachment.host_link)?;
+            made.map_or(Ok(()), |index| detach::delete_link(&mut self.host, index))?;
+            return Err(error);
+        }
+        // It has the same address at the same MAC as before.
+        let inside = wire::set_up_inside(&self.host, &mut pod, &wire, Neighbours::KnowNothing)?;
+        let host_index = inside.host_index;
         if attachment.mode == AttachMode::Routed {
             wire::route_to_pod(&mut self.host, attachment, host_index)?;
         }

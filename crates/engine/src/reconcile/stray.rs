@@ -4,8 +4,9 @@
 use netlink::Link;
 use types::AttachmentKey;
 
-use super::observe::{Seen, named_by};
+use super::observe::Seen;
 use super::{Kind, Round};
+use crate::alias::Alias;
 use crate::state::Network;
 use crate::{Error, detach, relearn};
 
@@ -15,9 +16,11 @@ impl Round<'_> {
     pub(super) fn strays(&mut self, seen: &Seen) {
         let Ok(networks) = self.state.networks() else { return };
         for link in seen.links.values() {
-            let Some((name, stem)) = named_by(link) else { continue };
-            let Some(network) = networks.iter().find(|network| network.name() == name) else { continue };
-            let done = match network.knows(&stem) {
+            let Some(alias) = Alias::of(link) else { continue };
+            let Some(network) = networks.iter().find(|network| network.name() == alias.network) else {
+                continue;
+            };
+            let done = match network.knows(&alias.stem()) {
                 Ok(true) => Ok(()),
                 // A DEL has come to its end since the picture was taken.
                 Ok(false) if self.is_gone(link) => Ok(()),

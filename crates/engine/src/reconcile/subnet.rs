@@ -4,12 +4,12 @@
 use std::path::PathBuf;
 
 use ipnet::IpNet;
-use netlink::{Mode, Op, Route, RouteFilter, RtSocket};
+use netlink::{Link, Mode, Op, Route, RouteFilter, RtSocket};
 use types::AttachMode;
 
 use super::diff::knows_bridge;
-use super::observe::named_by;
 use crate::Error;
+use crate::alias::Alias;
 use crate::bridge::{Bridge, Gateway};
 use crate::state::{Attachment, Phase, State};
 
@@ -97,8 +97,8 @@ fn need(
     let links = host.links()?;
     let has_ports = links.iter().any(|link| link.master == Some(bridge.index));
     for (path, network, listed) in unreadable {
-        let key = Some((network, listed.stem));
-        let may_need = match links.iter().find(|link| named_by(link) == key) {
+        let is_its = |link: &&Link| Alias::of(link).is_some_and(|a| a.is_of_record(&network, &listed.stem));
+        let may_need = match links.iter().find(is_its) {
             Some(link) => link.master == Some(bridge.index),
             // Its link is not made yet, or it is a port that lost its alias.
             None => listed.phase == Phase::Pending || has_ports,

@@ -62,11 +62,6 @@ impl Held {
         self.attachment.as_ref().map(|a| a.key.clone()).or_else(of_name)
     }
 
-    /// What the aliases of this attachment's links begin with, also where the record cannot be read.
-    pub fn alias_key(&self) -> String {
-        format!("podwire:{}/{}", self.network.name(), self.stem.replacen('@', "/", 1))
-    }
-
     /// The attachment is complete: from now on it counts.
     pub fn commit(&mut self) -> Result<(), StateError> {
         self.rename(Phase::Ready)

@@ -36,7 +36,6 @@ pub use file::StateError;
 pub use held::Held;
 pub use network::{Allocation, Begin, Clean, Freeing, Listed, Network, Phase, Survivor, Wanted};
 pub use record::{Addressing, Attachment, PodAddress, PodName, SCHEMA, Wiring};
-pub(crate) use record::{MAC_MARK, may_lack_addresses, placement_in};
 pub(crate) use sysctls::sysctl_key;
 pub use sysctls::{Changed, Changes, Sysctl, SysctlLog, SysctlUse};
 

@@ -10,15 +10,6 @@ use types::{AttachMode, AttachmentKey, IfName, Mac, Placement, RequestId};
 /// The version of the record's form. A record of a newer form can be released, and is never overwritten.
 pub const SCHEMA: u32 = 1;
 
-/// Before the MAC in a link's alias.
-pub(crate) const MAC_MARK: &str = "mac=";
-/// Before the kind of addressing in a link's alias, unless it is the default.
-const ADDRESSING_MARK: &str = "ipam=";
-/// Before the placement in a link's alias: `in=TENANT/NETWORK`, or `in=TENANT/NETWORK/GROUP`.
-pub(crate) const PLACEMENT_MARK: &str = "in=";
-/// The kernel accepts this many bytes and refuses more.
-const LONGEST_ALIAS: usize = 255;
-
 /// An address of a pod, with the prefix length that its link carries.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodAddress {
@@ -41,27 +32,9 @@ pub enum Addressing {
 }
 
 impl Addressing {
-    const MARKED: [Self; 2] = [Self::Dhcp, Self::None];
-
     #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
     fn is_default(&self) -> bool {
         *self == Self::default()
-    }
-
-    /// In a link's alias. Those of earlier versions have none.
-    fn word(self) -> Option<String> {
-        match self {
-            Self::Assigned => None,
-            Self::Dhcp => Some(format!("{ADDRESSING_MARK}dhcp")),
-            Self::None => Some(format!("{ADDRESSING_MARK}none")),
-        }
-    }
-
-    pub(crate) fn in_alias(alias: &str) -> Self {
-        let has = |addressing: &Self| {
-            addressing.word().is_some_and(|word| alias.split(' ').skip(1).any(|found| found == word))
-        };
-        Self::MARKED.into_iter().find(has).unwrap_or_default()
     }
 }
 
@@ -139,58 +112,6 @@ impl Attachment {
     pub fn ips(&self) -> impl Iterator<Item = IpAddr> {
         self.addresses.iter().map(|a| a.address.addr())
     }
-
-    /// The alias of the host end: key, kind of addressing, addresses, the MAC if one was requested, and the placement. The kernel alone then
-    /// holds what is needed to recover the record. A word that does not fit is left out, never cut.
-    pub fn alias(&self) -> String {
-        let mut alias = self.key.alias();
-        // First: without it the guard of a recovered record would be another.
-        let addressing = self.addressing.word();
-        let addresses = self.addresses.iter().map(|address| address.address.to_string());
-        let mac = (self.pod_mac != self.key.pod_mac()).then(|| format!("{MAC_MARK}{}", self.pod_mac));
-        for word in addressing
-            .into_iter()
-            .chain(addresses)
-            .chain(mac)
-            .chain(self.placement.as_ref().map(placement_word))
-        {
-            if alias.len() + 1 + word.len() <= LONGEST_ALIAS {
-                alias.push(' ');
-                alias.push_str(&word);
-            }
-        }
-        alias
-    }
-}
-
-/// The longest word of an address.
-const LONGEST_ADDRESS: usize = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff/128".len();
-
-/// Whether an address may have been left out of the alias, because it did not fit.
-pub(crate) fn may_lack_addresses(alias: &str) -> bool {
-    let is_later = |word: &&str| word.starts_with(MAC_MARK) || word.starts_with(PLACEMENT_MARK);
-    let addresses: usize =
-        alias.split(' ').take_while(|word| !is_later(word)).map(|word| word.len() + 1).sum();
-    addresses + LONGEST_ADDRESS > LONGEST_ALIAS
-}
-
-fn placement_word(placement: &Placement) -> String {
-    let Placement { tenant, network, group } = placement;
-    let group = group.as_ref().map_or_else(String::new, |group| format!("/{group}"));
-    format!("{PLACEMENT_MARK}{tenant}/{network}{group}")
-}
-
-/// The placement in the words of an alias. None where there is none, or anything but exactly one: aliases of earlier
-/// versions have none.
-pub(crate) fn placement_in(alias: &str) -> Option<Placement> {
-    let mut words = alias.split(' ').skip(1).filter_map(|word| word.strip_prefix(PLACEMENT_MARK));
-    let (word, None) = (words.next()?, words.next()) else { return None };
-    let parts: Vec<&str> = word.split('/').collect();
-    match parts.as_slice() {
-        [tenant, network] => Placement::parse(Some(tenant), Some(network), None).ok(),
-        [tenant, network, group] => Placement::parse(Some(tenant), Some(network), Some(group)).ok(),
-        _ => None,
-    }
 }
 
 /// What a record's file holds.
@@ -224,69 +145,6 @@ impl Content {
             Self::Attachment(attachment) => (Some(*attachment), None),
             Self::Newer(schema) => (None, Some(schema)),
             Self::Damaged => (None, None),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn placement(parts: [&str; 3]) -> Placement {
-        let group = Some(parts[2]).filter(|group| !group.is_empty());
-        Placement::parse(Some(parts[0]), Some(parts[1]), group).unwrap()
-    }
-
-    #[test]
-    fn a9_only_an_exact_placement_is_taken_from_an_alias() {
-        let key = "podwire:blue/c1/eth0";
-        for (words, wanted) in [
-            ("10.0.0.2/24 in=shop/front/web", Some(["shop", "front", "web"])),
-            ("in=shop/front", Some(["shop", "front", ""])),
-            // As the version before wrote them.
-            ("10.0.0.2/24 fd00::2/64", None),
-            ("10.0.0.2/24 mac=02:00:00:00:00:01", None),
-            ("in=", None),
-            ("in=shop", None),
-            ("in=shop/", None),
-            ("in=shop/front/", None),
-            ("in=/front/web", None),
-            ("in=shop/front/web/more", None),
-            ("in=shop/front/w\u{1b}eb", None),
-            ("in=../front/web", None),
-            ("in=shop/front/web in=other/front/web", None),
-            ("x in=shop/front/web\n", None),
-        ] {
-            assert_eq!(placement_in(&format!("{key} {words}")), wanted.map(placement), "{words:?}");
-        }
-        assert_eq!(placement_in("in=shop/front/web"), None, "the first word is the key");
-    }
-
-    proptest! {
-        #[test]
-        fn a9_a_placement_survives_in_the_alias_or_is_left_out(
-            container in "[a-z0-9]{1,80}", tenant in "[a-z0-9]{1,90}", group in proptest::option::of("[a-z0-9]{1,60}"),
-        ) {
-            let key = AttachmentKey {
-                network: "podwire".try_into().unwrap(),
-                container: container.as_str().try_into().unwrap(),
-                ifname: "eth0".try_into().unwrap(),
-            };
-            let place = Placement::parse(Some(&tenant), Some("front"), group.as_deref()).unwrap();
-            let text = serde_json::json!({
-                "schema": SCHEMA, "network": "podwire", "container": container, "ifname": "eth0", "netns": "",
-                "mode": "routed", "bridge": "b", "host_link": key.host_link(0), "host_mac": key.host_mac(),
-                "pod_mac": key.pod_mac(), "mtu": 1500, "spoof_check": true, "placement": place, "created": 0,
-                "addresses": [{"address": "10.88.100.200/32"}, {"address": "fd00:1111:2222:3333:4444:5555:6666:7777/128"}],
-            });
-            let attachment: Attachment = serde_json::from_value(text).unwrap();
-            let alias = attachment.alias();
-            prop_assert!(alias.len() <= LONGEST_ALIAS);
-            let bare = Attachment { placement: None, ..attachment }.alias();
-            let fits = bare.len() + 1 + placement_word(&place).len() <= LONGEST_ALIAS;
-            prop_assert_eq!(placement_in(&alias), fits.then_some(place));
         }
     }
 }

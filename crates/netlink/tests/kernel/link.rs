@@ -1,5 +1,7 @@
 //! Links against a real kernel, compared with what `ip -j` shows.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use crate::world::{World, eventually, json, mac, name, pair};
 use netlink::{AddBridge, LinkRef, Op, SetLink, Veth};
 
@@ -280,4 +282,32 @@ fn the_rest_is_done_as_soon_as_a_link_is_gone_and_also_if_it_never_goes() {
     assert!(early <= start.elapsed());
     let (refused, ran) = w.host.run(|| w.h.delete_link(index, || true)).unwrap();
     assert!(ran && refused.unwrap_err().is_missing());
+}
+
+/// A standalone ADD must not fail because other programs create links all the time.
+#[test]
+fn b10_a_list_that_is_never_whole_is_used_as_it_was_read() {
+    let mut w = World::new();
+    let steady: Vec<_> = (0..400).map(|i| name(&format!("steady{i}"))).collect();
+    let ops: Vec<_> = steady.iter().map(|name| Op::AddIfb { name, mtu: 1500 }).collect();
+    w.h.run_every(&ops).unwrap();
+    let mut other = netlink::RtSocket::open_in(&w.host).unwrap();
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 0..50_000 {
+                if is_done.load(Ordering::Relaxed) {
+                    break;
+                }
+                other.run(&Op::AddIfb { name: &name(&format!("new{number}")), mtu: 1500 }).unwrap();
+            }
+        });
+        eventually("a list that changed every time", || {
+            let links = w.h.links_if_busy().unwrap();
+            assert_eq!(links.iter().filter(|l| l.name.starts_with("steady")).count(), steady.len());
+            let is_interrupted = matches!(w.h.links(), Err(netlink::Error::Interrupted { .. }));
+            is_done.store(is_interrupted, Ordering::Relaxed);
+            is_interrupted
+        });
+    });
 }

@@ -288,6 +288,17 @@ fn the_default_route_is_found_with_its_metric_whatever_else_there_is() {
         json(&w.host, &format!("ip {flag} route add {covered} dev eth1"));
         let found = w.h.default_route(family).unwrap().unwrap();
         assert_eq!((found.gateway, found.link, found.priority), (Some(ip(far)), Some(link), Some(200)));
+        // A blackhole of one of these networks does not hide it.
+        json(&w.host, &format!("ip {flag} route del {covered} dev eth1"));
+        for kind in ["blackhole", "unreachable", "prohibit"] {
+            json(&w.host, &format!("ip {flag} route add {kind} {covered}"));
+            assert_eq!(
+                w.h.default_route(family).unwrap().map(|route| route.link),
+                Some(Some(link)),
+                "{kind}"
+            );
+            json(&w.host, &format!("ip {flag} route del {kind} {covered}"));
+        }
         json(&w.host, &format!("ip {flag} route del default via {far} metric 200"));
         let found = w.h.default_route(family).unwrap().unwrap();
         assert_eq!((found.gateway, found.link, found.priority), (None, Some(other), Some(300)));

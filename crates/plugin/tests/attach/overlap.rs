@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use serde_json::json;
-use testkit::{Outcome, Snapshot};
+use serde_json::{Value, json};
+use testkit::{Outcome, Pod, Snapshot};
 
 use crate::common::{Host, MODES, ips, v4, with};
 
@@ -148,6 +148,37 @@ fn b10_a_second_run_directory_gives_no_address_of_a_pod_of_the_first() {
         let refused = host.plugin.add(&host.pod("f"), &wanted).unwrap();
         expect_error(&refused, 101, &[&taken, "runDir"]);
         host.check(&e, &first, &result).unwrap();
+    }
+}
+
+/// Pods of two run directories at the same time. CHECK finds what an ADD that gave way took from the other pod's firewall.
+#[test]
+fn b10_two_run_directories_give_no_address_twice_at_the_same_time() {
+    const PODS: usize = 8;
+    for (mode, name, bridge) in [
+        ("bridge", "blue", "pw0"),
+        ("bridge", "red", "pw1"),
+        ("routed", "blue", "pw0"),
+        ("routed", "red", "pw1"),
+    ] {
+        let host = host("b10same");
+        let first = host.config(&json!({"mode": mode, "subnet": SUBNETS}));
+        let other_dir = host.node.run_dir().join("other");
+        let second = with(&first, &json!({"runDir": other_dir, "name": name, "bridge": bridge}));
+        let both = [("a", &first), ("b", &second)];
+        let pods: Vec<(Pod, &Value)> = (0..PODS)
+            .flat_map(|number| both.map(|(label, config)| (host.pod(&format!("{label}{number}")), config)))
+            .collect();
+        let results: Vec<Value> = std::thread::scope(|scope| {
+            let adds: Vec<_> =
+                pods.iter().map(|(pod, config)| scope.spawn(|| host.add(pod, config))).collect();
+            adds.into_iter().map(|add| add.join().unwrap()).collect()
+        });
+        let given: BTreeSet<IpAddr> = results.iter().flat_map(ips).collect();
+        assert_eq!(given.len(), 2 * pods.len(), "{mode} {name} {bridge}: {given:?}");
+        for ((pod, config), result) in pods.iter().zip(&results) {
+            host.check(pod, config, result).unwrap();
+        }
     }
 }
 

@@ -128,6 +128,23 @@ fn b11_a_pod_without_addresses_shares_no_bridge_with_a_gateway() {
     }
 }
 
+/// Kernels before 5.18 do not tell a gateway from an address of the operator.
+#[test]
+fn b11_every_routed_address_of_a_managed_bridge_counts_as_a_gateway() {
+    let host = Host::new("b11-proto");
+    let config = host.config(&json!({"name": "wire"}));
+    let (wire, _) = host.attached("wire", &config);
+    host.del(&wire, &config);
+    for address in ["10.9.0.1/24", "fd09::1/64"] {
+        host.node.sh(&["ip", "addr", "add", address, "dev", "pw0", "nodad"]).unwrap();
+        let error = host.refused(&wire, &config);
+        assert!(error.code == 7 && error.msg.contains(address), "{error:?}");
+        host.node.sh(&["ip", "addr", "del", address, "dev", "pw0"]).unwrap();
+    }
+    host.node.sh(&["ip", "addr", "add", "fe80::9/64", "dev", "pw0", "nodad"]).unwrap();
+    host.add(&wire, &config);
+}
+
 /// The tag of a VLAN could hide an ARP message with another sender.
 #[test]
 fn b11_a_pod_without_addresses_sends_no_vlan_tags() {

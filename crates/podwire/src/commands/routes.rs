@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use anyhow::Result;
-use api::{RouteState, RouteTransport, RouteView};
+use api::{RouteState, RouteTransport, RouteView, RoutesView};
 
-use super::nodes::Asked;
+use super::nodes::{Asked, stale};
 use crate::cli::{Ask, Output};
 use crate::exit::ExitStatus;
 use crate::print;
@@ -14,24 +14,29 @@ use crate::print;
 const COLUMN: usize = 44;
 
 pub(crate) fn run(args: &Ask) -> Result<ExitStatus> {
-    let routes: Vec<RouteView> = Asked::find(&args.which).get(api::ROUTES)?;
+    let view: RoutesView = Asked::find(&args.which).get(api::ROUTES)?;
     match args.output {
-        Output::Json => print::say_json(&routes)?,
-        Output::Table => print::say(page(&routes))?,
+        Output::Json => print::say_json(&view)?,
+        Output::Table => print::say(page(&view))?,
     }
-    let is_right = routes.iter().all(|route| route.state == RouteState::Ok);
-    Ok(ExitStatus::problem_unless(is_right))
+    let is_right = view.routes.iter().all(|route| route.state == RouteState::Ok);
+    Ok(ExitStatus::problem_unless(is_right && !view.freshness.stale))
 }
 
-fn page(routes: &[RouteView]) -> String {
+fn page(RoutesView { freshness, routes }: &RoutesView) -> String {
+    let stale = stale(freshness);
     if routes.is_empty() {
-        return "no routes: no other node has a block".to_owned();
+        return match stale {
+            Some(stale) => format!("{stale}\n\nno routes: no other node with a block is known"),
+            None => "no routes: no other node has a block".to_owned(),
+        };
     }
     let mut sorted: Vec<&RouteView> = routes.iter().collect();
     sorted.sort_by_key(|route| route.state == RouteState::Ok);
     let rows = sorted.into_iter().map(row);
     let table = print::table(&["BLOCK", "NODE", "TRANSPORT", "VIA", "STATE"], rows);
-    format!("{}\n\n{table}", title(routes))
+    let parts: Vec<String> = stale.into_iter().chain([title(routes), table]).collect();
+    parts.join("\n\n")
 }
 
 /// How many there are, and whether all is well.

@@ -1,4 +1,31 @@
+use api::{Freshness, Timestamp};
+
 use super::*;
+
+fn page(routes: &[RouteView]) -> String {
+    let freshness =
+        Freshness { as_of: Some(Timestamp(1_794_777_184)), age_seconds: Some(2), stale: false, reason: None };
+    super::page(&RoutesView { freshness, routes: routes.to_vec() })
+}
+
+#[test]
+fn a12_stale_routes_are_marked_with_their_age_and_the_reason() {
+    let page = |age_seconds, routes| {
+        let reason = Some("etcd is not reachable: connection refused".to_owned());
+        let freshness = Freshness { as_of: None, age_seconds, stale: true, reason };
+        super::page(&RoutesView { freshness, routes })
+    };
+    let wanted = "\
+of unknown age; etcd is not reachable: connection refused
+
+no routes: no other node with a block is known";
+    assert_eq!(page(None, Vec::new()), wanted);
+    let old = page(Some(90), vec![route("10.42.1.0/24", "b", RouteTransport::Direct)]);
+    assert!(
+        old.starts_with("as of 90s ago; etcd is not reachable: connection refused\n\n1 route to 1 node"),
+        "{old}"
+    );
+}
 
 fn route(block: &str, node: &str, transport: RouteTransport) -> RouteView {
     let (gateway, link) = match transport {

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use api::{BlocksView, NodeView, NodesView, Removed, RouteState, RouteTransport, RouteView};
+use api::{BlocksView, NodeView, NodesView, Removed, RouteState, RouteTransport, RoutesView};
 use rustix::process::Signal;
 use serde::de::DeserializeOwned;
 use serde_json::json;
@@ -45,7 +45,7 @@ fn words(text: &str) -> String {
 fn wait_for_routes(cluster: &Cluster, number: usize) {
     wait_until("the routes of n1", SOON, || {
         let outcome = ask(cluster, "n1", &["routes", "-o", "json"]);
-        Ok(outcome.success() && serde_json::from_str::<Vec<RouteView>>(&outcome.stdout)?.len() == number)
+        Ok(outcome.success() && serde_json::from_str::<RoutesView>(&outcome.stdout)?.routes.len() == number)
     })
     .unwrap();
 }
@@ -149,7 +149,7 @@ fn routes_that_cannot_be_come_first_and_end_with_1() {
     assert!(table.find(" n2 none ") < table.find(" n3 direct "), "{table}");
     let outcome = ask(&cluster, "n1", &["routes", "-o", "json"]);
     assert_eq!(outcome.status.code(), Some(1));
-    let routes: Vec<RouteView> = json(&outcome);
+    let RoutesView { routes, .. } = json(&outcome);
     let wrong = routes.iter().filter(|route| route.state != RouteState::Ok);
     assert!(
         wrong
@@ -161,7 +161,7 @@ fn routes_that_cannot_be_come_first_and_end_with_1() {
 
 /// With etcd as the store, which is then killed.
 #[test]
-fn a4_stale_nodes_and_blocks_are_shown_and_end_with_1() {
+fn a4_stale_nodes_blocks_and_routes_are_shown_and_end_with_1() {
     let mut cluster = Cluster::hosts("cli-stale", &Plan { nodes: 2, ..Plan::default() }).unwrap();
     for name in cluster.node_names() {
         cluster.agent_mut(&name).unwrap().set_program(Path::new(env!("CARGO_BIN_EXE_podwire")));
@@ -185,12 +185,16 @@ fn a4_stale_nodes_and_blocks_are_shown_and_end_with_1() {
     assert_eq!(blocks.status.code(), Some(1), "{blocks:?}");
     assert!(blocks.stdout.starts_with("as of "), "{}", blocks.stdout);
     has(&blocks.stdout, &[mark, "10.42.0.0/16: 2 of 256 blocks claimed\n", "n1 (here)  0     253"]);
-    for command in ["nodes", "blocks"] {
+    let routes = ask(&cluster, "n1", &["routes"]);
+    assert_eq!(routes.status.code(), Some(1), "{routes:?}");
+    assert!(routes.stdout.starts_with("as of "), "{}", routes.stdout);
+    has(&routes.stdout, &[mark, "\n\n2 routes to 1 node: 2 direct; all as they should be\n"]);
+    for (command, number) in [("nodes", 2), ("blocks", 4), ("routes", 2)] {
         let outcome = ask(&cluster, "n1", &[command, "-o", "json"]);
         assert_eq!(outcome.status.code(), Some(1), "{outcome:?}");
         let view: serde_json::Value = json(&outcome);
         assert!(view["stale"] == true && view["asOf"].as_str().unwrap().ends_with('Z'), "{view:#}");
-        assert_eq!(view[command].as_array().unwrap().len(), if command == "nodes" { 2 } else { 4 });
+        assert_eq!(view[command].as_array().unwrap().len(), number, "{command}");
     }
 }
 
@@ -212,6 +216,12 @@ fn a_store_that_cannot_be_reached_is_told_in_the_agents_words() {
         }
         assert_eq!(outcome.stderr.lines().count(), 1, "{}", outcome.stderr);
     }
+    // The kernel may have routes all the same, so they are shown.
+    let routes = host.ask(&["routes"]);
+    assert_eq!(routes.status.code(), Some(1), "{routes:?}");
+    let text = words(&routes.stdout);
+    has(&text, &["of unknown age; etcd is not reachable: ", "; this node has no saved state of the cluster"]);
+    has(&text, &["no routes: no other node with a block is known"]);
     drop(agent);
     let outcome = host.ask(&["nodes"]);
     assert_eq!(outcome.status.code(), Some(3));

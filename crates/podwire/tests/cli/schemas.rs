@@ -5,7 +5,7 @@ use std::path::Path;
 
 use api::{
     AttachmentDetails, AttachmentsView, BlocksView, DoctorReport, ErrorAnswer, LabStatus, LabTest, NodesView,
-    Readiness, Removed, RouteView, Status, StatusWithoutAgent, VersionAnswer,
+    Readiness, Removed, RoutesView, Status, StatusWithoutAgent, VersionAnswer,
 };
 use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
@@ -30,7 +30,7 @@ fn schemas() -> BTreeMap<&'static str, Value> {
         ("attachment-show", schema::<AttachmentDetails>()),
         ("nodes", schema::<NodesView>()),
         ("node-rm", schema::<Removed>()),
-        ("routes", schema::<Vec<RouteView>>()),
+        ("routes", schema::<RoutesView>()),
         ("blocks", schema::<BlocksView>()),
         ("doctor", schema::<DoctorReport>()),
         ("lab-status", schema::<LabStatus>()),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::{Facts, NodeRecord, StoredNode, Transport};
+use engine::alias::Mark;
 use tokio::time::Instant;
 
 use super::super::command::Contents;
@@ -20,10 +21,8 @@ impl Routes {
     pub(super) fn find_position(&mut self) -> Result<(), netlink::Error> {
         let config = Arc::clone(&self.shared.config);
         let around = self.kernel.surroundings(config.node_interface.as_ref())?;
-        let is_ours = |link: &netlink::Link| {
-            link.name == config.network.bridge.as_str()
-                || link.alias.as_deref().is_some_and(|a| a.starts_with("podwire"))
-        };
+        let is_ours =
+            |link: &netlink::Link| link.name == config.network.bridge.as_str() || Mark::of(link).is_some();
         let position = underlay::find(&config, &around, is_ours, &self.known.position.known_addresses());
         let sources = self.shared.gateways();
         let sources: Vec<IpAddr> =

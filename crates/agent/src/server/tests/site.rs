@@ -135,6 +135,7 @@ impl Site {
                 cuts: Vec::new(),
             },
             shares: Arc::new(shares),
+            bell: Bell::new().unwrap(),
             cluster: None,
             cni_config: Box::new(|| Ok(" ".repeat(16 << 20))),
         };

@@ -10,7 +10,7 @@ use types::Code;
 
 use super::{
     Desk, await_good_routes, await_no_problem, await_problem, await_routes, await_saved_peers, blocks_of,
-    ghost_blocks, ghost_joins, mixed, problems, up_with,
+    ghost_blocks, ghost_joins, mixed, up_with,
 };
 use crate::common::{PATIENCE, SOON, Streams, await_that, expect_reach};
 
@@ -230,7 +230,7 @@ fn an_agent_that_sleeps_through_its_lease_loses_nothing_but_alive() {
     }
     await_that("the end of the lease", PATIENCE, || !desk.has(&alive));
     await_routes(&cluster, &["n1"], &blocks);
-    assert_eq!(problems(cluster.agent("n1").unwrap()), [""; 0]);
+    await_problem(cluster.agent("n1").unwrap(), &["the lease of its agent ended", "podwire node rm n2"]);
     let nodes = cluster.agent("n1").unwrap().get(api::NODES).unwrap();
     let named =
         |name: &str| nodes["nodes"].as_array().unwrap().iter().find(|node| node["name"] == name).unwrap();
@@ -240,6 +240,7 @@ fn an_agent_that_sleeps_through_its_lease_loses_nothing_but_alive() {
     await_that("alive/n2 again", PATIENCE, || desk.has(&alive));
     cluster.pod("n2", "late").unwrap();
     expect_reach(&cluster, SOON);
+    await_no_problem(cluster.agent("n1").unwrap());
     assert_eq!(desk.blocks(), before);
     streams.expect_whole();
 }

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use api::{KernelCheck, KernelState};
+use engine::alias;
 use engine::state::Attachment;
 use ipnet::IpNet;
 use netlink::{Link, NetNs, RouteFilter, RtSocket};
@@ -45,9 +46,7 @@ fn on_node(attachment: &Attachment) -> Result<Vec<KernelCheck>, netlink::Error> 
     }
     findings.push(link_is_up("node link", attachment.host_link.as_str(), end.as_ref()));
     let Some(end) = end else { return Ok(findings) };
-    let ours =
-        end.alias.as_deref().and_then(|alias| alias.split(' ').next()) == Some(&attachment.key.alias());
-    findings.push(is(ours, format!("our mark on {}", end.name)));
+    findings.push(is(alias::is_of(&end, &attachment.key), format!("our mark on {}", end.name)));
     match attachment.mode {
         AttachMode::Bridge => {
             let is_port = end.master.is_some() && end.master == bridge.map(|bridge| bridge.index);

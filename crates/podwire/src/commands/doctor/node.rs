@@ -5,6 +5,7 @@ use std::io::ErrorKind;
 use std::time::Duration;
 
 use api::{Client, ClientError, NodeMode};
+use engine::alias::Mark;
 use engine::state::{Attachment, Phase, State};
 use ipnet::IpNet;
 use netlink::{Link, RtSocket};
@@ -102,7 +103,7 @@ impl Node {
 
     /// Devices of ours that lead to other nodes.
     pub(super) fn tunnels(&self) -> impl Iterator<Item = &Link> {
-        let is_tunnel = |link: &&Link| link.alias.as_deref().and_then(engine::tunnel::network_of).is_some();
+        let is_tunnel = |link: &&Link| matches!(Mark::of(link), Some(Mark::Tunnel(_)));
         self.links.iter().filter(is_tunnel)
     }
 }

@@ -20,8 +20,9 @@ type Networks = BTreeMap<NetworkName, (IfName, Vec<IpNet>)>;
 
 pub(super) fn subnets(node: &Node) -> Vec<Check> {
     let networks = networks(node);
-    let observed = RtSocket::open().map_err(engine::Error::from).and_then(|mut host| Observed::of(&mut host));
-    let observed = match observed {
+    let all: Vec<IpNet> = networks.values().flat_map(|(_, subnets)| subnets).copied().collect();
+    let host = RtSocket::open().map_err(engine::Error::from);
+    let observed = match host.and_then(|mut host| Observed::of(&mut host, &all)) {
         Ok(observed) => observed,
         Err(error) => return vec![Check::problem(CHECK, failure(error, &node.folders.run_dir))],
     };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use api::{Answer, Client, ErrorAnswer};
+use api::{Answer, Client, ErrorAnswer, PAGE_NOT_FOUND};
 use serde::de::DeserializeOwned;
 
 use crate::cli::Which;
@@ -39,7 +39,7 @@ pub(in crate::commands) fn read<T: DeserializeOwned>(answer: &Answer) -> Result<
     }
     match serde_json::from_slice(&answer.body) {
         // An agent that does not know the path has no sentence for it.
-        Ok(ErrorAnswer { .. }) if answer.status == 404 => {
+        Ok(ErrorAnswer { error }) if answer.status == 404 && error == PAGE_NOT_FOUND => {
             bail!("{OTHER_VERSION} (it does not know the question)")
         }
         Ok(ErrorAnswer { error }) => bail!(error),
@@ -60,6 +60,7 @@ mod tests {
         };
         assert_eq!(said(200, "[1]"), Ok(vec![1]));
         assert_eq!(said(409, r#"{"error": "it is alive"}"#), Err("it is alive".to_owned()));
+        assert_eq!(said(404, r#"{"error": "no node n9"}"#), Err("no node n9".to_owned()));
         assert_eq!(said(500, "oops"), Err("the agent answers 500: oops".to_owned()));
         for (status, body) in [(404, r#"{"error": "page not found"}"#), (200, "{}")] {
             let error = said(status, body).unwrap_err();

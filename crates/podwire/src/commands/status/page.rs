@@ -35,7 +35,7 @@ fn rows(status: &Status, now: u64) -> Vec<(&'static str, String)> {
         ("run folder", status.run_dir.display().to_string()),
         ("socket", status.socket.display().to_string()),
         ("network", network(&status.network)),
-        ("attachments", attachments(status.attachments)),
+        ("attachments", status.attachments.map_or_else(unknown, attachments)),
         ("reconcile", reconcile(&status.reconcile, now)),
         ("installed", installed(&status.installed)),
     ];
@@ -48,6 +48,11 @@ pub(super) fn inactive_ports(ports: &[InactivePort]) -> Option<(&'static str, St
     let lines: Vec<String> =
         ports.iter().map(|port| print::wrap(&print::short_ids(&port.to_string()), WIDTH - LEFT)).collect();
     (!lines.is_empty()).then(|| ("inactive", lines.join("\n")))
+}
+
+/// Numbers of records that cannot be read.
+fn unknown() -> String {
+    "unknown".to_owned()
 }
 
 fn mebibytes(bytes: u64) -> String {
@@ -95,13 +100,11 @@ fn installed(files: &[InstalledFile]) -> String {
 
 fn blocks(network: &NetworkStatus) -> String {
     let rows = network.blocks.iter().map(|block| {
-        let total = block.used.saturating_add(block.free);
-        vec![
-            block.block.to_string(),
-            block.used.to_string(),
-            block.free.to_string(),
-            print::bar(block.used, total),
-        ]
+        let (Some(used), Some(free)) = (block.used, block.free) else {
+            return vec![block.block.to_string(), unknown(), unknown(), String::new()];
+        };
+        let bar = print::bar(used, used.saturating_add(free));
+        vec![block.block.to_string(), used.to_string(), free.to_string(), bar]
     });
     let table = print::table(&["BLOCK", "USED", "FREE", ""], rows);
     match whole(network) {

@@ -4,7 +4,11 @@ use types::{Code, Finding};
 use super::*;
 
 fn status() -> Status {
-    let block = |cidr: &str, used, free| BlockUse { block: cidr.parse().unwrap(), used, free };
+    let block = |cidr: &str, used, free| BlockUse {
+        block: cidr.parse().unwrap(),
+        used: Some(used),
+        free: Some(free),
+    };
     Status {
         mode: api::NodeMode::Agent,
         node: "worker-1".to_owned(),
@@ -25,7 +29,7 @@ fn status() -> Status {
             subnets: vec!["10.83.0.0/16".parse().unwrap(), "fd00:88::/64".parse().unwrap()],
             blocks: vec![block("10.83.0.0/16", 32_766, 32_766), block("fd00:88::/64", 2, 1_048_573)],
         },
-        attachments: Counts { ready: 2, pending: 0, unreadable: 0 },
+        attachments: Some(Counts { ready: 2, pending: 0, unreadable: 0 }),
         reconcile: ReconcileStatus {
             last_round_at: Some(Timestamp(1_003_590)),
             duration_ms: 3,
@@ -59,6 +63,19 @@ fd00:88::/64  2      1048573  █░░░░░░░░░░░░░░░�
 
 no problems";
     assert_eq!(page(&status(), 1_003_600), wanted);
+}
+
+#[test]
+fn a3_numbers_of_records_that_cannot_be_read_are_unknown() {
+    let mut status = status();
+    status.attachments = None;
+    for block in &mut status.network.blocks {
+        (block.used, block.free) = (None, None);
+    }
+    let page = page(&status, 1_003_600);
+    assert!(page.contains("attachments  unknown\n") && !page.contains("0 ready"), "{page}");
+    assert!(page.contains("\n10.83.0.0/16  unknown  unknown"), "{page}");
+    assert!(page.contains("\nfd00:88::/64  unknown  unknown"), "{page}");
 }
 
 #[test]

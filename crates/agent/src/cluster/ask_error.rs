@@ -1,0 +1,49 @@
+//! Why a question about the cluster has no answer. The server maps each variant to an HTTP status.
+
+use types::NodeName;
+
+use super::command::TRIES;
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum AskError {
+    /// The store does not answer.
+    #[error("{0}")]
+    Unreachable(String),
+    /// The store refuses the agent, or its data cannot be used.
+    #[error("{0}")]
+    Refused(String),
+    #[error("too many requests about the cluster are waiting")]
+    Busy,
+    #[error("the agent did not answer within {seconds} s")]
+    TimedOut { seconds: u64 },
+    #[error("the agent no longer follows the store: see `podwire status`")]
+    Stopped,
+    /// This node cannot answer, whatever the store says.
+    #[error("{0}")]
+    Failed(String),
+    #[error(
+        "there is no node {0} in the store: see `podwire nodes` (nodes that knew it before the store lost its data forget it \
+         within an hour)"
+    )]
+    NotFound(NodeName),
+    #[error(
+        "the agent of {0} is alive: stop it first (with --force its record goes all the same, and comes back)"
+    )]
+    Alive(NodeName),
+    #[error("{0} is this node: stop its agent, then remove it from another node")]
+    Own(NodeName),
+    /// What a newer version wrote, or what is damaged, is not removed.
+    #[error("{key} in the store: {problem}")]
+    Unreadable { key: String, problem: String },
+    #[error("the record of {0} changed {TRIES} times while it was removed: try again")]
+    Contended(NodeName),
+}
+
+impl From<store::Error> for AskError {
+    fn from(error: store::Error) -> Self {
+        match error.is_transient() {
+            true => Self::Unreachable(error.to_string()),
+            false => Self::Refused(error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! The lock files of run directory and network. One that was removed is made again: otherwise another agent could start.
+
+use std::path::Path;
+
+use engine::reconcile::Depth;
+use tracing::{error, warn};
+use types::{Code, Finding};
+
+use super::Keeper;
+use crate::conditions::Source;
+use crate::lock::{Lock, LockError, NetworkLock};
+
+impl Keeper {
+    /// An error means that another agent holds a lock now.
+    pub(super) fn keep_locks(&mut self) -> Result<(), LockError> {
+        let findings = self.keep_network_lock()?.into_iter().chain(self.keep_run_lock()?).collect();
+        self.parts.board.set(Source::Locks, findings);
+        Ok(())
+    }
+
+    fn keep_run_lock(&mut self) -> Result<Option<Finding>, LockError> {
+        if !self.parts.lock.is_lost() {
+            return Ok(None);
+        }
+        let run_dir = &self.parts.config.run_dir;
+        let lost = match Lock::take(run_dir) {
+            Ok(lock) => {
+                warn!("{} was removed and is made anew", run_dir.display());
+                self.parts.lock = lock;
+                None
+            }
+            Err(error @ LockError::Taken { .. }) if self.parts.lock.is_lost() => {
+                error!("{} was removed, and is no longer ours: {error}", run_dir.display());
+                return Err(error);
+            }
+            // The directory was moved away and back: this agent holds the lock.
+            Err(LockError::Taken { .. }) => None,
+            Err(error) => Some(lost(self.parts.lock.path(), &error)),
+        };
+        self.soon(Depth::Node, false);
+        Ok(lost)
+    }
+
+    fn keep_network_lock(&mut self) -> Result<Option<Finding>, LockError> {
+        if !self.parts.network_lock.is_lost() {
+            return Ok(None);
+        }
+        let config = &self.parts.config;
+        match NetworkLock::renew(&config.network.name, &config.run_dir) {
+            Ok(lock) => {
+                warn!("lock of the network was removed; restored");
+                self.parts.network_lock = lock;
+                Ok(None)
+            }
+            Err(error @ LockError::NetworkTaken { .. }) => {
+                error!("lost the lock of the network: {error}");
+                Err(error)
+            }
+            Err(error) => Ok(Some(lost(self.parts.network_lock.path(), &error))),
+        }
+    }
+}
+
+fn lost(path: &Path, error: &LockError) -> Finding {
+    let message = format!("the lock file was removed or replaced and cannot be made again: {error}");
+    Finding::new(Code::RunDirUnusable, format_args!("file {}", path.display()), message).degraded()
+}

@@ -1,0 +1,147 @@
+//! A monitor of kernel events that is opened again after it failed. Each attempt comes later than the one before: an error
+//! that persists must not keep the reconciler busy. Until then the timer finds drift.
+
+use std::fmt::Display;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use types::{Code, Finding};
+
+/// The pause before the first attempt, and the longest one.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+pub(super) struct Monitor<M, E> {
+    name: &'static str,
+    open: fn() -> Result<M, E>,
+    state: State<M>,
+    pause: Duration,
+}
+
+enum State<M> {
+    Open { monitor: M, since: Instant },
+    Failed { why: String, retry_at: Instant },
+}
+
+/// What a read returned.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Read<T> {
+    Events(T),
+    /// The monitor is open again, and events were lost.
+    Reopened,
+    Failed,
+}
+
+impl<M, E: Display> Monitor<M, E> {
+    pub(super) fn open(name: &'static str, open: fn() -> Result<M, E>) -> Result<Self, E> {
+        let state = State::Open { monitor: open()?, since: Instant::now() };
+        Ok(Self { name, open, state, pause: PAUSES.0 })
+    }
+
+    /// Reads the events, or opens the monitor again if it is time to.
+    pub(super) fn read<T>(&mut self, now: Instant, read: fn(&mut M) -> Result<T, E>) -> Read<T> {
+        match &mut self.state {
+            State::Open { monitor, since } => match read(monitor) {
+                Ok(events) => Read::Events(events),
+                Err(error) => {
+                    if now.saturating_duration_since(*since) > PAUSES.1 {
+                        self.pause = PAUSES.0;
+                    }
+                    self.failed(&error, now)
+                }
+            },
+            State::Failed { retry_at, .. } if now < *retry_at => Read::Failed,
+            // A socket that opens may fail at its first read all the same.
+            State::Failed { .. } => match (self.open)().and_then(|mut monitor| {
+                read(&mut monitor)?;
+                Ok(monitor)
+            }) {
+                Ok(monitor) => {
+                    self.state = State::Open { monitor, since: now };
+                    Read::Reopened
+                }
+                Err(error) => self.failed(&error, now),
+            },
+        }
+    }
+
+    fn failed<T>(&mut self, error: &E, now: Instant) -> Read<T> {
+        self.state = State::Failed { why: error.to_string(), retry_at: now + self.pause };
+        self.pause = (self.pause * 2).min(PAUSES.1);
+        Read::Failed
+    }
+
+    pub(super) fn retry_at(&self) -> Option<Instant> {
+        match &self.state {
+            State::Open { .. } => None,
+            State::Failed { retry_at, .. } => Some(*retry_at),
+        }
+    }
+
+    pub(super) fn finding(&self) -> Option<Finding> {
+        let State::Failed { why, .. } = &self.state else { return None };
+        let message = format!("{why}; until the monitor is open again, only the timer finds drift");
+        Some(Finding::new(Code::MonitorFailed, format_args!("monitor {}", self.name), message))
+    }
+}
+
+impl<M: AsFd, E> Monitor<M, E> {
+    /// None while it is failed.
+    pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
+        match &self.state {
+            State::Open { monitor, .. } => Some(monitor.as_fd()),
+            State::Failed { .. } => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    thread_local! {
+        static BROKEN: Cell<bool> = const { Cell::new(false) };
+        static OPENED: Cell<u32> = const { Cell::new(0) };
+    }
+
+    fn open() -> Result<(), &'static str> {
+        OPENED.set(OPENED.get() + 1);
+        Ok(())
+    }
+
+    fn read((): &mut ()) -> Result<u8, &'static str> {
+        if BROKEN.get() { Err("ENODEV") } else { Ok(7) }
+    }
+
+    #[test]
+    fn a1_a_monitor_that_fails_is_a_condition_and_is_opened_again_with_back_off() {
+        let start = Instant::now();
+        let at = |millis| start + Duration::from_millis(millis);
+        let mut monitor = Monitor::open("netlink", open).unwrap();
+        assert_eq!((monitor.read(at(0), read), monitor.finding()), (Read::Events(7), None));
+        BROKEN.set(true);
+        let attempts: Vec<u64> = (0..200)
+            .filter(|second| {
+                let before = OPENED.get();
+                // The reconciler wakes up 25 times per second.
+                for wake in 0..25 {
+                    assert_eq!(monitor.read(at(second * 1000 + wake * 40), read), Read::Failed);
+                }
+                OPENED.get() > before
+            })
+            .collect();
+        assert_eq!(attempts, [1, 3, 7, 15, 31, 63, 123, 183]);
+        let found = monitor.finding().unwrap();
+        assert_eq!((found.code, found.object.as_str()), (Code::MonitorFailed, "monitor netlink"));
+        assert!(found.message.starts_with("ENODEV; ") && monitor.retry_at() == Some(at(243_000)));
+        BROKEN.set(false);
+        assert_eq!(monitor.read(at(242_999), read), Read::Failed);
+        assert_eq!(monitor.read(at(243_000), read), Read::Reopened);
+        assert_eq!((monitor.read(at(243_001), read), monitor.finding()), (Read::Events(7), None));
+        // One that works for a long time begins with the first pause.
+        BROKEN.set(true);
+        assert_eq!(monitor.read(at(400_000), read), Read::Failed);
+        assert_eq!(monitor.retry_at(), Some(at(401_000)));
+    }
+}
