@@ -285,6 +285,7 @@ impl Keeper {
             Read::Reopened => {
                 self.parts.work.resident().forget_bridges();
                 self.soon(Depth::Pods, false);
+                self.suspect();
             }
             Read::Failed => {}
         }

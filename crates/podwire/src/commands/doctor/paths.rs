@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::path::Path as FilePath;
 
 use agent::block_gateway;
-use api::{RouteTransport, RouteView};
+use api::{RouteTransport, RouteView, RoutesView};
 use engine::state::Attachment;
 use netlink::NetNs;
 use types::{Code, Finding};
@@ -35,7 +35,7 @@ pub(super) fn to(node: &Node, peers: &[&str]) -> anyhow::Result<Vec<Path>> {
     if peers.is_empty() {
         return Ok(Vec::new());
     }
-    let routes: Vec<RouteView> = ask::read(&node.client.get(api::ROUTES, ask::PATIENCE)?)?;
+    let RoutesView { routes, .. } = ask::read(&node.client.get(api::ROUTES, ask::PATIENCE)?)?;
     let mut paths: Vec<Path> = Vec::new();
     for route in routes {
         let is_known = |path: &Path| {
