@@ -100,6 +100,7 @@ pub fn run(config: Config) -> Result<(), AppError> {
         network: config.network.name.clone(),
         defaults: config.request_defaults(),
         delegates: config.delegates.clone(),
+        workers: config.workers,
     };
     let work = Arc::new(Work::new(settings, Arc::clone(&board), Arc::clone(&metrics)));
     let queue = Arc::new(Queue::start(config.workers).map_err(cannot("start workers"))?);

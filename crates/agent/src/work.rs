@@ -7,6 +7,7 @@
 //! ```
 
 mod blocks;
+mod delegated;
 mod drain;
 mod turns;
 
@@ -28,6 +29,7 @@ use crate::metrics::Metrics;
 use crate::queue::Lane;
 use crate::tombstones::Drain;
 use blocks::Growth;
+use delegated::{Delegated, Permit};
 use drain::AT_ONCE;
 use turns::{Cancel, NoTurn, Purpose, Turn, Turns, Unwanted};
 
@@ -43,6 +45,8 @@ pub(crate) struct Settings {
     pub(crate) defaults: Map<String, Value>,
     /// IPAM plugins that requests may have run.
     pub(crate) delegates: AllowedDelegates,
+    /// How many requests are served at once.
+    pub(crate) workers: usize,
 }
 
 /// The engine, or what stands in for it in tests.
@@ -57,6 +61,7 @@ pub(crate) struct Work {
     drain: Drain,
     resident: Resident,
     delegates: AllowedDelegates,
+    delegated: Delegated,
     serve: Box<Serve>,
     growth: OnceLock<Growth>,
     on_size: OnceLock<Box<dyn Fn(u32) + Send + Sync>>,
@@ -86,6 +91,7 @@ impl Work {
             turns: Arc::default(),
             resident: Resident::default(),
             delegates: settings.delegates,
+            delegated: Delegated::new(settings.workers),
             serve: Box::new(engine::serve),
             growth: OnceLock::new(),
             on_size: OnceLock::new(),
@@ -160,9 +166,13 @@ impl Work {
             self.tell(&subject, &Ending::Refused(&error), arrived.elapsed());
             return Err(Answer::Unavailable(Failure { error, version: request.version() }));
         }
+        let permit = self.delegated.admit(&request).map_err(|error| {
+            self.tell(&subject, &Ending::Refused(&error), arrived.elapsed());
+            Answer::Unavailable(Failure { error, version: request.version() })
+        })?;
         let cancel = Arc::<Cancel>::default();
         let turn = keyed(&request).map(|(key, purpose)| self.turns.join(key, purpose, Arc::clone(&cancel)));
-        Ok(Task { work: Arc::clone(self), request, id, subject, arrived, cancel, turn })
+        Ok(Task { work: Arc::clone(self), request, id, subject, arrived, cancel, turn, permit })
     }
 
     fn parse(&self, call: CniCall) -> Result<Request, Failure> {
@@ -212,6 +222,7 @@ pub(crate) struct Task {
     arrived: Instant,
     cancel: Arc<Cancel>,
     turn: Option<Turn>,
+    permit: Option<Permit>,
 }
 
 /// Held by the client's connection. Dropped before the answer is there, it tells that nobody waits for it.
@@ -263,7 +274,7 @@ impl Task {
         }
         let took = self.arrived.elapsed();
         // Others about the same attachment need not wait for the log.
-        self.turn = None;
+        (self.turn, self.permit) = (None, None);
         let answer = match &outcome {
             Ok(done) => Answer::Done(CniAnswer { result: done.answer.clone() }),
             Err(error) => Answer::Failed(Failure { error: error.clone(), version: self.request.version() }),

@@ -126,7 +126,7 @@ pub struct RouteView {
     pub message: Option<String>,
 }
 
-/// All routes to other nodes' blocks. They follow the agent's copy of the store's contents, whose age is told.
+/// All routes to other nodes' blocks. They follow the agent's copy of the store's contents, which has this age.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]

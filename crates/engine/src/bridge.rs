@@ -141,7 +141,8 @@ fn publish(host: &mut RtSocket, draft: &IfName, name: &IfName) -> Result<(), Err
 /// The bridge is there now: those that others began to make are of no use, whether they were killed or are just slower.
 fn remove_drafts(host: &mut RtSocket, prefix: &str) -> Result<(), Error> {
     let is_draft = |link: &Link| link.name.starts_with(prefix) && is_marked(link);
-    for draft in host.links()?.into_iter().filter(is_draft) {
+    // A draft that is missing from the list is removed when a bridge is made again.
+    for draft in host.links_if_busy()?.into_iter().filter(is_draft) {
         detach::delete_link(host, draft.index)?;
     }
     Ok(())

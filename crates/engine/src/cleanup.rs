@@ -18,7 +18,7 @@ use types::{AttachmentKey, IfName, NetworkName, ROUTE_PROTOCOL};
 use crate::alias::Alias;
 use crate::bridge::{is_marked, remove_stale_subnets};
 use crate::detach::{delete_link, remove_stray};
-use crate::state::{Listed, State};
+use crate::state::{Addressing, Listed, State};
 use crate::{Caller, Error, firewall, gc};
 
 /// What cleanup did.
@@ -195,6 +195,7 @@ fn remove_attachments(state: &State, report: &mut Report) -> Result<(), Error> {
     for network in state.networks()? {
         let all = network.list()?;
         let count = all.len();
+        report.left.extend(leases(&all));
         let find = |listed: &Listed| Ok(network.find_stem(&listed.stem)?);
         let errors = gc::undo_all(all, find, |held| gc::undo_held(held, &Caller::STANDALONE));
         report.left.extend(errors.iter().map(|error| format!("attachment not removed: {error}")));
@@ -203,6 +204,26 @@ fn remove_attachments(state: &State, report: &mut Report) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// No config is known here, so that no IPAM plugin can be called: which addresses of which plugin stay taken.
+fn leases(all: &[Listed]) -> Vec<String> {
+    let mut pods: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for attachment in all.iter().filter_map(|l| l.attachment.as_ref()).filter(|a| a.delegated) {
+        let is_dhcp = attachment.addressing == Addressing::Dhcp;
+        let unnamed = if is_dhcp { "dhcp" } else { "that the network's config names" };
+        let plugin = attachment.ipam_plugin.as_deref().unwrap_or(unnamed);
+        let ips: Vec<String> = attachment.ips().map(|ip| ip.to_string()).collect();
+        let ips = if ips.is_empty() { String::new() } else { format!(" ({})", ips.join(", ")) };
+        pods.entry(plugin).or_default().push(format!("{}{ips}", attachment.key));
+    }
+    let line = |(plugin, pods): (&str, Vec<String>)| {
+        format!(
+            "IPAM plugin {plugin} was not called and keeps the addresses of {}: release them there",
+            pods.join(", ")
+        )
+    };
+    pods.into_iter().map(line).collect()
 }
 
 /// The kernel's part, after the attachments.

@@ -10,38 +10,36 @@
 //! - A client of the agent cannot have it read a file as `resolvConf`, whose lines would be in the result.
 //! - It has a process group of its own, which is killed when it takes too long.
 
+mod talk;
+
 use std::borrow::Cow;
 use std::ffi::OsString;
-use std::io::{ErrorKind, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use cni::{CniResult, Config, Var};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 use serde_json::{Map, Value};
+use types::AttachmentKey;
+
+use talk::{Broken, Life, Talk, remaining};
 
 use crate::Error;
-use crate::state::Attachment;
 
-/// A DHCP server may take its time; for ever is too long.
-const PATIENCE: Duration = Duration::from_secs(110);
+/// How long an IPAM plugin may take. `podwire-cni` waits longer for the agent's answer.
+pub const DELEGATE_TIMEOUT: Duration = Duration::from_secs(55);
 /// How long an ADD may hold its record: the plugin is called, and called once more to give the addresses back.
-pub(crate) const LONGEST: Duration = Duration::from_secs(240);
-/// So long after its end an answer is waited for that somebody else may still write: it may have left a daemon that keeps
-/// its stdout open.
-const GRACE: Duration = Duration::from_millis(100);
+pub(crate) const LONGEST: Duration = Duration::from_secs(130);
 /// How long the kernel may take to end one that was killed.
 const DYING: Duration = Duration::from_secs(5);
 /// No result of an IPAM plugin is larger than a request may be.
 const LARGEST_ANSWER: usize = cni::MAX_STDIN;
-/// As much as a pipe holds.
-const CHUNK: usize = 64 << 10;
 /// Where a delegate that is a script finds its programs.
 const PROGRAMS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -140,7 +138,7 @@ impl<'a> Delegate<'a> {
             config,
             stdin,
             path,
-            patience: PATIENCE,
+            patience: DELEGATE_TIMEOUT,
             about: Vec::new(),
         })
     }
@@ -157,19 +155,25 @@ impl<'a> Delegate<'a> {
         }
     }
 
-    /// The same plugin, called about this attachment.
-    pub(crate) fn about(&self, attachment: &Attachment) -> Self {
-        let key = &attachment.key;
-        let about = vec![
-            (Var::ContainerId.name(), key.container.to_string()),
-            (Var::IfName.name(), key.ifname.to_string()),
-            (Var::Netns.name(), attachment.netns.clone()),
-        ];
-        Self { about, ..self.clone() }
+    /// For DEL and GC: the IPAM plugin that the config names, if it names one.
+    pub(crate) fn of_config(config: &'a Config, allowed: Delegates<'_>) -> Result<Option<Self>, Error> {
+        let plugin = netconf::foreign_ipam(config);
+        plugin.map_or(Ok(None), |plugin| Self::find_for_removal(plugin, config, allowed))
     }
 
-    pub(crate) fn add(&self) -> Result<CniResult, Error> {
-        let answer = self.call("ADD")?;
+    /// The same plugin, called about this attachment.
+    pub(crate) fn about(&self, key: &AttachmentKey, netns: Option<&str>) -> Self {
+        let about = [
+            (Var::ContainerId.name(), key.container.to_string()),
+            (Var::IfName.name(), key.ifname.to_string()),
+        ];
+        let netns = netns.map(|netns| (Var::Netns.name(), netns.to_owned()));
+        Self { about: about.into_iter().chain(netns).collect(), ..self.clone() }
+    }
+
+    /// Ends with an error soon after `cancelled` returns true.
+    pub(crate) fn add(&self, cancelled: &dyn Fn() -> bool) -> Result<CniResult, Error> {
+        let answer = self.call_while("ADD", &|| !cancelled())?;
         let value: Value =
             serde_json::from_slice(&answer).map_err(|e| self.failed(format!("unreadable answer: {e}")))?;
         Ok(CniResult::from_json(self.config.version, &value)?)
@@ -192,6 +196,10 @@ impl<'a> Delegate<'a> {
     }
 
     fn call(&self, verb: &str) -> Result<Vec<u8>, Error> {
+        self.call_while(verb, &|| true)
+    }
+
+    fn call_while(&self, verb: &str, is_wanted: &dyn Fn() -> bool) -> Result<Vec<u8>, Error> {
         let mut command = Command::new(&self.program);
         command
             .env_clear()
@@ -208,7 +216,7 @@ impl<'a> Delegate<'a> {
         let mut child = command
             .spawn()
             .map_err(|e| self.failed(format!("cannot run {}: {e}", self.program.display())))?;
-        let answer = self.converse(&mut child);
+        let answer = self.converse(&mut child, is_wanted);
         if answer.is_err() {
             // With everything that it started. It is not reaped yet, so the group is still its own; it may be empty.
             let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
@@ -230,7 +238,7 @@ impl<'a> Delegate<'a> {
     }
 
     /// Writes the config and reads the answer until the child has ended, with an end to the wait.
-    fn converse(&self, child: &mut Child) -> Result<Vec<u8>, Error> {
+    fn converse(&self, child: &mut Child, is_wanted: &dyn Fn() -> bool) -> Result<Vec<u8>, Error> {
         let ended = pidfd_open(Pid::from_child(child), PidfdFlags::empty())
             .map_err(|e| self.failed(format!("cannot watch it: {e}")))?;
         let mut talk = Talk {
@@ -240,7 +248,8 @@ impl<'a> Delegate<'a> {
             answer: Vec::new(),
             life: Life::Running(ended),
         };
-        talk.run(Instant::now() + self.patience).map_err(|e| match e {
+        talk.run(Instant::now() + self.patience, is_wanted).map_err(|e| match e {
+            Broken::Unwanted => self.failed("its addresses are not wanted any more".to_owned()),
             Broken::Late => self.failed(format!("it did not end within {:?}", self.patience)),
             Broken::TooLarge => self.failed(format!("its answer is larger than {LARGEST_ANSWER} bytes")),
             Broken::Io(e) => self.failed(format!("cannot talk to it: {e}")),
@@ -326,126 +335,6 @@ fn without_other_files(raw: &[u8], purpose: Purpose) -> Result<Vec<u8>, String> 
         }
     }
     serde_json::to_vec(&config).map_err(|e| format!("cannot write the config: {e}"))
-}
-
-/// Why there is no answer.
-enum Broken {
-    Late,
-    TooLarge,
-    Io(std::io::Error),
-}
-
-impl From<Errno> for Broken {
-    fn from(errno: Errno) -> Self {
-        Self::Io(errno.into())
-    }
-}
-
-enum Life {
-    /// Readable when it ends.
-    Running(OwnedFd),
-    Over {
-        grace: Instant,
-    },
-}
-
-/// What is said to a child and heard from it, all by one thread that never waits for the pipes alone.
-struct Talk<'a> {
-    /// None: all is written, or it does not want to read.
-    stdin: Option<ChildStdin>,
-    unsent: &'a [u8],
-    /// None: closed at the other end.
-    stdout: Option<ChildStdout>,
-    answer: Vec<u8>,
-    life: Life,
-}
-
-impl Talk<'_> {
-    fn run(&mut self, deadline: Instant) -> Result<(), Broken> {
-        if let Some(stdin) = &self.stdin {
-            rustix::io::ioctl_fionbio(stdin, true)?;
-        }
-        if let Some(stdout) = &self.stdout {
-            rustix::io::ioctl_fionbio(stdout, true)?;
-        }
-        loop {
-            let until = match (&self.life, &self.stdout) {
-                (Life::Running(_), _) => deadline,
-                (Life::Over { .. }, None) => return Ok(()),
-                (Life::Over { grace }, Some(_)) => *grace,
-            };
-            let Some(timeout) = remaining(until) else {
-                return match self.life {
-                    Life::Running(_) => Err(Broken::Late),
-                    Life::Over { .. } => Ok(()),
-                };
-            };
-            let is_over = self.wait(&timeout)?;
-            self.write()?;
-            // After the look at its life: what it wrote before its end is there now.
-            self.read()?;
-            if is_over {
-                self.stdin = None;
-                self.life = Life::Over { grace: Instant::now() + GRACE };
-            }
-        }
-    }
-
-    /// Until something can be done. True: it has just ended.
-    fn wait(&self, timeout: &Timespec) -> Result<bool, Broken> {
-        let mut fds = Vec::with_capacity(3);
-        let running = match &self.life {
-            Life::Running(ended) => Some(ended.as_fd()),
-            Life::Over { .. } => None,
-        };
-        fds.extend(running.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        fds.extend(self.stdout.as_ref().map(|fd| PollFd::new(fd, PollFlags::IN)));
-        fds.extend(self.stdin.as_ref().map(|fd| PollFd::new(fd, PollFlags::OUT)));
-        match poll(&mut fds, Some(timeout)) {
-            Ok(_) => Ok(running.is_some() && fds.first().is_some_and(|fd| !fd.revents().is_empty())),
-            Err(Errno::INTR) => Ok(false),
-            Err(errno) => Err(errno.into()),
-        }
-    }
-
-    /// A plugin that does not read its config (host-local on DEL of nothing) closes the pipe: not our failure.
-    fn write(&mut self) -> Result<(), Broken> {
-        let Some(stdin) = &mut self.stdin else { return Ok(()) };
-        match stdin.write(self.unsent) {
-            Ok(count) => self.unsent = self.unsent.get(count..).unwrap_or_default(),
-            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
-            Err(e) if e.kind() == ErrorKind::BrokenPipe => self.unsent = &[],
-            Err(e) => return Err(Broken::Io(e)),
-        }
-        if self.unsent.is_empty() {
-            self.stdin = None;
-        }
-        Ok(())
-    }
-
-    /// All that is there. Ends: what is too large is an error.
-    fn read(&mut self) -> Result<(), Broken> {
-        let mut chunk = vec![0; CHUNK];
-        while let Some(stdout) = &mut self.stdout {
-            match stdout.read(&mut chunk) {
-                Ok(0) => self.stdout = None,
-                Ok(count) => self.answer.extend_from_slice(chunk.get(..count).unwrap_or_default()),
-                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) => return Err(Broken::Io(e)),
-            }
-            if self.answer.len() > LARGEST_ANSWER {
-                return Err(Broken::TooLarge);
-            }
-        }
-        Ok(())
-    }
-}
-
-/// None: it is over.
-fn remaining(deadline: Instant) -> Option<Timespec> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    if left == Duration::ZERO { None } else { Timespec::try_from(left).ok() }
 }
 
 #[cfg(test)]

@@ -10,24 +10,13 @@ use types::{AttachmentKey, IfName};
 
 use crate::alias::Alias;
 use crate::delegate::{self, Delegate};
-use crate::state::{Addressing, Attachment, Held, Network};
+use crate::state::{Addressing, Attachment, Held, Network, Wiring};
 use crate::{Caller, Error, Wait, alias, firewall, gc, relearn, remaining, resident};
 
 /// Returns what was there, for the log.
 pub(crate) fn detach(call: &Call, place: &Place, caller: &Caller<'_>) -> Result<Option<Attachment>, Error> {
-    let mut errors = Vec::new();
-    let found = netconf::foreign_ipam(&call.config)
-        .map(|plugin| Delegate::find_for_removal(plugin, &call.config, caller.delegates));
-    let delegate = found.transpose().unwrap_or_else(|error| {
-        errors.push(error);
-        None
-    });
-    let removal = Removal { key: call.key(), call, place, caller, delegate: delegate.flatten() };
-    let was = removal.take_apart().unwrap_or_else(|error| {
-        errors.push(error);
-        None
-    });
-    Error::collect(errors).map(|()| was)
+    let delegate = Delegate::of_config(&call.config, caller.delegates);
+    Removal { key: call.key(), call, place, caller }.take_apart(delegate)
 }
 
 /// One DEL.
@@ -36,14 +25,13 @@ struct Removal<'a> {
     call: &'a Call,
     place: &'a Place,
     caller: &'a Caller<'a>,
-    delegate: Option<Delegate<'a>>,
 }
 
 impl Removal<'_> {
     fn find(&self) -> Result<Option<Held>, Error> {
         let Some(network) = relearn::existing(&self.call.config, self.place)? else { return Ok(None) };
         // The ADD or DEL of another process may be waiting for the IPAM plugin.
-        let found = match &self.delegate {
+        let found = match netconf::foreign_ipam(&self.call.config) {
             Some(_) => network.find_within(&self.key.file_stem(), delegate::LONGEST)?,
             None => network.find(&self.key)?,
         };
@@ -54,19 +42,24 @@ impl Removal<'_> {
         Ok(found)
     }
 
-    fn take_apart(&self) -> Result<Option<Attachment>, Error> {
-        let found = self.find().and_then(|found| match found {
-            Some(held) => Ok(Some(held)),
-            None => self.remove_strays(),
-        });
-        let Ok(Some(held)) = found else {
-            // Its lease may be there all the same.
-            let given_back = self.delegate.as_ref().map_or(Ok(()), Delegate::del);
-            return Error::collect(found.map(drop).err().into_iter().chain(given_back.err()).collect())
-                .map(|()| None);
+    /// A record that cannot be held may be of an ADD that is about to commit: then the IPAM plugin is not called.
+    fn take_apart(&self, delegate: Result<Option<Delegate<'_>>, Error>) -> Result<Option<Attachment>, Error> {
+        let found = match self.find()? {
+            Some(held) => Some(held),
+            None => self.remove_strays()?,
+        };
+        let Some(held) = found else {
+            // The plugin may have a lease without a record.
+            return delegate?.map_or(Ok(()), |delegate| delegate.del()).map(|()| None);
         };
         let (was, network) = (held.attachment().cloned(), held.network().clone());
-        undo_with(held, Some(&self.key), self.caller, self.delegate.as_ref())?;
+        match delegate {
+            Ok(delegate) => undo_with(held, Some(&self.key), self.caller, delegate.as_ref())?,
+            Err(error) => {
+                let undone = undo_without_plugin(held, Some(&self.key), self.caller);
+                return Error::collect([error].into_iter().chain(undone.err()).collect()).map(|()| was);
+            }
+        }
         if was.as_ref().is_some_and(|was| was.masquerade_outside.is_some()) && network.is_empty()? {
             // The pod is gone even if this fails; GC tries it again and reports the error.
             let _ = firewall::prune(nft::Idle::KeepFew);
@@ -94,8 +87,8 @@ impl Removal<'_> {
     }
 }
 
-/// As [`undo`], where the addresses may be another IPAM plugin's. It gets them back when nothing of the pod uses them any
-/// more, unless it sends through the pod's interface.
+/// As [`undo`], where the addresses may be another IPAM plugin's. The plugin gets them back when the kernel has nothing of the
+/// pod any more, unless it sends through the pod's interface. If it fails, the record stays as pending.
 pub(crate) fn undo_with(
     mut held: Held,
     key: Option<&AttachmentKey>,
@@ -103,17 +96,48 @@ pub(crate) fn undo_with(
     delegate: Option<&Delegate<'_>>,
 ) -> Result<(), Error> {
     let Some(delegate) = delegate else { return undo(held, key, caller) };
-    let mut errors = Vec::new();
+    if has_own_addresses(&held) {
+        undo(held, key, caller)?;
+        return delegate.del();
+    }
     if delegate.needs_interface() {
         // While the firewall has the addresses, no other pod may get them. The next DEL tries it again.
         withdraw(&mut held, caller)?;
-        errors.extend(delegate.del().err());
-        errors.extend(undo(held, key, caller).err());
+        let given_back = delegate.del();
+        let retired = retire(&mut held, key, caller);
+        Error::collect(given_back.err().into_iter().chain(retired.err()).collect())?;
     } else {
-        errors.extend(undo(held, key, caller).err());
-        errors.extend(delegate.del().err());
+        retire(&mut held, key, caller)?;
+        delegate.del()?;
     }
-    Error::collect(errors)
+    Ok(held.release(&[])?)
+}
+
+/// As [`undo`], where no IPAM plugin can be called. If the addresses may be another plugin's, the record stays as pending.
+pub(crate) fn undo_without_plugin(
+    mut held: Held,
+    key: Option<&AttachmentKey>,
+    caller: &Caller<'_>,
+) -> Result<(), Error> {
+    if has_own_addresses(&held) { undo(held, key, caller) } else { retire(&mut held, key, caller) }
+}
+
+/// False if another IPAM plugin gave the addresses, or if the record cannot be read.
+fn has_own_addresses(held: &Held) -> bool {
+    held.attachment().is_some_and(|attachment| !attachment.delegated)
+}
+
+/// Removes an attachment from the kernel and keeps its record as pending. DEL, GC and the next ADD have the config that names
+/// the IPAM plugin, and call it. The record then names no addresses: a process that is killed after the plugin's DEL leaves
+/// a record whose addresses may be another pod's.
+pub(crate) fn retire(held: &mut Held, key: Option<&AttachmentKey>, caller: &Caller<'_>) -> Result<(), Error> {
+    dismantle(held, key, caller)?;
+    match held.attachment().filter(|attachment| !attachment.is_retired()).cloned() {
+        Some(attachment) => {
+            Ok(held.rewrite(Attachment { addresses: Vec::new(), wiring: Wiring::default(), ..attachment })?)
+        }
+        None => Ok(()),
+    }
 }
 
 /// Forgets the addresses, in firewall and record, before they are given back: another pod may have them at once. The
@@ -131,6 +155,16 @@ fn withdraw(held: &mut Held, caller: &Caller<'_>) -> Result<(), Error> {
 /// Takes an attachment apart and forgets it. If the kernel refuses a step the record stays, for the next DEL or GC. The key
 /// matters only where the record cannot be read.
 pub(crate) fn undo(mut held: Held, key: Option<&AttachmentKey>, caller: &Caller<'_>) -> Result<(), Error> {
+    let clean = dismantle(&mut held, key, caller)?;
+    Ok(held.release(&clean)?)
+}
+
+/// Removes an attachment from the kernel. Returns the addresses of which the kernel has no flows any more.
+fn dismantle(
+    held: &mut Held,
+    key: Option<&AttachmentKey>,
+    caller: &Caller<'_>,
+) -> Result<Vec<IpAddr>, Error> {
     let mut errors = Vec::new();
     // From here on it counts as being undone: if we are killed, the next process goes on.
     errors.extend(held.reopen().err().map(Error::from));
@@ -140,14 +174,12 @@ pub(crate) fn undo(mut held: Held, key: Option<&AttachmentKey>, caller: &Caller<
             let flushed = unwire(attachment, caller, &mut errors);
             clean.extend(flushed);
         }
-        None => match unwire_unreadable(&held, key) {
+        None => match unwire_unreadable(held, key) {
             Ok(flushed) => clean.extend(flushed),
             Err(error) => errors.push(error),
         },
     }
-    if !errors.is_empty() {
-        return Error::collect(errors);
-    }
+    Error::collect(errors)?;
     // The agent reconciles the pod's other interfaces.
     let gone = held.attachment().filter(|_| caller.resident.is_none());
     if let Some(Err(error)) = gone.map(|gone| remaining::restore_routes(held.network(), gone)) {
@@ -158,7 +190,7 @@ pub(crate) fn undo(mut held: Held, key: Option<&AttachmentKey>, caller: &Caller<
             types::one_line(&error)
         );
     }
-    Ok(held.release(&clean)?)
+    Ok(clean)
 }
 
 /// The kernel's part. The link goes first: while it lives, it stays guarded. Returns the addresses of which the kernel

@@ -34,13 +34,7 @@ pub(crate) fn collect(gc: &Gc, place: &Place, caller: &Caller<'_>) -> Result<usi
         .collect();
     let mut errors = Vec::new();
     let mut collected = 0;
-    let found = netconf::foreign_ipam(&gc.config)
-        .map(|plugin| Delegate::find_for_removal(plugin, &gc.config, caller.delegates));
-    let delegate = found.transpose().unwrap_or_else(|error| {
-        errors.push(error);
-        None
-    });
-    let collector = Collector { caller, delegate: delegate.flatten() };
+    let collector = Collector { caller, delegate: Delegate::of_config(&gc.config, caller.delegates) };
     match relearn::existing(&gc.config, place) {
         Ok(Some(network)) => match collector.collect_in(&network, &valid) {
             Ok((count, failed)) => {
@@ -54,15 +48,15 @@ pub(crate) fn collect(gc: &Gc, place: &Place, caller: &Caller<'_>) -> Result<usi
     }
     errors.extend(sweep_links(gc, place, &valid));
     errors.extend(firewall::prune(nft::Idle::Remove(network_name)).err());
-    errors.extend(collector.delegate.map_or(Ok(()), |delegate| delegate.gc()).err());
+    errors.extend(collector.delegate.and_then(|found| found.map_or(Ok(()), |delegate| delegate.gc())).err());
     Error::collect(errors).map(|()| collected)
 }
 
 /// One GC.
 struct Collector<'a> {
     caller: &'a Caller<'a>,
-    /// The IPAM plugin of the network.
-    delegate: Option<Delegate<'a>>,
+    /// The IPAM plugin of the network, if it has one. An error: it cannot be called.
+    delegate: Result<Option<Delegate<'a>>, Error>,
 }
 
 impl Collector<'_> {
@@ -86,11 +80,16 @@ impl Collector<'_> {
         Ok((count, errors))
     }
 
-    /// The IPAM plugin gets the addresses back, as with a DEL. Not every one knows GC.
+    /// The IPAM plugin gets the addresses back, as with a DEL. Not every plugin knows GC.
     fn undo(&self, held: Held) -> Result<(), Error> {
-        let delegated = held.attachment().filter(|attachment| attachment.delegated);
-        let delegate = self.delegate.as_ref().zip(delegated).map(|(plugin, of)| plugin.about(of));
         let key = held.key();
+        let Ok(delegate) = &self.delegate else {
+            return detach::undo_without_plugin(held, key.as_ref(), self.caller);
+        };
+        let attachment = held.attachment();
+        let netns = attachment.map(|attachment| attachment.netns.as_str());
+        let of = key.as_ref().filter(|_| attachment.is_none_or(|attachment| attachment.delegated));
+        let delegate = delegate.as_ref().zip(of).map(|(plugin, key)| plugin.about(key, netns));
         detach::undo_with(held, key.as_ref(), self.caller, delegate.as_ref())
     }
 }
@@ -162,7 +161,10 @@ pub(crate) fn collect_dead(
     let links = host.links()?;
     let (mut collected, mut errors) = (free_orphans(network, &links)?, Vec::new());
     for listed in network.list()? {
-        let Some(attachment) = &listed.attachment else { continue };
+        // Addresses of another IPAM plugin are in no range of this network, and need that plugin's DEL.
+        let Some(attachment) = listed.attachment.as_ref().filter(|attachment| !attachment.delegated) else {
+            continue;
+        };
         // What cannot be looked at may be alive.
         if listed.phase == Phase::Ready && is_alive(attachment, host).unwrap_or(true) {
             continue;

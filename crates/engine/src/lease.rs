@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use cni::CniResult;
 use ipnet::IpNet;
 use netconf::{Addresses, NetConf};
-use types::Special;
+use types::{AttachmentKey, Special};
 
 use crate::attach::decide::{decide, families, neighbours_of};
 use crate::attach::kernel::{Interface, Kernel, settle_gateways, usable_families};
@@ -15,7 +15,7 @@ use crate::bridge::{self, Bridge, Gateway};
 use crate::delegate::Delegate;
 use crate::state::{Addressing, Attachment, Held, PodAddress};
 use crate::wire::{self, Neighbours};
-use crate::{Error, firewall, layer2, settle, sysctl};
+use crate::{Caller, Error, firewall, layer2, settle, sysctl};
 
 /// Addresses that an IPAM plugin may give one pod, as many as sets of ranges.
 const MOST_GIVEN: usize = 16;
@@ -32,11 +32,18 @@ impl<'a> Lease<'a> {
         Self { delegate, is_asked: false }
     }
 
-    /// Asks for addresses. None: there is no plugin to ask.
-    pub(crate) fn take(&mut self) -> Result<Option<CniResult>, Error> {
+    /// Asks for addresses. None: there is no plugin to ask. Ends soon after the caller cancels the ADD.
+    pub(crate) fn take(
+        &mut self,
+        key: &AttachmentKey,
+        caller: &Caller<'_>,
+    ) -> Result<Option<CniResult>, Error> {
         let Some(delegate) = &self.delegate else { return Ok(None) };
         self.is_asked = true;
-        let given = delegate.add()?;
+        let given = delegate.add(caller.cancelled).map_err(|error| match (caller.cancelled)() {
+            true => Error::Cancelled(key.clone()),
+            false => error,
+        })?;
         match unusable(&given) {
             Some(what) => Err(delegate.failed(what)),
             None => Ok(Some(given)),
@@ -54,6 +61,14 @@ pub(crate) fn addressing(conf: &NetConf) -> Addressing {
         Addresses::Absent => Addressing::None,
         Addresses::Delegated(plugin) if netconf::is_dhcp(plugin) => Addressing::Dhcp,
         Addresses::Own(_) | Addresses::Delegated(_) => Addressing::Assigned,
+    }
+}
+
+/// The name of another IPAM plugin that gives the addresses.
+pub(crate) fn plugin(conf: &NetConf) -> Option<String> {
+    match &conf.addresses {
+        Addresses::Delegated(plugin) => Some(plugin.clone()),
+        Addresses::Own(_) | Addresses::Absent => None,
     }
 }
 
@@ -91,7 +106,8 @@ pub(crate) fn obtain_addresses(
     kernel: &mut Kernel<'_>,
 ) -> Result<Interface, Error> {
     bring_up(&attachment, &bridge, context, kernel)?;
-    let Some(given) = kernel.lease.take()? else { unreachable!("a delegated attachment has a delegate") };
+    let given = kernel.lease.take(context.key, context.caller)?;
+    let Some(given) = given else { unreachable!("a delegated attachment has a delegate") };
     let attachment = decide(context, &addresses(&given), Some(&given));
     let ips: Vec<IpAddr> = attachment.ips().collect();
     firewall::check_ports(&context.conf.ports, families(ips.iter().map(IpAddr::is_ipv4)))?;

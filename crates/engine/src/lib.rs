@@ -47,7 +47,7 @@ mod wire;
 
 pub use cleanup::{Report, cleanup};
 pub use condition::{LinkUse, Space, run_dir_space, show_space};
-pub use delegate::{AllowedDelegates, Delegates};
+pub use delegate::{AllowedDelegates, DELEGATE_TIMEOUT, Delegates};
 pub use error::Error;
 pub use firewall::{InactivePort, faults as firewall_faults, inactive_ports, orphans as firewall_orphans};
 pub use inspect::inspect;

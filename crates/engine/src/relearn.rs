@@ -8,9 +8,9 @@ use netconf::{Addresses, NetConf, Place};
 use netlink::{Link, RtSocket};
 use types::{AttachMode, AttachmentKey, IfName, NetworkName};
 
-use crate::Error;
 use crate::alias::Alias;
-use crate::state::{Addressing, Attachment, Network, PodAddress, SCHEMA, State, Survivor, Wiring};
+use crate::state::{Addressing, Attachment, Network, PodAddress, State, Survivor, Wiring};
+use crate::{Error, lease};
 
 /// What is known beside the links.
 #[derive(Debug, Clone, Copy, Default)]
@@ -94,7 +94,7 @@ fn attachment(
         gateway: conf.and_then(|c| range(c, address)).map(ipam::Range::gateway),
     };
     Some(Attachment {
-        schema: SCHEMA,
+        schema: addressing.schema(),
         netns: String::new(),
         netns_cookie: None,
         mode: if has_addresses { mode(link, addresses) } else { AttachMode::Bridge },
@@ -105,6 +105,7 @@ fn attachment(
         addresses: addresses.iter().map(pod).collect(),
         delegated: addressing == Addressing::Dhcp
             || conf.is_some_and(|c| matches!(c.addresses, Addresses::Delegated(_))),
+        ipam_plugin: conf.and_then(lease::plugin),
         addressing,
         masquerade_outside: conf
             .map_or(Some(Vec::new()), |c| c.ip_masq.then(|| c.cluster.clone()))

@@ -3,6 +3,7 @@
 //! route to a remaining one.
 
 use std::path::Path;
+use std::time::Duration;
 
 use netlink::{NetNs, RtSocket};
 
@@ -10,15 +11,19 @@ use crate::Error;
 use crate::reconcile::mend_routes;
 use crate::state::{Attachment, Held, Network, Phase};
 
+/// How long a process that works on another interface of the pod is waited for.
+const BUSY: Duration = Duration::from_millis(500);
+
 /// Called when the link of the attachment is gone and its record is still held: if this process is killed, the next DEL
 /// restores the routes.
 pub(crate) fn restore_routes(network: &Network, gone: &Attachment) -> Result<(), Error> {
     let Some(cookie) = gone.netns_cookie.filter(|_| !gone.wiring.routes.is_empty()) else { return Ok(()) };
-    // Mostly the pod has no other interface, or is gone.
+    // Mostly the pod has no other interface, or is gone. Where tunnel modules are loaded, every namespace has their fallback
+    // devices, which are down.
     let Ok(netns) = NetNs::open(Path::new(&gone.netns)) else { return Ok(()) };
     let mut pod = RtSocket::open_in(&netns)?;
     let links = if pod.netns_cookie()? == cookie { pod.links()? } else { Vec::new() };
-    if links.iter().all(|link| link.name == "lo") {
+    if !links.iter().any(|link| link.up && link.peer.is_some()) {
         return Ok(());
     }
     let mut remaining = Vec::new();
@@ -37,8 +42,8 @@ pub(crate) fn restore_routes(network: &Network, gone: &Attachment) -> Result<(),
     Error::collect(mended.filter_map(Result::err).collect())
 }
 
-/// Not if another process works on the attachment: two that remove interfaces of one pod would wait for each other.
+/// Two processes that remove interfaces of one pod wait for each other: only for a moment.
 fn mend(network: &Network, stem: &str, gone: &Attachment) -> Result<(), Error> {
-    let held = network.find_idle(stem)?.filter(|held| held.phase() == Phase::Ready);
+    let held = network.find_within(stem, BUSY)?.filter(|held| held.phase() == Phase::Ready);
     held.as_ref().and_then(Held::attachment).map_or(Ok(()), |attachment| mend_routes(attachment, gone))
 }

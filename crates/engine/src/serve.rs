@@ -25,7 +25,7 @@ pub struct Done {
 pub struct Caller<'a> {
     /// Recorded with the attachment: the same run of the plugin gets the recorded result of an ADD that is ready.
     pub request: Option<&'a RequestId>,
-    /// Asked right before an attachment is committed. True: nobody wants it any more, and it is undone.
+    /// Asked while another IPAM plugin runs, and right before an attachment is committed. True: the ADD is undone.
     pub cancelled: &'a (dyn Fn() -> bool + Sync),
     pub wait: Wait,
     /// What the caller's process remembers, if it stays.

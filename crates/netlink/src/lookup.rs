@@ -120,11 +120,11 @@ impl RtSocket {
 
     /// The default route that the kernel takes, with its metric. By lookups and not by a list, because a list cannot be
     /// asked for by destination: a node with the whole Internet's routes would send them all. Each asks for the route
-    /// behind an address that nobody has; where all of them have routes of their own, there is none to be found. Where one
+    /// behind an unassigned address. Where all of these have routes of their own, the default route is not found. Where one
     /// of them has no route at all, there is no default route, as in a new pod.
     pub fn default_route(&mut self, family: Family) -> Result<Option<Route>, Error> {
-        for nobody in nobodies(family) {
-            match self.look_up(nobody, FIB_MATCH, Route::parse) {
+        for address in unassigned(family) {
+            match self.look_up(address, FIB_MATCH, Route::parse) {
                 Ok(Some(route)) if route.dst.prefix_len() == 0 => return Ok(Some(route)),
                 Ok(_) => {}
                 Err(error) if error.errno() == Some(Errno::NETUNREACH) || error.is_unsupported() => break,
@@ -191,8 +191,8 @@ fn look_up_words(dst: IpAddr) -> String {
     format!("look up the route to {dst}")
 }
 
-/// Of networks kept for documentation and for benchmarks, and of ranges that are given to nobody.
-fn nobodies(family: Family) -> [IpAddr; 4] {
+/// Of networks for documentation and benchmarks, and of unassigned ranges.
+fn unassigned(family: Family) -> [IpAddr; 4] {
     match family {
         Family::V4 => {
             [[192, 0, 2, 200], [198, 51, 100, 200], [203, 0, 113, 200], [198, 19, 255, 200]].map(IpAddr::from)

@@ -22,9 +22,10 @@ use crate::retry::Retry;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long STATUS does: it is asked to find out just that.
 const STATUS_PATIENCE: Duration = Duration::from_secs(1);
-/// How long one attempt may take. Only an IPAM plugin that takes its time makes the agent need longer: whoever gave up then
-/// has hung up, and the agent undoes what nobody waits for.
+/// How long one attempt may take. After a hang-up the agent undoes the ADD.
 const ANSWER: Duration = Duration::from_secs(60);
+const _: () =
+    assert!(engine::DELEGATE_TIMEOUT.as_secs() < ANSWER.as_secs(), "an ADD waits for its IPAM plugin");
 const STATUS_ANSWER: Duration = Duration::from_secs(10);
 /// A DEL has somewhere else to go.
 const DEL_ANSWER: Duration = Duration::from_secs(20);

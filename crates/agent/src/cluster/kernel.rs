@@ -17,8 +17,6 @@ const METRIC: u32 = 113_000;
 /// metric for all, thousands of routes over one link are one list, and each new one walks through all of it: 5,000 took 3 s
 /// instead of 0.4 s. So the destination decides about the metric, too.
 const METRICS: u32 = 4096;
-/// The kernel's main table.
-
 /// Changes that the kernel refused.
 #[derive(Debug, Default)]
 pub(super) struct Refused {

@@ -21,6 +21,7 @@ mod home;
 mod join;
 mod kernel;
 mod known;
+mod lease_watch;
 mod leases;
 pub mod measured;
 mod member;

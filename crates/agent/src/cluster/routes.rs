@@ -28,7 +28,7 @@ use netlink::{PeerMonitor, PeerNews, Route};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
-use tracing::{debug, info, warn};
+use tracing::{debug, info};
 use types::IfName;
 
 use super::ask_error::AskError;
@@ -81,7 +81,8 @@ impl Routes {
     /// For ever, or until nobody is left who could tell anything.
     pub(super) async fn run(mut self) {
         while let Err(error) = self.listen().await {
-            warn!("the kernel's news cannot be heard, and are asked for again: {error}");
+            self.known.telling.monitor_failure = Some(error.to_string());
+            self.tell();
             self.soon(PAUSE);
             tokio::time::sleep(RETRY).await;
         }
@@ -90,6 +91,9 @@ impl Routes {
     async fn listen(&mut self) -> Result<(), netlink::Error> {
         let mut monitor = PeerMonitor::open()?;
         let mut ear = Ear::Open(wakes(&monitor)?);
+        if self.known.telling.monitor_failure.take().is_some() {
+            self.tell_soon();
+        }
         loop {
             let (save_at, tell_at) = (self.known.save_at, self.known.telling.at);
             tokio::select! {
@@ -105,10 +109,8 @@ impl Routes {
                     heard.map_err(|e| super::io_error("wait for the kernel's news", &e))?;
                     ear = match ear {
                         Ear::Open(_) => {
-                            let news = monitor.read();
-                            let pause = if news.is_ok() { DEAF } else { RETRY };
-                            self.heard(news);
-                            Ear::Closed(Instant::now() + pause)
+                            self.observed(&monitor.read()?);
+                            Ear::Closed(Instant::now() + DEAF)
                         }
                         Ear::Closed(_) => Ear::Open(wakes(&monitor)?),
                     };
@@ -259,19 +261,11 @@ impl Routes {
         }
     }
 
-    /// Which news mean that something of ours is not as it should be?
-    fn heard(&mut self, news: Result<Vec<PeerNews>, netlink::Error>) {
-        match news {
-            Ok(news) => {
-                if let Some(one) = news.iter().find(|one| self.matters(one)) {
-                    debug!("heard {one:?}");
-                    self.soon(PAUSE);
-                }
-            }
-            Err(error) => {
-                warn!("cannot read the kernel's news: {error}");
-                self.soon(RETRY);
-            }
+    /// Events that may mean drift are a reason to compare everything.
+    fn observed(&mut self, events: &[PeerNews]) {
+        if let Some(event) = events.iter().find(|event| self.matters(event)) {
+            debug!("observed {event:?}");
+            self.soon(PAUSE);
         }
     }
 

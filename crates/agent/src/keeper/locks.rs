@@ -25,7 +25,7 @@ impl Keeper {
         let run_dir = &self.parts.config.run_dir;
         let lost = match Lock::take(run_dir) {
             Ok(lock) => {
-                warn!("{} was removed and is made anew", run_dir.display());
+                warn!(directory = %run_dir.display(), "run directory or its lock was removed; restored");
                 self.parts.lock = lock;
                 None
             }

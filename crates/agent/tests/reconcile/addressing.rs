@@ -129,6 +129,7 @@ fn b11_a_pod_without_addresses_is_repaired_and_recovered_and_stays_guarded() {
     wait_until("the records to be back", DEADLINE, || Ok(records(&host).len() == 2)).unwrap();
     for record in records(&host) {
         assert_eq!((&record["addressing"], &record["mode"]), (&json!("none"), &json!("bridge")), "{record}");
+        assert_eq!(record["schema"], json!(2), "{record}");
     }
     talk("recovered");
     run(&a, "ip link set eth0 address 02:00:00:00:00:99");

@@ -260,7 +260,7 @@ fn a10_a_lock_that_cannot_be_made_again_is_a_condition() {
     let shown = found(&host.agent, "RunDirUnusable");
     let object = format!("file {}", lock.display());
     assert_eq!((shown.len(), shown[0]["object"].as_str()), (1, Some(object.as_str())), "{shown:?}");
-    assert!(shown[0]["severity"] == "Degraded" && host.agent.is_ready(), "{shown:?}");
+    assert!(shown[0]["severity"] == "degraded" && host.agent.is_ready(), "{shown:?}");
     std::fs::remove_dir(&lock).unwrap();
     wait_for_end(&host.agent, "RunDirUnusable");
     assert!(lock.is_file());

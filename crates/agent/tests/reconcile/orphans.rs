@@ -55,7 +55,7 @@ fn a8_a_newer_record_is_kept_and_its_del_removes_everything() {
         let pod = host.pod("a");
         let result = host.add_with(&pod, &published());
         host.agent.kill().unwrap();
-        let (path, newer) = (record(&host, &pod), json!({"schema": 2, "new": true}).to_string());
+        let (path, newer) = (record(&host, &pod), json!({"schema": 99, "new": true}).to_string());
         replace(&path, newer.as_bytes());
         host.agent.launch().unwrap();
         host.agent.wait_ready().unwrap();

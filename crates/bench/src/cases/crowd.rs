@@ -3,8 +3,8 @@
 
 use anyhow::{Context as _, Result, bail};
 use engine::state::{
-    Addressing, Allocation, Attachment, Begin, Network as Claims, PodAddress, SCHEMA, State, StateError,
-    Survivor, Wanted, Wiring,
+    Addressing, Allocation, Attachment, Begin, Network as Claims, PodAddress, State, StateError, Survivor,
+    Wanted, Wiring,
 };
 use ipam::{Pools, RangeSpec};
 use ipnet::IpNet;
@@ -68,7 +68,7 @@ fn claim(claims: &Claims, key: &AttachmentKey, pools: &Pools) -> Result<()> {
     let bridge = IfName::try_from("none")?;
     let wanted = Wanted { key, pools: Some(pools), requested: &[], clean: &|_, _| Ok(()) };
     let make = |given: &[Allocation]| Attachment {
-        schema: SCHEMA,
+        schema: Addressing::Assigned.schema(),
         key: key.clone(),
         netns: "/run/netns/none".to_owned(),
         netns_cookie: None,
@@ -80,6 +80,7 @@ fn claim(claims: &Claims, key: &AttachmentKey, pools: &Pools) -> Result<()> {
         mtu: 1500,
         addresses: given.iter().map(pod_address).collect(),
         delegated: false,
+        ipam_plugin: None,
         addressing: Addressing::Assigned,
         masquerade_outside: None,
         spoof_check: true,

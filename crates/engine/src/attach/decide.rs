@@ -7,7 +7,7 @@ use types::AttachMode;
 
 use super::{AttachContext, netns_path};
 use crate::lease;
-use crate::state::{Allocation, Attachment, PodAddress, PodName, SCHEMA, Wiring};
+use crate::state::{Allocation, Attachment, PodAddress, PodName, Wiring};
 use crate::sysctl::Families;
 use crate::wire::Neighbours;
 
@@ -43,7 +43,7 @@ pub(crate) fn decide(
         subnets.iter().map(|a| a.address.trunc()).filter(|net| is_subnet(net) && !conf.cluster.contains(net)),
     );
     Attachment {
-        schema: SCHEMA,
+        schema: lease::addressing(conf).schema(),
         key: context.key.clone(),
         netns: netns_path(call).to_owned(),
         netns_cookie: Some(context.cookie),
@@ -55,6 +55,7 @@ pub(crate) fn decide(
         mtu: context.mtu,
         addresses,
         delegated: matches!(conf.addresses, Addresses::Delegated(_)),
+        ipam_plugin: lease::plugin(conf),
         addressing: lease::addressing(conf),
         masquerade_outside: (conf.ip_masq && !subnets.is_empty()).then_some(cluster),
         spoof_check: conf.spoof_check,

@@ -96,6 +96,18 @@ fn one_that_hangs_is_ended() {
 }
 
 #[test]
+fn an_add_that_is_not_wanted_any_more_is_ended() {
+    let (site, dir) = (Site::new(0), TempDir::new().unwrap());
+    let pid = dir.path().join("pid");
+    site.write("ipam", &format!("echo $$ >{}; exec sleep 600", pid.display()));
+    let delegate = Delegate::find("ipam", &site.config, Delegates::InCniPath).unwrap();
+    let written = || std::fs::read_to_string(&pid).ok().filter(|text| text.ends_with('\n'));
+    let error: cni::Error = delegate.add(&|| written().is_some()).unwrap_err().into();
+    assert!(error.to_string().contains("not wanted any more"), "{error}");
+    assert!(!is_alive(written().unwrap().trim()));
+}
+
+#[test]
 fn one_that_answers_and_closes_stdout_but_stays_is_ended() {
     let dir = TempDir::new().unwrap();
     let pid = dir.path().join("pid");

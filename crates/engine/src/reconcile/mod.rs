@@ -29,13 +29,16 @@ use types::{AttachmentKey, Code, Finding, IfName, NetworkName};
 
 use crate::condition::Failed;
 use crate::delegate::NONE_ALLOWED;
-use crate::gc;
 use crate::state::{Attachment, Held, Listed, Network, Phase, State, StateError};
 use crate::{Caller, Delegates, Error, InactivePort, Resident, Wait, inactive_ports, relearn};
+use crate::{detach, gc};
 pub(crate) use inside::mend_routes;
 use node::Renewed;
 use observe::Seen;
 pub(crate) use pod::pod_finding;
+
+/// Of an attachment with addresses of another IPAM plugin, for messages.
+const TO_THE_PLUGIN: &str = "its addresses go back to the IPAM plugin with the next DEL or GC";
 
 /// What a round is to look at.
 #[derive(Debug, Clone, Copy)]
@@ -297,7 +300,7 @@ impl Round<'_> {
 
     fn record(&mut self, network: &Network, listed: &Listed, seen: &Seen) {
         let done = match (&listed.attachment, listed.phase) {
-            (_, Phase::Pending) => self.undo_pending(network, listed),
+            (_, Phase::Pending) => self.undo_pending(network, listed, seen),
             (Some(attachment), Phase::Ready) => {
                 let life = self.attachment(network, attachment, seen);
                 if matches!(life, Ok(Life::NotInspected)) {
@@ -326,17 +329,29 @@ impl Round<'_> {
         self.outcome.unrepaired.extend(self.order.unrepaired.iter().filter(is_of).cloned());
     }
 
-    /// Whoever worked on it is gone, or it would be held.
-    fn undo_pending(&mut self, network: &Network, listed: &Listed) -> Result<(), Error> {
-        let Some(held) = network.find_idle(&listed.stem)?.filter(|held| held.phase() == Phase::Pending)
+    /// A pending record that no process holds was left by a process that was killed. If another IPAM plugin gave the
+    /// addresses, the record stays until DEL, GC or the next ADD calls that plugin.
+    fn undo_pending(&mut self, network: &Network, listed: &Listed, seen: &Seen) -> Result<(), Error> {
+        let is_in_kernel = |a: &Attachment| !a.is_retired() || seen.links.contains_key(a.host_link.as_str());
+        if !listed.attachment.as_ref().is_none_or(is_in_kernel) {
+            return Ok(());
+        }
+        let Some(mut held) = network.find_idle(&listed.stem)?.filter(|held| held.phase() == Phase::Pending)
         else {
             return Ok(());
         };
-        gc::undo_held(held, &self.order.caller())?;
-        self.repaired(
-            Kind::Pending,
-            format_args!("{}/{}, cut off in the middle, was undone", network.name(), listed.stem),
-        );
+        let name = format!("{}/{}", network.name(), listed.stem);
+        if held.attachment().is_some_and(|attachment| attachment.delegated) {
+            let key = held.key();
+            detach::retire(&mut held, key.as_ref(), &self.order.caller())?;
+            self.repaired(
+                Kind::Pending,
+                format_args!("{name}, interrupted, was removed from the kernel; {TO_THE_PLUGIN}"),
+            );
+        } else {
+            gc::undo_held(held, &self.order.caller())?;
+            self.repaired(Kind::Pending, format_args!("{name}, cut off in the middle, was undone"));
+        }
         Ok(())
     }
 

@@ -262,6 +262,7 @@ impl Round<'_> {
         // Listed after the addresses: whoever has put one here has a record by now.
         for listed in self.records()?.into_iter().flat_map(|(_, listed)| listed) {
             match (listed.phase, listed.attachment) {
+                (Phase::Pending, Some(attachment)) if attachment.is_retired() => {}
                 (Phase::Ready, Some(attachment)) => left.retain(|gateway| !needs(&attachment, gateway)),
                 // What it needs is not known yet, or no more.
                 (Phase::Pending, _) | (Phase::Ready, None) => return Ok(()),

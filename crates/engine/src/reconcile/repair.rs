@@ -8,7 +8,7 @@ use types::AttachMode;
 
 use super::diff::{self, Fault};
 use super::observe::Seen;
-use super::{Depth, Kind, Life, Round, inside};
+use super::{Depth, Kind, Life, Round, TO_THE_PLUGIN, inside};
 use crate::bridge::{self, Bridge, Spec};
 use crate::state::{Addressing, Attachment, Held, Network, Phase};
 use crate::sysctl::HostSettings;
@@ -192,11 +192,15 @@ impl Round<'_> {
     }
 
     fn collect(&mut self, held: Held, attachment: &Attachment) -> Result<Life, Error> {
-        detach::undo(held, Some(&attachment.key), &self.order.caller())?;
+        detach::undo_without_plugin(held, Some(&attachment.key), &self.order.caller())?;
         let ips: Vec<String> = attachment.ips().map(|ip| ip.to_string()).collect();
+        let addresses = match attachment.delegated {
+            true => format!("{} removed from the kernel; {TO_THE_PLUGIN}", ips.join(", ")),
+            false => format!("{} given back", ips.join(", ")),
+        };
         self.repaired(
             Kind::Collected,
-            format_args!("{}: its namespace is gone; {} given back", attachment.key, ips.join(", ")),
+            format_args!("{}: its namespace is gone; {addresses}", attachment.key),
         );
         Ok(Life::Left)
     }

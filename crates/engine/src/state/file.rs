@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 pub enum StateError {
     #[error("cannot {op} {}", path.display())]
     Io { op: &'static str, path: PathBuf, source: IoError },
-    #[error("{} stayed locked by another process for {} s", path.display(), waited.as_secs())]
+    #[error("{} stayed locked by another process for {waited:?}", path.display())]
     Busy { path: PathBuf, waited: Duration },
     #[error("no free address left in {ranges}: {in_use} of {capacity} in use")]
     Exhausted { ranges: String, in_use: u64, capacity: u64 },

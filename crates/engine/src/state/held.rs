@@ -72,16 +72,20 @@ impl Held {
         if self.phase == Phase::Ready { self.rename(Phase::Pending) } else { Ok(()) }
     }
 
-    /// Rewrites the record in place: its claims and its lock are those of this very file. One of a newer schema is refused.
+    /// Rewrites the record in place: its claims and its lock are those of this very file. A record of a newer schema is
+    /// refused. A shorter record is padded with spaces, so that it can be read if this process is killed before the file is
+    /// shortened.
     pub fn rewrite(&mut self, attachment: Attachment) -> Result<(), StateError> {
         let path = self.network.record_path(&self.stem, self.phase);
         if let Some(schema) = self.newer {
             return Err(StateError::Newer { path, schema });
         }
-        let text = serde_json::to_vec(&attachment).map_err(|e| io("encode", &path)(e.into()))?;
+        let mut text = serde_json::to_vec(&attachment).map_err(|e| io("encode", &path)(e.into()))?;
         let file = files::open(&path, File::options().write(true)).map_err(io("open", &path))?;
+        let (length, before) = (text.len(), self.metadata()?.len());
+        text.resize(length.max(usize::try_from(before).unwrap_or(length)), b' ');
         file.write_all_at(&text, 0).map_err(io("write the record", &path))?;
-        file.set_len(text.len() as u64).map_err(io("shorten", &path))?;
+        file.set_len(length as u64).map_err(io("shorten", &path))?;
         self.attachment = Some(attachment);
         Ok(())
     }

@@ -7,8 +7,10 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use types::{AttachMode, AttachmentKey, IfName, Mac, Placement, RequestId};
 
-/// The version of the record's form. A record of a newer form can be released, and is never overwritten.
-pub const SCHEMA: u32 = 1;
+/// The newest version of the record's form. A record of a newer form can be released, and is never overwritten.
+pub const SCHEMA: u32 = 2;
+/// A record without `addressing`, which versions before that field read too.
+const FIRST_SCHEMA: u32 = 1;
 
 /// An address of a pod, with the prefix length that its link carries.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,6 +37,12 @@ impl Addressing {
     #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
     fn is_default(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// The schema of a record with this addressing. Versions that know only the first one would guard the pod as if Podwire
+    /// had assigned its addresses.
+    pub fn schema(self) -> u32 {
+        if self.is_default() { FIRST_SCHEMA } else { SCHEMA }
     }
 }
 
@@ -83,6 +91,9 @@ pub struct Attachment {
     /// Addresses came from another plugin, which also gets them back.
     #[serde(default)]
     pub delegated: bool,
+    /// The name of that plugin. None: the record was recovered from the link, or an earlier version wrote it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ipam_plugin: Option<String>,
     #[serde(default, skip_serializing_if = "Addressing::is_default")]
     pub addressing: Addressing,
     /// Where pod traffic keeps its address; elsewhere it is masqueraded. None: never masqueraded.
@@ -109,6 +120,11 @@ pub struct Attachment {
 }
 
 impl Attachment {
+    /// Whether only the IPAM plugin's DEL is left to do, if the record is pending and the host link does not exist.
+    pub(crate) fn is_retired(&self) -> bool {
+        self.delegated && self.addresses.is_empty() && self.wiring == Wiring::default()
+    }
+
     pub fn ips(&self) -> impl Iterator<Item = IpAddr> {
         self.addresses.iter().map(|a| a.address.addr())
     }
@@ -130,7 +146,7 @@ impl Content {
             schema: u32,
         }
         match serde_json::from_slice::<Attachment>(bytes) {
-            Ok(read) if read.schema == SCHEMA => Self::Attachment(Box::new(read)),
+            Ok(read) if (FIRST_SCHEMA..=SCHEMA).contains(&read.schema) => Self::Attachment(Box::new(read)),
             // A newer schema may parse as this one or not, so the version alone decides.
             Ok(_) | Err(_) => match serde_json::from_slice(bytes) {
                 Ok(Version { schema }) if schema > SCHEMA => Self::Newer(schema),
@@ -145,6 +161,37 @@ impl Content {
             Self::Attachment(attachment) => (Some(*attachment), None),
             Self::Newer(schema) => (None, Some(schema)),
             Self::Damaged => (None, None),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(addressing: Addressing, schema: u32) -> String {
+        let mac = "02:00:00:00:00:01";
+        let record = serde_json::json!({
+            "schema": schema, "network": "blue", "container": "c1", "ifname": "eth0", "netns": "", "mode": "bridge",
+            "bridge": "pw0", "host_link": "pw1", "host_mac": mac, "pod_mac": mac, "mtu": 1500, "addresses": [],
+            "addressing": addressing, "spoof_check": true, "hairpin": false, "created": 0,
+        });
+        record.to_string()
+    }
+
+    /// Versions without the field `addressing` know schema 1, and leave records of a newer one alone.
+    #[test]
+    fn a_record_with_another_addressing_than_the_default_has_schema_2() {
+        for (addressing, schema) in [(Addressing::Assigned, 1), (Addressing::Dhcp, 2), (Addressing::None, 2)]
+        {
+            assert_eq!(addressing.schema(), schema);
+            // The first versions with the field wrote schema 1.
+            for schema in 1..=2 {
+                let (read, newer) = Content::of(text(addressing, schema).as_bytes()).split();
+                assert_eq!((read.map(|read| read.addressing), newer), (Some(addressing), None), "{schema}");
+            }
+            assert_eq!(Content::of(text(addressing, 3).as_bytes()).split(), (None, Some(3)));
+            assert!(matches!(Content::of(text(addressing, 0).as_bytes()), Content::Damaged));
         }
     }
 }

@@ -1,6 +1,7 @@
 //! DEL, whatever has happened before: E14.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use testkit::{Call, DEADLINE, Pod, Snapshot, Verb, inspect};
@@ -286,6 +287,47 @@ fn b12_a_second_network_is_reached_by_its_own_address() {
         host.del(&pod, &x1);
         host.call_on(Verb::Del, (&pod, "eth1"), &x2).ok().unwrap();
     }
+}
+
+/// Where tunnel modules are loaded, every namespace has devices such as tunl0. A network whose records cannot be listed shows
+/// whether the DEL lists them.
+#[test]
+fn b12_a_del_reads_other_records_only_if_the_pod_has_another_interface() {
+    for (link, reads) in [("tunl0 type bridge", false), ("eth7 up type veth peer name eth8", true)] {
+        let host = Host::new("b12-reads");
+        let config = host.config(&json!({"subnet": DUAL, "isDefaultGateway": true}));
+        let (pod, _) = host.attached("a", &config);
+        pod.sh(&["sh", "-c", &format!("ip link add {link}")]).unwrap();
+        let other = host.node.run_dir().join("networks/other");
+        std::fs::create_dir(&other).unwrap();
+        std::fs::write(other.join("lock"), "").unwrap();
+        std::os::unix::fs::symlink("attachments", other.join("attachments")).unwrap();
+        let deleted = host.plugin.del(&pod, &config).unwrap();
+        deleted.ok().unwrap();
+        assert_eq!(deleted.stderr.contains("were not restored"), reads, "{link}: {}", deleted.stderr);
+    }
+}
+
+/// Another process works on the remaining interface.
+#[test]
+fn b12_a_remaining_interface_that_is_busy_is_waited_for_and_reported() {
+    let host = Host::new("b12-busy");
+    let network = |name: &str, subnet: &str| {
+        host.config(&json!({"name": name, "bridge": name, "subnet": subnet, "isDefaultGateway": true}))
+    };
+    let x1 = network("x1", "10.71.0.0/24,fd00:71::/64");
+    let x2 = network("x2", "10.72.0.0/24,fd00:72::/64");
+    let pod = host.pod("a");
+    host.add(&pod, &x1);
+    host.call_on(Verb::Add, (&pod, "eth1"), &x2).ok().unwrap();
+    let record = format!("networks/x2/attachments/{}@eth1.ready", pod.id());
+    let busy = std::fs::File::open(host.node.run_dir().join(record)).unwrap();
+    busy.lock().unwrap();
+    let deleted = host.plugin.del(&pod, &x1).unwrap();
+    deleted.ok().unwrap();
+    assert!(deleted.elapsed >= Duration::from_millis(500), "{:?}", deleted.elapsed);
+    let stderr = deleted.stderr;
+    assert!(stderr.contains("were not restored") && stderr.contains("stayed locked"), "{stderr}");
 }
 
 #[test]

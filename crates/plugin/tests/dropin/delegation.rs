@@ -52,8 +52,8 @@ fn e19_host_local_gives_the_addresses_and_gets_them_back() {
 }
 
 /// An IPAM plugin that writes down how it was called, and answers what it is told to.
-struct Scribe {
-    dir: PathBuf,
+pub(crate) struct Scribe {
+    pub(crate) dir: PathBuf,
 }
 
 const SCRIBE: &str = r#"#!/bin/sh
@@ -68,7 +68,7 @@ exit 0
 "#;
 
 impl Scribe {
-    fn new(host: &Host) -> Self {
+    pub(crate) fn new(host: &Host) -> Self {
         let scribe = Self { dir: host.node.dir().join("cni") };
         std::fs::create_dir(&scribe.dir).unwrap();
         // Written by another process: see the script helper of testkit's own tests.
@@ -86,33 +86,33 @@ impl Scribe {
     }
 
     /// What it does on a verb besides writing it down.
-    fn does(&self, verb: &str, script: &str) {
+    pub(crate) fn does(&self, verb: &str, script: &str) {
         std::fs::write(self.dir.join(format!("do-{verb}")), script).unwrap();
     }
 
-    fn fails(&self, verb: &str, error: &str) {
+    pub(crate) fn fails(&self, verb: &str, error: &str) {
         self.does(verb, &format!("echo '{error}'; exit 1"));
     }
 
-    fn read(&self, file: &str) -> String {
+    pub(crate) fn read(&self, file: &str) -> String {
         std::fs::read_to_string(self.dir.join(file)).unwrap_or_default()
     }
 
-    fn verbs(&self) -> Vec<String> {
+    pub(crate) fn verbs(&self) -> Vec<String> {
         self.read("verbs").lines().map(str::to_owned).collect()
     }
 
-    fn path(&self) -> (String, String) {
+    pub(crate) fn path(&self) -> (String, String) {
         ("CNI_PATH".to_owned(), format!("{REFERENCE_DIR}:{}", self.dir.display()))
     }
 }
 
-fn scribe_config(host: &Host, more: &Value) -> Value {
+pub(crate) fn scribe_config(host: &Host, more: &Value) -> Value {
     let config = host.config(&json!({"isGateway": true, "ipam": {"type": "scribe", "unknown": [1, null]}}));
     with(&config, more)
 }
 
-fn call(host: &Host, scribe: &Scribe, call: Call) -> Outcome {
+pub(crate) fn call(host: &Host, scribe: &Scribe, call: Call) -> Outcome {
     host.plugin.call(&host.node, &Call { env: vec![scribe.path()], ..call }).unwrap()
 }
 

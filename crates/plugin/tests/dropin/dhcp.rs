@@ -74,6 +74,7 @@ fn b11_a_pod_with_dhcp_is_recovered_from_its_link() {
     let record = host.node.run_dir().join(format!("networks/blue/attachments/{}@eth0.ready", pod.id()));
     let record: Value = serde_json::from_slice(&std::fs::read(record).unwrap()).unwrap();
     assert_eq!((&record["addressing"], &record["delegated"]), (&json!("dhcp"), &json!(true)));
+    assert_eq!((&record["schema"], &record["ipam_plugin"]), (&json!(2), &json!("dhcp")));
     let acknowledged = dhcp.acknowledged().unwrap();
     wait_until("both leases to be renewed", DEADLINE, || Ok(dhcp.acknowledged()? >= acknowledged + 2))
         .unwrap();

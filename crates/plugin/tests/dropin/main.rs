@@ -9,4 +9,5 @@ mod delegation;
 mod dhcp;
 mod layer2;
 mod picture;
+mod releases;
 mod twins;

@@ -116,3 +116,32 @@ fn b12_a_del_killed_at_any_system_call_leaves_the_other_interface_its_default_ro
         end
     });
 }
+
+/// A hostile pod may have any number of routes when it gets a further interface.
+#[test]
+fn e9_an_add_makes_no_more_system_calls_for_a_pod_with_many_routes() {
+    const ROUTES: u32 = 20_000;
+    let scene = Scene::new("many", &json!({"mode": "routed"}));
+    let pod = scene.host.pod("pod");
+    let stops = |name: &str| {
+        let add = call(Verb::Add, (&pod, name), &scene.config);
+        let end = kill_at_syscall(&scene.host.plugin, &scene.host.node, &add, u64::MAX).unwrap();
+        let TraceOutcome::Finished { syscalls, outcome } = end else { panic!("{end:?}") };
+        outcome.ok().unwrap();
+        scene.del(&call(Verb::Del, (&pod, name), &scene.config), name);
+        syscalls
+    };
+    let few = stops("few");
+    for words in ["link add net7 type veth peer name net8", "link set net7 up", "link set net8 up"] {
+        pod.sh(&[&["ip"], words.split(' ').collect::<Vec<_>>().as_slice()].concat()).unwrap();
+    }
+    let routes: String = (0..ROUTES)
+        .map(|n| {
+            format!("route add 172.{}.{}.0/24 dev net7 table main metric {n}\n", 16 + n % 16, n / 16 % 256)
+        })
+        .collect();
+    assert!(pod.run(&["ip", "-batch", "-"], routes.as_bytes()).unwrap().success());
+    let many = stops("many");
+    // Some calls depend on time; the answers of a list would take dozens.
+    assert!(many < few + 20, "{few} stops with few routes, {many} with many");
+}

@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::net::UnixListener;
 
 use serde_json::{Value, json};
-use testkit::{Agent, DEADLINE, Snapshot, wait_until};
+use testkit::{Agent, Call, DEADLINE, Snapshot, Verb, wait_until};
 
 use crate::common::{Host, has};
 
@@ -166,6 +166,30 @@ fn f7_cleanup_leaves_the_node_as_it_was_and_says_what_it_could_not_restore() {
         ("0".to_owned(), "0".to_owned())
     );
     assert_eq!(host.ask(&["cleanup"]).stdout, "nothing of Podwire is here\n");
+}
+
+/// It has no config, so that it cannot call the plugin.
+#[test]
+fn f7_cleanup_names_pods_whose_addresses_another_ipam_plugin_keeps() {
+    let host = Host::new("leased");
+    let dir = host.node.dir().join("cni");
+    let answer =
+        json!({"cniVersion": "1.0.0", "ips": [{"address": "10.66.0.7/24"}, {"address": "fd00:66::7/64"}]});
+    let script = format!("#!/bin/sh\ncat >/dev/null\n[ $CNI_COMMAND = ADD ] && echo '{answer}'\nexit 0\n");
+    let write = format!("mkdir {0} && cat >{0}/scribe && chmod 755 {0}/scribe", dir.display());
+    assert!(host.node.run(&["sh", "-c", &write], script.as_bytes()).unwrap().success());
+    let mut config = host.standalone();
+    let object = config.as_object_mut().unwrap();
+    object.remove("subnet");
+    object.insert("ipam".to_owned(), json!({"type": "scribe"}));
+    let pod = host.node.pod("a").unwrap();
+    let env = vec![("CNI_PATH".to_owned(), dir.display().to_string())];
+    host.plugin.call(&host.node, &Call { env, ..Call::pod(Verb::Add, &pod, &config) }).unwrap().ok().unwrap();
+    let outcome = host.ask(&["cleanup"]);
+    let line = outcome.stdout.lines().find(|line| line.contains("IPAM plugin scribe")).unwrap_or_default();
+    for word in ["left", pod.id(), "10.66.0.7", "fd00:66::7"] {
+        assert!(line.contains(word), "{word} in {}", outcome.stdout);
+    }
 }
 
 #[test]

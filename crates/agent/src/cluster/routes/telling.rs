@@ -29,6 +29,8 @@ pub(in crate::cluster) struct Telling {
     pub(super) owed: Changes,
     /// Why the routes could not be compared or changed at all.
     pub(super) failure: Option<String>,
+    /// Why events of the kernel are not received.
+    pub(super) monitor_failure: Option<String>,
     /// How long what failed was left alone last; it doubles with each failure.
     pause: Option<Duration>,
     pub(super) saving: Option<JoinHandle<Result<(), HomeError>>>,
@@ -50,7 +52,12 @@ impl Telling {
     fn findings(&self) -> impl Iterator<Item = Finding> {
         let found = |object: &str, message: &String| Finding::new(Code::PeerRouteFailed, object, message);
         let failure = self.failure.iter().map(move |why| found("routes to other nodes", why));
-        self.refused.iter().map(move |(object, why)| found(object, why)).chain(failure)
+        let monitor = self.monitor_failure.iter().map(|why| {
+            let message =
+                format!("{why}; until the monitor is open again, only the timer finds drift of routes");
+            Finding::new(Code::MonitorFailed, "monitor netlink-routes", message)
+        });
+        self.refused.iter().map(move |(object, why)| found(object, why)).chain(failure).chain(monitor)
     }
 }
 
@@ -219,5 +226,13 @@ mod tests {
         assert_eq!((found.len(), found[6].object.as_str()), (8, "route 10.2.6.0/24"));
         assert_eq!(found[7].object, "routes to other nodes");
         assert!(found.iter().all(|one| one.code == Code::PeerRouteFailed), "{found:?}");
+    }
+
+    #[test]
+    fn a1_a_monitor_that_fails_is_a_condition() {
+        let telling = Telling { monitor_failure: Some("ENODEV".to_owned()), ..Telling::default() };
+        let found: Vec<Finding> = telling.findings().collect();
+        let (code, object) = (Code::MonitorFailed, "monitor netlink-routes");
+        assert_eq!((found.len(), found[0].code, found[0].object.as_str()), (1, code, object));
     }
 }

@@ -54,6 +54,7 @@ impl Site {
             network: config.network.name.clone(),
             defaults: config.network.request_defaults(),
             delegates: config.delegates.clone(),
+            workers: config.workers,
         };
         let parts = Parts {
             config: Arc::new(config),

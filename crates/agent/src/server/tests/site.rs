@@ -98,6 +98,7 @@ impl Site {
             network: "podwire".try_into().unwrap(),
             defaults: Map::new(),
             delegates: engine::AllowedDelegates::default(),
+            workers: 8,
         };
         let work = Work::new(settings, Arc::clone(&board), Arc::clone(&metrics)).with_engine(options.serve);
         let network = NetworkStatus {

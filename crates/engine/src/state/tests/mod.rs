@@ -170,7 +170,7 @@ fn record(key: &AttachmentKey, given: &[Allocation]) -> Attachment {
         gateway: Some(a.gateway),
     };
     Attachment {
-        schema: SCHEMA,
+        schema: Addressing::Assigned.schema(),
         netns: "/run/netns/x".to_owned(),
         netns_cookie: Some(7),
         mode: AttachMode::Bridge,
@@ -181,6 +181,7 @@ fn record(key: &AttachmentKey, given: &[Allocation]) -> Attachment {
         mtu: 1500,
         addresses: given.iter().map(address).collect(),
         delegated: false,
+        ipam_plugin: None,
         addressing: Addressing::Assigned,
         masquerade_outside: None,
         spoof_check: true,
