@@ -124,6 +124,8 @@ pub fn run(config: Config) -> Result<(), AppError> {
             hears.ring();
         }
     }));
+    let waker = bell.clone();
+    work.notify_failures(Box::new(move || waker.request_failed()));
     let (reporting, run_dir, network) =
         (Arc::clone(&board), config.run_dir.clone(), config.network.name.clone());
     let shares_ = Arc::clone(&shares);

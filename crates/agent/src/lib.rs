@@ -46,3 +46,4 @@ pub use cluster::{Forgotten, forget};
 pub use lock::agents_here;
 pub use preflight::{Note, Preflight, Refusal, check};
 pub use privileges::{Capability, missing_capabilities};
+pub use share::gateway as block_gateway;

@@ -7,6 +7,7 @@ use std::fmt;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use toml::{Table, Value};
 use types::{Code, Finding};
@@ -65,6 +66,13 @@ impl fmt::Display for Unreadable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "cannot read {}: {}; its directories are not known", self.file.display(), self.why)
     }
+}
+
+/// The main files and drop-ins of all runtimes that exist, with the times of their last change. Imports are not followed.
+pub fn config_times(root: &Path) -> Vec<(PathBuf, SystemTime)> {
+    let main = [CONTAINERD, CRIO].into_iter().map(|file| root.join(file));
+    let files = main.chain(listed(&root.join(CRIO_DROP_INS), "*.conf"));
+    files.filter_map(|file| Some((file.clone(), fs::metadata(file).ok()?.modified().ok()?))).collect()
 }
 
 /// The files of one runtime's configuration.

@@ -29,7 +29,7 @@ pub(crate) struct Share {
 }
 
 /// The address of a block that its node's bridge carries: the first.
-pub(crate) fn gateway(block: &IpNet) -> Option<IpAddr> {
+pub fn gateway(block: &IpNet) -> Option<IpAddr> {
     let spec = RangeSpec { subnet: *block, start: None, end: None, gateway: None, exclude: Vec::new() };
     Range::new(spec).ok().map(|range| range.gateway())
 }

@@ -65,6 +65,7 @@ pub(crate) struct Work {
     serve: Box<Serve>,
     growth: OnceLock<Growth>,
     on_size: OnceLock<Box<dyn Fn(u32) + Send + Sync>>,
+    on_failure: OnceLock<Box<dyn Fn() + Send + Sync>>,
     on_addresses: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// Why this node has no addresses of its own network to give.
     lacking: RwLock<Option<String>>,
@@ -94,6 +95,7 @@ impl Work {
             serve: Box::new(engine::serve),
             growth: OnceLock::new(),
             on_size: OnceLock::new(),
+            on_failure: OnceLock::new(),
             on_addresses: OnceLock::new(),
             lacking: RwLock::default(),
         }
@@ -114,6 +116,12 @@ impl Work {
     pub(crate) fn tell_sizes(&self, hear: Box<dyn Fn(u32) + Send + Sync>) {
         // Set once, when the agent starts.
         let _ = self.on_size.set(hear);
+    }
+
+    /// Called after each ADD and STATUS that failed.
+    pub(crate) fn notify_failures(&self, notify: Box<dyn Fn() + Send + Sync>) {
+        // Set once, when the agent starts.
+        let _ = self.on_failure.set(notify);
     }
 
     /// Reports whether this node has addresses left.
@@ -275,6 +283,10 @@ impl Task {
         let unwanted = self.cancel.get().is_some();
         (answer, move || {
             self.told(&outcome, unwanted, took);
+            let finds_faults = matches!(self.request, Request::Add(_) | Request::Status(_)) && !unwanted;
+            if let (true, Some(notify)) = (outcome.is_err() && finds_faults, self.work.on_failure.get()) {
+                notify();
+            }
             if let (Some(mtu), Some(hear)) = (outcome.ok().and_then(|done| done.mtu), self.work.on_size.get())
             {
                 hear(mtu);

@@ -36,7 +36,8 @@ pub enum Where {
     Elsewhere,
 }
 
-/// A change. Whatever went is told wherever it was and whoever made it; what is new only of links.
+/// A change. Removals are reported in all namespaces, whichever process made them. Additions are reported of links, and of
+/// addresses and routes in the namespace of the socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum News {
     /// A link is new, was changed, or is gone.
@@ -56,6 +57,16 @@ pub enum News {
         link: u32,
         addr: IpNet,
         place: Where,
+    },
+    /// In the namespace of the socket. The kernel reports the protocol since Linux 5.18.
+    AddressAdded {
+        addr: IpNet,
+        protocol: Option<u8>,
+    },
+    /// A unicast or unreachable route of the main table, in the namespace of the socket.
+    RouteAdded {
+        dst: IpNet,
+        protocol: u8,
     },
     /// A unicast or unreachable route. The kernel does not report IPv4 routes that it drops because their link goes down
     /// or away, or loses its last IPv4 address: list routes after `Link` and `AddressGone`.
@@ -127,6 +138,12 @@ fn read_news(reply: &Reply<'_>, place: Where) -> Option<News> {
         libc::RTM_DELADDR => {
             Address::parse(body).map(|a| News::AddressGone { link: a.link, addr: a.addr, place })
         }
+        libc::RTM_NEWADDR if place == Where::Here => {
+            Address::parse(body).map(|a| News::AddressAdded { addr: a.addr, protocol: a.protocol })
+        }
+        libc::RTM_NEWROUTE if place == Where::Here => Route::parse_any(body)
+            .filter(|r| r.table == Some(u32::from(libc::RT_TABLE_MAIN)))
+            .map(|r| News::RouteAdded { dst: r.dst, protocol: r.protocol }),
         libc::RTM_DELROUTE => Route::parse_any(body).map(|r| News::RouteGone {
             dst: r.dst,
             link: r.link,

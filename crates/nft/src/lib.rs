@@ -43,8 +43,8 @@ pub mod conntrack;
 pub use error::Error;
 pub use firewall::{Firewall, NoOthers, Others};
 pub use foreign::{
-    Certainty, ForeignDrop, ForeignFamily, ForwardingChain, accept_in_others, foreign_drops,
-    forwarding_chains, withdraw_from_others,
+    Certainty, ForeignDrop, ForeignFamily, ForwardingChain, InputChain, LegacyTables, accept_in_others,
+    foreign_drops, forwarding_chains, input_drops, legacy_tables, withdraw_from_others,
 };
 pub use limit::ConnectionLimit;
 pub use monitor::{Change, Monitor, Ours};

@@ -13,7 +13,7 @@ use engine::Done;
 use netlink::NetNs;
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde_json::Value;
-use types::RequestId;
+use types::{Finding, RequestId};
 
 use crate::Served;
 use crate::retry::Retry;
@@ -131,10 +131,16 @@ impl Asking<'_> {
             Verdict::Done(done) => return (Ok(done), Ending::Told),
             Verdict::Refused(error) => return (Err(self.as_seen_here(error)), Ending::Told),
             Verdict::Away(cause) => match self.request {
-                Request::Status(_) => Error { msg: format!("the agent is away: {}", cause.msg), ..cause },
+                Request::Status(_) => {
+                    let msg = format!("the agent does not answer: {}", cause.msg);
+                    unreachable(Error { msg, ..cause }, "systemctl start podwire")
+                }
                 _ => self.in_vain(cause),
             },
             Verdict::NotReady(cause) => self.in_vain(cause),
+            Verdict::Odd(cause) if matches!(self.request, Request::Status(_)) && cause.details.is_empty() => {
+                unreachable(cause, "systemctl restart podwire")
+            }
             Verdict::Odd(cause) => cause,
         };
         match self.request {
@@ -265,6 +271,12 @@ fn with_more(error: Error, more: &str) -> Error {
     let details =
         if error.details.is_empty() { more.to_owned() } else { format!("{}; {more}", error.details) };
     error.with_details(details)
+}
+
+/// The condition of an agent that cannot be asked, as `podwire doctor` reports it.
+fn unreachable(cause: Error, fix: &str) -> Error {
+    let found = Finding::new(types::Code::AgentUnreachable, "agent", &cause.msg).fix(fix);
+    cause.with_details(found.summary())
 }
 
 /// STATUS knows two codes; the one that the agent chose is kept.

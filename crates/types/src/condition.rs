@@ -92,7 +92,7 @@ codes! {
     BridgeDown Degraded "The bridge of running pods is down." "`ip link set BRIDGE up`";
     FirewallDrift Degraded "Podwire's tables are not as they should be." "`systemctl restart podwire`, without an agent the `nft` command of the condition";
     FirewallOrphans Degraded "Podwire's tables hold elements of pods that are gone." "the `nft` command of the condition";
-    PodTrafficDropped Degraded "A firewall chain that Podwire does not manage drops the traffic of pods." "the `nft` command of the condition; an agent with `network.accept_forward = true` keeps such rules itself";
+    PodTrafficDropped Degraded "A firewall chain that Podwire does not manage drops the traffic of pods, or may drop it (see the message)." "the `nft` command of the condition; an agent with `network.accept_forward = true` keeps such rules itself";
     PodLinkMoved Degraded "The interface of a pod was renamed, or moved out of the pod's network namespace." "restart the pod, unless the condition has an `ip` command";
     PodMacChanged Degraded "The MAC address of a pod's interface was changed inside the pod; the source check drops its packets." "the `ip` command of the condition";
     DhcpLeaseExpired Degraded "The interface of a pod with a DHCP address is down, as the DHCP client leaves it when the lease expires. Podwire does not set it up: the address may belong to another host." "check the DHCP server, then restart the pod";
@@ -116,7 +116,7 @@ codes! {
     PeerRecordRefused Degraded "Parts of a node's record are not used." "correct the node, or `podwire node rm NAME`";
     PeerConflict Degraded "Several nodes publish the same address or tunnel MAC." "`podwire node rm NAME` for nodes that are gone";
     PeerUnrouted Degraded "A node or its blocks have no route." "correct the cause in the message";
-    PeerUnreachable Degraded "A node does not answer." "`ping ADDRESS`";
+    PeerUnreachable Degraded "A node does not answer, or its pod network does not." "`ping ADDRESS`";
     NodeAddressMissing Degraded "The node's own address is missing or ambiguous." "set `node_interface` or `node_addresses`";
     PeerRouteFailed Degraded "The kernel refused a route or neighbour of another node." "correct the cause in the message; the agent retries";
     TunnelFailed Degraded "The tunnel device cannot be set up." "correct the cause in the message; the agent retries";

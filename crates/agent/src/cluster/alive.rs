@@ -19,6 +19,8 @@ const TTL: Duration = Duration::from_secs(15);
 /// One may be lost, also where the store does not answer at all.
 const BEAT: Duration = Duration::from_secs(5);
 const BEAT_DEADLINE: Duration = Duration::from_millis(2500);
+/// After a failed beat the next one follows sooner: two failures in a row are an outage.
+const BEAT_RETRY: Duration = Duration::from_millis(500);
 /// How long an agent that ends waits for the store.
 const LAST: Duration = Duration::from_millis(800);
 
@@ -118,13 +120,18 @@ impl Herald {
 
     /// Until something else is held.
     async fn keep(&mut self, hold: &Hold) -> bool {
+        let mut failures = 0;
         loop {
+            let pause = if failures == 1 { BEAT_RETRY } else { BEAT };
             tokio::select! {
-                () = sleep(BEAT) => {}
+                () = sleep(pause) => {}
                 changed = self.holds.changed() => return changed.is_err(),
             }
             match hold.beat().await {
-                Ok(true) => self.contact.answered(),
+                Ok(true) => {
+                    failures = 0;
+                    self.contact.answered();
+                }
                 Ok(false) => {
                     warn!("{} in the store is not ours any more: joining again", hold.key);
                     self.lost.notify_one();
@@ -132,6 +139,7 @@ impl Herald {
                 }
                 // It may live on: the next beat tells.
                 Err(error) => {
+                    failures += 1;
                     self.contact.call_failed(&error);
                     debug!("cannot keep {}: {error}", hold.key);
                 }

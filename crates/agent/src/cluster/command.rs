@@ -79,8 +79,7 @@ impl Ask {
                 let looked = look(&registry).await;
                 match &looked {
                     Ok(_) => contact.answered(),
-                    Err(error) if error.is_transient() => contact.unanswered(error.to_string()),
-                    Err(_) => contact.answered(),
+                    Err(error) => contact.question_failed(error),
                 }
                 drop(done.send(looked.map_err(AskError::from)));
             }
@@ -90,6 +89,9 @@ impl Ask {
                 } else {
                     remove(&registry, &name, force).await
                 };
+                if let Err(AskError::Unreachable(why)) = &removed {
+                    contact.unanswered(why.clone());
+                }
                 drop(done.send(removed));
             }
         }

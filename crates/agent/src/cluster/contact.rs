@@ -126,6 +126,14 @@ impl Contact {
         }
     }
 
+    /// A question of a client failed. The client was refused: that is an outage at once.
+    pub(super) fn question_failed(&self, error: &store::Error) {
+        match error.is_transient() {
+            true => self.unanswered(error.to_string()),
+            false => self.answered(),
+        }
+    }
+
     /// A question of a client was not answered.
     pub(super) fn unanswered(&self, why: String) {
         self.missed(why, MISSES);
@@ -368,6 +376,11 @@ mod tests {
         assert!(contact.is_reachable());
         contact.unanswered("the store did not answer within 8 s".to_owned());
         assert!(!contact.is_reachable(), "a client waited for it");
+        contact.answered();
+        contact.question_failed(&refusal());
+        assert!(contact.is_reachable());
+        contact.question_failed(&broken());
+        assert!(!contact.is_reachable(), "a client was refused");
     }
 
     #[test]

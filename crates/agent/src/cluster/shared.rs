@@ -67,6 +67,8 @@ struct State {
     peers_blocks: Vec<IpNet>,
     /// Nodes that are known here, and that a store which lost its data does not know.
     awaited: Vec<NodeName>,
+    /// Of this node.
+    lost_addresses: Vec<IpAddr>,
     /// Why there is no other block, where one is needed.
     cramped: Option<(Finding, Arc<Wish>)>,
     leases: Leases,
@@ -345,7 +347,17 @@ impl Shared {
     }
 
     pub(super) fn tell(&self) {
-        let outage = self.contact.silence().map(|why| outage::finding(&self.config.store, &why));
+        let outage = self.contact.silence().map(|why| {
+            let found = outage::finding(&self.config.store, &why);
+            // etcd need not be the cause.
+            match self.lock().lost_addresses.first() {
+                Some(lost) => Finding {
+                    message: format!("{}; this node lost its address {lost}", found.message),
+                    ..found.fix("ip address show")
+                },
+                None => found,
+            }
+        });
         let (mut findings, lapses) = {
             let mut state = self.lock();
             let lapses = state.leases.findings(&self.config.node, &Now::read());
@@ -357,6 +369,13 @@ impl Shared {
             None => findings.extend(lapses),
         }
         self.board.set(Source::Cluster, findings);
+    }
+
+    pub(super) fn set_lost_addresses(&self, lost: &[IpAddr]) {
+        if self.lock().lost_addresses != lost {
+            self.lock().lost_addresses = lost.to_vec();
+            self.tell();
+        }
     }
 
     /// The store has these nodes, and these leases.

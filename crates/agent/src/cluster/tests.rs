@@ -391,6 +391,32 @@ mod position {
     }
 
     #[test]
+    fn an_address_that_was_removed_is_reported_until_the_family_has_one_again() {
+        let (config, whole) = (config(None, &[]), around());
+        let find = |around: &Surroundings, before: &Position| {
+            find(&config, around, |_| false, &before.known_addresses())
+        };
+        let mut around = around();
+        around.addresses.retain(|address| address.addr.addr().is_ipv6());
+        around.defaults.remove(0);
+        let first = find(&around, &chosen(&config, &whole));
+        for position in [&first, &find(&around, &first)] {
+            assert_eq!(addresses(position), ["2001:db8::5"]);
+            let [found] = &position.problems[..] else { panic!("{:?}", position.problems) };
+            assert_eq!(
+                (found.code, found.object.as_str()),
+                (types::Code::NodeAddressMissing, "address 192.0.2.5")
+            );
+        }
+        let back = find(&whole, &first);
+        assert_eq!((back.problems.len(), back.lost.len()), (0, 0));
+        around.addresses.clear();
+        let none = find(&around, &first);
+        let objects: Vec<&str> = none.problems.iter().map(|found| found.object.as_str()).collect();
+        assert_eq!(objects, ["address 192.0.2.5", "address 2001:db8::5"]);
+    }
+
+    #[test]
     fn an_address_that_is_not_usable_yet_is_not_published() {
         let mut around = around();
         around.addresses[5].tentative = true;

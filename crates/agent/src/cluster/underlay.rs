@@ -28,12 +28,19 @@ pub(super) struct Position {
     pub(super) underlays: Vec<Underlay>,
     /// The smallest MTU of the links.
     pub(super) mtu: Option<u32>,
+    /// Addresses that this node had, of families in which it has none now.
+    pub(super) lost: Vec<IpAddr>,
     pub(super) problems: Vec<Finding>,
 }
 
 impl Position {
     pub(super) fn addresses(&self) -> Vec<IpAddr> {
         self.underlays.iter().map(|underlay| underlay.address).collect()
+    }
+
+    /// What the next search prefers, and reports if it is not there.
+    pub(super) fn known_addresses(&self) -> Vec<IpAddr> {
+        self.addresses().into_iter().chain(self.lost.iter().copied()).collect()
     }
 }
 
@@ -67,9 +74,17 @@ pub(super) fn find(
             let found = Finding::new(Code::NodeAddressMissing, format_args!("address {address}"), message);
             position.problems.push(found);
         }
-        let Some(link) = link else { continue };
-        let Some(address) = fixed.or_else(|| family.address_on(link)) else { continue };
-        position.underlays.push(Underlay { link, address, on_link: family.subnets_on(link) });
+        let address = link.and_then(|link| Some((link, fixed.or_else(|| family.address_on(link))?)));
+        match (address, before.iter().find(|address| address.is_ipv4() == v4)) {
+            (Some((link, address)), _) => {
+                position.underlays.push(Underlay { link, address, on_link: family.subnets_on(link) });
+            }
+            (None, Some(lost)) => {
+                position.lost.push(*lost);
+                position.problems.push(lost_address(*lost));
+            }
+            (None, None) => {}
+        }
     }
     if let Some(name) = &config.node_interface
         && !around.links.iter().any(|link| link.name == name.as_str())
@@ -78,7 +93,7 @@ pub(super) fn find(
         let found = Finding::new(Code::NodeAddressMissing, format_args!("interface {name}"), message);
         position.problems.push(found);
     }
-    if position.underlays.is_empty() {
+    if position.underlays.is_empty() && position.lost.is_empty() {
         position.problems.push(unclear("this node has no address at which other nodes could reach it"));
     }
     let links =
@@ -90,6 +105,15 @@ pub(super) fn find(
 
 fn unclear(message: impl Display) -> Finding {
     Finding::new(Code::NodeAddressMissing, "this node", message)
+}
+
+fn lost_address(address: IpAddr) -> Finding {
+    let family = if address.is_ipv4() { "IPv4" } else { "IPv6" };
+    let message = format!(
+        "address {address} of this node was removed, and it has no other {family} address for the pod network: add it \
+         again, or restart the agent if that is intended"
+    );
+    Finding::new(Code::NodeAddressMissing, format_args!("address {address}"), message).fix("ip address show")
 }
 
 struct Family<'a> {

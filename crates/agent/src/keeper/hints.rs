@@ -3,8 +3,9 @@
 use std::collections::{BTreeSet, HashSet};
 
 use engine::reconcile::Depth;
+use ipnet::IpNet;
 use netlink::{News, Where};
-use types::{IfName, ROUTE_PROTOCOL};
+use types::{IfName, PEER_PROTOCOL, ROUTE_PROTOCOL};
 
 /// What is known when news come.
 pub(super) struct Known<'a> {
@@ -29,10 +30,25 @@ pub(super) fn depths(news: &[News], known: &Known<'_>) -> BTreeSet<Depth> {
     depths
 }
 
+/// Whether another program may have added an address or a route in the subnets, or removed such a route.
+pub(super) fn may_overlap(news: &[News], subnets: &[IpNet]) -> bool {
+    let is_within = |net: &IpNet| subnets.iter().any(|s| s.contains(net) || net.trunc().contains(s));
+    let is_other = |protocol: u8| ![ROUTE_PROTOCOL, PEER_PROTOCOL].contains(&protocol);
+    news.iter().any(|one| match one {
+        News::Lost => true,
+        News::AddressAdded { addr, protocol } => *protocol != Some(ROUTE_PROTOCOL) && is_within(addr),
+        News::RouteAdded { dst, protocol } | News::RouteGone { dst, protocol, place: Where::Here, .. } => {
+            is_other(*protocol) && dst.prefix_len() > 0 && is_within(dst)
+        }
+        _ => false,
+    })
+}
+
 fn of_one(news: &News, known: &Known<'_>, settled: &dyn Fn(Where, u32) -> bool) -> Option<Depth> {
     let stays = |link: u32| !(known.deleted_here)(link);
     let (place, lost) = match news {
         News::Lost => return Some(Depth::Pods),
+        News::AddressAdded { .. } | News::RouteAdded { .. } => return None,
         News::Link { index, name, up, gone, place } => {
             let ours = |name: &String| {
                 let is_bridge = known.bridges.iter().any(|bridge| bridge.as_str() == name);
@@ -119,6 +135,37 @@ mod tests {
     fn the_quick_look_does_not_wait_for_the_deep_one() {
         let news = [link("pwabc", false, true), route(ROUTE_PROTOCOL, Where::Elsewhere)];
         assert_eq!(all(&news), [Depth::Node, Depth::Pods].into());
+    }
+
+    #[test]
+    fn only_other_programs_in_the_subnets_may_overlap() {
+        let subnets = ["10.83.0.0/16".parse().unwrap(), "fd00:88::/64".parse().unwrap()];
+        let address = |addr: &str, protocol| News::AddressAdded { addr: addr.parse().unwrap(), protocol };
+        let added = |dst: &str, protocol| News::RouteAdded { dst: dst.parse().unwrap(), protocol };
+        let gone = |place| News::RouteGone {
+            dst: "10.83.7.0/24".parse().unwrap(),
+            link: Some(7),
+            protocol: 3,
+            place,
+        };
+        for (news, want) in [
+            (address("10.83.0.9/16", None), true),
+            (address("fd00:88::9/128", Some(0)), true),
+            (address("10.1.2.3/8", Some(0)), true),
+            (address("10.83.0.1/24", Some(ROUTE_PROTOCOL)), false),
+            (address("192.0.2.1/24", None), false),
+            (added("10.83.7.0/24", 3), true),
+            (added("fd00:88::/48", 2), true),
+            (added("0.0.0.0/0", 3), false),
+            (added("10.83.0.7/32", ROUTE_PROTOCOL), false),
+            (added("10.83.9.0/24", PEER_PROTOCOL), false),
+            (added("192.0.2.0/24", 3), false),
+            (gone(Where::Here), true),
+            (gone(Where::Elsewhere), false),
+            (News::Lost, true),
+        ] {
+            assert_eq!(may_overlap(std::slice::from_ref(&news), &subnets), want, "{news:?}");
+        }
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod others;
 mod overlap;
 mod round;
 mod rules;
+mod suspicion;
 #[cfg(test)]
 mod tests;
 mod watch;
@@ -44,6 +45,7 @@ use crate::work::Work;
 use hints::Known;
 use monitor::{Monitor, Read};
 use rules::Rules;
+use suspicion::Polled;
 use watch::Watch;
 
 /// After some news nothing is heard for so long: every ADD makes a dozen, and waking up for each of them would cost the
@@ -78,14 +80,26 @@ pub(crate) struct Parts {
 #[derive(Debug, Clone)]
 pub(crate) struct Bell(Arc<OwnedFd>);
 
+/// Added to the counter of the bell for each failed request; other calls add 1.
+const FAILED: u64 = 1 << 32;
+
 impl Bell {
     pub(crate) fn new() -> Result<Self, Errno> {
         Ok(Self(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
     }
 
     pub(crate) fn ring(&self) {
+        self.add(1);
+    }
+
+    /// An ADD or STATUS failed: the node may have a fault that the keeper does not know yet.
+    pub(crate) fn request_failed(&self) {
+        self.add(FAILED);
+    }
+
+    fn add(&self, number: u64) {
         // It can only fail when it has rung too often already.
-        let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
+        let _ = rustix::io::write(&*self.0, &number.to_ne_bytes());
     }
 }
 
@@ -122,6 +136,9 @@ pub(crate) struct Keeper {
     /// Since when rounds could not make the network's bridge.
     bridgeless: Option<Instant>,
     rules: Rules,
+    polled: Polled,
+    /// When other programs' routes, addresses and chains were last checked.
+    others_checked: Option<Instant>,
 }
 
 /// A round that is to come.
@@ -169,6 +186,8 @@ impl Keeper {
             overlaps: Vec::new(),
             bridgeless: None,
             rules: Rules::default(),
+            polled: Polled::default(),
+            others_checked: None,
             parts,
         })
     }
@@ -190,6 +209,7 @@ impl Keeper {
                 self.due[Depth::Pods as usize] =
                     Some(Due { at: now, depth: Depth::Pods, foreign: true, timer: true });
             }
+            self.poll(now);
             if let Some(due) = self.take_ripe(now) {
                 if due.timer {
                     // A folder that could not be watched tells nothing.
@@ -228,7 +248,8 @@ impl Keeper {
     }
 
     fn wait(&self) -> Result<(), Errno> {
-        let next = self.next().map_or(self.timer, |due| due.at.min(self.timer));
+        let timer = self.timer.min(self.polled.next);
+        let next = self.next().map_or(timer, |due| due.at.min(timer));
         let others = [self.watchdog.next(), self.netlink.retry_at(), self.nft.retry_at()];
         let next = others.into_iter().flatten().fold(next, Instant::min);
         let patience = next.saturating_duration_since(Instant::now());
@@ -260,10 +281,14 @@ impl Keeper {
                     self.parts.work.resident().forget_bridges();
                     self.soon(depth, false);
                 }
+                if hints::may_overlap(&news, &self.parts.config.network.subnets) {
+                    self.suspect();
+                }
             }
             Read::Reopened => {
                 self.parts.work.resident().forget_bridges();
                 self.soon(Depth::Pods, false);
+                self.suspect();
             }
             Read::Failed => {}
         }
@@ -287,7 +312,13 @@ impl Keeper {
         self.parts.board.set(Source::Monitors, failed);
         let mut rings = [0; 8];
         if rustix::io::read(&*self.bell.0, &mut rings).is_ok() {
-            self.soon(Depth::Node, false);
+            let rings = u64::from_ne_bytes(rings);
+            if rings % FAILED > 0 {
+                self.soon(Depth::Node, false);
+            }
+            if rings >= FAILED {
+                self.suspect();
+            }
         }
         if self.run.changed().unwrap_or(true) {
             self.look_at_run_folder()?;
@@ -306,8 +337,14 @@ impl Keeper {
             Depth::Node => self.not_before.max(now + PAUSE),
             Depth::Pods => now + DEEP_PAUSE,
         };
-        let waiting = self.due[depth as usize].get_or_insert(Due { at, depth, foreign, timer: false });
-        waiting.foreign |= foreign;
+        self.schedule(Due { at, depth, foreign, timer: false });
+    }
+
+    /// Merges it with a round that waits, at the earlier of the two times.
+    fn schedule(&mut self, due: Due) {
+        let waiting = self.due[due.depth as usize].get_or_insert(due);
+        waiting.at = waiting.at.min(due.at);
+        waiting.foreign |= due.foreign;
     }
 
     fn bridges(&self) -> Vec<IfName> {

@@ -8,7 +8,7 @@ use types::{Finding, Severity};
 use super::{Due, Keeper};
 
 impl Keeper {
-    /// Lists routes, of which there may be many: with the timer, and until the agent is ready or the overlap is gone.
+    /// Lists routes, of which there may be many: with the timer, on suspicion, and until the agent is ready or the overlap is gone.
     pub(super) fn check_overlap(&mut self, due: Due) {
         if self.was_ready && !due.foreign && self.overlaps.is_empty() {
             return;

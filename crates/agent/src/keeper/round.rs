@@ -53,6 +53,7 @@ impl Keeper {
         }
         if due.foreign {
             self.look_at_others();
+            self.others_checked = Some(Instant::now());
         }
         if due.depth == Depth::Pods {
             self.report_orphans();

@@ -18,5 +18,6 @@ mod overlap;
 mod quiet;
 mod scene;
 mod strays;
+mod suspicion;
 mod sysctls;
 mod tables;

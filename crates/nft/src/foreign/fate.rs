@@ -132,16 +132,18 @@ impl Tables {
 /// Does the rule ask for something that the packet does not have?
 fn is_excluded(listed: &Listed, links: &Links<'_>) -> bool {
     listed.tests.iter().any(|test| match test {
-        Test::From(name) => {
-            let is_pods = matches_prefix(name, POD_PREFIX) || links.bridges.iter().any(|b| is_named(name, b));
-            !is_pods
-        }
+        Test::From(name) => !is_from_pods(name, links.bridges),
         Test::Towards(name) => {
             !links.uplinks.is_empty() && !links.uplinks.iter().any(|uplink| is_named(name, uplink))
         }
         Test::Protocol(protocol) => *protocol != TCP,
         Test::State(states) => states & NEW == 0,
     })
+}
+
+/// May the compared name be that of a link of pods?
+pub(super) fn is_from_pods(compared: &[u8], bridges: &[String]) -> bool {
+    matches_prefix(compared, POD_PREFIX) || bridges.iter().any(|bridge| is_named(compared, bridge))
 }
 
 /// A name that ends in a zero is meant whole; without one it is the beginning of many.

@@ -1,12 +1,14 @@
 //! Chains of others at the forward hook that drop what pods send or receive. We cannot overrule them: a packet that one
 //! chain drops is gone, whatever the others say. So they are reported, with the command that helps.
 //!
-//! Reads all tables of the IP layer; not for the way of a pod. Rules of the old `iptables-legacy` are not in nftables,
-//! and not seen.
+//! Reads all tables of the IP layer; not for the way of a pod. Rules of `iptables-legacy` are not in nftables; [`legacy_tables`]
+//! reports only that there are some.
 
 mod accept;
 mod fate;
 mod forwarding;
+mod input;
+mod legacy;
 mod tables;
 
 use netlink::{RouteFilter, RtSocket};
@@ -14,6 +16,8 @@ use types::{Code, Finding, IfName};
 
 pub use accept::{accept_in_others, withdraw_from_others};
 pub use forwarding::{ForwardingChain, forwarding_chains};
+pub use input::{InputChain, input_drops};
+pub use legacy::{LegacyTables, legacy_tables};
 
 use crate::damage::ListedChain;
 use crate::error::Error;
@@ -78,7 +82,12 @@ pub struct ForeignDrop {
 impl ForeignDrop {
     pub fn finding(&self) -> Finding {
         let Self { family, table, chain, why, .. } = self;
-        let message = format!("chain {chain} of table {family} {table} drops the traffic of pods: {why}");
+        let (drops, limit) = match self.certainty {
+            Certainty::Certain => ("drops", ""),
+            Certainty::Likely => ("may drop", "; a rule that Podwire cannot evaluate may accept it"),
+        };
+        let message =
+            format!("chain {chain} of table {family} {table} {drops} the traffic of pods: {why}{limit}");
         let object = format!("chain {family} {table} {chain}");
         Finding::new(Code::PodTrafficDropped, object, message).fix(self.command.clone())
     }

@@ -140,16 +140,21 @@ fn e17_status_says_50_or_51_with_the_reason() {
     let host = Host::new("e17agent");
     let config = config(&host, &json!({}));
     let status = || host.plugin.status(&host.node, &config).unwrap();
-    refused_with("nobody", &status(), (50, &["the agent is away", "agent.sock", "podwire agent"]));
+    refused_with("nobody", &status(), (50, &["does not answer", "agent.sock", "podwire agent"]));
+    assert_eq!(status().error().unwrap().details, "AgentUnreachable: systemctl start podwire");
     let cases: Vec<(Reply, u32, &[&str])> = vec![
         (Reply::error(503, 11, "still starting"), 50, &["still starting", "look there"]),
         (Reply::error(503, 51, "pods are cut off"), 51, &["pods are cut off"]),
         (Reply::Status(503, "busy".into()), 50, &["busy"]),
         (Reply::error(500, 50, "no address left"), 50, &["no address left"]),
         (Reply::error(500, 51, "no masquerade"), 51, &["no masquerade"]),
-        (Reply::Raw(""), 50, &["the agent is away", "broke off"]),
+        (Reply::Raw(""), 50, &["does not answer", "broke off", "systemctl start podwire"]),
         (Reply::Status(404, String::new()), 50, &["page not found"]),
-        (Reply::Status(200, "?".into()), 50, &["cannot be read"]),
+        (
+            Reply::Status(200, "?".into()),
+            50,
+            &["cannot be read", "AgentUnreachable: systemctl restart podwire"],
+        ),
     ];
     for (reply, code, words) in cases {
         let case = format!("{reply:?}");

@@ -1,5 +1,7 @@
 //! `podwire doctor`: a node that is well is told so; what is wrong is found, and the command that is given puts it right.
 
+mod probes;
+
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -201,7 +203,7 @@ fn other_nodes_are_reached_or_not_or_cannot_be_asked() {
         cluster.agent_mut(&name).unwrap().set_program(Path::new(env!("CARGO_BIN_EXE_podwire")));
     }
     cluster.start_agents().unwrap();
-    let well = ("ok".to_owned(), "2 addresses take packets of full size".to_owned());
+    let well = ("ok".to_owned(), "2 addresses reached by packets of full size, 2 paths to pods".to_owned());
     wait_until("n2 to be alive and reached", DEADLINE, || Ok(of_others(&cluster, &[]) == [well.clone()]))
         .unwrap();
 
@@ -209,7 +211,7 @@ fn other_nodes_are_reached_or_not_or_cannot_be_asked() {
     let found = of_others(&cluster, &["setpriv", "--bounding-set", "-net_raw"]);
     let [(verdict, what)] = found.as_slice() else { panic!("{found:?}") };
     assert_eq!(verdict, "unknown", "{what}");
-    has(what, &["2 addresses cannot be asked from here", "not permitted"]);
+    has(what, &["4 targets cannot be pinged from here", "not permitted"]);
 
     for address in cluster.addresses("n2").unwrap() {
         cluster.node("n1").unwrap().sh(&["ip", "route", "add", "unreachable", &address.to_string()]).unwrap();

@@ -23,11 +23,12 @@ impl Routes {
         let around = self.kernel.surroundings(config.node_interface.as_ref())?;
         let is_ours =
             |link: &netlink::Link| link.name == config.network.bridge.as_str() || Mark::of(link).is_some();
-        let position = underlay::find(&config, &around, is_ours, &self.known.position.addresses());
+        let position = underlay::find(&config, &around, is_ours, &self.known.position.known_addresses());
         let sources = self.shared.gateways();
         let sources: Vec<IpAddr> =
             sources.into_iter().filter(|ip| around.addresses.iter().any(|a| a.addr.addr() == *ip)).collect();
         self.publish(position.addresses());
+        self.shared.set_lost_addresses(&position.lost);
         self.shared.set_mtu(pod_mtu(&position, &config));
         self.known.position = position;
         self.set_facts(sources);

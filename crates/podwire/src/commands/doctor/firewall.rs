@@ -6,15 +6,47 @@ use types::{Code, Finding, IfName};
 use super::finding::Check;
 use super::node::{Keeper, Node};
 
+const CHECK: &str = "other firewalls";
+
 pub(super) fn others(node: &Node) -> Vec<Check> {
-    const CHECK: &str = "other firewalls";
     let bridges = node.bridges();
     let names: Vec<&IfName> = bridges.iter().collect();
-    match nft::foreign_drops(&names) {
-        Ok(drops) if drops.is_empty() => vec![Check::ok(CHECK, "no other chain drops the traffic of pods")],
+    let failed = |error: nft::Error| Check::problem(CHECK, failure(error.into(), &node.folders.run_dir));
+    let mut checks = match nft::foreign_drops(&names) {
         Ok(drops) => drops.iter().map(|drop| Check::problem(CHECK, drop.finding())).collect(),
-        Err(error) => vec![Check::problem(CHECK, failure(error.into(), &node.folders.run_dir))],
+        Err(error) => vec![failed(error)],
+    };
+    match nft::input_drops(&names) {
+        Ok(chains) => checks.extend(chains.iter().map(input)),
+        Err(error) if checks.is_empty() => checks.push(failed(error)),
+        // The same error, reported above.
+        Err(_) => {}
     }
+    match nft::legacy_tables() {
+        Ok(tables) => checks.extend(tables.iter().map(legacy)),
+        Err(error) => checks.push(Check::unknown(CHECK, error.to_string())),
+    }
+    if checks.is_empty() {
+        checks.push(Check::ok(CHECK, "no other chain drops the traffic of pods"));
+    }
+    checks
+}
+
+fn input(found: &nft::InputChain) -> Check {
+    let nft::InputChain { family, table, chain, why } = found;
+    let message = format!(
+        "chain {chain} of table {family} {table} may drop packets from pods to this node, such as DNS and ping to the \
+         gateway: {why}, and no rule that accepts the links of pods was found"
+    );
+    Check { fix: Some(found.command()), ..Check::unknown(CHECK, message) }
+}
+
+fn legacy(found: &nft::LegacyTables) -> Check {
+    let message = format!(
+        "tables of iptables-legacy are loaded ({}); their rules are not checked and may drop the traffic of pods",
+        found.names.join(", ")
+    );
+    Check { fix: Some(found.command.to_owned()), ..Check::unknown(CHECK, message) }
 }
 
 pub(super) fn ours(node: &Node) -> Vec<Check> {

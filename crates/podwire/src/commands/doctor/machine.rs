@@ -40,9 +40,15 @@ pub(super) fn forwarding(node: &Node) -> Vec<Check> {
         ("IPv4", addresses.iter().any(|net| net.addr().is_ipv4()), "net/ipv4/ip_forward"),
         ("IPv6", addresses.iter().any(|net| net.addr().is_ipv6()), "net/ipv6/conf/all/forwarding"),
     ];
+    // Without pods nothing is lost meanwhile.
+    let is_pending = node.attachments.is_empty() && node.status().is_some_and(|status| !status.ready);
     let looked = families.iter().filter(|(_, needed, _)| *needed);
     let mut findings: Vec<Check> = looked
         .map(|(family, _, key)| match sysctl(key).as_deref() {
+            Some("0") if is_pending => Check::ok(
+                CHECK,
+                format!("{family} is not forwarded yet: the agent enables it when it is ready"),
+            ),
             Some("0") => {
                 let message = format!("{family} is not forwarded: pods reach this node only");
                 let found = Finding::new(Code::ForwardingDisabled, family, message);

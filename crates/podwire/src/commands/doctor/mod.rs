@@ -11,7 +11,9 @@ mod machine;
 mod mtu;
 mod node;
 mod overlap;
+mod paths;
 mod peers;
+mod ping;
 mod runtimes;
 
 use anyhow::Result;
@@ -85,8 +87,13 @@ fn page(findings: &[Check]) -> String {
     // Only commands are longer than a line.
     let table = print::unlimited(&["CHECK", "", ""], rows.collect());
     let wrong = findings.iter().filter(|finding| finding.verdict == Verdict::Problem).count() as u64;
-    match wrong {
-        0 => format!("{table}\n\nall is well"),
-        wrong => format!("{table}\n\n{}", print::count(wrong, "problem")),
-    }
+    let unknown = findings.iter().filter(|finding| finding.verdict == Verdict::Unknown).count() as u64;
+    let verdict = match (wrong, unknown) {
+        (0, 0) => "all is well".to_owned(),
+        (wrong, 0) => print::count(wrong, "problem"),
+        (wrong, unknown) => {
+            format!("{}, {} without a result", print::count(wrong, "problem"), print::count(unknown, "check"))
+        }
+    };
+    format!("{table}\n\n{verdict}")
 }

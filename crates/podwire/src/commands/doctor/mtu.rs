@@ -25,6 +25,14 @@ pub(super) fn fits(node: &Node) -> Vec<Check> {
     if let (Some(pods), Some((name, mtu))) = (largest, narrowest)
         && pods > mtu
     {
+        if node.has_condition(Code::NodeAddressMissing) {
+            // The tunnel of the missing address may be the one that the pods fit.
+            let message = format!(
+                "pods send up to {pods} bytes, and {name} carries {mtu}, while an address of this node is missing"
+            );
+            findings.push(Check::unknown(CHECK, message));
+            return findings;
+        }
         let message = format!(
             "pods send up to {pods} bytes, and {name} carries {mtu}: network.mtu must be at most {mtu}"
         );

@@ -9,7 +9,7 @@ use engine::alias::Mark;
 use engine::state::{Attachment, Phase, State};
 use ipnet::IpNet;
 use netlink::{Link, RtSocket};
-use types::{AttachMode, Finding, IfName};
+use types::{AttachMode, Code, Finding, IfName};
 
 use crate::cli::Doctor;
 use crate::commands::mode;
@@ -68,11 +68,22 @@ impl Node {
         }
     }
 
+    /// Whether the agent reports a condition with this code.
+    pub(super) fn has_condition(&self, code: Code) -> bool {
+        let conditions = self.status().map(|status| &status.conditions);
+        conditions.is_some_and(|all| all.iter().any(|one| one.code == code))
+    }
+
     /// Of the network's blocks and of all pods. Where there is neither, nothing is needed yet: an agent sees to it.
     pub(super) fn addresses(&self) -> Vec<IpNet> {
         let pods = self.attachments.iter().flat_map(Attachment::ips).map(IpNet::from);
+        pods.chain(self.blocks()).collect()
+    }
+
+    /// Of the agent's network on this node.
+    pub(super) fn blocks(&self) -> impl Iterator<Item = IpNet> {
         let blocks = self.status().into_iter().flat_map(|status| &status.network.blocks);
-        pods.chain(blocks.map(|block| block.block)).collect()
+        blocks.map(|block| block.block)
     }
 
     pub(super) fn bridges(&self) -> Vec<IfName> {

@@ -1,8 +1,10 @@
-//! The other nodes, where there are some: does a packet as large as this node sends it arrive there in one piece?
+//! Other nodes of the cluster: does a packet as large as this node sends it arrive there in one piece, and does the pod network
+//! of each answer? The second finds firewalls that drop the tunnel or the subnets of pods, whatever their rules look like.
 
 use std::io::{self, ErrorKind};
 use std::net::IpAddr;
-use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use api::{AgentState, Answer, NodeView, NodesView};
 use netlink::RtSocket;
@@ -10,13 +12,15 @@ use types::{Code, Finding};
 
 use super::finding::Check;
 use super::node::Node;
+use super::paths::{self, Path};
+use super::ping::{Echo, Ping};
 use crate::commands::nodes::ask;
 use crate::print;
 
 const CHECK: &str = "peers";
-/// So many are asked at a time, and so many at all.
-const AT_ONCE: usize = 16;
-const MOST: usize = 512;
+/// This many probes run at a time, and none begins later than the deadline.
+const AT_ONCE: usize = 32;
+const DEADLINE: Duration = Duration::from_secs(10);
 /// Of an echo request, without the IP header.
 const ICMP: u32 = 8;
 /// An agent that does not know the question.
@@ -26,50 +30,122 @@ pub(super) fn reached(node: &Node) -> Vec<Check> {
     let peers = match peers(node) {
         Ok(peers) => peers,
         Err(why) => {
-            return vec![Check::problem(CHECK, Finding::new(Code::StoreUnreachable, "etcd", why))];
+            let found = Finding::new(Code::StoreUnreachable, "etcd", why);
+            // The agent may know a cause on this node.
+            let fix = node.as_reported(found.clone()).fix;
+            return vec![Check::problem(CHECK, Finding { fix, ..found })];
         }
     };
-    let mut seen = Vec::new();
-    for some in peers.chunks(AT_ONCE) {
-        std::thread::scope(|scope| {
-            let asking: Vec<_> = some.iter().map(|peer| scope.spawn(move || look(node, peer))).collect();
-            seen.extend(asking.into_iter().filter_map(|asked| asked.join().ok()));
-        });
-    }
-    findings(seen)
+    let names: Vec<&str> = peers.iter().map(|peer| peer.name.as_str()).collect();
+    let (paths, unknown) = match paths::to(node, &names) {
+        Ok(paths) => (paths, None),
+        Err(error) => {
+            let what = format!("paths to the pods of other nodes are not known: {}", print::causes(&error));
+            (Vec::new(), Some(Check::unknown(CHECK, what)))
+        }
+    };
+    let probes: Vec<Probe<'_>> =
+        peers.iter().map(Probe::Address).chain(paths.iter().map(Probe::Path)).collect();
+    findings(&probes, probe_all(node, &probes)).into_iter().chain(unknown).collect()
 }
 
-/// Where nobody can be asked, that is told once and not for each.
-fn findings(seen: Vec<Seen>) -> Vec<Check> {
-    let (mut findings, mut fine, mut unasked) = (Vec::new(), 0, Vec::new());
-    for seen in seen {
-        match seen {
-            Seen::Fine => fine += 1,
-            Seen::Wrong(finding) => findings.push(finding),
-            Seen::NotAsked(why) => unasked.push(why),
+/// One address of a node, or the path to its pod network.
+enum Probe<'a> {
+    Address(&'a Peer),
+    Path(&'a Path),
+}
+
+impl Probe<'_> {
+    fn peer(&self) -> &str {
+        match self {
+            Self::Address(peer) => &peer.name,
+            Self::Path(path) => &path.peer,
+        }
+    }
+
+    fn run(&self, node: &Node) -> Observed {
+        match self {
+            Self::Address(peer) => probe_address(node, peer),
+            Self::Path(path) => match path.probe(node) {
+                Ok(None) => Observed::Fine,
+                Ok(Some(found)) => Observed::Wrong(Check::problem(CHECK, found)),
+                Err(why) => Observed::NotAsked(why),
+            },
+        }
+    }
+}
+
+/// In parallel, with one deadline for all. The results are in the order of the probes.
+fn probe_all(node: &Node, probes: &[Probe<'_>]) -> Vec<Observed> {
+    let (next, deadline) = (AtomicUsize::new(0), Instant::now() + DEADLINE);
+    let work = || {
+        let mut done = Vec::new();
+        while let Some((index, probe)) = {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            probes.get(index).map(|probe| (index, probe))
+        } {
+            let is_late = Instant::now() > deadline;
+            done.push((index, if is_late { Observed::Late } else { probe.run(node) }));
+        }
+        done
+    };
+    let mut all: Vec<(usize, Observed)> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..AT_ONCE.min(probes.len())).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().filter_map(|worker| worker.join().ok()).flatten().collect()
+    });
+    all.sort_by_key(|(index, _)| *index);
+    all.into_iter().map(|(_, observed)| observed).collect()
+}
+
+/// A cause that is the same for many is reported once. The path to a node that does not answer at all is not reported.
+fn findings(probes: &[Probe<'_>], observed: Vec<Observed>) -> Vec<Check> {
+    let (mut findings, mut fine, mut unasked, mut late) = (Vec::new(), [0u64; 2], Vec::new(), 0);
+    let answering: Vec<&str> = (probes.iter().zip(&observed))
+        .filter(|(probe, observed)| {
+            matches!((probe, observed), (Probe::Address(_), Observed::Fine | Observed::Narrow(_)))
+        })
+        .map(|(probe, _)| probe.peer())
+        .collect();
+    for (probe, observed) in probes.iter().zip(observed) {
+        let is_path = matches!(probe, Probe::Path(_));
+        match observed {
+            Observed::Fine => fine[usize::from(is_path)] += 1,
+            Observed::Wrong(_) if is_path && !answering.contains(&probe.peer()) => {}
+            Observed::Wrong(finding) | Observed::Narrow(finding) => findings.push(finding),
+            Observed::NotAsked(why) => unasked.push(why),
+            Observed::Late => late += 1,
         }
     }
     if let Some(why) = unasked.first() {
-        let number = unasked.len();
-        findings.push(match why.kind() {
-            ErrorKind::NotFound => {
-                let what = format!("{number} addresses cannot be asked: there is no `ping` program");
-                let found = Finding::new(Code::ProgramMissing, "program ping", what);
-                Check::problem(CHECK, found.fix("apt install iputils-ping"))
-            }
-            // In a container without CAP_NET_RAW. That is no fault of the node, nor of the others.
-            _ => Check::unknown(
-                CHECK,
-                format!(
-                    "{number} addresses cannot be asked from here: `ping`: {why}; ask on the node itself"
-                ),
-            ),
-        });
+        findings.push(not_asked(why, unasked.len()));
     }
-    if findings.is_empty() && fine > 0 {
-        findings.push(Check::ok(CHECK, format!("{fine} addresses take packets of full size")));
+    if late > 0 {
+        let what = format!("{late} probes were not made within {} s", DEADLINE.as_secs());
+        findings.push(Check::unknown(CHECK, what));
+    }
+    if findings.is_empty() && fine != [0, 0] {
+        let [addresses, paths] = fine;
+        let plural = if addresses == 1 { "address" } else { "addresses" };
+        let paths = print::count(paths, "path");
+        let what = format!("{addresses} {plural} reached by packets of full size, {paths} to pods");
+        findings.push(Check::ok(CHECK, what));
     }
     findings
+}
+
+fn not_asked(why: &io::Error, number: usize) -> Check {
+    match why.kind() {
+        ErrorKind::NotFound => {
+            let what = format!("{number} targets cannot be pinged: there is no `ping` program");
+            let found = Finding::new(Code::ProgramMissing, "program ping", what);
+            Check::problem(CHECK, found.fix("apt install iputils-ping"))
+        }
+        // In a container without CAP_NET_RAW. That is no fault of the node, nor of the others.
+        _ => Check::unknown(
+            CHECK,
+            format!("{number} targets cannot be pinged from here: {why}; run it on the node itself"),
+        ),
+    }
 }
 
 /// Another node, at one of its addresses.
@@ -103,44 +179,55 @@ fn listed(answer: &Answer) -> Result<Vec<Peer>, String> {
     let addresses = alive.flat_map(|NodeView { name, addresses, .. }| {
         addresses.into_iter().map(move |address| Peer { name: name.clone(), address })
     });
-    Ok(addresses.take(MOST).collect())
+    Ok(addresses.collect())
 }
 
-/// What a look at another node gave.
-enum Seen {
+/// The result of a probe.
+enum Observed {
     Fine,
     Wrong(Check),
+    /// It answers, but not to packets of full size.
+    Narrow(Check),
     NotAsked(io::Error),
+    /// The deadline was over before.
+    Late,
 }
 
-fn look(node: &Node, peer: &Peer) -> Seen {
+fn probe_address(node: &Node, peer: &Peer) -> Observed {
     let Peer { name, address } = peer;
     let mtu = match mtu_to(node, *address) {
         Ok(mtu) => mtu,
         Err(why) => {
             let what = format!("there is no route to node {name} at {address}: {why}");
             let found = Finding::new(Code::PeerUnrouted, format_args!("node {name}"), what);
-            return Seen::Wrong(Check::problem(CHECK, found.fix(format!("ip route get {address}"))));
+            return Observed::Wrong(Check::problem(CHECK, found.fix(format!("ip route get {address}"))));
         }
     };
-    let command = |size: u32| format!("ping -c 1 -W 1 -M do -s {size} {address}");
     let header = if address.is_ipv4() { 20 } else { 40 };
-    let full = mtu.saturating_sub(header + ICMP);
-    let (code, what) = match (echo(&command(full)), echo(&command(0))) {
-        (Echo::Answered, _) => return Seen::Fine,
-        (Echo::NotAsked(why), _) | (_, Echo::NotAsked(why)) => return Seen::NotAsked(why),
-        (Echo::Silence, Echo::Answered) => (
+    let small = Ping { target: *address, source: None, size: None };
+    let full = Ping { size: Some(mtu.saturating_sub(header + ICMP)), ..small };
+    let problem = |code: Code, what: String| {
+        let found = Finding::new(code, format_args!("node {name}"), what);
+        Check::problem(CHECK, found.fix(full.command()))
+    };
+    match full.echo() {
+        Echo::Answered => return Observed::Fine,
+        Echo::NotAsked(why) => return Observed::NotAsked(why),
+        Echo::Silence => {}
+    }
+    match small.echo() {
+        Echo::NotAsked(why) => Observed::NotAsked(why),
+        Echo::Answered => Observed::Narrow(problem(
             Code::PathMtuTooSmall,
             format!(
                 "node {name} at {address} is reached, but not by packets of {mtu} bytes: the path carries less"
             ),
-        ),
-        (Echo::Silence, Echo::Silence) => {
-            (Code::PeerUnreachable, format!("node {name} at {address} does not answer"))
-        }
-    };
-    let found = Finding::new(code, format_args!("node {name}"), what);
-    Seen::Wrong(Check::problem(CHECK, found.fix(command(full))))
+        )),
+        Echo::Silence => Observed::Wrong(problem(
+            Code::PeerUnreachable,
+            format!("node {name} at {address} does not answer"),
+        )),
+    }
 }
 
 /// What the link carries that leads there, or why there is none.
@@ -149,28 +236,6 @@ fn mtu_to(node: &Node, address: IpAddr) -> Result<u32, String> {
     let link = found.map_err(|error| error.to_string())?.link;
     let known = node.links.iter().find(|known| known.index == link);
     known.map(|known| known.mtu).ok_or_else(|| "its link is gone".to_owned())
-}
-
-enum Echo {
-    Answered,
-    Silence,
-    /// Nobody was asked: the program is not there, or may not do it.
-    NotAsked(io::Error),
-}
-
-fn echo(command: &str) -> Echo {
-    let mut words = command.split(' ');
-    let program = words.next().unwrap_or_default();
-    let asked = Command::new(program).args(words).env("LC_ALL", "C").stdin(Stdio::null()).output();
-    match asked {
-        Ok(output) if output.status.success() => Echo::Answered,
-        // It runs, and gets no socket.
-        Ok(output) if String::from_utf8_lossy(&output.stderr).contains("socket: Operation not permitted") => {
-            Echo::NotAsked(ErrorKind::PermissionDenied.into())
-        }
-        Ok(_) => Echo::Silence,
-        Err(error) => Echo::NotAsked(error),
-    }
 }
 
 #[cfg(test)]
@@ -202,18 +267,42 @@ mod tests {
     }
 
     #[test]
-    fn who_cannot_be_asked_is_told_once_and_not_as_ill() {
-        let unasked = |kind: ErrorKind| findings((0..40).map(|_| Seen::NotAsked(kind.into())).collect());
+    fn a_cause_that_many_probes_share_is_reported_once() {
+        let peer = Peer { name: "b".to_owned(), address: IpAddr::from([192, 0, 2, 2]) };
+        let probes: Vec<Probe<'_>> = (0..40).map(|_| Probe::Address(&peer)).collect();
+        let unasked =
+            |kind: ErrorKind| findings(&probes, (0..40).map(|_| Observed::NotAsked(kind.into())).collect());
         let [refused] = &unasked(ErrorKind::PermissionDenied)[..] else { panic!() };
         assert_eq!((refused.verdict, &refused.fix), (Verdict::Unknown, &None));
         assert!(
-            refused.message.starts_with("40 addresses") && refused.message.contains("denied"),
+            refused.message.starts_with("40 targets") && refused.message.contains("denied"),
             "{refused:?}"
         );
         let [missing] = &unasked(ErrorKind::NotFound)[..] else { panic!() };
         assert_eq!(missing.verdict, Verdict::Problem);
         assert!(missing.message.contains("no `ping` program"), "{missing:?}");
-        assert!(findings(Vec::new()).is_empty());
-        assert_eq!(findings(vec![Seen::Fine])[0].verdict, Verdict::Ok);
+        let [late] = &findings(&probes[..1], vec![Observed::Late])[..] else { panic!() };
+        assert_eq!(late.verdict, Verdict::Unknown);
+        assert!(findings(&[], Vec::new()).is_empty());
+        assert_eq!(findings(&probes[..1], vec![Observed::Fine])[0].verdict, Verdict::Ok);
+    }
+
+    #[test]
+    fn the_path_to_a_node_that_does_not_answer_at_all_is_not_reported() {
+        let peer = Peer { name: "b".to_owned(), address: IpAddr::from([192, 0, 2, 2]) };
+        let path = paths::sample("b");
+        let probes = [Probe::Address(&peer), Probe::Path(&path)];
+        let wrong = |what: &str| {
+            Observed::Wrong(Check::problem(CHECK, Finding::new(Code::PeerUnreachable, "node b", what)))
+        };
+        let messages = |observed| -> Vec<String> {
+            findings(&probes, observed).into_iter().map(|check| check.message).collect()
+        };
+        assert_eq!(messages(vec![Observed::Fine, wrong("tunnel")]), ["tunnel"]);
+        assert_eq!(messages(vec![wrong("node"), wrong("tunnel")]), ["node"]);
+        assert_eq!(
+            messages(vec![Observed::Fine, Observed::Fine]),
+            ["1 address reached by packets of full size, 1 path to pods"]
+        );
     }
 }

@@ -1,0 +1,67 @@
+//! Reasons to check the node before the timer does: a failed request, an address or route of another program, and the state of
+//! some files that is polled every second. So `podwire status` and `/v1/ready` report a fault soon after a request meets it.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+use engine::reconcile::Depth;
+use types::Severity;
+
+use super::{Due, Keeper, PAUSE};
+use crate::runtimes::config_times;
+
+const POLL: Duration = Duration::from_secs(1);
+/// Checks that list the routes and the chains of other programs have this distance.
+const DISTANCE: Duration = Duration::from_secs(1);
+
+/// What was found last, and when it is to be polled again.
+pub(super) struct Polled {
+    pub(super) next: Instant,
+    observed: Option<Observed>,
+}
+
+impl Default for Polled {
+    fn default() -> Self {
+        Self { next: Instant::now(), observed: None }
+    }
+}
+
+/// It takes some stat calls.
+#[derive(PartialEq, Eq)]
+struct Observed {
+    has_nft: bool,
+    space: Option<Severity>,
+    runtimes: Vec<(PathBuf, SystemTime)>,
+}
+
+impl Keeper {
+    /// Another program may have changed the node. The next round checks its routes, addresses and chains too.
+    pub(super) fn suspect(&mut self) {
+        let soon = self.not_before.max(Instant::now() + PAUSE);
+        let at = self.others_checked.map_or(soon, |checked| soon.max(checked + DISTANCE));
+        self.schedule(Due { at, depth: Depth::Node, foreign: true, timer: false });
+    }
+
+    /// Has a round check the node if the files are not as they were.
+    pub(super) fn poll(&mut self, now: Instant) {
+        if now < self.polled.next {
+            return;
+        }
+        let config = &self.parts.config;
+        let observed = Observed {
+            has_nft: nft::is_installed(),
+            space: engine::run_dir_space(&config.run_dir).map(|found| found.severity),
+            runtimes: config.install.as_ref().map(|_| config_times(Path::new("/"))).unwrap_or_default(),
+        };
+        self.polled.next = now + POLL;
+        let Some(before) = self.polled.observed.replace(observed) else { return };
+        let Some(observed) = &self.polled.observed else { return };
+        let (is_same, has_same_runtimes) = (before == *observed, before.runtimes == observed.runtimes);
+        if !is_same {
+            self.soon(Depth::Node, false);
+        }
+        if !has_same_runtimes {
+            self.install();
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Faults that no rule or setting of this node shows: `podwire doctor` probes the paths to other nodes.
+
+use super::*;
+use testkit::Transport;
+
+/// Two nodes with a pod each, whose agents run the tool that is tested.
+fn cluster(label: &str, plan: Plan) -> Cluster {
+    let mut cluster = Cluster::hosts(label, &Plan { nodes: 2, ..plan }).unwrap();
+    for name in cluster.node_names() {
+        cluster.agent_mut(&name).unwrap().set_program(Path::new(env!("CARGO_BIN_EXE_podwire")));
+    }
+    if !cluster.etcd.members.is_empty() {
+        cluster.start_etcd().unwrap();
+    }
+    cluster.start_agents().unwrap();
+    cluster.pods_everywhere(1).unwrap();
+    cluster
+}
+
+fn wait_well(cluster: &Cluster) {
+    wait_until("all paths to answer", DEADLINE, || {
+        Ok(matches!(of_others(cluster, &[]).as_slice(), [(verdict, _)] if verdict == "ok"))
+    })
+    .unwrap();
+}
+
+/// Transport, rule of another program on n1, and the words of the finding.
+const DROPS: [(Transport, &str, &[&str]); 3] = [
+    (
+        Transport::Vxlan,
+        "hook input priority 0; udp dport 4789 drop",
+        &["node n2 answers, but its pod network does not", "VXLAN tunnel", "UDP port 4789"],
+    ),
+    (
+        Transport::Direct,
+        "hook input priority 0; ip saddr 10.42.0.0/16 drop; ip6 saddr fd42::/64 drop",
+        &["node n2 answers, but its pod network does not", "direct route over eth0", "subnets of pods"],
+    ),
+    (
+        Transport::Direct,
+        "hook forward priority 0; ip daddr 10.42.0.0/16 drop; ip6 daddr fd42::/64 drop",
+        &["answers this node, but not its pods", "forward chains"],
+    ),
+];
+
+#[test]
+fn a_firewall_between_pod_networks_is_found_by_probes_in_both_families() {
+    for (transport, rule, words) in DROPS {
+        let cluster = cluster("probe", Plan { transport, store: Store::Embedded, ..Plan::default() });
+        wait_well(&cluster);
+        let n1 = cluster.node("n1").unwrap();
+        n1.sh(&["nft", &format!("table inet other {{ chain c {{ type filter {rule}; }}; }}")]).unwrap();
+        let found = of_others(&cluster, &[]);
+        assert_eq!(found.len(), 2, "{rule}: {found:?}");
+        for (verdict, message) in &found {
+            assert_eq!(verdict, "problem", "{message}");
+            has(message, words);
+        }
+        n1.sh(&["nft", "delete table inet other"]).unwrap();
+        wait_well(&cluster);
+    }
+}
+
+#[test]
+fn a_node_that_lost_its_address_is_told_so_and_not_to_change_its_mtu_or_to_start_etcd() {
+    let plan = Plan { transport: Transport::Vxlan, ..Plan::default() };
+    let cluster = cluster("lostaddr", plan);
+    wait_well(&cluster);
+    let (n1, agent) = (cluster.node("n1").unwrap(), cluster.agent("n1").unwrap());
+    let address = cluster.addresses("n1").unwrap().into_iter().find(std::net::IpAddr::is_ipv4).unwrap();
+    n1.sh(&[
+        "sh",
+        "-c",
+        &format!("ip -4 address del $(ip -4 -o address show to {address} | awk '{{print $4}}') dev eth0"),
+    ])
+    .unwrap();
+    let conditions = || agent.get("/v1/status").unwrap()["conditions"].as_array().unwrap().clone();
+    let found = |code: &str| conditions().into_iter().find(|one| one["code"] == code);
+    for code in ["NodeAddressMissing", "StoreUnreachable"] {
+        wait_until(code, DEADLINE, || Ok(found(code).is_some())).unwrap();
+    }
+    assert_eq!(found("NodeAddressMissing").unwrap()["object"], json!(format!("address {address}")));
+    let lost = found("StoreUnreachable").unwrap();
+    assert_eq!(lost["fix"], "ip address show", "{lost}");
+    let run_dir = agent.run_dir().to_str().unwrap();
+    let page = n1.run(&[env!("CARGO_BIN_EXE_podwire"), "doctor", "--run-dir", run_dir], b"").unwrap().stdout;
+    has(&page, &["NodeAddressMissing"]);
+    assert!(!page.contains("MtuTooLarge") && !page.contains("start etcd"), "{page}");
+}
+
+/// What doctor says of other firewalls: verdict, message and command.
+fn of_firewalls(host: &Host) -> Vec<[String; 3]> {
+    let report: Value = serde_json::from_str(&doctor(host, &["-o", "json"]).stdout).unwrap();
+    let checks = report["checks"].as_array().unwrap().iter().filter(|one| one["check"] == "other firewalls");
+    let text = |check: &Value, key: &str| check[key].as_str().unwrap_or_default().to_owned();
+    checks.map(|check| ["verdict", "message", "fix"].map(|key| text(check, key))).collect()
+}
+
+#[test]
+fn firewalls_that_doctor_cannot_evaluate_are_unknown_and_not_well() {
+    for (act, words, command, undo) in [
+        (
+            "nft 'table inet strict { chain c { type filter hook input priority 0; policy drop; iifname lo accept; }; }'",
+            "may drop packets from pods to this node",
+            "nft list chain inet strict c",
+            "nft 'insert rule inet strict c iifname \"pw*\" accept'",
+        ),
+        (
+            "iptables-legacy -P FORWARD DROP",
+            "tables of iptables-legacy are loaded (filter)",
+            "iptables-legacy -S FORWARD",
+            "",
+        ),
+        (
+            "ip6tables-legacy -P FORWARD DROP",
+            "tables of iptables-legacy are loaded (filter)",
+            "ip6tables-legacy -S FORWARD",
+            "",
+        ),
+    ] {
+        let (host, _) = standalone("unclear", "routed");
+        has(&doctor(&host, &[]).stdout, &["all is well"]);
+        sh(&host, act);
+        let found = of_firewalls(&host);
+        let [[verdict, message, fix]] = found.as_slice() else { panic!("{act}: {found:?}") };
+        assert_eq!((verdict.as_str(), fix.as_str()), ("unknown", command), "{act}: {message}");
+        has(message, &[words]);
+        let page = doctor(&host, &[]).stdout;
+        has(&page, &["0 problems, 1 check without a result", command]);
+        assert!(!page.contains("all is well"), "{page}");
+        sh(&host, fix);
+        if !undo.is_empty() {
+            sh(&host, undo);
+            has(&doctor(&host, &[]).stdout, &["all is well"]);
+        }
+    }
+}
+
+/// As podman's firewall plugin leaves the chain, beside a policy of the operator.
+const LIKELY: &str = "iptables -P FORWARD DROP && iptables -N CNI-FORWARD && iptables -A FORWARD -j CNI-FORWARD && \
+    iptables -A CNI-FORWARD -s 10.88.0.5/32 -j ACCEPT";
+
+#[test]
+fn a_chain_that_may_drop_is_reported_as_that_and_status_succeeds() {
+    let host = Host::new("likely");
+    let agent = host.agent(&["--no-install"]);
+    let status = || host.plugin.status(&host.node, &agent.config(&json!({}))).unwrap();
+    let message = || {
+        let conditions = agent.get("/v1/status").unwrap()["conditions"].clone();
+        conditions[0]["message"].as_str().unwrap_or_default().to_owned()
+    };
+    for (act, verb, is_served) in
+        [(LIKELY, "may drop", true), ("iptables -F CNI-FORWARD", "drops the traffic", false)]
+    {
+        sh(&host, act);
+        wait_until("the condition", DEADLINE, || Ok(message().contains(verb))).unwrap();
+        has(&wrong(&host)[0].1, &[verb]);
+        assert_eq!(status().success(), is_served, "{act}");
+    }
+    assert_eq!(status().error().unwrap().code, 51);
+}
+
+#[test]
+fn an_agent_that_is_not_ready_yet_is_no_reason_to_enable_forwarding() {
+    let host = Host::new("notyet");
+    sh(
+        &host,
+        "ip link add podwire0 type veth peer name other; sysctl -w net.ipv4.ip_forward=0 net.ipv6.conf.all.forwarding=0",
+    );
+    let mut agent = host.idle_agent(&["--no-install"]);
+    agent.launch().unwrap();
+    wait_until("the reason", DEADLINE, || Ok(doctor(&host, &[]).stdout.contains("BridgeNameTaken"))).unwrap();
+    let found = wrong(&host);
+    assert_eq!(found.len(), 1, "{found:?}");
+    has(&doctor(&host, &[]).stdout, &["the agent enables it when it is ready"]);
+}
