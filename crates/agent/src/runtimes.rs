@@ -7,7 +7,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use toml::{Table, Value};
-use types::{Code, Finding};
+use types::{Code, Finding, Fix};
 
 pub const PLUGIN_DIR: &str = "/opt/cni/bin";
 pub const CONFIG_DIR: &str = "/etc/cni/net.d";
@@ -168,7 +168,8 @@ impl Runtime {
             self.setting(self.keys[0], dir)
         );
         let found = Finding::new(Code::InstallIncomplete, format_args!("file {}", file.display()), message);
-        Some(found.fix(format!("install -D -m 0755 {} {}", plugin.display(), file.display())))
+        let [from, to] = [plugin, &file].map(Path::to_string_lossy);
+        Some(found.fix(Fix::words(["install", "-D", "-m", "0755", &from, &to])))
     }
 }
 

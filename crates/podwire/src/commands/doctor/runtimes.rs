@@ -5,8 +5,8 @@ use std::path::Path;
 use agent::install::PLUGIN;
 use agent::runtimes::{Runtime, Runtimes};
 
-use super::configs;
 use super::finding::Check;
+use crate::commands::configs;
 
 const CHECK: &str = "runtimes";
 
