@@ -94,6 +94,7 @@ pub fn run(config: Config) -> Result<(), AppError> {
     let config = Arc::new(config);
     let board = Arc::new(Board::new());
     board.set(Source::Config, config.exposed_key().into_iter().collect());
+    board.set_installed(installer.as_ref().map(|installer| installer.check()).unwrap_or_default());
     let metrics = Arc::new(Metrics::new());
     let settings = Settings {
         run_dir: config.run_dir.clone(),

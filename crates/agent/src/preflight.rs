@@ -1,7 +1,10 @@
 //! `podwire agent --check-config`: everything that a start would refuse, at once. Nothing is started or changed.
 
+mod port;
+
+use std::fmt;
 use std::io;
-use std::net::TcpListener;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use engine::overlap::Observed;
@@ -59,16 +62,59 @@ impl Refusal {
     }
 }
 
+/// What an operator should know about a configuration with which the agent can start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Note {
+    /// An agent works in the run directory, as on every node whose configuration was edited.
+    AgentRuns {
+        process: String,
+    },
+    MetricsTaken(SocketAddr),
+}
+
+impl fmt::Display for Note {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AgentRuns { process } => {
+                write!(f, "note: an agent (process {process}) runs; restart it to use this configuration")
+            }
+            Self::MetricsTaken(address) => {
+                write!(
+                    f,
+                    "warning: another program listens on {address}; the agent would start without metrics"
+                )
+            }
+        }
+    }
+}
+
+/// What [`check`] found.
+#[derive(Debug, Default)]
+pub struct Preflight {
+    pub refusals: Vec<Refusal>,
+    pub notes: Vec<Note>,
+}
+
 /// Every reason against a start with this configuration.
-pub fn check(config: &Config) -> Vec<Refusal> {
+pub fn check(config: &Config) -> Preflight {
     let mut found: Vec<Refusal> = Vec::new();
     for dir in directories(config) {
         found.extend(files::check_dir(dir).err().map(Refusal::from).or_else(|| unwritable(dir)));
     }
-    let held = lock::held(&config.network.name, &config.run_dir);
-    // The socket and the port of an agent that runs are its own: one reason is enough.
-    let is_free = matches!(held, Ok(None));
-    found.extend(held.unwrap_or_else(Some).map(Refusal::from));
+    let mut notes = Vec::new();
+    // The socket of an agent that runs is its own.
+    let (is_free, agent) = match lock::held(&config.network.name, &config.run_dir) {
+        Ok(None) => (true, None),
+        Ok(Some(LockError::Taken { holder, .. })) => {
+            let process = holder.trim().to_owned();
+            notes.push(Note::AgentRuns { process: process.clone() });
+            (false, Some(process))
+        }
+        Ok(Some(error)) | Err(error) => {
+            found.push(error.into());
+            (false, None)
+        }
+    };
     match Share::new(&config.network, config.network.subnets.clone(), None) {
         Ok(share) => found.extend(node(config, &share).into_iter().map(Refusal::Condition)),
         Err(error) => found.push(Refusal::Network(error)),
@@ -80,7 +126,10 @@ pub fn check(config: &Config) -> Vec<Refusal> {
     found.extend(Installer::new(config).err().map(Refusal::from));
     if is_free {
         found.extend(server::check(&config.socket).err().map(Refusal::from));
-        found.extend(metrics(config));
+    }
+    match config.metrics.map_or(Ok(None), |address| port::check(address, agent.as_deref())) {
+        Ok(note) => notes.extend(note),
+        Err(refusal) => found.push(refusal),
     }
     found.extend(config.exposed_key().map(Refusal::Condition));
     match preflight::addresses(config) {
@@ -88,7 +137,7 @@ pub fn check(config: &Config) -> Vec<Refusal> {
         Err(error) => found.push(error.into()),
     }
     found.extend(preflight::store(config).err().map(Refusal::from));
-    found
+    Preflight { refusals: found, notes }
 }
 
 fn directories(config: &Config) -> Vec<&Path> {
@@ -124,10 +173,4 @@ fn overlaps(config: &Config) -> Result<Vec<Finding>, engine::Error> {
         keeper::overlaps_at_start(config, &Observed::of(&mut RtSocket::open()?, &config.network.subnets)?);
     found.retain(|one| one.severity == Severity::NotReady);
     Ok(found)
-}
-
-fn metrics(config: &Config) -> Option<Refusal> {
-    let address = config.metrics?;
-    let source = TcpListener::bind(address).err()?;
-    Some(ServerError::Tcp { address, source }.into())
 }

@@ -13,6 +13,35 @@ const NEEDED: CapabilitySet = CapabilitySet::NET_ADMIN
     .union(CapabilitySet::SYS_PTRACE)
     .union(CapabilitySet::DAC_OVERRIDE);
 
+/// A capability without which a command cannot do its work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Capability {
+    NetAdmin,
+    SysAdmin,
+}
+
+impl Capability {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::NetAdmin => "CAP_NET_ADMIN",
+            Self::SysAdmin => "CAP_SYS_ADMIN",
+        }
+    }
+
+    fn set(self) -> CapabilitySet {
+        match self {
+            Self::NetAdmin => CapabilitySet::NET_ADMIN,
+            Self::SysAdmin => CapabilitySet::SYS_ADMIN,
+        }
+    }
+}
+
+/// Those that this thread lacks. If the kernel does not answer, all are missing.
+pub fn missing_capabilities(needed: &[Capability]) -> Vec<Capability> {
+    let effective = capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
+    needed.iter().copied().filter(|one| !effective.contains(one.set())).collect()
+}
+
 /// For the calling thread and those that it starts afterwards. Not being allowed to give up is no reason not to work.
 pub(crate) fn drop_others() {
     if let Err(errno) = restrict() {

@@ -1,13 +1,15 @@
 //! Where the container runtimes of this machine search for CNI plugins and configs, read from their own configuration. A
 //! plugin elsewhere is not found: the runtime reports a ready network, and every pod fails.
 
+mod plugins;
+
 use std::fmt;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use toml::{Table, Value};
-use types::{Code, Finding, Fix};
+use types::{Code, Finding};
 
 pub const PLUGIN_DIR: &str = "/opt/cni/bin";
 pub const CONFIG_DIR: &str = "/etc/cni/net.d";
@@ -42,6 +44,8 @@ pub struct Runtime {
     /// It uses a plugin from any of them.
     pub plugin_dirs: Vec<PathBuf>,
     pub config_dir: PathBuf,
+    /// It calls the plugin `loopback` for every pod.
+    calls_loopback: bool,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -115,10 +119,10 @@ impl Runtimes {
         self.found.iter().flat_map(of_runtime).collect()
     }
 
-    /// Runtimes that use the installed config and lack the plugin that it names. The node is not ready if none has it.
+    /// Runtimes that use the installed config and lack plugins that it needs. The node is not ready if none has all.
     pub fn findings(&self, config_dir: &Path, plugin: &Path) -> Vec<Finding> {
         let users: Vec<&Runtime> = self.found.iter().filter(|one| one.config_dir == config_dir).collect();
-        let lacking: Vec<Finding> = users.iter().filter_map(|one| one.without_plugin(plugin)).collect();
+        let lacking: Vec<Finding> = users.iter().filter_map(|one| one.without_plugins(plugin)).collect();
         let is_served = lacking.len() < users.len();
         let lacking = lacking.into_iter().map(|found| if is_served { found.degraded() } else { found });
         lacking.chain(self.unreadable.iter().map(Unreadable::finding)).collect()
@@ -152,24 +156,6 @@ impl Runtime {
             self.table,
             self.name
         )
-    }
-
-    /// It has a config that names this plugin, and none of its directories has the plugin.
-    pub fn without_plugin(&self, plugin: &Path) -> Option<Finding> {
-        let (name, dir) = (plugin.file_name()?, plugin.parent()?);
-        let is_there = self.plugin_dirs.iter().any(|dir| dir.join(name).exists());
-        let file = self.plugin_dirs.first().filter(|_| !is_there)?.join(name);
-        let message = format!(
-            "{} uses the configs in {} and does not find {} in {}, so that all pods fail; copy it, or {}",
-            self.name,
-            self.config_dir.display(),
-            name.display(),
-            joined(&self.plugin_dirs),
-            self.setting(self.keys[0], dir)
-        );
-        let found = Finding::new(Code::InstallIncomplete, format_args!("file {}", file.display()), message);
-        let [from, to] = [plugin, &file].map(Path::to_string_lossy);
-        Some(found.fix(Fix::words(["install", "-D", "-m", "0755", &from, &to])))
     }
 }
 
@@ -212,6 +198,8 @@ fn containerd(file: PathBuf, tables: &[Table]) -> Option<Runtime> {
         file,
         table: format!("plugins.{:?}.cni", cri_name(tables)),
         keys: [key, "conf_dir"],
+        // From 2.0 on, whose own configs have this version, it sets up the loopback itself.
+        calls_loopback: version(tables) < 3,
         plugin_dirs: dirs,
         config_dir: configs.unwrap_or_else(|| CONFIG_DIR.into()),
     })
@@ -222,13 +210,16 @@ fn cri_name(tables: &[Table]) -> &'static str {
     let has = |name: &&str| {
         tables.iter().any(|table| table.get("plugins").is_some_and(|all| all.get(*name).is_some()))
     };
-    let version = tables.iter().find_map(|table| table.get("version")?.as_integer()).unwrap_or(1);
-    let by_version = match version {
+    let by_version = match version(tables) {
         ..=1 => CRI[2],
         2 => CRI[1],
         3.. => CRI[0],
     };
     CRI.into_iter().find(has).unwrap_or(by_version)
+}
+
+fn version(tables: &[Table]) -> i64 {
+    tables.iter().find_map(|table| table.get("version")?.as_integer()).unwrap_or(1)
 }
 
 /// Later files win; `plugin_dir` is the old form, which CRI-O adds to the list.
@@ -243,6 +234,7 @@ fn crio(file: PathBuf, tables: &[Table]) -> Option<Runtime> {
         file,
         table: "crio.network".to_owned(),
         keys: ["plugin_dirs", "network_dir"],
+        calls_loopback: false,
         plugin_dirs,
         config_dir: configs.unwrap_or_else(|| CONFIG_DIR.into()),
     })

@@ -74,8 +74,9 @@ fn clean(run_dir: &Path, configured: Option<(&NetworkName, &IfName)>, scope: Sco
     leaving.remove_tables()?;
     leaving.remove_peer_tables()?;
     leaving.withdraw_rules();
-    if let Some(state) = state {
-        leaving.restore_sysctls(&state)?;
+    match state {
+        Some(state) => leaving.restore_sysctls(&state)?,
+        None => leaving.report_sysctls(),
     }
     let Leaving { others, mut report, .. } = leaving;
     report.left.extend(others.sentences());

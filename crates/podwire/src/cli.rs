@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use agent::Capability;
+
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
 use types::{AttachMode, IfName, NetworkName, NodeName};
@@ -64,6 +66,25 @@ impl Command {
             | Self::Attachment(_)
             | Self::Install(_)
             | Self::Cleanup(_) => true,
+        }
+    }
+
+    /// Those of commands that change the kernel's network or enter namespaces.
+    pub(crate) fn needed_capabilities(&self) -> &'static [Capability] {
+        match self {
+            Self::Agent(args) if args.check_config || !self.needs_root() => &[],
+            Self::Agent(_) | Self::Demo | Self::Lab(_) => &[Capability::NetAdmin, Capability::SysAdmin],
+            Self::Install(args) if args.network.standalone => &[Capability::NetAdmin],
+            Self::Cleanup(_) => &[Capability::NetAdmin],
+            Self::Install(_)
+            | Self::Status(_)
+            | Self::Doctor(_)
+            | Self::Pods(_)
+            | Self::Nodes(_)
+            | Self::Node(_)
+            | Self::Routes(_)
+            | Self::Blocks(_)
+            | Self::Attachment(_) => &[],
         }
     }
 }

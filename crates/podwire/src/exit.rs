@@ -5,6 +5,7 @@ use std::io::{self, ErrorKind};
 use std::process::ExitCode;
 
 use agent::config::ConfigError;
+use agent::{Capability, missing_capabilities};
 use api::ClientError;
 use rustix::io::Errno;
 use rustix::process::geteuid;
@@ -32,6 +33,11 @@ pub(crate) struct Usage(pub(crate) String);
 #[derive(Debug, thiserror::Error)]
 #[error("this needs root; run: {0}")]
 pub(crate) struct NeedsRoot(Fix);
+
+/// This process is root, and may not do what the command needs.
+#[derive(Debug, thiserror::Error)]
+#[error("{} missing", .0.join(" and ") + if .0.len() == 1 { " is" } else { " are" })]
+pub(crate) struct LacksCapabilities(Vec<&'static str>);
 
 impl ExitStatus {
     pub(crate) fn of(error: &anyhow::Error) -> Self {
@@ -62,7 +68,7 @@ impl From<ExitStatus> for ExitCode {
 }
 
 fn of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<ExitStatus> {
-    if cause.is::<NeedsRoot>() {
+    if cause.is::<NeedsRoot>() || cause.is::<LacksCapabilities>() {
         return Some(ExitStatus::PermissionDenied);
     }
     if cause.is::<Usage>() {
@@ -99,6 +105,16 @@ fn of_client(error: &ClientError) -> Option<ExitStatus> {
 /// count as none.
 pub(crate) fn ensure_root() -> Result<(), NeedsRoot> {
     if geteuid().is_root() { Ok(()) } else { Err(NeedsRoot(with_sudo(std::env::args_os()))) }
+}
+
+/// Root in a container may lack them. The errors of the kernel do not name the capability.
+pub(crate) fn ensure_capabilities(needed: &[Capability]) -> Result<(), LacksCapabilities> {
+    let missing = missing_capabilities(needed);
+    if missing.is_empty() {
+        Ok(())
+    } else {
+        Err(LacksCapabilities(missing.into_iter().map(Capability::name).collect()))
+    }
 }
 
 /// Advice for an error that is not about the user alone, such as a missing capability.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use agent::config::{Config, Flags};
-use anyhow::{Result, bail};
+use anyhow::{Context, Result};
 
 use crate::cli::Which;
 use crate::print;
@@ -50,9 +50,9 @@ impl Folders {
     pub(crate) fn find_exact(which: &Which, state_dir: Option<PathBuf>) -> Result<Self> {
         match (Config::load(&Flags::default(), std::env::vars_os()), which.run_dir.clone()) {
             (Ok(_), _) => Ok(Self::find(which, state_dir)),
-            (Err(error), None) => bail!(
-                "the agent's configuration is invalid, and its default directories may belong to another network: {error}\n\
-                 correct it, or name the directories: podwire cleanup --run-dir DIR --state-dir DIR"
+            (Err(error), None) => Err(error).context(
+                "the agent's configuration is invalid, and its default directories may belong to another network; \
+                 correct it, or name the directories (podwire cleanup --run-dir DIR --state-dir DIR)",
             ),
             (Err(error), Some(run_dir)) => {
                 print::warn(format_args!(

@@ -32,6 +32,7 @@ fn run(cli: Cli) -> anyhow::Result<ExitStatus> {
     if cli.command.needs_root() {
         exit::ensure_root()?;
     }
+    exit::ensure_capabilities(cli.command.needed_capabilities())?;
     let done = match cli.command {
         Command::Status(args) => return commands::status::run(&args),
         Command::Doctor(args) => return commands::doctor::run(&args),

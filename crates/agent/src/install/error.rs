@@ -1,6 +1,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use types::Fix;
+
 /// Why something could not be installed or taken away.
 #[derive(Debug, thiserror::Error)]
 pub enum InstallError {
@@ -13,7 +15,7 @@ pub enum InstallError {
     #[error("{template} gives no usable CNI config: {problem}")]
     Template { template: String, problem: String },
     #[error(
-        "{} is somebody else's, and is not overwritten: choose another {key}, or move that file away if nobody needs it",
+        "{} belongs to another program and is not overwritten: move it away, or set another {key}",
         path.display()
     )]
     Foreign { path: PathBuf, key: &'static str },
@@ -28,6 +30,13 @@ pub enum InstallError {
 }
 
 impl InstallError {
+    /// The command that helps. Runtimes ignore a config with this ending.
+    pub fn fix(&self) -> Option<Fix> {
+        let Self::Foreign { path, .. } = self else { return None };
+        let path = path.to_string_lossy();
+        Some(Fix::words(["mv", &path, &format!("{path}.moved")]))
+    }
+
     /// The file or directory that it is about. None: the config, which the template does not give.
     pub(crate) fn path(&self) -> Option<&Path> {
         match self {

@@ -13,8 +13,6 @@ const ELF: &[u8] = b"\x7fELF";
 
 pub(super) fn is_foreign(installer: &Installer, wanted: &Wanted<'_>) -> Result<bool, InstallError> {
     let is_ours = match wanted.role {
-        // Nobody else has a plugin of this name.
-        Role::Plugin | Role::Loopback if installer.plugin.name == PLUGIN => true,
         Role::Plugin | Role::Loopback => is_our_program(&content(&wanted.path)?),
         Role::Config => is_our_config(&content(&wanted.path)?, &installer.plugin.name),
     };
@@ -33,7 +31,12 @@ fn content(path: &Path) -> Result<Vec<u8>, InstallError> {
     }
 }
 
-/// A plugin of another version, under a name that the operator chose: each has the folder of its records in it.
+/// Whether this regular file is a Podwire plugin of any version. One that cannot be read is not.
+pub fn is_podwire_program(path: &Path) -> bool {
+    content(path).is_ok_and(|bytes| is_our_program(&bytes))
+}
+
+/// A plugin of any version: each contains the path of its state directory. An unknown file is never executed to find out.
 fn is_our_program(bytes: &[u8]) -> bool {
     let folder = netconf::DEFAULT_RUN_DIR.as_bytes();
     bytes.starts_with(ELF) && bytes.windows(folder.len()).any(|part| part == folder)

@@ -29,6 +29,7 @@ use types::{Code, Finding};
 use crate::config::{Config, Install, Network, Plugin, Store};
 
 pub use error::InstallError;
+pub use foreign::is_podwire_program;
 pub use remove::{Removal, remove};
 pub use rendered::Rendered;
 pub use template::VARIABLES;
@@ -40,9 +41,11 @@ use record::{Entry, Record};
 /// The plugin's file name where nobody says otherwise, which is also its `type` in a CNI config.
 pub const PLUGIN: &str = Plugin::NAME;
 /// What runtimes before containerd 2.0 call beside the network's plugin; ours does that job under this name.
-const LOOPBACK: &str = "loopback";
+pub const LOOPBACK: &str = "loopback";
 
-const PLUGIN_MODE: u32 = 0o700;
+pub(crate) const PLUGIN_MODE: u32 = 0o700;
+/// Of a file that waits for the agent to be ready, or for the other files.
+const PENDING: &str = "not installed yet: the agent installs it when it is ready";
 const CONFIG_MODE: u32 = 0o600;
 
 /// Who put a file there.
@@ -302,7 +305,11 @@ impl Installer {
             Some(path) => format!("file {}", path.display()),
             None => format!("file {}", self.config_path().display()),
         };
-        Finding::new(Code::InstallIncomplete, object, error)
+        let found = Finding::new(Code::InstallIncomplete, object, error);
+        match error.fix() {
+            Some(command) => found.fix(command),
+            None => found,
+        }
     }
 
     fn config_path(&self) -> PathBuf {
@@ -351,11 +358,19 @@ impl Wanted<'_> {
 
     fn report(self, look: Result<Look, InstallError>) -> InstalledFile {
         let message = match look {
+            Ok(Look::Missing) => Some(PENDING.to_owned()),
             Ok(look) => look.complaint(),
             Err(error) => Some(error.to_string()),
         };
         InstalledFile { path: self.path, ok: message.is_none(), message }
     }
+}
+
+/// The plugin that is installed on this node, as the record in the state directory names it.
+pub fn installed_plugin(state_dir: &Path) -> Option<PathBuf> {
+    let (record, _) = Record::read(state_dir).ok()?;
+    let mut plugins = record.files.into_iter().filter(|entry| entry.role == Role::Plugin);
+    plugins.next_back().map(|entry| entry.path)
 }
 
 /// Whether the files of this node are those of networks without an agent only.

@@ -117,6 +117,8 @@ pub(crate) struct Keeper {
     is_unlimited: bool,
     /// The files for the runtime were in place once.
     was_installed: bool,
+    /// No runtime that uses the installed config finds its plugins.
+    lacks_plugins: bool,
     /// Routes and addresses of other programs in the pod network, as they were found last.
     overlaps: Vec<Finding>,
     /// Since when rounds could not make the network's bridge.
@@ -165,6 +167,7 @@ impl Keeper {
             clamped: None,
             is_unlimited: false,
             was_installed: false,
+            lacks_plugins: false,
             overlaps: Vec::new(),
             bridgeless: None,
             rules: Rules::default(),

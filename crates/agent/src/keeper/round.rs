@@ -12,6 +12,7 @@ use super::{Due, Keeper, Parts, RETRY};
 use crate::attachments::inactive_port;
 use crate::conditions::Source;
 use crate::config::Config;
+use crate::lock;
 use crate::memory;
 use crate::notify;
 use crate::runtimes::Runtimes;
@@ -41,6 +42,7 @@ impl Keeper {
             memory: &self.memory,
             unrepaired: &self.unrepaired,
             resident: Some(self.parts.work.resident()),
+            is_only_agent: || lock::agents_here().is_ok_and(|all| all.len() <= 1),
         };
         let outcome = reconcile::reconcile(order);
         let took = started.elapsed();
@@ -62,7 +64,8 @@ impl Keeper {
                 let first = !self.was_ready;
                 self.done(outcome, took, share.as_deref());
                 self.parts.board.set(Source::Round, Vec::new());
-                if !first && (due.timer || self.parts.installer.as_ref().is_some_and(|i| i.has_news())) {
+                let has_news = || self.parts.installer.as_ref().is_some_and(|installer| installer.has_news());
+                if !first && (due.timer || self.lacks_plugins || has_news()) {
                     self.install();
                 }
                 self.notify_status();
@@ -290,7 +293,13 @@ impl Keeper {
                     self.announce();
                 }
                 self.parts.board.set(Source::Install, Vec::new());
-                self.parts.board.set(Source::Runtimes, self.lost_plugins());
+                let lost = self.lost_plugins();
+                // The operator waits for the next check.
+                self.lacks_plugins = lost.iter().any(|found| found.severity == Severity::NotReady);
+                self.parts.board.set(Source::Runtimes, lost);
+                if self.lacks_plugins {
+                    self.again();
+                }
             }
             Err(error) => {
                 self.parts.board.set(Source::Install, vec![installer.incomplete(&error)]);

@@ -116,9 +116,15 @@ fn b17_a_drop_in_that_cannot_be_parsed_hides_no_runtime() {
 fn b17_a_runtime_that_uses_the_config_and_lacks_the_plugin_is_a_condition_with_a_fix_that_works() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
-    fs::create_dir(at("installed")).unwrap();
+    for name in ["installed", "net.d"] {
+        fs::create_dir(at(name)).unwrap();
+    }
     let plugin = at("installed/podwire-cni");
-    fs::write(&plugin, "").unwrap();
+    for name in ["podwire-cni", "loopback", "chained"] {
+        fs::write(at("installed").join(name), name).unwrap();
+    }
+    let list = r#"{"name": "n", "plugins": [{"type": "podwire-cni"}, {"type": "chained"}]}"#;
+    fs::write(at("net.d/10-podwire.conflist"), list).unwrap();
     let config = |bin: &str| {
         let table = "[plugins.\"io.containerd.grpc.v1.cri\".cni]";
         format!("version = 2\n{table}\nbin_dir = {:?}\nconf_dir = {:?}\n", at(bin), at("net.d"))
@@ -131,6 +137,7 @@ fn b17_a_runtime_that_uses_the_config_and_lacks_the_plugin_is_a_condition_with_a
     let lacking = found("elsewhere", "net.d");
     assert_eq!((lacking.len(), lacking[0].severity), (1, Severity::NotReady), "{lacking:?}");
     for words in [
+        "does not find podwire-cni, chained, loopback in ".to_owned(),
         format!("set bin_dir = {:?} in ", at("installed")),
         "config.toml, table [plugins.\"io.containerd.grpc.v1.cri\".cni], and restart containerd".to_owned(),
     ] {
@@ -143,6 +150,34 @@ fn b17_a_runtime_that_uses_the_config_and_lacks_the_plugin_is_a_condition_with_a
     assert_eq!((both.len(), both[0].severity), (1, Severity::Degraded), "{both:?}");
     let fix = lacking[0].fix.as_deref().unwrap();
     assert!(std::process::Command::new("sh").args(["-c", fix]).status().unwrap().success(), "{fix}");
+    assert_eq!(found("elsewhere", "net.d"), []);
+    // As an operator who copied only the plugin.
+    for name in ["loopback", "chained"] {
+        fs::remove_file(at("elsewhere").join(name)).unwrap();
+        let lacking = found("elsewhere", "net.d");
+        assert_eq!((lacking.len(), lacking[0].severity), (1, Severity::NotReady), "{lacking:?}");
+        let fix = lacking[0].fix.as_deref().unwrap();
+        assert!(std::process::Command::new("sh").args(["-c", fix]).status().unwrap().success(), "{fix}");
+        assert_eq!(fs::read_to_string(at("elsewhere").join(name)).unwrap(), name);
+    }
+    // No file to copy: no command, and no advice that would not help.
+    let remove = |name: &str| {
+        for dir in ["installed", "elsewhere"] {
+            fs::remove_file(at(dir).join(name)).unwrap();
+        }
+    };
+    remove("chained");
+    let lacking = found("elsewhere", "net.d");
+    assert_eq!(lacking[0].fix, None, "{lacking:?}");
+    assert!(lacking[0].message.ends_with("install chained there: this machine has none"), "{lacking:?}");
+    // Podwire's plugin does the work of `loopback`.
+    fs::write(at("net.d/10-podwire.conflist"), list.replace("chained", "podwire-cni")).unwrap();
+    remove("loopback");
+    let lacking = found("elsewhere", "net.d");
+    assert!(!lacking[0].message.contains("set bin_dir"), "{lacking:?}");
+    let fix = lacking[0].fix.as_deref().unwrap();
+    assert!(std::process::Command::new("sh").args(["-c", fix]).status().unwrap().success(), "{fix}");
+    assert_eq!(fs::read_to_string(at("elsewhere/loopback")).unwrap(), "podwire-cni");
     assert_eq!(found("elsewhere", "net.d"), []);
 }
 

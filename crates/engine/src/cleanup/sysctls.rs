@@ -9,7 +9,10 @@ use netlink::Link;
 use super::Leaving;
 use super::dependants::Dependants;
 use crate::Error;
-use crate::state::{Changed, State, Sysctl};
+use crate::state::{Changed, State, Sysctl, sysctl_key};
+
+/// The settings of the whole machine that every network needs.
+const FORWARDING: [&str; 2] = ["/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/forwarding"];
 
 impl Leaving {
     /// A sysctl that another program changed afterwards stays as it is (F7).
@@ -26,6 +29,20 @@ impl Leaving {
         // The machine's first: the kernel sets those of all links with them.
         settings.sort_by_key(|setting| !setting.sysctl.is_of_all_links());
         settings.iter().try_for_each(|setting| self.restore(setting, &dependants))
+    }
+
+    /// The record of the earlier values is lost with the state directory. Without anything else of Podwire, forwarding is
+    /// another program's.
+    pub(super) fn report_sysctls(&mut self) {
+        if self.report.done.is_empty() {
+            return;
+        }
+        for path in FORWARDING.map(Path::new) {
+            if let Some(now) = read_sysctl(path).filter(|now| now != "0") {
+                let key = sysctl_key(path);
+                self.report.kept.push(format!("{key} is {now}; its value before Podwire is not known"));
+            }
+        }
     }
 
     fn restore(&mut self, setting: &Setting, dependants: &Dependants) -> Result<(), Error> {

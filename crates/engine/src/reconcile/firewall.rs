@@ -169,6 +169,7 @@ mod tests {
                 memory: &[],
                 unrepaired: &[],
                 resident: Some(&resident),
+                is_only_agent: || true,
             };
             let outcome = node.enter(|| reconcile(order).unwrap()).unwrap();
             assert_eq!(outcome.findings, []);

@@ -12,6 +12,7 @@
 
 mod diff;
 mod firewall;
+mod gateways;
 mod inside;
 mod node;
 mod observe;
@@ -52,6 +53,9 @@ pub struct Order<'a> {
     /// What the last round could not repair in pods. It lasts for pods that this round does not inspect.
     pub unrepaired: &'a [PodFinding],
     pub resident: Option<&'a Resident>,
+    /// Whether no other agent runs in this network namespace. The gateways of another agent without pods may be on the same
+    /// bridge.
+    pub is_only_agent: fn() -> bool,
 }
 
 impl Order<'_> {

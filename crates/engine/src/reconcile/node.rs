@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use ipnet::{IpNet, Ipv6Net};
-use netconf::{Addresses, NetConf};
+use netconf::Addresses;
 use netlink::{Address, Link, LinkRef, Mode, Op, Route, RouteFilter, SetLink};
 use types::{AttachMode, Code, Finding, IfName, Mac, ROUTE_PROTOCOL};
 
@@ -129,7 +129,7 @@ impl Round<'_> {
         }
         let addresses = self.host.addresses(Some(bridge.index))?;
         if let Some((_, conf)) = own {
-            self.remove_gateways(bridge.index, conf, &addresses)?;
+            self.remove_gateways(&bridge, conf, &addresses)?;
         }
         let carried: Vec<IpNet> = addresses.iter().map(|a| a.addr).collect();
         let log = self.state.sysctls();
@@ -246,46 +246,6 @@ impl Round<'_> {
         Ok(())
     }
 
-    /// Gateways of blocks that were this network's: as long as one is here, packets for its block stay here, whoever has it
-    /// now.
-    fn remove_gateways(&mut self, bridge: u32, conf: &NetConf, carried: &[Address]) -> Result<(), Error> {
-        let wanted = own_gateways(&conf.addresses);
-        // Another network may have gateways on the same bridge.
-        let is_left = |a: &&Address| {
-            let is_of_network = conf.cluster.iter().any(|net| net.contains(&a.addr));
-            a.protocol == Some(ROUTE_PROTOCOL) && is_of_network && !wanted.contains(&a.addr)
-        };
-        let mut left: Vec<IpNet> = carried.iter().filter(is_left).map(|a| a.addr).collect();
-        if left.is_empty() || wanted.is_empty() {
-            return Ok(());
-        }
-        // Listed after the addresses: whoever has put one here has a record by now.
-        for listed in self.records()?.into_iter().flat_map(|(_, listed)| listed) {
-            match (listed.phase, listed.attachment) {
-                (Phase::Pending, Some(attachment)) if attachment.is_retired() => {}
-                (Phase::Ready, Some(attachment)) => left.retain(|gateway| !needs(&attachment, gateway)),
-                // What it needs is not known yet, or no more.
-                (Phase::Pending, _) | (Phase::Ready, None) => return Ok(()),
-            }
-        }
-        for addr in left {
-            match self.host.run(&Op::DelAddress { link: bridge, addr }) {
-                Err(e) if e.is_missing() => {}
-                other => {
-                    other?;
-                    let name = &conf.bridge;
-                    self.repaired(
-                        Kind::Address,
-                        format_args!(
-                            "address {addr} of a block that is another's removed from bridge {name}"
-                        ),
-                    );
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// Called when the pods are on their bridges again.
     pub(super) fn settle_bridges(&mut self) {
         for (name, how) in std::mem::take(&mut self.renewed) {
@@ -368,7 +328,8 @@ pub(super) fn own_gateways(addresses: &Addresses) -> Vec<IpNet> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    use netconf::NetConf;
     use serde_json::json;
     use testkit::{Lab, Ns, inspect};
     use types::NetworkName;
@@ -377,24 +338,24 @@ mod tests {
     use crate::reconcile::{Depth, Order, reconcile};
 
     /// A round of an agent that has these blocks.
-    fn round(node: &Ns, run_dir: &Path, blocks: &str, mode: &str) -> Vec<String> {
+    pub(in crate::reconcile) fn round(node: &Ns, run_dir: &Path, blocks: &str, mode: &str) -> Vec<String> {
         let config = json!({"cniVersion": "1.1.0", "name": "blue", "type": "podwire-cni", "bridge": "pw0",
             "subnet": blocks, "network": "10.88.0.0/16,fd88::/48", "isGateway": true, "mode": mode});
         let conf = NetConf::parse(&cni::Config::from_slice(config.to_string().as_bytes()).unwrap()).unwrap();
         let name = NetworkName::try_from("blue").unwrap();
         let network = Some((&name, &conf));
-        let order =
-            Order { run_dir, network, depth: Depth::Node, memory: &[], unrepaired: &[], resident: None };
+        let order = Order {
+            run_dir,
+            network,
+            depth: Depth::Node,
+            memory: &[],
+            unrepaired: &[],
+            resident: None,
+            is_only_agent: || true,
+        };
         let outcome = node.enter(|| reconcile(order).unwrap()).unwrap();
         assert_eq!(outcome.findings, []);
         inspect::addresses(node, "pw0").unwrap().iter().map(|a| a.net.to_string()).collect()
-    }
-
-    fn bridge_subnets(node: &Ns) -> Vec<String> {
-        let subnets = || bridge::unreachable_subnets(&mut netlink::RtSocket::open().unwrap()).unwrap();
-        let mut subnets: Vec<String> = node.enter(subnets).unwrap().iter().map(ToString::to_string).collect();
-        subnets.sort();
-        subnets
     }
 
     #[test]
@@ -411,34 +372,5 @@ mod tests {
         round(&node, dir.path(), "10.88.1.0/24,fd88:0:0:1::/64", "routed");
         assert!(over_bridge(), "{:?}", routes());
         assert!(routes().iter().any(|r| r.dst == "10.88.1.0/24" && r.dev.is_none()), "{:?}", routes());
-    }
-
-    #[test]
-    fn a_gateway_of_a_block_that_is_anothers_goes_and_nothing_else() {
-        let lab = Lab::new("gateways").unwrap();
-        let node = lab.node("n").unwrap();
-        let dir = tempfile::tempdir().unwrap();
-        let has = |addresses: &[String], wanted: &str| addresses.iter().any(|a| a.contains(wanted));
-        let before = round(&node, dir.path(), "10.88.1.0/24,fd88:0:0:1::/64", "routed");
-        assert!(has(&before, "10.88.1.1") && has(&before, "fd88:0:0:1::1"), "{before:?}");
-        // By hand, and by another network's plugin.
-        node.sh(&["ip", "addr", "add", "10.88.7.1/24", "dev", "pw0"]).unwrap();
-        node.enter(|| {
-            let mut host = netlink::RtSocket::open().unwrap();
-            let bridge = host.index_of(&"pw0".try_into().unwrap()).unwrap().unwrap();
-            let theirs = "10.99.1.1/24".parse().unwrap();
-            let gateway = Gateway { bridge, address: theirs, mode: AttachMode::Routed };
-            host.run_every(&gateway.ops()).unwrap();
-        })
-        .unwrap();
-        let after = round(&node, dir.path(), "10.88.2.0/24,fd88:0:0:2::/64", "routed");
-        for gone in ["10.88.1.1", "fd88:0:0:1::1"] {
-            assert!(!has(&after, gone), "{after:?}");
-        }
-        let unreachable = bridge_subnets(&node);
-        assert_eq!(unreachable, ["10.88.2.0/24", "10.99.1.0/24", "fd88:0:0:2::/64"]);
-        for there in ["10.88.2.1", "fd88:0:0:2::1", "10.88.7.1", "10.99.1.1"] {
-            assert!(has(&after, there), "{there}: {after:?}");
-        }
     }
 }

@@ -1,5 +1,6 @@
 //! `podwire agent`: the daemon, or what it would run with.
 
+use agent::Preflight;
 use agent::config::{self, Config};
 use agent::runtimes::Runtimes;
 use anyhow::Result;
@@ -32,8 +33,9 @@ fn check(args: &Agent) -> Result<ExitStatus> {
     let is_valid = loaded.is_ok();
     let problems: Vec<(String, Option<String>)> = match loaded {
         Ok(config) => {
-            let found = agent::check(&config);
-            found.iter().map(|one| (one.to_string(), one.fix().map(str::to_owned))).collect()
+            let Preflight { refusals, notes } = agent::check(&config);
+            notes.iter().try_for_each(|note| print::say(print::wrap(&note.to_string(), print::WIDTH)))?;
+            refusals.iter().map(|one| (one.to_string(), one.fix().map(str::to_owned))).collect()
         }
         Err(error) => error.problems.iter().map(|one| (one.to_string(), None)).collect(),
     };

@@ -1,5 +1,7 @@
 //! `podwire cleanup`: leave the machine as it was, and say what was done.
 
+mod unrecorded;
+
 use std::fs::{self, File, TryLockError};
 use std::io::ErrorKind;
 use std::os::unix::fs::FileTypeExt;
@@ -86,6 +88,9 @@ fn tell(report: &Report, folders: &Folders) -> Result<()> {
     }
     if report.done.is_empty() && report.left.is_empty() {
         print::say("nothing of Podwire is here")?;
+    }
+    for path in unrecorded::files(&folders.run_dir) {
+        print::say(format_args!("kept, for you to remove: {}", path.display()))?;
     }
     if folders.state_dir.is_none() {
         print::warn(

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use agent::config::{Config, Flags, Network};
 use agent::install::{self, Installer, PLUGIN, Rendered};
 use agent::runtimes::{Directories, Runtimes};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use api::{Client, Readiness, Status};
 use clap::{Args, FromArgMatches};
 use engine::Caller;
@@ -138,7 +138,10 @@ fn with_subnets(args: impl Iterator<Item = String>, subnets: &[IpNet]) -> Fix {
 }
 
 fn put(installer: &Installer, directories: &Directories) -> Result<()> {
-    let done = installer.put()?;
+    let done = installer.put().map_err(|error| match error.fix() {
+        Some(command) => anyhow!("{error}\n    {command}"),
+        None => error.into(),
+    })?;
     if done.is_empty() {
         print::say("everything is in place already")?;
     }

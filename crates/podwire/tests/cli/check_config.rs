@@ -98,14 +98,33 @@ fn a8_everything_that_a_start_would_refuse_is_reported_at_once() {
     assert_eq!(tree(host.node.dir()), files, "nothing is made");
 }
 
+/// An edited config is checked before the agent is restarted with it.
 #[test]
-fn a8_the_locks_of_another_agent_are_reported() {
+fn a8_the_running_agent_and_its_port_are_no_refusal() {
+    for address in ["127.0.0.1:9100", "[::1]:9100"] {
+        let host = Host::new("edited");
+        let agent = host.agent(&["--no-install", "--metrics", address]);
+        let note = format!("note: an agent (process {}) runs", agent.pid().unwrap());
+        let outcome = check(&host, &["--metrics", address]);
+        assert_eq!(outcome.status.code(), Some(0), "{outcome:?}");
+        has(&outcome.stdout, &[&note, "restart it", "the agent can start with it"]);
+        assert!(!outcome.stdout.contains("warning"), "{}", outcome.stdout);
+        // Another program's port: the agent starts without metrics.
+        let other = address.replace("9100", "9200");
+        let _listener = host.node.enter(|| std::net::TcpListener::bind(&other).unwrap()).unwrap();
+        let outcome = check(&host, &["--metrics", &other]);
+        assert_eq!(outcome.status.code(), Some(0), "{outcome:?}");
+        has(&outcome.stdout, &[&note, &format!("warning: another program listens on {other}")]);
+        // What a restart would refuse is a problem all the same.
+        has(&problems(&check(&host, &["--node-interface", "nolink0"])).join("\n"), &["nolink0"]);
+    }
+}
+
+#[test]
+fn a8_the_network_of_another_agent_is_reported() {
     let host = Host::new("locked");
     let agent = host.agent(&["--no-install"]);
     let pid = agent.pid().unwrap().to_string();
-    let found = problems(&check(&host, &[]));
-    assert_eq!(found.len(), 1, "{found:?}");
-    has(&found[0], &["another agent", &pid, "--run-dir"]);
     let elsewhere = host.node.dir().join("elsewhere");
     let outcome = host.run(&["agent", "--check-config", "--run-dir", elsewhere.to_str().unwrap()]);
     let found = problems(&outcome);

@@ -324,7 +324,7 @@ fn a14_cleanup_with_an_invalid_configuration_removes_nothing() {
     };
     for more in [&[][..], &["--all"], &["--state-dir", "/nonexistent/podwire"]] {
         let outcome = run(more);
-        assert!(!outcome.success());
+        assert_eq!(outcome.status.code(), Some(2), "{outcome:?}");
         has(&outcome.stderr, &[config.to_str().unwrap(), "workers", "--run-dir"]);
         assert_eq!(outcome.stdout, "");
         before.expect_same(node).unwrap();
@@ -335,6 +335,38 @@ fn a14_cleanup_with_an_invalid_configuration_removes_nothing() {
     assert!(outcome.success(), "{}{}", outcome.stdout, outcome.stderr);
     has(&outcome.stdout, &["1 attachments of pods removed"]);
     assert!(!run_dir.exists());
+}
+
+#[test]
+fn f7_configs_and_plugins_that_an_operator_placed_are_named_and_stay() {
+    let host = Host::new("placed");
+    let runtime = host.runtime();
+    for dir in [&runtime.bin, &runtime.conf] {
+        fs::create_dir_all(dir).unwrap();
+    }
+    let config = host.standalone();
+    let mut list = json!({"cniVersion": "1.0.0", "name": "pods", "plugins": [config]});
+    let [by_hand, other] = ["20-hand.conflist", "30-other.conflist"].map(|name| runtime.conf.join(name));
+    fs::write(&by_hand, list.to_string()).unwrap();
+    let plugins = ["podwire-cni", "loopback"].map(|name| runtime.bin.join(name));
+    for plugin in &plugins {
+        testkit::copy_program(&host.plugin.path, plugin).unwrap();
+    }
+    fs::write(runtime.bin.join("bridge"), "another program").unwrap();
+    let pod = host.node.pod("a").unwrap();
+    host.plugin.add(&pod, &config).unwrap().ok().unwrap();
+    let outcome = cleanup(&host);
+    assert!(outcome.success(), "{outcome:?}");
+    let kept = |path: &std::path::PathBuf| format!("kept, for you to remove: {}\n", path.display());
+    for path in plugins.iter().chain([&by_hand]) {
+        has(&outcome.stdout, &[&kept(path)]);
+        assert!(path.exists());
+    }
+    assert!(!outcome.stdout.contains("bridge\n"), "{}", outcome.stdout);
+    // A network of another run directory needs the plugin.
+    list["plugins"][0]["runDir"] = json!("/run/elsewhere");
+    fs::write(&other, list.to_string()).unwrap();
+    assert_eq!(cleanup(&host).stdout, format!("nothing of Podwire is here\n{}", kept(&by_hand)));
 }
 
 #[test]

@@ -264,3 +264,63 @@ fn a6_pods_of_recovered_records_are_reported_as_not_inspected() {
         assert_eq!((&unknown["severity"], &unknown["fix"]), (&json!("degraded"), &Value::Null), "{unknown}");
     });
 }
+
+/// The files are named, nothing is overwritten, and all outputs have one fix.
+#[test]
+fn b14_a_file_of_another_program_is_one_condition_with_a_fix_that_works() {
+    for (dir, name) in [("opt/cni/bin", "podwire-cni"), ("etc/cni/net.d", "10-podwire.conflist")] {
+        let host = Host::new("foreign");
+        let path = host.node.dir().join(dir).join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::copy("/bin/true", &path).unwrap();
+        let before = fs::read(&path).unwrap();
+        let runtime = host.runtime();
+        let mut agent = host.idle_agent(&runtime.agent_flags());
+        agent.launch().unwrap();
+        let is_told =
+            || Ok(agent.client().get(api::STATUS, DEADLINE).is_ok() && !found(&host, INCOMPLETE).is_empty());
+        wait_until("the condition", DEADLINE, is_told).unwrap();
+        let [condition] = &found(&host, INCOMPLETE)[..] else { panic!("one condition") };
+        let fix = condition["fix"].as_str().unwrap();
+        assert_eq!(fix, format!("mv {0} {0}.moved", path.display()));
+        let (_, doctor) = json_of(&host, &["doctor"]);
+        let is_problem = |check: &&Value| check["verdict"] == "problem" && check["code"] == INCOMPLETE;
+        let problems: Vec<&Value> = doctor["checks"].as_array().unwrap().iter().filter(is_problem).collect();
+        assert_eq!(problems.len(), 1, "{problems:?}");
+        for key in ["object", "message", "fix"] {
+            assert_eq!(problems[0][key], condition[key], "{key}");
+        }
+        let outcome = host.install(&["--timeout", "0"]);
+        assert_eq!(outcome.status.code(), Some(1));
+        assert!(outcome.stderr.contains(fix), "{}", outcome.stderr);
+        assert!(fs::read(&path).unwrap() == before, "{} was overwritten", path.display());
+        host.node.sh(&["sh", "-c", fix]).unwrap();
+        agent.wait_ready().unwrap();
+        assert!(fs::read(&path).unwrap() != before);
+    }
+}
+
+const INCOMPLETE: &str = "InstallIncomplete";
+
+#[test]
+fn b14_files_that_wait_for_the_agent_are_shown_as_such() {
+    let host = Host::new("waiting");
+    let mut agent = host.idle_agent(&host.runtime().agent_flags());
+    let networks = host.node.run_dir().join("networks");
+    fs::create_dir_all(&networks).unwrap();
+    fs::write(networks.join("theirs"), "").unwrap();
+    agent.launch().unwrap();
+    let is_told = || Ok(agent.client().get(api::READY, DEADLINE).is_ok_and(|answer| answer.status == 503));
+    wait_until("an answer", DEADLINE, is_told).unwrap();
+    let page = host.ask(&["status"]).stdout;
+    let config = host.runtime().conf.join("10-podwire.conflist");
+    for words in [format!("wait {}", config.display()), "the agent installs it when it is ready".to_owned()] {
+        assert!(page.contains(&words), "{words} in {page}");
+    }
+    assert!(!page.contains("podwire install"), "{page}");
+    let doctor = host.ask(&["doctor"]).stdout;
+    assert!(doctor.contains("the agent installs its files when it is ready"), "{doctor}");
+    fs::remove_dir_all(&networks).unwrap();
+    agent.wait_ready().unwrap();
+    assert!(host.ask(&["status"]).stdout.contains(&format!("ok   {}", config.display())));
+}

@@ -140,3 +140,23 @@ fn a7_arguments_and_configurations_that_are_invalid_end_with_2() {
         }
     }
 }
+
+#[test]
+fn a7_root_without_a_capability_ends_with_4_and_its_name() {
+    let host = Host::new("nocap");
+    let tool = host.tool.to_str().unwrap();
+    for (drop, name) in [("-net_admin", "CAP_NET_ADMIN"), ("-sys_admin", "CAP_SYS_ADMIN")] {
+        for args in [&["agent"][..], &["demo"], &["lab", "up"]] {
+            let argv = [&["setpriv", "--bounding-set", drop, tool], args].concat();
+            let outcome = host.node.run(&argv, b"").unwrap();
+            assert_eq!((code(&outcome), outcome.stdout.as_str()), (PERMISSION_DENIED, ""), "{outcome:?}");
+            has(&outcome.stderr, &[&format!("podwire: {name} is missing\n"), "outside of a container"]);
+        }
+    }
+    for args in [&["cleanup"][..], &["install", "--standalone"]] {
+        let argv = [&["setpriv", "--bounding-set", "-net_admin", tool], args].concat();
+        let outcome = host.node.run(&argv, b"").unwrap();
+        assert_eq!(code(&outcome), PERMISSION_DENIED, "{outcome:?}");
+        has(&outcome.stderr, &["CAP_NET_ADMIN"]);
+    }
+}

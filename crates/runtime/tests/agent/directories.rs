@@ -3,9 +3,10 @@
 use std::fs;
 
 use serde_json::Value;
+use testkit::{DEADLINE, wait_until};
 
 use crate::common::{Traces, World};
-use crate::site::{CONFIG, PLUGIN, Programs, Site};
+use crate::site::{CONFIG, PLUGIN, Programs, Site, start_agent_with};
 
 const DIRECTORIES: &str = r#"[plugins."io.containerd.grpc.v1.cri".cni]
 bin_dir = "/opt/distribution/cni"
@@ -36,10 +37,53 @@ fn b17_the_agent_installs_where_containerd_is_configured_to_look() {
 
 /// The message and the fix of a condition that `podwire doctor` reports.
 fn reported(world: &World, podwire: &str, code: &str) -> Option<[String; 2]> {
-    let outcome = world.machine.run(&[podwire, "doctor", "-o", "json"]).unwrap();
+    found(world, &[podwire, "doctor"], "checks", code)
+}
+
+fn found(world: &World, command: &[&str], list: &str, code: &str) -> Option<[String; 2]> {
+    let outcome = world.machine.run(&[command, &["-o", "json"]].concat()).unwrap();
     let report: Value = serde_json::from_str(&outcome.stdout).unwrap();
-    let found = report["checks"].as_array().unwrap().iter().find(|check| check["code"] == code)?;
+    let found = report[list].as_array().unwrap().iter().find(|one| one["code"] == code)?;
     Some(["message", "fix"].map(|key| found[key].as_str().unwrap_or_default().to_owned()))
+}
+
+/// A plugin without `loopback` beside it is not enough for containerd before 2.0.
+#[test]
+fn b17_a_runtime_that_lacks_plugins_starts_pods_after_the_fix_of_doctor_and_status() {
+    const CODE: &str = "InstallIncomplete";
+    let world = World::configured("dirs-other", DIRECTORIES, |_| Ok(()));
+    let programs = Programs::built(&world.lab);
+    let podwire = programs.podwire.to_str().unwrap();
+    let _agent =
+        start_agent_with(&world.machine, &programs, &["--install-plugin-dir", "/opt/other/cni"]).unwrap();
+    let status = || found(&world, &[podwire, "status"], "conditions", CODE);
+    wait_until("the condition", DEADLINE, || {
+        let is_there = world.machine.path("/run/podwire/agent.sock").exists();
+        Ok(is_there && status().is_some())
+    })
+    .unwrap();
+    let [message, fix] = status().unwrap();
+    assert_eq!(reported(&world, podwire, CODE), Some([message.clone(), fix]));
+    for words in
+        ["does not find podwire-cni, loopback in /opt/distribution/cni", r#"set bin_dir = "/opt/other/cni""#]
+    {
+        assert!(message.contains(words), "{words}: {message}");
+    }
+    let copy = format!("install -D /opt/other/cni/podwire-cni {}", PLACED[0]);
+    world.machine.sh(&["sh", "-c", &copy]).unwrap();
+    let [message, fix] = reported(&world, podwire, CODE).unwrap();
+    assert!(message.contains("does not find loopback in /opt/distribution/cni"), "{message}");
+    fs::remove_file(world.machine.path(PLACED[0])).unwrap();
+    let [_, both] = reported(&world, podwire, CODE).unwrap();
+    assert!(both.ends_with(&fix), "{both} {fix}");
+    world.machine.sh(&["sh", "-c", &both]).unwrap();
+    wait_until("no condition", DEADLINE, || Ok(reported(&world, podwire, CODE).is_none())).unwrap();
+    assert_eq!(status(), None);
+    world.wait_until_ready();
+    let (a, b) = (world.run("a"), world.run("b"));
+    world.expect_pings([&a, &b]);
+    world.remove(&a);
+    world.remove(&b);
 }
 
 /// The runtime reports a ready network then, and every pod fails.

@@ -24,7 +24,7 @@ fn stops(site: &Site, path: &Path, key: &str) {
         bad.message.unwrap()
     }] {
         assert!(error.starts_with(path.to_str().unwrap()) && error.contains(key), "{error}");
-        assert!(error.contains("somebody else's") && error.contains("move that file away"), "{error}");
+        assert!(error.contains("belongs to another program") && error.contains("move it away"), "{error}");
     }
     assert_eq!(installer.remove().unwrap(), Removal::default());
     assert_eq!((site.everything(), fs::read(path).ok()), before);
@@ -32,18 +32,30 @@ fn stops(site: &Site, path: &Path, key: &str) {
 
 #[test]
 fn a_plugin_of_somebody_else_is_never_overwritten() {
-    let site = called("bridge");
-    let plugin = site.at("opt/cni/bin/bridge");
-    for content in [&b"the reference's"[..], b"\x7fELF the reference's", b"#!/bin/sh\n# not /run/podwire\n"] {
-        fs::write(&plugin, content).unwrap();
+    for name in ["bridge", "podwire-cni"] {
+        let site = called(name);
+        let plugin = site.at("opt/cni/bin").join(name);
+        let contents =
+            [&b"the reference's"[..], b"\x7fELF the reference's", b"#!/bin/sh\n# not /run/podwire\n"];
+        for content in contents {
+            fs::write(&plugin, content).unwrap();
+            stops(&site, &plugin, "install.type (CNI_TYPE)");
+        }
+        fs::remove_file(&plugin).unwrap();
+        symlink("/nonexistent", &plugin).unwrap();
         stops(&site, &plugin, "install.type (CNI_TYPE)");
+        fix(&site);
+        assert!(plugin.with_extension("moved").is_symlink());
     }
-    fs::remove_file(&plugin).unwrap();
-    symlink("/nonexistent", &plugin).unwrap();
-    stops(&site, &plugin, "install.type (CNI_TYPE)");
-    // What helps, helps.
-    fs::remove_file(&plugin).unwrap();
-    assert_eq!(site.installer().put().unwrap().len(), 3);
+}
+
+/// The condition has a command that lets the installation go on.
+fn fix(site: &Site) {
+    let installer = site.installer();
+    let found = installer.incomplete(&installer.put().unwrap_err());
+    let command = found.fix.unwrap();
+    assert!(Command::new("sh").args(["-c", &command]).status().unwrap().success(), "{command}");
+    assert_eq!(installer.put().unwrap().len(), 3);
 }
 
 #[test]
@@ -52,6 +64,8 @@ fn a_config_of_somebody_else_is_never_overwritten() {
         let site = called(name);
         fs::write(site.conflist(), content).unwrap();
         stops(&site, &site.conflist(), "CNI_CONFIG_LOCATION");
+        fix(&site);
+        assert_eq!(text(&site.at("etc/cni/net.d/10-podwire.conflist.moved")), content);
     }
 }
 
@@ -73,7 +87,6 @@ fn what_was_ours_once_is_ours_also_without_a_record() {
         assert!(all_ok(&site.installer()));
     }
     let site = called("podwire-cni");
-    fs::write(site.plugin(), "whatever").unwrap();
     fs::write(site.conflist(), r#"{"name":"x","type":"podwire-cni"}"#).unwrap();
     assert_eq!(site.installer().put().unwrap().len(), 3);
 }

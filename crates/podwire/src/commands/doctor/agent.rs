@@ -45,23 +45,20 @@ pub(super) fn conditions(node: &Node, found: &[Check]) -> Vec<Check> {
     if new.is_empty() { vec![Check::ok(CHECK, "there are no others")] } else { new }
 }
 
-pub(super) fn installed(node: &Node) -> Vec<Check> {
+pub(super) fn installed(node: &Node, found: &[Check]) -> Vec<Check> {
     const CHECK: &str = "installed";
     let Some(status) = node.status() else { return Vec::new() };
-    let bad: Vec<Check> = status
-        .installed
-        .iter()
-        .filter(|file| !file.ok)
-        .map(|file| {
-            let (path, why) = (file.path.display(), file.message.as_deref().unwrap_or("not as it should be"));
-            let found =
-                Finding::new(Code::InstallIncomplete, format_args!("file {path}"), format!("{path}: {why}"));
-            Check::problem(CHECK, found.fix("podwire install"))
-        })
-        .collect();
-    match (bad.is_empty(), status.installed.len()) {
-        (false, _) => bad,
-        (true, 0) => vec![Check::ok(CHECK, "the agent installs nothing; `podwire install` does it")],
-        (true, count) => vec![Check::ok(CHECK, format!("{count} files are in place"))],
+    // The agent's own conditions: `podwire install` cannot do more than the agent does.
+    let is_of_files = |one: &&api::Condition| {
+        one.code == Code::InstallIncomplete && !found.iter().any(|check| check.is_of(one))
+    };
+    let bad: Vec<Check> =
+        status.conditions.iter().filter(is_of_files).map(|one| Check::condition(CHECK, one)).collect();
+    let waiting = status.installed.iter().filter(|file| !file.ok).count();
+    match (bad.is_empty(), waiting, status.installed.len()) {
+        (false, _, _) => bad,
+        (true, _, 0) => vec![Check::ok(CHECK, "the agent installs nothing; `podwire install` does it")],
+        (true, 0, count) => vec![Check::ok(CHECK, format!("{count} files are in place"))],
+        (true, _, _) => vec![Check::ok(CHECK, "the agent installs its files when it is ready")],
     }
 }

@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::Path;
 
+use agent::{Capability, missing_capabilities};
 use engine::Space;
-use rustix::thread::{CapabilitySet, capabilities};
 use types::{AttachMode, Code, Finding, Fix};
 
 use super::finding::Check;
@@ -14,10 +14,8 @@ pub(super) const PRIVILEGES: &str = "privileges";
 
 pub(super) fn privileges() -> Vec<Check> {
     const CHECK: &str = PRIVILEGES;
-    let needed = [(CapabilitySet::NET_ADMIN, "CAP_NET_ADMIN"), (CapabilitySet::SYS_ADMIN, "CAP_SYS_ADMIN")];
-    let ours = capabilities(None).map(|sets| sets.effective).unwrap_or(CapabilitySet::empty());
-    let missing: Vec<&str> =
-        needed.iter().filter(|(cap, _)| !ours.contains(*cap)).map(|(_, name)| *name).collect();
+    let missing = missing_capabilities(&[Capability::NetAdmin, Capability::SysAdmin]);
+    let missing: Vec<&str> = missing.into_iter().map(Capability::name).collect();
     if missing.is_empty() {
         return vec![Check::ok(CHECK, "root, with CAP_NET_ADMIN and CAP_SYS_ADMIN")];
     }

@@ -73,8 +73,8 @@ fn look(node: &Node) -> Vec<Check> {
         findings.extend(overlap::subnets(node));
     }
     findings.extend(agent::answers(node));
-    findings.extend(agent::installed(node));
-    findings.extend(runtimes::find_plugin());
+    findings.extend(runtimes::find_plugins(node));
+    findings.extend(agent::installed(node, &findings));
     findings.extend(machine::disks(node));
     findings.extend(mtu::fits(node));
     findings.extend(peers::reached(node));

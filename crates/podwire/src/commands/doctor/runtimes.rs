@@ -1,33 +1,36 @@
-//! Whether runtimes find the plugin that their configs name. They report a ready network without it, and every pod fails.
+//! Whether runtimes find the plugins that their configs need. They report a ready network without them, and every pod fails.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use agent::install::PLUGIN;
+use agent::install::{PLUGIN, installed_plugin};
 use agent::runtimes::{Runtime, Runtimes};
 
 use super::finding::Check;
-use crate::commands::configs;
+use super::node::Node;
 
 const CHECK: &str = "runtimes";
 
-pub(super) fn find_plugin() -> Vec<Check> {
+pub(super) fn find_plugins(node: &Node) -> Vec<Check> {
     let runtimes = Runtimes::detect(Path::new("/"));
     let unreadable = runtimes.unreadable.iter().map(|file| Check::problem(CHECK, file.finding()));
-    runtimes.found.iter().map(check).chain(unreadable).collect()
+    let Some(plugin) = plugin(node.folders.state_dir.as_deref()) else {
+        return vec![Check::unknown(CHECK, "the path of this program is not known")];
+    };
+    runtimes.found.iter().map(|runtime| check(runtime, &plugin)).chain(unreadable).collect()
 }
 
-fn check(runtime: &Runtime) -> Check {
+/// The installed plugin, as the agent names it, or where that is gone the one beside this program.
+fn plugin(state_dir: Option<&Path>) -> Option<PathBuf> {
+    let installed = state_dir.and_then(installed_plugin).filter(|path| path.is_file());
+    installed.or_else(|| Some(std::env::current_exe().ok()?.with_file_name(PLUGIN)))
+}
+
+fn check(runtime: &Runtime, plugin: &Path) -> Check {
     let (name, configs) = (runtime.name, runtime.config_dir.display());
-    if configs::of_podwire(&runtime.config_dir).is_empty() {
-        return Check::ok(CHECK, format!("{name} has no config of Podwire in {configs}"));
-    }
-    let found = runtime.plugin_dirs.iter().find(|dir| dir.join(PLUGIN).exists());
-    let Ok(program) = std::env::current_exe() else {
-        return Check::unknown(CHECK, "the path of this program is not known");
-    };
-    match (found, runtime.without_plugin(&program.with_file_name(PLUGIN))) {
-        (Some(dir), _) => Check::ok(CHECK, format!("{name} finds {PLUGIN} in {}", dir.display())),
-        (None, Some(found)) => Check::problem(CHECK, found),
-        (None, None) => Check::unknown(CHECK, format!("{name} has no directory for plugins")),
+    let needed = plugin.file_name().and_then(|name| name.to_str()).map(|name| runtime.needed(name));
+    match (needed.unwrap_or_default().as_slice(), runtime.without_plugins(plugin)) {
+        ([], _) => Check::ok(CHECK, format!("{name} has no config of Podwire in {configs}")),
+        (_, Some(found)) => Check::problem(CHECK, found),
+        (needed, None) => Check::ok(CHECK, format!("{name} finds {}", needed.join(", "))),
     }
 }

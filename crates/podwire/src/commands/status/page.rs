@@ -3,6 +3,8 @@
 
 use api::{Condition, Counts, InactivePort, InstalledFile, NetworkStatus, ReconcileStatus, Status};
 
+use types::Code;
+
 use crate::print::{self, WIDTH};
 use crate::when;
 
@@ -37,7 +39,7 @@ fn rows(status: &Status, now: u64) -> Vec<(&'static str, String)> {
         ("network", network(&status.network)),
         ("attachments", status.attachments.map_or_else(unknown, attachments)),
         ("reconcile", reconcile(&status.reconcile, now)),
-        ("installed", installed(&status.installed)),
+        ("installed", installed(status)),
     ];
     rows.extend(inactive_ports(&status.inactive_ports));
     rows
@@ -83,19 +85,22 @@ fn reconcile(status: &ReconcileStatus, now: u64) -> String {
     format!("{last}; {}, {}", print::count(status.rounds, "round"), print::count(status.repairs, "repair"))
 }
 
-fn installed(files: &[InstalledFile]) -> String {
-    if files.is_empty() {
+fn installed(status: &Status) -> String {
+    if status.installed.is_empty() {
         return "nothing by this agent; `podwire install` does it".to_owned();
     }
+    // A file that waits for the agent to be ready is no problem of its own.
+    let has_problem = status.conditions.iter().any(|one| one.code == Code::InstallIncomplete);
+    let mark = if has_problem { "BAD " } else { "wait" };
     let line = |file: &InstalledFile| match &file.message {
         None => format!("ok   {}", print::value(&file.path.to_string_lossy())),
         Some(problem) => {
             let problem = print::wrap(problem, WIDTH - LEFT - 5);
             let path = file.path.to_string_lossy();
-            format!("BAD  {}\n     {}", print::value(&path), print::hang(&problem, 5))
+            format!("{mark} {}\n     {}", print::value(&path), print::hang(&problem, 5))
         }
     };
-    files.iter().map(line).collect::<Vec<_>>().join("\n")
+    status.installed.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
 fn blocks(network: &NetworkStatus) -> String {

@@ -226,6 +226,11 @@ fn f7_pods_of_a_folder_that_was_lost_go_too() {
         let outcome = host.ask(&["cleanup"]);
         assert!(outcome.success(), "{mode}: {}{}", outcome.stdout, outcome.stderr);
         has(&outcome.stdout, &["link pw", "bridge podwire0 removed", "nftables tables podwire removed"]);
+        for key in ["net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"] {
+            has(&outcome.stdout, &[&format!("kept: {key} is 1; its value before Podwire is not known\n")]);
+        }
+        // Forwarding alone shows nothing of Podwire.
+        assert_eq!(host.ask(&["cleanup"]).stdout, "nothing of Podwire is here\n");
     }
 }
 

@@ -1,0 +1,70 @@
+//! The address for metrics, where another process listens on it.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+
+use super::{Note, Refusal};
+use crate::server::ServerError;
+
+/// The state of a listening socket in /proc/net/tcp.
+const LISTEN: &str = "0A";
+
+/// Why the agent could not listen on the address. A start with an address that another process uses is degraded, and not
+/// refused; the port of the agent that is to be restarted is free then. `agent` is its process.
+pub(super) fn check(address: SocketAddr, agent: Option<&str>) -> Result<Option<Note>, Refusal> {
+    match TcpListener::bind(address) {
+        Ok(_) => Ok(None),
+        Err(source) if source.kind() == io::ErrorKind::AddrInUse => {
+            let is_own =
+                agent.is_some_and(|pid| is_listener(Path::new("/proc").join(pid).as_path(), address.port()));
+            Ok((!is_own).then_some(Note::MetricsTaken(address)))
+        }
+        Err(source) => Err(ServerError::Tcp { address, source }.into()),
+    }
+}
+
+/// Whether the process listens on this port. A process that ended does not.
+fn is_listener(process: &Path, port: u16) -> bool {
+    let links = fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
+    let files = links.filter_map(|link| fs::read_link(link.path()).ok()?.to_str().map(str::to_owned));
+    let own: BTreeSet<String> = files.collect();
+    let tables =
+        ["tcp", "tcp6"].map(|name| fs::read_to_string(process.join("net").join(name)).unwrap_or_default());
+    tables
+        .iter()
+        .flat_map(|table| listeners(table, port))
+        .any(|inode| own.contains(&format!("socket:[{inode}]")))
+}
+
+/// The inodes of sockets that listen on a port, in the format of /proc/net/tcp.
+fn listeners(table: &str, port: u16) -> impl Iterator<Item = &str> {
+    let local = format!(":{port:04X}");
+    table.lines().filter_map(move |line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let is_it = fields.get(1)?.ends_with(&local) && *fields.get(3)? == LISTEN;
+        fields.get(9).copied().filter(|_| is_it)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a8_a_port_that_a_process_listens_on_is_found() {
+        let itself = Path::new("/proc/self");
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let listener = TcpListener::bind(address).unwrap();
+            let address = listener.local_addr().unwrap();
+            assert!(is_listener(itself, address.port()), "{address}");
+            assert!(!is_listener(Path::new("/proc/1"), address.port()), "{address}");
+            assert!(check(address, Some(&std::process::id().to_string())).unwrap().is_none());
+            assert!(check(address, None).unwrap().is_some());
+            drop(listener);
+            assert!(!is_listener(itself, address.port()), "{address}");
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Configs and copies of the plugin that no installation record names: an operator wrote or copied them. They are named, not
+//! removed. A config without its plugin makes every pod fail.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use agent::cni_configs::CniConfig;
+use agent::config::{Config, Flags};
+use agent::install::{LOOPBACK, PLUGIN, is_podwire_program};
+use agent::runtimes::{Directories, Runtimes};
+
+/// Those of this run directory. Copies of the plugin serve all of them: while a config of another one exists, they are not
+/// named.
+pub(super) fn files(run_dir: &Path) -> Vec<PathBuf> {
+    let (plugin_dirs, config_dirs) = directories();
+    let configs = config_dirs.iter().flat_map(|dir| CniConfig::naming(PLUGIN, dir));
+    let (own, others): (Vec<CniConfig>, Vec<CniConfig>) = configs.partition(|config| is_of(config, run_dir));
+    let mut found: Vec<PathBuf> = own.into_iter().map(|config| config.path).collect();
+    if others.is_empty() {
+        let files = plugin_dirs.iter().flat_map(|dir| [dir.join(PLUGIN), dir.join(LOOPBACK)]);
+        found.extend(files.filter(|path| is_podwire_program(path)));
+    }
+    found
+}
+
+fn is_of(config: &CniConfig, run_dir: &Path) -> bool {
+    let mut parts = config.plugins.iter().filter(|part| part["type"] == PLUGIN);
+    parts.any(|part| Path::new(part["runDir"].as_str().unwrap_or(netconf::DEFAULT_RUN_DIR)) == run_dir)
+}
+
+/// Where runtimes search for plugins and for configs, and where the agent would install them.
+fn directories() -> (BTreeSet<PathBuf>, BTreeSet<PathBuf>) {
+    let (mut plugins, mut configs) = Runtimes::detect(Path::new("/")).searched();
+    let install: (OsString, OsString) = ("PODWIRE_INSTALL_ENABLED".into(), "true".into());
+    let env = std::env::vars_os().chain([install]);
+    let configured = Config::load_with(&Flags::default(), env, Runtimes::directories).ok();
+    if let Some(install) = configured.and_then(|config| config.install) {
+        let Directories { plugins: plugin_dir, configs: config_dir } = install.directories();
+        plugins.insert(plugin_dir);
+        configs.insert(config_dir);
+    }
+    (plugins, configs)
+}
