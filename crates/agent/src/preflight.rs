@@ -7,12 +7,14 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Access, access};
-use types::Finding;
+use engine::overlap::Observed;
+use netlink::RtSocket;
+use types::{Code, Finding, Severity};
 
 use crate::cluster::preflight::{self, JoinRefused};
 use crate::config::Config;
 use crate::install::{InstallError, Installer};
+use crate::keeper;
 use crate::lock::{self, LockError};
 use crate::server::{self, ServerError};
 use crate::share::Share;
@@ -38,6 +40,8 @@ pub enum Refusal {
     Condition(Finding),
     #[error(transparent)]
     Netlink(#[from] netlink::Error),
+    #[error(transparent)]
+    Engine(#[from] engine::Error),
 }
 
 impl Refusal {
@@ -52,7 +56,8 @@ impl Refusal {
             | Self::Install(_)
             | Self::Server(_)
             | Self::Join(_)
-            | Self::Netlink(_) => None,
+            | Self::Netlink(_)
+            | Self::Engine(_) => None,
         }
     }
 }
@@ -110,8 +115,14 @@ pub fn check(config: &Config) -> Preflight {
             (false, None)
         }
     };
-    let share = Share::new(&config.network, config.network.subnets.clone(), None);
-    found.extend(share.err().map(Refusal::Network));
+    match Share::new(&config.network, config.network.subnets.clone(), None) {
+        Ok(share) => found.extend(node(config, &share).into_iter().map(Refusal::Condition)),
+        Err(error) => found.push(Refusal::Network(error)),
+    }
+    match overlaps(config) {
+        Ok(overlaps) => found.extend(overlaps.into_iter().map(Refusal::Condition)),
+        Err(error) => found.push(error.into()),
+    }
     found.extend(Installer::new(config).err().map(Refusal::from));
     if is_free {
         found.extend(server::check(&config.socket).err().map(Refusal::from));
@@ -143,11 +154,23 @@ fn directories(config: &Config) -> Vec<&Path> {
 
 /// A directory that is missing would be made in the nearest one that exists.
 fn unwritable(dir: &Path) -> Option<Refusal> {
-    let existing = dir.ancestors().find(|path| path.symlink_metadata().is_ok())?;
-    let source = match existing.metadata() {
-        Ok(meta) if !meta.is_dir() => io::Error::from(io::ErrorKind::NotADirectory),
-        Ok(_) => access(existing, Access::WRITE_OK | Access::EXEC_OK).err()?.into(),
-        Err(error) => error,
+    let path = dir.ancestors().find(|path| path.symlink_metadata().is_ok()).unwrap_or(dir).to_owned();
+    engine::unwritable(dir).map(|source| Refusal::Directory { path, source })
+}
+
+/// Capabilities, nft, space, and the name of the bridge.
+fn node(config: &Config, share: &Share) -> Vec<Finding> {
+    let found = engine::before_start(&config.run_dir, &config.network.name, &share.conf);
+    let with_fix = |found: Finding| match found.code {
+        Code::BridgeNameTaken => keeper::with_other_bridge(config, found),
+        _ => found,
     };
-    Some(Refusal::Directory { path: existing.to_owned(), source })
+    found.into_iter().map(with_fix).collect()
+}
+
+fn overlaps(config: &Config) -> Result<Vec<Finding>, engine::Error> {
+    let mut found =
+        keeper::overlaps_at_start(config, &Observed::of(&mut RtSocket::open()?, &config.network.subnets)?);
+    found.retain(|one| one.severity == Severity::NotReady);
+    Ok(found)
 }

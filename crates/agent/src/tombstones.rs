@@ -11,7 +11,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use api::{Tombstone, TombstoneError, Tombstones};
-use types::{AttachmentKey, Code, Finding, shell_word};
+use types::{AttachmentKey, Code, Finding, Fix};
 
 /// How long somebody waits for rounds, however many tombstones there are.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -272,7 +272,7 @@ impl Drain {
                 format!("a DEL that was left was put aside: {why}; GC or reconcile removes its attachment");
             let object = format_args!("file {}", path.display());
             let found = Finding::new(Code::TombstoneRejected, object, message);
-            found.fix(format!("rm {}", shell_word(&path.to_string_lossy())))
+            found.fix(Fix::words(["rm", &path.to_string_lossy()]))
         });
         failed.chain(aside).collect()
     }

@@ -30,6 +30,7 @@ impl Condition {
     pub fn new(finding: Finding, since: impl Into<Option<Timestamp>>) -> Self {
         let since = since.into();
         let Finding { code, severity, object, message, fix } = finding;
+        let fix = fix.map(|fix| fix.to_string());
         Self { code: ConditionCode::Known(code), severity, object, since, message, fix }
     }
 

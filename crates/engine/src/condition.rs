@@ -7,7 +7,7 @@ use std::path::Path;
 use ipnet::IpNet;
 use netlink::{Link, RouteFilter, RtSocket};
 use rustix::fs::StatVfsMountFlags;
-use types::{Code, Finding, IfName, shell_word};
+use types::{Code, Finding, Fix, IfName};
 
 use crate::Error;
 
@@ -99,10 +99,9 @@ impl Space {
 }
 
 /// The command that shows how full a file system is.
-pub fn show_space(dir: &Path) -> String {
+pub fn show_space(dir: &Path) -> Fix {
     let dir = dir.to_string_lossy();
-    let dir = shell_word(&dir);
-    format!("df -h {dir}; df -i {dir}")
+    Fix::words(["df", "-h", &dir]).then(Fix::words(["df", "-i", &dir]))
 }
 
 /// The condition of a run directory that is full or nearly full.
@@ -151,7 +150,8 @@ pub(crate) fn not_a_bridge(host: &mut RtSocket, name: &IfName, link: Link) -> Er
 }
 
 /// Frees the name and keeps the link.
-fn renaming(name: &IfName) -> String {
+fn renaming(name: &IfName) -> Fix {
     let kept: String = name.as_str().chars().take(11).collect();
-    format!("ip link set dev {name} down && ip link set dev {name} name old-{kept}")
+    let set = |words: &[&str]| Fix::words([&["ip", "link", "set", "dev", name.as_str()], words].concat());
+    set(&["down"]).and(set(&["name", &format!("old-{kept}")]))
 }

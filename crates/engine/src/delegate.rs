@@ -305,7 +305,8 @@ fn not_writable_by_all(program: &Path) -> Result<(), String> {
             let is_protected = height > 1 && mode & 0o1000 != 0;
             if mode & 0o002 != 0 && !is_protected {
                 let (path, name) = (part.display(), part.to_string_lossy());
-                return Err(format!("every user can change {path}: chmod o-w {}", types::shell_word(&name)));
+                let fix = types::Fix::words(["chmod", "o-w", &name]);
+                return Err(format!("every user can change {path}: {fix}"));
             }
         }
     }

@@ -10,7 +10,7 @@ use netlink::RtSocket;
 use nft::conntrack::{self, Family};
 use nft::{Alive, Firewall, Guard, HostPort, Idle, NetworkChain, Orphan, Others, Pod, Stray};
 use rustix::io::Errno;
-use types::{AttachmentKey, Finding, IfName, NetworkName};
+use types::{AttachmentKey, Finding, Fix, IfName, NetworkName};
 
 use crate::Error;
 use crate::alias::Alias;
@@ -19,7 +19,7 @@ use crate::state::{Addressing, Attachment, Held, Listed, Network, Phase, State, 
 use crate::sysctl::Families;
 
 /// Does the attachment have anything in the firewall? One that asks for nothing needs no nftables at all.
-fn is_needed(attachment: &Attachment) -> bool {
+pub(crate) fn is_needed(attachment: &Attachment) -> bool {
     attachment.spoof_check || attachment.masquerade_outside.is_some() || !attachment.ports.is_empty()
 }
 
@@ -350,7 +350,7 @@ pub fn orphans(run_dir: &Path) -> Result<Option<Finding>, Error> {
     let deletions: Vec<String> =
         found.iter().take(NAMED).map(|orphan| format!("delete element {}", orphan.element)).collect();
     let finding = Finding::new(types::Code::FirewallOrphans, "tables podwire", what);
-    Ok(Some(finding.fix(format!("nft '{}'", deletions.join("; ")))))
+    Ok(Some(finding.fix(Fix::words(["nft", &deletions.join("; ")]))))
 }
 
 fn orphans_now(
@@ -397,14 +397,42 @@ impl Living {
     }
 }
 
-/// What of the tables of all attachments in a run folder is not as it should be. Looks, and changes nothing.
-pub fn faults(run_dir: &Path) -> Result<Vec<String>, Error> {
-    let mut attachments = Vec::new();
-    let state = State::open_existing(run_dir)?;
-    for network in state.iter().map(State::networks).collect::<Result<Vec<_>, _>>()?.concat() {
-        let ready = network.list()?.into_iter().filter(|listed| listed.phase == Phase::Ready);
-        attachments.extend(ready.filter_map(|listed| listed.attachment));
+/// Whether the tables are not as all attachments of a run directory need them. Changes nothing.
+pub fn drift(run_dir: &Path) -> Result<Option<Finding>, Error> {
+    let faults = faults(run_dir)?;
+    let message = format!("Podwire's tables are not as they should be: {}", faults.join(", "));
+    let found = Finding::new(types::Code::FirewallDrift, "tables podwire", message);
+    Ok((!faults.is_empty()).then(|| found.fix(repair_command(run_dir))))
+}
+
+/// Repairs the tables without an agent.
+fn repair_command(run_dir: &Path) -> Fix {
+    let mut words = vec!["podwire", "doctor", "--repair"];
+    let dir = run_dir.to_string_lossy();
+    if run_dir != Path::new(netconf::DEFAULT_RUN_DIR) {
+        words.extend(["--run-dir", &dir]);
     }
+    Fix::words(words)
+}
+
+fn faults(run_dir: &Path) -> Result<Vec<String>, Error> {
+    let Some(state) = State::open_existing(run_dir)? else { return Ok(Vec::new()) };
+    let found = faults_of(&state)?;
+    if found.is_empty() {
+        return Ok(found);
+    }
+    // A DEL at the same time removes elements before the record: its end is waited for.
+    for attachment in ready(&state)? {
+        if let Some(network) = state.existing_network(&attachment.key.network) {
+            network.find(&attachment.key)?;
+        }
+    }
+    let again = faults_of(&state)?;
+    Ok(found.into_iter().filter(|fault| again.contains(fault)).collect())
+}
+
+fn faults_of(state: &State) -> Result<Vec<String>, Error> {
+    let attachments = ready(state)?;
     let members: Vec<Member<'_>> = attachments.iter().filter_map(Member::of).collect();
     let pods: Vec<Pod<'_>> = members.iter().map(Member::pod).collect();
     let mut tables = Firewall::open()?;
@@ -413,6 +441,52 @@ pub fn faults(run_dir: &Path) -> Result<Vec<String>, Error> {
     let names = lacking.iter().filter_map(|place| Some(&members.get(*place)?.attachment().key));
     faults.extend(names.map(|key| format!("{key} is not, or not wholly, in the tables")));
     Ok(faults)
+}
+
+/// Repairs the tables without a moment in which a running pod is not in force, and puts all pods back.
+pub fn repair(run_dir: &Path) -> Result<(), Error> {
+    let Some(state) = State::open_existing(run_dir)? else { return Ok(()) };
+    let attachments = ready(&state)?;
+    let members: Vec<Member<'_>> = attachments.iter().filter_map(Member::of).collect();
+    let pods: Vec<Pod<'_>> = members.iter().map(Member::pod).collect();
+    let mut tables = Firewall::open()?;
+    let lacking = tables.missing_of(&pods)?;
+    tables.repair(&pods)?;
+    take_back(&state, &attachments)?;
+    // Datagrams that kept coming meanwhile would go on to nowhere.
+    let ports: Vec<HostPort> =
+        lacking.iter().filter_map(|place| members.get(*place)).flat_map(|it| it.ports.clone()).collect();
+    if ports.is_empty() { Ok(()) } else { Ok(conntrack::flush_ports(&ports)?) }
+}
+
+fn ready(state: &State) -> Result<Vec<Attachment>, Error> {
+    let mut attachments = Vec::new();
+    for network in state.networks()? {
+        let ready = network.list()?.into_iter().filter(|listed| listed.phase == Phase::Ready);
+        attachments.extend(ready.filter_map(|listed| listed.attachment));
+    }
+    Ok(attachments)
+}
+
+/// Pods that were deleted while all were put back: no other process would remove their elements.
+pub(crate) fn take_back(state: &State, attachments: &[Attachment]) -> Result<(), Error> {
+    for attachment in attachments {
+        if !is_kept(state, attachment)? {
+            expel(attachment, None)?;
+        }
+    }
+    Ok(())
+}
+
+fn is_kept(state: &State, attachment: &Attachment) -> Result<bool, Error> {
+    let Some(network) = state.existing_network(&attachment.key.network) else { return Ok(false) };
+    let stem = attachment.key.file_stem();
+    // A DEL that comes after this check removes the elements. A DEL in progress may be past that: its end is waited for.
+    if network.path_of(&stem).exists() || network.find_stem(&stem)?.is_some() {
+        return Ok(true);
+    }
+    // Another pod that has the address by now has it in the tables too.
+    Ok(attachment.ips().any(|ip| network.is_claimed(ip)))
 }
 
 #[cfg(test)]
@@ -429,7 +503,7 @@ mod tests {
         let sh = |words: &str| node.sh(&["sh", "-c", words]).unwrap();
         let reported = || {
             let found = node.enter(|| orphans(dir.path()).unwrap()).unwrap();
-            found.and_then(|found| found.fix).unwrap_or_default()
+            found.and_then(|found| found.fix).map_or(String::new(), |fix| fix.to_string())
         };
         sh("nft 'add table inet podwire; add set inet podwire bound4 { type ipv4_addr; };
             add set inet podwire ports { type ifname; };

@@ -1,37 +1,232 @@
-//! The conditions of a node that need no agent to be found. Changes nothing.
+//! The conditions of a node that need no agent to be found. CNI STATUS, `podwire status` and `podwire doctor` use the same
+//! checks, so that they cannot differ. Nothing is changed, and a check that fails is a finding: it hides no other.
 
+mod network;
+mod pods;
+
+use std::collections::BTreeSet;
+use std::io;
 use std::path::Path;
 
+use cni::Config;
+use netconf::{NetConf, Place};
 use netlink::{Link, RtSocket};
-use types::Finding;
+use rustix::fs::{Access, access};
+use types::{AttachmentKey, Code, Finding, NetworkName, Severity};
 
-use crate::Error;
-use crate::condition::run_dir_space;
-use crate::reconcile::pod_finding;
-use crate::state::{Attachment, Phase, State};
+use crate::condition::{Failed, run_dir_space};
+use crate::overlap::{self, Observed};
+use crate::reconcile::failure;
+use crate::state::{Attachment, Listed, Network, Phase, State};
+use crate::{Error, firewall, privileges};
+use network::Subject;
 
-/// Of the node itself, and of all pods that are recorded.
-pub fn inspect(run_dir: &Path) -> Result<Vec<Finding>, Error> {
-    let mut found: Vec<Finding> = run_dir_space(run_dir).into_iter().collect();
-    if !nft::is_installed() {
-        found.push(nft::missing_program());
+/// All findings of the node, the most important first: of the run directory, of the networks that `configs` describe, and of
+/// all recorded networks and pods. Configs of other run directories are not inspected.
+pub fn inspect(run_dir: &Path, configs: &[Config]) -> Vec<Finding> {
+    let mut inspection = Inspection::new(run_dir);
+    let parsed: Vec<(&Config, NetConf)> =
+        configs.iter().filter_map(|config| inspection.parse(config)).collect();
+    let subjects = inspection.subjects(&parsed);
+    inspection.node(&subjects);
+    for subject in &subjects {
+        inspection.network(subject);
     }
-    let attachments = attachments(run_dir)?;
-    if !attachments.is_empty() {
-        let links: Vec<Link> = RtSocket::open()?.links()?;
-        for attachment in &attachments {
-            found.extend(pod_finding(attachment, &links)?);
-        }
-    }
-    Ok(found)
+    inspection.tables();
+    inspection.pods();
+    let Inspection { mut status, operator, .. } = inspection;
+    status.extend(operator);
+    sorted(status)
 }
 
-fn attachments(run_dir: &Path) -> Result<Vec<Attachment>, Error> {
-    let mut all = Vec::new();
-    let Some(state) = State::open_existing(run_dir)? else { return Ok(all) };
-    for network in state.networks()? {
-        let ready = network.list()?.into_iter().filter(|listed| listed.phase == Phase::Ready);
-        all.extend(ready.filter_map(|listed| listed.attachment));
+/// What CNI STATUS reports of one network: findings because of which new pods fail or running pods are affected. Those of
+/// single pods are not among them: a pod could keep the whole node from being ready.
+pub(crate) fn of_network(run_dir: &Path, config: &Config, conf: &NetConf) -> Vec<Finding> {
+    let mut inspection = Inspection::new(run_dir);
+    let subject = Subject::of_conf(&config.name, conf, &inspection.running(&config.name));
+    inspection.node(std::slice::from_ref(&subject));
+    inspection.network(&subject);
+    inspection.tables();
+    sorted(inspection.status)
+}
+
+/// What would keep an agent with this network from being ready, apart from overlap. Records are not read: the agent that
+/// wrote them may run.
+pub fn before_start(run_dir: &Path, name: &NetworkName, conf: &NetConf) -> Vec<Finding> {
+    if let Err(error) = privileges::check() {
+        return vec![error.finding(&Failed { code: Code::PermissionDenied, object: "process", run_dir })];
     }
-    Ok(all)
+    let mut found: Vec<Finding> = run_dir_space(run_dir).into_iter().collect();
+    let subject = Subject::of_conf(name, conf, &[]);
+    if subject.needs_nft() {
+        found.extend(nft_missing(run_dir));
+    }
+    match subject.bridge_findings(run_dir) {
+        Ok(bridge) => found.extend(bridge),
+        Err(error) => found.push(failure(error, run_dir)),
+    }
+    found.retain(|one| one.severity == Severity::NotReady);
+    found
+}
+
+/// Each condition once.
+fn sorted(found: Vec<Finding>) -> Vec<Finding> {
+    let mut known = BTreeSet::new();
+    let mut found: Vec<Finding> =
+        found.into_iter().filter(|one| known.insert((one.code, one.object.clone()))).collect();
+    found.sort_by_key(|one| (one.severity, one.code));
+    found
+}
+
+/// Why a directory cannot be written, or made in the nearest one that exists.
+pub fn unwritable(dir: &Path) -> Option<io::Error> {
+    let existing = dir.ancestors().find(|path| path.symlink_metadata().is_ok())?;
+    match existing.metadata() {
+        Ok(meta) if !meta.is_dir() => Some(io::ErrorKind::NotADirectory.into()),
+        Ok(_) => access(existing, Access::WRITE_OK | Access::EXEC_OK).err().map(Into::into),
+        Err(error) => Some(error),
+    }
+}
+
+struct Inspection<'a> {
+    run_dir: &'a Path,
+    records: Vec<(Network, Vec<Listed>)>,
+    links: Vec<Link>,
+    /// New pods fail, or running pods of a network are affected.
+    status: Vec<Finding>,
+    /// The others.
+    operator: Vec<Finding>,
+}
+
+impl<'a> Inspection<'a> {
+    fn new(run_dir: &'a Path) -> Self {
+        let (status, operator) = (Vec::new(), Vec::new());
+        let mut all = Self { run_dir, records: Vec::new(), links: Vec::new(), status, operator };
+        match records_of(run_dir) {
+            Ok(records) => all.records = records,
+            Err(error) => all.failed(error),
+        }
+        match RtSocket::open().and_then(|mut host| host.links()) {
+            Ok(links) => all.links = links,
+            Err(error) => all.failed(error.into()),
+        }
+        all
+    }
+
+    /// A check that failed as a whole.
+    fn failed(&mut self, error: Error) {
+        self.status.push(failure(error, self.run_dir));
+    }
+
+    fn parse<'c>(&mut self, config: &'c Config) -> Option<(&'c Config, NetConf)> {
+        let place = Place::parse(config).and_then(|place| Ok((place, NetConf::parse(config)?)));
+        match place {
+            Ok((place, conf)) => (place.run_dir == self.run_dir).then_some((config, conf)),
+            Err(error) => {
+                let object = format!("network {}", config.name);
+                self.status.push(Finding::new(Code::InstallIncomplete, object, error));
+                None
+            }
+        }
+    }
+
+    /// The networks of configs, then those that only records know.
+    fn subjects<'c>(&self, parsed: &'c [(&'c Config, NetConf)]) -> Vec<Subject<'c>> {
+        let of_config = |(config, conf): &'c (&Config, NetConf)| {
+            Subject::of_conf(&config.name, conf, &self.running(&config.name))
+        };
+        let mut subjects: Vec<Subject<'c>> = parsed.iter().map(of_config).collect();
+        for (network, listed) in &self.records {
+            let is_known =
+                |subject: &Subject<'_>| AttachmentKey::network_dir(&subject.name) == network.name();
+            if !subjects.iter().any(is_known) {
+                subjects.extend(Subject::of_pods(&ready(listed).collect::<Vec<_>>()));
+            }
+        }
+        subjects
+    }
+
+    fn running(&self, name: &NetworkName) -> Vec<&Attachment> {
+        let own = AttachmentKey::network_dir(name);
+        let records = self.records.iter().filter(|(network, _)| network.name() == own);
+        records.flat_map(|(_, listed)| ready(listed)).collect()
+    }
+
+    /// Run directory and nft, without which no pod can be started.
+    fn node(&mut self, subjects: &[Subject<'_>]) {
+        if let Some(found) = run_dir_space(self.run_dir) {
+            match found.severity {
+                Severity::NotReady => self.status.push(found),
+                Severity::Degraded => self.operator.push(found),
+            }
+        } else if let Some(error) = unwritable(self.run_dir) {
+            let dir = self.run_dir.display();
+            let message =
+                format!("cannot write to {dir}: {error}; set runDir to a directory that can be written");
+            self.status.push(Finding::new(Code::RunDirUnusable, format_args!("directory {dir}"), message));
+        }
+        // A network without guard and masquerade needs none.
+        if subjects.is_empty() || subjects.iter().any(Subject::needs_nft) {
+            self.status.extend(nft_missing(self.run_dir));
+        }
+    }
+
+    fn network(&mut self, subject: &Subject<'_>) {
+        match subject.bridge_findings(self.run_dir) {
+            Ok(found) => self.status.extend(found),
+            Err(error) => self.failed(error),
+        }
+        self.status.extend(subject.addresses(self.run_dir));
+        if let Err(error) = self.overlaps(subject) {
+            self.failed(error);
+        }
+        match subject.dropped() {
+            Ok((certain, likely)) => {
+                self.status.extend(certain);
+                self.operator.extend(likely);
+            }
+            // It says nothing about pods.
+            Err(error) => self.operator.push(failure(error, self.run_dir).degraded()),
+        }
+    }
+
+    fn overlaps(&mut self, subject: &Subject<'_>) -> Result<(), Error> {
+        if subject.subnets.is_empty() {
+            return Ok(());
+        }
+        let observed = Observed::of(&mut RtSocket::open()?, &subject.subnets)?;
+        let network = subject.for_overlap();
+        self.status.extend(overlap::of_status(&network, &observed));
+        self.operator.extend(overlap::findings_of_config(&network, &observed));
+        Ok(())
+    }
+
+    /// Podwire's own tables. Without nft they cannot be made, which is reported already.
+    fn tables(&mut self) {
+        match firewall::drift(self.run_dir) {
+            Ok(found) => self.status.extend(found),
+            Err(Error::Firewall(nft::Error::Unsupported { .. })) => {}
+            Err(error) => self.operator.push(failure(error, self.run_dir).degraded()),
+        }
+    }
+}
+
+fn nft_missing(run_dir: &Path) -> Option<Finding> {
+    let available = nft::Firewall::open().and_then(|mut tables| tables.is_available());
+    let failed = Failed { code: Code::KernelFeatureMissing, object: "nftables", run_dir };
+    available.err().map(|error| Error::from(error).finding(&failed))
+}
+
+fn records_of(run_dir: &Path) -> Result<Vec<(Network, Vec<Listed>)>, Error> {
+    let mut records = Vec::new();
+    let state = State::open_existing(run_dir)?;
+    for network in state.iter().map(State::networks).collect::<Result<Vec<_>, _>>()?.concat() {
+        let listed = network.list()?;
+        records.push((network, listed));
+    }
+    Ok(records)
+}
+
+fn ready(listed: &[Listed]) -> impl Iterator<Item = &Attachment> {
+    listed.iter().filter(|one| one.phase == Phase::Ready).filter_map(|one| one.attachment.as_ref())
 }

@@ -49,8 +49,10 @@ pub use cleanup::{Report, cleanup};
 pub use condition::{LinkUse, Space, run_dir_space, show_space};
 pub use delegate::{AllowedDelegates, DELEGATE_TIMEOUT, Delegates};
 pub use error::Error;
-pub use firewall::{InactivePort, faults as firewall_faults, inactive_ports, orphans as firewall_orphans};
-pub use inspect::inspect;
+pub use firewall::{
+    InactivePort, drift as firewall_drift, inactive_ports, orphans as firewall_orphans,
+    repair as repair_firewall,
+};
+pub use inspect::{before_start, inspect, unwritable};
 pub use resident::Resident;
 pub use serve::{Caller, Done, Wait, serve};
-pub use status::DELETE_TABLES;

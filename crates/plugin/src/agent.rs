@@ -274,7 +274,7 @@ fn with_more(error: Error, more: &str) -> Error {
 }
 
 /// The condition of an agent that cannot be asked, as `podwire doctor` reports it.
-fn unreachable(cause: Error, fix: &str) -> Error {
+fn unreachable(cause: Error, fix: &'static str) -> Error {
     let found = Finding::new(types::Code::AgentUnreachable, "agent", &cause.msg).fix(fix);
     cause.with_details(found.summary())
 }

@@ -23,20 +23,20 @@ pub(crate) enum Command {
     Lab(Box<crate::commands::lab::Lab>),
     /// Run the node agent: serve the plugin, keep pods' networks right
     Agent(Box<Agent>),
-    /// Show the status of this node's agent; exits with 0 if it is ready, 1 if not, 3 if it is not reachable
+    /// Show the status of this node; exits with 0 if it is ready, also if degraded, 1 if not, 3 if its agent is not reachable
     Status(Status),
     /// Look at everything that pods' networks need on this node; what is wrong comes with the command that helps, and ends with 1
     Doctor(Doctor),
     /// Show the pods on this node and their addresses; exits with 1 if a record cannot be read
     Pods(Pods),
-    /// Show all nodes of the cluster: addresses, blocks, and whose agent is away
+    /// Show all nodes of the cluster; exits with 1 if a record is refused or in conflict, or if the data is stale
     Nodes(Ask),
     /// Change what the cluster knows of a node
     #[command(subcommand)]
     Node(Node),
     /// Show the routes to other nodes: what should be and what is; ends with 1 if that differs
     Routes(Ask),
-    /// Show which node has which block of the network; ends with 1 if something does not fit together
+    /// Show which node has which block of the network; exits with 1 if records contradict each other or the data is stale
     Blocks(Ask),
     /// Look at attachments one by one
     #[command(subcommand)]
@@ -167,6 +167,9 @@ pub(crate) struct RemoveNode {
 
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
+    /// Repair Podwire's firewall tables first, without interrupting pods; an agent does this by itself
+    #[arg(long)]
+    pub(crate) repair: bool,
     #[arg(short, long, value_enum, default_value = "table")]
     pub(crate) output: Output,
     #[command(flatten)]

@@ -9,7 +9,7 @@ use agent::{Capability, missing_capabilities};
 use api::ClientError;
 use rustix::io::Errno;
 use rustix::process::geteuid;
-use types::shell_word;
+use types::Fix;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ExitStatus {
@@ -32,7 +32,7 @@ pub(crate) struct Usage(pub(crate) String);
 /// The command needs root. Holds the same command with sudo.
 #[derive(Debug, thiserror::Error)]
 #[error("this needs root; run: {0}")]
-pub(crate) struct NeedsRoot(String);
+pub(crate) struct NeedsRoot(Fix);
 
 /// This process is root, and may not do what the command needs.
 #[derive(Debug, thiserror::Error)]
@@ -134,9 +134,9 @@ pub(crate) fn advice(status: ExitStatus) -> Option<String> {
 }
 
 /// The same command, ready to paste.
-fn with_sudo(args: impl Iterator<Item = OsString>) -> String {
-    let words = args.map(|word| shell_word(&word.to_string_lossy()).into_owned());
-    std::iter::once("sudo".to_owned()).chain(words).collect::<Vec<_>>().join(" ")
+fn with_sudo(args: impl Iterator<Item = OsString>) -> Fix {
+    let words = args.map(|word| word.to_string_lossy().into_owned());
+    Fix::words(std::iter::once("sudo".to_owned()).chain(words))
 }
 
 #[cfg(test)]
@@ -181,7 +181,7 @@ mod tests {
     fn a3_the_command_with_sudo_can_be_pasted() {
         let words = ["podwire", "lab", "exec", "n1", "--", "sh", "-c", "echo it's", ""];
         assert_eq!(
-            with_sudo(words.iter().map(OsString::from)),
+            &*with_sudo(words.iter().map(OsString::from)),
             r"sudo podwire lab exec n1 -- sh -c 'echo it'\''s' ''"
         );
     }

@@ -6,6 +6,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::Fix;
+
 /// What a condition means for pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -70,7 +72,7 @@ macro_rules! codes {
 
 codes! {
     AgentStopping NotReady "The agent is stopping; requests in flight are finished." "`systemctl start podwire`";
-    PermissionDenied NotReady "The process lacks root or a capability." "run the command with `sudo`";
+    PermissionDenied NotReady "The process lacks root or a capability." "run the command as root on the node itself, outside of a container";
     NftMissing NotReady "The `nft` program is not installed, and Podwire's tables cannot be made without it." "`apt install nftables`";
     KernelFeatureMissing NotReady "The kernel lacks a feature that pods need." "`modprobe MODULE`";
     RunDirFull NotReady "The file system of the run directory is full, and attachments cannot be recorded. Degraded while it is only nearly full." "free space: `df -h /run/podwire; df -i /run/podwire`";
@@ -90,11 +92,13 @@ codes! {
     RepairFailed Degraded "Reconcile found drift and could not repair it." "correct the cause in the message; the agent retries";
     MonitorFailed Degraded "The agent does not receive events of the kernel, so drift is found by the timer only." "correct the cause in the message; the agent retries";
     BridgeDown Degraded "The bridge of running pods is down." "`ip link set BRIDGE up`";
-    FirewallDrift Degraded "Podwire's tables are not as they should be." "`systemctl restart podwire`, without an agent the `nft` command of the condition";
+    FirewallDrift Degraded "Podwire's tables are not as they should be." "`systemctl restart podwire`; without an agent `podwire doctor --repair`";
     FirewallOrphans Degraded "Podwire's tables hold elements of pods that are gone." "the `nft` command of the condition";
     PodTrafficDropped Degraded "A firewall chain that Podwire does not manage drops the traffic of pods, or may drop it (see the message)." "the `nft` command of the condition; an agent with `network.accept_forward = true` keeps such rules itself";
     PodLinkMoved Degraded "The interface of a pod was renamed, or moved out of the pod's network namespace." "restart the pod, unless the condition has an `ip` command";
-    PodMacChanged Degraded "The MAC address of a pod's interface was changed inside the pod; the source check drops its packets." "the `ip` command of the condition";
+    PodMacChanged Degraded "The MAC address of a pod's interface was changed inside the pod; the source check drops its packets." "the `ip` command of the condition, or restart the pod";
+    PodNetworkIncomplete Degraded "A pod lacks its link, addresses, routes or neighbours. Without an agent they are not restored." "restart the pod";
+    PodNotInspected Degraded "A pod cannot be inspected, so that changes inside it are not found. The record of such a pod was often recovered from its link." "restart the pod";
     DhcpLeaseExpired Degraded "The interface of a pod with a DHCP address is down, as the DHCP client leaves it when the lease expires. Podwire does not set it up: the address may belong to another host." "check the DHCP server, then restart the pod";
     RecordUnreadable Degraded "The record of an attachment cannot be read; its addresses stay in use." "delete the pod, or remove the file and restart the pod";
     RecordNewer Degraded "A newer version of Podwire wrote the record of an attachment." "upgrade Podwire, or delete the pod";
@@ -144,6 +148,7 @@ impl Code {
             Self::IpamUnavailable
                 | Self::AgentUnreachable
                 | Self::BridgeDown
+                | Self::PodNetworkIncomplete
                 | Self::FirewallDrift
                 | Self::PeerUnreachable
                 | Self::ForwardingDisabled
@@ -166,7 +171,7 @@ pub struct Finding {
     pub object: String,
     pub message: String,
     /// The command that helps, ready to paste.
-    pub fix: Option<String>,
+    pub fix: Option<Fix>,
 }
 
 impl Finding {
@@ -175,7 +180,7 @@ impl Finding {
         Self { code, severity: code.severity(), object, message, fix: None }
     }
 
-    pub fn fix(self, command: impl Into<String>) -> Self {
+    pub fn fix(self, command: impl Into<Fix>) -> Self {
         Self { fix: Some(command.into()), ..self }
     }
 

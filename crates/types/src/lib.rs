@@ -6,6 +6,7 @@
 
 mod closest;
 pub mod condition;
+mod fix;
 mod hash;
 mod key;
 mod mac;
@@ -19,6 +20,7 @@ mod text;
 
 pub use closest::closest;
 pub use condition::{Code, Finding, Severity};
+pub use fix::Fix;
 pub use hash::Digest;
 pub use key::AttachmentKey;
 pub use mac::{Mac, MacError};
@@ -30,7 +32,8 @@ pub use placement::{DEFAULT_NETWORK, DEFAULT_TENANT, Placement};
 pub use protocol::{Protocol, ProtocolError};
 pub use special::Special;
 pub use subnet::{DEFAULT_SUBNET_V4, DEFAULT_SUBNET_V6, DEFAULT_SUBNETS};
-pub use text::{count, one_line, printable, printable_json, shell_word};
+use text::shell_word;
+pub use text::{count, one_line, printable, printable_json};
 
 /// The route protocol number that marks a route or neighbour as ours (`ip route show proto 112`).
 pub const ROUTE_PROTOCOL: u8 = 112;

@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 
 /// The text as one word of a shell command: quoted where the shell would interpret it.
-pub fn shell_word(text: &str) -> Cow<'_, str> {
+pub(crate) fn shell_word(text: &str) -> Cow<'_, str> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,@+%".contains(c);
     if !text.is_empty() && text.chars().all(is_plain) {
         return Cow::Borrowed(text);

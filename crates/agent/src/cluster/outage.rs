@@ -1,6 +1,6 @@
 //! The condition of a store that does not answer, with a command that checks it.
 
-use types::{Code, Finding, shell_word};
+use types::{Code, Finding, Fix};
 
 use crate::config::{Etcd, Store};
 
@@ -12,7 +12,7 @@ pub(super) fn finding(store: &Store, why: &str) -> Finding {
 }
 
 /// Asks each endpoint for its health, with the certificates that the agent uses.
-fn check(etcd: &Etcd) -> String {
+fn check(etcd: &Etcd) -> Fix {
     let mut words = ["curl", "-m", "3"].map(str::to_owned).to_vec();
     // curl reads a colon in the name of a certificate as the beginning of its password.
     let escaped = |path: &std::path::PathBuf| path.to_string_lossy().replace('\\', r"\\").replace(':', r"\:");
@@ -26,7 +26,7 @@ fn check(etcd: &Etcd) -> String {
         words.extend(path.into_iter().flat_map(|path| [option.to_owned(), path]));
     }
     words.extend(etcd.endpoints.iter().map(|endpoint| format!("{endpoint}/health")));
-    words.iter().map(|word| shell_word(word)).collect::<Vec<_>>().join(" ")
+    Fix::words(words)
 }
 
 #[cfg(test)]

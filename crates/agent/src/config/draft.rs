@@ -13,8 +13,8 @@ use types::{AttachMode, IfName, NetworkName, NodeName};
 use crate::config::etcd::{self, Endpoint, Scheme};
 use crate::config::layers::Given;
 use crate::config::{
-    Cluster, Config, ConfigError, Etcd, Fallback, Install, KEYS, LogFormat, LogLevel, Network, Origin,
-    Plugin, Problem, Secret, Store, Transport, TunnelChecksum, check, values,
+    Cluster, Config, ConfigError, Etcd, Fallback, FlagKeys, Install, KEYS, LogFormat, LogLevel, Network,
+    Origin, Plugin, Problem, Secret, Store, Transport, TunnelChecksum, check, values,
 };
 use crate::runtimes::Directories;
 
@@ -117,7 +117,10 @@ pub(super) fn build(
         problems.extend(judge.config(config));
     }
     match config {
-        Some(config) if problems.is_empty() => Ok(config),
+        Some(config) if problems.is_empty() => {
+            let origins = origins.iter().map(|(name, (origin, _))| (name, origin));
+            Ok(Config { flag_keys: FlagKeys::new(origins), ..config })
+        }
         Some(_) | None => Err(ConfigError { problems }),
     }
 }
@@ -223,6 +226,7 @@ impl Draft {
         // The default, said aloud.
         self.counter.take_if(|counter| *counter == Layout::new(&prefix, None).counter());
         Some(Config {
+            flag_keys: FlagKeys::default(),
             store: match self.store() {
                 StoreKind::Embedded => Store::Embedded,
                 StoreKind::Etcd => Store::Etcd(self.etcd(&prefix)),

@@ -11,6 +11,7 @@
 //! that is given must be right even where another one overrides it, and all mistakes are told at once.
 
 mod aliases;
+mod change;
 mod check;
 mod cluster;
 mod docs;
@@ -37,10 +38,11 @@ use ::cluster::Layout;
 use engine::AllowedDelegates;
 use ipnet::IpNet;
 use serde_json::{Map, Value, json};
-use types::{AttachMode, Code, Finding, IfName, NetworkName, shell_word};
+use types::{AttachMode, Code, Finding, Fix, IfName, NetworkName};
 
 use crate::runtimes::Directories;
 
+pub use self::change::FlagKeys;
 pub use self::cluster::{Cluster, Transport, TunnelChecksum};
 pub use docs::{reference, sample};
 pub use error::{ConfigError, Origin, Problem};
@@ -83,6 +85,7 @@ pub struct Config {
     pub delegates: AllowedDelegates,
     /// None: the agent puts nothing into the runtime's folders.
     pub install: Option<Install>,
+    pub flag_keys: FlagKeys,
 }
 
 /// The network that requests without one of their own belong to.
@@ -189,10 +192,10 @@ impl Config {
         let message = format!("etcd.key {path} holds a private key and {exposure}");
         let found = Finding::new(Code::EtcdKeyExposed, format_args!("file {path}"), message);
         let name = key.to_string_lossy();
-        let word = shell_word(&name);
+        let close = Fix::words(["chmod", "600", &name]);
         Some(found.fix(match secrets::has_other_owner(&metadata) {
-            true => format!("chown root {word} && chmod 600 {word}"),
-            false => format!("chmod 600 {word}"),
+            true => Fix::words(["chown", "root", &name]).and(close),
+            false => close,
         }))
     }
 

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use rustix::process::geteuid;
-use types::shell_word;
+use types::Fix;
 
 /// A file that was read. The path may lead to another one in the meantime.
 pub(super) struct Content {
@@ -35,7 +35,7 @@ pub(super) fn exposure(path: &Path, metadata: &Metadata) -> Option<String> {
         return Some(what);
     }
     let path = path.to_string_lossy();
-    let command = || format!("chmod 600 {}", shell_word(&path));
+    let command = || Fix::words(["chmod", "600", &path]);
     (mode & 0o077 != 0).then(|| format!("other users have access to it (mode {mode:04o}): {}", command()))
 }
 
@@ -43,16 +43,18 @@ pub(super) fn exposure(path: &Path, metadata: &Metadata) -> Option<String> {
 fn tampering(path: &Path, metadata: &Metadata) -> Option<String> {
     let mode = metadata.mode() & 0o7777;
     let name = path.to_string_lossy();
-    let writable =
-        || format!("can be changed by other users (mode {mode:04o}): chmod go-w {}", shell_word(&name));
+    let writable = || {
+        let fix = Fix::words(["chmod", "go-w", &name]);
+        format!("can be changed by other users (mode {mode:04o}): {fix}")
+    };
     let by_group = mode & 0o020 != 0 && metadata.gid() != 0;
     other_owner(path, metadata).or_else(|| (mode & 0o002 != 0 || by_group).then(writable))
 }
 
 fn other_owner(path: &Path, metadata: &Metadata) -> Option<String> {
     let (owner, path) = (metadata.uid(), path.to_string_lossy());
-    has_other_owner(metadata)
-        .then(|| format!("belongs to another user ({owner}): chown root {}", shell_word(&path)))
+    let fix = || Fix::words(["chown", "root", &path]);
+    has_other_owner(metadata).then(|| format!("belongs to another user ({owner}): {}", fix()))
 }
 
 pub(super) fn has_other_owner(metadata: &Metadata) -> bool {

@@ -1,7 +1,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use types::shell_word;
+use types::Fix;
 
 /// Why something could not be installed or taken away.
 #[derive(Debug, thiserror::Error)]
@@ -31,10 +31,10 @@ pub enum InstallError {
 
 impl InstallError {
     /// The command that helps. Runtimes ignore a config with this ending.
-    pub fn fix(&self) -> Option<String> {
+    pub fn fix(&self) -> Option<Fix> {
         let Self::Foreign { path, .. } = self else { return None };
         let path = path.to_string_lossy();
-        Some(format!("mv {} {}", shell_word(&path), shell_word(&format!("{path}.moved"))))
+        Some(Fix::words(["mv", &path, &format!("{path}.moved")]))
     }
 
     /// The file or directory that it is about. None: the config, which the template does not give.

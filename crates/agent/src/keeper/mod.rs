@@ -44,6 +44,8 @@ use crate::share::Shares;
 use crate::work::Work;
 use hints::Known;
 use monitor::{Monitor, Read};
+pub(crate) use overlap::at_start as overlaps_at_start;
+pub(crate) use round::with_other_bridge;
 use rules::Rules;
 use suspicion::Polled;
 use watch::Watch;

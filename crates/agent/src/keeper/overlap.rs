@@ -6,6 +6,7 @@ use netlink::RtSocket;
 use types::{Finding, Severity};
 
 use super::{Due, Keeper};
+use crate::config::Config;
 
 impl Keeper {
     /// Lists routes, of which there may be many: with the timer, on suspicion, and until the agent is ready or the overlap is gone.
@@ -31,20 +32,32 @@ impl Keeper {
 
     fn found(&self, observed: &Observed) -> Vec<Finding> {
         let config = &self.parts.config;
-        let own = &config.network;
-        let network = Network { name: &own.name, bridge: &own.bridge, subnets: &own.subnets };
-        // All nodes of a cluster have the same subnets: one node cannot change them.
-        let is_alone = config.cluster.margin == 0;
-        let change = is_alone.then(|| overlap::alternative(&network, observed)).flatten().map(|subnets| {
-            let subnets: Vec<String> = subnets.iter().map(ToString::to_string).collect();
-            let variable = format!("IP_SUBNET={}", subnets.join(","));
-            format!("echo {variable} >> /etc/podwire/agent.env && systemctl restart podwire")
-        });
-        let of = |found: Finding| match (found.severity, &change) {
-            (Severity::NotReady, _) if self.was_ready => found.degraded(),
-            (Severity::NotReady, Some(change)) => found.fix(change),
-            (Severity::NotReady | Severity::Degraded, _) => found,
-        };
-        overlap::findings(&network, observed).into_iter().map(of).collect()
+        match self.was_ready {
+            true => {
+                overlap::findings(&network(config), observed).into_iter().map(Finding::degraded).collect()
+            }
+            false => at_start(config, observed),
+        }
     }
+}
+
+fn network(config: &Config) -> Network<'_> {
+    let own = &config.network;
+    Network { name: &own.name, bridge: &own.bridge, subnets: &own.subnets }
+}
+
+/// What overlaps the agent's network, with another subnet as the fix where the network has no pods yet.
+pub(crate) fn at_start(config: &Config, observed: &Observed) -> Vec<Finding> {
+    let network = network(config);
+    // All nodes of a cluster have the same subnets: one node cannot change them.
+    let is_alone = config.cluster.margin == 0;
+    let other = is_alone.then(|| overlap::alternative(&network, observed)).flatten().map(|subnets| {
+        let subnets: Vec<String> = subnets.iter().map(ToString::to_string).collect();
+        subnets.join(",")
+    });
+    let of = |found: Finding| match (found.severity, &other) {
+        (Severity::NotReady, Some(other)) => config.propose(found, "network.subnets", other),
+        (Severity::NotReady, None) | (Severity::Degraded, _) => found,
+    };
+    overlap::findings(&network, observed).into_iter().map(of).collect()
 }

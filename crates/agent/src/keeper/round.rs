@@ -11,6 +11,7 @@ use types::{Code, Finding, IfName, Severity};
 use super::{Due, Keeper, Parts, RETRY};
 use crate::attachments::inactive_port;
 use crate::conditions::Source;
+use crate::config::Config;
 use crate::lock;
 use crate::memory;
 use crate::notify;
@@ -160,7 +161,7 @@ impl Keeper {
     fn with_node(&mut self, mut findings: Vec<Finding>) -> Vec<Finding> {
         let taken = format!("link {}", self.parts.config.network.bridge);
         for found in findings.iter_mut().filter(|it| it.code == Code::BridgeNameTaken && it.object == taken) {
-            found.fix.get_or_insert_with(|| other_bridge(&self.parts.config.network.bridge));
+            *found = with_other_bridge(&self.parts.config, found.clone());
         }
         let lacks_bridge = |found: &Finding| {
             found.severity == Severity::NotReady
@@ -309,10 +310,13 @@ impl Keeper {
     }
 }
 
-/// Sets another bridge. The link that has the name may be the one that the node is reached by.
-fn other_bridge(taken: &IfName) -> String {
-    let name = if taken.as_str() == "podwire0" { "podwire1" } else { "podwire0" };
-    format!("echo BRIDGE_NAME={name} >> /etc/podwire/agent.env && systemctl restart podwire")
+/// Proposes another bridge where the link may be in use: the node may be reached by it.
+pub(crate) fn with_other_bridge(config: &Config, found: Finding) -> Finding {
+    let name = if config.network.bridge.as_str() == "podwire0" { "podwire1" } else { "podwire0" };
+    match &found.fix {
+        Some(_) => found,
+        None => config.propose(found, "network.bridge", name),
+    }
 }
 
 /// Does it belong to the node, also without any pod?

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use types::{Code, Finding, shell_word};
+use types::{Code, Finding, Fix};
 
 use super::{CONFIG_DIR, PLUGIN_DIR, Runtime, Runtimes, joined};
 use crate::cni_configs::CniConfig;
@@ -42,7 +42,7 @@ impl Runtime {
         let missing: Vec<&String> = needed.iter().filter(|name| !is_found(name)).collect();
         let target = self.plugin_dirs.first()?;
         let object = format!("file {}", target.join(missing.first()?).display());
-        let fixes: Vec<Result<String, &str>> =
+        let fixes: Vec<Result<Fix, &str>> =
             missing.iter().map(|name| copy(plugin, name, target).ok_or(name.as_str())).collect();
         let unknown: Vec<&str> = fixes.iter().filter_map(|fix| fix.as_ref().err().copied()).collect();
         let advice = match unknown.as_slice() {
@@ -61,18 +61,19 @@ impl Runtime {
             joined(&self.plugin_dirs),
         );
         let found = Finding::new(Code::InstallIncomplete, object, message);
-        Some(match fixes.into_iter().collect::<Result<Vec<String>, &str>>() {
-            Ok(commands) => found.fix(commands.join(" && ")),
-            Err(_) => found,
+        let all = fixes.into_iter().collect::<Result<Vec<Fix>, &str>>().ok();
+        Some(match all.and_then(|all| all.into_iter().reduce(Fix::and)) {
+            Some(commands) => found.fix(commands),
+            None => found,
         })
     }
 }
 
 /// The command that copies a plugin into a runtime's directory. None if this machine does not have it.
-fn copy(plugin: &Path, name: &str, target: &Path) -> Option<String> {
+fn copy(plugin: &Path, name: &str, target: &Path) -> Option<Fix> {
     let (source, mode) = source(plugin, name)?;
-    let words = [source, target.join(name)].map(|path| shell_word(&path.to_string_lossy()).into_owned());
-    Some(format!("install -D -m {mode:04o} {}", words.join(" ")))
+    let [from, to] = [source, target.join(name)].map(|path| path.to_string_lossy().into_owned());
+    Some(Fix::words(["install", "-D", "-m", &format!("{mode:04o}"), &from, &to]))
 }
 
 /// The file to copy, with its mode: from beside the installed plugin or from where packages install it. Podwire's plugin also

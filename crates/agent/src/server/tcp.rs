@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use tokio::net::TcpListener;
 use tokio::task::{AbortHandle, yield_now};
 use tokio::time::sleep;
-use types::{Code, Finding};
+use types::{Code, Finding, Fix};
 
 use super::listen::{ServerError, bind_tcp};
 use super::{ACCEPT_PAUSE, House, REBIND_PAUSE, Way, connection};
@@ -42,8 +42,8 @@ pub(super) async fn serve(
 }
 
 /// Shows the processes that listen on the port, on this address and on all of them.
-fn listeners(address: SocketAddr) -> String {
-    format!("ss -ltnp 'sport = :{}'", address.port())
+fn listeners(address: SocketAddr) -> Fix {
+    Fix::words(["ss", "-ltnp", &format!("sport = :{}", address.port())])
 }
 
 async fn accept(listener: TcpListener, mut house: House) {

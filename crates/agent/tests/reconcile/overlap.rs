@@ -54,7 +54,8 @@ fn b10_an_overlap_at_the_start_keeps_the_agent_from_being_ready_and_touches_noth
             );
             let fix = found["fix"].as_str().unwrap();
             assert!(
-                fix.starts_with("echo IP_SUBNET=") && !fix.contains("10.83.0.0/16,fd00:88::/64"),
+                fix.starts_with("echo PODWIRE_NETWORK_SUBNETS=")
+                    && !fix.contains("10.83.0.0/16,fd00:88::/64"),
                 "{fix}"
             );
             before.expect_same(&node).unwrap();

@@ -38,7 +38,7 @@ impl Round<'_> {
                 first.map_or(Ok(()), |first| prepare(&mut tables, &first))?;
             } else {
                 tables.repair(&pods)?;
-                self.take_back(attachments)?;
+                firewall::take_back(&self.state, attachments)?;
                 first.map_or(Ok(()), |first| tables.prepare(&first))?;
             }
             self.repaired(Kind::Firewall, format_args!("firewall put right: {}", damage.join(", ")));
@@ -106,28 +106,6 @@ impl Round<'_> {
             }
         }
         Ok(false)
-    }
-
-    /// Pods that were taken apart while all were put back: nobody else would remove what they have in the tables.
-    fn take_back(&mut self, attachments: &[Attachment]) -> Result<(), Error> {
-        for attachment in attachments {
-            if !self.is_kept(attachment)? {
-                firewall::expel(attachment, None)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn is_kept(&self, attachment: &Attachment) -> Result<bool, Error> {
-        let Some(network) = self.state.existing_network(&attachment.key.network) else { return Ok(false) };
-        let stem = attachment.key.file_stem();
-        // A DEL that comes after this look removes what was put back. One that is under way may be past that: its end
-        // is waited for.
-        if network.path_of(&stem).exists() || network.find_stem(&stem)?.is_some() {
-            return Ok(true);
-        }
-        // Another pod that has the address by now has it in the tables too.
-        Ok(attachment.ips().any(|ip| network.is_claimed(ip)))
     }
 }
 

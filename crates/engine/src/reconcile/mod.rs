@@ -36,7 +36,7 @@ use crate::{detach, gc};
 pub(crate) use inside::mend_routes;
 use node::Renewed;
 use observe::Seen;
-pub(crate) use pod::pod_finding;
+pub(crate) use pod::{Restore, pod_finding};
 
 /// Of an attachment with addresses of another IPAM plugin, for messages.
 const TO_THE_PLUGIN: &str = "its addresses go back to the IPAM plugin with the next DEL or GC";
@@ -198,6 +198,16 @@ pub fn failure(error: Error, run_dir: &Path) -> Finding {
     error.finding(&Failed { code, object, run_dir })
 }
 
+/// What a pod lacks inside its namespace.
+pub(crate) fn inside_faults(attachment: &Attachment) -> Result<Vec<String>, Error> {
+    Ok(inside::faults(attachment)?.iter().map(ToString::to_string).collect())
+}
+
+/// Whether the recorded namespace of a pod exists.
+pub(crate) fn is_alive(attachment: &Attachment) -> Result<bool, Error> {
+    Ok(inside::open(attachment)?.is_some())
+}
+
 /// Removes from the kernel what is left of flows of pods that are gone: all of them in one go, and not while a pod waits.
 pub fn forget_flows(order: &Order<'_>) -> Result<(), Error> {
     let Some((name, conf)) = order.network else { return Ok(()) };
@@ -281,7 +291,7 @@ impl Round<'_> {
         let attachments = std::mem::take(&mut self.outcome.attachments);
         let mut found = Vec::new();
         for attachment in &attachments {
-            match pod_finding(attachment, &links) {
+            match pod_finding(attachment, &links, Restore::ByAgent) {
                 Ok(finding) => found.extend(finding),
                 Err(error) => {
                     let object = format_args!("attachment {}", attachment.key);

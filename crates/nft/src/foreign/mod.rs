@@ -12,7 +12,7 @@ mod legacy;
 mod tables;
 
 use netlink::{RouteFilter, RtSocket};
-use types::{Code, Finding, IfName};
+use types::{Code, Finding, Fix, IfName};
 
 pub use accept::{accept_in_others, withdraw_from_others};
 pub use forwarding::{ForwardingChain, forwarding_chains};
@@ -75,7 +75,7 @@ pub struct ForeignDrop {
     /// How it drops, in words.
     pub why: String,
     /// What helps, ready to paste into a shell.
-    pub command: String,
+    pub command: Fix,
     pub certainty: Certainty,
 }
 
@@ -191,10 +191,10 @@ struct Place<'a> {
 impl Place<'_> {
     /// Routed pods pass with the host end of their link as the one side, bridged ones with their bridge. Both ways, and
     /// new connections too: host ports, and pods of other nodes, come from outside.
-    fn insertion(&self, bridges: &[&IfName]) -> String {
-        // Names of others go into a line for a shell.
+    fn insertion(&self, bridges: &[&IfName]) -> Fix {
+        // Names of others go into a text for nft.
         if ![self.table, self.chain].into_iter().all(is_harmless) {
-            return "nft -a list ruleset".to_owned();
+            return "nft -a list ruleset".into();
         }
         let Self { family, table, chain } = self;
         let links = [PODS].into_iter().chain(bridges.iter().map(|b| b.as_str()).filter(|b| is_harmless(b)));
@@ -205,17 +205,18 @@ impl Place<'_> {
                 )
             })
         };
-        format!("nft '{}'", links.flat_map(insert).collect::<Vec<_>>().join("; "))
+        Fix::words(["nft", &links.flat_map(insert).collect::<Vec<_>>().join("; ")])
     }
 
     /// The kernel lets nobody else change the table.
-    fn of_firewalld(&self, bridges: &[&IfName]) -> String {
+    fn of_firewalld(&self, bridges: &[&IfName]) -> Fix {
         if self.table != "firewalld" {
-            return "nft -a list ruleset".to_owned();
+            return "nft -a list ruleset".into();
         }
         let links = ["pw+"].into_iter().chain(bridges.iter().map(|b| b.as_str()).filter(|b| is_harmless(b)));
-        let zone: Vec<String> = links.map(|link| format!("--add-interface={link}")).collect();
-        format!("firewall-cmd --permanent --zone=trusted {} && firewall-cmd --reload", zone.join(" "))
+        let trust = ["firewall-cmd", "--permanent", "--zone=trusted"].map(str::to_owned);
+        let zone = links.map(|link| format!("--add-interface={link}"));
+        Fix::words(trust.into_iter().chain(zone)).and("firewall-cmd --reload")
     }
 }
 
@@ -240,7 +241,7 @@ mod tests {
         );
         for chain in ["a'; reboot '", "$(reboot)", "", "9"] {
             let command = Place { chain, ..place }.insertion(&[]);
-            assert_eq!(command, "nft -a list ruleset");
+            assert_eq!(&*command, "nft -a list ruleset");
         }
     }
 }

@@ -188,7 +188,7 @@ fn pain15_a_table_with_an_owner_is_for_its_owner_to_change() {
         drop(input);
         owner.wait().unwrap();
         assert_eq!(
-            found.iter().map(|d| d.command.as_str()).collect::<Vec<_>>(),
+            found.iter().map(|d| &*d.command).collect::<Vec<_>>(),
             [
                 "firewall-cmd --permanent --zone=trusted --add-interface=pw+ --add-interface=br0 && firewall-cmd --reload"
             ]

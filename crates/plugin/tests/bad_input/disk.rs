@@ -190,8 +190,13 @@ fn c3_a_disk_that_fills_up_under_running_pods() {
         let case = format!("{scarce:?}");
         let add = disk.plugin().add(&c, &config).unwrap();
         refused_with(&case, &add, (5, &["file system of the state folder is full"]));
-        let status = disk.plugin().status(&host.node, &config).unwrap();
-        refused_with(&case, &status, (50, &["file system of the state folder is full"]));
+        // Every pod needs a record, also one whose addresses another plugin assigns.
+        let layer2 = host.config(&json!({"name": "layer2", "bridge": "l2", "mode": "bridge"}));
+        let delegated = with(&config, &json!({"name": "leased", "bridge": "le", "ipam": {"type": "dhcp"}}));
+        for config in [&config, &layer2, &delegated] {
+            let status = disk.plugin().status(&host.node, config).unwrap();
+            refused_with(&case, &status, (50, &["is full", "RunDirFull: df -h"]));
+        }
         disk.plugin().check(&a, &config, &result).unwrap().ok().unwrap();
         disk.plugin().del(&c, &config).unwrap().ok().unwrap();
         watch.expect_same(&case);

@@ -13,8 +13,12 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use api::{Client, Readiness, Status};
 use clap::{Args, FromArgMatches};
 use engine::Caller;
+use engine::overlap::{self, Observed};
 use engine::state::State;
+use ipnet::IpNet;
+use netlink::RtSocket;
 use serde_json::Value;
+use types::{Code, Fix};
 
 use crate::cli::Install;
 use crate::print;
@@ -92,7 +96,7 @@ fn can_serve(list: &str) -> Result<()> {
         let config = cni::Config::from_slice(config.to_string().as_bytes())?;
         let run_dir = netconf::Place::parse(&config)?.run_dir;
         let is_new = State::open_existing(&run_dir).context(WOULD_FAIL)?.is_none();
-        let answer = engine::serve(&cni::Request::Status(config), &Caller::STANDALONE);
+        let answer = engine::serve(&cni::Request::Status(config.clone()), &Caller::STANDALONE);
         // STATUS makes the state directory, as an ADD would.
         if let Some(state) = State::open_existing(&run_dir)?.filter(|_| is_new) {
             state.remove()?;
@@ -102,12 +106,35 @@ fn can_serve(list: &str) -> Result<()> {
             Err(error) if error.code == cni::Code::LimitedConnectivity => {
                 print::warn(format_args!("podwire: {error}"));
             }
-            Err(error) => {
-                return Err(error).context(WOULD_FAIL);
+            Err(error) if error.details.starts_with(Code::SubnetOverlap.as_str()) => {
+                // A line of its own, and never broken: it is to be pasted.
+                let command = with_free_subnets(&config)?.map_or(String::new(), |fix| format!("\n    {fix}"));
+                bail!("{WOULD_FAIL}: {error}{command}");
             }
+            Err(error) => return Err(error).context(WOULD_FAIL),
         }
     }
     Ok(())
+}
+
+/// This command with free subnets in the place of those that overlap.
+fn with_free_subnets(config: &cni::Config) -> Result<Option<Fix>> {
+    let conf = netconf::NetConf::parse(config)?;
+    let subnets = overlap::routed_subnets(&conf);
+    let observed = Observed::of(&mut RtSocket::open()?, &subnets)?;
+    let network = overlap::Network { name: &config.name, bridge: &conf.bridge, subnets: &subnets };
+    let args = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
+    Ok(overlap::alternative(&network, &observed).map(|free| with_subnets(args, &free)))
+}
+
+fn with_subnets(args: impl Iterator<Item = String>, subnets: &[IpNet]) -> Fix {
+    let mut is_value = false;
+    let is_kept = |word: &String| {
+        let was_value = std::mem::replace(&mut is_value, word == "--subnet");
+        !was_value && !is_value && !word.starts_with("--subnet=")
+    };
+    let given = subnets.iter().flat_map(|subnet| ["--subnet".to_owned(), subnet.to_string()]);
+    Fix::words(args.filter(is_kept).chain(given))
 }
 
 fn put(installer: &Installer, directories: &Directories) -> Result<()> {
@@ -246,4 +273,21 @@ fn kept_by_agent(args: &Install, client: &Client, end: Instant) -> Result<()> {
 fn plugin_beside_us() -> Result<PathBuf> {
     let us = std::env::current_exe().context("cannot find my own program file")?;
     Ok(us.with_file_name(PLUGIN))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn b10_the_command_with_other_subnets_keeps_all_other_words() {
+        let free = ["10.84.0.0/16".parse().unwrap(), "fd00:89::/64".parse().unwrap()];
+        for asked in ["", "--subnet 10.1.0.0/16 --subnet fd00::/64 ", "--subnet=10.1.0.0/16 "] {
+            let line = format!("podwire install --standalone {asked}--name blue");
+            let fix = with_subnets(line.split(' ').map(str::to_owned), &free);
+            let wanted =
+                "podwire install --standalone --name blue --subnet 10.84.0.0/16 --subnet fd00:89::/64";
+            assert_eq!(&*fix, wanted, "{asked}");
+        }
+    }
 }

@@ -2,6 +2,7 @@ pub(crate) mod agent;
 pub(crate) mod attachment;
 pub(crate) mod blocks;
 pub(crate) mod cleanup;
+mod configs;
 pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod install;

@@ -152,3 +152,25 @@ fn a8_invalid_values_are_all_reported_with_what_was_meant() {
     }
     assert!(found.iter().any(|problem| problem.contains("network.mtu")), "{found:#?}");
 }
+
+#[test]
+fn a8_conditions_that_would_keep_the_agent_from_being_ready_are_reported() {
+    let host = Host::new("unready");
+    host.node.sh(&["ip", "link", "add", "taken", "type", "veth", "peer", "name", "peer0"]).unwrap();
+    let add = "ip link add other type bridge; ip link set other up; ip addr add 10.83.0.9/24 dev other";
+    host.node.sh(&["sh", "-c", add]).unwrap();
+    let found = problems(&check(&host, &["--network-bridge", "taken"]));
+    assert_eq!(found.len(), 2, "{found:?}");
+    has(&found.join("\n"), &["BridgeNameTaken: taken exists but is a veth", "SubnetOverlap: ", "10.83.0.9"]);
+    let fix = "echo PODWIRE_NETWORK_SUBNETS=";
+    has(&check(&host, &[]).stdout, &[fix]);
+    // No variable wins over a flag.
+    let by_flag = check(&host, &["--network-subnet", "10.83.0.0/16"]).stdout;
+    assert!(!by_flag.contains(fix) && by_flag.contains("--network-subnet"), "{by_flag}");
+    host.node.sh(&["ip", "link", "del", "other"]).unwrap();
+    let run_dir = host.node.run_dir();
+    let weak = ["setpriv", "--bounding-set", "-net_admin", host.tool.to_str().unwrap(), "agent"];
+    let flags = ["--check-config", "--node", "n", "--run-dir", run_dir.to_str().unwrap()];
+    let outcome = host.node.run(&[&weak[..], &flags].concat(), b"").unwrap();
+    has(&problems(&outcome).join("\n"), &["PermissionDenied", "CAP_NET_ADMIN"]);
+}

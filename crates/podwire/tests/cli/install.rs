@@ -198,3 +198,23 @@ fn a8_a_standalone_network_whose_first_pod_would_fail_is_not_installed() {
         assert!(outcome.success(), "{outcome:?}");
     }
 }
+
+/// B10: the command that is shown installs a network whose first pod works.
+#[test]
+fn b10_an_overlapping_subnet_is_refused_with_the_command_that_works() {
+    for mode in ["routed", "bridge"] {
+        let host = Host::new("otherland");
+        let add = "ip link add other type bridge; ip link set other up; ip addr add 10.50.0.9/24 dev other";
+        host.node.sh(&["sh", "-c", add]).unwrap();
+        let subnets = ["--subnet", "10.50.0.0/24", "--subnet", "fd00:50::/64"];
+        let outcome = host.install(&[&["--standalone", "--mode", mode], &subnets[..]].concat());
+        assert_eq!(outcome.status.code(), Some(1), "{outcome:?}");
+        has(&outcome.stderr, &["SubnetOverlap", "10.50.0.9"]);
+        let command = outcome.stderr.lines().find_map(|line| line.strip_prefix("    ")).unwrap();
+        assert!(!command.contains("10.50.0.0/24") && command.contains("--subnet fd00:50::/64"), "{command}");
+        host.node.sh(&["sh", "-c", command]).unwrap();
+        let list = host.runtime().config("10-podwire.conflist");
+        let pod = host.node.pod("a").unwrap();
+        host.plugin.add(&pod, &plugin_config(&list, &host.node)).unwrap().ok().unwrap();
+    }
+}

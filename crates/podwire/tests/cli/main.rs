@@ -1,6 +1,7 @@
 //! The command-line tool as a person runs it, on a node of the lab.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 
+mod agreement;
 mod attachment;
 mod check_config;
 mod cleanup;

@@ -3,7 +3,7 @@ use std::fs;
 use serde_json::{Value, json};
 use testkit::{DEADLINE, wait_until};
 
-use crate::common::{Host, has};
+use crate::common::{Host, has, plugin_config};
 
 #[test]
 fn a_ready_agent_is_shown_on_one_page_and_as_json() {
@@ -97,9 +97,14 @@ fn a6_standalone_status_does_not_contradict_itself() {
         assert!(outcome.stderr.is_empty() && !outcome.stdout.contains("systemctl"), "{}", outcome.stderr);
     };
     assert!(state_dir.exists());
+    // A copy that no runtime reads.
+    let copy =
+        json!({"cniVersion": "1.0.0", "name": "x", "plugins": [{"type": "podwire-cni", "agent": true}]});
+    fs::write(host.runtime().conf.join("10-podwire.conflist.bak"), copy.to_string()).unwrap();
     expect("standalone: installed, and no pod was attached yet");
     let pod = host.node.pod("a").unwrap();
-    host.plugin.add(&pod, &host.standalone()).unwrap().ok().unwrap();
+    let config = plugin_config(&host.runtime().config("10-pods.conflist"), &host.node);
+    host.plugin.add(&pod, &config).unwrap().ok().unwrap();
     expect("standalone: no agent has worked here");
 }
 

@@ -4,6 +4,7 @@ use types::{Code, Finding};
 
 use super::finding::Check;
 use super::node::{Keeper, Node};
+use crate::commands::configs;
 
 pub(super) fn answers(node: &Node) -> Vec<Check> {
     const CHECK: &str = "agent";
@@ -27,11 +28,14 @@ pub(super) fn answers(node: &Node) -> Vec<Check> {
 /// Those that were not found here already: of the agent, or without one of what files and kernel tell.
 pub(super) fn conditions(node: &Node, found: &[Check]) -> Vec<Check> {
     const CHECK: &str = "conditions";
-    let inspected;
+    let inspected: Vec<api::Condition>;
     let conditions = match node.status() {
         Some(status) => &status.conditions,
         None => {
-            let found = engine::inspect(&node.folders.run_dir).unwrap_or_default();
+            // An agent completes its config.
+            let of_plugin: Vec<_> =
+                node.configs.iter().filter(|config| !configs::names_agent(config)).cloned().collect();
+            let found = engine::inspect(&node.folders.run_dir, &of_plugin);
             inspected = found.into_iter().map(|one| api::Condition::new(one, None)).collect();
             &inspected
         }

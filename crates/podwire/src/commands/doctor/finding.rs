@@ -43,7 +43,7 @@ impl Check {
 
     pub(super) fn problem(check: &'static str, found: Finding) -> Self {
         let Finding { code, severity, object, message, fix } = found;
-        let (code, object) = (Some(code.to_string()), Some(object));
+        let (code, object, fix) = (Some(code.to_string()), Some(object), fix.map(|fix| fix.to_string()));
         Self { check, verdict: Verdict::Problem, code, severity: Some(severity), object, message, fix }
     }
 

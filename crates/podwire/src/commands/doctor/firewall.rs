@@ -1,7 +1,7 @@
 //! Our tables, and chains of others that drop what pods send.
 
 use engine::reconcile::failure;
-use types::{Code, Finding, IfName};
+use types::{Finding, IfName};
 
 use super::finding::Check;
 use super::node::{Keeper, Node};
@@ -56,9 +56,9 @@ pub(super) fn ours(node: &Node) -> Vec<Check> {
         Ok(found) => found.map(|found| Check::problem(CHECK, found)).into_iter().collect(),
         Err(error) => vec![Check::problem(CHECK, failure(error, run_dir))],
     };
-    checks.extend(match engine::firewall_faults(run_dir) {
-        Ok(faults) if faults.is_empty() => None,
-        Ok(faults) => Some(Check::problem(CHECK, drift(node, &faults.join(", ")))),
+    checks.extend(match engine::firewall_drift(run_dir) {
+        Ok(None) => None,
+        Ok(Some(found)) => Some(Check::problem(CHECK, for_keeper(node, found))),
         // Said above.
         Err(_) if !checks.is_empty() => None,
         Err(error) => Some(Check::problem(CHECK, failure(error, run_dir))),
@@ -69,16 +69,12 @@ pub(super) fn ours(node: &Node) -> Vec<Check> {
     checks
 }
 
-fn drift(node: &Node, faults: &str) -> Finding {
-    let found = |message: &str| Finding::new(Code::FirewallDrift, "tables podwire", message);
+/// An agent repairs the tables itself.
+fn for_keeper(node: &Node, found: Finding) -> Finding {
     match node.keeper {
         Keeper::Agent(_) | Keeper::Denied(_) | Keeper::Unclear(_) | Keeper::Missing(_) => {
-            found(faults).fix("systemctl restart podwire")
+            found.fix("systemctl restart podwire")
         }
-        // Tables that are gone are made anew, with every pod; those that are only damaged look complete to an ADD.
-        Keeper::Standalone => {
-            found(&format!("{faults}; the next pod, or a STATUS of the runtime, makes them anew"))
-                .fix(engine::DELETE_TABLES)
-        }
+        Keeper::Standalone => found,
     }
 }

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use anyhow::Result;
 use netlink::{AddBridge, AddVxlan, NetNs, NetNsError, Op, RtSocket, Veth};
 use nft::{Firewall, Guard, Mode, NetworkChain, Pod};
-use types::{Code, Finding, IfName, Mac, NetworkName};
+use types::{Code, Finding, Fix, IfName, Mac, NetworkName};
 
 use super::finding::Check;
 use super::machine::sysctl;
@@ -35,11 +35,11 @@ pub(super) fn features() -> Vec<Check> {
 }
 
 /// The kernel says that no space is left when the limit of namespaces is reached.
-fn raise_limit(error: &NetNsError) -> Option<String> {
+fn raise_limit(error: &NetNsError) -> Option<Fix> {
     let limit: u64 = sysctl("user/max_net_namespaces")?.parse().ok()?;
     let is_reached = error.errno() == Some(rustix::io::Errno::NOSPC);
-    is_reached
-        .then(|| format!("sysctl -w user.max_net_namespaces={}", limit.max(NAMESPACES).saturating_mul(2)))
+    let setting = format!("user.max_net_namespaces={}", limit.max(NAMESPACES).saturating_mul(2));
+    is_reached.then(|| Fix::words(["sysctl", "-w", &setting]))
 }
 
 fn finding(tried: Try) -> Check {
@@ -51,7 +51,7 @@ fn finding(tried: Try) -> Check {
         }
         Err(error) => {
             let found = Finding::new(Code::KernelFeatureMissing, format_args!("module {module}"), error);
-            Check::problem(check, found.fix(format!("modprobe {module}")))
+            Check::problem(check, found.fix(Fix::words(["modprobe", module])))
         }
     }
 }

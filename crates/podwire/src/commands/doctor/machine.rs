@@ -5,8 +5,7 @@ use std::path::Path;
 
 use agent::{Capability, missing_capabilities};
 use engine::Space;
-use rustix::process::geteuid;
-use types::{AttachMode, Code, Finding, shell_word};
+use types::{AttachMode, Code, Finding, Fix};
 
 use super::finding::Check;
 use super::node::Node;
@@ -17,20 +16,16 @@ pub(super) fn privileges() -> Vec<Check> {
     const CHECK: &str = PRIVILEGES;
     let missing = missing_capabilities(&[Capability::NetAdmin, Capability::SysAdmin]);
     let missing: Vec<&str> = missing.into_iter().map(Capability::name).collect();
-    vec![match (geteuid().is_root(), missing.as_slice()) {
-        (true, []) => Check::ok(CHECK, "root, with CAP_NET_ADMIN and CAP_SYS_ADMIN"),
-        (_, missing) if !missing.is_empty() => {
-            let is = if missing.len() == 1 { "is" } else { "are" };
-            let what =
-                format!("{} {is} missing, without which most cannot be looked at", missing.join(" and "));
-            Check::problem(CHECK, denied(&what))
-        }
-        (_, _) => Check::problem(CHECK, denied("not root: pods' files cannot be read")),
-    }]
-}
-
-fn denied(message: &str) -> Finding {
-    Finding::new(Code::PermissionDenied, "process", message).fix("sudo podwire doctor")
+    if missing.is_empty() {
+        return vec![Check::ok(CHECK, "root, with CAP_NET_ADMIN and CAP_SYS_ADMIN")];
+    }
+    // The command itself refuses other users. A process of root without capabilities is mostly in a container.
+    let is = if missing.len() == 1 { "is" } else { "are" };
+    let message = format!(
+        "{} {is} missing, without which most checks fail: run the command on the node itself, outside of a container",
+        missing.join(" and ")
+    );
+    vec![Check::problem(CHECK, Finding::new(Code::PermissionDenied, "process", message))]
 }
 
 pub(super) fn forwarding(node: &Node) -> Vec<Check> {
@@ -52,7 +47,7 @@ pub(super) fn forwarding(node: &Node) -> Vec<Check> {
             Some("0") => {
                 let message = format!("{family} is not forwarded: pods reach this node only");
                 let found = Finding::new(Code::ForwardingDisabled, family, message);
-                Check::problem(CHECK, found.fix(format!("sysctl -w {}=1", dotted(key))))
+                Check::problem(CHECK, found.fix(switch_on(key)))
             }
             Some(_) => Check::ok(CHECK, format!("{family} is forwarded")),
             None => {
@@ -82,7 +77,8 @@ pub(super) fn reverse_paths(node: &Node) -> Vec<Check> {
                 "tunnel {name} drops packets whose answer would take another way (rp_filter is strict)"
             );
             let found = Finding::new(Code::ReversePathStrict, format_args!("link {name}"), what);
-            let fix = format!("sysctl -w net.ipv4.conf.{name}.rp_filter=2");
+            // With slashes: the name of a link may have dots.
+            let fix = Fix::words(["sysctl", "-w", &format!("net/ipv4/conf/{name}/rp_filter=2")]);
             findings.push(Check::problem(CHECK, found.fix(fix)));
         }
     }
@@ -109,7 +105,7 @@ pub(super) fn bridge_netfilter(node: &Node) -> Vec<Check> {
             let (on, off, key) = if v4 { ("IPv4", "IPv6", keys[1]) } else { ("IPv6", "IPv4", keys[0]) };
             let message = format!("on for {on} and off for {off}: services work in one family only");
             let found = Finding::new(Code::BridgeNetfilterPartial, off, message);
-            Check::problem(CHECK, found.fix(format!("sysctl -w {}=1", dotted(key))))
+            Check::problem(CHECK, found.fix(switch_on(key)))
         }
     }]
 }
@@ -124,7 +120,7 @@ pub(super) fn disks(node: &Node) -> Vec<Check> {
 
 fn disk(check: &'static str, code: Code, folder: &Path) -> Check {
     let name = folder.display();
-    let problem = |code: Code, message: String, fix: String| {
+    let problem = |code: Code, message: String, fix: Fix| {
         Check::problem(check, Finding::new(code, format_args!("directory {name}"), message).fix(fix))
     };
     let space = match Space::of(folder) {
@@ -141,7 +137,7 @@ fn disk(check: &'static str, code: Code, folder: &Path) -> Check {
             let code = if code == Code::RunDirFull { Code::RunDirUnusable } else { code };
             let message = format!("{name} is on a file system that cannot be written");
             let path = folder.to_string_lossy();
-            problem(code, message, format!("findmnt --target {}", shell_word(&path)))
+            problem(code, message, Fix::words(["findmnt", "--target", &path]))
         }
         _ => Check::ok(check, format!("{name}: {} MiB are free", space.bytes >> 20)),
     }
@@ -151,8 +147,8 @@ pub(super) fn sysctl(key: &str) -> Option<String> {
     fs::read_to_string(Path::new("/proc/sys").join(key)).ok().map(|text| text.trim().to_owned())
 }
 
-fn dotted(key: &str) -> String {
-    key.replace('/', ".")
+fn switch_on(key: &str) -> Fix {
+    Fix::words(["sysctl", "-w", &format!("{}=1", key.replace('/', "."))])
 }
 
 #[cfg(test)]

@@ -1,9 +1,8 @@
 //! `podwire doctor`: looks at everything that pods' networks need on this node, and says for each whether it is right, or
-//! what is wrong and which command helps. It changes nothing; what has to be tried is tried in a network namespace of its
-//! own that is gone at once.
+//! what is wrong and which command helps. Without `--repair` it changes nothing; what has to be tried is tried in a network
+//! namespace of its own that is gone at once.
 
 mod agent;
-mod configs;
 mod finding;
 mod firewall;
 mod kernel;
@@ -16,7 +15,7 @@ mod peers;
 mod ping;
 mod runtimes;
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
 use api::DoctorReport;
 
 use crate::cli::{Doctor, Output};
@@ -29,7 +28,11 @@ use node::Node;
 const COMMAND: usize = 2;
 
 pub(crate) fn run(args: &Doctor) -> Result<ExitStatus> {
-    let findings = look(&Node::look(args));
+    let node = Node::look(args);
+    if args.repair {
+        repair(&node)?;
+    }
+    let findings = look(&node);
     match args.output {
         Output::Json => {
             let ok = findings.iter().all(|finding| finding.verdict != Verdict::Problem);
@@ -47,6 +50,15 @@ pub(crate) fn run(args: &Doctor) -> Result<ExitStatus> {
         Some(finding) if finding.check == machine::PRIVILEGES => ExitStatus::PermissionDenied,
         Some(_) => ExitStatus::ProblemFound,
     })
+}
+
+/// The agent knows its network also without pods, and repairs its tables in every round.
+fn repair(node: &Node) -> Result<()> {
+    ensure!(
+        node.status().is_none(),
+        "an agent works on this node and repairs Podwire's tables itself: systemctl restart podwire"
+    );
+    engine::repair_firewall(&node.folders.run_dir).context("cannot repair Podwire's tables")
 }
 
 fn look(node: &Node) -> Vec<Check> {
@@ -86,14 +98,32 @@ fn page(findings: &[Check]) -> String {
     });
     // Only commands are longer than a line.
     let table = print::unlimited(&["CHECK", "", ""], rows.collect());
-    let wrong = findings.iter().filter(|finding| finding.verdict == Verdict::Problem).count() as u64;
-    let unknown = findings.iter().filter(|finding| finding.verdict == Verdict::Unknown).count() as u64;
-    let verdict = match (wrong, unknown) {
-        (0, 0) => "all is well".to_owned(),
-        (wrong, 0) => print::count(wrong, "problem"),
-        (wrong, unknown) => {
-            format!("{}, {} without a result", print::count(wrong, "problem"), print::count(unknown, "check"))
-        }
+    format!("{table}\n\n{}", summary(findings))
+}
+
+/// A check that could not be done says nothing about the node.
+fn summary(findings: &[Check]) -> String {
+    let count = |verdict| findings.iter().filter(|finding| finding.verdict == verdict).count() as u64;
+    let problems = match count(Verdict::Problem) {
+        0 => "no problems".to_owned(),
+        problems => print::count(problems, "problem"),
     };
-    format!("{table}\n\n{verdict}")
+    match count(Verdict::Unknown) {
+        0 => problems,
+        unknown => format!("{problems}; {} unknown", print::count(unknown, "check")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a5_unknown_checks_are_counted_and_are_not_well() {
+        let (ok, unknown) = (Check::ok("a", ""), Check::unknown("b", ""));
+        assert_eq!(summary(std::slice::from_ref(&ok)), "no problems");
+        assert_eq!(summary(&[ok, unknown.clone()]), "no problems; 1 check unknown");
+        let missing = Check::problem("c", nft::missing_program());
+        assert_eq!(summary(&[missing, unknown.clone(), unknown]), "1 problem; 2 checks unknown");
+    }
 }

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use netlink::{Link, RouteFilter, RtSocket};
-use types::{Code, Finding};
+use types::{Code, Finding, Fix};
 
 use super::finding::Check;
 use super::node::Node;
@@ -56,7 +56,10 @@ fn too_large(node: &Node, tunnel: &Link, uplink: Option<&Link>) -> Option<Check>
         let what =
             format!("tunnel {name} lets {mtu} bytes in, of which {most} fit on {link}: the rest is lost");
         let found = Finding::new(Code::MtuTooLarge, format_args!("link {name}"), what);
-        Check::problem(CHECK, found.fix(format!("ip link set {name} mtu {most}")))
+        Check::problem(
+            CHECK,
+            found.fix(Fix::words(["ip", "link", "set", "dev", name, "mtu", &most.to_string()])),
+        )
     })
 }
 

@@ -5,14 +5,16 @@ use std::io::ErrorKind;
 use std::time::Duration;
 
 use api::{Client, ClientError, NodeMode};
+use cni::Config;
 use engine::alias::Mark;
 use engine::state::{Attachment, Phase, State};
 use ipnet::IpNet;
 use netlink::{Link, RtSocket};
 use types::{AttachMode, Code, Finding, IfName};
 
+use super::finding::Check;
 use crate::cli::Doctor;
-use crate::commands::mode;
+use crate::commands::{configs, mode};
 use crate::folders::Folders;
 
 /// A busy agent with thousands of pods takes its time.
@@ -37,6 +39,8 @@ pub(super) struct Node {
     pub(super) client: Client,
     pub(super) attachments: Vec<Attachment>,
     pub(super) links: Vec<Link>,
+    /// Of the runtime.
+    pub(super) configs: Vec<Config>,
 }
 
 impl Node {
@@ -45,10 +49,11 @@ impl Node {
         // A state that cannot be read is told by the look at our tables, which reads it too.
         let attachments = attachments(&folders).unwrap_or_default();
         let client = Client::new(&folders.socket);
-        let keeper = keeper(&client, &folders);
+        let configs = configs::of_node();
+        let keeper = keeper(&client, &folders, &configs);
         // What cannot be listed is told by the looks that need it.
         let links = RtSocket::open().and_then(|mut host| host.links()).unwrap_or_default();
-        Self { folders, keeper, client, attachments, links }
+        Self { folders, keeper, client, attachments, links, configs }
     }
 
     pub(super) fn status(&self) -> Option<&api::Status> {
@@ -58,13 +63,13 @@ impl Node {
         }
     }
 
-    /// A finding in the words of the agent where it reports the same condition: it knows its own configuration.
-    pub(super) fn as_reported(&self, found: Finding) -> Finding {
+    /// A problem in the words of the agent where it reports the same condition: it knows its own configuration.
+    pub(super) fn as_reported(&self, check: &'static str, found: Finding) -> Check {
         let is_same =
             |one: &&api::Condition| one.object == found.object && one.code.to_string() == found.code.as_str();
         match self.status().and_then(|status| status.conditions.iter().find(is_same)) {
-            Some(one) => Finding { message: one.message.clone(), fix: one.fix.clone(), ..found },
-            None => found,
+            Some(one) => Check::condition(check, one),
+            None => Check::problem(check, found),
         }
     }
 
@@ -118,7 +123,7 @@ fn attachments(folders: &Folders) -> Result<Vec<Attachment>, engine::state::Stat
     Ok(all)
 }
 
-fn keeper(client: &Client, folders: &Folders) -> Keeper {
+fn keeper(client: &Client, folders: &Folders, configs: &[Config]) -> Keeper {
     match client.get(api::STATUS, PATIENCE) {
         Ok(answer) if answer.status == 200 => match serde_json::from_slice(&answer.body) {
             Ok(status) => Keeper::Agent(Box::new(status)),
@@ -126,7 +131,8 @@ fn keeper(client: &Client, folders: &Folders) -> Keeper {
         },
         Ok(answer) => Keeper::Unclear(format!("the agent answers {}", answer.status)),
         Err(error @ ClientError::NobodyListens { .. }) => {
-            match mode::of_node(folders, matches!(State::open_existing(&folders.run_dir), Ok(Some(_)))) {
+            let has_state = matches!(State::open_existing(&folders.run_dir), Ok(Some(_)));
+            match mode::of_node(folders, has_state, configs) {
                 NodeMode::Agent => Keeper::Missing(error.to_string()),
                 NodeMode::Standalone => Keeper::Standalone,
             }

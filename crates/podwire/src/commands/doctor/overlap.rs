@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use agent::runtimes::Runtimes;
 use engine::overlap::{self, Network, Observed};
 use engine::reconcile::failure;
 use ipnet::IpNet;
@@ -10,7 +9,6 @@ use netconf::NetConf;
 use netlink::RtSocket;
 use types::{AttachMode, IfName, NetworkName};
 
-use super::configs;
 use super::finding::Check;
 use super::node::Node;
 
@@ -29,7 +27,7 @@ pub(super) fn subnets(node: &Node) -> Vec<Check> {
     let mut checks = Vec::new();
     for (name, (bridge, subnets)) in &networks {
         let found = overlap::findings_of_config(&Network { name, bridge, subnets }, &observed);
-        checks.extend(found.into_iter().map(|found| Check::problem(CHECK, node.as_reported(found))));
+        checks.extend(found.into_iter().map(|found| node.as_reported(CHECK, found)));
     }
     if checks.is_empty() {
         checks.push(Check::ok(CHECK, "no other route or address of this node overlaps with them"));
@@ -45,9 +43,8 @@ fn networks(node: &Node) -> Networks {
         Some((name, (IfName::try_from(network.bridge.as_str()).ok()?, network.subnets.clone())))
     });
     networks.extend(agents);
-    let directory = Runtimes::directories().configs;
-    for config in configs::of_podwire(&directory) {
-        if let Ok(conf) = NetConf::parse(&config) {
+    for config in &node.configs {
+        if let Ok(conf) = NetConf::parse(config) {
             networks
                 .entry(config.name.clone())
                 .or_insert((conf.bridge.clone(), overlap::routed_subnets(&conf)));

@@ -6,9 +6,9 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use api::{AgentState, Answer, NodeView, NodesView};
+use api::{Answer, NodeView, NodesView};
 use netlink::RtSocket;
-use types::{Code, Finding};
+use types::{Code, Finding, Fix};
 
 use super::finding::Check;
 use super::node::Node;
@@ -30,10 +30,8 @@ pub(super) fn reached(node: &Node) -> Vec<Check> {
     let peers = match peers(node) {
         Ok(peers) => peers,
         Err(why) => {
-            let found = Finding::new(Code::StoreUnreachable, "etcd", why);
-            // The agent may know a cause on this node.
-            let fix = node.as_reported(found.clone()).fix;
-            return vec![Check::problem(CHECK, Finding { fix, ..found })];
+            // The agent's own conditions say why, and are listed below.
+            return vec![Check::unknown(CHECK, why)];
         }
     };
     let names: Vec<&str> = peers.iter().map(|peer| peer.name.as_str()).collect();
@@ -154,7 +152,7 @@ struct Peer {
     address: IpAddr,
 }
 
-/// Those that live. Without an agent nobody knows them.
+/// All others, also those whose agents are away: their pods keep their network. Without an agent no node is known.
 fn peers(node: &Node) -> Result<Vec<Peer>, String> {
     if node.status().is_none() {
         return Ok(Vec::new());
@@ -169,14 +167,9 @@ fn listed(answer: &Answer) -> Result<Vec<Peer>, String> {
         return Ok(Vec::new());
     }
     let view: NodesView = ask::read(answer)
-        .map_err(|error| format!("nobody knows the other nodes: {}", print::causes(&error)))?;
-    // A restart while the store is away: a node that does not answer may have been off for weeks.
-    if view.nodes.iter().any(|node| node.agent == AgentState::Unknown) {
-        let reason = view.freshness.reason.unwrap_or_default();
-        return Err(format!("agents of other nodes may be alive or not: {reason}"));
-    }
-    let alive = view.nodes.into_iter().filter(|peer| !peer.local && peer.agent == AgentState::Alive);
-    let addresses = alive.flat_map(|NodeView { name, addresses, .. }| {
+        .map_err(|error| format!("the other nodes are not known: {}", print::causes(&error)))?;
+    let others = view.nodes.into_iter().filter(|peer| !peer.local);
+    let addresses = others.flat_map(|NodeView { name, addresses, .. }| {
         addresses.into_iter().map(move |address| Peer { name: name.clone(), address })
     });
     Ok(addresses.collect())
@@ -200,7 +193,8 @@ fn probe_address(node: &Node, peer: &Peer) -> Observed {
         Err(why) => {
             let what = format!("there is no route to node {name} at {address}: {why}");
             let found = Finding::new(Code::PeerUnrouted, format_args!("node {name}"), what);
-            return Observed::Wrong(Check::problem(CHECK, found.fix(format!("ip route get {address}"))));
+            let fix = Fix::words(["ip", "route", "get", &address.to_string()]);
+            return Observed::Wrong(Check::problem(CHECK, found.fix(fix)));
         }
     };
     let header = if address.is_ipv4() { 20 } else { 40 };
@@ -256,13 +250,12 @@ mod tests {
             answer(200, &view.to_string())
         };
         assert_eq!(nodes("alive", false), Ok(1));
-        assert_eq!(nodes("away", false), Ok(0));
+        assert_eq!(nodes("away", false), Ok(1), "its pods may run");
         assert_eq!(nodes("alive", true), Ok(1), "the last known state is better than none");
-        let unknown = "agents of other nodes may be alive or not: etcd is not reachable";
-        assert_eq!(nodes("unknown", true).unwrap_err(), unknown);
+        assert_eq!(nodes("unknown", true), Ok(1));
         assert_eq!(answer(404, r#"{"error": "no such page"}"#), Ok(0));
         let error = answer(503, r#"{"error": "etcd is away"}"#).unwrap_err();
-        assert_eq!(error, "nobody knows the other nodes: etcd is away");
+        assert_eq!(error, "the other nodes are not known: etcd is away");
         assert!(answer(200, "{}").is_err() && answer(500, "oops").is_err());
     }
 

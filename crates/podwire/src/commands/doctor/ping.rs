@@ -4,6 +4,8 @@ use std::io::{self, ErrorKind};
 use std::net::IpAddr;
 use std::process::{Command, Stdio};
 
+use types::Fix;
+
 /// One echo request.
 #[derive(Clone, Copy)]
 pub(super) struct Ping {
@@ -22,18 +24,25 @@ pub(super) enum Echo {
 
 impl Ping {
     /// Ready to paste.
-    pub(super) fn command(&self) -> String {
-        let source = self.source.map(|source| format!(" -I {source}")).unwrap_or_default();
-        let size = self.size.map(|size| format!(" -M do -s {size}")).unwrap_or_default();
-        format!("ping -c 1 -W 1{source}{size} {}", self.target)
+    pub(super) fn command(&self) -> Fix {
+        Fix::words(self.words())
+    }
+
+    fn words(&self) -> Vec<String> {
+        let mut words = ["ping", "-c", "1", "-W", "1"].map(str::to_owned).to_vec();
+        words.extend(self.source.into_iter().flat_map(|source| ["-I".to_owned(), source.to_string()]));
+        words.extend(
+            self.size.into_iter().flat_map(|size| ["-M", "do", "-s", &size.to_string()].map(str::to_owned)),
+        );
+        words.push(self.target.to_string());
+        words
     }
 
     /// In the network namespace of this thread. It takes a second at most.
     pub(super) fn echo(&self) -> Echo {
-        let command = self.command();
-        let mut words = command.split(' ');
-        let program = words.next().unwrap_or_default();
-        let asked = Command::new(program).args(words).env("LC_ALL", "C").stdin(Stdio::null()).output();
+        let words = self.words();
+        let asked =
+            Command::new(&words[0]).args(&words[1..]).env("LC_ALL", "C").stdin(Stdio::null()).output();
         match asked {
             Ok(output) if output.status.success() => Echo::Answered,
             // It runs, and gets no socket.

@@ -7,7 +7,7 @@ use netlink::RtSocket;
 use types::{Code, Finding};
 
 use super::page;
-use crate::commands::mode;
+use crate::commands::{configs, mode};
 use crate::exit::ExitStatus;
 use crate::folders::Folders;
 use crate::print;
@@ -23,7 +23,8 @@ impl Files {
         let run_dir = &folders.run_dir;
         let holder = files::read_text(&run_dir.join("agent.lock")).ok();
         let state = State::open_existing(run_dir)?;
-        let mode = mode::of_node(folders, state.is_some());
+        let mut configs = configs::of_node();
+        let mode = mode::of_node(folders, state.is_some(), &configs);
         let served_by = match (mode, &holder, &state) {
             (NodeMode::Agent, Some(pid), _) => {
                 format!("an agent worked here (process {}), and is gone", pid.trim())
@@ -40,10 +41,9 @@ impl Files {
         let inactive = RtSocket::open()
             .map_err(Into::into)
             .and_then(|mut host| engine::inactive_ports(&running, &mut host))?;
-        let mut found = match engine::inspect(run_dir) {
-            Ok(found) => found,
-            Err(error) => vec![engine::reconcile::failure(error, run_dir)],
-        };
+        // An agent completes its config.
+        configs.retain(|config| !configs::names_agent(config));
+        let mut found = engine::inspect(run_dir, &configs);
         if mode == NodeMode::Agent {
             let object = format!("socket {}", folders.socket.display());
             found.push(Finding::new(Code::AgentUnreachable, object, error).fix("systemctl start podwire"));

@@ -1,5 +1,5 @@
 use api::{BlockUse, Repair, Timestamp};
-use types::{Code, Finding};
+use types::{Code, Finding, Fix};
 
 use super::*;
 
@@ -97,8 +97,8 @@ fn trouble_is_told_with_what_helps_and_stays_within_the_width() {
     status.reconcile.recent_repairs =
         (0..9).map(|n| Repair { at: Timestamp(1_003_000 + n), message: format!("{n} {long}") }).collect();
     let missing = Finding::new(Code::NftMissing, "program nft", "short");
-    let dropped =
-        Finding::new(Code::PodTrafficDropped, "chain inet filter forward", long).fix(command.clone());
+    let dropped = Finding::new(Code::PodTrafficDropped, "chain inet filter forward", long)
+        .fix(Fix::words(command.split(' ')));
     status.conditions = [missing, dropped].map(|found| Condition::new(found, Timestamp(1_003_558))).to_vec();
     let page = page(&status, 1_003_600);
     assert!(page.starts_with("podwire 0.1.0 on worker-1: not ready\n"), "{page}");
