@@ -87,6 +87,7 @@ codes! {
     ReconcileFailed NotReady "The node's links, firewall or records cannot be listed. Degraded once the agent was ready." "correct the cause in the message. The agent retries; without an agent, run the command again";
     InstallIncomplete NotReady "Plugin or config are not in place, or the runtime does not find the plugin, so that pods fail. Degraded if another runtime finds it, or if the configuration of a runtime cannot be read." "correct the cause in the message. The agent retries if it installs the files; otherwise run `podwire install`";
     AgentStarting NotReady "The agent has not finished its first reconcile." "wait; the agent's log shows its progress: `journalctl -u podwire`";
+    ConfigInvalid NotReady "The agent's configuration is invalid, and the agent does not start." "correct the key that the message names: `podwire agent --check-config`";
     AgentUnreachable NotReady "No agent answers on its socket." "`systemctl start podwire`";
     ReconcileStuck Degraded "Reconcile hangs: pods are served, but drift is not repaired." "`systemctl restart podwire`";
     RepairFailed Degraded "Reconcile found drift and could not repair it." "correct the cause in the message; the agent retries";
@@ -146,6 +147,7 @@ impl Code {
         !matches!(
             self,
             Self::IpamUnavailable
+                | Self::ConfigInvalid
                 | Self::AgentUnreachable
                 | Self::BridgeDown
                 | Self::PodNetworkIncomplete

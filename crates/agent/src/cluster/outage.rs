@@ -7,7 +7,7 @@ use crate::config::{Etcd, Store};
 pub(super) fn finding(store: &Store, why: &str) -> Finding {
     match store {
         Store::Embedded => Finding::new(Code::StoreFailed, "store", why),
-        Store::Etcd(etcd) => Finding::new(Code::StoreUnreachable, "etcd", why).fix(check(etcd)),
+        Store::Etcd(etcd) => Finding::new(Code::StoreUnreachable, "store", why).fix(check(etcd)),
     }
 }
 

@@ -104,7 +104,7 @@ pub(super) fn find(
 }
 
 fn unclear(message: impl Display) -> Finding {
-    Finding::new(Code::NodeAddressMissing, "this node", message)
+    Finding::new(Code::NodeAddressMissing, "node", message)
 }
 
 fn lost_address(address: IpAddr) -> Finding {

@@ -1,8 +1,12 @@
 //! Who serves pods on a node where no agent listens. `status` and `doctor` must not differ about it.
 
+use std::fmt;
+
+use agent::config::{Config as AgentConfig, Flags};
 use agent::install::is_standalone;
 use api::NodeMode;
 use cni::Config;
+use types::{Code, Finding};
 
 use super::configs;
 use crate::folders::Folders;
@@ -17,5 +21,18 @@ pub(super) fn of_node(folders: &Folders, has_state: bool, configs: &[Config]) ->
         NodeMode::Standalone
     } else {
         NodeMode::Agent
+    }
+}
+
+/// Why no agent answers. One that cannot start with its configuration is not helped by another start.
+pub(super) fn agent_missing(folders: &Folders, why: impl fmt::Display) -> Finding {
+    match AgentConfig::load(&Flags::default(), std::env::vars_os()) {
+        Err(error) => {
+            Finding::new(Code::ConfigInvalid, "config agent", error).fix("podwire agent --check-config")
+        }
+        Ok(_) => {
+            let object = format_args!("socket {}", folders.socket.display());
+            Finding::new(Code::AgentUnreachable, object, why).fix("systemctl start podwire")
+        }
     }
 }

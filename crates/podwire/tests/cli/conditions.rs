@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use serde_json::{Value, json};
 use testkit::{Agent, Call, DEADLINE, Plugin, Pod, Verb, inspect, ping, wait_until};
 
-use crate::common::Host;
+use crate::common::{Host, has};
 
 /// A program in a mount namespace without the nft program.
 fn without_nft(host: &Host, name: &str, program: &str) -> std::path::PathBuf {
@@ -314,13 +314,35 @@ fn b14_files_that_wait_for_the_agent_are_shown_as_such() {
     wait_until("an answer", DEADLINE, is_told).unwrap();
     let page = host.ask(&["status"]).stdout;
     let config = host.runtime().conf.join("10-podwire.conflist");
-    for words in [format!("wait {}", config.display()), "the agent installs it when it is ready".to_owned()] {
-        assert!(page.contains(&words), "{words} in {page}");
-    }
+    has(&page, &[&format!("wait {}", config.display()), "the agent installs it when it is ready"]);
     assert!(!page.contains("podwire install"), "{page}");
     let doctor = host.ask(&["doctor"]).stdout;
-    assert!(doctor.contains("the agent installs its files when it is ready"), "{doctor}");
+    has(&doctor, &["the agent installs its files when it is ready"]);
     fs::remove_dir_all(&networks).unwrap();
     agent.wait_ready().unwrap();
-    assert!(host.ask(&["status"]).stdout.contains(&format!("ok   {}", config.display())));
+    has(&host.ask(&["status"]).stdout, &[&format!("ok {}", config.display())]);
+}
+
+/// `systemctl start podwire` would not help.
+#[test]
+fn a8_an_invalid_configuration_is_the_condition_while_no_agent_runs() {
+    let host = Host::new("configinvalid");
+    let config = host.node.dir().join("agent.toml");
+    fs::write(&config, "wrokers = 1\n").unwrap();
+    let ask = |command: &str| {
+        let variable = format!("PODWIRE_CONFIG={}", config.display());
+        let run_dir = host.node.run_dir();
+        let line = ["env", &variable, host.tool.to_str().unwrap(), command, "-o", "json", "--run-dir"];
+        let outcome = host.node.run(&[&line[..], &[run_dir.to_str().unwrap()]].concat(), b"").unwrap();
+        serde_json::from_str::<Value>(&outcome.stdout).unwrap_or_else(|e| panic!("{e}: {outcome:?}"))
+    };
+    for (command, list) in [("status", "conditions"), ("doctor", "checks")] {
+        let shown = ask(command);
+        let all = shown[list].as_array().unwrap();
+        let found =
+            all.iter().find(|one| one["code"] == "ConfigInvalid").unwrap_or_else(|| panic!("{shown}"));
+        assert_eq!(found["fix"], "podwire agent --check-config", "{shown}");
+        assert!(found["message"].as_str().unwrap().contains("did you mean \"workers\"?"), "{shown}");
+        assert!(all.iter().all(|one| one["code"] != "AgentUnreachable"), "{shown}");
+    }
 }

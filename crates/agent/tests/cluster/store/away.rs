@@ -93,7 +93,7 @@ fn await_unreachable(cluster: &Cluster, node: &str) {
         let status = cluster.agent(node).unwrap().get(api::STATUS).unwrap();
         let status: api::Status = serde_json::from_value(status).unwrap();
         let mut found = status.conditions.iter().filter(|condition| condition.code == ETCD_UNREACHABLE);
-        found.any(|condition| condition.object == "etcd" && condition.since.is_some())
+        found.any(|condition| condition.object == "store" && condition.since.is_some())
     });
 }
 

@@ -4,7 +4,7 @@ use types::{Code, Finding};
 
 use super::finding::Check;
 use super::node::{Keeper, Node};
-use crate::commands::configs;
+use crate::commands::{configs, mode};
 
 pub(super) fn answers(node: &Node) -> Vec<Check> {
     const CHECK: &str = "agent";
@@ -14,7 +14,7 @@ pub(super) fn answers(node: &Node) -> Vec<Check> {
         Keeper::Standalone => {
             Check::ok(CHECK, "none, and nothing on this node needs one: pods are standalone")
         }
-        Keeper::Missing(why) => Check::problem(CHECK, unreachable(why).fix("systemctl start podwire")),
+        Keeper::Missing(why) => Check::problem(CHECK, mode::agent_missing(&node.folders, why)),
         Keeper::Denied(why) => Check::unknown(CHECK, why),
         Keeper::Unclear(why) => Check::problem(CHECK, unreachable(why).fix("systemctl restart podwire")),
         Keeper::Agent(status) if status.ready => Check::ok(CHECK, format!("process {} is ready", status.pid)),

@@ -28,7 +28,7 @@ pub(super) fn features() -> Vec<Check> {
         Ok(tries) => tries.into_iter().map(finding).collect(),
         Err(error) => {
             let message = format!("no network namespace can be made: {error}");
-            let found = Finding::new(Code::KernelFeatureMissing, "network namespaces", message);
+            let found = Finding::new(Code::KernelFeatureMissing, "feature network-namespaces", message);
             vec![Check::problem("kernel", Finding { fix: raise_limit(&error), ..found })]
         }
     }

@@ -46,13 +46,16 @@ pub(super) fn forwarding(node: &Node) -> Vec<Check> {
             ),
             Some("0") => {
                 let message = format!("{family} is not forwarded: pods reach this node only");
-                let found = Finding::new(Code::ForwardingDisabled, family, message);
+                let found = Finding::new(Code::ForwardingDisabled, format_args!("family {family}"), message);
                 Check::problem(CHECK, found.fix(switch_on(key)))
             }
             Some(_) => Check::ok(CHECK, format!("{family} is forwarded")),
             None => {
                 let message = format!("this kernel has no {family}, and pods have such addresses");
-                Check::problem(CHECK, Finding::new(Code::KernelFeatureMissing, family, message))
+                Check::problem(
+                    CHECK,
+                    Finding::new(Code::KernelFeatureMissing, format_args!("family {family}"), message),
+                )
             }
         })
         .collect();
@@ -104,7 +107,7 @@ pub(super) fn bridge_netfilter(node: &Node) -> Vec<Check> {
         (true, false) | (false, true) => {
             let (on, off, key) = if v4 { ("IPv4", "IPv6", keys[1]) } else { ("IPv6", "IPv4", keys[0]) };
             let message = format!("on for {on} and off for {off}: services work in one family only");
-            let found = Finding::new(Code::BridgeNetfilterPartial, off, message);
+            let found = Finding::new(Code::BridgeNetfilterPartial, format_args!("family {off}"), message);
             Check::problem(CHECK, found.fix(switch_on(key)))
         }
     }]

@@ -4,7 +4,6 @@ use anyhow::Result;
 use api::{ClientError, Condition, Counts, NodeMode, StatusWithoutAgent, Tombstones};
 use engine::state::{Attachment, Phase, State};
 use netlink::RtSocket;
-use types::{Code, Finding};
 
 use super::page;
 use crate::commands::{configs, mode};
@@ -45,8 +44,7 @@ impl Files {
         configs.retain(|config| !configs::names_agent(config));
         let mut found = engine::inspect(run_dir, &configs);
         if mode == NodeMode::Agent {
-            let object = format!("socket {}", folders.socket.display());
-            found.push(Finding::new(Code::AgentUnreachable, object, error).fix("systemctl start podwire"));
+            found.push(mode::agent_missing(folders, error));
         }
         found.sort_by_key(|finding| (finding.severity, finding.code));
         let conditions: Vec<Condition> = found.into_iter().map(|one| Condition::new(one, None)).collect();

@@ -103,7 +103,7 @@ fn trouble_is_told_with_what_helps_and_stays_within_the_width() {
     let page = page(&status, 1_003_600);
     assert!(page.starts_with("podwire 0.1.0 on worker-1: not ready\n"), "{page}");
     for word in [
-        "BAD  /opt",
+        "wait /opt",
         "\n\nNOT READY\n- NftMissing program nft, for 42s\n  short\n  advice: `apt install nftables`\n\n",
         "\n\nDEGRADED\n- PodTrafficDropped chain inet filter forward, for 42s\n  somebody",
         " ago    8 somebody",
