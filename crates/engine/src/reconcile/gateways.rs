@@ -60,7 +60,7 @@ impl Round<'_> {
         }
         let links = self.host.links()?;
         let aliases: Vec<Alias<'_>> = links.iter().filter_map(Alias::of).collect();
-        let pods: Vec<IpAddr> = aliases.iter().flat_map(|alias| alias.ips()).collect();
+        let pods: Vec<IpAddr> = aliases.iter().flat_map(Alias::ips).collect();
         // A pod whose alias lacks an address may need any of them.
         let is_known = !aliases.iter().any(|alias| alias.may_lack_addresses);
         let may_remove = is_known && (self.order.is_only_agent)();
