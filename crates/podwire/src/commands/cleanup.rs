@@ -90,7 +90,7 @@ fn tell(report: &Report, folders: &Folders) -> Result<()> {
         print::say_wrapped("nothing of Podwire is here")?;
     }
     for path in unrecorded::files(&folders.run_dir) {
-        print::say(format_args!("kept, for you to remove: {}", path.display()))?;
+        print::say_wrapped(format_args!("kept, for you to remove: {}", path.display()))?;
     }
     if folders.state_dir.is_none() {
         print::warn(

@@ -156,7 +156,7 @@ fn pods_of_a_node_whose_link_lost_its_address_fit_into_the_tunnel() {
     await_that("the problem to be told", SOON, || {
         problems(cluster.agent("n1").unwrap())
             .iter()
-            .any(|what| what.contains("no address at which other nodes"))
+            .any(|what| what.contains("was removed, and it has no other IPv4 address"))
     });
     ip(n1, "link del dev podwire0");
     assert_eq!(mtu_of(&cluster.pod("n1", "p8").unwrap().pod, "eth0"), 1350);
