@@ -370,7 +370,7 @@ fn f7_configs_and_plugins_that_an_operator_placed_are_named_and_stay() {
     fs::write(&other, list.to_string()).unwrap();
     let again = cleanup(&host).stdout;
     has(&again, &["nothing of Podwire is here", &kept(&by_hand)]);
-    assert_eq!(again.matches("kept, for you to remove: ").count(), 1, "{again}");
+    assert_eq!(again.matches("kept, for you to remove:").count(), 1, "{again}");
 }
 
 #[test]
