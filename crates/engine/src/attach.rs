@@ -213,7 +213,7 @@ fn finish(claimed: Claimed, context: &AttachContext<'_>, kernel: &mut Kernel<'_>
         let undone = if matches!(error, Error::AddressInUse { .. }) {
             give_way(claimed.held, kernel.host)
         } else {
-            detach::undo_with(claimed.held, Some(context.key), context.caller, kernel.lease.asked())
+            kernel.lease.undo(claimed.held, context.key, context.caller)
         };
         match undone {
             Ok(()) => error,

@@ -171,11 +171,15 @@ impl<'a> Delegate<'a> {
         Self { about: about.into_iter().chain(netns).collect(), ..self.clone() }
     }
 
-    /// Ends with an error soon after `cancelled` returns true.
-    pub(crate) fn add(&self, cancelled: &dyn Fn() -> bool) -> Result<CniResult, Error> {
-        let answer = self.call_while("ADD", &|| !cancelled())?;
+    /// Ends with an error soon after `cancelled` returns true. [`Error::Cni`] is the plugin's own refusal.
+    pub(crate) fn add(&self, cancelled: &dyn Fn() -> bool) -> Result<Vec<u8>, Error> {
+        self.call_while("ADD", &|| !cancelled())
+    }
+
+    /// The answer to an ADD.
+    pub(crate) fn read(&self, answer: &[u8]) -> Result<CniResult, Error> {
         let value: Value =
-            serde_json::from_slice(&answer).map_err(|e| self.failed(format!("unreadable answer: {e}")))?;
+            serde_json::from_slice(answer).map_err(|e| self.failed(format!("unreadable answer: {e}")))?;
         Ok(CniResult::from_json(self.config.version, &value)?)
     }
 

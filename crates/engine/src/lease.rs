@@ -15,7 +15,7 @@ use crate::bridge::{self, Bridge, Gateway};
 use crate::delegate::Delegate;
 use crate::state::{Addressing, Attachment, Held, PodAddress};
 use crate::wire::{self, Neighbours};
-use crate::{Caller, Error, firewall, layer2, settle, sysctl};
+use crate::{Caller, Error, detach, firewall, layer2, settle, sysctl};
 
 /// Addresses that an IPAM plugin may give one pod, as many as sets of ranges.
 const MOST_GIVEN: usize = 16;
@@ -23,13 +23,23 @@ const MOST_GIVEN: usize = 16;
 /// What another IPAM plugin has of one attach.
 pub(crate) struct Lease<'a> {
     delegate: Option<Delegate<'a>>,
-    is_asked: bool,
+    asked: Asked,
+}
+
+/// What became of the plugin's ADD.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Asked {
+    No,
+    /// The plugin answered with an error: it has given no addresses.
+    Refused,
+    /// It gave addresses, or may have.
+    Yes,
 }
 
 impl<'a> Lease<'a> {
     /// None: there is no other plugin.
     pub(crate) fn new(delegate: Option<Delegate<'a>>) -> Self {
-        Self { delegate, is_asked: false }
+        Self { delegate, asked: Asked::No }
     }
 
     /// Asks for addresses. None: there is no plugin to ask. Ends soon after the caller cancels the ADD.
@@ -39,20 +49,31 @@ impl<'a> Lease<'a> {
         caller: &Caller<'_>,
     ) -> Result<Option<CniResult>, Error> {
         let Some(delegate) = &self.delegate else { return Ok(None) };
-        self.is_asked = true;
-        let given = delegate.add(caller.cancelled).map_err(|error| match (caller.cancelled)() {
+        let answer = delegate.add(caller.cancelled);
+        self.asked = if matches!(answer, Err(Error::Cni(_))) { Asked::Refused } else { Asked::Yes };
+        let answer = answer.map_err(|error| match (caller.cancelled)() {
             true => Error::Cancelled(key.clone()),
             false => error,
         })?;
+        let given = delegate.read(&answer)?;
         match unusable(&given) {
             Some(what) => Err(delegate.failed(what)),
             None => Ok(Some(given)),
         }
     }
 
-    /// The plugin that was asked. The spec: it gets a DEL when its ADD or anything after it failed.
-    pub(crate) fn asked(&self) -> Option<&Delegate<'a>> {
-        self.delegate.as_ref().filter(|_| self.is_asked)
+    /// Undoes an attach. The spec: the plugin gets a DEL if its ADD or anything after it failed. One that refused its ADD has
+    /// nothing to give back: the record does not wait for its DEL.
+    pub(crate) fn undo(&self, held: Held, key: &AttachmentKey, caller: &Caller<'_>) -> Result<(), Error> {
+        match (&self.delegate, self.asked) {
+            (Some(delegate), Asked::Refused) => {
+                let released = delegate.del();
+                let undone = detach::undo(held, Some(key), caller);
+                Error::collect(released.err().into_iter().chain(undone.err()).collect())
+            }
+            (delegate, Asked::Yes) => detach::undo_with(held, Some(key), caller, delegate.as_ref()),
+            (_, Asked::No) | (None, Asked::Refused) => detach::undo(held, Some(key), caller),
+        }
     }
 }
 

@@ -23,7 +23,7 @@ fn e7_something_in_the_way_of_the_state_folder() {
         let (case, config) =
             (state.display().to_string(), dual(&host, &json!({"runDir": state, "name": "other"})));
         let outcome = host.plugin.add(&pod, &config).unwrap();
-        refused_with(&case, &outcome, (5, &[&case, "no folder is in the way", "set runDir"]));
+        refused_with(&case, &outcome, (5, &[&case, "no directory is in the way", "set runDir"]));
         host.del(&pod, &config);
         host.plugin.gc(&host.node, &config, &[]).unwrap().ok().unwrap();
         refused_with(&case, &host.plugin.status(&host.node, &config).unwrap(), (50, &["set runDir"]));
@@ -189,7 +189,7 @@ fn c3_a_disk_that_fills_up_under_running_pods() {
         let watch = disk.watch(&[&a, &b, &c]);
         let case = format!("{scarce:?}");
         let add = disk.plugin().add(&c, &config).unwrap();
-        refused_with(&case, &add, (5, &["file system of the state folder is full"]));
+        refused_with(&case, &add, (5, &["file system of the state directory is full"]));
         // Every pod needs a record, also one whose addresses another plugin assigns.
         let layer2 = host.config(&json!({"name": "layer2", "bridge": "l2", "mode": "bridge"}));
         let delegated = with(&config, &json!({"name": "leased", "bridge": "le", "ipam": {"type": "dhcp"}}));
