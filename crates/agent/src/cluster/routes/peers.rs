@@ -83,6 +83,11 @@ impl Routes {
             None => Ok(None),
         };
         let devices = (there(config.cluster.tunnel4().ok())?, there(config.cluster.tunnel6().ok())?);
+        // A tunnel is made only under a table that is known to be there: what removed the device may have removed the table,
+        // and its event may come later.
+        if (v4 && devices.0.is_none()) || (v6 && devices.1.is_none()) {
+            self.known.peers.make_due();
+        }
         let (v4, v6) = (v4 || devices.0.is_some(), v6 || devices.1.is_some());
         if !v4 && !v6 && self.known.mesh.peers().next().is_none() {
             return Ok(None);
