@@ -150,7 +150,7 @@ fn b11_every_routed_address_of_a_managed_bridge_counts_as_a_gateway() {
 fn b11_a_pod_without_addresses_sends_no_vlan_tags() {
     const FORWARDED: &str = "table bridge watch { chain tagged { type filter hook forward priority 0; \
                              ether type { 8021q, 8021ad } counter; }; }";
-    for (spoof_check, passed) in [(true, "packets 0"), (false, "packets 2")] {
+    for spoof_check in [true, false] {
         let host = Host::new("b11-vlan");
         let config = config(&host, &json!({"spoofCheck": spoof_check}));
         let (a, _) = host.attached("a", &config);
@@ -171,7 +171,8 @@ fn b11_a_pod_without_addresses_sends_no_vlan_tags() {
         }
         assert!(reaches(&a, 2));
         let counted = host.node.sh(&["nft", "list", "table", "bridge", "watch"]).unwrap();
-        assert!(counted.contains(passed), "{spoof_check}: {counted}");
+        // A frame to a MAC that the bridge has not learned yet counts for each port.
+        assert_eq!(counted.contains("packets 0 "), spoof_check, "{counted}");
     }
 }
 
