@@ -15,12 +15,12 @@ help: ## show this
 
 build: ## target/release/podwire-cni (static) and target/release/podwire
 	@tools/setup build
-	$(CARGO) rustc --release --locked -p plugin --bin podwire-cni -- -C target-feature=+crt-static
-	$(CARGO) build --release --locked -p podwire
+	@tools/timed "compile podwire-cni" $(CARGO) rustc --release --locked -p plugin --bin podwire-cni -- -C target-feature=+crt-static
+	@tools/timed "compile podwire" $(CARGO) build --release --locked -p podwire
 
 demo: build ## an agent and two pods, both families, a kill, repairs, and nothing left behind
 	@tools/setup demo
-	@$(RELEASE)/podwire demo
+	@tools/timed "demo" $(RELEASE)/podwire demo
 
 lab: build ## three nodes on etcd that stay up to try things on, and who reaches whom; what is needed is installed first
 	@tools/setup lab
@@ -30,7 +30,8 @@ lab: build ## three nodes on etcd that stay up to try things on, and who reaches
 
 test: lint build ## everything: format, lints, unit, property and kernel tests
 	@tools/setup test
-	$(CARGO) test --workspace --locked --no-fail-fast
+	@tools/timed "compile tests" $(CARGO) test --workspace --locked --no-run
+	@tools/timed "run tests" $(CARGO) test --workspace --locked --no-fail-fast
 
 fresh: ## make demo and make test from a clean clone in a minimal Debian; FRESH="demo lab" for other targets
 	@tools/setup fresh
@@ -39,7 +40,7 @@ fresh: ## make demo and make test from a clean clone in a minimal Debian; FRESH=
 lint:
 	@tools/setup build
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	@tools/timed "clippy" $(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	@tools/arrows
 	@if command -v cargo-deny >/dev/null; then $(CARGO) deny check licenses bans sources; else echo "cargo-deny is not installed: licences not checked"; fi
 

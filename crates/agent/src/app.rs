@@ -14,22 +14,22 @@ use tracing::{info, warn};
 use types::{Code, Finding};
 
 use crate::board::Board;
-use crate::cluster::{self, Cluster, ClusterError};
 use crate::conditions::Source;
-use crate::config::{Config, LogFormat, LogLevel, Store};
-use crate::install::{InstallError, Installer};
 use crate::keeper::{self, Keeper, KeeperError};
 use crate::lock::{self, LockError};
 use crate::log;
+use crate::membership::{self, Cluster, ClusterError};
 use crate::memory;
 use crate::metrics::Metrics;
 use crate::notify;
 use crate::privileges;
 use crate::queue::Queue;
-use crate::runtimes::Runtimes;
-use crate::server::{self, Doors, Facts, Peers, ServerError, Service};
+use crate::server::{self, AllowedUsers, ApiService, Endpoints, NodeDescription, ServerError};
 use crate::share::{Share, Shares};
 use crate::work::{Settings, Work};
+use config::{Config, LogFormat, LogLevel, Store};
+use install::runtimes::Runtimes;
+use install::{InstallError, Installer};
 
 /// How long what is under way may take after SIGTERM; less than systemd and Kubernetes wait before they kill.
 const STOP_TIME: Duration = Duration::from_secs(20);
@@ -94,19 +94,18 @@ pub fn run(config: Config) -> Result<(), AppError> {
     let config = Arc::new(config);
     let board = Arc::new(Board::new());
     board.set(Source::Config, config.exposed_key().into_iter().collect());
-    board.set_installed(installer.as_ref().map(|installer| installer.check()).unwrap_or_default());
+    board.set_installed(installer.as_ref().map(|installer| installer.planned()).unwrap_or_default());
     let metrics = Arc::new(Metrics::new());
     let settings = Settings {
         run_dir: config.run_dir.clone(),
         network: config.network.name.clone(),
         defaults: config.request_defaults(),
         delegates: config.delegates.clone(),
-        workers: config.workers,
     };
     let work = Arc::new(Work::new(settings, Arc::clone(&board), Arc::clone(&metrics)));
     let queue = Arc::new(Queue::start(config.workers).map_err(cannot("start workers"))?);
     let bell = keeper::Bell::new().map_err(|errno| cannot("make a bell for the keeper")(errno.into()))?;
-    let cluster = join(cluster::Parts {
+    let cluster = join(membership::Parts {
         config: Arc::clone(&config),
         shares: Arc::clone(&shares),
         board: Arc::clone(&board),
@@ -131,7 +130,7 @@ pub fn run(config: Config) -> Result<(), AppError> {
     let shares_ = Arc::clone(&shares);
     work.count_addresses(Box::new(move || shares_.report_addresses(&reporting, &run_dir, &network)));
     let (board_, metrics_, work_) = (Arc::clone(&board), Arc::clone(&metrics), Arc::clone(&work));
-    let service = Arc::new(Service {
+    let service = Arc::new(ApiService {
         board: board_,
         metrics: metrics_,
         work: work_,
@@ -170,10 +169,10 @@ pub fn run(config: Config) -> Result<(), AppError> {
             "the agent starts"
         );
         let (keeping, kept) = keep(Keeper::new(parts, bell)?)?;
-        let doors = Doors { socket, tcp, peers: Peers::root_and_self() };
+        let endpoints = Endpoints { socket, tcp, users: AllowedUsers::root_and_self() };
         let stop = stopped(Arc::clone(&board), kept)?;
         tokio::spawn(look_after(board));
-        let left = server::run(doors, Arc::clone(&service), stop).await;
+        let left = server::run(endpoints, Arc::clone(&service), stop).await;
         if left.waiting + left.running > 0 {
             warn!("{} requests were still running and {} waiting", left.running, left.waiting);
         }
@@ -281,15 +280,15 @@ fn first_share(config: &Config) -> Result<Shares, cni::Error> {
     let shares = Shares::none("this node has no block yet");
     // Also where it is not alone: a network that cannot be is found out at the start.
     let whole = Share::new(&config.network, config.network.subnets.clone(), None)?;
-    if cluster::is_alone(config) {
+    if membership::is_alone(config) {
         shares.set(Arc::new(whole));
     }
     Ok(shares)
 }
 
 /// A node that is alone works without its store, and says that something is wrong with it.
-fn join(parts: cluster::Parts) -> Result<Option<Cluster>, ClusterError> {
-    let (is_alone, board) = (cluster::is_alone(&parts.config), Arc::clone(&parts.board));
+fn join(parts: membership::Parts) -> Result<Option<Cluster>, ClusterError> {
+    let (is_alone, board) = (membership::is_alone(&parts.config), Arc::clone(&parts.board));
     match Cluster::start(parts) {
         Ok(cluster) => Ok(Some(cluster)),
         Err(error) if is_alone => {
@@ -316,9 +315,9 @@ fn level_of(level: LogLevel) -> LevelFilter {
     }
 }
 
-fn facts(config: &Config) -> Facts {
+fn facts(config: &Config) -> NodeDescription {
     let network = &config.network;
-    Facts {
+    NodeDescription {
         node: config.node.clone(),
         store: match config.store {
             Store::Embedded => "embedded".to_owned(),
@@ -335,7 +334,7 @@ fn facts(config: &Config) -> Facts {
             subnets: network.subnets.clone(),
             blocks: Vec::new(),
         },
-        cuts: cluster::cuts(config),
+        cuts: membership::cuts(config),
     }
 }
 

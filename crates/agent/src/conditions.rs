@@ -47,6 +47,8 @@ pub(crate) enum Source {
     Monitors,
     /// Lock files that were removed and cannot be made again.
     Locks,
+    /// IPAM plugins of networks.
+    Ipam,
 }
 
 /// Code and object: a condition lasts as long as a source reports them.

@@ -11,25 +11,21 @@
 //! `app` wires it all, top to bottom: capabilities, locks, installer, workers, socket, keeper (first reconcile, ready, CNI
 //! config), server, end.
 
-pub mod config;
-pub mod install;
-pub mod runtimes;
-
 mod app;
 mod attachments;
 mod board;
 mod clock;
-mod cluster;
-pub mod cni_configs;
 mod conditions;
 mod contiv;
 mod defaults;
 mod keeper;
 mod lock;
 mod log;
+mod membership;
 mod memory;
 mod metrics;
 mod notify;
+mod peers;
 mod preflight;
 mod privileges;
 mod queue;
@@ -40,10 +36,9 @@ mod work;
 
 pub use app::{AppError, run};
 pub use attachments::{attachment_view, inactive_port};
-#[doc(hidden)]
-pub use cluster::measured;
-pub use cluster::{Forgotten, forget};
 pub use lock::agents_here;
+#[doc(hidden)]
+pub use membership::measured;
+pub use membership::{Forgotten, forget};
 pub use preflight::{Note, Preflight, Refusal, check};
 pub use privileges::{Capability, missing_capabilities};
-pub use share::gateway as block_gateway;

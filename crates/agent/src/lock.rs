@@ -4,32 +4,24 @@
 //! The network's lock is a file that only root can open, named by network namespace and network. Its directory does not
 //! depend on the run directory, so agents with different ones meet there; agents in containers mount it.
 
-use std::fs::{self, DirBuilder, File};
+use std::fs;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
+use engine::state::RunDirs;
+use files::{Attempt, LockFailed, LockFile};
 use types::{Digest, NetworkName};
 
 const FILE: &str = "agent.lock";
 /// The locks of networks.
-const NETWORKS: &str = "/run/podwire-locks";
-/// How often a file that is removed between open and lock is opened anew.
-const ATTEMPTS: usize = 16;
-/// A program that a killed agent was about to start holds the agent's locks until it runs.
-const RELEASE: Duration = Duration::from_secs(1);
-/// How often a lock that is held is tried meanwhile.
-const PAUSE: Duration = Duration::from_millis(20);
+const NETWORKS: &str = engine::state::LOCKS;
 /// The longest name that a file can have.
 const LONGEST_NAME: usize = 255;
 
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    #[error("cannot {operation} {}: {source}", path.display())]
-    Io { operation: &'static str, path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    File(#[from] LockFailed),
     #[error(
         "another agent (process {holder}) works in {}: stop it, or give this one a run directory of its own (--run-dir)",
         dir.display()
@@ -59,7 +51,7 @@ pub(crate) fn held(network: &NetworkName, run_dir: &Path) -> Result<Option<LockE
         return Ok(Some(LockError::Taken { dir: run_dir.to_owned(), holder }));
     }
     let namespace = netlink::RtSocket::open()?.netns_cookie()?;
-    let holder = holder(&Path::new(NETWORKS).join(file_name(namespace, network)));
+    let holder = LockFile::holder(&Path::new(NETWORKS).join(file_name(namespace, network)));
     Ok(holder.map(|holder| LockError::NetworkTaken { network: network.clone(), holder }))
 }
 
@@ -75,7 +67,7 @@ impl NetworkLock {
     }
 
     pub(crate) fn path(&self) -> &Path {
-        &self.file.path
+        self.file.path()
     }
 
     /// The file was removed: another agent could take the network.
@@ -92,7 +84,10 @@ impl NetworkLock {
                 return Err(LockError::NetworkTaken { network: network.clone(), holder });
             }
         };
-        lock.file.remove_abandoned(dir);
+        lock.file.remove_abandoned();
+        let listed = RunDirs::new(namespace, run_dir).register();
+        let operation = "list this run directory in";
+        listed.map_err(|source| LockFailed { operation, path: dir.to_owned(), source })?;
         Ok(lock)
     }
 }
@@ -105,7 +100,7 @@ impl Drop for NetworkLock {
         }
         // A leftover file is no lock; the next agent removes it. The directory stays: where containers have it mounted, its
         // removal would end their mounts.
-        let _ = fs::remove_file(&self.file.path);
+        let _ = fs::remove_file(self.file.path());
     }
 }
 
@@ -119,21 +114,14 @@ fn holders(dir: &Path, namespace: u64) -> Result<Vec<String>, LockError> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(source) => return Err(LockError::Io { operation: "list", path: dir.to_owned(), source }),
+        Err(source) => return Err(LockFailed { operation: "list", path: dir.to_owned(), source }.into()),
     };
     let is_here = |name: &str| {
         let network = name.strip_prefix(&namespace.to_string());
         network.is_some_and(|network| network.starts_with(['-', '@']))
     };
     let here = entries.flatten().filter(|entry| entry.file_name().to_str().is_some_and(is_here));
-    Ok(here.filter_map(|entry| holder(&entry.path())).collect())
-}
-
-/// The agent that has this lock, if there is one. Makes nothing.
-fn holder(path: &Path) -> Option<String> {
-    let file = files::open(path, File::options().read(true)).ok()?;
-    let free = flock(&file, FlockOperation::NonBlockingLockShared);
-    (free == Err(Errno::WOULDBLOCK)).then(|| named_in(path))
+    Ok(here.filter_map(|entry| LockFile::holder(&entry.path())).collect())
 }
 
 fn file_name(namespace: u64, network: &NetworkName) -> String {
@@ -162,97 +150,17 @@ impl Lock {
 
     /// The agent that works in this directory, if there is one. Makes nothing; only for messages.
     fn holder(run_dir: &Path) -> Option<String> {
-        holder(&run_dir.join(FILE))
+        LockFile::holder(&run_dir.join(FILE))
     }
 
     pub(crate) fn path(&self) -> &Path {
-        &self.file.path
+        self.file.path()
     }
 
     /// The file or its directory was removed: another agent could start beside this one.
     pub(crate) fn is_lost(&self) -> bool {
         self.file.is_lost()
     }
-}
-
-enum Attempt {
-    Locked(LockFile),
-    /// By another process, which wrote this about itself.
-    Held(String),
-}
-
-#[derive(Debug)]
-struct LockFile {
-    file: File,
-    path: PathBuf,
-}
-
-impl LockFile {
-    fn take(dir: &Path, name: &str, holder: &str) -> Result<Attempt, LockError> {
-        let deadline = Instant::now() + RELEASE;
-        let mut attempts = 0;
-        while attempts < ATTEMPTS {
-            match Self::try_take(dir, name, holder) {
-                Ok(Attempt::Held(_)) if Instant::now() < deadline => {
-                    std::thread::sleep(PAUSE);
-                    continue;
-                }
-                // Removed before it was locked: the next process would lock another file.
-                Ok(Attempt::Locked(lock)) if lock.is_lost() => {}
-                // The directory was removed after it was made.
-                Err(LockError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
-                attempt => return attempt,
-            }
-            attempts += 1;
-        }
-        let source = io::Error::other("another process keeps removing it");
-        Err(LockError::Io { operation: "lock", path: dir.join(name), source })
-    }
-
-    fn try_take(dir: &Path, name: &str, holder: &str) -> Result<Attempt, LockError> {
-        let failed = |operation, path: &Path| {
-            let path = path.to_owned();
-            move |source| LockError::Io { operation, path, source }
-        };
-        DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(failed("make", dir))?;
-        files::check_dir(dir).map_err(|error| failed("use", dir)(io::Error::other(error)))?;
-        let path = dir.join(name);
-        let mut options = File::options();
-        let file =
-            files::open(&path, options.create(true).read(true).write(true).truncate(false).mode(0o600));
-        let file = file.map_err(failed("open", &path))?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => return Ok(Attempt::Held(named_in(&path))),
-            Err(errno) => return Err(failed("lock", &path)(errno.into())),
-        }
-        // For people and for the message above. A full disk is no reason not to start.
-        let _ = file.set_len(0).and_then(|()| file.write_all_at(holder.as_bytes(), 0));
-        Ok(Attempt::Locked(Self { file, path }))
-    }
-
-    fn is_lost(&self) -> bool {
-        let ours = self.file.metadata().map(|m| (m.dev(), m.ino())).ok();
-        let named = fs::metadata(&self.path).map(|m| (m.dev(), m.ino())).ok();
-        named.is_none() || named != ours
-    }
-
-    /// Removes the files of killed agents. One that cannot be removed is harmless.
-    fn remove_abandoned(&self, dir: &Path) {
-        let entries = fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
-        for path in entries.filter(|path| *path != self.path) {
-            let Ok(file) = files::open(&path, File::options().read(true)) else { continue };
-            let other = Self { file, path };
-            if flock(&other.file, FlockOperation::NonBlockingLockExclusive).is_ok() && !other.is_lost() {
-                let _ = fs::remove_file(&other.path);
-            }
-        }
-    }
-}
-
-/// Only for messages; it may have changed by now.
-fn named_in(path: &Path) -> String {
-    files::read_text(path).unwrap_or_default().trim().to_owned()
 }
 
 #[cfg(test)]

@@ -33,6 +33,11 @@ pub enum LogError {
     Start(#[from] SetGlobalDefaultError),
 }
 
+/// A problem that the engine reports and that does not fail the request or the round.
+pub(crate) fn engine_warning(message: &str) {
+    warn!(problem = message, "completed with a problem");
+}
+
 /// Starts the log of this process; once.
 pub(crate) fn start(format: Format, level: LevelFilter) -> Result<(), LogError> {
     set_global_default(subscriber(format, level, io::stderr))?;
@@ -290,6 +295,14 @@ pub(crate) mod tests {
         let log = subscriber(format, LevelFilter::INFO, move || writer.clone());
         tracing::subscriber::with_default(log, act);
         String::from_utf8(sink.0.lock().unwrap().clone()).unwrap()
+    }
+
+    #[test]
+    fn a_problem_of_the_engine_is_one_line() {
+        let text = logged(Format::Text, || engine_warning("not restored:\nbusy"));
+        assert_eq!(text.lines().count(), 1, "{text}");
+        assert!(text.contains("WARN completed with a problem problem="), "{text}");
+        assert!(text.contains("not restored:") && text.contains("busy"), "{text}");
     }
 
     fn written(format: Format, ending: &Ending<'_>, pod: &str) -> String {

@@ -384,7 +384,7 @@ mod tests {
             assert!(page.lines().any(|l| l == line), "{line} is missing in\n{page}");
         }
         // A 0 would say that the agent checks it.
-        for code in ["IpamUnavailable", "AgentUnreachable", "ForwardingDisabled"] {
+        for code in ["GatewayMissing", "AgentUnreachable", "ForwardingDisabled"] {
             assert!(!page.contains(code), "{code} in\n{page}");
         }
         for name in ["process_resident_memory_bytes", "process_open_fds", "process_cpu_seconds_total"] {

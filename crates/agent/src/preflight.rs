@@ -11,13 +11,13 @@ use engine::overlap::Observed;
 use netlink::RtSocket;
 use types::{Code, Finding, Severity};
 
-use crate::cluster::preflight::{self, JoinRefused};
-use crate::config::Config;
-use crate::install::{InstallError, Installer};
 use crate::keeper;
 use crate::lock::{self, LockError};
+use crate::membership::preflight::{self, JoinRefused};
 use crate::server::{self, ServerError};
 use crate::share::Share;
+use config::Config;
+use install::{InstallError, Installer};
 
 /// Why the agent would not start, or would start and not be ready.
 #[derive(Debug, thiserror::Error)]

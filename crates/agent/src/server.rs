@@ -1,53 +1,51 @@
 //! The agent's socket: HTTP and JSON for root, over a unix socket; and, where asked for, metrics and health over TCP.
 //!
-//! Threads at the door (`door`) take clients in and serve a plugin's call at once (`quick`). All else is done by one thread
-//! that never blocks: CNI requests go to the queue, and what reads files goes to a thread of its own. Everything a client
-//! can take its time with has an end, so a stuck one holds its own connection and nothing else.
+//! Hyper serves all requests (`http`). Acceptor threads (`accept`) accept connections and serve a CNI request themselves if
+//! it has arrived completely. All other connections are served by the runtime's thread, which never blocks: CNI requests go
+//! to the queue, and requests that read files go to a thread of their own. Everything that a client can delay has a timeout,
+//! so that a stuck client holds its own connection and nothing else.
 
-mod door;
+mod accept;
+mod client_socket;
+mod http;
 mod listen;
 mod nodes;
 mod peer;
-mod quick;
 mod reply;
 mod routes;
 mod tcp;
-mod timed;
 mod view;
+mod write_timeout;
 
-use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
-use std::pin::pin;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ::cluster::Cut;
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use model::Cut;
 use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{sleep_until, timeout_at};
-use types::{Code, Finding};
+use types::{Code, Finding, Fix};
 
 use crate::board::Board;
-use crate::cluster::Cluster;
 use crate::conditions::Source;
 use crate::keeper::Bell;
+use crate::membership::Cluster;
 use crate::metrics::Metrics;
 use crate::queue::{Leftover, Queue};
 use crate::share::Shares;
 use crate::work::Work;
-use door::{Door, Porters};
+use accept::{Acceptors, CurrentListener};
+use client_socket::ClientSocket;
+use http::ConnectionRules;
 use listen::Bounds;
-pub(crate) use listen::{Listener, ServerError, SocketWatch, bind, bind_tcp, check};
-use routes::{Visit, Way};
-use timed::Timed;
+pub(crate) use listen::{ServerError, SocketListener, SocketWatch, bind, bind_tcp, check};
+use routes::{RequestContext, RequestOrigin};
 
 /// Connections at once; more wait in the kernel's backlog.
 const MOST_CONNECTIONS: usize = 1200;
@@ -60,12 +58,12 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 const REBIND_PAUSE: Duration = Duration::from_secs(3);
 
 /// What is asked for, and who knows.
-pub(crate) struct Service {
+pub(crate) struct ApiService {
     pub(crate) board: Arc<Board>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) work: Arc<Work>,
     pub(crate) queue: Arc<Queue>,
-    pub(crate) facts: Facts,
+    pub(crate) facts: NodeDescription,
     /// This node's part of the network.
     pub(crate) shares: Arc<Shares>,
     /// Asks for a reconcile round.
@@ -77,7 +75,7 @@ pub(crate) struct Service {
 }
 
 /// What does not change while the agent runs.
-pub(crate) struct Facts {
+pub(crate) struct NodeDescription {
     pub(crate) node: String,
     pub(crate) store: String,
     pub(crate) run_dir: PathBuf,
@@ -89,59 +87,59 @@ pub(crate) struct Facts {
 }
 
 /// Where the agent listens.
-pub(crate) struct Doors {
-    pub(crate) socket: Listener,
+pub(crate) struct Endpoints {
+    pub(crate) socket: SocketListener,
     /// For metrics and health alone.
     pub(crate) tcp: Option<(SocketAddr, Result<TcpListener, ServerError>)>,
-    pub(crate) peers: Peers,
+    pub(crate) users: AllowedUsers,
 }
 
 /// The users who may ask.
-pub(crate) struct Peers(Vec<u32>);
+pub(crate) struct AllowedUsers(Vec<u32>);
 
-impl Peers {
+impl AllowedUsers {
     pub(crate) fn root_and_self() -> Self {
         Self(vec![0, geteuid().as_raw()])
     }
 
-    fn way(&self, stream: &UnixStream) -> Way {
+    fn origin(&self, stream: &UnixStream) -> RequestOrigin {
         match peer::uid(stream.as_fd()) {
-            Ok(uid) if self.0.contains(&uid) => Way::Socket,
-            Ok(_) | Err(_) => Way::Denied,
+            Ok(uid) if self.0.contains(&uid) => RequestOrigin::Socket,
+            Ok(_) | Err(_) => RequestOrigin::Denied,
         }
     }
 }
 
-/// Serves until `stop` says how long what is under way may still take; then waits for it, and says what was left.
+/// Serves until `stop` says how long requests in flight may still take; then waits for them, and returns what was left.
 pub(crate) async fn run(
-    doors: Doors,
-    service: Arc<Service>,
+    endpoints: Endpoints,
+    service: Arc<ApiService>,
     stop: impl Future<Output = Duration>,
 ) -> Leftover {
     let (stopping, stopped) = watch::channel(false);
     let most = connections();
-    let room = Arc::new(Semaphore::new(most));
-    let bounds = doors.socket.bounds;
-    let house = House { service: Arc::clone(&service), bounds, stopped, room: Arc::clone(&room) };
-    if let Some(tcp) = doors.tcp {
-        tokio::spawn(tcp::serve(tcp, house.clone()));
+    let permits = Arc::new(Semaphore::new(most));
+    let bounds = endpoints.socket.bounds;
+    let server = HttpServer { service: Arc::clone(&service), bounds, stopped, permits: Arc::clone(&permits) };
+    if let Some(tcp) = endpoints.tcp {
+        tokio::spawn(tcp::serve(tcp, server.clone()));
     }
-    let watch = doors.socket.watch();
-    let door = Arc::new(Door::new(doors.socket.inner));
-    let porters = Porters::new(Arc::clone(&door), doors.peers, house);
-    if let Err(error) = porters.start() {
-        tracing::error!("cannot start a thread that takes clients in: {error}");
+    let watch = endpoints.socket.watch();
+    let listener = Arc::new(CurrentListener::new(endpoints.socket.inner));
+    let acceptors = Acceptors::new(Arc::clone(&listener), endpoints.users, server);
+    if let Err(error) = acceptors.start() {
+        tracing::error!("cannot start an acceptor thread: {error}");
         return Leftover::default();
     }
-    tokio::spawn(keep_name(watch, porters));
+    tokio::spawn(keep_name(watch, acceptors));
     let deadline = Instant::now() + stop.await;
     stopping.send_replace(true);
-    if let Err(error) = door.close() {
+    if let Err(error) = listener.close() {
         tracing::warn!("cannot close the socket: {error}");
     }
-    // All room is there again when the last connection is closed. If not, the queue below says what was left.
+    // All permits are free again when the last connection is closed. If not, the queue below says what was left.
     let all = u32::try_from(most).unwrap_or(u32::MAX);
-    let _ = timeout_at(deadline.into(), room.acquire_many(all)).await;
+    let _ = timeout_at(deadline.into(), permits.acquire_many(all)).await;
     let queue = Arc::clone(&service.queue);
     let drained = tokio::task::spawn_blocking(move || queue.drain(deadline));
     drained.await.unwrap_or_default()
@@ -164,26 +162,26 @@ fn connections() -> usize {
 
 /// What every connection needs.
 #[derive(Clone)]
-struct House {
-    service: Arc<Service>,
+struct HttpServer {
+    service: Arc<ApiService>,
     bounds: Bounds,
     stopped: watch::Receiver<bool>,
-    room: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
-/// A client's part of it; its room is free again when the connection ends.
-struct Guest {
-    service: Arc<Service>,
+/// What one connection needs. Its permit is free again when the connection ends.
+struct HttpConnection {
+    service: Arc<ApiService>,
     bounds: Bounds,
     stopped: watch::Receiver<bool>,
     /// None: it is counted elsewhere.
-    _room: Option<OwnedSemaphorePermit>,
+    _permit: Option<OwnedSemaphorePermit>,
 }
 
-impl House {
-    fn guest(&self, room: impl Into<Option<OwnedSemaphorePermit>>) -> Guest {
+impl HttpServer {
+    fn connection(&self, permit: impl Into<Option<OwnedSemaphorePermit>>) -> HttpConnection {
         let (service, bounds, stopped) = (Arc::clone(&self.service), self.bounds, self.stopped.clone());
-        Guest { service, bounds, stopped, _room: room.into() }
+        HttpConnection { service, bounds, stopped, _permit: permit.into() }
     }
 
     /// Runs the next step of accepting, unless it is over.
@@ -202,13 +200,13 @@ async fn over(stopped: &mut watch::Receiver<bool>) {
 }
 
 /// Makes the socket again where somebody took its name away.
-async fn keep_name(watch: Arc<SocketWatch>, porters: Arc<Porters>) {
-    let mut house = porters.house.clone();
-    let mut name = Name { watch, retry: None };
-    while house.unless_stopped(name.may_be_lost()).await.is_some() {
-        let Some(new) = name.regain(&house.service.board) else { continue };
-        let done = porters.door.replace(new.inner).and_then(|old| match old {
-            Some(old) => porters.finish(&old),
+async fn keep_name(watch: Arc<SocketWatch>, acceptors: Arc<Acceptors>) {
+    let mut server = acceptors.server.clone();
+    let mut name = SocketName { watch, retry: None };
+    while server.unless_stopped(name.may_be_lost()).await.is_some() {
+        let Some(new) = name.regain(&server.service.board) else { continue };
+        let done = acceptors.listener.replace(new.inner).and_then(|old| match old {
+            Some(old) => acceptors.finish(&old),
             None => Ok(()),
         });
         if let Err(error) = done {
@@ -218,12 +216,12 @@ async fn keep_name(watch: Arc<SocketWatch>, porters: Arc<Porters>) {
 }
 
 /// The socket's name in the file system, which others can take away.
-struct Name {
+struct SocketName {
     watch: Arc<SocketWatch>,
     retry: Option<Instant>,
 }
 
-impl Name {
+impl SocketName {
     async fn may_be_lost(&self) {
         match self.retry {
             None => self.watch.again.notified().await,
@@ -232,7 +230,7 @@ impl Name {
     }
 
     /// The socket under its name again; None where it has it still, or cannot get it now.
-    fn regain(&mut self, board: &Board) -> Option<Listener> {
+    fn regain(&mut self, board: &Board) -> Option<SocketListener> {
         let path = &self.watch.path;
         let made = if self.watch.is_ours() { Ok(None) } else { bind(path).map(Some) };
         match made {
@@ -247,39 +245,43 @@ impl Name {
             }
             Err(error) => {
                 self.retry = Some(Instant::now() + REBIND_PAUSE);
-                let what = error.to_string();
-                let found = Finding::new(Code::SocketLost, format_args!("socket {}", path.display()), what);
-                board.set(Source::Socket, vec![found]);
+                board.set(Source::Socket, vec![lost(path, &error)]);
                 None
             }
         }
     }
 }
 
-/// One client, request after request. Its end, for whatever reason, drops what waits for an answer, and with it the
-/// [`crate::work::Line`] that tells the work that nobody does any more.
-async fn connection(stream: impl AsyncRead + AsyncWrite + Unpin + Send, way: Way, guest: Guest) {
-    let Guest { service, bounds, mut stopped, _room } = guest;
-    let visit = Visit { way, body_time: bounds.body };
-    let answer = service_fn(move |request| {
-        let service = Arc::clone(&service);
-        async move { Ok::<_, Infallible>(routes::answer(&service, visit, request).await) }
-    });
-    let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(bounds.head).max_headers(32).max_buf_size(64 << 10);
-    // Over TCP a connection is for one request: a client cannot hold its place by asking again and again.
-    builder.keep_alive(way != Way::Tcp);
-    let mut served = pin!(builder.serve_connection(TokioIo::new(Timed::new(stream, bounds.answer)), answer));
-    let ended = tokio::select! {
-        ended = served.as_mut() => ended,
-        () = over(&mut stopped) => {
-            served.as_mut().graceful_shutdown();
-            served.await
+fn lost(path: &Path, error: &ServerError) -> Finding {
+    let found = Finding::new(Code::SocketLost, format_args!("socket {}", path.display()), error);
+    match error {
+        // The agent retries: the path only has to be free.
+        ServerError::NotASocket(path) => {
+            let path = path.to_string_lossy();
+            found.fix(Fix::words(["mv", &path, &format!("{path}.old")]))
         }
-    };
-    if let Err(error) = ended {
-        tracing::debug!("a connection ended early: {error}");
+        ServerError::Socket { .. }
+        | ServerError::TooLong(_)
+        | ServerError::Taken(_)
+        | ServerError::Tcp { .. } => found,
     }
+}
+
+/// One client. Dropping what waits for an answer drops its [`crate::work::Line`], which cancels the work.
+async fn serve_connection(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send,
+    (origin, client): (RequestOrigin, Option<Arc<ClientSocket>>),
+    connection: HttpConnection,
+) {
+    let HttpConnection { service, bounds, stopped, _permit } = connection;
+    let context = RequestContext { origin, body_time: bounds.body, client };
+    // Over TCP a connection is for one request: a client cannot hold its place by asking again and again.
+    let rules = ConnectionRules { bounds, keep_alive: origin != RequestOrigin::Tcp, stopped };
+    let answer = |request| {
+        let (service, context) = (Arc::clone(&service), context.clone());
+        async move { routes::answer(&service, &context, request).await }
+    };
+    http::serve(stream, rules, answer).await;
 }
 
 #[cfg(test)]

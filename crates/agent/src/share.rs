@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use engine::state::{State, StateError};
-use ipam::{Range, RangeSet, RangeSpec};
+use ipam::{Range, RangeSet};
 use ipnet::IpNet;
 use netconf::{Addresses, NetConf};
 use serde_json::{Map, Value, json};
@@ -15,7 +15,7 @@ use types::{Code, Finding, IfName, NetworkName};
 
 use crate::board::Board;
 use crate::conditions::Source;
-use crate::config::Network;
+use config::Network;
 
 /// Complete and checked: what requests of our network get, and what the keeper keeps.
 #[derive(Debug, Clone)]
@@ -26,12 +26,6 @@ pub(crate) struct Share {
     /// In the words of a CNI config.
     pub(crate) values: Map<String, Value>,
     pub(crate) conf: NetConf,
-}
-
-/// The address of a block that its node's bridge carries: the first.
-pub fn gateway(block: &IpNet) -> Option<IpAddr> {
-    let spec = RangeSpec { subnet: *block, start: None, end: None, gateway: None, exclude: Vec::new() };
-    Range::new(spec).ok().map(|range| range.gateway())
 }
 
 impl Share {

@@ -7,7 +7,6 @@
 //! ```
 
 mod blocks;
-mod delegated;
 mod drain;
 mod turns;
 
@@ -26,10 +25,9 @@ use crate::board::Board;
 use crate::defaults::Defaults;
 use crate::log::{self, Ending, Subject};
 use crate::metrics::Metrics;
-use crate::queue::Lane;
+use crate::queue::RequestClass;
 use crate::tombstones::Drain;
 use blocks::Growth;
-use delegated::{Delegated, Permit};
 use drain::AT_ONCE;
 use turns::{Cancel, NoTurn, Purpose, Turn, Turns, Unwanted};
 
@@ -45,8 +43,6 @@ pub(crate) struct Settings {
     pub(crate) defaults: Map<String, Value>,
     /// IPAM plugins that requests may have run.
     pub(crate) delegates: AllowedDelegates,
-    /// How many requests are served at once.
-    pub(crate) workers: usize,
 }
 
 /// The engine, or what stands in for it in tests.
@@ -61,7 +57,6 @@ pub(crate) struct Work {
     drain: Drain,
     resident: Resident,
     delegates: AllowedDelegates,
-    delegated: Delegated,
     serve: Box<Serve>,
     growth: OnceLock<Growth>,
     on_size: OnceLock<Box<dyn Fn(u32) + Send + Sync>>,
@@ -91,7 +86,6 @@ impl Work {
             turns: Arc::default(),
             resident: Resident::default(),
             delegates: settings.delegates,
-            delegated: Delegated::new(settings.workers),
             serve: Box::new(engine::serve),
             growth: OnceLock::new(),
             on_size: OnceLock::new(),
@@ -118,7 +112,7 @@ impl Work {
         let _ = self.on_size.set(hear);
     }
 
-    /// Called after each ADD and STATUS that failed.
+    /// Called after each ADD and STATUS that failed, and after requests that may end a condition.
     pub(crate) fn notify_failures(&self, notify: Box<dyn Fn() + Send + Sync>) {
         // Set once, when the agent starts.
         let _ = self.on_failure.set(notify);
@@ -166,13 +160,9 @@ impl Work {
             self.tell(&subject, &Ending::Refused(&error), arrived.elapsed());
             return Err(Answer::Unavailable(Failure { error, version: request.version() }));
         }
-        let permit = self.delegated.admit(&request).map_err(|error| {
-            self.tell(&subject, &Ending::Refused(&error), arrived.elapsed());
-            Answer::Unavailable(Failure { error, version: request.version() })
-        })?;
         let cancel = Arc::<Cancel>::default();
         let turn = keyed(&request).map(|(key, purpose)| self.turns.join(key, purpose, Arc::clone(&cancel)));
-        Ok(Task { work: Arc::clone(self), request, id, subject, arrived, cancel, turn, permit })
+        Ok(Task { work: Arc::clone(self), request, id, subject, arrived, cancel, turn })
     }
 
     fn parse(&self, call: CniCall) -> Result<Request, Failure> {
@@ -198,7 +188,10 @@ impl Work {
             ConditionCode::Known(types::Code::InstallIncomplete) => is_status,
             // The engine finds out whether they hold now, and whether they concern this request.
             ConditionCode::Known(
-                types::Code::NftMissing | types::Code::RunDirFull | types::Code::AddressesExhausted,
+                types::Code::NftMissing
+                | types::Code::RunDirFull
+                | types::Code::AddressesExhausted
+                | types::Code::IpamUnavailable,
             ) => false,
             _ => true,
         };
@@ -222,7 +215,6 @@ pub(crate) struct Task {
     arrived: Instant,
     cancel: Arc<Cancel>,
     turn: Option<Turn>,
-    permit: Option<Permit>,
 }
 
 /// Held by the client's connection. Dropped before the answer is there, it tells that nobody waits for it.
@@ -235,11 +227,14 @@ impl Drop for Line {
 }
 
 impl Task {
-    pub(crate) fn lane(&self) -> Lane {
-        match self.request {
-            Request::Add(_) => Lane::Add,
-            Request::Del(_) => Lane::Del,
-            Request::Check(_) | Request::Gc(_) | Request::Status(_) | Request::Version(_) => Lane::Other,
+    pub(crate) fn class(&self) -> RequestClass {
+        match &self.request {
+            Request::Add(call) if netconf::foreign_ipam(&call.config).is_some() => RequestClass::DelegatedAdd,
+            Request::Add(_) => RequestClass::Add,
+            Request::Del(_) => RequestClass::Del,
+            Request::Check(_) | Request::Gc(_) | Request::Status(_) | Request::Version(_) => {
+                RequestClass::Other
+            }
         }
     }
 
@@ -274,7 +269,7 @@ impl Task {
         }
         let took = self.arrived.elapsed();
         // Others about the same attachment need not wait for the log.
-        (self.turn, self.permit) = (None, None);
+        self.turn = None;
         let answer = match &outcome {
             Ok(done) => Answer::Done(CniAnswer { result: done.answer.clone() }),
             Err(error) => Answer::Failed(Failure { error: error.clone(), version: self.request.version() }),
@@ -284,7 +279,8 @@ impl Task {
         (answer, move || {
             self.told(&outcome, unwanted, took);
             let finds_faults = matches!(self.request, Request::Add(_) | Request::Status(_)) && !unwanted;
-            if let (true, Some(notify)) = (outcome.is_err() && finds_faults, self.work.on_failure.get()) {
+            let is_fault = outcome.is_err() && finds_faults;
+            if let (true, Some(notify)) = (is_fault || self.may_end_condition(), self.work.on_failure.get()) {
                 notify();
             }
             if let (Some(mtu), Some(hear)) = (outcome.ok().and_then(|done| done.mtu), self.work.on_size.get())
@@ -293,6 +289,12 @@ impl Task {
             }
             self.drain_after();
         })
+    }
+
+    /// A pod that leaves may be the last one in another mode than its network.
+    fn may_end_condition(&self) -> bool {
+        matches!(self.request, Request::Del(_) | Request::Gc(_))
+            && self.work.board.has(types::Code::PodModeDiffers)
     }
 
     fn told(&self, outcome: &Result<Done, Error>, unwanted: bool, took: Duration) {
@@ -351,6 +353,7 @@ impl Task {
             wait: Wait::UntilGone,
             resident: Some(&self.work.resident),
             delegates: Delegates::Allowed(&self.work.delegates),
+            warn: &log::engine_warning,
         };
         let mut request = self.work.with_current(&self.request)?;
         let mut served = (self.work.serve)(&request, &caller);
@@ -411,15 +414,6 @@ impl Refusal {
         let error = Error::new(Code::Internal, "internal error: please report it, with the agent's log");
         self.work.tell(&self.subject, &Ending::Failed(&error), self.arrived.elapsed());
         Answer::Failed(Failure { error, version: self.version })
-    }
-}
-
-/// Where a call belongs, before it is understood.
-pub(crate) fn lane_of(call: &CniCall) -> Lane {
-    match call.env.get("CNI_COMMAND").map(String::as_str) {
-        Some("ADD") => Lane::Add,
-        Some("DEL") => Lane::Del,
-        _ => Lane::Other,
     }
 }
 

@@ -8,8 +8,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-use agent::config::{Config, Flags, Store};
-use agent::install::VARIABLES;
+use config::{Config, Flags, Store};
+use install::VARIABLES;
 
 /// systemd's measure of exposure: 0 is none, 10 all. CAP_SYS_ADMIN and writable sysctls are what is left.
 const MOST_EXPOSURE: f64 = 3.2;

@@ -25,7 +25,7 @@ pub struct Client {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answer {
+pub struct HttpAnswer {
     pub status: u16,
     pub body: Vec<u8>,
 }
@@ -68,18 +68,23 @@ impl Client {
         &self.socket
     }
 
-    pub fn get(&self, path: &str, deadline: Duration) -> Result<Answer, ClientError> {
+    pub fn get(&self, path: &str, deadline: Duration) -> Result<HttpAnswer, ClientError> {
         let request = head("GET", path, None).into_bytes();
         Exchange::start(self, deadline, LARGEST_LIST)?.run(&request)
     }
 
-    pub fn delete(&self, path: &str, deadline: Duration) -> Result<Answer, ClientError> {
+    pub fn delete(&self, path: &str, deadline: Duration) -> Result<HttpAnswer, ClientError> {
         let request = head("DELETE", path, None).into_bytes();
         Exchange::start(self, deadline, LARGEST_RESULT)?.run(&request)
     }
 
     /// `body` goes as JSON.
-    pub fn post(&self, path: &str, body: &impl Serialize, deadline: Duration) -> Result<Answer, ClientError> {
+    pub fn post(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+        deadline: Duration,
+    ) -> Result<HttpAnswer, ClientError> {
         let body = serde_json::to_vec(body)?;
         let mut request = head("POST", path, Some(body.len())).into_bytes();
         request.extend_from_slice(&body);
@@ -102,7 +107,7 @@ enum Framing {
     ToEnd,
 }
 
-struct Head {
+struct ResponseHead {
     status: u16,
     framing: Framing,
     /// Of the head itself.
@@ -144,7 +149,7 @@ impl<'a> Exchange<'a> {
         Ok(Self { client, stream, start, deadline, limit, buffer: Vec::new() })
     }
 
-    fn run(mut self, request: &[u8]) -> Result<Answer, ClientError> {
+    fn run(mut self, request: &[u8]) -> Result<HttpAnswer, ClientError> {
         match self.send(request) {
             // Whoever refuses without reading all of it has answered first: the answer tells more.
             Ok(()) | Err(ClientError::Broken { .. }) => {}
@@ -160,7 +165,7 @@ impl<'a> Exchange<'a> {
                 std::mem::take(&mut self.buffer)
             }
         };
-        Ok(Answer { status: head.status, body })
+        Ok(HttpAnswer { status: head.status, body })
     }
 
     fn send(&mut self, mut request: &[u8]) -> Result<(), ClientError> {
@@ -177,7 +182,7 @@ impl<'a> Exchange<'a> {
         Ok(())
     }
 
-    fn read_head(&mut self) -> Result<Head, ClientError> {
+    fn read_head(&mut self) -> Result<ResponseHead, ClientError> {
         loop {
             match parse_head(&self.buffer) {
                 Ok(Some(head)) => return Ok(head),
@@ -288,7 +293,7 @@ fn connected(socket: &Path, deadline: Duration) -> Result<UnixStream, Errno> {
 }
 
 /// None: it is not complete yet.
-fn parse_head(bytes: &[u8]) -> Result<Option<Head>, String> {
+fn parse_head(bytes: &[u8]) -> Result<Option<ResponseHead>, String> {
     let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
     let mut response = httparse::Response::new(&mut headers);
     let length = match response.parse(bytes) {
@@ -298,7 +303,7 @@ fn parse_head(bytes: &[u8]) -> Result<Option<Head>, String> {
     };
     let status = response.code.ok_or("it has no status")?;
     let framing = framing(response.headers)?;
-    Ok(Some(Head { status, framing, length }))
+    Ok(Some(ResponseHead { status, framing, length }))
 }
 
 fn framing(headers: &[httparse::Header<'_>]) -> Result<Framing, String> {

@@ -31,7 +31,7 @@ fn server(answer: Vec<u8>, body: usize) -> (tempfile::TempDir, Client, JoinHandl
     (dir, Client::new(&path), thread)
 }
 
-fn answer_to_get(answer: &[u8]) -> Result<Answer, ClientError> {
+fn answer_to_get(answer: &[u8]) -> Result<HttpAnswer, ClientError> {
     let (_dir, client, thread) = server(answer.to_vec(), 0);
     let outcome = client.get("/x", SOON);
     thread.join().unwrap();
@@ -41,7 +41,7 @@ fn answer_to_get(answer: &[u8]) -> Result<Answer, ClientError> {
 #[test]
 fn the_request_says_what_it_must() {
     let (_dir, client, thread) = server(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n".to_vec(), 7);
-    assert_eq!(client.post("/v1/cni", &[1, 2, 3], SOON).unwrap(), Answer { status: 200, body: vec![] });
+    assert_eq!(client.post("/v1/cni", &[1, 2, 3], SOON).unwrap(), HttpAnswer { status: 200, body: vec![] });
     let request = String::from_utf8(thread.join().unwrap()).unwrap();
     assert!(request.starts_with("POST /v1/cni HTTP/1.1\r\nHost: "), "{request}");
     assert!(request.contains("\r\nConnection: close\r\n"), "{request}");
@@ -54,7 +54,7 @@ fn what_has_no_body_says_nothing_of_one() {
         let (_dir, client, thread) = server(b"HTTP/1.1 409 No\r\nContent-Length: 2\r\n\r\nno".to_vec(), 0);
         let path = "/v1/nodes/a?force=true";
         let answer = if method == "GET" { client.get(path, SOON) } else { client.delete(path, SOON) };
-        assert_eq!(answer.unwrap(), Answer { status: 409, body: b"no".to_vec() });
+        assert_eq!(answer.unwrap(), HttpAnswer { status: 409, body: b"no".to_vec() });
         let request = String::from_utf8(thread.join().unwrap()).unwrap();
         assert!(request.starts_with(&format!("{method} {path} HTTP/1.1\r\nHost: ")), "{request}");
         assert!(request.ends_with("\r\nConnection: close\r\n\r\n"), "{request}");

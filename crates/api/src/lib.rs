@@ -24,7 +24,7 @@ pub use attachment::{
     BandwidthView, DnsView, IpamView, KernelCheck, KernelState, MasqueradeView, PlacementView, PodRouteView,
     PodView, PortView,
 };
-pub use client::{Answer, Client, ClientError};
+pub use client::{Client, ClientError, HttpAnswer};
 pub use cluster::{
     AgentState, BlockView, BlocksView, Freshness, NodeView, NodesView, Removed, RouteState, RouteTransport,
     RouteView, RoutesView, SubnetView,

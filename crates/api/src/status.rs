@@ -127,7 +127,7 @@ impl fmt::Display for InactivePort {
     }
 }
 
-/// What `podwire status -o json` prints where no agent listens: what files and kernel tell.
+/// What `podwire status -o json` prints where no agent answers: the state in files and kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]

@@ -1,15 +1,16 @@
 //! Tombstones: a DEL that nobody could be asked for, left in a folder for the agent.
 //!
-//! One file a key, whole or not there (written aside, then renamed). Plugins leave them, the agent alone takes them away.
+//! One file a key, replaced atomically. Plugins leave them, the agent alone takes them away.
 //! What begins with a dot is not a tombstone: one in the making, or one that was put aside.
 
 use std::ffi::OsString;
-use std::fs::{self, DirBuilder, File, Metadata};
-use std::io::{Error as IoError, ErrorKind, Read as _, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::fs::{self, File, Metadata};
+use std::io::{Error as IoError, ErrorKind};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use files::{Replacement, Writers, optional};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -17,11 +18,10 @@ use types::{AttachmentKey, Digest};
 
 use crate::{CniCall, MAX_BODY};
 
-/// A file in the making that is older than this was left by a plugin that was killed.
+/// A temporary file that is older than this was left by a plugin that was killed.
 const ABANDONED: Duration = Duration::from_secs(600);
 /// The largest that is read: a request that the agent would have taken, and the key, whose parts are in it already.
 const LARGEST: usize = 2 * MAX_BODY;
-const IN_THE_MAKING: &str = ".new-";
 const PUT_ASIDE: &str = ".unreadable-";
 
 #[derive(Debug, thiserror::Error)]
@@ -30,8 +30,6 @@ pub enum TombstoneError {
     Io { op: &'static str, path: PathBuf, source: IoError },
     #[error("the tombstone {} cannot be understood: {source}", path.display())]
     Content { path: PathBuf, source: serde_json::Error },
-    #[error("the tombstone {} is larger than {LARGEST} bytes", path.display())]
-    TooLarge { path: PathBuf },
     #[error("the directory of tombstones is not safe: {0}")]
     Unsafe(#[from] files::UnsafeDir),
 }
@@ -91,29 +89,19 @@ impl Tombstones {
         let text = serde_json::to_vec(&content)
             .map_err(|source| TombstoneError::Content { path: path.clone(), source })?;
         dir.parent().map_or(Ok(()), files::check_dir)?;
-        DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(io("make", dir))?;
+        files::create_dir(dir).map_err(io("make", dir))?;
         files::check_dir(dir)?;
-        let temp = dir.join(format!("{IN_THE_MAKING}{}", call.request_id));
-        let written = write_new(&temp, &text)
-            .map_err(io("write", &temp))
-            .and_then(|()| fs::rename(&temp, &path).map_err(io("rename to", &path)));
-        if written.is_err() {
-            // It is the first failure that counts; what stays is swept by the agent later.
-            let _ = fs::remove_file(&temp);
-        }
-        written
+        let how = Replacement { writers: Writers::Many, ..Replacement::STATE };
+        files::replace(&path, &text, how).map_err(io("write", &path))
     }
 
-    /// All of them, also those that cannot be read. What killed plugins left in the making goes.
+    /// All of them, also those that cannot be read. Temporary files of killed plugins are removed.
     pub fn list(&self) -> Result<Vec<Tombstone>, TombstoneError> {
+        files::remove_leftovers(&self.dir, None, ABANDONED)
+            .map_err(io("remove temporary files in", &self.dir))?;
         let mut all = Vec::new();
-        for name in self.names()? {
-            let path = self.dir.join(&name);
-            if is_tombstone(&name) {
-                all.extend(read(path)?);
-            } else if name.as_encoded_bytes().starts_with(IN_THE_MAKING.as_bytes()) {
-                sweep(&path)?;
-            }
+        for name in self.names()?.iter().filter(|name| is_tombstone(name)) {
+            all.extend(read(self.dir.join(name))?);
         }
         Ok(all)
     }
@@ -125,15 +113,7 @@ impl Tombstones {
 
     /// One reading of the folder; a folder that is missing is empty.
     pub fn is_empty(&self) -> Result<bool, TombstoneError> {
-        let Some(entries) = optional(fs::read_dir(&self.dir)).map_err(io("list", &self.dir))? else {
-            return Ok(true);
-        };
-        for entry in entries {
-            if is_tombstone(&entry.map_err(io("list", &self.dir))?.file_name()) {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+        Ok(!self.names()?.iter().any(is_tombstone))
     }
 
     /// Takes away a tombstone that was served. One that replaced it since stays.
@@ -180,8 +160,9 @@ impl Tombstones {
     }
 
     fn names(&self) -> Result<Vec<OsString>, TombstoneError> {
-        let Some(entries) = optional(fs::read_dir(&self.dir)).map_err(io("list", &self.dir))? else {
-            return Ok(Vec::new());
+        let entries = match fs::read_dir(&self.dir) {
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(io("list", &self.dir))?,
         };
         entries.map(|entry| entry.map(|e| e.file_name()).map_err(io("list", &self.dir))).collect()
     }
@@ -191,26 +172,17 @@ fn is_tombstone(name: &OsString) -> bool {
     !name.as_encoded_bytes().starts_with(b".")
 }
 
-/// `create_new`, so that what somebody planted under this name is not followed.
-fn write_new(path: &Path, text: &[u8]) -> std::io::Result<()> {
-    File::options().write(true).create_new(true).mode(0o600).open(path)?.write_all(text)
-}
-
 /// None: it is gone since the folder was read.
 fn read(path: PathBuf) -> Result<Option<Tombstone>, TombstoneError> {
     let Some(meta) = optional(path.symlink_metadata()).map_err(io("look at", &path))? else {
         return Ok(None);
     };
     let mut identity = Identity::of(&meta);
-    let content = if meta.is_file() {
-        // Read and identified through one descriptor: it may be replaced at any moment.
-        match optional(files::open(&path, File::options().read(true))).map_err(io("open", &path)) {
-            Ok(Some(file)) => content_of(&file, &path, &mut identity),
-            Ok(None) => return Ok(None),
-            Err(e) => Err(e),
-        }
-    } else {
-        Err(io("read", &path)(IoError::new(ErrorKind::InvalidData, "it is no file")))
+    // Read and identified through one descriptor: it may be replaced at any moment.
+    let content = match optional(files::open(&path, File::options().read(true))).map_err(io("open", &path)) {
+        Ok(Some(file)) => content_of(&file, &path, &mut identity),
+        Ok(None) => return Ok(None),
+        Err(e) => Err(e),
     };
     let (key, call) = match content {
         Ok(content) => (Some(content.key), Ok(content.call)),
@@ -221,34 +193,16 @@ fn read(path: PathBuf) -> Result<Option<Tombstone>, TombstoneError> {
 
 fn content_of(file: &File, path: &Path, identity: &mut Identity) -> Result<Content<CniCall>, TombstoneError> {
     *identity = Identity::of(&file.metadata().map_err(io("look at", path))?);
-    let mut text = Vec::new();
-    file.take(LARGEST as u64 + 1).read_to_end(&mut text).map_err(io("read", path))?;
-    if text.len() > LARGEST {
-        return Err(TombstoneError::TooLarge { path: path.to_owned() });
-    }
+    let text = files::read_limited(file, LARGEST as u64).map_err(io("read", path))?;
     serde_json::from_slice(&text).map_err(|source| TombstoneError::Content { path: path.to_owned(), source })
 }
 
-fn sweep(path: &Path) -> Result<(), TombstoneError> {
-    let Some(meta) = optional(path.symlink_metadata()).map_err(io("look at", path))? else { return Ok(()) };
-    let age = meta.modified().ok().and_then(|time| time.elapsed().ok());
-    if age.is_some_and(|age| age > ABANDONED) { remove_if_there(path) } else { Ok(()) }
-}
-
 fn remove_if_there(path: &Path) -> Result<(), TombstoneError> {
-    optional(fs::remove_file(path)).map_err(io("remove", path)).map(drop)
+    files::remove(path).map_err(io("remove", path)).map(drop)
 }
 
 fn io<'a>(op: &'static str, path: &'a Path) -> impl FnOnce(IoError) -> TombstoneError + 'a {
     move |source| TombstoneError::Io { op, path: path.to_owned(), source }
-}
-
-fn optional<T>(outcome: std::io::Result<T>) -> std::io::Result<Option<T>> {
-    match outcome {
-        Ok(value) => Ok(Some(value)),
-        Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(e),
-    }
 }
 
 #[cfg(test)]

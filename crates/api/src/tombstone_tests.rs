@@ -115,7 +115,7 @@ fn one_that_cannot_be_read_is_listed_and_put_aside() {
 fn what_killed_plugins_left_in_the_making_is_no_tombstone_and_goes() {
     let (_dir, stones) = folder();
     fs::create_dir_all(stones.dir()).unwrap();
-    let (old, new) = (stones.dir().join(".new-old"), stones.dir().join(".new-new"));
+    let (old, new) = (stones.dir().join(".a.1.podwire-tmp"), stones.dir().join(".a.2.podwire-tmp"));
     for path in [&old, &new] {
         fs::write(path, "{").unwrap();
     }

@@ -29,10 +29,10 @@ impl Plugins {
     /// and every start of it takes 0.1 ms longer. The reference was copied by its package, ours is copied here.
     pub(crate) fn find() -> Result<Self> {
         // bridge runs it: without it every ADD would fail, quickly.
-        Plugin::reference("host-local")?;
+        testkit::reference_plugin("host-local")?;
         let built = Plugin::podwire()?.path;
         let podwire = install(&built)?;
-        Ok(Self { built, podwire, reference: Plugin::reference("bridge")?.path })
+        Ok(Self { built, podwire, reference: testkit::reference_plugin("bridge")?.path })
     }
 
     pub(crate) fn podwire<'a>(

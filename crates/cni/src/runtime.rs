@@ -1,5 +1,5 @@
+use std::iter;
 use std::net::IpAddr;
-use std::{fmt, iter};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -81,17 +81,6 @@ fn port_mapping(item: &Item<'_>) -> Result<Option<PortMapping>, Error> {
     let protocol = mapping.parse("protocol", "tcp, udp or sctp")?.unwrap_or(Protocol::Tcp);
     let host_ip = mapping.parse("hostIP", AN_ADDRESS)?.map(|ip: IpAddr| ip.to_canonical());
     Ok(Some(PortMapping { host_port, container_port, protocol, host_ip }))
-}
-
-impl fmt::Display for PortMapping {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.host_ip {
-            Some(IpAddr::V6(ip)) => write!(f, "[{ip}]:")?,
-            Some(IpAddr::V4(ip)) => write!(f, "{ip}:")?,
-            None => {}
-        }
-        write!(f, "{} to {}/{}", self.host_port, self.container_port, self.protocol)
-    }
 }
 
 impl Bandwidth {

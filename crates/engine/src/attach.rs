@@ -21,7 +21,7 @@ use self::kernel::{FoundBridge, Interface, Kernel, make_interface, set_up};
 use crate::bridge::{self, Bridge};
 use crate::delegate::Delegate;
 use crate::lease::{self, Lease};
-use crate::state::{Attachment, Network, Phase, State, SysctlLog};
+use crate::state::{Attachment, Network, Phase, RunDirs, State, SysctlLog};
 use crate::sysctl::{Families, HostSettings};
 use crate::wire::Wire;
 use crate::{Caller, Error, again, alias, detach, overlap, privileges, relearn, resident, result};
@@ -63,6 +63,11 @@ pub(crate) fn attach(
         defaults: default_routes(&mut pod, conf.mode)?,
         settings: HostSettings::open(caller.resident)?,
         log: state.sysctls(),
+        run_dirs: match caller.resident {
+            // Its ADDs look up routes only.
+            Some(_) => None,
+            None => Some(RunDirs::new(host.netns_cookie()?, state.dir())),
+        },
         now: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
         caller,
     };
@@ -108,6 +113,8 @@ pub(crate) struct AttachContext<'a> {
     defaults: Families,
     pub(crate) settings: HostSettings<'a>,
     pub(crate) log: SysctlLog,
+    /// Where processes with other run directories are found.
+    run_dirs: Option<RunDirs>,
     /// Seconds since 1970.
     now: u64,
     pub(crate) caller: &'a Caller<'a>,
@@ -230,7 +237,9 @@ fn wire_up(
     let Claimed { held, neighbours, has_others } = claimed;
     let Some(attachment) = held.attachment().cloned() else { unreachable!("the record was just written") };
     let bridge = make_interface(&attachment, context, kernel)?;
-    if *has_others {
+    // In any case, because it registers the run directory.
+    let has_other_dirs = context.run_dirs.as_ref().is_some_and(RunDirs::has_others);
+    if *has_others || has_other_dirs {
         let ips: Vec<IpAddr> = attachment.ips().collect();
         overlap::refuse_taken(kernel.host, context.key, &ips)?;
     }

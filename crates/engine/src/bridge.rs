@@ -255,6 +255,14 @@ pub(crate) fn remove_stale_subnets(host: &mut RtSocket) -> Result<Vec<IpNet>, Er
     Ok(stale)
 }
 
+/// Whether a link has a gateway. The kernel has an IPv6 address once, whatever its prefix length.
+pub(crate) fn carries(addresses: &[netlink::Address], gateway: &IpNet) -> bool {
+    addresses.iter().any(|address| match gateway {
+        IpNet::V4(_) => address.addr == *gateway,
+        IpNet::V6(_) => address.addr.addr() == gateway.addr(),
+    })
+}
+
 /// Puts one gateway on the bridge. One that is there already is fine.
 pub(crate) fn put_gateway(
     host: &mut RtSocket,

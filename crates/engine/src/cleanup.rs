@@ -10,6 +10,7 @@ use std::fs;
 use std::net::IpAddr;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 use ipnet::IpNet;
 use netlink::{Address, Link, Op, RtSocket};
@@ -18,7 +19,7 @@ use types::{AttachmentKey, IfName, NetworkName, ROUTE_PROTOCOL};
 use crate::alias::Alias;
 use crate::bridge::{is_marked, remove_stale_subnets};
 use crate::detach::{delete_link, remove_stray};
-use crate::state::{Addressing, Listed, State};
+use crate::state::{Addressing, LOCKS, Listed, RunDirs, State};
 use crate::{Caller, Error, firewall, gc};
 
 /// What cleanup did.
@@ -29,6 +30,8 @@ pub struct Report {
     pub kept: Vec<String>,
     /// What the operator has to decide or remove.
     pub left: Vec<String>,
+    /// Problems that left nothing behind.
+    pub warnings: Vec<String>,
 }
 
 impl Report {
@@ -78,7 +81,11 @@ fn clean(run_dir: &Path, configured: Option<(&NetworkName, &IfName)>, scope: Sco
         Some(state) => leaving.restore_sysctls(&state)?,
         None => leaving.report_sysctls(),
     }
-    let Leaving { others, mut report, .. } = leaving;
+    let Leaving { others, mut report, host, .. } = leaving;
+    let listed = RunDirs::new(host.netns_cookie()?, run_dir).forget();
+    listed.map_err(|error| {
+        Error::NotAvailable(format!("cannot remove {} from {LOCKS}: {error}", run_dir.display()))
+    })?;
     report.left.extend(others.sentences());
     remove_folder(run_dir, &mut report)?;
     Ok(report)
@@ -202,7 +209,12 @@ fn remove_attachments(state: &State, report: &mut Report) -> Result<(), Error> {
         let count = all.len();
         report.left.extend(leases(&all));
         let find = |listed: &Listed| Ok(network.find_stem(&listed.stem)?);
-        let errors = gc::undo_all(all, find, |held| gc::undo_held(held, &Caller::STANDALONE));
+        let warnings = Mutex::new(Vec::new());
+        let warn = |message: &str| {
+            warnings.lock().unwrap_or_else(PoisonError::into_inner).push(message.to_owned());
+        };
+        let errors = gc::undo_all(all, find, |held| gc::undo_held(held, &Caller::standalone(&warn)));
+        report.warnings.extend(warnings.into_inner().unwrap_or_else(PoisonError::into_inner));
         report.left.extend(errors.iter().map(|error| format!("attachment not removed: {error}")));
         if count > errors.len() {
             let removed = types::count((count - errors.len()) as u64, "attachment");

@@ -35,8 +35,11 @@ impl Error {
         match self {
             Self::NotReady(finding) | Self::Degraded(finding) => Some(finding.clone()),
             Self::Firewall(nft::Error::NftMissing) => Some(nft::missing_program()),
-            Self::Firewall(nft::Error::Unsupported { option, .. }) => {
-                found(Code::KernelFeatureMissing, format!("kernel option {option}"))
+            Self::Firewall(error @ nft::Error::Unsupported { option, .. }) => {
+                let found =
+                    Finding::new(Code::KernelFeatureMissing, format_args!("kernel option {option}"), "");
+                let load = error.module().map(|module| Fix::words(["modprobe", &module]));
+                Some(Finding { fix: load, ..found })
             }
             Self::Firewall(nft::Error::Permission { .. }) | Self::Privileges(_) => {
                 found(Code::PermissionDenied, "process".to_owned())
@@ -113,6 +116,16 @@ pub fn run_dir_space(run_dir: &Path) -> Option<Finding> {
     let found = Finding::new(Code::RunDirFull, format_args!("directory {dir}"), message);
     let found = found.fix(show_space(run_dir));
     Some(if space.is_used_up() { found } else { found.degraded() })
+}
+
+/// Repairs tables and bridges without an agent.
+pub(crate) fn repair_command(run_dir: &Path) -> Fix {
+    let mut words = vec!["podwire", "doctor", "--repair"];
+    let dir = run_dir.to_string_lossy();
+    if run_dir != Path::new(netconf::DEFAULT_RUN_DIR) {
+        words.extend(["--run-dir", &dir]);
+    }
+    Fix::words(words)
 }
 
 /// Whether traffic may depend on a link that has the name of a bridge.

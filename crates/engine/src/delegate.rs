@@ -90,6 +90,16 @@ pub(crate) struct Delegate<'a> {
 }
 
 impl<'a> Delegate<'a> {
+    /// Waits at most so long for an answer.
+    pub(crate) fn within(self, patience: Duration) -> Self {
+        Self { patience, ..self }
+    }
+
+    /// The plugin's name.
+    pub(crate) fn plugin(&self) -> &str {
+        &self.name
+    }
+
     pub(crate) fn find(name: &str, config: &'a Config, allowed: Delegates<'_>) -> Result<Self, Error> {
         Self::choose(name, config, allowed, Purpose::Use)
     }

@@ -11,7 +11,7 @@ use types::{AttachmentKey, IfName};
 use crate::alias::Alias;
 use crate::delegate::{self, Delegate};
 use crate::state::{Addressing, Attachment, Held, Network, Wiring};
-use crate::{Caller, Error, Wait, alias, firewall, gc, relearn, remaining, resident};
+use crate::{Caller, Error, Wait, Warn, alias, firewall, gc, relearn, remaining, resident};
 
 /// Returns what was there, for the log.
 pub(crate) fn detach(call: &Call, place: &Place, caller: &Caller<'_>) -> Result<Option<Attachment>, Error> {
@@ -95,6 +95,7 @@ pub(crate) fn undo_with(
     caller: &Caller<'_>,
     delegate: Option<&Delegate<'_>>,
 ) -> Result<(), Error> {
+    report_unreturned(&held, delegate, caller.warn);
     let Some(delegate) = delegate else { return undo(held, key, caller) };
     if has_own_addresses(&held) {
         undo(held, key, caller)?;
@@ -111,6 +112,22 @@ pub(crate) fn undo_with(
         delegate.del()?;
     }
     Ok(held.release(&[])?)
+}
+
+/// The config may name another IPAM plugin than the one that gave the addresses. That one cannot be called: its part of the
+/// config is gone. The pod is removed all the same, because a runtime would repeat a failed DEL for ever.
+fn report_unreturned(held: &Held, delegate: Option<&Delegate<'_>>, warn: Warn<'_>) {
+    let Some(attachment) = held.attachment().filter(|attachment| attachment.delegated) else { return };
+    let Some(plugin) = attachment.ipam_plugin.as_deref() else { return };
+    if delegate.is_some_and(|delegate| delegate.plugin() == plugin) {
+        return;
+    }
+    let ips: Vec<String> = attachment.ips().map(|ip| ip.to_string()).collect();
+    let what = if ips.is_empty() { "addresses".to_owned() } else { ips.join(", ") };
+    warn(&format!(
+        "{} has {what} from IPAM plugin {plugin}, which the config does not name any more: give it back there",
+        attachment.key
+    ));
 }
 
 /// As [`undo`], where no IPAM plugin can be called. If the addresses may be another plugin's, the record stays as pending.
@@ -184,11 +201,7 @@ fn dismantle(
     let gone = held.attachment().filter(|_| caller.resident.is_none());
     if let Some(Err(error)) = gone.map(|gone| remaining::restore_routes(held.network(), gone)) {
         // The attachment is removed all the same.
-        let error = error.to_string();
-        eprintln!(
-            "podwire: the routes of the pod's other interfaces were not restored: {}",
-            types::one_line(&error)
-        );
+        (caller.warn)(&format!("the routes of the pod's other interfaces were not restored: {error}"));
     }
     Ok(clean)
 }

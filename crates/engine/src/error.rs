@@ -43,7 +43,9 @@ pub enum Error {
         "CNI_NETNS {0} is the plugin's own namespace: a pod needs one of its own (CNI_NETNS_OVERRIDE=1 insists)"
     )]
     OwnNamespace(String),
-    #[error("{name} exists but is a {kind}, not a bridge: name another bridge in the network config")]
+    #[error(
+        "{name} exists but is a {kind}, not a bridge: set `bridge`, with an agent `network.bridge`, to another name"
+    )]
     NotABridge { name: IfName, kind: String, link_use: LinkUse },
     #[error(
         "bridge {bridge} has {found}, which overlaps the gateway {wanted}: remove it, or set forceAddress"
@@ -159,15 +161,17 @@ impl Error {
     pub(crate) fn advice(&self) -> &'static str {
         match self {
             Self::State(e) if e.is_full() => {
-                "the file system of the state directory is full: free space or set runDir"
+                "the file system of the state directory is full: free space or set runDir, with an agent run_dir"
             }
             Self::State(StateError::Io { source, .. }) => match source.kind() {
                 std::io::ErrorKind::PermissionDenied => {
-                    "run as root, or set runDir to a directory that can be written"
+                    "run as root, or set runDir, with an agent run_dir, to a directory that can be written"
                 }
-                std::io::ErrorKind::ReadOnlyFilesystem => "set runDir to a directory that can be written",
+                std::io::ErrorKind::ReadOnlyFilesystem => {
+                    "set runDir to a directory that can be written; with an agent run_dir"
+                }
                 std::io::ErrorKind::NotADirectory | std::io::ErrorKind::AlreadyExists => {
-                    "something that is no directory is in the way: set runDir"
+                    "something that is no directory is in the way: set runDir, with an agent run_dir"
                 }
                 _ => "",
             },

@@ -12,11 +12,12 @@ use nft::{Alive, Firewall, Guard, HostPort, Idle, NetworkChain, Orphan, Others, 
 use rustix::io::Errno;
 use types::{AttachmentKey, Finding, Fix, IfName, NetworkName};
 
-use crate::Error;
 use crate::alias::Alias;
+use crate::condition::repair_command;
 use crate::resident::{self, Resident};
 use crate::state::{Addressing, Attachment, Held, Listed, Network, Phase, State, StateError};
 use crate::sysctl::Families;
+use crate::{Error, Warn};
 
 /// Does the attachment have anything in the firewall? One that asks for nothing needs no nftables at all.
 pub(crate) fn is_needed(attachment: &Attachment) -> bool {
@@ -165,8 +166,9 @@ pub(crate) fn admit(
     attachment: &Attachment,
     state: &State,
     resident: Option<&Resident>,
+    warn: Warn<'_>,
 ) -> Result<(), Error> {
-    admit_after(attachment, resident, &mut OfState { state, new: Some(&attachment.key), held: None })
+    admit_after(attachment, resident, &mut OfState { state, new: Some(&attachment.key), held: None, warn })
 }
 
 /// So many records are held open at once, of the 1024 files that a process may have. Pods above that are put back one by one.
@@ -179,6 +181,7 @@ struct OfState<'a> {
     new: Option<&'a AttachmentKey>,
     /// One whose record the caller holds already.
     held: Option<&'a Attachment>,
+    warn: Warn<'a>,
 }
 
 impl OfState<'_> {
@@ -217,11 +220,7 @@ impl Others for OfState<'_> {
             return;
         }
         if let Err(error) = put_back(self.state, self.new) {
-            let error = error.to_string();
-            eprintln!(
-                "podwire: not all pods could be put back into the firewall's tables: {}",
-                types::one_line(&error)
-            );
+            (self.warn)(&format!("not all pods could be put back into the firewall's tables: {error}"));
         }
     }
 }
@@ -247,7 +246,8 @@ pub(crate) fn put_one_back(state: &State, network: &Network, known: &Attachment)
     let held = network.find(&known.key)?.filter(|held| held.phase() == Phase::Ready);
     let Some(held) = held else { return Ok(false) };
     let attachment = held.attachment().unwrap_or(known);
-    admit_after(attachment, None, &mut OfState { state, new: None, held: Some(attachment) }).map(|()| true)
+    let mut others = OfState { state, new: None, held: Some(attachment), warn: &|_| () };
+    admit_after(attachment, None, &mut others).map(|()| true)
 }
 
 fn admit_after(
@@ -405,16 +405,6 @@ pub fn drift(run_dir: &Path) -> Result<Option<Finding>, Error> {
     Ok((!faults.is_empty()).then(|| found.fix(repair_command(run_dir))))
 }
 
-/// Repairs the tables without an agent.
-fn repair_command(run_dir: &Path) -> Fix {
-    let mut words = vec!["podwire", "doctor", "--repair"];
-    let dir = run_dir.to_string_lossy();
-    if run_dir != Path::new(netconf::DEFAULT_RUN_DIR) {
-        words.extend(["--run-dir", &dir]);
-    }
-    Fix::words(words)
-}
-
 fn faults(run_dir: &Path) -> Result<Vec<String>, Error> {
     let Some(state) = State::open_existing(run_dir)? else { return Ok(Vec::new()) };
     let found = faults_of(&state)?;
@@ -443,15 +433,26 @@ fn faults_of(state: &State) -> Result<Vec<String>, Error> {
     Ok(faults)
 }
 
+/// Whether tables that cannot be repaired in place are replaced. Pods of other run directories, and pods whose ADD is in
+/// progress, lose their elements then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Replacing {
+    Allowed,
+    Refused,
+}
+
 /// Repairs the tables without a moment in which a running pod is not in force, and puts all pods back.
-pub fn repair(run_dir: &Path) -> Result<(), Error> {
+pub fn repair(run_dir: &Path, replacing: Replacing) -> Result<(), Error> {
     let Some(state) = State::open_existing(run_dir)? else { return Ok(()) };
     let attachments = ready(&state)?;
     let members: Vec<Member<'_>> = attachments.iter().filter_map(Member::of).collect();
     let pods: Vec<Pod<'_>> = members.iter().map(Member::pod).collect();
     let mut tables = Firewall::open()?;
     let lacking = tables.missing_of(&pods)?;
-    tables.repair(&pods)?;
+    match replacing {
+        Replacing::Allowed => tables.repair(&pods)?,
+        Replacing::Refused => tables.repair_in_place(&pods)?,
+    }
     take_back(&state, &attachments)?;
     // Datagrams that kept coming meanwhile would go on to nowhere.
     let ports: Vec<HostPort> =

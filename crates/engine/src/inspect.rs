@@ -1,14 +1,16 @@
 //! The conditions of a node that need no agent to be found. CNI STATUS, `podwire status` and `podwire doctor` use the same
 //! checks, so that they cannot differ. Nothing is changed, and a check that fails is a finding: it hides no other.
 
+mod ipam;
 mod network;
 mod pods;
 
 use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
+use std::time::Duration;
 
-use cni::Config;
+use cni::{Config, Version};
 use netconf::{NetConf, Place};
 use netlink::{Link, RtSocket};
 use rustix::fs::{Access, access};
@@ -18,11 +20,17 @@ use crate::condition::{Failed, run_dir_space};
 use crate::overlap::{self, Observed};
 use crate::reconcile::failure;
 use crate::state::{Attachment, Listed, Network, Phase, State};
-use crate::{Error, firewall, privileges};
+use crate::{Delegates, Error, firewall, privileges};
+pub use ipam::ipam_program;
+pub(crate) use ipam::{IpamFault, ipam_status};
 use network::Subject;
 
+/// A person waits for `podwire status`; CNI STATUS waits longer for an IPAM plugin.
+const IPAM_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// All findings of the node, the most important first: of the run directory, of the networks that `configs` describe, and of
-/// all recorded networks and pods. Configs of other run directories are not inspected.
+/// all recorded networks and pods. Configs of other run directories are not inspected. Each config has the CNI_PATH that a
+/// runtime would set.
 pub fn inspect(run_dir: &Path, configs: &[Config]) -> Vec<Finding> {
     let mut inspection = Inspection::new(run_dir);
     let parsed: Vec<(&Config, NetConf)> =
@@ -32,6 +40,9 @@ pub fn inspect(run_dir: &Path, configs: &[Config]) -> Vec<Finding> {
     for subject in &subjects {
         inspection.network(subject);
     }
+    for (config, _) in &parsed {
+        inspection.ipam(config);
+    }
     inspection.tables();
     inspection.pods();
     let Inspection { mut status, operator, .. } = inspection;
@@ -39,14 +50,25 @@ pub fn inspect(run_dir: &Path, configs: &[Config]) -> Vec<Finding> {
     sorted(status)
 }
 
+/// Whether CNI STATUS inspects Podwire's tables, which takes the longer the more pods there are.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Tables {
+    Inspect,
+    /// Its rounds compare and repair them.
+    LeaveToAgent,
+}
+
 /// What CNI STATUS reports of one network: findings because of which new pods fail or running pods are affected. Those of
 /// single pods are not among them: a pod could keep the whole node from being ready.
-pub(crate) fn of_network(run_dir: &Path, config: &Config, conf: &NetConf) -> Vec<Finding> {
+pub(crate) fn of_network(run_dir: &Path, config: &Config, conf: &NetConf, tables: Tables) -> Vec<Finding> {
     let mut inspection = Inspection::new(run_dir);
     let subject = Subject::of_conf(&config.name, conf, &inspection.running(&config.name));
     inspection.node(std::slice::from_ref(&subject));
     inspection.network(&subject);
-    inspection.tables();
+    match tables {
+        Tables::Inspect => inspection.tables(),
+        Tables::LeaveToAgent => {}
+    }
     sorted(inspection.status)
 }
 
@@ -176,6 +198,8 @@ impl<'a> Inspection<'a> {
             Ok(found) => self.status.extend(found),
             Err(error) => self.failed(error),
         }
+        // A runtime starts no pods after an error of STATUS, and these pods are to be started again.
+        self.operator.extend(subject.differing_mode());
         self.status.extend(subject.addresses(self.run_dir));
         if let Err(error) = self.overlaps(subject) {
             self.failed(error);
@@ -188,6 +212,16 @@ impl<'a> Inspection<'a> {
             // It says nothing about pods.
             Err(error) => self.operator.push(failure(error, self.run_dir).degraded()),
         }
+    }
+
+    /// Runtimes ask for the status of a network since CNI 1.1, and so does this process.
+    fn ipam(&mut self, config: &Config) {
+        let found = match config.version >= Version::V1_1_0 {
+            true => ipam_status(config, (Delegates::InCniPath, IPAM_TIMEOUT), self.run_dir)
+                .map(|fault| fault.finding),
+            false => ipam_program(config, Delegates::InCniPath, self.run_dir),
+        };
+        self.status.extend(found);
     }
 
     fn overlaps(&mut self, subject: &Subject<'_>) -> Result<(), Error> {
@@ -219,6 +253,7 @@ fn nft_missing(run_dir: &Path) -> Option<Finding> {
 
 fn records_of(run_dir: &Path) -> Result<Vec<(Network, Vec<Listed>)>, Error> {
     let mut records = Vec::new();
+    State::check(run_dir)?;
     let state = State::open_existing(run_dir)?;
     for network in state.iter().map(State::networks).collect::<Result<Vec<_>, _>>()?.concat() {
         let listed = network.list()?;

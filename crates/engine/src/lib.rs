@@ -29,6 +29,7 @@ mod gc;
 mod inspect;
 mod layer2;
 mod lease;
+mod mode;
 pub mod overlap;
 mod privileges;
 pub mod reconcile;
@@ -50,9 +51,9 @@ pub use condition::{LinkUse, Space, run_dir_space, show_space};
 pub use delegate::{AllowedDelegates, DELEGATE_TIMEOUT, Delegates};
 pub use error::Error;
 pub use firewall::{
-    InactivePort, drift as firewall_drift, inactive_ports, orphans as firewall_orphans,
+    InactivePort, Replacing, drift as firewall_drift, inactive_ports, orphans as firewall_orphans,
     repair as repair_firewall,
 };
-pub use inspect::{before_start, inspect, unwritable};
+pub use inspect::{before_start, inspect, ipam_program, unwritable};
 pub use resident::Resident;
-pub use serve::{Caller, Done, Wait, serve};
+pub use serve::{Caller, Done, Wait, Warn, serve};

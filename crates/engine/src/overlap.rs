@@ -250,15 +250,8 @@ pub(crate) struct AddressQuery<'a> {
     pub(crate) key: &'a AttachmentKey,
     /// The network's bridge, if there is one.
     pub(crate) bridge: Option<u32>,
-    pub(crate) links: Links,
-}
-
-/// Whether all links of the node are listed, of which there may be many.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Links {
-    List,
-    /// Only where a route leads to a link of another network of Podwire: the agent's ADDs must not take longer with each pod.
-    ListIfOthers,
+    /// Pods of another run directory have addresses of the subnets.
+    pub(crate) has_others: bool,
 }
 
 /// An address that a pod cannot have.
@@ -277,14 +270,15 @@ pub(crate) enum Usability {
 }
 
 /// The first address that the node has itself, routes to another link, or has given to a pod of another run directory. By
-/// lookups, because a list of routes may be long.
+/// lookups, because lists of routes and links may be long. Links are listed where a route leads to a link of another network
+/// of Podwire.
 pub(crate) fn check(
     host: &mut RtSocket,
     query: &AddressQuery<'_>,
     ips: &[IpAddr],
 ) -> Result<Usability, Error> {
     let subnets = routed_subnets(query.conf);
-    let (mut routed, mut has_others) = (Vec::new(), query.links == Links::List);
+    let (mut routed, mut has_others) = (Vec::new(), query.has_others);
     for &ip in ips {
         let Some(subnet) = subnets.iter().find(|subnet| subnet.contains(&ip)) else { continue };
         routed.push(ip);

@@ -31,17 +31,24 @@ pub struct Caller<'a> {
     /// What the caller's process remembers, if it stays.
     pub resident: Option<&'a Resident>,
     pub delegates: Delegates<'a>,
+    pub warn: Warn<'a>,
 }
 
-impl Caller<'_> {
+/// Receives a problem that does not fail the request. The plugin prints it, the agent logs it.
+pub type Warn<'a> = &'a (dyn Fn(&str) + Sync);
+
+impl<'a> Caller<'a> {
     /// A process that serves one request and ends.
-    pub const STANDALONE: Caller<'static> = Caller {
-        request: None,
-        cancelled: &|| false,
-        wait: Wait::ForTheEnd,
-        resident: None,
-        delegates: Delegates::InCniPath,
-    };
+    pub fn standalone(warn: Warn<'a>) -> Self {
+        Self {
+            request: None,
+            cancelled: &|| false,
+            wait: Wait::ForTheEnd,
+            resident: None,
+            delegates: Delegates::InCniPath,
+            warn,
+        }
+    }
 }
 
 /// The kernel holds whoever deletes a link for a grace period, but the link is gone long before.

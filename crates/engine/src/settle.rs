@@ -12,7 +12,8 @@ use crate::state::Attachment;
 
 /// What takes longer will come all the same: no reason to refuse the pod, none to wait for ever.
 const PATIENCE: Duration = Duration::from_secs(1);
-const PAUSE: Duration = Duration::from_micros(30);
+/// Between two lookups, at first and at most: many pods at once must not keep the kernel's workers from their processor.
+const PAUSE: (Duration, Duration) = (Duration::from_micros(30), Duration::from_millis(2));
 
 /// Waits until the pod can be reached and can reach its gateways. Costs a few lookups where it is so already.
 pub(crate) fn wait(host: &mut RtSocket, pod: &mut RtSocket, attachment: &Attachment) -> Result<(), Error> {
@@ -41,9 +42,10 @@ pub(crate) fn wait_for_address(socket: &mut RtSocket, address: IpAddr) -> Result
 }
 
 fn until(mut condition: impl FnMut() -> Result<bool, Error>) -> Result<(), Error> {
-    let end = Instant::now() + PATIENCE;
+    let (end, mut pause) = (Instant::now() + PATIENCE, PAUSE.0);
     while !condition()? && Instant::now() < end {
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(PAUSE.1);
     }
     Ok(())
 }

@@ -1,14 +1,16 @@
 //! STATUS: could an ADD be served now (50 if not), and are pods that run already worse off (51)?
 
 use cni::Config;
-use netconf::{Addresses, NetConf, Place};
+use netconf::{NetConf, Place};
 use netlink::RtSocket;
 use types::{Code, Finding, Severity};
 
 use crate::condition::Failed;
-use crate::delegate::Delegate;
+use crate::delegate::DELEGATE_TIMEOUT;
+use crate::firewall::Replacing;
+use crate::inspect::{IpamFault, Tables};
 use crate::state::State;
-use crate::{Caller, Error, firewall, gc, inspect, privileges, relearn};
+use crate::{Caller, Error, Warn, firewall, gc, inspect, privileges, reconcile, relearn};
 
 /// The first finding that concerns the network. What an ADD would make is made, and what can be repaired is repaired: a
 /// runtime that gets an error sends no ADD that would do it.
@@ -23,18 +25,26 @@ pub(crate) fn status(
         Error::NotReady(error.finding(&Failed { code, object, run_dir: dir }))
     };
     privileges::check().map_err(|error| not_ready(error, Code::PermissionDenied, "process"))?;
-    let mut found = inspect::of_network(dir, config, conf);
+    let tables = if caller.resident.is_some() { Tables::LeaveToAgent } else { Tables::Inspect };
+    let mut found = inspect::of_network(dir, config, conf, tables);
     let is_final = |one: &Finding| one.severity == Severity::NotReady && one.code != Code::AddressesExhausted;
     if !found.iter().any(is_final) {
         let object = format!("network {}", config.name);
-        let prepared = prepare(config, conf, place, &found);
+        let prepared = prepare((config, conf, place), &found, caller.warn);
         match prepared.map_err(|error| not_ready(error, Code::RunDirUnusable, &object))? {
             Prepared::Unchanged => {}
-            Prepared::Changed => found = inspect::of_network(dir, config, conf),
+            Prepared::Changed => found = inspect::of_network(dir, config, conf, tables),
         }
     }
     let found = found.into_iter().map(|one| match (one.code, one.severity) {
-        (Code::FirewallDrift, _) => repaired(one, place),
+        (Code::FirewallDrift, _) => {
+            let outcome = firewall::repair(&place.run_dir, Replacing::Refused);
+            repaired(one, outcome, "; `nft monitor` shows what changes them")
+        }
+        (Code::BridgeDown | Code::GatewayMissing, _) => match caller.resident {
+            Some(_) => one.fix("systemctl restart podwire"),
+            None => repaired(one, reconcile::restore_bridges(&place.run_dir), ""),
+        },
         // An agent that is ready reports an overlap that appears later as degraded.
         (Code::SubnetOverlap, Severity::NotReady) if caller.resident.is_some() => one.degraded(),
         (_, _) => one,
@@ -43,10 +53,13 @@ pub(crate) fn status(
     if let Some(first) = unready.into_iter().next() {
         return Err(Error::NotReady(first));
     }
-    if let Addresses::Delegated(plugin) = &conf.addresses {
-        let object = format!("plugin {plugin}");
-        let found = Delegate::find(plugin, config, caller.delegates);
-        found.map_err(|error| not_ready(error, Code::IpamUnavailable, &object))?.status()?;
+    if let Some(IpamFault { finding, code }) =
+        inspect::ipam_status(config, (caller.delegates, DELEGATE_TIMEOUT), dir)
+    {
+        return Err(match code {
+            Some(code) => cni::Error::new(code, &finding.message).with_details(finding.summary()).into(),
+            None => Error::NotReady(finding),
+        });
     }
     degraded.into_iter().next().map_or(Ok(()), |first| Err(Error::Degraded(first)))
 }
@@ -57,22 +70,26 @@ enum Prepared {
 }
 
 /// Makes the state directory and removes pods that are gone, as an ADD would.
-fn prepare(config: &Config, conf: &NetConf, place: &Place, found: &[Finding]) -> Result<Prepared, Error> {
+fn prepare(
+    (config, conf, place): (&Config, &NetConf, &Place),
+    found: &[Finding],
+    warn: Warn<'_>,
+) -> Result<Prepared, Error> {
     let state = State::open(&place.run_dir)?;
     let is_new = state.existing_network(&config.name).is_none();
     let network = relearn::network(&state, &config.name, Some(conf))?;
     let is_exhausted = found.iter().any(|one| one.code == Code::AddressesExhausted);
     // Pods that cannot be removed leave the network exhausted, which is reported.
     let has_freed = is_exhausted
-        && gc::collect_dead(&network, &mut RtSocket::open()?, &Caller::STANDALONE)
+        && gc::collect_dead(&network, &mut RtSocket::open()?, &Caller::standalone(warn))
             .is_ok_and(|count| count > 0);
     Ok(if is_new || has_freed { Prepared::Changed } else { Prepared::Unchanged })
 }
 
-/// It is reported once more, so that the operator learns of the program that changes the tables.
-fn repaired(found: Finding, place: &Place) -> Finding {
-    let (outcome, fix) = match firewall::repair(&place.run_dir) {
-        Ok(()) => ("they were repaired just now; `nft monitor` shows what changes them".to_owned(), None),
+/// It is reported once more, so that the operator learns of the program that changes the node.
+fn repaired(found: Finding, outcome: Result<(), Error>, hint: &str) -> Finding {
+    let (outcome, fix) = match outcome {
+        Ok(()) => (format!("repaired just now{hint}"), None),
         Err(error) => (format!("the repair failed: {error}"), found.fix),
     };
     Finding { message: format!("{}: {outcome}", found.message), fix, ..found }
@@ -93,7 +110,7 @@ mod tests {
             dir.display()
         );
         let config = Config::from_slice(text.as_bytes())?;
-        status(&config, &NetConf::parse(&config)?, &Place::parse(&config)?, &Caller::STANDALONE)?;
+        status(&config, &NetConf::parse(&config)?, &Place::parse(&config)?, &Caller::standalone(&|_| ()))?;
         Ok(())
     }
 

@@ -49,34 +49,25 @@ impl<W: Words> Words for &RefCell<W> {
     }
 }
 
-/// The first free offset after `after`, round the window once, `after` itself last. A freed address thus rests until
-/// the others had their turn. Without `after`, or with one that the window no longer has, it starts at the front.
-pub fn next_free<W: Words>(
-    words: &mut W,
-    range: &Range,
-    after: Option<u32>,
-) -> Result<Option<u32>, W::Error> {
-    let len = range.window_len();
-    let cut = after.filter(|a| *a < len).map_or(0, |a| a + 1);
-    match first_free(words, range, Span { from: cut, to: len })? {
-        Some(offset) => Ok(Some(offset)),
-        None => first_free(words, range, Span { from: 0, to: cut }),
-    }
-}
-
 pub fn is_set<W: Words>(words: &mut W, offset: u32) -> Result<bool, W::Error> {
     let (index, bit) = place(offset);
     Ok(load_one(words, index)? & bit != 0)
 }
 
-pub fn set<W: Words>(words: &mut W, offset: u32) -> Result<(), W::Error> {
+/// Returns whether it was set before.
+pub fn set<W: Words>(words: &mut W, offset: u32) -> Result<bool, W::Error> {
     let (index, bit) = place(offset);
-    change(words, index, |word| word | bit)
+    let word = load_one(words, index)?;
+    if word & bit == 0 {
+        words.store(index, word | bit)?;
+    }
+    Ok(word & bit != 0)
 }
 
 pub fn clear<W: Words>(words: &mut W, offset: u32) -> Result<(), W::Error> {
     let (index, bit) = place(offset);
-    change(words, index, |word| word & !bit)
+    let word = load_one(words, index)?;
+    if word & bit == 0 { Ok(()) } else { words.store(index, word & !bit) }
 }
 
 /// The whole index of a range from what is claimed; claims outside of the window do not matter to it.
@@ -150,11 +141,4 @@ fn load_one<W: Words>(words: &mut W, index: u32) -> Result<u64, W::Error> {
     let mut word = [0];
     words.load(index, &mut word)?;
     Ok(word[0])
-}
-
-/// Stores only what is new: a bit that is already right costs no write.
-fn change<W: Words>(words: &mut W, index: u32, to: impl Fn(u64) -> u64) -> Result<(), W::Error> {
-    let old = load_one(words, index)?;
-    let new = to(old);
-    if new == old { Ok(()) } else { words.store(index, new) }
 }

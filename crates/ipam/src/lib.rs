@@ -27,9 +27,9 @@ mod set;
 mod window;
 
 pub use error::{Exhausted, Key, PoolError, RangeError, RequestError};
-pub use index::{Words, clear, is_set, next_free, rebuild, set};
+pub use index::{Words, clear, is_set, rebuild, set};
 pub use pools::Pools;
-pub use range::{Range, RangeSpec, Refusal};
+pub use range::{Range, RangeSpec, Refusal, block_gateway};
 pub use set::{Pick, RangeSet};
 pub use window::WINDOW;
 

@@ -243,3 +243,9 @@ fn window(start: IpAddr, end: IpAddr, closed: Vec<Interval>) -> Option<Window> {
     let range = Interval { first: number(start), last: number(end) };
     Window::choose(range, &range.without(closed))
 }
+
+/// The address of a block that its node's bridge carries: the first.
+pub fn block_gateway(block: &IpNet) -> Option<IpAddr> {
+    let spec = RangeSpec { subnet: *block, start: None, end: None, gateway: None, exclude: Vec::new() };
+    Range::new(spec).ok().map(|range| range.gateway())
+}

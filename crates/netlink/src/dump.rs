@@ -18,6 +18,8 @@ use crate::wire::{Body, Head, NLM_F_DUMP, NLM_F_REQUEST};
 
 /// How often a dump that changed under our eyes is begun again.
 const TRIES: u32 = 10;
+/// Where a list that is not whole is good enough: each try holds the kernel's lock over all links.
+const FEW_TRIES: u32 = 3;
 
 /// What is listed: in words, and as message type.
 struct Kind(&'static str, u16);
@@ -59,7 +61,7 @@ impl RtSocket {
     /// As [`RtSocket::links`]. On a node whose links change all the time, where no list is whole, the last one: a link may be
     /// missing from it.
     pub fn links_if_busy(&mut self) -> Result<Vec<Link>, Error> {
-        Ok(self.dump_tries(LINKS, ask_links, Link::parse)?.0)
+        Ok(self.dump_tries((FEW_TRIES, LINKS), ask_links, Link::parse)?.0)
     }
 
     /// The addresses of one link, or of all; none for a link that is not there.
@@ -156,7 +158,7 @@ impl RtSocket {
         ask: impl Fn(&mut Body<'_>),
         parse: impl Fn(&[u8]) -> Option<T>,
     ) -> Result<Vec<T>, Error> {
-        match self.dump_tries(Kind(operation, kind), ask, parse)? {
+        match self.dump_tries((TRIES, Kind(operation, kind)), ask, parse)? {
             (all, Consistency::Whole) => Ok(all),
             (_, Consistency::Interrupted) => {
                 Err(Error::Interrupted { operation: operation.to_owned(), tries: TRIES })
@@ -166,12 +168,12 @@ impl RtSocket {
 
     fn dump_tries<T>(
         &mut self,
-        Kind(operation, kind): Kind,
+        (tries, Kind(operation, kind)): (u32, Kind),
         ask: impl Fn(&mut Body<'_>),
         parse: impl Fn(&[u8]) -> Option<T>,
     ) -> Result<(Vec<T>, Consistency), Error> {
         let mut all = Vec::new();
-        for _ in 0..TRIES {
+        for _ in 0..tries {
             let sequences = self.socket.take_sequences(1);
             let head = Head { kind, flags: NLM_F_REQUEST | NLM_F_DUMP, sequence: sequences.start };
             self.batch.clear();

@@ -33,6 +33,16 @@ pub enum Error {
 }
 
 impl Error {
+    /// The module with what the kernel lacks; none if it is a part of another module.
+    pub fn module(&self) -> Option<String> {
+        let Self::Unsupported { option, .. } = self else { return None };
+        match option.strip_prefix("CONFIG_")? {
+            "NF_CT_NETLINK" => Some("nf_conntrack_netlink".to_owned()),
+            "NF_TABLES" => Some("nf_tables".to_owned()),
+            name => name.starts_with("NFT_").then(|| name.to_ascii_lowercase()),
+        }
+    }
+
     /// The error of a system call of our own.
     pub(crate) fn io(operation: &'static str, source: impl Into<io::Error>) -> Self {
         let source = source.into();

@@ -146,10 +146,12 @@ mod tests {
             "/dev/stdin:9:1-5: Error: Could not process rule: Operation not supported\ntable bridge podwire {\n^^^^^\n",
         );
         assert!(matches!(bridge, Error::Unsupported { option: "CONFIG_NF_TABLES_BRIDGE", .. }), "{bridge}");
+        assert_eq!(bridge.module(), None, "a part of nf_tables, which is loaded: no modprobe can help");
         let fib = of(
             "/dev/stdin:9:1-5: Error: Could not process rule: No such file or directory\n\t\tfib daddr type != local return\n",
         );
         assert!(matches!(fib, Error::Unsupported { option: "CONFIG_NFT_FIB_INET", .. }), "{fib}");
+        assert_eq!(fib.module().as_deref(), Some("nft_fib_inet"));
         let denied = of("Error: Could not process rule: Operation not permitted\n");
         assert!(matches!(denied, Error::Permission { .. }), "{denied}");
         let syntax = of("/dev/stdin:1:1-3: Error: syntax error, unexpected string\nfoo\n^^^\n");

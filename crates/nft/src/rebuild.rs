@@ -58,6 +58,20 @@ impl Firewall {
             return Ok(());
         }
         self.replace(pods, &elements)?;
+        self.expect_whole(pods)
+    }
+
+    /// As [`repair`](Self::repair), but elements of other pods stay in any case: there may be pods of other run directories.
+    /// Fails where only an empty table would help.
+    pub fn repair_in_place(&mut self, pods: &[Pod<'_>]) -> Result<(), Error> {
+        if !self.renew(pods, &elements_of(pods)?)? {
+            let message = "a set or chain in them cannot be changed in place".to_owned();
+            return Err(Error::Structure { message });
+        }
+        self.expect_whole(pods)
+    }
+
+    fn expect_whole(&mut self, pods: &[Pod<'_>]) -> Result<(), Error> {
         match self.damage(pods)?.as_slice() {
             [] => Ok(()),
             damage => {

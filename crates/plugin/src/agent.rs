@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use api::{Answer, Client, ClientError, CniAnswer, CniCall, Tombstones};
+use api::{Client, ClientError, CniAnswer, CniCall, HttpAnswer, Tombstones};
 use cni::{Call, CniResult, Code, Error, Request};
 use engine::Done;
 use netlink::NetNs;
@@ -132,7 +132,8 @@ impl Asking<'_> {
             Verdict::Refused(error) => return (Err(self.as_seen_here(error)), Ending::Told),
             Verdict::Away(cause) => match self.request {
                 Request::Status(_) => {
-                    let msg = format!("the agent does not answer: {}", cause.msg);
+                    // The agent's configuration, which may be the reason, is not read here.
+                    let msg = format!("the agent does not answer: {}; `podwire status` shows why", cause.msg);
                     unreachable(Error { msg, ..cause }, "systemctl start podwire")
                 }
                 _ => self.in_vain(cause),
@@ -173,7 +174,7 @@ impl Asking<'_> {
         }
     }
 
-    fn judge(&self, answer: &Answer) -> Verdict {
+    fn judge(&self, answer: &HttpAnswer) -> Verdict {
         let socket = self.place.socket.display();
         let odd = |msg: &str, what: &str| {
             Verdict::Odd(Error::new(Code::Io, msg).with_details(format!("{socket} answered {what}")))
@@ -199,7 +200,7 @@ impl Asking<'_> {
     }
 
     /// The verbs that print nothing need nothing in it but that it is an answer.
-    fn result_of(&self, answer: &Answer) -> Verdict {
+    fn result_of(&self, answer: &HttpAnswer) -> Verdict {
         let unreadable = |why: String| {
             let socket = self.place.socket.display();
             let msg = format!("the agent's answer on {socket} cannot be read: {why}");
@@ -288,12 +289,12 @@ fn not_available(cause: Error) -> Error {
     Error { code, ..cause }
 }
 
-fn error_of(answer: &Answer) -> Option<Error> {
+fn error_of(answer: &HttpAnswer) -> Option<Error> {
     let value: Value = serde_json::from_slice(&answer.body).ok()?;
     Error::from_json(&value).filter(|error| !error.msg.is_empty())
 }
 
-fn excerpt(answer: &Answer) -> String {
+fn excerpt(answer: &HttpAnswer) -> String {
     let text = String::from_utf8_lossy(&answer.body);
     text.trim().chars().take(EXCERPT).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

@@ -123,7 +123,8 @@ fn serve(request: &Request, stdin: &[u8]) -> Served {
     {
         return agent::ask(request, &agent::Where { socket, run_dir: &place.run_dir }, stdin);
     }
-    Served { outcome: engine::serve(request, &engine::Caller::STANDALONE), asked: None }
+    let warn = |message: &str| eprintln!("podwire-cni: {}", types::one_line(message));
+    Served { outcome: engine::serve(request, &engine::Caller::standalone(&warn)), asked: None }
 }
 
 /// Whether this program was called by that name, as a link or a copy of it is.

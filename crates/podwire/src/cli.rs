@@ -102,7 +102,7 @@ pub(crate) enum Output {
 #[derive(Debug, Args)]
 pub(crate) struct Agent {
     #[command(flatten)]
-    pub(crate) flags: agent::config::Flags,
+    pub(crate) flags: config::Flags,
     /// Report everything that a start would refuse, without a start, and end; exits with 1 if there is anything
     #[arg(long, conflicts_with_all = ["print_config", "print_config_reference", "print_config_sample"])]
     pub(crate) check_config: bool,
@@ -167,7 +167,7 @@ pub(crate) struct RemoveNode {
 
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
-    /// Repair Podwire's firewall tables first, without interrupting pods; an agent does this by itself
+    /// Repair the bridges of pods and Podwire's firewall tables first, without interrupting pods; an agent does this by itself
     #[arg(long)]
     pub(crate) repair: bool,
     #[arg(short, long, value_enum, default_value = "table")]

@@ -4,9 +4,9 @@ use std::ffi::OsString;
 use std::io::{self, ErrorKind};
 use std::process::ExitCode;
 
-use agent::config::ConfigError;
 use agent::{Capability, missing_capabilities};
 use api::ClientError;
+use config::ConfigError;
 use rustix::io::Errno;
 use rustix::process::geteuid;
 use types::Fix;

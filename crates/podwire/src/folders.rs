@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use agent::config::{Config, Flags};
 use anyhow::{Context, Result};
+use config::{Config, Flags};
 
 use crate::cli::Which;
 use crate::print;

@@ -4,7 +4,7 @@
 mod layout;
 
 use std::fmt::Display;
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, IsTerminal as _, Write};
 
 use anyhow::{Context, Result};
 pub(crate) use types::count;
@@ -42,10 +42,12 @@ fn write(mut out: impl Write, text: impl Display) -> Result<()> {
     }
 }
 
-/// A line on stderr. Where that cannot be written, there is nobody left to tell.
+/// A message on stderr: in a log one line, on a terminal as many as it needs. Where that cannot be written, there is nobody left
+/// to tell.
 pub(crate) fn warn(text: impl Display) {
-    let text = text.to_string();
-    let _ = writeln!(io::stderr().lock(), "{}", types::printable(&text));
+    let (text, mut stderr) = (text.to_string(), io::stderr().lock());
+    let text = if stderr.is_terminal() { layout::message(&text) } else { text };
+    let _ = writeln!(stderr, "{}", types::printable(&text));
 }
 
 /// A value from outside that is shown as it is. Without this a line break in it would begin another line or row.
@@ -65,9 +67,9 @@ pub(crate) fn causes(error: &anyhow::Error) -> String {
     told
 }
 
-/// The line below a problem that has no command of its own.
-pub(crate) fn advice(text: &str) -> String {
-    format!("advice: {text}")
+/// The line below a problem that has no command of its own. None if the message says the same.
+pub(crate) fn advice(text: &str, message: &str) -> Option<String> {
+    (!message.contains(text)).then(|| format!("advice: {text}"))
 }
 
 /// A bar, and the share in percent. What is used at all shows, and what is not full is not shown as full.
@@ -87,8 +89,20 @@ pub(crate) fn bar(used: u64, total: u64) -> String {
     format!("{}{} {percent:>3} %", "█".repeat(full), "░".repeat(BAR - full))
 }
 
-/// Runtimes make ids of 64 hex digits, of which people use the first twelve. Other ids may differ at their end only.
+/// Runtimes make ids of 64 hex digits, of which people use the first twelve. Other ids may differ at their end only. Paths
+/// stay as they are: a shortened one leads nowhere.
 pub(crate) fn short_ids(text: &str) -> String {
+    text.split_inclusive(char::is_whitespace)
+        .map(|word| if is_path(word) { word.to_owned() } else { short_ids_in(word) })
+        .collect()
+}
+
+/// Quotes and brackets may be around it.
+fn is_path(word: &str) -> bool {
+    word.trim_start_matches(['`', '\'', '"', '(']).starts_with('/')
+}
+
+fn short_ids_in(text: &str) -> String {
     let is_hash = |word: &str| word.len() >= 32 && word.bytes().all(|b| b.is_ascii_hexdigit());
     let words = text.split_inclusive(|c: char| !c.is_ascii_hexdigit()).map(|word| {
         let (hex, end) = word.split_at(word.trim_end_matches(|c: char| !c.is_ascii_hexdigit()).len());
@@ -182,9 +196,19 @@ mod tests {
     }
 
     #[test]
+    fn f13_advice_is_not_repeated() {
+        assert_eq!(advice("restart the pod", "its link is gone").unwrap(), "advice: restart the pod");
+        assert_eq!(advice("restart the pod", "its link is gone; restart the pod"), None);
+    }
+
+    #[test]
     fn only_hashes_are_shortened() {
         let id = "0123456789abcdef".repeat(4);
         assert_eq!(short_ids(&format!("net/{id}/eth0: gone")), "net/0123456789ab/eth0: gone");
+        let path = format!("/run/podwire/networks/pods/attachments/{id}@eth0.ready");
+        for file in [path.clone(), format!("`{path}`"), format!("({path})")] {
+            assert_eq!(short_ids(&format!("file {file} of {id}")), format!("file {file} of 0123456789ab"));
+        }
         for other in ["abcdef", "pod-web-1", "fd00:88::2 on 10.83.0.2", ""] {
             assert_eq!(short_ids(other), other);
         }

@@ -50,11 +50,17 @@ pub enum Error {
     #[error("cannot {operation}: cannot {verb} {}: {source}", path.display())]
     Io { operation: Operation, verb: &'static str, path: PathBuf, source: io::Error },
     #[error(
-        "{} is damaged at byte {offset} ({problem}); nothing was changed: stop all agents of this machine, move the file \
-         away, and let them join again, or put a copy from before in its place",
+        "{} is damaged at byte {offset} ({problem}); nothing was changed: stop the agent, move the file away or restore \
+         an earlier copy of it, and start the agent again",
         path.display()
     )]
     Damaged { path: PathBuf, offset: u64, problem: String },
+    #[error(
+        "the store in {} is in use by {holder}: stop it, or give this agent a store of its own (--store-dir); agents share \
+         a store through etcd",
+        dir.display()
+    )]
+    Held { dir: PathBuf, holder: String },
     #[error("the store's settings are wrong: {problem}")]
     Config { problem: String },
 }
@@ -71,6 +77,7 @@ impl Error {
             | Self::Failed { .. }
             | Self::Invalid { .. }
             | Self::Damaged { .. }
+            | Self::Held { .. }
             | Self::Config { .. } => false,
         }
     }

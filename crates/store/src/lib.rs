@@ -4,7 +4,7 @@
 //! ```text
 //!   agent, tool ──► Store ──► check (sizes, folders: the same for both)
 //!                     ├──► etcd       one connection, to whichever endpoint answers; a stream for each watch
-//!                     └──► embedded   a log in a folder, shared by the processes of one machine
+//!                     └──► embedded   a log in a directory, owned by one process
 //! ```
 //!
 //! Both keep the same promises, and pass the same suite (`tests/conformance`):

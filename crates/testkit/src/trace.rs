@@ -17,8 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 
-use crate::process::wait_for_group;
-use crate::{Call, DEADLINE, Ns, Outcome, Plugin};
+use crate::{Call, DEADLINE, Ns, Outcome, Plugin, wait_for_group};
 
 mod sys;
 

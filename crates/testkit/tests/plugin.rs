@@ -36,7 +36,7 @@ fn the_reference_bridge_adds_checks_and_deletes() {
     let lab = Lab::new("bridge").unwrap();
     let node = lab.node("n1").unwrap();
     let (a, b) = (node.pod("a").unwrap(), node.pod("b").unwrap());
-    let (bridge, config) = (Plugin::reference("bridge").unwrap(), bridge_config(&node));
+    let (bridge, config) = (testkit::reference_plugin("bridge").unwrap(), bridge_config(&node));
     let result = bridge.add(&a, &config).unwrap().ok().unwrap();
     assert_eq!(result["ips"][0]["address"], "10.88.0.2/24");
     assert_eq!(inspect::link(&a, "eth0").unwrap().kind(), Some("veth"));
@@ -60,7 +60,7 @@ fn errors_of_a_plugin_are_told_as_such() {
     let lab = Lab::new("errors").unwrap();
     let node = lab.node("n1").unwrap();
     let pod = node.pod("a").unwrap();
-    let bridge = Plugin::reference("bridge").unwrap();
+    let bridge = testkit::reference_plugin("bridge").unwrap();
     let outcome =
         bridge.call(&node, &Call { ifname: None, ..Call::pod(Verb::Add, &pod, &json!({})) }).unwrap();
     let error = outcome.error().unwrap();
@@ -120,9 +120,11 @@ fn a_kill_after_a_time_hits_the_plugin_and_waits_for_its_offspring() {
     let late = node.dir().join("late");
     // The helper lives on for a while after its parent was killed; the call must not return before.
     let text = format!("(sleep 0.5; echo x >{}) & while :; do :; done", late.display());
-    let outcome = script(&node, &text).call_killed_after(&node, &call, Duration::from_millis(100)).unwrap();
+    let after = Duration::from_millis(100);
+    let outcome = testkit::call_killed_after(&script(&node, &text), &node, &call, after).unwrap();
     assert!(outcome.killed() && late.exists());
-    let outcome = program("/bin/true").call_killed_after(&node, &call, Duration::from_secs(20)).unwrap();
+    let after = Duration::from_secs(20);
+    let outcome = testkit::call_killed_after(&program("/bin/true"), &node, &call, after).unwrap();
     assert!(outcome.success());
 }
 
@@ -197,7 +199,7 @@ fn threads_are_followed_and_statuses_kept() {
     let lab = Lab::new("threads").unwrap();
     let node = lab.node("n1").unwrap();
     let pod = node.pod("a").unwrap();
-    let (bridge, config) = (Plugin::reference("bridge").unwrap(), bridge_config(&node));
+    let (bridge, config) = (testkit::reference_plugin("bridge").unwrap(), bridge_config(&node));
     let add = Call::pod(Verb::Add, &pod, &config);
     // A Go program: many threads, signals between them, and a helper program.
     let TraceOutcome::Finished { syscalls, outcome } =

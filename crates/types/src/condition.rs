@@ -74,14 +74,14 @@ codes! {
     AgentStopping NotReady "The agent is stopping; requests in flight are finished." "`systemctl start podwire`";
     PermissionDenied NotReady "The process lacks root or a capability." "run the command as root on the node itself, outside of a container";
     NftMissing NotReady "The `nft` program is not installed, and Podwire's tables cannot be made without it." "`apt install nftables`";
-    KernelFeatureMissing NotReady "The kernel lacks a feature that pods need." "`modprobe MODULE`";
+    KernelFeatureMissing NotReady "The kernel lacks a feature that pods need." "load the module of the feature, or use a kernel that has it";
     RunDirFull NotReady "The file system of the run directory is full, and attachments cannot be recorded. Degraded while it is only nearly full." "free space: `df -h /run/podwire; df -i /run/podwire`";
     RunDirUnusable NotReady "The records in the run directory cannot be read or written." "`ls -la /run/podwire`";
     SubnetOverlap NotReady "A route or address that Podwire does not manage overlaps the pod network. Degraded if it appears while the agent is ready." "set `network.subnets`, without an agent `subnet` in the CNI config, to a subnet that no other program uses";
     BridgeNameTaken NotReady "A link that is no bridge has the name of the network's bridge." "rename or delete the link, or set `network.bridge`, without an agent `bridge` in the CNI config";
     BridgeMissing NotReady "The network's bridge does not exist and cannot be made. Degraded if CNI STATUS finds it missing while pods run." "correct the cause in the message. The agent then makes the bridge; without an agent, restart the pods of the bridge";
     AddressesExhausted NotReady "All addresses of the network are in use." "delete pods, or use a larger subnet";
-    IpamUnavailable NotReady "The IPAM plugin of the network cannot be run or is not ready." "install the plugin that `ipam.type` names";
+    IpamUnavailable NotReady "The IPAM plugin of the network cannot be run or is not ready. Degraded if an agent reports it of another network than its own." "install the plugin that `ipam.type` names";
     BlockMissing NotReady "The node has no block of the network, so pods get no addresses." "correct the cause in the message; the agent retries";
     SocketLost NotReady "The agent's socket was removed or replaced and cannot be made again." "`systemctl restart podwire`";
     ReconcileFailed NotReady "The node's links, firewall or records cannot be listed. Degraded once the agent was ready." "correct the cause in the message. The agent retries; without an agent, run the command again";
@@ -92,10 +92,12 @@ codes! {
     ReconcileStuck Degraded "Reconcile hangs: pods are served, but drift is not repaired." "`systemctl restart podwire`";
     RepairFailed Degraded "Reconcile found drift and could not repair it." "correct the cause in the message; the agent retries";
     MonitorFailed Degraded "The agent does not receive events of the kernel, so drift is found by the timer only." "correct the cause in the message; the agent retries";
-    BridgeDown Degraded "The bridge of running pods is down." "`ip link set BRIDGE up`";
+    BridgeDown Degraded "The bridge of running pods is down." "`podwire doctor --repair`; an agent sets the bridge up itself";
+    GatewayMissing Degraded "The bridge of running pods lacks a gateway address, so that pods do not reach other networks." "`podwire doctor --repair`; an agent restores the address itself";
     FirewallDrift Degraded "Podwire's tables are not as they should be." "`systemctl restart podwire`; without an agent `podwire doctor --repair`";
     FirewallOrphans Degraded "Podwire's tables hold elements of pods that are gone." "the `nft` command of the condition";
     PodTrafficDropped Degraded "A firewall chain that Podwire does not manage drops the traffic of pods, or may drop it (see the message)." "the `nft` command of the condition; an agent with `network.accept_forward = true` keeps such rules itself";
+    PodModeDiffers Degraded "Pods of a network are attached in another mode than its new pods. Pods on the bridge and routed pods do not reach each other." "restart the pods that the message names";
     PodLinkMoved Degraded "The interface of a pod was renamed, or moved out of the pod's network namespace." "restart the pod, unless the condition has an `ip` command";
     PodMacChanged Degraded "The MAC address of a pod's interface was changed inside the pod; the source check drops its packets." "the `ip` command of the condition, or restart the pod";
     PodNetworkIncomplete Degraded "A pod lacks its link, addresses, routes or neighbours. Without an agent they are not restored." "restart the pod";
@@ -129,7 +131,7 @@ codes! {
     ReversePathStrict Degraded "Strict `rp_filter` on a tunnel drops packets of pods." "`sysctl -w net.ipv4.conf.TUNNEL.rp_filter=2`";
     BridgeNetfilterPartial Degraded "br_netfilter is on for one address family only." "the `sysctl` command of the condition";
     MtuTooLarge Degraded "Pods or a tunnel send larger packets than the link carries." "set `network.mtu`, without an agent `mtu` in the CNI config, and restart the pods";
-    PathMtuTooSmall Degraded "The path to a node carries smaller packets than the node's link." "set `network.mtu`, without an agent `mtu` in the CNI config, and restart the pods";
+    PathMtuTooSmall Degraded "The path to a node carries smaller packets than pods send, with the header of the tunnel." "set `network.mtu` on all nodes, and restart the agents and then the pods";
     StateDirFull Degraded "The file system of the state directory is nearly full or read-only." "`df -h /var/lib/podwire`";
     ProgramMissing Degraded "A program that `podwire doctor` needs is not installed." "`apt install iputils-ping`";
 }
@@ -146,10 +148,10 @@ impl Code {
     pub fn is_observed_by_agent(self) -> bool {
         !matches!(
             self,
-            Self::IpamUnavailable
-                | Self::ConfigInvalid
+            Self::ConfigInvalid
                 | Self::AgentUnreachable
                 | Self::BridgeDown
+                | Self::GatewayMissing
                 | Self::PodNetworkIncomplete
                 | Self::FirewallDrift
                 | Self::PeerUnreachable

@@ -9,6 +9,7 @@
 //! delay, never a repair.
 
 mod hints;
+mod ipam;
 mod locks;
 mod monitor;
 mod others;
@@ -32,17 +33,17 @@ use tracing::error;
 use types::{Finding, IfName};
 
 use crate::board::Board;
-use crate::cluster::Cluster;
 use crate::conditions::Source;
-use crate::config::Config;
-use crate::install::{self, Installer};
 use crate::lock::{Lock, LockError, NetworkLock};
+use crate::membership::Cluster;
 use crate::metrics::Metrics;
 use crate::notify::Watchdog;
 use crate::server::SocketWatch;
 use crate::share::Shares;
 use crate::work::Work;
+use config::Config;
 use hints::Known;
+use install::{self, Installer};
 use monitor::{Monitor, Read};
 pub(crate) use overlap::at_start as overlaps_at_start;
 pub(crate) use round::with_other_bridge;

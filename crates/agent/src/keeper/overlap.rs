@@ -6,7 +6,7 @@ use netlink::RtSocket;
 use types::{Finding, Severity};
 
 use super::{Due, Keeper};
-use crate::config::Config;
+use config::Config;
 
 impl Keeper {
     /// Lists routes, of which there may be many: with the timer, on suspicion, and until the agent is ready or the overlap is gone.

@@ -11,12 +11,13 @@ use types::{Code, Finding, IfName, Severity};
 use super::{Due, Keeper, Parts, RETRY};
 use crate::attachments::inactive_port;
 use crate::conditions::Source;
-use crate::config::Config;
 use crate::lock;
+use crate::log;
 use crate::memory;
 use crate::notify;
-use crate::runtimes::Runtimes;
 use crate::share::{NoBlock, Share, TunnelSize};
+use config::Config;
+use install::runtimes::Runtimes;
 
 /// While events of the node keep coming, rounds have pauses between them of so many times what the last one took.
 const SHARE: u32 = 8;
@@ -28,6 +29,7 @@ const FEW: u64 = 32;
 impl Keeper {
     pub(super) fn round(&mut self, due: Due) {
         let started = Instant::now();
+        let due = self.spaced(due);
         self.parts.board.round_begins();
         self.parts.work.drain_tombstones();
         self.check_overlap(due);
@@ -43,6 +45,7 @@ impl Keeper {
             unrepaired: &self.unrepaired,
             resident: Some(self.parts.work.resident()),
             is_only_agent: || lock::agents_here().is_ok_and(|all| all.len() <= 1),
+            warn: log::engine_warning,
         };
         let outcome = reconcile::reconcile(order);
         let took = started.elapsed();
@@ -54,6 +57,7 @@ impl Keeper {
         }
         if due.foreign {
             self.look_at_others();
+            self.check_ipam();
             self.others_checked = Some(Instant::now());
         }
         if due.depth == Depth::Pods {
@@ -66,7 +70,7 @@ impl Keeper {
                 self.done(outcome, took, share.as_deref());
                 self.parts.board.set(Source::Round, Vec::new());
                 let has_news = || self.parts.installer.as_ref().is_some_and(|installer| installer.has_news());
-                if !first && (due.timer || self.lacks_plugins || has_news()) {
+                if !first && (due.timer || has_news()) {
                     self.install();
                 }
                 self.notify_status();
@@ -283,6 +287,13 @@ impl Keeper {
         Runtimes::detect(Path::new("/")).findings(&install.config_dir, &plugin)
     }
 
+    /// Whether the runtimes find what the config names.
+    pub(super) fn check_plugins(&mut self) {
+        let lost = self.lost_plugins();
+        self.lacks_plugins = lost.iter().any(|found| found.severity == Severity::NotReady);
+        self.parts.board.set(Source::Runtimes, lost);
+    }
+
     /// Only when pods can be served: a runtime that finds a config sends pods.
     pub(super) fn install(&mut self) {
         let Some(installer) = self.parts.installer.as_ref().filter(|_| self.was_ready) else { return };
@@ -294,13 +305,7 @@ impl Keeper {
                     self.announce();
                 }
                 self.parts.board.set(Source::Install, Vec::new());
-                let lost = self.lost_plugins();
-                // The operator waits for the next check.
-                self.lacks_plugins = lost.iter().any(|found| found.severity == Severity::NotReady);
-                self.parts.board.set(Source::Runtimes, lost);
-                if self.lacks_plugins {
-                    self.again();
-                }
+                self.check_plugins();
             }
             Err(error) => {
                 self.parts.board.set(Source::Install, vec![installer.incomplete(&error)]);

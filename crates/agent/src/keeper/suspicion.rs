@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use engine::reconcile::Depth;
-use types::Severity;
+use types::{Code, Severity};
 
 use super::{Due, Keeper, PAUSE};
-use crate::runtimes::config_times;
+use install::runtimes::config_times;
 
 const POLL: Duration = Duration::from_secs(1);
 /// Checks that list the routes and the chains of other programs have this distance.
@@ -42,6 +42,16 @@ impl Keeper {
         self.schedule(Due { at, depth: Depth::Node, foreign: true, timer: false });
     }
 
+    /// A round that events made due earlier leaves the check of routes and chains to a later one.
+    pub(super) fn spaced(&mut self, due: Due) -> Due {
+        let is_early = self.others_checked.is_some_and(|checked| checked.elapsed() < DISTANCE);
+        if due.timer || !due.foreign || !is_early {
+            return due;
+        }
+        self.suspect();
+        Due { foreign: false, ..due }
+    }
+
     /// Has a round check the node if the files are not as they were.
     pub(super) fn poll(&mut self, now: Instant) {
         if now < self.polled.next {
@@ -60,8 +70,15 @@ impl Keeper {
         if !is_same {
             self.soon(Depth::Node, false);
         }
+        if self.parts.board.has(Code::IpamUnavailable) {
+            // The operator waits for the next check.
+            self.check_ipam();
+        }
         if !has_same_runtimes {
             self.install();
+        } else if self.lacks_plugins {
+            // The operator waits for the next check.
+            self.check_plugins();
         }
     }
 }

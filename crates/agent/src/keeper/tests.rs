@@ -94,8 +94,7 @@ fn a3_the_link_that_the_node_is_reached_by_is_not_renamed_by_a_fix() {
             node.sh(&["sh", "-c", &fix]).unwrap();
             agent.wait_ready().unwrap();
         } else {
-            let other =
-                "echo PODWIRE_NETWORK_BRIDGE=podwire1 >> /etc/podwire/agent.env && systemctl restart podwire";
+            let other = r"printf '\n%s\n' PODWIRE_NETWORK_BRIDGE=podwire1 >> /etc/podwire/agent.env && systemctl restart podwire";
             assert_eq!(fix, other, "{more}");
             assert!(!status.details.contains("ip link"), "{more}: {status:?}");
         }

@@ -61,13 +61,13 @@ impl Default for Bounds {
 }
 
 /// A socket that listens under its name.
-pub(crate) struct Listener {
+pub(crate) struct SocketListener {
     pub(super) inner: UnixListener,
     watch: Arc<SocketWatch>,
     pub(super) bounds: Bounds,
 }
 
-impl Listener {
+impl SocketListener {
     pub(crate) fn watch(&self) -> Arc<SocketWatch> {
         Arc::clone(&self.watch)
     }
@@ -96,7 +96,7 @@ impl SocketWatch {
         found == Some(*self.identity.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    pub(super) fn renew(&self, listener: &Listener) {
+    pub(super) fn renew(&self, listener: &SocketListener) {
         let new = *listener.watch.identity.lock().unwrap_or_else(PoisonError::into_inner);
         *self.identity.lock().unwrap_or_else(PoisonError::into_inner) = new;
     }
@@ -104,7 +104,7 @@ impl SocketWatch {
 
 /// Makes the socket, for root alone. It gets its name when it is complete: nobody ever finds half of one, and a dead one
 /// is replaced without a gap; one that lives is somebody's.
-pub(crate) fn bind(path: &Path) -> Result<Listener, ServerError> {
+pub(crate) fn bind(path: &Path) -> Result<SocketListener, ServerError> {
     let failed = |op| move |source: io::Error| ServerError::Socket { op, path: path.to_owned(), source };
     let folder = path.parent().unwrap_or(Path::new("/"));
     DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(failed("make the folder of"))?;
@@ -137,7 +137,7 @@ pub(crate) fn bind(path: &Path) -> Result<Listener, ServerError> {
     })?;
     let identity = Mutex::new((meta.dev(), meta.ino()));
     let watch = Arc::new(SocketWatch { path: path.to_owned(), identity, again: Notify::new() });
-    Ok(Listener { inner: socket.into(), watch, bounds: Bounds::default() })
+    Ok(SocketListener { inner: socket.into(), watch, bounds: Bounds::default() })
 }
 
 /// Whether [`bind`] would refuse this path. Makes nothing.

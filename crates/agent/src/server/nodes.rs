@@ -7,20 +7,20 @@ use hyper::StatusCode;
 use tokio::task::spawn_blocking;
 use types::NodeName;
 
-use super::reply::{self, Reply};
-use super::{Service, view};
-use crate::cluster::{self, AskError, Cluster};
+use super::reply::{self, HttpReply};
+use super::{ApiService, view};
+use crate::membership::{self, AskError, Cluster};
 
 /// A question about the cluster.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Question {
+pub(super) enum ClusterQuery {
     Nodes,
     Routes,
     Blocks,
     Remove(String),
 }
 
-impl Question {
+impl ClusterQuery {
     pub(super) fn find(path: &str) -> Option<Self> {
         match path {
             api::NODES => Some(Self::Nodes),
@@ -32,30 +32,32 @@ impl Question {
 }
 
 /// `query` is what stands behind the question mark.
-pub(super) async fn answer(service: &Arc<Service>, question: Question, query: Option<&str>) -> Reply {
+pub(super) async fn answer(service: &Arc<ApiService>, asked: ClusterQuery, query: Option<&str>) -> HttpReply {
     let Some(cluster) = &service.cluster else {
         let what = "this node's store cannot be used: see `podwire status`";
         return reply::error(StatusCode::SERVICE_UNAVAILABLE, what);
     };
-    let answered = match question {
-        Question::Nodes => {
+    let answered = match asked {
+        ClusterQuery::Nodes => {
             let cuts = &service.facts.cuts;
             let looked = cluster.look().await;
             looked.map(|(contents, freshness)| {
-                let nodes = cluster::nodes(&contents, cuts, &cluster.name);
+                let nodes = membership::nodes(&contents, cuts, &cluster.name);
                 reply::json(StatusCode::OK, &NodesView { freshness, nodes })
             })
         }
-        Question::Routes => cluster.routes().await.map(|routes| reply::json(StatusCode::OK, &routes)),
-        Question::Blocks => blocks(service, cluster).await.map(|blocks| reply::json(StatusCode::OK, &blocks)),
-        Question::Remove(name) => return remove(cluster, &name, query).await,
+        ClusterQuery::Routes => cluster.routes().await.map(|routes| reply::json(StatusCode::OK, &routes)),
+        ClusterQuery::Blocks => {
+            blocks(service, cluster).await.map(|blocks| reply::json(StatusCode::OK, &blocks))
+        }
+        ClusterQuery::Remove(name) => return remove(cluster, &name, query).await,
     };
     answered.unwrap_or_else(|error| refusal(&error))
 }
 
-async fn blocks(service: &Arc<Service>, cluster: &Cluster) -> Result<BlocksView, AskError> {
+async fn blocks(service: &Arc<ApiService>, cluster: &Cluster) -> Result<BlocksView, AskError> {
     let (contents, freshness) = cluster.look().await?;
-    let mut blocks = cluster::blocks((&contents, freshness), &service.facts.cuts, &cluster.name);
+    let mut blocks = membership::blocks((&contents, freshness), &service.facts.cuts, &cluster.name);
     // It reads files, and the server's thread never waits for a disk.
     let service = Arc::clone(service);
     let used = spawn_blocking(move || view::block_uses(&service)).await;
@@ -68,7 +70,7 @@ async fn blocks(service: &Arc<Service>, cluster: &Cluster) -> Result<BlocksView,
     Ok(blocks)
 }
 
-async fn remove(cluster: &Cluster, name: &str, query: Option<&str>) -> Reply {
+async fn remove(cluster: &Cluster, name: &str, query: Option<&str>) -> HttpReply {
     let force = query.is_some_and(|query| query.split('&').any(|part| part == "force=true"));
     let name = match NodeName::try_from(name) {
         Ok(name) => name,
@@ -80,7 +82,7 @@ async fn remove(cluster: &Cluster, name: &str, query: Option<&str>) -> Reply {
     }
 }
 
-fn refusal(error: &AskError) -> Reply {
+fn refusal(error: &AskError) -> HttpReply {
     reply::error(status_of(error), &error.to_string())
 }
 

@@ -1,8 +1,10 @@
 //! Bodies: requests are read with bounds in size and time, answers are JSON.
 
+use std::error::Error;
 use std::time::Duration;
 
 use api::{ErrorAnswer, MAX_BODY};
+use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::{Body, Bytes, Incoming};
 use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
@@ -13,12 +15,15 @@ use tokio::time::timeout;
 
 use crate::work::Answer;
 
-pub(super) type Reply = Response<Full<Bytes>>;
+/// Whole or streamed: hyper asks for the next part when the client can take it.
+pub(super) type ReplyBody = UnsyncBoxBody<Bytes, BodyError>;
+pub(super) type BodyError = Box<dyn Error + Send + Sync>;
+pub(super) type HttpReply = Response<ReplyBody>;
 
 pub(super) const JSON: &str = "application/json";
 
 /// Reads the whole body, or says why not.
-pub(super) async fn read(request: Request<Incoming>, time: Duration) -> Result<Bytes, Reply> {
+pub(super) async fn read(request: Request<Incoming>, time: Duration) -> Result<Bytes, HttpReply> {
     let body = request.into_body();
     if body.size_hint().lower() > MAX_BODY as u64 {
         return Err(too_large());
@@ -36,46 +41,42 @@ pub(super) async fn read(request: Request<Incoming>, time: Duration) -> Result<B
     }
 }
 
-fn too_large() -> Reply {
+fn too_large() -> HttpReply {
     error(StatusCode::PAYLOAD_TOO_LARGE, &format!("the request is larger than {MAX_BODY} bytes"))
 }
 
-pub(super) fn json(status: StatusCode, value: &impl Serialize) -> Reply {
-    let (status, text) = written(status, value);
-    with_type(status, JSON, text)
-}
-
-/// The answer to a CNI call.
-pub(super) fn cni(answer: &Answer) -> (StatusCode, Vec<u8>) {
-    match answer {
-        Answer::Done(answer) => written(StatusCode::OK, answer),
-        Answer::Failed(failure) => written(StatusCode::INTERNAL_SERVER_ERROR, &failure.to_json()),
-        Answer::Unavailable(failure) => written(StatusCode::SERVICE_UNAVAILABLE, &failure.to_json()),
-    }
-}
-
-fn written(status: StatusCode, value: &impl Serialize) -> (StatusCode, Vec<u8>) {
+pub(super) fn json(status: StatusCode, value: &impl Serialize) -> HttpReply {
     match serde_json::to_vec(value) {
-        Ok(text) => (status, text),
+        Ok(text) => with_type(status, JSON, text),
         Err(cause) => {
             let text = json!({ "error": format!("the answer cannot be written: {cause}") });
-            (StatusCode::INTERNAL_SERVER_ERROR, text.to_string().into_bytes())
+            with_type(StatusCode::INTERNAL_SERVER_ERROR, JSON, text.to_string())
         }
     }
 }
 
-pub(super) fn error(status: StatusCode, what: &str) -> Reply {
+/// The answer to a CNI call.
+pub(super) fn cni(answer: &Answer) -> HttpReply {
+    match answer {
+        Answer::Done(answer) => json(StatusCode::OK, answer),
+        Answer::Failed(failure) => json(StatusCode::INTERNAL_SERVER_ERROR, &failure.to_json()),
+        Answer::Unavailable(failure) => json(StatusCode::SERVICE_UNAVAILABLE, &failure.to_json()),
+    }
+}
+
+pub(super) fn error(status: StatusCode, what: &str) -> HttpReply {
     json(status, &ErrorAnswer { error: what.to_owned() })
 }
 
-pub(super) fn with_type(status: StatusCode, kind: &'static str, text: impl Into<Bytes>) -> Reply {
-    let mut reply = Response::new(Full::new(text.into()));
+pub(super) fn with_type(status: StatusCode, kind: &'static str, text: impl Into<Bytes>) -> HttpReply {
+    let body = Full::new(text.into()).map_err(|never| match never {});
+    let mut reply = Response::new(body.boxed_unsync());
     *reply.status_mut() = status;
     reply.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     reply
 }
 
-pub(super) fn not_allowed(allowed: &Method) -> Reply {
+pub(super) fn not_allowed(allowed: &Method) -> HttpReply {
     let mut reply = error(StatusCode::METHOD_NOT_ALLOWED, &format!("only {allowed} is allowed here"));
     if let Ok(value) = HeaderValue::from_str(allowed.as_str()) {
         reply.headers_mut().insert(ALLOW, value);

@@ -12,11 +12,12 @@ use serde_json::json;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use types::RequestId;
 
-use super::nodes::{self, Question};
-use super::reply::{self, Reply};
-use super::{Service, view};
+use super::nodes::{self, ClusterQuery};
+use super::reply::{self, HttpReply};
+use super::{ApiService, ClientSocket, view};
 use crate::contiv::{self, Pod, PodAnswer};
 use crate::metrics;
+use crate::queue::RequestClass;
 use crate::work::Answer;
 
 /// Metrics over TCP are made one after the other: clients that ask and hang up would leave work behind without end, and the
@@ -25,36 +26,38 @@ static SCRAPES: Semaphore = Semaphore::const_new(1);
 
 /// How a request came in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum RequestOrigin {
     Socket,
     /// From a user who may not ask.
     Denied,
     Tcp,
 }
 
-/// A request's circumstances.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Visit {
-    pub(super) way: Way,
-    /// How long its body may take.
+/// The connection that a request came in on.
+#[derive(Clone)]
+pub(super) struct RequestContext {
+    pub(super) origin: RequestOrigin,
+    /// How long a body may take.
     pub(super) body_time: Duration,
+    /// None over TCP.
+    pub(super) client: Option<Arc<ClientSocket>>,
 }
 
 /// What can be asked for.
 #[derive(Debug, PartialEq, Eq)]
-enum Route {
+enum ApiRoute {
     Cni,
     Pod(Command),
     Health,
     Ready,
     Version,
-    Look(Look),
-    Cluster(Question),
+    Local(LocalQuery),
+    Cluster(ClusterQuery),
 }
 
 /// What is looked up in files.
 #[derive(Debug, PartialEq, Eq)]
-enum Look {
+enum LocalQuery {
     /// All, or those of one container.
     Attachments(Option<String>),
     Status,
@@ -62,22 +65,22 @@ enum Look {
     Metrics,
 }
 
-impl Route {
+impl ApiRoute {
     fn find(path: &str) -> Option<Self> {
         Some(match path {
             api::CNI => Self::Cni,
             api::HEALTH => Self::Health,
             api::READY => Self::Ready,
-            api::ATTACHMENTS => Self::Look(Look::Attachments(None)),
+            api::ATTACHMENTS => Self::Local(LocalQuery::Attachments(None)),
             api::VERSION => Self::Version,
-            api::STATUS => Self::Look(Look::Status),
-            api::CNI_CONFIG => Self::Look(Look::CniConfig),
-            api::METRICS => Self::Look(Look::Metrics),
+            api::STATUS => Self::Local(LocalQuery::Status),
+            api::CNI_CONFIG => Self::Local(LocalQuery::CniConfig),
+            api::METRICS => Self::Local(LocalQuery::Metrics),
             contiv::ADD_POD => Self::Pod(Command::Add),
             contiv::DEL_POD => Self::Pod(Command::Del),
             _ => match path.strip_prefix(api::ATTACHMENTS).and_then(|path| path.strip_prefix('/')) {
-                Some(container) => Self::Look(Look::Attachments(Some(container.to_owned()))),
-                None => Self::Cluster(Question::find(path)?),
+                Some(container) => Self::Local(LocalQuery::Attachments(Some(container.to_owned()))),
+                None => Self::Cluster(ClusterQuery::find(path)?),
             },
         })
     }
@@ -85,67 +88,73 @@ impl Route {
     fn method(&self) -> Method {
         match self {
             Self::Cni | Self::Pod(_) => Method::POST,
-            Self::Cluster(Question::Remove(_)) => Method::DELETE,
-            Self::Health | Self::Ready | Self::Version | Self::Look(_) | Self::Cluster(_) => Method::GET,
+            Self::Cluster(ClusterQuery::Remove(_)) => Method::DELETE,
+            Self::Health | Self::Ready | Self::Version | Self::Local(_) | Self::Cluster(_) => Method::GET,
         }
     }
 
     /// What says nothing about pods, and changes nothing.
     fn is_public(&self) -> bool {
-        matches!(self, Self::Health | Self::Ready | Self::Look(Look::Metrics))
+        matches!(self, Self::Health | Self::Ready | Self::Local(LocalQuery::Metrics))
     }
 }
 
-pub(super) async fn answer(service: &Arc<Service>, visit: Visit, request: Request<Incoming>) -> Reply {
-    let Visit { way, body_time } = visit;
-    if way == Way::Denied {
+pub(super) async fn answer(
+    service: &Arc<ApiService>,
+    context: &RequestContext,
+    request: Request<Incoming>,
+) -> HttpReply {
+    let RequestContext { origin, body_time, client } = context;
+    let (origin, body_time, client) = (*origin, *body_time, client.as_deref());
+    if origin == RequestOrigin::Denied {
         return reply::error(StatusCode::FORBIDDEN, "access denied: only root may ask the agent");
     }
-    let route = Route::find(request.uri().path()).filter(|route| way != Way::Tcp || route.is_public());
+    let route = ApiRoute::find(request.uri().path())
+        .filter(|route| origin != RequestOrigin::Tcp || route.is_public());
     let Some(route) = route else { return reply::error(StatusCode::NOT_FOUND, api::PAGE_NOT_FOUND) };
     if *request.method() != route.method() {
         return reply::not_allowed(&route.method());
     }
     match route {
-        Route::Cni => match reply::read(request, body_time).await {
-            Ok(body) => cni(service, &body).await,
+        ApiRoute::Cni => match reply::read(request, body_time).await {
+            Ok(body) => cni(service, client, &body).await,
             Err(reply) => reply,
         },
-        Route::Pod(command) => match reply::read(request, body_time).await {
-            Ok(body) => pod(service, command, &body).await,
+        ApiRoute::Pod(command) => match reply::read(request, body_time).await {
+            Ok(body) => pod(service, client, (command, &body)).await,
             Err(reply) => reply,
         },
-        Route::Health => reply::json(StatusCode::OK, &json!({ "healthy": true })),
-        Route::Ready => {
+        ApiRoute::Health => reply::json(StatusCode::OK, &json!({ "healthy": true })),
+        ApiRoute::Ready => {
             let readiness = service.board.readiness();
             let status = if readiness.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
             reply::json(status, &readiness)
         }
-        Route::Version => {
+        ApiRoute::Version => {
             let cni_versions = Version::ALL.map(|version| version.as_str().to_owned()).to_vec();
             let version = env!("CARGO_PKG_VERSION").to_owned();
             reply::json(StatusCode::OK, &VersionAnswer { version, api: 1, cni_versions })
         }
-        Route::Look(look) => {
-            let permit = if way == Way::Tcp { SCRAPES.acquire().await.ok() } else { None };
-            looked_up(service, look, permit).await
+        ApiRoute::Local(query) => {
+            let permit = if origin == RequestOrigin::Tcp { SCRAPES.acquire().await.ok() } else { None };
+            run_local(service, query, permit).await
         }
-        Route::Cluster(question) => nodes::answer(service, question, request.uri().query()).await,
+        ApiRoute::Cluster(query) => nodes::answer(service, query, request.uri().query()).await,
     }
 }
 
 /// What must be looked up in files.
-fn shown(service: &Service, look: &Look) -> Result<Reply, String> {
-    match look {
-        Look::Attachments(container) => {
+fn answer_local(service: &ApiService, query: &LocalQuery) -> Result<HttpReply, String> {
+    match query {
+        LocalQuery::Attachments(container) => {
             let all = view::attachments(&service.facts.run_dir, container.as_deref());
             all.map(|all| reply::json(StatusCode::OK, &all))
         }
-        Look::Status => Ok(reply::json(StatusCode::OK, &view::status(service))),
-        Look::CniConfig => {
+        LocalQuery::Status => Ok(reply::json(StatusCode::OK, &view::status(service))),
+        LocalQuery::CniConfig => {
             (service.cni_config)().map(|text| reply::with_type(StatusCode::OK, reply::JSON, text))
         }
-        Look::Metrics => {
+        LocalQuery::Metrics => {
             let page = service.metrics.render(&view::seen(service)).map_err(|e| e.to_string())?;
             Ok(reply::with_type(StatusCode::OK, metrics::CONTENT_TYPE, page))
         }
@@ -153,11 +162,15 @@ fn shown(service: &Service, look: &Look) -> Result<Reply, String> {
 }
 
 /// Reads files on a thread that may wait for them.
-async fn looked_up(service: &Arc<Service>, look: Look, permit: Option<SemaphorePermit<'static>>) -> Reply {
+async fn run_local(
+    service: &Arc<ApiService>,
+    query: LocalQuery,
+    permit: Option<SemaphorePermit<'static>>,
+) -> HttpReply {
     let service = Arc::clone(service);
     let work = move || {
         let _permit = permit;
-        shown(&service, &look)
+        answer_local(&service, &query)
     };
     let outcome = tokio::task::spawn_blocking(work).await;
     match outcome.unwrap_or_else(|_| Err("internal error: please report it, with the agent's log".to_owned()))
@@ -167,7 +180,7 @@ async fn looked_up(service: &Arc<Service>, look: Look, permit: Option<SemaphoreP
     }
 }
 
-async fn cni(service: &Service, body: &[u8]) -> Reply {
+async fn cni(service: &ApiService, client: Option<&ClientSocket>, body: &[u8]) -> HttpReply {
     let call: CniCall = match serde_json::from_slice(body) {
         Ok(call) => call,
         Err(cause) => {
@@ -175,18 +188,21 @@ async fn cni(service: &Service, body: &[u8]) -> Reply {
             return reply::error(StatusCode::BAD_REQUEST, &what);
         }
     };
-    let (status, text) = reply::cni(&perform(service, call).await);
-    reply::with_type(status, reply::JSON, text)
+    reply::cni(&perform(service, client, call).await)
 }
 
 /// Contiv's calls know success and 500.
-async fn pod(service: &Service, command: Command, body: &[u8]) -> Reply {
+async fn pod(
+    service: &ApiService,
+    client: Option<&ClientSocket>,
+    (command, body): (Command, &[u8]),
+) -> HttpReply {
     let answer = match (Pod::parse(body), random_id()) {
         (Err(answer), _) => *answer,
         (_, Err(error)) => PodAnswer::failed("no random number for the request", &error.to_string()),
         (Ok(pod), Ok(id)) => {
             let network = service.work.network();
-            match perform(service, pod.call(command, network, id)).await {
+            match perform(service, client, pod.call(command, network, id)).await {
                 Answer::Done(answer) => pod.done(network, answer.result.as_ref()),
                 Answer::Failed(failure) | Answer::Unavailable(failure) => PodAnswer::from(&failure.error),
             }
@@ -196,16 +212,30 @@ async fn pod(service: &Service, command: Command, body: &[u8]) -> Reply {
     reply::json(status, &answer)
 }
 
-/// Puts a call into the queue and waits for its end. Dropped meanwhile, which hyper does when the client hangs up, it
-/// tells the work so.
-async fn perform(service: &Service, call: CniCall) -> Answer {
+/// Serves a call on this thread, if it may block and the queue has a worker's slot for it. Otherwise puts the call into the
+/// queue and waits for its end. Dropped meanwhile, which hyper does when the client hangs up, it cancels the call.
+async fn perform(service: &ApiService, client: Option<&ClientSocket>, call: CniCall) -> Answer {
     let task = match service.work.accept(call) {
         Ok(task) => task,
         Err(answer) => return answer,
     };
-    let (lane, refusal) = (task.lane(), task.refusal());
+    let class = task.class();
+    if let Some(client) = client
+        && client.may_block()
+        // Another IPAM plugin may take a minute, and there are few acceptors.
+        && class != RequestClass::DelegatedAdd
+        && let Some(slot) = service.queue.slot(class)
+    {
+        let (answer, afterwards) = task.run(&|| client.is_closed());
+        client.set_after_answer(move || {
+            afterwards();
+            drop(slot);
+        });
+        return answer;
+    }
+    let refusal = task.refusal();
     let _line = task.line();
-    match service.queue.submit(lane, move || task.run(&|| false)) {
+    match service.queue.submit(class, move || task.run(&|| false)) {
         Ok(result) => match result.await {
             Ok(answer) => answer,
             Err(_) => refusal.panicked(),

@@ -12,7 +12,7 @@ use tokio::time::sleep;
 use types::{Code, Finding, Fix};
 
 use super::listen::{ServerError, bind_tcp};
-use super::{ACCEPT_PAUSE, House, REBIND_PAUSE, Way, connection};
+use super::{ACCEPT_PAUSE, HttpServer, REBIND_PAUSE, RequestOrigin, serve_connection};
 use crate::conditions::Source;
 
 /// Connections at once. They do not count as clients of the socket.
@@ -21,20 +21,20 @@ pub(super) const MOST: usize = 64;
 /// Serves at the address, with a listener that is there already or as soon as there can be one.
 pub(super) async fn serve(
     (address, mut bound): (SocketAddr, Result<TcpListener, ServerError>),
-    mut house: House,
+    mut server: HttpServer,
 ) {
     loop {
         let error = match bound {
             Ok(listener) => {
-                house.service.board.set(Source::Tcp, Vec::new());
-                return accept(listener, house).await;
+                server.service.board.set(Source::Tcp, Vec::new());
+                return accept(listener, server).await;
             }
             Err(error) => error,
         };
         let message = format!("no metrics over TCP: {error}");
         let found = Finding::new(Code::MetricsUnavailable, format_args!("address {address}"), message);
-        house.service.board.set(Source::Tcp, vec![found.fix(listeners(address))]);
-        if house.unless_stopped(sleep(REBIND_PAUSE)).await.is_none() {
+        server.service.board.set(Source::Tcp, vec![found.fix(listeners(address))]);
+        if server.unless_stopped(sleep(REBIND_PAUSE)).await.is_none() {
             return;
         }
         bound = bind_tcp(address).await;
@@ -46,13 +46,17 @@ fn listeners(address: SocketAddr) -> Fix {
     Fix::words(["ss", "-ltnp", &format!("sport = :{}", address.port())])
 }
 
-async fn accept(listener: TcpListener, mut house: House) {
-    let mut open = Open::default();
-    while let Some(accepted) = house.unless_stopped(listener.accept()).await {
+async fn accept(listener: TcpListener, mut server: HttpServer) {
+    let mut open = TcpConnections::default();
+    while let Some(accepted) = server.unless_stopped(listener.accept()).await {
         match accepted {
             Ok((stream, peer)) => {
                 open.make_room();
-                let task = tokio::spawn(connection(stream, Way::Tcp, house.guest(None)));
+                let task = tokio::spawn(serve_connection(
+                    stream,
+                    (RequestOrigin::Tcp, None),
+                    server.connection(None),
+                ));
                 open.0.push_back((peer.ip(), task.abort_handle()));
                 // A burst of connections is not accepted in one go: each one runs before the next can displace it.
                 yield_now().await;
@@ -69,9 +73,9 @@ async fn pause(error: &io::Error) {
 
 /// The connections that are open, oldest first.
 #[derive(Default)]
-struct Open(VecDeque<(IpAddr, AbortHandle)>);
+struct TcpConnections(VecDeque<(IpAddr, AbortHandle)>);
 
-impl Open {
+impl TcpConnections {
     /// Closes a connection if all places are taken.
     fn make_room(&mut self) {
         self.0.retain(|(_, task)| !task.is_finished());

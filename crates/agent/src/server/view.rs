@@ -8,10 +8,10 @@ use ipam::{Range, RangeSet, RangeSpec};
 use ipnet::IpNet;
 use types::NetworkName;
 
-use super::Service;
+use super::ApiService;
 use crate::attachments::attachment_view;
-use crate::cluster::{Cluster, Contact};
 use crate::conditions::Source;
+use crate::membership::{Cluster, Contact};
 use crate::metrics::{Seen, resident_bytes};
 use crate::share::records_unreadable;
 
@@ -48,13 +48,13 @@ fn is_of(listed: &Listed, container: &str) -> bool {
 }
 
 /// The numbers of attachments, and of addresses in each block.
-struct Usage {
+struct AddressUsage {
     /// None: the records cannot be read.
     attachments: Option<Counts>,
     blocks: Vec<BlockUse>,
 }
 
-fn usage(service: &Service) -> (Usage, Result<(), StateError>) {
+fn usage(service: &ApiService) -> (AddressUsage, Result<(), StateError>) {
     let known = known_usage(service);
     let cidrs = service.shares.get().map(|share| share.blocks.clone()).unwrap_or_default();
     let unknown = |block| BlockUse { block, used: None, free: None };
@@ -62,12 +62,12 @@ fn usage(service: &Service) -> (Usage, Result<(), StateError>) {
         Ok(usage) => (usage, Ok(())),
         Err(error) => {
             let blocks = cidrs.into_iter().map(unknown).collect();
-            (Usage { attachments: None, blocks }, Err(error))
+            (AddressUsage { attachments: None, blocks }, Err(error))
         }
     }
 }
 
-fn known_usage(service: &Service) -> Result<Usage, StateError> {
+fn known_usage(service: &ApiService) -> Result<AddressUsage, StateError> {
     let facts = &service.facts;
     let state = State::open_existing(&facts.run_dir)?;
     let mut counts = Counts::default();
@@ -90,7 +90,7 @@ fn known_usage(service: &Service) -> Result<Usage, StateError> {
         let free = |used| set.capacity().saturating_sub(used);
         Some(used.map(|used| BlockUse { block, used: Some(used), free: Some(free(used)) }))
     });
-    Ok(Usage { attachments: Some(counts), blocks: blocks.collect::<Result<_, StateError>>()? })
+    Ok(AddressUsage { attachments: Some(counts), blocks: blocks.collect::<Result<_, StateError>>()? })
 }
 
 fn whole(cidr: IpNet) -> Option<RangeSet> {
@@ -98,8 +98,8 @@ fn whole(cidr: IpNet) -> Option<RangeSet> {
     RangeSet::new(vec![Range::new(spec).ok()?]).ok()
 }
 
-/// Usage and conditions as they are now. Only rounds report conditions: if these differ, a round is asked for.
-fn observed(service: &Service) -> (Usage, Vec<Condition>) {
+/// AddressUsage and conditions as they are now. Only rounds report conditions: if these differ, a round is asked for.
+fn observed(service: &ApiService) -> (AddressUsage, Vec<Condition>) {
     let (usage, read) = usage(service);
     let run_dir = &service.facts.run_dir;
     let mut fresh = match &read {
@@ -114,9 +114,9 @@ fn observed(service: &Service) -> (Usage, Vec<Condition>) {
     (usage, conditions)
 }
 
-pub(super) fn status(service: &Service) -> Status {
+pub(super) fn status(service: &ApiService) -> Status {
     let (facts, board) = (&service.facts, &service.board);
-    let (Usage { attachments, blocks }, conditions) = observed(service);
+    let (AddressUsage { attachments, blocks }, conditions) = observed(service);
     Status {
         mode: NodeMode::Agent,
         node: facts.node.clone(),
@@ -142,13 +142,13 @@ pub(super) fn status(service: &Service) -> Status {
 }
 
 /// This node's blocks.
-pub(super) fn block_uses(service: &Service) -> Vec<BlockUse> {
+pub(super) fn block_uses(service: &ApiService) -> Vec<BlockUse> {
     usage(service).0.blocks
 }
 
 /// What metrics show of now.
-pub(super) fn seen(service: &Service) -> Seen {
-    let (Usage { attachments, blocks }, conditions) = observed(service);
+pub(super) fn seen(service: &ApiService) -> Seen {
+    let (AddressUsage { attachments, blocks }, conditions) = observed(service);
     let contact = service.cluster.as_ref().map(Cluster::contact);
     Seen {
         conditions,

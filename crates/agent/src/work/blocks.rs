@@ -8,7 +8,7 @@ use cni::{Error, Request};
 use ipnet::IpNet;
 
 use super::{Work, try_again};
-use crate::cluster::GrowError;
+use crate::membership::GrowError;
 
 /// Gets this node more addresses beside those of these blocks, which have none left; it may take a while.
 pub(crate) type Grow = dyn Fn(&[IpNet]) -> Result<(), GrowError> + Send + Sync;

@@ -14,7 +14,7 @@ use types::AttachmentKey;
 use super::turns::Purpose;
 use super::{PATIENCE, Work, is_of_addresses, keyed, try_again};
 use crate::conditions::Source;
-use crate::log::{Ending, Subject};
+use crate::log::{self, Ending, Subject};
 use crate::tombstones::{Buried, Report, Try};
 
 /// For those who come another time if it is not their turn.
@@ -99,6 +99,7 @@ impl Work {
             wait: Wait::UntilGone,
             resident: Some(&self.resident),
             delegates: Delegates::Allowed(&self.delegates),
+            warn: &log::engine_warning,
         };
         let outcome = (self.serve)(&request, &caller);
         if is_of_addresses(&request, &self.network) {

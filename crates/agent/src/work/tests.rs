@@ -8,8 +8,8 @@ use tempfile::TempDir;
 use types::Finding;
 
 use super::*;
-use crate::cluster::GrowError;
 use crate::conditions::Source;
+use crate::membership::GrowError;
 use crate::tombstones::Report;
 
 impl Task {
@@ -86,7 +86,6 @@ fn work_in(dir: &std::path::Path, board: &Arc<Board>, serve: Box<Serve>) -> Arc<
         network: "podwire".try_into().unwrap(),
         defaults: Map::new(),
         delegates: AllowedDelegates::default(),
-        workers: 4,
     };
     let work = Work::new(settings, Arc::clone(board), Arc::new(Metrics::new()));
     Arc::new(work.with_engine(serve))
@@ -455,7 +454,6 @@ fn who_waits_gets_addresses_of_the_blocks_there_are_when_it_is_served() {
         network: "podwire".try_into().unwrap(),
         defaults: filled("10.9.0.0/24"),
         delegates: AllowedDelegates::default(),
-        workers: 4,
     };
     let subnets = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&subnets);
@@ -480,7 +478,6 @@ fn a_full_node_says_why_it_gets_no_other_block() {
         network: "podwire".try_into().unwrap(),
         defaults: filled("10.9.0.0/24"),
         delegates: AllowedDelegates::default(),
-        workers: 4,
     };
     let full = |_: &Request, _: &Caller<'_>| {
         Err(Error::new(Code::AddressesExhausted, "no free address left").with_details("5 in use"))
@@ -497,22 +494,21 @@ fn a_full_node_says_why_it_gets_no_other_block() {
 }
 
 #[test]
-fn adds_that_call_an_ipam_plugin_take_at_most_half_of_the_workers() {
+fn adds_that_call_an_ipam_plugin_have_a_class_of_their_own() {
     let site = Site::new();
-    let delegated = |container: &str| {
-        let mut call = call("ADD", container);
+    let with_ipam = |ipam: Value| {
+        let mut call = call("ADD", "a");
         let mut config: Value = serde_json::from_str(&call.config).unwrap();
-        config["ipam"] = json!({"type": "slow"});
+        config["ipam"] = ipam;
         call.config = config.to_string();
-        site.work.accept(call)
+        call
     };
-    let accepted: Vec<Task> = ["a", "b"].map(|name| delegated(name).ok().unwrap()).into();
-    let Err(Answer::Unavailable(failure)) = delegated("c") else { panic!("more than half of 4 workers") };
-    assert_eq!(failure.error.code, Code::TryAgainLater);
-    assert!(failure.error.msg.contains("IPAM plugin"), "{}", failure.error);
-    assert!(matches!(site.run("ADD", "d"), Answer::Done(_)), "it calls no plugin");
-    for task in accepted {
-        task.answer();
+    for (call, class) in [
+        (call("ADD", "a"), RequestClass::Add),
+        (with_ipam(json!({"type": "slow"})), RequestClass::DelegatedAdd),
+        (call("DEL", "a"), RequestClass::Del),
+    ] {
+        let config = call.config.clone();
+        assert_eq!(site.work.accept(call).ok().unwrap().class(), class, "{config}");
     }
-    assert!(matches!(delegated("c").ok().unwrap().answer(), Answer::Done(_)));
 }

@@ -16,8 +16,8 @@ use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use cluster::{BlockClaim, NodeRecord, Object as _};
 use ipnet::IpNet;
+use model::{BlockClaim, NodeRecord, Object as _};
 use serde_json::Value;
 use testkit::inspect::{self, Family};
 use testkit::{Agent, Call, Cluster, DEADLINE, Ns, Outcome, Plugin, Pod, Verb, wait_until};

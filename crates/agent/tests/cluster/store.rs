@@ -13,8 +13,8 @@ mod wiped;
 use std::collections::BTreeMap;
 
 use ::store::{Change, EtcdConfig, Outcome, Store, StoreConfig};
-use cluster::{Layout, NodeRecord, Object as _};
 use ipnet::IpNet;
+use model::{Layout, NodeRecord, Object as _};
 use serde_json::{Value, json};
 use testkit::inspect::{self, Family};
 use testkit::{Agent, Cluster, Node, Plan};
@@ -130,7 +130,7 @@ impl<'a> Desk<'a> {
 }
 
 fn claimant(value: &str) -> String {
-    cluster::BlockClaim::decode(value.as_bytes()).unwrap().node.to_string()
+    model::BlockClaim::decode(value.as_bytes()).unwrap().node.to_string()
 }
 
 fn put(key: &str, value: &[u8]) -> Change {
@@ -156,7 +156,7 @@ fn ghost_leaves(number: u8) -> Vec<Change> {
 }
 
 fn claim(block: &IpNet, node: &str) -> Change {
-    let claim = cluster::BlockClaim { node: node.try_into().unwrap() };
+    let claim = model::BlockClaim { node: node.try_into().unwrap() };
     put(&Layout::new(PREFIX, None).block(block), &claim.encode())
 }
 

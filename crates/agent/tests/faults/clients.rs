@@ -211,15 +211,9 @@ fn adds_of_several_interfaces_of_one_pod_at_once() {
 /// Whoever hangs up before the attachment is complete does not want it.
 #[test]
 fn a_client_that_hangs_up_before_the_commit_leaves_nothing() {
-    for bytes in [bytes_of, raw::bytes_for_the_door] {
-        hangs_up(bytes);
-    }
-}
-
-fn hangs_up(bytes: fn(&api::CniCall) -> Vec<u8>) {
     let host = Host::new("hangup");
     let (gate, pod) = (Gate::new(&host), host.pod("a"));
-    let client = stuck(&host, &bytes(&passed_on(&gate.of(Verb::Add, &pod))));
+    let client = stuck(&host, &bytes_of(&passed_on(&gate.of(Verb::Add, &pod))));
     gate.wait_for(1);
     drop(client);
     let told = || Ok(host.agent.log()?.contains("ADD cancelled"));

@@ -83,6 +83,42 @@ fn a_second_agent_in_one_run_folder_refuses_and_names_the_first() {
     host.check(&pod, &result);
 }
 
+/// A node that no other node can join works without its store, and reports it. An agent with a margin ends.
+#[test]
+fn a_second_agent_with_the_same_embedded_store_names_the_first() {
+    let host = Host::new("owner");
+    let (pod, result) = host.attached("a");
+    let store = host.node.dir().join("lib/podwire/store");
+    assert!(store.join("log").exists());
+    let store_flag = format!("--store-dir={}", store.display());
+    let flags = [
+        "--no-install",
+        &store_flag,
+        "--network-name=other",
+        "--network-bridge=other0",
+        "--network-subnet=10.99.0.0/24",
+    ];
+    let holder = format!("process {}", host.agent.pid().unwrap());
+    let names_holder = |line: &str| [&holder, "--store-dir"].iter().all(|word| line.contains(*word));
+    let mut alone = Agent::in_dir(&host.node, &host.node.dir().join("alone"), &flags).unwrap();
+    alone.launch().unwrap();
+    wait_until("the condition", DEADLINE, || {
+        let Ok(status) = alone.get("/v1/status") else { return Ok(false) };
+        let conditions = status["conditions"].as_array().unwrap().clone();
+        let failed = conditions.iter().find(|condition| condition["code"] == "StoreFailed");
+        Ok(failed.is_some_and(|condition| names_holder(condition["message"].as_str().unwrap())))
+    })
+    .unwrap();
+    alone.stop().unwrap();
+    let flags = [&flags[..], &["--network-margin=4"]].concat();
+    let mut second = Agent::in_dir(&host.node, &host.node.dir().join("second"), &flags).unwrap();
+    second.launch().unwrap();
+    wait_until("the second agent to end", DEADLINE, || second.has_ended()).unwrap();
+    let log = second.log().unwrap();
+    assert!(log.lines().any(names_holder), "{log}");
+    host.check(&pod, &result);
+}
+
 /// Two agents in one namespace, each with a pod.
 struct Pair {
     host: Host,

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use api::{Answer, Client, CniCall};
+use api::{Client, CniCall, HttpAnswer};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::Value;
 use testkit::{Call, Pod, Verb};
@@ -47,11 +47,11 @@ pub(crate) fn about(host: &Host, verb: Verb, (pod, ifname): (&Pod, &str)) -> Cni
     passed_on(&Call { ifname: Some(ifname.to_owned()), ..call })
 }
 
-pub(crate) fn ask(client: &Client, call: &CniCall) -> Answer {
+pub(crate) fn ask(client: &Client, call: &CniCall) -> HttpAnswer {
     client.post(api::CNI, call, PATIENCE).unwrap()
 }
 
-pub(crate) fn json(answer: &Answer) -> Value {
+pub(crate) fn json(answer: &HttpAnswer) -> Value {
     serde_json::from_slice(&answer.body).unwrap()
 }
 
@@ -64,19 +64,9 @@ pub(crate) fn stuck(host: &Host, bytes: &[u8]) -> UnixStream {
 
 /// The request as it goes over the socket.
 pub(crate) fn bytes_of(call: &CniCall) -> Vec<u8> {
-    bytes_with(call, "")
-}
-
-/// The same as the plugin says it: served by the thread that takes it in.
-pub(crate) fn bytes_for_the_door(call: &CniCall) -> Vec<u8> {
-    bytes_with(call, "Connection: close\r\n")
-}
-
-fn bytes_with(call: &CniCall, more: &str) -> Vec<u8> {
     let body = serde_json::to_vec(call).unwrap();
     let length = body.len();
-    let head =
-        format!("POST {} HTTP/1.1\r\nHost: podwire\r\n{more}Content-Length: {length}\r\n\r\n", api::CNI);
+    let head = format!("POST {} HTTP/1.1\r\nHost: podwire\r\nContent-Length: {length}\r\n\r\n", api::CNI);
     [head.into_bytes(), body].concat()
 }
 

@@ -24,7 +24,7 @@ fn a10_the_agent_starts_with_a_fifo_where_it_remembers() {
         let mut host = Host::new("fifostart");
         host.agent.kill().unwrap();
         let home = host.node.dir().join("lib/podwire");
-        for name in ["node.json", "peers.json", "mtu", ".node.json.new", ".peers.json.new"] {
+        for name in ["node.json", "peers.json", "mtu", ".node.json.podwire-tmp", ".peers.json.podwire-tmp"] {
             plant(&host, kind, &home.join(name));
         }
         plant(&host, kind, &host.agent.run_dir().join("tombstones/stone"));

@@ -54,7 +54,7 @@ fn b10_an_overlap_at_the_start_keeps_the_agent_from_being_ready_and_touches_noth
             );
             let fix = found["fix"].as_str().unwrap();
             assert!(
-                fix.starts_with("echo PODWIRE_NETWORK_SUBNETS=")
+                fix.starts_with(r"printf '\n%s\n' PODWIRE_NETWORK_SUBNETS=")
                     && !fix.contains("10.83.0.0/16,fd00:88::/64"),
                 "{fix}"
             );
@@ -65,7 +65,7 @@ fn b10_an_overlap_at_the_start_keeps_the_agent_from_being_ready_and_touches_noth
             let status = plugin.status(&node, &config).unwrap().error().unwrap();
             assert_eq!(status.code, 50, "{status:?}");
             // The proposal has no overlap.
-            let subnets = fix.split(['=', ' ']).nth(2).unwrap().to_owned();
+            let subnets = fix.split(['=', ' ']).nth(3).unwrap().to_owned();
             agent.kill().unwrap();
             let flags = ["--no-install", "--network-mode", mode, "--network-subnet", &subnets];
             let mut proposed = Agent::new(&node, &flags).unwrap();

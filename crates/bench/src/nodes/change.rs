@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use cluster::NodeRecord;
+use model::NodeRecord;
 use testkit::Cluster;
 
 use super::crowd::{self, Crowd, Place};

@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use cluster::{BlockClaim, Cut, Layout, NodeRecord, Object as _};
 use ipnet::IpNet;
+use model::{BlockClaim, Cut, Layout, NodeRecord, Object as _};
 use store::{Change, EtcdConfig, Outcome, Store, StoreConfig};
 use testkit::{Cluster, Ns};
 use tokio::runtime::Runtime;

@@ -5,8 +5,8 @@ use std::future::Future;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow};
-use cluster::{Layout, NetworkSpec, NodeRecord};
 use ipnet::IpNet;
+use model::{Layout, NetworkSpec, NodeRecord};
 use store::Store;
 use testkit::Cluster;
 use tokio::task::JoinSet;

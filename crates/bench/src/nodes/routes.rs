@@ -5,7 +5,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use cluster::{Changes, Facts, Mesh, NodeRecord, StoredNode, Transport, Tunnels, Underlay};
+use model::{Changes, Facts, Mesh, NodeRecord, StoredNode, Transport, Tunnels, Underlay};
 use netlink::{Mode, Op, Route, RtSocket};
 use testkit::{Cluster, End, Lab, Node};
 use types::{IfName, NodeName, PEER_PROTOCOL};
@@ -157,7 +157,7 @@ impl Bench {
 }
 
 fn ops(changes: &Changes) -> Vec<Op<'static>> {
-    let route = |(peer, metric): (&cluster::PeerRoute, u32)| Route {
+    let route = |(peer, metric): (&model::PeerRoute, u32)| Route {
         gateway: Some(peer.gateway),
         link: Some(peer.link),
         onlink: peer.onlink,

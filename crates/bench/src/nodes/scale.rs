@@ -7,7 +7,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use cluster::NodeRecord;
+use model::NodeRecord;
 use testkit::{Cluster, uninterrupted, wait_until};
 
 use super::crowd::{self, Committed, Crowd, Place};

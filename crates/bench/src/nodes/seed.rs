@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use cluster::NodeRecord;
+use model::NodeRecord;
 use store::{Change, Store};
 use testkit::Ns;
 

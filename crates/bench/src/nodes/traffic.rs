@@ -12,7 +12,7 @@ pub(crate) mod probe;
 use std::net::IpAddr;
 
 use anyhow::{Context as _, Result, ensure};
-use testkit::{Cluster, DEADLINE, Ns, Plan, Plugin, Store, Transport, Way, wait_until};
+use testkit::{Cluster, DEADLINE, Ns, Plan, Plugin, Transport, Way, wait_until};
 
 use crate::compare::Build;
 use crate::options::NodesScale;
@@ -113,7 +113,7 @@ impl Site {
 /// Two nodes with an agent and a pod each; every pod reaches the other when this returns. Its programs are those of this
 /// build unless others are given.
 pub(crate) fn real(name: &str, transport: Transport, build: Option<&Build>) -> Result<Cluster> {
-    let plan = Plan { nodes: 2, transport, store: Store::Embedded, ..Plan::default() };
+    let plan = Plan { nodes: 2, transport, ..Plan::default() };
     let mut cluster = Cluster::hosts(&format!("traffic-{transport:?}").to_lowercase(), &plan)?;
     if let Some(build) = build {
         cluster.set_plugin(Plugin { path: build.plugin.clone() });
@@ -121,6 +121,7 @@ pub(crate) fn real(name: &str, transport: Transport, build: Option<&Build>) -> R
             cluster.agent_mut(&node)?.set_program(&build.agent);
         }
     }
+    cluster.start_etcd()?;
     cluster.start_agents()?;
     cluster.pods_everywhere(1)?;
     let way = if transport == Transport::Vxlan { Way::Vxlan } else { Way::Direct };

@@ -221,7 +221,7 @@ impl Worker<'_> {
         let plugin: &Plugin = &self.site.plugin;
         if self.soak.has(Attack::PluginKills) && self.random.below(one_in) == 0 {
             let after = Duration::from_micros(self.random.below(KILL_WITHIN_US));
-            return plugin.call_killed_after(&network.node, call, after);
+            return testkit::call_killed_after(plugin, &network.node, call, after);
         }
         plugin.call(&network.node, call)
     }

@@ -6,8 +6,8 @@ use std::thread::Scope;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use cluster::{BlockClaim, Layout, NodeRecord, Object as _};
 use ipnet::IpNet;
+use model::{BlockClaim, Layout, NodeRecord, Object as _};
 use serde_json::{Value, json};
 use store::{Change, EtcdConfig, Store, StoreConfig};
 use testkit::{Ns, Random, inspect};

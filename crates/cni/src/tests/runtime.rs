@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 use super::{add, refused};
 use types::Protocol;
 
-use crate::{Bandwidth, Code, Error, RuntimeConfig};
+use crate::{Bandwidth, Code, Error, PortMapping, RuntimeConfig};
 
 fn runtime(value: &Value) -> Result<RuntimeConfig, Error> {
     add(&json!({ "runtimeConfig": value })).map(|call| call.config.runtime)
@@ -28,7 +28,7 @@ fn e18_everything_the_conventions_have() {
     .unwrap();
     let mapping = runtime.port_mappings[0];
     assert_eq!((mapping.host_port, mapping.container_port, mapping.protocol), (8080, 80, Protocol::Udp));
-    assert_eq!(mapping.to_string(), "192.0.2.1:8080 to 80/udp");
+    assert_eq!(mapping.host_ip, Some("192.0.2.1".parse().unwrap()));
     let limits = Bandwidth { ingress_rate: 1, ingress_burst: 2, egress_rate: 3, egress_burst: 4 };
     assert_eq!(runtime.bandwidth, Some(limits));
     assert_eq!((runtime.ips[0].prefix, runtime.ips[1].prefix), (None, Some(64)));
@@ -52,10 +52,17 @@ fn e18_port_mappings() {
         { "HostPort": 5, "ContainerPort": 1, "hostip": "::ffff:192.0.2.1" },
     ] }))
     .unwrap();
-    let shown: Vec<_> = runtime.port_mappings.iter().map(ToString::to_string).collect();
+    let ip = |text: &str| Some(text.parse().unwrap());
+    let of = |m: &PortMapping| (m.host_ip, m.host_port, m.container_port, m.protocol);
     assert_eq!(
-        shown,
-        ["1 to 65535/tcp", "2 to 1/tcp", "[::1]:3 to 1/tcp", "0.0.0.0:4 to 1/sctp", "192.0.2.1:5 to 1/tcp"]
+        runtime.port_mappings.iter().map(of).collect::<Vec<_>>(),
+        [
+            (None, 1, 65535, Protocol::Tcp),
+            (None, 2, 1, Protocol::Tcp),
+            (ip("::1"), 3, 1, Protocol::Tcp),
+            (ip("0.0.0.0"), 4, 1, Protocol::Sctp),
+            (ip("192.0.2.1"), 5, 1, Protocol::Tcp),
+        ]
     );
 }
 

@@ -8,7 +8,7 @@ use netlink::RtSocket;
 use super::AttachContext;
 use super::decide::{decide, families, neighbours_of, own_address};
 use super::kernel::Kernel;
-use crate::overlap::{self, AddressQuery, Links, Unusable, Usability};
+use crate::overlap::{self, AddressQuery, Unusable, Usability};
 use crate::state::{Allocation, Attachment, Begin, Held, Network, Phase, State, StateError, Wanted};
 use crate::wire::Neighbours;
 use crate::{Error, alias, detach, firewall, gc};
@@ -38,6 +38,10 @@ impl Skipped {
         self.0.push(ip);
         Ok(())
     }
+
+    fn has_some(&self) -> bool {
+        !self.0.is_empty()
+    }
 }
 
 /// Claims addresses that nothing else of the node uses. Others are given back and, if they were not requested, the next ones
@@ -48,8 +52,12 @@ pub(super) fn claim_usable_addresses(
     kernel: &mut Kernel<'_>,
     skipped: &mut Skipped,
 ) -> Result<Claimed, Error> {
-    let links = if context.caller.resident.is_some() { Links::ListIfOthers } else { Links::List };
-    let query = AddressQuery { conf: context.conf, key: context.key, bridge: context.bridge_index, links };
+    let mut query = AddressQuery {
+        conf: context.conf,
+        key: context.key,
+        bridge: context.bridge_index,
+        has_others: skipped.has_some(),
+    };
     loop {
         let claimed = begin(network, context, kernel.host)?;
         let ips: Vec<IpAddr> = claimed.held.attachment().into_iter().flat_map(Attachment::ips).collect();
@@ -62,6 +70,7 @@ pub(super) fn claim_usable_addresses(
         claimed.held.release(&ips)?;
         if let Usability::Unusable(Unusable { ip, why }) = checked? {
             skipped.add(ip, why, context.conf)?;
+            query.has_others = true;
         }
     }
 }

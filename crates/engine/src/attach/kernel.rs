@@ -69,7 +69,7 @@ pub(super) fn make_interface(
     let families = usable_families(attachment)?;
     let (bridge, gateways) = bridge_for(attachment, families, context, kernel)?;
     // In force before the link exists: a pod is never unprotected.
-    firewall::admit(attachment, kernel.state, context.caller.resident)?;
+    firewall::admit(attachment, kernel.state, context.caller.resident, context.caller.warn)?;
     let placed = wire::make_pair(kernel.host, &context.wire(attachment, &bridge), &gateways)?;
     layer2::refuse_sharing(kernel.host, attachment.addressing, &bridge, &placed)?;
     settle_gateways(&placed, &bridge, context, kernel)?;

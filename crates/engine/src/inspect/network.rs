@@ -1,18 +1,18 @@
 //! One network: its bridge, its addresses, and firewalls that drop its packets.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use ipnet::IpNet;
 use netconf::{Addresses, NetConf};
-use netlink::RtSocket;
+use netlink::{Link, RtSocket};
 use nft::{Certainty, ForeignDrop, ForeignFamily};
-use types::{AttachMode, Code, Finding, Fix, IfName, NetworkName};
+use types::{AttachMode, Code, Finding, IfName, NetworkName};
 
-use crate::condition::{Failed, not_a_bridge};
+use crate::condition::{Failed, not_a_bridge, repair_command};
 use crate::overlap;
 use crate::state::{Attachment, State, StateError};
-use crate::{Error, firewall};
+use crate::{Error, bridge, firewall, mode};
 
 /// A network as its config describes it, or as far as its pods tell.
 pub(super) struct Subject<'a> {
@@ -24,8 +24,17 @@ pub(super) struct Subject<'a> {
     conf: Option<&'a NetConf>,
     is_routed: bool,
     has_firewall: bool,
-    /// The bridges of pods, each with the number of its pods. They may have been attached with an earlier config.
-    used: BTreeMap<IfName, usize>,
+    /// The bridges of pods. They may have been attached with an earlier config.
+    used: BTreeMap<IfName, UsedBridge>,
+    /// Pods in another mode than new ones.
+    differing: Option<Finding>,
+}
+
+/// What the pods of a bridge need of it.
+#[derive(Default)]
+struct UsedBridge {
+    pods: usize,
+    gateways: BTreeSet<IpNet>,
 }
 
 impl<'a> Subject<'a> {
@@ -38,6 +47,7 @@ impl<'a> Subject<'a> {
             is_routed: conf.mode == AttachMode::Routed || conf.is_gateway,
             has_firewall: conf.spoof_check || conf.ip_masq,
             used: used(pods),
+            differing: mode::differing(name, Some(conf.mode), pods),
         }
     }
 
@@ -55,6 +65,7 @@ impl<'a> Subject<'a> {
             conf: None,
             has_firewall: pods.iter().any(|pod| firewall::is_needed(pod)),
             used: used(pods),
+            differing: mode::differing(&first.key.network, None, pods),
         })
     }
 
@@ -66,21 +77,26 @@ impl<'a> Subject<'a> {
         overlap::Network { name: &self.name, bridge: &self.bridge, subnets: &self.subnets }
     }
 
-    /// New pods need the name of the bridge; running pods are affected when their bridge is gone or down.
+    pub(super) fn differing_mode(&self) -> Option<Finding> {
+        self.differing.clone()
+    }
+
+    /// New pods need the name of the bridge; running pods are affected when their bridge is gone or down, or has no gateway.
     pub(super) fn bridge_findings(&self, run_dir: &Path) -> Result<Vec<Finding>, Error> {
         let mut host = RtSocket::open()?;
         let mut found = Vec::new();
         let unused = self.conf.iter().map(|conf| &conf.bridge).filter(|name| !self.used.contains_key(*name));
-        for (bridge, running) in
-            self.used.iter().map(|(name, pods)| (name, *pods)).chain(unused.map(|name| (name, 0)))
-        {
+        let none = UsedBridge::default();
+        for (bridge, used) in self.used.iter().chain(unused.map(|name| (name, &none))) {
             match host.link(bridge)? {
                 Some(link) if link.kind.as_deref() != Some("bridge") => {
                     let failed = Failed { code: Code::BridgeNameTaken, object: "link", run_dir };
                     found.push(not_a_bridge(&mut host, bridge, link).finding(&failed));
                 }
-                Some(link) if link.up => {}
-                link => found.extend((running > 0).then(|| lost_bridge(bridge, running, link.is_some()))),
+                Some(link) if link.up => found.extend(used.lost_gateways(&mut host, &link, run_dir)?),
+                _ if used.pods == 0 => {}
+                Some(_) => found.push(used.down(bridge, run_dir)),
+                None => found.push(used.gone(bridge)),
             }
         }
         Ok(found)
@@ -142,25 +158,55 @@ fn routed(pod: &Attachment) -> impl Iterator<Item = IpNet> {
 }
 
 /// The bridges of pods. A record that was recovered from a link does not know the bridge and names the link instead.
-fn used(pods: &[&Attachment]) -> BTreeMap<IfName, usize> {
-    let mut used = BTreeMap::new();
+fn used(pods: &[&Attachment]) -> BTreeMap<IfName, UsedBridge> {
+    let mut used: BTreeMap<IfName, UsedBridge> = BTreeMap::new();
     for pod in pods.iter().filter(|pod| pod.bridge != pod.host_link) {
-        *used.entry(pod.bridge.clone()).or_default() += 1;
+        let bridge = used.entry(pod.bridge.clone()).or_default();
+        bridge.pods += 1;
+        bridge.gateways.extend(&pod.wiring.gateways);
     }
     used
 }
 
-fn lost_bridge(bridge: &IfName, running: usize, exists: bool) -> Finding {
-    let (pods, they_are) = match running {
-        1 => ("1 pod has".to_owned(), "it is"),
-        count => (format!("{count} pods have"), "they are"),
-    };
-    let object = format!("bridge {bridge}");
-    if exists {
-        let message = format!("bridge {bridge} is down, and {pods} no network until it is up");
-        let fix = Fix::words(["ip", "link", "set", bridge.as_str(), "up"]);
-        return Finding::new(Code::BridgeDown, object, message).fix(fix);
+impl UsedBridge {
+    /// The subject of a sentence, and how to go on about it.
+    fn pods_have(&self) -> (String, &'static str) {
+        match self.pods {
+            1 => ("1 pod has".to_owned(), "it is"),
+            count => (format!("{count} pods have"), "they are"),
+        }
     }
-    let message = format!("bridge {bridge} is gone, and {pods} no network until {they_are} restarted");
-    Finding::new(Code::BridgeMissing, object, message).degraded()
+
+    fn down(&self, bridge: &IfName, run_dir: &Path) -> Finding {
+        let message =
+            format!("bridge {bridge} is down, and {} no network until it is up", self.pods_have().0);
+        Finding::new(Code::BridgeDown, format_args!("bridge {bridge}"), message).fix(repair_command(run_dir))
+    }
+
+    fn gone(&self, bridge: &IfName) -> Finding {
+        let (pods, they_are) = self.pods_have();
+        let message = format!("bridge {bridge} is gone, and {pods} no network until {they_are} restarted");
+        Finding::new(Code::BridgeMissing, format_args!("bridge {bridge}"), message).degraded()
+    }
+
+    /// The kernel removes the IPv6 addresses of a link that is set down.
+    fn lost_gateways(
+        &self,
+        host: &mut RtSocket,
+        bridge: &Link,
+        run_dir: &Path,
+    ) -> Result<Option<Finding>, Error> {
+        if self.gateways.is_empty() {
+            return Ok(None);
+        }
+        let carried = host.addresses(Some(bridge.index))?;
+        let is_missing = |gateway: &&IpNet| !bridge::carries(&carried, gateway);
+        let missing: Vec<String> = self.gateways.iter().filter(is_missing).map(ToString::to_string).collect();
+        let (name, missing_text, pods) = (&bridge.name, missing.join(", "), self.pods_have().0);
+        let message = format!(
+            "bridge {name} lacks the gateway address {missing_text}, and {pods} no network outside of the subnet"
+        );
+        let found = Finding::new(Code::GatewayMissing, format_args!("bridge {name}"), message);
+        Ok((!missing.is_empty()).then(|| found.fix(repair_command(run_dir))))
+    }
 }

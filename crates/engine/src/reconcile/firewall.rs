@@ -31,7 +31,12 @@ impl Round<'_> {
         let chain = self.order.network.and_then(|(name, conf)| firewall::chain_of(name, conf));
         let first = self.order.network.and_then(|(_, conf)| first_pod(conf, chain.as_ref()));
         pods.extend(first);
-        let damage = tables.damage(&pods)?;
+        let mut damage = tables.damage(&pods)?;
+        if !damage.is_empty() {
+            // Another process may have replaced rules while they were listed.
+            let again = tables.damage(&pods)?;
+            damage.retain(|fault| again.contains(fault));
+        }
         pods.truncate(members.len());
         if !damage.is_empty() {
             if pods.is_empty() {
@@ -170,6 +175,7 @@ mod tests {
                 unrepaired: &[],
                 resident: Some(&resident),
                 is_only_agent: || true,
+                warn: |message| panic!("{message}"),
             };
             let outcome = node.enter(|| reconcile(order).unwrap()).unwrap();
             assert_eq!(outcome.findings, []);

@@ -41,6 +41,8 @@ impl Round<'_> {
                 Err(e) if e.is_missing() => {}
                 other => {
                     other?;
+                    // An ADD must not take the gateway for present.
+                    self.order.resident.inspect(|resident| resident.forget_bridges());
                     let what = format_args!(
                         "removed gateway {addr} from bridge {}: no block or pod needs it",
                         bridge.name

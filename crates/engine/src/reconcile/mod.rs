@@ -21,6 +21,7 @@ mod repair;
 mod stray;
 pub(crate) mod subnet;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 
@@ -32,7 +33,7 @@ use crate::condition::Failed;
 use crate::delegate::NONE_ALLOWED;
 use crate::state::{Attachment, Held, Listed, Network, Phase, State, StateError};
 use crate::{Caller, Delegates, Error, InactivePort, Resident, Wait, inactive_ports, relearn};
-use crate::{detach, gc};
+use crate::{detach, gc, mode};
 pub(crate) use inside::mend_routes;
 use node::Renewed;
 use observe::Seen;
@@ -56,6 +57,8 @@ pub struct Order<'a> {
     /// Whether no other agent runs in this network namespace. The gateways of another agent without pods may be on the same
     /// bridge.
     pub is_only_agent: fn() -> bool,
+    /// As [`Caller::warn`].
+    pub warn: fn(&str),
 }
 
 impl Order<'_> {
@@ -67,6 +70,7 @@ impl Order<'_> {
             resident: self.resident,
             // It undoes what records say, and runs no plugin.
             delegates: Delegates::Allowed(&NONE_ALLOWED),
+            warn: &self.warn,
         }
     }
 }
@@ -180,11 +184,32 @@ pub fn reconcile(order: Order<'_>) -> Result<Outcome, Error> {
     }
     round.firewall();
     round.pods();
+    round.modes();
     match inactive_ports(&round.outcome.attachments, &mut round.host) {
         Ok(inactive) => round.outcome.inactive_ports = inactive,
         Err(error) => round.trouble("host ports", error),
     }
     Ok(round.outcome)
+}
+
+/// Sets bridges of running pods up and restores their gateways and routes, as a round of the agent does. A bridge that is gone
+/// is not made: its pods have to be restarted.
+pub fn restore_bridges(run_dir: &Path) -> Result<(), Error> {
+    let Some(state) = State::open_existing(run_dir)? else { return Ok(()) };
+    let order = Order {
+        run_dir,
+        network: None,
+        depth: Depth::Node,
+        memory: &[],
+        unrepaired: &[],
+        resident: None,
+        is_only_agent: || false,
+        // It undoes no attachment, and only that warns.
+        warn: |_| (),
+    };
+    let (host, outcome) = (RtSocket::open()?, Outcome::default());
+    let mut round = Round { order, state, host, outcome, renewed: Vec::new() };
+    round.existing_bridges()
 }
 
 /// The condition of a round that failed as a whole. Without its records no pod can be served.
@@ -301,6 +326,22 @@ impl Round<'_> {
         }
         self.outcome.attachments = attachments;
         self.outcome.pods = Some(found);
+    }
+
+    /// Networks with pods in another mode than new pods get.
+    fn modes(&mut self) {
+        let mut networks: BTreeMap<&NetworkName, Vec<&Attachment>> = BTreeMap::new();
+        for attachment in &self.outcome.attachments {
+            networks.entry(&attachment.key.network).or_default().push(attachment);
+        }
+        let configured = |name: &NetworkName| {
+            self.order.network.filter(|(own, _)| *own == name).map(|(_, conf)| conf.mode)
+        };
+        let found: Vec<Finding> = networks
+            .into_iter()
+            .filter_map(|(name, pods)| mode::differing(name, configured(name), &pods))
+            .collect();
+        self.outcome.findings.extend(found);
     }
 
     fn records(&mut self) -> Result<Vec<(Network, Vec<Listed>)>, Error> {

@@ -67,6 +67,24 @@ impl Round<'_> {
         }
     }
 
+    /// The bridges of running pods that exist, without the rest of the node.
+    pub(super) fn existing_bridges(&mut self) -> Result<(), Error> {
+        let records = self.records()?;
+        let ready = records.iter().flat_map(|(_, listed)| listed).filter(|l| l.phase == Phase::Ready);
+        self.outcome.attachments = ready.filter_map(|l| l.attachment.clone()).collect();
+        let mut failed = Vec::new();
+        for (name, wanted) in self.bridges(&records) {
+            match self.host.link(&name) {
+                Ok(Some(_)) => failed.extend(self.bridge(&name, &wanted).err()),
+                Ok(None) => {}
+                Err(error) => failed.push(error.into()),
+            }
+        }
+        self.settle_bridges();
+        failed.extend(std::mem::take(&mut self.outcome.findings).into_iter().map(Error::Degraded));
+        Error::collect(failed)
+    }
+
     fn bridges(&self, records: &[(Network, Vec<Listed>)]) -> BTreeMap<IfName, Wanted> {
         let mut bridges: BTreeMap<IfName, Wanted> = BTreeMap::new();
         let ready = records.iter().flat_map(|(_, listed)| listed).filter(|l| l.phase == Phase::Ready);
@@ -133,7 +151,8 @@ impl Round<'_> {
         }
         let carried: Vec<IpNet> = addresses.iter().map(|a| a.addr).collect();
         let log = self.state.sysctls();
-        for (&address, &mode) in wanted.gateways.iter().filter(|(gateway, _)| !carried.contains(gateway)) {
+        let lacks = |gateway: &IpNet| !bridge::carries(&addresses, gateway);
+        for (&address, &mode) in wanted.gateways.iter().filter(|(gateway, _)| lacks(gateway)) {
             let gateway = Gateway { bridge: bridge.index, address, mode };
             let placed = bridge::put_gateway(&mut self.host, &bridge, &gateway, &log)?;
             layer2::refuse_ports(&mut self.host, &bridge, &[placed])?;
@@ -352,6 +371,7 @@ pub(super) mod tests {
             unrepaired: &[],
             resident: None,
             is_only_agent: || true,
+            warn: |message| panic!("{message}"),
         };
         let outcome = node.enter(|| reconcile(order).unwrap()).unwrap();
         assert_eq!(outcome.findings, []);

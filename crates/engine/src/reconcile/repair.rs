@@ -170,7 +170,7 @@ impl Round<'_> {
         let log = self.state.sysctls();
         let settings = HostSettings::open(self.order.resident)?;
         let wire = Wire { attachment, bridge: &bridge, netns: &netns, log: &log, settings: &settings };
-        firewall::admit(attachment, &self.state, None)?;
+        firewall::admit(attachment, &self.state, None, &self.order.warn)?;
         let placed = wire::make_pair(&mut self.host, &wire, &attachment.wiring.gateways)?;
         if let Err(error) = layer2::refuse_sharing(&mut self.host, attachment.addressing, &bridge, &placed) {
             // The next round tries it again.

@@ -1,12 +1,15 @@
 //! State that dies with a boot, also where /run is a disk: it carries the boot id, and another id means empty.
 
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, File};
 use std::io::ErrorKind;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::OnceLock;
+use std::time::Duration;
 
-use super::file::{self, StateError, io, optional};
+use files::{Replacement, optional};
+
+use super::file::{self, StateError, io};
 use super::sysctls::SysctlLog;
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -51,8 +54,7 @@ const EMPTIED: [&str; 2] = ["networks", "sysctls"];
 /// Everything in the state of a network.
 const NETWORK: [&str; 4] = ["attachments", "addresses", "index", "lock"];
 /// Everything that we make in a state folder.
-const OURS: [&str; 8] =
-    [LOCK, "networks", "sysctls", "sysctls.lock", "tombstones", "agent.lock", "boot.new", "boot"];
+const OURS: [&str; 7] = [LOCK, "networks", "sysctls", "sysctls.lock", "tombstones", "agent.lock", "boot"];
 
 /// A directory of an earlier boot is emptied, so it must be Podwire's: files of other programs are never touched. `rm -rf`
 /// beside a running agent can remove the mark and leave directories that the agent just made, so they count by content.
@@ -86,6 +88,7 @@ fn holds_networks(dir: &Path) -> Result<bool, StateError> {
 
 /// Removes what is ours, and the folder if nothing else is in it. The lock goes last: until then the folder is ours.
 pub(super) fn remove(dir: &Path) -> Result<(), StateError> {
+    files::remove_leftovers(dir, None, Duration::ZERO).map_err(io("remove temporary files in", dir))?;
     for name in OURS.iter().rev() {
         file::remove_any(&dir.join(name))?;
     }
@@ -96,11 +99,16 @@ pub(super) fn remove(dir: &Path) -> Result<(), StateError> {
     }
 }
 
+/// Whether the directory is of this boot, or may be emptied.
+pub(super) fn check(dir: &Path) -> Result<(), StateError> {
+    if is_current(dir)? { Ok(()) } else { refuse_foreign(dir) }
+}
+
 pub(super) fn ensure_current(dir: &Path) -> Result<(), StateError> {
     if is_current(dir)? {
         return Ok(());
     }
-    DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(io("make the state directory", dir))?;
+    files::create_dir(dir).map_err(io("make the state directory", dir))?;
     refuse_foreign(dir)?;
     let _lock = lock(dir)?;
     // Somebody else may have done it while we waited.
@@ -112,8 +120,7 @@ pub(super) fn ensure_current(dir: &Path) -> Result<(), StateError> {
         file::remove_any(&dir.join(stale))?;
     }
     let networks = dir.join("networks");
-    DirBuilder::new().mode(0o700).create(&networks).map_err(io("make", &networks))?;
-    let (temp, boot) = (dir.join("boot.new"), dir.join("boot"));
-    files::write_new(&temp, this_boot()?).map_err(io("write", &temp))?;
-    fs::rename(&temp, &boot).map_err(io("rename to", &boot))
+    files::create_dir(&networks).map_err(io("make", &networks))?;
+    let boot = dir.join("boot");
+    files::replace(&boot, this_boot()?, Replacement::STATE).map_err(io("write", &boot))
 }

@@ -5,6 +5,8 @@ use std::io::{Error as IoError, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use files::optional;
+
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
     #[error("cannot {op} {}", path.display())]
@@ -15,7 +17,7 @@ pub enum StateError {
     Exhausted { ranges: String, in_use: u64, capacity: u64 },
     #[error("address {address} is already taken by {holder}")]
     Taken { address: std::net::IpAddr, holder: String },
-    #[error("{} is not a state directory of Podwire: it holds {found}; set runDir to a directory of its own", dir.display())]
+    #[error("{} is not a state directory of Podwire: it holds {found}; set runDir, with an agent run_dir, to a directory of its own", dir.display())]
     Foreign { dir: PathBuf, found: String },
     #[error("cannot remove what the last owners of {range} left in the kernel: {reason}")]
     Clean { range: String, reason: String },
@@ -51,17 +53,8 @@ pub(super) fn io<'a>(op: &'static str, path: &'a Path) -> impl FnOnce(IoError) -
     move |source| StateError::Io { op, path: path.to_owned(), source }
 }
 
-/// `Ok(None)` where the path does not exist, also because something on the way to it is no folder.
-pub(super) fn optional<T>(result: Result<T, IoError>) -> Result<Option<T>, IoError> {
-    match result {
-        Ok(value) => Ok(Some(value)),
-        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
-        Err(e) => Err(e),
-    }
-}
-
 pub(super) fn remove_if_there(path: &Path) -> Result<(), StateError> {
-    optional(std::fs::remove_file(path)).map_err(io("remove", path)).map(drop)
+    files::remove(path).map_err(io("remove", path)).map(drop)
 }
 
 /// Removes a file, or a folder with all that is in it.

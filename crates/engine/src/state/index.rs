@@ -5,13 +5,14 @@ use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::net::IpAddr;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use files::optional;
 use ipam::{Range, Words};
 
-use super::file::{self, StateError, io, optional, remove_if_there};
+use super::file::{self, StateError, io, remove_if_there};
 
 /// An open index. Called with the network's lock held.
 #[derive(Debug, Clone)]
@@ -53,15 +54,8 @@ impl Words for Index {
 
     fn load(&mut self, first: u32, into: &mut [u64]) -> Result<(), StateError> {
         let mut bytes = vec![0u8; into.len() * 8];
-        let (mut filled, base) = (0, u64::from(first) * 8);
-        // A bitmap ends where nothing is set any more.
-        while filled < bytes.len() {
-            match self.file.read_at(&mut bytes[filled..], base + filled as u64) {
-                Ok(0) => break,
-                Ok(read) => filled += read,
-                Err(e) => return Err(io("read the index", &self.path)(e)),
-            }
-        }
+        // A bitmap ends where nothing is set any more. A regular file is read short only at its end.
+        self.file.read_at(&mut bytes, u64::from(first) * 8).map_err(io("read the index", &self.path))?;
         for (word, bytes) in into.iter_mut().zip(bytes.chunks_exact(8)) {
             *word = u64::from_ne_bytes(bytes.try_into().unwrap_or_default());
         }
@@ -75,9 +69,11 @@ impl Words for Index {
     }
 }
 
-/// An index can be removed at any time, and so can anything that has its name and is not a regular file.
+/// An index can be removed at any time, and so can anything that has its name and cannot be used.
 fn open_file(path: &Path, options: &mut OpenOptions) -> std::io::Result<File> {
-    files::open(path, options).or_else(|error| match files::is_not_regular(&error) {
+    // Whatever the umask is: a file that other users can write is not opened again.
+    let options = options.mode(0o600);
+    files::open(path, options).or_else(|error| match files::is_refused(&error) {
         true => fs::remove_file(path).map_err(|_| error).and_then(|()| files::open(path, options)),
         false => Err(error),
     })
@@ -108,7 +104,7 @@ impl Bitmaps {
     pub(super) fn lay_to_rest(&self, address: IpAddr) -> Result<(), StateError> {
         self.change(address, RESTING, |index, offset| {
             // A full disk must not keep a pod from going away: a range that is not known rests as a whole.
-            ipam::set(index, offset).or_else(|_| remove_if_there(&index.path))
+            ipam::set(index, offset).map(drop).or_else(|_| remove_if_there(&index.path))
         })
     }
 
@@ -169,6 +165,10 @@ const RESTING: &str = ".resting";
 pub(super) fn rests(network: &Path, range: &Range, address: IpAddr) -> Result<bool, StateError> {
     let Some(offset) = range.offset(address) else { return Ok(true) };
     let path = folder(network).join(range.name() + RESTING);
+    // Mostly none rests, and a file that is empty need not be opened.
+    if fs::symlink_metadata(&path).is_ok_and(|file| file.is_file() && file.len() == 0) {
+        return Ok(false);
+    }
     match open_file(&path, File::options().read(true)) {
         Ok(file) => ipam::is_set(&mut Index { file: Rc::new(file), path: path.into() }, offset),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(true),
@@ -199,11 +199,7 @@ pub(super) fn use_again(network: &Path, range: &Range, address: IpAddr) -> Resul
     let file = open_file(&path, File::options().create(true).truncate(false).read(true).write(true));
     let file = Rc::new(file.map_err(io("open the index", &path))?);
     let mut index = Index { file, path: path.into() };
-    let used = ipam::is_set(&mut index, offset)?;
-    if !used {
-        ipam::set(&mut index, offset)?;
-    }
-    Ok(used)
+    ipam::set(&mut index, offset)
 }
 
 /// Where each set's round robin stands: the address that was handed out last, as text in a slot of its own. Written in

@@ -24,18 +24,23 @@
 
 mod allocate;
 mod boot;
+mod directories;
 mod file;
 mod gate;
 mod held;
 mod index;
 mod network;
 mod record;
+mod repair;
+mod section;
 mod sysctls;
 
+pub use directories::{LOCKS, RunDirs};
 pub use file::StateError;
 pub use held::Held;
-pub use network::{Allocation, Begin, Clean, Freeing, Listed, Network, Phase, Survivor, Wanted};
+pub use network::{Allocation, Begin, Clean, Listed, Network, Phase, Wanted};
 pub use record::{Addressing, Attachment, PodAddress, PodName, SCHEMA, Wiring};
+pub use repair::{Freeing, Survivor};
 pub(crate) use sysctls::sysctl_key;
 pub use sysctls::{Changed, Changes, Sysctl, SysctlLog, SysctlUse};
 
@@ -62,6 +67,12 @@ impl State {
     pub fn open_existing(dir: &Path) -> Result<Option<Self>, StateError> {
         files::check_dir(dir)?;
         Ok(boot::is_current(dir)?.then(|| Self { dir: dir.to_owned() }))
+    }
+
+    /// Whether [`State::open`] would accept the directory. Changes nothing.
+    pub(crate) fn check(dir: &Path) -> Result<(), StateError> {
+        files::check_dir(dir)?;
+        boot::check(dir)
     }
 
     pub fn dir(&self) -> &Path {

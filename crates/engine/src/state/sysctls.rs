@@ -1,13 +1,14 @@
 //! What we changed on the machine outside our own links: each sysctl once, with the value it had before (F7).
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use files::{Replacement, optional};
 use serde::{Deserialize, Serialize};
 
-use super::file::{self, StateError, io, optional};
+use super::file::{self, StateError, io};
 
 /// One sysctl that we changed: cleanup restores `before` if it still reads `ours`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -149,10 +150,8 @@ impl SysctlLog {
         all.entry(sysctl.path().display().to_string())
             .and_modify(|changed| ours.clone_into(&mut changed.ours))
             .or_insert_with(|| Changed { before: before.to_owned(), ours: ours.to_owned() });
-        let temp = self.path.with_extension("new");
         let text = serde_json::to_vec_pretty(&all).map_err(|e| io("encode", &self.path)(e.into()))?;
-        files::write_new(&temp, &text).map_err(io("write", &temp))?;
-        fs::rename(&temp, &self.path).map_err(io("rename to", &self.path))
+        files::replace(&self.path, &text, Replacement::STATE).map_err(io("write", &self.path))
     }
 }
 

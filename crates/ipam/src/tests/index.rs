@@ -1,5 +1,6 @@
 use super::*;
-use crate::index::CHUNK;
+use crate::index::{CHUNK, first_free};
+use crate::window::Span;
 
 /// Counts what a search reads, since seconds depend on the machine.
 #[derive(Default)]
@@ -22,6 +23,17 @@ impl Words for Counted {
     fn store(&mut self, index: u32, word: u64) -> Result<(), Infallible> {
         self.stores += 1;
         self.words.store(index, word)
+    }
+}
+
+/// The first free offset after `after`, then those before it, `after` itself last. Without `after`, or with one outside of the
+/// window, the search starts at the front.
+fn next_free<W: Words>(words: &mut W, range: &Range, after: Option<u32>) -> Result<Option<u32>, W::Error> {
+    let len = range.window_len();
+    let cut = after.filter(|a| *a < len).map_or(0, |a| a + 1);
+    match first_free(words, range, Span { from: cut, to: len })? {
+        Some(offset) => Ok(Some(offset)),
+        None => first_free(words, range, Span { from: 0, to: cut }),
     }
 }
 
@@ -105,13 +117,13 @@ fn c3_set_and_clear_touch_one_bit_and_write_only_changes() {
     let mut words = Counted::default();
     for (offset, at, bit) in [(0, 0, 0), (63, 0, 63), (64, 1, 0), (130, 2, 2)] {
         assert_eq!(is_set(&mut words, offset), Ok(false));
-        assert_eq!(set(&mut words, offset), Ok(()));
+        assert_eq!(set(&mut words, offset), Ok(false));
         assert_eq!(is_set(&mut words, offset), Ok(true));
         assert_eq!(words.words[at] >> bit & 1, 1);
     }
     assert_eq!(words.words, [1 | 1 << 63, 1, 4]);
     let stores = words.stores;
-    assert_eq!(set(&mut words, 64), Ok(()));
+    assert_eq!(set(&mut words, 64), Ok(true));
     assert_eq!(clear(&mut words, 65), Ok(()));
     assert_eq!(clear(&mut words, 9_999), Ok(()));
     assert_eq!(words.stores, stores);

@@ -67,7 +67,7 @@ impl Node {
     fn take(&mut self) -> Option<IpAddr> {
         loop {
             let pick = self.peek()?;
-            let Ok(()) = set(&mut &self.indexes[pick.range], pick.offset);
+            let Ok(_) = set(&mut &self.indexes[pick.range], pick.offset);
             if !self.claims.contains(&pick.ip) {
                 self.claims.push(pick.ip);
                 self.last = Some(pick.ip);
@@ -88,7 +88,7 @@ impl Node {
         let free = !self.claims.contains(&ip);
         if free {
             self.claims.push(ip);
-            self.mark(ip, set);
+            self.mark(ip, |words, offset| set(words, offset).map(drop));
         }
         free
     }

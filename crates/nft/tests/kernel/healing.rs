@@ -221,6 +221,28 @@ fn f5_rebuild_leaves_exactly_these_pods() {
 }
 
 #[test]
+fn a_repair_in_place_fails_rather_than_remove_other_pods() {
+    for mode in BOTH {
+        in_netns(|| {
+            let own = [Sample::new(mode, 2)];
+            let stranger = Sample::new(mode, 9).publish(Protocol::Udp, 99, 99);
+            own.iter().chain([&stranger]).for_each(Sample::admit);
+            nft("flush chain inet podwire guard");
+            open().repair_in_place(&pods(&own)).unwrap();
+            assert_eq!(open().damage(&pods(&own)).unwrap(), [""; 0]);
+            nft(
+                "flush chain inet podwire bent; delete set inet podwire hairpin4; add set inet podwire hairpin4 { type ipv4_addr; }",
+            );
+            let error = open().repair_in_place(&pods(&own)).unwrap_err();
+            assert!(matches!(error, Error::Structure { .. }), "{error}");
+            nft("get element inet podwire hostport4_any { udp . 99 }");
+            open().repair(&pods(&own)).unwrap();
+            assert_eq!(open().damage(&pods(&own)).unwrap(), [""; 0]);
+        });
+    }
+}
+
+#[test]
 fn c6_missing_of_names_the_pods_that_lack_something() {
     for mode in BOTH {
         in_netns(|| {

@@ -32,7 +32,7 @@ fn is_up(ns: &Ns) -> bool {
 #[test]
 fn loopback_is_up_after_add_and_down_after_del_as_the_reference_does() {
     let host = Host::new("lo");
-    let reference = Plugin::reference("loopback").unwrap();
+    let reference = testkit::reference_plugin("loopback").unwrap();
     let (ours, pod) = (ours(&host), host.pod("a"));
     for plugin in [&ours, &reference] {
         pod.sh(&["ip", "link", "set", "lo", "down"]).unwrap();
@@ -51,7 +51,7 @@ fn loopback_is_up_after_add_and_down_after_del_as_the_reference_does() {
 #[test]
 fn e10_loopback_answers_as_the_reference_in_every_version() {
     let host = Host::new("loversions");
-    let reference = Plugin::reference("loopback").unwrap();
+    let reference = testkit::reference_plugin("loopback").unwrap();
     let (ours, pod) = (ours(&host), host.pod("a"));
     for version in ["0.3.0", "0.3.1", "0.4.0", "1.0.0"] {
         let config = config(version);
@@ -75,7 +75,7 @@ fn e10_loopback_answers_as_the_reference_in_every_version() {
 #[test]
 fn e11_loopback_in_a_chain_passes_the_result_on() {
     let host = Host::new("lochain");
-    let reference = Plugin::reference("loopback").unwrap();
+    let reference = testkit::reference_plugin("loopback").unwrap();
     let (ours, pod) = (ours(&host), host.pod("a"));
     let previous = json!({
         "cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": "/x"}],

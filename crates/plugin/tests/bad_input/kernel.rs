@@ -18,7 +18,7 @@ fn e7_a_bridge_that_is_no_bridge() {
     for (bridge, kind) in [("lo", "physical link"), ("v0", "veth"), (host_link(&result), "veth")] {
         let config = with(&config, &json!({"bridge": bridge}));
         let outcome = host.plugin.add(&pod, &config).unwrap();
-        refused_with(bridge, &outcome, (7, &[bridge, kind, "not a bridge", "name another bridge"]));
+        refused_with(bridge, &outcome, (7, &[bridge, kind, "not a bridge", "to another name"]));
         watch.expect_same(bridge);
         host.del(&pod, &config);
         watch.expect_same("DEL");

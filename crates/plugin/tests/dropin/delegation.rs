@@ -462,7 +462,7 @@ fn podwire_is_refused_as_its_own_ipam_plugin_under_any_name() {
         ] {
             let verb = call.verb;
             let call = Call { env: vec![("CNI_PATH".to_owned(), dir.display().to_string())], ..call };
-            let outcome = plugin.call_contained(&host.node, &call, FEW).unwrap();
+            let outcome = testkit::call_contained(&plugin, &host.node, &call, FEW).unwrap();
             // An ADD of these is refused before anything runs, so there is nothing to give back.
             if is_known && matches!(verb, Verb::Del | Verb::Gc) {
                 outcome.ok().unwrap();

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use testkit::frames::{self, MacBytes};
-use testkit::{DEADLINE, PacketSocket, Plugin, Snapshot, inspect, ping, wait_until};
+use testkit::{DEADLINE, PacketSocket, Snapshot, inspect, ping, wait_until};
 
 use crate::common::{DUAL, Host, MODES, host_link, words};
 
@@ -80,7 +80,7 @@ fn b11_the_reference_accepts_the_same_config() {
     let host = Host::new("b11-twin");
     let config = json!({"cniVersion": "1.0.0", "name": "blue", "type": "bridge", "bridge": "ref0"});
     let pod = host.pod("a");
-    let theirs = Plugin::reference("bridge").unwrap().add(&pod, &config).unwrap().ok().unwrap();
+    let theirs = testkit::reference_plugin("bridge").unwrap().add(&pod, &config).unwrap().ok().unwrap();
     let (_other, result) = host.attached("b", &self::config(&host, &json!({})));
     let names = |result: &Value| {
         let mut names: Vec<String> = result.as_object().unwrap().keys().cloned().collect();

@@ -94,6 +94,23 @@ fn b11_the_plugin_keeps_the_addresses_of_a_pod_that_could_not_be_undone() {
     }
 }
 
+/// The config has no part for the old plugin any more: it cannot be called. A DEL that failed would be repeated for ever.
+#[test]
+fn b11_a_del_whose_config_names_another_plugin_says_what_was_not_given_back() {
+    for mode in MODES {
+        let leased = Leased::new("b11-other", mode);
+        let config = leased.host.config(&json!({ "mode": mode }));
+        let outcome = call(&leased.host, &leased.scribe, Call::pod(Verb::Del, &leased.pod, &config));
+        assert!(
+            outcome.stderr.contains("from IPAM plugin scribe, which the config does not name"),
+            "{outcome:?}"
+        );
+        outcome.ok().unwrap();
+        assert_eq!(leased.scribe.verbs(), ["ADD"], "{mode}");
+        assert!(leased.is_empty(), "{mode}");
+    }
+}
+
 /// As while an ADD of another process works on it: then the record cannot be had either.
 #[test]
 fn b11_the_plugin_keeps_the_addresses_of_a_pod_whose_record_cannot_be_had() {

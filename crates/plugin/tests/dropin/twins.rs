@@ -34,7 +34,7 @@ impl Side {
         let mut config = with(config, &json!({"type": "bridge"}));
         config["ipam"]["type"] = json!("host-local");
         config["ipam"]["dataDir"] = json!(node.run_dir());
-        Self { node, plugin: Plugin::reference("bridge").unwrap(), config, _lab: lab }
+        Self { node, plugin: testkit::reference_plugin("bridge").unwrap(), config, _lab: lab }
     }
 
     fn ours(config: &Value, named: Named) -> Self {

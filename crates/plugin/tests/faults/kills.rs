@@ -33,7 +33,8 @@ impl Victim<'_> {
     fn kill(&self, verb: Verb, (usual, part): (Duration, u64)) -> String {
         let after = usual * u32::try_from(part).unwrap() / 1000;
         let plugin = &self.scene.host.plugin;
-        let outcome = plugin.call_killed_after(&self.scene.host.node, &self.call(verb), after).unwrap();
+        let node = &self.scene.host.node;
+        let outcome = testkit::call_killed_after(plugin, node, &self.call(verb), after).unwrap();
         let how = if outcome.killed() { "killed" } else { "ended" };
         format!("{} of {} {how} after {after:?}", verb.as_str(), self.name)
     }

@@ -1,9 +1,9 @@
 //! `podwire agent`: the daemon, or what it would run with.
 
 use agent::Preflight;
-use agent::config::{self, Config};
-use agent::runtimes::Runtimes;
 use anyhow::Result;
+use config::Config;
+use install::runtimes::Runtimes;
 
 use crate::cli::Agent;
 use crate::exit::ExitStatus;

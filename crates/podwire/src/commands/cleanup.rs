@@ -8,9 +8,9 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::time::Duration;
 
-use agent::config::{Config, Flags};
 use anyhow::{Context, Result, bail, ensure};
 use api::{Client, ClientError};
+use config::{Config, Flags};
 use engine::Report;
 
 use crate::cli::Cleanup;
@@ -33,7 +33,7 @@ pub(crate) fn run(args: &Cleanup) -> Result<()> {
     let mut names = Vec::new();
     if let Some(state_dir) = &folders.state_dir {
         // The config first: from then on no runtime sends pods.
-        let removal = agent::install::remove(state_dir)?;
+        let removal = install::remove(state_dir)?;
         report.done.extend(removal.done);
         report.left.extend(removal.left);
         let forgotten = agent::forget(state_dir);
@@ -55,6 +55,7 @@ pub(crate) fn run(args: &Cleanup) -> Result<()> {
         report.left.iter().try_for_each(|line| print::say_wrapped(format_args!("left: {line}")))?;
     }
     let kernel = kernel?;
+    kernel.warnings.iter().for_each(|warning| print::warn(format_args!("podwire: {warning}")));
     report.done.extend(kernel.done);
     report.kept.extend(kernel.kept);
     report.left.extend(kernel.left);
@@ -71,7 +72,7 @@ pub(crate) fn run(args: &Cleanup) -> Result<()> {
 
 /// The network of the agent that works in this directory. An invalid configuration was refused or reported when the
 /// directories were found.
-fn configured(folders: &Folders) -> Option<agent::config::Network> {
+fn configured(folders: &Folders) -> Option<config::Network> {
     let config = Config::load(&Flags::default(), std::env::vars_os()).ok()?;
     (config.run_dir == folders.run_dir).then_some(config.network)
 }

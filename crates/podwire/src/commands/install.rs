@@ -6,15 +6,16 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use agent::config::{Config, Flags, Network};
-use agent::install::{self, Installer, PLUGIN, Rendered};
-use agent::runtimes::{Directories, Runtimes};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use api::{Client, Readiness, Status};
 use clap::{Args, FromArgMatches};
+use config::Directories;
+use config::{Config, Flags, Network};
 use engine::Caller;
 use engine::overlap::{self, Observed};
 use engine::state::State;
+use install::runtimes::Runtimes;
+use install::{self, Installer, PLUGIN, Rendered};
 use ipnet::IpNet;
 use netlink::RtSocket;
 use serde_json::Value;
@@ -68,7 +69,7 @@ fn standalone(args: &Install) -> Result<()> {
             connections_per_pod: None,
             masquerade: true,
         },
-        install: agent::config::Install {
+        install: config::Install {
             plugin: places.plugin.clone().map_or_else(plugin_beside_us, Ok)?,
             plugin_dir: places.plugin_dir.clone().unwrap_or(found.plugins),
             config_dir: places.config_dir.clone().unwrap_or(found.configs),
@@ -96,7 +97,8 @@ fn can_serve(list: &str) -> Result<()> {
         let config = cni::Config::from_slice(config.to_string().as_bytes())?;
         let run_dir = netconf::Place::parse(&config)?.run_dir;
         let is_new = State::open_existing(&run_dir).context(WOULD_FAIL)?.is_none();
-        let answer = engine::serve(&cni::Request::Status(config.clone()), &Caller::STANDALONE);
+        let warn = |message: &str| print::warn(format_args!("podwire: {message}"));
+        let answer = engine::serve(&cni::Request::Status(config.clone()), &Caller::standalone(&warn));
         // STATUS makes the state directory, as an ADD would.
         if let Some(state) = State::open_existing(&run_dir)?.filter(|_| is_new) {
             state.remove()?;

@@ -10,6 +10,7 @@ pub(crate) mod lab;
 mod mode;
 pub(crate) mod node;
 pub(crate) mod nodes;
+mod plugins;
 pub(crate) mod pods;
 pub(crate) mod routes;
 pub(crate) mod status;

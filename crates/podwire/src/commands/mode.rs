@@ -1,12 +1,16 @@
-//! Who serves pods on a node where no agent listens. `status` and `doctor` must not differ about it.
+//! Who serves pods on a node where no agent answers. `status` and `doctor` must not differ about it.
 
 use std::fmt;
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
 
-use agent::config::{Config as AgentConfig, Flags};
-use agent::install::is_standalone;
-use api::NodeMode;
+use api::{ClientError, NodeMode};
 use cni::Config;
-use types::{Code, Finding};
+use config::{Config as AgentConfig, Flags};
+use install::is_standalone;
+use types::{Code, Finding, Fix};
 
 use super::configs;
 use crate::folders::Folders;
@@ -24,15 +28,48 @@ pub(super) fn of_node(folders: &Folders, has_state: bool, configs: &[Config]) ->
     }
 }
 
+/// Whether the agent may run and gave no answer: it hangs, it stopped, or its socket cannot be used.
+pub(super) fn is_unreachable(error: &ClientError) -> bool {
+    match error {
+        ClientError::NobodyListens { .. } | ClientError::Broken { .. } | ClientError::TimedOut { .. } => true,
+        ClientError::Connect { source, .. } => source.kind() != ErrorKind::PermissionDenied,
+        ClientError::Malformed { .. } | ClientError::TooLarge { .. } | ClientError::Request(_) => false,
+    }
+}
+
 /// Why no agent answers. One that cannot start with its configuration is not helped by another start.
-pub(super) fn agent_missing(folders: &Folders, why: impl fmt::Display) -> Finding {
+pub(super) fn agent_missing(folders: &Folders, error: &ClientError) -> Finding {
+    let socket = &folders.socket;
+    let unreachable = |why: &dyn fmt::Display| {
+        Finding::new(Code::AgentUnreachable, format_args!("socket {}", socket.display()), why)
+    };
+    if let Some(kind) = occupied_by(socket) {
+        let path = socket.to_string_lossy();
+        let why = format!("{path} is {kind}, not a socket, and the agent does not replace it");
+        let fix = Fix::words(["mv", &path, &format!("{path}.old")]).and("systemctl restart podwire");
+        return unreachable(&why).fix(fix);
+    }
+    if !matches!(error, ClientError::NobodyListens { .. }) {
+        return unreachable(error).fix("systemctl restart podwire");
+    }
     match AgentConfig::load(&Flags::default(), std::env::vars_os()) {
         Err(error) => {
             Finding::new(Code::ConfigInvalid, "config agent", error).fix("podwire agent --check-config")
         }
-        Ok(_) => {
-            let object = format_args!("socket {}", folders.socket.display());
-            Finding::new(Code::AgentUnreachable, object, why).fix("systemctl start podwire")
-        }
+        Ok(_) => unreachable(error).fix("systemctl start podwire"),
+    }
+}
+
+/// The kind of file that is in place of the socket.
+fn occupied_by(socket: &Path) -> Option<&'static str> {
+    let kind = fs::symlink_metadata(socket).ok()?.file_type();
+    if kind.is_socket() {
+        None
+    } else if kind.is_dir() {
+        Some("a directory")
+    } else if kind.is_symlink() {
+        Some("a symbolic link")
+    } else {
+        Some("a file")
     }
 }

@@ -98,6 +98,19 @@ fn fit(cell: &str, width: usize, more: usize) -> String {
 
 /// Breaks at spaces, and a word that is longer than a line inside of it.
 pub(crate) fn wrap(text: &str, width: usize) -> String {
+    wrap_with(text, width, |word| broken(word, width.max(1)))
+}
+
+/// A message for a terminal. Its longer lines continue below, further in. Words stay whole: they are paths and commands.
+pub(crate) fn message(text: &str) -> String {
+    let line = |line: &str| match length(line) > WIDTH {
+        true => hang(&wrap_with(line, WIDTH - GAP, |word| vec![word.to_owned()]), GAP),
+        false => line.to_owned(),
+    };
+    text.lines().map(line).collect::<Vec<_>>().join("\n")
+}
+
+fn wrap_with(text: &str, width: usize, broken: impl Fn(&str) -> Vec<String>) -> String {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
         match lines.last_mut() {
@@ -105,7 +118,7 @@ pub(crate) fn wrap(text: &str, width: usize) -> String {
                 line.push(' ');
                 line.push_str(word);
             }
-            _ => lines.extend(broken(word, width.max(1))),
+            _ => lines.extend(broken(word)),
         }
     }
     lines.join("\n")
@@ -179,6 +192,17 @@ mod tests {
         assert_eq!(wrap("a /very/long/path b", 10), "a\n/very/\nlong/path\nb");
         assert_eq!(wrap(&"x".repeat(7), 3), "xxx\nxxx\nx");
         assert_eq!(hang("a\nb", 2), "a\n  b");
+    }
+
+    #[test]
+    fn f13_messages_for_a_terminal_are_wrapped_and_paths_stay_whole() {
+        let path = format!("/run/{}", "directory/".repeat(9));
+        let text = format!("podwire: {} {path} end\n  second line", "word ".repeat(20).trim_end());
+        let shown = message(&text);
+        let wide: Vec<&str> = shown.lines().filter(|line| length(line) > WIDTH).collect();
+        assert_eq!(wide, [format!("  {path}")], "{shown}");
+        assert!(shown.ends_with("\n  end\n  second line"), "{shown}");
+        assert_eq!(message("short\n  as it is"), "short\n  as it is");
     }
 
     #[test]

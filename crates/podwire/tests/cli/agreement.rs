@@ -3,7 +3,7 @@
 use std::fs;
 
 use serde_json::{Value, json};
-use testkit::Pod;
+use testkit::{DEADLINE, Plugin, Pod, ping, wait_until};
 
 use crate::common::{Host, plugin_config};
 
@@ -65,6 +65,27 @@ impl Scene {
         (error.code, error.details.split(':').next().unwrap().to_owned())
     }
 
+    /// The fix of a condition, pasted.
+    fn paste_fix(&self, code: &str) {
+        let status: Value = serde_json::from_str(&self.host.ask(&["status", "-o", "json"]).stdout).unwrap();
+        let all = status["conditions"].as_array().unwrap();
+        let fix = all.iter().find(|one| one["code"] == code).and_then(|one| one["fix"].as_str()).unwrap();
+        let path = self.host.tool.parent().unwrap().display();
+        // `podwire doctor` exits with 1 if it finds another problem.
+        self.sh(&format!("PATH={path}:$PATH; {fix} >/dev/null || test $? = 1"));
+    }
+
+    /// Changes the installed config, as an operator edits the file.
+    fn configure(&mut self, key: &str, value: &Value) {
+        let path = self.host.runtime().conf.join("10-podwire.conflist");
+        let mut list: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        list["cniVersion"] = json!("1.1.0");
+        for config in [&mut list["plugins"][0], &mut self.config] {
+            config[key] = value.clone();
+        }
+        fs::write(&path, list.to_string()).unwrap();
+    }
+
     fn expect_well(&self) {
         assert_eq!(self.reported(), (true, vec![]));
         assert_eq!(self.cni_status(), (0, String::new()));
@@ -121,7 +142,10 @@ fn a1_with_running_pods_all_outputs_agree() {
                 "ip link del other",
                 "SubnetOverlap",
             ),
-            ("ip link set pw-test0 down", "ip link set pw-test0 up", "BridgeDown"),
+            ("ip link set pw-test0 down", "true", "BridgeDown"),
+            ("ip link set pw-test0 down; ip link set pw-test0 up", "true", "GatewayMissing"),
+            ("ip addr del 10.50.0.1/24 dev pw-test0", "true", "GatewayMissing"),
+            ("ip addr del fd00:50::1/64 dev pw-test0", "true", "GatewayMissing"),
         ] {
             scene.sh(act);
             scene.expect(code, 51);
@@ -171,4 +195,161 @@ fn a1_one_bad_pod_hides_no_other_and_does_not_fail_cni_status() {
         assert_eq!(codes, ["PodMacChanged", "RecordUnreadable", "RecordNewer"], "{mode}");
         assert_eq!(scene.cni_status(), (0, String::new()), "{mode}");
     }
+}
+
+/// The kernel removes the IPv6 addresses of a link that is set down.
+#[test]
+fn f2_the_fix_of_a_bridge_restores_its_gateways_in_both_families() {
+    for mode in ["routed", "bridge"] {
+        let scene = Scene::new("gateways", mode, DUAL, 1);
+        for (act, code) in [
+            ("ip link set pw-test0 down", "BridgeDown"),
+            ("ip link set pw-test0 down; ip link set pw-test0 up", "GatewayMissing"),
+            ("ip addr del 10.50.0.1/24 dev pw-test0", "GatewayMissing"),
+            ("ip addr del fd00:50::1/64 dev pw-test0", "GatewayMissing"),
+        ] {
+            scene.sh(act);
+            assert_eq!(scene.reported(), (true, vec![code.to_owned()]), "{mode}: {act}");
+            scene.paste_fix(code);
+            scene.expect_well();
+            for gateway in ["10.50.0.1", "fd00:50::1"] {
+                let address = gateway.parse().unwrap();
+                wait_until(gateway, DEADLINE, || Ok(ping(&scene.pods[0], address, 1)?.all()))
+                    .unwrap_or_else(|e| panic!("{mode}: {act}: {e:#}"));
+            }
+        }
+    }
+}
+
+/// The kernel has an IPv6 address once on a link: with another prefix length the same gateway cannot be added.
+#[test]
+fn f2_an_ipv6_gateway_with_another_prefix_length_is_not_missing() {
+    for mode in ["routed", "bridge"] {
+        let scene = Scene::new("prefix", mode, DUAL, 1);
+        let bridge = scene.config["bridge"].as_str().unwrap();
+        scene.sh(&format!("ip -6 addr flush dev {bridge} to fd00:50::1"));
+        scene.sh(&format!("ip -6 addr add fd00:50::1/72 dev {bridge} nodad"));
+        scene.expect_well();
+    }
+}
+
+#[test]
+fn f1_pods_in_another_mode_than_the_config_are_reported_until_they_are_restarted() {
+    for (before, after) in [("bridge", "routed"), ("routed", "bridge")] {
+        let mut scene = Scene::new("modes", before, DUAL, 1);
+        scene.configure("mode", &json!(after));
+        assert_eq!(scene.reported(), (true, vec!["PodModeDiffers".to_owned()]));
+        scene.host.plugin.status(&scene.host.node, &scene.config).unwrap().ok().unwrap();
+        let status: Value = serde_json::from_str(&scene.host.ask(&["status", "-o", "json"]).stdout).unwrap();
+        let message = status["conditions"][0]["message"].as_str().unwrap();
+        let words = format!("attached in mode {after}, but 1 pod is in mode {before}");
+        assert!(message.contains(&words) && message.ends_with(scene.pods[0].id()), "{message}");
+        scene.host.plugin.del(&scene.pods[0], &scene.config).unwrap().ok().unwrap();
+        scene.host.plugin.add(&scene.pods[0], &scene.config).unwrap().ok().unwrap();
+        scene.expect_well();
+    }
+}
+
+/// Both have the same network, subnets and run directory by default, and another mode.
+#[test]
+fn f1_an_agent_reports_pods_that_were_attached_standalone_in_another_mode() {
+    let host = Host::new("handover");
+    let outcome = host.install(&["--standalone"]);
+    assert!(outcome.success(), "{outcome:?}");
+    let config = plugin_config(&host.runtime().config("10-podwire.conflist"), &host.node);
+    let earlier = host.node.pod("earlier").unwrap();
+    host.plugin.add(&earlier, &config).unwrap().ok().unwrap();
+    // The condition must end without the timer.
+    let agent = host.agent(&["--no-install", "--reconcile-seconds", "3600"]);
+    let config = agent.config(&json!({}));
+    let later = host.node.pod("later").unwrap();
+    host.plugin.add(&later, &config).unwrap().ok().unwrap();
+    for (command, list) in [("status", "conditions"), ("doctor", "checks")] {
+        let shown: Value = serde_json::from_str(&host.ask(&[command, "-o", "json"]).stdout).unwrap();
+        let all = shown[list].as_array().unwrap();
+        let found: Vec<&Value> = all.iter().filter(|one| one["code"] == "PodModeDiffers").collect();
+        assert_eq!((found.len(), &found[0]["severity"]), (1, &json!("degraded")), "{shown}");
+        assert!(found[0]["message"].as_str().unwrap().ends_with(earlier.id()), "{shown}");
+    }
+    // A runtime starts no pods after an error.
+    host.plugin.status(&host.node, &config).unwrap().ok().unwrap();
+    host.plugin.del(&earlier, &config).unwrap().ok().unwrap();
+    host.plugin.add(&earlier, &config).unwrap().ok().unwrap();
+    let has_none = || Ok(agent.get(api::STATUS)?["conditions"] == json!([]));
+    wait_until("the end of the condition", DEADLINE, has_none).unwrap();
+}
+
+/// No runtime of the test's node has a configuration of its own, as with podman.
+#[test]
+fn f6_an_installed_plugin_that_is_gone_is_reported_by_status_and_doctor() {
+    let scene = Scene::new("noplugin", "bridge", DUAL, 1);
+    fs::remove_file(scene.host.runtime().bin.join("podwire-cni")).unwrap();
+    assert_eq!(scene.reported(), (false, vec!["InstallIncomplete".to_owned()]));
+    scene.paste_fix("InstallIncomplete");
+    scene.expect_well();
+}
+
+#[test]
+fn f7_an_ipam_plugin_that_is_missing_or_not_ready_is_reported_by_all_outputs() {
+    let mut scene = Scene::new("ipam", "bridge", DUAL, 0);
+    scene.configure("ipam", &json!({"type": "late-ipam"}));
+    // Its directory is in CNI_PATH.
+    let bin = scene.host.runtime().bin;
+    scene.host.plugin = Plugin { path: bin.join("podwire-cni") };
+    scene.expect("IpamUnavailable", 50);
+    let script = |answer: &str| {
+        let text = format!("#!/bin/sh\ncat >/dev/null\n{answer}\n");
+        let write = format!("cat >{0} && chmod 755 {0}", bin.join("late-ipam").display());
+        assert!(scene.host.node.run(&["sh", "-c", &write], text.as_bytes()).unwrap().success());
+    };
+    script(r#"echo '{"code": 50, "msg": "not yet"}'; exit 1"#);
+    scene.expect("IpamUnavailable", 50);
+    script(r#"echo '{"code": 51, "msg": "slow"}'; exit 1"#);
+    scene.expect("IpamUnavailable", 51);
+    script("exit 0");
+    scene.expect_well();
+}
+
+#[test]
+fn f7_a_run_directory_of_another_program_is_reported_by_all_outputs() {
+    let scene = Scene::new("theirs", "bridge", DUAL, 0);
+    let run_dir = scene.host.node.run_dir();
+    fs::remove_dir_all(&run_dir).unwrap();
+    fs::create_dir_all(run_dir.join("networks")).unwrap();
+    fs::write(run_dir.join("networks/theirs"), "").unwrap();
+    scene.expect("RunDirUnusable", 50);
+    fs::remove_dir_all(&run_dir).unwrap();
+    scene.expect_well();
+}
+
+/// The agent knows such networks from the configs in the runtime's directory.
+#[test]
+fn f7_an_agent_reports_an_ipam_plugin_that_is_missing() {
+    let host = Host::new("agentipam");
+    let (runtime, delegates) = (host.runtime(), host.node.dir().join("delegates"));
+    let more = ["--reconcile-seconds", "1", "--delegate-directories", delegates.to_str().unwrap()];
+    let agent = host.agent(&[&runtime.agent_flags()[..], &more].concat());
+    let config = agent.config(&json!({"name": "other", "bridge": "other0", "ipam": {"type": "static"}}));
+    fs::write(runtime.conf.join("20-other.conf"), config.to_string()).unwrap();
+    let found = || -> Vec<Value> {
+        let status = agent.get(api::STATUS).unwrap();
+        let all = status["conditions"].as_array().unwrap().clone();
+        all.into_iter().filter(|one| one["code"] == "IpamUnavailable").collect()
+    };
+    wait_until("the condition", DEADLINE, || Ok(!found().is_empty())).unwrap();
+    // Pods of the agent's own network can be started.
+    assert_eq!(found()[0]["severity"], "degraded");
+    let doctor: Value = serde_json::from_str(&host.ask(&["doctor", "-o", "json"]).stdout).unwrap();
+    assert!(
+        doctor["checks"].as_array().unwrap().iter().any(|one| one["code"] == "IpamUnavailable"),
+        "{doctor}"
+    );
+    let error = host.plugin.status(&host.node, &config).unwrap().error().unwrap();
+    assert_eq!((error.code, error.details.as_str()), (50, "IpamUnavailable"), "{error:?}");
+    let static_plugin = delegates.join("static");
+    let write =
+        format!("mkdir {1} && cat >{0} && chmod 755 {0}", static_plugin.display(), delegates.display());
+    assert!(host.node.run(&["sh", "-c", &write], b"#!/bin/sh\ncat >/dev/null\n").unwrap().success());
+    wait_until("its end", DEADLINE, || Ok(found().is_empty())).unwrap();
+    host.plugin.status(&host.node, &config).unwrap().ok().unwrap();
 }

@@ -74,7 +74,7 @@ fn the_beginning_of_an_id_is_enough_if_only_one_has_it() {
     add(&one, "abc1", "eth1");
     add(&two, "abc12", "eth0");
     let show = |what: &str| host.ask(&["attachment", "show", what]);
-    has(&show("abc").stderr, &["may be any of", "abc1/eth0", "abc1/eth1", "abc12/eth0"]);
+    has(&show("abc").stderr, &["may be any of", "abc1/eth0", "abc1/eth1", "abc12/eth0", "ID/IFNAME"]);
     has(&show("abc12").stdout, &["container    abc12"]);
     // The whole id wins over a beginning.
     let outcome = show("abc1/eth0");

@@ -45,6 +45,21 @@ fn a8_a_configuration_with_which_the_agent_starts_is_valid() {
     }
 }
 
+/// F11: the smallest subnets that a network may have are enough for an agent without other nodes.
+#[test]
+fn f11_the_smallest_subnet_is_valid_and_holds_a_pod() {
+    let host = Host::new("smallest");
+    let flags = ["--no-install", "--network-subnet", "10.90.0.0/30", "--network-subnet", "fd00:90::/126"];
+    let outcome = check(&host, &flags);
+    assert_eq!(outcome.status.code(), Some(0), "{outcome:?}");
+    let agent = host.agent(&flags);
+    let pod = host.node.pod("a").unwrap();
+    host.plugin.add(&pod, &agent.config(&serde_json::json!({}))).unwrap().ok().unwrap();
+    has(&host.ask(&["pods"]).stdout, &["10.90.0.2", "fd00:90::2"]);
+    let smaller = check(&host, &["--network-subnet", "10.90.0.0/31"]);
+    has(&problems(&smaller).join(" "), &["network.subnets", "use a /30 or larger"]);
+}
+
 #[test]
 fn a8_everything_that_a_start_would_refuse_is_reported_at_once() {
     let host = Host::new("refused");
@@ -162,7 +177,7 @@ fn a8_conditions_that_would_keep_the_agent_from_being_ready_are_reported() {
     let found = problems(&check(&host, &["--network-bridge", "taken"]));
     assert_eq!(found.len(), 2, "{found:?}");
     has(&found.join("\n"), &["BridgeNameTaken: taken exists but is a veth", "SubnetOverlap: ", "10.83.0.9"]);
-    let fix = "echo PODWIRE_NETWORK_SUBNETS=";
+    let fix = r"printf '\n%s\n' PODWIRE_NETWORK_SUBNETS=";
     has(&check(&host, &[]).stdout, &[fix]);
     // No variable wins over a flag.
     let by_flag = check(&host, &["--network-subnet", "10.83.0.0/16"]).stdout;

@@ -8,7 +8,7 @@ use api::{BlocksView, NodeView, NodesView, Removed, RouteState, RouteTransport, 
 use rustix::process::Signal;
 use serde::de::DeserializeOwned;
 use serde_json::json;
-use testkit::{Cluster, DEADLINE, Outcome, Plan, Store, Transport, wait_until};
+use testkit::{Cluster, DEADLINE, Outcome, Plan, Transport, wait_until};
 
 use crate::common::{Host, expect_narrow, has};
 
@@ -16,9 +16,10 @@ use crate::common::{Host, expect_narrow, has};
 const AWAY: Duration = DEADLINE;
 const SOON: Duration = DEADLINE;
 
-/// Nodes with the tool that is tested as their agents, and one folder for all as their store.
-pub(crate) fn cluster(label: &str, plan: Plan) -> Cluster {
-    let mut cluster = Cluster::hosts(label, &Plan { store: Store::Embedded, ..plan }).unwrap();
+/// Nodes with the tool that is tested as their agents, and etcd as their store.
+pub(crate) fn cluster(label: &str, plan: &Plan) -> Cluster {
+    let mut cluster = Cluster::hosts(label, plan).unwrap();
+    cluster.start_etcd().unwrap();
     for name in cluster.node_names() {
         cluster.agent_mut(&name).unwrap().set_program(Path::new(env!("CARGO_BIN_EXE_podwire")));
     }
@@ -54,7 +55,7 @@ fn wait_for_routes(cluster: &Cluster, number: usize) {
 
 #[test]
 fn nodes_blocks_and_routes_of_three_and_the_removal_of_two() {
-    let mut cluster = cluster("three", Plan { nodes: 3, subnets: 2, ..Plan::default() });
+    let mut cluster = cluster("three", &Plan { nodes: 3, subnets: 2, ..Plan::default() });
     wait_for_routes(&cluster, 4);
     let routes = ask(&cluster, "n1", &["routes"]).stdout;
     assert!(
@@ -137,7 +138,7 @@ fn removal(cluster: &mut Cluster, nodes: &[NodeView]) {
 #[test]
 fn routes_that_cannot_be_come_first_and_end_with_1() {
     let plan = Plan { nodes: 3, subnets: 2, transport: Transport::Direct, ..Plan::default() };
-    let cluster = cluster("noway", plan);
+    let cluster = cluster("noway", &plan);
     let title = "4 routes to 2 nodes: 2 direct, 2 without a way; 2 missing\n";
     wait_until("the routes of n1", SOON, || Ok(ask(&cluster, "n1", &["routes"]).stdout.starts_with(title)))
         .unwrap();

@@ -140,8 +140,9 @@ pub(crate) fn mode(path: &Path) -> u32 {
 /// Tables and sentences have at most 80 columns; commands to paste stay on one line.
 #[track_caller]
 pub(crate) fn expect_narrow(args: &[&str], stdout: &str) {
-    const PROGRAMS: [&str; 12] = [
+    const PROGRAMS: [&str; 13] = [
         "nft", "ip", "nsenter", "sysctl", "ping", "df", "install", "findmnt", "podwire", "rm", "chmod", "ss",
+        "mv",
     ];
     let is_limited = !["json", "wide", "--help", "agent"].iter().any(|word| args.contains(word));
     let is_command = |line: &str| {

@@ -346,3 +346,13 @@ fn a8_an_invalid_configuration_is_the_condition_while_no_agent_runs() {
         assert!(all.iter().all(|one| one["code"] != "AgentUnreachable"), "{shown}");
     }
 }
+
+/// The plugin does not read the agent's configuration.
+#[test]
+fn f8_cni_status_names_the_command_that_shows_why_no_agent_answers() {
+    let host = Host::new("whynoagent");
+    let config = host.idle_agent(&["--no-install"]).config(&json!({}));
+    let error = host.plugin.status(&host.node, &config).unwrap().error().unwrap();
+    assert_eq!((error.code, error.details.as_str()), (50, "AgentUnreachable: systemctl start podwire"));
+    assert!(error.msg.ends_with("; `podwire status` shows why"), "{error:?}");
+}

@@ -5,7 +5,7 @@ mod probes;
 use std::path::Path;
 
 use serde_json::{Value, json};
-use testkit::{Cluster, DEADLINE, Outcome, Plan, Snapshot, Store, wait_until};
+use testkit::{Cluster, DEADLINE, Outcome, Plan, Snapshot, wait_until};
 
 use crate::common::{Host, has};
 
@@ -106,7 +106,7 @@ const MISCHIEF: [(&str, &str, &str, &str); 7] = [
     ),
     (
         "bridge",
-        "ip link add up0 type veth peer name peer0 && ip link set up0 up && ip link set peer0 up && ip addr add 192.0.2.1/24 dev up0 && ip route add default via 192.0.2.2 && ip link add pwvx4 mtu 1500 type vxlan id 7 local 192.0.2.1 dstport 4789 && ip link set pwvx4 alias 'podwire tunnel pods'",
+        "ip link add up0 type veth peer name peer0 && ip link set up0 up && ip link set peer0 up && ip addr add 192.0.2.1/24 dev up0 && ip route add default via 192.0.2.2 && ip link add pwvx4 mtu 1500 type vxlan id 7 local 192.0.2.1 dstport 4789 && ip link set pwvx4 up alias 'podwire tunnel pods' && ip route add 10.83.9.0/24 dev pwvx4 proto 113",
         "MTU",
         "ip link set dev pwvx4 mtu 1450",
     ),
@@ -201,13 +201,14 @@ fn of_others(cluster: &Cluster, how: &[&str]) -> Vec<(String, String)> {
 
 #[test]
 fn other_nodes_are_reached_or_not_or_cannot_be_asked() {
-    let plan = Plan { nodes: 2, subnets: 1, store: Store::Embedded, ..Plan::default() };
+    let plan = Plan { nodes: 2, subnets: 1, ..Plan::default() };
     let mut cluster = Cluster::hosts("doctors", &plan).unwrap();
+    cluster.start_etcd().unwrap();
     for name in cluster.node_names() {
         cluster.agent_mut(&name).unwrap().set_program(Path::new(env!("CARGO_BIN_EXE_podwire")));
     }
     cluster.start_agents().unwrap();
-    let well = ("ok".to_owned(), "2 addresses reached by packets of full size, 2 paths to pods".to_owned());
+    let well = ("ok".to_owned(), "2 addresses reached, 2 paths to pods by packets of full size".to_owned());
     wait_until("n2 to be alive and reached", DEADLINE, || Ok(of_others(&cluster, &[]) == [well.clone()]))
         .unwrap();
 

@@ -13,7 +13,7 @@ fn the_readmes_table_of_the_agents_keys_is_the_generated_one() {
         README.split("\n## The agent's configuration\n").nth(1).unwrap().split("\n## ").next().unwrap();
     let table: String =
         part.lines().filter(|line| line.starts_with('|')).map(|line| format!("{line}\n")).collect();
-    assert_eq!(table, agent::config::reference(), "`podwire agent --print-config-reference` prints it");
+    assert_eq!(table, config::reference(), "`podwire agent --print-config-reference` prints it");
 }
 
 #[test]
@@ -30,8 +30,8 @@ fn the_agent_prints_its_configuration_reference_and_sample() {
     std::fs::write(&again, &outcome.stdout).unwrap();
     let second = host.run(&["agent", "--config", again.to_str().unwrap(), "--print-config"]);
     assert_eq!(second.stdout, outcome.stdout, "{}", second.stderr);
-    assert_eq!(host.run(&["agent", "--print-config-reference"]).stdout, agent::config::reference());
-    assert_eq!(host.run(&["agent", "--print-config-sample"]).stdout, agent::config::sample());
+    assert_eq!(host.run(&["agent", "--print-config-reference"]).stdout, config::reference());
+    assert_eq!(host.run(&["agent", "--print-config-sample"]).stdout, config::sample());
     // A wrong one is told, and nothing starts.
     let wrong = host.run(&["agent", "--workers", "0", "--print-config"]);
     assert!(!wrong.success());
@@ -179,7 +179,7 @@ fn the_readmes_variables_are_the_agents() {
     let (blocks, _) = code(README);
     let block = blocks.iter().find(|block| block.starts_with("ETCD_HOST=")).unwrap();
     let named: BTreeSet<&str> = block.lines().map(|line| line.split_once('=').unwrap().0).collect();
-    let known: BTreeSet<&str> = agent::config::KEYS.iter().flat_map(|key| key.aliases).copied().collect();
+    let known: BTreeSet<&str> = config::KEYS.iter().flat_map(|key| key.aliases).copied().collect();
     assert_eq!((&named, named.len()), (&known, 11));
     assert!(known.iter().all(|name| DEPLOY.contains(&format!("`{name}`"))), "{known:?} in deploy/README.md");
 

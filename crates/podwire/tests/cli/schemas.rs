@@ -199,7 +199,7 @@ fn a9_what_commands_print_follows_the_schemas() {
 
 #[test]
 fn a9_what_a_cluster_prints_follows_the_schemas() {
-    let mut cluster = crate::cluster::cluster("schemas", Plan { nodes: 3, subnets: 2, ..Plan::default() });
+    let mut cluster = crate::cluster::cluster("schemas", &Plan { nodes: 3, subnets: 2, ..Plan::default() });
     let json = |cluster: &testkit::Cluster, args: &[&str]| {
         crate::cluster::ask(cluster, "n1", &[args, &["-o", "json"]].concat()).stdout
     };

@@ -1,5 +1,6 @@
 use std::fs;
 
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use testkit::{DEADLINE, wait_until};
 
@@ -130,6 +131,51 @@ fn an_agent_that_was_killed_is_missed_with_its_pods_and_tombstones() {
             "tombstones     1 DEL, which",
         ],
     );
+}
+
+/// F5: the documented shape and exit code, also if the agent hangs.
+#[test]
+fn f5_an_agent_that_hangs_is_reported_with_the_state_in_files() {
+    let host = Host::new("hangs");
+    let agent = host.agent(&["--no-install"]);
+    let pod = host.node.pod("a").unwrap();
+    host.plugin.add(&pod, &agent.config(&json!({}))).unwrap().ok().unwrap();
+    agent.signal(Signal::STOP).unwrap();
+    let (page, shown) = (host.ask(&["status"]), host.ask(&["status", "-o", "json"]));
+    agent.signal(Signal::CONT).unwrap();
+    assert_eq!((page.status.code(), shown.status.code()), (Some(3), Some(3)), "{page:?} {shown:?}");
+    let process = format!("an agent (process {}) has the socket", agent.pid().unwrap());
+    has(&page.stdout, &[": not ready\n", "does not answer", &process, "AgentUnreachable"]);
+    has(&page.stdout, &["\n    systemctl restart podwire"]);
+    let status: api::StatusWithoutAgent = serde_json::from_str(&shown.stdout).unwrap();
+    assert_eq!((status.mode, status.ready, status.attachments.ready), (api::NodeMode::Agent, false, 1));
+    assert_eq!(status.conditions[0].code, types::Code::AgentUnreachable);
+}
+
+/// F4: the reason is a file in place of the socket, and the command that is shown ends it.
+#[test]
+fn f4_a_directory_in_place_of_the_socket_is_named_and_moved_by_the_fix() {
+    let host = Host::new("occupied");
+    let agent = host.agent(&["--no-install"]);
+    let socket = agent.socket();
+    fs::remove_file(&socket).unwrap();
+    fs::create_dir(&socket).unwrap();
+    fs::write(socket.join("file"), "").unwrap();
+    let lost = "code=SocketLost";
+    wait_until("the agent to notice", DEADLINE, || Ok(agent.log()?.contains(lost))).unwrap();
+    let log = agent.log().unwrap();
+    let (line, moved) =
+        (log.lines().find(|line| line.contains(lost)).unwrap(), format!("{}.old", socket.display()));
+    assert!(line.ends_with(&format!("fix=mv {} {moved}", socket.display())), "{line}");
+    let fix = format!("mv {} {moved} && systemctl restart podwire", socket.display());
+    for command in ["status", "doctor"] {
+        let page = host.ask(&[command]).stdout;
+        has(&page, &["AgentUnreachable", "agent.sock is a directory, not a socket"]);
+        assert!(page.lines().any(|line| line.trim() == fix), "{fix} in {page}");
+    }
+    // Without systemd in the node; the agent makes its socket again by itself.
+    host.node.sh(&["sh", "-c", fix.split(" && ").next().unwrap()]).unwrap();
+    wait_until("the agent to answer", DEADLINE, || Ok(host.ask(&["status"]).success())).unwrap();
 }
 
 #[test]

@@ -94,6 +94,7 @@ fn wishes_that_do_not_fit_together_are_refused() {
         (&["up", "--nodes", "1001"][..], "1 to 200 nodes, not 1001"),
         (&["up", "--nodes", "1", "--subnets", "2"], "a lab of 1 node has 1 subnet, not 2"),
         (&["up", "--store", "embedded", "--etcd-members", "3"], "--etcd-members is for --store etcd"),
+        (&["up", "--nodes", "2", "--store", "embedded"], "a lab of 2 nodes needs etcd"),
     ] {
         has(&lab.misused(args), &[word]);
         assert_eq!(lab.traces(), [] as [String; 0], "{args:?}");

@@ -98,12 +98,9 @@ fn faults_and_the_ways_back() {
 #[test]
 fn a_lab_on_the_embedded_store() {
     let lab = Lab::new("embedded");
-    lab.ok(&["up", "--nodes", "3", "--subnets", "2", "--store", "embedded", "--pods", "2"]);
+    lab.ok(&["up", "--nodes", "1", "--store", "embedded", "--pods", "3"]);
     let matrix = lab.json(&["test"]);
-    assert_eq!(matrix["paths"].as_array().unwrap().len(), 30);
-    let vxlan =
-        matrix["paths"].as_array().unwrap().iter().filter(|path| path["transport"] == "vxlan").count();
-    assert_eq!(vxlan, 16, "{matrix}");
+    assert_eq!(matrix["paths"].as_array().unwrap().len(), 6);
     assert!(all_reach(&lab));
     lab.ok(&["down"]);
 }

@@ -24,6 +24,11 @@ pub(super) enum Fault {
         format: u32,
     },
     LeaseGone(LeaseId),
+    /// Another process owns the store.
+    Held {
+        dir: PathBuf,
+        holder: String,
+    },
 }
 
 impl Fault {
@@ -31,6 +36,7 @@ impl Fault {
         match self {
             Self::Io { verb, path, source } => Error::Io { operation, verb, path, source },
             Self::Damaged { path, offset, problem } => Error::Damaged { path, offset, problem },
+            Self::Held { dir, holder } => Error::Held { dir, holder },
             Self::LeaseGone(lease) => Error::LeaseGone { operation, lease },
             Self::Newer { path, format } => {
                 let problem = format!(

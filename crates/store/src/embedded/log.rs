@@ -1,12 +1,12 @@
-//! The log: read up to its end, and appended to. All of this happens under the lock.
+//! The log: read once, and appended to by its owner.
 
 use std::fs::{self, File};
-use std::io;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
+use files::optional;
+
 use super::fault::{Fault, io_fault};
-use super::file;
 use super::record::{Chain, Record, Step};
 use super::snapshot;
 use super::state::{State, Unfit};
@@ -20,7 +20,6 @@ const MOSTLY_DEAD: u64 = 4;
 
 #[derive(Debug)]
 pub(super) struct Log {
-    dir: PathBuf,
     path: PathBuf,
     file: File,
     /// Of the last good line.
@@ -50,55 +49,43 @@ pub(super) enum Keep {
 }
 
 impl Log {
-    /// What was read before, if it is still the log, with what was appended since; else all of it.
-    pub(super) fn refresh(known: Option<Self>, dir: &Path) -> Result<Self, Fault> {
+    /// Reads the log, or begins one.
+    pub(super) fn open(dir: &Path) -> Result<Self, Fault> {
         let path = dir.join("log");
-        if let Some(mut known) = known
-            && known.is_current()?
-        {
-            known.read_on()?;
-            return Ok(known);
-        }
-        let file = match file::open(&path)? {
+        let opened = optional(files::open(&path, File::options().read(true).write(true)));
+        let file = match opened.map_err(io_fault("open", &path))? {
             Some(file) => file,
-            None => snapshot::write(dir, &State::empty(), 0)?.file,
+            None => snapshot::write(&path, &State::empty(), 0)?.file,
         };
         let (chain, state) = (Chain::default(), State::default());
-        let mut log =
-            Self { dir: dir.to_owned(), path, file, end: 0, base: 0, chain, tail: Tail::Nothing, state };
-        log.read_on()?;
+        let mut log = Self { path, file, end: 0, base: 0, chain, tail: Tail::Nothing, state };
+        log.read()?;
         if log.state.revision == 0 {
             return Err(log.damaged("it has no beginning".to_owned()));
         }
         Ok(log)
     }
 
-    /// Is our file still the one with the name?
-    fn is_current(&self) -> Result<bool, Fault> {
-        let ours = self.file.metadata().map_err(io_fault("look at", &self.path))?;
-        match fs::metadata(&self.path) {
-            Ok(named) => {
-                let same = (ours.dev(), ours.ino()) == (named.dev(), named.ino());
-                Ok(same && named.len() >= self.end)
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(io_fault("look at", &self.path)(error)),
-        }
+    /// Whether the file is still the log, with all that was written and nothing else.
+    fn is_intact(&self) -> Result<bool, Fault> {
+        let failed = || io_fault("inspect", &self.path);
+        let own = self.file.metadata().map_err(failed())?;
+        let Some(named) = optional(fs::metadata(&self.path)).map_err(failed())? else { return Ok(false) };
+        let is_whole = match self.tail {
+            Tail::Nothing => named.len() == self.end,
+            Tail::Torn => named.len() >= self.end,
+        };
+        Ok(is_whole && (own.dev(), own.ino()) == (named.dev(), named.ino()))
     }
 
     fn damaged(&self, problem: String) -> Fault {
         Fault::Damaged { path: self.path.clone(), offset: self.end, problem }
     }
 
-    fn read_on(&mut self) -> Result<(), Fault> {
-        let length = self.file.metadata().map_err(io_fault("look at", &self.path))?.len();
-        self.tail = Tail::Nothing;
-        if length == self.end {
-            return Ok(());
-        }
-        let size = usize::try_from(length.saturating_sub(self.end)).unwrap_or(usize::MAX);
-        let mut bytes = vec![0; size];
-        self.file.read_exact_at(&mut bytes, self.end).map_err(io_fault("read", &self.path))?;
+    fn read(&mut self) -> Result<(), Fault> {
+        let length = self.file.metadata().map_err(io_fault("inspect", &self.path))?.len();
+        let mut bytes = vec![0; usize::try_from(length).unwrap_or(usize::MAX)];
+        self.file.read_exact_at(&mut bytes, 0).map_err(io_fault("read", &self.path))?;
         let mut rest = bytes.as_slice();
         while !rest.is_empty() {
             let Some(length) = rest.iter().position(|byte| *byte == b'\n') else {
@@ -137,7 +124,7 @@ impl Log {
     /// Writes a commit, and makes it so. If it fails, nothing of it stays.
     pub(super) fn append(&mut self, steps: Vec<Step>, keep: Keep) -> Result<u64, Fault> {
         // Before, not after: a watcher that is up to date misses nothing by it.
-        self.compact_if_due()?;
+        self.rewrite_if_due()?;
         if self.tail == Tail::Torn {
             self.file.set_len(self.end).map_err(io_fault("cut", &self.path))?;
             self.tail = Tail::Nothing;
@@ -160,14 +147,23 @@ impl Log {
         Ok(revision)
     }
 
-    fn compact_if_due(&mut self) -> Result<(), Fault> {
-        if self.end <= WORTH_IT || self.end <= MOSTLY_DEAD * self.base.max(self.state.size()) {
+    /// Rewrites the log from memory if most of it is obsolete, or if another program removed or changed it.
+    fn rewrite_if_due(&mut self) -> Result<(), Fault> {
+        let is_intact = self.is_intact()?;
+        let is_long = self.end > WORTH_IT && self.end > MOSTLY_DEAD * self.base.max(self.state.size());
+        if is_intact && !is_long {
             return Ok(());
         }
-        let written = match snapshot::write(&self.dir, &self.state, self.state.revision) {
+        if !is_intact {
+            tracing::warn!(
+                "log of the store was changed by another program; rewriting path={}",
+                self.path.display()
+            );
+        }
+        let written = match snapshot::write(&self.path, &self.state, self.state.revision) {
             Ok(written) => written,
-            // A full disk: the old log may still have room for one more line.
-            Err(fault) if self.is_current()? => {
+            // A full disk: the old log may still have room for one more line. It may also have failed after the rename.
+            Err(fault) if is_intact && self.is_intact()? => {
                 let error = fault.into_error(Operation::new("compact", self.path.display().to_string()));
                 tracing::warn!("{error}");
                 return Ok(());

@@ -1,20 +1,17 @@
-//! The store in a folder of this machine, for a node that is alone and for a lab: used by several processes at once, any of
-//! which may be killed at any instruction.
+//! The store in a directory of this machine, for one node. One process owns it, the agent, which may be killed at any
+//! instruction.
 //!
 //! ```text
-//!   DIR/lock      flock, held for one call; DIR/gate is the queue before it
-//!   DIR/log       a snapshot, then every commit since: one JSON line each, with a checksum over all lines before
-//!   DIR/log.new   the next log while it is written; renamed when it is complete
+//!   DIR/lock   held by the owner for as long as it lives; contains its process id
+//!   DIR/log    a snapshot, then every commit since: one JSON line each, with a checksum over all lines before
 //! ```
 //!
-//! Every call locks the folder, reads what the others appended, ends leases that ran out, and does its own. All of it
-//! happens in tokio's threads for blocking work. A line that was cut off by a kill is removed by the next who writes.
+//! The log is read once. From then on every call works on the state in memory, ends leases that ran out, and appends its
+//! own change, in tokio's threads for blocking work. A line that was cut off by a kill is removed by the next write.
 
 mod calls;
 mod fault;
-mod file;
 mod lease;
-mod lock;
 mod log;
 mod record;
 mod snapshot;
@@ -22,46 +19,58 @@ mod state;
 mod watch;
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::Arc;
 
+use files::{Attempt, LockFailed, LockFile};
+use tokio::sync::{Mutex, watch::Sender};
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout_at};
 
 use crate::Result;
 use crate::error::{Error, Operation};
 use crate::store::Call;
-use fault::Fault;
+use fault::{Fault, io_fault};
 use log::Log;
-use watch::Hub;
 
 pub(crate) use watch::EmbeddedWatch;
+
+const LOCK: &str = "lock";
 
 #[derive(Debug)]
 pub(crate) struct Embedded {
     dir: PathBuf,
-    /// What was read so far. One call at a time in this process, one process at a time by the lock.
-    memory: Arc<tokio::sync::Mutex<Memory>>,
-    hub: Mutex<Weak<Hub>>,
+    memory: Arc<Mutex<Memory>>,
+    /// The store's revision. Watches wait for it to change.
+    revision: Arc<Sender<u64>>,
 }
 
-/// Nothing, until it was read; and nothing again after a failure, so that the file alone tells what is true.
-#[derive(Debug, Default)]
+/// One call at a time has it. A call whose caller is gone keeps it, and the lock with it, until its write is complete.
+#[derive(Debug)]
 struct Memory {
+    lock: LockFile,
+    /// None until it was read, and after a failure: then the file alone shows what was written.
     log: Option<Log>,
 }
 
 impl Embedded {
     pub(crate) fn open(dir: &Path) -> Result<Self> {
         let operation = || Operation::new("open", format!("the store in {}", dir.display()));
-        file::make_folder(dir).map_err(|fault| fault.into_error(operation()))?;
-        Ok(Self { dir: dir.to_owned(), memory: Arc::default(), hub: Mutex::default() })
+        let is_new = !dir.exists();
+        let lock = take_lock(dir).map_err(|fault| fault.into_error(operation()))?;
+        // A relative path may have no parent.
+        if let Some(parent) = dir.parent().filter(|parent| is_new && !parent.as_os_str().is_empty()) {
+            let synced = files::sync_dir(parent).map_err(io_fault("flush", parent));
+            synced.map_err(|fault| fault.into_error(operation()))?;
+        }
+        let memory = Arc::new(Mutex::new(Memory { lock, log: None }));
+        Ok(Self { dir: dir.to_owned(), memory, revision: Arc::new(Sender::new(0)) })
     }
 
     pub(crate) fn describe(&self) -> String {
         format!("folder {}", self.dir.display())
     }
 
-    /// Does something with the log as it is now, alone.
+    /// Calls `work` with the log, alone.
     async fn run<T: Send + 'static>(
         &self,
         call: &Call,
@@ -74,24 +83,45 @@ impl Embedded {
         }
         let memory = timeout_at(call.deadline, Arc::clone(&self.memory).lock_owned()).await;
         let mut memory = memory.map_err(|_| late())?;
-        let (dir, deadline) = (self.dir.clone(), call.deadline.into_std());
+        let (dir, revision) = (self.dir.clone(), Arc::clone(&self.revision));
         // A caller that goes away does not interrupt it: it ends by itself, and leaves everything whole.
         let task = spawn_blocking(move || {
-            let Some(_lock) = lock::acquire(&dir, deadline)? else { return Ok::<_, Fault>(None) };
-            let mut log = Log::refresh(memory.log.take(), &dir)?;
-            log.end_leases()?;
-            let result = work(&mut log)?;
-            memory.log = Some(log);
-            Ok(Some(result))
+            let mut log = match memory.log.take() {
+                Some(log) => log,
+                None => memory.read(&dir)?,
+            };
+            let result = log.end_leases().and_then(|()| work(&mut log));
+            let now = log.state.revision;
+            revision.send_if_modified(|known| std::mem::replace(known, now) != now);
+            memory.log = result.is_ok().then_some(log);
+            result
         });
         match timeout_at(call.deadline, task).await {
-            Ok(Ok(Ok(Some(result)))) => Ok(result),
-            Ok(Ok(Ok(None))) | Err(_) => Err(late()),
+            Ok(Ok(Ok(result))) => Ok(result),
+            Err(_) => Err(late()),
             Ok(Ok(Err(fault))) => Err(fault.into_error(call.operation.clone())),
             Ok(Err(join)) => {
                 let operation = call.operation.clone();
                 Err(Error::Failed { operation, store: self.describe(), source: join.into() })
             }
         }
+    }
+}
+
+impl Memory {
+    fn read(&mut self, dir: &Path) -> Result<Log, Fault> {
+        // The directory was removed. Another process may own the one that has its name now.
+        if self.lock.is_lost() {
+            self.lock = take_lock(dir)?;
+        }
+        Log::open(dir)
+    }
+}
+
+fn take_lock(dir: &Path) -> Result<LockFile, Fault> {
+    match LockFile::take(dir, LOCK, &format!("process {}", std::process::id())) {
+        Ok(Attempt::Locked(lock)) => Ok(lock),
+        Ok(Attempt::Held(holder)) => Err(Fault::Held { dir: dir.to_owned(), holder }),
+        Err(LockFailed { operation, path, source }) => Err(Fault::Io { verb: operation, path, source }),
     }
 }

@@ -1,17 +1,11 @@
-//! A watch: looks when the log changed, when a lease runs out, and now and then anyhow.
+//! A watch: inspects the state when the revision changed, and when a lease runs out.
 
+use std::future::pending;
 use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
-use std::path::Path;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
-use rustix::io::{Errno, read};
-use tokio::io::unix::AsyncFd;
-use tokio::sync::watch::{Receiver, Sender, channel};
-use tokio::task::JoinHandle;
+use tokio::sync::watch::Receiver;
 use tokio::time::{Instant, sleep};
 
 use super::Embedded;
@@ -21,97 +15,10 @@ use crate::error::{Error, Operation};
 use crate::store::Call;
 use crate::types::{Event, Watched};
 
-/// How long one look may wait for the lock.
+/// How long one look may wait for other calls.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// In case the kernel forgot to tell.
-const ANYHOW: Duration = Duration::from_secs(10);
-/// Where the kernel does not tell: a user may have some hundred inotify instances only.
-const UNTOLD: Duration = Duration::from_millis(250);
 /// A lease that ran out is looked at a moment later.
 const AFTER_THE_END: Duration = Duration::from_millis(2);
-/// The log is appended to, written anew, or taken away.
-const FLAGS: WatchFlags =
-    WatchFlags::MODIFY.union(WatchFlags::MOVED_TO).union(WatchFlags::MOVED_FROM).union(WatchFlags::DELETE);
-/// A burst of events is read in this many pieces at most; what is left wakes us again.
-const MOST_READS: usize = 64;
-
-/// Tells all watches of a process that the folder changed.
-#[derive(Debug)]
-pub(super) struct Hub {
-    changes: Receiver<u64>,
-    /// None: the kernel does not tell.
-    task: Option<JoinHandle<()>>,
-}
-
-impl Drop for Hub {
-    fn drop(&mut self) {
-        if let Some(task) = &self.task {
-            task.abort();
-        }
-    }
-}
-
-impl Hub {
-    fn start(dir: &Path) -> Self {
-        let (sender, changes) = channel(0);
-        let task = match listen(dir) {
-            Ok(inotify) => Some(tokio::spawn(tell(inotify, sender))),
-            Err(error) => {
-                tracing::warn!("{} is looked at every {UNTOLD:?}: cannot watch it: {error}", dir.display());
-                None
-            }
-        };
-        Self { changes, task }
-    }
-
-    fn pause(&self) -> Duration {
-        match &self.task {
-            Some(task) if !task.is_finished() => ANYHOW,
-            _ => UNTOLD,
-        }
-    }
-}
-
-fn listen(dir: &Path) -> io::Result<AsyncFd<OwnedFd>> {
-    let inotify = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
-    inotify::add_watch(&inotify, dir, FLAGS)?;
-    #[expect(deprecated, reason = "an OwnedFd keeps its number; what takes its place needs unsafe code")]
-    AsyncFd::new(inotify)
-}
-
-async fn tell(inotify: AsyncFd<OwnedFd>, changes: Sender<u64>) {
-    loop {
-        let ready = match inotify.readable().await {
-            Ok(mut guard) => guard.try_io(|fd| drain(fd.get_ref()).map_err(io::Error::from)),
-            Err(error) => Ok(Err(error)),
-        };
-        match ready {
-            // Nothing was there after all.
-            Err(_would_block) => {}
-            Ok(Ok(())) => changes.send_modify(|count| *count += 1),
-            Ok(Err(error)) => {
-                tracing::warn!(
-                    "the store's folder is looked at every {UNTOLD:?}: cannot read its changes: {error}"
-                );
-                return;
-            }
-        }
-    }
-}
-
-/// What happened does not matter, only that something did. Read until nothing is left, else readiness is not told again.
-fn drain(inotify: &OwnedFd) -> Result<(), Errno> {
-    let mut buffer = [MaybeUninit::<u8>::uninit(); 4096];
-    for round in 0..MOST_READS {
-        match read(inotify, &mut buffer) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(Errno::WOULDBLOCK) if round == 0 => return Err(Errno::WOULDBLOCK),
-            Err(Errno::WOULDBLOCK) => return Ok(()),
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
-}
 
 #[derive(Debug)]
 pub(crate) struct EmbeddedWatch {
@@ -121,8 +28,7 @@ pub(crate) struct EmbeddedWatch {
     from: u64,
     /// The last revision of the store that we know of. One that is older now is another store.
     known: u64,
-    hub: Arc<Hub>,
-    changes: Receiver<u64>,
+    revisions: Receiver<u64>,
     end: End,
     is_progress_requested: bool,
 }
@@ -152,30 +58,17 @@ impl Embedded {
         prefix: &str,
         from: u64,
     ) -> Result<EmbeddedWatch> {
-        // The folder is watched before it is looked at: nothing can happen between the two.
-        let hub = self.hub();
+        let revisions = self.revision.subscribe();
         let known = self.run(call, |log| Ok(log.state.revision)).await?;
-        let changes = hub.changes.clone();
         let (embedded, prefix) = (Arc::clone(self), prefix.to_owned());
         Ok(EmbeddedWatch {
             embedded,
             prefix,
             from: from.max(1),
             known,
-            hub,
-            changes,
+            revisions,
             end: End::Open,
             is_progress_requested: false,
-        })
-    }
-
-    /// Of this process, while there are watches.
-    fn hub(&self) -> Arc<Hub> {
-        let mut known = self.hub.lock().unwrap_or_else(PoisonError::into_inner);
-        known.upgrade().unwrap_or_else(|| {
-            let hub = Arc::new(Hub::start(&self.dir));
-            *known = Arc::downgrade(&hub);
-            hub
         })
     }
 }
@@ -192,7 +85,7 @@ impl EmbeddedWatch {
         }
         loop {
             // Whatever changes from here on wakes us below.
-            self.changes.borrow_and_update();
+            self.revisions.borrow_and_update();
             match self.look().await? {
                 Look::Forgotten => {
                     self.end = End::Ended;
@@ -237,17 +130,18 @@ impl EmbeddedWatch {
         self.embedded.run(&call, work).await
     }
 
+    /// Until something was committed, or for this time.
     async fn wait(&mut self, until: Option<Duration>) {
-        let pause = self.hub.pause();
-        let pause = until.map_or(pause, |until| until.min(pause));
-        tokio::select! {
-            changed = self.changes.changed() => {
-                // Nobody tells any more: the pause is short then.
-                if changed.is_err() {
-                    sleep(pause.min(UNTOLD)).await;
-                }
+        let lease_ends = async {
+            match until {
+                Some(until) => sleep(until).await,
+                None => pending().await,
             }
-            () = sleep(pause) => {}
+        };
+        tokio::select! {
+            // It cannot fail: the store that this watch refers to has the sender.
+            _ = self.revisions.changed() => {}
+            () = lease_ends => {}
         }
     }
 }

@@ -35,7 +35,11 @@ impl World {
 
     /// A client of its own.
     pub(crate) fn another(&self) -> Store {
-        Store::open(&self.config).unwrap()
+        match &self.config {
+            // It has one owner.
+            StoreConfig::Embedded { .. } => self.store.clone(),
+            StoreConfig::Etcd(_) => Store::open(&self.config).unwrap(),
+        }
     }
 
     pub(crate) fn key(&self, name: &str) -> String {

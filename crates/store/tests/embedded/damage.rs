@@ -1,6 +1,7 @@
 //! Files that were cut off, changed or lost.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
@@ -8,7 +9,7 @@ use store::{Error, Store, StoreConfig, Watched};
 use tempfile::TempDir;
 
 use super::open;
-use crate::common::{in_time, put};
+use crate::common::{in_time, put, told};
 
 /// A store with three commits.
 async fn written() -> (TempDir, PathBuf) {
@@ -84,18 +85,47 @@ async fn damage_is_told_and_nothing_is_overwritten() {
     assert_eq!(value(dir.path()).await, "3");
 }
 
-/// Somebody who has the file open notices, too.
+/// The owner's memory is complete: the next commit rewrites the log.
 #[tokio::test]
-async fn a_store_that_was_moved_away_begins_anew() {
-    let (dir, log) = written().await;
-    let store = open(dir.path());
+async fn a_log_that_another_program_changes_is_written_again_by_its_owner() {
+    type Change = fn(&Path);
+    let changes: [Change; 4] = [
+        |log| fs::rename(log, log.with_extension("old")).unwrap(),
+        |log| fs::remove_file(log).unwrap(),
+        |log| File::options().write(true).open(log).unwrap().set_len(40).unwrap(),
+        |log| File::options().append(true).open(log).unwrap().write_all(b"hello\n").unwrap(),
+    ];
+    for change in changes {
+        let (dir, log) = written().await;
+        let store = open(dir.path());
+        let mut watch = store.watch("/", store.list("/").await.unwrap().revision + 1).await.unwrap();
+        change(&log);
+        assert_eq!(store.get("/a").await.unwrap().unwrap().value, b"3");
+        store.commit(&[], &[put("/a", "4")]).await.unwrap();
+        assert_eq!(told(&mut watch, 1).await, ["+/a=4@4"]);
+        drop((store, watch));
+        let store = open(dir.path());
+        assert_eq!(store.get("/a").await.unwrap().unwrap().value, b"4");
+        assert_eq!(store.list("/").await.unwrap().entries.len(), 4);
+    }
+}
+
+/// The lock went with it.
+#[tokio::test]
+async fn a_store_whose_directory_was_removed_begins_anew_with_a_lock() {
+    let dir = tempfile::tempdir().unwrap();
+    let store_dir = dir.path().join("store");
+    let store = open(&store_dir);
+    store.commit(&[], &[put("/a", "1")]).await.unwrap();
     let mut watch = store.watch("/", store.list("/").await.unwrap().revision + 1).await.unwrap();
-    fs::rename(&log, dir.path().join("old")).unwrap();
+    fs::remove_dir_all(&store_dir).unwrap();
+    let error = store.commit(&[], &[put("/a", "2")]).await.unwrap_err();
+    assert!(error.is_transient(), "{error}");
     assert_eq!(store.get("/a").await.unwrap(), None);
     assert_eq!(in_time(watch.next()).await.unwrap(), Watched::Compacted);
     assert!(watch.next().await.is_err());
-    fs::rename(dir.path().join("old"), &log).unwrap();
-    assert_eq!(store.get("/a").await.unwrap().unwrap().value, b"3");
+    let error = Store::open(&StoreConfig::Embedded { dir: store_dir }).unwrap_err();
+    assert!(matches!(error, Error::Held { .. }), "{error}");
 }
 
 #[tokio::test]
@@ -133,7 +163,7 @@ fn a_directory_that_other_users_can_write_is_refused() {
         Store::open(&config).map(drop).map_err(|e| e.to_string())
     };
     for (mode, owner, help) in
-        [(0o770, 0, "chmod 700"), (0o1777, 0, "chmod 700"), (0o700, 65534, "chown root")]
+        [(0o770, 0, "chmod go-w"), (0o1777, 0, "chmod go-w"), (0o700, 65534, "chown 0")]
     {
         let error = opened(mode, owner).unwrap_err();
         assert!(error.contains(help) && error.contains(dir.path().to_str().unwrap()), "{error}");

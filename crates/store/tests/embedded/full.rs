@@ -11,7 +11,7 @@ use crate::common::put;
 #[tokio::test]
 #[ignore = "the other half of a_full_disk_fails_the_commit_and_keeps_the_store"]
 async fn fills_its_disk() {
-    let Some((dir, _)) = child::task() else { return };
+    let Some(dir) = child::task() else { return };
     fs::write(dir.join("ballast"), vec![b'x'; 100_000]).unwrap();
     let store = open(&dir.join("store"));
     let value = "v".repeat(5000);
@@ -26,15 +26,20 @@ async fn fills_its_disk() {
     let Error::Io { source, .. } = &error else { panic!("{error}") };
     assert_eq!(source.kind(), std::io::ErrorKind::StorageFull, "{error}");
     assert!(error.is_transient() && error.to_string().contains("log: "), "{error}");
-    // Nothing half-written stays, for us and for others.
+    // Nothing half-written stays, in memory and on the disk.
     let log = fs::read(dir.join("store/log")).unwrap();
     assert!(log.ends_with(b"}\n"));
-    for reader in [&store, &open(&dir.join("store"))] {
-        let last = reader.get("/last").await.unwrap().unwrap();
+    let expect_last = async |store: &store::Store| {
+        let last = store.get("/last").await.unwrap().unwrap();
         assert!(last.value.starts_with(format!("{} ", n - 1).as_bytes()));
-    }
+    };
+    expect_last(&store).await;
+    drop(store);
+    let store = open(&dir.join("store"));
+    expect_last(&store).await;
     fs::remove_file(dir.join("ballast")).unwrap();
     store.commit(&[], &[put("/last", "room")]).await.unwrap();
+    drop(store);
     assert_eq!(open(&dir.join("store")).get("/last").await.unwrap().unwrap().value, b"room");
     println!("filled");
 }
@@ -45,7 +50,7 @@ fn a_full_disk_fails_the_commit_and_keeps_the_store() {
     let mut unshare = Command::new("unshare");
     let script = r#"mount -t tmpfs -o size=400k none "$PODWIRE_TEST_STORE" && exec "$0" "$@""#;
     unshare.args(["--mount", "sh", "-c", script]).arg(std::env::current_exe().unwrap());
-    let child = child::command(unshare, "embedded::full::fills_its_disk", dir.path()).spawn().unwrap();
-    let said = child::finish(child);
-    assert!(said.contains("filled"), "{said}");
+    let output = child::command(unshare, "embedded::full::fills_its_disk", dir.path()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("filled"), "{output:?}");
 }

@@ -1,4 +1,4 @@
-//! What is special to a folder: other processes, kills, damage, and a disk that is full.
+//! What is special to the embedded store: its owner, kills, damage, and a disk that is full.
 
 mod child;
 mod compaction;

@@ -15,9 +15,9 @@ use tokio::sync::oneshot;
 use types::{AttachMode, RequestId};
 
 use super::super::*;
-use crate::config::Network;
 use crate::share::Share;
 use crate::work::{Serve, Settings};
+use config::Network;
 
 pub(super) const SOON: Duration = Duration::from_secs(60);
 pub(super) const SHORT: Bounds = Bounds {
@@ -39,7 +39,7 @@ pub(super) struct Site {
 }
 
 pub(super) struct Options {
-    pub(super) peers: Peers,
+    pub(super) users: AllowedUsers,
     pub(super) bounds: Bounds,
     pub(super) queue: Queue,
     pub(super) serve: Box<Serve>,
@@ -51,7 +51,7 @@ impl Default for Options {
     fn default() -> Self {
         let serve = Box::new(|request: &Request, _: &Caller<'_>| done(request));
         Self {
-            peers: Peers::root_and_self(),
+            users: AllowedUsers::root_and_self(),
             bounds: Bounds::default(),
             queue: Queue::start(8).unwrap(),
             serve,
@@ -98,7 +98,6 @@ impl Site {
             network: "podwire".try_into().unwrap(),
             defaults: Map::new(),
             delegates: engine::AllowedDelegates::default(),
-            workers: 8,
         };
         let work = Work::new(settings, Arc::clone(&board), Arc::clone(&metrics)).with_engine(options.serve);
         let network = NetworkStatus {
@@ -122,12 +121,12 @@ impl Site {
         let shares = Shares::none("");
         shares.set(Arc::new(Share::new(&own, own.subnets.clone(), None).unwrap()));
         let queue = Arc::new(options.queue);
-        let service = Service {
+        let service = ApiService {
             board: Arc::clone(&board),
             metrics,
             work: Arc::new(work),
             queue: Arc::clone(&queue),
-            facts: Facts {
+            facts: NodeDescription {
                 node: "n1".to_owned(),
                 store: "embedded".to_owned(),
                 run_dir: dir.path().join("run"),
@@ -142,7 +141,7 @@ impl Site {
         };
         let (stop, stopped) = oneshot::channel();
         let (ready, bound) = mpsc::channel();
-        let (path, peers, bounds, at) = (socket.clone(), options.peers, options.bounds, options.tcp);
+        let (path, users, bounds, at) = (socket.clone(), options.users, options.bounds, options.tcp);
         let thread = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
@@ -151,8 +150,8 @@ impl Site {
                 let tcp = bind_tcp(at.unwrap_or(([127, 0, 0, 1], 0).into())).await;
                 let address = tcp.as_ref().ok().map(|tcp| tcp.local_addr().unwrap()).or(at).unwrap();
                 ready.send((socket.watch(), address)).unwrap();
-                let doors = Doors { socket, tcp: Some((address, tcp)), peers };
-                run(doors, Arc::new(service), async { stopped.await.unwrap_or_default() }).await
+                let endpoints = Endpoints { socket, tcp: Some((address, tcp)), users };
+                run(endpoints, Arc::new(service), async { stopped.await.unwrap_or_default() }).await
             })
         });
         let (watch, tcp) = bound.recv_timeout(SOON).unwrap();

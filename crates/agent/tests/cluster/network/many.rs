@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use ::cluster::{BlockClaim, Cut, Layout, NodeRecord, Object as _};
 use ipnet::IpNet;
+use model::{BlockClaim, Cut, Layout, NodeRecord, Object as _};
 use netlink::{NetNs, PeerMonitor, PeerNews};
 use store::{Change, EtcdConfig, Outcome, Store, StoreConfig};
 use testkit::{Cluster, Plan};

@@ -1,7 +1,7 @@
 //! A3: a node that is full claims another block, and its pods are reached there as well.
 
-use cluster::{NodeRecord, Object as _};
 use ipnet::IpNet;
+use model::{NodeRecord, Object as _};
 use testkit::{Cluster, Plan, wait_until};
 
 use super::{expect_consistent, problems, records};

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use cluster::{BlockClaim, Cut, Layout, NodeRecord, Object as _};
+use model::{BlockClaim, Cut, Layout, NodeRecord, Object as _};
 use netlink::{PeerMonitor, PeerNews};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use store::{Change, EtcdConfig, Store, StoreConfig};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use testkit::{Cluster, Ns, Plan, Store, inspect, wait_until};
+use testkit::{Cluster, Ns, Plan, inspect, wait_until};
 
 use super::{peer_routes, shares};
 use crate::common::{PATIENCE, expect_reach};
@@ -132,10 +132,4 @@ fn expect_routes_of_others_stay(
 fn a5_every_block_has_a_route_to_its_node_which_follows_it_and_goes_with_it() {
     let plan = Plan { subnets: 2, ..Plan::default() };
     routes_follow_the_records(&plan, &["n2", "n3"], "n2");
-}
-
-#[test]
-fn a5_the_same_with_a_store_that_agents_of_one_machine_share() {
-    let plan = Plan { subnets: 2, store: Store::Embedded, ..Plan::default() };
-    routes_follow_the_records(&plan, &["n1"], "n3");
 }

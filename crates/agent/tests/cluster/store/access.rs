@@ -95,11 +95,8 @@ impl Guarded {
     fn etcdctl(&self, line: &str) {
         let member = &self.cluster.etcd.members[0];
         let [ca, cert, key] = ["ca.pem", "good.pem", "good.key"].map(|name| self.certs.path(name));
-        let user = if line.contains("root:") || line == "auth enable" || !line.starts_with("user passwd") {
-            vec![]
-        } else {
-            vec!["--user", "root:r00t"]
-        };
+        // Authentication is enabled before the first agent starts.
+        let user = if self.agents.is_empty() { vec![] } else { vec!["--user", "root:r00t"] };
         let ctl = ["env", "ETCDCTL_API=3", "etcdctl", "--endpoints", member.endpoint(), "--cacert", &ca];
         let more = ["--cert", &cert, "--key", &key];
         let (line, input) = line.split_once(" < ").unwrap_or((line, ""));
@@ -231,6 +228,16 @@ fn etcd_wrong_certificate_and_wrong_password_are_told_and_right_ones_join() {
         guarded.cluster.pod(node, &node.replace('n', "p")).unwrap();
     }
     expect_reach(&guarded.cluster, PATIENCE);
+
+    // F9: the role loses its rights while the watches run.
+    guarded.etcdctl("role revoke-permission podwire --prefix=true /podwire/");
+    for agent in &guarded.agents {
+        await_problem(agent, &["does not let us in", "permission denied"]);
+    }
+    guarded.etcdctl("role grant-permission podwire --prefix=true readwrite /podwire/");
+    for agent in &guarded.agents {
+        await_no_problem(agent);
+    }
 
     // Somebody changes the password: the next connection is refused, and nothing else is.
     let streams = Streams::between(&guarded.cluster, &[("p1", "p2"), ("p2", "p1")]);

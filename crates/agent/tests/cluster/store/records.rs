@@ -1,16 +1,16 @@
 //! Records that are wrong or stale: the claims decide who owns a block, and what one record says closes no route of another.
 
 use api::NodeView;
-use cluster::{BlockClaim, NodeRecord, Object as _};
 use ipnet::IpNet;
-use store::{Change, Store as Objects, StoreConfig};
-use testkit::{Agent, Cluster, Plan, Store};
+use model::{BlockClaim, NodeRecord, Object as _};
+use store::Change;
+use testkit::{Agent, Cluster, Plan};
 
 use super::{
     Desk, await_good_routes, await_no_problem, await_problem, await_saved_peers, blocks_of, claim, mixed,
     node_key,
 };
-use super::{leads_to, put, up_with};
+use super::{leads_to, up_with};
 use crate::common::{PATIENCE, Streams, await_that, expect_reach, pod};
 
 /// What an agent shows as not used of a node's record.
@@ -145,35 +145,5 @@ fn a5_a_damaged_own_record_with_many_blocks_keeps_no_node_out() {
     desk.put(&node_key("n2"), &NodeRecord { blocks, ..record.clone() }.encode());
     cluster.start_agent("n2").unwrap();
     assert!(blocks_of(cluster.agent("n2").unwrap()).starts_with(&record.blocks));
-    expect_reach(&cluster, PATIENCE);
-}
-
-/// The embedded store shows the same, and its records behave the same.
-#[test]
-fn a5_claims_decide_in_the_embedded_store_too() {
-    let plan = Plan { nodes: 2, store: Store::Embedded, ..Plan::default() };
-    let mut cluster = Cluster::hosts("folder", &plan).unwrap();
-    cluster.start_agents().unwrap();
-    for (node, name) in [("n1", "p1"), ("n2", "p2")] {
-        cluster.pod(node, name).unwrap();
-    }
-    expect_reach(&cluster, PATIENCE);
-    let dir = cluster.lab().dir().join("store");
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
-        let store = Objects::open(&StoreConfig::Embedded { dir }).unwrap();
-        let n2 = store.get(&node_key("n2")).await.unwrap().unwrap();
-        let n2 = NodeRecord::decode(&n2.value).unwrap();
-        let addresses = vec!["10.199.1.77".parse().unwrap(), "fd99:1::77".parse().unwrap()];
-        let thief = NodeRecord { name: "aaa".try_into().unwrap(), addresses, ..n2 };
-        store.commit(&[], &[put(&node_key("aaa"), &thief.encode())]).await.unwrap();
-    });
-    let agent = cluster.agent("n1").unwrap();
-    await_problem(agent, &["of node aaa are not routed: claimed by node n2"]);
-    assert!(
-        refused(agent, "aaa")[0].ends_with("are not routed: claimed by node n2"),
-        "{:?}",
-        refused(agent, "aaa")
-    );
     expect_reach(&cluster, PATIENCE);
 }

@@ -1,6 +1,6 @@
 //! Name and blocks of a node go to another machine, while it was cut off for instance: it must not hand out their addresses.
 
-use cluster::{Alive, NodeRecord, Object as _};
+use model::{Alive, NodeRecord, Object as _};
 use testkit::Plan;
 use types::NodeUid;
 

@@ -29,7 +29,11 @@ pub(crate) fn show(args: &Show) -> Result<ExitStatus> {
             run_dir.display(),
             args.what
         ),
-        others => anyhow::anyhow!("{:?} may be any of {}: write more of it", args.what, others.join(", ")),
+        others => anyhow::anyhow!(
+            "{:?} may be any of {}: write more of the id, or ID/IFNAME",
+            args.what,
+            others.join(", ")
+        ),
     })?;
     let findings = kernel::look(&one.attachment);
     match args.output {

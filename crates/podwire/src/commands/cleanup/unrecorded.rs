@@ -5,10 +5,11 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use agent::cni_configs::CniConfig;
-use agent::config::{Config, Flags};
-use agent::install::{LOOPBACK, PLUGIN, is_podwire_program};
-use agent::runtimes::{Directories, Runtimes};
+use config::Directories;
+use config::{Config, Flags};
+use install::cni_configs::CniConfig;
+use install::runtimes::Runtimes;
+use install::{LOOPBACK, PLUGIN, is_podwire_program};
 
 /// Those of this run directory. Copies of the plugin serve all of them: while a config of another one exists, they are not
 /// named.

@@ -9,8 +9,8 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use lab::{Agent, Call, Lab, Node, Ns, Plugin, Pod, Snapshot, Verb, ping, wait_until};
 use serde_json::Value;
-use testkit::{Agent, Call, Lab, Node, Ns, Plugin, Pod, Snapshot, Verb, ping, wait_until};
 
 use stream::Stream;
 
@@ -81,8 +81,8 @@ impl<'a> Show<'a> {
             "--install-config-dir",
             &config_dir,
         ];
-        let mut agent = Agent::new(node, &flags)?;
-        agent.set_program(&std::env::current_exe().context("cannot find my own program file")?);
+        let own = std::env::current_exe().context("cannot find my own program file")?;
+        let mut agent = Agent::of_program(own, (node, node.dir()), &flags)?;
         let begun = Instant::now();
         agent.launch()?;
         agent.wait_ready()?;
@@ -213,9 +213,10 @@ impl<'a> Show<'a> {
     fn status(&self) -> Result<()> {
         title("What `podwire status` says:");
         let run_dir = self.agent.run_dir().display().to_string();
-        let outcome = self.agent.podwire(&["status", "--run-dir", &run_dir])?;
-        ensure!(outcome.success(), "podwire status: {}{}", outcome.stdout, outcome.stderr);
-        self.quote(&outcome.stdout);
+        // Paths are replaced before the page is laid out.
+        let status =
+            self.agent.get(api::STATUS)?.to_string().replace(&self.node.dir().display().to_string(), "…");
+        println!("{}", super::status::page(&serde_json::from_str(&status)?));
         title("And `podwire pods`:");
         let outcome = self.agent.podwire(&["pods", "--run-dir", &run_dir])?;
         ensure!(outcome.success(), "podwire pods: {}{}", outcome.stdout, outcome.stderr);

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result};
+use lab::{DEADLINE, Ns, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
-use testkit::{DEADLINE, Ns, wait_until};
 
 const INTERVAL: &str = "0.01";
 /// No stream outlives the demo by much, whatever happens to it.

@@ -14,7 +14,7 @@ pub(super) fn answers(node: &Node) -> Vec<Check> {
         Keeper::Standalone => {
             Check::ok(CHECK, "none, and nothing on this node needs one: pods are standalone")
         }
-        Keeper::Missing(why) => Check::problem(CHECK, mode::agent_missing(&node.folders, why)),
+        Keeper::Missing(error) => Check::problem(CHECK, mode::agent_missing(&node.folders, error)),
         Keeper::Denied(why) => Check::unknown(CHECK, why),
         Keeper::Unclear(why) => Check::problem(CHECK, unreachable(why).fix("systemctl restart podwire")),
         Keeper::Agent(status) if status.ready => Check::ok(CHECK, format!("process {} is ready", status.pid)),

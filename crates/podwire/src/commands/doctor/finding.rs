@@ -60,13 +60,17 @@ impl Check {
         }
     }
 
-    /// Code, object and message; the object only where the message does not name it.
+    /// Code, object and message; the object only where the message does not begin with a clause that names it.
     pub(super) fn sentence(&self) -> String {
         let Self { code, object, message, .. } = self;
         let Some(code) = code else { return message.clone() };
         let name = object.as_deref().map(|object| object.split_once(' ').map_or(object, |(_, name)| name));
         match (object, name) {
-            (Some(object), Some(name)) if !message.contains(name) => format!("{code} {object}: {message}"),
+            (Some(object), Some(name))
+                if !message.split(';').next().is_some_and(|first| first.contains(name)) =>
+            {
+                format!("{code} {object}: {message}")
+            }
             (_, _) => format!("{code}: {message}"),
         }
     }
@@ -112,6 +116,10 @@ mod tests {
         assert_eq!(
             of(Code::PeerUnreachable, "node n2", "node n2 does not answer"),
             "PeerUnreachable: node n2 does not answer"
+        );
+        assert_eq!(
+            of(Code::PeerAway, "node n2", "its lease ended; 'podwire node rm n2' removes it"),
+            "PeerAway node n2: its lease ended; 'podwire node rm n2' removes it"
         );
         assert_eq!(Check::ok("agent", "is ready").sentence(), "is ready");
     }

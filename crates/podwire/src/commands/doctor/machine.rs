@@ -22,8 +22,9 @@ pub(super) fn privileges() -> Vec<Check> {
     // The command itself refuses other users. A process of root without capabilities is mostly in a container.
     let is = if missing.len() == 1 { "is" } else { "are" };
     let message = format!(
-        "{} {is} missing, without which most checks fail: run the command on the node itself, outside of a container",
-        missing.join(" and ")
+        "{} {is} missing, without which most checks fail: {}",
+        missing.join(" and "),
+        Code::PermissionDenied.advice()
     );
     vec![Check::problem(CHECK, Finding::new(Code::PermissionDenied, "process", message))]
 }

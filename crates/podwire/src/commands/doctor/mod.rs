@@ -15,14 +15,14 @@ mod peers;
 mod ping;
 mod runtimes;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail};
 use api::DoctorReport;
 
 use crate::cli::{Doctor, Output};
 use crate::exit::ExitStatus;
 use crate::print::{self, WIDTH};
 use finding::{Check, Verdict};
-use node::Node;
+use node::{Keeper, Node};
 
 /// What to do is written below what is wrong, as far in as the text.
 const COMMAND: usize = 2;
@@ -52,13 +52,23 @@ pub(crate) fn run(args: &Doctor) -> Result<ExitStatus> {
     })
 }
 
-/// The agent knows its network also without pods, and repairs its tables in every round.
+/// The agent knows its network also without pods, and repairs its bridge and tables in every round.
 fn repair(node: &Node) -> Result<()> {
-    ensure!(
-        node.status().is_none(),
-        "an agent works on this node and repairs Podwire's tables itself: systemctl restart podwire"
-    );
-    engine::repair_firewall(&node.folders.run_dir).context("cannot repair Podwire's tables")
+    match &node.keeper {
+        Keeper::Standalone | Keeper::Missing(_) => {}
+        Keeper::Agent(_) => {
+            bail!(
+                "an agent works on this node and repairs bridges and tables itself: systemctl restart podwire"
+            )
+        }
+        Keeper::Unclear(why) | Keeper::Denied(why) => {
+            bail!("an agent may work on this node and repair bridges and tables itself: {why}")
+        }
+    }
+    let run_dir = &node.folders.run_dir;
+    let bridges = engine::reconcile::restore_bridges(run_dir).context("cannot repair the bridges of pods");
+    engine::repair_firewall(run_dir, engine::Replacing::Allowed).context("cannot repair Podwire's tables")?;
+    bridges
 }
 
 fn look(node: &Node) -> Vec<Check> {
@@ -91,8 +101,8 @@ fn page(findings: &[Check]) -> String {
         let mut text = print::wrap(&print::short_ids(&finding.sentence()), WIDTH - left - 9);
         // A line of its own, and never broken: it is to be pasted.
         text.extend(finding.fix.iter().map(|fix| format!("\n  {}", print::value(fix))));
-        if let Some(advice) = finding.advice() {
-            text.push_str(&format!("\n{}", print::wrap(&print::advice(advice), WIDTH - left - 9)));
+        if let Some(advice) = finding.advice().and_then(|advice| print::advice(advice, &finding.message)) {
+            text.push_str(&format!("\n{}", print::wrap(&advice, WIDTH - left - 9)));
         }
         vec![finding.check.to_owned(), finding::word(finding.verdict).to_owned(), text]
     });

@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-use netlink::{Link, RouteFilter, RtSocket};
-use types::{Code, Finding, Fix};
+use netlink::{Link, Route, RouteFilter, RtSocket};
+use types::{Code, Finding, Fix, PEER_PROTOCOL};
 
 use super::finding::Check;
 use super::node::Node;
@@ -17,11 +17,15 @@ pub(super) fn overhead(outer: IpAddr) -> u32 {
 }
 
 pub(super) fn fits(node: &Node) -> Vec<Check> {
-    let (largest, uplink) = (node.attachments.iter().map(|attachment| attachment.mtu).max(), uplink(node));
+    let routes = match RtSocket::open().and_then(|mut host| host.routes(RouteFilter::default())) {
+        Ok(routes) => routes,
+        Err(error) => return vec![Check::unknown(CHECK, format!("the routes cannot be listed: {error}"))],
+    };
+    let (largest, uplink) =
+        (node.attachments.iter().map(|attachment| attachment.mtu).max(), uplink(node, &routes));
     let mut findings: Vec<Check> =
         node.tunnels().filter_map(|tunnel| too_large(node, tunnel, uplink)).collect();
-    let narrowest = node.tunnels().map(|tunnel| (&tunnel.name, tunnel.mtu)).min_by_key(|(_, mtu)| *mtu);
-    let narrowest = narrowest.or(uplink.map(|link| (&link.name, link.mtu)));
+    let narrowest = narrowest(node.tunnels(), &routes).or(uplink).map(|link| (&link.name, link.mtu));
     if let (Some(pods), Some((name, mtu))) = (largest, narrowest)
         && pods > mtu
     {
@@ -63,9 +67,16 @@ fn too_large(node: &Node, tunnel: &Link, uplink: Option<&Link>) -> Option<Check>
     })
 }
 
+/// Of the tunnels that lead to peers now. One that was needed while an address was missing has no routes.
+fn narrowest<'a>(tunnels: impl Iterator<Item = &'a Link>, routes: &[Route]) -> Option<&'a Link> {
+    let is_used = |tunnel: &&Link| {
+        routes.iter().any(|route| route.protocol == PEER_PROTOCOL && route.link == Some(tunnel.index))
+    };
+    tunnels.filter(is_used).min_by_key(|tunnel| tunnel.mtu)
+}
+
 /// The link of the default route.
-pub(super) fn uplink(node: &Node) -> Option<&Link> {
-    let routes = RtSocket::open().and_then(|mut host| host.routes(RouteFilter::default())).ok()?;
+fn uplink<'a>(node: &'a Node, routes: &[Route]) -> Option<&'a Link> {
     let index = routes.iter().filter(|route| route.dst.prefix_len() == 0).find_map(|route| route.link)?;
     node.links.iter().find(|link| link.index == index)
 }

@@ -29,8 +29,8 @@ pub(super) enum Keeper {
     Denied(String),
     /// Nobody, and nothing of an agent is here: the plugin does all.
     Standalone,
-    /// Nobody, and there should be one, as this sentence says.
-    Missing(String),
+    /// There should be an agent, and none listens.
+    Missing(ClientError),
 }
 
 pub(super) struct Node {
@@ -133,7 +133,7 @@ fn keeper(client: &Client, folders: &Folders, configs: &[Config]) -> Keeper {
         Err(error @ ClientError::NobodyListens { .. }) => {
             let has_state = matches!(State::open_existing(&folders.run_dir), Ok(Some(_)));
             match mode::of_node(folders, has_state, configs) {
-                NodeMode::Agent => Keeper::Missing(error.to_string()),
+                NodeMode::Agent => Keeper::Missing(error),
                 NodeMode::Standalone => Keeper::Standalone,
             }
         }

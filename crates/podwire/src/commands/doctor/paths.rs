@@ -5,12 +5,13 @@ use std::io;
 use std::net::IpAddr;
 use std::path::Path as FilePath;
 
-use agent::block_gateway;
 use api::{RouteTransport, RouteView, RoutesView};
 use engine::state::Attachment;
+use ipam::block_gateway;
 use netlink::NetNs;
 use types::{Code, Finding};
 
+use super::mtu;
 use super::node::Node;
 use super::ping::{Echo, Ping};
 use crate::commands::nodes::ask;
@@ -26,8 +27,15 @@ pub(super) struct Path {
 }
 
 enum Transport {
-    Direct { link: String },
-    Vxlan { link: String, port: Option<u16> },
+    Direct {
+        link: String,
+    },
+    /// With the device's own address, where it could be listed.
+    Vxlan {
+        link: String,
+        port: Option<u16>,
+        outer: Option<IpAddr>,
+    },
 }
 
 /// One path for each of the peers and each family. A peer without a route has none: the agent reports why.
@@ -54,8 +62,9 @@ fn path(node: &Node, route: RouteView) -> Option<Path> {
     let transport = match route.transport {
         RouteTransport::Direct => Transport::Direct { link },
         RouteTransport::Vxlan => {
-            let device = node.tunnels().find(|tunnel| tunnel.name == link);
-            Transport::Vxlan { port: device.and_then(|device| Some(device.vxlan?.port)), link }
+            let device = node.tunnels().find(|tunnel| tunnel.name == link).and_then(|device| device.vxlan);
+            let (port, outer) = (device.map(|vxlan| vxlan.port), device.and_then(|vxlan| vxlan.local));
+            Transport::Vxlan { link, port, outer }
         }
         RouteTransport::None | RouteTransport::Unknown => return None,
     };
@@ -69,6 +78,15 @@ fn path(node: &Node, route: RouteView) -> Option<Path> {
 }
 
 impl Path {
+    /// Bytes that the path adds to a packet. None if its packets do not go to addresses of this family.
+    pub(super) fn header_to(&self, address: IpAddr) -> Option<u32> {
+        let (outer, header) = match self.transport {
+            Transport::Direct { .. } => (self.target, 0),
+            Transport::Vxlan { outer, .. } => (outer?, mtu::overhead(outer?)),
+        };
+        (outer.is_ipv4() == address.is_ipv4()).then_some(header)
+    }
+
     /// What is wrong with it. An error means that it could not be probed.
     pub(super) fn probe(&self, node: &Node) -> io::Result<Option<Finding>> {
         let ping = Ping { target: self.target, source: Some(self.source), size: None };
@@ -104,7 +122,7 @@ impl Path {
                 format!("by the direct route over {link}"),
                 "firewalls of both nodes and the network between them accept the subnets of pods".to_owned(),
             ),
-            Transport::Vxlan { link, port } => {
+            Transport::Vxlan { link, port, .. } => {
                 let port =
                     port.map_or("the UDP port of the tunnel".to_owned(), |port| format!("UDP port {port}"));
                 (
@@ -137,6 +155,7 @@ impl Path {
 #[cfg(test)]
 pub(super) fn sample(peer: &str) -> Path {
     let [target, source] = [2, 1].map(|number| IpAddr::from([10, 83, number, 1]));
-    let transport = Transport::Vxlan { link: "pwvx4".to_owned(), port: Some(4789) };
+    let outer = Some(IpAddr::from([192, 0, 2, 1]));
+    let transport = Transport::Vxlan { link: "pwvx4".to_owned(), port: Some(4789), outer };
     Path { peer: peer.to_owned(), target, source, transport }
 }

@@ -1,12 +1,14 @@
-//! Other nodes of the cluster: does a packet as large as this node sends it arrive there in one piece, and does the pod network
-//! of each answer? The second finds firewalls that drop the tunnel or the subnets of pods, whatever their rules look like.
+//! Other nodes of the cluster: does a packet as large as pods send it, with the header of the tunnel, arrive there in one piece,
+//! and does the pod network of each answer? The second finds firewalls that drop the tunnel or the subnets of pods, whatever
+//! their rules look like.
 
 use std::io::{self, ErrorKind};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use api::{Answer, NodeView, NodesView};
+use api::{HttpAnswer, NodeView, NodesView};
+use engine::state::Attachment;
 use netlink::RtSocket;
 use types::{Code, Finding, Fix};
 
@@ -23,11 +25,13 @@ const AT_ONCE: usize = 32;
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Of an echo request, without the IP header.
 const ICMP: u32 = 8;
+/// Bytes of data in an echo request of which `ping` chooses the size.
+const SMALL: u32 = 56;
 /// An agent that does not know the question.
 const NOT_FOUND: u16 = 404;
 
 pub(super) fn reached(node: &Node) -> Vec<Check> {
-    let peers = match peers(node) {
+    let mut peers = match peers(node) {
         Ok(peers) => peers,
         Err(why) => {
             // The agent's own conditions say why, and are listed below.
@@ -42,6 +46,10 @@ pub(super) fn reached(node: &Node) -> Vec<Check> {
             (Vec::new(), Some(Check::unknown(CHECK, what)))
         }
     };
+    for peer in &mut peers {
+        let own = paths.iter().filter(|path| path.peer == peer.name);
+        peer.header = own.filter_map(|path| path.header_to(peer.address)).max();
+    }
     let probes: Vec<Probe<'_>> =
         peers.iter().map(Probe::Address).chain(paths.iter().map(Probe::Path)).collect();
     findings(&probes, probe_all(node, &probes)).into_iter().chain(unknown).collect()
@@ -125,7 +133,7 @@ fn findings(probes: &[Probe<'_>], observed: Vec<Observed>) -> Vec<Check> {
         let [addresses, paths] = fine;
         let plural = if addresses == 1 { "address" } else { "addresses" };
         let paths = print::count(paths, "path");
-        let what = format!("{addresses} {plural} reached by packets of full size, {paths} to pods");
+        let what = format!("{addresses} {plural} reached, {paths} to pods by packets of full size");
         findings.push(Check::ok(CHECK, what));
     }
     findings
@@ -150,6 +158,8 @@ fn not_asked(why: &io::Error, number: usize) -> Check {
 struct Peer {
     name: String,
     address: IpAddr,
+    /// Bytes that a tunnel adds to the packets that pods send to this address. None if they are sent to another one.
+    header: Option<u32>,
 }
 
 /// All others, also those whose agents are away: their pods keep their network. Without an agent no node is known.
@@ -161,7 +171,7 @@ fn peers(node: &Node) -> Result<Vec<Peer>, String> {
     listed(&answer)
 }
 
-fn listed(answer: &Answer) -> Result<Vec<Peer>, String> {
+fn listed(answer: &HttpAnswer) -> Result<Vec<Peer>, String> {
     // An agent of an older version, which has no other nodes.
     if answer.status == NOT_FOUND {
         return Ok(Vec::new());
@@ -170,7 +180,7 @@ fn listed(answer: &Answer) -> Result<Vec<Peer>, String> {
         .map_err(|error| format!("the other nodes are not known: {}", print::causes(&error)))?;
     let others = view.nodes.into_iter().filter(|peer| !peer.local);
     let addresses = others.flat_map(|NodeView { name, addresses, .. }| {
-        addresses.into_iter().map(move |address| Peer { name: name.clone(), address })
+        addresses.into_iter().map(move |address| Peer { name: name.clone(), address, header: None })
     });
     Ok(addresses.collect())
 }
@@ -187,41 +197,80 @@ enum Observed {
 }
 
 fn probe_address(node: &Node, peer: &Peer) -> Observed {
-    let Peer { name, address } = peer;
-    let mtu = match mtu_to(node, *address) {
+    let Peer { name, address, header } = peer;
+    let problem = |code: Code, what: String| Finding::new(code, format_args!("node {name}"), what);
+    let link = match mtu_to(node, *address) {
         Ok(mtu) => mtu,
         Err(why) => {
-            let what = format!("there is no route to node {name} at {address}: {why}");
-            let found = Finding::new(Code::PeerUnrouted, format_args!("node {name}"), what);
+            let found =
+                problem(Code::PeerUnrouted, format!("there is no route to node {name} at {address}: {why}"));
             let fix = Fix::words(["ip", "route", "get", &address.to_string()]);
             return Observed::Wrong(Check::problem(CHECK, found.fix(fix)));
         }
     };
-    let header = if address.is_ipv4() { 20 } else { 40 };
     let small = Ping { target: *address, source: None, size: None };
-    let full = Ping { size: Some(mtu.saturating_sub(header + ICMP)), ..small };
-    let problem = |code: Code, what: String| {
-        let found = Finding::new(code, format_args!("node {name}"), what);
-        Check::problem(CHECK, found.fix(full.command()))
-    };
-    match full.echo() {
-        Echo::Answered => return Observed::Fine,
-        Echo::NotAsked(why) => return Observed::NotAsked(why),
-        Echo::Silence => {}
-    }
     match small.echo() {
-        Echo::NotAsked(why) => Observed::NotAsked(why),
-        Echo::Answered => Observed::Narrow(problem(
-            Code::PathMtuTooSmall,
-            format!(
-                "node {name} at {address} is reached, but not by packets of {mtu} bytes: the path carries less"
-            ),
-        )),
-        Echo::Silence => Observed::Wrong(problem(
-            Code::PeerUnreachable,
-            format!("node {name} at {address} does not answer"),
-        )),
+        Echo::NotAsked(why) => return Observed::NotAsked(why),
+        Echo::Silence => {
+            let found = problem(Code::PeerUnreachable, format!("node {name} at {address} does not answer"));
+            return Observed::Wrong(Check::problem(CHECK, found.fix(small.command())));
+        }
+        Echo::Answered => {}
     }
+    let Some(header) = *header else { return Observed::Fine };
+    let wanted = largest(sent_by_pods(node), header, link);
+    let is_carried = |size| matches!(echo_of(&small, size), Echo::Answered);
+    if is_carried(wanted) {
+        return Observed::Fine;
+    }
+    let carried = largest_carried(SMALL + headers(*address), wanted, is_carried);
+    let what = narrow(peer, header, (wanted, carried));
+    Observed::Narrow(Check::problem(CHECK, problem(Code::PathMtuTooSmall, what)))
+}
+
+/// The MTU of the pods in the agent's network: of those that run, and of those that start next.
+fn sent_by_pods(node: &Node) -> Option<u32> {
+    let network = &node.status()?.network;
+    let is_own = |pod: &&Attachment| pod.key.network.as_str() == network.name;
+    node.attachments.iter().filter(is_own).map(|pod| pod.mtu).chain(network.mtu).max()
+}
+
+/// The largest packet to a node. Packets that are larger than the link are reported by the check of the MTU.
+fn largest(pods: Option<u32>, header: u32, link: u32) -> u32 {
+    pods.map_or(link, |pods| link.min(pods.saturating_add(header)))
+}
+
+fn headers(address: IpAddr) -> u32 {
+    ICMP + if address.is_ipv4() { 20 } else { 40 }
+}
+
+/// An echo request that is one packet of `size` bytes.
+fn echo_of(ping: &Ping, size: u32) -> Echo {
+    Ping { size: Some(size.saturating_sub(headers(ping.target))), ..*ping }.echo()
+}
+
+/// The largest size that is carried, if `least` is and `too_large` is not.
+fn largest_carried(least: u32, too_large: u32, is_carried: impl Fn(u32) -> bool) -> u32 {
+    let (mut carried, mut lost) = (least, too_large);
+    while carried + 1 < lost {
+        let middle = carried.midpoint(lost);
+        if is_carried(middle) {
+            carried = middle;
+        } else {
+            lost = middle;
+        }
+    }
+    carried
+}
+
+fn narrow(peer: &Peer, header: u32, (wanted, carried): (u32, u32)) -> String {
+    let Peer { name, address, .. } = peer;
+    let (pods, most) = (wanted.saturating_sub(header), carried.saturating_sub(header));
+    let tunnel = if header > 0 { format!(", {wanted} in the tunnel,") } else { String::new() };
+    format!(
+        "node {name} at {address} is reached, but pods send up to {pods} bytes{tunnel} and the path carries {carried}: \
+         pods may send {most} at most"
+    )
 }
 
 /// What the link carries that leads there, or why there is none.
@@ -240,7 +289,7 @@ mod tests {
     #[test]
     fn an_agent_that_cannot_tell_is_not_one_without_other_nodes() {
         let answer = |status, body: &str| {
-            listed(&Answer { status, body: body.as_bytes().to_vec() }).map(|all| all.len())
+            listed(&HttpAnswer { status, body: body.as_bytes().to_vec() }).map(|all| all.len())
         };
         let nodes = |agent: &str, is_stale: bool| {
             let node = serde_json::json!({ "name": "b", "uid": "", "addresses": ["192.0.2.2"], "blocks": [],
@@ -261,7 +310,7 @@ mod tests {
 
     #[test]
     fn a_cause_that_many_probes_share_is_reported_once() {
-        let peer = Peer { name: "b".to_owned(), address: IpAddr::from([192, 0, 2, 2]) };
+        let peer = Peer { name: "b".to_owned(), address: IpAddr::from([192, 0, 2, 2]), header: None };
         let probes: Vec<Probe<'_>> = (0..40).map(|_| Probe::Address(&peer)).collect();
         let unasked =
             |kind: ErrorKind| findings(&probes, (0..40).map(|_| Observed::NotAsked(kind.into())).collect());
@@ -282,7 +331,7 @@ mod tests {
 
     #[test]
     fn the_path_to_a_node_that_does_not_answer_at_all_is_not_reported() {
-        let peer = Peer { name: "b".to_owned(), address: IpAddr::from([192, 0, 2, 2]) };
+        let peer = Peer { name: "b".to_owned(), address: IpAddr::from([192, 0, 2, 2]), header: None };
         let path = paths::sample("b");
         let probes = [Probe::Address(&peer), Probe::Path(&path)];
         let wrong = |what: &str| {
@@ -295,7 +344,25 @@ mod tests {
         assert_eq!(messages(vec![wrong("node"), wrong("tunnel")]), ["node"]);
         assert_eq!(
             messages(vec![Observed::Fine, Observed::Fine]),
-            ["1 address reached by packets of full size, 1 path to pods"]
+            ["1 address reached, 1 path to pods by packets of full size"]
         );
+    }
+
+    #[test]
+    fn f3_packets_are_as_large_as_those_of_pods_with_the_header_of_the_tunnel() {
+        assert_eq!(largest(Some(1450), 50, 1500), 1500);
+        assert_eq!(largest(Some(1340), 50, 1500), 1390, "network.mtu makes them smaller");
+        assert_eq!(largest(Some(1340), 0, 1500), 1340, "direct routes add nothing");
+        assert_eq!((largest(Some(9000), 50, 1500), largest(None, 50, 1500)), (1500, 1500));
+        for path in [84, 85, 576, 1390, 1498, 1499] {
+            assert_eq!(largest_carried(84, 1500, |size| size <= path), path);
+        }
+        let peer = Peer { name: "b".to_owned(), address: IpAddr::from([192, 0, 2, 2]), header: None };
+        assert_eq!(
+            narrow(&peer, 50, (1500, 1390)),
+            "node b at 192.0.2.2 is reached, but pods send up to 1450 bytes, 1500 in the tunnel, and the path carries \
+             1390: pods may send 1340 at most"
+        );
+        assert!(narrow(&peer, 0, (1500, 1390)).ends_with("carries 1390: pods may send 1390 at most"));
     }
 }

@@ -6,6 +6,9 @@ use std::process::{Command, Stdio};
 
 use types::Fix;
 
+/// What the program exits with if no reply came. Other codes are its own problems.
+const NO_REPLY: i32 = 1;
+
 /// One echo request.
 #[derive(Clone, Copy)]
 pub(super) struct Ping {
@@ -51,7 +54,12 @@ impl Ping {
             {
                 Echo::NotAsked(ErrorKind::PermissionDenied.into())
             }
-            Ok(_) => Echo::Silence,
+            Ok(output) if output.status.code() == Some(NO_REPLY) => Echo::Silence,
+            // As an address that it cannot use as its source.
+            Ok(output) => {
+                let why = String::from_utf8_lossy(&output.stderr);
+                Echo::NotAsked(io::Error::other(why.lines().next().unwrap_or("ping failed").to_owned()))
+            }
             Err(error) => Echo::NotAsked(error),
         }
     }

@@ -1,7 +1,7 @@
 //! Pods that come and go, faults, and the ways back.
 
 use anyhow::{Context as _, Result};
-use testkit::{Cluster, Condition};
+use lab::{Cluster, Condition};
 
 use super::args::{OneNode, PodAction, Victim};
 use super::progress::say;

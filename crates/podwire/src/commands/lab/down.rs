@@ -1,7 +1,7 @@
 //! `podwire lab down`.
 
 use anyhow::Result;
-use testkit::{Kept, Removed, remove_kept};
+use lab::{Kept, Removed, remove_kept};
 
 use super::args::Down;
 use super::place;

@@ -7,9 +7,9 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use agent::config::KEYS;
 use anyhow::{Context as _, Result};
-use testkit::{Cluster, Ns};
+use config::KEYS;
+use lab::{Cluster, Ns};
 
 use super::args::Exec;
 use super::{hint, seen};

@@ -1,5 +1,5 @@
 //! `podwire lab`: many nodes on this machine, to see and to try. All of it is inside network namespaces of its own; the
-//! machine's links, firewall and containers are not touched. The work is done by `testkit::Cluster`; here is what a person
+//! machine's links, firewall and containers are not touched. The work is done by `lab::Cluster`; here is what a person
 //! sees of it.
 
 mod args;
@@ -15,7 +15,7 @@ mod show;
 mod up;
 
 use anyhow::Result;
-use testkit::{Cluster, Condition};
+use lab::{Cluster, Condition};
 
 use args::Action;
 pub(crate) use args::Lab;

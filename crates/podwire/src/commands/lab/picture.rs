@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use testkit::{Cell, Matrix, Reach, Spot, Way};
+use lab::{Cell, Matrix, Reach, Spot, Way};
 
 use crate::print::{self, WIDTH};
 

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use lab::Kept;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
-use testkit::Kept;
 
 use super::hint;
 use crate::exit::Usage;

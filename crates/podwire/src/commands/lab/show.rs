@@ -9,7 +9,7 @@ use api::{
     LabAgent, LabKilledNode, LabLink, LabMember, LabMemberState, LabNode, LabPath, LabPod, LabReach,
     LabStatus, LabTest, LabTransport,
 };
-use testkit::{Cell, Cluster, Member, Reach, Way};
+use lab::{Cell, Cluster, Member, Reach, Way};
 
 use super::args::{Logs, Shown, Test};
 use super::picture::{self, Paint};

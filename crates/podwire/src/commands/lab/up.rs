@@ -1,7 +1,7 @@
 //! `podwire lab up`.
 
 use anyhow::{Context as _, Result, bail};
-use testkit::{Cluster, Condition, Kept, Plan, clear_kept, remove_kept};
+use lab::{Cluster, Condition, Kept, Plan, clear_kept, remove_kept};
 
 use super::args::{Store, Transport, Up};
 use super::hint;
@@ -54,16 +54,16 @@ fn plan(args: &Up) -> Result<Plan> {
         nodes: args.nodes,
         subnets: args.subnets,
         store: match (args.store, args.etcd_members) {
-            (Store::Etcd, members) => testkit::Store::Etcd { members: members.unwrap_or(1) },
-            (Store::Embedded, None) => testkit::Store::Embedded,
+            (Store::Etcd, members) => lab::Store::Etcd { members: members.unwrap_or(1) },
+            (Store::Embedded, None) => lab::Store::Embedded,
             (Store::Embedded, Some(_)) => {
                 bail!(Usage("--etcd-members is for --store etcd: leave one of them out".to_owned()))
             }
         },
         transport: match args.transport {
-            Transport::Auto => testkit::Transport::Auto,
-            Transport::Direct => testkit::Transport::Direct,
-            Transport::Vxlan => testkit::Transport::Vxlan,
+            Transport::Auto => lab::Transport::Auto,
+            Transport::Direct => lab::Transport::Direct,
+            Transport::Vxlan => lab::Transport::Vxlan,
         },
         mtu: args.mtu,
         ..Plan::default()
@@ -115,9 +115,9 @@ fn make(kept: &Kept) -> Result<Held> {
 /// `3 nodes in 2 subnets, etcd with 1 member`.
 pub(super) fn title(plan: &Plan) -> String {
     let store = match plan.store {
-        testkit::Store::Etcd { members } => format!("etcd with {}", print::count(members as u64, "member")),
-        testkit::Store::Embedded => "embedded store".to_owned(),
-        testkit::Store::Alone => "no store".to_owned(),
+        lab::Store::Etcd { members } => format!("etcd with {}", print::count(members as u64, "member")),
+        lab::Store::Embedded => "embedded store".to_owned(),
+        lab::Store::Alone => "no store".to_owned(),
     };
     let nodes = print::count(plan.nodes as u64, "node");
     format!("{nodes} in {}, {store}", print::count(plan.subnets as u64, "subnet"))

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use api::{Answer, Client, ErrorAnswer, PAGE_NOT_FOUND};
+use api::{Client, ErrorAnswer, HttpAnswer, PAGE_NOT_FOUND};
 use serde::de::DeserializeOwned;
 
 use crate::cli::Which;
@@ -33,7 +33,7 @@ impl Asked {
 }
 
 /// The answer, or its refusal as an error.
-pub(in crate::commands) fn read<T: DeserializeOwned>(answer: &Answer) -> Result<T> {
+pub(in crate::commands) fn read<T: DeserializeOwned>(answer: &HttpAnswer) -> Result<T> {
     if answer.status == 200 {
         return serde_json::from_slice(&answer.body).context(OTHER_VERSION);
     }
@@ -56,7 +56,8 @@ mod tests {
     #[test]
     fn refusals_are_told_in_the_agents_words() {
         let said = |status, body: &str| {
-            read::<Vec<u32>>(&Answer { status, body: body.as_bytes().to_vec() }).map_err(|e| e.to_string())
+            read::<Vec<u32>>(&HttpAnswer { status, body: body.as_bytes().to_vec() })
+                .map_err(|e| e.to_string())
         };
         assert_eq!(said(200, "[1]"), Ok(vec![1]));
         assert_eq!(said(409, r#"{"error": "it is alive"}"#), Err("it is alive".to_owned()));

@@ -1,11 +1,15 @@
-//! The status of a node without an agent: pods live on, and the plugin may work standalone.
+//! The status of a node on which no agent answers: pods keep their network, and the plugin may work standalone.
+
+use std::path::Path;
 
 use anyhow::Result;
 use api::{ClientError, Condition, Counts, NodeMode, StatusWithoutAgent, Tombstones};
 use engine::state::{Attachment, Phase, State};
+use install::runtimes::Runtimes;
 use netlink::RtSocket;
 
 use super::page;
+use crate::commands::plugins::PluginFiles;
 use crate::commands::{configs, mode};
 use crate::exit::ExitStatus;
 use crate::folders::Folders;
@@ -15,6 +19,8 @@ use crate::print;
 pub(super) struct Files {
     pub(super) status: StatusWithoutAgent,
     served_by: String,
+    /// A process has the socket and gave no answer.
+    is_silent: bool,
 }
 
 impl Files {
@@ -23,8 +29,18 @@ impl Files {
         let holder = files::read_text(&run_dir.join("agent.lock")).ok();
         let state = State::open_existing(run_dir)?;
         let mut configs = configs::of_node();
-        let mode = mode::of_node(folders, state.is_some(), &configs);
+        let is_silent = !matches!(error, ClientError::NobodyListens { .. });
+        let mode = match mode::of_node(folders, state.is_some(), &configs) {
+            NodeMode::Standalone if !is_silent => NodeMode::Standalone,
+            NodeMode::Standalone | NodeMode::Agent => NodeMode::Agent,
+        };
         let served_by = match (mode, &holder, &state) {
+            (NodeMode::Agent, Some(pid), _) if is_silent => {
+                format!("an agent (process {}) has the socket, and does not answer", pid.trim())
+            }
+            (NodeMode::Agent, None, _) if is_silent => {
+                "a process has the agent's socket, and does not answer".to_owned()
+            }
             (NodeMode::Agent, Some(pid), _) => {
                 format!("an agent worked here (process {}), and is gone", pid.trim())
             }
@@ -43,6 +59,9 @@ impl Files {
         // An agent completes its config.
         configs.retain(|config| !configs::names_agent(config));
         let mut found = engine::inspect(run_dir, &configs);
+        let runtimes = Runtimes::detect(Path::new("/"));
+        let plugin = PluginFiles::find(folders.state_dir.as_deref());
+        found.extend(plugin.into_iter().flat_map(|plugin| plugin.missing(&runtimes)));
         if mode == NodeMode::Agent {
             found.push(mode::agent_missing(folders, error));
         }
@@ -57,7 +76,7 @@ impl Files {
             inactive_ports: inactive.iter().map(agent::inactive_port).collect(),
             conditions,
         };
-        Ok(Self { status, served_by })
+        Ok(Self { status, served_by, is_silent })
     }
 
     pub(super) fn exit_status(&self) -> ExitStatus {
@@ -71,6 +90,7 @@ impl Files {
         let ready = if self.status.ready { "ready" } else { "not ready" };
         let title = format!("podwire {}: {ready}", env!("CARGO_PKG_VERSION"));
         let agent = match self.status.mode {
+            NodeMode::Agent if self.is_silent => "does not answer",
             NodeMode::Agent => "not running",
             NodeMode::Standalone => "none, and none is needed",
         };

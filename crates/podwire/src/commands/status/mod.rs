@@ -1,4 +1,4 @@
-//! `podwire status`: the state of the agent and its conditions. Without an agent: what files and kernel tell.
+//! `podwire status`: the state of the agent and its conditions. If none answers: the state in files and kernel.
 
 mod files;
 mod page;
@@ -6,9 +6,10 @@ mod page;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use api::{Client, ClientError};
+use api::Client;
 
 use crate::cli::{Output, Status};
+use crate::commands::mode;
 use crate::exit::ExitStatus;
 use crate::folders::Folders;
 use crate::{print, when};
@@ -17,11 +18,16 @@ use files::Files;
 /// The agent reads its state for this; a busy machine with thousands of pods takes its time.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// The page of an agent that answered.
+pub(crate) fn page(status: &api::Status) -> String {
+    page::page(status, when::now())
+}
+
 pub(crate) fn run(args: &Status) -> Result<ExitStatus> {
     let folders = Folders::find(&args.which, None);
     let answer = match Client::new(&folders.socket).get(api::STATUS, PATIENCE) {
         Ok(answer) => answer,
-        Err(error @ ClientError::NobodyListens { .. }) => {
+        Err(error) if mode::is_unreachable(&error) => {
             let files = Files::read(&folders, &error)?;
             match args.output {
                 Output::Json => print::say_json(&files.status)?,
@@ -41,7 +47,7 @@ pub(crate) fn run(args: &Status) -> Result<ExitStatus> {
     let status: api::Status = serde_json::from_str(&text).context("the agent is of another version")?;
     match args.output {
         Output::Json => print::say_json(&status)?,
-        Output::Table | Output::Wide => print::say(page::page(&status, when::now()))?,
+        Output::Table | Output::Wide => print::say(page(&status))?,
     }
     Ok(ExitStatus::problem_unless(status.ready))
 }

@@ -163,8 +163,10 @@ fn condition(condition: &Condition, now: u64) -> String {
     let mut text = format!("- {}\n  {}", print::hang(&head, 2), print::hang(&message, 2));
     // A line of its own, and never broken: it is to be pasted.
     text.extend(fix.iter().map(|fix| format!("\n    {}", print::value(fix))));
-    if let Some(advice) = code.advice().filter(|_| fix.is_none()) {
-        let advice = print::wrap(&print::advice(advice), WIDTH - 2);
+    let advice =
+        code.advice().filter(|_| fix.is_none()).and_then(|advice| print::advice(advice, &condition.message));
+    if let Some(advice) = advice {
+        let advice = print::wrap(&advice, WIDTH - 2);
         text.push_str(&format!("\n  {}", print::hang(&advice, 2)));
     }
     text

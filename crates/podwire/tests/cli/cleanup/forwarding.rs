@@ -1,7 +1,7 @@
 //! B13: settings of the machine that other programs need by now, and agents with another run directory.
 
 use serde_json::json;
-use testkit::{Call, Node, Ns, Plugin, Pod, REFERENCE_DIR, Snapshot, Verb, ping};
+use testkit::{Call, Node, Ns, Pod, REFERENCE_DIR, Snapshot, Verb, ping};
 
 use super::others::{OUT, outside};
 use crate::common::{Host, has};
@@ -26,7 +26,7 @@ fn reference(host: &Host) -> Pod {
         env: vec![("CNI_PATH".to_owned(), REFERENCE_DIR.to_owned())],
         ..Call::pod(Verb::Add, &pod, &config)
     };
-    Plugin::reference("bridge").unwrap().call(&host.node, &call).unwrap().ok().unwrap();
+    testkit::reference_plugin("bridge").unwrap().call(&host.node, &call).unwrap().ok().unwrap();
     pod
 }
 

@@ -9,9 +9,7 @@ fn cluster(label: &str, plan: Plan) -> Cluster {
     for name in cluster.node_names() {
         cluster.agent_mut(&name).unwrap().set_program(Path::new(env!("CARGO_BIN_EXE_podwire")));
     }
-    if !cluster.etcd.members.is_empty() {
-        cluster.start_etcd().unwrap();
-    }
+    cluster.start_etcd().unwrap();
     cluster.start_agents().unwrap();
     cluster.pods_everywhere(1).unwrap();
     cluster
@@ -46,7 +44,7 @@ const DROPS: [(Transport, &str, &[&str]); 3] = [
 #[test]
 fn a_firewall_between_pod_networks_is_found_by_probes_in_both_families() {
     for (transport, rule, words) in DROPS {
-        let cluster = cluster("probe", Plan { transport, store: Store::Embedded, ..Plan::default() });
+        let cluster = cluster("probe", Plan { transport, ..Plan::default() });
         wait_well(&cluster);
         let n1 = cluster.node("n1").unwrap();
         n1.sh(&["nft", &format!("table inet other {{ chain c {{ type filter {rule}; }}; }}")]).unwrap();
@@ -68,6 +66,8 @@ fn a_node_that_lost_its_address_is_told_so_and_not_to_change_its_mtu_or_to_start
     wait_well(&cluster);
     let (n1, agent) = (cluster.node("n1").unwrap(), cluster.agent("n1").unwrap());
     let address = cluster.addresses("n1").unwrap().into_iter().find(std::net::IpAddr::is_ipv4).unwrap();
+    let routes = n1.run(&["ip", "-4", "route", "show", "default"], b"").unwrap().stdout;
+    let route = routes.lines().next().unwrap();
     n1.sh(&[
         "sh",
         "-c",
@@ -86,6 +86,56 @@ fn a_node_that_lost_its_address_is_told_so_and_not_to_change_its_mtu_or_to_start
     let page = n1.run(&[env!("CARGO_BIN_EXE_podwire"), "doctor", "--run-dir", run_dir], b"").unwrap().stdout;
     has(&page, &["NodeAddressMissing"]);
     assert!(!page.contains("MtuTooLarge") && !page.contains("start etcd"), "{page}");
+
+    // F12: the tunnel over IPv6 stays when the address is back. No route leads through it, and it limits no pod.
+    wait_until("the tunnel over IPv6", DEADLINE, || {
+        Ok(n1.run(&["ip", "link", "show", "pwvx6"], b"")?.success())
+    })
+    .unwrap();
+    n1.sh(&["sh", "-c", &format!("ip address add {address}/24 dev eth0 && ip route add {route}")]).unwrap();
+    wait_well(&cluster);
+    wait_until("the conditions to end", DEADLINE, || Ok(conditions().is_empty())).unwrap();
+    n1.sh(&["ip", "link", "show", "pwvx6"]).unwrap();
+    has(&podwire(&cluster, &["doctor"]).stdout, &["pods send up to 1450 bytes; pwvx4 carries 1450"]);
+}
+
+/// F3: the path carries less than the nodes' links, and the advice of the condition ends it.
+#[test]
+fn f3_a_narrow_path_is_found_until_pods_send_smaller_packets() {
+    let plan = Plan { transport: Transport::Vxlan, subnets: 2, ..Plan::default() };
+    let mut cluster = cluster("narrow", plan);
+    wait_well(&cluster);
+    let rule =
+        "table inet narrow { chain c { type filter hook forward priority 0; meta length > 1390 drop; }; }";
+    cluster.underlay().sh(&["nft", rule]).unwrap();
+    let found = of_others(&cluster, &[]);
+    let [(verdict, message)] = found.as_slice() else { panic!("{found:?}") };
+    assert_eq!(verdict, "problem", "{message}");
+    has(message, &["node n2 at ", "pods send up to 1450 bytes, 1500 in the tunnel", "the path carries 1390"]);
+    has(message, &["pods may send 1340 at most"]);
+    let page = podwire(&cluster, &["doctor"]).stdout;
+    has(&page, &["PathMtuTooSmall", "advice: set `network.mtu` on all nodes"]);
+
+    let pods: Vec<(String, String)> =
+        cluster.pods().iter().map(|pod| (pod.node.clone(), pod.name.clone())).collect();
+    for name in cluster.node_names() {
+        let agent = cluster.agent_mut(&name).unwrap();
+        agent.set_env(&[("PODWIRE_NETWORK_MTU".to_owned(), "1340".to_owned())]);
+        agent.restart().unwrap();
+        agent.wait_ready().unwrap();
+    }
+    for (node, pod) in pods {
+        cluster.remove_pod(&pod).unwrap();
+        cluster.pod(&node, &pod).unwrap();
+    }
+    wait_well(&cluster);
+    assert!(!podwire(&cluster, &["doctor"]).stdout.contains("Mtu"));
+}
+
+fn podwire(cluster: &Cluster, args: &[&str]) -> Outcome {
+    let (agent, node) = (cluster.agent("n1").unwrap(), cluster.node("n1").unwrap());
+    let run_dir = agent.run_dir().to_str().unwrap();
+    node.run(&[&[env!("CARGO_BIN_EXE_podwire")], args, &["--run-dir", run_dir]].concat(), b"").unwrap()
 }
 
 /// What doctor says of other firewalls: verdict, message and command.

@@ -1,0 +1,124 @@
+//! Blocks for a node that needs one: at its start, and when it is full.
+
+use std::collections::BTreeSet;
+
+use ipnet::IpNet;
+use model::{Cut, NodeRecord, Object as _};
+use store::{Change, Compare, Outcome};
+use tracing::info;
+
+use super::join::{Candidate, JoinError, Joined, MOST_BLOCKS, Registry, TRIES, cuts};
+
+/// How many claims are tried before the list of free ones is read again.
+const CLAIMS: usize = 32;
+
+/// Where to look for a block.
+struct Search<'a> {
+    cut: &'a Cut,
+    /// Where to begin.
+    start: u64,
+    /// Blocks of nodes that are known here. After the store lost its data they are free there, and in use.
+    known: &'a [IpNet],
+}
+
+impl Registry {
+    /// Registers the node, and claims a block of each subnet where it has none.
+    pub(crate) async fn join(&self, candidate: &Candidate, known: &[IpNet]) -> Result<Joined, JoinError> {
+        let (joined, _) = self.enter(candidate).await?;
+        self.complete(joined, candidate, known).await
+    }
+
+    /// Claims a block of each subnet where the node has none.
+    pub(crate) async fn complete(
+        &self,
+        mut joined: Joined,
+        candidate: &Candidate,
+        known: &[IpNet],
+    ) -> Result<Joined, JoinError> {
+        let cuts = cuts(&candidate.spec)?;
+        let lacks = |cut: &&Cut| !joined.record.blocks.iter().any(|block| cut.owns(block));
+        let missing: Vec<&Cut> = cuts.iter().filter(lacks).collect();
+        if missing.is_empty() {
+            return Ok(joined);
+        }
+        // A store that knew us lost nothing: whom it does not know any more was removed.
+        let known = if joined.was_forgotten { known } else { &[] };
+        // One PUT for all families: the blocks of a node have the same number where they can.
+        let start = self.store.put_counter(self.layout.counter()).await?;
+        for cut in missing {
+            joined = self.claim(joined, &Search { cut, start, known }).await?;
+        }
+        Ok(joined)
+    }
+
+    /// One more block of this family.
+    pub(crate) async fn grow(&self, joined: Joined, cut: &Cut, known: &[IpNet]) -> Result<Joined, JoinError> {
+        if joined.record.blocks.len() >= MOST_BLOCKS {
+            return Err(JoinError::TooMany);
+        }
+        let start = self.store.put_counter(self.layout.counter()).await?;
+        self.claim(joined, &Search { cut, start, known }).await
+    }
+
+    /// Claims a block: the transaction on the block's own key decides, whatever the counter said.
+    async fn claim(&self, joined: Joined, search: &Search<'_>) -> Result<Joined, JoinError> {
+        let cut = search.cut;
+        for _ in 0..TRIES {
+            let keys = self.store.keys(&self.layout.blocks()).await?;
+            let taken: BTreeSet<IpNet> = keys.iter().filter_map(|key| self.layout.block_of(key)).collect();
+            for block in search.free(&taken)? {
+                if let Some(joined) = self.try_claim(&joined, block).await? {
+                    info!("claimed block {block}");
+                    return Ok(joined);
+                }
+                let key = self.layout.node(&joined.record.name);
+                if self.revision_of(&key).await? != Some(joined.revision) {
+                    return Err(JoinError::Restless {
+                        what: format!("the record of {}", joined.record.name),
+                    });
+                }
+                if self.revision_of(&self.layout.network()).await? != Some(joined.network) {
+                    return Err(JoinError::Restless { what: "the network".to_owned() });
+                }
+            }
+        }
+        Err(JoinError::Restless { what: format!("the list of blocks of {}", cut.subnet()) })
+    }
+
+    /// None: somebody was quicker, or something changed.
+    async fn try_claim(&self, joined: &Joined, block: IpNet) -> Result<Option<Joined>, JoinError> {
+        let mut record: NodeRecord = joined.record.clone();
+        record.blocks.push(block);
+        let key = self.layout.node(&record.name);
+        let compares = [
+            Compare::Absent(self.layout.block(&block)),
+            Compare::Revision(key.clone(), joined.revision),
+            Compare::Revision(self.layout.network(), joined.network),
+        ];
+        let changes =
+            [self.put_claim(&block, &record.name), Change::Put { key, value: record.encode(), lease: None }];
+        Ok(match self.store.commit(&compares, &changes).await? {
+            Outcome::Done { revision } => Some(Joined { record, revision, ..joined.clone() }),
+            Outcome::Refused => None,
+        })
+    }
+}
+
+impl Search<'_> {
+    /// Some blocks that may be claimed; at least one.
+    fn free(&self, taken: &BTreeSet<IpNet>) -> Result<Vec<IpNet>, JoinError> {
+        // A claim of another size is no claim of a block: no node routes it, and one for all addresses would leave none free.
+        let known: BTreeSet<&IpNet> = self.known.iter().collect();
+        let is_taken = |block: &IpNet| taken.contains(block) || known.contains(block);
+        let offered: Vec<IpNet> = self.cut.offer(self.start, is_taken).take(CLAIMS).collect();
+        if !offered.is_empty() {
+            return Ok(offered);
+        }
+        let (subnet, count) = (self.cut.subnet(), self.cut.count());
+        let is_awaited = |block: &&IpNet| self.cut.subnet().contains(*block) && !taken.contains(*block);
+        Err(match self.known.iter().find(is_awaited) {
+            Some(_) => JoinError::Awaited { subnet },
+            None => JoinError::Exhausted { subnet, count },
+        })
+    }
+}

@@ -1,0 +1,309 @@
+//! One wish for another block at a time, and all who wait for its answer.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use ipnet::IpNet;
+use model::Cut;
+use tokio::sync::mpsc::{self, error::TrySendError};
+use tracing::{debug, info};
+use types::{Code, Finding};
+
+use super::command::Command;
+use super::join::{JoinError, Joined};
+use super::member::{End, Member, Next};
+use crate::share::NoBlock;
+
+/// How long a pod waits for another block.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// When there was no other block, it is asked for again after this time.
+const ASK_AGAIN: Duration = Duration::from_secs(30);
+
+/// Why a node gets no other block.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum GrowError {
+    #[error("this node has all of the network already")]
+    Alone,
+    #[error("no block of this node is full")]
+    NotFull,
+    #[error(transparent)]
+    NoBlock(#[from] NoBlock),
+    #[error("too many requests to the store wait already")]
+    Busy,
+    #[error("the agent no longer follows the store")]
+    Stopped,
+    #[error("the store did not answer in time")]
+    Late,
+    #[error("no pod waited for it any more")]
+    Unwanted,
+    #[error("the store gave no other block")]
+    NoOther,
+    /// In the words of the store's side.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// One more block of this one's family.
+#[derive(Debug)]
+pub(crate) struct Wish {
+    pub(crate) like: IpNet,
+    /// The blocks there were: who has others by now needs no more.
+    pub(crate) seen: Vec<IpNet>,
+    begun: Instant,
+    state: Mutex<Waiting>,
+    answered: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    /// Pods that wait for it.
+    pods: u32,
+    /// It is asked for in good time, whether or not a pod waits.
+    is_precaution: bool,
+    answer: Option<(Result<(), GrowError>, Instant)>,
+    /// When the node was last found to need it, after it was asked for.
+    renewed: Option<Instant>,
+}
+
+/// Who needs a block.
+pub(crate) struct Asker<'a> {
+    pub(crate) like: IpNet,
+    pub(crate) seen: &'a [IpNet],
+    pub(crate) commands: &'a mpsc::Sender<Command>,
+}
+
+impl Wish {
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn answer(&self, answer: Result<(), GrowError>) {
+        self.lock().answer = Some((answer, Instant::now()));
+        self.answered.notify_all();
+    }
+
+    /// Does anybody want it still? If not, this is its end.
+    pub(crate) fn is_wanted(&self) -> bool {
+        let mut state = self.lock();
+        let is_wanted = state.pods > 0 || (state.is_precaution && self.begun.elapsed() < ASK_AGAIN);
+        if !is_wanted {
+            state.answer = Some((Err(GrowError::Unwanted), Instant::now()));
+        }
+        is_wanted
+    }
+
+    fn renew(&self) {
+        self.lock().renewed = Some(Instant::now());
+    }
+
+    /// How long ago the node was found to need it.
+    pub(crate) fn idle(&self) -> Duration {
+        self.lock().renewed.unwrap_or(self.begun).elapsed()
+    }
+
+    /// May be asked for again in good time? Where there was none, not at once.
+    fn is_over(&self) -> bool {
+        match &self.lock().answer {
+            Some((Ok(()), _)) => true,
+            Some((Err(_), at)) => at.elapsed() > ASK_AGAIN,
+            None => self.begun.elapsed() > ASK_AGAIN,
+        }
+    }
+
+    /// Waits with the others, if it is not answered yet.
+    fn join(&self) -> bool {
+        let mut state = self.lock();
+        let is_open = state.answer.is_none();
+        state.pods += u32::from(is_open);
+        is_open
+    }
+
+    fn wait(&self) -> Result<(), GrowError> {
+        let waiting = |state: &mut Waiting| state.answer.is_none();
+        let waited = self.answered.wait_timeout_while(self.lock(), PATIENCE, waiting);
+        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        state.pods -= 1;
+        state.answer.as_ref().map_or(Err(GrowError::Late), |(answer, _)| answer.clone())
+    }
+}
+
+/// The last wish there was.
+#[derive(Default)]
+pub(crate) struct Growing(Mutex<Option<Arc<Wish>>>);
+
+impl Growing {
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<Wish>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// In good time; nobody waits for it.
+    pub(crate) fn want(&self, asker: Asker<'_>) {
+        let mut last = self.lock();
+        if let Some(wish) = last.as_ref().filter(|wish| !wish.is_over()) {
+            return wish.renew();
+        }
+        info!("few addresses are left beside {}: another block is asked for", asker.like);
+        let first = Waiting { is_precaution: true, ..Waiting::default() };
+        // Too many questions: the next round asks again.
+        if let Ok(wish) = asker.ask(first) {
+            *last = Some(wish);
+        }
+    }
+
+    /// For a pod that waits. Who comes while somebody waits gets the same answer.
+    pub(crate) fn wait(&self, asker: Asker<'_>) -> Result<(), GrowError> {
+        let wish = {
+            let mut last = self.lock();
+            match last.as_ref().filter(|wish| wish.seen == asker.seen && wish.join()) {
+                Some(wish) => Arc::clone(wish),
+                None => {
+                    let wish = asker.ask(Waiting { pods: 1, ..Waiting::default() })?;
+                    Arc::clone(last.insert(wish))
+                }
+            }
+        };
+        wish.wait()
+    }
+}
+
+impl Asker<'_> {
+    fn ask(self, state: Waiting) -> Result<Arc<Wish>, GrowError> {
+        let wish = Arc::new(Wish {
+            like: self.like,
+            seen: self.seen.to_vec(),
+            begun: Instant::now(),
+            state: Mutex::new(state),
+            answered: Condvar::new(),
+        });
+        let sent = self.commands.try_send(Command::Grow(Arc::clone(&wish)));
+        sent.map_err(|error| match error {
+            TrySendError::Full(_) => GrowError::Busy,
+            TrySendError::Closed(_) => GrowError::Stopped,
+        })?;
+        Ok(wish)
+    }
+}
+
+impl Member {
+    pub(crate) async fn grow(&mut self, wish: &Arc<Wish>, joined: Joined) -> Result<Next, JoinError> {
+        if joined.record.blocks != wish.seen {
+            // It has another one already.
+            self.shared.set_growth_trouble(None);
+            wish.answer(Ok(()));
+            return Ok(Next::Go(joined));
+        }
+        if !wish.is_wanted() {
+            return Ok(Next::Go(joined));
+        }
+        let Some(cut) = self.cut_of(&wish.like) else {
+            wish.answer(Err(GrowError::Refused(format!("{} is not of this network", wish.like))));
+            return Ok(Next::Go(joined));
+        };
+        match self.registry.grow(joined.clone(), &cut, &self.shared.peers_blocks()).await {
+            Ok(grown) => {
+                self.shared.set_growth_trouble(None);
+                self.accept(&grown).await;
+                wish.answer(Ok(()));
+                Ok(Next::Go(grown))
+            }
+            Err(error) => {
+                self.grow_failed(wish, &error);
+                wish.answer(Err(GrowError::Refused(error.to_string())));
+                let restless = matches!(error, JoinError::Restless { .. });
+                Ok(if restless { Next::End(End::Again) } else { Next::Go(joined) })
+            }
+        }
+    }
+
+    /// A store that fails says nothing about free blocks.
+    fn grow_failed(&self, wish: &Arc<Wish>, error: &JoinError) {
+        let message = format!("another block beside {} could not be claimed: {error}", wish.like);
+        debug!("{message}");
+        if let JoinError::Store(error) = error {
+            self.shared.contact.call_failed(error);
+        }
+        if error.finding().code == Code::BlocksExhausted {
+            let found = Finding::new(Code::BlocksExhausted, format_args!("block {}", wish.like), message);
+            self.shared.set_growth_trouble(Some((found, Arc::clone(wish))));
+        }
+    }
+
+    fn cut_of(&self, like: &IpNet) -> Option<Cut> {
+        self.cuts.iter().find(|cut| cut.subnet().contains(like)).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::super::ask_error::AskError;
+    use super::*;
+
+    fn net() -> IpNet {
+        "10.2.0.0/24".parse().unwrap()
+    }
+
+    fn next(asked: &mut mpsc::Receiver<Command>) -> Option<Arc<Wish>> {
+        match asked.try_recv().ok()? {
+            Command::Grow(wish) => Some(wish),
+            Command::Ask(ask) => panic!("{ask:?}"),
+        }
+    }
+
+    #[test]
+    fn where_there_was_none_it_is_not_asked_for_again_at_once() {
+        let (commands, mut asked) = mpsc::channel(16);
+        let growing = Growing::default();
+        let want = || growing.want(Asker { like: net(), seen: &[net()], commands: &commands });
+        want();
+        let wish = next(&mut asked).unwrap();
+        wish.answer(Err(GrowError::Refused("all are taken".to_owned())));
+        let before = wish.idle();
+        for _ in 0..3 {
+            want();
+        }
+        assert!(next(&mut asked).is_none(), "asked again");
+        assert!(wish.lock().renewed.is_some() && before < ASK_AGAIN, "the need is known to last");
+        wish.answer(Ok(()));
+        want();
+        assert!(next(&mut asked).is_some(), "a node that got one may need the next");
+    }
+
+    #[test]
+    fn all_who_wait_get_one_answer_and_who_comes_later_asks_anew() {
+        let (commands, mut asked) = mpsc::channel(16);
+        let growing = Growing::default();
+        let wait = || growing.wait(Asker { like: net(), seen: &[net()], commands: &commands });
+        thread::scope(|scope| {
+            let waiting: Vec<_> = (0..8).map(|_| scope.spawn(wait)).collect();
+            let end = Instant::now() + PATIENCE;
+            let all_wait = || growing.lock().as_ref().is_some_and(|wish| wish.lock().pods == 8);
+            while !all_wait() && Instant::now() < end {
+                thread::yield_now();
+            }
+            next(&mut asked).unwrap().answer(Err(GrowError::Refused("all are taken".to_owned())));
+            for one in waiting {
+                assert_eq!(one.join().unwrap(), Err(GrowError::Refused("all are taken".to_owned())));
+            }
+            assert!(next(&mut asked).is_none(), "one question for all");
+            let later = scope.spawn(wait);
+            asked
+                .blocking_recv()
+                .map(|command| command.refuse(AskError::Unreachable("no store".to_owned())))
+                .unwrap();
+            assert_eq!(later.join().unwrap(), Err(GrowError::Refused("no store".to_owned())));
+        });
+    }
+
+    #[test]
+    fn what_nobody_waits_for_is_not_wanted() {
+        let (commands, _asked) = mpsc::channel(16);
+        let ask = |state| Asker { like: net(), seen: &[net()], commands: &commands }.ask(state).unwrap();
+        let given_up = ask(Waiting::default());
+        assert!(!given_up.is_wanted());
+        assert!(!given_up.join(), "nobody waits for what will not come");
+        assert!(ask(Waiting { pods: 1, ..Waiting::default() }).is_wanted());
+        assert!(ask(Waiting { is_precaution: true, ..Waiting::default() }).is_wanted());
+    }
+}

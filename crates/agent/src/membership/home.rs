@@ -1,0 +1,385 @@
+//! What a node remembers of itself over reboots, in STATE_DIR/NETWORK:
+//!
+//! ```text
+//! uid          who this machine is, chosen once
+//! node.json    its record as the store had it last: its blocks are its own also while the store is away
+//! peers.json   the others, for a node that boots while the store is away
+//! mtu          that of its pods, for a node that boots before its link has an address
+//! ```
+//!
+//! Each is replaced atomically and flushed to the disk.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use files::{Replacement, optional};
+use model::{NodeRecord, Object as _};
+use rustix::rand::{GetRandomFlags, getrandom};
+use types::{NetworkName, NodeName, NodeUid};
+
+#[derive(Debug, thiserror::Error)]
+pub enum HomeError {
+    #[error("cannot {operation} {}: {source}", path.display())]
+    Io { operation: &'static str, path: PathBuf, source: io::Error },
+    #[error("{} does not hold a node's uid ({reason}): restore it, or remove it to join as a new machine", path.display())]
+    Uid { path: PathBuf, reason: types::NameError },
+    #[error("the state directory is not safe: {0}")]
+    Unsafe(#[from] files::UnsafeDir),
+}
+
+/// The files of a network's directory.
+const FILES: [&str; 4] = ["node.json", "peers.json", "mtu", "uid"];
+/// The embedded store, and its files. Earlier versions made `log.new` and `gate`.
+const STORE: &str = "store";
+const STORE_FILES: [&str; 4] = ["log", "log.new", "gate", "lock"];
+
+#[derive(Debug, Clone)]
+pub(crate) struct Home {
+    dir: PathBuf,
+}
+
+impl Home {
+    pub(crate) fn of(state_dir: &Path, network: &NetworkName) -> Self {
+        Self { dir: state_dir.join(network.as_str()) }
+    }
+
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The uid of this machine; made up if there is none yet.
+    pub(crate) fn uid(&self) -> Result<NodeUid, HomeError> {
+        if let Some(uid) = self.known_uid()? {
+            return Ok(uid);
+        }
+        let mut bytes = [0; 16];
+        getrandom(&mut bytes, GetRandomFlags::empty()).map_err(|e| HomeError::Io {
+            operation: "get random numbers for",
+            path: self.dir.join("uid"),
+            source: e.into(),
+        })?;
+        let uid = NodeUid::from_random(bytes);
+        self.write("uid", format!("{uid}\n").as_bytes())?;
+        Ok(uid)
+    }
+
+    /// The uid of this machine, if it has one.
+    pub(crate) fn known_uid(&self) -> Result<Option<NodeUid>, HomeError> {
+        self.dir.parent().map_or(Ok(()), files::check_dir)?;
+        files::check_dir(&self.dir)?;
+        let path = self.dir.join("uid");
+        match optional(files::read_text(&path)) {
+            Ok(Some(text)) => {
+                NodeUid::try_from(text.trim()).map(Some).map_err(|reason| HomeError::Uid { path, reason })
+            }
+            Ok(None) => Ok(None),
+            Err(source) => Err(HomeError::Io { operation: "read", path, source }),
+        }
+    }
+
+    /// The record that was saved last. One that cannot be read is as good as none: the store has it too.
+    pub(crate) fn record(&self) -> Option<NodeRecord> {
+        let bytes = self.remembered("node.json")?;
+        NodeRecord::decode(&bytes).inspect_err(|e| tracing::warn!("{}: {e}", self.dir.display())).ok()
+    }
+
+    pub(crate) fn save_record(&self, record: &NodeRecord) -> Result<(), HomeError> {
+        self.write("node.json", &record.encode())
+    }
+
+    /// The others as they were known last.
+    pub(crate) fn peers(&self) -> Vec<NodeRecord> {
+        let Some(bytes) = self.remembered("peers.json") else { return Vec::new() };
+        let lines = bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+        lines.filter_map(|line| NodeRecord::decode(line).ok()).collect()
+    }
+
+    pub(crate) fn save_peers<'a>(
+        &self,
+        peers: impl Iterator<Item = &'a NodeRecord>,
+    ) -> Result<(), HomeError> {
+        let mut text = Vec::new();
+        for peer in peers {
+            text.extend(peer.encode());
+            text.push(b'\n');
+        }
+        self.write("peers.json", &text)
+    }
+
+    /// When the copy of the cluster's records was written or last confirmed, in seconds since 1970.
+    pub(crate) fn saved_at(&self) -> Option<u64> {
+        let modified = |name: &str| self.dir.join(name).metadata().and_then(|meta| meta.modified()).ok();
+        let time = modified("peers.json").or_else(|| modified("node.json"))?;
+        time.duration_since(UNIX_EPOCH).ok().map(|since| since.as_secs())
+    }
+
+    /// The copy of the other nodes' records was right at this time: an agent that starts without the store reports its age.
+    pub(crate) fn confirm_peers(&self, time: SystemTime) -> io::Result<()> {
+        let path = self.dir.join("peers.json");
+        let file = optional(files::open(&path, File::options().write(true)))?;
+        file.map_or(Ok(()), |file| file.set_modified(time))
+    }
+
+    /// The MTU that was saved last. One that cannot be read is found out again.
+    pub(crate) fn mtu(&self) -> Option<u32> {
+        String::from_utf8(self.remembered("mtu")?).ok()?.trim().parse().ok()
+    }
+
+    /// A file that the node can do without.
+    fn remembered(&self, name: &str) -> Option<Vec<u8>> {
+        let path = self.dir.join(name);
+        let read = optional(files::read(&path));
+        read.inspect_err(|error| tracing::warn!("cannot read {}: {error}", path.display())).ok().flatten()
+    }
+
+    pub(crate) fn save_mtu(&self, mtu: u32) -> Result<(), HomeError> {
+        self.write("mtu", format!("{mtu}\n").as_bytes())
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) -> Result<(), HomeError> {
+        let failed = |operation, path| move |source| HomeError::Io { operation, path, source };
+        files::create_dir(&self.dir).map_err(failed("make the directory", self.dir.clone()))?;
+        let path = self.dir.join(name);
+        let written = files::replace(&path, bytes, Replacement::DURABLE);
+        written.map_err(failed("write", path))
+    }
+}
+
+/// What was removed, and what could not be.
+#[derive(Debug, Default)]
+pub struct Forgotten {
+    pub done: Vec<String>,
+    pub left: Vec<String>,
+    /// The names under which this machine may still be known to others.
+    pub names: Vec<NodeName>,
+}
+
+/// Forgets who this machine was, in every network of a state directory. A directory counts as a network's if it has a uid and
+/// belongs to this user alone. Only files that Podwire writes are removed.
+pub fn forget(state_dir: &Path) -> Forgotten {
+    let mut forgotten = Forgotten::default();
+    let Ok(entries) = fs::read_dir(state_dir) else { return forgotten };
+    for dir in entries.flatten().map(|entry| entry.path()) {
+        if dir.join("uid").symlink_metadata().is_err() {
+            continue;
+        }
+        let home = Home { dir };
+        if let Err(reason) = home.verify() {
+            forgotten.left.push(format!("directory {} stays: {reason}", home.dir.display()));
+            continue;
+        }
+        // The embedded store goes with it, and nobody else knows of us then.
+        let is_shared = !home.dir.join(STORE).exists();
+        forgotten.names.extend(home.record().map(|record| record.name).filter(|_| is_shared));
+        match home.remove() {
+            Ok(()) => forgotten.done.push(format!("directory {} removed", home.dir.display())),
+            Err(reason) => forgotten.left.push(format!("directory {} stays: {reason}", home.dir.display())),
+        }
+    }
+    forgotten
+}
+
+impl Home {
+    /// Why this is not a network's directory, or not safe to work in.
+    fn verify(&self) -> Result<(), String> {
+        if self.dir.is_symlink() {
+            return Err("it is a symlink".to_owned());
+        }
+        files::check_dir(&self.dir).map_err(|error| error.to_string())?;
+        let text = files::read_text(&self.dir.join("uid")).map_err(|error| format!("its uid: {error}"))?;
+        NodeUid::try_from(text.trim()).map(drop).map_err(|error| error.to_string())
+    }
+
+    /// Removes what Podwire wrote, the uid last: what is left can then be removed by another run.
+    fn remove(&self) -> Result<(), String> {
+        let store = self.dir.join(STORE);
+        if store.symlink_metadata().is_ok_and(|meta| meta.is_dir()) {
+            remove_leftovers(&store)?;
+            remove_files(&store, &STORE_FILES)?;
+            remove_dir(&store)?;
+        }
+        let (uid, rest) = FILES.split_last().map_or(("", FILES.as_slice()), |(uid, rest)| (*uid, rest));
+        remove_files(&self.dir, rest)?;
+        remove_leftovers(&self.dir)?;
+        let others: Vec<String> = names(&self.dir, |name| name != uid)?;
+        if !others.is_empty() {
+            return Err(format!("it holds files that Podwire did not write ({})", others.join(", ")));
+        }
+        remove_files(&self.dir, &[uid])?;
+        remove_dir(&self.dir)
+    }
+}
+
+fn names(dir: &Path, is_wanted: impl Fn(&OsStr) -> bool) -> Result<Vec<String>, String> {
+    let entries = fs::read_dir(dir).map_err(|error| error.to_string())?;
+    let names = entries.flatten().map(|entry| entry.file_name()).filter(|name| is_wanted(name));
+    Ok(names.map(|name| name.to_string_lossy().into_owned()).collect())
+}
+
+fn remove_files(dir: &Path, names: &[&str]) -> Result<(), String> {
+    for path in names.iter().map(|name| dir.join(name)) {
+        files::remove(&path).map_err(|error| format!("cannot remove {}: {error}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn remove_leftovers(dir: &Path) -> Result<(), String> {
+    let removed = files::remove_leftovers(dir, None, Duration::ZERO);
+    removed.map(drop).map_err(|error| format!("cannot remove temporary files in {}: {error}", dir.display()))
+}
+
+/// A directory that is not empty holds files of others, and stays.
+fn remove_dir(dir: &Path) -> Result<(), String> {
+    match fs::remove_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
+            let others = names(dir, |_| true)?.join(", ");
+            Err(format!("{} holds files that Podwire did not write ({others})", dir.display()))
+        }
+        removed => removed.map_err(|error| format!("cannot remove {}: {error}", dir.display())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use types::Mac;
+
+    use super::*;
+
+    fn home(dir: &Path) -> Home {
+        Home::of(dir, &"pods".try_into().unwrap())
+    }
+
+    fn record(name: &str) -> NodeRecord {
+        NodeRecord {
+            name: name.try_into().unwrap(),
+            uid: NodeUid::from_random([1; 16]),
+            addresses: vec!["192.0.2.1".parse().unwrap()],
+            blocks: vec!["10.2.1.0/24".parse().unwrap(), "fd00:2::/72".parse().unwrap()],
+            tunnel_mac: Mac::local([1, 2, 3, 4, 5]),
+            version: "0.1.0".to_owned(),
+            transport: None,
+        }
+    }
+
+    #[test]
+    fn the_uid_is_made_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let uid = home(dir.path()).uid().unwrap();
+        assert_eq!(home(dir.path()).uid().unwrap(), uid);
+        let other = tempfile::tempdir().unwrap();
+        assert_ne!(home(other.path()).uid().unwrap(), uid);
+    }
+
+    #[test]
+    fn a_damaged_uid_is_told_and_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        home(dir.path()).uid().unwrap();
+        let path = dir.path().join("pods/uid");
+        fs::write(&path, "not a uid").unwrap();
+        let error = home(dir.path()).uid().unwrap_err().to_string();
+        assert!(error.contains("restore it, or remove it"), "{error}");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "not a uid");
+    }
+
+    #[test]
+    fn an_mtu_is_remembered_and_a_damaged_one_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(home(dir.path()).mtu(), None);
+        home(dir.path()).save_mtu(8950).unwrap();
+        assert_eq!(home(dir.path()).mtu(), Some(8950));
+        fs::write(dir.path().join("pods/mtu"), "much").unwrap();
+        assert_eq!(home(dir.path()).mtu(), None);
+    }
+
+    #[test]
+    fn what_is_forgotten_is_ours() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = home(dir.path());
+        home.uid().unwrap();
+        home.save_record(&record("n1")).unwrap();
+        fs::create_dir(dir.path().join("theirs")).unwrap();
+        let forgotten = forget(dir.path());
+        assert_eq!((forgotten.done.len(), forgotten.left.len()), (1, 0));
+        assert_eq!(forgotten.names[0].as_str(), "n1");
+        assert!(!home.dir().exists() && dir.path().join("theirs").exists());
+        assert!(forget(dir.path()).done.is_empty());
+    }
+
+    /// The directory of another program may well have a file of that name.
+    #[test]
+    fn a14_directories_that_are_no_networks_stay_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let make = |name: &str, uid: &str| {
+            fs::create_dir(dir.path().join(name)).unwrap();
+            fs::write(dir.path().join(name).join("uid"), uid).unwrap();
+            fs::write(dir.path().join(name).join("mtu"), "1500").unwrap();
+            dir.path().join(name)
+        };
+        let uid = NodeUid::from_random([7; 16]).to_string();
+        make("postgres", "1000");
+        let open = make("open", &uid);
+        fs::set_permissions(&open, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+        let theirs = make("theirs", &uid);
+        std::os::unix::fs::chown(&theirs, Some(1000), None).unwrap();
+        let elsewhere = tempfile::tempdir().unwrap();
+        fs::write(elsewhere.path().join("uid"), &uid).unwrap();
+        std::os::unix::fs::symlink(elsewhere.path(), dir.path().join("link")).unwrap();
+        let mixed = make("mixed", &uid);
+        fs::write(mixed.join("thesis.tex"), "years").unwrap();
+        let forgotten = forget(dir.path());
+        assert_eq!((forgotten.done.len(), forgotten.left.len()), (0, 5), "{forgotten:?}");
+        for name in ["postgres", "open", "theirs"] {
+            assert_eq!(fs::read_dir(dir.path().join(name)).unwrap().count(), 2, "{name}");
+        }
+        assert!(elsewhere.path().join("uid").exists());
+        assert!(
+            mixed.join("thesis.tex").exists() && mixed.join("uid").exists() && !mixed.join("mtu").exists()
+        );
+        assert!(forgotten.left.iter().any(|line| line.contains("thesis.tex")), "{forgotten:?}");
+    }
+
+    #[test]
+    fn a14_the_embedded_store_goes_and_other_files_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = home(dir.path());
+        home.uid().unwrap();
+        let store = home.dir().join(STORE);
+        fs::create_dir(&store).unwrap();
+        STORE_FILES.iter().for_each(|name| fs::write(store.join(name), "").unwrap());
+        // As a killed agent leaves them.
+        fs::write(store.join(".log.podwire-tmp"), "").unwrap();
+        fs::write(home.dir().join(".node.json.podwire-tmp"), "").unwrap();
+        fs::write(store.join("dump"), "").unwrap();
+        let forgotten = forget(dir.path());
+        assert!(forgotten.left[0].contains("dump") && home.dir().join("uid").exists(), "{forgotten:?}");
+        fs::remove_file(store.join("dump")).unwrap();
+        assert_eq!(forget(dir.path()).done.len(), 1);
+        assert!(!home.dir().exists());
+    }
+
+    #[test]
+    fn a14_a_state_directory_of_another_user_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        std::os::unix::fs::chown(dir.path(), Some(1000), None).unwrap();
+        let error = home(dir.path()).uid().unwrap_err().to_string();
+        assert!(error.contains("chown 0 "), "{error}");
+        assert!(!home(dir.path()).dir().exists());
+    }
+
+    #[test]
+    fn records_are_remembered_and_damage_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = home(dir.path());
+        assert_eq!((home.record(), home.peers()), (None, Vec::new()));
+        let peers = [record("n2"), record("n3")];
+        home.save_record(&record("n1")).unwrap();
+        home.save_peers(peers.iter()).unwrap();
+        assert_eq!(home.record(), Some(record("n1")));
+        assert_eq!(home.peers(), peers);
+        fs::write(dir.path().join("pods/node.json"), "{").unwrap();
+        assert_eq!(home.record(), None);
+    }
+}

@@ -1,0 +1,236 @@
+//! This node as one of many: its record and its blocks in the store, and routes to all others in the kernel.
+//!
+//! One thread with a small runtime of its own, in three parts that never wait for each other:
+//!
+//! ```text
+//! member (store: join, list, watch) ── updates ──► routes (kernel: mesh, tunnels, netlink news)
+//! herald (store: alive/NAME)        ◄─ addresses ──┘
+//! ```
+//!
+//! Nothing here stands in a pod's way: requests work with the node's [`Share`], which is remembered over reboots. While the
+//! store is away the share stays, and so does every route.
+
+mod alive;
+pub(crate) mod ask_error;
+mod claim;
+pub(crate) mod command;
+mod contact;
+mod grow;
+mod handle;
+pub(crate) mod home;
+pub(crate) mod join;
+mod lease_watch;
+mod leases;
+pub mod measured;
+pub(crate) mod member;
+mod outage;
+pub(crate) mod preflight;
+pub(crate) mod shared;
+pub(crate) mod view;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use model::{Cut, Facts, NetworkSpec, NodeRecord, Tunnels};
+use store::{EtcdConfig, Store, StoreConfig};
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::task::JoinSet;
+use tracing::info;
+use types::{Code, Finding, NodeName};
+
+use crate::board::Board;
+use crate::clock::unix_time;
+use crate::conditions::Source;
+use crate::keeper::Bell;
+use crate::metrics::Metrics;
+use crate::peers::{self, Question};
+use crate::share::Shares;
+use crate::work::Work;
+pub(crate) use ask_error::AskError;
+use command::Command;
+use config::Config;
+pub(crate) use contact::Contact;
+pub(crate) use grow::GrowError;
+pub(crate) use handle::Cluster;
+pub use home::{Forgotten, forget};
+use home::{Home, HomeError};
+use install::Installer;
+use join::{Candidate, Registry};
+use shared::Shared;
+pub(crate) use view::{blocks, nodes};
+
+/// Updates that may wait: a burst of joining nodes.
+const UPDATES: usize = 1024;
+
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterError {
+    #[error(transparent)]
+    Name(#[from] types::NameError),
+    #[error(transparent)]
+    Home(#[from] HomeError),
+    #[error(transparent)]
+    Store(#[from] store::Error),
+    #[error("cannot start the cluster's thread: {0}")]
+    Thread(std::io::Error),
+    #[error(transparent)]
+    Netlink(#[from] netlink::Error),
+}
+
+/// What the cluster's side works with.
+pub(crate) struct Parts {
+    pub(crate) config: Arc<Config>,
+    pub(crate) shares: Arc<Shares>,
+    pub(crate) board: Arc<Board>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) work: Arc<Work>,
+    pub(crate) bell: Bell,
+    pub(crate) installer: Option<Arc<Installer>>,
+}
+
+/// A node that nobody can join: one block is all there is, and nobody else uses the store.
+pub(crate) fn is_alone(config: &Config) -> bool {
+    matches!(config.store, config::Store::Embedded) && config.cluster.margin == 0
+}
+
+/// Everything the thread starts with.
+struct Site {
+    shared: Arc<Shared>,
+    record: NodeRecord,
+    /// This machine's name as it is remembered, if that was another one.
+    former: Option<NodeName>,
+    store: Store,
+    kernel: peers::Kernel,
+    commands: mpsc::Receiver<Command>,
+    questions: mpsc::Receiver<Question>,
+    table_changed: Arc<Notify>,
+    /// Comes true when the agent ends.
+    stop: watch::Receiver<bool>,
+}
+
+/// Says so when the thread ends though nobody asked for it, however it does: nothing would follow the cluster any more.
+struct Ending {
+    board: Arc<Board>,
+    contact: Arc<Contact>,
+    stop: watch::Receiver<bool>,
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        // Where nobody is left who could ask for it, nobody is left to be told.
+        if *self.stop.borrow() || self.stop.has_changed().is_err() {
+            return;
+        }
+        let message = "the agent no longer follows the store: routes to other nodes and this node's record stay as they \
+                       are; its log has the reason";
+        self.contact.stopped("the agent no longer follows the store");
+        let found = Finding::new(Code::StoreWatchStopped, "store", message).fix("systemctl restart podwire");
+        // What was found about routes may not hold any more, and nothing would end it.
+        self.board.set(Source::Routes, Vec::new());
+        self.board.set(Source::Cluster, vec![found]);
+    }
+}
+
+impl Site {
+    async fn run(self) {
+        let Self { shared, record, former, store, kernel, commands, questions, table_changed, mut stop } =
+            self;
+        let config = Arc::clone(&shared.config);
+        let registry = Registry { store, layout: config.layout.clone() };
+        info!("the cluster is in {}, under {}", registry.store.describe(), registry.layout.prefix());
+        let (addresses, published) = watch::channel(None);
+        let (holds, held) = watch::channel(None);
+        let lost = Arc::<Notify>::default();
+        let (updates, heard) = mpsc::channel(UPDATES);
+        let network = &config.network;
+        let remembered = shared.blocks();
+        let since = unix_time();
+        let candidate = Candidate { spec: spec(&config), record: record.clone(), remembered, former, since };
+        let contact = Arc::clone(&shared.contact);
+        let herald = alive::Herald { holds: held.clone(), lost: Arc::clone(&lost), contact };
+        let reporting = Arc::clone(&shared);
+        let peers = shared.home.peers();
+        shared.know_peers(peers.iter(), &BTreeMap::new());
+        let facts = Facts {
+            name: record.name.clone(),
+            blocks: shared.blocks(),
+            subnets: network.subnets.clone(),
+            margin: config.cluster.margin,
+            transport: config.cluster.transport,
+            underlays: Vec::new(),
+            tunnels: Tunnels::default(),
+            sources: Vec::new(),
+        };
+        let known = peers::Known::new(facts, peers);
+        let routes = peers::Routes {
+            shared: Arc::clone(&shared),
+            addresses,
+            updates: heard,
+            questions,
+            table_changed,
+            record,
+            kernel,
+            known,
+        };
+        let member = member::Member {
+            registry,
+            candidate,
+            cuts: cuts(&config),
+            shared,
+            addresses: published,
+            holds,
+            lost,
+            updates,
+            commands,
+            revision: 0,
+            unread: BTreeMap::new(),
+            was_wiped: false,
+            asked: JoinSet::new(),
+            progress_at: tokio::time::Instant::now(),
+            aftercare_at: tokio::time::Instant::now(),
+        };
+        tokio::select! {
+            () = member.run() => {}
+            () = reporting.report_reach() => {}
+            () = routes.run() => {}
+            () = herald.run() => {}
+            // An error means that nobody is left who could say so.
+            _ = stop.wait_for(|stop| *stop) => {}
+        }
+        reporting.watch_ended();
+        let hold = held.borrow().clone();
+        if let Some(hold) = hold {
+            hold.give_back().await;
+        }
+    }
+}
+
+/// How the network is cut into blocks.
+pub(crate) fn cuts(config: &Config) -> Vec<Cut> {
+    // Checked when the configuration was read.
+    join::cuts(&spec(config)).unwrap_or_default()
+}
+
+fn spec(config: &Config) -> NetworkSpec {
+    let config::Cluster { margin, vni, vxlan_port, .. } = config.cluster;
+    NetworkSpec { subnets: config.network.subnets.clone(), margin, vni, vxlan_port }
+}
+
+fn store_config(config: &Config, home: &Home) -> StoreConfig {
+    match &config.store {
+        config::Store::Embedded => StoreConfig::Embedded {
+            dir: config.store_dir.clone().unwrap_or_else(|| home.dir().join("store")),
+        },
+        config::Store::Etcd(etcd) => StoreConfig::Etcd(EtcdConfig {
+            endpoints: etcd.endpoints.clone(),
+            ca: etcd.ca.clone(),
+            cert: etcd.cert.clone(),
+            key: etcd.key.clone(),
+            user: etcd.user.clone(),
+            password: etcd.password.as_ref().map(|password| password.reveal().to_owned()),
+            insecure: etcd.insecure,
+        }),
+    }
+}

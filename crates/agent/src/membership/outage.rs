@@ -1,0 +1,64 @@
+//! The condition of a store that does not answer, with a command that checks it.
+
+use types::{Code, Finding, Fix};
+
+use config::{Etcd, Store};
+
+pub(crate) fn finding(store: &Store, why: &str) -> Finding {
+    match store {
+        Store::Embedded => Finding::new(Code::StoreFailed, "store", why),
+        Store::Etcd(etcd) => Finding::new(Code::StoreUnreachable, "store", why).fix(check(etcd)),
+    }
+}
+
+/// Asks each endpoint for its health, with the certificates that the agent uses.
+fn check(etcd: &Etcd) -> Fix {
+    let mut words = ["curl", "-m", "3"].map(str::to_owned).to_vec();
+    // curl reads a colon in the name of a certificate as the beginning of its password.
+    let escaped = |path: &std::path::PathBuf| path.to_string_lossy().replace('\\', r"\\").replace(':', r"\:");
+    let plain = |path: &std::path::PathBuf| path.to_string_lossy().into_owned();
+    let files = [
+        ("--cacert", etcd.ca.as_ref().map(plain)),
+        ("--cert", etcd.cert.as_ref().map(escaped)),
+        ("--key", etcd.key.as_ref().map(plain)),
+    ];
+    for (option, path) in files {
+        words.extend(path.into_iter().flat_map(|path| [option.to_owned(), path]));
+    }
+    words.extend(etcd.endpoints.iter().map(|endpoint| format!("{endpoint}/health")));
+    Fix::words(words)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn etcd(endpoints: &[&str]) -> Etcd {
+        Etcd {
+            endpoints: endpoints.iter().map(|&endpoint| endpoint.to_owned()).collect(),
+            prefix: "/podwire".to_owned(),
+            counter: None,
+            ca: None,
+            cert: None,
+            key: None,
+            user: Some("root".to_owned()),
+            password: None,
+            insecure: true,
+        }
+    }
+
+    #[test]
+    fn a2_an_outage_of_etcd_has_a_command_that_checks_its_endpoints() {
+        let plain = etcd(&["http://192.0.2.1:2379", "http://[2001:db8::1]:2379"]);
+        let found = finding(&Store::Etcd(plain.clone()), "connection refused");
+        assert_eq!((found.code, found.message.as_str()), (Code::StoreUnreachable, "connection refused"));
+        let wanted = "curl -m 3 http://192.0.2.1:2379/health 'http://[2001:db8::1]:2379/health'";
+        assert_eq!(found.fix.as_deref(), Some(wanted));
+        let path = |name: &str| Some(name.into());
+        let (ca, cert, key) = (path("/etc/it's/ca.pem"), path("/etc/a:b.pem"), path("/etc/key.pem"));
+        let tls = Etcd { ca, cert, key, endpoints: vec!["https://etcd-1:2379".to_owned()], ..plain };
+        let wanted = r"curl -m 3 --cacert '/etc/it'\''s/ca.pem' --cert '/etc/a\:b.pem' --key /etc/key.pem https://etcd-1:2379/health";
+        assert_eq!(finding(&Store::Etcd(tls), "").fix.as_deref(), Some(wanted));
+        assert_eq!(finding(&Store::Embedded, "").fix, None);
+    }
+}

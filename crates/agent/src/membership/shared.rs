@@ -1,0 +1,442 @@
+//! What the parts of the cluster's side share: the node's blocks and MTU, which make its [`Share`]; and what is wrong.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use ipnet::IpNet;
+use model::NodeRecord;
+use tokio::sync::Notify;
+use tokio::task::spawn_blocking;
+use tokio::time::Instant;
+use tracing::{error, warn};
+use types::{Code, Finding, Fix, NodeName};
+
+use super::contact::Contact;
+use super::grow::Wish;
+use super::home::Home;
+use super::join::{JoinError, Joined};
+use super::leases::{LeaseEvent, Leases};
+use super::outage;
+use super::{Parts, cuts, is_alone};
+use crate::board::Board;
+use crate::clock::Now;
+use crate::conditions::Source;
+use crate::keeper::Bell;
+use crate::metrics::Metrics;
+use crate::peers::tunnel::OVERHEAD_V6;
+use crate::share::{Share, Shares, TunnelSize};
+use crate::work::Work;
+use config::Config;
+use install::{Installer, Rendered};
+
+/// One for all of them.
+pub(crate) struct Shared {
+    pub(crate) config: Arc<Config>,
+    pub(crate) home: Home,
+    pub(crate) contact: Arc<Contact>,
+    shares: Arc<Shares>,
+    pub(crate) board: Arc<Board>,
+    pub(crate) metrics: Arc<Metrics>,
+    work: Arc<Work>,
+    bell: Bell,
+    installer: Option<Arc<Installer>>,
+    /// A node that nobody can join: it has all of the network, whatever its store says.
+    pub(crate) is_alone: bool,
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    blocks: Vec<IpNet>,
+    mtu: Option<u32>,
+    /// Why the store cannot be used.
+    trouble: Option<Finding>,
+    /// Keys in the store that cannot be read, each with the reason.
+    unread: BTreeMap<String, String>,
+    /// Blocks that were ours, and whose they are.
+    lost: BTreeMap<IpNet, NodeName>,
+    /// Our record as it was written down last.
+    saved: Option<NodeRecord>,
+    unsaved: Option<String>,
+    /// Why the other nodes are not written down as they are.
+    forgetful: Option<String>,
+    /// Of the other nodes, as far as they are known.
+    peers_blocks: Vec<IpNet>,
+    /// Nodes that are known here, and that a store which lost its data does not know.
+    awaited: Vec<NodeName>,
+    /// Of this node.
+    lost_addresses: Vec<IpAddr>,
+    /// Why there is no other block, where one is needed.
+    cramped: Option<(Finding, Arc<Wish>)>,
+    leases: Leases,
+}
+
+impl Shared {
+    pub(crate) fn new(parts: Parts, home: Home) -> Self {
+        let Parts { config, shares, board, metrics, work, bell, installer } = parts;
+        Self {
+            is_alone: is_alone(&config),
+            contact: Arc::new(Contact::new(home.saved_at())),
+            config,
+            home,
+            shares,
+            board,
+            metrics,
+            work,
+            bell,
+            installer,
+            state: Mutex::default(),
+            changed: Notify::new(),
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The blocks that were ours when this was last known: they are in force until the store says otherwise.
+    pub(crate) fn remember(&self, mut blocks: Vec<IpNet>) {
+        if self.is_alone {
+            blocks.clone_from(&self.config.network.subnets);
+        } else {
+            let cuts = cuts(&self.config);
+            blocks.retain(|block| cuts.iter().any(|cut| cut.owns(block)));
+        }
+        {
+            let mut state = self.lock();
+            state.blocks = blocks;
+            state.mtu = self.home.mtu().filter(|_| !self.is_alone);
+        }
+        self.renew();
+    }
+
+    /// The store has our record.
+    pub(crate) async fn accept(&self, joined: &Joined) {
+        // Written down first: what is handed out must be known after a reboot.
+        self.save(&joined.record).await;
+        {
+            let mut state = self.lock();
+            if !self.is_alone {
+                state.blocks.clone_from(&joined.record.blocks);
+            }
+            state.lost.extend(joined.lost.iter().cloned());
+            state.lost.retain(|block, _| !joined.record.blocks.contains(block));
+        }
+        self.renew();
+        self.tell();
+    }
+
+    /// The store says that our name is another machine's: nothing is ours, now and after a reboot.
+    pub(crate) async fn lose_all(&self, record: &NodeRecord, why: &str) {
+        if self.is_alone {
+            return;
+        }
+        self.lock().blocks.clear();
+        self.withdraw(why);
+        self.save(&NodeRecord { blocks: Vec::new(), ..record.clone() }).await;
+        self.tell();
+    }
+
+    pub(crate) fn has_lost(&self) -> bool {
+        !self.lock().lost.is_empty()
+    }
+
+    /// Lost blocks of which no pod has an address any more are no concern of anybody.
+    pub(crate) async fn forget_lost(&self) {
+        let lost: Vec<IpNet> = self.lock().lost.keys().copied().collect();
+        let config = Arc::clone(&self.config);
+        let look = move || {
+            let is_free = |block: &IpNet| {
+                let share = Share::new(&config.network, vec![*block], None);
+                share.is_ok_and(|share| !share.is_used(&config.run_dir, &config.network.name))
+            };
+            lost.into_iter().filter(is_free).collect::<Vec<_>>()
+        };
+        match spawn_blocking(look).await {
+            Ok(free) => self.lock().lost.retain(|block, _| !free.contains(block)),
+            Err(error) => warn!("cannot look for pods with addresses of lost blocks: {error}"),
+        }
+        self.tell();
+    }
+
+    pub(crate) fn is_unsaved(&self) -> bool {
+        self.lock().unsaved.is_some()
+    }
+
+    /// The disk may be better by now.
+    pub(crate) async fn save_again(&self, record: &NodeRecord) {
+        self.save(record).await;
+        self.tell();
+    }
+
+    async fn save(&self, record: &NodeRecord) {
+        if self.lock().saved.as_ref() == Some(record) {
+            return;
+        }
+        let (home, copy) = (self.home.clone(), record.clone());
+        let saved = match spawn_blocking(move || home.save_record(&copy)).await {
+            Ok(saved) => saved.err().map(|error| error.to_string()),
+            Err(error) => Some(format!("this node's record cannot be written down: {error}")),
+        };
+        let mut state = self.lock();
+        state.saved = saved.is_none().then(|| record.clone());
+        if state.unsaved != saved {
+            state.unsaved = saved;
+        }
+    }
+
+    /// None says nothing: a link that is away for a moment comes back as it was.
+    pub(crate) fn set_mtu(&self, mtu: Option<u32>) {
+        // Alone there is no tunnel to make room for.
+        let Some(mtu) = mtu.filter(|mtu| !self.is_alone && self.lock().mtu != Some(*mtu)) else { return };
+        self.lock().mtu = Some(mtu);
+        if let Err(error) = self.home.save_mtu(mtu) {
+            warn!("the MTU cannot be remembered: {error}");
+        }
+        self.renew();
+    }
+
+    /// What fits on most links with room for either tunnel, for a node that boots before its link has an address. A pod
+    /// keeps what it was made with: too little is slower, too much does not work.
+    fn cautious_mtu(&self) -> Option<u32> {
+        let has_tunnel = !self.is_alone && self.config.cluster.transport != model::Transport::Direct;
+        has_tunnel.then_some(1500 - OVERHEAD_V6)
+    }
+
+    /// Puts the share in force, if it is another one than before.
+    fn renew(&self) {
+        let (blocks, mtu) = {
+            let state = self.lock();
+            (state.blocks.clone(), state.mtu)
+        };
+        let network = &self.config.network;
+        let has_none = |subnet: &&IpNet| !blocks.iter().any(|block| subnet.contains(block));
+        if let Some(subnet) = network.subnets.iter().find(has_none) {
+            return self.withdraw(&format!("this node has no block of {subnet} any more"));
+        }
+        let mtu = network.mtu.or(mtu).or_else(|| self.cautious_mtu());
+        if self.shares.get().is_ok_and(|share| share.blocks == blocks && share.mtu == mtu) {
+            return;
+        }
+        match Share::new(network, blocks, mtu) {
+            Ok(share) => {
+                self.work.change_defaults(share.values.clone());
+                if let Some(installer) = &self.installer {
+                    installer.know(Rendered::new(share.blocks.clone(), share.mtu));
+                }
+                self.shares.set(Arc::new(share));
+                self.bell.ring();
+                self.changed.notify_one();
+            }
+            Err(error) => self.shares.explain(format!("the agent's own network: {error}")),
+        }
+    }
+
+    /// Takes back the share there is. Requests must not get addresses that are another machine's, also not those that are under
+    /// way already. Pods that run keep what they have.
+    fn withdraw(&self, why: &str) {
+        if self.shares.withdraw(why) {
+            error!("{why}: no pod gets an address until it has one");
+            self.work.withdraw(why);
+            self.shares.report_block(&self.board, &self.config.network.name);
+            self.bell.ring();
+            self.changed.notify_one();
+        }
+    }
+
+    /// The first answer may take a while.
+    pub(crate) fn explain_asking(&self, store: &str) {
+        self.shares.explain(format!("this node has no block yet: {store} is asked for one"));
+    }
+
+    /// The other nodes, and those of them that the store does not know.
+    pub(crate) fn know_peers<'a>(
+        &self,
+        peers: impl Iterator<Item = &'a NodeRecord>,
+        awaited: &BTreeMap<NodeName, Instant>,
+    ) {
+        let blocks = peers.flat_map(|peer| peer.blocks.iter().copied()).collect();
+        let awaited: Vec<NodeName> = awaited.keys().cloned().collect();
+        let is_news = {
+            let mut state = self.lock();
+            state.peers_blocks = blocks;
+            let is_news = state.awaited != awaited;
+            state.awaited = awaited;
+            is_news
+        };
+        if is_news {
+            self.tell();
+        }
+    }
+
+    /// They are nobody else's, whatever a store says that lost its data.
+    pub(crate) fn peers_blocks(&self) -> Vec<IpNet> {
+        self.lock().peers_blocks.clone()
+    }
+
+    pub(crate) async fn share_changed(&self) {
+        self.changed.notified().await;
+    }
+
+    pub(crate) fn blocks(&self) -> Vec<IpNet> {
+        self.lock().blocks.clone()
+    }
+
+    pub(crate) fn gateways(&self) -> Vec<IpAddr> {
+        self.shares.get().map(|share| share.gateways()).unwrap_or_default()
+    }
+
+    /// This node could not join, or its watch broke. An outage is reported by [`Self::unreachable`].
+    pub(crate) fn store_failed(&self, error: &JoinError) {
+        self.contact.session_failed(error);
+        if !error.is_transient() {
+            self.lock().trouble = Some(error.finding());
+        } else if !self.contact.is_reachable() {
+            self.lock().trouble = None;
+        }
+        self.tell();
+        self.shares.explain(format!("this node has no block yet: {error}"));
+        self.bell.ring();
+    }
+
+    pub(crate) fn set_growth_trouble(&self, what: Option<(Finding, Arc<Wish>)>) {
+        self.lock().cramped = what;
+        self.tell();
+    }
+
+    pub(crate) fn is_cramped(&self) -> bool {
+        self.lock().cramped.is_some()
+    }
+
+    /// Reconcile rounds ask for a block while the node needs one. If none has asked for this time, the need is over.
+    pub(crate) fn end_growth_trouble(&self, after: Duration) {
+        let is_over = self.lock().cramped.as_ref().is_some_and(|(_, wish)| wish.idle() > after);
+        if is_over {
+            self.set_growth_trouble(None);
+        }
+    }
+
+    pub(crate) fn store_works(&self) {
+        self.lock().trouble = None;
+        self.tell();
+    }
+
+    /// Why the other nodes could not be written down; None: they are.
+    pub(crate) fn set_forgetful(&self, why: Option<String>) {
+        if self.lock().forgetful != why {
+            self.lock().forgetful = why;
+            self.tell();
+        }
+    }
+
+    pub(crate) fn set_unread(&self, unread: &BTreeMap<String, String>) {
+        if self.lock().unread != *unread {
+            self.lock().unread.clone_from(unread);
+            self.tell();
+        }
+    }
+
+    pub(crate) fn store_trouble(&self) -> String {
+        let trouble = self.lock().trouble.as_ref().map(|trouble| trouble.message.clone());
+        trouble
+            .or_else(|| self.contact.silence())
+            .unwrap_or_else(|| "the store is being asked for the first time".to_owned())
+    }
+
+    pub(crate) fn tell(&self) {
+        let outage = self.contact.silence().map(|why| {
+            let found = outage::finding(&self.config.store, &why);
+            // etcd need not be the cause.
+            match self.lock().lost_addresses.first() {
+                Some(lost) => Finding {
+                    message: format!("{}; this node lost its address {lost}", found.message),
+                    ..found.fix("ip address show")
+                },
+                None => found,
+            }
+        });
+        let (mut findings, lapses) = {
+            let mut state = self.lock();
+            let lapses = state.leases.findings(&self.config.node, &Now::read());
+            // While this node cannot join, nothing is known about the others.
+            (state.findings(&self.home), if state.trouble.is_none() { lapses } else { Vec::new() })
+        };
+        match outage {
+            Some(outage) => findings.push(outage),
+            None => findings.extend(lapses),
+        }
+        let denial = self.contact.denial().map(|why| Finding::new(Code::StoreFailed, "store", why));
+        // A failure to join has the same code and object, and is the later one.
+        findings.extend(denial.filter(|_| self.lock().trouble.is_none()));
+        self.board.set(Source::Cluster, findings);
+    }
+
+    pub(crate) fn set_lost_addresses(&self, lost: &[IpAddr]) {
+        if self.lock().lost_addresses != lost {
+            self.lock().lost_addresses = lost.to_vec();
+            self.tell();
+        }
+    }
+
+    /// The store has these nodes, and these leases.
+    pub(crate) fn list_leases(&self, nodes: BTreeSet<NodeName>, held: BTreeSet<NodeName>) {
+        self.lock().leases.set_all(nodes, held, Now::read().instant);
+    }
+
+    pub(crate) fn note_leases(&self, events: impl Iterator<Item = LeaseEvent>) {
+        let now = Now::read().instant;
+        let is_changed = {
+            let mut state = self.lock();
+            let changes: Vec<bool> = events.map(|event| state.leases.apply(event, now)).collect();
+            changes.contains(&true)
+        };
+        if is_changed {
+            self.tell();
+        }
+    }
+
+    /// When nodes without a lease are reported next.
+    pub(crate) fn next_lapse(&self) -> Option<Instant> {
+        self.lock().leases.report_at().map(Instant::from_std)
+    }
+
+    /// The tunnels there are, for the firewall: what leaves by them must fit.
+    pub(crate) fn set_tunnels(&self, tunnels: Vec<TunnelSize>) {
+        if self.shares.set_tunnels(tunnels) {
+            self.bell.ring();
+        }
+    }
+}
+
+impl State {
+    fn findings(&self, home: &Home) -> Vec<Finding> {
+        let mut all: Vec<Finding> = self.trouble.iter().cloned().collect();
+        let unread = self.unread.iter();
+        all.extend(
+            unread.map(|(key, why)| Finding::new(Code::StoreValueUnreadable, format_args!("key {key}"), why)),
+        );
+        let directory = home.dir().to_string_lossy();
+        let unsaved = self.unsaved.iter().chain(&self.forgetful);
+        all.extend(unsaved.map(|why| {
+            let found = Finding::new(Code::StateDirUnwritable, format_args!("directory {directory}"), why);
+            found.fix(Fix::words(["df", "-h", &directory]))
+        }));
+        all.extend(self.cramped.iter().map(|(found, _)| found.clone()));
+        all.extend(self.awaited.iter().map(|node| {
+            let message = "it has not registered again since the store lost its data; its routes and blocks are kept \
+                           for an hour";
+            Finding::new(Code::PeerNotRegistered, format_args!("node {node}"), message)
+        }));
+        all.extend(self.lost.iter().map(|(block, node)| {
+            let message = format!(
+                "block {block} was this node's and belongs to {node} now: pods with addresses of it cannot be reached \
+                 from other nodes"
+            );
+            Finding::new(Code::BlockLost, format_args!("block {block}"), message)
+        }));
+        all
+    }
+}

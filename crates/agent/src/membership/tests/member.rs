@@ -1,0 +1,304 @@
+//! The store's side as a whole, without a kernel: what a node hands out is what the store says.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+
+use super::super::Parts;
+use super::super::command::Command;
+use super::super::grow::{Asker, Growing};
+use super::super::home::Home;
+use super::super::member::{Member, Update, spread};
+use super::super::shared::Shared;
+use super::*;
+use crate::board::Board;
+use crate::keeper::Bell;
+use crate::metrics::Metrics;
+use crate::share::Shares;
+use crate::work::{Settings, Work};
+use config::{Config, Flags};
+
+const SOON: Duration = Duration::from_secs(60);
+
+/// A node without its kernel's side.
+struct Site {
+    dir: tempfile::TempDir,
+    registry: Registry,
+    shared: Arc<Shared>,
+    shares: Arc<Shares>,
+    board: Arc<Board>,
+    commands: mpsc::Sender<Command>,
+    _addresses: watch::Sender<Option<Vec<IpAddr>>>,
+    /// Until it is started.
+    idle: Option<(Member, mpsc::Receiver<Update>)>,
+}
+
+impl Site {
+    /// It remembers these blocks.
+    fn new(remembered: &[&str]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = Config::load(&Flags::default(), Vec::new()).unwrap();
+        config.run_dir = dir.path().join("run");
+        config.network.subnets = spec().subnets;
+        config.cluster.margin = spec().margin;
+        config.state_dir = dir.path().join("state");
+        config.reconcile = Duration::from_millis(1);
+        let home = Home::of(&config.state_dir, &config.network.name);
+        let (shares, board) = (Arc::new(Shares::none("nothing yet")), Arc::new(Board::new()));
+        let metrics = Arc::new(Metrics::new());
+        let settings = Settings {
+            run_dir: dir.path().join("run"),
+            network: config.network.name.clone(),
+            defaults: config.network.request_defaults(),
+            delegates: config.delegates.clone(),
+        };
+        let parts = Parts {
+            config: Arc::new(config),
+            shares: Arc::clone(&shares),
+            board: Arc::clone(&board),
+            work: Arc::new(Work::new(settings, Arc::clone(&board), Arc::clone(&metrics))),
+            metrics,
+            bell: Bell::new().unwrap(),
+            installer: None,
+        };
+        let shared = Arc::new(Shared::new(parts, home));
+        shared.remember(nets(remembered));
+        let (registry, candidate) = (registry(dir.path()), candidate("n1", 1));
+        let (addresses, published) = watch::channel(Some(vec!["192.0.2.1".parse().unwrap()]));
+        let (commands, waiting) = mpsc::channel(16);
+        let (updates, heard) = mpsc::channel(1024);
+        let member = Member {
+            registry: registry.clone(),
+            candidate: Candidate { remembered: nets(remembered), ..candidate },
+            cuts: cuts(&spec()).unwrap(),
+            shared: Arc::clone(&shared),
+            addresses: published,
+            holds: watch::channel(None).0,
+            lost: Arc::default(),
+            updates,
+            commands: waiting,
+            revision: 0,
+            unread: BTreeMap::new(),
+            was_wiped: false,
+            asked: JoinSet::new(),
+            progress_at: tokio::time::Instant::now(),
+            aftercare_at: tokio::time::Instant::now(),
+        };
+        let idle = Some((member, heard));
+        Self { dir, registry, shared, shares, board, commands, _addresses: addresses, idle }
+    }
+
+    fn start(&mut self) -> tokio::task::JoinHandle<()> {
+        let (member, mut heard) = self.idle.take().unwrap();
+        let shared = Arc::clone(&self.shared);
+        tokio::spawn(async move {
+            tokio::select! {
+                () = member.run() => {}
+                () = shared.report_reach() => {}
+                () = async { while heard.recv().await.is_some() {} } => {}
+            }
+        })
+    }
+
+    fn blocks(&self) -> Result<Vec<IpNet>, String> {
+        self.shares.get().map(|share| share.blocks.clone()).map_err(|none| none.to_string())
+    }
+
+    /// What it would know after a reboot.
+    fn written(&self) -> Vec<IpNet> {
+        let home = Home::of(&self.dir.path().join("state"), &self.shared.config.network.name);
+        home.record().map(|record| record.blocks).unwrap_or_default()
+    }
+
+    async fn until(&self, what: impl Fn(&Self) -> bool) {
+        let end = std::time::Instant::now() + SOON;
+        while !what(self) {
+            assert!(std::time::Instant::now() < end, "{:?}: {:?}", self.blocks(), self.board.conditions());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+fn run(test: impl Future<Output = ()>) {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test);
+}
+
+const OURS: [&str; 2] = ["10.2.0.0/24", "fd00:2::/68"];
+
+#[test]
+fn a_node_whose_name_went_to_another_hands_out_nothing_any_more() {
+    run(async {
+        let mut site = Site::new(&OURS);
+        assert_eq!(site.blocks().unwrap(), nets(&OURS), "as long as nobody says otherwise");
+        site.board.set_started();
+        let other = join(&site.registry, &candidate("n1", 2)).await.unwrap();
+        assert_eq!(other.record.blocks, nets(&OURS), "the very blocks that we remember");
+        say_alive(&site.registry, &other).await;
+        let task = site.start();
+        site.until(|site| site.blocks().is_err()).await;
+        assert!(site.blocks().unwrap_err().contains("belongs to another machine"), "{:?}", site.blocks());
+        assert!(!site.board.readiness().ready);
+        site.until(|site| site.written().is_empty()).await;
+        // It goes, and everything is ours.
+        let gone = Change::Delete(site.registry.layout.alive(&other.record.name));
+        site.registry.store.commit(&[], &[gone]).await.unwrap();
+        site.until(|site| site.blocks().is_ok_and(|blocks| blocks == nets(&OURS))).await;
+        assert_eq!(site.written(), nets(&OURS));
+        task.abort();
+    });
+}
+
+#[test]
+fn a_block_that_was_lost_is_given_up_also_where_there_is_no_other() {
+    run(async {
+        let mut site = Site::new(&OURS);
+        for n in 2..18 {
+            join(&site.registry, &candidate(&format!("n{n}"), n)).await.unwrap();
+        }
+        let task = site.start();
+        site.until(|site| site.blocks().is_err()).await;
+        let lost = |site: &Site| site.board.conditions().iter().any(|one| one.code == types::Code::BlockLost);
+        site.until(lost).await;
+        site.until(|site| site.blocks().is_err_and(|why| why.contains("all 16 blocks"))).await;
+        // Another goes for good.
+        remove(&site.registry, "n5", true).await.unwrap();
+        site.until(|site| site.blocks().is_ok()).await;
+        // No pod has an address of what was lost: it is no concern of anybody.
+        site.until(|site| !lost(site)).await;
+        task.abort();
+    });
+}
+
+/// A store that answers can be asked, also by a node that cannot join: the fix of `BlocksExhausted` needs it.
+#[test]
+fn a4_a_node_without_a_free_block_lists_nodes_and_removes_one() {
+    run(async {
+        let mut site = Site::new(&[]);
+        for n in 2..18 {
+            join(&site.registry, &candidate(&format!("n{n}"), n)).await.unwrap();
+        }
+        let task = site.start();
+        let has = |site: &Site, code| site.board.conditions().iter().any(|one| one.code == code);
+        site.until(|site| has(site, types::Code::BlocksExhausted)).await;
+        assert!(site.shared.contact.is_reachable() && site.shared.contact.failure().is_none());
+        let (done, answer) = tokio::sync::oneshot::channel();
+        site.commands.send(Command::Ask(Ask::Look(done))).await.unwrap();
+        assert_eq!(answer.await.unwrap().unwrap().nodes.len(), 17);
+        let (done, answer) = tokio::sync::oneshot::channel();
+        let ask = Ask::Remove { name: "n5".try_into().unwrap(), force: true, done };
+        site.commands.send(Command::Ask(ask)).await.unwrap();
+        assert_eq!(answer.await.unwrap().unwrap().len(), 2);
+        site.until(|site| site.blocks().is_ok() && !has(site, types::Code::BlocksExhausted)).await;
+        task.abort();
+    });
+}
+
+#[test]
+fn a4_a_store_with_another_network_is_reachable() {
+    run(async {
+        let mut site = Site::new(&[]);
+        let mut other = candidate("n2", 2);
+        other.spec.vni += 1;
+        join(&site.registry, &other).await.unwrap();
+        let task = site.start();
+        site.until(|site| site.board.conditions().iter().any(|one| one.code == types::Code::NetworkMismatch))
+            .await;
+        assert!(site.shared.contact.is_reachable() && site.shared.contact.failure().is_none());
+        task.abort();
+    });
+}
+
+#[test]
+fn of_two_wishes_for_a_block_one_is_granted() {
+    run(async {
+        let mut site = Site::new(&[]);
+        let task = site.start();
+        site.until(|site| site.blocks().is_ok()).await;
+        let before = site.blocks().unwrap();
+        for growing in [Growing::default(), Growing::default()] {
+            growing.want(Asker { like: before[0], seen: &before, commands: &site.commands });
+        }
+        site.until(|site| site.blocks().is_ok_and(|blocks| blocks != before)).await;
+        let (done, answer) = tokio::sync::oneshot::channel();
+        site.commands.send(Command::Ask(Ask::Look(done))).await.unwrap();
+        assert_eq!(answer.await.unwrap().unwrap().claims.len(), 3);
+        assert_eq!(site.blocks().unwrap().len(), 3);
+        task.abort();
+    });
+}
+
+#[test]
+fn a1_no_free_block_ends_when_no_block_is_needed_any_more() {
+    run(async {
+        let mut site = Site::new(&[]);
+        for n in 2..17 {
+            join(&site.registry, &candidate(&format!("n{n}"), n)).await.unwrap();
+        }
+        let task = site.start();
+        site.until(|site| site.blocks().is_ok()).await;
+        let before = site.blocks().unwrap();
+        let growing = Growing::default();
+        growing.want(Asker { like: before[0], seen: &before, commands: &site.commands });
+        let is_cramped =
+            |site: &Site| site.board.conditions().iter().any(|one| one.code == types::Code::BlocksExhausted);
+        site.until(is_cramped).await;
+        // No reconcile round asks again: pods went.
+        site.until(|site| !is_cramped(site)).await;
+        task.abort();
+        let failed = JoinError::from(store::Error::Config { problem: "no right to write".to_owned() });
+        assert_ne!(
+            failed.finding().code,
+            types::Code::BlocksExhausted,
+            "a store that failed says nothing of blocks"
+        );
+    });
+}
+
+#[test]
+fn a_node_without_a_block_says_who_is_asked_for_one() {
+    run(async {
+        let site = Site::new(&[]);
+        site.shared.explain_asking("etcd at http://a:2379");
+        assert!(site.blocks().unwrap_err().contains("yet: etcd at http://a:2379 is asked"));
+        // A record without blocks is no news for whoever had none.
+        let (entered, _) = site.registry.enter(&candidate("n1", 1)).await.unwrap();
+        site.shared.accept(&entered).await;
+        assert!(site.blocks().unwrap_err().contains("yet: etcd at http://a:2379 is asked"));
+    });
+}
+
+/// A disk that was full, or read-only.
+#[test]
+fn what_could_not_be_written_down_is_told_and_written_later() {
+    run(async {
+        let mut site = Site::new(&[]);
+        let state = site.dir.path().join("state");
+        std::fs::write(&state, "in the way of the folder").unwrap();
+        let task = site.start();
+        site.until(|site| site.blocks().is_ok()).await;
+        let is_told = |site: &Site| {
+            site.board.conditions().iter().any(|one| {
+                one.code == types::Code::StateDirUnwritable
+                    && one.fix.as_deref().is_some_and(|fix| fix.starts_with("df -h /"))
+            })
+        };
+        site.until(is_told).await;
+        assert!(site.written().is_empty());
+        std::fs::remove_file(&state).unwrap();
+        site.until(|site| !is_told(site)).await;
+        assert_eq!(site.written(), site.blocks().unwrap());
+        task.abort();
+    });
+}
+
+#[test]
+fn not_all_nodes_come_back_in_the_same_moment() {
+    let wait = Duration::from_secs(5);
+    let waits: BTreeSet<Duration> =
+        (0..100).map(|n| spread(wait, &NodeUid::from_random([n; 16]), 1)).collect();
+    assert!(waits.len() > 50, "{waits:?}");
+    assert!(waits.iter().all(|one| (wait / 2..wait * 3 / 2).contains(one)), "{waits:?}");
+}

@@ -1,0 +1,162 @@
+//! The cluster as a person asks for it.
+
+use std::collections::BTreeMap;
+
+use api::{
+    AgentState, BlockView, BlocksView, Freshness, NodeView, RouteState, RouteTransport, RouteView,
+    SubnetView, Timestamp,
+};
+use ipnet::IpNet;
+use model::{Cut, Mesh, PeerRoute, Seen, StoredNode, Way, refusals, shared_parts};
+use netlink::RtSocket;
+use types::NodeName;
+
+use super::command::Contents;
+
+/// What other nodes do not use of each record, and why.
+fn record_problems<'a>(contents: &'a Contents, cuts: &[Cut]) -> BTreeMap<&'a NodeName, Vec<String>> {
+    let owners: BTreeMap<IpNet, &NodeName> =
+        contents.claims.iter().map(|(block, name)| (*block, name)).collect();
+    let mut problems: BTreeMap<&NodeName, Vec<String>> = BTreeMap::new();
+    for StoredNode { record, .. } in &contents.nodes {
+        let refused = refusals(record, cuts, |block| owners.get(block).copied());
+        let sentences = refused.iter().map(|one| one.sentence(None));
+        problems.entry(&record.name).or_default().extend(sentences);
+    }
+    for (name, what) in shared_parts(&contents.nodes) {
+        problems.entry(name).or_default().push(what);
+    }
+    problems
+}
+
+/// All nodes, by name.
+pub(crate) fn nodes(contents: &Contents, cuts: &[Cut], here: &NodeName) -> Vec<NodeView> {
+    let mut problems = record_problems(contents, cuts);
+    let alive_since = |name: &NodeName| contents.alive.as_ref()?.get(name).copied().map(Timestamp);
+    let agent = |name: &NodeName| match &contents.alive {
+        Some(alive) if alive.contains_key(name) => AgentState::Alive,
+        // This agent answers, also while its lease has run out.
+        _ if name == here => AgentState::Alive,
+        Some(_) => AgentState::Away,
+        None => AgentState::Unknown,
+    };
+    let known = contents.nodes.iter().map(|StoredNode { record, .. }| NodeView {
+        name: record.name.to_string(),
+        uid: Some(record.uid.to_string()),
+        addresses: record.addresses.clone(),
+        blocks: record.blocks.clone(),
+        tunnel_mac: Some(record.tunnel_mac.to_string()),
+        version: Some(record.version.clone()),
+        agent: agent(&record.name),
+        alive_since: alive_since(&record.name),
+        message: None,
+        refused: problems.remove(&record.name).unwrap_or_default(),
+        local: record.name == *here,
+    });
+    let unread = contents.unread.iter().map(|(name, why)| NodeView {
+        name: name.to_string(),
+        uid: None,
+        addresses: Vec::new(),
+        blocks: Vec::new(),
+        tunnel_mac: None,
+        version: None,
+        agent: agent(name),
+        alive_since: alive_since(name),
+        message: Some(why.clone()),
+        refused: Vec::new(),
+        local: name == here,
+    });
+    let mut nodes: Vec<NodeView> = known.chain(unread).collect();
+    nodes.sort_by(|a, b| a.name.cmp(&b.name));
+    nodes
+}
+
+/// All blocks: claims beside what the nodes say themselves.
+pub(crate) fn blocks(
+    (contents, freshness): (&Contents, Freshness),
+    cuts: &[Cut],
+    here: &NodeName,
+) -> BlocksView {
+    let mut named: BTreeMap<IpNet, &NodeName> = BTreeMap::new();
+    for StoredNode { record, .. } in &contents.nodes {
+        named.extend(record.blocks.iter().map(|block| (*block, &record.name)));
+    }
+    let claimed: BTreeMap<IpNet, &NodeName> =
+        contents.claims.iter().map(|(block, name)| (*block, name)).collect();
+    let view = |block: IpNet, node: &NodeName, message: Option<String>| BlockView {
+        block,
+        node: node.to_string(),
+        message,
+        used: None,
+        free: None,
+        local: node == here,
+    };
+    let mut blocks: Vec<BlockView> = Vec::new();
+    for (block, owner) in &claimed {
+        let problem = match named.get(block) {
+            Some(name) if name == owner => None,
+            Some(name) => Some(format!("{name} says that it has it, too")),
+            None if contents.unread.iter().any(|(name, _)| name == *owner) => {
+                Some(format!("the record of {owner} is of no use: see `podwire nodes`"))
+            }
+            None => Some(format!("claimed, but the record of {owner} does not name it")),
+        };
+        blocks.push(view(*block, owner, problem));
+    }
+    for (block, name) in named.iter().filter(|(block, _)| !claimed.contains_key(block)) {
+        blocks.push(view(*block, name, Some("not claimed: its agent does so when it starts".to_owned())));
+    }
+    blocks.sort_by_key(|view| view.block);
+    let subnet = |cut: &Cut| SubnetView {
+        subnet: cut.subnet(),
+        blocks: cut.count(),
+        claimed: claimed.keys().filter(|block| cut.subnet().contains(*block)).count() as u64,
+    };
+    BlocksView { freshness, subnets: cuts.iter().map(subnet).collect(), blocks }
+}
+
+/// What should be, what the kernel has, and the difference.
+pub(crate) fn routes(mesh: &Mesh, seen: &Seen, socket: &mut RtSocket) -> Vec<RouteView> {
+    let mut names: BTreeMap<u32, Option<String>> = BTreeMap::new();
+    let mut name_of = |link: u32| {
+        let ask = || socket.link_at(link).ok().flatten().map(|link| link.name);
+        names.entry(link).or_insert_with(ask).clone()
+    };
+    let mut there: BTreeMap<IpNet, &PeerRoute> = seen.routes.iter().map(|route| (route.dst, route)).collect();
+    let mut shown = Vec::new();
+    for (node, block, way) in mesh.ways() {
+        let found = there.remove(&block);
+        let (transport, gateway, link, reason) = match way {
+            Way::Direct { gateway, link } => (RouteTransport::Direct, Some(*gateway), Some(*link), None),
+            Way::Vxlan { link, gateway, .. } => (RouteTransport::Vxlan, Some(*gateway), Some(*link), None),
+            Way::None(why) => (RouteTransport::None, None, None, Some(why.to_string())),
+        };
+        let leads_there = |route: &PeerRoute| Some(route.gateway) == gateway && Some(route.link) == link;
+        let (state, other) = match found {
+            Some(route) if mesh.wants_route(route) => (RouteState::Ok, None),
+            Some(route) if leads_there(route) => {
+                let other = "leads there, but with another source address or another way to its gateway";
+                (RouteState::Different, Some(other.to_owned()))
+            }
+            Some(route) => {
+                let over = name_of(route.link).unwrap_or_else(|| "no link".to_owned());
+                (RouteState::Different, Some(format!("leads to {} over {over}", route.gateway)))
+            }
+            None => (RouteState::Missing, None),
+        };
+        let link = link.and_then(&mut name_of);
+        let (node, message) = (node.to_string(), reason.or(other));
+        shown.push(RouteView { block, node: Some(node), transport, gateway, link, state, message });
+    }
+    shown.extend(there.into_values().map(|route| RouteView {
+        block: route.dst,
+        node: None,
+        transport: RouteTransport::None,
+        gateway: Some(route.gateway),
+        link: name_of(route.link),
+        state: RouteState::Stale,
+        message: Some("no node has this block".to_owned()),
+    }));
+    shown.sort_by_key(|route| route.block);
+    shown
+}

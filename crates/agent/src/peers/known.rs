@@ -1,0 +1,279 @@
+//! What the routes' side knows, and when it looks next.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use ipnet::IpNet;
+use model::{Facts, Mesh, NodeRecord, StoredNode, Tunnels, difference, listed};
+use tokio::time::Instant;
+use tracing::{info, warn};
+use types::{Finding, NodeName};
+
+use super::routes::{Peers, Telling, Trials};
+use super::tunnel::Tunnel;
+use super::underlay::Position;
+use crate::membership::member::{Census, Claim};
+
+/// How long nodes that a wiped store does not know are kept. Pods run also where the agent does not, and a machine's agent
+/// may be down for as long as an update takes; for whoever is gone for good, nobody could tell us any more.
+const AWAITED: Duration = Duration::from_secs(3600);
+
+/// A new node claims its blocks one by one. One that has not all of them after this time has joined with those it has.
+const JOINING: Duration = Duration::from_secs(10);
+/// Changes of a listing that are logged one by one.
+const LOGGED: usize = 20;
+
+/// The other nodes, and where this one is.
+pub(crate) struct Known {
+    pub(crate) mesh: Mesh,
+    pub(crate) position: Position,
+    pub(crate) tunnels: Tunnels,
+    /// Whether the store has told all nodes: only then what is not among them goes.
+    pub(crate) is_complete: bool,
+    /// Entries that an earlier agent left were removed: whatever is removed from now on, another process made.
+    pub(crate) was_swept: bool,
+    /// When everything is compared.
+    pub(crate) look_at: Instant,
+    /// When the others are written down.
+    pub(crate) save_at: Option<Instant>,
+    /// Nodes that a wiped store does not know yet, and until when they are kept.
+    pub(crate) awaited: BTreeMap<NodeName, Instant>,
+    /// Since when an address that was published is not there.
+    pub(crate) missing_since: Option<Instant>,
+    /// What the tunnel devices should have been when they were last looked after, IPv6 and IPv4.
+    pub(crate) kept_tunnels: [Option<Tunnel>; 2],
+    /// Why a tunnel device is not as it should be.
+    pub(crate) tunnel_troubles: Vec<Finding>,
+    /// Links of others that have a name which a tunnel should have.
+    pub(crate) in_the_way: Vec<u32>,
+    /// Peers that the log has as joined.
+    announced: BTreeSet<NodeName>,
+    /// Peers with blocks of some subnets only, and since when.
+    joining: BTreeMap<NodeName, Instant>,
+    pub(crate) peers: Peers,
+    pub(crate) telling: Telling,
+    pub(crate) trials: Trials,
+}
+
+impl Known {
+    /// With the others as they were remembered.
+    pub(crate) fn new(facts: Facts, remembered: Vec<NodeRecord>) -> Self {
+        let mut mesh = Mesh::new(facts);
+        // They were admitted when they were written, in the order in which the store created their records.
+        let owned = |record: &NodeRecord| {
+            let name = record.name.clone();
+            record.blocks.clone().into_iter().map(move |block| (block, name.clone()))
+        };
+        let owners = remembered.iter().rev().flat_map(owned).collect();
+        let announced = remembered.iter().map(|record| record.name.clone()).collect();
+        let nodes = (1..).zip(remembered).map(|(created, record)| StoredNode { record, created });
+        mesh.set_all(nodes, owners);
+        Self {
+            mesh,
+            position: Position::default(),
+            tunnels: Tunnels::default(),
+            is_complete: false,
+            was_swept: false,
+            look_at: Instant::now(),
+            save_at: None,
+            awaited: BTreeMap::new(),
+            missing_since: None,
+            kept_tunnels: [None, None],
+            tunnel_troubles: Vec::new(),
+            in_the_way: Vec::new(),
+            announced,
+            joining: BTreeMap::new(),
+            peers: Peers::default(),
+            telling: Telling::default(),
+            trials: Trials::default(),
+        }
+    }
+
+    /// All nodes of the store take the place of those that were known, with two exceptions. After the store was wiped, those
+    /// who are not in it yet register again in a moment, and their pods are where they were. And whose record cannot be read
+    /// is not gone. Each node that joined, left or changed is logged; after many of them, their number.
+    pub(crate) fn set_all(&mut self, census: Census) {
+        let changes = self.replace_all(census);
+        changes.iter().take(LOGGED).for_each(PeerChange::log);
+        if let Some(count) = changes.len().checked_sub(LOGGED).filter(|more| *more > 0) {
+            info!(count, "more peers joined, left or changed");
+        }
+        self.drop_superseded();
+    }
+
+    /// What is to be logged. Records on disk have admitted parts only, so these are compared.
+    pub(crate) fn replace_all(&mut self, census: Census) -> Vec<PeerChange> {
+        let before: BTreeMap<NodeName, NodeRecord> =
+            self.mesh.admitted().into_iter().map(|record| (record.name.clone(), record)).collect();
+        let Census { nodes, claims, unread, was_wiped } = census;
+        self.is_complete = true;
+        let listed: BTreeSet<&NodeName> = nodes.iter().map(|node| &node.record.name).collect();
+        let is_kept = |name: &NodeName| was_wiped || unread.contains(name) || self.awaited.contains_key(name);
+        let absent = self.mesh.stored().filter(|node| !listed.contains(&node.record.name));
+        let mut kept: Vec<StoredNode> = absent.filter(|node| is_kept(&node.record.name)).cloned().collect();
+        if was_wiped {
+            let names = kept.iter().map(|node| &node.record.name).filter(|name| !unread.contains(*name));
+            self.await_return(names.cloned().collect());
+            // Records in force come before records that are written again: the revisions of the store have started over.
+            kept.iter_mut().for_each(|node| node.created = 0);
+        }
+        self.awaited.retain(|name, _| !listed.contains(name));
+        let owners = self.owners(&kept, claims);
+        self.mesh.set_all(kept.into_iter().chain(nodes), owners);
+        let after = self.mesh.admitted();
+        let mut changes: Vec<PeerChange> =
+            after.iter().filter_map(|record| self.change(before.get(&record.name), record)).collect();
+        let names: BTreeSet<&NodeName> = after.iter().map(|record| &record.name).collect();
+        self.joining.retain(|name, _| names.contains(name));
+        let gone = before.into_values().filter(|record| !names.contains(&record.name));
+        changes.extend(gone.filter(|record| self.announced.remove(&record.name)).map(PeerChange::Left));
+        changes
+    }
+
+    /// Owners of blocks as the claims say. Nodes that are awaited have lost theirs with the store's data, and a claim that
+    /// cannot be read is no reason to forget what it said.
+    fn owners(&self, kept: &[StoredNode], claims: Vec<Claim>) -> BTreeMap<IpNet, NodeName> {
+        let mut owners = BTreeMap::new();
+        for record in
+            kept.iter().map(|node| &node.record).filter(|record| self.awaited.contains_key(&record.name))
+        {
+            let is_its = |block: &&IpNet| self.mesh.owner(block) == Some(&record.name);
+            owners.extend(record.blocks.iter().filter(is_its).map(|block| (*block, record.name.clone())));
+        }
+        for Claim { block, owner } in claims {
+            if let Some(owner) = owner.or_else(|| self.mesh.owner(&block).cloned()) {
+                owners.insert(block, owner);
+            }
+        }
+        owners
+    }
+
+    /// It has a block of each subnet.
+    fn is_member(&self, record: &NodeRecord) -> bool {
+        let has_block = |subnet: &IpNet| record.blocks.iter().any(|block| subnet.contains(block));
+        self.mesh.facts().subnets.iter().all(has_block)
+    }
+
+    /// What is to be logged of a record that takes the place of another one.
+    fn change(&mut self, before: Option<&NodeRecord>, after: &NodeRecord) -> Option<PeerChange> {
+        let name = &after.name;
+        if self.announced.contains(name) {
+            return difference(before?, after).map(|what| PeerChange::Changed(name.clone(), what));
+        }
+        if self.is_member(after) {
+            return Some(self.joined(after.clone()));
+        }
+        if !after.blocks.is_empty() {
+            self.joining.entry(name.clone()).or_insert_with(Instant::now);
+        }
+        None
+    }
+
+    fn joined(&mut self, record: NodeRecord) -> PeerChange {
+        self.joining.remove(&record.name);
+        self.announced.insert(record.name.clone());
+        PeerChange::Joined(record)
+    }
+
+    /// Peers that stay without a block of some subnet.
+    pub(crate) fn incomplete(&mut self, now: Instant) -> Vec<PeerChange> {
+        let is_late = |since: &Instant| now.saturating_duration_since(*since) >= JOINING;
+        let late = self.joining.iter().filter(|(_, since)| is_late(since));
+        let records: Vec<NodeRecord> = late.filter_map(|(name, _)| self.mesh.peer(name)).cloned().collect();
+        records.into_iter().map(|record| self.joined(record)).collect()
+    }
+
+    fn await_return(&mut self, names: Vec<NodeName>) {
+        let until = Instant::now() + AWAITED;
+        for name in names {
+            self.awaited.entry(name).or_insert(until);
+        }
+        if !self.awaited.is_empty() {
+            let count = self.awaited.len();
+            warn!(
+                "this node's record was gone from the store, and {count} nodes that are known here are not in it: they are kept for an hour"
+            );
+            self.look_at = self.look_at.min(until);
+        }
+    }
+
+    /// A node that the store knows.
+    pub(crate) fn set_peer(&mut self, node: StoredNode) {
+        self.awaited.remove(&node.record.name);
+        if node.record.name != self.mesh.facts().name {
+            let before = self.mesh.peer(&node.record.name).cloned();
+            self.change(before.as_ref(), &node.record).iter().for_each(PeerChange::log);
+        }
+        self.mesh.set_peer(node);
+    }
+
+    /// A node that is gone for good.
+    pub(crate) fn remove_peer(&mut self, name: &NodeName) {
+        self.joining.remove(name);
+        if self.announced.remove(name) {
+            self.mesh.peer(name).cloned().map(PeerChange::Left).iter().for_each(PeerChange::log);
+        }
+        self.mesh.remove_peer(name);
+    }
+
+    /// The store says who owns a block.
+    pub(crate) fn set_claim(&mut self, block: IpNet, owner: Option<NodeName>) {
+        self.mesh.set_claim(block, owner);
+        self.drop_superseded();
+    }
+
+    /// Nodes that are awaited and have lost a block to another one are not waited for any longer.
+    fn drop_superseded(&mut self) {
+        if self.awaited.is_empty() {
+            return;
+        }
+        let is_lost = |record: &NodeRecord| {
+            record
+                .blocks
+                .iter()
+                .any(|block| self.mesh.owner(block).is_some_and(|owner| *owner != record.name))
+        };
+        let awaited = self.mesh.peers().filter(|record| self.awaited.contains_key(&record.name));
+        let lost: Vec<NodeName> =
+            awaited.filter(|record| is_lost(record)).map(|record| record.name.clone()).collect();
+        for name in lost {
+            self.awaited.remove(&name);
+            self.remove_peer(&name);
+        }
+    }
+
+    /// Who did not come back in time is gone. Called in each reconcile round.
+    pub(crate) fn give_up(&mut self) {
+        let now = Instant::now();
+        self.incomplete(now).iter().for_each(PeerChange::log);
+        let late: Vec<NodeName> =
+            self.awaited.iter().filter(|(_, until)| **until <= now).map(|(name, _)| name.clone()).collect();
+        for name in late {
+            self.save_at.get_or_insert(now);
+            self.awaited.remove(&name);
+            self.remove_peer(&name);
+        }
+    }
+}
+
+/// A change of another node that the operator may look for in the log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum PeerChange {
+    Joined(NodeRecord),
+    Changed(NodeName, String),
+    Left(NodeRecord),
+}
+
+impl PeerChange {
+    fn log(&self) {
+        match self {
+            Self::Joined(NodeRecord { name, addresses, blocks, .. }) => {
+                info!(node = %name, addresses = listed(addresses), blocks = listed(blocks), "peer joined");
+            }
+            Self::Changed(name, what) => info!(node = %name, what, "peer changed"),
+            Self::Left(NodeRecord { name, blocks, .. }) => {
+                info!(node = %name, blocks = listed(blocks), "peer left");
+            }
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! The firewall's table of peers: which node may send which inner sources through the tunnels. It is in force before a tunnel
+//! device is made, and follows the records.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use model::{PeerSource, SourceChanges};
+use nft::{PeerRules, PeerTable, Surplus};
+use tokio::time::Instant;
+use tracing::{debug, info};
+use types::{Code, Finding, IfName};
+
+use super::{PAUSE, Routes};
+use crate::membership::cuts;
+
+/// The table, and when it is compared as a whole.
+#[derive(Default)]
+pub(crate) struct Peers {
+    table: Option<PeerTable>,
+    rules: Option<PeerRules>,
+    /// The table may differ from what is wanted.
+    is_due: bool,
+    compared_at: Option<Instant>,
+    took: Duration,
+}
+
+/// A comparison of thousands of elements is repeated at most so often in relation to the time that it takes.
+const SHARE: u32 = 10;
+
+impl Peers {
+    pub(super) fn make_due(&mut self) {
+        self.is_due = true;
+    }
+
+    fn table(&mut self, network: &types::NetworkName) -> Result<&mut PeerTable, nft::Error> {
+        match &mut self.table {
+            Some(table) => Ok(table),
+            empty => Ok(empty.insert(PeerTable::open(network)?)),
+        }
+    }
+}
+
+impl Routes {
+    /// Another process changed the table, or this one did.
+    pub(super) fn peer_table_changed(&mut self) {
+        self.known.peers.make_due();
+        self.soon(PAUSE.max(self.known.peers.took * SHARE));
+    }
+
+    /// Makes the table follow what is wanted; `wanted` are the tunnels that are needed, IPv4 and IPv6. An error: tunnels that
+    /// do not exist yet must not be made.
+    pub(super) fn keep_peers(&mut self, wanted: (bool, bool)) -> Result<(), Finding> {
+        let table = format!("table podwire-peers-{}", self.shared.config.network.name);
+        let failed = |message: String| Finding::new(Code::RepairFailed, &table, message);
+        let rules = self.peer_rules(wanted).map_err(|error| failed(error.to_string()))?;
+        let kept = match rules {
+            Some(rules) => self.compare_peers(rules),
+            None if self.known.is_complete => self.delete_peers(),
+            // There may be peers that the store has not listed yet.
+            None => Ok(()),
+        };
+        kept.map_err(|error| {
+            self.known.peers.make_due();
+            match error {
+                nft::Error::NftMissing => nft::missing_program(),
+                error => failed(format!("the firewall cannot tell other nodes from other machines: {error}")),
+            }
+        })
+    }
+
+    /// Are there peers, and no table that keeps pods from sending to their tunnels?
+    pub(super) fn lacks_peer_table(&self) -> bool {
+        self.known.peers.rules.is_none() && self.known.mesh.peers().next().is_some()
+    }
+
+    /// None where this node has neither a tunnel nor peers. Without a tunnel it receives nothing, but its pods must not send to
+    /// the tunnels of peers: what the transport of a peer is does not tell whether it has one.
+    fn peer_rules(&mut self, (v4, v6): (bool, bool)) -> Result<Option<PeerRules>, netlink::Error> {
+        let config = std::sync::Arc::clone(&self.shared.config);
+        // One that an agent before this one made is still there.
+        let mut there = |name: Option<IfName>| match name {
+            Some(name) => self.kernel.socket.link(&name),
+            None => Ok(None),
+        };
+        let devices = (there(config.cluster.tunnel4().ok())?, there(config.cluster.tunnel6().ok())?);
+        // A tunnel is made only under a table that is known to be there: what removed the device may have removed the table,
+        // and its event may come later.
+        if (v4 && devices.0.is_none()) || (v6 && devices.1.is_none()) {
+            self.known.peers.make_due();
+        }
+        let (v4, v6) = (v4 || devices.0.is_some(), v6 || devices.1.is_some());
+        if !v4 && !v6 && self.known.mesh.peers().next().is_none() {
+            return Ok(None);
+        }
+        // An address that is away for a moment comes back as it was.
+        let before = self.known.peers.rules.iter().flat_map(|rules| rules.locals.iter().copied());
+        let own = (config.cluster.vni, config.cluster.vxlan_port);
+        let tunnels = [devices.0, devices.1].into_iter().flatten().filter_map(|link| link.vxlan);
+        let ends = tunnels.filter(|vxlan| (vxlan.vni, vxlan.port) == own).filter_map(|vxlan| vxlan.local);
+        let known: Vec<IpAddr> =
+            self.known.position.addresses().into_iter().chain(before).chain(ends).collect();
+        let local = |is_v4: bool| known.iter().copied().find(|address| address.is_ipv4() == is_v4);
+        let locals =
+            [local(true).filter(|_| v4), local(false).filter(|_| v6)].into_iter().flatten().collect();
+        let cuts = cuts(&config);
+        let length = |v4: bool| {
+            let cut = cuts.iter().find(|cut| cut.subnet().addr().is_ipv4() == v4);
+            cut.map(model::Cut::length)
+        };
+        Ok(Some(PeerRules {
+            vni: config.cluster.vni,
+            port: config.cluster.vxlan_port,
+            mac: self.record.tunnel_mac,
+            locals,
+            block4: length(true),
+            block6: length(false),
+        }))
+    }
+
+    /// All of it where something may be wrong, or some time has passed; otherwise what changed.
+    fn compare_peers(&mut self, rules: PeerRules) -> Result<(), nft::Error> {
+        let network = &self.shared.config.network.name;
+        let (is_complete, reconcile) = (self.known.is_complete, self.shared.config.reconcile);
+        let (peers, mesh) = (&mut self.known.peers, &mut self.known.mesh);
+        let begun = Instant::now();
+        let is_old = peers.compared_at.is_none_or(|at| at + reconcile <= begun);
+        let is_other = peers.rules.as_ref() != Some(&rules);
+        let SourceChanges { add, remove } = mesh.take_source_changes();
+        if !is_old && !is_other && !peers.is_due {
+            let table = peers.table(network)?;
+            table.add(&sources(add))?;
+            return table.remove(&sources(remove));
+        }
+        let surplus = if is_complete { Surplus::Remove } else { Surplus::Keep };
+        let done = peers.table(network)?.keep(&rules, &sources(mesh.sources()), surplus)?;
+        let is_first = peers.compared_at.is_none();
+        peers.took = begun.elapsed();
+        (peers.rules, peers.is_due, peers.compared_at) = (Some(rules), false, Some(begun));
+        let done: Vec<String> = done.iter().map(|what| format!("firewall of tunnels: {what}")).collect();
+        // Changes of this node and its peers are no repairs.
+        if !is_first && !is_other && add.is_empty() && remove.is_empty() {
+            self.repaired("peer_table", done.len(), &done);
+        } else {
+            done.iter().for_each(|what| info!("{what}"));
+        }
+        Ok(())
+    }
+
+    fn delete_peers(&mut self) -> Result<(), nft::Error> {
+        let network = &self.shared.config.network.name;
+        let peers = &mut self.known.peers;
+        // Sources that change meanwhile are found by the first comparison.
+        self.known.mesh.take_source_changes();
+        let has_looked = peers.compared_at.is_some() && peers.rules.is_none();
+        if has_looked && !peers.is_due {
+            return Ok(());
+        }
+        if peers.table(network)?.delete()? {
+            info!("firewall of tunnels: removed, this node has neither a tunnel nor peers");
+        }
+        (peers.rules, peers.is_due, peers.compared_at) = (None, false, Some(Instant::now()));
+        Ok(())
+    }
+
+    /// Accepts more sources, before routes lead to those peers.
+    pub(super) fn add_peers(&mut self, added: Vec<PeerSource>) {
+        self.change_peers(|table| table.add(&sources(added)));
+    }
+
+    /// Accepts these no longer.
+    pub(super) fn remove_peers(&mut self, removed: Vec<PeerSource>) {
+        self.change_peers(|table| table.remove(&sources(removed)));
+    }
+
+    fn change_peers(&mut self, change: impl FnOnce(&mut PeerTable) -> Result<(), nft::Error>) {
+        let peers = &mut self.known.peers;
+        if peers.rules.is_none() {
+            return;
+        }
+        let changed = peers.table(&self.shared.config.network.name).and_then(change);
+        if let Err(error) = changed {
+            // Another process removed the table: the next comparison restores it with all sources.
+            debug!("sources of peers could not be changed: {error}");
+            self.known.peers.make_due();
+            self.soon(PAUSE);
+        }
+    }
+}
+
+fn sources(all: impl IntoIterator<Item = PeerSource>) -> Vec<nft::PeerSource> {
+    all.into_iter().map(|PeerSource { outer, inner }| nft::PeerSource { outer, inner }).collect()
+}

@@ -1,0 +1,238 @@
+//! What goes out: problems to people, and the other nodes to a file. Neither holds up the routes.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use model::{Changes, Way};
+use tokio::task::{JoinError, JoinHandle};
+use tokio::time::Instant;
+use tracing::{debug, info};
+use types::{Code, Finding};
+
+use super::{RETRY, Routes, SAVE};
+use crate::conditions::Source;
+use crate::membership::home::HomeError;
+use crate::metrics::PeerCounts;
+
+/// Problems are found out at most so often: it means to go through all nodes.
+const TELL: Duration = Duration::from_millis(200);
+
+/// What was told, and what is to be told.
+#[derive(Debug, Default)]
+pub(crate) struct Telling {
+    told_at: Option<Instant>,
+    /// When problems are told next.
+    pub(super) at: Option<Instant>,
+    /// Why the kernel refused changes, by object.
+    refused: BTreeMap<String, String>,
+    /// Changes that follow from the records and were refused. They are no repairs when they are made later.
+    pub(super) owed: Changes,
+    /// Why the routes could not be compared or changed at all.
+    pub(super) failure: Option<String>,
+    /// Why events of the kernel are not received.
+    pub(super) monitor_failure: Option<String>,
+    /// How long what failed was left alone last; it doubles with each failure.
+    pause: Option<Duration>,
+    pub(super) saving: Option<JoinHandle<Result<(), HomeError>>>,
+}
+
+impl Telling {
+    /// How long what has just failed is left alone, at most so long.
+    fn next_pause(&mut self, most: Duration) -> Duration {
+        let pause = self.pause.map_or(RETRY, |pause| (pause * 2).min(most.max(RETRY)));
+        self.pause = Some(pause);
+        pause
+    }
+
+    fn make_due(&mut self) {
+        let earliest = self.told_at.map_or_else(Instant::now, |last| last + TELL);
+        self.at.get_or_insert(earliest);
+    }
+
+    fn findings(&self) -> impl Iterator<Item = Finding> {
+        let found = |object: &str, message: &String| Finding::new(Code::PeerRouteFailed, object, message);
+        let failure = self.failure.iter().map(move |why| found("routes to other nodes", why));
+        let monitor = self.monitor_failure.iter().map(|why| {
+            let message =
+                format!("{why}; until the monitor is open again, only the timer finds drift of routes");
+            Finding::new(Code::MonitorFailed, "monitor netlink-routes", message)
+        });
+        self.refused.iter().map(move |(object, why)| found(object, why)).chain(failure).chain(monitor)
+    }
+}
+
+/// Which part of what is wanted was given to the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    /// What was refused before was not tried again.
+    News,
+    All,
+}
+
+impl Routes {
+    /// Changes that the kernel refused are reported while they are refused, and retried.
+    pub(super) fn refused(&mut self, refused: BTreeMap<String, String>, part: Part) {
+        let telling = &mut self.known.telling;
+        let failed = !refused.is_empty();
+        if part == Part::All {
+            telling.refused.clear();
+        }
+        telling.refused.extend(refused);
+        if failed {
+            self.again();
+        }
+    }
+
+    /// Reports why nothing was compared or changed, and retries.
+    pub(super) fn failed(&mut self, why: String) {
+        debug!("{why}");
+        self.known.telling.failure = Some(why);
+        self.again();
+        self.tell_soon();
+    }
+
+    /// Looks again after something failed, each time later.
+    pub(super) fn again(&mut self) {
+        let pause = self.known.telling.next_pause(self.shared.config.reconcile);
+        self.soon(pause);
+    }
+
+    /// All was looked at, and all is well.
+    pub(super) fn is_well(&mut self) {
+        self.known.telling.pause = None;
+    }
+
+    pub(super) fn has_refusals(&self) -> bool {
+        let telling = &self.known.telling;
+        !telling.refused.is_empty() || telling.failure.is_some()
+    }
+
+    pub(super) fn tell_soon(&mut self) {
+        self.known.telling.make_due();
+    }
+
+    /// Another process changed something, and it is as it should be again. Kinds without a repair are counted as 0.
+    pub(super) fn repaired(&self, kind: &str, count: usize, sentences: &[String]) {
+        self.shared.metrics.repaired(kind, count as u64);
+        if count > 0 {
+            sentences.iter().for_each(|what| info!(kind, "repaired: {what}"));
+            self.shared.board.repaired(count as u64, sentences);
+        }
+    }
+
+    /// Gauges of the peers, and of how they are reached.
+    pub(super) fn count(&self) {
+        let mesh = &self.known.mesh;
+        let mut counts = PeerCounts {
+            peers: mesh.peers().count(),
+            tunnels: super::indexes(&self.known.tunnels).len(),
+            ..PeerCounts::default()
+        };
+        for (_, _, way) in mesh.ways() {
+            match way {
+                Way::Direct { .. } => counts.direct += 1,
+                Way::Vxlan { .. } => counts.vxlan += 1,
+                Way::None(_) => counts.unreachable += 1,
+            }
+        }
+        self.shared.metrics.set_peers(&counts);
+    }
+
+    pub(super) fn tell(&mut self) {
+        let mut findings = Vec::new();
+        if !self.shared.is_alone {
+            findings.extend(self.known.mesh.findings());
+            findings.extend(self.known.position.problems.iter().cloned());
+            findings.extend(self.known.tunnel_troubles.iter().cloned());
+            findings.extend(self.known.telling.findings());
+        }
+        let telling = &mut self.known.telling;
+        (telling.at, telling.told_at) = (None, Some(Instant::now()));
+        self.shared.board.set(Source::Routes, findings);
+    }
+
+    /// Writes the others down, on another thread. One at a time: the last one written is the last one known.
+    pub(super) fn save(&mut self) {
+        let peers = self.known.mesh.admitted();
+        self.shared.know_peers(peers.iter(), &self.known.awaited);
+        if self.known.telling.saving.is_some() {
+            self.known.save_at = Some(Instant::now() + SAVE);
+            return;
+        }
+        self.known.save_at = None;
+        let home = self.shared.home.clone();
+        let save = move || home.save_peers(peers.iter());
+        self.known.telling.saving = Some(tokio::task::spawn_blocking(save));
+    }
+
+    pub(super) fn saved(&mut self, saved: Result<Result<(), HomeError>, JoinError>) {
+        self.known.telling.saving = None;
+        let error = match saved {
+            Ok(Ok(())) => return self.shared.set_forgetful(None),
+            Ok(Err(error)) => error.to_string(),
+            Err(error) => error.to_string(),
+        };
+        let what = format!("the other nodes cannot be written down, for a boot without the store: {error}");
+        self.shared.set_forgetful(Some(what));
+        self.known.save_at.get_or_insert(Instant::now() + self.shared.config.reconcile);
+    }
+}
+
+/// When the file is written; never, where none is.
+pub(super) async fn written(
+    saving: &mut Option<JoinHandle<Result<(), HomeError>>>,
+) -> Result<Result<(), HomeError>, JoinError> {
+    match saving {
+        Some(saving) => saving.await,
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_fails_is_tried_less_and_less_often() {
+        let mut telling = Telling::default();
+        let most = Duration::from_secs(30);
+        let pauses: Vec<u64> = (0..7).map(|_| telling.next_pause(most).as_secs()).collect();
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 30, 30]);
+        telling.pause = None;
+        assert_eq!(telling.next_pause(most), RETRY);
+        assert_eq!(telling.next_pause(Duration::from_millis(1)), RETRY, "never more often");
+    }
+
+    #[test]
+    fn problems_are_not_found_out_with_every_event() {
+        let now = Instant::now();
+        let mut telling = Telling { told_at: Some(now), ..Telling::default() };
+        for _ in 0..1000 {
+            telling.make_due();
+        }
+        assert_eq!(telling.at, Some(now + TELL));
+        let mut first = Telling::default();
+        first.make_due();
+        assert!(first.at < Some(now + TELL), "the first ones at once");
+    }
+
+    #[test]
+    fn a1_each_refused_object_is_a_condition_of_its_own() {
+        let refused =
+            (0..7).map(|i| (format!("route 10.2.{i}.0/24"), format!("cannot add it: {i}"))).collect();
+        let failure = Some("routes to other nodes cannot be compared: EIO".to_owned());
+        let telling = Telling { refused, failure, ..Telling::default() };
+        let found: Vec<Finding> = telling.findings().collect();
+        assert_eq!((found.len(), found[6].object.as_str()), (8, "route 10.2.6.0/24"));
+        assert_eq!(found[7].object, "routes to other nodes");
+        assert!(found.iter().all(|one| one.code == Code::PeerRouteFailed), "{found:?}");
+    }
+
+    #[test]
+    fn a1_a_monitor_that_fails_is_a_condition() {
+        let telling = Telling { monitor_failure: Some("ENODEV".to_owned()), ..Telling::default() };
+        let found: Vec<Finding> = telling.findings().collect();
+        let (code, object) = (Code::MonitorFailed, "monitor netlink-routes");
+        assert_eq!((found.len(), found[0].code, found[0].object.as_str()), (1, code, object));
+    }
+}

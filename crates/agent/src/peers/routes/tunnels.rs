@@ -1,0 +1,116 @@
+//! Which tunnel devices this node has.
+
+use std::net::IpAddr;
+
+use model::{Transport, Tunnels};
+use tracing::info;
+use types::{Code, Finding, IfName};
+
+use super::super::tunnel::{self, Tunnel, TunnelError};
+use super::Routes;
+use crate::share::TunnelSize;
+
+impl Routes {
+    /// Which tunnel devices should be there, IPv4 and IPv6. Also where nobody needs one to be sent to: somebody whose subnet is
+    /// cut otherwise may see us behind a router, and send through the tunnel what we send directly. So may a node that was
+    /// told to use another transport, as when all are changed one by one.
+    fn tunnels_wanted(&self) -> (bool, bool) {
+        let (v4, v6) = self.known.mesh.tunnels_wanted();
+        let is_direct = |transport: Transport| transport == Transport::Direct;
+        let may_come = !self.shared.is_alone
+            && (!is_direct(self.shared.config.cluster.transport)
+                || self.known.mesh.peers().any(|peer| peer.transport.is_some_and(|its| !is_direct(its))));
+        let has_v4 = self.known.position.underlays.iter().any(|underlay| underlay.address.is_ipv4());
+        (v4 || (may_come && has_v4), v6 || (may_come && !has_v4))
+    }
+
+    pub(super) fn lacks_tunnel(&self) -> bool {
+        let ((v4, v6), Tunnels { v4: has_v4, v6: has_v6 }) = (self.tunnels_wanted(), self.known.tunnels);
+        (v4 && has_v4.is_none()) || (v6 && has_v6.is_none())
+    }
+
+    /// The tunnel devices that somebody needs, or that are there already. One that cannot be had is told, and keeps no peer
+    /// from being reached by another way.
+    pub(super) fn keep_tunnels(&mut self) {
+        let (v4, v6) = self.tunnels_wanted();
+        let mut tunnels = self.known.tunnels;
+        let (mut troubles, mut in_the_way) = (Vec::new(), Vec::new());
+        let has = |index: Option<u32>| index.is_some();
+        let guarded = self.keep_peers((v4 || has(tunnels.v4), v6 || has(tunnels.v6)));
+        let is_guarded = guarded.is_ok();
+        troubles.extend(guarded.err());
+        for (is_wanted, is_v4) in [(v4, true), (v6, false)] {
+            let index = if is_v4 { &mut tunnels.v4 } else { &mut tunnels.v6 };
+            // One that is there and not wanted stays: the next peer may need it, and a packet may be on its way.
+            if !is_wanted && index.is_none() {
+                continue;
+            }
+            let Some(tunnel) = self.tunnel(is_v4) else { continue };
+            let mut done = Vec::new();
+            // A new one that is not guarded would be open to every machine.
+            match tunnel.keep(&mut self.kernel.socket, is_guarded, &mut done) {
+                Ok(kept) => {
+                    *index = kept;
+                    // One that should be another now than before is changed, not repaired.
+                    let wanted = &mut self.known.kept_tunnels[usize::from(is_v4)];
+                    let is_repair = wanted.as_ref() == Some(&tunnel);
+                    *wanted = Some(tunnel);
+                    let repairs = if is_repair { std::mem::take(&mut done) } else { Vec::new() };
+                    self.repaired("tunnel", repairs.len(), &repairs);
+                }
+                Err(error) => {
+                    if let TunnelError::Foreign { index: stranger, .. } = error {
+                        *index = None;
+                        in_the_way.push(stranger);
+                    }
+                    let object =
+                        self.tunnel_name(is_v4).map_or_else(String::new, |name| format!("link {name}"));
+                    troubles.push(Finding::new(Code::TunnelFailed, object, error));
+                }
+            }
+            done.iter().for_each(|what| info!("{what}"));
+        }
+        if !troubles.is_empty() {
+            self.again();
+        }
+        (self.known.tunnel_troubles, self.known.in_the_way) = (troubles, in_the_way);
+        let is_other = tunnels != self.known.tunnels;
+        self.known.tunnels = tunnels;
+        self.shared.set_tunnels(self.tunnel_sizes());
+        if is_other {
+            let sources = self.known.mesh.facts().sources.clone();
+            self.set_facts(sources);
+        }
+    }
+
+    fn tunnel(&self, v4: bool) -> Option<Tunnel> {
+        let (network, mesh) = (&self.shared.config.network, &self.shared.config.cluster);
+        let underlay = self.known.position.underlays.iter().find(|u| u.address.is_ipv4() == v4)?;
+        let mtu = self.known.position.mtu?.checked_sub(tunnel::overhead(underlay.address))?;
+        let block = self.shared.blocks().into_iter().map(|block| block.network()).find(IpAddr::is_ipv4);
+        Some(Tunnel {
+            name: self.tunnel_name(v4)?,
+            network: network.name.clone(),
+            mac: self.record.tunnel_mac,
+            mtu,
+            vni: mesh.vni,
+            port: mesh.vxlan_port,
+            local: underlay.address,
+            address: block.map(ipnet::IpNet::from),
+            subnets: network.subnets.clone(),
+            checksum: self.checksum(v4),
+        })
+    }
+
+    pub(super) fn tunnel_name(&self, v4: bool) -> Option<IfName> {
+        let mesh = &self.shared.config.cluster;
+        if v4 { mesh.tunnel4().ok() } else { mesh.tunnel6().ok() }
+    }
+
+    fn tunnel_sizes(&self) -> Vec<TunnelSize> {
+        let Tunnels { v4, v6 } = self.known.tunnels;
+        let is_there = |tunnel: &&Tunnel| if tunnel.local.is_ipv4() { v4.is_some() } else { v6.is_some() };
+        let tunnels = self.known.kept_tunnels.iter().flatten().filter(is_there);
+        tunnels.map(|tunnel| TunnelSize { name: tunnel.name.clone(), mtu: tunnel.mtu }).collect()
+    }
+}

@@ -1,0 +1,189 @@
+//! Do packets arrive whose checksums were left to the node's interface? Some cards and drivers get those of tunnelled packets
+//! wrong, and then pings go through the tunnel and hardly anything else. So it is tried out: a datagram to a port of another
+//! node where nobody listens is refused by its kernel if its checksum is right, and dropped if it is not.
+//!
+//! ```text
+//! pairs of datagrams at the same moment, one with a checksum by the interface, one with a checksum by the kernel:
+//!   the interface's is answered once ──────► Sound
+//!   only the kernel's are, time after time ► Broken
+//!   else ──────────────────────────────────► Unclear: that node is away, packets get lost, a firewall is between
+//! ```
+//!
+//! Nothing is changed for it: the kernel also makes the checksum of a datagram that it is given in two parts. A firewall that
+//! refuses such datagrams by itself does not look at checksums: then the card seems sound, as if nobody had tried.
+
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
+
+use rustix::net::{SendFlags, send};
+use tokio::net::UdpSocket;
+use tokio::time::{Instant, sleep, timeout_at};
+use types::IfName;
+
+/// "Discard". Somebody who listens there is silent, and then nothing is found out.
+const PORT: u16 = 9;
+const WORDS: &[u8] = b"podwire";
+/// The kernel of another node answers six in a row, and then one a second. With half of all packets lost, a sound card seems
+/// broken once in 250 trials.
+const PAIRS: usize = 4;
+/// From here to the other side of the world and back.
+const PATIENCE: Duration = Duration::from_millis(400);
+
+/// After which another node's kernel answers several again.
+const REST: Duration = Duration::from_secs(3);
+
+/// What a trial told of the interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Sound,
+    Broken,
+    Unclear,
+}
+
+/// Who makes a checksum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum By {
+    Interface,
+    Kernel,
+}
+
+/// Which of two datagrams of the same moment were answered.
+#[derive(Debug, Clone, Copy)]
+struct Answers {
+    interface: bool,
+    kernel: bool,
+}
+
+/// What follows so far; nothing, until there is enough.
+fn judge(pairs: &[Answers]) -> Option<Verdict> {
+    match pairs.last() {
+        Some(last) if last.interface => Some(Verdict::Sound),
+        Some(last) if !last.kernel => Some(Verdict::Unclear),
+        Some(_) if pairs.len() >= PAIRS => Some(Verdict::Broken),
+        Some(_) | None => None,
+    }
+}
+
+/// Through this tunnel, with addresses of one node behind it, one of each family.
+pub(crate) async fn run(tunnel: IfName, addresses: Vec<IpAddr>) -> Verdict {
+    let mut worst = Verdict::Sound;
+    for to in addresses {
+        match try_one(&tunnel, to).await {
+            Ok(Verdict::Sound) => {}
+            Ok(Verdict::Broken) => return Verdict::Broken,
+            // What cannot even be sent says nothing of the card.
+            Ok(Verdict::Unclear) | Err(_) => worst = Verdict::Unclear,
+        }
+    }
+    worst
+}
+
+/// The same, but not at once.
+pub(crate) async fn run_later(tunnel: IfName, addresses: Vec<IpAddr>) -> Verdict {
+    sleep(REST).await;
+    run(tunnel, addresses).await
+}
+
+async fn try_one(tunnel: &IfName, to: IpAddr) -> io::Result<Verdict> {
+    let mut pairs = Vec::with_capacity(PAIRS);
+    loop {
+        if let Some(verdict) = judge(&pairs) {
+            return Ok(verdict);
+        }
+        let (interface, kernel) = (socket(tunnel, to).await?, socket(tunnel, to).await?);
+        // In turn, so that none is always the one that gets through.
+        let order = [(&interface, By::Interface), (&kernel, By::Kernel)];
+        let [first, second] = if pairs.len() % 2 == 0 { order } else { [order[1], order[0]] };
+        say(first).await?;
+        say(second).await?;
+        let end = Instant::now() + PATIENCE;
+        let (interface, kernel) = tokio::join!(is_answered(&interface, end), is_answered(&kernel, end));
+        pairs.push(Answers { interface: interface?, kernel: kernel? });
+    }
+}
+
+/// One for each question: an answer that comes late must not count for the next.
+async fn socket(tunnel: &IfName, to: IpAddr) -> io::Result<UdpSocket> {
+    let any =
+        if to.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
+    let socket = UdpSocket::bind((any, 0)).await?;
+    // Also where the route has just gone: by another way it would be another card.
+    socket.bind_device(Some(tunnel.as_str().as_bytes()))?;
+    socket.connect((to, PORT)).await?;
+    Ok(socket)
+}
+
+async fn say((socket, by): (&UdpSocket, By)) -> io::Result<()> {
+    match by {
+        By::Interface => socket.send(WORDS).await?,
+        By::Kernel => {
+            let (first, rest) = WORDS.split_at(WORDS.len() / 2);
+            send(socket, first, SendFlags::MORE)?;
+            send(socket, rest, SendFlags::empty())?
+        }
+    };
+    Ok(())
+}
+
+async fn is_answered(socket: &UdpSocket, end: Instant) -> io::Result<bool> {
+    match timeout_at(end, socket.recv(&mut [0; 1])).await {
+        Ok(Ok(_)) => Ok(true),
+        Ok(Err(error)) if error.kind() == ErrorKind::ConnectionRefused => Ok(true),
+        Ok(Err(error)) => Err(error),
+        Err(_) => Ok(false),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use netlink::NetNs;
+
+    use super::*;
+
+    #[test]
+    fn pain9_only_silence_that_the_kernels_own_checksum_breaks_each_time_counts() {
+        let answers = |text: &str| -> Vec<Answers> {
+            let pairs = text.split_whitespace();
+            pairs.map(|pair| Answers { interface: pair.contains('i'), kernel: pair.contains('k') }).collect()
+        };
+        for (said, verdict) in [
+            ("", None),
+            ("i", Some(Verdict::Sound)),
+            ("-", Some(Verdict::Unclear)),
+            ("k", None),
+            ("k -", Some(Verdict::Unclear)),
+            ("k k k", None),
+            ("k k k k", Some(Verdict::Broken)),
+            ("k k k -", Some(Verdict::Unclear)),
+            ("k k k ik", Some(Verdict::Sound)),
+        ] {
+            assert_eq!(judge(&answers(said)), verdict, "{said}");
+        }
+    }
+
+    #[test]
+    fn a_port_where_nobody_listens_answers_and_what_cannot_be_sent_tells_nothing() {
+        let in_a_namespace = || {
+            let sh = |line: &str| {
+                let mut words = line.split(' ');
+                std::process::Command::new(words.next().unwrap()).args(words).status().unwrap().success()
+            };
+            assert!(sh("ip link set lo up"));
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let lo = IfName::try_from("lo").unwrap();
+            let ask = |to: &[&str]| {
+                let addresses = to.iter().map(|to| to.parse().unwrap()).collect();
+                runtime.block_on(run(lo.clone(), addresses))
+            };
+            assert_eq!(ask(&["127.0.0.1", "::1"]), Verdict::Sound);
+            assert_eq!(ask(&["127.0.0.1", "2001:db8::1"]), Verdict::Unclear);
+            // Our own firewall: the datagram never left, and the second one would be "refused".
+            assert!(sh(
+                "nft table inet t { chain o { type filter hook output priority 0; udp dport 9 reject; }; }"
+            ));
+            assert_eq!(ask(&["127.0.0.1", "::1"]), Verdict::Unclear);
+        };
+        NetNs::create().unwrap().run(in_a_namespace).unwrap();
+    }
+}

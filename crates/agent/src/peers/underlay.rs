@@ -1,0 +1,197 @@
+//! Where this node is in the network that carries the pods' traffic: which links, which addresses.
+//!
+//! What the configuration says, else the link with the default route. What is not clear is told, not guessed in silence.
+
+use std::fmt::Display;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use model::Underlay;
+use netlink::{Address, Link, Route};
+
+use types::{Code, Finding};
+
+use config::Config;
+
+/// What there is to choose from.
+#[derive(Debug, Default)]
+pub(crate) struct Surroundings {
+    pub(crate) links: Vec<Link>,
+    pub(crate) addresses: Vec<Address>,
+    /// The kernel's choice, of each family.
+    pub(crate) defaults: Vec<Route>,
+}
+
+/// What was found: at most one address of each family, and what a person should know about the choice.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Position {
+    pub(crate) underlays: Vec<Underlay>,
+    /// The smallest MTU of the links.
+    pub(crate) mtu: Option<u32>,
+    /// Addresses that this node had, of families in which it has none now.
+    pub(crate) lost: Vec<IpAddr>,
+    pub(crate) problems: Vec<Finding>,
+}
+
+impl Position {
+    pub(crate) fn addresses(&self) -> Vec<IpAddr> {
+        self.underlays.iter().map(|underlay| underlay.address).collect()
+    }
+
+    /// What the next search prefers, and reports if it is not there.
+    pub(crate) fn known_addresses(&self) -> Vec<IpAddr> {
+        self.addresses().into_iter().chain(self.lost.iter().copied()).collect()
+    }
+}
+
+/// `ours` are links that we made; `before` the addresses that were chosen last: they stay as long as they are there.
+pub(crate) fn find(
+    config: &Config,
+    around: &Surroundings,
+    is_ours: impl Fn(&Link) -> bool,
+    before: &[IpAddr],
+) -> Position {
+    let mut position = Position::default();
+    for v4 in [true, false] {
+        let family = Family { v4, around, before };
+        let fixed = config.node_addresses.iter().copied().find(|address| address.is_ipv4() == v4);
+        let link = match (&config.node_interface, fixed) {
+            (Some(name), _) => {
+                around.links.iter().find(|link| link.name == name.as_str()).map(|link| link.index)
+            }
+            (None, Some(address)) => {
+                family.link_with(address).or_else(|| family.by_route(&mut position.problems))
+            }
+            (None, None) => family
+                .by_route(&mut position.problems)
+                .or_else(|| family.only_one(&is_ours, &mut position.problems)),
+        };
+        if let Some(address) = fixed.filter(|address| family.link_with(*address).is_none()) {
+            let message = format!(
+                "node_addresses says {address}, but no link of this node has that address: packets of other nodes to \
+                 its pods are lost"
+            );
+            let found = Finding::new(Code::NodeAddressMissing, format_args!("address {address}"), message);
+            position.problems.push(found);
+        }
+        let address = link.and_then(|link| Some((link, fixed.or_else(|| family.address_on(link))?)));
+        match (address, before.iter().find(|address| address.is_ipv4() == v4)) {
+            (Some((link, address)), _) => {
+                position.underlays.push(Underlay { link, address, on_link: family.subnets_on(link) });
+            }
+            (None, Some(lost)) => {
+                position.lost.push(*lost);
+                position.problems.push(lost_address(*lost));
+            }
+            (None, None) => {}
+        }
+    }
+    if let Some(name) = &config.node_interface
+        && !around.links.iter().any(|link| link.name == name.as_str())
+    {
+        let message = format!("node_interface is {name}, but there is no such link");
+        let found = Finding::new(Code::NodeAddressMissing, format_args!("interface {name}"), message);
+        position.problems.push(found);
+    }
+    if position.underlays.is_empty() && position.lost.is_empty() {
+        position.problems.push(unclear("this node has no address at which other nodes could reach it"));
+    }
+    let links =
+        position.underlays.iter().filter_map(|u| around.links.iter().find(|link| link.index == u.link));
+    position.mtu = links.map(|link| link.mtu).min();
+    position.problems.dedup();
+    position
+}
+
+fn unclear(message: impl Display) -> Finding {
+    Finding::new(Code::NodeAddressMissing, "node", message)
+}
+
+fn lost_address(address: IpAddr) -> Finding {
+    let family = if address.is_ipv4() { "IPv4" } else { "IPv6" };
+    let message = format!(
+        "address {address} of this node was removed, and it has no other {family} address for the pod network: add it \
+         again, or restart the agent if that is intended"
+    );
+    Finding::new(Code::NodeAddressMissing, format_args!("address {address}"), message).fix("ip address show")
+}
+
+struct Family<'a> {
+    v4: bool,
+    around: &'a Surroundings,
+    before: &'a [IpAddr],
+}
+
+impl Family<'_> {
+    fn global(&self) -> impl Iterator<Item = &Address> {
+        self.around.addresses.iter().filter(|address| {
+            let ip = address.addr.addr();
+            ip.is_ipv4() == self.v4 && is_global(ip) && !address.tentative && !address.duplicate
+        })
+    }
+
+    fn link_with(&self, wanted: IpAddr) -> Option<u32> {
+        self.global().find(|address| address.addr.addr() == wanted).map(|address| address.link)
+    }
+
+    /// The link of the default route that the kernel takes.
+    fn by_route(&self, problems: &mut Vec<Finding>) -> Option<u32> {
+        let mut routes = self.around.defaults.iter();
+        let route = routes.find(|route| route.dst.addr().is_ipv4() == self.v4)?;
+        if route.link.is_none() {
+            let family = if self.v4 { "IPv4" } else { "IPv6" };
+            problems.push(unclear(format_args!(
+                "the {family} default route leads over several links at once: set node_interface to choose one"
+            )));
+        }
+        route.link
+    }
+
+    /// Without a default route: the one link that has an address at all.
+    fn only_one(&self, is_ours: impl Fn(&Link) -> bool, problems: &mut Vec<Finding>) -> Option<u32> {
+        let is_candidate = |index: u32| {
+            self.around.links.iter().any(|link| link.index == index && link.up && !is_ours(link))
+        };
+        let mut links: Vec<u32> = self.global().map(|a| a.link).filter(|link| is_candidate(*link)).collect();
+        links.sort_unstable();
+        links.dedup();
+        match links[..] {
+            [link] => Some(link),
+            [] => None,
+            _ => {
+                let names: Vec<String> = links.iter().map(|link| self.name(*link)).collect();
+                problems.push(unclear(format_args!(
+                    "there is no default route, and several links have addresses ({}): set node_interface to choose",
+                    names.join(", ")
+                )));
+                None
+            }
+        }
+    }
+
+    /// The one that was chosen before, else the first: the kernel lists the primary one first.
+    fn address_on(&self, link: u32) -> Option<IpAddr> {
+        let on_link = || self.global().filter(|a| a.link == link).map(|a| a.addr.addr());
+        on_link().find(|ip| self.before.contains(ip)).or_else(|| on_link().next())
+    }
+
+    fn subnets_on(&self, link: u32) -> Vec<IpNet> {
+        let mut nets: Vec<IpNet> = self.global().filter(|a| a.link == link).map(|a| a.addr.trunc()).collect();
+        nets.sort_unstable();
+        nets.dedup();
+        nets
+    }
+
+    fn name(&self, index: u32) -> String {
+        let link = self.around.links.iter().find(|link| link.index == index);
+        link.map_or_else(|| format!("link {index}"), |link| link.name.clone())
+    }
+}
+
+fn is_global(ip: IpAddr) -> bool {
+    let link_local = match ip {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    };
+    !link_local && !ip.is_loopback() && !ip.is_unspecified() && !ip.is_multicast()
+}

@@ -1,0 +1,182 @@
+//! What only shows when several keys are looked at together.
+
+mod store;
+
+use std::os::unix::ffi::OsStrExt;
+
+use model::Cut;
+use serde_json::{Map, Value, json};
+use types::MIN_MTU_V6;
+
+use crate::draft::{Draft, Origins};
+use crate::{Config, Network, Origin, Problem, aliases};
+
+/// `sun_path` has 108 bytes, the last of which ends it.
+const MAX_SOCKET: usize = 107;
+
+/// Looks at several keys, and knows who said what.
+#[derive(Clone, Copy)]
+pub(super) struct Judge<'a> {
+    pub(super) origins: &'a Origins,
+    /// Keys with a value that could not be read.
+    pub(super) refused: &'a [&'static str],
+}
+
+struct Finding {
+    key: &'static str,
+    /// The other keys that take part in it.
+    also: &'static [&'static str],
+    allowed: String,
+}
+
+impl Judge<'_> {
+    /// Before it is complete: what the store needs, and who contradicts whom.
+    pub(super) fn draft(self, draft: &Draft) -> Vec<Problem> {
+        let mut problems = self.problems(store::look(draft, self.origins));
+        if let Some((file, said)) = &draft.plugin_file
+            && !self.refused.contains(&"install.type")
+            && let Some(allowed) = draft.plugin_name.as_deref().and_then(|name| aliases::disagree(file, name))
+        {
+            let origin = Origin::Variable(aliases::PLUGIN_LOCATION.to_owned());
+            problems.push(Problem::Value { origin, key: "install.plugin_dir", value: said.clone(), allowed });
+        }
+        problems
+    }
+
+    pub(super) fn config(self, config: &Config) -> Vec<Problem> {
+        let origins = self.origins;
+        let found = [
+            socket(config, origins),
+            folders(config),
+            mtu(config),
+            network(config),
+            margin(config, origins),
+            tunnel(config),
+            counter(config),
+            delegates(config),
+        ];
+        self.problems(found.into_iter().flatten())
+    }
+
+    /// A value that was refused is replaced by a lower layer's here, which nobody asked about.
+    fn problems(self, found: impl IntoIterator<Item = Finding>) -> Vec<Problem> {
+        let known = |key: &&str| !self.refused.contains(key);
+        let found =
+            found.into_iter().filter(|finding| known(&finding.key) && finding.also.iter().all(&known));
+        found
+            .map(|Finding { key, allowed, .. }| {
+                let (origin, value) =
+                    self.origins.get(key).cloned().unwrap_or((Origin::Default, String::new()));
+                Problem::Value { origin, key, value, allowed }
+            })
+            .collect()
+    }
+}
+
+fn socket(config: &Config, origins: &Origins) -> Option<Finding> {
+    let length = config.socket.as_os_str().as_bytes().len();
+    if length <= MAX_SOCKET {
+        return None;
+    }
+    // The default lies in the run folder; then that is what must change.
+    let key = if origins.contains_key("socket") { "socket" } else { "run_dir" };
+    let allowed = format!(
+        "makes the socket's path {} {length} bytes long; the kernel takes {MAX_SOCKET}: use a shorter path",
+        config.socket.display()
+    );
+    Some(Finding { key, also: &["socket"], allowed })
+}
+
+fn folders(config: &Config) -> Option<Finding> {
+    (config.run_dir == config.state_dir).then(|| Finding {
+        key: "state_dir",
+        also: &["run_dir"],
+        allowed: "must not be run_dir, which is emptied after a boot".to_owned(),
+    })
+}
+
+fn mtu(config: &Config) -> Option<Finding> {
+    let mtu = config.network.mtu.filter(|mtu| *mtu < MIN_MTU_V6)?;
+    config.network.subnets.iter().find(|net| net.addr().is_ipv6()).map(|net| Finding {
+        key: "network.mtu",
+        also: &["network.subnets"],
+        allowed: format!("must be {MIN_MTU_V6} or more with the IPv6 subnet {net}, not {mtu}"),
+    })
+}
+
+/// The plugin's own eyes on what a request will look like: whatever was forgotten above is found here.
+fn network(config: &Config) -> Option<Finding> {
+    if mtu(config).is_some() {
+        return None;
+    }
+    let error = parse(&config.network).err()?;
+    Some(Finding { key: "network.subnets", also: &[], allowed: format!("cannot be used: {}", error.msg) })
+}
+
+fn parse(network: &Network) -> Result<netconf::NetConf, cni::Error> {
+    let mut request: Map<String, Value> = network.request_defaults();
+    request.insert("cniVersion".to_owned(), json!("1.1.0"));
+    request.insert("name".to_owned(), json!(network.name.as_str()));
+    netconf::NetConf::parse(&cni::Config::from_slice(Value::Object(request).to_string().as_bytes())?)
+}
+
+/// The most that every subnet can be cut by, or None where one is too small at all.
+fn most(network: &Network) -> Option<u8> {
+    (0..=32).rev().find(|margin| network.subnets.iter().all(|net| Cut::new(*net, *margin).is_ok()))
+}
+
+fn margin(config: &Config, origins: &Origins) -> Option<Finding> {
+    let margin = config.cluster.margin;
+    let error = config.network.subnets.iter().find_map(|net| Cut::new(*net, margin).err())?;
+    let (key, also, allowed) = match most(&config.network) {
+        Some(most) if origins.contains_key("network.margin") => (
+            "network.margin",
+            &["network.subnets"],
+            format!("must be a number from 0 to {most} here: {error}"),
+        ),
+        Some(most) => {
+            let allowed =
+                format!("must be larger, or network.margin at most {most} (it is {margin}): {error}");
+            ("network.subnets", &["network.margin"], allowed)
+        }
+        None => ("network.subnets", &["network.margin"], format!("must be larger: {error}")),
+    };
+    Some(Finding { key, also, allowed })
+}
+
+fn tunnel(config: &Config) -> Option<Finding> {
+    let stem = config.cluster.tunnel.as_str();
+    let is_bridge =
+        config.network.bridge.as_str().strip_prefix(stem).is_some_and(|rest| matches!(rest, "4" | "6"));
+    is_bridge.then(|| Finding {
+        key: "network.tunnel",
+        also: &["network.bridge"],
+        allowed: format!("must be another one: {} is network.bridge", config.network.bridge),
+    })
+}
+
+/// A plugin that runs itself would run itself without end.
+fn delegates(config: &Config) -> Option<Finding> {
+    let own = &config.plugin.name;
+    config.delegates.plugins.contains(own).then(|| Finding {
+        key: "delegate.plugins",
+        also: &["install.type"],
+        allowed: format!("must not name {own}, which is install.type: Podwire is no IPAM plugin of its own"),
+    })
+}
+
+/// A counter among the objects would be taken for one of them.
+fn counter(config: &Config) -> Option<Finding> {
+    let layout = &config.layout;
+    let folders = [layout.nodes(), layout.blocks(), layout.alives()];
+    let inside = folders.iter().any(|folder| layout.counter().starts_with(folder.as_str()));
+    (inside || layout.counter() == layout.network()).then(|| Finding {
+        key: "etcd.counter_key",
+        also: &["etcd.prefix"],
+        allowed: format!(
+            "must be no key of an object: {}, and whatever is in {}",
+            layout.network(),
+            folders.join(", ")
+        ),
+    })
+}

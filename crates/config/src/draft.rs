@@ -1,0 +1,268 @@
+//! A configuration while it is put together.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use engine::AllowedDelegates;
+use ipnet::IpNet;
+use model::Layout;
+use types::{AttachMode, IfName, NetworkName, NodeName};
+
+use crate::Directories;
+use crate::etcd::{self, Endpoint, Scheme};
+use crate::layers::Given;
+use crate::{
+    Cluster, Config, ConfigError, Etcd, Fallback, FlagKeys, Install, KEYS, LogFormat, LogLevel, Network,
+    Origin, Plugin, Problem, Secret, Store, Transport, TunnelChecksum, check, values,
+};
+
+/// By how much a subnet is cut for many nodes: a /16 into 256 blocks of 254 addresses.
+const MARGIN: u8 = 8;
+/// Where distributions install CNI plugins.
+const DISTRIBUTIONS: [&str; 2] = ["/usr/lib/cni", "/usr/libexec/cni"];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum StoreKind {
+    Embedded,
+    Etcd,
+}
+
+#[derive(Default)]
+pub(super) struct Draft {
+    pub(super) node: Option<NodeName>,
+    pub(super) run_dir: Option<PathBuf>,
+    pub(super) state_dir: Option<PathBuf>,
+    pub(super) socket: Option<PathBuf>,
+    pub(super) store: Option<StoreKind>,
+    pub(super) store_dir: Option<PathBuf>,
+    pub(super) node_interface: Option<IfName>,
+    pub(super) node_addresses: Vec<IpAddr>,
+    pub(super) log_format: Option<LogFormat>,
+    pub(super) log_level: Option<LogLevel>,
+    pub(super) metrics: Option<SocketAddr>,
+    pub(super) workers: Option<usize>,
+    pub(super) reconcile_seconds: Option<u64>,
+    pub(super) endpoints: Vec<Endpoint>,
+    pub(super) prefix: Option<String>,
+    pub(super) counter: Option<String>,
+    pub(super) ca: Option<PathBuf>,
+    pub(super) cert: Option<PathBuf>,
+    pub(super) key: Option<PathBuf>,
+    pub(super) user: Option<String>,
+    pub(super) password: Option<Secret>,
+    pub(super) password_file: Option<Secret>,
+    pub(super) insecure: Option<bool>,
+    pub(super) network_name: Option<NetworkName>,
+    pub(super) mode: Option<AttachMode>,
+    pub(super) bridge: Option<IfName>,
+    pub(super) subnets: Option<Vec<IpNet>>,
+    pub(super) mtu: Option<u32>,
+    pub(super) connections_per_pod: Option<u32>,
+    pub(super) masquerade: Option<bool>,
+    pub(super) margin: Option<u8>,
+    pub(super) transport: Option<Transport>,
+    pub(super) vni: Option<u32>,
+    pub(super) vxlan_port: Option<u16>,
+    pub(super) tunnel: Option<String>,
+    pub(super) tunnel_checksum: Option<TunnelChecksum>,
+    pub(super) accept_forward: Option<bool>,
+    pub(super) delegate_directories: Option<Vec<PathBuf>>,
+    pub(super) delegate_plugins: Option<Vec<String>>,
+    pub(super) install_enabled: Option<bool>,
+    /// Somebody named a place for the runtime's files, and so wants them there.
+    pub(super) located: bool,
+    pub(super) plugin_name: Option<String>,
+    /// The plugin's file in CNI_PLUGIN_LOCATION, and the whole of that.
+    pub(super) plugin_file: Option<(String, String)>,
+    pub(super) cni_version: Option<cni::Version>,
+    pub(super) plugin: Option<PathBuf>,
+    pub(super) plugin_dir: Option<PathBuf>,
+    pub(super) config_dir: Option<PathBuf>,
+    pub(super) config_name: Option<String>,
+    pub(super) template: Option<PathBuf>,
+}
+
+/// Who said what holds now, and in which words.
+pub(super) type Origins = BTreeMap<&'static str, (Origin, String)>;
+
+pub(super) fn build(
+    given: Vec<Given>,
+    mut problems: Vec<Problem>,
+    detect: impl FnOnce() -> Directories,
+) -> Result<Config, ConfigError> {
+    let defaults = KEYS.iter().filter_map(|key| match key.fallback {
+        Fallback::Is(text) => Some(Given::new(key, text.to_owned(), Origin::Default)),
+        Fallback::Found(_) => None,
+    });
+    let (mut draft, mut origins, mut refused) = (Draft::default(), Origins::new(), Vec::new());
+    for Given { key, text, origin, set } in defaults.chain(given) {
+        let result = set(&mut draft, &text);
+        let value = key.shown(&text);
+        match result {
+            Ok(()) => {
+                origins.insert(key.name, (origin, value));
+            }
+            Err(allowed) => {
+                refused.push(key.name);
+                problems.push(Problem::Value { origin, key: key.name, value, allowed });
+            }
+        }
+    }
+    let judge = check::Judge { origins: &origins, refused: &refused };
+    problems.extend(judge.draft(&draft));
+    let config = draft.find_out(&mut problems).with_directories(detect).finish();
+    if let Some(config) = &config {
+        problems.extend(judge.config(config));
+    }
+    match config {
+        Some(config) if problems.is_empty() => {
+            let origins = origins.iter().map(|(name, (origin, _))| (name, origin));
+            Ok(Config { flag_keys: FlagKeys::new(origins), ..config })
+        }
+        Some(_) | None => Err(ConfigError { problems }),
+    }
+}
+
+impl Draft {
+    /// Fills in what is found out on this machine.
+    fn find_out(mut self, problems: &mut Vec<Problem>) -> Self {
+        if self.node.is_none() {
+            let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+            match values::node(&host) {
+                Ok(node) => self.node = Some(node),
+                Err(allowed) => {
+                    let allowed = format!("(the host's name) {allowed}; set --node");
+                    problems.push(Problem::Value {
+                        origin: Origin::Default,
+                        key: "node",
+                        value: host,
+                        allowed,
+                    });
+                }
+            }
+        }
+        if self.plugin.is_none() && self.installs() {
+            match std::env::current_exe() {
+                Ok(us) => self.plugin = Some(us.with_file_name(Plugin::NAME)),
+                Err(error) => problems.push(Problem::OwnProgram(error)),
+            }
+        }
+        if self.socket.is_none() {
+            self.socket = self.run_dir.as_deref().map(netconf::default_socket);
+        }
+        self
+    }
+
+    fn with_directories(mut self, detect: impl FnOnce() -> Directories) -> Self {
+        if self.plugin_dir.is_none() || self.config_dir.is_none() {
+            let directories = if self.installs() { detect() } else { Directories::default() };
+            self.plugin_dir.get_or_insert(directories.plugins);
+            self.config_dir.get_or_insert(directories.configs);
+        }
+        self
+    }
+
+    pub(super) fn installs(&self) -> bool {
+        self.install_enabled.unwrap_or(self.located)
+    }
+
+    pub(super) fn store(&self) -> StoreKind {
+        let found = if self.endpoints.is_empty() { StoreKind::Embedded } else { StoreKind::Etcd };
+        self.store.unwrap_or(found)
+    }
+
+    /// The scheme of all endpoints. Certificates mean https where no endpoint has a scheme.
+    pub(super) fn scheme(&self) -> Scheme {
+        let with_certificates = self.ca.is_some() || self.cert.is_some();
+        let unsaid = if with_certificates { Scheme::Https } else { Scheme::Http };
+        self.endpoints.iter().find_map(|endpoint| endpoint.scheme).unwrap_or(unsaid)
+    }
+
+    fn etcd(&self, prefix: &str) -> Etcd {
+        Etcd {
+            endpoints: etcd::complete(&self.endpoints, self.scheme()),
+            prefix: prefix.to_owned(),
+            counter: self.counter.clone(),
+            ca: self.ca.clone(),
+            cert: self.cert.clone(),
+            key: self.key.clone(),
+            user: self.user.clone(),
+            password: self.password.clone().or_else(|| self.password_file.clone()),
+            insecure: self.insecure.unwrap_or_default(),
+        }
+    }
+
+    fn cluster(&self) -> Option<Cluster> {
+        let margin = match self.store() {
+            StoreKind::Embedded => 0,
+            StoreKind::Etcd => MARGIN,
+        };
+        Some(Cluster {
+            margin: self.margin.unwrap_or(margin),
+            transport: self.transport?,
+            vni: self.vni?,
+            vxlan_port: self.vxlan_port?,
+            tunnel: self.tunnel.clone()?,
+            tunnel_checksum: self.tunnel_checksum?,
+            accept_forward: self.accept_forward?,
+        })
+    }
+
+    fn install(&self) -> Option<Install> {
+        Some(Install {
+            plugin: self.plugin.clone()?,
+            plugin_dir: self.plugin_dir.clone()?,
+            config_dir: self.config_dir.clone()?,
+            config_name: self.config_name.clone()?,
+            template: self.template.clone(),
+        })
+    }
+
+    /// None only where a value could not be found out.
+    fn finish(mut self) -> Option<Config> {
+        let prefix = self.prefix.clone()?;
+        // The default, said aloud.
+        self.counter.take_if(|counter| *counter == Layout::new(&prefix, None).counter());
+        Some(Config {
+            flag_keys: FlagKeys::default(),
+            store: match self.store() {
+                StoreKind::Embedded => Store::Embedded,
+                StoreKind::Etcd => Store::Etcd(self.etcd(&prefix)),
+            },
+            layout: Layout::new(&prefix, self.counter.as_deref()),
+            cluster: self.cluster()?,
+            install: if self.installs() { Some(self.install()?) } else { None },
+            node: self.node?.into(),
+            run_dir: self.run_dir?,
+            state_dir: self.state_dir?,
+            socket: self.socket?,
+            store_dir: self.store_dir,
+            node_interface: self.node_interface,
+            node_addresses: self.node_addresses,
+            log_format: self.log_format?,
+            log_level: self.log_level?,
+            metrics: self.metrics,
+            workers: self.workers?,
+            reconcile: Duration::from_secs(self.reconcile_seconds?),
+            network: Network {
+                name: self.network_name?,
+                mode: self.mode?,
+                bridge: self.bridge?,
+                subnets: self.subnets?,
+                mtu: self.mtu,
+                connections_per_pod: self.connections_per_pod,
+                masquerade: self.masquerade?,
+            },
+            plugin: Plugin { name: self.plugin_name?, version: self.cni_version? },
+            delegates: AllowedDelegates {
+                directories: match self.delegate_directories {
+                    Some(directories) => directories,
+                    None => [self.plugin_dir?].into_iter().chain(DISTRIBUTIONS.map(PathBuf::from)).collect(),
+                },
+                plugins: self.delegate_plugins?,
+            },
+        })
+    }
+}

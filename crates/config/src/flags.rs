@@ -1,0 +1,84 @@
+//! The command line: one flag for each key, made from the table.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches, value_parser};
+
+use crate::{DEFAULT_FILE, Fallback, KEYS, Key, Kind};
+
+const NO_INSTALL: &str = "no-install";
+
+/// What was said on the command line; to be flattened into a clap command.
+#[derive(Clone, Default)]
+pub struct Flags {
+    /// One that is named must exist.
+    pub config: Option<PathBuf>,
+    /// Name of the key and value, as they were typed.
+    pub(super) values: Vec<(&'static str, String)>,
+}
+
+/// Without the values: a password may be among them.
+impl fmt::Debug for Flags {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = self.values.iter().map(|(name, _)| *name).collect();
+        f.debug_struct("Flags").field("config", &self.config).field("given", &names).finish()
+    }
+}
+
+fn arg(key: &Key) -> Arg {
+    let default = match key.fallback {
+        Fallback::Is(text) | Fallback::Found(text) => text,
+    };
+    let arg = Arg::new(key.name).long(key.flag).help(format!("{} [default: {default}]", key.meaning));
+    match key.kind {
+        Kind::Text | Kind::Secret => arg.value_name("VALUE"),
+        Kind::Number => arg.value_name("NUMBER"),
+        // `--install` alone is enough, and `--install=false` is possible.
+        Kind::Bool => {
+            arg.value_name("BOOL").num_args(0..=1).require_equals(true).default_missing_value("true")
+        }
+        Kind::List => arg.value_name("LIST").action(ArgAction::Append),
+    }
+}
+
+impl Args for Flags {
+    fn augment_args(command: Command) -> Command {
+        let file = Arg::new("config")
+            .long("config")
+            .value_name("FILE")
+            .value_parser(value_parser!(PathBuf))
+            .help(format!("the config file; one that is named must exist [default: {DEFAULT_FILE}]"));
+        let no_install = Arg::new(NO_INSTALL)
+            .long(NO_INSTALL)
+            .action(ArgAction::SetTrue)
+            .conflicts_with("install.enabled")
+            .help("the same as --install=false");
+        command.arg(file).args(KEYS.iter().map(arg)).arg(no_install)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for Flags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
+        let config = matches.get_one::<PathBuf>("config").cloned();
+        let mut values = Vec::new();
+        for key in KEYS {
+            if let Some(all) = matches.get_many::<String>(key.name) {
+                values.push((key.name, all.cloned().collect::<Vec<_>>().join(",")));
+            }
+        }
+        if matches.get_flag(NO_INSTALL) {
+            values.push(("install.enabled", "false".to_owned()));
+        }
+        Ok(Self { config, values })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}

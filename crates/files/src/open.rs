@@ -1,0 +1,137 @@
+//! Opening and reading files.
+
+use std::fs::{self, File, Metadata, OpenOptions};
+use std::io::{self, Read as _};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{OFlags, makedev};
+use rustix::io::Errno;
+
+use crate::dir::{is_trusted, mode_if_shared};
+
+/// The largest file that is read whole. A record has a few kilobytes, the list of all peers some megabytes.
+const LARGEST: u64 = 64 << 20;
+
+/// For files in Podwire's own directories.
+const REMOVE: &str = "; remove it";
+
+/// Why a file is not opened although it exists.
+#[derive(Debug, thiserror::Error)]
+pub enum Refused {
+    #[error("it is {what}, not a regular file{advice}")]
+    NotRegular { what: &'static str, advice: &'static str },
+    #[error("it belongs to user {owner}, who could change it: run 'chown 0 {}'", path.display())]
+    Owner { path: PathBuf, owner: u32 },
+    #[error("it can be written by other users (mode {mode:04o}): run 'chmod go-w {}'", path.display())]
+    Mode { path: PathBuf, mode: u32 },
+}
+
+/// Whether an error of this crate is a [`Refused`].
+pub fn is_refused(error: &io::Error) -> bool {
+    error.get_ref().and_then(|inner| inner.downcast_ref::<Refused>()).is_some()
+}
+
+/// Opens a regular file that only this user can write to. A symlink as the last component is refused. Other custom flags
+/// of `options` are replaced.
+pub fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    open_with(path, options, OFlags::NOFOLLOW, |meta| {
+        check_regular(meta)?;
+        if !is_trusted(meta) {
+            return Err(Refused::Owner { path: path.to_owned(), owner: meta.uid() });
+        }
+        match mode_if_shared(meta) {
+            Some(mode) => Err(Refused::Mode { path: path.to_owned(), mode }),
+            None => Ok(()),
+        }
+    })
+}
+
+/// Opens a regular file of any owner: a log, a file of the kernel or of another program. A symlink is refused.
+pub fn open_unmanaged(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    open_with(path, options, OFlags::NOFOLLOW, check_regular)
+}
+
+/// Opens a regular file for reading. A symlink is followed: configuration is often mounted as one. /dev/null is an empty
+/// configuration.
+pub fn open_config(path: &Path) -> io::Result<File> {
+    let is_null = |meta: &Metadata| meta.file_type().is_char_device() && meta.rdev() == makedev(1, 3);
+    open_with(path, File::options().read(true), OFlags::empty(), |meta| match check_regular(meta) {
+        // It is the operator's file: no advice to remove it.
+        Err(Refused::NotRegular { what, .. }) if !is_null(meta) => {
+            Err(Refused::NotRegular { what, advice: "" })
+        }
+        Ok(()) | Err(_) => Ok(()),
+    })
+}
+
+fn open_with(
+    path: &Path,
+    options: &mut OpenOptions,
+    flags: OFlags,
+    check: impl Fn(&Metadata) -> Result<(), Refused>,
+) -> io::Result<File> {
+    // NONBLOCK: a FIFO without a peer would block here. NOCTTY: a terminal must not become the agent's own.
+    let flags = flags | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let opened = options.custom_flags(flags.bits().cast_signed()).open(path);
+    let file = opened.map_err(|error| match Errno::from_io_error(&error) {
+        // A symlink, a FIFO or socket without a peer, a directory.
+        Some(Errno::LOOP | Errno::NXIO | Errno::ISDIR) => fs::symlink_metadata(path)
+            .ok()
+            .and_then(|meta| check(&meta).err())
+            .map_or(error, io::Error::other),
+        Some(_) | None => error,
+    })?;
+    check(&file.metadata()?).map_err(io::Error::other)?;
+    Ok(file)
+}
+
+fn check_regular(meta: &Metadata) -> Result<(), Refused> {
+    let what = match meta.file_type() {
+        kind if kind.is_file() => return Ok(()),
+        kind if kind.is_symlink() => "a symlink",
+        kind if kind.is_dir() => "a directory",
+        kind if kind.is_fifo() => "a FIFO",
+        kind if kind.is_socket() => "a socket",
+        _ => "a device",
+    };
+    Err(Refused::NotRegular { what, advice: REMOVE })
+}
+
+/// The content of a regular file that only this user can write to.
+pub fn read(path: &Path) -> io::Result<Vec<u8>> {
+    read_open(&open(path, File::options().read(true))?)
+}
+
+/// The content of a regular file of any owner.
+pub fn read_unmanaged(path: &Path) -> io::Result<Vec<u8>> {
+    read_open(&open_unmanaged(path, File::options().read(true))?)
+}
+
+/// As [`read`], for text.
+pub fn read_text(path: &Path) -> io::Result<String> {
+    String::from_utf8(read(path)?).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
+/// The content of an open file, from its current position.
+pub fn read_open(file: &File) -> io::Result<Vec<u8>> {
+    read_limited(file, LARGEST)
+}
+
+/// As [`read_open`]. A file with more than `largest` bytes is an error.
+pub fn read_limited(file: &File, largest: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    file.take(largest + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > largest {
+        let size = match largest >> 20 {
+            0 => format!("{largest} bytes"),
+            mib => format!("{mib} MiB"),
+        };
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("it is larger than {size}")));
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+#[path = "tests/open.rs"]
+mod tests;

@@ -1,0 +1,409 @@
+//! Plugin and CNI config in the runtime's folders: put there, looked after, taken away again.
+//!
+//! The plugin comes first and the config last, each by a rename inside its folder, so that a runtime never sees half a
+//! file, a config without its plugin, or "text file busy". What was put where is recorded in the state folder before it
+//! happens, so that `podwire cleanup` finds it without knowing the agent's configuration.
+
+pub mod cni_configs;
+mod error;
+mod files;
+mod foreign;
+mod record;
+mod remove;
+mod rendered;
+pub mod runtimes;
+mod template;
+mod watch;
+
+#[cfg(test)]
+mod tests;
+
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{PoisonError, RwLock};
+
+use api::InstalledFile;
+use serde::{Deserialize, Serialize};
+use types::{Code, Finding};
+
+use config::{Config, Install, Network, Plugin, Store};
+
+pub use error::InstallError;
+pub use foreign::is_podwire_program;
+pub use remove::{Removal, remove};
+pub use rendered::Rendered;
+pub use template::VARIABLES;
+pub use watch::Watch;
+
+use files::{Content, Look};
+use record::{Entry, Record};
+
+/// The plugin's file name where nobody says otherwise, which is also its `type` in a CNI config.
+pub const PLUGIN: &str = Plugin::NAME;
+/// What runtimes before containerd 2.0 call beside the network's plugin; ours does that job under this name.
+pub const LOOPBACK: &str = "loopback";
+
+pub const PLUGIN_MODE: u32 = 0o700;
+/// Of a file that waits for the agent to be ready, or for the other files.
+const PENDING: &str = "not installed yet: the agent installs it when it is ready";
+const CONFIG_MODE: u32 = 0o600;
+
+/// Who put a file there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Maker {
+    /// It has one config, which may get another name.
+    Agent,
+    /// Networks without an agent; there may be several.
+    Standalone,
+}
+
+/// What `podwire install --standalone` puts in place: a network without an agent.
+#[derive(Debug)]
+pub struct Standalone {
+    pub network: Network,
+    pub install: Install,
+    pub run_dir: PathBuf,
+    pub state_dir: PathBuf,
+}
+
+#[derive(Debug)]
+pub struct Installer {
+    maker: Maker,
+    network: Network,
+    plugin: Plugin,
+    install: Install,
+    socket: PathBuf,
+    run_dir: PathBuf,
+    state_dir: PathBuf,
+    /// None: this node has not joined yet.
+    rendered: RwLock<Option<Rendered>>,
+    /// What stands in for it until then, so that a template can be checked at the start.
+    stand_in: Rendered,
+    /// It changed since files were last put in place.
+    has_news: AtomicBool,
+    /// Held open: an upgrade that renames a new plugin into place changes nothing for us before we are restarted too,
+    /// and what somebody deleted can still be put back.
+    source: File,
+}
+
+/// A file as it should be.
+struct Wanted<'a> {
+    role: Role,
+    path: PathBuf,
+    mode: u32,
+    content: Content<'a>,
+}
+
+/// A file as it should be, and how it is.
+type Looked<'a> = (Wanted<'a>, Result<Look, InstallError>);
+
+/// What [`Installer::keep`] did, and the files as they are now.
+pub struct Kept {
+    pub done: Vec<String>,
+    pub files: Vec<InstalledFile>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    Plugin,
+    Loopback,
+    Config,
+}
+
+impl Role {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Plugin => "plugin",
+            Self::Loopback => "loopback plugin",
+            Self::Config => "config",
+        }
+    }
+}
+
+impl Installer {
+    /// None where the configuration says that nothing is installed. A template or a plugin that cannot be used is found
+    /// out here, at the start. Where there may be many nodes, [`Installer::know`] tells later which block is this one's.
+    pub fn new(config: &Config) -> Result<Option<Self>, InstallError> {
+        let Some(install) = config.install.clone() else { return Ok(None) };
+        let is_alone = config.store == Store::Embedded && config.cluster.margin == 0;
+        let whole = Rendered::whole(&config.network);
+        let installer = Self {
+            maker: Maker::Agent,
+            rendered: RwLock::new(is_alone.then_some(whole)),
+            stand_in: Rendered::stand_in(&config.network, config.cluster.margin),
+            has_news: AtomicBool::new(false),
+            network: config.network.clone(),
+            source: open_source(&install, &config.plugin)?,
+            plugin: config.plugin.clone(),
+            install,
+            socket: config.socket.clone(),
+            run_dir: config.run_dir.clone(),
+            state_dir: config.state_dir.clone(),
+        };
+        template::check_at_start(&installer)?;
+        Ok(Some(installer))
+    }
+
+    pub fn standalone(what: Standalone) -> Result<Self, InstallError> {
+        let whole = Rendered::whole(&what.network);
+        let plugin = Plugin::default();
+        let installer = Self {
+            maker: Maker::Standalone,
+            rendered: RwLock::new(Some(whole.clone())),
+            stand_in: whole,
+            has_news: AtomicBool::new(false),
+            network: what.network,
+            source: open_source(&what.install, &plugin)?,
+            plugin,
+            install: what.install,
+            socket: netconf::default_socket(&what.run_dir),
+            run_dir: what.run_dir,
+            state_dir: what.state_dir,
+        };
+        template::check_at_start(&installer)?;
+        Ok(installer)
+    }
+
+    /// What this node has of the network, from now on. Whether that is new: then files should be put in place again.
+    pub fn know(&self, rendered: Rendered) -> bool {
+        let mut current = self.rendered.write().unwrap_or_else(PoisonError::into_inner);
+        if current.as_ref() == Some(&rendered) {
+            return false;
+        }
+        *current = Some(rendered);
+        self.has_news.store(true, Ordering::Release);
+        true
+    }
+
+    /// Whether something was told that the files do not show yet.
+    pub fn has_news(&self) -> bool {
+        self.has_news.load(Ordering::Acquire)
+    }
+
+    fn rendered(&self) -> Option<Rendered> {
+        self.rendered.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The CNI config, from the template as it is now.
+    pub fn render(&self) -> Result<String, InstallError> {
+        template::render(self, self.rendered().as_ref())
+    }
+
+    /// Puts in place whatever is not right, and says what it did. Call it when the node is ready: the config is what
+    /// makes a runtime start pods.
+    pub fn put(&self) -> Result<Vec<String>, InstallError> {
+        self.keep().map(|kept| kept.done)
+    }
+
+    /// The same, and how the files are afterwards, with one look at each.
+    pub fn keep(&self) -> Result<Kept, InstallError> {
+        // First: what is told from here on is news again.
+        let had_news = self.has_news.swap(false, Ordering::AcqRel);
+        let kept = self.keep_all();
+        if kept.is_err() {
+            self.has_news.fetch_or(had_news, Ordering::AcqRel);
+        }
+        kept
+    }
+
+    fn keep_all(&self) -> Result<Kept, InstallError> {
+        let config = self.render()?;
+        let (mut record, damage) = Record::read(&self.state_dir)?;
+        let mut done: Vec<String> = damage.into_iter().collect();
+        let all = self.looked_at(&config, &record)?;
+        let paths: Vec<PathBuf> = all.iter().map(|(wanted, _)| wanted.path.clone()).collect();
+        let stale = self.stale(&record, &paths);
+        let files = paths.into_iter().map(|path| InstalledFile { path, ok: true, message: None }).collect();
+        let mut wrong = Vec::new();
+        for (wanted, look) in all {
+            match look? {
+                // A record that was lost is made anew.
+                Look::Right if record.knows(&wanted.path) => {}
+                look => wrong.push((wanted, look)),
+            }
+        }
+        for (wanted, _) in &wrong {
+            record.add(Entry {
+                role: wanted.role,
+                maker: self.maker,
+                path: wanted.path.clone(),
+                digests: vec![wanted.content.digest()?],
+            });
+        }
+        if wrong.is_empty() && stale.is_empty() {
+            return Ok(Kept { done, files });
+        }
+        record.add_missing_folders([&self.state_dir, &self.install.plugin_dir, &self.install.config_dir])?;
+        record.write(&self.state_dir)?;
+        for (wanted, look) in wrong {
+            if let Some(why) = look.complaint() {
+                files::write_whole(&wanted.path, &wanted.content.bytes()?, wanted.mode)?;
+                done.push(format!("{} {} written: {why}", wanted.role.word(), wanted.path.display()));
+            }
+        }
+        self.leave(&stale, &mut record, &mut done)?;
+        Ok(Kept { done, files })
+    }
+
+    /// The files before the agent has installed them.
+    pub fn planned(&self) -> Vec<InstalledFile> {
+        self.reported(PENDING)
+    }
+
+    /// How the files are now; another's loopback plugin is not ours to judge.
+    pub fn check(&self) -> Vec<InstalledFile> {
+        self.reported("it is missing")
+    }
+
+    fn reported(&self, missing: &str) -> Vec<InstalledFile> {
+        let wanted = self.render().and_then(|config| {
+            let (record, _) = Record::read(&self.state_dir)?;
+            let wanted = self.looked_at(&config, &record)?;
+            Ok(wanted.into_iter().map(|(wanted, look)| wanted.report(look, missing)).collect())
+        });
+        wanted.unwrap_or_else(|error: InstallError| {
+            vec![InstalledFile { path: self.config_path(), ok: false, message: Some(error.to_string()) }]
+        })
+    }
+
+    /// Takes away what is recorded and still ours.
+    pub fn remove(&self) -> Result<Removal, InstallError> {
+        remove(&self.state_dir)
+    }
+
+    /// In the order in which they are put: the config is last. Without a loopback plugin that is another's: others use
+    /// that name, too, and it is ours only where nobody has it, or where what has it came from us. Any other file of
+    /// somebody else is an error: we cannot work without it.
+    fn looked_at<'a>(&'a self, config: &'a str, record: &Record) -> Result<Vec<Looked<'a>>, InstallError> {
+        let mut all = Vec::new();
+        for wanted in self.wanted(config) {
+            let look = wanted.look();
+            let is_other = matches!(look, Ok(Look::Other(_)));
+            if wanted.role == Role::Loopback && is_other && !record.is_ours(&wanted.path)? {
+                continue;
+            }
+            // Where the record knows the path it was ours: whoever changed it since is undone.
+            let is_foreign = is_other && !record.knows(&wanted.path) && foreign::is_foreign(self, &wanted)?;
+            let look = if is_foreign { Err(wanted.foreign()) } else { look };
+            all.push((wanted, look));
+        }
+        Ok(all)
+    }
+
+    fn wanted<'a>(&'a self, config: &'a str) -> [Wanted<'a>; 3] {
+        let plugin = |role: Role, name: &str| Wanted {
+            role,
+            path: self.install.plugin_dir.join(name),
+            mode: PLUGIN_MODE,
+            content: Content::Copy { file: &self.source, path: &self.install.plugin },
+        };
+        let config = Wanted {
+            role: Role::Config,
+            path: self.config_path(),
+            mode: CONFIG_MODE,
+            content: Content::Text(config),
+        };
+        [plugin(Role::Plugin, &self.plugin.name), plugin(Role::Loopback, LOOPBACK), config]
+    }
+
+    /// The condition of a node whose runtime lacks plugin or config.
+    pub fn incomplete(&self, error: &InstallError) -> Finding {
+        let object = match error.path() {
+            Some(path) => format!("file {}", path.display()),
+            None => format!("file {}", self.config_path().display()),
+        };
+        let found = Finding::new(Code::InstallIncomplete, object, error);
+        match error.fix() {
+            Some(command) => found.fix(command),
+            None => found,
+        }
+    }
+
+    fn config_path(&self) -> PathBuf {
+        self.install.config_dir.join(&self.install.config_name)
+    }
+
+    /// What this agent put elsewhere under an earlier configuration: a runtime would go on using the old config.
+    fn stale(&self, record: &Record, wanted: &[PathBuf]) -> Vec<PathBuf> {
+        match self.maker {
+            Maker::Standalone => Vec::new(),
+            Maker::Agent => record.made_by(Maker::Agent).filter(|path| !wanted.contains(path)).collect(),
+        }
+    }
+
+    fn leave(
+        &self,
+        stale: &[PathBuf],
+        record: &mut Record,
+        done: &mut Vec<String>,
+    ) -> Result<(), InstallError> {
+        if stale.is_empty() {
+            return Ok(());
+        }
+        let mut removal = Removal::default();
+        for path in stale {
+            remove::entry(path, record, &mut removal);
+        }
+        done.append(&mut removal.done);
+        done.append(&mut removal.left);
+        record.write(&self.state_dir)
+    }
+}
+
+impl Wanted<'_> {
+    fn look(&self) -> Result<Look, InstallError> {
+        files::look(&self.path, self.mode, &self.content)
+    }
+
+    fn foreign(&self) -> InstallError {
+        let key = match self.role {
+            Role::Plugin | Role::Loopback => "install.type (CNI_TYPE) or install.plugin_dir",
+            Role::Config => "install.config_name or install.config_dir (CNI_CONFIG_LOCATION)",
+        };
+        InstallError::Foreign { path: self.path.clone(), key }
+    }
+
+    fn report(self, look: Result<Look, InstallError>, missing: &str) -> InstalledFile {
+        let message = match look {
+            Ok(Look::Missing) => Some(missing.to_owned()),
+            Ok(look) => look.complaint(),
+            Err(error) => Some(error.to_string()),
+        };
+        InstalledFile { path: self.path, ok: message.is_none(), message }
+    }
+}
+
+/// The plugin that is installed on this node, as the record in the state directory names it.
+pub fn installed_plugin(state_dir: &Path) -> Option<PathBuf> {
+    let (record, _) = Record::read(state_dir).ok()?;
+    let mut plugins = record.files.into_iter().filter(|entry| entry.role == Role::Plugin);
+    plugins.next_back().map(|entry| entry.path)
+}
+
+/// Whether the files of this node are those of networks without an agent only.
+pub fn is_standalone(state_dir: &Path) -> bool {
+    Record::read(state_dir).is_ok_and(|(record, _)| {
+        record.made_by(Maker::Standalone).next().is_some() && record.made_by(Maker::Agent).next().is_none()
+    })
+}
+
+fn open_source(install: &Install, plugin: &Plugin) -> Result<File, InstallError> {
+    let fail = |source| InstallError::Source { path: install.plugin.clone(), source };
+    let file = ::files::open_config(&install.plugin).map_err(fail)?;
+    let meta = file.metadata().map_err(fail)?;
+    if !meta.is_file() || meta.len() == 0 {
+        return Err(fail(std::io::Error::other("it is not a program file")));
+    }
+    // Cleanup would remove the only copy.
+    let target = install.plugin_dir.join(&plugin.name);
+    match std::fs::metadata(&target) {
+        Ok(there) if (there.dev(), there.ino()) == (meta.dev(), meta.ino()) => {
+            Err(InstallError::SameFile { path: target })
+        }
+        Ok(_) | Err(_) => Ok(file),
+    }
+}

@@ -1,0 +1,130 @@
+//! `installed.json` in the state folder: what was put where. It is written before the files are.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use ::files::optional;
+use serde::{Deserialize, Serialize};
+
+use crate::{InstallError, Maker, Role, files};
+
+const FILE: &str = "installed.json";
+const VERSION: u32 = 1;
+/// How many earlier contents of a path are remembered as ours.
+const REMEMBERED: usize = 8;
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Record {
+    version: u32,
+    #[serde(default)]
+    pub(super) files: Vec<Entry>,
+    /// Folders that were not there before, outermost first.
+    #[serde(default)]
+    pub(super) folders: Vec<PathBuf>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Entry {
+    pub(super) role: Role,
+    pub(super) maker: Maker,
+    pub(super) path: PathBuf,
+    /// Of what we put there, the latest last. Somebody killed between record and rename leaves an earlier one in place.
+    pub(super) digests: Vec<String>,
+}
+
+impl Record {
+    fn empty() -> Self {
+        Self { version: VERSION, files: Vec::new(), folders: Vec::new() }
+    }
+
+    pub(super) fn path(state_dir: &Path) -> PathBuf {
+        state_dir.join(FILE)
+    }
+
+    /// The record; one that makes no sense counts as none, with a sentence about it: it must not keep a node from being
+    /// repaired.
+    pub(super) fn read(state_dir: &Path) -> Result<(Self, Option<String>), InstallError> {
+        let path = Self::path(state_dir);
+        let bytes = match optional(::files::read(&path)) {
+            Ok(Some(bytes)) => bytes,
+            Ok(None) => return Ok((Self::empty(), None)),
+            Err(source) => return Err(InstallError::Read { path, source }),
+        };
+        let damage = match serde_json::from_slice::<Self>(&bytes) {
+            Ok(record) if record.version == VERSION => return Ok((record, None)),
+            Ok(record) => format!("it has version {}, not {VERSION}", record.version),
+            Err(error) => error.to_string(),
+        };
+        Ok((Self::empty(), Some(format!("{} cannot be used and is made anew: {damage}", path.display()))))
+    }
+
+    pub(super) fn write(&self, state_dir: &Path) -> Result<(), InstallError> {
+        let path = Self::path(state_dir);
+        let fail =
+            |error: serde_json::Error| InstallError::Write { path: path.clone(), source: error.into() };
+        files::write_whole(&path, &serde_json::to_vec_pretty(self).map_err(fail)?, 0o600)
+    }
+
+    pub(super) fn knows(&self, path: &Path) -> bool {
+        self.files.iter().any(|entry| entry.path == path)
+    }
+
+    pub(super) fn made_by(&self, maker: Maker) -> impl Iterator<Item = PathBuf> {
+        self.files.iter().filter(move |entry| entry.maker == maker).map(|entry| entry.path.clone())
+    }
+
+    /// Did we install a plugin of this name?
+    pub(super) fn has_plugin(&self, name: &str) -> bool {
+        let mut plugins = self.files.iter().filter(|entry| entry.role == Role::Plugin);
+        plugins.any(|entry| entry.path.file_name().is_some_and(|there| there == name))
+    }
+
+    /// An entry of the same path gives it its digests.
+    pub(super) fn add(&mut self, mut entry: Entry) {
+        if let Some(at) = self.files.iter().position(|earlier| earlier.path == entry.path) {
+            let mut digests = self.files.remove(at).digests;
+            digests.retain(|earlier| !entry.digests.contains(earlier));
+            digests.append(&mut entry.digests);
+            digests.drain(..digests.len().saturating_sub(REMEMBERED));
+            entry.digests = digests;
+        }
+        self.files.push(entry);
+    }
+
+    pub(super) fn forget(&mut self, path: &Path) {
+        self.files.retain(|entry| entry.path != path);
+    }
+
+    /// Whether what is there is what we put there at some time.
+    pub(super) fn is_ours(&self, path: &Path) -> Result<bool, InstallError> {
+        let Some(entry) = self.files.iter().find(|entry| entry.path == path) else { return Ok(false) };
+        match fs::symlink_metadata(path) {
+            Ok(meta) if !meta.is_file() => return Ok(false),
+            Ok(_) | Err(_) => {}
+        }
+        let bytes = optional(::files::read_unmanaged(path))
+            .map_err(|source| InstallError::Read { path: path.to_owned(), source })?;
+        Ok(bytes.is_some_and(|bytes| entry.digests.contains(&files::digest(&bytes))))
+    }
+
+    pub(super) fn add_missing_folders<const N: usize>(
+        &mut self,
+        folders: [&PathBuf; N],
+    ) -> Result<(), InstallError> {
+        for folder in folders {
+            let mut missing = Vec::new();
+            for ancestor in folder.ancestors() {
+                let fail = |source| InstallError::Folder { path: folder.clone(), source };
+                if ancestor.try_exists().map_err(fail)? {
+                    break;
+                }
+                missing.push(ancestor.to_owned());
+            }
+            missing.retain(|folder| !self.folders.contains(folder));
+            self.folders.extend(missing.into_iter().rev());
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,201 @@
+use types::Severity;
+
+use super::*;
+
+const DEBIAN: &str = r#"version = 2
+[plugins."io.containerd.grpc.v1.cri".cni]
+bin_dir = "/usr/lib/cni"
+conf_dir = "/etc/cni/net.d"
+"#;
+
+/// What is detected where these files are below the root.
+fn detect(files: &[(&str, &str)]) -> Runtimes {
+    let root = tempfile::tempdir().unwrap();
+    for (path, text) in files {
+        let file = root.path().join(path);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, text).unwrap();
+    }
+    Runtimes::detect(root.path())
+}
+
+fn chosen(files: &[(&str, &str)]) -> [String; 2] {
+    let Directories { plugins, configs } = detect(files).choose();
+    [plugins, configs].map(|path| path.display().to_string())
+}
+
+#[test]
+fn b17_without_a_runtime_the_usual_directories_are_chosen() {
+    assert_eq!(detect(&[]), Runtimes::default());
+    assert_eq!(detect(&[]).choose(), Directories::default());
+    assert_eq!(chosen(&[(CONTAINERD, "version = 2\n")]), [PLUGIN_DIR, CONFIG_DIR]);
+    assert_eq!(
+        chosen(&[(CRIO, "[crio.network]\nnetwork_dir = \"/etc/cni/net.d/\"\n")]),
+        [PLUGIN_DIR, CONFIG_DIR]
+    );
+}
+
+#[test]
+fn b17_the_directories_of_each_version_of_containerds_config_are_found() {
+    assert_eq!(chosen(&[(CONTAINERD, DEBIAN)]), ["/usr/lib/cni", CONFIG_DIR]);
+    let v1 = "[plugins.cri.cni]\nbin_dir = \"/b/\"\nconf_dir = \"/c\"\n";
+    assert_eq!(chosen(&[(CONTAINERD, v1)]), ["/b", "/c"]);
+    let v3 =
+        "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dir = ''\nbin_dirs = ['/a', '/b']\n";
+    assert_eq!(chosen(&[(CONTAINERD, v3)]), ["/a", CONFIG_DIR]);
+}
+
+#[test]
+fn b17_imports_of_containerd_and_drop_ins_of_crio_win() {
+    let main = format!("imports = [\"conf.d/*.toml\"]\n{DEBIAN}");
+    let import = "[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/imported\"\n";
+    let files = [
+        (CONTAINERD, main.as_str()),
+        ("etc/containerd/conf.d/1.toml", import),
+        ("etc/containerd/conf.d/1.bak", "]"),
+    ];
+    assert_eq!(chosen(&files), ["/imported", CONFIG_DIR]);
+    let drop_in = "[crio.network]\nplugin_dirs = [\"/late\"]\n";
+    let files =
+        [(CRIO, "[crio.network]\nplugin_dirs = [\"/early\"]\n"), ("etc/crio/crio.conf.d/10.conf", drop_in)];
+    assert_eq!(chosen(&files), ["/late", CONFIG_DIR]);
+    assert_eq!(chosen(&files[1..]), ["/late", CONFIG_DIR]);
+}
+
+#[test]
+fn b17_a_containerd_without_cri_starts_no_pods() {
+    // Docker's package.
+    let text = format!("disabled_plugins = [\"cri\"]\n{DEBIAN}");
+    assert_eq!(detect(&[(CONTAINERD, &text)]), Runtimes::default());
+}
+
+#[test]
+fn b17_two_runtimes_get_a_directory_that_both_use_or_one_is_told_what_to_set() {
+    let both = "[crio.network]\nplugin_dirs = [\"/opt/cni/bin\", \"/usr/lib/cni/\"]\n";
+    assert_eq!(chosen(&[(CONTAINERD, DEBIAN), (CRIO, both)]), ["/usr/lib/cni", CONFIG_DIR]);
+
+    let runtimes = detect(&[(CONTAINERD, DEBIAN), (CRIO, "[crio]\n")]);
+    let directories = runtimes.choose();
+    assert_eq!(directories.plugins, Path::new("/usr/lib/cni"));
+    let complaints = runtimes.complaints(&directories);
+    assert_eq!(complaints.len(), 1, "{complaints:?}");
+    for words in ["CRI-O uses /opt/cni/bin", "plugin_dirs = [\"/usr/lib/cni\"]", "etc/crio/crio.conf"] {
+        assert!(complaints[0].contains(words), "{words}: {complaints:?}");
+    }
+}
+
+#[test]
+fn b17_directories_that_a_runtime_does_not_use_and_files_that_cannot_be_read_are_reported() {
+    let runtimes = detect(&[(CONTAINERD, DEBIAN)]);
+    assert_eq!(runtimes.complaints(&runtimes.choose()), Vec::<String>::new());
+    let complaints =
+        runtimes.complaints(&Directories { plugins: PLUGIN_DIR.into(), configs: "/elsewhere".into() });
+    assert!(complaints[0].contains("set bin_dir = \"/opt/cni/bin\" in "), "{complaints:?}");
+    assert!(complaints[1].contains("set conf_dir = \"/elsewhere\" in "), "{complaints:?}");
+
+    let runtimes = detect(&[(CONTAINERD, "version = [")]);
+    assert_eq!(runtimes.choose(), Directories::default());
+    assert_eq!(runtimes.complaints(&runtimes.choose()), Vec::<String>::new());
+    let found = runtimes.findings(Path::new(CONFIG_DIR), Path::new("/opt/cni/bin/podwire-cni"));
+    assert_eq!((found.len(), found[0].severity), (1, Severity::Degraded), "{found:?}");
+    assert!(found[0].message.contains("containerd/config.toml: "), "{found:?}");
+}
+
+#[test]
+fn b17_a_drop_in_that_cannot_be_parsed_hides_no_runtime() {
+    let main = format!("imports = [\"conf.d/*.toml\"]\n{DEBIAN}");
+    let runtimes = detect(&[(CONTAINERD, &main), ("etc/containerd/conf.d/1.toml", "version = [")]);
+    assert_eq!(runtimes.choose().plugins, Path::new("/usr/lib/cni"));
+    assert!(runtimes.unreadable.len() == 1 && runtimes.unreadable[0].file.ends_with("conf.d/1.toml"));
+    let crio = "[crio.network]\nplugin_dirs = [\"/early\"]\n";
+    let runtimes = detect(&[(CRIO, crio), ("etc/crio/crio.conf.d/10.conf", "]")]);
+    assert_eq!((runtimes.choose().plugins.as_path(), runtimes.unreadable.len()), (Path::new("/early"), 1));
+}
+
+#[test]
+fn b17_a_runtime_that_uses_the_config_and_lacks_the_plugin_is_a_condition_with_a_fix_that_works() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    for name in ["installed", "net.d"] {
+        fs::create_dir(at(name)).unwrap();
+    }
+    let plugin = at("installed/podwire-cni");
+    for name in ["podwire-cni", "loopback", "chained"] {
+        fs::write(at("installed").join(name), name).unwrap();
+    }
+    let list = r#"{"name": "n", "plugins": [{"type": "podwire-cni"}, {"type": "chained"}]}"#;
+    fs::write(at("net.d/10-podwire.conflist"), list).unwrap();
+    let config = |bin: &str| {
+        let table = "[plugins.\"io.containerd.grpc.v1.cri\".cni]";
+        format!("version = 2\n{table}\nbin_dir = {:?}\nconf_dir = {:?}\n", at(bin), at("net.d"))
+    };
+    let found =
+        |bin: &str, configs: &str| detect(&[(CONTAINERD, &config(bin))]).findings(&at(configs), &plugin);
+    assert_eq!(found("installed", "net.d"), []);
+    // It does not use the config, and reports itself that it has no network.
+    assert_eq!(found("elsewhere", "other.d"), []);
+    let lacking = found("elsewhere", "net.d");
+    assert_eq!((lacking.len(), lacking[0].severity), (1, Severity::NotReady), "{lacking:?}");
+    for words in [
+        "does not find podwire-cni, chained, loopback in ".to_owned(),
+        format!("set bin_dir = {:?} in ", at("installed")),
+        "config.toml, table [plugins.\"io.containerd.grpc.v1.cri\".cni], and restart containerd".to_owned(),
+    ] {
+        assert!(lacking[0].message.contains(&words), "{words}: {lacking:?}");
+    }
+    // containerd can set up the loopback itself.
+    let internal = format!("{}use_internal_loopback = true\n", config("elsewhere"));
+    let lacking_less = detect(&[(CONTAINERD, &internal)]).findings(&at("net.d"), &plugin);
+    assert!(lacking_less[0].message.contains("does not find podwire-cni, chained in "), "{lacking_less:?}");
+    // Another runtime serves pods.
+    let crio =
+        format!("[crio.network]\nplugin_dirs = [{:?}]\nnetwork_dir = {:?}\n", at("installed"), at("net.d"));
+    let both = detect(&[(CONTAINERD, &config("elsewhere")), (CRIO, &crio)]).findings(&at("net.d"), &plugin);
+    assert_eq!((both.len(), both[0].severity), (1, Severity::Degraded), "{both:?}");
+    let fix = lacking[0].fix.as_deref().unwrap();
+    assert!(std::process::Command::new("sh").args(["-c", fix]).status().unwrap().success(), "{fix}");
+    assert_eq!(found("elsewhere", "net.d"), []);
+    // As an operator who copied only the plugin.
+    for name in ["loopback", "chained"] {
+        fs::remove_file(at("elsewhere").join(name)).unwrap();
+        let lacking = found("elsewhere", "net.d");
+        assert_eq!((lacking.len(), lacking[0].severity), (1, Severity::NotReady), "{lacking:?}");
+        let fix = lacking[0].fix.as_deref().unwrap();
+        assert!(std::process::Command::new("sh").args(["-c", fix]).status().unwrap().success(), "{fix}");
+        assert_eq!(fs::read_to_string(at("elsewhere").join(name)).unwrap(), name);
+    }
+    // No file to copy: no command, and no advice that would not help.
+    let remove = |name: &str| {
+        for dir in ["installed", "elsewhere"] {
+            fs::remove_file(at(dir).join(name)).unwrap();
+        }
+    };
+    remove("chained");
+    let lacking = found("elsewhere", "net.d");
+    assert_eq!(lacking[0].fix, None, "{lacking:?}");
+    assert!(lacking[0].message.ends_with("install chained there: this machine has none"), "{lacking:?}");
+    // Podwire's plugin does the work of `loopback`.
+    fs::write(at("net.d/10-podwire.conflist"), list.replace("chained", "podwire-cni")).unwrap();
+    remove("loopback");
+    let lacking = found("elsewhere", "net.d");
+    assert!(!lacking[0].message.contains("set bin_dir"), "{lacking:?}");
+    let fix = lacking[0].fix.as_deref().unwrap();
+    assert!(std::process::Command::new("sh").args(["-c", fix]).status().unwrap().success(), "{fix}");
+    assert_eq!(fs::read_to_string(at("elsewhere/loopback")).unwrap(), "podwire-cni");
+    assert_eq!(found("elsewhere", "net.d"), []);
+}
+
+#[test]
+fn b17_the_name_of_containerds_table_is_that_of_its_version() {
+    for (text, table) in [
+        ("", "plugins.\"cri\".cni"),
+        ("version = 2\n", "plugins.\"io.containerd.grpc.v1.cri\".cni"),
+        ("version = 3\n", "plugins.\"io.containerd.cri.v1.runtime\".cni"),
+        (
+            "version = 3\n[plugins.'io.containerd.grpc.v1.cri'.cni]\n",
+            "plugins.\"io.containerd.grpc.v1.cri\".cni",
+        ),
+    ] {
+        assert_eq!(detect(&[(CONTAINERD, text)]).found[0].table, table, "{text}");
+    }
+}

@@ -1,0 +1,55 @@
+//! A lab on one machine: nodes and pods as network namespaces, real agents and a real etcd, a CNI plugin called as a container
+//! runtime calls it, and probes that show which packets arrive.
+//!
+//! ```text
+//!   Lab ── node("n1") ── pod("a")      Plugin.add(&pod, &config) ─► runs inside the node's namespace
+//!    │         │
+//!    └─ wire(n1, n2)                   ping, Snapshot::of(&node) ─► the state of the namespace
+//!
+//!   Cluster ── n1, n2, … each with its agent, on an underlay of routed subnets, with etcd; cut, kill, reach()
+//! ```
+//!
+//! Used by `podwire lab`, `podwire demo` and, through `testkit`, by the tests and the benchmark. It touches only namespaces whose
+//! names start with `pwt-` and its own directories in the temporary directory. All of them are removed when the `Lab` is dropped;
+//! those of killed runs are removed when the next `Lab` is made. Only namespaces of `podwire lab` (`pwlab-NAME-…`) stay until
+//! `podwire lab down`. Every wait has a deadline. Needs root.
+
+mod agent;
+mod call;
+mod cluster;
+mod etcd;
+pub mod inspect;
+mod lab;
+mod node;
+mod ns;
+mod outcome;
+mod owner;
+mod ping;
+mod plugin;
+mod process;
+mod program;
+mod service;
+mod snapshot;
+mod sweep;
+mod wait;
+mod wire;
+
+pub use agent::{Agent, program as agent_program};
+pub use call::{Call, Verb, with_prev_result};
+pub use cluster::{
+    Cell, Cluster, Condition, Extra, Families, Kept, Matrix, Plan, Progress, Reach, Removed, Spot, Store,
+    Tls, Transport, Way, Wired, clear_kept, remove_kept,
+};
+pub use etcd::{Etcd, Member};
+pub use lab::Lab;
+pub use node::{Node, Pod};
+pub use ns::Ns;
+pub use outcome::{CniError, Outcome};
+pub use ping::{PingReport, ping};
+pub use plugin::{Plugin, REFERENCE_DIR};
+pub use process::{DEADLINE, Running, wait_for_group};
+pub(crate) use program::search_path;
+pub use service::Identity;
+pub use snapshot::{Difference, Snapshot};
+pub use wait::{uninterrupted, wait_until};
+pub use wire::End;

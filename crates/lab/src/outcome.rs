@@ -1,0 +1,97 @@
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use rustix::process::Signal;
+use serde::Deserialize;
+use serde_json::Value;
+
+/// How a program ended and what it said.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    pub status: ExitStatus,
+    pub stdout: String,
+    pub stderr: String,
+    /// From just before the start to the exit.
+    pub elapsed: Duration,
+}
+
+/// The error object of the CNI specification.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct CniError {
+    pub code: u32,
+    pub msg: String,
+    #[serde(default)]
+    pub details: String,
+}
+
+impl Outcome {
+    pub fn success(&self) -> bool {
+        self.status.success()
+    }
+
+    /// Ended by SIGKILL, so not by itself.
+    pub fn killed(&self) -> bool {
+        self.status.signal() == Some(Signal::KILL.as_raw())
+    }
+
+    pub fn json(&self) -> Result<Value> {
+        serde_json::from_str(&self.stdout).with_context(|| format!("stdout is not JSON: {}", self.story()))
+    }
+
+    /// The result of a call that succeeded; null where the verb (DEL, CHECK, GC, STATUS) prints nothing.
+    pub fn ok(&self) -> Result<Value> {
+        if !self.success() {
+            bail!("the call failed: {}", self.story());
+        }
+        if self.stdout.trim().is_empty() { Ok(Value::Null) } else { self.json() }
+    }
+
+    /// The error of a call that failed as the specification asks: exit status not 0 and an error object on stdout.
+    pub fn error(&self) -> Result<CniError> {
+        if self.success() {
+            bail!("the call succeeded where an error was expected: {}", self.story());
+        }
+        serde_json::from_value(self.json()?)
+            .with_context(|| format!("stdout is not a CNI error object: {}", self.story()))
+    }
+
+    /// Everything a reader of a failed test wants to see.
+    pub fn story(&self) -> String {
+        format!("{}, stdout: {:?}, stderr: {:?}", self.status, self.stdout.trim(), self.stderr.trim())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outcome(exit: i32, stdout: &str) -> Outcome {
+        Outcome {
+            status: ExitStatus::from_raw(exit << 8),
+            stdout: stdout.to_owned(),
+            stderr: "a hint".to_owned(),
+            elapsed: Duration::ZERO,
+        }
+    }
+
+    #[test]
+    fn ok_gives_the_result_or_null() {
+        assert_eq!(outcome(0, "").ok().unwrap(), Value::Null);
+        assert_eq!(outcome(0, r#"{"ips":[]}"#).ok().unwrap()["ips"], Value::Array(vec![]));
+        let failed = outcome(1, r#"{"code":7,"msg":"no"}"#).ok().unwrap_err().to_string();
+        assert!(failed.contains("a hint") && failed.contains("no"), "{failed}");
+        assert!(outcome(0, "{").ok().is_err());
+    }
+
+    #[test]
+    fn error_wants_a_failed_status_and_an_error_object() {
+        let error =
+            outcome(1, r#"{"cniVersion":"1.1.0","code":11,"msg":"again","details":"d"}"#).error().unwrap();
+        assert_eq!(error, CniError { code: 11, msg: "again".into(), details: "d".into() });
+        assert!(outcome(0, r#"{"code":11,"msg":"again"}"#).error().is_err());
+        assert!(outcome(1, r#"{"msg":"no code"}"#).error().is_err());
+        assert!(outcome(1, "").error().is_err());
+    }
+}

@@ -1,0 +1,250 @@
+//! Programs that run in the background: an agent, an etcd. Each is known by its pid and its start time, so that a later
+//! process with the same pid is never taken for it, and one that another process started can be taken over.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open, pidfd_send_signal};
+use serde::{Deserialize, Serialize};
+
+use crate::owner::start_time;
+use crate::program::PATH;
+use crate::{DEADLINE, Ns};
+
+/// A process, and no later one with the same pid.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    pub pid: u32,
+    /// In ticks since the boot.
+    pub start: u64,
+}
+
+/// How long a program is to live.
+#[derive(Debug, Clone)]
+pub(crate) enum Life {
+    /// Until its owner is dropped, in a process group of its own.
+    Owner,
+    /// Until its owner is dropped or this process is gone, whatever ended it.
+    Leash(Arc<Leash>),
+    /// Until somebody ends it: it has a session of its own.
+    Kept,
+}
+
+/// A group of processes that dies with this process, also with one that is killed: its leader reads from a pipe whose
+/// other end only we have.
+#[derive(Debug)]
+pub(crate) struct Leash {
+    leader: Child,
+    end: Option<ChildStdin>,
+}
+
+/// What to run, and where.
+pub(crate) struct Task<'a> {
+    pub(crate) ns: &'a Ns,
+    pub(crate) program: PathBuf,
+    pub(crate) args: &'a [String],
+    pub(crate) env: &'a [(String, String)],
+    /// Where stdout and stderr go.
+    pub(crate) log: PathBuf,
+    pub(crate) life: Life,
+}
+
+#[derive(Debug)]
+pub(crate) struct Service {
+    identity: Identity,
+    pidfd: OwnedFd,
+    /// None: another process started it.
+    child: Option<Child>,
+    life: Life,
+}
+
+impl Leash {
+    pub(crate) fn new() -> Result<Self> {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", "read _; kill -KILL 0"]).process_group(0);
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut leader = command.spawn().context("cannot start /bin/sh")?;
+        let end = leader.stdin.take();
+        Ok(Self { leader, end })
+    }
+}
+
+impl Drop for Leash {
+    fn drop(&mut self) {
+        self.end = None;
+        // The leader is not reaped yet, so the group's id is still its own.
+        let _ = kill_process_group(Pid::from_child(&self.leader), Signal::KILL);
+        let _ = self.leader.wait();
+    }
+}
+
+impl Identity {
+    pub fn this_process() -> Result<Self> {
+        let pid = std::process::id();
+        let start =
+            start_time(pid).with_context(|| format!("cannot read the start time of process {pid}"))?;
+        Ok(Self { pid, start })
+    }
+
+    pub fn lives(self) -> bool {
+        matches!(self.open(), Ok(Some(pidfd)) if matches!(ended(&pidfd, Duration::ZERO), Ok(false)))
+    }
+
+    /// A handle on the process; none if it is gone.
+    pub(crate) fn open(self) -> Result<Option<OwnedFd>> {
+        let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
+        let pidfd = match pidfd_open(pid, PidfdFlags::empty()) {
+            Ok(pidfd) => pidfd,
+            Err(rustix::io::Errno::SRCH) => return Ok(None),
+            Err(e) => return Err(e).with_context(|| format!("cannot watch process {}", self.pid)),
+        };
+        // Looked at after the handle is there: the handle and the start time belong to one process.
+        Ok((start_time(self.pid) == Some(self.start)).then_some(pidfd))
+    }
+}
+
+impl Service {
+    pub(crate) fn start(task: Task<'_>) -> Result<Self> {
+        let title = task.program.display().to_string();
+        let log = File::options().create(true).append(true).open(&task.log);
+        let log = log.with_context(|| format!("cannot open {}", task.log.display()))?;
+        let mut command = match &task.life {
+            Life::Owner => own_group(&task.program),
+            Life::Leash(leash) => {
+                let mut command = Command::new(&task.program);
+                command.process_group(i32::try_from(leash.leader.id()).context("an odd pid")?);
+                command
+            }
+            // setsid(1) makes the session and then becomes the program: the pid stays.
+            Life::Kept => {
+                let mut command = Command::new("setsid");
+                command.arg(&task.program);
+                command
+            }
+        };
+        command.args(task.args).env_clear().env("PATH", PATH).envs(task.env.iter().map(|(k, v)| (k, v)));
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        let child = task.ns.enter(|| command.spawn())?.with_context(|| format!("cannot start {title}"))?;
+        let pid = child.id();
+        let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())
+            .with_context(|| format!("cannot watch {title}"))?;
+        // Not reaped yet, so it has an entry even if it ended already.
+        let start = start_time(pid).with_context(|| format!("cannot read the start time of {title}"))?;
+        Ok(Self { identity: Identity { pid, start }, pidfd, child: Some(child), life: task.life })
+    }
+
+    /// One that was started by another process and is to live on; none if it is gone.
+    pub(crate) fn adopt(identity: Identity) -> Result<Option<Self>> {
+        let Some(pidfd) = identity.open()? else { return Ok(None) };
+        let service = Self { identity, pidfd, child: None, life: Life::Kept };
+        Ok((!service.has_ended()?).then_some(service))
+    }
+
+    pub(crate) fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    pub(crate) fn has_ended(&self) -> Result<bool> {
+        ended(&self.pidfd, Duration::ZERO)
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) -> Result<()> {
+        let sent = pidfd_send_signal(&self.pidfd, signal);
+        sent.with_context(|| format!("cannot send {signal:?} to process {}", self.identity.pid))
+    }
+
+    /// SIGKILL, and the end awaited. One that is gone already is fine.
+    pub(crate) fn kill(self) -> Result<()> {
+        kill(&self.pidfd).with_context(|| format!("cannot kill process {}", self.identity.pid))?;
+        self.wait().map(drop)
+    }
+
+    /// Waits for the end. The status is known only of what this process started.
+    pub(crate) fn wait(mut self) -> Result<Option<ExitStatus>> {
+        let pid = self.identity.pid;
+        ensure!(ended(&self.pidfd, DEADLINE)?, "process {pid} did not end within {DEADLINE:?}");
+        let reaped = self.child.take().map(|mut child| child.wait()).transpose();
+        reaped.with_context(|| format!("cannot reap process {pid}"))
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        if matches!(self.life, Life::Kept) {
+            return;
+        }
+        if let Some(mut child) = self.child.take() {
+            // Nothing else can be done about it here.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn own_group(program: &std::path::Path) -> Command {
+    let mut command = Command::new(program);
+    command.process_group(0);
+    command
+}
+
+/// SIGKILL; one that is gone already is fine.
+pub(crate) fn kill(pidfd: &OwnedFd) -> rustix::io::Result<()> {
+    match pidfd_send_signal(pidfd, Signal::KILL) {
+        Err(rustix::io::Errno::SRCH) => Ok(()),
+        sent => sent,
+    }
+}
+
+/// Waits so long for the end of a process; a zombie has ended.
+pub(crate) fn ended(pidfd: &OwnedFd, within: Duration) -> Result<bool> {
+    let end = std::time::Instant::now() + within;
+    loop {
+        let left = end.saturating_duration_since(std::time::Instant::now());
+        let timeout = Timespec::try_from(left).context("the deadline is too far away")?;
+        match poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&timeout)) {
+            Ok(ready) => return Ok(ready > 0),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(e).context("cannot wait for the end of a process"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_known_by_pid_and_start() {
+        let us = Identity::this_process().unwrap();
+        assert!(us.lives());
+        assert!(!Identity { start: us.start + 1, ..us }.lives());
+        assert!(!Identity { pid: u32::MAX, ..us }.lives());
+        assert!(Service::adopt(Identity { start: us.start + 1, ..us }).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_leash_that_is_dropped_or_loses_its_holder_takes_the_group_with_it() {
+        for holder_dies in [false, true] {
+            let mut leash = Leash::new().unwrap();
+            let mut command = Command::new("sleep");
+            command.arg("60").process_group(leash.leader.id() as i32);
+            let child = command.spawn().unwrap();
+            let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
+            if holder_dies {
+                leash.end = None;
+                assert!(ended(&pidfd, DEADLINE).unwrap());
+            }
+            drop(leash);
+            assert!(ended(&pidfd, DEADLINE).unwrap());
+            let mut child = child;
+            assert!(!child.wait().unwrap().success());
+        }
+    }
+}

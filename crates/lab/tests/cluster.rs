@@ -1,0 +1,230 @@
+//! Many nodes: the underlay is what it says, faults are what they say, and nothing is left. Needs root.
+
+#![expect(clippy::unwrap_used, reason = "a test ends at its first surprise, in helpers as well")]
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use lab::{
+    Cell, Cluster, DEADLINE, Families, Matrix, Ns, Plan, Reach, Store, Tls, Way, inspect, ping, wait_until,
+};
+
+fn alone(nodes: usize, subnets: usize) -> Plan {
+    Plan { nodes, subnets, store: Store::Alone, ..Plan::default() }
+}
+
+/// The machine's own links and addresses.
+fn machine() -> String {
+    let out = Command::new("ip").args(["-br", "addr"]).output().unwrap();
+    String::from_utf8(out.stdout).unwrap()
+}
+
+fn reaches(from: &Ns, cluster: &Cluster, to: &str) -> Vec<bool> {
+    let to = cluster.addresses(to).unwrap();
+    to.iter().map(|address| ping(from, *address, 1).unwrap().all()).collect()
+}
+
+fn is_local(cluster: &Cluster, cell: &Cell) -> bool {
+    let [from, to] = [&cell.from, &cell.to].map(|name| cluster.find_pod(name).unwrap().node.clone());
+    from == to
+}
+
+/// The matrix as soon as all its cells are so. One with pods that do not reach each other takes the whole time of a probe.
+fn matrix_when(cluster: &Cluster, is_so: impl Fn(&Cell) -> bool) -> Matrix {
+    let probe = || cluster.reach(Duration::from_millis(300)).unwrap();
+    let mut matrix = probe();
+    wait_until("pods to reach each other", DEADLINE, || {
+        matrix = probe();
+        Ok(matrix.cells.iter().all(&is_so))
+    })
+    .unwrap_or_else(|error| panic!("{error}: {:?}", matrix.complaints()));
+    matrix
+}
+
+#[test]
+fn nodes_of_one_subnet_are_on_link_and_others_behind_a_router() {
+    let before = machine();
+    let cluster = Cluster::hosts("subnets", &alone(3, 2)).unwrap();
+    assert_eq!(machine(), before, "everything is inside namespaces");
+    let n1 = cluster.node("n1").unwrap();
+    for to in ["n2", "n3"] {
+        assert_eq!(reaches(n1, &cluster, to), [true, true], "{to}");
+    }
+    let via = |to: &str| {
+        let address = cluster.addresses(to).unwrap()[0].to_string();
+        n1.json(&["ip", "-j", "route", "get", &address]).unwrap()[0]["gateway"].as_str().map(str::to_owned)
+    };
+    assert_eq!((via("n2").as_deref(), via("n3")), (Some("10.199.1.254"), None));
+    let prefix = cluster.lab().prefix().to_owned();
+    drop(cluster);
+    let left: Vec<_> = std::fs::read_dir("/run/netns").unwrap().flatten().map(|e| e.file_name()).collect();
+    assert!(!left.iter().any(|name| name.to_string_lossy().starts_with(&prefix)), "{left:?}");
+}
+
+#[test]
+fn the_underlay_may_have_one_family_and_another_mtu() {
+    let plan = Plan { underlay: Families::V6, mtu: 1400, ..alone(2, 2) };
+    let cluster = Cluster::hosts("v6", &plan).unwrap();
+    let n1 = cluster.node("n1").unwrap();
+    assert_eq!(reaches(n1, &cluster, "n2"), [true]);
+    assert_eq!(inspect::link(n1, "eth0").unwrap().mtu, 1400);
+    let to = cluster.addresses("n2").unwrap()[0].to_string();
+    // 48 bytes are the headers of IPv6 and ICMP.
+    let fits = |size: &str| n1.run(&["ping", "-c1", "-W1", "-Mdo", "-s", size, &to], b"").unwrap().success();
+    assert!(fits("1352") && !fits("1353"));
+}
+
+#[test]
+fn a_cut_is_silent_and_heals() {
+    let mut cluster = Cluster::hosts("cut", &alone(2, 1)).unwrap();
+    assert_eq!(reaches(cluster.node("n1").unwrap(), &cluster, "n2"), [true, true]);
+    cluster.cut("n2").unwrap();
+    assert_eq!(reaches(cluster.node("n1").unwrap(), &cluster, "n2"), [false, false]);
+    let router = "10.199.1.254".parse().unwrap();
+    assert!(!ping(cluster.node("n2").unwrap(), router, 1).unwrap().any());
+    assert_eq!(inspect::link(cluster.node("n2").unwrap(), "eth0").unwrap().operstate, "UP");
+    cluster.heal("n2").unwrap();
+    wait_until("n2 to be back", DEADLINE, || {
+        Ok(reaches(cluster.node("n1").unwrap(), &cluster, "n2") == [true, true])
+    })
+    .unwrap();
+}
+
+#[test]
+fn agents_and_pods_live_on_nodes_and_the_matrix_tells_the_truth() {
+    let mut cluster = Cluster::up("agents", &alone(2, 1)).unwrap();
+    cluster.pods_everywhere(2).unwrap();
+    let names: Vec<String> = cluster.pods().iter().map(|wired| wired.name.clone()).collect();
+    assert_eq!(names, ["p1", "p2", "p3", "p4"]);
+    // Agents that know nothing of each other: pods reach those of their own node and no others.
+    let matrix = matrix_when(&cluster, |cell| !is_local(&cluster, cell) || cell.is_ok());
+    assert_eq!(matrix.cells.len(), 12);
+    for cell in &matrix.cells {
+        assert_eq!(cell.is_ok(), is_local(&cluster, cell), "{cell:?}");
+        assert_eq!(cell.way, if is_local(&cluster, cell) { Way::Local } else { Way::None });
+    }
+    assert_eq!(matrix.complaints().len(), 8);
+    cluster.remove_pod("p2").unwrap();
+    assert!(cluster.remove_pod("p2").unwrap_err().to_string().contains("the pods are p1, p3, p4"));
+    assert!(cluster.pod("n1", "p3").is_err(), "names are unique in a cluster");
+
+    cluster.kill_agent("n1").unwrap();
+    assert!(cluster.agent("n1").unwrap().has_ended().unwrap() && cluster.kill_agent("n1").is_err());
+    cluster.start_agent("n1").unwrap();
+    cluster.pod("n1", "late").unwrap();
+
+    cluster.kill_node("n2").unwrap();
+    assert_eq!(cluster.pods().len(), 2);
+    assert!(cluster.node("n2").unwrap().enter(|| ()).is_err());
+    cluster.start_node("n2").unwrap();
+    matrix_when(&cluster, |cell| (cell.from.as_str(), cell.to.as_str()) != ("p3", "p4") || cell.is_ok());
+}
+
+#[test]
+#[ignore = "a part of processes_die_with_a_test_that_is_killed"]
+fn child_that_waits() {
+    let mut cluster = Cluster::hosts("child", &Plan { nodes: 1, ..Plan::default() }).unwrap();
+    cluster.start_etcd().unwrap();
+    println!("lab is {}", cluster.lab().dir().display());
+    // Ends when the parent does, whichever way that ends.
+    std::io::stdin().read_line(&mut String::new()).unwrap();
+}
+
+#[test]
+fn processes_die_with_a_test_that_is_killed() {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "child_that_waits", "--ignored", "--nocapture"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let dir =
+        lines.find_map(|line| line.unwrap().split_once("lab is ").map(|(_, dir)| dir.to_owned())).unwrap();
+    let running = || {
+        let entries = std::fs::read_dir("/proc").unwrap().flatten();
+        let lines = entries.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
+        lines.filter(|line| String::from_utf8_lossy(line).contains(&format!("{dir}/"))).count()
+    };
+    assert_eq!(running(), 1, "etcd");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    wait_until("the end of etcd", DEADLINE, || Ok(running() == 0)).unwrap();
+}
+
+/// With routes by hand, and masquerade between the nodes by mistake.
+#[test]
+fn direct_ways_are_seen_and_rewritten_sources_are_not_taken_for_good() {
+    let cluster = Cluster::up("ways", &alone(2, 1)).unwrap();
+    cluster.pods_everywhere(1).unwrap();
+    for (here, there) in [("n1", 2), ("n2", 1)] {
+        let node = cluster.node(here).unwrap();
+        let (v4, v6) = (format!("10.42.{}.0/24", there - 1), format!("fd42::{:x}:0:0:0/80", there - 1));
+        node.sh(&["ip", "route", "add", &v4, "via", &format!("10.199.1.{there}")]).unwrap();
+        node.sh(&["ip", "route", "add", &v6, "via", &format!("fd99:1::{there}")]).unwrap();
+    }
+    let matrix = cluster.reach(DEADLINE).unwrap();
+    assert!(matrix.cells.iter().all(|cell| cell.way == Way::Direct), "{matrix:?}");
+    let source = "10.199.1.1".parse().unwrap();
+    // Agents that are alone masquerade whatever leaves their own block.
+    let cell = matrix.cell("p1", "p2").unwrap();
+    assert_eq!(cell.v4, Some(Reach::Rewritten { source }), "{matrix:?}");
+    assert!(!matrix.all());
+}
+
+#[test]
+fn a_cluster_of_three_members_keeps_its_data_when_the_leader_dies() {
+    let plan = Plan { nodes: 1, store: Store::Etcd { members: 3 }, ..Plan::default() };
+    let mut cluster = Cluster::hosts("etcd", &plan).unwrap();
+    cluster.start_etcd().unwrap();
+    let endpoints = cluster.etcd.endpoints().join(",");
+    let etcdctl = |cluster: &Cluster, args: &[&str]| {
+        let argv = [&["env", "ETCDCTL_API=3", "etcdctl", "--endpoints", &endpoints], args].concat();
+        cluster.node("n1").unwrap().sh(&argv)
+    };
+    etcdctl(&cluster, &["put", "key", "value"]).unwrap();
+    let leader = cluster.etcd.leader().unwrap();
+    cluster.etcd.members[leader].kill().unwrap();
+    wait_until("the key", DEADLINE, || Ok(etcdctl(&cluster, &["get", "key"])?.contains("value"))).unwrap();
+    wait_until("another leader", DEADLINE, || Ok(cluster.etcd.leader()? != leader)).unwrap();
+    cluster.start_etcd().unwrap();
+    cluster.cut("n1").unwrap();
+    let asked = etcdctl(&cluster, &["--dial-timeout=200ms", "--command-timeout=500ms", "get", "key"]);
+    assert!(asked.is_err(), "a node that is cut off does not reach etcd: {asked:?}");
+}
+
+#[test]
+fn an_etcd_with_certificates_takes_only_clients_that_have_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name);
+    let plan = Plan {
+        nodes: 1,
+        store: Store::Etcd { members: 3 },
+        etcd_tls: Some(Tls { ca: file("cert"), cert: file("cert"), key: file("key") }),
+        ..Plan::default()
+    };
+    let names: Vec<String> = plan.etcd_addresses().iter().map(|address| format!("IP:{address}")).collect();
+    let names = format!("subjectAltName={}", names.join(","));
+    // One that signed itself is good enough for etcd and etcdctl.
+    let out = Command::new("openssl")
+        .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"])
+        .args(["-days", "2", "-subj", "/CN=lab", "-addext", &names, "-keyout"])
+        .arg(file("key"))
+        .arg("-out")
+        .arg(file("cert"))
+        .output()
+        .unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let mut cluster = Cluster::hosts("tls", &plan).unwrap();
+    cluster.start_etcd().unwrap();
+    let (cert, key) = (file("cert").display().to_string(), file("key").display().to_string());
+    let ask = |more: &[&str]| {
+        let endpoints = cluster.etcd.endpoints().join(",");
+        let argv = ["env", "ETCDCTL_API=3", "etcdctl", "--endpoints", &endpoints, "--cacert", &cert];
+        let quick = ["--dial-timeout=1s", "--command-timeout=2s", "get", "key"];
+        cluster.node("n1").unwrap().sh(&[&argv, more, &quick].concat())
+    };
+    ask(&["--cert", &cert, "--key", &key]).unwrap();
+    assert!(ask(&[]).is_err());
+}

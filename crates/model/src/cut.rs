@@ -1,0 +1,190 @@
+//! A subnet cut into blocks of equal size.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::IpNet;
+use types::Special;
+
+/// More blocks than anybody has nodes; and an index is a `u64`.
+const MOST_BITS: u8 = 32;
+/// A block of fewer addresses has none for pods beside its network, gateway and broadcast address.
+const LONGEST_V4: u8 = 29;
+const LONGEST_V6: u8 = 125;
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CutError {
+    #[error(
+        "{subnet} cannot be cut by {margin} bits: a block would have the prefix length {length}, at most {longest} leaves room for pods"
+    )]
+    TooSmall { subnet: IpNet, margin: u8, length: u16, longest: u8 },
+    #[error("{subnet} cannot be cut by {margin} bits: at most {MOST_BITS} are allowed")]
+    TooMany { subnet: IpNet, margin: u8 },
+    #[error("{subnet} cannot be a pod network: it includes {kind} address")]
+    Special { subnet: IpNet, kind: Special },
+}
+
+/// A subnet, and by how many bits its blocks' prefixes are longer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cut {
+    subnet: IpNet,
+    margin: u8,
+}
+
+impl Cut {
+    pub fn new(subnet: IpNet, margin: u8) -> Result<Self, CutError> {
+        let longest = if matches!(subnet, IpNet::V4(_)) { LONGEST_V4 } else { LONGEST_V6 };
+        let length = u16::from(subnet.prefix_len()) + u16::from(margin);
+        if margin > MOST_BITS {
+            return Err(CutError::TooMany { subnet, margin });
+        }
+        // A subnet that is not divided is as large as the configuration of the network says.
+        if margin > 0 && length > u16::from(longest) {
+            return Err(CutError::TooSmall { subnet, margin, length, longest });
+        }
+        if let Some(kind) = Special::of(subnet) {
+            return Err(CutError::Special { subnet, kind });
+        }
+        Ok(Self { subnet: subnet.trunc(), margin })
+    }
+
+    pub fn subnet(&self) -> IpNet {
+        self.subnet
+    }
+
+    /// How many blocks there are.
+    pub fn count(&self) -> u64 {
+        1 << self.margin
+    }
+
+    /// The prefix length of its blocks.
+    pub fn length(&self) -> u8 {
+        self.subnet.prefix_len() + self.margin
+    }
+
+    /// The n-th block, counted around.
+    pub fn block(&self, n: u64) -> IpNet {
+        let n = n % self.count();
+        let shift = self.subnet.max_prefix_len() - self.length();
+        let address = match self.subnet.network() {
+            IpAddr::V4(network) => {
+                let offset = u32::try_from(n << shift).unwrap_or_default();
+                IpAddr::V4(Ipv4Addr::from(u32::from(network) | offset))
+            }
+            IpAddr::V6(network) => IpAddr::V6(Ipv6Addr::from(u128::from(network) | (u128::from(n) << shift))),
+        };
+        // The length was checked when this was made.
+        IpNet::new_assert(address, self.length())
+    }
+
+    /// Is this one of our blocks?
+    pub fn owns(&self, block: &IpNet) -> bool {
+        self.subnet.contains(block) && block.prefix_len() == self.length() && block.trunc() == *block
+    }
+
+    /// All blocks, beginning with the n-th, upwards and around, without those that are taken.
+    pub fn offer(&self, start: u64, is_taken: impl Fn(&IpNet) -> bool) -> Offered<impl Fn(&IpNet) -> bool> {
+        Offered { cut: *self, start: start % self.count(), tried: 0, is_taken }
+    }
+}
+
+/// Blocks to try, in order.
+#[derive(Debug, Clone)]
+pub struct Offered<F> {
+    cut: Cut,
+    start: u64,
+    tried: u64,
+    is_taken: F,
+}
+
+impl<F: Fn(&IpNet) -> bool> Iterator for Offered<F> {
+    type Item = IpNet;
+
+    fn next(&mut self) -> Option<IpNet> {
+        while self.tried < self.cut.count() {
+            let block = self.cut.block(self.start.wrapping_add(self.tried));
+            self.tried += 1;
+            if !(self.is_taken)(&block) {
+                return Some(block);
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    fn cut(subnet: &str, margin: u8) -> Cut {
+        Cut::new(subnet.parse().unwrap(), margin).unwrap()
+    }
+
+    #[test]
+    fn a2_the_margin_is_extra_prefix_bits() {
+        let cut = cut("10.2.0.0/16", 8);
+        assert_eq!(cut.count(), 256);
+        assert_eq!(cut.block(0).to_string(), "10.2.0.0/24");
+        assert_eq!(cut.block(255).to_string(), "10.2.255.0/24");
+        assert_eq!(cut.block(256), cut.block(0));
+        let six = self::cut("fd00:2::/64", 8);
+        assert_eq!(six.block(0xab).to_string(), "fd00:2:0:0:ab00::/72");
+        let all: BTreeSet<IpNet> = (0..256).map(|n| six.block(n)).collect();
+        assert_eq!(all.len(), 256);
+        assert!(all.iter().all(|block| six.owns(block)));
+    }
+
+    #[test]
+    fn no_margin_is_one_block_and_the_largest_subnet_has_many() {
+        let cut = cut("10.88.0.0/16", 0);
+        assert_eq!((cut.count(), cut.block(5).to_string()), (1, "10.88.0.0/16".to_owned()));
+        assert_eq!(self::cut("64.0.0.0/3", 21).block(u64::MAX).to_string(), "95.255.255.0/24");
+    }
+
+    #[test]
+    fn only_whole_blocks_of_the_subnet_are_owned() {
+        let cut = cut("10.2.0.0/16", 8);
+        for other in ["10.3.0.0/24", "10.2.0.0/25", "10.2.0.0/16", "fd00::/24", "10.2.1.5/24"] {
+            assert!(!cut.owns(&other.parse().unwrap()), "{other}");
+        }
+    }
+
+    #[test]
+    fn a_cut_that_leaves_no_room_is_refused() {
+        let refused =
+            |subnet: &str, margin| Cut::new(subnet.parse().unwrap(), margin).unwrap_err().to_string();
+        assert!(refused("10.2.0.0/24", 6).contains("prefix length 30, at most 29"));
+        assert!(refused("fd00::/120", 6).contains("at most 125"));
+        assert!(refused("fd00::/16", 33).contains("at most 32"));
+        assert!(refused("fd00::/16", 255).contains("at most 32"));
+    }
+
+    #[test]
+    fn a_network_with_special_addresses_is_refused() {
+        for (subnet, kind) in [
+            ("127.0.0.0/8", "a loopback"),
+            ("169.254.0.0/16", "a link-local"),
+            ("0.0.0.0/8", "an unspecified"),
+            ("224.0.0.0/4", "a multicast"),
+            ("240.0.0.0/8", "a reserved"),
+            ("fe80::/64", "a link-local"),
+            ("ff00::/16", "a multicast"),
+        ] {
+            let error = Cut::new(subnet.parse().unwrap(), 8).unwrap_err().to_string();
+            assert!(error.contains(subnet) && error.contains(kind), "{error}");
+        }
+    }
+
+    #[test]
+    fn all_are_offered_once_from_anywhere() {
+        let cut = cut("10.2.0.0/24", 3);
+        for start in [0, 5, 7, 8, u64::MAX] {
+            let taken = cut.block(6);
+            let offered: Vec<IpNet> = cut.offer(start, |block| *block == taken).collect();
+            assert_eq!(offered.len(), 7);
+            assert_eq!(offered.iter().collect::<BTreeSet<_>>().len(), 7);
+        }
+        assert_eq!(cut.offer(3, |_| false).next(), Some(cut.block(3)));
+        assert_eq!(cut.offer(3, |_| true).next(), None);
+    }
+}
