@@ -15,8 +15,9 @@ help: ## show this
 
 build: ## target/release/podwire-cni (static) and target/release/podwire
 	@tools/setup build
-	@tools/timed "compile podwire-cni" $(CARGO) rustc --release --locked -p plugin --bin podwire-cni -- -C target-feature=+crt-static
+	@tools/timed "compile podwire-cni" $(CARGO) rustc --profile plugin --locked -p plugin --bin podwire-cni -- -C target-feature=+crt-static
 	@tools/timed "compile podwire" $(CARGO) build --release --locked -p podwire
+	@ln -f target/plugin/podwire-cni $(RELEASE)/podwire-cni
 
 demo: build ## an agent and two pods, both families, a kill, repairs, and nothing left behind
 	@tools/setup demo

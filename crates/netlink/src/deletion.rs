@@ -14,10 +14,10 @@ use std::thread::Builder;
 use std::time::Duration;
 
 use netlink_packet_core::NLM_F_ECHO;
-use netlink_packet_route::link::LinkHeader;
 use rustix::io::Errno;
 
 use crate::error::Error;
+use crate::header::LinkHeader;
 use crate::op::Op;
 use crate::rtsocket::RtSocket;
 use crate::socket::{Content, Sender, Socket};

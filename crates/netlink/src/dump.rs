@@ -1,15 +1,10 @@
 //! Lists of everything of one kind, for CHECK, sweeps and tests.
 
-use netlink_packet_route::AddressFamily;
-use netlink_packet_route::address::AddressHeader;
-use netlink_packet_route::link::LinkHeader;
-use netlink_packet_route::neighbour::NeighbourHeader;
-use netlink_packet_route::route::RouteHeader;
-use netlink_packet_route::tc::TcHeader;
-
 use crate::encode::{self, INGRESS_QDISC};
 use crate::error::Error;
 use crate::exchange::Dump;
+use crate::header::{AddressHeader, LinkHeader, NeighbourHeader, RouteHeader, TcHeader};
+use crate::kernel::{AF_BRIDGE, AF_INET, AF_INET6};
 use crate::lookup::{oversize, skip_stats};
 use crate::op::{Fdb, Route, RouteKind};
 use crate::rtsocket::RtSocket;
@@ -98,10 +93,10 @@ impl RtSocket {
         is_wanted: impl Fn(&Route) -> bool,
     ) -> Result<Vec<Route>, Error> {
         let mut routes = Vec::new();
-        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+        for family in [AF_INET, AF_INET6] {
             let ask = |body: &mut Body<'_>| {
-                let protocol = filter.protocol.unwrap_or(0).into();
-                body.header(&RouteHeader { address_family: family, protocol, ..RouteHeader::default() });
+                let protocol = filter.protocol.unwrap_or(0);
+                body.header(&RouteHeader { family, protocol, ..RouteHeader::default() });
                 if let Some(table) = filter.table {
                     body.u32(libc::RTA_TABLE, table);
                 }
@@ -110,7 +105,7 @@ impl RtSocket {
                 }
             };
             // Where a family is missing, the kernel answers with the routes of the others.
-            let is_v4 = family == AddressFamily::Inet;
+            let is_v4 = family == AF_INET;
             let ours = |r: &Route| r.dst.addr().is_ipv4() == is_v4 && filter.matches(r) && is_wanted(r);
             let wanted = |message: &[u8]| Route::parse_any(message).filter(ours);
             routes.extend(none_if_missing(self.dump(Kind("list routes", libc::RTM_GETROUTE), ask, wanted))?);
@@ -132,7 +127,7 @@ impl RtSocket {
     /// The forwarding entries of a tunnel device.
     pub fn fdb(&mut self, link: u32) -> Result<Vec<Fdb>, Error> {
         let ask = |body: &mut Body<'_>| {
-            body.header(&NeighbourHeader { family: AddressFamily::Bridge, ..NeighbourHeader::default() });
+            body.header(&NeighbourHeader { family: AF_BRIDGE, ..NeighbourHeader::default() });
             body.u32(libc::NDA_IFINDEX, link);
         };
         let wanted = |message: &[u8]| Fdb::parse(message).filter(|entry| entry.link == link);

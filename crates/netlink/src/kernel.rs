@@ -1,4 +1,14 @@
-//! Numbers of the kernel's interface (`include/uapi/linux`) that libc does not have.
+//! Numbers of the kernel's interface (`include/uapi/linux`) that libc does not have, or has with another type than the field.
+
+/// linux/socket.h
+pub(crate) const AF_INET: u8 = libc::AF_INET as u8;
+pub(crate) const AF_INET6: u8 = libc::AF_INET6 as u8;
+pub(crate) const AF_BRIDGE: u8 = libc::AF_BRIDGE as u8;
+/// linux/if.h
+pub(crate) const IFF_UP: u32 = libc::IFF_UP.cast_unsigned();
+pub(crate) const IFF_RUNNING: u32 = libc::IFF_RUNNING.cast_unsigned();
+pub(crate) const IFF_NOARP: u32 = libc::IFF_NOARP.cast_unsigned();
+pub(crate) const IFF_PROMISC: u32 = libc::IFF_PROMISC.cast_unsigned();
 
 /// linux/netlink.h
 pub(crate) const NLMSGERR_ATTR_MSG: u16 = 1;
@@ -27,6 +37,7 @@ pub(crate) const RTAX_MTU: u16 = 2;
 pub(crate) const RTAX_ADVMSS: u16 = 8;
 /// Answer with the route that a lookup has found, not with what follows from it for one destination.
 pub(crate) const RTM_F_FIB_MATCH: u32 = 0x2000;
+pub(crate) const RTNH_F_ONLINK: u32 = 4;
 
 /// linux/if_addr.h
 pub(crate) const IFA_PROTO: u16 = 11;
@@ -35,6 +46,8 @@ pub(crate) const IFA_PROTO: u16 = 11;
 pub(crate) const NDA_PROTOCOL: u16 = 12;
 
 /// linux/pkt_sched.h
+pub(crate) const TC_H_ROOT: u32 = 0xffff_ffff;
+pub(crate) const TC_H_INGRESS: u32 = 0xffff_fff1;
 pub(crate) const TCA_TBF_PARMS: u16 = 1;
 pub(crate) const TCA_TBF_RATE64: u16 = 4;
 pub(crate) const TCA_TBF_BURST: u16 = 6;

@@ -19,6 +19,7 @@ mod encode;
 mod error;
 mod ethtool;
 mod exchange;
+mod header;
 mod kernel;
 mod listener;
 mod lookup;

@@ -4,13 +4,12 @@ use std::net::IpAddr;
 use std::ops::ControlFlow;
 use std::os::fd::AsFd as _;
 
-use netlink_packet_route::link::LinkHeader;
-use netlink_packet_route::route::{RouteFlags, RouteHeader};
 use rustix::io::Errno;
 use types::IfName;
 
 use crate::encode::{family_of, put_ip};
 use crate::error::Error;
+use crate::header::{LinkHeader, RouteHeader};
 use crate::kernel::RTM_F_FIB_MATCH;
 use crate::op::{Family, LinkRef, Route};
 use crate::rtsocket::RtSocket;
@@ -114,7 +113,7 @@ impl RtSocket {
 
     /// Which way the kernel would send to `dst`. No route is an error (`Error::is_unreachable`).
     pub fn route_to(&mut self, dst: IpAddr) -> Result<RouteLookup, Error> {
-        let found = self.look_up(dst, RouteFlags::empty(), RouteLookup::parse)?;
+        let found = self.look_up(dst, 0, RouteLookup::parse)?;
         found.ok_or_else(|| Error::Malformed { operation: look_up_words(dst), what: "it names no link" })
     }
 
@@ -124,7 +123,7 @@ impl RtSocket {
     /// of them has no route at all, there is no default route, as in a new pod.
     pub fn default_route(&mut self, family: Family) -> Result<Option<Route>, Error> {
         for address in unassigned(family) {
-            match self.look_up(address, FIB_MATCH, Route::parse) {
+            match self.look_up(address, RTM_F_FIB_MATCH, Route::parse) {
                 Ok(Some(route)) if route.dst.prefix_len() == 0 => return Ok(Some(route)),
                 Ok(_) => {}
                 Err(error) if error.errno() == Some(Errno::NETUNREACH) || error.is_unsupported() => break,
@@ -137,7 +136,7 @@ impl RtSocket {
 
     /// The entry of the routing tables that the kernel uses for an address; None if the address is unreachable.
     pub fn matched_route(&mut self, dst: IpAddr) -> Result<Option<RouteMatch>, Error> {
-        match self.look_up(dst, FIB_MATCH, RouteMatch::parse) {
+        match self.look_up(dst, RTM_F_FIB_MATCH, RouteMatch::parse) {
             Err(error) if is_without_route(&error) => Ok(None),
             other => other,
         }
@@ -146,7 +145,7 @@ impl RtSocket {
     fn look_up<T>(
         &mut self,
         dst: IpAddr,
-        flags: RouteFlags,
+        flags: u32,
         parse: impl Fn(&[u8]) -> Option<T>,
     ) -> Result<Option<T>, Error> {
         let words = || look_up_words(dst);
@@ -154,14 +153,8 @@ impl RtSocket {
         let head = Head { kind: libc::RTM_GETROUTE, flags: NLM_F_REQUEST, sequence: sequences.start };
         self.batch.clear();
         let written = self.batch.message(head, |body| {
-            let destination_prefix_length = if dst.is_ipv4() { 32 } else { 128 };
-            let address_family = family_of(dst);
-            body.header(&RouteHeader {
-                address_family,
-                destination_prefix_length,
-                flags,
-                ..RouteHeader::default()
-            });
+            let dst_len = if dst.is_ipv4() { 32 } else { 128 };
+            body.header(&RouteHeader { family: family_of(dst), dst_len, flags, ..RouteHeader::default() });
             put_ip(body, libc::RTA_DST, dst);
         });
         written.map_err(oversize("look up a route"))?;
@@ -178,8 +171,6 @@ impl RtSocket {
         found
     }
 }
-
-const FIB_MATCH: RouteFlags = RouteFlags::from_bits_retain(RTM_F_FIB_MATCH);
 
 /// An unreachable or prohibited destination is answered with its own error.
 fn is_without_route(error: &Error) -> bool {

@@ -1,7 +1,9 @@
 //! The bytes of netlink: writing requests into one reused buffer, walking the attributes of answers.
 
-use netlink_packet_core::{Emitable, NLA_F_NESTED, NLA_HEADER_SIZE, NetlinkBuffer, NlasIterator};
+use netlink_packet_core::{NLA_F_NESTED, NLA_HEADER_SIZE, NetlinkBuffer, NlasIterator};
 pub use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_REQUEST};
+
+use crate::header::Header;
 
 const HEADER: usize = 16;
 
@@ -67,11 +69,9 @@ pub struct Body<'a> {
 }
 
 impl Body<'_> {
-    /// A family header (`ifinfomsg`, `rtmsg`, …) of the netlink-packet crates.
-    pub(crate) fn header(&mut self, header: &impl Emitable) {
-        let start = self.batch.bytes.len();
-        self.batch.bytes.resize(start + header.buffer_len(), 0);
-        header.emit(&mut self.batch.bytes[start..]);
+    /// A family header: `ifinfomsg`, `rtmsg`, …
+    pub(crate) fn header(&mut self, header: &impl Header) {
+        header.write(&mut self.batch.bytes);
     }
 
     /// Bytes as they are, padded to four.

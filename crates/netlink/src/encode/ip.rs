@@ -1,20 +1,19 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use netlink_packet_route::AddressFamily;
-use netlink_packet_route::address::{AddressFlags, AddressHeader, AddressHeaderFlags, AddressScope};
-use netlink_packet_route::neighbour::{NeighbourFlags, NeighbourHeader, NeighbourState};
-use netlink_packet_route::route::{RouteFlags, RouteHeader, RouteScope as WireScope, RouteType};
 use types::ROUTE_PROTOCOL;
 
-use crate::kernel::{IFA_PROTO, NDA_PROTOCOL, RTAX_ADVMSS, RTAX_MTU};
+use crate::header::{AddressHeader, NeighbourHeader, RouteHeader};
+use crate::kernel::{
+    AF_BRIDGE, AF_INET, AF_INET6, IFA_PROTO, NDA_PROTOCOL, RTAX_ADVMSS, RTAX_MTU, RTNH_F_ONLINK,
+};
 use crate::op::{AddAddress, AddNeighbour, Fdb, Route, RouteKind, RouteScope};
 use crate::wire::Body;
 
-pub(crate) fn family_of(addr: IpAddr) -> AddressFamily {
+pub(crate) fn family_of(addr: IpAddr) -> u8 {
     match addr {
-        IpAddr::V4(_) => AddressFamily::Inet,
-        IpAddr::V6(_) => AddressFamily::Inet6,
+        IpAddr::V4(_) => AF_INET,
+        IpAddr::V6(_) => AF_INET6,
     }
 }
 
@@ -26,11 +25,11 @@ pub(crate) fn put_ip(body: &mut Body<'_>, kind: u16, addr: IpAddr) {
 }
 
 fn address_header(link: u32, addr: IpNet) -> AddressHeader {
-    let scope = if addr.addr().is_loopback() { AddressScope::Host } else { AddressScope::Universe };
+    let scope = if addr.addr().is_loopback() { libc::RT_SCOPE_HOST } else { libc::RT_SCOPE_UNIVERSE };
     AddressHeader {
         family: family_of(addr.addr()),
         prefix_len: addr.prefix_len(),
-        flags: AddressHeaderFlags::empty(),
+        flags: 0,
         scope,
         index: link,
     }
@@ -38,11 +37,10 @@ fn address_header(link: u32, addr: IpNet) -> AddressHeader {
 
 pub(super) fn add_address(body: &mut Body<'_>, add: &AddAddress) {
     body.header(&address_header(add.link, add.addr));
-    let mut flags = AddressFlags::empty();
-    flags.set(AddressFlags::Nodad, add.nodad && add.addr.addr().is_ipv6());
-    flags.set(AddressFlags::Noprefixroute, add.no_subnet_route);
+    let no_dad = if add.nodad && add.addr.addr().is_ipv6() { libc::IFA_F_NODAD } else { 0 };
+    let no_route = if add.no_subnet_route { libc::IFA_F_NOPREFIXROUTE } else { 0 };
     // The header has only one byte for flags.
-    body.u32(libc::IFA_FLAGS, flags.bits());
+    body.u32(libc::IFA_FLAGS, no_dad | no_route);
     put_ip(body, libc::IFA_LOCAL, add.addr.addr());
     put_ip(body, libc::IFA_ADDRESS, add.addr.addr());
     if let Some(broadcast) = add.broadcast {
@@ -61,14 +59,14 @@ pub(super) fn del_address(body: &mut Body<'_>, link: u32, addr: IpNet) {
 fn route_header(route: &Route) -> RouteHeader {
     let table = route.table.unwrap_or(u32::from(libc::RT_TABLE_MAIN));
     RouteHeader {
-        address_family: family_of(route.dst.addr()),
-        destination_prefix_length: route.dst.prefix_len(),
+        family: family_of(route.dst.addr()),
+        dst_len: route.dst.prefix_len(),
         // The header has one byte for it; RTA_TABLE, which always follows, has the whole number.
         table: u8::try_from(table).unwrap_or(libc::RT_TABLE_UNSPEC),
-        protocol: route.protocol.into(),
+        protocol: route.protocol,
         kind: match route.kind {
-            RouteKind::Unicast => RouteType::Unicast,
-            RouteKind::Unreachable => RouteType::Unreachable,
+            RouteKind::Unicast => libc::RTN_UNICAST,
+            RouteKind::Unreachable => libc::RTN_UNREACHABLE,
         },
         ..RouteHeader::default()
     }
@@ -83,7 +81,7 @@ fn route_target(body: &mut Body<'_>, route: &Route) {
         (IpNet::V4(_), Some(IpAddr::V6(gateway))) => {
             // struct rtvia: the family of the gateway, which here is another than the route's, and its address.
             let mut via = [0; 18];
-            via[..2].copy_from_slice(&(libc::AF_INET6 as u16).to_ne_bytes());
+            via[..2].copy_from_slice(&u16::from(AF_INET6).to_ne_bytes());
             via[2..].copy_from_slice(&gateway.octets());
             body.bytes(libc::RTA_VIA, &via);
         }
@@ -102,11 +100,11 @@ fn route_target(body: &mut Body<'_>, route: &Route) {
 pub(super) fn add_route(body: &mut Body<'_>, route: &Route) {
     let mut header = route_header(route);
     header.scope = match route.scope {
-        RouteScope::Universe => WireScope::Universe,
-        RouteScope::Link => WireScope::Link,
-        RouteScope::Host => WireScope::Host,
+        RouteScope::Universe => libc::RT_SCOPE_UNIVERSE,
+        RouteScope::Link => libc::RT_SCOPE_LINK,
+        RouteScope::Host => libc::RT_SCOPE_HOST,
     };
-    header.flags.set(RouteFlags::Onlink, route.onlink);
+    header.flags = if route.onlink { RTNH_F_ONLINK } else { 0 };
     body.header(&header);
     route_target(body, route);
     if let Some(src) = route.src {
@@ -125,34 +123,33 @@ pub(super) fn add_route(body: &mut Body<'_>, route: &Route) {
 
 pub(super) fn del_route(body: &mut Body<'_>, route: &Route) {
     // Scope nowhere matches every scope.
-    body.header(&RouteHeader { scope: WireScope::NoWhere, ..route_header(route) });
+    body.header(&RouteHeader { scope: libc::RT_SCOPE_NOWHERE, ..route_header(route) });
     route_target(body, route);
 }
 
-fn neighbour_header(link: u32, addr: IpAddr, state: NeighbourState) -> NeighbourHeader {
-    NeighbourHeader { family: family_of(addr), ifindex: link, state, ..NeighbourHeader::default() }
+fn neighbour_header(link: u32, addr: IpAddr, state: u16) -> NeighbourHeader {
+    NeighbourHeader { family: family_of(addr), link, state, ..NeighbourHeader::default() }
 }
 
 pub(super) fn add_neighbour(body: &mut Body<'_>, add: &AddNeighbour) {
-    body.header(&neighbour_header(add.link, add.addr, NeighbourState::Permanent));
+    body.header(&neighbour_header(add.link, add.addr, libc::NUD_PERMANENT));
     put_ip(body, libc::NDA_DST, add.addr);
     body.bytes(libc::NDA_LLADDR, &add.mac.octets());
     body.u8(NDA_PROTOCOL, add.protocol);
 }
 
 pub(super) fn del_neighbour(body: &mut Body<'_>, link: u32, addr: IpAddr) {
-    body.header(&neighbour_header(link, addr, NeighbourState::None));
+    body.header(&neighbour_header(link, addr, libc::NUD_NONE));
     put_ip(body, libc::NDA_DST, addr);
 }
 
-/// An entry of the device itself: without `Own` the kernel would look for a bridge above it.
+/// An entry of the device itself: without `NTF_SELF` the kernel would look for a bridge above it.
 pub(super) fn fdb(body: &mut Body<'_>, entry: &Fdb) {
     body.header(&NeighbourHeader {
-        family: AddressFamily::Bridge,
-        ifindex: entry.link,
-        state: NeighbourState::Permanent,
-        flags: NeighbourFlags::Own,
-        ..NeighbourHeader::default()
+        family: AF_BRIDGE,
+        link: entry.link,
+        state: libc::NUD_PERMANENT,
+        flags: libc::NTF_SELF,
     });
     body.bytes(libc::NDA_LLADDR, &entry.mac.octets());
     put_ip(body, libc::NDA_DST, entry.dst);

@@ -1,14 +1,15 @@
 use std::net::IpAddr;
 use std::os::fd::AsRawFd as _;
 
-use netlink_packet_route::link::{LinkFlags, LinkHeader};
 use types::{IfName, Mac};
 
 use crate::error::Error;
+use crate::header::LinkHeader;
 use crate::kernel::{
-    IFLA_BR_MCAST_SNOOPING, IFLA_BRPORT_MODE, IFLA_INET6_ADDR_GEN_MODE, IFLA_VXLAN_ID, IFLA_VXLAN_LEARNING,
-    IFLA_VXLAN_LINK, IFLA_VXLAN_LOCAL, IFLA_VXLAN_LOCAL6, IFLA_VXLAN_PORT, IFLA_VXLAN_UDP_CSUM,
-    IFLA_VXLAN_UDP_ZERO_CSUM6_RX, IFLA_VXLAN_UDP_ZERO_CSUM6_TX, IN6_ADDR_GEN_MODE_NONE, VETH_INFO_PEER,
+    IFF_NOARP, IFF_PROMISC, IFF_UP, IFLA_BR_MCAST_SNOOPING, IFLA_BRPORT_MODE, IFLA_INET6_ADDR_GEN_MODE,
+    IFLA_VXLAN_ID, IFLA_VXLAN_LEARNING, IFLA_VXLAN_LINK, IFLA_VXLAN_LOCAL, IFLA_VXLAN_LOCAL6,
+    IFLA_VXLAN_PORT, IFLA_VXLAN_UDP_CSUM, IFLA_VXLAN_UDP_ZERO_CSUM6_RX, IFLA_VXLAN_UDP_ZERO_CSUM6_TX,
+    IN6_ADDR_GEN_MODE_NONE, VETH_INFO_PEER,
 };
 use crate::op::{AddBridge, AddVxlan, LinkRef, SetLink, Veth};
 use crate::wire::Body;
@@ -17,7 +18,7 @@ use crate::wire::Body;
 const LONGEST_ALIAS: usize = 255;
 
 fn header_up(up: bool) -> LinkHeader {
-    let flags = if up { LinkFlags::Up } else { LinkFlags::empty() };
+    let flags = if up { IFF_UP } else { 0 };
     LinkHeader { flags, change_mask: flags, ..LinkHeader::default() }
 }
 
@@ -28,7 +29,7 @@ fn name_mac_mtu(body: &mut Body<'_>, name: &IfName, mac: Mac, mtu: u32) {
 }
 
 pub(super) fn veth(body: &mut Body<'_>, veth: &Veth<'_>) {
-    let flags = if veth.up { LinkFlags::Noarp | LinkFlags::Up } else { LinkFlags::Noarp };
+    let flags = if veth.up { IFF_NOARP | IFF_UP } else { IFF_NOARP };
     body.header(&LinkHeader { flags, change_mask: flags, ..LinkHeader::default() });
     name_mac_mtu(body, veth.host, veth.host_mac, veth.mtu);
     one_queue(body);
@@ -167,12 +168,10 @@ fn set_header(set: &SetLink<'_>) -> LinkHeader {
         header.index = index;
     }
     let no_arp = set.no_arp.then_some(true);
-    for (wanted, flag) in
-        [(set.up, LinkFlags::Up), (set.promisc, LinkFlags::Promisc), (no_arp, LinkFlags::Noarp)]
-    {
+    for (wanted, flag) in [(set.up, IFF_UP), (set.promisc, IFF_PROMISC), (no_arp, IFF_NOARP)] {
         if let Some(on) = wanted {
             header.change_mask |= flag;
-            header.flags.set(flag, on);
+            header.flags |= if on { flag } else { 0 };
         }
     }
     header

@@ -1,21 +1,21 @@
-use netlink_packet_route::tc::{TcHandle, TcHeader};
-
+use crate::header::TcHeader;
 use crate::kernel::{
-    TC_ACT_STOLEN, TC_LINKLAYER_ETHERNET, TC_U32_TERMINAL, TCA_ACT_KIND, TCA_ACT_OPTIONS, TCA_EGRESS_REDIR,
-    TCA_MIRRED_PARMS, TCA_TBF_BURST, TCA_TBF_PARMS, TCA_TBF_RATE64, TCA_U32_ACT, TCA_U32_SEL,
+    TC_ACT_STOLEN, TC_H_INGRESS, TC_H_ROOT, TC_LINKLAYER_ETHERNET, TC_U32_TERMINAL, TCA_ACT_KIND,
+    TCA_ACT_OPTIONS, TCA_EGRESS_REDIR, TCA_MIRRED_PARMS, TCA_TBF_BURST, TCA_TBF_PARMS, TCA_TBF_RATE64,
+    TCA_U32_ACT, TCA_U32_SEL,
 };
 use crate::op::{AddTbf, QdiscAt, Tbf};
 use crate::wire::Body;
 
 /// The handle that every ingress qdisc has.
-pub(crate) const INGRESS_QDISC: TcHandle = TcHandle { major: 0xffff, minor: 0 };
+pub(crate) const INGRESS_QDISC: u32 = 0xffff_0000;
 
-pub(crate) fn header(link: u32, parent: TcHandle) -> TcHeader {
-    TcHeader { index: link.cast_signed(), parent, ..TcHeader::default() }
+pub(crate) fn header(link: u32, parent: u32) -> TcHeader {
+    TcHeader { link, parent, ..TcHeader::default() }
 }
 
 pub(super) fn tbf(body: &mut Body<'_>, add: &AddTbf) {
-    body.header(&header(add.link, TcHandle::ROOT));
+    body.header(&header(add.link, TC_H_ROOT));
     body.str(libc::TCA_KIND, "tbf");
     body.nest(libc::TCA_OPTIONS, |options| {
         options.bytes(TCA_TBF_PARMS, &tbf_parms(&add.tbf));
@@ -39,7 +39,7 @@ fn tbf_parms(tbf: &Tbf) -> [u8; 36] {
 }
 
 pub(super) fn ingress(body: &mut Body<'_>, link: u32) {
-    body.header(&TcHeader { handle: INGRESS_QDISC, ..header(link, TcHandle::INGRESS) });
+    body.header(&TcHeader { handle: INGRESS_QDISC, ..header(link, TC_H_INGRESS) });
     body.str(libc::TCA_KIND, "ingress");
 }
 
@@ -75,8 +75,8 @@ fn mirred_parms(to: u32) -> [u8; 28] {
 
 pub(super) fn del_qdisc(body: &mut Body<'_>, link: u32, at: QdiscAt) {
     let parent = match at {
-        QdiscAt::Root => TcHandle::ROOT,
-        QdiscAt::Ingress => TcHandle::INGRESS,
+        QdiscAt::Root => TC_H_ROOT,
+        QdiscAt::Ingress => TC_H_INGRESS,
     };
     body.header(&header(link, parent));
 }

@@ -1,22 +1,20 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
-use netlink_packet_route::AddressFamily;
-use netlink_packet_route::address::{AddressFlags, AddressHeader};
-use netlink_packet_route::neighbour::{NeighbourFlags, NeighbourHeader, NeighbourState};
-use netlink_packet_route::route::{RouteFlags, RouteHeader, RouteScope as WireScope, RouteType};
 use types::Mac;
 
-use super::after;
 use super::link::read_mac;
-use crate::kernel::{IFA_PROTO, NDA_PROTOCOL, RTAX_ADVMSS, RTAX_MTU};
+use crate::header::{AddressHeader, Header as _, NeighbourHeader, RouteHeader};
+use crate::kernel::{
+    AF_BRIDGE, AF_INET, AF_INET6, IFA_PROTO, NDA_PROTOCOL, RTAX_ADVMSS, RTAX_MTU, RTNH_F_ONLINK,
+};
 use crate::op::{Fdb, Route, RouteKind, RouteScope};
 use crate::wire::{attributes, read_u32};
 
-fn read_ip(family: AddressFamily, value: &[u8]) -> Option<IpAddr> {
+fn read_ip(family: u8, value: &[u8]) -> Option<IpAddr> {
     match family {
-        AddressFamily::Inet => Some(Ipv4Addr::from(<[u8; 4]>::try_from(value).ok()?).into()),
-        AddressFamily::Inet6 => Some(Ipv6Addr::from(<[u8; 16]>::try_from(value).ok()?).into()),
+        AF_INET => Some(Ipv4Addr::from(<[u8; 4]>::try_from(value).ok()?).into()),
+        AF_INET6 => Some(Ipv6Addr::from(<[u8; 16]>::try_from(value).ok()?).into()),
         _ => None,
     }
 }
@@ -24,13 +22,13 @@ fn read_ip(family: AddressFamily, value: &[u8]) -> Option<IpAddr> {
 /// `struct rtvia`: a gateway of another family than the route's.
 fn read_via(value: &[u8]) -> Option<IpAddr> {
     let (family, addr) = value.split_first_chunk()?;
-    read_ip(u8::try_from(u16::from_ne_bytes(*family)).ok()?.into(), addr)
+    read_ip(u8::try_from(u16::from_ne_bytes(*family)).ok()?, addr)
 }
 
-fn any(family: AddressFamily) -> Option<IpAddr> {
+fn any(family: u8) -> Option<IpAddr> {
     match family {
-        AddressFamily::Inet => Some(Ipv4Addr::UNSPECIFIED.into()),
-        AddressFamily::Inet6 => Some(Ipv6Addr::UNSPECIFIED.into()),
+        AF_INET => Some(Ipv4Addr::UNSPECIFIED.into()),
+        AF_INET6 => Some(Ipv6Addr::UNSPECIFIED.into()),
         _ => None,
     }
 }
@@ -52,11 +50,11 @@ pub struct Address {
 
 impl Address {
     pub(crate) fn parse(message: &[u8]) -> Option<Self> {
-        let header = AddressHeader::parse(message).ok()?;
+        let header = AddressHeader::parse(message)?;
         let (mut local, mut peer, mut broadcast) = (None, None, None);
-        let mut flags = u32::from(header.flags.bits());
+        let mut flags = u32::from(header.flags);
         let mut protocol = None;
-        for (kind, value) in attributes(after::<8>(message)) {
+        for (kind, value) in attributes(AddressHeader::attributes(message)) {
             match kind {
                 libc::IFA_LOCAL => local = read_ip(header.family, value),
                 libc::IFA_ADDRESS => peer = read_ip(header.family, value),
@@ -66,15 +64,14 @@ impl Address {
                 _ => {}
             }
         }
-        let flags = AddressFlags::from_bits_retain(flags);
         Some(Self {
             link: header.index,
             // IPv6 has no IFA_LOCAL unless there is a peer.
             addr: IpNet::new(local.or(peer)?, header.prefix_len).ok()?,
             broadcast,
-            nodad: flags.contains(AddressFlags::Nodad),
-            tentative: flags.contains(AddressFlags::Tentative),
-            duplicate: flags.contains(AddressFlags::Dadfailed),
+            nodad: flags & libc::IFA_F_NODAD != 0,
+            tentative: flags & libc::IFA_F_TENTATIVE != 0,
+            duplicate: flags & libc::IFA_F_DADFAILED != 0,
             protocol,
         })
     }
@@ -92,12 +89,12 @@ pub struct Neighbour {
 
 impl Neighbour {
     pub(crate) fn parse(message: &[u8]) -> Option<Self> {
-        let header = NeighbourHeader::parse(message).ok()?;
-        if header.flags.contains(NeighbourFlags::Proxy) {
+        let header = NeighbourHeader::parse(message)?;
+        if header.flags & libc::NTF_PROXY != 0 {
             return None;
         }
         let (mut addr, mut mac, mut protocol) = (None, None, 0);
-        for (kind, value) in attributes(after::<12>(message)) {
+        for (kind, value) in attributes(NeighbourHeader::attributes(message)) {
             match kind {
                 libc::NDA_DST => addr = read_ip(header.family, value),
                 libc::NDA_LLADDR => mac = read_mac(value),
@@ -105,28 +102,28 @@ impl Neighbour {
                 _ => {}
             }
         }
-        let permanent = header.state == NeighbourState::Permanent;
-        Some(Self { link: header.ifindex, addr: addr?, mac, permanent, protocol })
+        let permanent = header.state == libc::NUD_PERMANENT;
+        Some(Self { link: header.link, addr: addr?, mac, permanent, protocol })
     }
 }
 
 impl Fdb {
     /// Of a tunnel device. A bridge's entries lead to ports, not to addresses: they are `None`.
     pub(crate) fn parse(message: &[u8]) -> Option<Self> {
-        let header = NeighbourHeader::parse(message).ok()?;
+        let header = NeighbourHeader::parse(message)?;
         let (mut dst, mut mac) = (None, None);
-        for (kind, value) in attributes(after::<12>(message)) {
+        for (kind, value) in attributes(NeighbourHeader::attributes(message)) {
             match kind {
-                libc::NDA_DST if value.len() == 4 => dst = read_ip(AddressFamily::Inet, value),
-                libc::NDA_DST => dst = read_ip(AddressFamily::Inet6, value),
+                libc::NDA_DST if value.len() == 4 => dst = read_ip(AF_INET, value),
+                libc::NDA_DST => dst = read_ip(AF_INET6, value),
                 libc::NDA_LLADDR => mac = read_mac(value),
                 _ => {}
             }
         }
-        if header.family != AddressFamily::Bridge {
+        if header.family != AF_BRIDGE {
             return None;
         }
-        Some(Self { link: header.ifindex, mac: mac?, dst: dst? })
+        Some(Self { link: header.link, mac: mac?, dst: dst? })
     }
 }
 
@@ -138,38 +135,38 @@ impl Route {
 
     /// Also routes that say that a destination is unreachable.
     pub(crate) fn parse_any(message: &[u8]) -> Option<Self> {
-        let header = RouteHeader::parse(message).ok()?;
+        let header = RouteHeader::parse(message)?;
         let kind = match header.kind {
-            RouteType::Unicast => RouteKind::Unicast,
-            RouteType::Unreachable => RouteKind::Unreachable,
+            libc::RTN_UNICAST => RouteKind::Unicast,
+            libc::RTN_UNREACHABLE => RouteKind::Unreachable,
             _ => return None,
         };
-        if header.flags.contains(RouteFlags::Cloned) {
+        if header.flags & libc::RTM_F_CLONED != 0 {
             return None;
         }
-        let anywhere = IpNet::new(any(header.address_family)?, header.destination_prefix_length).ok()?;
+        let anywhere = IpNet::new(any(header.family)?, header.dst_len).ok()?;
         let mut route = Self {
-            onlink: header.flags.contains(RouteFlags::Onlink),
+            onlink: header.flags & RTNH_F_ONLINK != 0,
             scope: match header.scope {
-                WireScope::Link => RouteScope::Link,
-                WireScope::Host | WireScope::NoWhere => RouteScope::Host,
+                libc::RT_SCOPE_LINK => RouteScope::Link,
+                libc::RT_SCOPE_HOST | libc::RT_SCOPE_NOWHERE => RouteScope::Host,
                 _ => RouteScope::Universe,
             },
             table: Some(u32::from(header.table)),
-            protocol: header.protocol.into(),
+            protocol: header.protocol,
             kind,
             ..Self::to(anywhere)
         };
-        for (kind, value) in attributes(after::<12>(message)) {
+        for (kind, value) in attributes(RouteHeader::attributes(message)) {
             match kind {
                 libc::RTA_DST => {
-                    let dst = read_ip(header.address_family, value)?;
-                    route.dst = IpNet::new(dst, header.destination_prefix_length).ok()?;
+                    let dst = read_ip(header.family, value)?;
+                    route.dst = IpNet::new(dst, header.dst_len).ok()?;
                 }
-                libc::RTA_GATEWAY => route.gateway = read_ip(header.address_family, value),
+                libc::RTA_GATEWAY => route.gateway = read_ip(header.family, value),
                 libc::RTA_VIA => route.gateway = read_via(value),
                 libc::RTA_OIF => route.link = read_u32(value),
-                libc::RTA_PREFSRC => route.src = read_ip(header.address_family, value),
+                libc::RTA_PREFSRC => route.src = read_ip(header.family, value),
                 libc::RTA_PRIORITY => route.priority = read_u32(value),
                 libc::RTA_TABLE => route.table = read_u32(value),
                 libc::RTA_METRICS => route.read_metrics(value),
@@ -202,18 +199,18 @@ pub struct RouteLookup {
 
 impl RouteLookup {
     pub(crate) fn parse(message: &[u8]) -> Option<Self> {
-        let header = RouteHeader::parse(message).ok()?;
+        let header = RouteHeader::parse(message)?;
         let (mut link, mut gateway, mut src) = (None, None, None);
-        for (kind, value) in attributes(after::<12>(message)) {
+        for (kind, value) in attributes(RouteHeader::attributes(message)) {
             match kind {
                 libc::RTA_OIF => link = read_u32(value),
-                libc::RTA_GATEWAY => gateway = read_ip(header.address_family, value),
+                libc::RTA_GATEWAY => gateway = read_ip(header.family, value),
                 libc::RTA_VIA => gateway = read_via(value),
-                libc::RTA_PREFSRC => src = read_ip(header.address_family, value),
+                libc::RTA_PREFSRC => src = read_ip(header.family, value),
                 _ => {}
             }
         }
-        Some(Self { link: link?, gateway, src, local: header.kind == RouteType::Local })
+        Some(Self { link: link?, gateway, src, local: header.kind == libc::RTN_LOCAL })
     }
 }
 
@@ -231,21 +228,21 @@ pub struct RouteMatch {
 
 impl RouteMatch {
     pub(crate) fn parse(message: &[u8]) -> Option<Self> {
-        let header = RouteHeader::parse(message).ok()?;
-        let (mut dst, mut link, mut has_gateway) = (any(header.address_family)?, None, false);
-        for (kind, value) in attributes(after::<12>(message)) {
+        let header = RouteHeader::parse(message)?;
+        let (mut dst, mut link, mut has_gateway) = (any(header.family)?, None, false);
+        for (kind, value) in attributes(RouteHeader::attributes(message)) {
             match kind {
-                libc::RTA_DST => dst = read_ip(header.address_family, value)?,
+                libc::RTA_DST => dst = read_ip(header.family, value)?,
                 libc::RTA_OIF => link = read_u32(value),
                 libc::RTA_GATEWAY | libc::RTA_VIA => has_gateway = true,
                 _ => {}
             }
         }
         Some(Self {
-            dst: IpNet::new(dst, header.destination_prefix_length).ok()?,
+            dst: IpNet::new(dst, header.dst_len).ok()?,
             link,
-            protocol: header.protocol.into(),
-            local: header.kind == RouteType::Local,
+            protocol: header.protocol,
+            local: header.kind == libc::RTN_LOCAL,
             direct: link.is_some() && !has_gateway,
         })
     }

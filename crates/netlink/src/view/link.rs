@@ -1,12 +1,12 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use netlink_packet_route::link::{LinkFlags, LinkHeader};
 use types::Mac;
 
-use super::after;
+use crate::header::{Header as _, LinkHeader};
 use crate::kernel::{
-    IFLA_BR_MCAST_SNOOPING, IFLA_BRPORT_MODE, IFLA_VXLAN_GROUP, IFLA_VXLAN_GROUP6, IFLA_VXLAN_ID,
-    IFLA_VXLAN_LEARNING, IFLA_VXLAN_LINK, IFLA_VXLAN_LOCAL, IFLA_VXLAN_LOCAL6, IFLA_VXLAN_PORT,
+    IFF_NOARP, IFF_PROMISC, IFF_RUNNING, IFF_UP, IFLA_BR_MCAST_SNOOPING, IFLA_BRPORT_MODE, IFLA_VXLAN_GROUP,
+    IFLA_VXLAN_GROUP6, IFLA_VXLAN_ID, IFLA_VXLAN_LEARNING, IFLA_VXLAN_LINK, IFLA_VXLAN_LOCAL,
+    IFLA_VXLAN_LOCAL6, IFLA_VXLAN_PORT,
 };
 use crate::wire::{attribute, attribute_at, attributes, read_text, read_u32};
 
@@ -50,16 +50,16 @@ pub struct Vxlan {
 
 impl Link {
     pub(crate) fn parse(message: &[u8]) -> Option<Self> {
-        let header = LinkHeader::parse(message).ok()?;
+        let header = LinkHeader::parse(message)?;
         let mut link = Self {
             index: header.index,
             name: String::new(),
             mac: None,
             mtu: 0,
-            up: header.flags.contains(LinkFlags::Up),
-            running: header.flags.contains(LinkFlags::Running),
-            promisc: header.flags.contains(LinkFlags::Promisc),
-            arp: !header.flags.contains(LinkFlags::Noarp),
+            up: header.flags & IFF_UP != 0,
+            running: header.flags & IFF_RUNNING != 0,
+            promisc: header.flags & IFF_PROMISC != 0,
+            arp: header.flags & IFF_NOARP == 0,
             master: None,
             peer: None,
             alias: None,
@@ -67,7 +67,7 @@ impl Link {
             hairpin: None,
             vxlan: None,
         };
-        for (kind, value) in attributes(after::<16>(message)) {
+        for (kind, value) in attributes(LinkHeader::attributes(message)) {
             match kind {
                 libc::IFLA_IFNAME => link.name = read_text(value),
                 libc::IFLA_ADDRESS => link.mac = read_mac(value),
@@ -97,7 +97,7 @@ impl Link {
 
 /// Of the message of a bridge.
 pub(crate) fn snooping_of(message: &[u8]) -> Option<bool> {
-    let info = attribute(after::<16>(message), libc::IFLA_LINKINFO)?;
+    let info = attribute(LinkHeader::attributes(message), libc::IFLA_LINKINFO)?;
     if read_text(attribute(info, libc::IFLA_INFO_KIND)?) != "bridge" {
         return None;
     }

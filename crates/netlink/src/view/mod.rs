@@ -11,11 +11,6 @@ pub use tc::Qdisc;
 
 pub(crate) use tc::redirect_target;
 
-/// A message without its family header, or nothing if it is shorter.
-fn after<const HEADER: usize>(message: &[u8]) -> &[u8] {
-    message.get(HEADER..).unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

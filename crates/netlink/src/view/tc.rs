@@ -1,9 +1,7 @@
-use netlink_packet_route::tc::{TcHandle, TcHeader};
-
-use super::after;
+use crate::header::{Header as _, TcHeader};
 use crate::kernel::{
-    NS_PER_TICK, TCA_ACT_KIND, TCA_ACT_OPTIONS, TCA_EGRESS_REDIR, TCA_MIRRED_PARMS, TCA_TBF_PARMS,
-    TCA_TBF_RATE64, TCA_U32_ACT,
+    NS_PER_TICK, TC_H_INGRESS, TC_H_ROOT, TCA_ACT_KIND, TCA_ACT_OPTIONS, TCA_EGRESS_REDIR, TCA_MIRRED_PARMS,
+    TCA_TBF_PARMS, TCA_TBF_RATE64, TCA_U32_ACT,
 };
 use crate::op::{QdiscAt, Tbf};
 use crate::wire::{attribute, attribute_at, attributes, read_text, read_u32, read_u64};
@@ -20,16 +18,16 @@ pub struct Qdisc {
 impl Qdisc {
     /// Inner nodes of a tree of qdiscs are `None`.
     pub(crate) fn parse(message: &[u8]) -> Option<Self> {
-        let header = TcHeader::parse(message).ok()?;
+        let header = TcHeader::parse(message)?;
         let at = match header.parent {
-            TcHandle::ROOT => QdiscAt::Root,
-            TcHandle::INGRESS => QdiscAt::Ingress,
+            TC_H_ROOT => QdiscAt::Root,
+            TC_H_INGRESS => QdiscAt::Ingress,
             _ => return None,
         };
-        let list = after::<20>(message);
+        let list = TcHeader::attributes(message);
         let kind = attribute(list, libc::TCA_KIND).map(read_text)?;
         let options = attribute(list, libc::TCA_OPTIONS).filter(|_| kind == "tbf");
-        Some(Self { link: header.index.cast_unsigned(), at, kind, tbf: options.and_then(read_tbf) })
+        Some(Self { link: header.link, at, kind, tbf: options.and_then(read_tbf) })
     }
 }
 
@@ -51,7 +49,7 @@ fn read_tbf(options: &[u8]) -> Option<Tbf> {
 
 /// The link to which a u32 filter redirects what it matches.
 pub(crate) fn redirect_target(message: &[u8]) -> Option<u32> {
-    let list = after::<20>(message);
+    let list = TcHeader::attributes(message);
     if attribute(list, libc::TCA_KIND).map(read_text)? != "u32" {
         return None;
     }
