@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use anyhow::{Context as _, Result};
 use testkit::{Cluster, Ns, Plan, Pod, Store, Transport, ping};
 
-use super::Pair;
+use super::NamespacePair;
 
 const FORWARDING: [&str; 2] = ["/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/forwarding"];
 /// What a packet of 1500 bytes leaves for what is inside the tunnel, over IPv4.
@@ -58,11 +58,11 @@ impl Plain {
         Ok(plain)
     }
 
-    pub(super) fn pair(&self, v4: bool) -> Result<Pair> {
+    pub(super) fn pair(&self, v4: bool) -> Result<NamespacePair> {
         let [from, to] = self.pods.as_slice() else { anyhow::bail!("two pods are needed") };
         let text = if v4 { format!("10.42.{}.2", HOSTS[1]) } else { format!("fd42:0:0:{}::2", HOSTS[1]) };
         let address: IpAddr = text.parse()?;
-        Ok(Pair { from: (**from).clone(), to: (**to).clone(), address })
+        Ok(NamespacePair { from: (**from).clone(), to: (**to).clone(), address })
     }
 }
 
