@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use model::{Changes, Facts, Mesh, NodeRecord, StoredNode, Transport, Tunnels, Underlay};
 use netlink::{Mode, Op, Route, RtSocket};
-use testkit::{Cluster, End, Lab, Node};
+use testkit::{CableEnd, Cluster, Lab, Node};
 use types::{IfName, NodeName, PEER_PROTOCOL};
 
 use super::change::{ChangeTimes, Mover};
@@ -109,8 +109,8 @@ struct Bench {
 impl Bench {
     fn make(lab: &Lab, name: &str) -> Result<Self> {
         let (node, far) = (lab.node(name)?, lab.node(&format!("{name}-far"))?);
-        let here = End { ns: &node, dev: "eth0", addresses: &["10.200.0.1/16", "fd99:1::1/64"] };
-        lab.wire(&here, &End { ns: &far, dev: "eth0", addresses: &[] })?;
+        let here = CableEnd { ns: &node, dev: "eth0", addresses: &["10.200.0.1/16", "fd99:1::1/64"] };
+        lab.wire(&here, &CableEnd { ns: &far, dev: "eth0", addresses: &[] })?;
         let link = node.enter(|| {
             RtSocket::open()?.index_of(&IfName::try_from("eth0")?).map_err(anyhow::Error::from)
         })??;

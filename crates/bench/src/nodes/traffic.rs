@@ -12,7 +12,7 @@ pub(crate) mod probe;
 use std::net::IpAddr;
 
 use anyhow::{Context as _, Result, ensure};
-use testkit::{Cluster, DEADLINE, Ns, Plan, Plugin, Transport, Way, wait_until};
+use testkit::{Cluster, DEADLINE, Ns, Plan, Plugin, PodPath, TransportMode, wait_until};
 
 use crate::compare::ComparedBuild;
 use crate::options::NodesScale;
@@ -62,7 +62,8 @@ struct TrafficSite {
     _networks: Vec<(Cluster, [Plain; 2])>,
 }
 
-pub(crate) const WAYS: [(&str, Transport); 2] = [("direct", Transport::Direct), ("VXLAN", Transport::Vxlan)];
+pub(crate) const WAYS: [(&str, TransportMode); 2] =
+    [("direct", TransportMode::Direct), ("VXLAN", TransportMode::Vxlan)];
 /// By name, and whether it is IPv4.
 pub(crate) const FAMILIES: [(&str, bool); 2] = [("IPv4", true), ("IPv6", false)];
 
@@ -112,7 +113,7 @@ impl TrafficSite {
 
 /// Two nodes with an agent and a pod each; every pod reaches the other when this returns. Its programs are those of this
 /// build unless others are given.
-pub(crate) fn real(name: &str, transport: Transport, build: Option<&ComparedBuild>) -> Result<Cluster> {
+pub(crate) fn real(name: &str, transport: TransportMode, build: Option<&ComparedBuild>) -> Result<Cluster> {
     let plan = Plan { nodes: 2, transport, ..Plan::default() };
     let mut cluster = Cluster::hosts(&format!("traffic-{transport:?}").to_lowercase(), &plan)?;
     if let Some(build) = build {
@@ -124,7 +125,7 @@ pub(crate) fn real(name: &str, transport: Transport, build: Option<&ComparedBuil
     cluster.start_etcd()?;
     cluster.start_agents()?;
     cluster.pods_everywhere(1)?;
-    let way = if transport == Transport::Vxlan { Way::Vxlan } else { Way::Direct };
+    let way = if transport == TransportMode::Vxlan { PodPath::Vxlan } else { PodPath::Direct };
     wait_until(&format!("pods to reach each other, {name}"), DEADLINE, || {
         let matrix = cluster.reach(std::time::Duration::from_secs(2))?;
         Ok(matrix.all() && matrix.cells.iter().all(|cell| cell.way == way))

@@ -262,7 +262,7 @@ fn processes(soak: &Soak, site: &SoakSite) {
     let mut expected: BTreeSet<u32> = [1, std::process::id()].into();
     expected.extend(site.machines.iter().filter_map(|machine| cluster.agent(machine.name).ok()?.pid()));
     expected.extend(site.hostile_agent().pid());
-    expected.extend(cluster.etcd.members.iter().filter_map(testkit::Member::pid));
+    expected.extend(cluster.etcd.members.iter().filter_map(testkit::EtcdMember::pid));
     for (pid, name) in monitor::processes() {
         // The shell that ends the lab's services with this program.
         if !expected.contains(&pid) && name != "sh" {

@@ -367,7 +367,7 @@ pub(crate) fn host_link(result: &Value) -> Option<String> {
     links.find_map(|link| link["name"].as_str().filter(|name| name.starts_with("pw"))).map(str::to_owned)
 }
 
-pub(crate) fn mac_of(link: &inspect::Link) -> Result<[u8; 6]> {
+pub(crate) fn mac_of(link: &inspect::ListedLink) -> Result<[u8; 6]> {
     let text = link.mac.as_deref().with_context(|| format!("{} has no MAC", link.name))?;
     Ok(text.parse::<Mac>()?.octets())
 }

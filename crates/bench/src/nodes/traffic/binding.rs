@@ -1,14 +1,15 @@
 //! What the firewall's table of peers costs: round trips with it and without it, in turn, through the tunnel and beside it.
 
 use anyhow::Result;
-use testkit::{Cluster, Transport};
+use testkit::{Cluster, TransportMode};
 
 use super::{FAMILIES, NamespacePair, pods, probe, real};
 use crate::options::NodesScale;
 
 const TABLE: &str = "podwire-peers-podwire";
 /// Nodes of transport `auto` on one link have a tunnel, and send to each other without it.
-const TRANSPORTS: [(&str, Transport); 2] = [("VXLAN", Transport::Vxlan), ("direct", Transport::Auto)];
+const TRANSPORTS: [(&str, TransportMode); 2] =
+    [("VXLAN", TransportMode::Vxlan), ("direct", TransportMode::Auto)];
 /// The difference is small: so many times more turns than of other figures.
 const TURNS: usize = 4;
 

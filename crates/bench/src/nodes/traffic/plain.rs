@@ -4,7 +4,7 @@ use std::fs;
 use std::net::IpAddr;
 
 use anyhow::{Context as _, Result};
-use testkit::{Cluster, Ns, Plan, Pod, Store, Transport, ping};
+use testkit::{Cluster, LabStore, Ns, Plan, Pod, TransportMode, ping};
 
 use super::NamespacePair;
 
@@ -29,10 +29,10 @@ pub(super) struct Plain {
 }
 
 impl Plain {
-    pub(super) fn make(transport: Transport, tracking: Tracking) -> Result<Self> {
-        let plan = Plan { nodes: HOSTS.len(), store: Store::Alone, ..Plan::default() };
+    pub(super) fn make(transport: TransportMode, tracking: Tracking) -> Result<Self> {
+        let plan = Plan { nodes: HOSTS.len(), store: LabStore::Alone, ..Plan::default() };
         let hosts = Cluster::hosts(&format!("plain-{transport:?}").to_lowercase(), &plan)?;
-        let mtu = if transport == Transport::Vxlan { INSIDE } else { plan.mtu };
+        let mtu = if transport == TransportMode::Vxlan { INSIDE } else { plan.mtu };
         let mut pods = Vec::new();
         for (here, there) in [(HOSTS[0], HOSTS[1]), (HOSTS[1], HOSTS[0])] {
             let node = hosts.node(&format!("n{here}"))?;
@@ -41,8 +41,8 @@ impl Plain {
             let pod = node.pod("pod")?;
             wire(node, &pod, (here, mtu))?;
             match transport {
-                Transport::Vxlan => tunnel(node, here, there)?,
-                Transport::Direct | Transport::Auto => route(node, there)?,
+                TransportMode::Vxlan => tunnel(node, here, there)?,
+                TransportMode::Direct | TransportMode::Auto => route(node, there)?,
             }
             if tracking == Tracking::On {
                 node.sh(&["nft", ONE_RULE])?;

@@ -1,7 +1,7 @@
 //! Faults that no rule or setting of this node shows: `podwire doctor` probes the paths to other nodes.
 
 use super::*;
-use testkit::Transport;
+use testkit::TransportMode;
 
 /// Two nodes with a pod each, whose agents run the tool that is tested.
 fn cluster(label: &str, plan: Plan) -> Cluster {
@@ -23,19 +23,19 @@ fn wait_well(cluster: &Cluster) {
 }
 
 /// Transport, rule of another program on n1, and the words of the finding.
-const DROPS: [(Transport, &str, &[&str]); 3] = [
+const DROPS: [(TransportMode, &str, &[&str]); 3] = [
     (
-        Transport::Vxlan,
+        TransportMode::Vxlan,
         "hook input priority 0; udp dport 4789 drop",
         &["node n2 answers, but its pod network does not", "VXLAN tunnel", "UDP port 4789"],
     ),
     (
-        Transport::Direct,
+        TransportMode::Direct,
         "hook input priority 0; ip saddr 10.42.0.0/16 drop; ip6 saddr fd42::/64 drop",
         &["node n2 answers, but its pod network does not", "direct route over eth0", "subnets of pods"],
     ),
     (
-        Transport::Direct,
+        TransportMode::Direct,
         "hook forward priority 0; ip daddr 10.42.0.0/16 drop; ip6 daddr fd42::/64 drop",
         &["answers this node, but not its pods", "forward chains"],
     ),
@@ -61,7 +61,7 @@ fn a_firewall_between_pod_networks_is_found_by_probes_in_both_families() {
 
 #[test]
 fn a_node_that_lost_its_address_is_told_so_and_not_to_change_its_mtu_or_to_start_etcd() {
-    let plan = Plan { transport: Transport::Vxlan, ..Plan::default() };
+    let plan = Plan { transport: TransportMode::Vxlan, ..Plan::default() };
     let cluster = cluster("lostaddr", plan);
     wait_well(&cluster);
     let (n1, agent) = (cluster.node("n1").unwrap(), cluster.agent("n1").unwrap());
@@ -102,7 +102,7 @@ fn a_node_that_lost_its_address_is_told_so_and_not_to_change_its_mtu_or_to_start
 /// F3: the path carries less than the nodes' links, and the advice of the condition ends it.
 #[test]
 fn f3_a_narrow_path_is_found_until_pods_send_smaller_packets() {
-    let plan = Plan { transport: Transport::Vxlan, subnets: 2, ..Plan::default() };
+    let plan = Plan { transport: TransportMode::Vxlan, subnets: 2, ..Plan::default() };
     let mut cluster = cluster("narrow", plan);
     wait_well(&cluster);
     let rule =
