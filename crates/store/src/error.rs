@@ -27,26 +27,26 @@ impl fmt::Display for Operation {
     }
 }
 
-type Source = Box<dyn StdError + Send + Sync>;
+type BoxedSource = Box<dyn StdError + Send + Sync>;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(
         "cannot {operation}: {store} cannot be reached ({source}): is it running, and can this node reach it?"
     )]
-    Unreachable { operation: Operation, store: String, source: Source },
+    Unreachable { operation: Operation, store: String, source: BoxedSource },
     #[error("cannot {operation}: {store} does not let us in ({source}): {advice}")]
-    Denied { operation: Operation, store: String, advice: &'static str, source: Source },
+    Denied { operation: Operation, store: String, advice: &'static str, source: BoxedSource },
     #[error("cannot {operation}: {store} did not answer within {} s: it is overloaded or stuck", waited.as_secs_f64())]
     TooLate { operation: Operation, store: String, waited: Duration },
     #[error("cannot {operation}: the lease {lease} has run out; grant another")]
     LeaseGone { operation: Operation, lease: LeaseId },
     #[error("cannot {operation}: {store} refuses: {source}")]
-    Failed { operation: Operation, store: String, source: Source },
+    Failed { operation: Operation, store: String, source: BoxedSource },
     #[error("cannot {operation}: {problem}")]
     Invalid { operation: Operation, problem: String },
     #[error("the store broke off while {prefix} was watched ({source}): it is asked again")]
-    WatchBroke { prefix: String, source: Source },
+    WatchBroke { prefix: String, source: BoxedSource },
     #[error("cannot {operation}: cannot {verb} {}: {source}", path.display())]
     Io { operation: Operation, verb: &'static str, path: PathBuf, source: io::Error },
     #[error(

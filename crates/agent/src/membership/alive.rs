@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use model::{Alive, NodeRecord, Object as _};
-use store::{Change, Compare, Kept, LeaseId, Outcome, Store};
+use store::{Change, Compare, LeaseId, LeaseState, Outcome, Store};
 use tokio::sync::{Notify, watch};
 use tokio::time::sleep;
 use tracing::{debug, warn};
@@ -39,7 +39,7 @@ impl Hold {
     /// Is it still ours?
     async fn beat(&self) -> Result<bool, store::Error> {
         let store = self.store.with_deadline(BEAT_DEADLINE);
-        if store.keep_alive(self.lease).await? == Kept::Gone {
+        if store.keep_alive(self.lease).await? == LeaseState::Gone {
             return Ok(false);
         }
         // The lease may live on without the key.

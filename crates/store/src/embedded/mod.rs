@@ -28,9 +28,9 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::Result;
 use crate::error::{Error, Operation};
-use crate::store::Call;
-use fault::{Fault, io_fault};
-use log::Log;
+use crate::store::StoreCall;
+use fault::{EmbeddedFault, io_fault};
+use log::EmbeddedLog;
 
 pub(crate) use watch::EmbeddedWatch;
 
@@ -49,7 +49,7 @@ pub(crate) struct Embedded {
 struct Memory {
     lock: LockFile,
     /// None until it was read, and after a failure: then the file alone shows what was written.
-    log: Option<Log>,
+    log: Option<EmbeddedLog>,
 }
 
 impl Embedded {
@@ -73,8 +73,8 @@ impl Embedded {
     /// Calls `work` with the log, alone.
     async fn run<T: Send + 'static>(
         &self,
-        call: &Call,
-        work: impl FnOnce(&mut Log) -> Result<T, Fault> + Send + 'static,
+        call: &StoreCall,
+        work: impl FnOnce(&mut EmbeddedLog) -> Result<T, EmbeddedFault> + Send + 'static,
     ) -> Result<T> {
         let late = || call.too_late(self.describe());
         // What is quick enough would come in time even after its end.
@@ -109,19 +109,21 @@ impl Embedded {
 }
 
 impl Memory {
-    fn read(&mut self, dir: &Path) -> Result<Log, Fault> {
+    fn read(&mut self, dir: &Path) -> Result<EmbeddedLog, EmbeddedFault> {
         // The directory was removed. Another process may own the one that has its name now.
         if self.lock.is_lost() {
             self.lock = take_lock(dir)?;
         }
-        Log::open(dir)
+        EmbeddedLog::open(dir)
     }
 }
 
-fn take_lock(dir: &Path) -> Result<LockFile, Fault> {
+fn take_lock(dir: &Path) -> Result<LockFile, EmbeddedFault> {
     match LockFile::take(dir, LOCK, &format!("process {}", std::process::id())) {
         Ok(Attempt::Locked(lock)) => Ok(lock),
-        Ok(Attempt::Held(holder)) => Err(Fault::Held { dir: dir.to_owned(), holder }),
-        Err(LockFailed { operation, path, source }) => Err(Fault::Io { verb: operation, path, source }),
+        Ok(Attempt::Held(holder)) => Err(EmbeddedFault::Held { dir: dir.to_owned(), holder }),
+        Err(LockFailed { operation, path, source }) => {
+            Err(EmbeddedFault::Io { verb: operation, path, source })
+        }
     }
 }
