@@ -47,6 +47,6 @@ pub use op::{
 };
 pub use peers::{PeerMonitor, PeerNews};
 pub use rtsocket::RtSocket;
-pub use socket::{Content, Protocol, Refusal, Reply, Socket};
+pub use socket::{Content, NetlinkProtocol, Refusal, Reply, Socket};
 pub use types::Family;
 pub use view::{Address, Link, Neighbour, Qdisc, RouteLookup, RouteMatch, Vxlan};
