@@ -6,7 +6,7 @@ mod common;
 
 use std::collections::BTreeSet;
 
-use runtime::{PodWish, PortMapping, Protocol, Stop};
+use runtime::{CriPortMapping, CriProtocol, PodWish, Stop};
 use testkit::CableEnd;
 
 use common::{Traces, World, get, standalone};
@@ -31,8 +31,8 @@ fn a_host_port_leads_to_the_pod_in_both_families() {
     world.lab.wire(&here, &there).unwrap();
     let before = Traces::before_pods(&world);
 
-    let mapping = PortMapping {
-        protocol: Protocol::Tcp.into(),
+    let mapping = CriPortMapping {
+        protocol: CriProtocol::Tcp.into(),
         container_port: 80,
         host_port: 8080,
         host_ip: String::new(),

@@ -1,7 +1,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 
-use runtime::{PodWish, PortMapping, Protocol};
+use runtime::{CriPortMapping, CriProtocol, PodWish};
 use testkit::{CableEnd, DEADLINE, wait_until};
 
 use crate::common::{Traces, World, get};
@@ -91,8 +91,8 @@ fn a_host_port_leads_to_the_pod_until_it_goes() {
     let there = CableEnd { ns: &outside, dev: "eth0", addresses: &["192.0.2.2/24", "2001:db8::2/64"] };
     world.lab.wire(&here, &there).unwrap();
     let before = Traces::before_pods(world);
-    let mapping = PortMapping {
-        protocol: Protocol::Tcp.into(),
+    let mapping = CriPortMapping {
+        protocol: CriProtocol::Tcp.into(),
         container_port: 80,
         host_port: 8080,
         host_ip: String::new(),
