@@ -14,6 +14,7 @@ mod paths;
 mod peers;
 mod ping;
 mod runtimes;
+mod size;
 
 use anyhow::{Context, Result, bail};
 use api::DoctorReport;
