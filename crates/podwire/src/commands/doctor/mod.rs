@@ -24,6 +24,7 @@ use crate::exit::ExitStatus;
 use crate::print::{self, WIDTH};
 use finding::{Check, Verdict};
 use node::{Keeper, Node};
+use types::Finding;
 
 /// What to do is written below what is wrong, as far in as the text.
 const COMMAND: usize = 2;
@@ -62,7 +63,7 @@ fn repair(node: &Node) -> Result<()> {
                 "an agent works on this node and repairs bridges and tables itself: systemctl restart podwire"
             )
         }
-        Keeper::Unclear(why) | Keeper::Denied(why) => {
+        Keeper::Unclear(Finding { message: why, .. }) | Keeper::Denied(why) => {
             bail!("an agent may work on this node and repair bridges and tables itself: {why}")
         }
     }
