@@ -28,6 +28,8 @@ pub(super) struct Log {
     base: u64,
     chain: Chain,
     tail: Tail,
+    /// Differs between stores that had the same directory one after the other.
+    pub(super) generation: u64,
     pub(super) state: State,
 }
 
@@ -50,7 +52,7 @@ pub(super) enum Keep {
 
 impl Log {
     /// Reads the log, or begins one.
-    pub(super) fn open(dir: &Path) -> Result<Self, Fault> {
+    pub(super) fn open(dir: &Path, generation: u64) -> Result<Self, Fault> {
         let path = dir.join("log");
         let opened = optional(files::open(&path, File::options().read(true).write(true)));
         let file = match opened.map_err(io_fault("open", &path))? {
@@ -58,7 +60,7 @@ impl Log {
             None => snapshot::write(&path, &State::empty(), 0)?.file,
         };
         let (chain, state) = (Chain::default(), State::default());
-        let mut log = Self { path, file, end: 0, base: 0, chain, tail: Tail::Nothing, state };
+        let mut log = Self { path, file, end: 0, base: 0, chain, tail: Tail::Nothing, generation, state };
         log.read()?;
         if log.state.revision == 0 {
             return Err(log.damaged("it has no beginning".to_owned()));

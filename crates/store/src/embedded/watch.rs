@@ -28,6 +28,8 @@ pub(crate) struct EmbeddedWatch {
     from: u64,
     /// The last revision of the store that we know of. One that is older now is another store.
     known: u64,
+    /// Of the log. Another one is another store.
+    generation: u64,
     revisions: Receiver<u64>,
     end: End,
     is_progress_requested: bool,
@@ -59,13 +61,14 @@ impl Embedded {
         from: u64,
     ) -> Result<EmbeddedWatch> {
         let revisions = self.revision.subscribe();
-        let known = self.run(call, |log| Ok(log.state.revision)).await?;
+        let (known, generation) = self.run(call, |log| Ok((log.state.revision, log.generation))).await?;
         let (embedded, prefix) = (Arc::clone(self), prefix.to_owned());
         Ok(EmbeddedWatch {
             embedded,
             prefix,
             from: from.max(1),
             known,
+            generation,
             revisions,
             end: End::Open,
             is_progress_requested: false,
@@ -110,9 +113,9 @@ impl EmbeddedWatch {
     async fn look(&self) -> Result<Look> {
         let operation = Operation::new("watch", self.prefix.clone());
         let call = Call { operation, deadline: Instant::now() + PATIENCE, patience: PATIENCE };
-        let (prefix, from, known) = (self.prefix.clone(), self.from, self.known);
+        let (prefix, from, known, generation) = (self.prefix.clone(), self.from, self.known, self.generation);
         let work = move |log: &mut super::Log| match log.state.since(&prefix, from) {
-            _ if log.state.revision < known => Ok(Look::Forgotten),
+            _ if log.generation != generation || log.state.revision < known => Ok(Look::Forgotten),
             Since::Forgotten => Ok(Look::Forgotten),
             Since::Events(events) if events.is_empty() => {
                 let mut next = None;
