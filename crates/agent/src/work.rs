@@ -12,7 +12,7 @@ mod turns;
 
 use std::borrow::Cow;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use api::{CniAnswer, CniCall, Condition, ConditionCode};
@@ -54,6 +54,8 @@ pub(crate) struct Work {
     board: Arc<Board>,
     metrics: Arc<Metrics>,
     turns: Arc<Turns>,
+    /// Held from the place in line until the place in the queue.
+    order: Mutex<()>,
     drain: Drain,
     resident: Resident,
     delegates: AllowedDelegates,
@@ -84,6 +86,7 @@ impl Work {
             board,
             metrics,
             turns: Arc::default(),
+            order: Mutex::default(),
             resident: Resident::default(),
             delegates: settings.delegates,
             serve: Box::new(engine::serve),
@@ -144,7 +147,7 @@ impl Work {
         &self.network
     }
 
-    /// Understands a call and gives it its place in line. An error is the answer already.
+    /// Understands a call. An error is the answer already.
     pub(crate) fn accept(self: &Arc<Self>, call: CniCall) -> Result<Task, Answer> {
         let arrived = Instant::now();
         let id = call.request_id.clone();
@@ -160,9 +163,15 @@ impl Work {
             self.tell(&subject, &Ending::Refused(&error), arrived.elapsed());
             return Err(Answer::Unavailable(Failure { error, version: request.version() }));
         }
-        let cancel = Arc::<Cancel>::default();
-        let turn = keyed(&request).map(|(key, purpose)| self.turns.join(key, purpose, Arc::clone(&cancel)));
-        Ok(Task { work: Arc::clone(self), request, id, subject, arrived, cancel, turn })
+        Ok(Task { work: Arc::clone(self), request, id, subject, arrived, cancel: Arc::default(), turn: None })
+    }
+
+    /// Gives a task its place among the requests about the same attachment, and puts it into the queue with `enqueue`. Requests
+    /// enter the queue in the order of their places. Otherwise requests with a worker could wait for others that get none.
+    pub(crate) fn enter<T>(&self, mut task: Task, enqueue: impl FnOnce(Task) -> T) -> T {
+        let _order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
+        task.join_line();
+        enqueue(task)
     }
 
     fn parse(&self, call: CniCall) -> Result<Request, Failure> {
@@ -217,12 +226,15 @@ pub(crate) struct Task {
     turn: Option<Turn>,
 }
 
-/// Held by the client's connection. Dropped before the answer is there, it tells that nobody waits for it.
-pub(crate) struct Line(Arc<Cancel>);
+/// Held by the client's connection. Dropped before the answer is there, it cancels the request. A DEL is not cancelled: the
+/// pod is to be removed, whether the client waits for it or not.
+pub(crate) struct Line(Option<Arc<Cancel>>);
 
 impl Drop for Line {
     fn drop(&mut self) {
-        self.0.set(Unwanted::HungUp);
+        if let Some(cancel) = &self.0 {
+            cancel.set(Unwanted::HungUp);
+        }
     }
 }
 
@@ -239,7 +251,16 @@ impl Task {
     }
 
     pub(crate) fn line(&self) -> Line {
-        Line(Arc::clone(&self.cancel))
+        Line((!self.is_del()).then(|| Arc::clone(&self.cancel)))
+    }
+
+    fn is_del(&self) -> bool {
+        matches!(self.request, Request::Del(_))
+    }
+
+    fn join_line(&mut self) {
+        self.turn = keyed(&self.request)
+            .map(|(key, purpose)| self.work.turns.join(key, purpose, Arc::clone(&self.cancel)));
     }
 
     /// What to answer if the queue does not take it.
@@ -342,7 +363,7 @@ impl Task {
             return Err(unwanted(Unwanted::HungUp));
         }
         let cancelled = || {
-            if hung_up() {
+            if !self.is_del() && hung_up() {
                 self.cancel.set(Unwanted::HungUp);
             }
             self.is_cancelled(key.as_ref())
