@@ -19,7 +19,7 @@ use api::{CniAnswer, CniCall, Condition, ConditionCode};
 use cni::{Code, Env, Error, Failure, Request, Version};
 use engine::{AllowedDelegates, Caller, Delegates, Done, Resident, Wait};
 use serde_json::{Map, Value};
-use types::{AttachmentKey, NetworkName, RequestId};
+use types::{AttachMode, AttachmentKey, NetworkName, RequestId};
 
 use crate::board::Board;
 use crate::defaults::Defaults;
@@ -50,6 +50,8 @@ pub(crate) type Serve = dyn Fn(&Request, &Caller<'_>) -> Result<Done, Error> + S
 
 pub(crate) struct Work {
     network: NetworkName,
+    /// Of new pods in the agent's network.
+    mode: Option<AttachMode>,
     defaults: Defaults,
     board: Arc<Board>,
     metrics: Arc<Metrics>,
@@ -80,6 +82,7 @@ pub(crate) enum Answer {
 impl Work {
     pub(crate) fn new(settings: Settings, board: Arc<Board>, metrics: Arc<Metrics>) -> Self {
         Self {
+            mode: settings.defaults.get("mode").and_then(|mode| serde_json::from_value(mode.clone()).ok()),
             defaults: Defaults::new(settings.network.clone(), &settings.run_dir, settings.defaults),
             drain: Drain::new(&settings.run_dir),
             network: settings.network,
@@ -301,7 +304,8 @@ impl Task {
             self.told(&outcome, unwanted, took);
             let finds_faults = matches!(self.request, Request::Add(_) | Request::Status(_)) && !unwanted;
             let is_fault = outcome.is_err() && finds_faults;
-            if let (true, Some(notify)) = (is_fault || self.may_end_condition(), self.work.on_failure.get()) {
+            let wakes = is_fault || self.may_end_condition(&outcome);
+            if let (true, Some(notify)) = (wakes, self.work.on_failure.get()) {
                 notify();
             }
             if let (Some(mtu), Some(hear)) = (outcome.ok().and_then(|done| done.mtu), self.work.on_size.get())
@@ -312,10 +316,19 @@ impl Task {
         })
     }
 
-    /// A pod that leaves may be the last one in another mode than its network.
-    fn may_end_condition(&self) -> bool {
-        matches!(self.request, Request::Del(_) | Request::Gc(_))
-            && self.work.board.has(types::Code::PodModeDiffers)
+    /// A pod that leaves may be the last one in another mode than its network. In the agent's network only pods of another mode
+    /// than the configured one count. In other networks new pods have the mode of the newest, so that any pod counts.
+    fn may_end_condition(&self, outcome: &Result<Done, Error>) -> bool {
+        let Ok(done) = outcome else { return false };
+        let counts = match &self.request {
+            Request::Del(call) if call.config.name == self.work.network => {
+                done.mode.is_some() && done.mode != self.work.mode
+            }
+            Request::Del(_) => done.mode.is_some(),
+            Request::Gc(_) => done.collected > 0,
+            Request::Add(_) | Request::Check(_) | Request::Status(_) | Request::Version(_) => false,
+        };
+        counts && self.work.board.has(types::Code::PodModeDiffers)
     }
 
     fn told(&self, outcome: &Result<Done, Error>, unwanted: bool, took: Duration) {

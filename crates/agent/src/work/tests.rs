@@ -539,3 +539,36 @@ fn adds_that_call_an_ipam_plugin_have_a_class_of_their_own() {
         assert_eq!(site.work.accept(call).ok().unwrap().class(), class, "{config}");
     }
 }
+
+/// A node with thousands of pods must not be inspected after each DEL until the last differing pod is restarted.
+#[test]
+fn f1_only_a_pod_that_differs_wakes_the_reconciler_when_it_leaves() {
+    let site = Site::new();
+    let settings = Settings {
+        run_dir: site.dir.path().to_owned(),
+        network: "podwire".try_into().unwrap(),
+        defaults: Map::from_iter([("mode".to_owned(), json!("routed"))]),
+        delegates: AllowedDelegates::default(),
+    };
+    let removed = |request: &Request, _: &Caller<'_>| {
+        let Request::Del(call) = request else { panic!("{request:?}") };
+        let mode = match call.container.as_str() {
+            "bridged" => Some(AttachMode::Bridge),
+            "routed" => Some(AttachMode::Routed),
+            _ => None,
+        };
+        Ok(Done { mode, ..Done::default() })
+    };
+    let work = Work::new(settings, Arc::clone(&site.board), Arc::new(Metrics::new()));
+    let work = Arc::new(work.with_engine(Box::new(removed)));
+    let (notify, notified) = mpsc::channel();
+    work.notify_failures(Box::new(move || notify.send(()).unwrap()));
+    let wakes = |container: &str| {
+        assert!(matches!(work.entered(call("DEL", container)).answer(), Answer::Done(_)));
+        notified.try_iter().count()
+    };
+    assert_eq!(["bridged", "routed", "gone"].map(wakes), [0, 0, 0], "there is no such condition");
+    let found = Finding::new(types::Code::PodModeDiffers, "network podwire", "1 pod is in mode bridge");
+    site.board.set(Source::Reconcile, vec![found]);
+    assert_eq!(["bridged", "routed", "gone"].map(wakes), [1, 0, 0]);
+}

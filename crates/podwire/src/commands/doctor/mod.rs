@@ -68,7 +68,8 @@ fn repair(node: &Node) -> Result<()> {
         }
     }
     let run_dir = &node.folders.run_dir;
-    let bridges = engine::reconcile::restore_bridges(run_dir).context("cannot repair the bridges of pods");
+    let bridges =
+        engine::reconcile::restore_bridges(run_dir, None).context("cannot repair the bridges of pods");
     engine::repair_firewall(run_dir, engine::Replacing::Allowed).context("cannot repair Podwire's tables")?;
     bridges
 }
