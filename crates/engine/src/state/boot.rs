@@ -53,7 +53,7 @@ const LOCK: &str = "podwire.lock";
 const EMPTIED: [&str; 2] = ["networks", "sysctls"];
 /// Everything in the state of a network.
 const NETWORK: [&str; 4] = ["attachments", "addresses", "index", "lock"];
-/// Everything that we make in a state folder. Earlier versions made temporary files whose names end with `.new`.
+/// Everything that Podwire makes in a run directory. Earlier versions made temporary files whose names end with `.new`.
 const OURS: [&str; 9] = [
     LOCK,
     "networks",

@@ -20,12 +20,12 @@ pub(super) fn of_node() -> Vec<Config> {
         searched.push([plugins].into_iter().chain(runtimes.searched().0).collect());
     }
     let all = of_podwire(&configs);
-    all.into_iter().flat_map(|config| with_paths(config, &searched)).collect()
+    all.into_iter().flat_map(|config| with_paths(&config, &searched)).collect()
 }
 
 /// A config that calls another plugin is given once for each CNI_PATH: a runtime may lack the plugin that another one has.
-fn with_paths(config: Config, searched: &[Vec<PathBuf>]) -> Vec<Config> {
-    let used = if netconf::foreign_ipam(&config).is_some() { searched.len() } else { 1 };
+fn with_paths(config: &Config, searched: &[Vec<PathBuf>]) -> Vec<Config> {
+    let used = if netconf::foreign_ipam(config).is_some() { searched.len() } else { 1 };
     let with_path = |directories: &Vec<PathBuf>| {
         // A directory whose name contains a colon cannot be in CNI_PATH.
         let path = std::env::join_paths(directories).unwrap_or_default();
@@ -72,7 +72,7 @@ mod tests {
         };
         let searched = [vec!["/opt/cni/bin".into()], vec!["/usr/lib/cni".into(), "/usr/libexec/cni".into()]];
         let paths = |ipam: &str| -> Vec<Vec<PathBuf>> {
-            let all = with_paths(config(ipam), &searched);
+            let all = with_paths(&config(ipam), &searched);
             all.iter()
                 .map(|one| one.variables.path().unwrap().into_iter().map(Into::into).collect())
                 .collect()
