@@ -13,7 +13,7 @@ use engine::Done;
 use netlink::NetNs;
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde_json::Value;
-use types::{Finding, RequestId};
+use types::{Finding, Fix, RequestId};
 
 use crate::Served;
 use crate::retry::Retry;
@@ -36,6 +36,21 @@ const EXCERPT: usize = 300;
 pub(crate) struct AgentPaths<'a> {
     pub(crate) socket: &'a Path,
     pub(crate) run_dir: &'a Path,
+}
+
+impl Where<'_> {
+    /// Without its directories the command would ask another agent.
+    fn status_command(&self) -> Fix {
+        let mut words = vec!["podwire", "status"];
+        let (run_dir, socket) = (self.run_dir.to_string_lossy(), self.socket.to_string_lossy());
+        if self.run_dir != Path::new(netconf::DEFAULT_RUN_DIR) {
+            words.extend(["--run-dir", &run_dir]);
+        }
+        if self.socket != netconf::default_socket(self.run_dir) {
+            words.extend(["--socket", &socket]);
+        }
+        Fix::words(words)
+    }
 }
 
 /// How the agent was asked, for the log.
@@ -133,7 +148,8 @@ impl Asking<'_> {
             AttemptOutcome::Away(cause) => match self.request {
                 Request::Status(_) => {
                     // The agent's configuration, which may be the reason, is not read here.
-                    let msg = format!("the agent does not answer: {}; `podwire status` shows why", cause.msg);
+                    let status = self.place.status_command();
+                    let msg = format!("the agent does not answer: {}; `{status}` shows why", cause.msg);
                     unreachable(Error { msg, ..cause }, "systemctl start podwire")
                 }
                 _ => self.in_vain(cause),

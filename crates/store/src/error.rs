@@ -21,6 +21,13 @@ impl Operation {
     }
 }
 
+impl Operation {
+    /// Needs the right to write.
+    fn is_write(&self) -> bool {
+        matches!(self.verb, "write" | "count up" | "revoke")
+    }
+}
+
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.verb, self.object)
@@ -85,5 +92,10 @@ impl Error {
     /// A name or password, a certificate, or a right is missing or wrong.
     pub fn is_denied(&self) -> bool {
         matches!(self, Self::Denied { .. })
+    }
+
+    /// The right to write is missing. Reads may succeed all the same.
+    pub fn is_denied_write(&self) -> bool {
+        matches!(self, Self::Denied { operation, .. } if operation.is_write())
     }
 }

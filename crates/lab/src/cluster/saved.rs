@@ -2,11 +2,11 @@
 
 use std::fs;
 use std::net::IpAddr;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use files::Replacement;
 use serde::{Deserialize, Serialize};
 
 use super::underlay::Port;
@@ -224,13 +224,11 @@ fn unattached(begun: &Begun) -> SavedPod {
     SavedPod { name: begun.name.clone(), id: begun.id.clone(), addresses: vec![] }
 }
 
-/// Whole or not at all: a command may be killed at any time.
+/// Whole or not at all: a command may be killed at any time. One command at a time works on a lab.
 fn write(dir: &Path, bytes: &[u8]) -> Result<()> {
-    let (path, new) = (dir.join(FILE), dir.join("lab.json.new"));
-    let mut options = fs::OpenOptions::new();
-    let opened = options.create(true).write(true).truncate(true).mode(0o600).open(&new);
-    let written = opened.and_then(|mut file| std::io::Write::write_all(&mut file, bytes));
-    written.and_then(|()| fs::rename(&new, &path)).with_context(|| format!("cannot write {}", path.display()))
+    let path = dir.join(FILE);
+    files::replace(&path, bytes, Replacement::STATE)
+        .with_context(|| format!("cannot write {}", path.display()))
 }
 
 fn boot_id() -> Result<String> {
@@ -241,6 +239,21 @@ fn boot_id() -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A command follows no symlink that another user put into the lab's directory.
+    #[test]
+    fn the_file_of_a_lab_is_replaced_whole_and_nothing_else_is_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let other = dir.path().join("other");
+        fs::write(&other, "kept").unwrap();
+        std::os::unix::fs::symlink(&other, dir.path().join("lab.json.new")).unwrap();
+        std::os::unix::fs::symlink(&other, dir.path().join(FILE)).unwrap();
+        for text in ["first", "second"] {
+            write(dir.path(), text.as_bytes()).unwrap();
+            assert_eq!(fs::read_to_string(dir.path().join(FILE)).unwrap(), text);
+        }
+        assert_eq!(fs::read_to_string(&other).unwrap(), "kept");
+    }
 
     #[test]
     fn names_of_labs_do_not_run_into_each_other() {

@@ -28,6 +28,8 @@ pub(super) struct EmbeddedLog {
     base: u64,
     chain: Chain,
     tail: Tail,
+    /// Differs between stores that had the same directory one after the other.
+    pub(super) generation: u64,
     pub(super) state: EmbeddedState,
 }
 
@@ -41,7 +43,7 @@ enum Tail {
 
 impl EmbeddedLog {
     /// Reads the log, or begins one.
-    pub(super) fn open(dir: &Path) -> Result<Self, EmbeddedFault> {
+    pub(super) fn open(dir: &Path, generation: u64) -> Result<Self, EmbeddedFault> {
         let path = dir.join("log");
         let opened = optional(files::open(&path, File::options().read(true).write(true)));
         let file = match opened.map_err(io_fault("open", &path))? {
@@ -49,7 +51,7 @@ impl EmbeddedLog {
             None => snapshot::write(&path, &EmbeddedState::empty(), 0)?.file,
         };
         let (chain, state) = (Chain::default(), EmbeddedState::default());
-        let mut log = Self { path, file, end: 0, base: 0, chain, tail: Tail::Nothing, state };
+        let mut log = Self { path, file, end: 0, base: 0, chain, tail: Tail::Nothing, generation, state };
         log.read()?;
         if log.state.revision == 0 {
             return Err(log.damaged("it has no beginning".to_owned()));

@@ -18,6 +18,7 @@ mod snapshot;
 mod state;
 mod watch;
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -50,6 +51,8 @@ struct Memory {
     lock: LockFile,
     /// None until it was read, and after a failure: then the file alone shows what was written.
     log: Option<EmbeddedLog>,
+    /// How often the directory was lost. What is read after that is another store.
+    losses: u64,
 }
 
 impl Embedded {
@@ -62,7 +65,7 @@ impl Embedded {
             let synced = files::sync_dir(parent).map_err(io_fault("flush", parent));
             synced.map_err(|fault| fault.into_error(operation()))?;
         }
-        let memory = Arc::new(Mutex::new(Memory { lock, log: None }));
+        let memory = Arc::new(Mutex::new(Memory { lock, log: None, losses: 0 }));
         Ok(Self { dir: dir.to_owned(), memory, revision: Arc::new(Sender::new(0)) })
     }
 
@@ -86,6 +89,11 @@ impl Embedded {
         let (dir, revision) = (self.dir.clone(), Arc::clone(&self.revision));
         // A caller that goes away does not interrupt it: it ends by itself, and leaves everything whole.
         let task = spawn_blocking(move || {
+            if let Err(fault) = memory.check_lock(&dir) {
+                // Watches find out that they watched another store.
+                revision.send_replace(0);
+                return Err(fault);
+            }
             let mut log = match memory.log.take() {
                 Some(log) => log,
                 None => memory.read(&dir)?,
@@ -109,12 +117,20 @@ impl Embedded {
 }
 
 impl Memory {
-    fn read(&mut self, dir: &Path) -> Result<EmbeddedLog, EmbeddedFault> {
-        // The directory was removed. Another process may own the one that has its name now.
-        if self.lock.is_lost() {
-            self.lock = take_lock(dir)?;
+    /// Fails once after the directory was removed, and as long as another process owns the one that has its name now: the log
+    /// there is not this process's, and must not be rewritten from memory.
+    fn check_lock(&mut self, dir: &Path) -> Result<(), EmbeddedFault> {
+        if !self.lock.is_lost() {
+            return Ok(());
         }
-        EmbeddedLog::open(dir)
+        self.losses += u64::from(self.log.take().is_some());
+        self.lock = take_lock(dir)?;
+        let source = io::Error::other("the directory was removed or replaced");
+        Err(EmbeddedFault::Io { verb: "keep the lock of", path: dir.to_owned(), source })
+    }
+
+    fn read(&self, dir: &Path) -> Result<EmbeddedLog, EmbeddedFault> {
+        EmbeddedLog::open(dir, self.losses)
     }
 }
 

@@ -28,6 +28,8 @@ pub(crate) struct EmbeddedWatch {
     from: u64,
     /// The last revision of the store that we know of. One that is older now is another store.
     known: u64,
+    /// Of the log. Another one is another store.
+    generation: u64,
     revisions: Receiver<u64>,
     end: WatchPhase,
     is_progress_requested: bool,
@@ -39,12 +41,12 @@ enum WatchPhase {
     Ended,
 }
 
-/// What one check of the log finds.
+/// What one look finds.
 #[derive(Debug)]
 enum WatchProgress {
     Forgotten,
-    Events(Vec<Event>),
-    /// Check again after this time at the latest.
+    News(Vec<Event>),
+    /// Look again after this time at the latest.
     Nothing {
         revision: u64,
         until: Option<Duration>,
@@ -59,13 +61,14 @@ impl Embedded {
         from: u64,
     ) -> Result<EmbeddedWatch> {
         let revisions = self.revision.subscribe();
-        let known = self.run(call, |log| Ok(log.state.revision)).await?;
+        let (known, generation) = self.run(call, |log| Ok((log.state.revision, log.generation))).await?;
         let (embedded, prefix) = (Arc::clone(self), prefix.to_owned());
         Ok(EmbeddedWatch {
             embedded,
             prefix,
             from: from.max(1),
             known,
+            generation,
             revisions,
             end: WatchPhase::Open,
             is_progress_requested: false,
@@ -91,7 +94,7 @@ impl EmbeddedWatch {
                     self.end = WatchPhase::Ended;
                     return Ok(Watched::Compacted);
                 }
-                WatchProgress::Events(events) => {
+                WatchProgress::News(events) => {
                     let revision = events.last().map_or(self.from, Event::revision);
                     (self.from, self.known) = (revision + 1, revision);
                     return Ok(Watched::Events { events, revision });
@@ -110,9 +113,9 @@ impl EmbeddedWatch {
     async fn look(&self) -> Result<WatchProgress> {
         let operation = Operation::new("watch", self.prefix.clone());
         let call = StoreCall { operation, deadline: Instant::now() + PATIENCE, patience: PATIENCE };
-        let (prefix, from, known) = (self.prefix.clone(), self.from, self.known);
+        let (prefix, from, known, generation) = (self.prefix.clone(), self.from, self.known, self.generation);
         let work = move |log: &mut super::EmbeddedLog| match log.state.since(&prefix, from) {
-            _ if log.state.revision < known => Ok(WatchProgress::Forgotten),
+            _ if log.generation != generation || log.state.revision < known => Ok(WatchProgress::Forgotten),
             Since::Forgotten => Ok(WatchProgress::Forgotten),
             Since::Events(events) if events.is_empty() => {
                 let mut next = None;
@@ -125,7 +128,7 @@ impl EmbeddedWatch {
                     until: next.map(|left| left + AFTER_THE_END),
                 })
             }
-            Since::Events(events) => Ok(WatchProgress::Events(events)),
+            Since::Events(events) => Ok(WatchProgress::News(events)),
         };
         self.embedded.run(&call, work).await
     }
