@@ -208,7 +208,9 @@ fn other_nodes_are_reached_or_not_or_cannot_be_asked() {
         cluster.agent_mut(&name).unwrap().set_program(Path::new(env!("CARGO_BIN_EXE_podwire")));
     }
     cluster.start_agents().unwrap();
-    let well = ("ok".to_owned(), "2 addresses reached, 2 paths to pods by packets of full size".to_owned());
+    let what =
+        "2 addresses reached, 2 by packets as large as those of pods; 2 paths to pod networks answered";
+    let well = ("ok".to_owned(), what.to_owned());
     wait_until("n2 to be alive and reached", DEADLINE, || Ok(of_others(&cluster, &[]) == [well.clone()]))
         .unwrap();
 
