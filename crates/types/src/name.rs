@@ -97,8 +97,13 @@ name_type!(
     |v| check_id("container id", v)
 );
 name_type!(
-    /// A network's name: the `name` of a CNI config. Any length.
+    /// A CNI network name: the `name` of a CNI config, and part of every attachment's key. Any length.
     NetworkName,
+    |v| check_id("network name", v)
+);
+name_type!(
+    /// The id of a network of a tenant, as a placement names it. Several of them can have the same CNI network name.
+    NetworkId,
     |v| check_id("network name", v)
 );
 name_type!(
@@ -157,6 +162,19 @@ name_type!(
     |v| check_id("group", v)
 );
 
+impl Default for NetworkId {
+    /// The network of pods whose placement names none.
+    fn default() -> Self {
+        Self(crate::DEFAULT_NETWORK.to_owned())
+    }
+}
+
+impl Default for TenantName {
+    fn default() -> Self {
+        Self(crate::DEFAULT_TENANT.to_owned())
+    }
+}
+
 impl RequestId {
     pub fn from_random(bytes: [u8; 16]) -> Self {
         Self(hex(bytes))
@@ -183,6 +201,11 @@ mod tests {
             assert!(ContainerId::try_from(bad).is_err(), "{bad}");
             assert!(NetworkName::try_from(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn the_default_network_id_is_valid() {
+        assert_eq!(NetworkId::try_from(crate::DEFAULT_NETWORK), Ok(NetworkId::default()));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 use serde::{Deserialize, Serialize};
 
-use crate::{GroupName, NameError, NetworkName, TenantName};
+use crate::{GroupName, NameError, NetworkId, TenantName};
 
 pub const DEFAULT_TENANT: &str = "default";
 pub const DEFAULT_NETWORK: &str = "default-net";
@@ -9,7 +9,7 @@ pub const DEFAULT_NETWORK: &str = "default-net";
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placement {
     pub tenant: TenantName,
-    pub network: NetworkName,
+    pub network: NetworkId,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<GroupName>,
 }
@@ -29,6 +29,12 @@ impl Placement {
     }
 }
 
+impl Default for Placement {
+    fn default() -> Self {
+        Self { tenant: TenantName::default(), network: NetworkId::default(), group: None }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -36,6 +42,7 @@ mod tests {
     #[test]
     fn b10_defaults_and_bad_names() {
         let placement = Placement::parse(None, None, None).unwrap();
+        assert_eq!(placement, Placement::default());
         assert_eq!(placement.tenant.as_str(), "default");
         assert_eq!(placement.network.as_str(), "default-net");
         assert_eq!(placement.group, None);
