@@ -1,5 +1,5 @@
-//! This node's share of the network: its blocks and the MTU of its pods. The cluster's side finds it out, the keeper and
-//! requests work with it. It may be missing (no block yet) and it may change (another block was claimed).
+//! The blocks that this node owns, and how many of their addresses are in use. The membership component sets the allocation,
+//! the reconciler and requests use it. It may be missing (no block yet) and it may change (another block was claimed).
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -9,102 +9,70 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use engine::state::{State, StateError};
 use ipam::{Range, RangeSet};
 use ipnet::IpNet;
-use netconf::{Addresses, NetConf};
-use serde_json::{Map, Value, json};
+use netconf::{Network, NodeAllocation, comma_separated};
 use types::{Code, Finding, IfName, NetworkName};
 
 use crate::board::Board;
 use crate::conditions::Source;
-use config::Network;
 
-/// Complete and checked: what requests of our network get, and what the keeper keeps.
-#[derive(Debug, Clone)]
-pub(crate) struct Share {
-    /// In the order in which they were claimed.
-    pub(crate) blocks: Vec<IpNet>,
-    pub(crate) mtu: Option<u32>,
-    /// In the words of a CNI config.
-    pub(crate) values: Map<String, Value>,
-    pub(crate) conf: NetConf,
+/// The blocks of a network as the pods of this node use them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BlockUsage<'a> {
+    pub(crate) network: &'a Network,
+    pub(crate) name: &'a NetworkName,
+    pub(crate) run_dir: &'a Path,
 }
 
-impl Share {
-    pub(crate) fn new(network: &Network, blocks: Vec<IpNet>, mtu: Option<u32>) -> Result<Self, cni::Error> {
-        let mtu = network.mtu.or(mtu);
-        let mut values = network.request_defaults();
-        values.insert("subnet".to_owned(), json!(joined(&blocks)));
-        // What stays inside the whole network is not masqueraded.
-        values.insert("network".to_owned(), json!(joined(&network.subnets)));
-        if let Some(mtu) = mtu {
-            values.insert("mtu".to_owned(), json!(mtu));
-        }
-        let mut text = values.clone();
-        text.insert("cniVersion".to_owned(), json!(cni::Version::LATEST.as_str()));
-        text.insert("name".to_owned(), json!(network.name));
-        text.insert("type".to_owned(), json!("podwire-cni"));
-        let conf = NetConf::parse(&cni::Config::from_slice(Value::Object(text).to_string().as_bytes())?)?;
-        Ok(Self { blocks, mtu, values, conf })
-    }
-
-    /// The first address of each block: what the bridge carries.
-    pub(crate) fn gateways(&self) -> Vec<IpAddr> {
-        self.sets().iter().flat_map(RangeSet::ranges).map(Range::gateway).collect()
-    }
-
-    /// How much there is of each family.
-    pub(crate) fn rooms(&self) -> Vec<Room> {
-        let blocks = |set: &RangeSet| set.ranges().iter().map(Range::subnet).collect();
-        self.sets().iter().map(|set| Room { blocks: blocks(set), capacity: set.capacity() }).collect()
-    }
-
+impl BlockUsage<'_> {
     /// A block of the family that has the fewest addresses left.
-    pub(crate) fn fullest(&self, run_dir: &Path, network: &NetworkName) -> Option<IpNet> {
-        let state = State::open_existing(run_dir).ok().flatten()?;
-        let network = state.existing_network(network)?;
-        let free = |set: &&RangeSet| set.capacity().saturating_sub(network.in_use_of(set).unwrap_or(0));
-        Some(self.sets().iter().min_by_key(free)?.ranges().first()?.subnet())
+    pub(crate) fn fullest(self) -> Option<IpNet> {
+        let state = State::open_existing(self.run_dir).ok().flatten()?;
+        let records = state.existing_network(self.name)?;
+        let free = |set: &&RangeSet| set.capacity().saturating_sub(records.in_use_of(set).unwrap_or(0));
+        Some(self.network.ranges().iter().min_by_key(free)?.ranges().first()?.subnet())
     }
 
     /// The condition of a node that has no address left in a family.
-    fn exhausted(&self, run_dir: &Path, name: &NetworkName) -> Result<Option<Finding>, StateError> {
-        let state = State::open_existing(run_dir)?;
-        let Some(network) = state.and_then(|state| state.existing_network(name)) else { return Ok(None) };
-        let claimed = network.claimed()?;
-        let full = self.rooms().into_iter().find(|room| {
-            let used = claimed.iter().filter(|ip| room.has(**ip)).count() as u64;
-            used >= room.capacity
+    fn exhausted(self) -> Result<Option<Finding>, StateError> {
+        let name = self.name;
+        let state = State::open_existing(self.run_dir)?;
+        let Some(records) = state.and_then(|state| state.existing_network(name)) else { return Ok(None) };
+        let claimed = records.claimed()?;
+        let full = family_blocks(self.network).find(|family| {
+            let used = claimed.iter().filter(|ip| family.has(**ip)).count() as u64;
+            used >= family.capacity
         });
-        Ok(full.map(|room| {
-            let message = format!("all {} addresses of {} are in use", room.capacity, joined(&room.blocks));
+        Ok(full.map(|family| {
+            let blocks = comma_separated(&family.blocks);
+            let message = format!("all {} addresses of {blocks} are in use", family.capacity);
             Finding::new(Code::AddressesExhausted, format_args!("network {name}"), message)
         }))
     }
 
-    /// Does a pod have an address of it? What cannot be read may be one.
-    pub(crate) fn is_used(&self, run_dir: &Path, network: &NetworkName) -> bool {
-        let Ok(state) = State::open_existing(run_dir) else { return true };
-        let Some(network) = state.and_then(|state| state.existing_network(network)) else { return false };
-        self.sets().iter().any(|set| network.in_use_of(set).map_or(true, |count| count > 0))
+    /// Whether a pod has an address of the blocks. Records that cannot be read may have one.
+    pub(crate) fn is_used(self) -> bool {
+        let Ok(state) = State::open_existing(self.run_dir) else { return true };
+        let Some(records) = state.and_then(|state| state.existing_network(self.name)) else { return false };
+        self.network.ranges().iter().any(|set| records.in_use_of(set).map_or(true, |count| count > 0))
     }
+}
 
-    fn sets(&self) -> &[RangeSet] {
-        match &self.conf.addresses {
-            Addresses::Own(pools) => pools.sets(),
-            Addresses::Delegated(_) | Addresses::Absent => &[],
-        }
-    }
+/// The blocks of a network, by family.
+pub(crate) fn family_blocks(network: &Network) -> impl Iterator<Item = FamilyBlocks> {
+    let blocks = |set: &RangeSet| set.ranges().iter().map(Range::subnet).collect();
+    network.ranges().iter().map(move |set| FamilyBlocks { blocks: blocks(set), capacity: set.capacity() })
 }
 
 /// The blocks of one family.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Room {
+pub(crate) struct FamilyBlocks {
     /// At least one.
     pub(crate) blocks: Vec<IpNet>,
     /// Addresses for pods.
     pub(crate) capacity: u64,
 }
 
-impl Room {
+impl FamilyBlocks {
     pub(crate) fn has(&self, ip: IpAddr) -> bool {
         self.blocks.iter().any(|block| block.contains(&ip))
     }
@@ -116,11 +84,7 @@ pub(crate) fn records_unreadable(run_dir: &Path, error: &StateError) -> Finding 
     Finding::new(Code::RunDirUnusable, object, format_args!("records cannot be read: {error}")).degraded()
 }
 
-fn joined(nets: &[IpNet]) -> String {
-    nets.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
-}
-
-/// Why this node has no share.
+/// Why this node owns no block.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct NoBlock(pub(crate) String);
@@ -131,11 +95,10 @@ impl NoBlock {
     }
 }
 
-/// What the cluster's side tells the rest of the agent.
+/// The allocation in force, and the tunnels to other nodes.
 #[derive(Debug)]
-pub(crate) struct Shares {
-    /// The share there is now, or why there is none.
-    current: RwLock<Result<Arc<Share>, NoBlock>>,
+pub(crate) struct NodeAllocations {
+    current: RwLock<Result<Arc<NodeAllocation>, NoBlock>>,
     tunnels: RwLock<Vec<TunnelSize>>,
     /// What pods may send without the firewall having to know.
     room: AtomicU32,
@@ -150,14 +113,19 @@ pub(crate) struct TunnelSize {
     pub(crate) mtu: u32,
 }
 
-impl Shares {
+impl NodeAllocations {
     pub(crate) fn none(reason: impl Into<String>) -> Self {
         let (current, tunnels) = (RwLock::new(Err(NoBlock(reason.into()))), RwLock::default());
         Self { current, tunnels, room: AtomicU32::new(u32::MAX), reporting: Mutex::default() }
     }
 
-    pub(crate) fn get(&self) -> Result<Arc<Share>, NoBlock> {
+    pub(crate) fn get(&self) -> Result<Arc<NodeAllocation>, NoBlock> {
         self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn default_network(&self) -> Result<Arc<Network>, NoBlock> {
+        let network = self.get()?.default_network().cloned();
+        network.ok_or_else(|| NoBlock("this node has no block of the default network".to_owned()))
     }
 
     /// Reports whether the node has a block. The lock is held meanwhile: a block that is withdrawn now is reported later.
@@ -169,7 +137,8 @@ impl Shares {
 
     /// Whether the node has addresses left, and records that cannot be read for that.
     pub(crate) fn address_findings(&self, run_dir: &Path, name: &NetworkName) -> Vec<(Source, Vec<Finding>)> {
-        let exhausted = self.get().map_or(Ok(None), |share| share.exhausted(run_dir, name));
+        let usage = |network: &Network| BlockUsage { network, name, run_dir }.exhausted();
+        let exhausted = self.default_network().map_or(Ok(None), |network| usage(&network));
         let unreadable = exhausted.as_ref().err().map(|error| records_unreadable(run_dir, error));
         let exhausted = exhausted.ok().flatten();
         vec![
@@ -185,11 +154,11 @@ impl Shares {
         }
     }
 
-    pub(crate) fn set(&self, share: Arc<Share>) {
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Ok(share);
+    pub(crate) fn set(&self, allocation: NodeAllocation) {
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Ok(Arc::new(allocation));
     }
 
-    /// There is none any more. Was there one?
+    /// The node owns no block any more. Returns whether it had one.
     pub(crate) fn withdraw(&self, reason: impl Into<String>) -> bool {
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
         let was_there = current.is_ok();
@@ -199,7 +168,7 @@ impl Shares {
         was_there
     }
 
-    /// Says why there is none yet; a share that is there stays.
+    /// Sets the reason why the node owns no block yet. An allocation in force stays.
     pub(crate) fn explain(&self, reason: impl Into<String>) {
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
         if current.is_err() {
@@ -233,11 +202,13 @@ impl Shares {
 
 #[cfg(test)]
 mod tests {
+    use netconf::NetworkSettings;
+
     use super::*;
 
     #[test]
     fn a1_a_round_that_ends_meanwhile_does_not_hide_that_the_block_was_withdrawn() {
-        let network = Network {
+        let settings = NetworkSettings {
             name: "podwire".try_into().unwrap(),
             mode: types::AttachMode::Routed,
             bridge: "pw0".try_into().unwrap(),
@@ -247,17 +218,17 @@ mod tests {
             masquerade: true,
         };
         for _ in 0..1000 {
-            let (board, shares) = (Board::new(), Shares::none("not yet"));
-            shares.set(Arc::new(Share::new(&network, network.subnets.clone(), None).unwrap()));
+            let (board, shares) = (Board::new(), NodeAllocations::none("not yet"));
+            shares.set(NodeAllocation::of_default(Arc::new(Network::whole(&settings).unwrap())));
             let both = std::sync::Barrier::new(2);
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     both.wait();
-                    shares.report_block(&board, &network.name);
+                    shares.report_block(&board, &settings.name);
                 });
                 both.wait();
                 shares.withdraw("another node has it");
-                shares.report_block(&board, &network.name);
+                shares.report_block(&board, &settings.name);
             });
             assert!(board.has(Code::BlockMissing));
         }

@@ -7,12 +7,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use netconf::{Network, NodeAllocation};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 use tracing::level_filters::LevelFilter;
 use tracing::{info, warn};
 use types::{Code, Finding};
 
+use crate::allocation::NodeAllocations;
 use crate::board::Board;
 use crate::conditions::Source;
 use crate::keeper::{self, Keeper, KeeperError};
@@ -25,7 +27,6 @@ use crate::notify;
 use crate::privileges;
 use crate::queue::Queue;
 use crate::server::{self, AllowedUsers, ApiService, Endpoints, NodeDescription, ServerError};
-use crate::share::{Share, Shares};
 use crate::work::{Settings, Work};
 use config::{Config, LogFormat, LogLevel, Store};
 use install::runtimes::Runtimes;
@@ -85,7 +86,7 @@ pub fn run(config: Config) -> Result<(), AppError> {
     log::start(format_of(config.log_format), level_of(config.log_level))?;
     privileges::drop_others();
     let (network_lock, lock) = lock::take_both(&config.network.name, &config.run_dir)?;
-    let shares = Arc::new(first_share(&config).map_err(AppError::Network)?);
+    let shares = Arc::new(first_allocation(&config).map_err(AppError::Network)?);
     let installer = Installer::new(&config)?.map(Arc::new);
     if let Some(install) = &config.install {
         let complaints = Runtimes::detect(Path::new("/")).complaints(&install.directories());
@@ -99,7 +100,8 @@ pub fn run(config: Config) -> Result<(), AppError> {
     let settings = Settings {
         run_dir: config.run_dir.clone(),
         network: config.network.name.clone(),
-        defaults: config.request_defaults(),
+        mode: config.network.mode,
+        shares: Arc::clone(&shares),
         delegates: config.delegates.clone(),
     };
     let work = Arc::new(Work::new(settings, Arc::clone(&board), Arc::clone(&metrics)));
@@ -110,7 +112,6 @@ pub fn run(config: Config) -> Result<(), AppError> {
         shares: Arc::clone(&shares),
         board: Arc::clone(&board),
         metrics: Arc::clone(&metrics),
-        work: Arc::clone(&work),
         bell: bell.clone(),
         installer: installer.clone(),
     })?;
@@ -275,13 +276,13 @@ async fn look_after(board: Arc<Board>) {
     }
 }
 
-/// A node that is alone has its share from the start; the others are given one.
-fn first_share(config: &Config) -> Result<Shares, cni::Error> {
-    let shares = Shares::none("this node has no block yet");
-    // Also where it is not alone: a network that cannot be is found out at the start.
-    let whole = Share::new(&config.network, config.network.subnets.clone(), None)?;
+/// A node that is alone owns the whole network from the start. Other nodes claim blocks.
+fn first_allocation(config: &Config) -> Result<NodeAllocations, cni::Error> {
+    let shares = NodeAllocations::none("this node has no block yet");
+    // For every node: an invalid network is reported at the start.
+    let whole = Network::whole(&config.network)?;
     if membership::is_alone(config) {
-        shares.set(Arc::new(whole));
+        shares.set(NodeAllocation::of_default(Arc::new(whole)));
     }
     Ok(shares)
 }

@@ -5,19 +5,19 @@
 //! podwire-cni ─► server ─► queue ─► work ─► engine ─► kernel, RUN/networks
 //!                  │                  └── tombstones: what was deleted while nobody was here
 //!                  └► board ◄── keeper: netlink, nftables and file events, timer ─► engine::reconcile, install
-//! store (etcd, file) ◄─► cluster: this node's record and blocks ─► share; routes to the others ─► kernel
+//! store (etcd, file) ◄─► cluster: this node's record and blocks ─► allocation; routes to the others ─► kernel
 //! ```
 //!
 //! `app` wires it all, top to bottom: capabilities, locks, installer, workers, socket, keeper (first reconcile, ready, CNI
 //! config), server, end.
 
+mod allocation;
 mod app;
 mod attachments;
 mod board;
 mod clock;
 mod conditions;
 mod contiv;
-mod defaults;
 mod keeper;
 mod lock;
 mod log;
@@ -30,7 +30,6 @@ mod preflight;
 mod privileges;
 mod queue;
 mod server;
-mod share;
 mod tombstones;
 mod work;
 

@@ -10,24 +10,23 @@ mod blocks;
 mod drain;
 mod turns;
 
-use std::borrow::Cow;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use api::{CniAnswer, CniCall, Condition, ConditionCode};
 use cni::{Code, Env, Error, Failure, Request, Version};
 use engine::{AllowedDelegates, Caller, Delegates, Done, Resident, Wait};
-use serde_json::{Map, Value};
-use types::{AttachmentKey, NetworkName, RequestId};
+use netconf::{NodeAllocation, NodeNetworks};
+use types::{AttachMode, AttachmentKey, NetworkName, RequestId};
 
+use crate::allocation::{NoBlock, NodeAllocations};
 use crate::board::Board;
-use crate::defaults::Defaults;
 use crate::log::{self, Ending, Subject};
 use crate::metrics::Metrics;
 use crate::queue::RequestClass;
 use crate::tombstones::Drain;
-use blocks::Growth;
+use blocks::{Grown, Growth};
 use drain::AT_ONCE;
 use turns::{Cancel, NoTurn, Purpose, Turn, Turns, Unwanted};
 
@@ -39,8 +38,9 @@ pub(crate) struct Settings {
     pub(crate) run_dir: PathBuf,
     /// The agent's own network.
     pub(crate) network: NetworkName,
-    /// What configs of this network may leave out.
-    pub(crate) defaults: Map<String, Value>,
+    /// Of pods whose config states no mode.
+    pub(crate) mode: AttachMode,
+    pub(crate) shares: Arc<NodeAllocations>,
     /// IPAM plugins that requests may have run.
     pub(crate) delegates: AllowedDelegates,
 }
@@ -49,8 +49,10 @@ pub(crate) struct Settings {
 pub(crate) type Serve = dyn Fn(&Request, &Caller<'_>) -> Result<Done, Error> + Send + Sync;
 
 pub(crate) struct Work {
+    run_dir: PathBuf,
     network: NetworkName,
-    defaults: Defaults,
+    mode: AttachMode,
+    shares: Arc<NodeAllocations>,
     board: Arc<Board>,
     metrics: Arc<Metrics>,
     turns: Arc<Turns>,
@@ -62,8 +64,6 @@ pub(crate) struct Work {
     on_size: OnceLock<Box<dyn Fn(u32) + Send + Sync>>,
     on_failure: OnceLock<Box<dyn Fn() + Send + Sync>>,
     on_addresses: OnceLock<Box<dyn Fn() + Send + Sync>>,
-    /// Why this node has no addresses of its own network to give.
-    lacking: RwLock<Option<String>>,
 }
 
 /// What the client gets.
@@ -78,9 +78,11 @@ pub(crate) enum Answer {
 impl Work {
     pub(crate) fn new(settings: Settings, board: Arc<Board>, metrics: Arc<Metrics>) -> Self {
         Self {
-            defaults: Defaults::new(settings.network.clone(), &settings.run_dir, settings.defaults),
             drain: Drain::new(&settings.run_dir),
+            run_dir: settings.run_dir,
             network: settings.network,
+            mode: settings.mode,
+            shares: settings.shares,
             board,
             metrics,
             turns: Arc::default(),
@@ -91,7 +93,6 @@ impl Work {
             on_size: OnceLock::new(),
             on_failure: OnceLock::new(),
             on_addresses: OnceLock::new(),
-            lacking: RwLock::default(),
         }
     }
 
@@ -100,10 +101,14 @@ impl Work {
         Self { serve, ..self }
     }
 
-    /// What configs of our network may leave out, from now on.
-    pub(crate) fn change_defaults(&self, values: Map<String, Value>) {
-        self.defaults.change(values);
-        *self.lacking.write().unwrap_or_else(PoisonError::into_inner) = None;
+    /// The agent's part of a request that is served with this allocation.
+    fn networks<'a>(&'a self, allocation: &'a Result<Arc<NodeAllocation>, NoBlock>) -> NodeNetworks<'a> {
+        NodeNetworks {
+            name: &self.network,
+            mode: self.mode,
+            run_dir: &self.run_dir,
+            allocation: allocation.as_deref().map_err(|none| none.0.as_str()),
+        }
     }
 
     /// Who hears how much the link of a new pod carries.
@@ -148,7 +153,7 @@ impl Work {
     pub(crate) fn accept(self: &Arc<Self>, call: CniCall) -> Result<Task, Answer> {
         let arrived = Instant::now();
         let id = call.request_id.clone();
-        let request = match self.parse(call) {
+        let request = match Self::parse(call) {
             Ok(request) => request,
             Err(failure) => {
                 self.tell(&Subject::unknown(&id), &Ending::Failed(&failure.error), arrived.elapsed());
@@ -165,11 +170,9 @@ impl Work {
         Ok(Task { work: Arc::clone(self), request, id, subject, arrived, cancel, turn })
     }
 
-    fn parse(&self, call: CniCall) -> Result<Request, Failure> {
+    fn parse(call: CniCall) -> Result<Request, Failure> {
         let env = Env::from_vars(call.env.into_iter().map(|(name, value)| (name.into(), value.into())));
-        let mut request = Request::parse(&env, call.config.as_bytes())?;
-        self.defaults.fill(&mut request);
-        Ok(request)
+        Request::parse(&env, call.config.as_bytes())
     }
 
     /// Why this request is not served now. A DEL always is: it needs nothing that could be missing. A GC is served by an
@@ -347,27 +350,32 @@ impl Task {
             }
             self.is_cancelled(key.as_ref())
         };
-        let caller = Caller {
-            request: Some(&self.id),
-            cancelled: &cancelled,
-            wait: Wait::UntilGone,
-            resident: Some(&self.work.resident),
-            delegates: Delegates::Allowed(&self.work.delegates),
-            warn: &log::engine_warning,
+        // The blocks that the node owns now, and not when the request arrived.
+        let mut allocation = self.work.shares.get();
+        let serve = |allocation: &Result<Arc<NodeAllocation>, NoBlock>| {
+            let caller = Caller {
+                request: Some(&self.id),
+                cancelled: &cancelled,
+                wait: Wait::UntilGone,
+                resident: Some(&self.work.resident),
+                delegates: Delegates::Allowed(&self.work.delegates),
+                networks: Some(self.work.networks(allocation)),
+                warn: &log::engine_warning,
+            };
+            (self.work.serve)(&self.request, &caller)
         };
-        let mut request = self.work.with_current(&self.request)?;
-        let mut served = (self.work.serve)(&request, &caller);
+        let mut served = serve(&allocation);
         // Each family may be short of addresses.
         for _ in 0..2 {
             let Err(error) = &served else { break };
             if error.code != Code::AddressesExhausted {
                 break;
             }
-            match self.work.with_more(&request) {
-                Ok(None) => break,
-                Ok(Some(more)) => {
-                    served = (self.work.serve)(&more, &caller);
-                    request = Cow::Owned(more);
+            match self.work.grow(&self.request, &self.work.networks(&allocation)) {
+                Ok(Grown::NotWanted) => break,
+                Ok(Grown::Yes) => {
+                    allocation = self.work.shares.get();
+                    served = serve(&allocation);
                 }
                 Err(why) => {
                     let sofar = if error.details.is_empty() { "" } else { "; " };

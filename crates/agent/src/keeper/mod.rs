@@ -32,6 +32,7 @@ use rustix::io::Errno;
 use tracing::error;
 use types::{Finding, IfName};
 
+use crate::allocation::NodeAllocations;
 use crate::board::Board;
 use crate::conditions::Source;
 use crate::lock::{Lock, LockError, NetworkLock};
@@ -39,7 +40,6 @@ use crate::membership::Cluster;
 use crate::metrics::Metrics;
 use crate::notify::Watchdog;
 use crate::server::SocketWatch;
-use crate::share::Shares;
 use crate::work::Work;
 use config::Config;
 use hints::Known;
@@ -66,7 +66,7 @@ const RETRY: Duration = Duration::from_secs(1);
 pub(crate) struct Parts {
     pub(crate) config: Arc<Config>,
     /// This node's part of the network, once it has one.
-    pub(crate) shares: Arc<Shares>,
+    pub(crate) shares: Arc<NodeAllocations>,
     pub(crate) cluster: Option<Cluster>,
     pub(crate) board: Arc<Board>,
     pub(crate) metrics: Arc<Metrics>,

@@ -5,17 +5,18 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use engine::reconcile::{self, Depth, Kind, Order, Outcome};
+use netconf::Network;
 use tracing::{debug, info};
 use types::{Code, Finding, IfName, Severity};
 
 use super::{Due, Keeper, Parts, RETRY};
+use crate::allocation::{NoBlock, TunnelSize, family_blocks};
 use crate::attachments::inactive_port;
 use crate::conditions::Source;
 use crate::lock;
 use crate::log;
 use crate::memory;
 use crate::notify;
-use crate::share::{NoBlock, Share, TunnelSize};
 use config::Config;
 use install::runtimes::Runtimes;
 
@@ -34,12 +35,12 @@ impl Keeper {
         self.parts.work.drain_tombstones();
         self.check_overlap(due);
         let config = &self.parts.config;
-        let share = self.parts.shares.get();
+        let network = self.parts.shares.default_network();
         // A gateway in a subnet of another program would take packets from it.
-        let own = share.as_ref().ok().filter(|_| !self.is_blocked());
+        let own = network.as_ref().ok().filter(|_| !self.is_blocked());
         let order = Order {
             run_dir: &config.run_dir,
-            network: own.map(|share| (&config.network.name, &share.conf)),
+            network: own.map(|network| (&config.network.name, network.conf())),
             depth: due.depth,
             memory: &self.memory,
             unrepaired: &self.unrepaired,
@@ -67,7 +68,7 @@ impl Keeper {
         match outcome {
             Ok(outcome) => {
                 let first = !self.was_ready;
-                self.done(outcome, took, share.as_deref());
+                self.done(outcome, took, network.as_deref());
                 self.parts.board.set(Source::Round, Vec::new());
                 let has_news = || self.parts.installer.as_ref().is_some_and(|installer| installer.has_news());
                 if !first && (due.timer || has_news()) {
@@ -92,7 +93,7 @@ impl Keeper {
         self.not_before = Instant::now() + (took * SHARE).min(LONGEST_PAUSE);
     }
 
-    fn done(&mut self, outcome: Outcome, took: Duration, share: Result<&Share, &NoBlock>) {
+    fn done(&mut self, outcome: Outcome, took: Duration, network: Result<&Network, &NoBlock>) {
         // What an agent without pods makes when it starts is no repair: nobody had it yet.
         let is_fresh = !self.was_ready && outcome.attachments.is_empty();
         let mut repairs = Vec::new();
@@ -124,16 +125,16 @@ impl Keeper {
         if !is_served {
             self.again();
         }
-        let share = match share {
-            Ok(share) => share,
+        let network = match network {
+            Ok(network) => network,
             // Pods that run are looked after; new ones need a block.
             Err(_) => {
                 self.report(findings);
                 return;
             }
         };
-        self.grow(share);
-        self.tell_firewall_of_tunnels(share);
+        self.grow(network);
+        self.tell_firewall_of_tunnels(network);
         self.limit_connections();
         if is_served && !self.was_ready {
             self.was_ready = true;
@@ -220,13 +221,13 @@ impl Keeper {
     }
 
     /// What leaves by a tunnel must fit: where pods' links carry more, the firewall sees to it, and may have been flushed.
-    fn tell_firewall_of_tunnels(&mut self, share: &Share) {
+    fn tell_firewall_of_tunnels(&mut self, network: &Network) {
         let tunnels = self.parts.shares.tunnels();
         if tunnels.is_empty() && self.clamped.as_ref().is_some_and(Vec::is_empty) {
             return;
         }
         // Pods keep the size they were made with. One that is not set is as large as the bridge happens to be.
-        let coming = share.mtu.unwrap_or(u32::MAX);
+        let coming = network.mtu().unwrap_or(u32::MAX);
         let largest = self.memory.iter().map(|pod| pod.mtu).fold(coming, u32::max);
         let (small, large): (Vec<TunnelSize>, Vec<TunnelSize>) =
             tunnels.into_iter().partition(|tunnel| tunnel.mtu < largest);
@@ -267,14 +268,14 @@ impl Keeper {
     }
 
     /// Asks for another block before one is full, so that no pod has to wait for it.
-    fn grow(&self, share: &Share) {
+    fn grow(&self, network: &Network) {
         let Some(cluster) = &self.parts.cluster else { return };
         let used: Vec<IpAddr> =
             self.memory.iter().flat_map(|a| &a.addresses).map(|a| a.address.addr()).collect();
-        for room in share.rooms() {
-            let free = room.capacity.saturating_sub(used.iter().filter(|ip| room.has(**ip)).count() as u64);
-            if free < FEW.min(room.capacity / 4) {
-                cluster.want_more(room.blocks[0]);
+        for family in family_blocks(network) {
+            let taken = used.iter().filter(|ip| family.has(**ip)).count() as u64;
+            if family.capacity.saturating_sub(taken) < FEW.min(family.capacity / 4) {
+                cluster.want_more(family.blocks[0]);
             }
         }
     }

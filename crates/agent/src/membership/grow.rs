@@ -12,7 +12,7 @@ use types::{Code, Finding};
 use super::command::Command;
 use super::join::{JoinError, Joined};
 use super::member::{End, Member, Next};
-use crate::share::NoBlock;
+use crate::allocation::NoBlock;
 
 /// How long a pod waits for another block.
 const PATIENCE: Duration = Duration::from_secs(3);

@@ -20,10 +20,10 @@ use super::grow::{Asker, GrowError, Growing};
 use super::home::Home;
 use super::shared::Shared;
 use super::{ClusterError, Ending, Parts, Site, is_alone, store_config};
+use crate::allocation::{BlockUsage, NodeAllocations};
 use crate::clock::unix_time;
 use crate::peers::kernel::Kernel;
 use crate::peers::routes::Question;
-use crate::share::Shares;
 
 /// Questions and commands that may wait.
 const WAITING: usize = 256;
@@ -42,7 +42,7 @@ pub(crate) struct Cluster {
     contact: Arc<Contact>,
     /// In messages: `etcd`, or `the store`.
     store_name: &'static str,
-    shares: Arc<Shares>,
+    shares: Arc<NodeAllocations>,
     growing: Arc<Growing>,
     is_alone: bool,
     /// Where addresses in use are recorded.
@@ -237,9 +237,9 @@ impl Cluster {
     /// Asks for one more block beside this one, which is full or nearly so. Nobody waits for it, and while one is asked for
     /// nobody asks again.
     pub(crate) fn want_more(&self, like: IpNet) {
-        let Ok(share) = self.shares.get() else { return };
+        let Ok(network) = self.shares.default_network() else { return };
         if !self.is_alone {
-            self.growing.want(Asker { like, seen: &share.blocks, commands: &self.commands });
+            self.growing.want(Asker { like, seen: network.blocks(), commands: &self.commands });
         }
     }
 
@@ -250,14 +250,15 @@ impl Cluster {
         }
         // An answer may be older than the question.
         for _ in 0..2 {
-            let share = self.shares.get()?;
-            if share.blocks != seen {
+            let network = self.shares.default_network()?;
+            if network.blocks() != seen {
                 return Ok(());
             }
-            let like = share.fullest(&self.place.0, &self.place.1).ok_or(GrowError::NotFull)?;
+            let usage = BlockUsage { network: &network, name: &self.place.1, run_dir: &self.place.0 };
+            let like = usage.fullest().ok_or(GrowError::NotFull)?;
             self.growing.wait(Asker { like, seen, commands: &self.commands })?;
         }
-        let has_more = self.shares.get()?.blocks != seen;
+        let has_more = self.shares.default_network()?.blocks() != seen;
         if has_more { Ok(()) } else { Err(GrowError::NoOther) }
     }
 }

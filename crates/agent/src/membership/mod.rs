@@ -7,8 +7,8 @@
 //! herald (store: alive/NAME)        ◄─ addresses ──┘
 //! ```
 //!
-//! Nothing here stands in a pod's way: requests work with the node's [`Share`], which is remembered over reboots. While the
-//! store is away the share stays, and so does every route.
+//! Nothing here stands in a pod's way: requests work with the node's [`netconf::NodeAllocation`], which is remembered over reboots. While the
+//! store is away the allocation stays, and so does every route.
 
 mod alive;
 pub(crate) mod ask_error;
@@ -41,14 +41,13 @@ use tokio::task::JoinSet;
 use tracing::info;
 use types::{Code, Finding, NodeName};
 
+use crate::allocation::NodeAllocations;
 use crate::board::Board;
 use crate::clock::unix_time;
 use crate::conditions::Source;
 use crate::keeper::Bell;
 use crate::metrics::Metrics;
 use crate::peers::{self, Question};
-use crate::share::Shares;
-use crate::work::Work;
 pub(crate) use ask_error::AskError;
 use command::Command;
 use config::Config;
@@ -82,10 +81,9 @@ pub enum ClusterError {
 /// What the cluster's side works with.
 pub(crate) struct Parts {
     pub(crate) config: Arc<Config>,
-    pub(crate) shares: Arc<Shares>,
+    pub(crate) shares: Arc<NodeAllocations>,
     pub(crate) board: Arc<Board>,
     pub(crate) metrics: Arc<Metrics>,
-    pub(crate) work: Arc<Work>,
     pub(crate) bell: Bell,
     pub(crate) installer: Option<Arc<Installer>>,
 }

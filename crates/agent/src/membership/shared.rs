@@ -1,4 +1,4 @@
-//! What the parts of the cluster's side share: the node's blocks and MTU, which make its [`Share`]; and what is wrong.
+//! What the parts of the cluster's side share: the node's blocks and MTU, which make its allocation; and what is wrong.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use model::NodeRecord;
+use netconf::{Network, NodeAllocation};
 use tokio::sync::Notify;
 use tokio::task::spawn_blocking;
 use tokio::time::Instant;
@@ -20,26 +21,24 @@ use super::join::{JoinError, Joined};
 use super::leases::{LeaseEvent, Leases};
 use super::outage;
 use super::{Parts, cuts, is_alone};
+use crate::allocation::{BlockUsage, NodeAllocations, TunnelSize};
 use crate::board::Board;
 use crate::clock::Now;
 use crate::conditions::Source;
 use crate::keeper::Bell;
 use crate::metrics::Metrics;
 use crate::peers::tunnel::OVERHEAD_V6;
-use crate::share::{Share, Shares, TunnelSize};
-use crate::work::Work;
 use config::Config;
-use install::{Installer, Rendered};
+use install::Installer;
 
 /// One for all of them.
 pub(crate) struct Shared {
     pub(crate) config: Arc<Config>,
     pub(crate) home: Home,
     pub(crate) contact: Arc<Contact>,
-    shares: Arc<Shares>,
+    shares: Arc<NodeAllocations>,
     pub(crate) board: Arc<Board>,
     pub(crate) metrics: Arc<Metrics>,
-    work: Arc<Work>,
     bell: Bell,
     installer: Option<Arc<Installer>>,
     /// A node that nobody can join: it has all of the network, whatever its store says.
@@ -76,7 +75,7 @@ struct State {
 
 impl Shared {
     pub(crate) fn new(parts: Parts, home: Home) -> Self {
-        let Parts { config, shares, board, metrics, work, bell, installer } = parts;
+        let Parts { config, shares, board, metrics, bell, installer } = parts;
         Self {
             is_alone: is_alone(&config),
             contact: Arc::new(Contact::new(home.saved_at())),
@@ -85,7 +84,6 @@ impl Shared {
             shares,
             board,
             metrics,
-            work,
             bell,
             installer,
             state: Mutex::default(),
@@ -150,8 +148,9 @@ impl Shared {
         let config = Arc::clone(&self.config);
         let look = move || {
             let is_free = |block: &IpNet| {
-                let share = Share::new(&config.network, vec![*block], None);
-                share.is_ok_and(|share| !share.is_used(&config.run_dir, &config.network.name))
+                let (name, run_dir) = (&config.network.name, config.run_dir.as_path());
+                let network = Network::new(&config.network, vec![*block], None);
+                network.is_ok_and(|network| !BlockUsage { network: &network, name, run_dir }.is_used())
             };
             lost.into_iter().filter(is_free).collect::<Vec<_>>()
         };
@@ -206,7 +205,7 @@ impl Shared {
         has_tunnel.then_some(1500 - OVERHEAD_V6)
     }
 
-    /// Puts the share in force, if it is another one than before.
+    /// Puts the allocation in force, if it differs from the one in force.
     fn renew(&self) {
         let (blocks, mtu) = {
             let state = self.lock();
@@ -218,16 +217,15 @@ impl Shared {
             return self.withdraw(&format!("this node has no block of {subnet} any more"));
         }
         let mtu = network.mtu.or(mtu).or_else(|| self.cautious_mtu());
-        if self.shares.get().is_ok_and(|share| share.blocks == blocks && share.mtu == mtu) {
+        if self.shares.default_network().is_ok_and(|own| own.blocks() == blocks && own.mtu() == mtu) {
             return;
         }
-        match Share::new(network, blocks, mtu) {
-            Ok(share) => {
-                self.work.change_defaults(share.values.clone());
+        match Network::new(network, blocks, mtu).map(Arc::new) {
+            Ok(network) => {
                 if let Some(installer) = &self.installer {
-                    installer.know(Rendered::new(share.blocks.clone(), share.mtu));
+                    installer.set_network(Arc::clone(&network));
                 }
-                self.shares.set(Arc::new(share));
+                self.shares.set(NodeAllocation::of_default(network));
                 self.bell.ring();
                 self.changed.notify_one();
             }
@@ -235,12 +233,11 @@ impl Shared {
         }
     }
 
-    /// Takes back the share there is. Requests must not get addresses that are another machine's, also not those that are under
-    /// way already. Pods that run keep what they have.
+    /// Withdraws the allocation in force. Requests must not get addresses that belong to another machine, also not requests
+    /// that arrived before. Running pods keep their addresses.
     fn withdraw(&self, why: &str) {
         if self.shares.withdraw(why) {
             error!("{why}: no pod gets an address until it has one");
-            self.work.withdraw(why);
             self.shares.report_block(&self.board, &self.config.network.name);
             self.bell.ring();
             self.changed.notify_one();
@@ -286,7 +283,7 @@ impl Shared {
     }
 
     pub(crate) fn gateways(&self) -> Vec<IpAddr> {
-        self.shares.get().map(|share| share.gateways()).unwrap_or_default()
+        self.shares.get().map(|allocation| allocation.gateways().collect()).unwrap_or_default()
     }
 
     /// This node could not join, or its watch broke. An outage is reported by [`Self::unreachable`].

@@ -3,7 +3,9 @@ use std::sync::mpsc;
 use std::thread;
 
 use api::Tombstones;
-use serde_json::json;
+use ipnet::IpNet;
+use netconf::{Addresses, NetConf, Network, NetworkSettings};
+use serde_json::{Value, json};
 use tempfile::TempDir;
 use types::Finding;
 
@@ -37,7 +39,11 @@ type Gate = (String, mpsc::Sender<()>, mpsc::Receiver<()>);
 impl Engine {
     fn serve(&self, request: &Request, caller: &Caller<'_>) -> Result<Done, Error> {
         let (verb, container) = match request {
-            Request::Add(call) => ("ADD", call.container.as_str()),
+            // The network of the request, as the engine has it.
+            Request::Add(call) => {
+                NetConf::for_call(call, caller.networks.as_ref())?;
+                ("ADD", call.container.as_str())
+            }
             Request::Del(call) => ("DEL", call.container.as_str()),
             Request::Gc(_) => ("GC", "-"),
             other => panic!("{other:?}"),
@@ -77,18 +83,8 @@ struct Site {
     dir: TempDir,
     engine: Arc<Engine>,
     board: Arc<Board>,
+    shares: Arc<NodeAllocations>,
     work: Arc<Work>,
-}
-
-fn work_in(dir: &std::path::Path, board: &Arc<Board>, serve: Box<Serve>) -> Arc<Work> {
-    let settings = Settings {
-        run_dir: dir.to_owned(),
-        network: "podwire".try_into().unwrap(),
-        defaults: Map::new(),
-        delegates: AllowedDelegates::default(),
-    };
-    let work = Work::new(settings, Arc::clone(board), Arc::new(Metrics::new()));
-    Arc::new(work.with_engine(serve))
 }
 
 impl Site {
@@ -96,15 +92,32 @@ impl Site {
         let (dir, engine) = (TempDir::new().unwrap(), Arc::new(Engine::default()));
         let board = Arc::new(Board::new());
         board.set_started();
+        let shares = Arc::new(NodeAllocations::none("no block yet"));
+        shares.set(owning("10.9.0.0/24"));
         let served = Arc::clone(&engine);
         let serve: Box<Serve> = Box::new(move |request, caller| served.serve(request, caller));
-        let work = work_in(dir.path(), &board, serve);
-        Self { dir, engine, board, work }
+        let work = Self::work_with((dir.path(), &board, &shares), serve);
+        Self { dir, engine, board, shares, work }
     }
 
     /// From now on this is the engine.
     fn serve_by(&mut self, serve: Box<Serve>) {
-        self.work = work_in(self.dir.path(), &self.board, serve);
+        self.work = Self::work_with((self.dir.path(), &self.board, &self.shares), serve);
+    }
+
+    fn work_with(
+        (dir, board, shares): (&std::path::Path, &Arc<Board>, &Arc<NodeAllocations>),
+        serve: Box<Serve>,
+    ) -> Arc<Work> {
+        let settings = Settings {
+            run_dir: dir.to_owned(),
+            network: "podwire".try_into().unwrap(),
+            mode: AttachMode::Routed,
+            shares: Arc::clone(shares),
+            delegates: AllowedDelegates::default(),
+        };
+        let work = Work::new(settings, Arc::clone(board), Arc::new(Metrics::new()));
+        Arc::new(work.with_engine(serve))
     }
 
     fn stones(&self) -> Tombstones {
@@ -424,17 +437,26 @@ fn a_call_that_makes_no_sense_is_answered_at_once() {
     assert_eq!(failure.error.code, Code::InvalidEnvironment);
 }
 
-/// What a node with this block fills in.
-fn filled(block: &str) -> Map<String, Value> {
-    Map::from_iter([("subnet".to_owned(), json!(block))])
+/// The allocation of a node that owns this block of 10.9.0.0/16.
+fn owning(block: &str) -> NodeAllocation {
+    let settings = NetworkSettings {
+        name: "podwire".try_into().unwrap(),
+        mode: AttachMode::Routed,
+        bridge: "pw0".try_into().unwrap(),
+        subnets: vec!["10.9.0.0/16".parse().unwrap()],
+        mtu: None,
+        connections_per_pod: None,
+        masquerade: true,
+    };
+    let network = Network::new(&settings, vec![block.parse().unwrap()], None).unwrap();
+    NodeAllocation::of_default(Arc::new(network))
 }
 
 #[test]
-fn whose_blocks_are_anothers_gives_no_address_also_not_to_whom_it_took_in_before() {
+fn a_node_without_blocks_gives_no_address_also_to_requests_that_came_before() {
     let site = Site::new();
-    site.work.change_defaults(filled("10.9.0.0/24"));
     let early = site.accept("ADD", "early");
-    site.work.withdraw("its name belongs to another machine");
+    site.shares.withdraw("its name belongs to another machine");
     for task in [early, site.accept("ADD", "late")] {
         let error = error(task.answer());
         assert_eq!(error.code, Code::TryAgainLater);
@@ -442,51 +464,80 @@ fn whose_blocks_are_anothers_gives_no_address_also_not_to_whom_it_took_in_before
     }
     assert!(matches!(site.run("DEL", "early"), Answer::Done(_)));
     assert_eq!(site.engine.log(), ["DEL early"]);
-    site.work.change_defaults(filled("10.9.1.0/24"));
+    site.shares.set(owning("10.9.1.0/24"));
     assert!(matches!(site.run("ADD", "again"), Answer::Done(_)));
 }
 
+/// The subnets that a request's addresses come from.
+fn subnets(request: &Request, caller: &Caller<'_>) -> Vec<String> {
+    let Request::Add(call) = request else { panic!("{request:?}") };
+    let Addresses::Own(pools) = NetConf::for_call(call, caller.networks.as_ref()).unwrap().addresses else {
+        panic!("{request:?}")
+    };
+    pools.sets().iter().flat_map(|set| set.ranges()).map(|range| range.subnet().to_string()).collect()
+}
+
 #[test]
-fn who_waits_gets_addresses_of_the_blocks_there_are_when_it_is_served() {
-    let site = Site::new();
-    let settings = Settings {
-        run_dir: site.dir.path().to_owned(),
-        network: "podwire".try_into().unwrap(),
-        defaults: filled("10.9.0.0/24"),
-        delegates: AllowedDelegates::default(),
-    };
-    let subnets = Arc::new(Mutex::new(Vec::new()));
-    let seen = Arc::clone(&subnets);
-    let note = move |request: &Request, _: &Caller<'_>| {
-        let Request::Add(call) = request else { panic!("{request:?}") };
-        seen.lock().unwrap().push(call.config.map["subnet"].clone());
+fn a_request_gets_addresses_of_the_blocks_at_the_time_it_is_served() {
+    let mut site = Site::new();
+    let served = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&served);
+    site.serve_by(Box::new(move |request, caller| {
+        log.lock().unwrap().extend(subnets(request, caller));
         Ok(Done::default())
-    };
-    let work = Work::new(settings, Arc::clone(&site.board), Arc::new(Metrics::new()));
-    let work = Arc::new(work.with_engine(Box::new(note)));
-    let early = work.accept(call("ADD", "c1")).unwrap_or_else(|answer| panic!("{answer:?}"));
-    work.change_defaults(filled("10.9.1.0/24"));
+    }));
+    let early = site.accept("ADD", "c1");
+    site.shares.set(owning("10.9.1.0/24"));
     assert!(matches!(early.answer(), Answer::Done(_)));
-    assert_eq!(*subnets.lock().unwrap(), ["10.9.1.0/24"]);
+    assert_eq!(*served.lock().unwrap(), ["10.9.1.0/24"]);
+}
+
+#[test]
+fn a_full_node_serves_the_request_again_with_another_block_unless_the_config_has_ranges() {
+    let ranges = json!({ "ranges": [[{ "subnet": "10.77.0.0/24" }]] });
+    for (key, value, wanted) in [
+        ("mtu", json!(1400), vec!["10.9.0.0/24", "10.9.1.0/24"]),
+        ("ipam", json!({}), vec!["10.9.0.0/24", "10.9.1.0/24"]),
+        ("subnet", json!("10.77.0.0/24"), vec!["10.77.0.0/24"]),
+        ("ipam", ranges, vec!["10.77.0.0/24"]),
+    ] {
+        let mut site = Site::new();
+        let served = Arc::new(Mutex::new(Vec::new()));
+        let log = Arc::clone(&served);
+        site.serve_by(Box::new(move |request, caller| {
+            let mut log = log.lock().unwrap();
+            log.extend(subnets(request, caller));
+            match log.len() {
+                1 => Err(Error::new(Code::AddressesExhausted, "no free address left")),
+                _ => Ok(Done::default()),
+            }
+        }));
+        let shares = Arc::clone(&site.shares);
+        site.work.grow_by(Box::new(move |seen| {
+            assert_eq!(seen, ["10.9.0.0/24".parse().unwrap()]);
+            shares.set(owning("10.9.1.0/24"));
+            Ok(())
+        }));
+        let mut call = call("ADD", "c1");
+        let mut config: Value = serde_json::from_str(&call.config).unwrap();
+        config[key] = value;
+        call.config = config.to_string();
+        let answer = site.work.accept(call).unwrap_or_else(|answer| panic!("{answer:?}")).answer();
+        assert_eq!(matches!(answer, Answer::Done(_)), wanted.len() == 2, "{config}: {answer:?}");
+        assert_eq!(*served.lock().unwrap(), wanted, "{config}");
+    }
 }
 
 #[test]
 fn a_full_node_says_why_it_gets_no_other_block() {
-    let site = Site::new();
-    let settings = Settings {
-        run_dir: site.dir.path().to_owned(),
-        network: "podwire".try_into().unwrap(),
-        defaults: filled("10.9.0.0/24"),
-        delegates: AllowedDelegates::default(),
-    };
+    let mut site = Site::new();
     let full = |_: &Request, _: &Caller<'_>| {
         Err(Error::new(Code::AddressesExhausted, "no free address left").with_details("5 in use"))
     };
-    let work = Work::new(settings, Arc::clone(&site.board), Arc::new(Metrics::new()));
-    let work = Arc::new(work.with_engine(Box::new(full)));
-    work.grow_by(Box::new(|_| Err(GrowError::Refused("etcd at http://a:2379 cannot be reached".to_owned()))));
-    let task = work.accept(call("ADD", "c1")).unwrap_or_else(|answer| panic!("{answer:?}"));
-    let error = error(task.answer());
+    site.serve_by(Box::new(full));
+    let refuse = |_: &[IpNet]| Err(GrowError::Refused("etcd at http://a:2379 cannot be reached".to_owned()));
+    site.work.grow_by(Box::new(refuse));
+    let error = error(site.run("ADD", "c1"));
     assert_eq!(error.code, Code::AddressesExhausted);
     for part in ["5 in use", "no other block: etcd at http://a:2379 cannot be reached"] {
         assert!(error.details.contains(part), "{error:?}");

@@ -14,11 +14,10 @@ use super::super::home::Home;
 use super::super::member::{Member, Update, spread};
 use super::super::shared::Shared;
 use super::*;
+use crate::allocation::NodeAllocations;
 use crate::board::Board;
 use crate::keeper::Bell;
 use crate::metrics::Metrics;
-use crate::share::Shares;
-use crate::work::{Settings, Work};
 use config::{Config, Flags};
 
 const SOON: Duration = Duration::from_secs(60);
@@ -28,7 +27,7 @@ struct Site {
     dir: tempfile::TempDir,
     registry: Registry,
     shared: Arc<Shared>,
-    shares: Arc<Shares>,
+    shares: Arc<NodeAllocations>,
     board: Arc<Board>,
     commands: mpsc::Sender<Command>,
     _addresses: watch::Sender<Option<Vec<IpAddr>>>,
@@ -47,19 +46,12 @@ impl Site {
         config.state_dir = dir.path().join("state");
         config.reconcile = Duration::from_millis(1);
         let home = Home::of(&config.state_dir, &config.network.name);
-        let (shares, board) = (Arc::new(Shares::none("nothing yet")), Arc::new(Board::new()));
+        let (shares, board) = (Arc::new(NodeAllocations::none("nothing yet")), Arc::new(Board::new()));
         let metrics = Arc::new(Metrics::new());
-        let settings = Settings {
-            run_dir: dir.path().join("run"),
-            network: config.network.name.clone(),
-            defaults: config.network.request_defaults(),
-            delegates: config.delegates.clone(),
-        };
         let parts = Parts {
             config: Arc::new(config),
             shares: Arc::clone(&shares),
             board: Arc::clone(&board),
-            work: Arc::new(Work::new(settings, Arc::clone(&board), Arc::clone(&metrics))),
             metrics,
             bell: Bell::new().unwrap(),
             installer: None,
@@ -104,7 +96,10 @@ impl Site {
     }
 
     fn blocks(&self) -> Result<Vec<IpNet>, String> {
-        self.shares.get().map(|share| share.blocks.clone()).map_err(|none| none.to_string())
+        self.shares
+            .default_network()
+            .map(|network| network.blocks().to_vec())
+            .map_err(|none| none.to_string())
     }
 
     /// What it would know after a reboot.

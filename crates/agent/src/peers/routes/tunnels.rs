@@ -8,7 +8,7 @@ use types::{Code, Finding, IfName};
 
 use super::super::tunnel::{self, Tunnel, TunnelError};
 use super::Routes;
-use crate::share::TunnelSize;
+use crate::allocation::TunnelSize;
 
 impl Routes {
     /// Which tunnel devices should be there, IPv4 and IPv6. Also where nobody needs one to be sent to: somebody whose subnet is

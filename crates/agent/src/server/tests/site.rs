@@ -9,15 +9,14 @@ use std::thread::{self, JoinHandle};
 use api::{CniCall, NetworkStatus};
 use cni::{Code, Error, Request};
 use engine::{Caller, Done};
-use serde_json::{Map, Value, json};
+use netconf::{Network, NetworkSettings, NodeAllocation};
+use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 use types::{AttachMode, RequestId};
 
 use super::super::*;
-use crate::share::Share;
 use crate::work::{Serve, Settings};
-use config::Network;
 
 pub(super) const SOON: Duration = Duration::from_secs(60);
 pub(super) const SHORT: Bounds = Bounds {
@@ -93,10 +92,22 @@ impl Site {
         let socket = dir.path().join("in/agent.sock");
         let (board, metrics) = (Arc::new(Board::new()), Arc::new(Metrics::new()));
         board.set_started();
+        let own = NetworkSettings {
+            name: "podwire".try_into().unwrap(),
+            mode: AttachMode::Routed,
+            bridge: "pw0".try_into().unwrap(),
+            subnets: vec!["10.9.0.0/24".parse().unwrap(), "fd00:9::/64".parse().unwrap()],
+            mtu: None,
+            connections_per_pod: None,
+            masquerade: true,
+        };
+        let shares = Arc::new(NodeAllocations::none(""));
+        shares.set(NodeAllocation::of_default(Arc::new(Network::whole(&own).unwrap())));
         let settings = Settings {
             run_dir: dir.path().join("run"),
-            network: "podwire".try_into().unwrap(),
-            defaults: Map::new(),
+            network: own.name.clone(),
+            mode: own.mode,
+            shares: Arc::clone(&shares),
             delegates: engine::AllowedDelegates::default(),
         };
         let work = Work::new(settings, Arc::clone(&board), Arc::clone(&metrics)).with_engine(options.serve);
@@ -109,17 +120,6 @@ impl Site {
             subnets: vec!["10.9.0.0/24".parse().unwrap(), "fd00:9::/64".parse().unwrap()],
             blocks: Vec::new(),
         };
-        let own = Network {
-            name: "podwire".try_into().unwrap(),
-            mode: AttachMode::Routed,
-            bridge: "pw0".try_into().unwrap(),
-            subnets: vec!["10.9.0.0/24".parse().unwrap(), "fd00:9::/64".parse().unwrap()],
-            mtu: None,
-            connections_per_pod: None,
-            masquerade: true,
-        };
-        let shares = Shares::none("");
-        shares.set(Arc::new(Share::new(&own, own.subnets.clone(), None).unwrap()));
         let queue = Arc::new(options.queue);
         let service = ApiService {
             board: Arc::clone(&board),
@@ -134,7 +134,7 @@ impl Site {
                 network,
                 cuts: Vec::new(),
             },
-            shares: Arc::new(shares),
+            shares,
             bell: Bell::new().unwrap(),
             cluster: None,
             cni_config: Box::new(|| Ok(" ".repeat(16 << 20))),
