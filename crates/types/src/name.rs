@@ -196,6 +196,7 @@ mod tests {
         for good in ["a", "0", "web_1.x-y", &"a".repeat(300)] {
             assert!(ContainerId::try_from(good).is_ok(), "{good}");
             assert!(NetworkName::try_from(good).is_ok(), "{good}");
+            assert!(NetworkId::try_from(good).is_ok(), "records of earlier versions have it: {good}");
         }
         for bad in ["", ".a", "-a", "_a", "a/b", "a b", "a\n", "ä", "a:b"] {
             assert!(ContainerId::try_from(bad).is_err(), "{bad}");

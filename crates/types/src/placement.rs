@@ -6,7 +6,7 @@ pub const DEFAULT_TENANT: &str = "default";
 pub const DEFAULT_NETWORK: &str = "default-net";
 
 /// Whose a pod is: its tenant, the tenant's network, and the group that policies bind to.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placement {
     pub tenant: TenantName,
     pub network: NetworkId,
@@ -26,12 +26,6 @@ impl Placement {
             network: network.unwrap_or(DEFAULT_NETWORK).try_into()?,
             group: group.map(GroupName::try_from).transpose()?,
         })
-    }
-}
-
-impl Default for Placement {
-    fn default() -> Self {
-        Self { tenant: TenantName::default(), network: NetworkId::default(), group: None }
     }
 }
 

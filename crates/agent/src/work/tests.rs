@@ -474,7 +474,7 @@ fn subnets(request: &Request, caller: &Caller<'_>) -> Vec<String> {
     let Addresses::Own(pools) = NetConf::for_call(call, caller.networks.as_ref()).unwrap().addresses else {
         panic!("{request:?}")
     };
-    pools.sets().iter().flat_map(|set| set.ranges()).map(|range| range.subnet().to_string()).collect()
+    pools.sets().iter().flat_map(ipam::RangeSet::ranges).map(|range| range.subnet().to_string()).collect()
 }
 
 #[test]
