@@ -1,12 +1,14 @@
 //! What the agent adds to a request: the config that runtimes hold names the network, and the agent knows the rest.
 
 use std::path::Path;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use cni::{Config, Request};
 use ipnet::IpNet;
 use serde_json::{Map, Value, json};
 use types::NetworkName;
+
+use crate::share::Shares;
 
 /// The key under which this node's blocks stand in a config.
 const SUBNET: &str = "subnet";
@@ -15,20 +17,22 @@ const SUBNET: &str = "subnet";
 pub(crate) struct Defaults {
     network: NetworkName,
     run_dir: Value,
-    /// They change when the node gets another block.
-    values: RwLock<Arc<Map<String, Value>>>,
+    /// What this node has of the network.
+    shares: Arc<Shares>,
+    /// For a node that never had a share.
+    values: Map<String, Value>,
 }
 
 impl Defaults {
     /// `values` in the words of a network config: `mode`, `bridge`, `subnet`, …
-    pub(crate) fn new(network: NetworkName, run_dir: &Path, values: Map<String, Value>) -> Self {
+    pub(crate) fn new(
+        network: NetworkName,
+        run_dir: &Path,
+        values: Map<String, Value>,
+        shares: Arc<Shares>,
+    ) -> Self {
         let run_dir = run_dir.to_string_lossy().into_owned().into();
-        Self { network, run_dir, values: RwLock::new(Arc::new(values)) }
-    }
-
-    /// What requests get from now on.
-    pub(crate) fn change(&self, values: Map<String, Value>) {
-        *self.values.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(values);
+        Self { network, run_dir, shares, values }
     }
 
     /// The blocks in a config that came from here, and not from whoever wrote it.
@@ -43,13 +47,15 @@ impl Defaults {
 
     /// Does a config have the blocks there are now, wherever it has them from?
     pub(crate) fn is_current(&self, config: &Config) -> bool {
-        let values = Arc::clone(&self.values.read().unwrap_or_else(PoisonError::into_inner));
+        let share = self.shares.last();
+        let values = share.as_deref().map_or(&self.values, |share| &share.values);
         values.get(SUBNET) == config.map.get(SUBNET)
     }
 
     /// Gives such a config the blocks there are now.
     pub(crate) fn refill(&self, config: &mut Config) {
-        let values = Arc::clone(&self.values.read().unwrap_or_else(PoisonError::into_inner));
+        let share = self.shares.last();
+        let values = share.as_deref().map_or(&self.values, |share| &share.values);
         if let Some(blocks) = values.get(SUBNET) {
             config.map.insert(SUBNET.to_owned(), blocks.clone());
         }
@@ -74,8 +80,9 @@ impl Defaults {
         let is_layer2 = wants_addresses && !is_ours && is_layer2_only(config);
         // The mode of these can only be the default of a config.
         let is_bridge = is_layer2 || ipam.is_some_and(netconf::is_dhcp);
-        let values = Arc::clone(&self.values.read().unwrap_or_else(PoisonError::into_inner));
-        for (key, value) in values.iter() {
+        let share = self.shares.last();
+        let values = share.as_deref().map_or(&self.values, |share| &share.values);
+        for (key, value) in values {
             let is_wanted = match key.as_str() {
                 "mode" => !is_bridge,
                 SUBNET => is_ours && wants_addresses,
@@ -116,7 +123,7 @@ mod tests {
         let values = json!({ "mode": mode, "bridge": "pw0", "subnet": "10.9.0.0/24,fd00:9::/64",
                              "mtu": 1400, "ipMasq": true });
         let Value::Object(values) = values else { unreachable!() };
-        Defaults::new("podwire".try_into().unwrap(), Path::new("/run/agent-7"), values)
+        Defaults::new("podwire".try_into().unwrap(), Path::new("/run/agent-7"), values, Arc::new(Shares::none("", Vec::new())))
     }
 
     fn filled(config: &Value) -> Config {

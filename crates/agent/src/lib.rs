@@ -18,6 +18,7 @@ mod clock;
 mod conditions;
 mod contiv;
 mod defaults;
+mod installation;
 mod keeper;
 mod lock;
 mod log;
@@ -32,7 +33,9 @@ mod queue;
 mod server;
 mod share;
 mod tombstones;
+mod waker;
 mod work;
+mod worker;
 
 pub use app::{AppError, run};
 pub use attachments::{attachment_view, inactive_port};

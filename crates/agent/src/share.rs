@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
 use engine::state::{State, StateError};
 use ipam::{Range, RangeSet};
@@ -15,6 +15,7 @@ use types::{Code, Finding, IfName, NetworkName};
 
 use crate::board::Board;
 use crate::conditions::Source;
+use crate::waker::Waker;
 use config::Network;
 
 /// Complete and checked: what requests of our network get, and what the keeper keeps.
@@ -131,16 +132,26 @@ impl NoBlock {
     }
 }
 
-/// What the cluster's side tells the rest of the agent.
+/// The slot in which membership puts this node's share. Everything else reads it.
 #[derive(Debug)]
 pub(crate) struct Shares {
-    /// The share there is now, or why there is none.
-    current: RwLock<Result<Arc<Share>, NoBlock>>,
-    tunnels: RwLock<Vec<TunnelSize>>,
+    current: RwLock<Current>,
+    /// Threads that are woken when it changes.
+    readers: Vec<Waker>,
     /// What pods may send without the firewall having to know.
     room: AtomicU32,
     /// Held while addresses are counted and reported, so that no earlier count replaces a later one.
     reporting: Mutex<()>,
+}
+
+#[derive(Debug)]
+struct Current {
+    /// The share there is now, or why there is none.
+    share: Result<Arc<Share>, NoBlock>,
+    /// The last one there was.
+    last: Option<Arc<Share>>,
+    /// Counts the changes.
+    version: u64,
 }
 
 /// A tunnel device that leads to other nodes, and how much fits through it.
@@ -151,19 +162,48 @@ pub(crate) struct TunnelSize {
 }
 
 impl Shares {
-    pub(crate) fn none(reason: impl Into<String>) -> Self {
-        let (current, tunnels) = (RwLock::new(Err(NoBlock(reason.into()))), RwLock::default());
-        Self { current, tunnels, room: AtomicU32::new(u32::MAX), reporting: Mutex::default() }
+    pub(crate) fn none(reason: impl Into<String>, readers: Vec<Waker>) -> Self {
+        let current = Current { share: Err(NoBlock(reason.into())), last: None, version: 0 };
+        let current = RwLock::new(current);
+        Self { current, readers, room: AtomicU32::new(u32::MAX), reporting: Mutex::default() }
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Current> {
+        self.current.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn get(&self) -> Result<Arc<Share>, NoBlock> {
-        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.read().share.clone()
+    }
+
+    /// The last share there was, also if it was withdrawn.
+    pub(crate) fn last(&self) -> Option<Arc<Share>> {
+        self.read().last.clone()
+    }
+
+    /// Another number means that the share changed, or the reason why there is none.
+    pub(crate) fn version(&self) -> u64 {
+        self.read().version
+    }
+
+    /// Changes it if there is a change, and wakes all readers.
+    fn change(&self, change: impl FnOnce(&mut Current) -> bool) -> bool {
+        let is_changed = {
+            let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+            let is_changed = change(&mut current);
+            current.version += u64::from(is_changed);
+            is_changed
+        };
+        if is_changed {
+            self.readers.iter().for_each(Waker::wake);
+        }
+        is_changed
     }
 
     /// Reports whether the node has a block. The lock is held meanwhile: a block that is withdrawn now is reported later.
     pub(crate) fn report_block(&self, board: &Board, network: &NetworkName) {
-        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
-        let missing = current.as_ref().err().map(|none| none.finding(network));
+        let current = self.read();
+        let missing = current.share.as_ref().err().map(|none| none.finding(network));
         board.set(Source::Block, missing.into_iter().collect());
     }
 
@@ -186,38 +226,33 @@ impl Shares {
     }
 
     pub(crate) fn set(&self, share: Arc<Share>) {
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Ok(share);
+        self.change(|current| {
+            (current.share, current.last) = (Ok(Arc::clone(&share)), Some(share));
+            true
+        });
     }
 
     /// There is none any more. Was there one?
     pub(crate) fn withdraw(&self, reason: impl Into<String>) -> bool {
-        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-        let was_there = current.is_ok();
-        if was_there {
-            *current = Err(NoBlock(reason.into()));
-        }
-        was_there
+        self.change(|current| {
+            let was_there = current.share.is_ok();
+            if was_there {
+                current.share = Err(NoBlock(reason.into()));
+            }
+            was_there
+        })
     }
 
     /// Says why there is none yet; a share that is there stays.
     pub(crate) fn explain(&self, reason: impl Into<String>) {
-        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-        if current.is_err() {
-            *current = Err(NoBlock(reason.into()));
-        }
-    }
-
-    /// The tunnel devices there are: the firewall must know those that carry less than pods' links.
-    pub(crate) fn tunnels(&self) -> Vec<TunnelSize> {
-        self.tunnels.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Are these others than before?
-    pub(crate) fn set_tunnels(&self, tunnels: Vec<TunnelSize>) -> bool {
-        let mut current = self.tunnels.write().unwrap_or_else(PoisonError::into_inner);
-        let is_news = *current != tunnels;
-        *current = tunnels;
-        is_news
+        let reason = NoBlock(reason.into());
+        self.change(|current| {
+            let is_other = current.share.as_ref().is_err_and(|before| *before != reason);
+            if is_other {
+                current.share = Err(reason);
+            }
+            is_other
+        });
     }
 
     /// Is a pod's link of this size a reason for the keeper to look?
@@ -247,7 +282,7 @@ mod tests {
             masquerade: true,
         };
         for _ in 0..1000 {
-            let (board, shares) = (Board::new(), Shares::none("not yet"));
+            let (board, shares) = (Board::new(), Shares::none("not yet", Vec::new()));
             shares.set(Arc::new(Share::new(&network, network.subnets.clone(), None).unwrap()));
             let both = std::sync::Barrier::new(2);
             std::thread::scope(|scope| {

@@ -12,7 +12,7 @@ mod turns;
 
 use std::borrow::Cow;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::{CniAnswer, CniCall, Condition, ConditionCode};
@@ -23,11 +23,13 @@ use types::{AttachmentKey, NetworkName, RequestId};
 
 use crate::board::Board;
 use crate::defaults::Defaults;
+use crate::keeper::ReconcileRequests;
 use crate::log::{self, Ending, Subject};
+use crate::membership::BlockRequests;
 use crate::metrics::Metrics;
 use crate::queue::RequestClass;
+use crate::share::Shares;
 use crate::tombstones::Drain;
-use blocks::Growth;
 use drain::AT_ONCE;
 use turns::{Cancel, NoTurn, Purpose, Turn, Turns, Unwanted};
 
@@ -45,25 +47,35 @@ pub(crate) struct Settings {
     pub(crate) delegates: AllowedDelegates,
 }
 
+/// What requests are served with.
+pub(crate) struct Parts {
+    pub(crate) settings: Settings,
+    pub(crate) board: Arc<Board>,
+    pub(crate) metrics: Arc<Metrics>,
+    /// This node's part of the network.
+    pub(crate) shares: Arc<Shares>,
+    /// For an ADD that finds no free address.
+    pub(crate) blocks: BlockRequests,
+    pub(crate) reconciler: ReconcileRequests,
+}
+
 /// The engine, or what stands in for it in tests.
 pub(crate) type Serve = dyn Fn(&Request, &Caller<'_>) -> Result<Done, Error> + Send + Sync;
 
 pub(crate) struct Work {
+    run_dir: PathBuf,
     network: NetworkName,
     defaults: Defaults,
     board: Arc<Board>,
     metrics: Arc<Metrics>,
+    shares: Arc<Shares>,
+    blocks: BlockRequests,
+    reconciler: ReconcileRequests,
     turns: Arc<Turns>,
     drain: Drain,
     resident: Resident,
     delegates: AllowedDelegates,
     serve: Box<Serve>,
-    growth: OnceLock<Growth>,
-    on_size: OnceLock<Box<dyn Fn(u32) + Send + Sync>>,
-    on_failure: OnceLock<Box<dyn Fn() + Send + Sync>>,
-    on_addresses: OnceLock<Box<dyn Fn() + Send + Sync>>,
-    /// Why this node has no addresses of its own network to give.
-    lacking: RwLock<Option<String>>,
 }
 
 /// What the client gets.
@@ -76,22 +88,23 @@ pub(crate) enum Answer {
 }
 
 impl Work {
-    pub(crate) fn new(settings: Settings, board: Arc<Board>, metrics: Arc<Metrics>) -> Self {
+    pub(crate) fn new(parts: Parts) -> Self {
+        let Parts { settings, board, metrics, shares, blocks, reconciler } = parts;
+        let Settings { run_dir, network, defaults, delegates } = settings;
         Self {
-            defaults: Defaults::new(settings.network.clone(), &settings.run_dir, settings.defaults),
-            drain: Drain::new(&settings.run_dir),
-            network: settings.network,
+            defaults: Defaults::new(network.clone(), &run_dir, defaults, Arc::clone(&shares)),
+            drain: Drain::new(&run_dir),
+            run_dir,
+            network,
             board,
             metrics,
+            shares,
+            blocks,
+            reconciler,
             turns: Arc::default(),
             resident: Resident::default(),
-            delegates: settings.delegates,
+            delegates,
             serve: Box::new(engine::serve),
-            growth: OnceLock::new(),
-            on_size: OnceLock::new(),
-            on_failure: OnceLock::new(),
-            on_addresses: OnceLock::new(),
-            lacking: RwLock::default(),
         }
     }
 
@@ -100,38 +113,12 @@ impl Work {
         Self { serve, ..self }
     }
 
-    /// What configs of our network may leave out, from now on.
-    pub(crate) fn change_defaults(&self, values: Map<String, Value>) {
-        self.defaults.change(values);
-        *self.lacking.write().unwrap_or_else(PoisonError::into_inner) = None;
-    }
-
-    /// Who hears how much the link of a new pod carries.
-    pub(crate) fn tell_sizes(&self, hear: Box<dyn Fn(u32) + Send + Sync>) {
-        // Set once, when the agent starts.
-        let _ = self.on_size.set(hear);
-    }
-
-    /// Called after each ADD and STATUS that failed, and after requests that may end a condition.
-    pub(crate) fn notify_failures(&self, notify: Box<dyn Fn() + Send + Sync>) {
-        // Set once, when the agent starts.
-        let _ = self.on_failure.set(notify);
-    }
-
-    /// Reports whether this node has addresses left.
-    pub(crate) fn count_addresses(&self, report: Box<dyn Fn() + Send + Sync>) {
-        // Set once, when the agent starts.
-        let _ = self.on_addresses.set(report);
-    }
-
     /// A request of the agent's own network ended. To count addresses takes a listing of all of them: it is done only if
     /// the request's end contradicts the condition.
     fn check_addresses(&self, outcome: &Result<Done, Error>) {
         let is_exhausted = matches!(outcome, Err(error) if error.code == Code::AddressesExhausted);
-        if is_exhausted != self.board.has(types::Code::AddressesExhausted)
-            && let Some(report) = self.on_addresses.get()
-        {
-            report();
+        if is_exhausted != self.board.has(types::Code::AddressesExhausted) {
+            self.shares.report_addresses(&self.board, &self.run_dir, &self.network);
         }
     }
 
@@ -280,12 +267,12 @@ impl Task {
             self.told(&outcome, unwanted, took);
             let finds_faults = matches!(self.request, Request::Add(_) | Request::Status(_)) && !unwanted;
             let is_fault = outcome.is_err() && finds_faults;
-            if let (true, Some(notify)) = (is_fault || self.may_end_condition(), self.work.on_failure.get()) {
-                notify();
+            if is_fault || self.may_end_condition() {
+                self.work.reconciler.report_fault();
             }
-            if let (Some(mtu), Some(hear)) = (outcome.ok().and_then(|done| done.mtu), self.work.on_size.get())
-            {
-                hear(mtu);
+            let mtu = outcome.ok().and_then(|done| done.mtu);
+            if mtu.is_some_and(|mtu| self.work.shares.is_too_large(mtu)) {
+                self.work.reconciler.request_round();
             }
             self.drain_after();
         })

@@ -3,14 +3,17 @@ use std::sync::mpsc;
 use std::thread;
 
 use api::Tombstones;
+use engine::state::{State, StateError};
 use serde_json::json;
 use tempfile::TempDir;
 use types::Finding;
 
 use super::*;
 use crate::conditions::Source;
-use crate::membership::GrowError;
+use crate::membership::{self, AskError};
+use crate::share::Share;
 use crate::tombstones::Report;
+use config::{Config, Flags, Network};
 
 impl Task {
     /// Serves the request, and tells of it.
@@ -77,18 +80,43 @@ struct Site {
     dir: TempDir,
     engine: Arc<Engine>,
     board: Arc<Board>,
+    shares: Arc<Shares>,
     work: Arc<Work>,
 }
 
-fn work_in(dir: &std::path::Path, board: &Arc<Board>, serve: Box<Serve>) -> Arc<Work> {
-    let settings = Settings {
+/// A node with some blocks for each of several nodes.
+fn config(dir: &std::path::Path) -> Config {
+    let mut config = Config::load(&Flags::default(), Vec::new()).unwrap();
+    (config.run_dir, config.cluster.margin) = (dir.to_owned(), 8);
+    config
+}
+
+impl Parts {
+    /// What stands beside a service in tests. Nothing answers requests for blocks.
+    pub(crate) fn alone(settings: Settings, board: &Arc<Board>, shares: &Arc<Shares>) -> Self {
+        let config = Config::load(&Flags::default(), Vec::new()).unwrap();
+        Self {
+            settings,
+            board: Arc::clone(board),
+            metrics: Arc::new(Metrics::new()),
+            shares: Arc::clone(shares),
+            blocks: BlockRequests::new(&config, Arc::clone(shares), membership::commands().0),
+            reconciler: ReconcileRequests::new().unwrap(),
+        }
+    }
+}
+
+fn settings(dir: &std::path::Path) -> Settings {
+    Settings {
         run_dir: dir.to_owned(),
         network: "podwire".try_into().unwrap(),
         defaults: Map::new(),
         delegates: AllowedDelegates::default(),
-    };
-    let work = Work::new(settings, Arc::clone(board), Arc::new(Metrics::new()));
-    Arc::new(work.with_engine(serve))
+    }
+}
+
+fn work_in(dir: &std::path::Path, board: &Arc<Board>, shares: &Arc<Shares>, serve: Box<Serve>) -> Arc<Work> {
+    Arc::new(Work::new(Parts::alone(settings(dir), board, shares)).with_engine(serve))
 }
 
 impl Site {
@@ -98,13 +126,14 @@ impl Site {
         board.set_started();
         let served = Arc::clone(&engine);
         let serve: Box<Serve> = Box::new(move |request, caller| served.serve(request, caller));
-        let work = work_in(dir.path(), &board, serve);
-        Self { dir, engine, board, work }
+        let shares = Arc::new(Shares::none("no block yet", Vec::new()));
+        let work = work_in(dir.path(), &board, &shares, serve);
+        Self { dir, engine, board, shares, work }
     }
 
     /// From now on this is the engine.
     fn serve_by(&mut self, serve: Box<Serve>) {
-        self.work = work_in(self.dir.path(), &self.board, serve);
+        self.work = work_in(self.dir.path(), &self.board, &self.shares, serve);
     }
 
     fn stones(&self) -> Tombstones {
@@ -424,17 +453,26 @@ fn a_call_that_makes_no_sense_is_answered_at_once() {
     assert_eq!(failure.error.code, Code::InvalidEnvironment);
 }
 
-/// What a node with this block fills in.
-fn filled(block: &str) -> Map<String, Value> {
-    Map::from_iter([("subnet".to_owned(), json!(block))])
+/// Of a node with this block.
+fn share(block: &str) -> Arc<Share> {
+    let network = Network {
+        name: "podwire".try_into().unwrap(),
+        mode: types::AttachMode::Routed,
+        bridge: "pw0".try_into().unwrap(),
+        subnets: vec!["10.9.0.0/16".parse().unwrap()],
+        mtu: None,
+        connections_per_pod: None,
+        masquerade: true,
+    };
+    Arc::new(Share::new(&network, vec![block.parse().unwrap()], None).unwrap())
 }
 
 #[test]
 fn whose_blocks_are_anothers_gives_no_address_also_not_to_whom_it_took_in_before() {
     let site = Site::new();
-    site.work.change_defaults(filled("10.9.0.0/24"));
+    site.shares.set(share("10.9.0.0/24"));
     let early = site.accept("ADD", "early");
-    site.work.withdraw("its name belongs to another machine");
+    site.shares.withdraw("its name belongs to another machine");
     for task in [early, site.accept("ADD", "late")] {
         let error = error(task.answer());
         assert_eq!(error.code, Code::TryAgainLater);
@@ -442,30 +480,23 @@ fn whose_blocks_are_anothers_gives_no_address_also_not_to_whom_it_took_in_before
     }
     assert!(matches!(site.run("DEL", "early"), Answer::Done(_)));
     assert_eq!(site.engine.log(), ["DEL early"]);
-    site.work.change_defaults(filled("10.9.1.0/24"));
+    site.shares.set(share("10.9.1.0/24"));
     assert!(matches!(site.run("ADD", "again"), Answer::Done(_)));
 }
 
 #[test]
 fn who_waits_gets_addresses_of_the_blocks_there_are_when_it_is_served() {
-    let site = Site::new();
-    let settings = Settings {
-        run_dir: site.dir.path().to_owned(),
-        network: "podwire".try_into().unwrap(),
-        defaults: filled("10.9.0.0/24"),
-        delegates: AllowedDelegates::default(),
-    };
+    let mut site = Site::new();
+    site.shares.set(share("10.9.0.0/24"));
     let subnets = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&subnets);
-    let note = move |request: &Request, _: &Caller<'_>| {
+    site.serve_by(Box::new(move |request, _| {
         let Request::Add(call) = request else { panic!("{request:?}") };
         seen.lock().unwrap().push(call.config.map["subnet"].clone());
         Ok(Done::default())
-    };
-    let work = Work::new(settings, Arc::clone(&site.board), Arc::new(Metrics::new()));
-    let work = Arc::new(work.with_engine(Box::new(note)));
-    let early = work.accept(call("ADD", "c1")).unwrap_or_else(|answer| panic!("{answer:?}"));
-    work.change_defaults(filled("10.9.1.0/24"));
+    }));
+    let early = site.accept("ADD", "c1");
+    site.shares.set(share("10.9.1.0/24"));
     assert!(matches!(early.answer(), Answer::Done(_)));
     assert_eq!(*subnets.lock().unwrap(), ["10.9.1.0/24"]);
 }
@@ -473,24 +504,27 @@ fn who_waits_gets_addresses_of_the_blocks_there_are_when_it_is_served() {
 #[test]
 fn a_full_node_says_why_it_gets_no_other_block() {
     let site = Site::new();
-    let settings = Settings {
-        run_dir: site.dir.path().to_owned(),
-        network: "podwire".try_into().unwrap(),
-        defaults: filled("10.9.0.0/24"),
-        delegates: AllowedDelegates::default(),
-    };
+    site.shares.set(share("10.9.0.0/24"));
     let full = |_: &Request, _: &Caller<'_>| {
         Err(Error::new(Code::AddressesExhausted, "no free address left").with_details("5 in use"))
     };
-    let work = Work::new(settings, Arc::clone(&site.board), Arc::new(Metrics::new()));
-    let work = Arc::new(work.with_engine(Box::new(full)));
-    work.grow_by(Box::new(|_| Err(GrowError::Refused("etcd at http://a:2379 cannot be reached".to_owned()))));
+    let (commands, mut asked) = membership::commands();
+    let mut parts = Parts::alone(settings(site.dir.path()), &site.board, &site.shares);
+    parts.blocks = BlockRequests::new(&config(site.dir.path()), Arc::clone(&site.shares), commands);
+    let state = State::open(site.dir.path()).unwrap();
+    state.network(&"podwire".try_into().unwrap(), || Ok::<_, StateError>(Vec::new())).unwrap();
+    let store = thread::spawn(move || {
+        let command = asked.blocking_recv().unwrap();
+        command.refuse(AskError::Unreachable("etcd at http://a:2379 cannot be reached".to_owned()));
+    });
+    let work = Arc::new(Work::new(parts).with_engine(Box::new(full)));
     let task = work.accept(call("ADD", "c1")).unwrap_or_else(|answer| panic!("{answer:?}"));
     let error = error(task.answer());
     assert_eq!(error.code, Code::AddressesExhausted);
     for part in ["5 in use", "no other block: etcd at http://a:2379 cannot be reached"] {
         assert!(error.details.contains(part), "{error:?}");
     }
+    store.join().unwrap();
 }
 
 #[test]

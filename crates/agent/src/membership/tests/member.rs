@@ -7,18 +7,17 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use super::super::Parts;
 use super::super::command::Command;
 use super::super::grow::{Asker, Growing};
 use super::super::home::Home;
-use super::super::member::{Member, Update, spread};
+use super::super::member::{Member, spread};
 use super::super::shared::Shared;
 use super::*;
 use crate::board::Board;
-use crate::keeper::Bell;
-use crate::metrics::Metrics;
+use crate::peers::PeerQueue;
+use crate::peers::inputs::inputs;
 use crate::share::Shares;
-use crate::work::{Settings, Work};
+use crate::waker::Waker;
 use config::{Config, Flags};
 
 const SOON: Duration = Duration::from_secs(60);
@@ -32,8 +31,9 @@ struct Site {
     board: Arc<Board>,
     commands: mpsc::Sender<Command>,
     _addresses: watch::Sender<Option<Vec<IpAddr>>>,
+    _peers: PeerQueue,
     /// Until it is started.
-    idle: Option<(Member, mpsc::Receiver<Update>)>,
+    idle: Option<Member>,
 }
 
 impl Site {
@@ -47,29 +47,15 @@ impl Site {
         config.state_dir = dir.path().join("state");
         config.reconcile = Duration::from_millis(1);
         let home = Home::of(&config.state_dir, &config.network.name);
-        let (shares, board) = (Arc::new(Shares::none("nothing yet")), Arc::new(Board::new()));
-        let metrics = Arc::new(Metrics::new());
-        let settings = Settings {
-            run_dir: dir.path().join("run"),
-            network: config.network.name.clone(),
-            defaults: config.network.request_defaults(),
-            delegates: config.delegates.clone(),
-        };
-        let parts = Parts {
-            config: Arc::new(config),
-            shares: Arc::clone(&shares),
-            board: Arc::clone(&board),
-            work: Arc::new(Work::new(settings, Arc::clone(&board), Arc::clone(&metrics))),
-            metrics,
-            bell: Bell::new().unwrap(),
-            installer: None,
-        };
-        let shared = Arc::new(Shared::new(parts, home));
+        let shares = Arc::new(Shares::none("nothing yet", Vec::new()));
+        let board = Arc::new(Board::new());
+        let (peers, queue) = inputs(Waker::new().unwrap());
+        let slots = (Arc::clone(&shares), Arc::clone(&board));
+        let shared = Arc::new(Shared::new(&Arc::new(config), slots, peers.clone(), home));
         shared.remember(nets(remembered));
         let (registry, candidate) = (registry(dir.path()), candidate("n1", 1));
         let (addresses, published) = watch::channel(Some(vec!["192.0.2.1".parse().unwrap()]));
         let (commands, waiting) = mpsc::channel(16);
-        let (updates, heard) = mpsc::channel(1024);
         let member = Member {
             registry: registry.clone(),
             candidate: Candidate { remembered: nets(remembered), ..candidate },
@@ -78,7 +64,7 @@ impl Site {
             addresses: published,
             holds: watch::channel(None).0,
             lost: Arc::default(),
-            updates,
+            peers,
             commands: waiting,
             revision: 0,
             unread: BTreeMap::new(),
@@ -87,18 +73,17 @@ impl Site {
             progress_at: tokio::time::Instant::now(),
             aftercare_at: tokio::time::Instant::now(),
         };
-        let idle = Some((member, heard));
-        Self { dir, registry, shared, shares, board, commands, _addresses: addresses, idle }
+        let idle = Some(member);
+        Self { dir, registry, shared, shares, board, commands, _addresses: addresses, _peers: queue, idle }
     }
 
     fn start(&mut self) -> tokio::task::JoinHandle<()> {
-        let (member, mut heard) = self.idle.take().unwrap();
+        let member = self.idle.take().unwrap();
         let shared = Arc::clone(&self.shared);
         tokio::spawn(async move {
             tokio::select! {
                 () = member.run() => {}
                 () = shared.report_reach() => {}
-                () = async { while heard.recv().await.is_some() {} } => {}
             }
         })
     }

@@ -16,7 +16,7 @@ use types::{AttachMode, RequestId};
 
 use super::super::*;
 use crate::share::Share;
-use crate::work::{Serve, Settings};
+use crate::work::{Parts, Serve, Settings};
 use config::Network;
 
 pub(super) const SOON: Duration = Duration::from_secs(60);
@@ -99,7 +99,6 @@ impl Site {
             defaults: Map::new(),
             delegates: engine::AllowedDelegates::default(),
         };
-        let work = Work::new(settings, Arc::clone(&board), Arc::clone(&metrics)).with_engine(options.serve);
         let network = NetworkStatus {
             name: "podwire".to_owned(),
             mode: "routed".to_owned(),
@@ -118,7 +117,8 @@ impl Site {
             connections_per_pod: None,
             masquerade: true,
         };
-        let shares = Shares::none("");
+        let shares = Arc::new(Shares::none("", Vec::new()));
+        let work = Work::new(Parts::alone(settings, &board, &shares)).with_engine(options.serve);
         shares.set(Arc::new(Share::new(&own, own.subnets.clone(), None).unwrap()));
         let queue = Arc::new(options.queue);
         let service = ApiService {
@@ -134,8 +134,8 @@ impl Site {
                 network,
                 cuts: Vec::new(),
             },
-            shares: Arc::new(shares),
-            bell: Bell::new().unwrap(),
+            shares,
+            reconciler: ReconcileRequests::new().unwrap(),
             cluster: None,
             cni_config: Box::new(|| Ok(" ".repeat(16 << 20))),
         };
