@@ -94,9 +94,7 @@ pub fn run(config: Config) -> Result<(), AppError> {
 
     // One waker for each thread that sleeps in poll(2), and the slots through which the threads pass values on.
     let waker = || Waker::new().map_err(|errno| cannot("make an eventfd")(errno.into()));
-    let (peers_waker, install_waker) = (waker()?, waker()?);
-    let reconciler =
-        ReconcileRequests::new().map_err(|errno| cannot("make an eventfd for the keeper")(errno.into()))?;
+    let (peers_waker, install_waker, reconciler) = (waker()?, waker()?, ReconcileRequests::new(waker()?));
     let readers = vec![reconciler.waker().clone(), peers_waker.clone(), install_waker.clone()];
     let shares = Arc::new(first_share(&config, readers).map_err(AppError::Network)?);
     let tunnels = Arc::new(Slot::new(Vec::new(), vec![reconciler.waker().clone()]));
@@ -137,24 +135,19 @@ pub fn run(config: Config) -> Result<(), AppError> {
     };
     let kernel_side = KernelSide { metrics: Arc::clone(&metrics), tunnels: Arc::clone(&tunnels), peer_queue };
     let cluster = join(membership_parts, kernel_side)?;
-    let installing = match &installer {
-        None => None,
-        Some(installer) => {
-            let installation = Installation::new(installation::Parts {
-                config: Arc::clone(&config),
-                installer: Arc::clone(installer),
-                state: Arc::clone(&install_state),
-                shares: Arc::clone(&shares),
-                board: Arc::clone(&board),
-                reconciler: reconciler.clone(),
-                waker: install_waker.clone(),
-                begun,
-            })?;
-            let run = move |stop: &_| installation.run(stop);
-            let worker = Worker::start("podwire-install", install_waker, run);
-            Some(worker.map_err(cannot("start the installation thread"))?)
-        }
-    };
+    let installing = installer.as_ref().map(|installer| {
+        start_installation(installation::Parts {
+            config: Arc::clone(&config),
+            installer: Arc::clone(installer),
+            state: Arc::clone(&install_state),
+            shares: Arc::clone(&shares),
+            board: Arc::clone(&board),
+            reconciler: reconciler.clone(),
+            waker: install_waker,
+            begun,
+        })
+    });
+    let installing = installing.transpose()?;
     let service = Arc::new(ApiService {
         board: Arc::clone(&board),
         metrics: Arc::clone(&metrics),
@@ -352,6 +345,13 @@ fn start_cluster(parts: membership::Parts, kernel_side: KernelSide) -> Result<Cl
         known: membership.known_peers(),
     })?;
     membership.start(received, worker)
+}
+
+fn start_installation(parts: installation::Parts) -> Result<Worker, AppError> {
+    let waker = parts.waker.clone();
+    let installation = Installation::new(parts)?;
+    let worker = Worker::start("podwire-install", waker, move |stop| installation.run(stop));
+    worker.map_err(cannot("start the installation thread"))
 }
 
 fn format_of(format: LogFormat) -> log::Format {

@@ -123,7 +123,12 @@ mod tests {
         let values = json!({ "mode": mode, "bridge": "pw0", "subnet": "10.9.0.0/24,fd00:9::/64",
                              "mtu": 1400, "ipMasq": true });
         let Value::Object(values) = values else { unreachable!() };
-        Defaults::new("podwire".try_into().unwrap(), Path::new("/run/agent-7"), values, Arc::new(Shares::none("", Vec::new())))
+        Defaults::new(
+            "podwire".try_into().unwrap(),
+            Path::new("/run/agent-7"),
+            values,
+            Arc::new(Shares::none("", Vec::new())),
+        )
     }
 
     fn filled(config: &Value) -> Config {

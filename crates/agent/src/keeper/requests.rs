@@ -3,8 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::io::Errno;
-
 use crate::waker::Waker;
 
 /// Wakes the reconciler and says why.
@@ -29,8 +27,9 @@ pub(super) struct Requested {
 }
 
 impl ReconcileRequests {
-    pub(crate) fn new() -> Result<Self, Errno> {
-        Ok(Self { flags: Arc::default(), waker: Waker::new()? })
+    /// `waker` wakes the reconciler.
+    pub(crate) fn new(waker: Waker) -> Self {
+        Self { flags: Arc::default(), waker }
     }
 
     /// For slots that the reconciler reads.

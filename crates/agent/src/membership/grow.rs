@@ -11,8 +11,8 @@ use tracing::{debug, info};
 use types::{Code, Finding, NetworkName};
 
 use super::command::Command;
-use super::join::{JoinError, Joined};
 use super::is_alone;
+use super::join::{JoinError, Joined};
 use super::member::{End, Member, Next};
 use crate::share::{NoBlock, Shares};
 use config::Config;

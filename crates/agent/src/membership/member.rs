@@ -315,7 +315,9 @@ impl Member {
                     let layout = &self.registry.layout;
                     let claim =
                         layout.block_of(&key).map(|block| RecordUpdate::Claim(Claim { block, owner: None }));
-                    let Some(update) = layout.node_of(&key).map(RecordUpdate::Gone).or(claim) else { continue };
+                    let Some(update) = layout.node_of(&key).map(RecordUpdate::Gone).or(claim) else {
+                        continue;
+                    };
                     (key, update)
                 }
             };

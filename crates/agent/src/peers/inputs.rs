@@ -259,7 +259,8 @@ mod tests {
         }
         let RecordUpdates { census: none, nodes, claims } = queue.take().records;
         assert!(none.is_none() && claims.len() == 1, "{none:?} {claims:?}");
-        let created: Vec<Option<u64>> = nodes.values().map(|node| node.as_ref().map(|it| it.created)).collect();
+        let created: Vec<Option<u64>> =
+            nodes.values().map(|node| node.as_ref().map(|it| it.created)).collect();
         assert_eq!(created, [Some(9_999), None]);
         assert!(queue.take().records.is_empty());
     }

@@ -114,7 +114,8 @@ pub(crate) struct Routes {
 
 impl Routes {
     fn new(parts: Parts) -> Result<Self, netlink::Error> {
-        let Parts { config, is_alone, shares, board, metrics, tunnels, queue, reports, record, known } = parts;
+        let Parts { config, is_alone, shares, board, metrics, tunnels, queue, reports, record, known } =
+            parts;
         Ok(Self {
             config,
             is_alone,
@@ -192,7 +193,8 @@ impl Routes {
     /// Sleeps until there is input, an event or a timer.
     fn wait(&self, monitor: &Monitor) -> Result<(), Errno> {
         let now = Instant::now();
-        let timers = [Some(self.known.look_at), self.known.save_at, self.known.telling.at, monitor.pause(now)];
+        let timers =
+            [Some(self.known.look_at), self.known.save_at, self.known.telling.at, monitor.pause(now)];
         let next = timers.into_iter().flatten().min().unwrap_or(now);
         let timeout = Timespec::try_from(next.saturating_duration_since(now)).map_err(|_| Errno::INVAL)?;
         let mut fds = vec![PollFd::new(&self.queue.waker, PollFlags::IN)];

@@ -33,7 +33,9 @@ impl Work {
     pub(super) fn with_more(&self, request: &Request) -> Result<Option<Request>, GrowError> {
         let Request::Add(call) = request else { return Ok(None) };
         let is_own = call.config.name == self.network;
-        let Some(seen) = self.defaults.filled_blocks(&call.config).filter(|_| is_own) else { return Ok(None) };
+        let Some(seen) = self.defaults.filled_blocks(&call.config).filter(|_| is_own) else {
+            return Ok(None);
+        };
         self.blocks.wait_for_block(&seen)?;
         let mut call = call.clone();
         self.defaults.refill(&mut call.config);

@@ -13,6 +13,7 @@ use crate::conditions::Source;
 use crate::membership::{self, AskError};
 use crate::share::Share;
 use crate::tombstones::Report;
+use crate::waker::Waker;
 use config::{Config, Flags, Network};
 
 impl Task {
@@ -101,7 +102,7 @@ impl Parts {
             metrics: Arc::new(Metrics::new()),
             shares: Arc::clone(shares),
             blocks: BlockRequests::new(&config, Arc::clone(shares), membership::commands().0),
-            reconciler: ReconcileRequests::new().unwrap(),
+            reconciler: ReconcileRequests::new(Waker::new().unwrap()),
         }
     }
 }

@@ -106,8 +106,7 @@ impl Routes {
 
     /// Begins with a tunnel whose turn it is and behind which there is somebody; one at a time.
     pub(super) fn try_tunnels(&mut self) {
-        if self.config.cluster.tunnel_checksum != TunnelChecksum::Auto
-            || self.known.trials.running.is_some()
+        if self.config.cluster.tunnel_checksum != TunnelChecksum::Auto || self.known.trials.running.is_some()
         {
             return;
         }

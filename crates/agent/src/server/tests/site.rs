@@ -16,6 +16,7 @@ use types::{AttachMode, RequestId};
 
 use super::super::*;
 use crate::share::Share;
+use crate::waker::Waker;
 use crate::work::{Parts, Serve, Settings};
 use config::Network;
 
@@ -68,6 +69,9 @@ pub(super) fn hung_up_in_time(caller: &Caller<'_>) -> bool {
     }
     (caller.cancelled)()
 }
+
+/// What the agent says of a request for which [`done`] finds no address.
+pub(super) const EXHAUSTED: &str = "254 in use; no other block: this node has all of the network already";
 
 pub(super) fn done(request: &Request) -> Result<Done, Error> {
     match request {
@@ -135,7 +139,7 @@ impl Site {
                 cuts: Vec::new(),
             },
             shares,
-            reconciler: ReconcileRequests::new().unwrap(),
+            reconciler: ReconcileRequests::new(Waker::new().unwrap()),
             cluster: None,
             cni_config: Box::new(|| Ok(" ".repeat(16 << 20))),
         };

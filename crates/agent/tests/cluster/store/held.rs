@@ -48,7 +48,12 @@ impl HangingNft {
     /// Waits until something that was begun during a run has happened before the same run ended. The agent ends each run
     /// after 10 s, so there may have to be several.
     #[track_caller]
-    fn expect_during_a_run(&self, what: &str, mut begin: impl FnMut(), mut has_happened: impl FnMut() -> bool) {
+    fn expect_during_a_run(
+        &self,
+        what: &str,
+        mut begin: impl FnMut(),
+        mut has_happened: impl FnMut() -> bool,
+    ) {
         await_that(what, PATIENCE * 2, || {
             let Some(run) = self.run() else { return false };
             begin();
