@@ -318,6 +318,9 @@ impl Routes {
         if let Err(error) = self.look_at_all() {
             self.failed(format!("routes to other nodes cannot be compared: {error}"));
         }
+        if self.reports.addresses.borrow().is_some() {
+            self.publish_position();
+        }
     }
 
     fn look_at_all(&mut self) -> Result<(), netlink::Error> {

@@ -16,7 +16,7 @@ use super::Routes;
 const GRACE: Duration = Duration::from_secs(10);
 
 impl Routes {
-    /// Where we are: links, addresses, MTU. What changed is published.
+    /// Where this node is: links, addresses, MTU.
     pub(super) fn find_position(&mut self) -> Result<(), netlink::Error> {
         let config = Arc::clone(&self.config);
         let around = self.kernel.surroundings(config.node_interface.as_ref())?;
@@ -26,17 +26,27 @@ impl Routes {
         let sources = self.shares.get().map(|share| share.gateways()).unwrap_or_default();
         let sources: Vec<IpAddr> =
             sources.into_iter().filter(|ip| around.addresses.iter().any(|a| a.addr.addr() == *ip)).collect();
-        let found = NodePosition { lost: position.lost.clone(), mtu: pod_mtu(&position, &config) };
+        self.known.position = position;
+        self.set_facts(sources);
+        // A node that has just started joins also if the rest takes long.
+        if self.reports.addresses.borrow().is_none() {
+            self.publish_position();
+        }
+        Ok(())
+    }
+
+    /// Tells membership where this node is. Other nodes send there from then on, so tunnels come first.
+    pub(super) fn publish_position(&mut self) {
+        let position = &self.known.position;
+        let (lost, mtu) = (position.lost.clone(), pod_mtu(position, &self.config));
+        let (found, addresses) = (NodePosition { lost, mtu }, position.addresses());
         // Before the addresses: membership joins when it has them, and pods get the MTU from the start.
         self.reports.position.send_if_modified(|before| {
             let is_other = *before != found;
             *before = found;
             is_other
         });
-        self.publish(position.addresses());
-        self.known.position = position;
-        self.set_facts(sources);
-        Ok(())
+        self.publish(addresses);
     }
 
     /// Another address is told at once. One that is gone without another in its place may come back in a moment (a link that
