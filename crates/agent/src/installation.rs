@@ -108,6 +108,8 @@ impl Installation {
     }
 
     pub(crate) fn run(mut self, stop: &Stop) {
+        // Of this thread alone: pods that wait come first. Where it is not allowed, the priority stays.
+        let _ = rustix::process::setpriority_process(None, 5);
         while !stop.is_set() {
             self.parts.waker.clear();
             let served = self.parts.state.served.get();

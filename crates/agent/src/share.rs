@@ -270,9 +270,8 @@ impl Shares {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a1_a_round_that_ends_meanwhile_does_not_hide_that_the_block_was_withdrawn() {
-        let network = Network {
+    fn network() -> Network {
+        Network {
             name: "podwire".try_into().unwrap(),
             mode: types::AttachMode::Routed,
             bridge: "pw0".try_into().unwrap(),
@@ -280,7 +279,31 @@ mod tests {
             mtu: None,
             connections_per_pod: None,
             masquerade: true,
-        };
+        }
+    }
+
+    #[test]
+    fn each_change_of_the_share_has_another_version_and_a_withdrawn_share_stays_known() {
+        let (network, shares) = (network(), Shares::none("not yet", Vec::new()));
+        let mut versions = vec![shares.version()];
+        shares.explain("not yet");
+        assert_eq!(shares.version(), versions[0], "nothing changed");
+        shares.explain("etcd is asked");
+        versions.push(shares.version());
+        assert!(shares.last().is_none());
+        shares.set(Arc::new(Share::new(&network, network.subnets.clone(), None).unwrap()));
+        versions.push(shares.version());
+        shares.explain("a share that is there stays");
+        assert!(shares.withdraw("another node has it") && !shares.withdraw("again"));
+        versions.push(shares.version());
+        assert_eq!(versions, [0, 1, 2, 3]);
+        assert!(shares.get().is_err_and(|why| why.0 == "another node has it"));
+        assert_eq!(shares.last().unwrap().blocks, network.subnets);
+    }
+
+    #[test]
+    fn a1_a_round_that_ends_meanwhile_does_not_hide_that_the_block_was_withdrawn() {
+        let network = network();
         for _ in 0..1000 {
             let (board, shares) = (Board::new(), Shares::none("not yet", Vec::new()));
             shares.set(Arc::new(Share::new(&network, network.subnets.clone(), None).unwrap()));

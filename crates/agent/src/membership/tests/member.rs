@@ -15,7 +15,7 @@ use super::super::shared::Shared;
 use super::*;
 use crate::board::Board;
 use crate::peers::PeerQueue;
-use crate::peers::inputs::inputs;
+use crate::peers::inputs::{NodePosition, PeerRecords, inputs, reports};
 use crate::share::Shares;
 use crate::waker::Waker;
 use config::{Config, Flags};
@@ -275,6 +275,56 @@ fn what_could_not_be_written_down_is_told_and_written_later() {
         std::fs::remove_file(&state).unwrap();
         site.until(|site| !is_told(site)).await;
         assert_eq!(site.written(), site.blocks().unwrap());
+        task.abort();
+    });
+}
+
+/// What the peers thread reports reaches the disk, without a wait of that thread.
+#[test]
+fn peers_that_could_not_be_saved_are_reported_and_saved_later() {
+    run(async {
+        let site = Site::new(&[]);
+        let state = site.dir.path().join("state");
+        std::fs::write(&state, "in the way of the directory").unwrap();
+        let (reports, received) = reports();
+        let shared = Arc::clone(&site.shared);
+        let task = tokio::spawn(async move { shared.save_peers(received.records).await });
+        let peer = NodeRecord {
+            blocks: nets(&["10.2.7.0/24", "fd00:2:0:0:7000::/68"]),
+            ..candidate("n2", 2).record
+        };
+        let awaited = vec!["n3".try_into().unwrap()];
+        reports.records.send_replace(PeerRecords { records: Arc::new(vec![peer.clone()]), awaited });
+        let has = |site: &Site, code| site.board.conditions().iter().any(|one| one.code == code);
+        site.until(|site| has(site, types::Code::StateDirUnwritable)).await;
+        assert!(has(&site, types::Code::PeerNotRegistered) && site.shared.peers_blocks() == peer.blocks);
+        std::fs::remove_file(&state).unwrap();
+        site.until(|site| !has(site, types::Code::StateDirUnwritable)).await;
+        assert_eq!(site.shared.home.peers(), [peer]);
+        task.abort();
+    });
+}
+
+#[test]
+fn the_mtu_and_lost_addresses_of_this_node_are_followed() {
+    run(async {
+        let site = Site::new(&OURS);
+        let (reports, received) = reports();
+        let shared = Arc::clone(&site.shared);
+        let task = tokio::spawn(async move { shared.follow_position(received.position).await });
+        reports.position.send_replace(NodePosition { mtu: Some(1380), ..NodePosition::default() });
+        let mtu = |site: &Site| site.shares.get().unwrap().mtu;
+        site.until(|site| mtu(site) == Some(1380) && site.shared.home.mtu() == Some(1380)).await;
+        // A link that is away for a moment comes back as it was.
+        let lost = vec!["2001:db8::5".parse().unwrap()];
+        reports.position.send_replace(NodePosition { mtu: None, lost });
+        site.shared.contact.stopped("no answer");
+        let is_named = |site: &Site| {
+            site.shared.tell();
+            site.board.conditions().iter().any(|one| one.message.contains("lost its address 2001:db8::5"))
+        };
+        site.until(is_named).await;
+        assert_eq!(mtu(&site), Some(1380));
         task.abort();
     });
 }
