@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
 use engine::state::{State, StateError};
 use ipam::{Range, RangeSet};
@@ -14,6 +14,7 @@ use types::{Code, Finding, IfName, NetworkName};
 
 use crate::board::Board;
 use crate::conditions::Source;
+use crate::waker::Waker;
 
 /// The blocks of a network as the pods of this node use them.
 #[derive(Debug, Clone, Copy)]
@@ -95,15 +96,24 @@ impl NoBlock {
     }
 }
 
-/// The allocation in force, and the tunnels to other nodes.
+/// The slot in which membership puts this node's allocation. Everything else reads it.
 #[derive(Debug)]
 pub(crate) struct NodeAllocations {
-    current: RwLock<Result<Arc<NodeAllocation>, NoBlock>>,
-    tunnels: RwLock<Vec<TunnelSize>>,
+    current: RwLock<Current>,
+    /// Threads that are woken when it changes.
+    readers: Vec<Waker>,
     /// What pods may send without the firewall having to know.
     room: AtomicU32,
     /// Held while addresses are counted and reported, so that no earlier count replaces a later one.
     reporting: Mutex<()>,
+}
+
+#[derive(Debug)]
+struct Current {
+    /// The allocation in force, or why there is none.
+    allocation: Result<Arc<NodeAllocation>, NoBlock>,
+    /// Counts the changes.
+    version: u64,
 }
 
 /// A tunnel device that leads to other nodes, and how much fits through it.
@@ -114,13 +124,18 @@ pub(crate) struct TunnelSize {
 }
 
 impl NodeAllocations {
-    pub(crate) fn none(reason: impl Into<String>) -> Self {
-        let (current, tunnels) = (RwLock::new(Err(NoBlock(reason.into()))), RwLock::default());
-        Self { current, tunnels, room: AtomicU32::new(u32::MAX), reporting: Mutex::default() }
+    pub(crate) fn none(reason: impl Into<String>, readers: Vec<Waker>) -> Self {
+        let current = Current { allocation: Err(NoBlock(reason.into())), version: 0 };
+        let current = RwLock::new(current);
+        Self { current, readers, room: AtomicU32::new(u32::MAX), reporting: Mutex::default() }
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Current> {
+        self.current.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn get(&self) -> Result<Arc<NodeAllocation>, NoBlock> {
-        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.read().allocation.clone()
     }
 
     pub(crate) fn default_network(&self) -> Result<Arc<Network>, NoBlock> {
@@ -128,10 +143,29 @@ impl NodeAllocations {
         network.ok_or_else(|| NoBlock("this node has no block of the default network".to_owned()))
     }
 
+    /// Another number means that the allocation changed, or the reason why there is none.
+    pub(crate) fn version(&self) -> u64 {
+        self.read().version
+    }
+
+    /// Changes it if there is a change, and wakes all readers.
+    fn change(&self, change: impl FnOnce(&mut Current) -> bool) -> bool {
+        let is_changed = {
+            let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+            let is_changed = change(&mut current);
+            current.version += u64::from(is_changed);
+            is_changed
+        };
+        if is_changed {
+            self.readers.iter().for_each(Waker::wake);
+        }
+        is_changed
+    }
+
     /// Reports whether the node has a block. The lock is held meanwhile: a block that is withdrawn now is reported later.
     pub(crate) fn report_block(&self, board: &Board, network: &NetworkName) {
-        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
-        let missing = current.as_ref().err().map(|none| none.finding(network));
+        let current = self.read();
+        let missing = current.allocation.as_ref().err().map(|none| none.finding(network));
         board.set(Source::Block, missing.into_iter().collect());
     }
 
@@ -155,38 +189,33 @@ impl NodeAllocations {
     }
 
     pub(crate) fn set(&self, allocation: NodeAllocation) {
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Ok(Arc::new(allocation));
+        self.change(|current| {
+            current.allocation = Ok(Arc::new(allocation));
+            true
+        });
     }
 
     /// The node owns no block any more. Returns whether it had one.
     pub(crate) fn withdraw(&self, reason: impl Into<String>) -> bool {
-        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-        let was_there = current.is_ok();
-        if was_there {
-            *current = Err(NoBlock(reason.into()));
-        }
-        was_there
+        self.change(|current| {
+            let was_there = current.allocation.is_ok();
+            if was_there {
+                current.allocation = Err(NoBlock(reason.into()));
+            }
+            was_there
+        })
     }
 
     /// Sets the reason why the node owns no block yet. An allocation in force stays.
     pub(crate) fn explain(&self, reason: impl Into<String>) {
-        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-        if current.is_err() {
-            *current = Err(NoBlock(reason.into()));
-        }
-    }
-
-    /// The tunnel devices there are: the firewall must know those that carry less than pods' links.
-    pub(crate) fn tunnels(&self) -> Vec<TunnelSize> {
-        self.tunnels.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Are these others than before?
-    pub(crate) fn set_tunnels(&self, tunnels: Vec<TunnelSize>) -> bool {
-        let mut current = self.tunnels.write().unwrap_or_else(PoisonError::into_inner);
-        let is_news = *current != tunnels;
-        *current = tunnels;
-        is_news
+        let reason = NoBlock(reason.into());
+        self.change(|current| {
+            let is_other = current.allocation.as_ref().is_err_and(|before| *before != reason);
+            if is_other {
+                current.allocation = Err(reason);
+            }
+            is_other
+        });
     }
 
     /// Is a pod's link of this size a reason for the keeper to look?
@@ -206,9 +235,8 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn a1_a_round_that_ends_meanwhile_does_not_hide_that_the_block_was_withdrawn() {
-        let settings = NetworkSettings {
+    fn settings() -> NetworkSettings {
+        NetworkSettings {
             name: "podwire".try_into().unwrap(),
             mode: types::AttachMode::Routed,
             bridge: "pw0".try_into().unwrap(),
@@ -216,19 +244,46 @@ mod tests {
             mtu: None,
             connections_per_pod: None,
             masquerade: true,
-        };
+        }
+    }
+
+    fn whole() -> NodeAllocation {
+        NodeAllocation::of_default(Arc::new(Network::whole(&settings()).unwrap()))
+    }
+
+    #[test]
+    fn each_change_of_the_allocation_has_another_version() {
+        let shares = NodeAllocations::none("not yet", Vec::new());
+        let mut versions = vec![shares.version()];
+        shares.explain("not yet");
+        assert_eq!(shares.version(), versions[0], "nothing changed");
+        shares.explain("etcd is asked");
+        versions.push(shares.version());
+        shares.set(whole());
+        versions.push(shares.version());
+        shares.explain("an allocation in force stays");
+        assert_eq!(shares.default_network().unwrap().blocks(), settings().subnets);
+        assert!(shares.withdraw("another node has it") && !shares.withdraw("again"));
+        versions.push(shares.version());
+        assert_eq!(versions, [0, 1, 2, 3]);
+        assert!(shares.get().is_err_and(|why| why.0 == "another node has it"));
+    }
+
+    #[test]
+    fn a1_a_round_that_ends_meanwhile_does_not_hide_that_the_block_was_withdrawn() {
+        let network = settings().name;
         for _ in 0..1000 {
-            let (board, shares) = (Board::new(), NodeAllocations::none("not yet"));
-            shares.set(NodeAllocation::of_default(Arc::new(Network::whole(&settings).unwrap())));
+            let (board, shares) = (Board::new(), NodeAllocations::none("not yet", Vec::new()));
+            shares.set(whole());
             let both = std::sync::Barrier::new(2);
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     both.wait();
-                    shares.report_block(&board, &settings.name);
+                    shares.report_block(&board, &network);
                 });
                 both.wait();
                 shares.withdraw("another node has it");
-                shares.report_block(&board, &settings.name);
+                shares.report_block(&board, &network);
             });
             assert!(board.has(Code::BlockMissing));
         }

@@ -35,7 +35,7 @@ use types::{Code, Finding, Fix};
 use crate::allocation::NodeAllocations;
 use crate::board::Board;
 use crate::conditions::Source;
-use crate::keeper::Bell;
+use crate::keeper::ReconcileRequests;
 use crate::membership::Cluster;
 use crate::metrics::Metrics;
 use crate::queue::{Leftover, Queue};
@@ -66,8 +66,7 @@ pub(crate) struct ApiService {
     pub(crate) facts: NodeDescription,
     /// This node's part of the network.
     pub(crate) shares: Arc<NodeAllocations>,
-    /// Asks for a reconcile round.
-    pub(crate) bell: Bell,
+    pub(crate) reconciler: ReconcileRequests,
     /// None: its store cannot be used.
     pub(crate) cluster: Option<Cluster>,
     /// The CNI config for runtimes, or why there is none.

@@ -1,4 +1,4 @@
-//! One CNI request in the agent: understood, completed with the agent's defaults, put in line with others about the same
+//! One CNI request in the agent: parsed, put in line with others about the same
 //! attachment, served by the engine, told in the log and in the metrics.
 //!
 //! ```text
@@ -11,7 +11,7 @@ mod drain;
 mod turns;
 
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::{CniAnswer, CniCall, Condition, ConditionCode};
@@ -22,11 +22,13 @@ use types::{AttachMode, AttachmentKey, NetworkName, RequestId};
 
 use crate::allocation::{NoBlock, NodeAllocations};
 use crate::board::Board;
+use crate::keeper::ReconcileRequests;
 use crate::log::{self, Ending, Subject};
+use crate::membership::BlockRequests;
 use crate::metrics::Metrics;
 use crate::queue::RequestClass;
 use crate::tombstones::Drain;
-use blocks::{Grown, Growth};
+use blocks::Grown;
 use drain::AT_ONCE;
 use turns::{Cancel, NoTurn, Purpose, Turn, Turns, Unwanted};
 
@@ -40,9 +42,20 @@ pub(crate) struct Settings {
     pub(crate) network: NetworkName,
     /// Of pods whose config states no mode.
     pub(crate) mode: AttachMode,
-    pub(crate) shares: Arc<NodeAllocations>,
     /// IPAM plugins that requests may have run.
     pub(crate) delegates: AllowedDelegates,
+}
+
+/// What requests are served with.
+pub(crate) struct Parts {
+    pub(crate) settings: Settings,
+    pub(crate) board: Arc<Board>,
+    pub(crate) metrics: Arc<Metrics>,
+    /// This node's part of the network.
+    pub(crate) shares: Arc<NodeAllocations>,
+    /// For an ADD that finds no free address.
+    pub(crate) blocks: BlockRequests,
+    pub(crate) reconciler: ReconcileRequests,
 }
 
 /// The engine, or what stands in for it in tests.
@@ -52,18 +65,16 @@ pub(crate) struct Work {
     run_dir: PathBuf,
     network: NetworkName,
     mode: AttachMode,
-    shares: Arc<NodeAllocations>,
     board: Arc<Board>,
     metrics: Arc<Metrics>,
+    shares: Arc<NodeAllocations>,
+    blocks: BlockRequests,
+    reconciler: ReconcileRequests,
     turns: Arc<Turns>,
     drain: Drain,
     resident: Resident,
     delegates: AllowedDelegates,
     serve: Box<Serve>,
-    growth: OnceLock<Growth>,
-    on_size: OnceLock<Box<dyn Fn(u32) + Send + Sync>>,
-    on_failure: OnceLock<Box<dyn Fn() + Send + Sync>>,
-    on_addresses: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 /// What the client gets.
@@ -76,23 +87,23 @@ pub(crate) enum Answer {
 }
 
 impl Work {
-    pub(crate) fn new(settings: Settings, board: Arc<Board>, metrics: Arc<Metrics>) -> Self {
+    pub(crate) fn new(parts: Parts) -> Self {
+        let Parts { settings, board, metrics, shares, blocks, reconciler } = parts;
+        let Settings { run_dir, network, mode, delegates } = settings;
         Self {
-            drain: Drain::new(&settings.run_dir),
-            run_dir: settings.run_dir,
-            network: settings.network,
-            mode: settings.mode,
-            shares: settings.shares,
+            drain: Drain::new(&run_dir),
+            run_dir,
+            network,
+            mode,
             board,
             metrics,
+            shares,
+            blocks,
+            reconciler,
             turns: Arc::default(),
             resident: Resident::default(),
-            delegates: settings.delegates,
+            delegates,
             serve: Box::new(engine::serve),
-            growth: OnceLock::new(),
-            on_size: OnceLock::new(),
-            on_failure: OnceLock::new(),
-            on_addresses: OnceLock::new(),
         }
     }
 
@@ -111,32 +122,12 @@ impl Work {
         }
     }
 
-    /// Who hears how much the link of a new pod carries.
-    pub(crate) fn tell_sizes(&self, hear: Box<dyn Fn(u32) + Send + Sync>) {
-        // Set once, when the agent starts.
-        let _ = self.on_size.set(hear);
-    }
-
-    /// Called after each ADD and STATUS that failed, and after requests that may end a condition.
-    pub(crate) fn notify_failures(&self, notify: Box<dyn Fn() + Send + Sync>) {
-        // Set once, when the agent starts.
-        let _ = self.on_failure.set(notify);
-    }
-
-    /// Reports whether this node has addresses left.
-    pub(crate) fn count_addresses(&self, report: Box<dyn Fn() + Send + Sync>) {
-        // Set once, when the agent starts.
-        let _ = self.on_addresses.set(report);
-    }
-
     /// A request of the agent's own network ended. To count addresses takes a listing of all of them: it is done only if
     /// the request's end contradicts the condition.
     fn check_addresses(&self, outcome: &Result<Done, Error>) {
         let is_exhausted = matches!(outcome, Err(error) if error.code == Code::AddressesExhausted);
-        if is_exhausted != self.board.has(types::Code::AddressesExhausted)
-            && let Some(report) = self.on_addresses.get()
-        {
-            report();
+        if is_exhausted != self.board.has(types::Code::AddressesExhausted) {
+            self.shares.report_addresses(&self.board, &self.run_dir, &self.network);
         }
     }
 
@@ -283,12 +274,12 @@ impl Task {
             self.told(&outcome, unwanted, took);
             let finds_faults = matches!(self.request, Request::Add(_) | Request::Status(_)) && !unwanted;
             let is_fault = outcome.is_err() && finds_faults;
-            if let (true, Some(notify)) = (is_fault || self.may_end_condition(), self.work.on_failure.get()) {
-                notify();
+            if is_fault || self.may_end_condition() {
+                self.work.reconciler.report_fault();
             }
-            if let (Some(mtu), Some(hear)) = (outcome.ok().and_then(|done| done.mtu), self.work.on_size.get())
-            {
-                hear(mtu);
+            let mtu = outcome.ok().and_then(|done| done.mtu);
+            if mtu.is_some_and(|mtu| self.work.shares.is_too_large(mtu)) {
+                self.work.reconciler.request_round();
             }
             self.drain_after();
         })

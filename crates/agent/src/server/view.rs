@@ -109,7 +109,7 @@ fn observed(service: &ApiService) -> (AddressUsage, Vec<Condition>) {
     fresh.push((Source::Space, engine::run_dir_space(run_dir).into_iter().collect()));
     let (conditions, differs) = service.board.conditions_with(fresh);
     if differs {
-        service.bell.ring();
+        service.reconciler.request_round();
     }
     (usage, conditions)
 }

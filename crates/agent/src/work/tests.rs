@@ -3,7 +3,7 @@ use std::sync::mpsc;
 use std::thread;
 
 use api::Tombstones;
-use ipnet::IpNet;
+use engine::state::{State, StateError};
 use netconf::{Addresses, NetConf, Network, NetworkSettings};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -11,8 +11,11 @@ use types::Finding;
 
 use super::*;
 use crate::conditions::Source;
-use crate::membership::GrowError;
+use crate::membership::command::Command;
+use crate::membership::{self, AskError};
 use crate::tombstones::Report;
+use crate::waker::Waker;
+use config::{Config, Flags};
 
 impl Task {
     /// Serves the request, and tells of it.
@@ -87,37 +90,75 @@ struct Site {
     work: Arc<Work>,
 }
 
+/// A node with some blocks for each of several nodes.
+fn config(dir: &std::path::Path) -> Config {
+    let mut config = Config::load(&Flags::default(), Vec::new()).unwrap();
+    (config.run_dir, config.cluster.margin) = (dir.to_owned(), 8);
+    config
+}
+
+impl Parts {
+    /// What stands beside a service in tests. Nothing answers requests for blocks.
+    pub(crate) fn alone(settings: Settings, board: &Arc<Board>, shares: &Arc<NodeAllocations>) -> Self {
+        let config = Config::load(&Flags::default(), Vec::new()).unwrap();
+        Self {
+            settings,
+            board: Arc::clone(board),
+            metrics: Arc::new(Metrics::new()),
+            shares: Arc::clone(shares),
+            blocks: BlockRequests::new(&config, Arc::clone(shares), membership::commands().0),
+            reconciler: ReconcileRequests::new(Waker::new().unwrap()),
+        }
+    }
+}
+
+fn settings(dir: &std::path::Path) -> Settings {
+    Settings {
+        run_dir: dir.to_owned(),
+        network: "podwire".try_into().unwrap(),
+        mode: AttachMode::Routed,
+        delegates: AllowedDelegates::default(),
+    }
+}
+
+fn work_in(
+    dir: &std::path::Path,
+    board: &Arc<Board>,
+    shares: &Arc<NodeAllocations>,
+    serve: Box<Serve>,
+) -> Arc<Work> {
+    Arc::new(Work::new(Parts::alone(settings(dir), board, shares)).with_engine(serve))
+}
+
 impl Site {
     fn new() -> Self {
         let (dir, engine) = (TempDir::new().unwrap(), Arc::new(Engine::default()));
         let board = Arc::new(Board::new());
         board.set_started();
-        let shares = Arc::new(NodeAllocations::none("no block yet"));
-        shares.set(owning("10.9.0.0/24"));
         let served = Arc::clone(&engine);
         let serve: Box<Serve> = Box::new(move |request, caller| served.serve(request, caller));
-        let work = Self::work_with((dir.path(), &board, &shares), serve);
+        let shares = Arc::new(NodeAllocations::none("no block yet", Vec::new()));
+        shares.set(owning("10.9.0.0/24"));
+        let work = work_in(dir.path(), &board, &shares, serve);
         Self { dir, engine, board, shares, work }
     }
 
     /// From now on this is the engine.
     fn serve_by(&mut self, serve: Box<Serve>) {
-        self.work = Self::work_with((self.dir.path(), &self.board, &self.shares), serve);
+        self.work = work_in(self.dir.path(), &self.board, &self.shares, serve);
     }
 
-    fn work_with(
-        (dir, board, shares): (&std::path::Path, &Arc<Board>, &Arc<NodeAllocations>),
-        serve: Box<Serve>,
-    ) -> Arc<Work> {
-        let settings = Settings {
-            run_dir: dir.to_owned(),
-            network: "podwire".try_into().unwrap(),
-            mode: AttachMode::Routed,
-            shares: Arc::clone(shares),
-            delegates: AllowedDelegates::default(),
-        };
-        let work = Work::new(settings, Arc::clone(board), Arc::new(Metrics::new()));
-        Arc::new(work.with_engine(serve))
+    /// Requests for blocks, and where they arrive.
+    fn block_requests(&self) -> (BlockRequests, tokio::sync::mpsc::Receiver<Command>) {
+        let (commands, asked) = membership::commands();
+        let state = State::open(self.dir.path()).unwrap();
+        state.network(&"podwire".try_into().unwrap(), || Ok::<_, StateError>(Vec::new())).unwrap();
+        (BlockRequests::new(&config(self.dir.path()), Arc::clone(&self.shares), commands), asked)
+    }
+
+    fn work_with(&self, blocks: BlockRequests, serve: Box<Serve>) -> Arc<Work> {
+        let parts = Parts { blocks, ..Parts::alone(settings(self.dir.path()), &self.board, &self.shares) };
+        Arc::new(Work::new(parts).with_engine(serve))
     }
 
     fn stones(&self) -> Tombstones {
@@ -501,47 +542,57 @@ fn a_full_node_serves_the_request_again_with_another_block_unless_the_config_has
         ("subnet", json!("10.77.0.0/24"), vec!["10.77.0.0/24"]),
         ("ipam", ranges, vec!["10.77.0.0/24"]),
     ] {
-        let mut site = Site::new();
+        let site = Site::new();
         let served = Arc::new(Mutex::new(Vec::new()));
         let log = Arc::clone(&served);
-        site.serve_by(Box::new(move |request, caller| {
+        let serve: Box<Serve> = Box::new(move |request, caller| {
             let mut log = log.lock().unwrap();
             log.extend(subnets(request, caller));
             match log.len() {
                 1 => Err(Error::new(Code::AddressesExhausted, "no free address left")),
                 _ => Ok(Done::default()),
             }
-        }));
+        });
+        let (blocks, mut asked) = site.block_requests();
         let shares = Arc::clone(&site.shares);
-        site.work.grow_by(Box::new(move |seen| {
-            assert_eq!(seen, ["10.9.0.0/24".parse().unwrap()]);
+        let store = thread::spawn(move || {
+            let Some(Command::Grow(wish)) = asked.blocking_recv() else { return };
             shares.set(owning("10.9.1.0/24"));
-            Ok(())
-        }));
+            wish.answer(Ok(()));
+        });
+        let work = site.work_with(blocks, serve);
         let mut call = call("ADD", "c1");
         let mut config: Value = serde_json::from_str(&call.config).unwrap();
         config[key] = value;
         call.config = config.to_string();
-        let answer = site.work.accept(call).unwrap_or_else(|answer| panic!("{answer:?}")).answer();
+        let answer = work.accept(call).unwrap_or_else(|answer| panic!("{answer:?}")).answer();
         assert_eq!(matches!(answer, Answer::Done(_)), wanted.len() == 2, "{config}: {answer:?}");
         assert_eq!(*served.lock().unwrap(), wanted, "{config}");
+        // Without it no request can come any more.
+        drop(work);
+        store.join().unwrap();
     }
 }
 
 #[test]
 fn a_full_node_says_why_it_gets_no_other_block() {
-    let mut site = Site::new();
+    let site = Site::new();
     let full = |_: &Request, _: &Caller<'_>| {
         Err(Error::new(Code::AddressesExhausted, "no free address left").with_details("5 in use"))
     };
-    site.serve_by(Box::new(full));
-    let refuse = |_: &[IpNet]| Err(GrowError::Refused("etcd at http://a:2379 cannot be reached".to_owned()));
-    site.work.grow_by(Box::new(refuse));
-    let error = error(site.run("ADD", "c1"));
+    let (blocks, mut asked) = site.block_requests();
+    let store = thread::spawn(move || {
+        let command = asked.blocking_recv().unwrap();
+        command.refuse(AskError::Unreachable("etcd at http://a:2379 cannot be reached".to_owned()));
+    });
+    let work = site.work_with(blocks, Box::new(full));
+    let task = work.accept(call("ADD", "c1")).unwrap_or_else(|answer| panic!("{answer:?}"));
+    let error = error(task.answer());
     assert_eq!(error.code, Code::AddressesExhausted);
     for part in ["5 in use", "no other block: etcd at http://a:2379 cannot be reached"] {
         assert!(error.details.contains(part), "{error:?}");
     }
+    store.join().unwrap();
 }
 
 #[test]

@@ -16,7 +16,8 @@ use tokio::sync::oneshot;
 use types::{AttachMode, RequestId};
 
 use super::super::*;
-use crate::work::{Serve, Settings};
+use crate::waker::Waker;
+use crate::work::{Parts, Serve, Settings};
 
 pub(super) const SOON: Duration = Duration::from_secs(60);
 pub(super) const SHORT: Bounds = Bounds {
@@ -68,6 +69,9 @@ pub(super) fn hung_up_in_time(caller: &Caller<'_>) -> bool {
     (caller.cancelled)()
 }
 
+/// What the agent says of a request for which [`done`] finds no address.
+pub(super) const EXHAUSTED: &str = "254 in use; no other block: this node has all of the network already";
+
 pub(super) fn done(request: &Request) -> Result<Done, Error> {
     match request {
         Request::Add(call) if call.container.as_str() == "bad" => {
@@ -92,25 +96,12 @@ impl Site {
         let socket = dir.path().join("in/agent.sock");
         let (board, metrics) = (Arc::new(Board::new()), Arc::new(Metrics::new()));
         board.set_started();
-        let own = NetworkSettings {
-            name: "podwire".try_into().unwrap(),
-            mode: AttachMode::Routed,
-            bridge: "pw0".try_into().unwrap(),
-            subnets: vec!["10.9.0.0/24".parse().unwrap(), "fd00:9::/64".parse().unwrap()],
-            mtu: None,
-            connections_per_pod: None,
-            masquerade: true,
-        };
-        let shares = Arc::new(NodeAllocations::none(""));
-        shares.set(NodeAllocation::of_default(Arc::new(Network::whole(&own).unwrap())));
         let settings = Settings {
             run_dir: dir.path().join("run"),
-            network: own.name.clone(),
-            mode: own.mode,
-            shares: Arc::clone(&shares),
+            network: "podwire".try_into().unwrap(),
+            mode: AttachMode::Routed,
             delegates: engine::AllowedDelegates::default(),
         };
-        let work = Work::new(settings, Arc::clone(&board), Arc::clone(&metrics)).with_engine(options.serve);
         let network = NetworkStatus {
             name: "podwire".to_owned(),
             mode: "routed".to_owned(),
@@ -120,6 +111,18 @@ impl Site {
             subnets: vec!["10.9.0.0/24".parse().unwrap(), "fd00:9::/64".parse().unwrap()],
             blocks: Vec::new(),
         };
+        let own = NetworkSettings {
+            name: "podwire".try_into().unwrap(),
+            mode: AttachMode::Routed,
+            bridge: "pw0".try_into().unwrap(),
+            subnets: vec!["10.9.0.0/24".parse().unwrap(), "fd00:9::/64".parse().unwrap()],
+            mtu: None,
+            connections_per_pod: None,
+            masquerade: true,
+        };
+        let shares = Arc::new(NodeAllocations::none("", Vec::new()));
+        let work = Work::new(Parts::alone(settings, &board, &shares)).with_engine(options.serve);
+        shares.set(NodeAllocation::of_default(Arc::new(Network::whole(&own).unwrap())));
         let queue = Arc::new(options.queue);
         let service = ApiService {
             board: Arc::clone(&board),
@@ -135,7 +138,7 @@ impl Site {
                 cuts: Vec::new(),
             },
             shares,
-            bell: Bell::new().unwrap(),
+            reconciler: ReconcileRequests::new(Waker::new().unwrap()),
             cluster: None,
             cni_config: Box::new(|| Ok(" ".repeat(16 << 20))),
         };
