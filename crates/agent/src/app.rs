@@ -4,29 +4,33 @@ use std::convert::Infallible;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use netconf::{Network, NodeAllocation};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 use tracing::level_filters::LevelFilter;
 use tracing::{info, warn};
 use types::{Code, Finding};
 
+use crate::allocation::{NodeAllocations, TunnelSize};
 use crate::board::Board;
 use crate::conditions::Source;
-use crate::keeper::{self, Keeper, KeeperError};
+use crate::installation::{self, InstallState, Installation};
+use crate::keeper::{self, Keeper, KeeperError, ReconcileRequests};
 use crate::lock::{self, LockError};
 use crate::log;
-use crate::membership::{self, Cluster, ClusterError};
+use crate::membership::{self, BlockRequests, Cluster, ClusterError, Membership};
 use crate::memory;
 use crate::metrics::Metrics;
 use crate::notify;
+use crate::peers::{self, PeerQueue};
 use crate::privileges;
 use crate::queue::Queue;
 use crate::server::{self, AllowedUsers, ApiService, Endpoints, NodeDescription, ServerError};
-use crate::share::{Share, Shares};
-use crate::work::{Settings, Work};
+use crate::thread::AgentThread;
+use crate::waker::{Slot, Waker};
+use crate::work::{self, Settings, Work};
 use config::{Config, LogFormat, LogLevel, Store};
 use install::runtimes::Runtimes;
 use install::{InstallError, Installer};
@@ -35,8 +39,10 @@ use install::{InstallError, Installer};
 const STOP_TIME: Duration = Duration::from_secs(20);
 /// How long deletions that were answered may keep the process: the kernel needs some 20 ms for each.
 const GRACE: Duration = Duration::from_secs(2);
-/// How often somebody looks whether the keeper hangs.
-const LOOK: Duration = Duration::from_secs(10);
+/// How often it is checked whether a thread hangs.
+const HANG_CHECK: Duration = Duration::from_secs(2);
+/// How long the end of a thread may take that may hang.
+const THREAD_END: Duration = Duration::from_secs(1);
 
 #[derive(Debug, thiserror::Error)]
 pub enum AppError {
@@ -85,61 +91,74 @@ pub fn run(config: Config) -> Result<(), AppError> {
     log::start(format_of(config.log_format), level_of(config.log_level))?;
     privileges::drop_others();
     let (network_lock, lock) = lock::take_both(&config.network.name, &config.run_dir)?;
-    let shares = Arc::new(first_share(&config).map_err(AppError::Network)?);
+    let config = Arc::new(config);
+
+    // One waker for each thread that sleeps in poll(2), and the slots through which the threads pass values on.
+    let waker = || Waker::new().map_err(|errno| cannot("make an eventfd")(errno.into()));
+    let (peers_waker, install_waker, reconciler) = (waker()?, waker()?, ReconcileRequests::new(waker()?));
+    let readers = vec![reconciler.waker().clone(), peers_waker.clone(), install_waker.clone()];
+    let shares = Arc::new(first_allocation(&config, readers).map_err(AppError::Network)?);
+    let tunnels = Arc::new(Slot::new(Vec::new(), vec![reconciler.waker().clone()]));
+    let (peers, peer_queue) = peers::inputs::inputs(peers_waker);
+    let commands = membership::commands();
+    let blocks = BlockRequests::new(&config, Arc::clone(&shares), commands.0.clone());
+    let install_state = Arc::new(InstallState::new(&install_waker));
+
     let installer = Installer::new(&config)?.map(Arc::new);
     if let Some(install) = &config.install {
         let complaints = Runtimes::detect(Path::new("/")).complaints(&install.directories());
         complaints.iter().for_each(|problem| warn!(problem, "runtime uses other directories"));
     }
-    let config = Arc::new(config);
     let board = Arc::new(Board::new());
     board.set(Source::Config, config.exposed_key().into_iter().collect());
     board.set_installed(installer.as_ref().map(|installer| installer.planned()).unwrap_or_default());
     let metrics = Arc::new(Metrics::new());
-    let settings = Settings {
-        run_dir: config.run_dir.clone(),
-        network: config.network.name.clone(),
-        defaults: config.request_defaults(),
-        delegates: config.delegates.clone(),
-    };
-    let work = Arc::new(Work::new(settings, Arc::clone(&board), Arc::clone(&metrics)));
+    let work = Arc::new(Work::new(work::Parts {
+        settings: Settings {
+            run_dir: config.run_dir.clone(),
+            network: config.network.name.clone(),
+            mode: config.network.mode,
+            delegates: config.delegates.clone(),
+        },
+        board: Arc::clone(&board),
+        metrics: Arc::clone(&metrics),
+        shares: Arc::clone(&shares),
+        blocks: blocks.clone(),
+        reconciler: reconciler.clone(),
+    }));
     let queue = Arc::new(Queue::start(config.workers).map_err(cannot("start workers"))?);
-    let bell = keeper::Bell::new().map_err(|errno| cannot("make a bell for the keeper")(errno.into()))?;
-    let cluster = join(membership::Parts {
+    let membership_parts = membership::Parts {
         config: Arc::clone(&config),
         shares: Arc::clone(&shares),
         board: Arc::clone(&board),
+        peers: peers.clone(),
+        commands,
+    };
+    let kernel_side = KernelSide { metrics: Arc::clone(&metrics), tunnels: Arc::clone(&tunnels), peer_queue };
+    let cluster = join(membership_parts, kernel_side)?;
+    let installing = installer.as_ref().map(|installer| {
+        start_installation(installation::Parts {
+            config: Arc::clone(&config),
+            installer: Arc::clone(installer),
+            state: Arc::clone(&install_state),
+            shares: Arc::clone(&shares),
+            board: Arc::clone(&board),
+            reconciler: reconciler.clone(),
+            waker: install_waker,
+            begun,
+        })
+    });
+    let installing = installing.transpose()?;
+    let service = Arc::new(ApiService {
+        board: Arc::clone(&board),
         metrics: Arc::clone(&metrics),
         work: Arc::clone(&work),
-        bell: bell.clone(),
-        installer: installer.clone(),
-    })?;
-    if let Some(cluster) = cluster.clone() {
-        work.grow_by(Box::new(move |seen| cluster.grow(seen)));
-    }
-    let (hears, shares_) = (bell.clone(), Arc::clone(&shares));
-    work.tell_sizes(Box::new(move |mtu| {
-        if shares_.is_too_large(mtu) {
-            hears.ring();
-        }
-    }));
-    let waker = bell.clone();
-    work.notify_failures(Box::new(move || waker.request_failed()));
-    let (reporting, run_dir, network) =
-        (Arc::clone(&board), config.run_dir.clone(), config.network.name.clone());
-    let shares_ = Arc::clone(&shares);
-    work.count_addresses(Box::new(move || shares_.report_addresses(&reporting, &run_dir, &network)));
-    let (board_, metrics_, work_) = (Arc::clone(&board), Arc::clone(&metrics), Arc::clone(&work));
-    let service = Arc::new(ApiService {
-        board: board_,
-        metrics: metrics_,
-        work: work_,
         queue,
         facts: facts(&config),
         shares: Arc::clone(&shares),
-        bell: bell.clone(),
-        cluster: cluster.clone(),
-        cni_config: rendering(installer.clone()),
+        reconciler: reconciler.clone(),
+        cluster,
+        cni_config: rendering(installer.clone(), Arc::clone(&shares)),
     });
     runtime.block_on(async move {
         tokio::spawn(ignored.log());
@@ -148,36 +167,41 @@ pub fn run(config: Config) -> Result<(), AppError> {
             Some(address) => Some((address, server::bind_tcp(address).await)),
             None => None,
         };
-        let parts = keeper::Parts {
+        info!(
+            version = env!("CARGO_PKG_VERSION"),
+            node = config.node,
+            socket = %config.socket.display(),
+            "the agent starts"
+        );
+        let keeper = Keeper::new(keeper::Parts {
+            config,
             shares,
-            cluster,
+            tunnels,
+            blocks,
+            peers,
+            board: Arc::clone(&board),
             metrics,
             work,
-            installer,
+            install: installing.as_ref().map(|_| install_state),
+            requests: reconciler.clone(),
             lock,
             network_lock,
             socket: socket.watch(),
             begun,
-            board,
-            config,
-        };
-        let board = Arc::clone(&parts.board);
-        info!(
-            version = env!("CARGO_PKG_VERSION"),
-            node = parts.config.node,
-            socket = %parts.config.socket.display(),
-            "the agent starts"
-        );
-        let (keeping, kept) = keep(Keeper::new(parts, bell)?)?;
+        })?;
+        let (keeping, kept) = keep(keeper, reconciler)?;
         let endpoints = Endpoints { socket, tcp, users: AllowedUsers::root_and_self() };
         let stop = stopped(Arc::clone(&board), kept)?;
-        tokio::spawn(look_after(board));
+        tokio::spawn(report_hangs(board));
         let left = server::run(endpoints, Arc::clone(&service), stop).await;
         if left.waiting + left.running > 0 {
             warn!("{} requests were still running and {} waiting", left.running, left.waiting);
         }
         if let Some(cluster) = &service.cluster {
             cluster.end();
+        }
+        if let Some(installing) = &installing {
+            installing.end(THREAD_END);
         }
         keeping.end()
     })
@@ -186,33 +210,29 @@ pub fn run(config: Config) -> Result<(), AppError> {
 /// The keeper's thread, and how to end it.
 struct Keeping {
     thread: std::thread::JoinHandle<Result<(), LockError>>,
-    bell: keeper::Bell,
-    over: Arc<AtomicBool>,
+    requests: ReconcileRequests,
 }
 
 /// Nothing is ever sent: it closes when the keeper's thread ends, however it does.
 type Kept = oneshot::Receiver<Infallible>;
 
-fn keep(keeper: Keeper) -> Result<(Keeping, Kept), AppError> {
-    let (bell, over) = (keeper.bell(), Arc::new(AtomicBool::new(false)));
-    let stop = Arc::clone(&over);
+fn keep(keeper: Keeper, requests: ReconcileRequests) -> Result<(Keeping, Kept), AppError> {
     let (alive, kept) = oneshot::channel();
     let thread = std::thread::Builder::new()
         .name("podwire-keeper".to_owned())
         .stack_size(512 << 10)
         .spawn(move || {
             let _alive = alive;
-            keeper.run(|| stop.load(Ordering::Acquire))
+            keeper.run()
         })
         .map_err(cannot("start the keeper"))?;
-    Ok((Keeping { thread, bell, over }, kept))
+    Ok((Keeping { thread, requests }, kept))
 }
 
 impl Keeping {
     /// A round that is under way comes to its end.
     fn end(self) -> Result<(), AppError> {
-        self.over.store(true, Ordering::Release);
-        self.bell.ring();
+        self.requests.stop();
         let ended = self.thread.join();
         let end = Instant::now() + GRACE;
         while netlink::deletions_under_way() > 0 && Instant::now() < end {
@@ -267,29 +287,36 @@ impl Ignored {
     }
 }
 
-/// Reports a reconcile that hangs also while no client asks.
-async fn look_after(board: Arc<Board>) {
+/// Reports threads that hang.
+async fn report_hangs(board: Arc<Board>) {
     loop {
-        tokio::time::sleep(LOOK).await;
-        board.check_reconcile(Instant::now());
+        tokio::time::sleep(HANG_CHECK).await;
+        board.check_hangs(Instant::now());
     }
 }
 
-/// A node that is alone has its share from the start; the others are given one.
-fn first_share(config: &Config) -> Result<Shares, cni::Error> {
-    let shares = Shares::none("this node has no block yet");
-    // Also where it is not alone: a network that cannot be is found out at the start.
-    let whole = Share::new(&config.network, config.network.subnets.clone(), None)?;
+/// A node that is alone owns the whole network from the start. Other nodes claim blocks.
+fn first_allocation(config: &Config, readers: Vec<Waker>) -> Result<NodeAllocations, cni::Error> {
+    let shares = NodeAllocations::none("this node has no block yet", readers);
+    // For every node: an invalid network is reported at the start.
+    let whole = Network::whole(&config.network)?;
     if membership::is_alone(config) {
-        shares.set(Arc::new(whole));
+        shares.set(NodeAllocation::of_default(Arc::new(whole)));
     }
     Ok(shares)
 }
 
+/// What the peers thread needs beside membership's parts.
+struct KernelSide {
+    metrics: Arc<Metrics>,
+    tunnels: Arc<Slot<Vec<TunnelSize>>>,
+    peer_queue: PeerQueue,
+}
+
 /// A node that is alone works without its store, and says that something is wrong with it.
-fn join(parts: membership::Parts) -> Result<Option<Cluster>, ClusterError> {
+fn join(parts: membership::Parts, kernel_side: KernelSide) -> Result<Option<Cluster>, ClusterError> {
     let (is_alone, board) = (membership::is_alone(&parts.config), Arc::clone(&parts.board));
-    match Cluster::start(parts) {
+    match start_cluster(parts, kernel_side) {
         Ok(cluster) => Ok(Some(cluster)),
         Err(error) if is_alone => {
             board.set(Source::Cluster, vec![Finding::new(Code::StoreFailed, "store", error)]);
@@ -297,6 +324,35 @@ fn join(parts: membership::Parts) -> Result<Option<Cluster>, ClusterError> {
         }
         Err(error) => Err(error),
     }
+}
+
+/// Starts the peers thread with what this node remembers, then the thread that follows the store.
+fn start_cluster(parts: membership::Parts, kernel_side: KernelSide) -> Result<Cluster, ClusterError> {
+    let KernelSide { metrics, tunnels, peer_queue } = kernel_side;
+    let (config, shares, board) =
+        (Arc::clone(&parts.config), Arc::clone(&parts.shares), Arc::clone(&parts.board));
+    let membership = Membership::load(parts)?;
+    let (reports, received) = peers::inputs::reports();
+    let worker = peers::start(peers::Parts {
+        is_alone: membership::is_alone(&config),
+        config,
+        shares,
+        board,
+        metrics,
+        tunnels,
+        queue: peer_queue,
+        reports,
+        record: membership.record.clone(),
+        known: membership.known_peers(),
+    })?;
+    membership.start(received, worker)
+}
+
+fn start_installation(parts: installation::Parts) -> Result<AgentThread, AppError> {
+    let waker = parts.waker.clone();
+    let installation = Installation::new(parts)?;
+    let worker = AgentThread::start("podwire-install", waker, move |stop| installation.run(stop));
+    worker.map_err(cannot("start the installation thread"))
 }
 
 fn format_of(format: LogFormat) -> log::Format {
@@ -338,9 +394,12 @@ fn facts(config: &Config) -> NodeDescription {
     }
 }
 
-fn rendering(installer: Option<Arc<Installer>>) -> Box<dyn Fn() -> Result<String, String> + Send + Sync> {
+fn rendering(
+    installer: Option<Arc<Installer>>,
+    shares: Arc<NodeAllocations>,
+) -> Box<dyn Fn() -> Result<String, String> + Send + Sync> {
     Box::new(move || match &installer {
-        Some(installer) => installer.render().map_err(|e| e.to_string()),
+        Some(installer) => installation::current(installer, &shares).render().map_err(|e| e.to_string()),
         None => Err("this agent installs nothing (install.enabled is false)".to_owned()),
     })
 }

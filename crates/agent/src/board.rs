@@ -9,6 +9,7 @@ use types::{Code, Finding, Severity};
 
 use crate::clock::Now;
 use crate::conditions::{Change, Conditions, Source};
+use crate::peers::routes::LONGEST_CHANGE;
 
 /// How many repairs are remembered for people; metrics count all of them.
 const RECENT: usize = 20;
@@ -24,6 +25,8 @@ pub(crate) struct Board {
 #[derive(Debug, Default)]
 struct Inner {
     keeping: Keeping,
+    /// Since when the peers thread works without a pause.
+    peers_busy: Option<Instant>,
     reconcile: Reconciled,
     installed: Vec<InstalledFile>,
     inactive_ports: Vec<InactivePort>,
@@ -138,13 +141,31 @@ impl Board {
         let at_most = timer.saturating_mul(3).saturating_add(LONG_ROUND);
         self.lock().keeping = Keeping::Pause { since: Instant::now(), at_most };
         // Ends the condition of a round that took long.
-        self.check_reconcile(Instant::now());
+        self.check_hangs(Instant::now());
     }
 
-    /// A reconcile that hangs cannot report it itself.
-    pub(crate) fn check_reconcile(&self, now: Instant) {
-        let found = self.lock().keeping.stuck(now);
-        self.set(Source::Watchdog, found.into_iter().collect());
+    /// The peers thread has something to do.
+    pub(crate) fn peers_busy_since(&self, since: Instant) {
+        self.lock().peers_busy = Some(since);
+    }
+
+    /// The peers thread waits for input.
+    pub(crate) fn peers_idle(&self) {
+        let now = Instant::now();
+        let since = self.lock().peers_busy.take();
+        if since.is_some_and(|since| now.saturating_duration_since(since) > LONGEST_CHANGE) {
+            // Ends the condition.
+            self.check_hangs(now);
+        }
+    }
+
+    /// A thread that hangs cannot report it itself.
+    pub(crate) fn check_hangs(&self, now: Instant) {
+        let found = {
+            let inner = self.lock();
+            inner.keeping.stuck(now).into_iter().chain(peers_stuck(inner.peers_busy, now)).collect()
+        };
+        self.set(Source::Watchdog, found);
     }
 
     pub(crate) fn reconcile(&self) -> ReconcileStatus {
@@ -221,6 +242,16 @@ impl Keeping {
         let found = || Finding::new(Code::ReconcileStuck, "reconcile", message());
         (now.saturating_duration_since(*since) > *at_most).then(|| found().fix("systemctl restart podwire"))
     }
+}
+
+fn peers_stuck(busy: Option<Instant>, now: Instant) -> Option<Finding> {
+    let is_late = busy.is_some_and(|since| now.saturating_duration_since(since) > LONGEST_CHANGE);
+    let message = || {
+        let limit = LONGEST_CHANGE.as_secs();
+        format!("a change has been running for more than {limit} s: routes to peers do not follow the store")
+    };
+    let found = || Finding::new(Code::ReconcileStuck, "routes to peers", message());
+    is_late.then(|| found().fix("systemctl restart podwire"))
 }
 
 fn lifecycle(code: Code, message: &str) -> Finding {
@@ -338,13 +369,27 @@ mod tests {
         board.round_ends(Duration::from_secs(10));
         assert_eq!(is_stuck(59), None);
         assert!(is_stuck(61).unwrap().contains("has run for more than 60 s"));
-        board.check_reconcile(Instant::now() + Duration::from_secs(61));
+        board.check_hangs(Instant::now() + Duration::from_secs(61));
         assert!(board.conditions().iter().any(|one| one.code == Code::ReconcileStuck));
         let is_reported = || board.conditions().iter().any(|one| one.code == Code::ReconcileStuck);
         assert!(is_reported(), "nothing but a check and the end of a round changes it");
         board.round_begins();
         board.round_ends(Duration::from_secs(10));
         assert!(!is_reported(), "it goes on");
+    }
+
+    #[test]
+    fn a_peers_thread_that_hangs_is_reported_until_it_goes_on() {
+        let (board, now) = (Board::new(), Instant::now());
+        let is_reported = || board.conditions().iter().any(|one| one.object == "routes to peers");
+        board.peers_busy_since(now);
+        board.check_hangs(now + LONGEST_CHANGE);
+        assert!(!is_reported());
+        board.check_hangs(now + LONGEST_CHANGE * 2);
+        assert!(is_reported() && board.has(Code::ReconcileStuck));
+        board.peers_busy_since(now.checked_sub(LONGEST_CHANGE * 2).unwrap());
+        board.peers_idle();
+        assert!(!is_reported());
     }
 
     #[test]

@@ -19,7 +19,7 @@ pub(crate) enum Source {
     Reconcile,
     /// A reconcile round that failed as a whole.
     Round,
-    /// A reconcile round that hangs.
+    /// A thread that hangs: the reconciler, or that of the peers.
     Watchdog,
     Install,
     /// Runtimes that do not find the installed files.

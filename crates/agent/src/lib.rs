@@ -4,20 +4,23 @@
 //! ```text
 //! podwire-cni ─► server ─► queue ─► work ─► engine ─► kernel, RUN/networks
 //!                  │                  └── tombstones: what was deleted while nobody was here
-//!                  └► board ◄── keeper: netlink, nftables and file events, timer ─► engine::reconcile, install
-//! store (etcd, file) ◄─► cluster: this node's record and blocks ─► share; routes to the others ─► kernel
+//!                  └► board ◄── keeper: netlink, nftables and file events, timer ─► engine::reconcile
+//!                           ◄── installation: plugin and config in the runtime's directories
+//! store (etcd, file) ◄─► membership: this node's record and blocks ─► allocation
+//!                            └─ records ─► peers: routes to the other nodes ─► kernel
 //! ```
 //!
-//! `app` wires it all, top to bottom: capabilities, locks, installer, workers, socket, keeper (first reconcile, ready, CNI
-//! config), server, end.
+//! `app` wires it all, top to bottom: capabilities, locks, slots and wakers, workers, peers, membership, installation, socket,
+//! keeper (first reconcile), server, end.
 
+mod allocation;
 mod app;
 mod attachments;
 mod board;
 mod clock;
 mod conditions;
 mod contiv;
-mod defaults;
+mod installation;
 mod keeper;
 mod lock;
 mod log;
@@ -30,8 +33,9 @@ mod preflight;
 mod privileges;
 mod queue;
 mod server;
-mod share;
+mod thread;
 mod tombstones;
+mod waker;
 mod work;
 
 pub use app::{AppError, run};

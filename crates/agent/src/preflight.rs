@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use engine::overlap::Observed;
+use netconf::Network;
 use netlink::RtSocket;
 use types::{Code, Finding, Severity};
 
@@ -15,7 +16,6 @@ use crate::keeper;
 use crate::lock::{self, LockError};
 use crate::membership::preflight::{self, JoinRefused};
 use crate::server::{self, ServerError};
-use crate::share::Share;
 use config::Config;
 use install::{InstallError, Installer};
 
@@ -115,8 +115,8 @@ pub fn check(config: &Config) -> Preflight {
             (false, None)
         }
     };
-    match Share::new(&config.network, config.network.subnets.clone(), None) {
-        Ok(share) => found.extend(node(config, &share).into_iter().map(Refusal::Condition)),
+    match Network::whole(&config.network) {
+        Ok(network) => found.extend(node(config, &network).into_iter().map(Refusal::Condition)),
         Err(error) => found.push(Refusal::Network(error)),
     }
     match overlaps(config) {
@@ -159,8 +159,8 @@ fn unwritable(dir: &Path) -> Option<Refusal> {
 }
 
 /// Capabilities, nft, space, and the name of the bridge.
-fn node(config: &Config, share: &Share) -> Vec<Finding> {
-    let found = engine::before_start(&config.run_dir, &config.network.name, &share.conf);
+fn node(config: &Config, network: &Network) -> Vec<Finding> {
+    let found = engine::before_start(&config.run_dir, &config.network.name, network.conf());
     let with_fix = |found: Finding| match found.code {
         Code::BridgeNameTaken => keeper::with_other_bridge(config, found),
         _ => found,

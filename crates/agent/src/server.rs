@@ -32,13 +32,13 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{sleep_until, timeout_at};
 use types::{Code, Finding, Fix};
 
+use crate::allocation::NodeAllocations;
 use crate::board::Board;
 use crate::conditions::Source;
-use crate::keeper::Bell;
+use crate::keeper::ReconcileRequests;
 use crate::membership::Cluster;
 use crate::metrics::Metrics;
 use crate::queue::{Leftover, Queue};
-use crate::share::Shares;
 use crate::work::Work;
 use accept::{Acceptors, CurrentListener};
 use client_socket::ClientSocket;
@@ -65,9 +65,8 @@ pub(crate) struct ApiService {
     pub(crate) queue: Arc<Queue>,
     pub(crate) facts: NodeDescription,
     /// This node's part of the network.
-    pub(crate) shares: Arc<Shares>,
-    /// Asks for a reconcile round.
-    pub(crate) bell: Bell,
+    pub(crate) shares: Arc<NodeAllocations>,
+    pub(crate) reconciler: ReconcileRequests,
     /// None: its store cannot be used.
     pub(crate) cluster: Option<Cluster>,
     /// The CNI config for runtimes, or why there is none.

@@ -1,4 +1,4 @@
-//! One CNI request in the agent: understood, completed with the agent's defaults, put in line with others about the same
+//! One CNI request in the agent: parsed, put in line with others about the same
 //! attachment, served by the engine, told in the log and in the metrics.
 //!
 //! ```text
@@ -10,24 +10,25 @@ mod blocks;
 mod drain;
 mod turns;
 
-use std::borrow::Cow;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use api::{CniAnswer, CniCall, Condition, ConditionCode};
 use cni::{Code, Env, Error, Failure, Request, Version};
 use engine::{AllowedDelegates, Caller, Delegates, Done, Resident, Wait};
-use serde_json::{Map, Value};
+use netconf::{NodeAllocation, NodeNetworks};
 use types::{AttachMode, AttachmentKey, NetworkName, RequestId};
 
+use crate::allocation::{NoBlock, NodeAllocations};
 use crate::board::Board;
-use crate::defaults::Defaults;
+use crate::keeper::ReconcileRequests;
 use crate::log::{self, Ending, Subject};
+use crate::membership::BlockRequests;
 use crate::metrics::Metrics;
 use crate::queue::RequestClass;
 use crate::tombstones::Drain;
-use blocks::Growth;
+use blocks::Grown;
 use drain::AT_ONCE;
 use turns::{Cancel, NoTurn, Purpose, Turn, Turns, Unwanted};
 
@@ -39,22 +40,37 @@ pub(crate) struct Settings {
     pub(crate) run_dir: PathBuf,
     /// The agent's own network.
     pub(crate) network: NetworkName,
-    /// What configs of this network may leave out.
-    pub(crate) defaults: Map<String, Value>,
+    /// Of pods whose config states no mode.
+    pub(crate) mode: AttachMode,
     /// IPAM plugins that requests may have run.
     pub(crate) delegates: AllowedDelegates,
+}
+
+/// What requests are served with.
+pub(crate) struct Parts {
+    pub(crate) settings: Settings,
+    pub(crate) board: Arc<Board>,
+    pub(crate) metrics: Arc<Metrics>,
+    /// This node's part of the network.
+    pub(crate) shares: Arc<NodeAllocations>,
+    /// For an ADD that finds no free address.
+    pub(crate) blocks: BlockRequests,
+    pub(crate) reconciler: ReconcileRequests,
 }
 
 /// The engine, or what stands in for it in tests.
 pub(crate) type Serve = dyn Fn(&Request, &Caller<'_>) -> Result<Done, Error> + Send + Sync;
 
 pub(crate) struct Work {
+    run_dir: PathBuf,
     network: NetworkName,
     /// Of new pods in the agent's network.
-    mode: Option<AttachMode>,
-    defaults: Defaults,
+    mode: AttachMode,
     board: Arc<Board>,
     metrics: Arc<Metrics>,
+    shares: Arc<NodeAllocations>,
+    blocks: BlockRequests,
+    reconciler: ReconcileRequests,
     turns: Arc<Turns>,
     /// Held from the place in line until the place in the queue.
     order: Mutex<()>,
@@ -62,12 +78,6 @@ pub(crate) struct Work {
     resident: Resident,
     delegates: AllowedDelegates,
     serve: Box<Serve>,
-    growth: OnceLock<Growth>,
-    on_size: OnceLock<Box<dyn Fn(u32) + Send + Sync>>,
-    on_failure: OnceLock<Box<dyn Fn() + Send + Sync>>,
-    on_addresses: OnceLock<Box<dyn Fn() + Send + Sync>>,
-    /// Why this node has no addresses of its own network to give.
-    lacking: RwLock<Option<String>>,
 }
 
 /// What the client gets.
@@ -80,24 +90,24 @@ pub(crate) enum Answer {
 }
 
 impl Work {
-    pub(crate) fn new(settings: Settings, board: Arc<Board>, metrics: Arc<Metrics>) -> Self {
+    pub(crate) fn new(parts: Parts) -> Self {
+        let Parts { settings, board, metrics, shares, blocks, reconciler } = parts;
+        let Settings { run_dir, network, mode, delegates } = settings;
         Self {
-            mode: settings.defaults.get("mode").and_then(|mode| serde_json::from_value(mode.clone()).ok()),
-            defaults: Defaults::new(settings.network.clone(), &settings.run_dir, settings.defaults),
-            drain: Drain::new(&settings.run_dir),
-            network: settings.network,
+            drain: Drain::new(&run_dir),
+            run_dir,
+            network,
+            mode,
             board,
             metrics,
+            shares,
+            blocks,
+            reconciler,
             turns: Arc::default(),
             order: Mutex::default(),
             resident: Resident::default(),
-            delegates: settings.delegates,
+            delegates,
             serve: Box::new(engine::serve),
-            growth: OnceLock::new(),
-            on_size: OnceLock::new(),
-            on_failure: OnceLock::new(),
-            on_addresses: OnceLock::new(),
-            lacking: RwLock::default(),
         }
     }
 
@@ -106,38 +116,22 @@ impl Work {
         Self { serve, ..self }
     }
 
-    /// What configs of our network may leave out, from now on.
-    pub(crate) fn change_defaults(&self, values: Map<String, Value>) {
-        self.defaults.change(values);
-        *self.lacking.write().unwrap_or_else(PoisonError::into_inner) = None;
-    }
-
-    /// Who hears how much the link of a new pod carries.
-    pub(crate) fn tell_sizes(&self, hear: Box<dyn Fn(u32) + Send + Sync>) {
-        // Set once, when the agent starts.
-        let _ = self.on_size.set(hear);
-    }
-
-    /// Called after each ADD and STATUS that failed, and after requests that may end a condition.
-    pub(crate) fn notify_failures(&self, notify: Box<dyn Fn() + Send + Sync>) {
-        // Set once, when the agent starts.
-        let _ = self.on_failure.set(notify);
-    }
-
-    /// Reports whether this node has addresses left.
-    pub(crate) fn count_addresses(&self, report: Box<dyn Fn() + Send + Sync>) {
-        // Set once, when the agent starts.
-        let _ = self.on_addresses.set(report);
+    /// The agent's part of a request that is served with this allocation.
+    fn networks<'a>(&'a self, allocation: &'a Result<Arc<NodeAllocation>, NoBlock>) -> NodeNetworks<'a> {
+        NodeNetworks {
+            name: &self.network,
+            mode: self.mode,
+            run_dir: &self.run_dir,
+            allocation: allocation.as_deref().map_err(|none| none.0.as_str()),
+        }
     }
 
     /// A request of the agent's own network ended. To count addresses takes a listing of all of them: it is done only if
     /// the request's end contradicts the condition.
     fn check_addresses(&self, outcome: &Result<Done, Error>) {
         let is_exhausted = matches!(outcome, Err(error) if error.code == Code::AddressesExhausted);
-        if is_exhausted != self.board.has(types::Code::AddressesExhausted)
-            && let Some(report) = self.on_addresses.get()
-        {
-            report();
+        if is_exhausted != self.board.has(types::Code::AddressesExhausted) {
+            self.shares.report_addresses(&self.board, &self.run_dir, &self.network);
         }
     }
 
@@ -154,7 +148,7 @@ impl Work {
     pub(crate) fn accept(self: &Arc<Self>, call: CniCall) -> Result<Task, Answer> {
         let arrived = Instant::now();
         let id = call.request_id.clone();
-        let request = match self.parse(call) {
+        let request = match Self::parse(call) {
             Ok(request) => request,
             Err(failure) => {
                 self.tell(&Subject::unknown(&id), &Ending::Failed(&failure.error), arrived.elapsed());
@@ -177,11 +171,9 @@ impl Work {
         enqueue(task)
     }
 
-    fn parse(&self, call: CniCall) -> Result<Request, Failure> {
+    fn parse(call: CniCall) -> Result<Request, Failure> {
         let env = Env::from_vars(call.env.into_iter().map(|(name, value)| (name.into(), value.into())));
-        let mut request = Request::parse(&env, call.config.as_bytes())?;
-        self.defaults.fill(&mut request);
-        Ok(request)
+        Request::parse(&env, call.config.as_bytes())
     }
 
     /// Why this request is not served now. A DEL always is: it needs nothing that could be missing. A GC is served by an
@@ -304,13 +296,12 @@ impl Task {
             self.told(&outcome, unwanted, took);
             let finds_faults = matches!(self.request, Request::Add(_) | Request::Status(_)) && !unwanted;
             let is_fault = outcome.is_err() && finds_faults;
-            let wakes = is_fault || self.may_end_condition(&outcome);
-            if let (true, Some(notify)) = (wakes, self.work.on_failure.get()) {
-                notify();
+            if is_fault || self.may_end_condition(&outcome) {
+                self.work.reconciler.report_fault();
             }
-            if let (Some(mtu), Some(hear)) = (outcome.ok().and_then(|done| done.mtu), self.work.on_size.get())
-            {
-                hear(mtu);
+            let mtu = outcome.ok().and_then(|done| done.mtu);
+            if mtu.is_some_and(|mtu| self.work.shares.is_too_large(mtu)) {
+                self.work.reconciler.request_round();
             }
             self.drain_after();
         })
@@ -322,7 +313,7 @@ impl Task {
         let Ok(done) = outcome else { return false };
         let counts = match &self.request {
             Request::Del(call) if call.config.name == self.work.network => {
-                done.mode.is_some() && done.mode != self.work.mode
+                done.mode.is_some_and(|mode| mode != self.work.mode)
             }
             Request::Del(_) => done.mode.is_some(),
             Request::Gc(_) => done.collected > 0,
@@ -381,27 +372,32 @@ impl Task {
             }
             self.is_cancelled(key.as_ref())
         };
-        let caller = Caller {
-            request: Some(&self.id),
-            cancelled: &cancelled,
-            wait: Wait::UntilGone,
-            resident: Some(&self.work.resident),
-            delegates: Delegates::Allowed(&self.work.delegates),
-            warn: &log::engine_warning,
+        // The blocks that the node owns now, and not when the request arrived.
+        let mut allocation = self.work.shares.get();
+        let serve = |allocation: &Result<Arc<NodeAllocation>, NoBlock>| {
+            let caller = Caller {
+                request: Some(&self.id),
+                cancelled: &cancelled,
+                wait: Wait::UntilGone,
+                resident: Some(&self.work.resident),
+                delegates: Delegates::Allowed(&self.work.delegates),
+                networks: Some(self.work.networks(allocation)),
+                warn: &log::engine_warning,
+            };
+            (self.work.serve)(&self.request, &caller)
         };
-        let mut request = self.work.with_current(&self.request)?;
-        let mut served = (self.work.serve)(&request, &caller);
+        let mut served = serve(&allocation);
         // Each family may be short of addresses.
         for _ in 0..2 {
             let Err(error) = &served else { break };
             if error.code != Code::AddressesExhausted {
                 break;
             }
-            match self.work.with_more(&request) {
-                Ok(None) => break,
-                Ok(Some(more)) => {
-                    served = (self.work.serve)(&more, &caller);
-                    request = Cow::Owned(more);
+            match self.work.grow(&self.request, &self.work.networks(&allocation)) {
+                Ok(Grown::NotWanted) => break,
+                Ok(Grown::Yes) => {
+                    allocation = self.work.shares.get();
+                    served = serve(&allocation);
                 }
                 Err(why) => {
                     let sofar = if error.details.is_empty() { "" } else { "; " };

@@ -5,11 +5,11 @@ mod store;
 use std::os::unix::ffi::OsStrExt;
 
 use model::Cut;
-use serde_json::{Map, Value, json};
+use netconf::{Network, NetworkSettings};
 use types::MIN_MTU_V6;
 
 use crate::draft::{Draft, Origins};
-use crate::{Config, Network, Origin, Problem, aliases};
+use crate::{Config, Origin, Problem, aliases};
 
 /// `sun_path` has 108 bytes, the last of which ends it.
 const MAX_SOCKET: usize = 107;
@@ -104,24 +104,17 @@ fn mtu(config: &Config) -> Option<Finding> {
     })
 }
 
-/// The plugin's own eyes on what a request will look like: whatever was forgotten above is found here.
+/// The network as requests will get it: it finds every mistake that no check above reports.
 fn network(config: &Config) -> Option<Finding> {
     if mtu(config).is_some() {
         return None;
     }
-    let error = parse(&config.network).err()?;
+    let error = Network::whole(&config.network).err()?;
     Some(Finding { key: "network.subnets", also: &[], allowed: format!("cannot be used: {}", error.msg) })
 }
 
-fn parse(network: &Network) -> Result<netconf::NetConf, cni::Error> {
-    let mut request: Map<String, Value> = network.request_defaults();
-    request.insert("cniVersion".to_owned(), json!("1.1.0"));
-    request.insert("name".to_owned(), json!(network.name.as_str()));
-    netconf::NetConf::parse(&cni::Config::from_slice(Value::Object(request).to_string().as_bytes())?)
-}
-
 /// The most that every subnet can be cut by, or None where one is too small at all.
-fn most(network: &Network) -> Option<u8> {
+fn most(network: &NetworkSettings) -> Option<u8> {
     (0..=32).rev().find(|margin| network.subnets.iter().all(|net| Cut::new(*net, *margin).is_ok()))
 }
 

@@ -8,14 +8,15 @@ use std::time::Duration;
 use engine::AllowedDelegates;
 use ipnet::IpNet;
 use model::Layout;
+use netconf::NetworkSettings;
 use types::{AttachMode, IfName, NetworkName, NodeName};
 
 use crate::Directories;
 use crate::etcd::{self, Endpoint, Scheme};
 use crate::layers::Given;
 use crate::{
-    Cluster, Config, ConfigError, Etcd, Fallback, FlagKeys, Install, KEYS, LogFormat, LogLevel, Network,
-    Origin, Plugin, Problem, Secret, Store, Transport, TunnelChecksum, check, values,
+    Cluster, Config, ConfigError, Etcd, Fallback, FlagKeys, Install, KEYS, LogFormat, LogLevel, Origin,
+    Plugin, Problem, Secret, Store, Transport, TunnelChecksum, check, values,
 };
 
 /// By how much a subnet is cut for many nodes: a /16 into 256 blocks of 254 addresses.
@@ -246,7 +247,7 @@ impl Draft {
             metrics: self.metrics,
             workers: self.workers?,
             reconcile: Duration::from_secs(self.reconcile_seconds?),
-            network: Network {
+            network: NetworkSettings {
                 name: self.network_name?,
                 mode: self.mode?,
                 bridge: self.bridge?,

@@ -36,10 +36,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use engine::AllowedDelegates;
-use ipnet::IpNet;
 use model::Layout;
-use serde_json::{Map, Value, json};
-use types::{AttachMode, Code, Finding, IfName, NetworkName};
+use netconf::NetworkSettings;
+use types::{Code, Finding, IfName};
 
 pub use self::change::FlagKeys;
 pub use self::cluster::{Cluster, Transport, TunnelChecksum};
@@ -76,7 +75,8 @@ pub struct Config {
     pub metrics: Option<SocketAddr>,
     pub workers: usize,
     pub reconcile: Duration,
-    pub network: Network,
+    /// Of the network that requests without settings of their own belong to.
+    pub network: NetworkSettings,
     /// How the network is spread over nodes.
     pub cluster: Cluster,
     /// How the CNI config calls the plugin, and in which version it speaks.
@@ -86,21 +86,6 @@ pub struct Config {
     /// None: the agent puts nothing into the runtime's folders.
     pub install: Option<Install>,
     pub flag_keys: FlagKeys,
-}
-
-/// The network that requests without one of their own belong to.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Network {
-    pub name: NetworkName,
-    pub mode: AttachMode,
-    pub bridge: IfName,
-    /// One, or one for each family.
-    pub subnets: Vec<IpNet>,
-    /// None: the bridge's own if it is there, else 1500.
-    pub mtu: Option<u32>,
-    /// None: no limit.
-    pub connections_per_pod: Option<u32>,
-    pub masquerade: bool,
 }
 
 /// What goes into the runtime's folders.
@@ -193,11 +178,6 @@ impl Config {
         let found = Finding::new(Code::EtcdKeyExposed, format_args!("file {path}"), message);
         Some(found.fix(exposure.fix))
     }
-
-    /// What a runtime's CNI config of our network gets where it lacks it. The caller decides which configs are meant.
-    pub fn request_defaults(&self) -> Map<String, Value> {
-        self.network.request_defaults()
-    }
 }
 
 impl Plugin {
@@ -210,25 +190,6 @@ impl Plugin {
 impl Default for Plugin {
     fn default() -> Self {
         Self { name: Self::NAME.to_owned(), version: Self::VERSION }
-    }
-}
-
-impl Network {
-    pub fn request_defaults(&self) -> Map<String, Value> {
-        let mut map = Map::new();
-        map.insert("mode".to_owned(), json!(self.mode.to_string()));
-        map.insert("bridge".to_owned(), json!(self.bridge.as_str()));
-        map.insert("subnet".to_owned(), json!(self.block()));
-        if let Some(mtu) = self.mtu {
-            map.insert("mtu".to_owned(), json!(mtu));
-        }
-        map.insert("ipMasq".to_owned(), json!(self.masquerade));
-        map
-    }
-
-    /// The subnets as a CNI config takes them: separated by a comma.
-    pub fn block(&self) -> String {
-        values::join(&self.subnets)
     }
 }
 

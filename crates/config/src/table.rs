@@ -266,7 +266,7 @@ pub const KEYS: &[Key] = &[
         flag: "network-subnet",
         aliases: &["IP_SUBNET"],
         set: |d, v| values::put(&mut d.subnets, values::subnets(v)),
-        show: |c| Some(c.network.block()),
+        show: |c| Some(c.network.subnet_list()),
         ..row(
             "network.subnets",
             List,

@@ -5,6 +5,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Command, FromArgMatches};
+use types::AttachMode;
 
 use super::*;
 
@@ -48,7 +49,7 @@ fn with_nothing_at_all_it_is_complete() {
     assert_eq!(config.network.name.as_str(), "podwire");
     assert_eq!(config.network.mode, AttachMode::Routed);
     assert_eq!(config.network.bridge.as_str(), "podwire0");
-    assert_eq!(config.network.block(), "10.83.0.0/16,fd00:88::/64");
+    assert_eq!(config.network.subnet_list(), "10.83.0.0/16,fd00:88::/64");
     assert_eq!((config.network.mtu, config.network.masquerade), (None, true));
     assert_eq!(config.install, None);
     assert_eq!(
@@ -176,7 +177,7 @@ fn flags_are_comfortable() {
     let config =
         load("", &[], &["--network-subnet", "10.1.0.0/24", "--network-subnet", "fd01::/64", "--install"]);
     let config = config.unwrap();
-    assert_eq!(config.network.block(), "10.1.0.0/24,fd01::/64");
+    assert_eq!(config.network.subnet_list(), "10.1.0.0/24,fd01::/64");
     let install = config.install.unwrap();
     assert_eq!(install.plugin, std::env::current_exe().unwrap().with_file_name("podwire-cni"));
     let file = "[install]\nenabled = true";
@@ -326,19 +327,16 @@ fn other_peoples_variables_are_not_ours() {
 }
 
 #[test]
-fn request_defaults_are_what_netconf_reads() {
+fn the_network_of_a_request_is_the_configured_one() {
     let flags = ["--network-mode", "bridge", "--network-mtu", "1300", "--network-masquerade=false"];
     let config = load("", &[], &flags).unwrap();
-    let mut map = config.request_defaults();
-    map.insert("cniVersion".to_owned(), json!("1.1.0"));
-    map.insert("name".to_owned(), json!("podwire"));
-    let raw = serde_json::to_vec(&map).unwrap();
-    let conf = netconf::NetConf::parse(&cni::Config::from_slice(&raw).unwrap()).unwrap();
+    let network = netconf::Network::whole(&config.network).unwrap();
+    let conf = network.conf();
     assert_eq!(conf.mode, AttachMode::Bridge);
     assert_eq!(conf.bridge, config.network.bridge);
     assert_eq!((conf.mtu, conf.ip_masq), (Some(1300), false));
     assert_eq!(conf.cluster, config.network.subnets);
-    assert_eq!(load("", &[], &[]).unwrap().request_defaults().get("mtu"), None);
+    assert_eq!(netconf::Network::whole(&load("", &[], &[]).unwrap().network).unwrap().mtu(), None);
 }
 
 #[test]

@@ -29,7 +29,9 @@ struct Removal<'a> {
 
 impl Removal<'_> {
     fn find(&self) -> Result<Option<Held>, Error> {
-        let Some(network) = relearn::existing(&self.call.config, self.place)? else { return Ok(None) };
+        let Some(network) = relearn::existing(&self.call.config, self.place, self.caller)? else {
+            return Ok(None);
+        };
         // The ADD or DEL of another process may be waiting for the IPAM plugin.
         let found = match netconf::foreign_ipam(&self.call.config) {
             Some(_) => network.find_within(&self.key.file_stem(), delegate::LONGEST)?,
@@ -77,7 +79,7 @@ impl Removal<'_> {
         if found.is_some() {
             return Ok(found);
         }
-        let network = relearn::existing(&self.call.config, self.place)?;
+        let network = relearn::existing(&self.call.config, self.place, self.caller)?;
         links.iter().try_for_each(|link| remove_stray(&mut host, link, network.as_ref()))?;
         // The record was lost, and left its claims.
         if let Some(network) = network.filter(|_| !links.is_empty()) {

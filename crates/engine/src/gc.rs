@@ -35,7 +35,7 @@ pub(crate) fn collect(gc: &Gc, place: &Place, caller: &Caller<'_>) -> Result<usi
     let mut errors = Vec::new();
     let mut collected = 0;
     let collector = Collector { caller, delegate: Delegate::of_config(&gc.config, caller.delegates) };
-    match relearn::existing(&gc.config, place) {
+    match relearn::existing(&gc.config, place, caller) {
         Ok(Some(network)) => match collector.collect_in(&network, &valid) {
             Ok((count, failed)) => {
                 collected = count;

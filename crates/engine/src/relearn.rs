@@ -10,7 +10,7 @@ use types::{AttachMode, AttachmentKey, IfName, NetworkName};
 
 use crate::alias::Alias;
 use crate::state::{Addressing, Attachment, Network, PodAddress, State, Survivor, Wiring};
-use crate::{Error, lease};
+use crate::{Caller, Error, lease};
 
 /// What is known beside the links.
 #[derive(Debug, Clone, Copy, Default)]
@@ -31,13 +31,17 @@ pub(crate) fn network_with(state: &State, name: &NetworkName, hints: Hints<'_>) 
 }
 
 /// The network's state, for what only removes: if there is none and no link of the network lives, none is made.
-pub(crate) fn existing(config: &Config, place: &Place) -> Result<Option<Network>, Error> {
+pub(crate) fn existing(
+    config: &Config,
+    place: &Place,
+    caller: &Caller<'_>,
+) -> Result<Option<Network>, Error> {
     let known = State::open_existing(&place.run_dir)?.and_then(|state| state.existing_network(&config.name));
     if known.is_some() {
         return Ok(known);
     }
     // A config that was broken in the meantime never keeps a pod from going away.
-    let conf = NetConf::parse(config).ok();
+    let conf = caller.network(config).ok();
     if survivors(&config.name, Hints { conf: conf.as_ref(), memory: &[] })?.is_empty() {
         return Ok(None);
     }

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use cni::{Call, Config, Request, Version};
-use netconf::{NetConf, Place};
+use netconf::{NetConf, NodeNetworks, Place};
 use serde_json::Value;
 use types::{AttachMode, RequestId};
 
@@ -33,6 +33,8 @@ pub struct Caller<'a> {
     /// What the caller's process remembers, if it stays.
     pub resident: Option<&'a Resident>,
     pub delegates: Delegates<'a>,
+    /// The agent's part of the request. None: the request's config is complete.
+    pub networks: Option<NodeNetworks<'a>>,
     pub warn: Warn<'a>,
 }
 
@@ -48,8 +50,22 @@ impl<'a> Caller<'a> {
             wait: Wait::ForTheEnd,
             resident: None,
             delegates: Delegates::InCniPath,
+            networks: None,
             warn,
         }
+    }
+
+    /// The network of a config without a pod.
+    pub(crate) fn network(&self, config: &Config) -> Result<NetConf, cni::Error> {
+        NetConf::merge(config, self.networks.as_ref())
+    }
+
+    fn network_of(&self, call: &Call) -> Result<NetConf, cni::Error> {
+        NetConf::for_call(call, self.networks.as_ref())
+    }
+
+    fn place(&self, config: &Config) -> Result<Place, cni::Error> {
+        Place::merge(config, self.networks.as_ref())
     }
 }
 
@@ -67,11 +83,11 @@ pub fn serve(request: &Request, caller: &Caller<'_>) -> Result<Done, cni::Error>
         Request::Add(call) => add(call, caller),
         Request::Del(call) => del(call, caller),
         Request::Check(call) => {
-            check::check(call, &NetConf::for_call(call)?, &Place::parse(&call.config)?, caller)?;
+            check::check(call, &caller.network_of(call)?, &caller.place(&call.config)?, caller)?;
             Ok(Done::default())
         }
         Request::Gc(request) => {
-            let collected = gc::collect(request, &Place::parse(&request.config)?, caller)?;
+            let collected = gc::collect(request, &caller.place(&request.config)?, caller)?;
             Ok(Done { collected, ..Done::default() })
         }
         Request::Status(config) => status_of(config, caller),
@@ -80,7 +96,7 @@ pub fn serve(request: &Request, caller: &Caller<'_>) -> Result<Done, cni::Error>
 }
 
 fn add(call: &Call, caller: &Caller<'_>) -> Result<Done, cni::Error> {
-    let (conf, place) = (NetConf::for_call(call)?, Place::parse(&call.config)?);
+    let (conf, place) = (caller.network_of(call)?, caller.place(&call.config)?);
     let (result, attachment) = attach::attach(call, &conf, &place, caller)?;
     let answer = Some(result.to_json(call.config.version));
     let (addresses, mtu, mode) = (attachment.ips().collect(), Some(attachment.mtu), Some(attachment.mode));
@@ -88,14 +104,14 @@ fn add(call: &Call, caller: &Caller<'_>) -> Result<Done, cni::Error> {
 }
 
 fn del(call: &Call, caller: &Caller<'_>) -> Result<Done, cni::Error> {
-    let was = detach::detach(call, &Place::parse(&call.config)?, caller)?;
+    let was = detach::detach(call, &caller.place(&call.config)?, caller)?;
     let mode = was.as_ref().map(|attachment| attachment.mode);
     let addresses = was.map(|attachment| attachment.ips().collect()).unwrap_or_default();
     Ok(Done { addresses, mode, ..Done::default() })
 }
 
 fn status_of(config: &Config, caller: &Caller<'_>) -> Result<Done, cni::Error> {
-    status::status(config, &NetConf::parse(config)?, &Place::parse(config)?, caller)?;
+    status::status(config, &caller.network(config)?, &caller.place(config)?, caller)?;
     Ok(Done::default())
 }
 

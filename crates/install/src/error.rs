@@ -12,6 +12,8 @@ pub enum InstallError {
     SameFile { path: PathBuf },
     #[error("cannot read the template {}: {source}; correct install.template", path.display())]
     TemplateFile { path: PathBuf, source: io::Error },
+    #[error("the agent's own network: {0}")]
+    Network(cni::Error),
     #[error("{template} gives no usable CNI config: {problem}")]
     Template { template: String, problem: String },
     #[error(
@@ -40,7 +42,7 @@ impl InstallError {
     /// The file or directory that it is about. None: the config, which the template does not give.
     pub fn path(&self) -> Option<&Path> {
         match self {
-            Self::Template { .. } => None,
+            Self::Network(_) | Self::Template { .. } => None,
             Self::Source { path, .. }
             | Self::SameFile { path }
             | Self::TemplateFile { path, .. }

@@ -10,7 +10,6 @@ mod files;
 mod foreign;
 mod record;
 mod remove;
-mod rendered;
 pub mod runtimes;
 mod template;
 mod watch;
@@ -22,18 +21,20 @@ use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use api::InstalledFile;
+use ipnet::IpNet;
+use model::Cut;
+use netconf::{Network, NetworkSettings};
 use serde::{Deserialize, Serialize};
 use types::{Code, Finding};
 
-use config::{Config, Install, Network, Plugin, Store};
+use config::{Config, Install, Plugin, Store};
 
 pub use error::InstallError;
 pub use foreign::is_podwire_program;
 pub use remove::{RemovedFiles, remove};
-pub use rendered::Rendered;
 pub use template::VARIABLES;
 pub use watch::FileWatch;
 
@@ -63,7 +64,7 @@ pub enum InstalledBy {
 /// What `podwire install --standalone` puts in place: a network without an agent.
 #[derive(Debug)]
 pub struct StandaloneInstall {
-    pub network: Network,
+    pub network: NetworkSettings,
     pub install: Install,
     pub run_dir: PathBuf,
     pub state_dir: PathBuf,
@@ -72,17 +73,17 @@ pub struct StandaloneInstall {
 #[derive(Debug)]
 pub struct Installer {
     maker: InstalledBy,
-    network: Network,
+    settings: NetworkSettings,
     plugin: Plugin,
     install: Install,
     socket: PathBuf,
     run_dir: PathBuf,
     state_dir: PathBuf,
-    /// None: this node has not joined yet.
-    rendered: RwLock<Option<Rendered>>,
-    /// What stands in for it until then, so that a template can be checked at the start.
-    stand_in: Rendered,
-    /// It changed since files were last put in place.
+    /// None: this node owns no block yet.
+    network: RwLock<Option<Arc<Network>>>,
+    /// The network with the first blocks. A template is checked with it before the node owns a block.
+    stand_in: Arc<Network>,
+    /// The network changed since files were last put in place.
     has_news: AtomicBool,
     /// Held open: an upgrade that renames a new plugin into place changes nothing for us before we are restarted too,
     /// and what somebody deleted can still be put back.
@@ -126,17 +127,17 @@ impl FileRole {
 
 impl Installer {
     /// None where the configuration says that nothing is installed. A template or a plugin that cannot be used is found
-    /// out here, at the start. Where there may be many nodes, [`Installer::know`] tells later which block is this one's.
+    /// out here, at the start. Where there may be many nodes, [`Installer::set_network`] follows when the node owns blocks.
     pub fn new(config: &Config) -> Result<Option<Self>, InstallError> {
         let Some(install) = config.install.clone() else { return Ok(None) };
         let is_alone = config.store == Store::Embedded && config.cluster.margin == 0;
-        let whole = Rendered::whole(&config.network);
+        let whole = Network::whole(&config.network).map_err(InstallError::Network)?;
         let installer = Self {
             maker: InstalledBy::Agent,
-            rendered: RwLock::new(is_alone.then_some(whole)),
-            stand_in: Rendered::stand_in(&config.network, config.cluster.margin),
+            network: RwLock::new(is_alone.then(|| Arc::new(whole))),
+            stand_in: stand_in(&config.network, config.cluster.margin)?,
             has_news: AtomicBool::new(false),
-            network: config.network.clone(),
+            settings: config.network.clone(),
             source: open_source(&install, &config.plugin)?,
             plugin: config.plugin.clone(),
             install,
@@ -149,14 +150,14 @@ impl Installer {
     }
 
     pub fn standalone(what: StandaloneInstall) -> Result<Self, InstallError> {
-        let whole = Rendered::whole(&what.network);
+        let whole = Arc::new(Network::whole(&what.network).map_err(InstallError::Network)?);
         let plugin = Plugin::default();
         let installer = Self {
             maker: InstalledBy::Standalone,
-            rendered: RwLock::new(Some(whole.clone())),
+            network: RwLock::new(Some(Arc::clone(&whole))),
             stand_in: whole,
             has_news: AtomicBool::new(false),
-            network: what.network,
+            settings: what.network,
             source: open_source(&what.install, &plugin)?,
             plugin,
             install: what.install,
@@ -168,13 +169,13 @@ impl Installer {
         Ok(installer)
     }
 
-    /// What this node has of the network, from now on. Whether that is new: then files should be put in place again.
-    pub fn know(&self, rendered: Rendered) -> bool {
-        let mut current = self.rendered.write().unwrap_or_else(PoisonError::into_inner);
-        if current.as_ref() == Some(&rendered) {
+    /// The network with the blocks that this node owns. Returns whether they changed: then files should be put in place again.
+    pub fn set_network(&self, network: Arc<Network>) -> bool {
+        let mut current = self.network.write().unwrap_or_else(PoisonError::into_inner);
+        if current.as_ref() == Some(&network) {
             return false;
         }
-        *current = Some(rendered);
+        *current = Some(network);
         self.has_news.store(true, Ordering::Release);
         true
     }
@@ -184,13 +185,13 @@ impl Installer {
         self.has_news.load(Ordering::Acquire)
     }
 
-    fn rendered(&self) -> Option<Rendered> {
-        self.rendered.read().unwrap_or_else(PoisonError::into_inner).clone()
+    fn network(&self) -> Option<Arc<Network>> {
+        self.network.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The CNI config, from the template as it is now.
     pub fn render(&self) -> Result<String, InstallError> {
-        template::render(self, self.rendered().as_ref())
+        template::render(self, self.network().as_ref())
     }
 
     /// Puts in place whatever is not right, and says what it did. Call it when the node is ready: the config is what
@@ -396,6 +397,13 @@ pub fn is_standalone(state_dir: &Path) -> bool {
         record.made_by(InstalledBy::Standalone).next().is_some()
             && record.made_by(InstalledBy::Agent).next().is_none()
     })
+}
+
+/// The blocks that the first node of a cluster would get.
+fn stand_in(settings: &NetworkSettings, margin: u8) -> Result<Arc<Network>, InstallError> {
+    let first = |subnet: &IpNet| Cut::new(*subnet, margin).map_or(*subnet, |cut| cut.block(0));
+    let blocks = settings.subnets.iter().map(first).collect();
+    Network::new(settings, blocks, None).map(Arc::new).map_err(InstallError::Network)
 }
 
 fn open_source(install: &Install, plugin: &Plugin) -> Result<File, InstallError> {

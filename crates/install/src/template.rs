@@ -1,9 +1,10 @@
 //! The CNI config from a template: JSON with `{{ NAME }}` for what only the agent knows.
 
-use netconf::Addresses;
+use std::sync::Arc;
+
+use netconf::{Addresses, NetConf, Network, NodeAllocation, NodeNetworks, comma_separated};
 use serde_json::{Map, Value};
 
-use crate::rendered::{Rendered, joined};
 use crate::{InstallError, InstalledBy, Installer};
 
 /// What a template may name. Texts are escaped for use between quotes; MTU (0 where none is set) and MASQUERADE stand
@@ -64,7 +65,7 @@ pub(super) fn check_at_start(installer: &Installer) -> Result<(), InstallError> 
     render(installer, Some(&installer.stand_in)).map(|_| ())
 }
 
-pub(super) fn render(installer: &Installer, known: Option<&Rendered>) -> Result<String, InstallError> {
+pub(super) fn render(installer: &Installer, network: Option<&Arc<Network>>) -> Result<String, InstallError> {
     let (template, text) = match &installer.install.template {
         None => ("the built-in template".to_owned(), built_in(installer.maker)),
         Some(path) => {
@@ -74,7 +75,7 @@ pub(super) fn render(installer: &Installer, known: Option<&Rendered>) -> Result<
             (format!("the template {}", path.display()), text)
         }
     };
-    let draft = ConfigDraft { installer, known };
+    let draft = ConfigDraft { installer, network };
     fill(&text, |name| draft.value(name))
         .and_then(|config| draft.check(&config).map(|()| config))
         .and_then(
@@ -88,7 +89,8 @@ pub(super) fn render(installer: &Installer, known: Option<&Rendered>) -> Result<
 /// A config while it is made.
 struct ConfigDraft<'a> {
     installer: &'a Installer,
-    known: Option<&'a Rendered>,
+    /// None: this node owns no block yet.
+    network: Option<&'a Arc<Network>>,
 }
 
 /// Replaces every `{{ NAME }}`.
@@ -113,22 +115,22 @@ fn start_of(text: &str) -> String {
 
 impl ConfigDraft<'_> {
     fn value(&self, name: &str) -> Result<String, String> {
-        let (installer, network) = (self.installer, &self.installer.network);
-        let known = || {
+        let (installer, settings) = (self.installer, &self.installer.settings);
+        let network = || {
             let error = || format!("{{{{ {name} }}}} is not known before this node has its block");
-            self.known.ok_or_else(error)
+            self.network.ok_or_else(error)
         };
         let text = match name {
             "CNI_VERSION" => installer.plugin.version.to_string(),
-            "NAME" => network.name.to_string(),
+            "NAME" => settings.name.to_string(),
             "TYPE" => installer.plugin.name.clone(),
-            "MODE" => network.mode.to_string(),
-            "BRIDGE" => network.bridge.to_string(),
-            "BLOCK" => joined(&known()?.blocks),
-            "NETWORK" => network.block(),
-            "GATEWAY" => joined(&known()?.gateways),
-            "MTU" => known()?.mtu.unwrap_or(0).to_string(),
-            "MASQUERADE" => network.masquerade.to_string(),
+            "MODE" => settings.mode.to_string(),
+            "BRIDGE" => settings.bridge.to_string(),
+            "BLOCK" => comma_separated(network()?.blocks()),
+            "NETWORK" => settings.subnet_list(),
+            "GATEWAY" => comma_separated(&network()?.gateways().collect::<Vec<_>>()),
+            "MTU" => network()?.mtu().unwrap_or(0).to_string(),
+            "MASQUERADE" => settings.masquerade.to_string(),
             "SOCKET" => installer.socket.to_string_lossy().into_owned(),
             "RUN_DIR" => installer.run_dir.to_string_lossy().into_owned(),
             _ => {
@@ -173,23 +175,31 @@ impl ConfigDraft<'_> {
             let value = list.get(key).ok_or_else(|| format!("it has no {key:?}"))?;
             plugin.insert(key.to_owned(), value.clone());
         }
-        let of_agent = list.get("name").and_then(Value::as_str) == Some(installer.network.name.as_str());
-        if installer.maker == InstalledBy::Agent && of_agent {
-            // As the agent will: what the config says stays.
-            let known = self.known.unwrap_or(&installer.stand_in);
-            for (key, value) in known.request_defaults(&installer.network) {
-                plugin.entry(key).or_insert(value);
-            }
-        }
         let raw = Value::Object(plugin).to_string();
         let config = cni::Config::from_slice(raw.as_bytes()).map_err(|error| error.msg.clone())?;
         let place = netconf::Place::parse(&config).map_err(|error| error.msg.clone())?;
         check_place(installer, &place)?;
-        match netconf::NetConf::parse(&config).map_err(|error| error.msg.clone())?.addresses {
+        match self.merged(&config).map_err(|error| error.msg.clone())?.addresses {
             Addresses::Own(_) | Addresses::Delegated(_) => Ok(()),
             // A runtime's own network: pods without an address are a mistake in the template.
             Addresses::Absent => Err("no addresses to give: set \"subnet\" or \"ipam\"".to_owned()),
         }
+    }
+
+    /// The network that requests with this config get.
+    fn merged(&self, config: &cni::Config) -> Result<NetConf, cni::Error> {
+        let installer = self.installer;
+        if installer.maker == InstalledBy::Standalone || config.name != installer.settings.name {
+            return NetConf::parse(config);
+        }
+        let network = Arc::clone(self.network.unwrap_or(&installer.stand_in));
+        let node = NodeNetworks {
+            name: &installer.settings.name,
+            mode: installer.settings.mode,
+            run_dir: &installer.run_dir,
+            allocation: Ok(&NodeAllocation::of_default(network)),
+        };
+        NetConf::merge(config, Some(&node))
     }
 }
 

@@ -1,11 +1,12 @@
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use cni::json::{Item, Obj};
 use cni::{Config, Error};
 use ipam::{Pools, Range, RangeSet, RangeSpec};
 use ipnet::IpNet;
 
-use crate::invalid;
+use crate::{Network, invalid};
 
 /// The `ipam.type` that means: ourselves. No type at all means the same.
 const OWN: &str = "podwire";
@@ -13,10 +14,10 @@ const OWN: &str = "podwire";
 const DHCP: &str = "dhcp";
 
 /// Where a pod's addresses come from.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Addresses {
-    /// From our own ranges, claimed in node-local state.
-    Own(Pools),
+    /// From Podwire's own ranges, claimed in node-local state.
+    Own(Arc<Pools>),
     /// From the IPAM plugin of that name.
     Delegated(String),
     /// The config has no `ipam` and no subnet: pods get an interface on the bridge and no addresses (layer 2 only).
@@ -34,18 +35,32 @@ pub fn foreign_ipam(config: &Config) -> Option<&str> {
     config.ipam_type.as_deref().filter(is_usable)
 }
 
-/// Whether a config names no addresses at all: layer 2 only.
-pub fn is_without_addresses(config: &Config) -> bool {
-    matches!(Addresses::parse(config), Ok(Addresses::Absent))
-}
-
 /// It becomes a file name in the folders of CNI_PATH, and must not lead out of them.
 fn is_plugin_name(name: &str) -> bool {
     !name.is_empty() && !name.contains(['/', '\0']) && name != "." && name != ".."
 }
 
+/// Which part the agent has in a request.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum NetworkSource<'a> {
+    /// The request is served without an agent.
+    Standalone,
+    /// The config has another CNI network name than the agent's network.
+    OtherNetwork,
+    AgentNetwork(&'a Network),
+}
+
+impl<'a> NetworkSource<'a> {
+    pub(crate) fn network(self) -> Option<&'a Network> {
+        match self {
+            Self::Standalone | Self::OtherNetwork => None,
+            Self::AgentNetwork(network) => Some(network),
+        }
+    }
+}
+
 impl Addresses {
-    pub(crate) fn parse(config: &Config) -> Result<Self, Error> {
+    pub(crate) fn merge(config: &Config, source: NetworkSource<'_>) -> Result<Self, Error> {
         if let Some(bad) = config.ipam_type.as_deref().filter(|name| !is_plugin_name(name)) {
             return Err(invalid("ipam.type", format_args!("{bad:?} is not the name of a plugin")));
         }
@@ -58,43 +73,74 @@ impl Addresses {
         if let Some(plugin) = foreign_ipam(config) {
             return Ok(Self::Delegated(plugin.to_owned()));
         }
-        let mut sets = Vec::new();
         let top = config.obj();
-        if let Some(runtime) = top.obj("runtimeConfig")?
-            && let Some(ranges) = runtime.array("ipRanges")?
-        {
-            sets.extend(parse_sets(&ranges)?);
-        }
-        if let Some(ipam) = top.obj("ipam")? {
-            // host-local: a range given directly is the first set.
-            sets.extend(parse_inline(&ipam)?);
-            if let Some(ranges) = ipam.array("ranges")? {
-                sets.extend(parse_sets(&ranges)?);
-            }
+        let mut sets = sets_of_pod(&top)?;
+        if sets.is_empty() {
+            sets = match (source.network(), top.get("subnet")) {
+                (Some(network), None) if !BESIDE_SUBNET.iter().any(|key| top.get(key).is_some()) => {
+                    return Ok(network.conf().addresses.clone());
+                }
+                (Some(network), None) => parse_beside(&top, network.blocks())?,
+                (None, _) | (_, Some(_)) => parse_inline(&top)?,
+            };
         }
         if sets.is_empty() {
-            sets.extend(parse_inline(&top)?);
+            return no_addresses(&top, source);
         }
-        if sets.is_empty() {
-            return no_addresses(&top);
-        }
-        Pools::new(sets).map(Self::Own).map_err(|e| invalid("ipam.ranges", e))
+        pools(sets).map(Self::Own)
     }
 }
 
+fn pools(sets: Vec<RangeSet>) -> Result<Arc<Pools>, Error> {
+    Pools::new(sets).map(Arc::new).map_err(|e| invalid("ipam.ranges", e))
+}
+
+/// All addresses of these blocks: a pod gets one of each family.
+pub(crate) fn pools_of(blocks: &[IpNet]) -> Result<Arc<Pools>, Error> {
+    pools(parse_beside(&Obj::root(&serde_json::Map::new()), blocks)?)
+}
+
+/// Whether a config leaves it to the agent's network which ranges its pods get addresses from.
+pub(crate) fn leaves_ranges(config: &Config) -> bool {
+    let top = config.obj();
+    let names_none = || sets_of_pod(&top).is_ok_and(|sets| sets.is_empty());
+    foreign_ipam(config).is_none() && top.get("subnet").is_none() && names_none()
+}
+
+/// The ranges in `runtimeConfig` and `ipam`.
+fn sets_of_pod(top: &Obj<'_>) -> Result<Vec<RangeSet>, Error> {
+    let mut sets = Vec::new();
+    if let Some(runtime) = top.obj("runtimeConfig")?
+        && let Some(ranges) = runtime.array("ipRanges")?
+    {
+        sets.extend(parse_sets(&ranges)?);
+    }
+    if let Some(ipam) = top.obj("ipam")? {
+        // host-local: a range given directly is the first set.
+        sets.extend(parse_inline(&ipam)?);
+        if let Some(ranges) = ipam.array("ranges")? {
+            sets.extend(parse_sets(&ranges)?);
+        }
+    }
+    Ok(sets)
+}
+
+/// Keys that limit the ranges of the subnet beside them.
+const BESIDE_SUBNET: [&str; 4] = ["rangeStart", "rangeEnd", "gateway", "exclude"];
 /// Keys that ask for addresses, beside `ipam`.
 const ASKING: [&str; 6] = ["subnet", "ranges", "rangeStart", "rangeEnd", "gateway", "exclude"];
 /// Keys that are similar to one of those, or that may be empty.
 const SIMILAR: [&str; 2] = ["ipam", "isGateway"];
 
-/// A config without ranges is layer 2 only, unless any key of it asks for addresses. A misspelt key counts: a pod without
-/// addresses would be a surprise.
-fn no_addresses(top: &Obj<'_>) -> Result<Addresses, Error> {
+/// A config without ranges is layer 2 only, unless any key of it asks for addresses. A misspelt key counts: the pod would
+/// start without addresses. With an agent a config also needs a `bridge`, a `mode` or an `ipam`: one that has only a name means
+/// the agent's network, and the name is misspelt.
+fn no_addresses(top: &Obj<'_>, source: NetworkSource<'_>) -> Result<Addresses, Error> {
     // An `ipam` with any key but an empty type asks for addresses.
     let is_empty_type = |item: &Item<'_>| item.value() == "" && item.path().eq_ignore_ascii_case("ipam.type");
     let asks = |ipam: Obj<'_>| ipam.keys().any(|key| !ipam.get(key).is_some_and(|item| is_empty_type(&item)));
     if top.obj("ipam")?.is_some_and(asks) {
-        return Err(none_to_give("; for layer 2 only, set \"ipam\": {}"));
+        return Err(none_to_give(LAYER2_HINT));
     }
     for key in top.keys() {
         match types::closest(key, SIMILAR.into_iter().chain(ASKING)) {
@@ -107,8 +153,17 @@ fn no_addresses(top: &Obj<'_>) -> Result<Addresses, Error> {
             None => {}
         }
     }
-    Ok(Addresses::Absent)
+    let has_only_name = || ["bridge", "mode", "ipam"].iter().all(|key| top.get(key).is_none());
+    match source {
+        NetworkSource::Standalone => Ok(Addresses::Absent),
+        NetworkSource::OtherNetwork | NetworkSource::AgentNetwork(_) if has_only_name() => {
+            Err(none_to_give(LAYER2_HINT))
+        }
+        NetworkSource::OtherNetwork | NetworkSource::AgentNetwork(_) => Ok(Addresses::Absent),
+    }
 }
+
+const LAYER2_HINT: &str = "; for layer 2 only, set \"ipam\": {}";
 
 /// The network has no addresses, and needs some.
 pub(crate) fn none_to_give(more: &str) -> Error {
@@ -117,27 +172,27 @@ pub(crate) fn none_to_give(more: &str) -> Error {
 }
 
 /// `subnet` with `rangeStart`, `rangeEnd`, `gateway`, `exclude` beside it. Several subnets may stand in one string, separated
-/// by commas: a pod gets one address of each family, from any subnet of it. Then the other keys would be ambiguous.
+/// by commas: a pod gets one address of each family, from any subnet of it.
 fn parse_inline(obj: &Obj<'_>) -> Result<Vec<RangeSet>, Error> {
-    match obj.nonempty("subnet")? {
-        None => Ok(Vec::new()),
-        Some(several) if several.contains(',') => {
-            for key in ["rangeStart", "rangeEnd", "gateway"] {
-                if obj.get(key).is_some() {
-                    return Err(invalid(key, "ambiguous beside several subnets; use ipam.ranges"));
-                }
-            }
-            by_family(obj, several)
-        }
-        Some(subnet) => Ok(vec![one_set(obj, subnet)?]),
+    let Some(text) = obj.nonempty("subnet")? else { return Ok(Vec::new()) };
+    if !text.contains(',') {
+        return parse_beside(obj, &[parse_subnet(obj, text)?]);
     }
+    let subnets = text.split(',').map(|subnet| parse_subnet(obj, subnet.trim()));
+    parse_beside(obj, &subnets.collect::<Result<Vec<_>, _>>()?)
 }
 
-/// One set a family, in the order in which the families are named.
-fn by_family(obj: &Obj<'_>, subnets: &str) -> Result<Vec<RangeSet>, Error> {
+/// One set per family, in the order in which the families are named. Beside several subnets, keys that name one address
+/// are ambiguous.
+fn parse_beside(obj: &Obj<'_>, subnets: &[IpNet]) -> Result<Vec<RangeSet>, Error> {
+    if subnets.len() > 1
+        && let Some(key) = ["rangeStart", "rangeEnd", "gateway"].iter().find(|key| obj.get(key).is_some())
+    {
+        return Err(invalid(key, "ambiguous beside several subnets; use ipam.ranges"));
+    }
     let mut families: Vec<Vec<Range>> = Vec::new();
-    for subnet in subnets.split(',') {
-        let range = parse_range(obj, subnet.trim())?;
+    for subnet in subnets {
+        let range = parse_range(obj, *subnet)?;
         match families.iter_mut().find(|ranges| ranges[0].is_ipv4() == range.is_ipv4()) {
             Some(ranges) => ranges.push(range),
             None => families.push(vec![range]),
@@ -145,11 +200,6 @@ fn by_family(obj: &Obj<'_>, subnets: &str) -> Result<Vec<RangeSet>, Error> {
     }
     let set = |ranges| RangeSet::new(ranges).map_err(|e| invalid(place(obj), e));
     families.into_iter().map(set).collect()
-}
-
-fn one_set(obj: &Obj<'_>, subnet: &str) -> Result<RangeSet, Error> {
-    let range = parse_range(obj, subnet)?;
-    RangeSet::new(vec![range]).map_err(|e| invalid(place(obj), e))
 }
 
 fn parse_sets(sets: &[Item<'_>]) -> Result<Vec<RangeSet>, Error> {
@@ -160,18 +210,21 @@ fn parse_sets(sets: &[Item<'_>]) -> Result<Vec<RangeSet>, Error> {
             let obj = item.obj()?;
             let subnet =
                 obj.nonempty("subnet")?.ok_or_else(|| invalid(item.path(), "a range needs a subnet"))?;
-            ranges.push(parse_range(&obj, subnet)?);
+            ranges.push(parse_range(&obj, parse_subnet(&obj, subnet)?)?);
         }
         parsed.push(RangeSet::new(ranges).map_err(|e| invalid(set.path(), e))?);
     }
     Ok(parsed)
 }
 
-fn parse_range(obj: &Obj<'_>, subnet: &str) -> Result<Range, Error> {
-    let subnet: IpNet = subnet.parse().map_err(|_| {
+fn parse_subnet(obj: &Obj<'_>, subnet: &str) -> Result<IpNet, Error> {
+    subnet.parse().map_err(|_| {
         let example = types::DEFAULT_SUBNET_V4;
         invalid(place(obj), format_args!("subnet {subnet:?} is not a CIDR such as {example}"))
-    })?;
+    })
+}
+
+fn parse_range(obj: &Obj<'_>, subnet: IpNet) -> Result<Range, Error> {
     let address = |key: &str| obj.parse::<IpAddr>(key, "an IP address");
     let spec = RangeSpec {
         subnet,

@@ -1,22 +1,28 @@
-//! Our network configuration: what the JSON of a CNI config means for the engine, with every default filled in.
+//! Network settings: the meaning of a CNI config for the engine, with every default filled in, and the networks of the agent.
 //!
-//! Pure. The plugin (and the agent) parse a request with `cni`, turn its config into a [`NetConf`] here, and hand that
-//! to the engine. Whatever gets through is right: names are names, ranges are ranges, and what we do not do is refused.
+//! Pure. The engine turns the config of a request that `cni` has parsed into a [`NetConf`] here. All names, ranges and routes
+//! of a `NetConf` are valid, and a config that asks for an unsupported feature is refused.
 //!
 //! ```text
-//! cni::Config ──► Place    where state and log are: all that DEL and GC need
-//!             └─► NetConf  bridge, mode, addresses, routes, capabilities: what ADD, CHECK and STATUS need
+//! cni::Config ──────────────► Place    where state and log are: all that DEL and GC need
+//!             └─┬───────────► NetConf  bridge, mode, addresses, routes, capabilities: what ADD, CHECK and STATUS need
+//! NodeNetworks ─┘                      (the agent's part of a request; None without an agent)
+//!
+//! NetworkSettings + blocks ─► Network ─► NodeAllocation (per network) ─► NodeNetworks
 //! ```
 
 #![forbid(unsafe_code)]
 
 mod addresses;
+mod network;
+mod network_key;
 mod place;
 mod refuse;
 mod routes;
 mod wiring;
 
-pub use addresses::{Addresses, foreign_ipam, is_dhcp, is_without_addresses};
+pub use addresses::{Addresses, foreign_ipam, is_dhcp};
+pub use network::{Network, NetworkSettings, NodeAllocation, NodeNetworks, comma_separated};
 pub use place::{DEFAULT_LOG_FILE, DEFAULT_RUN_DIR, Log, Place, default_socket};
 pub use routes::default_route;
 pub use wiring::{DEFAULT_BRIDGE, NetConf};

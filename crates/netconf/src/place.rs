@@ -4,7 +4,7 @@ use cni::json::Obj;
 use cni::{Config, Error};
 use serde_json::Value;
 
-use crate::invalid;
+use crate::{NodeNetworks, invalid};
 
 /// What dies with a boot, as DESIGN says: attachments and addresses.
 pub const DEFAULT_RUN_DIR: &str = "/run/podwire";
@@ -46,6 +46,13 @@ pub fn default_socket(run_dir: &Path) -> PathBuf {
 }
 
 impl Place {
+    /// As [`Self::parse`]; an agent uses its own directory, whatever the config names.
+    pub fn merge(config: &Config, node: Option<&NodeNetworks<'_>>) -> Result<Self, Error> {
+        let Some(node) = node else { return Self::parse(config) };
+        let (log, agent) = (Log::parse(&config.obj())?, agent(config, node.run_dir)?);
+        Ok(Self { run_dir: node.run_dir.to_owned(), log, agent })
+    }
+
     /// `runDir`; else a folder of its own in `ipam.dataDir`, which is where users of host-local say it; else the default.
     pub fn parse(config: &Config) -> Result<Self, Error> {
         let top = config.obj();

@@ -5,6 +5,8 @@ use types::AttachMode;
 
 use crate::{Addresses, Log, NetConf, Place};
 
+mod merge;
+
 /// A config with the given keys beside the ones that every config has.
 fn config(extra: Value) -> Config {
     let mut all = json!({ "cniVersion": "1.1.0", "name": "n", "type": "podwire-cni" });
@@ -38,7 +40,7 @@ fn placed(extra: Value, args: &str) -> Result<types::Placement, Error> {
     ];
     let env = cni::Env::from_vars(env.map(|(name, value)| (name.into(), value.into())));
     match cni::Request::parse(&env, &config.raw).map_err(|failure| failure.error)? {
-        cni::Request::Add(call) => NetConf::for_call(&call).map(|conf| conf.placement),
+        cni::Request::Add(call) => NetConf::for_call(&call, None).map(|conf| conf.placement),
         other => panic!("{other:?}"),
     }
 }

@@ -2,24 +2,23 @@ use std::net::IpAddr;
 
 use cni::json::Obj;
 use cni::{Args, Bandwidth, Call, Code, Config, Dns, Error, PortMapping, RequestedIp, Route};
-use ipam::{Pools, RangeSet};
+use ipam::{Pools, Range, RangeSet};
 use ipnet::IpNet;
-use types::{AttachMode, IfName, MAX_MTU, MIN_MTU_V4, MIN_MTU_V6, Mac, Placement, Special};
+use types::{AttachMode, IfName, MAX_MTU, MIN_MTU_V4, MIN_MTU_V6, Mac, Placement};
 
-use crate::addresses::{Addresses, is_dhcp, none_to_give};
+use crate::addresses::{Addresses, NetworkSource, is_dhcp, none_to_give};
+use crate::network_key::NetworkKey;
 use crate::routes::{self, default_route};
-use crate::{at_most, invalid, refuse};
+use crate::{Network, NodeNetworks, at_most, invalid, refuse};
 
 /// The reference plugin's default, kept so that its configs mean the same.
 pub const DEFAULT_BRIDGE: &str = "cni0";
 
 /// Each host port is an element of the firewall, and part of the record.
 const MOST_PORTS: usize = 4096;
-/// CIDRs in `network`.
-const MOST_NETWORKS: usize = 64;
 
-/// A network as a request describes it, complete: every default is filled in.
-#[derive(Debug, Clone)]
+/// The network of a request, complete: every default is filled in.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetConf {
     pub mode: AttachMode,
     pub bridge: IfName,
@@ -40,49 +39,70 @@ pub struct NetConf {
     pub requested: Vec<RequestedIp>,
     pub mac: Option<Mac>,
     pub routes: Vec<Route>,
-    /// Where pod traffic is never masqueraded: the network's subnets and, in seed style, `network`.
+    /// Pod traffic inside of these CIDRs is not masqueraded.
     pub cluster: Vec<IpNet>,
     pub dns: Dns,
     pub ports: Vec<PortMapping>,
     pub bandwidth: Option<Bandwidth>,
-    /// Whose the pods are; a call may say more.
     pub placement: Placement,
 }
 
 impl NetConf {
-    /// What an ADD or CHECK of one pod asks for.
-    pub fn for_call(call: &Call) -> Result<Self, Error> {
-        let mut conf = Self::parse(&call.config)?;
+    /// The settings for an ADD or CHECK of one pod.
+    pub fn for_call(call: &Call, node: Option<&NodeNetworks<'_>>) -> Result<Self, Error> {
+        let mut conf = Self::build(&call.config, &call.args, node)?;
         conf.requested = call.requested_ips();
         if matches!(conf.addresses, Addresses::Absent) && !conf.requested.is_empty() {
             return Err(none_to_give("; an address was requested for the pod"));
         }
         conf.mac = call.requested_mac();
-        conf.placement = placement(&call.config, &call.args)?;
         Ok(conf)
     }
 
-    /// The network without a pod, as STATUS looks at it.
+    /// A config without a pod and without an agent.
     pub fn parse(config: &Config) -> Result<Self, Error> {
+        Self::merge(config, None)
+    }
+
+    /// A config without a pod, with the agent's settings where it states none. Precedence, for each setting:
+    ///
+    /// 1. the request's config; a key counts in any spelling, and null counts as absent;
+    /// 2. the agent's network, if the config has its CNI network name: mode, bridge, MTU, masquerade and CIDRs. Its blocks give
+    ///    the addresses, unless the config names ranges or an IPAM plugin. Of the agent's settings, a config of another network
+    ///    gets the mode only, and only if the mode fits its addresses;
+    /// 3. the defaults of the reference plugin.
+    pub fn merge(config: &Config, node: Option<&NodeNetworks<'_>>) -> Result<Self, Error> {
+        Self::build(config, &Args::default(), node)
+    }
+
+    fn build(config: &Config, args: &Args, node: Option<&NodeNetworks<'_>>) -> Result<Self, Error> {
         let top = config.obj();
         let ipam = top.obj("ipam")?;
         refuse::unsupported(&top, ipam.as_ref())?;
-        let addresses = Addresses::parse(config)?;
+        let key = NetworkKey::parse(&top)?;
+        let placement = placement(config, args, key.as_ref())?;
+        let source = node.map_or(Ok(NetworkSource::Standalone), |node| node.source(config, &placement))?;
+        let network = source.network();
+        let addresses = Addresses::merge(config, source)?;
         let routes = match &ipam {
             Some(ipam) if matches!(addresses, Addresses::Own(_)) => routes::parse_all(ipam)?,
             Some(_) | None => Vec::new(),
         };
         let own = matches!(addresses, Addresses::Own(_));
         at_most(MOST_PORTS, "runtimeConfig.portMappings", config.runtime.port_mappings.len())?;
-        let mode = parse_mode(&top)?;
+        let mode = match (parse_mode(&top)?, node) {
+            (Some(mode), _) => mode,
+            (None, Some(node)) => node.mode_for(&addresses),
+            (None, None) => AttachMode::Bridge,
+        };
         bridge_only(mode, &addresses)?;
         // Without addresses there is nothing to route, masquerade or publish. The reference ignores the first two, too.
         let has_addresses = !matches!(addresses, Addresses::Absent);
         if !has_addresses && !config.runtime.port_mappings.is_empty() {
             return Err(none_to_give("; host ports lead to an address of the pod"));
         }
-        // Ours to decide when we give the addresses: a pod without a way out is nobody's wish. With another IPAM plugin
-        // the reference's defaults hold.
+        // If Podwire assigns the addresses, a pod has a default route unless the config says otherwise. With another IPAM
+        // plugin the reference's defaults hold.
         let is_gateway = top.bool("isGateway")?;
         let default_gateway = top.bool("isDefaultGateway")?;
         let is_default_gateway =
@@ -94,14 +114,19 @@ impl NetConf {
                 "mode \"routed\" needs the gateway; remove isGateway or set it to true",
             ));
         }
+        let masquerade = top.bool("ipMasq")?.or(network.map(|network| network.conf().ip_masq));
+        let cidrs = match &key {
+            Some(NetworkKey::Cidrs(cidrs)) => cidrs.as_slice(),
+            Some(NetworkKey::Id(_)) | None => network.map(Network::subnets).unwrap_or_default(),
+        };
         Ok(Self {
             mode,
-            bridge: parse_bridge(&top)?,
-            mtu: parse_mtu(&top, &addresses)?,
+            bridge: parse_bridge(&top, network)?,
+            mtu: usable_mtu(top.u32("mtu")?.or(network.and_then(Network::mtu)), &addresses)?,
             is_gateway: has_addresses
                 && (is_gateway.unwrap_or(own) || is_default_gateway || mode == AttachMode::Routed),
             is_default_gateway,
-            ip_masq: top.bool("ipMasq")?.unwrap_or(false) && has_addresses,
+            ip_masq: masquerade.unwrap_or(false) && has_addresses,
             hairpin: parse_hairpin(&top, promisc)?,
             promisc,
             force_address: top.bool("forceAddress")?.unwrap_or(false),
@@ -109,11 +134,11 @@ impl NetConf {
             requested: Vec::new(),
             mac: None,
             routes,
-            cluster: parse_cluster(&top, &addresses)?,
+            cluster: cluster(&addresses, cidrs),
             dns: config.result_dns().clone(),
             ports: config.runtime.port_mappings.clone(),
             bandwidth: config.runtime.bandwidth,
-            placement: placement(config, &Args::default())?,
+            placement,
             addresses,
         })
     }
@@ -135,8 +160,13 @@ impl NetConf {
     }
 }
 
-/// Tenant, network and group. The tenant is the config's to say: what a pod brings along chooses only within it.
-fn placement(config: &Config, args: &Args) -> Result<Placement, Error> {
+/// The placement of a pod.
+pub(crate) fn placement_of(call: &Call) -> Result<Placement, Error> {
+    placement(&call.config, &call.args, NetworkKey::parse(&call.config.obj())?.as_ref())
+}
+
+/// Tenant, network and group. The config decides the tenant; CNI_ARGS choose network and group within it.
+fn placement(config: &Config, args: &Args, key: Option<&NetworkKey>) -> Result<Placement, Error> {
     let top = config.obj();
     let tenant = top.nonempty("tenant")?;
     if let (Some(tenant), Some(other)) = (tenant, args.tenant.as_deref())
@@ -147,18 +177,21 @@ fn placement(config: &Config, args: &Args) -> Result<Placement, Error> {
             format!("CNI_ARGS: tenant {other} is not {tenant}, whose network {} is", config.name),
         ));
     }
-    // The seed's `network` is a CIDR; one that is none is a name.
-    let is_name = |text: &&str| !text.split(',').any(|part| part.trim().parse::<IpNet>().is_ok());
-    let network = args.network.as_deref().or(top.nonempty("network")?.filter(is_name));
+    let of_config = match key {
+        Some(NetworkKey::Id(id)) => Some(id.as_str()),
+        Some(NetworkKey::Cidrs(_)) | None => None,
+    };
     let group = args.group.as_deref().or(top.nonempty("group")?);
-    Placement::parse(tenant.or(args.tenant.as_deref()), network, group)
+    Placement::parse(tenant.or(args.tenant.as_deref()), args.network.as_deref().or(of_config), group)
         .map_err(|e| invalid("tenant, network or group", e))
 }
 
-fn parse_mode(top: &Obj<'_>) -> Result<AttachMode, Error> {
+/// None: the config states no mode.
+fn parse_mode(top: &Obj<'_>) -> Result<Option<AttachMode>, Error> {
     match top.str("mode")? {
-        None | Some("" | "bridge") => Ok(AttachMode::Bridge),
-        Some("routed") => Ok(AttachMode::Routed),
+        None => Ok(None),
+        Some("" | "bridge") => Ok(Some(AttachMode::Bridge)),
+        Some("routed") => Ok(Some(AttachMode::Routed)),
         Some(other) => Err(invalid("mode", format_args!("{other:?} must be \"bridge\" or \"routed\""))),
     }
 }
@@ -190,20 +223,25 @@ fn parse_hairpin(top: &Obj<'_>, promisc: bool) -> Result<bool, Error> {
     }
 }
 
-fn parse_bridge(top: &Obj<'_>) -> Result<IfName, Error> {
-    let name = top.str("bridge")?.filter(|n| !n.is_empty()).unwrap_or(DEFAULT_BRIDGE);
+fn parse_bridge(top: &Obj<'_>, network: Option<&Network>) -> Result<IfName, Error> {
+    let name = match (top.str("bridge")?, network) {
+        (None, Some(network)) => return Ok(network.conf().bridge.clone()),
+        (None | Some(""), _) => DEFAULT_BRIDGE,
+        (Some(name), _) => name,
+    };
     IfName::try_from(name).map_err(|e| invalid("bridge", e))
 }
 
-/// Too small for IPv6 is found out here and not later: the kernel takes all IPv6 off a bridge that is made so small.
-fn parse_mtu(top: &Obj<'_>, addresses: &Addresses) -> Result<Option<u32>, Error> {
+/// 0 is the bridge's own. An MTU that is too small for IPv6 is refused here: the kernel would remove all IPv6 addresses from
+/// the bridge.
+pub(crate) fn usable_mtu(mtu: Option<u32>, addresses: &Addresses) -> Result<Option<u32>, Error> {
     let has_ipv6 =
         |pools: &Pools| pools.sets().iter().flat_map(RangeSet::ranges).any(|r| r.gateway().is_ipv6());
     let least = match addresses {
         Addresses::Own(pools) if has_ipv6(pools) => MIN_MTU_V6,
         Addresses::Own(_) | Addresses::Delegated(_) | Addresses::Absent => MIN_MTU_V4,
     };
-    match top.u32("mtu")? {
+    match mtu {
         None | Some(0) => Ok(None),
         Some(mtu) if (least..=MAX_MTU).contains(&mtu) => Ok(Some(mtu)),
         Some(mtu) => Err(invalid(
@@ -213,25 +251,15 @@ fn parse_mtu(top: &Obj<'_>, addresses: &Addresses) -> Result<Option<u32>, Error>
     }
 }
 
-/// Our ranges' subnets, and the seed's `network`: the cluster's CIDR of which `subnet` is this node's part. A `network`
-/// that is no CIDR is a name (see [`placement`]).
-fn parse_cluster(top: &Obj<'_>, addresses: &Addresses) -> Result<Vec<IpNet>, Error> {
-    let mut cluster: Vec<IpNet> = match addresses {
-        Addresses::Own(pools) => {
-            pools.sets().iter().flat_map(RangeSet::ranges).map(|r| r.subnet().trunc()).collect()
-        }
-        Addresses::Delegated(_) | Addresses::Absent => Vec::new(),
+/// The subnets of Podwire's ranges and the CIDRs of the whole network.
+pub(crate) fn cluster(addresses: &Addresses, cidrs: &[IpNet]) -> Vec<IpNet> {
+    let ranges = match addresses {
+        Addresses::Own(pools) => pools.sets(),
+        Addresses::Delegated(_) | Addresses::Absent => &[],
     };
-    let texts = top.str("network")?.unwrap_or_default().split(',');
-    let named: Vec<IpNet> = texts.filter_map(|text| text.trim().parse().ok()).collect();
-    at_most(MOST_NETWORKS, "network", named.len())?;
-    for net in named {
-        if let Some(kind) = Special::of(net) {
-            return Err(invalid("network", format_args!("{net} includes {kind} address, which no pod has")));
-        }
-        cluster.push(net.trunc());
-    }
+    let subnets = ranges.iter().flat_map(RangeSet::ranges).map(Range::subnet);
+    let mut cluster: Vec<IpNet> = subnets.chain(cidrs.iter().copied()).map(|net| net.trunc()).collect();
     cluster.sort();
     cluster.dedup();
-    Ok(cluster)
+    cluster
 }

@@ -38,7 +38,7 @@ pub(crate) struct AgentPaths<'a> {
     pub(crate) run_dir: &'a Path,
 }
 
-impl Where<'_> {
+impl AgentPaths<'_> {
     /// Without its directories the command would ask another agent.
     fn status_command(&self) -> Fix {
         let mut words = vec!["podwire", "status"];

@@ -28,7 +28,8 @@ pub use key::AttachmentKey;
 pub use mac::{Mac, MacError};
 pub use mode::AttachMode;
 pub use name::{
-    ContainerId, GroupName, IfName, NameError, NetworkName, NodeName, NodeUid, RequestId, TenantName,
+    ContainerId, GroupName, IfName, NameError, NetworkId, NetworkName, NodeName, NodeUid, RequestId,
+    TenantName,
 };
 pub use placement::{DEFAULT_NETWORK, DEFAULT_TENANT, Placement};
 pub use protocol::{Protocol, ProtocolError};

@@ -97,8 +97,13 @@ name_type!(
     |v| check_id("container id", v)
 );
 name_type!(
-    /// A network's name: the `name` of a CNI config. Any length.
+    /// A CNI network name: the `name` of a CNI config, and part of every attachment's key. Any length.
     NetworkName,
+    |v| check_id("network name", v)
+);
+name_type!(
+    /// The id of a network of a tenant, as a placement names it. Several of them can have the same CNI network name.
+    NetworkId,
     |v| check_id("network name", v)
 );
 name_type!(
@@ -157,6 +162,19 @@ name_type!(
     |v| check_id("group", v)
 );
 
+impl Default for NetworkId {
+    /// The network of pods whose placement names none.
+    fn default() -> Self {
+        Self(crate::DEFAULT_NETWORK.to_owned())
+    }
+}
+
+impl Default for TenantName {
+    fn default() -> Self {
+        Self(crate::DEFAULT_TENANT.to_owned())
+    }
+}
+
 impl RequestId {
     pub fn from_random(bytes: [u8; 16]) -> Self {
         Self(hex(bytes))
@@ -178,11 +196,17 @@ mod tests {
         for good in ["a", "0", "web_1.x-y", &"a".repeat(300)] {
             assert!(ContainerId::try_from(good).is_ok(), "{good}");
             assert!(NetworkName::try_from(good).is_ok(), "{good}");
+            assert!(NetworkId::try_from(good).is_ok(), "records of earlier versions have it: {good}");
         }
         for bad in ["", ".a", "-a", "_a", "a/b", "a b", "a\n", "ä", "a:b"] {
             assert!(ContainerId::try_from(bad).is_err(), "{bad}");
             assert!(NetworkName::try_from(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn the_default_network_id_is_valid() {
+        assert_eq!(NetworkId::try_from(crate::DEFAULT_NETWORK), Ok(NetworkId::default()));
     }
 
     #[test]

@@ -1,15 +1,15 @@
 use serde::{Deserialize, Serialize};
 
-use crate::{GroupName, NameError, NetworkName, TenantName};
+use crate::{GroupName, NameError, NetworkId, TenantName};
 
 pub const DEFAULT_TENANT: &str = "default";
 pub const DEFAULT_NETWORK: &str = "default-net";
 
 /// Whose a pod is: its tenant, the tenant's network, and the group that policies bind to.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placement {
     pub tenant: TenantName,
-    pub network: NetworkName,
+    pub network: NetworkId,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<GroupName>,
 }
@@ -36,6 +36,7 @@ mod tests {
     #[test]
     fn b10_defaults_and_bad_names() {
         let placement = Placement::parse(None, None, None).unwrap();
+        assert_eq!(placement, Placement::default());
         assert_eq!(placement.tenant.as_str(), "default");
         assert_eq!(placement.network.as_str(), "default-net");
         assert_eq!(placement.group, None);

@@ -1,8 +1,8 @@
 //! The keeper: one thread that watches what happens to what is ours, and puts it back.
 //!
 //! ```text
-//! netlink, nftables, run folder, installed files ─► due ─► round: tombstones, engine::reconcile, install
-//!                                       timer ────────┘
+//! netlink, nftables, run folder, requests ─► due ─► round: tombstones, engine::reconcile
+//!                                   timer ──┘
 //! ```
 //!
 //! Events only make a round due a moment later; the round looks at everything itself. So an event that was missed costs a
@@ -14,6 +14,7 @@ mod locks;
 mod monitor;
 mod others;
 mod overlap;
+mod requests;
 mod round;
 mod rules;
 mod suspicion;
@@ -21,31 +22,34 @@ mod suspicion;
 mod tests;
 mod watch;
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use engine::reconcile::{Depth, PodFinding};
 use engine::state::Attachment;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use tracing::error;
 use types::{Finding, IfName};
 
+use crate::allocation::{NodeAllocations, TunnelSize};
 use crate::board::Board;
 use crate::conditions::Source;
+use crate::installation::InstallState;
 use crate::lock::{Lock, LockError, NetworkLock};
-use crate::membership::Cluster;
+use crate::membership::BlockRequests;
 use crate::metrics::Metrics;
 use crate::notify::Watchdog;
+use crate::peers::PeerInputs;
 use crate::server::SocketWatch;
-use crate::share::Shares;
+use crate::waker::Slot;
 use crate::work::Work;
 use config::Config;
 use hints::Known;
-use install::{self, Installer};
 use monitor::{Monitor, Read};
 pub(crate) use overlap::at_start as overlaps_at_start;
+pub(crate) use requests::ReconcileRequests;
 pub(crate) use round::with_other_bridge;
 use rules::Rules;
 use suspicion::Polled;
@@ -66,12 +70,17 @@ const RETRY: Duration = Duration::from_secs(1);
 pub(crate) struct Parts {
     pub(crate) config: Arc<Config>,
     /// This node's part of the network, once it has one.
-    pub(crate) shares: Arc<Shares>,
-    pub(crate) cluster: Option<Cluster>,
+    pub(crate) shares: Arc<NodeAllocations>,
+    /// This node's tunnels, as the peers thread keeps them.
+    pub(crate) tunnels: Arc<Slot<Vec<TunnelSize>>>,
+    pub(crate) blocks: BlockRequests,
+    pub(crate) peers: PeerInputs,
     pub(crate) board: Arc<Board>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) work: Arc<Work>,
-    pub(crate) installer: Option<Arc<Installer>>,
+    /// None: the agent installs no files.
+    pub(crate) install: Option<Arc<InstallState>>,
+    pub(crate) requests: ReconcileRequests,
     pub(crate) lock: Lock,
     pub(crate) network_lock: NetworkLock,
     pub(crate) socket: Arc<SocketWatch>,
@@ -79,40 +88,15 @@ pub(crate) struct Parts {
     pub(crate) begun: Instant,
 }
 
-/// Wakes the keeper: to look at once, or to end.
-#[derive(Debug, Clone)]
-pub(crate) struct Bell(Arc<OwnedFd>);
-
-/// Added to the counter of the bell for each failed request; other calls add 1.
-const FAILED: u64 = 1 << 32;
-
-impl Bell {
-    pub(crate) fn new() -> Result<Self, Errno> {
-        Ok(Self(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
-    }
-
-    pub(crate) fn ring(&self) {
-        self.add(1);
-    }
-
-    /// An ADD or STATUS failed: the node may have a fault that the keeper does not know yet.
-    pub(crate) fn request_failed(&self) {
-        self.add(FAILED);
-    }
-
-    fn add(&self, number: u64) {
-        // It can only fail when it has rung too often already.
-        let _ = rustix::io::write(&*self.0, &number.to_ne_bytes());
-    }
-}
-
 pub(crate) struct Keeper {
     parts: Parts,
     netlink: Monitor<netlink::Monitor, netlink::Error>,
     nft: Monitor<nft::Monitor, nft::Error>,
     run: Watch,
-    installed: Option<install::FileWatch>,
-    bell: Bell,
+    /// Of the allocation that the last round was asked for.
+    share_version: u64,
+    /// The tunnels that the last round was asked for.
+    tunnels: Vec<TunnelSize>,
     memory: Vec<Attachment>,
     /// What the last round could not repair in pods.
     unrepaired: Vec<PodFinding>,
@@ -130,10 +114,6 @@ pub(crate) struct Keeper {
     clamped: Option<Vec<IfName>>,
     /// No limit of connections is in force, and none is wanted.
     is_unlimited: bool,
-    /// The files for the runtime were in place once.
-    was_installed: bool,
-    /// No runtime that uses the installed config finds its plugins.
-    lacks_plugins: bool,
     /// Routes and addresses of other programs in the pod network, as they were found last.
     overlaps: Vec<Finding>,
     /// Since when rounds could not make the network's bridge.
@@ -160,20 +140,18 @@ pub enum KeeperError {
     Netlink(#[from] netlink::Error),
     #[error("cannot listen to the firewall: {0}")]
     Nft(#[from] nft::Error),
-    #[error("cannot watch files: {0}")]
-    Files(#[from] install::InstallError),
     #[error("cannot wait for events: {0}")]
     Wait(#[from] Errno),
 }
 
 impl Keeper {
-    pub(crate) fn new(parts: Parts, bell: Bell) -> Result<Self, KeeperError> {
+    pub(crate) fn new(parts: Parts) -> Result<Self, KeeperError> {
         Ok(Self {
             netlink: Monitor::open("netlink", netlink::Monitor::open)?,
             nft: Monitor::open("nftables", nft::Monitor::open)?,
             run: Watch::open(watch::folders(&parts.config.run_dir, &parts.config.socket))?,
-            installed: parts.installer.as_deref().map(install::FileWatch::new).transpose()?,
-            bell,
+            share_version: parts.shares.version(),
+            tunnels: Vec::new(),
             memory: Vec::new(),
             unrepaired: Vec::new(),
             due: [None; 2],
@@ -184,8 +162,6 @@ impl Keeper {
             told: None,
             clamped: None,
             is_unlimited: false,
-            was_installed: false,
-            lacks_plugins: false,
             overlaps: Vec::new(),
             bridgeless: None,
             rules: Rules::default(),
@@ -195,16 +171,12 @@ impl Keeper {
         })
     }
 
-    pub(crate) fn bell(&self) -> Bell {
-        self.bell.clone()
-    }
-
-    /// Runs until `stop` says so; the bell makes it look. An error: another agent works in our run folder, and two there
-    /// would undo each other's work.
-    pub(crate) fn run(mut self, stop: impl Fn() -> bool) -> Result<(), LockError> {
+    /// Runs until it is requested to stop. An error: another agent works in the run directory, and two there would undo each
+    /// other's work.
+    pub(crate) fn run(mut self) -> Result<(), LockError> {
         // Of this thread alone: pods that wait come first. Where it is not allowed, they come as they come.
         let _ = rustix::process::setpriority_process(None, 5);
-        while !stop() {
+        while !self.parts.requests.is_stopped() {
             self.watchdog.beat();
             let now = Instant::now();
             if self.timer <= now {
@@ -257,20 +229,19 @@ impl Keeper {
         let next = others.into_iter().flatten().fold(next, Instant::min);
         let patience = next.saturating_duration_since(Instant::now());
         let timeout = Timespec::try_from(patience).map_err(|_| Errno::INVAL)?;
-        let mut fds = vec![watched(self.run.as_fd()), watched(self.bell.0.as_fd())];
+        let mut fds = vec![watched(self.run.as_fd()), watched(self.parts.requests.waker().as_fd())];
         fds.extend(self.netlink.fd().into_iter().chain(self.nft.fd()).map(watched));
-        fds.extend(self.installed.as_ref().map(|watch| watched(watch.as_fd())));
         match poll(&mut fds, Some(&timeout)) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(errno) => Err(errno),
         }
     }
 
-    /// Only the bell is heard.
+    /// Only requests end the pause.
     fn rest(&self) {
         let timeout = Timespec { tv_sec: 0, tv_nsec: REST.subsec_nanos().into() };
         // Whatever it says, the next thing is to look.
-        let _ = poll(&mut [watched(self.bell.0.as_fd())], Some(&timeout));
+        let _ = poll(&mut [watched(self.parts.requests.waker().as_fd())], Some(&timeout));
     }
 
     /// Reads what there is to read, and decides what it asks for.
@@ -298,38 +269,39 @@ impl Keeper {
         match self.nft.read(now, nft::Monitor::read) {
             Read::Events(change) if change.is_nothing() => {}
             Read::Events(change) => {
-                if let Some(cluster) = self.parts.cluster.as_ref().filter(|_| change.peers) {
-                    cluster.peer_table_changed();
+                if change.peers {
+                    self.parts.peers.table_changed();
                 }
                 if (nft::Change { peers: false, ..change }) != nft::Change::default() {
                     self.soon(Depth::Node, change.foreign);
                 }
             }
             Read::Reopened => {
-                self.parts.cluster.iter().for_each(Cluster::peer_table_changed);
+                self.parts.peers.table_changed();
                 self.soon(Depth::Node, true);
             }
             Read::Failed => {}
         }
         let failed = self.netlink.finding().into_iter().chain(self.nft.finding()).collect();
         self.parts.board.set(Source::Monitors, failed);
-        let mut rings = [0; 8];
-        if rustix::io::read(&*self.bell.0, &mut rings).is_ok() {
-            let rings = u64::from_ne_bytes(rings);
-            if rings % FAILED > 0 {
-                self.soon(Depth::Node, false);
-            }
-            if rings >= FAILED {
-                self.suspect();
-            }
-        }
+        self.collect_requests();
         if self.run.changed().unwrap_or(true) {
             self.look_at_run_folder()?;
         }
-        if self.installed.as_mut().is_some_and(|watch| watch.changed().unwrap_or(true)) {
-            self.install();
-        }
         Ok(())
+    }
+
+    /// Requests of other threads, and new values in slots.
+    fn collect_requests(&mut self) {
+        let requested = self.parts.requests.take();
+        let (share_version, tunnels) = (self.parts.shares.version(), self.parts.tunnels.get());
+        if requested.round || share_version != self.share_version || tunnels != self.tunnels {
+            self.soon(Depth::Node, false);
+        }
+        if requested.fault {
+            self.suspect();
+        }
+        (self.share_version, self.tunnels) = (share_version, tunnels);
     }
 
     /// A round a moment from now, unless one is to come anyway: that one is neither drawn forward, as the kernel may say of

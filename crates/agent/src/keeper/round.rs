@@ -1,23 +1,23 @@
 //! One round: everything is compared and put right, and told.
 
 use std::net::IpAddr;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use engine::reconcile::{self, Depth, Kind, Order, Outcome};
+use netconf::Network;
 use tracing::{debug, info};
 use types::{Code, Finding, IfName, Severity};
 
 use super::{Due, Keeper, Parts, RETRY};
+use crate::allocation::{NoBlock, TunnelSize, family_blocks};
 use crate::attachments::inactive_port;
 use crate::conditions::Source;
+use crate::installation::announce;
 use crate::lock;
 use crate::log;
 use crate::memory;
 use crate::notify;
-use crate::share::{NoBlock, Share, TunnelSize};
 use config::Config;
-use install::runtimes::Runtimes;
 
 /// While events of the node keep coming, rounds have pauses between them of so many times what the last one took.
 const SHARE: u32 = 8;
@@ -34,12 +34,12 @@ impl Keeper {
         self.parts.work.drain_tombstones();
         self.check_overlap(due);
         let config = &self.parts.config;
-        let share = self.parts.shares.get();
+        let network = self.parts.shares.default_network();
         // A gateway in a subnet of another program would take packets from it.
-        let own = share.as_ref().ok().filter(|_| !self.is_blocked());
+        let own = network.as_ref().ok().filter(|_| !self.is_blocked());
         let order = Order {
             run_dir: &config.run_dir,
-            network: own.map(|share| (&config.network.name, &share.conf)),
+            network: own.map(|network| (&config.network.name, network.conf())),
             mode: Some((&config.network.name, config.network.mode)),
             depth: due.depth,
             memory: &self.memory,
@@ -67,14 +67,11 @@ impl Keeper {
         self.parts.metrics.reconciled(took);
         match outcome {
             Ok(outcome) => {
-                let first = !self.was_ready;
-                self.done(outcome, took, share.as_deref());
+                self.done(outcome, took, network.as_deref());
                 self.parts.board.set(Source::Round, Vec::new());
-                let has_news = || self.parts.installer.as_ref().is_some_and(|installer| installer.has_news());
-                if !first && (due.timer || has_news()) {
-                    self.install();
+                if !self.awaits_install() {
+                    self.notify_status();
                 }
-                self.notify_status();
             }
             Err(error) => {
                 let found = reconcile::failure(error, &self.parts.config.run_dir);
@@ -83,7 +80,7 @@ impl Keeper {
                 let found = if serves { found.degraded() } else { found };
                 // What the last round found lasts: this one found out nothing about it.
                 self.parts.board.set(Source::Round, vec![found]);
-                self.parts.board.set_started();
+                self.set_started();
                 self.again();
             }
         }
@@ -93,7 +90,7 @@ impl Keeper {
         self.not_before = Instant::now() + (took * SHARE).min(LONGEST_PAUSE);
     }
 
-    fn done(&mut self, outcome: Outcome, took: Duration, share: Result<&Share, &NoBlock>) {
+    fn done(&mut self, outcome: Outcome, took: Duration, network: Result<&Network, &NoBlock>) {
         // What an agent without pods makes when it starts is no repair: nobody had it yet.
         let is_fresh = !self.was_ready && outcome.attachments.is_empty();
         let mut repairs = Vec::new();
@@ -125,26 +122,38 @@ impl Keeper {
         if !is_served {
             self.again();
         }
-        let share = match share {
-            Ok(share) => share,
+        let network = match network {
+            Ok(network) => network,
             // Pods that run are looked after; new ones need a block.
             Err(_) => {
                 self.report(findings);
                 return;
             }
         };
-        self.grow(share);
-        self.tell_firewall_of_tunnels(share);
+        self.grow(network);
+        self.tell_firewall_of_tunnels(network);
         self.limit_connections();
-        if is_served && !self.was_ready {
-            self.was_ready = true;
-            match self.parts.installer {
-                // Before it is ready: ready means that the files are in place.
-                Some(_) => self.install(),
-                None => self.announce(),
-            }
+        let is_first = is_served && !self.was_ready;
+        self.was_ready |= is_served;
+        if is_first && self.parts.install.is_none() {
+            announce(self.parts.begun, self.memory.len());
         }
         self.report(findings);
+        if let Some(install) = self.parts.install.as_ref().filter(|_| is_first) {
+            install.allow(self.memory.len());
+        }
+    }
+
+    /// The first attempt to install the files is not over. Ready means that they are in place.
+    fn awaits_install(&self) -> bool {
+        self.was_ready && self.parts.install.as_ref().is_some_and(|install| !install.was_tried())
+    }
+
+    /// The installation thread does so after its first attempt.
+    fn set_started(&self) {
+        if !self.awaits_install() {
+            self.parts.board.set_started();
+        }
     }
 
     /// Block and addresses are read now: they may have changed since the round began.
@@ -153,13 +162,7 @@ impl Keeper {
         board.set(Source::Reconcile, findings);
         shares.report_block(board, &config.network.name);
         shares.report_addresses(board, &config.run_dir, &config.network.name);
-        board.set_started();
-    }
-
-    /// Logged before it is ready: a client that finds it ready finds it in the log.
-    fn announce(&self) {
-        let since = self.parts.begun.elapsed();
-        info!("ready after {} ms with {} attachments", since.as_millis(), self.memory.len());
+        self.set_started();
     }
 
     /// The findings of a round with those of the node itself.
@@ -221,13 +224,13 @@ impl Keeper {
     }
 
     /// What leaves by a tunnel must fit: where pods' links carry more, the firewall sees to it, and may have been flushed.
-    fn tell_firewall_of_tunnels(&mut self, share: &Share) {
-        let tunnels = self.parts.shares.tunnels();
+    fn tell_firewall_of_tunnels(&mut self, network: &Network) {
+        let tunnels = self.parts.tunnels.get();
         if tunnels.is_empty() && self.clamped.as_ref().is_some_and(Vec::is_empty) {
             return;
         }
         // Pods keep the size they were made with. One that is not set is as large as the bridge happens to be.
-        let coming = share.mtu.unwrap_or(u32::MAX);
+        let coming = network.mtu().unwrap_or(u32::MAX);
         let largest = self.memory.iter().map(|pod| pod.mtu).fold(coming, u32::max);
         let (small, large): (Vec<TunnelSize>, Vec<TunnelSize>) =
             tunnels.into_iter().partition(|tunnel| tunnel.mtu < largest);
@@ -244,7 +247,7 @@ impl Keeper {
         }
         let room = large.iter().map(|tunnel| tunnel.mtu).min().unwrap_or(u32::MAX);
         if self.parts.shares.set_room(room) {
-            self.bell.ring();
+            self.soon(Depth::Node, false);
         }
     }
 
@@ -268,49 +271,13 @@ impl Keeper {
     }
 
     /// Asks for another block before one is full, so that no pod has to wait for it.
-    fn grow(&self, share: &Share) {
-        let Some(cluster) = &self.parts.cluster else { return };
+    fn grow(&self, network: &Network) {
         let used: Vec<IpAddr> =
             self.memory.iter().flat_map(|a| &a.addresses).map(|a| a.address.addr()).collect();
-        for room in share.rooms() {
-            let free = room.capacity.saturating_sub(used.iter().filter(|ip| room.has(**ip)).count() as u64);
-            if free < FEW.min(room.capacity / 4) {
-                cluster.want_more(room.blocks[0]);
-            }
-        }
-    }
-
-    /// Runtimes that use the installed config and do not find the plugin. Their configuration may change at any time.
-    fn lost_plugins(&self) -> Vec<Finding> {
-        let config = &self.parts.config;
-        let Some(install) = &config.install else { return Vec::new() };
-        let plugin = install.plugin_dir.join(&config.plugin.name);
-        Runtimes::detect(Path::new("/")).findings(&install.config_dir, &plugin)
-    }
-
-    /// Whether the runtimes find what the config names.
-    pub(super) fn check_plugins(&mut self) {
-        let lost = self.lost_plugins();
-        self.lacks_plugins = lost.iter().any(|found| found.severity == Severity::NotReady);
-        self.parts.board.set(Source::Runtimes, lost);
-    }
-
-    /// Only when pods can be served: a runtime that finds a config sends pods.
-    pub(super) fn install(&mut self) {
-        let Some(installer) = self.parts.installer.as_ref().filter(|_| self.was_ready) else { return };
-        match installer.keep() {
-            Ok(kept) => {
-                kept.done.iter().for_each(|what| info!("{what}"));
-                self.parts.board.set_installed(kept.files);
-                if !std::mem::replace(&mut self.was_installed, true) {
-                    self.announce();
-                }
-                self.parts.board.set(Source::Install, Vec::new());
-                self.check_plugins();
-            }
-            Err(error) => {
-                self.parts.board.set(Source::Install, vec![installer.incomplete(&error)]);
-                self.parts.board.set_installed(installer.check());
+        for family in family_blocks(network) {
+            let taken = used.iter().filter(|ip| family.has(**ip)).count() as u64;
+            if family.capacity.saturating_sub(taken) < FEW.min(family.capacity / 4) {
+                self.parts.blocks.want_more(family.blocks[0]);
             }
         }
     }

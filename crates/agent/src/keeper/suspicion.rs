@@ -1,14 +1,12 @@
 //! Reasons to check the node before the timer does: a failed request, an address or route of another program, and the state of
 //! some files that is polled every second. So `podwire status` and `/v1/ready` report a fault soon after a request meets it.
 
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use engine::reconcile::Depth;
 use types::{Code, Severity};
 
 use super::{Due, Keeper, PAUSE};
-use install::runtimes::config_times;
 
 const POLL: Duration = Duration::from_secs(1);
 /// Checks that list the routes and the chains of other programs have this distance.
@@ -31,7 +29,6 @@ impl Default for Polled {
 struct Observed {
     has_nft: bool,
     space: Option<Severity>,
-    runtimes: Vec<(PathBuf, SystemTime)>,
 }
 
 impl Keeper {
@@ -61,24 +58,16 @@ impl Keeper {
         let observed = Observed {
             has_nft: nft::is_installed(),
             space: engine::run_dir_space(&config.run_dir).map(|found| found.severity),
-            runtimes: config.install.as_ref().map(|_| config_times(Path::new("/"))).unwrap_or_default(),
         };
         self.polled.next = now + POLL;
-        let Some(before) = self.polled.observed.replace(observed) else { return };
-        let Some(observed) = &self.polled.observed else { return };
-        let (is_same, has_same_runtimes) = (before == *observed, before.runtimes == observed.runtimes);
-        if !is_same {
+        let is_changed = self.polled.observed.as_ref().is_some_and(|before| *before != observed);
+        self.polled.observed = Some(observed);
+        if is_changed {
             self.soon(Depth::Node, false);
         }
         if self.parts.board.has(Code::IpamUnavailable) {
             // The operator waits for the next check.
             self.check_ipam();
-        }
-        if !has_same_runtimes {
-            self.install();
-        } else if self.lacks_plugins {
-            // The operator waits for the next check.
-            self.check_plugins();
         }
     }
 }

@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::watch;
+use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::Instant;
 use tracing::debug;
 use types::NodeName;
@@ -335,17 +336,19 @@ impl Shared {
     }
 
     /// Sets the time of the copy on disk: an agent that starts while the store is away reports its age.
-    pub(crate) fn watch_ended(&self) {
-        if let Some(age) = self.contact.watch_ended() {
-            self.note_copy(age);
-        }
+    pub(crate) fn watch_ended(&self) -> Option<JoinHandle<()>> {
+        self.contact.watch_ended().map(|age| self.note_copy(age))
     }
 
-    fn note_copy(&self, age: Duration) {
+    /// On another thread: a slow disk does not delay the watch.
+    fn note_copy(&self, age: Duration) -> JoinHandle<()> {
         let confirmed = SystemTime::now().checked_sub(age).unwrap_or(UNIX_EPOCH);
-        if let Err(error) = self.home.confirm_peers(confirmed) {
-            debug!("the time of peers.json could not be set: {error}");
-        }
+        let home = self.home.clone();
+        spawn_blocking(move || {
+            if let Err(error) = home.confirm_peers(confirmed) {
+                debug!("the time of peers.json could not be set: {error}");
+            }
+        })
     }
 }
 
@@ -354,7 +357,7 @@ impl Member {
     pub(crate) fn watch_confirmed(&self) {
         self.shared.contact.watch_confirmed();
         if self.shared.contact.is_note_due(Instant::now()) {
-            self.shared.note_copy(Duration::ZERO);
+            drop(self.shared.note_copy(Duration::ZERO));
         }
     }
 

@@ -1,5 +1,6 @@
 //! One wish for another block at a time, and all who wait for its answer.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -7,12 +8,14 @@ use ipnet::IpNet;
 use model::Cut;
 use tokio::sync::mpsc::{self, error::TrySendError};
 use tracing::{debug, info};
-use types::{Code, Finding};
+use types::{Code, Finding, NetworkName};
 
 use super::command::Command;
+use super::is_alone;
 use super::join::{JoinError, Joined};
 use super::member::{End, Member, Next};
-use crate::share::NoBlock;
+use crate::allocation::{BlockUsage, NoBlock, NodeAllocations};
+use config::Config;
 
 /// How long a pod waits for another block.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -163,6 +166,56 @@ impl Growing {
             }
         };
         wish.wait()
+    }
+}
+
+/// Asks for blocks, for requests and for the reconciler. Its clones ask together.
+#[derive(Clone)]
+pub(crate) struct BlockRequests {
+    commands: mpsc::Sender<Command>,
+    shares: Arc<NodeAllocations>,
+    growing: Arc<Growing>,
+    is_alone: bool,
+    /// Where addresses in use are recorded.
+    place: (PathBuf, NetworkName),
+}
+
+impl BlockRequests {
+    pub(crate) fn new(
+        config: &Config,
+        shares: Arc<NodeAllocations>,
+        commands: mpsc::Sender<Command>,
+    ) -> Self {
+        let place = (config.run_dir.clone(), config.network.name.clone());
+        Self { commands, shares, growing: Arc::default(), is_alone: is_alone(config), place }
+    }
+
+    /// Asks for one more block beside this one, which is full or nearly so. The caller does not wait for it, and while one is
+    /// asked for there is no other request.
+    pub(crate) fn want_more(&self, like: IpNet) {
+        let Ok(network) = self.shares.default_network() else { return };
+        if !self.is_alone {
+            self.growing.want(Asker { like, seen: network.blocks(), commands: &self.commands });
+        }
+    }
+
+    /// The same for a pod that found no address in `seen`, and waits. Of many that wait one asks, and all get it.
+    pub(crate) fn wait_for_block(&self, seen: &[IpNet]) -> Result<(), GrowError> {
+        if self.is_alone {
+            return Err(GrowError::Alone);
+        }
+        // An answer may be older than the question.
+        for _ in 0..2 {
+            let network = self.shares.default_network()?;
+            if network.blocks() != seen {
+                return Ok(());
+            }
+            let usage = BlockUsage { network: &network, name: &self.place.1, run_dir: &self.place.0 };
+            let like = usage.fullest().ok_or(GrowError::NotFull)?;
+            self.growing.wait(Asker { like, seen, commands: &self.commands })?;
+        }
+        let has_more = self.shares.default_network()?.blocks() != seen;
+        if has_more { Ok(()) } else { Err(GrowError::NoOther) }
     }
 }
 

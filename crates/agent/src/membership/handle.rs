@@ -1,66 +1,78 @@
 //! How the rest of the agent talks to the cluster's side.
 
 use std::convert::Infallible;
-use std::path::PathBuf;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use api::{Freshness, RoutesView};
 use ipnet::IpNet;
-use model::NodeRecord;
+use model::{Facts, NodeRecord, StoredNode, Tunnels};
 use store::Store;
+use tokio::runtime::Runtime;
 use tokio::sync::mpsc::error::TrySendError;
-use tokio::sync::{Notify, mpsc, oneshot, watch};
-use types::{Digest, Mac, NetworkName, NodeName};
+use tokio::sync::{mpsc, oneshot, watch};
+use types::{Digest, Mac, NodeName};
 
 use super::ask_error::AskError;
 use super::command::{Ask, Command, Contents};
 use super::contact::{Age, Contact};
-use super::grow::{Asker, GrowError, Growing};
 use super::home::Home;
 use super::shared::Shared;
-use super::{ClusterError, Ending, Parts, Site, is_alone, store_config};
+use super::{ClusterError, Ending, Parts, Site, store_config};
 use crate::clock::unix_time;
-use crate::peers::kernel::Kernel;
-use crate::peers::routes::Question;
-use crate::share::Shares;
+use crate::peers::inputs::PeerContents;
+use crate::peers::{Known, PeerInputs, PeerReportReceivers, Question};
+use crate::thread::AgentThread;
 
-/// Questions and commands that may wait.
-const WAITING: usize = 256;
 /// How long somebody who asks waits for the store.
 const PATIENCE: Duration = Duration::from_secs(8);
 /// Why there is nothing to answer with.
 const NO_COPY: &str = "this node has no saved state of the cluster";
 /// How long the end may take.
 const GOODBYE: Duration = Duration::from_secs(1);
+
+/// Membership before it is started. What it remembers is in force: this node's blocks and its peers.
+pub(crate) struct Membership {
+    shared: Arc<Shared>,
+    /// The part of this node's record that never changes.
+    pub(crate) record: NodeRecord,
+    /// This machine's name as it is remembered, if that was another one.
+    former: Option<NodeName>,
+    remembered_peers: Vec<NodeRecord>,
+    runtime: Runtime,
+    store: Store,
+    peers: PeerInputs,
+    commands: (mpsc::Sender<Command>, mpsc::Receiver<Command>),
+}
+
 /// Its clones talk to the same one.
 #[derive(Clone)]
 pub(crate) struct Cluster {
     commands: mpsc::Sender<Command>,
-    questions: mpsc::Sender<Question>,
-    table_changed: Arc<Notify>,
+    peers: PeerInputs,
+    addresses: watch::Receiver<Option<Vec<IpAddr>>>,
+    shared: Arc<Shared>,
+    record: NodeRecord,
     contact: Arc<Contact>,
     /// In messages: `etcd`, or `the store`.
     store_name: &'static str,
-    shares: Arc<Shares>,
-    growing: Arc<Growing>,
-    is_alone: bool,
-    /// Where addresses in use are recorded.
-    place: (PathBuf, NetworkName),
     end: Arc<End>,
     pub(crate) name: NodeName,
 }
 
-/// How the thread ends.
+/// How the threads end.
 struct End {
     stop: watch::Sender<bool>,
     ended: Mutex<std::sync::mpsc::Receiver<Infallible>>,
+    peers: AgentThread,
 }
 
-impl Cluster {
-    /// Starts the thread. What it remembers is in force when this returns: blocks at once, routes in a moment.
-    pub(crate) fn start(parts: Parts) -> Result<Self, ClusterError> {
+impl Membership {
+    /// Reads what this node remembers, and opens the store. Nothing runs yet.
+    pub(crate) fn load(parts: Parts) -> Result<Self, ClusterError> {
         let config = Arc::clone(&parts.config);
+        let (peers, commands) = (parts.peers.clone(), parts.commands);
         let home = Home::of(&config.state_dir, &config.network.name);
         let uid = home.uid()?;
         let name = NodeName::try_from(config.node.as_str())?;
@@ -75,14 +87,13 @@ impl Cluster {
         };
         let remembered = home.record().filter(|saved| saved.uid == record.uid);
         let former = remembered.as_ref().map(|saved| saved.name.clone()).filter(|former| *former != name);
-        let (commands, waiting) = mpsc::channel(WAITING);
-        let (questions, asked) = mpsc::channel(WAITING);
-        let (is_alone, shares) = (is_alone(&config), Arc::clone(&parts.shares));
-        let shared = Arc::new(Shared::new(parts, home));
+        let shared = Arc::new(Shared::new(&config, (parts.shares, parts.board), parts.peers, home));
         shared.remember(remembered.map(|saved| saved.blocks).unwrap_or_default());
+        let remembered_peers = shared.home.peers();
+        shared.know_peers(&remembered_peers, Vec::new());
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
-            .max_blocking_threads(2)
+            .max_blocking_threads(4)
             .build()
             .map_err(ClusterError::Thread)?;
         let store = {
@@ -90,22 +101,49 @@ impl Cluster {
             Store::open(&store_config(&config, &shared.home))?
         };
         shared.explain_asking(&store.describe());
+        Ok(Self { shared, record, former, remembered_peers, runtime, store, peers, commands })
+    }
+
+    /// The peers as they are known before the store has answered.
+    pub(crate) fn known_peers(&self) -> Known {
+        let config = &self.shared.config;
+        let facts = Facts {
+            name: self.record.name.clone(),
+            blocks: self.shared.blocks(),
+            subnets: config.network.subnets.clone(),
+            margin: config.cluster.margin,
+            transport: config.cluster.transport,
+            underlays: Vec::new(),
+            tunnels: Tunnels::default(),
+            sources: Vec::new(),
+        };
+        Known::new(facts, self.remembered_peers.clone())
+    }
+
+    /// Starts the thread that joins the cluster and follows the store.
+    pub(crate) fn start(
+        self,
+        reports: PeerReportReceivers,
+        worker: AgentThread,
+    ) -> Result<Cluster, ClusterError> {
+        let Self { shared, record, former, runtime, store, peers, commands: (commands, waiting), .. } = self;
         let contact = Arc::clone(&shared.contact);
         let (stop, stopped) = watch::channel(false);
         let (ending, ended) = std::sync::mpsc::channel::<Infallible>();
-        let kernel = Kernel::open()?;
-        let table_changed = Arc::<Notify>::default();
         let last =
             Ending { board: Arc::clone(&shared.board), contact: Arc::clone(&contact), stop: stopped.clone() };
+        let store_name = match shared.config.store {
+            config::Store::Embedded => "the store",
+            config::Store::Etcd(_) => "etcd",
+        };
         let site = Site {
-            shared,
-            record,
+            shared: Arc::clone(&shared),
+            record: record.clone(),
             former,
             store,
-            kernel,
+            peers: peers.clone(),
+            reports: reports.clone(),
             commands: waiting,
-            questions: asked,
-            table_changed: Arc::clone(&table_changed),
             stop: stopped,
         };
         std::thread::Builder::new()
@@ -116,38 +154,44 @@ impl Cluster {
                 runtime.block_on(site.run());
             })
             .map_err(ClusterError::Thread)?;
-        let end = Arc::new(End { stop, ended: Mutex::new(ended) });
-        let place = (config.run_dir.clone(), config.network.name.clone());
-        let growing = Arc::default();
-        let store_name = match config.store {
-            config::Store::Embedded => "the store",
-            config::Store::Etcd(_) => "etcd",
-        };
-        Ok(Self {
+        Ok(Cluster {
             commands,
-            questions,
-            table_changed,
+            peers,
+            addresses: reports.addresses,
+            shared,
+            name: record.name.clone(),
+            record,
             contact,
             store_name,
-            shares,
-            growing,
-            is_alone,
-            place,
-            end,
-            name,
+            end: Arc::new(End { stop, ended: Mutex::new(ended), peers: worker }),
         })
     }
+}
 
-    /// The firewall's table of peers was changed, perhaps by another process: it is compared.
-    pub(crate) fn peer_table_changed(&self) {
-        self.table_changed.notify_one();
-    }
-
+impl Cluster {
     /// Says goodbye: another machine may have this node's name at once. Routes and record stay.
     pub(crate) fn end(&self) {
         self.end.stop.send_replace(true);
         // Nothing is ever sent: it is closed when the thread ends, or else the lease runs out by itself.
         let _ = self.end.ended.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(GOODBYE);
+        self.end.peers.end(GOODBYE);
+    }
+
+    /// The last state that this node knows, its own record included.
+    fn contents(&self, peers: PeerContents) -> Contents {
+        let addresses = self.addresses.borrow().clone().unwrap_or_default();
+        let record = NodeRecord { addresses, blocks: self.shared.blocks(), ..self.record.clone() };
+        let listed = self.contact.listed();
+        let unread = listed.as_ref().map(|listed| listed.unread.clone()).unwrap_or_default();
+        let own_claims = record.blocks.iter().map(|block| (*block, record.name.clone()));
+        let claims = peers.claims.into_iter().chain(own_claims).collect();
+        let nodes = peers.nodes.into_iter().filter(|node| !unread.contains_key(&node.record.name));
+        Contents {
+            claims,
+            nodes: nodes.chain([StoredNode { record, created: 0 }]).collect(),
+            unread: unread.into_iter().collect(),
+            alive: listed.map(|listed| listed.alive),
+        }
     }
 
     /// Everything that stands in the store. If the store cannot be asked: the last state that this node knows.
@@ -172,7 +216,7 @@ impl Cluster {
             Age::Known(age) => Some(age),
             Age::Unknown => None,
         };
-        let contents = self.question(Question::Contents).await?;
+        let contents = self.contents(self.question(Question::Contents).await?);
         Ok((contents, freshness(age, Some(reason))))
     }
 
@@ -210,7 +254,7 @@ impl Cluster {
 
     async fn question<T>(&self, ask: impl FnOnce(oneshot::Sender<T>) -> Question) -> Result<T, AskError> {
         let (answer, answered) = oneshot::channel();
-        send(&self.questions, ask(answer))?;
+        self.peers.ask(ask(answer))?;
         tokio::time::timeout(PATIENCE, answered)
             .await
             .map_err(|_| AskError::TimedOut { seconds: PATIENCE.as_secs() })?
@@ -232,33 +276,6 @@ impl Cluster {
                 Err(AskError::Unreachable(why))
             }
         }
-    }
-
-    /// Asks for one more block beside this one, which is full or nearly so. Nobody waits for it, and while one is asked for
-    /// nobody asks again.
-    pub(crate) fn want_more(&self, like: IpNet) {
-        let Ok(share) = self.shares.get() else { return };
-        if !self.is_alone {
-            self.growing.want(Asker { like, seen: &share.blocks, commands: &self.commands });
-        }
-    }
-
-    /// The same for a pod that found no address in `seen`, and waits. Of many that wait one asks, and all get it.
-    pub(crate) fn grow(&self, seen: &[IpNet]) -> Result<(), GrowError> {
-        if self.is_alone {
-            return Err(GrowError::Alone);
-        }
-        // An answer may be older than the question.
-        for _ in 0..2 {
-            let share = self.shares.get()?;
-            if share.blocks != seen {
-                return Ok(());
-            }
-            let like = share.fullest(&self.place.0, &self.place.1).ok_or(GrowError::NotFull)?;
-            self.growing.wait(Asker { like, seen, commands: &self.commands })?;
-        }
-        let has_more = self.shares.get()?.blocks != seen;
-        if has_more { Ok(()) } else { Err(GrowError::NoOther) }
     }
 }
 

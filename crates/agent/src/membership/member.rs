@@ -14,7 +14,6 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ipnet::IpNet;
 use model::{BlockClaim, Cut, NodeRecord, Object as _, StoredNode};
 use store::{Entry, Event, Listing, Store, StoreConfig, Watch, Watched};
 use tokio::sync::{Notify, mpsc, watch};
@@ -29,6 +28,8 @@ use super::command::{Ask, Command, alive_at};
 use super::contact::Listed;
 use super::join::{Candidate, JoinError, Joined, Registry};
 use super::shared::Shared;
+use crate::peers::PeerInputs;
+use crate::peers::inputs::{Census, Claim, RecordUpdate};
 
 /// How long after a failure it is tried again: at first, and at most.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
@@ -43,33 +44,6 @@ const PROGRESS: Duration = Duration::from_secs(5);
 /// Questions that are answered at the same time.
 const AT_ONCE: usize = 8;
 
-/// What the routes need to know.
-#[derive(Debug)]
-pub(crate) enum Update {
-    All(Census),
-    Node(StoredNode),
-    Gone(NodeName),
-    Claim(Claim),
-}
-
-/// Who owns a block. In a listing None means that the claim cannot be read, in an update that there is none.
-#[derive(Debug)]
-pub(crate) struct Claim {
-    pub(crate) block: IpNet,
-    pub(crate) owner: Option<NodeName>,
-}
-
-/// All nodes that the store knows.
-#[derive(Debug)]
-pub(crate) struct Census {
-    pub(crate) nodes: Vec<StoredNode>,
-    pub(crate) claims: Vec<Claim>,
-    /// They are in the store, but what it says of them cannot be read.
-    pub(crate) unread: BTreeSet<NodeName>,
-    /// The store has just lost what it knew: others will come back.
-    pub(crate) was_wiped: bool,
-}
-
 pub(crate) struct Member {
     pub(crate) registry: Registry,
     pub(crate) candidate: Candidate,
@@ -82,7 +56,8 @@ pub(crate) struct Member {
     pub(crate) holds: watch::Sender<Option<Hold>>,
     /// Somebody else has it, or nobody.
     pub(crate) lost: Arc<Notify>,
-    pub(crate) updates: mpsc::Sender<Update>,
+    /// Where updates of other nodes go.
+    pub(crate) peers: PeerInputs,
     pub(crate) commands: mpsc::Receiver<Command>,
     /// Of the last list. A store that was made anew counts from the beginning.
     pub(crate) revision: u64,
@@ -116,7 +91,7 @@ impl Member {
         loop {
             let begun = Instant::now();
             let ended = self.session(&mut pause).await;
-            self.shared.watch_ended();
+            drop(self.shared.watch_ended());
             match ended {
                 Ok(End::Over) => return,
                 Ok(End::Again) if begun.elapsed() > SHORT => {}
@@ -188,9 +163,7 @@ impl Member {
         let census = self.census(&listing);
         self.revision = listing.revision;
         self.shared.set_unread(&self.unread);
-        if self.updates.send(Update::All(census)).await.is_err() {
-            return Ok(End::Over);
-        }
+        self.peers.update(RecordUpdate::All(census));
         self.was_wiped = false;
         let layout = &self.registry.layout;
         let agents = listing.entries.iter().filter_map(|entry| alive_at(layout, &entry.key, &entry.value));
@@ -330,8 +303,8 @@ impl Member {
                         return Ok(Next::End(End::Again));
                     }
                     let update = match (self.read(&entry), self.read_claim(&entry)) {
-                        (Some(node), _) => Update::Node(node),
-                        (None, Some(claim @ Claim { owner: Some(_), .. })) => Update::Claim(claim),
+                        (Some(node), _) => RecordUpdate::Node(node),
+                        (None, Some(claim @ Claim { owner: Some(_), .. })) => RecordUpdate::Claim(claim),
                         // What cannot be read is no reason to forget what is known.
                         (None, Some(Claim { owner: None, .. }) | None) => continue,
                     };
@@ -341,15 +314,15 @@ impl Member {
                     self.unread.remove(&key);
                     let layout = &self.registry.layout;
                     let claim =
-                        layout.block_of(&key).map(|block| Update::Claim(Claim { block, owner: None }));
-                    let Some(update) = layout.node_of(&key).map(Update::Gone).or(claim) else { continue };
+                        layout.block_of(&key).map(|block| RecordUpdate::Claim(Claim { block, owner: None }));
+                    let Some(update) = layout.node_of(&key).map(RecordUpdate::Gone).or(claim) else {
+                        continue;
+                    };
                     (key, update)
                 }
             };
             debug!("heard of {key}");
-            if self.updates.send(update).await.is_err() {
-                return Ok(Next::End(End::Over));
-            }
+            self.peers.update(update);
         }
         self.shared.set_unread(&self.unread);
         self.shared.contact.set_unread(self.unread_nodes());

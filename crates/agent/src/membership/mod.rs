@@ -1,14 +1,14 @@
-//! This node as one of many: its record and its blocks in the store, and routes to all others in the kernel.
+//! This node as one of many: its record and its blocks in the store.
 //!
-//! One thread with a small runtime of its own, in three parts that never wait for each other:
+//! One thread with a small runtime of its own. Its parts never wait for each other, and none makes a blocking kernel call:
 //!
 //! ```text
-//! member (store: join, list, watch) ── updates ──► routes (kernel: mesh, tunnels, netlink news)
-//! herald (store: alive/NAME)        ◄─ addresses ──┘
+//! member (store: join, list, watch) ── records, own blocks ──► peers thread (kernel: routes, tunnels)
+//! herald (store: alive/NAME)        ◄─ addresses, MTU, peers to save ──┘
 //! ```
 //!
-//! Nothing here stands in a pod's way: requests work with the node's [`Share`], which is remembered over reboots. While the
-//! store is away the share stays, and so does every route.
+//! Nothing here stands in a pod's way: requests work with the node's [`netconf::NodeAllocation`], which is remembered over reboots. While the
+//! store is away the allocation stays, and so does every route.
 
 mod alive;
 pub(crate) mod ask_error;
@@ -34,36 +34,38 @@ mod tests;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use model::{Cut, Facts, NetworkSpec, NodeRecord, Tunnels};
+use model::{Cut, NetworkSpec, NodeRecord};
 use store::{EtcdConfig, Store, StoreConfig};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
-use tracing::info;
+use tracing::{debug, info};
 use types::{Code, Finding, NodeName};
 
+use crate::allocation::NodeAllocations;
 use crate::board::Board;
 use crate::clock::unix_time;
 use crate::conditions::Source;
-use crate::keeper::Bell;
-use crate::metrics::Metrics;
-use crate::peers::{self, Question};
-use crate::share::Shares;
-use crate::work::Work;
+use crate::peers::routes::StartError;
+use crate::peers::{PeerInputs, PeerReportReceivers};
 pub(crate) use ask_error::AskError;
 use command::Command;
 use config::Config;
 pub(crate) use contact::Contact;
-pub(crate) use grow::GrowError;
-pub(crate) use handle::Cluster;
+pub(crate) use grow::{BlockRequests, GrowError};
+pub(crate) use handle::{Cluster, Membership};
 pub use home::{Forgotten, forget};
 use home::{Home, HomeError};
-use install::Installer;
 use join::{Candidate, Registry};
 use shared::Shared;
 pub(crate) use view::{blocks, nodes};
 
-/// Updates that may wait: a burst of joining nodes.
-const UPDATES: usize = 1024;
+/// Commands that may wait.
+const COMMANDS: usize = 256;
+
+/// What requests and clients ask of the member.
+pub(crate) fn commands() -> (mpsc::Sender<Command>, mpsc::Receiver<Command>) {
+    mpsc::channel(COMMANDS)
+}
 
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
@@ -76,18 +78,16 @@ pub enum ClusterError {
     #[error("cannot start the cluster's thread: {0}")]
     Thread(std::io::Error),
     #[error(transparent)]
-    Netlink(#[from] netlink::Error),
+    Peers(#[from] StartError),
 }
 
-/// What the cluster's side works with.
+/// What membership works with.
 pub(crate) struct Parts {
     pub(crate) config: Arc<Config>,
-    pub(crate) shares: Arc<Shares>,
+    pub(crate) shares: Arc<NodeAllocations>,
     pub(crate) board: Arc<Board>,
-    pub(crate) metrics: Arc<Metrics>,
-    pub(crate) work: Arc<Work>,
-    pub(crate) bell: Bell,
-    pub(crate) installer: Option<Arc<Installer>>,
+    pub(crate) peers: PeerInputs,
+    pub(crate) commands: (mpsc::Sender<Command>, mpsc::Receiver<Command>),
 }
 
 /// A node that nobody can join: one block is all there is, and nobody else uses the store.
@@ -102,10 +102,9 @@ struct Site {
     /// This machine's name as it is remembered, if that was another one.
     former: Option<NodeName>,
     store: Store,
-    kernel: peers::Kernel,
+    peers: PeerInputs,
+    reports: PeerReportReceivers,
     commands: mpsc::Receiver<Command>,
-    questions: mpsc::Receiver<Question>,
-    table_changed: Arc<Notify>,
     /// Comes true when the agent ends.
     stop: watch::Receiver<bool>,
 }
@@ -127,62 +126,33 @@ impl Drop for Ending {
                        are; its log has the reason";
         self.contact.stopped("the agent no longer follows the store");
         let found = Finding::new(Code::StoreWatchStopped, "store", message).fix("systemctl restart podwire");
-        // What was found about routes may not hold any more, and nothing would end it.
-        self.board.set(Source::Routes, Vec::new());
         self.board.set(Source::Cluster, vec![found]);
     }
 }
 
 impl Site {
     async fn run(self) {
-        let Self { shared, record, former, store, kernel, commands, questions, table_changed, mut stop } =
-            self;
+        let Self { shared, record, former, store, peers, reports, commands, mut stop } = self;
         let config = Arc::clone(&shared.config);
         let registry = Registry { store, layout: config.layout.clone() };
         info!("the cluster is in {}, under {}", registry.store.describe(), registry.layout.prefix());
-        let (addresses, published) = watch::channel(None);
         let (holds, held) = watch::channel(None);
         let lost = Arc::<Notify>::default();
-        let (updates, heard) = mpsc::channel(UPDATES);
-        let network = &config.network;
         let remembered = shared.blocks();
         let since = unix_time();
-        let candidate = Candidate { spec: spec(&config), record: record.clone(), remembered, former, since };
+        let candidate = Candidate { spec: spec(&config), record, remembered, former, since };
         let contact = Arc::clone(&shared.contact);
         let herald = alive::Herald { holds: held.clone(), lost: Arc::clone(&lost), contact };
         let reporting = Arc::clone(&shared);
-        let peers = shared.home.peers();
-        shared.know_peers(peers.iter(), &BTreeMap::new());
-        let facts = Facts {
-            name: record.name.clone(),
-            blocks: shared.blocks(),
-            subnets: network.subnets.clone(),
-            margin: config.cluster.margin,
-            transport: config.cluster.transport,
-            underlays: Vec::new(),
-            tunnels: Tunnels::default(),
-            sources: Vec::new(),
-        };
-        let known = peers::Known::new(facts, peers);
-        let routes = peers::Routes {
-            shared: Arc::clone(&shared),
-            addresses,
-            updates: heard,
-            questions,
-            table_changed,
-            record,
-            kernel,
-            known,
-        };
         let member = member::Member {
             registry,
             candidate,
             cuts: cuts(&config),
             shared,
-            addresses: published,
+            addresses: reports.addresses,
             holds,
             lost,
-            updates,
+            peers,
             commands,
             revision: 0,
             unread: BTreeMap::new(),
@@ -194,12 +164,17 @@ impl Site {
         tokio::select! {
             () = member.run() => {}
             () = reporting.report_reach() => {}
-            () = routes.run() => {}
+            () = reporting.follow_position(reports.position) => {}
+            () = reporting.save_peers(reports.records) => {}
             () = herald.run() => {}
             // An error means that nobody is left who could say so.
             _ = stop.wait_for(|stop| *stop) => {}
         }
-        reporting.watch_ended();
+        if let Some(noted) = reporting.watch_ended()
+            && let Err(error) = noted.await
+        {
+            debug!("the time of peers.json could not be set: {error}");
+        }
         let hold = held.borrow().clone();
         if let Some(hold) = hold {
             hold.give_back().await;

@@ -1,4 +1,4 @@
-//! What the parts of the cluster's side share: the node's blocks and MTU, which make its [`Share`]; and what is wrong.
+//! What the parts of the cluster's side share: the node's blocks and MTU, which make its allocation; and what is wrong.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -7,45 +7,40 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use model::NodeRecord;
-use tokio::sync::Notify;
-use tokio::task::spawn_blocking;
-use tokio::time::Instant;
+use netconf::{Network, NodeAllocation};
+use tokio::sync::watch;
+use tokio::task::{self, spawn_blocking};
+use tokio::time::{Instant, sleep};
 use tracing::{error, warn};
 use types::{Code, Finding, Fix, NodeName};
 
 use super::contact::Contact;
 use super::grow::Wish;
-use super::home::Home;
+use super::home::{Home, HomeError};
 use super::join::{JoinError, Joined};
 use super::leases::{LeaseEvent, Leases};
 use super::outage;
-use super::{Parts, cuts, is_alone};
+use super::{cuts, is_alone};
+use crate::allocation::{BlockUsage, NodeAllocations};
 use crate::board::Board;
 use crate::clock::Now;
 use crate::conditions::Source;
-use crate::keeper::Bell;
-use crate::metrics::Metrics;
+use crate::peers::PeerInputs;
+use crate::peers::inputs::{NodePosition, PeerRecords};
 use crate::peers::tunnel::OVERHEAD_V6;
-use crate::share::{Share, Shares, TunnelSize};
-use crate::work::Work;
 use config::Config;
-use install::{Installer, Rendered};
 
 /// One for all of them.
 pub(crate) struct Shared {
     pub(crate) config: Arc<Config>,
     pub(crate) home: Home,
     pub(crate) contact: Arc<Contact>,
-    shares: Arc<Shares>,
+    shares: Arc<NodeAllocations>,
     pub(crate) board: Arc<Board>,
-    pub(crate) metrics: Arc<Metrics>,
-    work: Arc<Work>,
-    bell: Bell,
-    installer: Option<Arc<Installer>>,
+    peers: PeerInputs,
     /// A node that nobody can join: it has all of the network, whatever its store says.
     pub(crate) is_alone: bool,
     state: Mutex<State>,
-    changed: Notify,
 }
 
 #[derive(Default)]
@@ -75,21 +70,21 @@ struct State {
 }
 
 impl Shared {
-    pub(crate) fn new(parts: Parts, home: Home) -> Self {
-        let Parts { config, shares, board, metrics, work, bell, installer } = parts;
+    pub(crate) fn new(
+        config: &Arc<Config>,
+        (shares, board): (Arc<NodeAllocations>, Arc<Board>),
+        peers: PeerInputs,
+        home: Home,
+    ) -> Self {
         Self {
-            is_alone: is_alone(&config),
+            is_alone: is_alone(config),
             contact: Arc::new(Contact::new(home.saved_at())),
-            config,
+            config: Arc::clone(config),
             home,
             shares,
             board,
-            metrics,
-            work,
-            bell,
-            installer,
+            peers,
             state: Mutex::default(),
-            changed: Notify::new(),
         }
     }
 
@@ -135,6 +130,7 @@ impl Shared {
             return;
         }
         self.lock().blocks.clear();
+        self.peers.set_blocks(Vec::new());
         self.withdraw(why);
         self.save(&NodeRecord { blocks: Vec::new(), ..record.clone() }).await;
         self.tell();
@@ -150,8 +146,9 @@ impl Shared {
         let config = Arc::clone(&self.config);
         let look = move || {
             let is_free = |block: &IpNet| {
-                let share = Share::new(&config.network, vec![*block], None);
-                share.is_ok_and(|share| !share.is_used(&config.run_dir, &config.network.name))
+                let (name, run_dir) = (&config.network.name, config.run_dir.as_path());
+                let network = Network::new(&config.network, vec![*block], None);
+                network.is_ok_and(|network| !BlockUsage { network: &network, name, run_dir }.is_used())
             };
             lost.into_iter().filter(is_free).collect::<Vec<_>>()
         };
@@ -177,10 +174,7 @@ impl Shared {
             return;
         }
         let (home, copy) = (self.home.clone(), record.clone());
-        let saved = match spawn_blocking(move || home.save_record(&copy)).await {
-            Ok(saved) => saved.err().map(|error| error.to_string()),
-            Err(error) => Some(format!("this node's record cannot be written down: {error}")),
-        };
+        let saved = failure(spawn_blocking(move || home.save_record(&copy)).await);
         let mut state = self.lock();
         state.saved = saved.is_none().then(|| record.clone());
         if state.unsaved != saved {
@@ -188,15 +182,53 @@ impl Shared {
         }
     }
 
-    /// None says nothing: a link that is away for a moment comes back as it was.
-    pub(crate) fn set_mtu(&self, mtu: Option<u32>) {
+    /// None says nothing: a link that is away for a moment comes back as it was. Returns the MTU if it is to be saved.
+    fn set_mtu(&self, mtu: Option<u32>) -> Option<u32> {
         // Alone there is no tunnel to make room for.
-        let Some(mtu) = mtu.filter(|mtu| !self.is_alone && self.lock().mtu != Some(*mtu)) else { return };
+        let mtu = mtu.filter(|mtu| !self.is_alone && self.lock().mtu != Some(*mtu))?;
         self.lock().mtu = Some(mtu);
-        if let Err(error) = self.home.save_mtu(mtu) {
-            warn!("the MTU cannot be remembered: {error}");
-        }
         self.renew();
+        Some(mtu)
+    }
+
+    /// Follows what the peers thread finds out about this node.
+    pub(crate) async fn follow_position(&self, mut position: watch::Receiver<NodePosition>) {
+        loop {
+            let NodePosition { lost, mtu } = position.borrow_and_update().clone();
+            self.set_lost_addresses(&lost);
+            if let Some(mtu) = self.set_mtu(mtu) {
+                let home = self.home.clone();
+                let saved = spawn_blocking(move || home.save_mtu(mtu)).await;
+                if let Some(error) = failure(saved) {
+                    warn!("the MTU cannot be remembered: {error}");
+                }
+            }
+            if position.changed().await.is_err() {
+                return std::future::pending().await;
+            }
+        }
+    }
+
+    /// Writes the peers to disk when they change, for a boot without the store.
+    pub(crate) async fn save_peers(&self, mut reported: watch::Receiver<PeerRecords>) {
+        let mut is_saved = true;
+        loop {
+            let changed = tokio::select! {
+                changed = reported.changed() => changed.is_ok(),
+                () = sleep(self.config.reconcile), if !is_saved => true,
+            };
+            if !changed {
+                return std::future::pending().await;
+            }
+            let PeerRecords { records, awaited } = reported.borrow_and_update().clone();
+            self.know_peers(&records, awaited);
+            let home = self.home.clone();
+            let saved = failure(spawn_blocking(move || home.save_peers(records.iter())).await);
+            is_saved = saved.is_none();
+            self.set_forgetful(saved.map(|error| {
+                format!("the other nodes cannot be written down, for a boot without the store: {error}")
+            }));
+        }
     }
 
     /// What fits on most links with room for either tunnel, for a node that boots before its link has an address. A pod
@@ -206,31 +238,24 @@ impl Shared {
         has_tunnel.then_some(1500 - OVERHEAD_V6)
     }
 
-    /// Puts the share in force, if it is another one than before.
+    /// Puts the allocation in force, if it differs from the one in force.
     fn renew(&self) {
         let (blocks, mtu) = {
             let state = self.lock();
             (state.blocks.clone(), state.mtu)
         };
+        self.peers.set_blocks(blocks.clone());
         let network = &self.config.network;
         let has_none = |subnet: &&IpNet| !blocks.iter().any(|block| subnet.contains(block));
         if let Some(subnet) = network.subnets.iter().find(has_none) {
             return self.withdraw(&format!("this node has no block of {subnet} any more"));
         }
         let mtu = network.mtu.or(mtu).or_else(|| self.cautious_mtu());
-        if self.shares.get().is_ok_and(|share| share.blocks == blocks && share.mtu == mtu) {
+        if self.shares.default_network().is_ok_and(|own| own.blocks() == blocks && own.mtu() == mtu) {
             return;
         }
-        match Share::new(network, blocks, mtu) {
-            Ok(share) => {
-                self.work.change_defaults(share.values.clone());
-                if let Some(installer) = &self.installer {
-                    installer.know(Rendered::new(share.blocks.clone(), share.mtu));
-                }
-                self.shares.set(Arc::new(share));
-                self.bell.ring();
-                self.changed.notify_one();
-            }
+        match Network::new(network, blocks, mtu) {
+            Ok(network) => self.shares.set(NodeAllocation::of_default(Arc::new(network))),
             Err(error) => self.shares.explain(format!("the agent's own network: {error}")),
         }
     }
@@ -240,10 +265,7 @@ impl Shared {
     fn withdraw(&self, why: &str) {
         if self.shares.withdraw(why) {
             error!("{why}: no pod gets an address until it has one");
-            self.work.withdraw(why);
             self.shares.report_block(&self.board, &self.config.network.name);
-            self.bell.ring();
-            self.changed.notify_one();
         }
     }
 
@@ -253,13 +275,8 @@ impl Shared {
     }
 
     /// The other nodes, and those of them that the store does not know.
-    pub(crate) fn know_peers<'a>(
-        &self,
-        peers: impl Iterator<Item = &'a NodeRecord>,
-        awaited: &BTreeMap<NodeName, Instant>,
-    ) {
-        let blocks = peers.flat_map(|peer| peer.blocks.iter().copied()).collect();
-        let awaited: Vec<NodeName> = awaited.keys().cloned().collect();
+    pub(crate) fn know_peers(&self, peers: &[NodeRecord], awaited: Vec<NodeName>) {
+        let blocks = peers.iter().flat_map(|peer| peer.blocks.iter().copied()).collect();
         let is_news = {
             let mut state = self.lock();
             state.peers_blocks = blocks;
@@ -277,16 +294,8 @@ impl Shared {
         self.lock().peers_blocks.clone()
     }
 
-    pub(crate) async fn share_changed(&self) {
-        self.changed.notified().await;
-    }
-
     pub(crate) fn blocks(&self) -> Vec<IpNet> {
         self.lock().blocks.clone()
-    }
-
-    pub(crate) fn gateways(&self) -> Vec<IpAddr> {
-        self.shares.get().map(|share| share.gateways()).unwrap_or_default()
     }
 
     /// This node could not join, or its watch broke. An outage is reported by [`Self::unreachable`].
@@ -299,7 +308,6 @@ impl Shared {
         }
         self.tell();
         self.shares.explain(format!("this node has no block yet: {error}"));
-        self.bell.ring();
     }
 
     pub(crate) fn set_growth_trouble(&self, what: Option<(Finding, Arc<Wish>)>) {
@@ -325,7 +333,7 @@ impl Shared {
     }
 
     /// Why the other nodes could not be written down; None: they are.
-    pub(crate) fn set_forgetful(&self, why: Option<String>) {
+    fn set_forgetful(&self, why: Option<String>) {
         if self.lock().forgetful != why {
             self.lock().forgetful = why;
             self.tell();
@@ -374,7 +382,7 @@ impl Shared {
         self.board.set(Source::Cluster, findings);
     }
 
-    pub(crate) fn set_lost_addresses(&self, lost: &[IpAddr]) {
+    fn set_lost_addresses(&self, lost: &[IpAddr]) {
         if self.lock().lost_addresses != lost {
             self.lock().lost_addresses = lost.to_vec();
             self.tell();
@@ -402,12 +410,14 @@ impl Shared {
     pub(crate) fn next_lapse(&self) -> Option<Instant> {
         self.lock().leases.report_at().map(Instant::from_std)
     }
+}
 
-    /// The tunnels there are, for the firewall: what leaves by them must fit.
-    pub(crate) fn set_tunnels(&self, tunnels: Vec<TunnelSize>) {
-        if self.shares.set_tunnels(tunnels) {
-            self.bell.ring();
-        }
+/// Why a file could not be written.
+fn failure(written: Result<Result<(), HomeError>, task::JoinError>) -> Option<String> {
+    match written {
+        Ok(Ok(())) => None,
+        Ok(Err(error)) => Some(error.to_string()),
+        Err(error) => Some(error.to_string()),
     }
 }
 

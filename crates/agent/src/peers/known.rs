@@ -1,18 +1,17 @@
 //! What the routes' side knows, and when it looks next.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use model::{Facts, Mesh, NodeRecord, StoredNode, Tunnels, difference, listed};
-use tokio::time::Instant;
 use tracing::{info, warn};
 use types::{Finding, NodeName};
 
+use super::inputs::{Census, Claim};
 use super::routes::{Peers, Telling, Trials};
 use super::tunnel::Tunnel;
 use super::underlay::Position;
-use crate::membership::member::{Census, Claim};
 
 /// How long nodes that a wiped store does not know are kept. Pods run also where the agent does not, and a machine's agent
 /// may be down for as long as an update takes; for whoever is gone for good, nobody could tell us any more.
@@ -34,7 +33,7 @@ pub(crate) struct Known {
     pub(crate) was_swept: bool,
     /// When everything is compared.
     pub(crate) look_at: Instant,
-    /// When the others are written down.
+    /// When the peers are reported to membership, which writes them to disk.
     pub(crate) save_at: Option<Instant>,
     /// Nodes that a wiped store does not know yet, and until when they are kept.
     pub(crate) awaited: BTreeMap<NodeName, Instant>,

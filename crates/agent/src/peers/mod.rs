@@ -1,9 +1,11 @@
-//! The other nodes in this kernel: routes, neighbours, tunnels and the firewall's table of peers, as the records say.
+//! The other nodes in this kernel: routes, neighbours, tunnels and the firewall's table of peers, as the records say. All of
+//! it is done on one thread of its own, so that kernel work delays neither the lease nor the watch of the store.
 //!
 //! ```text
-//! membership ── records ──► Known (mesh: what they mean) ──► Routes ──► kernel
+//! membership ── records ──► inputs ──► Known (mesh: what they mean) ──► Routes ──► kernel
 //! ```
 
+pub(crate) mod inputs;
 pub(crate) mod kernel;
 pub(crate) mod known;
 pub(crate) mod routes;
@@ -11,11 +13,6 @@ pub(crate) mod trial;
 pub(crate) mod tunnel;
 pub(crate) mod underlay;
 
-pub(crate) use kernel::Kernel;
+pub(crate) use inputs::{PeerInputs, PeerQueue, PeerReportReceivers, Question};
 pub(crate) use known::Known;
-pub(crate) use routes::{Question, Routes};
-
-fn io_error(operation: &str, source: &std::io::Error) -> netlink::Error {
-    let errno = rustix::io::Errno::from_io_error(source).unwrap_or(rustix::io::Errno::IO);
-    netlink::Error::Socket { operation: operation.to_owned(), errno }
-}
+pub(crate) use routes::{Parts, start};

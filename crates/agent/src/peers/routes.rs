@@ -1,9 +1,9 @@
 //! The kernel's side: routes, neighbours and tunnel entries for all other nodes, always as the records say.
 //!
 //! ```text
-//! updates from the store ─┐
-//! news from the kernel ───┼─► Mesh (desired) ─► what changed ─► one batch
-//! timer ──────────────────┘                └──► compared with all the kernel has: after losses, and on the timer
+//! updates from the store ───┐
+//! events from the kernel ───┼─► Mesh (desired) ─► what changed ─► one batch
+//! timer ────────────────────┘                └──► compared with all the kernel has: after losses, and on the timer
 //! ```
 //!
 //! `peers`: the firewall's table of them. `publish`: where this node is. `tunnels`: its devices. `trials`: whether they work. `telling`: what people and the disk get
@@ -18,146 +18,254 @@ mod trials;
 mod tunnels;
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use ipnet::IpNet;
 use model::{Changes, NodeRecord, Repaired, Tunnels};
 use netlink::{PeerMonitor, PeerNews, Route};
-use tokio::io::unix::AsyncFd;
-use tokio::sync::{Notify, mpsc, oneshot, watch};
-use tokio::time::{Instant, sleep_until};
-use tracing::{debug, info};
-use types::IfName;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use tracing::{debug, error, info};
+use types::{Code, Finding, IfName};
 
+use super::inputs::{PeerQueue, PeerReports, Pending, Question, RecordUpdates};
 use super::kernel::{Kernel, Refused};
 use super::known::Known;
-use crate::membership::ask_error::AskError;
-use crate::membership::command::Contents;
-use crate::membership::member::{Claim, Update};
-use crate::membership::shared::Shared;
+use crate::allocation::{NodeAllocations, TunnelSize};
+use crate::board::Board;
+use crate::conditions::Source;
+use crate::membership::AskError;
+use crate::metrics::Metrics;
+use crate::thread::{AgentThread, StopFlag};
+use crate::waker::Slot;
+use config::Config;
 pub(crate) use peers::Peers;
 use telling::Part;
 pub(crate) use telling::Telling;
 pub(crate) use trials::Trials;
 
-/// How long after news a look is taken: what belongs together comes together.
+/// How long after an event everything is compared: what belongs together comes together.
 const PAUSE: Duration = Duration::from_millis(20);
-/// After news were heard, none are for a while: a pod that comes or goes makes a dozen of them, and to be woken for each
-/// takes more than to hear them.
-const DEAF: Duration = Duration::from_millis(20);
+/// After events were read, none are for a while: a pod that comes or goes makes a dozen of them, and to wake up for each takes
+/// more than to read them.
+const DEBOUNCE: Duration = Duration::from_millis(20);
 /// How soon something that failed is tried again.
 const RETRY: Duration = Duration::from_secs(1);
-/// How often the others are written down, at most, while they change.
+/// How often the peers are written to disk, at most, while they change.
 const SAVE: Duration = Duration::from_millis(500);
 /// At most so often for each of them: thousands are many megabytes.
 const SAVE_EACH: Duration = Duration::from_millis(2);
-/// Updates that are taken in one go.
-const BATCH: usize = 4096;
+/// A change or a comparison takes milliseconds; with thousands of peers up to a second.
+pub(crate) const LONGEST_CHANGE: Duration = Duration::from_secs(5);
 
-/// What can be answered without the store.
-pub(crate) enum Question {
-    /// The routes there are.
-    Routes(oneshot::Sender<Result<Vec<api::RouteView>, AskError>>),
-    /// The cluster as this node knows it.
-    Contents(oneshot::Sender<Contents>),
-}
-
-pub(crate) struct Routes {
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) addresses: watch::Sender<Option<Vec<IpAddr>>>,
-    pub(crate) updates: mpsc::Receiver<Update>,
-    pub(crate) questions: mpsc::Receiver<Question>,
-    /// The firewall's table of peers was changed.
-    pub(crate) table_changed: Arc<Notify>,
-    /// Our record's part that never changes.
+/// What the peers thread works with.
+pub(crate) struct Parts {
+    pub(crate) config: Arc<Config>,
+    /// A node that no other one can join has no peers.
+    pub(crate) is_alone: bool,
+    /// This node's part of the network: its gateways.
+    pub(crate) shares: Arc<NodeAllocations>,
+    pub(crate) board: Arc<Board>,
+    pub(crate) metrics: Arc<Metrics>,
+    /// This node's tunnels, for the reconciler.
+    pub(crate) tunnels: Arc<Slot<Vec<TunnelSize>>>,
+    pub(crate) queue: PeerQueue,
+    pub(crate) reports: PeerReports,
+    /// The part of this node's record that never changes.
     pub(crate) record: NodeRecord,
-    pub(crate) kernel: Kernel,
+    /// With the peers that were written to disk.
     pub(crate) known: Known,
 }
 
+/// Starts the thread.
+pub(crate) fn start(parts: Parts) -> Result<AgentThread, StartError> {
+    let waker = parts.queue.waker.clone();
+    let routes = Routes::new(parts)?;
+    Ok(AgentThread::start("podwire-peers", waker, move |stop| routes.run(stop))?)
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error(transparent)]
+    Netlink(#[from] netlink::Error),
+    #[error("cannot start the thread for routes to peers: {0}")]
+    Thread(#[from] std::io::Error),
+}
+
+pub(crate) struct Routes {
+    config: Arc<Config>,
+    is_alone: bool,
+    shares: Arc<NodeAllocations>,
+    /// Of the allocation that was used last.
+    share_version: u64,
+    board: Arc<Board>,
+    metrics: Arc<Metrics>,
+    tunnel_sizes: Arc<Slot<Vec<TunnelSize>>>,
+    queue: PeerQueue,
+    reports: PeerReports,
+    record: NodeRecord,
+    /// This node's.
+    blocks: Vec<IpNet>,
+    kernel: Kernel,
+    known: Known,
+}
+
 impl Routes {
-    /// For ever, or until nobody is left who could tell anything.
-    pub(crate) async fn run(mut self) {
-        let mut ear = Ear::Broken(Instant::now());
-        loop {
-            let (save_at, tell_at) = (self.known.save_at, self.known.telling.at);
-            tokio::select! {
-                update = self.updates.recv() => match update {
-                    Some(update) => self.updated(update),
-                    None => return,
-                },
-                question = self.questions.recv() => match question {
-                    Some(question) => self.answer(question),
-                    None => return,
-                },
-                waited = ear.wait() => {
-                    let waited = waited.map_err(|e| crate::peers::io_error("wait for the kernel's events", &e));
-                    ear = waited.and_then(|()| self.listen(ear)).unwrap_or_else(|error| self.no_events(&error));
-                }
-                () = self.shared.share_changed() => self.soon(PAUSE),
-                () = self.table_changed.notified() => self.peer_table_changed(),
-                () = sleep_until(self.known.look_at) => self.look(),
-                () = sleep_until(save_at.unwrap_or_else(far)), if save_at.is_some() => self.save(),
-                saved = telling::written(&mut self.known.telling.saving) => self.saved(saved),
-                told = trials::ended(&mut self.known.trials.running) => self.tried(told),
-                () = sleep_until(tell_at.unwrap_or_else(far)), if tell_at.is_some() => {
-                    self.count();
-                    self.tell();
-                }
+    fn new(parts: Parts) -> Result<Self, netlink::Error> {
+        let Parts { config, is_alone, shares, board, metrics, tunnels, queue, reports, record, known } =
+            parts;
+        Ok(Self {
+            config,
+            is_alone,
+            share_version: shares.version(),
+            shares,
+            board,
+            metrics,
+            tunnel_sizes: tunnels,
+            queue,
+            reports,
+            record,
+            blocks: known.mesh.facts().blocks.clone(),
+            kernel: Kernel::open()?,
+            known,
+        })
+    }
+
+    fn run(mut self, stop: &StopFlag) {
+        let _end = ReportEnd { board: Arc::clone(&self.board), stop: stop.clone() };
+        let mut monitor = Monitor::Failed { retry_at: Instant::now() };
+        while !stop.is_set() {
+            self.board.peers_busy_since(Instant::now());
+            self.take_input();
+            monitor = self.read_events(monitor);
+            self.run_timers();
+            self.board.peers_idle();
+            if let Err(errno) = self.wait(&monitor) {
+                error!(error = %errno, "the peers thread cannot wait for events");
+                // Everything is still compared by the timer.
+                std::thread::sleep(RETRY);
             }
         }
     }
 
-    /// What comes after a wait: events are read, then none for a while.
-    fn listen(&mut self, ear: Ear) -> Result<Ear, netlink::Error> {
-        match ear {
-            Ear::Open(mut monitor, _) => {
-                self.observed(&monitor.read()?);
-                Ok(Ear::Closed(monitor, Instant::now() + DEAF))
-            }
-            Ear::Closed(monitor, _) => Ear::open(monitor),
-            Ear::Broken(_) => {
-                let mut monitor = PeerMonitor::open()?;
-                self.observed(&monitor.read()?);
-                if self.known.telling.monitor_failure.take().is_some() {
-                    // Events were missed.
-                    self.soon(PAUSE);
-                    self.tell_soon();
-                }
-                Ear::open(monitor)
-            }
+    /// Input of other threads.
+    fn take_input(&mut self) {
+        let Pending { records, blocks, is_table_changed } = self.queue.take();
+        let share_version = self.shares.version();
+        if share_version != self.share_version {
+            self.share_version = share_version;
+            self.soon(PAUSE);
         }
+        if let Some(blocks) = blocks.filter(|blocks| *blocks != self.blocks) {
+            self.blocks = blocks;
+            self.soon(PAUSE);
+        }
+        if is_table_changed {
+            self.peer_table_changed();
+        }
+        if !records.is_empty() {
+            self.updated(records);
+        }
+        while let Some(question) = self.queue.question() {
+            self.answer(question);
+        }
+        if let Some(verdict) = self.known.trials.verdict() {
+            self.tried(verdict);
+        }
+    }
+
+    fn run_timers(&mut self) {
+        let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= Instant::now());
+        if is_due(Some(self.known.look_at)) {
+            self.look();
+        }
+        if is_due(self.known.save_at) {
+            self.report_records();
+        }
+        if is_due(self.known.telling.at) {
+            self.count();
+            self.tell();
+        }
+    }
+
+    /// Sleeps until there is input, an event or a timer.
+    fn wait(&self, monitor: &Monitor) -> Result<(), Errno> {
+        let now = Instant::now();
+        let timers =
+            [Some(self.known.look_at), self.known.save_at, self.known.telling.at, monitor.pause(now)];
+        let next = timers.into_iter().flatten().min().unwrap_or(now);
+        let timeout = Timespec::try_from(next.saturating_duration_since(now)).map_err(|_| Errno::INVAL)?;
+        let mut fds = vec![PollFd::new(&self.queue.waker, PollFlags::IN)];
+        if let Monitor::Open { monitor: open, .. } = monitor
+            && monitor.pause(now).is_none()
+        {
+            fds.push(PollFd::from_borrowed_fd(open.as_fd(), PollFlags::IN));
+        }
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// Reads the kernel's events, or opens the monitor again.
+    fn read_events(&mut self, monitor: Monitor) -> Monitor {
+        let now = Instant::now();
+        if monitor.pause(now).is_some() {
+            return monitor;
+        }
+        let read = match monitor {
+            Monitor::Open { monitor, .. } => self.read_open(monitor, now),
+            Monitor::Failed { .. } => self.open_monitor(now),
+        };
+        read.unwrap_or_else(|error| self.no_events(&error))
+    }
+
+    fn read_open(&mut self, mut monitor: PeerMonitor, now: Instant) -> Result<Monitor, netlink::Error> {
+        let events = monitor.read()?;
+        self.observed(&events);
+        let quiet_until = if events.is_empty() { now } else { now + DEBOUNCE };
+        Ok(Monitor::Open { monitor, quiet_until })
+    }
+
+    fn open_monitor(&mut self, now: Instant) -> Result<Monitor, netlink::Error> {
+        let mut monitor = PeerMonitor::open()?;
+        self.observed(&monitor.read()?);
+        if self.known.telling.monitor_failure.take().is_some() {
+            // Events were missed.
+            self.soon(PAUSE);
+            self.tell_soon();
+        }
+        Ok(Monitor::Open { monitor, quiet_until: now })
     }
 
     /// Everything is compared at each attempt, and on the timer.
-    fn no_events(&mut self, error: &netlink::Error) -> Ear {
+    fn no_events(&mut self, error: &netlink::Error) -> Monitor {
         self.known.telling.monitor_failure = Some(error.to_string());
         self.tell();
         self.soon(RETRY);
-        Ear::Broken(Instant::now() + RETRY)
+        Monitor::Failed { retry_at: Instant::now() + RETRY }
     }
 
-    /// Takes what the store told, and all else it has told meanwhile, and puts the difference into the kernel.
-    fn updated(&mut self, first: Update) {
-        let mut next = Some(first);
-        let mut is_list = false;
-        for _ in 0..BATCH {
-            let Some(update) = next else { break };
-            match update {
-                Update::All(census) => {
-                    is_list = true;
-                    self.known.set_all(census);
-                }
-                Update::Node(node) => self.known.set_peer(node),
-                Update::Claim(Claim { block, owner }) => self.known.set_claim(block, owner),
-                Update::Gone(name) => {
+    /// Takes all updates of the store, and puts the difference into the kernel.
+    fn updated(&mut self, updates: RecordUpdates) {
+        let RecordUpdates { census, nodes, claims } = updates;
+        let is_list = census.is_some();
+        if let Some(census) = census {
+            self.known.set_all(census);
+        }
+        for (name, node) in nodes {
+            match node {
+                Some(node) => self.known.set_peer(node),
+                None => {
                     self.known.awaited.remove(&name);
                     self.known.remove_peer(&name);
                 }
             }
-            next = self.updates.try_recv().ok();
+        }
+        for (block, owner) in claims {
+            self.known.set_claim(block, owner);
         }
         self.known.save_at.get_or_insert_with(|| {
             // Soon, since power may go; the more there is to write, the less often.
@@ -194,7 +302,7 @@ impl Routes {
     fn apply(&mut self, changes: &Changes) -> Refused {
         self.tell_soon();
         // Alone there is nobody to lead to; what is there is another network's.
-        if changes.is_empty() || self.shared.is_alone {
+        if changes.is_empty() || self.is_alone {
             return Refused::default();
         }
         self.kernel.apply(changes).unwrap_or_else(|error| {
@@ -205,17 +313,20 @@ impl Routes {
 
     /// Looks at everything: where this node is, its tunnels, and what the kernel has of ours.
     fn look(&mut self) {
-        self.known.look_at = Instant::now() + self.shared.config.reconcile;
+        self.known.look_at = Instant::now() + self.config.reconcile;
         self.known.telling.failure = None;
         if let Err(error) = self.look_at_all() {
             self.failed(format!("routes to other nodes cannot be compared: {error}"));
+        }
+        if self.reports.addresses.borrow().is_some() {
+            self.publish_position();
         }
     }
 
     fn look_at_all(&mut self) -> Result<(), netlink::Error> {
         self.known.give_up();
         self.find_position()?;
-        if self.shared.is_alone {
+        if self.is_alone {
             self.tell_soon();
             return Ok(());
         }
@@ -307,7 +418,7 @@ impl Routes {
     }
 
     fn is_name_of_ours(&self, name: &str) -> bool {
-        let config = &self.shared.config;
+        let config = &self.config;
         let named = |wanted: &IfName| wanted.as_str() == name;
         config.node_interface.as_ref().is_some_and(named) || named(&config.network.bridge)
     }
@@ -334,45 +445,43 @@ impl Routes {
     }
 }
 
-/// Who is registered with the kernel is woken for everything, whether anybody waits or not: a closed ear is not.
-enum Ear {
-    Open(PeerMonitor, AsyncFd<OwnedFd>),
-    Closed(PeerMonitor, Instant),
-    /// The monitor failed. Another one is opened then.
-    Broken(Instant),
+/// The monitor of the kernel's events.
+enum Monitor {
+    Open {
+        monitor: PeerMonitor,
+        /// No events are read before.
+        quiet_until: Instant,
+    },
+    /// It is opened again then.
+    Failed { retry_at: Instant },
 }
 
-impl Ear {
-    fn open(monitor: PeerMonitor) -> Result<Self, netlink::Error> {
-        let wakes = wakes(&monitor)?;
-        Ok(Self::Open(monitor, wakes))
+impl Monitor {
+    /// Until when nothing is read; None: now.
+    fn pause(&self, now: Instant) -> Option<Instant> {
+        let (Self::Open { quiet_until: until, .. } | Self::Failed { retry_at: until }) = self;
+        Some(*until).filter(|until| now < *until)
     }
+}
 
-    /// For events, or for the end of the time without.
-    async fn wait(&self) -> std::io::Result<()> {
-        match self {
-            Self::Open(_, wakes) => wakes.readable().await.map(drop),
-            Self::Closed(_, until) | Self::Broken(until) => {
-                sleep_until(*until).await;
-                Ok(())
-            }
+/// Reports if the thread ends without a request: no route would follow the records any more.
+struct ReportEnd {
+    board: Arc<Board>,
+    stop: StopFlag,
+}
+
+impl Drop for ReportEnd {
+    fn drop(&mut self) {
+        if self.stop.is_set() {
+            return;
         }
+        self.board.peers_idle();
+        let message = "the thread for routes to peers ended; its log has the reason. Routes stay as they are";
+        let found = Finding::new(Code::ReconcileStuck, "routes to peers", message);
+        self.board.set(Source::Routes, vec![found.fix("systemctl restart podwire")]);
     }
-}
-
-/// A second handle of the monitor's socket, to wait with. What came before it was made wakes it, too.
-fn wakes(monitor: &PeerMonitor) -> Result<AsyncFd<OwnedFd>, netlink::Error> {
-    let error = |e| crate::peers::io_error("wait for the kernel's events", &e);
-    let fd = monitor.as_fd().try_clone_to_owned().map_err(error)?;
-    #[expect(deprecated, reason = "an OwnedFd keeps its number; what takes its place needs unsafe code")]
-    AsyncFd::new(fd).map_err(error)
 }
 
 fn indexes(tunnels: &Tunnels) -> Vec<u32> {
     [tunnels.v4, tunnels.v6].into_iter().flatten().collect()
-}
-
-/// Far enough away to be never.
-fn far() -> Instant {
-    Instant::now() + Duration::from_secs(86_400)
 }

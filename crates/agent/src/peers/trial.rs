@@ -14,12 +14,16 @@
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::thread;
 use std::time::Duration;
 
 use rustix::net::{SendFlags, send};
 use tokio::net::UdpSocket;
 use tokio::time::{Instant, sleep, timeout_at};
 use types::IfName;
+
+use crate::waker::Waker;
 
 /// "Discard". Somebody who listens there is silent, and then nothing is found out.
 const PORT: u16 = 9;
@@ -31,7 +35,9 @@ const PAIRS: usize = 4;
 const PATIENCE: Duration = Duration::from_millis(400);
 
 /// After which another node's kernel answers several again.
-const REST: Duration = Duration::from_secs(3);
+pub(crate) const REST: Duration = Duration::from_secs(3);
+
+const STACK: usize = 256 << 10;
 
 /// What a trial told of the interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,7 +72,7 @@ fn judge(pairs: &[Answers]) -> Option<Verdict> {
 }
 
 /// Through this tunnel, with addresses of one node behind it, one of each family.
-pub(crate) async fn run(tunnel: IfName, addresses: Vec<IpAddr>) -> Verdict {
+async fn run(tunnel: IfName, addresses: Vec<IpAddr>) -> Verdict {
     let mut worst = Verdict::Sound;
     for to in addresses {
         match try_one(&tunnel, to).await {
@@ -79,10 +85,38 @@ pub(crate) async fn run(tunnel: IfName, addresses: Vec<IpAddr>) -> Verdict {
     worst
 }
 
-/// The same, but not at once.
-pub(crate) async fn run_later(tunnel: IfName, addresses: Vec<IpAddr>) -> Verdict {
-    sleep(REST).await;
-    run(tunnel, addresses).await
+/// Runs a trial after `rest`, on a thread of its own, and wakes the caller when it has ended.
+pub(crate) fn start(
+    tunnel: IfName,
+    addresses: Vec<IpAddr>,
+    rest: Duration,
+    waker: Waker,
+) -> io::Result<Receiver<Verdict>> {
+    let (sender, verdict) = sync_channel(1);
+    thread::Builder::new().name("podwire-trial".to_owned()).stack_size(STACK).spawn(move || {
+        // In this order, so that the sender is dropped before the caller is woken.
+        let _woken = WakeAtEnd(waker);
+        let sender = sender;
+        let found = in_runtime(async {
+            sleep(rest).await;
+            run(tunnel, addresses).await
+        });
+        // The caller may be gone.
+        let _ = sender.send(found.unwrap_or(Verdict::Unclear));
+    })?;
+    Ok(verdict)
+}
+
+fn in_runtime(trial: impl Future<Output = Verdict>) -> io::Result<Verdict> {
+    Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(trial))
+}
+
+struct WakeAtEnd(Waker);
+
+impl Drop for WakeAtEnd {
+    fn drop(&mut self) {
+        self.0.wake();
+    }
 }
 
 async fn try_one(tunnel: &IfName, to: IpAddr) -> io::Result<Verdict> {

@@ -165,7 +165,7 @@ fn cni_calls_and_their_failures() {
     assert_eq!((status, &body["result"]["ips"][0]["address"]), (200, &json!("10.9.0.5/24")));
     assert_eq!(site.post("/v1/cni", &call("DEL", "a")), (200, json!({})));
     let failure =
-        json!({ "cniVersion": "1.1.0", "code": 100, "msg": "no address left", "details": "254 in use" });
+        json!({ "cniVersion": "1.1.0", "code": 100, "msg": "no address left", "details": EXHAUSTED });
     assert_eq!(site.post("/v1/cni", &call("ADD", "bad")), (500, failure));
     let (status, body) = site.post("/v1/cni", &call("JUMP", "a"));
     assert_eq!((status, &body["code"]), (500, &json!(4)));
@@ -195,7 +195,7 @@ fn b3_the_seeds_calls() {
                         "ipv6address": "fd00:9::5/64" });
     assert_eq!(site.post("/ContivCNI.AddPod", &pod("c1")), (200, added));
     assert_eq!(site.post("/ContivCNI.DelPod", &pod("c1")), (200, json!({ "result": 0 })));
-    let failed = json!({ "result": 1, "errmsg": "no address left", "errinfo": "254 in use" });
+    let failed = json!({ "result": 1, "errmsg": "no address left", "errinfo": EXHAUSTED });
     assert_eq!(site.post("/ContivCNI.AddPod", &pod("bad")), (500, failed));
     site.lose_bridge();
     let (status, body) = site.post("/ContivCNI.AddPod", &pod("c1"));

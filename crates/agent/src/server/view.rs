@@ -9,11 +9,11 @@ use ipnet::IpNet;
 use types::NetworkName;
 
 use super::ApiService;
+use crate::allocation::records_unreadable;
 use crate::attachments::attachment_view;
 use crate::conditions::Source;
 use crate::membership::{Cluster, Contact};
 use crate::metrics::{Seen, resident_bytes};
-use crate::share::records_unreadable;
 
 /// All attachments, or those of one container: phase and record. One that cannot be read is told by its name.
 pub(super) fn attachments(run_dir: &Path, container: Option<&str>) -> Result<AttachmentsView, String> {
@@ -56,7 +56,7 @@ struct AddressUsage {
 
 fn usage(service: &ApiService) -> (AddressUsage, Result<(), StateError>) {
     let known = known_usage(service);
-    let cidrs = service.shares.get().map(|share| share.blocks.clone()).unwrap_or_default();
+    let cidrs = service.shares.default_network().map(|network| network.blocks().to_vec()).unwrap_or_default();
     let unknown = |block| BlockUse { block, used: None, free: None };
     match known {
         Ok(usage) => (usage, Ok(())),
@@ -83,8 +83,8 @@ fn known_usage(service: &ApiService) -> Result<AddressUsage, StateError> {
     }
     let name = NetworkName::try_from(facts.network.name.as_str()).ok();
     let network = state.zip(name).and_then(|(state, name)| state.existing_network(&name));
-    let share = service.shares.get();
-    let blocks = share.iter().flat_map(|share| &share.blocks).filter_map(|&block| {
+    let own = service.shares.default_network();
+    let blocks = own.iter().flat_map(|network| network.blocks()).filter_map(|&block| {
         let set = whole(block)?;
         let used = network.as_ref().map_or(Ok(0), |network| network.in_use_of(&set));
         let free = |used| set.capacity().saturating_sub(used);
@@ -109,7 +109,7 @@ fn observed(service: &ApiService) -> (AddressUsage, Vec<Condition>) {
     fresh.push((Source::Space, engine::run_dir_space(run_dir).into_iter().collect()));
     let (conditions, differs) = service.board.conditions_with(fresh);
     if differs {
-        service.bell.ring();
+        service.reconciler.request_round();
     }
     (usage, conditions)
 }
@@ -130,7 +130,12 @@ pub(super) fn status(service: &ApiService) -> Status {
         rss_bytes: resident_bytes(),
         network: api::NetworkStatus {
             blocks,
-            mtu: service.shares.get().ok().and_then(|share| share.mtu).or(facts.network.mtu),
+            mtu: service
+                .shares
+                .default_network()
+                .ok()
+                .and_then(|network| network.mtu())
+                .or(facts.network.mtu),
             ..facts.network.clone()
         },
         attachments,

@@ -77,7 +77,7 @@ impl Work {
             Ok(call) => call,
             Err(error) => return Buried::Senseless(format!("it cannot be read: {error}")),
         };
-        let request = match self.parse(call.clone()) {
+        let request = match Self::parse(call.clone()) {
             Ok(request) => request,
             Err(failure) => return Buried::Senseless(format!("it cannot be served: {failure}")),
         };
@@ -93,12 +93,14 @@ impl Work {
         if matches!(stone.path.try_exists(), Ok(false)) {
             return Buried::Gone;
         }
+        let allocation = self.shares.get();
         let caller = Caller {
             request: Some(&call.request_id),
             cancelled: &|| false,
             wait: Wait::UntilGone,
             resident: Some(&self.resident),
             delegates: Delegates::Allowed(&self.delegates),
+            networks: Some(self.networks(&allocation)),
             warn: &log::engine_warning,
         };
         let outcome = (self.serve)(&request, &caller);

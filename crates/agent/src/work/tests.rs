@@ -3,14 +3,19 @@ use std::sync::mpsc;
 use std::thread;
 
 use api::Tombstones;
-use serde_json::json;
+use engine::state::{State, StateError};
+use netconf::{Addresses, NetConf, Network, NetworkSettings};
+use serde_json::{Value, json};
 use tempfile::TempDir;
 use types::Finding;
 
 use super::*;
 use crate::conditions::Source;
-use crate::membership::GrowError;
+use crate::membership::command::Command;
+use crate::membership::{self, AskError};
 use crate::tombstones::Report;
+use crate::waker::Waker;
+use config::{Config, Flags};
 
 impl Work {
     /// A request that has its place among those about the same attachment.
@@ -45,7 +50,11 @@ type Gate = (String, mpsc::Sender<()>, mpsc::Receiver<()>);
 impl Engine {
     fn serve(&self, request: &Request, caller: &Caller<'_>) -> Result<Done, Error> {
         let (verb, container) = match request {
-            Request::Add(call) => ("ADD", call.container.as_str()),
+            // The network of the request, as the engine has it.
+            Request::Add(call) => {
+                NetConf::for_call(call, caller.networks.as_ref())?;
+                ("ADD", call.container.as_str())
+            }
             Request::Del(call) => ("DEL", call.container.as_str()),
             Request::Gc(_) => ("GC", "-"),
             other => panic!("{other:?}"),
@@ -85,18 +94,48 @@ struct Site {
     dir: TempDir,
     engine: Arc<Engine>,
     board: Arc<Board>,
+    shares: Arc<NodeAllocations>,
     work: Arc<Work>,
 }
 
-fn work_in(dir: &std::path::Path, board: &Arc<Board>, serve: Box<Serve>) -> Arc<Work> {
-    let settings = Settings {
+/// A node with some blocks for each of several nodes.
+fn config(dir: &std::path::Path) -> Config {
+    let mut config = Config::load(&Flags::default(), Vec::new()).unwrap();
+    (config.run_dir, config.cluster.margin) = (dir.to_owned(), 8);
+    config
+}
+
+impl Parts {
+    /// What stands beside a service in tests. Nothing answers requests for blocks.
+    pub(crate) fn alone(settings: Settings, board: &Arc<Board>, shares: &Arc<NodeAllocations>) -> Self {
+        let config = Config::load(&Flags::default(), Vec::new()).unwrap();
+        Self {
+            settings,
+            board: Arc::clone(board),
+            metrics: Arc::new(Metrics::new()),
+            shares: Arc::clone(shares),
+            blocks: BlockRequests::new(&config, Arc::clone(shares), membership::commands().0),
+            reconciler: ReconcileRequests::new(Waker::new().unwrap()),
+        }
+    }
+}
+
+fn settings(dir: &std::path::Path) -> Settings {
+    Settings {
         run_dir: dir.to_owned(),
         network: "podwire".try_into().unwrap(),
-        defaults: Map::new(),
+        mode: AttachMode::Routed,
         delegates: AllowedDelegates::default(),
-    };
-    let work = Work::new(settings, Arc::clone(board), Arc::new(Metrics::new()));
-    Arc::new(work.with_engine(serve))
+    }
+}
+
+fn work_in(
+    dir: &std::path::Path,
+    board: &Arc<Board>,
+    shares: &Arc<NodeAllocations>,
+    serve: Box<Serve>,
+) -> Arc<Work> {
+    Arc::new(Work::new(Parts::alone(settings(dir), board, shares)).with_engine(serve))
 }
 
 impl Site {
@@ -106,13 +145,28 @@ impl Site {
         board.set_started();
         let served = Arc::clone(&engine);
         let serve: Box<Serve> = Box::new(move |request, caller| served.serve(request, caller));
-        let work = work_in(dir.path(), &board, serve);
-        Self { dir, engine, board, work }
+        let shares = Arc::new(NodeAllocations::none("no block yet", Vec::new()));
+        shares.set(owning("10.9.0.0/24"));
+        let work = work_in(dir.path(), &board, &shares, serve);
+        Self { dir, engine, board, shares, work }
     }
 
     /// From now on this is the engine.
     fn serve_by(&mut self, serve: Box<Serve>) {
-        self.work = work_in(self.dir.path(), &self.board, serve);
+        self.work = work_in(self.dir.path(), &self.board, &self.shares, serve);
+    }
+
+    /// Requests for blocks, and where they arrive.
+    fn block_requests(&self) -> (BlockRequests, tokio::sync::mpsc::Receiver<Command>) {
+        let (commands, asked) = membership::commands();
+        let state = State::open(self.dir.path()).unwrap();
+        state.network(&"podwire".try_into().unwrap(), || Ok::<_, StateError>(Vec::new())).unwrap();
+        (BlockRequests::new(&config(self.dir.path()), Arc::clone(&self.shares), commands), asked)
+    }
+
+    fn work_with(&self, blocks: BlockRequests, serve: Box<Serve>) -> Arc<Work> {
+        let parts = Parts { blocks, ..Parts::alone(settings(self.dir.path()), &self.board, &self.shares) };
+        Arc::new(Work::new(parts).with_engine(serve))
     }
 
     fn stones(&self) -> Tombstones {
@@ -451,17 +505,26 @@ fn a_call_that_makes_no_sense_is_answered_at_once() {
     assert_eq!(failure.error.code, Code::InvalidEnvironment);
 }
 
-/// What a node with this block fills in.
-fn filled(block: &str) -> Map<String, Value> {
-    Map::from_iter([("subnet".to_owned(), json!(block))])
+/// The allocation of a node that owns this block of 10.9.0.0/16.
+fn owning(block: &str) -> NodeAllocation {
+    let settings = NetworkSettings {
+        name: "podwire".try_into().unwrap(),
+        mode: AttachMode::Routed,
+        bridge: "pw0".try_into().unwrap(),
+        subnets: vec!["10.9.0.0/16".parse().unwrap()],
+        mtu: None,
+        connections_per_pod: None,
+        masquerade: true,
+    };
+    let network = Network::new(&settings, vec![block.parse().unwrap()], None).unwrap();
+    NodeAllocation::of_default(Arc::new(network))
 }
 
 #[test]
-fn whose_blocks_are_anothers_gives_no_address_also_not_to_whom_it_took_in_before() {
+fn a_node_without_blocks_gives_no_address_also_to_requests_that_came_before() {
     let site = Site::new();
-    site.work.change_defaults(filled("10.9.0.0/24"));
     let early = site.accept("ADD", "early");
-    site.work.withdraw("its name belongs to another machine");
+    site.shares.withdraw("its name belongs to another machine");
     for task in [early, site.accept("ADD", "late")] {
         let error = error(task.answer());
         assert_eq!(error.code, Code::TryAgainLater);
@@ -469,55 +532,94 @@ fn whose_blocks_are_anothers_gives_no_address_also_not_to_whom_it_took_in_before
     }
     assert!(matches!(site.run("DEL", "early"), Answer::Done(_)));
     assert_eq!(site.engine.log(), ["DEL early"]);
-    site.work.change_defaults(filled("10.9.1.0/24"));
+    site.shares.set(owning("10.9.1.0/24"));
     assert!(matches!(site.run("ADD", "again"), Answer::Done(_)));
 }
 
+/// The subnets that a request's addresses come from.
+fn subnets(request: &Request, caller: &Caller<'_>) -> Vec<String> {
+    let Request::Add(call) = request else { panic!("{request:?}") };
+    let Addresses::Own(pools) = NetConf::for_call(call, caller.networks.as_ref()).unwrap().addresses else {
+        panic!("{request:?}")
+    };
+    pools.sets().iter().flat_map(ipam::RangeSet::ranges).map(|range| range.subnet().to_string()).collect()
+}
+
 #[test]
-fn who_waits_gets_addresses_of_the_blocks_there_are_when_it_is_served() {
-    let site = Site::new();
-    let settings = Settings {
-        run_dir: site.dir.path().to_owned(),
-        network: "podwire".try_into().unwrap(),
-        defaults: filled("10.9.0.0/24"),
-        delegates: AllowedDelegates::default(),
-    };
-    let subnets = Arc::new(Mutex::new(Vec::new()));
-    let seen = Arc::clone(&subnets);
-    let note = move |request: &Request, _: &Caller<'_>| {
-        let Request::Add(call) = request else { panic!("{request:?}") };
-        seen.lock().unwrap().push(call.config.map["subnet"].clone());
+fn a_request_gets_addresses_of_the_blocks_at_the_time_it_is_served() {
+    let mut site = Site::new();
+    let served = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&served);
+    site.serve_by(Box::new(move |request, caller| {
+        log.lock().unwrap().extend(subnets(request, caller));
         Ok(Done::default())
-    };
-    let work = Work::new(settings, Arc::clone(&site.board), Arc::new(Metrics::new()));
-    let work = Arc::new(work.with_engine(Box::new(note)));
-    let early = work.entered(call("ADD", "c1"));
-    work.change_defaults(filled("10.9.1.0/24"));
+    }));
+    let early = site.work.entered(call("ADD", "c1"));
+    site.shares.set(owning("10.9.1.0/24"));
     assert!(matches!(early.answer(), Answer::Done(_)));
-    assert_eq!(*subnets.lock().unwrap(), ["10.9.1.0/24"]);
+    assert_eq!(*served.lock().unwrap(), ["10.9.1.0/24"]);
+}
+
+#[test]
+fn a_full_node_serves_the_request_again_with_another_block_unless_the_config_has_ranges() {
+    let ranges = json!({ "ranges": [[{ "subnet": "10.77.0.0/24" }]] });
+    for (key, value, wanted) in [
+        ("mtu", json!(1400), vec!["10.9.0.0/24", "10.9.1.0/24"]),
+        ("ipam", json!({}), vec!["10.9.0.0/24", "10.9.1.0/24"]),
+        ("subnet", json!("10.77.0.0/24"), vec!["10.77.0.0/24"]),
+        ("ipam", ranges, vec!["10.77.0.0/24"]),
+    ] {
+        let site = Site::new();
+        let served = Arc::new(Mutex::new(Vec::new()));
+        let log = Arc::clone(&served);
+        let serve: Box<Serve> = Box::new(move |request, caller| {
+            let mut log = log.lock().unwrap();
+            log.extend(subnets(request, caller));
+            match log.len() {
+                1 => Err(Error::new(Code::AddressesExhausted, "no free address left")),
+                _ => Ok(Done::default()),
+            }
+        });
+        let (blocks, mut asked) = site.block_requests();
+        let shares = Arc::clone(&site.shares);
+        let store = thread::spawn(move || {
+            let Some(Command::Grow(wish)) = asked.blocking_recv() else { return };
+            shares.set(owning("10.9.1.0/24"));
+            wish.answer(Ok(()));
+        });
+        let work = site.work_with(blocks, serve);
+        let mut call = call("ADD", "c1");
+        let mut config: Value = serde_json::from_str(&call.config).unwrap();
+        config[key] = value;
+        call.config = config.to_string();
+        let answer = work.entered(call).answer();
+        assert_eq!(matches!(answer, Answer::Done(_)), wanted.len() == 2, "{config}: {answer:?}");
+        assert_eq!(*served.lock().unwrap(), wanted, "{config}");
+        // Without it no request can come any more.
+        drop(work);
+        store.join().unwrap();
+    }
 }
 
 #[test]
 fn a_full_node_says_why_it_gets_no_other_block() {
     let site = Site::new();
-    let settings = Settings {
-        run_dir: site.dir.path().to_owned(),
-        network: "podwire".try_into().unwrap(),
-        defaults: filled("10.9.0.0/24"),
-        delegates: AllowedDelegates::default(),
-    };
     let full = |_: &Request, _: &Caller<'_>| {
         Err(Error::new(Code::AddressesExhausted, "no free address left").with_details("5 in use"))
     };
-    let work = Work::new(settings, Arc::clone(&site.board), Arc::new(Metrics::new()));
-    let work = Arc::new(work.with_engine(Box::new(full)));
-    work.grow_by(Box::new(|_| Err(GrowError::Refused("etcd at http://a:2379 cannot be reached".to_owned()))));
+    let (blocks, mut asked) = site.block_requests();
+    let store = thread::spawn(move || {
+        let command = asked.blocking_recv().unwrap();
+        command.refuse(AskError::Unreachable("etcd at http://a:2379 cannot be reached".to_owned()));
+    });
+    let work = site.work_with(blocks, Box::new(full));
     let task = work.entered(call("ADD", "c1"));
     let error = error(task.answer());
     assert_eq!(error.code, Code::AddressesExhausted);
     for part in ["5 in use", "no other block: etcd at http://a:2379 cannot be reached"] {
         assert!(error.details.contains(part), "{error:?}");
     }
+    store.join().unwrap();
 }
 
 #[test]
@@ -544,12 +646,6 @@ fn adds_that_call_an_ipam_plugin_have_a_class_of_their_own() {
 #[test]
 fn f1_only_a_pod_that_differs_wakes_the_reconciler_when_it_leaves() {
     let site = Site::new();
-    let settings = Settings {
-        run_dir: site.dir.path().to_owned(),
-        network: "podwire".try_into().unwrap(),
-        defaults: Map::from_iter([("mode".to_owned(), json!("routed"))]),
-        delegates: AllowedDelegates::default(),
-    };
     let removed = |request: &Request, _: &Caller<'_>| {
         let Request::Del(call) = request else { panic!("{request:?}") };
         let mode = match call.container.as_str() {
@@ -559,16 +655,13 @@ fn f1_only_a_pod_that_differs_wakes_the_reconciler_when_it_leaves() {
         };
         Ok(Done { mode, ..Done::default() })
     };
-    let work = Work::new(settings, Arc::clone(&site.board), Arc::new(Metrics::new()));
-    let work = Arc::new(work.with_engine(Box::new(removed)));
-    let (notify, notified) = mpsc::channel();
-    work.notify_failures(Box::new(move || notify.send(()).unwrap()));
+    let work = work_in(site.dir.path(), &site.board, &site.shares, Box::new(removed));
     let wakes = |container: &str| {
         assert!(matches!(work.entered(call("DEL", container)).answer(), Answer::Done(_)));
-        notified.try_iter().count()
+        work.reconciler.take().fault
     };
-    assert_eq!(["bridged", "routed", "gone"].map(wakes), [0, 0, 0], "there is no such condition");
+    assert_eq!(["bridged", "routed", "gone"].map(wakes), [false; 3], "there is no such condition");
     let found = Finding::new(types::Code::PodModeDiffers, "network podwire", "1 pod is in mode bridge");
     site.board.set(Source::Reconcile, vec![found]);
-    assert_eq!(["bridged", "routed", "gone"].map(wakes), [1, 0, 0]);
+    assert_eq!(["bridged", "routed", "gone"].map(wakes), [true, false, false]);
 }

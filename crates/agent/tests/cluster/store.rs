@@ -3,6 +3,7 @@
 mod access;
 mod away;
 mod contents;
+mod held;
 mod joining;
 mod leases;
 mod members;

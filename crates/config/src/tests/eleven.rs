@@ -32,7 +32,7 @@ fn a1_the_eleven_variables_configure_it() {
             insecure: false,
         }),
         layout: Layout::new("/hosts", Some("counter")),
-        network: Network {
+        network: NetworkSettings {
             name: "blue".try_into().unwrap(),
             bridge: "br-blue".try_into().unwrap(),
             subnets: vec!["10.2.0.0/16".parse().unwrap()],
@@ -121,10 +121,13 @@ fn a1_a_bad_value_stops_the_start_with_its_name() {
 #[test]
 fn a1_our_own_names_win_over_the_eleven_and_flags_over_both() {
     let env = [("IP_SUBNET", "10.1.0.0/16"), ("PODWIRE_NETWORK_SUBNETS", "10.2.0.0/16")];
-    assert_eq!(load("", &env, &[]).unwrap().network.block(), "10.2.0.0/16");
-    assert_eq!(load("", &env, &["--network-subnet", "10.3.0.0/16"]).unwrap().network.block(), "10.3.0.0/16");
+    assert_eq!(load("", &env, &[]).unwrap().network.subnet_list(), "10.2.0.0/16");
+    assert_eq!(
+        load("", &env, &["--network-subnet", "10.3.0.0/16"]).unwrap().network.subnet_list(),
+        "10.3.0.0/16"
+    );
     let file = "[network]\nsubnets = [\"10.4.0.0/16\"]";
-    assert_eq!(load(file, &env[..1], &[]).unwrap().network.block(), "10.1.0.0/16");
+    assert_eq!(load(file, &env[..1], &[]).unwrap().network.subnet_list(), "10.1.0.0/16");
     let env = [("CNI_CONFIG_LOCATION", "/srv/a.conflist"), ("PODWIRE_INSTALL_CONFIG_NAME", "b.conflist")];
     let install = load("", &env, &[]).unwrap().install.unwrap();
     assert_eq!(
@@ -137,7 +140,7 @@ fn a1_our_own_names_win_over_the_eleven_and_flags_over_both() {
 fn both_families_may_be_named_by_one_variable() {
     let config =
         load("", &[("IP_SUBNET", "10.2.0.0/16, fd00:2::/64"), ("IP_SUBNET_MARGIN", "8")], &[]).unwrap();
-    assert_eq!(config.network.block(), "10.2.0.0/16,fd00:2::/64");
+    assert_eq!(config.network.subnet_list(), "10.2.0.0/16,fd00:2::/64");
 }
 
 #[test]

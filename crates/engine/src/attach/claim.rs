@@ -98,7 +98,7 @@ pub(super) fn give_way(held: Held, host: &mut RtSocket) -> Result<(), Error> {
 fn begin(network: &Network, context: &AttachContext<'_>, host: &mut RtSocket) -> Result<Claimed, Error> {
     let requested: Vec<_> = context.conf.requested.iter().map(|r| (r.addr, r.prefix)).collect();
     let pools = match &context.conf.addresses {
-        Addresses::Own(pools) => Some(pools),
+        Addresses::Own(pools) => Some(pools.as_ref()),
         Addresses::Delegated(_) | Addresses::Absent => None,
     };
     if let Some(pools) = pools {

@@ -16,14 +16,36 @@ use crate::alias::Alias;
 use crate::bridge::Bridge;
 use crate::state::Phase;
 
+/// The part of the agent's networks on one gateway device. Networks that share the device are united here: a gateway is
+/// removed only if none of them wants it.
+pub(super) struct OwnGateways {
+    wanted: Vec<IpNet>,
+    cidrs: Vec<IpNet>,
+}
+
+impl OwnGateways {
+    pub(super) fn of<'a>(networks: impl IntoIterator<Item = &'a NetConf>) -> Self {
+        let (mut wanted, mut cidrs) = (Vec::new(), Vec::new());
+        for conf in networks {
+            wanted.extend(own_gateways(&conf.addresses));
+            cidrs.extend_from_slice(&conf.cluster);
+        }
+        Self { wanted, cidrs }
+    }
+
+    fn has_cidr_of(&self, gateway: &IpNet) -> bool {
+        self.cidrs.iter().any(|net| net.contains(gateway))
+    }
+}
+
 impl Round<'_> {
     pub(super) fn remove_gateways(
         &mut self,
         bridge: &Bridge,
-        conf: &NetConf,
+        own: &OwnGateways,
         carried: &[Address],
     ) -> Result<(), Error> {
-        let mut left = stale(carried, conf, bridge.is_ours());
+        let mut left = stale(carried, own, bridge.is_ours());
         // Listed after the addresses: a process that added a gateway has written a record by now.
         for listed in
             if left.is_empty() { Vec::new() } else { self.records()? }.into_iter().flat_map(|it| it.1)
@@ -35,7 +57,7 @@ impl Round<'_> {
                 (Phase::Pending, _) | (Phase::Ready, None) => return Ok(()),
             }
         }
-        self.retain_unneeded(&mut left, conf)?;
+        self.retain_unneeded(&mut left, own)?;
         for addr in left {
             match self.host.run(&Op::DelAddress { link: bridge.index, addr }) {
                 Err(e) if e.is_missing() => {}
@@ -54,10 +76,10 @@ impl Round<'_> {
         Ok(())
     }
 
-    /// Outside of the agent's network, pods and agents of other run directories may need a gateway. The aliases of links
+    /// Outside of the agent's networks, pods and agents of other run directories may need a gateway. The aliases of links
     /// name the addresses of those pods.
-    fn retain_unneeded(&mut self, left: &mut Vec<IpNet>, conf: &NetConf) -> Result<(), Error> {
-        if left.iter().all(|gateway| is_of_network(conf, gateway)) {
+    fn retain_unneeded(&mut self, left: &mut Vec<IpNet>, own: &OwnGateways) -> Result<(), Error> {
+        if left.iter().all(|gateway| own.has_cidr_of(gateway)) {
             return Ok(());
         }
         let links = self.host.links()?;
@@ -68,30 +90,25 @@ impl Round<'_> {
         let may_remove = is_known && (self.order.is_only_agent)();
         left.retain(|gateway| {
             let is_free = may_remove && !pods.iter().any(|address| gateway.contains(address));
-            is_free || is_of_network(conf, gateway)
+            is_free || own.has_cidr_of(gateway)
         });
         Ok(())
     }
 }
 
-fn is_of_network(conf: &NetConf, gateway: &IpNet) -> bool {
-    conf.cluster.iter().any(|net| net.contains(gateway))
-}
-
-/// Managed addresses that the network does not want: its own, and on a managed bridge all others. Without a block the agent
+/// Managed addresses that no network of the agent wants: those of its networks, and on a managed bridge all others. Without a block the agent
 /// does not know yet which it wants. The kernel removes the other addresses of a subnet with the first: an unmanaged one
 /// keeps its subnet's gateway.
-fn stale(carried: &[Address], conf: &NetConf, is_managed_bridge: bool) -> Vec<IpNet> {
-    let wanted = own_gateways(&conf.addresses);
+fn stale(carried: &[Address], own: &OwnGateways, is_managed_bridge: bool) -> Vec<IpNet> {
     let is_managed = |a: &&Address| a.protocol == Some(ROUTE_PROTOCOL) && !is_link_local(a.addr.addr());
     let has_others = |gateway: &IpNet| {
         carried.iter().any(|a| a.protocol != Some(ROUTE_PROTOCOL) && a.addr.trunc() == gateway.trunc())
     };
     let gateways = carried.iter().filter(is_managed).map(|a| a.addr);
     gateways
-        .filter(|_| !wanted.is_empty())
-        .filter(|gateway| !wanted.contains(gateway))
-        .filter(|gateway| is_of_network(conf, gateway) || (is_managed_bridge && !has_others(gateway)))
+        .filter(|_| !own.wanted.is_empty())
+        .filter(|gateway| !own.wanted.contains(gateway))
+        .filter(|gateway| own.has_cidr_of(gateway) || (is_managed_bridge && !has_others(gateway)))
         .collect()
 }
 
@@ -105,7 +122,35 @@ mod tests {
     use types::AttachMode;
 
     use super::super::node::tests::round;
+    use super::*;
     use crate::bridge::{Gateway, unreachable_subnets};
+
+    fn network(subnets: &str) -> NetConf {
+        let config = serde_json::json!({ "cniVersion": "1.1.0", "name": "blue", "subnet": subnets });
+        NetConf::parse(&cni::Config::from_slice(config.to_string().as_bytes()).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn the_gateways_of_all_networks_stay_on_the_device() {
+        let gateways = ["10.88.1.1/24", "10.99.1.1/24", "10.99.2.1/24", "fd88::1/64", "fd99::1/64"];
+        let carried = gateways.map(|gateway| Address {
+            link: 7,
+            addr: gateway.parse().unwrap(),
+            broadcast: None,
+            nodad: false,
+            tentative: false,
+            duplicate: false,
+            protocol: Some(ROUTE_PROTOCOL),
+        });
+        let (blue, green) = (network("10.88.1.0/24,fd88::/64"), network("10.99.1.0/24,fd99::/64"));
+        let left = |networks: &[&NetConf]| -> Vec<String> {
+            let own = OwnGateways::of(networks.iter().copied());
+            stale(&carried, &own, true).iter().map(ToString::to_string).collect()
+        };
+        assert_eq!(left(&[&blue, &green]), ["10.99.2.1/24"]);
+        assert_eq!(left(&[&blue]), ["10.99.1.1/24", "10.99.2.1/24", "fd99::1/64"]);
+        assert_eq!(left(&[]), Vec::<String>::new(), "without a block it is not known which the agent wants");
+    }
 
     fn subnets(node: &Ns) -> Vec<String> {
         let subnets = || unreachable_subnets(&mut netlink::RtSocket::open().unwrap()).unwrap();

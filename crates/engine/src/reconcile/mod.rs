@@ -72,6 +72,7 @@ impl Order<'_> {
             resident: self.resident,
             // It undoes what records say, and runs no plugin.
             delegates: Delegates::Allowed(&NONE_ALLOWED),
+            networks: None,
             warn: &self.warn,
         }
     }

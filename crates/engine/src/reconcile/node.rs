@@ -12,6 +12,7 @@ use netlink::{Address, Link, LinkRef, Mode, Op, Route, RouteFilter, SetLink};
 use types::{AttachMode, AttachmentKey, Code, Finding, IfName, Mac, NetworkName, ROUTE_PROTOCOL};
 
 use super::diff::knows_bridge;
+use super::gateways::OwnGateways;
 use super::subnet::{self, Removal, needs};
 use super::{Kind, Round};
 use crate::alias::BRIDGE_ALIAS;
@@ -153,7 +154,7 @@ impl Round<'_> {
         }
         let addresses = self.host.addresses(Some(bridge.index))?;
         if let Some((_, conf)) = own {
-            self.remove_gateways(&bridge, conf, &addresses)?;
+            self.remove_gateways(&bridge, &OwnGateways::of([conf]), &addresses)?;
         }
         let carried: Vec<IpNet> = addresses.iter().map(|a| a.addr).collect();
         let log = self.state.sysctls();

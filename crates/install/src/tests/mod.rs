@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use types::AttachMode;
 
+mod allocation;
 mod foreign;
 mod remove;
-mod share;
 mod template;
 mod watch;
 
@@ -155,7 +155,7 @@ fn e20_the_conflist_is_1_1_0_with_one_plugin_that_knows_its_agent() {
 fn without_an_agent_the_config_describes_the_network() {
     let site = Site::new();
     let installer = Installer::standalone(StandaloneInstall {
-        network: Network { mode: AttachMode::Bridge, mtu: Some(1400), ..site.config.network.clone() },
+        network: NetworkSettings { mode: AttachMode::Bridge, mtu: Some(1400), ..site.config.network.clone() },
         install: site.config.install.clone().unwrap(),
         run_dir: site.config.run_dir.clone(),
         state_dir: site.config.state_dir.clone(),

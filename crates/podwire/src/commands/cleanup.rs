@@ -72,7 +72,7 @@ pub(crate) fn run(args: &Cleanup) -> Result<()> {
 
 /// The network of the agent that works in this directory. An invalid configuration was refused or reported when the
 /// directories were found.
-fn configured(folders: &Folders) -> Option<config::Network> {
+fn configured(folders: &Folders) -> Option<netconf::NetworkSettings> {
     let config = Config::load(&Flags::default(), std::env::vars_os()).ok()?;
     (config.run_dir == folders.run_dir).then_some(config.network)
 }

@@ -3,6 +3,7 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -10,13 +11,14 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use api::{Client, Readiness, Status};
 use clap::{Args, FromArgMatches};
 use config::Directories;
-use config::{Config, Flags, Network};
+use config::{Config, Flags};
 use engine::Caller;
 use engine::overlap::{self, Observed};
 use engine::state::State;
 use install::runtimes::Runtimes;
-use install::{self, Installer, PLUGIN, Rendered};
+use install::{self, Installer, PLUGIN};
 use ipnet::IpNet;
+use netconf::{Network, NetworkSettings};
 use netlink::RtSocket;
 use serde_json::Value;
 use types::{Code, Fix};
@@ -44,14 +46,14 @@ fn with_agent(args: &Install) -> Result<()> {
     }
     let status = status(&client)?;
     // What runs is what counts: the agent may have been started with other flags than this was.
-    config.network = network_of(&status)?;
-    let share = share_of(&status)?;
+    config.network = settings_of(&status)?;
+    let network = Arc::new(network_of(&status, &config.network)?);
     config.run_dir = status.run_dir;
     config.socket = status.socket;
     let install = config.install.as_ref().context("the configuration says that nothing is installed")?;
     let directories = install.directories();
     let installer = Installer::new(&config)?.context("the configuration says that nothing is installed")?;
-    installer.know(share);
+    installer.set_network(network);
     put(&installer, &directories)
 }
 
@@ -60,7 +62,7 @@ fn standalone(args: &Install) -> Result<()> {
     let run_dir = args.which.run_dir.clone().unwrap_or_else(|| netconf::DEFAULT_RUN_DIR.into());
     let found = Runtimes::directories();
     let what = install::StandaloneInstall {
-        network: Network {
+        network: NetworkSettings {
             name: wanted.name.clone(),
             mode: wanted.mode.into(),
             bridge: wanted.bridge.clone(),
@@ -218,11 +220,11 @@ fn status(client: &Client) -> Result<Status> {
     serde_json::from_slice(&answer.body).context("the agent is of another version")
 }
 
-/// The whole network, of which this node may have a part only.
-fn network_of(status: &Status) -> Result<Network> {
+/// The whole network, of which this node may own a part only.
+fn settings_of(status: &Status) -> Result<NetworkSettings> {
     let network = &status.network;
     ensure!(!network.subnets.is_empty(), "the agent is of another version: it does not tell its network");
-    Ok(Network {
+    Ok(NetworkSettings {
         name: network.name.as_str().try_into()?,
         mode: serde_json::from_value(network.mode.clone().into())
             .context("the agent is of another version")?,
@@ -234,11 +236,11 @@ fn network_of(status: &Status) -> Result<Network> {
     })
 }
 
-/// What this node has of it. A node that is alone has all.
-fn share_of(status: &Status) -> Result<Rendered> {
+/// The network with the blocks that this node owns. A node that is alone owns all.
+fn network_of(status: &Status, settings: &NetworkSettings) -> Result<Network> {
     let blocks: Vec<_> = status.network.blocks.iter().map(|block| block.block).collect();
     ensure!(!blocks.is_empty(), "the agent does not tell which blocks this node has: see `podwire status`");
-    Ok(Rendered::new(blocks, status.network.mtu))
+    Ok(Network::new(settings, blocks, status.network.mtu)?)
 }
 
 /// An agent with `install.enabled` puts the files there itself, and back; two that do so would take turns for ever. That

@@ -1,12 +1,11 @@
 //! Whom the routes' side keeps when the store does not know them.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use model::{Facts, NoWay, StoredNode, Transport, Tunnels, Way};
-use tokio::time::Instant;
 
-use super::super::member::{Census, Claim};
 use super::*;
+use crate::peers::inputs::{Census, Claim};
 use crate::peers::known::{Known, PeerChange};
 
 fn record(name: &str, uid: u8, block: &str) -> NodeRecord {

@@ -7,18 +7,17 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use super::super::Parts;
 use super::super::command::Command;
 use super::super::grow::{Asker, Growing};
 use super::super::home::Home;
-use super::super::member::{Member, Update, spread};
+use super::super::member::{Member, spread};
 use super::super::shared::Shared;
 use super::*;
+use crate::allocation::NodeAllocations;
 use crate::board::Board;
-use crate::keeper::Bell;
-use crate::metrics::Metrics;
-use crate::share::Shares;
-use crate::work::{Settings, Work};
+use crate::peers::PeerQueue;
+use crate::peers::inputs::{NodePosition, PeerRecords, inputs, reports};
+use crate::waker::Waker;
 use config::{Config, Flags};
 
 const SOON: Duration = Duration::from_secs(60);
@@ -28,12 +27,13 @@ struct Site {
     dir: tempfile::TempDir,
     registry: Registry,
     shared: Arc<Shared>,
-    shares: Arc<Shares>,
+    shares: Arc<NodeAllocations>,
     board: Arc<Board>,
     commands: mpsc::Sender<Command>,
     _addresses: watch::Sender<Option<Vec<IpAddr>>>,
+    _peers: PeerQueue,
     /// Until it is started.
-    idle: Option<(Member, mpsc::Receiver<Update>)>,
+    idle: Option<Member>,
 }
 
 impl Site {
@@ -47,29 +47,15 @@ impl Site {
         config.state_dir = dir.path().join("state");
         config.reconcile = Duration::from_millis(1);
         let home = Home::of(&config.state_dir, &config.network.name);
-        let (shares, board) = (Arc::new(Shares::none("nothing yet")), Arc::new(Board::new()));
-        let metrics = Arc::new(Metrics::new());
-        let settings = Settings {
-            run_dir: dir.path().join("run"),
-            network: config.network.name.clone(),
-            defaults: config.network.request_defaults(),
-            delegates: config.delegates.clone(),
-        };
-        let parts = Parts {
-            config: Arc::new(config),
-            shares: Arc::clone(&shares),
-            board: Arc::clone(&board),
-            work: Arc::new(Work::new(settings, Arc::clone(&board), Arc::clone(&metrics))),
-            metrics,
-            bell: Bell::new().unwrap(),
-            installer: None,
-        };
-        let shared = Arc::new(Shared::new(parts, home));
+        let shares = Arc::new(NodeAllocations::none("nothing yet", Vec::new()));
+        let board = Arc::new(Board::new());
+        let (peers, queue) = inputs(Waker::new().unwrap());
+        let slots = (Arc::clone(&shares), Arc::clone(&board));
+        let shared = Arc::new(Shared::new(&Arc::new(config), slots, peers.clone(), home));
         shared.remember(nets(remembered));
         let (registry, candidate) = (registry(dir.path()), candidate("n1", 1));
         let (addresses, published) = watch::channel(Some(vec!["192.0.2.1".parse().unwrap()]));
         let (commands, waiting) = mpsc::channel(16);
-        let (updates, heard) = mpsc::channel(1024);
         let member = Member {
             registry: registry.clone(),
             candidate: Candidate { remembered: nets(remembered), ..candidate },
@@ -78,7 +64,7 @@ impl Site {
             addresses: published,
             holds: watch::channel(None).0,
             lost: Arc::default(),
-            updates,
+            peers,
             commands: waiting,
             revision: 0,
             unread: BTreeMap::new(),
@@ -87,24 +73,26 @@ impl Site {
             progress_at: tokio::time::Instant::now(),
             aftercare_at: tokio::time::Instant::now(),
         };
-        let idle = Some((member, heard));
-        Self { dir, registry, shared, shares, board, commands, _addresses: addresses, idle }
+        let idle = Some(member);
+        Self { dir, registry, shared, shares, board, commands, _addresses: addresses, _peers: queue, idle }
     }
 
     fn start(&mut self) -> tokio::task::JoinHandle<()> {
-        let (member, mut heard) = self.idle.take().unwrap();
+        let member = self.idle.take().unwrap();
         let shared = Arc::clone(&self.shared);
         tokio::spawn(async move {
             tokio::select! {
                 () = member.run() => {}
                 () = shared.report_reach() => {}
-                () = async { while heard.recv().await.is_some() {} } => {}
             }
         })
     }
 
     fn blocks(&self) -> Result<Vec<IpNet>, String> {
-        self.shares.get().map(|share| share.blocks.clone()).map_err(|none| none.to_string())
+        self.shares
+            .default_network()
+            .map(|network| network.blocks().to_vec())
+            .map_err(|none| none.to_string())
     }
 
     /// What it would know after a reboot.
@@ -290,6 +278,56 @@ fn what_could_not_be_written_down_is_told_and_written_later() {
         std::fs::remove_file(&state).unwrap();
         site.until(|site| !is_told(site)).await;
         assert_eq!(site.written(), site.blocks().unwrap());
+        task.abort();
+    });
+}
+
+/// What the peers thread reports reaches the disk, without a wait of that thread.
+#[test]
+fn peers_that_could_not_be_saved_are_reported_and_saved_later() {
+    run(async {
+        let site = Site::new(&[]);
+        let state = site.dir.path().join("state");
+        std::fs::write(&state, "in the way of the directory").unwrap();
+        let (reports, received) = reports();
+        let shared = Arc::clone(&site.shared);
+        let task = tokio::spawn(async move { shared.save_peers(received.records).await });
+        let peer = NodeRecord {
+            blocks: nets(&["10.2.7.0/24", "fd00:2:0:0:7000::/68"]),
+            ..candidate("n2", 2).record
+        };
+        let awaited = vec!["n3".try_into().unwrap()];
+        reports.records.send_replace(PeerRecords { records: Arc::new(vec![peer.clone()]), awaited });
+        let has = |site: &Site, code| site.board.conditions().iter().any(|one| one.code == code);
+        site.until(|site| has(site, types::Code::StateDirUnwritable)).await;
+        assert!(has(&site, types::Code::PeerNotRegistered) && site.shared.peers_blocks() == peer.blocks);
+        std::fs::remove_file(&state).unwrap();
+        site.until(|site| !has(site, types::Code::StateDirUnwritable)).await;
+        assert_eq!(site.shared.home.peers(), [peer]);
+        task.abort();
+    });
+}
+
+#[test]
+fn the_mtu_and_lost_addresses_of_this_node_are_followed() {
+    run(async {
+        let site = Site::new(&OURS);
+        let (reports, received) = reports();
+        let shared = Arc::clone(&site.shared);
+        let task = tokio::spawn(async move { shared.follow_position(received.position).await });
+        reports.position.send_replace(NodePosition { mtu: Some(1380), ..NodePosition::default() });
+        let mtu = |site: &Site| site.shares.default_network().unwrap().mtu();
+        site.until(|site| mtu(site) == Some(1380) && site.shared.home.mtu() == Some(1380)).await;
+        // A link that is away for a moment comes back as it was.
+        let lost = vec!["2001:db8::5".parse().unwrap()];
+        reports.position.send_replace(NodePosition { mtu: None, lost });
+        site.shared.contact.stopped("no answer");
+        let is_named = |site: &Site| {
+            site.shared.tell();
+            site.board.conditions().iter().any(|one| one.message.contains("lost its address 2001:db8::5"))
+        };
+        site.until(is_named).await;
+        assert_eq!(mtu(&site), Some(1380));
         task.abort();
     });
 }

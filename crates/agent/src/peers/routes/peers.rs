@@ -2,11 +2,10 @@
 //! device is made, and follows the records.
 
 use std::net::IpAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use model::{PeerSource, SourceChanges};
 use nft::{PeerRules, PeerTable, Surplus};
-use tokio::time::Instant;
 use tracing::{debug, info};
 use types::{Code, Finding, IfName};
 
@@ -50,7 +49,7 @@ impl Routes {
     /// Makes the table follow what is wanted; `wanted` are the tunnels that are needed, IPv4 and IPv6. An error: tunnels that
     /// do not exist yet must not be made.
     pub(super) fn keep_peers(&mut self, wanted: (bool, bool)) -> Result<(), Finding> {
-        let table = format!("table podwire-peers-{}", self.shared.config.network.name);
+        let table = format!("table podwire-peers-{}", self.config.network.name);
         let failed = |message: String| Finding::new(Code::RepairFailed, &table, message);
         let rules = self.peer_rules(wanted).map_err(|error| failed(error.to_string()))?;
         let kept = match rules {
@@ -76,7 +75,7 @@ impl Routes {
     /// None where this node has neither a tunnel nor peers. Without a tunnel it receives nothing, but its pods must not send to
     /// the tunnels of peers: what the transport of a peer is does not tell whether it has one.
     fn peer_rules(&mut self, (v4, v6): (bool, bool)) -> Result<Option<PeerRules>, netlink::Error> {
-        let config = std::sync::Arc::clone(&self.shared.config);
+        let config = std::sync::Arc::clone(&self.config);
         // One that an agent before this one made is still there.
         let mut there = |name: Option<IfName>| match name {
             Some(name) => self.kernel.socket.link(&name),
@@ -119,8 +118,8 @@ impl Routes {
 
     /// All of it where something may be wrong, or some time has passed; otherwise what changed.
     fn compare_peers(&mut self, rules: PeerRules) -> Result<(), nft::Error> {
-        let network = &self.shared.config.network.name;
-        let (is_complete, reconcile) = (self.known.is_complete, self.shared.config.reconcile);
+        let network = &self.config.network.name;
+        let (is_complete, reconcile) = (self.known.is_complete, self.config.reconcile);
         let (peers, mesh) = (&mut self.known.peers, &mut self.known.mesh);
         let begun = Instant::now();
         let is_old = peers.compared_at.is_none_or(|at| at + reconcile <= begun);
@@ -147,7 +146,7 @@ impl Routes {
     }
 
     fn delete_peers(&mut self) -> Result<(), nft::Error> {
-        let network = &self.shared.config.network.name;
+        let network = &self.config.network.name;
         let peers = &mut self.known.peers;
         // Sources that change meanwhile are found by the first comparison.
         self.known.mesh.take_source_changes();
@@ -177,7 +176,7 @@ impl Routes {
         if peers.rules.is_none() {
             return;
         }
-        let changed = peers.table(&self.shared.config.network.name).and_then(change);
+        let changed = peers.table(&self.config.network.name).and_then(change);
         if let Err(error) = changed {
             // Another process removed the table: the next comparison restores it with all sources.
             debug!("sources of peers could not be changed: {error}");

@@ -2,43 +2,58 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use engine::alias::Mark;
-use model::{Facts, NodeRecord, StoredNode, Transport};
-use tokio::time::Instant;
+use model::{Facts, Transport};
 
+use super::super::inputs::{NodePosition, PeerContents};
 use super::super::tunnel;
 use super::super::underlay::{self, Position};
 use super::Routes;
-use crate::membership::command::Contents;
 
 /// How long an address may be away before others are told.
 const GRACE: Duration = Duration::from_secs(10);
 
 impl Routes {
-    /// Where we are: links, addresses, MTU. What changed is published.
+    /// Where this node is: links, addresses, MTU.
     pub(super) fn find_position(&mut self) -> Result<(), netlink::Error> {
-        let config = Arc::clone(&self.shared.config);
+        let config = Arc::clone(&self.config);
         let around = self.kernel.surroundings(config.node_interface.as_ref())?;
         let is_ours =
             |link: &netlink::Link| link.name == config.network.bridge.as_str() || Mark::of(link).is_some();
         let position = underlay::find(&config, &around, is_ours, &self.known.position.known_addresses());
-        let sources = self.shared.gateways();
+        let sources =
+            self.shares.get().map(|allocation| allocation.gateways().collect::<Vec<_>>()).unwrap_or_default();
         let sources: Vec<IpAddr> =
             sources.into_iter().filter(|ip| around.addresses.iter().any(|a| a.addr.addr() == *ip)).collect();
-        self.publish(position.addresses());
-        self.shared.set_lost_addresses(&position.lost);
-        self.shared.set_mtu(pod_mtu(&position, &config));
         self.known.position = position;
         self.set_facts(sources);
+        // A node that has just started joins also if the rest takes long.
+        if self.reports.addresses.borrow().is_none() {
+            self.publish_position();
+        }
         Ok(())
+    }
+
+    /// Tells membership where this node is. Other nodes send there from then on, so tunnels come first.
+    pub(super) fn publish_position(&mut self) {
+        let position = &self.known.position;
+        let (lost, mtu) = (position.lost.clone(), pod_mtu(position, &self.config));
+        let (found, addresses) = (NodePosition { lost, mtu }, position.addresses());
+        // Before the addresses: membership joins when it has them, and pods get the MTU from the start.
+        self.reports.position.send_if_modified(|before| {
+            let is_other = *before != found;
+            *before = found;
+            is_other
+        });
+        self.publish(addresses);
     }
 
     /// Another address is told at once. One that is gone without another in its place may come back in a moment (a link that
     /// flaps, a lease that is renewed), and all others would drop their routes meanwhile.
     fn publish(&mut self, mut addresses: Vec<IpAddr>) {
-        let before = self.addresses.borrow().clone();
+        let before = self.reports.addresses.borrow().clone();
         let published = before.clone().unwrap_or_default();
         let has_family = |list: &[IpAddr], of: &IpAddr| list.iter().any(|ip| ip.is_ipv4() == of.is_ipv4());
         let missing: Vec<IpAddr> =
@@ -54,37 +69,28 @@ impl Routes {
             }
         }
         if before.as_ref() != Some(&addresses) {
-            self.addresses.send_replace(Some(addresses));
+            self.reports.addresses.send_replace(Some(addresses));
         }
     }
 
-    /// The cluster as this node knows it, its own record included.
-    pub(super) fn contents(&self) -> Contents {
-        let mesh = &self.known.mesh;
-        let addresses = self.addresses.borrow().clone().unwrap_or_default();
-        let record = NodeRecord { addresses, blocks: self.shared.blocks(), ..self.record.clone() };
-        let listed = self.shared.contact.listed();
-        let unread = listed.as_ref().map(|listed| listed.unread.clone()).unwrap_or_default();
-        let own_claims = record.blocks.iter().map(|block| (*block, record.name.clone()));
-        let others = mesh.claims().filter(|(_, owner)| **owner != record.name);
-        let claims = others.map(|(block, owner)| (*block, owner.clone())).chain(own_claims).collect();
-        let peers = mesh.stored().filter(|node| !unread.contains_key(&node.record.name)).cloned();
-        Contents {
-            claims,
-            nodes: peers.chain([StoredNode { record, created: 0 }]).collect(),
-            unread: unread.into_iter().collect(),
-            alive: listed.map(|listed| listed.alive),
+    /// The other nodes as this one knows them.
+    pub(super) fn contents(&self) -> PeerContents {
+        let (mesh, own) = (&self.known.mesh, &self.record.name);
+        let claims = mesh.claims().filter(|(_, owner)| *owner != own);
+        PeerContents {
+            nodes: mesh.stored().cloned().collect(),
+            claims: claims.map(|(block, owner)| (*block, owner.clone())).collect(),
         }
     }
 
     pub(super) fn set_facts(&mut self, sources: Vec<IpAddr>) {
-        let network = &self.shared.config.network;
+        let network = &self.config.network;
         self.known.mesh.set_facts(Facts {
             name: self.record.name.clone(),
-            blocks: self.shared.blocks(),
+            blocks: self.blocks.clone(),
             subnets: network.subnets.clone(),
-            margin: self.shared.config.cluster.margin,
-            transport: self.shared.config.cluster.transport,
+            margin: self.config.cluster.margin,
+            transport: self.config.cluster.transport,
             underlays: self.known.position.underlays.clone(),
             tunnels: self.known.tunnels,
             sources,

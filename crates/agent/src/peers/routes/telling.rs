@@ -1,17 +1,16 @@
-//! What goes out: problems to people, and the other nodes to a file. Neither holds up the routes.
+//! What goes out: conditions and metrics, and the peers as they are to be written to disk.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use model::{Changes, Way};
-use tokio::task::{JoinError, JoinHandle};
-use tokio::time::Instant;
 use tracing::{debug, info};
 use types::{Code, Finding};
 
-use super::{RETRY, Routes, SAVE};
+use super::super::inputs::PeerRecords;
+use super::{RETRY, Routes};
 use crate::conditions::Source;
-use crate::membership::home::HomeError;
 use crate::metrics::PeerCounts;
 
 /// Problems are found out at most so often: it means to go through all nodes.
@@ -33,7 +32,6 @@ pub(crate) struct Telling {
     pub(super) monitor_failure: Option<String>,
     /// How long what failed was left alone last; it doubles with each failure.
     pause: Option<Duration>,
-    pub(super) saving: Option<JoinHandle<Result<(), HomeError>>>,
 }
 
 impl Telling {
@@ -93,7 +91,7 @@ impl Routes {
 
     /// Looks again after something failed, each time later.
     pub(super) fn again(&mut self) {
-        let pause = self.known.telling.next_pause(self.shared.config.reconcile);
+        let pause = self.known.telling.next_pause(self.config.reconcile);
         self.soon(pause);
     }
 
@@ -113,10 +111,10 @@ impl Routes {
 
     /// Another process changed something, and it is as it should be again. Kinds without a repair are counted as 0.
     pub(super) fn repaired(&self, kind: &str, count: usize, sentences: &[String]) {
-        self.shared.metrics.repaired(kind, count as u64);
+        self.metrics.repaired(kind, count as u64);
         if count > 0 {
             sentences.iter().for_each(|what| info!(kind, "repaired: {what}"));
-            self.shared.board.repaired(count as u64, sentences);
+            self.board.repaired(count as u64, sentences);
         }
     }
 
@@ -135,12 +133,12 @@ impl Routes {
                 Way::None(_) => counts.unreachable += 1,
             }
         }
-        self.shared.metrics.set_peers(&counts);
+        self.metrics.set_peers(&counts);
     }
 
     pub(super) fn tell(&mut self) {
         let mut findings = Vec::new();
-        if !self.shared.is_alone {
+        if !self.is_alone {
             findings.extend(self.known.mesh.findings());
             findings.extend(self.known.position.problems.iter().cloned());
             findings.extend(self.known.tunnel_troubles.iter().cloned());
@@ -148,43 +146,15 @@ impl Routes {
         }
         let telling = &mut self.known.telling;
         (telling.at, telling.told_at) = (None, Some(Instant::now()));
-        self.shared.board.set(Source::Routes, findings);
+        self.board.set(Source::Routes, findings);
     }
 
-    /// Writes the others down, on another thread. One at a time: the last one written is the last one known.
-    pub(super) fn save(&mut self) {
-        let peers = self.known.mesh.admitted();
-        self.shared.know_peers(peers.iter(), &self.known.awaited);
-        if self.known.telling.saving.is_some() {
-            self.known.save_at = Some(Instant::now() + SAVE);
-            return;
-        }
+    /// Hands the peers to membership, which writes them to disk.
+    pub(super) fn report_records(&mut self) {
         self.known.save_at = None;
-        let home = self.shared.home.clone();
-        let save = move || home.save_peers(peers.iter());
-        self.known.telling.saving = Some(tokio::task::spawn_blocking(save));
-    }
-
-    pub(super) fn saved(&mut self, saved: Result<Result<(), HomeError>, JoinError>) {
-        self.known.telling.saving = None;
-        let error = match saved {
-            Ok(Ok(())) => return self.shared.set_forgetful(None),
-            Ok(Err(error)) => error.to_string(),
-            Err(error) => error.to_string(),
-        };
-        let what = format!("the other nodes cannot be written down, for a boot without the store: {error}");
-        self.shared.set_forgetful(Some(what));
-        self.known.save_at.get_or_insert(Instant::now() + self.shared.config.reconcile);
-    }
-}
-
-/// When the file is written; never, where none is.
-pub(super) async fn written(
-    saving: &mut Option<JoinHandle<Result<(), HomeError>>>,
-) -> Result<Result<(), HomeError>, JoinError> {
-    match saving {
-        Some(saving) => saving.await,
-        None => std::future::pending().await,
+        let records = Arc::new(self.known.mesh.admitted());
+        let awaited = self.known.awaited.keys().cloned().collect();
+        self.reports.records.send_replace(PeerRecords { records, awaited });
     }
 }
 

@@ -1,13 +1,12 @@
 //! When tunnels are tried out, and with whom; see `trial`.
 
 use std::net::IpAddr;
-use std::time::Duration;
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use model::Way;
 use netlink::Ethtool;
-use tokio::task::{JoinError, JoinHandle};
-use tokio::time::Instant;
 use tracing::{debug, info, warn};
 use types::NodeName;
 
@@ -25,7 +24,18 @@ const STILL_SOUND: Duration = Duration::from_secs(600);
 #[derive(Debug, Default)]
 pub(crate) struct Trials {
     of: [Standing; 2],
-    pub(super) running: Option<Running>,
+    running: Option<Running>,
+}
+
+impl Trials {
+    /// Of a trial that ended. A thread that panicked says nothing of the card.
+    pub(super) fn verdict(&self) -> Option<Verdict> {
+        match self.running.as_ref()?.verdict.try_recv() {
+            Ok(verdict) => Some(verdict),
+            Err(TryRecvError::Empty) => None,
+            Err(TryRecvError::Disconnected) => Some(Verdict::Unclear),
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -49,13 +59,13 @@ enum Finding {
 }
 
 #[derive(Debug)]
-pub(super) struct Running {
+struct Running {
     v4: bool,
     interface: u32,
     kind: Kind,
     with: NodeName,
     addresses: Vec<IpAddr>,
-    task: JoinHandle<Verdict>,
+    verdict: Receiver<Verdict>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,7 +89,7 @@ impl Routes {
     /// Whether checksums of what is sent through a tunnel are left to the interface. None: as it is. A device that is new leaves
     /// them to it; one that does not was told so, by an agent that knew why or by a person.
     pub(super) fn checksum(&self, v4: bool) -> Option<bool> {
-        match self.shared.config.cluster.tunnel_checksum {
+        match self.config.cluster.tunnel_checksum {
             TunnelChecksum::On => Some(true),
             TunnelChecksum::Off => Some(false),
             TunnelChecksum::Auto => {
@@ -96,8 +106,7 @@ impl Routes {
 
     /// Begins with a tunnel whose turn it is and behind which there is somebody; one at a time.
     pub(super) fn try_tunnels(&mut self) {
-        if self.shared.config.cluster.tunnel_checksum != TunnelChecksum::Auto
-            || self.known.trials.running.is_some()
+        if self.config.cluster.tunnel_checksum != TunnelChecksum::Auto || self.known.trials.running.is_some()
         {
             return;
         }
@@ -124,11 +133,16 @@ impl Routes {
     fn begin(&mut self, about: (bool, u32, Kind), with: NodeName, addresses: Vec<IpAddr>) {
         let (v4, interface, kind) = about;
         let Some(name) = self.tunnel_name(v4) else { return };
-        let task = match kind {
-            Kind::Trial => tokio::spawn(trial::run(name, addresses.clone())),
-            Kind::Proof => tokio::spawn(trial::run_later(name, addresses.clone())),
+        let rest = match kind {
+            Kind::Trial => Duration::ZERO,
+            Kind::Proof => trial::REST,
         };
-        self.known.trials.running = Some(Running { v4, interface, kind, with, addresses, task });
+        match trial::start(name, addresses.clone(), rest, self.queue.waker.clone()) {
+            Ok(verdict) => {
+                self.known.trials.running = Some(Running { v4, interface, kind, with, addresses, verdict });
+            }
+            Err(error) => warn!(%error, "cannot start a thread that tests checksums of a tunnel"),
+        }
     }
 
     /// Another one each time, beginning with the next by name: not the same one for all nodes.
@@ -147,11 +161,9 @@ impl Routes {
         Some((with.clone(), [one(true), one(false)].into_iter().flatten().collect()))
     }
 
-    pub(super) fn tried(&mut self, told: Result<Verdict, JoinError>) {
+    pub(super) fn tried(&mut self, verdict: Verdict) {
         let Some(running) = self.known.trials.running.take() else { return };
         let Running { v4, interface, kind, with, addresses, .. } = running;
-        // A task that panicked says nothing of the card.
-        let verdict = told.unwrap_or(Verdict::Unclear);
         if kind == Kind::Proof {
             return tell_proof(verdict, &with);
         }
@@ -220,14 +232,6 @@ fn tell_proof(verdict: Verdict, with: &NodeName) {
         Verdict::Broken | Verdict::Unclear => {
             warn!("also with checksums by the kernel, {with} does not answer through the tunnel");
         }
-    }
-}
-
-/// When a trial ends; never, where none is.
-pub(super) async fn ended(running: &mut Option<Running>) -> Result<Verdict, JoinError> {
-    match running {
-        Some(Running { task, .. }) => task.await,
-        None => std::future::pending().await,
     }
 }
 

@@ -2,13 +2,14 @@
 
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use model::{Transport, Tunnels};
 use tracing::info;
 use types::{Code, Finding, IfName};
 
 use super::super::tunnel::{self, Tunnel, TunnelError};
 use super::Routes;
-use crate::share::TunnelSize;
+use crate::allocation::TunnelSize;
 
 impl Routes {
     /// Which tunnel devices should be there, IPv4 and IPv6. Also where nobody needs one to be sent to: somebody whose subnet is
@@ -17,8 +18,8 @@ impl Routes {
     fn tunnels_wanted(&self) -> (bool, bool) {
         let (v4, v6) = self.known.mesh.tunnels_wanted();
         let is_direct = |transport: Transport| transport == Transport::Direct;
-        let may_come = !self.shared.is_alone
-            && (!is_direct(self.shared.config.cluster.transport)
+        let may_come = !self.is_alone
+            && (!is_direct(self.config.cluster.transport)
                 || self.known.mesh.peers().any(|peer| peer.transport.is_some_and(|its| !is_direct(its))));
         let has_v4 = self.known.position.underlays.iter().any(|underlay| underlay.address.is_ipv4());
         (v4 || (may_come && has_v4), v6 || (may_come && !has_v4))
@@ -76,7 +77,7 @@ impl Routes {
         (self.known.tunnel_troubles, self.known.in_the_way) = (troubles, in_the_way);
         let is_other = tunnels != self.known.tunnels;
         self.known.tunnels = tunnels;
-        self.shared.set_tunnels(self.tunnel_sizes());
+        self.tunnel_sizes.set(self.current_tunnel_sizes());
         if is_other {
             let sources = self.known.mesh.facts().sources.clone();
             self.set_facts(sources);
@@ -84,10 +85,10 @@ impl Routes {
     }
 
     fn tunnel(&self, v4: bool) -> Option<Tunnel> {
-        let (network, mesh) = (&self.shared.config.network, &self.shared.config.cluster);
+        let (network, mesh) = (&self.config.network, &self.config.cluster);
         let underlay = self.known.position.underlays.iter().find(|u| u.address.is_ipv4() == v4)?;
         let mtu = self.known.position.mtu?.checked_sub(tunnel::overhead(underlay.address))?;
-        let block = self.shared.blocks().into_iter().map(|block| block.network()).find(IpAddr::is_ipv4);
+        let block = self.blocks.iter().map(IpNet::network).find(IpAddr::is_ipv4);
         Some(Tunnel {
             name: self.tunnel_name(v4)?,
             network: network.name.clone(),
@@ -96,18 +97,18 @@ impl Routes {
             vni: mesh.vni,
             port: mesh.vxlan_port,
             local: underlay.address,
-            address: block.map(ipnet::IpNet::from),
+            address: block.map(IpNet::from),
             subnets: network.subnets.clone(),
             checksum: self.checksum(v4),
         })
     }
 
     pub(super) fn tunnel_name(&self, v4: bool) -> Option<IfName> {
-        let mesh = &self.shared.config.cluster;
+        let mesh = &self.config.cluster;
         if v4 { mesh.tunnel4().ok() } else { mesh.tunnel6().ok() }
     }
 
-    fn tunnel_sizes(&self) -> Vec<TunnelSize> {
+    fn current_tunnel_sizes(&self) -> Vec<TunnelSize> {
         let Tunnels { v4, v6 } = self.known.tunnels;
         let is_there = |tunnel: &&Tunnel| if tunnel.local.is_ipv4() { v4.is_some() } else { v6.is_some() };
         let tunnels = self.known.kept_tunnels.iter().flatten().filter(is_there);

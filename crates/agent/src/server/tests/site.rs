@@ -9,15 +9,15 @@ use std::thread::{self, JoinHandle};
 use api::{CniCall, NetworkStatus};
 use cni::{Code, Error, Request};
 use engine::{Caller, Done};
-use serde_json::{Map, Value, json};
+use netconf::{Network, NetworkSettings, NodeAllocation};
+use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 use types::{AttachMode, RequestId};
 
 use super::super::*;
-use crate::share::Share;
-use crate::work::{Serve, Settings};
-use config::Network;
+use crate::waker::Waker;
+use crate::work::{Parts, Serve, Settings};
 
 pub(super) const SOON: Duration = Duration::from_secs(60);
 pub(super) const SHORT: Bounds = Bounds {
@@ -69,6 +69,9 @@ pub(super) fn hung_up_in_time(caller: &Caller<'_>) -> bool {
     (caller.cancelled)()
 }
 
+/// What the agent says of a request for which [`done`] finds no address.
+pub(super) const EXHAUSTED: &str = "254 in use; no other block: this node has all of the network already";
+
 pub(super) fn done(request: &Request) -> Result<Done, Error> {
     match request {
         Request::Add(call) if call.container.as_str() == "bad" => {
@@ -96,10 +99,9 @@ impl Site {
         let settings = Settings {
             run_dir: dir.path().join("run"),
             network: "podwire".try_into().unwrap(),
-            defaults: Map::new(),
+            mode: AttachMode::Routed,
             delegates: engine::AllowedDelegates::default(),
         };
-        let work = Work::new(settings, Arc::clone(&board), Arc::clone(&metrics)).with_engine(options.serve);
         let network = NetworkStatus {
             name: "podwire".to_owned(),
             mode: "routed".to_owned(),
@@ -109,7 +111,7 @@ impl Site {
             subnets: vec!["10.9.0.0/24".parse().unwrap(), "fd00:9::/64".parse().unwrap()],
             blocks: Vec::new(),
         };
-        let own = Network {
+        let own = NetworkSettings {
             name: "podwire".try_into().unwrap(),
             mode: AttachMode::Routed,
             bridge: "pw0".try_into().unwrap(),
@@ -118,8 +120,9 @@ impl Site {
             connections_per_pod: None,
             masquerade: true,
         };
-        let shares = Shares::none("");
-        shares.set(Arc::new(Share::new(&own, own.subnets.clone(), None).unwrap()));
+        let shares = Arc::new(NodeAllocations::none("", Vec::new()));
+        let work = Work::new(Parts::alone(settings, &board, &shares)).with_engine(options.serve);
+        shares.set(NodeAllocation::of_default(Arc::new(Network::whole(&own).unwrap())));
         let queue = Arc::new(options.queue);
         let service = ApiService {
             board: Arc::clone(&board),
@@ -134,8 +137,8 @@ impl Site {
                 network,
                 cuts: Vec::new(),
             },
-            shares: Arc::new(shares),
-            bell: Bell::new().unwrap(),
+            shares,
+            reconciler: ReconcileRequests::new(Waker::new().unwrap()),
             cluster: None,
             cni_config: Box::new(|| Ok(" ".repeat(16 << 20))),
         };

@@ -379,6 +379,8 @@ fn pods_of_nodes_without_tunnels_cannot_send_to_tunnel_ports() {
         let n2 = cluster.node("n2").unwrap();
         ip(n2, &format!("link del {tunnel}"));
         n2.sh(&["nft", "delete", "table", "inet", TABLE]).unwrap();
+        // The record of n1 on its disk, if there is one, says that n1 may send through a tunnel.
+        n2.sh(&["rm", "-f", n2.dir().join("lib/podwire/peers.json").to_str().unwrap()]).unwrap();
         cluster.start_agent("n2").unwrap();
         expect_reach(&cluster, SOON);
         let [n1, n2] = ["n1", "n2"].map(|node| cluster.node(node).unwrap());

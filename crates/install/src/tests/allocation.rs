@@ -1,4 +1,4 @@
-//! What is known only when the node has its share of the network, and what the operator calls things.
+//! Values that are known only when the node owns blocks, and names that the operator chooses.
 
 use super::*;
 use config::{Cluster, Etcd, Plugin, Store};
@@ -26,8 +26,9 @@ fn of_many() -> Site {
     site
 }
 
-fn share(blocks: &[&str], mtu: u32) -> Rendered {
-    Rendered::new(blocks.iter().map(|block| block.parse().unwrap()).collect(), Some(mtu))
+fn network(site: &Site, blocks: &[&str], mtu: u32) -> Arc<Network> {
+    let blocks = blocks.iter().map(|block| block.parse().unwrap()).collect();
+    Arc::new(Network::new(&site.config.network, blocks, Some(mtu)).unwrap())
 }
 
 fn plugin_of(text: &str) -> Value {
@@ -44,7 +45,7 @@ fn a7_the_config_follows_the_nodes_blocks() {
     assert_eq!(site.everything(), ["./template.json"], "nothing is installed before");
     assert!(!installer.has_news());
 
-    assert!(installer.know(share(&["10.2.3.0/24", "fd00:2:0:0:300::/72"], 1450)));
+    assert!(installer.set_network(network(&site, &["10.2.3.0/24", "fd00:2:0:0:300::/72"], 1450)));
     assert!(installer.has_news());
     assert_eq!(installer.put().unwrap().len(), 3);
     assert!(!installer.has_news());
@@ -55,9 +56,13 @@ fn a7_the_config_follows_the_nodes_blocks() {
     assert_eq!(plugin["mtu"], 1450);
 
     // The same again is no news; another block is.
-    assert!(!installer.know(share(&["10.2.3.0/24", "fd00:2:0:0:300::/72"], 1450)));
+    assert!(!installer.set_network(network(&site, &["10.2.3.0/24", "fd00:2:0:0:300::/72"], 1450)));
     assert!(!installer.has_news());
-    assert!(installer.know(share(&["10.2.3.0/24", "10.2.9.0/24", "fd00:2:0:0:300::/72"], 1450)));
+    assert!(installer.set_network(network(
+        &site,
+        &["10.2.3.0/24", "10.2.9.0/24", "fd00:2:0:0:300::/72"],
+        1450
+    )));
     let done = installer.put().unwrap();
     assert!(done.len() == 1 && done[0].starts_with("config "), "{done:?}");
     assert_eq!(plugin_of(&text(&site.conflist()))["subnet"], "10.2.3.0/24,10.2.9.0/24,fd00:2:0:0:300::/72");
@@ -69,7 +74,7 @@ fn news_that_could_not_be_written_stay_news() {
     let mut site = of_many();
     site.template(BLOCKS);
     let installer = site.installer();
-    installer.know(share(&["10.2.3.0/24", "fd00:2:0:0:300::/72"], 1450));
+    installer.set_network(network(&site, &["10.2.3.0/24", "fd00:2:0:0:300::/72"], 1450));
     fs::remove_file(site.at("template.json")).unwrap();
     assert!(installer.put().is_err());
     assert!(installer.has_news());
@@ -83,7 +88,7 @@ fn the_built_in_config_of_an_agent_needs_no_block() {
     let site = of_many();
     let installer = site.installer();
     installer.put().unwrap();
-    assert!(installer.know(share(&["10.2.3.0/24", "fd00:2:0:0:300::/72"], 1450)));
+    assert!(installer.set_network(network(&site, &["10.2.3.0/24", "fd00:2:0:0:300::/72"], 1450)));
     assert_eq!(installer.put().unwrap(), Vec::<String>::new());
 }
 

@@ -1,0 +1,291 @@
+//! The blocks that this node owns, and how many of their addresses are in use. The membership component sets the allocation,
+//! the reconciler and requests use it. It may be missing (no block yet) and it may change (another block was claimed).
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
+
+use engine::state::{State, StateError};
+use ipam::{Range, RangeSet};
+use ipnet::IpNet;
+use netconf::{Network, NodeAllocation, comma_separated};
+use types::{Code, Finding, IfName, NetworkName};
+
+use crate::board::Board;
+use crate::conditions::Source;
+use crate::waker::Waker;
+
+/// The blocks of a network as the pods of this node use them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BlockUsage<'a> {
+    pub(crate) network: &'a Network,
+    pub(crate) name: &'a NetworkName,
+    pub(crate) run_dir: &'a Path,
+}
+
+impl BlockUsage<'_> {
+    /// A block of the family that has the fewest addresses left.
+    pub(crate) fn fullest(self) -> Option<IpNet> {
+        let state = State::open_existing(self.run_dir).ok().flatten()?;
+        let records = state.existing_network(self.name)?;
+        let free = |set: &&RangeSet| set.capacity().saturating_sub(records.in_use_of(set).unwrap_or(0));
+        Some(self.network.ranges().iter().min_by_key(free)?.ranges().first()?.subnet())
+    }
+
+    /// The condition of a node that has no address left in a family.
+    fn exhausted(self) -> Result<Option<Finding>, StateError> {
+        let name = self.name;
+        let state = State::open_existing(self.run_dir)?;
+        let Some(records) = state.and_then(|state| state.existing_network(name)) else { return Ok(None) };
+        let claimed = records.claimed()?;
+        let full = family_blocks(self.network).find(|family| {
+            let used = claimed.iter().filter(|ip| family.has(**ip)).count() as u64;
+            used >= family.capacity
+        });
+        Ok(full.map(|family| {
+            let blocks = comma_separated(&family.blocks);
+            let message = format!("all {} addresses of {blocks} are in use", family.capacity);
+            Finding::new(Code::AddressesExhausted, format_args!("network {name}"), message)
+        }))
+    }
+
+    /// Whether a pod has an address of the blocks. Records that cannot be read may have one.
+    pub(crate) fn is_used(self) -> bool {
+        let Ok(state) = State::open_existing(self.run_dir) else { return true };
+        let Some(records) = state.and_then(|state| state.existing_network(self.name)) else { return false };
+        self.network.ranges().iter().any(|set| records.in_use_of(set).map_or(true, |count| count > 0))
+    }
+}
+
+/// The blocks of a network, by family.
+pub(crate) fn family_blocks(network: &Network) -> impl Iterator<Item = FamilyBlocks> {
+    let blocks = |set: &RangeSet| set.ranges().iter().map(Range::subnet).collect();
+    network.ranges().iter().map(move |set| FamilyBlocks { blocks: blocks(set), capacity: set.capacity() })
+}
+
+/// The blocks of one family.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct FamilyBlocks {
+    /// At least one.
+    pub(crate) blocks: Vec<IpNet>,
+    /// Addresses for pods.
+    pub(crate) capacity: u64,
+}
+
+impl FamilyBlocks {
+    pub(crate) fn has(&self, ip: IpAddr) -> bool {
+        self.blocks.iter().any(|block| block.contains(&ip))
+    }
+}
+
+/// The condition of records that cannot be read for an answer.
+pub(crate) fn records_unreadable(run_dir: &Path, error: &StateError) -> Finding {
+    let object = format!("directory {}", run_dir.display());
+    Finding::new(Code::RunDirUnusable, object, format_args!("records cannot be read: {error}")).degraded()
+}
+
+/// Why this node owns no block.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct NoBlock(pub(crate) String);
+
+impl NoBlock {
+    pub(crate) fn finding(&self, network: &NetworkName) -> Finding {
+        Finding::new(Code::BlockMissing, format_args!("network {network}"), self)
+    }
+}
+
+/// The slot in which membership puts this node's allocation. Everything else reads it.
+#[derive(Debug)]
+pub(crate) struct NodeAllocations {
+    current: RwLock<Current>,
+    /// Threads that are woken when it changes.
+    readers: Vec<Waker>,
+    /// What pods may send without the firewall having to know.
+    room: AtomicU32,
+    /// Held while addresses are counted and reported, so that no earlier count replaces a later one.
+    reporting: Mutex<()>,
+}
+
+#[derive(Debug)]
+struct Current {
+    /// The allocation in force, or why there is none.
+    allocation: Result<Arc<NodeAllocation>, NoBlock>,
+    /// Counts the changes.
+    version: u64,
+}
+
+/// A tunnel device that leads to other nodes, and how much fits through it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct TunnelSize {
+    pub(crate) name: IfName,
+    pub(crate) mtu: u32,
+}
+
+impl NodeAllocations {
+    pub(crate) fn none(reason: impl Into<String>, readers: Vec<Waker>) -> Self {
+        let current = Current { allocation: Err(NoBlock(reason.into())), version: 0 };
+        let current = RwLock::new(current);
+        Self { current, readers, room: AtomicU32::new(u32::MAX), reporting: Mutex::default() }
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Current> {
+        self.current.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn get(&self) -> Result<Arc<NodeAllocation>, NoBlock> {
+        self.read().allocation.clone()
+    }
+
+    pub(crate) fn default_network(&self) -> Result<Arc<Network>, NoBlock> {
+        let network = self.get()?.default_network().cloned();
+        network.ok_or_else(|| NoBlock("this node has no block of the default network".to_owned()))
+    }
+
+    /// Another number means that the allocation changed, or the reason why there is none.
+    pub(crate) fn version(&self) -> u64 {
+        self.read().version
+    }
+
+    /// Changes it if there is a change, and wakes all readers.
+    fn change(&self, change: impl FnOnce(&mut Current) -> bool) -> bool {
+        let is_changed = {
+            let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+            let is_changed = change(&mut current);
+            current.version += u64::from(is_changed);
+            is_changed
+        };
+        if is_changed {
+            self.readers.iter().for_each(Waker::wake);
+        }
+        is_changed
+    }
+
+    /// Reports whether the node has a block. The lock is held meanwhile: a block that is withdrawn now is reported later.
+    pub(crate) fn report_block(&self, board: &Board, network: &NetworkName) {
+        let current = self.read();
+        let missing = current.allocation.as_ref().err().map(|none| none.finding(network));
+        board.set(Source::Block, missing.into_iter().collect());
+    }
+
+    /// Whether the node has addresses left, and records that cannot be read for that.
+    pub(crate) fn address_findings(&self, run_dir: &Path, name: &NetworkName) -> Vec<(Source, Vec<Finding>)> {
+        let usage = |network: &Network| BlockUsage { network, name, run_dir }.exhausted();
+        let exhausted = self.default_network().map_or(Ok(None), |network| usage(&network));
+        let unreadable = exhausted.as_ref().err().map(|error| records_unreadable(run_dir, error));
+        let exhausted = exhausted.ok().flatten();
+        vec![
+            (Source::Records, unreadable.into_iter().collect()),
+            (Source::Addresses, exhausted.into_iter().collect()),
+        ]
+    }
+
+    pub(crate) fn report_addresses(&self, board: &Board, run_dir: &Path, name: &NetworkName) {
+        let _reporting = self.reporting.lock().unwrap_or_else(PoisonError::into_inner);
+        for (source, findings) in self.address_findings(run_dir, name) {
+            board.set(source, findings);
+        }
+    }
+
+    pub(crate) fn set(&self, allocation: NodeAllocation) {
+        self.change(|current| {
+            current.allocation = Ok(Arc::new(allocation));
+            true
+        });
+    }
+
+    /// The node owns no block any more. Returns whether it had one.
+    pub(crate) fn withdraw(&self, reason: impl Into<String>) -> bool {
+        self.change(|current| {
+            let was_there = current.allocation.is_ok();
+            if was_there {
+                current.allocation = Err(NoBlock(reason.into()));
+            }
+            was_there
+        })
+    }
+
+    /// Sets the reason why the node owns no block yet. An allocation in force stays.
+    pub(crate) fn explain(&self, reason: impl Into<String>) {
+        let reason = NoBlock(reason.into());
+        self.change(|current| {
+            let is_other = current.allocation.as_ref().is_err_and(|before| *before != reason);
+            if is_other {
+                current.allocation = Err(reason);
+            }
+            is_other
+        });
+    }
+
+    /// Is a pod's link of this size a reason for the keeper to look?
+    pub(crate) fn is_too_large(&self, mtu: u32) -> bool {
+        mtu > self.room.load(Ordering::SeqCst)
+    }
+
+    /// Is it less than before? Somebody may have got more in the meantime.
+    pub(crate) fn set_room(&self, mtu: u32) -> bool {
+        mtu < self.room.swap(mtu, Ordering::SeqCst)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use netconf::NetworkSettings;
+
+    use super::*;
+
+    fn settings() -> NetworkSettings {
+        NetworkSettings {
+            name: "podwire".try_into().unwrap(),
+            mode: types::AttachMode::Routed,
+            bridge: "pw0".try_into().unwrap(),
+            subnets: vec!["10.9.0.0/24".parse().unwrap(), "fd00:9::/64".parse().unwrap()],
+            mtu: None,
+            connections_per_pod: None,
+            masquerade: true,
+        }
+    }
+
+    fn whole() -> NodeAllocation {
+        NodeAllocation::of_default(Arc::new(Network::whole(&settings()).unwrap()))
+    }
+
+    #[test]
+    fn each_change_of_the_allocation_has_another_version() {
+        let shares = NodeAllocations::none("not yet", Vec::new());
+        let mut versions = vec![shares.version()];
+        shares.explain("not yet");
+        assert_eq!(shares.version(), versions[0], "nothing changed");
+        shares.explain("etcd is asked");
+        versions.push(shares.version());
+        shares.set(whole());
+        versions.push(shares.version());
+        shares.explain("an allocation in force stays");
+        assert_eq!(shares.default_network().unwrap().blocks(), settings().subnets);
+        assert!(shares.withdraw("another node has it") && !shares.withdraw("again"));
+        versions.push(shares.version());
+        assert_eq!(versions, [0, 1, 2, 3]);
+        assert!(shares.get().is_err_and(|why| why.0 == "another node has it"));
+    }
+
+    #[test]
+    fn a1_a_round_that_ends_meanwhile_does_not_hide_that_the_block_was_withdrawn() {
+        let network = settings().name;
+        for _ in 0..1000 {
+            let (board, shares) = (Board::new(), NodeAllocations::none("not yet", Vec::new()));
+            shares.set(whole());
+            let both = std::sync::Barrier::new(2);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    both.wait();
+                    shares.report_block(&board, &network);
+                });
+                both.wait();
+                shares.withdraw("another node has it");
+                shares.report_block(&board, &network);
+            });
+            assert!(board.has(Code::BlockMissing));
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! What the peers thread receives from other threads, and what it reports to them.
+//!
+//! ```text
+//! membership: records, this node's blocks ─► slot ─┐               ┌─► addresses, position, records ─► membership
+//! reconciler: the peer table was changed ──► slot ─┼─► peers thread ┤
+//! API: questions ──────────────────────────► queue ┘               └─► tunnel sizes ─► reconciler
+//! ```
+//!
+//! No thread waits for the peers thread. Records that change while it works are merged in the slot: the last state of each key
+//! counts, so that the slot is never larger than the store's contents.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ipnet::IpNet;
+use model::{NodeRecord, StoredNode};
+use tokio::sync::{oneshot, watch};
+use types::NodeName;
+
+use crate::membership::AskError;
+use crate::waker::Waker;
+
+/// Questions that may wait.
+const QUESTIONS: usize = 256;
+
+/// A change of the store's contents that concerns peers.
+#[derive(Debug)]
+pub(crate) enum RecordUpdate {
+    All(Census),
+    Node(StoredNode),
+    Gone(NodeName),
+    Claim(Claim),
+}
+
+/// Who owns a block. In a listing None means that the claim cannot be read, in an update that there is none.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    pub(crate) block: IpNet,
+    pub(crate) owner: Option<NodeName>,
+}
+
+/// All nodes that the store knows.
+#[derive(Debug)]
+pub(crate) struct Census {
+    pub(crate) nodes: Vec<StoredNode>,
+    pub(crate) claims: Vec<Claim>,
+    /// They are in the store, but what it says of them cannot be read.
+    pub(crate) unread: BTreeSet<NodeName>,
+    /// The store has just lost what it knew: others will come back.
+    pub(crate) was_wiped: bool,
+}
+
+/// Updates that the peers thread has not taken yet.
+#[derive(Debug, Default)]
+pub(super) struct RecordUpdates {
+    /// It comes before the changes.
+    pub(super) census: Option<Census>,
+    /// None: the node is gone.
+    pub(super) nodes: BTreeMap<NodeName, Option<StoredNode>>,
+    pub(super) claims: BTreeMap<IpNet, Option<NodeName>>,
+}
+
+impl RecordUpdates {
+    fn merge(&mut self, update: RecordUpdate) {
+        match update {
+            RecordUpdate::All(census) => {
+                // Peers that an earlier listing lacked because the store was wiped are not in this one either.
+                let was_wiped = self.census.as_ref().is_some_and(|earlier| earlier.was_wiped);
+                let census = Census { was_wiped: census.was_wiped || was_wiped, ..census };
+                *self = Self { census: Some(census), ..Self::default() };
+            }
+            RecordUpdate::Node(node) => {
+                self.nodes.insert(node.record.name.clone(), Some(node));
+            }
+            RecordUpdate::Gone(name) => {
+                self.nodes.insert(name, None);
+            }
+            RecordUpdate::Claim(Claim { block, owner }) => {
+                self.claims.insert(block, owner);
+            }
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.census.is_none() && self.nodes.is_empty() && self.claims.is_empty()
+    }
+}
+
+/// What changed since the peers thread last looked.
+#[derive(Debug, Default)]
+pub(super) struct Pending {
+    pub(super) records: RecordUpdates,
+    /// This node's blocks, if they changed.
+    pub(super) blocks: Option<Vec<IpNet>>,
+    /// Another process changed the firewall's table of peers, or the peers thread did.
+    pub(super) is_table_changed: bool,
+}
+
+/// Questions that are answered without the store.
+#[derive(Debug)]
+pub(crate) enum Question {
+    /// The routes there are.
+    Routes(oneshot::Sender<Result<Vec<api::RouteView>, AskError>>),
+    /// The cluster as this node knows it.
+    Contents(oneshot::Sender<PeerContents>),
+}
+
+/// Records and claims of all other nodes.
+#[derive(Debug)]
+pub(crate) struct PeerContents {
+    pub(crate) nodes: Vec<StoredNode>,
+    pub(crate) claims: Vec<(IpNet, NodeName)>,
+}
+
+/// How other threads reach the peers thread.
+#[derive(Debug, Clone)]
+pub(crate) struct PeerInputs {
+    slot: Arc<Mutex<Pending>>,
+    questions: SyncSender<Question>,
+    waker: Waker,
+}
+
+/// The other end.
+#[derive(Debug)]
+pub(crate) struct PeerQueue {
+    slot: Arc<Mutex<Pending>>,
+    questions: Receiver<Question>,
+    pub(super) waker: Waker,
+}
+
+/// `waker` wakes the peers thread.
+pub(crate) fn inputs(waker: Waker) -> (PeerInputs, PeerQueue) {
+    let slot = Arc::<Mutex<Pending>>::default();
+    let (questions, asked) = mpsc::sync_channel(QUESTIONS);
+    let queue = PeerQueue { slot: Arc::clone(&slot), questions: asked, waker: waker.clone() };
+    (PeerInputs { slot, questions, waker }, queue)
+}
+
+impl PeerInputs {
+    pub(crate) fn update(&self, update: RecordUpdate) {
+        lock(&self.slot).records.merge(update);
+        self.waker.wake();
+    }
+
+    pub(crate) fn set_blocks(&self, blocks: Vec<IpNet>) {
+        lock(&self.slot).blocks = Some(blocks);
+        self.waker.wake();
+    }
+
+    /// The firewall's table of peers is to be compared.
+    pub(crate) fn table_changed(&self) {
+        lock(&self.slot).is_table_changed = true;
+        self.waker.wake();
+    }
+
+    /// A full queue is busy; one that is closed has lost its thread.
+    pub(crate) fn ask(&self, question: Question) -> Result<(), AskError> {
+        self.questions.try_send(question).map_err(|error| match error {
+            TrySendError::Full(_) => AskError::Busy,
+            TrySendError::Disconnected(_) => AskError::Stopped,
+        })?;
+        self.waker.wake();
+        Ok(())
+    }
+}
+
+impl PeerQueue {
+    pub(super) fn take(&self) -> Pending {
+        // First: input that comes from here on wakes the thread again.
+        self.waker.clear();
+        std::mem::take(&mut *lock(&self.slot))
+    }
+
+    pub(super) fn question(&self) -> Option<Question> {
+        self.questions.try_recv().ok()
+    }
+}
+
+fn lock(slot: &Mutex<Pending>) -> MutexGuard<'_, Pending> {
+    slot.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What the kernel says about this node.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct NodePosition {
+    /// Addresses that this node had, of families in which it has none now.
+    pub(crate) lost: Vec<IpAddr>,
+    /// That of pods. None: not known now.
+    pub(crate) mtu: Option<u32>,
+}
+
+/// The peers as they are to be written to disk, for a boot without the store.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct PeerRecords {
+    pub(crate) records: Arc<Vec<NodeRecord>>,
+    /// Peers that a store which lost its data does not know.
+    pub(crate) awaited: Vec<NodeName>,
+}
+
+/// What the peers thread reports to membership: the latest value of each.
+#[derive(Debug)]
+pub(crate) struct PeerReports {
+    /// Where this node is. None: not known yet.
+    pub(crate) addresses: watch::Sender<Option<Vec<IpAddr>>>,
+    pub(crate) position: watch::Sender<NodePosition>,
+    pub(crate) records: watch::Sender<PeerRecords>,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct PeerReportReceivers {
+    pub(crate) addresses: watch::Receiver<Option<Vec<IpAddr>>>,
+    pub(crate) position: watch::Receiver<NodePosition>,
+    pub(crate) records: watch::Receiver<PeerRecords>,
+}
+
+pub(crate) fn reports() -> (PeerReports, PeerReportReceivers) {
+    let (addresses, published) = watch::channel(None);
+    let (position, positions) = watch::channel(NodePosition::default());
+    let (records, saved) = watch::channel(PeerRecords::default());
+    let receivers = PeerReportReceivers { addresses: published, position: positions, records: saved };
+    (PeerReports { addresses, position, records }, receivers)
+}
+
+#[cfg(test)]
+mod tests {
+    use types::{Mac, NodeUid};
+
+    use super::*;
+
+    fn node(name: &str, created: u64) -> StoredNode {
+        let record = NodeRecord {
+            name: name.try_into().unwrap(),
+            uid: NodeUid::from_random([1; 16]),
+            addresses: Vec::new(),
+            blocks: Vec::new(),
+            tunnel_mac: Mac::local([0, 0, 0, 0, 1]),
+            version: "1".to_owned(),
+            transport: None,
+        };
+        StoredNode { record, created }
+    }
+
+    fn census(was_wiped: bool) -> RecordUpdate {
+        let (nodes, claims, unread) = (Vec::new(), Vec::new(), BTreeSet::new());
+        RecordUpdate::All(Census { nodes, claims, unread, was_wiped })
+    }
+
+    #[test]
+    fn updates_of_a_thread_that_hangs_are_merged() {
+        let (inputs, queue) = inputs(Waker::new().unwrap());
+        let block: IpNet = "fd00:2:0:0:1000::/68".parse().unwrap();
+        for created in 1..10_000 {
+            inputs.update(RecordUpdate::Node(node("n2", created)));
+            inputs.update(RecordUpdate::Claim(Claim { block, owner: None }));
+            inputs.update(RecordUpdate::Node(node("n3", created)));
+            inputs.update(RecordUpdate::Gone("n3".try_into().unwrap()));
+        }
+        let RecordUpdates { census: none, nodes, claims } = queue.take().records;
+        assert!(none.is_none() && claims.len() == 1, "{none:?} {claims:?}");
+        let created: Vec<Option<u64>> =
+            nodes.values().map(|node| node.as_ref().map(|it| it.created)).collect();
+        assert_eq!(created, [Some(9_999), None]);
+        assert!(queue.take().records.is_empty());
+    }
+
+    #[test]
+    fn a_listing_replaces_earlier_updates_and_a_wiped_store_stays_known() {
+        let (inputs, queue) = inputs(Waker::new().unwrap());
+        inputs.update(census(true));
+        inputs.update(RecordUpdate::Node(node("n2", 1)));
+        inputs.update(census(false));
+        inputs.update(RecordUpdate::Gone("n3".try_into().unwrap()));
+        let updates = queue.take().records;
+        assert!(updates.census.unwrap().was_wiped, "peers that it does not know are kept");
+        assert_eq!(updates.nodes.len(), 1);
+    }
+
+    #[test]
+    fn a_question_to_a_thread_that_hangs_or_ended_is_refused() {
+        let (inputs, queue) = inputs(Waker::new().unwrap());
+        let ask = || inputs.ask(Question::Contents(oneshot::channel().0));
+        for _ in 0..QUESTIONS {
+            assert_eq!(ask(), Ok(()));
+        }
+        assert_eq!(ask(), Err(AskError::Busy));
+        drop(queue);
+        assert_eq!(ask(), Err(AskError::Stopped));
+    }
+}

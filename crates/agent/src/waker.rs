@@ -1,0 +1,86 @@
+//! How threads that sleep in poll(2) get their input: the latest value is in a slot, and one eventfd per thread wakes it.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
+
+/// Wakes one thread. Its clones wake the same one.
+#[derive(Debug, Clone)]
+pub(crate) struct Waker(Arc<OwnedFd>);
+
+impl Waker {
+    pub(crate) fn new() -> Result<Self, Errno> {
+        Ok(Self(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
+    }
+
+    pub(crate) fn wake(&self) {
+        // It fails only if the counter is at its maximum, and then the thread wakes up anyway.
+        let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
+    }
+
+    /// To be called by the thread before it reads its input.
+    pub(crate) fn clear(&self) {
+        // It fails if there was no call of `wake`.
+        let _ = rustix::io::read(&*self.0, &mut [0; 8]);
+    }
+}
+
+impl AsFd for Waker {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// The latest value of something. The threads that use it are woken when it changes.
+#[derive(Debug)]
+pub(crate) struct Slot<T> {
+    value: RwLock<T>,
+    readers: Vec<Waker>,
+}
+
+impl<T: Clone + PartialEq> Slot<T> {
+    pub(crate) fn new(value: T, readers: Vec<Waker>) -> Self {
+        Self { value: RwLock::new(value), readers }
+    }
+
+    pub(crate) fn get(&self) -> T {
+        self.value.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn set(&self, value: T) {
+        {
+            let mut current = self.value.write().unwrap_or_else(PoisonError::into_inner);
+            if *current == value {
+                return;
+            }
+            *current = value;
+        }
+        self.readers.iter().for_each(Waker::wake);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    use super::*;
+
+    fn is_awake(waker: &Waker) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(waker, PollFlags::IN)], Some(&now)).unwrap() > 0
+    }
+
+    #[test]
+    fn readers_are_woken_once_for_each_value_that_differs() {
+        let (one, other) = (Waker::new().unwrap(), Waker::new().unwrap());
+        let slot = Slot::new(1, vec![one.clone(), other.clone()]);
+        slot.set(1);
+        assert!(!is_awake(&one) && !is_awake(&other));
+        slot.set(2);
+        assert!(is_awake(&one) && is_awake(&other) && slot.get() == 2);
+        one.clear();
+        assert!(!is_awake(&one) && is_awake(&other));
+    }
+}
