@@ -65,11 +65,16 @@ impl Board {
     /// Not ready: the agent is starting.
     pub(crate) fn new() -> Self {
         let board = Self { inner: Mutex::default(), started: Instant::now() };
-        board.set(Source::Lifecycle, vec![lifecycle(Code::AgentStarting, "the agent is starting")]);
+        board.set_starting();
         board
     }
 
-    /// The first reconcile has ended.
+    /// Not ready until [`Self::set_started`] is called.
+    pub(crate) fn set_starting(&self) {
+        self.set(Source::Lifecycle, vec![lifecycle(Code::AgentStarting, "the agent is starting")]);
+    }
+
+    /// The first reconcile has ended, and the first attempt to install files.
     pub(crate) fn set_started(&self) {
         self.set(Source::Lifecycle, Vec::new());
     }

@@ -135,8 +135,11 @@ impl Keeper {
         self.limit_connections();
         let is_first = is_served && !self.was_ready;
         self.was_ready |= is_served;
-        if is_first && self.parts.install.is_none() {
-            announce(self.parts.begun, self.memory.len());
+        match (is_first, &self.parts.install) {
+            (true, None) => announce(self.parts.begun, self.memory.len()),
+            // Earlier rounds failed, or there was no block: the end of these conditions is not enough to be ready.
+            (true, Some(_)) => self.parts.board.set_starting(),
+            (false, _) => {}
         }
         self.report(findings);
         if let Some(install) = self.parts.install.as_ref().filter(|_| is_first) {
