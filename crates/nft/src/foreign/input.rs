@@ -7,8 +7,8 @@ use super::fate::{Outcome, is_from_pods};
 use super::tables::Tables;
 use super::{ForeignFamily, is_for_us, is_harmless};
 use crate::condition::Test;
-use crate::damage::ListedChain;
 use crate::error::Error;
+use crate::observe::ListedChain;
 use crate::rule::{Ending, Listed};
 use crate::socket::Socket;
 

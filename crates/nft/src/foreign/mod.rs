@@ -19,8 +19,8 @@ pub use forwarding::{ForwardingChain, forwarding_chains};
 pub use input::{InputChain, input_drops};
 pub use legacy::{LegacyTables, legacy_tables};
 
-use crate::damage::ListedChain;
 use crate::error::Error;
+use crate::observe::ListedChain;
 use crate::rule::{Ending, Listed};
 use crate::socket::Socket;
 use fate::{Links, Outcome};
