@@ -195,9 +195,9 @@ impl Firewall {
         for some in elements.chunks(BATCH) {
             let requests: Vec<Request<'_>> = some.iter().map(|element| request::add(element)).collect();
             if let Err(refused) = self.socket.transact(&requests, None)? {
-                let first = refused.whole.or_else(|| refused.requests.into_iter().map(|(_, r)| r).next());
                 let object = some.first().map_or_else(String::new, |element| element.table.to_string());
-                return Err(first.map_or_else(unexplained, |refusal| Error::refused(KEEP, object, refusal)));
+                let refused = refused.first();
+                return Err(refused.map_or_else(unexplained, |refusal| Error::refused(KEEP, object, refusal)));
             }
         }
         Ok(())

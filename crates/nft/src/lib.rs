@@ -48,8 +48,8 @@ pub use desired::pods::Structure;
 pub use error::Error;
 pub use firewall::{Firewall, NoOthers, Others};
 pub use foreign::{
-    Certainty, ForeignDrop, ForeignFamily, ForwardingChain, InputChain, LegacyTables, accept_in_others,
-    foreign_drops, forwarding_chains, input_drops, legacy_tables, withdraw_from_others,
+    Certainty, ForeignDrop, ForeignFamily, ForwardingChain, LegacyTables, accept_in_others, foreign_drops,
+    forwarding_chains, legacy_tables, withdraw_from_others,
 };
 pub use monitor::{Change, Monitor, Ours};
 pub use network::PeerTable;

@@ -80,6 +80,23 @@ pub(crate) fn raw_elements(answer: &[u8]) -> impl Iterator<Item = &[u8]> {
     attributes(list).filter(|(kind, _)| *kind == number::LIST_ELEM).map(|(_, element)| element)
 }
 
+/// Adds an element of which only the bytes are known.
+pub(crate) fn add_key<'a>(
+    place: (TableId<'a>, &'a str),
+    key: &'a [u8],
+    value: Option<&'a [u8]>,
+) -> Request<'a> {
+    let verb = Verb { flags: NLM_F_CREATE, ..verb(place.0.family, number::NEWSETELEM) };
+    Request::new(verb, move |body| {
+        write_element(body, place, |element| {
+            write_value(element, number::ELEM_KEY, key);
+            if let Some(value) = value {
+                write_value(element, number::ELEM_DATA, value);
+            }
+        });
+    })
+}
+
 /// Deletes the element with this key.
 pub(crate) fn delete_key<'a>(table: TableId<'a>, set: &'a str, key: &[u8]) -> Request<'a> {
     let key = key.to_vec();

@@ -1,9 +1,10 @@
 //! Elements of pods, each with the link or address that it is for: to find those that are surplus, because their link does not
 //! exist or no pod has the address, and to remove them. Lists all sets: not for the path of a pod.
 //!
-//! Surplus elements are removed only if no table changed since they were listed. An ADD claims its address and writes its
-//! record before it adds elements: one that began before the listing is known by its record, and one that added elements
-//! since then changed the tables.
+//! Surplus elements are removed only if no table changed since they were listed. That is not enough for a concurrent ADD of a pod
+//! with the same addresses: if all of its elements exist already, its transaction changes nothing, and the kernel does not count
+//! it. An ADD claims its address and writes its record before it adds elements. So after the removal, records are read once more,
+//! and elements that a pod has by now are restored ([`Firewall::remove_surplus`]).
 
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -57,6 +58,8 @@ pub struct PodElement {
     family: Family,
     set: String,
     key: Vec<u8>,
+    /// Of a map.
+    value: Option<Vec<u8>>,
 }
 
 impl PodElement {
@@ -123,16 +126,50 @@ impl Firewall {
         Ok(elements)
     }
 
-    /// Removes these elements if no table was changed since they were listed. False: one was, and nothing is removed.
-    pub fn remove_surplus(&mut self, surplus: &PodElements) -> Result<bool, Error> {
-        let Some(generation) = surplus.generation else { return Ok(false) };
-        let deletions: Vec<_> = surplus.elements.iter().map(PodElement::deletion).collect();
+    /// Removes these elements, but not if a table was changed since they were listed. `now` lists the pods once more: elements
+    /// that one of them has by now are restored. Returns those that are removed.
+    pub fn remove_surplus<E: From<Error>>(
+        &mut self,
+        surplus: PodElements,
+        now: impl FnOnce() -> Result<Alive, E>,
+    ) -> Result<Vec<PodElement>, E> {
+        let PodElements { elements, generation } = surplus;
+        if elements.is_empty() || !self.remove_at(&elements, generation)? {
+            return Ok(Vec::new());
+        }
+        let alive = now();
+        // Not known: a missing element is repaired, and a surplus one removed by the next call.
+        let is_surplus = |element: &PodElement| alive.as_ref().is_ok_and(|alive| alive.lacks(element));
+        let (removed, owned): (Vec<_>, Vec<_>) = elements.into_iter().partition(is_surplus);
+        for element in &owned {
+            self.restore(element)?;
+        }
+        alive.map(|_| removed)
+    }
+
+    /// False: a table was changed since that generation, and nothing is removed.
+    fn remove_at(&mut self, elements: &[PodElement], generation: Option<u32>) -> Result<bool, Error> {
+        let Some(generation) = generation else { return Ok(false) };
+        let deletions: Vec<_> = elements.iter().map(PodElement::deletion).collect();
         let Err(refused) = self.socket.transact(&deletions, Some(generation))? else { return Ok(true) };
-        match refused.whole.into_iter().chain(refused.requests.into_iter().map(|(_, r)| r)).next() {
+        match refused.first() {
             Some(refusal) if !matches!(refusal.errno, Errno::RESTART | Errno::NOENT) => {
                 Err(Error::refused(REMOVE, TABLE.to_owned(), refusal))
             }
             Some(_) | None => Ok(false),
+        }
+    }
+
+    /// Its pod may have added it again with another value, or the table may be gone.
+    fn restore(&mut self, element: &PodElement) -> Result<(), Error> {
+        let table = TableId::of_pods(element.family);
+        let addition = request::add_key((table, &element.set), &element.key, element.value.as_deref());
+        let Err(refused) = self.socket.transact(&[addition], None)? else { return Ok(()) };
+        match refused.first() {
+            Some(refusal) if !matches!(refusal.errno, Errno::EXIST | Errno::NOENT) => {
+                Err(Error::refused(REMOVE, element.element.clone(), refusal))
+            }
+            Some(_) | None => Ok(()),
         }
     }
 
@@ -185,7 +222,8 @@ impl Layout<'_> {
             }
             Owner::Address(_) | Owner::Link(_) => element.clone(),
         };
-        Some(PodElement { what, element, owners, family, set: set.to_owned(), key: key.to_vec() })
+        let (key, value) = (key.to_vec(), value.map(<[u8]>::to_vec));
+        Some(PodElement { what, element, owners, family, set: set.to_owned(), key, value })
     }
 }
 
@@ -376,11 +414,12 @@ mod tests {
                 .unwrap()
                 .admit(&Pod { addresses: &["10.0.0.3".parse().unwrap()], ..pod })
                 .unwrap();
-            assert!(!firewall.remove_surplus(&seen).unwrap());
+            let none = || Ok::<_, Error>(Alive::default());
+            assert_eq!(firewall.remove_surplus(seen, none).unwrap(), []);
             assert_eq!(firewall.missing(&pod).unwrap(), [""; 0]);
             let seen = bindings(&mut firewall);
             assert_eq!(seen.elements.len(), 6, "{seen:?}");
-            assert!(firewall.remove_surplus(&seen).unwrap());
+            assert_eq!(firewall.remove_surplus(seen, none).unwrap().len(), 6);
             assert_eq!(bindings(&mut firewall).elements, []);
             assert_eq!(firewall.missing(&pod).unwrap().len(), 4, "only bindings are removed");
         };

@@ -80,13 +80,12 @@ impl Round<'_> {
         }
         let before = resident.replace_unowned(unowned.clone());
         bindings.elements.retain(|element| unowned.contains(element) && before.contains(element));
-        if !bindings.elements.is_empty() && tables.remove_surplus(&bindings)? {
-            for element in &bindings.elements {
-                self.repaired(
-                    Kind::Firewall,
-                    format_args!("removed {}: no pod of this node has the address", element.element),
-                );
-            }
+        let now = || Ok(Living::now(&mut self.host, Some(&self.state))?.alive);
+        for element in tables.remove_surplus::<Error>(bindings, now)? {
+            self.repaired(
+                Kind::Firewall,
+                format_args!("removed {}: no pod of this node has the address", element.element),
+            );
         }
         Ok(())
     }
