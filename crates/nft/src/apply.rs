@@ -42,6 +42,7 @@ impl Firewall {
             return Ok(vec![format!("table {} is missing", table.id())]);
         };
         let mut found = diff::shape(table, &observed);
+        found.extend(diff::surplus(table, &observed));
         found.extend(diff::changed(table, &observed));
         found.extend(diff::unrecorded(table, &observed));
         Ok(found)

@@ -1,4 +1,4 @@
-//! How a table differs from its description, in words, and the text that makes room for it. Pure.
+//! How a table differs from its description, in words, and the text that removes objects over which it cannot be applied. Pure.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use crate::desired::{Chain, Object, Table};
 use crate::foreign::is_harmless;
 use crate::observe::{ListedChain, Observed, ObservedChain};
 
-/// Differences of names, hooks and numbers of rules. They need no digests.
+/// Wanted objects that are missing, and differences of hooks and numbers of rules. They need no digests.
 pub(crate) fn shape(table: &Table, observed: &Observed) -> Vec<String> {
     let (mut found, id) = (Vec::new(), table.id());
     if observed.is_dormant {
@@ -25,10 +25,15 @@ pub(crate) fn shape(table: &Table, observed: &Observed) -> Vec<String> {
         };
         found.extend(wrong.map(|what| format!("chain {id} {} {what}", want.name)));
     }
-    let (chains, sets) = (surplus_chains(table, observed), surplus_sets(table, observed));
-    found.extend(chains.map(|chain| format!("chain {id} {} is not Podwire's", chain.name)));
-    found.extend(sets.map(|set| format!("set {id} {set} is not Podwire's")));
     found
+}
+
+/// Chains and sets that are not wanted.
+pub(crate) fn surplus(table: &Table, observed: &Observed) -> Vec<String> {
+    let id = table.id();
+    let chains = surplus_chains(table, observed).map(|chain| format!("chain {id} {}", chain.name));
+    let sets = surplus_sets(table, observed).map(|set| format!("set {id} {set}"));
+    chains.chain(sets).map(|object| format!("{object} is not Podwire's")).collect()
 }
 
 /// Chains and sets whose listing is not as it was when they were applied, but for chains that [`shape`] finds.

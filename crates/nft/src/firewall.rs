@@ -253,8 +253,12 @@ impl Firewall {
     /// What of the pod is not in force, in words that nft understands; nothing means all is well.
     pub fn missing(&mut self, pod: &Pod<'_>) -> Result<Vec<String>, Error> {
         let mut missing = self.missing_rules(pod)?;
-        let mut elements = element::revisions(pod);
-        elements.append(&mut element::of(pod)?);
+        if !missing.is_empty() {
+            // Another process may just have replaced rules, and not stored their digests yet.
+            let again = self.missing_rules(pod)?;
+            missing.retain(|what| again.contains(what));
+        }
+        let elements = element::of(pod)?;
         let questions: Vec<Request<'_>> = elements.iter().map(request::get).collect();
         for (element, answer) in elements.iter().zip(self.socket.ask(&questions)?) {
             match answer {
@@ -267,7 +271,8 @@ impl Firewall {
         Ok(missing)
     }
 
-    /// How the tables that the pod needs differ from their description. That digests were not stored is no fault of the pod.
+    /// How the tables that the pod needs differ from their description. Objects of other programs in them, and digests that were
+    /// not stored, are no fault of the pod.
     fn missing_rules(&mut self, pod: &Pod<'_>) -> Result<Vec<String>, Error> {
         let (structure, mut missing) = (Structure::of(std::slice::from_ref(pod)), Vec::new());
         for &family in element::families(pod) {

@@ -280,7 +280,7 @@ impl Firewall {
     pub(crate) fn own_tables(&mut self, family: Family) -> Result<Vec<String>, Error> {
         let mut names = Vec::new();
         self.dump_if_there(&request::get_tables(family), |table| {
-            names.extend(request::name_of_table(table))
+            names.extend(request::name_of_table(table));
         })?;
         names.retain(|name| desired::is_own_table(name));
         names.sort();
