@@ -46,7 +46,7 @@ const ANY_MODE: &[Damage] = &[
     (
         Where::Node,
         "nft flush chain inet podwire nat-postrouting",
-        "rules of chain inet podwire nat-postrouting",
+        "chain inet podwire nat-postrouting has 0 rules",
     ),
     (Where::Node, "nft flush table inet podwire", "chain inet podwire guard has 0 rules"),
     (Where::Node, "nft delete table inet podwire", "table inet podwire is missing"),
