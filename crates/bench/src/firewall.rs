@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use netlink::NetNs;
-use nft::{Firewall, Guard, HostPort, Mode, NetworkChain, Pod, Protocol};
+use nft::{Firewall, Guard, HostPort, Mode, NetworkChain, Pod, Protocol, Structure};
 use types::{IfName, Mac};
 
 use crate::options::Scale;
@@ -42,7 +42,8 @@ fn membership(mode: Mode, crowd: usize, count: usize) -> Result<Timed> {
     let pods = samples(mode, crowd..crowd + count)?;
     let mut firewall = Firewall::open()?;
     // The tables are made once, by the nft program.
-    firewall.rebuild(&borrowed(&others))?;
+    let others = borrowed(&others);
+    firewall.repair(&Structure::of(&others), &others)?;
     let mut times = Timed::new();
     let mut measure = |what: &str, act: &mut dyn FnMut(&Owned) -> Result<()>| {
         let mut sample = Sample::default();
@@ -63,19 +64,20 @@ fn membership(mode: Mode, crowd: usize, count: usize) -> Result<Timed> {
 fn healing(mode: Mode, count: usize) -> Result<Timed> {
     let pods = samples(mode, 0..count)?;
     let pods = borrowed(&pods);
+    let structure = Structure::of(&pods);
     let mut firewall = Firewall::open()?;
     let mut times: Timed = Timed::new();
     for _ in 0..ROUNDS {
         nft("flush ruleset")?;
-        measure(&mut times, "rebuild from nothing", || Ok(firewall.rebuild(&pods)?))?;
-        measure(&mut times, "rebuild", || Ok(firewall.rebuild(&pods)?))?;
+        measure(&mut times, "repair from nothing", || Ok(firewall.repair(&structure, &pods)?))?;
+        measure(&mut times, "repair", || Ok(firewall.repair(&structure, &pods)?))?;
         measure(&mut times, "check elements", || expect_whole(firewall.missing_of(&pods)?.len()))?;
-        measure(&mut times, "check structure", || expect_whole(firewall.damage(&pods)?.len()))?;
+        measure(&mut times, "check structure", || expect_whole(firewall.drift(&structure)?.len()))?;
         measure(&mut times, "check other tables", || nft::foreign_drops(&[]).map(drop).map_err(Into::into))?;
         nft("flush set inet podwire pods4")?;
-        measure(&mut times, "repair one set", || Ok(firewall.repair(&pods)?))?;
+        measure(&mut times, "repair one set", || Ok(firewall.repair(&structure, &pods)?))?;
         nft("flush ruleset")?;
-        measure(&mut times, "repair after a flush", || Ok(firewall.repair(&pods)?))?;
+        measure(&mut times, "repair after a flush", || Ok(firewall.repair(&structure, &pods)?))?;
     }
     Ok(times)
 }

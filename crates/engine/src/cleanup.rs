@@ -75,7 +75,7 @@ fn clean(run_dir: &Path, configured: Option<(&NetworkName, &IfName)>, scope: Sco
     leaving.remove_gateways()?;
     leaving.remove_subnets()?;
     leaving.remove_tables()?;
-    leaving.remove_peer_tables()?;
+    leaving.remove_network_tables()?;
     leaving.withdraw_rules();
     match state {
         Some(state) => leaving.restore_sysctls(&state)?,
@@ -345,11 +345,8 @@ impl Leaving {
     /// The elements of our pods went with them; what is left is chains without any.
     fn remove_tables(&mut self) -> Result<(), Error> {
         if !self.others.is_empty() {
-            // No agent of this run directory keeps a chain any more.
-            for network in self.own.networks.iter().filter_map(|name| name.as_str().try_into().ok()) {
-                nft::Firewall::open()?.keep(&network, None)?;
-            }
-            firewall::prune(nft::Idle::RemoveAll)?;
+            let networks: Vec<String> = self.own.networks.iter().cloned().collect();
+            firewall::prune(nft::Idle::RemoveAll, &networks, None)?;
             let others = self.others.names();
             self.report.left.push(format!("nftables tables podwire stay: {others} uses them"));
         } else if nft::Firewall::open()?.cleanup()? {

@@ -64,7 +64,8 @@ impl Removal<'_> {
         }
         if was.as_ref().is_some_and(|was| was.masquerade_outside.is_some()) && network.is_empty()? {
             // The pod is gone even if this fails; GC tries it again and reports the error.
-            let _ = firewall::prune(nft::Idle::KeepFew);
+            let networks: Vec<String> = network.siblings()?.iter().map(Network::name).collect();
+            let _ = firewall::prune(nft::Idle::KeepFew, &networks, self.caller.resident);
         }
         Ok(was)
     }

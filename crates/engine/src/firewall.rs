@@ -8,7 +8,7 @@ use cni::{Code, PortMapping};
 use netconf::NetConf;
 use netlink::RtSocket;
 use nft::conntrack::{self, Family};
-use nft::{Alive, Firewall, Guard, HostPort, Idle, NetworkChain, Orphan, Others, Pod, Stray};
+use nft::{Alive, Firewall, Guard, HostPort, Idle, NetworkChain, Others, Pod, PodElement, Stray, Structure};
 use rustix::io::Errno;
 use types::{AttachmentKey, Finding, Fix, IfName, NetworkName};
 
@@ -286,9 +286,11 @@ pub(crate) fn chain_of(name: &NetworkName, conf: &NetConf) -> Option<NetworkChai
     conf.ip_masq.then(|| NetworkChain::new(name, &conf.cluster))
 }
 
-/// Removes what the firewall has for networks without pods, but not what an agent keeps for its own.
-pub(crate) fn prune(idle: Idle<'_>) -> Result<(), Error> {
-    match Firewall::open().and_then(|mut firewall| firewall.prune(idle)) {
+/// Removes the firewall's chains of these networks that have no pods, but for the chain that the agent of this process keeps.
+/// Networks are named as their directories are: those of other run directories are left to their processes.
+pub(crate) fn prune(idle: Idle<'_>, networks: &[String], resident: Option<&Resident>) -> Result<(), Error> {
+    let kept = resident.and_then(Resident::kept_chain);
+    match Firewall::open().and_then(|mut firewall| firewall.prune(idle, networks, kept.as_deref())) {
         // Without nftables there is nothing either.
         Ok(_) | Err(nft::Error::Unsupported { .. }) => Ok(()),
         Err(error) => Err(error.into()),
@@ -357,9 +359,9 @@ fn orphans_now(
     tables: &mut Firewall,
     host: &mut RtSocket,
     state: Option<&State>,
-) -> Result<BTreeSet<Orphan>, Error> {
+) -> Result<BTreeSet<PodElement>, Error> {
     // Read before the records: an ADD writes its record first.
-    let owned = tables.owned()?;
+    let owned = tables.pod_elements()?.elements;
     let Living { alive, .. } = Living::now(host, state)?;
     Ok(owned.into_iter().filter(|element| alive.lacks(element)).collect())
 }
@@ -426,7 +428,7 @@ fn faults_of(state: &State) -> Result<Vec<String>, Error> {
     let members: Vec<Member<'_>> = attachments.iter().filter_map(Member::of).collect();
     let pods: Vec<Pod<'_>> = members.iter().map(Member::pod).collect();
     let mut tables = Firewall::open()?;
-    let mut faults = tables.damage(&pods)?;
+    let mut faults = tables.drift(&Structure::of(&pods))?;
     let lacking = tables.missing_of(&pods)?;
     let names = lacking.iter().filter_map(|place| Some(&members.get(*place)?.attachment().key));
     faults.extend(names.map(|key| format!("{key} is not, or not wholly, in the tables")));
@@ -450,8 +452,8 @@ pub fn repair(run_dir: &Path, replacing: Replacing) -> Result<(), Error> {
     let mut tables = Firewall::open()?;
     let lacking = tables.missing_of(&pods)?;
     match replacing {
-        Replacing::Allowed => tables.repair(&pods)?,
-        Replacing::Refused => tables.repair_in_place(&pods)?,
+        Replacing::Allowed => tables.repair(&Structure::of(&pods), &pods)?,
+        Replacing::Refused => tables.repair_in_place(&Structure::of(&pods), &pods)?,
     }
     take_back(&state, &attachments)?;
     // Datagrams that kept coming meanwhile would go on to nowhere.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use cni::Gc;
 use netconf::Place;
 use netlink::{Link, NetNs, RtSocket};
-use types::AttachmentKey;
+use types::{AttachmentKey, NetworkName};
 
 use crate::alias::Alias;
 use crate::delegate::Delegate;
@@ -47,9 +47,17 @@ pub(crate) fn collect(gc: &Gc, place: &Place, caller: &Caller<'_>) -> Result<usi
         Err(error) => errors.push(error),
     }
     errors.extend(sweep_links(gc, place, &valid));
-    errors.extend(firewall::prune(nft::Idle::Remove(network_name)).err());
+    errors.extend(prune(network_name, place, caller).err());
     errors.extend(collector.delegate.and_then(|found| found.map_or(Ok(()), |delegate| delegate.gc())).err());
     Error::collect(errors).map(|()| collected)
+}
+
+/// Removes the firewall's chains of networks without pods, that of this network first.
+fn prune(network: &NetworkName, place: &Place, caller: &Caller<'_>) -> Result<(), Error> {
+    let own = AttachmentKey::network_dir(network);
+    let networks = State::open_existing(&place.run_dir)?.map_or(Ok(Vec::new()), |state| state.networks())?;
+    let names: Vec<String> = networks.iter().map(Network::name).chain([own.clone()]).collect();
+    firewall::prune(nft::Idle::Remove(&own), &names, caller.resident)
 }
 
 /// One GC.

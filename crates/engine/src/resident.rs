@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use ipnet::IpNet;
 use netconf::NetConf;
 use netlink::RtSocket;
-use nft::{Firewall, Orphan};
+use nft::{Firewall, PodElement};
 use rustix::fd::OwnedFd;
 use types::{AttachMode, AttachmentKey, IfName};
 
@@ -26,7 +26,9 @@ pub struct Resident {
     /// The indexes of bridges that had our mark when a round last saw them.
     own_bridges: Mutex<HashMap<IfName, u32>>,
     /// Bindings of the firewall that the last round found without a pod.
-    unowned: Mutex<BTreeSet<Orphan>>,
+    unowned: Mutex<BTreeSet<PodElement>>,
+    /// The firewall's chain of the agent's own network, which stays without pods.
+    kept_chain: Mutex<Option<String>>,
     host_ends: Mutex<HashMap<AttachmentKey, u32>>,
     settings: OnceLock<OwnedFd>,
     sockets: Spare<RtSocket>,
@@ -123,8 +125,16 @@ impl Resident {
     }
 
     /// Remembers bindings without a pod, and returns those that the round before had found.
-    pub(crate) fn replace_unowned(&self, now: BTreeSet<Orphan>) -> BTreeSet<Orphan> {
+    pub(crate) fn replace_unowned(&self, now: BTreeSet<PodElement>) -> BTreeSet<PodElement> {
         std::mem::replace(&mut *lock(&self.unowned), now)
+    }
+
+    pub(crate) fn keep_chain(&self, id: Option<&str>) {
+        *lock(&self.kept_chain) = id.map(str::to_owned);
+    }
+
+    pub(crate) fn kept_chain(&self) -> Option<String> {
+        lock(&self.kept_chain).clone()
     }
 
     pub(crate) fn remember_host_end(&self, key: &AttachmentKey, index: u32) {

@@ -1,13 +1,16 @@
-//! A pod as elements of our sets and maps. Pure: what belongs where, and how it is laid out in a key.
+//! Elements of sets and maps: those of a pod, and how keys are laid out. Pure.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use types::{IfName, Mac};
 
+use crate::desired::pods::{self, DHCP_PORTS, MAC_PORTS, MACS, PORTS, SETS4, SETS6, SetNames, TARGETS};
+use crate::desired::{Family, REVISION, REVISION_KEY, TableId};
 use crate::error::Error;
 use crate::pod::{Guard, HostPort, Mode, Pod, Protocol};
-use crate::ruleset::{Family, REVISION, REVISION_KEY, TABLE, TUNNELS};
 
 /// One part of a key or of a map's value.
 #[derive(Debug, Clone, Copy)]
@@ -19,6 +22,11 @@ pub(crate) enum Field<'a> {
     Port(u16),
     /// A number in the host's byte order.
     Mark(u32),
+    /// The first bytes of an address, as bits of a packet. nft writes them as a number.
+    Bits {
+        address: [u8; 16],
+        length: usize,
+    },
 }
 
 #[derive(Debug, Clone)]
@@ -34,20 +42,29 @@ pub(crate) enum Role<'a> {
     Member,
     /// The table's structure is of another version.
     Revision,
-    /// Somebody has the port.
+    /// Another pod has the port.
     HostPort(&'a HostPort),
 }
 
 #[derive(Debug, Clone)]
 pub(crate) struct Element<'a> {
-    pub(crate) family: Family,
-    pub(crate) set: &'a str,
+    pub(crate) table: TableId<'a>,
+    pub(crate) set: Cow<'a, str>,
     pub(crate) key: Vec<Field<'a>>,
     pub(crate) data: Data<'a>,
     pub(crate) role: Role<'a>,
 }
 
 impl Field<'_> {
+    pub(crate) fn bits(ip: IpAddr, length: usize) -> Self {
+        let mut address = [0; 16];
+        match ip {
+            IpAddr::V4(ip) => address[..4].copy_from_slice(&ip.octets()),
+            IpAddr::V6(ip) => address = ip.octets(),
+        }
+        Self::Bits { address, length }
+    }
+
     fn write(self, out: &mut Vec<u8>) {
         match self {
             Self::Link(name) => {
@@ -61,6 +78,7 @@ impl Field<'_> {
             Self::Protocol(protocol) => out.push(protocol.number()),
             Self::Port(port) => out.extend_from_slice(&port.to_be_bytes()),
             Self::Mark(mark) => out.extend_from_slice(&mark.to_ne_bytes()),
+            Self::Bits { address, length } => out.extend(address.iter().take(length)),
         }
     }
 }
@@ -86,6 +104,10 @@ impl fmt::Display for Field<'_> {
             Self::Protocol(protocol) => protocol.fmt(f),
             Self::Port(port) => port.fmt(f),
             Self::Mark(mark) => write!(f, "{mark:#x}"),
+            Self::Bits { address, length } => {
+                f.write_str("0x")?;
+                address.iter().take(*length).try_for_each(|byte| write!(f, "{byte:02x}"))
+            }
         }
     }
 }
@@ -94,111 +116,60 @@ fn joined(fields: &[Field<'_>]) -> String {
     fields.iter().map(ToString::to_string).collect::<Vec<_>>().join(" . ")
 }
 
-/// As nft writes it, so that a reader can look it up: `inet podwire addr4 { pwabc . 10.0.0.2 }`.
+/// As nft writes it: `inet podwire addr4 { pwabc . 10.0.0.2 }`.
 impl fmt::Display for Element<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {TABLE} {} {{ {}", self.family.word(), self.set, joined(&self.key))?;
+        write!(f, "{} {} {{ {} }}", self.table, self.set, self.content())
+    }
+}
+
+impl<'a> Element<'a> {
+    /// Of a set.
+    pub(crate) fn member(table: TableId<'a>, set: impl Into<Cow<'a, str>>, key: Vec<Field<'a>>) -> Self {
+        Self { table, set: set.into(), key, data: Data::None, role: Role::Member }
+    }
+
+    fn content(&self) -> String {
         match &self.data {
-            Data::None => {}
-            Data::Value(fields) => write!(f, " : {}", joined(fields))?,
-        }
-        f.write_str(" }")
-    }
-}
-
-/// The target of neighbour discovery; see the ruleset.
-const TARGETS: &str = "targets6";
-/// Host ends of guarded pods.
-const PORTS: &str = "ports";
-
-impl Element<'_> {
-    /// The line that adds it, for the nft program.
-    pub(crate) fn line(&self) -> String {
-        match (self.set, self.key.as_slice()) {
-            // To nft these bits of a packet are a number.
-            (TARGETS, [link, Field::Ip(IpAddr::V6(ip))]) => {
-                let number = u128::from(*ip);
-                format!(
-                    "add element {} {TABLE} {TARGETS} {{ {link} . {number:#034x} }}\n",
-                    self.family.word()
-                )
-            }
-            (_, _) => format!("add element {self}\n"),
+            Data::None => joined(&self.key),
+            Data::Value(fields) => format!("{} : {}", joined(&self.key), joined(fields)),
         }
     }
 }
 
-/// The names of the sets of one address family.
-struct Sets {
-    pods: &'static str,
-    own: &'static str,
-    /// Of the table `bridge`.
-    addr: &'static str,
-    source: &'static str,
-    bound: &'static str,
-    via: &'static str,
-    hostport: &'static str,
-    hostport_any: &'static str,
-    hairpin: &'static str,
+/// The text that adds these elements, for the nft program. One line for each set: nft takes its time for every line.
+pub(crate) fn additions<'e>(elements: impl IntoIterator<Item = &'e Element<'e>>) -> String {
+    let mut sets: BTreeMap<(TableId<'_>, &str), Vec<String>> = BTreeMap::new();
+    for element in elements {
+        sets.entry((element.table, &element.set)).or_default().push(element.content());
+    }
+    sets.into_iter()
+        .map(|((table, set), keys)| format!("add element {table} {set} {{ {} }}\n", keys.join(", ")))
+        .collect()
 }
 
-const SETS4: Sets = Sets {
-    pods: "pods4",
-    own: "self4",
-    addr: "addr4",
-    source: "source4",
-    bound: "bound4",
-    via: "via4",
-    hostport: "hostport4",
-    hostport_any: "hostport4_any",
-    hairpin: "hairpin4",
-};
-
-const SETS6: Sets = Sets {
-    pods: "pods6",
-    own: "self6",
-    addr: "addr6",
-    source: "source6",
-    bound: "bound6",
-    via: "via6",
-    hostport: "hostport6",
-    hostport_any: "hostport6_any",
-    hairpin: "hairpin6",
-};
-
-fn sets(ip: IpAddr) -> &'static Sets {
+fn sets(ip: IpAddr) -> &'static SetNames {
     match ip {
         IpAddr::V4(_) => &SETS4,
         IpAddr::V6(_) => &SETS6,
     }
 }
 
-/// The tables this pod needs: one without a guarded bridge port also lives on a kernel without the bridge family.
+/// The tables that the pod needs.
 pub(crate) fn families(pod: &Pod<'_>) -> &'static [Family] {
-    match (pod.mode, pod.guard) {
-        (Mode::Bridge, Guard::On | Guard::Dhcp | Guard::Mac) => &[Family::Inet, Family::Bridge],
-        (Mode::Bridge, Guard::Off) | (Mode::Routed, _) => &[Family::Inet],
-    }
+    pods::families(pod.mode, pod.guard)
 }
 
-/// The elements that say of which version our tables are; they stay when pods go.
+/// The elements that say which version the pod's tables have; they stay when pods leave.
 pub(crate) fn revisions<'a>(pod: &Pod<'_>) -> Vec<Element<'a>> {
-    families(pod).iter().map(|family| revision(*family)).collect()
-}
-
-pub(crate) fn revision<'a>(family: Family) -> Element<'a> {
-    Element {
-        family,
-        set: REVISION,
+    let revision = |family: &Family| Element {
+        table: TableId::of_pods(*family),
+        set: REVISION.into(),
         key: vec![Field::Mark(REVISION_KEY)],
-        data: Data::Value(vec![Field::Mark(family.revision())]),
+        data: Data::Value(vec![Field::Mark(pods::revision(*family))]),
         role: Role::Revision,
-    }
-}
-
-/// A device that leads to other nodes.
-pub(crate) fn tunnel(name: &IfName) -> Element<'_> {
-    member(Family::Inet, TUNNELS, vec![Field::Link(name)])
+    };
+    families(pod).iter().map(revision).collect()
 }
 
 /// All that is this pod's own.
@@ -227,7 +198,7 @@ pub(crate) fn of<'a>(pod: &Pod<'a>) -> Result<Vec<Element<'a>>, Error> {
 }
 
 fn member<'a>(family: Family, set: &'a str, key: Vec<Field<'a>>) -> Element<'a> {
-    Element { family, set, key, data: Data::None, role: Role::Member }
+    Element::member(TableId::of_pods(family), set, key)
 }
 
 /// Through which link the host may receive the pod's addresses. The guard of a routed pod knows its link.
@@ -259,13 +230,13 @@ fn guarded_port<'a>(pod: &Pod<'a>, out: &mut Vec<Element<'a>>) {
     for ip in own_addresses(pod) {
         out.push(member(Family::Bridge, sets(ip).addr, vec![link, Field::Ip(ip)]));
         if ip.is_ipv6() {
-            out.push(member(Family::Bridge, TARGETS, vec![link, Field::Ip(ip)]));
+            out.push(member(Family::Bridge, TARGETS, vec![link, Field::bits(ip, 16)]));
         }
     }
-    out.push(member(Family::Bridge, "macs", vec![link, Field::Mac(pod.mac)]));
+    out.push(member(Family::Bridge, MACS, vec![link, Field::Mac(pod.mac)]));
     match pod.guard {
-        Guard::Dhcp => out.push(member(Family::Bridge, "dhcp_ports", vec![link])),
-        Guard::Mac => out.push(member(Family::Bridge, "mac_ports", vec![link])),
+        Guard::Dhcp => out.push(member(Family::Bridge, DHCP_PORTS, vec![link])),
+        Guard::Mac => out.push(member(Family::Bridge, MAC_PORTS, vec![link])),
         Guard::On | Guard::Off => {}
     }
     // In both tables: frames to reserved multicast addresses bypass the bridge.
@@ -294,7 +265,8 @@ fn published<'a>(mode: Mode, port: &'a HostPort, out: &mut Vec<Element<'a>>) -> 
         None => (sets.hostport_any, service.to_vec()),
     };
     let data = Data::Value(vec![Field::Ip(port.pod), Field::Port(port.pod_port)]);
-    out.push(Element { family, set, key, data, role: Role::HostPort(port) });
+    let table = TableId::of_pods(family);
+    out.push(Element { table, set: set.into(), key, data, role: Role::HostPort(port) });
     match mode {
         Mode::Bridge => out.push(member(
             family,
@@ -392,9 +364,9 @@ mod tests {
         let guard = [
             "bridge addr4 { pwabc . 10.0.0.2 }",
             "bridge addr6 { pwabc . fd00::2 }",
-            "bridge targets6 { pwabc . fd00::2 }",
+            "bridge targets6 { pwabc . 0xfd000000000000000000000000000002 }",
             "bridge addr6 { pwabc . fe80::ff:fe00:7 }",
-            "bridge targets6 { pwabc . fe80::ff:fe00:7 }",
+            "bridge targets6 { pwabc . 0xfe80000000000000000000fffe000007 }",
             "bridge macs { pwabc . 02:00:00:00:00:07 }",
             "bridge ports { pwabc }",
             "inet ports { pwabc }",

@@ -4,13 +4,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use netlink::Refusal;
 use rustix::io::Errno;
 
-use crate::damage::networks;
+use crate::desired::pods::{self, Structure};
+use crate::desired::{Family, REVISION, REVISION_KEY, TABLE, Table, TableId};
+use crate::diff;
 use crate::element::{self, Element, Role};
 use crate::error::Error;
-use crate::pod::{HostPort, NetworkChain, Pod};
+use crate::pod::{HostPort, Pod};
 use crate::program;
 use crate::request;
-use crate::ruleset::{self, Clamp, Family, TABLE};
 use crate::socket::{Refused, Request, Socket};
 
 /// How often a pod is tried: structure, leftovers of another pod and the real thing need three; the rest is for races.
@@ -20,10 +21,12 @@ const RENEWALS: usize = 3;
 /// How often a reading is repeated because somebody changed any table between it and our transaction.
 const GENERATIONS: usize = 100;
 
+/// The families of the tables of pods.
+pub(crate) const BOTH: [Family; 2] = [Family::Inet, Family::Bridge];
+
 const ADMIT: &str = "add a pod to the firewall";
 const EXPEL: &str = "remove a pod from the firewall";
 const LOOK: &str = "look up a pod in the firewall";
-const CLEANUP: &str = "remove the firewall's tables";
 
 /// Our tables in one network namespace.
 pub struct Firewall {
@@ -65,15 +68,19 @@ impl Firewall {
                 if renewals == RENEWALS {
                     break;
                 }
-                let mut apply = |running: &[Pod<'_>]| program::apply(&structure(pod, running, renewals > 0));
-                if self.is_of_another_version(element::families(pod))? {
-                    others.hold(&mut apply)?;
+                let is_of_network =
+                    |e: &&Element<'_>| pod.masquerade.is_some_and(|chain| chain.has_set(&e.set));
+                let is_first_of_network = wanting.iter().all(is_of_network);
+                let is_other_version = self.is_of_another_version(element::families(pod))?;
+                let mut make = |running: &[Pod<'_>]| self.make(pod, running, renewals > 0);
+                // Rules of another version may use sets that running pods are not in.
+                if is_other_version {
+                    others.hold(&mut make)?;
                 } else {
-                    apply(&[])?;
+                    make(&[])?;
                 }
                 renewals += 1;
-                // That only its network's own sets are missing is how the first pod of a network finds it.
-                if wanting.iter().any(|e| !pod.masquerade.is_some_and(|chain| chain.has_set(e.set))) {
+                if !is_first_of_network {
                     others.restore();
                 }
                 continue;
@@ -83,6 +90,35 @@ impl Firewall {
             }
         }
         Err(why(&elements, last))
+    }
+
+    /// Makes what a pod needs, with the elements of running pods in the same transaction. `was_pruned`: the chain of the pod's
+    /// network was removed before the pod was in it, and must never be empty.
+    fn make(&mut self, pod: &Pod<'_>, running: &[Pod<'_>], was_pruned: bool) -> Result<(), Error> {
+        let families = element::families(pod);
+        let all: Vec<Pod<'_>> = [*pod].into_iter().chain(running.iter().copied()).collect();
+        let structure = Structure::of(&all);
+        let tables: Vec<Table> = families.iter().map(|family| structure.table(*family)).collect();
+        // A pod that has no elements because a port of it is wrong fails when it is restored.
+        let mut elements: Vec<Element<'_>> =
+            running.iter().filter_map(|pod| element::of(pod).ok()).flatten().collect();
+        elements.retain(|e| matches!(e.role, Role::Member) && families.contains(&e.table.family));
+        if let Some(chain) = pod.masquerade.filter(|_| was_pruned) {
+            elements.extend(element::of(pod)?.into_iter().filter(|e| chain.has_set(&e.set)));
+        }
+        self.apply(&tables, &elements)
+    }
+
+    /// Is one of the tables of pods there, and made by another version?
+    pub(crate) fn is_of_another_version(&mut self, families: &[Family]) -> Result<bool, Error> {
+        for &family in families {
+            let table = TableId::of_pods(family);
+            let revision = self.numbers(table, REVISION)?.get(&REVISION_KEY).copied();
+            if revision != Some(pods::revision(family)) && self.exists(table)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// What to do about one element that could not be added.
@@ -217,8 +253,12 @@ impl Firewall {
     /// What of the pod is not in force, in words that nft understands; nothing means all is well.
     pub fn missing(&mut self, pod: &Pod<'_>) -> Result<Vec<String>, Error> {
         let mut missing = self.missing_rules(pod)?;
-        let mut elements = element::revisions(pod);
-        elements.append(&mut element::of(pod)?);
+        if !missing.is_empty() {
+            // Another process may just have replaced rules, and not stored their digests yet.
+            let again = self.missing_rules(pod)?;
+            missing.retain(|what| again.contains(what));
+        }
+        let elements = element::of(pod)?;
         let questions: Vec<Request<'_>> = elements.iter().map(request::get).collect();
         for (element, answer) in elements.iter().zip(self.socket.ask(&questions)?) {
             match answer {
@@ -231,38 +271,21 @@ impl Firewall {
         Ok(missing)
     }
 
-    /// The chains the pod needs that do not exist or hold no rule.
+    /// How the tables that the pod needs differ from their description. Objects of other programs in them, and digests that were
+    /// not stored, are no fault of the pod.
     fn missing_rules(&mut self, pod: &Pod<'_>) -> Result<Vec<String>, Error> {
-        let mut missing = Vec::new();
+        let (structure, mut missing) = (Structure::of(std::slice::from_ref(pod)), Vec::new());
         for &family in element::families(pod) {
-            let network = pod.masquerade.filter(|_| family == Family::Inet).map(NetworkChain::id);
-            let chains: Vec<&str> = family.chains().iter().copied().chain(network).collect();
-            let questions: Vec<Request<'_>> =
-                chains.iter().map(|chain| request::get_chain(family, chain)).collect();
-            let exist = self.socket.ask(&questions)?;
-            let ruled = self.chains_with_rules(family)?;
-            for (chain, exists) in chains.iter().zip(exist) {
-                let name = format!("{} {TABLE} {chain}", family.word());
-                match exists {
-                    Ok(_) if ruled.iter().any(|ruled| ruled == chain) => {}
-                    Ok(_) => missing.push(format!("rules of chain {name}")),
-                    Err(Refusal { errno: Errno::NOENT, .. }) => missing.push(format!("chain {name}")),
-                    Err(refusal) => return Err(Error::refused(LOOK, name, refusal)),
+            let table = structure.table(family);
+            match self.observe(table.id())? {
+                Some(observed) => {
+                    missing.extend(diff::shape(&table, &observed));
+                    missing.extend(diff::changed(&table, &observed));
                 }
+                None => missing.push(format!("table {} is missing", table.id())),
             }
         }
         Ok(missing)
-    }
-
-    fn chains_with_rules(&mut self, family: Family) -> Result<Vec<String>, Error> {
-        let mut chains = Vec::new();
-        let dumped = self
-            .socket
-            .dump(&request::get_rules(family), |rule| chains.extend(request::chain_of_rule(rule)))?;
-        match dumped {
-            Ok(()) | Err(Refusal { errno: Errno::NOENT, .. }) => Ok(chains),
-            Err(refusal) => Err(Error::refused(LOOK, TABLE.to_owned(), refusal)),
-        }
     }
 
     /// Could a pod be admitted? The kernel and the nft program are there, which make and repair Podwire's tables. Changes
@@ -271,27 +294,18 @@ impl Firewall {
         if !program::is_installed() {
             return Err(Error::NftMissing);
         }
-        let answer = self.socket.ask(&[request::get_chain(Family::Inet, Family::Inet.chains()[0])])?.pop();
+        let answer = self.socket.ask(&[request::get_table(TableId::of_pods(Family::Inet))])?.pop();
         match answer {
             Some(Ok(_)) | Some(Err(Refusal { errno: Errno::NOENT, .. })) | None => Ok(()),
             Some(Err(refusal)) => Err(Error::refused(LOOK, TABLE.to_owned(), refusal)),
         }
     }
 
-    /// Removes our tables with all that is in them; says whether there was one.
+    /// Removes the tables of pods with everything in them. Was there one?
     pub fn cleanup(&mut self) -> Result<bool, Error> {
         let mut removed = false;
-        for family in [Family::Inet, Family::Bridge] {
-            let Err(refused) = self.socket.transact(&[request::delete_table(family)], None)? else {
-                removed = true;
-                continue;
-            };
-            let refusals = refused.whole.into_iter().chain(refused.requests.into_iter().map(|(_, r)| r));
-            for refusal in refusals {
-                if !matches!(refusal.errno, Errno::NOENT | Errno::OPNOTSUPP | Errno::AFNOSUPPORT) {
-                    return Err(Error::refused(CLEANUP, format!("{} {TABLE}", family.word()), refusal));
-                }
-            }
+        for family in BOTH {
+            removed |= self.delete_table(TableId::of_pods(family))?;
         }
         Ok(removed)
     }
@@ -314,24 +328,6 @@ impl Others for NoOthers {
     }
 
     fn restore(&mut self) {}
-}
-
-/// The text of what a pod needs, with the members of running pods in the same tables.
-fn structure(pod: &Pod<'_>, running: &[Pod<'_>], was_pruned: bool) -> String {
-    let families = element::families(pod);
-    let all: Vec<Pod<'_>> = [*pod].into_iter().chain(running.iter().copied()).collect();
-    let mut text = ruleset::text(families, &networks(&all), Clamp::Off);
-    if let Some(chain) = pod.masquerade.filter(|_| was_pruned) {
-        // The chain was pruned before the pod was in it: this time it is never empty.
-        text.push_str(&ruleset::members(chain, pod.addresses));
-    }
-    // A pod that has no elements because a port of it is wrong fails when it is restored.
-    for element in running.iter().filter_map(|pod| element::of(pod).ok()).flatten() {
-        if matches!(element.role, Role::Member) && families.contains(&element.family) {
-            text.push_str(&element.line());
-        }
-    }
-    text
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -1,56 +1,59 @@
-//! The firewall of this node: our own nftables tables, named `podwire`, and the conntrack entries of our pods.
+//! The firewall of this node: Podwire's nftables tables, and the conntrack entries of pods.
 //!
 //! ```text
-//! Firewall::admit ──► element (a pod as set elements) ──► socket: ONE send over nfnetlink
-//!        │  the kernel says: no such table, set or chain (first use, or somebody flushed them)
-//!        └─────────► ruleset (the structure as text)  ──► program: `nft -f -`, one transaction; then once more
+//! desired ─► what Podwire wants, as values: tables, chains, rules, sets, maps            pure
+//! element ─► the elements of a pod                                                       pure
+//! Firewall::admit  element ─► socket: ONE send over nfnetlink
+//!        │  the kernel answers: no such table, set or chain (first use, or another process flushed them)
+//!        └► apply: text of the tables ─► `nft -f -`, one transaction ─► digests of the listing ─► once more
+//! Firewall::drift  observe ─► diff against desired;  Firewall::repair  apply, then the elements of all pods
 //! ```
 //!
-//! The agent, which heals what others break, hears of changes from [`Monitor`], then looks ([`Firewall::damage`],
-//! [`Firewall::missing_of`], [`foreign_drops`]) and repairs ([`Firewall::repair`], [`Firewall::rebuild`]).
+//! All tables are rendered, applied, observed and compared by the same code; a further table is one more value in `desired`.
+//! The agent gets events from [`Monitor`], compares ([`Firewall::drift`], [`Firewall::missing_of`], [`foreign_drops`]) and
+//! repairs ([`Firewall::repair`]).
 //!
 //! Called by the engine for ADD, DEL, CHECK and clean-up. It works in the network namespace of the calling thread.
-//! It may touch: tables `inet podwire`, `bridge podwire`, `inet podwire-peers-NETWORK` and `inet podwire-limit-NETWORK`, and
-//! conntrack entries of the addresses it is given;
-//! nothing of anybody else, but for the rules that [`accept_in_others`] is asked to put there.
+//! It may touch: tables `inet podwire`, `bridge podwire` and `inet podwire-{peers,limit,clamp}-NETWORK`, and conntrack entries of
+//! the addresses it is given. In tables of other programs it only keeps the rules of [`accept_in_others`].
 
+mod apply;
 mod census;
 mod condition;
-mod damage;
+mod desired;
+mod diff;
 mod element;
 mod error;
 mod firewall;
 mod foreign;
-mod limit;
 mod monitor;
+mod network;
 mod number;
-mod orphan;
-mod peers;
+mod observe;
 mod pod;
 mod program;
 mod prune;
-mod rebuild;
+mod repair;
 mod request;
 mod rule;
-mod ruleset;
-mod shape;
 mod socket;
-mod sweep;
-mod tunnel;
+mod surplus;
 
 pub mod conntrack;
 
+pub use apply::Surplus;
+pub use desired::limit::ConnectionLimit;
+pub use desired::peers::{PeerRules, PeerSource};
+pub use desired::pods::Structure;
 pub use error::Error;
 pub use firewall::{Firewall, NoOthers, Others};
 pub use foreign::{
-    Certainty, ForeignDrop, ForeignFamily, ForwardingChain, InputChain, LegacyTables, accept_in_others,
-    foreign_drops, forwarding_chains, input_drops, legacy_tables, withdraw_from_others,
+    Certainty, ForeignDrop, ForeignFamily, ForwardingChain, LegacyTables, accept_in_others, foreign_drops,
+    forwarding_chains, legacy_tables, withdraw_from_others,
 };
-pub use limit::ConnectionLimit;
 pub use monitor::{Change, Monitor, Ours};
-pub use orphan::{Alive, Bindings, Orphan};
-pub use peers::{PeerRules, PeerSource, PeerTable, Surplus, delete_peer_tables};
+pub use network::PeerTable;
 pub use pod::{Guard, HostPort, Mode, NetworkChain, Pod, Protocol};
 pub use program::{INSTALL, is_installed, missing_program};
 pub use prune::Idle;
-pub use sweep::Stray;
+pub use surplus::{Alive, PodElement, PodElements, Stray};

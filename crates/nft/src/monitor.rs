@@ -3,18 +3,16 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use netlink::wire::{attribute, read_u32};
+use netlink::wire::{attribute, read_text, read_u32};
 use rustix::io::Errno;
 use rustix::net::netlink::{NETFILTER, SocketAddrNetlink};
 use rustix::net::{
     AddressFamily, RecvFlags, SocketFlags, SocketType, bind, connect, recv, socket_with, sockopt,
 };
 
+use crate::desired::{NetworkTable, TABLE};
 use crate::error::Error;
-use crate::limit::is_limit_table;
 use crate::number;
-use crate::peers::is_peer_table;
-use crate::ruleset::TABLE;
 
 /// `NFNLGRP_NFTABLES`, the seventh group, as a bit.
 const GROUP: u32 = 1 << 6;
@@ -51,7 +49,7 @@ pub enum Ours {
     /// Elements were deleted. Where the kernel lets elements expire (Linux 6.12), our own `expel` does not look like this.
     Elements,
     /// A table, chain, rule or set was added, changed or removed, or the kernel had more to say than we could hear:
-    /// [`Firewall::damage`](crate::Firewall::damage) tells what is wrong. The first pod of a network and `prune` look like this too.
+    /// [`Firewall::drift`](crate::Firewall::drift) finds what is wrong. The first pod of a network and `prune` look like this too.
     Structure,
 }
 
@@ -164,20 +162,21 @@ fn of_message(kind: u16, body: &[u8]) -> Change {
     let family = body.first().map(|family| i32::from(*family));
     // The table's name has the same number in all of these.
     let table = body.get(GENERAL..).and_then(|attributes| attribute(attributes, number::TABLE_NAME));
-    let is_of_peers = table.is_some_and(is_peer_table);
-    let is_of_limits = table.is_some_and(is_limit_table);
-    let is_named_ours = table.and_then(|name| name.strip_suffix(&[0])) == Some(TABLE.as_bytes());
+    let table = table.map(read_text).unwrap_or_default();
+    let kind = NetworkTable::of(&table).map(|(kind, _)| kind);
     let of_ours = |ours| Change { ours, ..Change::default() };
     match (family, about) {
-        (Some(libc::NFPROTO_INET | libc::NFPROTO_BRIDGE), about) if is_named_ours => match about {
+        (Some(libc::NFPROTO_INET | libc::NFPROTO_BRIDGE), about) if table == TABLE => match about {
             About::TableChainOrRule | About::Set => of_ours(Ours::Structure),
             About::ElementGone => of_ours(Ours::Elements),
             About::Other => Change::default(),
         },
-        // Deleted counters begin again at zero.
-        (Some(libc::NFPROTO_INET), About::ElementGone) if is_of_limits => Change::default(),
-        (Some(libc::NFPROTO_INET), _) if is_of_limits => of_ours(Ours::Structure),
-        (Some(libc::NFPROTO_INET), _) if is_of_peers => Change { peers: true, ..Change::default() },
+        (Some(libc::NFPROTO_INET), about) if kind.is_some() => match (kind, about) {
+            (Some(NetworkTable::Peers), _) => Change { peers: true, ..Change::default() },
+            // Deleted counters begin again at zero.
+            (Some(NetworkTable::Limit), About::ElementGone) => Change::default(),
+            (_, _) => of_ours(Ours::Structure),
+        },
         (Some(libc::NFPROTO_INET | libc::NFPROTO_IPV4 | libc::NFPROTO_IPV6), About::TableChainOrRule) => {
             Change { foreign: true, ..Change::default() }
         }

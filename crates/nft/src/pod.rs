@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 pub use types::{AttachMode as Mode, Protocol};
-use types::{Digest, IfName, Mac, NetworkName};
+use types::{AttachmentKey, Digest, IfName, Mac, NetworkName};
 
 /// One attachment, as the firewall sees it. The same value goes to `admit`, `missing` and `expel`.
 #[derive(Debug, Clone, Copy)]
@@ -47,11 +47,8 @@ pub struct HostPort {
     pub pod_port: u16,
 }
 
-const PREFIX: &str = "net-";
 /// Of a chain's sets: IPv4, IPv6.
 const SUFFIXES: [&str; 2] = ["-4", "-6"];
-/// Of the empty set that marks a chain which an agent keeps.
-const KEPT: &str = "-kept";
 
 /// The chain all pods of one network share: traffic to `cidrs` keeps its source, the rest is masqueraded.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,6 +60,9 @@ pub struct NetworkChain {
 }
 
 impl NetworkChain {
+    /// How the names of chains and sets of networks begin.
+    pub(crate) const PREFIX: &'static str = "net-";
+
     /// The chain's name is made from both: other CIDRs give another chain, so one that exists is never out of date. The
     /// chains of one network begin alike.
     pub fn new(network: &NetworkName, cidrs: &[IpNet]) -> Self {
@@ -72,27 +72,22 @@ impl NetworkChain {
         let texts: Vec<String> = cidrs.iter().map(ToString::to_string).collect();
         let words: Vec<&str> =
             ["network chain 3"].into_iter().chain(texts.iter().map(String::as_str)).collect();
-        let id = format!("{}{}", Self::beginning(network), Digest::of(&words).base32(7));
+        let id = format!(
+            "{}{}",
+            Self::beginning(&AttachmentKey::network_dir(network)),
+            Digest::of(&words).base32(7)
+        );
         let [set4, set6] = Self::sets_of(&id);
         Self { id, set4, set6, cidrs }
     }
 
-    fn beginning(network: &NetworkName) -> String {
-        format!("{PREFIX}{}", Digest::of(&["network", network.as_str()]).base32(6))
+    fn beginning(network: &str) -> String {
+        format!("{}{}", Self::PREFIX, Digest::of(&["network", network]).base32(6))
     }
 
-    /// Whether a chain or set of this name belongs to the network.
-    pub(crate) fn is_of(name: &str, network: &NetworkName) -> bool {
+    /// Whether a chain or set of this name belongs to the network, which is named as its directory is.
+    pub(crate) fn is_of(name: &str, network: &str) -> bool {
         name.starts_with(&Self::beginning(network))
-    }
-
-    /// The set that marks the chain of this name as one that an agent keeps.
-    pub(crate) fn mark_of(id: &str) -> String {
-        format!("{id}{KEPT}")
-    }
-
-    pub(crate) fn is_mark(set: &str) -> bool {
-        Self::is_id(set) && set.ends_with(KEPT)
     }
 
     /// The chain that a set belongs to, if it is one of a network's.
@@ -102,7 +97,7 @@ impl NetworkChain {
     }
 
     pub(crate) fn is_id(name: &str) -> bool {
-        name.starts_with(PREFIX)
+        name.starts_with(Self::PREFIX)
     }
 
     /// The sets of the chain of this name.
@@ -150,8 +145,8 @@ mod tests {
         assert_ne!(a.id(), chain("blue", &["10.1.0.0/16"]).id());
         assert_eq!(a.id().len(), 17);
         let other = chain("blue", &["10.1.0.0/16"]);
-        assert!(NetworkChain::is_of(other.id(), &"blue".try_into().unwrap()));
-        assert!(!NetworkChain::is_of(other.id(), &"red".try_into().unwrap()));
+        assert!(NetworkChain::is_of(other.id(), "blue"));
+        assert!(!NetworkChain::is_of(other.id(), "red"));
     }
 
     #[test]

@@ -1,41 +1,46 @@
-//! Chains of networks that have no pod any more: every new connection of the node would walk them for nothing.
+//! Chains of networks that have no pod any more: every new connection of the node would pass them for nothing.
 
 use std::collections::BTreeSet;
 
 use netlink::Refusal;
 use rustix::io::Errno;
-use types::NetworkName;
 
+use crate::desired::{APPLIED, Family, Object, TABLE, TableId};
 use crate::error::Error;
 use crate::firewall::Firewall;
 use crate::pod::NetworkChain;
-use crate::program;
 use crate::request;
-use crate::ruleset::{Family, TABLE};
 use crate::socket::Request;
 
 const PRUNE: &str = "remove the chains of networks without pods";
+const POD_TABLE: TableId<'static> = TableId::of_pods(Family::Inet);
 
-/// Which idle chains may stay.
+/// Which idle chains are removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Idle<'a> {
-    /// A few, for networks whose last pod was restarted: their chain is then there already, which saves a run of the nft
-    /// program. With more than a few, all go.
+    /// All if there are more than a few. A network whose last pod is restarted then finds its chain, which saves a run of the
+    /// nft program.
     KeepFew,
-    /// The same, and those of this network go in any case.
-    Remove(&'a NetworkName),
+    /// The same, and those of this network, which is named as its directory is, in any case.
+    Remove(&'a str),
     RemoveAll,
 }
 
-/// Not to be felt: an idle chain is two look-ups in an empty set, for the first packet of a connection.
+/// Too few to cost anything: an idle chain is two lookups in an empty set, for the first packet of a connection.
 const FEW: usize = 4;
 
 impl Firewall {
-    /// Removes the chains and sets of networks that have no pod; returns how many. A pod that comes in the meantime is
-    /// never harmed: the kernel removes only if nothing changed since the sets were seen to be empty. A chain that an agent
-    /// keeps stays: see [`Firewall::keep`].
-    pub fn prune(&mut self, idle: Idle<'_>) -> Result<usize, Error> {
-        let Some((mut chains, generation)) = self.look()? else { return Ok(0) };
+    /// Removes the chains and sets of these networks that have no pod; returns how many. Networks are named as their directories
+    /// are. Chains of other networks stay, and so does the chain `kept`: their owners would make them again. A pod that comes in
+    /// the meantime is never harmed: the kernel removes only if nothing changed since the sets were seen to be empty.
+    pub fn prune(&mut self, idle: Idle<'_>, networks: &[String], kept: Option<&str>) -> Result<usize, Error> {
+        // Read first: a change after it is then noticed.
+        let Some(generation) = self.generation()? else { return Ok(0) };
+        let mut chains = self.idle_chains()?;
+        chains.retain(|chain| {
+            let is_own = networks.iter().any(|network| NetworkChain::is_of(chain, network));
+            is_own && kept != Some(chain.as_str())
+        });
         let is_few = chains.len() <= FEW;
         match idle {
             Idle::KeepFew if is_few => chains.clear(),
@@ -45,55 +50,24 @@ impl Firewall {
         self.remove_chains(&chains, generation)
     }
 
-    /// Marks this chain of the network, and no other one of it, as kept without pods: an agent would put it back. The mark is
-    /// a set in the table, so that every process on the node respects it.
-    pub fn keep(&mut self, network: &NetworkName, chain: Option<&NetworkChain>) -> Result<(), Error> {
-        let sets = self.sets(Family::Inet)?;
-        let has = |name: &str| sets.iter().any(|set| set == name);
-        let mark = chain.filter(|chain| has(chain.set4())).map(|chain| NetworkChain::mark_of(chain.id()));
-        let new = mark.iter().filter(|mark| !has(mark));
-        let mut text: String =
-            new.map(|mark| format!("add set inet {TABLE} {mark} {{ type mark; }}\n")).collect();
-        let is_stale = |set: &&String| {
-            NetworkChain::is_mark(set) && NetworkChain::is_of(set, network) && Some(*set) != mark.as_ref()
-        };
-        text.extend(sets.iter().filter(is_stale).map(|set| format!("delete set inet {TABLE} {set}\n")));
-        if text.is_empty() { Ok(()) } else { program::apply(&text) }
-    }
-
-    /// The chains without pods, and the generation of the tables in which that was so; none without nf_tables.
-    fn look(&mut self) -> Result<Option<(Vec<String>, u32)>, Error> {
-        // Read first: a change after it is then noticed, wherever it falls.
-        let generation = self.generation()?;
-        generation.map(|generation| Ok((self.idle_chains()?, generation))).transpose()
-    }
-
-    /// The number that every change of any table increases; none without nf_tables.
-    pub(crate) fn generation(&mut self) -> Result<Option<u32>, Error> {
-        let answer = self.socket.ask(&[request::get_generation()])?.pop();
-        Ok(answer.and_then(Result::ok).and_then(|found| request::generation(&found)))
-    }
-
     fn idle_chains(&mut self) -> Result<Vec<String>, Error> {
-        let sets = self.sets(Family::Inet)?;
-        let mut chains: BTreeSet<&str> = sets.iter().filter_map(|set| NetworkChain::id_of_set(set)).collect();
+        let sets = self.sets(POD_TABLE)?;
+        let id_of = |name| NetworkChain::id_of_set(name);
+        let mut chains: BTreeSet<&str> = sets.iter().filter_map(|set| id_of(&set.name)).collect();
         for set in &sets {
-            let Some(chain) = NetworkChain::id_of_set(set).filter(|chain| chains.contains(chain)) else {
-                continue;
-            };
+            let Some(chain) = id_of(&set.name).filter(|chain| chains.contains(chain)) else { continue };
             let mut is_empty = true;
-            self.dump_if_there(&request::get_elements(Family::Inet, set), |answer| {
+            self.dump_if_there(&request::get_elements(POD_TABLE, &set.name), |answer| {
                 is_empty &= request::elements(answer).all(|element| element.expires);
             })?;
             if !is_empty {
                 chains.remove(chain);
             }
         }
-        chains.retain(|chain| !sets.contains(&NetworkChain::mark_of(chain)));
         Ok(chains.into_iter().map(ToOwned::to_owned).collect())
     }
 
-    /// What is gone already keeps nothing else.
+    /// Objects that are gone already keep nothing else.
     fn remove_chains(&mut self, chains: &[String], generation: u32) -> Result<usize, Error> {
         let mut requests: Vec<Request<'_>> = chains.iter().flat_map(|chain| deletions(chain)).collect();
         while !requests.is_empty() {
@@ -101,7 +75,7 @@ impl Firewall {
                 return Ok(chains.len());
             };
             match refused.whole {
-                // Somebody changed something: perhaps a pod came. Those who come next will look again.
+                // A table was changed: perhaps a pod came. The next call tries again.
                 Some(Refusal { errno: Errno::RESTART, .. }) => return Ok(0),
                 Some(refusal) => return Err(Error::refused(PRUNE, TABLE.to_owned(), refusal)),
                 None => {}
@@ -120,14 +94,16 @@ impl Firewall {
     }
 }
 
-/// The chain first: its rules use the sets.
-fn deletions(chain: &str) -> [Request<'_>; 3] {
-    let [set4, set6] = NetworkChain::sets_of(chain);
-    [
-        request::delete_chain(Family::Inet, chain),
-        request::delete_set(Family::Inet, set4),
-        request::delete_set(Family::Inet, set6),
-    ]
+/// The chain first: its rules use the sets. The digests of all go with them.
+fn deletions(chain: &str) -> Vec<Request<'_>> {
+    let sets = NetworkChain::sets_of(chain);
+    let digest = |object: Object<'_>| request::delete_key(POD_TABLE, APPLIED, &object.key().to_ne_bytes());
+    let mut requests = vec![request::delete_chain(POD_TABLE, chain), digest(Object::Chain(chain))];
+    for set in sets {
+        requests.push(digest(Object::Set(&set)));
+        requests.push(request::delete_set(POD_TABLE, set));
+    }
+    requests
 }
 
 #[cfg(test)]
@@ -157,7 +133,8 @@ mod tests {
             let mut firewall = Firewall::open().unwrap();
             firewall.admit(&pod).unwrap();
             firewall.expel(&pod).unwrap();
-            let (chains, generation) = firewall.look().unwrap().unwrap();
+            let generation = firewall.generation().unwrap().unwrap();
+            let chains = firewall.idle_chains().unwrap();
             assert_eq!(chains, [chain.id()]);
             Firewall::open().unwrap().admit(&pod).unwrap();
             assert_eq!(firewall.remove_chains(&chains, generation).unwrap(), 0);

@@ -1,12 +1,12 @@
-//! Our elements, chains and tables as requests to nf_tables, and what its answers say of them.
+//! Elements, chains and tables as requests to nf_tables, and what its answers say about them.
 
 use std::net::IpAddr;
 
 use netlink::wire::{Body, NLM_F_CREATE, attribute, attribute_at, attributes, read_text};
 
+use crate::desired::{Family, TableId};
 use crate::element::{Data, Element, bytes};
 use crate::number;
-use crate::ruleset::{Family, TABLE};
 use crate::socket::{Request, Verb};
 
 fn verb(family: Family, kind: u16) -> Verb {
@@ -19,18 +19,18 @@ fn verb(family: Family, kind: u16) -> Verb {
 
 /// Adds an element; one that is there with the same data is left as it is, with other data it is EEXIST.
 pub(crate) fn add<'e>(element: &'e Element<'e>) -> Request<'e> {
-    let verb = Verb { flags: NLM_F_CREATE, ..verb(element.family, number::NEWSETELEM) };
+    let verb = Verb { flags: NLM_F_CREATE, ..verb(element.table.family, number::NEWSETELEM) };
     Request::new(verb, move |body| write(body, element, Part::KeyAndData))
 }
 
-/// Lets an element expire at once. Since Linux 6.12 this changes an element that is there; before, it leaves it alone. One
-/// that is not there is made, and gone again.
+/// Lets an element expire at once. Since Linux 6.12 this changes an element that exists; before, the kernel leaves it alone. One
+/// that does not exist is made, and expires.
 ///
-/// Why not delete: the kernel frees deleted elements after a grace period (some 16 ms), and whoever closes a netfilter
-/// socket in the meantime waits for that with all tables locked. A program that starts, deletes and ends would hold
-/// up every other one; an expired element is collected later, and nobody waits.
+/// Why not delete: the kernel frees deleted elements after a grace period (some 16 ms), and a process that closes a netfilter
+/// socket in the meantime waits for that with all tables locked. A program that starts, deletes and ends would delay
+/// every other one. An expired element is collected later, and no process waits.
 pub(crate) fn expire<'e>(element: &'e Element<'e>) -> Request<'e> {
-    let verb = Verb { flags: NLM_F_CREATE, ..verb(element.family, number::NEWSETELEM) };
+    let verb = Verb { flags: NLM_F_CREATE, ..verb(element.table.family, number::NEWSETELEM) };
     Request::new(verb, move |body| write(body, element, Part::KeyAndDataForNow))
 }
 
@@ -41,31 +41,20 @@ pub(crate) fn expires(answer: &[u8]) -> bool {
 
 /// Deletes an element whatever its data is: the kernel looks at the key alone.
 pub(crate) fn delete<'e>(element: &'e Element<'e>) -> Request<'e> {
-    Request::new(verb(element.family, number::DELSETELEM), move |body| write(body, element, Part::Key))
+    Request::new(verb(element.table.family, number::DELSETELEM), move |body| write(body, element, Part::Key))
 }
 
 pub(crate) fn get<'e>(element: &'e Element<'e>) -> Request<'e> {
-    Request::new(verb(element.family, number::GETSETELEM), move |body| write(body, element, Part::Key))
+    Request::new(verb(element.table.family, number::GETSETELEM), move |body| write(body, element, Part::Key))
 }
 
-pub(crate) fn get_chain(family: Family, chain: &str) -> Request<'_> {
-    Request::new(verb(family, number::GETCHAIN), move |body| {
-        body.str(number::CHAIN_TABLE, TABLE);
-        body.str(number::CHAIN_NAME, chain);
-    })
-}
-
-pub(crate) fn get_sets(family: Family) -> Request<'static> {
-    Request::new(verb(family, number::GETSET), |body| body.str(number::SET_TABLE, TABLE))
-}
-
-pub(crate) fn name_of_set(set: &[u8]) -> Option<String> {
-    attribute(set, number::SET_NAME).map(read_text)
+pub(crate) fn get_sets(table: TableId<'_>) -> Request<'_> {
+    Request::new(verb(table.family, number::GETSET), move |body| body.str(number::SET_TABLE, table.name))
 }
 
 /// All elements of a set.
-pub(crate) fn get_elements(family: Family, set: &str) -> Request<'_> {
-    Request::new(verb(family, number::GETSETELEM), move |body| write_set(body, set))
+pub(crate) fn get_elements<'a>(table: TableId<'a>, set: &'a str) -> Request<'a> {
+    Request::new(verb(table.family, number::GETSETELEM), move |body| write_set(body, table, set))
 }
 
 /// An element as it was read.
@@ -78,25 +67,60 @@ pub(crate) struct Found<'a> {
 }
 
 pub(crate) fn elements(answer: &[u8]) -> impl Iterator<Item = Found<'_>> {
-    let list = attribute(answer, number::LIST_ELEMENTS).unwrap_or_default();
-    let each = attributes(list).filter(|(kind, _)| *kind == number::LIST_ELEM);
-    each.filter_map(|(_, element)| {
+    raw_elements(answer).filter_map(|element| {
         let key = attribute_at(element, &[number::ELEM_KEY, number::DATA_VALUE])?;
         let value = attribute_at(element, &[number::ELEM_DATA, number::DATA_VALUE]);
         Some(Found { key, value, expires: attribute(element, number::ELEM_TIMEOUT).is_some() })
     })
 }
 
-/// Deletes the element with this key.
-pub(crate) fn delete_key<'a>(family: Family, set: &'a str, key: &[u8]) -> Request<'a> {
-    let key = key.to_vec();
-    Request::new(verb(family, number::DELSETELEM), move |body| {
-        write_element(body, set, |element| write_value(element, number::ELEM_KEY, &key));
+/// The elements of an answer, each as its attributes.
+pub(crate) fn raw_elements(answer: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let list = attribute(answer, number::LIST_ELEMENTS).unwrap_or_default();
+    attributes(list).filter(|(kind, _)| *kind == number::LIST_ELEM).map(|(_, element)| element)
+}
+
+/// Adds an element of which only the bytes are known.
+pub(crate) fn add_key<'a>(
+    place: (TableId<'a>, &'a str),
+    key: &'a [u8],
+    value: Option<&'a [u8]>,
+) -> Request<'a> {
+    let verb = Verb { flags: NLM_F_CREATE, ..verb(place.0.family, number::NEWSETELEM) };
+    Request::new(verb, move |body| {
+        write_element(body, place, |element| {
+            write_value(element, number::ELEM_KEY, key);
+            if let Some(value) = value {
+                write_value(element, number::ELEM_DATA, value);
+            }
+        });
     })
 }
 
-pub(crate) fn get_table(family: Family) -> Request<'static> {
-    Request::new(verb(family, number::GETTABLE), |body| body.str(number::TABLE_NAME, TABLE))
+/// Deletes the element with this key.
+pub(crate) fn delete_key<'a>(table: TableId<'a>, set: &'a str, key: &[u8]) -> Request<'a> {
+    let key = key.to_vec();
+    Request::new(verb(table.family, number::DELSETELEM), move |body| {
+        write_element(body, (table, set), |element| write_value(element, number::ELEM_KEY, &key));
+    })
+}
+
+pub(crate) fn get_table(table: TableId<'_>) -> Request<'_> {
+    Request::new(verb(table.family, number::GETTABLE), move |body| body.str(number::TABLE_NAME, table.name))
+}
+
+/// All tables of the family, for a dump.
+pub(crate) fn get_tables(family: Family) -> Request<'static> {
+    Request::new(verb(family, number::GETTABLE), |_| {})
+}
+
+pub(crate) fn name_of_table(table: &[u8]) -> Option<String> {
+    attribute(table, number::TABLE_NAME).map(read_text)
+}
+
+pub(crate) fn is_dormant(table: &[u8]) -> bool {
+    let flags = attribute(table, number::TABLE_FLAGS).and_then(|flags| flags.first_chunk());
+    flags.copied().map_or(0, u32::from_be_bytes) & number::TABLE_DORMANT != 0
 }
 
 /// For a dump; the kernel lists the chains of all tables of the family.
@@ -104,26 +128,26 @@ pub(crate) fn get_chains(family: Family) -> Request<'static> {
     Request::new(verb(family, number::GETCHAIN), |_| {})
 }
 
-pub(crate) fn get_rules(family: Family) -> Request<'static> {
-    Request::new(verb(family, number::GETRULE), |body| body.str(number::RULE_TABLE, TABLE))
+pub(crate) fn get_rules(table: TableId<'_>) -> Request<'_> {
+    Request::new(verb(table.family, number::GETRULE), move |body| body.str(number::RULE_TABLE, table.name))
 }
 
-pub(crate) fn delete_table(family: Family) -> Request<'static> {
-    Request::new(verb(family, number::DELTABLE), |body| body.str(number::TABLE_NAME, TABLE))
+pub(crate) fn delete_table(table: TableId<'_>) -> Request<'_> {
+    Request::new(verb(table.family, number::DELTABLE), move |body| body.str(number::TABLE_NAME, table.name))
 }
 
 /// Deletes a chain with its rules.
-pub(crate) fn delete_chain(family: Family, chain: &str) -> Request<'_> {
-    Request::new(verb(family, number::DELCHAIN), move |body| {
-        body.str(number::CHAIN_TABLE, TABLE);
+pub(crate) fn delete_chain<'a>(table: TableId<'a>, chain: &'a str) -> Request<'a> {
+    Request::new(verb(table.family, number::DELCHAIN), move |body| {
+        body.str(number::CHAIN_TABLE, table.name);
         body.str(number::CHAIN_NAME, chain);
     })
 }
 
 /// Deletes a set with its elements; one that a rule uses is EBUSY.
-pub(crate) fn delete_set<'a>(family: Family, set: String) -> Request<'a> {
-    Request::new(verb(family, number::DELSET), move |body| {
-        body.str(number::SET_TABLE, TABLE);
+pub(crate) fn delete_set<'a>(table: TableId<'a>, set: String) -> Request<'a> {
+    Request::new(verb(table.family, number::DELSET), move |body| {
+        body.str(number::SET_TABLE, table.name);
         body.str(number::SET_NAME, &set);
     })
 }
@@ -144,7 +168,7 @@ enum Part {
 const SHORTEST: u64 = 1;
 
 fn write(body: &mut Body<'_>, element: &Element<'_>, part: Part) {
-    write_element(body, element.set, |body| {
+    write_element(body, (element.table, &element.set), |body| {
         write_value(body, number::ELEM_KEY, &bytes(&element.key));
         match part {
             Part::Key => {}
@@ -157,13 +181,13 @@ fn write(body: &mut Body<'_>, element: &Element<'_>, part: Part) {
     });
 }
 
-fn write_set(body: &mut Body<'_>, set: &str) {
-    body.str(number::LIST_TABLE, TABLE);
+fn write_set(body: &mut Body<'_>, table: TableId<'_>, set: &str) {
+    body.str(number::LIST_TABLE, table.name);
     body.str(number::LIST_SET, set);
 }
 
-fn write_element(body: &mut Body<'_>, set: &str, parts: impl FnOnce(&mut Body<'_>)) {
-    write_set(body, set);
+fn write_element(body: &mut Body<'_>, (table, set): (TableId<'_>, &str), parts: impl FnOnce(&mut Body<'_>)) {
+    write_set(body, table, set);
     body.nest(number::LIST_ELEMENTS, |list| list.nest(number::LIST_ELEM, parts));
 }
 
@@ -180,10 +204,6 @@ fn write_value(body: &mut Body<'_>, kind: u16, value: &[u8]) {
 
 pub(crate) fn generation(answer: &[u8]) -> Option<u32> {
     attribute(answer, number::GEN_ID)?.first_chunk().copied().map(u32::from_be_bytes)
-}
-
-pub(crate) fn chain_of_rule(rule: &[u8]) -> Option<String> {
-    attribute(rule, number::RULE_CHAIN).map(read_text)
 }
 
 /// Whether the element that was found has our data.
@@ -207,67 +227,4 @@ pub(crate) fn pod_address(answer: &[u8]) -> Option<IpAddr> {
 /// What the first element of an answer leads to.
 fn value(answer: &[u8]) -> Option<&[u8]> {
     elements(answer).next()?.value
-}
-
-/// A set of a table of family inet that is not the pods' table.
-#[derive(Clone, Copy)]
-pub(crate) struct Place<'a> {
-    pub(crate) table: &'a str,
-    pub(crate) set: &'a str,
-}
-
-fn at(place: Place<'_>, body: &mut Body<'_>, parts: impl FnOnce(&mut Body<'_>)) {
-    body.str(number::LIST_TABLE, place.table);
-    body.str(number::LIST_SET, place.set);
-    parts(body);
-}
-
-pub(crate) fn elements_at(place: Place<'_>) -> Request<'_> {
-    Request::new(verb(Family::Inet, number::GETSETELEM), move |body| at(place, body, |_| {}))
-}
-
-pub(crate) fn add_key<'a>(place: Place<'a>, key: &'a [u8]) -> Request<'a> {
-    let verb = Verb { flags: NLM_F_CREATE, ..verb(Family::Inet, number::NEWSETELEM) };
-    Request::new(verb, move |body| at(place, body, |body| write_key(body, key)))
-}
-
-pub(crate) fn delete_key_at<'a>(place: Place<'a>, key: &'a [u8]) -> Request<'a> {
-    Request::new(verb(Family::Inet, number::DELSETELEM), move |body| {
-        at(place, body, |body| write_key(body, key));
-    })
-}
-
-fn write_key(body: &mut Body<'_>, key: &[u8]) {
-    let element = |element: &mut Body<'_>| write_value(element, number::ELEM_KEY, key);
-    body.nest(number::LIST_ELEMENTS, |list| list.nest(number::LIST_ELEM, element));
-}
-
-/// All tables of family inet, for a dump.
-pub(crate) fn tables() -> Request<'static> {
-    Request::new(verb(Family::Inet, number::GETTABLE), |_| {})
-}
-
-pub(crate) fn name_of_table(table: &[u8]) -> Option<String> {
-    attribute(table, number::TABLE_NAME).map(read_text)
-}
-
-pub(crate) fn table_named(name: &str) -> Request<'_> {
-    Request::new(verb(Family::Inet, number::GETTABLE), move |body| body.str(number::TABLE_NAME, name))
-}
-
-pub(crate) fn is_dormant(table: &[u8]) -> bool {
-    let flags = attribute(table, number::TABLE_FLAGS).and_then(|flags| flags.first_chunk());
-    flags.copied().map_or(0, u32::from_be_bytes) & number::TABLE_DORMANT != 0
-}
-
-pub(crate) fn delete_table_of(name: &str) -> Request<'_> {
-    Request::new(verb(Family::Inet, number::DELTABLE), move |body| body.str(number::TABLE_NAME, name))
-}
-
-pub(crate) fn sets_of(table: &str) -> Request<'_> {
-    Request::new(verb(Family::Inet, number::GETSET), move |body| body.str(number::SET_TABLE, table))
-}
-
-pub(crate) fn rules_of(table: &str) -> Request<'_> {
-    Request::new(verb(Family::Inet, number::GETRULE), move |body| body.str(number::RULE_TABLE, table))
 }

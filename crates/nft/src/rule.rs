@@ -1,13 +1,10 @@
-//! A rule as the kernel lists it, as far as one can tell without knowing every expression: what it ends in, whether it
-//! has a condition, and which sets it asks or adds to. Programs and kernels of other versions may write a rule otherwise, but these stay.
+//! A rule of another program as the kernel lists it, as far as one can tell without knowing every expression: its verdict, and
+//! whether it has a condition.
 
 use netlink::wire::{attribute, attribute_at, attributes, read_text};
 
 use crate::condition::{self, Test};
 use crate::number;
-
-/// How the sets that rules have for themselves are called.
-pub(crate) const ANONYMOUS: &str = "__";
 
 /// What becomes of a packet that the rule matches.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,8 +24,6 @@ pub(crate) enum Ending {
 pub(crate) struct Rule {
     pub(crate) ending: Ending,
     pub(crate) condition: Condition,
-    /// Those with a name, sorted.
-    pub(crate) sets: Vec<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -124,16 +119,6 @@ impl<'a> Expression<'a> {
         attribute_at(self.data, &[number::CMP_DATA, number::DATA_VALUE]).filter(|_| self.name == "cmp")
     }
 
-    fn set(&self) -> Option<String> {
-        let kind = match self.name.as_str() {
-            "lookup" => number::LOOKUP_SET,
-            "dynset" => number::DYNSET_SET,
-            _ => return None,
-        };
-        let name = attribute(self.data, kind).map(read_text)?;
-        (!name.starts_with(ANONYMOUS)).then_some(name)
-    }
-
     fn verdict(&self) -> Ending {
         let verdict = attribute_at(self.data, &[number::IMMEDIATE_DATA, number::DATA_VERDICT]);
         let part = |kind| verdict.and_then(|verdict| attribute(verdict, kind));
@@ -183,9 +168,7 @@ fn rule(expressions: &[Expression<'_>]) -> Rule {
     };
     let is_plain = before.iter().all(Expression::is_plain);
     let condition = if is_plain { Condition::Always } else { Condition::Sometimes };
-    let mut sets: Vec<String> = expressions.iter().filter_map(Expression::set).collect();
-    sets.sort_unstable();
-    Rule { ending, condition, sets }
+    Rule { ending, condition }
 }
 
 /// Of the list of type, length, value in the rule's user data, the comment is type 0.

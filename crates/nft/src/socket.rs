@@ -202,6 +202,12 @@ pub(crate) struct Refused {
     pub(crate) requests: Vec<(usize, Refusal)>,
 }
 
+impl Refused {
+    pub(crate) fn first(self) -> Option<Refusal> {
+        self.whole.or_else(|| self.requests.into_iter().map(|(_, refusal)| refusal).next())
+    }
+}
+
 /// The requests between their brackets, which have sequence numbers too.
 fn write_transaction(
     batch: &mut Batch,

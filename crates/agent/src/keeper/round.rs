@@ -238,11 +238,8 @@ impl Keeper {
         let (small, large): (Vec<TunnelSize>, Vec<TunnelSize>) =
             tunnels.into_iter().partition(|tunnel| tunnel.mtu < largest);
         let wanted: Vec<IfName> = small.into_iter().map(|tunnel| tunnel.name).collect();
-        let cluster = &self.parts.config.cluster;
-        // An agent before this one may have told more.
-        let own = [cluster.tunnel4(), cluster.tunnel6()].into_iter().flatten();
-        let ours: Vec<IfName> = own.chain(self.clamped.iter().flatten().cloned()).collect();
-        let done = nft::Firewall::open().and_then(|mut firewall| firewall.set_tunnels(&ours, &wanted));
+        let network = &self.parts.config.network.name;
+        let done = nft::Firewall::open().and_then(|mut firewall| firewall.clamp(network, &wanted));
         let operation = "clamp the MSS of connections through tunnels";
         if let Some(done) = self.report_rule("chain clamp", operation, done) {
             done.iter().for_each(|what| info!("{what}"));

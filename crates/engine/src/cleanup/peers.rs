@@ -61,9 +61,9 @@ impl Leaving {
         Ok(())
     }
 
-    /// The firewall's tables of peers, after the tunnels that they protect.
-    pub(super) fn remove_peer_tables(&mut self) -> Result<(), Error> {
-        let removed = nft::delete_peer_tables(&|network| self.is_own(network))?;
+    /// The firewall's tables of these networks, after the tunnels that they protect.
+    pub(super) fn remove_network_tables(&mut self) -> Result<(), Error> {
+        let removed = nft::Firewall::open()?.delete_network_tables(&|network| self.is_own(network))?;
         self.report.done.extend(removed.into_iter().map(|table| format!("nftables table {table} removed")));
         Ok(())
     }
@@ -75,11 +75,6 @@ impl Leaving {
             Err(error) => self.report.left.push(format!(
                 "our rules in others' firewalls could not be removed: {error} (nft -a list ruleset shows them)"
             )),
-        }
-        let limits = nft::Firewall::open().and_then(|mut tables| tables.remove_limits(&|n| self.is_own(n)));
-        match limits {
-            Ok(done) => self.report.done.extend(done),
-            Err(error) => self.report.left.push(format!("limits of connections were not removed: {error}")),
         }
     }
 }

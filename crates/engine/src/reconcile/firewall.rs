@@ -1,12 +1,12 @@
-//! The firewall's tables: their structure as we make it, and every pod in them.
+//! The firewall's tables: their structure, and every pod in them.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use ipam::RangeSet;
 use netconf::{Addresses, NetConf};
-use nft::{Firewall, NetworkChain, Pod};
-use types::{AttachmentKey, Mac, NetworkName};
+use nft::{Firewall, NetworkChain, Pod, PodElement, Structure};
+use types::{AttachmentKey, NetworkName};
 
 use super::{Depth, Kind, Round};
 use crate::firewall::{self, Living, Member};
@@ -26,30 +26,23 @@ impl Round<'_> {
 
     fn look_at_tables(&mut self, attachments: &[Attachment]) -> Result<(), Error> {
         let members: Vec<Member<'_>> = attachments.iter().filter_map(Member::of).collect();
-        let mut pods: Vec<Pod<'_>> = members.iter().map(Member::pod).collect();
+        let pods: Vec<Pod<'_>> = members.iter().map(Member::pod).collect();
         let mut tables = Firewall::open()?;
         let chain = self.order.network.and_then(|(name, conf)| firewall::chain_of(name, conf));
-        let first = self.order.network.and_then(|(_, conf)| first_pod(conf, chain.as_ref()));
-        pods.extend(first);
-        let mut damage = tables.damage(&pods)?;
-        if !damage.is_empty() {
-            // Another process may have replaced rules while they were listed.
-            let again = tables.damage(&pods)?;
-            damage.retain(|fault| again.contains(fault));
+        if let Some(resident) = self.order.resident {
+            resident.keep_chain(chain.as_ref().map(NetworkChain::id));
         }
-        pods.truncate(members.len());
-        if !damage.is_empty() {
-            if pods.is_empty() {
-                first.map_or(Ok(()), |first| prepare(&mut tables, &first))?;
-            } else {
-                tables.repair(&pods)?;
-                firewall::take_back(&self.state, attachments)?;
-                first.map_or(Ok(()), |first| tables.prepare(&first))?;
-            }
-            self.repaired(Kind::Firewall, format_args!("firewall put right: {}", damage.join(", ")));
+        let mut structure = Structure::of(&pods);
+        // The tables of the agent's own network are ready when the first pod comes.
+        if let Some((_, conf)) = self.order.network.filter(|(_, conf)| conf.spoof_check || conf.ip_masq) {
+            let guard = firewall::guard(conf.spoof_check, lease::addressing(conf));
+            structure = structure.with(conf.mode, guard, chain.as_ref());
         }
-        if let Some((name, _)) = self.order.network {
-            tables.keep(name, chain.as_ref())?;
+        let drift = tables.drift(&structure)?;
+        if !drift.is_empty() {
+            tables.repair(&structure, &pods)?;
+            firewall::take_back(&self.state, attachments)?;
+            self.repaired(Kind::Firewall, format_args!("firewall put right: {}", drift.join(", ")));
         }
         for lacking in tables.missing_of(&pods)? {
             let Some(attachment) = members.get(lacking).map(Member::attachment) else { continue };
@@ -71,7 +64,8 @@ impl Round<'_> {
             return Ok(());
         };
         let mut tables = Firewall::open()?;
-        let Some(mut bindings) = tables.bindings()? else { return Ok(()) };
+        let mut bindings = tables.pod_elements()?;
+        bindings.elements.retain(PodElement::is_binding);
         // After the bindings: see above.
         let Living { alive, has_others } = Living::now(&mut self.host, Some(&self.state))?;
         let mut unowned = BTreeSet::new();
@@ -86,13 +80,12 @@ impl Round<'_> {
         }
         let before = resident.replace_unowned(unowned.clone());
         bindings.elements.retain(|element| unowned.contains(element) && before.contains(element));
-        if !bindings.elements.is_empty() && tables.unbind(&bindings)? {
-            for element in &bindings.elements {
-                self.repaired(
-                    Kind::Firewall,
-                    format_args!("removed {}: no pod of this node has the address", element.element),
-                );
-            }
+        let now = || Ok(Living::now(&mut self.host, Some(&self.state))?.alive);
+        for element in tables.remove_surplus::<Error>(bindings, now)? {
+            self.repaired(
+                Kind::Firewall,
+                format_args!("removed {}: no pod of this node has the address", element.element),
+            );
         }
         Ok(())
     }
@@ -112,31 +105,6 @@ impl Round<'_> {
         }
         Ok(false)
     }
-}
-
-/// Where there are no pods, what somebody put between ours may be in the way.
-fn prepare(tables: &mut Firewall, first: &Pod<'_>) -> Result<(), Error> {
-    tables.prepare(first)?;
-    if !tables.damage(std::slice::from_ref(first))?.is_empty() {
-        tables.repair(&[])?;
-        tables.prepare(first)?;
-    }
-    Ok(())
-}
-
-/// A pod of the agent's own network before there is one: the tables are ready when the first comes.
-fn first_pod<'a>(conf: &'a NetConf, masquerade: Option<&'a NetworkChain>) -> Option<Pod<'a>> {
-    let guard = firewall::guard(conf.spoof_check, lease::addressing(conf));
-    (conf.spoof_check || conf.ip_masq).then_some(Pod {
-        link: &conf.bridge,
-        mac: Mac::local([0; 5]),
-        mode: conf.mode,
-        bridge: None,
-        addresses: &[],
-        masquerade,
-        guard,
-        ports: &[],
-    })
 }
 
 #[cfg(test)]

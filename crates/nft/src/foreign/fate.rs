@@ -2,7 +2,7 @@
 
 use super::tables::Tables;
 use crate::condition::Test;
-use crate::damage::ListedChain;
+use crate::observe::ListedChain;
 use crate::rule::{Condition, Ending, Listed};
 
 /// The kernel allows no deeper jumps.

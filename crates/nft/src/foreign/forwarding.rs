@@ -3,8 +3,8 @@
 use super::tables::Tables;
 use super::{ForeignFamily, is_for_us};
 use crate::condition::Test;
-use crate::damage::ListedChain;
 use crate::error::Error;
+use crate::observe::ListedChain;
 use crate::rule::{Ending, Listed};
 use crate::socket::Socket;
 

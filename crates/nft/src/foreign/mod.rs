@@ -1,13 +1,13 @@
-//! Chains of others at the forward hook that drop what pods send or receive. We cannot overrule them: a packet that one
-//! chain drops is gone, whatever the others say. So they are reported, with the command that helps.
+//! Chains of other programs at the forward hook that drop the traffic of pods. Podwire cannot overrule them: a packet that one
+//! chain drops is gone, whatever other chains decide. So they are reported, with the command that helps, and where the operator
+//! asks for it, rules that accept pods are kept in them.
 //!
-//! Reads all tables of the IP layer; not for the way of a pod. Rules of `iptables-legacy` are not in nftables; [`legacy_tables`]
+//! Lists all tables of the IP layer: not for the path of a pod. Rules of `iptables-legacy` are not in nftables; [`legacy_tables`]
 //! reports only that there are some.
 
 mod accept;
 mod fate;
 mod forwarding;
-mod input;
 mod legacy;
 mod tables;
 
@@ -16,11 +16,10 @@ use types::{Code, Finding, Fix, IfName};
 
 pub use accept::{accept_in_others, withdraw_from_others};
 pub use forwarding::{ForwardingChain, forwarding_chains};
-pub use input::{InputChain, input_drops};
 pub use legacy::{LegacyTables, legacy_tables};
 
-use crate::damage::ListedChain;
 use crate::error::Error;
+use crate::observe::ListedChain;
 use crate::rule::{Ending, Listed};
 use crate::socket::Socket;
 use fate::{Links, Outcome};

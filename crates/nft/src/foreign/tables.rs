@@ -7,12 +7,11 @@ use netlink::wire::{Body, attribute, read_text};
 use rustix::io::Errno;
 
 use super::ForeignFamily;
-use crate::damage::ListedChain;
+use crate::desired::is_own_table;
 use crate::error::Error;
 use crate::number;
-use crate::peers::is_peer_table;
+use crate::observe::ListedChain;
 use crate::rule::{Ending, Listed};
-use crate::ruleset::TABLE;
 use crate::socket::{Request, Socket, Verb};
 
 const LOOK: &str = "look for foreign chains that drop";
@@ -46,10 +45,8 @@ impl Tables {
         is_wanted: impl Fn(&ListedChain) -> bool,
     ) -> Result<Self, Error> {
         let mut chains = list(socket, (family, number::GETCHAIN), (|_| {}, ListedChain::read))?;
-        chains.retain(|c: &ListedChain| {
-            is_wanted(c)
-                && !((c.table == TABLE || is_peer_table(c.table.as_bytes())) && family == ForeignFamily::Inet)
-        });
+        let is_own = |c: &ListedChain| family == ForeignFamily::Inet && is_own_table(&c.table);
+        chains.retain(|c: &ListedChain| is_wanted(c) && !is_own(c));
         let mut tables =
             Self { family, flags: BTreeMap::new(), chains, rules: BTreeMap::new(), is_cut: false };
         // Most hosts have none, and rules are many where there are some.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use nft::{Firewall, Mode, Protocol};
 use types::IfName;
 
-use crate::common::{Sample, in_netns, nft, run};
+use crate::common::{Sample, drift, in_netns, nft, repair, run};
 use crate::lab::{At, Lab, Server};
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -15,9 +15,12 @@ fn names(names: &[&str]) -> Vec<IfName> {
     names.iter().map(|&name| IfName::try_from(name).unwrap()).collect()
 }
 
-fn set(tunnels: &[&str]) -> Vec<String> {
-    let ours = names(&["pwvx4", "pwvx6"]);
-    Firewall::open().unwrap().set_tunnels(&ours, &names(tunnels)).unwrap()
+fn set(tunnels: &[&str]) -> Option<String> {
+    set_of("blue", tunnels)
+}
+
+fn set_of(network: &str, tunnels: &[&str]) -> Option<String> {
+    Firewall::open().unwrap().clamp(&network.try_into().unwrap(), &names(tunnels)).unwrap()
 }
 
 /// Does every packet that is forwarded pay for it?
@@ -85,96 +88,67 @@ fn pain10_a_connection_through_a_tunnel_learns_what_fits() {
                 assert_eq!(seen(&lab, At::Outside), [size], "{mode:?}: what a pod answers");
             };
             ways(whole);
-            assert_eq!(lab.inside(At::Host, || set(&["pwvx4", "pwvx6"])).len(), 2);
+            assert!(lab.inside(At::Host, || set(&["pwvx4", "pwvx6"])).is_some());
             ways(fits);
-            assert_eq!(lab.inside(At::Host, || set(&[])).len(), 2);
+            assert!(lab.inside(At::Host, || set(&[])).is_some());
             ways(whole);
         }
     }
 }
 
 #[test]
-fn pain15_tunnels_stay_known_through_repairs() {
+fn pain15_every_change_of_the_clamp_is_repaired_and_tables_of_pods_are_not_concerned() {
     in_netns(|| {
-        assert_eq!(set(&[]), [""; 0]);
+        assert_eq!(set(&[]), None);
         assert_eq!(run("nft", &["list", "ruleset"]), "", "no tunnel, no pod, no table");
-        // Also where there is no table yet.
-        assert_eq!(set(&["pwvx4"]), ["connections through pwvx4 are clamped to what fits"]);
+        assert!(set(&["pwvx4"]).unwrap().starts_with("connections through pwvx4 are clamped to what fits"));
         assert!(clamps());
         let sample = Sample::new(Mode::Routed, 2);
         sample.admit();
-        assert_eq!(set(&["pwvx4", "pwvx6"]).len(), 1);
-        let listed = || nft("list set inet podwire tunnels");
+        assert!(set(&["pwvx4", "pwvx6"]).is_some());
+        let listed = || nft("list set inet podwire-clamp-blue tunnels");
         let all = listed();
         assert!(all.contains(r#""pwvx4""#) && all.contains(r#""pwvx6""#), "{all}");
-        let pods = [sample.pod()];
-        let mut firewall = Firewall::open().unwrap();
-        for (act, is_damage) in [
-            ("flush chain inet podwire clamp", true),
-            ("insert rule inet podwire clamp accept", true),
-            ("flush chain inet podwire clamp; delete chain inet podwire clamp", true),
-            // What only new tables can put right.
-            (
-                "flush chain inet podwire bent; delete set inet podwire hairpin4; add set inet podwire hairpin4 { type ipv4_addr; }",
-                true,
-            ),
-            ("flush set inet podwire pods4", false),
+        for act in [
+            "flush chain inet podwire-clamp-blue clamp",
+            "insert rule inet podwire-clamp-blue clamp accept",
+            "flush chain inet podwire-clamp-blue clamp; delete chain inet podwire-clamp-blue clamp",
+            "flush chain inet podwire-clamp-blue clamp; add rule inet podwire-clamp-blue clamp tcp flags fin goto clamp-syn",
+            "flush set inet podwire-clamp-blue tunnels",
+            "add element inet podwire-clamp-blue tunnels { other }",
+            // The same name for something else.
+            "flush chain inet podwire-clamp-blue clamp-syn; delete set inet podwire-clamp-blue tunnels; add set inet podwire-clamp-blue tunnels { type ipv4_addr; }",
         ] {
             run("nft", &[act]);
-            assert_eq!(!firewall.damage(&pods).unwrap().is_empty(), is_damage, "{act}");
-            firewall.rebuild(&pods).unwrap();
-            assert_eq!(firewall.damage(&pods).unwrap(), [""; 0], "{act}");
-            assert_eq!(listed(), all, "{act}");
-            assert_eq!(set(&["pwvx6", "pwvx4"]), [""; 0], "{act}");
+            assert!(set(&["pwvx6", "pwvx4"]).is_some(), "{act}");
+            assert_eq!(set(&["pwvx6", "pwvx4"]), None, "{act}");
+            assert!(listed().contains("pwvx4") && !listed().contains("other"), "{act}");
+            assert_eq!(drift(&[sample.pod()]), [""; 0], "{act}");
         }
-        // The same name for something else.
-        run(
-            "nft",
-            &[
-                "flush chain inet podwire clamp; flush chain inet podwire clamp-syn; delete set inet podwire tunnels; add set inet podwire tunnels { type ipv4_addr; }",
-            ],
-        );
-        firewall.rebuild(&pods).unwrap();
-        assert_eq!(set(&["pwvx4", "pwvx6"]).len(), 2);
-        assert_eq!((listed(), firewall.damage(&pods).unwrap()), (all.clone(), vec![]));
-        assert!(clamps());
-        nft("flush ruleset");
-        firewall.rebuild(&pods).unwrap();
-        assert!(!clamps(), "nobody needs it");
-        assert_eq!(set(&["pwvx4", "pwvx6"]).len(), 2);
-        assert_eq!(listed(), all);
-        assert_eq!(set(&["pwvx4"]), ["connections through pwvx6 are no longer clamped"]);
-        assert!(clamps());
-        assert_eq!(set(&[]), ["connections through pwvx4 are no longer clamped"]);
+        nft("flush chain inet podwire guard");
+        repair(&[sample.pod()]);
+        assert_eq!(set(&["pwvx4", "pwvx6"]), None);
+        assert!(set(&["pwvx4"]).is_some());
+        assert!(set(&[]).is_some());
         assert!(!clamps());
-        assert_eq!(firewall.damage(&pods).unwrap(), [""; 0]);
-        // Somebody left one there that every packet would pay for.
+        // Earlier versions clamped in the table of pods.
         nft("add chain inet podwire clamp { type filter hook forward priority -150; }");
-        assert_eq!(firewall.damage(&pods).unwrap(), ["chain inet podwire clamp is not ours"]);
-        firewall.repair(&pods).unwrap();
+        assert_eq!(drift(&[sample.pod()]), ["chain inet podwire clamp is not Podwire's"]);
+        repair(&[sample.pod()]);
         assert!(!clamps());
     });
 }
 
 #[test]
-fn tunnels_of_another_network_stay_known() {
+fn tunnels_of_another_network_stay_clamped() {
     in_netns(|| {
-        let keep = |ours: &[&str], wanted: &[&str]| {
-            Firewall::open().unwrap().set_tunnels(&names(ours), &names(wanted)).unwrap()
-        };
-        let listed = || nft("list set inet podwire tunnels");
-        for name in ["pwvx4", "red4"] {
-            run("ip", &["link", "add", name, "type", "bridge"]);
-        }
-        assert_eq!((set(&["pwvx4"]).len(), keep(&["red4", "red6"], &["red4"]).len()), (1, 1));
-        let both = listed();
-        assert!(both.contains(r#""pwvx4""#) && both.contains(r#""red4""#), "{both}");
-        assert_eq!((set(&["pwvx4"]), keep(&["red4", "red6"], &["red4"])), (vec![], vec![]));
-        assert_eq!(keep(&["red4", "red6"], &[]), ["connections through red4 are no longer clamped"]);
-        assert!(listed().contains(r#""pwvx4""#) && clamps());
-        // Nobody would ever remove the name of a device that was renamed by a new config.
-        run("ip", &["link", "del", "pwvx4"]);
-        assert_eq!(keep(&["red4", "red6"], &[]), ["connections through pwvx4 are no longer clamped"]);
+        assert!(set(&["pwvx4"]).is_some() && set_of("red", &["red4"]).is_some());
+        assert_eq!((set(&["pwvx4"]), set_of("red", &["red4"])), (None, None));
+        assert!(set_of("red", &[]).is_some());
+        assert_eq!(set(&["pwvx4"]), None);
+        assert!(clamps());
+        let deleted = Firewall::open().unwrap().delete_network_tables(&|network| network == "blue").unwrap();
+        assert_eq!(deleted, ["podwire-clamp-blue"]);
         assert!(!clamps());
     });
 }

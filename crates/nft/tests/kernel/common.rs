@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use netlink::NetNs;
-use nft::{Firewall, Guard, HostPort, Mode, NetworkChain, Pod, Protocol};
+use nft::{Firewall, Guard, HostPort, Mode, NetworkChain, Pod, Protocol, Structure};
 use types::{IfName, Mac};
 
 /// Runs in a network namespace that ends with the function.
@@ -35,6 +35,20 @@ pub(crate) fn elements(table: &str, set: &str) -> String {
         .unwrap_or_default()
 }
 
+/// All tables without the elements of named sets, which the kernel lists in no particular order.
+pub(crate) fn structure() -> String {
+    run("nft", &["-t", "list", "ruleset"])
+}
+
+/// How the tables of pods differ from what these pods need.
+pub(crate) fn drift(pods: &[Pod<'_>]) -> Vec<String> {
+    Firewall::open().expect("open").drift(&Structure::of(pods)).expect("drift")
+}
+
+pub(crate) fn repair(pods: &[Pod<'_>]) {
+    Firewall::open().expect("open").repair(&Structure::of(pods), pods).expect("repair");
+}
+
 /// The limit of a wait for the kernel, which only ends a test that hangs.
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -56,7 +70,7 @@ fn listed_elements() -> String {
     let mut lines: Vec<String> = Vec::new();
     for object in json["nftables"].as_array().expect("a list") {
         let set = object.get("set").or_else(|| object.get("map"));
-        let Some(set) = set.filter(|s| s["name"] != "revision") else { continue };
+        let Some(set) = set.filter(|s| s["name"] != "revision" && s["name"] != "applied") else { continue };
         for element in set["elem"].as_array().into_iter().flatten() {
             lines.push(format!("{} {} {element}", set["family"], set["name"]).replace('"', ""));
         }

@@ -1,10 +1,10 @@
-//! Whatever somebody did to our tables is found, and put right without harm to the pods that run.
+//! Every change of Podwire's tables by another process is found, and repaired without harm to running pods.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use nft::{Error, Firewall, Mode, Others, Pod, Protocol};
+use nft::{Error, Firewall, Idle, Mode, Others, Pod, Protocol, Structure};
 
-use crate::common::{Sample, all_elements, chain, in_netns, nft, run};
+use crate::common::{Sample, all_elements, chain, drift, in_netns, nft, repair, run, structure};
 use crate::lab::{At, Lab};
 
 const BOTH: [Mode; 2] = [Mode::Bridge, Mode::Routed];
@@ -24,12 +24,29 @@ fn samples(mode: Mode) -> [Sample; 2] {
 }
 
 fn everything() -> (String, String) {
-    (run("nft", &["list", "ruleset"]), all_elements())
+    (structure(), all_elements())
 }
 
 /// What somebody does, and what is found.
 fn mischief(network: &str) -> Vec<(String, &'static str)> {
-    let cases: [(&str, &'static str); 21] = [
+    let cases: [(&str, &'static str); 25] = [
+        // Rules of the same form.
+        (
+            "replace rule inet podwire from-pod handle SECOND iifname . ip saddr . ether saddr @source4 ip daddr != 127.0.0.0/16 accept",
+            "chain inet podwire from-pod has other rules than Podwire applied",
+        ),
+        (
+            "replace rule inet podwire hostports handle FIRST meta l4proto != { tcp, udp } return",
+            "chain inet podwire hostports has other rules than Podwire applied",
+        ),
+        (
+            "replace rule inet podwire NET handle SEVENTH ip daddr 10.77.0.0/24 return",
+            "chain inet podwire NET has other rules than Podwire applied",
+        ),
+        (
+            "flush chain inet podwire bent; delete set inet podwire hairpin4; add set inet podwire hairpin4 { type ipv4_addr . inet_proto . inet_service . inet_service; }",
+            "set inet podwire hairpin4 was replaced",
+        ),
         (
             "flush chain inet podwire bent; delete set inet podwire hairpin4; add set inet podwire hairpin4 { type ipv4_addr; }",
             "chain inet podwire bent has 0 rules instead of 9",
@@ -50,19 +67,19 @@ fn mischief(network: &str) -> Vec<(String, &'static str)> {
         ),
         (
             "replace rule inet podwire guard handle LAST accept",
-            "chain inet podwire guard has other rules than ours",
+            "chain inet podwire guard has other rules than Podwire applied",
         ),
         (
             "replace rule inet podwire from-pod handle FOURTH ip saddr 10.0.0.1 accept",
-            "chain inet podwire from-pod has other rules than ours",
+            "chain inet podwire from-pod has other rules than Podwire applied",
         ),
         (
             "replace rule inet podwire guard handle FIRST iifname \"zz*\" goto from-pod",
-            "chain inet podwire guard has other rules than ours",
+            "chain inet podwire guard has other rules than Podwire applied",
         ),
         (
             "replace rule inet podwire bent handle LAST masquerade",
-            "chain inet podwire bent has other rules than ours",
+            "chain inet podwire bent has other rules than Podwire applied",
         ),
         (
             "flush chain inet podwire nat-output; delete chain inet podwire nat-output",
@@ -81,10 +98,10 @@ fn mischief(network: &str) -> Vec<(String, &'static str)> {
             "add table inet podwire { flags dormant; }",
             "table inet podwire is dormant: its chains are not in force",
         ),
-        ("flush map inet podwire revision", "table inet podwire is of another version"),
+        ("flush map inet podwire revision", "table inet podwire is of another version or configuration"),
         (
             "add chain inet podwire theirs { type filter hook forward priority 0; policy drop; }",
-            "chain inet podwire theirs is not ours",
+            "chain inet podwire theirs is not Podwire's",
         ),
         (
             "flush chain inet podwire NET; delete chain inet podwire NET; flush set inet podwire NET-4; delete set inet podwire NET-4",
@@ -104,28 +121,28 @@ fn handle(act: &str) -> String {
         |line: &&str| !["table", "chain", "type"].contains(&line.split_whitespace().next().unwrap_or(""));
     let handles: Vec<&str> =
         listed.lines().filter(is_rule).filter_map(|line| line.split("# handle ").nth(1)).collect();
-    let places = [("FIRST", 0), ("FOURTH", 3), ("LAST", handles.len() - 1)];
+    let places = [("FIRST", 0), ("SECOND", 1), ("FOURTH", 3), ("SEVENTH", 6), ("LAST", handles.len() - 1)];
     let (word, place) = places.into_iter().find(|(word, _)| act.contains(word)).expect("a place");
     act.replace(word, handles[place])
 }
 
 #[test]
-fn f5_every_kind_of_damage_is_found_and_rebuild_puts_it_right() {
+fn f5_every_kind_of_drift_is_found_and_repaired() {
     for mode in BOTH {
         in_netns(|| {
             let samples = samples(mode);
             let pods = pods(&samples);
             let network = samples[0].chain.as_ref().unwrap().id();
             samples.iter().for_each(Sample::admit);
-            assert_eq!(open().damage(&pods).unwrap(), [""; 0]);
+            assert_eq!(drift(&pods), [""; 0]);
             let before = everything();
             for (act, want) in mischief(network) {
                 run("nft", &[&handle(&act)]);
-                let found = open().damage(&pods).unwrap();
+                let found = drift(&pods);
                 let want = want.replace("NET", network);
                 assert!(found.contains(&want), "{act}: {found:?}");
-                open().rebuild(&pods).unwrap();
-                assert_eq!(open().damage(&pods).unwrap(), [""; 0], "{act}");
+                repair(&pods);
+                assert_eq!(drift(&pods), [""; 0], "{act}");
                 let mut after = everything();
                 // The order in which chains are listed is the order of their making.
                 for (after, before) in [(&mut after.0, &before.0), (&mut after.1, &before.1)] {
@@ -143,7 +160,7 @@ fn sorted(text: &str) -> Vec<&str> {
 }
 
 #[test]
-fn f5_damage_of_the_bridge_table_is_found_where_pods_need_it() {
+fn f5_drift_of_the_bridge_table_is_found_where_pods_need_it() {
     in_netns(|| {
         let samples = samples(Mode::Bridge);
         samples.iter().for_each(Sample::admit);
@@ -154,21 +171,21 @@ fn f5_damage_of_the_bridge_table_is_found_where_pods_need_it() {
             "flush chain bridge podwire advert6",
         ] {
             nft(act);
-            assert_eq!(open().damage(&pods(&samples)).unwrap().len(), 1, "{act}");
-            open().rebuild(&pods(&samples)).unwrap();
+            assert_eq!(drift(&pods(&samples)).len(), 1, "{act}");
+            repair(&pods(&samples));
             assert_eq!(sorted(&everything().1), sorted(&before.1));
-            assert_eq!(open().damage(&pods(&samples)).unwrap(), [""; 0]);
+            assert_eq!(drift(&pods(&samples)), [""; 0]);
         }
         nft("delete table bridge podwire");
-        assert_eq!(open().damage(&pods(&samples[1..])).unwrap(), [""; 0], "routed pods do not need it");
+        assert_eq!(drift(&pods(&samples[1..])), [""; 0], "routed pods do not need it");
     });
 }
 
 #[test]
-fn f5_our_own_work_is_no_damage() {
+fn f5_changes_by_podwire_are_no_drift() {
     in_netns(|| {
-        assert_eq!(open().damage(&[]).unwrap(), [""; 0], "no tables, no pods");
-        open().rebuild(&[]).unwrap();
+        assert_eq!(drift(&[]), [""; 0], "no tables, no pods");
+        repair(&[]);
         assert_eq!(run("nft", &["list", "ruleset"]), "", "nobody needs tables");
         let all: Vec<Sample> = (2..20)
             .map(|n| Sample {
@@ -178,46 +195,60 @@ fn f5_our_own_work_is_no_damage() {
             .collect();
         for (n, sample) in all.iter().enumerate() {
             sample.admit();
-            assert_eq!(open().damage(&pods(&all[..=n])).unwrap(), [""; 0]);
+            assert_eq!(drift(&pods(&all[..=n])), [""; 0]);
         }
         for (n, sample) in all.iter().enumerate() {
             open().expel(&sample.pod()).unwrap();
             // Chains of networks without pods stay for a while.
-            assert_eq!(open().damage(&pods(&all[n + 1..])).unwrap(), [""; 0]);
+            assert_eq!(drift(&pods(&all[n + 1..])), [""; 0]);
         }
         let idle = all[0].chain.as_ref().unwrap().id();
         nft(&format!("flush chain inet podwire {idle}"));
-        assert_eq!(open().damage(&[]).unwrap(), [format!("chain inet podwire {idle} is not ours")]);
-        open().rebuild(&[]).unwrap();
-        assert_eq!(open().damage(&[]).unwrap(), [""; 0]);
+        // A network of another process may need it. Its pods find that it is different.
+        assert_eq!(drift(&[]), [""; 0]);
+        let want = format!("chain inet podwire {idle} has 0 rules instead of 8");
+        assert_eq!(drift(&[all[0].pod()]), [want]);
+        let networks: Vec<String> = (0..5).map(|n| format!("net{n}")).collect();
+        assert_eq!(open().prune(Idle::RemoveAll, &networks, None).unwrap(), 5);
         assert!(!run("nft", &["list", "ruleset"]).contains("net-"));
     });
 }
 
 #[test]
-fn f5_rebuild_leaves_exactly_these_pods() {
+fn f5_a_repair_gives_ports_back_and_removes_no_other_pod() {
     for mode in BOTH {
         in_netns(|| {
             let [first, second] = samples(mode);
             first.admit();
             second.admit();
-            let want = all_elements();
             let stranger = Sample::new(mode, 9).publish(Protocol::Udp, 99, 99);
             stranger.admit();
-            // A port that leads to nobody, and one that should be the first pod's.
-            nft("add element inet podwire hostport4_any { sctp . 7 : 10.77.0.77 . 7 }");
+            let want = all_elements();
+            // A port that should be the first pod's.
             nft("delete element inet podwire hostport4_any { tcp . 8080 }");
             nft("add element inet podwire hostport4_any { tcp . 8080 : 10.77.0.77 . 80 }");
             let all = [first, second];
             assert_eq!(open().missing_of(&pods(&all)).unwrap(), [0]);
-            open().repair(&pods(&all)).unwrap();
-            assert_eq!(open().missing(&stranger.pod()).unwrap(), [""; 0], "repair throws nobody out");
-            open().rebuild(&pods(&all)).unwrap();
+            repair(&pods(&all));
             assert_eq!(all_elements(), want);
-            open().rebuild(&[]).unwrap();
-            assert_eq!(all_elements(), "");
         });
     }
+}
+
+/// The structure is made by one process and its digests are stored by it afterwards: it may be killed in between.
+#[test]
+fn structure_without_digests_is_applied_once_more() {
+    in_netns(|| {
+        let samples = samples(Mode::Bridge);
+        samples.iter().for_each(Sample::admit);
+        let before = everything();
+        nft("flush map inet podwire applied");
+        assert_eq!(open().missing(&samples[0].pod()).unwrap(), [""; 0], "the pod lacks nothing");
+        assert_eq!(drift(&pods(&samples)), ["table inet podwire has no digest of what was applied"]);
+        repair(&pods(&samples));
+        assert_eq!(drift(&pods(&samples)), [""; 0]);
+        assert_eq!(everything(), before);
+    });
 }
 
 #[test]
@@ -228,16 +259,16 @@ fn a_repair_in_place_fails_rather_than_remove_other_pods() {
             let stranger = Sample::new(mode, 9).publish(Protocol::Udp, 99, 99);
             own.iter().chain([&stranger]).for_each(Sample::admit);
             nft("flush chain inet podwire guard");
-            open().repair_in_place(&pods(&own)).unwrap();
-            assert_eq!(open().damage(&pods(&own)).unwrap(), [""; 0]);
+            open().repair_in_place(&Structure::of(&pods(&own)), &pods(&own)).unwrap();
+            assert_eq!(drift(&pods(&own)), [""; 0]);
             nft(
                 "flush chain inet podwire bent; delete set inet podwire hairpin4; add set inet podwire hairpin4 { type ipv4_addr; }",
             );
-            let error = open().repair_in_place(&pods(&own)).unwrap_err();
+            let error = open().repair_in_place(&Structure::of(&pods(&own)), &pods(&own)).unwrap_err();
             assert!(matches!(error, Error::Structure { .. }), "{error}");
             nft("get element inet podwire hostport4_any { udp . 99 }");
-            open().repair(&pods(&own)).unwrap();
-            assert_eq!(open().damage(&pods(&own)).unwrap(), [""; 0]);
+            repair(&pods(&own));
+            assert_eq!(drift(&pods(&own)), [""; 0]);
         });
     }
 }
@@ -250,7 +281,7 @@ fn c6_missing_of_names_the_pods_that_lack_something() {
                 (0..60).map(|n| Sample::new(mode, 2 + n).publish(Protocol::Tcp, 8000 + n, 80)).collect();
             let all_pods = pods(&all);
             assert_eq!(open().missing_of(&all_pods).unwrap().len(), 60, "no table at all");
-            open().repair(&all_pods).unwrap();
+            repair(&all_pods);
             assert_eq!(open().missing_of(&all_pods).unwrap(), [0; 0]);
             nft("delete element inet podwire pods4 { 10.77.0.7 }");
             nft("delete element inet podwire hostport6_any { tcp . 8010 }");
@@ -258,7 +289,7 @@ fn c6_missing_of_names_the_pods_that_lack_something() {
             nft("add element inet podwire hostport4_any { tcp . 8020 : 10.77.0.99 . 80 }");
             open().expel(&all[30].pod()).unwrap();
             assert_eq!(open().missing_of(&all_pods).unwrap(), [5, 10, 20, 30]);
-            open().repair(&all_pods).unwrap();
+            repair(&all_pods);
             assert_eq!(open().missing_of(&all_pods).unwrap(), [0; 0]);
             // Somebody who comes and goes meanwhile makes readings begin again, and nobody seem lost.
             let over = AtomicBool::new(false);
@@ -273,11 +304,12 @@ fn c6_missing_of_names_the_pods_that_lack_something() {
                         }
                     })
                 });
+                let structure = Structure::of(&all_pods);
                 let seen: Vec<_> =
-                    (0..30).map(|_| (open().missing_of(&all_pods), open().damage(&all_pods))).collect();
+                    (0..30).map(|_| (open().missing_of(&all_pods), open().drift(&structure))).collect();
                 over.store(true, Ordering::Relaxed);
-                for (missing, damage) in seen {
-                    assert_eq!((missing.unwrap(), damage.unwrap()), (Vec::new(), Vec::new()));
+                for (missing, drift) in seen {
+                    assert_eq!((missing.unwrap(), drift.unwrap()), (Vec::new(), Vec::new()));
                 }
             });
         });
@@ -290,7 +322,7 @@ const ROUNDS: u32 = 40;
 /// New flows all the time: each is looked up in the rules, and one that was not masqueraded, or did not come through,
 /// fails the test. Somebody who sends from a foreign address meanwhile is never heard.
 #[test]
-fn f5_traffic_does_not_notice_a_rebuild() {
+fn f5_traffic_does_not_notice_a_repair() {
     for mode in BOTH {
         let lab = Lab::new(mode);
         let all = [Sample::new(mode, 2).publish(Protocol::Udp, 8080, 80), Sample::new(mode, 3)];
@@ -323,7 +355,7 @@ fn f5_traffic_does_not_notice_a_rebuild() {
                     if round % 2 == 1 {
                         nft("add chain inet podwire theirs");
                     }
-                    open().rebuild(&pods(&all))?;
+                    open().repair(&Structure::of(&pods(&all)), &pods(&all))?;
                     round += 1;
                 }
                 Ok::<(), Error>(())
@@ -355,7 +387,7 @@ fn a_table_of_an_earlier_version_is_renewed_with_its_pods() {
                 nft(&format!("flush set inet podwire {set}"));
             }
             nft("flush map inet podwire revision");
-            open().repair(&pods).unwrap();
+            repair(&pods);
             assert_eq!(everything(), before);
         });
     }

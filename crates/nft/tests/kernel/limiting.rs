@@ -104,12 +104,14 @@ fn a10_a_connection_limit_is_kept_changed_and_removed() {
     assert!(limit(&lab, Some(6)).is_some());
     lab.inside(At::Host, || nft("flush ruleset"));
     assert!(limit(&lab, Some(6)).is_some());
-    let removed = lab.inside(At::Host, || Firewall::open().unwrap().remove_limits(&|name| name == "red"));
+    let removed =
+        lab.inside(At::Host, || Firewall::open().unwrap().delete_network_tables(&|name| name == "red"));
     assert_eq!(removed.unwrap(), [""; 0]);
     assert!(limit(&lab, None).is_some());
     assert_eq!(tables(), "");
     limit(&lab, Some(7));
-    let removed = lab.inside(At::Host, || Firewall::open().unwrap().remove_limits(&|name| name == "blue"));
+    let removed =
+        lab.inside(At::Host, || Firewall::open().unwrap().delete_network_tables(&|name| name == "blue"));
     assert_eq!(removed.unwrap().len(), 1);
     assert_eq!(tables(), "");
 }
@@ -148,6 +150,7 @@ fn a10_a_damaged_connection_limit_is_repaired() {
     }
     lab.inside(At::Host, || nft("flush table inet podwire-limit-blue"));
     lab.inside(At::Host, || nft("delete chain inet podwire-limit-blue connections"));
-    let removed = lab.inside(At::Host, || Firewall::open().unwrap().remove_limits(&|name| name == "blue"));
+    let removed =
+        lab.inside(At::Host, || Firewall::open().unwrap().delete_network_tables(&|name| name == "blue"));
     assert_eq!(removed.unwrap().len(), 1, "also a table without chains");
 }

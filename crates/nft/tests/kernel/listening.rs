@@ -68,7 +68,9 @@ fn our_own_pods_are_not_heard() {
             assert_eq!(heard_of(&mut monitor, || drop(all_elements())), NOTHING, "when they expire");
             // A prune is a removal, and its caller knows.
             firewall.expel(&Sample::new(mode, 2).pod()).unwrap();
-            let pruned = heard_of(&mut monitor, || assert_eq!(firewall.prune(Idle::RemoveAll).unwrap(), 1));
+            let pruned = heard_of(&mut monitor, || {
+                assert_eq!(firewall.prune(Idle::RemoveAll, &["blue".to_owned()], None).unwrap(), 1);
+            });
             assert_eq!(pruned, ours(Ours::Structure));
         });
     }

@@ -16,3 +16,4 @@ mod nat;
 mod peers;
 mod pruning;
 mod spoofing;
+mod surplus;

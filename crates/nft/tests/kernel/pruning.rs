@@ -3,13 +3,19 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use netlink::NetNs;
-use nft::{Firewall, Idle, Mode, NetworkChain};
-use types::NetworkName;
+use nft::{Firewall, Idle, Mode};
 
 use crate::common::{Sample, chain, in_netns, nft, run};
 
 fn prune(idle: Idle<'_>) -> usize {
-    Firewall::open().unwrap().prune(idle).unwrap()
+    prune_but(idle, None)
+}
+
+/// Those of all networks of these tests, but for one chain.
+fn prune_but(idle: Idle<'_>, kept: Option<&str>) -> usize {
+    let numbered = (0..50).map(|n| format!("net{n}"));
+    let networks: Vec<String> = numbered.chain(["blue".to_owned()]).collect();
+    Firewall::open().unwrap().prune(idle, &networks, kept).unwrap()
 }
 
 fn expel(sample: &Sample) {
@@ -62,24 +68,30 @@ fn b15_of_a_few_idle_chains_only_those_of_the_network_go_and_an_agents_never() {
             alone(n).admit();
             expel(&alone(n));
         }
-        let network = |n: u16| NetworkName::try_from(format!("net{n}")).unwrap();
-        let keep = |chain: Option<&NetworkChain>| Firewall::open().unwrap().keep(&network(1), chain).unwrap();
-        keep(alone(1).chain.as_ref());
-        assert_eq!(prune(Idle::KeepFew), 0, "the kept one does not count");
-        assert_eq!(prune(Idle::Remove(&network(1))), 0);
-        assert_eq!(prune(Idle::Remove(&network(2))), 1);
-        assert_eq!(of_networks(), 4 * 3 + 1, "with the mark");
-        assert_eq!(prune(Idle::RemoveAll), 3);
+        let kept = alone(1).chain.unwrap();
+        assert_eq!(prune_but(Idle::KeepFew, Some(kept.id())), 0, "the kept one does not count");
+        assert_eq!(prune_but(Idle::Remove("net1"), Some(kept.id())), 0);
+        assert_eq!(prune_but(Idle::Remove("net2"), Some(kept.id())), 1);
+        assert_eq!(of_networks(), 4 * 3);
+        // Networks of another run directory.
+        let others = ["net7".to_owned()];
+        assert_eq!(Firewall::open().unwrap().prune(Idle::RemoveAll, &others, None).unwrap(), 0);
+        assert_eq!(prune_but(Idle::RemoveAll, Some(kept.id())), 3);
         // The agent's network has other subnets now: the chain of the earlier ones is removed by the network's name.
         let changed = Sample { chain: Some(chain("net1", &["10.99.0.0/16"])), ..alone(6) };
         changed.admit();
         expel(&changed);
-        keep(changed.chain.as_ref());
-        assert_eq!(prune(Idle::Remove(&network(1))), 1);
-        assert_eq!(of_networks(), 3 + 1);
-        keep(None);
-        assert_eq!(prune(Idle::Remove(&network(1))), 1);
+        let kept = changed.chain.as_ref().unwrap();
+        assert_eq!(prune_but(Idle::Remove("net1"), Some(kept.id())), 1);
+        assert_eq!(of_networks(), 3);
+        assert_eq!(prune(Idle::Remove("net1")), 1);
         assert_eq!(of_networks(), 0);
+        let applied = run("nft", &["list", "map", "inet", "podwire", "applied"]);
+        assert_eq!(
+            applied.matches(" : ").count() - 1,
+            11 + 19,
+            "the digests of removed chains are removed: {applied}"
+        );
     });
 }
 

@@ -8,7 +8,7 @@ use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType, ipproto, recv, sendto, socket, sockopt};
 use testkit::uninterrupted;
 
-use crate::common::{Sample, run};
+use crate::common::{Sample, repair, run};
 use crate::lab::{At, Lab};
 
 const BOTH: [Mode; 2] = [Mode::Bridge, Mode::Routed];
@@ -299,10 +299,7 @@ fn the_hosts_loopback_stays_closed_although_hostports_need_route_localnet() {
         lab.inside(At::Host, || run("nft", &[open]));
         assert_eq!(attempt(), ["hello", "spoofed", "true"], "the test notices when it is open");
         let samples = [2, 3].map(|n| behind(mode, n, "pwvx4"));
-        lab.inside(At::Host, || {
-            let mut firewall = nft::Firewall::open().unwrap();
-            firewall.rebuild(&samples.each_ref().map(Sample::pod)).unwrap();
-        });
+        lab.inside(At::Host, || repair(&samples.each_ref().map(Sample::pod)));
         assert_eq!(attempt(), ["hello", "true"], "what got in before is cut off");
     }
 }

@@ -46,10 +46,10 @@ const ANY_MODE: &[Damage] = &[
     (
         Where::Node,
         "nft flush chain inet podwire nat-postrouting",
-        "rules of chain inet podwire nat-postrouting",
+        "chain inet podwire nat-postrouting has 0 rules",
     ),
-    (Where::Node, "nft flush table inet podwire", "rules of chain inet podwire guard"),
-    (Where::Node, "nft delete table inet podwire", "chain inet podwire guard"),
+    (Where::Node, "nft flush table inet podwire", "chain inet podwire guard has 0 rules"),
+    (Where::Node, "nft delete table inet podwire", "table inet podwire is missing"),
 ];
 
 const ON_A_BRIDGE: &[Damage] = &[
@@ -59,8 +59,8 @@ const ON_A_BRIDGE: &[Damage] = &[
     (Where::Node, "nft flush set bridge podwire addr4", "addr4"),
     (Where::Node, "nft flush set inet podwire via4", "via4"),
     (Where::Node, "nft flush set bridge podwire ports", "ports"),
-    (Where::Node, "nft flush table bridge podwire", "rules of chain bridge podwire guard"),
-    (Where::Node, "nft delete table bridge podwire", "chain bridge podwire guard"),
+    (Where::Node, "nft flush table bridge podwire", "chain bridge podwire guard has 0 rules"),
+    (Where::Node, "nft delete table bridge podwire", "table bridge podwire is missing"),
 ];
 
 const ROUTED: &[Damage] = &[

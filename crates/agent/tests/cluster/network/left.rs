@@ -54,7 +54,7 @@ fn two_agents_of_one_machine_leave_each_others_routes_alone() {
     let mut red = Agent::in_dir(n1, &dir, &flags).unwrap();
     red.launch().unwrap();
     red.wait_ready().unwrap();
-    let clamped = || n1.sh(&["nft", "list", "set", "inet", "podwire", "tunnels"]).unwrap();
+    let clamped = || n1.sh(&["nft", "list", "ruleset"]).unwrap();
     await_that("both tunnels to be known", PATIENCE, || {
         clamped().contains("pwvx4") && clamped().contains("red4")
     });

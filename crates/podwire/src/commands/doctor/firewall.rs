@@ -16,29 +16,14 @@ pub(super) fn others(node: &Node) -> Vec<Check> {
         Ok(drops) => drops.iter().map(|drop| Check::problem(CHECK, drop.finding())).collect(),
         Err(error) => vec![failed(error)],
     };
-    match nft::input_drops(&names) {
-        Ok(chains) => checks.extend(chains.iter().map(input)),
-        Err(error) if checks.is_empty() => checks.push(failed(error)),
-        // The same error, reported above.
-        Err(_) => {}
-    }
     match nft::legacy_tables() {
         Ok(tables) => checks.extend(tables.iter().map(legacy)),
         Err(error) => checks.push(Check::unknown(CHECK, error.to_string())),
     }
     if checks.is_empty() {
-        checks.push(Check::ok(CHECK, "no other chain drops the traffic of pods"));
+        checks.push(Check::ok(CHECK, "no chain of another program drops forwarded traffic of pods"));
     }
     checks
-}
-
-fn input(found: &nft::InputChain) -> Check {
-    let nft::InputChain { family, table, chain, why } = found;
-    let message = format!(
-        "chain {chain} of table {family} {table} may drop packets from pods to this node, such as DNS and ping to the \
-         gateway: {why}, and no rule that accepts the links of pods was found"
-    );
-    Check { fix: Some(found.command()), ..Check::unknown(CHECK, message) }
 }
 
 fn legacy(found: &nft::LegacyTables) -> Check {

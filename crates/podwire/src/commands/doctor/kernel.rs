@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use anyhow::Result;
 use netlink::{AddBridge, AddVxlan, NetNs, NetNsError, Op, RtSocket, Veth};
-use nft::{Firewall, Guard, Mode, NetworkChain, Pod};
+use nft::{Firewall, Guard, Mode, NetworkChain, Structure};
 use types::{Code, Finding, Fix, IfName, Mac, NetworkName};
 
 use super::finding::Check;
@@ -125,21 +125,11 @@ fn vxlan() -> Result<()> {
     }))
 }
 
-/// With all there is: a pod of each mode, guarded and masqueraded.
+/// Both tables of pods, with the chain of a network.
 fn tables() -> Result<()> {
-    let network = NetworkName::try_from("doctor")?;
-    let (chain, link) = (NetworkChain::new(&network, &[]), name("pwtry")?);
-    let pod = Pod {
-        link: &link,
-        mac: Mac::local([0, 0, 0, 0, 5]),
-        mode: Mode::Bridge,
-        bridge: None,
-        addresses: &[],
-        masquerade: Some(&chain),
-        guard: Guard::On,
-        ports: &[],
-    };
-    Ok(Firewall::open().and_then(|mut firewall| firewall.prepare(&pod))?)
+    let chain = NetworkChain::new(&NetworkName::try_from("doctor")?, &[]);
+    let structure = Structure::default().with(Mode::Bridge, Guard::On, Some(&chain));
+    Ok(Firewall::open().and_then(|mut firewall| firewall.prepare(&structure))?)
 }
 
 fn connections() -> Result<()> {

@@ -1,0 +1,31 @@
+//! The table `inet podwire-clamp-NETWORK`: TCP connections through tunnels learn the segment size that fits. It exists only
+//! while a pod's link carries more than a tunnel of the network does, because every forwarded packet pays for it.
+
+use types::{IfName, NetworkName};
+
+use super::ChainType::Filter;
+use super::HookPoint::Forward;
+use super::Type::Link;
+use super::{Chain, Family, NetworkTable, Set, Table, TableId};
+use crate::element::{Element, Field};
+
+const TUNNELS: &str = "tunnels";
+
+pub(crate) fn table(network: &NetworkName) -> Table {
+    let chains = vec![
+        Chain::plain("clamp", &["tcp flags syn goto clamp-syn"]).at(Filter, Forward, -150),
+        Chain::plain(
+            "clamp-syn",
+            &[
+                "oifname @tunnels tcp option maxseg size set rt mtu",
+                "iifname @tunnels tcp option maxseg size set rt mtu",
+            ],
+        ),
+    ];
+    let name = NetworkTable::Clamp.name(network);
+    Table::new(Family::Inet, name, vec![Set::lasting(TUNNELS, &[Link])], chains)
+}
+
+pub(crate) fn element<'a>(table: TableId<'a>, tunnel: &'a IfName) -> Element<'a> {
+    Element::member(table, TUNNELS, vec![Field::Link(tunnel)])
+}

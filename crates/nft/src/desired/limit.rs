@@ -1,0 +1,56 @@
+//! The table `inet podwire-limit-NETWORK`: a limit of the connections that each pod may have open. It exists only where a limit
+//! is set, and its counters survive every repair.
+//!
+//! One counter per pod, for both address families and every source address. A routed pod is known by its link. The packets
+//! of a pod on a bridge have the bridge as their input interface: it is known by its MAC, which the guard does not let it
+//! change. Packets from other nodes come by other links and are not counted. A link does not say of which network its pod
+//! is: with several networks on a node, routed pods of all of them are counted, and the lowest limit applies.
+
+use types::{IfName, NetworkName};
+
+use super::ChainType::Filter;
+use super::HookPoint::Prerouting;
+use super::Type::{Link, Mac};
+use super::{Chain, Family, Members, NetworkTable, Set, Table};
+
+/// How many pods can be counted at once.
+const PODS: u32 = 65535;
+
+/// The limit of one network's pods.
+#[derive(Debug, Clone, Copy)]
+pub struct ConnectionLimit<'a> {
+    pub network: &'a NetworkName,
+    /// The bridge of the network's pods that are not routed.
+    pub bridge: &'a IfName,
+    /// Connections per pod; None: no limit.
+    pub per_pod: Option<u32>,
+}
+
+impl ConnectionLimit<'_> {
+    /// The table's name.
+    pub fn table(&self) -> String {
+        NetworkTable::Limit.name(self.network)
+    }
+
+    /// Only the first packet of a connection is counted, and only if the connection is tracked. A connection without an answer
+    /// stays new and is counted once. A tunnel may have a name like that of a pod's link, but is no veth.
+    pub(crate) fn desired(&self, per_pod: u32) -> Table {
+        let counted = |name: &'static str, key| Set {
+            members: Members::Dynamic { most: PODS },
+            ..Set::lasting(name, &[key])
+        };
+        let rules = vec![
+            "ct state != new accept".into(),
+            "ct status confirmed accept".into(),
+            format!(r#"iifname "{}" add @macs {{ ether saddr ct count over {per_pod} }} drop"#, self.bridge)
+                .into(),
+            format!(
+                r#"iifname "pw*" meta iifkind "veth" add @links {{ iifname ct count over {per_pod} }} drop"#
+            )
+            .into(),
+        ];
+        let chain = Chain { rules, ..Chain::plain("connections", &[]).at(Filter, Prerouting, -150) };
+        let sets = vec![counted("links", Link), counted("macs", Mac)];
+        Table::new(Family::Inet, self.table(), sets, vec![chain])
+    }
+}

@@ -1,0 +1,281 @@
+//! The table `inet podwire-peers-NETWORK`, which decides which packets enter the tunnels of one network. It exists only while
+//! the node has such a tunnel or peers, and only the network's agent changes it.
+//!
+//! ```text
+//! input hook, before decapsulation:  port and VNI ─► own address, own MAC ─► (sender, inner source) in a set ─► accept
+//!                                                                                              anything else ─► drop
+//! forward hook:                      port and VNI, to a peer's address ─► drop
+//! ```
+//!
+//! The inner source is bound to the sender by one lookup: all blocks of a subnet have one length, so the first bits of the
+//! inner source are the block. A set without elements accepts nothing. Packets that are forwarded to a peer's tunnel port
+//! come from pods or other machines, never from this node's own tunnel; without the rule, masquerading would give them this
+//! node's address, which the peer accepts. The forward hook is used because only there destinations are final in both
+//! directions of a connection: a reply's destination can also become a tunnel port.
+//!
+//! Positions in a packet are counted in bits from the UDP header: 64 of UDP, 64 of VXLAN (the VNI in its last word), and
+//! then the inner frame with its Ethernet header of 112.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use types::{Mac, NetworkName};
+
+use super::ChainType::Filter;
+use super::HookPoint::{Forward, Input};
+use super::{Chain, Family, Name, NetworkTable, Set, Table, TableId, Type};
+use crate::element::{Element, Field};
+
+const VNI: &str = "@th,96,24";
+const INNER_MAC: &str = "@th,128,48";
+const INNER_TYPE: &str = "@th,224,16";
+/// Where inner source addresses begin.
+const SOURCE4: u16 = 336;
+const SOURCE6: u16 = 304;
+const IPV4: &str = "0x0800";
+const IPV6: &str = "0x86dd";
+
+/// An inner packet of neighbour discovery: neighbours of tunnels are permanent, and nothing is learnt from packets.
+const DISCOVERY: &str = "@th,288,8 58 @th,560,8 133-137";
+
+const PEERS4: &str = "peers4";
+const PEERS6: &str = "peers6";
+
+/// Where the tunnels of a network end on this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeerRules {
+    pub vni: u32,
+    pub port: u16,
+    /// Of this node's tunnel devices.
+    pub mac: Mac,
+    /// The addresses where they end, at most one of each family.
+    pub locals: Vec<IpAddr>,
+    /// The prefix lengths of the network's blocks, for each family that pods have.
+    pub block4: Option<u8>,
+    pub block6: Option<u8>,
+}
+
+/// A peer that sends from `outer` may carry packets from `inner`: a block, or one of its own addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PeerSource {
+    pub outer: IpAddr,
+    pub inner: IpNet,
+}
+
+/// Sources of one outer and one inner family: blocks of one length, or whole addresses.
+struct Sources {
+    is_outer4: bool,
+    is_inner4: bool,
+    is_host: bool,
+    /// Of the inner source, in bits.
+    length: u8,
+    /// Where tunnels of the outer family end.
+    local: IpAddr,
+}
+
+fn full(is_v4: bool) -> u8 {
+    if is_v4 { 32 } else { 128 }
+}
+
+/// `4` or `6`
+fn digit(is_v4: bool) -> u8 {
+    if is_v4 { 4 } else { 6 }
+}
+
+impl Sources {
+    /// The length is a part of the name: blocks of another length are other sources.
+    fn set(&self) -> String {
+        let (outer, inner) = (digit(self.is_outer4), digit(self.is_inner4));
+        if self.is_host {
+            format!("over{outer}_host{inner}")
+        } else {
+            format!("over{outer}_block{inner}_{}", self.length)
+        }
+    }
+
+    /// Loads are whole bytes.
+    fn loaded(&self) -> u16 {
+        u16::from(self.length).next_multiple_of(8).max(8)
+    }
+
+    fn bits(&self) -> Type {
+        Type::Bits { start: if self.is_inner4 { SOURCE4 } else { SOURCE6 }, length: self.loaded() }
+    }
+
+    fn key(&self) -> [Type; 2] {
+        [if self.is_outer4 { Type::Ip4 } else { Type::Ip6 }, self.bits()]
+    }
+
+    /// The first bits of the inner source. What was loaded beyond the length is masked out.
+    fn expression(&self) -> String {
+        let load = self.bits().expression();
+        let spare = self.loaded() - u16::from(self.length);
+        let all = u128::MAX >> (128 - u32::from(self.loaded()));
+        if spare == 0 { load } else { format!("{load} & {:#x}", all & !((1 << spare) - 1)) }
+    }
+
+    fn rule(&self) -> Name {
+        let (outer, kind) =
+            (if self.is_outer4 { "ip" } else { "ip6" }, if self.is_inner4 { IPV4 } else { IPV6 });
+        let (local, source, set) = (self.local, self.expression(), self.set());
+        format!("{INNER_TYPE} {kind} {outer} daddr {local} {outer} saddr . {source} @{set} accept").into()
+    }
+
+    fn has(&self, source: &PeerSource) -> bool {
+        let is_inner4 = matches!(source.inner, IpNet::V4(_));
+        (self.is_outer4, self.is_inner4, self.length)
+            == (source.outer.is_ipv4(), is_inner4, source.inner.prefix_len())
+    }
+}
+
+impl PeerRules {
+    /// Those that packets can come by: a tunnel of the outer family, and pods of the inner one. Blocks come first.
+    fn sources(&self) -> Vec<Sources> {
+        let mut sources = Vec::new();
+        for is_host in [false, true] {
+            for (is_outer4, is_inner4) in [(true, true), (true, false), (false, true), (false, false)] {
+                let local = self.locals.iter().copied().find(|local| local.is_ipv4() == is_outer4);
+                let block = if is_inner4 { self.block4 } else { self.block6 };
+                if let Some((local, block)) = local.zip(block) {
+                    let length = if is_host { full(is_inner4) } else { block };
+                    sources.push(Sources { is_outer4, is_inner4, is_host, length, local });
+                }
+            }
+        }
+        sources
+    }
+
+    /// The elements of a source. A block of another length than the network's has none: no lookup could find it.
+    pub(crate) fn elements<'a>(&self, table: TableId<'a>, source: &PeerSource) -> Vec<Element<'a>> {
+        let PeerSource { outer, inner } = source;
+        let mut elements = Vec::new();
+        if inner.prefix_len() == inner.max_prefix_len() && inner.addr() == *outer {
+            let set = if outer.is_ipv4() { PEERS4 } else { PEERS6 };
+            elements.push(Element::member(table, set, vec![Field::Ip(*outer)]));
+        }
+        if let Some(found) = self.sources().into_iter().find(|sources| sources.has(source)) {
+            let bits = Field::bits(inner.network(), usize::from(found.loaded() / 8));
+            elements.push(Element::member(table, found.set(), vec![Field::Ip(*outer), bits]));
+        }
+        elements
+    }
+
+    pub(crate) fn table(&self, network: &NetworkName) -> Table {
+        let dispatch = format!("udp dport {} {VNI} {:#x}", self.port, self.vni);
+        let to = |chain: &str| vec![Name::from(format!("{dispatch} goto {chain}"))];
+        let sources = self.sources();
+        let sets = sources.iter().map(|sources| Set::lasting(sources.set(), &sources.key()));
+        let sets = sets.chain([Set::lasting(PEERS4, &[Type::Ip4]), Set::lasting(PEERS6, &[Type::Ip6])]);
+        let chains = vec![
+            Chain { rules: to("receive"), ..Chain::plain("input", &[]).at(Filter, Input, -299) },
+            Chain { rules: to("send"), ..Chain::plain("forward", &[]).at(Filter, Forward, -151) },
+            Chain { rules: self.receive(&sources), ..Chain::plain("receive", &[]) },
+            // This node may be another node's router.
+            Chain::plain(
+                "send",
+                &[
+                    "ip saddr @peers4 accept",
+                    "ip6 saddr @peers6 accept",
+                    "ip daddr @peers4 drop",
+                    "ip6 daddr @peers6 drop",
+                ],
+            ),
+        ];
+        Table::new(Family::Inet, NetworkTable::Peers.name(network), sets.collect(), chains)
+    }
+
+    fn receive(&self, sources: &[Sources]) -> Vec<Name> {
+        let [a, b, c, d, e, f] = self.mac.octets();
+        let mac = u64::from_be_bytes([0, 0, a, b, c, d, e, f]);
+        // Also broadcast and multicast.
+        let mut rules = vec![Name::from(format!("{INNER_MAC} != {mac:#014x} drop"))];
+        let mut drops_discovery = false;
+        for sources in sources {
+            if !sources.is_inner4 && !drops_discovery {
+                drops_discovery = true;
+                rules.push(format!("{INNER_TYPE} {IPV6} {DISCOVERY} drop").into());
+            }
+            rules.push(sources.rule());
+        }
+        rules.push("counter drop".into());
+        rules
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rules(block4: u8, block6: u8) -> PeerRules {
+        PeerRules {
+            vni: 4077,
+            port: 4789,
+            mac: "02:00:00:00:00:07".parse().unwrap(),
+            locals: vec!["192.0.2.1".parse().unwrap()],
+            block4: Some(block4),
+            block6: Some(block6),
+        }
+    }
+
+    fn table(rules: &PeerRules) -> Table {
+        rules.table(&"t".try_into().unwrap())
+    }
+
+    fn elements(rules: &PeerRules, outer: &str, inner: &str) -> Vec<String> {
+        let source = PeerSource { outer: outer.parse().unwrap(), inner: inner.parse().unwrap() };
+        let id = TableId { family: Family::Inet, name: "t" };
+        rules.elements(id, &source).iter().map(|e| e.to_string().replace("inet t ", "")).collect()
+    }
+
+    #[test]
+    fn a_source_is_an_element_of_its_families_and_length() {
+        let even = rules(24, 72);
+        assert_eq!(
+            elements(&even, "192.0.2.5", "10.42.3.0/24"),
+            ["over4_block4_24 { 192.0.2.5 . 0x0a2a03 }"]
+        );
+        assert_eq!(
+            elements(&even, "192.0.2.5", "fd42:0:0:0:300::/72"),
+            ["over4_block6_72 { 192.0.2.5 . 0xfd4200000000000003 }"]
+        );
+        assert_eq!(
+            elements(&even, "192.0.2.5", "192.0.2.5/32"),
+            ["peers4 { 192.0.2.5 }", "over4_host4 { 192.0.2.5 . 0xc0000205 }"]
+        );
+        assert_eq!(elements(&even, "192.0.2.5", "10.42.2.0/23"), [""; 0], "another length");
+        // There is no tunnel over IPv6, but its port is protected.
+        assert_eq!(elements(&even, "2001:db8::5", "10.42.3.0/24"), [""; 0]);
+        assert_eq!(elements(&even, "2001:db8::5", "2001:db8::5/128"), ["peers6 { 2001:db8::5 }"]);
+        assert_eq!(
+            elements(&rules(26, 70), "192.0.2.5", "10.42.3.64/26"),
+            ["over4_block4_26 { 192.0.2.5 . 0x0a2a0340 }"]
+        );
+    }
+
+    #[test]
+    fn odd_lengths_are_masked() {
+        let text = table(&rules(26, 70)).text();
+        assert!(text.contains("ip saddr . @th,336,32 & 0xffffffc0 @over4_block4_26 accept"), "{text}");
+        assert!(
+            text.contains("ip saddr . @th,304,72 & 0xfffffffffffffffffc @over4_block6_70 accept"),
+            "{text}"
+        );
+        assert!(table(&rules(24, 72)).text().contains("ip saddr . @th,336,24 @over4_block4_24 accept"));
+        assert!(table(&rules(24, 128)).text().contains("ip saddr . @th,304,128 @over4_block6_128 accept"));
+    }
+
+    #[test]
+    fn another_address_length_or_number_is_another_revision() {
+        let base = rules(24, 72);
+        for other in [
+            PeerRules { vni: 1, ..base.clone() },
+            PeerRules { port: 1, ..base.clone() },
+            PeerRules { mac: "02:00:00:00:00:08".parse().unwrap(), ..base.clone() },
+            PeerRules { locals: vec!["192.0.2.2".parse().unwrap()], ..base.clone() },
+            rules(25, 72),
+            PeerRules { block6: None, ..base.clone() },
+        ] {
+            assert_ne!(table(&base).revision(), table(&other).revision(), "{other:?}");
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! How a table differs from its description, in words, and the text that removes objects over which it cannot be applied. Pure.
+
+use std::fmt::Write as _;
+
+use crate::desired::{Chain, Object, Table};
+use crate::foreign::is_harmless;
+use crate::observe::{ListedChain, Observed, ObservedChain};
+
+/// Wanted objects that are missing, and differences of hooks and numbers of rules. They need no digests.
+pub(crate) fn shape(table: &Table, observed: &Observed) -> Vec<String> {
+    let (mut found, id) = (Vec::new(), table.id());
+    if observed.is_dormant {
+        found.push(format!("table {id} is dormant: its chains are not in force"));
+    }
+    if observed.revision != Some(table.revision()) {
+        found.push(format!("table {id} is of another version or configuration"));
+    }
+    let has_set = |name: &str| observed.sets.iter().any(|set| set.name == name);
+    let lost = table.sets.iter().filter(|set| !has_set(&set.name));
+    found.extend(lost.map(|set| format!("set {id} {} is missing", set.name)));
+    for want in &table.chains {
+        let wrong = match observed.chain(&want.name) {
+            Some(have) => wrong_chain(want, have),
+            None => Some("is missing".to_owned()),
+        };
+        found.extend(wrong.map(|what| format!("chain {id} {} {what}", want.name)));
+    }
+    found
+}
+
+/// Chains and sets that are not wanted.
+pub(crate) fn surplus(table: &Table, observed: &Observed) -> Vec<String> {
+    let id = table.id();
+    let chains = surplus_chains(table, observed).map(|chain| format!("chain {id} {}", chain.name));
+    let sets = surplus_sets(table, observed).map(|set| format!("set {id} {set}"));
+    chains.chain(sets).map(|object| format!("{object} is not Podwire's")).collect()
+}
+
+/// Chains and sets whose listing is not as it was when they were applied, but for chains that [`shape`] finds.
+pub(crate) fn changed(table: &Table, observed: &Observed) -> Vec<String> {
+    let (mut found, id) = (Vec::new(), table.id());
+    for (object, digest) in objects(table, observed) {
+        let is_miscounted = |chain: &Chain| {
+            let have = observed.chain(&chain.name).map(|have| have.rules);
+            object == Object::Chain(&chain.name) && have != Some(chain.rules.len())
+        };
+        if table.chains.iter().any(is_miscounted) {
+            continue;
+        }
+        if observed.applied.get(&object.key()).is_some_and(|applied| *applied != digest) {
+            found.push(match object {
+                Object::Chain(name) => format!("chain {id} {name} has other rules than Podwire applied"),
+                Object::Set(name) => format!("set {id} {name} was replaced"),
+            });
+        }
+    }
+    found
+}
+
+/// Chains and sets whose digest was not stored: the process that applied them may have been killed.
+pub(crate) fn unrecorded(table: &Table, observed: &Observed) -> Option<String> {
+    let mut all = objects(table, observed);
+    let is_unrecorded = all.any(|(object, _)| !observed.applied.contains_key(&object.key()));
+    is_unrecorded.then(|| format!("table {} has no digest of what was applied", table.id()))
+}
+
+/// The wanted chains and sets that exist, with the digests of their listing.
+pub(crate) fn objects<'a>(
+    table: &'a Table,
+    observed: &'a Observed,
+) -> impl Iterator<Item = (Object<'a>, u32)> {
+    let chains = table
+        .chains
+        .iter()
+        .filter_map(|chain| Some((Object::Chain(chain.name.as_ref()), observed.chain(&chain.name)?.digest)));
+    let sets = table.sets.iter().filter_map(|want| {
+        let have = observed.sets.iter().find(|set| set.name == want.name)?;
+        Some((Object::Set(want.name.as_ref()), have.digest))
+    });
+    chains.chain(sets)
+}
+
+fn wrong_chain(want: &Chain, have: &ObservedChain) -> Option<String> {
+    let wrong_hook = match (&want.base, &have.listed.hook) {
+        (Some(want), Some(have)) if !have.is(want) => Some("sits at another hook or priority"),
+        (Some(_), Some(_)) if !have.listed.accepts_by_default() => Some("has another policy"),
+        (Some(_), None) => Some("has lost its hook"),
+        (None, Some(_)) => Some("should have no hook"),
+        (Some(_), Some(_)) | (None, None) => None,
+    };
+    let count = || {
+        let (want, have) = (want.rules.len(), have.rules);
+        (want != have).then(|| format!("has {have} rules instead of {want}"))
+    };
+    wrong_hook.map(str::to_owned).or_else(count)
+}
+
+fn surplus_chains<'a>(table: &'a Table, observed: &'a Observed) -> impl Iterator<Item = &'a ListedChain> {
+    let is_wanted = |name: &str| table.chains.iter().any(|chain| chain.name == name);
+    let listed = observed.chains.iter().map(|chain| &chain.listed);
+    listed.filter(move |chain| !is_wanted(&chain.name) && !table.is_shared(&chain.name))
+}
+
+fn surplus_sets<'a>(table: &'a Table, observed: &'a Observed) -> impl Iterator<Item = &'a str> {
+    let is_wanted = |name: &str| table.sets.iter().any(|set| set.name == name);
+    let names = observed.sets.iter().map(|set| set.name.as_str());
+    names.filter(move |name| !is_wanted(name) && !table.is_shared(name))
+}
+
+/// The text that removes objects over which the table's text cannot be applied, for the beginning of the same transaction:
+/// chains and sets that are not Podwire's, and chains at another hook. Rules may use them, so all rules are flushed first.
+pub(crate) fn clearance(table: &Table, observed: &Observed) -> String {
+    let is_displaced = |have: &&ListedChain| {
+        table.chains.iter().any(|want| {
+            let is_hooked = match (&want.base, &have.hook) {
+                (Some(base), Some(hook)) => hook.is(base),
+                (None, None) => true,
+                (Some(_), None) | (None, Some(_)) => false,
+            };
+            want.name == have.name && !is_hooked
+        })
+    };
+    let displaced = observed.chains.iter().map(|chain| &chain.listed).filter(is_displaced);
+    // A table with names that nft would not understand can only be replaced as a whole.
+    let surplus = surplus_chains(table, observed).filter(|chain| is_harmless(&chain.name));
+    let wrong: Vec<&ListedChain> = displaced.chain(surplus).collect();
+    let sets: Vec<&str> = surplus_sets(table, observed).filter(|set| is_harmless(set)).collect();
+    let mut text = String::new();
+    if wrong.is_empty() && sets.is_empty() {
+        return text;
+    }
+    let id = table.id();
+    let wanted = table.chains.iter().filter(|chain| observed.chain(&chain.name).is_some());
+    let flushed =
+        wanted.map(|chain| chain.name.as_ref()).chain(wrong.iter().map(|chain| chain.name.as_str()));
+    for chain in flushed {
+        let _ = writeln!(text, "flush chain {id} {chain}");
+    }
+    for chain in &wrong {
+        let _ = writeln!(text, "delete chain {id} {}", chain.name);
+    }
+    for set in &sets {
+        let _ = writeln!(text, "delete set {id} {set}");
+    }
+    text
+}
+
+impl Observed {
+    fn chain(&self, name: &str) -> Option<&ObservedChain> {
+        self.chains.iter().find(|chain| chain.listed.name == name)
+    }
+}

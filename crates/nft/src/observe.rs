@@ -1,0 +1,349 @@
+//! A table as the kernel lists it: chains, sets, and a digest of each. Not for the path of a pod.
+//!
+//! A chain's digest covers every expression of its rules and the contents of their anonymous sets. Values that change without a
+//! change of the rule are left out: handles, counters, and the numbers in the names of anonymous sets.
+
+use std::collections::BTreeMap;
+
+use netlink::Refusal;
+use netlink::wire::{attribute, attribute_at, attributes, read_text};
+use rustix::io::Errno;
+use types::Digest;
+
+use crate::desired::{self, APPLIED, Base, ChainType, Family, Object, REVISION, REVISION_KEY, TableId};
+use crate::error::Error;
+use crate::firewall::Firewall;
+use crate::number;
+use crate::request;
+use crate::socket::Request;
+
+const OBSERVE: &str = "list the firewall's tables";
+/// How often a listing is repeated because another process changed tables meanwhile.
+const TRIES: usize = 100;
+/// How the names of sets begin that a rule has for itself.
+const ANONYMOUS: &str = "__";
+/// `NF_ACCEPT`, which is also how the kernel writes the policy.
+const ACCEPT: u32 = 1;
+
+/// A table.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Observed {
+    /// Its chains are not in force.
+    pub(crate) is_dormant: bool,
+    pub(crate) revision: Option<u32>,
+    pub(crate) chains: Vec<ObservedChain>,
+    /// Those with a name.
+    pub(crate) sets: Vec<ObservedSet>,
+    /// The contents of map [`APPLIED`].
+    pub(crate) applied: BTreeMap<u32, u32>,
+}
+
+impl Observed {
+    pub(crate) fn objects(&self) -> impl Iterator<Item = Object<'_>> {
+        let chains = self.chains.iter().map(|chain| Object::Chain(&chain.listed.name));
+        chains.chain(self.sets.iter().map(|set| Object::Set(&set.name)))
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct ObservedChain {
+    pub(crate) listed: ListedChain,
+    pub(crate) rules: usize,
+    pub(crate) digest: u32,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ObservedSet {
+    pub(crate) name: String,
+    /// In bytes.
+    pub(crate) key_length: u32,
+    pub(crate) digest: u32,
+}
+
+/// Where a base chain is attached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Hook {
+    /// `filter` or `nat`
+    pub(crate) kind: String,
+    pub(crate) number: u32,
+    pub(crate) priority: i32,
+}
+
+impl Hook {
+    pub(crate) fn is(&self, base: &Base) -> bool {
+        let kind = match base.kind {
+            ChainType::Filter => "filter",
+            ChainType::Nat => "nat",
+        };
+        (self.kind.as_str(), self.number, self.priority) == (kind, base.hook.number(), base.priority)
+    }
+}
+
+/// A base chain, or a plain one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ListedChain {
+    pub(crate) table: String,
+    pub(crate) name: String,
+    pub(crate) hook: Option<Hook>,
+    pub(crate) policy: Option<u32>,
+}
+
+impl ListedChain {
+    pub(crate) fn read(answer: &[u8]) -> Option<Self> {
+        let text = |kind| attribute(answer, kind).map(read_text);
+        let word = |path: &[u16]| attribute_at(answer, path)?.first_chunk::<4>().copied();
+        let number = word(&[number::CHAIN_HOOK, number::HOOK_NUMBER]).map(u32::from_be_bytes);
+        let priority = word(&[number::CHAIN_HOOK, number::HOOK_PRIORITY]).map(i32::from_be_bytes);
+        let kind = text(number::CHAIN_TYPE).unwrap_or_default();
+        let hook = number.zip(priority).map(|(number, priority)| Hook { kind, number, priority });
+        let policy = word(&[number::CHAIN_POLICY]).map(u32::from_be_bytes);
+        Some(Self { table: text(number::CHAIN_TABLE)?, name: text(number::CHAIN_NAME)?, hook, policy })
+    }
+
+    pub(crate) fn accepts_by_default(&self) -> bool {
+        self.policy == Some(ACCEPT)
+    }
+}
+
+impl ObservedSet {
+    pub(crate) fn read(answer: &[u8]) -> Option<Self> {
+        let name = attribute(answer, number::SET_NAME).map(read_text)?;
+        let length = attribute(answer, number::SET_KEY_LENGTH)?.first_chunk().copied();
+        let mut content = Vec::new();
+        // Others, such as the number of elements, change by themselves.
+        for kind in [
+            number::SET_FLAGS,
+            number::SET_KEY_TYPE,
+            number::SET_KEY_LENGTH,
+            number::SET_DATA_TYPE,
+            number::SET_DATA_LENGTH,
+            number::SET_DESCRIPTION,
+        ] {
+            write(&mut content, kind, attribute(answer, kind).unwrap_or_default());
+        }
+        Some(Self { name, key_length: u32::from_be_bytes(length?), digest: digest(&content) })
+    }
+
+    pub(crate) fn is_anonymous(&self) -> bool {
+        self.name.starts_with(ANONYMOUS)
+    }
+}
+
+/// A rule with its expressions, each a name and attributes.
+#[derive(Debug, PartialEq, Eq)]
+struct ListedRule {
+    chain: String,
+    expressions: Vec<ListedExpression>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct ListedExpression {
+    name: String,
+    attributes: Vec<(u16, Vec<u8>)>,
+}
+
+impl ListedRule {
+    fn read(answer: &[u8]) -> Option<Self> {
+        let chain = attribute(answer, number::RULE_CHAIN).map(read_text)?;
+        let list = attribute(answer, number::RULE_EXPRESSIONS).unwrap_or_default();
+        let expressions = attributes(list).filter_map(|(_, it)| ListedExpression::read(it)).collect();
+        Some(Self { chain, expressions })
+    }
+}
+
+impl ListedExpression {
+    fn read(expression: &[u8]) -> Option<Self> {
+        let name = attribute(expression, number::EXPR_NAME).map(read_text)?;
+        let data = attribute(expression, number::EXPR_DATA).unwrap_or_default();
+        let attributes = match name.as_str() {
+            // Packets and bytes.
+            "counter" => Vec::new(),
+            _ => attributes(data).map(|(kind, value)| (kind, value.to_vec())).collect(),
+        };
+        Some(Self { name, attributes })
+    }
+
+    /// The anonymous set that it looks up.
+    fn anonymous_set(&self) -> Option<String> {
+        let (_, name) = self.attributes.iter().find(|(kind, _)| self.is_lookup(*kind))?;
+        Some(read_text(name)).filter(|name| name.starts_with(ANONYMOUS))
+    }
+
+    fn is_lookup(&self, kind: u16) -> bool {
+        self.name == "lookup" && kind == number::LOOKUP_SET
+    }
+
+    fn write(&self, out: &mut Vec<u8>, anonymous: &BTreeMap<String, Vec<u8>>) {
+        write(out, 0, self.name.as_bytes());
+        for (kind, value) in &self.attributes {
+            let contents = anonymous.get(&read_text(value)).filter(|_| self.is_lookup(*kind));
+            write(out, *kind, contents.unwrap_or(value));
+        }
+    }
+}
+
+/// With its length, so that no two sequences are written alike.
+fn write(out: &mut Vec<u8>, kind: u16, value: &[u8]) {
+    out.extend(kind.to_be_bytes());
+    out.extend(value.len().to_be_bytes());
+    out.extend(value);
+}
+
+fn digest(content: &[u8]) -> u32 {
+    desired::number(&Digest::of_bytes(content))
+}
+
+impl Firewall {
+    /// The table, or None where there is none. A listing that another process may have changed counts only if the one before it
+    /// says the same: pods that come and go change other things than structure.
+    pub(crate) fn observe(&mut self, table: TableId<'_>) -> Result<Option<Observed>, Error> {
+        let mut before = None;
+        for _ in 0..TRIES {
+            let generation = self.generation()?;
+            let observed = self.observe_once(table)?;
+            if generation == self.generation()? || before.as_ref() == Some(&observed) {
+                return Ok(observed);
+            }
+            before = Some(observed);
+        }
+        let (object, reason) = (table.to_string(), "other processes kept changing tables".to_owned());
+        Err(Error::Transaction { operation: OBSERVE, object, reason, source: Errno::INTR.into() })
+    }
+
+    fn observe_once(&mut self, table: TableId<'_>) -> Result<Option<Observed>, Error> {
+        let Some(is_dormant) = self.is_dormant(table)? else { return Ok(None) };
+        // Digests first: one of an object that was removed since then is stale, and one of a new object is not seen as stale.
+        let applied = self.numbers(table, APPLIED)?;
+        let revision = self.numbers(table, REVISION)?.get(&REVISION_KEY).copied();
+        let mut chains = self.listed(table, &request::get_chains(table.family), ListedChain::read)?;
+        chains.retain(|chain| chain.table == table.name);
+        let rules = self.listed(table, &request::get_rules(table), ListedRule::read)?;
+        let anonymous = self.anonymous_sets(table, &rules)?;
+        let mut sets = self.sets(table)?;
+        sets.retain(|set| !set.is_anonymous());
+        let chains = chains.into_iter().map(|listed| observed_chain(listed, &rules, &anonymous)).collect();
+        Ok(Some(Observed { is_dormant, revision, chains, sets, applied }))
+    }
+
+    /// None for a table that does not exist.
+    fn is_dormant(&mut self, table: TableId<'_>) -> Result<Option<bool>, Error> {
+        match self.socket.ask(&[request::get_table(table)])?.pop() {
+            Some(Ok(found)) => Ok(Some(request::is_dormant(&found))),
+            Some(Err(Refusal { errno: Errno::NOENT | Errno::OPNOTSUPP | Errno::AFNOSUPPORT, .. })) | None => {
+                Ok(None)
+            }
+            Some(Err(refusal)) => Err(Error::refused(OBSERVE, table.to_string(), refusal)),
+        }
+    }
+
+    pub(crate) fn exists(&mut self, table: TableId<'_>) -> Result<bool, Error> {
+        Ok(self.is_dormant(table)?.is_some())
+    }
+
+    /// The contents of a map from number to number.
+    pub(crate) fn numbers(&mut self, table: TableId<'_>, map: &str) -> Result<BTreeMap<u32, u32>, Error> {
+        let mut numbers = BTreeMap::new();
+        let word = |bytes: &[u8]| bytes.first_chunk().copied().map(u32::from_ne_bytes);
+        self.dump_if_there(&request::get_elements(table, map), |answer| {
+            let pairs = request::elements(answer).filter_map(|e| Some((word(e.key)?, word(e.value?)?)));
+            numbers.extend(pairs);
+        })?;
+        Ok(numbers)
+    }
+
+    /// The contents of the anonymous sets of these rules, by name. The kernel lists the elements in no particular order.
+    fn anonymous_sets(
+        &mut self,
+        table: TableId<'_>,
+        rules: &[ListedRule],
+    ) -> Result<BTreeMap<String, Vec<u8>>, Error> {
+        let mut contents = BTreeMap::new();
+        let names = rules.iter().flat_map(|rule| &rule.expressions);
+        for name in names.filter_map(ListedExpression::anonymous_set) {
+            let mut elements: Vec<Vec<u8>> = Vec::new();
+            self.dump_if_there(&request::get_elements(table, &name), |answer| {
+                elements.extend(request::raw_elements(answer).map(element));
+            })?;
+            elements.sort_unstable();
+            elements.dedup();
+            contents.insert(name, elements.concat());
+        }
+        Ok(contents)
+    }
+
+    /// All sets of the table, also anonymous ones.
+    pub(crate) fn sets(&mut self, table: TableId<'_>) -> Result<Vec<ObservedSet>, Error> {
+        self.listed(table, &request::get_sets(table), ObservedSet::read)
+    }
+
+    /// The names of the tables of this family that Podwire makes.
+    pub(crate) fn own_tables(&mut self, family: Family) -> Result<Vec<String>, Error> {
+        let mut names = Vec::new();
+        self.dump_if_there(&request::get_tables(family), |table| {
+            names.extend(request::name_of_table(table));
+        })?;
+        names.retain(|name| desired::is_own_table(name));
+        names.sort();
+        names.dedup();
+        Ok(names)
+    }
+
+    /// The number that every change of any table increases; none without nf_tables.
+    pub(crate) fn generation(&mut self) -> Result<Option<u32>, Error> {
+        let answer = self.socket.ask(&[request::get_generation()])?.pop();
+        Ok(answer.and_then(Result::ok).and_then(|found| request::generation(&found)))
+    }
+
+    /// A table that was removed in the meantime lists nothing, and neither does a kernel without nf_tables.
+    fn listed<T: PartialEq>(
+        &mut self,
+        table: TableId<'_>,
+        what: &Request<'_>,
+        read: impl Fn(&[u8]) -> Option<T>,
+    ) -> Result<Vec<T>, Error> {
+        match self.socket.list(what, read)? {
+            Ok(listed) => Ok(listed),
+            Err(Refusal { errno: Errno::NOENT | Errno::OPNOTSUPP | Errno::AFNOSUPPORT, .. }) => {
+                Ok(Vec::new())
+            }
+            Err(refusal) => Err(Error::refused(OBSERVE, table.to_string(), refusal)),
+        }
+    }
+
+    /// Without nf_tables, the table or the set there is nothing to list. Elements may be seen twice.
+    pub(crate) fn dump_if_there(
+        &mut self,
+        request: &Request<'_>,
+        each: impl FnMut(&[u8]),
+    ) -> Result<(), Error> {
+        match self.socket.dump(request, each)? {
+            Ok(()) | Err(Refusal { errno: Errno::NOENT | Errno::OPNOTSUPP | Errno::AFNOSUPPORT, .. }) => {
+                Ok(())
+            }
+            Err(refusal) => Err(Error::refused(OBSERVE, desired::TABLE.to_owned(), refusal)),
+        }
+    }
+}
+
+fn observed_chain(
+    listed: ListedChain,
+    rules: &[ListedRule],
+    anonymous: &BTreeMap<String, Vec<u8>>,
+) -> ObservedChain {
+    let own: Vec<&ListedRule> = rules.iter().filter(|rule| rule.chain == listed.name).collect();
+    let mut content = Vec::new();
+    for rule in &own {
+        let mut one = Vec::new();
+        rule.expressions.iter().for_each(|expression| expression.write(&mut one, anonymous));
+        write(&mut content, 0, &one);
+    }
+    ObservedChain { rules: own.len(), digest: digest(&content), listed }
+}
+
+fn element(attributes: &[u8]) -> Vec<u8> {
+    let mut content = Vec::new();
+    for kind in [number::ELEM_KEY, number::ELEM_KEY_END, number::ELEM_DATA, number::ELEM_FLAGS] {
+        write(&mut content, kind, attribute(attributes, kind).unwrap_or_default());
+    }
+    content
+}

@@ -1,0 +1,163 @@
+//! Compares the tables of pods with their description, and repairs them.
+//!
+//! ```text
+//! repair ─► apply the structure over the existing tables ─► the elements of all pods over netlink
+//!        ─► still different (such as a set of another type): the tables with all elements again, one transaction
+//! ```
+
+use std::collections::HashSet;
+
+use netlink::Refusal;
+use rustix::io::Errno;
+
+use crate::desired::pods::Structure;
+use crate::desired::{Family, Table, TableId};
+use crate::element::{self, Element, Role, bytes};
+use crate::error::Error;
+use crate::firewall::{Action, BOTH, Firewall, Replace, additions, named};
+use crate::pod::Pod;
+
+const REPAIR: &str = "put a pod back into the firewall";
+/// Structure may be pruned again before pods are in it; the rest is for races.
+const TRIES: usize = 3;
+/// Elements in one transaction.
+const BATCH: usize = 1000;
+
+/// How a batch of elements ended.
+enum Filled {
+    All,
+    /// A table or set was removed in the meantime.
+    NoStructure,
+}
+
+impl Firewall {
+    /// How the tables of pods differ from this structure, in words. A table that exists is compared even if it is not needed.
+    /// [`Firewall::repair`] removes the differences. Elements are for [`Firewall::missing_of`].
+    pub fn drift(&mut self, structure: &Structure<'_>) -> Result<Vec<String>, Error> {
+        let mut found = Vec::new();
+        for table in self.tables_of(structure)? {
+            found.extend(self.lasting_drift_of(&table)?);
+        }
+        Ok(found)
+    }
+
+    /// The tables that are needed or exist.
+    fn tables_of(&mut self, structure: &Structure<'_>) -> Result<Vec<Table>, Error> {
+        let mut tables = Vec::new();
+        for family in BOTH {
+            if structure.needs(family) || self.exists(TableId::of_pods(family))? {
+                tables.push(structure.table(family));
+            }
+        }
+        Ok(tables)
+    }
+
+    /// Makes the structure, so that the first pod finds it.
+    pub fn prepare(&mut self, structure: &Structure<'_>) -> Result<(), Error> {
+        let tables = self.tables_of(structure)?;
+        self.apply(&tables, &[])
+    }
+
+    /// Makes the structure and puts these pods in force. Elements of other pods stay, except where a set of a wrong type makes
+    /// it necessary to begin with an empty table. Of two pods that claim one host port, the first has it.
+    pub fn repair(&mut self, structure: &Structure<'_>, pods: &[Pod<'_>]) -> Result<(), Error> {
+        let elements = elements_of(pods)?;
+        if self.renew(structure, &elements)? && self.drift(structure)?.is_empty() {
+            return Ok(());
+        }
+        let tables = self.tables_of(structure)?;
+        self.replace(&tables, &elements)?;
+        self.expect_no_drift(structure)
+    }
+
+    /// As [`repair`](Self::repair), but elements of other pods stay in any case: there may be pods of other run directories.
+    /// Fails where only an empty table would help.
+    pub fn repair_in_place(&mut self, structure: &Structure<'_>, pods: &[Pod<'_>]) -> Result<(), Error> {
+        if !self.renew(structure, &elements_of(pods)?)? {
+            let message = "a set or chain in them cannot be changed in place".to_owned();
+            return Err(Error::Structure { message });
+        }
+        self.expect_no_drift(structure)
+    }
+
+    fn expect_no_drift(&mut self, structure: &Structure<'_>) -> Result<(), Error> {
+        match self.drift(structure)?.as_slice() {
+            [] => Ok(()),
+            left => {
+                Err(Error::Structure { message: format!("it was applied, and still: {}", left.join(", ")) })
+            }
+        }
+    }
+
+    /// False when existing objects are in the way.
+    fn renew(&mut self, structure: &Structure<'_>, elements: &[Element<'_>]) -> Result<bool, Error> {
+        for attempt in 0..TRIES {
+            let tables = self.tables_of(structure)?;
+            let families: Vec<Family> = tables.iter().map(|table| table.family).collect();
+            // New rules may use new sets: without their elements they would drop what running pods send. And a chain that
+            // another process pruned before its pods were in it must not be empty this time.
+            let is_filled = attempt > 0 || self.is_of_another_version(&families)?;
+            let members = elements.iter().filter(|e| is_filled && matches!(e.role, Role::Member));
+            match self.apply(&tables, members) {
+                Ok(()) => {}
+                // The text itself is right: it does not go together with what exists. If it does not go with this
+                // kernel either, replacing will say so.
+                Err(Error::Structure { .. } | Error::Unsupported { .. }) => return Ok(false),
+                Err(error) => return Err(error),
+            }
+            match self.fill(elements)? {
+                Filled::All => return Ok(true),
+                Filled::NoStructure => {}
+            }
+        }
+        Ok(false)
+    }
+
+    fn fill(&mut self, elements: &[Element<'_>]) -> Result<Filled, Error> {
+        for some in elements.chunks(BATCH) {
+            match self.fill_some(some)? {
+                Filled::All => {}
+                Filled::NoStructure => return Ok(Filled::NoStructure),
+            }
+        }
+        Ok(Filled::All)
+    }
+
+    fn fill_some(&mut self, elements: &[Element<'_>]) -> Result<Filled, Error> {
+        let mut replace = vec![Replace::No; elements.len()];
+        let mut last = None;
+        for _ in 0..=TRIES {
+            let (requests, steps) = additions(elements, &replace);
+            let Err(refused) = self.socket.transact(&requests, None)? else { return Ok(Filled::All) };
+            for (step, refusal) in named(refused, &steps)? {
+                let element = &elements[step.element];
+                replace[step.element] = match (step.action, refusal.errno, element.role) {
+                    (Action::Add, Errno::NOENT, _) => return Ok(Filled::NoStructure),
+                    (Action::Delete, Errno::NOENT, _) => Replace::No,
+                    // A pod that is not among these has no claim to the port.
+                    (Action::Add, Errno::EXIST, Role::HostPort(_)) => Replace::Yes,
+                    (_, _, _) => return Err(refused_element(element, refusal)),
+                };
+                last = Some((element, refusal));
+            }
+        }
+        match last {
+            Some((element, refusal)) => Err(refused_element(element, refusal)),
+            None => Ok(Filled::All),
+        }
+    }
+}
+
+fn refused_element(element: &Element<'_>, refusal: Refusal) -> Error {
+    Error::refused(REPAIR, element.to_string(), refusal)
+}
+
+/// All elements of all pods, each key once: the first pod has it.
+fn elements_of<'a>(pods: &[Pod<'a>]) -> Result<Vec<Element<'a>>, Error> {
+    let (mut all, mut seen) = (Vec::new(), HashSet::new());
+    for pod in pods {
+        let own = element::of(pod)?.into_iter();
+        all.extend(own.filter(|e| seen.insert((e.table, e.set.to_string(), bytes(&e.key)))));
+    }
+    Ok(all)
+}

@@ -1,0 +1,428 @@
+//! Elements of pods, each with the link or address that it is for: to find those that are surplus, because their link does not
+//! exist or no pod has the address, and to remove them. Lists all sets: not for the path of a pod.
+//!
+//! Surplus elements are removed only if no table changed since they were listed. That is not enough for a concurrent ADD of a pod
+//! with the same addresses: if all of its elements exist already, its transaction changes nothing, and the kernel does not count
+//! it. An ADD claims its address and writes its record before it adds elements. So after the removal, records are read once more,
+//! and elements that a pod has by now are restored ([`Firewall::remove_surplus`]).
+
+use std::collections::HashSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use rustix::io::Errno;
+use types::{IfName, Protocol};
+
+use crate::desired::pods::{self, BINDINGS, SETS4, SETS6};
+use crate::desired::{Family, TABLE, TableId, Type};
+use crate::error::Error;
+use crate::firewall::{BOTH, Firewall};
+use crate::observe::ObservedSet;
+use crate::pod::NetworkChain;
+use crate::request;
+
+const REMOVE: &str = "remove surplus elements";
+
+/// The links and addresses that may have elements.
+#[derive(Debug, Default)]
+pub struct Alive {
+    pub links: HashSet<String>,
+    pub addresses: HashSet<IpAddr>,
+    /// Pods may have addresses that are not in `addresses`: no element of an address is an orphan.
+    pub has_more_addresses: bool,
+}
+
+/// Elements of pods, and the generation of the tables in which they were listed.
+#[derive(Debug)]
+pub struct PodElements {
+    pub elements: Vec<PodElement>,
+    /// None without nf_tables.
+    generation: Option<u32>,
+}
+
+/// A pod without a record: its links and addresses are all that is known.
+#[derive(Debug, Clone, Copy)]
+pub struct Stray<'a> {
+    /// The host ends of its links, if any are known.
+    pub links: &'a [IfName],
+    pub addresses: &'a [IpAddr],
+}
+
+/// An element of a pod; surplus where [`Alive::lacks`] it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PodElement {
+    pub what: String,
+    /// As nft names it, without its data: `inet podwire pods4 { 10.0.0.2 }`.
+    pub element: String,
+    /// The links and addresses that it names. The first is the one that it is for.
+    owners: Vec<Owner>,
+    family: Family,
+    set: String,
+    key: Vec<u8>,
+    /// Of a map.
+    value: Option<Vec<u8>>,
+}
+
+impl PodElement {
+    /// The pod's address, where the element has one.
+    pub fn address(&self) -> Option<IpAddr> {
+        match self.owners.first() {
+            Some(Owner::Address(address)) => Some(*address),
+            Some(Owner::Link(_)) | None => None,
+        }
+    }
+
+    /// Whether it binds an address to a link: a packet from the address is dropped if another link receives it.
+    pub fn is_binding(&self) -> bool {
+        BINDINGS.contains(&self.set.as_str())
+    }
+
+    fn is_of(&self, stray: &Stray<'_>) -> bool {
+        self.owners.iter().any(|owner| match owner {
+            Owner::Link(name) => stray.links.iter().any(|link| link.as_str() == name),
+            Owner::Address(address) => stray.addresses.contains(address),
+        })
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Owner {
+    Link(String),
+    Address(IpAddr),
+}
+
+impl Alive {
+    /// Whether the element is for none of these.
+    pub fn lacks(&self, element: &PodElement) -> bool {
+        match element.owners.first() {
+            Some(Owner::Link(link)) => !self.links.contains(link),
+            Some(Owner::Address(address)) => !self.has_more_addresses && !self.addresses.contains(address),
+            None => false,
+        }
+    }
+}
+
+impl Firewall {
+    /// The elements of all pods. To be compared with an [`Alive`] that is made after this returned.
+    pub fn pod_elements(&mut self) -> Result<PodElements, Error> {
+        // Read first: a change after it is then noticed.
+        let generation = self.generation()?;
+        let mut elements = Vec::new();
+        for family in BOTH {
+            for set in self.sets(TableId::of_pods(family))? {
+                elements.extend(self.elements_in(family, &set)?);
+            }
+        }
+        Ok(PodElements { elements, generation })
+    }
+
+    fn elements_in(&mut self, family: Family, set: &ObservedSet) -> Result<Vec<PodElement>, Error> {
+        let mut elements = Vec::new();
+        let Some(layout) = Layout::of(family, set) else { return Ok(elements) };
+        let all = request::get_elements(TableId::of_pods(family), &set.name);
+        self.dump_if_there(&all, |answer| {
+            let lasting = request::elements(answer).filter(|e| !e.expires);
+            elements.extend(lasting.filter_map(|e| layout.element((family, &set.name), e.key, e.value)));
+        })?;
+        Ok(elements)
+    }
+
+    /// Removes these elements, but not if a table was changed since they were listed. `now` lists the pods once more: elements
+    /// that one of them has by now are restored. Returns those that are removed.
+    pub fn remove_surplus<E: From<Error>>(
+        &mut self,
+        surplus: PodElements,
+        now: impl FnOnce() -> Result<Alive, E>,
+    ) -> Result<Vec<PodElement>, E> {
+        let PodElements { elements, generation } = surplus;
+        if elements.is_empty() || !self.remove_at(&elements, generation)? {
+            return Ok(Vec::new());
+        }
+        let alive = now();
+        // Not known: a missing element is repaired, and a surplus one removed by the next call.
+        let is_surplus = |element: &PodElement| alive.as_ref().is_ok_and(|alive| alive.lacks(element));
+        let (removed, owned): (Vec<_>, Vec<_>) = elements.into_iter().partition(is_surplus);
+        for element in &owned {
+            self.restore(element)?;
+        }
+        alive.map(|_| removed)
+    }
+
+    /// False: a table was changed since that generation, and nothing is removed.
+    fn remove_at(&mut self, elements: &[PodElement], generation: Option<u32>) -> Result<bool, Error> {
+        let Some(generation) = generation else { return Ok(false) };
+        let deletions: Vec<_> = elements.iter().map(PodElement::deletion).collect();
+        let Err(refused) = self.socket.transact(&deletions, Some(generation))? else { return Ok(true) };
+        match refused.first() {
+            Some(refusal) if !matches!(refusal.errno, Errno::RESTART | Errno::NOENT) => {
+                Err(Error::refused(REMOVE, TABLE.to_owned(), refusal))
+            }
+            Some(_) | None => Ok(false),
+        }
+    }
+
+    /// Its pod may have added it again with another value, or the table may be gone.
+    fn restore(&mut self, element: &PodElement) -> Result<(), Error> {
+        let table = TableId::of_pods(element.family);
+        let addition = request::add_key((table, &element.set), &element.key, element.value.as_deref());
+        let Err(refused) = self.socket.transact(&[addition], None)? else { return Ok(()) };
+        match refused.first() {
+            Some(refusal) if !matches!(refusal.errno, Errno::EXIST | Errno::NOENT) => {
+                Err(Error::refused(REMOVE, element.element.clone(), refusal))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// Removes whatever the tables of pods have of this link and these addresses. The caller knows that no pod has them.
+    pub fn sweep(&mut self, stray: &Stray<'_>) -> Result<(), Error> {
+        let all = self.pod_elements()?.elements;
+        let own = all.iter().filter(|element| element.is_of(stray));
+        self.delete_all(own.map(PodElement::deletion).collect())
+    }
+}
+
+impl PodElement {
+    fn deletion(&self) -> crate::socket::Request<'_> {
+        request::delete_key(TableId::of_pods(self.family), &self.set, &self.key)
+    }
+}
+
+/// The parts of a set's keys, and of a map's values.
+#[derive(Debug, Clone, Copy)]
+struct Layout<'a> {
+    key: &'a [Type],
+    value: &'a [Type],
+}
+
+impl Layout<'static> {
+    /// None for sets that hold nothing of pods.
+    fn of(family: Family, set: &ObservedSet) -> Option<Self> {
+        if family == Family::Inet && NetworkChain::id_of_set(&set.name).is_some() {
+            // The sources that a network masquerades.
+            let key: &[Type] = if set.key_length == 4 { &[Type::Ip4] } else { &[Type::Ip6] };
+            return Some(Self { key, value: &[] });
+        }
+        let found = pods::base(family).filled_sets().find(|known| known.name == set.name)?;
+        Some(Self { key: &found.key, value: &found.value })
+    }
+}
+
+impl Layout<'_> {
+    /// None where the bytes do not fit the layout: then its pod is not known.
+    fn element(self, (family, set): (Family, &str), key: &[u8], value: Option<&[u8]>) -> Option<PodElement> {
+        let (words, of_key) = decode(self.key, key)?;
+        let (target, of_value) = decode(self.value, value.unwrap_or_default())?;
+        // A map leads to its value; the key of one is an address of the host.
+        let owners = if self.value.is_empty() { of_key } else { of_value };
+        let element = format!("{} {set} {{ {words} }}", TableId::of_pods(family));
+        let what = match owners.first()? {
+            Owner::Address(_) if !self.value.is_empty() => format!("host port {words} to {target}"),
+            Owner::Address(address) if [SETS4.bound, SETS6.bound].contains(&set) => {
+                format!("{element}, which drops traffic from {address} of pods on other nodes")
+            }
+            Owner::Address(_) | Owner::Link(_) => element.clone(),
+        };
+        let (key, value) = (key.to_vec(), value.map(<[u8]>::to_vec));
+        Some(PodElement { what, element, owners, family, set: set.to_owned(), key, value })
+    }
+}
+
+/// The text of a key or value, and the links and addresses in it.
+fn decode(parts: &[Type], bytes: &[u8]) -> Option<(String, Vec<Owner>)> {
+    let (mut words, mut owners, mut at) = (Vec::new(), Vec::new(), 0);
+    for part in parts {
+        let rest = bytes.get(at..)?;
+        let (word, found, length) = part.decode(rest)?;
+        words.push(word);
+        owners.extend(found);
+        // Every part of a concatenation begins at a multiple of four.
+        at += usize::next_multiple_of(length, 4);
+    }
+    Some((words.join(" . "), owners))
+}
+
+impl Type {
+    fn decode(self, bytes: &[u8]) -> Option<(String, Option<Owner>, usize)> {
+        let address = |ip: IpAddr, length| Some((ip.to_string(), Some(Owner::Address(ip)), length));
+        match self {
+            Self::Link => {
+                let name: &[u8; libc::IFNAMSIZ] = bytes.first_chunk()?;
+                let name = name.split(|byte| *byte == 0).next()?;
+                let name = std::str::from_utf8(name).ok()?.to_owned();
+                Some((name.clone(), Some(Owner::Link(name)), libc::IFNAMSIZ))
+            }
+            Self::Mac => {
+                let octets: Vec<String> =
+                    bytes.first_chunk::<6>()?.iter().map(|b| format!("{b:02x}")).collect();
+                Some((octets.join(":"), None, 6))
+            }
+            Self::Ip4 => address(Ipv4Addr::from(*bytes.first_chunk()?).into(), 4),
+            Self::Ip6 => address(Ipv6Addr::from(*bytes.first_chunk::<16>()?).into(), 16),
+            Self::Bits { length, .. } => {
+                let length = usize::from(length / 8);
+                let digits: String = bytes.get(..length)?.iter().map(|b| format!("{b:02x}")).collect();
+                Some((format!("0x{digits}"), None, length))
+            }
+            Self::Protocol => {
+                let number = *bytes.first()?;
+                let known = Protocol::ALL.into_iter().find(|protocol| protocol.number() == number);
+                Some((known.map_or_else(|| number.to_string(), |protocol| protocol.to_string()), None, 1))
+            }
+            Self::Port => Some((u16::from_be_bytes(*bytes.first_chunk()?).to_string(), None, 2)),
+            Self::Mark => Some((format!("{:#x}", u32::from_ne_bytes(*bytes.first_chunk()?)), None, 4)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::element::{self, Field, bytes};
+    use crate::pod::{Guard, HostPort, Mode, Pod};
+
+    /// Every element that a pod has is known to be this pod's, and is written as nft writes it.
+    #[test]
+    fn a8_every_element_of_a_pod_has_a_layout() {
+        let (link, bridge) = ("pwabc".try_into().unwrap(), "br0".try_into().unwrap());
+        let addresses = ["10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
+        let chain = NetworkChain::new(&"blue".try_into().unwrap(), &["10.0.0.0/24".parse().unwrap()]);
+        let port = |host_ip: Option<&str>, pod| HostPort {
+            host_ip: host_ip.map(|ip| ip.parse().unwrap()),
+            host_port: 8080,
+            protocol: Protocol::Tcp,
+            pod,
+            pod_port: 80,
+        };
+        let ports = [
+            port(None, addresses[0]),
+            port(None, addresses[1]),
+            port(Some("192.0.2.1"), addresses[0]),
+            port(Some("2001:db8::1"), addresses[1]),
+        ];
+        let alive = Alive {
+            links: [String::from("pwabc")].into(),
+            addresses: addresses.into(),
+            has_more_addresses: false,
+        };
+        for (mode, guard) in [
+            (Mode::Bridge, Guard::On),
+            (Mode::Bridge, Guard::Dhcp),
+            (Mode::Bridge, Guard::Mac),
+            (Mode::Routed, Guard::On),
+        ] {
+            let mac = "02:00:00:00:00:07".parse().unwrap();
+            let pod = Pod {
+                link: &link,
+                mac,
+                mode,
+                bridge: (mode == Mode::Bridge).then_some(&bridge),
+                addresses: &addresses,
+                masquerade: Some(&chain),
+                guard,
+                ports: &ports,
+            };
+            for element in element::of(&pod).unwrap() {
+                let value = match &element.data {
+                    element::Data::None => None,
+                    element::Data::Value(fields) => Some(bytes(fields)),
+                };
+                let key = bytes(&element.key);
+                let family = element.table.family;
+                let layout = layout(family, &element.set, key.len());
+                let found = layout.element((family, &element.set), &key, value.as_deref()).unwrap();
+                assert!(!alive.lacks(&found) && Alive::default().lacks(&found), "{found:?}");
+                let text = found.element.trim_end_matches(" }");
+                assert!(element.to_string().starts_with(&format!("{text} ")), "{element} {text}");
+            }
+        }
+    }
+
+    fn layout(family: Family, set: &str, length: usize) -> Layout<'static> {
+        let key_length = u32::try_from(length).unwrap();
+        Layout::of(family, &ObservedSet { name: set.to_owned(), key_length, digest: 0 }).unwrap()
+    }
+
+    #[test]
+    fn a_hostport_is_for_the_pod_that_it_leads_to() {
+        let layout = layout(Family::Inet, "hostport4_any", 8);
+        let place = (Family::Inet, "hostport4_any");
+        let found = layout.element(place, &[6, 0, 0, 0, 0x1f, 0x90, 0, 0], Some(&[10, 0, 0, 2, 0, 80, 0, 0]));
+        let found = found.unwrap();
+        assert_eq!(found.what, "host port tcp . 8080 to 10.0.0.2 . 80");
+        assert_eq!(found.element, "inet podwire hostport4_any { tcp . 8080 }");
+        assert_eq!(found.address(), Some("10.0.0.2".parse().unwrap()));
+        assert!(layout.element(place, &[6], None).is_none());
+        for name in ["revision", "applied", "__set0"] {
+            let set = ObservedSet { name: name.to_owned(), key_length: 4, digest: 0 };
+            assert!(Layout::of(Family::Inet, &set).is_none(), "{name}");
+        }
+    }
+
+    #[test]
+    fn an_element_is_a_strays_by_link_address_or_where_it_leads() {
+        let link = IfName::try_from("pwabc").unwrap();
+        let addresses = ["10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
+        let stray = Stray { links: std::slice::from_ref(&link), addresses: &addresses };
+        let other = IfName::try_from("pwabcd").unwrap();
+        let (own, foreign) = (Field::Ip(addresses[0]), Field::Ip("10.0.0.20".parse().unwrap()));
+        let (tcp, port) = (Field::Protocol(Protocol::Tcp), Field::Port(80));
+        for (family, set, key, value, has) in [
+            (Family::Inet, "pods4", vec![own], None, true),
+            (Family::Inet, "pods4", vec![foreign], None, false),
+            (Family::Inet, "pods6", vec![Field::Ip(addresses[1])], None, true),
+            (Family::Inet, "net-abc6-4", vec![own], None, true),
+            (Family::Inet, "ports", vec![Field::Link(&link)], None, true),
+            (Family::Bridge, "addr4", vec![Field::Link(&link), foreign], None, true),
+            (Family::Bridge, "addr4", vec![Field::Link(&other), foreign], None, false),
+            (Family::Inet, "via4", vec![own, Field::Link(&other)], None, true),
+            (Family::Inet, "via4", vec![foreign, Field::Link(&other)], None, false),
+            (Family::Inet, "hostport4_any", vec![tcp, port], Some(vec![own, port]), true),
+            (Family::Inet, "hostport4", vec![own, tcp, port], Some(vec![foreign, port]), false),
+        ] {
+            let (key, value) = (bytes(&key), value.map(|fields| bytes(&fields)));
+            let layout = layout(family, set, key.len());
+            let element = layout.element((family, set), &key, value.as_deref()).unwrap();
+            assert_eq!(element.is_of(&stray), has, "{set}");
+        }
+    }
+
+    fn bindings(firewall: &mut Firewall) -> PodElements {
+        let mut all = firewall.pod_elements().unwrap();
+        all.elements.retain(PodElement::is_binding);
+        all
+    }
+
+    #[test]
+    fn a13_bindings_stay_if_a_pod_came_after_the_look() {
+        let in_a_namespace = || {
+            let (link, bridge) = ("pwabc".try_into().unwrap(), "br0".try_into().unwrap());
+            let pod = Pod {
+                link: &link,
+                mac: "02:00:00:00:00:07".parse().unwrap(),
+                mode: Mode::Bridge,
+                bridge: Some(&bridge),
+                addresses: &["10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap()],
+                masquerade: None,
+                guard: Guard::Off,
+                ports: &[],
+            };
+            let mut firewall = Firewall::open().unwrap();
+            firewall.admit(&pod).unwrap();
+            let seen = bindings(&mut firewall);
+            assert_eq!(seen.elements.len(), 4, "{seen:?}");
+            Firewall::open()
+                .unwrap()
+                .admit(&Pod { addresses: &["10.0.0.3".parse().unwrap()], ..pod })
+                .unwrap();
+            let none = || Ok::<_, Error>(Alive::default());
+            assert_eq!(firewall.remove_surplus(seen, none).unwrap(), []);
+            assert_eq!(firewall.missing(&pod).unwrap(), [""; 0]);
+            let seen = bindings(&mut firewall);
+            assert_eq!(seen.elements.len(), 6, "{seen:?}");
+            assert_eq!(firewall.remove_surplus(seen, none).unwrap().len(), 6);
+            assert_eq!(bindings(&mut firewall).elements, []);
+            assert_eq!(firewall.missing(&pod).unwrap().len(), 4, "only bindings are removed");
+        };
+        netlink::NetNs::create().unwrap().run(in_a_namespace).unwrap();
+    }
+}
