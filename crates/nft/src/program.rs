@@ -82,6 +82,10 @@ fn listen(mut stderr: ChildStderr, deadline: Instant) -> Result<String, Error> {
     let (mut heard, mut chunk) = (Vec::new(), [0; 4096]);
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
+        // poll(2) reports a child that writes without a pause as ready, whatever the timeout.
+        if left.is_zero() {
+            return Err(Error::Timeout { operation: "the nft program" });
+        }
         let wait = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
         match poll(&mut [PollFd::new(&stderr, PollFlags::IN)], Some(&wait)) {
             Ok(0) => return Err(Error::Timeout { operation: "the nft program" }),

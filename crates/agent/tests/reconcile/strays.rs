@@ -68,6 +68,34 @@ fn what_belongs_to_another_run_folder_is_left_alone() {
     });
 }
 
+/// Two run directories may have networks of the same name. A link whose record is in the other one is no stray.
+#[test]
+fn a_pod_of_the_same_network_in_another_run_directory_is_not_adopted() {
+    in_both_modes(|mode| {
+        let host = host("twins", mode, BY_TIMER);
+        let _own = host.attached("own");
+        let other = json!({"bridge": "other0", "subnet": "10.98.0.0/24,fd00:98::/64", "mode": mode,
+            "runDir": host.node.dir().join("other"), "agent": null});
+        let config = with(&host.config(&json!({})), &other);
+        let pod = host.pod("theirs");
+        let held = host.held();
+        let result = host.plugin.add(&pod, &config).unwrap().ok().unwrap();
+        let rounds = || host.agent.get("/v1/status").unwrap()["reconcile"]["rounds"].as_u64().unwrap();
+        let before = rounds();
+        wait_until("two rounds", SOON, || Ok(rounds() > before + 1)).unwrap();
+        assert_eq!(host.held(), held, "{mode}: {}", host.agent.log().unwrap());
+        host.plugin.check(&pod, &config, &result).unwrap().ok().unwrap();
+        host.plugin.del(&pod, &config).unwrap().ok().unwrap();
+        // Without a record anywhere a link of the network is a stray again.
+        run(&host.node, "ip link add pwghost type veth peer name pwghostp");
+        run(&host.node, "ip link set pwghost alias podwire:podwire/ghost/eth0");
+        wait_until("the link to be adopted or removed", SOON, || {
+            Ok(!has_link(&host, "pwghost") || host.held() != held)
+        })
+        .unwrap();
+    });
+}
+
 /// Left by somebody who was killed in the middle: nobody holds it.
 #[test]
 fn a_pending_record_is_undone() {

@@ -1,5 +1,5 @@
-//! Links of ours that no record knows. A record is there before its link and goes after it: somebody removed the record,
-//! and the pod lives.
+//! Managed links without a record. A record is written before its link and removed after it, so another process removed the
+//! record, and the pod lives.
 
 use netlink::Link;
 use types::AttachmentKey;
@@ -7,12 +7,12 @@ use types::AttachmentKey;
 use super::observe::Seen;
 use super::{Kind, Round};
 use crate::alias::Alias;
-use crate::state::Network;
+use crate::state::{Network, RunDirs};
 use crate::{Error, detach, relearn};
 
 impl Round<'_> {
-    /// The record is looked for after the link was seen, so that an ADD under way is not mistaken. Networks that this
-    /// state folder does not know are somebody else's.
+    /// The record is looked up after the link was listed, so that the link of an ADD in flight is no stray. Networks that this
+    /// run directory does not have belong to other run directories, and so do links whose record is in another one.
     pub(super) fn strays(&mut self, seen: &Seen) {
         let Ok(networks) = self.state.networks() else { return };
         for link in seen.links.values() {
@@ -24,6 +24,7 @@ impl Round<'_> {
                 Ok(true) => Ok(()),
                 // A DEL has come to its end since the picture was taken.
                 Ok(false) if self.is_gone(link) => Ok(()),
+                Ok(false) if self.is_recorded_elsewhere(&alias) => Ok(()),
                 Ok(false) => self.stray(network, link, seen),
                 Err(error) => Err(error.into()),
             };
@@ -61,6 +62,12 @@ impl Round<'_> {
             format_args!("link {} of {name}/{stem} removed: no record knows it", link.name),
         );
         Ok(())
+    }
+
+    fn is_recorded_elsewhere(&mut self, alias: &Alias<'_>) -> bool {
+        self.host.netns_cookie().is_ok_and(|namespace| {
+            RunDirs::new(namespace, self.state.dir()).is_recorded_elsewhere(alias.network, &alias.stem())
+        })
     }
 
     fn is_gone(&mut self, link: &Link) -> bool {

@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 
 use types::Digest;
 
+use super::Phase;
+
 /// Does not depend on the run directory.
 pub const LOCKS: &str = "/run/podwire-locks";
 const PREFIX: &str = "dirs-";
@@ -52,6 +54,21 @@ impl RunDirs {
         }
         let mut others = names.iter().filter(|name| **name != self.own);
         Ok(others.any(|name| !removed_if_stale(&self.dir.join(name))))
+    }
+
+    /// Whether another run directory in use has the record of an attachment: `network` is the directory of its network, `stem`
+    /// the start of the record's file name. True if that cannot be known.
+    pub(crate) fn is_recorded_elsewhere(&self, network: &str, stem: &str) -> bool {
+        let Ok(names) = names(&self.dir) else { return true };
+        let others = names.iter().filter(|name| **name != self.own);
+        let has_record = |name: &String| {
+            let network = self.dir.join(name).join("networks").join(network);
+            [Phase::Ready, Phase::Pending].iter().any(|phase| {
+                let record = network.join("attachments").join(format!("{stem}{}", phase.suffix()));
+                record.try_exists().unwrap_or(true)
+            })
+        };
+        others.into_iter().any(has_record)
     }
 
     /// An agent does so when it starts: the ADDs of others find its pods. Its own ADDs look up routes only.
@@ -140,7 +157,19 @@ mod tests {
         assert!(!a.has_others(), "its own is no other");
         assert!(!elsewhere.has_others());
         assert!(b.has_others() && a.has_others());
-        fs::remove_dir(dir.path().join("a")).unwrap();
+        let records = dir.path().join("a/networks/red/attachments");
+        fs::create_dir_all(&records).unwrap();
+        for phase in [".pending", ".ready"] {
+            fs::write(records.join(format!("c1@eth0{phase}")), "").unwrap();
+            assert!(b.is_recorded_elsewhere("red", "c1@eth0"), "{phase}");
+            assert!(!a.is_recorded_elsewhere("red", "c1@eth0"), "the record is its own");
+            assert!(
+                !b.is_recorded_elsewhere("blue", "c1@eth0") && !b.is_recorded_elsewhere("red", "c1@eth1")
+            );
+            fs::remove_file(records.join(format!("c1@eth0{phase}"))).unwrap();
+        }
+        assert!(!b.is_recorded_elsewhere("red", "c1@eth0"));
+        fs::remove_dir_all(dir.path().join("a")).unwrap();
         assert!(!b.has_others(), "a run directory that is gone is none");
         b.forget().unwrap();
         b.forget().unwrap();
@@ -151,6 +180,6 @@ mod tests {
         assert!(!locks.join("dirs-2").exists());
         // What cannot be read may be another one.
         fs::write(locks.join("dirs-4"), "").unwrap();
-        assert!(of(4, "e").has_others());
+        assert!(of(4, "e").has_others() && of(4, "e").is_recorded_elsewhere("red", "c1@eth0"));
     }
 }

@@ -37,7 +37,7 @@ pub enum Phase {
 pub(super) const SEARCH: [Phase; 3] = [Phase::Pending, Phase::Ready, Phase::Pending];
 
 impl Phase {
-    fn suffix(self) -> &'static str {
+    pub(super) fn suffix(self) -> &'static str {
         match self {
             Self::Pending => ".pending",
             Self::Ready => ".ready",
