@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use netconf::NetConf;
@@ -29,11 +30,16 @@ pub struct Resident {
     unowned: Mutex<BTreeSet<PodElement>>,
     /// The firewall's chain of the agent's own network, which stays without pods.
     kept_chain: Mutex<Option<String>>,
+    /// When tables of another version were replaced, by their revision.
+    replaced: Mutex<HashMap<u32, Instant>>,
     host_ends: Mutex<HashMap<AttachmentKey, u32>>,
     settings: OnceLock<OwnedFd>,
     sockets: Spare<RtSocket>,
     firewalls: Spare<Firewall>,
 }
+
+/// Tables of one other version are replaced at most so often.
+const REPLACE_PAUSE: Duration = Duration::from_secs(60);
 
 /// Of each kind, for as many calls as are usually served at once.
 const SPARE: usize = 8;
@@ -135,6 +141,16 @@ impl Resident {
 
     pub(crate) fn kept_chain(&self) -> Option<String> {
         lock(&self.kept_chain).clone()
+    }
+
+    /// Whether tables of this revision may be replaced now. An agent of that version would replace them again.
+    pub(crate) fn may_replace(&self, revision: u32) -> bool {
+        let (now, mut replaced) = (Instant::now(), lock(&self.replaced));
+        let may = replaced.get(&revision).is_none_or(|last| now.duration_since(*last) >= REPLACE_PAUSE);
+        if may {
+            replaced.insert(revision, now);
+        }
+        may
     }
 
     pub(crate) fn remember_host_end(&self, key: &AttachmentKey, index: u32) {

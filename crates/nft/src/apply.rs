@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 
 use rustix::io::Errno;
 
-use crate::desired::{APPLIED, Object, Table, TableId};
+use crate::desired::{APPLIED, Table, TableId};
 use crate::diff;
 use crate::element::{Data, Element, Field, Role, additions, bytes};
 use crate::error::Error;
@@ -105,7 +105,7 @@ impl Firewall {
             if !diff::shape(table, &observed).is_empty() {
                 return Ok(());
             }
-            let known: BTreeSet<u32> = observed.objects().map(Object::key).collect();
+            let known: BTreeSet<u32> = observed.digests().map(|(object, _)| object.key()).collect();
             let stale = observed.applied.keys().filter(|key| !known.contains(key)).copied();
             let mut elements: Vec<(Element<'_>, bool)> = Vec::new();
             for (object, digest) in diff::objects(table, &observed) {

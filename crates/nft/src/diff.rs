@@ -64,6 +64,13 @@ pub(crate) fn unrecorded(table: &Table, observed: &Observed) -> Option<String> {
     is_unrecorded.then(|| format!("table {} has no digest of what was applied", table.id()))
 }
 
+/// Whether the table is of another version, and as that version applied it: every object has the digest that was stored.
+pub(crate) fn is_intact_other(table: &Table, observed: &Observed) -> bool {
+    let is_other = observed.revision.is_some_and(|revision| revision != table.revision());
+    is_other
+        && observed.digests().all(|(object, digest)| observed.applied.get(&object.key()) == Some(&digest))
+}
+
 /// The wanted chains and sets that exist, with the digests of their listing.
 pub(crate) fn objects<'a>(
     table: &'a Table,

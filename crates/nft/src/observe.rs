@@ -39,9 +39,10 @@ pub(crate) struct Observed {
 }
 
 impl Observed {
-    pub(crate) fn objects(&self) -> impl Iterator<Item = Object<'_>> {
-        let chains = self.chains.iter().map(|chain| Object::Chain(&chain.listed.name));
-        chains.chain(self.sets.iter().map(|set| Object::Set(&set.name)))
+    /// All chains and sets with the digests of their listing.
+    pub(crate) fn digests(&self) -> impl Iterator<Item = (Object<'_>, u32)> {
+        let chains = self.chains.iter().map(|chain| (Object::Chain(&chain.listed.name), chain.digest));
+        chains.chain(self.sets.iter().map(|set| (Object::Set(&set.name), set.digest)))
     }
 }
 

@@ -12,6 +12,7 @@ use rustix::io::Errno;
 
 use crate::desired::pods::Structure;
 use crate::desired::{Family, Table, TableId};
+use crate::diff;
 use crate::element::{self, Element, Role, bytes};
 use crate::error::Error;
 use crate::firewall::{Action, BOTH, Firewall, Replace, additions, named};
@@ -39,6 +40,18 @@ impl Firewall {
             found.extend(self.lasting_drift_of(&table)?);
         }
         Ok(found)
+    }
+
+    /// The revision of a table of pods that another version of Podwire made and no process changed since then. Two agents of
+    /// different versions would replace each other's tables without end if both did so at once.
+    pub fn other_version(&mut self, structure: &Structure<'_>) -> Result<Option<u32>, Error> {
+        for table in self.tables_of(structure)? {
+            let observed = self.observe(table.id())?;
+            if let Some(found) = observed.filter(|observed| diff::is_intact_other(&table, observed)) {
+                return Ok(found.revision);
+            }
+        }
+        Ok(None)
     }
 
     /// The tables that are needed or exist.

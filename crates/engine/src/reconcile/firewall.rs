@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use ipam::RangeSet;
 use netconf::{Addresses, NetConf};
 use nft::{Firewall, NetworkChain, Pod, PodElement, Structure};
-use types::{AttachmentKey, NetworkName};
+use types::{AttachmentKey, Code, Finding, NetworkName};
 
 use super::{Depth, Kind, Round};
 use crate::firewall::{self, Living, Member};
@@ -40,6 +40,16 @@ impl Round<'_> {
         }
         let drift = tables.drift(&structure)?;
         if !drift.is_empty() {
+            let resident = self.order.resident;
+            let other = tables.other_version(&structure)?.filter(|_| resident.is_some());
+            if let Some(revision) = other.filter(|it| !resident.is_some_and(|known| known.may_replace(*it))) {
+                let message = format!(
+                    "another version of Podwire on this node replaced the tables (revision {revision:#010x}) within a \
+                     minute; stop one of the two agents"
+                );
+                self.outcome.findings.push(Finding::new(Code::FirewallDrift, "tables podwire", message));
+                return Ok(());
+            }
             tables.repair(&structure, &pods)?;
             firewall::take_back(&self.state, attachments)?;
             self.repaired(Kind::Firewall, format_args!("firewall put right: {}", drift.join(", ")));
@@ -189,5 +199,55 @@ mod tests {
             round();
         }
         assert!(sh("nft list table inet podwire").contains("fd88:0:0:9::9"));
+    }
+
+    /// The agent of another version would replace the tables again.
+    #[test]
+    fn tables_of_another_version_are_replaced_once_a_minute() {
+        let lab = Lab::new("versions").unwrap();
+        let node = lab.node("n").unwrap();
+        let (dir, resident) = (tempfile::tempdir().unwrap(), Resident::default());
+        let config = json!({"cniVersion": "1.1.0", "name": "blue", "type": "podwire-cni", "bridge": "pw0",
+            "subnet": "10.88.1.0/24", "isGateway": true, "spoofCheck": true});
+        let conf = NetConf::parse(&cni::Config::from_slice(config.to_string().as_bytes()).unwrap()).unwrap();
+        let name = NetworkName::try_from("blue").unwrap();
+        let round = || {
+            let order = Order {
+                run_dir: dir.path(),
+                network: Some((&name, &conf)),
+                mode: Some((&name, conf.mode)),
+                depth: Depth::Pods,
+                memory: &[],
+                unrepaired: &[],
+                resident: Some(&resident),
+                is_only_agent: || true,
+                warn: |message| panic!("{message}"),
+            };
+            node.enter(|| reconcile(order).unwrap()).unwrap().findings
+        };
+        let revision = || node.sh(&["nft", "list", "map", "inet", "podwire", "revision"]).unwrap();
+        let other = |number: &str| {
+            let text = format!(
+                "nft 'flush map inet podwire revision; add element inet podwire revision {{ 1 : {number} }}'"
+            );
+            node.sh(&["sh", "-c", &text]).unwrap();
+        };
+        assert_eq!(round(), []);
+        let own = revision();
+        for number in ["0x7", "0x8"] {
+            other(number);
+            assert_eq!(round(), []);
+            assert_eq!(revision(), own, "{number}: replaced");
+        }
+        other("0x7");
+        let theirs = revision();
+        let found = round();
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].message.contains("another version of Podwire"), "{found:?}");
+        assert_eq!(revision(), theirs);
+        // Tables that are not as the other version made them are repaired in any case.
+        node.sh(&["nft", "flush", "chain", "inet", "podwire", "guard"]).unwrap();
+        assert_eq!(round(), []);
+        assert_eq!(revision(), own);
     }
 }
