@@ -4,7 +4,8 @@
 //! least one) that the others leave alone even while it has nothing to do: whoever comes next need not wait for the end
 //! of a job that somebody else's burst began. That costs a quarter of the workers in a burst of one kind, which is little:
 //! the kernel makes links under one lock, and a few threads keep it busy. It is also what makes it safe for a job to
-//! wait for an earlier job of another class: that one always finds a worker.
+//! wait for an earlier job of another class: that one always finds a worker. Callers put jobs in in the order in which the jobs
+//! wait for each other.
 //!
 //! ADDs that call another IPAM plugin have a class of their own, because the plugin may take a minute: at most half of the
 //! workers serve them, and none is kept free for them.
@@ -93,7 +94,9 @@ struct QueueShared {
 }
 
 struct QueueState {
-    waiting: [VecDeque<Job>; CLASSES],
+    /// With the number of each, in the order of their arrival.
+    waiting: [VecDeque<(u64, Job)>; CLASSES],
+    submitted: u64,
     running: [usize; CLASSES],
     /// Whose turn it is.
     next: usize,
@@ -112,6 +115,7 @@ impl Queue {
         let workers = workers.max(FEWEST_WORKERS);
         let state = QueueState {
             waiting: Default::default(),
+            submitted: 0,
             running: [0; CLASSES],
             next: 0,
             workers,
@@ -145,12 +149,15 @@ impl Queue {
         if state.waiting() >= state.bound {
             return Err(QueueRefusal::Full(state.bound));
         }
-        state.waiting[class as usize].push_back(Box::new(move || {
+        let job = Box::new(move || {
             let (result, afterwards) = job();
             // Nobody may be waiting for the result any more, and that is their choice.
             let _ = sender.send(result);
             afterwards();
-        }));
+        });
+        state.submitted += 1;
+        let number = state.submitted;
+        state.waiting[class as usize].push_back((number, job));
         drop(state);
         self.shared.filled.notify_one();
         Ok(receiver)
@@ -256,9 +263,9 @@ impl QueueState {
     /// The next job that may begin now.
     fn take(&mut self) -> Option<(RequestClass, Job)> {
         for step in 0..CLASSES {
-            let class = RequestClass::ALL[(self.next + step) % CLASSES];
+            let class = self.first_of_adds(RequestClass::ALL[(self.next + step) % CLASSES]);
             if self.may_begin(class)
-                && let Some(job) = self.waiting[class as usize].pop_front()
+                && let Some((_, job)) = self.waiting[class as usize].pop_front()
             {
                 self.next = (class as usize + 1) % CLASSES;
                 self.running[class as usize] += 1;
@@ -266,6 +273,19 @@ impl QueueState {
             }
         }
         None
+    }
+
+    /// ADDs of both classes use the same workers. The younger one may wait for the older one if both are about one attachment,
+    /// so it must not take the last worker from it.
+    fn first_of_adds(&self, class: RequestClass) -> RequestClass {
+        if !matches!(class, RequestClass::Add | RequestClass::DelegatedAdd) {
+            return class;
+        }
+        let adds =
+            [RequestClass::Add, RequestClass::DelegatedAdd].into_iter().filter(|add| self.may_begin(*add));
+        let oldest =
+            adds.filter_map(|add| Some((self.waiting[add as usize].front()?.0, add))).min_by_key(|(n, _)| *n);
+        oldest.map_or(class, |(_, add)| add)
     }
 
     /// Is there a job that may begin now?

@@ -12,14 +12,14 @@ mod turns;
 
 use std::borrow::Cow;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use api::{CniAnswer, CniCall, Condition, ConditionCode};
 use cni::{Code, Env, Error, Failure, Request, Version};
 use engine::{AllowedDelegates, Caller, Delegates, Done, Resident, Wait};
 use serde_json::{Map, Value};
-use types::{AttachmentKey, NetworkName, RequestId};
+use types::{AttachMode, AttachmentKey, NetworkName, RequestId};
 
 use crate::board::Board;
 use crate::defaults::Defaults;
@@ -50,10 +50,14 @@ pub(crate) type Serve = dyn Fn(&Request, &Caller<'_>) -> Result<Done, Error> + S
 
 pub(crate) struct Work {
     network: NetworkName,
+    /// Of new pods in the agent's network.
+    mode: Option<AttachMode>,
     defaults: Defaults,
     board: Arc<Board>,
     metrics: Arc<Metrics>,
     turns: Arc<Turns>,
+    /// Held from the place in line until the place in the queue.
+    order: Mutex<()>,
     drain: Drain,
     resident: Resident,
     delegates: AllowedDelegates,
@@ -78,12 +82,14 @@ pub(crate) enum Answer {
 impl Work {
     pub(crate) fn new(settings: Settings, board: Arc<Board>, metrics: Arc<Metrics>) -> Self {
         Self {
+            mode: settings.defaults.get("mode").and_then(|mode| serde_json::from_value(mode.clone()).ok()),
             defaults: Defaults::new(settings.network.clone(), &settings.run_dir, settings.defaults),
             drain: Drain::new(&settings.run_dir),
             network: settings.network,
             board,
             metrics,
             turns: Arc::default(),
+            order: Mutex::default(),
             resident: Resident::default(),
             delegates: settings.delegates,
             serve: Box::new(engine::serve),
@@ -144,7 +150,7 @@ impl Work {
         &self.network
     }
 
-    /// Understands a call and gives it its place in line. An error is the answer already.
+    /// Understands a call. An error is the answer already.
     pub(crate) fn accept(self: &Arc<Self>, call: CniCall) -> Result<Task, Answer> {
         let arrived = Instant::now();
         let id = call.request_id.clone();
@@ -160,9 +166,15 @@ impl Work {
             self.tell(&subject, &Ending::Refused(&error), arrived.elapsed());
             return Err(Answer::Unavailable(Failure { error, version: request.version() }));
         }
-        let cancel = Arc::<Cancel>::default();
-        let turn = keyed(&request).map(|(key, purpose)| self.turns.join(key, purpose, Arc::clone(&cancel)));
-        Ok(Task { work: Arc::clone(self), request, id, subject, arrived, cancel, turn })
+        Ok(Task { work: Arc::clone(self), request, id, subject, arrived, cancel: Arc::default(), turn: None })
+    }
+
+    /// Gives a task its place among the requests about the same attachment, and puts it into the queue with `enqueue`. Requests
+    /// enter the queue in the order of their places. Otherwise requests with a worker could wait for others that get none.
+    pub(crate) fn enter<T>(&self, mut task: Task, enqueue: impl FnOnce(Task) -> T) -> T {
+        let _order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
+        task.join_line();
+        enqueue(task)
     }
 
     fn parse(&self, call: CniCall) -> Result<Request, Failure> {
@@ -217,12 +229,15 @@ pub(crate) struct Task {
     turn: Option<Turn>,
 }
 
-/// Held by the client's connection. Dropped before the answer is there, it tells that nobody waits for it.
-pub(crate) struct Line(Arc<Cancel>);
+/// Held by the client's connection. Dropped before the answer is there, it cancels the request. A DEL is not cancelled: the
+/// pod is to be removed, whether the client waits for it or not.
+pub(crate) struct Line(Option<Arc<Cancel>>);
 
 impl Drop for Line {
     fn drop(&mut self) {
-        self.0.set(Unwanted::HungUp);
+        if let Some(cancel) = &self.0 {
+            cancel.set(Unwanted::HungUp);
+        }
     }
 }
 
@@ -239,7 +254,16 @@ impl Task {
     }
 
     pub(crate) fn line(&self) -> Line {
-        Line(Arc::clone(&self.cancel))
+        Line((!self.is_del()).then(|| Arc::clone(&self.cancel)))
+    }
+
+    fn is_del(&self) -> bool {
+        matches!(self.request, Request::Del(_))
+    }
+
+    fn join_line(&mut self) {
+        self.turn = keyed(&self.request)
+            .map(|(key, purpose)| self.work.turns.join(key, purpose, Arc::clone(&self.cancel)));
     }
 
     /// What to answer if the queue does not take it.
@@ -280,7 +304,8 @@ impl Task {
             self.told(&outcome, unwanted, took);
             let finds_faults = matches!(self.request, Request::Add(_) | Request::Status(_)) && !unwanted;
             let is_fault = outcome.is_err() && finds_faults;
-            if let (true, Some(notify)) = (is_fault || self.may_end_condition(), self.work.on_failure.get()) {
+            let wakes = is_fault || self.may_end_condition(&outcome);
+            if let (true, Some(notify)) = (wakes, self.work.on_failure.get()) {
                 notify();
             }
             if let (Some(mtu), Some(hear)) = (outcome.ok().and_then(|done| done.mtu), self.work.on_size.get())
@@ -291,10 +316,19 @@ impl Task {
         })
     }
 
-    /// A pod that leaves may be the last one in another mode than its network.
-    fn may_end_condition(&self) -> bool {
-        matches!(self.request, Request::Del(_) | Request::Gc(_))
-            && self.work.board.has(types::Code::PodModeDiffers)
+    /// A pod that leaves may be the last one in another mode than its network. In the agent's network only pods of another mode
+    /// than the configured one count. In other networks new pods have the mode of the newest, so that any pod counts.
+    fn may_end_condition(&self, outcome: &Result<Done, Error>) -> bool {
+        let Ok(done) = outcome else { return false };
+        let counts = match &self.request {
+            Request::Del(call) if call.config.name == self.work.network => {
+                done.mode.is_some() && done.mode != self.work.mode
+            }
+            Request::Del(_) => done.mode.is_some(),
+            Request::Gc(_) => done.collected > 0,
+            Request::Add(_) | Request::Check(_) | Request::Status(_) | Request::Version(_) => false,
+        };
+        counts && self.work.board.has(types::Code::PodModeDiffers)
     }
 
     fn told(&self, outcome: &Result<Done, Error>, unwanted: bool, took: Duration) {
@@ -342,7 +376,7 @@ impl Task {
             return Err(unwanted(Unwanted::HungUp));
         }
         let cancelled = || {
-            if hung_up() {
+            if !self.is_del() && hung_up() {
                 self.cancel.set(Unwanted::HungUp);
             }
             self.is_cancelled(key.as_ref())

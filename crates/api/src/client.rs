@@ -38,7 +38,7 @@ pub enum ClientError {
         socket.display()
     )]
     NobodyListens { socket: PathBuf, source: IoError },
-    #[error("cannot connect to the agent's socket {}: {source}; the socket is for root only", socket.display())]
+    #[error("cannot connect to the agent's socket {}: {source}{}", socket.display(), hint(source))]
     Connect { socket: PathBuf, source: IoError },
     #[error(
         "the agent on {} broke off before its answer was complete ({source}): it was probably stopped; look at \
@@ -57,6 +57,14 @@ pub enum ClientError {
     TooLarge { socket: PathBuf, limit: usize },
     #[error("the request cannot be written as JSON: {0}")]
     Request(#[from] serde_json::Error),
+}
+
+fn hint(source: &IoError) -> &'static str {
+    match source.kind() {
+        ErrorKind::PermissionDenied => "; the socket is for root only",
+        ErrorKind::InvalidFilename => "; the path may have 107 bytes",
+        _ => "",
+    }
 }
 
 impl Client {

@@ -136,9 +136,10 @@ pub struct StatusWithoutAgent {
     /// No condition keeps the node from being ready.
     pub ready: bool,
     pub run_dir: PathBuf,
-    pub attachments: Counts,
-    /// DELs that an agent will serve.
-    pub tombstones: u64,
+    /// None: the run directory cannot be read.
+    pub attachments: Option<Counts>,
+    /// DELs that an agent will serve. None: the run directory cannot be read.
+    pub tombstones: Option<u64>,
     pub inactive_ports: Vec<InactivePort>,
     pub conditions: Vec<Condition>,
 }

@@ -48,18 +48,18 @@ pub struct Tombstone {
     pub key: Option<AttachmentKey>,
     /// The DEL to serve.
     pub call: Result<CniCall, TombstoneError>,
-    identity: Identity,
+    identity: FileIdentity,
 }
 
 /// What tells a file from one that took its name since; a rename changes none of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Identity {
+struct FileIdentity {
     inode: u64,
     device: u64,
     modified: (i64, i64),
 }
 
-impl Identity {
+impl FileIdentity {
     fn of(meta: &Metadata) -> Self {
         Self { inode: meta.ino(), device: meta.dev(), modified: (meta.mtime(), meta.mtime_nsec()) }
     }
@@ -67,7 +67,7 @@ impl Identity {
 
 /// The call, and whose it is: the agent need not understand the one to know the other.
 #[derive(Serialize, Deserialize)]
-struct Content<C> {
+struct TombstoneContent<C> {
     key: AttachmentKey,
     #[serde(flatten)]
     call: C,
@@ -85,7 +85,7 @@ impl Tombstones {
     /// Leaves one for this DEL. An earlier one of the same key is replaced.
     pub fn leave(&self, call: &CniCall, key: &AttachmentKey) -> Result<(), TombstoneError> {
         let (dir, path) = (&self.dir, self.path_of(key));
-        let content = Content { key: key.clone(), call };
+        let content = TombstoneContent { key: key.clone(), call };
         let text = serde_json::to_vec(&content)
             .map_err(|source| TombstoneError::Content { path: path.clone(), source })?;
         dir.parent().map_or(Ok(()), files::check_dir)?;
@@ -143,7 +143,7 @@ impl Tombstones {
             return Ok(None);
         }
         let meta = private.symlink_metadata().map_err(io("look at", &private))?;
-        if Identity::of(&meta) == stone.identity {
+        if FileIdentity::of(&meta) == stone.identity {
             return Ok(Some(private));
         }
         match renameat_with(CWD, &private, CWD, path, RenameFlags::NOREPLACE) {
@@ -177,7 +177,7 @@ fn read(path: PathBuf) -> Result<Option<Tombstone>, TombstoneError> {
     let Some(meta) = optional(path.symlink_metadata()).map_err(io("look at", &path))? else {
         return Ok(None);
     };
-    let mut identity = Identity::of(&meta);
+    let mut identity = FileIdentity::of(&meta);
     // Read and identified through one descriptor: it may be replaced at any moment.
     let content = match optional(files::open(&path, File::options().read(true))).map_err(io("open", &path)) {
         Ok(Some(file)) => content_of(&file, &path, &mut identity),
@@ -191,8 +191,12 @@ fn read(path: PathBuf) -> Result<Option<Tombstone>, TombstoneError> {
     Ok(Some(Tombstone { path, key, call, identity }))
 }
 
-fn content_of(file: &File, path: &Path, identity: &mut Identity) -> Result<Content<CniCall>, TombstoneError> {
-    *identity = Identity::of(&file.metadata().map_err(io("look at", path))?);
+fn content_of(
+    file: &File,
+    path: &Path,
+    identity: &mut FileIdentity,
+) -> Result<TombstoneContent<CniCall>, TombstoneError> {
+    *identity = FileIdentity::of(&file.metadata().map_err(io("look at", path))?);
     let text = files::read_limited(file, LARGEST as u64).map_err(io("read", path))?;
     serde_json::from_slice(&text).map_err(|source| TombstoneError::Content { path: path.to_owned(), source })
 }

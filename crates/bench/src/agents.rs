@@ -6,8 +6,8 @@ use anyhow::{Context as _, Result};
 use serde_json::Value;
 use testkit::Agent;
 
-use crate::networks::Network;
-use crate::site::{Seat, Site};
+use crate::networks::BenchNetwork;
+use crate::site::{BenchSite, Seat};
 
 /// Dropped, they are killed; so they go before the site that they work in.
 pub(crate) struct Agents {
@@ -16,7 +16,7 @@ pub(crate) struct Agents {
 }
 
 impl Agents {
-    pub(crate) fn start(site: &Site) -> Result<Self> {
+    pub(crate) fn start(site: &BenchSite) -> Result<Self> {
         Ok(Self {
             routed: start(&site.agent, "routed", None)?,
             _bridge: start(&site.agent_bridge, "bridge", None)?,
@@ -38,7 +38,7 @@ pub(crate) fn start(seat: &Seat, mode: &str, program: Option<&Path>) -> Result<A
 }
 
 /// How long the agent took for its latest requests, in milliseconds by its own log, from arrival to answer.
-pub(crate) fn served(agent: &Agent, verb: &str, network: Network, latest: usize) -> Result<Vec<f64>> {
+pub(crate) fn served(agent: &Agent, verb: &str, network: BenchNetwork, latest: usize) -> Result<Vec<f64>> {
     let (log, network) = (agent.log()?, network.name()?);
     let lines = log.lines().rev().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let ours = lines

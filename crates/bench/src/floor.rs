@@ -13,7 +13,7 @@ use testkit::wait_until;
 use types::{AttachmentKey, Digest, IfName, Mac};
 
 use crate::lane::Deleted;
-use crate::networks::Network;
+use crate::networks::BenchNetwork;
 use crate::site::Seat;
 
 const MTU: u32 = 1500;
@@ -40,7 +40,7 @@ struct FloorPod {
 }
 
 impl Floor {
-    pub(crate) fn make(seat: &Seat, network: Network) -> Result<Self> {
+    pub(crate) fn make(seat: &Seat, network: BenchNetwork) -> Result<Self> {
         let node = NetNs::open(seat.node.path())?;
         let mut host = RtSocket::open_in(&node)?;
         let bridge = make_bridge(&mut host, network)?;
@@ -178,7 +178,7 @@ fn inside(addresses: &[(IpNet, IpAddr)], link: u32) -> Vec<Op<'static>> {
 }
 
 /// Or finds it: a network may have more than one case.
-fn make_bridge(host: &mut RtSocket, network: Network) -> Result<u32> {
+fn make_bridge(host: &mut RtSocket, network: BenchNetwork) -> Result<u32> {
     let name = network.bridge()?;
     if let Some(bridge) = host.link(&name)? {
         return Ok(bridge.index);

@@ -11,7 +11,7 @@ use testkit::{Plugin, Pod, REFERENCE_DIR, Verb, with_prev_result};
 use types::AttachMode;
 
 use crate::floor::Floor;
-use crate::networks::{CNI_VERSION, Network};
+use crate::networks::{BenchNetwork, CNI_VERSION};
 use crate::runner;
 use crate::site::Seat;
 
@@ -39,7 +39,7 @@ impl Plugins {
         &'a self,
         seat: &'a Seat,
         mode: AttachMode,
-        network: Network,
+        network: BenchNetwork,
     ) -> Result<PluginLane<'a>> {
         let config = network.podwire(mode, &seat.dir)?;
         Ok(PluginLane { program: &self.podwire, seat, config, ips: network.subnets()?.len() })
@@ -50,13 +50,13 @@ impl Plugins {
         &'a self,
         seat: &'a Seat,
         mode: AttachMode,
-        network: Network,
+        network: BenchNetwork,
     ) -> Result<PluginLane<'a>> {
         let config = network.through_agent(mode, &seat.dir)?;
         Ok(PluginLane { program: &self.podwire, seat, config, ips: network.subnets()?.len() })
     }
 
-    pub(crate) fn reference<'a>(&'a self, seat: &'a Seat, network: Network) -> Result<PluginLane<'a>> {
+    pub(crate) fn reference<'a>(&'a self, seat: &'a Seat, network: BenchNetwork) -> Result<PluginLane<'a>> {
         let config = network.reference(&seat.dir)?;
         Ok(PluginLane { program: &self.reference, seat, config, ips: network.subnets()?.len() })
     }
@@ -173,7 +173,7 @@ impl<'a> Lane<'a> {
         Self::Plugin { plugin, inputs }
     }
 
-    pub(crate) fn floor(seat: &Seat, network: Network) -> Result<Self> {
+    pub(crate) fn floor(seat: &Seat, network: BenchNetwork) -> Result<Self> {
         Ok(Self::Floor(Box::new(Floor::make(seat, network)?)))
     }
 

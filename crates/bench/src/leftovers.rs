@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 use netlink::{NetNs, RtSocket};
 use testkit::{Ns, Snapshot, wait_until};
 
-use crate::networks::Network;
+use crate::networks::BenchNetwork;
 use crate::site::Seat;
 
 /// The kernel finishes some removals a little after it has answered.
@@ -64,7 +64,11 @@ impl Recorded {
     pub(crate) const NOTHING: Self = Self { attachments: 0, addresses: 0 };
 }
 
-pub(crate) fn podwire_state(seat: &Seat, network: Network, expected: Recorded) -> Result<Option<String>> {
+pub(crate) fn podwire_state(
+    seat: &Seat,
+    network: BenchNetwork,
+    expected: Recorded,
+) -> Result<Option<String>> {
     let dir = seat.dir.join("state/networks").join(network.name()?.as_str());
     let found = Recorded {
         attachments: names(&dir.join("attachments"))?.len(),
@@ -77,7 +81,7 @@ pub(crate) fn podwire_state(seat: &Seat, network: Network, expected: Recorded) -
 }
 
 /// host-local keeps a file for each address, beside its lock and its cursors.
-pub(crate) fn reference_state(seat: &Seat, network: Network) -> Result<Option<String>> {
+pub(crate) fn reference_state(seat: &Seat, network: BenchNetwork) -> Result<Option<String>> {
     let dir: PathBuf = seat.dir.join("ipam").join(network.name()?.as_str());
     let addresses = names(&dir)?.iter().filter(|name| name.parse::<IpAddr>().is_ok()).count();
     Ok((addresses > 0).then(|| format!("{}: {addresses} addresses still recorded", dir.display())))

@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::lane::Plugins;
 
 #[derive(Debug, Serialize)]
-pub(crate) struct Machine {
+pub(crate) struct MachineInfo {
     pub(crate) cpu: String,
     pub(crate) cores: usize,
     pub(crate) memory_mib: u64,
@@ -51,7 +51,7 @@ pub(crate) fn summary() -> String {
     format!("{cpu}, {cores} cores, {} MiB, Linux {kernel}, load {load}", memory_mib())
 }
 
-impl Machine {
+impl MachineInfo {
     pub(crate) fn look(plugins: &Plugins) -> Result<Self> {
         Ok(Self {
             cpu: field("/proc/cpuinfo", "model name").unwrap_or_else(|| std::env::consts::ARCH.to_owned()),

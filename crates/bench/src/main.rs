@@ -41,26 +41,26 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Parser as _;
 
-use options::{Options, Part};
-use report::{Measured, Report};
+use options::{BenchOptions, BenchPart};
+use report::{BenchReport, Measurements};
 
 fn main() -> Result<ExitCode> {
-    let options = Options::parse();
+    let options = BenchOptions::parse();
     if let Some(comparison) = options.comparison()? {
         return compare_builds(&options, &comparison);
     }
     let scale = options.scale();
     let plugins = lane::Plugins::find()?;
-    let machine = machine::Machine::look(&plugins)?;
+    let machine = machine::MachineInfo::look(&plugins)?;
     let parts = options.parts();
-    let pods = parts.contains(&Part::Pods).then(|| cases::run_all(&plugins, &scale)).transpose()?;
-    let firewall = match parts.contains(&Part::Firewall) {
+    let pods = parts.contains(&BenchPart::Pods).then(|| cases::run_all(&plugins, &scale)).transpose()?;
+    let firewall = match parts.contains(&BenchPart::Firewall) {
         true => cases::told("the firewall alone", || firewall::run(&scale))?,
         false => Vec::new(),
     };
-    let recovery = parts.contains(&Part::Recovery).then(|| recovery::run(&scale)).transpose()?;
+    let recovery = parts.contains(&BenchPart::Recovery).then(|| recovery::run(&scale)).transpose()?;
     let nodes = nodes::run(&parts, &scale.nodes)?;
-    let report = Report::new(machine, scale, &Measured { pods, firewall, recovery, nodes });
+    let report = BenchReport::new(machine, scale, &Measurements { pods, firewall, recovery, nodes });
     println!("{report}");
     let written = report.write(&options.folder()?)?;
     println!("as JSON: {}", written.display());
@@ -68,7 +68,7 @@ fn main() -> Result<ExitCode> {
     Ok(if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn compare_builds(options: &Options, comparison: &compare::Comparison) -> Result<ExitCode> {
+fn compare_builds(options: &BenchOptions, comparison: &compare::Comparison) -> Result<ExitCode> {
     let report = compare::run(comparison)?;
     println!("{report}");
     println!("as JSON: {}", report.write(&options.folder()?)?.display());

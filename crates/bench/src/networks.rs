@@ -25,13 +25,13 @@ pub(crate) enum Masquerade {
 
 /// A network of the benchmark. Each has its own number, and so its own name, bridge and subnets.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Network {
+pub(crate) struct BenchNetwork {
     pub(crate) number: u8,
     pub(crate) stack: Stack,
     pub(crate) masquerade: Masquerade,
 }
 
-impl Network {
+impl BenchNetwork {
     pub(crate) const V4: Self = Self { number: 1, stack: Stack::V4, masquerade: Masquerade::Off };
     pub(crate) const DUAL: Self = Self { number: 2, stack: Stack::Dual, masquerade: Masquerade::Off };
     pub(crate) const MASQUERADED: Self = Self { number: 3, stack: Stack::Dual, masquerade: Masquerade::On };

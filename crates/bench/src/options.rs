@@ -10,7 +10,7 @@ use crate::compare::{CompareScale, Comparison};
 /// podwire beside the reference plugins and beside plain `ip`, in one run on one machine
 #[derive(Debug, Parser)]
 #[command(name = "podwire-bench", version)]
-pub(crate) struct Options {
+pub(crate) struct BenchOptions {
     /// A smoke test: few pods, one round; its figures mean little
     #[arg(long, conflicts_with = "full")]
     quick: bool,
@@ -25,7 +25,7 @@ pub(crate) struct Options {
     pods: Option<u16>,
     /// Only these parts, instead of all
     #[arg(long, value_name = "PART,…", value_delimiter = ',')]
-    only: Vec<Part>,
+    only: Vec<BenchPart>,
     /// Compare with an older build instead: a directory with its `podwire-cni` and `podwire`. Old and new binaries run
     /// alternately in one run (parts pods and traffic), and each figure is judged by its ratio new/old and the run's own spread
     #[arg(long, value_name = "DIR")]
@@ -38,7 +38,7 @@ pub(crate) struct Options {
 /// What can be measured on its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Part {
+pub(crate) enum BenchPart {
     /// Pods that come and go on one node
     Pods,
     /// The firewall alone: membership, checks and repairs
@@ -139,7 +139,7 @@ impl NodesScale {
     };
 }
 
-impl Options {
+impl BenchOptions {
     pub(crate) fn scale(&self) -> Scale {
         let usual = if self.quick { 12 } else { 128 };
         let pods = self.pods.map_or(usual, usize::from);
@@ -166,10 +166,11 @@ impl Options {
     /// What to compare; none without a baseline.
     pub(crate) fn comparison(&self) -> Result<Option<Comparison>> {
         let Some(baseline) = &self.baseline else { return Ok(None) };
-        let parts = if self.only.is_empty() { vec![Part::Pods, Part::Traffic] } else { self.only.clone() };
+        let parts =
+            if self.only.is_empty() { vec![BenchPart::Pods, BenchPart::Traffic] } else { self.only.clone() };
         for part in &parts {
             ensure!(
-                matches!(part, Part::Pods | Part::Traffic),
+                matches!(part, BenchPart::Pods | BenchPart::Traffic),
                 "--baseline compares the parts pods and traffic, not {part:?}"
             );
         }
@@ -190,8 +191,8 @@ impl Options {
         Comparison::new(baseline, parts, scale).map(Some)
     }
 
-    pub(crate) fn parts(&self) -> Vec<Part> {
-        if self.only.is_empty() { Part::value_variants().to_vec() } else { self.only.clone() }
+    pub(crate) fn parts(&self) -> Vec<BenchPart> {
+        if self.only.is_empty() { BenchPart::value_variants().to_vec() } else { self.only.clone() }
     }
 
     /// Where the JSON goes: beside the profile's folder that this program lies in, so `target/bench`.

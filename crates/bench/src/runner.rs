@@ -11,14 +11,14 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 const PATIENCE: Timespec = Timespec { tv_sec: 60, tv_nsec: 0 };
 
 #[derive(Debug)]
-pub(crate) struct Finished {
+pub(crate) struct FinishedCall {
     pub(crate) took: Duration,
     pub(crate) status: ExitStatus,
     pub(crate) stdout: Vec<u8>,
 }
 
 /// Runs the program in the namespace of the calling thread. Its end is its exit, and that its stdout is closed.
-pub(crate) fn run(command: &mut Command, stdin: &[u8]) -> Result<Finished> {
+pub(crate) fn run(command: &mut Command, stdin: &[u8]) -> Result<FinishedCall> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let start = Instant::now();
     let mut child = command.spawn().with_context(|| format!("cannot start {}", name(command)))?;
@@ -30,7 +30,7 @@ pub(crate) fn run(command: &mut Command, stdin: &[u8]) -> Result<Finished> {
     let status = child.wait().with_context(|| format!("cannot wait for {}", name(command)))?;
     let took = start.elapsed();
     let stdout = served.with_context(|| format!("cannot talk to {}", name(command)))?;
-    Ok(Finished { took, status, stdout })
+    Ok(FinishedCall { took, status, stdout })
 }
 
 /// Writes the input, which is smaller than a pipe, and reads the output to its end.

@@ -25,7 +25,7 @@ impl Seat {
     }
 }
 
-pub(crate) struct Site {
+pub(crate) struct BenchSite {
     pub(crate) podwire: Seat,
     pub(crate) routed: Seat,
     pub(crate) reference: Seat,
@@ -37,7 +37,7 @@ pub(crate) struct Site {
     _lab: Lab,
 }
 
-impl Site {
+impl BenchSite {
     pub(crate) fn make(scale: &Scale) -> Result<Self> {
         let lab = Lab::new("bench")?;
         let memory = Folder::make(&lab)?;

@@ -10,6 +10,14 @@ pub(crate) struct Sample {
     pub(crate) failures: Vec<String>,
 }
 
+/// Which of two figures is better.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Better {
+    Less,
+    More,
+}
+
 /// In milliseconds, by nearest rank.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Percentiles {

@@ -30,7 +30,7 @@ impl Args {
         for pair in text.split(';') {
             match pair.split_once('=') {
                 Some((key, value)) if !key.is_empty() && !value.contains('=') => {
-                    if args.set(key, value)? == Key::Unknown {
+                    if args.set(key, value)? == ArgKey::Unknown {
                         unknown.push(key);
                     }
                 }
@@ -48,7 +48,7 @@ impl Args {
         Err(Error::environment(format!("CNI_ARGS: unknown keys {keys}; IgnoreUnknown=1 lets them pass")))
     }
 
-    fn set(&mut self, key: &str, value: &str) -> Result<Key, Error> {
+    fn set(&mut self, key: &str, value: &str) -> Result<ArgKey, Error> {
         let text = || Some(value.to_owned()).filter(|v| !v.is_empty());
         match key {
             "IgnoreUnknown" => self.ignore_unknown = go_bool(key, value)?,
@@ -61,14 +61,14 @@ impl Args {
             "podwire.io/group" | "io.contiv.net-group" => self.group = text(),
             "IP" => self.ip = text().map(|v| v.parse()).transpose().map_err(|e: Error| bad(key, &e.msg))?,
             "MAC" => self.mac = text().map(|v| v.parse()).transpose().map_err(|e| bad(key, &e))?,
-            _ => return Ok(Key::Unknown),
+            _ => return Ok(ArgKey::Unknown),
         }
-        Ok(Key::Known)
+        Ok(ArgKey::Known)
     }
 }
 
 #[derive(PartialEq, Eq)]
-enum Key {
+enum ArgKey {
     Known,
     Unknown,
 }

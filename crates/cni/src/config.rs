@@ -52,10 +52,10 @@ impl Config {
     pub fn from_slice(raw: &[u8]) -> Result<Self, Error> {
         let map = decode(raw)?;
         let version = version_of(&map)?;
-        Self::read(Body { map, raw, version, variables: &Env::default() }, Need::All)
+        Self::read(ConfigBody { map, raw, version, variables: &Env::default() }, Need::All)
     }
 
-    pub(crate) fn read(body: Body<'_>, need: Need) -> Result<Self, Error> {
+    pub(crate) fn read(body: ConfigBody<'_>, need: Need) -> Result<Self, Error> {
         let root = Obj::root(&body.map);
         let (args_cni_ips, args_cni_mac) = need.of(read_args_cni(&root))?;
         Ok(Self {
@@ -85,7 +85,7 @@ impl Config {
 }
 
 /// A config that is JSON of a version we speak.
-pub(crate) struct Body<'a> {
+pub(crate) struct ConfigBody<'a> {
     pub(crate) map: Map<String, Value>,
     pub(crate) raw: &'a [u8],
     pub(crate) version: Version,

@@ -2,7 +2,7 @@ use std::collections::BTreeSet;
 
 use types::{AttachmentKey, ContainerId, IfName, Mac};
 
-use crate::config::{Body, Need, decode, version_of};
+use crate::config::{ConfigBody, Need, decode, version_of};
 use crate::json::{Item, Obj};
 use crate::{Args, Code, Command, Config, Env, Error, Failure, RequestedIp, Var, Version};
 
@@ -86,11 +86,11 @@ impl Request {
         let map = decode(stdin);
         let version = map.as_ref().map_err(Error::clone).and_then(version_of);
         let spoken = *version.as_ref().unwrap_or(&Version::LATEST);
-        let body = map.and_then(|map| Ok(Body { map, raw: stdin, version: version?, variables: env }));
+        let body = map.and_then(|map| Ok(ConfigBody { map, raw: stdin, version: version?, variables: env }));
         Self::read(env, body).map_err(|error| Failure { error, version: spoken })
     }
 
-    fn read(env: &Env, body: Result<Body<'_>, Error>) -> Result<Request, Error> {
+    fn read(env: &Env, body: Result<ConfigBody<'_>, Error>) -> Result<Request, Error> {
         let command = Command::parse(env.required(Var::Command)?)?;
         if env.is_delegated() && command != Command::Version {
             return Err(leads_back());
@@ -120,13 +120,13 @@ fn leads_back() -> Error {
 
 /// VERSION is how a runtime finds out what we speak, so nothing on stdin can make it fail. The answer is in the version
 /// that it states, else in our newest.
-fn asked_version(body: Result<Body<'_>, Error>) -> Version {
+fn asked_version(body: Result<ConfigBody<'_>, Error>) -> Version {
     let stated = body.and_then(|body| Version::stated(&Obj::root(&body.map)));
     stated.ok().flatten().unwrap_or(Version::LATEST)
 }
 
 /// Refuses commands that the config's version does not have.
-fn allowed(command: Command, body: Body<'_>) -> Result<Body<'_>, Error> {
+fn allowed(command: Command, body: ConfigBody<'_>) -> Result<ConfigBody<'_>, Error> {
     let since = match command {
         Command::Add | Command::Del | Command::Version => Version::V0_1_0,
         Command::Check => Version::V0_4_0,
@@ -163,7 +163,7 @@ where
 }
 
 impl Call {
-    fn read(command: Command, env: &Env, body: Result<Body<'_>, Error>) -> Result<Self, Error> {
+    fn read(command: Command, env: &Env, body: Result<ConfigBody<'_>, Error>) -> Result<Self, Error> {
         let need = if command == Command::Del { Need::Identity } else { Need::All };
         let mut problems = Problems::default();
         let container = problems.keep(parsed(env, Var::ContainerId));
@@ -186,7 +186,7 @@ impl Call {
 }
 
 impl Gc {
-    fn read(env: &Env, body: Result<Body<'_>, Error>) -> Result<Self, Error> {
+    fn read(env: &Env, body: Result<ConfigBody<'_>, Error>) -> Result<Self, Error> {
         env.required(Var::Path)?;
         let config = Config::read(allowed(Command::Gc, body?)?, Need::Identity)?;
         let valid = valid_attachments(&config.obj())?;

@@ -4,12 +4,14 @@ use std::io;
 use std::net::IpAddr;
 use std::path::Path;
 
+use files::UnsafeDir;
 use ipnet::IpNet;
 use netlink::{Link, RouteFilter, RtSocket};
 use rustix::fs::StatVfsMountFlags;
 use types::{Code, Finding, Fix, IfName};
 
 use crate::Error;
+use crate::state::StateError;
 
 /// What failed, for errors that have no code of their own.
 pub(crate) struct Failed<'a> {
@@ -48,6 +50,10 @@ impl Error {
                 let object = format_args!("directory {}", run_dir.display());
                 Some(Finding::new(Code::RunDirFull, object, "").fix(show_space(run_dir)))
             }
+            Self::State(StateError::Unsafe(unsafe_dir)) => {
+                let object = format_args!("directory {}", run_dir.display());
+                Some(Finding::new(Code::RunDirUnusable, object, "").fix(make_safe(unsafe_dir)))
+            }
             Self::Unreadable { record } => {
                 found(Code::RecordUnreadable, format!("file {}", record.display()))
             }
@@ -64,6 +70,16 @@ impl Error {
             Self::Several(errors) => errors.iter().find_map(|error| error.cause(run_dir)),
             _ => None,
         }
+    }
+}
+
+/// The command that an [`UnsafeDir`] asks for.
+fn make_safe(found: &UnsafeDir) -> Fix {
+    let text = |dir: &Path| dir.to_string_lossy().into_owned();
+    match found {
+        UnsafeDir::Symlink(dir) => Fix::words(["rm", &text(dir)]),
+        UnsafeDir::Owner { dir, us, .. } => Fix::words(["chown", &us.to_string(), &text(dir)]),
+        UnsafeDir::Mode { dir, .. } => Fix::words(["chmod", "go-w", &text(dir)]),
     }
 }
 

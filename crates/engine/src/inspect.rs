@@ -30,7 +30,7 @@ const IPAM_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// All findings of the node, the most important first: of the run directory, of the networks that `configs` describe, and of
 /// all recorded networks and pods. Configs of other run directories are not inspected. Each config has the CNI_PATH that a
-/// runtime would set.
+/// runtime would set. If several runtimes use it, it is given once for each of them.
 pub fn inspect(run_dir: &Path, configs: &[Config]) -> Vec<Finding> {
     let mut inspection = Inspection::new(run_dir);
     let parsed: Vec<(&Config, NetConf)> =
@@ -91,12 +91,11 @@ pub fn before_start(run_dir: &Path, name: &NetworkName, conf: &NetConf) -> Vec<F
     found
 }
 
-/// Each condition once.
-fn sorted(found: Vec<Finding>) -> Vec<Finding> {
+/// Each condition once, with the worst of its findings: two networks may use one IPAM plugin.
+fn sorted(mut found: Vec<Finding>) -> Vec<Finding> {
     let mut known = BTreeSet::new();
-    let mut found: Vec<Finding> =
-        found.into_iter().filter(|one| known.insert((one.code, one.object.clone()))).collect();
     found.sort_by_key(|one| (one.severity, one.code));
+    found.retain(|one| known.insert((one.code, one.object.clone())));
     found
 }
 
@@ -157,7 +156,11 @@ impl<'a> Inspection<'a> {
         let of_config = |(config, conf): &'c (&Config, NetConf)| {
             Subject::of_conf(&config.name, conf, &self.running(&config.name))
         };
-        let mut subjects: Vec<Subject<'c>> = parsed.iter().map(of_config).collect();
+        let is_first = |(index, (config, _)): &(usize, &'c (&Config, NetConf))| {
+            !parsed[..*index].iter().any(|(earlier, _)| earlier.raw == config.raw)
+        };
+        let mut subjects: Vec<Subject<'c>> =
+            parsed.iter().enumerate().filter(is_first).map(|(_, one)| of_config(one)).collect();
         for (network, listed) in &self.records {
             let is_known =
                 |subject: &Subject<'_>| AttachmentKey::network_dir(&subject.name) == network.name();
@@ -264,4 +267,21 @@ fn records_of(run_dir: &Path) -> Result<Vec<(Network, Vec<Listed>)>, Error> {
 
 fn ready(listed: &[Listed]) -> impl Iterator<Item = &Attachment> {
     listed.iter().filter(|one| one.phase == Phase::Ready).filter_map(|one| one.attachment.as_ref())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// F14: the finding of the first network must not hide the worse one of the second.
+    #[test]
+    fn f14_of_two_findings_about_one_object_the_worse_is_kept() {
+        let found = |message: &str| Finding::new(Code::IpamUnavailable, "plugin dhcp", message);
+        let other = Finding::new(Code::NftMissing, "program nft", "missing");
+        let all = sorted(vec![found("limited").degraded(), other, found("missing"), found("missing too")]);
+        let shown: Vec<&str> = all.iter().map(|one| one.message.as_str()).collect();
+        assert_eq!(shown.iter().filter(|message| message.starts_with("missing")).count(), 2, "{shown:?}");
+        let kept = all.iter().find(|one| one.code == Code::IpamUnavailable).unwrap();
+        assert_eq!((kept.severity, kept.message.as_str()), (Severity::NotReady, "missing"));
+    }
 }

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use cni::{Call, Config, Request, Version};
 use netconf::{NetConf, Place};
 use serde_json::Value;
-use types::RequestId;
+use types::{AttachMode, RequestId};
 
 use crate::{Delegates, Resident, attach, check, detach, gc, status};
 
@@ -19,6 +19,8 @@ pub struct Done {
     pub mtu: Option<u32>,
     /// How many attachments GC collected.
     pub collected: usize,
+    /// The mode of the pod that was added or removed.
+    pub mode: Option<AttachMode>,
 }
 
 /// Who asks, and what they need of the engine.
@@ -81,13 +83,15 @@ fn add(call: &Call, caller: &Caller<'_>) -> Result<Done, cni::Error> {
     let (conf, place) = (NetConf::for_call(call)?, Place::parse(&call.config)?);
     let (result, attachment) = attach::attach(call, &conf, &place, caller)?;
     let answer = Some(result.to_json(call.config.version));
-    Ok(Done { answer, addresses: attachment.ips().collect(), mtu: Some(attachment.mtu), collected: 0 })
+    let (addresses, mtu, mode) = (attachment.ips().collect(), Some(attachment.mtu), Some(attachment.mode));
+    Ok(Done { answer, addresses, mtu, collected: 0, mode })
 }
 
 fn del(call: &Call, caller: &Caller<'_>) -> Result<Done, cni::Error> {
     let was = detach::detach(call, &Place::parse(&call.config)?, caller)?;
+    let mode = was.as_ref().map(|attachment| attachment.mode);
     let addresses = was.map(|attachment| attachment.ips().collect()).unwrap_or_default();
-    Ok(Done { addresses, ..Done::default() })
+    Ok(Done { addresses, mode, ..Done::default() })
 }
 
 fn status_of(config: &Config, caller: &Caller<'_>) -> Result<Done, cni::Error> {

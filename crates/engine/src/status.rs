@@ -43,7 +43,7 @@ pub(crate) fn status(
         }
         (Code::BridgeDown | Code::GatewayMissing, _) => match caller.resident {
             Some(_) => one.fix("systemctl restart podwire"),
-            None => repaired(one, reconcile::restore_bridges(&place.run_dir), ""),
+            None => repaired(one, reconcile::restore_bridges(&place.run_dir, Some(&config.name)), ""),
         },
         // An agent that is ready reports an overlap that appears later as degraded.
         (Code::SubnetOverlap, Severity::NotReady) if caller.resident.is_some() => one.degraded(),

@@ -20,7 +20,7 @@ mod write;
 pub use dir::{UnsafeDir, check_dir, create_dir, sync_dir};
 pub use lock::{Attempt, LockFailed, LockFile};
 pub use open::{
-    Refused, is_refused, open, open_config, open_unmanaged, read, read_limited, read_open, read_text,
+    OpenRefused, is_refused, open, open_config, open_unmanaged, read, read_limited, read_open, read_text,
     read_unmanaged,
 };
 pub use write::{

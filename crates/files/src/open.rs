@@ -18,7 +18,7 @@ const REMOVE: &str = "; remove it";
 
 /// Why a file is not opened although it exists.
 #[derive(Debug, thiserror::Error)]
-pub enum Refused {
+pub enum OpenRefused {
     #[error("it is {what}, not a regular file{advice}")]
     NotRegular { what: &'static str, advice: &'static str },
     #[error("it belongs to user {owner}, who could change it: run 'chown 0 {}'", path.display())]
@@ -27,9 +27,9 @@ pub enum Refused {
     Mode { path: PathBuf, mode: u32 },
 }
 
-/// Whether an error of this crate is a [`Refused`].
+/// Whether an error of this crate is an [`OpenRefused`].
 pub fn is_refused(error: &io::Error) -> bool {
-    error.get_ref().and_then(|inner| inner.downcast_ref::<Refused>()).is_some()
+    error.get_ref().and_then(|inner| inner.downcast_ref::<OpenRefused>()).is_some()
 }
 
 /// Opens a regular file that only this user can write to. A symlink as the last component is refused. Other custom flags
@@ -38,10 +38,10 @@ pub fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     open_with(path, options, OFlags::NOFOLLOW, |meta| {
         check_regular(meta)?;
         if !is_trusted(meta) {
-            return Err(Refused::Owner { path: path.to_owned(), owner: meta.uid() });
+            return Err(OpenRefused::Owner { path: path.to_owned(), owner: meta.uid() });
         }
         match mode_if_shared(meta) {
-            Some(mode) => Err(Refused::Mode { path: path.to_owned(), mode }),
+            Some(mode) => Err(OpenRefused::Mode { path: path.to_owned(), mode }),
             None => Ok(()),
         }
     })
@@ -58,8 +58,8 @@ pub fn open_config(path: &Path) -> io::Result<File> {
     let is_null = |meta: &Metadata| meta.file_type().is_char_device() && meta.rdev() == makedev(1, 3);
     open_with(path, File::options().read(true), OFlags::empty(), |meta| match check_regular(meta) {
         // It is the operator's file: no advice to remove it.
-        Err(Refused::NotRegular { what, .. }) if !is_null(meta) => {
-            Err(Refused::NotRegular { what, advice: "" })
+        Err(OpenRefused::NotRegular { what, .. }) if !is_null(meta) => {
+            Err(OpenRefused::NotRegular { what, advice: "" })
         }
         Ok(()) | Err(_) => Ok(()),
     })
@@ -69,7 +69,7 @@ fn open_with(
     path: &Path,
     options: &mut OpenOptions,
     flags: OFlags,
-    check: impl Fn(&Metadata) -> Result<(), Refused>,
+    check: impl Fn(&Metadata) -> Result<(), OpenRefused>,
 ) -> io::Result<File> {
     // NONBLOCK: a FIFO without a peer would block here. NOCTTY: a terminal must not become the agent's own.
     let flags = flags | OFlags::NONBLOCK | OFlags::NOCTTY;
@@ -86,7 +86,7 @@ fn open_with(
     Ok(file)
 }
 
-fn check_regular(meta: &Metadata) -> Result<(), Refused> {
+fn check_regular(meta: &Metadata) -> Result<(), OpenRefused> {
     let what = match meta.file_type() {
         kind if kind.is_file() => return Ok(()),
         kind if kind.is_symlink() => "a symlink",
@@ -95,7 +95,7 @@ fn check_regular(meta: &Metadata) -> Result<(), Refused> {
         kind if kind.is_socket() => "a socket",
         _ => "a device",
     };
-    Err(Refused::NotRegular { what, advice: REMOVE })
+    Err(OpenRefused::NotRegular { what, advice: REMOVE })
 }
 
 /// The content of a regular file that only this user can write to.

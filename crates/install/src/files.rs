@@ -16,13 +16,13 @@ const ABANDONED: Duration = Duration::from_secs(60);
 const CHUNK: usize = 64 << 10;
 
 /// What a file should hold.
-pub(super) enum Content<'a> {
+pub(super) enum FileContent<'a> {
     Copy { file: &'a File, path: &'a Path },
     Text(&'a str),
 }
 
 /// How a file is compared with what it should be.
-pub(super) enum Look {
+pub(super) enum FileState {
     Right,
     Missing,
     /// The content is right, and mode or owner are not.
@@ -30,7 +30,7 @@ pub(super) enum Look {
     Other(String),
 }
 
-impl Look {
+impl FileState {
     /// What is wrong, if anything is.
     pub(super) fn complaint(self) -> Option<String> {
         match self {
@@ -41,7 +41,7 @@ impl Look {
     }
 }
 
-impl Content<'_> {
+impl FileContent<'_> {
     pub(super) fn bytes(&self) -> Result<Vec<u8>, InstallError> {
         match self {
             Self::Text(text) => Ok(text.as_bytes().to_vec()),
@@ -114,18 +114,20 @@ pub(super) fn digest(bytes: &[u8]) -> String {
     Digest::of_bytes(bytes).base32(51)
 }
 
-pub(super) fn look(path: &Path, mode: u32, content: &Content<'_>) -> Result<Look, InstallError> {
+pub(super) fn look(path: &Path, mode: u32, content: &FileContent<'_>) -> Result<FileState, InstallError> {
     let fail = |source| InstallError::Read { path: path.to_owned(), source };
-    let Some(meta) = optional(fs::symlink_metadata(path)).map_err(fail)? else { return Ok(Look::Missing) };
+    let Some(meta) = optional(fs::symlink_metadata(path)).map_err(fail)? else {
+        return Ok(FileState::Missing);
+    };
     if !meta.is_file() {
-        return Ok(Look::Other("it was not a regular file".to_owned()));
+        return Ok(FileState::Other("it was not a regular file".to_owned()));
     }
     let opened = ::files::open_unmanaged(path, File::options().read(true));
-    let Some(there) = optional(opened).map_err(fail)? else { return Ok(Look::Missing) };
+    let Some(there) = optional(opened).map_err(fail)? else { return Ok(FileState::Missing) };
     if !content.is_in(&there).map_err(fail)? {
-        return Ok(Look::Other("its content was another".to_owned()));
+        return Ok(FileState::Other("its content was another".to_owned()));
     }
-    Ok(access(&meta, mode).map_or(Look::Right, Look::Access))
+    Ok(access(&meta, mode).map_or(FileState::Right, FileState::Access))
 }
 
 fn access(meta: &Metadata, mode: u32) -> Option<String> {

@@ -6,19 +6,19 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::{InstallError, Installer, PLUGIN, Role, Wanted};
+use crate::{FileRole, InstallError, Installer, PLUGIN, WantedFile};
 
 /// How programs begin on Linux.
 const ELF: &[u8] = b"\x7fELF";
 
-pub(super) fn is_foreign(installer: &Installer, wanted: &Wanted<'_>) -> Result<bool, InstallError> {
+pub(super) fn is_foreign(installer: &Installer, wanted: &WantedFile<'_>) -> Result<bool, InstallError> {
     let is_ours = match wanted.role {
-        Role::Plugin | Role::Loopback => {
+        FileRole::Plugin | FileRole::Loopback => {
             let bytes = content(&wanted.path)?;
             // As a power failure leaves a file that was just written.
             is_our_program(&bytes) || (bytes.is_empty() && wanted.path.is_file())
         }
-        Role::Config => is_our_config(&content(&wanted.path)?, &installer.plugin.name),
+        FileRole::Config => is_our_config(&content(&wanted.path)?, &installer.plugin.name),
     };
     Ok(!is_ours)
 }

@@ -32,13 +32,13 @@ use config::{Config, Install, Network, Plugin, Store};
 
 pub use error::InstallError;
 pub use foreign::is_podwire_program;
-pub use remove::{Removal, remove};
+pub use remove::{RemovedFiles, remove};
 pub use rendered::Rendered;
 pub use template::VARIABLES;
-pub use watch::Watch;
+pub use watch::FileWatch;
 
-use files::{Content, Look};
-use record::{Entry, Record};
+use files::{FileContent, FileState};
+use record::{InstallRecord, RecordedFile};
 
 /// The plugin's file name where nobody says otherwise, which is also its `type` in a CNI config.
 pub const PLUGIN: &str = Plugin::NAME;
@@ -53,7 +53,7 @@ const CONFIG_MODE: u32 = 0o600;
 /// Who put a file there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Maker {
+pub enum InstalledBy {
     /// It has one config, which may get another name.
     Agent,
     /// Networks without an agent; there may be several.
@@ -62,7 +62,7 @@ pub enum Maker {
 
 /// What `podwire install --standalone` puts in place: a network without an agent.
 #[derive(Debug)]
-pub struct Standalone {
+pub struct StandaloneInstall {
     pub network: Network,
     pub install: Install,
     pub run_dir: PathBuf,
@@ -71,7 +71,7 @@ pub struct Standalone {
 
 #[derive(Debug)]
 pub struct Installer {
-    maker: Maker,
+    maker: InstalledBy,
     network: Network,
     plugin: Plugin,
     install: Install,
@@ -90,31 +90,31 @@ pub struct Installer {
 }
 
 /// A file as it should be.
-struct Wanted<'a> {
-    role: Role,
+struct WantedFile<'a> {
+    role: FileRole,
     path: PathBuf,
     mode: u32,
-    content: Content<'a>,
+    content: FileContent<'a>,
 }
 
 /// A file as it should be, and how it is.
-type Looked<'a> = (Wanted<'a>, Result<Look, InstallError>);
+type Looked<'a> = (WantedFile<'a>, Result<FileState, InstallError>);
 
 /// What [`Installer::keep`] did, and the files as they are now.
-pub struct Kept {
+pub struct InstallOutcome {
     pub done: Vec<String>,
     pub files: Vec<InstalledFile>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Role {
+pub enum FileRole {
     Plugin,
     Loopback,
     Config,
 }
 
-impl Role {
+impl FileRole {
     fn word(self) -> &'static str {
         match self {
             Self::Plugin => "plugin",
@@ -132,7 +132,7 @@ impl Installer {
         let is_alone = config.store == Store::Embedded && config.cluster.margin == 0;
         let whole = Rendered::whole(&config.network);
         let installer = Self {
-            maker: Maker::Agent,
+            maker: InstalledBy::Agent,
             rendered: RwLock::new(is_alone.then_some(whole)),
             stand_in: Rendered::stand_in(&config.network, config.cluster.margin),
             has_news: AtomicBool::new(false),
@@ -148,11 +148,11 @@ impl Installer {
         Ok(Some(installer))
     }
 
-    pub fn standalone(what: Standalone) -> Result<Self, InstallError> {
+    pub fn standalone(what: StandaloneInstall) -> Result<Self, InstallError> {
         let whole = Rendered::whole(&what.network);
         let plugin = Plugin::default();
         let installer = Self {
-            maker: Maker::Standalone,
+            maker: InstalledBy::Standalone,
             rendered: RwLock::new(Some(whole.clone())),
             stand_in: whole,
             has_news: AtomicBool::new(false),
@@ -200,7 +200,7 @@ impl Installer {
     }
 
     /// The same, and how the files are afterwards, with one look at each.
-    pub fn keep(&self) -> Result<Kept, InstallError> {
+    pub fn keep(&self) -> Result<InstallOutcome, InstallError> {
         // First: what is told from here on is news again.
         let had_news = self.has_news.swap(false, Ordering::AcqRel);
         let kept = self.keep_all();
@@ -210,9 +210,9 @@ impl Installer {
         kept
     }
 
-    fn keep_all(&self) -> Result<Kept, InstallError> {
+    fn keep_all(&self) -> Result<InstallOutcome, InstallError> {
         let config = self.render()?;
-        let (mut record, damage) = Record::read(&self.state_dir)?;
+        let (mut record, damage) = InstallRecord::read(&self.state_dir)?;
         let mut done: Vec<String> = damage.into_iter().collect();
         let all = self.looked_at(&config, &record)?;
         let paths: Vec<PathBuf> = all.iter().map(|(wanted, _)| wanted.path.clone()).collect();
@@ -222,12 +222,12 @@ impl Installer {
         for (wanted, look) in all {
             match look? {
                 // A record that was lost is made anew.
-                Look::Right if record.knows(&wanted.path) => {}
+                FileState::Right if record.knows(&wanted.path) => {}
                 look => wrong.push((wanted, look)),
             }
         }
         for (wanted, _) in &wrong {
-            record.add(Entry {
+            record.add(RecordedFile {
                 role: wanted.role,
                 maker: self.maker,
                 path: wanted.path.clone(),
@@ -235,7 +235,7 @@ impl Installer {
             });
         }
         if wrong.is_empty() && stale.is_empty() {
-            return Ok(Kept { done, files });
+            return Ok(InstallOutcome { done, files });
         }
         record.add_missing_folders([&self.state_dir, &self.install.plugin_dir, &self.install.config_dir])?;
         record.write(&self.state_dir)?;
@@ -246,7 +246,7 @@ impl Installer {
             }
         }
         self.leave(&stale, &mut record, &mut done)?;
-        Ok(Kept { done, files })
+        Ok(InstallOutcome { done, files })
     }
 
     /// The files before the agent has installed them.
@@ -261,7 +261,7 @@ impl Installer {
 
     fn reported(&self, missing: &str) -> Vec<InstalledFile> {
         let wanted = self.render().and_then(|config| {
-            let (record, _) = Record::read(&self.state_dir)?;
+            let (record, _) = InstallRecord::read(&self.state_dir)?;
             let wanted = self.looked_at(&config, &record)?;
             Ok(wanted.into_iter().map(|(wanted, look)| wanted.report(look, missing)).collect())
         });
@@ -271,19 +271,23 @@ impl Installer {
     }
 
     /// Takes away what is recorded and still ours.
-    pub fn remove(&self) -> Result<Removal, InstallError> {
+    pub fn remove(&self) -> Result<RemovedFiles, InstallError> {
         remove(&self.state_dir)
     }
 
     /// In the order in which they are put: the config is last. Without a loopback plugin that is another's: others use
     /// that name, too, and it is ours only where nobody has it, or where what has it came from us. Any other file of
     /// somebody else is an error: we cannot work without it.
-    fn looked_at<'a>(&'a self, config: &'a str, record: &Record) -> Result<Vec<Looked<'a>>, InstallError> {
+    fn looked_at<'a>(
+        &'a self,
+        config: &'a str,
+        record: &InstallRecord,
+    ) -> Result<Vec<Looked<'a>>, InstallError> {
         let mut all = Vec::new();
         for wanted in self.wanted(config) {
             let look = wanted.look();
-            let is_other = matches!(look, Ok(Look::Other(_)));
-            if wanted.role == Role::Loopback && is_other && !record.is_ours(&wanted.path)? {
+            let is_other = matches!(look, Ok(FileState::Other(_)));
+            if wanted.role == FileRole::Loopback && is_other && !record.is_ours(&wanted.path)? {
                 continue;
             }
             // Where the record knows the path it was ours: whoever changed it since is undone.
@@ -294,20 +298,20 @@ impl Installer {
         Ok(all)
     }
 
-    fn wanted<'a>(&'a self, config: &'a str) -> [Wanted<'a>; 3] {
-        let plugin = |role: Role, name: &str| Wanted {
+    fn wanted<'a>(&'a self, config: &'a str) -> [WantedFile<'a>; 3] {
+        let plugin = |role: FileRole, name: &str| WantedFile {
             role,
             path: self.install.plugin_dir.join(name),
             mode: PLUGIN_MODE,
-            content: Content::Copy { file: &self.source, path: &self.install.plugin },
+            content: FileContent::Copy { file: &self.source, path: &self.install.plugin },
         };
-        let config = Wanted {
-            role: Role::Config,
+        let config = WantedFile {
+            role: FileRole::Config,
             path: self.config_path(),
             mode: CONFIG_MODE,
-            content: Content::Text(config),
+            content: FileContent::Text(config),
         };
-        [plugin(Role::Plugin, &self.plugin.name), plugin(Role::Loopback, LOOPBACK), config]
+        [plugin(FileRole::Plugin, &self.plugin.name), plugin(FileRole::Loopback, LOOPBACK), config]
     }
 
     /// The condition of a node whose runtime lacks plugin or config.
@@ -328,23 +332,25 @@ impl Installer {
     }
 
     /// What this agent put elsewhere under an earlier configuration: a runtime would go on using the old config.
-    fn stale(&self, record: &Record, wanted: &[PathBuf]) -> Vec<PathBuf> {
+    fn stale(&self, record: &InstallRecord, wanted: &[PathBuf]) -> Vec<PathBuf> {
         match self.maker {
-            Maker::Standalone => Vec::new(),
-            Maker::Agent => record.made_by(Maker::Agent).filter(|path| !wanted.contains(path)).collect(),
+            InstalledBy::Standalone => Vec::new(),
+            InstalledBy::Agent => {
+                record.made_by(InstalledBy::Agent).filter(|path| !wanted.contains(path)).collect()
+            }
         }
     }
 
     fn leave(
         &self,
         stale: &[PathBuf],
-        record: &mut Record,
+        record: &mut InstallRecord,
         done: &mut Vec<String>,
     ) -> Result<(), InstallError> {
         if stale.is_empty() {
             return Ok(());
         }
-        let mut removal = Removal::default();
+        let mut removal = RemovedFiles::default();
         for path in stale {
             remove::entry(path, record, &mut removal);
         }
@@ -354,22 +360,22 @@ impl Installer {
     }
 }
 
-impl Wanted<'_> {
-    fn look(&self) -> Result<Look, InstallError> {
+impl WantedFile<'_> {
+    fn look(&self) -> Result<FileState, InstallError> {
         files::look(&self.path, self.mode, &self.content)
     }
 
     fn foreign(&self) -> InstallError {
         let key = match self.role {
-            Role::Plugin | Role::Loopback => "install.type (CNI_TYPE) or install.plugin_dir",
-            Role::Config => "install.config_name or install.config_dir (CNI_CONFIG_LOCATION)",
+            FileRole::Plugin | FileRole::Loopback => "install.type (CNI_TYPE) or install.plugin_dir",
+            FileRole::Config => "install.config_name or install.config_dir (CNI_CONFIG_LOCATION)",
         };
         InstallError::Foreign { path: self.path.clone(), key }
     }
 
-    fn report(self, look: Result<Look, InstallError>, missing: &str) -> InstalledFile {
+    fn report(self, look: Result<FileState, InstallError>, missing: &str) -> InstalledFile {
         let message = match look {
-            Ok(Look::Missing) => Some(missing.to_owned()),
+            Ok(FileState::Missing) => Some(missing.to_owned()),
             Ok(look) => look.complaint(),
             Err(error) => Some(error.to_string()),
         };
@@ -379,15 +385,16 @@ impl Wanted<'_> {
 
 /// The plugin that is installed on this node, as the record in the state directory names it.
 pub fn installed_plugin(state_dir: &Path) -> Option<PathBuf> {
-    let (record, _) = Record::read(state_dir).ok()?;
-    let mut plugins = record.files.into_iter().filter(|entry| entry.role == Role::Plugin);
+    let (record, _) = InstallRecord::read(state_dir).ok()?;
+    let mut plugins = record.files.into_iter().filter(|entry| entry.role == FileRole::Plugin);
     plugins.next_back().map(|entry| entry.path)
 }
 
 /// Whether the files of this node are those of networks without an agent only.
 pub fn is_standalone(state_dir: &Path) -> bool {
-    Record::read(state_dir).is_ok_and(|(record, _)| {
-        record.made_by(Maker::Standalone).next().is_some() && record.made_by(Maker::Agent).next().is_none()
+    InstallRecord::read(state_dir).is_ok_and(|(record, _)| {
+        record.made_by(InstalledBy::Standalone).next().is_some()
+            && record.made_by(InstalledBy::Agent).next().is_none()
     })
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use ::files::optional;
 use serde::{Deserialize, Serialize};
 
-use crate::{InstallError, Maker, Role, files};
+use crate::{FileRole, InstallError, InstalledBy, files};
 
 const FILE: &str = "installed.json";
 const VERSION: u32 = 1;
@@ -15,10 +15,10 @@ const REMEMBERED: usize = 8;
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Record {
+pub(super) struct InstallRecord {
     version: u32,
     #[serde(default)]
-    pub(super) files: Vec<Entry>,
+    pub(super) files: Vec<RecordedFile>,
     /// Folders that were not there before, outermost first.
     #[serde(default)]
     pub(super) folders: Vec<PathBuf>,
@@ -26,15 +26,15 @@ pub(super) struct Record {
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Entry {
-    pub(super) role: Role,
-    pub(super) maker: Maker,
+pub(super) struct RecordedFile {
+    pub(super) role: FileRole,
+    pub(super) maker: InstalledBy,
     pub(super) path: PathBuf,
     /// Of what we put there, the latest last. Somebody killed between record and rename leaves an earlier one in place.
     pub(super) digests: Vec<String>,
 }
 
-impl Record {
+impl InstallRecord {
     fn empty() -> Self {
         Self { version: VERSION, files: Vec::new(), folders: Vec::new() }
     }
@@ -71,18 +71,18 @@ impl Record {
         self.files.iter().any(|entry| entry.path == path)
     }
 
-    pub(super) fn made_by(&self, maker: Maker) -> impl Iterator<Item = PathBuf> {
+    pub(super) fn made_by(&self, maker: InstalledBy) -> impl Iterator<Item = PathBuf> {
         self.files.iter().filter(move |entry| entry.maker == maker).map(|entry| entry.path.clone())
     }
 
     /// Did we install a plugin of this name?
     pub(super) fn has_plugin(&self, name: &str) -> bool {
-        let mut plugins = self.files.iter().filter(|entry| entry.role == Role::Plugin);
+        let mut plugins = self.files.iter().filter(|entry| entry.role == FileRole::Plugin);
         plugins.any(|entry| entry.path.file_name().is_some_and(|there| there == name))
     }
 
     /// An entry of the same path gives it its digests.
-    pub(super) fn add(&mut self, mut entry: Entry) {
+    pub(super) fn add(&mut self, mut entry: RecordedFile) {
         if let Some(at) = self.files.iter().position(|earlier| earlier.path == entry.path) {
             let mut digests = self.files.remove(at).digests;
             digests.retain(|earlier| !entry.digests.contains(earlier));

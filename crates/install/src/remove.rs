@@ -8,28 +8,28 @@ use std::time::Duration;
 use ::files::optional;
 use serde_json::Value;
 
-use crate::record::{Entry, Record};
-use crate::{InstallError, PLUGIN, Role, files, foreign};
+use crate::record::{InstallRecord, RecordedFile};
+use crate::{FileRole, InstallError, PLUGIN, files, foreign};
 
 /// What was taken away, and what was left for a person to decide.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Removal {
+pub struct RemovedFiles {
     pub done: Vec<String>,
     pub left: Vec<String>,
 }
 
 /// Takes away what the record in this state folder names, the config first: a runtime must not find a config whose
 /// plugin is gone.
-pub fn remove(state_dir: &Path) -> Result<Removal, InstallError> {
-    let (mut record, damage) = Record::read(state_dir)?;
-    let mut removal = Removal::default();
+pub fn remove(state_dir: &Path) -> Result<RemovedFiles, InstallError> {
+    let (mut record, damage) = InstallRecord::read(state_dir)?;
+    let mut removal = RemovedFiles::default();
     if damage.is_some() {
-        let path = Record::path(state_dir);
+        let path = InstallRecord::path(state_dir);
         let what = "cannot be used; look for 10-podwire.conflist, podwire-cni and loopback yourself";
         removal.left.push(format!("{} {what}", path.display()));
         return Ok(removal);
     }
-    let mut paths: Vec<(Role, _)> =
+    let mut paths: Vec<(FileRole, _)> =
         record.files.iter().map(|entry| (entry.role, entry.path.clone())).collect();
     paths.sort_by_key(|(role, _)| std::cmp::Reverse(*role));
     for (_, path) in &paths {
@@ -45,7 +45,7 @@ pub fn remove(state_dir: &Path) -> Result<Removal, InstallError> {
 }
 
 /// Removes one file of the record if it is still ours. The entry stays only if the file resists.
-pub(super) fn entry(path: &Path, record: &mut Record, removal: &mut Removal) {
+pub(super) fn entry(path: &Path, record: &mut InstallRecord, removal: &mut RemovedFiles) {
     let Some(entry) = record.files.iter().find(|entry| entry.path == path).cloned() else { return };
     let what = format!("{} {}", entry.role.word(), path.display());
     let outcome = match is_ours(&entry, record) {
@@ -74,16 +74,17 @@ enum Ownership {
     Theirs,
 }
 
-fn is_ours(entry: &Entry, record: &Record) -> Result<Ownership, InstallError> {
+fn is_ours(entry: &RecordedFile, record: &InstallRecord) -> Result<Ownership, InstallError> {
     if let Ok(None) = optional(fs::symlink_metadata(&entry.path)) {
         return Ok(Ownership::Gone);
     }
-    let ours = record.is_ours(&entry.path)? || (entry.role == Role::Config && names_us(&entry.path, record));
+    let ours =
+        record.is_ours(&entry.path)? || (entry.role == FileRole::Config && names_us(&entry.path, record));
     Ok(if ours { Ownership::Ours } else { Ownership::Theirs })
 }
 
 /// A config that somebody edited still calls a plugin that will be gone.
-fn names_us(path: &Path, record: &Record) -> bool {
+fn names_us(path: &Path, record: &InstallRecord) -> bool {
     let Ok(bytes) = ::files::read_unmanaged(path) else { return false };
     let plugins = foreign::plugins(&bytes);
     let mut kinds = plugins.iter().filter_map(|plugin| plugin.get("type").and_then(Value::as_str));
@@ -91,8 +92,8 @@ fn names_us(path: &Path, record: &Record) -> bool {
 }
 
 /// The record itself, and the folders that we made and nobody else uses.
-fn forget(state_dir: &Path, record: &Record, removal: &mut Removal) {
-    let path = Record::path(state_dir);
+fn forget(state_dir: &Path, record: &InstallRecord, removal: &mut RemovedFiles) {
+    let path = InstallRecord::path(state_dir);
     if let Err(error) = ::files::remove(&path) {
         removal.left.push(format!("{} stays: {error}", path.display()));
     }

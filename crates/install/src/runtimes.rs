@@ -64,7 +64,7 @@ pub fn config_times(root: &Path) -> Vec<(PathBuf, SystemTime)> {
 
 /// The files of one runtime's configuration.
 #[derive(Default)]
-struct Files {
+struct RuntimeFiles {
     tables: Vec<Table>,
     unreadable: Vec<Unreadable>,
 }
@@ -77,11 +77,11 @@ impl Runtimes {
         all.add(read_with_imports(&main), |tables| containerd(main.clone(), tables));
         let main = root.join(CRIO);
         let files = [main.clone()].into_iter().chain(listed(&root.join(CRIO_DROP_INS), "*.conf"));
-        all.add(Files::read(files), |tables| crio(main.clone(), tables));
+        all.add(RuntimeFiles::read(files), |tables| crio(main.clone(), tables));
         all
     }
 
-    fn add(&mut self, files: Files, of: impl FnOnce(&[Table]) -> Option<Runtime>) {
+    fn add(&mut self, files: RuntimeFiles, of: impl FnOnce(&[Table]) -> Option<Runtime>) {
         if !files.tables.is_empty() {
             self.found.extend(of(&files.tables));
         }
@@ -265,8 +265,8 @@ fn strings(value: Option<&Value>) -> Vec<&str> {
 }
 
 /// The file, then those that its `imports` name, which win. Imports of imports are rare, and not followed.
-fn read_with_imports(main: &Path) -> Files {
-    let mut all = Files::read([main.to_owned()]);
+fn read_with_imports(main: &Path) -> RuntimeFiles {
+    let mut all = RuntimeFiles::read([main.to_owned()]);
     let imports = all.tables.first().map(|table| strings(table.get("imports"))).unwrap_or_default();
     let directory = main.parent().unwrap_or(main);
     let mut files = Vec::new();
@@ -275,7 +275,7 @@ fn read_with_imports(main: &Path) -> Files {
         let pattern = import.file_name().unwrap_or_default().to_string_lossy().into_owned();
         files.extend(listed(import.parent().unwrap_or(directory), &pattern));
     }
-    let imported = Files::read(files);
+    let imported = RuntimeFiles::read(files);
     all.tables.extend(imported.tables);
     all.unreadable.extend(imported.unreadable);
     all
@@ -298,7 +298,7 @@ fn listed(directory: &Path, pattern: &str) -> Vec<PathBuf> {
     files
 }
 
-impl Files {
+impl RuntimeFiles {
     /// Files that do not exist are left out.
     fn read(files: impl IntoIterator<Item = PathBuf>) -> Self {
         let mut all = Self::default();

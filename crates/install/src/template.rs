@@ -4,7 +4,7 @@ use netconf::Addresses;
 use serde_json::{Map, Value};
 
 use crate::rendered::{Rendered, joined};
-use crate::{InstallError, Installer, Maker};
+use crate::{InstallError, InstalledBy, Installer};
 
 /// What a template may name. Texts are escaped for use between quotes; MTU (0 where none is set) and MASQUERADE stand
 /// without them.
@@ -36,10 +36,10 @@ const STANDALONE: &str = r#""mode": "{{ MODE }}",
       "isDefaultGateway": true,
       "ipMasq": {{ MASQUERADE }}"#;
 
-fn built_in(maker: Maker) -> String {
+fn built_in(maker: InstalledBy) -> String {
     let network = match maker {
-        Maker::Agent => AGENT,
-        Maker::Standalone => STANDALONE,
+        InstalledBy::Agent => AGENT,
+        InstalledBy::Standalone => STANDALONE,
     };
     format!(
         r#"{{
@@ -74,7 +74,7 @@ pub(super) fn render(installer: &Installer, known: Option<&Rendered>) -> Result<
             (format!("the template {}", path.display()), text)
         }
     };
-    let draft = Draft { installer, known };
+    let draft = ConfigDraft { installer, known };
     fill(&text, |name| draft.value(name))
         .and_then(|config| draft.check(&config).map(|()| config))
         .and_then(
@@ -86,7 +86,7 @@ pub(super) fn render(installer: &Installer, known: Option<&Rendered>) -> Result<
 }
 
 /// A config while it is made.
-struct Draft<'a> {
+struct ConfigDraft<'a> {
     installer: &'a Installer,
     known: Option<&'a Rendered>,
 }
@@ -111,7 +111,7 @@ fn start_of(text: &str) -> String {
     text.chars().take(40).collect()
 }
 
-impl Draft<'_> {
+impl ConfigDraft<'_> {
     fn value(&self, name: &str) -> Result<String, String> {
         let (installer, network) = (self.installer, &self.installer.network);
         let known = || {
@@ -174,7 +174,7 @@ impl Draft<'_> {
             plugin.insert(key.to_owned(), value.clone());
         }
         let of_agent = list.get("name").and_then(Value::as_str) == Some(installer.network.name.as_str());
-        if installer.maker == Maker::Agent && of_agent {
+        if installer.maker == InstalledBy::Agent && of_agent {
             // As the agent will: what the config says stays.
             let known = self.known.unwrap_or(&installer.stand_in);
             for (key, value) in known.request_defaults(&installer.network) {
@@ -210,7 +210,7 @@ fn single(text: &str) -> Result<String, String> {
 
 /// A plugin that looks for the agent elsewhere never finds it, and leaves its tombstones where nobody reads them.
 fn check_place(installer: &Installer, place: &netconf::Place) -> Result<(), String> {
-    let Some(socket) = place.agent.as_ref().filter(|_| installer.maker == Maker::Agent) else {
+    let Some(socket) = place.agent.as_ref().filter(|_| installer.maker == InstalledBy::Agent) else {
         return Ok(());
     };
     if *socket != installer.socket {

@@ -20,7 +20,7 @@ use crate::{InstallError, Installer, LOOPBACK};
 const MAX_EVENTS: usize = 1024;
 
 #[derive(Debug)]
-pub struct Watch {
+pub struct FileWatch {
     inotify: OwnedFd,
     /// Our folders, and the names in them.
     folders: Vec<(PathBuf, Vec<OsString>)>,
@@ -28,7 +28,7 @@ pub struct Watch {
     names: BTreeMap<i32, BTreeSet<OsString>>,
 }
 
-impl Watch {
+impl FileWatch {
     pub fn new(installer: &Installer) -> Result<Self, InstallError> {
         let install = &installer.install;
         let folders = vec![
@@ -133,7 +133,7 @@ fn on_the_way() -> WatchFlags {
         | WatchFlags::MOVE_SELF
 }
 
-impl AsFd for Watch {
+impl AsFd for FileWatch {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.inotify.as_fd()
     }

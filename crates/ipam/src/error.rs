@@ -7,14 +7,14 @@ use types::Special;
 
 /// The key of a range's configuration that a refused value came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Key {
+pub enum RangeKey {
     RangeStart,
     RangeEnd,
     Gateway,
     Exclude,
 }
 
-impl fmt::Display for Key {
+impl fmt::Display for RangeKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::RangeStart => "rangeStart",
@@ -37,9 +37,9 @@ pub enum RangeError {
     #[error("gateway {gateway} is {kind} address; use one of subnet {subnet}, or a link-local one")]
     SpecialGateway { gateway: IpAddr, subnet: IpNet, kind: Special },
     #[error("{key} {value} is {}, but subnet {subnet} is {}; use addresses of one family in a range", family(.value), family(&.subnet.addr()))]
-    Family { key: Key, value: IpAddr, subnet: IpNet },
+    Family { key: RangeKey, value: IpAddr, subnet: IpNet },
     #[error("{key} {value} is outside of subnet {subnet}; use one from {first} to {last}")]
-    Outside { key: Key, value: IpAddr, subnet: IpNet, first: IpAddr, last: IpAddr },
+    Outside { key: RangeKey, value: IpAddr, subnet: IpNet, first: IpAddr, last: IpAddr },
     #[error("rangeStart {start} is after rangeEnd {end}; swap them")]
     StartAfterEnd { start: IpAddr, end: IpAddr },
     #[error("exclude has {given} entries, more than {most}; combine them into larger CIDRs")]

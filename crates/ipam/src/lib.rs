@@ -26,10 +26,10 @@ mod request;
 mod set;
 mod window;
 
-pub use error::{Exhausted, Key, PoolError, RangeError, RequestError};
+pub use error::{Exhausted, PoolError, RangeError, RangeKey, RequestError};
 pub use index::{Words, clear, is_set, rebuild, set};
 pub use pools::Pools;
-pub use range::{Range, RangeSpec, Refusal, block_gateway};
+pub use range::{Range, RangeRefusal, RangeSpec, block_gateway};
 pub use set::{Pick, RangeSet};
 pub use window::WINDOW;
 

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use types::Special;
 
-use crate::error::{Key, RangeError};
+use crate::error::{RangeError, RangeKey};
 use crate::interval::{Interval, address, number};
 use crate::window::{Span, Window};
 
@@ -36,7 +36,7 @@ pub struct Range {
 
 /// Why a range does not hand out an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refusal {
+pub enum RangeRefusal {
     Outside,
     Gateway,
     Excluded(IpNet),
@@ -54,15 +54,15 @@ impl Range {
         let start = start.unwrap_or(first);
         let end = end.unwrap_or(last);
         let gateway = gateway.unwrap_or(first);
-        check_inside(Key::RangeStart, start, subnet)?;
-        check_inside(Key::RangeEnd, end, subnet)?;
-        check_family(Key::Gateway, gateway, subnet)?;
+        check_inside(RangeKey::RangeStart, start, subnet)?;
+        check_inside(RangeKey::RangeEnd, end, subnet)?;
+        check_family(RangeKey::Gateway, gateway, subnet)?;
         check_gateway(gateway, subnet)?;
         if exclude.len() > MOST_EXCLUSIONS {
             return Err(RangeError::TooManyExclusions { given: exclude.len(), most: MOST_EXCLUSIONS });
         }
         for net in &exclude {
-            check_family(Key::Exclude, net.addr(), subnet)?;
+            check_family(RangeKey::Exclude, net.addr(), subnet)?;
         }
         if start > end {
             return Err(RangeError::StartAfterEnd { start, end });
@@ -118,21 +118,21 @@ impl Range {
     }
 
     /// Why a pod may not have it. A reason that tells more comes before `Outside`.
-    pub fn refusal(&self, ip: IpAddr) -> Option<Refusal> {
+    pub fn refusal(&self, ip: IpAddr) -> Option<RangeRefusal> {
         if self.gateways().any(|g| g == ip) {
-            return Some(Refusal::Gateway);
+            return Some(RangeRefusal::Gateway);
         }
         // In IPv6 the first address of a subnet means "any router here" (RFC 4291, section 2.6.1).
         if ip == self.subnet.network() {
-            return Some(Refusal::NetworkAddress);
+            return Some(RangeRefusal::NetworkAddress);
         }
         if ip.is_ipv4() && ip == self.subnet.broadcast() {
-            return Some(Refusal::BroadcastAddress);
+            return Some(RangeRefusal::BroadcastAddress);
         }
         if !self.contains(ip) {
-            return Some(Refusal::Outside);
+            return Some(RangeRefusal::Outside);
         }
-        self.exclude.iter().find(|net| net.contains(&ip)).map(|net| Refusal::Excluded(*net))
+        self.exclude.iter().find(|net| net.contains(&ip)).map(|net| RangeRefusal::Excluded(*net))
     }
 
     /// How many addresses can be handed out automatically.
@@ -215,7 +215,7 @@ fn check_gateway(gateway: IpAddr, subnet: IpNet) -> Result<(), RangeError> {
     }
 }
 
-fn check_family(key: Key, value: IpAddr, subnet: IpNet) -> Result<(), RangeError> {
+fn check_family(key: RangeKey, value: IpAddr, subnet: IpNet) -> Result<(), RangeError> {
     if value.is_ipv4() == subnet.addr().is_ipv4() {
         Ok(())
     } else {
@@ -223,7 +223,7 @@ fn check_family(key: Key, value: IpAddr, subnet: IpNet) -> Result<(), RangeError
     }
 }
 
-fn check_inside(key: Key, value: IpAddr, subnet: IpNet) -> Result<(), RangeError> {
+fn check_inside(key: RangeKey, value: IpAddr, subnet: IpNet) -> Result<(), RangeError> {
     check_family(key, value, subnet)?;
     if subnet.contains(&value) {
         return Ok(());

@@ -2,7 +2,7 @@ use std::net::IpAddr;
 
 use crate::error::RequestError;
 use crate::pools::Pools;
-use crate::range::{Range, Refusal};
+use crate::range::{Range, RangeRefusal};
 use crate::set::RangeSet;
 
 impl Pools {
@@ -35,7 +35,7 @@ impl Pools {
         let refused = match holder {
             Some(range) => range.refusal(ip).map(|why| (range, why)),
             None => self.ranges().find_map(|range| match range.refusal(ip) {
-                None | Some(Refusal::Outside) => None,
+                None | Some(RangeRefusal::Outside) => None,
                 Some(why) => Some((range, why)),
             }),
         };
@@ -46,14 +46,14 @@ impl Pools {
         }
     }
 
-    fn explain(&self, ip: IpAddr, range: &Range, why: Refusal) -> RequestError {
+    fn explain(&self, ip: IpAddr, range: &Range, why: RangeRefusal) -> RequestError {
         let (subnet, ranges) = (range.subnet(), self.to_string());
         match why {
-            Refusal::Outside => RequestError::Outside { ip, ranges },
-            Refusal::Gateway => RequestError::Gateway { ip, ranges },
-            Refusal::Excluded(exclude) => RequestError::Excluded { ip, exclude, ranges },
-            Refusal::NetworkAddress => RequestError::NetworkAddress { ip, subnet, ranges },
-            Refusal::BroadcastAddress => RequestError::BroadcastAddress { ip, subnet, ranges },
+            RangeRefusal::Outside => RequestError::Outside { ip, ranges },
+            RangeRefusal::Gateway => RequestError::Gateway { ip, ranges },
+            RangeRefusal::Excluded(exclude) => RequestError::Excluded { ip, exclude, ranges },
+            RangeRefusal::NetworkAddress => RequestError::NetworkAddress { ip, subnet, ranges },
+            RangeRefusal::BroadcastAddress => RequestError::BroadcastAddress { ip, subnet, ranges },
         }
     }
 

@@ -10,8 +10,8 @@ use api::Client;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::service::{Life, Service, Task};
-use crate::{DEADLINE, Identity, Node, Ns, program};
+use crate::service::{LabProcess, ProcessLifetime, ProgramSpec};
+use crate::{DEADLINE, Node, Ns, ProcessIdentity, program};
 
 const BINARY: &str = "podwire";
 /// Names another program to run.
@@ -30,8 +30,8 @@ pub struct Agent {
     env: Vec<(String, String)>,
     run_dir: PathBuf,
     log: PathBuf,
-    life: Life,
-    process: Option<Service>,
+    life: ProcessLifetime,
+    process: Option<LabProcess>,
 }
 
 impl Agent {
@@ -75,13 +75,17 @@ impl Agent {
             env: vec![],
             run_dir,
             log: dir.join("agent.log"),
-            life: Life::Owner,
+            life: ProcessLifetime::Owner,
             process: None,
         })
     }
 
     /// The same for a cluster, which decides how long it lives, and which program it is if not the one that was built.
-    pub(crate) fn of_cluster(node: &Node, flags: &[String], life: (&Life, Option<&Path>)) -> Result<Self> {
+    pub(crate) fn of_cluster(
+        node: &Node,
+        flags: &[String],
+        life: (&ProcessLifetime, Option<&Path>),
+    ) -> Result<Self> {
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
         let (life, other) = life;
         let program = other.map_or_else(program, |other| Ok(other.to_owned()))?;
@@ -91,8 +95,8 @@ impl Agent {
     }
 
     /// Takes over the process that another run of this program started, if it still lives.
-    pub(crate) fn adopt(&mut self, identity: Identity) -> Result<()> {
-        self.process = Service::adopt(identity)?;
+    pub(crate) fn adopt(&mut self, identity: ProcessIdentity) -> Result<()> {
+        self.process = LabProcess::adopt(identity)?;
         Ok(())
     }
 
@@ -112,12 +116,12 @@ impl Agent {
 
     /// Starts the process; it need not be ready when this returns.
     pub fn launch(&mut self) -> Result<()> {
-        if self.process.as_ref().map(Service::has_ended).transpose()? == Some(true) {
-            self.process.take().map(Service::wait).transpose()?;
+        if self.process.as_ref().map(LabProcess::has_ended).transpose()? == Some(true) {
+            self.process.take().map(LabProcess::wait).transpose()?;
         }
         ensure!(self.process.is_none(), "the agent runs already");
         let args: Vec<String> = ["agent".to_owned()].into_iter().chain(self.flags.iter().cloned()).collect();
-        self.process = Some(Service::start(Task {
+        self.process = Some(LabProcess::start(ProgramSpec {
             ns: &self.ns,
             program: self.program.clone(),
             args: &args,
@@ -171,15 +175,15 @@ impl Agent {
 
     /// Whether the process has ended by itself.
     pub fn has_ended(&self) -> Result<bool> {
-        self.process.as_ref().map_or(Ok(true), Service::has_ended)
+        self.process.as_ref().map_or(Ok(true), LabProcess::has_ended)
     }
 
     pub fn pid(&self) -> Option<u32> {
         self.identity().map(|identity| identity.pid)
     }
 
-    pub(crate) fn identity(&self) -> Option<Identity> {
-        self.process.as_ref().map(Service::identity)
+    pub(crate) fn identity(&self) -> Option<ProcessIdentity> {
+        self.process.as_ref().map(LabProcess::identity)
     }
 
     /// From now on another program is started as the agent: an upgrade.

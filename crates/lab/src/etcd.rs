@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
 
-use crate::service::{Life, Service, Task};
-use crate::{DEADLINE, Identity, Node, Plan, Tls, uninterrupted};
+use crate::service::{LabProcess, ProcessLifetime, ProgramSpec};
+use crate::{DEADLINE, Node, Plan, ProcessIdentity, Tls, uninterrupted};
 
 const CLIENT_PORT: u16 = 2379;
 const PEER_PORT: u16 = 2380;
@@ -21,25 +21,25 @@ const PLACES: [&str; 2] = ["/usr/bin", "/usr/local/bin"];
 
 /// The members, in the order of their numbers.
 #[derive(Debug, Default)]
-pub struct Etcd {
-    pub members: Vec<Member>,
+pub struct EtcdCluster {
+    pub members: Vec<EtcdMember>,
 }
 
 /// One member. Dropped, its process is killed, if it does not belong to a lab that lives on.
 #[derive(Debug)]
-pub struct Member {
+pub struct EtcdMember {
     node: Node,
     name: String,
     endpoint: String,
     address: IpAddr,
     args: Vec<String>,
-    life: Life,
-    process: Option<Service>,
+    life: ProcessLifetime,
+    process: Option<LabProcess>,
 }
 
-impl Etcd {
+impl EtcdCluster {
     /// Hosts that are wired, with their addresses; no process is started yet.
-    pub(crate) fn new(hosts: Vec<(Node, String, IpAddr)>, plan: &Plan, life: &Life) -> Self {
+    pub(crate) fn new(hosts: Vec<(Node, String, IpAddr)>, plan: &Plan, life: &ProcessLifetime) -> Self {
         let scheme = if plan.etcd_tls.is_some() { "https" } else { "http" };
         let flags: Vec<String> =
             plan.etcd_tls.iter().flat_map(tls_flags).chain(plan.etcd_flags.iter().cloned()).collect();
@@ -67,7 +67,7 @@ impl Etcd {
             ];
             let args = own.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value.to_owned()]);
             let args = args.chain(flags.iter().cloned()).collect();
-            Member { node, name, endpoint: client, address, args, life: life.clone(), process: None }
+            EtcdMember { node, name, endpoint: client, address, args, life: life.clone(), process: None }
         };
         Self { members: hosts.into_iter().map(member).collect() }
     }
@@ -79,7 +79,7 @@ impl Etcd {
 
     /// Which member leads, counted from 0.
     pub fn leader(&self) -> Result<usize> {
-        let leads = |member: &Member| {
+        let leads = |member: &EtcdMember| {
             member
                 .get("/metrics")
                 .is_ok_and(|text| text.lines().any(|line| line == "etcd_server_is_leader 1"))
@@ -88,11 +88,11 @@ impl Etcd {
     }
 
     pub fn wait_healthy(&mut self) -> Result<()> {
-        self.members.iter_mut().try_for_each(Member::wait_healthy)
+        self.members.iter_mut().try_for_each(EtcdMember::wait_healthy)
     }
 }
 
-impl Member {
+impl EtcdMember {
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -119,14 +119,14 @@ impl Member {
     pub fn start(&mut self) -> Result<()> {
         ensure!(!self.runs(), "{} runs already", self.name);
         // What ended by itself is reaped here.
-        self.process.take().map(Service::wait).transpose()?;
+        self.process.take().map(LabProcess::wait).transpose()?;
         // Debian's etcd on other machines than amd64 wants to be told that it is meant.
         let arch = match std::env::consts::ARCH {
             "aarch64" => "arm64",
             other => other,
         };
         let env = [("ETCD_UNSUPPORTED_ARCH".to_owned(), arch.to_owned())];
-        self.process = Some(Service::start(Task {
+        self.process = Some(LabProcess::start(ProgramSpec {
             ns: &self.node,
             program: program()?,
             args: &self.args,
@@ -182,12 +182,12 @@ impl Member {
         self.identity().map(|identity| identity.pid)
     }
 
-    pub(crate) fn identity(&self) -> Option<Identity> {
-        self.process.as_ref().map(Service::identity)
+    pub(crate) fn identity(&self) -> Option<ProcessIdentity> {
+        self.process.as_ref().map(LabProcess::identity)
     }
 
-    pub(crate) fn adopt(&mut self, identity: Identity) -> Result<()> {
-        self.process = Service::adopt(identity)?;
+    pub(crate) fn adopt(&mut self, identity: ProcessIdentity) -> Result<()> {
+        self.process = LabProcess::adopt(identity)?;
         Ok(())
     }
 

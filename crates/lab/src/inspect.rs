@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use anyhow::{Context as _, Result, bail};
 use ipnet::IpNet;
+pub use netlink::Family;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -11,7 +12,7 @@ use serde_json::Value;
 use crate::Ns;
 
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct Link {
+pub struct ListedLink {
     #[serde(rename = "ifindex")]
     pub index: u32,
     #[serde(rename = "ifname")]
@@ -35,7 +36,7 @@ struct LinkInfo {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Address {
+pub struct ListedAddress {
     pub dev: String,
     pub net: IpNet,
     pub scope: String,
@@ -43,7 +44,7 @@ pub struct Address {
 
 /// A route of the kind unicast if `kind` is not there.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct Route {
+pub struct ListedRoute {
     /// A prefix, an address, or `default`.
     pub dst: String,
     #[serde(rename = "type")]
@@ -73,7 +74,7 @@ pub struct Via {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct Neighbour {
+pub struct ListedNeighbour {
     pub dst: IpAddr,
     pub dev: String,
     #[serde(rename = "lladdr")]
@@ -82,22 +83,7 @@ pub struct Neighbour {
     pub state: Vec<String>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Family {
-    V4,
-    V6,
-}
-
-impl Family {
-    pub fn flag(self) -> &'static str {
-        match self {
-            Self::V4 => "-4",
-            Self::V6 => "-6",
-        }
-    }
-}
-
-impl Link {
+impl ListedLink {
     /// `veth`, `bridge`, …; none for loopback and hardware.
     pub fn kind(&self) -> Option<&str> {
         self.linkinfo.as_ref()?.info_kind.as_deref()
@@ -109,20 +95,20 @@ impl Link {
     }
 }
 
-pub fn links(ns: &Ns) -> Result<Vec<Link>> {
+pub fn links(ns: &Ns) -> Result<Vec<ListedLink>> {
     list(ns, &["ip", "-d", "-j", "link", "show"])
 }
 
-pub fn link(ns: &Ns, dev: &str) -> Result<Link> {
+pub fn link(ns: &Ns, dev: &str) -> Result<ListedLink> {
     let found = links(ns)?.into_iter().find(|link| link.name == dev);
     found.with_context(|| format!("there is no link {dev} in {}", ns.name()))
 }
 
-pub fn addresses(ns: &Ns, dev: &str) -> Result<Vec<Address>> {
+pub fn addresses(ns: &Ns, dev: &str) -> Result<Vec<ListedAddress>> {
     Ok(all_addresses(ns)?.into_iter().filter(|address| address.dev == dev).collect())
 }
 
-pub fn all_addresses(ns: &Ns) -> Result<Vec<Address>> {
+pub fn all_addresses(ns: &Ns) -> Result<Vec<ListedAddress>> {
     #[derive(Deserialize)]
     struct PerLink {
         ifname: String,
@@ -139,19 +125,23 @@ pub fn all_addresses(ns: &Ns) -> Result<Vec<Address>> {
         for info in link.addr_info {
             let net =
                 IpNet::new(info.local, info.prefixlen).context("ip printed an invalid prefix length")?;
-            all.push(Address { dev: link.ifname.clone(), net, scope: info.scope });
+            all.push(ListedAddress { dev: link.ifname.clone(), net, scope: info.scope });
         }
     }
     Ok(all)
 }
 
 /// The main table's routes.
-pub fn routes(ns: &Ns, family: Family) -> Result<Vec<Route>> {
-    list(ns, &["ip", family.flag(), "-d", "-j", "route", "show", "table", "main"])
+pub fn routes(ns: &Ns, family: Family) -> Result<Vec<ListedRoute>> {
+    let flag = match family {
+        Family::V4 => "-4",
+        Family::V6 => "-6",
+    };
+    list(ns, &["ip", flag, "-d", "-j", "route", "show", "table", "main"])
 }
 
 /// Entries of both families; those that the kernel keeps by itself come and go.
-pub fn neighbours(ns: &Ns) -> Result<Vec<Neighbour>> {
+pub fn neighbours(ns: &Ns) -> Result<Vec<ListedNeighbour>> {
     list(ns, &["ip", "-j", "neigh", "show"])
 }
 

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use crate::owner::Owner;
-use crate::{DEADLINE, Node, Ns, Running, sweep};
+use crate::owner::LabOwner;
+use crate::{DEADLINE, Node, Ns, RunningProgram, sweep};
 
 /// Labels longer than this are cut: namespace names and socket paths are built from them.
 const LABEL_LENGTH: usize = 16;
@@ -16,17 +16,17 @@ const LABEL_LENGTH: usize = 16;
 /// Everything one test makes. Dropped, also by a panic, it takes its namespaces and folders with it.
 #[derive(Debug)]
 pub struct Lab {
-    pub(crate) inner: Arc<Inner>,
+    pub(crate) inner: Arc<LabInner>,
 }
 
 /// What nodes and pods share with their lab.
 #[derive(Debug)]
-pub(crate) struct Inner {
+pub(crate) struct LabInner {
     prefix: String,
     dir: PathBuf,
     serial: AtomicU32,
     /// Read while something is being made, written to end the lab: nothing can be made behind the back of `Drop`.
-    stage: RwLock<Stage>,
+    stage: RwLock<LabStage>,
     made: Mutex<BTreeSet<String>>,
     keep: Keep,
 }
@@ -40,7 +40,7 @@ enum Keep {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum LabStage {
     Open,
     Over,
 }
@@ -54,14 +54,14 @@ impl Lab {
             eprintln!("not all leftovers of earlier runs could be removed: {error:#}");
         }
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
-        let prefix = format!("{}{number}-{}", Owner::this_process()?.prefix(), short_label(label));
+        let prefix = format!("{}{number}-{}", LabOwner::this_process()?.prefix(), short_label(label));
         let dir = std::env::temp_dir().join(&prefix);
         fs::create_dir(&dir).with_context(|| format!("cannot make the lab's folder {}", dir.display()))?;
-        let inner = Inner {
+        let inner = LabInner {
             prefix,
             dir,
             serial: AtomicU32::new(0),
-            stage: RwLock::new(Stage::Open),
+            stage: RwLock::new(LabStage::Open),
             made: Mutex::new(BTreeSet::new()),
             keep: Keep::No,
         };
@@ -70,11 +70,11 @@ impl Lab {
 
     /// A lab that lives on when this is dropped: a new one, or what an earlier run made under this prefix.
     pub(crate) fn kept(prefix: &str, dir: &std::path::Path, serial: u32) -> Result<Self> {
-        let inner = Inner {
+        let inner = LabInner {
             prefix: prefix.to_owned(),
             dir: dir.to_owned(),
             serial: AtomicU32::new(serial),
-            stage: RwLock::new(Stage::Open),
+            stage: RwLock::new(LabStage::Open),
             made: Mutex::new(sweep::namespaces_of(prefix)?.into_iter().collect()),
             keep: Keep::Yes,
         };
@@ -108,14 +108,14 @@ impl Drop for Lab {
     }
 }
 
-impl Inner {
+impl LabInner {
     pub(crate) fn make_namespace(&self, name: &str) -> Result<Ns> {
         ensure!(
             !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-'),
             "the name {name:?} is invalid here: use letters, digits and '-'"
         );
         let stage = self.stage.read().unwrap_or_else(PoisonError::into_inner);
-        if *stage == Stage::Over {
+        if *stage == LabStage::Over {
             bail!("lab {} is over: {name} cannot be made any more", self.prefix);
         }
         let full = format!("{}-{name}", self.prefix);
@@ -163,7 +163,7 @@ impl Inner {
     }
 
     fn close(&self) -> Vec<anyhow::Error> {
-        *self.stage.write().unwrap_or_else(PoisonError::into_inner) = Stage::Over;
+        *self.stage.write().unwrap_or_else(PoisonError::into_inner) = LabStage::Over;
         let names = std::mem::take(&mut *self.made());
         let removed = names.iter().map(|name| sweep::remove_namespace(&sweep::namespace_path(name)));
         removed.chain([sweep::remove_folder(&self.dir)]).filter_map(Result::err).collect()
@@ -183,7 +183,7 @@ pub(crate) fn ip_batch(ns: &Ns, lines: &[String]) -> Result<()> {
 fn ip_fed(args: &[&str], input: &str) -> Result<String> {
     let mut command = Command::new("ip");
     command.args(args).env("LC_ALL", "C");
-    let running = Running::start(command, input.as_bytes().to_vec());
+    let running = RunningProgram::start(command, input.as_bytes().to_vec());
     let outcome = running.context("`ip` is needed: install the package iproute2")?.wait(DEADLINE)?;
     ensure!(outcome.success(), "`ip {}` failed: {}\n{input}", args.join(" "), outcome.story());
     Ok(outcome.stdout)

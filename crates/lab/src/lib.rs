@@ -37,19 +37,19 @@ mod wire;
 pub use agent::{Agent, program as agent_program};
 pub use call::{Call, Verb, with_prev_result};
 pub use cluster::{
-    Cell, Cluster, Condition, Extra, Families, Kept, Matrix, Plan, Progress, Reach, Removed, Spot, Store,
-    Tls, Transport, Way, Wired, clear_kept, remove_kept,
+    AttachedPod, Cell, Cluster, Extra, Families, LabState, LabStore, Matrix, Plan, PodPath, ProgressFn,
+    Reachability, RemovedLab, SavedLab, Spot, Tls, TransportMode, clear_kept, remove_kept,
 };
-pub use etcd::{Etcd, Member};
+pub use etcd::{EtcdCluster, EtcdMember};
 pub use lab::Lab;
 pub use node::{Node, Pod};
 pub use ns::Ns;
 pub use outcome::{CniError, Outcome};
 pub use ping::{PingReport, ping};
 pub use plugin::{Plugin, REFERENCE_DIR};
-pub use process::{DEADLINE, Running, wait_for_group};
+pub use process::{DEADLINE, RunningProgram, wait_for_group};
 pub(crate) use program::search_path;
-pub use service::Identity;
+pub use service::ProcessIdentity;
 pub use snapshot::{Difference, Snapshot};
 pub use wait::{uninterrupted, wait_until};
-pub use wire::End;
+pub use wire::CableEnd;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 
-use crate::lab::Inner;
+use crate::lab::LabInner;
 use crate::{Ns, sweep};
 
 /// A machine of the lab: a namespace and a folder for what a machine keeps on disk.
@@ -13,7 +13,7 @@ pub struct Node {
     ns: Ns,
     name: String,
     dir: PathBuf,
-    lab: Arc<Inner>,
+    lab: Arc<LabInner>,
 }
 
 /// A pod's sandbox on a node: a namespace with only loopback, as a runtime hands it to a plugin.
@@ -22,18 +22,18 @@ pub struct Pod {
     ns: Ns,
     id: String,
     node: Ns,
-    lab: Arc<Inner>,
+    lab: Arc<LabInner>,
 }
 
 impl Node {
-    pub(crate) fn make(lab: &Arc<Inner>, name: &str) -> Result<Self> {
+    pub(crate) fn make(lab: &Arc<LabInner>, name: &str) -> Result<Self> {
         let ns = lab.make_namespace(name)?;
         let dir = lab.make_folder(name)?;
         Ok(Self { ns, name: name.to_owned(), dir, lab: Arc::clone(lab) })
     }
 
     /// One that an earlier run of the program made.
-    pub(crate) fn known(lab: &Arc<Inner>, name: &str) -> Self {
+    pub(crate) fn known(lab: &Arc<LabInner>, name: &str) -> Self {
         Self { ns: lab.namespace(name), name: name.to_owned(), dir: lab.folder(name), lab: Arc::clone(lab) }
     }
 

@@ -5,7 +5,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use netlink::NetNs;
 use serde_json::Value;
 
-use crate::{DEADLINE, Outcome, Running, search_path};
+use crate::{DEADLINE, Outcome, RunningProgram, search_path};
 
 /// A named network namespace. It holds no descriptor: a namespace that is destroyed is really gone.
 #[derive(Debug, Clone)]
@@ -68,8 +68,8 @@ impl Ns {
     }
 
     /// A child inherits the namespace of the thread that starts it.
-    pub fn start(&self, command: Command, stdin: Vec<u8>) -> Result<Running> {
-        self.enter(|| Running::start(command, stdin))?
+    pub fn start(&self, command: Command, stdin: Vec<u8>) -> Result<RunningProgram> {
+        self.enter(|| RunningProgram::start(command, stdin))?
     }
 
     fn open(&self) -> Result<NetNs> {

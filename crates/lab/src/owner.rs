@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result};
 pub(crate) const MARK: &str = "pwt-";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Owner {
+pub(crate) struct LabOwner {
     pid: u32,
     start: Option<u64>,
     /// The inode of the pid namespace.
@@ -30,7 +30,7 @@ struct Stat {
     start: u64,
 }
 
-impl Owner {
+impl LabOwner {
     pub(crate) fn this_process() -> Result<Self> {
         let pid = std::process::id();
         let stat = stat(pid).with_context(|| format!("cannot read the start time of process {pid}"))?;
@@ -113,32 +113,32 @@ mod tests {
 
     #[test]
     fn names_tell_their_owner() {
-        let of = |start, namespace| Some(Owner { pid: 12, start, namespace });
-        assert_eq!(Owner::of_name("pwt-12-s345-0-x"), of(Some(345), FIRST_NAMESPACE));
-        assert_eq!(Owner::of_name("pwt-12-s345n6789-0-x"), of(Some(345), 6789));
-        assert_eq!(Owner::of_name("pwt-12-x"), of(None, FIRST_NAMESPACE));
-        assert_eq!(Owner::of_name("pwt-12-s34x-y"), of(None, FIRST_NAMESPACE));
+        let of = |start, namespace| Some(LabOwner { pid: 12, start, namespace });
+        assert_eq!(LabOwner::of_name("pwt-12-s345-0-x"), of(Some(345), FIRST_NAMESPACE));
+        assert_eq!(LabOwner::of_name("pwt-12-s345n6789-0-x"), of(Some(345), 6789));
+        assert_eq!(LabOwner::of_name("pwt-12-x"), of(None, FIRST_NAMESPACE));
+        assert_eq!(LabOwner::of_name("pwt-12-s34x-y"), of(None, FIRST_NAMESPACE));
         for foreign in ["pwt-12", "pwt-x-12", "pwt12-x", "cni-12-x", "pwt--x", "pwt-12-s345nx-y", ""] {
-            assert_eq!(Owner::of_name(foreign), None, "{foreign}");
+            assert_eq!(LabOwner::of_name(foreign), None, "{foreign}");
         }
     }
 
     #[test]
     fn this_process_lives_and_its_predecessor_with_the_same_pid_does_not() {
-        let own = Owner::this_process().unwrap();
+        let own = LabOwner::this_process().unwrap();
         assert!(own.lives());
-        assert_eq!(Owner::of_name(&format!("{}0-x", own.prefix())), Some(own));
-        assert!(!Owner { start: own.start.map(|s| s - 1), ..own }.lives());
-        assert!(Owner { start: None, ..own }.lives());
-        assert!(!Owner { pid: u32::MAX, start: None, ..own }.lives());
+        assert_eq!(LabOwner::of_name(&format!("{}0-x", own.prefix())), Some(own));
+        assert!(!LabOwner { start: own.start.map(|s| s - 1), ..own }.lives());
+        assert!(LabOwner { start: None, ..own }.lives());
+        assert!(!LabOwner { pid: u32::MAX, start: None, ..own }.lives());
     }
 
     #[test]
     fn owners_in_other_pid_namespaces_are_not_taken_for_dead() {
-        let own = Owner::this_process().unwrap();
-        let elsewhere = Owner { pid: u32::MAX, start: Some(1), namespace: own.namespace + 1 };
+        let own = LabOwner::this_process().unwrap();
+        let elsewhere = LabOwner { pid: u32::MAX, start: Some(1), namespace: own.namespace + 1 };
         assert!(elsewhere.lives());
-        assert_eq!(Owner::of_name(&format!("{}0-x", elsewhere.prefix())), Some(elsewhere));
+        assert_eq!(LabOwner::of_name(&format!("{}0-x", elsewhere.prefix())), Some(elsewhere));
     }
 
     #[test]
@@ -148,7 +148,7 @@ mod tests {
         let dead = crate::wait_until("the child to be a zombie", crate::DEADLINE, || {
             Ok(stat(pid).is_some_and(|s| s.state == 'Z'))
         });
-        let lives = Owner { pid, start: None, ..Owner::this_process().unwrap() }.lives();
+        let lives = LabOwner { pid, start: None, ..LabOwner::this_process().unwrap() }.lives();
         child.wait().unwrap();
         dead.unwrap();
         assert!(!lives);

@@ -5,7 +5,7 @@ use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
 use crate::call::{with_prev_result, with_valid_attachments};
-use crate::{Call, DEADLINE, Ns, Outcome, Pod, Running, Verb, program, search_path};
+use crate::{Call, DEADLINE, Ns, Outcome, Pod, RunningProgram, Verb, program, search_path};
 
 /// Where Debian's containernetworking-plugins puts the reference plugins.
 pub const REFERENCE_DIR: &str = "/usr/lib/cni";
@@ -30,7 +30,7 @@ impl Plugin {
     }
 
     /// Starts the plugin and leaves it to the caller.
-    pub fn spawn(&self, node: &Ns, call: &Call) -> Result<Running> {
+    pub fn spawn(&self, node: &Ns, call: &Call) -> Result<RunningProgram> {
         node.start(self.command(call), call.stdin.clone()).with_context(|| self.title(call))
     }
 

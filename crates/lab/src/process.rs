@@ -19,14 +19,14 @@ pub const DEADLINE: Duration = Duration::from_secs(60);
 
 /// A started program, in a process group of its own. Dropped before its end, the whole group is killed.
 #[derive(Debug)]
-pub struct Running {
+pub struct RunningProgram {
     child: Child,
     pidfd: OwnedFd,
     program: String,
     started: Instant,
     input: Input,
-    stdout: Stream<std::process::ChildStdout>,
-    stderr: Stream<std::process::ChildStderr>,
+    stdout: OutputPipe<std::process::ChildStdout>,
+    stderr: OutputPipe<std::process::ChildStderr>,
     reaped: Option<ExitStatus>,
 }
 
@@ -38,7 +38,7 @@ struct Input {
 }
 
 #[derive(Debug)]
-struct Stream<R> {
+struct OutputPipe<R> {
     pipe: Option<R>,
     bytes: Vec<u8>,
 }
@@ -50,20 +50,20 @@ enum Pace {
     Spin,
 }
 
-enum Event {
+enum ProcessEvent {
     Exited,
     TimeUp,
 }
 
-impl Running {
+impl RunningProgram {
     pub fn start(mut command: Command, stdin: Vec<u8>) -> Result<Self> {
         let program = command.get_program().to_string_lossy().into_owned();
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         let started = Instant::now();
         let mut child = command.spawn().with_context(|| format!("cannot start {program}"))?;
         let input = Input { pipe: child.stdin.take(), bytes: stdin, written: 0 };
-        let stdout = Stream { pipe: child.stdout.take(), bytes: Vec::new() };
-        let stderr = Stream { pipe: child.stderr.take(), bytes: Vec::new() };
+        let stdout = OutputPipe { pipe: child.stdout.take(), bytes: Vec::new() };
+        let stderr = OutputPipe { pipe: child.stderr.take(), bytes: Vec::new() };
         let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())
             .with_context(|| format!("cannot watch {program}"))?;
         let running = Self { child, pidfd, program, started, input, stdout, stderr, reaped: None };
@@ -98,8 +98,8 @@ impl Running {
     /// Waits for the end; past the limit, program and offspring are killed and that is an error.
     pub fn wait(mut self, limit: Duration) -> Result<Outcome> {
         match self.serve(Instant::now() + limit, Pace::Sleep)? {
-            Event::Exited => self.finish(),
-            Event::TimeUp => {
+            ProcessEvent::Exited => self.finish(),
+            ProcessEvent::TimeUp => {
                 let name = self.program.clone();
                 self.destroy();
                 let said = String::from_utf8_lossy(&self.stderr.bytes).trim().to_owned();
@@ -111,7 +111,7 @@ impl Running {
     /// Kills the program (only it) at `after` its start, to the microsecond as far as the machine allows, and waits until
     /// also everything it had started is gone, so that nobody still changes what the caller looks at next.
     pub fn kill_at(mut self, after: Duration) -> Result<Outcome> {
-        if let Event::TimeUp = self.serve(self.started + after, Pace::Spin)? {
+        if let ProcessEvent::TimeUp = self.serve(self.started + after, Pace::Spin)? {
             self.kill()?;
         }
         let group = Pid::from_child(&self.child);
@@ -121,7 +121,7 @@ impl Running {
     }
 
     /// Feeds stdin and collects output until the program exits or `end` has come.
-    fn serve(&mut self, end: Instant, pace: Pace) -> Result<Event> {
+    fn serve(&mut self, end: Instant, pace: Pace) -> Result<ProcessEvent> {
         loop {
             let left = end.saturating_duration_since(Instant::now());
             let timeout = match pace {
@@ -129,10 +129,10 @@ impl Running {
                 Pace::Spin => Duration::ZERO,
             };
             if self.poll(timeout)? {
-                return Ok(Event::Exited);
+                return Ok(ProcessEvent::Exited);
             }
             if left.is_zero() {
-                return Ok(Event::TimeUp);
+                return Ok(ProcessEvent::TimeUp);
             }
             self.input.feed().with_context(|| format!("cannot write to {}", self.program))?;
             self.stdout.collect().with_context(|| format!("cannot read from {}", self.program))?;
@@ -177,7 +177,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningProgram {
     fn drop(&mut self) {
         self.destroy();
     }
@@ -201,7 +201,7 @@ impl Input {
     }
 }
 
-impl<R: Read> Stream<R> {
+impl<R: Read> OutputPipe<R> {
     /// Takes what is there. A grandchild may hold the pipe open for longer than its parent lived: that is no reason to wait.
     fn collect(&mut self) -> std::io::Result<()> {
         let Some(pipe) = &mut self.pipe else { return Ok(()) };
@@ -241,14 +241,15 @@ mod tests {
     #[test]
     fn input_and_output_larger_than_a_pipe_pass_through() {
         let input = vec![b'x'; 300_000];
-        let outcome = Running::start(Command::new("cat"), input.clone()).unwrap().wait(DEADLINE).unwrap();
+        let outcome =
+            RunningProgram::start(Command::new("cat"), input.clone()).unwrap().wait(DEADLINE).unwrap();
         assert!(outcome.success());
         assert_eq!(outcome.stdout.as_bytes(), input);
     }
 
     #[test]
     fn status_stderr_and_unread_input() {
-        let outcome = Running::start(shell("echo oops >&2; exit 3"), vec![b'x'; 300_000])
+        let outcome = RunningProgram::start(shell("echo oops >&2; exit 3"), vec![b'x'; 300_000])
             .unwrap()
             .wait(DEADLINE)
             .unwrap();
@@ -257,7 +258,7 @@ mod tests {
 
     #[test]
     fn past_the_deadline_program_and_offspring_are_killed() {
-        let running = Running::start(shell("echo hint >&2; sleep 60 & sleep 60"), vec![]).unwrap();
+        let running = RunningProgram::start(shell("echo hint >&2; sleep 60 & sleep 60"), vec![]).unwrap();
         let group = Pid::from_child(&running.child);
         let error = running.wait(Duration::from_millis(200)).unwrap_err().to_string();
         assert!(error.contains("/bin/sh did not end within 200ms"), "{error}");
@@ -266,7 +267,7 @@ mod tests {
 
     #[test]
     fn a_grandchild_with_the_pipe_does_not_delay_the_outcome() {
-        let running = Running::start(shell("echo done; sleep 600 & exit 0"), vec![]).unwrap();
+        let running = RunningProgram::start(shell("echo done; sleep 600 & exit 0"), vec![]).unwrap();
         let group = Pid::from_child(&running.child);
         assert_eq!(running.wait(DEADLINE).unwrap().stdout, "done\n");
         assert!(group_runs(group.as_raw_nonzero().get()).unwrap());
@@ -276,18 +277,18 @@ mod tests {
 
     #[test]
     fn kill_at_kills_in_time_or_reports_the_earlier_end() {
-        let running = Running::start(shell("exec sleep 60"), vec![]).unwrap();
+        let running = RunningProgram::start(shell("exec sleep 60"), vec![]).unwrap();
         let killed = running.kill_at(Duration::from_millis(30)).unwrap();
         assert!(killed.killed(), "{}", killed.status);
         assert!(killed.elapsed >= Duration::from_millis(30), "{:?}", killed.elapsed);
         let ended =
-            Running::start(shell("exit 4"), vec![]).unwrap().kill_at(Duration::from_secs(20)).unwrap();
+            RunningProgram::start(shell("exit 4"), vec![]).unwrap().kill_at(Duration::from_secs(20)).unwrap();
         assert_eq!(ended.status.code(), Some(4));
     }
 
     #[test]
     fn dropped_means_killed() {
-        let running = Running::start(shell("sleep 60 & sleep 60"), vec![]).unwrap();
+        let running = RunningProgram::start(shell("sleep 60 & sleep 60"), vec![]).unwrap();
         let group = Pid::from_child(&running.child);
         drop(running);
         wait_for_group(group).unwrap();

@@ -20,7 +20,7 @@ use crate::{DEADLINE, Ns};
 
 /// A process, and no later one with the same pid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Identity {
+pub struct ProcessIdentity {
     pub pid: u32,
     /// In ticks since the boot.
     pub start: u64,
@@ -28,7 +28,7 @@ pub struct Identity {
 
 /// How long a program is to live.
 #[derive(Debug, Clone)]
-pub(crate) enum Life {
+pub(crate) enum ProcessLifetime {
     /// Until its owner is dropped, in a process group of its own.
     Owner,
     /// Until its owner is dropped or this process is gone, whatever ended it.
@@ -46,23 +46,23 @@ pub(crate) struct Leash {
 }
 
 /// What to run, and where.
-pub(crate) struct Task<'a> {
+pub(crate) struct ProgramSpec<'a> {
     pub(crate) ns: &'a Ns,
     pub(crate) program: PathBuf,
     pub(crate) args: &'a [String],
     pub(crate) env: &'a [(String, String)],
     /// Where stdout and stderr go.
     pub(crate) log: PathBuf,
-    pub(crate) life: Life,
+    pub(crate) life: ProcessLifetime,
 }
 
 #[derive(Debug)]
-pub(crate) struct Service {
-    identity: Identity,
+pub(crate) struct LabProcess {
+    identity: ProcessIdentity,
     pidfd: OwnedFd,
     /// None: another process started it.
     child: Option<Child>,
-    life: Life,
+    life: ProcessLifetime,
 }
 
 impl Leash {
@@ -85,7 +85,7 @@ impl Drop for Leash {
     }
 }
 
-impl Identity {
+impl ProcessIdentity {
     pub fn this_process() -> Result<Self> {
         let pid = std::process::id();
         let start =
@@ -110,20 +110,20 @@ impl Identity {
     }
 }
 
-impl Service {
-    pub(crate) fn start(task: Task<'_>) -> Result<Self> {
+impl LabProcess {
+    pub(crate) fn start(task: ProgramSpec<'_>) -> Result<Self> {
         let title = task.program.display().to_string();
         let log = File::options().create(true).append(true).open(&task.log);
         let log = log.with_context(|| format!("cannot open {}", task.log.display()))?;
         let mut command = match &task.life {
-            Life::Owner => own_group(&task.program),
-            Life::Leash(leash) => {
+            ProcessLifetime::Owner => own_group(&task.program),
+            ProcessLifetime::Leash(leash) => {
                 let mut command = Command::new(&task.program);
                 command.process_group(i32::try_from(leash.leader.id()).context("an odd pid")?);
                 command
             }
             // setsid(1) makes the session and then becomes the program: the pid stays.
-            Life::Kept => {
+            ProcessLifetime::Kept => {
                 let mut command = Command::new("setsid");
                 command.arg(&task.program);
                 command
@@ -137,17 +137,17 @@ impl Service {
             .with_context(|| format!("cannot watch {title}"))?;
         // Not reaped yet, so it has an entry even if it ended already.
         let start = start_time(pid).with_context(|| format!("cannot read the start time of {title}"))?;
-        Ok(Self { identity: Identity { pid, start }, pidfd, child: Some(child), life: task.life })
+        Ok(Self { identity: ProcessIdentity { pid, start }, pidfd, child: Some(child), life: task.life })
     }
 
     /// One that was started by another process and is to live on; none if it is gone.
-    pub(crate) fn adopt(identity: Identity) -> Result<Option<Self>> {
+    pub(crate) fn adopt(identity: ProcessIdentity) -> Result<Option<Self>> {
         let Some(pidfd) = identity.open()? else { return Ok(None) };
-        let service = Self { identity, pidfd, child: None, life: Life::Kept };
+        let service = Self { identity, pidfd, child: None, life: ProcessLifetime::Kept };
         Ok((!service.has_ended()?).then_some(service))
     }
 
-    pub(crate) fn identity(&self) -> Identity {
+    pub(crate) fn identity(&self) -> ProcessIdentity {
         self.identity
     }
 
@@ -175,9 +175,9 @@ impl Service {
     }
 }
 
-impl Drop for Service {
+impl Drop for LabProcess {
     fn drop(&mut self) {
-        if matches!(self.life, Life::Kept) {
+        if matches!(self.life, ProcessLifetime::Kept) {
             return;
         }
         if let Some(mut child) = self.child.take() {
@@ -222,11 +222,11 @@ mod tests {
 
     #[test]
     fn a_process_is_known_by_pid_and_start() {
-        let us = Identity::this_process().unwrap();
+        let us = ProcessIdentity::this_process().unwrap();
         assert!(us.lives());
-        assert!(!Identity { start: us.start + 1, ..us }.lives());
-        assert!(!Identity { pid: u32::MAX, ..us }.lives());
-        assert!(Service::adopt(Identity { start: us.start + 1, ..us }).unwrap().is_none());
+        assert!(!ProcessIdentity { start: us.start + 1, ..us }.lives());
+        assert!(!ProcessIdentity { pid: u32::MAX, ..us }.lives());
+        assert!(LabProcess::adopt(ProcessIdentity { start: us.start + 1, ..us }).unwrap().is_none());
     }
 
     #[test]

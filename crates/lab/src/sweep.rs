@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result};
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 
-use crate::owner::Owner;
+use crate::owner::LabOwner;
 
 /// Where `ip netns` keeps names.
 pub(crate) const NETNS_DIR: &str = "/run/netns";
@@ -42,7 +42,7 @@ pub(crate) fn namespaces_of(prefix: &str) -> Result<Vec<String>> {
 /// The list is read before any owner is looked up: a process that starts later cannot own a name in it.
 fn names_of_the_dead(folder: &Path) -> Result<Vec<String>> {
     let names = names(folder)?;
-    Ok(names.into_iter().filter(|name| Owner::of_name(name).is_some_and(|owner| !owner.lives())).collect())
+    Ok(names.into_iter().filter(|name| LabOwner::of_name(name).is_some_and(|owner| !owner.lives())).collect())
 }
 
 fn names(folder: &Path) -> Result<Vec<String>> {

@@ -5,7 +5,7 @@ use crate::{DEADLINE, Lab, Ns, inspect, wait_until};
 
 /// One end of a cable.
 #[derive(Debug, Clone, Copy)]
-pub struct End<'a> {
+pub struct CableEnd<'a> {
     pub ns: &'a Ns,
     pub dev: &'a str,
     /// With prefix length, of either family.
@@ -15,7 +15,7 @@ pub struct End<'a> {
 impl Lab {
     /// A veth between two namespaces of this lab, up on both ends and ready to carry when this returns. The ends also get
     /// the link-local addresses fe80::a and fe80::b.
-    pub fn wire(&self, a: &End<'_>, b: &End<'_>) -> Result<()> {
+    pub fn wire(&self, a: &CableEnd<'_>, b: &CableEnd<'_>) -> Result<()> {
         for end in [a, b] {
             ensure!(self.inner.owns(end.ns), "{} is not of lab {}", end.ns.name(), self.prefix());
         }
@@ -33,7 +33,7 @@ impl Lab {
 
 /// A router asks for neighbours from its link-local address, so there must be one; but those that the kernel makes come
 /// at a time of their own choosing, and snapshots would differ.
-fn bring_up(end: &End<'_>, link_local: &str) -> Result<()> {
+fn bring_up(end: &CableEnd<'_>, link_local: &str) -> Result<()> {
     let ns = end.ns.name();
     ip(&["-n", ns, "link", "set", "dev", end.dev, "addrgenmode", "none"])?;
     for address in end.addresses.iter().chain([&link_local]) {

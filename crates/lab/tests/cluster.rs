@@ -7,11 +7,12 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use lab::{
-    Cell, Cluster, DEADLINE, Families, Matrix, Ns, Plan, Reach, Store, Tls, Way, inspect, ping, wait_until,
+    Cell, Cluster, DEADLINE, Families, LabStore, Matrix, Ns, Plan, PodPath, Reachability, Tls, inspect, ping,
+    wait_until,
 };
 
 fn alone(nodes: usize, subnets: usize) -> Plan {
-    Plan { nodes, subnets, store: Store::Alone, ..Plan::default() }
+    Plan { nodes, subnets, store: LabStore::Alone, ..Plan::default() }
 }
 
 /// The machine's own links and addresses.
@@ -102,7 +103,7 @@ fn agents_and_pods_live_on_nodes_and_the_matrix_tells_the_truth() {
     assert_eq!(matrix.cells.len(), 12);
     for cell in &matrix.cells {
         assert_eq!(cell.is_ok(), is_local(&cluster, cell), "{cell:?}");
-        assert_eq!(cell.way, if is_local(&cluster, cell) { Way::Local } else { Way::None });
+        assert_eq!(cell.way, if is_local(&cluster, cell) { PodPath::Local } else { PodPath::None });
     }
     assert_eq!(matrix.complaints().len(), 8);
     cluster.remove_pod("p2").unwrap();
@@ -165,17 +166,17 @@ fn direct_ways_are_seen_and_rewritten_sources_are_not_taken_for_good() {
         node.sh(&["ip", "route", "add", &v6, "via", &format!("fd99:1::{there}")]).unwrap();
     }
     let matrix = cluster.reach(DEADLINE).unwrap();
-    assert!(matrix.cells.iter().all(|cell| cell.way == Way::Direct), "{matrix:?}");
+    assert!(matrix.cells.iter().all(|cell| cell.way == PodPath::Direct), "{matrix:?}");
     let source = "10.199.1.1".parse().unwrap();
     // Agents that are alone masquerade whatever leaves their own block.
     let cell = matrix.cell("p1", "p2").unwrap();
-    assert_eq!(cell.v4, Some(Reach::Rewritten { source }), "{matrix:?}");
+    assert_eq!(cell.v4, Some(Reachability::Rewritten { source }), "{matrix:?}");
     assert!(!matrix.all());
 }
 
 #[test]
 fn a_cluster_of_three_members_keeps_its_data_when_the_leader_dies() {
-    let plan = Plan { nodes: 1, store: Store::Etcd { members: 3 }, ..Plan::default() };
+    let plan = Plan { nodes: 1, store: LabStore::Etcd { members: 3 }, ..Plan::default() };
     let mut cluster = Cluster::hosts("etcd", &plan).unwrap();
     cluster.start_etcd().unwrap();
     let endpoints = cluster.etcd.endpoints().join(",");
@@ -200,7 +201,7 @@ fn an_etcd_with_certificates_takes_only_clients_that_have_one() {
     let file = |name: &str| folder.path().join(name);
     let plan = Plan {
         nodes: 1,
-        store: Store::Etcd { members: 3 },
+        store: LabStore::Etcd { members: 3 },
         etcd_tls: Some(Tls { ca: file("cert"), cert: file("cert"), key: file("key") }),
         ..Plan::default()
     };

@@ -6,7 +6,7 @@ use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use lab::{DEADLINE, End, Lab, inspect, wait_until};
+use lab::{CableEnd, DEADLINE, Lab, inspect, wait_until};
 
 /// Namespaces and folders whose name starts so.
 fn traces_of(prefix: &str) -> Vec<PathBuf> {
@@ -160,8 +160,8 @@ fn a_failing_program_tells_its_stderr_and_closures_run_inside() {
 fn a_wire_carries_both_families_at_once() {
     let lab = Lab::new("wire").unwrap();
     let (a, b) = (lab.node("a").unwrap(), lab.node("b").unwrap());
-    let left = End { ns: &a, dev: "up0", addresses: &["192.0.2.1/24", "2001:db8::1/64"] };
-    let right = End { ns: &b, dev: "up0", addresses: &["192.0.2.2/24", "2001:db8::2/64"] };
+    let left = CableEnd { ns: &a, dev: "up0", addresses: &["192.0.2.1/24", "2001:db8::1/64"] };
+    let right = CableEnd { ns: &b, dev: "up0", addresses: &["192.0.2.2/24", "2001:db8::2/64"] };
     lab.wire(&left, &right).unwrap();
     for to in ["192.0.2.2", "2001:db8::2"] {
         assert!(lab::ping(&a, to.parse().unwrap(), 2).unwrap().all(), "{to}");

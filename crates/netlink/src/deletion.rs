@@ -62,23 +62,23 @@ pub fn delete_link_early(index: u32) -> Result<(), Error> {
 
 fn delete_early(index: u32) -> Result<(), Error> {
     let mut host = RtSocket::open()?;
-    let Some(turn) = Turn::take() else { return host.run(&Op::DelLink(index)) };
+    let Some(turn) = WaiterPermit::take() else { return host.run(&Op::DelLink(index)) };
     let mut deletion = Deletion::prepare(&mut host.socket, index, Told::by_this_kernel())?;
     let (failed, failure) = mpsc::sync_channel(1);
-    match Sitter::send(Task { request: deletion.request(), failed, turn }) {
+    match Sitter::send(BackgroundDeletion { request: deletion.request(), failed, turn }) {
         Ok(()) => deletion.hear().map(|_| ()).map_err(|silence| failure.try_recv().unwrap_or(silence)),
         Err(_) => deletion.run(|| ()).0,
     }
 }
 
 /// A deletion whose caller does not wait for its end.
-struct Task {
-    request: Request,
+struct BackgroundDeletion {
+    request: DeletionRequest,
     failed: mpsc::SyncSender<Error>,
-    turn: Turn,
+    turn: WaiterPermit,
 }
 
-impl Task {
+impl BackgroundDeletion {
     fn run(self) {
         if let Err(error) = self.request.send() {
             // There is room for one, and where nobody listens any more, the link was gone.
@@ -93,7 +93,7 @@ impl Task {
 /// A thread that sits out one grace period after the other: to start and end one for each costs more than to wake it.
 struct Sitter {
     number: usize,
-    tasks: mpsc::SyncSender<Task>,
+    tasks: mpsc::SyncSender<BackgroundDeletion>,
 }
 
 /// Those who have nothing to do; who came last is woken first.
@@ -109,7 +109,7 @@ impl Sitter {
     }
 
     /// Gives it to one who is free, or to a new one.
-    fn send(task: Task) -> std::io::Result<()> {
+    fn send(task: BackgroundDeletion) -> std::io::Result<()> {
         static STARTED: AtomicUsize = AtomicUsize::new(0);
         let free = Self::idle().pop();
         let task = match free {
@@ -125,7 +125,7 @@ impl Sitter {
     }
 
     /// A thread's life. The requests bring their sockets, so it does not matter in which namespace it is.
-    fn sit(number: usize, first: Task) {
+    fn sit(number: usize, first: BackgroundDeletion) {
         let (tasks, given) = mpsc::sync_channel(1);
         let mut next = Some(first);
         while let Some(task) = next {
@@ -141,7 +141,7 @@ impl Sitter {
     }
 
     /// Goes, unless somebody chose it just now: then the task is there, or will be at once.
-    fn leave(number: usize, given: &mpsc::Receiver<Task>) -> Option<Task> {
+    fn leave(number: usize, given: &mpsc::Receiver<BackgroundDeletion>) -> Option<BackgroundDeletion> {
         let mut idle = Self::idle();
         if let Some(place) = idle.iter().position(|sitter| sitter.number == number) {
             idle.remove(place);
@@ -183,16 +183,16 @@ fn named() -> Builder {
 }
 
 /// The right to be one of the threads that wait.
-struct Turn;
+struct WaiterPermit;
 
-impl Turn {
+impl WaiterPermit {
     fn take() -> Option<Self> {
         let more = |count| (count < MOST).then_some(count + 1);
         UNDER_WAY.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok().map(|_| Self)
     }
 }
 
-impl Drop for Turn {
+impl Drop for WaiterPermit {
     fn drop(&mut self) {
         UNDER_WAY.fetch_sub(1, Ordering::AcqRel);
     }
@@ -219,19 +219,19 @@ impl Told {
 }
 
 /// What was heard of a deletion.
-enum Heard {
+enum DeletionEvent {
     Gone,
     Ended,
 }
 
 /// The request of one deletion, for the thread that sends it.
-struct Request {
+struct DeletionRequest {
     sender: Sender,
     bytes: Vec<u8>,
     index: u32,
 }
 
-impl Request {
+impl DeletionRequest {
     /// Returns at the end of the grace period.
     fn send(&self) -> Result<(), Error> {
         self.sender.send(&self.bytes).map_err(|e| e.during(Op::DelLink(self.index)))
@@ -266,8 +266,12 @@ impl<'a> Deletion<'a> {
         Ok(Self { socket, index, sequence, told, batch })
     }
 
-    fn request(&self) -> Request {
-        Request { sender: self.socket.sender(), bytes: self.batch.as_bytes().to_vec(), index: self.index }
+    fn request(&self) -> DeletionRequest {
+        DeletionRequest {
+            sender: self.socket.sender(),
+            bytes: self.batch.as_bytes().to_vec(),
+            index: self.index,
+        }
     }
 
     /// Deletes the link to the end, and does the rest beside it.
@@ -282,22 +286,22 @@ impl<'a> Deletion<'a> {
             let done = meanwhile();
             let sent = worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             let deleted = sent.and_then(|()| match heard {
-                Ok(Heard::Ended) => Ok(()),
+                Ok(DeletionEvent::Ended) => Ok(()),
                 Err(refused @ (Error::Refused { .. } | Error::Malformed { .. })) => Err(refused),
                 // Whoever holds the kernel's lock may hold it for long; now that all was sent the answer is there.
-                Ok(Heard::Gone) | Err(_) => self.end(),
+                Ok(DeletionEvent::Gone) | Err(_) => self.end(),
             });
             (deleted, done)
         })
     }
 
     fn end(&mut self) -> Result<(), Error> {
-        while let Heard::Gone = self.hear()? {}
+        while let DeletionEvent::Gone = self.hear()? {}
         Ok(())
     }
 
     /// Waits until the link is gone or the deletion has ended.
-    fn hear(&mut self) -> Result<Heard, Error> {
+    fn hear(&mut self) -> Result<DeletionEvent, Error> {
         loop {
             let replies = match self.socket.receive() {
                 Ok(replies) => replies,
@@ -309,9 +313,9 @@ impl<'a> Deletion<'a> {
                 let ours = reply.sequence == self.sequence;
                 match reply.content {
                     Content::Data(body) if reply.kind == libc::RTM_DELLINK && is_link(body, self.index) => {
-                        return Ok(Heard::Gone);
+                        return Ok(DeletionEvent::Gone);
                     }
-                    Content::Ack if ours => return Ok(Heard::Ended),
+                    Content::Ack if ours => return Ok(DeletionEvent::Ended),
                     Content::Refused(refusal) if ours => return Err(refusal.during(Op::DelLink(self.index))),
                     Content::Data(_) | Content::Ack | Content::Refused(_) | Content::Done => {}
                 }
@@ -362,7 +366,7 @@ mod tests {
             let request = deletion.request();
             std::thread::scope(|scope| {
                 scope.spawn(|| request.send().unwrap());
-                assert!(matches!(deletion.hear(), Ok(Heard::Gone)), "{told:?}");
+                assert!(matches!(deletion.hear(), Ok(DeletionEvent::Gone)), "{told:?}");
                 deletion.end().unwrap();
             });
             drop(deletion);
@@ -414,7 +418,7 @@ mod tests {
     #[test]
     fn where_too_many_threads_wait_the_caller_does() {
         let _alone = ALONE.lock().unwrap();
-        let turns: Vec<_> = std::iter::from_fn(Turn::take).collect();
+        let turns: Vec<_> = std::iter::from_fn(WaiterPermit::take).collect();
         assert_eq!((turns.len(), deletions_under_way()), (MOST, MOST));
         let ns = NetNs::create().unwrap();
         let mut socket = RtSocket::open_in(&ns).unwrap();

@@ -17,9 +17,9 @@ const TRIES: u32 = 10;
 const FEW_TRIES: u32 = 3;
 
 /// What is listed: in words, and as message type.
-struct Kind(&'static str, u16);
+struct DumpKind(&'static str, u16);
 
-const LINKS: Kind = Kind("list links", libc::RTM_GETLINK);
+const LINKS: DumpKind = DumpKind("list links", libc::RTM_GETLINK);
 
 fn ask_links(body: &mut Body<'_>) {
     body.header(&LinkHeader::default());
@@ -65,7 +65,7 @@ impl RtSocket {
             body.header(&AddressHeader { index: link.unwrap_or(0), ..AddressHeader::default() });
         };
         let wanted = |message: &[u8]| Address::parse(message).filter(|a| link.is_none_or(|l| a.link == l));
-        none_if_missing(self.dump(Kind("list addresses", libc::RTM_GETADDR), ask, wanted))
+        none_if_missing(self.dump(DumpKind("list addresses", libc::RTM_GETADDR), ask, wanted))
     }
 
     /// Unicast routes of both families. One with several next hops has neither gateway nor link.
@@ -108,7 +108,11 @@ impl RtSocket {
             let is_v4 = family == AF_INET;
             let ours = |r: &Route| r.dst.addr().is_ipv4() == is_v4 && filter.matches(r) && is_wanted(r);
             let wanted = |message: &[u8]| Route::parse_any(message).filter(ours);
-            routes.extend(none_if_missing(self.dump(Kind("list routes", libc::RTM_GETROUTE), ask, wanted))?);
+            routes.extend(none_if_missing(self.dump(
+                DumpKind("list routes", libc::RTM_GETROUTE),
+                ask,
+                wanted,
+            ))?);
         }
         Ok(routes)
     }
@@ -121,7 +125,7 @@ impl RtSocket {
             }
         };
         let wanted = |message: &[u8]| Neighbour::parse(message).filter(|n| link.is_none_or(|l| n.link == l));
-        none_if_missing(self.dump(Kind("list neighbours", libc::RTM_GETNEIGH), ask, wanted))
+        none_if_missing(self.dump(DumpKind("list neighbours", libc::RTM_GETNEIGH), ask, wanted))
     }
 
     /// The forwarding entries of a tunnel device.
@@ -131,29 +135,29 @@ impl RtSocket {
             body.u32(libc::NDA_IFINDEX, link);
         };
         let wanted = |message: &[u8]| Fdb::parse(message).filter(|entry| entry.link == link);
-        none_if_missing(self.dump(Kind("list forwarding entries", libc::RTM_GETNEIGH), ask, wanted))
+        none_if_missing(self.dump(DumpKind("list forwarding entries", libc::RTM_GETNEIGH), ask, wanted))
     }
 
     pub fn qdiscs(&mut self, link: Option<u32>) -> Result<Vec<Qdisc>, Error> {
         let ask = |body: &mut Body<'_>| body.header(&TcHeader::default());
         let wanted = |message: &[u8]| Qdisc::parse(message).filter(|q| link.is_none_or(|l| q.link == l));
-        self.dump(Kind("list qdiscs", libc::RTM_GETQDISC), ask, wanted)
+        self.dump(DumpKind("list qdiscs", libc::RTM_GETQDISC), ask, wanted)
     }
 
     /// The links to which what `from` receives is redirected.
     pub fn redirects(&mut self, from: u32) -> Result<Vec<u32>, Error> {
         let ask = |body: &mut Body<'_>| body.header(&encode::tc_header(from, INGRESS_QDISC));
-        none_if_missing(self.dump(Kind("list filters", libc::RTM_GETTFILTER), ask, view::redirect_target))
+        none_if_missing(self.dump(DumpKind("list filters", libc::RTM_GETTFILTER), ask, view::redirect_target))
     }
 
     /// Everything of one kind. A dump is no snapshot: the kernel marks one that changed meanwhile, and it begins again.
     fn dump<T>(
         &mut self,
-        Kind(operation, kind): Kind,
+        DumpKind(operation, kind): DumpKind,
         ask: impl Fn(&mut Body<'_>),
         parse: impl Fn(&[u8]) -> Option<T>,
     ) -> Result<Vec<T>, Error> {
-        match self.dump_tries((TRIES, Kind(operation, kind)), ask, parse)? {
+        match self.dump_tries((TRIES, DumpKind(operation, kind)), ask, parse)? {
             (all, Consistency::Whole) => Ok(all),
             (_, Consistency::Interrupted) => {
                 Err(Error::Interrupted { operation: operation.to_owned(), tries: TRIES })
@@ -163,7 +167,7 @@ impl RtSocket {
 
     fn dump_tries<T>(
         &mut self,
-        (tries, Kind(operation, kind)): (u32, Kind),
+        (tries, DumpKind(operation, kind)): (u32, DumpKind),
         ask: impl Fn(&mut Body<'_>),
         parse: impl Fn(&[u8]) -> Option<T>,
     ) -> Result<(Vec<T>, Consistency), Error> {

@@ -15,7 +15,7 @@ use crate::kernel::{
 };
 use crate::lookup::oversize;
 use crate::netns::NetNs;
-use crate::socket::{Content, Protocol, Refusal, Socket};
+use crate::socket::{Content, NetlinkProtocol, Refusal, Socket};
 use crate::wire::{
     Batch, Body, Head, NLM_F_ACK, NLM_F_REQUEST, attribute, attribute_at, attributes, read_text,
 };
@@ -34,7 +34,7 @@ pub struct Ethtool {
 }
 
 /// What is asked: in words, and as command.
-struct Command<'a>(&'a str, u8);
+struct EthtoolCommand<'a>(&'a str, u8);
 
 /// The checksum features that a link has.
 struct Features {
@@ -46,12 +46,15 @@ struct Features {
 impl Ethtool {
     /// In the namespace of the calling thread. A kernel without it is `Error::is_unsupported`.
     pub fn open() -> Result<Self, Error> {
-        let mut ethtool =
-            Self { socket: Socket::open(Protocol::Generic)?, batch: Batch::new(), family: GENL_ID_CTRL };
+        let mut ethtool = Self {
+            socket: Socket::open(NetlinkProtocol::Generic)?,
+            batch: Batch::new(),
+            family: GENL_ID_CTRL,
+        };
         let operation = "find the kernel's ethtool family";
         let ask = |body: &mut Body<'_>| body.str(CTRL_ATTR_FAMILY_NAME, "ethtool");
         let mut family = None;
-        let answer = ethtool.ask(Command(operation, CTRL_CMD_GETFAMILY), ask, |list| {
+        let answer = ethtool.ask(EthtoolCommand(operation, CTRL_CMD_GETFAMILY), ask, |list| {
             family = attribute(list, CTRL_ATTR_FAMILY_ID).and_then(|id| id.first_chunk().copied());
         });
         match answer {
@@ -98,7 +101,7 @@ impl Ethtool {
                 });
             });
         };
-        self.ask(Command(&operation, ETHTOOL_MSG_FEATURES_SET), ask, |_| {})?;
+        self.ask(EthtoolCommand(&operation, ETHTOOL_MSG_FEATURES_SET), ask, |_| {})?;
         // The kernel also says yes to what it does not do.
         let after = self.features(link, &operation)?;
         if after.active.is_empty() == on {
@@ -111,7 +114,7 @@ impl Ethtool {
     fn features(&mut self, link: u32, operation: &str) -> Result<Features, Error> {
         let mut found = None;
         let ask = |body: &mut Body<'_>| device(body, link);
-        self.ask(Command(operation, ETHTOOL_MSG_FEATURES_GET), ask, |list| {
+        self.ask(EthtoolCommand(operation, ETHTOOL_MSG_FEATURES_GET), ask, |list| {
             found = Some(Features {
                 changeable: named(list, ETHTOOL_A_FEATURES_HW),
                 active: named(list, ETHTOOL_A_FEATURES_ACTIVE),
@@ -123,7 +126,7 @@ impl Ethtool {
     /// One request, and the attributes of what is answered until it is acknowledged.
     fn ask(
         &mut self,
-        Command(operation, command): Command<'_>,
+        EthtoolCommand(operation, command): EthtoolCommand<'_>,
         ask: impl Fn(&mut Body<'_>),
         mut each: impl FnMut(&[u8]),
     ) -> Result<(), Error> {

@@ -42,10 +42,11 @@ pub use exchange::Dump;
 pub use monitor::{Monitor, News, Where};
 pub use netns::{NetNs, NetNsError};
 pub use op::{
-    AddAddress, AddBridge, AddNeighbour, AddTbf, AddVxlan, Family, Fdb, LinkRef, Mode, Op, QdiscAt, Route,
-    RouteKind, RouteScope, SetLink, Tbf, Veth,
+    AddAddress, AddBridge, AddNeighbour, AddTbf, AddVxlan, Fdb, LinkRef, Mode, Op, QdiscAt, Route, RouteKind,
+    RouteScope, SetLink, Tbf, Veth,
 };
 pub use peers::{PeerMonitor, PeerNews};
 pub use rtsocket::RtSocket;
-pub use socket::{Content, Protocol, Refusal, Reply, Socket};
+pub use socket::{Content, NetlinkProtocol, Refusal, Reply, Socket};
+pub use types::Family;
 pub use view::{Address, Link, Neighbour, Qdisc, RouteLookup, RouteMatch, Vxlan};

@@ -18,7 +18,7 @@ pub(crate) struct Listener {
 
 /// Whether all news were read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Heard {
+pub(crate) enum EventsRead {
     All,
     /// There was more than the socket could keep.
     NotAll,
@@ -30,8 +30,8 @@ impl Listener {
     }
 
     /// Everything that is there to read now, without waiting.
-    pub(crate) fn read(&mut self, mut each: impl FnMut(&Reply<'_>, Where)) -> Result<Heard, Error> {
-        let mut heard = if self.lossy { Heard::NotAll } else { Heard::All };
+    pub(crate) fn read(&mut self, mut each: impl FnMut(&Reply<'_>, Where)) -> Result<EventsRead, Error> {
+        let mut heard = if self.lossy { EventsRead::NotAll } else { EventsRead::All };
         for _ in 0..MOST {
             match self.socket.glance() {
                 Ok(Glance::Nothing) => {
@@ -40,7 +40,7 @@ impl Listener {
                 }
                 Ok(Glance::Overrun) => {
                     self.lossy = true;
-                    heard = Heard::NotAll;
+                    heard = EventsRead::NotAll;
                 }
                 Ok(Glance::News(replies, place)) => replies.for_each(|reply| each(&reply, place)),
                 Err(error) => {

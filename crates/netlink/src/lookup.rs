@@ -5,13 +5,13 @@ use std::ops::ControlFlow;
 use std::os::fd::AsFd as _;
 
 use rustix::io::Errno;
-use types::IfName;
+use types::{Family, IfName};
 
 use crate::encode::{family_of, put_ip};
 use crate::error::Error;
 use crate::header::{LinkHeader, RouteHeader};
 use crate::kernel::RTM_F_FIB_MATCH;
-use crate::op::{Family, LinkRef, Route};
+use crate::op::{LinkRef, Route};
 use crate::rtsocket::RtSocket;
 use crate::socket::Content;
 use crate::view::{Link, RouteLookup, RouteMatch, snooping_of};

@@ -10,9 +10,9 @@ use ipnet::IpNet;
 
 use crate::error::Error;
 use crate::kernel::{NETCONFA_FORWARDING, NETCONFA_IFINDEX, RTM_NEWNETCONF};
-use crate::listener::{Heard, Listener};
+use crate::listener::{EventsRead, Listener};
 use crate::op::Route;
-use crate::socket::{Content, Protocol, Reply, Socket};
+use crate::socket::{Content, NetlinkProtocol, Reply, Socket};
 use crate::view::{Address, Link, Neighbour};
 use crate::wire::{attribute, read_u32};
 
@@ -99,7 +99,7 @@ pub struct Monitor {
 impl Monitor {
     /// For the namespace of the calling thread.
     pub fn open() -> Result<Self, Error> {
-        let socket = Socket::open(Protocol::Route)?;
+        let socket = Socket::open(NetlinkProtocol::Route)?;
         socket.make_room_for_news()?;
         socket.listen_to_other_namespaces()?;
         socket.listen(&GROUPS)?;
@@ -112,8 +112,8 @@ impl Monitor {
         let mut news = Vec::new();
         let heard = self.listener.read(|reply, place| news.extend(read_news(reply, place)))?;
         Ok(match heard {
-            Heard::All => news,
-            Heard::NotAll => vec![News::Lost],
+            EventsRead::All => news,
+            EventsRead::NotAll => vec![News::Lost],
         })
     }
 }

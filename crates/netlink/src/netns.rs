@@ -124,7 +124,7 @@ impl NetNs {
 
     /// Whether the calling thread is in this namespace.
     pub fn is_here(&self) -> Result<bool, NetNsError> {
-        self.is_same(&*Inside::home()?)
+        self.is_same(&*NamespaceGuard::home()?)
     }
 
     /// Whether both are one namespace; sound because both are open, so that their inode cannot be reused.
@@ -140,7 +140,7 @@ impl NetNs {
     /// The thread is back in its own namespace when this returns or panics; if the kernel does not let it back, the
     /// process aborts, because everything afterwards would happen to the wrong network.
     pub fn run<T: Send>(&self, f: impl FnOnce() -> T + Send) -> Result<T, NetNsError> {
-        let inside = Inside::enter(self)?;
+        let inside = NamespaceGuard::enter(self)?;
         let result = f();
         drop(inside);
         Ok(result)
@@ -153,7 +153,7 @@ impl NetNs {
 }
 
 /// The calling thread is in a foreign namespace as long as this lives.
-struct Inside {
+struct NamespaceGuard {
     home: Rc<NetNs>,
     // Namespaces belong to threads: dropped in another one, the guard would move the wrong thread.
     _not_send: PhantomData<*const ()>,
@@ -167,7 +167,7 @@ thread_local! {
     static DEPTH: Cell<usize> = const { Cell::new(0) };
 }
 
-impl Inside {
+impl NamespaceGuard {
     fn enter(target: &NetNs) -> Result<Self, NetNsError> {
         let home = Self::home()?;
         target.enter()?;
@@ -191,7 +191,7 @@ impl Inside {
     }
 }
 
-impl Drop for Inside {
+impl Drop for NamespaceGuard {
     fn drop(&mut self) {
         if let Err(error) = self.home.enter() {
             eprintln!("aborting, because this thread cannot leave a pod's namespace: {error}");

@@ -134,12 +134,6 @@ pub struct Fdb {
     pub dst: IpAddr,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Family {
-    V4,
-    V6,
-}
-
 /// Changes to an existing link; `None` and `false` leave alone.
 #[derive(Debug, Clone, Copy)]
 pub struct SetLink<'a> {

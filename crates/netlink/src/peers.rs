@@ -12,10 +12,10 @@ use netlink_packet_core::NLM_F_REPLACE;
 use types::{Mac, PEER_PROTOCOL};
 
 use crate::error::Error;
-use crate::listener::{Heard, Listener};
+use crate::listener::{EventsRead, Listener};
 use crate::netns::NetNs;
 use crate::op::{Fdb, Route};
-use crate::socket::{Content, Protocol, Reply, Socket};
+use crate::socket::{Content, NetlinkProtocol, Reply, Socket};
 use crate::view::{Address, Link, Neighbour};
 
 const GROUPS: [u32; 6] = [
@@ -72,7 +72,7 @@ pub struct PeerMonitor {
 impl PeerMonitor {
     /// For the namespace of the calling thread.
     pub fn open() -> Result<Self, Error> {
-        let socket = Socket::open(Protocol::Route)?;
+        let socket = Socket::open(NetlinkProtocol::Route)?;
         socket.make_room_for_news()?;
         socket.listen(&GROUPS)?;
         Ok(Self { listener: Listener::new(socket) })
@@ -88,8 +88,8 @@ impl PeerMonitor {
         let mut news = Vec::new();
         let heard = self.listener.read(|reply, _| read_news(reply, &mut news))?;
         Ok(match heard {
-            Heard::All => news,
-            Heard::NotAll => vec![PeerNews::Missed],
+            EventsRead::All => news,
+            EventsRead::NotAll => vec![PeerNews::Missed],
         })
     }
 }

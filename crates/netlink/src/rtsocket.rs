@@ -9,7 +9,7 @@ use crate::encode::encode;
 use crate::error::Error;
 use crate::netns::{self, NetNs};
 use crate::op::Op;
-use crate::socket::{Content, Protocol, Refusal, Socket};
+use crate::socket::{Content, NetlinkProtocol, Refusal, Socket};
 use crate::wire::Batch;
 
 /// Per send: 128 answers of some 800 bytes of kernel memory each fit the default receive buffer of 208 KiB.
@@ -25,7 +25,7 @@ pub struct RtSocket {
 impl RtSocket {
     /// In the namespace of the calling thread.
     pub fn open() -> Result<Self, Error> {
-        Ok(Self { socket: Socket::open(Protocol::Route)?, batch: Batch::new() })
+        Ok(Self { socket: Socket::open(NetlinkProtocol::Route)?, batch: Batch::new() })
     }
 
     pub fn open_in(netns: &NetNs) -> Result<Self, Error> {

@@ -33,7 +33,7 @@ const ROOM: usize = 8 << 20;
 const HEADER: usize = 16;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Protocol {
+pub enum NetlinkProtocol {
     Route,
     Netfilter,
     Generic,
@@ -48,12 +48,12 @@ pub struct Socket {
 }
 
 impl Socket {
-    pub fn open(protocol: Protocol) -> Result<Self, Error> {
+    pub fn open(protocol: NetlinkProtocol) -> Result<Self, Error> {
         let failed = |error: &io::Error| socket_error("open a netlink socket", errno_of(error));
         let number = match protocol {
-            Protocol::Route => netlink_sys::protocols::NETLINK_ROUTE,
-            Protocol::Netfilter => netlink_sys::protocols::NETLINK_NETFILTER,
-            Protocol::Generic => netlink_sys::protocols::NETLINK_GENERIC,
+            NetlinkProtocol::Route => netlink_sys::protocols::NETLINK_ROUTE,
+            NetlinkProtocol::Netfilter => netlink_sys::protocols::NETLINK_NETFILTER,
+            NetlinkProtocol::Generic => netlink_sys::protocols::NETLINK_GENERIC,
         };
         let inner = netlink_sys::Socket::new(number).map_err(|e| failed(&e))?;
         // Only the kernel has port 0: from now on it lets nobody else send to us.
@@ -61,7 +61,7 @@ impl Socket {
         inner.set_ext_ack(true).map_err(|e| failed(&e))?;
         // An answer without our own request in it: a batch's worth of them must fit the receive buffer.
         inner.set_cap_ack(true).map_err(|e| failed(&e))?;
-        if protocol == Protocol::Route {
+        if protocol == NetlinkProtocol::Route {
             // Without it the kernel ignores the filters of a dump.
             inner.set_netlink_get_strict_chk(true).map_err(|e| failed(&e))?;
         }
@@ -329,7 +329,7 @@ mod tests {
 
     #[test]
     fn sequences_never_repeat_zero_and_stay_consecutive() {
-        let mut socket = Socket::open(Protocol::Route).unwrap();
+        let mut socket = Socket::open(NetlinkProtocol::Route).unwrap();
         assert_eq!(socket.take_sequences(3), 1..4);
         assert_eq!(socket.take_sequences(1), 4..5);
         socket.sequence = u32::MAX - 1;
@@ -339,7 +339,7 @@ mod tests {
 
     #[test]
     fn nobody_but_the_kernel_can_send_to_us() {
-        let socket = Socket::open(Protocol::Route).unwrap();
+        let socket = Socket::open(NetlinkProtocol::Route).unwrap();
         let mut own = SocketAddr::new(0, 0);
         socket.inner.get_address(&mut own).unwrap();
         assert_ne!(own.port_number(), 0);
@@ -350,7 +350,7 @@ mod tests {
 
     #[test]
     fn silence_becomes_a_timeout() {
-        let mut socket = Socket::open(Protocol::Netfilter).unwrap();
+        let mut socket = Socket::open(NetlinkProtocol::Netfilter).unwrap();
         let soon = Some(Duration::from_millis(5));
         set_socket_timeout(&socket, Timeout::Recv, soon).unwrap();
         assert!(matches!(socket.receive(), Err(Error::Timeout { .. })));

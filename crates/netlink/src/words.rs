@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::op::{Family, Fdb, LinkRef, Op, QdiscAt, Route, RouteKind, SetLink};
+use crate::op::{Fdb, LinkRef, Op, QdiscAt, Route, RouteKind, SetLink};
 
 impl fmt::Display for Op<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -86,15 +86,6 @@ impl fmt::Display for Route {
 impl fmt::Display for Fdb {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "forwarding entry {} to {} on link {}", self.mac, self.dst, self.link)
-    }
-}
-
-impl fmt::Display for Family {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::V4 => "IPv4",
-            Self::V6 => "IPv6",
-        })
     }
 }
 

@@ -5,7 +5,7 @@ use std::ops::{ControlFlow, Range};
 use std::time::Duration;
 
 use netlink::wire::{Batch, Body, Head, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, Oversize};
-use netlink::{Content, Dump, Protocol, Refusal};
+use netlink::{Content, Dump, NetlinkProtocol, Refusal};
 use rustix::io::Errno;
 
 use crate::error::Error;
@@ -55,7 +55,10 @@ impl<'a> Request<'a> {
 impl Socket {
     pub(crate) fn open() -> Result<Self, Error> {
         let open = |e| Error::netlink("open a netfilter socket", e);
-        Ok(Self { inner: netlink::Socket::open(Protocol::Netfilter).map_err(open)?, batch: Batch::new() })
+        Ok(Self {
+            inner: netlink::Socket::open(NetlinkProtocol::Netfilter).map_err(open)?,
+            batch: Batch::new(),
+        })
     }
 
     /// All or nothing. The answer holds each request that was refused, by its place; none means done. With a

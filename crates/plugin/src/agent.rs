@@ -13,7 +13,7 @@ use engine::Done;
 use netlink::NetNs;
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde_json::Value;
-use types::{Finding, RequestId};
+use types::{Finding, Fix, RequestId};
 
 use crate::Served;
 use crate::retry::Retry;
@@ -33,27 +33,42 @@ const DEL_ANSWER: Duration = Duration::from_secs(20);
 const EXCERPT: usize = 300;
 
 /// Where the agent listens, and where what it cannot be told is left.
-pub(crate) struct Where<'a> {
+pub(crate) struct AgentPaths<'a> {
     pub(crate) socket: &'a Path,
     pub(crate) run_dir: &'a Path,
 }
 
+impl Where<'_> {
+    /// Without its directories the command would ask another agent.
+    fn status_command(&self) -> Fix {
+        let mut words = vec!["podwire", "status"];
+        let (run_dir, socket) = (self.run_dir.to_string_lossy(), self.socket.to_string_lossy());
+        if self.run_dir != Path::new(netconf::DEFAULT_RUN_DIR) {
+            words.extend(["--run-dir", &run_dir]);
+        }
+        if self.socket != netconf::default_socket(self.run_dir) {
+            words.extend(["--socket", &socket]);
+        }
+        Fix::words(words)
+    }
+}
+
 /// How the agent was asked, for the log.
-pub(crate) struct Asked {
+pub(crate) struct AgentExchange {
     pub(crate) request_id: RequestId,
     pub(crate) attempts: u32,
-    pub(crate) ending: Ending,
+    pub(crate) ending: ExchangeEnd,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ending {
-    /// Whatever the agent said, or that it said nothing, is the outcome.
-    Told,
+pub(crate) enum ExchangeEnd {
+    /// The agent's answer, or that there was none, is the outcome.
+    Reported,
     Tombstone,
 }
 
 /// What came of one attempt.
-enum Verdict {
+enum AttemptOutcome {
     Done(Done),
     /// The agent's own error about this request.
     Refused(Error),
@@ -65,7 +80,7 @@ enum Verdict {
     Odd(Error),
 }
 
-pub(crate) fn ask(request: &Request, place: &Where<'_>, stdin: &[u8]) -> Served {
+pub(crate) fn ask(request: &Request, place: &AgentPaths<'_>, stdin: &[u8]) -> Served {
     let mut id = [0; 16];
     if let Err(e) = getrandom(&mut id, GetRandomFlags::empty()) {
         let error = Error::new(Code::Io, format!("cannot get random bytes for a request id: {e}"));
@@ -80,7 +95,7 @@ pub(crate) fn ask(request: &Request, place: &Where<'_>, stdin: &[u8]) -> Served 
     let mut asking = Asking { request, place, client, call, retry: Retry::within(patience(request)) };
     let (outcome, ending) = asking.run();
     let Asking { call, retry, .. } = asking;
-    let asked = Asked { request_id: call.request_id, attempts: retry.attempts, ending };
+    let asked = AgentExchange { request_id: call.request_id, attempts: retry.attempts, ending };
     Served { outcome, asked: Some(asked) }
 }
 
@@ -113,47 +128,50 @@ fn cni_variables() -> BTreeMap<String, String> {
 
 struct Asking<'a> {
     request: &'a Request,
-    place: &'a Where<'a>,
+    place: &'a AgentPaths<'a>,
     client: Client,
     call: CniCall,
     retry: Retry,
 }
 
 impl Asking<'_> {
-    fn run(&mut self) -> (Result<Done, Error>, Ending) {
+    fn run(&mut self) -> (Result<Done, Error>, ExchangeEnd) {
         let verdict = loop {
             match self.attempt() {
-                Verdict::Away(_) | Verdict::NotReady(_) if self.retry.again() => {}
+                AttemptOutcome::Away(_) | AttemptOutcome::NotReady(_) if self.retry.again() => {}
                 verdict => break verdict,
             }
         };
         let cause = match verdict {
-            Verdict::Done(done) => return (Ok(done), Ending::Told),
-            Verdict::Refused(error) => return (Err(self.as_seen_here(error)), Ending::Told),
-            Verdict::Away(cause) => match self.request {
+            AttemptOutcome::Done(done) => return (Ok(done), ExchangeEnd::Reported),
+            AttemptOutcome::Refused(error) => return (Err(self.as_seen_here(error)), ExchangeEnd::Reported),
+            AttemptOutcome::Away(cause) => match self.request {
                 Request::Status(_) => {
                     // The agent's configuration, which may be the reason, is not read here.
-                    let msg = format!("the agent does not answer: {}; `podwire status` shows why", cause.msg);
+                    let status = self.place.status_command();
+                    let msg = format!("the agent does not answer: {}; `{status}` shows why", cause.msg);
                     unreachable(Error { msg, ..cause }, "systemctl start podwire")
                 }
                 _ => self.in_vain(cause),
             },
-            Verdict::NotReady(cause) => self.in_vain(cause),
-            Verdict::Odd(cause) if matches!(self.request, Request::Status(_)) && cause.details.is_empty() => {
+            AttemptOutcome::NotReady(cause) => self.in_vain(cause),
+            AttemptOutcome::Odd(cause)
+                if matches!(self.request, Request::Status(_)) && cause.details.is_empty() =>
+            {
                 unreachable(cause, "systemctl restart podwire")
             }
-            Verdict::Odd(cause) => cause,
+            AttemptOutcome::Odd(cause) => cause,
         };
         match self.request {
             Request::Del(call) => self.bury(call, &cause),
-            Request::Status(_) => (Err(not_available(cause)), Ending::Told),
+            Request::Status(_) => (Err(not_available(cause)), ExchangeEnd::Reported),
             Request::Add(_) | Request::Check(_) | Request::Gc(_) | Request::Version(_) => {
-                (Err(cause), Ending::Told)
+                (Err(cause), ExchangeEnd::Reported)
             }
         }
     }
 
-    fn attempt(&self) -> Verdict {
+    fn attempt(&self) -> AttemptOutcome {
         match self.client.post(api::CNI, &self.call, answer_within(self.request)) {
             Ok(answer) => self.judge(&answer),
             Err(error) => {
@@ -169,26 +187,26 @@ impl Asking<'_> {
                     | ClientError::Request(_) => (Code::Decode, false),
                 };
                 let error = Error::new(code, error.to_string());
-                if is_away { Verdict::Away(error) } else { Verdict::Odd(error) }
+                if is_away { AttemptOutcome::Away(error) } else { AttemptOutcome::Odd(error) }
             }
         }
     }
 
-    fn judge(&self, answer: &HttpAnswer) -> Verdict {
+    fn judge(&self, answer: &HttpAnswer) -> AttemptOutcome {
         let socket = self.place.socket.display();
         let odd = |msg: &str, what: &str| {
-            Verdict::Odd(Error::new(Code::Io, msg).with_details(format!("{socket} answered {what}")))
+            AttemptOutcome::Odd(Error::new(Code::Io, msg).with_details(format!("{socket} answered {what}")))
         };
         match answer.status {
             200 => self.result_of(answer),
             403 => odd("access denied", "403: only root may ask the agent"),
             404 => odd("page not found", "404: it is no agent, or one of another version than this plugin"),
-            500 => Verdict::Refused(error_of(answer).unwrap_or_else(|| {
+            500 => AttemptOutcome::Refused(error_of(answer).unwrap_or_else(|| {
                 let msg = "the agent failed, and its error cannot be read";
                 Error::new(Code::Decode, msg)
                     .with_details(format!("{socket} answered 500: {}", excerpt(answer)))
             })),
-            503 => Verdict::NotReady(error_of(answer).unwrap_or_else(|| {
+            503 => AttemptOutcome::NotReady(error_of(answer).unwrap_or_else(|| {
                 let msg = format!("the agent on {socket} cannot work now: {}", excerpt(answer));
                 Error::new(Code::TryAgainLater, msg)
             })),
@@ -200,17 +218,17 @@ impl Asking<'_> {
     }
 
     /// The verbs that print nothing need nothing in it but that it is an answer.
-    fn result_of(&self, answer: &HttpAnswer) -> Verdict {
+    fn result_of(&self, answer: &HttpAnswer) -> AttemptOutcome {
         let unreadable = |why: String| {
             let socket = self.place.socket.display();
             let msg = format!("the agent's answer on {socket} cannot be read: {why}");
-            Verdict::Odd(Error::new(Code::Decode, msg))
+            AttemptOutcome::Odd(Error::new(Code::Decode, msg))
         };
         match (serde_json::from_slice::<CniAnswer>(&answer.body), self.request) {
             (Err(e), _) => unreadable(e.to_string()),
             (Ok(CniAnswer { result: Some(result) }), Request::Add(call)) => {
                 match CniResult::from_json(call.config.version, &result) {
-                    Ok(made) => Verdict::Done(Done {
+                    Ok(made) => AttemptOutcome::Done(Done {
                         addresses: made.ips.iter().map(|ip| ip.address.addr()).collect(),
                         answer: Some(result),
                         ..Done::default()
@@ -219,12 +237,12 @@ impl Asking<'_> {
                 }
             }
             (Ok(CniAnswer { result: None }), Request::Add(_)) => unreadable("it has no result".to_owned()),
-            (Ok(_), _) => Verdict::Done(Done::default()),
+            (Ok(_), _) => AttemptOutcome::Done(Done::default()),
         }
     }
 
     /// The runtime need not come again: the agent does it when it is back, before it does anything else.
-    fn bury(&self, call: &Call, cause: &Error) -> (Result<Done, Error>, Ending) {
+    fn bury(&self, call: &Call, cause: &Error) -> (Result<Done, Error>, ExchangeEnd) {
         let key = call.key();
         let tombstones = Tombstones::new(self.place.run_dir);
         match tombstones.leave(&self.call, &key) {
@@ -233,11 +251,11 @@ impl Asking<'_> {
                 let message =
                     format!("{cause}; left a tombstone in {dir}, the agent removes {key} when it is back");
                 eprintln!("podwire-cni: {}", types::one_line(&message));
-                (Ok(Done::default()), Ending::Tombstone)
+                (Ok(Done::default()), ExchangeEnd::Tombstone)
             }
             Err(e) => {
                 let error = Error::new(Code::TryAgainLater, format!("cannot leave a tombstone: {e}"));
-                (Err(error.with_details(format!("it is needed because: {cause}"))), Ending::Told)
+                (Err(error.with_details(format!("it is needed because: {cause}"))), ExchangeEnd::Reported)
             }
         }
     }

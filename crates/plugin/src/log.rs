@@ -13,19 +13,19 @@ use engine::Done;
 use netconf::{Log, Place};
 use serde_json::{Map, Value, json};
 
-use crate::agent::{Asked, Ending};
+use crate::agent::{AgentExchange, ExchangeEnd};
 use crate::journal::{self, Priority};
 use crate::{Served, config_of};
 
 /// Larger than this, the file moves aside (one old one is kept): the log is bounded.
 const LARGEST: u64 = 8 * 1024 * 1024;
 
-pub(crate) struct Line {
+pub(crate) struct LogLine {
     to: Log,
     fields: Map<String, Value>,
 }
 
-impl Line {
+impl LogLine {
     pub(crate) fn of(request: &Request, served: &Served, took: Duration) -> Self {
         let place = config_of(request).and_then(|config| Place::parse(config).ok());
         let mut line = Self::begin(place.map_or(Log::None, |place| place.log), command(request), took);
@@ -99,10 +99,10 @@ impl Line {
         }
     }
 
-    fn put_done(&mut self, done: &Done, request: &Request, asked: Option<&Asked>) {
+    fn put_done(&mut self, done: &Done, request: &Request, asked: Option<&AgentExchange>) {
         let outcome = match asked.map(|asked| asked.ending) {
-            Some(Ending::Tombstone) => "tombstone",
-            Some(Ending::Told) | None => "ok",
+            Some(ExchangeEnd::Tombstone) => "tombstone",
+            Some(ExchangeEnd::Reported) | None => "ok",
         };
         self.put("outcome", json!(outcome));
         if !done.addresses.is_empty() {

@@ -24,7 +24,7 @@ pub(crate) fn serve(request: &Request) -> Result<Option<Value>, Error> {
 }
 
 fn add(call: &Call) -> Result<Value, Error> {
-    let mut inside = Inside::open(call)?;
+    let mut inside = PodLoopback::open(call)?;
     inside.set_up(true)?;
     let result = match &call.config.prev_result {
         Some(previous) => previous.clone(),
@@ -34,7 +34,7 @@ fn add(call: &Call) -> Result<Value, Error> {
 }
 
 fn check(call: &Call) -> Result<(), Error> {
-    let link = Inside::open(call)?.link()?;
+    let link = PodLoopback::open(call)?.link()?;
     if link.up {
         return Ok(());
     }
@@ -47,19 +47,19 @@ fn del(call: &Call) -> Result<(), Error> {
     let Some(path) = call.netns.as_deref() else { return Ok(()) };
     match NetNs::open(Path::new(path)) {
         Ok(netns) if is_own(&netns)? && !call.netns_override => Ok(()),
-        Ok(netns) => Inside::of(&netns)?.set_up(false),
+        Ok(netns) => PodLoopback::of(&netns)?.set_up(false),
         Err(e) if e.is_gone() => Ok(()),
         Err(e) => Err(namespace(&e)),
     }
 }
 
 /// `lo` of a namespace.
-struct Inside {
+struct PodLoopback {
     socket: RtSocket,
     name: IfName,
 }
 
-impl Inside {
+impl PodLoopback {
     fn open(call: &Call) -> Result<Self, Error> {
         let path = call.netns.as_deref().unwrap_or_default();
         let netns = NetNs::open(Path::new(path)).map_err(|e| namespace(&e))?;

@@ -26,14 +26,14 @@ use engine::Done;
 use netconf::Place;
 use serde_json::Value;
 
-use agent::Asked;
-use log::Line;
+use agent::AgentExchange;
+use log::LogLine;
 
 /// How a request went, for stdout and for the log.
 pub(crate) struct Served {
     pub(crate) outcome: Result<Done, cni::Error>,
     /// None: nobody was asked, it was done here.
-    pub(crate) asked: Option<Asked>,
+    pub(crate) asked: Option<AgentExchange>,
 }
 
 /// Called by the C library itself, without the preparations of Rust's runtime: they read /proc/self/maps and set up signal
@@ -99,7 +99,8 @@ fn answer(env: &Env, start: Instant) -> Result<Option<Value>, Failure> {
     let request = match Request::parse(env, &stdin) {
         Ok(request) => request,
         Err(failure) => {
-            if !named_loopback && let Some(line) = Line::of_refused(env, &stdin, &failure, start.elapsed()) {
+            if !named_loopback && let Some(line) = LogLine::of_refused(env, &stdin, &failure, start.elapsed())
+            {
                 line.write();
             }
             return Err(failure);
@@ -109,7 +110,7 @@ fn answer(env: &Env, start: Instant) -> Result<Option<Value>, Failure> {
         loopback::serve(&request)
     } else {
         let served = serve(&request, &stdin);
-        Line::of(&request, &served, start.elapsed()).write();
+        LogLine::of(&request, &served, start.elapsed()).write();
         served.outcome.map(|done| done.answer)
     };
     outcome.map_err(|error| Failure { error, version: request.version() })
@@ -121,7 +122,7 @@ fn serve(request: &Request, stdin: &[u8]) -> Served {
     if let Some(place) = &place
         && let Some(socket) = &place.agent
     {
-        return agent::ask(request, &agent::Where { socket, run_dir: &place.run_dir }, stdin);
+        return agent::ask(request, &agent::AgentPaths { socket, run_dir: &place.run_dir }, stdin);
     }
     let warn = |message: &str| eprintln!("podwire-cni: {}", types::one_line(message));
     Served { outcome: engine::serve(request, &engine::Caller::standalone(&warn)), asked: None }

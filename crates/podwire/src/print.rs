@@ -9,6 +9,7 @@ use std::io::{self, ErrorKind, IsTerminal as _, Write};
 use anyhow::{Context, Result};
 pub(crate) use types::count;
 
+use layout::is_path;
 pub(crate) use layout::{LayOut, WIDTH, facts, hang, list, table, unlimited, wrap};
 
 const BAR: usize = 20;
@@ -95,11 +96,6 @@ pub(crate) fn short_ids(text: &str) -> String {
     text.split_inclusive(char::is_whitespace)
         .map(|word| if is_path(word) { word.to_owned() } else { short_ids_in(word) })
         .collect()
-}
-
-/// Quotes and brackets may be around it.
-fn is_path(word: &str) -> bool {
-    word.trim_start_matches(['`', '\'', '"', '(']).starts_with('/')
 }
 
 fn short_ids_in(text: &str) -> String {

@@ -29,7 +29,7 @@ pub struct Cri {
 #[derive(Debug, Clone, Default)]
 pub struct PodWish {
     pub name: String,
-    pub ports: Vec<m::PortMapping>,
+    pub ports: Vec<m::CriPortMapping>,
     pub annotations: Vec<(String, String)>,
 }
 
@@ -48,7 +48,7 @@ pub struct RunningPod {
 
 /// How a program inside a container ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Exec {
+pub struct ExecResult {
     pub code: i32,
     pub stdout: String,
     pub stderr: String,
@@ -108,14 +108,14 @@ impl Cri {
     }
 
     /// Runs a program in the container and waits for its end, which is the caller's to judge.
-    pub fn exec(&self, pod: &RunningPod, argv: &[&str]) -> Result<Exec> {
+    pub fn exec(&self, pod: &RunningPod, argv: &[&str]) -> Result<ExecResult> {
         let request = m::ExecSyncRequest {
             container_id: pod.container.clone(),
             cmd: argv.iter().map(|&word| word.to_owned()).collect(),
             timeout: DEADLINE.as_secs().try_into().context("the deadline is too long")?,
         };
         let answer: m::ExecSyncResponse = self.call(RUNTIME, "ExecSync", request)?;
-        Ok(Exec {
+        Ok(ExecResult {
             code: answer.exit_code,
             stdout: String::from_utf8_lossy(&answer.stdout).into_owned(),
             stderr: String::from_utf8_lossy(&answer.stderr).into_owned(),

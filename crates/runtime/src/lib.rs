@@ -24,9 +24,9 @@ mod podman;
 mod service;
 
 pub use containerd::Containerd;
-pub use cri::{Cri, Exec, PodWish, RunningPod};
+pub use cri::{Cri, ExecResult, PodWish, RunningPod};
 pub use image::IMAGE;
 pub use machine::Machine;
-pub use message::{PortMapping, Protocol};
+pub use message::{CriPortMapping, CriProtocol};
 pub use podman::Podman;
 pub use service::{Service, Stop};

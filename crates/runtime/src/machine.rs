@@ -32,11 +32,11 @@ const END: Duration = DEADLINE;
 /// Mount and pid namespaces on a node. Dropped, everything that runs in it is killed. Drop it before its lab.
 #[derive(Debug, Clone)]
 pub struct Machine {
-    inner: Arc<Inner>,
+    inner: Arc<MachineInner>,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct MachineInner {
     node: Ns,
     dir: PathBuf,
     /// `unshare`, the parent of the first process, in the same namespaces but for the pids.
@@ -53,7 +53,7 @@ impl Machine {
         furnish(&dir)?;
         let parent = start_first(node, &dir)?;
         let pid = parent.id();
-        let inner = Inner { node: Ns::clone(node), dir, parent: Mutex::new(parent), pid };
+        let inner = MachineInner { node: Ns::clone(node), dir, parent: Mutex::new(parent), pid };
         let machine = Self { inner: Arc::new(inner) };
         wait_until("the machine's mounts", DEADLINE, || Ok(machine.inner.is_up() || machine.inner.ended()?))?;
         ensure!(machine.inner.is_up(), "the machine did not come up: {}", machine.inner.log());
@@ -130,7 +130,7 @@ impl Machine {
     }
 }
 
-impl Inner {
+impl MachineInner {
     fn is_up(&self) -> bool {
         self.dir.join("up").exists()
     }
@@ -168,7 +168,7 @@ impl Inner {
     }
 }
 
-impl Drop for Inner {
+impl Drop for MachineInner {
     fn drop(&mut self) {
         let shown = if std::thread::panicking() { self.print_logs() } else { Ok(()) };
         for error in [shown, self.end()].into_iter().filter_map(Result::err) {

@@ -42,15 +42,15 @@ pub(crate) struct RuntimeCondition {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, prost::Enumeration)]
 #[repr(i32)]
-pub enum Protocol {
+pub enum CriProtocol {
     Tcp = 0,
     Udp = 1,
 }
 
 /// A port of the node that leads to one of the pod.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct PortMapping {
-    #[prost(enumeration = "Protocol", tag = "1")]
+pub struct CriPortMapping {
+    #[prost(enumeration = "CriProtocol", tag = "1")]
     pub protocol: i32,
     #[prost(int32, tag = "2")]
     pub container_port: i32,
@@ -85,7 +85,7 @@ pub(crate) struct PodSandboxConfig {
     #[prost(string, tag = "2")]
     pub(crate) hostname: String,
     #[prost(message, repeated, tag = "5")]
-    pub(crate) port_mappings: Vec<PortMapping>,
+    pub(crate) port_mappings: Vec<CriPortMapping>,
     #[prost(map = "string, string", tag = "7")]
     pub(crate) annotations: HashMap<String, String>,
     #[prost(message, optional, tag = "8")]

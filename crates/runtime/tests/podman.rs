@@ -12,7 +12,7 @@ use std::net::IpAddr;
 
 use runtime::{Machine, Podman, Service};
 use serde_json::{Value, json};
-use testkit::{DEADLINE, End, Lab, Node, wait_until};
+use testkit::{CableEnd, DEADLINE, Lab, Node, wait_until};
 
 use common::{Traces, get, place_conflist_named, place_plugins};
 use site::{CONFIG, Programs, names, start_agent_with, wait_for_agent};
@@ -164,8 +164,8 @@ fn b18_a_port_published_by_podman_leads_to_the_container_until_it_is_removed() {
     for setup in [STANDALONE, AGENT] {
         let world = World::new("port", setup);
         let outside = world.lab.node("outside").unwrap();
-        let here = End { ns: &world.node, dev: "up0", addresses: &["192.0.2.1/24", "2001:db8::1/64"] };
-        let there = End { ns: &outside, dev: "eth0", addresses: &["192.0.2.2/24", "2001:db8::2/64"] };
+        let here = CableEnd { ns: &world.node, dev: "up0", addresses: &["192.0.2.1/24", "2001:db8::1/64"] };
+        let there = CableEnd { ns: &outside, dev: "eth0", addresses: &["192.0.2.2/24", "2001:db8::2/64"] };
         world.lab.wire(&here, &there).unwrap();
         let before = world.before_containers();
         world.run("web", &["-p", "8080:80", "--hostname", "web"]);

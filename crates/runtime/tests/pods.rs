@@ -6,8 +6,8 @@ mod common;
 
 use std::collections::BTreeSet;
 
-use runtime::{PodWish, PortMapping, Protocol, Stop};
-use testkit::End;
+use runtime::{CriPortMapping, CriProtocol, PodWish, Stop};
+use testkit::CableEnd;
 
 use common::{Traces, World, get, standalone};
 
@@ -26,13 +26,13 @@ fn pods_have_both_families_reach_each_other_and_leave_nothing() {
 fn a_host_port_leads_to_the_pod_in_both_families() {
     let world = World::new("cri-hostport", standalone);
     let outside = world.lab.node("outside").unwrap();
-    let here = End { ns: &world.node, dev: "up0", addresses: &["192.0.2.1/24", "2001:db8::1/64"] };
-    let there = End { ns: &outside, dev: "eth0", addresses: &["192.0.2.2/24", "2001:db8::2/64"] };
+    let here = CableEnd { ns: &world.node, dev: "up0", addresses: &["192.0.2.1/24", "2001:db8::1/64"] };
+    let there = CableEnd { ns: &outside, dev: "eth0", addresses: &["192.0.2.2/24", "2001:db8::2/64"] };
     world.lab.wire(&here, &there).unwrap();
     let before = Traces::before_pods(&world);
 
-    let mapping = PortMapping {
-        protocol: Protocol::Tcp.into(),
+    let mapping = CriPortMapping {
+        protocol: CriProtocol::Tcp.into(),
         container_port: 80,
         host_port: 8080,
         host_ip: String::new(),

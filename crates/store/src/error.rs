@@ -21,32 +21,39 @@ impl Operation {
     }
 }
 
+impl Operation {
+    /// Needs the right to write.
+    fn is_write(&self) -> bool {
+        matches!(self.verb, "write" | "count up" | "revoke")
+    }
+}
+
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.verb, self.object)
     }
 }
 
-type Source = Box<dyn StdError + Send + Sync>;
+type BoxedSource = Box<dyn StdError + Send + Sync>;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(
         "cannot {operation}: {store} cannot be reached ({source}): is it running, and can this node reach it?"
     )]
-    Unreachable { operation: Operation, store: String, source: Source },
+    Unreachable { operation: Operation, store: String, source: BoxedSource },
     #[error("cannot {operation}: {store} does not let us in ({source}): {advice}")]
-    Denied { operation: Operation, store: String, advice: &'static str, source: Source },
+    Denied { operation: Operation, store: String, advice: &'static str, source: BoxedSource },
     #[error("cannot {operation}: {store} did not answer within {} s: it is overloaded or stuck", waited.as_secs_f64())]
     TooLate { operation: Operation, store: String, waited: Duration },
     #[error("cannot {operation}: the lease {lease} has run out; grant another")]
     LeaseGone { operation: Operation, lease: LeaseId },
     #[error("cannot {operation}: {store} refuses: {source}")]
-    Failed { operation: Operation, store: String, source: Source },
+    Failed { operation: Operation, store: String, source: BoxedSource },
     #[error("cannot {operation}: {problem}")]
     Invalid { operation: Operation, problem: String },
     #[error("the store broke off while {prefix} was watched ({source}): it is asked again")]
-    WatchBroke { prefix: String, source: Source },
+    WatchBroke { prefix: String, source: BoxedSource },
     #[error("cannot {operation}: cannot {verb} {}: {source}", path.display())]
     Io { operation: Operation, verb: &'static str, path: PathBuf, source: io::Error },
     #[error(
@@ -85,5 +92,10 @@ impl Error {
     /// A name or password, a certificate, or a right is missing or wrong.
     pub fn is_denied(&self) -> bool {
         matches!(self, Self::Denied { .. })
+    }
+
+    /// The right to write is missing. Reads may succeed all the same.
+    pub fn is_denied_write(&self) -> bool {
+        matches!(self, Self::Denied { operation, .. } if operation.is_write())
     }
 }

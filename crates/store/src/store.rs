@@ -8,8 +8,8 @@ use tokio::time::Instant;
 use crate::config::StoreConfig;
 use crate::embedded::{Embedded, EmbeddedWatch};
 use crate::error::{Error, Operation};
-use crate::etcd::{Etcd, EtcdWatch};
-use crate::types::{Change, Compare, Entry, Kept, LeaseId, Listing, Outcome, Watched};
+use crate::etcd::{EtcdBackend, EtcdWatch};
+use crate::types::{Change, Compare, Entry, LeaseId, LeaseState, Listing, Outcome, Watched};
 use crate::{Result, check};
 
 /// How long a call may take, if nothing else is said.
@@ -25,18 +25,18 @@ pub struct Store {
 #[derive(Debug, Clone)]
 enum Backend {
     Embedded(Arc<Embedded>),
-    Etcd(Arc<Etcd>),
+    Etcd(Arc<EtcdBackend>),
 }
 
 /// One call: what it is about, and when it has to end.
 #[derive(Debug, Clone)]
-pub(crate) struct Call {
+pub(crate) struct StoreCall {
     pub(crate) operation: Operation,
     pub(crate) deadline: Instant,
     pub(crate) patience: Duration,
 }
 
-impl Call {
+impl StoreCall {
     pub(crate) fn too_late(&self, store: String) -> Error {
         Error::TooLate { operation: self.operation.clone(), store, waited: self.patience }
     }
@@ -47,7 +47,7 @@ impl Store {
     pub fn open(config: &StoreConfig) -> Result<Self> {
         let backend = match config {
             StoreConfig::Embedded { dir } => Backend::Embedded(Arc::new(Embedded::open(dir)?)),
-            StoreConfig::Etcd(config) => Backend::Etcd(Arc::new(Etcd::open(config)?)),
+            StoreConfig::Etcd(config) => Backend::Etcd(Arc::new(EtcdBackend::open(config)?)),
         };
         Ok(Self { backend, deadline: DEADLINE })
     }
@@ -65,9 +65,9 @@ impl Store {
         }
     }
 
-    fn call(&self, verb: &'static str, object: impl Into<String>) -> Call {
+    fn call(&self, verb: &'static str, object: impl Into<String>) -> StoreCall {
         let operation = Operation::new(verb, object);
-        Call { operation, deadline: Instant::now() + self.deadline, patience: self.deadline }
+        StoreCall { operation, deadline: Instant::now() + self.deadline, patience: self.deadline }
     }
 
     pub async fn get(&self, key: &str) -> Result<Option<Entry>> {
@@ -144,7 +144,7 @@ impl Store {
         }
     }
 
-    pub async fn keep_alive(&self, lease: LeaseId) -> Result<Kept> {
+    pub async fn keep_alive(&self, lease: LeaseId) -> Result<LeaseState> {
         let call = self.call("keep alive", format!("the lease {lease}"));
         match &self.backend {
             Backend::Embedded(embedded) => embedded.keep_alive(&call, lease).await,

@@ -95,7 +95,7 @@ pub enum Watched {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kept {
+pub enum LeaseState {
     Alive,
     /// It ran out or was revoked, and its keys are gone.
     Gone,

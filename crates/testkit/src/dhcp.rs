@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
-use crate::{DEADLINE, Node, Pod, REFERENCE_DIR, Running, wait_until};
+use crate::{DEADLINE, Node, Pod, REFERENCE_DIR, RunningProgram, wait_until};
 
 /// The server's address; it gives addresses of the same /24.
 pub const DHCP_SERVER: &str = "10.55.0.1";
@@ -18,8 +18,8 @@ const LEASE: u32 = 6;
 pub struct Dhcp {
     socket: PathBuf,
     log: PathBuf,
-    server: Option<Running>,
-    _daemon: Running,
+    server: Option<RunningProgram>,
+    _daemon: RunningProgram,
     lan: Pod,
 }
 

@@ -66,26 +66,26 @@ impl Drop for Echo {
 }
 
 #[derive(PartialEq, Eq)]
-enum Next {
+enum PollResult {
     Ready,
     Stop,
 }
 
-fn next(socket: BorrowedFd<'_>, stop: &UnixStream) -> Next {
+fn next(socket: BorrowedFd<'_>, stop: &UnixStream) -> PollResult {
     let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
     loop {
         match poll(&mut fds, None) {
             Err(rustix::io::Errno::INTR) => {}
-            Err(_) => return Next::Stop,
-            Ok(_) if !fds[1].revents().is_empty() => return Next::Stop,
-            Ok(_) => return Next::Ready,
+            Err(_) => return PollResult::Stop,
+            Ok(_) if !fds[1].revents().is_empty() => return PollResult::Stop,
+            Ok(_) => return PollResult::Ready,
         }
     }
 }
 
 fn serve_tcp(listener: &TcpListener, stop: &Arc<UnixStream>) {
     let mut clients = Vec::new();
-    while next(listener.as_fd(), stop) == Next::Ready {
+    while next(listener.as_fd(), stop) == PollResult::Ready {
         // A client may have gone between the wake-up and here.
         let Ok((stream, peer)) = listener.accept() else { continue };
         let stop = Arc::clone(stop);
@@ -104,7 +104,7 @@ fn serve_client(mut stream: TcpStream, peer: SocketAddr, stop: &UnixStream) {
         return;
     }
     let mut buffer = [0; 16 * 1024];
-    while next(stream.as_fd(), stop) == Next::Ready {
+    while next(stream.as_fd(), stop) == PollResult::Ready {
         match stream.read(&mut buffer) {
             Ok(0) | Err(_) => return,
             Ok(count) => {
@@ -118,7 +118,7 @@ fn serve_client(mut stream: TcpStream, peer: SocketAddr, stop: &UnixStream) {
 
 fn serve_udp(socket: &UdpSocket, stop: &UnixStream) {
     let mut buffer = [0; 2048];
-    while next(socket.as_fd(), stop) == Next::Ready {
+    while next(socket.as_fd(), stop) == PollResult::Ready {
         // Errors are about earlier answers that nobody took (ICMP); the next datagram may be fine.
         if let Ok((_, peer)) = socket.recv_from(&mut buffer) {
             let _ = socket.send_to(canonical(peer).to_string().as_bytes(), peer);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::{Call, DEADLINE, Ns, Outcome, Plugin, REFERENCE_DIR, Running};
+use crate::{Call, DEADLINE, Ns, Outcome, Plugin, REFERENCE_DIR, RunningProgram};
 
 /// The first process of a pid namespace: runs a program, and ends with it, or when there are too many processes. The kernel
 /// then kills the others.
@@ -40,7 +40,7 @@ pub fn reference_plugin(name: &str) -> Result<Plugin> {
 pub fn copy_program(from: &Path, to: &Path) -> Result<()> {
     let mut command = Command::new("cp");
     command.arg("--").arg(from).arg(to);
-    let outcome = Running::start(command, vec![])?.wait(DEADLINE)?;
+    let outcome = RunningProgram::start(command, vec![])?.wait(DEADLINE)?;
     ensure!(outcome.success(), "cannot copy {}: {}", from.display(), outcome.story());
     Ok(())
 }

@@ -21,12 +21,12 @@ use crate::{Call, DEADLINE, Ns, Outcome, Plugin, wait_for_group};
 
 mod sys;
 
-use sys::Wait;
+use sys::WaitStatus;
 
 #[derive(Debug)]
 pub enum TraceOutcome {
     Killed {
-        at: Stop,
+        at: SyscallStop,
     },
     /// The program ended by itself before its n-th stop; it had `syscalls` stops, entries and exits together.
     Finished {
@@ -37,23 +37,23 @@ pub enum TraceOutcome {
 
 /// Where a program was stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stop {
-    pub phase: Phase,
+pub struct SyscallStop {
+    pub phase: SyscallPhase,
     /// The kernel's number of the system call; none where the stop is the first that a thread makes and an exit.
     pub number: Option<u64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Phase {
+pub enum SyscallPhase {
     Entry,
     Exit,
 }
 
-impl fmt::Display for Stop {
+impl fmt::Display for SyscallStop {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let phase = match self.phase {
-            Phase::Entry => "entry to",
-            Phase::Exit => "exit from",
+            SyscallPhase::Entry => "entry to",
+            SyscallPhase::Exit => "exit from",
         };
         match self.number {
             Some(number) => write!(f, "{phase} system call {number}"),
@@ -76,13 +76,13 @@ pub fn kill_at_syscall(plugin: &Plugin, node: &Ns, call: &Call, n: u64) -> Resul
 }
 
 /// Files, not pipes: nobody has to serve them while the tracer waits.
-struct Files {
+struct TraceFiles {
     stdin: File,
     stdout: File,
     stderr: File,
 }
 
-impl Files {
+impl TraceFiles {
     fn new(input: &[u8]) -> Result<Self> {
         let fresh = || tempfile::tempfile().context("cannot make a temporary file");
         let mut files = Self { stdin: fresh()?, stdout: fresh()?, stderr: fresh()? };
@@ -106,7 +106,7 @@ fn text_of(mut file: File) -> Result<String> {
 }
 
 fn trace(mut command: Command, input: &[u8], n: u64, limit: Duration) -> Result<TraceOutcome> {
-    let files = Files::new(input)?;
+    let files = TraceFiles::new(input)?;
     files.attach(&mut command).context("cannot duplicate a file")?;
     command.process_group(0);
     let started = Instant::now();
@@ -131,11 +131,11 @@ fn trace(mut command: Command, input: &[u8], n: u64, limit: Duration) -> Result<
 }
 
 enum TraceEnd {
-    Killed(Stop),
-    Finished(Finished),
+    Killed(SyscallStop),
+    Finished(TracedExit),
 }
 
-struct Finished {
+struct TracedExit {
     exit: ExitStatus,
     stops: u64,
 }
@@ -182,11 +182,13 @@ impl Tracee {
         let mut exit = None;
         while let Some(wait) = sys::wait_for_any().context("cannot wait for the traced program")? {
             match wait {
-                Wait::Gone { tid, status } if tid == self.pid.as_raw_nonzero().get() => exit = Some(status),
-                Wait::Gone { tid, .. } => {
+                WaitStatus::Gone { tid, status } if tid == self.pid.as_raw_nonzero().get() => {
+                    exit = Some(status);
+                }
+                WaitStatus::Gone { tid, .. } => {
                     self.threads.remove(&tid);
                 }
-                Wait::Syscall { tid } => {
+                WaitStatus::Syscall { tid } => {
                     let stop = self.note_syscall(tid);
                     if self.stops == n {
                         self.kill_and_reap();
@@ -194,24 +196,24 @@ impl Tracee {
                     }
                     sys::resume(tid, 0)?;
                 }
-                Wait::Event { tid } => sys::resume(tid, 0)?,
-                Wait::Signal { tid, signal } => self.on_signal(tid, signal)?,
+                WaitStatus::Event { tid } => sys::resume(tid, 0)?,
+                WaitStatus::Signal { tid, signal } => self.on_signal(tid, signal)?,
             }
         }
         self.reaped = true;
         let exit = exit.context("the traced program vanished without a status")?;
-        Ok(TraceEnd::Finished(Finished { exit, stops: self.stops }))
+        Ok(TraceEnd::Finished(TracedExit { exit, stops: self.stops }))
     }
 
-    fn note_syscall(&mut self, tid: i32) -> Stop {
+    fn note_syscall(&mut self, tid: i32) -> SyscallStop {
         self.stops += 1;
         let last = self.threads.entry(tid).or_default();
         match sys::entered_syscall(tid) {
             Some(number) => {
                 *last = Some(number);
-                Stop { phase: Phase::Entry, number: *last }
+                SyscallStop { phase: SyscallPhase::Entry, number: *last }
             }
-            None => Stop { phase: Phase::Exit, number: *last },
+            None => SyscallStop { phase: SyscallPhase::Exit, number: *last },
         }
     }
 
@@ -268,7 +270,7 @@ mod tests {
 
     #[test]
     fn a_stop_reads_well() {
-        let stop = Stop { phase: Phase::Exit, number: Some(46) };
+        let stop = SyscallStop { phase: SyscallPhase::Exit, number: Some(46) };
         assert_eq!(stop.to_string(), "exit from system call 46");
     }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use testkit::trace::{Phase, TraceOutcome, kill_at_syscall};
+use testkit::trace::{SyscallPhase, TraceOutcome, kill_at_syscall};
 use testkit::{Call, DEADLINE, Lab, Node, Plugin, Snapshot, Verb, inspect, with_prev_result};
 
 fn bridge_config(node: &Node) -> Value {
@@ -160,7 +160,7 @@ fn every_stop_of_cat_can_be_the_last_one() {
             TraceOutcome::Finished { syscalls, .. } => panic!("ended at {syscalls} of {n}"),
         }
     }
-    let entries = phases.iter().filter(|phase| **phase == Phase::Entry).count();
+    let entries = phases.iter().filter(|phase| **phase == SyscallPhase::Entry).count();
     assert!(entries.abs_diff(phases.len() - entries) <= 1, "entries and exits come in pairs: {phases:?}");
     assert!(matches!(
         kill_at_syscall(&cat, &node, &call, syscalls + 1).unwrap(),

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use testkit::{
-    DEADLINE, End, Lab, Node, PingStream, Snapshot, inspect, ping, tcp_connects, tcp_echo, udp_connects,
+    CableEnd, DEADLINE, Lab, Node, PingStream, Snapshot, inspect, ping, tcp_connects, tcp_echo, udp_connects,
     udp_echo,
 };
 
@@ -25,10 +25,10 @@ fn street(label: &str) -> Street {
     let lab = Lab::new(label).unwrap();
     let (client, router, server) =
         (lab.node("client").unwrap(), lab.node("router").unwrap(), lab.node("server").unwrap());
-    let near = End { ns: &client, dev: "up0", addresses: &["192.0.2.1/24", "2001:db8:1::1/64"] };
-    let west = End { ns: &router, dev: "west", addresses: &["192.0.2.254/24", "2001:db8:1::fe/64"] };
-    let east = End { ns: &router, dev: "east", addresses: &["198.51.100.254/24", "2001:db8:2::fe/64"] };
-    let far = End { ns: &server, dev: "up0", addresses: &["198.51.100.1/24", "2001:db8:2::1/64"] };
+    let near = CableEnd { ns: &client, dev: "up0", addresses: &["192.0.2.1/24", "2001:db8:1::1/64"] };
+    let west = CableEnd { ns: &router, dev: "west", addresses: &["192.0.2.254/24", "2001:db8:1::fe/64"] };
+    let east = CableEnd { ns: &router, dev: "east", addresses: &["198.51.100.254/24", "2001:db8:2::fe/64"] };
+    let far = CableEnd { ns: &server, dev: "up0", addresses: &["198.51.100.1/24", "2001:db8:2::1/64"] };
     lab.wire(&near, &west).unwrap();
     lab.wire(&east, &far).unwrap();
     for (ns, v4, v6) in

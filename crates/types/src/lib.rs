@@ -6,6 +6,7 @@
 
 mod closest;
 pub mod condition;
+mod family;
 mod fix;
 mod hash;
 mod key;
@@ -20,6 +21,7 @@ mod text;
 
 pub use closest::closest;
 pub use condition::{Code, Finding, Severity};
+pub use family::Family;
 pub use fix::Fix;
 pub use hash::Digest;
 pub use key::AttachmentKey;

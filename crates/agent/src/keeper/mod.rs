@@ -111,7 +111,7 @@ pub(crate) struct Keeper {
     netlink: Monitor<netlink::Monitor, netlink::Error>,
     nft: Monitor<nft::Monitor, nft::Error>,
     run: Watch,
-    installed: Option<install::Watch>,
+    installed: Option<install::FileWatch>,
     bell: Bell,
     memory: Vec<Attachment>,
     /// What the last round could not repair in pods.
@@ -172,7 +172,7 @@ impl Keeper {
             netlink: Monitor::open("netlink", netlink::Monitor::open)?,
             nft: Monitor::open("nftables", nft::Monitor::open)?,
             run: Watch::open(watch::folders(&parts.config.run_dir, &parts.config.socket))?,
-            installed: parts.installer.as_deref().map(install::Watch::new).transpose()?,
+            installed: parts.installer.as_deref().map(install::FileWatch::new).transpose()?,
             bell,
             memory: Vec::new(),
             unrepaired: Vec::new(),

@@ -40,6 +40,7 @@ impl Keeper {
         let order = Order {
             run_dir: &config.run_dir,
             network: own.map(|share| (&config.network.name, &share.conf)),
+            mode: Some((&config.network.name, config.network.mode)),
             depth: due.depth,
             memory: &self.memory,
             unrepaired: &self.unrepaired,

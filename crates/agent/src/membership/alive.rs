@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use model::{Alive, NodeRecord, Object as _};
-use store::{Change, Compare, Kept, LeaseId, Outcome, Store};
+use store::{Change, Compare, LeaseId, LeaseState, Outcome, Store};
 use tokio::sync::{Notify, watch};
 use tokio::time::sleep;
 use tracing::{debug, warn};
@@ -39,7 +39,7 @@ impl Hold {
     /// Is it still ours?
     async fn beat(&self) -> Result<bool, store::Error> {
         let store = self.store.with_deadline(BEAT_DEADLINE);
-        if store.keep_alive(self.lease).await? == Kept::Gone {
+        if store.keep_alive(self.lease).await? == LeaseState::Gone {
             return Ok(false);
         }
         // The lease may live on without the key.
@@ -47,6 +47,13 @@ impl Hold {
         Ok(found
             .and_then(|entry| Alive::decode(&entry.value).ok())
             .is_some_and(|alive| alive.uid == self.uid))
+    }
+
+    /// Whether this node may write. Changes nothing, whether the key exists or not: the store checks the right first.
+    async fn try_write(&self) -> Result<(), store::Error> {
+        let store = self.store.with_deadline(BEAT_DEADLINE);
+        let (compare, change) = (Compare::Absent(self.key.clone()), Change::Delete(self.key.clone()));
+        store.commit(&[compare], &[change]).await.map(drop)
     }
 
     /// So that others need not wait for its end.
@@ -118,6 +125,17 @@ impl Herald {
         }
     }
 
+    /// Ends the report of a denied write: this node may have nothing to write for a long time.
+    async fn check_writes(&self, hold: &Hold) {
+        if !self.contact.is_write_denied() {
+            return;
+        }
+        match hold.try_write().await {
+            Ok(()) => self.contact.written(),
+            Err(error) => self.contact.call_failed(&error),
+        }
+    }
+
     /// Until something else is held.
     async fn keep(&mut self, hold: &Hold) -> bool {
         let mut failures = 0;
@@ -131,6 +149,7 @@ impl Herald {
                 Ok(true) => {
                     failures = 0;
                     self.contact.answered();
+                    self.check_writes(hold).await;
                 }
                 Ok(false) => {
                     warn!("{} in the store is not ours any more: joining again", hold.key);

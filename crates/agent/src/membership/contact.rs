@@ -45,6 +45,8 @@ struct Inner {
     /// Failures in a row.
     misses: u32,
     is_watching: bool,
+    /// Why writes are denied. Reads that succeed say nothing about it.
+    denied_write: Option<String>,
     /// Why there is no watch, after it was tried.
     failure: Option<String>,
     /// When the watch was last known to be complete.
@@ -82,6 +84,7 @@ impl Contact {
             started: Instant::now(),
             misses: 0,
             is_watching: false,
+            denied_write: None,
             failure: None,
             confirmed: None,
             noted: None,
@@ -96,6 +99,8 @@ impl Contact {
         {
             let mut inner = self.lock();
             (inner.is_watching, inner.failure, inner.listed) = (true, None, Some(listed));
+            // This node wrote its own keys before.
+            inner.denied_write = None;
         }
         self.set_reach(Reach::Answers);
         self.watch_confirmed();
@@ -110,18 +115,30 @@ impl Contact {
         }
     }
 
-    /// The store answered. Without a watch that ends no outage: the watch may fail all the same.
+    /// The store answered. Without a watch that ends no outage: the watch may fail all the same. A write that was denied stays
+    /// denied: a role may have the right to read only.
     pub(crate) fn answered(&self) {
-        let is_watching = {
+        let (is_watching, denied_write) = {
             let mut inner = self.lock();
             if inner.is_watching {
                 inner.misses = 0;
             }
-            inner.is_watching
+            (inner.is_watching, inner.denied_write.clone())
         };
         if is_watching || *self.reach.borrow() == Reach::Untried {
-            self.set_reach(Reach::Answers);
+            self.set_reach(denied_write.map_or(Reach::Answers, Reach::Denies));
         }
+    }
+
+    /// The store accepted a write of this node.
+    pub(crate) fn written(&self) {
+        self.lock().denied_write = None;
+        self.answered();
+    }
+
+    /// Whether a write was denied, and none succeeded since.
+    pub(crate) fn is_write_denied(&self) -> bool {
+        self.lock().denied_write.is_some()
     }
 
     /// A call of the agent's own failed. A refusal is an answer.
@@ -141,6 +158,9 @@ impl Contact {
     }
 
     fn refused(&self, error: &store::Error) {
+        if error.is_denied_write() {
+            self.lock().denied_write = Some(error.to_string());
+        }
         self.answered();
         if matches!(error, store::Error::Denied { .. }) && self.is_reachable() {
             self.set_reach(Reach::Denies(error.to_string()));
@@ -423,6 +443,37 @@ mod tests {
         contact.question_failed(&denied());
         contact.watching(Listed::default());
         assert_eq!(contact.denial(), None, "this node may list and watch again");
+    }
+
+    /// F9: etcd gave this node a role that may only read.
+    #[test]
+    fn f9_a_denied_write_is_known_until_a_write_succeeds() {
+        let denied = store::Error::Denied {
+            operation: store::Operation { verb: "write", object: "/podwire/blocks/10.42.1.0".to_owned() },
+            store: "etcd".to_owned(),
+            advice: "grant the role readwrite",
+            source: "permission denied".into(),
+        };
+        let contact = Contact::new(None);
+        contact.watching(Listed::default());
+        contact.call_failed(&denied);
+        let mut reach = contact.reach.subscribe();
+        reach.mark_unchanged();
+        for _ in 0..3 {
+            contact.answered();
+            contact.watch_confirmed();
+        }
+        assert!(!reach.has_changed().unwrap(), "the condition does not flap");
+        assert!(contact.is_write_denied() && contact.denial().unwrap().contains("permission denied"));
+        // Also not by an outage that ends.
+        contact.question_failed(&broken());
+        contact.answered();
+        assert!(contact.denial().is_some());
+        contact.written();
+        assert!(!contact.is_write_denied() && contact.denial().is_none());
+        contact.call_failed(&denied);
+        contact.watching(Listed::default());
+        assert_eq!(contact.denial(), None, "a node that joined has written");
     }
 
     #[test]

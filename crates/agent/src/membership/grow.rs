@@ -202,6 +202,7 @@ impl Member {
         match self.registry.grow(joined.clone(), &cut, &self.shared.peers_blocks()).await {
             Ok(grown) => {
                 self.shared.set_growth_trouble(None);
+                self.shared.contact.written();
                 self.accept(&grown).await;
                 wish.answer(Ok(()));
                 Ok(Next::Go(grown))

@@ -203,6 +203,9 @@ impl Home {
         }
         let (uid, rest) = FILES.split_last().map_or(("", FILES.as_slice()), |(uid, rest)| (*uid, rest));
         remove_files(&self.dir, rest)?;
+        // Temporary files of earlier versions.
+        let earlier: Vec<String> = FILES.iter().map(|name| format!(".{name}.new")).collect();
+        remove_files(&self.dir, &earlier)?;
         remove_leftovers(&self.dir)?;
         let others: Vec<String> = names(&self.dir, |name| name != uid)?;
         if !others.is_empty() {
@@ -219,7 +222,7 @@ fn names(dir: &Path, is_wanted: impl Fn(&OsStr) -> bool) -> Result<Vec<String>, 
     Ok(names.map(|name| name.to_string_lossy().into_owned()).collect())
 }
 
-fn remove_files(dir: &Path, names: &[&str]) -> Result<(), String> {
+fn remove_files(dir: &Path, names: &[impl AsRef<Path>]) -> Result<(), String> {
     for path in names.iter().map(|name| dir.join(name)) {
         files::remove(&path).map_err(|error| format!("cannot remove {}: {error}", path.display()))?;
     }
@@ -300,6 +303,10 @@ mod tests {
         let home = home(dir.path());
         home.uid().unwrap();
         home.save_record(&record("n1")).unwrap();
+        // As killed processes of earlier versions leave them.
+        for name in [".node.json.new", ".peers.json.new", ".mtu.new", ".uid.new"] {
+            fs::write(home.dir().join(name), "").unwrap();
+        }
         fs::create_dir(dir.path().join("theirs")).unwrap();
         let forgotten = forget(dir.path());
         assert_eq!((forgotten.done.len(), forgotten.left.len()), (1, 0));

@@ -124,14 +124,15 @@ fn adds_that_call_an_ipam_plugin_take_at_most_half_of_the_workers_and_wait_for_t
 fn one_worker_takes_the_lanes_in_turn() {
     let mut state = QueueState {
         waiting: Default::default(),
+        submitted: 0,
         running: [0; CLASSES],
         next: 0,
         workers: FEWEST_WORKERS,
         bound: 100,
         closed: false,
     };
-    for class in RequestClass::ALL {
-        (0..3).for_each(|_| state.waiting[class as usize].push_back(Box::new(|| ())));
+    for number in 0..3 * CLASSES {
+        state.waiting[number % CLASSES].push_back((number as u64, Box::new(|| ())));
     }
     let mut taken = Vec::new();
     while let Some((class, _)) = state.take() {
@@ -224,4 +225,36 @@ fn nothing_is_lost_under_load() {
     }
     assert_eq!(queue.drain(Instant::now() + SOON), Leftover::default());
     assert_eq!(done.load(Ordering::Relaxed), 4000);
+}
+
+/// With three workers the ADDs have one. The younger ADD of an attachment waits for the older one, and would hold it for 30 s.
+#[test]
+fn an_older_add_gets_the_worker_before_a_younger_one_of_the_other_class() {
+    for [first, older, younger] in [
+        [RequestClass::DelegatedAdd, RequestClass::DelegatedAdd, RequestClass::Add],
+        [RequestClass::Other, RequestClass::Add, RequestClass::DelegatedAdd],
+        [RequestClass::Add, RequestClass::Add, RequestClass::DelegatedAdd],
+    ] {
+        let queue = Queue::start(FEWEST_WORKERS).unwrap();
+        let (blocker, begun) = Gate::new();
+        // The one worker of ADDs is busy, and `first` decides whose turn is next.
+        let mut all = vec![queue.run_in(RequestClass::Add, blocker.job(0)).unwrap()];
+        assert_eq!(begun.recv_timeout(SOON), Ok(0));
+        if first != RequestClass::Add {
+            let turn = queue.run_in(RequestClass::Other, || 9).unwrap();
+            assert_eq!(turn.blocking_recv(), Ok(9));
+        }
+        let (gate, order) = Gate::new();
+        if first == RequestClass::DelegatedAdd {
+            all.push(queue.run_in(first, gate.job(1)).unwrap());
+        }
+        all.push(queue.run_in(older, gate.job(2)).unwrap());
+        all.push(queue.run_in(younger, gate.job(3)).unwrap());
+        gate.open();
+        blocker.open();
+        let expected: &[u32] = if first == RequestClass::DelegatedAdd { &[1, 2, 3] } else { &[2, 3] };
+        let begun: Vec<u32> = expected.iter().map(|_| order.recv_timeout(SOON).unwrap()).collect();
+        assert_eq!(begun, expected, "{older:?} before {younger:?}");
+        all.into_iter().for_each(|job| assert!(job.blocking_recv().is_ok()));
+    }
 }

@@ -9,7 +9,7 @@ use hyper::body::Incoming;
 use hyper::{Method, Request, StatusCode};
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde_json::json;
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
 use types::RequestId;
 
 use super::nodes::{self, ClusterQuery};
@@ -17,8 +17,8 @@ use super::reply::{self, HttpReply};
 use super::{ApiService, ClientSocket, view};
 use crate::contiv::{self, Pod, PodAnswer};
 use crate::metrics;
-use crate::queue::RequestClass;
-use crate::work::Answer;
+use crate::queue::{QueueRefusal, RequestClass, WorkerSlot};
+use crate::work::{Answer, Line, Refusal, Task};
 
 /// Metrics over TCP are made one after the other: clients that ask and hang up would leave work behind without end, and the
 /// threads that do it also serve `podwire status`.
@@ -213,35 +213,50 @@ async fn pod(
 }
 
 /// Serves a call on this thread, if it may block and the queue has a worker's slot for it. Otherwise puts the call into the
-/// queue and waits for its end. Dropped meanwhile, which hyper does when the client hangs up, it cancels the call.
+/// queue and waits for its end. Dropped meanwhile, which hyper does when the client hangs up, it cancels the call, unless it is
+/// a DEL.
 async fn perform(service: &ApiService, client: Option<&ClientSocket>, call: CniCall) -> Answer {
     let task = match service.work.accept(call) {
         Ok(task) => task,
         Err(answer) => return answer,
     };
     let class = task.class();
-    if let Some(client) = client
-        && client.may_block()
-        // Another IPAM plugin may take a minute, and there are few acceptors.
-        && class != RequestClass::DelegatedAdd
-        && let Some(slot) = service.queue.slot(class)
-    {
-        let (answer, afterwards) = task.run(&|| client.is_closed());
-        client.set_after_answer(move || {
-            afterwards();
-            drop(slot);
-        });
-        return answer;
+    // Another IPAM plugin may take a minute, and there are few acceptors.
+    let acceptor = client.filter(|client| client.may_block() && class != RequestClass::DelegatedAdd);
+    let entered = service.work.enter(task, |task| {
+        match acceptor.and_then(|client| Some((client, service.queue.slot(class)?))) {
+            Some((client, slot)) => Entered::Slot { client, slot, task: Box::new(task) },
+            None => Entered::Queue {
+                refusal: task.refusal(),
+                line: task.line(),
+                result: service.queue.submit(class, move || task.run(&|| false)),
+            },
+        }
+    });
+    match entered {
+        Entered::Slot { client, slot, task } => {
+            let (answer, afterwards) = task.run(&|| client.is_closed());
+            client.set_after_answer(move || {
+                afterwards();
+                drop(slot);
+            });
+            answer
+        }
+        Entered::Queue { refusal, line, result: Ok(result) } => {
+            let answer = result.await.unwrap_or_else(|_| refusal.panicked());
+            drop(line);
+            answer
+        }
+        Entered::Queue { refusal, result: Err(refused), .. } => refusal.because(&refused),
     }
-    let refusal = task.refusal();
-    let _line = task.line();
-    match service.queue.submit(class, move || task.run(&|| false)) {
-        Ok(result) => match result.await {
-            Ok(answer) => answer,
-            Err(_) => refusal.panicked(),
-        },
-        Err(refused) => refusal.because(&refused),
-    }
+}
+
+/// Where a call is served.
+enum Entered<'a> {
+    /// On this thread.
+    Slot { client: &'a ClientSocket, slot: WorkerSlot, task: Box<Task> },
+    /// By a worker.
+    Queue { refusal: Refusal, line: Line, result: Result<oneshot::Receiver<Answer>, QueueRefusal> },
 }
 
 fn random_id() -> std::io::Result<RequestId> {

@@ -12,6 +12,14 @@ use crate::conditions::Source;
 use crate::membership::GrowError;
 use crate::tombstones::Report;
 
+impl Work {
+    /// A request that has its place among those about the same attachment.
+    fn entered(self: &Arc<Self>, call: CniCall) -> Task {
+        let task = self.accept(call).unwrap_or_else(|answer| panic!("{answer:?}"));
+        self.enter(task, |task| task)
+    }
+}
+
 impl Task {
     /// Serves the request, and tells of it.
     fn answer(self) -> Answer {
@@ -116,7 +124,7 @@ impl Site {
     }
 
     fn accept(&self, verb: &str, container: &str) -> Task {
-        self.work.accept(call(verb, container)).unwrap_or_else(|answer| panic!("{answer:?}"))
+        self.work.entered(call(verb, container))
     }
 
     fn run(&self, verb: &str, container: &str) -> Answer {
@@ -163,6 +171,25 @@ fn a_client_that_hung_up_before_the_start_is_not_served() {
     drop(task.line());
     assert_eq!(error(task.answer()).code, Code::TryAgainLater);
     assert!(site.engine.log().is_empty());
+}
+
+/// The pod is to be removed, and the runtime may not come again.
+#[test]
+fn a_del_is_served_whether_its_client_waits_or_not() {
+    let site = Site::new();
+    let (begun, go) = site.engine.gate("ADD a");
+    let add = site.accept("ADD", "a");
+    let adding = thread::spawn(move || add.answer());
+    begun.recv_timeout(SOON).unwrap();
+    // It waits for its place, and its client is gone.
+    let del = site.accept("DEL", "a");
+    drop(del.line());
+    let deleting = thread::spawn(move || del.run(&|| true).0);
+    go.send(()).unwrap();
+    assert!(matches!(adding.join().unwrap(), Answer::Failed(_)));
+    let deleted = deleting.join().unwrap();
+    assert!(matches!(deleted, Answer::Done(_)), "{deleted:?}");
+    assert_eq!(site.engine.log(), ["ADD a undone", "DEL a"]);
 }
 
 /// While it waited for its turn nobody looked after its connection.
@@ -464,7 +491,7 @@ fn who_waits_gets_addresses_of_the_blocks_there_are_when_it_is_served() {
     };
     let work = Work::new(settings, Arc::clone(&site.board), Arc::new(Metrics::new()));
     let work = Arc::new(work.with_engine(Box::new(note)));
-    let early = work.accept(call("ADD", "c1")).unwrap_or_else(|answer| panic!("{answer:?}"));
+    let early = work.entered(call("ADD", "c1"));
     work.change_defaults(filled("10.9.1.0/24"));
     assert!(matches!(early.answer(), Answer::Done(_)));
     assert_eq!(*subnets.lock().unwrap(), ["10.9.1.0/24"]);
@@ -485,7 +512,7 @@ fn a_full_node_says_why_it_gets_no_other_block() {
     let work = Work::new(settings, Arc::clone(&site.board), Arc::new(Metrics::new()));
     let work = Arc::new(work.with_engine(Box::new(full)));
     work.grow_by(Box::new(|_| Err(GrowError::Refused("etcd at http://a:2379 cannot be reached".to_owned()))));
-    let task = work.accept(call("ADD", "c1")).unwrap_or_else(|answer| panic!("{answer:?}"));
+    let task = work.entered(call("ADD", "c1"));
     let error = error(task.answer());
     assert_eq!(error.code, Code::AddressesExhausted);
     for part in ["5 in use", "no other block: etcd at http://a:2379 cannot be reached"] {
@@ -511,4 +538,37 @@ fn adds_that_call_an_ipam_plugin_have_a_class_of_their_own() {
         let config = call.config.clone();
         assert_eq!(site.work.accept(call).ok().unwrap().class(), class, "{config}");
     }
+}
+
+/// A node with thousands of pods must not be inspected after each DEL until the last differing pod is restarted.
+#[test]
+fn f1_only_a_pod_that_differs_wakes_the_reconciler_when_it_leaves() {
+    let site = Site::new();
+    let settings = Settings {
+        run_dir: site.dir.path().to_owned(),
+        network: "podwire".try_into().unwrap(),
+        defaults: Map::from_iter([("mode".to_owned(), json!("routed"))]),
+        delegates: AllowedDelegates::default(),
+    };
+    let removed = |request: &Request, _: &Caller<'_>| {
+        let Request::Del(call) = request else { panic!("{request:?}") };
+        let mode = match call.container.as_str() {
+            "bridged" => Some(AttachMode::Bridge),
+            "routed" => Some(AttachMode::Routed),
+            _ => None,
+        };
+        Ok(Done { mode, ..Done::default() })
+    };
+    let work = Work::new(settings, Arc::clone(&site.board), Arc::new(Metrics::new()));
+    let work = Arc::new(work.with_engine(Box::new(removed)));
+    let (notify, notified) = mpsc::channel();
+    work.notify_failures(Box::new(move || notify.send(()).unwrap()));
+    let wakes = |container: &str| {
+        assert!(matches!(work.entered(call("DEL", container)).answer(), Answer::Done(_)));
+        notified.try_iter().count()
+    };
+    assert_eq!(["bridged", "routed", "gone"].map(wakes), [0, 0, 0], "there is no such condition");
+    let found = Finding::new(types::Code::PodModeDiffers, "network podwire", "1 pod is in mode bridge");
+    site.board.set(Source::Reconcile, vec![found]);
+    assert_eq!(["bridged", "routed", "gone"].map(wakes), [1, 0, 0]);
 }

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use testkit::{Cluster, DEADLINE, PingStream, Plan, Wired, wait_until};
+use testkit::{AttachedPod, Cluster, DEADLINE, PingStream, Plan, wait_until};
 
 /// For every wait of these tests.
 pub(crate) const SOON: Duration = DEADLINE;
@@ -24,7 +24,7 @@ pub(crate) fn up(label: &str, plan: &Plan) -> Cluster {
     cluster
 }
 
-pub(crate) fn pod(cluster: &Cluster, name: &str) -> Arc<Wired> {
+pub(crate) fn pod(cluster: &Cluster, name: &str) -> Arc<AttachedPod> {
     cluster.find_pod(name).unwrap()
 }
 

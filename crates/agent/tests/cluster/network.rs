@@ -17,7 +17,7 @@ use std::net::{IpAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use testkit::{Agent, Cluster, Ns, Way, Wired, inspect, uninterrupted};
+use testkit::{Agent, AttachedPod, Cluster, Ns, PodPath, inspect, uninterrupted};
 
 use crate::common::{PATIENCE, await_that};
 
@@ -52,7 +52,7 @@ struct Wiring {
     tunnel: Value,
     neighbours: BTreeSet<String>,
     fdb: BTreeSet<String>,
-    addresses: Vec<inspect::Address>,
+    addresses: Vec<inspect::ListedAddress>,
     rp_filter: String,
 }
 
@@ -103,13 +103,13 @@ fn set_sysctl(ns: &Ns, key: &str, value: &str) {
 
 /// Between two pods of the cluster, as the kernel of the first one's node says.
 #[track_caller]
-fn way(cluster: &Cluster, from: &str, to: &str) -> Way {
+fn way(cluster: &Cluster, from: &str, to: &str) -> PodPath {
     let matrix = cluster.reach(Duration::ZERO).unwrap();
     matrix.cell(from, to).unwrap().way
 }
 
 #[track_caller]
-fn await_way(cluster: &Cluster, (from, to): (&str, &str), wanted: Way, within: Duration) {
+fn await_way(cluster: &Cluster, (from, to): (&str, &str), wanted: PodPath, within: Duration) {
     await_that(&format!("{from} → {to} by {wanted:?}"), within, || way(cluster, from, to) == wanted);
 }
 
@@ -126,7 +126,7 @@ fn mtu_of(ns: &Ns, dev: &str) -> u32 {
 
 /// Many bytes over TCP, of which all arrive.
 #[track_caller]
-fn transfer(from: &Wired, (to, address): (&Wired, IpAddr)) {
+fn transfer(from: &AttachedPod, (to, address): (&AttachedPod, IpAddr)) {
     const SIZE: usize = 2 << 20;
     let listener = to.pod.enter(|| TcpListener::bind((address, 0))).unwrap().unwrap();
     let at = listener.local_addr().unwrap();

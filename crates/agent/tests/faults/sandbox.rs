@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use testkit::{Agent, Call, Cluster, Node, Plan, Pod, Transport, Verb, inspect, wait_until};
+use testkit::{Agent, Call, Cluster, Node, Plan, Pod, TransportMode, Verb, inspect, wait_until};
 
 use crate::common::{Host, MODES, host_link, v4};
 use crate::gate::Gate;
@@ -169,7 +169,7 @@ fn a_sandboxed_agent_serves_and_repairs_pods() {
 
 #[test]
 fn sandboxed_agents_make_tunnels_and_routes() {
-    let plan = Plan { nodes: 2, transport: Transport::Vxlan, ..Plan::default() };
+    let plan = Plan { nodes: 2, transport: TransportMode::Vxlan, ..Plan::default() };
     let mut cluster = Cluster::hosts("sandboxes", &plan).unwrap();
     let dir = cluster.lab().dir().to_owned();
     for name in cluster.node_names() {

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use testkit::{DEADLINE, End, Node, Ns, Pod, Snapshot, ping, wait_until};
+use testkit::{CableEnd, DEADLINE, Node, Ns, Pod, Snapshot, ping, wait_until};
 
 use crate::common::{Host, MODES, host_link, ips};
 
@@ -144,8 +144,8 @@ pub(crate) fn in_both_modes(test: impl Fn(&'static str) + Sync) {
 /// A host outside that is wired to the node, and knows of no pods.
 pub(crate) fn outside(host: &Host) -> Node {
     let out = host.lab.node("out").unwrap();
-    let here = End { ns: &host.node, dev: "up0", addresses: &["192.0.2.1/24", "2001:db8::1/64"] };
-    let there = End { ns: &out, dev: "eth0", addresses: &["192.0.2.2/24", "2001:db8::2/64"] };
+    let here = CableEnd { ns: &host.node, dev: "up0", addresses: &["192.0.2.1/24", "2001:db8::1/64"] };
+    let there = CableEnd { ns: &out, dev: "eth0", addresses: &["192.0.2.2/24", "2001:db8::2/64"] };
     host.lab.wire(&here, &there).unwrap();
     out
 }

@@ -1,7 +1,7 @@
 //! F1, F2, F6 and F7: the kernel's settings that the agent relies on or changes.
 
 use serde_json::Value;
-use testkit::{Agent, End, Lab, Ns, Plugin, wait_until};
+use testkit::{Agent, CableEnd, Lab, Ns, Plugin, wait_until};
 
 use crate::common::{Host, MODES, host_link, ips};
 use crate::scene::{BRIDGE, BY_EVENTS, SOON, Scene, run};
@@ -27,9 +27,9 @@ fn start(lab: Lab, node: testkit::Node, mode: &str) -> Host {
 fn f1_f7_a_learnt_default_route_is_kept_and_cleanup_puts_all_back() {
     let (lab, node) = bare("f1");
     let out = lab.node("out").unwrap();
-    let up = |dev| End { ns: &node, dev, addresses: &[] };
-    lab.wire(&up("up0"), &End { ns: &out, dev: "eth0", addresses: &[] }).unwrap();
-    lab.wire(&up("up1"), &End { ns: &out, dev: "eth1", addresses: &[] }).unwrap();
+    let up = |dev| CableEnd { ns: &node, dev, addresses: &[] };
+    lab.wire(&up("up0"), &CableEnd { ns: &out, dev: "eth0", addresses: &[] }).unwrap();
+    lab.wire(&up("up1"), &CableEnd { ns: &out, dev: "eth1", addresses: &[] }).unwrap();
     run(&node, "ip -6 route add default via fe80::b dev up0 proto ra");
     let keys =
         ["ipv4/ip_forward", "ipv6/conf/all/forwarding", "ipv6/conf/up0/accept_ra", "ipv6/conf/up1/accept_ra"];

@@ -9,24 +9,24 @@ use anyhow::{Result, bail};
 use types::AttachMode;
 
 use super::Stage;
-use super::sequence::{self, Line};
+use super::sequence::{self, LaneTimes};
 use crate::floor::Floor;
 use crate::lane::{Lane, PluginLane};
 use crate::leftovers::{self, Before, Recorded};
-use crate::networks::Network;
+use crate::networks::BenchNetwork;
 
 #[derive(Default)]
 pub(crate) struct Bursts {
-    pub(crate) podwire: Rates,
-    pub(crate) reference: Rates,
-    pub(crate) agent: Rates,
-    pub(crate) agent_bridge: Rates,
-    pub(crate) floor: Rates,
+    pub(crate) podwire: BurstRates,
+    pub(crate) reference: BurstRates,
+    pub(crate) agent: BurstRates,
+    pub(crate) agent_bridge: BurstRates,
+    pub(crate) floor: BurstRates,
 }
 
 impl Bursts {
     /// Each under a name.
-    pub(crate) fn named(&self) -> [(&'static str, &Rates); 5] {
+    pub(crate) fn named(&self) -> [(&'static str, &BurstRates); 5] {
         [
             ("podwire", &self.podwire),
             ("reference", &self.reference),
@@ -39,13 +39,13 @@ impl Bursts {
 
 /// Pods per second, one figure a round.
 #[derive(Debug, Default)]
-pub(crate) struct Rates {
+pub(crate) struct BurstRates {
     pub(crate) add: Vec<f64>,
     pub(crate) del: Vec<f64>,
     pub(crate) failures: Vec<String>,
 }
 
-pub(crate) fn run(stage: &Stage<'_>, network: Network, left: &mut Vec<String>) -> Result<Bursts> {
+pub(crate) fn run(stage: &Stage<'_>, network: BenchNetwork, left: &mut Vec<String>) -> Result<Bursts> {
     let (plugins, site, scale) = (stage.plugins, stage.site, stage.scale);
     let lanes = [
         plugins.podwire(&site.podwire, AttachMode::Bridge, network)?,
@@ -54,7 +54,7 @@ pub(crate) fn run(stage: &Stage<'_>, network: Network, left: &mut Vec<String>) -
         plugins.agent(&site.agent_bridge, AttachMode::Bridge, network)?,
     ];
     let mut floor = Floor::make(&site.floor, network)?;
-    sequence::warm_up(&mut lanes.clone().map(|lane| Line::new(Lane::plugin(lane))))?;
+    sequence::warm_up(&mut lanes.clone().map(|lane| LaneTimes::new(Lane::plugin(lane))))?;
     let ours = [&site.podwire, &site.agent, &site.agent_bridge];
     let before = ours.map(|seat| Before::look(seat).map(|before| (seat, before)));
     let before = before.into_iter().collect::<Result<Vec<_>>>()?;
@@ -85,13 +85,13 @@ pub(crate) struct Burst<'a> {
 }
 
 impl Burst<'_> {
-    pub(crate) fn round(&self, rates: &mut Rates) -> Result<()> {
+    pub(crate) fn round(&self, rates: &mut BurstRates) -> Result<()> {
         let inputs = self.come(rates)?;
         self.go(&inputs, rates)
     }
 
     /// All ADDs. Gives what each DEL will need.
-    pub(super) fn come(&self, rates: &mut Rates) -> Result<Vec<String>> {
+    pub(super) fn come(&self, rates: &mut BurstRates) -> Result<Vec<String>> {
         let plugin = self.plugin;
         let (rate, answers) = self.in_parallel(|pod| plugin.add_here(&plugin.seat.pods[pod]))?;
         rates.add.push(rate);
@@ -107,7 +107,7 @@ impl Burst<'_> {
     }
 
     /// All DELs.
-    pub(super) fn go(&self, inputs: &[String], rates: &mut Rates) -> Result<()> {
+    pub(super) fn go(&self, inputs: &[String], rates: &mut BurstRates) -> Result<()> {
         let plugin = self.plugin;
         let (rate, answers) =
             self.in_parallel(|pod| plugin.del_here(&plugin.seat.pods[pod], &inputs[pod]))?;

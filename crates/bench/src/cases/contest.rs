@@ -4,19 +4,19 @@ use anyhow::Result;
 use types::AttachMode;
 
 use super::Stage;
-use super::sequence::{self, Line, Times};
+use super::sequence::{self, LaneTimes, Times};
 use crate::lane::Lane;
 use crate::leftovers::{self, Before, Recorded};
-use crate::networks::Network;
+use crate::networks::BenchNetwork;
 
 pub(crate) struct Contest {
     pub(crate) podwire: Times,
     pub(crate) reference: Times,
-    pub(crate) beside: Option<Beside>,
+    pub(crate) beside: Option<ContestOthers>,
 }
 
 /// Who else did the same.
-pub(crate) struct Beside {
+pub(crate) struct ContestOthers {
     pub(crate) routed: Times,
     pub(crate) floor: Times,
     pub(crate) agent: Times,
@@ -33,14 +33,14 @@ pub(crate) enum Sides {
 
 pub(crate) fn run(
     stage: &Stage<'_>,
-    network: Network,
+    network: BenchNetwork,
     sides: Sides,
     left: &mut Vec<String>,
 ) -> Result<Contest> {
     let (plugins, site) = (stage.plugins, stage.site);
     let mut lines = vec![
-        Line::new(Lane::plugin(plugins.podwire(&site.podwire, AttachMode::Bridge, network)?)),
-        Line::new(Lane::plugin(plugins.reference(&site.reference, network)?)),
+        LaneTimes::new(Lane::plugin(plugins.podwire(&site.podwire, AttachMode::Bridge, network)?)),
+        LaneTimes::new(Lane::plugin(plugins.reference(&site.reference, network)?)),
     ];
     let pods = match sides {
         Sides::Plugins => stage.scale.masquerade_pods,
@@ -51,7 +51,7 @@ pub(crate) fn run(
                 Lane::plugin(plugins.agent(&site.agent, AttachMode::Routed, network)?),
                 Lane::plugin(plugins.agent(&site.agent_bridge, AttachMode::Bridge, network)?),
             ];
-            lines.extend(others.map(Line::new));
+            lines.extend(others.map(LaneTimes::new));
             stage.scale.pods
         }
     };
@@ -66,7 +66,7 @@ pub(crate) fn run(
     Ok(Contest {
         podwire: next(),
         reference: next(),
-        beside: (sides == Sides::All).then(|| Beside {
+        beside: (sides == Sides::All).then(|| ContestOthers {
             routed: next(),
             floor: next(),
             agent: next(),
@@ -75,7 +75,7 @@ pub(crate) fn run(
     })
 }
 
-fn leftovers_of(stage: &Stage<'_>, network: Network, sides: Sides) -> Result<Vec<String>> {
+fn leftovers_of(stage: &Stage<'_>, network: BenchNetwork, sides: Sides) -> Result<Vec<String>> {
     let site = stage.site;
     let seats = [&site.podwire, &site.reference, &site.routed, &site.floor, &site.agent, &site.agent_bridge];
     let mut left: Vec<String> = seats.into_iter().flat_map(leftovers::links).collect();

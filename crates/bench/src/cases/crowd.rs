@@ -11,25 +11,26 @@ use ipnet::IpNet;
 use types::{AttachMode, AttachmentKey, IfName};
 
 use super::Stage;
-use super::sequence::{self, Line, Times};
+use super::sequence::{self, LaneTimes, Times};
 use crate::lane::Lane;
 use crate::leftovers::{self, Before, Recorded};
-use crate::networks::Network;
+use crate::networks::BenchNetwork;
 use crate::site::Seat;
 
-pub(crate) struct Crowd {
+pub(crate) struct CrowdTimes {
     pub(crate) few: Times,
     pub(crate) many: Times,
 }
 
-pub(crate) fn run(stage: &Stage<'_>, left: &mut Vec<String>) -> Result<Crowd> {
+pub(crate) fn run(stage: &Stage<'_>, left: &mut Vec<String>) -> Result<CrowdTimes> {
     let (site, scale) = (stage.site, stage.scale);
     // Two nodes that are alike, so that both have pods at the same time.
-    let sides = [(&site.podwire, Network::FEW, scale.few), (&site.routed, Network::MANY, scale.many)];
+    let sides =
+        [(&site.podwire, BenchNetwork::FEW, scale.few), (&site.routed, BenchNetwork::MANY, scale.many)];
     let mut lines = Vec::new();
     for (seat, network, count) in sides {
         fill(seat, network, count)?;
-        lines.push(Line::new(Lane::plugin(stage.plugins.podwire(seat, AttachMode::Bridge, network)?)));
+        lines.push(LaneTimes::new(Lane::plugin(stage.plugins.podwire(seat, AttachMode::Bridge, network)?)));
     }
     sequence::warm_up(&mut lines)?;
     let before = [Before::look(&site.podwire)?, Before::look(&site.routed)?];
@@ -41,11 +42,11 @@ pub(crate) fn run(stage: &Stage<'_>, left: &mut Vec<String>) -> Result<Crowd> {
         left.extend(leftovers::podwire_state(seat, network, recorded)?);
     }
     let mut next = || times.next().unwrap_or_default();
-    Ok(Crowd { few: next(), many: next() })
+    Ok(CrowdTimes { few: next(), many: next() })
 }
 
 /// Puts so many attachments into the state of a network.
-fn fill(seat: &Seat, network: Network, count: usize) -> Result<()> {
+fn fill(seat: &Seat, network: BenchNetwork, count: usize) -> Result<()> {
     let pools = pools(&network.subnets()?)?;
     let claims = State::open(&seat.dir.join("state"))?.network(&network.name()?, nobody)?;
     for number in 0..count {

@@ -14,19 +14,19 @@ use anyhow::Result;
 
 use crate::agents::Agents;
 use crate::lane::Plugins;
-use crate::networks::Network;
+use crate::networks::BenchNetwork;
 use crate::options::Scale;
-use crate::site::Site;
+use crate::site::BenchSite;
 use burst::Bursts;
 use contest::{Contest, Sides};
-use crowd::Crowd;
-use resident::Resident;
+use crowd::CrowdTimes;
+use resident::AgentFootprint;
 pub(crate) use sequence::Times;
 use split::Split;
 use starts::Starts;
 
 /// All there is to report.
-pub(crate) struct Measured {
+pub(crate) struct PodMeasurements {
     pub(crate) starts: Starts,
     pub(crate) v4: Contest,
     pub(crate) dual: Contest,
@@ -34,18 +34,18 @@ pub(crate) struct Measured {
     pub(crate) masquerade: Option<Contest>,
     pub(crate) bursts_v4: Bursts,
     pub(crate) bursts_dual: Bursts,
-    pub(crate) crowd: Crowd,
+    pub(crate) crowd: CrowdTimes,
     pub(crate) split_v4: Split,
     pub(crate) split_dual: Split,
-    pub(crate) resident: Resident,
+    pub(crate) resident: AgentFootprint,
     /// What was still there when it should have been gone.
     pub(crate) left: Vec<String>,
     pub(crate) remarks: Vec<String>,
 }
 
-pub(crate) fn run_all(plugins: &Plugins, scale: &Scale) -> Result<Measured> {
+pub(crate) fn run_all(plugins: &Plugins, scale: &Scale) -> Result<PodMeasurements> {
     let sandboxes = 5 * scale.pods + scale.pods.max(scale.resident);
-    let site = told(&format!("{sandboxes} sandboxes are being made"), || Site::make(scale))?;
+    let site = told(&format!("{sandboxes} sandboxes are being made"), || BenchSite::make(scale))?;
     let mut agents = Agents::start(&site)?;
     let mut left = Vec::new();
     let mut remarks = Vec::new();
@@ -54,23 +54,24 @@ pub(crate) fn run_all(plugins: &Plugins, scale: &Scale) -> Result<Measured> {
     }
     let starts = told("what a process costs", || starts::run(plugins, &site, scale.pods))?;
     let stage = Stage { plugins, site: &site, scale };
-    let v4 =
-        told("v4, one pod after the other", || contest::run(&stage, Network::V4, Sides::All, &mut left))?;
-    let split_v4 = split::run(&agents.routed, Network::V4, scale.pods)?;
-    let dual = told("dual stack, one pod after the other", || {
-        contest::run(&stage, Network::DUAL, Sides::All, &mut left)
+    let v4 = told("v4, one pod after the other", || {
+        contest::run(&stage, BenchNetwork::V4, Sides::All, &mut left)
     })?;
-    let split_dual = split::run(&agents.routed, Network::DUAL, scale.pods)?;
+    let split_v4 = split::run(&agents.routed, BenchNetwork::V4, scale.pods)?;
+    let dual = told("dual stack, one pod after the other", || {
+        contest::run(&stage, BenchNetwork::DUAL, Sides::All, &mut left)
+    })?;
+    let split_dual = split::run(&agents.routed, BenchNetwork::DUAL, scale.pods)?;
     let masquerade = told("ipMasq, one pod after the other", || {
-        contest::run(&stage, Network::MASQUERADED, Sides::Plugins, &mut left)
+        contest::run(&stage, BenchNetwork::MASQUERADED, Sides::Plugins, &mut left)
     });
     let masquerade = masquerade.map_err(|e| remarks.push(format!("ipMasq was not compared: {e:#}"))).ok();
     let crowd = told("few and many addresses in use", || crowd::run(&stage, &mut left))?;
-    let bursts_v4 = told("v4, in parallel", || burst::run(&stage, Network::V4, &mut left))?;
-    let bursts_dual = told("dual stack, in parallel", || burst::run(&stage, Network::DUAL, &mut left))?;
+    let bursts_v4 = told("v4, in parallel", || burst::run(&stage, BenchNetwork::V4, &mut left))?;
+    let bursts_dual = told("dual stack, in parallel", || burst::run(&stage, BenchNetwork::DUAL, &mut left))?;
     let pods_that_stay = format!("{} pods that stay", scale.resident);
     let resident = told(&pods_that_stay, || resident::run(&stage, &mut agents.routed, &mut left))?;
-    Ok(Measured {
+    Ok(PodMeasurements {
         starts,
         v4,
         dual,
@@ -89,7 +90,7 @@ pub(crate) fn run_all(plugins: &Plugins, scale: &Scale) -> Result<Measured> {
 /// What every case needs.
 pub(crate) struct Stage<'a> {
     pub(crate) plugins: &'a Plugins,
-    pub(crate) site: &'a Site,
+    pub(crate) site: &'a BenchSite,
     pub(crate) scale: &'a Scale,
 }
 

@@ -7,10 +7,10 @@ use testkit::Agent;
 use types::AttachMode;
 
 use super::Stage;
-use super::burst::{Burst, Rates};
+use super::burst::{Burst, BurstRates};
 use crate::agents;
 use crate::leftovers::{self, Recorded};
-use crate::networks::Network;
+use crate::networks::BenchNetwork;
 use crate::process::{cpu_time, rss_mib};
 use crate::stats::{Sample, median};
 
@@ -24,7 +24,7 @@ const QUIET: Duration = Duration::from_millis(700);
 const LOOKS: usize = 30;
 
 #[derive(Default)]
-pub(crate) struct Resident {
+pub(crate) struct AgentFootprint {
     pub(crate) rss_mib: Option<f64>,
     /// Of one core, with its share of the timer's rounds.
     pub(crate) idle_percent: Option<f64>,
@@ -37,25 +37,25 @@ pub(crate) struct Resident {
     pub(crate) failures: Vec<String>,
 }
 
-pub(crate) fn run(stage: &Stage<'_>, agent: &mut Agent, left: &mut Vec<String>) -> Result<Resident> {
+pub(crate) fn run(stage: &Stage<'_>, agent: &mut Agent, left: &mut Vec<String>) -> Result<AgentFootprint> {
     let (seat, scale) = (&stage.site.agent, stage.scale);
-    let plugin = stage.plugins.agent(seat, AttachMode::Routed, Network::RESIDENT)?;
+    let plugin = stage.plugins.agent(seat, AttachMode::Routed, BenchNetwork::RESIDENT)?;
     let all = Burst { plugin: &plugin, pods: scale.resident, workers: scale.parallel };
-    let mut rates = Rates::default();
+    let mut rates = BurstRates::default();
     let inputs = all.come(&mut rates)?;
     let looked = look(agent, stage);
     all.go(&inputs, &mut rates)?;
     left.extend(leftovers::links(seat));
-    left.extend(leftovers::podwire_state(seat, Network::RESIDENT, Recorded::NOTHING)?);
+    left.extend(leftovers::podwire_state(seat, BenchNetwork::RESIDENT, Recorded::NOTHING)?);
     let mut resident = looked?;
     resident.failures.extend(rates.failures);
     Ok(resident)
 }
 
-fn look(agent: &mut Agent, stage: &Stage<'_>) -> Result<Resident> {
+fn look(agent: &mut Agent, stage: &Stage<'_>) -> Result<AgentFootprint> {
     let scale = stage.scale;
     wait_for_quiet(agent)?;
-    let mut resident = Resident { rss_mib: Some(rss_mib(pid(agent)?)?), ..Resident::default() };
+    let mut resident = AgentFootprint { rss_mib: Some(rss_mib(pid(agent)?)?), ..AgentFootprint::default() };
     let idle = idle_percent(agent, Duration::from_secs(scale.idle_seconds))?;
     let mut starts = Vec::new();
     for _ in 0..scale.restarts {

@@ -14,12 +14,12 @@ pub(crate) struct Times {
 }
 
 /// A lane and its times so far.
-pub(crate) struct Line<'a> {
+pub(crate) struct LaneTimes<'a> {
     lane: Lane<'a>,
     times: Times,
 }
 
-impl<'a> Line<'a> {
+impl<'a> LaneTimes<'a> {
     pub(crate) fn new(lane: Lane<'a>) -> Self {
         Self { lane, times: Times::default() }
     }
@@ -34,7 +34,7 @@ impl<'a> Line<'a> {
 }
 
 /// The first pod of a network makes its bridge, tables and folders, and that is not what is measured.
-pub(crate) fn warm_up(lines: &mut [Line<'_>]) -> Result<()> {
+pub(crate) fn warm_up(lines: &mut [LaneTimes<'_>]) -> Result<()> {
     for line in lines {
         line.lane.add(0).context("the first pod of a network could not be attached")?;
         line.lane.del(0).context("the first pod of a network could not be detached")?;
@@ -43,7 +43,7 @@ pub(crate) fn warm_up(lines: &mut [Line<'_>]) -> Result<()> {
 }
 
 /// All pods come, then all go. Gives the times in the order of the lines.
-pub(crate) fn run(mut lines: Vec<Line<'_>>, pods: usize) -> Vec<Times> {
+pub(crate) fn run(mut lines: Vec<LaneTimes<'_>>, pods: usize) -> Vec<Times> {
     for pod in 0..pods {
         for number in turn(pod, lines.len()) {
             let line = &mut lines[number];

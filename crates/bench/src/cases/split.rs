@@ -7,7 +7,7 @@ use anyhow::Result;
 use testkit::Agent;
 
 use crate::agents;
-use crate::networks::Network;
+use crate::networks::BenchNetwork;
 use crate::stats::{Sample, median};
 
 /// The agent's medians in milliseconds, and a call that does nothing.
@@ -18,7 +18,7 @@ pub(crate) struct Split {
 }
 
 /// Right after a contest: the latest requests of its network are those that were timed.
-pub(crate) fn run(agent: &Agent, network: Network, pods: usize) -> Result<Split> {
+pub(crate) fn run(agent: &Agent, network: BenchNetwork, pods: usize) -> Result<Split> {
     let mut trip = Sample::default();
     for _ in 0..pods {
         let start = Instant::now();

@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 
 use crate::lane::{Plugins, version};
 use crate::runner;
-use crate::site::Site;
+use crate::site::BenchSite;
 use crate::stats::Sample;
 
 /// The smallest program that is everywhere; linked dynamically, which a plugin need not be.
@@ -20,7 +20,7 @@ pub(crate) struct Starts {
     pub(crate) nothing: Sample,
 }
 
-pub(crate) fn run(plugins: &Plugins, site: &Site, times: usize) -> Result<Starts> {
+pub(crate) fn run(plugins: &Plugins, site: &BenchSite, times: usize) -> Result<Starts> {
     site.podwire.node.enter(|| {
         let mut starts = Starts::default();
         for _ in 0..times {

@@ -22,22 +22,22 @@ use testkit::{Plugin, agent_program};
 
 use crate::cases::told;
 use crate::lane::install_into;
-use crate::options::Part;
-use report::Report;
+use crate::options::BenchPart;
+use report::CompareReport;
 use series::Series;
 
 /// The programs of one build.
 #[derive(Debug, Clone, Serialize)]
-pub(crate) struct Build {
+pub(crate) struct ComparedBuild {
     pub(crate) plugin: PathBuf,
     pub(crate) agent: PathBuf,
 }
 
 /// What is compared, and how much is measured.
 pub(crate) struct Comparison {
-    old: Build,
-    new: Build,
-    parts: Vec<Part>,
+    old: ComparedBuild,
+    new: ComparedBuild,
+    parts: Vec<BenchPart>,
     scale: CompareScale,
 }
 
@@ -63,7 +63,7 @@ struct Findings {
     left: Vec<String>,
 }
 
-impl Build {
+impl ComparedBuild {
     fn of(plugin: &Path, agent: &Path) -> Result<Self> {
         for program in [plugin, agent] {
             ensure!(program.is_file(), "{} is not a file", program.display());
@@ -81,15 +81,15 @@ impl Build {
 }
 
 impl Comparison {
-    pub(crate) fn new(baseline: &Path, parts: Vec<Part>, scale: CompareScale) -> Result<Self> {
-        let old = Build::of(&baseline.join("podwire-cni"), &baseline.join("podwire"))
+    pub(crate) fn new(baseline: &Path, parts: Vec<BenchPart>, scale: CompareScale) -> Result<Self> {
+        let old = ComparedBuild::of(&baseline.join("podwire-cni"), &baseline.join("podwire"))
             .context("a baseline is a directory with podwire-cni and podwire")?;
-        let new = Build::of(&Plugin::podwire()?.path, &agent_program()?)?;
+        let new = ComparedBuild::of(&Plugin::podwire()?.path, &agent_program()?)?;
         Ok(Self { old, new, parts, scale })
     }
 }
 
-pub(crate) fn run(comparison: &Comparison) -> Result<Report> {
+pub(crate) fn run(comparison: &Comparison) -> Result<CompareReport> {
     let copies = copies_dir()?;
     let builds =
         [comparison.old.installed(&copies.join("old"))?, comparison.new.installed(&copies.join("new"))?];
@@ -99,17 +99,21 @@ pub(crate) fn run(comparison: &Comparison) -> Result<Report> {
     for site in 1..=sites {
         for part in &comparison.parts {
             match part {
-                Part::Pods => told(&format!("pods, site {site} of {sites}"), || {
+                BenchPart::Pods => told(&format!("pods, site {site} of {sites}"), || {
                     pods::measure(&builds, &comparison.scale, &mut findings)
                 })?,
-                Part::Traffic => told(&format!("traffic, site {site} of {sites}"), || {
+                BenchPart::Traffic => told(&format!("traffic, site {site} of {sites}"), || {
                     traffic::measure(&builds, &comparison.scale, &mut findings)
                 })?,
-                Part::Firewall | Part::Recovery | Part::Routes | Part::Scale | Part::Joins => {}
+                BenchPart::Firewall
+                | BenchPart::Recovery
+                | BenchPart::Routes
+                | BenchPart::Scale
+                | BenchPart::Joins => {}
             }
         }
     }
-    Ok(Report::new([&comparison.old, &comparison.new], comparison.scale, findings))
+    Ok(CompareReport::new([&comparison.old, &comparison.new], comparison.scale, findings))
 }
 
 /// Beside this program, always the same, so that nothing piles up.

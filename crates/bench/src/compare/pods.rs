@@ -4,57 +4,61 @@ use anyhow::Result;
 use testkit::{Agent, Lab};
 use types::AttachMode;
 
-use super::series::{Better, Series};
-use super::{Build, CompareScale, Findings};
+use super::series::Series;
+use super::{CompareScale, ComparedBuild, Findings};
 use crate::agents;
-use crate::cases::burst::{Burst, Rates};
-use crate::cases::sequence::{self, Line, Times};
+use crate::cases::burst::{Burst, BurstRates};
+use crate::cases::sequence::{self, LaneTimes, Times};
 use crate::lane::{Lane, PluginLane};
 use crate::leftovers::{self, Recorded};
-use crate::networks::Network;
+use crate::networks::BenchNetwork;
 use crate::site::{Folder, Seat};
-use crate::stats::{median, p99};
+use crate::stats::{Better, median, p99};
 
 /// How pods are attached.
 #[derive(Debug, Clone, Copy)]
 struct Setup {
     name: &'static str,
     mode: AttachMode,
-    through: Through,
+    through: SetupServer,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Through {
+enum SetupServer {
     Plugin,
     Agent,
 }
 
 const SETUPS: [Setup; 4] = [
-    Setup { name: "standalone, bridge", mode: AttachMode::Bridge, through: Through::Plugin },
-    Setup { name: "standalone, routed", mode: AttachMode::Routed, through: Through::Plugin },
-    Setup { name: "agent, routed", mode: AttachMode::Routed, through: Through::Agent },
-    Setup { name: "agent, bridge", mode: AttachMode::Bridge, through: Through::Agent },
+    Setup { name: "standalone, bridge", mode: AttachMode::Bridge, through: SetupServer::Plugin },
+    Setup { name: "standalone, routed", mode: AttachMode::Routed, through: SetupServer::Plugin },
+    Setup { name: "agent, routed", mode: AttachMode::Routed, through: SetupServer::Agent },
+    Setup { name: "agent, bridge", mode: AttachMode::Bridge, through: SetupServer::Agent },
 ];
 
-const STACKS: [(&str, Network); 2] = [("IPv4", Network::V4), ("dual stack", Network::DUAL)];
+const STACKS: [(&str, BenchNetwork); 2] = [("IPv4", BenchNetwork::V4), ("dual stack", BenchNetwork::DUAL)];
 
 /// One setup of one build: its node, and its agent if it has one. The agent ends before its node.
-struct Place<'a> {
+struct BuildSite<'a> {
     _agent: Option<Agent>,
     seat: Seat,
-    build: &'a Build,
+    build: &'a ComparedBuild,
     setup: Setup,
 }
 
 /// One site: both builds in every setup.
-pub(super) fn measure(builds: &[Build; 2], scale: &CompareScale, findings: &mut Findings) -> Result<()> {
+pub(super) fn measure(
+    builds: &[ComparedBuild; 2],
+    scale: &CompareScale,
+    findings: &mut Findings,
+) -> Result<()> {
     let lab = Lab::new("compare")?;
     let memory = Folder::make(&lab)?;
     for (number, setup) in SETUPS.into_iter().enumerate() {
         let [old, new] = builds;
         let place = |build, whose: &str| {
             let seat = Seat::make((&lab, &memory), &format!("{whose}{number}"), scale.pods)?;
-            Place::make(build, setup, seat)
+            BuildSite::make(build, setup, seat)
         };
         let places = [place(old, "old")?, place(new, "new")?];
         for (stack, network) in STACKS {
@@ -65,19 +69,20 @@ pub(super) fn measure(builds: &[Build; 2], scale: &CompareScale, findings: &mut 
 }
 
 fn compare(
-    places: &[Place<'_>; 2],
-    (case, network): (&str, Network),
+    places: &[BuildSite<'_>; 2],
+    (case, network): (&str, BenchNetwork),
     scale: &CompareScale,
     findings: &mut Findings,
 ) -> Result<()> {
     let lanes = [places[0].lane(network)?, places[1].lane(network)?];
-    let mut lines: Vec<Line<'_>> = lanes.iter().map(|lane| Line::new(Lane::plugin(lane.clone()))).collect();
+    let mut lines: Vec<LaneTimes<'_>> =
+        lanes.iter().map(|lane| LaneTimes::new(Lane::plugin(lane.clone()))).collect();
     sequence::warm_up(&mut lines)?;
     let times = sequence::run(lines, scale.pods);
     if let [old, new] = times.as_slice() {
         findings.times(case, old, new);
     }
-    let mut rates = [Rates::default(), Rates::default()];
+    let mut rates = [BurstRates::default(), BurstRates::default()];
     for round in 0..scale.bursts {
         // Which build begins changes from round to round.
         for which in if round % 2 == 0 { [0, 1] } else { [1, 0] } {
@@ -94,20 +99,21 @@ fn compare(
     Ok(())
 }
 
-impl<'a> Place<'a> {
-    fn make(build: &'a Build, setup: Setup, seat: Seat) -> Result<Self> {
+impl<'a> BuildSite<'a> {
+    fn make(build: &'a ComparedBuild, setup: Setup, seat: Seat) -> Result<Self> {
         let mode = match setup.mode {
             AttachMode::Bridge => "bridge",
             AttachMode::Routed => "routed",
         };
-        let agent = (setup.through == Through::Agent).then(|| agents::start(&seat, mode, Some(&build.agent)));
+        let agent =
+            (setup.through == SetupServer::Agent).then(|| agents::start(&seat, mode, Some(&build.agent)));
         Ok(Self { _agent: agent.transpose()?, seat, build, setup })
     }
 
-    fn lane(&self, network: Network) -> Result<PluginLane<'_>> {
+    fn lane(&self, network: BenchNetwork) -> Result<PluginLane<'_>> {
         let config = match self.setup.through {
-            Through::Plugin => network.podwire(self.setup.mode, &self.seat.dir)?,
-            Through::Agent => network.through_agent(self.setup.mode, &self.seat.dir)?,
+            SetupServer::Plugin => network.podwire(self.setup.mode, &self.seat.dir)?,
+            SetupServer::Agent => network.through_agent(self.setup.mode, &self.seat.dir)?,
         };
         Ok(PluginLane::new(&self.build.plugin, &self.seat, config, network.subnets()?.len()))
     }
@@ -127,7 +133,7 @@ impl Findings {
         }
     }
 
-    fn rates(&mut self, case: &str, [old, new]: &[Rates; 2]) {
+    fn rates(&mut self, case: &str, [old, new]: &[BurstRates; 2]) {
         for (verb, old, new) in [("ADD/s", &old.add, &new.add), ("DEL/s", &old.del, &new.del)] {
             let case = format!("{verb} in parallel, {case}");
             self.series(Series::new(case, ("/s", Better::More), median)).add(old, new);

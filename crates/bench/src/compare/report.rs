@@ -7,29 +7,30 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use serde::Serialize;
 
-use super::series::{Better, Judged, Verdict};
-use super::{Build, CompareScale, Findings};
+use super::series::{Judged, SeriesVerdict};
+use super::{CompareScale, ComparedBuild, Findings};
 use crate::machine;
 use crate::report::date;
 use crate::report::print::{align, plain_table};
+use crate::stats::Better;
 
 /// The rest of the failures is counted, and is in the JSON.
 const SHOWN: usize = 5;
 
 #[derive(Debug, Serialize)]
-pub(crate) struct Report {
+pub(crate) struct CompareReport {
     date: String,
     machine: String,
     scale: CompareScale,
-    old: Build,
-    new: Build,
-    lines: Vec<Line>,
+    old: ComparedBuild,
+    new: ComparedBuild,
+    lines: Vec<ComparedLine>,
     failures: Vec<String>,
     left: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
-struct Line {
+struct ComparedLine {
     case: String,
     unit: &'static str,
     better: Better,
@@ -37,12 +38,12 @@ struct Line {
     judged: Judged,
 }
 
-impl Report {
-    pub(super) fn new([old, new]: [&Build; 2], scale: CompareScale, findings: Findings) -> Self {
+impl CompareReport {
+    pub(super) fn new([old, new]: [&ComparedBuild; 2], scale: CompareScale, findings: Findings) -> Self {
         let Findings { series, failures, left } = findings;
         let lines = series.into_iter().map(|series| {
             let judged = series.judge();
-            Line { case: series.case, unit: series.unit, better: series.better, judged }
+            ComparedLine { case: series.case, unit: series.unit, better: series.better, judged }
         });
         Self {
             date: date::now(),
@@ -58,7 +59,7 @@ impl Report {
 
     /// Nothing is worse, failed or left behind.
     pub(crate) fn is_fine(&self) -> bool {
-        let good = self.lines.iter().all(|line| line.judged.verdict == Verdict::Ok);
+        let good = self.lines.iter().all(|line| line.judged.verdict == SeriesVerdict::Ok);
         good && !self.lines.is_empty() && self.failures.is_empty() && self.left.is_empty()
     }
 
@@ -75,7 +76,7 @@ impl Report {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for CompareReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{} on {}", self.date, self.machine)?;
         for (whose, build) in [("old", &self.old), ("new", &self.new)] {
@@ -101,7 +102,7 @@ impl fmt::Display for Report {
             writeln!(f, "{what}: {}", all.len())?;
             all.iter().take(SHOWN).try_for_each(|one| writeln!(f, "  {one}"))?;
         }
-        let bad = self.lines.iter().filter(|line| line.judged.verdict != Verdict::Ok);
+        let bad = self.lines.iter().filter(|line| line.judged.verdict != SeriesVerdict::Ok);
         let bad: Vec<&str> = bad.map(|line| line.case.as_str()).collect();
         match bad.as_slice() {
             [] => write!(f, "nothing is worse than the run's own spread"),
@@ -110,7 +111,7 @@ impl fmt::Display for Report {
     }
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for SeriesVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Ok => "ok",

@@ -2,14 +2,7 @@
 
 use serde::Serialize;
 
-use crate::stats::{interquartile_range, median};
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum Better {
-    Less,
-    More,
-}
+use crate::stats::{Better, interquartile_range, median};
 
 /// How the figure of a site follows from its turns: the median or a percentile.
 pub(super) type Statistic = fn(&[f64]) -> Option<f64>;
@@ -20,12 +13,12 @@ pub(super) struct Series {
     pub(super) unit: &'static str,
     pub(super) better: Better,
     statistic: Statistic,
-    sites: Vec<Site>,
+    sites: Vec<SiteFigures>,
 }
 
 /// The figures of one site.
 #[derive(Debug)]
-struct Site {
+struct SiteFigures {
     old: f64,
     new: f64,
     /// For each build, the ratio of one half of its turns to the other.
@@ -34,7 +27,7 @@ struct Site {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Verdict {
+pub(super) enum SeriesVerdict {
     /// Not worse than the spread.
     Ok,
     Worse,
@@ -51,7 +44,7 @@ pub(super) struct Judged {
     pub(super) ratio: Option<f64>,
     /// As a part of 1: 0.03 is 3 %.
     pub(super) spread: Option<f64>,
-    pub(super) verdict: Verdict,
+    pub(super) verdict: SeriesVerdict,
 }
 
 impl Series {
@@ -67,11 +60,11 @@ impl Series {
             let [one, other] = split(turns);
             ratio(figure(&one)?, figure(&other)?)
         });
-        self.sites.push(Site { old: of_old, new: of_new, halves: halves.collect() });
+        self.sites.push(SiteFigures { old: of_old, new: of_new, halves: halves.collect() });
     }
 
     pub(super) fn judge(&self) -> Judged {
-        let over = |pick: fn(&Site) -> f64| median(&self.sites.iter().map(pick).collect::<Vec<_>>());
+        let over = |pick: fn(&SiteFigures) -> f64| median(&self.sites.iter().map(pick).collect::<Vec<_>>());
         // Logarithms: twice as fast and half as fast are equally far from 1.
         let ratios: Vec<f64> =
             self.sites.iter().filter_map(|site| ratio(site.new, site.old)).map(f64::ln).collect();
@@ -86,9 +79,9 @@ impl Series {
                     Better::Less => middle,
                     Better::More => -middle,
                 };
-                if loss <= spread { Verdict::Ok } else { Verdict::Worse }
+                if loss <= spread { SeriesVerdict::Ok } else { SeriesVerdict::Worse }
             }
-            (None, _) | (_, None) => Verdict::Unknown,
+            (None, _) | (_, None) => SeriesVerdict::Unknown,
         };
         Judged {
             old: over(|site| site.old),
@@ -132,18 +125,18 @@ mod tests {
     fn a_difference_within_the_spread_is_ok() {
         for factor in [0.5, 0.99, 1.0, 1.01] {
             let judged = series(Better::Less, factor).judge();
-            assert_eq!(judged.verdict, Verdict::Ok, "{factor}: {judged:?}");
+            assert_eq!(judged.verdict, SeriesVerdict::Ok, "{factor}: {judged:?}");
         }
-        assert_eq!(series(Better::More, 2.0).judge().verdict, Verdict::Ok);
+        assert_eq!(series(Better::More, 2.0).judge().verdict, SeriesVerdict::Ok);
     }
 
     #[test]
     fn a_difference_beyond_the_spread_is_worse_in_the_bad_direction_only() {
         let slower = series(Better::Less, 1.1).judge();
-        assert_eq!(slower.verdict, Verdict::Worse, "{slower:?}");
+        assert_eq!(slower.verdict, SeriesVerdict::Worse, "{slower:?}");
         assert!(slower.ratio.is_some_and(|ratio| (1.08..1.12).contains(&ratio)), "{slower:?}");
-        assert_eq!(series(Better::More, 0.9).judge().verdict, Verdict::Worse);
-        assert_eq!(series(Better::Less, 0.9).judge().verdict, Verdict::Ok);
+        assert_eq!(series(Better::More, 0.9).judge().verdict, SeriesVerdict::Worse);
+        assert_eq!(series(Better::Less, 0.9).judge().verdict, SeriesVerdict::Ok);
     }
 
     #[test]
@@ -155,7 +148,7 @@ mod tests {
         }
         let judged = series.judge();
         assert!(judged.spread.is_some_and(|spread| spread > 0.5), "{judged:?}");
-        assert_eq!(judged.verdict, Verdict::Ok);
+        assert_eq!(judged.verdict, SeriesVerdict::Ok);
     }
 
     #[test]
@@ -164,6 +157,6 @@ mod tests {
         for _ in 0..9 {
             series.add(&[1.0], &[]);
         }
-        assert_eq!(series.judge().verdict, Verdict::Unknown);
+        assert_eq!(series.judge().verdict, SeriesVerdict::Unknown);
     }
 }

@@ -2,26 +2,23 @@
 
 use anyhow::{Context as _, Result};
 
-use super::series::{Better, Series};
-use super::{Build, CompareScale, Findings};
-use crate::nodes::traffic::{FAMILIES, WAYS, pods, probe, real};
-use crate::stats::median;
-
-/// Round by round.
-#[derive(Debug, Default)]
-struct Rounds {
-    gbit_per_s: Vec<f64>,
-    trip_us: Vec<f64>,
-}
+use super::series::Series;
+use super::{CompareScale, ComparedBuild, Findings};
+use crate::nodes::traffic::{FAMILIES, TrafficRounds, WAYS, pods, probe, real};
+use crate::stats::{Better, median};
 
 /// One site: two clusters for each transport.
-pub(super) fn measure(builds: &[Build; 2], scale: &CompareScale, findings: &mut Findings) -> Result<()> {
+pub(super) fn measure(
+    builds: &[ComparedBuild; 2],
+    scale: &CompareScale,
+    findings: &mut Findings,
+) -> Result<()> {
     for (name, transport) in WAYS {
         let [old, new] = builds;
         let clusters = [real(name, transport, Some(old))?, real(name, transport, Some(new))?];
         for (family, v4) in FAMILIES {
             let pairs = [pods(&clusters[0], v4)?, pods(&clusters[1], v4)?];
-            let mut rounds = [Rounds::default(), Rounds::default()];
+            let mut rounds = [TrafficRounds::default(), TrafficRounds::default()];
             for round in 0..scale.traffic_rounds {
                 for which in if round % 2 == 0 { [0, 1] } else { [1, 0] } {
                     let (pair, rounds) = (&pairs[which], &mut rounds[which]);

@@ -24,14 +24,14 @@ const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Where a node is, as seen by the real ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum NodeLocation {
     OnLink,
     /// Behind the router: only a tunnel leads there.
     Beyond,
 }
 
 /// Writes to the store from inside the underlay.
-pub(super) struct Crowd<'a> {
+pub(super) struct CrowdRecords<'a> {
     ns: &'a Ns,
     runtime: Runtime,
     store: Store,
@@ -45,7 +45,7 @@ pub(super) struct Committed {
     pub(super) answered: Instant,
 }
 
-impl<'a> Crowd<'a> {
+impl<'a> CrowdRecords<'a> {
     pub(super) fn of(cluster: &'a Cluster) -> Result<Self> {
         let runtime = runtime()?;
         let store = open(cluster, &runtime)?;
@@ -110,12 +110,12 @@ pub(super) fn open(cluster: &Cluster, runtime: &Runtime) -> Result<Store> {
 }
 
 /// The nodes with these numbers.
-pub(super) fn records(numbers: std::ops::Range<usize>, place: Place) -> Result<Vec<NodeRecord>> {
+pub(super) fn records(numbers: std::ops::Range<usize>, place: NodeLocation) -> Result<Vec<NodeRecord>> {
     numbers.map(|number| record(number, place)).collect()
 }
 
 /// The node with this number, with a block of each family.
-pub(super) fn record(number: usize, place: Place) -> Result<NodeRecord> {
+pub(super) fn record(number: usize, place: NodeLocation) -> Result<NodeRecord> {
     let blocks = subnets().into_iter().map(|subnet| Ok(Cut::new(subnet, MARGIN)?.block(block(number))));
     let digits = u32::try_from(number)?.to_be_bytes();
     let mut uid = [0xb; 16];
@@ -137,12 +137,12 @@ fn block(number: usize) -> u64 {
 }
 
 /// On-link is what `hosts` gives every real node beside its place on the underlay.
-pub(super) fn addresses(number: usize, place: Place) -> Result<Vec<IpAddr>> {
+pub(super) fn addresses(number: usize, place: NodeLocation) -> Result<Vec<IpAddr>> {
     let low = u16::try_from(number + 256)?;
     let [high, last] = low.to_be_bytes();
     let (second, net) = match place {
-        Place::OnLink => (200, 1),
-        Place::Beyond => (201, 9),
+        NodeLocation::OnLink => (200, 1),
+        NodeLocation::Beyond => (201, 9),
     };
     let v4 = Ipv4Addr::new(10, second, high, last);
     let v6 = Ipv6Addr::new(0xfd99, net, 0, 0, 0, 0, 1, low);
@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn everybody_has_names_addresses_and_blocks_of_his_own() {
-        let all = records(0..6000, Place::OnLink).unwrap();
+        let all = records(0..6000, NodeLocation::OnLink).unwrap();
         let names: BTreeSet<_> = all.iter().map(|record| record.name.to_string()).collect();
         let addresses: BTreeSet<_> = all.iter().flat_map(|record| record.addresses.clone()).collect();
         let blocks: BTreeSet<_> = all.iter().flat_map(|record| record.blocks.clone()).collect();

@@ -11,7 +11,7 @@ use store::Store;
 use testkit::Cluster;
 use tokio::task::JoinSet;
 
-use super::crowd::{self, Place};
+use super::crowd::{self, NodeLocation};
 use super::{MARGIN, hosts, seed, subnets};
 use crate::options::NodesScale;
 use crate::stats::Sample;
@@ -109,7 +109,7 @@ where
 /// As an agent does, which tries again when the store was too busy. Gives how often it did.
 async fn join(store: Store, layout: Layout, number: usize) -> Result<(NodeRecord, usize)> {
     let spec = NetworkSpec { subnets: subnets(), margin: MARGIN, vni: 4077, vxlan_port: 4789 };
-    let record = NodeRecord { blocks: Vec::new(), ..crowd::record(number, Place::OnLink)? };
+    let record = NodeRecord { blocks: Vec::new(), ..crowd::record(number, NodeLocation::OnLink)? };
     let mut last = None;
     for tries in 0..TRIES {
         let (store, layout) = (store.clone(), layout.clone());

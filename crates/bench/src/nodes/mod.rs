@@ -25,32 +25,32 @@ use ipnet::IpNet;
 use testkit::{Cluster, Plan};
 
 use crate::cases::told;
-use crate::options::{NodesScale, Part};
+use crate::options::{BenchPart, NodesScale};
 
 /// What was asked for.
 #[derive(Default)]
 pub(crate) struct Nodes {
-    pub(crate) routes: Option<routes::Routes>,
+    pub(crate) routes: Option<routes::RouteTimes>,
     pub(crate) scale: Option<scale::Scaled>,
     pub(crate) joins: Option<joins::Joins>,
     pub(crate) traffic: Option<traffic::Traffic>,
 }
 
-pub(crate) fn run(parts: &[Part], scale: &NodesScale) -> Result<Nodes> {
+pub(crate) fn run(parts: &[BenchPart], scale: &NodesScale) -> Result<Nodes> {
     let mut nodes = Nodes::default();
-    if parts.contains(&Part::Routes) {
+    if parts.contains(&BenchPart::Routes) {
         let what = format!("routes to {} nodes", scale.peers);
         nodes.routes = Some(told(&what, || routes::run(scale))?);
     }
-    if parts.contains(&Part::Scale) {
+    if parts.contains(&BenchPart::Scale) {
         let what = format!("three agents beside {} nodes", scale.crowd);
         nodes.scale = Some(told(&what, || scale::run(scale))?);
     }
-    if parts.contains(&Part::Joins) {
+    if parts.contains(&BenchPart::Joins) {
         let what = format!("{} joins at once", scale.joins);
         nodes.joins = Some(told(&what, || joins::run(scale))?);
     }
-    if parts.contains(&Part::Traffic) {
+    if parts.contains(&BenchPart::Traffic) {
         nodes.traffic = Some(told("traffic between pods of two nodes", || traffic::run(scale))?);
     }
     Ok(nodes)

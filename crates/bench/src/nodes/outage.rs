@@ -9,9 +9,9 @@ use testkit::{Cluster, DEADLINE, Plugin, wait_until};
 use types::Code;
 
 use super::change::Mover;
-use super::crowd::{self, Crowd, Place};
+use super::crowd::{self, CrowdRecords, NodeLocation};
 use super::routes::PATIENCE;
-use super::seen::{Eye, Wish};
+use super::seen::{AwaitedRoutes, Eye};
 use super::{FAMILIES, hosts, subnets};
 use crate::firewall::{Timed, note};
 use crate::options::Scale;
@@ -23,10 +23,10 @@ const ETCD_UNREACHABLE: ConditionCode = ConditionCode::Known(Code::StoreUnreacha
 pub(crate) fn run(scale: &Scale) -> Result<Timed> {
     let mut cluster = hosts("outage", 1, &subnets())?;
     cluster.start_agents()?;
-    let crowd = Crowd::of(&cluster)?;
-    let records = crowd::records(0..PEERS, Place::OnLink)?;
+    let crowd = CrowdRecords::of(&cluster)?;
+    let records = crowd::records(0..PEERS, NodeLocation::OnLink)?;
     crowd.come(&records)?;
-    Eye::open(cluster.node("n1")?)?.wait(PATIENCE, Wish::Count(PEERS * FAMILIES))?;
+    Eye::open(cluster.node("n1")?)?.wait(PATIENCE, AwaitedRoutes::Count(PEERS * FAMILIES))?;
     let mut times = Timed::new();
     let change = Mover::new(&cluster, &crowd, &records)?.run(scale.faults)?;
     times.push((format!("change of one of {PEERS} peers to its route"), change.route));

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use model::{Changes, Facts, Mesh, NodeRecord, StoredNode, Transport, Tunnels, Underlay};
 use netlink::{Mode, Op, Route, RtSocket};
-use testkit::{Cluster, End, Lab, Node};
+use testkit::{CableEnd, Cluster, Lab, Node};
 use types::{IfName, NodeName, PEER_PROTOCOL};
 
-use super::change::{Change, Mover};
-use super::crowd::{self, Crowd, Place};
-use super::seen::{Eye, Wish};
+use super::change::{ChangeTimes, Mover};
+use super::crowd::{self, CrowdRecords, NodeLocation};
+use super::seen::{AwaitedRoutes, Eye};
 use super::{MARGIN, hosts, seed, subnets};
 use crate::options::NodesScale;
 use crate::stats::Sample;
@@ -25,24 +25,24 @@ const METRICS: std::ops::Range<u32> = 113_000..117_096;
 /// So many nodes are there when one changes among few.
 const FEW: usize = 50;
 
-pub(crate) struct Routes {
+pub(crate) struct RouteTimes {
     /// `ip route add` for all, each once, a part in each round.
     pub(crate) ip: Duration,
     /// Plan and batches.
     pub(crate) library: Sample,
     /// From the start of an agent's process to its last route.
     pub(crate) agent: Sample,
-    pub(crate) among_many: Change,
-    pub(crate) among_few: Change,
+    pub(crate) among_many: ChangeTimes,
+    pub(crate) among_few: ChangeTimes,
     pub(crate) few: usize,
 }
 
-pub(crate) fn run(scale: &NodesScale) -> Result<Routes> {
+pub(crate) fn run(scale: &NodesScale) -> Result<RouteTimes> {
     let v4 = &subnets()[..1];
     let mut cluster = hosts("routes", 1, v4)?;
-    let mut records = crowd::records(0..scale.peers, Place::OnLink)?;
+    let mut records = crowd::records(0..scale.peers, NodeLocation::OnLink)?;
     records.iter_mut().for_each(|record| record.blocks.retain(|block| v4[0].contains(block)));
-    Crowd::of(&cluster)?.come(&records)?;
+    CrowdRecords::of(&cluster)?.come(&records)?;
     let plain = Bench::make(cluster.lab(), "plain")?;
     let library = Bench::make(cluster.lab(), "library")?;
     let (mut ip, mut batches, mut starts) = (Duration::ZERO, Sample::default(), Sample::default());
@@ -55,13 +55,13 @@ pub(crate) fn run(scale: &NodesScale) -> Result<Routes> {
     }
     let few = FEW.min(scale.peers / 2);
     // The agent of the last round runs.
-    let crowd = Crowd::of(&cluster)?;
+    let crowd = CrowdRecords::of(&cluster)?;
     let mut mover = Mover::new(&cluster, &crowd, &records[..few])?;
     let among_many = mover.run(scale.changes)?;
     crowd.go(&records[few..])?;
-    Eye::open(cluster.node("n1")?)?.wait(PATIENCE, Wish::Count(few))?;
+    Eye::open(cluster.node("n1")?)?.wait(PATIENCE, AwaitedRoutes::Count(few))?;
     let among_few = mover.run(scale.changes)?;
-    Ok(Routes { ip, library: batches, agent: starts, among_many, among_few, few })
+    Ok(RouteTimes { ip, library: batches, agent: starts, among_many, among_few, few })
 }
 
 /// A first start: no route is there, and nobody is remembered.
@@ -73,11 +73,11 @@ fn start_agent(cluster: &mut Cluster, routes: usize) -> Result<Duration> {
     flush(node)?;
     forget_peers(node)?;
     let mut eye = Eye::open(node)?;
-    eye.wait(Duration::ZERO, Wish::Count(0)).context("routes of the last round are left")?;
+    eye.wait(Duration::ZERO, AwaitedRoutes::Count(0)).context("routes of the last round are left")?;
     let start = Instant::now();
     let agent = cluster.agent_mut("n1")?;
     agent.launch()?;
-    let done = eye.wait(PATIENCE, Wish::Count(routes))?;
+    let done = eye.wait(PATIENCE, AwaitedRoutes::Count(routes))?;
     agent.wait_ready()?;
     Ok(done - start)
 }
@@ -109,8 +109,8 @@ struct Bench {
 impl Bench {
     fn make(lab: &Lab, name: &str) -> Result<Self> {
         let (node, far) = (lab.node(name)?, lab.node(&format!("{name}-far"))?);
-        let here = End { ns: &node, dev: "eth0", addresses: &["10.200.0.1/16", "fd99:1::1/64"] };
-        lab.wire(&here, &End { ns: &far, dev: "eth0", addresses: &[] })?;
+        let here = CableEnd { ns: &node, dev: "eth0", addresses: &["10.200.0.1/16", "fd99:1::1/64"] };
+        lab.wire(&here, &CableEnd { ns: &far, dev: "eth0", addresses: &[] })?;
         let link = node.enter(|| {
             RtSocket::open()?.index_of(&IfName::try_from("eth0")?).map_err(anyhow::Error::from)
         })??;

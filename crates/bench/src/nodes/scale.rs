@@ -10,9 +10,9 @@ use anyhow::{Context as _, Result, ensure};
 use model::NodeRecord;
 use testkit::{Cluster, uninterrupted, wait_until};
 
-use super::crowd::{self, Committed, Crowd, Place};
+use super::crowd::{self, Committed, CrowdRecords, NodeLocation};
 use super::routes::PATIENCE;
-use super::seen::{Diary, Eye, Turn, Wish};
+use super::seen::{AwaitedRoutes, Diary, Eye, RouteTransition};
 use super::{FAMILIES, hosts, subnets};
 use crate::options::NodesScale;
 use crate::process::rss_mib;
@@ -47,7 +47,7 @@ pub(crate) fn run(scale: &NodesScale) -> Result<Scaled> {
     let mut cluster = hosts("scale", AGENTS, &subnets())?;
     cluster.start_agents()?;
     let cluster = cluster;
-    let crowd = Crowd::of(&cluster)?;
+    let crowd = CrowdRecords::of(&cluster)?;
     let few = scale.few_nodes - AGENTS;
     let first = mixed(0..few)?;
     crowd.come(&first)?;
@@ -77,7 +77,8 @@ pub(crate) fn run(scale: &NodesScale) -> Result<Scaled> {
 
 /// Every other node is on-link, the others behind the router.
 fn mixed(numbers: std::ops::Range<usize>) -> Result<Vec<NodeRecord>> {
-    let place = |number: usize| if number.is_multiple_of(2) { Place::OnLink } else { Place::Beyond };
+    let place =
+        |number: usize| if number.is_multiple_of(2) { NodeLocation::OnLink } else { NodeLocation::Beyond };
     numbers.map(|number| crowd::record(number, place(number))).collect()
 }
 
@@ -85,7 +86,7 @@ fn mixed(numbers: std::ops::Range<usize>) -> Result<Vec<NodeRecord>> {
 fn wait_for_routes(cluster: &Cluster, crowd: usize) -> Result<()> {
     for name in cluster.node_names() {
         let mut eye = Eye::open(cluster.node(&name)?)?;
-        eye.wait(PATIENCE, Wish::Count(FAMILIES * (crowd + AGENTS - 1)))
+        eye.wait(PATIENCE, AwaitedRoutes::Count(FAMILIES * (crowd + AGENTS - 1)))
             .with_context(|| format!("node {name}"))?;
     }
     Ok(())
@@ -99,26 +100,27 @@ struct Churn {
 }
 
 /// Nodes beyond `nodes.0` come, and the oldest of all go, for so long.
-fn churn(cluster: &Cluster, crowd: &Crowd<'_>, (nodes, lasting): (usize, Duration)) -> Result<Churn> {
+fn churn(cluster: &Cluster, crowd: &CrowdRecords<'_>, (nodes, lasting): (usize, Duration)) -> Result<Churn> {
     let names = cluster.node_names();
     let diaries: Vec<Diary> =
         names.iter().map(|name| Diary::begin(cluster.node(name)?)).collect::<Result<_>>()?;
     let count = (lasting.as_secs_f64() * f64::from(PER_SECOND)).round() as usize;
     let (coming, going) = (mixed(nodes..nodes + count)?, mixed(0..count)?);
     ensure!(count < nodes, "{nodes} nodes are too few for {count} that go");
-    let mut turns: Vec<(Turn, Committed)> = Vec::new();
+    let mut turns: Vec<(RouteTransition, Committed)> = Vec::new();
     let start = Instant::now();
     for (index, (comes, goes)) in coming.iter().zip(&going).enumerate() {
         pace(start, index);
-        turns.push((Turn::Came(block(comes)?), crowd.comes(comes)?));
-        turns.push((Turn::Went(block(goes)?), crowd.goes(goes)?));
+        turns.push((RouteTransition::Came(block(comes)?), crowd.comes(comes)?));
+        turns.push((RouteTransition::Went(block(goes)?), crowd.goes(goes)?));
     }
     let rate = count as f64 / start.elapsed().as_secs_f64();
     // What is not there by then is missing below. The number of routes is the same before and after each pair of turns:
     // the last pair tells.
     let last = coming.last().zip(going.last()).context("nobody came or went")?;
     let (there, gone) = (block(last.0)?, block(last.1)?);
-    let wishes = || [Wish::Swapped { there, gone }, Wish::Count(FAMILIES * (nodes + AGENTS - 1))];
+    let wishes =
+        || [AwaitedRoutes::Swapped { there, gone }, AwaitedRoutes::Count(FAMILIES * (nodes + AGENTS - 1))];
     let settled =
         wait_until("the last routes", LAST, || Ok(wishes().into_iter().all(|wish| holds_now(cluster, wish))));
     let mut churn = Churn { rate, ..Churn::default() };
@@ -131,7 +133,7 @@ fn churn(cluster: &Cluster, crowd: &Crowd<'_>, (nodes, lasting): (usize, Duratio
     Ok(churn)
 }
 
-fn holds_now(cluster: &Cluster, wish: Wish) -> bool {
+fn holds_now(cluster: &Cluster, wish: AwaitedRoutes) -> bool {
     cluster.node_names().iter().all(|name| {
         let Ok(node) = cluster.node(name) else { return false };
         Eye::open(node).and_then(|mut eye| eye.wait(Duration::ZERO, wish)).is_ok()
@@ -150,8 +152,13 @@ fn block(record: &NodeRecord) -> Result<ipnet::IpNet> {
 
 impl Churn {
     /// One agent: each turn must be in its diary.
-    fn judge(&mut self, turns: &[(Turn, Committed)], diary: Vec<(Turn, Instant)>, name: &str) {
-        let mut first: HashMap<Turn, Instant> = HashMap::new();
+    fn judge(
+        &mut self,
+        turns: &[(RouteTransition, Committed)],
+        diary: Vec<(RouteTransition, Instant)>,
+        name: &str,
+    ) {
+        let mut first: HashMap<RouteTransition, Instant> = HashMap::new();
         for (turn, at) in diary {
             first.entry(turn).or_insert(at);
         }

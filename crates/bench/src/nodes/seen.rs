@@ -34,7 +34,7 @@ impl Eye {
     }
 
     /// Waits until it is as wished; when that was.
-    pub(super) fn wait(&mut self, within: Duration, wish: Wish) -> Result<Instant> {
+    pub(super) fn wait(&mut self, within: Duration, wish: AwaitedRoutes) -> Result<Instant> {
         let end = Instant::now() + within;
         loop {
             if self.holds(&wish) {
@@ -52,11 +52,11 @@ impl Eye {
         }
     }
 
-    fn holds(&self, wish: &Wish) -> bool {
+    fn holds(&self, wish: &AwaitedRoutes) -> bool {
         match wish {
-            Wish::Count(count) => self.gateways.len() == *count,
-            Wish::Via(dst, gateway) => self.gateways.get(dst) == Some(&Some(*gateway)),
-            Wish::Swapped { there, gone } => {
+            AwaitedRoutes::Count(count) => self.gateways.len() == *count,
+            AwaitedRoutes::Via(dst, gateway) => self.gateways.get(dst) == Some(&Some(*gateway)),
+            AwaitedRoutes::Swapped { there, gone } => {
                 self.gateways.contains_key(there) && !self.gateways.contains_key(gone)
             }
         }
@@ -65,7 +65,7 @@ impl Eye {
     /// The kernel tells of a removal before it removes: who begins to listen in between still lists the route and never
     /// hears of its end. So when it is quiet, everything is listed again.
     fn listen(&mut self) -> Result<()> {
-        if wait(&self.monitor)? == Heard::Nothing {
+        if wait(&self.monitor)? == RouteEvents::Nothing {
             return self.look();
         }
         for news in self.monitor.read()? {
@@ -97,7 +97,7 @@ impl Eye {
 
 /// What is waited for.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Wish {
+pub(super) enum AwaitedRoutes {
     /// So many routes, of both families.
     Count(usize),
     /// This one through that gateway.
@@ -107,22 +107,22 @@ pub(super) enum Wish {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Heard {
+enum RouteEvents {
     Something,
     Nothing,
 }
 
-fn wait(monitor: &PeerMonitor) -> Result<Heard> {
+fn wait(monitor: &PeerMonitor) -> Result<RouteEvents> {
     match poll(&mut [PollFd::new(monitor, PollFlags::IN)], Some(&WAIT)) {
-        Ok(0) => Ok(Heard::Nothing),
-        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(Heard::Something),
+        Ok(0) => Ok(RouteEvents::Nothing),
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(RouteEvents::Something),
         Err(errno) => Err(errno).context("cannot wait for the kernel's news"),
     }
 }
 
 /// A route that came or went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Turn {
+pub(super) enum RouteTransition {
     Came(IpNet),
     Went(IpNet),
 }
@@ -130,7 +130,7 @@ pub(super) enum Turn {
 /// Notes when every route of a node comes and goes, in a thread of its own.
 pub(super) struct Diary {
     over: Arc<AtomicBool>,
-    thread: JoinHandle<Result<Vec<(Turn, Instant)>>>,
+    thread: JoinHandle<Result<Vec<(RouteTransition, Instant)>>>,
 }
 
 impl Diary {
@@ -142,21 +142,21 @@ impl Diary {
         Ok(Self { over, thread })
     }
 
-    pub(super) fn end(self) -> Result<Vec<(Turn, Instant)>> {
+    pub(super) fn end(self) -> Result<Vec<(RouteTransition, Instant)>> {
         self.over.store(true, Ordering::Relaxed);
         self.thread.join().map_err(|_| anyhow!("the thread that listens to the kernel panicked"))?
     }
 }
 
-fn keep(mut monitor: PeerMonitor, over: &AtomicBool) -> Result<Vec<(Turn, Instant)>> {
+fn keep(mut monitor: PeerMonitor, over: &AtomicBool) -> Result<Vec<(RouteTransition, Instant)>> {
     let mut turns = Vec::new();
     while !over.load(Ordering::Relaxed) {
         wait(&monitor)?;
         let now = Instant::now();
         for news in monitor.read()? {
             match news {
-                PeerNews::RouteSet(route) => turns.push((Turn::Came(route.dst), now)),
-                PeerNews::RouteGone(route) => turns.push((Turn::Went(route.dst), now)),
+                PeerNews::RouteSet(route) => turns.push((RouteTransition::Came(route.dst), now)),
+                PeerNews::RouteGone(route) => turns.push((RouteTransition::Went(route.dst), now)),
                 PeerNews::Missed => bail!("the kernel had more news than we could read: times are unknown"),
                 _ => {}
             }

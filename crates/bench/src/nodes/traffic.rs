@@ -12,66 +12,67 @@ pub(crate) mod probe;
 use std::net::IpAddr;
 
 use anyhow::{Context as _, Result, ensure};
-use testkit::{Cluster, DEADLINE, Ns, Plan, Plugin, Transport, Way, wait_until};
+use testkit::{Cluster, DEADLINE, Ns, Plan, Plugin, PodPath, TransportMode, wait_until};
 
-use crate::compare::Build;
+use crate::compare::ComparedBuild;
 use crate::options::NodesScale;
 pub(crate) use binding::Binding;
 use plain::{Plain, Tracking};
 
 pub(crate) struct Traffic {
-    pub(crate) paths: Vec<Path>,
+    pub(crate) paths: Vec<TrafficPath>,
     pub(crate) bindings: Vec<Binding>,
 }
 
 /// One way in one family.
-pub(crate) struct Path {
+pub(crate) struct TrafficPath {
     pub(crate) name: String,
-    pub(crate) podwire: Rounds,
-    pub(crate) plain: Rounds,
+    pub(crate) podwire: TrafficRounds,
+    pub(crate) plain: TrafficRounds,
     /// Plain links on hosts that track connections, as any host with NAT does: for information.
-    pub(crate) tracked: Rounds,
+    pub(crate) tracked: TrafficRounds,
 }
 
-/// Round by round.
+/// The figures of each round.
 #[derive(Debug, Default)]
-pub(crate) struct Rounds {
+pub(crate) struct TrafficRounds {
     pub(crate) gbit_per_s: Vec<f64>,
     /// There and back, the median of a round.
     pub(crate) trip_us: Vec<f64>,
 }
 
 /// Two namespaces and where the second is.
-pub(crate) struct Pair {
+pub(crate) struct NamespacePair {
     from: Ns,
     to: Ns,
     address: IpAddr,
 }
 
 /// Who has a way in one family, ready to be used.
-struct Lane {
+struct TrafficLane {
     name: String,
-    podwire: Pair,
-    plain: Pair,
-    tracked: Pair,
+    podwire: NamespacePair,
+    plain: NamespacePair,
+    tracked: NamespacePair,
 }
 
 /// All there is at one time; it goes with this.
-struct Site {
-    lanes: Vec<Lane>,
+struct TrafficSite {
+    lanes: Vec<TrafficLane>,
     _networks: Vec<(Cluster, [Plain; 2])>,
 }
 
-pub(crate) const WAYS: [(&str, Transport); 2] = [("direct", Transport::Direct), ("VXLAN", Transport::Vxlan)];
+pub(crate) const WAYS: [(&str, TransportMode); 2] =
+    [("direct", TransportMode::Direct), ("VXLAN", TransportMode::Vxlan)];
 /// By name, and whether it is IPv4.
 pub(crate) const FAMILIES: [(&str, bool); 2] = [("IPv4", true), ("IPv6", false)];
 
 /// Everything is made anew now and then: where the kernel happens to put its tables makes one of two networks that are alike
 /// faster than the other, by up to a twentieth, for as long as they live.
 pub(crate) fn run(scale: &NodesScale) -> Result<Traffic> {
-    let mut paths: Vec<Path> = Vec::new();
+    let mut paths: Vec<TrafficPath> = Vec::new();
     for _ in 0..scale.traffic_sites {
-        let site = Site::make()?;
+        let site = TrafficSite::make()?;
         for round in 0..scale.traffic_rounds {
             for lane in &site.lanes {
                 lane.round(path_of(&mut paths, &lane.name), round, scale)?;
@@ -81,15 +82,15 @@ pub(crate) fn run(scale: &NodesScale) -> Result<Traffic> {
     Ok(Traffic { paths, bindings: binding::run(scale)? })
 }
 
-fn path_of<'a>(paths: &'a mut Vec<Path>, name: &str) -> &'a mut Path {
+fn path_of<'a>(paths: &'a mut Vec<TrafficPath>, name: &str) -> &'a mut TrafficPath {
     let place = paths.iter().position(|path| path.name == name).unwrap_or_else(|| {
-        paths.push(Path::new(name.to_owned()));
+        paths.push(TrafficPath::new(name.to_owned()));
         paths.len() - 1
     });
     &mut paths[place]
 }
 
-impl Site {
+impl TrafficSite {
     fn make() -> Result<Self> {
         let (mut lanes, mut networks) = (Vec::new(), Vec::new());
         for (name, transport) in WAYS {
@@ -97,7 +98,7 @@ impl Site {
             let plain = Plain::make(transport, Tracking::Off)?;
             let tracked = Plain::make(transport, Tracking::On)?;
             for (family, v4) in FAMILIES {
-                lanes.push(Lane {
+                lanes.push(TrafficLane {
                     name: format!("{name}, {family}"),
                     podwire: pods(&ours, v4)?,
                     plain: plain.pair(v4)?,
@@ -112,7 +113,7 @@ impl Site {
 
 /// Two nodes with an agent and a pod each; every pod reaches the other when this returns. Its programs are those of this
 /// build unless others are given.
-pub(crate) fn real(name: &str, transport: Transport, build: Option<&Build>) -> Result<Cluster> {
+pub(crate) fn real(name: &str, transport: TransportMode, build: Option<&ComparedBuild>) -> Result<Cluster> {
     let plan = Plan { nodes: 2, transport, ..Plan::default() };
     let mut cluster = Cluster::hosts(&format!("traffic-{transport:?}").to_lowercase(), &plan)?;
     if let Some(build) = build {
@@ -124,7 +125,7 @@ pub(crate) fn real(name: &str, transport: Transport, build: Option<&Build>) -> R
     cluster.start_etcd()?;
     cluster.start_agents()?;
     cluster.pods_everywhere(1)?;
-    let way = if transport == Transport::Vxlan { Way::Vxlan } else { Way::Direct };
+    let way = if transport == TransportMode::Vxlan { PodPath::Vxlan } else { PodPath::Direct };
     wait_until(&format!("pods to reach each other, {name}"), DEADLINE, || {
         let matrix = cluster.reach(std::time::Duration::from_secs(2))?;
         Ok(matrix.all() && matrix.cells.iter().all(|cell| cell.way == way))
@@ -132,18 +133,18 @@ pub(crate) fn real(name: &str, transport: Transport, build: Option<&Build>) -> R
     Ok(cluster)
 }
 
-pub(crate) fn pods(cluster: &Cluster, v4: bool) -> Result<Pair> {
+pub(crate) fn pods(cluster: &Cluster, v4: bool) -> Result<NamespacePair> {
     let pods = cluster.pods();
     let [from, to] = pods.as_slice() else { anyhow::bail!("there are {} pods instead of two", pods.len()) };
     ensure!(from.node != to.node, "both pods are on {}", from.node);
     let address = to.addresses.iter().find(|address| address.is_ipv4() == v4);
     let address = *address.context("a pod lacks an address")?;
-    Ok(Pair { from: (*from.pod).clone(), to: (*to.pod).clone(), address })
+    Ok(NamespacePair { from: (*from.pod).clone(), to: (*to.pod).clone(), address })
 }
 
-impl Lane {
+impl TrafficLane {
     /// Who begins changes from round to round.
-    fn round(&self, path: &mut Path, round: usize, scale: &NodesScale) -> Result<()> {
+    fn round(&self, path: &mut TrafficPath, round: usize, scale: &NodesScale) -> Result<()> {
         let mut sides = [
             (&mut path.podwire, &self.podwire),
             (&mut path.plain, &self.plain),
@@ -160,8 +161,13 @@ impl Lane {
     }
 }
 
-impl Path {
+impl TrafficPath {
     fn new(name: String) -> Self {
-        Self { name, podwire: Rounds::default(), plain: Rounds::default(), tracked: Rounds::default() }
+        Self {
+            name,
+            podwire: TrafficRounds::default(),
+            plain: TrafficRounds::default(),
+            tracked: TrafficRounds::default(),
+        }
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
-use testkit::{Agent, DEADLINE, End, Lab, Node, Plugin, Pod, udp_echo};
+use testkit::{Agent, CableEnd, DEADLINE, Lab, Node, Plugin, Pod, udp_echo};
 
 use super::{Recovery, window};
 use crate::firewall::{Timed, note};
@@ -83,8 +83,8 @@ impl Host {
     fn new(mode: &str, crowd: usize) -> Result<Self> {
         let lab = Lab::new("recovery")?;
         let (node, out) = (lab.node("n1")?, lab.node("out")?);
-        let here = End { ns: &node, dev: "up0", addresses: &["192.0.2.1/24", "2001:db8::1/64"] };
-        let there = End { ns: &out, dev: "eth0", addresses: &["192.0.2.2/24", "2001:db8::2/64"] };
+        let here = CableEnd { ns: &node, dev: "up0", addresses: &["192.0.2.1/24", "2001:db8::1/64"] };
+        let there = CableEnd { ns: &out, dev: "eth0", addresses: &["192.0.2.2/24", "2001:db8::2/64"] };
         lab.wire(&here, &there)?;
         // Events alone lead to a repair: the timer would only make it look slower or faster.
         let flags = ["--no-install", "--network-mode", mode, "--reconcile-seconds", "3600"];

@@ -96,7 +96,7 @@ fn neighbour(of: IpAddr) -> IpAddr {
     }
 }
 
-struct Round {
+struct FrameRound {
     /// When each frame was sent.
     sent: Vec<Instant>,
     /// The numbers of those that arrived.
@@ -105,7 +105,11 @@ struct Round {
 
 type Send<'a> = &'a (dyn Fn(u64) -> std::io::Result<()> + Sync);
 
-fn round(host: &Host, (socket, send): (&UdpSocket, Send<'_>), before: &BTreeSet<String>) -> Result<Round> {
+fn round(
+    host: &Host,
+    (socket, send): (&UdpSocket, Send<'_>),
+    before: &BTreeSet<String>,
+) -> Result<FrameRound> {
     let (over, count) = (AtomicBool::new(false), AtomicUsize::new(0));
     std::thread::scope(|scope| {
         let receiver = scope.spawn(|| receive(socket, &over));
@@ -127,7 +131,7 @@ fn round(host: &Host, (socket, send): (&UdpSocket, Send<'_>), before: &BTreeSet<
         let sent = sender.join().map_err(panicked)?.context("cannot send hostile frames")?;
         let arrived = receiver.join().map_err(panicked)?.context("cannot receive hostile frames")?;
         flushed?;
-        Ok(Round { sent, arrived })
+        Ok(FrameRound { sent, arrived })
     })
 }
 

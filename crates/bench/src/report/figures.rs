@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use super::verdict::{Target, Verdict};
-use crate::cases::Measured;
+use super::verdict::{RatioTarget, TargetVerdict};
+use crate::cases::PodMeasurements;
 use crate::cases::contest::Contest;
 use crate::cases::split::Split;
 use crate::options::Scale;
@@ -15,13 +15,13 @@ pub(super) struct Figure {
     pub(super) what: String,
     pub(super) value: Option<f64>,
     pub(super) unit: &'static str,
-    pub(super) target: Target,
-    pub(super) verdict: Verdict,
+    pub(super) target: RatioTarget,
+    pub(super) verdict: TargetVerdict,
 }
 
 /// The parts of a call's time, medians in milliseconds.
 #[derive(Debug, Serialize)]
-pub(super) struct Share {
+pub(super) struct CallBreakdown {
     pub(super) call: String,
     pub(super) all: Option<f64>,
     /// The plugin's VERSION: it starts, reads, answers and ends.
@@ -33,9 +33,9 @@ pub(super) struct Share {
     pub(super) rest: Option<f64>,
 }
 
-pub(super) fn resident(measured: &Measured, scale: &Scale) -> Vec<Figure> {
+pub(super) fn resident(measured: &PodMeasurements, scale: &Scale) -> Vec<Figure> {
     let resident = &measured.resident;
-    let figure = |what: &str, value: Option<f64>, unit, target: Target| Figure {
+    let figure = |what: &str, value: Option<f64>, unit, target: RatioTarget| Figure {
         what: what.to_owned(),
         value,
         unit,
@@ -44,20 +44,20 @@ pub(super) fn resident(measured: &Measured, scale: &Scale) -> Vec<Figure> {
     };
     let starts = scale.restarts;
     vec![
-        figure("memory (VmRSS)", resident.rss_mib, "MiB", Target::AtMost(15.0)),
-        figure("CPU without requests, timer included", resident.idle_percent, "%", Target::AtMost(1.0)),
+        figure("memory (VmRSS)", resident.rss_mib, "MiB", RatioTarget::AtMost(15.0)),
+        figure("CPU without requests, timer included", resident.idle_percent, "%", RatioTarget::AtMost(1.0)),
         figure(
             &format!("start to ready after kill -9, median of {starts}"),
             resident.ready.p50(),
             "ms",
-            Target::AtMost(200.0),
+            RatioTarget::AtMost(200.0),
         ),
-        figure("the same by its own log", median(&resident.said), "ms", Target::None),
-        figure("comparing records and kernel once", resident.round_ms, "ms", Target::None),
+        figure("the same by its own log", median(&resident.said), "ms", RatioTarget::None),
+        figure("comparing records and kernel once", resident.round_ms, "ms", RatioTarget::None),
     ]
 }
 
-pub(super) fn shares(measured: &Measured) -> Vec<Share> {
+pub(super) fn shares(measured: &PodMeasurements) -> Vec<CallBreakdown> {
     let process = measured.starts.podwire.p50();
     let of = |stack: &str, contest: &Contest, split: &Split| {
         let agent = contest.beside.as_ref().map(|beside| &beside.agent);
@@ -65,17 +65,17 @@ pub(super) fn shares(measured: &Measured) -> Vec<Share> {
             share(format!("ADD, {stack}"), agent.and_then(|a| a.add.p50()), split.add),
             share(format!("DEL, {stack}"), agent.and_then(|a| a.del.p50()), split.del),
         ]
-        .map(|share| Share { process, trip: split.trip.p50(), ..share }.with_rest())
+        .map(|share| CallBreakdown { process, trip: split.trip.p50(), ..share }.with_rest())
     };
     let v4 = of("v4", &measured.v4, &measured.split_v4);
     v4.into_iter().chain(of("dual stack", &measured.dual, &measured.split_dual)).collect()
 }
 
-fn share(call: String, all: Option<f64>, agent: Option<f64>) -> Share {
-    Share { call, all, agent, process: None, trip: None, rest: None }
+fn share(call: String, all: Option<f64>, agent: Option<f64>) -> CallBreakdown {
+    CallBreakdown { call, all, agent, process: None, trip: None, rest: None }
 }
 
-impl Share {
+impl CallBreakdown {
     fn with_rest(self) -> Self {
         let parts = [self.process, self.trip, self.agent];
         let known = parts.into_iter().sum::<Option<f64>>();
@@ -89,8 +89,11 @@ mod tests {
 
     #[test]
     fn the_rest_is_what_no_part_explains() {
-        let share =
-            Share { process: Some(1.0), trip: Some(0.5), ..share("ADD".to_owned(), Some(4.0), Some(2.0)) };
+        let share = CallBreakdown {
+            process: Some(1.0),
+            trip: Some(0.5),
+            ..share("ADD".to_owned(), Some(4.0), Some(2.0))
+        };
         assert_eq!(share.with_rest().rest, Some(0.5));
         let unknown = super::share("ADD".to_owned(), Some(4.0), None);
         assert_eq!(unknown.with_rest().rest, None);

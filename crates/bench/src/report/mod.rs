@@ -15,19 +15,19 @@ use serde::Serialize;
 
 use crate::cases;
 use crate::firewall::Timed;
-use crate::machine::{Linkage, Machine};
+use crate::machine::{Linkage, MachineInfo};
 use crate::nodes::Nodes;
 use crate::options::Scale;
 use crate::recovery::Recovery;
 use crate::stats::Percentiles;
-use figures::{Figure, Share};
-use nodes::Line;
+use figures::{CallBreakdown, Figure};
+use nodes::NodesLine;
 use rows::Row;
-use verdict::Verdict;
+use verdict::TargetVerdict;
 
 /// All that was asked for.
-pub(crate) struct Measured {
-    pub(crate) pods: Option<cases::Measured>,
+pub(crate) struct Measurements {
+    pub(crate) pods: Option<cases::PodMeasurements>,
     pub(crate) firewall: Timed,
     pub(crate) recovery: Option<Recovery>,
     pub(crate) nodes: Nodes,
@@ -35,30 +35,30 @@ pub(crate) struct Measured {
 
 /// What was not measured is empty.
 #[derive(Debug, Serialize)]
-pub(crate) struct Report {
+pub(crate) struct BenchReport {
     date: String,
     scale: Scale,
-    machine: Machine,
+    machine: MachineInfo,
     rows: Vec<Row>,
     /// What the agent needs while its pods stay.
     resident: Vec<Figure>,
     /// Where the time of a call through the agent goes.
-    shares: Vec<Share>,
+    shares: Vec<CallBreakdown>,
     /// Many nodes.
-    nodes: Vec<Line>,
-    static_binary: Verdict,
-    no_failures: Verdict,
-    nothing_left: Verdict,
+    nodes: Vec<NodesLine>,
+    static_binary: TargetVerdict,
+    no_failures: TargetVerdict,
+    nothing_left: TargetVerdict,
     failures: Vec<String>,
     left: Vec<String>,
     remarks: Vec<String>,
-    times_ms: Vec<Times>,
-    rates_per_s: Vec<Rates>,
+    times_ms: Vec<LatencyRow>,
+    rates_per_s: Vec<RateSeries>,
 }
 
 /// How long one thing took, over all pods.
 #[derive(Debug, Serialize)]
-struct Times {
+struct LatencyRow {
     case: String,
     #[serde(flatten)]
     percentiles: Percentiles,
@@ -66,13 +66,13 @@ struct Times {
 
 /// Pods per second, round by round.
 #[derive(Debug, Serialize)]
-struct Rates {
+struct RateSeries {
     case: String,
     rounds: Vec<f64>,
 }
 
-impl Report {
-    pub(crate) fn new(machine: Machine, scale: Scale, measured: &Measured) -> Self {
+impl BenchReport {
+    pub(crate) fn new(machine: MachineInfo, scale: Scale, measured: &Measurements) -> Self {
         let mut report = Self {
             date: date::now(),
             scale,
@@ -80,9 +80,9 @@ impl Report {
             resident: vec![],
             shares: vec![],
             nodes: nodes::lines(&measured.nodes, &scale.nodes),
-            static_binary: Verdict::of(machine.binary.linkage == Linkage::Static),
-            no_failures: Verdict::None,
-            nothing_left: Verdict::None,
+            static_binary: TargetVerdict::of(machine.binary.linkage == Linkage::Static),
+            no_failures: TargetVerdict::None,
+            nothing_left: TargetVerdict::None,
             failures: nodes::failures(&measured.nodes),
             left: vec![],
             remarks: nodes::remarks(&measured.nodes),
@@ -98,20 +98,21 @@ impl Report {
         if let Some(pods) = &measured.pods {
             report.add_pods(pods);
         }
-        report.no_failures = Verdict::of(report.failures.is_empty());
-        report.nothing_left = Verdict::of(report.left.is_empty());
+        report.no_failures = TargetVerdict::of(report.failures.is_empty());
+        report.nothing_left = TargetVerdict::of(report.left.is_empty());
         report
     }
 
     fn add_times(&mut self, timed: &Timed) {
         for (case, sample) in timed {
-            let times = sample.percentiles().map(|percentiles| Times { case: case.clone(), percentiles });
+            let times =
+                sample.percentiles().map(|percentiles| LatencyRow { case: case.clone(), percentiles });
             self.times_ms.extend(times);
             self.failures.extend(sample.failures.iter().map(|failure| format!("{case}: {failure}")));
         }
     }
 
-    fn add_pods(&mut self, pods: &cases::Measured) {
+    fn add_pods(&mut self, pods: &cases::PodMeasurements) {
         let scale = &self.scale;
         self.rows = rows::all(pods, scale);
         self.resident = figures::resident(pods, scale);
@@ -129,7 +130,7 @@ impl Report {
         let resident = self.resident.iter().map(|figure| figure.verdict);
         let nodes = self.nodes.iter().map(|line| line.verdict);
         let rows = self.rows.iter().map(|row| row.verdict);
-        !rows.chain(resident).chain(nodes).chain(others).any(|verdict| verdict == Verdict::Missed)
+        !rows.chain(resident).chain(nodes).chain(others).any(|verdict| verdict == TargetVerdict::Missed)
     }
 
     /// Writes the JSON, under its date and as `latest.json`.

@@ -2,31 +2,31 @@
 
 use serde::Serialize;
 
-use super::Times;
-use super::verdict::{Target, Verdict};
+use super::LatencyRow;
+use super::verdict::{RatioTarget, TargetVerdict};
 use crate::nodes::Nodes;
 use crate::nodes::joins::Joins;
-use crate::nodes::routes::Routes;
+use crate::nodes::routes::RouteTimes;
 use crate::nodes::scale::Scaled;
 use crate::nodes::traffic::Traffic;
 use crate::options::NodesScale;
-use crate::stats::{Sample, median};
+use crate::stats::{Better, Sample, median};
 
 /// A figure, alone or beside another.
 #[derive(Debug, Serialize)]
-pub(super) struct Line {
+pub(super) struct NodesLine {
     pub(super) case: String,
     podwire: Option<f64>,
     unit: &'static str,
-    beside: Option<Beside>,
+    beside: Option<ReferenceFigure>,
     /// How many times better than what stands beside it.
     ratio: Option<f64>,
     promise: Promise,
-    pub(super) verdict: Verdict,
+    pub(super) verdict: TargetVerdict,
 }
 
 #[derive(Debug, Serialize)]
-struct Beside {
+struct ReferenceFigure {
     what: &'static str,
     value: Option<f64>,
 }
@@ -35,19 +35,12 @@ struct Beside {
 #[derive(Debug, Clone, Copy, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Promise {
-    Figure(Target),
-    Ratio(Target),
+    Figure(RatioTarget),
+    Ratio(RatioTarget),
 }
 
-/// Which of two is better.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Better {
-    Less,
-    More,
-}
-
-impl Line {
-    fn alone(case: impl Into<String>, figure: (Option<f64>, &'static str), target: Target) -> Self {
+impl NodesLine {
+    fn alone(case: impl Into<String>, figure: (Option<f64>, &'static str), target: RatioTarget) -> Self {
         let (podwire, unit) = figure;
         let promise = Promise::Figure(target);
         Self {
@@ -62,7 +55,7 @@ impl Line {
     }
 
     /// Promises a ratio.
-    fn beside(self, beside: (&'static str, Option<f64>), better: Better, target: Target) -> Self {
+    fn beside(self, beside: (&'static str, Option<f64>), better: Better, target: RatioTarget) -> Self {
         let (what, value) = beside;
         let ratio = self.podwire.zip(value).map(|(ours, theirs)| match better {
             Better::More => ours / theirs,
@@ -70,7 +63,7 @@ impl Line {
         });
         let ratio = ratio.filter(|ratio| ratio.is_finite());
         let (promise, verdict) = (Promise::Ratio(target), target.judge(ratio));
-        Self { beside: Some(Beside { what, value }), ratio, promise, verdict, ..self }
+        Self { beside: Some(ReferenceFigure { what, value }), ratio, promise, verdict, ..self }
     }
 
     pub(super) fn podwire_text(&self) -> String {
@@ -88,7 +81,7 @@ impl Line {
 
     pub(super) fn target_text(&self) -> String {
         match self.promise {
-            Promise::Figure(Target::None) | Promise::Ratio(Target::None) => String::new(),
+            Promise::Figure(RatioTarget::None) | Promise::Ratio(RatioTarget::None) => String::new(),
             Promise::Figure(target) => format!("{target} {}", self.unit).trim_end().to_owned(),
             Promise::Ratio(target) => format!("{target}×"),
         }
@@ -104,7 +97,7 @@ fn digits(value: f64) -> String {
     if value.abs() >= 100.0 || value.fract() == 0.0 { format!("{value:.0}") } else { format!("{value:.2}") }
 }
 
-pub(super) fn lines(nodes: &Nodes, scale: &NodesScale) -> Vec<Line> {
+pub(super) fn lines(nodes: &Nodes, scale: &NodesScale) -> Vec<NodesLine> {
     let mut lines = Vec::new();
     lines.extend(nodes.routes.iter().flat_map(|routes| route_lines(routes, scale)));
     lines.extend(nodes.scale.iter().flat_map(|scaled| scale_lines(scaled, scale)));
@@ -113,34 +106,42 @@ pub(super) fn lines(nodes: &Nodes, scale: &NodesScale) -> Vec<Line> {
     lines
 }
 
-fn route_lines(routes: &Routes, scale: &NodesScale) -> Vec<Line> {
+fn route_lines(routes: &RouteTimes, scale: &NodesScale) -> Vec<NodesLine> {
     let peers = scale.peers;
     let ip = || ("ip route add for each", Some(routes.ip.as_secs_f64() * 1000.0));
     let cpu = routes.among_many.cpu.p50();
     vec![
-        Line::alone(format!("{peers} routes from the records"), (routes.library.p50(), "ms"), Target::None)
-            .beside(ip(), Better::Less, Target::AtLeast(50.0)),
-        Line::alone(
+        NodesLine::alone(
+            format!("{peers} routes from the records"),
+            (routes.library.p50(), "ms"),
+            RatioTarget::None,
+        )
+        .beside(ip(), Better::Less, RatioTarget::AtLeast(50.0)),
+        NodesLine::alone(
             format!("{peers} routes from an agent's start, with etcd"),
             (routes.agent.p50(), "ms"),
-            Target::None,
+            RatioTarget::None,
         )
-        .beside(ip(), Better::Less, Target::AtLeast(50.0)),
-        Line::alone(format!("one change among {peers}, agent's CPU"), (cpu, "ms"), Target::AtMost(5.0)),
-        Line::alone("the same", (cpu, "ms"), Target::None).beside(
+        .beside(ip(), Better::Less, RatioTarget::AtLeast(50.0)),
+        NodesLine::alone(
+            format!("one change among {peers}, agent's CPU"),
+            (cpu, "ms"),
+            RatioTarget::AtMost(5.0),
+        ),
+        NodesLine::alone("the same", (cpu, "ms"), RatioTarget::None).beside(
             ("among few", routes.among_few.cpu.p50()),
             Better::Less,
-            Target::None,
+            RatioTarget::None,
         ),
-        Line::alone(
+        NodesLine::alone(
             format!("one change among {peers}, commit to route"),
             (routes.among_many.route.p50(), "ms"),
-            Target::None,
+            RatioTarget::None,
         ),
     ]
 }
 
-fn scale_lines(scaled: &Scaled, scale: &NodesScale) -> Vec<Line> {
+fn scale_lines(scaled: &Scaled, scale: &NodesScale) -> Vec<NodesLine> {
     let all = scale.crowd;
     let p = |sample: &Sample, pick: fn(&crate::stats::Percentiles) -> f64| {
         sample.percentiles().as_ref().map(pick)
@@ -151,70 +152,82 @@ fn scale_lines(scaled: &Scaled, scale: &NodesScale) -> Vec<Line> {
     let events = format!("{rate} nodes/s come and {rate} go among {all}, commit to route");
     let few = scaled.few;
     vec![
-        Line::alone(
+        NodesLine::alone(
             format!("largest of {} agents beside {all} nodes (VmRSS)", scaled.agents),
             (Some(scaled.rss_mib), "MiB"),
-            Target::AtMost(25.0),
+            RatioTarget::AtMost(25.0),
         ),
-        Line::alone(format!("{events}, p50"), (p50, "ms"), Target::None),
-        Line::alone(format!("{events}, p99"), (p99, "ms"), Target::AtMost(100.0)),
-        Line::alone("the same with the commit itself, p99", (with_commit, "ms"), Target::None),
-        Line::alone(
+        NodesLine::alone(format!("{events}, p50"), (p50, "ms"), RatioTarget::None),
+        NodesLine::alone(format!("{events}, p99"), (p99, "ms"), RatioTarget::AtMost(100.0)),
+        NodesLine::alone("the same with the commit itself, p99", (with_commit, "ms"), RatioTarget::None),
+        NodesLine::alone(
             format!("etcd requests of a node in a quiet minute, {few} nodes"),
             (Some(scaled.requests_few), ""),
-            Target::None,
+            RatioTarget::None,
         ),
         // More than that would be more than one beat that fell into the window or not.
-        Line::alone(
+        NodesLine::alone(
             format!("etcd requests of a node in a quiet minute, {all} nodes"),
             (Some(scaled.requests_many), ""),
-            Target::None,
+            RatioTarget::None,
         )
-        .beside(("few nodes", Some(scaled.requests_few)), Better::More, Target::AtMost(1.3)),
+        .beside(("few nodes", Some(scaled.requests_few)), Better::More, RatioTarget::AtMost(1.3)),
     ]
 }
 
-fn join_lines(joins: &Joins, scale: &NodesScale) -> Vec<Line> {
+fn join_lines(joins: &Joins, scale: &NodesScale) -> Vec<NodesLine> {
     let count = scale.joins;
     let distinct = joins.distinct.iter().min().map(|least| *least as f64);
     let rounds = scale.join_rounds;
     vec![
-        Line::alone(format!("{count} joins at once, v4 and v6"), (joins.agents.p50(), "ms"), Target::None)
-            .beside(("plain counter", joins.counter.p50()), Better::Less, Target::None),
-        Line::alone(
+        NodesLine::alone(
+            format!("{count} joins at once, v4 and v6"),
+            (joins.agents.p50(), "ms"),
+            RatioTarget::None,
+        )
+        .beside(("plain counter", joins.counter.p50()), Better::Less, RatioTarget::None),
+        NodesLine::alone(
             format!("different blocks of {count} joins, the fewest of {rounds} rounds"),
             (distinct, ""),
-            Target::AtLeast(count as f64),
+            RatioTarget::AtLeast(count as f64),
         ),
-        Line::alone(
+        NodesLine::alone(
             format!("duplicates by the plain counter, all {rounds} rounds"),
             (Some(joins.duplicates as f64), ""),
-            Target::None,
+            RatioTarget::None,
         ),
     ]
 }
 
-fn traffic_lines(traffic: &Traffic) -> Vec<Line> {
+fn traffic_lines(traffic: &Traffic) -> Vec<NodesLine> {
     let mut lines = Vec::new();
     for path in &traffic.paths {
         let others = [
-            ("plain ip", &path.plain, Target::AtLeast(0.9)),
-            ("plain ip, tracked", &path.tracked, Target::None),
+            ("plain ip", &path.plain, RatioTarget::AtLeast(0.9)),
+            ("plain ip, tracked", &path.tracked, RatioTarget::None),
         ];
         for (who, other, target) in others {
             let figure = (median(&path.podwire.gbit_per_s), "Gbit/s");
-            let stream = Line::alone(format!("pod to pod, {}, throughput", path.name), figure, Target::None);
+            let stream =
+                NodesLine::alone(format!("pod to pod, {}, throughput", path.name), figure, RatioTarget::None);
             lines.push(stream.beside((who, median(&other.gbit_per_s)), Better::More, target));
             let figure = (median(&path.podwire.trip_us), "µs");
-            let trip =
-                Line::alone(format!("pod to pod, {}, request/response", path.name), figure, Target::None);
+            let trip = NodesLine::alone(
+                format!("pod to pod, {}, request/response", path.name),
+                figure,
+                RatioTarget::None,
+            );
             lines.push(trip.beside((who, median(&other.trip_us)), Better::Less, target));
         }
     }
     for binding in &traffic.bindings {
         let case = format!("pod to pod, {}, request/response on one core", binding.name);
-        let bound = Line::alone(case, (median(&binding.bound), "µs"), Target::None);
-        lines.push(bound.beside(("sources unchecked", median(&binding.open)), Better::Less, Target::None));
+        let bound = NodesLine::alone(case, (median(&binding.bound), "µs"), RatioTarget::None);
+        lines.push(bound.beside(
+            ("sources unchecked", median(&binding.open)),
+            Better::Less,
+            RatioTarget::None,
+        ));
     }
     lines
 }
@@ -241,9 +254,9 @@ fn samples(nodes: &Nodes) -> Vec<(String, &Sample)> {
     named
 }
 
-pub(super) fn times(nodes: &Nodes) -> Vec<Times> {
+pub(super) fn times(nodes: &Nodes) -> Vec<LatencyRow> {
     let all = samples(nodes).into_iter();
-    all.filter_map(|(case, sample)| Some(Times { case, percentiles: sample.percentiles()? })).collect()
+    all.filter_map(|(case, sample)| Some(LatencyRow { case, percentiles: sample.percentiles()? })).collect()
 }
 
 pub(super) fn failures(nodes: &Nodes) -> Vec<String> {
@@ -265,23 +278,30 @@ mod tests {
     #[test]
     fn a_ratio_says_how_many_times_better() {
         let line = |better, target| {
-            Line::alone("x", (Some(2.0), "ms"), Target::None).beside(("y", Some(8.0)), better, target)
+            NodesLine::alone("x", (Some(2.0), "ms"), RatioTarget::None).beside(
+                ("y", Some(8.0)),
+                better,
+                target,
+            )
         };
-        let faster = line(Better::Less, Target::AtLeast(4.0));
-        assert_eq!((faster.ratio, faster.verdict), (Some(4.0), Verdict::Ok));
+        let faster = line(Better::Less, RatioTarget::AtLeast(4.0));
+        assert_eq!((faster.ratio, faster.verdict), (Some(4.0), TargetVerdict::Ok));
         assert_eq!((faster.ratio_text(), faster.target_text()), ("4×".to_owned(), "≥ 4×".to_owned()));
-        let less = line(Better::More, Target::AtLeast(0.9));
-        assert_eq!((less.ratio, less.verdict), (Some(0.25), Verdict::Missed));
+        let less = line(Better::More, RatioTarget::AtLeast(0.9));
+        assert_eq!((less.ratio, less.verdict), (Some(0.25), TargetVerdict::Missed));
         assert_eq!(less.beside_text(), "8 ms (y)");
     }
 
     #[test]
     fn a_figure_alone_is_judged_by_itself() {
-        let line = Line::alone("x", (Some(25.5), "MiB"), Target::AtMost(25.0));
+        let line = NodesLine::alone("x", (Some(25.5), "MiB"), RatioTarget::AtMost(25.0));
         assert_eq!(
             (line.verdict, line.podwire_text(), line.target_text()),
-            (Verdict::Missed, "25.50 MiB".to_owned(), "≤ 25 MiB".to_owned())
+            (TargetVerdict::Missed, "25.50 MiB".to_owned(), "≤ 25 MiB".to_owned())
         );
-        assert_eq!(Line::alone("x", (None, "ms"), Target::AtMost(1.0)).verdict, Verdict::Missed);
+        assert_eq!(
+            NodesLine::alone("x", (None, "ms"), RatioTarget::AtMost(1.0)).verdict,
+            TargetVerdict::Missed
+        );
     }
 }

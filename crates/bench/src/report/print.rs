@@ -4,14 +4,14 @@ use std::fmt;
 
 use comfy_table::{CellAlignment, Table};
 
-use super::figures::{Figure, Share};
-use super::rows::{Beside, Row, Unit};
-use super::{Report, Verdict};
+use super::figures::{CallBreakdown, Figure};
+use super::rows::{ReferenceKind, Row, Unit};
+use super::{BenchReport, TargetVerdict};
 
 /// So many failures are told; the rest are counted, and in the JSON.
 const TOLD: usize = 5;
 
-impl fmt::Display for Report {
+impl fmt::Display for BenchReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.write_circumstances(f)?;
         if !self.rows.is_empty() {
@@ -29,7 +29,7 @@ impl fmt::Display for Report {
     }
 }
 
-impl Report {
+impl BenchReport {
     fn write_circumstances(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let machine = &self.machine;
         let (cpu, cores, memory) = (&machine.cpu, machine.cores, machine.memory_mib);
@@ -44,10 +44,10 @@ impl Report {
             "\nBeside the reference plugins (bridge + host-local), in turn, {} pods each",
             self.scale.pods
         )?;
-        let with_reference = |row: &&Row| row.beside == Beside::Reference;
+        let with_reference = |row: &&Row| row.beside == ReferenceKind::Reference;
         writeln!(f, "{}", rows_table("reference p50", self.rows.iter().filter(with_reference)))?;
         writeln!(f, "\nBeside the kernel alone, any process, and itself")?;
-        let without = |row: &&Row| row.beside != Beside::Reference;
+        let without = |row: &&Row| row.beside != ReferenceKind::Reference;
         writeln!(f, "{}", rows_table("beside", self.rows.iter().filter(without)))?;
         writeln!(f, "\nAn agent whose {} pods stay", self.scale.resident)?;
         writeln!(f, "{}", self.resident_table())?;
@@ -92,7 +92,7 @@ impl Report {
     fn shares_table(&self) -> Table {
         let header = ["call", "all", "a process", "way to the agent", "in the agent", "rest of the plugin"];
         let mut table = plain_table(&header);
-        for Share { call, all, process, trip, agent, rest } in &self.shares {
+        for CallBreakdown { call, all, process, trip, agent, rest } in &self.shares {
             let figures = [all, process, trip, agent, rest]
                 .map(|ms| ms.map_or_else(|| "-".to_owned(), |ms| format!("{ms:.2}")));
             table.add_row([call.clone()].into_iter().chain(figures));
@@ -115,7 +115,8 @@ impl Report {
         let resident = self.resident.iter().map(|figure| (figure.verdict, figure.what.as_str()));
         let nodes = self.nodes.iter().map(|line| (line.verdict, line.case.as_str()));
         let all = rows.chain(resident).chain(nodes);
-        let missed: Vec<&str> = all.filter(|(v, _)| *v == Verdict::Missed).map(|(_, case)| case).collect();
+        let missed: Vec<&str> =
+            all.filter(|(v, _)| *v == TargetVerdict::Missed).map(|(_, case)| case).collect();
         match missed.as_slice() {
             [] => write!(f, "all targets of speed and size are met"),
             some => write!(f, "MISSED: {}", some.join("; ")),
@@ -131,10 +132,10 @@ fn rows_table<'a>(other: &str, rows: impl Iterator<Item = &'a Row>) -> Table {
     let mut table = plain_table(&["case", "podwire p50", other, "ratio", "target", "verdict"]);
     for row in rows {
         let beside = match row.beside {
-            Beside::Reference => "",
-            Beside::Floor => " (raw netlink)",
-            Beside::FewAddresses => " (few in use)",
-            Beside::AnyProcess => " (/bin/true)",
+            ReferenceKind::Reference => "",
+            ReferenceKind::Floor => " (raw netlink)",
+            ReferenceKind::FewAddresses => " (few in use)",
+            ReferenceKind::AnyProcess => " (/bin/true)",
         };
         table.add_row([
             row.case.clone(),

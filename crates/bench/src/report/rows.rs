@@ -2,17 +2,17 @@
 
 use serde::Serialize;
 
-use super::verdict::{Target, Verdict};
-use super::{Rates, Times};
+use super::verdict::{RatioTarget, TargetVerdict};
+use super::{LatencyRow, RateSeries};
 use crate::cases::burst::Bursts;
 use crate::cases::contest::Contest;
-use crate::cases::{self, Measured};
+use crate::cases::{self, PodMeasurements};
 use crate::options::Scale;
 use crate::stats::{Sample, median};
 
-const ADD: Target = Target::AtMostAiming { limit: 0.25, aim: 1.0 / 6.0 };
-const AGENT_ADD: Target = Target::AtMostAiming { limit: 0.2, aim: 1.0 / 7.0 };
-const AGENT_DEL: Target = Target::AtMost(0.2);
+const ADD: RatioTarget = RatioTarget::AtMostAiming { limit: 0.25, aim: 1.0 / 6.0 };
+const AGENT_ADD: RatioTarget = RatioTarget::AtMostAiming { limit: 0.2, aim: 1.0 / 7.0 };
+const AGENT_DEL: RatioTarget = RatioTarget::AtMost(0.2);
 
 /// A figure of podwire's beside another.
 #[derive(Debug, Serialize)]
@@ -20,11 +20,11 @@ pub(super) struct Row {
     pub(super) case: String,
     pub(super) unit: Unit,
     pub(super) podwire: Option<f64>,
-    pub(super) beside: Beside,
+    pub(super) beside: ReferenceKind,
     pub(super) other: Option<f64>,
     pub(super) ratio: Option<f64>,
-    pub(super) target: Target,
-    pub(super) verdict: Verdict,
+    pub(super) target: RatioTarget,
+    pub(super) verdict: TargetVerdict,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -38,7 +38,7 @@ pub(super) enum Unit {
 /// What the other figure is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Beside {
+pub(super) enum ReferenceKind {
     Reference,
     Floor,
     FewAddresses,
@@ -46,7 +46,7 @@ pub(super) enum Beside {
 }
 
 struct Versus {
-    beside: Beside,
+    beside: ReferenceKind,
     unit: Unit,
     podwire: Option<f64>,
     other: Option<f64>,
@@ -54,19 +54,19 @@ struct Versus {
 
 impl Versus {
     fn reference(podwire: &Sample, reference: &Sample) -> Self {
-        Self::times(Beside::Reference, podwire, reference)
+        Self::times(ReferenceKind::Reference, podwire, reference)
     }
 
-    fn times(beside: Beside, podwire: &Sample, other: &Sample) -> Self {
+    fn times(beside: ReferenceKind, podwire: &Sample, other: &Sample) -> Self {
         Self { beside, unit: Unit::Milliseconds, podwire: podwire.p50(), other: other.p50() }
     }
 
-    fn rates(beside: Beside, podwire: &[f64], other: &[f64]) -> Self {
+    fn rates(beside: ReferenceKind, podwire: &[f64], other: &[f64]) -> Self {
         let (podwire, other) = (median(podwire), median(other));
         Self { beside, unit: Unit::PerSecond, podwire, other }
     }
 
-    fn row(self, case: impl Into<String>, target: Target) -> Row {
+    fn row(self, case: impl Into<String>, target: RatioTarget) -> Row {
         let Self { beside, unit, podwire, other } = self;
         let ratio =
             podwire.zip(other).map(|(podwire, other)| podwire / other).filter(|ratio| ratio.is_finite());
@@ -74,13 +74,14 @@ impl Versus {
     }
 }
 
-pub(super) fn all(measured: &Measured, scale: &Scale) -> Vec<Row> {
+pub(super) fn all(measured: &PodMeasurements, scale: &Scale) -> Vec<Row> {
     let (v4, dual, crowd, starts) = (&measured.v4, &measured.dual, &measured.crowd, &measured.starts);
     let mut rows = vec![
         Versus::reference(&v4.podwire.add, &v4.reference.add).row("ADD, v4", ADD),
         Versus::reference(&dual.podwire.add, &dual.reference.add).row("ADD, dual stack", ADD),
-        Versus::reference(&v4.podwire.del, &v4.reference.del).row("DEL, v4", Target::AtMost(1.1)),
-        Versus::reference(&dual.podwire.del, &dual.reference.del).row("DEL, dual stack", Target::AtMost(0.6)),
+        Versus::reference(&v4.podwire.del, &v4.reference.del).row("DEL, v4", RatioTarget::AtMost(1.1)),
+        Versus::reference(&dual.podwire.del, &dual.reference.del)
+            .row("DEL, dual stack", RatioTarget::AtMost(0.6)),
     ];
     rows.extend(burst_rows("v4", &measured.bursts_v4, scale));
     rows.extend(burst_rows("dual stack", &measured.bursts_dual, scale));
@@ -90,19 +91,21 @@ pub(super) fn all(measured: &Measured, scale: &Scale) -> Vec<Row> {
     rows.extend(routed_rows("dual stack", dual));
     if let Some(Contest { podwire, reference, .. }) = &measured.masquerade {
         rows.push(
-            Versus::reference(&podwire.add, &reference.add).row("ADD, ipMasq, dual stack", Target::None),
+            Versus::reference(&podwire.add, &reference.add).row("ADD, ipMasq, dual stack", RatioTarget::None),
         );
         rows.push(
-            Versus::reference(&podwire.del, &reference.del).row("DEL, ipMasq, dual stack", Target::None),
+            Versus::reference(&podwire.del, &reference.del).row("DEL, ipMasq, dual stack", RatioTarget::None),
         );
     }
-    rows.push(Versus::reference(&starts.podwire, &starts.reference).row("VERSION", Target::None));
+    rows.push(Versus::reference(&starts.podwire, &starts.reference).row("VERSION", RatioTarget::None));
     rows.push(
-        Versus::times(Beside::AnyProcess, &starts.podwire, &starts.nothing).row("VERSION", Target::None),
+        Versus::times(ReferenceKind::AnyProcess, &starts.podwire, &starts.nothing)
+            .row("VERSION", RatioTarget::None),
     );
     let case = format!("ADD, {} addresses in use", scale.many);
     rows.push(
-        Versus::times(Beside::FewAddresses, &crowd.many.add, &crowd.few.add).row(case, Target::AtMost(1.2)),
+        Versus::times(ReferenceKind::FewAddresses, &crowd.many.add, &crowd.few.add)
+            .row(case, RatioTarget::AtMost(1.2)),
     );
     rows.extend(floor_rows("v4", v4));
     rows.extend(floor_rows("dual stack", dual));
@@ -116,8 +119,10 @@ fn burst_rows(stack: &str, bursts: &Bursts, scale: &Scale) -> [Row; 2] {
         |verb: &str| format!("{verb}/s, {} pods at {} in parallel, {stack}", scale.pods, scale.parallel);
     let (podwire, reference) = (&bursts.podwire, &bursts.reference);
     [
-        Versus::rates(Beside::Reference, &podwire.add, &reference.add).row(case("ADD"), Target::AtLeast(4.0)),
-        Versus::rates(Beside::Reference, &podwire.del, &reference.del).row(case("DEL"), Target::AtLeast(1.0)),
+        Versus::rates(ReferenceKind::Reference, &podwire.add, &reference.add)
+            .row(case("ADD"), RatioTarget::AtLeast(4.0)),
+        Versus::rates(ReferenceKind::Reference, &podwire.del, &reference.del)
+            .row(case("DEL"), RatioTarget::AtLeast(1.0)),
     ]
 }
 
@@ -128,19 +133,19 @@ fn agent_rows(stack: &str, contest: &Contest, bursts: &Bursts) -> Vec<Row> {
         Versus::reference(agent, reference).row(format!("{case}, {stack}"), target)
     };
     let rates = |agent: &[f64], reference: &[f64], case: &str, target| {
-        Versus::rates(Beside::Reference, agent, reference)
+        Versus::rates(ReferenceKind::Reference, agent, reference)
             .row(format!("{case}, in parallel, {stack}"), target)
     };
     let (one, all) = (&contest.reference, &bursts.reference);
     vec![
         times(&beside.agent.add, &one.add, "ADD, agent", AGENT_ADD),
         times(&beside.agent.del, &one.del, "DEL, agent", AGENT_DEL),
-        rates(&bursts.agent.add, &all.add, "ADD/s, agent", Target::AtLeast(4.0)),
-        rates(&bursts.agent.del, &all.del, "DEL/s, agent", Target::AtLeast(5.0)),
-        times(&beside.agent_bridge.add, &one.add, "ADD, agent, mode bridge", Target::None),
-        times(&beside.agent_bridge.del, &one.del, "DEL, agent, mode bridge", Target::None),
-        rates(&bursts.agent_bridge.add, &all.add, "ADD/s, agent, mode bridge", Target::None),
-        rates(&bursts.agent_bridge.del, &all.del, "DEL/s, agent, mode bridge", Target::None),
+        rates(&bursts.agent.add, &all.add, "ADD/s, agent", RatioTarget::AtLeast(4.0)),
+        rates(&bursts.agent.del, &all.del, "DEL/s, agent", RatioTarget::AtLeast(5.0)),
+        times(&beside.agent_bridge.add, &one.add, "ADD, agent, mode bridge", RatioTarget::None),
+        times(&beside.agent_bridge.del, &one.del, "DEL, agent, mode bridge", RatioTarget::None),
+        rates(&bursts.agent_bridge.add, &all.add, "ADD/s, agent, mode bridge", RatioTarget::None),
+        rates(&bursts.agent_bridge.del, &all.del, "DEL/s, agent, mode bridge", RatioTarget::None),
     ]
 }
 
@@ -148,10 +153,11 @@ fn agent_rows(stack: &str, contest: &Contest, bursts: &Bursts) -> Vec<Row> {
 fn agent_floor_rows(stack: &str, contest: &Contest, bursts: &Bursts) -> Vec<Row> {
     let Some(beside) = &contest.beside else { return vec![] };
     let times = |agent: &Sample, floor: &Sample, case: &str| {
-        Versus::times(Beside::Floor, agent, floor).row(format!("{case}, {stack}"), Target::None)
+        Versus::times(ReferenceKind::Floor, agent, floor).row(format!("{case}, {stack}"), RatioTarget::None)
     };
     let rates = |agent: &[f64], floor: &[f64], case: &str| {
-        Versus::rates(Beside::Floor, agent, floor).row(format!("{case}, in parallel, {stack}"), Target::None)
+        Versus::rates(ReferenceKind::Floor, agent, floor)
+            .row(format!("{case}, in parallel, {stack}"), RatioTarget::None)
     };
     vec![
         times(&beside.agent.add, &beside.floor.add, "ADD, agent"),
@@ -165,24 +171,24 @@ fn routed_rows(stack: &str, contest: &Contest) -> Vec<Row> {
     let Some(beside) = &contest.beside else { return vec![] };
     vec![
         Versus::reference(&beside.routed.add, &contest.reference.add)
-            .row(format!("ADD, mode routed, {stack}"), Target::None),
+            .row(format!("ADD, mode routed, {stack}"), RatioTarget::None),
         Versus::reference(&beside.routed.del, &contest.reference.del)
-            .row(format!("DEL, mode routed, {stack}"), Target::None),
+            .row(format!("DEL, mode routed, {stack}"), RatioTarget::None),
     ]
 }
 
 fn floor_rows(stack: &str, contest: &Contest) -> Vec<Row> {
     let Some(beside) = &contest.beside else { return vec![] };
     vec![
-        Versus::times(Beside::Floor, &contest.podwire.add, &beside.floor.add)
-            .row(format!("ADD, {stack}"), Target::Aim(2.5)),
-        Versus::times(Beside::Floor, &contest.podwire.del, &beside.floor.del)
-            .row(format!("DEL, {stack}"), Target::None),
+        Versus::times(ReferenceKind::Floor, &contest.podwire.add, &beside.floor.add)
+            .row(format!("ADD, {stack}"), RatioTarget::Aim(2.5)),
+        Versus::times(ReferenceKind::Floor, &contest.podwire.del, &beside.floor.del)
+            .row(format!("DEL, {stack}"), RatioTarget::None),
     ]
 }
 
 /// Every sample under a name.
-fn samples<'a>(measured: &'a Measured, scale: &Scale) -> Vec<(String, &'a Sample)> {
+fn samples<'a>(measured: &'a PodMeasurements, scale: &Scale) -> Vec<(String, &'a Sample)> {
     let starts = &measured.starts;
     let mut named = vec![
         ("VERSION, podwire".to_owned(), &starts.podwire),
@@ -215,24 +221,24 @@ fn samples<'a>(measured: &'a Measured, scale: &Scale) -> Vec<(String, &'a Sample
     named
 }
 
-pub(super) fn times(measured: &Measured, scale: &Scale) -> Vec<Times> {
+pub(super) fn times(measured: &PodMeasurements, scale: &Scale) -> Vec<LatencyRow> {
     let all = samples(measured, scale).into_iter();
-    all.filter_map(|(case, sample)| Some(Times { case, percentiles: sample.percentiles()? })).collect()
+    all.filter_map(|(case, sample)| Some(LatencyRow { case, percentiles: sample.percentiles()? })).collect()
 }
 
-pub(super) fn rates(measured: &Measured) -> Vec<Rates> {
+pub(super) fn rates(measured: &PodMeasurements) -> Vec<RateSeries> {
     let mut rates = Vec::new();
     for (stack, bursts) in [("v4", &measured.bursts_v4), ("dual stack", &measured.bursts_dual)] {
         for (who, of) in bursts.named() {
-            rates.push(Rates { case: format!("ADD/s, {stack}, {who}"), rounds: of.add.clone() });
-            rates.push(Rates { case: format!("DEL/s, {stack}, {who}"), rounds: of.del.clone() });
+            rates.push(RateSeries { case: format!("ADD/s, {stack}, {who}"), rounds: of.add.clone() });
+            rates.push(RateSeries { case: format!("DEL/s, {stack}, {who}"), rounds: of.del.clone() });
         }
     }
     rates
 }
 
 /// Every call that failed, and in which case.
-pub(super) fn failures(measured: &Measured, scale: &Scale) -> Vec<String> {
+pub(super) fn failures(measured: &PodMeasurements, scale: &Scale) -> Vec<String> {
     let mut all = Vec::new();
     for (case, sample) in samples(measured, scale) {
         all.extend(sample.failures.iter().map(|failure| format!("{case}: {failure}")));

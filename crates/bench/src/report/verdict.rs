@@ -5,7 +5,7 @@ use serde::Serialize;
 /// What a ratio has to be.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Target {
+pub(super) enum RatioTarget {
     AtMost(f64),
     /// A limit, and what we would like.
     AtMostAiming {
@@ -21,7 +21,7 @@ pub(super) enum Target {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Verdict {
+pub(crate) enum TargetVerdict {
     Ok,
     Missed,
     AimMissed,
@@ -29,27 +29,29 @@ pub(crate) enum Verdict {
     None,
 }
 
-impl Target {
+impl RatioTarget {
     /// No figure, because nothing succeeded, is a target missed.
-    pub(super) fn judge(self, ratio: Option<f64>) -> Verdict {
+    pub(super) fn judge(self, ratio: Option<f64>) -> TargetVerdict {
         let holds = |test: &dyn Fn(f64) -> bool| ratio.is_some_and(test);
         match self {
-            Self::AtMost(limit) | Self::AtMostAiming { limit, .. } => Verdict::of(holds(&|r| r <= limit)),
-            Self::AtLeast(limit) => Verdict::of(holds(&|r| r >= limit)),
-            Self::Aim(aim) if holds(&|r| r < aim) => Verdict::Ok,
-            Self::Aim(_) => Verdict::AimMissed,
-            Self::None => Verdict::None,
+            Self::AtMost(limit) | Self::AtMostAiming { limit, .. } => {
+                TargetVerdict::of(holds(&|r| r <= limit))
+            }
+            Self::AtLeast(limit) => TargetVerdict::of(holds(&|r| r >= limit)),
+            Self::Aim(aim) if holds(&|r| r < aim) => TargetVerdict::Ok,
+            Self::Aim(_) => TargetVerdict::AimMissed,
+            Self::None => TargetVerdict::None,
         }
     }
 }
 
-impl Verdict {
+impl TargetVerdict {
     pub(super) fn of(met: bool) -> Self {
         if met { Self::Ok } else { Self::Missed }
     }
 }
 
-impl fmt::Display for Target {
+impl fmt::Display for RatioTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::AtMost(limit) => write!(f, "≤ {limit}"),
@@ -61,7 +63,7 @@ impl fmt::Display for Target {
     }
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for TargetVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Ok => "ok",
@@ -78,21 +80,21 @@ mod tests {
 
     #[test]
     fn limits_hold_or_are_missed() {
-        assert_eq!(Target::AtMost(1.1).judge(Some(1.1)), Verdict::Ok);
-        assert_eq!(Target::AtMost(1.1).judge(Some(1.11)), Verdict::Missed);
-        assert_eq!(Target::AtMostAiming { limit: 0.25, aim: 0.1 }.judge(Some(0.2)), Verdict::Ok);
-        assert_eq!(Target::AtLeast(4.0).judge(Some(3.9)), Verdict::Missed);
-        assert_eq!(Target::AtLeast(4.0).judge(Some(4.0)), Verdict::Ok);
-        assert_eq!(Target::Aim(2.5).judge(Some(2.5)), Verdict::AimMissed);
-        assert_eq!(Target::Aim(2.5).judge(Some(2.4)), Verdict::Ok);
-        assert_eq!(Target::None.judge(Some(99.0)), Verdict::None);
+        assert_eq!(RatioTarget::AtMost(1.1).judge(Some(1.1)), TargetVerdict::Ok);
+        assert_eq!(RatioTarget::AtMost(1.1).judge(Some(1.11)), TargetVerdict::Missed);
+        assert_eq!(RatioTarget::AtMostAiming { limit: 0.25, aim: 0.1 }.judge(Some(0.2)), TargetVerdict::Ok);
+        assert_eq!(RatioTarget::AtLeast(4.0).judge(Some(3.9)), TargetVerdict::Missed);
+        assert_eq!(RatioTarget::AtLeast(4.0).judge(Some(4.0)), TargetVerdict::Ok);
+        assert_eq!(RatioTarget::Aim(2.5).judge(Some(2.5)), TargetVerdict::AimMissed);
+        assert_eq!(RatioTarget::Aim(2.5).judge(Some(2.4)), TargetVerdict::Ok);
+        assert_eq!(RatioTarget::None.judge(Some(99.0)), TargetVerdict::None);
     }
 
     #[test]
     fn no_figure_is_a_target_missed() {
-        assert_eq!(Target::AtMost(1.1).judge(None), Verdict::Missed);
-        assert_eq!(Target::AtLeast(1.0).judge(None), Verdict::Missed);
-        assert_eq!(Target::Aim(2.5).judge(None), Verdict::AimMissed);
-        assert_eq!(Target::AtMost(1.1).judge(Some(f64::NAN)), Verdict::Missed);
+        assert_eq!(RatioTarget::AtMost(1.1).judge(None), TargetVerdict::Missed);
+        assert_eq!(RatioTarget::AtLeast(1.0).judge(None), TargetVerdict::Missed);
+        assert_eq!(RatioTarget::Aim(2.5).judge(None), TargetVerdict::AimMissed);
+        assert_eq!(RatioTarget::AtMost(1.1).judge(Some(f64::NAN)), TargetVerdict::Missed);
     }
 }

@@ -15,9 +15,9 @@ use testkit::{inspect, wait_until};
 use crate::Soak;
 use crate::faults::is_guarded;
 use crate::frames::name_of;
-use crate::monitor::{self, Watched};
+use crate::monitor::{self, AgentSizes};
 use crate::records;
-use crate::site::{LONG, Machine, Role, Site, Through, picture};
+use crate::site::{AnchorRole, LONG, ServedBy, SoakNode, SoakSite, picture};
 use crate::victims::received;
 
 /// An agent removes connections of freed addresses on its timer, which runs every 30 s.
@@ -30,7 +30,7 @@ const SHORT: Duration = Duration::from_secs(5);
 const MORE_KIB: u64 = 12 << 10;
 const MORE_FILES: usize = 48;
 
-pub(crate) fn run(soak: &Soak, site: &Site, watched: &Watched) -> Result<()> {
+pub(crate) fn run(soak: &Soak, site: &SoakSite, watched: &AgentSizes) -> Result<()> {
     // What was planted stays: it need not be waited for.
     let within = if soak.options.plant { SHORT } else { LONG };
     let all_up = start_all(site);
@@ -97,9 +97,9 @@ pub(crate) fn run(soak: &Soak, site: &Site, watched: &Watched) -> Result<()> {
 }
 
 /// One of each kind, where no agent repairs it.
-fn plant(soak: &Soak, site: &Site) -> Result<Child> {
+fn plant(soak: &Soak, site: &SoakSite) -> Result<Child> {
     let standalone =
-        site.networks.iter().find(|network| network.through == Through::Plugin).context("no network")?;
+        site.networks.iter().find(|network| network.through == ServedBy::Plugin).context("no network")?;
     let claims = standalone.run_dir.join("networks/alone/addresses");
     fs::write(claims.join("10.77.0.99"), "")
         .with_context(|| format!("cannot write to {}", claims.display()))?;
@@ -114,7 +114,7 @@ fn plant(soak: &Soak, site: &Site) -> Result<Child> {
     Command::new("sleep").arg("1000").spawn().context("cannot start sleep")
 }
 
-fn start_all(site: &Site) -> Result<()> {
+fn start_all(site: &SoakSite) -> Result<()> {
     let mut cluster = site.cluster();
     cluster.start_etcd()?;
     cluster.start_agents()?;
@@ -127,8 +127,8 @@ fn start_all(site: &Site) -> Result<()> {
 }
 
 /// A listener that received no legal datagram proves nothing about hostile ones.
-fn listeners(soak: &Soak, site: &Site) {
-    let victims = site.with_role(Role::Victim).map(|victim| name_of(site, victim));
+fn listeners(soak: &Soak, site: &SoakSite) {
+    let victims = site.with_role(AnchorRole::Victim).map(|victim| name_of(site, victim));
     for name in victims.chain(site.machines.iter().map(|machine| machine.name.to_owned())) {
         if soak.ledger.counted(&received(&name)) == 0 {
             soak.ledger.find("a listener received nothing legal", name);
@@ -136,7 +136,7 @@ fn listeners(soak: &Soak, site: &Site) {
     }
 }
 
-fn delete_all(soak: &Soak, site: &Site) -> Result<()> {
+fn delete_all(soak: &Soak, site: &SoakSite) -> Result<()> {
     for anchor in &site.anchors {
         let network = &site.networks[anchor.network];
         soak.ledger.leave(network.scope, &anchor.ips);
@@ -173,7 +173,7 @@ fn expect_empty(run_dir: &Path, expected: &dyn Fn(&str) -> bool) -> Result<bool>
     bail!("{}", held.join(", "))
 }
 
-fn expect_no_pods(site: &Site) -> Result<bool> {
+fn expect_no_pods(site: &SoakSite) -> Result<bool> {
     let node = &site.hostile.node;
     let links: Vec<String> = inspect::links(node)?.into_iter().map(|link| link.name).collect();
     let left: Vec<&String> = links.iter().filter(|name| name.starts_with("pw") && name.len() == 15).collect();
@@ -190,7 +190,7 @@ fn expect_no_pods(site: &Site) -> Result<bool> {
 }
 
 /// Standalone, the kernel selects IPv4 connections only; IPv6 addresses are cleaned before they are given again.
-fn expect_no_connections(machine: &Machine) -> Result<bool> {
+fn expect_no_connections(machine: &SoakNode) -> Result<bool> {
     let table = machine.node.run(&["cat", "/proc/net/nf_conntrack"], b"")?;
     let freed: Vec<IpNet> =
         ["10.42.0.0/16", "fd42::/64", "10.77.0.0/24"].iter().filter_map(|net| net.parse().ok()).collect();
@@ -209,7 +209,7 @@ fn expect_no_connections(machine: &Machine) -> Result<bool> {
     Ok(true)
 }
 
-fn status(soak: &Soak, site: &Site) -> Result<()> {
+fn status(soak: &Soak, site: &SoakSite) -> Result<()> {
     for machine in &site.machines {
         let fine = wait_until(&format!("{} to report no problems", machine.name), LONG, || {
             let status = site.cluster().agent(machine.name)?.get(api_status())?;
@@ -241,7 +241,7 @@ fn api_status() -> &'static str {
 }
 
 /// The names are the run's own: /run/netns is a mount of it.
-fn namespaces(soak: &Soak, site: &Site) -> Result<()> {
+fn namespaces(soak: &Soak, site: &SoakSite) -> Result<()> {
     let cluster = site.cluster();
     let prefix = cluster.lab().prefix().to_owned();
     let expected: BTreeSet<String> = ["n1", "n2", "n3", "h1", "stranger", "underlay", "etcd1"]
@@ -257,12 +257,12 @@ fn namespaces(soak: &Soak, site: &Site) -> Result<()> {
 }
 
 /// The pid namespace is the run's own: its first process, this one, the lab's services and nothing else.
-fn processes(soak: &Soak, site: &Site) {
+fn processes(soak: &Soak, site: &SoakSite) {
     let cluster = site.cluster();
     let mut expected: BTreeSet<u32> = [1, std::process::id()].into();
     expected.extend(site.machines.iter().filter_map(|machine| cluster.agent(machine.name).ok()?.pid()));
     expected.extend(site.hostile_agent().pid());
-    expected.extend(cluster.etcd.members.iter().filter_map(testkit::Member::pid));
+    expected.extend(cluster.etcd.members.iter().filter_map(testkit::EtcdMember::pid));
     for (pid, name) in monitor::processes() {
         // The shell that ends the lab's services with this program.
         if !expected.contains(&pid) && name != "sh" {
@@ -271,7 +271,7 @@ fn processes(soak: &Soak, site: &Site) {
     }
 }
 
-fn growth(soak: &Soak, watched: &Watched) {
+fn growth(soak: &Soak, watched: &AgentSizes) {
     for (name, first) in &watched.first {
         let Some(last) = watched.last.get(name) else { continue };
         let text = format!("{name}: first minute {first:?}, last minute {last:?}");

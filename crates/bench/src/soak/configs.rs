@@ -12,7 +12,7 @@ use testkit::{Call, DEADLINE, Outcome, Pod, Random, Verb};
 
 use crate::load::sound;
 use crate::options::Attack;
-use crate::site::{Site, Through};
+use crate::site::{ServedBy, SoakSite};
 use crate::{Soak, jail};
 
 const READ_LIMIT: Duration = Duration::from_secs(5);
@@ -36,11 +36,11 @@ const RESERVED_SUBNETS: [&str; 12] = [
 const TRAP: &str = "#!/bin/sh\ntouch \"${0%/*}/ran\"\n[ \"$CNI_COMMAND\" = DEL ]\n";
 
 /// One who calls with hostile configs.
-struct Caller<'a> {
+struct HostileCaller<'a> {
     soak: &'a Soak,
-    site: &'a Site,
+    site: &'a SoakSite,
     random: Random,
-    through: Through,
+    through: ServedBy,
     sandbox: Pod,
     number: u64,
     made: usize,
@@ -52,19 +52,19 @@ struct Caller<'a> {
 pub(crate) fn start<'scope>(
     scope: &'scope Scope<'scope, '_>,
     soak: &'scope Soak,
-    site: &'scope Site,
+    site: &'scope SoakSite,
 ) -> Result<()> {
     let traps = traps(site)?;
-    for (number, through) in [Through::Plugin, Through::Agent, Through::Agent].into_iter().enumerate() {
+    for (number, through) in [ServedBy::Plugin, ServedBy::Agent, ServedBy::Agent].into_iter().enumerate() {
         let all = [Attack::Configs, Attack::Subnets, Attack::SelfDelegation, Attack::CniPath];
         let fits = |attack: &Attack| match attack {
             // Without an agent, the runtime's own path is used, and means to be.
-            Attack::CniPath => through == Through::Agent,
-            Attack::Subnets => through == Through::Plugin,
+            Attack::CniPath => through == ServedBy::Agent,
+            Attack::Subnets => through == ServedBy::Plugin,
             Attack::SelfDelegation => std::env::var_os(jail::UNLIMITED).is_none(),
             _ => true,
         };
-        let mut caller = Caller {
+        let mut caller = HostileCaller {
             soak,
             site,
             random: soak.random(500 + number as u64),
@@ -84,7 +84,7 @@ pub(crate) fn start<'scope>(
 }
 
 /// A directory with a program that leaves a trace, and with the plugin under other names.
-fn traps(site: &Site) -> Result<PathBuf> {
+fn traps(site: &SoakSite) -> Result<PathBuf> {
     let dir = site.hostile.node.dir().join("traps");
     let (path, plugin) = (dir.display(), site.plugin.path.display());
     let script = format!(
@@ -95,7 +95,7 @@ fn traps(site: &Site) -> Result<PathBuf> {
     Ok(dir)
 }
 
-impl Caller<'_> {
+impl HostileCaller<'_> {
     fn run(&mut self) {
         while !self.soak.is_over() && !self.attacks.is_empty() {
             self.soak.pause(&mut self.random, 10, 150);
@@ -118,8 +118,8 @@ impl Caller<'_> {
     fn config(&mut self) -> Value {
         let dir = self.site.hostile.node.dir();
         match self.through {
-            Through::Agent => self.site.hostile_agent().config(&json!({})),
-            Through::Plugin => json!({
+            ServedBy::Agent => self.site.hostile_agent().config(&json!({})),
+            ServedBy::Plugin => json!({
                 "cniVersion": "1.1.0", "name": "hostile", "type": "podwire-cni", "bridge": "hostile0",
                 "subnet": "10.66.0.0/24,fd66::/120", "mode": self.random.pick(&["bridge", "routed"]), "ipMasq": true,
                 "runDir": dir.join("alone"), "logFile": dir.join("alone.log"),
@@ -340,7 +340,7 @@ impl Caller<'_> {
 }
 
 /// Bytes on the sockets of all agents. An answer or an end comes in time; the agent lives on, which others check.
-fn requests(soak: &Soak, site: &Site) {
+fn requests(soak: &Soak, site: &SoakSite) {
     let mut random = soak.random(520);
     let sockets = || -> Result<Vec<PathBuf>> {
         let cluster = site.cluster();

@@ -8,12 +8,12 @@ use testkit::{Random, inspect, wait_until};
 
 use crate::Soak;
 use crate::options::Attack;
-use crate::site::{LONG, Machine, SPARED, Site, Through, picture};
+use crate::site::{LONG, SPARED, ServedBy, SoakNode, SoakSite, picture};
 
 /// Until everything that was sent before has arrived.
 const IN_FLIGHT: Duration = Duration::from_millis(100);
 
-pub(crate) fn start<'scope>(scope: &'scope Scope<'scope, '_>, soak: &'scope Soak, site: &'scope Site) {
+pub(crate) fn start<'scope>(scope: &'scope Scope<'scope, '_>, soak: &'scope Soak, site: &'scope SoakSite) {
     if soak.has(Attack::AgentKills) {
         for (number, machine) in
             site.machines.iter().enumerate().filter(|(_, machine)| machine.name != SPARED)
@@ -34,7 +34,7 @@ pub(crate) fn start<'scope>(scope: &'scope Scope<'scope, '_>, soak: &'scope Soak
     }
 }
 
-fn kill_agents(soak: &Soak, site: &Site, name: &str, mut random: Random) {
+fn kill_agents(soak: &Soak, site: &SoakSite, name: &str, mut random: Random) {
     while !soak.is_over() {
         soak.pause(&mut random, 500, 6000);
         let killed = kill_agent(soak, site, name, &mut random);
@@ -42,7 +42,7 @@ fn kill_agents(soak: &Soak, site: &Site, name: &str, mut random: Random) {
     }
 }
 
-fn kill_agent(soak: &Soak, site: &Site, name: &str, random: &mut Random) -> Result<()> {
+fn kill_agent(soak: &Soak, site: &SoakSite, name: &str, random: &mut Random) -> Result<()> {
     {
         let mut cluster = site.cluster();
         let agent = cluster.agent_mut(name)?;
@@ -66,7 +66,7 @@ fn kill_agent(soak: &Soak, site: &Site, name: &str, random: &mut Random) -> Resu
     Ok(())
 }
 
-fn kill_hostile(soak: &Soak, site: &Site) {
+fn kill_hostile(soak: &Soak, site: &SoakSite) {
     let mut random = soak.random(310);
     while !soak.is_over() {
         soak.pause(&mut random, 3000, 12_000);
@@ -76,7 +76,7 @@ fn kill_hostile(soak: &Soak, site: &Site) {
     }
 }
 
-fn stop_etcd(soak: &Soak, site: &Site) {
+fn stop_etcd(soak: &Soak, site: &SoakSite) {
     let mut random = soak.random(320);
     while !soak.is_over() {
         soak.pause(&mut random, 6000, 20_000);
@@ -94,7 +94,7 @@ fn stop_etcd(soak: &Soak, site: &Site) {
     }
 }
 
-fn flush(soak: &Soak, site: &Site) {
+fn flush(soak: &Soak, site: &SoakSite) {
     let mut random = soak.random(330);
     while !soak.is_over() {
         soak.pause(&mut random, 4000, 12_000);
@@ -112,9 +112,9 @@ fn flush(soak: &Soak, site: &Site) {
 }
 
 /// Everything that the node's firewall had without pods is there, and the sets have all pods of the node that stay.
-pub(crate) fn is_guarded(site: &Site, machine: &Machine) -> Result<bool> {
+pub(crate) fn is_guarded(site: &SoakSite, machine: &SoakNode) -> Result<bool> {
     for network in
-        site.networks.iter().filter(|n| n.node_name == machine.name && n.through == Through::Plugin)
+        site.networks.iter().filter(|n| n.node_name == machine.name && n.through == ServedBy::Plugin)
     {
         // STATUS puts back what is missing, and reports it once.
         site.plugin.status(&network.node, &network.config)?.ok().context("STATUS")?;
@@ -139,7 +139,7 @@ pub(crate) fn is_guarded(site: &Site, machine: &Machine) -> Result<bool> {
 }
 
 /// One at a time: what is deleted comes back, or its pod is deleted anyway.
-fn drift(soak: &Soak, site: &Site) {
+fn drift(soak: &Soak, site: &SoakSite) {
     let mut random = soak.random(340);
     while !soak.is_over() {
         soak.pause(&mut random, 500, 3000);
@@ -153,7 +153,7 @@ fn drift(soak: &Soak, site: &Site) {
 }
 
 /// A command that finds its object gone already has nothing to do.
-fn delete_something(site: &Site, machine: &Machine, random: &mut Random) -> Result<&'static str> {
+fn delete_something(site: &SoakSite, machine: &SoakNode, random: &mut Random) -> Result<&'static str> {
     let node = &machine.node;
     let run = |line: &str| -> Result<()> {
         let argv: Vec<&str> = line.split(' ').collect();

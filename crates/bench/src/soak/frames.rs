@@ -10,8 +10,8 @@ use testkit::{Call, PacketSocket, Pod, Random, Verb, inspect};
 use crate::Soak;
 use crate::options::Attack;
 use crate::packets::{ARP, VLAN, arp_request, ethernet, group_mac, icmp, solicitation, udp, vxlan};
-use crate::site::{Anchor, CLUSTER, Machine, Mode, Network, Role, Site, mac_of};
-use crate::victims::{HOSTILE, LEGAL, Listener, MARK, PORT, payload};
+use crate::site::{Anchor, AnchorRole, CLUSTER, SoakMode, SoakNetwork, SoakNode, SoakSite, mac_of};
+use crate::victims::{HOSTILE, LEGAL, MARK, PORT, VictimListener, payload};
 
 /// As agents have them by default.
 const VNI: u32 = 4077;
@@ -26,15 +26,15 @@ const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 pub(crate) fn start<'scope>(
     scope: &'scope Scope<'scope, '_>,
     soak: &'scope Soak,
-    site: &'scope Site,
+    site: &'scope SoakSite,
 ) -> Result<()> {
-    for victim in site.with_role(Role::Victim) {
-        Listener::open(&victim.pod, &name_of(site, victim))?.start(scope, soak);
+    for victim in site.with_role(AnchorRole::Victim) {
+        VictimListener::open(&victim.pod, &name_of(site, victim))?.start(scope, soak);
     }
     for machine in &site.machines {
-        Listener::open(&machine.node, machine.name)?.start(scope, soak);
+        VictimListener::open(&machine.node, machine.name)?.start(scope, soak);
     }
-    for (number, mallory) in site.with_role(Role::Mallory).enumerate() {
+    for (number, mallory) in site.with_role(AnchorRole::Mallory).enumerate() {
         let mut attacker = Attacker::new(soak, site, mallory, soak.random(400 + number as u64))?;
         scope.spawn(move || attacker.run());
     }
@@ -50,27 +50,27 @@ pub(crate) fn start<'scope>(
 }
 
 /// Of a pod that stays, in counts and findings.
-pub(crate) fn name_of(site: &Site, anchor: &Anchor) -> String {
+pub(crate) fn name_of(site: &SoakSite, anchor: &Anchor) -> String {
     format!("{:?} of {}", anchor.role, site.networks[anchor.network].name)
 }
 
 /// A pod that sends what it may not.
 struct Attacker<'a> {
     soak: &'a Soak,
-    site: &'a Site,
+    site: &'a SoakSite,
     own: &'a Anchor,
-    network: &'a Network,
+    network: &'a SoakNetwork,
     socket: PacketSocket,
     random: Random,
     attacks: Vec<Attack>,
 }
 
 impl<'a> Attacker<'a> {
-    fn new(soak: &'a Soak, site: &'a Site, own: &'a Anchor, random: Random) -> Result<Self> {
+    fn new(soak: &'a Soak, site: &'a SoakSite, own: &'a Anchor, random: Random) -> Result<Self> {
         let network = &site.networks[own.network];
         let of_mode = match network.mode {
-            Mode::Bridge => [Attack::Macs, Attack::ReservedMacs],
-            Mode::Routed => [Attack::RoutedMacs, Attack::Neighbours],
+            SoakMode::Bridge => [Attack::Macs, Attack::ReservedMacs],
+            SoakMode::Routed => [Attack::RoutedMacs, Attack::Neighbours],
         };
         let all =
             [Attack::Spoof, Attack::Vxlan, Attack::Adverts, Attack::Neighbours].into_iter().chain(of_mode);
@@ -109,12 +109,12 @@ impl<'a> Attacker<'a> {
     /// Where hostile datagrams go: a listener in the same family, and the MAC that leads there.
     fn target(&mut self, family: usize) -> (IpAddr, [u8; 6]) {
         let (own, network) = (self.own, self.network);
-        let victims: Vec<&Anchor> = self.site.with_role(Role::Victim).collect();
+        let victims: Vec<&Anchor> = self.site.with_role(AnchorRole::Victim).collect();
         let machine = self.site.machines.iter().find(|machine| machine.name == network.node_name);
         let place = self.random.below(victims.len() as u64 + 1) as usize;
         match (victims.get(place), machine) {
             // On a bridge frames go from port to port.
-            (Some(victim), _) if victim.network == own.network && network.mode == Mode::Bridge => {
+            (Some(victim), _) if victim.network == own.network && network.mode == SoakMode::Bridge => {
                 (victim.ips[family], victim.mac)
             }
             (Some(victim), _) => (victim.ips[family], own.gateway_mac),
@@ -152,7 +152,8 @@ impl<'a> Attacker<'a> {
     }
 
     fn foreign_mac_address(&mut self) -> [u8; 6] {
-        let anchors: Vec<[u8; 6]> = self.site.with_role(Role::Honest).map(|anchor| anchor.mac).collect();
+        let anchors: Vec<[u8; 6]> =
+            self.site.with_role(AnchorRole::Honest).map(|anchor| anchor.mac).collect();
         if self.random.coin() {
             return self.random.pick(&anchors);
         }
@@ -170,7 +171,7 @@ impl<'a> Attacker<'a> {
         }
         let what = format!("{from} to {to} by {}", name_of(self.site, self.own));
         let (kind, packet) = udp(from, to, (PORT, PORT), &payload(Attack::Spoof, &what))?;
-        if self.network.mode == Mode::Bridge && self.random.below(5) == 0 {
+        if self.network.mode == SoakMode::Bridge && self.random.below(5) == 0 {
             // Behind a VLAN tag, which the bridge does not look behind.
             let tagged = [&[0, 0][..], &kind.to_be_bytes(), &packet].concat();
             return Some(ethernet(mac, self.own.mac, (VLAN, &tagged)));
@@ -202,7 +203,7 @@ impl<'a> Attacker<'a> {
     fn neighbours(&mut self) -> Option<Vec<u8>> {
         let own = self.own;
         let family = self.family();
-        if self.network.mode == Mode::Routed && self.random.coin() {
+        if self.network.mode == SoakMode::Routed && self.random.coin() {
             let to = unassigned(own.ips[family], self.random.below(200));
             let (kind, packet) = udp(own.ips[family], to, (PORT, 9), b"unassigned")?;
             return Some(ethernet(own.gateway_mac, own.mac, (kind, &packet)));
@@ -239,9 +240,10 @@ impl<'a> Attacker<'a> {
         let local = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0xbad);
         let from: IpAddr = if self.random.coin() { local.into() } else { own.ips[1] };
         let victims: Vec<&Anchor> =
-            self.site.with_role(Role::Victim).filter(|v| v.network == own.network).collect();
+            self.site.with_role(AnchorRole::Victim).filter(|v| v.network == own.network).collect();
         let victim = victims.first()?;
-        let (packet, to) = match self.random.below(if self.network.mode == Mode::Bridge { 4 } else { 3 }) {
+        let (packet, to) = match self.random.below(if self.network.mode == SoakMode::Bridge { 4 } else { 3 })
+        {
             // Router lifetime 1800 s, and a prefix to make addresses from.
             0 => {
                 let prefix = [
@@ -277,8 +279,8 @@ impl<'a> Attacker<'a> {
 
     fn victim_or_node(&mut self, victim: &Anchor, family: usize) -> (IpAddr, [u8; 6]) {
         match self.network.mode {
-            Mode::Bridge => (victim.ips[family], victim.mac),
-            Mode::Routed => (victim.ips[family], self.own.gateway_mac),
+            SoakMode::Bridge => (victim.ips[family], victim.mac),
+            SoakMode::Routed => (victim.ips[family], self.own.gateway_mac),
         }
     }
 }
@@ -297,12 +299,12 @@ fn unassigned(own: IpAddr, number: u64) -> IpAddr {
 }
 
 /// The frame inside a tunnel packet: from a pod of another node or from an invented address, to a victim on the machine.
-fn inner_frame(site: &Site, machine: &Machine, (random, by): (&mut Random, &str)) -> Option<Vec<u8>> {
+fn inner_frame(site: &SoakSite, machine: &SoakNode, (random, by): (&mut Random, &str)) -> Option<Vec<u8>> {
     let family = random.below(2) as usize;
     let on = |anchor: &&Anchor| site.networks[anchor.network].node_name == machine.name;
-    let victims: Vec<&Anchor> = site.with_role(Role::Victim).filter(on).collect();
+    let victims: Vec<&Anchor> = site.with_role(AnchorRole::Victim).filter(on).collect();
     let others: Vec<&Anchor> = site
-        .with_role(Role::Honest)
+        .with_role(AnchorRole::Honest)
         .filter(|anchor| site.networks[anchor.network].scope == CLUSTER)
         .collect();
     let victim = victims[random.below(victims.len() as u64) as usize];
@@ -321,7 +323,7 @@ fn inner_frame(site: &Site, machine: &Machine, (random, by): (&mut Random, &str)
 }
 
 /// The machine on the underlay that is no node: tunnel packets, and packets with sources of local pods.
-fn outside(soak: &Soak, site: &Site, (socket, mac): (&PacketSocket, [u8; 6]), mut random: Random) {
+fn outside(soak: &Soak, site: &SoakSite, (socket, mac): (&PacketSocket, [u8; 6]), mut random: Random) {
     let plain = site.stranger.enter(|| UdpSocket::bind("[::]:0"));
     let Ok(Ok(plain)) = plain else {
         soak.ledger.find("the machine on the underlay cannot send", "no socket");
@@ -351,14 +353,18 @@ fn outside(soak: &Soak, site: &Site, (socket, mac): (&PacketSocket, [u8; 6]), mu
 }
 
 /// On the link: a packet to a victim with the source of a pod of the same node.
-fn from_local_pod(site: &Site, (machine, mac): (&Machine, [u8; 6]), random: &mut Random) -> Option<Vec<u8>> {
+fn from_local_pod(
+    site: &SoakSite,
+    (machine, mac): (&SoakNode, [u8; 6]),
+    random: &mut Random,
+) -> Option<Vec<u8>> {
     let family = random.below(2) as usize;
     let on = |role| {
         let mut all =
             site.with_role(role).filter(|anchor| site.networks[anchor.network].node_name == machine.name);
         all.next()
     };
-    let (from, to) = (on(Role::Honest)?.ips[family], on(Role::Victim)?.ips[family]);
+    let (from, to) = (on(AnchorRole::Honest)?.ips[family], on(AnchorRole::Victim)?.ips[family]);
     let what = format!("{from} to {to} on {}", machine.name);
     let (kind, packet) = udp(from, to, (PORT, PORT), &payload(Attack::UnderlaySource, &what))?;
     Some(ethernet(machine.mac, mac, (kind, &packet)))
@@ -373,16 +379,17 @@ fn dual(ip: IpAddr, port: u16) -> SocketAddr {
 }
 
 /// Honest pods send to every listener that they may reach.
-fn legal(soak: &Soak, site: &Site) {
+fn legal(soak: &Soak, site: &SoakSite) {
     let mut random = soak.random(430);
     let text =
         if soak.options.plant { format!("{HOSTILE} Planted datagram") } else { format!("{LEGAL} datagram") };
     while !soak.is_over() {
         soak.pause(&mut random, 100, 300);
-        for from in site.with_role(Role::Honest) {
+        for from in site.with_role(AnchorRole::Honest) {
             let scope = site.networks[from.network].scope;
             let node = site.networks[from.network].node_name;
-            let victims = site.with_role(Role::Victim).filter(|to| site.networks[to.network].scope == scope);
+            let victims =
+                site.with_role(AnchorRole::Victim).filter(|to| site.networks[to.network].scope == scope);
             let own_node = site.machines.iter().filter(|machine| machine.name == node);
             let targets = victims
                 .flat_map(|to| to.ips.clone())
@@ -404,10 +411,10 @@ fn legal(soak: &Soak, site: &Site) {
 }
 
 /// A pod with a host port at an address that is not the node's: nothing that others send there may reach it.
-fn capture(soak: &Soak, site: &Site, pod: &Pod) {
+fn capture(soak: &Soak, site: &SoakSite, pod: &Pod) {
     let mut random = soak.random(440);
     let network = &site.networks[0];
-    let victims: Vec<&Anchor> = site.with_role(Role::Victim).collect();
+    let victims: Vec<&Anchor> = site.with_role(AnchorRole::Victim).collect();
     while !soak.is_over() {
         soak.pause(&mut random, 500, 2000);
         let family = random.below(2) as usize;
@@ -425,7 +432,12 @@ fn capture(soak: &Soak, site: &Site, pod: &Pod) {
     soak.step("a sandbox cannot be removed", removed);
 }
 
-fn capture_once(soak: &Soak, site: &Site, (network, pod): (&Network, &Pod), stolen: IpAddr) -> Result<()> {
+fn capture_once(
+    soak: &Soak,
+    site: &SoakSite,
+    (network, pod): (&SoakNetwork, &Pod),
+    stolen: IpAddr,
+) -> Result<()> {
     let mut config = network.config.clone();
     config["runtimeConfig"] = json!({"portMappings": [
         {"hostPort": PORT, "containerPort": PORT, "protocol": "udp", "hostIP": stolen.to_string()}]});
@@ -438,7 +450,7 @@ fn capture_once(soak: &Soak, site: &Site, (network, pod): (&Network, &Pod), stol
         let _guarded = soak.while_guarded();
         let listener = pod.enter(|| UdpSocket::bind(("::", PORT)))?.context("the pod cannot listen")?;
         listener.set_nonblocking(true)?;
-        for from in site.with_role(Role::Honest).filter(|anchor| anchor.network == 0) {
+        for from in site.with_role(AnchorRole::Honest).filter(|anchor| anchor.network == 0) {
             for ns in [&*from.pod, &*network.node] {
                 let sent = ns.enter(|| {
                     UdpSocket::bind("[::]:0").map(|socket| socket.send_to(b"captured", dual(stolen, PORT)))

@@ -10,18 +10,18 @@ const EXAMPLES: usize = 6;
 #[derive(Default)]
 pub(crate) struct Ledger {
     counts: Mutex<BTreeMap<String, u64>>,
-    findings: Mutex<BTreeMap<String, Finding>>,
-    given: Mutex<Given>,
+    findings: Mutex<BTreeMap<String, SoakFinding>>,
+    given: Mutex<GivenAddresses>,
 }
 
 #[derive(Default)]
-struct Finding {
+struct SoakFinding {
     count: u64,
     examples: Vec<String>,
 }
 
 #[derive(Default)]
-struct Given {
+struct GivenAddresses {
     /// The address of a network and the pod that has it.
     living: BTreeMap<(&'static str, IpAddr), String>,
     ever: BTreeSet<IpAddr>,

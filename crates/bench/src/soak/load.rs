@@ -10,7 +10,7 @@ use testkit::{Call, CniError, Outcome, Plugin, Pod, Random, Verb, inspect, wait_
 
 use crate::Soak;
 use crate::options::Attack;
-use crate::site::{LONG, Network, Site, ips};
+use crate::site::{LONG, SoakNetwork, SoakSite, ips};
 
 /// The plugin is killed within this time, which is that of a call on a busy machine.
 const KILL_WITHIN_US: u64 = 25_000;
@@ -23,7 +23,7 @@ const EXPECTED: [u32; 4] = [11, 50, 51, 103];
 
 struct Worker<'a> {
     soak: &'a Soak,
-    site: &'a Site,
+    site: &'a SoakSite,
     random: Random,
     number: usize,
     /// One for each network, in their order.
@@ -34,7 +34,7 @@ struct Worker<'a> {
 pub(crate) fn start<'scope>(
     scope: &'scope Scope<'scope, '_>,
     soak: &'scope Soak,
-    site: &'scope Site,
+    site: &'scope SoakSite,
 ) -> Result<()> {
     for number in 0..usize::from(soak.options.workers) {
         let mut worker = Worker {
@@ -58,7 +58,7 @@ pub(crate) fn start<'scope>(
 }
 
 /// GC from time to time. It is never killed: a runtime that is killed during a GC does not add pods until it is repeated.
-fn collect(soak: &Soak, site: &Site, network: &Network, mut random: Random) {
+fn collect(soak: &Soak, site: &SoakSite, network: &SoakNetwork, mut random: Random) {
     while !soak.is_over() {
         soak.pause(&mut random, 3000, 8000);
         match network.collect(&site.plugin) {
@@ -84,7 +84,7 @@ impl Worker<'_> {
         }
     }
 
-    fn sandbox(&mut self, network: &Network) -> Result<Pod> {
+    fn sandbox(&mut self, network: &SoakNetwork) -> Result<Pod> {
         self.made += 1;
         network.node.pod(&format!("w{}-{}-{}", self.number, network.scope, self.made))
     }
@@ -136,7 +136,7 @@ impl Worker<'_> {
     }
 
     /// The result, if there is one.
-    fn add(&mut self, network: &Network, add: &Call) -> Result<Option<Value>> {
+    fn add(&mut self, network: &SoakNetwork, add: &Call) -> Result<Option<Value>> {
         let soak = self.soak;
         let outcome = match self.called(network, add, 6) {
             Ok(outcome) => outcome,
@@ -162,7 +162,7 @@ impl Worker<'_> {
         Ok(Some(result))
     }
 
-    fn use_pod(&mut self, network: &Network, place: usize, (add, result): (&Call, &Value)) -> Result<()> {
+    fn use_pod(&mut self, network: &SoakNetwork, place: usize, (add, result): (&Call, &Value)) -> Result<()> {
         let soak = self.soak;
         if self.random.below(3) == 0 {
             let config: Value = serde_json::from_slice(&add.stdin)?;
@@ -193,7 +193,7 @@ impl Worker<'_> {
     }
 
     /// DEL until it succeeds, as runtimes do.
-    fn del(&mut self, network: &Network, del: &Call) -> Result<()> {
+    fn del(&mut self, network: &SoakNetwork, del: &Call) -> Result<()> {
         let soak = self.soak;
         for _ in 0..DEL_TRIES {
             match self.called(network, del, 8) {
@@ -217,7 +217,7 @@ impl Worker<'_> {
     }
 
     /// Killed at a random moment, once in so many calls.
-    fn called(&mut self, network: &Network, call: &Call, one_in: u64) -> Result<Outcome> {
+    fn called(&mut self, network: &SoakNetwork, call: &Call, one_in: u64) -> Result<Outcome> {
         let plugin: &Plugin = &self.site.plugin;
         if self.soak.has(Attack::PluginKills) && self.random.below(one_in) == 0 {
             let after = Duration::from_micros(self.random.below(KILL_WITHIN_US));

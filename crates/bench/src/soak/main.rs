@@ -37,12 +37,12 @@ use clap::Parser as _;
 use testkit::Random;
 
 use ledger::Ledger;
-use options::{Attack, Options};
-use site::Site;
+use options::{Attack, SoakOptions};
+use site::SoakSite;
 
 /// What all parts share.
 pub(crate) struct Soak {
-    pub(crate) options: Options,
+    pub(crate) options: SoakOptions,
     pub(crate) ledger: Ledger,
     over: AtomicBool,
     seed: u64,
@@ -91,7 +91,7 @@ impl Soak {
 }
 
 fn main() -> ExitCode {
-    let options = Options::parse();
+    let options = SoakOptions::parse();
     if !options.inside {
         return jail::enter();
     }
@@ -106,7 +106,7 @@ fn main() -> ExitCode {
 }
 
 /// Whether nothing was found.
-fn run(options: Options) -> Result<bool> {
+fn run(options: SoakOptions) -> Result<bool> {
     let seed = Random::seed("soak");
     println!("{}", options.summary());
     let lasting = options.lasting();
@@ -117,9 +117,9 @@ fn run(options: Options) -> Result<bool> {
         seed,
         firewall: RwLock::new(()),
     };
-    let site = Site::make(&soak)?;
+    let site = SoakSite::make(&soak)?;
     println!("{}", site.summary());
-    let mut watched = monitor::Watched::default();
+    let mut watched = monitor::AgentSizes::default();
     std::thread::scope(|scope| -> Result<()> {
         let (soak, site) = (&soak, &site);
         // Also if this thread fails: the others end only then.

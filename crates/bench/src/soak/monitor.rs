@@ -12,7 +12,7 @@ use testkit::{DEADLINE, inspect};
 use crate::Soak;
 use crate::frames::{INVENTED_V4, INVENTED_V6};
 use crate::options::Attack;
-use crate::site::{Machine, SPARED, Site};
+use crate::site::{SPARED, SoakNode, SoakSite};
 
 const EVERY: Duration = Duration::from_secs(5);
 /// What a run needs at most of plugins at one time; more means that plugins start plugins.
@@ -36,12 +36,12 @@ pub(crate) struct Size {
 
 /// The largest sizes of each agent, in the first minute and in the last.
 #[derive(Debug, Default)]
-pub(crate) struct Watched {
+pub(crate) struct AgentSizes {
     pub(crate) first: BTreeMap<&'static str, Size>,
     pub(crate) last: BTreeMap<&'static str, Size>,
 }
 
-pub(crate) fn watch(soak: &Soak, site: &Site, lasting: Duration, watched: &mut Watched) -> Result<()> {
+pub(crate) fn watch(soak: &Soak, site: &SoakSite, lasting: Duration, watched: &mut AgentSizes) -> Result<()> {
     let begun = Instant::now();
     // Of a short run, the first and the last third.
     let minute = Duration::from_secs(60).min(lasting / 3);
@@ -99,7 +99,7 @@ fn missing(soak: &Soak) -> Vec<&'static str> {
 }
 
 /// None of an agent that does not run at the moment.
-fn size_of(soak: &Soak, site: &Site, name: &str) -> Result<Option<Size>> {
+fn size_of(soak: &Soak, site: &SoakSite, name: &str) -> Result<Option<Size>> {
     let cluster = site.cluster();
     let agent = cluster.agent(name)?;
     if name == SPARED && agent.has_ended()? {
@@ -116,7 +116,7 @@ fn size(pid: u32) -> Option<Size> {
     Some(Size { rss_kib, files })
 }
 
-fn look(soak: &Soak, site: &Site, machine: &Machine) -> Result<()> {
+fn look(soak: &Soak, site: &SoakSite, machine: &SoakNode) -> Result<()> {
     neighbours(soak, machine)?;
     if soak.has(Attack::ControlCharacters) {
         let (run_dir, agent) = {
@@ -134,7 +134,7 @@ fn look(soak: &Soak, site: &Site, machine: &Machine) -> Result<()> {
 }
 
 /// Entries for senders that attackers invented, or for addresses that no pod ever had.
-pub(crate) fn neighbours(soak: &Soak, machine: &Machine) -> Result<()> {
+pub(crate) fn neighbours(soak: &Soak, machine: &SoakNode) -> Result<()> {
     let ranges: Vec<IpNet> = ["10.42.0.0/16", "fd42::/64", "10.77.0.0/24", "fd77::/120"]
         .iter()
         .filter_map(|net| net.parse().ok())

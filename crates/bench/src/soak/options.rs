@@ -5,7 +5,7 @@ use clap::{Parser, ValueEnum};
 /// Load, faults and attacks at the same time, and an audit at the end
 #[derive(Debug, Parser)]
 #[command(name = "podwire-soak", version)]
-pub(crate) struct Options {
+pub(crate) struct SoakOptions {
     /// How long the load lasts [default: PODWIRE_SOAK_MINUTES, or 10]
     #[arg(long, value_name = "N")]
     minutes: Option<u64>,
@@ -81,7 +81,7 @@ pub(crate) enum Attack {
     UnreadableRecords,
 }
 
-impl Options {
+impl SoakOptions {
     pub(crate) fn has(&self, attack: Attack) -> bool {
         if self.only.is_empty() { !self.without.contains(&attack) } else { self.only.contains(&attack) }
     }

@@ -15,7 +15,7 @@ use tokio::runtime::Runtime;
 
 use crate::Soak;
 use crate::options::Attack;
-use crate::site::{Machine, STRANGER, Site};
+use crate::site::{STRANGER, SoakNode, SoakSite};
 
 /// As agents have it by default.
 const PREFIX: &str = "/podwire";
@@ -28,7 +28,7 @@ const POD_NETWORKS: [&str; 2] = ["10.42.0.0/16", "fd42::/64"];
 pub(crate) fn start<'scope>(
     scope: &'scope Scope<'scope, '_>,
     soak: &'scope Soak,
-    site: &'scope Site,
+    site: &'scope SoakSite,
 ) -> Result<()> {
     let attacks: Vec<Attack> =
         [Attack::Records, Attack::UnreadableRecords].into_iter().filter(|attack| soak.has(*attack)).collect();
@@ -73,7 +73,7 @@ pub(crate) fn start<'scope>(
 }
 
 /// Removes every hostile key; the rest must be what the nodes own.
-pub(crate) fn audit(soak: &Soak, site: &Site) -> Result<()> {
+pub(crate) fn audit(soak: &Soak, site: &SoakSite) -> Result<()> {
     let desk = Desk::open(site)?;
     let names: BTreeSet<&str> = site.machines.iter().map(|machine| machine.name).collect();
     let keys = desk.keys()?;
@@ -111,7 +111,7 @@ struct Desk {
 }
 
 impl Desk {
-    fn open(site: &Site) -> Result<Self> {
+    fn open(site: &SoakSite) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -242,7 +242,7 @@ fn late_host(block: &IpNet) -> IpAddr {
 }
 
 /// Those that are still there a moment later: routes and tunnels are deleted and repaired all the time.
-fn hijacked_for_long(machine: &Machine, known: &BTreeMap<String, NodeRecord>) -> Result<Vec<String>> {
+fn hijacked_for_long(machine: &SoakNode, known: &BTreeMap<String, NodeRecord>) -> Result<Vec<String>> {
     let first = hijacked(machine, known)?;
     if first.is_empty() {
         return Ok(first);
@@ -253,7 +253,7 @@ fn hijacked_for_long(machine: &Machine, known: &BTreeMap<String, NodeRecord>) ->
 }
 
 /// Routes of a node that lead to another node's pods by another machine, or to places that are no pods at all.
-fn hijacked(machine: &Machine, known: &BTreeMap<String, NodeRecord>) -> Result<Vec<String>> {
+fn hijacked(machine: &SoakNode, known: &BTreeMap<String, NodeRecord>) -> Result<Vec<String>> {
     let mut found = Vec::new();
     let networks: Vec<IpNet> = POD_NETWORKS.iter().filter_map(|net| net.parse().ok()).collect();
     let neighbours = inspect::neighbours(&machine.node)?;

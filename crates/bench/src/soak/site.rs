@@ -26,25 +26,25 @@ pub(crate) const STRANGER: [&str; 2] = ["10.199.1.200", "fd99:1::c8"];
 pub(crate) const SPARED: &str = "n2";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mode {
+pub(crate) enum SoakMode {
     Routed,
     Bridge,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Through {
+pub(crate) enum ServedBy {
     Agent,
     /// The plugin alone.
     Plugin,
 }
 
 /// A network on a node.
-pub(crate) struct Network {
+pub(crate) struct SoakNetwork {
     pub(crate) name: &'static str,
     pub(crate) node: Node,
     pub(crate) node_name: &'static str,
-    pub(crate) mode: Mode,
-    pub(crate) through: Through,
+    pub(crate) mode: SoakMode,
+    pub(crate) through: ServedBy,
     /// Networks of one scope have addresses of one pool.
     pub(crate) scope: &'static str,
     pub(crate) config: Value,
@@ -55,7 +55,7 @@ pub(crate) struct Network {
 
 /// What a pod that stays is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Role {
+pub(crate) enum AnchorRole {
     /// Sends what it may.
     Honest,
     /// Listens.
@@ -65,8 +65,8 @@ pub(crate) enum Role {
 }
 
 pub(crate) struct Anchor {
-    pub(crate) role: Role,
-    /// Its place in `Site::networks`.
+    pub(crate) role: AnchorRole,
+    /// Its place in `SoakSite::networks`.
     pub(crate) network: usize,
     pub(crate) pod: Pod,
     pub(crate) ips: Vec<IpAddr>,
@@ -83,17 +83,17 @@ pub(crate) struct Hostile {
 }
 
 /// What a node is known by on the underlay.
-pub(crate) struct Machine {
+pub(crate) struct SoakNode {
     pub(crate) name: &'static str,
     pub(crate) node: Node,
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) mac: [u8; 6],
 }
 
-pub(crate) struct Site {
-    pub(crate) networks: Vec<Network>,
+pub(crate) struct SoakSite {
+    pub(crate) networks: Vec<SoakNetwork>,
     pub(crate) anchors: Vec<Anchor>,
-    pub(crate) machines: Vec<Machine>,
+    pub(crate) machines: Vec<SoakNode>,
     pub(crate) hostile: Hostile,
     pub(crate) stranger: Node,
     pub(crate) underlay: Ns,
@@ -106,7 +106,7 @@ pub(crate) struct Site {
 
 const NODES: [&str; 3] = ["n1", "n2", "n3"];
 
-impl Site {
+impl SoakSite {
     pub(crate) fn make(soak: &Soak) -> Result<Self> {
         let plan = Plan {
             nodes: NODES.len(),
@@ -173,9 +173,11 @@ impl Site {
 
     fn anchor(&mut self, soak: &Soak) -> Result<()> {
         for (place, network) in self.networks.iter().enumerate() {
-            for (role, name) in
-                [(Role::Honest, "honest"), (Role::Victim, "victim"), (Role::Mallory, "mallory")]
-            {
+            for (role, name) in [
+                (AnchorRole::Honest, "honest"),
+                (AnchorRole::Victim, "victim"),
+                (AnchorRole::Mallory, "mallory"),
+            ] {
                 let pod = network.node.pod(&format!("{name}-{}", network.scope))?;
                 network.register(pod.id());
                 let result = self.plugin.add(&pod, &network.config)?.ok().with_context(|| network.name)?;
@@ -203,8 +205,8 @@ impl Site {
 
     /// Victims and honest pods of a scope reach each other in both families.
     pub(crate) fn expect_reach(&self) -> Result<()> {
-        for from in self.with_role(Role::Honest) {
-            for to in self.with_role(Role::Victim) {
+        for from in self.with_role(AnchorRole::Honest) {
+            for to in self.with_role(AnchorRole::Victim) {
                 let scopes = [from, to].map(|anchor| self.networks[anchor.network].scope);
                 if scopes[0] != scopes[1] {
                     continue;
@@ -219,7 +221,7 @@ impl Site {
         Ok(())
     }
 
-    pub(crate) fn with_role(&self, role: Role) -> impl Iterator<Item = &Anchor> {
+    pub(crate) fn with_role(&self, role: AnchorRole) -> impl Iterator<Item = &Anchor> {
         self.anchors.iter().filter(move |anchor| anchor.role == role)
     }
 
@@ -237,7 +239,7 @@ impl Site {
     }
 }
 
-impl Network {
+impl SoakNetwork {
     pub(crate) fn register(&self, container: &str) {
         // Waits for a GC that works with the list of before.
         self.known.lock().unwrap_or_else(PoisonError::into_inner).insert(container.to_owned());
@@ -264,15 +266,15 @@ impl Network {
     }
 }
 
-fn networks(cluster: &Cluster) -> Result<Vec<Network>> {
-    let through_agent = |name, node_name: &'static str, mode| -> Result<Network> {
+fn networks(cluster: &Cluster) -> Result<Vec<SoakNetwork>> {
+    let through_agent = |name, node_name: &'static str, mode| -> Result<SoakNetwork> {
         let agent = cluster.agent(node_name)?;
-        Ok(Network {
+        Ok(SoakNetwork {
             name,
             node: cluster.node(node_name)?.clone(),
             node_name,
             mode,
-            through: Through::Agent,
+            through: ServedBy::Agent,
             scope: CLUSTER,
             config: agent.config(&json!({})),
             run_dir: agent.run_dir().to_owned(),
@@ -287,15 +289,15 @@ fn networks(cluster: &Cluster) -> Result<Vec<Network>> {
         "runDir": run_dir, "logFile": node.dir().join("alone.log"),
     });
     Ok(vec![
-        through_agent("n1, agent, routed", "n1", Mode::Routed)?,
-        through_agent("n2, agent, routed", "n2", Mode::Routed)?,
-        through_agent("n3, agent, bridge", "n3", Mode::Bridge)?,
-        Network {
+        through_agent("n1, agent, routed", "n1", SoakMode::Routed)?,
+        through_agent("n2, agent, routed", "n2", SoakMode::Routed)?,
+        through_agent("n3, agent, bridge", "n3", SoakMode::Bridge)?,
+        SoakNetwork {
             name: "n1, standalone, bridge",
             node,
             node_name: "n1",
-            mode: Mode::Bridge,
-            through: Through::Plugin,
+            mode: SoakMode::Bridge,
+            through: ServedBy::Plugin,
             scope: STANDALONE,
             config,
             run_dir,
@@ -304,13 +306,13 @@ fn networks(cluster: &Cluster) -> Result<Vec<Network>> {
     ])
 }
 
-fn machines(cluster: &Cluster) -> Result<Vec<Machine>> {
+fn machines(cluster: &Cluster) -> Result<Vec<SoakNode>> {
     NODES
         .into_iter()
         .map(|name| {
             let node = cluster.node(name)?.clone();
             let mac = mac_of(&inspect::link(&node, "eth0")?)?;
-            Ok(Machine { name, node, addresses: cluster.addresses(name)?, mac })
+            Ok(SoakNode { name, node, addresses: cluster.addresses(name)?, mac })
         })
         .collect()
 }
@@ -365,7 +367,7 @@ pub(crate) fn host_link(result: &Value) -> Option<String> {
     links.find_map(|link| link["name"].as_str().filter(|name| name.starts_with("pw"))).map(str::to_owned)
 }
 
-pub(crate) fn mac_of(link: &inspect::Link) -> Result<[u8; 6]> {
+pub(crate) fn mac_of(link: &inspect::ListedLink) -> Result<[u8; 6]> {
     let text = link.mac.as_deref().with_context(|| format!("{} has no MAC", link.name))?;
     Ok(text.parse::<Mac>()?.octets())
 }

@@ -20,13 +20,13 @@ pub(crate) const HOSTILE: &str = "hostile";
 pub(crate) const MARK: &[u8; 14] = b"podwire-soak!!";
 const TURN: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
-pub(crate) struct Listener {
+pub(crate) struct VictimListener {
     name: String,
     datagrams: UdpSocket,
     messages: Vec<OwnedFd>,
 }
 
-impl Listener {
+impl VictimListener {
     pub(crate) fn open(ns: &Ns, name: &str) -> Result<Self> {
         let opened = ns.enter(|| -> std::io::Result<_> {
             // A socket of both families.

@@ -170,6 +170,7 @@ mod tests {
             let order = Order {
                 run_dir: dir.path(),
                 network: Some((&name, &conf)),
+                mode: Some((&name, conf.mode)),
                 depth: Depth::Pods,
                 memory: &[],
                 unrepaired: &[],

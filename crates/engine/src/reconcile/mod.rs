@@ -27,7 +27,7 @@ use std::path::Path;
 
 use netconf::{Addresses, NetConf};
 use netlink::{Link, RtSocket};
-use types::{AttachmentKey, Code, Finding, IfName, NetworkName};
+use types::{AttachMode, AttachmentKey, Code, Finding, IfName, NetworkName};
 
 use crate::condition::Failed;
 use crate::delegate::NONE_ALLOWED;
@@ -48,6 +48,8 @@ pub struct Order<'a> {
     pub run_dir: &'a Path,
     /// The agent's own network: its bridge is there also without pods.
     pub network: Option<(&'a NetworkName, &'a NetConf)>,
+    /// The mode of new pods in the agent's network, also while it has no block. None: without an agent.
+    pub mode: Option<(&'a NetworkName, AttachMode)>,
     pub depth: Depth,
     /// What the last round knew: it helps where records were lost or damaged.
     pub memory: &'a [Attachment],
@@ -193,12 +195,13 @@ pub fn reconcile(order: Order<'_>) -> Result<Outcome, Error> {
 }
 
 /// Sets bridges of running pods up and restores their gateways and routes, as a round of the agent does. A bridge that is gone
-/// is not made: its pods have to be restarted.
-pub fn restore_bridges(run_dir: &Path) -> Result<(), Error> {
+/// is not made: its pods have to be restarted. `only`: the bridges of this network's pods.
+pub fn restore_bridges(run_dir: &Path, only: Option<&NetworkName>) -> Result<(), Error> {
     let Some(state) = State::open_existing(run_dir)? else { return Ok(()) };
     let order = Order {
         run_dir,
         network: None,
+        mode: None,
         depth: Depth::Node,
         memory: &[],
         unrepaired: &[],
@@ -209,7 +212,7 @@ pub fn restore_bridges(run_dir: &Path) -> Result<(), Error> {
     };
     let (host, outcome) = (RtSocket::open()?, Outcome::default());
     let mut round = Round { order, state, host, outcome, renewed: Vec::new() };
-    round.existing_bridges()
+    round.existing_bridges(only)
 }
 
 /// The condition of a round that failed as a whole. Without its records no pod can be served.
@@ -334,9 +337,8 @@ impl Round<'_> {
         for attachment in &self.outcome.attachments {
             networks.entry(&attachment.key.network).or_default().push(attachment);
         }
-        let configured = |name: &NetworkName| {
-            self.order.network.filter(|(own, _)| *own == name).map(|(_, conf)| conf.mode)
-        };
+        let configured =
+            |name: &NetworkName| self.order.mode.filter(|(own, _)| *own == name).map(|(_, mode)| mode);
         let found: Vec<Finding> = networks
             .into_iter()
             .filter_map(|(name, pods)| mode::differing(name, configured(name), &pods))

@@ -1,6 +1,6 @@
 //! What belongs to the node and not to one pod: bridges with their gateways, and forwarding.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use ipnet::{IpNet, Ipv6Net};
 use netconf::Addresses;
 use netlink::{Address, Link, LinkRef, Mode, Op, Route, RouteFilter, SetLink};
-use types::{AttachMode, Code, Finding, IfName, Mac, ROUTE_PROTOCOL};
+use types::{AttachMode, AttachmentKey, Code, Finding, IfName, Mac, NetworkName, ROUTE_PROTOCOL};
 
 use super::diff::knows_bridge;
 use super::subnet::{self, Removal, needs};
@@ -67,13 +67,19 @@ impl Round<'_> {
         }
     }
 
-    /// The bridges of running pods that exist, without the rest of the node.
-    pub(super) fn existing_bridges(&mut self) -> Result<(), Error> {
+    /// The bridges of running pods that exist, without the rest of the node. A bridge that several networks share is restored
+    /// with the gateways of all of them.
+    pub(super) fn existing_bridges(&mut self, only: Option<&NetworkName>) -> Result<(), Error> {
         let records = self.records()?;
+        let is_asked =
+            |network: &Network| only.is_none_or(|only| AttachmentKey::network_dir(only) == network.name());
+        let asked = records.iter().filter(|(network, _)| is_asked(network)).flat_map(|(_, listed)| listed);
+        let asked: BTreeSet<IfName> =
+            asked.filter_map(|one| one.attachment.as_ref()).map(|pod| pod.bridge.clone()).collect();
         let ready = records.iter().flat_map(|(_, listed)| listed).filter(|l| l.phase == Phase::Ready);
         self.outcome.attachments = ready.filter_map(|l| l.attachment.clone()).collect();
         let mut failed = Vec::new();
-        for (name, wanted) in self.bridges(&records) {
+        for (name, wanted) in self.bridges(&records).into_iter().filter(|(name, _)| asked.contains(name)) {
             match self.host.link(&name) {
                 Ok(Some(_)) => failed.extend(self.bridge(&name, &wanted).err()),
                 Ok(None) => {}
@@ -366,6 +372,7 @@ pub(super) mod tests {
         let order = Order {
             run_dir,
             network,
+            mode: Some((&name, conf.mode)),
             depth: Depth::Node,
             memory: &[],
             unrepaired: &[],

@@ -150,7 +150,9 @@ mod tests {
     }
 
     /// A bridge whose gateway has the kernel's route to its subnet.
-    fn in_node(of: impl Fn(&mut RtSocket, &Bridge, &Gateway, &Route) + Sync + Send) -> Vec<inspect::Route> {
+    fn in_node(
+        of: impl Fn(&mut RtSocket, &Bridge, &Gateway, &Route) + Sync + Send,
+    ) -> Vec<inspect::ListedRoute> {
         let lab = Lab::new("subnet").unwrap();
         let node = lab.node("n").unwrap();
         node.enter(|| {

@@ -53,8 +53,18 @@ const LOCK: &str = "podwire.lock";
 const EMPTIED: [&str; 2] = ["networks", "sysctls"];
 /// Everything in the state of a network.
 const NETWORK: [&str; 4] = ["attachments", "addresses", "index", "lock"];
-/// Everything that we make in a state folder.
-const OURS: [&str; 7] = [LOCK, "networks", "sysctls", "sysctls.lock", "tombstones", "agent.lock", "boot"];
+/// Everything that Podwire makes in a run directory. Earlier versions made temporary files whose names end with `.new`.
+const OURS: [&str; 9] = [
+    LOCK,
+    "networks",
+    "sysctls",
+    "sysctls.new",
+    "sysctls.lock",
+    "tombstones",
+    "agent.lock",
+    "boot.new",
+    "boot",
+];
 
 /// A directory of an earlier boot is emptied, so it must be Podwire's: files of other programs are never touched. `rm -rf`
 /// beside a running agent can remove the mark and leave directories that the agent just made, so they count by content.

@@ -26,7 +26,7 @@ fn stops(site: &Site, path: &Path, key: &str) {
         assert!(error.starts_with(path.to_str().unwrap()) && error.contains(key), "{error}");
         assert!(error.contains("belongs to another program") && error.contains("move it away"), "{error}");
     }
-    assert_eq!(installer.remove().unwrap(), Removal::default());
+    assert_eq!(installer.remove().unwrap(), RemovedFiles::default());
     assert_eq!((site.everything(), fs::read(path).ok()), before);
 }
 

@@ -154,7 +154,7 @@ fn e20_the_conflist_is_1_1_0_with_one_plugin_that_knows_its_agent() {
 #[test]
 fn without_an_agent_the_config_describes_the_network() {
     let site = Site::new();
-    let installer = Installer::standalone(Standalone {
+    let installer = Installer::standalone(StandaloneInstall {
         network: Network { mode: AttachMode::Bridge, mtu: Some(1400), ..site.config.network.clone() },
         install: site.config.install.clone().unwrap(),
         run_dir: site.config.run_dir.clone(),

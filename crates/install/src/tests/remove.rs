@@ -13,7 +13,7 @@ fn cleanup_knows_no_flags_and_leaves_the_machine_as_it_was() {
     assert_eq!(removal.left, Vec::<String>::new());
     assert!(removal.done[0].starts_with("config "), "{removal:?}");
     assert_eq!(site.everything(), before);
-    assert_eq!(remove(&state).unwrap(), Removal::default());
+    assert_eq!(remove(&state).unwrap(), RemovedFiles::default());
 }
 
 #[test]

@@ -116,7 +116,7 @@ fn a1_type_and_version_are_the_operators() {
     assert_eq!((mode(&plugin), site.plugin().exists()), (0o700, false));
     assert!(all_ok(&installer));
     // It is looked after under that name,
-    let mut watch = Watch::new(&installer).unwrap();
+    let mut watch = FileWatch::new(&installer).unwrap();
     fs::remove_file(&plugin).unwrap();
     assert!(watch.changed().unwrap());
     assert_eq!(installer.put().unwrap().len(), 1);

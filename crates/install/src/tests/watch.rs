@@ -5,7 +5,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::*;
 
 /// Whether the watch says something within five seconds.
-fn wakes(watch: &mut Watch) -> bool {
+fn wakes(watch: &mut FileWatch) -> bool {
     let wait = Timespec { tv_sec: 5, tv_nsec: 0 };
     for _ in 0..100 {
         let fd = watch.as_fd();
@@ -19,7 +19,7 @@ fn wakes(watch: &mut Watch) -> bool {
     false
 }
 
-fn is_quiet(watch: &mut Watch) -> bool {
+fn is_quiet(watch: &mut FileWatch) -> bool {
     !watch.changed().unwrap()
 }
 
@@ -28,7 +28,7 @@ fn the_watch_sees_what_happens_to_our_files_and_nothing_else() {
     let site = Site::new();
     let installer = site.installer();
     installer.put().unwrap();
-    let mut watch = Watch::new(&installer).unwrap();
+    let mut watch = FileWatch::new(&installer).unwrap();
     assert!(is_quiet(&mut watch));
     fs::write(site.at("etc/cni/net.d/99-other.conf"), "{}").unwrap();
     fs::write(site.at("opt/cni/bin/bridge"), "x").unwrap();
@@ -61,7 +61,7 @@ fn the_watch_survives_folders_that_go_and_come_back() {
     let site = Site::new();
     let installer = site.installer();
     // Nothing is there yet.
-    let mut watch = Watch::new(&installer).unwrap();
+    let mut watch = FileWatch::new(&installer).unwrap();
     installer.put().unwrap();
     assert!(wakes(&mut watch));
     for gone in ["etc/cni/net.d", "etc/cni", "etc", "opt/cni/bin", "opt"] {

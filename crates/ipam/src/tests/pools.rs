@@ -62,7 +62,7 @@ fn c2_no_range_hands_out_the_gateway_of_another() {
         let pools = pools(sets);
         let ranges: Vec<_> = pools.sets().iter().flat_map(RangeSet::ranges).collect();
         assert_eq!((ranges[0].capacity(), ranges[1].capacity()), (10, 2));
-        assert_eq!(ranges[1].refusal(ip("10.0.0.21")), Some(Refusal::Gateway));
+        assert_eq!(ranges[1].refusal(ip("10.0.0.21")), Some(RangeRefusal::Gateway));
     }
     let only = between("10.0.0.0/24", "10.0.0.21", "10.0.0.21");
     assert!(matches!(set_of(vec![first, only]), Err(PoolError::Range(RangeError::NothingLeft { .. }))));

@@ -106,23 +106,23 @@ fn c2_what_no_pod_may_have_is_not_allocatable() {
         ..between("10.0.0.0/24", "10.0.0.0", "10.0.0.255")
     });
     for (address, why) in [
-        ("10.0.0.0", Some(Refusal::NetworkAddress)),
+        ("10.0.0.0", Some(RangeRefusal::NetworkAddress)),
         ("10.0.0.1", None),
-        ("10.0.0.7", Some(Refusal::Gateway)),
+        ("10.0.0.7", Some(RangeRefusal::Gateway)),
         ("10.0.0.15", None),
-        ("10.0.0.16", Some(Refusal::Excluded(net("10.0.0.16/28")))),
-        ("10.0.0.31", Some(Refusal::Excluded(net("10.0.0.16/28")))),
+        ("10.0.0.16", Some(RangeRefusal::Excluded(net("10.0.0.16/28")))),
+        ("10.0.0.31", Some(RangeRefusal::Excluded(net("10.0.0.16/28")))),
         ("10.0.0.32", None),
-        ("10.0.0.255", Some(Refusal::BroadcastAddress)),
-        ("10.0.1.1", Some(Refusal::Outside)),
-        ("fd00::1", Some(Refusal::Outside)),
+        ("10.0.0.255", Some(RangeRefusal::BroadcastAddress)),
+        ("10.0.1.1", Some(RangeRefusal::Outside)),
+        ("fd00::1", Some(RangeRefusal::Outside)),
     ] {
         assert_eq!(r.refusal(ip(address)), why, "{address}");
         assert_eq!(r.allocatable(ip(address)), why.is_none(), "{address}");
     }
     assert_eq!(r.capacity(), 256 - 2 - 1 - 16);
     let r = range(between("fd00::/120", "fd00::", "fd00::ff"));
-    assert_eq!(r.refusal(ip("fd00::")), Some(Refusal::NetworkAddress));
+    assert_eq!(r.refusal(ip("fd00::")), Some(RangeRefusal::NetworkAddress));
     assert!(r.allocatable(ip("fd00::ff")), "IPv6 has no broadcast");
     assert!(!r.contains(ip("0.0.0.5")));
 }

@@ -26,42 +26,42 @@ use std::sync::{Arc, Mutex};
 
 use anyhow::{Context as _, Result};
 
-pub use plan::{Extra, Families, Plan, Store, Tls, Transport};
-pub use pods::Wired;
-pub use reach::{Cell, Matrix, Reach, Spot};
-pub use removal::{Removed, clear_kept, remove_kept};
-pub use saved::{Condition, Kept};
-pub use ways::Way;
+pub use plan::{Extra, Families, LabStore, Plan, Tls, TransportMode};
+pub use pods::AttachedPod;
+pub use reach::{Cell, Matrix, Reachability, Spot};
+pub use removal::{RemovedLab, clear_kept, remove_kept};
+pub use saved::{LabState, SavedLab};
+pub use ways::PodPath;
 
-use crate::service::{Leash, Life};
-use crate::{Agent, Etcd, Lab, Node, Plugin};
+use crate::service::{Leash, ProcessLifetime};
+use crate::{Agent, EtcdCluster, Lab, Node, Plugin};
 use underlay::Port;
 
 /// Told what is done next.
-pub type Progress<'a> = &'a dyn Fn(&str);
+pub type ProgressFn<'a> = &'a dyn Fn(&str);
 
 #[derive(Debug)]
 pub struct Cluster {
     plan: Plan,
-    machines: Vec<Machine>,
-    pub etcd: Etcd,
-    pods: Mutex<Vec<Arc<Wired>>>,
+    machines: Vec<ClusterNode>,
+    pub etcd: EtcdCluster,
+    pods: Mutex<Vec<Arc<AttachedPod>>>,
     /// Pods that are being made: what a command that is killed meanwhile leaves for the next.
     begun: Mutex<Vec<Begun>>,
     underlay: Node,
     plugin: Plugin,
     /// The program of the agents; none: as built.
     program: Option<PathBuf>,
-    life: Life,
-    kept: Option<Kept>,
-    origin: Origin,
+    life: ProcessLifetime,
+    kept: Option<SavedLab>,
+    origin: ClusterOrigin,
     /// Last: it takes the namespaces and folders of all of the above with it.
     lab: Lab,
 }
 
 /// A node with its agent.
 #[derive(Debug)]
-struct Machine {
+struct ClusterNode {
     name: String,
     node: Node,
     agent: Agent,
@@ -82,7 +82,7 @@ struct Begun {
 
 /// Who made the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Origin {
+enum ClusterOrigin {
     /// We do. If that is not done to the end, all of it goes.
     Made,
     /// An earlier command.
@@ -99,7 +99,7 @@ impl Cluster {
     /// Makes it and waits until all agents are ready.
     pub fn up(label: &str, plan: &Plan) -> Result<Self> {
         plan.check()?;
-        let life = Life::Leash(Arc::new(Leash::new()?));
+        let life = ProcessLifetime::Leash(Arc::new(Leash::new()?));
         let mut cluster = Self::empty(plan, Lab::new(label)?, life)?;
         cluster.make_hosts(&|_| ())?;
         cluster.start(&|_| ())?;
@@ -109,30 +109,30 @@ impl Cluster {
     /// The same without any process: for tests that start things in an order of their own.
     pub fn hosts(label: &str, plan: &Plan) -> Result<Self> {
         plan.check()?;
-        let life = Life::Leash(Arc::new(Leash::new()?));
+        let life = ProcessLifetime::Leash(Arc::new(Leash::new()?));
         let mut cluster = Self::empty(plan, Lab::new(label)?, life)?;
         cluster.make_hosts(&|_| ())?;
         Ok(cluster)
     }
 
     /// One that lives on; the folder is there and empty. A failure leaves what was made so far for `remove_kept`.
-    pub fn up_kept(kept: &Kept, plan: &Plan, progress: Progress<'_>) -> Result<Self> {
+    pub fn up_kept(kept: &SavedLab, plan: &Plan, progress: ProgressFn<'_>) -> Result<Self> {
         plan.check()?;
         let lab = Lab::kept(&kept.prefix(), &kept.dir, 0)?;
-        let mut cluster = Self::empty(plan, lab, Life::Kept)?;
+        let mut cluster = Self::empty(plan, lab, ProcessLifetime::Kept)?;
         cluster.program = Some(kept.program.clone());
         cluster.kept = Some(kept.clone());
-        cluster.save(Condition::Unfinished)?;
+        cluster.save(LabState::Unfinished)?;
         cluster.make_hosts(progress)?;
         cluster.start(progress)?;
         Ok(cluster)
     }
 
-    fn empty(plan: &Plan, lab: Lab, life: Life) -> Result<Self> {
+    fn empty(plan: &Plan, lab: Lab, life: ProcessLifetime) -> Result<Self> {
         Ok(Self {
             plan: plan.clone(),
             machines: vec![],
-            etcd: Etcd::default(),
+            etcd: EtcdCluster::default(),
             pods: Mutex::new(vec![]),
             begun: Mutex::new(vec![]),
             underlay: Node::known(&lab.inner, underlay::NAME),
@@ -140,12 +140,12 @@ impl Cluster {
             program: None,
             life,
             kept: None,
-            origin: Origin::Made,
+            origin: ClusterOrigin::Made,
             lab,
         })
     }
 
-    fn make_hosts(&mut self, progress: Progress<'_>) -> Result<()> {
+    fn make_hosts(&mut self, progress: ProgressFn<'_>) -> Result<()> {
         let subnets = self.plan.subnets;
         progress(&format!("underlay: {subnets} subnet{}", if subnets == 1 { "" } else { "s and a router" }));
         self.underlay = underlay::make(&self.lab, &self.plan)?;
@@ -156,7 +156,7 @@ impl Cluster {
             underlay::plug_in(&self.underlay, (&node, &name), &place, &self.plan)?;
             hosts.push((node, name, place.addresses[0].addr()));
         }
-        self.etcd = Etcd::new(hosts, &self.plan, &self.life);
+        self.etcd = EtcdCluster::new(hosts, &self.plan, &self.life);
         let names = self.plan.node_names();
         progress(&format!("nodes: {}", range(&names)));
         for (index, name) in names.iter().enumerate() {
@@ -170,12 +170,12 @@ impl Cluster {
 
     fn members_planned(&self) -> usize {
         match self.plan.store {
-            Store::Etcd { members } => members,
-            Store::Embedded | Store::Alone => 0,
+            LabStore::Etcd { members } => members,
+            LabStore::Embedded | LabStore::Alone => 0,
         }
     }
 
-    fn machine(&self, index: usize, node: Node) -> Result<Machine> {
+    fn machine(&self, index: usize, node: Node) -> Result<ClusterNode> {
         let name = format!("n{}", index + 1);
         let told = settings::of_node(&self.plan, index, &self.etcd.endpoints(), self.lab.dir());
         let mut flags = match self.kept {
@@ -185,11 +185,11 @@ impl Cluster {
         flags.extend(self.plan.more_flags(&name));
         let mut agent = Agent::of_cluster(&node, &flags, (&self.life, self.program.as_deref()))?;
         agent.set_env(&self.plan.agent_env(&name));
-        Ok(Machine { name, node, agent, power: Power::On, port: Port::Whole, lost: vec![] })
+        Ok(ClusterNode { name, node, agent, power: Power::On, port: Port::Whole, lost: vec![] })
     }
 
     /// Once: what a person changed in it stays.
-    fn write_config(&self, node: &Node, mut told: Vec<settings::Setting>) -> Result<()> {
+    fn write_config(&self, node: &Node, mut told: Vec<settings::AgentSetting>) -> Result<()> {
         let path = node.dir().join(crate::agent::CONFIG);
         if path.exists() {
             return Ok(());
@@ -199,7 +199,7 @@ impl Cluster {
             .with_context(|| format!("cannot write {}", path.display()))
     }
 
-    fn start(&mut self, progress: Progress<'_>) -> Result<()> {
+    fn start(&mut self, progress: ProgressFn<'_>) -> Result<()> {
         let members = self.members_planned();
         if members > 0 {
             progress(&format!("etcd: {members} member{}", if members == 1 { "" } else { "s" }));
@@ -214,7 +214,7 @@ impl Cluster {
         for index in 0..self.etcd.members.len() {
             if !self.etcd.members[index].runs() {
                 self.etcd.members[index].start()?;
-                self.save(Condition::Unfinished)?;
+                self.save(LabState::Unfinished)?;
             }
         }
         self.etcd.wait_healthy()
@@ -225,7 +225,7 @@ impl Cluster {
         for index in 0..self.machines.len() {
             if self.machines[index].agent.has_ended()? {
                 self.machines[index].agent.launch()?;
-                self.save(Condition::Unfinished)?;
+                self.save(LabState::Unfinished)?;
             }
         }
         self.wait_ready()

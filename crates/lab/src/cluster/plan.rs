@@ -21,8 +21,8 @@ pub struct Plan {
     pub nodes: usize,
     /// Nodes are spread over them in turn. Those of different subnets have a router between them.
     pub subnets: usize,
-    pub store: Store,
-    pub transport: Transport,
+    pub store: LabStore,
+    pub transport: TransportMode,
     /// Of the nodes' links and everything between them.
     pub mtu: u32,
     /// Which addresses the nodes themselves have.
@@ -57,7 +57,7 @@ pub struct Extra {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Store {
+pub enum LabStore {
     Etcd {
         members: usize,
     },
@@ -69,7 +69,7 @@ pub enum Store {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Transport {
+pub enum TransportMode {
     Auto,
     Direct,
     Vxlan,
@@ -88,8 +88,8 @@ impl Default for Plan {
         Self {
             nodes: 3,
             subnets: 1,
-            store: Store::Etcd { members: 1 },
-            transport: Transport::Auto,
+            store: LabStore::Etcd { members: 1 },
+            transport: TransportMode::Auto,
             mtu: 1500,
             underlay: Families::Both,
             pods: vec![
@@ -105,7 +105,7 @@ impl Default for Plan {
     }
 }
 
-impl Transport {
+impl TransportMode {
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -117,7 +117,7 @@ impl Transport {
 
 /// A host's place on the underlay.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct UnderlayHost {
     pub(super) subnet: usize,
     pub(super) addresses: Vec<IpNet>,
     pub(super) link_local: IpNet,
@@ -130,8 +130,8 @@ impl Plan {
     pub fn check(&self) -> Result<()> {
         self.check_shape()?;
         match self.store {
-            Store::Etcd { .. } => crate::etcd::check_installed(),
-            Store::Embedded | Store::Alone => Ok(()),
+            LabStore::Etcd { .. } => crate::etcd::check_installed(),
+            LabStore::Embedded | LabStore::Alone => Ok(()),
         }
     }
 
@@ -149,10 +149,10 @@ impl Plan {
         };
         ensure!((1..=most).contains(&self.subnets), "a lab of {nodes} has {subnets}, not {}", self.subnets);
         ensure!(
-            self.store != Store::Embedded || self.nodes == 1,
+            self.store != LabStore::Embedded || self.nodes == 1,
             "one agent owns an embedded store: a lab of {nodes} needs etcd"
         );
-        if let Store::Etcd { members } = self.store {
+        if let LabStore::Etcd { members } = self.store {
             ensure!(matches!(members, 1 | 3), "etcd has 1 or 3 members here, not {members}");
         }
         for name in self.each.keys() {
@@ -167,30 +167,30 @@ impl Plan {
 
     /// Where the members of etcd will be.
     pub fn etcd_addresses(&self) -> Vec<IpAddr> {
-        let Store::Etcd { members } = self.store else { return vec![] };
+        let LabStore::Etcd { members } = self.store else { return vec![] };
         (0..members).filter_map(|index| Some(self.etcd_place(index).addresses.first()?.addr())).collect()
     }
 
     /// All subnets of the underlay, by number.
     pub(super) fn underlay_subnets(&self) -> Vec<usize> {
-        let etcd = matches!(self.store, Store::Etcd { .. }).then_some(ETCD_SUBNET);
+        let etcd = matches!(self.store, LabStore::Etcd { .. }).then_some(ETCD_SUBNET);
         etcd.into_iter().chain(1..=self.subnets).collect()
     }
 
     /// Of the node with this number, counted from 0.
-    pub(super) fn node_place(&self, index: usize) -> Place {
+    pub(super) fn node_place(&self, index: usize) -> UnderlayHost {
         self.place(1 + index % self.subnets, index as u16 + 1)
     }
 
-    pub(super) fn etcd_place(&self, index: usize) -> Place {
+    pub(super) fn etcd_place(&self, index: usize) -> UnderlayHost {
         self.place(ETCD_SUBNET, index as u16 + 1)
     }
 
-    pub(super) fn router_place(&self, subnet: usize) -> Place {
+    pub(super) fn router_place(&self, subnet: usize) -> UnderlayHost {
         self.place(subnet, ROUTER)
     }
 
-    fn place(&self, subnet: usize, host: u16) -> Place {
+    fn place(&self, subnet: usize, host: u16) -> UnderlayHost {
         let v4 = Ipv4Addr::new(10, 199, subnet as u8, host as u8);
         let v6 = Ipv6Addr::new(0xfd99, subnet as u16, 0, 0, 0, 0, 0, host);
         let v4 = IpNet::new_assert(v4.into(), 24);
@@ -202,7 +202,7 @@ impl Plan {
         };
         let link_local = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, subnet as u16, host);
         let mac = format!("02:00:0a:c7:{subnet:02x}:{host:02x}");
-        Place { subnet, addresses, link_local: IpNet::new_assert(link_local.into(), 64), mac }
+        UnderlayHost { subnet, addresses, link_local: IpNet::new_assert(link_local.into(), 64), mac }
     }
 
     /// What a test adds to what the agent of a node is told.
@@ -241,7 +241,8 @@ mod tests {
         let plan = Plan { nodes: 3, subnets: 2, ..Plan::default() };
         let places: Vec<_> = (0..3).map(|index| plan.node_place(index)).collect();
         assert_eq!(places.iter().map(|p| p.subnet).collect::<Vec<_>>(), [1, 2, 1]);
-        let texts = |place: &Place| place.addresses.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let texts =
+            |place: &UnderlayHost| place.addresses.iter().map(ToString::to_string).collect::<Vec<_>>();
         assert_eq!(texts(&places[1]), ["10.199.2.2/24", "fd99:2::2/64"]);
         assert_eq!(texts(&plan.etcd_place(0)), ["10.199.0.1/24", "fd99::1/64"]);
         assert_eq!(texts(&plan.router_place(2)), ["10.199.2.254/24", "fd99:2::fe/64"]);
@@ -255,7 +256,7 @@ mod tests {
             Plan { nodes: MAX_NODES + 1, ..Plan::default() },
             Plan { subnets: 0, ..Plan::default() },
             Plan { nodes: 2, subnets: 3, ..Plan::default() },
-            Plan { store: Store::Etcd { members: 2 }, ..Plan::default() },
+            Plan { store: LabStore::Etcd { members: 2 }, ..Plan::default() },
             Plan { each: [("n9".to_owned(), Extra::default())].into(), ..Plan::default() },
         ] {
             assert!(plan.check().is_err(), "{plan:?}");

@@ -8,13 +8,13 @@ use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Value, json};
 
 use super::reach::{self, Cell, Matrix, Spot};
-use super::ways::{Way, Ways};
+use super::ways::{PodPath, Ways};
 use super::{Cluster, Power};
 use crate::{Call, Pod, Verb};
 
 /// A pod that is attached.
 #[derive(Debug)]
-pub struct Wired {
+pub struct AttachedPod {
     pub name: String,
     /// Its node's name.
     pub node: String,
@@ -24,7 +24,7 @@ pub struct Wired {
 
 impl Cluster {
     /// Makes a pod on a node. Its name is the only one of the cluster.
-    pub fn pod(&self, node: &str, name: &str) -> Result<Arc<Wired>> {
+    pub fn pod(&self, node: &str, name: &str) -> Result<Arc<AttachedPod>> {
         let machine = &self.machines[self.index(node)?];
         ensure!(machine.power == Power::On, "node {node} has no power: start it first");
         ensure!(!self.is_taken(name, node), "the name {name} is taken: choose another");
@@ -36,7 +36,7 @@ impl Cluster {
         }
         self.begun().retain(|begun| begun.id != pod.id());
         let addresses = attached.with_context(|| format!("pod {name} on {node} gets no network"))?;
-        let wired = Arc::new(Wired { name: name.to_owned(), node: node.to_owned(), pod, addresses });
+        let wired = Arc::new(AttachedPod { name: name.to_owned(), node: node.to_owned(), pod, addresses });
         self.list().push(Arc::clone(&wired));
         Ok(wired)
     }
@@ -82,7 +82,7 @@ impl Cluster {
     }
 
     /// By node, then by name.
-    pub fn pods(&self) -> Vec<Arc<Wired>> {
+    pub fn pods(&self) -> Vec<Arc<AttachedPod>> {
         let mut pods = self.list().clone();
         pods.sort_by_key(|wired| {
             (self.index(&wired.node).unwrap_or(usize::MAX), wired.name.len(), wired.name.clone())
@@ -90,7 +90,7 @@ impl Cluster {
         pods
     }
 
-    pub fn find_pod(&self, name: &str) -> Option<Arc<Wired>> {
+    pub fn find_pod(&self, name: &str) -> Option<Arc<AttachedPod>> {
         self.list().iter().find(|wired| wired.name == name).cloned()
     }
 
@@ -106,14 +106,14 @@ impl Cluster {
             for (j, to) in pods.iter().enumerate().filter(|(j, _)| *j != i) {
                 let [v4, v6] = found.get(&(i, j)).cloned().unwrap_or_default();
                 let way = match (&ways[self.index(&from.node)?], to.addresses.first()) {
-                    _ if from.node == to.node => Way::Local,
+                    _ if from.node == to.node => PodPath::Local,
                     (Some(ways), Some(address)) => ways.to(*address),
-                    (None, _) | (_, None) => Way::None,
+                    (None, _) | (_, None) => PodPath::None,
                 };
                 cells.push(Cell { from: from.name.clone(), to: to.name.clone(), v4, v6, way });
             }
         }
-        let spot = |wired: &Arc<Wired>| Spot { name: wired.name.clone(), node: wired.node.clone() };
+        let spot = |wired: &Arc<AttachedPod>| Spot { name: wired.name.clone(), node: wired.node.clone() };
         let pods = pods.iter().map(spot).collect();
         Ok(Matrix { pods, cells, took })
     }
@@ -140,7 +140,7 @@ impl Cluster {
         Ok(Call { args: Some(args), ..Call::pod(verb, pod, &config) })
     }
 
-    pub(super) fn list(&self) -> MutexGuard<'_, Vec<Arc<Wired>>> {
+    pub(super) fn list(&self) -> MutexGuard<'_, Vec<Arc<AttachedPod>>> {
         self.pods.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

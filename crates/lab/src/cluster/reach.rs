@@ -10,8 +10,8 @@ use anyhow::{Context as _, Result, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::Wired;
-use super::ways::Way;
+use super::AttachedPod;
+use super::ways::PodPath;
 
 /// How often an unanswered question is asked again.
 const RESEND: Duration = Duration::from_millis(100);
@@ -22,7 +22,7 @@ const SIZE: usize = 9;
 
 /// What came of the questions of one pod to another, in one family.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Reach {
+pub enum Reachability {
     /// Answered after so many microseconds.
     Yes { micros: u64 },
     /// It arrived, but from this address instead of the pod's own.
@@ -36,9 +36,9 @@ pub enum Reach {
 pub struct Cell {
     pub from: String,
     pub to: String,
-    pub v4: Option<Reach>,
-    pub v6: Option<Reach>,
-    pub way: Way,
+    pub v4: Option<Reachability>,
+    pub v6: Option<Reachability>,
+    pub way: PodPath,
 }
 
 /// Every pod to every other pod.
@@ -57,7 +57,7 @@ pub struct Spot {
     pub node: String,
 }
 
-impl Reach {
+impl Reachability {
     pub fn is_ok(&self) -> bool {
         matches!(self, Self::Yes { .. })
     }
@@ -68,7 +68,7 @@ impl Cell {
     pub fn is_ok(&self) -> bool {
         let all = [&self.v4, &self.v6];
         all.iter().any(|family| family.is_some())
-            && all.iter().all(|family| family.as_ref().is_none_or(Reach::is_ok))
+            && all.iter().all(|family| family.as_ref().is_none_or(Reachability::is_ok))
     }
 }
 
@@ -94,41 +94,41 @@ impl Matrix {
     }
 }
 
-fn complaint(family: &str, reach: &Reach) -> Option<String> {
+fn complaint(family: &str, reach: &Reachability) -> Option<String> {
     match reach {
-        Reach::Yes { .. } => None,
-        Reach::Rewritten { source } => Some(format!("{family} arrives from {source}")),
-        Reach::No { why: Some(why) } => Some(format!("{family} {why}")),
-        Reach::No { why: None } => Some(format!("{family} not answered")),
+        Reachability::Yes { .. } => None,
+        Reachability::Rewritten { source } => Some(format!("{family} arrives from {source}")),
+        Reachability::No { why: Some(why) } => Some(format!("{family} {why}")),
+        Reachability::No { why: None } => Some(format!("{family} not answered")),
     }
 }
 
 /// An address of a pod, and a socket on it.
-struct End {
+struct ProbeSocket {
     pod: usize,
     address: IpAddr,
     socket: Result<UdpSocket, String>,
 }
 
-struct Asked {
-    result: Option<Reach>,
+struct PairProbe {
+    result: Option<Reachability>,
     sent: Instant,
     why: Option<String>,
 }
 
-struct Round {
-    ends: Vec<End>,
+struct ProbeRound {
+    ends: Vec<ProbeSocket>,
     /// By the numbers of two ends.
-    asked: BTreeMap<(usize, usize), Asked>,
+    asked: BTreeMap<(usize, usize), PairProbe>,
 }
 
 /// For each pair of pods what came of it, in the two families, by their numbers.
-pub(super) type Found = BTreeMap<(usize, usize), [Option<Reach>; 2]>;
+pub(super) type PairResults = BTreeMap<(usize, usize), [Option<Reachability>; 2]>;
 
 /// Asks until everything is answered, and not longer than this.
-pub(super) fn probe(pods: &[&Wired], within: Duration) -> Result<Found> {
+pub(super) fn probe(pods: &[&AttachedPod], within: Duration) -> Result<PairResults> {
     make_room(pods.iter().map(|wired| wired.addresses.len()).sum())?;
-    let mut round = Round::new(pods)?;
+    let mut round = ProbeRound::new(pods)?;
     let end = Instant::now() + within;
     while round.is_open() && Instant::now() < end {
         for from in 0..round.ends.len() {
@@ -147,8 +147,8 @@ pub(super) fn probe(pods: &[&Wired], within: Duration) -> Result<Found> {
     Ok(round.found())
 }
 
-impl Round {
-    fn new(pods: &[&Wired]) -> Result<Self> {
+impl ProbeRound {
+    fn new(pods: &[&AttachedPod]) -> Result<Self> {
         let mut ends = Vec::new();
         for (number, wired) in pods.iter().enumerate() {
             for &address in &wired.addresses {
@@ -156,7 +156,7 @@ impl Round {
                     Ok(opened) => opened.map_err(|e| format!("cannot use {address}: {e}")),
                     Err(e) => Err(format!("{e:#}")),
                 };
-                ends.push(End { pod: number, address, socket });
+                ends.push(ProbeSocket { pod: number, address, socket });
             }
         }
         let mut asked = BTreeMap::new();
@@ -167,8 +167,8 @@ impl Round {
                     continue;
                 }
                 let why = from.socket.as_ref().err().or(to.socket.as_ref().err()).cloned();
-                let result = why.is_some().then(|| Reach::No { why: why.clone() });
-                asked.insert((i, j), Asked { result, sent, why });
+                let result = why.is_some().then(|| Reachability::No { why: why.clone() });
+                asked.insert((i, j), PairProbe { result, sent, why });
             }
         }
         Ok(Self { ends, asked })
@@ -216,7 +216,7 @@ impl Round {
         let Some(asked) = self.asked.get_mut(&pair) else { return };
         if kind == b'?' && to == here {
             if peer.ip() != self.ends[from].address {
-                asked.result = Some(Reach::Rewritten { source: peer.ip() });
+                asked.result = Some(Reachability::Rewritten { source: peer.ip() });
             }
             if let Ok(socket) = &self.ends[here].socket
                 && let Err(e) = socket.send_to(&message(b'!', pair), peer)
@@ -225,7 +225,7 @@ impl Round {
             }
         } else if kind == b'!' && from == here && asked.result.is_none() {
             let micros = u64::try_from(asked.sent.elapsed().as_micros()).unwrap_or(u64::MAX);
-            asked.result = Some(Reach::Yes { micros });
+            asked.result = Some(Reachability::Yes { micros });
         }
     }
 
@@ -240,12 +240,12 @@ impl Round {
         }
     }
 
-    fn found(self) -> Found {
-        let mut found = Found::new();
+    fn found(self) -> PairResults {
+        let mut found = PairResults::new();
         for ((from, to), asked) in self.asked {
             let (a, b) = (&self.ends[from], &self.ends[to]);
             let family = usize::from(a.address.is_ipv6());
-            let reach = asked.result.unwrap_or(Reach::No { why: asked.why });
+            let reach = asked.result.unwrap_or(Reachability::No { why: asked.why });
             found.entry((a.pod, b.pod)).or_default()[family] = Some(reach);
         }
         found
@@ -275,7 +275,7 @@ fn open(address: IpAddr) -> std::io::Result<UdpSocket> {
     Ok(socket)
 }
 
-fn port(end: &End) -> std::io::Result<u16> {
+fn port(end: &ProbeSocket) -> std::io::Result<u16> {
     let socket = end.socket.as_ref().map_err(|_| std::io::Error::from(ErrorKind::NotConnected))?;
     Ok(socket.local_addr()?.port())
 }
@@ -300,8 +300,8 @@ fn parse(bytes: &[u8]) -> Option<(u8, (usize, usize))> {
 mod tests {
     use super::*;
 
-    fn cell(v4: Option<Reach>, v6: Option<Reach>) -> Cell {
-        Cell { from: "a".into(), to: "b".into(), v4, v6, way: Way::Direct }
+    fn cell(v4: Option<Reachability>, v6: Option<Reachability>) -> Cell {
+        Cell { from: "a".into(), to: "b".into(), v4, v6, way: PodPath::Direct }
     }
 
     #[test]
@@ -313,8 +313,8 @@ mod tests {
 
     #[test]
     fn a_pair_is_fine_when_every_family_they_share_is() {
-        let yes = || Some(Reach::Yes { micros: 1 });
-        let no = || Some(Reach::No { why: Some("no route".into()) });
+        let yes = || Some(Reachability::Yes { micros: 1 });
+        let no = || Some(Reachability::No { why: Some("no route".into()) });
         assert!(cell(yes(), yes()).is_ok() && cell(yes(), None).is_ok());
         assert!(!cell(yes(), no()).is_ok() && !cell(None, None).is_ok());
         let matrix = Matrix { pods: vec![], cells: vec![cell(yes(), no())], took: Duration::ZERO };

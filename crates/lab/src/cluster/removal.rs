@@ -8,38 +8,38 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::saved::{Kept, Saved};
+use super::saved::{Saved, SavedLab};
 use crate::owner::start_time;
 use crate::service::{ended, kill};
-use crate::{DEADLINE, Identity, sweep};
+use crate::{DEADLINE, ProcessIdentity, sweep};
 
 /// Processes may start others while they are being killed; not for ever.
 const ROUNDS: usize = 50;
 
 /// What was taken away.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Removed {
+pub struct RemovedLab {
     pub processes: usize,
     /// Processes that should have run and did not: nobody killed them by a command of the lab.
     pub ended: usize,
     pub namespaces: usize,
 }
 
-impl Removed {
+impl RemovedLab {
     pub fn nothing(self) -> bool {
         self == Self::default()
     }
 }
 
 /// Everything of this lab. What is gone already is fine.
-pub fn remove_kept(kept: &Kept) -> Result<Removed> {
+pub fn remove_kept(kept: &SavedLab) -> Result<RemovedLab> {
     let removed = clear_kept(kept)?;
     sweep::remove_folder(&kept.dir)?;
     Ok(removed)
 }
 
 /// The same but for the folder, and so for the lock that the caller may have in it.
-pub fn clear_kept(kept: &Kept) -> Result<Removed> {
+pub fn clear_kept(kept: &SavedLab) -> Result<RemovedLab> {
     let names = sweep::namespaces_of(&kept.prefix())?;
     // A state that cannot be read tells of no processes; those in the namespaces go anyway.
     let known = Saved::read(&kept.dir).map(|saved| saved.processes()).unwrap_or_default();
@@ -51,7 +51,7 @@ pub fn clear_kept(kept: &Kept) -> Result<Removed> {
     for name in &names {
         sweep::remove_namespace(&sweep::namespace_path(name))?;
     }
-    Ok(Removed { processes, ended, namespaces: names.len() })
+    Ok(RemovedLab { processes, ended, namespaces: names.len() })
 }
 
 /// Ends every process that is in one of these namespaces, and counts them.
@@ -84,7 +84,7 @@ pub(super) fn kill_plugins(namespace: &Path, container: &str) -> Result<()> {
     Ok(())
 }
 
-fn processes_in(inodes: &BTreeSet<(u64, u64)>) -> Result<Vec<Identity>> {
+fn processes_in(inodes: &BTreeSet<(u64, u64)>) -> Result<Vec<ProcessIdentity>> {
     let own = std::process::id();
     let entries = fs::read_dir("/proc").context("cannot list /proc")?;
     let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
@@ -92,7 +92,7 @@ fn processes_in(inodes: &BTreeSet<(u64, u64)>) -> Result<Vec<Identity>> {
         // The start time first: if the pid is reused in between, the pair fits nobody.
         let start = start_time(pid)?;
         let at = inode(Path::new(&format!("/proc/{pid}/ns/net")))?;
-        inodes.contains(&at).then_some(Identity { pid, start })
+        inodes.contains(&at).then_some(ProcessIdentity { pid, start })
     });
     Ok(inside.collect())
 }
@@ -102,7 +102,7 @@ fn inode(path: &Path) -> Option<(u64, u64)> {
 }
 
 /// Kills a process and waits for its end; false if it is gone already.
-fn end(identity: Identity) -> Result<bool> {
+fn end(identity: ProcessIdentity) -> Result<bool> {
     let Some(pidfd) = identity.open()? else { return Ok(false) };
     if ended(&pidfd, std::time::Duration::ZERO)? {
         return Ok(false);

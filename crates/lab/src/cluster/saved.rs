@@ -2,17 +2,17 @@
 
 use std::fs;
 use std::net::IpAddr;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use files::Replacement;
 use serde::{Deserialize, Serialize};
 
 use super::underlay::Port;
-use super::{Begun, Cluster, Origin, Plan, Power, Wired};
-use crate::service::Life;
-use crate::{Etcd, Identity, Lab, Node};
+use super::{AttachedPod, Begun, Cluster, ClusterOrigin, Plan, Power};
+use crate::service::ProcessLifetime;
+use crate::{EtcdCluster, Lab, Node, ProcessIdentity};
 
 const FILE: &str = "lab.json";
 const VERSION: u32 = 1;
@@ -23,7 +23,7 @@ const LONGEST_NAME: usize = 24;
 
 /// Where a lab that lives on has its things.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Kept {
+pub struct SavedLab {
     name: String,
     pub(super) dir: PathBuf,
     pub(super) program: PathBuf,
@@ -32,7 +32,7 @@ pub struct Kept {
 /// What the file says of a lab.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Condition {
+pub enum LabState {
     Up,
     /// Whoever made it has not come to the end.
     Unfinished,
@@ -44,16 +44,16 @@ pub enum Condition {
 pub(super) struct Saved {
     version: u32,
     boot: String,
-    condition: Condition,
+    condition: LabState,
     plan: Plan,
     serial: u32,
-    etcd: Vec<Option<Identity>>,
+    etcd: Vec<Option<ProcessIdentity>>,
     nodes: Vec<SavedNode>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 struct SavedNode {
-    agent: Option<Identity>,
+    agent: Option<ProcessIdentity>,
     has_power: bool,
     is_cut: bool,
     pods: Vec<SavedPod>,
@@ -70,7 +70,7 @@ struct SavedPod {
     addresses: Vec<IpAddr>,
 }
 
-impl Kept {
+impl SavedLab {
     /// `dir` is the lab's own folder, `program` what is started as the agent.
     pub fn new(name: &str, dir: &Path, program: &Path) -> Result<Self> {
         // Without '-', so that no name is the beginning of another lab's namespaces.
@@ -105,9 +105,9 @@ impl Kept {
     }
 
     /// What its file says; an error if there is none that can be read.
-    pub fn condition(&self) -> Result<Condition> {
+    pub fn condition(&self) -> Result<LabState> {
         let saved = Saved::read(&self.dir)?;
-        Ok(if saved.boot == boot_id()? { saved.condition } else { Condition::Stale })
+        Ok(if saved.boot == boot_id()? { saved.condition } else { LabState::Stale })
     }
 }
 
@@ -121,7 +121,7 @@ impl Saved {
         Ok(saved)
     }
 
-    pub(super) fn processes(&self) -> Vec<Identity> {
+    pub(super) fn processes(&self) -> Vec<ProcessIdentity> {
         // Start times count from the boot: those of an earlier one mean nothing.
         if boot_id().is_ok_and(|boot| boot != self.boot) {
             return vec![];
@@ -133,29 +133,29 @@ impl Saved {
 impl Cluster {
     /// What an earlier command made; what one that was killed left undone is done now. The caller sees to it that nobody
     /// else works on the lab.
-    pub fn open(kept: &Kept) -> Result<Self> {
+    pub fn open(kept: &SavedLab) -> Result<Self> {
         let saved = Saved::read(&kept.dir)?;
         match kept.condition()? {
-            Condition::Up => {}
-            Condition::Unfinished => bail!("lab {} was not made to the end: take it down", kept.name),
-            Condition::Stale => bail!("lab {} is from before the last boot: take it down", kept.name),
+            LabState::Up => {}
+            LabState::Unfinished => bail!("lab {} was not made to the end: take it down", kept.name),
+            LabState::Stale => bail!("lab {} is from before the last boot: take it down", kept.name),
         }
         let lab = Lab::kept(&kept.prefix(), &kept.dir, saved.serial)?;
-        let mut cluster = Self::empty(&saved.plan, lab, Life::Kept)?;
+        let mut cluster = Self::empty(&saved.plan, lab, ProcessLifetime::Kept)?;
         cluster.program = Some(kept.program.clone());
         cluster.kept = Some(kept.clone());
         let hosts = (0..saved.etcd.len()).map(|index| {
             let (name, place) = (format!("etcd{}", index + 1), saved.plan.etcd_place(index));
             (Node::known(&cluster.lab.inner, &name), name, place.addresses[0].addr())
         });
-        cluster.etcd = Etcd::new(hosts.collect(), &saved.plan, &Life::Kept);
+        cluster.etcd = EtcdCluster::new(hosts.collect(), &saved.plan, &ProcessLifetime::Kept);
         for (member, identity) in cluster.etcd.members.iter_mut().zip(&saved.etcd) {
             identity.map(|identity| member.adopt(identity)).transpose()?;
         }
         for (index, node) in saved.nodes.into_iter().enumerate() {
             cluster.know_node(index, node)?;
         }
-        cluster.origin = Origin::Opened;
+        cluster.origin = ClusterOrigin::Opened;
         cluster.settle()?;
         Ok(cluster)
     }
@@ -169,7 +169,7 @@ impl Cluster {
         machine.lost = saved.lost;
         for SavedPod { name, id, addresses } in saved.pods {
             let pod = machine.node.known_pod(&name, &id);
-            self.list().push(Arc::new(Wired { name, node: machine.name.clone(), pod, addresses }));
+            self.list().push(Arc::new(AttachedPod { name, node: machine.name.clone(), pod, addresses }));
         }
         for SavedPod { name, id, .. } in saved.begun {
             self.begun().push(Begun { name, node: machine.name.clone(), id });
@@ -182,13 +182,13 @@ impl Cluster {
     /// mended but replaced.
     pub(super) fn remember(&self) -> Result<()> {
         match self.origin {
-            Origin::Made => Ok(()),
-            Origin::Opened => self.save(Condition::Up),
+            ClusterOrigin::Made => Ok(()),
+            ClusterOrigin::Opened => self.save(LabState::Up),
         }
     }
 
     /// For the next command. It does nothing for a cluster that goes with this process.
-    pub fn save(&self, condition: Condition) -> Result<()> {
+    pub fn save(&self, condition: LabState) -> Result<()> {
         let Some(kept) = &self.kept else { return Ok(()) };
         let saved = Saved {
             version: VERSION,
@@ -196,15 +196,15 @@ impl Cluster {
             condition,
             plan: self.plan.clone(),
             serial: self.lab.inner.serial(),
-            etcd: self.etcd.members.iter().map(crate::Member::identity).collect(),
+            etcd: self.etcd.members.iter().map(crate::EtcdMember::identity).collect(),
             nodes: self.machines.iter().map(|machine| self.saved_node(machine)).collect(),
         };
         write(&kept.dir, &serde_json::to_vec_pretty(&saved)?)
     }
 
-    fn saved_node(&self, machine: &super::Machine) -> SavedNode {
+    fn saved_node(&self, machine: &super::ClusterNode) -> SavedNode {
         let pods = self.pods().into_iter().filter(|wired| wired.node == machine.name);
-        let pod = |wired: Arc<Wired>| SavedPod {
+        let pod = |wired: Arc<AttachedPod>| SavedPod {
             name: wired.name.clone(),
             id: wired.pod.id().to_owned(),
             addresses: wired.addresses.clone(),
@@ -224,13 +224,11 @@ fn unattached(begun: &Begun) -> SavedPod {
     SavedPod { name: begun.name.clone(), id: begun.id.clone(), addresses: vec![] }
 }
 
-/// Whole or not at all: a command may be killed at any time.
+/// Whole or not at all: a command may be killed at any time. One command at a time works on a lab.
 fn write(dir: &Path, bytes: &[u8]) -> Result<()> {
-    let (path, new) = (dir.join(FILE), dir.join("lab.json.new"));
-    let mut options = fs::OpenOptions::new();
-    let opened = options.create(true).write(true).truncate(true).mode(0o600).open(&new);
-    let written = opened.and_then(|mut file| std::io::Write::write_all(&mut file, bytes));
-    written.and_then(|()| fs::rename(&new, &path)).with_context(|| format!("cannot write {}", path.display()))
+    let path = dir.join(FILE);
+    files::replace(&path, bytes, Replacement::STATE)
+        .with_context(|| format!("cannot write {}", path.display()))
 }
 
 fn boot_id() -> Result<String> {
@@ -242,9 +240,24 @@ fn boot_id() -> Result<String> {
 mod tests {
     use super::*;
 
+    /// A command follows no symlink that another user put into the lab's directory.
+    #[test]
+    fn the_file_of_a_lab_is_replaced_whole_and_nothing_else_is_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let other = dir.path().join("other");
+        fs::write(&other, "kept").unwrap();
+        std::os::unix::fs::symlink(&other, dir.path().join("lab.json.new")).unwrap();
+        std::os::unix::fs::symlink(&other, dir.path().join(FILE)).unwrap();
+        for text in ["first", "second"] {
+            write(dir.path(), text.as_bytes()).unwrap();
+            assert_eq!(fs::read_to_string(dir.path().join(FILE)).unwrap(), text);
+        }
+        assert_eq!(fs::read_to_string(&other).unwrap(), "kept");
+    }
+
     #[test]
     fn names_of_labs_do_not_run_into_each_other() {
-        let kept = |name| Kept::new(name, Path::new("/x"), Path::new("/y"));
+        let kept = |name| SavedLab::new(name, Path::new("/x"), Path::new("/y"));
         assert_eq!(kept("a_1").unwrap().prefix(), "pwlab-a_1");
         for bad in ["", "a-b", "A", "a b", "..", "a/b", "abcdefghijklmnopqrstuvwxy"] {
             assert!(kept(bad).is_err(), "{bad:?}");

@@ -5,30 +5,34 @@ use std::path::Path;
 
 use ipnet::IpNet;
 
-use super::plan::{Plan, Store, Tls};
+use super::plan::{LabStore, Plan, Tls};
 
 /// One key of the agent's configuration.
-pub(super) struct Setting {
+pub(super) struct AgentSetting {
     /// As in the file; what stands before the dot is its table.
     key: &'static str,
     flag: &'static str,
-    value: Value,
+    value: SettingValue,
 }
 
-enum Value {
+enum SettingValue {
     Text(String),
     Number(u8),
     List(Vec<String>),
     No,
 }
 
-impl Setting {
+impl AgentSetting {
     fn text(key: &'static str, flag: &'static str, value: impl Into<String>) -> Self {
-        Self { key, flag, value: Value::Text(value.into()) }
+        Self { key, flag, value: SettingValue::Text(value.into()) }
     }
 
     fn list(key: &'static str, flag: &'static str, items: impl IntoIterator<Item = impl ToString>) -> Self {
-        Self { key, flag, value: Value::List(items.into_iter().map(|item| item.to_string()).collect()) }
+        Self {
+            key,
+            flag,
+            value: SettingValue::List(items.into_iter().map(|item| item.to_string()).collect()),
+        }
     }
 
     fn path(key: &'static str, flag: &'static str, path: &Path) -> Self {
@@ -37,65 +41,69 @@ impl Setting {
 }
 
 /// For the node with this number, counted from 0.
-pub(super) fn of_node(plan: &Plan, index: usize, endpoints: &[String], lab: &Path) -> Vec<Setting> {
+pub(super) fn of_node(plan: &Plan, index: usize, endpoints: &[String], lab: &Path) -> Vec<AgentSetting> {
     let mut all = vec![
-        Setting { key: "install.enabled", flag: "--no-install", value: Value::No },
-        Setting::text("node", "--node", format!("n{}", index + 1)),
+        AgentSetting { key: "install.enabled", flag: "--no-install", value: SettingValue::No },
+        AgentSetting::text("node", "--node", format!("n{}", index + 1)),
     ];
-    let subnets = |nets: &[IpNet]| Setting::list("network.subnets", "--network-subnet", nets);
+    let subnets = |nets: &[IpNet]| AgentSetting::list("network.subnets", "--network-subnet", nets);
     match plan.store {
-        Store::Alone => {
+        LabStore::Alone => {
             all.push(subnets(&plan.own_block(index)));
             return all;
         }
-        Store::Etcd { .. } => {
-            all.push(Setting::text("store", "--store", "etcd"));
-            all.push(Setting::list("etcd.endpoints", "--etcd-endpoints", endpoints));
+        LabStore::Etcd { .. } => {
+            all.push(AgentSetting::text("store", "--store", "etcd"));
+            all.push(AgentSetting::list("etcd.endpoints", "--etcd-endpoints", endpoints));
             if let Some(Tls { ca, cert, key }) = &plan.etcd_tls {
-                all.push(Setting::path("etcd.ca", "--etcd-ca", ca));
-                all.push(Setting::path("etcd.cert", "--etcd-cert", cert));
-                all.push(Setting::path("etcd.key", "--etcd-key", key));
+                all.push(AgentSetting::path("etcd.ca", "--etcd-ca", ca));
+                all.push(AgentSetting::path("etcd.cert", "--etcd-cert", cert));
+                all.push(AgentSetting::path("etcd.key", "--etcd-key", key));
             }
         }
-        Store::Embedded => {
-            all.push(Setting::text("store", "--store", "embedded"));
-            all.push(Setting::path("store_dir", "--store-dir", &lab.join("store")));
+        LabStore::Embedded => {
+            all.push(AgentSetting::text("store", "--store", "embedded"));
+            all.push(AgentSetting::path("store_dir", "--store-dir", &lab.join("store")));
         }
     }
     all.push(subnets(&plan.pods));
-    all.push(Setting { key: "network.margin", flag: "--network-margin", value: Value::Number(plan.margin) });
-    all.push(Setting::text("network.transport", "--network-transport", plan.transport.as_str()));
+    all.push(AgentSetting {
+        key: "network.margin",
+        flag: "--network-margin",
+        value: SettingValue::Number(plan.margin),
+    });
+    all.push(AgentSetting::text("network.transport", "--network-transport", plan.transport.as_str()));
     all
 }
 
 /// The folders of a node: its agent's, and those where a container runtime on it would look.
-pub(super) fn of_folders(node: &Path) -> Vec<Setting> {
+pub(super) fn of_folders(node: &Path) -> Vec<AgentSetting> {
     vec![
-        Setting::path("run_dir", "--run-dir", &node.join("state")),
-        Setting::path("state_dir", "--state-dir", &node.join("lib")),
-        Setting::path("install.plugin_dir", "--install-plugin-dir", &node.join("cni/bin")),
-        Setting::path("install.config_dir", "--install-config-dir", &node.join("cni/net.d")),
+        AgentSetting::path("run_dir", "--run-dir", &node.join("state")),
+        AgentSetting::path("state_dir", "--state-dir", &node.join("lib")),
+        AgentSetting::path("install.plugin_dir", "--install-plugin-dir", &node.join("cni/bin")),
+        AgentSetting::path("install.config_dir", "--install-config-dir", &node.join("cni/net.d")),
     ]
 }
 
-pub(super) fn as_flags(settings: &[Setting]) -> Vec<String> {
-    let flags = settings.iter().flat_map(|Setting { flag, value, .. }| {
+pub(super) fn as_flags(settings: &[AgentSetting]) -> Vec<String> {
+    let flags = settings.iter().flat_map(|AgentSetting { flag, value, .. }| {
         let value = match value {
-            Value::Text(text) => Some(text.clone()),
-            Value::Number(number) => Some(number.to_string()),
-            Value::List(items) => Some(items.join(",")),
-            Value::No => None,
+            SettingValue::Text(text) => Some(text.clone()),
+            SettingValue::Number(number) => Some(number.to_string()),
+            SettingValue::List(items) => Some(items.join(",")),
+            SettingValue::No => None,
         };
         [Some((*flag).to_owned()), value].into_iter().flatten()
     });
     flags.collect()
 }
 
-pub(super) fn as_file(settings: &[Setting]) -> String {
+pub(super) fn as_file(settings: &[AgentSetting]) -> String {
     let mut text = "# This node's agent; read when it starts.\n".to_owned();
     for table in ["", "etcd", "network", "install"] {
         let split = |key: &'static str| key.split_once('.').unwrap_or(("", key));
-        let lines = settings.iter().filter_map(|Setting { key, value, .. }| {
+        let lines = settings.iter().filter_map(|AgentSetting { key, value, .. }| {
             let (own, name) = split(key);
             (own == table).then(|| format!("{name} = {}\n", in_toml(value)))
         });
@@ -108,14 +116,14 @@ pub(super) fn as_file(settings: &[Setting]) -> String {
     text
 }
 
-fn in_toml(value: &Value) -> String {
+fn in_toml(value: &SettingValue) -> String {
     // Names, addresses and paths of a lab: of what TOML escapes, a path may have these two.
     let quoted = |text: &String| format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""));
     match value {
-        Value::Text(text) => quoted(text),
-        Value::Number(number) => number.to_string(),
-        Value::List(items) => format!("[{}]", items.iter().map(quoted).collect::<Vec<_>>().join(", ")),
-        Value::No => "false".to_owned(),
+        SettingValue::Text(text) => quoted(text),
+        SettingValue::Number(number) => number.to_string(),
+        SettingValue::List(items) => format!("[{}]", items.iter().map(quoted).collect::<Vec<_>>().join(", ")),
+        SettingValue::No => "false".to_owned(),
     }
 }
 
@@ -125,7 +133,7 @@ mod tests {
 
     #[test]
     fn blocks_of_agents_that_are_alone_differ() {
-        let plan = Plan { store: Store::Alone, ..Plan::default() };
+        let plan = Plan { store: LabStore::Alone, ..Plan::default() };
         let flags = as_flags(&of_node(&plan, 2, &[], Path::new("/x")));
         assert!(flags.contains(&"10.42.2.0/24,fd42::2:0:0:0/80".to_owned()), "{flags:?}");
     }
@@ -140,7 +148,7 @@ mod tests {
             "--no-install --node n1 --store etcd --etcd-endpoints http://10.199.0.1:2379 \
              --network-subnet 10.42.0.0/16,fd42::/64 --network-margin 8 --network-transport auto"
         );
-        let all: Vec<Setting> = settings.into_iter().chain(of_folders(Path::new("/x/n1"))).collect();
+        let all: Vec<AgentSetting> = settings.into_iter().chain(of_folders(Path::new("/x/n1"))).collect();
         let file = r#"# This node's agent; read when it starts.
 node = "n1"
 store = "etcd"

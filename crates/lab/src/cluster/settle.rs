@@ -4,7 +4,7 @@ use std::sync::{MutexGuard, PoisonError};
 
 use anyhow::Result;
 
-use super::{Begun, Cluster, Origin, Power, removal, underlay};
+use super::{Begun, Cluster, ClusterOrigin, Power, removal, underlay};
 use crate::{Node, Ns, sweep};
 
 impl Cluster {
@@ -30,7 +30,7 @@ impl Cluster {
 
     /// A pod is about to be made. Those of a cluster that goes as a whole need no notice.
     pub(super) fn begin(&self, machine: &Node, (node, name): (&str, &str)) -> Result<()> {
-        if self.origin == Origin::Made {
+        if self.origin == ClusterOrigin::Made {
             return Ok(());
         }
         let id = format!("{}-{name}-{}", machine.name(), self.lab.inner.serial());

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use anyhow::{Context as _, Result};
 
-use super::plan::{Place, Plan};
+use super::plan::{Plan, UnderlayHost};
 use crate::lab::{ip, ip_batch};
 use crate::{DEADLINE, Lab, Node, Ns, inspect, wait_until};
 
@@ -41,7 +41,7 @@ pub(super) fn make(lab: &Lab, plan: &Plan) -> Result<Node> {
 }
 
 /// Gives a host its link, addresses and default routes; when this returns the link carries.
-pub(super) fn plug_in(underlay: &Ns, host: (&Node, &str), place: &Place, plan: &Plan) -> Result<()> {
+pub(super) fn plug_in(underlay: &Ns, host: (&Node, &str), place: &UnderlayHost, plan: &Plan) -> Result<()> {
     let (node, name) = host;
     let (peer, mtu, mac, dev) = (node.name(), plan.mtu, &place.mac, bridge(place.subnet));
     ip_batch(
@@ -84,7 +84,7 @@ pub(super) fn set_port(underlay: &Ns, name: &str, port: Port) -> Result<()> {
 
 /// A host that forwards asks for neighbours from its link-local address, so there is one at once, and none that the
 /// kernel makes at a time of its own choosing.
-fn configured(dev: &str, place: &Place) -> Vec<String> {
+fn configured(dev: &str, place: &UnderlayHost) -> Vec<String> {
     let mut lines = vec![format!("link set dev {dev} addrgenmode none")];
     for net in place.addresses.iter().chain([&place.link_local]) {
         let nodad = if matches!(net.addr(), IpAddr::V6(_)) { " nodad" } else { "" };

@@ -10,7 +10,7 @@ use crate::Ns;
 use crate::inspect::{self, Family};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Way {
+pub enum PodPath {
     /// Both are on one node.
     Local,
     Direct,
@@ -21,7 +21,7 @@ pub enum Way {
 
 /// The routes of one node.
 pub(super) struct Ways {
-    routes: Vec<(IpNet, Way)>,
+    routes: Vec<(IpNet, PodPath)>,
 }
 
 impl Ways {
@@ -36,10 +36,10 @@ impl Ways {
             for route in inspect::routes(node, family)? {
                 let Some(net) = parse(&route.dst) else { continue };
                 let way = match route.dev {
-                    Some(dev) if dev == UPLINK => Way::Direct,
-                    Some(dev) if tunnels.contains(&dev) => Way::Vxlan,
-                    Some(_) => Way::Local,
-                    None => Way::None,
+                    Some(dev) if dev == UPLINK => PodPath::Direct,
+                    Some(dev) if tunnels.contains(&dev) => PodPath::Vxlan,
+                    Some(_) => PodPath::Local,
+                    None => PodPath::None,
                 };
                 routes.push((net, way));
             }
@@ -47,9 +47,9 @@ impl Ways {
         Ok(Self { routes })
     }
 
-    pub(super) fn to(&self, address: IpAddr) -> Way {
+    pub(super) fn to(&self, address: IpAddr) -> PodPath {
         let fitting = self.routes.iter().filter(|(net, _)| net.contains(&address));
-        fitting.max_by_key(|(net, _)| net.prefix_len()).map_or(Way::None, |(_, way)| *way)
+        fitting.max_by_key(|(net, _)| net.prefix_len()).map_or(PodPath::None, |(_, way)| *way)
     }
 }
 
@@ -67,18 +67,18 @@ mod tests {
         let net = |text| parse(text).unwrap();
         let ways = Ways {
             routes: vec![
-                (net("10.42.0.0/16"), Way::None),
-                (net("10.42.1.0/24"), Way::Vxlan),
-                (net("10.42.1.7"), Way::Local),
-                (net("fd42::/72"), Way::Direct),
+                (net("10.42.0.0/16"), PodPath::None),
+                (net("10.42.1.0/24"), PodPath::Vxlan),
+                (net("10.42.1.7"), PodPath::Local),
+                (net("fd42::/72"), PodPath::Direct),
             ],
         };
         for (to, way) in [
-            ("10.42.1.7", Way::Local),
-            ("10.42.1.8", Way::Vxlan),
-            ("10.42.2.8", Way::None),
-            ("fd42::9", Way::Direct),
-            ("10.43.0.1", Way::None),
+            ("10.42.1.7", PodPath::Local),
+            ("10.42.1.8", PodPath::Vxlan),
+            ("10.42.2.8", PodPath::None),
+            ("fd42::9", PodPath::Direct),
+            ("10.43.0.1", PodPath::None),
         ] {
             assert_eq!(ways.to(to.parse().unwrap()), way, "{to}");
         }

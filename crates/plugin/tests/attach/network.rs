@@ -18,7 +18,7 @@ fn default_gateway(pod: &Pod, family: Family) -> Option<String> {
 
 fn unreachable_routes(node: &Node) -> Vec<String> {
     let routes = [Family::V4, Family::V6].map(|family| inspect::routes(node, family).unwrap());
-    let unreachable = |r: &inspect::Route| r.kind.as_deref() == Some("unreachable");
+    let unreachable = |r: &inspect::ListedRoute| r.kind.as_deref() == Some("unreachable");
     routes.into_iter().flatten().filter(unreachable).map(|r| r.dst).collect()
 }
 
@@ -237,8 +237,8 @@ fn a6_the_first_routed_pod_after_an_upgrade_removes_the_kernels_routes() {
         assert_eq!(unreachable_routes(&host.node), unreachable);
         let of = |family| inspect::routes(&host.node, family).unwrap();
         let over_bridge =
-            |r: &&inspect::Route| r.dev.as_deref() == Some("pw0") && unreachable.contains(&r.dst);
-        let routes: Vec<inspect::Route> = [of(Family::V4), of(Family::V6)].concat();
+            |r: &&inspect::ListedRoute| r.dev.as_deref() == Some("pw0") && unreachable.contains(&r.dst);
+        let routes: Vec<inspect::ListedRoute> = [of(Family::V4), of(Family::V6)].concat();
         let count = routes.iter().filter(over_bridge).count();
         assert_eq!(count, if with_bridge_pod { 2 } else { 0 }, "{routes:?}");
     }

@@ -1,7 +1,7 @@
 //! Kernel settings: F1, F2, F6, F7, F8.
 
 use serde_json::{Value, json};
-use testkit::{End, Ns, inspect, ping, tcp_connects, tcp_echo};
+use testkit::{CableEnd, Ns, inspect, ping, tcp_connects, tcp_echo};
 
 use crate::common::{DUAL, Host, MODES, host_link, ips, v4, words};
 
@@ -23,8 +23,8 @@ fn recorded(host: &Host) -> Value {
 /// A node with an uplink `up0` to a host outside.
 fn uplink(host: &Host) -> testkit::Node {
     let outside = host.lab.node("out").unwrap();
-    let here = End { ns: &host.node, dev: "up0", addresses: &["192.0.2.1/24", "2001:db8::1/64"] };
-    let there = End { ns: &outside, dev: "eth0", addresses: &["192.0.2.2/24", "2001:db8::2/64"] };
+    let here = CableEnd { ns: &host.node, dev: "up0", addresses: &["192.0.2.1/24", "2001:db8::1/64"] };
+    let there = CableEnd { ns: &outside, dev: "eth0", addresses: &["192.0.2.2/24", "2001:db8::2/64"] };
     host.lab.wire(&here, &there).unwrap();
     outside
 }

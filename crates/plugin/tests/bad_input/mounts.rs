@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
-use testkit::{Call, DEADLINE, Plugin, Running, Verb, wait_until};
+use testkit::{Call, DEADLINE, Plugin, RunningProgram, Verb, wait_until};
 
 use crate::common::Host;
 use crate::watch::wrapped;
@@ -13,7 +13,7 @@ use crate::watch::wrapped;
 pub(crate) struct Mounts {
     /// Our plugin, called inside.
     pub(crate) plugin: Plugin,
-    holder: Running,
+    holder: RunningProgram,
 }
 
 impl Mounts {

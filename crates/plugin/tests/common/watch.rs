@@ -68,7 +68,7 @@ fn settled(ns: &Ns) -> Snapshot {
         let links = ns.json(&["ip", "-d", "-j", "link", "show"])?.as_array().cloned().unwrap_or_default();
         let addresses = inspect::all_addresses(ns)?;
         let table = ns.json(&["ip", "-6", "-j", "route", "show", "table", "local"])?;
-        let has_route = |address: &inspect::Address| {
+        let has_route = |address: &inspect::ListedAddress| {
             let ip = address.net.addr().to_string();
             let here = |route: &Value| route["dst"] == ip && route["dev"] == address.dev;
             address.scope == "link" || table.as_array().is_some_and(|routes| routes.iter().any(here))

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
-use testkit::{End, Lab, Node, Plugin, Pod, ping};
+use testkit::{CableEnd, Lab, Node, Plugin, Pod, ping};
 
 use crate::common::{DUAL, Host, MODES, config_on, ips, v4, v6, with, words};
 use crate::world::{NODE, OUT, ip, is_address_of, outside, seen_as};
@@ -77,7 +77,7 @@ struct Member {
 fn cluster(lab: &Lab, mode: &str) -> [Member; 2] {
     let nodes = ["n1", "n2"].map(|name| lab.node(name).unwrap());
     let ends = [["192.0.2.1/24", "2001:db8::1/64"], ["192.0.2.2/24", "2001:db8::2/64"]];
-    let end = |index: usize| End { ns: &nodes[index], dev: "up0", addresses: &ends[index] };
+    let end = |index: usize| CableEnd { ns: &nodes[index], dev: "up0", addresses: &ends[index] };
     lab.wire(&end(0), &end(1)).unwrap();
     for (here, there) in [(0, 1), (1, 0)] {
         let number = there + 1;

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use testkit::{DEADLINE, End, Node, Ns, inspect, tcp_connects, tcp_echo, udp_connects, udp_echo};
+use testkit::{CableEnd, DEADLINE, Node, Ns, inspect, tcp_connects, tcp_echo, udp_connects, udp_echo};
 
 use crate::common::{Host, words};
 
@@ -16,8 +16,8 @@ pub(crate) const OUT: [&str; 2] = ["192.0.2.2", "2001:db8::2"];
 /// A host outside that is wired to the node and knows the way to `pods`, as a router of the site would.
 pub(crate) fn outside(host: &Host, pods: &[&str]) -> Node {
     let out = host.lab.node("out").unwrap();
-    let here = End { ns: &host.node, dev: "up0", addresses: &["192.0.2.1/24", "2001:db8::1/64"] };
-    let there = End { ns: &out, dev: "eth0", addresses: &["192.0.2.2/24", "2001:db8::2/64"] };
+    let here = CableEnd { ns: &host.node, dev: "up0", addresses: &["192.0.2.1/24", "2001:db8::1/64"] };
+    let there = CableEnd { ns: &out, dev: "eth0", addresses: &["192.0.2.2/24", "2001:db8::2/64"] };
     host.lab.wire(&here, &there).unwrap();
     for net in pods {
         let via = if net.contains(':') { NODE[1] } else { NODE[0] };

@@ -91,7 +91,7 @@ impl Scene {
 
 /// The kernel gives a bridge its link-local address some time after its first port carries.
 fn settle(host: &Host) {
-    let link_local = |a: &inspect::Address| a.net.addr().is_ipv6() && a.scope == "link";
+    let link_local = |a: &inspect::ListedAddress| a.net.addr().is_ipv6() && a.scope == "link";
     wait_until("the bridge's link-local address", DEADLINE, || {
         Ok(inspect::addresses(&host.node, "pw0")?.iter().any(link_local))
     })

@@ -10,22 +10,28 @@ use install::cni_configs::CniConfig;
 use install::runtimes::Runtimes;
 use netconf::Place;
 
-/// Those that the runtime of this node uses, with the CNI_PATH that it sets.
+/// Those that the runtimes of this node use, with the CNI_PATH that each of them sets.
 pub(super) fn of_node() -> Vec<Config> {
     let Directories { plugins, configs } = directories();
     let runtimes = Runtimes::detect(Path::new("/"));
     let users = runtimes.found.iter().filter(|runtime| runtime.config_dir == configs);
-    let mut path: Vec<PathBuf> = users.flat_map(|runtime| runtime.plugin_dirs.clone()).collect();
-    if path.is_empty() {
-        path.push(plugins);
-        path.extend(runtimes.searched().0);
+    let mut searched: Vec<Vec<PathBuf>> = users.map(|runtime| runtime.plugin_dirs.clone()).collect();
+    if searched.is_empty() {
+        searched.push([plugins].into_iter().chain(runtimes.searched().0).collect());
     }
-    // A directory whose name contains a colon cannot be in CNI_PATH.
-    let path = std::env::join_paths(path).unwrap_or_default();
-    let variables = Env::from_vars([(Var::Path.name().into(), path)]);
-    let mut all = of_podwire(&configs);
-    all.iter_mut().for_each(|config| config.variables = variables.clone());
-    all
+    let all = of_podwire(&configs);
+    all.into_iter().flat_map(|config| with_paths(&config, &searched)).collect()
+}
+
+/// A config that calls another plugin is given once for each CNI_PATH: a runtime may lack the plugin that another one has.
+fn with_paths(config: &Config, searched: &[Vec<PathBuf>]) -> Vec<Config> {
+    let used = if netconf::foreign_ipam(config).is_some() { searched.len() } else { 1 };
+    let with_path = |directories: &Vec<PathBuf>| {
+        // A directory whose name contains a colon cannot be in CNI_PATH.
+        let path = std::env::join_paths(directories).unwrap_or_default();
+        Config { variables: Env::from_vars([(Var::Path.name().into(), path)]), ..config.clone() }
+    };
+    searched.iter().take(used).map(with_path).collect()
 }
 
 /// Whether the plugin passes requests with this config to an agent.
@@ -49,4 +55,29 @@ fn directories() -> Directories {
         plugins: install.plugin_dir,
         configs: install.config_dir,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// F14: an IPAM plugin in the directory of one runtime is not found by another one.
+    #[test]
+    fn f14_each_runtime_has_its_own_cni_path() {
+        let config = |ipam: &str| {
+            let text = format!(
+                r#"{{"cniVersion": "1.0.0", "name": "pods", "type": "podwire-cni", "ipam": {{{ipam}}}}}"#
+            );
+            Config::from_slice(text.as_bytes()).unwrap()
+        };
+        let searched = [vec!["/opt/cni/bin".into()], vec!["/usr/lib/cni".into(), "/usr/libexec/cni".into()]];
+        let paths = |ipam: &str| -> Vec<Vec<PathBuf>> {
+            let all = with_paths(&config(ipam), &searched);
+            all.iter()
+                .map(|one| one.variables.path().unwrap().into_iter().map(Into::into).collect())
+                .collect()
+        };
+        assert_eq!(paths(r#""type": "dhcp""#), searched);
+        assert_eq!(paths(r#""subnet": "10.50.0.0/24""#), searched[..1], "it calls no other plugin");
+    }
 }

@@ -59,7 +59,7 @@ fn standalone(args: &Install) -> Result<()> {
     let (wanted, places) = (&args.network, &args.places);
     let run_dir = args.which.run_dir.clone().unwrap_or_else(|| netconf::DEFAULT_RUN_DIR.into());
     let found = Runtimes::directories();
-    let what = install::Standalone {
+    let what = install::StandaloneInstall {
         network: Network {
             name: wanted.name.clone(),
             mode: wanted.mode.into(),

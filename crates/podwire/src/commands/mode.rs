@@ -37,7 +37,20 @@ pub(super) fn is_unreachable(error: &ClientError) -> bool {
     }
 }
 
-/// Why no agent answers. One that cannot start with its configuration is not helped by another start.
+/// Whether a process has the socket and gave no answer. It may be an agent that works again in a moment.
+pub(super) fn is_silent(error: &ClientError) -> bool {
+    match error {
+        ClientError::Broken { .. } | ClientError::TimedOut { .. } => true,
+        ClientError::NobodyListens { .. }
+        | ClientError::Connect { .. }
+        | ClientError::Malformed { .. }
+        | ClientError::TooLarge { .. }
+        | ClientError::Request(_) => false,
+    }
+}
+
+/// Why no agent answers. One that cannot start with its configuration is not helped by another start, nor is a socket that no
+/// process can use.
 pub(super) fn agent_missing(folders: &Folders, error: &ClientError) -> Finding {
     let socket = &folders.socket;
     let unreachable = |why: &dyn fmt::Display| {
@@ -49,14 +62,29 @@ pub(super) fn agent_missing(folders: &Folders, error: &ClientError) -> Finding {
         let fix = Fix::words(["mv", &path, &format!("{path}.old")]).and("systemctl restart podwire");
         return unreachable(&why).fix(fix);
     }
-    if !matches!(error, ClientError::NobodyListens { .. }) {
-        return unreachable(error).fix("systemctl restart podwire");
+    match error {
+        ClientError::Broken { .. }
+        | ClientError::TimedOut { .. }
+        | ClientError::Malformed { .. }
+        | ClientError::TooLarge { .. }
+        | ClientError::Request(_) => return unreachable(error).fix("systemctl restart podwire"),
+        ClientError::Connect { .. } => return unreachable(error).fix("podwire agent --check-config"),
+        ClientError::NobodyListens { .. } => {}
     }
     match AgentConfig::load(&Flags::default(), std::env::vars_os()) {
         Err(error) => {
             Finding::new(Code::ConfigInvalid, "config agent", error).fix("podwire agent --check-config")
         }
         Ok(_) => unreachable(error).fix("systemctl start podwire"),
+    }
+}
+
+/// An agent that does not answer repairs bridges and tables itself when it works again. Until then `podwire doctor --repair`
+/// refuses, because the agent may change them at the same time.
+pub(super) fn leave_repairs_to_agent(found: &mut [Finding]) {
+    let is_repair = |fix: &Fix| fix.starts_with("podwire doctor --repair");
+    for one in found.iter_mut().filter(|one| one.fix.as_ref().is_some_and(is_repair)) {
+        one.fix = Some("systemctl restart podwire".into());
     }
 }
 

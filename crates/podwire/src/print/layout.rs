@@ -1,11 +1,12 @@
-//! Lays out tables and text in [`WIDTH`] columns. Values are wrapped, never cut off: they are to be copied.
+//! Lays out tables and text in [`WIDTH`] columns. Values are wrapped, never cut off: they are to be copied. Paths are not even
+//! wrapped.
 
 use std::borrow::Cow;
 
 use comfy_table::presets::NOTHING;
 use comfy_table::{ContentArrangement, Table};
 
-/// Every terminal has as many columns. Only commands to paste are longer: they stay on one line.
+/// Every terminal has as many columns. Only commands and paths to paste are longer: they stay on one line.
 pub(crate) const WIDTH: usize = 80;
 /// [`table`] or [`unlimited`].
 pub(crate) type LayOut = fn(&[&str], Vec<Vec<String>>) -> String;
@@ -96,9 +97,19 @@ fn fit(cell: &str, width: usize, more: usize) -> String {
     types::printable(cell).lines().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Breaks at spaces, and a word that is longer than a line inside of it.
+/// Breaks at spaces, and a word that is longer than a line inside of it. A path stays whole.
 pub(crate) fn wrap(text: &str, width: usize) -> String {
-    wrap_with(text, width, |word| broken(word, width.max(1)))
+    wrap_with(text, width, |word| match is_path(word) {
+        true => vec![word.to_owned()],
+        false => broken(word, width.max(1)),
+    })
+}
+
+/// An absolute path or a URL. Quotes and brackets may be around it, and the name of a setting before it.
+pub(super) fn is_path(word: &str) -> bool {
+    word.trim_start_matches(['`', '\'', '"', '(']).starts_with('/')
+        || word.contains("=/")
+        || word.contains("://")
 }
 
 /// A message for a terminal. Its longer lines continue below, further in. Words stay whole: they are paths and commands.
@@ -189,9 +200,24 @@ mod tests {
     #[test]
     fn lines_break_at_spaces_and_long_words_inside() {
         assert_eq!(wrap("one two three", 7), "one two\nthree");
-        assert_eq!(wrap("a /very/long/path b", 10), "a\n/very/\nlong/path\nb");
+        assert_eq!(wrap("a ns/very/long/name b", 10), "a\nns/very/\nlong/name\nb");
         assert_eq!(wrap(&"x".repeat(7), 3), "xxx\nxxx\nx");
         assert_eq!(hang("a\nb", 2), "a\n  b");
+    }
+
+    /// F13: a part of a path cannot be pasted.
+    #[test]
+    fn f13_a_path_is_never_broken_inside() {
+        for path in ["/very/long/path", "`/very/long/path`:", "('/very/long/path')", "runDir=/very/long/path"]
+        {
+            assert_eq!(wrap(&format!("a {path} b"), 10), format!("a\n{path}\nb"));
+            let shown = facts([("directory", format!("{}{path}", "x ".repeat(40)))]);
+            assert!(shown.lines().any(|line| line.ends_with(path)), "{shown}");
+        }
+        let record =
+            format!("/run/podwire/networks/pods/attachments/{}@eth0.ready", "0123456789abcdef".repeat(4));
+        let row = vec!["3 s ago".to_owned(), format!("file {record} is gone")];
+        assert!(table(&["REPAIRED", ""], vec![row]).contains(&record));
     }
 
     #[test]

@@ -279,6 +279,62 @@ fn f1_an_agent_reports_pods_that_were_attached_standalone_in_another_mode() {
     wait_until("the end of the condition", DEADLINE, has_none).unwrap();
 }
 
+/// The agent's own mode decides, also before it has a block: the newest pod may be one of those that differ.
+#[test]
+fn f1_an_agent_without_a_block_knows_its_mode() {
+    let host = Host::new("blockless");
+    let outcome = host.install(&["--standalone"]);
+    assert!(outcome.success(), "{outcome:?}");
+    let config = plugin_config(&host.runtime().config("10-podwire.conflist"), &host.node);
+    let earlier = host.node.pod("earlier").unwrap();
+    host.plugin.add(&earlier, &config).unwrap().ok().unwrap();
+    let mut agent =
+        host.idle_agent(&["--no-install", "--store", "etcd", "--etcd-endpoints", "http://127.0.0.1:9"]);
+    agent.launch().unwrap();
+    let conditions = || {
+        let status = agent.get(api::STATUS).ok()?;
+        let code = |one: &Value| one["code"].as_str().unwrap_or_default().to_owned();
+        Some(status["conditions"].as_array()?.iter().map(code).collect::<Vec<String>>())
+    };
+    wait_until("the condition without a block", DEADLINE, || {
+        let codes = conditions().unwrap_or_default();
+        Ok(["BlockMissing", "PodModeDiffers"].iter().all(|code| codes.iter().any(|one| one == code)))
+    })
+    .unwrap();
+}
+
+/// F2: STATUS of one network leaves the bridges of the others to their own STATUS and to `podwire doctor --repair`.
+#[test]
+fn f2_cni_status_repairs_the_bridge_of_its_own_network_only() {
+    let host = Host::new("twonets");
+    let config = |name: &str, number: u8| {
+        let mut config = host.standalone();
+        config["name"] = json!(name);
+        config["bridge"] = json!(format!("pw-{name}0"));
+        config["subnet"] = json!(format!("10.5{number}.0.0/24,fd00:5{number}::/64"));
+        config
+    };
+    let (a, b) = (config("a", 1), config("b", 2));
+    let pods = [(&a, "pa"), (&b, "pb")].map(|(config, name)| {
+        let pod = host.node.pod(name).unwrap();
+        host.plugin.add(&pod, config).unwrap().ok().unwrap();
+        pod
+    });
+    let is_up = |bridge: &str| {
+        let shown = host.node.run(&["ip", "-o", "link", "show", bridge], b"").unwrap().stdout;
+        shown.split(['<', '>', ',']).any(|flag| flag == "UP")
+    };
+    for bridge in ["pw-a0", "pw-b0"] {
+        host.node.sh(&["ip", "link", "set", bridge, "down"]).unwrap();
+    }
+    let error = host.plugin.status(&host.node, &a).unwrap().error().unwrap();
+    assert!(error.msg.contains("repaired just now"), "{error:?}");
+    assert_eq!((is_up("pw-a0"), is_up("pw-b0")), (true, false));
+    host.ask(&["doctor", "--repair"]);
+    assert_eq!((is_up("pw-a0"), is_up("pw-b0")), (true, true));
+    drop(pods);
+}
+
 /// No runtime of the test's node has a configuration of its own, as with podman.
 #[test]
 fn f6_an_installed_plugin_that_is_gone_is_reported_by_status_and_doctor() {

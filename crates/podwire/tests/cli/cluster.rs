@@ -8,7 +8,7 @@ use api::{BlocksView, NodeView, NodesView, Removed, RouteState, RouteTransport, 
 use rustix::process::Signal;
 use serde::de::DeserializeOwned;
 use serde_json::json;
-use testkit::{Cluster, DEADLINE, Outcome, Plan, Transport, wait_until};
+use testkit::{Cluster, DEADLINE, Outcome, Plan, TransportMode, wait_until};
 
 use crate::common::{Host, expect_narrow, has};
 
@@ -137,7 +137,7 @@ fn removal(cluster: &mut Cluster, nodes: &[NodeView]) {
 
 #[test]
 fn routes_that_cannot_be_come_first_and_end_with_1() {
-    let plan = Plan { nodes: 3, subnets: 2, transport: Transport::Direct, ..Plan::default() };
+    let plan = Plan { nodes: 3, subnets: 2, transport: TransportMode::Direct, ..Plan::default() };
     let cluster = cluster("noway", &plan);
     let title = "4 routes to 2 nodes: 2 direct, 2 without a way; 2 missing\n";
     wait_until("the routes of n1", SOON, || Ok(ask(&cluster, "n1", &["routes"]).stdout.starts_with(title)))

@@ -137,18 +137,26 @@ pub(crate) fn mode(path: &Path) -> u32 {
     fs::metadata(path).unwrap().permissions().mode() & 0o7777
 }
 
-/// Tables and sentences have at most 80 columns; commands to paste stay on one line.
+/// Tables and sentences have at most 80 columns; commands and paths to paste stay on one line.
 #[track_caller]
 pub(crate) fn expect_narrow(args: &[&str], stdout: &str) {
-    const PROGRAMS: [&str; 13] = [
-        "nft", "ip", "nsenter", "sysctl", "ping", "df", "install", "findmnt", "podwire", "rm", "chmod", "ss",
-        "mv",
+    const PROGRAMS: [&str; 14] = [
+        "nft", "ip", "nsenter", "sysctl", "ping", "df", "install", "findmnt", "podwire", "rm", "chmod",
+        "chown", "ss", "mv",
     ];
     let is_limited = !["json", "wide", "--help", "agent"].iter().any(|word| args.contains(word));
     let is_command = |line: &str| {
         line.starts_with("  ") && PROGRAMS.contains(&line.split_whitespace().next().unwrap_or_default())
     };
-    for line in stdout.lines().filter(|line| is_limited && !is_command(line)) {
+    // A path that is longer than the line is its last word, and nothing else makes the line longer.
+    let without_path = |line: &'_ str| match line.rsplit_once(' ') {
+        Some((before, last)) if last.trim_start_matches(['`', '\'', '"', '(']).starts_with('/') => {
+            before.trim_end().to_owned()
+        }
+        Some(_) | None => line.to_owned(),
+    };
+    let all = stdout.lines().filter(|line| is_limited && !is_command(line));
+    for line in all.map(without_path) {
         assert!(line.chars().count() <= 80, "podwire {}: {line:?} in:\n{stdout}", args.join(" "));
     }
 }

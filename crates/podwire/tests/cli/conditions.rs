@@ -354,5 +354,15 @@ fn f8_cni_status_names_the_command_that_shows_why_no_agent_answers() {
     let config = host.idle_agent(&["--no-install"]).config(&json!({}));
     let error = host.plugin.status(&host.node, &config).unwrap().error().unwrap();
     assert_eq!((error.code, error.details.as_str()), (50, "AgentUnreachable: systemctl start podwire"));
-    assert!(error.msg.ends_with("; `podwire status` shows why"), "{error:?}");
+    // The node of the test has another run directory than the default.
+    let command = format!("podwire status --run-dir {}", host.node.run_dir().display());
+    assert!(error.msg.ends_with(&format!("; `{command}` shows why")), "{error:?}");
+    has(
+        &host
+            .node
+            .run(&["sh", "-c", &command.replace("podwire", host.tool.to_str().unwrap())], b"")
+            .unwrap()
+            .stdout,
+        &["AgentUnreachable"],
+    );
 }

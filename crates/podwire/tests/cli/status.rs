@@ -141,6 +141,8 @@ fn f5_an_agent_that_hangs_is_reported_with_the_state_in_files() {
     let pod = host.node.pod("a").unwrap();
     host.plugin.add(&pod, &agent.config(&json!({}))).unwrap().ok().unwrap();
     agent.signal(Signal::STOP).unwrap();
+    // The agent repairs it when it works again. Until then `podwire doctor --repair` refuses.
+    host.node.sh(&["ip", "link", "set", "podwire0", "down"]).unwrap();
     let (page, shown) = (host.ask(&["status"]), host.ask(&["status", "-o", "json"]));
     agent.signal(Signal::CONT).unwrap();
     assert_eq!((page.status.code(), shown.status.code()), (Some(3), Some(3)), "{page:?} {shown:?}");
@@ -148,8 +150,53 @@ fn f5_an_agent_that_hangs_is_reported_with_the_state_in_files() {
     has(&page.stdout, &[": not ready\n", "does not answer", &process, "AgentUnreachable"]);
     has(&page.stdout, &["\n    systemctl restart podwire"]);
     let status: api::StatusWithoutAgent = serde_json::from_str(&shown.stdout).unwrap();
-    assert_eq!((status.mode, status.ready, status.attachments.ready), (api::NodeMode::Agent, false, 1));
+    assert_eq!(
+        (status.mode, status.ready, status.attachments.unwrap().ready),
+        (api::NodeMode::Agent, false, 1)
+    );
     assert_eq!(status.conditions[0].code, types::Code::AgentUnreachable);
+    let down = status.conditions.iter().find(|one| one.code == types::Code::BridgeDown).unwrap();
+    assert_eq!(down.fix.as_deref(), Some("systemctl restart podwire"), "{:?}", status.conditions);
+}
+
+/// F5: a path that is too long for a socket, which is not an agent that hangs.
+#[test]
+fn f5_a_socket_that_no_process_can_use_is_not_an_agent_that_hangs() {
+    let host = Host::new("longpath");
+    let socket = format!("/run/{}", "x".repeat(110));
+    for command in ["status", "doctor"] {
+        let outcome = host.ask(&[command, "--socket", &socket]);
+        assert_eq!(outcome.status.code(), Some(if command == "status" { 3 } else { 1 }), "{outcome:?}");
+        has(&outcome.stdout, &["File name too long", "the path may have 107 bytes", "agent --check-config"]);
+        for wrong in ["does not answer", "systemctl", "root only"] {
+            assert!(!outcome.stdout.contains(wrong), "{}", outcome.stdout);
+        }
+    }
+    let pod = host.node.pod("a").unwrap();
+    host.plugin.add(&pod, &host.standalone()).unwrap().ok().unwrap();
+    let outcome = host.ask(&["status", "--socket", &socket]);
+    assert_eq!(outcome.status.code(), Some(0), "pods are standalone: {outcome:?}");
+}
+
+/// A6: the mode or the owner of the run directory is a condition, and its fix ends it.
+#[test]
+fn a6_an_unsafe_run_directory_is_a_condition_and_not_an_error() {
+    let host = Host::new("unsafe");
+    let pod = host.node.pod("a").unwrap();
+    host.plugin.add(&pod, &host.standalone()).unwrap().ok().unwrap();
+    let run_dir = host.node.run_dir();
+    for (spoil, word) in [("chmod 0777", "mode 0777"), ("chown 12345", "user 12345")] {
+        host.node.sh(&["sh", "-c", &format!("{spoil} {}", run_dir.display())]).unwrap();
+        let outcome = host.ask(&["status"]);
+        assert_eq!(outcome.status.code(), Some(1), "{outcome:?}");
+        has(&outcome.stdout, &[": not ready\n", "RunDirUnusable directory ", word, "attachments    unknown"]);
+        let json: Value = serde_json::from_str(&host.ask(&["status", "-o", "json"]).stdout).unwrap();
+        assert_eq!(json["attachments"], Value::Null);
+        let found = json["conditions"].as_array().unwrap();
+        let fix = found.iter().find(|one| one["code"] == "RunDirUnusable").unwrap()["fix"].as_str().unwrap();
+        host.node.sh(&["sh", "-c", fix]).unwrap();
+        assert_eq!(host.ask(&["status"]).status.code(), Some(0), "{fix}");
+    }
 }
 
 /// F4: the reason is a file in place of the socket, and the command that is shown ends it.

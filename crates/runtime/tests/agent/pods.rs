@@ -1,8 +1,8 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 
-use runtime::{PodWish, PortMapping, Protocol};
-use testkit::{DEADLINE, End, wait_until};
+use runtime::{CriPortMapping, CriProtocol, PodWish};
+use testkit::{CableEnd, DEADLINE, wait_until};
 
 use crate::common::{Traces, World, get};
 use crate::site::{CONFIG, LOOPBACK, PLUGIN, Programs, Site, start_agent, wait_for_agent};
@@ -87,12 +87,12 @@ fn a_host_port_leads_to_the_pod_until_it_goes() {
     let site = Site::new("agent-hostport");
     let world = &site.world;
     let outside = world.lab.node("outside").unwrap();
-    let here = End { ns: &world.node, dev: "up0", addresses: &["192.0.2.1/24", "2001:db8::1/64"] };
-    let there = End { ns: &outside, dev: "eth0", addresses: &["192.0.2.2/24", "2001:db8::2/64"] };
+    let here = CableEnd { ns: &world.node, dev: "up0", addresses: &["192.0.2.1/24", "2001:db8::1/64"] };
+    let there = CableEnd { ns: &outside, dev: "eth0", addresses: &["192.0.2.2/24", "2001:db8::2/64"] };
     world.lab.wire(&here, &there).unwrap();
     let before = Traces::before_pods(world);
-    let mapping = PortMapping {
-        protocol: Protocol::Tcp.into(),
+    let mapping = CriPortMapping {
+        protocol: CriProtocol::Tcp.into(),
         container_port: 80,
         host_port: 8080,
         host_ip: String::new(),

@@ -3,22 +3,24 @@
 use std::hash::{BuildHasher as _, RandomState};
 use std::time::Duration;
 
+use files::Durability;
+
 use super::Embedded;
-use super::fault::Fault;
-use super::lease::Lease;
-use super::log::{Keep, Log};
-use super::record::{Step, Value};
+use super::fault::EmbeddedFault;
+use super::lease::EmbeddedLease;
+use super::log::EmbeddedLog;
+use super::record::{RecordedChange, RecordedValue};
 use crate::Result;
-use crate::store::Call;
-use crate::types::{Change, Compare, Entry, Kept, LeaseId, Listing, Outcome};
+use crate::store::StoreCall;
+use crate::types::{Change, Compare, Entry, LeaseId, LeaseState, Listing, Outcome};
 
 impl Embedded {
-    pub(crate) async fn get(&self, call: &Call, key: &str) -> Result<Option<Entry>> {
+    pub(crate) async fn get(&self, call: &StoreCall, key: &str) -> Result<Option<Entry>> {
         let key = key.to_owned();
         self.run(call, move |log| Ok(log.state.entries.get(&key).cloned())).await
     }
 
-    pub(crate) async fn list(&self, call: &Call, prefix: &str) -> Result<Listing> {
+    pub(crate) async fn list(&self, call: &StoreCall, prefix: &str) -> Result<Listing> {
         let prefix = prefix.to_owned();
         self.run(call, move |log| {
             let entries = log.state.folder(&prefix).cloned().collect();
@@ -27,7 +29,7 @@ impl Embedded {
         .await
     }
 
-    pub(crate) async fn keys(&self, call: &Call, prefix: &str) -> Result<Vec<String>> {
+    pub(crate) async fn keys(&self, call: &StoreCall, prefix: &str) -> Result<Vec<String>> {
         let prefix = prefix.to_owned();
         self.run(call, move |log| Ok(log.state.folder(&prefix).map(|entry| entry.key.clone()).collect()))
             .await
@@ -35,7 +37,7 @@ impl Embedded {
 
     pub(crate) async fn commit(
         &self,
-        call: &Call,
+        call: &StoreCall,
         compares: &[Compare],
         changes: &[Change],
     ) -> Result<Outcome> {
@@ -46,45 +48,51 @@ impl Embedded {
             }
             let steps = steps(log, changes)?;
             let revision =
-                if steps.is_empty() { log.state.revision } else { log.append(steps, Keep::Durable)? };
+                if steps.is_empty() { log.state.revision } else { log.append(steps, Durability::Disk)? };
             Ok(Outcome::Done { revision })
         })
         .await
     }
 
-    pub(crate) async fn put_counter(&self, call: &Call, key: &str) -> Result<u64> {
+    pub(crate) async fn put_counter(&self, call: &StoreCall, key: &str) -> Result<u64> {
         let key = key.to_owned();
         self.run(call, move |log| {
             let before = log.state.entries.get(&key).map_or(0, |entry| entry.version);
-            log.append(vec![Step::Put { key, value: Value::of(b""), lease: None }], Keep::Durable)?;
+            log.append(
+                vec![RecordedChange::Put { key, value: RecordedValue::of(b""), lease: None }],
+                Durability::Disk,
+            )?;
             Ok(before)
         })
         .await
     }
 
-    pub(crate) async fn grant(&self, call: &Call, ttl: Duration) -> Result<LeaseId> {
+    pub(crate) async fn grant(&self, call: &StoreCall, ttl: Duration) -> Result<LeaseId> {
         self.run(call, move |log| {
             let id = new_id(log);
-            log.append(vec![Step::Lease { id, lease: Lease::begin(ttl)? }], Keep::Boot)?;
+            log.append(
+                vec![RecordedChange::Lease { id, lease: EmbeddedLease::begin(ttl)? }],
+                Durability::Boot,
+            )?;
             Ok(id)
         })
         .await
     }
 
-    pub(crate) async fn keep_alive(&self, call: &Call, id: LeaseId) -> Result<Kept> {
+    pub(crate) async fn keep_alive(&self, call: &StoreCall, id: LeaseId) -> Result<LeaseState> {
         self.run(call, move |log| {
-            let Some(lease) = log.state.leases.get(&id) else { return Ok(Kept::Gone) };
+            let Some(lease) = log.state.leases.get(&id) else { return Ok(LeaseState::Gone) };
             let lease = lease.again()?;
-            log.append(vec![Step::Lease { id, lease }], Keep::Boot)?;
-            Ok(Kept::Alive)
+            log.append(vec![RecordedChange::Lease { id, lease }], Durability::Boot)?;
+            Ok(LeaseState::Alive)
         })
         .await
     }
 
-    pub(crate) async fn revoke(&self, call: &Call, id: LeaseId) -> Result<()> {
+    pub(crate) async fn revoke(&self, call: &StoreCall, id: LeaseId) -> Result<()> {
         self.run(call, move |log| {
             if log.state.leases.contains_key(&id) {
-                log.append(log.state.end_of(&[id]), Keep::Durable)?;
+                log.append(log.state.end_of(&[id]), Durability::Disk)?;
             }
             Ok(())
         })
@@ -93,17 +101,19 @@ impl Embedded {
 }
 
 /// What there is to be done: a key that is not there need not be deleted.
-fn steps(log: &Log, changes: Vec<Change>) -> Result<Vec<Step>, Fault> {
+fn steps(log: &EmbeddedLog, changes: Vec<Change>) -> Result<Vec<RecordedChange>, EmbeddedFault> {
     let mut steps = Vec::with_capacity(changes.len());
     for change in changes {
         match change {
             Change::Put { lease: Some(lease), .. } if !log.state.leases.contains_key(&lease) => {
-                return Err(Fault::LeaseGone(lease));
+                return Err(EmbeddedFault::LeaseGone(lease));
             }
             Change::Put { key, value, lease } => {
-                steps.push(Step::Put { key, value: Value::of(&value), lease });
+                steps.push(RecordedChange::Put { key, value: RecordedValue::of(&value), lease });
             }
-            Change::Delete(key) if log.state.entries.contains_key(&key) => steps.push(Step::Delete { key }),
+            Change::Delete(key) if log.state.entries.contains_key(&key) => {
+                steps.push(RecordedChange::Delete { key });
+            }
             Change::Delete(_) => {}
         }
     }
@@ -111,7 +121,7 @@ fn steps(log: &Log, changes: Vec<Change>) -> Result<Vec<Step>, Fault> {
 }
 
 /// Random, so that an id from before a store was removed is nobody's.
-fn new_id(log: &Log) -> LeaseId {
+fn new_id(log: &EmbeddedLog) -> LeaseId {
     let random = |n: u32| LeaseId((RandomState::new().hash_one(n) >> 1).cast_signed());
     let free = (0..).map(random).find(|id| id.0 != 0 && !log.state.leases.contains_key(id));
     free.unwrap_or(LeaseId(1))

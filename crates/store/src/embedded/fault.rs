@@ -7,7 +7,7 @@ use crate::error::{Error, Operation};
 use crate::types::LeaseId;
 
 #[derive(Debug)]
-pub(super) enum Fault {
+pub(super) enum EmbeddedFault {
     Io {
         verb: &'static str,
         path: PathBuf,
@@ -31,7 +31,7 @@ pub(super) enum Fault {
     },
 }
 
-impl Fault {
+impl EmbeddedFault {
     pub(super) fn into_error(self, operation: Operation) -> Error {
         match self {
             Self::Io { verb, path, source } => Error::Io { operation, verb, path, source },
@@ -49,6 +49,9 @@ impl Fault {
     }
 }
 
-pub(super) fn io_fault<E: Into<io::Error>>(verb: &'static str, path: &Path) -> impl FnOnce(E) -> Fault {
-    move |error| Fault::Io { verb, path: path.to_owned(), source: error.into() }
+pub(super) fn io_fault<E: Into<io::Error>>(
+    verb: &'static str,
+    path: &Path,
+) -> impl FnOnce(E) -> EmbeddedFault {
+    move |error| EmbeddedFault::Io { verb, path: path.to_owned(), source: error.into() }
 }

@@ -9,30 +9,30 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-use super::fault::{Fault, io_fault};
+use super::fault::{EmbeddedFault, io_fault};
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Lease {
+pub(super) struct EmbeddedLease {
     pub(super) ttl_ms: u64,
     pub(super) boot: String,
     /// Milliseconds since that boot.
     pub(super) ends_ms: u64,
 }
 
-impl Lease {
-    pub(super) fn begin(ttl: Duration) -> Result<Self, Fault> {
+impl EmbeddedLease {
+    pub(super) fn begin(ttl: Duration) -> Result<Self, EmbeddedFault> {
         let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX).max(1);
         Ok(Self { ttl_ms, boot: this_boot()?.to_owned(), ends_ms: now_ms().saturating_add(ttl_ms) })
     }
 
-    pub(super) fn again(&self) -> Result<Self, Fault> {
+    pub(super) fn again(&self) -> Result<Self, EmbeddedFault> {
         Self::begin(Duration::from_millis(self.ttl_ms))
     }
 
     /// None: it is over.
-    pub(super) fn left(&self) -> Result<Option<Duration>, Fault> {
+    pub(super) fn left(&self) -> Result<Option<Duration>, EmbeddedFault> {
         let left = self.ends_ms.saturating_sub(now_ms());
         Ok((self.boot == this_boot()? && left > 0).then(|| Duration::from_millis(left)))
     }
@@ -44,7 +44,7 @@ fn now_ms() -> u64 {
 }
 
 /// Read once: it does not change while a process lives.
-fn this_boot() -> Result<&'static str, Fault> {
+fn this_boot() -> Result<&'static str, EmbeddedFault> {
     static ID: OnceLock<String> = OnceLock::new();
     match ID.get() {
         Some(id) => Ok(id),
@@ -61,10 +61,10 @@ mod tests {
 
     #[test]
     fn a_lease_of_another_boot_is_over() {
-        let lease = Lease::begin(Duration::from_secs(3600)).unwrap();
+        let lease = EmbeddedLease::begin(Duration::from_secs(3600)).unwrap();
         let left = lease.left().unwrap().unwrap();
         assert!(left <= Duration::from_secs(3600) && left > Duration::from_secs(3500), "{left:?}");
-        assert_eq!(Lease { boot: "another".to_owned(), ..lease.clone() }.left().unwrap(), None);
-        assert_eq!(Lease { ends_ms: 1, ..lease }.left().unwrap(), None);
+        assert_eq!(EmbeddedLease { boot: "another".to_owned(), ..lease.clone() }.left().unwrap(), None);
+        assert_eq!(EmbeddedLease { ends_ms: 1, ..lease }.left().unwrap(), None);
     }
 }

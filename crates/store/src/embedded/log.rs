@@ -4,12 +4,12 @@ use std::fs::{self, File};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
-use files::optional;
+use files::{Durability, optional};
 
-use super::fault::{Fault, io_fault};
-use super::record::{Chain, Record, Step};
+use super::fault::{EmbeddedFault, io_fault};
+use super::record::{Chain, EmbeddedRecord, RecordedChange};
 use super::snapshot;
-use super::state::{State, Unfit};
+use super::state::{EmbeddedState, Unfit};
 use crate::error::Operation;
 use crate::types::LeaseId;
 
@@ -19,7 +19,7 @@ const WORTH_IT: u64 = 1 << 20;
 const MOSTLY_DEAD: u64 = 4;
 
 #[derive(Debug)]
-pub(super) struct Log {
+pub(super) struct EmbeddedLog {
     path: PathBuf,
     file: File,
     /// Of the last good line.
@@ -28,7 +28,9 @@ pub(super) struct Log {
     base: u64,
     chain: Chain,
     tail: Tail,
-    pub(super) state: State,
+    /// Differs between stores that had the same directory one after the other.
+    pub(super) generation: u64,
+    pub(super) state: EmbeddedState,
 }
 
 /// What follows the last good line.
@@ -39,26 +41,17 @@ enum Tail {
     Torn,
 }
 
-/// What is there to be done about a power cut.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Keep {
-    /// On the disk before it is confirmed.
-    Durable,
-    /// For leases: they do not outlive the boot anyhow.
-    Boot,
-}
-
-impl Log {
+impl EmbeddedLog {
     /// Reads the log, or begins one.
-    pub(super) fn open(dir: &Path) -> Result<Self, Fault> {
+    pub(super) fn open(dir: &Path, generation: u64) -> Result<Self, EmbeddedFault> {
         let path = dir.join("log");
         let opened = optional(files::open(&path, File::options().read(true).write(true)));
         let file = match opened.map_err(io_fault("open", &path))? {
             Some(file) => file,
-            None => snapshot::write(&path, &State::empty(), 0)?.file,
+            None => snapshot::write(&path, &EmbeddedState::empty(), 0)?.file,
         };
-        let (chain, state) = (Chain::default(), State::default());
-        let mut log = Self { path, file, end: 0, base: 0, chain, tail: Tail::Nothing, state };
+        let (chain, state) = (Chain::default(), EmbeddedState::default());
+        let mut log = Self { path, file, end: 0, base: 0, chain, tail: Tail::Nothing, generation, state };
         log.read()?;
         if log.state.revision == 0 {
             return Err(log.damaged("it has no beginning".to_owned()));
@@ -67,7 +60,7 @@ impl Log {
     }
 
     /// Whether the file is still the log, with all that was written and nothing else.
-    fn is_intact(&self) -> Result<bool, Fault> {
+    fn is_intact(&self) -> Result<bool, EmbeddedFault> {
         let failed = || io_fault("inspect", &self.path);
         let own = self.file.metadata().map_err(failed())?;
         let Some(named) = optional(fs::metadata(&self.path)).map_err(failed())? else { return Ok(false) };
@@ -78,11 +71,11 @@ impl Log {
         Ok(is_whole && (own.dev(), own.ino()) == (named.dev(), named.ino()))
     }
 
-    fn damaged(&self, problem: String) -> Fault {
-        Fault::Damaged { path: self.path.clone(), offset: self.end, problem }
+    fn damaged(&self, problem: String) -> EmbeddedFault {
+        EmbeddedFault::Damaged { path: self.path.clone(), offset: self.end, problem }
     }
 
-    fn read(&mut self) -> Result<(), Fault> {
+    fn read(&mut self) -> Result<(), EmbeddedFault> {
         let length = self.file.metadata().map_err(io_fault("inspect", &self.path))?.len();
         let mut bytes = vec![0; usize::try_from(length).unwrap_or(usize::MAX)];
         self.file.read_exact_at(&mut bytes, 0).map_err(io_fault("read", &self.path))?;
@@ -107,10 +100,10 @@ impl Log {
         Ok(())
     }
 
-    fn take(&mut self, record: Record, chain: Chain, length: u64) -> Result<(), Fault> {
-        let is_snapshot = !matches!(record, Record::Commit { .. });
+    fn take(&mut self, record: EmbeddedRecord, chain: Chain, length: u64) -> Result<(), EmbeddedFault> {
+        let is_snapshot = !matches!(record, EmbeddedRecord::Commit { .. });
         self.state.apply(record).map_err(|unfit| match unfit {
-            Unfit::Newer(format) => Fault::Newer { path: self.path.clone(), format },
+            Unfit::Newer(format) => EmbeddedFault::Newer { path: self.path.clone(), format },
             Unfit::Problem(problem) => self.damaged(problem),
         })?;
         self.end += length;
@@ -122,7 +115,13 @@ impl Log {
     }
 
     /// Writes a commit, and makes it so. If it fails, nothing of it stays.
-    pub(super) fn append(&mut self, steps: Vec<Step>, keep: Keep) -> Result<u64, Fault> {
+    ///
+    /// Leases end at the next boot: their records need not be flushed to the disk.
+    pub(super) fn append(
+        &mut self,
+        steps: Vec<RecordedChange>,
+        durability: Durability,
+    ) -> Result<u64, EmbeddedFault> {
         // Before, not after: a watcher that is up to date misses nothing by it.
         self.rewrite_if_due()?;
         if self.tail == Tail::Torn {
@@ -130,11 +129,11 @@ impl Log {
             self.tail = Tail::Nothing;
         }
         let revision = self.state.next_revision(&steps);
-        let record = Record::Commit { revision, steps };
+        let record = EmbeddedRecord::Commit { revision, steps };
         let (line, chain) = self.chain.write(&record).map_err(io_fault("write", &self.path))?;
-        let written = self.file.write_all_at(&line, self.end).and_then(|()| match keep {
-            Keep::Durable => self.file.sync_data(),
-            Keep::Boot => Ok(()),
+        let written = self.file.write_all_at(&line, self.end).and_then(|()| match durability {
+            Durability::Disk => self.file.sync_data(),
+            Durability::Boot => Ok(()),
         });
         if let Err(error) = written {
             // If this fails, too, the next who writes cuts it; or, where it is whole, it has happened after all.
@@ -148,7 +147,7 @@ impl Log {
     }
 
     /// Rewrites the log from memory if most of it is obsolete, or if another program removed or changed it.
-    fn rewrite_if_due(&mut self) -> Result<(), Fault> {
+    fn rewrite_if_due(&mut self) -> Result<(), EmbeddedFault> {
         let is_intact = self.is_intact()?;
         let is_long = self.end > WORTH_IT && self.end > MOSTLY_DEAD * self.base.max(self.state.size());
         if is_intact && !is_long {
@@ -177,7 +176,7 @@ impl Log {
     }
 
     /// Removes what hung on leases that ran out.
-    pub(super) fn end_leases(&mut self) -> Result<(), Fault> {
+    pub(super) fn end_leases(&mut self) -> Result<(), EmbeddedFault> {
         let mut over: Vec<LeaseId> = Vec::new();
         for (id, lease) in &self.state.leases {
             if lease.left()?.is_none() {
@@ -188,7 +187,7 @@ impl Log {
             return Ok(());
         }
         let steps = self.state.end_of(&over);
-        self.append(steps, Keep::Durable)?;
+        self.append(steps, Durability::Disk)?;
         Ok(())
     }
 }

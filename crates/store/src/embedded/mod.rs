@@ -18,6 +18,7 @@ mod snapshot;
 mod state;
 mod watch;
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -28,9 +29,9 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::Result;
 use crate::error::{Error, Operation};
-use crate::store::Call;
-use fault::{Fault, io_fault};
-use log::Log;
+use crate::store::StoreCall;
+use fault::{EmbeddedFault, io_fault};
+use log::EmbeddedLog;
 
 pub(crate) use watch::EmbeddedWatch;
 
@@ -49,7 +50,9 @@ pub(crate) struct Embedded {
 struct Memory {
     lock: LockFile,
     /// None until it was read, and after a failure: then the file alone shows what was written.
-    log: Option<Log>,
+    log: Option<EmbeddedLog>,
+    /// How often the directory was lost. What is read after that is another store.
+    losses: u64,
 }
 
 impl Embedded {
@@ -62,7 +65,7 @@ impl Embedded {
             let synced = files::sync_dir(parent).map_err(io_fault("flush", parent));
             synced.map_err(|fault| fault.into_error(operation()))?;
         }
-        let memory = Arc::new(Mutex::new(Memory { lock, log: None }));
+        let memory = Arc::new(Mutex::new(Memory { lock, log: None, losses: 0 }));
         Ok(Self { dir: dir.to_owned(), memory, revision: Arc::new(Sender::new(0)) })
     }
 
@@ -73,8 +76,8 @@ impl Embedded {
     /// Calls `work` with the log, alone.
     async fn run<T: Send + 'static>(
         &self,
-        call: &Call,
-        work: impl FnOnce(&mut Log) -> Result<T, Fault> + Send + 'static,
+        call: &StoreCall,
+        work: impl FnOnce(&mut EmbeddedLog) -> Result<T, EmbeddedFault> + Send + 'static,
     ) -> Result<T> {
         let late = || call.too_late(self.describe());
         // What is quick enough would come in time even after its end.
@@ -86,6 +89,11 @@ impl Embedded {
         let (dir, revision) = (self.dir.clone(), Arc::clone(&self.revision));
         // A caller that goes away does not interrupt it: it ends by itself, and leaves everything whole.
         let task = spawn_blocking(move || {
+            if let Err(fault) = memory.check_lock(&dir) {
+                // Watches find out that they watched another store.
+                revision.send_replace(0);
+                return Err(fault);
+            }
             let mut log = match memory.log.take() {
                 Some(log) => log,
                 None => memory.read(&dir)?,
@@ -109,19 +117,29 @@ impl Embedded {
 }
 
 impl Memory {
-    fn read(&mut self, dir: &Path) -> Result<Log, Fault> {
-        // The directory was removed. Another process may own the one that has its name now.
-        if self.lock.is_lost() {
-            self.lock = take_lock(dir)?;
+    /// Fails once after the directory was removed, and as long as another process owns the one that has its name now: the log
+    /// there is not this process's, and must not be rewritten from memory.
+    fn check_lock(&mut self, dir: &Path) -> Result<(), EmbeddedFault> {
+        if !self.lock.is_lost() {
+            return Ok(());
         }
-        Log::open(dir)
+        self.losses += u64::from(self.log.take().is_some());
+        self.lock = take_lock(dir)?;
+        let source = io::Error::other("the directory was removed or replaced");
+        Err(EmbeddedFault::Io { verb: "keep the lock of", path: dir.to_owned(), source })
+    }
+
+    fn read(&self, dir: &Path) -> Result<EmbeddedLog, EmbeddedFault> {
+        EmbeddedLog::open(dir, self.losses)
     }
 }
 
-fn take_lock(dir: &Path) -> Result<LockFile, Fault> {
+fn take_lock(dir: &Path) -> Result<LockFile, EmbeddedFault> {
     match LockFile::take(dir, LOCK, &format!("process {}", std::process::id())) {
         Ok(Attempt::Locked(lock)) => Ok(lock),
-        Ok(Attempt::Held(holder)) => Err(Fault::Held { dir: dir.to_owned(), holder }),
-        Err(LockFailed { operation, path, source }) => Err(Fault::Io { verb: operation, path, source }),
+        Ok(Attempt::Held(holder)) => Err(EmbeddedFault::Held { dir: dir.to_owned(), holder }),
+        Err(LockFailed { operation, path, source }) => {
+            Err(EmbeddedFault::Io { verb: operation, path, source })
+        }
     }
 }

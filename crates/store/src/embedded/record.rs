@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::lease::Lease;
+use super::lease::EmbeddedLease;
 use crate::types::{Entry, LeaseId};
 
 pub(super) const FORMAT: u32 = 1;
@@ -12,13 +12,13 @@ const SUM: usize = 16;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Record {
+pub(super) enum EmbeddedRecord {
     /// The first line. What happened up to `compacted` cannot be told any more.
     Head { format: u32, revision: u64, compacted: u64 },
     /// Of the snapshot. Older versions did not write when it was created: then the revision counts.
     Entry {
         key: String,
-        value: Value,
+        value: RecordedValue,
         revision: u64,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         created: Option<u64>,
@@ -26,17 +26,17 @@ pub(super) enum Record {
         lease: Option<LeaseId>,
     },
     /// Of the snapshot.
-    Lease { id: LeaseId, lease: Lease },
+    Lease { id: LeaseId, lease: EmbeddedLease },
     /// All steps or none. Leases alone do not count the revision up.
-    Commit { revision: u64, steps: Vec<Step> },
+    Commit { revision: u64, steps: Vec<RecordedChange> },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Step {
+pub(super) enum RecordedChange {
     Put {
         key: String,
-        value: Value,
+        value: RecordedValue,
         lease: Option<LeaseId>,
     },
     Delete {
@@ -45,7 +45,7 @@ pub(super) enum Step {
     /// Begun, or kept alive.
     Lease {
         id: LeaseId,
-        lease: Lease,
+        lease: EmbeddedLease,
     },
     /// Its keys are deleted by steps of their own.
     End {
@@ -56,12 +56,12 @@ pub(super) enum Step {
 /// Text as it is, so that people can read the file; anything else in hexadecimal digits.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub(super) enum Value {
+pub(super) enum RecordedValue {
     Text(String),
     Bytes { hex: String },
 }
 
-impl Value {
+impl RecordedValue {
     pub(super) fn of(bytes: &[u8]) -> Self {
         match std::str::from_utf8(bytes) {
             Ok(text) => Self::Text(text.to_owned()),
@@ -87,11 +87,11 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-impl From<&Entry> for Record {
+impl From<&Entry> for EmbeddedRecord {
     fn from(entry: &Entry) -> Self {
         Self::Entry {
             key: entry.key.clone(),
-            value: Value::of(&entry.value),
+            value: RecordedValue::of(&entry.value),
             revision: entry.revision,
             created: Some(entry.created),
             version: entry.version,
@@ -111,14 +111,14 @@ impl Chain {
     }
 
     /// A line with its end, and the chain after it.
-    pub(super) fn write(&self, record: &Record) -> Result<(Vec<u8>, Self), serde_json::Error> {
+    pub(super) fn write(&self, record: &EmbeddedRecord) -> Result<(Vec<u8>, Self), serde_json::Error> {
         let json = serde_json::to_vec(record)?;
         let next = self.next(&json);
         Ok(([next.0.as_bytes(), b" ", &json, b"\n"].concat(), next))
     }
 
     /// A line without its end, and the chain after it.
-    pub(super) fn read(&self, line: &[u8]) -> Result<(Record, Self), String> {
+    pub(super) fn read(&self, line: &[u8]) -> Result<(EmbeddedRecord, Self), String> {
         let (sum, rest) = line.split_at_checked(SUM).ok_or("a line is too short")?;
         let json = rest.strip_prefix(b" ").ok_or("a line has no checksum")?;
         let next = self.next(json);
@@ -138,16 +138,19 @@ mod tests {
     #[test]
     fn any_bytes_are_a_value() {
         for bytes in [&b""[..], b"{\"a\":1}", b"\0\n\xff", &[0xc3]] {
-            let json = serde_json::to_string(&Value::of(bytes)).unwrap();
+            let json = serde_json::to_string(&RecordedValue::of(bytes)).unwrap();
             assert!(!json.contains('\n'));
-            let back: Value = serde_json::from_str(&json).unwrap();
+            let back: RecordedValue = serde_json::from_str(&json).unwrap();
             assert_eq!(back.into_bytes().unwrap(), bytes);
         }
     }
 
     #[test]
     fn a_line_fits_after_the_one_before_only() {
-        let record = Record::Commit { revision: 2, steps: vec![Step::Delete { key: "/a".to_owned() }] };
+        let record = EmbeddedRecord::Commit {
+            revision: 2,
+            steps: vec![RecordedChange::Delete { key: "/a".to_owned() }],
+        };
         let (one, after) = Chain::default().write(&record).unwrap();
         let (two, _) = after.write(&record).unwrap();
         assert_ne!(one, two);

@@ -5,9 +5,9 @@ use std::path::Path;
 
 use files::Replacement;
 
-use super::fault::{Fault, io_fault};
-use super::record::{Chain, FORMAT, Record};
-use super::state::State;
+use super::fault::{EmbeddedFault, io_fault};
+use super::record::{Chain, EmbeddedRecord, FORMAT};
+use super::state::EmbeddedState;
 
 /// A new log, open, with its length and the checksum of its last line.
 pub(super) struct Written {
@@ -18,10 +18,11 @@ pub(super) struct Written {
 
 /// Replaces the log at `path`. It does not tell what happened up to the revision `compacted`. If it fails, the old log is as
 /// it was.
-pub(super) fn write(path: &Path, state: &State, compacted: u64) -> Result<Written, Fault> {
-    let head = Record::Head { format: FORMAT, revision: state.revision, compacted };
-    let leases = state.leases.iter().map(|(id, lease)| Record::Lease { id: *id, lease: lease.clone() });
-    let records = std::iter::once(head).chain(leases).chain(state.entries.values().map(Record::from));
+pub(super) fn write(path: &Path, state: &EmbeddedState, compacted: u64) -> Result<Written, EmbeddedFault> {
+    let head = EmbeddedRecord::Head { format: FORMAT, revision: state.revision, compacted };
+    let leases =
+        state.leases.iter().map(|(id, lease)| EmbeddedRecord::Lease { id: *id, lease: lease.clone() });
+    let records = std::iter::once(head).chain(leases).chain(state.entries.values().map(EmbeddedRecord::from));
     let (mut lines, mut chain) = (Vec::new(), Chain::default());
     for record in records {
         let (line, next) = chain.write(&record).map_err(io_fault("write", path))?;

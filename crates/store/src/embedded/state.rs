@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
 
-use super::lease::Lease;
-use super::record::{FORMAT, Record, Step};
+use super::lease::EmbeddedLease;
+use super::record::{EmbeddedRecord, FORMAT, RecordedChange};
 use crate::types::{Compare, Entry, Event, LeaseId};
 
 #[derive(Debug, Default)]
-pub(super) struct State {
+pub(super) struct EmbeddedState {
     pub(super) entries: BTreeMap<String, Entry>,
-    pub(super) leases: BTreeMap<LeaseId, Lease>,
+    pub(super) leases: BTreeMap<LeaseId, EmbeddedLease>,
     pub(super) revision: u64,
     /// What happened up to this revision is forgotten.
     pub(super) compacted: u64,
@@ -38,43 +38,43 @@ pub(super) enum Since {
     Events(Vec<Event>),
 }
 
-impl State {
+impl EmbeddedState {
     /// As in etcd: an empty store has revision 1.
     pub(super) fn empty() -> Self {
         Self { revision: 1, ..Self::default() }
     }
 
-    pub(super) fn apply(&mut self, record: Record) -> Result<(), Unfit> {
+    pub(super) fn apply(&mut self, record: EmbeddedRecord) -> Result<(), Unfit> {
         match record {
-            Record::Head { .. } if self.revision != 0 => Err("a second beginning".into()),
-            Record::Head { format, .. } if format != FORMAT => Err(Unfit::Newer(format)),
-            Record::Head { revision, compacted, .. } => {
+            EmbeddedRecord::Head { .. } if self.revision != 0 => Err("a second beginning".into()),
+            EmbeddedRecord::Head { format, .. } if format != FORMAT => Err(Unfit::Newer(format)),
+            EmbeddedRecord::Head { revision, compacted, .. } => {
                 (self.revision, self.compacted) = (revision, compacted);
                 Ok(())
             }
             _ if self.revision == 0 => Err("no beginning".into()),
-            Record::Entry { key, value, revision, created, version, lease } => {
+            EmbeddedRecord::Entry { key, value, revision, created, version, lease } => {
                 let value = value.into_bytes().map_err(Unfit::Problem)?;
                 let created = created.unwrap_or(revision);
                 self.entries.insert(key.clone(), Entry { key, value, revision, created, version, lease });
                 Ok(())
             }
-            Record::Lease { id, lease } => {
+            EmbeddedRecord::Lease { id, lease } => {
                 self.leases.insert(id, lease);
                 Ok(())
             }
-            Record::Commit { revision, steps } => self.commit(revision, steps),
+            EmbeddedRecord::Commit { revision, steps } => self.commit(revision, steps),
         }
     }
 
-    fn commit(&mut self, revision: u64, steps: Vec<Step>) -> Result<(), Unfit> {
+    fn commit(&mut self, revision: u64, steps: Vec<RecordedChange>) -> Result<(), Unfit> {
         if revision != self.next_revision(&steps) {
             return Err("a revision is missing".into());
         }
         self.revision = revision;
         for step in steps {
             match step {
-                Step::Put { key, value, lease } => {
+                RecordedChange::Put { key, value, lease } => {
                     let value = value.into_bytes().map_err(Unfit::Problem)?;
                     let before = self.entries.get(&key);
                     let version = before.map_or(0, |entry| entry.version) + 1;
@@ -83,14 +83,14 @@ impl State {
                     self.history.push_back(Event::Put(entry.clone()));
                     self.entries.insert(key, entry);
                 }
-                Step::Delete { key } => {
+                RecordedChange::Delete { key } => {
                     self.entries.remove(&key);
                     self.history.push_back(Event::Delete { key, revision });
                 }
-                Step::Lease { id, lease } => {
+                RecordedChange::Lease { id, lease } => {
                     self.leases.insert(id, lease);
                 }
-                Step::End { id } => {
+                RecordedChange::End { id } => {
                     self.leases.remove(&id);
                 }
             }
@@ -106,8 +106,10 @@ impl State {
     }
 
     /// After these steps.
-    pub(super) fn next_revision(&self, steps: &[Step]) -> u64 {
-        let changes = steps.iter().any(|step| matches!(step, Step::Put { .. } | Step::Delete { .. }));
+    pub(super) fn next_revision(&self, steps: &[RecordedChange]) -> u64 {
+        let changes = steps
+            .iter()
+            .any(|step| matches!(step, RecordedChange::Put { .. } | RecordedChange::Delete { .. }));
         self.revision + u64::from(changes)
     }
 
@@ -143,10 +145,10 @@ impl State {
     }
 
     /// The end of leases, with all their keys.
-    pub(super) fn end_of(&self, leases: &[LeaseId]) -> Vec<Step> {
+    pub(super) fn end_of(&self, leases: &[LeaseId]) -> Vec<RecordedChange> {
         let held =
             self.entries.values().filter(|entry| entry.lease.is_some_and(|lease| leases.contains(&lease)));
-        let deletes = held.map(|entry| Step::Delete { key: entry.key.clone() });
-        deletes.chain(leases.iter().map(|id| Step::End { id: *id })).collect()
+        let deletes = held.map(|entry| RecordedChange::Delete { key: entry.key.clone() });
+        deletes.chain(leases.iter().map(|id| RecordedChange::End { id: *id })).collect()
     }
 }

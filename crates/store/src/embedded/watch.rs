@@ -12,7 +12,7 @@ use super::Embedded;
 use super::state::Since;
 use crate::Result;
 use crate::error::{Error, Operation};
-use crate::store::Call;
+use crate::store::StoreCall;
 use crate::types::{Event, Watched};
 
 /// How long one look may wait for other calls.
@@ -28,20 +28,22 @@ pub(crate) struct EmbeddedWatch {
     from: u64,
     /// The last revision of the store that we know of. One that is older now is another store.
     known: u64,
+    /// Of the log. Another one is another store.
+    generation: u64,
     revisions: Receiver<u64>,
-    end: End,
+    end: WatchPhase,
     is_progress_requested: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
+enum WatchPhase {
     Open,
     Ended,
 }
 
 /// What one look finds.
 #[derive(Debug)]
-enum Look {
+enum WatchProgress {
     Forgotten,
     News(Vec<Event>),
     /// Look again after this time at the latest.
@@ -54,20 +56,21 @@ enum Look {
 impl Embedded {
     pub(crate) async fn watch(
         self: &Arc<Self>,
-        call: &Call,
+        call: &StoreCall,
         prefix: &str,
         from: u64,
     ) -> Result<EmbeddedWatch> {
         let revisions = self.revision.subscribe();
-        let known = self.run(call, |log| Ok(log.state.revision)).await?;
+        let (known, generation) = self.run(call, |log| Ok((log.state.revision, log.generation))).await?;
         let (embedded, prefix) = (Arc::clone(self), prefix.to_owned());
         Ok(EmbeddedWatch {
             embedded,
             prefix,
             from: from.max(1),
             known,
+            generation,
             revisions,
-            end: End::Open,
+            end: WatchPhase::Open,
             is_progress_requested: false,
         })
     }
@@ -79,7 +82,7 @@ impl EmbeddedWatch {
     }
 
     pub(crate) async fn next(&mut self) -> Result<Watched> {
-        if self.end == End::Ended {
+        if self.end == WatchPhase::Ended {
             let ended = io::Error::other("it has ended before");
             return Err(Error::WatchBroke { prefix: self.prefix.clone(), source: ended.into() });
         }
@@ -87,16 +90,16 @@ impl EmbeddedWatch {
             // Whatever changes from here on wakes us below.
             self.revisions.borrow_and_update();
             match self.look().await? {
-                Look::Forgotten => {
-                    self.end = End::Ended;
+                WatchProgress::Forgotten => {
+                    self.end = WatchPhase::Ended;
                     return Ok(Watched::Compacted);
                 }
-                Look::News(events) => {
+                WatchProgress::News(events) => {
                     let revision = events.last().map_or(self.from, Event::revision);
                     (self.from, self.known) = (revision + 1, revision);
                     return Ok(Watched::Events { events, revision });
                 }
-                Look::Nothing { revision, until } => {
+                WatchProgress::Nothing { revision, until } => {
                     self.known = revision;
                     if std::mem::take(&mut self.is_progress_requested) {
                         return Ok(Watched::Current);
@@ -107,25 +110,25 @@ impl EmbeddedWatch {
         }
     }
 
-    async fn look(&self) -> Result<Look> {
+    async fn look(&self) -> Result<WatchProgress> {
         let operation = Operation::new("watch", self.prefix.clone());
-        let call = Call { operation, deadline: Instant::now() + PATIENCE, patience: PATIENCE };
-        let (prefix, from, known) = (self.prefix.clone(), self.from, self.known);
-        let work = move |log: &mut super::Log| match log.state.since(&prefix, from) {
-            _ if log.state.revision < known => Ok(Look::Forgotten),
-            Since::Forgotten => Ok(Look::Forgotten),
+        let call = StoreCall { operation, deadline: Instant::now() + PATIENCE, patience: PATIENCE };
+        let (prefix, from, known, generation) = (self.prefix.clone(), self.from, self.known, self.generation);
+        let work = move |log: &mut super::EmbeddedLog| match log.state.since(&prefix, from) {
+            _ if log.generation != generation || log.state.revision < known => Ok(WatchProgress::Forgotten),
+            Since::Forgotten => Ok(WatchProgress::Forgotten),
             Since::Events(events) if events.is_empty() => {
                 let mut next = None;
                 for lease in log.state.leases.values() {
                     let left = lease.left()?.unwrap_or_default();
                     next = Some(next.map_or(left, |next: Duration| next.min(left)));
                 }
-                Ok(Look::Nothing {
+                Ok(WatchProgress::Nothing {
                     revision: log.state.revision,
                     until: next.map(|left| left + AFTER_THE_END),
                 })
             }
-            Since::Events(events) => Ok(Look::News(events)),
+            Since::Events(events) => Ok(WatchProgress::News(events)),
         };
         self.embedded.run(&call, work).await
     }

@@ -6,13 +6,13 @@ use std::time::Duration;
 use etcd_client::Error as EtcdError;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::Etcd;
+use super::EtcdBackend;
 use super::backoff::Backoff;
 use super::connect::Connection;
-use super::failure::Failure;
+use super::failure::EtcdFailure;
 use crate::Result;
 use crate::error::Error;
-use crate::store::Call;
+use crate::store::StoreCall;
 
 /// May a request be sent again when nobody knows whether it was served?
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,14 +27,14 @@ const LONG: Duration = Duration::from_secs(1);
 /// A connection that breaks again and again is not worth more.
 const MOST_TRIES: u32 = 8;
 
-impl Etcd {
+impl EtcdBackend {
     /// What comes of a request, or what is wrong with it.
     pub(super) async fn ask<T, F>(
         &self,
-        call: &Call,
+        call: &StoreCall,
         repeat: Repeat,
         request: impl Fn(Connection) -> F,
-    ) -> Result<T, Failure>
+    ) -> Result<T, EtcdFailure>
     where
         F: Future<Output = Result<T, EtcdError>>,
     {
@@ -47,8 +47,8 @@ impl Etcd {
                 Err(failure) => failure,
             };
             let again = match failure {
-                Failure::NotDone(_) => true,
-                Failure::Unknown(_) | Failure::Silent => repeat == Repeat::Safe,
+                EtcdFailure::NotDone(_) => true,
+                EtcdFailure::Unknown(_) | EtcdFailure::Silent => repeat == Repeat::Safe,
                 _ => false,
             };
             let next = Instant::now() + backoff.pause();
@@ -61,10 +61,10 @@ impl Etcd {
 
     async fn try_once<T, F>(
         &self,
-        call: &Call,
+        call: &StoreCall,
         repeat: Repeat,
         request: &impl Fn(Connection) -> F,
-    ) -> Result<T, Failure>
+    ) -> Result<T, EtcdFailure>
     where
         F: Future<Output = Result<T, EtcdError>>,
     {
@@ -76,12 +76,12 @@ impl Etcd {
         let number = connection.number;
         let failure = match timeout_at(now + share, request(connection)).await {
             Ok(Ok(answer)) => return Ok(answer),
-            Ok(Err(error)) => Failure::from(error),
-            Err(_) => Failure::Silent,
+            Ok(Err(error)) => EtcdFailure::from(error),
+            Err(_) => EtcdFailure::Silent,
         };
         let is_bad = match failure {
-            Failure::NotDone(_) | Failure::Unknown(_) => true,
-            Failure::Silent => share >= LONG,
+            EtcdFailure::NotDone(_) | EtcdFailure::Unknown(_) => true,
+            EtcdFailure::Silent => share >= LONG,
             _ => false,
         };
         if is_bad {
@@ -90,9 +90,9 @@ impl Etcd {
         Err(failure)
     }
 
-    pub(super) fn error(&self, call: &Call, failure: Failure) -> Error {
+    pub(super) fn error(&self, call: &StoreCall, failure: EtcdFailure) -> Error {
         match failure {
-            Failure::Silent => call.too_late(self.describe()),
+            EtcdFailure::Silent => call.too_late(self.describe()),
             other => other.into_error(call.operation.clone(), self.describe()),
         }
     }

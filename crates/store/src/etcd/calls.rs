@@ -6,13 +6,13 @@ use etcd_client::{
     Compare as EtcdCompare, CompareOp, GetOptions, GetResponse, KeyValue, PutOptions, Txn, TxnOp,
 };
 
-use super::Etcd;
+use super::EtcdBackend;
 use super::ask::Repeat;
 use super::connect::Connection;
-use super::failure::Failure;
+use super::failure::EtcdFailure;
 use crate::Result;
-use crate::store::Call;
-use crate::types::{Change, Compare, Entry, Kept, LeaseId, Listing, Outcome};
+use crate::store::StoreCall;
+use crate::types::{Change, Compare, Entry, LeaseId, LeaseState, Listing, Outcome};
 
 /// Of an answer that we read.
 const MAX_ANSWER: usize = 32 << 20;
@@ -73,29 +73,29 @@ fn change(change: &Change) -> TxnOp {
     }
 }
 
-impl Etcd {
-    pub(crate) async fn get(&self, call: &Call, key: &str) -> Result<Option<Entry>> {
+impl EtcdBackend {
+    pub(crate) async fn get(&self, call: &StoreCall, key: &str) -> Result<Option<Entry>> {
         let ask = |mut connection: Connection| async move { connection.client.get(key, None).await };
         let answer = self.ask(call, Repeat::Safe, ask).await.map_err(|failure| self.error(call, failure))?;
         Ok(answer.kvs().first().map(entry))
     }
 
-    pub(crate) async fn list(&self, call: &Call, prefix: &str) -> Result<Listing> {
+    pub(crate) async fn list(&self, call: &StoreCall, prefix: &str) -> Result<Listing> {
         let (pages, revision) = self.pages(call, prefix, Want::Entries).await?;
         Ok(Listing { entries: pages.iter().flat_map(GetResponse::kvs).map(entry).collect(), revision })
     }
 
-    pub(crate) async fn keys(&self, call: &Call, prefix: &str) -> Result<Vec<String>> {
+    pub(crate) async fn keys(&self, call: &StoreCall, prefix: &str) -> Result<Vec<String>> {
         let (pages, _) = self.pages(call, prefix, Want::Keys).await?;
         let keys = pages.iter().flat_map(GetResponse::kvs);
         Ok(keys.map(|found| String::from_utf8_lossy(found.key()).into_owned()).collect())
     }
 
-    async fn pages(&self, call: &Call, prefix: &str, want: Want) -> Result<(Vec<GetResponse>, u64)> {
+    async fn pages(&self, call: &StoreCall, prefix: &str, want: Want) -> Result<(Vec<GetResponse>, u64)> {
         let mut listings = 1;
         loop {
             match self.pages_once(call, prefix, want).await {
-                Err(Failure::Compacted) if listings < MOST_LISTINGS => listings += 1,
+                Err(EtcdFailure::Compacted) if listings < MOST_LISTINGS => listings += 1,
                 other => return other.map_err(|failure| self.error(call, failure)),
             }
         }
@@ -104,10 +104,10 @@ impl Etcd {
     /// All pages at the revision of the first.
     async fn pages_once(
         &self,
-        call: &Call,
+        call: &StoreCall,
         prefix: &str,
         want: Want,
-    ) -> Result<(Vec<GetResponse>, u64), Failure> {
+    ) -> Result<(Vec<GetResponse>, u64), EtcdFailure> {
         let mut pages: Vec<GetResponse> = Vec::new();
         let (mut at, mut limit) = (None, PAGE);
         let mut start = prefix.as_bytes().to_vec();
@@ -125,7 +125,7 @@ impl Etcd {
                 async move { kv.get(start, Some(options)).await }
             };
             let page = match self.ask(call, Repeat::Safe, ask).await {
-                Err(Failure::TooLarge(_)) if limit > 1 => {
+                Err(EtcdFailure::TooLarge(_)) if limit > 1 => {
                     limit = (limit / 4).max(1);
                     continue;
                 }
@@ -147,7 +147,7 @@ impl Etcd {
 
     pub(crate) async fn commit(
         &self,
-        call: &Call,
+        call: &StoreCall,
         compares: &[Compare],
         changes: &[Change],
     ) -> Result<Outcome> {
@@ -161,12 +161,12 @@ impl Etcd {
         match self.ask(call, Repeat::Never, ask).await {
             Ok(answer) if answer.succeeded() => Ok(Outcome::Done { revision: revision(answer.header()) }),
             Ok(_) => Ok(Outcome::Refused),
-            Err(Failure::LeaseGone) => Err(lease_gone(call, changes)),
+            Err(EtcdFailure::LeaseGone) => Err(lease_gone(call, changes)),
             Err(failure) => Err(self.error(call, failure)),
         }
     }
 
-    pub(crate) async fn put_counter(&self, call: &Call, key: &str) -> Result<u64> {
+    pub(crate) async fn put_counter(&self, call: &StoreCall, key: &str) -> Result<u64> {
         // Counted twice is a number that nobody gets.
         let ask = |mut connection: Connection| async move {
             connection.client.put(key, "", Some(PutOptions::new().with_prev_key())).await
@@ -175,7 +175,7 @@ impl Etcd {
         Ok(answer.prev_key().map_or(0, |before| before.version().unsigned_abs()))
     }
 
-    pub(crate) async fn grant(&self, call: &Call, ttl: Duration) -> Result<LeaseId> {
+    pub(crate) async fn grant(&self, call: &StoreCall, ttl: Duration) -> Result<LeaseId> {
         let seconds = i64::try_from(ttl.as_millis().div_ceil(1000)).unwrap_or(i64::MAX).max(1);
         // A lease that nobody heard of runs out by itself.
         let ask =
@@ -184,27 +184,27 @@ impl Etcd {
         Ok(LeaseId(answer.id()))
     }
 
-    pub(crate) async fn keep_alive(&self, call: &Call, lease: LeaseId) -> Result<Kept> {
+    pub(crate) async fn keep_alive(&self, call: &StoreCall, lease: LeaseId) -> Result<LeaseState> {
         let ask =
             |mut connection: Connection| async move { connection.client.lease_keep_alive(lease.0).await };
         match self.ask(call, Repeat::Safe, ask).await {
-            Ok(_) => Ok(Kept::Alive),
-            Err(Failure::LeaseGone) => Ok(Kept::Gone),
+            Ok(_) => Ok(LeaseState::Alive),
+            Err(EtcdFailure::LeaseGone) => Ok(LeaseState::Gone),
             Err(failure) => Err(self.error(call, failure)),
         }
     }
 
-    pub(crate) async fn revoke(&self, call: &Call, lease: LeaseId) -> Result<()> {
+    pub(crate) async fn revoke(&self, call: &StoreCall, lease: LeaseId) -> Result<()> {
         let ask = |mut connection: Connection| async move { connection.client.lease_revoke(lease.0).await };
         match self.ask(call, Repeat::Safe, ask).await {
-            Ok(_) | Err(Failure::LeaseGone) => Ok(()),
+            Ok(_) | Err(EtcdFailure::LeaseGone) => Ok(()),
             Err(failure) => Err(self.error(call, failure)),
         }
     }
 }
 
 /// etcd does not say which; there is seldom more than one.
-fn lease_gone(call: &Call, changes: &[Change]) -> crate::Error {
+fn lease_gone(call: &StoreCall, changes: &[Change]) -> crate::Error {
     let lease = changes.iter().find_map(|change| match change {
         Change::Put { lease, .. } => *lease,
         Change::Delete(_) => None,

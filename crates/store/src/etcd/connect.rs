@@ -11,8 +11,8 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use super::backoff::{Backoff, random_below};
-use super::failure::{Failure, Reason};
-use super::target::{CONNECT, Target, options, targets};
+use super::failure::{EtcdFailure, Reason};
+use super::target::{CONNECT, EtcdTarget, options, targets};
 use crate::Result;
 use crate::config::EtcdConfig;
 
@@ -20,23 +20,23 @@ use crate::config::EtcdConfig;
 const HEAD_START: Duration = Duration::from_millis(300);
 
 #[derive(Debug)]
-pub(super) struct Link {
+pub(super) struct EtcdConnector {
     config: EtcdConfig,
-    targets: Vec<Target>,
-    state: Mutex<State>,
+    targets: Vec<EtcdTarget>,
+    state: Mutex<ConnectorState>,
     /// Held by whoever connects: the others wait for what comes of it.
     connecting: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug)]
-struct State {
+struct ConnectorState {
     connection: Option<Connection>,
     /// Which endpoint to begin with.
     first: usize,
     /// Counts connections.
     number: u64,
     /// Why the last try failed.
-    failure: Option<Failure>,
+    failure: Option<EtcdFailure>,
 }
 
 #[derive(Clone)]
@@ -52,12 +52,12 @@ impl std::fmt::Debug for Connection {
     }
 }
 
-impl Link {
+impl EtcdConnector {
     pub(super) fn new(config: &EtcdConfig) -> Result<Self> {
         let targets = targets(config)?;
         // Not all nodes begin with the same member.
         let first = random_below(u32::try_from(targets.len()).unwrap_or(1)) as usize;
-        let state = Mutex::new(State { connection: None, first, number: 0, failure: None });
+        let state = Mutex::new(ConnectorState { connection: None, first, number: 0, failure: None });
         Ok(Self { config: config.clone(), targets, state, connecting: tokio::sync::Mutex::new(()) })
     }
 
@@ -70,12 +70,12 @@ impl Link {
         self.targets.len() > 1
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ConnectorState> {
         // Nothing panics while it is held, and every assignment leaves it whole.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn last_failure(&self) -> Failure {
+    fn last_failure(&self) -> EtcdFailure {
         self.state().failure.clone().unwrap_or_else(nobody)
     }
 
@@ -89,7 +89,7 @@ impl Link {
     }
 
     /// The connection that is there, or a new one; tries until the deadline, unless somebody has to do something about it.
-    pub(super) async fn connection(&self, deadline: Instant) -> Result<Connection, Failure> {
+    pub(super) async fn connection(&self, deadline: Instant) -> Result<Connection, EtcdFailure> {
         if let Some(connection) = self.state().connection.clone() {
             return Ok(connection);
         }
@@ -109,7 +109,7 @@ impl Link {
             };
             self.state().failure = Some(failure.clone());
             let next = Instant::now() + backoff.pause();
-            if matches!(failure, Failure::Denied { .. }) || next >= deadline {
+            if matches!(failure, EtcdFailure::Denied { .. }) || next >= deadline {
                 return Err(failure);
             }
             sleep_until(next).await;
@@ -127,7 +127,7 @@ impl Link {
     }
 
     /// Tries all endpoints, one after the other but not waiting for one that is silent; the first that answers wins.
-    async fn connect_any(&self) -> Result<(Client, usize), Failure> {
+    async fn connect_any(&self) -> Result<(Client, usize), EtcdFailure> {
         let first = self.state().first;
         let mut waiting = (0..self.targets.len()).map(|n| (first + n) % self.targets.len());
         let mut tries = JoinSet::new();
@@ -145,37 +145,41 @@ impl Link {
             let found = match ended {
                 Ok(Ok(connected)) => return Ok(connected),
                 Ok(Err(found)) => found,
-                Err(join) => Failure::NotDone(Reason::from(join.to_string())),
+                Err(join) => EtcdFailure::NotDone(Reason::from(join.to_string())),
             };
             // One that somebody has to do something about is the one to tell.
-            if !matches!(failure, Some(Failure::Denied { .. })) {
+            if !matches!(failure, Some(EtcdFailure::Denied { .. })) {
                 failure = Some(found);
             }
         }
     }
 }
 
-fn nobody() -> Failure {
-    Failure::NotDone(Reason::from("no endpoint answers".to_owned()))
+fn nobody() -> EtcdFailure {
+    EtcdFailure::NotDone(Reason::from("no endpoint answers".to_owned()))
 }
 
-async fn connect(target: Target, config: EtcdConfig, index: usize) -> Result<(Client, usize), Failure> {
+async fn connect(
+    target: EtcdTarget,
+    config: EtcdConfig,
+    index: usize,
+) -> Result<(Client, usize), EtcdFailure> {
     match timeout(CONNECT, log_in(&target, &config)).await {
         Ok(Ok(client)) => Ok((client, index)),
-        Ok(Err(Failure::NotDone(reason) | Failure::Unknown(reason))) => {
-            Err(Failure::NotDone(Reason::from(format!("{}: {reason}", target.url))))
+        Ok(Err(EtcdFailure::NotDone(reason) | EtcdFailure::Unknown(reason))) => {
+            Err(EtcdFailure::NotDone(Reason::from(format!("{}: {reason}", target.url))))
         }
         Ok(Err(other)) => Err(other),
         Err(_) => {
             let waited = CONNECT.as_secs();
-            Err(Failure::NotDone(Reason::from(format!("{}: no answer within {waited} s", target.url))))
+            Err(EtcdFailure::NotDone(Reason::from(format!("{}: no answer within {waited} s", target.url))))
         }
     }
 }
 
-async fn log_in(target: &Target, config: &EtcdConfig) -> Result<Client, Failure> {
+async fn log_in(target: &EtcdTarget, config: &EtcdConfig) -> Result<Client, EtcdFailure> {
     let endpoint = target.endpoint(config)?;
-    let channel = endpoint.connect().await.map_err(|error| Failure::of_transport(&error))?;
+    let channel = endpoint.connect().await.map_err(|error| EtcdFailure::of_transport(&error))?;
     let channel = Channel::Tonic(channel);
     let mut client = match Client::from_channel(channel.clone(), Some(options(config))).await {
         // Our user is not needed (yet).
@@ -185,10 +189,10 @@ async fn log_in(target: &Target, config: &EtcdConfig) -> Result<Client, Failure>
         }
         other => other?,
     };
-    match client.status().await.map_err(Failure::from) {
+    match client.status().await.map_err(EtcdFailure::from) {
         Ok(_) => Ok(client),
         // Newer versions tell their state to few; but they answered, and know our user.
-        Err(Failure::Denied { .. }) if config.user.is_some() => Ok(client),
+        Err(EtcdFailure::Denied { .. }) if config.user.is_some() => Ok(client),
         Err(failure) => Err(failure),
     }
 }

@@ -57,7 +57,7 @@ fn chain<'a>(error: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a (d
 }
 
 #[derive(Debug, Clone)]
-pub(super) enum Failure {
+pub(super) enum EtcdFailure {
     /// It certainly did not happen; another try, maybe elsewhere, may help.
     NotDone(Reason),
     /// It may have happened.
@@ -75,7 +75,7 @@ pub(super) enum Failure {
     Refused(Reason),
 }
 
-impl From<EtcdError> for Failure {
+impl From<EtcdError> for EtcdFailure {
     fn from(error: EtcdError) -> Self {
         match error {
             EtcdError::GRpcStatus(status) => Self::of_status(&status),
@@ -88,7 +88,7 @@ impl From<EtcdError> for Failure {
     }
 }
 
-impl Failure {
+impl EtcdFailure {
     /// Of an answer, or of what came instead of one.
     fn of_status(status: &Status) -> Self {
         let reason = Reason::of(status);

@@ -17,18 +17,18 @@ mod watch;
 
 use crate::Result;
 use crate::config::EtcdConfig;
-use connect::Link;
+use connect::EtcdConnector;
 
 pub(crate) use watch::EtcdWatch;
 
 #[derive(Debug)]
-pub(crate) struct Etcd {
-    link: Link,
+pub(crate) struct EtcdBackend {
+    link: EtcdConnector,
 }
 
-impl Etcd {
+impl EtcdBackend {
     pub(crate) fn open(config: &EtcdConfig) -> Result<Self> {
-        Ok(Self { link: Link::new(config)? })
+        Ok(Self { link: EtcdConnector::new(config)? })
     }
 
     pub(crate) fn describe(&self) -> String {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use etcd_client::ConnectOptions;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
-use super::failure::{Failure, Reason};
+use super::failure::{EtcdFailure, Reason};
 use crate::Result;
 use crate::config::EtcdConfig;
 use crate::error::Error;
@@ -22,7 +22,7 @@ const WINDOW: u32 = 4 << 20;
 
 /// An endpoint, as a URL that is known to be one.
 #[derive(Debug, Clone)]
-pub(super) struct Target {
+pub(super) struct EtcdTarget {
     pub(super) url: String,
     endpoint: Endpoint,
     /// The name that its certificate must have, where it has one.
@@ -33,7 +33,7 @@ fn wrong(problem: impl Into<String>) -> Error {
     Error::Config { problem: problem.into() }
 }
 
-pub(super) fn targets(config: &EtcdConfig) -> Result<Vec<Target>> {
+pub(super) fn targets(config: &EtcdConfig) -> Result<Vec<EtcdTarget>> {
     if config.cert.is_some() != config.key.is_some() {
         return Err(wrong("a client certificate needs both its file and the file of its key"));
     }
@@ -46,7 +46,7 @@ pub(super) fn targets(config: &EtcdConfig) -> Result<Vec<Target>> {
     config.endpoints.iter().map(|text| target(text, config)).collect()
 }
 
-fn target(text: &str, config: &EtcdConfig) -> Result<Target> {
+fn target(text: &str, config: &EtcdConfig) -> Result<EtcdTarget> {
     let url = match text.split_once("://") {
         None if config.ca.is_some() || config.cert.is_some() => format!("https://{text}"),
         None => format!("http://{text}"),
@@ -88,12 +88,12 @@ fn target(text: &str, config: &EtcdConfig) -> Result<Target> {
         .keep_alive_timeout(PING_PATIENCE)
         // etcd hangs up on whoever asks while nothing is under way.
         .keep_alive_while_idle(false);
-    Ok(Target { url, endpoint, tls_name })
+    Ok(EtcdTarget { url, endpoint, tls_name })
 }
 
-impl Target {
+impl EtcdTarget {
     /// Ready to connect, with the certificates as they are now.
-    pub(super) fn endpoint(&self, config: &EtcdConfig) -> Result<Endpoint, Failure> {
+    pub(super) fn endpoint(&self, config: &EtcdConfig) -> Result<Endpoint, EtcdFailure> {
         let Some(name) = &self.tls_name else { return Ok(self.endpoint.clone()) };
         let mut tls = ClientTlsConfig::new().domain_name(name);
         tls = match &config.ca {
@@ -103,15 +103,15 @@ impl Target {
         if let (Some(cert), Some(key)) = (&config.cert, &config.key) {
             tls = tls.identity(Identity::from_pem(read(cert)?, read(key)?));
         }
-        self.endpoint.clone().tls_config(tls).map_err(|error| Failure::Denied {
+        self.endpoint.clone().tls_config(tls).map_err(|error| EtcdFailure::Denied {
             advice: "check the files of the CA, the certificate and its key",
             reason: Reason::of(&error),
         })
     }
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, Failure> {
-    files::open_config(path).and_then(|file| files::read_open(&file)).map_err(|error| Failure::Denied {
+fn read(path: &Path) -> Result<Vec<u8>, EtcdFailure> {
+    files::open_config(path).and_then(|file| files::read_open(&file)).map_err(|error| EtcdFailure::Denied {
         advice: "check the files of the CA, the certificate and its key",
         reason: Reason::from(format!("cannot read {}: {error}", path.display())),
     })

@@ -7,19 +7,19 @@ use std::sync::Arc;
 
 use etcd_client::{EventType, WatchOptions, WatchResponse, WatchStream};
 
-use super::Etcd;
+use super::EtcdBackend;
 use super::ask::Repeat;
 use super::calls::entry;
 use super::connect::Connection;
-use super::failure::{Failure, Reason};
+use super::failure::{EtcdFailure, Reason};
 use crate::Result;
 use crate::error::Error;
-use crate::store::Call;
+use crate::store::StoreCall;
 use crate::types::{Event, Watched};
 
 #[derive(Debug)]
 pub(crate) struct EtcdWatch {
-    etcd: Arc<Etcd>,
+    etcd: Arc<EtcdBackend>,
     prefix: String,
     /// Which connection it lives on.
     number: u64,
@@ -29,8 +29,13 @@ pub(crate) struct EtcdWatch {
     first: Option<WatchResponse>,
 }
 
-impl Etcd {
-    pub(crate) async fn watch(self: &Arc<Self>, call: &Call, prefix: &str, from: u64) -> Result<EtcdWatch> {
+impl EtcdBackend {
+    pub(crate) async fn watch(
+        self: &Arc<Self>,
+        call: &StoreCall,
+        prefix: &str,
+        from: u64,
+    ) -> Result<EtcdWatch> {
         let from = i64::try_from(from.max(1)).unwrap_or(i64::MAX);
         // Large answers come in pieces.
         let options = WatchOptions::new().with_prefix().with_start_revision(from).with_fragment();
@@ -53,7 +58,7 @@ impl Etcd {
         };
         match &watch.first {
             Some(first) if first.canceled() && first.compact_revision() == 0 => {
-                Err(self.error(call, Failure::of_cancelled_watch(first.cancel_reason())))
+                Err(self.error(call, EtcdFailure::of_cancelled_watch(first.cancel_reason())))
             }
             _ => Ok(watch),
         }
@@ -90,7 +95,7 @@ impl EtcdWatch {
             return Err(self.broke(Reason::from("it has ended before".to_owned())));
         };
         let Err(error) = stream.request_progress().await else { return Ok(()) };
-        Err(self.ended(Failure::from(error).reason()))
+        Err(self.ended(EtcdFailure::from(error).reason()))
     }
 
     async fn receive(&mut self) -> Result<WatchResponse> {
@@ -100,7 +105,7 @@ impl EtcdWatch {
         let reason = match stream.message().await {
             Ok(Some(response)) => return Ok(response),
             Ok(None) => Reason::from("etcd ended it".to_owned()),
-            Err(error) => Failure::from(error).reason(),
+            Err(error) => EtcdFailure::from(error).reason(),
         };
         Err(self.ended(reason))
     }

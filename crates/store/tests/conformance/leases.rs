@@ -1,6 +1,6 @@
 use std::time::{Duration, Instant};
 
-use store::{Change, Error, Kept, LeaseId};
+use store::{Change, Error, LeaseId, LeaseState};
 
 use super::both;
 use crate::common::{World, in_time, put, told};
@@ -33,7 +33,7 @@ async fn a_lease_that_runs_out_takes_its_keys(world: &World) {
     let took = begun.elapsed();
     assert!(took >= TTL, "{took:?}");
     assert_eq!(store.keys(&world.key("alive/")).await.unwrap(), Vec::<String>::new());
-    assert_eq!(store.keep_alive(lease).await.unwrap(), Kept::Gone);
+    assert_eq!(store.keep_alive(lease).await.unwrap(), LeaseState::Gone);
 }
 
 async fn a_lease_that_is_kept_stays(world: &World) {
@@ -42,7 +42,7 @@ async fn a_lease_that_is_kept_stays(world: &World) {
     store.commit(&[], &[leased(&key, lease)]).await.unwrap();
     let begun = Instant::now();
     while begun.elapsed() < TTL * 5 / 2 {
-        assert_eq!(in_time(store.keep_alive(lease)).await.unwrap(), Kept::Alive);
+        assert_eq!(in_time(store.keep_alive(lease)).await.unwrap(), LeaseState::Alive);
         tokio::time::sleep(TTL / 4).await;
     }
     assert!(store.get(&key).await.unwrap().is_some());
@@ -58,7 +58,7 @@ async fn a_revoked_lease_takes_its_keys_at_once(world: &World) {
     store.revoke(lease).await.unwrap();
     assert_eq!(told(&mut watch, 1).await, [format!("-{key}")]);
     assert_eq!(store.keys(&world.key("alive/")).await.unwrap(), [world.key("alive/other")]);
-    assert_eq!(store.keep_alive(lease).await.unwrap(), Kept::Gone);
+    assert_eq!(store.keep_alive(lease).await.unwrap(), LeaseState::Gone);
     store.revoke(lease).await.unwrap();
 }
 

@@ -36,7 +36,7 @@ async fn a_log_stays_small_and_its_watchers_know() {
         assert_eq!(store.list("/kept/").await.unwrap().entries, before.entries);
         let many = store.get("/many/a").await.unwrap().unwrap();
         assert_eq!((many.version, many.created), (60, before.revision + 1));
-        assert_eq!(store.keep_alive(lease).await.unwrap(), store::Kept::Alive);
+        assert_eq!(store.keep_alive(lease).await.unwrap(), store::LeaseState::Alive);
     };
     drop((lazy, busy, late));
     expect_same(store).await;

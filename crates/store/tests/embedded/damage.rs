@@ -128,6 +128,38 @@ async fn a_store_whose_directory_was_removed_begins_anew_with_a_lock() {
     assert!(matches!(error, Error::Held { .. }), "{error}");
 }
 
+/// The log there is another process's, and is not rewritten.
+#[tokio::test]
+async fn a_store_whose_directory_another_process_made_again_is_left_to_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let store_dir = dir.path().join("store");
+    let store = open(&store_dir);
+    store.commit(&[], &[put("/a", "1")]).await.unwrap();
+    let mut watch = store.watch("/", store.list("/").await.unwrap().revision + 1).await.unwrap();
+    fs::remove_dir_all(&store_dir).unwrap();
+    let other = open(&store_dir);
+    for n in 0..5 {
+        other.commit(&[], &[put("/b", &n.to_string())]).await.unwrap();
+    }
+    let log = || fs::read(store_dir.join("log")).unwrap();
+    let before = log();
+    for _ in 0..2 {
+        let error = store.commit(&[], &[put("/a", "2")]).await.unwrap_err();
+        assert!(matches!(error, Error::Held { .. }), "{error}");
+    }
+    let error = store.get("/a").await.unwrap_err();
+    assert!(matches!(error, Error::Held { .. }), "{error}");
+    assert!(matches!(in_time(watch.next()).await.unwrap_err(), Error::Held { .. }));
+    assert_eq!(log(), before);
+    other.commit(&[], &[put("/b", "5")]).await.unwrap();
+    drop(other);
+    // The first call takes the lock over, and says that the store is another one.
+    assert!(store.get("/b").await.unwrap_err().is_transient());
+    assert_eq!(store.get("/b").await.unwrap().unwrap().value, b"5");
+    assert_eq!(store.get("/a").await.unwrap(), None);
+    assert_eq!(in_time(watch.next()).await.unwrap(), Watched::Compacted, "its revision is higher by now");
+}
+
 #[tokio::test]
 async fn a_newer_format_is_left_alone() {
     let (dir, log) = written().await;

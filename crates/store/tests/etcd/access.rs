@@ -3,7 +3,7 @@
 use std::fs;
 
 use etcd_client::{Certificate, Client, ConnectOptions, Identity, Permission, PermissionType, TlsOptions};
-use store::{Error, EtcdConfig};
+use store::{Change, Compare, Error, EtcdConfig, Outcome};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 
@@ -97,6 +97,13 @@ async fn certificates_and_passwords_open_the_door_and_wrong_ones_do_not() {
     ] {
         assert!(matches!(error, Error::Denied { .. }) && error.to_string().contains("a role"), "{error}");
     }
+    // F9: rights are checked before compares. So a write that changes nothing shows whether writes are denied.
+    let unchanged = |key: &str| [Change::Delete(key.to_owned())];
+    let exists = [Compare::Absent("/pod/a".to_owned())];
+    let error = pod.commit(&exists, &unchanged("/other/a")).await.unwrap_err();
+    assert!(error.is_denied_write(), "{error}");
+    assert!(!pod.get("/other/a").await.unwrap_err().is_denied_write(), "it was read");
+    assert_eq!(pod.commit(&exists, &unchanged("/pod/a")).await.unwrap(), Outcome::Refused);
     // A server that begins anew does not know our token any more.
     server.stop();
     server.start_again();

@@ -11,7 +11,7 @@ use std::process::{Command, ExitStatus};
 use anyhow::Context as _;
 
 /// What waitpid tells of one thread.
-pub(super) enum Wait {
+pub(super) enum WaitStatus {
     Gone { tid: i32, status: ExitStatus },
     Syscall { tid: i32 },
     Event { tid: i32 },
@@ -69,7 +69,7 @@ pub(super) fn entered_syscall(tid: i32) -> Option<u64> {
 }
 
 /// Waits for any thread that this very thread traces; none when there is none left.
-pub(super) fn wait_for_any() -> Result<Option<Wait>> {
+pub(super) fn wait_for_any() -> Result<Option<WaitStatus>> {
     loop {
         let mut status = 0;
         // Without __WNOTHREAD this would take away children that other threads of this process wait for.
@@ -87,14 +87,14 @@ pub(super) fn wait_for_any() -> Result<Option<Wait>> {
     }
 }
 
-fn classify(tid: i32, status: i32) -> Wait {
+fn classify(tid: i32, status: i32) -> WaitStatus {
     if !libc::WIFSTOPPED(status) {
-        return Wait::Gone { tid, status: ExitStatus::from_raw(status) };
+        return WaitStatus::Gone { tid, status: ExitStatus::from_raw(status) };
     }
     match (status >> 16, libc::WSTOPSIG(status)) {
-        (0, signal) if signal == libc::SIGTRAP | 0x80 => Wait::Syscall { tid },
-        (0, signal) => Wait::Signal { tid, signal },
-        (_, _) => Wait::Event { tid },
+        (0, signal) if signal == libc::SIGTRAP | 0x80 => WaitStatus::Syscall { tid },
+        (0, signal) => WaitStatus::Signal { tid, signal },
+        (_, _) => WaitStatus::Event { tid },
     }
 }
 

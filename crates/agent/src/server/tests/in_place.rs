@@ -113,3 +113,34 @@ fn a_large_answer_waits_for_its_reader() {
     let (status, body) = answer(&mut client);
     assert_eq!((status, body["result"].as_str().unwrap().len()), (200, 4 << 20));
 }
+
+/// The first read of hyper asks for 8 KiB. The runtime reads the rest of a larger call.
+#[test]
+fn a_call_larger_than_the_first_read_is_served_whole() {
+    let (sender, names) = mpsc::channel();
+    let serve = move |request: &Request, _: &Caller<'_>| {
+        let Request::Add(call) = request else { panic!("{request:?}") };
+        sender.send(call.config.raw.len()).unwrap();
+        done(request)
+    };
+    let site = Site::new(Options { serve: Box::new(serve), ..Options::default() });
+    for size in [1 << 10, 7 << 10, 8 << 10, 9 << 10, 64 << 10, 900 << 10] {
+        let mut large = call("ADD", "a");
+        let mut config: serde_json::Value = serde_json::from_str(large["config"].as_str().unwrap()).unwrap();
+        config["padding"] = json!("x".repeat(size));
+        large["config"] = json!(config.to_string());
+        assert_eq!(site.post("/v1/cni", &large).0, 200, "{size}");
+        assert!(names.recv_timeout(SOON).unwrap() > size);
+        // Twice on one connection, all at once.
+        let first = post("/v1/cni", &large).replace("Connection: close\r\n", "");
+        let mut client = site.connect();
+        let mut writer = client.try_clone().unwrap();
+        let both = format!("{first}{}", post("/v1/cni", &large));
+        let writing = thread::spawn(move || writer.write_all(both.as_bytes()).unwrap());
+        let mut text = String::new();
+        client.read_to_string(&mut text).unwrap();
+        writing.join().unwrap();
+        assert_eq!(text.matches("HTTP/1.1 200").count(), 2, "{size}: {text}");
+        (0..2).for_each(|_| assert!(names.recv_timeout(SOON).unwrap() > size));
+    }
+}

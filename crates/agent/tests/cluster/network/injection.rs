@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::unix::fs::PermissionsExt as _;
 
 use testkit::{
-    Agent, Cluster, DEADLINE, Extra, Families, Ns, Plan, Transport, inspect, udp_connects, udp_echo,
+    Agent, Cluster, DEADLINE, Extra, Families, Ns, Plan, TransportMode, inspect, udp_connects, udp_echo,
     uninterrupted, wait_until,
 };
 
@@ -20,7 +20,7 @@ use frame::{Frame, PORT, VNI};
 const TABLE: &str = "podwire-peers-podwire";
 
 fn plan(underlay: Families) -> Plan {
-    Plan { underlay, transport: Transport::Vxlan, ..Plan::default() }
+    Plan { underlay, transport: TransportMode::Vxlan, ..Plan::default() }
 }
 
 /// Of a node, on the underlay.
@@ -30,7 +30,7 @@ fn address(cluster: &Cluster, node: &str) -> IpAddr {
 
 /// Of the tunnel devices of a node.
 fn tunnel_mac(node: &Ns) -> [u8; 6] {
-    let is_tunnel = |link: &inspect::Link| link.name.starts_with("pwvx");
+    let is_tunnel = |link: &inspect::ListedLink| link.name.starts_with("pwvx");
     let link = inspect::links(node).unwrap().into_iter().find(is_tunnel).unwrap();
     let octets: Vec<u8> =
         link.mac.unwrap().split(':').map(|octet| u8::from_str_radix(octet, 16).unwrap()).collect();
@@ -351,7 +351,7 @@ fn flushed_rules_come_back_with_all_peers() {
 
 #[test]
 fn a_node_without_tunnel_and_peers_has_no_table() {
-    let cluster = up("notunnel", &Plan { nodes: 1, transport: Transport::Direct, ..Plan::default() });
+    let cluster = up("notunnel", &Plan { nodes: 1, transport: TransportMode::Direct, ..Plan::default() });
     let n1 = cluster.node("n1").unwrap();
     assert!(inspect::link(n1, TUNNEL).is_err() && !has_table(n1));
 }

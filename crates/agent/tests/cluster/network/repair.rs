@@ -1,7 +1,7 @@
 //! What somebody breaks by hand.
 
 use netlink::{NetNs, PeerMonitor};
-use testkit::{Cluster, Plan, Way, inspect};
+use testkit::{Cluster, Plan, PodPath, inspect};
 
 use super::{TUNNEL, Wiring, await_way, await_wiring, ip, peer_routes, problems, set_sysctl};
 use crate::common::{BRIEFLY, PATIENCE, SOON, Streams, await_that, expect_reach, up};
@@ -246,7 +246,7 @@ fn somebody_elses_link_of_the_tunnels_name_is_never_taken() {
             .any(|what| what.contains("link pwvx4 that is not ours") && what.contains("rename or remove it"))
     });
     // Who needs no tunnel is reached all the same.
-    await_way(&cluster, ("p1", "p3"), Way::Direct, SOON);
+    await_way(&cluster, ("p1", "p3"), PodPath::Direct, SOON);
     let without_tunnel = [("p1", "p3"), ("p3", "p1"), ("p2", "p3"), ("p3", "p2")];
     await_that("pods to reach each other where n1 needs no tunnel", SOON, || {
         let matrix = cluster.reach(BRIEFLY).unwrap();

@@ -2,7 +2,7 @@
 
 use ipnet::IpNet;
 use serde_json::json;
-use testkit::{Cluster, Extra, Plan, Wired};
+use testkit::{AttachedPod, Cluster, Extra, Plan};
 
 use super::{TUNNEL, mtu_of, transfer};
 use crate::common::{SOON, Streams, await_that, expect_reach, pod, up};
@@ -17,7 +17,7 @@ const DEAF: &[u8] = b"table inet deaf {
 ";
 
 /// What `ping` says to a packet of this size that must not be cut into pieces; once or twice: the first one may find out.
-fn ping_whole(from: &Wired, to: &std::net::IpAddr, size: u32) -> (bool, String) {
+fn ping_whole(from: &AttachedPod, to: &std::net::IpAddr, size: u32) -> (bool, String) {
     // The headers of IP and ICMP.
     let payload = (size - if to.is_ipv4() { 28 } else { 48 }).to_string();
     let argv =
@@ -68,7 +68,7 @@ fn clamps(cluster: &Cluster, node: &str) -> bool {
 }
 
 /// Forgets path MTUs.
-fn flush_learnt(wired: &Wired) {
+fn flush_learnt(wired: &AttachedPod) {
     for family in ["-4", "-6"] {
         wired.pod.sh(&["ip", family, "route", "flush", "cache"]).unwrap();
     }

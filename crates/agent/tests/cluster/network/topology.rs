@@ -1,6 +1,6 @@
 //! Who is on-link and who is behind a router changes: the way to a peer follows, and the network is never lost.
 
-use testkit::{Cluster, Ns, Plan, Way};
+use testkit::{Cluster, Ns, Plan, PodPath};
 
 use super::{await_way, ip, set_sysctl, way};
 use crate::common::{SOON, Streams, expect_reach, up};
@@ -25,12 +25,13 @@ fn f6_a_node_that_moves_behind_a_router_and_back_takes_its_peers_from_direct_to_
     for node in ["n1", "n2", "n3"] {
         set_sysctl(cluster.node(node).unwrap(), "ipv4/conf/all/rp_filter", "1");
     }
-    assert_eq!(ways(), [Way::Direct, Way::Direct, Way::Vxlan, Way::Vxlan]);
+    assert_eq!(ways(), [PodPath::Direct, PodPath::Direct, PodPath::Vxlan, PodPath::Vxlan]);
     for (from, to) in [(1, 2), (2, 1)] {
         let untouched = Streams::between(&cluster, &[("p1", "p2")]);
         let moved = Streams::between(&cluster, &[("p1", "p3"), ("p2", "p3")]);
         move_n3(&cluster, from, to);
-        let (p1, p2) = if to == 2 { (Way::Vxlan, Way::Direct) } else { (Way::Direct, Way::Vxlan) };
+        let (p1, p2) =
+            if to == 2 { (PodPath::Vxlan, PodPath::Direct) } else { (PodPath::Direct, PodPath::Vxlan) };
         for (pair, way) in [(("p1", "p3"), p1), (("p3", "p1"), p1), (("p2", "p3"), p2), (("p3", "p2"), p2)] {
             await_way(&cluster, pair, way, SOON);
         }
@@ -57,11 +58,13 @@ fn f6_ways_that_differ_by_direction_work_and_a_strict_node_takes_what_comes_by_t
     let cluster = up("oneway", &Plan { nodes: 2, ..Plan::default() });
     let n2 = cluster.node("n2").unwrap();
     set_sysctl(cluster.node("n1").unwrap(), "ipv4/conf/all/rp_filter", "1");
-    for (lengths, before, back) in [((32, 128), (24, 64), Way::Vxlan), ((24, 64), (32, 128), Way::Direct)] {
+    for (lengths, before, back) in
+        [((32, 128), (24, 64), PodPath::Vxlan), ((24, 64), (32, 128), PodPath::Direct)]
+    {
         let streams = Streams::between(&cluster, &[("p1", "p2"), ("p2", "p1")]);
         set_prefix(n2, lengths, before);
         await_way(&cluster, ("p2", "p1"), back, SOON);
-        assert_eq!(way(&cluster, "p1", "p2"), Way::Direct);
+        assert_eq!(way(&cluster, "p1", "p2"), PodPath::Direct);
         expect_reach(&cluster, SOON);
         streams.expect_back();
     }

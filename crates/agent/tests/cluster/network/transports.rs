@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use netlink::{Ethtool, NetNs};
 use testkit::{
-    Cluster, DEADLINE, Extra, Families, Plan, Transport, Way, inspect, ping, udp_connects, udp_echo,
+    Cluster, DEADLINE, Extra, Families, Plan, PodPath, TransportMode, inspect, ping, udp_connects, udp_echo,
 };
 
 use super::{TUNNEL, mtu_of, problems, transfer, way};
@@ -13,22 +13,22 @@ use crate::common::{BRIEFLY, SOON, Streams, await_that, expect_reach, pod, up};
 
 #[test]
 fn the_transport_is_chosen_by_config() {
-    let cluster = up("vxlan", &Plan { nodes: 2, transport: Transport::Vxlan, ..Plan::default() });
-    assert_eq!((way(&cluster, "p1", "p2"), way(&cluster, "p2", "p1")), (Way::Vxlan, Way::Vxlan));
+    let cluster = up("vxlan", &Plan { nodes: 2, transport: TransportMode::Vxlan, ..Plan::default() });
+    assert_eq!((way(&cluster, "p1", "p2"), way(&cluster, "p2", "p1")), (PodPath::Vxlan, PodPath::Vxlan));
     let streams = Streams::between(&cluster, &[("p1", "p2")]);
     expect_reach(&cluster, SOON);
     streams.expect_whole();
     drop(cluster);
 
     // Direct needs no tunnel, leaves pods the whole MTU, and says who cannot be reached without one.
-    let plan = Plan { subnets: 2, transport: Transport::Direct, ..Plan::default() };
+    let plan = Plan { subnets: 2, transport: TransportMode::Direct, ..Plan::default() };
     let cluster = Cluster::up("direct", &plan).unwrap();
     cluster.pods_everywhere(1).unwrap();
     await_that("p1 and p3 to reach each other", SOON, || {
         let matrix = cluster.reach(BRIEFLY).unwrap();
         matrix.cell("p1", "p3").unwrap().is_ok() && matrix.cell("p3", "p1").unwrap().is_ok()
     });
-    assert_eq!((way(&cluster, "p1", "p3"), way(&cluster, "p1", "p2")), (Way::Direct, Way::None));
+    assert_eq!((way(&cluster, "p1", "p3"), way(&cluster, "p1", "p2")), (PodPath::Direct, PodPath::None));
     for node in ["n1", "n2", "n3"] {
         assert!(inspect::link(cluster.node(node).unwrap(), TUNNEL).is_err());
     }
@@ -43,7 +43,7 @@ fn the_transport_is_chosen_by_config() {
 /// Nodes that send directly have no tunnel, until one of them sends by it.
 #[test]
 fn nodes_get_another_transport_one_by_one_and_the_network_stays() {
-    let plan = Plan { nodes: 3, transport: Transport::Direct, ..Plan::default() };
+    let plan = Plan { nodes: 3, transport: TransportMode::Direct, ..Plan::default() };
     let mut cluster = up("change", &plan);
     for (node, transport) in [("n3", "vxlan"), ("n2", "vxlan"), ("n1", "auto"), ("n3", "direct")] {
         let streams = Streams::between(&cluster, &[("p1", "p2"), ("p2", "p3"), ("p3", "p1")]);
@@ -54,7 +54,7 @@ fn nodes_get_another_transport_one_by_one_and_the_network_stays() {
         streams.expect_back();
     }
     let ways = [way(&cluster, "p2", "p1"), way(&cluster, "p1", "p2"), way(&cluster, "p3", "p2")];
-    assert_eq!(ways, [Way::Vxlan, Way::Direct, Way::Direct]);
+    assert_eq!(ways, [PodPath::Vxlan, PodPath::Direct, PodPath::Direct]);
     // Entries that the earlier agent of n3 left are removed, and are no repair.
     let n3 = cluster.node("n3").unwrap();
     await_that("no neighbour on n3's tunnel", SOON, || {
@@ -113,7 +113,7 @@ fn pods_of_both_families_cross_an_underlay_of_one() {
 fn nodes_reach_pods_of_other_nodes_from_their_gateway_and_pods_reach_nodes() {
     let cluster = up("hosts", &Plan { subnets: 2, ..Plan::default() });
     let n1 = cluster.node("n1").unwrap();
-    for (name, way_there) in [("p2", Way::Vxlan), ("p3", Way::Direct)] {
+    for (name, way_there) in [("p2", PodPath::Vxlan), ("p3", PodPath::Direct)] {
         assert_eq!(way(&cluster, "p1", name), way_there);
         let wired = pod(&cluster, name);
         for (index, address) in wired.addresses.iter().enumerate() {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use testkit::{Cluster, Extra, Plan, Store, wait_until};
+use testkit::{Cluster, Extra, LabStore, Plan, wait_until};
 
 use super::{
     Registry, etcdctl, expect_consistent, let_die, peer_routes, problems, records, shares, status, stored,
@@ -11,7 +11,8 @@ use crate::common::{PATIENCE, expect_reach};
 
 #[test]
 fn a3_the_same_host_has_the_same_block_after_restarts_and_without_what_it_kept_in_memory() {
-    for (store, names) in [(Store::Etcd { members: 1 }, &["n1", "n2"][..]), (Store::Embedded, &["n1"])] {
+    for (store, names) in [(LabStore::Etcd { members: 1 }, &["n1", "n2"][..]), (LabStore::Embedded, &["n1"])]
+    {
         let mut cluster =
             Cluster::up("same", &Plan { nodes: names.len(), store, ..Plan::default() }).unwrap();
         let before = shares(cluster.agent("n1").unwrap());
@@ -33,7 +34,7 @@ fn a3_the_same_host_has_the_same_block_after_restarts_and_without_what_it_kept_i
         cluster.kill_node("n1").unwrap();
         cluster.start_node("n1").unwrap();
         expect_same(&cluster, "a boot: /run is empty");
-        if store != Store::Embedded {
+        if store != LabStore::Embedded {
             let_die(&mut cluster, "n2");
             std::fs::remove_dir_all(cluster.node("n2").unwrap().dir().join("lib")).unwrap();
             cluster.start_agent("n2").unwrap();

@@ -2,14 +2,14 @@
 
 use std::net::SocketAddr;
 
-use testkit::{Cluster, Ns, Plan, Transport, Way, inspect, tcp_connects, tcp_echo, wait_until};
+use testkit::{Cluster, Ns, Plan, PodPath, TransportMode, inspect, tcp_connects, tcp_echo, wait_until};
 
 use super::{peer_routes, problems, status};
 use crate::common::{BRIEFLY, PATIENCE, expect_reach};
 
 const SYSCTLS: [&str; 2] = ["net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"];
 
-fn edge(transport: Transport, way: Way) {
+fn edge(transport: TransportMode, way: PodPath) {
     let plan = Plan { nodes: 2, transport, ..Plan::default() };
     let cluster = Cluster::up("edge", &plan).unwrap();
     cluster.pods_everywhere(1).unwrap();
@@ -35,12 +35,12 @@ fn edge(transport: Transport, way: Way) {
 
 #[test]
 fn a9_sources_stay_inside_the_cluster_and_are_masqueraded_at_its_edge_over_direct_routes() {
-    edge(Transport::Direct, Way::Direct);
+    edge(TransportMode::Direct, PodPath::Direct);
 }
 
 #[test]
 fn a9_sources_stay_inside_the_cluster_and_are_masqueraded_at_its_edge_over_vxlan() {
-    edge(Transport::Vxlan, Way::Vxlan);
+    edge(TransportMode::Vxlan, PodPath::Vxlan);
 }
 
 const STRICT: &str =

@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt as _;
 
-use testkit::{Agent, Cluster, Lab, Plan, Store, ping};
+use testkit::{Agent, Cluster, Lab, LabStore, Plan, ping};
 
 use super::{Eleven, etcdctl, expect_consistent, records, shares};
 
@@ -110,7 +110,7 @@ fn a1_a_flag_wins_over_a_variable_and_that_over_the_file() {
 #[test]
 fn a2_the_margin_is_extra_prefix_bits() {
     let etcd = Plan { nodes: 2, margin: 8, ..Plan::default() };
-    let embedded = Plan { nodes: 1, margin: 5, store: Store::Embedded, ..etcd.clone() };
+    let embedded = Plan { nodes: 1, margin: 5, store: LabStore::Embedded, ..etcd.clone() };
     for (plan, lengths) in [(etcd, [24, 72]), (embedded, [21, 69])] {
         let cluster = Cluster::up("margin", &plan).unwrap();
         let shares = shares(cluster.agent("n1").unwrap());

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rustix::process::Signal;
-use testkit::{Plan, Store, Transport};
+use testkit::{LabStore, Plan, TransportMode};
 
 use super::{
     Desk, PREFIX, await_good_routes, await_no_problem, await_routes, ghost_at, ghost_blocks, ghost_joins,
@@ -16,7 +16,7 @@ const QUICK: Duration = Duration::from_secs(2);
 
 #[test]
 fn etcd_leader_of_three_killed_and_the_watch_goes_on() {
-    let plan = Plan { nodes: 2, store: Store::Etcd { members: 3 }, ..Plan::default() };
+    let plan = Plan { nodes: 2, store: LabStore::Etcd { members: 3 }, ..Plan::default() };
     let mut cluster = up_with("leader", &plan, &["n1", "n2"]);
     let streams = Streams::between(&cluster, &[("p1", "p2"), ("p2", "p1")]);
     for number in 1..=2 {
@@ -44,7 +44,7 @@ fn etcd_leader_of_three_killed_and_the_watch_goes_on() {
 /// (4 MiB) and into etcd's queue of the watch, then compacted.
 #[test]
 fn etcd_compacted_under_a_watch_everything_is_listed_again() {
-    let plan = Plan { nodes: 2, transport: Transport::Direct, ..Plan::default() };
+    let plan = Plan { nodes: 2, transport: TransportMode::Direct, ..Plan::default() };
     let cluster = up_with("compacted", &plan, &["n1", "n2"]);
     let desk = Desk::of(&cluster);
     for number in 1..=3 {

@@ -1,14 +1,15 @@
 //! What the firewall's table of peers costs: round trips with it and without it, in turn, through the tunnel and beside it.
 
 use anyhow::Result;
-use testkit::{Cluster, Transport};
+use testkit::{Cluster, TransportMode};
 
-use super::{FAMILIES, Pair, pods, probe, real};
+use super::{FAMILIES, NamespacePair, pods, probe, real};
 use crate::options::NodesScale;
 
 const TABLE: &str = "podwire-peers-podwire";
 /// Nodes of transport `auto` on one link have a tunnel, and send to each other without it.
-const TRANSPORTS: [(&str, Transport); 2] = [("VXLAN", Transport::Vxlan), ("direct", Transport::Auto)];
+const TRANSPORTS: [(&str, TransportMode); 2] =
+    [("VXLAN", TransportMode::Vxlan), ("direct", TransportMode::Auto)];
 /// The difference is small: so many times more turns than of other figures.
 const TURNS: usize = 4;
 
@@ -27,8 +28,8 @@ pub(super) fn run(scale: &NodesScale) -> Result<Vec<Binding>> {
         for node in cluster.node_names() {
             cluster.kill_agent(&node)?;
         }
-        let tables = Tables::read(&cluster)?;
-        let mut lanes: Vec<(Pair, Binding)> = Vec::new();
+        let tables = NodeTables::read(&cluster)?;
+        let mut lanes: Vec<(NamespacePair, Binding)> = Vec::new();
         for (family, v4) in FAMILIES {
             let (name, bound, open) = (format!("{name}, {family}"), Vec::new(), Vec::new());
             lanes.push((pods(&cluster, v4)?, Binding { name, bound, open }));
@@ -53,12 +54,12 @@ pub(super) fn run(scale: &NodesScale) -> Result<Vec<Binding>> {
 }
 
 /// The table of each node, as nft lists it.
-struct Tables<'a> {
+struct NodeTables<'a> {
     cluster: &'a Cluster,
     texts: Vec<(String, String)>,
 }
 
-impl<'a> Tables<'a> {
+impl<'a> NodeTables<'a> {
     fn read(cluster: &'a Cluster) -> Result<Self> {
         let list = |node: String| {
             let text = cluster.node(&node)?.sh(&["nft", "list", "table", "inet", TABLE])?;

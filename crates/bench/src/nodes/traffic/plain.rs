@@ -4,9 +4,9 @@ use std::fs;
 use std::net::IpAddr;
 
 use anyhow::{Context as _, Result};
-use testkit::{Cluster, Ns, Plan, Pod, Store, Transport, ping};
+use testkit::{Cluster, LabStore, Ns, Plan, Pod, TransportMode, ping};
 
-use super::Pair;
+use super::NamespacePair;
 
 const FORWARDING: [&str; 2] = ["/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/forwarding"];
 /// What a packet of 1500 bytes leaves for what is inside the tunnel, over IPv4.
@@ -29,10 +29,10 @@ pub(super) struct Plain {
 }
 
 impl Plain {
-    pub(super) fn make(transport: Transport, tracking: Tracking) -> Result<Self> {
-        let plan = Plan { nodes: HOSTS.len(), store: Store::Alone, ..Plan::default() };
+    pub(super) fn make(transport: TransportMode, tracking: Tracking) -> Result<Self> {
+        let plan = Plan { nodes: HOSTS.len(), store: LabStore::Alone, ..Plan::default() };
         let hosts = Cluster::hosts(&format!("plain-{transport:?}").to_lowercase(), &plan)?;
-        let mtu = if transport == Transport::Vxlan { INSIDE } else { plan.mtu };
+        let mtu = if transport == TransportMode::Vxlan { INSIDE } else { plan.mtu };
         let mut pods = Vec::new();
         for (here, there) in [(HOSTS[0], HOSTS[1]), (HOSTS[1], HOSTS[0])] {
             let node = hosts.node(&format!("n{here}"))?;
@@ -41,8 +41,8 @@ impl Plain {
             let pod = node.pod("pod")?;
             wire(node, &pod, (here, mtu))?;
             match transport {
-                Transport::Vxlan => tunnel(node, here, there)?,
-                Transport::Direct | Transport::Auto => route(node, there)?,
+                TransportMode::Vxlan => tunnel(node, here, there)?,
+                TransportMode::Direct | TransportMode::Auto => route(node, there)?,
             }
             if tracking == Tracking::On {
                 node.sh(&["nft", ONE_RULE])?;
@@ -58,11 +58,11 @@ impl Plain {
         Ok(plain)
     }
 
-    pub(super) fn pair(&self, v4: bool) -> Result<Pair> {
+    pub(super) fn pair(&self, v4: bool) -> Result<NamespacePair> {
         let [from, to] = self.pods.as_slice() else { anyhow::bail!("two pods are needed") };
         let text = if v4 { format!("10.42.{}.2", HOSTS[1]) } else { format!("fd42:0:0:{}::2", HOSTS[1]) };
         let address: IpAddr = text.parse()?;
-        Ok(Pair { from: (**from).clone(), to: (**to).clone(), address })
+        Ok(NamespacePair { from: (**from).clone(), to: (**to).clone(), address })
     }
 }
 

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, anyhow, ensure};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use testkit::uninterrupted;
 
-use super::Pair;
+use super::NamespacePair;
 use crate::stats::median;
 
 /// Something that takes longer is broken.
@@ -20,7 +20,7 @@ const CHUNK: usize = 128 * 1024;
 const STREAMS: usize = 4;
 
 /// What arrives in so much time through several connections at once, in Gbit/s, as the receivers count it.
-pub(crate) fn streams(pair: &Pair, lasting: Duration) -> Result<f64> {
+pub(crate) fn streams(pair: &NamespacePair, lasting: Duration) -> Result<f64> {
     std::thread::scope(|scope| {
         let all: Vec<_> = (0..STREAMS).map(|_| scope.spawn(|| stream(pair, lasting))).collect();
         let rates = all.into_iter().map(|one| one.join().map_err(|_| anyhow!("a stream panicked"))?);
@@ -28,7 +28,7 @@ pub(crate) fn streams(pair: &Pair, lasting: Duration) -> Result<f64> {
     })
 }
 
-fn stream(pair: &Pair, lasting: Duration) -> Result<f64> {
+fn stream(pair: &NamespacePair, lasting: Duration) -> Result<f64> {
     let (count, ()) = talk(pair, drain, |stream| {
         let chunk = vec![0x42; CHUNK];
         let start = Instant::now();
@@ -43,18 +43,22 @@ fn stream(pair: &Pair, lasting: Duration) -> Result<f64> {
 
 /// How long a byte needs there and back: the median, in microseconds. Each end has a core of its own, as on two machines: on
 /// one core nobody has to be woken, and now and then a trip would take a third of the time.
-pub(crate) fn trips(pair: &Pair, lasting: Duration) -> Result<f64> {
+pub(crate) fn trips(pair: &NamespacePair, lasting: Duration) -> Result<f64> {
     let cores = cores()?;
     trips_on(pair, lasting, (cores.first().copied(), cores.last().copied()))
 }
 
 /// The same with both ends on one core: what packets cost, without the time to wake another core.
-pub(super) fn trips_on_one_core(pair: &Pair, lasting: Duration) -> Result<f64> {
+pub(super) fn trips_on_one_core(pair: &NamespacePair, lasting: Duration) -> Result<f64> {
     let last = cores()?.last().copied();
     trips_on(pair, lasting, (last, last))
 }
 
-fn trips_on(pair: &Pair, lasting: Duration, (first, last): (Option<usize>, Option<usize>)) -> Result<f64> {
+fn trips_on(
+    pair: &NamespacePair,
+    lasting: Duration,
+    (first, last): (Option<usize>, Option<usize>),
+) -> Result<f64> {
     let listening = move |stream| {
         settle(last)?;
         echo(stream)
@@ -76,7 +80,7 @@ fn trips_on(pair: &Pair, lasting: Duration, (first, last): (Option<usize>, Optio
 
 /// One connection: what the one who listens says at its end, and what the other says.
 fn talk<L: Send, C: Send>(
-    pair: &Pair,
+    pair: &NamespacePair,
     listening: impl FnOnce(TcpStream) -> Result<L> + Send,
     calling: impl FnOnce(&mut TcpStream) -> Result<C> + Send,
 ) -> Result<(L, C)> {

@@ -184,8 +184,8 @@ fn only_what_is_ours_is_removed_with_the_state() {
     assert_eq!(fs::read_dir(&path).unwrap().count(), 1);
     fs::remove_file(path.join("other")).unwrap();
     let state = State::open(&path).unwrap();
-    // As killed processes leave them.
-    for name in [".boot.podwire-tmp", ".sysctls.podwire-tmp"] {
+    // As killed processes leave them, also those of earlier versions.
+    for name in [".boot.podwire-tmp", ".sysctls.podwire-tmp", "boot.new", "sysctls.new"] {
         fs::write(path.join(name), "").unwrap();
     }
     state.remove().unwrap();

@@ -1,6 +1,6 @@
 //! What the agent reports.
 
-use types::{Code, Finding};
+use types::Code;
 
 use super::finding::Check;
 use super::node::{Keeper, Node};
@@ -8,15 +8,13 @@ use crate::commands::{configs, mode};
 
 pub(super) fn answers(node: &Node) -> Vec<Check> {
     const CHECK: &str = "agent";
-    let object = format!("socket {}", node.folders.socket.display());
-    let unreachable = |why: &String| Finding::new(Code::AgentUnreachable, &object, why);
     vec![match &node.keeper {
         Keeper::Standalone => {
             Check::ok(CHECK, "none, and nothing on this node needs one: pods are standalone")
         }
         Keeper::Missing(error) => Check::problem(CHECK, mode::agent_missing(&node.folders, error)),
         Keeper::Denied(why) => Check::unknown(CHECK, why),
-        Keeper::Unclear(why) => Check::problem(CHECK, unreachable(why).fix("systemctl restart podwire")),
+        Keeper::Unclear(found) => Check::problem(CHECK, found.clone()),
         Keeper::Agent(status) if status.ready => Check::ok(CHECK, format!("process {} is ready", status.pid)),
         // Why is said below, condition by condition.
         Keeper::Agent(status) => {
@@ -35,7 +33,10 @@ pub(super) fn conditions(node: &Node, found: &[Check]) -> Vec<Check> {
             // An agent completes its config.
             let of_plugin: Vec<_> =
                 node.configs.iter().filter(|config| !configs::names_agent(config)).cloned().collect();
-            let found = engine::inspect(&node.folders.run_dir, &of_plugin);
+            let mut found = engine::inspect(&node.folders.run_dir, &of_plugin);
+            if matches!(node.keeper, Keeper::Unclear(_)) {
+                mode::leave_repairs_to_agent(&mut found);
+            }
             inspected = found.into_iter().map(|one| api::Condition::new(one, None)).collect();
             &inspected
         }

@@ -14,6 +14,7 @@ mod paths;
 mod peers;
 mod ping;
 mod runtimes;
+mod size;
 
 use anyhow::{Context, Result, bail};
 use api::DoctorReport;
@@ -23,6 +24,7 @@ use crate::exit::ExitStatus;
 use crate::print::{self, WIDTH};
 use finding::{Check, Verdict};
 use node::{Keeper, Node};
+use types::Finding;
 
 /// What to do is written below what is wrong, as far in as the text.
 const COMMAND: usize = 2;
@@ -61,12 +63,13 @@ fn repair(node: &Node) -> Result<()> {
                 "an agent works on this node and repairs bridges and tables itself: systemctl restart podwire"
             )
         }
-        Keeper::Unclear(why) | Keeper::Denied(why) => {
+        Keeper::Unclear(Finding { message: why, .. }) | Keeper::Denied(why) => {
             bail!("an agent may work on this node and repair bridges and tables itself: {why}")
         }
     }
     let run_dir = &node.folders.run_dir;
-    let bridges = engine::reconcile::restore_bridges(run_dir).context("cannot repair the bridges of pods");
+    let bridges =
+        engine::reconcile::restore_bridges(run_dir, None).context("cannot repair the bridges of pods");
     engine::repair_firewall(run_dir, engine::Replacing::Allowed).context("cannot repair Podwire's tables")?;
     bridges
 }

@@ -23,8 +23,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Who looks after pods here.
 pub(super) enum Keeper {
     Agent(Box<api::Status>),
-    /// Its socket says something else than an agent would.
-    Unclear(String),
+    /// Its socket says something else than an agent would, or nothing, or cannot be used.
+    Unclear(Finding),
     /// It may run; this process has no access to its socket.
     Denied(String),
     /// Nobody, and nothing of an agent is here: the plugin does all.
@@ -124,12 +124,16 @@ fn attachments(folders: &Folders) -> Result<Vec<Attachment>, engine::state::Stat
 }
 
 fn keeper(client: &Client, folders: &Folders, configs: &[Config]) -> Keeper {
+    let unclear = |why: String| {
+        let object = format!("socket {}", folders.socket.display());
+        Keeper::Unclear(Finding::new(Code::AgentUnreachable, object, why).fix("systemctl restart podwire"))
+    };
     match client.get(api::STATUS, PATIENCE) {
         Ok(answer) if answer.status == 200 => match serde_json::from_slice(&answer.body) {
             Ok(status) => Keeper::Agent(Box::new(status)),
-            Err(error) => Keeper::Unclear(format!("the agent is of another version: {error}")),
+            Err(error) => unclear(format!("the agent is of another version: {error}")),
         },
-        Ok(answer) => Keeper::Unclear(format!("the agent answers {}", answer.status)),
+        Ok(answer) => unclear(format!("the agent answers {}", answer.status)),
         Err(error @ ClientError::NobodyListens { .. }) => {
             let has_state = matches!(State::open_existing(&folders.run_dir), Ok(Some(_)));
             match mode::of_node(folders, has_state, configs) {
@@ -140,6 +144,6 @@ fn keeper(client: &Client, folders: &Folders, configs: &[Config]) -> Keeper {
         Err(ClientError::Connect { source, socket }) if source.kind() == ErrorKind::PermissionDenied => {
             Keeper::Denied(format!("cannot connect to the agent's socket {}: {source}", socket.display()))
         }
-        Err(error) => Keeper::Unclear(error.to_string()),
+        Err(error) => Keeper::Unclear(mode::agent_missing(folders, &error)),
     }
 }

@@ -92,6 +92,11 @@ impl Path {
         let ping = Ping { target: self.target, source: Some(self.source), size: None };
         match ping.echo() {
             Echo::NotAsked(why) => return Err(why),
+            Echo::NotSent(why) => {
+                let Self { peer, target, .. } = self;
+                let what = format!("this node cannot send packets to {target} of node {peer}: {why}");
+                return Err(io::Error::other(what));
+            }
             Echo::Silence => return Ok(Some(self.broken(&ping))),
             Echo::Answered => {}
         }
@@ -100,7 +105,7 @@ impl Path {
         Ok(match netns.run(|| ping.echo()) {
             Ok(Echo::Silence) => Some(self.not_forwarded(pod)),
             // The pod may have ended meanwhile.
-            Ok(Echo::Answered | Echo::NotAsked(_)) | Err(_) => None,
+            Ok(Echo::Answered | Echo::NotSent(_) | Echo::NotAsked(_)) | Err(_) => None,
         })
     }
 

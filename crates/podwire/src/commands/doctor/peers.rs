@@ -16,17 +16,16 @@ use super::finding::Check;
 use super::node::Node;
 use super::paths::{self, Path};
 use super::ping::{Echo, Ping};
+use super::size::{self, NarrowPath};
 use crate::commands::nodes::ask;
 use crate::print;
 
 const CHECK: &str = "peers";
 /// This many probes run at a time, and none begins later than the deadline.
 const AT_ONCE: usize = 32;
-const DEADLINE: Duration = Duration::from_secs(10);
-/// Of an echo request, without the IP header.
-const ICMP: u32 = 8;
-/// Bytes of data in an echo request of which `ping` chooses the size.
-const SMALL: u32 = 56;
+pub(super) const DEADLINE: Duration = Duration::from_secs(10);
+/// Targets that were not probed are named up to this number.
+const MOST_NAMED: usize = 3;
 /// An agent that does not know the question.
 const NOT_FOUND: u16 = 404;
 
@@ -52,7 +51,34 @@ pub(super) fn reached(node: &Node) -> Vec<Check> {
     }
     let probes: Vec<Probe<'_>> =
         peers.iter().map(Probe::Address).chain(paths.iter().map(Probe::Path)).collect();
-    findings(&probes, probe_all(node, &probes)).into_iter().chain(unknown).collect()
+    let deadline = Instant::now() + DEADLINE;
+    let observed = in_parallel(&probes, deadline, |probe| probe.run(node));
+    let observed = observed.into_iter().map(|observed| observed.unwrap_or(Observed::Late)).collect();
+    findings(&probes, measured(observed, deadline)).into_iter().chain(unknown).collect()
+}
+
+/// How large packets may be on narrow paths. That takes seconds, and is done after all nodes were probed.
+fn measured(observed: Vec<Observed>, deadline: Instant) -> Vec<Observed> {
+    let narrow: Vec<NarrowPath> = (observed.iter())
+        .filter_map(|observed| match observed {
+            Observed::Narrow(path) => Some(path.clone()),
+            Observed::Fine(_)
+            | Observed::Wrong(_)
+            | Observed::Measured(_)
+            | Observed::NotAsked(_)
+            | Observed::Late => None,
+        })
+        .collect();
+    let mut measured = in_parallel(&narrow, deadline, |path| path.measure(deadline)).into_iter();
+    let measure = |observed| match observed {
+        Observed::Narrow(path) => match measured.next().flatten() {
+            Some(Ok(found)) => Observed::Measured(Check::problem(CHECK, found)),
+            Some(Err(why)) => Observed::NotAsked(why),
+            None => Observed::Measured(Check::problem(CHECK, path.unmeasured())),
+        },
+        other => other,
+    };
+    observed.into_iter().map(measure).collect()
 }
 
 /// One address of a node, or the path to its pod network.
@@ -69,11 +95,19 @@ impl Probe<'_> {
         }
     }
 
+    /// In a list of targets.
+    fn target(&self) -> String {
+        match self {
+            Self::Address(peer) => format!("node {} at {}", peer.name, peer.address),
+            Self::Path(path) => format!("the pod network of node {}", path.peer),
+        }
+    }
+
     fn run(&self, node: &Node) -> Observed {
         match self {
             Self::Address(peer) => probe_address(node, peer),
             Self::Path(path) => match path.probe(node) {
-                Ok(None) => Observed::Fine,
+                Ok(None) => Observed::Fine(Sizes::Small),
                 Ok(Some(found)) => Observed::Wrong(Check::problem(CHECK, found)),
                 Err(why) => Observed::NotAsked(why),
             },
@@ -81,76 +115,116 @@ impl Probe<'_> {
     }
 }
 
-/// In parallel, with one deadline for all. The results are in the order of the probes.
-fn probe_all(node: &Node, probes: &[Probe<'_>]) -> Vec<Observed> {
-    let (next, deadline) = (AtomicUsize::new(0), Instant::now() + DEADLINE);
+/// The results are in the order of the items. None: the deadline was over before.
+fn in_parallel<T: Sync, R: Send>(
+    items: &[T],
+    deadline: Instant,
+    run: impl Fn(&T) -> R + Sync,
+) -> Vec<Option<R>> {
+    let next = AtomicUsize::new(0);
     let work = || {
         let mut done = Vec::new();
-        while let Some((index, probe)) = {
+        while let Some((index, item)) = {
             let index = next.fetch_add(1, Ordering::Relaxed);
-            probes.get(index).map(|probe| (index, probe))
+            items.get(index).map(|item| (index, item))
         } {
             let is_late = Instant::now() > deadline;
-            done.push((index, if is_late { Observed::Late } else { probe.run(node) }));
+            done.push((index, (!is_late).then(|| run(item))));
         }
         done
     };
-    let mut all: Vec<(usize, Observed)> = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..AT_ONCE.min(probes.len())).map(|_| scope.spawn(work)).collect();
+    let mut all: Vec<(usize, Option<R>)> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..AT_ONCE.min(items.len())).map(|_| scope.spawn(work)).collect();
         workers.into_iter().filter_map(|worker| worker.join().ok()).flatten().collect()
     });
     all.sort_by_key(|(index, _)| *index);
-    all.into_iter().map(|(_, observed)| observed).collect()
+    all.into_iter().map(|(_, result)| result).collect()
 }
 
 /// A cause that is the same for many is reported once. The path to a node that does not answer at all is not reported.
 fn findings(probes: &[Probe<'_>], observed: Vec<Observed>) -> Vec<Check> {
-    let (mut findings, mut fine, mut unasked, mut late) = (Vec::new(), [0u64; 2], Vec::new(), 0);
+    let (mut findings, mut unasked, mut late) = (Vec::new(), Vec::new(), Vec::new());
+    let mut fine = Reached::default();
     let answering: Vec<&str> = (probes.iter().zip(&observed))
         .filter(|(probe, observed)| {
-            matches!((probe, observed), (Probe::Address(_), Observed::Fine | Observed::Narrow(_)))
+            matches!((probe, observed), (Probe::Address(_), Observed::Fine(_) | Observed::Measured(_)))
         })
         .map(|(probe, _)| probe.peer())
         .collect();
     for (probe, observed) in probes.iter().zip(observed) {
         let is_path = matches!(probe, Probe::Path(_));
         match observed {
-            Observed::Fine => fine[usize::from(is_path)] += 1,
+            Observed::Fine(sizes) => fine.add(probe, sizes),
             Observed::Wrong(_) if is_path && !answering.contains(&probe.peer()) => {}
-            Observed::Wrong(finding) | Observed::Narrow(finding) => findings.push(finding),
+            Observed::Wrong(finding) | Observed::Measured(finding) => findings.push(finding),
+            Observed::Narrow(path) => findings.push(Check::problem(CHECK, path.unmeasured())),
             Observed::NotAsked(why) => unasked.push(why),
-            Observed::Late => late += 1,
+            Observed::Late => late.push(probe.target()),
         }
     }
     if let Some(why) = unasked.first() {
-        findings.push(not_asked(why, unasked.len()));
+        findings.push(not_asked(why, unasked.len() as u64));
     }
-    if late > 0 {
-        let what = format!("{late} probes were not made within {} s", DEADLINE.as_secs());
-        findings.push(Check::unknown(CHECK, what));
+    if !late.is_empty() {
+        findings.push(Check::unknown(CHECK, not_probed(&late)));
     }
-    if findings.is_empty() && fine != [0, 0] {
-        let [addresses, paths] = fine;
-        let plural = if addresses == 1 { "address" } else { "addresses" };
-        let paths = print::count(paths, "path");
-        let what = format!("{addresses} {plural} reached, {paths} to pods by packets of full size");
-        findings.push(Check::ok(CHECK, what));
+    if findings.is_empty() && fine != Reached::default() {
+        findings.push(Check::ok(CHECK, fine.sentence()));
     }
     findings
 }
 
-fn not_asked(why: &io::Error, number: usize) -> Check {
+fn not_probed(late: &[String]) -> String {
+    let named = late[..late.len().min(MOST_NAMED)].join(", ");
+    let more = match late.len().saturating_sub(MOST_NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!("not probed within {} s: {named}{more}", DEADLINE.as_secs())
+}
+
+/// What answered.
+#[derive(Default, PartialEq, Eq)]
+struct Reached {
+    addresses: u64,
+    by_full_size: u64,
+    paths: u64,
+}
+
+impl Reached {
+    fn add(&mut self, probe: &Probe<'_>, sizes: Sizes) {
+        match probe {
+            Probe::Address(_) => self.addresses += 1,
+            Probe::Path(_) => self.paths += 1,
+        }
+        self.by_full_size += u64::from(sizes == Sizes::Full);
+    }
+
+    fn sentence(&self) -> String {
+        let Self { addresses, by_full_size, paths } = self;
+        let plural = if *addresses == 1 { "address" } else { "addresses" };
+        let paths = print::count(*paths, "path");
+        format!(
+            "{addresses} {plural} reached, {by_full_size} by packets as large as those of pods; {paths} to pod \
+             networks answered"
+        )
+    }
+}
+
+fn not_asked(why: &io::Error, number: u64) -> Check {
+    let targets = print::count(number, "target");
     match why.kind() {
         ErrorKind::NotFound => {
-            let what = format!("{number} targets cannot be pinged: there is no `ping` program");
+            let what = format!("{targets} cannot be pinged: there is no `ping` program");
             let found = Finding::new(Code::ProgramMissing, "program ping", what);
             Check::problem(CHECK, found.fix("apt install iputils-ping"))
         }
         // In a container without CAP_NET_RAW. That is no fault of the node, nor of the others.
-        _ => Check::unknown(
+        ErrorKind::PermissionDenied => Check::unknown(
             CHECK,
-            format!("{number} targets cannot be pinged from here: {why}; run it on the node itself"),
+            format!("{targets} cannot be pinged from here: {why}; run it on the node itself"),
         ),
+        _ => Check::unknown(CHECK, format!("{targets} could not be probed: {why}")),
     }
 }
 
@@ -187,13 +261,22 @@ fn listed(answer: &HttpAnswer) -> Result<Vec<Peer>, String> {
 
 /// The result of a probe.
 enum Observed {
-    Fine,
+    Fine(Sizes),
     Wrong(Check),
     /// It answers, but not to packets of full size.
-    Narrow(Check),
+    Narrow(NarrowPath),
+    /// The same, and it is known which sizes it carries.
+    Measured(Check),
     NotAsked(io::Error),
     /// The deadline was over before.
     Late,
+}
+
+/// The packets that were answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sizes {
+    Small,
+    Full,
 }
 
 fn probe_address(node: &Node, peer: &Peer) -> Observed {
@@ -215,17 +298,25 @@ fn probe_address(node: &Node, peer: &Peer) -> Observed {
             let found = problem(Code::PeerUnreachable, format!("node {name} at {address} does not answer"));
             return Observed::Wrong(Check::problem(CHECK, found.fix(small.command())));
         }
+        Echo::NotSent(why) => {
+            let what = format!("this node cannot send packets to node {name} at {address}: {why}");
+            return Observed::Wrong(Check::problem(
+                CHECK,
+                problem(Code::PeerUnreachable, what).fix(small.command()),
+            ));
+        }
         Echo::Answered => {}
     }
-    let Some(header) = *header else { return Observed::Fine };
-    let wanted = largest(sent_by_pods(node), header, link);
-    let is_carried = |size| matches!(echo_of(&small, size), Echo::Answered);
-    if is_carried(wanted) {
-        return Observed::Fine;
+    let Some(header) = *header else { return Observed::Fine(Sizes::Small) };
+    let wanted = size::largest(sent_by_pods(node), header, link);
+    let has_ipv6 = node.blocks().any(|block| block.addr().is_ipv6());
+    let path = NarrowPath { node: name.clone(), address: *address, header, wanted, has_ipv6 };
+    match size::ping_of(*address, wanted).echo() {
+        Echo::Answered => Observed::Fine(Sizes::Full),
+        Echo::Silence => Observed::Narrow(path),
+        Echo::NotSent(why) => Observed::NotAsked(path.not_sent(wanted, &why)),
+        Echo::NotAsked(why) => Observed::NotAsked(why),
     }
-    let carried = largest_carried(SMALL + headers(*address), wanted, is_carried);
-    let what = narrow(peer, header, (wanted, carried));
-    Observed::Narrow(Check::problem(CHECK, problem(Code::PathMtuTooSmall, what)))
 }
 
 /// The MTU of the pods in the agent's network: of those that run, and of those that start next.
@@ -233,44 +324,6 @@ fn sent_by_pods(node: &Node) -> Option<u32> {
     let network = &node.status()?.network;
     let is_own = |pod: &&Attachment| pod.key.network.as_str() == network.name;
     node.attachments.iter().filter(is_own).map(|pod| pod.mtu).chain(network.mtu).max()
-}
-
-/// The largest packet to a node. Packets that are larger than the link are reported by the check of the MTU.
-fn largest(pods: Option<u32>, header: u32, link: u32) -> u32 {
-    pods.map_or(link, |pods| link.min(pods.saturating_add(header)))
-}
-
-fn headers(address: IpAddr) -> u32 {
-    ICMP + if address.is_ipv4() { 20 } else { 40 }
-}
-
-/// An echo request that is one packet of `size` bytes.
-fn echo_of(ping: &Ping, size: u32) -> Echo {
-    Ping { size: Some(size.saturating_sub(headers(ping.target))), ..*ping }.echo()
-}
-
-/// The largest size that is carried, if `least` is and `too_large` is not.
-fn largest_carried(least: u32, too_large: u32, is_carried: impl Fn(u32) -> bool) -> u32 {
-    let (mut carried, mut lost) = (least, too_large);
-    while carried + 1 < lost {
-        let middle = carried.midpoint(lost);
-        if is_carried(middle) {
-            carried = middle;
-        } else {
-            lost = middle;
-        }
-    }
-    carried
-}
-
-fn narrow(peer: &Peer, header: u32, (wanted, carried): (u32, u32)) -> String {
-    let Peer { name, address, .. } = peer;
-    let (pods, most) = (wanted.saturating_sub(header), carried.saturating_sub(header));
-    let tunnel = if header > 0 { format!(", {wanted} in the tunnel,") } else { String::new() };
-    format!(
-        "node {name} at {address} is reached, but pods send up to {pods} bytes{tunnel} and the path carries {carried}: \
-         pods may send {most} at most"
-    )
 }
 
 /// What the link carries that leads there, or why there is none.
@@ -325,8 +378,11 @@ mod tests {
         assert!(missing.message.contains("no `ping` program"), "{missing:?}");
         let [late] = &findings(&probes[..1], vec![Observed::Late])[..] else { panic!() };
         assert_eq!(late.verdict, Verdict::Unknown);
+        assert_eq!(late.message, "not probed within 10 s: node b at 192.0.2.2");
+        let [late] = &findings(&probes, (0..40).map(|_| Observed::Late).collect())[..] else { panic!() };
+        assert!(late.message.ends_with("node b at 192.0.2.2 and 37 more"), "{late:?}");
         assert!(findings(&[], Vec::new()).is_empty());
-        assert_eq!(findings(&probes[..1], vec![Observed::Fine])[0].verdict, Verdict::Ok);
+        assert_eq!(findings(&probes[..1], vec![Observed::Fine(Sizes::Small)])[0].verdict, Verdict::Ok);
     }
 
     #[test]
@@ -340,29 +396,11 @@ mod tests {
         let messages = |observed| -> Vec<String> {
             findings(&probes, observed).into_iter().map(|check| check.message).collect()
         };
-        assert_eq!(messages(vec![Observed::Fine, wrong("tunnel")]), ["tunnel"]);
+        assert_eq!(messages(vec![Observed::Fine(Sizes::Full), wrong("tunnel")]), ["tunnel"]);
         assert_eq!(messages(vec![wrong("node"), wrong("tunnel")]), ["node"]);
         assert_eq!(
-            messages(vec![Observed::Fine, Observed::Fine]),
-            ["1 address reached, 1 path to pods by packets of full size"]
+            messages(vec![Observed::Fine(Sizes::Full), Observed::Fine(Sizes::Small)]),
+            ["1 address reached, 1 by packets as large as those of pods; 1 path to pod networks answered"]
         );
-    }
-
-    #[test]
-    fn f3_packets_are_as_large_as_those_of_pods_with_the_header_of_the_tunnel() {
-        assert_eq!(largest(Some(1450), 50, 1500), 1500);
-        assert_eq!(largest(Some(1340), 50, 1500), 1390, "network.mtu makes them smaller");
-        assert_eq!(largest(Some(1340), 0, 1500), 1340, "direct routes add nothing");
-        assert_eq!((largest(Some(9000), 50, 1500), largest(None, 50, 1500)), (1500, 1500));
-        for path in [84, 85, 576, 1390, 1498, 1499] {
-            assert_eq!(largest_carried(84, 1500, |size| size <= path), path);
-        }
-        let peer = Peer { name: "b".to_owned(), address: IpAddr::from([192, 0, 2, 2]), header: None };
-        assert_eq!(
-            narrow(&peer, 50, (1500, 1390)),
-            "node b at 192.0.2.2 is reached, but pods send up to 1450 bytes, 1500 in the tunnel, and the path carries \
-             1390: pods may send 1340 at most"
-        );
-        assert!(narrow(&peer, 0, (1500, 1390)).ends_with("carries 1390: pods may send 1390 at most"));
     }
 }

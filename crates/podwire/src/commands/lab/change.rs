@@ -1,7 +1,7 @@
 //! Pods that come and go, faults, and the ways back.
 
 use anyhow::{Context as _, Result};
-use lab::{Cluster, Condition};
+use lab::{Cluster, LabState};
 
 use super::args::{OneNode, PodAction, Victim};
 use super::progress::say;
@@ -81,7 +81,7 @@ pub(super) fn start(name: &str, victim: &Victim) -> Result<()> {
                 if !cluster.etcd.members[index].runs() {
                     cluster.etcd.members[index].start()?;
                     // We may be killed while it is awaited.
-                    cluster.save(Condition::Up)?;
+                    cluster.save(LabState::Up)?;
                 }
             }
             for &index in &numbers {

@@ -1,7 +1,7 @@
 //! `podwire lab down`.
 
 use anyhow::Result;
-use lab::{Kept, Removed, remove_kept};
+use lab::{RemovedLab, SavedLab, remove_kept};
 
 use super::args::Down;
 use super::place;
@@ -25,7 +25,7 @@ pub(super) fn run(name: &str, args: &Down) -> Result<()> {
     first_error.map_or(Ok(()), Err)
 }
 
-fn told(name: &str, removed: Removed) -> String {
+fn told(name: &str, removed: RemovedLab) -> String {
     let processes = |count: usize| format!("{count} process{}", if count == 1 { "" } else { "es" });
     // Agents and etcd do not end by themselves: whoever looks for a fault wants to know.
     let before = match removed.ended {
@@ -37,7 +37,7 @@ fn told(name: &str, removed: Removed) -> String {
 }
 
 /// None: there is neither a folder nor a namespace of it.
-fn remove(kept: &Kept) -> Result<Option<Removed>> {
+fn remove(kept: &SavedLab) -> Result<Option<RemovedLab>> {
     // A folder that is gone has no lock; what is left in the kernel goes all the same.
     let held = place::hold(kept)?;
     let removed = remove_kept(kept)?;

@@ -15,7 +15,7 @@ mod show;
 mod up;
 
 use anyhow::Result;
-use lab::{Cluster, Condition};
+use lab::{Cluster, LabState};
 
 use args::Action;
 pub(crate) use args::Lab;
@@ -45,7 +45,7 @@ fn changed<T>(name: &str, change: impl FnOnce(&mut Cluster) -> Result<T>) -> Res
     let held = place::existing(name)?;
     let mut cluster = open(&held)?;
     let result = change(&mut cluster);
-    cluster.save(Condition::Up)?;
+    cluster.save(LabState::Up)?;
     result
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use lab::{Cell, Matrix, Reach, Spot, Way};
+use lab::{Cell, Matrix, PodPath, Reachability, Spot};
 
 use crate::print::{self, WIDTH};
 
@@ -35,13 +35,14 @@ type Signs<'a> = BTreeMap<(&'a str, &'a str), Sign>;
 
 impl Sign {
     fn of(cell: &Cell) -> Self {
-        let rewritten = [&cell.v4, &cell.v6].iter().any(|r| matches!(r, Some(Reach::Rewritten { .. })));
-        let ok = |reach: &Option<Reach>| reach.as_ref().is_some_and(Reach::is_ok);
+        let rewritten =
+            [&cell.v4, &cell.v6].iter().any(|r| matches!(r, Some(Reachability::Rewritten { .. })));
+        let ok = |reach: &Option<Reachability>| reach.as_ref().is_some_and(Reachability::is_ok);
         match (cell.is_ok(), cell.way) {
-            (true, Way::Local) => Self::SameNode,
-            (true, Way::Direct) => Self::Direct,
-            (true, Way::Vxlan) => Self::Vxlan,
-            (true, Way::None) => Self::Strange,
+            (true, PodPath::Local) => Self::SameNode,
+            (true, PodPath::Direct) => Self::Direct,
+            (true, PodPath::Vxlan) => Self::Vxlan,
+            (true, PodPath::None) => Self::Strange,
             (false, _) if rewritten => Self::Rewritten,
             (false, _) if ok(&cell.v4) => Self::OnlyV4,
             (false, _) if ok(&cell.v6) => Self::OnlyV6,
@@ -202,7 +203,7 @@ fn verdict(matrix: &Matrix) -> String {
     if all == 0 {
         return format!("{}: nobody to ask", print::count(matrix.pods.len() as u64, "pod"));
     }
-    let has = |pick: fn(&Cell) -> &Option<Reach>| matrix.cells.iter().any(|cell| pick(cell).is_some());
+    let has = |pick: fn(&Cell) -> &Option<Reachability>| matrix.cells.iter().any(|cell| pick(cell).is_some());
     let families = match (has(|cell| &cell.v4), has(|cell| &cell.v6)) {
         (true, true) => "IPv4 and IPv6",
         (true, false) => "IPv4",
@@ -220,7 +221,7 @@ mod tests {
 
     use super::*;
 
-    fn cell(from: &str, to: &str, reach: [Option<Reach>; 2], way: Way) -> Cell {
+    fn cell(from: &str, to: &str, reach: [Option<Reachability>; 2], way: PodPath) -> Cell {
         let [v4, v6] = reach;
         Cell { from: from.into(), to: to.into(), v4, v6, way }
     }
@@ -231,13 +232,13 @@ mod tests {
 
     #[test]
     fn a_small_picture_has_names_and_says_what_is_wrong() {
-        let yes = || Some(Reach::Yes { micros: 90 });
-        let no = || Some(Reach::No { why: None });
+        let yes = || Some(Reachability::Yes { micros: 90 });
+        let no = || Some(Reachability::No { why: None });
         let matrix = Matrix {
             pods: vec![spot(1), spot(2)],
             cells: vec![
-                cell("p1", "p2", [yes(), yes()], Way::Vxlan),
-                cell("p2", "p1", [yes(), no()], Way::Direct),
+                cell("p1", "p2", [yes(), yes()], PodPath::Vxlan),
+                cell("p2", "p1", [yes(), no()], PodPath::Direct),
             ],
             took: Duration::from_millis(7),
         };
@@ -262,8 +263,12 @@ mod tests {
         let cells = pods.iter().flat_map(|Spot { name: from, .. }| {
             let others = pods.iter().filter(move |to| to.name != *from);
             others.map(move |to| {
-                let reach = if to.name == *last { Reach::No { why: None } } else { Reach::Yes { micros: 1 } };
-                cell(from, &to.name, [Some(reach), None], Way::Direct)
+                let reach = if to.name == *last {
+                    Reachability::No { why: None }
+                } else {
+                    Reachability::Yes { micros: 1 }
+                };
+                cell(from, &to.name, [Some(reach), None], PodPath::Direct)
             })
         });
         Matrix { cells: cells.collect(), pods: pods.clone(), took: Duration::ZERO }

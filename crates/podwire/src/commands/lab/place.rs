@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use lab::Kept;
+use lab::SavedLab;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
@@ -25,7 +25,7 @@ const ROUNDS: usize = 10;
 /// A lab that nobody else works on meanwhile.
 #[derive(Debug)]
 pub(super) struct Held {
-    pub(super) kept: Kept,
+    pub(super) kept: SavedLab,
     _lock: File,
 }
 
@@ -38,14 +38,15 @@ pub(super) enum Made {
 }
 
 /// By name; it need not exist.
-pub(super) fn kept(name: &str) -> Result<Kept> {
+pub(super) fn kept(name: &str) -> Result<SavedLab> {
     let program = std::env::current_exe().context("cannot find my own program file")?;
-    Ok(Kept::new(name, &Path::new(BASE).join(name), &program).map_err(|error| Usage(error.to_string()))?)
+    Ok(SavedLab::new(name, &Path::new(BASE).join(name), &program)
+        .map_err(|error| Usage(error.to_string()))?)
 }
 
 /// Names of labs of which there is a folder or a namespace.
 pub(super) fn all() -> Result<Vec<String>> {
-    let mut names = Kept::names_in_kernel()?;
+    let mut names = SavedLab::names_in_kernel()?;
     match fs::read_dir(BASE) {
         Ok(entries) => {
             names.extend(entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()));
@@ -58,7 +59,7 @@ pub(super) fn all() -> Result<Vec<String>> {
     Ok(names)
 }
 
-pub(super) fn make(kept: &Kept) -> Result<Made> {
+pub(super) fn make(kept: &SavedLab) -> Result<Made> {
     for _ in 0..ROUNDS {
         fs::DirBuilder::new()
             .recursive(true)
@@ -79,7 +80,7 @@ pub(super) fn make(kept: &Kept) -> Result<Made> {
 }
 
 /// Waits until nobody else works on the lab; none if there is no such lab.
-pub(super) fn hold(kept: &Kept) -> Result<Option<Held>> {
+pub(super) fn hold(kept: &SavedLab) -> Result<Option<Held>> {
     let end = Instant::now() + PATIENCE;
     let path = kept.dir().join(LOCK);
     loop {
@@ -112,7 +113,7 @@ fn nothing_there(name: &str) -> String {
     format!("there is no lab {name}; {hint}")
 }
 
-fn lock_within(lock: &File, kept: &Kept, end: Instant) -> Result<()> {
+fn lock_within(lock: &File, kept: &SavedLab, end: Instant) -> Result<()> {
     loop {
         match flock(lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(()),
@@ -134,7 +135,7 @@ fn is_at(lock: &File, path: &Path) -> Result<bool> {
     Ok(fs::metadata(path).is_ok_and(|there| (there.dev(), there.ino()) == (held.dev(), held.ino())))
 }
 
-fn gone(kept: &Kept) -> String {
+fn gone(kept: &SavedLab) -> String {
     format!("lab {} was taken down while it was made", kept.name())
 }
 

@@ -9,7 +9,7 @@ use api::{
     LabAgent, LabKilledNode, LabLink, LabMember, LabMemberState, LabNode, LabPath, LabPod, LabReach,
     LabStatus, LabTest, LabTransport,
 };
-use lab::{Cell, Cluster, Member, Reach, Way};
+use lab::{Cell, Cluster, EtcdMember, PodPath, Reachability};
 
 use super::args::{Logs, Shown, Test};
 use super::picture::{self, Paint};
@@ -103,15 +103,15 @@ pub(super) fn logs(name: &str, args: &Logs) -> Result<()> {
 
 fn path(cell: &Cell) -> LabPath {
     let transport = match cell.way {
-        Way::Local => LabTransport::Local,
-        Way::Direct => LabTransport::Direct,
-        Way::Vxlan => LabTransport::Vxlan,
-        Way::None => LabTransport::None,
+        PodPath::Local => LabTransport::Local,
+        PodPath::Direct => LabTransport::Direct,
+        PodPath::Vxlan => LabTransport::Vxlan,
+        PodPath::None => LabTransport::None,
     };
     let [ipv4, ipv6] = [&cell.v4, &cell.v6].map(|reach| match reach {
-        Some(Reach::Yes { micros }) => LabReach::Reached { duration_us: *micros },
-        Some(Reach::Rewritten { source }) => LabReach::Rewritten { source: *source },
-        Some(Reach::No { why }) => LabReach::Unreached { reason: why.clone() },
+        Some(Reachability::Yes { micros }) => LabReach::Reached { duration_us: *micros },
+        Some(Reachability::Rewritten { source }) => LabReach::Rewritten { source: *source },
+        Some(Reachability::No { why }) => LabReach::Unreached { reason: why.clone() },
         None => LabReach::NotUsed,
     });
     LabPath { from: cell.from.clone(), to: cell.to.clone(), transport, ipv4, ipv6 }
@@ -160,7 +160,7 @@ fn node(cluster: &Cluster, name: &str) -> Result<LabNode> {
     })
 }
 
-fn member(member: &Member, leads: bool) -> LabMember {
+fn member(member: &EtcdMember, leads: bool) -> LabMember {
     let state = match (member.runs(), leads, member.is_healthy()) {
         (false, _, _) => LabMemberState::NotRunning,
         (true, true, true) => LabMemberState::Leader,

@@ -1,7 +1,7 @@
 //! `podwire lab up`.
 
 use anyhow::{Context as _, Result, bail};
-use lab::{Cluster, Condition, Kept, Plan, clear_kept, remove_kept};
+use lab::{Cluster, LabState, Plan, SavedLab, clear_kept, remove_kept};
 
 use super::args::{Store, Transport, Up};
 use super::hint;
@@ -54,36 +54,36 @@ fn plan(args: &Up) -> Result<Plan> {
         nodes: args.nodes,
         subnets: args.subnets,
         store: match (args.store, args.etcd_members) {
-            (Store::Etcd, members) => lab::Store::Etcd { members: members.unwrap_or(1) },
-            (Store::Embedded, None) => lab::Store::Embedded,
+            (Store::Etcd, members) => lab::LabStore::Etcd { members: members.unwrap_or(1) },
+            (Store::Embedded, None) => lab::LabStore::Embedded,
             (Store::Embedded, Some(_)) => {
                 bail!(Usage("--etcd-members is for --store etcd: leave one of them out".to_owned()))
             }
         },
         transport: match args.transport {
-            Transport::Auto => lab::Transport::Auto,
-            Transport::Direct => lab::Transport::Direct,
-            Transport::Vxlan => lab::Transport::Vxlan,
+            Transport::Auto => lab::TransportMode::Auto,
+            Transport::Direct => lab::TransportMode::Direct,
+            Transport::Vxlan => lab::TransportMode::Vxlan,
         },
         mtu: args.mtu,
         ..Plan::default()
     })
 }
 
-fn raise(kept: &Kept, plan: &Plan, pods: usize, progress: &Progress) -> Result<()> {
+fn raise(kept: &SavedLab, plan: &Plan, pods: usize, progress: &Progress) -> Result<()> {
     let cluster = Cluster::up_kept(kept, plan, &|step| progress.step(step))?;
     if pods > 0 {
         progress.step(&format!("pods: {} on each node", print::count(pods as u64, "pod")));
         cluster.pods_everywhere(pods)?;
     }
     progress.done();
-    cluster.save(Condition::Up)
+    cluster.save(LabState::Up)
 }
 
 /// The folder, and the lock in it. What an earlier attempt or an earlier boot left is no lab, and goes.
-fn make(kept: &Kept) -> Result<Held> {
+fn make(kept: &SavedLab) -> Result<Held> {
     // A lab's folder is made before its first namespace: without it they belong to nobody.
-    let in_kernel = Kept::names_in_kernel()?.iter().any(|name| name == kept.name());
+    let in_kernel = SavedLab::names_in_kernel()?.iter().any(|name| name == kept.name());
     if in_kernel && !kept.dir().exists() {
         say(format!("lab {}: namespaces that an earlier one left are removed first", kept.name()));
         remove_kept(kept)?;
@@ -94,13 +94,13 @@ fn make(kept: &Kept) -> Result<Held> {
     let name = kept.name().to_owned();
     if let Some(held) = place::hold(kept)? {
         match held.kept.condition() {
-            Ok(Condition::Up) => bail!(
+            Ok(LabState::Up) => bail!(
                 "lab {name} is up already: see `{}`, remove it with `{}`, or make another with --name NAME",
                 hint::command(&name, "status"),
                 hint::command(&name, "down")
             ),
             // With the lock held, whoever began it is gone; without a file, it hardly began.
-            Ok(Condition::Unfinished | Condition::Stale) | Err(_) => {
+            Ok(LabState::Unfinished | LabState::Stale) | Err(_) => {
                 say(format!("lab {name}: what an earlier one left is removed first"));
                 remove_kept(&held.kept)?;
             }
@@ -115,9 +115,9 @@ fn make(kept: &Kept) -> Result<Held> {
 /// `3 nodes in 2 subnets, etcd with 1 member`.
 pub(super) fn title(plan: &Plan) -> String {
     let store = match plan.store {
-        lab::Store::Etcd { members } => format!("etcd with {}", print::count(members as u64, "member")),
-        lab::Store::Embedded => "embedded store".to_owned(),
-        lab::Store::Alone => "no store".to_owned(),
+        lab::LabStore::Etcd { members } => format!("etcd with {}", print::count(members as u64, "member")),
+        lab::LabStore::Embedded => "embedded store".to_owned(),
+        lab::LabStore::Alone => "no store".to_owned(),
     };
     let nodes = print::count(plan.nodes as u64, "node");
     format!("{nodes} in {}, {store}", print::count(plan.subnets as u64, "subnet"))

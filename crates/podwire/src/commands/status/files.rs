@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use api::{ClientError, Condition, Counts, NodeMode, StatusWithoutAgent, Tombstones};
-use engine::state::{Attachment, Phase, State};
+use engine::state::{Attachment, Phase, State, StateError};
 use install::runtimes::Runtimes;
 use netlink::RtSocket;
 
@@ -27,14 +27,17 @@ impl Files {
     pub(super) fn read(folders: &Folders, error: &ClientError) -> Result<Self> {
         let run_dir = &folders.run_dir;
         let holder = files::read_text(&run_dir.join("agent.lock")).ok();
-        let state = State::open_existing(run_dir)?;
+        // A run directory that cannot be used is among the findings below. What is in it is not known then.
+        let state = State::open_existing(run_dir);
+        let has_state = !matches!(state, Ok(None));
+        let recorded = state.and_then(|state| count(state.as_ref()));
         let mut configs = configs::of_node();
-        let is_silent = !matches!(error, ClientError::NobodyListens { .. });
-        let mode = match mode::of_node(folders, state.is_some(), &configs) {
+        let is_silent = mode::is_silent(error);
+        let mode = match mode::of_node(folders, has_state, &configs) {
             NodeMode::Standalone if !is_silent => NodeMode::Standalone,
             NodeMode::Standalone | NodeMode::Agent => NodeMode::Agent,
         };
-        let served_by = match (mode, &holder, &state) {
+        let served_by = match (mode, &holder, has_state) {
             (NodeMode::Agent, Some(pid), _) if is_silent => {
                 format!("an agent (process {}) has the socket, and does not answer", pid.trim())
             }
@@ -47,21 +50,27 @@ impl Files {
             (NodeMode::Agent, None, _) => {
                 "no agent is running, and none has left its lock in the run directory".to_owned()
             }
-            (NodeMode::Standalone, _, Some(_)) => "standalone: no agent has worked here".to_owned(),
-            (NodeMode::Standalone, _, None) => {
+            (NodeMode::Standalone, _, true) => "standalone: no agent has worked here".to_owned(),
+            (NodeMode::Standalone, _, false) => {
                 "standalone: installed, and no pod was attached yet".to_owned()
             }
         };
-        let (attachments, running) = count(state.as_ref())?;
+        let (attachments, running) = match &recorded {
+            Ok((counts, running)) => (Some(*counts), running.as_slice()),
+            Err(_) => (None, Default::default()),
+        };
         let inactive = RtSocket::open()
             .map_err(Into::into)
-            .and_then(|mut host| engine::inactive_ports(&running, &mut host))?;
+            .and_then(|mut host| engine::inactive_ports(running, &mut host))?;
         // An agent completes its config.
         configs.retain(|config| !configs::names_agent(config));
         let mut found = engine::inspect(run_dir, &configs);
         let runtimes = Runtimes::detect(Path::new("/"));
         let plugin = PluginFiles::find(folders.state_dir.as_deref());
         found.extend(plugin.into_iter().flat_map(|plugin| plugin.missing(&runtimes)));
+        if is_silent {
+            mode::leave_repairs_to_agent(&mut found);
+        }
         if mode == NodeMode::Agent {
             found.push(mode::agent_missing(folders, error));
         }
@@ -72,7 +81,7 @@ impl Files {
             ready: !conditions.iter().any(Condition::keeps_from_ready),
             run_dir: run_dir.clone(),
             attachments,
-            tombstones: Tombstones::new(run_dir).list()?.len() as u64,
+            tombstones: Tombstones::new(run_dir).list().ok().map(|all| all.len() as u64),
             inactive_ports: inactive.iter().map(agent::inactive_port).collect(),
             conditions,
         };
@@ -98,18 +107,18 @@ impl Files {
             ("agent", agent.to_owned()),
             ("run directory", self.status.run_dir.display().to_string()),
             ("mode", self.served_by.clone()),
-            ("attachments", page::attachments(self.status.attachments)),
+            ("attachments", self.status.attachments.map_or_else(page::unknown, page::attachments)),
         ];
         rows.extend(page::inactive_ports(&self.status.inactive_ports));
-        if self.status.tombstones > 0 {
-            let dels = print::count(self.status.tombstones, "DEL");
+        if let Some(tombstones) = self.status.tombstones.filter(|tombstones| *tombstones > 0) {
+            let dels = print::count(tombstones, "DEL");
             rows.push(("tombstones", format!("{dels}, which the agent will serve when it is back")));
         }
         [title, print::facts(rows), page::conditions(&self.status.conditions, now)].join("\n\n")
     }
 }
 
-fn count(state: Option<&State>) -> Result<(Counts, Vec<Attachment>)> {
+fn count(state: Option<&State>) -> Result<(Counts, Vec<Attachment>), StateError> {
     let (mut counts, mut running) = (Counts::default(), Vec::new());
     for network in state.into_iter().map(State::networks).collect::<Result<Vec<_>, _>>()?.concat() {
         for listed in network.list()? {

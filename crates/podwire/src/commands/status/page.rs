@@ -47,7 +47,7 @@ pub(super) fn inactive_ports(ports: &[InactivePort]) -> Option<(&'static str, St
 }
 
 /// Numbers of records that cannot be read.
-fn unknown() -> String {
+pub(super) fn unknown() -> String {
     "unknown".to_owned()
 }
 

@@ -1,7 +1,7 @@
 //! Faults that no rule or setting of this node shows: `podwire doctor` probes the paths to other nodes.
 
 use super::*;
-use testkit::Transport;
+use testkit::TransportMode;
 
 /// Two nodes with a pod each, whose agents run the tool that is tested.
 fn cluster(label: &str, plan: Plan) -> Cluster {
@@ -23,19 +23,19 @@ fn wait_well(cluster: &Cluster) {
 }
 
 /// Transport, rule of another program on n1, and the words of the finding.
-const DROPS: [(Transport, &str, &[&str]); 3] = [
+const DROPS: [(TransportMode, &str, &[&str]); 3] = [
     (
-        Transport::Vxlan,
+        TransportMode::Vxlan,
         "hook input priority 0; udp dport 4789 drop",
         &["node n2 answers, but its pod network does not", "VXLAN tunnel", "UDP port 4789"],
     ),
     (
-        Transport::Direct,
+        TransportMode::Direct,
         "hook input priority 0; ip saddr 10.42.0.0/16 drop; ip6 saddr fd42::/64 drop",
         &["node n2 answers, but its pod network does not", "direct route over eth0", "subnets of pods"],
     ),
     (
-        Transport::Direct,
+        TransportMode::Direct,
         "hook forward priority 0; ip daddr 10.42.0.0/16 drop; ip6 daddr fd42::/64 drop",
         &["answers this node, but not its pods", "forward chains"],
     ),
@@ -61,7 +61,7 @@ fn a_firewall_between_pod_networks_is_found_by_probes_in_both_families() {
 
 #[test]
 fn a_node_that_lost_its_address_is_told_so_and_not_to_change_its_mtu_or_to_start_etcd() {
-    let plan = Plan { transport: Transport::Vxlan, ..Plan::default() };
+    let plan = Plan { transport: TransportMode::Vxlan, ..Plan::default() };
     let cluster = cluster("lostaddr", plan);
     wait_well(&cluster);
     let (n1, agent) = (cluster.node("n1").unwrap(), cluster.agent("n1").unwrap());
@@ -102,7 +102,7 @@ fn a_node_that_lost_its_address_is_told_so_and_not_to_change_its_mtu_or_to_start
 /// F3: the path carries less than the nodes' links, and the advice of the condition ends it.
 #[test]
 fn f3_a_narrow_path_is_found_until_pods_send_smaller_packets() {
-    let plan = Plan { transport: Transport::Vxlan, subnets: 2, ..Plan::default() };
+    let plan = Plan { transport: TransportMode::Vxlan, subnets: 2, ..Plan::default() };
     let mut cluster = cluster("narrow", plan);
     wait_well(&cluster);
     let rule =
@@ -130,6 +130,77 @@ fn f3_a_narrow_path_is_found_until_pods_send_smaller_packets() {
     }
     wait_well(&cluster);
     assert!(!podwire(&cluster, &["doctor"]).stdout.contains("Mtu"));
+}
+
+/// F3: one lost packet says nothing about a path. Every second request to each target is dropped.
+#[test]
+fn f3_a_lost_ping_is_repeated_before_it_counts() {
+    let cluster = cluster("lossy", Plan { transport: TransportMode::Vxlan, ..Plan::default() });
+    wait_well(&cluster);
+    let n2 = cluster.node("n2").unwrap();
+    let own = "ip -o address show | awk '$2 != \"lo\" && $4 !~ /^fe80/ {split($4, a, \"/\"); print a[1]}' | sort -u";
+    let own = n2.run(&["sh", "-c", own], b"").unwrap().stdout;
+    let rules: Vec<String> = (own.lines())
+        .map(|address| match address.contains(':') {
+            true => format!("ip6 daddr {address} icmpv6 type echo-request numgen inc mod 2 == 0 drop"),
+            false => format!("ip daddr {address} icmp type echo-request numgen inc mod 2 == 0 drop"),
+        })
+        .collect();
+    assert!(rules.len() >= 4, "{own}");
+    let rules = rules.join("; ");
+    n2.sh(&[
+        "nft",
+        &format!("table inet lossy {{ chain c {{ type filter hook input priority 0; {rules}; }}; }}"),
+    ])
+    .unwrap();
+    let found = of_others(&cluster, &[]);
+    let [(verdict, message)] = found.as_slice() else { panic!("{found:?}") };
+    assert_eq!(verdict, "ok", "{message}");
+    has(
+        message,
+        &["2 addresses reached, 1 by packets as large as those of pods; 2 paths to pod networks answered"],
+    );
+}
+
+/// F3: a packet that this node does not send says nothing about the path.
+#[test]
+fn f3_a_packet_that_cannot_be_sent_is_not_a_narrow_path() {
+    let cluster = cluster("unsent", Plan { transport: TransportMode::Vxlan, ..Plan::default() });
+    wait_well(&cluster);
+    let n1 = cluster.node("n1").unwrap();
+    let rule = "table inet own { chain c { type filter hook output priority 0; meta length > 1390 drop; }; }";
+    n1.sh(&["nft", rule]).unwrap();
+    let found = of_others(&cluster, &[]);
+    let [(verdict, message)] = found.as_slice() else { panic!("{found:?}") };
+    assert_eq!(verdict, "unknown", "{message}");
+    has(message, &["1 target could not be probed: this node cannot send 1500 bytes to node n2 at "]);
+    has(message, &["Operation not permitted"]);
+}
+
+/// F3: `network.mtu` below 1280 is refused with IPv6, so it is not the advice.
+#[test]
+fn f3_a_path_too_narrow_for_ipv6_gets_advice_that_can_be_followed() {
+    let cluster = cluster("tight", Plan { transport: TransportMode::Vxlan, subnets: 2, ..Plan::default() });
+    wait_well(&cluster);
+    let limit = |size: u32| {
+        let rule = format!(
+            "table inet narrow; delete table inet narrow; \
+             table inet narrow {{ chain c {{ type filter hook forward priority 0; meta length > {size} drop; }}; }}"
+        );
+        cluster.underlay().sh(&["nft", &rule]).unwrap();
+    };
+    limit(1300);
+    let report: Value = serde_json::from_str(&podwire(&cluster, &["doctor", "-o", "json"]).stdout).unwrap();
+    let checks = report["checks"].as_array().unwrap();
+    let found = checks.iter().find(|one| one["code"] == "PathMtuTooSmall").unwrap();
+    has(found["message"].as_str().unwrap(), &["carries 1300: pods with IPv6 need 1330"]);
+    assert!(!podwire(&cluster, &["doctor"]).stdout.contains("advice: set `network.mtu`"));
+    // The command answers as soon as the path is wide enough.
+    let (n1, fix) = (cluster.node("n1").unwrap(), found["fix"].as_str().unwrap());
+    assert!(!n1.run(&["sh", "-c", fix], b"").unwrap().success(), "{fix}");
+    limit(1330);
+    n1.sh(&["sh", "-c", fix]).unwrap();
+    has(&of_others(&cluster, &[])[0].1, &["the path carries 1330: pods may send 1280 at most"]);
 }
 
 fn podwire(cluster: &Cluster, args: &[&str]) -> Outcome {
