@@ -24,7 +24,7 @@ const KEEP: &str = "change the elements of a firewall table";
 const DELETE: &str = "delete a firewall table";
 /// Elements in one transaction.
 pub(crate) const BATCH: usize = 2000;
-/// How often digests are computed again because another process stored its own.
+/// How often something is tried again because another process changed the same table meanwhile.
 const TRIES: usize = 5;
 
 /// What happens to elements that are not wanted.
@@ -67,6 +67,21 @@ impl Firewall {
         if tables.is_empty() {
             return Ok(());
         }
+        let (mut text, elements) = (self.text_over(tables)?, additions(elements));
+        let mut tries = 0..TRIES;
+        while let Err(error) = program::apply(&format!("{text}{elements}")) {
+            // Another process may have removed the same objects since they were listed: deleting them again fails.
+            let now = self.text_over(tables)?;
+            if now == text || tries.next().is_none() {
+                return Err(error);
+            }
+            text = now;
+        }
+        tables.iter().try_for_each(|table| self.record(table))
+    }
+
+    /// The text of the tables, after the text that removes objects in its way.
+    fn text_over(&mut self, tables: &[Table]) -> Result<String, Error> {
         let mut text = String::new();
         for table in tables {
             if let Some(observed) = self.observe(table.id())? {
@@ -74,9 +89,7 @@ impl Firewall {
             }
             text.push_str(&table.text());
         }
-        text.push_str(&additions(elements));
-        program::apply(&text)?;
-        tables.iter().try_for_each(|table| self.record(table))
+        Ok(text)
     }
 
     /// The old tables go and the new ones come, with every element, in one transaction. Only when nothing else helps: the

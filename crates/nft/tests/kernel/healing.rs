@@ -448,3 +448,30 @@ fn a_pod_over_tables_of_another_version_interrupts_no_other() {
         });
     }
 }
+
+/// Objects of an older version that are in the way are removed by the process that comes first.
+#[test]
+fn two_pods_at_once_over_tables_of_another_version_are_both_added() {
+    in_netns(|| {
+        let here = netlink::NetNs::current().unwrap();
+        let pods = [2, 3].map(|n| Sample::new(Mode::Routed, n));
+        pods[0].admit();
+        for _ in 0..8 {
+            nft("add chain inet podwire clamp { type filter hook forward priority -150; }");
+            nft("add set inet podwire tunnels { type ifname; }");
+            nft("add rule inet podwire clamp oifname @tunnels accept");
+            nft("flush map inet podwire revision");
+            nft("add element inet podwire revision { 1 : 0x7 }");
+            let start = std::sync::Barrier::new(pods.len());
+            let admit = |pod: &Sample| {
+                start.wait();
+                open().admit(&pod.pod())
+            };
+            std::thread::scope(|scope| {
+                let added = pods.each_ref().map(|pod| scope.spawn(|| here.run(|| admit(pod)).unwrap()));
+                added.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
+            });
+            assert_eq!(drift(&[pods[0].pod(), pods[1].pod()]), [""; 0]);
+        }
+    });
+}
