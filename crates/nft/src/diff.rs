@@ -39,12 +39,15 @@ pub(crate) fn surplus(table: &Table, observed: &Observed) -> Vec<String> {
 /// Chains and sets whose listing is not as it was when they were applied, but for chains that [`shape`] finds.
 pub(crate) fn changed(table: &Table, observed: &Observed) -> Vec<String> {
     let (mut found, id) = (Vec::new(), table.id());
+    let is_miscounted = |object: Object<'_>| match object {
+        Object::Chain(name) => {
+            let want = table.chains.iter().find(|chain| chain.name == name).map(|chain| chain.rules.len());
+            want != observed.chain(name).map(|chain| chain.rules)
+        }
+        Object::Set(_) => false,
+    };
     for (object, digest) in objects(table, observed) {
-        let is_miscounted = |chain: &Chain| {
-            let have = observed.chain(&chain.name).map(|have| have.rules);
-            object == Object::Chain(&chain.name) && have != Some(chain.rules.len())
-        };
-        if table.chains.iter().any(is_miscounted) {
+        if is_miscounted(object) {
             continue;
         }
         if observed.applied.get(&object.key()).is_some_and(|applied| *applied != digest) {
