@@ -475,3 +475,33 @@ fn two_pods_at_once_over_tables_of_another_version_are_both_added() {
         }
     });
 }
+
+#[test]
+fn a_repair_against_another_version_removes_no_other_pod() {
+    in_netns(|| {
+        let own = [Sample::new(Mode::Routed, 2)];
+        let stranger = Sample::new(Mode::Routed, 9).publish(Protocol::Udp, 99, 99);
+        own.iter().chain([&stranger]).for_each(Sample::admit);
+        let (here, over) = (netlink::NetNs::current().unwrap(), AtomicBool::new(false));
+        let other_version = || {
+            while !over.load(Ordering::Relaxed) {
+                run(
+                    "nft",
+                    &["flush map inet podwire revision; add element inet podwire revision { 1 : 0x7 }"],
+                );
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| here.run(other_version).unwrap());
+            // Until a repair meets a change of the other version.
+            let tables = Structure::of(&pods(&own));
+            let met = (0..200).find_map(|_| open().repair(&tables, &pods(&own)).err());
+            over.store(true, Ordering::Relaxed);
+            let met = met.expect("no repair met a change of the other version").to_string();
+            assert!(met.contains("another version of Podwire"), "{met}");
+        });
+        assert_eq!(open().missing_of(&[stranger.pod()]).unwrap(), [0; 0]);
+        repair(&pods(&own));
+        assert_eq!(drift(&pods(&own)), [""; 0]);
+    });
+}
