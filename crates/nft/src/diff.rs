@@ -53,7 +53,7 @@ pub(crate) fn changed(table: &Table, observed: &Observed) -> Vec<String> {
         if observed.applied.get(&object.key()).is_some_and(|applied| *applied != digest) {
             found.push(match object {
                 Object::Chain(name) => format!("chain {id} {name} has other rules than Podwire applied"),
-                Object::Set(name) => format!("set {id} {name} was replaced"),
+                Object::Set(name) => format!("set {id} {name} is not as Podwire applied it"),
             });
         }
     }

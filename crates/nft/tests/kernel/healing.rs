@@ -29,7 +29,7 @@ fn everything() -> (String, String) {
 
 /// What somebody does, and what is found.
 fn mischief(network: &str) -> Vec<(String, &'static str)> {
-    let cases: [(&str, &'static str); 25] = [
+    let cases: [(&str, &'static str); 27] = [
         // Rules of the same form.
         (
             "replace rule inet podwire from-pod handle SECOND iifname . ip saddr . ether saddr @source4 ip daddr != 127.0.0.0/16 accept",
@@ -45,7 +45,16 @@ fn mischief(network: &str) -> Vec<(String, &'static str)> {
         ),
         (
             "flush chain inet podwire bent; delete set inet podwire hairpin4; add set inet podwire hairpin4 { type ipv4_addr . inet_proto . inet_service . inet_service; }",
-            "set inet podwire hairpin4 was replaced",
+            "set inet podwire hairpin4 is not as Podwire applied it",
+        ),
+        // The kernel changes both in place. Elements of new pods would expire, and the fourth pod would be refused.
+        (
+            "add set inet podwire pods4 { type ipv4_addr; flags timeout; timeout 1h; }",
+            "set inet podwire pods4 is not as Podwire applied it",
+        ),
+        (
+            "add set inet podwire pods6 { type ipv6_addr; flags timeout; size 3; }",
+            "set inet podwire pods6 is not as Podwire applied it",
         ),
         (
             "flush chain inet podwire bent; delete set inet podwire hairpin4; add set inet podwire hairpin4 { type ipv4_addr; }",
