@@ -63,9 +63,16 @@ impl Firewall {
     /// version of Podwire keeps changing the tables.
     pub fn repair(&mut self, structure: &Structure<'_>, pods: &[Pod<'_>]) -> Result<(), Error> {
         let elements = elements_of(pods)?;
-        let is_applied = self.renew(structure, &elements)?;
-        if is_applied && self.drift(structure)?.is_empty() {
-            return Ok(());
+        let mut is_applied = true;
+        // Another process may apply the tables at the same time, and store its digests a moment later: once more is enough.
+        for _ in 0..TRIES {
+            is_applied = self.renew(structure, &elements)?;
+            if !is_applied {
+                break;
+            }
+            if self.drift(structure)?.is_empty() {
+                return Ok(());
+            }
         }
         let tables = self.tables_of(structure)?;
         if is_applied && self.is_of_another_version(&families(&tables))? {
