@@ -3,7 +3,7 @@
 //! ```text
 //! apply   ─► the text of the tables over the existing ones, one transaction: rules are written again, elements stay
 //!         ─► the digests of chains and sets as the kernel lists them now, into map `applied`
-//! replace ─► only where that fails (such as a set of another type): the tables with all elements again, one transaction
+//! replace ─► only where that does not help (such as a set of another type): the tables with all elements, one transaction
 //! ```
 
 use std::collections::BTreeSet;
@@ -24,7 +24,7 @@ const KEEP: &str = "change the elements of a firewall table";
 const DELETE: &str = "delete a firewall table";
 /// Elements in one transaction.
 pub(crate) const BATCH: usize = 2000;
-/// How often digests are computed again because another process stored its own.
+/// How often something is tried again because another process changed the same table meanwhile.
 const TRIES: usize = 5;
 
 /// What happens to elements that are not wanted.
@@ -67,6 +67,21 @@ impl Firewall {
         if tables.is_empty() {
             return Ok(());
         }
+        let (mut text, elements) = (self.text_over(tables)?, additions(elements));
+        let mut tries = 0..TRIES;
+        while let Err(error) = program::apply(&format!("{text}{elements}")) {
+            // Another process may have removed the same objects since they were listed: deleting them again fails.
+            let now = self.text_over(tables)?;
+            if now == text || tries.next().is_none() {
+                return Err(error);
+            }
+            text = now;
+        }
+        tables.iter().try_for_each(|table| self.record(table))
+    }
+
+    /// The text of the tables, after the text that removes objects in its way.
+    fn text_over(&mut self, tables: &[Table]) -> Result<String, Error> {
         let mut text = String::new();
         for table in tables {
             if let Some(observed) = self.observe(table.id())? {
@@ -74,9 +89,7 @@ impl Firewall {
             }
             text.push_str(&table.text());
         }
-        text.push_str(&additions(elements));
-        program::apply(&text)?;
-        tables.iter().try_for_each(|table| self.record(table))
+        Ok(text)
     }
 
     /// The old tables go and the new ones come, with every element, in one transaction. Only when nothing else helps: the
@@ -110,9 +123,11 @@ impl Firewall {
             let mut elements: Vec<(Element<'_>, bool)> = Vec::new();
             for (object, digest) in diff::objects(table, &observed) {
                 let key = object.key();
-                match observed.applied.get(&key) {
-                    Some(applied) if *applied == digest => {}
-                    before => elements.push((applied(table.id(), key, digest), before.is_some())),
+                match (object, observed.applied.get(&key)) {
+                    (_, Some(applied)) if *applied == digest => {}
+                    // Applying changes no set that exists: one that is different stays so until the table is replaced.
+                    (Object::Set(_), Some(_)) => {}
+                    (_, before) => elements.push((applied(table.id(), key, digest), before.is_some())),
                 }
             }
             let stale: Vec<Element<'_>> = stale.map(|key| applied(table.id(), key, 0)).collect();
@@ -142,18 +157,19 @@ impl Firewall {
     ) -> Result<Vec<String>, Error> {
         let mut changes = self.lasting_drift_of(table)?;
         if !changes.is_empty() {
-            match self.apply(std::slice::from_ref(table), wanted) {
-                Ok(()) => {}
+            let is_applied = match self.apply(std::slice::from_ref(table), wanted) {
+                Ok(()) => self.lasting_drift_of(table)?.is_empty(),
                 // The text is right: it does not go together with what exists.
-                Err(Error::Structure { .. } | Error::Unsupported { .. }) => {
-                    self.replace(std::slice::from_ref(table), wanted)?;
-                }
+                Err(Error::Structure { .. } | Error::Unsupported { .. }) => false,
                 Err(error) => return Err(error),
-            }
-            let left = self.lasting_drift_of(table)?;
-            if !left.is_empty() {
-                let message = format!("it was applied, and still: {}", left.join(", "));
-                return Err(Error::Structure { message });
+            };
+            if !is_applied {
+                self.replace(std::slice::from_ref(table), wanted)?;
+                let left = self.lasting_drift_of(table)?;
+                if !left.is_empty() {
+                    let message = format!("it was applied, and still: {}", left.join(", "));
+                    return Err(Error::Structure { message });
+                }
             }
         }
         let (missing, excess) = self.compare_elements(table, wanted)?;

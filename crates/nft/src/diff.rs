@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::desired::{Chain, Object, Table};
+use crate::desired::{APPLIED, Chain, Object, Table};
 use crate::foreign::is_harmless;
 use crate::observe::{ListedChain, Observed, ObservedChain};
 
@@ -39,18 +39,21 @@ pub(crate) fn surplus(table: &Table, observed: &Observed) -> Vec<String> {
 /// Chains and sets whose listing is not as it was when they were applied, but for chains that [`shape`] finds.
 pub(crate) fn changed(table: &Table, observed: &Observed) -> Vec<String> {
     let (mut found, id) = (Vec::new(), table.id());
+    let is_miscounted = |object: Object<'_>| match object {
+        Object::Chain(name) => {
+            let want = table.chains.iter().find(|chain| chain.name == name).map(|chain| chain.rules.len());
+            want != observed.chain(name).map(|chain| chain.rules)
+        }
+        Object::Set(_) => false,
+    };
     for (object, digest) in objects(table, observed) {
-        let is_miscounted = |chain: &Chain| {
-            let have = observed.chain(&chain.name).map(|have| have.rules);
-            object == Object::Chain(&chain.name) && have != Some(chain.rules.len())
-        };
-        if table.chains.iter().any(is_miscounted) {
+        if is_miscounted(object) {
             continue;
         }
         if observed.applied.get(&object.key()).is_some_and(|applied| *applied != digest) {
             found.push(match object {
                 Object::Chain(name) => format!("chain {id} {name} has other rules than Podwire applied"),
-                Object::Set(name) => format!("set {id} {name} was replaced"),
+                Object::Set(name) => format!("set {id} {name} is not as Podwire applied it"),
             });
         }
     }
@@ -116,6 +119,7 @@ fn surplus_sets<'a>(table: &'a Table, observed: &'a Observed) -> impl Iterator<I
 
 /// The text that removes objects over which the table's text cannot be applied, for the beginning of the same transaction:
 /// chains and sets that are not Podwire's, and chains at another hook. Rules may use them, so all rules are flushed first.
+/// Digests of another version are removed, too.
 pub(crate) fn clearance(table: &Table, observed: &Observed) -> String {
     let is_displaced = |have: &&ListedChain| {
         table.chains.iter().any(|want| {
@@ -132,11 +136,14 @@ pub(crate) fn clearance(table: &Table, observed: &Observed) -> String {
     let surplus = surplus_chains(table, observed).filter(|chain| is_harmless(&chain.name));
     let wrong: Vec<&ListedChain> = displaced.chain(surplus).collect();
     let sets: Vec<&str> = surplus_sets(table, observed).filter(|set| is_harmless(set)).collect();
-    let mut text = String::new();
+    let (mut text, id) = (String::new(), table.id());
+    // Digests of another version are of no use from now on, also if this process is killed before it stores its own.
+    if observed.revision != Some(table.revision()) && observed.sets.iter().any(|set| set.name == APPLIED) {
+        let _ = writeln!(text, "flush map {id} {APPLIED}");
+    }
     if wrong.is_empty() && sets.is_empty() {
         return text;
     }
-    let id = table.id();
     let wanted = table.chains.iter().filter(|chain| observed.chain(&chain.name).is_some());
     let flushed =
         wanted.map(|chain| chain.name.as_ref()).chain(wrong.iter().map(|chain| chain.name.as_str()));
@@ -155,5 +162,32 @@ pub(crate) fn clearance(table: &Table, observed: &Observed) -> String {
 impl Observed {
     fn chain(&self, name: &str) -> Option<&ObservedChain> {
         self.chains.iter().find(|chain| chain.listed.name == name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::desired::Family;
+    use crate::desired::pods;
+    use crate::observe::ObservedSet;
+
+    /// Else CHECK would fail for all pods if the process that applied the new rules is killed before it stores their digests:
+    /// without an agent, no process applies them again.
+    #[test]
+    fn digests_of_another_version_go_with_its_rules() {
+        let table = pods::base(Family::Inet);
+        let of = |revision| {
+            let sets = vec![ObservedSet { name: APPLIED.to_owned(), key_length: 4, digest: 0 }];
+            let observed =
+                Observed { is_dormant: false, revision, chains: Vec::new(), sets, applied: BTreeMap::new() };
+            clearance(table, &observed)
+        };
+        assert_eq!(of(Some(table.revision())), "");
+        for other in [None, Some(7)] {
+            assert_eq!(of(other), "flush map inet podwire applied\n");
+        }
     }
 }

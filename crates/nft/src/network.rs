@@ -73,7 +73,7 @@ fn inet(name: &str) -> TableId<'_> {
 }
 
 impl Firewall {
-    /// Puts the limit in force, or removes it; says what was changed. The counters of connections stay.
+    /// Puts the limit in force, or removes it; says what was changed. Another limit begins to count at zero.
     pub fn limit_connections(&mut self, limit: &ConnectionLimit<'_>) -> Result<Option<String>, Error> {
         let network = limit.network;
         let Some(per_pod) = limit.per_pod else {

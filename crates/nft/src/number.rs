@@ -65,6 +65,7 @@ pub(crate) const SET_KEY_LENGTH: u16 = 5;
 pub(crate) const SET_DATA_TYPE: u16 = 6;
 pub(crate) const SET_DATA_LENGTH: u16 = 7;
 pub(crate) const SET_DESCRIPTION: u16 = 9;
+pub(crate) const SET_TIMEOUT: u16 = 11;
 pub(crate) const GEN_ID: u16 = 1;
 
 pub(crate) const LIST_TABLE: u16 = 1;

@@ -119,6 +119,7 @@ impl ObservedSet {
             number::SET_DATA_TYPE,
             number::SET_DATA_LENGTH,
             number::SET_DESCRIPTION,
+            number::SET_TIMEOUT,
         ] {
             write(&mut content, kind, attribute(answer, kind).unwrap_or_default());
         }

@@ -72,13 +72,27 @@ impl Firewall {
     }
 
     /// Makes the structure and puts these pods in force. Elements of other pods stay, except where a set of a wrong type makes
-    /// it necessary to begin with an empty table. Of two pods that claim one host port, the first has it.
+    /// it necessary to begin with an empty table. Of two pods that claim one host port, the first has it. Fails while another
+    /// version of Podwire keeps changing the tables.
     pub fn repair(&mut self, structure: &Structure<'_>, pods: &[Pod<'_>]) -> Result<(), Error> {
         let elements = elements_of(pods)?;
-        if self.renew(structure, &elements)? && self.drift(structure)?.is_empty() {
-            return Ok(());
+        let mut is_applied = true;
+        // Another process may apply the tables at the same time, and store its digests a moment later: once more is enough.
+        for _ in 0..TRIES {
+            is_applied = self.renew(structure, &elements)?;
+            if !is_applied {
+                break;
+            }
+            if self.drift(structure)?.is_empty() {
+                return Ok(());
+            }
         }
         let tables = self.tables_of(structure)?;
+        if is_applied && self.is_of_another_version(&families(&tables))? {
+            // Replacing the tables would not end that, and would remove the elements of other pods.
+            let message = "another version of Podwire changes the same tables at the same time".to_owned();
+            return Err(Error::Structure { message });
+        }
         self.replace(&tables, &elements)?;
         self.expect_no_drift(structure)
     }
@@ -106,10 +120,9 @@ impl Firewall {
     fn renew(&mut self, structure: &Structure<'_>, elements: &[Element<'_>]) -> Result<bool, Error> {
         for attempt in 0..TRIES {
             let tables = self.tables_of(structure)?;
-            let families: Vec<Family> = tables.iter().map(|table| table.family).collect();
             // New rules may use new sets: without their elements they would drop what running pods send. And a chain that
             // another process pruned before its pods were in it must not be empty this time.
-            let is_filled = attempt > 0 || self.is_of_another_version(&families)?;
+            let is_filled = attempt > 0 || self.is_of_another_version(&families(&tables))?;
             let members = elements.iter().filter(|e| is_filled && matches!(e.role, Role::Member));
             match self.apply(&tables, members) {
                 Ok(()) => {}
@@ -159,6 +172,10 @@ impl Firewall {
             None => Ok(Filled::All),
         }
     }
+}
+
+fn families(tables: &[Table]) -> Vec<Family> {
+    tables.iter().map(|table| table.family).collect()
 }
 
 fn refused_element(element: &Element<'_>, refusal: Refusal) -> Error {

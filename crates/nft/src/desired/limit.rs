@@ -1,5 +1,5 @@
 //! The table `inet podwire-limit-NETWORK`: a limit of the connections that each pod may have open. It exists only where a limit
-//! is set, and its counters survive every repair.
+//! is set, and its counters survive every repair of it.
 //!
 //! One counter per pod, for both address families and every source address. A routed pod is known by its link. The packets
 //! of a pod on a bridge have the bridge as their input interface: it is known by its MAC, which the guard does not let it
@@ -34,23 +34,28 @@ impl ConnectionLimit<'_> {
 
     /// Only the first packet of a connection is counted, and only if the connection is tracked. A connection without an answer
     /// stays new and is counted once. A tunnel may have a name like that of a pod's link, but is no veth.
+    ///
+    /// The limit is a part of the sets' names: an element keeps the limit that it was made with. Another limit begins to count
+    /// with new sets.
     pub(crate) fn desired(&self, per_pod: u32) -> Table {
-        let counted = |name: &'static str, key| Set {
+        let counted = |name: &str, key| Set {
             members: Members::Dynamic { most: PODS },
-            ..Set::lasting(name, &[key])
+            ..Set::lasting(name.to_owned(), &[key])
         };
-        let rules = vec![
+        let (links, macs) = (format!("links_{per_pod}"), format!("macs_{per_pod}"));
+        let rules =
+            vec![
             "ct state != new accept".into(),
             "ct status confirmed accept".into(),
-            format!(r#"iifname "{}" add @macs {{ ether saddr ct count over {per_pod} }} drop"#, self.bridge)
+            format!(r#"iifname "{}" add @{macs} {{ ether saddr ct count over {per_pod} }} drop"#, self.bridge)
                 .into(),
             format!(
-                r#"iifname "pw*" meta iifkind "veth" add @links {{ iifname ct count over {per_pod} }} drop"#
+                r#"iifname "pw*" meta iifkind "veth" add @{links} {{ iifname ct count over {per_pod} }} drop"#
             )
             .into(),
         ];
         let chain = Chain { rules, ..Chain::plain("connections", &[]).at(Filter, Prerouting, -150) };
-        let sets = vec![counted("links", Link), counted("macs", Mac)];
+        let sets = vec![counted(&links, Link), counted(&macs, Mac)];
         Table::new(Family::Inet, self.table(), sets, vec![chain])
     }
 }

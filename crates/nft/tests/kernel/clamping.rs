@@ -116,6 +116,7 @@ fn pain15_every_change_of_the_clamp_is_repaired_and_tables_of_pods_are_not_conce
             "flush chain inet podwire-clamp-blue clamp; add rule inet podwire-clamp-blue clamp tcp flags fin goto clamp-syn",
             "flush set inet podwire-clamp-blue tunnels",
             "add element inet podwire-clamp-blue tunnels { other }",
+            "add set inet podwire-clamp-blue tunnels { type ifname; size 9; }",
             // The same name for something else.
             "flush chain inet podwire-clamp-blue clamp-syn; delete set inet podwire-clamp-blue tunnels; add set inet podwire-clamp-blue tunnels { type ipv4_addr; }",
         ] {

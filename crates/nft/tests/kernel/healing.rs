@@ -29,7 +29,7 @@ fn everything() -> (String, String) {
 
 /// What somebody does, and what is found.
 fn mischief(network: &str) -> Vec<(String, &'static str)> {
-    let cases: [(&str, &'static str); 25] = [
+    let cases: [(&str, &'static str); 27] = [
         // Rules of the same form.
         (
             "replace rule inet podwire from-pod handle SECOND iifname . ip saddr . ether saddr @source4 ip daddr != 127.0.0.0/16 accept",
@@ -45,7 +45,16 @@ fn mischief(network: &str) -> Vec<(String, &'static str)> {
         ),
         (
             "flush chain inet podwire bent; delete set inet podwire hairpin4; add set inet podwire hairpin4 { type ipv4_addr . inet_proto . inet_service . inet_service; }",
-            "set inet podwire hairpin4 was replaced",
+            "set inet podwire hairpin4 is not as Podwire applied it",
+        ),
+        // The kernel changes both in place. Elements of new pods would expire, and the fourth pod would be refused.
+        (
+            "add set inet podwire pods4 { type ipv4_addr; flags timeout; timeout 1h; }",
+            "set inet podwire pods4 is not as Podwire applied it",
+        ),
+        (
+            "add set inet podwire pods6 { type ipv6_addr; flags timeout; size 3; }",
+            "set inet podwire pods6 is not as Podwire applied it",
         ),
         (
             "flush chain inet podwire bent; delete set inet podwire hairpin4; add set inet podwire hairpin4 { type ipv4_addr; }",
@@ -447,4 +456,61 @@ fn a_pod_over_tables_of_another_version_interrupts_no_other() {
             assert_eq!(others.restored, 1);
         });
     }
+}
+
+/// Objects of an older version that are in the way are removed by the process that comes first.
+#[test]
+fn two_pods_at_once_over_tables_of_another_version_are_both_added() {
+    in_netns(|| {
+        let here = netlink::NetNs::current().unwrap();
+        let pods = [2, 3].map(|n| Sample::new(Mode::Routed, n));
+        pods[0].admit();
+        for _ in 0..8 {
+            nft("add chain inet podwire clamp { type filter hook forward priority -150; }");
+            nft("add set inet podwire tunnels { type ifname; }");
+            nft("add rule inet podwire clamp oifname @tunnels accept");
+            nft("flush map inet podwire revision");
+            nft("add element inet podwire revision { 1 : 0x7 }");
+            let start = std::sync::Barrier::new(pods.len());
+            let admit = |pod: &Sample| {
+                start.wait();
+                open().admit(&pod.pod())
+            };
+            std::thread::scope(|scope| {
+                let added = pods.each_ref().map(|pod| scope.spawn(|| here.run(|| admit(pod)).unwrap()));
+                added.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
+            });
+            assert_eq!(drift(&[pods[0].pod(), pods[1].pod()]), [""; 0]);
+        }
+    });
+}
+
+#[test]
+fn a_repair_against_another_version_removes_no_other_pod() {
+    in_netns(|| {
+        let own = [Sample::new(Mode::Routed, 2)];
+        let stranger = Sample::new(Mode::Routed, 9).publish(Protocol::Udp, 99, 99);
+        own.iter().chain([&stranger]).for_each(Sample::admit);
+        let (here, over) = (netlink::NetNs::current().unwrap(), AtomicBool::new(false));
+        let other_version = || {
+            while !over.load(Ordering::Relaxed) {
+                run(
+                    "nft",
+                    &["flush map inet podwire revision; add element inet podwire revision { 1 : 0x7 }"],
+                );
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| here.run(other_version).unwrap());
+            // Until a repair meets a change of the other version.
+            let tables = Structure::of(&pods(&own));
+            let met = (0..200).find_map(|_| open().repair(&tables, &pods(&own)).err());
+            over.store(true, Ordering::Relaxed);
+            let met = met.expect("no repair met a change of the other version").to_string();
+            assert!(met.contains("another version of Podwire"), "{met}");
+        });
+        assert_eq!(open().missing_of(&[stranger.pod()]).unwrap(), [0; 0]);
+        repair(&pods(&own));
+        assert_eq!(drift(&pods(&own)), [""; 0]);
+    });
 }

@@ -116,6 +116,20 @@ fn a10_a_connection_limit_is_kept_changed_and_removed() {
     assert_eq!(tables(), "");
 }
 
+/// The kernel stores the limit in the counter of each pod.
+#[test]
+fn a10_another_limit_applies_to_pods_that_have_connections() {
+    for mode in BOTH {
+        let lab = Lab::new(mode);
+        [2, 3].iter().for_each(|n| lab.admit(&Sample::new(mode, *n)));
+        for (port, most) in [(9, 5), (10, 8), (11, 3)] {
+            assert!(limit(&lab, Some(most)).is_some());
+            let count = arrived(&lab, (At::Pod(2), V4), &format!("10.77.0.1:{port}"), At::Pod(3));
+            assert_eq!(u32::try_from(count).unwrap(), most, "{mode:?}");
+        }
+    }
+}
+
 #[test]
 fn a10_a_damaged_connection_limit_is_repaired() {
     let lab = Lab::new(Mode::Routed);
