@@ -26,7 +26,7 @@ pub(crate) enum Source {
     Runtimes,
     /// Firewall chains that Podwire does not manage.
     Firewall,
-    /// Elements of pods that are gone.
+    /// Elements that no pod should have.
     Elements,
     /// Interfaces of pods.
     Pods,

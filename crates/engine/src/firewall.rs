@@ -8,7 +8,10 @@ use cni::{Code, PortMapping};
 use netconf::NetConf;
 use netlink::RtSocket;
 use nft::conntrack::{self, Family};
-use nft::{Alive, Firewall, Guard, HostPort, Idle, NetworkChain, Others, Pod, PodElement, Stray, Structure};
+use nft::{
+    Alive, Firewall, Guard, HostPort, Idle, KnownPods, NetworkChain, Others, Pod, PodElement, Stray,
+    Structure,
+};
 use rustix::io::Errno;
 use types::{AttachmentKey, Finding, Fix, IfName, NetworkName};
 
@@ -330,8 +333,8 @@ pub(crate) fn missing(attachment: &Attachment) -> Result<Vec<String>, Error> {
 /// So many orphaned elements are named, and removed by the command that is reported with them.
 const NAMED: usize = 20;
 
-/// Elements of pods that are gone. A host port among them is refused to other pods, and leads to the next holder of the
-/// address. Changes nothing. Pods of other run directories are known by their links; while the alias of one may lack addresses,
+/// Elements of pods that are gone, and elements that a running pod should not have. A host port among them is refused to other
+/// pods, and leads to the next holder of the address. Changes nothing. Pods of other run directories are known by their links; while the alias of one may lack addresses,
 /// only elements of links are orphans.
 pub fn orphans(run_dir: &Path) -> Result<Option<Finding>, Error> {
     let state = State::open_existing(run_dir)?;
@@ -348,7 +351,7 @@ pub fn orphans(run_dir: &Path) -> Result<Option<Finding>, Error> {
     let names: Vec<&str> = found.iter().map(|orphan| orphan.what.as_str()).take(NAMED).collect();
     let more = found.len().saturating_sub(NAMED);
     let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
-    let what = format!("the firewall has elements of pods that are gone: {}{rest}", names.join(", "));
+    let what = format!("the firewall has elements that no pod should have: {}{rest}", names.join(", "));
     let deletions: Vec<String> =
         found.iter().take(NAMED).map(|orphan| format!("delete element {}", orphan.element)).collect();
     let finding = Finding::new(types::Code::FirewallOrphans, "tables podwire", what);
@@ -363,7 +366,7 @@ fn orphans_now(
     // Read before the records: an ADD writes its record first.
     let owned = tables.pod_elements()?.elements;
     let Living { alive, .. } = Living::now(host, state)?;
-    Ok(owned.into_iter().filter(|element| alive.lacks(element)).collect())
+    Ok(owned.into_iter().filter(|element| alive.lacks(element) || alive.disowns(element)).collect())
 }
 
 /// The pods of this node, as far as records, claims and links tell.
@@ -377,10 +380,15 @@ pub(crate) struct Living {
 impl Living {
     pub(crate) fn now(host: &mut RtSocket, state: Option<&State>) -> Result<Self, Error> {
         let (mut living, links) = (Self::default(), host.links()?);
-        let mut keys = BTreeSet::new();
+        let (mut keys, mut is_unread) = (BTreeSet::new(), false);
         for network in state.map_or(Ok(Vec::new()), State::networks)? {
             living.alive.addresses.extend(network.claimed()?);
-            for attachment in network.list()?.into_iter().filter_map(|listed| listed.attachment) {
+            for listed in network.list()? {
+                let Some(attachment) = listed.attachment else {
+                    is_unread = true;
+                    continue;
+                };
+                know(&mut living.alive.known, &attachment, listed.phase)?;
                 living.alive.addresses.extend(attachment.ips());
                 living.alive.links.insert(attachment.host_link.to_string());
                 keys.insert((network.name(), attachment.key.file_stem()));
@@ -392,11 +400,37 @@ impl Living {
                 let is_other = !keys.contains(&(alias.network.to_owned(), alias.stem()));
                 living.has_others |= is_other;
                 living.alive.has_more_addresses |= is_other && alias.may_lack_addresses;
+                if is_other {
+                    living.alive.known.leave(&link.name, alias.ips());
+                }
             }
             living.alive.links.insert(link.name);
         }
+        if is_unread || living.alive.has_more_addresses {
+            living.alive.known.leave_addresses();
+        }
         Ok(living)
     }
+}
+
+/// The elements that these attachments, which are ready, should have.
+pub(crate) fn known(attachments: &[Attachment]) -> Result<KnownPods, Error> {
+    let mut known = KnownPods::default();
+    attachments.iter().try_for_each(|attachment| know(&mut known, attachment, Phase::Ready))?;
+    Ok(known)
+}
+
+/// A record that was recovered from a link does not have everything that its ADD added to the firewall, such as host ports. A
+/// pending one is about to change.
+fn know(known: &mut KnownPods, attachment: &Attachment, phase: Phase) -> Result<(), Error> {
+    if let Some(member) = Member::of(attachment) {
+        known.want(&member.pod())?;
+    }
+    match (phase, attachment.netns_cookie) {
+        (Phase::Ready, Some(_)) => known.own(&attachment.host_link, attachment.ips()),
+        (Phase::Ready, None) | (Phase::Pending, _) => {}
+    }
+    Ok(())
 }
 
 /// Whether the tables are not as all attachments of a run directory need them. Changes nothing.

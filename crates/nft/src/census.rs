@@ -2,44 +2,74 @@
 //! element by itself. Not for the path of a pod.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 
 use netlink::Refusal;
 use rustix::io::Errno;
 
-use crate::desired::TableId;
-use crate::element::{self, Data, Element, bytes};
+use crate::desired::{Family, TableId};
+use crate::element::{self, Element, bytes};
 use crate::error::Error;
-use crate::firewall::Firewall;
+use crate::firewall::{BOTH, Firewall};
+use crate::observe::ObservedSet;
 use crate::pod::Pod;
 use crate::request;
 use crate::socket::Request;
+use crate::surplus;
 
 const COUNT: &str = "count the pods in the firewall";
 
 /// The keys of a set, and what a map has for them.
-type Contents = HashMap<Vec<u8>, Option<Vec<u8>>>;
+pub(crate) type Contents = HashMap<Vec<u8>, Option<Vec<u8>>>;
+
+/// The contents of all sets that have elements of pods, in both tables. Without elements that are about to expire.
+#[derive(Debug)]
+pub struct Listing {
+    pub(crate) sets: Vec<(Family, ObservedSet, Contents)>,
+    /// The generation of the tables, read before the sets. None without nf_tables.
+    pub(crate) generation: Option<u32>,
+}
+
+impl Listing {
+    fn contents(&self, family: Family, name: &str) -> Option<&Contents> {
+        let mut sets = self.sets.iter();
+        sets.find(|(of, set, _)| *of == family && set.name == name).map(|(_, _, contents)| contents)
+    }
+
+    fn has(&self, element: &Element<'_>) -> bool {
+        let found =
+            self.contents(element.table.family, &element.set).and_then(|set| set.get(&bytes(&element.key)));
+        found.is_some_and(|value| *value == element.value())
+    }
+}
 
 impl Firewall {
-    /// The places of the pods that lack an element, over one socket. The structure is for [`Firewall::drift`].
-    pub fn missing_of(&mut self, pods: &[Pod<'_>]) -> Result<Vec<usize>, Error> {
-        let elements = pods.iter().map(element::of).collect::<Result<Vec<_>, _>>()?;
-        let mut sets: HashMap<(TableId<'_>, &str), Contents> = HashMap::new();
-        for element in elements.iter().flatten() {
-            if let Entry::Vacant(set) = sets.entry((element.table, &element.set)) {
-                set.insert(self.contents(element.table, &element.set)?);
+    /// Lists the elements of all pods.
+    pub fn list_elements(&mut self) -> Result<Listing, Error> {
+        // Read first: a change after it is then noticed.
+        let generation = self.generation()?;
+        let mut sets = Vec::new();
+        for family in BOTH {
+            let table = TableId::of_pods(family);
+            for set in self.sets(table)?.into_iter().filter(|set| surplus::is_of_pods(family, set)) {
+                let contents = self.contents(table, &set.name)?;
+                sets.push((family, set, contents));
             }
         }
-        let is_there = |element: &Element<'_>| {
-            let set = sets.get(&(element.table, &*element.set));
-            set.and_then(|set| set.get(&bytes(&element.key))).is_some_and(|value| match &element.data {
-                Data::None => true,
-                Data::Value(fields) => value.as_deref() == Some(bytes(fields).as_slice()),
-            })
-        };
+        Ok(Listing { sets, generation })
+    }
+
+    /// The places of the pods that lack an element. The structure is for [`Firewall::drift`].
+    pub fn missing_of(&mut self, pods: &[Pod<'_>]) -> Result<Vec<usize>, Error> {
+        let listing = self.list_elements()?;
+        self.missing_in(&listing, pods)
+    }
+
+    /// As [`missing_of`](Self::missing_of), with a listing that the caller has.
+    pub fn missing_in(&mut self, listing: &Listing, pods: &[Pod<'_>]) -> Result<Vec<usize>, Error> {
+        let elements = pods.iter().map(element::of).collect::<Result<Vec<_>, _>>()?;
         let mut lacking = Vec::new();
         for (place, elements) in elements.iter().enumerate() {
-            let doubtful: Vec<&Element<'_>> = elements.iter().filter(|e| !is_there(e)).collect();
+            let doubtful: Vec<&Element<'_>> = elements.iter().filter(|e| !listing.has(e)).collect();
             // A listing that another process changes may have gaps: elements that seem to be missing are asked for by key.
             if !doubtful.is_empty() && self.lacks_any(&doubtful)? {
                 lacking.push(place);

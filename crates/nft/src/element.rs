@@ -129,6 +129,14 @@ impl<'a> Element<'a> {
         Self { table, set: set.into(), key, data: Data::None, role: Role::Member }
     }
 
+    /// The bytes that a map has for it.
+    pub(crate) fn value(&self) -> Option<Vec<u8>> {
+        match &self.data {
+            Data::None => None,
+            Data::Value(fields) => Some(bytes(fields)),
+        }
+    }
+
     fn content(&self) -> String {
         match &self.data {
             Data::None => joined(&self.key),

@@ -42,6 +42,7 @@ mod surplus;
 pub mod conntrack;
 
 pub use apply::Surplus;
+pub use census::Listing;
 pub use desired::limit::ConnectionLimit;
 pub use desired::peers::{PeerRules, PeerSource};
 pub use desired::pods::Structure;
@@ -56,4 +57,4 @@ pub use network::PeerTable;
 pub use pod::{Guard, HostPort, Mode, NetworkChain, Pod, Protocol};
 pub use program::{INSTALL, is_installed, missing_program};
 pub use prune::Idle;
-pub use surplus::{Alive, PodElement, PodElements, Stray};
+pub use surplus::{Alive, KnownPods, PodElement, PodElements, Stray};

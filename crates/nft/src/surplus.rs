@@ -1,23 +1,26 @@
-//! Elements of pods, each with the link or address that it is for: to find those that are surplus, because their link does not
-//! exist or no pod has the address, and to remove them. Lists all sets: not for the path of a pod.
+//! Elements of pods, each with the link or address that it is for: to find those that are surplus, and to remove them. An element
+//! is surplus if its link does not exist or no pod has its address ([`Alive::lacks`]), or if the pod that has them should not have
+//! this element ([`Alive::disowns`]). Needs a listing of all sets: not for the path of a pod.
 //!
 //! Surplus elements are removed only if no table changed since they were listed. That is not enough for a concurrent ADD of a pod
 //! with the same addresses: if all of its elements exist already, its transaction changes nothing, and the kernel does not count
 //! it. An ADD claims its address and writes its record before it adds elements. So after the removal, records are read once more,
 //! and elements that a pod has by now are restored ([`Firewall::remove_surplus`]).
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use rustix::io::Errno;
 use types::{IfName, Protocol};
 
+use crate::census::Listing;
 use crate::desired::pods::{self, BINDINGS, SETS4, SETS6};
 use crate::desired::{Family, TABLE, TableId, Type};
+use crate::element::{self, bytes};
 use crate::error::Error;
-use crate::firewall::{BOTH, Firewall};
+use crate::firewall::Firewall;
 use crate::observe::ObservedSet;
-use crate::pod::NetworkChain;
+use crate::pod::{NetworkChain, Pod};
 use crate::request;
 
 const REMOVE: &str = "remove surplus elements";
@@ -29,6 +32,65 @@ pub struct Alive {
     pub addresses: HashSet<IpAddr>,
     /// Pods may have addresses that are not in `addresses`: no element of an address is an orphan.
     pub has_more_addresses: bool,
+    pub known: KnownPods,
+}
+
+/// Pods, and the elements that they should have.
+#[derive(Debug, Default)]
+pub struct KnownPods {
+    links: HashSet<String>,
+    addresses: HashSet<IpAddr>,
+    wanted: HashMap<(Family, String), Wanted>,
+}
+
+/// The keys that a set should have. Two pods may want one host port: then either value is right.
+type Wanted = HashMap<Vec<u8>, Vec<Option<Vec<u8>>>>;
+
+impl KnownPods {
+    /// The pod should have its elements.
+    pub fn want(&mut self, pod: &Pod<'_>) -> Result<(), Error> {
+        for element in element::of(pod)? {
+            let set = self.wanted.entry((element.table.family, element.set.to_string())).or_default();
+            set.entry(bytes(&element.key)).or_default().push(element.value());
+        }
+        Ok(())
+    }
+
+    /// This link and these addresses should have only elements that are wanted.
+    pub fn own(&mut self, link: &IfName, addresses: impl IntoIterator<Item = IpAddr>) {
+        self.links.insert(link.to_string());
+        self.addresses.extend(addresses);
+    }
+
+    /// A pod of which less is known has this link and these addresses: they may have other elements, too.
+    pub fn leave(&mut self, link: &str, addresses: impl IntoIterator<Item = IpAddr>) {
+        self.links.remove(link);
+        for address in addresses {
+            self.addresses.remove(&address);
+        }
+    }
+
+    /// A pod of which less is known may have any address.
+    pub fn leave_addresses(&mut self) {
+        self.addresses.clear();
+    }
+
+    fn owns(&self, element: &PodElement) -> bool {
+        match element.owners.first() {
+            Some(Owner::Link(link)) => self.links.contains(link),
+            Some(Owner::Address(address)) => self.addresses.contains(address),
+            None => false,
+        }
+    }
+
+    fn wants(&self, element: &PodElement) -> bool {
+        let set = self.wanted.get(&(element.family, element.set.clone()));
+        set.is_some_and(|set| has(set, &element.key, element.value.as_ref()))
+    }
+}
+
+fn has(set: &Wanted, key: &[u8], value: Option<&Vec<u8>>) -> bool {
+    set.get(key).is_some_and(|values| values.iter().any(|wanted| wanted.as_ref() == value))
 }
 
 /// Elements of pods, and the generation of the tables in which they were listed.
@@ -99,31 +161,55 @@ impl Alive {
             None => false,
         }
     }
+
+    /// Whether the element is for a known pod that should not have it.
+    pub fn disowns(&self, element: &PodElement) -> bool {
+        self.known.owns(element) && !self.known.wants(element)
+    }
+}
+
+/// Whether the set has elements of pods.
+pub(crate) fn is_of_pods(family: Family, set: &ObservedSet) -> bool {
+    Layout::of(family, set).is_some()
+}
+
+impl Listing {
+    /// All elements. To be compared with an [`Alive`] that is made after the listing.
+    pub fn elements(&self) -> PodElements {
+        self.elements_without(&KnownPods::default())
+    }
+
+    /// The elements of these pods that they should not have. Records that were read before the listing lack the pods of
+    /// concurrent ADDs: to be compared with an [`Alive`] that is made after the listing.
+    pub fn surplus_of(&self, known: &KnownPods) -> PodElements {
+        let mut found = self.elements_without(known);
+        found.elements.retain(|element| known.owns(element));
+        found.elements.sort();
+        found
+    }
+
+    /// The elements that are not wanted by these.
+    fn elements_without(&self, known: &KnownPods) -> PodElements {
+        let mut elements = Vec::new();
+        for (family, set, contents) in &self.sets {
+            let Some(layout) = Layout::of(*family, set) else { continue };
+            let wanted = known.wanted.get(&(*family, set.name.clone()));
+            let is_wanted =
+                |key: &[u8], value: Option<&Vec<u8>>| wanted.is_some_and(|wanted| has(wanted, key, value));
+            let rest = contents.iter().filter(|(key, value)| !is_wanted(key, value.as_ref()));
+            let decode = |(key, value): (&Vec<u8>, &Option<Vec<u8>>)| {
+                layout.element((*family, &set.name), key, value.as_deref())
+            };
+            elements.extend(rest.filter_map(decode));
+        }
+        PodElements { elements, generation: self.generation }
+    }
 }
 
 impl Firewall {
     /// The elements of all pods. To be compared with an [`Alive`] that is made after this returned.
     pub fn pod_elements(&mut self) -> Result<PodElements, Error> {
-        // Read first: a change after it is then noticed.
-        let generation = self.generation()?;
-        let mut elements = Vec::new();
-        for family in BOTH {
-            for set in self.sets(TableId::of_pods(family))? {
-                elements.extend(self.elements_in(family, &set)?);
-            }
-        }
-        Ok(PodElements { elements, generation })
-    }
-
-    fn elements_in(&mut self, family: Family, set: &ObservedSet) -> Result<Vec<PodElement>, Error> {
-        let mut elements = Vec::new();
-        let Some(layout) = Layout::of(family, set) else { return Ok(elements) };
-        let all = request::get_elements(TableId::of_pods(family), &set.name);
-        self.dump_if_there(&all, |answer| {
-            let lasting = request::elements(answer).filter(|e| !e.expires);
-            elements.extend(lasting.filter_map(|e| layout.element((family, &set.name), e.key, e.value)));
-        })?;
-        Ok(elements)
+        self.list_elements().map(|listing| listing.elements())
     }
 
     /// Removes these elements, but not if a table was changed since they were listed. `now` lists the pods once more: elements
@@ -139,7 +225,9 @@ impl Firewall {
         }
         let alive = now();
         // Not known: a missing element is repaired, and a surplus one removed by the next call.
-        let is_surplus = |element: &PodElement| alive.as_ref().is_ok_and(|alive| alive.lacks(element));
+        let is_surplus = |element: &PodElement| {
+            alive.as_ref().is_ok_and(|alive| alive.lacks(element) || alive.disowns(element))
+        };
         let (removed, owned): (Vec<_>, Vec<_>) = elements.into_iter().partition(is_surplus);
         for element in &owned {
             self.restore(element)?;
@@ -277,8 +365,8 @@ impl Type {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::element::{self, Field, bytes};
-    use crate::pod::{Guard, HostPort, Mode, Pod};
+    use crate::element::Field;
+    use crate::pod::{Guard, HostPort, Mode};
 
     /// Every element that a pod has is known to be this pod's, and is written as nft writes it.
     #[test]
@@ -299,11 +387,8 @@ mod tests {
             port(Some("192.0.2.1"), addresses[0]),
             port(Some("2001:db8::1"), addresses[1]),
         ];
-        let alive = Alive {
-            links: [String::from("pwabc")].into(),
-            addresses: addresses.into(),
-            has_more_addresses: false,
-        };
+        let alive =
+            Alive { links: [String::from("pwabc")].into(), addresses: addresses.into(), ..Alive::default() };
         for (mode, guard) in [
             (Mode::Bridge, Guard::On),
             (Mode::Bridge, Guard::Dhcp),
@@ -322,15 +407,17 @@ mod tests {
                 ports: &ports,
             };
             for element in element::of(&pod).unwrap() {
-                let value = match &element.data {
-                    element::Data::None => None,
-                    element::Data::Value(fields) => Some(bytes(fields)),
-                };
+                let (value, mut known) = (element.value(), KnownPods::default());
                 let key = bytes(&element.key);
                 let family = element.table.family;
                 let layout = layout(family, &element.set, key.len());
                 let found = layout.element((family, &element.set), &key, value.as_deref()).unwrap();
                 assert!(!alive.lacks(&found) && Alive::default().lacks(&found), "{found:?}");
+                known.own(&link, addresses);
+                let mut alive = Alive { known, ..Alive::default() };
+                assert!(alive.disowns(&found), "{found:?}");
+                alive.known.want(&pod).unwrap();
+                assert!(!alive.disowns(&found), "{found:?}");
                 let text = found.element.trim_end_matches(" }");
                 assert!(element.to_string().starts_with(&format!("{text} ")), "{element} {text}");
             }

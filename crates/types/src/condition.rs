@@ -95,7 +95,7 @@ codes! {
     BridgeDown Degraded "The bridge of running pods is down." "`podwire doctor --repair`; an agent sets the bridge up itself";
     GatewayMissing Degraded "The bridge of running pods lacks a gateway address, so that pods do not reach other networks." "`podwire doctor --repair`; an agent restores the address itself";
     FirewallDrift Degraded "Podwire's tables are not as they should be." "`systemctl restart podwire`; without an agent `podwire doctor --repair`";
-    FirewallOrphans Degraded "Podwire's tables hold elements of pods that are gone." "the `nft` command of the condition";
+    FirewallOrphans Degraded "Podwire's tables hold elements that no pod should have." "the `nft` command of the condition";
     PodTrafficDropped Degraded "A firewall chain that Podwire does not manage drops the traffic of pods, or may drop it (see the message)." "the `nft` command of the condition; an agent with `network.accept_forward = true` keeps such rules itself";
     PodModeDiffers Degraded "Pods of a network are attached in another mode than its new pods. Pods on the bridge and routed pods do not reach each other." "restart the pods that the message names";
     PodLinkMoved Degraded "The interface of a pod was renamed, or moved out of the pod's network namespace." "restart the pod, unless the condition has an `ip` command";

@@ -198,7 +198,8 @@ impl Keeper {
         findings
     }
 
-    /// Elements of pods that are gone stay in the firewall until the operator removes them.
+    /// Elements of pods that are gone stay in the firewall until the operator removes them. Those that a running pod should not
+    /// have are removed by a round, and reported while it does not succeed.
     fn report_orphans(&mut self) {
         let found = engine::firewall_orphans(&self.parts.config.run_dir).map_err(cni::Error::from);
         if let Some(found) = self.report_rule("elements orphaned", "list orphaned firewall elements", found) {

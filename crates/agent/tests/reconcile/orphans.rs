@@ -68,7 +68,7 @@ fn a8_a_newer_record_is_kept_and_its_del_removes_everything() {
         // Its addresses stay its own, and it keeps its elements.
         let (other, others) = host.attached("b");
         assert!(ips(&others).iter().all(|ip| !ips(&result).contains(ip)), "{mode}: {others}");
-        let orphans = problems(&host).iter().filter(|p| p.to_string().contains("pods that are gone")).count();
+        let orphans = problems(&host).iter().filter(|p| p.to_string().contains("no pod should have")).count();
         assert_eq!(orphans, 0, "{mode}: {:?}", problems(&host));
         host.del(&other);
         host.del(&pod);

@@ -8,7 +8,7 @@ use testkit::{
     DEADLINE, Ns, inspect, tcp_connects, tcp_echo, udp_connects, udp_echo, uninterrupted, wait_until,
 };
 
-use crate::common::{Host, ips, v4, v6, with};
+use crate::common::{Host, host_link, ips, v4, v6, with};
 use crate::scene::{BY_EVENTS, GATEWAYS, NODE, OUT, SOON, Scene, in_both_modes, run};
 
 const FOREIGN: [&str; 2] = ["10.83.0.200", "fd00:88::200"];
@@ -65,7 +65,11 @@ fn say(from: &Ns, (source, word): (IpAddr, &str), to: &UdpSocket) {
 
 /// Pod b gets addresses that are not its own, so that it can try to speak under them.
 fn with_mallory(label: &str, mode: &'static str) -> Scene {
-    let scene = Scene::new(label, mode);
+    with_mallory_and(label, mode, &BY_EVENTS)
+}
+
+fn with_mallory_and(label: &str, mode: &'static str, flags: &[&str]) -> Scene {
+    let scene = Scene::with_flags(label, mode, flags);
     run(&scene.b.0, &format!("ip addr add {}/32 dev eth0", FOREIGN[0]));
     run(&scene.b.0, &format!("ip addr add {}/128 dev eth0 nodad", FOREIGN[1]));
     wait_until("the address to be local", DEADLINE, || {
@@ -158,6 +162,47 @@ fn parts_of_our_tables_that_somebody_removes_are_back() {
         });
         scene.repairs_after("a whole map", || scene.run("nft flush map inet podwire hostport6_any"));
         expect_in_force(&scene, "after all of it");
+    });
+}
+
+/// An element that another program added for a running pod. The kernel reports no such event to the agent: the timer finds it.
+#[test]
+fn elements_that_a_running_pod_should_not_have_are_removed() {
+    in_both_modes(|mode| {
+        let scene = with_mallory_and("unwanted", mode, &["--reconcile-seconds", "1"]);
+        // A pod of another run directory is known by its link only: all of its elements stay.
+        scene.run("ip link add pwother type veth peer name peer");
+        let alias = "podwire:green/c1/eth0 10.60.0.2/32";
+        scene.node().sh(&["ip", "link", "set", "pwother", "alias", alias]).unwrap();
+        let add = |element: &str| scene.run(&format!("nft add element {element}"));
+        let mac = "02:00:00:00:00:99";
+        add(&format!("inet podwire source4 {{ pwother . 10.60.0.99 . {mac} }}"));
+        add("inet podwire via4 { 10.60.0.2 . eth9 }");
+        let interfaces = scene.b.1["interfaces"].as_array().unwrap();
+        let inside = interfaces.iter().find(|it| !it["sandbox"].is_null()).unwrap();
+        let (link, mac) = (host_link(&scene.b.1), inside["mac"].as_str().unwrap());
+        let spoofing: Vec<String> = [("4", FOREIGN[0]), ("6", FOREIGN[1])]
+            .into_iter()
+            .map(|(family, foreign)| match mode {
+                "routed" => format!("inet podwire source{family} {{ {link} . {foreign} . {mac} }}"),
+                _ => format!("bridge podwire addr{family} {{ {link} . {foreign} }}"),
+            })
+            .collect();
+        for element in &spoofing {
+            scene.repairs_after(element, || add(element));
+        }
+        let (v4, v6) = (v4(&scene.b.1), v6(&scene.b.1));
+        for element in [
+            format!("inet podwire via4 {{ {v4} . up0 }}"),
+            format!("inet podwire via6 {{ {v6} . up0 }}"),
+            format!("inet podwire hostport4_any {{ tcp . 9999 : {v4} . 80 }}"),
+            format!("inet podwire hostport6_any {{ tcp . 9999 : {v6} . 80 }}"),
+        ] {
+            scene.repairs_after(&element, || add(&element));
+        }
+        expect_in_force(&scene, "after all of it");
+        let text = scene.node().sh(&["nft", "list", "table", "inet", "podwire"]).unwrap();
+        assert!(text.contains("10.60.0.99") && text.contains("eth9"), "{mode}: {text}");
     });
 }
 

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use ipam::RangeSet;
 use netconf::{Addresses, NetConf};
-use nft::{Firewall, NetworkChain, Pod, PodElement, Structure};
+use nft::{Firewall, Listing, NetworkChain, Pod, PodElement, Structure};
 use types::{AttachmentKey, Code, Finding, NetworkName};
 
 use super::{Depth, Kind, Round};
@@ -16,7 +16,7 @@ use crate::{Error, lease};
 impl Round<'_> {
     pub(super) fn firewall(&mut self) {
         let attachments = std::mem::take(&mut self.outcome.attachments);
-        if let Err(error) = self.look_at_tables(&attachments).and_then(|()| self.unbind()) {
+        if let Err(error) = self.look_at_tables(&attachments) {
             // New pods need the tables too: a cause that concerns all of them keeps its severity.
             let found = self.finding("tables podwire", error);
             self.outcome.findings.push(found);
@@ -54,50 +54,68 @@ impl Round<'_> {
             firewall::take_back(&self.state, attachments)?;
             self.repaired(Kind::Firewall, format_args!("firewall put right: {}", drift.join(", ")));
         }
-        for lacking in tables.missing_of(&pods)? {
+        let (mut listing, mut is_changed) = (tables.list_elements()?, false);
+        for lacking in tables.missing_in(&listing, &pods)? {
             let Some(attachment) = members.get(lacking).map(Member::attachment) else { continue };
             let Some(network) = self.state.existing_network(&attachment.key.network) else { continue };
             // With its record held: a DEL at the same time must not be followed by what it has just removed.
             if firewall::put_one_back(&self.state, &network, attachment)? {
                 self.repaired(Kind::Firewall, format_args!("{} put back into the firewall", attachment.key));
+                is_changed = true;
             }
+        }
+        if is_changed {
+            listing = tables.list_elements()?;
+        }
+        self.remove_surplus(&mut tables, &listing, attachments)
+    }
+
+    /// Removes elements that a pod of this run directory should not have: they may permit it to use addresses of others, or drop
+    /// what it sends. And bindings of addresses that are not this node's.
+    fn remove_surplus(
+        &mut self,
+        tables: &mut Firewall,
+        listing: &Listing,
+        attachments: &[Attachment],
+    ) -> Result<(), Error> {
+        let mut surplus = listing.surplus_of(&firewall::known(attachments)?);
+        let is_deep = self.order.depth == Depth::Pods;
+        if surplus.elements.is_empty() && !is_deep {
+            return Ok(());
+        }
+        // After the listing: an ADD writes its record first.
+        let living = Living::now(&mut self.host, Some(&self.state))?;
+        surplus.elements.retain(|element| living.alive.disowns(element));
+        if is_deep {
+            surplus.elements.extend(self.unowned_bindings(listing, &living));
+        }
+        let now = || Ok(Living::now(&mut self.host, Some(&self.state))?.alive);
+        for element in tables.remove_surplus::<Error>(surplus, now)? {
+            let why = match living.alive.disowns(&element) {
+                true => "its pod should not have it",
+                false => "no pod of this node has the address",
+            };
+            self.repaired(Kind::Firewall, format_args!("removed {}: {why}", element.element));
         }
         Ok(())
     }
 
-    /// Removes bindings of addresses that are not this node's, if two rounds in a row find them without a pod: they would drop
-    /// the traffic of a pod of another node that has the address now. An address is claimed before it is bound.
-    fn unbind(&mut self) -> Result<(), Error> {
-        let (Depth::Pods, Some(resident), Some((name, conf))) =
-            (self.order.depth, self.order.resident, self.order.network)
-        else {
-            return Ok(());
+    /// Bindings of addresses that are not this node's, if two rounds in a row find them without a pod: they would drop the traffic
+    /// of a pod of another node that has the address now. An address is claimed before it is bound.
+    fn unowned_bindings(&self, listing: &Listing, Living { alive, has_others }: &Living) -> Vec<PodElement> {
+        let (Some(resident), Some((name, conf))) = (self.order.resident, self.order.network) else {
+            return Vec::new();
         };
-        let mut tables = Firewall::open()?;
-        let mut bindings = tables.pod_elements()?;
-        bindings.elements.retain(PodElement::is_binding);
-        // After the bindings: see above.
-        let Living { alive, has_others } = Living::now(&mut self.host, Some(&self.state))?;
         let mut unowned = BTreeSet::new();
-        for element in bindings.elements.iter().filter(|element| !has_others && alive.lacks(element)) {
-            if element
-                .address()
-                .map_or(Ok(true), |ip| self.is_local(ip, name, conf))
-                .is_ok_and(|local| !local)
-            {
-                unowned.insert(element.clone());
+        let bindings = listing.elements().elements.into_iter().filter(PodElement::is_binding);
+        for element in bindings.filter(|element| !has_others && alive.lacks(element)) {
+            let is_local = element.address().map_or(Ok(true), |ip| self.is_local(ip, name, conf));
+            if is_local.is_ok_and(|local| !local) {
+                unowned.insert(element);
             }
         }
         let before = resident.replace_unowned(unowned.clone());
-        bindings.elements.retain(|element| unowned.contains(element) && before.contains(element));
-        let now = || Ok(Living::now(&mut self.host, Some(&self.state))?.alive);
-        for element in tables.remove_surplus::<Error>(bindings, now)? {
-            self.repaired(
-                Kind::Firewall,
-                format_args!("removed {}: no pod of this node has the address", element.element),
-            );
-        }
-        Ok(())
+        unowned.into_iter().filter(|element| before.contains(element)).collect()
     }
 
     /// Whether the address is in a range of a network of this run directory. The agent's own network has the blocks that it

@@ -1,52 +1,136 @@
 //! Surplus elements are removed, and a pod that is added at the same time keeps all of its own.
 
-use std::collections::HashSet;
-use std::net::IpAddr;
+use std::collections::HashMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use netlink::NetNs;
-use nft::{Alive, Firewall, Mode, Protocol};
+use nft::{Alive, Firewall, KnownPods, Mode, Protocol};
 
-use crate::common::{Sample, in_netns};
+use crate::common::{Sample, in_netns, nft};
 
-/// What an ADD writes before its elements: its claim and its record.
+/// What an ADD writes before its elements: its claim and its record. By link.
 #[derive(Default)]
-struct Records {
-    links: HashSet<String>,
-    addresses: HashSet<IpAddr>,
-}
+struct Records(HashMap<String, Sample>);
 
 impl Records {
-    fn add(&mut self, sample: &Sample) {
-        self.links.insert(sample.link.to_string());
-        self.addresses.extend(&sample.addresses);
+    fn add(&mut self, sample: Sample) {
+        self.0.insert(sample.link.to_string(), sample);
     }
 
     fn remove(&mut self, sample: &Sample) {
-        self.links.remove(sample.link.as_str());
-        self.addresses.retain(|address| !sample.addresses.contains(address));
+        self.0.remove(sample.link.as_str());
     }
 
     fn alive(&self) -> Alive {
-        let mut links = self.links.clone();
         // The bridge of the samples.
-        links.insert("br0".to_owned());
-        Alive { links, addresses: self.addresses.clone(), has_more_addresses: false }
+        let links = self.0.keys().cloned().chain(["br0".to_owned()]).collect();
+        let addresses = self.0.values().flat_map(|sample| sample.addresses.clone()).collect();
+        Alive { links, addresses, known: known(self.0.values()), ..Alive::default() }
     }
 }
 
-/// Removes surplus elements once, with a pause between the decision and the removal. How many were removed, and how many were
-/// found.
-fn sweep(records: &Mutex<Records>, pause: impl Fn()) -> (usize, usize) {
+fn known<'a>(samples: impl IntoIterator<Item = &'a Sample>) -> KnownPods {
+    let mut known = KnownPods::default();
+    for sample in samples {
+        known.own(&sample.link, sample.addresses.iter().copied());
+        known.want(&sample.pod()).unwrap();
+    }
+    known
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Swept {
+    found: usize,
+    removed: usize,
+    /// Those of removed that a living pod should not have.
+    disowned: usize,
+}
+
+/// Removes surplus elements once, with a pause between the decision and the removal.
+fn sweep(records: &Mutex<Records>, pause: impl Fn()) -> Swept {
     let mut firewall = Firewall::open().unwrap();
     let mut surplus = firewall.pod_elements().unwrap();
     let alive = records.lock().unwrap().alive();
-    surplus.elements.retain(|element| alive.lacks(element));
+    surplus.elements.retain(|element| alive.lacks(element) || alive.disowns(element));
     let found = surplus.elements.len();
     pause();
     let now = || Ok::<_, nft::Error>(records.lock().unwrap().alive());
-    (firewall.remove_surplus(surplus, now).unwrap().len(), found)
+    let removed = firewall.remove_surplus(surplus, now).unwrap();
+    let disowned = removed.iter().filter(|element| alive.disowns(element)).count();
+    Swept { found, removed: removed.len(), disowned }
+}
+
+/// In both tables and families, by link and by address.
+const FOREIGN: [&str; 12] = [
+    "inet podwire source4 { pwpod3 . 10.77.0.99 . 02:00:00:00:00:99 }",
+    "inet podwire source6 { pwpod3 . fd77::99 . 02:00:00:00:00:99 }",
+    "inet podwire source4 { pwpod3 . 10.77.0.1 . 02:00:00:00:00:99 }",
+    "bridge podwire addr4 { pwpod1 . 10.77.0.99 }",
+    "bridge podwire addr6 { pwpod1 . fd77::99 }",
+    "bridge podwire macs { pwpod1 . 02:00:00:00:00:99 }",
+    "bridge podwire dhcp_ports { pwpod1 }",
+    "inet podwire via4 { 10.77.0.1 . eth9 }",
+    "inet podwire via6 { fd77::1 . eth9 }",
+    "inet podwire hostport4_any { tcp . 9999 : 10.77.0.1 . 80 }",
+    "inet podwire hostport6_any { tcp . 9999 : fd77::1 . 80 }",
+    "inet podwire hairpin4 { 10.77.0.1 . tcp . 80 . 9999 }",
+];
+
+/// Of a pod that is not known, and of no pod.
+const LEFT_ALONE: [&str; 6] = [
+    "inet podwire source4 { pwpod5 . 10.77.0.99 . 02:00:00:00:00:99 }",
+    "inet podwire source4 { pwpod5 . 10.77.0.3 . 02:00:00:00:00:99 }",
+    "bridge podwire addr6 { pwpod5 . fd77::99 }",
+    "inet podwire via4 { 10.77.0.5 . eth9 }",
+    "inet podwire hostport6_any { tcp . 9998 : fd77::5 . 80 }",
+    "inet podwire bound4 { 10.77.0.99 }",
+];
+
+#[test]
+fn elements_that_a_living_pod_should_not_have_are_surplus() {
+    in_netns(|| {
+        let own =
+            [Sample::new(Mode::Bridge, 1).publish(Protocol::Tcp, 8080, 80), Sample::new(Mode::Routed, 3)];
+        let other = Sample::new(Mode::Routed, 5);
+        own.iter().chain([&other]).for_each(Sample::admit);
+        let mut firewall = Firewall::open().unwrap();
+        assert_eq!(firewall.list_elements().unwrap().surplus_of(&known(&own)).elements, []);
+        for element in FOREIGN.iter().chain(&LEFT_ALONE) {
+            nft(&format!("add element {element}"));
+        }
+        let alive = || Alive {
+            links: ["br0", "pwpod1", "pwpod3", "pwpod5", "eth9"].map(str::to_owned).into(),
+            has_more_addresses: true,
+            known: known(&own),
+            ..Alive::default()
+        };
+        let surplus = firewall.list_elements().unwrap().surplus_of(&known(&own));
+        // Without the values of maps.
+        let short = |element: &str| element.split(" : ").next().unwrap().trim_end_matches(" }").to_owned();
+        let names = |surplus: &nft::PodElements| {
+            let mut names: Vec<String> = surplus.elements.iter().map(|e| short(&e.element)).collect();
+            names.sort();
+            names
+        };
+        let mut wanted = FOREIGN.map(short);
+        wanted.sort();
+        assert_eq!(names(&surplus), wanted);
+        // An address that a pod of another run directory has, too.
+        let mut shared = alive();
+        shared.known.leave("pwpod3", own[0].addresses.iter().copied());
+        let rest = surplus.elements.iter().filter(|element| shared.disowns(element));
+        assert!(rest.map(|e| &e.element).all(|e| e.contains("pwpod1 ")), "{surplus:?}");
+        let removed = firewall.remove_surplus(surplus, || Ok::<_, nft::Error>(alive())).unwrap();
+        assert_eq!(removed.len(), FOREIGN.len());
+        let left = firewall.pod_elements().unwrap();
+        assert!(left.elements.iter().all(|element| !alive().disowns(element)), "{left:?}");
+        let left = names(&left);
+        assert!(FOREIGN.iter().all(|gone| !left.contains(&short(gone))), "{left:?}");
+        assert!(LEFT_ALONE.iter().all(|there| left.contains(&short(there))), "{left:?}");
+        let all = [own[0].pod(), own[1].pod(), other.pod()];
+        assert_eq!(firewall.missing_of(&all).unwrap(), [0; 0]);
+    });
 }
 
 const WORKERS: u16 = 4;
@@ -64,6 +148,13 @@ fn surplus_elements_are_removed_and_no_concurrent_add_is_hit() {
             let mode = if n.is_multiple_of(2) { Mode::Bridge } else { Mode::Routed };
             Sample::new(mode, 10 + n).publish(Protocol::Tcp, 2000 + n, 80)
         };
+        // The same pod, as if its ADD had asked for less: then the rest of its elements is surplus.
+        let lesser = |n: u16| {
+            let mut pod = sample(n);
+            pod.ports.clear();
+            pod.addresses.truncate(1);
+            pod
+        };
         let (running, sweeps) = (AtomicU32::new(u32::from(WORKERS)), AtomicUsize::new(0));
         let swept = || sweeps.load(Ordering::SeqCst);
         let added = &AtomicUsize::new(0);
@@ -74,7 +165,7 @@ fn surplus_elements_are_removed_and_no_concurrent_add_is_hit() {
                 .take_while(|_| added.load(Ordering::SeqCst) == before)
                 .for_each(|_| std::thread::yield_now());
         };
-        let mut removed = 0;
+        let (mut removed, mut disowned) = (0, 0);
         std::thread::scope(|scope| {
             for worker in 0..WORKERS {
                 let (records, running, here) = (&records, &running, &here);
@@ -84,8 +175,9 @@ fn surplus_elements_are_removed_and_no_concurrent_add_is_hit() {
                         for n in 0..ADDS {
                             // At any moment of a sweep.
                             (0..u32::from(worker * 97 + n * 31) % 500).for_each(|_| std::thread::yield_now());
-                            let pod = sample(worker * PODS + n % PODS);
-                            records.lock().unwrap().add(&pod);
+                            let number = worker * PODS + n % PODS;
+                            let pod = sample(number);
+                            records.lock().unwrap().add(sample(number));
                             firewall.admit(&pod.pod()).unwrap();
                             added.fetch_add(1, Ordering::SeqCst);
                             // Whatever was about to be removed when the pod was added is removed now.
@@ -95,9 +187,14 @@ fn surplus_elements_are_removed_and_no_concurrent_add_is_hit() {
                             }
                             let missing = firewall.missing_of(&[pod.pod()]).unwrap();
                             assert_eq!(missing, [0; 0], "{}", pod.link);
-                            // As if its DEL was killed: the elements are surplus until the pod is added again.
+                            // As if its DEL was killed, or as a pod that should have less: elements are surplus until the pod
+                            // is added again.
                             if n + 1 < ADDS {
-                                records.lock().unwrap().remove(&pod);
+                                let mut records = records.lock().unwrap();
+                                match number.is_multiple_of(PODS) {
+                                    true => records.remove(&pod),
+                                    false => records.add(lesser(number)),
+                                }
                             }
                         }
                     };
@@ -110,15 +207,18 @@ fn surplus_elements_are_removed_and_no_concurrent_add_is_hit() {
                 });
             }
             while running.load(Ordering::SeqCst) > 0 {
-                removed += sweep(&records, pause).0;
+                let swept = sweep(&records, pause);
+                removed += swept.removed;
+                disowned += swept.disowned;
                 sweeps.fetch_add(1, Ordering::SeqCst);
             }
         });
         // All that is left is removed by one more: no other process changes tables now.
-        let (rest, found) = sweep(&records, || ());
-        assert_eq!(rest, found);
-        assert!(removed > 0, "no sweep removed an element while pods were added");
-        assert_eq!(sweep(&records, || ()), (0, 0));
+        let swept = sweep(&records, || ());
+        assert_eq!(swept.removed, swept.found);
+        assert!(removed > disowned, "no sweep removed an element of no pod while pods were added");
+        assert!(disowned > 0, "no sweep removed an element that a pod should not have while pods were added");
+        assert_eq!(sweep(&records, || ()), Swept::default());
         for worker in 0..WORKERS {
             let last = sample(worker * PODS + (ADDS - 1) % PODS);
             assert_eq!(Firewall::open().unwrap().missing(&last.pod()).unwrap(), [""; 0]);
