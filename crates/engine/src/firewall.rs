@@ -334,8 +334,8 @@ pub(crate) fn missing(attachment: &Attachment) -> Result<Vec<String>, Error> {
 const NAMED: usize = 20;
 
 /// Elements of pods that are gone, and elements that a running pod should not have. A host port among them is refused to other
-/// pods, and leads to the next holder of the address. Changes nothing. Pods of other run directories are known by their links; while the alias of one may lack addresses,
-/// only elements of links are orphans.
+/// pods, and leads to the next holder of the address. Changes nothing. Pods of other run directories are known by their links;
+/// while the alias of one may lack addresses, only elements of links are reported.
 pub fn orphans(run_dir: &Path) -> Result<Option<Finding>, Error> {
     let state = State::open_existing(run_dir)?;
     let (mut tables, mut host) = (Firewall::open()?, RtSocket::open()?);
@@ -401,6 +401,7 @@ impl Living {
                 living.has_others |= is_other;
                 living.alive.has_more_addresses |= is_other && alias.may_lack_addresses;
                 if is_other {
+                    // A pod of another run directory, or one whose record cannot be read.
                     living.alive.known.leave(&link.name, alias.ips());
                 }
             }

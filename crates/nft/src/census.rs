@@ -23,13 +23,13 @@ pub(crate) type Contents = HashMap<Vec<u8>, Option<Vec<u8>>>;
 
 /// The contents of all sets that have elements of pods, in both tables. Without elements that are about to expire.
 #[derive(Debug)]
-pub struct Listing {
+pub struct ListedElements {
     pub(crate) sets: Vec<(Family, ObservedSet, Contents)>,
     /// The generation of the tables, read before the sets. None without nf_tables.
     pub(crate) generation: Option<u32>,
 }
 
-impl Listing {
+impl ListedElements {
     fn contents(&self, family: Family, name: &str) -> Option<&Contents> {
         let mut sets = self.sets.iter();
         sets.find(|(of, set, _)| *of == family && set.name == name).map(|(_, _, contents)| contents)
@@ -44,7 +44,7 @@ impl Listing {
 
 impl Firewall {
     /// Lists the elements of all pods.
-    pub fn list_elements(&mut self) -> Result<Listing, Error> {
+    pub fn list_elements(&mut self) -> Result<ListedElements, Error> {
         // Read first: a change after it is then noticed.
         let generation = self.generation()?;
         let mut sets = Vec::new();
@@ -55,7 +55,7 @@ impl Firewall {
                 sets.push((family, set, contents));
             }
         }
-        Ok(Listing { sets, generation })
+        Ok(ListedElements { sets, generation })
     }
 
     /// The places of the pods that lack an element. The structure is for [`Firewall::drift`].
@@ -65,7 +65,7 @@ impl Firewall {
     }
 
     /// As [`missing_of`](Self::missing_of), with a listing that the caller has.
-    pub fn missing_in(&mut self, listing: &Listing, pods: &[Pod<'_>]) -> Result<Vec<usize>, Error> {
+    pub fn missing_in(&mut self, listing: &ListedElements, pods: &[Pod<'_>]) -> Result<Vec<usize>, Error> {
         let elements = pods.iter().map(element::of).collect::<Result<Vec<_>, _>>()?;
         let mut lacking = Vec::new();
         for (place, elements) in elements.iter().enumerate() {

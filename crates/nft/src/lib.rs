@@ -42,7 +42,7 @@ mod surplus;
 pub mod conntrack;
 
 pub use apply::Surplus;
-pub use census::Listing;
+pub use census::ListedElements;
 pub use desired::limit::ConnectionLimit;
 pub use desired::peers::{PeerRules, PeerSource};
 pub use desired::pods::Structure;

@@ -13,7 +13,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use rustix::io::Errno;
 use types::{IfName, Protocol};
 
-use crate::census::Listing;
+use crate::census::ListedElements;
 use crate::desired::pods::{self, BINDINGS, SETS4, SETS6};
 use crate::desired::{Family, TABLE, TableId, Type};
 use crate::element::{self, bytes};
@@ -40,11 +40,11 @@ pub struct Alive {
 pub struct KnownPods {
     links: HashSet<String>,
     addresses: HashSet<IpAddr>,
-    wanted: HashMap<(Family, String), Wanted>,
+    wanted: HashMap<(Family, String), WantedKeys>,
 }
 
 /// The keys that a set should have. Two pods may want one host port: then either value is right.
-type Wanted = HashMap<Vec<u8>, Vec<Option<Vec<u8>>>>;
+type WantedKeys = HashMap<Vec<u8>, Vec<Option<Vec<u8>>>>;
 
 impl KnownPods {
     /// The pod should have its elements.
@@ -89,7 +89,7 @@ impl KnownPods {
     }
 }
 
-fn has(set: &Wanted, key: &[u8], value: Option<&Vec<u8>>) -> bool {
+fn has(set: &WantedKeys, key: &[u8], value: Option<&Vec<u8>>) -> bool {
     set.get(key).is_some_and(|values| values.iter().any(|wanted| wanted.as_ref() == value))
 }
 
@@ -173,7 +173,7 @@ pub(crate) fn is_of_pods(family: Family, set: &ObservedSet) -> bool {
     Layout::of(family, set).is_some()
 }
 
-impl Listing {
+impl ListedElements {
     /// All elements. To be compared with an [`Alive`] that is made after the listing.
     pub fn elements(&self) -> PodElements {
         self.elements_without(&KnownPods::default())

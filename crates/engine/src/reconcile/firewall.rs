@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use ipam::RangeSet;
 use netconf::{Addresses, NetConf};
-use nft::{Firewall, Listing, NetworkChain, Pod, PodElement, Structure};
+use nft::{Firewall, ListedElements, NetworkChain, Pod, PodElement, Structure};
 use types::{AttachmentKey, Code, Finding, NetworkName};
 
 use super::{Depth, Kind, Round};
@@ -75,7 +75,7 @@ impl Round<'_> {
     fn remove_surplus(
         &mut self,
         tables: &mut Firewall,
-        listing: &Listing,
+        listing: &ListedElements,
         attachments: &[Attachment],
     ) -> Result<(), Error> {
         let mut surplus = listing.surplus_of(&firewall::known(attachments)?);
@@ -102,7 +102,11 @@ impl Round<'_> {
 
     /// Bindings of addresses that are not this node's, if two rounds in a row find them without a pod: they would drop the traffic
     /// of a pod of another node that has the address now. An address is claimed before it is bound.
-    fn unowned_bindings(&self, listing: &Listing, Living { alive, has_others }: &Living) -> Vec<PodElement> {
+    fn unowned_bindings(
+        &self,
+        listing: &ListedElements,
+        Living { alive, has_others }: &Living,
+    ) -> Vec<PodElement> {
         let (Some(resident), Some((name, conf))) = (self.order.resident, self.order.network) else {
             return Vec::new();
         };
