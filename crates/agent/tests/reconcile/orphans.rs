@@ -78,6 +78,26 @@ fn a8_a_newer_record_is_kept_and_its_del_removes_everything() {
     });
 }
 
+/// A link does not tell the host ports of its pod.
+#[test]
+fn a_recovered_record_keeps_host_ports_that_it_does_not_know() {
+    in_both_modes(|mode| {
+        let mut host = host("recovered", mode);
+        let pod = host.pod("a");
+        let result = host.add_with(&pod, &published());
+        host.agent.kill().unwrap();
+        fs::remove_dir_all(network(&host)).unwrap();
+        host.agent.launch().unwrap();
+        host.agent.wait_ready().unwrap();
+        wait_until("the record", DEADLINE, || Ok(record(&host, &pod).exists())).unwrap();
+        wait_for_rounds(&host);
+        for (map, ip) in ["hostport4_any", "hostport6_any"].into_iter().zip(ips(&result)) {
+            let text = host.node.sh(&["nft", "list", "map", "inet", "podwire", map]).unwrap();
+            assert!(text.contains(&format!("tcp . 8080 : {ip} . 80")), "{mode}: {text}");
+        }
+    });
+}
+
 #[test]
 fn a8_copied_claims_become_links_and_claims_without_record_go() {
     let host = host("copied", "routed");
