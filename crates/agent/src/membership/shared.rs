@@ -40,6 +40,8 @@ pub(crate) struct Shared {
     peers: PeerInputs,
     /// A node that nobody can join: it has all of the network, whatever its store says.
     pub(crate) is_alone: bool,
+    /// Held while the time of the copy on disk is set.
+    pub(super) noting: Arc<tokio::sync::Mutex<()>>,
     state: Mutex<State>,
 }
 
@@ -84,6 +86,7 @@ impl Shared {
             shares,
             board,
             peers,
+            noting: Arc::default(),
             state: Mutex::default(),
         }
     }
@@ -260,8 +263,8 @@ impl Shared {
         }
     }
 
-    /// Takes back the share there is. Requests must not get addresses that are another machine's, also not those that are under
-    /// way already. Pods that run keep what they have.
+    /// Withdraws the allocation. Requests that wait get no addresses that are another machine's. Pods that run keep what they
+    /// have, and so do those whose request is being served.
     fn withdraw(&self, why: &str) {
         if self.shares.withdraw(why) {
             error!("{why}: no pod gets an address until it has one");
