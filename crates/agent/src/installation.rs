@@ -85,14 +85,6 @@ pub(crate) struct Installation {
     lacks_plugins: bool,
 }
 
-/// The installer, with what this node has of the network now.
-pub(crate) fn current<'a>(installer: &'a Installer, shares: &NodeAllocations) -> &'a Installer {
-    if let Ok(network) = shares.default_network() {
-        installer.set_network(network);
-    }
-    installer
-}
-
 impl Installation {
     pub(crate) fn new(parts: Parts) -> Result<Self, InstallError> {
         let now = Instant::now();
@@ -149,7 +141,10 @@ impl Installation {
         let is_polled = self.poll_at <= now;
         let has_other_runtimes = is_polled && self.poll_runtimes(now);
         let is_touched = self.watch.changed().unwrap_or(true);
-        let is_stale = current(&self.parts.installer, &self.parts.shares).has_news();
+        if let Ok(network) = self.parts.shares.default_network() {
+            self.parts.installer.set_network(network);
+        }
+        let is_stale = self.parts.installer.has_news();
         if is_time || has_other_runtimes || is_touched || is_stale || !self.parts.state.was_tried() {
             self.install(attachments);
         } else if is_polled && self.lacks_plugins {
