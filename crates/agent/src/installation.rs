@@ -102,8 +102,11 @@ impl Installation {
     pub(crate) fn run(mut self, stop: &StopFlag) {
         // Of this thread alone: pods that wait come first. Where it is not allowed, the priority stays.
         let _ = rustix::process::setpriority_process(None, 5);
-        while !stop.is_set() {
+        loop {
             self.parts.waker.clear();
+            if stop.is_set() {
+                return;
+            }
             let served = self.parts.state.served.get();
             if let Some(attachments) = served {
                 self.check(attachments);
