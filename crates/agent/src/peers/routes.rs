@@ -170,7 +170,7 @@ impl Routes {
         if !records.is_empty() {
             self.updated(records);
         }
-        while let Some(question) = self.queue.question() {
+        if let Some(question) = self.queue.question() {
             self.answer(question);
         }
         if let Some(verdict) = self.known.trials.verdict() {
