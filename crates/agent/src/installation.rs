@@ -20,7 +20,7 @@ use tracing::{error, info};
 use types::Severity;
 
 use crate::allocation::NodeAllocations;
-use crate::board::Board;
+use crate::board::{Board, WatchedThread};
 use crate::conditions::Source;
 use crate::keeper::ReconcileRequests;
 use crate::thread::StopFlag;
@@ -109,7 +109,9 @@ impl Installation {
             }
             let served = self.parts.state.served.get();
             if let Some(attachments) = served {
+                self.parts.board.busy_since(WatchedThread::Installation, Instant::now());
                 self.check(attachments);
+                self.parts.board.idle(WatchedThread::Installation);
                 self.wait(&[PollFd::new(&self.parts.waker, PollFlags::IN)], REST);
             }
             let mut fds = vec![PollFd::new(&self.parts.waker, PollFlags::IN)];

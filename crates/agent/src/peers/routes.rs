@@ -34,7 +34,7 @@ use super::inputs::{PeerQueue, PeerReports, Pending, Question, RecordUpdates};
 use super::kernel::{Kernel, Refused};
 use super::known::Known;
 use crate::allocation::{NodeAllocations, TunnelSize};
-use crate::board::Board;
+use crate::board::{Board, WatchedThread};
 use crate::membership::AskError;
 use crate::metrics::Metrics;
 use crate::thread::{AgentThread, StopFlag};
@@ -139,11 +139,11 @@ impl Routes {
             if stop.is_set() {
                 return;
             }
-            self.board.peers_busy_since(Instant::now());
+            self.board.busy_since(WatchedThread::Peers, Instant::now());
             self.take_input(pending);
             monitor = self.read_events(monitor);
             self.run_timers();
-            self.board.peers_idle();
+            self.board.idle(WatchedThread::Peers);
             if let Err(errno) = self.wait(&monitor) {
                 error!(error = %errno, "the peers thread cannot wait for events");
                 // Everything is still compared by the timer.
