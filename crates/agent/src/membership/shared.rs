@@ -113,7 +113,9 @@ impl Shared {
 
     /// The store has our record.
     pub(crate) async fn accept(&self, joined: &Joined) {
-        // Written down first: what is handed out must be known after a reboot.
+        // Before the disk is asked, which may hang: another node may give away these addresses already.
+        self.give_up_others(&joined.record.blocks);
+        // New blocks are saved first: those whose addresses are given to pods must be known after a reboot.
         self.save(&joined.record).await;
         {
             let mut state = self.lock();
@@ -125,6 +127,22 @@ impl Shared {
         }
         self.renew();
         self.tell();
+    }
+
+    /// Gives up the blocks that are not among these.
+    fn give_up_others(&self, blocks: &[IpNet]) {
+        if self.is_alone {
+            return;
+        }
+        let is_less = {
+            let owned = &mut self.lock().blocks;
+            let before = owned.len();
+            owned.retain(|block| blocks.contains(block));
+            owned.len() < before
+        };
+        if is_less {
+            self.renew();
+        }
     }
 
     /// The store says that our name is another machine's: nothing is ours, now and after a reboot.
