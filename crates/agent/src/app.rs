@@ -398,8 +398,14 @@ fn rendering(
     installer: Option<Arc<Installer>>,
     shares: Arc<NodeAllocations>,
 ) -> Box<dyn Fn() -> Result<String, String> + Send + Sync> {
-    Box::new(move || match &installer {
-        Some(installer) => installation::current(installer, &shares).render().map_err(|e| e.to_string()),
-        None => Err("this agent installs nothing (install.enabled is false)".to_owned()),
+    Box::new(move || {
+        let Some(installer) = &installer else {
+            return Err("this agent installs nothing (install.enabled is false)".to_owned());
+        };
+        let rendered = match shares.default_network() {
+            Ok(network) => installer.render_for(&network),
+            Err(_) => installer.render(),
+        };
+        rendered.map_err(|error| error.to_string())
     })
 }

@@ -194,6 +194,11 @@ impl Installer {
         template::render(self, self.network().as_ref())
     }
 
+    /// The same for a network that files do not show yet.
+    pub fn render_for(&self, network: &Arc<Network>) -> Result<String, InstallError> {
+        template::render(self, Some(network))
+    }
+
     /// Puts in place whatever is not right, and says what it did. Call it when the node is ready: the config is what
     /// makes a runtime start pods.
     pub fn put(&self) -> Result<Vec<String>, InstallError> {

@@ -2,7 +2,7 @@
 //! the store does not answer get that copy, with its age. Status, metrics and `podwire nodes` all read it here.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::watch;
@@ -337,18 +337,21 @@ impl Shared {
 
     /// Sets the time of the copy on disk: an agent that starts while the store is away reports its age.
     pub(crate) fn watch_ended(&self) -> Option<JoinHandle<()>> {
-        self.contact.watch_ended().map(|age| self.note_copy(age))
+        self.contact.watch_ended().and_then(|age| self.note_copy(age))
     }
 
-    /// On another thread: a slow disk does not delay the watch.
-    fn note_copy(&self, age: Duration) -> JoinHandle<()> {
+    /// On another thread: a slow disk does not delay the watch. None: the call before has not ended. On a disk that hangs they
+    /// would take all threads, and names of etcd's endpoints could not be resolved.
+    fn note_copy(&self, age: Duration) -> Option<JoinHandle<()>> {
+        let alone = Arc::clone(&self.noting).try_lock_owned().ok()?;
         let confirmed = SystemTime::now().checked_sub(age).unwrap_or(UNIX_EPOCH);
         let home = self.home.clone();
-        spawn_blocking(move || {
+        Some(spawn_blocking(move || {
+            let _alone = alone;
             if let Err(error) = home.confirm_peers(confirmed) {
                 debug!("the time of peers.json could not be set: {error}");
             }
-        })
+        }))
     }
 }
 

@@ -31,6 +31,9 @@ const PATIENCE: Duration = Duration::from_secs(8);
 const NO_COPY: &str = "this node has no saved state of the cluster";
 /// How long the end may take.
 const GOODBYE: Duration = Duration::from_secs(1);
+/// Threads that may wait for the disk or for names of etcd's endpoints. At most four wait for files of this module, so that a
+/// disk that hangs leaves some for the names.
+const WAITING_THREADS: usize = 8;
 
 /// Membership before it is started. What it remembers is in force: this node's blocks and its peers.
 pub(crate) struct Membership {
@@ -93,7 +96,7 @@ impl Membership {
         shared.know_peers(&remembered_peers, Vec::new());
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
-            .max_blocking_threads(4)
+            .max_blocking_threads(WAITING_THREADS)
             .build()
             .map_err(ClusterError::Thread)?;
         let store = {

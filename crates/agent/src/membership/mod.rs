@@ -170,15 +170,21 @@ impl Site {
             // An error means that nobody is left who could say so.
             _ = stop.wait_for(|stop| *stop) => {}
         }
-        if let Some(noted) = reporting.watch_ended()
-            && let Err(error) = noted.await
-        {
-            debug!("the time of peers.json could not be set: {error}");
-        }
-        let hold = held.borrow().clone();
-        if let Some(hold) = hold {
-            hold.give_back().await;
-        }
+        let (noting, hold) = (reporting.watch_ended(), held.borrow().clone());
+        let note = async {
+            if let Some(noting) = noting
+                && let Err(error) = noting.await
+            {
+                debug!("the time of peers.json could not be set: {error}");
+            }
+        };
+        // Beside each other: a disk that hangs does not keep the name.
+        let give_back = async {
+            if let Some(hold) = hold {
+                hold.give_back().await;
+            }
+        };
+        tokio::join!(note, give_back);
     }
 }
 

@@ -107,6 +107,16 @@ pub(crate) enum Question {
     Contents(oneshot::Sender<PeerContents>),
 }
 
+impl Question {
+    /// The client does not wait for the answer any more.
+    fn is_over(&self) -> bool {
+        match self {
+            Self::Routes(done) => done.is_closed(),
+            Self::Contents(done) => done.is_closed(),
+        }
+    }
+}
+
 /// Records and claims of all other nodes.
 #[derive(Debug)]
 pub(crate) struct PeerContents {
@@ -173,8 +183,12 @@ impl PeerQueue {
         std::mem::take(&mut *lock(&self.slot))
     }
 
+    /// The next question. The thread is woken again for the one after it: in between it takes updates, so that clients that
+    /// ask without a pause delay no route.
     pub(super) fn question(&self) -> Option<Question> {
-        self.questions.try_recv().ok()
+        let question = self.questions.try_iter().find(|question| !question.is_over())?;
+        self.waker.wake();
+        Some(question)
     }
 }
 
@@ -275,6 +289,23 @@ mod tests {
         let updates = queue.take().records;
         assert!(updates.census.unwrap().was_wiped, "peers that it does not know are kept");
         assert_eq!(updates.nodes.len(), 1);
+    }
+
+    #[test]
+    fn updates_are_taken_between_questions_and_clients_that_left_get_no_answer() {
+        let (inputs, queue) = inputs(Waker::new().unwrap());
+        let ask = || {
+            let (answer, waits) = oneshot::channel();
+            inputs.ask(Question::Contents(answer)).unwrap();
+            waits
+        };
+        let (_first, second, _third) = (ask(), ask(), ask());
+        drop(second);
+        for is_asked in [true, true, false] {
+            inputs.update(census(false));
+            assert!(!queue.take().records.is_empty());
+            assert_eq!((queue.question().is_some(), queue.waker.is_awake()), (is_asked, is_asked));
+        }
     }
 
     #[test]

@@ -28,14 +28,13 @@ use netlink::{PeerMonitor, PeerNews, Route};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use tracing::{debug, error, info};
-use types::{Code, Finding, IfName};
+use types::IfName;
 
 use super::inputs::{PeerQueue, PeerReports, Pending, Question, RecordUpdates};
 use super::kernel::{Kernel, Refused};
 use super::known::Known;
 use crate::allocation::{NodeAllocations, TunnelSize};
-use crate::board::Board;
-use crate::conditions::Source;
+use crate::board::{Board, WatchedThread};
 use crate::membership::AskError;
 use crate::metrics::Metrics;
 use crate::thread::{AgentThread, StopFlag};
@@ -134,14 +133,17 @@ impl Routes {
     }
 
     fn run(mut self, stop: &StopFlag) {
-        let _end = ReportEnd { board: Arc::clone(&self.board), stop: stop.clone() };
         let mut monitor = Monitor::Failed { retry_at: Instant::now() };
-        while !stop.is_set() {
-            self.board.peers_busy_since(Instant::now());
-            self.take_input();
+        loop {
+            let pending = self.queue.take();
+            if stop.is_set() {
+                return;
+            }
+            self.board.busy_since(WatchedThread::Peers, Instant::now());
+            self.take_input(pending);
             monitor = self.read_events(monitor);
             self.run_timers();
-            self.board.peers_idle();
+            self.board.idle(WatchedThread::Peers);
             if let Err(errno) = self.wait(&monitor) {
                 error!(error = %errno, "the peers thread cannot wait for events");
                 // Everything is still compared by the timer.
@@ -151,8 +153,8 @@ impl Routes {
     }
 
     /// Input of other threads.
-    fn take_input(&mut self) {
-        let Pending { records, blocks, is_table_changed } = self.queue.take();
+    fn take_input(&mut self, pending: Pending) {
+        let Pending { records, blocks, is_table_changed } = pending;
         let share_version = self.shares.version();
         if share_version != self.share_version {
             self.share_version = share_version;
@@ -168,7 +170,7 @@ impl Routes {
         if !records.is_empty() {
             self.updated(records);
         }
-        while let Some(question) = self.queue.question() {
+        if let Some(question) = self.queue.question() {
             self.answer(question);
         }
         if let Some(verdict) = self.known.trials.verdict() {
@@ -461,24 +463,6 @@ impl Monitor {
     fn pause(&self, now: Instant) -> Option<Instant> {
         let (Self::Open { quiet_until: until, .. } | Self::Failed { retry_at: until }) = self;
         Some(*until).filter(|until| now < *until)
-    }
-}
-
-/// Reports if the thread ends without a request: no route would follow the records any more.
-struct ReportEnd {
-    board: Arc<Board>,
-    stop: StopFlag,
-}
-
-impl Drop for ReportEnd {
-    fn drop(&mut self) {
-        if self.stop.is_set() {
-            return;
-        }
-        self.board.peers_idle();
-        let message = "the thread for routes to peers ended; its log has the reason. Routes stay as they are";
-        let found = Finding::new(Code::ReconcileStuck, "routes to peers", message);
-        self.board.set(Source::Routes, vec![found.fix("systemctl restart podwire")]);
     }
 }
 

@@ -160,6 +160,32 @@ fn a_block_that_was_lost_is_given_up_also_where_there_is_no_other() {
     });
 }
 
+#[test]
+fn a_block_that_was_lost_is_given_up_also_if_the_disk_hangs() {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    runtime.enable_all().max_blocking_threads(1).build().unwrap().block_on(async {
+        let [first, second, v6] = ["10.2.0.0/24", "10.2.1.0/24", "fd00:2::/68"];
+        let site = Site::new(&[first, second, v6]);
+        // Whatever waits for the disk waits for this thread.
+        let (disk, hangs) = std::sync::mpsc::channel::<()>();
+        let hanging = tokio::task::spawn_blocking(move || hangs.recv());
+        let record = NodeRecord { blocks: nets(&[second, v6]), ..candidate("n1", 1).record };
+        let lost = vec![(nets(&[first])[0], "n2".try_into().unwrap())];
+        let joined = Joined { record, revision: 1, network: 1, lost, was_forgotten: false };
+        let mut accepted = std::pin::pin!(site.shared.accept(&joined));
+        tokio::select! {
+            biased;
+            () = &mut accepted => panic!("the disk hangs"),
+            () = std::future::ready(()) => {}
+        }
+        assert_eq!(site.blocks().unwrap(), nets(&[second, v6]));
+        drop(disk);
+        accepted.await;
+        assert_eq!(site.written(), nets(&[second, v6]));
+        assert!(hanging.await.unwrap().is_err());
+    });
+}
+
 /// A store that answers can be asked, also by a node that cannot join: the fix of `BlocksExhausted` needs it.
 #[test]
 fn a4_a_node_without_a_free_block_lists_nodes_and_removes_one() {
