@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 
 use rustix::io::Errno;
 
-use crate::desired::{APPLIED, Table, TableId};
+use crate::desired::{APPLIED, Object, Table, TableId};
 use crate::diff;
 use crate::element::{Data, Element, Field, Role, additions, bytes};
 use crate::error::Error;
