@@ -8,7 +8,7 @@ use tracing::{error, info, warn};
 use types::{Code, Finding, Severity};
 
 use crate::clock::Now;
-use crate::conditions::{Change, Conditions, Source};
+use crate::conditions::{ConditionChanges, Conditions, Source};
 use crate::peers::routes::LONGEST_CHANGE;
 
 /// How many repairs are remembered for people; metrics count all of them.
@@ -20,13 +20,13 @@ const LONG_INSTALLATION: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 pub(crate) struct Board {
-    inner: Mutex<Inner>,
+    inner: Mutex<BoardInner>,
     started: Instant,
 }
 
 #[derive(Debug, Default)]
-struct Inner {
-    keeping: Keeping,
+struct BoardInner {
+    keeping: ReconcilerState,
     /// Since when a thread works without a pause.
     busy: [Option<Instant>; 2],
     reconcile: Reconciled,
@@ -93,7 +93,7 @@ impl WatchedThread {
 
 /// What the keeper does.
 #[derive(Debug, Default)]
-enum Keeping {
+enum ReconcilerState {
     #[default]
     Nothing,
     Round {
@@ -158,7 +158,7 @@ impl Board {
         let now = Now::read();
         let mut differs = false;
         for (source, findings) in fresh {
-            differs |= conditions.set(source, findings, now.instant) != Change::default();
+            differs |= conditions.set(source, findings, now.instant) != ConditionChanges::default();
         }
         (conditions.all(&now), differs)
     }
@@ -183,13 +183,13 @@ impl Board {
     }
 
     pub(crate) fn round_begins(&self) {
-        self.lock().keeping = Keeping::Round { since: Instant::now() };
+        self.lock().keeping = ReconcilerState::Round { since: Instant::now() };
     }
 
     /// Another one follows within this time if all is well.
     pub(crate) fn round_ends(&self, timer: Duration) {
         let at_most = timer.saturating_mul(3).saturating_add(LONG_ROUND);
-        self.lock().keeping = Keeping::Pause { since: Instant::now(), at_most };
+        self.lock().keeping = ReconcilerState::Pause { since: Instant::now(), at_most };
         // Ends the condition of a round that took long.
         self.check_hangs(Instant::now());
     }
@@ -261,7 +261,7 @@ impl Board {
         self.lock().inactive_ports = ports;
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, BoardInner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -280,7 +280,7 @@ impl Reconciled {
     }
 }
 
-impl Keeping {
+impl ReconcilerState {
     fn stuck(&self, now: Instant) -> Option<Finding> {
         let (what, since, at_most) = match self {
             Self::Nothing => return None,
@@ -303,8 +303,8 @@ fn lifecycle(code: Code, message: &str) -> Finding {
 /// Conditions of each kind that one change logs. All of them are in the status.
 const LOGGED: usize = 20;
 
-fn log(change: &Change) {
-    let Change { began, worsened, eased, ended } = change;
+fn log(change: &ConditionChanges) {
+    let ConditionChanges { began, worsened, eased, ended } = change;
     log_findings(began, "condition began");
     log_findings(worsened, "condition worsened");
     log_findings(eased, "condition eased");

@@ -60,7 +60,7 @@ impl InstallState {
 }
 
 /// What the installation thread works with.
-pub(crate) struct Parts {
+pub(crate) struct InstallationParts {
     pub(crate) config: Arc<Config>,
     pub(crate) installer: Arc<Installer>,
     pub(crate) state: Arc<InstallState>,
@@ -73,7 +73,7 @@ pub(crate) struct Parts {
 }
 
 pub(crate) struct Installation {
-    parts: Parts,
+    parts: InstallationParts,
     watch: install::FileWatch,
     /// When the files are checked without an event.
     timer: Instant,
@@ -86,7 +86,7 @@ pub(crate) struct Installation {
 }
 
 impl Installation {
-    pub(crate) fn new(parts: Parts) -> Result<Self, InstallError> {
+    pub(crate) fn new(parts: InstallationParts) -> Result<Self, InstallError> {
         let now = Instant::now();
         Ok(Self {
             watch: install::FileWatch::new(&parts.installer)?,
@@ -167,7 +167,7 @@ impl Installation {
     }
 
     fn install(&mut self, attachments: usize) {
-        let Parts { installer, board, .. } = &self.parts;
+        let InstallationParts { installer, board, .. } = &self.parts;
         match installer.keep() {
             Ok(kept) => {
                 kept.done.iter().for_each(|what| info!("{what}"));

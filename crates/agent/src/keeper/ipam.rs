@@ -7,10 +7,10 @@ use install::runtimes::Runtimes;
 use netconf::Place;
 use types::Finding;
 
-use super::Keeper;
+use super::Reconciler;
 use crate::conditions::Source;
 
-impl Keeper {
+impl Reconciler {
     pub(super) fn check_ipam(&self) {
         let found = self.configs().iter().filter_map(|config| self.ipam_finding(config)).collect();
         self.parts.board.set(Source::Ipam, found);

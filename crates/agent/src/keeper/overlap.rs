@@ -5,10 +5,10 @@ use engine::overlap::{self, Network, Observed};
 use netlink::RtSocket;
 use types::{Finding, Severity};
 
-use super::{Due, Keeper};
+use super::{Due, Reconciler};
 use config::Config;
 
-impl Keeper {
+impl Reconciler {
     /// Lists routes, of which there may be many: with the timer, on suspicion, and until the agent is ready or the overlap is gone.
     pub(super) fn check_overlap(&mut self, due: Due) {
         if self.was_ready && !due.foreign && self.overlaps.is_empty() {

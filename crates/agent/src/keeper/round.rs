@@ -8,7 +8,7 @@ use netconf::Network;
 use tracing::{debug, info};
 use types::{Code, Finding, IfName, Severity};
 
-use super::{Due, Keeper, Parts, RETRY};
+use super::{Due, RETRY, Reconciler, ReconcilerParts};
 use crate::allocation::{NoBlock, TunnelSize, family_blocks};
 use crate::attachments::inactive_port;
 use crate::conditions::Source;
@@ -26,7 +26,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(400);
 /// So few free addresses are a reason to ask for another block.
 const FEW: u64 = 32;
 
-impl Keeper {
+impl Reconciler {
     pub(super) fn round(&mut self, due: Due) {
         let started = Instant::now();
         let due = self.spaced(due);
@@ -161,7 +161,7 @@ impl Keeper {
 
     /// Block and addresses are read now: they may have changed since the round began.
     fn report(&self, findings: Vec<Finding>) {
-        let Parts { board, shares, config, .. } = &self.parts;
+        let ReconcilerParts { board, shares, config, .. } = &self.parts;
         board.set(Source::Reconcile, findings);
         shares.report_block(board, &config.network.name);
         shares.report_addresses(board, &config.run_dir, &config.network.name);

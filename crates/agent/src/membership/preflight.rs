@@ -7,7 +7,7 @@ use types::{Finding, NodeName, NodeUid};
 use super::home::Home;
 use super::join::{JoinError, Registry};
 use super::{ClusterError, is_alone, spec, store_config};
-use crate::peers::kernel::Kernel;
+use crate::peers::kernel::PeerKernel;
 use crate::peers::underlay;
 use config::Config;
 
@@ -46,7 +46,7 @@ pub(crate) fn addresses(config: &Config) -> Result<Vec<Finding>, netlink::Error>
     if is_alone(config) && !is_given {
         return Ok(Vec::new());
     }
-    let around = Kernel::open()?.surroundings(config.node_interface.as_ref())?;
+    let around = PeerKernel::open()?.surroundings(config.node_interface.as_ref())?;
     let (bridge, tunnel) = (config.network.bridge.as_str(), config.cluster.tunnel.as_str());
     let is_managed = |link: &netlink::Link| link.name == bridge || link.name.starts_with(tunnel);
     Ok(underlay::find(config, &around, is_managed, &[]).problems)

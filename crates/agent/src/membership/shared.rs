@@ -31,7 +31,7 @@ use crate::peers::tunnel::OVERHEAD_V6;
 use config::Config;
 
 /// One for all of them.
-pub(crate) struct Shared {
+pub(crate) struct SharedMembership {
     pub(crate) config: Arc<Config>,
     pub(crate) home: Home,
     pub(crate) contact: Arc<Contact>,
@@ -42,11 +42,11 @@ pub(crate) struct Shared {
     pub(crate) is_alone: bool,
     /// Held while the time of the copy on disk is set.
     pub(super) noting: Arc<tokio::sync::Mutex<()>>,
-    state: Mutex<State>,
+    state: Mutex<MembershipState>,
 }
 
 #[derive(Default)]
-struct State {
+struct MembershipState {
     blocks: Vec<IpNet>,
     mtu: Option<u32>,
     /// Why the store cannot be used.
@@ -71,7 +71,7 @@ struct State {
     leases: Leases,
 }
 
-impl Shared {
+impl SharedMembership {
     pub(crate) fn new(
         config: &Arc<Config>,
         (shares, board): (Arc<NodeAllocations>, Arc<Board>),
@@ -91,7 +91,7 @@ impl Shared {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, MembershipState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -442,7 +442,7 @@ fn failure(written: Result<Result<(), HomeError>, task::JoinError>) -> Option<St
     }
 }
 
-impl State {
+impl MembershipState {
     fn findings(&self, home: &Home) -> Vec<Finding> {
         let mut all: Vec<Finding> = self.trouble.iter().cloned().collect();
         let unread = self.unread.iter();

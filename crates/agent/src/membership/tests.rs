@@ -19,7 +19,7 @@ use store::{Change, Store, StoreConfig};
 use types::{Mac, NodeUid};
 
 use super::ask_error::AskError;
-use super::command::{Ask, look};
+use super::command::{StoreQuery, look};
 use super::contact::Contact;
 use super::join::{Candidate, JoinError, Joined, Registry, cuts};
 
@@ -187,7 +187,7 @@ fn a_newer_record_is_never_overwritten() {
 
 async fn remove(registry: &Registry, name: &str, force: bool) -> Result<Vec<IpNet>, AskError> {
     let (done, answer) = tokio::sync::oneshot::channel();
-    let ask = Ask::Remove { name: name.try_into().unwrap(), force, done };
+    let ask = StoreQuery::Remove { name: name.try_into().unwrap(), force, done };
     ask.answer(registry.clone(), "n1".try_into().unwrap(), &Contact::new(None)).await;
     answer.await.unwrap()
 }
@@ -438,11 +438,11 @@ fn an_end_that_nobody_asked_for_is_told() {
         let board = std::sync::Arc::new(crate::board::Board::new());
         let (stop, stopped) = tokio::sync::watch::channel(false);
         let contact = std::sync::Arc::new(Contact::new(None));
-        contact.watching(super::contact::Listed::default());
+        contact.watching(super::contact::ListedNodes::default());
         let refused = types::Finding::new(types::Code::PeerRouteFailed, "route 10.2.3.0/24", "EINVAL");
         board.set(crate::conditions::Source::Routes, vec![refused]);
         let (copy, shown) = (std::sync::Arc::clone(&board), std::sync::Arc::clone(&contact));
-        let ending = super::Ending { board: copy, contact: shown, stop: stopped };
+        let ending = super::ThreadExitGuard { board: copy, contact: shown, stop: stopped };
         stop.send_replace(asked);
         drop(ending);
         let has = |code| board.has(code);

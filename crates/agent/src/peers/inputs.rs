@@ -31,12 +31,12 @@ pub(crate) enum RecordUpdate {
     All(Census),
     Node(StoredNode),
     Gone(NodeName),
-    Claim(Claim),
+    Claim(ClaimedBlock),
 }
 
 /// Who owns a block. In a listing None means that the claim cannot be read, in an update that there is none.
 #[derive(Debug)]
-pub(crate) struct Claim {
+pub(crate) struct ClaimedBlock {
     pub(crate) block: IpNet,
     pub(crate) owner: Option<NodeName>,
 }
@@ -45,7 +45,7 @@ pub(crate) struct Claim {
 #[derive(Debug)]
 pub(crate) struct Census {
     pub(crate) nodes: Vec<StoredNode>,
-    pub(crate) claims: Vec<Claim>,
+    pub(crate) claims: Vec<ClaimedBlock>,
     /// They are in the store, but what it says of them cannot be read.
     pub(crate) unread: BTreeSet<NodeName>,
     /// The store has just lost what it knew: others will come back.
@@ -77,7 +77,7 @@ impl RecordUpdates {
             RecordUpdate::Gone(name) => {
                 self.nodes.insert(name, None);
             }
-            RecordUpdate::Claim(Claim { block, owner }) => {
+            RecordUpdate::Claim(ClaimedBlock { block, owner }) => {
                 self.claims.insert(block, owner);
             }
         }
@@ -267,7 +267,7 @@ mod tests {
         let block: IpNet = "fd00:2:0:0:1000::/68".parse().unwrap();
         for created in 1..10_000 {
             inputs.update(RecordUpdate::Node(node("n2", created)));
-            inputs.update(RecordUpdate::Claim(Claim { block, owner: None }));
+            inputs.update(RecordUpdate::Claim(ClaimedBlock { block, owner: None }));
             inputs.update(RecordUpdate::Node(node("n3", created)));
             inputs.update(RecordUpdate::Gone("n3".try_into().unwrap()));
         }

@@ -19,17 +19,17 @@ const METRIC: u32 = 113_000;
 const METRICS: u32 = 4096;
 /// Changes that the kernel refused.
 #[derive(Debug, Default)]
-pub(crate) struct Refused {
+pub(crate) struct RefusedChanges {
     pub(crate) changes: Changes,
     /// By object.
     pub(crate) reasons: BTreeMap<String, String>,
 }
 
-pub(crate) struct Kernel {
+pub(crate) struct PeerKernel {
     pub(crate) socket: RtSocket,
 }
 
-impl Kernel {
+impl PeerKernel {
     pub(crate) fn open() -> Result<Self, netlink::Error> {
         Ok(Self { socket: RtSocket::open()? })
     }
@@ -95,7 +95,7 @@ impl Kernel {
     }
 
     /// Makes all changes; those that the kernel refused are returned.
-    pub(crate) fn apply(&mut self, changes: &Changes) -> Result<Refused, netlink::Error> {
+    pub(crate) fn apply(&mut self, changes: &Changes) -> Result<RefusedChanges, netlink::Error> {
         let ops = ops(changes);
         let (mut is_refused, mut reasons) = (Vec::new(), BTreeMap::new());
         for (op, result) in ops.iter().zip(self.socket.run_all(&ops)?) {
@@ -104,7 +104,7 @@ impl Kernel {
             is_refused.push(error.is_some());
             reasons.extend(error.map(|error| (object(op), error.to_string())));
         }
-        Ok(Refused { changes: changes.select(is_refused), reasons })
+        Ok(RefusedChanges { changes: changes.select(is_refused), reasons })
     }
 }
 

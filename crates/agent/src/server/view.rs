@@ -12,8 +12,8 @@ use super::ApiService;
 use crate::allocation::records_unreadable;
 use crate::attachments::attachment_view;
 use crate::conditions::Source;
-use crate::membership::{Cluster, Contact};
-use crate::metrics::{Seen, resident_bytes};
+use crate::membership::{Contact, MembershipHandle};
+use crate::metrics::{MetricsSnapshot, resident_bytes};
 
 /// All attachments, or those of one container: phase and record. One that cannot be read is told by its name.
 pub(super) fn attachments(run_dir: &Path, container: Option<&str>) -> Result<AttachmentsView, String> {
@@ -152,10 +152,10 @@ pub(super) fn block_uses(service: &ApiService) -> Vec<BlockUse> {
 }
 
 /// What metrics show of now.
-pub(super) fn seen(service: &ApiService) -> Seen {
+pub(super) fn seen(service: &ApiService) -> MetricsSnapshot {
     let (AddressUsage { attachments, blocks }, conditions) = observed(service);
-    let contact = service.cluster.as_ref().map(Cluster::contact);
-    Seen {
+    let contact = service.cluster.as_ref().map(MembershipHandle::contact);
+    MetricsSnapshot {
         conditions,
         waiting: service.queue.waiting(),
         blocks,

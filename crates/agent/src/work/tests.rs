@@ -11,9 +11,9 @@ use types::Finding;
 
 use super::*;
 use crate::conditions::Source;
-use crate::membership::command::Command;
+use crate::membership::command::MembershipCommand;
 use crate::membership::{self, AskError};
-use crate::tombstones::Report;
+use crate::tombstones::DrainReport;
 use crate::waker::Waker;
 use config::{Config, Flags};
 
@@ -105,9 +105,13 @@ fn config(dir: &std::path::Path) -> Config {
     config
 }
 
-impl Parts {
+impl WorkParts {
     /// What stands beside a service in tests. Nothing answers requests for blocks.
-    pub(crate) fn alone(settings: Settings, board: &Arc<Board>, shares: &Arc<NodeAllocations>) -> Self {
+    pub(crate) fn alone(
+        settings: RequestSettings,
+        board: &Arc<Board>,
+        shares: &Arc<NodeAllocations>,
+    ) -> Self {
         let config = Config::load(&Flags::default(), Vec::new()).unwrap();
         Self {
             settings,
@@ -120,8 +124,8 @@ impl Parts {
     }
 }
 
-fn settings(dir: &std::path::Path) -> Settings {
-    Settings {
+fn settings(dir: &std::path::Path) -> RequestSettings {
+    RequestSettings {
         run_dir: dir.to_owned(),
         network: "podwire".try_into().unwrap(),
         mode: AttachMode::Routed,
@@ -135,7 +139,7 @@ fn work_in(
     shares: &Arc<NodeAllocations>,
     serve: Box<Serve>,
 ) -> Arc<Work> {
-    Arc::new(Work::new(Parts::alone(settings(dir), board, shares)).with_engine(serve))
+    Arc::new(Work::new(WorkParts::alone(settings(dir), board, shares)).with_engine(serve))
 }
 
 impl Site {
@@ -157,7 +161,7 @@ impl Site {
     }
 
     /// Requests for blocks, and where they arrive.
-    fn block_requests(&self) -> (BlockRequests, tokio::sync::mpsc::Receiver<Command>) {
+    fn block_requests(&self) -> (BlockRequests, tokio::sync::mpsc::Receiver<MembershipCommand>) {
         let (commands, asked) = membership::commands();
         let state = State::open(self.dir.path()).unwrap();
         state.network(&"podwire".try_into().unwrap(), || Ok::<_, StateError>(Vec::new())).unwrap();
@@ -165,7 +169,8 @@ impl Site {
     }
 
     fn work_with(&self, blocks: BlockRequests, serve: Box<Serve>) -> Arc<Work> {
-        let parts = Parts { blocks, ..Parts::alone(settings(self.dir.path()), &self.board, &self.shares) };
+        let parts =
+            WorkParts { blocks, ..WorkParts::alone(settings(self.dir.path()), &self.board, &self.shares) };
         Arc::new(Work::new(parts).with_engine(serve))
     }
 
@@ -348,7 +353,7 @@ fn a_request_that_hangs_holds_nobody_but_those_of_its_own_key() {
     begun.recv_timeout(SOON).unwrap();
     site.leave("a");
     let report = site.work.drain_tombstones();
-    assert_eq!(report, Report { pending: 1, ..Report::default() });
+    assert_eq!(report, DrainReport { pending: 1, ..DrainReport::default() });
     assert!(matches!(site.run("ADD", "b"), Answer::Done(_)));
     assert!(matches!(site.run("GC", "b"), Answer::Done(_)));
     assert_eq!(site.engine.log(), ["ADD b", "GC -"]);
@@ -583,7 +588,7 @@ fn a_full_node_serves_the_request_again_with_another_block_unless_the_config_has
         let (blocks, mut asked) = site.block_requests();
         let shares = Arc::clone(&site.shares);
         let store = thread::spawn(move || {
-            let Some(Command::Grow(wish)) = asked.blocking_recv() else { return };
+            let Some(MembershipCommand::Grow(wish)) = asked.blocking_recv() else { return };
             shares.set(owning("10.9.1.0/24"));
             wish.answer(Ok(()));
         });

@@ -61,7 +61,7 @@ impl Telling {
 
 /// Which part of what is wanted was given to the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum AppliedPart {
     /// What was refused before was not tried again.
     News,
     All,
@@ -69,10 +69,10 @@ pub(super) enum Part {
 
 impl Routes {
     /// Changes that the kernel refused are reported while they are refused, and retried.
-    pub(super) fn refused(&mut self, refused: BTreeMap<String, String>, part: Part) {
+    pub(super) fn refused(&mut self, refused: BTreeMap<String, String>, part: AppliedPart) {
         let telling = &mut self.known.telling;
         let failed = !refused.is_empty();
-        if part == Part::All {
+        if part == AppliedPart::All {
             telling.refused.clear();
         }
         telling.refused.extend(refused);

@@ -17,7 +17,7 @@ use types::{AttachMode, RequestId};
 
 use super::super::*;
 use crate::waker::Waker;
-use crate::work::{Parts, Serve, Settings};
+use crate::work::{RequestSettings, Serve, WorkParts};
 
 pub(super) const SOON: Duration = Duration::from_secs(60);
 pub(super) const SHORT: Bounds = Bounds {
@@ -96,7 +96,7 @@ impl Site {
         let socket = dir.path().join("in/agent.sock");
         let (board, metrics) = (Arc::new(Board::new()), Arc::new(Metrics::new()));
         board.set_started();
-        let settings = Settings {
+        let settings = RequestSettings {
             run_dir: dir.path().join("run"),
             network: "podwire".try_into().unwrap(),
             mode: AttachMode::Routed,
@@ -121,7 +121,7 @@ impl Site {
             masquerade: true,
         };
         let shares = Arc::new(NodeAllocations::none("", Vec::new()));
-        let work = Work::new(Parts::alone(settings, &board, &shares)).with_engine(options.serve);
+        let work = Work::new(WorkParts::alone(settings, &board, &shares)).with_engine(options.serve);
         shares.set(NodeAllocation::of_default(Arc::new(Network::whole(&own).unwrap())));
         let queue = Arc::new(options.queue);
         let service = ApiService {
