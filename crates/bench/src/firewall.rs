@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use netlink::NetNs;
-use nft::{Firewall, Guard, HostPort, Mode, NetworkChain, Pod, Protocol, Structure};
+use nft::{Firewall, FirewallPod, Guard, HostPort, Mode, NetworkChain, Protocol, Structure};
 use types::{IfName, Mac};
 
 use crate::options::Scale;
@@ -112,7 +112,7 @@ fn nft(words: &str) -> Result<()> {
     Ok(())
 }
 
-/// What a [`Pod`] borrows.
+/// What a [`FirewallPod`] borrows.
 struct Owned {
     link: IfName,
     mac: Mac,
@@ -123,8 +123,8 @@ struct Owned {
 }
 
 impl Owned {
-    fn pod(&self) -> Pod<'_> {
-        Pod {
+    fn pod(&self) -> FirewallPod<'_> {
+        FirewallPod {
             link: &self.link,
             mac: self.mac,
             mode: self.mode,
@@ -137,7 +137,7 @@ impl Owned {
     }
 }
 
-fn borrowed(all: &[Owned]) -> Vec<Pod<'_>> {
+fn borrowed(all: &[Owned]) -> Vec<FirewallPod<'_>> {
     all.iter().map(Owned::pod).collect()
 }
 

@@ -8,7 +8,10 @@ use cni::{Code, PortMapping};
 use netconf::NetConf;
 use netlink::RtSocket;
 use nft::conntrack::{self, Family};
-use nft::{Alive, Firewall, Guard, HostPort, Idle, NetworkChain, Others, Pod, PodElement, Stray, Structure};
+use nft::{
+    Firewall, FirewallPod, Guard, HostPort, Idle, LiveOwners, NetworkChain, OtherPods, PodElement, Stray,
+    Structure,
+};
 use rustix::io::Errno;
 use types::{AttachmentKey, Finding, Fix, IfName, NetworkName};
 
@@ -56,8 +59,8 @@ impl<'a> Member<'a> {
         is_gateway.then_some(&self.attachment.bridge)
     }
 
-    pub(crate) fn pod(&self) -> Pod<'_> {
-        Pod {
+    pub(crate) fn pod(&self) -> FirewallPod<'_> {
+        FirewallPod {
             link: &self.attachment.host_link,
             mac: self.attachment.pod_mac,
             mode: self.attachment.mode,
@@ -206,8 +209,11 @@ impl OfState<'_> {
     }
 }
 
-impl Others for OfState<'_> {
-    fn hold(&mut self, act: &mut dyn FnMut(&[Pod<'_>]) -> Result<(), nft::Error>) -> Result<(), nft::Error> {
+impl OtherPods for OfState<'_> {
+    fn hold(
+        &mut self,
+        act: &mut dyn FnMut(&[FirewallPod<'_>]) -> Result<(), nft::Error>,
+    ) -> Result<(), nft::Error> {
         let records = self.ready();
         let attachments = records.iter().filter_map(Held::attachment).chain(self.held);
         let members: Vec<Member<'_>> = attachments.filter_map(Member::of).collect();
@@ -269,7 +275,7 @@ pub(crate) fn expel(attachment: &Attachment, resident: Option<&Resident>) -> Res
 /// Removes what belongs to the attachment's addresses. Its link stays guarded.
 pub(crate) fn expel_addresses(attachment: &Attachment, resident: Option<&Resident>) -> Result<(), Error> {
     let Some(member) = Member::of(attachment) else { return Ok(()) };
-    let addresses = Pod { guard: Guard::Off, ..member.pod() };
+    let addresses = FirewallPod { guard: Guard::Off, ..member.pod() };
     resident::with_firewall(resident, |firewall| firewall.expel(&addresses))
 }
 
@@ -277,7 +283,7 @@ pub(crate) fn expel_addresses(attachment: &Attachment, resident: Option<&Residen
 /// the same addresses.
 pub(crate) fn expel_link(attachment: &Attachment) -> Result<(), Error> {
     let Some(member) = Member::of(attachment) else { return Ok(()) };
-    Firewall::open()?.expel(&Pod { addresses: &[], ..member.pod() })?;
+    Firewall::open()?.expel(&FirewallPod { addresses: &[], ..member.pod() })?;
     sweep(std::slice::from_ref(&attachment.host_link), &[])
 }
 
@@ -369,7 +375,7 @@ fn orphans_now(
 /// The pods of this node, as far as records, claims and links tell.
 #[derive(Debug, Default)]
 pub(crate) struct Living {
-    pub(crate) alive: Alive,
+    pub(crate) alive: LiveOwners,
     /// There are managed links that no readable record knows, as pods of other run directories have them.
     pub(crate) has_others: bool,
 }
@@ -426,7 +432,7 @@ fn faults(run_dir: &Path) -> Result<Vec<String>, Error> {
 fn faults_of(state: &State) -> Result<Vec<String>, Error> {
     let attachments = ready(state)?;
     let members: Vec<Member<'_>> = attachments.iter().filter_map(Member::of).collect();
-    let pods: Vec<Pod<'_>> = members.iter().map(Member::pod).collect();
+    let pods: Vec<FirewallPod<'_>> = members.iter().map(Member::pod).collect();
     let mut tables = Firewall::open()?;
     let mut faults = tables.drift(&Structure::of(&pods))?;
     let lacking = tables.missing_of(&pods)?;
@@ -448,7 +454,7 @@ pub fn repair(run_dir: &Path, replacing: Replacing) -> Result<(), Error> {
     let Some(state) = State::open_existing(run_dir)? else { return Ok(()) };
     let attachments = ready(&state)?;
     let members: Vec<Member<'_>> = attachments.iter().filter_map(Member::of).collect();
-    let pods: Vec<Pod<'_>> = members.iter().map(Member::pod).collect();
+    let pods: Vec<FirewallPod<'_>> = members.iter().map(Member::pod).collect();
     let mut tables = Firewall::open()?;
     let lacking = tables.missing_of(&pods)?;
     match replacing {

@@ -11,20 +11,20 @@ use crate::desired::TableId;
 use crate::element::{self, Data, Element, bytes};
 use crate::error::Error;
 use crate::firewall::Firewall;
-use crate::pod::Pod;
+use crate::pod::FirewallPod;
 use crate::request;
-use crate::socket::Request;
+use crate::socket::NftRequest;
 
 const COUNT: &str = "count the pods in the firewall";
 
 /// The keys of a set, and what a map has for them.
-type Contents = HashMap<Vec<u8>, Option<Vec<u8>>>;
+type SetContents = HashMap<Vec<u8>, Option<Vec<u8>>>;
 
 impl Firewall {
     /// The places of the pods that lack an element, over one socket. The structure is for [`Firewall::drift`].
-    pub fn missing_of(&mut self, pods: &[Pod<'_>]) -> Result<Vec<usize>, Error> {
+    pub fn missing_of(&mut self, pods: &[FirewallPod<'_>]) -> Result<Vec<usize>, Error> {
         let elements = pods.iter().map(element::of).collect::<Result<Vec<_>, _>>()?;
-        let mut sets: HashMap<(TableId<'_>, &str), Contents> = HashMap::new();
+        let mut sets: HashMap<(TableId<'_>, &str), SetContents> = HashMap::new();
         for element in elements.iter().flatten() {
             if let Entry::Vacant(set) = sets.entry((element.table, &element.set)) {
                 set.insert(self.contents(element.table, &element.set)?);
@@ -49,7 +49,7 @@ impl Firewall {
     }
 
     fn lacks_any(&mut self, elements: &[&Element<'_>]) -> Result<bool, Error> {
-        let questions: Vec<Request<'_>> = elements.iter().map(|e| request::get(e)).collect();
+        let questions: Vec<NftRequest<'_>> = elements.iter().map(|e| request::get(e)).collect();
         for (element, answer) in elements.iter().zip(self.socket.ask(&questions)?) {
             match answer {
                 Ok(found) if request::holds(element, &found) && !request::expires(&found) => {}
@@ -61,8 +61,8 @@ impl Firewall {
     }
 
     /// Without those that are about to expire.
-    pub(crate) fn contents(&mut self, table: TableId<'_>, set: &str) -> Result<Contents, Error> {
-        let mut contents = Contents::new();
+    pub(crate) fn contents(&mut self, table: TableId<'_>, set: &str) -> Result<SetContents, Error> {
+        let mut contents = SetContents::new();
         self.dump_if_there(&request::get_elements(table, set), |answer| {
             let lasting = request::elements(answer).filter(|e| !e.expires);
             contents.extend(lasting.map(|e| (e.key.to_vec(), e.value.map(<[u8]>::to_vec))));

@@ -8,7 +8,7 @@ use types::{AttachmentKey, Digest, IfName, Mac, NetworkName};
 
 /// One attachment, as the firewall sees it. The same value goes to `admit`, `missing` and `expel`.
 #[derive(Debug, Clone, Copy)]
-pub struct Pod<'a> {
+pub struct FirewallPod<'a> {
     /// The host end of the pod's link.
     pub link: &'a IfName,
     /// The MAC of the pod's end.

@@ -91,7 +91,7 @@ pub(crate) struct ReconcilerParts {
 pub(crate) struct Reconciler {
     parts: ReconcilerParts,
     netlink: MonitorSlot<netlink::Monitor, netlink::Error>,
-    nft: MonitorSlot<nft::Monitor, nft::Error>,
+    nft: MonitorSlot<nft::RulesetMonitor, nft::Error>,
     run: DirectoryWatch,
     /// Of the allocation that the last round was asked for.
     share_version: u64,
@@ -148,7 +148,7 @@ impl Reconciler {
     pub(crate) fn new(parts: ReconcilerParts) -> Result<Self, KeeperError> {
         Ok(Self {
             netlink: MonitorSlot::open("netlink", netlink::Monitor::open)?,
-            nft: MonitorSlot::open("nftables", nft::Monitor::open)?,
+            nft: MonitorSlot::open("nftables", nft::RulesetMonitor::open)?,
             run: DirectoryWatch::open(watch::folders(&parts.config.run_dir, &parts.config.socket))?,
             share_version: parts.shares.version(),
             tunnels: Vec::new(),
@@ -266,13 +266,13 @@ impl Reconciler {
             }
             Read::Failed => {}
         }
-        match self.nft.read(now, nft::Monitor::read) {
+        match self.nft.read(now, nft::RulesetMonitor::read) {
             Read::Events(change) if change.is_nothing() => {}
             Read::Events(change) => {
                 if change.peers {
                     self.parts.peers.table_changed();
                 }
-                if (nft::Change { peers: false, ..change }) != nft::Change::default() {
+                if (nft::RulesetChange { peers: false, ..change }) != nft::RulesetChange::default() {
                     self.soon(Depth::Node, change.foreign);
                 }
             }

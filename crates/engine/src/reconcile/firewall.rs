@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use ipam::RangeSet;
 use netconf::{Addresses, NetConf};
-use nft::{Firewall, NetworkChain, Pod, PodElement, Structure};
+use nft::{Firewall, FirewallPod, NetworkChain, PodElement, Structure};
 use types::{AttachmentKey, Code, Finding, NetworkName};
 
 use super::{Depth, Kind, Round};
@@ -26,7 +26,7 @@ impl Round<'_> {
 
     fn look_at_tables(&mut self, attachments: &[Attachment]) -> Result<(), Error> {
         let members: Vec<Member<'_>> = attachments.iter().filter_map(Member::of).collect();
-        let pods: Vec<Pod<'_>> = members.iter().map(Member::pod).collect();
+        let pods: Vec<FirewallPod<'_>> = members.iter().map(Member::pod).collect();
         let mut tables = Firewall::open()?;
         let chain = self.order.network.and_then(|(name, conf)| firewall::chain_of(name, conf));
         if let Some(resident) = self.order.resident {

@@ -23,7 +23,7 @@ use types::{Mac, NetworkName};
 
 use super::ChainType::Filter;
 use super::HookPoint::{Forward, Input};
-use super::{Chain, Family, Name, NetworkTable, Set, Table, TableId, Type};
+use super::{Chain, Name, NetworkTable, Set, Table, TableFamily, TableId, Type};
 use crate::element::{Element, Field};
 
 const VNI: &str = "@th,96,24";
@@ -181,7 +181,7 @@ impl PeerRules {
                 ],
             ),
         ];
-        Table::new(Family::Inet, NetworkTable::Peers.name(network), sets.collect(), chains)
+        Table::new(TableFamily::Inet, NetworkTable::Peers.name(network), sets.collect(), chains)
     }
 
     fn receive(&self, sources: &[Sources]) -> Vec<Name> {
@@ -223,7 +223,7 @@ mod tests {
 
     fn elements(rules: &PeerRules, outer: &str, inner: &str) -> Vec<String> {
         let source = PeerSource { outer: outer.parse().unwrap(), inner: inner.parse().unwrap() };
-        let id = TableId { family: Family::Inet, name: "t" };
+        let id = TableId { family: TableFamily::Inet, name: "t" };
         rules.elements(id, &source).iter().map(|e| e.to_string().replace("inet t ", "")).collect()
     }
 

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use netlink::NetNs;
-use nft::{Firewall, Guard, HostPort, Mode, NetworkChain, Pod, Protocol, Structure};
+use nft::{Firewall, FirewallPod, Guard, HostPort, Mode, NetworkChain, Protocol, Structure};
 use types::{IfName, Mac};
 
 /// Runs in a network namespace that ends with the function.
@@ -41,11 +41,11 @@ pub(crate) fn structure() -> String {
 }
 
 /// How the tables of pods differ from what these pods need.
-pub(crate) fn drift(pods: &[Pod<'_>]) -> Vec<String> {
+pub(crate) fn drift(pods: &[FirewallPod<'_>]) -> Vec<String> {
     Firewall::open().expect("open").drift(&Structure::of(pods)).expect("drift")
 }
 
-pub(crate) fn repair(pods: &[Pod<'_>]) {
+pub(crate) fn repair(pods: &[FirewallPod<'_>]) {
     Firewall::open().expect("open").repair(&Structure::of(pods), pods).expect("repair");
 }
 
@@ -79,7 +79,7 @@ fn listed_elements() -> String {
     lines.join("\n")
 }
 
-/// A pod that owns what `Pod` borrows.
+/// A pod that owns what `FirewallPod` borrows.
 pub(crate) struct Sample {
     pub(crate) link: IfName,
     pub(crate) mac: Mac,
@@ -116,8 +116,8 @@ impl Sample {
         }
     }
 
-    pub(crate) fn pod(&self) -> Pod<'_> {
-        Pod {
+    pub(crate) fn pod(&self) -> FirewallPod<'_> {
+        FirewallPod {
             link: &self.link,
             mac: self.mac,
             mode: self.mode,

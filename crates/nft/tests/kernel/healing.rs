@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use nft::{Error, Firewall, Idle, Mode, Others, Pod, Protocol, Structure};
+use nft::{Error, Firewall, FirewallPod, Idle, Mode, OtherPods, Protocol, Structure};
 
 use crate::common::{Sample, all_elements, chain, drift, in_netns, nft, repair, run, structure};
 use crate::lab::{At, Lab};
@@ -13,7 +13,7 @@ fn open() -> Firewall {
     Firewall::open().unwrap()
 }
 
-fn pods(samples: &[Sample]) -> Vec<Pod<'_>> {
+fn pods(samples: &[Sample]) -> Vec<FirewallPod<'_>> {
     samples.iter().map(Sample::pod).collect()
 }
 
@@ -409,8 +409,8 @@ struct Running<'a> {
     restored: usize,
 }
 
-impl Others for Running<'_> {
-    fn hold(&mut self, act: &mut dyn FnMut(&[Pod<'_>]) -> Result<(), Error>) -> Result<(), Error> {
+impl OtherPods for Running<'_> {
+    fn hold(&mut self, act: &mut dyn FnMut(&[FirewallPod<'_>]) -> Result<(), Error>) -> Result<(), Error> {
         act(&[self.pod.pod()])
     }
 

@@ -1,6 +1,6 @@
 //! How many connections a pod may have.
 
-use nft::{Change, ConnectionLimit, Firewall, Mode, Monitor, Ours, Protocol};
+use nft::{ConnectionLimit, Firewall, Mode, Ours, Protocol, RulesetChange, RulesetMonitor};
 use types::{IfName, NetworkName};
 
 use crate::common::{Sample, all_elements, nft};
@@ -151,10 +151,10 @@ fn a10_a_damaged_connection_limit_is_repaired() {
             let listed = nft("-a list table inet podwire-limit-blue");
             let last = listed.lines().rfind(|line| line.contains("@links")).unwrap();
             let handle = last.rsplit(' ').next().unwrap();
-            let mut monitor = Monitor::open().unwrap();
+            let mut monitor = RulesetMonitor::open().unwrap();
             nft(&act.replace("HANDLE", handle));
             if !act.starts_with("flush map") {
-                let expected = Change { ours: Ours::Structure, ..Change::default() };
+                let expected = RulesetChange { ours: Ours::Structure, ..RulesetChange::default() };
                 assert_eq!(monitor.read().unwrap(), expected, "{act}");
             }
         });

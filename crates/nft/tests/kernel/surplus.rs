@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use netlink::NetNs;
-use nft::{Alive, Firewall, Mode, Protocol};
+use nft::{Firewall, LiveOwners, Mode, Protocol};
 
 use crate::common::{Sample, in_netns};
 
@@ -28,11 +28,11 @@ impl Records {
         self.addresses.retain(|address| !sample.addresses.contains(address));
     }
 
-    fn alive(&self) -> Alive {
+    fn alive(&self) -> LiveOwners {
         let mut links = self.links.clone();
         // The bridge of the samples.
         links.insert("br0".to_owned());
-        Alive { links, addresses: self.addresses.clone(), has_more_addresses: false }
+        LiveOwners { links, addresses: self.addresses.clone(), has_more_addresses: false }
     }
 }
 
