@@ -7,7 +7,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use engine::overlap::Observed;
+use engine::overlap::ObservedNetworks;
 use netconf::Network;
 use netlink::RtSocket;
 use types::{Code, Finding, Severity};
@@ -169,8 +169,10 @@ fn node(config: &Config, network: &Network) -> Vec<Finding> {
 }
 
 fn overlaps(config: &Config) -> Result<Vec<Finding>, engine::Error> {
-    let mut found =
-        keeper::overlaps_at_start(config, &Observed::of(&mut RtSocket::open()?, &config.network.subnets)?);
+    let mut found = keeper::overlaps_at_start(
+        config,
+        &ObservedNetworks::of(&mut RtSocket::open()?, &config.network.subnets)?,
+    );
     found.retain(|one| one.severity == Severity::NotReady);
     Ok(found)
 }

@@ -12,7 +12,7 @@ use types::AttachMode;
 
 use crate::attach::netns_path;
 use crate::delegate::Delegate;
-use crate::state::{Attachment, Held, Phase, State};
+use crate::state::{Attachment, HeldAttachment, NodeState, RecordPhase};
 use crate::wire::gateway_for;
 use crate::{Caller, Error, alias, firewall, shaping};
 
@@ -22,10 +22,10 @@ pub(crate) fn check(call: &Call, conf: &NetConf, place: &Place, caller: &Caller<
     }
     let key = call.key();
     let unknown = || Error::Check { missing: format!("no attachment {key} is recorded: ADD it") };
-    let state = State::open_existing(&place.run_dir)?.ok_or_else(unknown)?;
+    let state = NodeState::open_existing(&place.run_dir)?.ok_or_else(unknown)?;
     let network = state.existing_network(&key.network).ok_or_else(unknown)?;
     let held = network.find(&key)?.ok_or_else(unknown)?;
-    let Some(attachment) = held.attachment().filter(|_| held.phase() == Phase::Ready) else {
+    let Some(attachment) = held.attachment().filter(|_| held.phase() == RecordPhase::Ready) else {
         return Err(Error::Check {
             missing: format!("attachment {key} is not complete: DEL and ADD it again"),
         });
@@ -134,7 +134,7 @@ fn missing_routes(
     Ok(wanted.iter().filter(|r| !is_set(r)).map(|r| format!("route {} in the pod", r.dst)).collect())
 }
 
-fn on_host(held: &Held, attachment: &Attachment, conf: &NetConf) -> Result<Vec<String>, Error> {
+fn on_host(held: &HeldAttachment, attachment: &Attachment, conf: &NetConf) -> Result<Vec<String>, Error> {
     let mut host = RtSocket::open()?;
     let mut missing = Vec::new();
     let mut found = host.links_by_name(&[&attachment.bridge, &attachment.host_link])?;

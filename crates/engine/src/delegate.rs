@@ -28,7 +28,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 use serde_json::{Map, Value};
 use types::AttachmentKey;
 
-use talk::{Broken, Life, Talk, remaining};
+use talk::{Broken, DelegateLife, Talk, remaining};
 
 use crate::Error;
 
@@ -70,7 +70,7 @@ pub(crate) static NONE_ALLOWED: AllowedDelegates =
 
 /// What it is run for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Purpose {
+enum DelegatePurpose {
     Use,
     /// DEL and GC, which must work with a config whose ADD would be refused now.
     Removal,
@@ -101,14 +101,14 @@ impl<'a> Delegate<'a> {
     }
 
     pub(crate) fn find(name: &str, config: &'a Config, allowed: Delegates<'_>) -> Result<Self, Error> {
-        Self::choose(name, config, allowed, Purpose::Use)
+        Self::choose(name, config, allowed, DelegatePurpose::Use)
     }
 
     fn choose(
         name: &str,
         config: &'a Config,
         allowed: Delegates<'_>,
-        purpose: Purpose,
+        purpose: DelegatePurpose,
     ) -> Result<Self, Error> {
         let failed = |what: String| Error::Delegate { name: name.to_owned(), what };
         let (directories, setting) = match allowed {
@@ -159,7 +159,7 @@ impl<'a> Delegate<'a> {
         config: &'a Config,
         allowed: Delegates<'_>,
     ) -> Result<Option<Self>, Error> {
-        match Self::choose(name, config, allowed, Purpose::Removal) {
+        match Self::choose(name, config, allowed, DelegatePurpose::Removal) {
             Err(Error::OwnDelegate { .. }) => Ok(None),
             found => found.map(Some),
         }
@@ -260,7 +260,7 @@ impl<'a> Delegate<'a> {
             unsent: &self.stdin,
             stdout: child.stdout.take(),
             answer: Vec::new(),
-            life: Life::Running(ended),
+            life: DelegateLife::Running(ended),
         };
         talk.run(Instant::now() + self.patience, is_wanted).map_err(|e| match e {
             Broken::Unwanted => self.failed("its addresses are not wanted any more".to_owned()),
@@ -329,7 +329,7 @@ fn not_writable_by_all(program: &Path) -> Result<(), String> {
 
 /// The config of a client of the agent, which may not name a file to read; a removal reads none, so the key is left out.
 /// Serialized again, because of a key that is there twice another parser may take the other value.
-fn without_other_files(raw: &[u8], purpose: Purpose) -> Result<Vec<u8>, String> {
+fn without_other_files(raw: &[u8], purpose: DelegatePurpose) -> Result<Vec<u8>, String> {
     let mut config: Map<String, Value> =
         serde_json::from_slice(raw).map_err(|e| format!("cannot read the config: {e}"))?;
     // Go takes a key in any case, and a long s for an s.
@@ -340,8 +340,8 @@ fn without_other_files(raw: &[u8], purpose: Purpose) -> Result<Vec<u8>, String> 
     for (_, ipam) in config.iter_mut().filter(|(key, _)| key.to_uppercase() == "IPAM") {
         let Some(ipam) = ipam.as_object_mut() else { continue };
         match purpose {
-            Purpose::Removal => ipam.retain(|key, file| !is_refused(key, file)),
-            Purpose::Use => {
+            DelegatePurpose::Removal => ipam.retain(|key, file| !is_refused(key, file)),
+            DelegatePurpose::Use => {
                 if let Some((_, file)) = ipam.iter().find(|(key, file)| is_refused(key, file)) {
                     let allowed = RESOLV_CONF.join(" or ");
                     return Err(format!("ipam.resolvConf {file} must be {allowed} with the agent"));

@@ -9,7 +9,7 @@ use netlink::{Link, RtSocket};
 use types::{AttachMode, AttachmentKey, IfName, NetworkName};
 
 use crate::alias::Alias;
-use crate::state::{Addressing, Attachment, Network, PodAddress, State, Survivor, Wiring};
+use crate::state::{Addressing, Attachment, NetworkState, NodeState, PodAddress, Survivor, Wiring};
 use crate::{Caller, Error, lease};
 
 /// What is known beside the links.
@@ -22,11 +22,19 @@ pub(crate) struct Hints<'a> {
 }
 
 /// The network's state, made on first use.
-pub(crate) fn network(state: &State, name: &NetworkName, conf: Option<&NetConf>) -> Result<Network, Error> {
+pub(crate) fn network(
+    state: &NodeState,
+    name: &NetworkName,
+    conf: Option<&NetConf>,
+) -> Result<NetworkState, Error> {
     network_with(state, name, Hints { conf, memory: &[] })
 }
 
-pub(crate) fn network_with(state: &State, name: &NetworkName, hints: Hints<'_>) -> Result<Network, Error> {
+pub(crate) fn network_with(
+    state: &NodeState,
+    name: &NetworkName,
+    hints: Hints<'_>,
+) -> Result<NetworkState, Error> {
     state.network(name, || survivors(name, hints))
 }
 
@@ -35,8 +43,9 @@ pub(crate) fn existing(
     config: &Config,
     place: &Place,
     caller: &Caller<'_>,
-) -> Result<Option<Network>, Error> {
-    let known = State::open_existing(&place.run_dir)?.and_then(|state| state.existing_network(&config.name));
+) -> Result<Option<NetworkState>, Error> {
+    let known =
+        NodeState::open_existing(&place.run_dir)?.and_then(|state| state.existing_network(&config.name));
     if known.is_some() {
         return Ok(known);
     }
@@ -45,7 +54,7 @@ pub(crate) fn existing(
     if survivors(&config.name, Hints { conf: conf.as_ref(), memory: &[] })?.is_empty() {
         return Ok(None);
     }
-    network(&State::open(&place.run_dir)?, &config.name, conf.as_ref()).map(Some)
+    network(&NodeState::open(&place.run_dir)?, &config.name, conf.as_ref()).map(Some)
 }
 
 fn survivors(network: &NetworkName, hints: Hints<'_>) -> Result<Vec<Survivor>, Error> {
@@ -176,7 +185,7 @@ mod tests {
             let gateways: Vec<String> = record.wiring.gateways.iter().map(ToString::to_string).collect();
             assert_eq!(gateways, wanted);
             // Then the pod's addresses are bound to the bridge.
-            let member = crate::firewall::Member::of(record).unwrap();
+            let member = crate::firewall::FirewallMember::of(record).unwrap();
             assert_eq!(member.pod().bridge.is_some(), is_gateway);
         }
     }

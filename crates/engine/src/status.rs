@@ -5,11 +5,11 @@ use netconf::{NetConf, Place};
 use netlink::RtSocket;
 use types::{Code, Finding, Severity};
 
-use crate::condition::Failed;
+use crate::condition::FailureContext;
 use crate::delegate::DELEGATE_TIMEOUT;
 use crate::firewall::Replacing;
-use crate::inspect::{IpamFault, Tables};
-use crate::state::State;
+use crate::inspect::{IpamFault, TableInspection};
+use crate::state::NodeState;
 use crate::{Caller, Error, Warn, firewall, gc, inspect, privileges, reconcile, relearn};
 
 /// The first finding that concerns the network. What an ADD would make is made, and what can be repaired is repaired: a
@@ -22,10 +22,11 @@ pub(crate) fn status(
 ) -> Result<(), Error> {
     let dir = place.run_dir.as_path();
     let not_ready = |error: Error, code: Code, object: &str| {
-        Error::NotReady(error.finding(&Failed { code, object, run_dir: dir }))
+        Error::NotReady(error.finding(&FailureContext { code, object, run_dir: dir }))
     };
     privileges::check().map_err(|error| not_ready(error, Code::PermissionDenied, "process"))?;
-    let tables = if caller.resident.is_some() { Tables::LeaveToAgent } else { Tables::Inspect };
+    let tables =
+        if caller.resident.is_some() { TableInspection::LeaveToAgent } else { TableInspection::Inspect };
     let mut found = inspect::of_network(dir, config, conf, tables);
     let is_final = |one: &Finding| one.severity == Severity::NotReady && one.code != Code::AddressesExhausted;
     if !found.iter().any(is_final) {
@@ -75,7 +76,7 @@ fn prepare(
     found: &[Finding],
     warn: Warn<'_>,
 ) -> Result<Prepared, Error> {
-    let state = State::open(&place.run_dir)?;
+    let state = NodeState::open(&place.run_dir)?;
     let is_new = state.existing_network(&config.name).is_none();
     let network = relearn::network(&state, &config.name, Some(conf))?;
     let is_exhausted = found.iter().any(|one| one.code == Code::AddressesExhausted);

@@ -1,7 +1,7 @@
 //! Routes and addresses of other programs in the pod network. At a start without pods they keep the agent from being ready;
 //! those that appear later are reported.
 
-use engine::overlap::{self, Network, Observed};
+use engine::overlap::{self, NetworkExtent, ObservedNetworks};
 use netlink::RtSocket;
 use types::{Finding, Severity};
 
@@ -16,7 +16,7 @@ impl Reconciler {
         }
         let subnets = &self.parts.config.network.subnets;
         let host = RtSocket::open().map_err(engine::Error::from);
-        let observed = host.and_then(|mut host| Observed::of(&mut host, subnets));
+        let observed = host.and_then(|mut host| ObservedNetworks::of(&mut host, subnets));
         let operation = "list routes and addresses to check for overlap with the pod network";
         if let Some(observed) =
             self.report_rule("routes overlap", operation, observed.map_err(cni::Error::from))
@@ -30,7 +30,7 @@ impl Reconciler {
         self.overlaps.iter().any(|found| found.severity == Severity::NotReady)
     }
 
-    fn found(&self, observed: &Observed) -> Vec<Finding> {
+    fn found(&self, observed: &ObservedNetworks) -> Vec<Finding> {
         let config = &self.parts.config;
         match self.was_ready {
             true => {
@@ -41,13 +41,13 @@ impl Reconciler {
     }
 }
 
-fn network(config: &Config) -> Network<'_> {
+fn network(config: &Config) -> NetworkExtent<'_> {
     let own = &config.network;
-    Network { name: &own.name, bridge: &own.bridge, subnets: &own.subnets }
+    NetworkExtent { name: &own.name, bridge: &own.bridge, subnets: &own.subnets }
 }
 
 /// What overlaps the agent's network, with another subnet as the fix where the network has no pods yet.
-pub(crate) fn at_start(config: &Config, observed: &Observed) -> Vec<Finding> {
+pub(crate) fn at_start(config: &Config, observed: &ObservedNetworks) -> Vec<Finding> {
     let network = network(config);
     // All nodes of a cluster have the same subnets: one node cannot change them.
     let is_alone = config.cluster.margin == 0;

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use engine::reconcile::{self, Depth, Kind, Order, Outcome};
+use engine::reconcile::{self, Depth, Order, ReconcileOutcome, RepairKind};
 use netconf::Network;
 use tracing::{debug, info};
 use types::{Code, Finding, IfName, Severity};
@@ -90,7 +90,7 @@ impl Reconciler {
         self.not_before = Instant::now() + (took * SHARE).min(LONGEST_PAUSE);
     }
 
-    fn done(&mut self, outcome: Outcome, took: Duration, network: Result<&Network, &NoBlock>) {
+    fn done(&mut self, outcome: ReconcileOutcome, took: Duration, network: Result<&Network, &NoBlock>) {
         // What an agent without pods makes when it starts is no repair: nobody had it yet.
         let is_fresh = !self.was_ready && outcome.attachments.is_empty();
         let mut repairs = Vec::new();
@@ -293,16 +293,16 @@ pub(crate) fn with_other_bridge(config: &Config, found: Finding) -> Finding {
 }
 
 /// Does it belong to the node, also without any pod?
-fn is_of_node(kind: Kind) -> bool {
+fn is_of_node(kind: RepairKind) -> bool {
     match kind {
-        Kind::Bridge | Kind::Address | Kind::Firewall | Kind::Sysctl => true,
-        Kind::Pending
-        | Kind::Collected
-        | Kind::Link
-        | Kind::Route
-        | Kind::Neighbour
-        | Kind::Shaping
-        | Kind::Stray
-        | Kind::Record => false,
+        RepairKind::Bridge | RepairKind::Address | RepairKind::Firewall | RepairKind::Sysctl => true,
+        RepairKind::Pending
+        | RepairKind::Collected
+        | RepairKind::Link
+        | RepairKind::Route
+        | RepairKind::Neighbour
+        | RepairKind::Shaping
+        | RepairKind::Stray
+        | RepairKind::Record => false,
     }
 }

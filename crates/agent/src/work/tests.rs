@@ -3,7 +3,7 @@ use std::sync::mpsc;
 use std::thread;
 
 use api::Tombstones;
-use engine::state::{State, StateError};
+use engine::state::{NodeState, StateError};
 use netconf::{Addresses, NetConf, Network, NetworkSettings};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -163,7 +163,7 @@ impl Site {
     /// Requests for blocks, and where they arrive.
     fn block_requests(&self) -> (BlockRequests, tokio::sync::mpsc::Receiver<MembershipCommand>) {
         let (commands, asked) = membership::commands();
-        let state = State::open(self.dir.path()).unwrap();
+        let state = NodeState::open(self.dir.path()).unwrap();
         state.network(&"podwire".try_into().unwrap(), || Ok::<_, StateError>(Vec::new())).unwrap();
         (BlockRequests::new(&config(self.dir.path()), Arc::clone(&self.shares), commands), asked)
     }

@@ -8,7 +8,7 @@ use types::AttachMode;
 use super::{AttachContext, netns_path};
 use crate::lease;
 use crate::state::{Allocation, Attachment, PodAddress, PodName, Wiring};
-use crate::sysctl::Families;
+use crate::sysctl::ForwardedFamilies;
 use crate::wire::Neighbours;
 
 /// Everything about the attachment, from the addresses it got, and what another IPAM plugin said besides.
@@ -125,7 +125,7 @@ fn pod_name(call: &Call) -> Option<PodName> {
 }
 
 /// The families of addresses; true stands for an IPv4 address.
-pub(crate) fn families(v4: impl Iterator<Item = bool>) -> Families {
+pub(crate) fn families(v4: impl Iterator<Item = bool>) -> ForwardedFamilies {
     let v4: Vec<bool> = v4.collect();
-    Families { ipv4: v4.contains(&true), ipv6: v4.contains(&false) }
+    ForwardedFamilies { ipv4: v4.contains(&true), ipv6: v4.contains(&false) }
 }

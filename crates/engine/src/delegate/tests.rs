@@ -264,16 +264,19 @@ fn a_client_of_the_agent_names_no_file_to_read() {
         r#"{"ipam":{"reſolvConf":"/etc/shadow"}}"#,
         r#"{"ipam":{"resolvConf":["/etc/shadow"]}}"#,
     ] {
-        let error = without_other_files(text.as_bytes(), Purpose::Use).unwrap_err();
+        let error = without_other_files(text.as_bytes(), DelegatePurpose::Use).unwrap_err();
         assert!(error.contains("/etc/shadow") && error.contains("/etc/resolv.conf"), "{text}: {error}");
-        let removal = without_other_files(text.as_bytes(), Purpose::Removal).unwrap();
+        let removal = without_other_files(text.as_bytes(), DelegatePurpose::Removal).unwrap();
         assert!(!String::from_utf8(removal).unwrap().contains("shadow"), "{text}");
     }
     // Go reads both objects into one.
     let twice = br#"{"ipam":{"resolvConf":"/etc/shadow"},"ipam":{"type":"host-local"}}"#;
-    assert_eq!(without_other_files(twice, Purpose::Use).unwrap(), br#"{"ipam":{"type":"host-local"}}"#);
+    assert_eq!(
+        without_other_files(twice, DelegatePurpose::Use).unwrap(),
+        br#"{"ipam":{"type":"host-local"}}"#
+    );
     for file in ["null", r#""""#, r#""/etc/resolv.conf""#] {
         let text = format!(r#"{{"ipam":{{"resolvConf":{file}}}}}"#);
-        assert_eq!(without_other_files(text.as_bytes(), Purpose::Use).unwrap(), text.as_bytes());
+        assert_eq!(without_other_files(text.as_bytes(), DelegatePurpose::Use).unwrap(), text.as_bytes());
     }
 }

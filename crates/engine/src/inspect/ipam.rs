@@ -7,7 +7,7 @@ use cni::Config;
 use types::{Code, Finding};
 
 use crate::Error;
-use crate::condition::Failed;
+use crate::condition::FailureContext;
 use crate::delegate::{Delegate, Delegates};
 
 /// Whether the IPAM plugin of a config can be run. It is not run.
@@ -46,5 +46,5 @@ pub(crate) fn ipam_status(
 
 fn unavailable(plugin: &str, error: Error, run_dir: &Path) -> Finding {
     let object = format!("plugin {plugin}");
-    error.finding(&Failed { code: Code::IpamUnavailable, object: &object, run_dir })
+    error.finding(&FailureContext { code: Code::IpamUnavailable, object: &object, run_dir })
 }

@@ -13,8 +13,8 @@ use clap::{Args, FromArgMatches};
 use config::Directories;
 use config::{Config, Flags};
 use engine::Caller;
-use engine::overlap::{self, Observed};
-use engine::state::State;
+use engine::overlap::{self, ObservedNetworks};
+use engine::state::NodeState;
 use install::runtimes::Runtimes;
 use install::{self, Installer, PLUGIN};
 use ipnet::IpNet;
@@ -98,11 +98,11 @@ fn can_serve(list: &str) -> Result<()> {
         config["cniVersion"] = "1.1.0".into();
         let config = cni::Config::from_slice(config.to_string().as_bytes())?;
         let run_dir = netconf::Place::parse(&config)?.run_dir;
-        let is_new = State::open_existing(&run_dir).context(WOULD_FAIL)?.is_none();
+        let is_new = NodeState::open_existing(&run_dir).context(WOULD_FAIL)?.is_none();
         let warn = |message: &str| print::warn(format_args!("podwire: {message}"));
         let answer = engine::serve(&cni::Request::Status(config.clone()), &Caller::standalone(&warn));
         // STATUS makes the state directory, as an ADD would.
-        if let Some(state) = State::open_existing(&run_dir)?.filter(|_| is_new) {
+        if let Some(state) = NodeState::open_existing(&run_dir)?.filter(|_| is_new) {
             state.remove()?;
         }
         match answer {
@@ -125,8 +125,8 @@ fn can_serve(list: &str) -> Result<()> {
 fn with_free_subnets(config: &cni::Config) -> Result<Option<Fix>> {
     let conf = netconf::NetConf::parse(config)?;
     let subnets = overlap::routed_subnets(&conf);
-    let observed = Observed::of(&mut RtSocket::open()?, &subnets)?;
-    let network = overlap::Network { name: &config.name, bridge: &conf.bridge, subnets: &subnets };
+    let observed = ObservedNetworks::of(&mut RtSocket::open()?, &subnets)?;
+    let network = overlap::NetworkExtent { name: &config.name, bridge: &conf.bridge, subnets: &subnets };
     let args = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
     Ok(overlap::alternative(&network, &observed).map(|free| with_subnets(args, &free)))
 }

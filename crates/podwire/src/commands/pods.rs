@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use api::{AttachmentPhase, AttachmentView, AttachmentsView, Tombstones};
-use engine::state::{Addressing, Attachment, State};
+use engine::state::{Addressing, Attachment, NodeState};
 
 use crate::cli::{Output, Pods};
 use crate::exit::ExitStatus;
@@ -50,7 +50,7 @@ pub(super) struct All {
 
 pub(super) fn list(run_dir: &Path) -> Result<All> {
     let (mut found, mut unreadable) = (Vec::new(), Vec::new());
-    let Some(state) = State::open_existing(run_dir)? else { return Ok(All { found, unreadable }) };
+    let Some(state) = NodeState::open_existing(run_dir)? else { return Ok(All { found, unreadable }) };
     let tombstones = Tombstones::new(run_dir);
     for network in state.networks()? {
         for listed in network.list()? {

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use api::{Client, ClientError, NodeMode};
 use cni::Config;
-use engine::alias::Mark;
-use engine::state::{Attachment, Phase, State};
+use engine::alias::LinkMark;
+use engine::state::{Attachment, NodeState, RecordPhase};
 use ipnet::IpNet;
 use netlink::{Link, RtSocket};
 use types::{AttachMode, Code, Finding, IfName};
@@ -108,16 +108,16 @@ impl Node {
 
     /// Devices of ours that lead to other nodes.
     pub(super) fn tunnels(&self) -> impl Iterator<Item = &Link> {
-        let is_tunnel = |link: &&Link| matches!(Mark::of(link), Some(Mark::Tunnel(_)));
+        let is_tunnel = |link: &&Link| matches!(LinkMark::of(link), Some(LinkMark::Tunnel(_)));
         self.links.iter().filter(is_tunnel)
     }
 }
 
 fn attachments(folders: &Folders) -> Result<Vec<Attachment>, engine::state::StateError> {
     let mut all = Vec::new();
-    let Some(state) = State::open_existing(&folders.run_dir)? else { return Ok(all) };
+    let Some(state) = NodeState::open_existing(&folders.run_dir)? else { return Ok(all) };
     for network in state.networks()? {
-        let ready = network.list()?.into_iter().filter(|listed| listed.phase == Phase::Ready);
+        let ready = network.list()?.into_iter().filter(|listed| listed.phase == RecordPhase::Ready);
         all.extend(ready.filter_map(|listed| listed.attachment));
     }
     Ok(all)
@@ -135,7 +135,7 @@ fn keeper(client: &Client, folders: &Folders, configs: &[Config]) -> Keeper {
         },
         Ok(answer) => unclear(format!("the agent answers {}", answer.status)),
         Err(error @ ClientError::NobodyListens { .. }) => {
-            let has_state = matches!(State::open_existing(&folders.run_dir), Ok(Some(_)));
+            let has_state = matches!(NodeState::open_existing(&folders.run_dir), Ok(Some(_)));
             match mode::of_node(folders, has_state, configs) {
                 NodeMode::Agent => Keeper::Missing(error),
                 NodeMode::Standalone => Keeper::Standalone,
