@@ -31,7 +31,7 @@ use crate::server::{self, AllowedUsers, ApiService, Endpoints, NodeDescription, 
 use crate::thread::AgentThread;
 use crate::waker::{Slot, Waker};
 use crate::work::{self, RequestSettings, Work};
-use config::{Config, LogFormat, LogLevel, Store};
+use config::{Config, LogFormat, LogLevel, StoreChoice};
 use install::runtimes::Runtimes;
 use install::{InstallError, Installer};
 
@@ -385,8 +385,8 @@ fn facts(config: &Config) -> NodeDescription {
     NodeDescription {
         node: config.node.clone(),
         store: match config.store {
-            Store::Embedded => "embedded".to_owned(),
-            Store::Etcd(_) => "etcd".to_owned(),
+            StoreChoice::Embedded => "embedded".to_owned(),
+            StoreChoice::Etcd(_) => "etcd".to_owned(),
         },
         run_dir: config.run_dir.clone(),
         socket: config.socket.clone(),

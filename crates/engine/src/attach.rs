@@ -11,7 +11,7 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use cni::{Call, CniResult, Route as PodRoute};
-use netconf::{Addresses, NetConf, Place};
+use netconf::{Addresses, LocalPaths, NetConf};
 use netlink::{Family, NetNs, RtSocket};
 use types::{AttachMode, AttachmentKey, IfName};
 
@@ -32,7 +32,7 @@ const SALTS: u8 = 8;
 pub(crate) fn attach(
     call: &Call,
     conf: &NetConf,
-    place: &Place,
+    place: &LocalPaths,
     caller: &Caller<'_>,
 ) -> Result<(CniResult, Attachment), Error> {
     privileges::check()?;

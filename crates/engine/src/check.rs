@@ -6,7 +6,7 @@ use std::path::Path;
 
 use cni::{Call, CniResult};
 use ipnet::IpNet;
-use netconf::{NetConf, Place};
+use netconf::{LocalPaths, NetConf};
 use netlink::{Link, NetNs, RouteFilter, RtSocket};
 use types::AttachMode;
 
@@ -16,7 +16,12 @@ use crate::state::{Attachment, HeldAttachment, NodeState, RecordPhase};
 use crate::wire::gateway_for;
 use crate::{Caller, Error, alias, firewall, shaping};
 
-pub(crate) fn check(call: &Call, conf: &NetConf, place: &Place, caller: &Caller<'_>) -> Result<(), Error> {
+pub(crate) fn check(
+    call: &Call,
+    conf: &NetConf,
+    place: &LocalPaths,
+    caller: &Caller<'_>,
+) -> Result<(), Error> {
     if let Some(plugin) = netconf::foreign_ipam(&call.config) {
         Delegate::find(plugin, &call.config, caller.delegates)?.check()?;
     }

@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 
 use cni::Call;
-use netconf::Place;
+use netconf::LocalPaths;
 use netlink::{Link, LinkRef, Op, RtSocket, SetLink};
 use types::{AttachmentKey, IfName};
 
@@ -14,7 +14,11 @@ use crate::state::{Addressing, Attachment, HeldAttachment, NetworkState, Wiring}
 use crate::{Caller, Error, Wait, Warn, alias, firewall, gc, relearn, remaining, resident};
 
 /// Returns what was there, for the log.
-pub(crate) fn detach(call: &Call, place: &Place, caller: &Caller<'_>) -> Result<Option<Attachment>, Error> {
+pub(crate) fn detach(
+    call: &Call,
+    place: &LocalPaths,
+    caller: &Caller<'_>,
+) -> Result<Option<Attachment>, Error> {
     let delegate = Delegate::of_config(&call.config, caller.delegates);
     Detachment { key: call.key(), call, place, caller }.take_apart(delegate)
 }
@@ -23,7 +27,7 @@ pub(crate) fn detach(call: &Call, place: &Place, caller: &Caller<'_>) -> Result<
 struct Detachment<'a> {
     key: AttachmentKey,
     call: &'a Call,
-    place: &'a Place,
+    place: &'a LocalPaths,
     caller: &'a Caller<'a>,
 }
 

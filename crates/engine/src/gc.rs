@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use cni::Gc;
-use netconf::Place;
+use netconf::LocalPaths;
 use netlink::{Link, NetNs, RtSocket};
 use types::{AttachmentKey, NetworkName};
 
@@ -21,7 +21,7 @@ use crate::{Caller, Error, alias, firewall, relearn};
 const WORKERS: usize = 16;
 
 /// Frees everything of this network that is not listed, never a listed one, and goes on past errors.
-pub(crate) fn collect(gc: &Gc, place: &Place, caller: &Caller<'_>) -> Result<usize, Error> {
+pub(crate) fn collect(gc: &Gc, place: &LocalPaths, caller: &Caller<'_>) -> Result<usize, Error> {
     let network_name = &gc.config.name;
     let valid: Vec<AttachmentKey> = gc
         .valid
@@ -53,7 +53,7 @@ pub(crate) fn collect(gc: &Gc, place: &Place, caller: &Caller<'_>) -> Result<usi
 }
 
 /// Removes the firewall's chains of networks without pods, that of this network first.
-fn prune(network: &NetworkName, place: &Place, caller: &Caller<'_>) -> Result<(), Error> {
+fn prune(network: &NetworkName, place: &LocalPaths, caller: &Caller<'_>) -> Result<(), Error> {
     let own = AttachmentKey::network_dir(network);
     let networks =
         NodeState::open_existing(&place.run_dir)?.map_or(Ok(Vec::new()), |state| state.networks())?;
@@ -141,7 +141,7 @@ pub(crate) fn undo_held(held: HeldAttachment, caller: &Caller<'_>) -> Result<(),
 
 /// Removes links of this network that carry our mark and that neither the list nor a record knows. A link's record is
 /// there before the link: it is looked for after the link was seen, so that an ADD under way is not mistaken.
-fn sweep_links(gc: &Gc, place: &Place, valid: &[AttachmentKey]) -> Vec<Error> {
+fn sweep_links(gc: &Gc, place: &LocalPaths, valid: &[AttachmentKey]) -> Vec<Error> {
     let name = AttachmentKey::network_dir(&gc.config.name);
     let valid: BTreeSet<String> = valid.iter().map(AttachmentKey::file_stem).collect();
     let sweep = || -> Result<Vec<Error>, Error> {

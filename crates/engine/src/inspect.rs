@@ -11,7 +11,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use cni::{Config, Version};
-use netconf::{NetConf, Place};
+use netconf::{LocalPaths, NetConf};
 use netlink::{Link, RtSocket};
 use rustix::fs::{Access, access};
 use types::{AttachmentKey, Code, Finding, NetworkName, Severity};
@@ -149,7 +149,7 @@ impl<'a> Inspection<'a> {
     }
 
     fn parse<'c>(&mut self, config: &'c Config) -> Option<(&'c Config, NetConf)> {
-        let place = Place::parse(config).and_then(|place| Ok((place, NetConf::parse(config)?)));
+        let place = LocalPaths::parse(config).and_then(|place| Ok((place, NetConf::parse(config)?)));
         match place {
             Ok((place, conf)) => (place.run_dir == self.run_dir).then_some((config, conf)),
             Err(error) => {

@@ -4,7 +4,7 @@
 
 use cni::Config;
 use ipnet::IpNet;
-use netconf::{Addresses, NetConf, Place};
+use netconf::{Addresses, LocalPaths, NetConf};
 use netlink::{Link, RtSocket};
 use types::{AttachMode, AttachmentKey, IfName, NetworkName};
 
@@ -41,7 +41,7 @@ pub(crate) fn network_with(
 /// The network's state, for what only removes: if there is none and no link of the network lives, none is made.
 pub(crate) fn existing(
     config: &Config,
-    place: &Place,
+    place: &LocalPaths,
     caller: &Caller<'_>,
 ) -> Result<Option<NetworkState>, Error> {
     let known =

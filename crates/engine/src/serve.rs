@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use cni::{Call, Config, Request, Version};
-use netconf::{NetConf, NodeNetworks, Place};
+use netconf::{LocalPaths, NetConf, NodeNetworks};
 use serde_json::Value;
 use types::{AttachMode, RequestId};
 
@@ -64,8 +64,8 @@ impl<'a> Caller<'a> {
         NetConf::for_call(call, self.networks.as_ref())
     }
 
-    fn place(&self, config: &Config) -> Result<Place, cni::Error> {
-        Place::merge(config, self.networks.as_ref())
+    fn place(&self, config: &Config) -> Result<LocalPaths, cni::Error> {
+        LocalPaths::merge(config, self.networks.as_ref())
     }
 }
 

@@ -1,7 +1,7 @@
 //! STATUS: could an ADD be served now (50 if not), and are pods that run already worse off (51)?
 
 use cni::Config;
-use netconf::{NetConf, Place};
+use netconf::{LocalPaths, NetConf};
 use netlink::RtSocket;
 use types::{Code, Finding, Severity};
 
@@ -17,7 +17,7 @@ use crate::{Caller, Error, Warn, firewall, gc, inspect, privileges, reconcile, r
 pub(crate) fn status(
     config: &Config,
     conf: &NetConf,
-    place: &Place,
+    place: &LocalPaths,
     caller: &Caller<'_>,
 ) -> Result<(), Error> {
     let dir = place.run_dir.as_path();
@@ -72,7 +72,7 @@ enum Prepared {
 
 /// Makes the state directory and removes pods that are gone, as an ADD would.
 fn prepare(
-    (config, conf, place): (&Config, &NetConf, &Place),
+    (config, conf, place): (&Config, &NetConf, &LocalPaths),
     found: &[Finding],
     warn: Warn<'_>,
 ) -> Result<Prepared, Error> {
@@ -111,7 +111,12 @@ mod tests {
             dir.display()
         );
         let config = Config::from_slice(text.as_bytes())?;
-        status(&config, &NetConf::parse(&config)?, &Place::parse(&config)?, &Caller::standalone(&|_| ()))?;
+        status(
+            &config,
+            &NetConf::parse(&config)?,
+            &LocalPaths::parse(&config)?,
+            &Caller::standalone(&|_| ()),
+        )?;
         Ok(())
     }
 

@@ -23,7 +23,7 @@ mod wiring;
 
 pub use addresses::{Addresses, foreign_ipam, is_dhcp};
 pub use network::{Network, NetworkSettings, NodeAllocation, NodeNetworks, comma_separated};
-pub use place::{DEFAULT_LOG_FILE, DEFAULT_RUN_DIR, Log, Place, default_socket};
+pub use place::{DEFAULT_LOG_FILE, DEFAULT_RUN_DIR, LocalPaths, Log, default_socket};
 pub use routes::default_route;
 pub use wiring::{DEFAULT_BRIDGE, NetConf};
 

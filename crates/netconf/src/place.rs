@@ -13,7 +13,7 @@ pub const DEFAULT_LOG_FILE: &str = "/var/log/podwire-cni.log";
 /// Where node-local state and the log are. DEL and GC read nothing else of the config, so that a config that was
 /// broken in the meantime never keeps a pod from going away.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct LocalPaths {
     pub run_dir: PathBuf,
     pub log: Log,
     /// The agent's socket. None: standalone.
@@ -45,7 +45,7 @@ pub fn default_socket(run_dir: &Path) -> PathBuf {
     run_dir.join("agent.sock")
 }
 
-impl Place {
+impl LocalPaths {
     /// As [`Self::parse`]; an agent uses its own directory, whatever the config names.
     pub fn merge(config: &Config, node: Option<&NodeNetworks<'_>>) -> Result<Self, Error> {
         let Some(node) = node else { return Self::parse(config) };

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use types::AttachMode;
 
-use crate::{Addresses, Log, NetConf, Place};
+use crate::{Addresses, LocalPaths, Log, NetConf};
 
 mod merge;
 
@@ -67,7 +67,7 @@ fn b10_config_and_args_say_whose_a_pod_is() {
 
 #[test]
 fn the_agents_socket_is_a_path_or_true() {
-    let place = |agent: Value| Place::parse(&config(json!({"runDir": "/run/x", "agent": agent})));
+    let place = |agent: Value| LocalPaths::parse(&config(json!({"runDir": "/run/x", "agent": agent})));
     for off in [json!(null), json!(false), json!("")] {
         assert_eq!(place(off).unwrap().agent, None);
     }
@@ -319,7 +319,7 @@ fn bad_values_are_named_with_what_is_allowed() {
 
 #[test]
 fn state_is_where_the_config_says() {
-    let place = |extra| Place::parse(&config(extra));
+    let place = |extra| LocalPaths::parse(&config(extra));
     let default = place(json!({})).unwrap();
     assert_eq!(default.run_dir.to_str(), Some("/run/podwire"));
     assert_eq!(default.log, Log::File("/var/log/podwire-cni.log".into()));
@@ -385,7 +385,7 @@ proptest! {
         all.insert("cniVersion".to_owned(), json!("1.1.0"));
         all.insert("name".to_owned(), json!("n"));
         if let Ok(config) = Config::from_slice(Value::Object(all).to_string().as_bytes()) {
-            let _ = Place::parse(&config);
+            let _ = LocalPaths::parse(&config);
             match NetConf::parse(&config) {
                 Ok(conf) => prop_assert_eq!(pools(&conf).is_empty(), matches!(conf.addresses, Addresses::Absent)),
                 Err(error) => prop_assert!(!error.msg.is_empty()),

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use cni::json::Obj;
 use cni::{Args, Call, Env, Failure, Request, Var};
 use engine::Done;
-use netconf::{Log, Place};
+use netconf::{LocalPaths, Log};
 use serde_json::{Map, Value, json};
 
 use crate::agent::{AgentExchange, ExchangeEnd};
@@ -27,7 +27,7 @@ pub(crate) struct LogLine {
 
 impl LogLine {
     pub(crate) fn of(request: &Request, served: &Served, took: Duration) -> Self {
-        let place = config_of(request).and_then(|config| Place::parse(config).ok());
+        let place = config_of(request).and_then(|config| LocalPaths::parse(config).ok());
         let mut line = Self::begin(place.map_or(Log::None, |place| place.log), command(request), took);
         match request {
             Request::Add(call) | Request::Del(call) | Request::Check(call) => line.put_call(call),

@@ -4,7 +4,7 @@
 use cni::Config;
 use install::cni_configs::CniConfig;
 use install::runtimes::Runtimes;
-use netconf::Place;
+use netconf::LocalPaths;
 use types::Finding;
 
 use super::Reconciler;
@@ -26,8 +26,9 @@ impl Reconciler {
         let plugin = &config.plugin.name;
         let parts = CniConfig::naming(plugin, &directory).into_iter().flat_map(|file| file.parts(plugin));
         let all = parts.filter_map(|part| Config::from_slice(part.to_string().as_bytes()).ok());
-        let is_own =
-            |one: &Config| Place::parse(one).is_ok_and(|place| place.agent.as_ref() == Some(&config.socket));
+        let is_own = |one: &Config| {
+            LocalPaths::parse(one).is_ok_and(|place| place.agent.as_ref() == Some(&config.socket))
+        };
         all.filter(is_own).collect()
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use model::{Alive, BlockClaim, DecodeError, Layout, NodeRecord, Object as _, StoredNode};
+use model::{AliveRecord, BlockClaim, DecodeError, KeyLayout, NodeRecord, Object as _, StoredNode};
 use store::{Change, Compare, Entry, Outcome};
 use tokio::sync::oneshot;
 use types::NodeName;
@@ -117,9 +117,9 @@ pub(crate) async fn look(registry: &Registry) -> Result<StoreContents, store::Er
 }
 
 /// The node whose agent a key is about, and since when it is alive.
-pub(crate) fn alive_at(layout: &Layout, key: &str, value: &[u8]) -> Option<(NodeName, u64)> {
+pub(crate) fn alive_at(layout: &KeyLayout, key: &str, value: &[u8]) -> Option<(NodeName, u64)> {
     let name = layout.alive_of(key)?;
-    Some((name, Alive::decode(value).ok()?.since))
+    Some((name, AliveRecord::decode(value).ok()?.since))
 }
 
 /// Takes a node and its claims out of the store, also claims that no record names. While its agent is alive only by force,

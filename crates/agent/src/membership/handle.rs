@@ -139,8 +139,8 @@ impl Membership {
             stop: stopped.clone(),
         };
         let store_name = match shared.config.store {
-            config::Store::Embedded => "the store",
-            config::Store::Etcd(_) => "etcd",
+            config::StoreChoice::Embedded => "the store",
+            config::StoreChoice::Etcd(_) => "etcd",
         };
         let site = Site {
             shared: Arc::clone(&shared),

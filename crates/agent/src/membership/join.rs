@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use ipnet::IpNet;
-use model::{BlockClaim, Cut, CutError, DecodeError, Layout, NetworkSpec, NodeRecord, Object};
+use model::{BlockClaim, Cut, CutError, DecodeError, KeyLayout, NetworkSpec, NodeRecord, Object};
 use store::{Change, Compare, Entry, Outcome, Store};
 use tracing::{info, warn};
 use types::{Code, Finding, NodeName};
@@ -115,7 +115,7 @@ pub(crate) struct Candidate {
 #[derive(Debug, Clone)]
 pub(crate) struct Registry {
     pub(crate) store: Store,
-    pub(crate) layout: Layout,
+    pub(crate) layout: KeyLayout,
 }
 
 /// An object and the revision at which it stands.

@@ -92,7 +92,7 @@ pub(crate) struct MembershipParts {
 
 /// A node that nobody can join: one block is all there is, and nobody else uses the store.
 pub(crate) fn is_alone(config: &Config) -> bool {
-    matches!(config.store, config::Store::Embedded) && config.cluster.margin == 0
+    matches!(config.store, config::StoreChoice::Embedded) && config.cluster.margin == 0
 }
 
 /// Everything the thread starts with.
@@ -195,16 +195,16 @@ pub(crate) fn cuts(config: &Config) -> Vec<Cut> {
 }
 
 fn spec(config: &Config) -> NetworkSpec {
-    let config::Cluster { margin, vni, vxlan_port, .. } = config.cluster;
+    let config::ClusterConfig { margin, vni, vxlan_port, .. } = config.cluster;
     NetworkSpec { subnets: config.network.subnets.clone(), margin, vni, vxlan_port }
 }
 
 fn store_config(config: &Config, home: &Home) -> StoreConfig {
     match &config.store {
-        config::Store::Embedded => StoreConfig::Embedded {
+        config::StoreChoice::Embedded => StoreConfig::Embedded {
             dir: config.store_dir.clone().unwrap_or_else(|| home.dir().join("store")),
         },
-        config::Store::Etcd(etcd) => StoreConfig::Etcd(EtcdConfig {
+        config::StoreChoice::Etcd(etcd) => StoreConfig::Etcd(EtcdConfig {
             endpoints: etcd.endpoints.clone(),
             ca: etcd.ca.clone(),
             cert: etcd.cert.clone(),

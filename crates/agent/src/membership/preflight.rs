@@ -1,6 +1,6 @@
 //! What a start would meet in the store and on the node's links. Reads only.
 
-use model::{Alive, NetworkSpec, Object as _};
+use model::{AliveRecord, NetworkSpec, Object as _};
 use store::{Change, Compare, Store};
 use types::{Finding, NodeName, NodeUid};
 
@@ -18,7 +18,7 @@ const NO_REVISION: u64 = i64::MAX.cast_unsigned();
 pub(crate) fn store(config: &Config) -> Result<(), JoinRefused> {
     let home = Home::of(&config.state_dir, &config.network.name);
     let uid = home.known_uid().map_err(ClusterError::from)?;
-    if config.store == config::Store::Embedded {
+    if config.store == config::StoreChoice::Embedded {
         return Ok(());
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -69,7 +69,7 @@ impl Registry {
         }
         let alive = self.layout.alive(name);
         if let Some(entry) = self.store.get(&alive).await?
-            && let Ok(held) = Alive::decode(&entry.value)
+            && let Ok(held) = AliveRecord::decode(&entry.value)
             && uid != Some(&held.uid)
         {
             return Err(self.held(name, &held.uid).await?);

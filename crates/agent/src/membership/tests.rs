@@ -11,8 +11,8 @@ use std::path::Path;
 use api::RouteState;
 use ipnet::IpNet;
 use model::{
-    Alive, Facts, Layout, Mesh, NetworkSpec, NodeRecord, Object as _, PeerRoute, Seen, StoredNode, Transport,
-    Tunnels, Underlay,
+    AliveRecord, Facts, KeyLayout, Mesh, NetworkSpec, NodeRecord, Object as _, ObservedPeers, PeerRoute,
+    StoredNode, Transport, Tunnels, Underlay,
 };
 use netlink::RtSocket;
 use store::{Change, Store, StoreConfig};
@@ -25,7 +25,7 @@ use super::join::{Candidate, JoinError, Joined, Registry, cuts};
 
 fn registry(dir: &Path) -> Registry {
     let store = Store::open(&StoreConfig::Embedded { dir: dir.join("store") }).unwrap();
-    Registry { store, layout: Layout::new("/pods", None) }
+    Registry { store, layout: KeyLayout::new("/pods", None) }
 }
 
 fn spec() -> NetworkSpec {
@@ -61,7 +61,7 @@ fn with_store<F: Future<Output = ()>>(test: impl FnOnce(Registry) -> F) {
 }
 
 async fn say_alive(registry: &Registry, joined: &Joined) {
-    let value = Alive { uid: joined.record.uid.clone(), since: 1 }.encode();
+    let value = AliveRecord { uid: joined.record.uid.clone(), since: 1 }.encode();
     let put = Change::Put { key: registry.layout.alive(&joined.record.name), value, lease: None };
     registry.store.commit(&[], &[put]).await.unwrap();
 }
@@ -232,7 +232,7 @@ fn a_route_is_shown_as_different_whatever_of_it_is() {
     let wanted = mesh.take_changes().set_routes[0];
     let other: IpAddr = "192.0.2.9".parse().unwrap();
     let shown = |route: PeerRoute| {
-        let seen = Seen { routes: vec![route], ..Seen::default() };
+        let seen = ObservedPeers { routes: vec![route], ..ObservedPeers::default() };
         let routes = super::view::routes(&mesh, &seen, &mut RtSocket::open().unwrap());
         (routes.len(), routes[0].state, routes[0].message.clone().unwrap_or_default())
     };

@@ -7,7 +7,7 @@ use api::{
     SubnetView, Timestamp,
 };
 use ipnet::IpNet;
-use model::{Cut, Mesh, PeerRoute, Seen, StoredNode, Way, refusals, shared_parts};
+use model::{Cut, Mesh, ObservedPeers, PeerRoute, StoredNode, Way, refusals, shared_parts};
 use netlink::RtSocket;
 use types::NodeName;
 
@@ -116,7 +116,7 @@ pub(crate) fn blocks(
 }
 
 /// What should be, what the kernel has, and the difference.
-pub(crate) fn routes(mesh: &Mesh, seen: &Seen, socket: &mut RtSocket) -> Vec<RouteView> {
+pub(crate) fn routes(mesh: &Mesh, seen: &ObservedPeers, socket: &mut RtSocket) -> Vec<RouteView> {
     let mut names: BTreeMap<u32, Option<String>> = BTreeMap::new();
     let mut name_of = |link: u32| {
         let ask = || socket.link_at(link).ok().flatten().map(|link| link.name);

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
-use model::{Changes, NodeRecord, Repaired, Tunnels};
+use model::{NodeRecord, PeerChanges, Repaired, Tunnels};
 use netlink::{PeerMonitor, PeerNews, Route};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -315,7 +315,7 @@ impl Routes {
     }
 
     /// The changes that were not applied.
-    fn apply(&mut self, changes: &Changes) -> RefusedChanges {
+    fn apply(&mut self, changes: &PeerChanges) -> RefusedChanges {
         self.tell_soon();
         // Alone there is nobody to lead to; what is there is another network's.
         if changes.is_empty() || self.is_alone {

@@ -8,7 +8,7 @@ use config::{Directories, Flags};
 use install::PLUGIN;
 use install::cni_configs::CniConfig;
 use install::runtimes::Runtimes;
-use netconf::Place;
+use netconf::LocalPaths;
 
 /// Those that the runtimes of this node use, with the CNI_PATH that each of them sets.
 pub(super) fn of_node() -> Vec<Config> {
@@ -36,7 +36,7 @@ fn with_paths(config: &Config, searched: &[Vec<PathBuf>]) -> Vec<Config> {
 
 /// Whether the plugin passes requests with this config to an agent.
 pub(super) fn names_agent(config: &Config) -> bool {
-    Place::parse(config).is_ok_and(|place| place.agent.is_some())
+    LocalPaths::parse(config).is_ok_and(|place| place.agent.is_some())
 }
 
 /// The configs that a runtime would send to the plugin. Other configs, and those that cannot be read, are left out.

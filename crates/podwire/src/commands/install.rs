@@ -71,7 +71,7 @@ fn standalone(args: &Install) -> Result<()> {
             connections_per_pod: None,
             masquerade: true,
         },
-        install: config::Install {
+        install: config::InstallConfig {
             plugin: places.plugin.clone().map_or_else(plugin_beside_us, Ok)?,
             plugin_dir: places.plugin_dir.clone().unwrap_or(found.plugins),
             config_dir: places.config_dir.clone().unwrap_or(found.configs),
@@ -97,7 +97,7 @@ fn can_serve(list: &str) -> Result<()> {
         // STATUS came with this version.
         config["cniVersion"] = "1.1.0".into();
         let config = cni::Config::from_slice(config.to_string().as_bytes())?;
-        let run_dir = netconf::Place::parse(&config)?.run_dir;
+        let run_dir = netconf::LocalPaths::parse(&config)?.run_dir;
         let is_new = NodeState::open_existing(&run_dir).context(WOULD_FAIL)?.is_none();
         let warn = |message: &str| print::warn(format_args!("podwire: {message}"));
         let answer = engine::serve(&cni::Request::Status(config.clone()), &Caller::standalone(&warn));

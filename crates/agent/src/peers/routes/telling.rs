@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use model::{Changes, Way};
+use model::{PeerChanges, Way};
 use tracing::{debug, info};
 use types::{Code, Finding};
 
@@ -25,7 +25,7 @@ pub(crate) struct Telling {
     /// Why the kernel refused changes, by object.
     refused: BTreeMap<String, String>,
     /// Changes that follow from the records and were refused. They are no repairs when they are made later.
-    pub(super) owed: Changes,
+    pub(super) owed: PeerChanges,
     /// Why the routes could not be compared or changed at all.
     pub(super) failure: Option<String>,
     /// Why events of the kernel are not received.
