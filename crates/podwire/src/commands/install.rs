@@ -23,7 +23,7 @@ use netlink::RtSocket;
 use serde_json::Value;
 use types::{Code, Fix};
 
-use crate::cli::Install;
+use crate::cli::InstallArgs;
 use crate::print;
 
 const WOULD_FAIL: &str = "nothing was installed: the first pod of this network would fail";
@@ -32,11 +32,11 @@ const QUESTION: Duration = Duration::from_secs(5);
 /// An agent that starts is ready within a fraction of a second.
 const PAUSE: Duration = Duration::from_millis(50);
 
-pub(crate) fn run(args: &Install) -> Result<()> {
+pub(crate) fn run(args: &InstallArgs) -> Result<()> {
     if args.network.standalone { standalone(args) } else { with_agent(args) }
 }
 
-fn with_agent(args: &Install) -> Result<()> {
+fn with_agent(args: &InstallArgs) -> Result<()> {
     let mut config = configuration(args)?;
     let client = Client::new(&config.socket);
     let end = Instant::now() + Duration::from_secs(args.timeout);
@@ -57,7 +57,7 @@ fn with_agent(args: &Install) -> Result<()> {
     put(&installer, &directories)
 }
 
-fn standalone(args: &Install) -> Result<()> {
+fn standalone(args: &InstallArgs) -> Result<()> {
     let (wanted, places) = (&args.network, &args.places);
     let run_dir = args.which.run_dir.clone().unwrap_or_else(|| netconf::DEFAULT_RUN_DIR.into());
     let found = Runtimes::directories();
@@ -157,7 +157,7 @@ fn put(installer: &Installer, directories: &Directories) -> Result<()> {
 }
 
 /// The agent's own configuration, with what was said here over it.
-fn configuration(args: &Install) -> Result<Config> {
+fn configuration(args: &InstallArgs) -> Result<Config> {
     let (which, places) = (&args.which, &args.places);
     let given = [
         ("--config", &args.config),
@@ -249,7 +249,7 @@ fn installs_itself(client: &Client) -> Result<bool> {
     Ok(client.get(api::CNI_CONFIG, QUESTION)?.status == 200)
 }
 
-fn kept_by_agent(args: &Install, client: &Client, end: Instant) -> Result<()> {
+fn kept_by_agent(args: &InstallArgs, client: &Client, end: Instant) -> Result<()> {
     wait_for(args.timeout, end, || {
         let files = status(client)?.installed;
         match files.iter().find(|file| !file.ok) {

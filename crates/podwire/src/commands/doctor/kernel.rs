@@ -16,7 +16,7 @@ const MTU: u32 = 1400;
 const NAMESPACES: u64 = 1024;
 
 /// One try: what it is for, how it ended, and the module that is missing if it is.
-struct Try {
+struct FeatureProbe {
     check: &'static str,
     what: &'static str,
     module: &'static str,
@@ -42,8 +42,8 @@ fn raise_limit(error: &NetNsError) -> Option<Fix> {
     is_reached.then(|| Fix::words(["sysctl", "-w", &setting]))
 }
 
-fn finding(tried: Try) -> Check {
-    let Try { check, what, module, outcome } = tried;
+fn finding(tried: FeatureProbe) -> Check {
+    let FeatureProbe { check, what, module, outcome } = tried;
     match outcome {
         Ok(()) => Check::ok(check, what),
         Err(error) if matches!(error.downcast_ref(), Some(nft::Error::NftMissing)) => {
@@ -56,20 +56,25 @@ fn finding(tried: Try) -> Check {
     }
 }
 
-fn tries() -> Result<Vec<Try>, NetNsError> {
+fn tries() -> Result<Vec<FeatureProbe>, NetNsError> {
     let (here, there) = (NetNs::create()?, NetNs::create()?);
     here.run(|| {
         vec![
-            Try { check: "veth", what: "pods can be wired", module: "veth", outcome: veth(&there) },
-            Try { check: "bridge", what: "a bridge can be made", module: "bridge", outcome: bridge() },
-            Try { check: "vxlan", what: "a tunnel can be made", module: "vxlan", outcome: vxlan() },
-            Try {
+            FeatureProbe { check: "veth", what: "pods can be wired", module: "veth", outcome: veth(&there) },
+            FeatureProbe {
+                check: "bridge",
+                what: "a bridge can be made",
+                module: "bridge",
+                outcome: bridge(),
+            },
+            FeatureProbe { check: "vxlan", what: "a tunnel can be made", module: "vxlan", outcome: vxlan() },
+            FeatureProbe {
                 check: "nftables",
                 what: "the firewall's tables can be made",
                 module: "nf_tables",
                 outcome: tables(),
             },
-            Try {
+            FeatureProbe {
                 check: "conntrack",
                 what: "connections are tracked, and can be forgotten",
                 module: "nf_conntrack_netlink",

@@ -21,7 +21,7 @@ use crate::folders::Folders;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Who looks after pods here.
-pub(super) enum Keeper {
+pub(super) enum NodeServer {
     Agent(Box<api::Status>),
     /// Its socket says something else than an agent would, or nothing, or cannot be used.
     Unclear(Finding),
@@ -33,9 +33,9 @@ pub(super) enum Keeper {
     Missing(ClientError),
 }
 
-pub(super) struct Node {
+pub(super) struct CheckedNode {
     pub(super) folders: Folders,
-    pub(super) keeper: Keeper,
+    pub(super) keeper: NodeServer,
     pub(super) client: Client,
     pub(super) attachments: Vec<Attachment>,
     pub(super) links: Vec<Link>,
@@ -43,7 +43,7 @@ pub(super) struct Node {
     pub(super) configs: Vec<Config>,
 }
 
-impl Node {
+impl CheckedNode {
     pub(super) fn look(args: &Doctor) -> Self {
         let folders = Folders::find(&args.which, args.state_dir.clone());
         // A state that cannot be read is told by the look at our tables, which reads it too.
@@ -58,8 +58,11 @@ impl Node {
 
     pub(super) fn status(&self) -> Option<&api::Status> {
         match &self.keeper {
-            Keeper::Agent(status) => Some(status),
-            Keeper::Unclear(_) | Keeper::Denied(_) | Keeper::Standalone | Keeper::Missing(_) => None,
+            NodeServer::Agent(status) => Some(status),
+            NodeServer::Unclear(_)
+            | NodeServer::Denied(_)
+            | NodeServer::Standalone
+            | NodeServer::Missing(_) => None,
         }
     }
 
@@ -123,27 +126,29 @@ fn attachments(folders: &Folders) -> Result<Vec<Attachment>, engine::state::Stat
     Ok(all)
 }
 
-fn keeper(client: &Client, folders: &Folders, configs: &[Config]) -> Keeper {
+fn keeper(client: &Client, folders: &Folders, configs: &[Config]) -> NodeServer {
     let unclear = |why: String| {
         let object = format!("socket {}", folders.socket.display());
-        Keeper::Unclear(Finding::new(Code::AgentUnreachable, object, why).fix("systemctl restart podwire"))
+        NodeServer::Unclear(
+            Finding::new(Code::AgentUnreachable, object, why).fix("systemctl restart podwire"),
+        )
     };
     match client.get(api::STATUS, PATIENCE) {
         Ok(answer) if answer.status == 200 => match serde_json::from_slice(&answer.body) {
-            Ok(status) => Keeper::Agent(Box::new(status)),
+            Ok(status) => NodeServer::Agent(Box::new(status)),
             Err(error) => unclear(format!("the agent is of another version: {error}")),
         },
         Ok(answer) => unclear(format!("the agent answers {}", answer.status)),
         Err(error @ ClientError::NobodyListens { .. }) => {
             let has_state = matches!(NodeState::open_existing(&folders.run_dir), Ok(Some(_)));
             match mode::of_node(folders, has_state, configs) {
-                NodeMode::Agent => Keeper::Missing(error),
-                NodeMode::Standalone => Keeper::Standalone,
+                NodeMode::Agent => NodeServer::Missing(error),
+                NodeMode::Standalone => NodeServer::Standalone,
             }
         }
         Err(ClientError::Connect { source, socket }) if source.kind() == ErrorKind::PermissionDenied => {
-            Keeper::Denied(format!("cannot connect to the agent's socket {}: {source}", socket.display()))
+            NodeServer::Denied(format!("cannot connect to the agent's socket {}: {source}", socket.display()))
         }
-        Err(error) => Keeper::Unclear(mode::agent_missing(folders, &error)),
+        Err(error) => NodeServer::Unclear(mode::agent_missing(folders, &error)),
     }
 }

@@ -10,13 +10,13 @@ use netlink::RtSocket;
 use types::{AttachMode, IfName, NetworkName};
 
 use super::finding::Check;
-use super::node::Node;
+use super::node::CheckedNode;
 
 const CHECK: &str = "pod subnets";
 
 type Networks = BTreeMap<NetworkName, (IfName, Vec<IpNet>)>;
 
-pub(super) fn subnets(node: &Node) -> Vec<Check> {
+pub(super) fn subnets(node: &CheckedNode) -> Vec<Check> {
     let networks = networks(node);
     let all: Vec<IpNet> = networks.values().flat_map(|(_, subnets)| subnets).copied().collect();
     let host = RtSocket::open().map_err(engine::Error::from);
@@ -36,7 +36,7 @@ pub(super) fn subnets(node: &Node) -> Vec<Check> {
 }
 
 /// The agent's network, those of pods, and those of configs. What is known first wins.
-fn networks(node: &Node) -> Networks {
+fn networks(node: &CheckedNode) -> Networks {
     let mut networks = Networks::new();
     let agents = node.status().map(|status| &status.network).and_then(|network| {
         let name = NetworkName::try_from(network.name.as_str()).ok()?;
