@@ -7,13 +7,12 @@ use std::path::Path;
 use cni::{Code, PortMapping};
 use netconf::NetConf;
 use netlink::RtSocket;
-use nft::conntrack::{self, Family};
 use nft::{
     Firewall, FirewallPod, Guard, HostPort, Idle, LiveOwners, NetworkChain, OtherPods, PodElement, Stray,
-    Structure,
+    Structure, conntrack,
 };
 use rustix::io::Errno;
-use types::{AttachmentKey, Finding, Fix, IfName, NetworkName};
+use types::{AttachmentKey, Family, Finding, Fix, IfName, NetworkName};
 
 use crate::alias::Alias;
 use crate::condition::repair_command;

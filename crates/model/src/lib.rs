@@ -27,7 +27,7 @@ pub use cut::{Cut, CutError, Offered};
 pub use difference::{difference, listed};
 pub use layout::KeyLayout;
 pub use mesh::{
-    Facts, Family, Mesh, NoWay, ObservedPeers, PeerChanges, PeerFdb, PeerNeighbour, PeerRoute, PeerSource,
-    Repaired, SourceChanges, Transport, TransportError, Tunnels, Underlay, Way,
+    Facts, Mesh, NoWay, ObservedPeers, PeerChanges, PeerFdb, PeerNeighbour, PeerRoute, Repaired,
+    SourceChanges, Transport, TransportError, Tunnels, Underlay, Way,
 };
 pub use object::{AliveRecord, BlockClaim, DecodeError, NetworkSpec, NodeRecord, Object};

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use netlink::Refusal;
 use netlink::wire::{Body, attribute, attribute_at};
 use rustix::io::Errno;
+use types::Family;
 
 use crate::error::Error;
 use crate::number;
@@ -43,13 +44,6 @@ pub fn sweep(family: Family, is_meant: &dyn Fn(IpAddr) -> bool) -> Result<(), Er
         sources.into_iter().flatten().any(is_meant)
     };
     remove_matching(&mut NftSocket::open()?, v6, &meant)
-}
-
-/// Of addresses; not to be confused with nftables' families.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Family {
-    V4,
-    V6,
 }
 
 /// Removes what is remembered of datagrams to these host ports: only the first packet of a flow is looked up in the

@@ -43,7 +43,7 @@ pub mod conntrack;
 
 pub use apply::Surplus;
 pub use desired::limit::ConnectionLimit;
-pub use desired::peers::{PeerRules, PeerSource};
+pub use desired::peers::PeerRules;
 pub use desired::pods::Structure;
 pub use error::Error;
 pub use firewall::{Firewall, NoOthers, OtherPods};

@@ -1,10 +1,10 @@
 //! The tables that one network has beside the tables of pods: peers, limit and clamp. Only the network's agent changes them.
 
-use types::{IfName, NetworkName};
+use types::{IfName, NetworkName, PeerSource};
 
 use crate::apply::Surplus;
 use crate::desired::limit::ConnectionLimit;
-use crate::desired::peers::{PeerRules, PeerSource};
+use crate::desired::peers::PeerRules;
 use crate::desired::{NetworkTable, TableFamily, TableId, clamp};
 use crate::element::Element;
 use crate::error::Error;

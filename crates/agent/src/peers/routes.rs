@@ -306,11 +306,11 @@ impl Routes {
         let changes = self.known.mesh.take_changes();
         debug!("{changes}");
         let sources = self.known.mesh.take_source_changes();
-        self.add_peers(sources.add);
+        self.add_peers(&sources.add);
         let refused = self.apply(&changes);
         self.known.telling.owed.extend(&refused.changes);
         self.refused(refused.reasons, AppliedPart::News);
-        self.remove_peers(sources.remove);
+        self.remove_peers(&sources.remove);
         self.try_tunnels();
     }
 

@@ -29,12 +29,12 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use types::{Mac, NodeName};
+use types::{Family, Mac, NodeName, PeerSource};
 
 pub use changes::{ObservedPeers, PeerChanges, PeerFdb, PeerNeighbour, PeerRoute};
-pub use facts::{Facts, Family, Transport, TransportError, Tunnels, Underlay};
+pub use facts::{Facts, Transport, TransportError, Tunnels, Underlay};
 pub use repairs::Repaired;
-pub use sources::{PeerSource, SourceChanges};
+pub use sources::SourceChanges;
 pub use way::{NoWay, Way};
 
 use crate::admission::StoredNode;

@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use types::{Mac, NodeName};
+use types::{Family, Mac, NodeName, PeerSource};
 
 use super::changes::{PeerFdb, PeerNeighbour, PeerRoute};
 use super::claims::Holders;
-use super::facts::{Facts, Family};
-use super::sources::{PeerSource, senders, sources};
+use super::facts::Facts;
+use super::sources::{senders, sources};
 use super::way::{NoWay, Way, choose, outer};
 use crate::admission::{StoredNode, check_block};
 use crate::cut::Cut;

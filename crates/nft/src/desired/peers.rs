@@ -19,7 +19,7 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use types::{Mac, NetworkName};
+use types::{Mac, NetworkName, PeerSource};
 
 use super::ChainType::Filter;
 use super::HookPoint::{Forward, Input};
@@ -53,13 +53,6 @@ pub struct PeerRules {
     /// The prefix lengths of the network's blocks, for each family that pods have.
     pub block4: Option<u8>,
     pub block6: Option<u8>,
-}
-
-/// A peer that sends from `outer` may carry packets from `inner`: a block, or one of its own addresses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PeerSource {
-    pub outer: IpAddr,
-    pub inner: IpNet,
 }
 
 /// Sources of one outer and one inner family: blocks of one length, or whole addresses.

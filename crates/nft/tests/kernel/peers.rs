@@ -1,6 +1,7 @@
 //! The table of peers: it is made, followed, repaired and removed, and other tables stay as they are.
 
-use nft::{Firewall, Mode, PeerRules, PeerSource, PeerTable, Surplus};
+use nft::{Firewall, Mode, PeerRules, PeerTable, Surplus};
+use types::PeerSource;
 
 use crate::common::{Sample, drift, in_netns, nft, repair, run};
 

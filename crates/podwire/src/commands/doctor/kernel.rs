@@ -138,6 +138,6 @@ fn tables() -> Result<()> {
 }
 
 fn connections() -> Result<()> {
-    let families = [nft::conntrack::Family::V4, nft::conntrack::Family::V6];
+    let families = [types::Family::V4, types::Family::V6];
     Ok(families.into_iter().try_for_each(|family| nft::conntrack::sweep(family, &|_| false))?)
 }
