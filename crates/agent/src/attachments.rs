@@ -111,7 +111,7 @@ fn bandwidth(limits: &cni::Bandwidth) -> BandwidthView {
     }
 }
 
-fn route(route: &cni::Route) -> PodRouteView {
+fn route(route: &cni::PodRoute) -> PodRouteView {
     PodRouteView {
         destination: route.dst,
         gateway: route.gw,

@@ -127,7 +127,7 @@ impl From<&cni::Error> for PodAnswer {
 
 #[cfg(test)]
 mod tests {
-    use cni::{Code, Env, Request};
+    use cni::{Env, ErrorCode, Request};
 
     use super::*;
 
@@ -188,7 +188,8 @@ mod tests {
 
     #[test]
     fn b3_a_failure_is_result_1_with_message_and_details() {
-        let error = cni::Error::new(Code::AddressesExhausted, "no address left").with_details("254 in use");
+        let error =
+            cni::Error::new(ErrorCode::AddressesExhausted, "no address left").with_details("254 in use");
         let answer = PodAnswer::from(&error);
         assert!(!answer.is_success());
         assert_eq!(

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use cni::{Call, Request};
+use cni::{AttachmentRequest, Request};
 use tracing::level_filters::LevelFilter;
 use tracing::subscriber::{SetGlobalDefaultError, set_global_default};
 use tracing::{Subscriber, field, info, warn};
@@ -127,7 +127,7 @@ impl RequestSubject {
             request: Some(id.clone()),
             ..Self::default()
         };
-        let call = |verb, call: &Call| Self {
+        let call = |verb, call: &AttachmentRequest| Self {
             pod: pod_name(call),
             container: Some(call.container.to_string()),
             ifname: Some(plain(call.ifname.as_str())),
@@ -153,7 +153,7 @@ impl RequestSubject {
     }
 }
 
-fn pod_name(call: &Call) -> Option<String> {
+fn pod_name(call: &AttachmentRequest) -> Option<String> {
     let name = call.args.pod_name.as_ref()?;
     Some(plain(&match &call.args.pod_namespace {
         Some(namespace) => format!("{namespace}/{name}"),
@@ -270,7 +270,7 @@ fn joined(addresses: &[IpAddr]) -> Option<String> {
 pub(crate) mod tests {
     use std::sync::{Arc, Mutex};
 
-    use cni::{Code, Env, Error};
+    use cni::{Env, Error, ErrorCode};
     use serde_json::{Value, json};
 
     use super::*;
@@ -323,7 +323,7 @@ pub(crate) mod tests {
     #[test]
     fn log_lines_hold_no_control_characters_from_outside() {
         let hostile = "a\nINFO forged\r\u{1b}]0 x\u{7}\u{9b}2J\u{202e}b\u{7f}";
-        let error = Error::new(Code::AddressTaken, hostile).with_details(hostile);
+        let error = Error::new(ErrorCode::AddressTaken, hostile).with_details(hostile);
         for format in [Format::Text, Format::Json] {
             let events = [
                 written(format, &RequestOutcome::Failed(&error), hostile),
@@ -355,7 +355,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_failure_says_code_and_cause_in_one_line() {
-        let error = Error::new(Code::AddressTaken, "10.83.0.5 is taken\nby default/db");
+        let error = Error::new(ErrorCode::AddressTaken, "10.83.0.5 is taken\nby default/db");
         let line = written(Format::Text, &RequestOutcome::Failed(&error), "a\nb c");
         assert_eq!(line.lines().count(), 1, "{line}");
         assert!(line.contains("WARN ADD failed 1.3ms code=101 pod=default/a_b_c net=podwire"), "{line}");
@@ -364,7 +364,7 @@ pub(crate) mod tests {
 
     #[test]
     fn the_same_as_json() {
-        let error = Error::new(Code::TryAgainLater, "the client hung up");
+        let error = Error::new(ErrorCode::TryAgainLater, "the client hung up");
         let line = written(Format::Json, &RequestOutcome::Cancelled(&error), "web-1");
         let line: Value = serde_json::from_str(&line).unwrap();
         for (key, value) in [

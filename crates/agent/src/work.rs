@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use api::{CniAnswer, CniCall, Condition, ConditionCode};
-use cni::{Code, Env, Error, Failure, Request, Version};
+use cni::{Env, Error, ErrorCode, Failure, Request, Version};
 use engine::{AllowedDelegates, Caller, Delegates, Done, Resident, Wait};
 use netconf::{NodeAllocation, NodeNetworks};
 use types::{AttachMode, AttachmentKey, NetworkName, RequestId};
@@ -129,7 +129,7 @@ impl Work {
     /// A request of the agent's own network ended. To count addresses takes a listing of all of them: it is done only if
     /// the request's end contradicts the condition.
     fn check_addresses(&self, outcome: &Result<Done, Error>) {
-        let is_exhausted = matches!(outcome, Err(error) if error.code == Code::AddressesExhausted);
+        let is_exhausted = matches!(outcome, Err(error) if error.code == ErrorCode::AddressesExhausted);
         if is_exhausted != self.board.has(types::Code::AddressesExhausted) {
             self.shares.report_addresses(&self.board, &self.run_dir, &self.network);
         }
@@ -185,8 +185,8 @@ impl Work {
     fn obstacle(&self, request: &Request) -> Option<Error> {
         let (code, is_status) = match request {
             Request::Del(_) | Request::Version(_) => return None,
-            Request::Status(_) => (Code::NotAvailable, true),
-            Request::Add(_) | Request::Check(_) | Request::Gc(_) => (Code::TryAgainLater, false),
+            Request::Status(_) => (ErrorCode::NotAvailable, true),
+            Request::Add(_) | Request::Check(_) | Request::Gc(_) => (ErrorCode::TryAgainLater, false),
         };
         let is_gc = matches!(request, Request::Gc(_));
         let concerns = |found: &Condition| match found.code {
@@ -269,12 +269,12 @@ impl Task {
             subject: self.subject.clone(),
             arrived: self.arrived,
             code: match self.request {
-                Request::Status(_) => Code::NotAvailable,
+                Request::Status(_) => ErrorCode::NotAvailable,
                 Request::Add(_)
                 | Request::Del(_)
                 | Request::Check(_)
                 | Request::Gc(_)
-                | Request::Version(_) => Code::TryAgainLater,
+                | Request::Version(_) => ErrorCode::TryAgainLater,
             },
             version: self.request.version(),
         }
@@ -332,7 +332,9 @@ impl Task {
             Ok(done) => {
                 RequestOutcome::Ok { addresses: &done.addresses, collected: is_gc.then_some(done.collected) }
             }
-            Err(error) if unwanted && error.code == Code::TryAgainLater => RequestOutcome::Cancelled(error),
+            Err(error) if unwanted && error.code == ErrorCode::TryAgainLater => {
+                RequestOutcome::Cancelled(error)
+            }
             Err(error) => RequestOutcome::Failed(error),
         };
         self.work.tell(&self.subject, &ending, took);
@@ -396,7 +398,7 @@ impl Task {
         // Each family may be short of addresses.
         for _ in 0..2 {
             let Err(error) = &served else { break };
-            if error.code != Code::AddressesExhausted {
+            if error.code != ErrorCode::AddressesExhausted {
                 break;
             }
             match self.work.grow(&self.request, &self.work.networks(&allocation)) {
@@ -435,7 +437,7 @@ pub(crate) struct RejectedTask {
     work: Arc<Work>,
     subject: RequestSubject,
     arrived: Instant,
-    code: Code,
+    code: ErrorCode,
     version: Version,
 }
 
@@ -447,7 +449,7 @@ impl RejectedTask {
     }
 
     pub(crate) fn panicked(self) -> Answer {
-        let error = Error::new(Code::Internal, "internal error: please report it, with the agent's log");
+        let error = Error::new(ErrorCode::Internal, "internal error: please report it, with the agent's log");
         self.work.tell(&self.subject, &RequestOutcome::Failed(&error), self.arrived.elapsed());
         Answer::Failed(Failure { error, version: self.version })
     }
@@ -473,7 +475,7 @@ fn is_of_addresses(request: &Request, network: &NetworkName) -> bool {
 }
 
 fn try_again(msg: impl Into<String>) -> Error {
-    Error::new(Code::TryAgainLater, msg)
+    Error::new(ErrorCode::TryAgainLater, msg)
 }
 
 fn unwanted(why: Unwanted) -> Error {

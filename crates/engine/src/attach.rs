@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use cni::{Call, CniResult, Route as PodRoute};
+use cni::{AttachmentRequest, CniResult, PodRoute};
 use netconf::{Addresses, LocalPaths, NetConf};
 use netlink::{Family, NetNs, RtSocket};
 use types::{AttachMode, AttachmentKey, IfName};
@@ -30,7 +30,7 @@ use crate::{Caller, Error, again, alias, detach, overlap, privileges, relearn, r
 const SALTS: u8 = 8;
 
 pub(crate) fn attach(
-    call: &Call,
+    call: &AttachmentRequest,
     conf: &NetConf,
     place: &LocalPaths,
     caller: &Caller<'_>,
@@ -90,7 +90,7 @@ pub(crate) fn attach(
 
 fn delegate_of<'a>(
     conf: &NetConf,
-    call: &'a Call,
+    call: &'a AttachmentRequest,
     caller: &Caller<'_>,
 ) -> Result<Option<Delegate<'a>>, Error> {
     match &conf.addresses {
@@ -101,7 +101,7 @@ fn delegate_of<'a>(
 
 /// What is known about one attach before anything is changed for it.
 pub(crate) struct AttachContext<'a> {
-    pub(crate) call: &'a Call,
+    pub(crate) call: &'a AttachmentRequest,
     pub(crate) conf: &'a NetConf,
     pub(crate) key: &'a AttachmentKey,
     netns: &'a NetNs,
@@ -141,11 +141,11 @@ pub(crate) struct AttachResult {
     routes: Vec<PodRoute>,
 }
 
-pub(crate) fn netns_path(call: &Call) -> &str {
+pub(crate) fn netns_path(call: &AttachmentRequest) -> &str {
     call.netns.as_deref().unwrap_or_default()
 }
 
-fn open_namespace(call: &Call) -> Result<NetNs, Error> {
+fn open_namespace(call: &AttachmentRequest) -> Result<NetNs, Error> {
     let path = netns_path(call);
     let netns = NetNs::open(Path::new(path))?;
     if !call.netns_override && netns.is_here()? {
@@ -159,7 +159,7 @@ fn open_namespace(call: &Call) -> Result<NetNs, Error> {
 fn clear_the_way(
     network: &NetworkState,
     key: &AttachmentKey,
-    call: &Call,
+    call: &AttachmentRequest,
     caller: &Caller<'_>,
 ) -> Result<Option<Attachment>, Error> {
     let Some(held) = network.find(key)? else { return Ok(None) };

@@ -418,7 +418,7 @@ mod tests {
     fn create_in(node: &Ns) -> Link {
         let config = json!({"cniVersion": "1.1.0", "name": "blue", "type": "podwire-cni", "bridge": "pw0",
             "subnet": "10.88.0.0/24"});
-        let config = cni::Config::from_slice(config.to_string().as_bytes()).unwrap();
+        let config = cni::NetworkConfig::from_slice(config.to_string().as_bytes()).unwrap();
         let conf = NetConf::parse(&config).unwrap();
         let spec = Spec { name: &conf.bridge, mtu: None, promisc: false };
         node.enter(|| create(&mut RtSocket::open().unwrap(), &spec).unwrap()).unwrap()

@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 use std::path::Path;
 
-use cni::{Call, CniResult};
+use cni::{AttachmentRequest, CniResult};
 use ipnet::IpNet;
 use netconf::{LocalPaths, NetConf};
 use netlink::{Link, NetNs, RouteFilter, RtSocket};
@@ -17,7 +17,7 @@ use crate::wire::gateway_for;
 use crate::{Caller, Error, alias, firewall, shaping};
 
 pub(crate) fn check(
-    call: &Call,
+    call: &AttachmentRequest,
     conf: &NetConf,
     place: &LocalPaths,
     caller: &Caller<'_>,
@@ -60,7 +60,11 @@ fn forgotten(attachment: &Attachment, previous: &CniResult) -> Vec<String> {
     gone.map(|ip| format!("{ip} in prevResult")).collect()
 }
 
-fn inside(call: &Call, attachment: &Attachment, previous: Option<&CniResult>) -> Result<Vec<String>, Error> {
+fn inside(
+    call: &AttachmentRequest,
+    attachment: &Attachment,
+    previous: Option<&CniResult>,
+) -> Result<Vec<String>, Error> {
     let netns = NetNs::open(Path::new(netns_path(call)))?;
     let mut pod = RtSocket::open_in(&netns)?;
     let cookie = pod.netns_cookie()?;
@@ -125,7 +129,7 @@ fn missing_routes(
         return Ok(Vec::new());
     }
     let routes = pod.routes(RouteFilter::default())?;
-    let is_set = |route: &&cni::Route| {
+    let is_set = |route: &&cni::PodRoute| {
         let gateway = route.gw.or_else(|| gateway_for(attachment, route.dst.addr()));
         // Results before 1.1.0 tell neither table nor priority.
         let told = |told: Option<u32>, has: Option<u32>| told.is_none_or(|t| t == 0 || has == Some(t));

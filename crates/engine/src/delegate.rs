@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use cni::{CniResult, Config, Var};
+use cni::{CniResult, NetworkConfig, Var};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
@@ -80,7 +80,7 @@ enum DelegatePurpose {
 pub(crate) struct Delegate<'a> {
     name: String,
     program: PathBuf,
-    config: &'a Config,
+    config: &'a NetworkConfig,
     stdin: Cow<'a, [u8]>,
     /// CNI_PATH, where it is not the request's own.
     path: Option<OsString>,
@@ -100,13 +100,13 @@ impl<'a> Delegate<'a> {
         &self.name
     }
 
-    pub(crate) fn find(name: &str, config: &'a Config, allowed: Delegates<'_>) -> Result<Self, Error> {
+    pub(crate) fn find(name: &str, config: &'a NetworkConfig, allowed: Delegates<'_>) -> Result<Self, Error> {
         Self::choose(name, config, allowed, DelegatePurpose::Use)
     }
 
     fn choose(
         name: &str,
-        config: &'a Config,
+        config: &'a NetworkConfig,
         allowed: Delegates<'_>,
         purpose: DelegatePurpose,
     ) -> Result<Self, Error> {
@@ -156,7 +156,7 @@ impl<'a> Delegate<'a> {
     /// For DEL and GC. None: it is Podwire itself, whose ADD is refused, so that it has nothing to give back.
     pub(crate) fn find_for_removal(
         name: &str,
-        config: &'a Config,
+        config: &'a NetworkConfig,
         allowed: Delegates<'_>,
     ) -> Result<Option<Self>, Error> {
         match Self::choose(name, config, allowed, DelegatePurpose::Removal) {
@@ -166,7 +166,10 @@ impl<'a> Delegate<'a> {
     }
 
     /// For DEL and GC: the IPAM plugin that the config names, if it names one.
-    pub(crate) fn of_config(config: &'a Config, allowed: Delegates<'_>) -> Result<Option<Self>, Error> {
+    pub(crate) fn of_config(
+        config: &'a NetworkConfig,
+        allowed: Delegates<'_>,
+    ) -> Result<Option<Self>, Error> {
         let plugin = netconf::foreign_ipam(config);
         plugin.map_or(Ok(None), |plugin| Self::find_for_removal(plugin, config, allowed))
     }
@@ -299,7 +302,7 @@ impl<'a> Delegate<'a> {
 }
 
 /// Whether this file is the plugin: the running program, or the one that the config's type names. Links have its inode.
-fn is_podwire(program: &Path, directories: &[PathBuf], config: &Config) -> bool {
+fn is_podwire(program: &Path, directories: &[PathBuf], config: &NetworkConfig) -> bool {
     let inode = |path: &Path| path.metadata().ok().map(|meta| (meta.dev(), meta.ino()));
     let named = Path::new(&config.plugin_type).file_name();
     let named = named.into_iter().flat_map(|own| directories.iter().map(move |dir| dir.join(own)));

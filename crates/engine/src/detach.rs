@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use cni::Call;
+use cni::AttachmentRequest;
 use netconf::LocalPaths;
 use netlink::{Link, LinkRef, Op, RtSocket, SetLink};
 use types::{AttachmentKey, IfName};
@@ -15,7 +15,7 @@ use crate::{Caller, Error, Wait, Warn, alias, firewall, gc, relearn, remaining, 
 
 /// Returns what was there, for the log.
 pub(crate) fn detach(
-    call: &Call,
+    call: &AttachmentRequest,
     place: &LocalPaths,
     caller: &Caller<'_>,
 ) -> Result<Option<Attachment>, Error> {
@@ -26,7 +26,7 @@ pub(crate) fn detach(
 /// One DEL.
 struct Detachment<'a> {
     key: AttachmentKey,
-    call: &'a Call,
+    call: &'a AttachmentRequest,
     place: &'a LocalPaths,
     caller: &'a Caller<'a>,
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::Path;
 
-use cni::{Code, PortMapping};
+use cni::{ErrorCode, PortMapping};
 use netconf::NetConf;
 use netlink::RtSocket;
 use nft::{
@@ -91,7 +91,7 @@ pub(crate) fn check_ports(ports: &[PortMapping], pod: ForwardedFamilies) -> Resu
                 "hostPort {}/{} cannot be published on hostIP {host_ip}: {reason}",
                 port.host_port, port.protocol
             );
-            return Err(Error::Cni(cni::Error::new(Code::InvalidConfig, message)));
+            return Err(Error::Cni(cni::Error::new(ErrorCode::InvalidConfig, message)));
         }
     }
     Ok(())

@@ -10,7 +10,7 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use cni::{Config, Version};
+use cni::{NetworkConfig, Version};
 use netconf::{LocalPaths, NetConf};
 use netlink::{Link, RtSocket};
 use rustix::fs::{Access, access};
@@ -31,9 +31,9 @@ const IPAM_TIMEOUT: Duration = Duration::from_secs(5);
 /// All findings of the node, the most important first: of the run directory, of the networks that `configs` describe, and of
 /// all recorded networks and pods. Configs of other run directories are not inspected. Each config has the CNI_PATH that a
 /// runtime would set. If several runtimes use it, it is given once for each of them.
-pub fn inspect(run_dir: &Path, configs: &[Config]) -> Vec<Finding> {
+pub fn inspect(run_dir: &Path, configs: &[NetworkConfig]) -> Vec<Finding> {
     let mut inspection = Inspection::new(run_dir);
-    let parsed: Vec<(&Config, NetConf)> =
+    let parsed: Vec<(&NetworkConfig, NetConf)> =
         configs.iter().filter_map(|config| inspection.parse(config)).collect();
     let subjects = inspection.subjects(&parsed);
     inspection.node(&subjects);
@@ -62,7 +62,7 @@ pub(crate) enum TableInspection {
 /// single pods are not among them: a pod could keep the whole node from being ready.
 pub(crate) fn of_network(
     run_dir: &Path,
-    config: &Config,
+    config: &NetworkConfig,
     conf: &NetConf,
     tables: TableInspection,
 ) -> Vec<Finding> {
@@ -148,7 +148,7 @@ impl<'a> Inspection<'a> {
         self.status.push(failure(error, self.run_dir));
     }
 
-    fn parse<'c>(&mut self, config: &'c Config) -> Option<(&'c Config, NetConf)> {
+    fn parse<'c>(&mut self, config: &'c NetworkConfig) -> Option<(&'c NetworkConfig, NetConf)> {
         let place = LocalPaths::parse(config).and_then(|place| Ok((place, NetConf::parse(config)?)));
         match place {
             Ok((place, conf)) => (place.run_dir == self.run_dir).then_some((config, conf)),
@@ -161,11 +161,11 @@ impl<'a> Inspection<'a> {
     }
 
     /// The networks of configs, then those that only records know.
-    fn subjects<'c>(&self, parsed: &'c [(&'c Config, NetConf)]) -> Vec<InspectedNetwork<'c>> {
-        let of_config = |(config, conf): &'c (&Config, NetConf)| {
+    fn subjects<'c>(&self, parsed: &'c [(&'c NetworkConfig, NetConf)]) -> Vec<InspectedNetwork<'c>> {
+        let of_config = |(config, conf): &'c (&NetworkConfig, NetConf)| {
             InspectedNetwork::of_conf(&config.name, conf, &self.running(&config.name))
         };
-        let is_first = |(index, (config, _)): &(usize, &'c (&Config, NetConf))| {
+        let is_first = |(index, (config, _)): &(usize, &'c (&NetworkConfig, NetConf))| {
             !parsed[..*index].iter().any(|(earlier, _)| earlier.raw == config.raw)
         };
         let mut subjects: Vec<InspectedNetwork<'c>> =
@@ -227,7 +227,7 @@ impl<'a> Inspection<'a> {
     }
 
     /// Runtimes ask for the status of a network since CNI 1.1, and so does this process.
-    fn ipam(&mut self, config: &Config) {
+    fn ipam(&mut self, config: &NetworkConfig) {
         let found = match config.version >= Version::V1_1_0 {
             true => ipam_status(config, (Delegates::InCniPath, IPAM_TIMEOUT), self.run_dir)
                 .map(|fault| fault.finding),

@@ -2,7 +2,7 @@
 //! are and which addresses they have, so the network's state begins with them. Off the way of a pod: only the first
 //! request that finds no state of its network comes here.
 
-use cni::Config;
+use cni::NetworkConfig;
 use ipnet::IpNet;
 use netconf::{Addresses, LocalPaths, NetConf};
 use netlink::{Link, RtSocket};
@@ -40,7 +40,7 @@ pub(crate) fn network_with(
 
 /// The network's state, for what only removes: if there is none and no link of the network lives, none is made.
 pub(crate) fn existing(
-    config: &Config,
+    config: &NetworkConfig,
     place: &LocalPaths,
     caller: &Caller<'_>,
 ) -> Result<Option<NetworkState>, Error> {
@@ -178,7 +178,8 @@ mod tests {
         for (is_gateway, wanted) in [(true, vec!["10.88.1.1/24", "fd88:0:0:1::1/64"]), (false, vec![])] {
             let config = json!({"cniVersion": "1.1.0", "name": "blue", "type": "podwire-cni", "bridge": "pw0",
                 "subnet": "10.88.1.0/24,fd88:0:0:1::/64", "isGateway": is_gateway, "mode": "bridge"});
-            let conf = NetConf::parse(&Config::from_slice(config.to_string().as_bytes()).unwrap()).unwrap();
+            let conf =
+                NetConf::parse(&NetworkConfig::from_slice(config.to_string().as_bytes()).unwrap()).unwrap();
             let hints = Hints { conf: Some(&conf), memory: &[] };
             let found = node.enter(|| survivors(&"blue".try_into().unwrap(), hints).unwrap()).unwrap();
             let record = found[0].attachment.as_ref().unwrap();

@@ -1,6 +1,6 @@
 //! STATUS: could an ADD be served now (50 if not), and are pods that run already worse off (51)?
 
-use cni::Config;
+use cni::NetworkConfig;
 use netconf::{LocalPaths, NetConf};
 use netlink::RtSocket;
 use types::{Code, Finding, Severity};
@@ -15,7 +15,7 @@ use crate::{Caller, Error, Warn, firewall, gc, inspect, privileges, reconcile, r
 /// The first finding that concerns the network. What an ADD would make is made, and what can be repaired is repaired: a
 /// runtime that gets an error sends no ADD that would do it.
 pub(crate) fn status(
-    config: &Config,
+    config: &NetworkConfig,
     conf: &NetConf,
     place: &LocalPaths,
     caller: &Caller<'_>,
@@ -72,7 +72,7 @@ enum Prepared {
 
 /// Makes the state directory and removes pods that are gone, as an ADD would.
 fn prepare(
-    (config, conf, place): (&Config, &NetConf, &LocalPaths),
+    (config, conf, place): (&NetworkConfig, &NetConf, &LocalPaths),
     found: &[Finding],
     warn: Warn<'_>,
 ) -> Result<Prepared, Error> {
@@ -110,7 +110,7 @@ mod tests {
             r#"{{"cniVersion": "1.1.0", "name": "pods", "type": "podwire-cni", "runDir": "{}", {more}}}"#,
             dir.display()
         );
-        let config = Config::from_slice(text.as_bytes())?;
+        let config = NetworkConfig::from_slice(text.as_bytes())?;
         status(
             &config,
             &NetConf::parse(&config)?,
@@ -148,7 +148,7 @@ mod tests {
                 let answer = ask(dir.path(), conf);
                 assert_eq!(answer.is_err(), is_told, "{text}: {answer:?}");
                 let Err(error) = answer else { return };
-                assert_eq!(error.code, cni::Code::LimitedConnectivity, "{error}");
+                assert_eq!(error.code, cni::ErrorCode::LimitedConnectivity, "{error}");
                 let command = error.details.strip_prefix("PodTrafficDropped: ").unwrap();
                 nft(command);
                 assert!(ask(dir.path(), conf).is_ok(), "{text}: after {command}");

@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use cni::Route as PodRoute;
+use cni::PodRoute;
 use ipnet::IpNet;
 use netlink::{
     AddAddress, AddNeighbour, LinkRef, Mode, NetNs, Op, Route, RouteScope, RtSocket, SetLink, Veth,

@@ -176,7 +176,7 @@ impl ConfigDraft<'_> {
             plugin.insert(key.to_owned(), value.clone());
         }
         let raw = Value::Object(plugin).to_string();
-        let config = cni::Config::from_slice(raw.as_bytes()).map_err(|error| error.msg.clone())?;
+        let config = cni::NetworkConfig::from_slice(raw.as_bytes()).map_err(|error| error.msg.clone())?;
         let place = netconf::LocalPaths::parse(&config).map_err(|error| error.msg.clone())?;
         check_place(installer, &place)?;
         match self.merged(&config).map_err(|error| error.msg.clone())?.addresses {
@@ -187,7 +187,7 @@ impl ConfigDraft<'_> {
     }
 
     /// The network that requests with this config get.
-    fn merged(&self, config: &cni::Config) -> Result<NetConf, cni::Error> {
+    fn merged(&self, config: &cni::NetworkConfig) -> Result<NetConf, cni::Error> {
         let installer = self.installer;
         if installer.maker == InstalledBy::Standalone || config.name != installer.settings.name {
             return NetConf::parse(config);

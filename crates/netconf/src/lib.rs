@@ -30,11 +30,11 @@ pub use wiring::{DEFAULT_BRIDGE, NetConf};
 #[cfg(test)]
 mod tests;
 
-use cni::{Code, Error};
+use cni::{Error, ErrorCode};
 
 /// The config says something that cannot be (code 7).
 fn invalid(key: &str, reason: impl std::fmt::Display) -> Error {
-    Error::new(Code::InvalidConfig, format!("{key}: {reason}"))
+    Error::new(ErrorCode::InvalidConfig, format!("{key}: {reason}"))
 }
 
 /// Refuses a list that is longer than any network needs.

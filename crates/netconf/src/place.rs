@@ -1,7 +1,7 @@
 use std::path::{Path, PathBuf};
 
 use cni::json::Obj;
-use cni::{Config, Error};
+use cni::{Error, NetworkConfig};
 use serde_json::Value;
 
 use crate::{NodeNetworks, invalid};
@@ -47,14 +47,14 @@ pub fn default_socket(run_dir: &Path) -> PathBuf {
 
 impl LocalPaths {
     /// As [`Self::parse`]; an agent uses its own directory, whatever the config names.
-    pub fn merge(config: &Config, node: Option<&NodeNetworks<'_>>) -> Result<Self, Error> {
+    pub fn merge(config: &NetworkConfig, node: Option<&NodeNetworks<'_>>) -> Result<Self, Error> {
         let Some(node) = node else { return Self::parse(config) };
         let (log, agent) = (Log::parse(&config.obj())?, agent(config, node.run_dir)?);
         Ok(Self { run_dir: node.run_dir.to_owned(), log, agent })
     }
 
     /// `runDir`; else a folder of its own in `ipam.dataDir`, which is where users of host-local say it; else the default.
-    pub fn parse(config: &Config) -> Result<Self, Error> {
+    pub fn parse(config: &NetworkConfig) -> Result<Self, Error> {
         let top = config.obj();
         // What else `ipam` says, and whether it makes sense, is not asked here.
         let data_dir = match top.obj("ipam") {
@@ -74,7 +74,7 @@ impl LocalPaths {
 }
 
 /// `agent`: the socket's path, or true for the one in `runDir`.
-fn agent(config: &Config, run_dir: &Path) -> Result<Option<PathBuf>, Error> {
+fn agent(config: &NetworkConfig, run_dir: &Path) -> Result<Option<PathBuf>, Error> {
     let top = config.obj();
     match top.get("agent").map(|item| item.value()) {
         None | Some(Value::Null | Value::Bool(false)) => Ok(None),

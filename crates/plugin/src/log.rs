@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use cni::json::Obj;
-use cni::{Args, Call, Env, Failure, Request, Var};
+use cni::{Args, AttachmentRequest, Env, Failure, Request, Var};
 use engine::Done;
 use netconf::{LocalPaths, Log};
 use serde_json::{Map, Value, json};
@@ -83,7 +83,7 @@ impl LogLine {
         self.fields.insert(key.to_owned(), value);
     }
 
-    fn put_call(&mut self, call: &Call) {
+    fn put_call(&mut self, call: &AttachmentRequest) {
         self.put("network", json!(call.config.name));
         self.put("container", json!(call.container));
         self.put("ifname", json!(call.ifname));

@@ -21,7 +21,7 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::time::Instant;
 
-use cni::{Config, Env, Failure, Request, Version};
+use cni::{Env, Failure, NetworkConfig, Request, Version};
 use engine::Done;
 use netconf::LocalPaths;
 use serde_json::Value;
@@ -135,7 +135,7 @@ fn is_named(name: &str) -> bool {
 }
 
 /// VERSION has none: it is asked often and says nothing about a pod.
-fn config_of(request: &Request) -> Option<&Config> {
+fn config_of(request: &Request) -> Option<&NetworkConfig> {
     match request {
         Request::Add(call) | Request::Del(call) | Request::Check(call) => Some(&call.config),
         Request::Gc(gc) => Some(&gc.config),

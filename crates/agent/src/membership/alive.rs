@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use model::{AliveRecord, NodeRecord, Object as _};
-use store::{Change, Compare, LeaseId, LeaseState, Outcome, Store};
+use store::{Change, CommitOutcome, Compare, LeaseId, LeaseState, Store};
 use tokio::sync::{Notify, watch};
 use tokio::time::sleep;
 use tracing::{debug, warn};
@@ -83,10 +83,10 @@ impl Registry {
             let value = AliveRecord { uid: uid.clone(), since: candidate.since }.encode();
             let put = Change::Put { key: key.clone(), value, lease: Some(lease) };
             match self.store.commit(&[compare], &[put]).await? {
-                Outcome::Done { revision } => {
+                CommitOutcome::Done { revision } => {
                     return Ok(Hold { store: self.store.clone(), key, revision, uid: uid.clone(), lease });
                 }
-                Outcome::Refused => self.store.revoke(lease).await?,
+                CommitOutcome::Refused => self.store.revoke(lease).await?,
             }
         }
         Err(JoinError::Restless { what: key })

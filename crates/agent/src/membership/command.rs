@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use model::{AliveRecord, BlockClaim, DecodeError, KeyLayout, NodeRecord, Object as _, StoredNode};
-use store::{Change, Compare, Entry, Outcome};
+use store::{Change, CommitOutcome, Compare, Entry};
 use tokio::sync::oneshot;
 use types::NodeName;
 
@@ -151,7 +151,7 @@ async fn remove(registry: &Registry, name: &NodeName, force: bool) -> Result<Vec
         let mut changes: Vec<Change> =
             claims.iter().map(|block| Change::Delete(layout.block(block))).collect();
         changes.extend(record.map(|_| Change::Delete(node.clone())));
-        if let Outcome::Done { .. } = store.commit(&compares, &changes).await? {
+        if let CommitOutcome::Done { .. } = store.commit(&compares, &changes).await? {
             freed.extend(claims);
             if is_last {
                 return Ok(freed);

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use ipnet::IpNet;
 use model::{BlockClaim, Cut, CutError, DecodeError, KeyLayout, NetworkSpec, NodeRecord, Object};
-use store::{Change, Compare, Entry, Outcome, Store};
+use store::{Change, CommitOutcome, Compare, Entry, Store};
 use tracing::{info, warn};
 use types::{Code, Finding, NodeName};
 
@@ -159,7 +159,7 @@ impl Registry {
                 Some(theirs) if self.has_others(name).await? => return Err(refuse(&theirs.object)),
                 Some(theirs) => Compare::Revision(key.clone(), theirs.revision),
             };
-            let Outcome::Done { revision } = self.store.commit(&[compare], &put(ours)).await? else {
+            let CommitOutcome::Done { revision } = self.store.commit(&[compare], &put(ours)).await? else {
                 continue;
             };
             let Some(theirs) = theirs.map(|found| found.object) else { return Ok(revision) };
@@ -224,7 +224,7 @@ impl Registry {
                 changes.push(Change::Delete(key));
             }
             changes.push(Change::Put { key: key.clone(), value: record.encode(), lease: None });
-            if let Outcome::Done { revision } = self.store.commit(&compares, &changes).await? {
+            if let CommitOutcome::Done { revision } = self.store.commit(&compares, &changes).await? {
                 if let Some(before) = found.map(|found| &found.object.uid).filter(|uid| **uid != record.uid) {
                     info!(
                         "the name {name} and its blocks belonged to uid {before}, which is gone: they are ours now"

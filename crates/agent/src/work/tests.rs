@@ -68,11 +68,11 @@ impl Engine {
             go.recv_timeout(SOON).unwrap();
         }
         if self.failing.lock().unwrap().contains(&name) {
-            return Err(Error::new(Code::Kernel, format!("{name}: on purpose")));
+            return Err(Error::new(ErrorCode::Kernel, format!("{name}: on purpose")));
         }
         if (caller.cancelled)() {
             self.log.lock().unwrap().push(format!("{name} undone"));
-            return Err(Error::new(Code::TryAgainLater, "cancelled"));
+            return Err(Error::new(ErrorCode::TryAgainLater, "cancelled"));
         }
         self.log.lock().unwrap().push(name);
         Ok(Done::default())
@@ -228,7 +228,7 @@ fn a_client_that_hung_up_before_the_start_is_not_served() {
     let site = Site::new();
     let task = site.accept("ADD", "a");
     drop(task.line());
-    assert_eq!(error(task.answer()).code, Code::TryAgainLater);
+    assert_eq!(error(task.answer()).code, ErrorCode::TryAgainLater);
     assert!(site.engine.log().is_empty());
 }
 
@@ -276,7 +276,7 @@ fn a_client_that_hangs_up_before_the_commit_is_undone() {
     begun.recv_timeout(SOON).unwrap();
     drop(line);
     go.send(()).unwrap();
-    assert_eq!(error(running.join().unwrap()).code, Code::TryAgainLater);
+    assert_eq!(error(running.join().unwrap()).code, ErrorCode::TryAgainLater);
     assert_eq!(site.engine.log(), ["ADD a undone"]);
 }
 
@@ -290,7 +290,7 @@ fn a_del_cancels_the_add_in_flight_and_runs_after_it() {
     let del = site.accept("DEL", "a");
     let deleting = thread::spawn(move || del.answer());
     go.send(()).unwrap();
-    assert_eq!(error(adding.join().unwrap()).code, Code::TryAgainLater);
+    assert_eq!(error(adding.join().unwrap()).code, ErrorCode::TryAgainLater);
     assert!(matches!(deleting.join().unwrap(), Answer::Done(_)));
     assert_eq!(site.engine.log(), ["ADD a undone", "DEL a"]);
 }
@@ -337,7 +337,7 @@ fn a_tombstone_cancels_the_add_in_flight() {
     begun.recv_timeout(SOON).unwrap();
     site.leave("a");
     go.send(()).unwrap();
-    assert_eq!(error(adding.join().unwrap()).code, Code::TryAgainLater);
+    assert_eq!(error(adding.join().unwrap()).code, ErrorCode::TryAgainLater);
     // By the one that was in its way.
     assert!(site.stones().is_empty().unwrap());
     assert_eq!(site.engine.log(), ["ADD a undone", "DEL a"]);
@@ -362,7 +362,7 @@ fn a_request_that_hangs_holds_nobody_but_those_of_its_own_key() {
     let next = site.accept("ADD", "a");
     let waiting = thread::spawn(move || next.answer());
     go.send(()).unwrap();
-    assert_eq!(error(adding.join().unwrap()).code, Code::TryAgainLater);
+    assert_eq!(error(adding.join().unwrap()).code, ErrorCode::TryAgainLater);
     assert!(matches!(waiting.join().unwrap(), Answer::Done(_)));
     assert_eq!(site.engine.log(), ["ADD b", "GC -", "ADD a undone", "DEL a", "ADD a"]);
     assert!(site.stones().is_empty().unwrap());
@@ -393,7 +393,7 @@ fn a_tombstone_that_fails_stays_and_stops_only_its_own_key() {
     site.leave("a");
     assert!(matches!(site.run("ADD", "b"), Answer::Done(_)));
     let refused = error(site.run("ADD", "a"));
-    assert_eq!(refused.code, Code::TryAgainLater);
+    assert_eq!(refused.code, ErrorCode::TryAgainLater);
     assert!(refused.msg.contains("DEL a: on purpose"), "{refused}");
     assert!(site.stones().exists(&key("a")).unwrap());
     assert!(site.board.conditions()[0].message.contains("on purpose"), "{:?}", site.board.conditions());
@@ -449,7 +449,7 @@ fn a_tombstone_with_the_mark_of_delegates_is_put_aside() {
     let mut marked = call("DEL", "a");
     marked.env.insert("CNI_PODWIRE_DELEGATED".to_owned(), "1".to_owned());
     let Err(Answer::Failed(failure)) = site.work.accept(marked.clone()) else { panic!() };
-    assert_eq!(failure.error.code, Code::InvalidConfig);
+    assert_eq!(failure.error.code, ErrorCode::InvalidConfig);
     site.stones().leave(&marked, &key("a")).unwrap();
     assert!(matches!(site.run("ADD", "b"), Answer::Done(_)));
     assert!(site.stones().is_empty().unwrap());
@@ -486,7 +486,7 @@ fn not_ready_is_told_and_a_del_is_served_nevertheless() {
     let site = Site::new();
     let found = Finding::new(types::Code::BridgeNameTaken, "link podwire0", "it is a dummy");
     site.board.set(Source::Reconcile, vec![found.fix("ip link del podwire0")]);
-    for (verb, code) in [("ADD", Code::TryAgainLater), ("STATUS", Code::NotAvailable)] {
+    for (verb, code) in [("ADD", ErrorCode::TryAgainLater), ("STATUS", ErrorCode::NotAvailable)] {
         let Err(Answer::Unavailable(failure)) = site.work.accept(call(verb, "a")) else { panic!("{verb}") };
         assert_eq!(failure.error.code, code, "{verb}");
         assert_eq!(failure.error.msg, "the agent is not ready: it is a dummy");
@@ -507,7 +507,7 @@ fn not_ready_is_told_and_a_del_is_served_nevertheless() {
 fn a_call_that_makes_no_sense_is_answered_at_once() {
     let site = Site::new();
     let Err(Answer::Failed(failure)) = site.work.accept(call("JUMP", "a")) else { panic!() };
-    assert_eq!(failure.error.code, Code::InvalidEnvironment);
+    assert_eq!(failure.error.code, ErrorCode::InvalidEnvironment);
 }
 
 /// The allocation of a node that owns this block of 10.9.0.0/16.
@@ -532,7 +532,7 @@ fn a_node_without_blocks_gives_no_address_also_to_requests_that_came_before() {
     site.shares.withdraw("its name belongs to another machine");
     for task in [early, site.accept("ADD", "late")] {
         let error = error(task.answer());
-        assert_eq!(error.code, Code::TryAgainLater);
+        assert_eq!(error.code, ErrorCode::TryAgainLater);
         assert!(error.msg.contains("belongs to another machine"), "{error}");
     }
     assert!(matches!(site.run("DEL", "early"), Answer::Done(_)));
@@ -581,7 +581,7 @@ fn a_full_node_serves_the_request_again_with_another_block_unless_the_config_has
             let mut log = log.lock().unwrap();
             log.extend(subnets(request, caller));
             match log.len() {
-                1 => Err(Error::new(Code::AddressesExhausted, "no free address left")),
+                1 => Err(Error::new(ErrorCode::AddressesExhausted, "no free address left")),
                 _ => Ok(Done::default()),
             }
         });
@@ -610,7 +610,7 @@ fn a_full_node_serves_the_request_again_with_another_block_unless_the_config_has
 fn a_full_node_says_why_it_gets_no_other_block() {
     let site = Site::new();
     let full = |_: &Request, _: &Caller<'_>| {
-        Err(Error::new(Code::AddressesExhausted, "no free address left").with_details("5 in use"))
+        Err(Error::new(ErrorCode::AddressesExhausted, "no free address left").with_details("5 in use"))
     };
     let (blocks, mut asked) = site.block_requests();
     let store = thread::spawn(move || {
@@ -620,7 +620,7 @@ fn a_full_node_says_why_it_gets_no_other_block() {
     let work = site.work_with(blocks, Box::new(full));
     let task = work.entered(call("ADD", "c1"));
     let error = error(task.answer());
-    assert_eq!(error.code, Code::AddressesExhausted);
+    assert_eq!(error.code, ErrorCode::AddressesExhausted);
     for part in ["5 in use", "no other block: etcd at http://a:2379 cannot be reached"] {
         assert!(error.details.contains(part), "{error:?}");
     }

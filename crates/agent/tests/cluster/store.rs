@@ -13,7 +13,7 @@ mod wiped;
 
 use std::collections::BTreeMap;
 
-use ::store::{Change, EtcdConfig, Outcome, Store, StoreConfig};
+use ::store::{Change, CommitOutcome, EtcdConfig, Store, StoreConfig};
 use ipnet::IpNet;
 use model::{KeyLayout, NodeRecord, Object as _};
 use serde_json::{Value, json};
@@ -93,7 +93,7 @@ impl<'a> Desk<'a> {
 
     fn commit(&self, changes: &[Change]) {
         let done = self.with(async |store| store.commit(&[], changes).await.unwrap());
-        assert!(matches!(done, Outcome::Done { .. }), "{done:?}");
+        assert!(matches!(done, CommitOutcome::Done { .. }), "{done:?}");
     }
 
     fn put(&self, key: &str, value: &[u8]) {

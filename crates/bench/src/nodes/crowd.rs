@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use ipnet::IpNet;
 use model::{BlockClaim, Cut, KeyLayout, NodeRecord, Object as _};
-use store::{Change, EtcdConfig, Outcome, Store, StoreConfig};
+use store::{Change, CommitOutcome, EtcdConfig, Store, StoreConfig};
 use testkit::{Cluster, Ns};
 use tokio::runtime::Runtime;
 use types::{Mac, NodeName, NodeUid};
@@ -91,7 +91,10 @@ impl<'a> CrowdRecords<'a> {
     fn commit(&self, changes: &[Change]) -> Result<Committed> {
         let asked = Instant::now();
         let outcome = self.ns.enter(|| self.runtime.block_on(self.store.commit(&[], changes)))??;
-        ensure!(matches!(outcome, Outcome::Done { .. }), "the store refused a commit without conditions");
+        ensure!(
+            matches!(outcome, CommitOutcome::Done { .. }),
+            "the store refused a commit without conditions"
+        );
         Ok(Committed { asked, answered: Instant::now() })
     }
 }

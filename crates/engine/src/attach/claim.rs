@@ -129,7 +129,7 @@ fn begin(network: &NetworkState, context: &AttachContext<'_>, host: &mut RtSocke
         Begin::Started(held) => Ok(Claimed { held: *held, neighbours, has_others: false }),
         Begin::Exists(RecordPhase::Ready) => Err(Error::AlreadyAttached(context.key.clone())),
         Begin::Exists(RecordPhase::Pending) => Err(Error::Cni(cni::Error::new(
-            cni::Code::TryAgainLater,
+            cni::ErrorCode::TryAgainLater,
             format!("another process is working on {}", context.key),
         ))),
     }
@@ -143,7 +143,7 @@ pub(crate) fn refuse_shared(state: &NodeState, network: &NetworkState, ips: &[Ip
                 "address {ip} is in use in network {} of this node: give the two networks different subnets",
                 other.name()
             );
-            return Err(Error::Cni(cni::Error::new(cni::Code::AddressTaken, taken)));
+            return Err(Error::Cni(cni::Error::new(cni::ErrorCode::AddressTaken, taken)));
         }
     }
     Ok(())

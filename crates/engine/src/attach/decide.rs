@@ -1,6 +1,6 @@
 //! What an attachment is to have. Pure: from the configuration, the addresses, and what is known of pod and node.
 
-use cni::{Call, CniResult, Route as PodRoute};
+use cni::{AttachmentRequest, CniResult, PodRoute};
 use ipnet::IpNet;
 use netconf::{Addresses, default_route};
 use types::AttachMode;
@@ -118,7 +118,7 @@ fn is_subnet(net: &IpNet) -> bool {
     net.prefix_len() < net.max_prefix_len()
 }
 
-fn pod_name(call: &Call) -> Option<PodName> {
+fn pod_name(call: &AttachmentRequest) -> Option<PodName> {
     let (namespace, name) =
         (call.args.pod_namespace.clone().unwrap_or_default(), call.args.pod_name.clone()?);
     Some(PodName { namespace, name, uid: call.args.pod_uid.clone() })

@@ -12,7 +12,7 @@ const LONG: Duration = Duration::from_secs(30);
 /// A directory with IPAM plugins, and a request that names one.
 struct Site {
     dir: TempDir,
-    config: Config,
+    config: NetworkConfig,
 }
 
 impl Site {
@@ -194,7 +194,7 @@ fn the_plugin_itself_is_no_delegate_under_any_name() {
     let find = |name| Delegate::find(name, &site.config, Delegates::InCniPath);
     for name in ["t", "symlink", "hardlink", "running"] {
         let error: cni::Error = find(name).err().unwrap().into();
-        assert_eq!(error.code, cni::Code::InvalidConfig, "{name}: {error}");
+        assert_eq!(error.code, cni::ErrorCode::InvalidConfig, "{name}: {error}");
         assert!(error.msg.contains("leads back to Podwire") && error.msg.contains(name), "{error}");
         assert!(Delegate::find_for_removal(name, &site.config, Delegates::InCniPath).unwrap().is_none());
     }

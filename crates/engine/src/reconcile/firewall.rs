@@ -145,7 +145,8 @@ mod tests {
         let (dir, resident) = (tempfile::tempdir().unwrap(), Resident::default());
         let config = json!({"cniVersion": "1.1.0", "name": "blue", "type": "podwire-cni", "bridge": "pw0",
             "subnet": "10.88.1.0/24,fd88:0:0:1::/64", "isGateway": true, "spoofCheck": true});
-        let conf = NetConf::parse(&cni::Config::from_slice(config.to_string().as_bytes()).unwrap()).unwrap();
+        let conf =
+            NetConf::parse(&cni::NetworkConfig::from_slice(config.to_string().as_bytes()).unwrap()).unwrap();
         let name = NetworkName::try_from("blue").unwrap();
         let round = || {
             let order = Order {
@@ -212,7 +213,8 @@ mod tests {
         let (dir, resident) = (tempfile::tempdir().unwrap(), Resident::default());
         let config = json!({"cniVersion": "1.1.0", "name": "blue", "type": "podwire-cni", "bridge": "pw0",
             "subnet": "10.88.1.0/24", "isGateway": true, "spoofCheck": true});
-        let conf = NetConf::parse(&cni::Config::from_slice(config.to_string().as_bytes()).unwrap()).unwrap();
+        let conf =
+            NetConf::parse(&cni::NetworkConfig::from_slice(config.to_string().as_bytes()).unwrap()).unwrap();
         let name = NetworkName::try_from("blue").unwrap();
         let round = || {
             let order = Order {

@@ -127,7 +127,7 @@ mod tests {
 
     fn network(subnets: &str) -> NetConf {
         let config = serde_json::json!({ "cniVersion": "1.1.0", "name": "blue", "subnet": subnets });
-        NetConf::parse(&cni::Config::from_slice(config.to_string().as_bytes()).unwrap()).unwrap()
+        NetConf::parse(&cni::NetworkConfig::from_slice(config.to_string().as_bytes()).unwrap()).unwrap()
     }
 
     #[test]

@@ -371,7 +371,8 @@ pub(super) mod tests {
     pub(in crate::reconcile) fn round(node: &Ns, run_dir: &Path, blocks: &str, mode: &str) -> Vec<String> {
         let config = json!({"cniVersion": "1.1.0", "name": "blue", "type": "podwire-cni", "bridge": "pw0",
             "subnet": blocks, "network": "10.88.0.0/16,fd88::/48", "isGateway": true, "mode": mode});
-        let conf = NetConf::parse(&cni::Config::from_slice(config.to_string().as_bytes()).unwrap()).unwrap();
+        let conf =
+            NetConf::parse(&cni::NetworkConfig::from_slice(config.to_string().as_bytes()).unwrap()).unwrap();
         let name = NetworkName::try_from("blue").unwrap();
         let network = Some((&name, &conf));
         let order = Order {

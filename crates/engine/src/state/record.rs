@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use cni::{Bandwidth, Dns, PortMapping, Route};
+use cni::{Bandwidth, Dns, PodRoute, PortMapping};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use types::{AttachMode, AttachmentKey, IfName, Mac, Placement, RequestId};
@@ -61,7 +61,7 @@ pub struct PodName {
 #[serde(default, rename_all = "camelCase")]
 pub struct Wiring {
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub routes: Vec<Route>,
+    pub routes: Vec<PodRoute>,
     /// The bridge's own addresses, with the subnet's prefix length.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gateways: Vec<IpNet>,

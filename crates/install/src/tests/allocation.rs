@@ -153,7 +153,7 @@ fn c1_a_conf_holds_the_one_plugin() {
     assert_eq!((&conf["cniVersion"], conf.get("plugins")), (&json!("1.0.0"), None));
     assert_eq!(conf["capabilities"]["portMappings"], true);
     // The plugin reads it as a runtime hands it over.
-    netconf::LocalPaths::parse(&cni::Config::from_slice(raw.as_bytes()).unwrap()).unwrap();
+    netconf::LocalPaths::parse(&cni::NetworkConfig::from_slice(raw.as_bytes()).unwrap()).unwrap();
     fs::write(&path, r#"{"name":"x","type":"podwire-cni"}"#).unwrap();
     let removal = installer.remove().unwrap();
     assert!(removal.left.is_empty() && !path.exists(), "{removal:?}");

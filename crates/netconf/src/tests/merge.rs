@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use cni::Code;
+use cni::ErrorCode;
 use serde_json::{Value, json};
 use types::{AttachMode, NetworkId};
 
@@ -47,11 +47,11 @@ impl Agent {
     }
 }
 
-fn config_of(config: &Value) -> cni::Config {
-    cni::Config::from_slice(config.to_string().as_bytes()).unwrap()
+fn config_of(config: &Value) -> cni::NetworkConfig {
+    cni::NetworkConfig::from_slice(config.to_string().as_bytes()).unwrap()
 }
 
-fn add(config: &Value, args: &str) -> cni::Call {
+fn add(config: &Value, args: &str) -> cni::AttachmentRequest {
     let env = [
         ("CNI_COMMAND", "ADD"),
         ("CNI_CONTAINERID", "c"),
@@ -206,7 +206,7 @@ fn a_node_without_a_block_refuses_its_own_network_only() {
     let networks = NodeNetworks { allocation: Err("this node has no block yet"), ..agent.networks() };
     let own = config_of(&json!({ "cniVersion": "1.1.0", "name": "podwire" }));
     let error = NetConf::merge(&own, Some(&networks)).unwrap_err();
-    assert_eq!(error.code, Code::TryAgainLater);
+    assert_eq!(error.code, ErrorCode::TryAgainLater);
     assert_eq!(error.msg, "this node has no addresses to give: this node has no block yet");
     assert_eq!(LocalPaths::merge(&own, Some(&networks)).unwrap().run_dir, Path::new("/run/agent-7"));
     let other = config_of(&json!({ "cniVersion": "1.1.0", "name": "storage", "subnet": "10.7.0.0/24" }));

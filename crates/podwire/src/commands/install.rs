@@ -96,7 +96,7 @@ fn can_serve(list: &str) -> Result<()> {
         config["name"] = list["name"].clone();
         // STATUS came with this version.
         config["cniVersion"] = "1.1.0".into();
-        let config = cni::Config::from_slice(config.to_string().as_bytes())?;
+        let config = cni::NetworkConfig::from_slice(config.to_string().as_bytes())?;
         let run_dir = netconf::LocalPaths::parse(&config)?.run_dir;
         let is_new = NodeState::open_existing(&run_dir).context(WOULD_FAIL)?.is_none();
         let warn = |message: &str| print::warn(format_args!("podwire: {message}"));
@@ -107,7 +107,7 @@ fn can_serve(list: &str) -> Result<()> {
         }
         match answer {
             Ok(_) => {}
-            Err(error) if error.code == cni::Code::LimitedConnectivity => {
+            Err(error) if error.code == cni::ErrorCode::LimitedConnectivity => {
                 print::warn(format_args!("podwire: {error}"));
             }
             Err(error) if error.details.starts_with(Code::SubnetOverlap.as_str()) => {
@@ -122,7 +122,7 @@ fn can_serve(list: &str) -> Result<()> {
 }
 
 /// This command with free subnets in the place of those that overlap.
-fn with_free_subnets(config: &cni::Config) -> Result<Option<Fix>> {
+fn with_free_subnets(config: &cni::NetworkConfig) -> Result<Option<Fix>> {
     let conf = netconf::NetConf::parse(config)?;
     let subnets = overlap::routed_subnets(&conf);
     let observed = ObservedNetworks::of(&mut RtSocket::open()?, &subnets)?;

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use api::{ClientError, NodeMode};
-use cni::Config;
+use cni::NetworkConfig;
 use config::{Config as AgentConfig, Flags};
 use install::is_standalone;
 use types::{Code, Finding, Fix};
@@ -17,7 +17,7 @@ use crate::folders::Folders;
 
 /// An agent is missing where its lock or a CNI config that leads to it is, and where nothing is installed. The plugin works
 /// alone where it has attached pods, or where a network without an agent is installed.
-pub(super) fn of_node(folders: &Folders, has_state: bool, configs: &[Config]) -> NodeMode {
+pub(super) fn of_node(folders: &Folders, has_state: bool, configs: &[NetworkConfig]) -> NodeMode {
     let is_recorded = folders.state_dir.as_deref().is_some_and(is_standalone);
     if folders.run_dir.join("agent.lock").exists() || configs.iter().any(configs::names_agent) {
         NodeMode::Agent

@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use ipnet::IpNet;
 use model::{BlockClaim, Cut, KeyLayout, NodeRecord, Object as _};
 use netlink::{NetNs, PeerMonitor, PeerNews};
-use store::{Change, EtcdConfig, Outcome, Store, StoreConfig};
+use store::{Change, CommitOutcome, EtcdConfig, Store, StoreConfig};
 use testkit::{Cluster, Plan};
 use types::{Mac, NodeName, NodeUid};
 
@@ -49,7 +49,7 @@ fn commit(cluster: &Cluster, changes: &[Change]) {
         runtime.block_on(async {
             let store = Store::open(&StoreConfig::Etcd(config)).unwrap();
             for some in changes.chunks(AT_ONCE) {
-                assert!(matches!(store.commit(&[], some).await.unwrap(), Outcome::Done { .. }));
+                assert!(matches!(store.commit(&[], some).await.unwrap(), CommitOutcome::Done { .. }));
             }
         });
     };

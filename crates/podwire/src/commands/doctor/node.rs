@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::time::Duration;
 
 use api::{Client, ClientError, NodeMode};
-use cni::Config;
+use cni::NetworkConfig;
 use engine::alias::LinkMark;
 use engine::state::{Attachment, NodeState, RecordPhase};
 use ipnet::IpNet;
@@ -40,7 +40,7 @@ pub(super) struct CheckedNode {
     pub(super) attachments: Vec<Attachment>,
     pub(super) links: Vec<Link>,
     /// Of the runtime.
-    pub(super) configs: Vec<Config>,
+    pub(super) configs: Vec<NetworkConfig>,
 }
 
 impl CheckedNode {
@@ -126,7 +126,7 @@ fn attachments(folders: &Folders) -> Result<Vec<Attachment>, engine::state::Stat
     Ok(all)
 }
 
-fn keeper(client: &Client, folders: &Folders, configs: &[Config]) -> NodeServer {
+fn keeper(client: &Client, folders: &Folders, configs: &[NetworkConfig]) -> NodeServer {
     let unclear = |why: String| {
         let object = format!("socket {}", folders.socket.display());
         NodeServer::Unclear(
