@@ -10,7 +10,7 @@ use types::{IfName, Mac};
 use crate::desired::pods::{self, DHCP_PORTS, MAC_PORTS, MACS, PORTS, SETS4, SETS6, SetNames, TARGETS};
 use crate::desired::{REVISION, REVISION_KEY, TableFamily, TableId};
 use crate::error::Error;
-use crate::pod::{FirewallPod, Guard, HostPort, Mode, Protocol};
+use crate::pod::{AttachMode, FirewallPod, Guard, HostPort, Protocol};
 
 /// One part of a key or of a map's value.
 #[derive(Debug, Clone, Copy)]
@@ -186,9 +186,9 @@ pub(crate) fn of<'a>(pod: &FirewallPod<'a>) -> Result<Vec<Element<'a>>, Error> {
     }
     // What lets packets in comes before what drops the others: a large repair takes several transactions.
     match (pod.mode, pod.guard) {
-        (Mode::Bridge, Guard::On | Guard::Dhcp | Guard::Mac) => guarded_port(pod, &mut out),
-        (Mode::Routed, Guard::On | Guard::Dhcp | Guard::Mac) => guarded_link(pod, &mut out),
-        (Mode::Bridge | Mode::Routed, Guard::Off) => {}
+        (AttachMode::Bridge, Guard::On | Guard::Dhcp | Guard::Mac) => guarded_port(pod, &mut out),
+        (AttachMode::Routed, Guard::On | Guard::Dhcp | Guard::Mac) => guarded_link(pod, &mut out),
+        (AttachMode::Bridge | AttachMode::Routed, Guard::Off) => {}
     }
     bound(pod, &mut out);
     for port in pod.ports {
@@ -204,10 +204,10 @@ fn member<'a>(family: TableFamily, set: &'a str, key: Vec<Field<'a>>) -> Element
 /// Through which link the host may receive the pod's addresses. The guard of a routed pod knows its link.
 fn bound<'a>(pod: &FirewallPod<'a>, out: &mut Vec<Element<'a>>) {
     let via = match (pod.mode, pod.guard, pod.bridge) {
-        (Mode::Bridge, _, None) => return,
-        (Mode::Bridge, _, Some(bridge)) => Some(bridge),
-        (Mode::Routed, Guard::On | Guard::Dhcp | Guard::Mac, _) => None,
-        (Mode::Routed, Guard::Off, _) => Some(pod.link),
+        (AttachMode::Bridge, _, None) => return,
+        (AttachMode::Bridge, _, Some(bridge)) => Some(bridge),
+        (AttachMode::Routed, Guard::On | Guard::Dhcp | Guard::Mac, _) => None,
+        (AttachMode::Routed, Guard::Off, _) => Some(pod.link),
     };
     for &ip in pod.addresses {
         if let Some(link) = via {
@@ -257,7 +257,7 @@ fn link_local(mac: Mac) -> Ipv6Addr {
     Ipv6Addr::from([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f])
 }
 
-fn published<'a>(mode: Mode, port: &'a HostPort, out: &mut Vec<Element<'a>>) -> Result<(), Error> {
+fn published<'a>(mode: AttachMode, port: &'a HostPort, out: &mut Vec<Element<'a>>) -> Result<(), Error> {
     let (sets, family) = (sets(port.pod), TableFamily::Inet);
     let service = [Field::Protocol(port.protocol), Field::Port(port.host_port)];
     let (set, key) = match host_address(port)? {
@@ -268,7 +268,7 @@ fn published<'a>(mode: Mode, port: &'a HostPort, out: &mut Vec<Element<'a>>) -> 
     let table = TableId::of_pods(family);
     out.push(Element { table, set: set.into(), key, data, role: Role::HostPort(port) });
     match mode {
-        Mode::Bridge => out.push(member(
+        AttachMode::Bridge => out.push(member(
             family,
             sets.hairpin,
             vec![
@@ -278,7 +278,7 @@ fn published<'a>(mode: Mode, port: &'a HostPort, out: &mut Vec<Element<'a>>) -> 
                 Field::Port(port.host_port),
             ],
         )),
-        Mode::Routed => {}
+        AttachMode::Routed => {}
     }
     Ok(())
 }
@@ -302,7 +302,7 @@ mod tests {
     use super::*;
     use crate::pod::NetworkChain;
 
-    fn words(mode: Mode, guard: Guard, ports: &[HostPort]) -> Vec<String> {
+    fn words(mode: AttachMode, guard: Guard, ports: &[HostPort]) -> Vec<String> {
         let link = IfName::try_from("pwabc").unwrap();
         let chain = NetworkChain::new(&"blue".try_into().unwrap(), &["10.0.0.0/24".parse().unwrap()]);
         let addresses = ["10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
@@ -344,7 +344,7 @@ mod tests {
 
     #[test]
     fn a_routed_pod_is_guarded_at_the_ip_layer() {
-        let got = words(Mode::Routed, Guard::On, &[]);
+        let got = words(AttachMode::Routed, Guard::On, &[]);
         assert_eq!(got[..6], NAT);
         let guard = [
             "inet source4 { pwabc . 10.0.0.2 . 02:00:00:00:00:07 }",
@@ -359,7 +359,7 @@ mod tests {
 
     #[test]
     fn a_bridged_pod_is_guarded_at_its_port_and_its_hostports_are_masqueraded_for_neighbours() {
-        let got = words(Mode::Bridge, Guard::On, &[port(Some("::"), "fd00::2")]);
+        let got = words(AttachMode::Bridge, Guard::On, &[port(Some("::"), "fd00::2")]);
         assert_eq!(got[..6], NAT);
         let guard = [
             "bridge addr4 { pwabc . 10.0.0.2 }",
@@ -383,7 +383,7 @@ mod tests {
     #[test]
     fn e18_a_hostport_has_the_family_of_its_pod_and_is_not_on_the_v6_loopback() {
         let ports = [port(Some("192.0.2.1"), "10.0.0.2"), port(None, "10.0.0.2")];
-        let got = words(Mode::Routed, Guard::Off, &ports);
+        let got = words(AttachMode::Routed, Guard::Off, &ports);
         let want = [
             "inet via4 { 10.0.0.2 . pwabc }",
             "inet bound4 { 10.0.0.2 }",
@@ -394,7 +394,7 @@ mod tests {
         ];
         assert_eq!(got[6..], want);
         for (host_ip, pod) in [("192.0.2.1", "fd00::2"), ("0.0.0.0", "fd00::2"), ("::1", "fd00::2")] {
-            let refused = published(Mode::Routed, &port(Some(host_ip), pod), &mut Vec::new());
+            let refused = published(AttachMode::Routed, &port(Some(host_ip), pod), &mut Vec::new());
             assert!(matches!(refused, Err(Error::HostAddress { .. })), "{host_ip}");
         }
     }

@@ -53,7 +53,7 @@ pub use foreign::{
 };
 pub use monitor::{Ours, RulesetChange, RulesetMonitor};
 pub use network::PeerTable;
-pub use pod::{FirewallPod, Guard, HostPort, Mode, NetworkChain, Protocol};
+pub use pod::{AttachMode, FirewallPod, Guard, HostPort, NetworkChain, Protocol};
 pub use program::{INSTALL, is_installed, missing_program};
 pub use prune::Idle;
 pub use surplus::{LiveOwners, PodElement, PodElements, Stray};

@@ -113,7 +113,7 @@ mod tests {
     use types::IfName;
 
     use super::*;
-    use crate::pod::{FirewallPod, Guard, Mode};
+    use crate::pod::{AttachMode, FirewallPod, Guard};
 
     /// Deleting a set deletes its elements without a word: nothing but the generation keeps the pod in force.
     #[test]
@@ -124,7 +124,7 @@ mod tests {
             let pod = FirewallPod {
                 link: &link,
                 mac: "02:00:00:00:00:07".parse().unwrap(),
-                mode: Mode::Routed,
+                mode: AttachMode::Routed,
                 bridge: None,
                 addresses: &["10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap()],
                 masquerade: Some(&chain),

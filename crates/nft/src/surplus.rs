@@ -285,7 +285,7 @@ impl Type {
 mod tests {
     use super::*;
     use crate::element::{self, Field, bytes};
-    use crate::pod::{FirewallPod, Guard, HostPort, Mode};
+    use crate::pod::{AttachMode, FirewallPod, Guard, HostPort};
 
     /// Every element that a pod has is known to be this pod's, and is written as nft writes it.
     #[test]
@@ -312,17 +312,17 @@ mod tests {
             has_more_addresses: false,
         };
         for (mode, guard) in [
-            (Mode::Bridge, Guard::On),
-            (Mode::Bridge, Guard::Dhcp),
-            (Mode::Bridge, Guard::Mac),
-            (Mode::Routed, Guard::On),
+            (AttachMode::Bridge, Guard::On),
+            (AttachMode::Bridge, Guard::Dhcp),
+            (AttachMode::Bridge, Guard::Mac),
+            (AttachMode::Routed, Guard::On),
         ] {
             let mac = "02:00:00:00:00:07".parse().unwrap();
             let pod = FirewallPod {
                 link: &link,
                 mac,
                 mode,
-                bridge: (mode == Mode::Bridge).then_some(&bridge),
+                bridge: (mode == AttachMode::Bridge).then_some(&bridge),
                 addresses: &addresses,
                 masquerade: Some(&chain),
                 guard,
@@ -406,7 +406,7 @@ mod tests {
             let pod = FirewallPod {
                 link: &link,
                 mac: "02:00:00:00:00:07".parse().unwrap(),
-                mode: Mode::Bridge,
+                mode: AttachMode::Bridge,
                 bridge: Some(&bridge),
                 addresses: &["10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap()],
                 masquerade: None,

@@ -3,8 +3,8 @@
 
 use anyhow::{Context as _, Result, bail};
 use engine::state::{
-    Addressing, Allocation, AllocationRequest, Attachment, Begin, NetworkState as Claims, NodeState,
-    PodAddress, StateError, Survivor, Wiring,
+    Addressing, Allocation, AllocationRequest, Attachment, Begin, NetworkState, NodeState, PodAddress,
+    StateError, Survivor, Wiring,
 };
 use ipam::{Pools, RangeSpec};
 use ipnet::IpNet;
@@ -65,7 +65,7 @@ fn nobody() -> Result<Vec<Survivor>, StateError> {
     Ok(vec![])
 }
 
-fn claim(claims: &Claims, key: &AttachmentKey, pools: &Pools) -> Result<()> {
+fn claim(claims: &NetworkState, key: &AttachmentKey, pools: &Pools) -> Result<()> {
     let bridge = IfName::try_from("none")?;
     let wanted = AllocationRequest { key, pools: Some(pools), requested: &[], clean: &|_, _| Ok(()) };
     let make = |given: &[Allocation]| Attachment {

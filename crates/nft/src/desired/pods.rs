@@ -8,7 +8,7 @@ use super::ChainType::{Filter, Nat};
 use super::HookPoint::{Input, Output, Postrouting, Prerouting};
 use super::Type::{Ip4, Ip6, Link, Mac, Port, Protocol};
 use super::{Chain, Name, Set, TABLE, Table, TableFamily, Type};
-use crate::pod::{FirewallPod, Guard, Mode, NetworkChain};
+use crate::pod::{AttachMode, FirewallPod, Guard, NetworkChain};
 
 const RAW: i32 = -300;
 const DSTNAT: i32 = -100;
@@ -30,7 +30,7 @@ impl<'a> Structure<'a> {
 
     /// And what pods that are attached and guarded like this need, whether there is one or not.
     #[must_use]
-    pub fn with(mut self, mode: Mode, guard: Guard, masquerade: Option<&'a NetworkChain>) -> Self {
+    pub fn with(mut self, mode: AttachMode, guard: Guard, masquerade: Option<&'a NetworkChain>) -> Self {
         for family in families(mode, guard) {
             match family {
                 TableFamily::Inet => self.inet = true,
@@ -63,10 +63,12 @@ impl<'a> Structure<'a> {
 }
 
 /// The tables that such a pod needs: one without a guarded bridge port also works on a kernel without the bridge family.
-pub(crate) fn families(mode: Mode, guard: Guard) -> &'static [TableFamily] {
+pub(crate) fn families(mode: AttachMode, guard: Guard) -> &'static [TableFamily] {
     match (mode, guard) {
-        (Mode::Bridge, Guard::On | Guard::Dhcp | Guard::Mac) => &[TableFamily::Inet, TableFamily::Bridge],
-        (Mode::Bridge, Guard::Off) | (Mode::Routed, _) => &[TableFamily::Inet],
+        (AttachMode::Bridge, Guard::On | Guard::Dhcp | Guard::Mac) => {
+            &[TableFamily::Inet, TableFamily::Bridge]
+        }
+        (AttachMode::Bridge, Guard::Off) | (AttachMode::Routed, _) => &[TableFamily::Inet],
     }
 }
 
@@ -374,7 +376,7 @@ mod tests {
     fn tables_are_rendered_as_text_of_nft() {
         let network = NetworkChain::new(&"blue".try_into().unwrap(), &["10.0.0.0/24".parse().unwrap()]);
         let text = Structure::default()
-            .with(Mode::Routed, Guard::On, Some(&network))
+            .with(AttachMode::Routed, Guard::On, Some(&network))
             .table(TableFamily::Inet)
             .text();
         for line in [
@@ -397,7 +399,7 @@ mod tests {
     #[test]
     fn the_revision_is_that_of_the_base_and_changes_with_every_rule() {
         let network = NetworkChain::new(&"blue".try_into().unwrap(), &[]);
-        let with = Structure::default().with(Mode::Bridge, Guard::On, Some(&network));
+        let with = Structure::default().with(AttachMode::Bridge, Guard::On, Some(&network));
         let revisions = [TableFamily::Inet, TableFamily::Bridge].map(|family| with.table(family).revision());
         let stated = [revision(TableFamily::Inet), revision(TableFamily::Bridge)];
         assert_eq!(stated, revisions, "the structure was changed: state {revisions:#010x?} in `revision`");

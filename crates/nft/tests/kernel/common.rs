@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use netlink::NetNs;
-use nft::{Firewall, FirewallPod, Guard, HostPort, Mode, NetworkChain, Protocol, Structure};
+use nft::{AttachMode, Firewall, FirewallPod, Guard, HostPort, NetworkChain, Protocol, Structure};
 use types::{IfName, Mac};
 
 /// Runs in a network namespace that ends with the function.
@@ -83,7 +83,7 @@ fn listed_elements() -> String {
 pub(crate) struct Sample {
     pub(crate) link: IfName,
     pub(crate) mac: Mac,
-    pub(crate) mode: Mode,
+    pub(crate) mode: AttachMode,
     pub(crate) bridge: Option<IfName>,
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) chain: Option<NetworkChain>,
@@ -93,7 +93,7 @@ pub(crate) struct Sample {
 
 impl Sample {
     /// A dual-stack pod with all there is, number `n` of its network.
-    pub(crate) fn new(mode: Mode, n: u16) -> Self {
+    pub(crate) fn new(mode: AttachMode, n: u16) -> Self {
         let [hi, lo] = n.to_be_bytes();
         Self {
             // Every other begins as the name of a tunnel does: that must not take it for one.

@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd as _;
 
-use nft::{Firewall, Idle, Mode, Ours, Protocol, RulesetChange, RulesetMonitor};
+use nft::{AttachMode, Firewall, Idle, Ours, Protocol, RulesetChange, RulesetMonitor};
 use rustix::net::sockopt::set_socket_recv_buffer_size;
 
 use crate::common::{Sample, all_elements, in_netns, nft, run};
@@ -29,7 +29,7 @@ fn handle_of_first_rule(chain: &str) -> String {
 
 #[test]
 fn what_is_taken_away_by_hand_is_heard() {
-    for mode in [Mode::Bridge, Mode::Routed] {
+    for mode in [AttachMode::Bridge, AttachMode::Routed] {
         in_netns(|| {
             let pod = Sample::new(mode, 2);
             pod.admit();
@@ -57,7 +57,7 @@ fn what_is_taken_away_by_hand_is_heard() {
 
 #[test]
 fn our_own_pods_are_not_heard() {
-    for mode in [Mode::Bridge, Mode::Routed] {
+    for mode in [AttachMode::Bridge, AttachMode::Routed] {
         in_netns(|| {
             Sample::new(mode, 2).admit();
             let mut monitor = RulesetMonitor::open().unwrap();
@@ -79,7 +79,7 @@ fn our_own_pods_are_not_heard() {
 #[test]
 fn tables_of_others_are_heard_where_they_can_drop_what_is_forwarded() {
     in_netns(|| {
-        Sample::new(Mode::Bridge, 2).admit();
+        Sample::new(AttachMode::Bridge, 2).admit();
         let mut monitor = RulesetMonitor::open().unwrap();
         let foreign = RulesetChange { foreign: true, ..NOTHING };
         let mut heard = |act: &str| heard_of(&mut monitor, || drop(run("nft", &[act])));
@@ -101,11 +101,11 @@ fn tables_of_others_are_heard_where_they_can_drop_what_is_forwarded() {
 #[test]
 fn more_than_could_be_heard_counts_as_everything() {
     in_netns(|| {
-        Sample::new(Mode::Routed, 2).admit();
+        Sample::new(AttachMode::Routed, 2).admit();
         let mut monitor = RulesetMonitor::open().unwrap();
         set_socket_recv_buffer_size(monitor.as_fd(), 1).unwrap();
         for n in 3..20 {
-            Sample::new(Mode::Routed, n).admit();
+            Sample::new(AttachMode::Routed, n).admit();
         }
         assert_eq!(
             monitor.read().unwrap(),

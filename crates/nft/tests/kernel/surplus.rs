@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use netlink::NetNs;
-use nft::{Firewall, LiveOwners, Mode, Protocol};
+use nft::{AttachMode, Firewall, LiveOwners, Protocol};
 
 use crate::common::{Sample, in_netns};
 
@@ -61,7 +61,7 @@ fn surplus_elements_are_removed_and_no_concurrent_add_is_hit() {
         let here = NetNs::current().unwrap();
         let records = Mutex::new(Records::default());
         let sample = |n: u16| {
-            let mode = if n.is_multiple_of(2) { Mode::Bridge } else { Mode::Routed };
+            let mode = if n.is_multiple_of(2) { AttachMode::Bridge } else { AttachMode::Routed };
             Sample::new(mode, 10 + n).publish(Protocol::Tcp, 2000 + n, 80)
         };
         let (running, sweeps) = (AtomicU32::new(u32::from(WORKERS)), AtomicUsize::new(0));

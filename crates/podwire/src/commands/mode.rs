@@ -8,7 +8,7 @@ use std::path::Path;
 
 use api::{ClientError, NodeMode};
 use cni::NetworkConfig;
-use config::{Config as AgentConfig, Flags};
+use config::{Config, Flags};
 use install::is_standalone;
 use types::{Code, Finding, Fix};
 
@@ -71,7 +71,7 @@ pub(super) fn agent_missing(folders: &Folders, error: &ClientError) -> Finding {
         ClientError::Connect { .. } => return unreachable(error).fix("podwire agent --check-config"),
         ClientError::NobodyListens { .. } => {}
     }
-    match AgentConfig::load(&Flags::default(), std::env::vars_os()) {
+    match Config::load(&Flags::default(), std::env::vars_os()) {
         Err(error) => {
             Finding::new(Code::ConfigInvalid, "config agent", error).fix("podwire agent --check-config")
         }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use anyhow::Result;
 use netlink::{AddBridge, AddVxlan, NetNs, NetNsError, Op, RtSocket, Veth};
-use nft::{Firewall, Guard, Mode, NetworkChain, Structure};
+use nft::{AttachMode, Firewall, Guard, NetworkChain, Structure};
 use types::{Code, Finding, Fix, IfName, Mac, NetworkName};
 
 use super::finding::Check;
@@ -133,7 +133,7 @@ fn vxlan() -> Result<()> {
 /// Both tables of pods, with the chain of a network.
 fn tables() -> Result<()> {
     let chain = NetworkChain::new(&NetworkName::try_from("doctor")?, &[]);
-    let structure = Structure::default().with(Mode::Bridge, Guard::On, Some(&chain));
+    let structure = Structure::default().with(AttachMode::Bridge, Guard::On, Some(&chain));
     Ok(Firewall::open().and_then(|mut firewall| firewall.prepare(&structure))?)
 }
 
