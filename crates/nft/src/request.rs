@@ -42,13 +42,13 @@ pub(crate) fn expires(answer: &[u8]) -> bool {
 /// Deletes an element whatever its data is: the kernel looks at the key alone.
 pub(crate) fn delete<'e>(element: &'e Element<'e>) -> NftRequest<'e> {
     NftRequest::new(verb(element.table.family, number::DELSETELEM), move |body| {
-        write(body, element, ElementPart::Key)
+        write(body, element, ElementPart::Key);
     })
 }
 
 pub(crate) fn get<'e>(element: &'e Element<'e>) -> NftRequest<'e> {
     NftRequest::new(verb(element.table.family, number::GETSETELEM), move |body| {
-        write(body, element, ElementPart::Key)
+        write(body, element, ElementPart::Key);
     })
 }
 
@@ -111,7 +111,7 @@ pub(crate) fn delete_key<'a>(table: TableId<'a>, set: &'a str, key: &[u8]) -> Nf
 
 pub(crate) fn get_table(table: TableId<'_>) -> NftRequest<'_> {
     NftRequest::new(verb(table.family, number::GETTABLE), move |body| {
-        body.str(number::TABLE_NAME, table.name)
+        body.str(number::TABLE_NAME, table.name);
     })
 }
 
@@ -140,7 +140,7 @@ pub(crate) fn get_rules(table: TableId<'_>) -> NftRequest<'_> {
 
 pub(crate) fn delete_table(table: TableId<'_>) -> NftRequest<'_> {
     NftRequest::new(verb(table.family, number::DELTABLE), move |body| {
-        body.str(number::TABLE_NAME, table.name)
+        body.str(number::TABLE_NAME, table.name);
     })
 }
 

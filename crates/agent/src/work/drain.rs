@@ -119,7 +119,7 @@ impl Work {
             }
             // The condition logs it.
             Err(error) => {
-                self.metrics.request("DEL", RequestOutcome::Failed(error).word(), started.elapsed())
+                self.metrics.request("DEL", RequestOutcome::Failed(error).word(), started.elapsed());
             }
         }
         match outcome.map(|_| self.drain.stones().remove(stone)) {

@@ -163,7 +163,7 @@ impl UnmanagedTables {
                 }
                 match &listed.rule.ending {
                     RuleVerdict::Jump(to) | RuleVerdict::Goto(to) if !chains.contains(&to.as_str()) => {
-                        chains.push(to)
+                        chains.push(to);
                     }
                     _ => {}
                 }

@@ -229,7 +229,7 @@ impl TrialState {
 fn tell_proof(verdict: TrialVerdict, with: &NodeName) {
     match verdict {
         TrialVerdict::Sound => {
-            info!("with checksums by the kernel, what {with} gets through the tunnel is right")
+            info!("with checksums by the kernel, what {with} gets through the tunnel is right");
         }
         TrialVerdict::Broken | TrialVerdict::Unclear => {
             warn!("also with checksums by the kernel, {with} does not answer through the tunnel");
