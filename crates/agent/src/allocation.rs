@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
-use engine::state::{State, StateError};
+use engine::state::{NodeState, StateError};
 use ipam::{Range, RangeSet};
 use ipnet::IpNet;
 use netconf::{Network, NodeAllocation, comma_separated};
@@ -27,7 +27,7 @@ pub(crate) struct BlockUsage<'a> {
 impl BlockUsage<'_> {
     /// A block of the family that has the fewest addresses left.
     pub(crate) fn fullest(self) -> Option<IpNet> {
-        let state = State::open_existing(self.run_dir).ok().flatten()?;
+        let state = NodeState::open_existing(self.run_dir).ok().flatten()?;
         let records = state.existing_network(self.name)?;
         let free = |set: &&RangeSet| set.capacity().saturating_sub(records.in_use_of(set).unwrap_or(0));
         Some(self.network.ranges().iter().min_by_key(free)?.ranges().first()?.subnet())
@@ -36,7 +36,7 @@ impl BlockUsage<'_> {
     /// The condition of a node that has no address left in a family.
     fn exhausted(self) -> Result<Option<Finding>, StateError> {
         let name = self.name;
-        let state = State::open_existing(self.run_dir)?;
+        let state = NodeState::open_existing(self.run_dir)?;
         let Some(records) = state.and_then(|state| state.existing_network(name)) else { return Ok(None) };
         let claimed = records.claimed()?;
         let full = family_blocks(self.network).find(|family| {
@@ -52,7 +52,7 @@ impl BlockUsage<'_> {
 
     /// Whether a pod has an address of the blocks. Records that cannot be read may have one.
     pub(crate) fn is_used(self) -> bool {
-        let Ok(state) = State::open_existing(self.run_dir) else { return true };
+        let Ok(state) = NodeState::open_existing(self.run_dir) else { return true };
         let Some(records) = state.and_then(|state| state.existing_network(self.name)) else { return false };
         self.network.ranges().iter().any(|set| records.in_use_of(set).map_or(true, |count| count > 0))
     }

@@ -17,10 +17,10 @@ use crate::allocation::{NodeAllocations, TunnelSize};
 use crate::board::Board;
 use crate::conditions::Source;
 use crate::installation::{self, InstallState, Installation};
-use crate::keeper::{self, Keeper, KeeperError, ReconcileRequests};
+use crate::keeper::{self, KeeperError, ReconcileRequests, Reconciler};
 use crate::lock::{self, LockError};
 use crate::log;
-use crate::membership::{self, BlockRequests, Cluster, ClusterError, Membership};
+use crate::membership::{self, BlockRequests, ClusterError, Membership, MembershipHandle};
 use crate::memory;
 use crate::metrics::Metrics;
 use crate::notify;
@@ -30,8 +30,8 @@ use crate::queue::Queue;
 use crate::server::{self, AllowedUsers, ApiService, Endpoints, NodeDescription, ServerError};
 use crate::thread::AgentThread;
 use crate::waker::{Slot, Waker};
-use crate::work::{self, Settings, Work};
-use config::{Config, LogFormat, LogLevel, Store};
+use crate::work::{self, RequestSettings, Work};
+use config::{Config, LogFormat, LogLevel, StoreChoice};
 use install::runtimes::Runtimes;
 use install::{InstallError, Installer};
 
@@ -113,8 +113,8 @@ pub fn run(config: Config) -> Result<(), AppError> {
     board.set(Source::Config, config.exposed_key().into_iter().collect());
     board.set_installed(installer.as_ref().map(|installer| installer.planned()).unwrap_or_default());
     let metrics = Arc::new(Metrics::new());
-    let work = Arc::new(Work::new(work::Parts {
-        settings: Settings {
+    let work = Arc::new(Work::new(work::WorkParts {
+        settings: RequestSettings {
             run_dir: config.run_dir.clone(),
             network: config.network.name.clone(),
             mode: config.network.mode,
@@ -127,7 +127,7 @@ pub fn run(config: Config) -> Result<(), AppError> {
         reconciler: reconciler.clone(),
     }));
     let queue = Arc::new(Queue::start(config.workers).map_err(cannot("start workers"))?);
-    let membership_parts = membership::Parts {
+    let membership_parts = membership::MembershipParts {
         config: Arc::clone(&config),
         shares: Arc::clone(&shares),
         board: Arc::clone(&board),
@@ -137,7 +137,7 @@ pub fn run(config: Config) -> Result<(), AppError> {
     let kernel_side = KernelSide { metrics: Arc::clone(&metrics), tunnels: Arc::clone(&tunnels), peer_queue };
     let cluster = join(membership_parts, kernel_side)?;
     let installing = installer.as_ref().map(|installer| {
-        start_installation(installation::Parts {
+        start_installation(installation::InstallationParts {
             config: Arc::clone(&config),
             installer: Arc::clone(installer),
             state: Arc::clone(&install_state),
@@ -173,7 +173,7 @@ pub fn run(config: Config) -> Result<(), AppError> {
             socket = %config.socket.display(),
             "the agent starts"
         );
-        let keeper = Keeper::new(keeper::Parts {
+        let keeper = Reconciler::new(keeper::ReconcilerParts {
             config,
             shares,
             tunnels,
@@ -208,15 +208,18 @@ pub fn run(config: Config) -> Result<(), AppError> {
 }
 
 /// The keeper's thread, and how to end it.
-struct Keeping {
+struct ReconcilerThread {
     thread: std::thread::JoinHandle<Result<(), LockError>>,
     requests: ReconcileRequests,
 }
 
 /// Nothing is ever sent: it closes when the keeper's thread ends, however it does.
-type Kept = oneshot::Receiver<Infallible>;
+type ReconcilerExit = oneshot::Receiver<Infallible>;
 
-fn keep(keeper: Keeper, requests: ReconcileRequests) -> Result<(Keeping, Kept), AppError> {
+fn keep(
+    keeper: Reconciler,
+    requests: ReconcileRequests,
+) -> Result<(ReconcilerThread, ReconcilerExit), AppError> {
     let (alive, kept) = oneshot::channel();
     let thread = std::thread::Builder::new()
         .name("podwire-keeper".to_owned())
@@ -226,10 +229,10 @@ fn keep(keeper: Keeper, requests: ReconcileRequests) -> Result<(Keeping, Kept), 
             keeper.run()
         })
         .map_err(cannot("start the keeper"))?;
-    Ok((Keeping { thread, requests }, kept))
+    Ok((ReconcilerThread { thread, requests }, kept))
 }
 
-impl Keeping {
+impl ReconcilerThread {
     /// A round that is under way comes to its end.
     fn end(self) -> Result<(), AppError> {
         self.requests.stop();
@@ -244,7 +247,7 @@ impl Keeping {
 }
 
 /// Comes true with SIGTERM or SIGINT, or when the keeper has ended.
-fn stopped(board: Arc<Board>, kept: Kept) -> Result<impl Future<Output = Duration>, AppError> {
+fn stopped(board: Arc<Board>, kept: ReconcilerExit) -> Result<impl Future<Output = Duration>, AppError> {
     let mut term = signal(SignalKind::terminate()).map_err(cannot("listen to SIGTERM"))?;
     let mut int = signal(SignalKind::interrupt()).map_err(cannot("listen to SIGINT"))?;
     Ok(async move {
@@ -314,7 +317,10 @@ struct KernelSide {
 }
 
 /// A node that is alone works without its store, and says that something is wrong with it.
-fn join(parts: membership::Parts, kernel_side: KernelSide) -> Result<Option<Cluster>, ClusterError> {
+fn join(
+    parts: membership::MembershipParts,
+    kernel_side: KernelSide,
+) -> Result<Option<MembershipHandle>, ClusterError> {
     let (is_alone, board) = (membership::is_alone(&parts.config), Arc::clone(&parts.board));
     match start_cluster(parts, kernel_side) {
         Ok(cluster) => Ok(Some(cluster)),
@@ -327,13 +333,16 @@ fn join(parts: membership::Parts, kernel_side: KernelSide) -> Result<Option<Clus
 }
 
 /// Starts the peers thread with what this node remembers, then the thread that follows the store.
-fn start_cluster(parts: membership::Parts, kernel_side: KernelSide) -> Result<Cluster, ClusterError> {
+fn start_cluster(
+    parts: membership::MembershipParts,
+    kernel_side: KernelSide,
+) -> Result<MembershipHandle, ClusterError> {
     let KernelSide { metrics, tunnels, peer_queue } = kernel_side;
     let (config, shares, board) =
         (Arc::clone(&parts.config), Arc::clone(&parts.shares), Arc::clone(&parts.board));
     let membership = Membership::load(parts)?;
     let (reports, received) = peers::inputs::reports();
-    let worker = peers::start(peers::Parts {
+    let worker = peers::start(peers::PeerRoutesParts {
         is_alone: membership::is_alone(&config),
         config,
         shares,
@@ -348,7 +357,7 @@ fn start_cluster(parts: membership::Parts, kernel_side: KernelSide) -> Result<Cl
     membership.start(received, worker)
 }
 
-fn start_installation(parts: installation::Parts) -> Result<AgentThread, AppError> {
+fn start_installation(parts: installation::InstallationParts) -> Result<AgentThread, AppError> {
     let waker = parts.waker.clone();
     let installation = Installation::new(parts)?;
     let worker = AgentThread::start("podwire-install", waker, move |stop| installation.run(stop));
@@ -376,8 +385,8 @@ fn facts(config: &Config) -> NodeDescription {
     NodeDescription {
         node: config.node.clone(),
         store: match config.store {
-            Store::Embedded => "embedded".to_owned(),
-            Store::Etcd(_) => "etcd".to_owned(),
+            StoreChoice::Embedded => "embedded".to_owned(),
+            StoreChoice::Etcd(_) => "etcd".to_owned(),
         },
         run_dir: config.run_dir.clone(),
         socket: config.socket.clone(),
@@ -398,8 +407,14 @@ fn rendering(
     installer: Option<Arc<Installer>>,
     shares: Arc<NodeAllocations>,
 ) -> Box<dyn Fn() -> Result<String, String> + Send + Sync> {
-    Box::new(move || match &installer {
-        Some(installer) => installation::current(installer, &shares).render().map_err(|e| e.to_string()),
-        None => Err("this agent installs nothing (install.enabled is false)".to_owned()),
+    Box::new(move || {
+        let Some(installer) = &installer else {
+            return Err("this agent installs nothing (install.enabled is false)".to_owned());
+        };
+        let rendered = match shares.default_network() {
+            Ok(network) => installer.render_for(&network),
+            Err(_) => installer.render(),
+        };
+        rendered.map_err(|error| error.to_string())
     })
 }

@@ -4,12 +4,12 @@ use api::{
     AddressView, AttachmentPhase, AttachmentRecord, AttachmentView, BandwidthView, DnsView, IpamView,
     MasqueradeView, PlacementView, PodRouteView, PodView, PortView, Timestamp, TombstoneError, Tombstones,
 };
-use engine::state::{Addressing, Attachment, Listed, Phase};
+use engine::state::{Addressing, Attachment, ListedRecord, RecordPhase};
 
 /// An attachment of a network; one that cannot be read is shown by its name. With a tombstone it is being deleted.
 pub fn attachment_view(
     network: &str,
-    listed: &Listed,
+    listed: &ListedRecord,
     tombstones: &Tombstones,
 ) -> Result<AttachmentView, TombstoneError> {
     let is_deleted = match &listed.attachment {
@@ -22,8 +22,8 @@ pub fn attachment_view(
         phase: match (&listed.attachment, listed.phase) {
             (None, _) => AttachmentPhase::Unreadable,
             (Some(_), _) if is_deleted => AttachmentPhase::Deleting,
-            (Some(_), Phase::Pending) => AttachmentPhase::Pending,
-            (Some(_), Phase::Ready) => AttachmentPhase::Ready,
+            (Some(_), RecordPhase::Pending) => AttachmentPhase::Pending,
+            (Some(_), RecordPhase::Ready) => AttachmentPhase::Ready,
         },
         record: listed.attachment.as_ref().map(record),
     })
@@ -84,7 +84,7 @@ fn ipam(record: &Attachment) -> IpamView {
 }
 
 /// A published port as the API shows it.
-pub fn inactive_port(inactive: &engine::InactivePort) -> api::InactivePort {
+pub fn inactive_port(inactive: &engine::InactivePortMapping) -> api::InactivePort {
     api::InactivePort {
         network: inactive.key.network.to_string(),
         container_id: inactive.key.container.to_string(),
@@ -111,7 +111,7 @@ fn bandwidth(limits: &cni::Bandwidth) -> BandwidthView {
     }
 }
 
-fn route(route: &cni::Route) -> PodRouteView {
+fn route(route: &cni::PodRoute) -> PodRouteView {
     PodRouteView {
         destination: route.dst,
         gateway: route.gw,

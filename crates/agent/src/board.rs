@@ -8,25 +8,27 @@ use tracing::{error, info, warn};
 use types::{Code, Finding, Severity};
 
 use crate::clock::Now;
-use crate::conditions::{Change, Conditions, Source};
+use crate::conditions::{ConditionChanges, Conditions, Source};
 use crate::peers::routes::LONGEST_CHANGE;
 
 /// How many repairs are remembered for people; metrics count all of them.
 const RECENT: usize = 20;
 /// A round takes milliseconds; with thousands of pods a second or two.
 const LONG_ROUND: Duration = Duration::from_secs(30);
+/// A check of the installed files reads some megabytes.
+const LONG_INSTALLATION: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 pub(crate) struct Board {
-    inner: Mutex<Inner>,
+    inner: Mutex<BoardInner>,
     started: Instant,
 }
 
 #[derive(Debug, Default)]
-struct Inner {
-    keeping: Keeping,
-    /// Since when the peers thread works without a pause.
-    peers_busy: Option<Instant>,
+struct BoardInner {
+    keeping: ReconcilerState,
+    /// Since when a thread works without a pause.
+    busy: [Option<Instant>; 2],
     reconcile: Reconciled,
     installed: Vec<InstalledFile>,
     inactive_ports: Vec<InactivePort>,
@@ -46,9 +48,52 @@ struct Reconciled {
     recent: Vec<(Instant, String)>,
 }
 
+/// A thread that reports when it begins to work and when it waits again.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum WatchedThread {
+    Peers,
+    Installation,
+}
+
+impl WatchedThread {
+    const ALL: [Self; 2] = [Self::Peers, Self::Installation];
+
+    /// How long it may work without a pause.
+    fn limit(self) -> Duration {
+        match self {
+            Self::Peers => LONGEST_CHANGE,
+            Self::Installation => LONG_INSTALLATION,
+        }
+    }
+
+    fn stuck(self, since: Option<Instant>, now: Instant) -> Option<Finding> {
+        let limit = self.limit();
+        since.filter(|since| now.saturating_duration_since(*since) > limit)?;
+        let limit = limit.as_secs();
+        let (code, object, message) = match self {
+            Self::Peers => (
+                Code::ReconcileStuck,
+                "routes to peers",
+                format!(
+                    "a change has been running for more than {limit} s: routes to peers do not follow the store"
+                ),
+            ),
+            Self::Installation => (
+                Code::InstallIncomplete,
+                "installation",
+                format!(
+                    "a check of plugin and config has been running for more than {limit} s: the disk may hang"
+                ),
+            ),
+        };
+        // Pods are served as long as the runtime has its files.
+        Some(Finding::new(code, object, message).degraded().fix("systemctl restart podwire"))
+    }
+}
+
 /// What the keeper does.
 #[derive(Debug, Default)]
-enum Keeping {
+enum ReconcilerState {
     #[default]
     Nothing,
     Round {
@@ -113,7 +158,7 @@ impl Board {
         let now = Now::read();
         let mut differs = false;
         for (source, findings) in fresh {
-            differs |= conditions.set(source, findings, now.instant) != Change::default();
+            differs |= conditions.set(source, findings, now.instant) != ConditionChanges::default();
         }
         (conditions.all(&now), differs)
     }
@@ -138,27 +183,27 @@ impl Board {
     }
 
     pub(crate) fn round_begins(&self) {
-        self.lock().keeping = Keeping::Round { since: Instant::now() };
+        self.lock().keeping = ReconcilerState::Round { since: Instant::now() };
     }
 
     /// Another one follows within this time if all is well.
     pub(crate) fn round_ends(&self, timer: Duration) {
         let at_most = timer.saturating_mul(3).saturating_add(LONG_ROUND);
-        self.lock().keeping = Keeping::Pause { since: Instant::now(), at_most };
+        self.lock().keeping = ReconcilerState::Pause { since: Instant::now(), at_most };
         // Ends the condition of a round that took long.
         self.check_hangs(Instant::now());
     }
 
-    /// The peers thread has something to do.
-    pub(crate) fn peers_busy_since(&self, since: Instant) {
-        self.lock().peers_busy = Some(since);
+    /// The thread has something to do.
+    pub(crate) fn busy_since(&self, thread: WatchedThread, since: Instant) {
+        self.lock().busy[thread as usize] = Some(since);
     }
 
-    /// The peers thread waits for input.
-    pub(crate) fn peers_idle(&self) {
+    /// The thread waits for input.
+    pub(crate) fn idle(&self, thread: WatchedThread) {
         let now = Instant::now();
-        let since = self.lock().peers_busy.take();
-        if since.is_some_and(|since| now.saturating_duration_since(since) > LONGEST_CHANGE) {
+        let since = self.lock().busy[thread as usize].take();
+        if thread.stuck(since, now).is_some() {
             // Ends the condition.
             self.check_hangs(now);
         }
@@ -168,7 +213,9 @@ impl Board {
     pub(crate) fn check_hangs(&self, now: Instant) {
         let found = {
             let inner = self.lock();
-            inner.keeping.stuck(now).into_iter().chain(peers_stuck(inner.peers_busy, now)).collect()
+            let threads = WatchedThread::ALL.into_iter();
+            let stuck = threads.filter_map(|thread| thread.stuck(inner.busy[thread as usize], now));
+            inner.keeping.stuck(now).into_iter().chain(stuck).collect()
         };
         self.set(Source::Watchdog, found);
     }
@@ -214,7 +261,7 @@ impl Board {
         self.lock().inactive_ports = ports;
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, BoardInner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -233,7 +280,7 @@ impl Reconciled {
     }
 }
 
-impl Keeping {
+impl ReconcilerState {
     fn stuck(&self, now: Instant) -> Option<Finding> {
         let (what, since, at_most) = match self {
             Self::Nothing => return None,
@@ -249,16 +296,6 @@ impl Keeping {
     }
 }
 
-fn peers_stuck(busy: Option<Instant>, now: Instant) -> Option<Finding> {
-    let is_late = busy.is_some_and(|since| now.saturating_duration_since(since) > LONGEST_CHANGE);
-    let message = || {
-        let limit = LONGEST_CHANGE.as_secs();
-        format!("a change has been running for more than {limit} s: routes to peers do not follow the store")
-    };
-    let found = || Finding::new(Code::ReconcileStuck, "routes to peers", message());
-    is_late.then(|| found().fix("systemctl restart podwire"))
-}
-
 fn lifecycle(code: Code, message: &str) -> Finding {
     Finding::new(code, "agent", message)
 }
@@ -266,8 +303,8 @@ fn lifecycle(code: Code, message: &str) -> Finding {
 /// Conditions of each kind that one change logs. All of them are in the status.
 const LOGGED: usize = 20;
 
-fn log(change: &Change) {
-    let Change { began, worsened, eased, ended } = change;
+fn log(change: &ConditionChanges) {
+    let ConditionChanges { began, worsened, eased, ended } = change;
     log_findings(began, "condition began");
     log_findings(worsened, "condition worsened");
     log_findings(eased, "condition eased");
@@ -384,17 +421,23 @@ mod tests {
     }
 
     #[test]
-    fn a_peers_thread_that_hangs_is_reported_until_it_goes_on() {
-        let (board, now) = (Board::new(), Instant::now());
-        let is_reported = || board.conditions().iter().any(|one| one.object == "routes to peers");
-        board.peers_busy_since(now);
-        board.check_hangs(now + LONGEST_CHANGE);
-        assert!(!is_reported());
-        board.check_hangs(now + LONGEST_CHANGE * 2);
-        assert!(is_reported() && board.has(Code::ReconcileStuck));
-        board.peers_busy_since(now.checked_sub(LONGEST_CHANGE * 2).unwrap());
-        board.peers_idle();
-        assert!(!is_reported());
+    fn a_thread_that_hangs_is_reported_until_it_goes_on() {
+        for (thread, code, object) in [
+            (WatchedThread::Peers, Code::ReconcileStuck, "routes to peers"),
+            (WatchedThread::Installation, Code::InstallIncomplete, "installation"),
+        ] {
+            let (board, now, limit) = (Board::new(), Instant::now(), thread.limit());
+            board.set_started();
+            let is_reported = || board.conditions().iter().any(|one| one.object == object);
+            board.busy_since(thread, now);
+            board.check_hangs(now + limit);
+            assert!(!is_reported());
+            board.check_hangs(now + limit * 2);
+            assert!(is_reported() && board.has(code) && board.readiness().ready);
+            board.busy_since(thread, now.checked_sub(limit * 2).unwrap());
+            board.idle(thread);
+            assert!(!is_reported());
+        }
     }
 
     #[test]

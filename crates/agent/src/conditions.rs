@@ -68,7 +68,7 @@ struct Lasting {
 
 /// Conditions that began, ended or have another severity than before.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Change {
+pub(crate) struct ConditionChanges {
     pub(crate) began: Vec<Finding>,
     /// They keep the node from being ready now.
     pub(crate) worsened: Vec<Finding>,
@@ -78,14 +78,14 @@ pub(crate) struct Change {
 
 impl Conditions {
     /// Replaces the findings of a source.
-    pub(crate) fn set(&mut self, source: Source, findings: Vec<Finding>, now: Instant) -> Change {
+    pub(crate) fn set(&mut self, source: Source, findings: Vec<Finding>, now: Instant) -> ConditionChanges {
         let findings = combined(findings);
         if self.found.get(&source).map_or(&[][..], Vec::as_slice) == findings {
-            return Change::default();
+            return ConditionChanges::default();
         }
         self.found.insert(source, findings);
         let before = std::mem::take(&mut self.lasting);
-        let (mut change, mut lasting) = (Change::default(), BTreeMap::new());
+        let (mut change, mut lasting) = (ConditionChanges::default(), BTreeMap::new());
         for finding in self.merged() {
             let (identity, severity) = (identity(finding), finding.severity);
             let known = before.get(&identity);
@@ -195,8 +195,8 @@ mod tests {
     fn a1_since_stays_while_a_condition_lasts_and_its_message_may_change() {
         let (mut all, clock) = (Conditions::default(), clock());
         let change = all.set(Source::Reconcile, vec![stuck("EBUSY")], clock.at(10));
-        assert_eq!(change, Change { began: vec![stuck("EBUSY")], ..Change::default() });
-        assert_eq!(all.set(Source::Reconcile, vec![stuck("EIO")], clock.at(20)), Change::default());
+        assert_eq!(change, ConditionChanges { began: vec![stuck("EBUSY")], ..ConditionChanges::default() });
+        assert_eq!(all.set(Source::Reconcile, vec![stuck("EIO")], clock.at(20)), ConditionChanges::default());
         assert_eq!(all.all(&clock.now()), [Condition::new(stuck("EIO"), Timestamp(1010))]);
         let ended = (Code::RepairFailed, "link pw1".to_owned());
         assert_eq!(all.set(Source::Reconcile, vec![], clock.at(30)).ended, [ended]);
@@ -212,7 +212,7 @@ mod tests {
         let (mut all, clock) = (Conditions::default(), clock());
         all.set(Source::Elements, vec![missing().degraded()], clock.at(1));
         let change = all.set(Source::Reconcile, vec![missing(), missing()], clock.at(2));
-        assert_eq!(change, Change { worsened: vec![missing()], ..Change::default() });
+        assert_eq!(change, ConditionChanges { worsened: vec![missing()], ..ConditionChanges::default() });
         assert_eq!(
             all.all(&clock.now()),
             [Condition::new(missing(), Timestamp(1001))],
@@ -220,7 +220,7 @@ mod tests {
         );
         let eased = vec![missing().degraded()];
         let change = all.set(Source::Reconcile, vec![], clock.at(3));
-        assert_eq!(change, Change { eased, ..Change::default() }, "it lasts");
+        assert_eq!(change, ConditionChanges { eased, ..ConditionChanges::default() }, "it lasts");
         assert_eq!(all.all(&clock.now()).len(), 1);
         assert_eq!(all.set(Source::Elements, vec![], clock.at(4)).ended.len(), 1);
     }

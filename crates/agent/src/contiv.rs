@@ -15,7 +15,7 @@ pub(crate) const DEL_POD: &str = "/ContivCNI.DelPod";
 /// Who a pod is; Contiv's `CNIPodAttr`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(crate) struct Pod {
+pub(crate) struct ContivPod {
     #[serde(rename = "K8S_POD_NAME")]
     name: String,
     #[serde(rename = "K8S_POD_NAMESPACE")]
@@ -46,7 +46,7 @@ pub(crate) struct PodAnswer {
     errinfo: String,
 }
 
-impl Pod {
+impl ContivPod {
     pub(crate) fn parse(body: &[u8]) -> Result<Self, Box<PodAnswer>> {
         let pod: Self = serde_json::from_slice(body).map_err(|e| {
             Box::new(PodAnswer::failed("the request is not what Contiv's plugin sends", &e.to_string()))
@@ -127,7 +127,7 @@ impl From<&cni::Error> for PodAnswer {
 
 #[cfg(test)]
 mod tests {
-    use cni::{Code, Env, Request};
+    use cni::{Env, ErrorCode, Request};
 
     use super::*;
 
@@ -139,12 +139,12 @@ mod tests {
         RequestId::from_random([7; 16])
     }
 
-    fn pod() -> Pod {
+    fn pod() -> ContivPod {
         let body = json!({
             "K8S_POD_NAME": "web-1", "K8S_POD_NAMESPACE": "default", "K8S_POD_INFRA_CONTAINER_ID": "c0ffee",
             "CNI_NETNS": "/proc/4390/ns/net", "CNI_IFNAME": "eth0", "more": 1,
         });
-        Pod::parse(body.to_string().as_bytes()).unwrap()
+        ContivPod::parse(body.to_string().as_bytes()).unwrap()
     }
 
     fn parsed(call: &CniCall) -> Request {
@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn b3_del_pod_needs_no_namespace() {
         let body = json!({ "K8S_POD_INFRA_CONTAINER_ID": "c0ffee", "CNI_IFNAME": "eth0" });
-        let pod = Pod::parse(body.to_string().as_bytes()).unwrap();
+        let pod = ContivPod::parse(body.to_string().as_bytes()).unwrap();
         let Request::Del(call) = parsed(&pod.call(Command::Del, &network(), id())) else { panic!() };
         assert_eq!((call.container.as_str(), call.netns), ("c0ffee", None));
         assert_eq!(serde_json::to_value(pod.done(&network(), None)).unwrap(), json!({ "result": 0 }));
@@ -188,7 +188,8 @@ mod tests {
 
     #[test]
     fn b3_a_failure_is_result_1_with_message_and_details() {
-        let error = cni::Error::new(Code::AddressesExhausted, "no address left").with_details("254 in use");
+        let error =
+            cni::Error::new(ErrorCode::AddressesExhausted, "no address left").with_details("254 in use");
         let answer = PodAnswer::from(&error);
         assert!(!answer.is_success());
         assert_eq!(
@@ -200,8 +201,8 @@ mod tests {
     #[test]
     fn b3_a_name_cannot_smuggle_arguments() {
         let body = json!({ "K8S_POD_NAME": "x;IP=10.0.0.1", "K8S_POD_INFRA_CONTAINER_ID": "c" });
-        assert!(!Pod::parse(body.to_string().as_bytes()).unwrap_err().is_success());
-        assert!(!Pod::parse(b"7").unwrap_err().is_success());
-        assert!(!Pod::parse(b"{").unwrap_err().is_success());
+        assert!(!ContivPod::parse(body.to_string().as_bytes()).unwrap_err().is_success());
+        assert!(!ContivPod::parse(b"7").unwrap_err().is_success());
+        assert!(!ContivPod::parse(b"{").unwrap_err().is_success());
     }
 }

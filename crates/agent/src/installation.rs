@@ -20,7 +20,7 @@ use tracing::{error, info};
 use types::Severity;
 
 use crate::allocation::NodeAllocations;
-use crate::board::Board;
+use crate::board::{Board, WatchedThread};
 use crate::conditions::Source;
 use crate::keeper::ReconcileRequests;
 use crate::thread::StopFlag;
@@ -60,7 +60,7 @@ impl InstallState {
 }
 
 /// What the installation thread works with.
-pub(crate) struct Parts {
+pub(crate) struct InstallationParts {
     pub(crate) config: Arc<Config>,
     pub(crate) installer: Arc<Installer>,
     pub(crate) state: Arc<InstallState>,
@@ -73,7 +73,7 @@ pub(crate) struct Parts {
 }
 
 pub(crate) struct Installation {
-    parts: Parts,
+    parts: InstallationParts,
     watch: install::FileWatch,
     /// When the files are checked without an event.
     timer: Instant,
@@ -85,16 +85,8 @@ pub(crate) struct Installation {
     lacks_plugins: bool,
 }
 
-/// The installer, with what this node has of the network now.
-pub(crate) fn current<'a>(installer: &'a Installer, shares: &NodeAllocations) -> &'a Installer {
-    if let Ok(network) = shares.default_network() {
-        installer.set_network(network);
-    }
-    installer
-}
-
 impl Installation {
-    pub(crate) fn new(parts: Parts) -> Result<Self, InstallError> {
+    pub(crate) fn new(parts: InstallationParts) -> Result<Self, InstallError> {
         let now = Instant::now();
         Ok(Self {
             watch: install::FileWatch::new(&parts.installer)?,
@@ -110,11 +102,16 @@ impl Installation {
     pub(crate) fn run(mut self, stop: &StopFlag) {
         // Of this thread alone: pods that wait come first. Where it is not allowed, the priority stays.
         let _ = rustix::process::setpriority_process(None, 5);
-        while !stop.is_set() {
+        loop {
             self.parts.waker.clear();
+            if stop.is_set() {
+                return;
+            }
             let served = self.parts.state.served.get();
             if let Some(attachments) = served {
+                self.parts.board.busy_since(WatchedThread::Installation, Instant::now());
                 self.check(attachments);
+                self.parts.board.idle(WatchedThread::Installation);
                 self.wait(&[PollFd::new(&self.parts.waker, PollFlags::IN)], REST);
             }
             let mut fds = vec![PollFd::new(&self.parts.waker, PollFlags::IN)];
@@ -149,7 +146,10 @@ impl Installation {
         let is_polled = self.poll_at <= now;
         let has_other_runtimes = is_polled && self.poll_runtimes(now);
         let is_touched = self.watch.changed().unwrap_or(true);
-        let is_stale = current(&self.parts.installer, &self.parts.shares).has_news();
+        if let Ok(network) = self.parts.shares.default_network() {
+            self.parts.installer.set_network(network);
+        }
+        let is_stale = self.parts.installer.has_news();
         if is_time || has_other_runtimes || is_touched || is_stale || !self.parts.state.was_tried() {
             self.install(attachments);
         } else if is_polled && self.lacks_plugins {
@@ -167,7 +167,7 @@ impl Installation {
     }
 
     fn install(&mut self, attachments: usize) {
-        let Parts { installer, board, .. } = &self.parts;
+        let InstallationParts { installer, board, .. } = &self.parts;
         match installer.keep() {
             Ok(kept) => {
                 kept.done.iter().for_each(|what| info!("{what}"));

@@ -44,5 +44,5 @@ pub use lock::agents_here;
 #[doc(hidden)]
 pub use membership::measured;
 pub use membership::{Forgotten, forget};
-pub use preflight::{Note, Preflight, Refusal, check};
+pub use preflight::{Note, Preflight, StartRefusal, check};
 pub use privileges::{Capability, missing_capabilities};

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use cni::{Call, Request};
+use cni::{AttachmentRequest, Request};
 use tracing::level_filters::LevelFilter;
 use tracing::subscriber::{SetGlobalDefaultError, set_global_default};
 use tracing::{Subscriber, field, info, warn};
@@ -69,20 +69,20 @@ struct Lines<M> {
 }
 
 impl<'w, M: MakeWriter<'w>> MakeWriter<'w> for Lines<M> {
-    type Writer = Line<M::Writer>;
+    type Writer = LineWriter<M::Writer>;
 
     fn make_writer(&'w self) -> Self::Writer {
-        Line { out: self.writer.make_writer(), format: self.format }
+        LineWriter { out: self.writer.make_writer(), format: self.format }
     }
 }
 
 /// Gets an event as a whole, in one write.
-struct Line<W> {
+struct LineWriter<W> {
     out: W,
     format: Format,
 }
 
-impl<W: Write> Write for Line<W> {
+impl<W: Write> Write for LineWriter<W> {
     fn write(&mut self, event: &[u8]) -> io::Result<usize> {
         let text = String::from_utf8_lossy(event);
         let body = text.strip_suffix('\n').unwrap_or(&text);
@@ -103,7 +103,7 @@ impl<W: Write> Write for Line<W> {
 
 /// Whom a request is about.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Subject {
+pub(crate) struct RequestSubject {
     verb: &'static str,
     pod: Option<String>,
     network: Option<String>,
@@ -114,7 +114,7 @@ pub(crate) struct Subject {
     via: Option<&'static str>,
 }
 
-impl Subject {
+impl RequestSubject {
     /// A request that could not be understood.
     pub(crate) fn unknown(request: &RequestId) -> Self {
         Self { verb: "unknown", request: Some(request.clone()), ..Self::default() }
@@ -127,7 +127,7 @@ impl Subject {
             request: Some(id.clone()),
             ..Self::default()
         };
-        let call = |verb, call: &Call| Self {
+        let call = |verb, call: &AttachmentRequest| Self {
             pod: pod_name(call),
             container: Some(call.container.to_string()),
             ifname: Some(plain(call.ifname.as_str())),
@@ -153,7 +153,7 @@ impl Subject {
     }
 }
 
-fn pod_name(call: &Call) -> Option<String> {
+fn pod_name(call: &AttachmentRequest) -> Option<String> {
     let name = call.args.pod_name.as_ref()?;
     Some(plain(&match &call.args.pod_namespace {
         Some(namespace) => format!("{namespace}/{name}"),
@@ -168,7 +168,7 @@ fn plain(text: &str) -> String {
 
 /// How a request ended.
 #[derive(Debug)]
-pub(crate) enum Ending<'a> {
+pub(crate) enum RequestOutcome<'a> {
     Ok {
         addresses: &'a [IpAddr],
         collected: Option<usize>,
@@ -180,26 +180,26 @@ pub(crate) enum Ending<'a> {
     Refused(&'a cni::Error),
 }
 
-impl Ending<'_> {
+impl RequestOutcome<'_> {
     pub(crate) fn word(&self) -> &'static str {
         match self {
-            Ending::Ok { .. } => "ok",
-            Ending::Failed(_) => "failed",
-            Ending::Cancelled(_) => "cancelled",
-            Ending::Refused(_) => "refused",
+            RequestOutcome::Ok { .. } => "ok",
+            RequestOutcome::Failed(_) => "failed",
+            RequestOutcome::Cancelled(_) => "cancelled",
+            RequestOutcome::Refused(_) => "refused",
         }
     }
 }
 
 /// Writes the line of a request.
-pub(crate) fn request(subject: &Subject, ending: &Ending<'_>, took: Duration) {
+pub(crate) fn request(subject: &RequestSubject, ending: &RequestOutcome<'_>, took: Duration) {
     request_as(*FORMAT.get().unwrap_or(&Format::Text), subject, ending, took);
 }
 
-fn request_as(format: Format, subject: &Subject, ending: &Ending<'_>, took: Duration) {
+fn request_as(format: Format, subject: &RequestSubject, ending: &RequestOutcome<'_>, took: Duration) {
     let (ip, collected, error) = match ending {
-        Ending::Ok { addresses, collected } => (joined(addresses), *collected, None),
-        Ending::Failed(error) | Ending::Cancelled(error) | Ending::Refused(error) => {
+        RequestOutcome::Ok { addresses, collected } => (joined(addresses), *collected, None),
+        RequestOutcome::Failed(error) | RequestOutcome::Cancelled(error) | RequestOutcome::Refused(error) => {
             (None, None, Some(*error))
         }
     };
@@ -270,7 +270,7 @@ fn joined(addresses: &[IpAddr]) -> Option<String> {
 pub(crate) mod tests {
     use std::sync::{Arc, Mutex};
 
-    use cni::{Code, Env, Error};
+    use cni::{Env, Error, ErrorCode};
     use serde_json::{Value, json};
 
     use super::*;
@@ -305,7 +305,7 @@ pub(crate) mod tests {
         assert!(text.contains("not restored:") && text.contains("busy"), "{text}");
     }
 
-    fn written(format: Format, ending: &Ending<'_>, pod: &str) -> String {
+    fn written(format: Format, ending: &RequestOutcome<'_>, pod: &str) -> String {
         let env = [
             ("CNI_COMMAND", "ADD"),
             ("CNI_CONTAINERID", "3f2ab41c9d1e77aa00"),
@@ -316,17 +316,17 @@ pub(crate) mod tests {
         let env = Env::from_vars(env.map(|(k, v)| (k.into(), v.into())));
         let config = json!({ "cniVersion": "1.1.0", "name": "podwire", "type": "podwire-cni" });
         let request = Request::parse(&env, config.to_string().as_bytes()).unwrap();
-        let subject = Subject::of(&request, &RequestId::from_random([0x7f; 16]));
+        let subject = RequestSubject::of(&request, &RequestId::from_random([0x7f; 16]));
         logged(format, || request_as(format, &subject, ending, Duration::from_micros(1320)))
     }
 
     #[test]
     fn log_lines_hold_no_control_characters_from_outside() {
         let hostile = "a\nINFO forged\r\u{1b}]0 x\u{7}\u{9b}2J\u{202e}b\u{7f}";
-        let error = Error::new(Code::AddressTaken, hostile).with_details(hostile);
+        let error = Error::new(ErrorCode::AddressTaken, hostile).with_details(hostile);
         for format in [Format::Text, Format::Json] {
             let events = [
-                written(format, &Ending::Failed(&error), hostile),
+                written(format, &RequestOutcome::Failed(&error), hostile),
                 logged(format, || warn!("{hostile}")),
                 logged(format, || warn!(field = hostile, shown = %hostile, debug = ?hostile, "message")),
             ];
@@ -343,7 +343,8 @@ pub(crate) mod tests {
     #[test]
     fn a_line_that_a_person_can_follow() {
         let addresses = ["10.83.0.5".parse().unwrap(), "fd00:88::5".parse().unwrap()];
-        let line = written(Format::Text, &Ending::Ok { addresses: &addresses, collected: None }, "web-1");
+        let line =
+            written(Format::Text, &RequestOutcome::Ok { addresses: &addresses, collected: None }, "web-1");
         let (time, rest) = line.split_once("  INFO ").unwrap();
         assert!(time.ends_with('Z'), "{time}");
         assert_eq!(
@@ -354,8 +355,8 @@ pub(crate) mod tests {
 
     #[test]
     fn a_failure_says_code_and_cause_in_one_line() {
-        let error = Error::new(Code::AddressTaken, "10.83.0.5 is taken\nby default/db");
-        let line = written(Format::Text, &Ending::Failed(&error), "a\nb c");
+        let error = Error::new(ErrorCode::AddressTaken, "10.83.0.5 is taken\nby default/db");
+        let line = written(Format::Text, &RequestOutcome::Failed(&error), "a\nb c");
         assert_eq!(line.lines().count(), 1, "{line}");
         assert!(line.contains("WARN ADD failed 1.3ms code=101 pod=default/a_b_c net=podwire"), "{line}");
         assert!(line.contains(r#"error="10.83.0.5 is taken\nby default/db""#), "{line}");
@@ -363,8 +364,8 @@ pub(crate) mod tests {
 
     #[test]
     fn the_same_as_json() {
-        let error = Error::new(Code::TryAgainLater, "the client hung up");
-        let line = written(Format::Json, &Ending::Cancelled(&error), "web-1");
+        let error = Error::new(ErrorCode::TryAgainLater, "the client hung up");
+        let line = written(Format::Json, &RequestOutcome::Cancelled(&error), "web-1");
         let line: Value = serde_json::from_str(&line).unwrap();
         for (key, value) in [
             ("verb", json!("ADD")),

@@ -24,18 +24,18 @@ const BUCKETS: [f64; 14] =
     [0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5, 10.0];
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Request {
+struct RequestLabels {
     verb: &'static str,
     outcome: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Verb {
+struct VerbLabel {
     verb: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Kind {
+struct KindLabel {
     kind: String,
 }
 
@@ -46,7 +46,7 @@ struct Block {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Phase {
+struct PhaseLabel {
     phase: &'static str,
 }
 
@@ -62,7 +62,7 @@ struct Build {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Transport {
+struct TransportLabel {
     transport: &'static str,
 }
 
@@ -79,7 +79,7 @@ pub(crate) struct PeerCounts {
 
 /// What is looked up for a scrape.
 #[derive(Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct MetricsSnapshot {
     pub(crate) conditions: Vec<Condition>,
     pub(crate) waiting: usize,
     pub(crate) blocks: Vec<BlockUse>,
@@ -93,26 +93,26 @@ pub(crate) struct Seen {
 
 pub(crate) struct Metrics {
     registry: Registry,
-    requests: Family<Request, Counter>,
-    seconds: Family<Verb, Histogram>,
+    requests: Family<RequestLabels, Counter>,
+    seconds: Family<VerbLabel, Histogram>,
     waiting: Gauge,
     addresses: Family<Block, Gauge>,
-    attachments: Family<Phase, Gauge>,
+    attachments: Family<PhaseLabel, Gauge>,
     rounds: Counter,
-    repairs: Family<Kind, Counter>,
+    repairs: Family<KindLabel, Counter>,
     round_seconds: Histogram,
     drained: Counter,
     ready: Gauge,
     conditions: Family<Coded, Gauge>,
-    cluster: Cluster,
+    cluster: ClusterMetrics,
     process: Process,
     /// Held while a page is made: families are cleared and filled for each.
     rendering: Mutex<()>,
 }
 
-struct Cluster {
+struct ClusterMetrics {
     peers: Gauge,
-    routes: Family<Transport, Gauge>,
+    routes: Family<TransportLabel, Gauge>,
     tunnels: Gauge,
     reachable: Gauge,
     watch_age: Gauge<f64, AtomicU64>,
@@ -185,7 +185,7 @@ impl Metrics {
                 "Objects with a condition, by code and severity; 0 if there is none",
                 Family::default(),
             ),
-            cluster: Cluster::new(&mut all),
+            cluster: ClusterMetrics::new(&mut all),
             process: Process::new(&mut all),
             rendering: Mutex::default(),
             registry: Registry::default(),
@@ -194,8 +194,8 @@ impl Metrics {
     }
 
     pub(crate) fn request(&self, verb: &'static str, outcome: &'static str, took: Duration) {
-        self.requests.get_or_create(&Request { verb, outcome }).inc();
-        self.seconds.get_or_create(&Verb { verb }).observe(took.as_secs_f64());
+        self.requests.get_or_create(&RequestLabels { verb, outcome }).inc();
+        self.seconds.get_or_create(&VerbLabel { verb }).observe(took.as_secs_f64());
     }
 
     /// A comparison of records and kernel ended.
@@ -205,7 +205,7 @@ impl Metrics {
     }
 
     pub(crate) fn repaired(&self, kind: &str, count: u64) {
-        self.repairs.get_or_create(&Kind { kind: kind.to_owned() }).inc_by(count);
+        self.repairs.get_or_create(&KindLabel { kind: kind.to_owned() }).inc_by(count);
     }
 
     pub(crate) fn set_peers(&self, counts: &PeerCounts) {
@@ -213,7 +213,7 @@ impl Metrics {
         self.cluster.peers.set(count(peers as u64));
         self.cluster.tunnels.set(count(tunnels as u64));
         for (transport, number) in [("direct", direct), ("vxlan", vxlan), ("none", unreachable)] {
-            self.cluster.routes.get_or_create(&Transport { transport }).set(count(number as u64));
+            self.cluster.routes.get_or_create(&TransportLabel { transport }).set(count(number as u64));
         }
     }
 
@@ -221,7 +221,7 @@ impl Metrics {
         self.drained.inc();
     }
 
-    pub(crate) fn render(&self, seen: &Seen) -> Result<String, fmt::Error> {
+    pub(crate) fn render(&self, seen: &MetricsSnapshot) -> Result<String, fmt::Error> {
         let _rendering = self.rendering.lock().unwrap_or_else(PoisonError::into_inner);
         self.ready.set(i64::from(!seen.conditions.iter().any(Condition::keeps_from_ready)));
         for &code in Code::ALL.iter().filter(|code| code.is_observed_by_agent()) {
@@ -254,7 +254,7 @@ impl Metrics {
             ("pending", attachments.pending),
             ("unreadable", attachments.unreadable),
         ] {
-            self.attachments.get_or_create(&Phase { phase }).set(count(number));
+            self.attachments.get_or_create(&PhaseLabel { phase }).set(count(number));
         }
     }
 
@@ -271,7 +271,7 @@ impl Metrics {
     }
 }
 
-impl Cluster {
+impl ClusterMetrics {
     fn new(all: &mut Register) -> Self {
         Self {
             peers: all.add("podwire_peers", "Other nodes of the cluster that are known", Gauge::default()),
@@ -343,7 +343,7 @@ mod tests {
             Condition::new(finding, api::Timestamp(1))
         });
         metrics.set_peers(&PeerCounts { peers: 3, direct: 2, vxlan: 4, unreachable: 1, tunnels: 2 });
-        let seen = Seen {
+        let seen = MetricsSnapshot {
             conditions: found.to_vec(),
             waiting: 3,
             blocks,
@@ -400,7 +400,7 @@ mod tests {
             let block = |cidr: &&str| BlockUse { block: cidr.parse().unwrap(), used: number, free: number };
             let (blocks, attachments) =
                 (cidrs.iter().map(block).collect(), number.map(|_| Counts::default()));
-            metrics.render(&Seen { blocks, attachments, ..Seen::default() }).unwrap()
+            metrics.render(&MetricsSnapshot { blocks, attachments, ..MetricsSnapshot::default() }).unwrap()
         };
         let both = page(&["10.9.0.0/24", "fd00:9::/64"], Some(4));
         assert!(both.contains("10.9.0.0/24") && both.contains("fd00:9::/64"), "{both}");

@@ -7,7 +7,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use engine::overlap::Observed;
+use engine::overlap::ObservedNetworks;
 use netconf::Network;
 use netlink::RtSocket;
 use types::{Code, Finding, Severity};
@@ -21,7 +21,7 @@ use install::{InstallError, Installer};
 
 /// Why the agent would not start, or would start and not be ready.
 #[derive(Debug, thiserror::Error)]
-pub enum Refusal {
+pub enum StartRefusal {
     #[error(transparent)]
     Unsafe(#[from] files::UnsafeDir),
     #[error("cannot write to {}: {source}", path.display())]
@@ -44,7 +44,7 @@ pub enum Refusal {
     Engine(#[from] engine::Error),
 }
 
-impl Refusal {
+impl StartRefusal {
     /// The command that helps, ready to paste.
     pub fn fix(&self) -> Option<&str> {
         match self {
@@ -91,15 +91,15 @@ impl fmt::Display for Note {
 /// What [`check`] found.
 #[derive(Debug, Default)]
 pub struct Preflight {
-    pub refusals: Vec<Refusal>,
+    pub refusals: Vec<StartRefusal>,
     pub notes: Vec<Note>,
 }
 
 /// Every reason against a start with this configuration.
 pub fn check(config: &Config) -> Preflight {
-    let mut found: Vec<Refusal> = Vec::new();
+    let mut found: Vec<StartRefusal> = Vec::new();
     for dir in directories(config) {
-        found.extend(files::check_dir(dir).err().map(Refusal::from).or_else(|| unwritable(dir)));
+        found.extend(files::check_dir(dir).err().map(StartRefusal::from).or_else(|| unwritable(dir)));
     }
     let mut notes = Vec::new();
     // The socket of an agent that runs is its own.
@@ -116,27 +116,27 @@ pub fn check(config: &Config) -> Preflight {
         }
     };
     match Network::whole(&config.network) {
-        Ok(network) => found.extend(node(config, &network).into_iter().map(Refusal::Condition)),
-        Err(error) => found.push(Refusal::Network(error)),
+        Ok(network) => found.extend(node(config, &network).into_iter().map(StartRefusal::Condition)),
+        Err(error) => found.push(StartRefusal::Network(error)),
     }
     match overlaps(config) {
-        Ok(overlaps) => found.extend(overlaps.into_iter().map(Refusal::Condition)),
+        Ok(overlaps) => found.extend(overlaps.into_iter().map(StartRefusal::Condition)),
         Err(error) => found.push(error.into()),
     }
-    found.extend(Installer::new(config).err().map(Refusal::from));
+    found.extend(Installer::new(config).err().map(StartRefusal::from));
     if is_free {
-        found.extend(server::check(&config.socket).err().map(Refusal::from));
+        found.extend(server::check(&config.socket).err().map(StartRefusal::from));
     }
     match config.metrics.map_or(Ok(None), |address| port::check(address, agent.as_deref())) {
         Ok(note) => notes.extend(note),
         Err(refusal) => found.push(refusal),
     }
-    found.extend(config.exposed_key().map(Refusal::Condition));
+    found.extend(config.exposed_key().map(StartRefusal::Condition));
     match preflight::addresses(config) {
-        Ok(problems) => found.extend(problems.into_iter().map(Refusal::Condition)),
+        Ok(problems) => found.extend(problems.into_iter().map(StartRefusal::Condition)),
         Err(error) => found.push(error.into()),
     }
-    found.extend(preflight::store(config).err().map(Refusal::from));
+    found.extend(preflight::store(config).err().map(StartRefusal::from));
     Preflight { refusals: found, notes }
 }
 
@@ -153,9 +153,9 @@ fn directories(config: &Config) -> Vec<&Path> {
 }
 
 /// A directory that is missing would be made in the nearest one that exists.
-fn unwritable(dir: &Path) -> Option<Refusal> {
+fn unwritable(dir: &Path) -> Option<StartRefusal> {
     let path = dir.ancestors().find(|path| path.symlink_metadata().is_ok()).unwrap_or(dir).to_owned();
-    engine::unwritable(dir).map(|source| Refusal::Directory { path, source })
+    engine::unwritable(dir).map(|source| StartRefusal::Directory { path, source })
 }
 
 /// Capabilities, nft, space, and the name of the bridge.
@@ -169,8 +169,10 @@ fn node(config: &Config, network: &Network) -> Vec<Finding> {
 }
 
 fn overlaps(config: &Config) -> Result<Vec<Finding>, engine::Error> {
-    let mut found =
-        keeper::overlaps_at_start(config, &Observed::of(&mut RtSocket::open()?, &config.network.subnets)?);
+    let mut found = keeper::overlaps_at_start(
+        config,
+        &ObservedNetworks::of(&mut RtSocket::open()?, &config.network.subnets)?,
+    );
     found.retain(|one| one.severity == Severity::NotReady);
     Ok(found)
 }

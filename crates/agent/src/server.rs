@@ -36,7 +36,7 @@ use crate::allocation::NodeAllocations;
 use crate::board::Board;
 use crate::conditions::Source;
 use crate::keeper::ReconcileRequests;
-use crate::membership::Cluster;
+use crate::membership::MembershipHandle;
 use crate::metrics::Metrics;
 use crate::queue::{Leftover, Queue};
 use crate::work::Work;
@@ -68,7 +68,7 @@ pub(crate) struct ApiService {
     pub(crate) shares: Arc<NodeAllocations>,
     pub(crate) reconciler: ReconcileRequests,
     /// None: its store cannot be used.
-    pub(crate) cluster: Option<Cluster>,
+    pub(crate) cluster: Option<MembershipHandle>,
     /// The CNI config for runtimes, or why there is none.
     pub(crate) cni_config: Box<dyn Fn() -> Result<String, String> + Send + Sync>,
 }
@@ -266,7 +266,7 @@ fn lost(path: &Path, error: &ServerError) -> Finding {
     }
 }
 
-/// One client. Dropping what waits for an answer drops its [`crate::work::Line`], which cancels the work.
+/// One client. Dropping what waits for an answer drops its [`crate::work::ClientGuard`], which cancels the work.
 async fn serve_connection(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send,
     (origin, client): (RequestOrigin, Option<Arc<ClientSocket>>),

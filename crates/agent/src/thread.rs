@@ -23,6 +23,7 @@ pub(crate) struct AgentThread {
 pub(crate) struct StopFlag(Arc<AtomicBool>);
 
 impl StopFlag {
+    /// To be called after the waker was cleared: a thread that clears it later sleeps although it is to end.
     pub(crate) fn is_set(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }

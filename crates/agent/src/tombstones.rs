@@ -35,7 +35,7 @@ pub(crate) struct Undrained {
 
 /// What one draining did.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Report {
+pub(crate) struct DrainReport {
     pub(crate) drained: usize,
     /// Those whose attachment is being worked on: served when that is over.
     pub(crate) pending: usize,
@@ -47,7 +47,7 @@ pub(crate) struct Report {
 
 /// Which tombstones a round tries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Try {
+pub(crate) enum DrainScope {
     All,
     /// Not those that failed a moment ago.
     Rested,
@@ -81,15 +81,15 @@ struct Rounds {
     /// When the round began with the tombstone that it is at.
     moved: Option<Instant>,
     /// Of the last round that ended.
-    report: Report,
-    failed: BTreeMap<PathBuf, Failed>,
+    report: DrainReport,
+    failed: BTreeMap<PathBuf, FailedTombstone>,
     /// How often in a row a tombstone was there again when it had been served.
     returned: BTreeMap<PathBuf, u32>,
     /// Where they are now, each with the reason.
     put_aside: Vec<(PathBuf, String)>,
 }
 
-struct Failed {
+struct FailedTombstone {
     at: Instant,
     why: String,
 }
@@ -104,7 +104,7 @@ impl Drain {
     }
 
     /// Drains before something new is made. None: there was nothing to do, at the cost of one reading of the folder.
-    pub(crate) fn pass(&self, start: &dyn Fn()) -> Result<Option<Report>, Undrained> {
+    pub(crate) fn pass(&self, start: &dyn Fn()) -> Result<Option<DrainReport>, Undrained> {
         match self.stones.is_empty() {
             Ok(true) => Ok(None),
             Ok(false) => self.round(start).map(Some),
@@ -113,7 +113,7 @@ impl Drain {
     }
 
     /// Serves what was left for this key alone, at the cost of one look where there is nothing.
-    pub(crate) fn one(&self, key: &AttachmentKey, bury: &Bury<'_>) -> Report {
+    pub(crate) fn one(&self, key: &AttachmentKey, bury: &Bury<'_>) -> DrainReport {
         let listed = self.stones.exists(key).and_then(|exists| match exists {
             true => self.stones.list(),
             false => Ok(Vec::new()),
@@ -121,7 +121,7 @@ impl Drain {
         match listed {
             Ok(mut stones) => {
                 stones.retain(|stone| stone.key.as_ref() == Some(key));
-                self.bury_all(&stones, Try::Rested, bury)
+                self.bury_all(&stones, DrainScope::Rested, bury)
             }
             Err(error) => self.unreadable(&error),
         }
@@ -142,7 +142,7 @@ impl Drain {
     }
 
     /// Has all served that are there now, by a round that `start` leads to [`Drain::run`]. An error: there are too many.
-    pub(crate) fn round(&self, start: &dyn Fn()) -> Result<Report, Undrained> {
+    pub(crate) fn round(&self, start: &dyn Fn()) -> Result<DrainReport, Undrained> {
         let deadline = Instant::now() + PATIENCE;
         let mut rounds = self.lock();
         let needed = rounds.begun + 1;
@@ -150,7 +150,7 @@ impl Drain {
             if rounds.ended == rounds.begun {
                 rounds.begun += 1;
                 rounds.moved = Some(Instant::now());
-                rounds.report = Report::default();
+                rounds.report = DrainReport::default();
                 drop(rounds);
                 start();
                 rounds = self.lock();
@@ -162,7 +162,7 @@ impl Drain {
             }
             let spent = rounds.moved.map_or(Duration::ZERO, |moved| moved.elapsed());
             if spent >= STUCK {
-                return Ok(Report { pending: 1, ..Report::default() });
+                return Ok(DrainReport { pending: 1, ..DrainReport::default() });
             }
             let woken = self.ended.wait_timeout(rounds, left.min(STUCK.saturating_sub(spent)));
             rounds = woken.unwrap_or_else(PoisonError::into_inner).0;
@@ -171,8 +171,8 @@ impl Drain {
     }
 
     /// The round that was started.
-    pub(crate) fn run(&self, which: Try, bury: &Bury<'_>) {
-        let _round = Round(self);
+    pub(crate) fn run(&self, which: DrainScope, bury: &Bury<'_>) {
+        let _round = DrainRound(self);
         let report = match self.stones.list() {
             Ok(stones) => {
                 let mut rounds = self.lock();
@@ -191,9 +191,9 @@ impl Drain {
         self.lock().report = report;
     }
 
-    fn bury_all(&self, stones: &[Tombstone], which: Try, bury: &Bury<'_>) -> Report {
-        let mut report = Report::default();
-        for stone in stones.iter().filter(|stone| which == Try::All || self.is_rested(&stone.path)) {
+    fn bury_all(&self, stones: &[Tombstone], which: DrainScope, bury: &Bury<'_>) -> DrainReport {
+        let mut report = DrainReport::default();
+        for stone in stones.iter().filter(|stone| which == DrainScope::All || self.is_rested(&stone.path)) {
             let outcome = match &stone.call {
                 Ok(_) if self.leads_to_itself(&stone.path) => Buried::Senseless(format!(
                     "it was left again while it was served, {RETURNS} times in a row; does its ipam.type run Podwire?"
@@ -252,13 +252,15 @@ impl Drain {
 
     fn remember(&self, path: &Path, why: &str) -> String {
         let text = format!("tombstone {} cannot be served yet: {why}", path.display());
-        self.lock().failed.insert(path.to_owned(), Failed { at: Instant::now(), why: why.to_owned() });
+        self.lock()
+            .failed
+            .insert(path.to_owned(), FailedTombstone { at: Instant::now(), why: why.to_owned() });
         text
     }
 
-    fn unreadable(&self, error: &TombstoneError) -> Report {
+    fn unreadable(&self, error: &TombstoneError) -> DrainReport {
         let text = self.remember(self.stones.dir(), &error.to_string());
-        Report { failed: vec![text], ..Report::default() }
+        DrainReport { failed: vec![text], ..DrainReport::default() }
     }
 
     pub(crate) fn findings(&self) -> Vec<Finding> {
@@ -283,9 +285,9 @@ impl Drain {
 }
 
 /// Ends the round, also if serving a tombstone panics.
-struct Round<'a>(&'a Drain);
+struct DrainRound<'a>(&'a Drain);
 
-impl Drop for Round<'_> {
+impl Drop for DrainRound<'_> {
     fn drop(&mut self) {
         let mut rounds = self.0.lock();
         rounds.ended = rounds.begun;

@@ -25,6 +25,13 @@ impl Waker {
         // It fails if there was no call of `wake`.
         let _ = rustix::io::read(&*self.0, &mut [0; 8]);
     }
+
+    #[cfg(test)]
+    pub(crate) fn is_awake(&self) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(self, PollFlags::IN)], Some(&now)).unwrap() > 0
+    }
 }
 
 impl AsFd for Waker {
@@ -63,24 +70,17 @@ impl<T: Clone + PartialEq> Slot<T> {
 
 #[cfg(test)]
 mod tests {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
     use super::*;
-
-    fn is_awake(waker: &Waker) -> bool {
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        poll(&mut [PollFd::new(waker, PollFlags::IN)], Some(&now)).unwrap() > 0
-    }
 
     #[test]
     fn readers_are_woken_once_for_each_value_that_differs() {
         let (one, other) = (Waker::new().unwrap(), Waker::new().unwrap());
         let slot = Slot::new(1, vec![one.clone(), other.clone()]);
         slot.set(1);
-        assert!(!is_awake(&one) && !is_awake(&other));
+        assert!(!one.is_awake() && !other.is_awake());
         slot.set(2);
-        assert!(is_awake(&one) && is_awake(&other) && slot.get() == 2);
+        assert!(one.is_awake() && other.is_awake() && slot.get() == 2);
         one.clear();
-        assert!(!is_awake(&one) && is_awake(&other));
+        assert!(!one.is_awake() && other.is_awake());
     }
 }

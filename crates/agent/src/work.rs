@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use api::{CniAnswer, CniCall, Condition, ConditionCode};
-use cni::{Code, Env, Error, Failure, Request, Version};
+use cni::{Env, Error, ErrorCode, Failure, Request, Version};
 use engine::{AllowedDelegates, Caller, Delegates, Done, Resident, Wait};
 use netconf::{NodeAllocation, NodeNetworks};
 use types::{AttachMode, AttachmentKey, NetworkName, RequestId};
@@ -23,20 +23,20 @@ use types::{AttachMode, AttachmentKey, NetworkName, RequestId};
 use crate::allocation::{NoBlock, NodeAllocations};
 use crate::board::Board;
 use crate::keeper::ReconcileRequests;
-use crate::log::{self, Ending, Subject};
+use crate::log::{self, RequestOutcome, RequestSubject};
 use crate::membership::BlockRequests;
 use crate::metrics::Metrics;
 use crate::queue::RequestClass;
 use crate::tombstones::Drain;
 use blocks::Grown;
 use drain::AT_ONCE;
-use turns::{Cancel, NoTurn, Purpose, Turn, Turns, Unwanted};
+use turns::{Cancel, NoTurn, RequestPurpose, Turn, Turns, Unwanted};
 
 /// How long a request waits for earlier ones about the same attachment.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What the agent's configuration says about requests.
-pub(crate) struct Settings {
+pub(crate) struct RequestSettings {
     pub(crate) run_dir: PathBuf,
     /// The agent's own network.
     pub(crate) network: NetworkName,
@@ -47,8 +47,8 @@ pub(crate) struct Settings {
 }
 
 /// What requests are served with.
-pub(crate) struct Parts {
-    pub(crate) settings: Settings,
+pub(crate) struct WorkParts {
+    pub(crate) settings: RequestSettings,
     pub(crate) board: Arc<Board>,
     pub(crate) metrics: Arc<Metrics>,
     /// This node's part of the network.
@@ -90,9 +90,9 @@ pub(crate) enum Answer {
 }
 
 impl Work {
-    pub(crate) fn new(parts: Parts) -> Self {
-        let Parts { settings, board, metrics, shares, blocks, reconciler } = parts;
-        let Settings { run_dir, network, mode, delegates } = settings;
+    pub(crate) fn new(parts: WorkParts) -> Self {
+        let WorkParts { settings, board, metrics, shares, blocks, reconciler } = parts;
+        let RequestSettings { run_dir, network, mode, delegates } = settings;
         Self {
             drain: Drain::new(&run_dir),
             run_dir,
@@ -129,7 +129,7 @@ impl Work {
     /// A request of the agent's own network ended. To count addresses takes a listing of all of them: it is done only if
     /// the request's end contradicts the condition.
     fn check_addresses(&self, outcome: &Result<Done, Error>) {
-        let is_exhausted = matches!(outcome, Err(error) if error.code == Code::AddressesExhausted);
+        let is_exhausted = matches!(outcome, Err(error) if error.code == ErrorCode::AddressesExhausted);
         if is_exhausted != self.board.has(types::Code::AddressesExhausted) {
             self.shares.report_addresses(&self.board, &self.run_dir, &self.network);
         }
@@ -151,13 +151,17 @@ impl Work {
         let request = match Self::parse(call) {
             Ok(request) => request,
             Err(failure) => {
-                self.tell(&Subject::unknown(&id), &Ending::Failed(&failure.error), arrived.elapsed());
+                self.tell(
+                    &RequestSubject::unknown(&id),
+                    &RequestOutcome::Failed(&failure.error),
+                    arrived.elapsed(),
+                );
                 return Err(Answer::Failed(failure));
             }
         };
-        let subject = Subject::of(&request, &id);
+        let subject = RequestSubject::of(&request, &id);
         if let Some(error) = self.obstacle(&request) {
-            self.tell(&subject, &Ending::Refused(&error), arrived.elapsed());
+            self.tell(&subject, &RequestOutcome::Refused(&error), arrived.elapsed());
             return Err(Answer::Unavailable(Failure { error, version: request.version() }));
         }
         Ok(Task { work: Arc::clone(self), request, id, subject, arrived, cancel: Arc::default(), turn: None })
@@ -181,8 +185,8 @@ impl Work {
     fn obstacle(&self, request: &Request) -> Option<Error> {
         let (code, is_status) = match request {
             Request::Del(_) | Request::Version(_) => return None,
-            Request::Status(_) => (Code::NotAvailable, true),
-            Request::Add(_) | Request::Check(_) | Request::Gc(_) => (Code::TryAgainLater, false),
+            Request::Status(_) => (ErrorCode::NotAvailable, true),
+            Request::Add(_) | Request::Check(_) | Request::Gc(_) => (ErrorCode::TryAgainLater, false),
         };
         let is_gc = matches!(request, Request::Gc(_));
         let concerns = |found: &Condition| match found.code {
@@ -204,7 +208,7 @@ impl Work {
         Some(error.with_details(found.summary()))
     }
 
-    fn tell(&self, subject: &Subject, ending: &Ending<'_>, took: Duration) {
+    fn tell(&self, subject: &RequestSubject, ending: &RequestOutcome<'_>, took: Duration) {
         self.metrics.request(subject.verb(), ending.word(), took);
         log::request(subject, ending, took);
     }
@@ -215,7 +219,7 @@ pub(crate) struct Task {
     work: Arc<Work>,
     request: Request,
     id: RequestId,
-    subject: Subject,
+    subject: RequestSubject,
     arrived: Instant,
     cancel: Arc<Cancel>,
     turn: Option<Turn>,
@@ -223,9 +227,9 @@ pub(crate) struct Task {
 
 /// Held by the client's connection. Dropped before the answer is there, it cancels the request. A DEL is not cancelled: the
 /// pod is to be removed, whether the client waits for it or not.
-pub(crate) struct Line(Option<Arc<Cancel>>);
+pub(crate) struct ClientGuard(Option<Arc<Cancel>>);
 
-impl Drop for Line {
+impl Drop for ClientGuard {
     fn drop(&mut self) {
         if let Some(cancel) = &self.0 {
             cancel.set(Unwanted::HungUp);
@@ -245,8 +249,8 @@ impl Task {
         }
     }
 
-    pub(crate) fn line(&self) -> Line {
-        Line((!self.is_del()).then(|| Arc::clone(&self.cancel)))
+    pub(crate) fn line(&self) -> ClientGuard {
+        ClientGuard((!self.is_del()).then(|| Arc::clone(&self.cancel)))
     }
 
     fn is_del(&self) -> bool {
@@ -259,18 +263,18 @@ impl Task {
     }
 
     /// What to answer if the queue does not take it.
-    pub(crate) fn refusal(&self) -> Refusal {
-        Refusal {
+    pub(crate) fn refusal(&self) -> RejectedTask {
+        RejectedTask {
             work: Arc::clone(&self.work),
             subject: self.subject.clone(),
             arrived: self.arrived,
             code: match self.request {
-                Request::Status(_) => Code::NotAvailable,
+                Request::Status(_) => ErrorCode::NotAvailable,
                 Request::Add(_)
                 | Request::Del(_)
                 | Request::Check(_)
                 | Request::Gc(_)
-                | Request::Version(_) => Code::TryAgainLater,
+                | Request::Version(_) => ErrorCode::TryAgainLater,
             },
             version: self.request.version(),
         }
@@ -325,9 +329,13 @@ impl Task {
     fn told(&self, outcome: &Result<Done, Error>, unwanted: bool, took: Duration) {
         let is_gc = matches!(self.request, Request::Gc(_));
         let ending = match outcome {
-            Ok(done) => Ending::Ok { addresses: &done.addresses, collected: is_gc.then_some(done.collected) },
-            Err(error) if unwanted && error.code == Code::TryAgainLater => Ending::Cancelled(error),
-            Err(error) => Ending::Failed(error),
+            Ok(done) => {
+                RequestOutcome::Ok { addresses: &done.addresses, collected: is_gc.then_some(done.collected) }
+            }
+            Err(error) if unwanted && error.code == ErrorCode::TryAgainLater => {
+                RequestOutcome::Cancelled(error)
+            }
+            Err(error) => RequestOutcome::Failed(error),
         };
         self.work.tell(&self.subject, &ending, took);
     }
@@ -390,7 +398,7 @@ impl Task {
         // Each family may be short of addresses.
         for _ in 0..2 {
             let Err(error) = &served else { break };
-            if error.code != Code::AddressesExhausted {
+            if error.code != ErrorCode::AddressesExhausted {
                 break;
             }
             match self.work.grow(&self.request, &self.work.networks(&allocation)) {
@@ -425,34 +433,34 @@ impl Task {
 }
 
 /// The answer to a task that was not taken; the task itself is gone by then.
-pub(crate) struct Refusal {
+pub(crate) struct RejectedTask {
     work: Arc<Work>,
-    subject: Subject,
+    subject: RequestSubject,
     arrived: Instant,
-    code: Code,
+    code: ErrorCode,
     version: Version,
 }
 
-impl Refusal {
+impl RejectedTask {
     pub(crate) fn because(self, why: &dyn std::fmt::Display) -> Answer {
         let error = Error::new(self.code, why.to_string());
-        self.work.tell(&self.subject, &Ending::Refused(&error), self.arrived.elapsed());
+        self.work.tell(&self.subject, &RequestOutcome::Refused(&error), self.arrived.elapsed());
         Answer::Unavailable(Failure { error, version: self.version })
     }
 
     pub(crate) fn panicked(self) -> Answer {
-        let error = Error::new(Code::Internal, "internal error: please report it, with the agent's log");
-        self.work.tell(&self.subject, &Ending::Failed(&error), self.arrived.elapsed());
+        let error = Error::new(ErrorCode::Internal, "internal error: please report it, with the agent's log");
+        self.work.tell(&self.subject, &RequestOutcome::Failed(&error), self.arrived.elapsed());
         Answer::Failed(Failure { error, version: self.version })
     }
 }
 
 /// Requests about one attachment, and what they do to it.
-fn keyed(request: &Request) -> Option<(AttachmentKey, Purpose)> {
+fn keyed(request: &Request) -> Option<(AttachmentKey, RequestPurpose)> {
     match request {
-        Request::Add(call) => Some((call.key(), Purpose::Add)),
-        Request::Del(call) => Some((call.key(), Purpose::Del)),
-        Request::Check(call) => Some((call.key(), Purpose::Look)),
+        Request::Add(call) => Some((call.key(), RequestPurpose::Add)),
+        Request::Del(call) => Some((call.key(), RequestPurpose::Del)),
+        Request::Check(call) => Some((call.key(), RequestPurpose::Look)),
         Request::Gc(_) | Request::Status(_) | Request::Version(_) => None,
     }
 }
@@ -467,7 +475,7 @@ fn is_of_addresses(request: &Request, network: &NetworkName) -> bool {
 }
 
 fn try_again(msg: impl Into<String>) -> Error {
-    Error::new(Code::TryAgainLater, msg)
+    Error::new(ErrorCode::TryAgainLater, msg)
 }
 
 fn unwanted(why: Unwanted) -> Error {

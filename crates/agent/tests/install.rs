@@ -8,7 +8,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-use config::{Config, Flags, Store};
+use config::{Config, Flags, StoreChoice};
 use install::VARIABLES;
 
 /// systemd's measure of exposure: 0 is none, 10 all. CAP_SYS_ADMIN and writable sysctls are what is left.
@@ -249,7 +249,7 @@ fn a10_the_daemonset_configures_the_agent_and_asks_it() {
     let manifest = Manifest::read("daemonset.yaml");
     let config = daemons_config(&manifest);
     assert_eq!(config.node, "node-7");
-    assert!(matches!(config.store, Store::Etcd(_)));
+    assert!(matches!(config.store, StoreChoice::Etcd(_)));
     assert_eq!(config.cluster.margin, 8);
     assert!(config.install.is_some());
     let metrics = config.metrics.unwrap();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use netlink::NetNs;
-use nft::{Firewall, Guard, HostPort, Mode, NetworkChain, Pod, Protocol, Structure};
+use nft::{AttachMode, Firewall, FirewallPod, Guard, HostPort, NetworkChain, Protocol, Structure};
 use types::{IfName, Mac};
 
 use crate::options::Scale;
@@ -21,7 +21,7 @@ pub(crate) type Timed = Vec<(String, Sample)>;
 
 pub(crate) fn run(scale: &Scale) -> Result<Timed> {
     let mut all = Timed::new();
-    for (mode, word) in [(Mode::Bridge, "bridge"), (Mode::Routed, "routed")] {
+    for (mode, word) in [(AttachMode::Bridge, "bridge"), (AttachMode::Routed, "routed")] {
         for crowd in [0, scale.resident] {
             let times = NetNs::create()?.run(|| membership(mode, crowd, scale.pods))??;
             all.extend(
@@ -37,7 +37,7 @@ pub(crate) fn run(scale: &Scale) -> Result<Timed> {
     Ok(all)
 }
 
-fn membership(mode: Mode, crowd: usize, count: usize) -> Result<Timed> {
+fn membership(mode: AttachMode, crowd: usize, count: usize) -> Result<Timed> {
     let others = samples(mode, 0..crowd)?;
     let pods = samples(mode, crowd..crowd + count)?;
     let mut firewall = Firewall::open()?;
@@ -61,7 +61,7 @@ fn membership(mode: Mode, crowd: usize, count: usize) -> Result<Timed> {
     Ok(times)
 }
 
-fn healing(mode: Mode, count: usize) -> Result<Timed> {
+fn healing(mode: AttachMode, count: usize) -> Result<Timed> {
     let pods = samples(mode, 0..count)?;
     let pods = borrowed(&pods);
     let structure = Structure::of(&pods);
@@ -112,19 +112,19 @@ fn nft(words: &str) -> Result<()> {
     Ok(())
 }
 
-/// What a [`Pod`] borrows.
+/// What a [`FirewallPod`] borrows.
 struct Owned {
     link: IfName,
     mac: Mac,
-    mode: Mode,
+    mode: AttachMode,
     addresses: Vec<IpAddr>,
     chain: NetworkChain,
     ports: Vec<HostPort>,
 }
 
 impl Owned {
-    fn pod(&self) -> Pod<'_> {
-        Pod {
+    fn pod(&self) -> FirewallPod<'_> {
+        FirewallPod {
             link: &self.link,
             mac: self.mac,
             mode: self.mode,
@@ -137,12 +137,12 @@ impl Owned {
     }
 }
 
-fn borrowed(all: &[Owned]) -> Vec<Pod<'_>> {
+fn borrowed(all: &[Owned]) -> Vec<FirewallPod<'_>> {
     all.iter().map(Owned::pod).collect()
 }
 
 /// Dual-stack pods with a host port each.
-fn samples(mode: Mode, numbers: std::ops::Range<usize>) -> Result<Vec<Owned>> {
+fn samples(mode: AttachMode, numbers: std::ops::Range<usize>) -> Result<Vec<Owned>> {
     let chain = NetworkChain::new(&"bench".try_into()?, &["10.77.0.0/16".parse()?, "fd77::/48".parse()?]);
     numbers
         .map(|n| {

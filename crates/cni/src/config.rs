@@ -8,7 +8,7 @@ use crate::{Bandwidth, CniResult, Dns, Env, Error, RequestedIp, RuntimeConfig, V
 
 /// A network config as one plugin gets it: what the protocol defines, parsed, and all of it, for who reads the rest.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Config {
+pub struct NetworkConfig {
     pub version: Version,
     pub name: NetworkName,
     /// Empty when absent: the spec wants it for finding the plugin, which has happened by now.
@@ -47,7 +47,7 @@ impl Need {
     }
 }
 
-impl Config {
+impl NetworkConfig {
     /// Reads a config as ADD does: all of it must be right.
     pub fn from_slice(raw: &[u8]) -> Result<Self, Error> {
         let map = decode(raw)?;

@@ -6,7 +6,7 @@ use crate::Version;
 
 /// Why a request failed, as a number that runtimes act upon. 1 to 99 are the spec's, from 100 on they are ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Code {
+pub enum ErrorCode {
     IncompatibleVersion = 1,
     UnsupportedField = 2,
     UnknownContainer = 3,
@@ -27,26 +27,26 @@ pub enum Code {
     Internal = 199,
 }
 
-impl Code {
-    pub const ALL: [Code; 18] = [
-        Code::IncompatibleVersion,
-        Code::UnsupportedField,
-        Code::UnknownContainer,
-        Code::InvalidEnvironment,
-        Code::Io,
-        Code::Decode,
-        Code::InvalidConfig,
-        Code::TryAgainLater,
-        Code::NotAvailable,
-        Code::LimitedConnectivity,
-        Code::AddressesExhausted,
-        Code::AddressTaken,
-        Code::AlreadyAttached,
-        Code::Kernel,
-        Code::State,
-        Code::CheckFailed,
-        Code::Delegate,
-        Code::Internal,
+impl ErrorCode {
+    pub const ALL: [ErrorCode; 18] = [
+        ErrorCode::IncompatibleVersion,
+        ErrorCode::UnsupportedField,
+        ErrorCode::UnknownContainer,
+        ErrorCode::InvalidEnvironment,
+        ErrorCode::Io,
+        ErrorCode::Decode,
+        ErrorCode::InvalidConfig,
+        ErrorCode::TryAgainLater,
+        ErrorCode::NotAvailable,
+        ErrorCode::LimitedConnectivity,
+        ErrorCode::AddressesExhausted,
+        ErrorCode::AddressTaken,
+        ErrorCode::AlreadyAttached,
+        ErrorCode::Kernel,
+        ErrorCode::State,
+        ErrorCode::CheckFailed,
+        ErrorCode::Delegate,
+        ErrorCode::Internal,
     ];
 
     pub fn number(self) -> u32 {
@@ -61,14 +61,14 @@ impl Code {
 /// A failure in the words of the protocol.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error {
-    pub code: Code,
+    pub code: ErrorCode,
     pub msg: String,
     /// Empty when `msg` says it all.
     pub details: String,
 }
 
 impl Error {
-    pub fn new(code: Code, msg: impl Into<String>) -> Self {
+    pub fn new(code: ErrorCode, msg: impl Into<String>) -> Self {
         Self { code, msg: msg.into(), details: String::new() }
     }
 
@@ -77,15 +77,15 @@ impl Error {
     }
 
     pub(crate) fn environment(msg: impl Into<String>) -> Self {
-        Self::new(Code::InvalidEnvironment, msg)
+        Self::new(ErrorCode::InvalidEnvironment, msg)
     }
 
     pub(crate) fn decode(msg: impl Into<String>) -> Self {
-        Self::new(Code::Decode, msg)
+        Self::new(ErrorCode::Decode, msg)
     }
 
     pub(crate) fn config(msg: impl Into<String>) -> Self {
-        Self::new(Code::InvalidConfig, msg)
+        Self::new(ErrorCode::InvalidConfig, msg)
     }
 
     /// The error object for stdout.
@@ -101,16 +101,16 @@ impl Error {
     }
 
     /// Reads the error object of another plugin (a delegate). `None`: it is no error object. A code that we have no
-    /// name for becomes [`Code::Delegate`], and its number is kept in the details.
+    /// name for becomes [`ErrorCode::Delegate`], and its number is kept in the details.
     pub fn from_json(value: &Value) -> Option<Self> {
         let text = |key: &str| value.get(key).and_then(Value::as_str).unwrap_or_default();
         let number = value.get("code")?.as_u64()?;
         let error = |code| Self::new(code, text("msg"));
-        match Code::from_number(number) {
+        match ErrorCode::from_number(number) {
             Some(code) => Some(error(code).with_details(text("details"))),
             None => {
                 let details = format!("code {number} {}", text("details"));
-                Some(error(Code::Delegate).with_details(details.trim_end()))
+                Some(error(ErrorCode::Delegate).with_details(details.trim_end()))
             }
         }
     }

@@ -30,11 +30,11 @@ mod tests;
 
 pub use address::RequestedIp;
 pub use args::Args;
-pub use config::Config;
+pub use config::NetworkConfig;
 pub use dns::Dns;
 pub use env::{Command, Env, Var};
-pub use error::{Code, Error, Failure};
-pub use request::{Call, Gc, MAX_STDIN, Request};
-pub use result::{CniResult, Interface, IpConfig, Route};
+pub use error::{Error, ErrorCode, Failure};
+pub use request::{AttachmentRequest, Gc, MAX_STDIN, Request};
+pub use result::{CniResult, Interface, IpConfig, PodRoute};
 pub use runtime::{Bandwidth, PortMapping, RuntimeConfig};
 pub use version::{Version, version_answer};

@@ -1,7 +1,7 @@
 use ipnet::IpNet;
 use serde_json::{Map, Value};
 
-use crate::{CniResult, Interface, IpConfig, Route, Version};
+use crate::{CniResult, Interface, IpConfig, PodRoute, Version};
 
 /// The shapes that results have had. Each version has one, and a field is only written in shapes that define it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -124,7 +124,7 @@ impl IpConfig {
     }
 }
 
-impl Route {
+impl PodRoute {
     fn to_json(&self, shape: ResultShape) -> Value {
         let mut object = ResultObject::default();
         object.put("dst", self.dst.to_string());

@@ -4,7 +4,7 @@ use types::{AttachmentKey, ContainerId, IfName, Mac};
 
 use crate::config::{ConfigBody, Need, decode, version_of};
 use crate::json::{Item, Obj};
-use crate::{Args, Code, Command, Config, Env, Error, Failure, RequestedIp, Var, Version};
+use crate::{Args, Command, Env, Error, ErrorCode, Failure, NetworkConfig, RequestedIp, Var, Version};
 
 /// The largest config we read. Callers read one byte more, so that a larger one is seen as such and not cut.
 pub const MAX_STDIN: usize = 1 << 20;
@@ -15,35 +15,35 @@ const VALID_ATTACHMENTS: [&str; 2] = ["cni.dev/valid-attachments", "cni.dev/atta
 /// What a runtime asks, complete and checked.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Request {
-    Add(Call),
-    Del(Call),
-    Check(Call),
+    Add(AttachmentRequest),
+    Del(AttachmentRequest),
+    Check(AttachmentRequest),
     Gc(Gc),
-    Status(Config),
+    Status(NetworkConfig),
     /// The version to answer in.
     Version(Version),
 }
 
 /// A request about one attachment.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Call {
+pub struct AttachmentRequest {
     pub container: ContainerId,
     pub ifname: IfName,
     /// Always there for ADD and CHECK. DEL comes without when the namespace is gone.
     pub netns: Option<String>,
     pub args: Args,
     pub netns_override: bool,
-    pub config: Config,
+    pub config: NetworkConfig,
 }
 
 /// Which attachments of a network still exist; all others may go.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Gc {
-    pub config: Config,
+    pub config: NetworkConfig,
     pub valid: BTreeSet<(ContainerId, IfName)>,
 }
 
-impl Call {
+impl AttachmentRequest {
     /// What the attachment is known by.
     pub fn key(&self) -> AttachmentKey {
         AttachmentKey {
@@ -96,17 +96,17 @@ impl Request {
             return Err(leads_back());
         }
         match command {
-            Command::Add => Ok(Request::Add(Call::read(command, env, body)?)),
-            Command::Del => Ok(Request::Del(Call::read(command, env, body)?)),
+            Command::Add => Ok(Request::Add(AttachmentRequest::read(command, env, body)?)),
+            Command::Del => Ok(Request::Del(AttachmentRequest::read(command, env, body)?)),
             Command::Check => {
-                let call = Call::read(command, env, body)?;
+                let call = AttachmentRequest::read(command, env, body)?;
                 if call.config.prev_result.is_none() {
                     return Err(Error::config("prevResult is missing: CHECK needs the result of the ADD"));
                 }
                 Ok(Request::Check(call))
             }
             Command::Gc => Ok(Request::Gc(Gc::read(env, body)?)),
-            Command::Status => Ok(Request::Status(Config::read(allowed(command, body?)?, Need::All)?)),
+            Command::Status => Ok(Request::Status(NetworkConfig::read(allowed(command, body?)?, Need::All)?)),
             Command::Version => Ok(Request::Version(asked_version(body))),
         }
     }
@@ -137,7 +137,7 @@ fn allowed(command: Command, body: ConfigBody<'_>) -> Result<ConfigBody<'_>, Err
     }
     let msg = format!("config version does not allow {command}");
     let details = format!("cniVersion is {}, {command} needs {since} or newer", body.version);
-    Err(Error::new(Code::IncompatibleVersion, msg).with_details(details))
+    Err(Error::new(ErrorCode::IncompatibleVersion, msg).with_details(details))
 }
 
 /// What is wrong with the variables, collected so that one message names all of it.
@@ -162,7 +162,7 @@ where
     T::try_from(env.required(var)?).map_err(|e| Error::environment(format!("{var}: {e}")))
 }
 
-impl Call {
+impl AttachmentRequest {
     fn read(command: Command, env: &Env, body: Result<ConfigBody<'_>, Error>) -> Result<Self, Error> {
         let need = if command == Command::Del { Need::Identity } else { Need::All };
         let mut problems = Problems::default();
@@ -180,7 +180,7 @@ impl Call {
         else {
             return Err(problems.into_error());
         };
-        let config = Config::read(allowed(command, body?)?, need)?;
+        let config = NetworkConfig::read(allowed(command, body?)?, need)?;
         Ok(Self { container, ifname, netns, args, netns_override: env.netns_override(), config })
     }
 }
@@ -188,7 +188,7 @@ impl Call {
 impl Gc {
     fn read(env: &Env, body: Result<ConfigBody<'_>, Error>) -> Result<Self, Error> {
         env.required(Var::Path)?;
-        let config = Config::read(allowed(Command::Gc, body?)?, Need::Identity)?;
+        let config = NetworkConfig::read(allowed(Command::Gc, body?)?, Need::Identity)?;
         let valid = valid_attachments(&config.obj())?;
         Ok(Self { config, valid })
     }
@@ -205,7 +205,7 @@ fn valid_attachments(config: &Obj<'_>) -> Result<BTreeSet<(ContainerId, IfName)>
     let mut valid = BTreeSet::new();
     for list in lists.iter().filter(|list| !list.is_null()) {
         for element in list.array()? {
-            valid.insert(attachment(&element).map_err(|e| Error { code: Code::InvalidConfig, ..e })?);
+            valid.insert(attachment(&element).map_err(|e| Error { code: ErrorCode::InvalidConfig, ..e })?);
         }
     }
     Ok(valid)

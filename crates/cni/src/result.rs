@@ -13,7 +13,7 @@ use crate::{Dns, Error, Version};
 pub struct CniResult {
     pub interfaces: Vec<Interface>,
     pub ips: Vec<IpConfig>,
-    pub routes: Vec<Route>,
+    pub routes: Vec<PodRoute>,
     pub dns: Dns,
 }
 
@@ -39,7 +39,7 @@ pub struct IpConfig {
 
 /// `dst` is kept as it was given, and compared without its host bits: that is what the kernel does with it.
 #[derive(Debug, Clone, Eq, Serialize, Deserialize)]
-pub struct Route {
+pub struct PodRoute {
     pub dst: IpNet,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gw: Option<IpAddr>,
@@ -55,13 +55,13 @@ pub struct Route {
     pub scope: Option<u32>,
 }
 
-impl Route {
+impl PodRoute {
     pub fn new(dst: IpNet, gw: Option<IpAddr>) -> Self {
         Self { dst, gw, mtu: None, advmss: None, priority: None, table: None, scope: None }
     }
 }
 
-impl PartialEq for Route {
+impl PartialEq for PodRoute {
     fn eq(&self, other: &Self) -> bool {
         let key = |r: &Self| (r.dst.trunc(), r.gw, r.mtu, r.advmss, r.priority, r.table, r.scope);
         key(self) == key(other)
@@ -87,7 +87,7 @@ impl CniResult {
         Ok(Self {
             interfaces: elements(&result, "interfaces", |i| Interface::read(i).map(Some))?,
             ips: elements(&result, "ips", |ip| IpConfig::read(ip, "address"))?,
-            routes: elements(&result, "routes", Route::read)?,
+            routes: elements(&result, "routes", PodRoute::read)?,
             dns,
         })
     }
@@ -98,7 +98,7 @@ impl CniResult {
         for family in ["ip4", "ip6"] {
             if let Some(item) = result.get(family) {
                 all.ips.extend(IpConfig::read(&item, "ip")?);
-                all.routes.extend(elements(&item.obj()?, "routes", Route::read)?);
+                all.routes.extend(elements(&item.obj()?, "routes", PodRoute::read)?);
             }
         }
         Ok(all)
@@ -166,7 +166,7 @@ fn index(ip: &Obj<'_>) -> Result<Option<usize>, Error> {
     }
 }
 
-impl Route {
+impl PodRoute {
     fn read(item: &Item<'_>) -> Result<Option<Self>, Error> {
         if item.is_null() {
             return Ok(None);

@@ -7,7 +7,7 @@ use types::{Mac, Protocol};
 
 use crate::address::{AN_ADDRESS, requested};
 use crate::json::{Item, Obj, describe};
-use crate::{Code, Dns, Error, RequestedIp};
+use crate::{Dns, Error, ErrorCode, RequestedIp};
 
 /// What the runtime adds to the config for one pod (CONVENTIONS.md). Keys that we do not know pass unread.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -91,7 +91,7 @@ impl Bandwidth {
             if let Some(first) = bandwidth.array(key)?.unwrap_or_default().first() {
                 let found = describe(first.value());
                 let msg = format!("{}: shaping by subnet is not supported; remove {found}", first.path());
-                return Err(Error::new(Code::UnsupportedField, msg));
+                return Err(Error::new(ErrorCode::UnsupportedField, msg));
             }
         }
         let (ingress_rate, ingress_burst) = rate_and_burst(bandwidth, "ingressRate", "ingressBurst")?;

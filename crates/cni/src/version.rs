@@ -4,7 +4,7 @@ use std::str::FromStr;
 use serde_json::{Value, json};
 
 use crate::json::Obj;
-use crate::{Code, Error};
+use crate::{Error, ErrorCode};
 
 /// A version of the CNI specification. Older is less.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -49,7 +49,7 @@ impl Version {
             let supported = Self::ALL.map(Self::as_str).join(", ");
             let msg =
                 format!("incompatible CNI versions: the config has {text:?}, supported are {supported}");
-            Error::new(Code::IncompatibleVersion, msg)
+            Error::new(ErrorCode::IncompatibleVersion, msg)
         })
     }
 

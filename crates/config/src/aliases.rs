@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use crate::draft::Draft;
-use crate::keys::Set;
+use crate::keys::KeySetter;
 use crate::{Key, etcd, values};
 
 pub(super) const PLUGIN_LOCATION: &str = "CNI_PLUGIN_LOCATION";
@@ -14,7 +14,7 @@ const CONFIG_ALLOWED: &str =
 const PLUGIN_ALLOWED: &str = "must be the absolute path of a file, or of a folder with '/' at its end";
 
 /// How this variable is read.
-pub(super) fn reader(alias: &str, key: &Key) -> Set {
+pub(super) fn reader(alias: &str, key: &Key) -> KeySetter {
     match alias {
         "ETCD_PREFIX" => prefix,
         "CNI_CONFIG_LOCATION" => config_location,

@@ -22,7 +22,7 @@ pub(super) struct Judge<'a> {
     pub(super) refused: &'a [&'static str],
 }
 
-struct Finding {
+struct ConfigFinding {
     key: &'static str,
     /// The other keys that take part in it.
     also: &'static [&'static str],
@@ -59,12 +59,12 @@ impl Judge<'_> {
     }
 
     /// A value that was refused is replaced by a lower layer's here, which nobody asked about.
-    fn problems(self, found: impl IntoIterator<Item = Finding>) -> Vec<Problem> {
+    fn problems(self, found: impl IntoIterator<Item = ConfigFinding>) -> Vec<Problem> {
         let known = |key: &&str| !self.refused.contains(key);
         let found =
             found.into_iter().filter(|finding| known(&finding.key) && finding.also.iter().all(&known));
         found
-            .map(|Finding { key, allowed, .. }| {
+            .map(|ConfigFinding { key, allowed, .. }| {
                 let (origin, value) =
                     self.origins.get(key).cloned().unwrap_or((Origin::Default, String::new()));
                 Problem::Value { origin, key, value, allowed }
@@ -73,7 +73,7 @@ impl Judge<'_> {
     }
 }
 
-fn socket(config: &Config, origins: &Origins) -> Option<Finding> {
+fn socket(config: &Config, origins: &Origins) -> Option<ConfigFinding> {
     let length = config.socket.as_os_str().as_bytes().len();
     if length <= MAX_SOCKET {
         return None;
@@ -84,20 +84,20 @@ fn socket(config: &Config, origins: &Origins) -> Option<Finding> {
         "makes the socket's path {} {length} bytes long; the kernel takes {MAX_SOCKET}: use a shorter path",
         config.socket.display()
     );
-    Some(Finding { key, also: &["socket"], allowed })
+    Some(ConfigFinding { key, also: &["socket"], allowed })
 }
 
-fn folders(config: &Config) -> Option<Finding> {
-    (config.run_dir == config.state_dir).then(|| Finding {
+fn folders(config: &Config) -> Option<ConfigFinding> {
+    (config.run_dir == config.state_dir).then(|| ConfigFinding {
         key: "state_dir",
         also: &["run_dir"],
         allowed: "must not be run_dir, which is emptied after a boot".to_owned(),
     })
 }
 
-fn mtu(config: &Config) -> Option<Finding> {
+fn mtu(config: &Config) -> Option<ConfigFinding> {
     let mtu = config.network.mtu.filter(|mtu| *mtu < MIN_MTU_V6)?;
-    config.network.subnets.iter().find(|net| net.addr().is_ipv6()).map(|net| Finding {
+    config.network.subnets.iter().find(|net| net.addr().is_ipv6()).map(|net| ConfigFinding {
         key: "network.mtu",
         also: &["network.subnets"],
         allowed: format!("must be {MIN_MTU_V6} or more with the IPv6 subnet {net}, not {mtu}"),
@@ -105,12 +105,16 @@ fn mtu(config: &Config) -> Option<Finding> {
 }
 
 /// The network as requests will get it: it finds every mistake that no check above reports.
-fn network(config: &Config) -> Option<Finding> {
+fn network(config: &Config) -> Option<ConfigFinding> {
     if mtu(config).is_some() {
         return None;
     }
     let error = Network::whole(&config.network).err()?;
-    Some(Finding { key: "network.subnets", also: &[], allowed: format!("cannot be used: {}", error.msg) })
+    Some(ConfigFinding {
+        key: "network.subnets",
+        also: &[],
+        allowed: format!("cannot be used: {}", error.msg),
+    })
 }
 
 /// The most that every subnet can be cut by, or None where one is too small at all.
@@ -118,7 +122,7 @@ fn most(network: &NetworkSettings) -> Option<u8> {
     (0..=32).rev().find(|margin| network.subnets.iter().all(|net| Cut::new(*net, *margin).is_ok()))
 }
 
-fn margin(config: &Config, origins: &Origins) -> Option<Finding> {
+fn margin(config: &Config, origins: &Origins) -> Option<ConfigFinding> {
     let margin = config.cluster.margin;
     let error = config.network.subnets.iter().find_map(|net| Cut::new(*net, margin).err())?;
     let (key, also, allowed) = match most(&config.network) {
@@ -134,14 +138,14 @@ fn margin(config: &Config, origins: &Origins) -> Option<Finding> {
         }
         None => ("network.subnets", &["network.margin"], format!("must be larger: {error}")),
     };
-    Some(Finding { key, also, allowed })
+    Some(ConfigFinding { key, also, allowed })
 }
 
-fn tunnel(config: &Config) -> Option<Finding> {
+fn tunnel(config: &Config) -> Option<ConfigFinding> {
     let stem = config.cluster.tunnel.as_str();
     let is_bridge =
         config.network.bridge.as_str().strip_prefix(stem).is_some_and(|rest| matches!(rest, "4" | "6"));
-    is_bridge.then(|| Finding {
+    is_bridge.then(|| ConfigFinding {
         key: "network.tunnel",
         also: &["network.bridge"],
         allowed: format!("must be another one: {} is network.bridge", config.network.bridge),
@@ -149,9 +153,9 @@ fn tunnel(config: &Config) -> Option<Finding> {
 }
 
 /// A plugin that runs itself would run itself without end.
-fn delegates(config: &Config) -> Option<Finding> {
+fn delegates(config: &Config) -> Option<ConfigFinding> {
     let own = &config.plugin.name;
-    config.delegates.plugins.contains(own).then(|| Finding {
+    config.delegates.plugins.contains(own).then(|| ConfigFinding {
         key: "delegate.plugins",
         also: &["install.type"],
         allowed: format!("must not name {own}, which is install.type: Podwire is no IPAM plugin of its own"),
@@ -159,11 +163,11 @@ fn delegates(config: &Config) -> Option<Finding> {
 }
 
 /// A counter among the objects would be taken for one of them.
-fn counter(config: &Config) -> Option<Finding> {
+fn counter(config: &Config) -> Option<ConfigFinding> {
     let layout = &config.layout;
     let folders = [layout.nodes(), layout.blocks(), layout.alives()];
     let inside = folders.iter().any(|folder| layout.counter().starts_with(folder.as_str()));
-    (inside || layout.counter() == layout.network()).then(|| Finding {
+    (inside || layout.counter() == layout.network()).then(|| ConfigFinding {
         key: "etcd.counter_key",
         also: &["etcd.prefix"],
         allowed: format!(

@@ -6,13 +6,13 @@ pub use model::Transport;
 use types::{IfName, NameError};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cluster {
+pub struct ClusterConfig {
     /// How many bits a block's prefix is longer than its subnet's.
     pub margin: u8,
     pub transport: Transport,
     pub vni: u32,
     pub vxlan_port: u16,
-    /// The stem of the tunnel devices' names; see [`Cluster::tunnel4`].
+    /// The stem of the tunnel devices' names; see [`ClusterConfig::tunnel4`].
     pub tunnel: String,
     pub tunnel_checksum: TunnelChecksum,
     /// May accept rules be put into others' forward chains?
@@ -28,7 +28,7 @@ pub enum TunnelChecksum {
     Off,
 }
 
-impl Cluster {
+impl ClusterConfig {
     /// The device of tunnels between IPv4 addresses of nodes.
     pub fn tunnel4(&self) -> Result<IfName, NameError> {
         IfName::try_from(format!("{}4", self.tunnel))

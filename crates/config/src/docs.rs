@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::{Config, DEFAULT_FILE, Fallback, KEYS, Key, Kind};
+use crate::{Config, DEFAULT_FILE, Fallback, KEYS, Key, ValueKind};
 
 /// What the sample says aloud: who copies it wants a runtime to find the network.
 const LIVE: (&str, &str) = ("install.enabled", "true");
@@ -50,7 +50,7 @@ pub(super) fn effective(config: &Config) -> String {
     let mut text = String::new();
     write_keys(&mut text, |key| {
         let value = (key.show)(config)?;
-        if key.kind == Kind::Secret {
+        if key.kind == ValueKind::Secret {
             return Some(format!("# {} is given, and not shown", key.place().1));
         }
         Some(format!("{} = {}", key.place().1, toml_value(key.kind, &value)))
@@ -76,11 +76,11 @@ fn line(text: &mut String, line: &str) {
     text.push('\n');
 }
 
-fn toml_value(kind: Kind, text: &str) -> String {
+fn toml_value(kind: ValueKind, text: &str) -> String {
     match kind {
-        Kind::Number | Kind::Bool => text.to_owned(),
-        Kind::Text | Kind::Secret => quoted(text),
-        Kind::List => {
+        ValueKind::Number | ValueKind::Bool => text.to_owned(),
+        ValueKind::Text | ValueKind::Secret => quoted(text),
+        ValueKind::List => {
             format!("[{}]", text.split(',').map(|item| quoted(item.trim())).collect::<Vec<_>>().join(", "))
         }
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use engine::AllowedDelegates;
 use ipnet::IpNet;
-use model::Layout;
+use model::KeyLayout;
 use netconf::NetworkSettings;
 use types::{AttachMode, IfName, NetworkName, NodeName};
 
@@ -15,8 +15,8 @@ use crate::Directories;
 use crate::etcd::{self, Endpoint, Scheme};
 use crate::layers::Given;
 use crate::{
-    Cluster, Config, ConfigError, Etcd, Fallback, FlagKeys, Install, KEYS, LogFormat, LogLevel, Origin,
-    Plugin, Problem, Secret, Store, Transport, TunnelChecksum, check, values,
+    ClusterConfig, Config, ConfigError, Etcd, Fallback, FlagKeys, InstallConfig, KEYS, LogFormat, LogLevel,
+    Origin, PluginConfig, Problem, Secret, StoreChoice, Transport, TunnelChecksum, check, values,
 };
 
 /// By how much a subnet is cut for many nodes: a /16 into 256 blocks of 254 addresses.
@@ -146,7 +146,7 @@ impl Draft {
         }
         if self.plugin.is_none() && self.installs() {
             match std::env::current_exe() {
-                Ok(us) => self.plugin = Some(us.with_file_name(Plugin::NAME)),
+                Ok(us) => self.plugin = Some(us.with_file_name(PluginConfig::NAME)),
                 Err(error) => problems.push(Problem::OwnProgram(error)),
             }
         }
@@ -195,12 +195,12 @@ impl Draft {
         }
     }
 
-    fn cluster(&self) -> Option<Cluster> {
+    fn cluster(&self) -> Option<ClusterConfig> {
         let margin = match self.store() {
             StoreKind::Embedded => 0,
             StoreKind::Etcd => MARGIN,
         };
-        Some(Cluster {
+        Some(ClusterConfig {
             margin: self.margin.unwrap_or(margin),
             transport: self.transport?,
             vni: self.vni?,
@@ -211,8 +211,8 @@ impl Draft {
         })
     }
 
-    fn install(&self) -> Option<Install> {
-        Some(Install {
+    fn install(&self) -> Option<InstallConfig> {
+        Some(InstallConfig {
             plugin: self.plugin.clone()?,
             plugin_dir: self.plugin_dir.clone()?,
             config_dir: self.config_dir.clone()?,
@@ -225,14 +225,14 @@ impl Draft {
     fn finish(mut self) -> Option<Config> {
         let prefix = self.prefix.clone()?;
         // The default, said aloud.
-        self.counter.take_if(|counter| *counter == Layout::new(&prefix, None).counter());
+        self.counter.take_if(|counter| *counter == KeyLayout::new(&prefix, None).counter());
         Some(Config {
             flag_keys: FlagKeys::default(),
             store: match self.store() {
-                StoreKind::Embedded => Store::Embedded,
-                StoreKind::Etcd => Store::Etcd(self.etcd(&prefix)),
+                StoreKind::Embedded => StoreChoice::Embedded,
+                StoreKind::Etcd => StoreChoice::Etcd(self.etcd(&prefix)),
             },
-            layout: Layout::new(&prefix, self.counter.as_deref()),
+            layout: KeyLayout::new(&prefix, self.counter.as_deref()),
             cluster: self.cluster()?,
             install: if self.installs() { Some(self.install()?) } else { None },
             node: self.node?.into(),
@@ -256,7 +256,7 @@ impl Draft {
                 connections_per_pod: self.connections_per_pod,
                 masquerade: self.masquerade?,
             },
-            plugin: Plugin { name: self.plugin_name?, version: self.cni_version? },
+            plugin: PluginConfig { name: self.plugin_name?, version: self.cni_version? },
             delegates: AllowedDelegates {
                 directories: match self.delegate_directories {
                     Some(directories) => directories,

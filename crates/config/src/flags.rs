@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches, value_parser};
 
-use crate::{DEFAULT_FILE, Fallback, KEYS, Key, Kind};
+use crate::{DEFAULT_FILE, Fallback, KEYS, Key, ValueKind};
 
 const NO_INSTALL: &str = "no-install";
 
@@ -32,13 +32,13 @@ fn arg(key: &Key) -> Arg {
     };
     let arg = Arg::new(key.name).long(key.flag).help(format!("{} [default: {default}]", key.meaning));
     match key.kind {
-        Kind::Text | Kind::Secret => arg.value_name("VALUE"),
-        Kind::Number => arg.value_name("NUMBER"),
+        ValueKind::Text | ValueKind::Secret => arg.value_name("VALUE"),
+        ValueKind::Number => arg.value_name("NUMBER"),
         // `--install` alone is enough, and `--install=false` is possible.
-        Kind::Bool => {
+        ValueKind::Bool => {
             arg.value_name("BOOL").num_args(0..=1).require_equals(true).default_missing_value("true")
         }
-        Kind::List => arg.value_name("LIST").action(ArgAction::Append),
+        ValueKind::List => arg.value_name("LIST").action(ArgAction::Append),
     }
 }
 

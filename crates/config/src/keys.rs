@@ -8,7 +8,7 @@ pub(super) const NOT_SHOWN: &str = "(not shown)";
 
 /// What a value looks like in a file; variables and flags are text in any case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum ValueKind {
     Text,
     Number,
     Bool,
@@ -28,20 +28,20 @@ pub enum Fallback {
 }
 
 /// Reads a value; the error says what is allowed.
-pub(super) type Set = fn(&mut Draft, &str) -> Result<(), String>;
+pub(super) type KeySetter = fn(&mut Draft, &str) -> Result<(), String>;
 
 /// One key of the configuration.
 pub struct Key {
     /// As in the file: `TABLE.KEY`.
     pub name: &'static str,
-    pub kind: Kind,
+    pub kind: ValueKind,
     pub fallback: Fallback,
     pub meaning: &'static str,
     /// Other variables that mean the same. Our own name wins over them.
     pub aliases: &'static [&'static str],
     /// Without the dashes.
     pub flag: &'static str,
-    pub(super) set: Set,
+    pub(super) set: KeySetter,
     /// The value in effect, if there is one.
     pub(super) show: fn(&Config) -> Option<String>,
 }
@@ -54,9 +54,9 @@ impl Key {
     /// A value as it may be shown in messages and logs.
     pub(super) fn shown(&self, text: &str) -> String {
         match self.kind {
-            Kind::Secret => NOT_SHOWN.to_owned(),
-            Kind::List if self.name == "etcd.endpoints" => etcd::without_password(text),
-            Kind::Text | Kind::Number | Kind::Bool | Kind::List => text.to_owned(),
+            ValueKind::Secret => NOT_SHOWN.to_owned(),
+            ValueKind::List if self.name == "etcd.endpoints" => etcd::without_password(text),
+            ValueKind::Text | ValueKind::Number | ValueKind::Bool | ValueKind::List => text.to_owned(),
         }
     }
 

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::keys::Set;
-use crate::secrets::{self, Content};
-use crate::{Flags, KEYS, Key, Kind, Origin, Problem, aliases};
+use crate::keys::KeySetter;
+use crate::secrets::{self, SecretFile};
+use crate::{Flags, KEYS, Key, Origin, Problem, ValueKind, aliases};
 
 /// Read where it exists.
 pub const DEFAULT_FILE: &str = "/etc/podwire/agent.toml";
@@ -25,7 +25,7 @@ pub(super) struct Given {
     pub(super) text: String,
     pub(super) origin: Origin,
     /// How it is read.
-    pub(super) set: Set,
+    pub(super) set: KeySetter,
 }
 
 impl Given {
@@ -45,9 +45,9 @@ pub(super) fn collect(
     let file = file.or(named.map(|path| (path, format!("variable {FILE_VARIABLE}: "))));
     match read(file.as_ref()) {
         Ok(None) => {}
-        Ok(Some((path, Content { text, exposure, tampering }))) => {
+        Ok(Some((path, SecretFile { text, exposure, tampering }))) => {
             FileLayer { path: path.clone(), text: &text, given: &mut given, problems: &mut problems }.read();
-            let is_secret = |given: &&Given| given.key.kind == Kind::Secret && given.text != "none";
+            let is_secret = |given: &&Given| given.key.kind == ValueKind::Secret && given.text != "none";
             let secret = given.iter().find(is_secret);
             match (tampering, secret.zip(exposure)) {
                 (Some(reason), _) => problems.push(Problem::Tampering { path, reason }),
@@ -110,7 +110,7 @@ fn variables(
 }
 
 /// Only the default file may be missing.
-fn read(named: Option<&(PathBuf, String)>) -> Result<Option<(PathBuf, Content)>, Problem> {
+fn read(named: Option<&(PathBuf, String)>) -> Result<Option<(PathBuf, SecretFile)>, Problem> {
     let (path, from) = match named {
         Some((path, from)) => (path.as_path(), from.as_str()),
         None => (Path::new(DEFAULT_FILE), ""),
@@ -122,7 +122,7 @@ fn read(named: Option<&(PathBuf, String)>) -> Result<Option<(PathBuf, Content)>,
     }
 }
 
-fn read_text(path: &Path) -> io::Result<Content> {
+fn read_text(path: &Path) -> io::Result<SecretFile> {
     let content = secrets::read(path, MAX_FILE + 1)?;
     if content.text.len() as u64 > MAX_FILE {
         return Err(io::Error::other(format!("it is larger than {MAX_FILE} bytes")));
@@ -186,26 +186,28 @@ impl FileLayer<'_> {
 }
 
 /// A string is taken for anything, and read as a flag would be.
-fn text_of(kind: Kind, value: &DeValue<'_>) -> Option<String> {
+fn text_of(kind: ValueKind, value: &DeValue<'_>) -> Option<String> {
     match (kind, value) {
         (_, DeValue::String(text)) => Some(text.to_string()),
-        (Kind::Number, DeValue::Integer(number)) => {
+        (ValueKind::Number, DeValue::Integer(number)) => {
             i64::from_str_radix(number.as_str(), number.radix()).ok().map(|number| number.to_string())
         }
-        (Kind::Bool, DeValue::Boolean(value)) => Some(value.to_string()),
-        (Kind::List, DeValue::Array(items)) => {
+        (ValueKind::Bool, DeValue::Boolean(value)) => Some(value.to_string()),
+        (ValueKind::List, DeValue::Array(items)) => {
             let items: Option<Vec<&str>> = items.iter().map(|item| item.get_ref().as_str()).collect();
             items.map(|items| items.join(","))
         }
-        (Kind::Text | Kind::Number | Kind::Bool | Kind::List | Kind::Secret, _) => None,
+        (ValueKind::Text | ValueKind::Number | ValueKind::Bool | ValueKind::List | ValueKind::Secret, _) => {
+            None
+        }
     }
 }
 
-fn in_toml(kind: Kind) -> &'static str {
+fn in_toml(kind: ValueKind) -> &'static str {
     match kind {
-        Kind::Text | Kind::Secret => "a string",
-        Kind::Number => "a whole number",
-        Kind::Bool => "true or false",
-        Kind::List => "a list of strings",
+        ValueKind::Text | ValueKind::Secret => "a string",
+        ValueKind::Number => "a whole number",
+        ValueKind::Bool => "true or false",
+        ValueKind::List => "a list of strings",
     }
 }

@@ -36,18 +36,18 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use engine::AllowedDelegates;
-use model::Layout;
+use model::KeyLayout;
 use netconf::NetworkSettings;
 use types::{Code, Finding, IfName};
 
 pub use self::change::FlagKeys;
-pub use self::cluster::{Cluster, Transport, TunnelChecksum};
+pub use self::cluster::{ClusterConfig, Transport, TunnelChecksum};
 pub use directories::{CONFIG_DIR, Directories, PLUGIN_DIR};
 pub use docs::{reference, sample};
 pub use error::{ConfigError, Origin, Problem};
 pub use etcd::{Etcd, Secret};
 pub use flags::Flags;
-pub use keys::{Fallback, Key, Kind};
+pub use keys::{Fallback, Key, ValueKind};
 pub use layers::DEFAULT_FILE;
 pub use table::KEYS;
 
@@ -60,11 +60,11 @@ pub struct Config {
     /// What is kept.
     pub state_dir: PathBuf,
     pub socket: PathBuf,
-    pub store: Store,
+    pub store: StoreChoice,
     /// Of the embedded store; None: in the network's directory in `state_dir`.
     pub store_dir: Option<PathBuf>,
     /// The names of objects in the store, whichever it is.
-    pub layout: Layout,
+    pub layout: KeyLayout,
     /// None: the one with the default route.
     pub node_interface: Option<IfName>,
     /// Where other nodes reach this one, at most one of each family. Empty: those of the interface.
@@ -78,19 +78,19 @@ pub struct Config {
     /// Of the network that requests without settings of their own belong to.
     pub network: NetworkSettings,
     /// How the network is spread over nodes.
-    pub cluster: Cluster,
+    pub cluster: ClusterConfig,
     /// How the CNI config calls the plugin, and in which version it speaks.
-    pub plugin: Plugin,
+    pub plugin: PluginConfig,
     /// IPAM plugins that requests may have run.
     pub delegates: AllowedDelegates,
     /// None: the agent puts nothing into the runtime's folders.
-    pub install: Option<Install>,
+    pub install: Option<InstallConfig>,
     pub flag_keys: FlagKeys,
 }
 
 /// What goes into the runtime's folders.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Install {
+pub struct InstallConfig {
     /// The program file that is copied.
     pub plugin: PathBuf,
     pub plugin_dir: PathBuf,
@@ -102,7 +102,7 @@ pub struct Install {
 
 /// What the CNI config says of the plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Plugin {
+pub struct PluginConfig {
     /// Its `type`, and so the name of its file: runtimes look for one that is called like the type.
     pub name: String,
     /// For runtimes that do not know `cniVersions`.
@@ -112,7 +112,7 @@ pub struct Plugin {
 /// Where cluster objects live.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(clippy::large_enum_variant, reason = "an agent has one of it")]
-pub enum Store {
+pub enum StoreChoice {
     /// One node.
     Embedded,
     /// Many.
@@ -133,7 +133,7 @@ pub enum LogLevel {
     Debug,
 }
 
-impl Install {
+impl InstallConfig {
     pub fn directories(&self) -> Directories {
         Directories { plugins: self.plugin_dir.clone(), configs: self.config_dir.clone() }
     }
@@ -168,8 +168,8 @@ impl Config {
     /// reported by the connection.
     pub fn exposed_key(&self) -> Option<Finding> {
         let key = match &self.store {
-            Store::Embedded => None,
-            Store::Etcd(etcd) => etcd.key.as_deref(),
+            StoreChoice::Embedded => None,
+            StoreChoice::Etcd(etcd) => etcd.key.as_deref(),
         }?;
         let metadata = std::fs::metadata(key).ok()?;
         let exposure = secrets::exposure(key, &metadata)?;
@@ -180,20 +180,20 @@ impl Config {
     }
 }
 
-impl Plugin {
+impl PluginConfig {
     /// What our plugin is called where nobody says anything.
     pub const NAME: &str = "podwire-cni";
     /// Before containerd 2.0 no runtime can read a result of 1.1.0; the others take the newest of `cniVersions`.
     pub const VERSION: cni::Version = cni::Version::V1_0_0;
 }
 
-impl Default for Plugin {
+impl Default for PluginConfig {
     fn default() -> Self {
         Self { name: Self::NAME.to_owned(), version: Self::VERSION }
     }
 }
 
-impl fmt::Display for Store {
+impl fmt::Display for StoreChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Embedded => "embedded",

@@ -10,7 +10,7 @@ use rustix::process::geteuid;
 use types::Fix;
 
 /// A file that was read. The path may lead to another one in the meantime.
-pub(super) struct Content {
+pub(super) struct SecretFile {
     pub(super) text: String,
     /// Why a secret in it is not safe, and what helps.
     pub(super) exposure: Option<Exposure>,
@@ -19,14 +19,14 @@ pub(super) struct Content {
 }
 
 /// Reads at most so many bytes of a regular file.
-pub(super) fn read(path: &Path, most: u64) -> io::Result<Content> {
+pub(super) fn read(path: &Path, most: u64) -> io::Result<SecretFile> {
     let file = files::open_config(path)?;
     let metadata = file.metadata()?;
     let mut text = String::new();
     file.take(most).read_to_string(&mut text)?;
     // Every user can write to /dev/null, which changes nothing.
     let tampering = metadata.is_file().then(|| tampering(path, &metadata)).flatten();
-    Ok(Content { text, exposure: exposure(path, &metadata), tampering })
+    Ok(SecretFile { text, exposure: exposure(path, &metadata), tampering })
 }
 
 /// Root and the user of this process may own it, and have access to it.

@@ -3,21 +3,23 @@
 use std::path::Path;
 
 use crate::Fallback::{Found, Is};
-use crate::Kind::{Bool, List, Number, Secret, Text};
-use crate::{Config, Etcd, Fallback, Install, Key, Kind, Plugin, Store, cluster, etcd, values};
+use crate::ValueKind::{Bool, List, Number, Secret, Text};
+use crate::{
+    Config, Etcd, Fallback, InstallConfig, Key, PluginConfig, StoreChoice, ValueKind, cluster, etcd, values,
+};
 
-const fn row(name: &'static str, kind: Kind, fallback: Fallback, meaning: &'static str) -> Key {
+const fn row(name: &'static str, kind: ValueKind, fallback: Fallback, meaning: &'static str) -> Key {
     Key { name, kind, fallback, meaning, aliases: &[], flag: "", set: |_, _| Ok(()), show: |_| None }
 }
 
-fn install(config: &Config, show: fn(&Install) -> Option<String>) -> Option<String> {
+fn install(config: &Config, show: fn(&InstallConfig) -> Option<String>) -> Option<String> {
     config.install.as_ref().and_then(show)
 }
 
 fn etcd(config: &Config, show: fn(&Etcd) -> Option<String>) -> Option<String> {
     match &config.store {
-        Store::Embedded => None,
-        Store::Etcd(etcd) => show(etcd),
+        StoreChoice::Embedded => None,
+        StoreChoice::Etcd(etcd) => show(etcd),
     }
 }
 
@@ -169,7 +171,7 @@ pub const KEYS: &[Key] = &[
         aliases: &["ETCD_COUNTER_KEY"],
         set: |d, v| values::optional(v, etcd::counter).map(|v| d.counter = v),
         show: |c| {
-            let is_default = c.layout == model::Layout::new(c.layout.prefix(), None);
+            let is_default = c.layout == model::KeyLayout::new(c.layout.prefix(), None);
             (!is_default).then(|| c.layout.counter().to_owned())
         },
         ..row(
@@ -444,7 +446,7 @@ pub const KEYS: &[Key] = &[
         ..row(
             "install.type",
             Text,
-            Is(Plugin::NAME),
+            Is(PluginConfig::NAME),
             "the plugin's type in the CNI config, and the name of its file in install.plugin_dir",
         )
     },

@@ -42,7 +42,7 @@ fn with_nothing_at_all_it_is_complete() {
     assert_eq!(config.run_dir, Path::new("/run/podwire"));
     assert_eq!(config.state_dir, Path::new("/var/lib/podwire"));
     assert_eq!(config.socket, Path::new("/run/podwire/agent.sock"));
-    assert_eq!(config.store, Store::Embedded);
+    assert_eq!(config.store, StoreChoice::Embedded);
     assert_eq!((config.log_format, config.log_level), (LogFormat::Text, LogLevel::Info));
     assert_eq!(config.metrics, None);
     assert_eq!((config.workers, config.reconcile), (16, Duration::from_secs(30)));
@@ -57,10 +57,10 @@ fn with_nothing_at_all_it_is_complete() {
         ["/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"].map(Path::new)
     );
     assert_eq!(config.delegates.plugins, ["dhcp", "host-local", "static"]);
-    assert_eq!(config.plugin, Plugin::default());
+    assert_eq!(config.plugin, PluginConfig::default());
     assert_eq!((config.node_interface, config.node_addresses), (None, Vec::new()));
-    assert_eq!(config.layout, Layout::new("/podwire", None));
-    let cluster = Cluster {
+    assert_eq!(config.layout, KeyLayout::new("/podwire", None));
+    let cluster = ClusterConfig {
         margin: 0,
         transport: Transport::Auto,
         vni: 4077,

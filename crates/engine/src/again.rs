@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use cni::{Call, CniResult, Route};
+use cni::{AttachmentRequest, CniResult, PodRoute};
 use netconf::NetConf;
 use netlink::{NetNs, RouteFilter, RtSocket};
 
@@ -10,7 +10,11 @@ use crate::bridge::{self, Spec};
 use crate::state::Attachment;
 use crate::{Error, result};
 
-pub(crate) fn answer(attachment: &Attachment, call: &Call, conf: &NetConf) -> Result<CniResult, Error> {
+pub(crate) fn answer(
+    attachment: &Attachment,
+    call: &AttachmentRequest,
+    conf: &NetConf,
+) -> Result<CniResult, Error> {
     let mut host = RtSocket::open()?;
     let found = host.link(&attachment.bridge)?;
     let spec = Spec { name: &attachment.bridge, mtu: None, promisc: false };
@@ -21,11 +25,11 @@ pub(crate) fn answer(attachment: &Attachment, call: &Call, conf: &NetConf) -> Re
 }
 
 /// The routes that are this attachment's: where another interface of the pod had the same route first, it has it still.
-fn routes_of(attachment: &Attachment) -> Result<Vec<Route>, Error> {
+fn routes_of(attachment: &Attachment) -> Result<Vec<PodRoute>, Error> {
     let netns = NetNs::open(Path::new(&attachment.netns))?;
     let mut pod = RtSocket::open_in(&netns)?;
     let Some(link) = pod.link(&attachment.key.ifname)? else { return Ok(attachment.wiring.routes.clone()) };
     let has = pod.routes(RouteFilter { link: Some(link.index), ..RouteFilter::default() })?;
-    let is_set = |route: &&Route| has.iter().any(|r| r.dst.trunc() == route.dst.trunc());
+    let is_set = |route: &&PodRoute| has.iter().any(|r| r.dst.trunc() == route.dst.trunc());
     Ok(attachment.wiring.routes.iter().filter(is_set).cloned().collect())
 }

@@ -27,7 +27,7 @@ const LONGEST_ADDRESS: usize = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff/128".len
 
 /// What a managed link is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Mark<'a> {
+pub enum LinkMark<'a> {
     /// The host end of an attachment, or the link that shapes it.
     HostEnd(Alias<'a>),
     Bridge,
@@ -35,7 +35,7 @@ pub enum Mark<'a> {
     Tunnel(&'a str),
 }
 
-impl<'a> Mark<'a> {
+impl<'a> LinkMark<'a> {
     /// None: Podwire does not manage the link.
     pub fn of(link: &'a Link) -> Option<Self> {
         let text = link.alias.as_deref()?;

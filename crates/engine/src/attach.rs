@@ -10,19 +10,19 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use cni::{Call, CniResult, Route as PodRoute};
-use netconf::{Addresses, NetConf, Place};
+use cni::{AttachmentRequest, CniResult, PodRoute};
+use netconf::{Addresses, LocalPaths, NetConf};
 use netlink::{Family, NetNs, RtSocket};
 use types::{AttachMode, AttachmentKey, IfName};
 
 pub(crate) use self::claim::refuse_shared;
 use self::claim::{Claimed, Skipped, claim_usable_addresses, give_way};
-use self::kernel::{FoundBridge, Interface, Kernel, make_interface, set_up};
+use self::kernel::{AttachKernel, AttachedInterface, FoundBridge, make_interface, set_up};
 use crate::bridge::{self, Bridge};
 use crate::delegate::Delegate;
 use crate::lease::{self, Lease};
-use crate::state::{Attachment, Network, Phase, RunDirs, State, SysctlLog};
-use crate::sysctl::{Families, HostSettings};
+use crate::state::{Attachment, NetworkState, NodeState, RecordPhase, RunDirs, SysctlLog};
+use crate::sysctl::{ForwardedFamilies, HostSettings};
 use crate::wire::Wire;
 use crate::{Caller, Error, again, alias, detach, overlap, privileges, relearn, resident, result};
 
@@ -30,15 +30,15 @@ use crate::{Caller, Error, again, alias, detach, overlap, privileges, relearn, r
 const SALTS: u8 = 8;
 
 pub(crate) fn attach(
-    call: &Call,
+    call: &AttachmentRequest,
     conf: &NetConf,
-    place: &Place,
+    place: &LocalPaths,
     caller: &Caller<'_>,
 ) -> Result<(CniResult, Attachment), Error> {
     privileges::check()?;
     let key = call.key();
     let netns = open_namespace(call)?;
-    let state = State::open(&place.run_dir)?;
+    let state = NodeState::open(&place.run_dir)?;
     let network = relearn::network(&state, &key.network, Some(conf))?;
     if let Some(attachment) = clear_the_way(&network, &key, call, caller)? {
         let answer = again::answer(&attachment, call, conf)?;
@@ -72,9 +72,9 @@ pub(crate) fn attach(
         caller,
     };
     let lease = Lease::new(delegate_of(conf, call, caller)?);
-    let mut kernel = Kernel { host: &mut host, pod: &mut pod, state: &state, bridge, lease };
+    let mut kernel = AttachKernel { host: &mut host, pod: &mut pod, state: &state, bridge, lease };
     let mut skipped = Skipped::default();
-    let Wired { attachment, bridge, routes } = loop {
+    let AttachResult { attachment, bridge, routes } = loop {
         let claimed = claim_usable_addresses(&network, &context, &mut kernel, &mut skipped)?;
         match finish(claimed, &context, &mut kernel) {
             Err(Error::AddressInUse { ip, why }) => skipped.add(ip, why, conf)?,
@@ -90,7 +90,7 @@ pub(crate) fn attach(
 
 fn delegate_of<'a>(
     conf: &NetConf,
-    call: &'a Call,
+    call: &'a AttachmentRequest,
     caller: &Caller<'_>,
 ) -> Result<Option<Delegate<'a>>, Error> {
     match &conf.addresses {
@@ -101,7 +101,7 @@ fn delegate_of<'a>(
 
 /// What is known about one attach before anything is changed for it.
 pub(crate) struct AttachContext<'a> {
-    pub(crate) call: &'a Call,
+    pub(crate) call: &'a AttachmentRequest,
     pub(crate) conf: &'a NetConf,
     pub(crate) key: &'a AttachmentKey,
     netns: &'a NetNs,
@@ -110,7 +110,7 @@ pub(crate) struct AttachContext<'a> {
     bridge_index: Option<u32>,
     host_end: HostEnd,
     /// Of which families another interface of the pod has the default route.
-    defaults: Families,
+    defaults: ForwardedFamilies,
     pub(crate) settings: HostSettings<'a>,
     pub(crate) log: SysctlLog,
     /// Where processes with other run directories are found.
@@ -135,17 +135,17 @@ struct HostEnd {
 }
 
 /// What was made, as far as the answer tells it.
-pub(crate) struct Wired {
+pub(crate) struct AttachResult {
     attachment: Attachment,
     bridge: Bridge,
     routes: Vec<PodRoute>,
 }
 
-pub(crate) fn netns_path(call: &Call) -> &str {
+pub(crate) fn netns_path(call: &AttachmentRequest) -> &str {
     call.netns.as_deref().unwrap_or_default()
 }
 
-fn open_namespace(call: &Call) -> Result<NetNs, Error> {
+fn open_namespace(call: &AttachmentRequest) -> Result<NetNs, Error> {
     let path = netns_path(call);
     let netns = NetNs::open(Path::new(path))?;
     if !call.netns_override && netns.is_here()? {
@@ -157,13 +157,13 @@ fn open_namespace(call: &Call) -> Result<NetNs, Error> {
 /// A ready attachment of this key is refused, unless the same run of the plugin made it: its answer got lost, and it is
 /// returned. A pending one was left by somebody who was killed, and is undone.
 fn clear_the_way(
-    network: &Network,
+    network: &NetworkState,
     key: &AttachmentKey,
-    call: &Call,
+    call: &AttachmentRequest,
     caller: &Caller<'_>,
 ) -> Result<Option<Attachment>, Error> {
     let Some(held) = network.find(key)? else { return Ok(None) };
-    if held.phase() == Phase::Ready {
+    if held.phase() == RecordPhase::Ready {
         let is_same = |a: &&Attachment| a.request.is_some() && a.request.as_ref() == caller.request;
         let made_by_this_run = held.attachment().filter(is_same).cloned();
         return made_by_this_run.map(Some).ok_or_else(|| Error::AlreadyAttached(key.clone()));
@@ -196,18 +196,22 @@ fn find_host_end(host: &mut RtSocket, key: &AttachmentKey) -> Result<HostEnd, Er
 }
 
 /// Only the subnet routes of mode `routed` depend on it. By lookups: a hostile pod may have any number of routes.
-fn default_routes(pod: &mut RtSocket, mode: AttachMode) -> Result<Families, Error> {
+fn default_routes(pod: &mut RtSocket, mode: AttachMode) -> Result<ForwardedFamilies, Error> {
     match mode {
-        AttachMode::Routed => Ok(Families {
+        AttachMode::Routed => Ok(ForwardedFamilies {
             ipv4: pod.default_route(Family::V4)?.is_some(),
             ipv6: pod.default_route(Family::V6)?.is_some(),
         }),
-        AttachMode::Bridge => Ok(Families { ipv4: false, ipv6: false }),
+        AttachMode::Bridge => Ok(ForwardedFamilies { ipv4: false, ipv6: false }),
     }
 }
 
 /// The kernel's part, then ready. Whatever fails, nothing of it stays.
-fn finish(claimed: Claimed, context: &AttachContext<'_>, kernel: &mut Kernel<'_>) -> Result<Wired, Error> {
+fn finish(
+    claimed: Claimed,
+    context: &AttachContext<'_>,
+    kernel: &mut AttachKernel<'_>,
+) -> Result<AttachResult, Error> {
     let mut claimed = claimed;
     let ready = wire_up(&mut claimed, context, kernel).and_then(|wired| {
         if (context.caller.cancelled)() {
@@ -232,8 +236,8 @@ fn finish(claimed: Claimed, context: &AttachContext<'_>, kernel: &mut Kernel<'_>
 fn wire_up(
     claimed: &mut Claimed,
     context: &AttachContext<'_>,
-    kernel: &mut Kernel<'_>,
-) -> Result<Wired, Error> {
+    kernel: &mut AttachKernel<'_>,
+) -> Result<AttachResult, Error> {
     let Claimed { held, neighbours, has_others } = claimed;
     let Some(attachment) = held.attachment().cloned() else { unreachable!("the record was just written") };
     let bridge = make_interface(&attachment, context, kernel)?;
@@ -244,7 +248,7 @@ fn wire_up(
         overlap::refuse_taken(kernel.host, context.key, &ips)?;
     }
     let interface = match attachment.delegated {
-        false => Interface { attachment, bridge, neighbours: *neighbours },
+        false => AttachedInterface { attachment, bridge, neighbours: *neighbours },
         true => lease::obtain_addresses(held, (attachment, bridge), context, kernel)?,
     };
     set_up(interface, context, kernel)

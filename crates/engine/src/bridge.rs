@@ -11,10 +11,10 @@ use netlink::{
 };
 use types::{AttachMode, Digest, IfName, Mac, ROUTE_PROTOCOL};
 
-use crate::alias::{BRIDGE_ALIAS, Mark};
+use crate::alias::{BRIDGE_ALIAS, LinkMark};
 use crate::condition::not_a_bridge;
 use crate::state::SysctlLog;
-use crate::sysctl::{self, Owner};
+use crate::sysctl::{self, LinkOwner};
 use crate::{Error, detach};
 
 /// What a veth and a new bridge have where nobody says otherwise.
@@ -55,10 +55,10 @@ impl Bridge {
         self.maker == Maker::Us
     }
 
-    pub(crate) fn owner<'a>(&self, log: &'a SysctlLog) -> Owner<'a> {
+    pub(crate) fn owner<'a>(&self, log: &'a SysctlLog) -> LinkOwner<'a> {
         match self.maker {
-            Maker::Us => Owner::Us,
-            Maker::SomebodyElse => Owner::SomebodyElse(log),
+            Maker::Us => LinkOwner::Us,
+            Maker::SomebodyElse => LinkOwner::SomebodyElse(log),
         }
     }
 }
@@ -89,7 +89,7 @@ pub(crate) fn ensure(host: &mut RtSocket, spec: &Spec<'_>, found: Option<Link>) 
 }
 
 pub(crate) fn is_marked(link: &Link) -> bool {
-    Mark::of(link) == Some(Mark::Bridge)
+    LinkMark::of(link) == Some(LinkMark::Bridge)
 }
 
 /// Made under a name of its own and then renamed: nobody sees the bridge half made, and our mark never gets on one that
@@ -117,7 +117,7 @@ fn create(host: &mut RtSocket, spec: &Spec<'_>) -> Result<Link, Error> {
             other => other?,
         }
     }
-    sysctl::refuse_advertisements(&draft, Owner::Us)?;
+    sysctl::refuse_advertisements(&draft, LinkOwner::Us)?;
     publish(host, &draft, name)?;
     remove_drafts(host, &prefix)?;
     // Gone again already: whoever removes it wants something else than we do.
@@ -418,7 +418,7 @@ mod tests {
     fn create_in(node: &Ns) -> Link {
         let config = json!({"cniVersion": "1.1.0", "name": "blue", "type": "podwire-cni", "bridge": "pw0",
             "subnet": "10.88.0.0/24"});
-        let config = cni::Config::from_slice(config.to_string().as_bytes()).unwrap();
+        let config = cni::NetworkConfig::from_slice(config.to_string().as_bytes()).unwrap();
         let conf = NetConf::parse(&config).unwrap();
         let spec = Spec { name: &conf.bridge, mtu: None, promisc: false };
         node.enter(|| create(&mut RtSocket::open().unwrap(), &spec).unwrap()).unwrap()

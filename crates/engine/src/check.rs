@@ -4,28 +4,33 @@
 use std::net::IpAddr;
 use std::path::Path;
 
-use cni::{Call, CniResult};
+use cni::{AttachmentRequest, CniResult};
 use ipnet::IpNet;
-use netconf::{NetConf, Place};
+use netconf::{LocalPaths, NetConf};
 use netlink::{Link, NetNs, RouteFilter, RtSocket};
 use types::AttachMode;
 
 use crate::attach::netns_path;
 use crate::delegate::Delegate;
-use crate::state::{Attachment, Held, Phase, State};
+use crate::state::{Attachment, HeldAttachment, NodeState, RecordPhase};
 use crate::wire::gateway_for;
 use crate::{Caller, Error, alias, firewall, shaping};
 
-pub(crate) fn check(call: &Call, conf: &NetConf, place: &Place, caller: &Caller<'_>) -> Result<(), Error> {
+pub(crate) fn check(
+    call: &AttachmentRequest,
+    conf: &NetConf,
+    place: &LocalPaths,
+    caller: &Caller<'_>,
+) -> Result<(), Error> {
     if let Some(plugin) = netconf::foreign_ipam(&call.config) {
         Delegate::find(plugin, &call.config, caller.delegates)?.check()?;
     }
     let key = call.key();
     let unknown = || Error::Check { missing: format!("no attachment {key} is recorded: ADD it") };
-    let state = State::open_existing(&place.run_dir)?.ok_or_else(unknown)?;
+    let state = NodeState::open_existing(&place.run_dir)?.ok_or_else(unknown)?;
     let network = state.existing_network(&key.network).ok_or_else(unknown)?;
     let held = network.find(&key)?.ok_or_else(unknown)?;
-    let Some(attachment) = held.attachment().filter(|_| held.phase() == Phase::Ready) else {
+    let Some(attachment) = held.attachment().filter(|_| held.phase() == RecordPhase::Ready) else {
         return Err(Error::Check {
             missing: format!("attachment {key} is not complete: DEL and ADD it again"),
         });
@@ -55,7 +60,11 @@ fn forgotten(attachment: &Attachment, previous: &CniResult) -> Vec<String> {
     gone.map(|ip| format!("{ip} in prevResult")).collect()
 }
 
-fn inside(call: &Call, attachment: &Attachment, previous: Option<&CniResult>) -> Result<Vec<String>, Error> {
+fn inside(
+    call: &AttachmentRequest,
+    attachment: &Attachment,
+    previous: Option<&CniResult>,
+) -> Result<Vec<String>, Error> {
     let netns = NetNs::open(Path::new(netns_path(call)))?;
     let mut pod = RtSocket::open_in(&netns)?;
     let cookie = pod.netns_cookie()?;
@@ -120,7 +129,7 @@ fn missing_routes(
         return Ok(Vec::new());
     }
     let routes = pod.routes(RouteFilter::default())?;
-    let is_set = |route: &&cni::Route| {
+    let is_set = |route: &&cni::PodRoute| {
         let gateway = route.gw.or_else(|| gateway_for(attachment, route.dst.addr()));
         // Results before 1.1.0 tell neither table nor priority.
         let told = |told: Option<u32>, has: Option<u32>| told.is_none_or(|t| t == 0 || has == Some(t));
@@ -134,7 +143,7 @@ fn missing_routes(
     Ok(wanted.iter().filter(|r| !is_set(r)).map(|r| format!("route {} in the pod", r.dst)).collect())
 }
 
-fn on_host(held: &Held, attachment: &Attachment, conf: &NetConf) -> Result<Vec<String>, Error> {
+fn on_host(held: &HeldAttachment, attachment: &Attachment, conf: &NetConf) -> Result<Vec<String>, Error> {
     let mut host = RtSocket::open()?;
     let mut missing = Vec::new();
     let mut found = host.links_by_name(&[&attachment.bridge, &attachment.host_link])?;

@@ -19,12 +19,12 @@ use types::{AttachmentKey, IfName, NetworkName, ROUTE_PROTOCOL};
 use crate::alias::Alias;
 use crate::bridge::{is_marked, remove_stale_subnets};
 use crate::detach::{delete_link, remove_stray};
-use crate::state::{Addressing, LOCKS, Listed, RunDirs, State};
+use crate::state::{Addressing, LOCKS, ListedRecord, NodeState, RunDirs};
 use crate::{Caller, Error, firewall, gc};
 
 /// What cleanup did.
 #[derive(Debug, Default)]
-pub struct Report {
+pub struct CleanupReport {
     pub done: Vec<String>,
     /// Settings that stay because another program needs them by now. No problem.
     pub kept: Vec<String>,
@@ -34,7 +34,7 @@ pub struct Report {
     pub warnings: Vec<String>,
 }
 
-impl Report {
+impl CleanupReport {
     /// Removes everything of ours in this network namespace, also the pods of other run folders.
     pub fn of_everything(run_dir: &Path) -> Result<Self, Error> {
         clean(run_dir, None, Scope::Everything)
@@ -44,7 +44,7 @@ impl Report {
 /// Removes what Podwire made in this network namespace, and its state. Nothing that is not marked as ours is touched, and
 /// nothing of another run folder's pods. `configured` is this folder's network and bridge, where a configuration tells
 /// them: it does so even when the folder was lost.
-pub fn cleanup(run_dir: &Path, configured: Option<(&NetworkName, &IfName)>) -> Result<Report, Error> {
+pub fn cleanup(run_dir: &Path, configured: Option<(&NetworkName, &IfName)>) -> Result<CleanupReport, Error> {
     clean(run_dir, configured, Scope::Own)
 }
 
@@ -54,9 +54,13 @@ enum Scope {
     Everything,
 }
 
-fn clean(run_dir: &Path, configured: Option<(&NetworkName, &IfName)>, scope: Scope) -> Result<Report, Error> {
-    let mut report = Report::default();
-    let state = State::open_existing(run_dir)?;
+fn clean(
+    run_dir: &Path,
+    configured: Option<(&NetworkName, &IfName)>,
+    scope: Scope,
+) -> Result<CleanupReport, Error> {
+    let mut report = CleanupReport::default();
+    let state = NodeState::open_existing(run_dir)?;
     // The records tell it, so before they go.
     let own = Own::of(state.as_ref(), configured)?;
     if let Some(state) = &state {
@@ -64,8 +68,8 @@ fn clean(run_dir: &Path, configured: Option<(&NetworkName, &IfName)>, scope: Sco
     }
     let mut host = RtSocket::open()?;
     let others = match scope {
-        Scope::Own => Others::find(&mut host, &own)?,
-        Scope::Everything => Others::default(),
+        Scope::Own => OtherNetworks::find(&mut host, &own)?,
+        Scope::Everything => OtherNetworks::default(),
     };
     let mut leaving = Leaving { scope, own, others, strange_tunnels: 0, host, report };
     leaving.remove_tunnels()?;
@@ -102,13 +106,13 @@ struct Own {
 }
 
 impl Own {
-    fn of(state: Option<&State>, configured: Option<(&NetworkName, &IfName)>) -> Result<Self, Error> {
+    fn of(state: Option<&NodeState>, configured: Option<(&NetworkName, &IfName)>) -> Result<Self, Error> {
         let mut own = Self::default();
         if let Some((network, bridge)) = configured {
             own.networks.insert(AttachmentKey::network_dir(network));
             own.bridges.insert(bridge.to_string());
         }
-        let networks = state.map_or(Ok(Vec::new()), State::networks)?;
+        let networks = state.map_or(Ok(Vec::new()), NodeState::networks)?;
         for network in networks {
             own.networks.insert(network.name());
             for attachment in network.list()?.into_iter().filter_map(|listed| listed.attachment) {
@@ -123,13 +127,13 @@ impl Own {
 
 /// Networks of other run folders whose pods live on this node.
 #[derive(Debug, Default)]
-struct Others {
+struct OtherNetworks {
     /// How many links each has.
     networks: BTreeMap<String, usize>,
     addresses: Vec<IpAddr>,
 }
 
-impl Others {
+impl OtherNetworks {
     fn find(host: &mut RtSocket, own: &Own) -> Result<Self, Error> {
         let mut others = Self::default();
         for link in host.links()? {
@@ -173,7 +177,7 @@ impl Others {
 
 /// With what an agent left in it: lock, socket, tombstones. One of an earlier boot goes too, and one in which nothing was
 /// attached yet; a folder that nobody of ours ever locked is not ours.
-fn remove_folder(run_dir: &Path, report: &mut Report) -> Result<(), Error> {
+fn remove_folder(run_dir: &Path, report: &mut CleanupReport) -> Result<(), Error> {
     let is_there = |name: &str| run_dir.join(name).symlink_metadata().is_ok_and(|meta| meta.is_file());
     if !["podwire.lock", "agent.lock"].into_iter().any(is_there) {
         return Ok(());
@@ -184,7 +188,7 @@ fn remove_folder(run_dir: &Path, report: &mut Report) -> Result<(), Error> {
     {
         report.left.push(format!("{} stays: {error}", socket.display()));
     }
-    State::open(run_dir)?.remove()?;
+    NodeState::open(run_dir)?.remove()?;
     let rest: Vec<String> = fs::read_dir(run_dir)
         .map(|entries| {
             entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
@@ -203,12 +207,12 @@ fn remove_folder(run_dir: &Path, report: &mut Report) -> Result<(), Error> {
     Ok(())
 }
 
-fn remove_attachments(state: &State, report: &mut Report) -> Result<(), Error> {
+fn remove_attachments(state: &NodeState, report: &mut CleanupReport) -> Result<(), Error> {
     for network in state.networks()? {
         let all = network.list()?;
         let count = all.len();
         report.left.extend(leases(&all));
-        let find = |listed: &Listed| Ok(network.find_stem(&listed.stem)?);
+        let find = |listed: &ListedRecord| Ok(network.find_stem(&listed.stem)?);
         let warnings = Mutex::new(Vec::new());
         let warn = |message: &str| {
             warnings.lock().unwrap_or_else(PoisonError::into_inner).push(message.to_owned());
@@ -225,7 +229,7 @@ fn remove_attachments(state: &State, report: &mut Report) -> Result<(), Error> {
 }
 
 /// No config is known here, so that no IPAM plugin can be called: which addresses of which plugin stay taken.
-fn leases(all: &[Listed]) -> Vec<String> {
+fn leases(all: &[ListedRecord]) -> Vec<String> {
     let mut pods: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for attachment in all.iter().filter_map(|l| l.attachment.as_ref()).filter(|a| a.delegated) {
         let is_dhcp = attachment.addressing == Addressing::Dhcp;
@@ -248,11 +252,11 @@ fn leases(all: &[Listed]) -> Vec<String> {
 struct Leaving {
     scope: Scope,
     own: Own,
-    others: Others,
+    others: OtherNetworks,
     /// Those of other run folders.
     strange_tunnels: usize,
     host: RtSocket,
-    report: Report,
+    report: CleanupReport,
 }
 
 impl Leaving {
@@ -380,7 +384,7 @@ mod tests {
     }
 
     /// Which links are there after `clean`, in a namespace of their own.
-    fn links_after(clean: impl Fn(&Path) -> Report + Sync) -> (Vec<String>, Report) {
+    fn links_after(clean: impl Fn(&Path) -> CleanupReport + Sync) -> (Vec<String>, CleanupReport) {
         let in_a_namespace = || {
             for line in SCENE {
                 ip(&line.split(' ').collect::<Vec<_>>());
@@ -415,7 +419,7 @@ mod tests {
 
     #[test]
     fn f7_everything_means_the_pods_of_others_too() {
-        let (links, report) = links_after(|dir| Report::of_everything(dir).unwrap());
+        let (links, report) = links_after(|dir| CleanupReport::of_everything(dir).unwrap());
         assert_eq!((links.len(), report.left.len()), (0, 0), "{links:?} {report:?}");
     }
 }

@@ -14,7 +14,7 @@ use crate::Error;
 use crate::state::StateError;
 
 /// What failed, for errors that have no code of their own.
-pub(crate) struct Failed<'a> {
+pub(crate) struct FailureContext<'a> {
     pub(crate) code: Code,
     pub(crate) object: &'a str,
     pub(crate) run_dir: &'a Path,
@@ -22,7 +22,7 @@ pub(crate) struct Failed<'a> {
 
 impl Error {
     /// The condition of the failed operation. Known causes have their own codes and objects, whichever operation they stop.
-    pub(crate) fn finding(self, failed: &Failed<'_>) -> Finding {
+    pub(crate) fn finding(self, failed: &FailureContext<'_>) -> Finding {
         let (text, advice) = (self.chain(), self.advice());
         let known = self.cause(failed.run_dir);
         let found = known.unwrap_or_else(|| Finding::new(failed.code, failed.object, ""));

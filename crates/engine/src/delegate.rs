@@ -21,14 +21,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use cni::{CniResult, Config, Var};
+use cni::{CniResult, NetworkConfig, Var};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 use serde_json::{Map, Value};
 use types::AttachmentKey;
 
-use talk::{Broken, Life, Talk, remaining};
+use talk::{Broken, DelegateLife, Talk, remaining};
 
 use crate::Error;
 
@@ -70,7 +70,7 @@ pub(crate) static NONE_ALLOWED: AllowedDelegates =
 
 /// What it is run for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Purpose {
+enum DelegatePurpose {
     Use,
     /// DEL and GC, which must work with a config whose ADD would be refused now.
     Removal,
@@ -80,7 +80,7 @@ enum Purpose {
 pub(crate) struct Delegate<'a> {
     name: String,
     program: PathBuf,
-    config: &'a Config,
+    config: &'a NetworkConfig,
     stdin: Cow<'a, [u8]>,
     /// CNI_PATH, where it is not the request's own.
     path: Option<OsString>,
@@ -100,15 +100,15 @@ impl<'a> Delegate<'a> {
         &self.name
     }
 
-    pub(crate) fn find(name: &str, config: &'a Config, allowed: Delegates<'_>) -> Result<Self, Error> {
-        Self::choose(name, config, allowed, Purpose::Use)
+    pub(crate) fn find(name: &str, config: &'a NetworkConfig, allowed: Delegates<'_>) -> Result<Self, Error> {
+        Self::choose(name, config, allowed, DelegatePurpose::Use)
     }
 
     fn choose(
         name: &str,
-        config: &'a Config,
+        config: &'a NetworkConfig,
         allowed: Delegates<'_>,
-        purpose: Purpose,
+        purpose: DelegatePurpose,
     ) -> Result<Self, Error> {
         let failed = |what: String| Error::Delegate { name: name.to_owned(), what };
         let (directories, setting) = match allowed {
@@ -156,17 +156,20 @@ impl<'a> Delegate<'a> {
     /// For DEL and GC. None: it is Podwire itself, whose ADD is refused, so that it has nothing to give back.
     pub(crate) fn find_for_removal(
         name: &str,
-        config: &'a Config,
+        config: &'a NetworkConfig,
         allowed: Delegates<'_>,
     ) -> Result<Option<Self>, Error> {
-        match Self::choose(name, config, allowed, Purpose::Removal) {
+        match Self::choose(name, config, allowed, DelegatePurpose::Removal) {
             Err(Error::OwnDelegate { .. }) => Ok(None),
             found => found.map(Some),
         }
     }
 
     /// For DEL and GC: the IPAM plugin that the config names, if it names one.
-    pub(crate) fn of_config(config: &'a Config, allowed: Delegates<'_>) -> Result<Option<Self>, Error> {
+    pub(crate) fn of_config(
+        config: &'a NetworkConfig,
+        allowed: Delegates<'_>,
+    ) -> Result<Option<Self>, Error> {
         let plugin = netconf::foreign_ipam(config);
         plugin.map_or(Ok(None), |plugin| Self::find_for_removal(plugin, config, allowed))
     }
@@ -260,7 +263,7 @@ impl<'a> Delegate<'a> {
             unsent: &self.stdin,
             stdout: child.stdout.take(),
             answer: Vec::new(),
-            life: Life::Running(ended),
+            life: DelegateLife::Running(ended),
         };
         talk.run(Instant::now() + self.patience, is_wanted).map_err(|e| match e {
             Broken::Unwanted => self.failed("its addresses are not wanted any more".to_owned()),
@@ -299,7 +302,7 @@ impl<'a> Delegate<'a> {
 }
 
 /// Whether this file is the plugin: the running program, or the one that the config's type names. Links have its inode.
-fn is_podwire(program: &Path, directories: &[PathBuf], config: &Config) -> bool {
+fn is_podwire(program: &Path, directories: &[PathBuf], config: &NetworkConfig) -> bool {
     let inode = |path: &Path| path.metadata().ok().map(|meta| (meta.dev(), meta.ino()));
     let named = Path::new(&config.plugin_type).file_name();
     let named = named.into_iter().flat_map(|own| directories.iter().map(move |dir| dir.join(own)));
@@ -329,7 +332,7 @@ fn not_writable_by_all(program: &Path) -> Result<(), String> {
 
 /// The config of a client of the agent, which may not name a file to read; a removal reads none, so the key is left out.
 /// Serialized again, because of a key that is there twice another parser may take the other value.
-fn without_other_files(raw: &[u8], purpose: Purpose) -> Result<Vec<u8>, String> {
+fn without_other_files(raw: &[u8], purpose: DelegatePurpose) -> Result<Vec<u8>, String> {
     let mut config: Map<String, Value> =
         serde_json::from_slice(raw).map_err(|e| format!("cannot read the config: {e}"))?;
     // Go takes a key in any case, and a long s for an s.
@@ -340,8 +343,8 @@ fn without_other_files(raw: &[u8], purpose: Purpose) -> Result<Vec<u8>, String> 
     for (_, ipam) in config.iter_mut().filter(|(key, _)| key.to_uppercase() == "IPAM") {
         let Some(ipam) = ipam.as_object_mut() else { continue };
         match purpose {
-            Purpose::Removal => ipam.retain(|key, file| !is_refused(key, file)),
-            Purpose::Use => {
+            DelegatePurpose::Removal => ipam.retain(|key, file| !is_refused(key, file)),
+            DelegatePurpose::Use => {
                 if let Some((_, file)) = ipam.iter().find(|(key, file)| is_refused(key, file)) {
                     let allowed = RESOLV_CONF.join(" or ");
                     return Err(format!("ipam.resolvConf {file} must be {allowed} with the agent"));

@@ -3,32 +3,36 @@
 
 use std::net::IpAddr;
 
-use cni::Call;
-use netconf::Place;
+use cni::AttachmentRequest;
+use netconf::LocalPaths;
 use netlink::{Link, LinkRef, Op, RtSocket, SetLink};
 use types::{AttachmentKey, IfName};
 
 use crate::alias::Alias;
 use crate::delegate::{self, Delegate};
-use crate::state::{Addressing, Attachment, Held, Network, Wiring};
+use crate::state::{Addressing, Attachment, HeldAttachment, NetworkState, Wiring};
 use crate::{Caller, Error, Wait, Warn, alias, firewall, gc, relearn, remaining, resident};
 
 /// Returns what was there, for the log.
-pub(crate) fn detach(call: &Call, place: &Place, caller: &Caller<'_>) -> Result<Option<Attachment>, Error> {
+pub(crate) fn detach(
+    call: &AttachmentRequest,
+    place: &LocalPaths,
+    caller: &Caller<'_>,
+) -> Result<Option<Attachment>, Error> {
     let delegate = Delegate::of_config(&call.config, caller.delegates);
-    Removal { key: call.key(), call, place, caller }.take_apart(delegate)
+    Detachment { key: call.key(), call, place, caller }.take_apart(delegate)
 }
 
 /// One DEL.
-struct Removal<'a> {
+struct Detachment<'a> {
     key: AttachmentKey,
-    call: &'a Call,
-    place: &'a Place,
+    call: &'a AttachmentRequest,
+    place: &'a LocalPaths,
     caller: &'a Caller<'a>,
 }
 
-impl Removal<'_> {
-    fn find(&self) -> Result<Option<Held>, Error> {
+impl Detachment<'_> {
+    fn find(&self) -> Result<Option<HeldAttachment>, Error> {
         let Some(network) = relearn::existing(&self.call.config, self.place, self.caller)? else {
             return Ok(None);
         };
@@ -64,7 +68,7 @@ impl Removal<'_> {
         }
         if was.as_ref().is_some_and(|was| was.masquerade_outside.is_some()) && network.is_empty()? {
             // The pod is gone even if this fails; GC tries it again and reports the error.
-            let networks: Vec<String> = network.siblings()?.iter().map(Network::name).collect();
+            let networks: Vec<String> = network.siblings()?.iter().map(NetworkState::name).collect();
             let _ = firewall::prune(nft::Idle::KeepFew, &networks, self.caller.resident);
         }
         Ok(was)
@@ -72,7 +76,7 @@ impl Removal<'_> {
 
     /// No record: there never was one, or it was lost. Links and firewall elements of the attachment are removed. If another
     /// process made the link after the first search for the record, the record is found now and returned.
-    fn remove_strays(&self) -> Result<Option<Held>, Error> {
+    fn remove_strays(&self) -> Result<Option<HeldAttachment>, Error> {
         let key = &self.key;
         let mut host = RtSocket::open()?;
         let links = ours(&mut host, &[key.host_link(0), key.shaper_link()], key)?;
@@ -93,7 +97,7 @@ impl Removal<'_> {
 /// As [`undo`], where the addresses may be another IPAM plugin's. The plugin gets them back when the kernel has nothing of the
 /// pod any more, unless it sends through the pod's interface. If it fails, the record stays as pending.
 pub(crate) fn undo_with(
-    mut held: Held,
+    mut held: HeldAttachment,
     key: Option<&AttachmentKey>,
     caller: &Caller<'_>,
     delegate: Option<&Delegate<'_>>,
@@ -119,7 +123,7 @@ pub(crate) fn undo_with(
 
 /// The config may name another IPAM plugin than the one that gave the addresses. That one cannot be called: its part of the
 /// config is gone. The pod is removed all the same, because a runtime would repeat a failed DEL for ever.
-fn report_unreturned(held: &Held, delegate: Option<&Delegate<'_>>, warn: Warn<'_>) {
+fn report_unreturned(held: &HeldAttachment, delegate: Option<&Delegate<'_>>, warn: Warn<'_>) {
     let Some(attachment) = held.attachment().filter(|attachment| attachment.delegated) else { return };
     let Some(plugin) = attachment.ipam_plugin.as_deref() else { return };
     if delegate.is_some_and(|delegate| delegate.plugin() == plugin) {
@@ -135,7 +139,7 @@ fn report_unreturned(held: &Held, delegate: Option<&Delegate<'_>>, warn: Warn<'_
 
 /// As [`undo`], where no IPAM plugin can be called. If the addresses may be another plugin's, the record stays as pending.
 pub(crate) fn undo_without_plugin(
-    mut held: Held,
+    mut held: HeldAttachment,
     key: Option<&AttachmentKey>,
     caller: &Caller<'_>,
 ) -> Result<(), Error> {
@@ -143,14 +147,18 @@ pub(crate) fn undo_without_plugin(
 }
 
 /// False if another IPAM plugin gave the addresses, or if the record cannot be read.
-fn has_own_addresses(held: &Held) -> bool {
+fn has_own_addresses(held: &HeldAttachment) -> bool {
     held.attachment().is_some_and(|attachment| !attachment.delegated)
 }
 
 /// Removes an attachment from the kernel and keeps its record as pending. DEL, GC and the next ADD have the config that names
 /// the IPAM plugin, and call it. The record then names no addresses: a process that is killed after the plugin's DEL leaves
 /// a record whose addresses may be another pod's.
-pub(crate) fn retire(held: &mut Held, key: Option<&AttachmentKey>, caller: &Caller<'_>) -> Result<(), Error> {
+pub(crate) fn retire(
+    held: &mut HeldAttachment,
+    key: Option<&AttachmentKey>,
+    caller: &Caller<'_>,
+) -> Result<(), Error> {
     dismantle(held, key, caller)?;
     match held.attachment().filter(|attachment| !attachment.is_retired()).cloned() {
         Some(attachment) => {
@@ -162,7 +170,7 @@ pub(crate) fn retire(held: &mut Held, key: Option<&AttachmentKey>, caller: &Call
 
 /// Forgets the addresses, in firewall and record, before they are given back: another pod may have them at once. The
 /// interface stays guarded.
-fn withdraw(held: &mut Held, caller: &Caller<'_>) -> Result<(), Error> {
+fn withdraw(held: &mut HeldAttachment, caller: &Caller<'_>) -> Result<(), Error> {
     held.reopen()?;
     let Some(attachment) = held.attachment().filter(|a| !a.addresses.is_empty()).cloned() else {
         return Ok(());
@@ -174,14 +182,18 @@ fn withdraw(held: &mut Held, caller: &Caller<'_>) -> Result<(), Error> {
 
 /// Takes an attachment apart and forgets it. If the kernel refuses a step the record stays, for the next DEL or GC. The key
 /// matters only where the record cannot be read.
-pub(crate) fn undo(mut held: Held, key: Option<&AttachmentKey>, caller: &Caller<'_>) -> Result<(), Error> {
+pub(crate) fn undo(
+    mut held: HeldAttachment,
+    key: Option<&AttachmentKey>,
+    caller: &Caller<'_>,
+) -> Result<(), Error> {
     let clean = dismantle(&mut held, key, caller)?;
     Ok(held.release(&clean)?)
 }
 
 /// Removes an attachment from the kernel. Returns the addresses of which the kernel has no flows any more.
 fn dismantle(
-    held: &mut Held,
+    held: &mut HeldAttachment,
     key: Option<&AttachmentKey>,
     caller: &Caller<'_>,
 ) -> Result<Vec<IpAddr>, Error> {
@@ -288,7 +300,7 @@ fn host_end(attachment: &Attachment, caller: &Caller<'_>) -> Result<Option<(RtSo
 
 /// The kernel's part where the record cannot be read. The links' aliases and the claims tell the addresses, and an address
 /// that another attachment has is left alone. Returns the addresses of which the kernel remembers nothing any more.
-fn unwire_unreadable(held: &Held, key: Option<&AttachmentKey>) -> Result<Vec<IpAddr>, Error> {
+fn unwire_unreadable(held: &HeldAttachment, key: Option<&AttachmentKey>) -> Result<Vec<IpAddr>, Error> {
     let mut host = RtSocket::open()?;
     let (network, stem) = (held.network().name(), held.stem());
     let is_own = |link: &Link| Alias::of(link).is_some_and(|alias| alias.is_of_record(&network, stem));
@@ -323,7 +335,11 @@ fn remove_links(
 }
 
 /// Removes a link of ours that no record knows, and what firewall and conntrack have of it.
-pub(crate) fn remove_stray(host: &mut RtSocket, link: &Link, network: Option<&Network>) -> Result<(), Error> {
+pub(crate) fn remove_stray(
+    host: &mut RtSocket,
+    link: &Link,
+    network: Option<&NetworkState>,
+) -> Result<(), Error> {
     // One that was handed out again belongs to another attachment now.
     let mut addresses = Vec::new();
     for address in alias::ips_of(link) {

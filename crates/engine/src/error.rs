@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use cni::Code;
+use cni::ErrorCode;
 use types::{AttachmentKey, Finding, IfName};
 
 use crate::condition::LinkUse;
@@ -115,45 +115,45 @@ impl Error {
         text
     }
 
-    fn code(&self) -> Code {
+    fn code(&self) -> ErrorCode {
         match self {
             Self::Cni(e) => e.code,
             Self::State(e) => match e {
-                StateError::Io { .. } => Code::Io,
-                StateError::Newer { .. } => Code::State,
-                StateError::Busy { .. } => Code::TryAgainLater,
-                StateError::Exhausted { .. } => Code::AddressesExhausted,
-                StateError::Taken { .. } => Code::AddressTaken,
-                StateError::Clean { .. } => Code::Kernel,
+                StateError::Io { .. } => ErrorCode::Io,
+                StateError::Newer { .. } => ErrorCode::State,
+                StateError::Busy { .. } => ErrorCode::TryAgainLater,
+                StateError::Exhausted { .. } => ErrorCode::AddressesExhausted,
+                StateError::Taken { .. } => ErrorCode::AddressTaken,
+                StateError::Clean { .. } => ErrorCode::Kernel,
                 StateError::Foreign { .. } | StateError::Unsafe(_) | StateError::Request(_) => {
-                    Code::InvalidConfig
+                    ErrorCode::InvalidConfig
                 }
             },
-            Self::AddressInUse { .. } => Code::AddressTaken,
+            Self::AddressInUse { .. } => ErrorCode::AddressTaken,
             Self::Kernel(_)
             | Self::Firewall(_)
             | Self::Sysctl { .. }
             | Self::Privileges(_)
-            | Self::ForeignLink(_) => Code::Kernel,
+            | Self::ForeignLink(_) => ErrorCode::Kernel,
             // The spec's word for a namespace that is not there: the container is unknown or gone.
-            Self::Namespace(e) if e.is_gone() => Code::UnknownContainer,
+            Self::Namespace(e) if e.is_gone() => ErrorCode::UnknownContainer,
             Self::Namespace(netlink::NetNsError::OtherKind { .. }) | Self::OwnNamespace(_) => {
-                Code::InvalidEnvironment
+                ErrorCode::InvalidEnvironment
             }
-            Self::Namespace(_) => Code::Kernel,
-            Self::AlreadyAttached(_) | Self::LinkExists { .. } => Code::AlreadyAttached,
+            Self::Namespace(_) => ErrorCode::Kernel,
+            Self::AlreadyAttached(_) | Self::LinkExists { .. } => ErrorCode::AlreadyAttached,
             Self::NotABridge { .. }
             | Self::ForeignAddress { .. }
             | Self::SharedBridge { .. }
             | Self::MtuTooSmall { .. }
-            | Self::OwnDelegate { .. } => Code::InvalidConfig,
-            Self::Unreadable { .. } | Self::NewerRecord { .. } => Code::State,
-            Self::Cancelled(_) => Code::TryAgainLater,
-            Self::Check { .. } => Code::CheckFailed,
-            Self::NotAvailable(_) | Self::NotReady(_) => Code::NotAvailable,
-            Self::Degraded(_) => Code::LimitedConnectivity,
-            Self::Delegate { .. } => Code::Delegate,
-            Self::Several(errors) => errors.first().map_or(Code::Internal, Error::code),
+            | Self::OwnDelegate { .. } => ErrorCode::InvalidConfig,
+            Self::Unreadable { .. } | Self::NewerRecord { .. } => ErrorCode::State,
+            Self::Cancelled(_) => ErrorCode::TryAgainLater,
+            Self::Check { .. } => ErrorCode::CheckFailed,
+            Self::NotAvailable(_) | Self::NotReady(_) => ErrorCode::NotAvailable,
+            Self::Degraded(_) => ErrorCode::LimitedConnectivity,
+            Self::Delegate { .. } => ErrorCode::Delegate,
+            Self::Several(errors) => errors.first().map_or(ErrorCode::Internal, Error::code),
         }
     }
 

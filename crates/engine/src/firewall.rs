@@ -4,22 +4,23 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::Path;
 
-use cni::{Code, PortMapping};
+use cni::{ErrorCode, PortMapping};
 use netconf::NetConf;
 use netlink::RtSocket;
-use nft::conntrack::{self, Family};
 use nft::{
-    Alive, Firewall, Guard, HostPort, Idle, KnownPods, NetworkChain, Others, Pod, PodElement, Stray,
-    Structure,
+    Firewall, FirewallPod, Guard, HostPort, Idle, KnownPods, LiveOwners, NetworkChain, OtherPods, PodElement,
+    Stray, Structure, conntrack,
 };
 use rustix::io::Errno;
-use types::{AttachmentKey, Finding, Fix, IfName, NetworkName};
+use types::{AttachmentKey, Family, Finding, Fix, IfName, NetworkName};
 
 use crate::alias::Alias;
 use crate::condition::repair_command;
 use crate::resident::{self, Resident};
-use crate::state::{Addressing, Attachment, Held, Listed, Network, Phase, State, StateError};
-use crate::sysctl::Families;
+use crate::state::{
+    Addressing, Attachment, HeldAttachment, ListedRecord, NetworkState, NodeState, RecordPhase, StateError,
+};
+use crate::sysctl::ForwardedFamilies;
 use crate::{Error, Warn};
 
 /// Does the attachment have anything in the firewall? One that asks for nothing needs no nftables at all.
@@ -28,14 +29,14 @@ pub(crate) fn is_needed(attachment: &Attachment) -> bool {
 }
 
 /// What the firewall wants to know of an attachment.
-pub(crate) struct Member<'a> {
+pub(crate) struct FirewallMember<'a> {
     attachment: &'a Attachment,
     addresses: Vec<IpAddr>,
     chain: Option<NetworkChain>,
     ports: Vec<HostPort>,
 }
 
-impl<'a> Member<'a> {
+impl<'a> FirewallMember<'a> {
     /// None: the attachment has nothing in the firewall.
     pub(crate) fn of(attachment: &'a Attachment) -> Option<Self> {
         is_needed(attachment).then(|| Self {
@@ -59,8 +60,8 @@ impl<'a> Member<'a> {
         is_gateway.then_some(&self.attachment.bridge)
     }
 
-    pub(crate) fn pod(&self) -> Pod<'_> {
-        Pod {
+    pub(crate) fn pod(&self) -> FirewallPod<'_> {
+        FirewallPod {
             link: &self.attachment.host_link,
             mac: self.attachment.pod_mac,
             mode: self.attachment.mode,
@@ -83,20 +84,20 @@ pub(crate) fn guard(spoof_check: bool, addressing: Addressing) -> Guard {
 }
 
 /// Refuses a hostIP that can never lead to the pod: of a family that the pod does not have, or no unicast address.
-pub(crate) fn check_ports(ports: &[PortMapping], pod: Families) -> Result<(), Error> {
+pub(crate) fn check_ports(ports: &[PortMapping], pod: ForwardedFamilies) -> Result<(), Error> {
     for port in ports {
         if let Some((host_ip, reason)) = port.host_ip.and_then(|ip| Some((ip, unusable(ip, pod)?))) {
             let message = format!(
                 "hostPort {}/{} cannot be published on hostIP {host_ip}: {reason}",
                 port.host_port, port.protocol
             );
-            return Err(Error::Cni(cni::Error::new(Code::InvalidConfig, message)));
+            return Err(Error::Cni(cni::Error::new(ErrorCode::InvalidConfig, message)));
         }
     }
     Ok(())
 }
 
-fn unusable(host_ip: IpAddr, pod: Families) -> Option<&'static str> {
+fn unusable(host_ip: IpAddr, pod: ForwardedFamilies) -> Option<&'static str> {
     match host_ip {
         IpAddr::V4(_) if !pod.ipv4 => {
             Some("the pod has IPv6 addresses only; use a hostIP of that family or none")
@@ -117,7 +118,7 @@ fn unusable(host_ip: IpAddr, pod: Families) -> Option<&'static str> {
 
 /// A published port whose hostIP is no address of this node now. It leads to its pod as soon as the node has the address.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct InactivePort {
+pub struct InactivePortMapping {
     pub key: AttachmentKey,
     pub port: PortMapping,
 }
@@ -126,13 +127,13 @@ pub struct InactivePort {
 pub fn inactive_ports<'a>(
     attachments: impl IntoIterator<Item = &'a Attachment>,
     host: &mut RtSocket,
-) -> Result<Vec<InactivePort>, Error> {
+) -> Result<Vec<InactivePortMapping>, Error> {
     let mut inactive = Vec::new();
     for attachment in attachments {
         for port in &attachment.ports {
             let Some(host_ip) = port.host_ip.filter(|ip| !ip.is_unspecified()) else { continue };
             if !is_local(host, host_ip)? {
-                inactive.push(InactivePort { key: attachment.key.clone(), port: *port });
+                inactive.push(InactivePortMapping { key: attachment.key.clone(), port: *port });
             }
         }
     }
@@ -167,7 +168,7 @@ fn host_ports(attachment: &Attachment) -> impl Iterator<Item = HostPort> {
 /// them cannot be is nothing the new one has to suffer for: CHECK and STATUS tell.
 pub(crate) fn admit(
     attachment: &Attachment,
-    state: &State,
+    state: &NodeState,
     resident: Option<&Resident>,
     warn: Warn<'_>,
 ) -> Result<(), Error> {
@@ -179,7 +180,7 @@ const HELD: usize = 512;
 
 /// The attachments of the state directory.
 struct OfState<'a> {
-    state: &'a State,
+    state: &'a NodeState,
     /// The one that is being made.
     new: Option<&'a AttachmentKey>,
     /// One whose record the caller holds already.
@@ -191,30 +192,33 @@ impl OfState<'_> {
     /// Those that are ready, with their records held: a DEL at the same time must not be followed by what it has just removed.
     /// One that another process works on is left out, and so is one whose record cannot be read: `restore` waits for the first
     /// and tells of the second.
-    fn ready(&self) -> Vec<Held> {
+    fn ready(&self) -> Vec<HeldAttachment> {
         let networks = self.state.networks().unwrap_or_default();
         let listed = networks.iter().flat_map(|network| {
             network.list().unwrap_or_default().into_iter().map(move |listed| (network, listed))
         });
-        let is_wanted = |listed: &Listed| {
+        let is_wanted = |listed: &ListedRecord| {
             let is_other = |a: &Attachment| is_needed(a) && Some(&a.key) != self.new;
-            listed.phase == Phase::Ready && listed.attachment.as_ref().is_some_and(is_other)
+            listed.phase == RecordPhase::Ready && listed.attachment.as_ref().is_some_and(is_other)
         };
         listed
             .filter(|(_, listed)| is_wanted(listed))
             .filter_map(|(network, listed)| network.find_idle(&listed.stem).ok()?)
-            .filter(|held| held.phase() == Phase::Ready)
+            .filter(|held| held.phase() == RecordPhase::Ready)
             .take(HELD)
             .collect()
     }
 }
 
-impl Others for OfState<'_> {
-    fn hold(&mut self, act: &mut dyn FnMut(&[Pod<'_>]) -> Result<(), nft::Error>) -> Result<(), nft::Error> {
+impl OtherPods for OfState<'_> {
+    fn hold(
+        &mut self,
+        act: &mut dyn FnMut(&[FirewallPod<'_>]) -> Result<(), nft::Error>,
+    ) -> Result<(), nft::Error> {
         let records = self.ready();
-        let attachments = records.iter().filter_map(Held::attachment).chain(self.held);
-        let members: Vec<Member<'_>> = attachments.filter_map(Member::of).collect();
-        act(&members.iter().map(Member::pod).collect::<Vec<_>>())
+        let attachments = records.iter().filter_map(HeldAttachment::attachment).chain(self.held);
+        let members: Vec<FirewallMember<'_>> = attachments.filter_map(FirewallMember::of).collect();
+        act(&members.iter().map(FirewallMember::pod).collect::<Vec<_>>())
     }
 
     fn restore(&mut self) {
@@ -229,12 +233,12 @@ impl Others for OfState<'_> {
 }
 
 /// Puts all attachments in force that are ready, of all networks, but for one.
-pub(crate) fn put_back(state: &State, except: Option<&AttachmentKey>) -> Result<(), Error> {
+pub(crate) fn put_back(state: &NodeState, except: Option<&AttachmentKey>) -> Result<(), Error> {
     let mut errors = Vec::new();
     for network in state.networks()? {
         for listed in network.list()? {
             let wanted = |a: &Attachment| is_needed(a) && Some(&a.key) != except;
-            let ready = listed.attachment.as_ref().filter(|_| listed.phase == Phase::Ready);
+            let ready = listed.attachment.as_ref().filter(|_| listed.phase == RecordPhase::Ready);
             if let Some(attachment) = ready.filter(|a| wanted(a)) {
                 errors.extend(put_one_back(state, &network, attachment).err());
             }
@@ -245,8 +249,12 @@ pub(crate) fn put_back(state: &State, except: Option<&AttachmentKey>) -> Result<
 
 /// With its record held: a DEL at the same time must not be followed by what it has just removed. False: it is no more.
 /// `known` is what is put back if the record cannot be read.
-pub(crate) fn put_one_back(state: &State, network: &Network, known: &Attachment) -> Result<bool, Error> {
-    let held = network.find(&known.key)?.filter(|held| held.phase() == Phase::Ready);
+pub(crate) fn put_one_back(
+    state: &NodeState,
+    network: &NetworkState,
+    known: &Attachment,
+) -> Result<bool, Error> {
+    let held = network.find(&known.key)?.filter(|held| held.phase() == RecordPhase::Ready);
     let Some(held) = held else { return Ok(false) };
     let attachment = held.attachment().unwrap_or(known);
     let mut others = OfState { state, new: None, held: Some(attachment), warn: &|_| () };
@@ -258,29 +266,29 @@ fn admit_after(
     resident: Option<&Resident>,
     others: &mut OfState<'_>,
 ) -> Result<(), Error> {
-    let Some(member) = Member::of(attachment) else { return Ok(()) };
+    let Some(member) = FirewallMember::of(attachment) else { return Ok(()) };
     resident::with_firewall(resident, |firewall| firewall.admit_after(&member.pod(), others))?;
     // Datagrams that kept coming while nobody had the port would go on to nowhere.
     if member.ports.is_empty() { Ok(()) } else { Ok(conntrack::flush_ports(&member.ports)?) }
 }
 
 pub(crate) fn expel(attachment: &Attachment, resident: Option<&Resident>) -> Result<(), Error> {
-    let Some(member) = Member::of(attachment) else { return Ok(()) };
+    let Some(member) = FirewallMember::of(attachment) else { return Ok(()) };
     resident::with_firewall(resident, |firewall| firewall.expel(&member.pod()))
 }
 
 /// Removes what belongs to the attachment's addresses. Its link stays guarded.
 pub(crate) fn expel_addresses(attachment: &Attachment, resident: Option<&Resident>) -> Result<(), Error> {
-    let Some(member) = Member::of(attachment) else { return Ok(()) };
-    let addresses = Pod { guard: Guard::Off, ..member.pod() };
+    let Some(member) = FirewallMember::of(attachment) else { return Ok(()) };
+    let addresses = FirewallPod { guard: Guard::Off, ..member.pod() };
     resident::with_firewall(resident, |firewall| firewall.expel(&addresses))
 }
 
 /// Removes what belongs to the attachment's link and host ports. Elements of its addresses alone stay, for another pod that has
 /// the same addresses.
 pub(crate) fn expel_link(attachment: &Attachment) -> Result<(), Error> {
-    let Some(member) = Member::of(attachment) else { return Ok(()) };
-    Firewall::open()?.expel(&Pod { addresses: &[], ..member.pod() })?;
+    let Some(member) = FirewallMember::of(attachment) else { return Ok(()) };
+    Firewall::open()?.expel(&FirewallPod { addresses: &[], ..member.pod() })?;
     sweep(std::slice::from_ref(&attachment.host_link), &[])
 }
 
@@ -325,7 +333,7 @@ pub(crate) fn forget_flows(range: &ipam::Range, is_used: &dyn Fn(IpAddr) -> bool
 }
 
 pub(crate) fn missing(attachment: &Attachment) -> Result<Vec<String>, Error> {
-    let Some(member) = Member::of(attachment) else { return Ok(Vec::new()) };
+    let Some(member) = FirewallMember::of(attachment) else { return Ok(Vec::new()) };
     let missing = Firewall::open()?.missing(&member.pod())?;
     Ok(missing.into_iter().map(|what| format!("firewall {what}")).collect())
 }
@@ -337,7 +345,7 @@ const NAMED: usize = 20;
 /// pods, and leads to the next holder of the address. Changes nothing. Pods of other run directories are known by their links;
 /// while the alias of one may lack addresses, only elements of links are reported.
 pub fn orphans(run_dir: &Path) -> Result<Option<Finding>, Error> {
-    let state = State::open_existing(run_dir)?;
+    let state = NodeState::open_existing(run_dir)?;
     let (mut tables, mut host) = (Firewall::open()?, RtSocket::open()?);
     let mut found = orphans_now(&mut tables, &mut host, state.as_ref())?;
     if !found.is_empty() {
@@ -361,7 +369,7 @@ pub fn orphans(run_dir: &Path) -> Result<Option<Finding>, Error> {
 fn orphans_now(
     tables: &mut Firewall,
     host: &mut RtSocket,
-    state: Option<&State>,
+    state: Option<&NodeState>,
 ) -> Result<BTreeSet<PodElement>, Error> {
     // Read before the records: an ADD writes its record first.
     let owned = tables.pod_elements()?.elements;
@@ -372,16 +380,16 @@ fn orphans_now(
 /// The pods of this node, as far as records, claims and links tell.
 #[derive(Debug, Default)]
 pub(crate) struct Living {
-    pub(crate) alive: Alive,
+    pub(crate) alive: LiveOwners,
     /// There are managed links that no readable record knows, as pods of other run directories have them.
     pub(crate) has_others: bool,
 }
 
 impl Living {
-    pub(crate) fn now(host: &mut RtSocket, state: Option<&State>) -> Result<Self, Error> {
+    pub(crate) fn now(host: &mut RtSocket, state: Option<&NodeState>) -> Result<Self, Error> {
         let (mut living, links) = (Self::default(), host.links()?);
         let (mut keys, mut is_unread) = (BTreeSet::new(), false);
-        for network in state.map_or(Ok(Vec::new()), State::networks)? {
+        for network in state.map_or(Ok(Vec::new()), NodeState::networks)? {
             living.alive.addresses.extend(network.claimed()?);
             for listed in network.list()? {
                 let Some(attachment) = listed.attachment else {
@@ -417,19 +425,19 @@ impl Living {
 /// The elements that these attachments, which are ready, should have.
 pub(crate) fn known(attachments: &[Attachment]) -> Result<KnownPods, Error> {
     let mut known = KnownPods::default();
-    attachments.iter().try_for_each(|attachment| know(&mut known, attachment, Phase::Ready))?;
+    attachments.iter().try_for_each(|attachment| know(&mut known, attachment, RecordPhase::Ready))?;
     Ok(known)
 }
 
 /// A record that was recovered from a link does not have everything that its ADD added to the firewall, such as host ports. A
 /// pending one is about to change.
-fn know(known: &mut KnownPods, attachment: &Attachment, phase: Phase) -> Result<(), Error> {
-    if let Some(member) = Member::of(attachment) {
+fn know(known: &mut KnownPods, attachment: &Attachment, phase: RecordPhase) -> Result<(), Error> {
+    if let Some(member) = FirewallMember::of(attachment) {
         known.want(&member.pod())?;
     }
     match (phase, attachment.netns_cookie) {
-        (Phase::Ready, Some(_)) => known.own(&attachment.host_link, attachment.ips()),
-        (Phase::Ready, None) | (Phase::Pending, _) => {}
+        (RecordPhase::Ready, Some(_)) => known.own(&attachment.host_link, attachment.ips()),
+        (RecordPhase::Ready, None) | (RecordPhase::Pending, _) => {}
     }
     Ok(())
 }
@@ -443,7 +451,7 @@ pub fn drift(run_dir: &Path) -> Result<Option<Finding>, Error> {
 }
 
 fn faults(run_dir: &Path) -> Result<Vec<String>, Error> {
-    let Some(state) = State::open_existing(run_dir)? else { return Ok(Vec::new()) };
+    let Some(state) = NodeState::open_existing(run_dir)? else { return Ok(Vec::new()) };
     let found = faults_of(&state)?;
     if found.is_empty() {
         return Ok(found);
@@ -458,10 +466,10 @@ fn faults(run_dir: &Path) -> Result<Vec<String>, Error> {
     Ok(found.into_iter().filter(|fault| again.contains(fault)).collect())
 }
 
-fn faults_of(state: &State) -> Result<Vec<String>, Error> {
+fn faults_of(state: &NodeState) -> Result<Vec<String>, Error> {
     let attachments = ready(state)?;
-    let members: Vec<Member<'_>> = attachments.iter().filter_map(Member::of).collect();
-    let pods: Vec<Pod<'_>> = members.iter().map(Member::pod).collect();
+    let members: Vec<FirewallMember<'_>> = attachments.iter().filter_map(FirewallMember::of).collect();
+    let pods: Vec<FirewallPod<'_>> = members.iter().map(FirewallMember::pod).collect();
     let mut tables = Firewall::open()?;
     let mut faults = tables.drift(&Structure::of(&pods))?;
     let lacking = tables.missing_of(&pods)?;
@@ -480,10 +488,10 @@ pub enum Replacing {
 
 /// Repairs the tables without a moment in which a running pod is not in force, and puts all pods back.
 pub fn repair(run_dir: &Path, replacing: Replacing) -> Result<(), Error> {
-    let Some(state) = State::open_existing(run_dir)? else { return Ok(()) };
+    let Some(state) = NodeState::open_existing(run_dir)? else { return Ok(()) };
     let attachments = ready(&state)?;
-    let members: Vec<Member<'_>> = attachments.iter().filter_map(Member::of).collect();
-    let pods: Vec<Pod<'_>> = members.iter().map(Member::pod).collect();
+    let members: Vec<FirewallMember<'_>> = attachments.iter().filter_map(FirewallMember::of).collect();
+    let pods: Vec<FirewallPod<'_>> = members.iter().map(FirewallMember::pod).collect();
     let mut tables = Firewall::open()?;
     let lacking = tables.missing_of(&pods)?;
     match replacing {
@@ -497,17 +505,17 @@ pub fn repair(run_dir: &Path, replacing: Replacing) -> Result<(), Error> {
     if ports.is_empty() { Ok(()) } else { Ok(conntrack::flush_ports(&ports)?) }
 }
 
-fn ready(state: &State) -> Result<Vec<Attachment>, Error> {
+fn ready(state: &NodeState) -> Result<Vec<Attachment>, Error> {
     let mut attachments = Vec::new();
     for network in state.networks()? {
-        let ready = network.list()?.into_iter().filter(|listed| listed.phase == Phase::Ready);
+        let ready = network.list()?.into_iter().filter(|listed| listed.phase == RecordPhase::Ready);
         attachments.extend(ready.filter_map(|listed| listed.attachment));
     }
     Ok(attachments)
 }
 
 /// Pods that were deleted while all were put back: no other process would remove their elements.
-pub(crate) fn take_back(state: &State, attachments: &[Attachment]) -> Result<(), Error> {
+pub(crate) fn take_back(state: &NodeState, attachments: &[Attachment]) -> Result<(), Error> {
     for attachment in attachments {
         if !is_kept(state, attachment)? {
             expel(attachment, None)?;
@@ -516,7 +524,7 @@ pub(crate) fn take_back(state: &State, attachments: &[Attachment]) -> Result<(),
     Ok(())
 }
 
-fn is_kept(state: &State, attachment: &Attachment) -> Result<bool, Error> {
+fn is_kept(state: &NodeState, attachment: &Attachment) -> Result<bool, Error> {
     let Some(network) = state.existing_network(&attachment.key.network) else { return Ok(false) };
     let stem = attachment.key.file_stem();
     // A DEL that comes after this check removes the elements. A DEL in progress may be past that: its end is waited for.

@@ -7,21 +7,21 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use cni::Gc;
-use netconf::Place;
+use netconf::LocalPaths;
 use netlink::{Link, NetNs, RtSocket};
 use types::{AttachmentKey, NetworkName};
 
 use crate::alias::Alias;
 use crate::delegate::Delegate;
 use crate::detach;
-use crate::state::{Attachment, Freeing, Held, Listed, Network, Phase, State};
+use crate::state::{Attachment, Freeing, HeldAttachment, ListedRecord, NetworkState, NodeState, RecordPhase};
 use crate::{Caller, Error, alias, firewall, relearn};
 
 /// A link's removal waits for a grace period of the kernel, and several can wait at once.
 const WORKERS: usize = 16;
 
 /// Frees everything of this network that is not listed, never a listed one, and goes on past errors.
-pub(crate) fn collect(gc: &Gc, place: &Place, caller: &Caller<'_>) -> Result<usize, Error> {
+pub(crate) fn collect(gc: &Gc, place: &LocalPaths, caller: &Caller<'_>) -> Result<usize, Error> {
     let network_name = &gc.config.name;
     let valid: Vec<AttachmentKey> = gc
         .valid
@@ -53,10 +53,11 @@ pub(crate) fn collect(gc: &Gc, place: &Place, caller: &Caller<'_>) -> Result<usi
 }
 
 /// Removes the firewall's chains of networks without pods, that of this network first.
-fn prune(network: &NetworkName, place: &Place, caller: &Caller<'_>) -> Result<(), Error> {
+fn prune(network: &NetworkName, place: &LocalPaths, caller: &Caller<'_>) -> Result<(), Error> {
     let own = AttachmentKey::network_dir(network);
-    let networks = State::open_existing(&place.run_dir)?.map_or(Ok(Vec::new()), |state| state.networks())?;
-    let names: Vec<String> = networks.iter().map(Network::name).chain([own.clone()]).collect();
+    let networks =
+        NodeState::open_existing(&place.run_dir)?.map_or(Ok(Vec::new()), |state| state.networks())?;
+    let names: Vec<String> = networks.iter().map(NetworkState::name).chain([own.clone()]).collect();
     firewall::prune(nft::Idle::Remove(&own), &names, caller.resident)
 }
 
@@ -69,15 +70,21 @@ struct Collector<'a> {
 
 impl Collector<'_> {
     /// Returns how many were taken apart, and why others could not be.
-    fn collect_in(&self, network: &Network, valid: &[AttachmentKey]) -> Result<(usize, Vec<Error>), Error> {
+    fn collect_in(
+        &self,
+        network: &NetworkState,
+        valid: &[AttachmentKey],
+    ) -> Result<(usize, Vec<Error>), Error> {
         let stems: BTreeSet<String> = valid.iter().map(AttachmentKey::file_stem).collect();
-        let stale: Vec<Listed> = network.list()?.into_iter().filter(|l| !stems.contains(&l.stem)).collect();
+        let stale: Vec<ListedRecord> =
+            network.list()?.into_iter().filter(|l| !stems.contains(&l.stem)).collect();
         let taken = AtomicUsize::new(0);
         // An attachment that another process works on was asked for later than this GC: it stays.
-        let find = |listed: &Listed| {
+        let find = |listed: &ListedRecord| {
             let held = network.find_idle(&listed.stem)?;
-            let is_same =
-                |held: &Held| held.phase() == listed.phase && held.attachment() == listed.attachment.as_ref();
+            let is_same = |held: &HeldAttachment| {
+                held.phase() == listed.phase && held.attachment() == listed.attachment.as_ref()
+            };
             let held = held.filter(is_same);
             taken.fetch_add(usize::from(held.is_some()), Ordering::Relaxed);
             Ok(held)
@@ -89,7 +96,7 @@ impl Collector<'_> {
     }
 
     /// The IPAM plugin gets the addresses back, as with a DEL. Not every plugin knows GC.
-    fn undo(&self, held: Held) -> Result<(), Error> {
+    fn undo(&self, held: HeldAttachment) -> Result<(), Error> {
         let key = held.key();
         let Ok(delegate) = &self.delegate else {
             return detach::undo_without_plugin(held, key.as_ref(), self.caller);
@@ -104,9 +111,9 @@ impl Collector<'_> {
 
 /// Takes these attachments apart, several at once.
 pub(crate) fn undo_all(
-    stale: Vec<Listed>,
-    find: impl Fn(&Listed) -> Result<Option<Held>, Error> + Sync,
-    undo: impl Fn(Held) -> Result<(), Error> + Sync,
+    stale: Vec<ListedRecord>,
+    find: impl Fn(&ListedRecord) -> Result<Option<HeldAttachment>, Error> + Sync,
+    undo: impl Fn(HeldAttachment) -> Result<(), Error> + Sync,
 ) -> Vec<Error> {
     let (queue, errors) = (Mutex::new(stale), Mutex::new(Vec::new()));
     let next = || queue.lock().ok().and_then(|mut queue| queue.pop());
@@ -127,20 +134,21 @@ pub(crate) fn undo_all(
 }
 
 /// Takes an attachment apart whose key only the record knows.
-pub(crate) fn undo_held(held: Held, caller: &Caller<'_>) -> Result<(), Error> {
+pub(crate) fn undo_held(held: HeldAttachment, caller: &Caller<'_>) -> Result<(), Error> {
     let key = held.key();
     detach::undo(held, key.as_ref(), caller)
 }
 
 /// Removes links of this network that carry our mark and that neither the list nor a record knows. A link's record is
 /// there before the link: it is looked for after the link was seen, so that an ADD under way is not mistaken.
-fn sweep_links(gc: &Gc, place: &Place, valid: &[AttachmentKey]) -> Vec<Error> {
+fn sweep_links(gc: &Gc, place: &LocalPaths, valid: &[AttachmentKey]) -> Vec<Error> {
     let name = AttachmentKey::network_dir(&gc.config.name);
     let valid: BTreeSet<String> = valid.iter().map(AttachmentKey::file_stem).collect();
     let sweep = || -> Result<Vec<Error>, Error> {
         let mut host = RtSocket::open()?;
         let links = host.links()?;
-        let network = State::open_existing(&place.run_dir)?.and_then(|s| s.existing_network(&gc.config.name));
+        let network =
+            NodeState::open_existing(&place.run_dir)?.and_then(|s| s.existing_network(&gc.config.name));
         let mut errors = Vec::new();
         for link in links {
             let stem = Alias::of(&link).filter(|alias| alias.network == name).map(|alias| alias.stem());
@@ -162,7 +170,7 @@ fn sweep_links(gc: &Gc, place: &Place, valid: &[AttachmentKey]) -> Vec<Error> {
 /// Collects what is certainly dead: cut off in the middle, or without namespace and link. Never an attachment whose link
 /// still lives, because then its address is still in somebody's namespace. Returns how many.
 pub(crate) fn collect_dead(
-    network: &Network,
+    network: &NetworkState,
     host: &mut RtSocket,
     caller: &Caller<'_>,
 ) -> Result<usize, Error> {
@@ -174,7 +182,7 @@ pub(crate) fn collect_dead(
             continue;
         };
         // What cannot be looked at may be alive.
-        if listed.phase == Phase::Ready && is_alive(attachment, host).unwrap_or(true) {
+        if listed.phase == RecordPhase::Ready && is_alive(attachment, host).unwrap_or(true) {
             continue;
         }
         // Somebody may be working on it right now, or have done so since the listing.
@@ -192,7 +200,7 @@ pub(crate) fn collect_dead(
 
 /// Frees claims that have no record and whose address no managed link has. Returns how many.
 pub(crate) fn free_orphans<'a>(
-    network: &Network,
+    network: &NetworkState,
     links: impl IntoIterator<Item = &'a Link>,
 ) -> Result<usize, Error> {
     let alive: BTreeSet<IpAddr> = links.into_iter().flat_map(alias::ips_of).collect();

@@ -10,20 +10,20 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use cni::{Config, Version};
-use netconf::{NetConf, Place};
+use cni::{NetworkConfig, Version};
+use netconf::{LocalPaths, NetConf};
 use netlink::{Link, RtSocket};
 use rustix::fs::{Access, access};
 use types::{AttachmentKey, Code, Finding, NetworkName, Severity};
 
-use crate::condition::{Failed, run_dir_space};
-use crate::overlap::{self, Observed};
+use crate::condition::{FailureContext, run_dir_space};
+use crate::overlap::{self, ObservedNetworks};
 use crate::reconcile::failure;
-use crate::state::{Attachment, Listed, Network, Phase, State};
+use crate::state::{Attachment, ListedRecord, NetworkState, NodeState, RecordPhase};
 use crate::{Delegates, Error, firewall, privileges};
 pub use ipam::ipam_program;
 pub(crate) use ipam::{IpamFault, ipam_status};
-use network::Subject;
+use network::InspectedNetwork;
 
 /// A person waits for `podwire status`; CNI STATUS waits longer for an IPAM plugin.
 const IPAM_TIMEOUT: Duration = Duration::from_secs(5);
@@ -31,9 +31,9 @@ const IPAM_TIMEOUT: Duration = Duration::from_secs(5);
 /// All findings of the node, the most important first: of the run directory, of the networks that `configs` describe, and of
 /// all recorded networks and pods. Configs of other run directories are not inspected. Each config has the CNI_PATH that a
 /// runtime would set. If several runtimes use it, it is given once for each of them.
-pub fn inspect(run_dir: &Path, configs: &[Config]) -> Vec<Finding> {
+pub fn inspect(run_dir: &Path, configs: &[NetworkConfig]) -> Vec<Finding> {
     let mut inspection = Inspection::new(run_dir);
-    let parsed: Vec<(&Config, NetConf)> =
+    let parsed: Vec<(&NetworkConfig, NetConf)> =
         configs.iter().filter_map(|config| inspection.parse(config)).collect();
     let subjects = inspection.subjects(&parsed);
     inspection.node(&subjects);
@@ -52,7 +52,7 @@ pub fn inspect(run_dir: &Path, configs: &[Config]) -> Vec<Finding> {
 
 /// Whether CNI STATUS inspects Podwire's tables, which takes the longer the more pods there are.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Tables {
+pub(crate) enum TableInspection {
     Inspect,
     /// Its rounds compare and repair them.
     LeaveToAgent,
@@ -60,14 +60,19 @@ pub(crate) enum Tables {
 
 /// What CNI STATUS reports of one network: findings because of which new pods fail or running pods are affected. Those of
 /// single pods are not among them: a pod could keep the whole node from being ready.
-pub(crate) fn of_network(run_dir: &Path, config: &Config, conf: &NetConf, tables: Tables) -> Vec<Finding> {
+pub(crate) fn of_network(
+    run_dir: &Path,
+    config: &NetworkConfig,
+    conf: &NetConf,
+    tables: TableInspection,
+) -> Vec<Finding> {
     let mut inspection = Inspection::new(run_dir);
-    let subject = Subject::of_conf(&config.name, conf, &inspection.running(&config.name));
+    let subject = InspectedNetwork::of_conf(&config.name, conf, &inspection.running(&config.name));
     inspection.node(std::slice::from_ref(&subject));
     inspection.network(&subject);
     match tables {
-        Tables::Inspect => inspection.tables(),
-        Tables::LeaveToAgent => {}
+        TableInspection::Inspect => inspection.tables(),
+        TableInspection::LeaveToAgent => {}
     }
     sorted(inspection.status)
 }
@@ -76,10 +81,14 @@ pub(crate) fn of_network(run_dir: &Path, config: &Config, conf: &NetConf, tables
 /// wrote them may run.
 pub fn before_start(run_dir: &Path, name: &NetworkName, conf: &NetConf) -> Vec<Finding> {
     if let Err(error) = privileges::check() {
-        return vec![error.finding(&Failed { code: Code::PermissionDenied, object: "process", run_dir })];
+        return vec![error.finding(&FailureContext {
+            code: Code::PermissionDenied,
+            object: "process",
+            run_dir,
+        })];
     }
     let mut found: Vec<Finding> = run_dir_space(run_dir).into_iter().collect();
-    let subject = Subject::of_conf(name, conf, &[]);
+    let subject = InspectedNetwork::of_conf(name, conf, &[]);
     if subject.needs_nft() {
         found.extend(nft_missing(run_dir));
     }
@@ -111,7 +120,7 @@ pub fn unwritable(dir: &Path) -> Option<io::Error> {
 
 struct Inspection<'a> {
     run_dir: &'a Path,
-    records: Vec<(Network, Vec<Listed>)>,
+    records: Vec<(NetworkState, Vec<ListedRecord>)>,
     links: Vec<Link>,
     /// New pods fail, or running pods of a network are affected.
     status: Vec<Finding>,
@@ -139,8 +148,8 @@ impl<'a> Inspection<'a> {
         self.status.push(failure(error, self.run_dir));
     }
 
-    fn parse<'c>(&mut self, config: &'c Config) -> Option<(&'c Config, NetConf)> {
-        let place = Place::parse(config).and_then(|place| Ok((place, NetConf::parse(config)?)));
+    fn parse<'c>(&mut self, config: &'c NetworkConfig) -> Option<(&'c NetworkConfig, NetConf)> {
+        let place = LocalPaths::parse(config).and_then(|place| Ok((place, NetConf::parse(config)?)));
         match place {
             Ok((place, conf)) => (place.run_dir == self.run_dir).then_some((config, conf)),
             Err(error) => {
@@ -152,20 +161,20 @@ impl<'a> Inspection<'a> {
     }
 
     /// The networks of configs, then those that only records know.
-    fn subjects<'c>(&self, parsed: &'c [(&'c Config, NetConf)]) -> Vec<Subject<'c>> {
-        let of_config = |(config, conf): &'c (&Config, NetConf)| {
-            Subject::of_conf(&config.name, conf, &self.running(&config.name))
+    fn subjects<'c>(&self, parsed: &'c [(&'c NetworkConfig, NetConf)]) -> Vec<InspectedNetwork<'c>> {
+        let of_config = |(config, conf): &'c (&NetworkConfig, NetConf)| {
+            InspectedNetwork::of_conf(&config.name, conf, &self.running(&config.name))
         };
-        let is_first = |(index, (config, _)): &(usize, &'c (&Config, NetConf))| {
+        let is_first = |(index, (config, _)): &(usize, &'c (&NetworkConfig, NetConf))| {
             !parsed[..*index].iter().any(|(earlier, _)| earlier.raw == config.raw)
         };
-        let mut subjects: Vec<Subject<'c>> =
+        let mut subjects: Vec<InspectedNetwork<'c>> =
             parsed.iter().enumerate().filter(is_first).map(|(_, one)| of_config(one)).collect();
         for (network, listed) in &self.records {
             let is_known =
-                |subject: &Subject<'_>| AttachmentKey::network_dir(&subject.name) == network.name();
+                |subject: &InspectedNetwork<'_>| AttachmentKey::network_dir(&subject.name) == network.name();
             if !subjects.iter().any(is_known) {
-                subjects.extend(Subject::of_pods(&ready(listed).collect::<Vec<_>>()));
+                subjects.extend(InspectedNetwork::of_pods(&ready(listed).collect::<Vec<_>>()));
             }
         }
         subjects
@@ -178,7 +187,7 @@ impl<'a> Inspection<'a> {
     }
 
     /// Run directory and nft, without which no pod can be started.
-    fn node(&mut self, subjects: &[Subject<'_>]) {
+    fn node(&mut self, subjects: &[InspectedNetwork<'_>]) {
         if let Some(found) = run_dir_space(self.run_dir) {
             match found.severity {
                 Severity::NotReady => self.status.push(found),
@@ -191,12 +200,12 @@ impl<'a> Inspection<'a> {
             self.status.push(Finding::new(Code::RunDirUnusable, format_args!("directory {dir}"), message));
         }
         // A network without guard and masquerade needs none.
-        if subjects.is_empty() || subjects.iter().any(Subject::needs_nft) {
+        if subjects.is_empty() || subjects.iter().any(InspectedNetwork::needs_nft) {
             self.status.extend(nft_missing(self.run_dir));
         }
     }
 
-    fn network(&mut self, subject: &Subject<'_>) {
+    fn network(&mut self, subject: &InspectedNetwork<'_>) {
         match subject.bridge_findings(self.run_dir) {
             Ok(found) => self.status.extend(found),
             Err(error) => self.failed(error),
@@ -218,7 +227,7 @@ impl<'a> Inspection<'a> {
     }
 
     /// Runtimes ask for the status of a network since CNI 1.1, and so does this process.
-    fn ipam(&mut self, config: &Config) {
+    fn ipam(&mut self, config: &NetworkConfig) {
         let found = match config.version >= Version::V1_1_0 {
             true => ipam_status(config, (Delegates::InCniPath, IPAM_TIMEOUT), self.run_dir)
                 .map(|fault| fault.finding),
@@ -227,11 +236,11 @@ impl<'a> Inspection<'a> {
         self.status.extend(found);
     }
 
-    fn overlaps(&mut self, subject: &Subject<'_>) -> Result<(), Error> {
+    fn overlaps(&mut self, subject: &InspectedNetwork<'_>) -> Result<(), Error> {
         if subject.subnets.is_empty() {
             return Ok(());
         }
-        let observed = Observed::of(&mut RtSocket::open()?, &subject.subnets)?;
+        let observed = ObservedNetworks::of(&mut RtSocket::open()?, &subject.subnets)?;
         let network = subject.for_overlap();
         self.status.extend(overlap::of_status(&network, &observed));
         self.operator.extend(overlap::findings_of_config(&network, &observed));
@@ -250,23 +259,23 @@ impl<'a> Inspection<'a> {
 
 fn nft_missing(run_dir: &Path) -> Option<Finding> {
     let available = nft::Firewall::open().and_then(|mut tables| tables.is_available());
-    let failed = Failed { code: Code::KernelFeatureMissing, object: "nftables", run_dir };
+    let failed = FailureContext { code: Code::KernelFeatureMissing, object: "nftables", run_dir };
     available.err().map(|error| Error::from(error).finding(&failed))
 }
 
-fn records_of(run_dir: &Path) -> Result<Vec<(Network, Vec<Listed>)>, Error> {
+fn records_of(run_dir: &Path) -> Result<Vec<(NetworkState, Vec<ListedRecord>)>, Error> {
     let mut records = Vec::new();
-    State::check(run_dir)?;
-    let state = State::open_existing(run_dir)?;
-    for network in state.iter().map(State::networks).collect::<Result<Vec<_>, _>>()?.concat() {
+    NodeState::check(run_dir)?;
+    let state = NodeState::open_existing(run_dir)?;
+    for network in state.iter().map(NodeState::networks).collect::<Result<Vec<_>, _>>()?.concat() {
         let listed = network.list()?;
         records.push((network, listed));
     }
     Ok(records)
 }
 
-fn ready(listed: &[Listed]) -> impl Iterator<Item = &Attachment> {
-    listed.iter().filter(|one| one.phase == Phase::Ready).filter_map(|one| one.attachment.as_ref())
+fn ready(listed: &[ListedRecord]) -> impl Iterator<Item = &Attachment> {
+    listed.iter().filter(|one| one.phase == RecordPhase::Ready).filter_map(|one| one.attachment.as_ref())
 }
 
 #[cfg(test)]

@@ -9,11 +9,11 @@ use netconf::{Addresses, NetConf};
 use types::{AttachmentKey, Special};
 
 use crate::attach::decide::{decide, families, neighbours_of};
-use crate::attach::kernel::{Interface, Kernel, settle_gateways, usable_families};
+use crate::attach::kernel::{AttachKernel, AttachedInterface, settle_gateways, usable_families};
 use crate::attach::{AttachContext, refuse_shared};
 use crate::bridge::{self, Bridge, Gateway};
 use crate::delegate::Delegate;
-use crate::state::{Addressing, Attachment, Held, PodAddress};
+use crate::state::{Addressing, Attachment, HeldAttachment, PodAddress};
 use crate::wire::{self, Neighbours};
 use crate::{Caller, Error, detach, firewall, layer2, settle, sysctl};
 
@@ -23,12 +23,12 @@ const MOST_GIVEN: usize = 16;
 /// What another IPAM plugin has of one attach.
 pub(crate) struct Lease<'a> {
     delegate: Option<Delegate<'a>>,
-    asked: Asked,
+    asked: DelegateOutcome,
 }
 
 /// What became of the plugin's ADD.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Asked {
+enum DelegateOutcome {
     No,
     /// The plugin answered with an error: it has given no addresses.
     Refused,
@@ -39,7 +39,7 @@ enum Asked {
 impl<'a> Lease<'a> {
     /// None: there is no other plugin.
     pub(crate) fn new(delegate: Option<Delegate<'a>>) -> Self {
-        Self { delegate, asked: Asked::No }
+        Self { delegate, asked: DelegateOutcome::No }
     }
 
     /// Asks for addresses. None: there is no plugin to ask. Ends soon after the caller cancels the ADD.
@@ -50,7 +50,11 @@ impl<'a> Lease<'a> {
     ) -> Result<Option<CniResult>, Error> {
         let Some(delegate) = &self.delegate else { return Ok(None) };
         let answer = delegate.add(caller.cancelled);
-        self.asked = if matches!(answer, Err(Error::Cni(_))) { Asked::Refused } else { Asked::Yes };
+        self.asked = if matches!(answer, Err(Error::Cni(_))) {
+            DelegateOutcome::Refused
+        } else {
+            DelegateOutcome::Yes
+        };
         let answer = answer.map_err(|error| match (caller.cancelled)() {
             true => Error::Cancelled(key.clone()),
             false => error,
@@ -64,15 +68,22 @@ impl<'a> Lease<'a> {
 
     /// Undoes an attach. The spec: the plugin gets a DEL if its ADD or anything after it failed. One that refused its ADD has
     /// nothing to give back: the record does not wait for its DEL.
-    pub(crate) fn undo(&self, held: Held, key: &AttachmentKey, caller: &Caller<'_>) -> Result<(), Error> {
+    pub(crate) fn undo(
+        &self,
+        held: HeldAttachment,
+        key: &AttachmentKey,
+        caller: &Caller<'_>,
+    ) -> Result<(), Error> {
         match (&self.delegate, self.asked) {
-            (Some(delegate), Asked::Refused) => {
+            (Some(delegate), DelegateOutcome::Refused) => {
                 let released = delegate.del();
                 let undone = detach::undo(held, Some(key), caller);
                 Error::collect(released.err().into_iter().chain(undone.err()).collect())
             }
-            (delegate, Asked::Yes) => detach::undo_with(held, Some(key), caller, delegate.as_ref()),
-            (_, Asked::No) | (None, Asked::Refused) => detach::undo(held, Some(key), caller),
+            (delegate, DelegateOutcome::Yes) => detach::undo_with(held, Some(key), caller, delegate.as_ref()),
+            (_, DelegateOutcome::No) | (None, DelegateOutcome::Refused) => {
+                detach::undo(held, Some(key), caller)
+            }
         }
     }
 }
@@ -121,11 +132,11 @@ pub(crate) fn addresses(result: &CniResult) -> Vec<PodAddress> {
 /// Asks the plugin of a delegated attachment through its new interface, and gives the addresses to record, firewall, alias and
 /// bridge.
 pub(crate) fn obtain_addresses(
-    held: &mut Held,
+    held: &mut HeldAttachment,
     (attachment, bridge): (Attachment, Bridge),
     context: &AttachContext<'_>,
-    kernel: &mut Kernel<'_>,
-) -> Result<Interface, Error> {
+    kernel: &mut AttachKernel<'_>,
+) -> Result<AttachedInterface, Error> {
     bring_up(&attachment, &bridge, context, kernel)?;
     let given = kernel.lease.take(context.key, context.caller)?;
     let Some(given) = given else { unreachable!("a delegated attachment has a delegate") };
@@ -137,7 +148,7 @@ pub(crate) fn obtain_addresses(
     give_addresses(&attachment, &bridge, context, kernel)?;
     // The addresses of another IPAM plugin may have had any number of owners.
     let neighbours = neighbours_of(context.conf.mode, true);
-    Ok(Interface { attachment, bridge, neighbours })
+    Ok(AttachedInterface { attachment, bridge, neighbours })
 }
 
 /// The interface without addresses, and able to send.
@@ -145,7 +156,7 @@ fn bring_up(
     attachment: &Attachment,
     bridge: &Bridge,
     context: &AttachContext<'_>,
-    kernel: &mut Kernel<'_>,
+    kernel: &mut AttachKernel<'_>,
 ) -> Result<(), Error> {
     let wire = context.wire(attachment, bridge);
     wire::set_up_inside(kernel.host, kernel.pod, &wire, Neighbours::KnowNothing)?;
@@ -157,7 +168,7 @@ fn give_addresses(
     attachment: &Attachment,
     bridge: &Bridge,
     context: &AttachContext<'_>,
-    kernel: &mut Kernel<'_>,
+    kernel: &mut AttachKernel<'_>,
 ) -> Result<(), Error> {
     let families = usable_families(attachment)?;
     if context.conf.is_gateway {

@@ -46,12 +46,12 @@ mod sysctl;
 pub mod tunnel;
 mod wire;
 
-pub use cleanup::{Report, cleanup};
+pub use cleanup::{CleanupReport, cleanup};
 pub use condition::{LinkUse, Space, run_dir_space, show_space};
 pub use delegate::{AllowedDelegates, DELEGATE_TIMEOUT, Delegates};
 pub use error::Error;
 pub use firewall::{
-    InactivePort, Replacing, drift as firewall_drift, inactive_ports, orphans as firewall_orphans,
+    InactivePortMapping, Replacing, drift as firewall_drift, inactive_ports, orphans as firewall_orphans,
     repair as repair_firewall,
 };
 pub use inspect::{before_start, inspect, ipam_program, unwritable};

@@ -1,7 +1,7 @@
 //! Overlap of pod subnets with routes and addresses of this node that do not belong to the network. Two owners of one
 //! subnet take packets from each other, and one address may be given twice.
 //!
-//! [`Observed::of`] lists what the kernel has, [`find`] compares. A default route and other routes to more than the subnet
+//! [`ObservedNetworks::of`] lists what the kernel has, [`find`] compares. A default route and other routes to more than the subnet
 //! are no overlap, because the pods' routes win, unless the node is connected to that larger subnet: hosts or containers of
 //! it may have the addresses.
 
@@ -17,7 +17,7 @@ use types::{
 };
 
 use crate::Error;
-use crate::alias::{Alias, Mark};
+use crate::alias::{Alias, LinkMark};
 use crate::bridge::is_marked;
 
 /// RTPROT_KERNEL, the protocol of routes that come with an address.
@@ -25,7 +25,7 @@ const KERNEL_PROTOCOL: u8 = 2;
 
 /// A network, as far as overlap goes.
 #[derive(Debug, Clone, Copy)]
-pub struct Network<'a> {
+pub struct NetworkExtent<'a> {
     pub name: &'a NetworkName,
     pub bridge: &'a IfName,
     pub subnets: &'a [IpNet],
@@ -33,13 +33,13 @@ pub struct Network<'a> {
 
 /// What the kernel has on the host side.
 #[derive(Debug, Default)]
-pub struct Observed {
+pub struct ObservedNetworks {
     links: Vec<Link>,
     addresses: Vec<Address>,
     routes: Vec<Route>,
 }
 
-impl Observed {
+impl ObservedNetworks {
     /// For networks with these subnets. Of the routes, which may be a million, those that overlap them or an alternative are
     /// kept.
     pub fn of(host: &mut RtSocket, subnets: &[IpNet]) -> Result<Self, Error> {
@@ -76,13 +76,13 @@ struct Overlap {
     subnet: IpNet,
     /// The link, or the route where it has no single link, or the other network.
     object: String,
-    kind: Kind,
+    kind: OverlapKind,
     /// Whether the other side belongs to Podwire.
     is_managed: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Kind {
+enum OverlapKind {
     Address {
         address: IpNet,
         link: String,
@@ -114,19 +114,19 @@ impl Overlap {
     fn message(&self, network: &NetworkName) -> String {
         let subnet = format!("subnet {} of network {network}", self.subnet);
         match &self.kind {
-            Kind::Address { address, link } => {
+            OverlapKind::Address { address, link } => {
                 format!("link {link} has address {address}, which is in {subnet}")
             }
-            Kind::Route { dst, link: Some(link) } => {
+            OverlapKind::Route { dst, link: Some(link) } => {
                 format!("route {dst} over link {link} overlaps {subnet}")
             }
-            Kind::Route { dst, link: None } => format!("route {dst} overlaps {subnet}"),
-            Kind::Gateway { address, bridge } => {
+            OverlapKind::Route { dst, link: None } => format!("route {dst} overlaps {subnet}"),
+            OverlapKind::Gateway { address, bridge } => {
                 format!(
                     "bridge {bridge} of another network has gateway {address}, which is in {subnet}; give one of them another subnet"
                 )
             }
-            Kind::Pod { address, network: other } => format!(
+            OverlapKind::Pod { address, network: other } => format!(
                 "a pod of network {other} has address {address}, which is in {subnet}; give network {other} another subnet"
             ),
         }
@@ -134,24 +134,24 @@ impl Overlap {
 }
 
 /// Findings for the operator: not ready where the network has no pods yet, else degraded.
-pub fn findings(network: &Network<'_>, observed: &Observed) -> Vec<Finding> {
+pub fn findings(network: &NetworkExtent<'_>, observed: &ObservedNetworks) -> Vec<Finding> {
     let has_pods = observed.has_pods(network.name);
     find(network, observed).iter().map(|overlap| overlap.finding(network.name, has_pods)).collect()
 }
 
 /// The same for a network that is described by a CNI config. One without pods should get another subnet.
-pub fn findings_of_config(network: &Network<'_>, observed: &Observed) -> Vec<Finding> {
+pub fn findings_of_config(network: &NetworkExtent<'_>, observed: &ObservedNetworks) -> Vec<Finding> {
     findings(network, observed).into_iter().map(|found| proposing(found, network, observed)).collect()
 }
 
 /// What STATUS reports: overlap with another program, not with another network of Podwire.
-pub(crate) fn of_status(network: &Network<'_>, observed: &Observed) -> Option<Finding> {
+pub(crate) fn of_status(network: &NetworkExtent<'_>, observed: &ObservedNetworks) -> Option<Finding> {
     let overlap = find(network, observed).into_iter().find(|overlap| !overlap.is_managed)?;
     let found = overlap.finding(network.name, observed.has_pods(network.name));
     Some(proposing(found, network, observed))
 }
 
-fn proposing(found: Finding, network: &Network<'_>, observed: &Observed) -> Finding {
+fn proposing(found: Finding, network: &NetworkExtent<'_>, observed: &ObservedNetworks) -> Finding {
     let other = match found.severity {
         Severity::NotReady => alternative(network, observed),
         Severity::Degraded => None,
@@ -163,7 +163,7 @@ fn proposing(found: Finding, network: &Network<'_>, observed: &Observed) -> Find
 }
 
 /// Everything that overlaps, once for each object. Pure.
-fn find(network: &Network<'_>, observed: &Observed) -> Vec<Overlap> {
+fn find(network: &NetworkExtent<'_>, observed: &ObservedNetworks) -> Vec<Overlap> {
     let all = addresses(network, observed).chain(routes(network, observed)).chain(pods(network, observed));
     let mut found: BTreeMap<String, Overlap> = BTreeMap::new();
     for overlap in all {
@@ -173,29 +173,32 @@ fn find(network: &Network<'_>, observed: &Observed) -> Vec<Overlap> {
 }
 
 /// The network's own bridge, host ends of pods, and tunnels, also one that lost its alias.
-fn is_own(network: &Network<'_>, observed: &Observed, link: &Link) -> bool {
+fn is_own(network: &NetworkExtent<'_>, observed: &ObservedNetworks, link: &Link) -> bool {
     let is_unmarked_tunnel =
         || link.alias.is_none() && link.vxlan.is_some() && observed.has_own_address(link.index);
     link.name == network.bridge.as_str()
-        || matches!(Mark::of(link), Some(Mark::HostEnd(_) | Mark::Tunnel(_)))
+        || matches!(LinkMark::of(link), Some(LinkMark::HostEnd(_) | LinkMark::Tunnel(_)))
         || is_unmarked_tunnel()
 }
 
-fn addresses<'a>(network: &Network<'a>, observed: &'a Observed) -> impl Iterator<Item = Overlap> {
+fn addresses<'a>(
+    network: &NetworkExtent<'a>,
+    observed: &'a ObservedNetworks,
+) -> impl Iterator<Item = Overlap> {
     let network = *network;
     observed.addresses.iter().filter_map(move |address| {
         let subnet = *network.subnets.iter().find(|subnet| subnet.contains(&address.addr.addr()))?;
         let link = observed.link(address.link).filter(|link| !is_own(&network, observed, link))?;
         let (address, name) = (address.addr, link.name.clone());
         let kind = match is_marked(link) {
-            true => Kind::Gateway { address, bridge: name },
-            false => Kind::Address { address, link: name },
+            true => OverlapKind::Gateway { address, bridge: name },
+            false => OverlapKind::Address { address, link: name },
         };
         Some(Overlap { subnet, object: format!("link {}", link.name), kind, is_managed: is_marked(link) })
     })
 }
 
-fn routes<'a>(network: &Network<'a>, observed: &'a Observed) -> impl Iterator<Item = Overlap> {
+fn routes<'a>(network: &NetworkExtent<'a>, observed: &'a ObservedNetworks) -> impl Iterator<Item = Overlap> {
     let network = *network;
     observed.routes.iter().filter_map(move |route| {
         let dst = route.dst.trunc();
@@ -204,10 +207,10 @@ fn routes<'a>(network: &Network<'a>, observed: &'a Observed) -> impl Iterator<It
         if link.is_some_and(|link| is_own(&network, observed, link)) {
             return None;
         }
-        let is_managed = link.is_some_and(|link| Mark::of(link).is_some());
+        let is_managed = link.is_some_and(|link| LinkMark::of(link).is_some());
         let link = link.map(|link| link.name.clone());
         let object = link.as_ref().map_or_else(|| format!("route {dst}"), |link| format!("link {link}"));
-        Some(Overlap { subnet, object, kind: Kind::Route { dst, link }, is_managed })
+        Some(Overlap { subnet, object, kind: OverlapKind::Route { dst, link }, is_managed })
     })
 }
 
@@ -219,14 +222,14 @@ fn is_overlap(route: &Route, subnet: &IpNet) -> bool {
 }
 
 /// The aliases of host ends name network and addresses, also of networks with another run directory.
-fn pods<'a>(network: &Network<'a>, observed: &'a Observed) -> impl Iterator<Item = Overlap> {
+fn pods<'a>(network: &NetworkExtent<'a>, observed: &'a ObservedNetworks) -> impl Iterator<Item = Overlap> {
     let (network, own) = (*network, AttachmentKey::network_dir(network.name));
     observed.links.iter().filter_map(move |link| {
         let alias = Alias::of(link).filter(|alias| alias.network != own)?;
         let other = alias.network;
         let in_subnet = |address: IpAddr| {
             let subnet = *network.subnets.iter().find(|subnet| subnet.contains(&address))?;
-            let kind = Kind::Pod { address, network: other.to_owned() };
+            let kind = OverlapKind::Pod { address, network: other.to_owned() };
             Some(Overlap { subnet, object: format!("network {other}"), kind, is_managed: true })
         };
         alias.ips().find_map(in_subnet)
@@ -288,7 +291,7 @@ pub(crate) fn check(
         let Some(conflict) = conflict(&matched, subnet, query) else { continue };
         let link = matched.link.map(|index| host.link_at(index)).transpose()?.flatten();
         // Another network with the same subnet has it only if one of its pods has it.
-        if !matched.local && link.as_ref().and_then(Mark::of).is_some() {
+        if !matched.local && link.as_ref().and_then(LinkMark::of).is_some() {
             has_others = true;
             continue;
         }
@@ -351,8 +354,8 @@ fn conflict(matched: &RouteMatch, subnet: &IpNet, query: &AddressQuery<'_>) -> O
 
 /// The subnets of a network with another one in the place of each that overlaps; None where none of those that are tried is
 /// free. A proposal for the operator.
-pub fn alternative(network: &Network<'_>, observed: &Observed) -> Option<Vec<IpNet>> {
-    let is_free = |subnets: &[IpNet]| find(&Network { subnets, ..*network }, observed).is_empty();
+pub fn alternative(network: &NetworkExtent<'_>, observed: &ObservedNetworks) -> Option<Vec<IpNet>> {
+    let is_free = |subnets: &[IpNet]| find(&NetworkExtent { subnets, ..*network }, observed).is_empty();
     let replaced = |subnet: &IpNet| match is_free(&[*subnet]) {
         true => Some(*subnet),
         false => candidates(subnet).find(|candidate| is_free(&[*candidate])),

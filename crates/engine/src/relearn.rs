@@ -2,14 +2,14 @@
 //! are and which addresses they have, so the network's state begins with them. Off the way of a pod: only the first
 //! request that finds no state of its network comes here.
 
-use cni::Config;
+use cni::NetworkConfig;
 use ipnet::IpNet;
-use netconf::{Addresses, NetConf, Place};
+use netconf::{Addresses, LocalPaths, NetConf};
 use netlink::{Link, RtSocket};
 use types::{AttachMode, AttachmentKey, IfName, NetworkName};
 
 use crate::alias::Alias;
-use crate::state::{Addressing, Attachment, Network, PodAddress, State, Survivor, Wiring};
+use crate::state::{Addressing, Attachment, NetworkState, NodeState, PodAddress, Survivor, Wiring};
 use crate::{Caller, Error, lease};
 
 /// What is known beside the links.
@@ -22,21 +22,30 @@ pub(crate) struct Hints<'a> {
 }
 
 /// The network's state, made on first use.
-pub(crate) fn network(state: &State, name: &NetworkName, conf: Option<&NetConf>) -> Result<Network, Error> {
+pub(crate) fn network(
+    state: &NodeState,
+    name: &NetworkName,
+    conf: Option<&NetConf>,
+) -> Result<NetworkState, Error> {
     network_with(state, name, Hints { conf, memory: &[] })
 }
 
-pub(crate) fn network_with(state: &State, name: &NetworkName, hints: Hints<'_>) -> Result<Network, Error> {
+pub(crate) fn network_with(
+    state: &NodeState,
+    name: &NetworkName,
+    hints: Hints<'_>,
+) -> Result<NetworkState, Error> {
     state.network(name, || survivors(name, hints))
 }
 
 /// The network's state, for what only removes: if there is none and no link of the network lives, none is made.
 pub(crate) fn existing(
-    config: &Config,
-    place: &Place,
+    config: &NetworkConfig,
+    place: &LocalPaths,
     caller: &Caller<'_>,
-) -> Result<Option<Network>, Error> {
-    let known = State::open_existing(&place.run_dir)?.and_then(|state| state.existing_network(&config.name));
+) -> Result<Option<NetworkState>, Error> {
+    let known =
+        NodeState::open_existing(&place.run_dir)?.and_then(|state| state.existing_network(&config.name));
     if known.is_some() {
         return Ok(known);
     }
@@ -45,7 +54,7 @@ pub(crate) fn existing(
     if survivors(&config.name, Hints { conf: conf.as_ref(), memory: &[] })?.is_empty() {
         return Ok(None);
     }
-    network(&State::open(&place.run_dir)?, &config.name, conf.as_ref()).map(Some)
+    network(&NodeState::open(&place.run_dir)?, &config.name, conf.as_ref()).map(Some)
 }
 
 fn survivors(network: &NetworkName, hints: Hints<'_>) -> Result<Vec<Survivor>, Error> {
@@ -169,14 +178,15 @@ mod tests {
         for (is_gateway, wanted) in [(true, vec!["10.88.1.1/24", "fd88:0:0:1::1/64"]), (false, vec![])] {
             let config = json!({"cniVersion": "1.1.0", "name": "blue", "type": "podwire-cni", "bridge": "pw0",
                 "subnet": "10.88.1.0/24,fd88:0:0:1::/64", "isGateway": is_gateway, "mode": "bridge"});
-            let conf = NetConf::parse(&Config::from_slice(config.to_string().as_bytes()).unwrap()).unwrap();
+            let conf =
+                NetConf::parse(&NetworkConfig::from_slice(config.to_string().as_bytes()).unwrap()).unwrap();
             let hints = Hints { conf: Some(&conf), memory: &[] };
             let found = node.enter(|| survivors(&"blue".try_into().unwrap(), hints).unwrap()).unwrap();
             let record = found[0].attachment.as_ref().unwrap();
             let gateways: Vec<String> = record.wiring.gateways.iter().map(ToString::to_string).collect();
             assert_eq!(gateways, wanted);
             // Then the pod's addresses are bound to the bridge.
-            let member = crate::firewall::Member::of(record).unwrap();
+            let member = crate::firewall::FirewallMember::of(record).unwrap();
             assert_eq!(member.pod().bridge.is_some(), is_gateway);
         }
     }

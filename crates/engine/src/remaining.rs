@@ -9,14 +9,14 @@ use netlink::{NetNs, RtSocket};
 
 use crate::Error;
 use crate::reconcile::mend_routes;
-use crate::state::{Attachment, Held, Network, Phase};
+use crate::state::{Attachment, HeldAttachment, NetworkState, RecordPhase};
 
 /// How long a process that works on another interface of the pod is waited for.
 const BUSY: Duration = Duration::from_millis(500);
 
 /// Called when the link of the attachment is gone and its record is still held: if this process is killed, the next DEL
 /// restores the routes.
-pub(crate) fn restore_routes(network: &Network, gone: &Attachment) -> Result<(), Error> {
+pub(crate) fn restore_routes(network: &NetworkState, gone: &Attachment) -> Result<(), Error> {
     let Some(cookie) = gone.netns_cookie.filter(|_| !gone.wiring.routes.is_empty()) else { return Ok(()) };
     // Mostly the pod has no other interface, or is gone. Where tunnel modules are loaded, every namespace has their fallback
     // devices, which are down.
@@ -43,7 +43,9 @@ pub(crate) fn restore_routes(network: &Network, gone: &Attachment) -> Result<(),
 }
 
 /// Two processes that remove interfaces of one pod wait for each other: only for a moment.
-fn mend(network: &Network, stem: &str, gone: &Attachment) -> Result<(), Error> {
-    let held = network.find_within(stem, BUSY)?.filter(|held| held.phase() == Phase::Ready);
-    held.as_ref().and_then(Held::attachment).map_or(Ok(()), |attachment| mend_routes(attachment, gone))
+fn mend(network: &NetworkState, stem: &str, gone: &Attachment) -> Result<(), Error> {
+    let held = network.find_within(stem, BUSY)?.filter(|held| held.phase() == RecordPhase::Ready);
+    held.as_ref()
+        .and_then(HeldAttachment::attachment)
+        .map_or(Ok(()), |attachment| mend_routes(attachment, gone))
 }

@@ -1,6 +1,6 @@
 //! An attachment as the protocol shows it.
 
-use cni::{CniResult, Dns, Interface, IpConfig, Route};
+use cni::{CniResult, Dns, Interface, IpConfig, PodRoute};
 
 use crate::bridge::Bridge;
 use crate::state::Attachment;
@@ -10,7 +10,7 @@ use crate::wire::gateway_of;
 pub(crate) fn of_attachment(
     attachment: &Attachment,
     bridge: &Bridge,
-    routes: &[Route],
+    routes: &[PodRoute],
     before: Option<&CniResult>,
 ) -> CniResult {
     let mut result = before.cloned().unwrap_or_default();
@@ -37,7 +37,7 @@ pub(crate) fn of_attachment(
         gateway: a.gateway,
         interface: Some(first + 2),
     }));
-    result.routes.extend(routes.iter().map(|r| Route { gw: gateway_of(attachment, r), ..r.clone() }));
+    result.routes.extend(routes.iter().map(|r| PodRoute { gw: gateway_of(attachment, r), ..r.clone() }));
     result
 }
 

@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-use cni::{Call, Config, Request, Version};
-use netconf::{NetConf, NodeNetworks, Place};
+use cni::{AttachmentRequest, NetworkConfig, Request, Version};
+use netconf::{LocalPaths, NetConf, NodeNetworks};
 use serde_json::Value;
 use types::{AttachMode, RequestId};
 
@@ -56,16 +56,16 @@ impl<'a> Caller<'a> {
     }
 
     /// The network of a config without a pod.
-    pub(crate) fn network(&self, config: &Config) -> Result<NetConf, cni::Error> {
+    pub(crate) fn network(&self, config: &NetworkConfig) -> Result<NetConf, cni::Error> {
         NetConf::merge(config, self.networks.as_ref())
     }
 
-    fn network_of(&self, call: &Call) -> Result<NetConf, cni::Error> {
+    fn network_of(&self, call: &AttachmentRequest) -> Result<NetConf, cni::Error> {
         NetConf::for_call(call, self.networks.as_ref())
     }
 
-    fn place(&self, config: &Config) -> Result<Place, cni::Error> {
-        Place::merge(config, self.networks.as_ref())
+    fn place(&self, config: &NetworkConfig) -> Result<LocalPaths, cni::Error> {
+        LocalPaths::merge(config, self.networks.as_ref())
     }
 }
 
@@ -95,7 +95,7 @@ pub fn serve(request: &Request, caller: &Caller<'_>) -> Result<Done, cni::Error>
     }
 }
 
-fn add(call: &Call, caller: &Caller<'_>) -> Result<Done, cni::Error> {
+fn add(call: &AttachmentRequest, caller: &Caller<'_>) -> Result<Done, cni::Error> {
     let (conf, place) = (caller.network_of(call)?, caller.place(&call.config)?);
     let (result, attachment) = attach::attach(call, &conf, &place, caller)?;
     let answer = Some(result.to_json(call.config.version));
@@ -103,14 +103,14 @@ fn add(call: &Call, caller: &Caller<'_>) -> Result<Done, cni::Error> {
     Ok(Done { answer, addresses, mtu, collected: 0, mode })
 }
 
-fn del(call: &Call, caller: &Caller<'_>) -> Result<Done, cni::Error> {
+fn del(call: &AttachmentRequest, caller: &Caller<'_>) -> Result<Done, cni::Error> {
     let was = detach::detach(call, &caller.place(&call.config)?, caller)?;
     let mode = was.as_ref().map(|attachment| attachment.mode);
     let addresses = was.map(|attachment| attachment.ips().collect()).unwrap_or_default();
     Ok(Done { addresses, mode, ..Done::default() })
 }
 
-fn status_of(config: &Config, caller: &Caller<'_>) -> Result<Done, cni::Error> {
+fn status_of(config: &NetworkConfig, caller: &Caller<'_>) -> Result<Done, cni::Error> {
     status::status(config, &caller.network(config)?, &caller.place(config)?, caller)?;
     Ok(Done::default())
 }

@@ -1,31 +1,32 @@
 //! STATUS: could an ADD be served now (50 if not), and are pods that run already worse off (51)?
 
-use cni::Config;
-use netconf::{NetConf, Place};
+use cni::NetworkConfig;
+use netconf::{LocalPaths, NetConf};
 use netlink::RtSocket;
 use types::{Code, Finding, Severity};
 
-use crate::condition::Failed;
+use crate::condition::FailureContext;
 use crate::delegate::DELEGATE_TIMEOUT;
 use crate::firewall::Replacing;
-use crate::inspect::{IpamFault, Tables};
-use crate::state::State;
+use crate::inspect::{IpamFault, TableInspection};
+use crate::state::NodeState;
 use crate::{Caller, Error, Warn, firewall, gc, inspect, privileges, reconcile, relearn};
 
 /// The first finding that concerns the network. What an ADD would make is made, and what can be repaired is repaired: a
 /// runtime that gets an error sends no ADD that would do it.
 pub(crate) fn status(
-    config: &Config,
+    config: &NetworkConfig,
     conf: &NetConf,
-    place: &Place,
+    place: &LocalPaths,
     caller: &Caller<'_>,
 ) -> Result<(), Error> {
     let dir = place.run_dir.as_path();
     let not_ready = |error: Error, code: Code, object: &str| {
-        Error::NotReady(error.finding(&Failed { code, object, run_dir: dir }))
+        Error::NotReady(error.finding(&FailureContext { code, object, run_dir: dir }))
     };
     privileges::check().map_err(|error| not_ready(error, Code::PermissionDenied, "process"))?;
-    let tables = if caller.resident.is_some() { Tables::LeaveToAgent } else { Tables::Inspect };
+    let tables =
+        if caller.resident.is_some() { TableInspection::LeaveToAgent } else { TableInspection::Inspect };
     let mut found = inspect::of_network(dir, config, conf, tables);
     let is_final = |one: &Finding| one.severity == Severity::NotReady && one.code != Code::AddressesExhausted;
     if !found.iter().any(is_final) {
@@ -71,11 +72,11 @@ enum Prepared {
 
 /// Makes the state directory and removes pods that are gone, as an ADD would.
 fn prepare(
-    (config, conf, place): (&Config, &NetConf, &Place),
+    (config, conf, place): (&NetworkConfig, &NetConf, &LocalPaths),
     found: &[Finding],
     warn: Warn<'_>,
 ) -> Result<Prepared, Error> {
-    let state = State::open(&place.run_dir)?;
+    let state = NodeState::open(&place.run_dir)?;
     let is_new = state.existing_network(&config.name).is_none();
     let network = relearn::network(&state, &config.name, Some(conf))?;
     let is_exhausted = found.iter().any(|one| one.code == Code::AddressesExhausted);
@@ -109,8 +110,13 @@ mod tests {
             r#"{{"cniVersion": "1.1.0", "name": "pods", "type": "podwire-cni", "runDir": "{}", {more}}}"#,
             dir.display()
         );
-        let config = Config::from_slice(text.as_bytes())?;
-        status(&config, &NetConf::parse(&config)?, &Place::parse(&config)?, &Caller::standalone(&|_| ()))?;
+        let config = NetworkConfig::from_slice(text.as_bytes())?;
+        status(
+            &config,
+            &NetConf::parse(&config)?,
+            &LocalPaths::parse(&config)?,
+            &Caller::standalone(&|_| ()),
+        )?;
         Ok(())
     }
 
@@ -142,7 +148,7 @@ mod tests {
                 let answer = ask(dir.path(), conf);
                 assert_eq!(answer.is_err(), is_told, "{text}: {answer:?}");
                 let Err(error) = answer else { return };
-                assert_eq!(error.code, cni::Code::LimitedConnectivity, "{error}");
+                assert_eq!(error.code, cni::ErrorCode::LimitedConnectivity, "{error}");
                 let command = error.details.strip_prefix("PodTrafficDropped: ").unwrap();
                 nft(command);
                 assert!(ask(dir.path(), conf).is_ok(), "{text}: after {command}");

@@ -25,7 +25,7 @@ fn ipv4(link: &str, key: &str) -> PathBuf {
 
 /// Whose link a sysctl is set on. What we change on somebody else's is recorded with its old value (F7).
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Owner<'a> {
+pub(crate) enum LinkOwner<'a> {
     Us,
     SomebodyElse(&'a SysctlLog),
 }
@@ -41,13 +41,13 @@ fn set(path: PathBuf, value: &'static str) -> Result<(), Error> {
 
 /// The IPv6 settings of one link of ours, found once. The way there is long: the folders of all namespaces have the same
 /// name, and the kernel goes through them one by one, some 0.1 µs for each.
-struct Settings {
+struct LinkSysctls {
     path: PathBuf,
     /// None: IPv6 is not in this kernel, or not on this link; there is nothing to protect from.
     folder: Option<OwnedFd>,
 }
 
-impl Settings {
+impl LinkSysctls {
     /// In the network namespace of the calling thread.
     fn of(link: &IfName) -> Result<Self, Error> {
         Self::found(link, |path| open_folder(CWD, path))
@@ -155,16 +155,16 @@ fn open_folder(at: impl AsFd, path: &Path) -> rustix::io::Result<OwnedFd> {
     rustix::fs::openat(at, path, flags, Mode::empty())
 }
 
-fn set_for(owner: Owner<'_>, path: PathBuf, value: &'static str) -> Result<(), Error> {
+fn set_for(owner: LinkOwner<'_>, path: PathBuf, value: &'static str) -> Result<(), Error> {
     match owner {
-        Owner::Us => set(path, value),
-        Owner::SomebodyElse(_) if !path.exists() => Ok(()),
-        Owner::SomebodyElse(log) => change(log, path, value),
+        LinkOwner::Us => set(path, value),
+        LinkOwner::SomebodyElse(_) if !path.exists() => Ok(()),
+        LinkOwner::SomebodyElse(log) => change(log, path, value),
     }
 }
 
 /// The bridge and host ends take no router advertisements: a pod could send them, and 1 is the kernel's default (F2).
-pub(crate) fn refuse_advertisements(link: &IfName, owner: Owner<'_>) -> Result<(), Error> {
+pub(crate) fn refuse_advertisements(link: &IfName, owner: LinkOwner<'_>) -> Result<(), Error> {
     set_for(owner, ipv6(link.as_str(), "accept_ra"), "0")
 }
 
@@ -178,26 +178,26 @@ pub(crate) fn keep_advertisements_out(link: &IfName) -> Result<Option<PathBuf>, 
     Ok(Some(path))
 }
 
-/// For a link that needs IPv6: see [`Settings::enable`].
-pub(crate) fn enable_ipv6(link: &IfName, owner: Owner<'_>) -> Result<(), Error> {
+/// For a link that needs IPv6: see [`LinkSysctls::enable`].
+pub(crate) fn enable_ipv6(link: &IfName, owner: LinkOwner<'_>) -> Result<(), Error> {
     let disabled = ipv6(link.as_str(), "disable_ipv6");
     match owner {
-        Owner::Us => Settings::of(link)?.enable(),
-        Owner::SomebodyElse(log) if reads(&disabled, "1") => change(log, disabled, "0"),
-        Owner::SomebodyElse(_) => Ok(()),
+        LinkOwner::Us => LinkSysctls::of(link)?.enable(),
+        LinkOwner::SomebodyElse(log) if reads(&disabled, "1") => change(log, disabled, "0"),
+        LinkOwner::SomebodyElse(_) => Ok(()),
     }
 }
 
 /// A link of ours on the host, which nobody else has settings on.
 pub(crate) fn protect_host_end(link: &IfName, has_ipv6: bool, host: &HostSettings<'_>) -> Result<(), Error> {
-    let settings = Settings::of_host_end(link, host)?;
+    let settings = LinkSysctls::of_host_end(link, host)?;
     settings.set("accept_ra", "0")?;
     if has_ipv6 { settings.enable() } else { Ok(()) }
 }
 
 /// The pod's link, called inside its namespace, before the link is up (F2).
 pub(crate) fn protect_pod_link(link: &IfName, has_ipv6: bool) -> Result<(), Error> {
-    let settings = Settings::of(link)?;
+    let settings = LinkSysctls::of(link)?;
     for key in ["accept_ra", "autoconf", "accept_redirects"] {
         settings.set(key, "0")?;
     }
@@ -227,7 +227,7 @@ pub(crate) fn ignore_arp(link: &IfName) -> Result<(), Error> {
 }
 
 /// Connections from 127.0.0.1 to a hostPort leave through this link with a loopback source, until they are masqueraded.
-pub(crate) fn allow_loopback_source(link: &IfName, owner: Owner<'_>) -> Result<(), Error> {
+pub(crate) fn allow_loopback_source(link: &IfName, owner: LinkOwner<'_>) -> Result<(), Error> {
     set_for(owner, ipv4(link.as_str(), "route_localnet"), "1")
 }
 
@@ -261,7 +261,7 @@ pub(crate) fn prepare_tunnel(link: &IfName) -> Result<Vec<String>, Error> {
 
 /// Which families a network needs to have forwarded.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Families {
+pub(crate) struct ForwardedFamilies {
     pub(crate) ipv4: bool,
     pub(crate) ipv6: bool,
 }
@@ -270,7 +270,7 @@ pub(crate) struct Families {
 pub(crate) fn enable_forwarding(
     host: &mut RtSocket,
     log: &SysctlLog,
-    families: Families,
+    families: ForwardedFamilies,
     settings: &HostSettings<'_>,
 ) -> Result<Vec<PathBuf>, Error> {
     let mut changed = Vec::new();

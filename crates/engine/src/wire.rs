@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use cni::Route as PodRoute;
+use cni::PodRoute;
 use ipnet::IpNet;
 use netlink::{
     AddAddress, AddNeighbour, LinkRef, Mode, NetNs, Op, Route, RouteScope, RtSocket, SetLink, Veth,
@@ -13,7 +13,7 @@ use types::{AttachMode, ROUTE_PROTOCOL};
 use crate::Error;
 use crate::bridge::{self, Bridge, Gateway, Placed};
 use crate::state::{Addressing, Attachment, SysctlLog};
-use crate::sysctl::{self, HostSettings, Owner};
+use crate::sysctl::{self, HostSettings, LinkOwner};
 
 /// Everything that is needed to wire one pod, looked up beforehand.
 pub(crate) struct Wire<'a> {
@@ -135,15 +135,15 @@ pub(crate) fn set_up_inside(
     let mut others = Vec::new();
     for ((_, step), answer) in steps.iter().zip(pod.run_all(&ops)?) {
         match (step, answer) {
-            (Step::Needed, answer) => answer?,
-            (Step::Gateway(gateway), Err(e)) if e.is_exists() => others.push(*gateway),
-            (Step::Gateway(_), answer) => answer?,
-            (Step::Route(route), Ok(())) => routes.push((*route).clone()),
-            (Step::Route(_), Err(e)) if e.is_exists() => {}
+            (PodOperation::Needed, answer) => answer?,
+            (PodOperation::Gateway(gateway), Err(e)) if e.is_exists() => others.push(*gateway),
+            (PodOperation::Gateway(_), answer) => answer?,
+            (PodOperation::Route(route), Ok(())) => routes.push((*route).clone()),
+            (PodOperation::Route(_), Err(e)) if e.is_exists() => {}
             // Through a gateway that another interface of the pod has: that one was first.
-            (Step::Route(route), Err(_))
+            (PodOperation::Route(route), Err(_))
                 if gateway_of(attachment, route).is_some_and(|gw| others.contains(&gw)) => {}
-            (Step::Route(_), Err(e)) => return Err(e.into()),
+            (PodOperation::Route(_), Err(e)) => return Err(e.into()),
         }
     }
     Ok(Inside { host_index, routes })
@@ -167,7 +167,7 @@ pub(crate) fn announce(
 }
 
 /// What one operation inside the pod is for.
-enum Step<'a> {
+enum PodOperation<'a> {
     Needed,
     /// The route to a gateway, which another interface of the pod may have.
     Gateway(IpAddr),
@@ -188,8 +188,8 @@ pub(crate) fn routes_inside(attachment: &Attachment, link: u32) -> impl Iterator
 }
 
 /// Addresses, then up, then what needs a link that is up.
-fn inside_steps(attachment: &Attachment, link: u32) -> Vec<(Op<'static>, Step<'_>)> {
-    let mut steps: Vec<(Op<'static>, Step<'_>)> = Vec::new();
+fn inside_steps(attachment: &Attachment, link: u32) -> Vec<(Op<'static>, PodOperation<'_>)> {
+    let mut steps: Vec<(Op<'static>, PodOperation<'_>)> = Vec::new();
     for pod in &attachment.addresses {
         let broadcast = match pod.address {
             IpNet::V4(v4) if v4.prefix_len() < 31 => Some(v4.broadcast()),
@@ -203,28 +203,33 @@ fn inside_steps(attachment: &Attachment, link: u32) -> Vec<(Op<'static>, Step<'_
             no_subnet_route: false,
             mode: Mode::Exclusive,
         };
-        steps.push((Op::AddAddress(address), Step::Needed));
+        steps.push((Op::AddAddress(address), PodOperation::Needed));
     }
     let up = SetLink { up: Some(true), ..SetLink::of(LinkRef::Index(link)) };
-    steps.push((Op::SetLink(up), Step::Needed));
+    steps.push((Op::SetLink(up), PodOperation::Needed));
     if attachment.mode == AttachMode::Routed {
         steps.extend(gateway_inside(attachment, link));
     }
     let routes = kernel_routes(attachment, link).zip(&attachment.wiring.routes);
-    steps.extend(routes.map(|(route, of)| (Op::AddRoute { route, mode: Mode::Exclusive }, Step::Route(of))));
+    steps.extend(
+        routes.map(|(route, of)| (Op::AddRoute { route, mode: Mode::Exclusive }, PodOperation::Route(of))),
+    );
     steps
 }
 
 /// In mode `routed` the gateway is on no subnet of the pod's: it gets a route and a fixed neighbour, so that no ARP or ND
 /// happens and none can be faked.
-fn gateway_inside(attachment: &Attachment, link: u32) -> impl Iterator<Item = (Op<'static>, Step<'_>)> {
+fn gateway_inside(
+    attachment: &Attachment,
+    link: u32,
+) -> impl Iterator<Item = (Op<'static>, PodOperation<'_>)> {
     let mac = attachment.host_mac;
     attachment.addresses.iter().filter_map(|a| a.gateway).flat_map(move |gateway| {
         let route = Route { link: Some(link), scope: RouteScope::Link, ..Route::to(IpNet::from(gateway)) };
         let neighbour = AddNeighbour { link, addr: gateway, mac, protocol: ROUTE_PROTOCOL };
         [
-            (Op::AddRoute { route, mode: Mode::Exclusive }, Step::Gateway(gateway)),
-            (Op::AddNeighbour(neighbour), Step::Needed),
+            (Op::AddRoute { route, mode: Mode::Exclusive }, PodOperation::Gateway(gateway)),
+            (Op::AddNeighbour(neighbour), PodOperation::Needed),
         ]
     })
 }
@@ -297,7 +302,7 @@ pub(crate) fn let_loopback_in(
     }
     match attachment.mode {
         AttachMode::Bridge => sysctl::allow_loopback_source(&attachment.bridge, bridge.owner(log)),
-        AttachMode::Routed => sysctl::allow_loopback_source(&attachment.host_link, Owner::Us),
+        AttachMode::Routed => sysctl::allow_loopback_source(&attachment.host_link, LinkOwner::Us),
     }
 }
 

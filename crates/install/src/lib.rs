@@ -30,7 +30,7 @@ use netconf::{Network, NetworkSettings};
 use serde::{Deserialize, Serialize};
 use types::{Code, Finding};
 
-use config::{Config, Install, Plugin, Store};
+use config::{Config, InstallConfig, PluginConfig, StoreChoice};
 
 pub use error::InstallError;
 pub use foreign::is_podwire_program;
@@ -42,7 +42,7 @@ use files::{FileContent, FileState};
 use record::{InstallRecord, RecordedFile};
 
 /// The plugin's file name where nobody says otherwise, which is also its `type` in a CNI config.
-pub const PLUGIN: &str = Plugin::NAME;
+pub const PLUGIN: &str = PluginConfig::NAME;
 /// What runtimes before containerd 2.0 call beside the network's plugin; ours does that job under this name.
 pub const LOOPBACK: &str = "loopback";
 
@@ -65,7 +65,7 @@ pub enum InstalledBy {
 #[derive(Debug)]
 pub struct StandaloneInstall {
     pub network: NetworkSettings,
-    pub install: Install,
+    pub install: InstallConfig,
     pub run_dir: PathBuf,
     pub state_dir: PathBuf,
 }
@@ -74,8 +74,8 @@ pub struct StandaloneInstall {
 pub struct Installer {
     maker: InstalledBy,
     settings: NetworkSettings,
-    plugin: Plugin,
-    install: Install,
+    plugin: PluginConfig,
+    install: InstallConfig,
     socket: PathBuf,
     run_dir: PathBuf,
     state_dir: PathBuf,
@@ -130,7 +130,7 @@ impl Installer {
     /// out here, at the start. Where there may be many nodes, [`Installer::set_network`] follows when the node owns blocks.
     pub fn new(config: &Config) -> Result<Option<Self>, InstallError> {
         let Some(install) = config.install.clone() else { return Ok(None) };
-        let is_alone = config.store == Store::Embedded && config.cluster.margin == 0;
+        let is_alone = config.store == StoreChoice::Embedded && config.cluster.margin == 0;
         let whole = Network::whole(&config.network).map_err(InstallError::Network)?;
         let installer = Self {
             maker: InstalledBy::Agent,
@@ -151,7 +151,7 @@ impl Installer {
 
     pub fn standalone(what: StandaloneInstall) -> Result<Self, InstallError> {
         let whole = Arc::new(Network::whole(&what.network).map_err(InstallError::Network)?);
-        let plugin = Plugin::default();
+        let plugin = PluginConfig::default();
         let installer = Self {
             maker: InstalledBy::Standalone,
             network: RwLock::new(Some(Arc::clone(&whole))),
@@ -192,6 +192,11 @@ impl Installer {
     /// The CNI config, from the template as it is now.
     pub fn render(&self) -> Result<String, InstallError> {
         template::render(self, self.network().as_ref())
+    }
+
+    /// The same for a network that files do not show yet.
+    pub fn render_for(&self, network: &Arc<Network>) -> Result<String, InstallError> {
+        template::render(self, Some(network))
     }
 
     /// Puts in place whatever is not right, and says what it did. Call it when the node is ready: the config is what
@@ -406,7 +411,7 @@ fn stand_in(settings: &NetworkSettings, margin: u8) -> Result<Arc<Network>, Inst
     Network::new(settings, blocks, None).map(Arc::new).map_err(InstallError::Network)
 }
 
-fn open_source(install: &Install, plugin: &Plugin) -> Result<File, InstallError> {
+fn open_source(install: &InstallConfig, plugin: &PluginConfig) -> Result<File, InstallError> {
     let fail = |source| InstallError::Source { path: install.plugin.clone(), source };
     let file = ::files::open_config(&install.plugin).map_err(fail)?;
     let meta = file.metadata().map_err(fail)?;

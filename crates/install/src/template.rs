@@ -176,8 +176,8 @@ impl ConfigDraft<'_> {
             plugin.insert(key.to_owned(), value.clone());
         }
         let raw = Value::Object(plugin).to_string();
-        let config = cni::Config::from_slice(raw.as_bytes()).map_err(|error| error.msg.clone())?;
-        let place = netconf::Place::parse(&config).map_err(|error| error.msg.clone())?;
+        let config = cni::NetworkConfig::from_slice(raw.as_bytes()).map_err(|error| error.msg.clone())?;
+        let place = netconf::LocalPaths::parse(&config).map_err(|error| error.msg.clone())?;
         check_place(installer, &place)?;
         match self.merged(&config).map_err(|error| error.msg.clone())?.addresses {
             Addresses::Own(_) | Addresses::Delegated(_) => Ok(()),
@@ -187,7 +187,7 @@ impl ConfigDraft<'_> {
     }
 
     /// The network that requests with this config get.
-    fn merged(&self, config: &cni::Config) -> Result<NetConf, cni::Error> {
+    fn merged(&self, config: &cni::NetworkConfig) -> Result<NetConf, cni::Error> {
         let installer = self.installer;
         if installer.maker == InstalledBy::Standalone || config.name != installer.settings.name {
             return NetConf::parse(config);
@@ -219,7 +219,7 @@ fn single(text: &str) -> Result<String, String> {
 }
 
 /// A plugin that looks for the agent elsewhere never finds it, and leaves its tombstones where nobody reads them.
-fn check_place(installer: &Installer, place: &netconf::Place) -> Result<(), String> {
+fn check_place(installer: &Installer, place: &netconf::LocalPaths) -> Result<(), String> {
     let Some(socket) = place.agent.as_ref().filter(|_| installer.maker == InstalledBy::Agent) else {
         return Ok(());
     };

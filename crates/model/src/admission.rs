@@ -133,14 +133,14 @@ impl NodeRecord {
 
 /// Parts of one record that are not used for one reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refused {
+pub struct RefusedParts {
     what: &'static str,
     consequence: &'static str,
     parts: Vec<String>,
     why: String,
 }
 
-impl Refused {
+impl RefusedParts {
     /// `block 10.2.3.0/24 is not routed: not claimed in the store`, with the node's name where it is given.
     pub fn sentence(&self, node: Option<&NodeName>) -> String {
         let Self { what, consequence, parts, why } = self;
@@ -163,7 +163,7 @@ pub fn refusals<'a>(
     record: &NodeRecord,
     cuts: &[Cut],
     owner: impl Fn(&IpNet) -> Option<&'a NodeName>,
-) -> Vec<Refused> {
+) -> Vec<RefusedParts> {
     let mut blocks: BTreeMap<BlockRefusal, Vec<String>> = BTreeMap::new();
     for block in record.named_blocks() {
         if let Err(why) = check_block(cuts, owner(&block), &record.name, &block) {
@@ -177,7 +177,7 @@ pub fn refusals<'a>(
             addresses.entry(why).or_default().push(address.to_string());
         }
     }
-    let refused = |what, consequence, parts, why: String| Refused { what, consequence, parts, why };
+    let refused = |what, consequence, parts, why: String| RefusedParts { what, consequence, parts, why };
     let blocks = blocks.into_iter().map(|(why, parts)| refused("block", "routed", parts, why.to_string()));
     let addresses =
         addresses.into_iter().map(|(why, parts)| refused("address", "used", parts, why.to_string()));

@@ -16,13 +16,13 @@ use types::NodeName;
 use crate::object::{BlockClaim, NodeRecord, Object as _};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Layout {
+pub struct KeyLayout {
     /// Without a slash at its end; may be empty.
     prefix: String,
     counter: String,
 }
 
-impl Layout {
+impl KeyLayout {
     /// A counter's key is taken as it is, wherever it is.
     pub fn new(prefix: &str, counter: Option<&str>) -> Self {
         let prefix = prefix.trim_end_matches('/').to_owned();
@@ -117,7 +117,7 @@ mod tests {
     #[test]
     fn a4_a_prefix_matches_whole_segments() {
         for prefix in ["/hosts", "/hosts/", "/hosts//"] {
-            let layout = Layout::new(prefix, None);
+            let layout = KeyLayout::new(prefix, None);
             assert_eq!(layout.nodes(), "/hosts/nodes/");
             assert_eq!(layout.node_of("/hosts/nodes/a").unwrap().as_str(), "a");
             for other in
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn a_blocks_key_names_the_block() {
-        let layout = Layout::new("/pw", Some("/elsewhere"));
+        let layout = KeyLayout::new("/pw", Some("/elsewhere"));
         assert_eq!(layout.counter(), "/elsewhere");
         for text in ["10.2.3.0/24", "fd00:2:0:300::/72"] {
             let block: IpNet = text.parse().unwrap();

@@ -20,14 +20,14 @@ mod mesh;
 mod object;
 
 pub use admission::{
-    AddressRefusal, BlockRefusal, MAX_ADDRESSES, MAX_BLOCKS, Refused, StoredNode, check_address, check_block,
-    refusals, shared_parts,
+    AddressRefusal, BlockRefusal, MAX_ADDRESSES, MAX_BLOCKS, RefusedParts, StoredNode, check_address,
+    check_block, refusals, shared_parts,
 };
 pub use cut::{Cut, CutError, Offered};
 pub use difference::{difference, listed};
-pub use layout::Layout;
+pub use layout::KeyLayout;
 pub use mesh::{
-    Changes, Facts, Family, Mesh, NoWay, PeerFdb, PeerNeighbour, PeerRoute, PeerSource, Repaired, Seen,
+    Facts, Mesh, NoWay, ObservedPeers, PeerChanges, PeerFdb, PeerNeighbour, PeerRoute, Repaired,
     SourceChanges, Transport, TransportError, Tunnels, Underlay, Way,
 };
-pub use object::{Alive, BlockClaim, DecodeError, NetworkSpec, NodeRecord, Object};
+pub use object::{AliveRecord, BlockClaim, DecodeError, NetworkSpec, NodeRecord, Object};

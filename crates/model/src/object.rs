@@ -131,7 +131,7 @@ pub struct BlockClaim {
 
 /// With a lease: an agent works there. For status and for names that two want; no route depends on it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Alive {
+pub struct AliveRecord {
     pub uid: NodeUid,
     /// Seconds since 1970, by that node's clock.
     pub since: u64,
@@ -152,7 +152,7 @@ impl Object for BlockClaim {
     const SCHEMA: u32 = 1;
 }
 
-impl Object for Alive {
+impl Object for AliveRecord {
     const KIND: &'static str = "alive";
     const SCHEMA: u32 = 1;
 }

@@ -2,7 +2,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use cni::json::{Item, Obj};
-use cni::{Config, Error};
+use cni::{Error, NetworkConfig};
 use ipam::{Pools, Range, RangeSet, RangeSpec};
 use ipnet::IpNet;
 
@@ -30,7 +30,7 @@ pub fn is_dhcp(plugin: &str) -> bool {
 }
 
 /// The IPAM plugin that a config names, if it is not ourselves. DEL and GC need to know only this.
-pub fn foreign_ipam(config: &Config) -> Option<&str> {
+pub fn foreign_ipam(config: &NetworkConfig) -> Option<&str> {
     let is_usable = |plugin: &&str| *plugin != OWN && is_plugin_name(plugin) && *plugin != config.plugin_type;
     config.ipam_type.as_deref().filter(is_usable)
 }
@@ -60,7 +60,7 @@ impl<'a> NetworkSource<'a> {
 }
 
 impl Addresses {
-    pub(crate) fn merge(config: &Config, source: NetworkSource<'_>) -> Result<Self, Error> {
+    pub(crate) fn merge(config: &NetworkConfig, source: NetworkSource<'_>) -> Result<Self, Error> {
         if let Some(bad) = config.ipam_type.as_deref().filter(|name| !is_plugin_name(name)) {
             return Err(invalid("ipam.type", format_args!("{bad:?} is not the name of a plugin")));
         }
@@ -101,7 +101,7 @@ pub(crate) fn pools_of(blocks: &[IpNet]) -> Result<Arc<Pools>, Error> {
 }
 
 /// Whether a config leaves it to the agent's network which ranges its pods get addresses from.
-pub(crate) fn leaves_ranges(config: &Config) -> bool {
+pub(crate) fn leaves_ranges(config: &NetworkConfig) -> bool {
     let top = config.obj();
     let names_none = || sets_of_pod(&top).is_ok_and(|sets| sets.is_empty());
     foreign_ipam(config).is_none() && top.get("subnet").is_none() && names_none()

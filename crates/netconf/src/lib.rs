@@ -23,18 +23,18 @@ mod wiring;
 
 pub use addresses::{Addresses, foreign_ipam, is_dhcp};
 pub use network::{Network, NetworkSettings, NodeAllocation, NodeNetworks, comma_separated};
-pub use place::{DEFAULT_LOG_FILE, DEFAULT_RUN_DIR, Log, Place, default_socket};
+pub use place::{DEFAULT_LOG_FILE, DEFAULT_RUN_DIR, LocalPaths, Log, default_socket};
 pub use routes::default_route;
 pub use wiring::{DEFAULT_BRIDGE, NetConf};
 
 #[cfg(test)]
 mod tests;
 
-use cni::{Code, Error};
+use cni::{Error, ErrorCode};
 
 /// The config says something that cannot be (code 7).
 fn invalid(key: &str, reason: impl std::fmt::Display) -> Error {
-    Error::new(Code::InvalidConfig, format!("{key}: {reason}"))
+    Error::new(ErrorCode::InvalidConfig, format!("{key}: {reason}"))
 }
 
 /// Refuses a list that is longer than any network needs.

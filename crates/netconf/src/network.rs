@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 
-use cni::{Call, Code, Config, Dns, Error};
+use cni::{AttachmentRequest, Dns, Error, ErrorCode, NetworkConfig};
 use ipam::{Range, RangeSet};
 use ipnet::IpNet;
 use types::{AttachMode, IfName, NetworkId, NetworkName, Placement};
@@ -161,12 +161,17 @@ pub struct NodeNetworks<'a> {
 }
 
 impl<'a> NodeNetworks<'a> {
-    pub(crate) fn source(&self, config: &Config, placement: &Placement) -> Result<NetworkSource<'a>, Error> {
+    pub(crate) fn source(
+        &self,
+        config: &NetworkConfig,
+        placement: &Placement,
+    ) -> Result<NetworkSource<'a>, Error> {
         if config.name != *self.name {
             return Ok(NetworkSource::OtherNetwork);
         }
-        let none =
-            |why: &str| Error::new(Code::TryAgainLater, format!("this node has no addresses to give: {why}"));
+        let none = |why: &str| {
+            Error::new(ErrorCode::TryAgainLater, format!("this node has no addresses to give: {why}"))
+        };
         let network = self.allocation.map_err(none)?.network_of(placement);
         let network =
             network.ok_or_else(|| none(&format!("it has no block of network {}", placement.network)))?;
@@ -174,7 +179,7 @@ impl<'a> NodeNetworks<'a> {
     }
 
     /// The network whose blocks give this pod its addresses. None: the config names ranges or an IPAM plugin of its own.
-    pub fn network_for(&self, call: &Call) -> Option<&'a Network> {
+    pub fn network_for(&self, call: &AttachmentRequest) -> Option<&'a Network> {
         let placement = wiring::placement_of(call).ok()?;
         let network = self.source(&call.config, &placement).ok()?.network()?;
         addresses::leaves_ranges(&call.config).then_some(network)

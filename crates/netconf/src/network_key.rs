@@ -95,9 +95,9 @@ mod tests {
             ("127.0.0.0/8", "includes a loopback address"),
         ] {
             let error = parse(json!(text)).unwrap_err();
-            assert_eq!(error.code, cni::Code::InvalidConfig, "{text}: {error}");
+            assert_eq!(error.code, cni::ErrorCode::InvalidConfig, "{text}: {error}");
             assert!(error.msg.starts_with("network: ") && error.msg.contains(why), "{text}: {error}");
         }
-        assert_eq!(parse(json!(7)).unwrap_err().code, cni::Code::Decode);
+        assert_eq!(parse(json!(7)).unwrap_err().code, cni::ErrorCode::Decode);
     }
 }

@@ -1,7 +1,7 @@
 use std::path::{Path, PathBuf};
 
 use cni::json::Obj;
-use cni::{Config, Error};
+use cni::{Error, NetworkConfig};
 use serde_json::Value;
 
 use crate::{NodeNetworks, invalid};
@@ -13,7 +13,7 @@ pub const DEFAULT_LOG_FILE: &str = "/var/log/podwire-cni.log";
 /// Where node-local state and the log are. DEL and GC read nothing else of the config, so that a config that was
 /// broken in the meantime never keeps a pod from going away.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct LocalPaths {
     pub run_dir: PathBuf,
     pub log: Log,
     /// The agent's socket. None: standalone.
@@ -45,16 +45,16 @@ pub fn default_socket(run_dir: &Path) -> PathBuf {
     run_dir.join("agent.sock")
 }
 
-impl Place {
+impl LocalPaths {
     /// As [`Self::parse`]; an agent uses its own directory, whatever the config names.
-    pub fn merge(config: &Config, node: Option<&NodeNetworks<'_>>) -> Result<Self, Error> {
+    pub fn merge(config: &NetworkConfig, node: Option<&NodeNetworks<'_>>) -> Result<Self, Error> {
         let Some(node) = node else { return Self::parse(config) };
         let (log, agent) = (Log::parse(&config.obj())?, agent(config, node.run_dir)?);
         Ok(Self { run_dir: node.run_dir.to_owned(), log, agent })
     }
 
     /// `runDir`; else a folder of its own in `ipam.dataDir`, which is where users of host-local say it; else the default.
-    pub fn parse(config: &Config) -> Result<Self, Error> {
+    pub fn parse(config: &NetworkConfig) -> Result<Self, Error> {
         let top = config.obj();
         // What else `ipam` says, and whether it makes sense, is not asked here.
         let data_dir = match top.obj("ipam") {
@@ -74,7 +74,7 @@ impl Place {
 }
 
 /// `agent`: the socket's path, or true for the one in `runDir`.
-fn agent(config: &Config, run_dir: &Path) -> Result<Option<PathBuf>, Error> {
+fn agent(config: &NetworkConfig, run_dir: &Path) -> Result<Option<PathBuf>, Error> {
     let top = config.obj();
     match top.get("agent").map(|item| item.value()) {
         None | Some(Value::Null | Value::Bool(false)) => Ok(None),

@@ -2,7 +2,7 @@
 //! a VLAN and gets none is worse than one that fails.
 
 use cni::json::Obj;
-use cni::{Code, Error};
+use cni::{Error, ErrorCode};
 use serde_json::Value;
 
 /// Keys of the reference `bridge` plugin that are not served here unless they are off.
@@ -24,7 +24,7 @@ fn is_off(value: &Value) -> bool {
 
 fn refuse(key: &str, value: &Value) -> Error {
     Error::new(
-        Code::UnsupportedField,
+        ErrorCode::UnsupportedField,
         format!("unsupported field {key}: {value}; remove it from the network config"),
     )
 }

@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 
 use cni::json::Obj;
-use cni::{Error, Route};
+use cni::{Error, PodRoute};
 use ipnet::IpNet;
 
 use crate::{at_most, invalid};
@@ -13,26 +13,26 @@ use crate::{at_most, invalid};
 const MOST: usize = 256;
 
 /// The default route of a family.
-pub fn default_route(like: IpAddr) -> Route {
+pub fn default_route(like: IpAddr) -> PodRoute {
     let dst = match like {
         IpAddr::V4(_) => IpNet::V4(ipnet::Ipv4Net::default()),
         IpAddr::V6(_) => IpNet::V6(ipnet::Ipv6Net::default()),
     };
-    Route::new(dst, None)
+    PodRoute::new(dst, None)
 }
 
 /// Is it in the table that everybody uses?
-pub(crate) fn is_in_main(route: &Route) -> bool {
+pub(crate) fn is_in_main(route: &PodRoute) -> bool {
     route.table.is_none_or(|table| table == 0 || table == types::TABLE_MAIN)
 }
 
-pub(crate) fn parse_all(ipam: &Obj<'_>) -> Result<Vec<Route>, Error> {
+pub(crate) fn parse_all(ipam: &Obj<'_>) -> Result<Vec<PodRoute>, Error> {
     let items = ipam.array("routes")?.unwrap_or_default();
     at_most(MOST, "ipam.routes", items.len())?;
     items.iter().filter(|item| !item.is_null()).map(|item| parse(&item.obj()?)).collect()
 }
 
-fn parse(obj: &Obj<'_>) -> Result<Route, Error> {
+fn parse(obj: &Obj<'_>) -> Result<PodRoute, Error> {
     let dst = obj.parse::<IpNet>("dst", "a CIDR such as 0.0.0.0/0")?;
     let dst = dst.ok_or_else(|| invalid(obj.path(), "a route needs a dst such as 0.0.0.0/0"))?;
     let gw = obj.parse::<IpAddr>("gw", "an IP address")?;
@@ -43,7 +43,7 @@ fn parse(obj: &Obj<'_>) -> Result<Route, Error> {
     if let Some(scope) = scope.filter(|scope| *scope > u8::MAX.into()) {
         return Err(invalid(obj.path(), format_args!("scope {scope} must be 0 to 255")));
     }
-    Ok(Route {
+    Ok(PodRoute {
         dst: dst.trunc(),
         gw,
         mtu: obj.u32("mtu")?.filter(|v| *v != 0),

@@ -1,18 +1,18 @@
-use cni::{Code, Config, Error};
+use cni::{Error, ErrorCode, NetworkConfig};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use types::AttachMode;
 
-use crate::{Addresses, Log, NetConf, Place};
+use crate::{Addresses, LocalPaths, Log, NetConf};
 
 mod merge;
 
 /// A config with the given keys beside the ones that every config has.
-fn config(extra: Value) -> Config {
+fn config(extra: Value) -> NetworkConfig {
     let mut all = json!({ "cniVersion": "1.1.0", "name": "n", "type": "podwire-cni" });
     let (Value::Object(all), Value::Object(extra)) = (&mut all, extra) else { panic!("objects") };
     all.extend(extra);
-    Config::from_slice(Value::Object(all.clone()).to_string().as_bytes()).unwrap()
+    NetworkConfig::from_slice(Value::Object(all.clone()).to_string().as_bytes()).unwrap()
 }
 
 fn parse(extra: Value) -> Result<NetConf, Error> {
@@ -57,24 +57,24 @@ fn b10_config_and_args_say_whose_a_pod_is() {
     // A pod chooses within its tenant, and no other one.
     assert_eq!(words(placed(named.clone(), args).unwrap()), r#"blue back Some("db")"#);
     let error = placed(named, "podwire.io/tenant=red").unwrap_err();
-    assert_eq!(error.code, Code::InvalidEnvironment);
+    assert_eq!(error.code, ErrorCode::InvalidEnvironment);
     assert!(error.msg.contains("red") && error.msg.contains("blue"), "{error}");
     // The seed's network is a CIDR and no name.
     let seed = json!({ "subnet": "10.88.0.0/24", "network": "10.0.0.0/8" });
     assert_eq!(words(placed(seed, "").unwrap()), "default default-net None");
-    assert_eq!(placed(base, "podwire.io/group=a b").unwrap_err().code, Code::InvalidConfig);
+    assert_eq!(placed(base, "podwire.io/group=a b").unwrap_err().code, ErrorCode::InvalidConfig);
 }
 
 #[test]
 fn the_agents_socket_is_a_path_or_true() {
-    let place = |agent: Value| Place::parse(&config(json!({"runDir": "/run/x", "agent": agent})));
+    let place = |agent: Value| LocalPaths::parse(&config(json!({"runDir": "/run/x", "agent": agent})));
     for off in [json!(null), json!(false), json!("")] {
         assert_eq!(place(off).unwrap().agent, None);
     }
     assert_eq!(place(json!(true)).unwrap().agent, Some("/run/x/agent.sock".into()));
     assert_eq!(place(json!("/a/b.sock")).unwrap().agent, Some("/a/b.sock".into()));
     for bad in [json!("a.sock"), json!(1), json!({})] {
-        assert_eq!(place(bad).unwrap_err().code, Code::InvalidConfig);
+        assert_eq!(place(bad).unwrap_err().code, ErrorCode::InvalidConfig);
     }
 }
 
@@ -113,7 +113,7 @@ fn c2_one_string_may_hold_a_subnet_of_each_family() {
     let conf = parse(json!({ "subnet": "10.88.0.0/29, fd00:88::/126" })).unwrap();
     assert_eq!(pools(&conf), [["10.88.0.1-10.88.0.6"], ["fd00:88::1-fd00:88::3"]]);
     let refused = parse(json!({ "subnet": "10.88.0.0/29,fd00::/64", "gateway": "10.88.0.1" })).unwrap_err();
-    assert_eq!(refused.code, Code::InvalidConfig);
+    assert_eq!(refused.code, ErrorCode::InvalidConfig);
     assert!(refused.msg.contains("gateway"), "{}", refused.msg);
 }
 
@@ -191,7 +191,11 @@ fn e19_another_ipam_type_is_delegated_with_the_references_defaults() {
     assert_eq!(pools(&conf), [["host-local"]]);
     assert!(!conf.is_gateway && !conf.is_default_gateway);
     for bad in ["../evil", "a/b", ".."] {
-        assert_eq!(parse(json!({ "ipam": { "type": bad } })).unwrap_err().code, Code::InvalidConfig, "{bad}");
+        assert_eq!(
+            parse(json!({ "ipam": { "type": bad } })).unwrap_err().code,
+            ErrorCode::InvalidConfig,
+            "{bad}"
+        );
     }
 }
 
@@ -212,7 +216,7 @@ fn b11_a_config_without_ipam_is_layer_2_only() {
         (json!({ "ipam": { "type": "dhcp" }, "mode": "routed" }), "DHCP"),
     ] {
         let error = parse(refused.clone()).unwrap_err();
-        assert_eq!(error.code, Code::InvalidConfig, "{refused}");
+        assert_eq!(error.code, ErrorCode::InvalidConfig, "{refused}");
         assert!(error.msg.contains(word), "{refused}: {error}");
     }
     assert!(placed(json!({}), "IP=10.0.0.7").unwrap_err().msg.contains("requested"));
@@ -234,7 +238,7 @@ fn b11_a_config_with_any_address_key_is_not_layer_2_only() {
         (json!({ "ipam": { "rangeStart": "10.1.0.7" } }), "no addresses"),
     ] {
         let error = parse(refused.clone()).unwrap_err();
-        assert!(error.code == Code::InvalidConfig && error.msg.contains(word), "{refused}: {error}");
+        assert!(error.code == ErrorCode::InvalidConfig && error.msg.contains(word), "{refused}: {error}");
     }
     let layer2 = json!({ "isGateway": false, "ISDEFAULTGATEWAY": false, "network": "front", "mtu": 1400,
         "subnet": null, "IPAM": { "Type": "" }, "args": {}, "dns": {}, "capabilities": { "ipRanges": true } });
@@ -245,7 +249,7 @@ fn b11_a_config_with_any_address_key_is_not_layer_2_only() {
 fn the_networks_own_type_is_refused_as_its_ipam_plugin() {
     let own = json!({ "ipam": { "type": "podwire-cni" }, "subnet": "10.1.0.0/24" });
     let error = parse(own.clone()).unwrap_err();
-    assert_eq!(error.code, Code::InvalidConfig);
+    assert_eq!(error.code, ErrorCode::InvalidConfig);
     assert!(error.msg.contains("ipam.type") && error.msg.contains("podwire-cni"), "{error}");
     assert_eq!(crate::foreign_ipam(&config(own)), None, "DEL and GC run nothing");
     let named = json!({ "type": "x", "ipam": { "type": "podwire-cni" } });
@@ -263,7 +267,7 @@ fn e7_what_we_do_not_do_is_refused_by_name() {
         ("ipMasqBackend", json!("iptables")),
     ] {
         let refused = parse(json!({ "subnet": "10.1.0.0/24", key: value.clone() })).unwrap_err();
-        assert_eq!(refused.code, Code::UnsupportedField, "{key}");
+        assert_eq!(refused.code, ErrorCode::UnsupportedField, "{key}");
         assert!(refused.msg.contains(key) && refused.msg.contains(&value.to_string()), "{}", refused.msg);
     }
     let off = json!({ "subnet": "10.1.0.0/24", "vlan": 0, "vlanTrunk": [], "portIsolation": false,
@@ -274,40 +278,48 @@ fn e7_what_we_do_not_do_is_refused_by_name() {
 #[test]
 fn bad_values_are_named_with_what_is_allowed() {
     for (extra, code, words) in [
-        (json!({ "ipam": { "routes": [] } }), Code::InvalidConfig, "subnet"),
-        (json!({ "subnet": "10.1.0.5/24" }), Code::InvalidConfig, "10.1.0.0/24"),
-        (json!({ "subnet": "10.1.0.0/31" }), Code::InvalidConfig, "/31"),
-        (json!({ "subnet": "10.1.0.0/32" }), Code::InvalidConfig, "/32"),
-        (json!({ "subnet": "ten" }), Code::InvalidConfig, types::DEFAULT_SUBNET_V4),
-        (json!({ "subnet": 7 }), Code::Decode, "subnet"),
-        (json!({ "subnet": "10.1.0.0/24", "mode": "mesh" }), Code::InvalidConfig, "routed"),
-        (json!({ "subnet": "10.1.0.0/24", "mtu": 70000 }), Code::InvalidConfig, "65535"),
+        (json!({ "ipam": { "routes": [] } }), ErrorCode::InvalidConfig, "subnet"),
+        (json!({ "subnet": "10.1.0.5/24" }), ErrorCode::InvalidConfig, "10.1.0.0/24"),
+        (json!({ "subnet": "10.1.0.0/31" }), ErrorCode::InvalidConfig, "/31"),
+        (json!({ "subnet": "10.1.0.0/32" }), ErrorCode::InvalidConfig, "/32"),
+        (json!({ "subnet": "ten" }), ErrorCode::InvalidConfig, types::DEFAULT_SUBNET_V4),
+        (json!({ "subnet": 7 }), ErrorCode::Decode, "subnet"),
+        (json!({ "subnet": "10.1.0.0/24", "mode": "mesh" }), ErrorCode::InvalidConfig, "routed"),
+        (json!({ "subnet": "10.1.0.0/24", "mtu": 70000 }), ErrorCode::InvalidConfig, "65535"),
         (
             json!({ "subnet": "10.1.0.0/24", "bridge": "much-too-long-a-name" }),
-            Code::InvalidConfig,
+            ErrorCode::InvalidConfig,
             "15 bytes",
         ),
         (
             json!({ "subnet": "10.1.0.0/24", "mode": "routed", "isGateway": false }),
-            Code::InvalidConfig,
+            ErrorCode::InvalidConfig,
             "isGateway",
         ),
         (
             json!({ "ipam": { "ranges": [[{ "rangeStart": "10.0.0.1" }]] } }),
-            Code::InvalidConfig,
+            ErrorCode::InvalidConfig,
             "ranges[0][0]",
         ),
-        (json!({ "ipam": { "subnet": "10.0.0.0/24", "routes": [{}] } }), Code::InvalidConfig, "routes[0]"),
+        (
+            json!({ "ipam": { "subnet": "10.0.0.0/24", "routes": [{}] } }),
+            ErrorCode::InvalidConfig,
+            "routes[0]",
+        ),
         (
             json!({ "ipam": { "subnet": "10.0.0.0/24", "routes": [{ "dst": "0.0.0.0/0", "gw": "::1" }] } }),
-            Code::InvalidConfig,
+            ErrorCode::InvalidConfig,
             "family",
         ),
-        (json!({ "ipam": { "subnet": "10.0.0.0/24", "exclude": ["x"] } }), Code::InvalidConfig, "exclude[0]"),
-        (json!({ "subnet": "10.1.0.0/24", "ipMasq": "yes" }), Code::Decode, "ipMasq"),
+        (
+            json!({ "ipam": { "subnet": "10.0.0.0/24", "exclude": ["x"] } }),
+            ErrorCode::InvalidConfig,
+            "exclude[0]",
+        ),
+        (json!({ "subnet": "10.1.0.0/24", "ipMasq": "yes" }), ErrorCode::Decode, "ipMasq"),
         (
             json!({ "ipam": { "subnet": "10.1.0.0/24", "resolvConf": "/etc/resolv.conf" } }),
-            Code::UnsupportedField,
+            ErrorCode::UnsupportedField,
             "ipam.resolvConf",
         ),
     ] {
@@ -319,7 +331,7 @@ fn bad_values_are_named_with_what_is_allowed() {
 
 #[test]
 fn state_is_where_the_config_says() {
-    let place = |extra| Place::parse(&config(extra));
+    let place = |extra| LocalPaths::parse(&config(extra));
     let default = place(json!({})).unwrap();
     assert_eq!(default.run_dir.to_str(), Some("/run/podwire"));
     assert_eq!(default.log, Log::File("/var/log/podwire-cni.log".into()));
@@ -330,7 +342,7 @@ fn state_is_where_the_config_says() {
     assert_eq!(place(json!({ "ipam": { "dataDir": "/b" } })).unwrap().run_dir.to_str(), Some("/b/podwire"));
     let foreign = place(json!({ "ipam": { "type": "host-local", "dataDir": "/b" } })).unwrap();
     assert_eq!(foreign.run_dir.to_str(), Some("/run/podwire"));
-    assert_eq!(place(json!({ "runDir": "relative" })).unwrap_err().code, Code::InvalidConfig);
+    assert_eq!(place(json!({ "runDir": "relative" })).unwrap_err().code, ErrorCode::InvalidConfig);
     // DEL and GC come through here: what else is wrong does not matter to them.
     assert!(place(json!({ "mtu": "wrong", "bridge": 7 })).is_ok());
 }
@@ -384,8 +396,8 @@ proptest! {
         let mut all = extra.as_object().cloned().unwrap_or_default();
         all.insert("cniVersion".to_owned(), json!("1.1.0"));
         all.insert("name".to_owned(), json!("n"));
-        if let Ok(config) = Config::from_slice(Value::Object(all).to_string().as_bytes()) {
-            let _ = Place::parse(&config);
+        if let Ok(config) = NetworkConfig::from_slice(Value::Object(all).to_string().as_bytes()) {
+            let _ = LocalPaths::parse(&config);
             match NetConf::parse(&config) {
                 Ok(conf) => prop_assert_eq!(pools(&conf).is_empty(), matches!(conf.addresses, Addresses::Absent)),
                 Err(error) => prop_assert!(!error.msg.is_empty()),
@@ -426,7 +438,7 @@ fn subnets_with_special_addresses_are_refused_by_key_and_value() {
             ("network", json!({ "subnet": good, "network": subnet })),
         ] {
             let error = parse(extra).unwrap_err();
-            assert_eq!(error.code, Code::InvalidConfig, "{error}");
+            assert_eq!(error.code, ErrorCode::InvalidConfig, "{error}");
             assert!(error.msg.starts_with(&format!("{key}: ")) && error.msg.contains(subnet), "{error}");
         }
     }
@@ -470,7 +482,7 @@ fn lists_in_a_config_are_bounded() {
     for (key, most, make) in cases {
         assert!(parse(make(most)).is_ok(), "{key} {:?}", parse(make(most)).err());
         let error = parse(make(most + 1)).unwrap_err();
-        assert_eq!(error.code, Code::InvalidConfig);
+        assert_eq!(error.code, ErrorCode::InvalidConfig);
         let numbers = error.msg.contains(&most.to_string()) && error.msg.contains(&(most + 1).to_string());
         assert!(error.msg.starts_with(key) && numbers, "{error}");
     }

@@ -1,7 +1,10 @@
 use std::net::IpAddr;
 
 use cni::json::Obj;
-use cni::{Args, Bandwidth, Call, Code, Config, Dns, Error, PortMapping, RequestedIp, Route};
+use cni::{
+    Args, AttachmentRequest, Bandwidth, Dns, Error, ErrorCode, NetworkConfig, PodRoute, PortMapping,
+    RequestedIp,
+};
 use ipam::{Pools, Range, RangeSet};
 use ipnet::IpNet;
 use types::{AttachMode, IfName, MAX_MTU, MIN_MTU_V4, MIN_MTU_V6, Mac, Placement};
@@ -38,7 +41,7 @@ pub struct NetConf {
     pub addresses: Addresses,
     pub requested: Vec<RequestedIp>,
     pub mac: Option<Mac>,
-    pub routes: Vec<Route>,
+    pub routes: Vec<PodRoute>,
     /// Pod traffic inside of these CIDRs is not masqueraded.
     pub cluster: Vec<IpNet>,
     pub dns: Dns,
@@ -49,7 +52,7 @@ pub struct NetConf {
 
 impl NetConf {
     /// The settings for an ADD or CHECK of one pod.
-    pub fn for_call(call: &Call, node: Option<&NodeNetworks<'_>>) -> Result<Self, Error> {
+    pub fn for_call(call: &AttachmentRequest, node: Option<&NodeNetworks<'_>>) -> Result<Self, Error> {
         let mut conf = Self::build(&call.config, &call.args, node)?;
         conf.requested = call.requested_ips();
         if matches!(conf.addresses, Addresses::Absent) && !conf.requested.is_empty() {
@@ -60,7 +63,7 @@ impl NetConf {
     }
 
     /// A config without a pod and without an agent.
-    pub fn parse(config: &Config) -> Result<Self, Error> {
+    pub fn parse(config: &NetworkConfig) -> Result<Self, Error> {
         Self::merge(config, None)
     }
 
@@ -71,11 +74,11 @@ impl NetConf {
     ///    the addresses, unless the config names ranges or an IPAM plugin. Of the agent's settings, a config of another network
     ///    gets the mode only, and only if the mode fits its addresses;
     /// 3. the defaults of the reference plugin.
-    pub fn merge(config: &Config, node: Option<&NodeNetworks<'_>>) -> Result<Self, Error> {
+    pub fn merge(config: &NetworkConfig, node: Option<&NodeNetworks<'_>>) -> Result<Self, Error> {
         Self::build(config, &Args::default(), node)
     }
 
-    fn build(config: &Config, args: &Args, node: Option<&NodeNetworks<'_>>) -> Result<Self, Error> {
+    fn build(config: &NetworkConfig, args: &Args, node: Option<&NodeNetworks<'_>>) -> Result<Self, Error> {
         let top = config.obj();
         let ipam = top.obj("ipam")?;
         refuse::unsupported(&top, ipam.as_ref())?;
@@ -144,7 +147,7 @@ impl NetConf {
     }
 
     /// The routes a pod with these addresses gets: the config's, and the default routes where they are asked for.
-    pub fn pod_routes(&self, pod: &[IpAddr]) -> Vec<Route> {
+    pub fn pod_routes(&self, pod: &[IpAddr]) -> Vec<PodRoute> {
         let mut routes = self.routes.clone();
         if self.is_default_gateway {
             for address in pod {
@@ -161,19 +164,19 @@ impl NetConf {
 }
 
 /// The placement of a pod.
-pub(crate) fn placement_of(call: &Call) -> Result<Placement, Error> {
+pub(crate) fn placement_of(call: &AttachmentRequest) -> Result<Placement, Error> {
     placement(&call.config, &call.args, NetworkKey::parse(&call.config.obj())?.as_ref())
 }
 
 /// Tenant, network and group. The config decides the tenant; CNI_ARGS choose network and group within it.
-fn placement(config: &Config, args: &Args, key: Option<&NetworkKey>) -> Result<Placement, Error> {
+fn placement(config: &NetworkConfig, args: &Args, key: Option<&NetworkKey>) -> Result<Placement, Error> {
     let top = config.obj();
     let tenant = top.nonempty("tenant")?;
     if let (Some(tenant), Some(other)) = (tenant, args.tenant.as_deref())
         && tenant != other
     {
         return Err(Error::new(
-            Code::InvalidEnvironment,
+            ErrorCode::InvalidEnvironment,
             format!("CNI_ARGS: tenant {other} is not {tenant}, whose network {} is", config.name),
         ));
     }

@@ -10,14 +10,14 @@ use std::collections::BTreeSet;
 
 use rustix::io::Errno;
 
-use crate::desired::{APPLIED, Object, Table, TableId};
+use crate::desired::{APPLIED, AppliedObject, Table, TableId};
 use crate::diff;
 use crate::element::{Data, Element, Field, Role, additions, bytes};
 use crate::error::Error;
 use crate::firewall::Firewall;
 use crate::program;
 use crate::request;
-use crate::socket::Request;
+use crate::socket::NftRequest;
 
 const RECORD: &str = "store the digests of the firewall's tables";
 const KEEP: &str = "change the elements of a firewall table";
@@ -126,12 +126,12 @@ impl Firewall {
                 match (object, observed.applied.get(&key)) {
                     (_, Some(applied)) if *applied == digest => {}
                     // Applying changes no set that exists: one that is different stays so until the table is replaced.
-                    (Object::Set(_), Some(_)) => {}
+                    (AppliedObject::Set(_), Some(_)) => {}
                     (_, before) => elements.push((applied(table.id(), key, digest), before.is_some())),
                 }
             }
             let stale: Vec<Element<'_>> = stale.map(|key| applied(table.id(), key, 0)).collect();
-            let mut requests: Vec<Request<'_>> = stale.iter().map(request::delete).collect();
+            let mut requests: Vec<NftRequest<'_>> = stale.iter().map(request::delete).collect();
             for (element, is_replaced) in &elements {
                 requests.extend(is_replaced.then(|| request::delete(element)));
                 requests.push(request::add(element));
@@ -189,14 +189,14 @@ impl Firewall {
         &mut self,
         table: &Table,
         wanted: &'e [Element<'a>],
-    ) -> Result<(Vec<&'e Element<'a>>, Vec<Entry>), Error> {
-        let mut present: BTreeSet<Entry> = BTreeSet::new();
+    ) -> Result<(Vec<&'e Element<'a>>, Vec<SetKey>), Error> {
+        let mut present: BTreeSet<SetKey> = BTreeSet::new();
         for set in table.filled_sets() {
             let keys = self.contents(table.id(), &set.name)?.into_keys();
             present.extend(keys.map(|key| (set.name.to_string(), key)));
         }
         let mut missing = Vec::new();
-        let mut known: BTreeSet<Entry> = BTreeSet::new();
+        let mut known: BTreeSet<SetKey> = BTreeSet::new();
         for element in wanted {
             let entry = (element.set.to_string(), bytes(&element.key));
             if !present.contains(&entry) && !known.contains(&entry) {
@@ -210,7 +210,7 @@ impl Firewall {
     /// An error: a set does not exist, and the table must be kept again.
     pub(crate) fn add_elements(&mut self, elements: &[&Element<'_>]) -> Result<(), Error> {
         for some in elements.chunks(BATCH) {
-            let requests: Vec<Request<'_>> = some.iter().map(|element| request::add(element)).collect();
+            let requests: Vec<NftRequest<'_>> = some.iter().map(|element| request::add(element)).collect();
             if let Err(refused) = self.socket.transact(&requests, None)? {
                 let object = some.first().map_or_else(String::new, |element| element.table.to_string());
                 let refused = refused.first();
@@ -221,7 +221,7 @@ impl Firewall {
     }
 
     /// Elements that are gone already are no error.
-    fn remove_keys(&mut self, table: TableId<'_>, entries: &[Entry]) -> Result<(), Error> {
+    fn remove_keys(&mut self, table: TableId<'_>, entries: &[SetKey]) -> Result<(), Error> {
         for some in entries.chunks(BATCH) {
             let requests = some.iter().map(|(set, key)| request::delete_key(table, set, key));
             self.delete_all(requests.collect())?;
@@ -237,7 +237,7 @@ impl Firewall {
     }
 
     /// One that is gone already makes the kernel refuse all, but it names every such one: the second try is without them.
-    pub(crate) fn delete_all(&mut self, mut deletions: Vec<Request<'_>>) -> Result<(), Error> {
+    pub(crate) fn delete_all(&mut self, mut deletions: Vec<NftRequest<'_>>) -> Result<(), Error> {
         while !deletions.is_empty() {
             let Err(refused) = self.socket.transact(&deletions, None)? else { return Ok(()) };
             let mut gone = BTreeSet::new();
@@ -270,7 +270,7 @@ impl Firewall {
 }
 
 /// A set and a key in it.
-type Entry = (String, Vec<u8>);
+type SetKey = (String, Vec<u8>);
 
 /// A digest as an element of map [`APPLIED`].
 fn applied(table: TableId<'_>, key: u32, digest: u32) -> Element<'_> {

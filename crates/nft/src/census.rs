@@ -6,31 +6,31 @@ use std::collections::HashMap;
 use netlink::Refusal;
 use rustix::io::Errno;
 
-use crate::desired::{Family, TableId};
+use crate::desired::{TableFamily, TableId};
 use crate::element::{self, Element, bytes};
 use crate::error::Error;
 use crate::firewall::{BOTH, Firewall};
 use crate::observe::ObservedSet;
-use crate::pod::Pod;
+use crate::pod::FirewallPod;
 use crate::request;
-use crate::socket::Request;
+use crate::socket::NftRequest;
 use crate::surplus;
 
 const COUNT: &str = "count the pods in the firewall";
 
 /// The keys of a set, and what a map has for them.
-pub(crate) type Contents = HashMap<Vec<u8>, Option<Vec<u8>>>;
+pub(crate) type SetContents = HashMap<Vec<u8>, Option<Vec<u8>>>;
 
 /// The contents of all sets that have elements of pods, in both tables. Without elements that are about to expire.
 #[derive(Debug)]
 pub struct ListedElements {
-    pub(crate) sets: Vec<(Family, ObservedSet, Contents)>,
+    pub(crate) sets: Vec<(TableFamily, ObservedSet, SetContents)>,
     /// The generation of the tables, read before the sets. None without nf_tables.
     pub(crate) generation: Option<u32>,
 }
 
 impl ListedElements {
-    fn contents(&self, family: Family, name: &str) -> Option<&Contents> {
+    fn contents(&self, family: TableFamily, name: &str) -> Option<&SetContents> {
         let mut sets = self.sets.iter();
         sets.find(|(of, set, _)| *of == family && set.name == name).map(|(_, _, contents)| contents)
     }
@@ -59,13 +59,17 @@ impl Firewall {
     }
 
     /// The places of the pods that lack an element. The structure is for [`Firewall::drift`].
-    pub fn missing_of(&mut self, pods: &[Pod<'_>]) -> Result<Vec<usize>, Error> {
+    pub fn missing_of(&mut self, pods: &[FirewallPod<'_>]) -> Result<Vec<usize>, Error> {
         let listing = self.list_elements()?;
         self.missing_in(&listing, pods)
     }
 
     /// As [`missing_of`](Self::missing_of), with a listing that the caller has.
-    pub fn missing_in(&mut self, listing: &ListedElements, pods: &[Pod<'_>]) -> Result<Vec<usize>, Error> {
+    pub fn missing_in(
+        &mut self,
+        listing: &ListedElements,
+        pods: &[FirewallPod<'_>],
+    ) -> Result<Vec<usize>, Error> {
         let elements = pods.iter().map(element::of).collect::<Result<Vec<_>, _>>()?;
         let mut lacking = Vec::new();
         for (place, elements) in elements.iter().enumerate() {
@@ -79,7 +83,7 @@ impl Firewall {
     }
 
     fn lacks_any(&mut self, elements: &[&Element<'_>]) -> Result<bool, Error> {
-        let questions: Vec<Request<'_>> = elements.iter().map(|e| request::get(e)).collect();
+        let questions: Vec<NftRequest<'_>> = elements.iter().map(|e| request::get(e)).collect();
         for (element, answer) in elements.iter().zip(self.socket.ask(&questions)?) {
             match answer {
                 Ok(found) if request::holds(element, &found) && !request::expires(&found) => {}
@@ -91,8 +95,8 @@ impl Firewall {
     }
 
     /// Without those that are about to expire.
-    pub(crate) fn contents(&mut self, table: TableId<'_>, set: &str) -> Result<Contents, Error> {
-        let mut contents = Contents::new();
+    pub(crate) fn contents(&mut self, table: TableId<'_>, set: &str) -> Result<SetContents, Error> {
+        let mut contents = SetContents::new();
         self.dump_if_there(&request::get_elements(table, set), |answer| {
             let lasting = request::elements(answer).filter(|e| !e.expires);
             contents.extend(lasting.map(|e| (e.key.to_vec(), e.value.map(<[u8]>::to_vec))));

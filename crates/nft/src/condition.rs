@@ -7,7 +7,7 @@ use crate::rule::Expression;
 
 /// Something that must hold for a packet to match.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Test {
+pub(crate) enum PacketTest {
     /// The link that it came by: a name with its end, or the beginning of one.
     From(Vec<u8>),
     /// The link that it leaves by.
@@ -29,7 +29,7 @@ enum Loaded {
     SomeOf(u32),
 }
 
-pub(crate) fn tests(expressions: &[Expression<'_>]) -> Vec<Test> {
+pub(crate) fn tests(expressions: &[Expression<'_>]) -> Vec<PacketTest> {
     let (mut tests, mut loaded) = (Vec::new(), Loaded::Nothing);
     for expression in expressions {
         loaded = match (expression.name.as_str(), loaded) {
@@ -69,16 +69,16 @@ fn mask(data: &[u8]) -> Option<u32> {
     mask.first_chunk().copied().map(u32::from_ne_bytes)
 }
 
-fn compared(data: &[u8], loaded: Loaded) -> Option<Test> {
+fn compared(data: &[u8], loaded: Loaded) -> Option<PacketTest> {
     let (how, value) =
         (word(data, number::CMP_OP)?, attribute_at(data, &[number::CMP_DATA, number::DATA_VALUE])?);
     match (loaded, how) {
-        (Loaded::From, number::CMP_EQ) => Some(Test::From(value.to_vec())),
-        (Loaded::Towards, number::CMP_EQ) => Some(Test::Towards(value.to_vec())),
-        (Loaded::Protocol, number::CMP_EQ) => value.first().copied().map(Test::Protocol),
+        (Loaded::From, number::CMP_EQ) => Some(PacketTest::From(value.to_vec())),
+        (Loaded::Towards, number::CMP_EQ) => Some(PacketTest::Towards(value.to_vec())),
+        (Loaded::Protocol, number::CMP_EQ) => value.first().copied().map(PacketTest::Protocol),
         // Any bit of these is set.
         (Loaded::SomeOf(states), number::CMP_NEQ) if value.iter().all(|byte| *byte == 0) => {
-            Some(Test::State(states))
+            Some(PacketTest::State(states))
         }
         (_, _) => None,
     }
@@ -94,12 +94,12 @@ const AT_STATE: u16 = 1;
 /// The structure that is meant has had this number since Linux 2.6.29.
 const REVISION: u32 = 3;
 
-fn of_conntrack(expression: &Expression<'_>) -> Option<Test> {
+fn of_conntrack(expression: &Expression<'_>) -> Option<PacketTest> {
     if expression.xt() != "conntrack" || word(expression.data, number::MATCH_REVISION) != Some(REVISION) {
         return None;
     }
     let info = attribute(expression.data, number::MATCH_INFO)?;
     let at = |place: usize| info.get(place..)?.first_chunk().copied().map(u16::from_ne_bytes);
     let is_plain = at(LOOKS_AT)? & AT_STATE != 0 && at(TURNED)? & AT_STATE == 0;
-    is_plain.then_some(Test::State(at(STATES)?.into()))
+    is_plain.then_some(PacketTest::State(at(STATES)?.into()))
 }

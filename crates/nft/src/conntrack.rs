@@ -6,11 +6,12 @@ use std::net::IpAddr;
 use netlink::Refusal;
 use netlink::wire::{Body, attribute, attribute_at};
 use rustix::io::Errno;
+use types::Family;
 
 use crate::error::Error;
 use crate::number;
 use crate::pod::{HostPort, Protocol};
-use crate::socket::{Request, Socket, Verb};
+use crate::socket::{MessageHeader, NftRequest, NftSocket};
 
 /// Per network namespace; missing where the kernel tracks no connections.
 const COUNT: &str = "/proc/sys/net/netfilter/nf_conntrack_count";
@@ -26,7 +27,7 @@ pub fn flush(addresses: &[IpAddr]) -> Result<Vec<IpAddr>, Error> {
     if selectors.is_empty() || is_empty() {
         return Ok(Vec::new());
     }
-    let left = remove_what_the_kernel_selects(&mut Socket::open()?, &selectors)?;
+    let left = remove_what_the_kernel_selects(&mut NftSocket::open()?, &selectors)?;
     let is_left = |ip: &&IpAddr| left.iter().any(|s| matches!(s.what, What::Source(left) if left == **ip));
     Ok(addresses.iter().filter(is_left).copied().collect())
 }
@@ -42,14 +43,7 @@ pub fn sweep(family: Family, is_meant: &dyn Fn(IpAddr) -> bool) -> Result<(), Er
         let sources = [Side::Original, Side::Reply].map(|side| source(entry, side, v6));
         sources.into_iter().flatten().any(is_meant)
     };
-    remove_matching(&mut Socket::open()?, v6, &meant)
-}
-
-/// Of addresses; not to be confused with nftables' families.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Family {
-    V4,
-    V6,
+    remove_matching(&mut NftSocket::open()?, v6, &meant)
 }
 
 /// Removes what is remembered of datagrams to these host ports: only the first packet of a flow is looked up in the
@@ -94,13 +88,13 @@ fn remove(selectors: &[Selector]) -> Result<(), Error> {
     if selectors.is_empty() || is_empty() {
         return Ok(());
     }
-    let mut socket = Socket::open()?;
+    let mut socket = NftSocket::open()?;
     let left = remove_what_the_kernel_selects(&mut socket, selectors)?;
     remove_one_by_one(&mut socket, &left)
 }
 
 fn remove_what_the_kernel_selects(
-    socket: &mut Socket,
+    socket: &mut NftSocket,
     selectors: &[Selector],
 ) -> Result<Vec<Selector>, Error> {
     let (able, mut left): (Vec<Selector>, Vec<Selector>) = selectors.iter().partition(|s| s.kernel_is_able());
@@ -109,8 +103,8 @@ fn remove_what_the_kernel_selects(
 }
 
 /// Lets the kernel select; returns what it could not. Kernels before 6.8 or so refuse a filter with a deletion.
-fn remove_in_kernel(socket: &mut Socket, selectors: &[Selector]) -> Result<Vec<Selector>, Error> {
-    let requests: Vec<Request<'_>> = selectors.iter().map(Selector::request).collect();
+fn remove_in_kernel(socket: &mut NftSocket, selectors: &[Selector]) -> Result<Vec<Selector>, Error> {
+    let requests: Vec<NftRequest<'_>> = selectors.iter().map(Selector::request).collect();
     let mut left = Vec::new();
     for (selector, answer) in selectors.iter().zip(socket.ask(&requests)?) {
         match answer {
@@ -122,7 +116,7 @@ fn remove_in_kernel(socket: &mut Socket, selectors: &[Selector]) -> Result<Vec<S
     Ok(left)
 }
 
-fn remove_one_by_one(socket: &mut Socket, selectors: &[Selector]) -> Result<(), Error> {
+fn remove_one_by_one(socket: &mut NftSocket, selectors: &[Selector]) -> Result<(), Error> {
     for v6 in [false, true] {
         let selectors: Vec<&Selector> = selectors.iter().filter(|s| s.v6 == v6).collect();
         if !selectors.is_empty() {
@@ -133,9 +127,9 @@ fn remove_one_by_one(socket: &mut Socket, selectors: &[Selector]) -> Result<(), 
 }
 
 /// Reads all connections of a family and deletes those that match.
-fn remove_matching(socket: &mut Socket, v6: bool, matches: &dyn Fn(&[u8]) -> bool) -> Result<(), Error> {
+fn remove_matching(socket: &mut NftSocket, v6: bool, matches: &dyn Fn(&[u8]) -> bool) -> Result<(), Error> {
     let mut deletions = Vec::new();
-    let all = Request::new(verb(number::CT_GET, v6), |_| {});
+    let all = NftRequest::new(verb(number::CT_GET, v6), |_| {});
     let dumped = socket.dump(&all, |entry| {
         if matches(entry) {
             deletions.extend(deletion(entry, v6));
@@ -165,17 +159,17 @@ fn unreadable(refusal: Refusal) -> Error {
 }
 
 /// A deletion looks at the family only in messages of version 1.
-fn verb(kind: u16, v6: bool) -> Verb {
+fn verb(kind: u16, v6: bool) -> MessageHeader {
     let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
-    Verb { kind, flags: 0, family: u8::try_from(family).unwrap_or_default(), version: 1 }
+    MessageHeader { kind, flags: 0, family: u8::try_from(family).unwrap_or_default(), version: 1 }
 }
 
 /// The request that deletes just this entry: its first tuple names it; the id tells it from one that came after it.
-fn deletion(entry: &[u8], v6: bool) -> Option<Request<'static>> {
+fn deletion(entry: &[u8], v6: bool) -> Option<NftRequest<'static>> {
     let original = attribute(entry, number::CTA_TUPLE_ORIG)?.to_vec();
     let [zone, id] =
         [number::CTA_ZONE, number::CTA_ID].map(|kind| (kind, attribute(entry, kind).map(<[u8]>::to_vec)));
-    Some(Request::new(verb(number::CT_DELETE, v6), move |body| {
+    Some(NftRequest::new(verb(number::CT_DELETE, v6), move |body| {
         body.nest(number::CTA_TUPLE_ORIG, |tuple| tuple.raw(&original));
         for (kind, value) in [&zone, &id] {
             if let Some(value) = value {
@@ -229,8 +223,8 @@ impl Selector {
         }
     }
 
-    fn request(&self) -> Request<'_> {
-        Request::new(verb(number::CT_DELETE, self.v6), |body| {
+    fn request(&self) -> NftRequest<'_> {
+        NftRequest::new(verb(number::CT_DELETE, self.v6), |body| {
             body.nest(self.side.tuple(), |tuple| self.write_tuple(tuple));
             body.nest(number::CTA_FILTER, |filter| filter.u32(self.side.flags(), self.filter()));
         })
@@ -326,7 +320,7 @@ mod tests {
                 }
             }
             let remove = |what, v6, side| {
-                remove_one_by_one(&mut Socket::open().unwrap(), &[Selector { side, v6, what }]).unwrap();
+                remove_one_by_one(&mut NftSocket::open().unwrap(), &[Selector { side, v6, what }]).unwrap();
                 left()
             };
             let (v4, v6): (IpAddr, IpAddr) = ("10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap());

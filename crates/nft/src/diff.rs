@@ -2,12 +2,12 @@
 
 use std::fmt::Write as _;
 
-use crate::desired::{APPLIED, Chain, Object, Table};
+use crate::desired::{APPLIED, AppliedObject, Chain, Table};
 use crate::foreign::is_harmless;
-use crate::observe::{ListedChain, Observed, ObservedChain};
+use crate::observe::{ListedChain, ObservedChain, ObservedTable};
 
 /// Wanted objects that are missing, and differences of hooks and numbers of rules. They need no digests.
-pub(crate) fn shape(table: &Table, observed: &Observed) -> Vec<String> {
+pub(crate) fn shape(table: &Table, observed: &ObservedTable) -> Vec<String> {
     let (mut found, id) = (Vec::new(), table.id());
     if observed.is_dormant {
         found.push(format!("table {id} is dormant: its chains are not in force"));
@@ -29,7 +29,7 @@ pub(crate) fn shape(table: &Table, observed: &Observed) -> Vec<String> {
 }
 
 /// Chains and sets that are not wanted.
-pub(crate) fn surplus(table: &Table, observed: &Observed) -> Vec<String> {
+pub(crate) fn surplus(table: &Table, observed: &ObservedTable) -> Vec<String> {
     let id = table.id();
     let chains = surplus_chains(table, observed).map(|chain| format!("chain {id} {}", chain.name));
     let sets = surplus_sets(table, observed).map(|set| format!("set {id} {set}"));
@@ -37,14 +37,14 @@ pub(crate) fn surplus(table: &Table, observed: &Observed) -> Vec<String> {
 }
 
 /// Chains and sets whose listing is not as it was when they were applied, but for chains that [`shape`] finds.
-pub(crate) fn changed(table: &Table, observed: &Observed) -> Vec<String> {
+pub(crate) fn changed(table: &Table, observed: &ObservedTable) -> Vec<String> {
     let (mut found, id) = (Vec::new(), table.id());
-    let is_miscounted = |object: Object<'_>| match object {
-        Object::Chain(name) => {
+    let is_miscounted = |object: AppliedObject<'_>| match object {
+        AppliedObject::Chain(name) => {
             let want = table.chains.iter().find(|chain| chain.name == name).map(|chain| chain.rules.len());
             want != observed.chain(name).map(|chain| chain.rules)
         }
-        Object::Set(_) => false,
+        AppliedObject::Set(_) => false,
     };
     for (object, digest) in objects(table, observed) {
         if is_miscounted(object) {
@@ -52,8 +52,10 @@ pub(crate) fn changed(table: &Table, observed: &Observed) -> Vec<String> {
         }
         if observed.applied.get(&object.key()).is_some_and(|applied| *applied != digest) {
             found.push(match object {
-                Object::Chain(name) => format!("chain {id} {name} has other rules than Podwire applied"),
-                Object::Set(name) => format!("set {id} {name} is not as Podwire applied it"),
+                AppliedObject::Chain(name) => {
+                    format!("chain {id} {name} has other rules than Podwire applied")
+                }
+                AppliedObject::Set(name) => format!("set {id} {name} is not as Podwire applied it"),
             });
         }
     }
@@ -61,14 +63,14 @@ pub(crate) fn changed(table: &Table, observed: &Observed) -> Vec<String> {
 }
 
 /// Chains and sets whose digest was not stored: the process that applied them may have been killed.
-pub(crate) fn unrecorded(table: &Table, observed: &Observed) -> Option<String> {
+pub(crate) fn unrecorded(table: &Table, observed: &ObservedTable) -> Option<String> {
     let mut all = objects(table, observed);
     let is_unrecorded = all.any(|(object, _)| !observed.applied.contains_key(&object.key()));
     is_unrecorded.then(|| format!("table {} has no digest of what was applied", table.id()))
 }
 
 /// Whether the table is of another version, and as that version applied it: every object has the digest that was stored.
-pub(crate) fn is_intact_other(table: &Table, observed: &Observed) -> bool {
+pub(crate) fn is_intact_other(table: &Table, observed: &ObservedTable) -> bool {
     let is_other = observed.revision.is_some_and(|revision| revision != table.revision());
     is_other
         && observed.digests().all(|(object, digest)| observed.applied.get(&object.key()) == Some(&digest))
@@ -77,15 +79,14 @@ pub(crate) fn is_intact_other(table: &Table, observed: &Observed) -> bool {
 /// The wanted chains and sets that exist, with the digests of their listing.
 pub(crate) fn objects<'a>(
     table: &'a Table,
-    observed: &'a Observed,
-) -> impl Iterator<Item = (Object<'a>, u32)> {
-    let chains = table
-        .chains
-        .iter()
-        .filter_map(|chain| Some((Object::Chain(chain.name.as_ref()), observed.chain(&chain.name)?.digest)));
+    observed: &'a ObservedTable,
+) -> impl Iterator<Item = (AppliedObject<'a>, u32)> {
+    let chains = table.chains.iter().filter_map(|chain| {
+        Some((AppliedObject::Chain(chain.name.as_ref()), observed.chain(&chain.name)?.digest))
+    });
     let sets = table.sets.iter().filter_map(|want| {
         let have = observed.sets.iter().find(|set| set.name == want.name)?;
-        Some((Object::Set(want.name.as_ref()), have.digest))
+        Some((AppliedObject::Set(want.name.as_ref()), have.digest))
     });
     chains.chain(sets)
 }
@@ -105,13 +106,16 @@ fn wrong_chain(want: &Chain, have: &ObservedChain) -> Option<String> {
     wrong_hook.map(str::to_owned).or_else(count)
 }
 
-fn surplus_chains<'a>(table: &'a Table, observed: &'a Observed) -> impl Iterator<Item = &'a ListedChain> {
+fn surplus_chains<'a>(
+    table: &'a Table,
+    observed: &'a ObservedTable,
+) -> impl Iterator<Item = &'a ListedChain> {
     let is_wanted = |name: &str| table.chains.iter().any(|chain| chain.name == name);
     let listed = observed.chains.iter().map(|chain| &chain.listed);
     listed.filter(move |chain| !is_wanted(&chain.name) && !table.is_shared(&chain.name))
 }
 
-fn surplus_sets<'a>(table: &'a Table, observed: &'a Observed) -> impl Iterator<Item = &'a str> {
+fn surplus_sets<'a>(table: &'a Table, observed: &'a ObservedTable) -> impl Iterator<Item = &'a str> {
     let is_wanted = |name: &str| table.sets.iter().any(|set| set.name == name);
     let names = observed.sets.iter().map(|set| set.name.as_str());
     names.filter(move |name| !is_wanted(name) && !table.is_shared(name))
@@ -120,7 +124,7 @@ fn surplus_sets<'a>(table: &'a Table, observed: &'a Observed) -> impl Iterator<I
 /// The text that removes objects over which the table's text cannot be applied, for the beginning of the same transaction:
 /// chains and sets that are not Podwire's, and chains at another hook. Rules may use them, so all rules are flushed first.
 /// Digests of another version are removed, too.
-pub(crate) fn clearance(table: &Table, observed: &Observed) -> String {
+pub(crate) fn clearance(table: &Table, observed: &ObservedTable) -> String {
     let is_displaced = |have: &&ListedChain| {
         table.chains.iter().any(|want| {
             let is_hooked = match (&want.base, &have.hook) {
@@ -159,7 +163,7 @@ pub(crate) fn clearance(table: &Table, observed: &Observed) -> String {
     text
 }
 
-impl Observed {
+impl ObservedTable {
     fn chain(&self, name: &str) -> Option<&ObservedChain> {
         self.chains.iter().find(|chain| chain.listed.name == name)
     }
@@ -170,7 +174,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::desired::Family;
+    use crate::desired::TableFamily;
     use crate::desired::pods;
     use crate::observe::ObservedSet;
 
@@ -178,11 +182,16 @@ mod tests {
     /// without an agent, no process applies them again.
     #[test]
     fn digests_of_another_version_go_with_its_rules() {
-        let table = pods::base(Family::Inet);
+        let table = pods::base(TableFamily::Inet);
         let of = |revision| {
             let sets = vec![ObservedSet { name: APPLIED.to_owned(), key_length: 4, digest: 0 }];
-            let observed =
-                Observed { is_dormant: false, revision, chains: Vec::new(), sets, applied: BTreeMap::new() };
+            let observed = ObservedTable {
+                is_dormant: false,
+                revision,
+                chains: Vec::new(),
+                sets,
+                applied: BTreeMap::new(),
+            };
             clearance(table, &observed)
         };
         assert_eq!(of(Some(table.revision())), "");

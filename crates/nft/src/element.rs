@@ -8,9 +8,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use types::{IfName, Mac};
 
 use crate::desired::pods::{self, DHCP_PORTS, MAC_PORTS, MACS, PORTS, SETS4, SETS6, SetNames, TARGETS};
-use crate::desired::{Family, REVISION, REVISION_KEY, TableId};
+use crate::desired::{REVISION, REVISION_KEY, TableFamily, TableId};
 use crate::error::Error;
-use crate::pod::{Guard, HostPort, Mode, Pod, Protocol};
+use crate::pod::{AttachMode, FirewallPod, Guard, HostPort, Protocol};
 
 /// One part of a key or of a map's value.
 #[derive(Debug, Clone, Copy)]
@@ -164,13 +164,13 @@ fn sets(ip: IpAddr) -> &'static SetNames {
 }
 
 /// The tables that the pod needs.
-pub(crate) fn families(pod: &Pod<'_>) -> &'static [Family] {
+pub(crate) fn families(pod: &FirewallPod<'_>) -> &'static [TableFamily] {
     pods::families(pod.mode, pod.guard)
 }
 
 /// The elements that say which version the pod's tables have; they stay when pods leave.
-pub(crate) fn revisions<'a>(pod: &Pod<'_>) -> Vec<Element<'a>> {
-    let revision = |family: &Family| Element {
+pub(crate) fn revisions<'a>(pod: &FirewallPod<'_>) -> Vec<Element<'a>> {
+    let revision = |family: &TableFamily| Element {
         table: TableId::of_pods(*family),
         set: REVISION.into(),
         key: vec![Field::Mark(REVISION_KEY)],
@@ -181,22 +181,22 @@ pub(crate) fn revisions<'a>(pod: &Pod<'_>) -> Vec<Element<'a>> {
 }
 
 /// All that is this pod's own.
-pub(crate) fn of<'a>(pod: &Pod<'a>) -> Result<Vec<Element<'a>>, Error> {
+pub(crate) fn of<'a>(pod: &FirewallPod<'a>) -> Result<Vec<Element<'a>>, Error> {
     let mut out = Vec::with_capacity(16);
     for &ip in pod.addresses {
         let sets = sets(ip);
-        out.push(member(Family::Inet, sets.pods, vec![Field::Ip(ip)]));
-        out.push(member(Family::Inet, sets.own, vec![Field::Ip(ip), Field::Ip(ip)]));
+        out.push(member(TableFamily::Inet, sets.pods, vec![Field::Ip(ip)]));
+        out.push(member(TableFamily::Inet, sets.own, vec![Field::Ip(ip), Field::Ip(ip)]));
         if let Some(chain) = pod.masquerade {
             let set = if ip.is_ipv4() { chain.set4() } else { chain.set6() };
-            out.push(member(Family::Inet, set, vec![Field::Ip(ip)]));
+            out.push(member(TableFamily::Inet, set, vec![Field::Ip(ip)]));
         }
     }
     // What lets packets in comes before what drops the others: a large repair takes several transactions.
     match (pod.mode, pod.guard) {
-        (Mode::Bridge, Guard::On | Guard::Dhcp | Guard::Mac) => guarded_port(pod, &mut out),
-        (Mode::Routed, Guard::On | Guard::Dhcp | Guard::Mac) => guarded_link(pod, &mut out),
-        (Mode::Bridge | Mode::Routed, Guard::Off) => {}
+        (AttachMode::Bridge, Guard::On | Guard::Dhcp | Guard::Mac) => guarded_port(pod, &mut out),
+        (AttachMode::Routed, Guard::On | Guard::Dhcp | Guard::Mac) => guarded_link(pod, &mut out),
+        (AttachMode::Bridge | AttachMode::Routed, Guard::Off) => {}
     }
     bound(pod, &mut out);
     for port in pod.ports {
@@ -205,55 +205,55 @@ pub(crate) fn of<'a>(pod: &Pod<'a>) -> Result<Vec<Element<'a>>, Error> {
     Ok(out)
 }
 
-fn member<'a>(family: Family, set: &'a str, key: Vec<Field<'a>>) -> Element<'a> {
+fn member<'a>(family: TableFamily, set: &'a str, key: Vec<Field<'a>>) -> Element<'a> {
     Element::member(TableId::of_pods(family), set, key)
 }
 
 /// Through which link the host may receive the pod's addresses. The guard of a routed pod knows its link.
-fn bound<'a>(pod: &Pod<'a>, out: &mut Vec<Element<'a>>) {
+fn bound<'a>(pod: &FirewallPod<'a>, out: &mut Vec<Element<'a>>) {
     let via = match (pod.mode, pod.guard, pod.bridge) {
-        (Mode::Bridge, _, None) => return,
-        (Mode::Bridge, _, Some(bridge)) => Some(bridge),
-        (Mode::Routed, Guard::On | Guard::Dhcp | Guard::Mac, _) => None,
-        (Mode::Routed, Guard::Off, _) => Some(pod.link),
+        (AttachMode::Bridge, _, None) => return,
+        (AttachMode::Bridge, _, Some(bridge)) => Some(bridge),
+        (AttachMode::Routed, Guard::On | Guard::Dhcp | Guard::Mac, _) => None,
+        (AttachMode::Routed, Guard::Off, _) => Some(pod.link),
     };
     for &ip in pod.addresses {
         if let Some(link) = via {
-            out.push(member(Family::Inet, sets(ip).via, vec![Field::Ip(ip), Field::Link(link)]));
+            out.push(member(TableFamily::Inet, sets(ip).via, vec![Field::Ip(ip), Field::Link(link)]));
         }
-        out.push(member(Family::Inet, sets(ip).bound, vec![Field::Ip(ip)]));
+        out.push(member(TableFamily::Inet, sets(ip).bound, vec![Field::Ip(ip)]));
     }
 }
 
-fn guarded_link<'a>(pod: &Pod<'a>, out: &mut Vec<Element<'a>>) {
+fn guarded_link<'a>(pod: &FirewallPod<'a>, out: &mut Vec<Element<'a>>) {
     let link = Field::Link(pod.link);
     for ip in own_addresses(pod) {
-        out.push(member(Family::Inet, sets(ip).source, vec![link, Field::Ip(ip), Field::Mac(pod.mac)]));
+        out.push(member(TableFamily::Inet, sets(ip).source, vec![link, Field::Ip(ip), Field::Mac(pod.mac)]));
     }
-    out.push(member(Family::Inet, PORTS, vec![link]));
+    out.push(member(TableFamily::Inet, PORTS, vec![link]));
 }
 
-fn guarded_port<'a>(pod: &Pod<'a>, out: &mut Vec<Element<'a>>) {
+fn guarded_port<'a>(pod: &FirewallPod<'a>, out: &mut Vec<Element<'a>>) {
     let link = Field::Link(pod.link);
     for ip in own_addresses(pod) {
-        out.push(member(Family::Bridge, sets(ip).addr, vec![link, Field::Ip(ip)]));
+        out.push(member(TableFamily::Bridge, sets(ip).addr, vec![link, Field::Ip(ip)]));
         if ip.is_ipv6() {
-            out.push(member(Family::Bridge, TARGETS, vec![link, Field::bits(ip, 16)]));
+            out.push(member(TableFamily::Bridge, TARGETS, vec![link, Field::bits(ip, 16)]));
         }
     }
-    out.push(member(Family::Bridge, MACS, vec![link, Field::Mac(pod.mac)]));
+    out.push(member(TableFamily::Bridge, MACS, vec![link, Field::Mac(pod.mac)]));
     match pod.guard {
-        Guard::Dhcp => out.push(member(Family::Bridge, DHCP_PORTS, vec![link])),
-        Guard::Mac => out.push(member(Family::Bridge, MAC_PORTS, vec![link])),
+        Guard::Dhcp => out.push(member(TableFamily::Bridge, DHCP_PORTS, vec![link])),
+        Guard::Mac => out.push(member(TableFamily::Bridge, MAC_PORTS, vec![link])),
         Guard::On | Guard::Off => {}
     }
     // In both tables: frames to reserved multicast addresses bypass the bridge.
-    out.push(member(Family::Bridge, PORTS, vec![link]));
-    out.push(member(Family::Inet, PORTS, vec![link]));
+    out.push(member(TableFamily::Bridge, PORTS, vec![link]));
+    out.push(member(TableFamily::Inet, PORTS, vec![link]));
 }
 
 /// What a guarded pod may send from.
-fn own_addresses(pod: &Pod<'_>) -> impl Iterator<Item = IpAddr> {
+fn own_addresses(pod: &FirewallPod<'_>) -> impl Iterator<Item = IpAddr> {
     let has_v6 = pod.addresses.iter().any(IpAddr::is_ipv6);
     let link_local = has_v6.then(|| IpAddr::V6(link_local(pod.mac)));
     pod.addresses.iter().copied().chain(link_local)
@@ -265,8 +265,8 @@ fn link_local(mac: Mac) -> Ipv6Addr {
     Ipv6Addr::from([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f])
 }
 
-fn published<'a>(mode: Mode, port: &'a HostPort, out: &mut Vec<Element<'a>>) -> Result<(), Error> {
-    let (sets, family) = (sets(port.pod), Family::Inet);
+fn published<'a>(mode: AttachMode, port: &'a HostPort, out: &mut Vec<Element<'a>>) -> Result<(), Error> {
+    let (sets, family) = (sets(port.pod), TableFamily::Inet);
     let service = [Field::Protocol(port.protocol), Field::Port(port.host_port)];
     let (set, key) = match host_address(port)? {
         Some(ip) => (sets.hostport, [Field::Ip(ip)].into_iter().chain(service).collect()),
@@ -276,7 +276,7 @@ fn published<'a>(mode: Mode, port: &'a HostPort, out: &mut Vec<Element<'a>>) -> 
     let table = TableId::of_pods(family);
     out.push(Element { table, set: set.into(), key, data, role: Role::HostPort(port) });
     match mode {
-        Mode::Bridge => out.push(member(
+        AttachMode::Bridge => out.push(member(
             family,
             sets.hairpin,
             vec![
@@ -286,7 +286,7 @@ fn published<'a>(mode: Mode, port: &'a HostPort, out: &mut Vec<Element<'a>>) -> 
                 Field::Port(port.host_port),
             ],
         )),
-        Mode::Routed => {}
+        AttachMode::Routed => {}
     }
     Ok(())
 }
@@ -310,13 +310,13 @@ mod tests {
     use super::*;
     use crate::pod::NetworkChain;
 
-    fn words(mode: Mode, guard: Guard, ports: &[HostPort]) -> Vec<String> {
+    fn words(mode: AttachMode, guard: Guard, ports: &[HostPort]) -> Vec<String> {
         let link = IfName::try_from("pwabc").unwrap();
         let chain = NetworkChain::new(&"blue".try_into().unwrap(), &["10.0.0.0/24".parse().unwrap()]);
         let addresses = ["10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
         let mac = "02:00:00:00:00:07".parse().unwrap();
         let bridge = IfName::try_from("br0").unwrap();
-        let pod = Pod {
+        let pod = FirewallPod {
             link: &link,
             mac,
             mode,
@@ -352,7 +352,7 @@ mod tests {
 
     #[test]
     fn a_routed_pod_is_guarded_at_the_ip_layer() {
-        let got = words(Mode::Routed, Guard::On, &[]);
+        let got = words(AttachMode::Routed, Guard::On, &[]);
         assert_eq!(got[..6], NAT);
         let guard = [
             "inet source4 { pwabc . 10.0.0.2 . 02:00:00:00:00:07 }",
@@ -367,7 +367,7 @@ mod tests {
 
     #[test]
     fn a_bridged_pod_is_guarded_at_its_port_and_its_hostports_are_masqueraded_for_neighbours() {
-        let got = words(Mode::Bridge, Guard::On, &[port(Some("::"), "fd00::2")]);
+        let got = words(AttachMode::Bridge, Guard::On, &[port(Some("::"), "fd00::2")]);
         assert_eq!(got[..6], NAT);
         let guard = [
             "bridge addr4 { pwabc . 10.0.0.2 }",
@@ -391,7 +391,7 @@ mod tests {
     #[test]
     fn e18_a_hostport_has_the_family_of_its_pod_and_is_not_on_the_v6_loopback() {
         let ports = [port(Some("192.0.2.1"), "10.0.0.2"), port(None, "10.0.0.2")];
-        let got = words(Mode::Routed, Guard::Off, &ports);
+        let got = words(AttachMode::Routed, Guard::Off, &ports);
         let want = [
             "inet via4 { 10.0.0.2 . pwabc }",
             "inet bound4 { 10.0.0.2 }",
@@ -402,7 +402,7 @@ mod tests {
         ];
         assert_eq!(got[6..], want);
         for (host_ip, pod) in [("192.0.2.1", "fd00::2"), ("0.0.0.0", "fd00::2"), ("::1", "fd00::2")] {
-            let refused = published(Mode::Routed, &port(Some(host_ip), pod), &mut Vec::new());
+            let refused = published(AttachMode::Routed, &port(Some(host_ip), pod), &mut Vec::new());
             assert!(matches!(refused, Err(Error::HostAddress { .. })), "{host_ip}");
         }
     }

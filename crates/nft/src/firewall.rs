@@ -5,14 +5,14 @@ use netlink::Refusal;
 use rustix::io::Errno;
 
 use crate::desired::pods::{self, Structure};
-use crate::desired::{Family, REVISION, REVISION_KEY, TABLE, Table, TableId};
+use crate::desired::{REVISION, REVISION_KEY, TABLE, Table, TableFamily, TableId};
 use crate::diff;
 use crate::element::{self, Element, Role};
 use crate::error::Error;
-use crate::pod::{HostPort, Pod};
+use crate::pod::{FirewallPod, HostPort};
 use crate::program;
 use crate::request;
-use crate::socket::{Refused, Request, Socket};
+use crate::socket::{NftRequest, NftSocket, RefusedTransaction};
 
 /// How often a pod is tried: structure, leftovers of another pod and the real thing need three; the rest is for races.
 const TRIES: usize = 6;
@@ -22,7 +22,7 @@ const RENEWALS: usize = 3;
 const GENERATIONS: usize = 100;
 
 /// The families of the tables of pods.
-pub(crate) const BOTH: [Family; 2] = [Family::Inet, Family::Bridge];
+pub(crate) const BOTH: [TableFamily; 2] = [TableFamily::Inet, TableFamily::Bridge];
 
 const ADMIT: &str = "add a pod to the firewall";
 const EXPEL: &str = "remove a pod from the firewall";
@@ -30,26 +30,26 @@ const LOOK: &str = "look up a pod in the firewall";
 
 /// Our tables in one network namespace.
 pub struct Firewall {
-    pub(crate) socket: Socket,
+    pub(crate) socket: NftSocket,
 }
 
 impl Firewall {
     /// For the network namespace of the calling thread.
     pub fn open() -> Result<Self, Error> {
-        Ok(Self { socket: Socket::open()? })
+        Ok(Self { socket: NftSocket::open()? })
     }
 
     /// Puts the pod in force, all of it or nothing. Doing it again changes nothing. The tables are made when they are
     /// missing. A host port of another pod is [`Error::PortTaken`].
-    pub fn admit(&mut self, pod: &Pod<'_>) -> Result<(), Error> {
+    pub fn admit(&mut self, pod: &FirewallPod<'_>) -> Result<(), Error> {
         self.admit_after(pod, &mut NoOthers)
     }
 
-    /// The same; when the tables themselves were missing or of another version, they are made again and [`Others::restore`]
+    /// The same; when the tables themselves were missing or of another version, they are made again and [`OtherPods::restore`]
     /// puts back the pods that were in them, before this one can take a host port of theirs. Over tables of another version
     /// the rules come with the members of all running pods, in one transaction: new rules may use new sets, and without
     /// their elements they would drop what running pods send.
-    pub fn admit_after(&mut self, pod: &Pod<'_>, others: &mut dyn Others) -> Result<(), Error> {
+    pub fn admit_after(&mut self, pod: &FirewallPod<'_>, others: &mut dyn OtherPods) -> Result<(), Error> {
         let mut elements = element::revisions(pod);
         elements.append(&mut element::of(pod)?);
         let mut replace = vec![Replace::No; elements.len()];
@@ -72,7 +72,7 @@ impl Firewall {
                     |e: &&Element<'_>| pod.masquerade.is_some_and(|chain| chain.has_set(&e.set));
                 let is_first_of_network = wanting.iter().all(is_of_network);
                 let is_other_version = self.is_of_another_version(element::families(pod))?;
-                let mut make = |running: &[Pod<'_>]| self.make(pod, running, renewals > 0);
+                let mut make = |running: &[FirewallPod<'_>]| self.make(pod, running, renewals > 0);
                 // Rules of another version may use sets that running pods are not in.
                 if is_other_version {
                     others.hold(&mut make)?;
@@ -94,9 +94,14 @@ impl Firewall {
 
     /// Makes what a pod needs, with the elements of running pods in the same transaction. `was_pruned`: the chain of the pod's
     /// network was removed before the pod was in it, and must never be empty.
-    fn make(&mut self, pod: &Pod<'_>, running: &[Pod<'_>], was_pruned: bool) -> Result<(), Error> {
+    fn make(
+        &mut self,
+        pod: &FirewallPod<'_>,
+        running: &[FirewallPod<'_>],
+        was_pruned: bool,
+    ) -> Result<(), Error> {
         let families = element::families(pod);
-        let all: Vec<Pod<'_>> = [*pod].into_iter().chain(running.iter().copied()).collect();
+        let all: Vec<FirewallPod<'_>> = [*pod].into_iter().chain(running.iter().copied()).collect();
         let structure = Structure::of(&all);
         let tables: Vec<Table> = families.iter().map(|family| structure.table(*family)).collect();
         // A pod that has no elements because a port of it is wrong fails when it is restored.
@@ -110,7 +115,7 @@ impl Firewall {
     }
 
     /// Is one of the tables of pods there, and made by another version?
-    pub(crate) fn is_of_another_version(&mut self, families: &[Family]) -> Result<bool, Error> {
+    pub(crate) fn is_of_another_version(&mut self, families: &[TableFamily]) -> Result<bool, Error> {
         for &family in families {
             let table = TableId::of_pods(family);
             let revision = self.numbers(table, REVISION)?.get(&REVISION_KEY).copied();
@@ -124,14 +129,14 @@ impl Firewall {
     /// What to do about one element that could not be added.
     fn settle(
         &mut self,
-        pod: &Pod<'_>,
+        pod: &FirewallPod<'_>,
         element: &Element<'_>,
-        (step, refusal): (Step, &Refusal),
+        (step, refusal): (ElementStep, &Refusal),
     ) -> Result<Replace, Error> {
         match (step.action, refusal.errno, element.role) {
             // What was to be replaced has gone by itself.
-            (Action::Delete, Errno::NOENT, _) => Ok(Replace::No),
-            (Action::Add, Errno::EXIST, Role::HostPort(port)) => match self.holder(element)? {
+            (ElementAction::Delete, Errno::NOENT, _) => Ok(Replace::No),
+            (ElementAction::Add, Errno::EXIST, Role::HostPort(port)) => match self.holder(element)? {
                 // From an earlier pod that had our address.
                 Some(holder) if pod.addresses.contains(&holder) && !step.replaced => Ok(Replace::Yes),
                 Some(holder) => Err(taken(port, Some(holder))),
@@ -149,13 +154,13 @@ impl Firewall {
 
     /// Takes the pod out of force. What is already gone is no error, and keeps nothing else; a host port that another
     /// pod has by now stays.
-    pub fn expel(&mut self, pod: &Pod<'_>) -> Result<(), Error> {
+    pub fn expel(&mut self, pod: &FirewallPod<'_>) -> Result<(), Error> {
         let elements = element::of(pod)?;
         for _ in 0..GENERATIONS {
             let (generation, own) = self.own(&elements)?;
             match self.remove(&own, generation)? {
-                Removal::Done => return Ok(()),
-                Removal::Overtaken => {}
+                PodRemoval::Done => return Ok(()),
+                PodRemoval::Overtaken => {}
             }
         }
         let source = Errno::RESTART.into();
@@ -174,7 +179,7 @@ impl Firewall {
             return Ok((None, elements.iter().collect()));
         }
         // The generation is read first: a change after it is then noticed, wherever it falls.
-        let questions: Vec<Request<'_>> =
+        let questions: Vec<NftRequest<'_>> =
             [request::get_generation()].into_iter().chain(ports.iter().map(|e| request::get(e))).collect();
         let mut answers = self.socket.ask(&questions)?.into_iter();
         let generation = answers.next().and_then(Result::ok).and_then(|found| request::generation(&found));
@@ -185,13 +190,13 @@ impl Firewall {
     }
 
     /// Lets the elements expire where the kernel can do that, and deletes them where it cannot.
-    fn remove(&mut self, elements: &[&Element<'_>], generation: Option<u32>) -> Result<Removal, Error> {
+    fn remove(&mut self, elements: &[&Element<'_>], generation: Option<u32>) -> Result<PodRemoval, Error> {
         let expired = self.change(request::expire, elements, generation);
         match expired {
-            Ok(Removal::Done) if self.is_expiring(elements)? => Ok(Removal::Done),
-            Ok(Removal::Overtaken) => Ok(Removal::Overtaken),
+            Ok(PodRemoval::Done) if self.is_expiring(elements)? => Ok(PodRemoval::Done),
+            Ok(PodRemoval::Overtaken) => Ok(PodRemoval::Overtaken),
             // An older kernel took it for an element that is there already, or our tables are from an older version.
-            Ok(Removal::Done) | Err(Error::Transaction { .. }) => {
+            Ok(PodRemoval::Done) | Err(Error::Transaction { .. }) => {
                 self.change(request::delete, elements, generation)
             }
             Err(error) => Err(error),
@@ -221,19 +226,21 @@ impl Firewall {
     /// try is without them.
     fn change(
         &mut self,
-        how: for<'e> fn(&'e Element<'e>) -> Request<'e>,
+        how: for<'e> fn(&'e Element<'e>) -> NftRequest<'e>,
         elements: &[&Element<'_>],
         generation: Option<u32>,
-    ) -> Result<Removal, Error> {
+    ) -> Result<PodRemoval, Error> {
         let mut left: Vec<&Element<'_>> = elements.to_vec();
         while !left.is_empty() {
-            let requests: Vec<Request<'_>> = left.iter().map(|e| how(e)).collect();
-            let Err(refused) = self.socket.transact(&requests, generation)? else { return Ok(Removal::Done) };
+            let requests: Vec<NftRequest<'_>> = left.iter().map(|e| how(e)).collect();
+            let Err(refused) = self.socket.transact(&requests, generation)? else {
+                return Ok(PodRemoval::Done);
+            };
             if let Some(whole) = refused.whole {
                 return match whole.errno {
-                    Errno::RESTART => Ok(Removal::Overtaken),
+                    Errno::RESTART => Ok(PodRemoval::Overtaken),
                     // Without nf_tables in the kernel there is nothing of ours either.
-                    Errno::OPNOTSUPP => Ok(Removal::Done),
+                    Errno::OPNOTSUPP => Ok(PodRemoval::Done),
                     _ => Err(Error::refused(EXPEL, TABLE.to_owned(), whole)),
                 };
             }
@@ -247,11 +254,11 @@ impl Firewall {
             let mut gone = gone.into_iter();
             left.retain(|_| !gone.next().unwrap_or(false));
         }
-        Ok(Removal::Done)
+        Ok(PodRemoval::Done)
     }
 
     /// What of the pod is not in force, in words that nft understands; nothing means all is well.
-    pub fn missing(&mut self, pod: &Pod<'_>) -> Result<Vec<String>, Error> {
+    pub fn missing(&mut self, pod: &FirewallPod<'_>) -> Result<Vec<String>, Error> {
         let mut missing = self.missing_rules(pod)?;
         if !missing.is_empty() {
             // Another process may just have replaced rules, and not stored their digests yet.
@@ -259,7 +266,7 @@ impl Firewall {
             missing.retain(|what| again.contains(what));
         }
         let elements = element::of(pod)?;
-        let questions: Vec<Request<'_>> = elements.iter().map(request::get).collect();
+        let questions: Vec<NftRequest<'_>> = elements.iter().map(request::get).collect();
         for (element, answer) in elements.iter().zip(self.socket.ask(&questions)?) {
             match answer {
                 Ok(found) if request::holds(element, &found) => {}
@@ -273,7 +280,7 @@ impl Firewall {
 
     /// How the tables that the pod needs differ from their description. Objects of other programs in them, and digests that were
     /// not stored, are no fault of the pod.
-    fn missing_rules(&mut self, pod: &Pod<'_>) -> Result<Vec<String>, Error> {
+    fn missing_rules(&mut self, pod: &FirewallPod<'_>) -> Result<Vec<String>, Error> {
         let (structure, mut missing) = (Structure::of(std::slice::from_ref(pod)), Vec::new());
         for &family in element::families(pod) {
             let table = structure.table(family);
@@ -294,7 +301,7 @@ impl Firewall {
         if !program::is_installed() {
             return Err(Error::NftMissing);
         }
-        let answer = self.socket.ask(&[request::get_table(TableId::of_pods(Family::Inet))])?.pop();
+        let answer = self.socket.ask(&[request::get_table(TableId::of_pods(TableFamily::Inet))])?.pop();
         match answer {
             Some(Ok(_)) | Some(Err(Refusal { errno: Errno::NOENT, .. })) | None => Ok(()),
             Some(Err(refusal)) => Err(Error::refused(LOOK, TABLE.to_owned(), refusal)),
@@ -312,9 +319,9 @@ impl Firewall {
 }
 
 /// The other pods of this node, which the caller knows.
-pub trait Others {
+pub trait OtherPods {
     /// Calls `act` once, with those that are running. None of them may be expelled before it returns.
-    fn hold(&mut self, act: &mut dyn FnMut(&[Pod<'_>]) -> Result<(), Error>) -> Result<(), Error>;
+    fn hold(&mut self, act: &mut dyn FnMut(&[FirewallPod<'_>]) -> Result<(), Error>) -> Result<(), Error>;
     /// Puts them back into tables that were made again.
     fn restore(&mut self);
 }
@@ -322,8 +329,8 @@ pub trait Others {
 /// The caller knows of none.
 pub struct NoOthers;
 
-impl Others for NoOthers {
-    fn hold(&mut self, act: &mut dyn FnMut(&[Pod<'_>]) -> Result<(), Error>) -> Result<(), Error> {
+impl OtherPods for NoOthers {
+    fn hold(&mut self, act: &mut dyn FnMut(&[FirewallPod<'_>]) -> Result<(), Error>) -> Result<(), Error> {
         act(&[])
     }
 
@@ -336,22 +343,22 @@ pub(crate) enum Replace {
     Yes,
 }
 
-enum Removal {
+enum PodRemoval {
     Done,
     Overtaken,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Action {
+pub(crate) enum ElementAction {
     Add,
     Delete,
 }
 
 /// What a request of ours is about.
 #[derive(Clone, Copy)]
-pub(crate) struct Step {
+pub(crate) struct ElementStep {
     pub(crate) element: usize,
-    pub(crate) action: Action,
+    pub(crate) action: ElementAction,
     /// The element was deleted in the same transaction.
     pub(crate) replaced: bool,
 }
@@ -359,22 +366,25 @@ pub(crate) struct Step {
 pub(crate) fn additions<'e>(
     elements: &'e [Element<'e>],
     replace: &[Replace],
-) -> (Vec<Request<'e>>, Vec<Step>) {
+) -> (Vec<NftRequest<'e>>, Vec<ElementStep>) {
     let (mut requests, mut steps) = (Vec::with_capacity(elements.len()), Vec::with_capacity(elements.len()));
     for (place, (element, replace)) in elements.iter().zip(replace).enumerate() {
         let replaced = *replace == Replace::Yes;
         if replaced {
             requests.push(request::delete(element));
-            steps.push(Step { element: place, action: Action::Delete, replaced });
+            steps.push(ElementStep { element: place, action: ElementAction::Delete, replaced });
         }
         requests.push(request::add(element));
-        steps.push(Step { element: place, action: Action::Add, replaced });
+        steps.push(ElementStep { element: place, action: ElementAction::Add, replaced });
     }
     (requests, steps)
 }
 
 /// The refusals with what they are about; a refusal of the whole transaction is an error.
-pub(crate) fn named(refused: Refused, steps: &[Step]) -> Result<Vec<(Step, Refusal)>, Error> {
+pub(crate) fn named(
+    refused: RefusedTransaction,
+    steps: &[ElementStep],
+) -> Result<Vec<(ElementStep, Refusal)>, Error> {
     if let Some(whole) = refused.whole {
         return Err(Error::refused(ADMIT, TABLE.to_owned(), whole));
     }
@@ -386,15 +396,15 @@ pub(crate) fn named(refused: Refused, steps: &[Step]) -> Result<Vec<(Step, Refus
 }
 
 /// No such table, set or chain; or a table of another version.
-fn wants_structure(element: &Element<'_>, step: Step, refusal: &Refusal) -> bool {
+fn wants_structure(element: &Element<'_>, step: ElementStep, refusal: &Refusal) -> bool {
     match (step.action, refusal.errno, element.role) {
-        (Action::Add, Errno::NOENT, _) | (Action::Add, Errno::EXIST, Role::Revision) => true,
+        (ElementAction::Add, Errno::NOENT, _) | (ElementAction::Add, Errno::EXIST, Role::Revision) => true,
         (_, _, _) => false,
     }
 }
 
 /// The error when trying again did not help.
-fn why(elements: &[Element<'_>], refusals: Vec<(Step, Refusal)>) -> Error {
+fn why(elements: &[Element<'_>], refusals: Vec<(ElementStep, Refusal)>) -> Error {
     let Some((step, refusal)) = refusals.into_iter().next() else {
         return Error::Structure { message: "the kernel refused a pod and did not say why".to_owned() };
     };

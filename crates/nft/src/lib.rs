@@ -10,7 +10,7 @@
 //! ```
 //!
 //! All tables are rendered, applied, observed and compared by the same code; a further table is one more value in `desired`.
-//! The agent gets events from [`Monitor`], compares ([`Firewall::drift`], [`Firewall::missing_of`], [`foreign_drops`]) and
+//! The agent gets events from [`RulesetMonitor`], compares ([`Firewall::drift`], [`Firewall::missing_of`], [`foreign_drops`]) and
 //! repairs ([`Firewall::repair`]).
 //!
 //! Called by the engine for ADD, DEL, CHECK and clean-up. It works in the network namespace of the calling thread.
@@ -44,17 +44,17 @@ pub mod conntrack;
 pub use apply::Surplus;
 pub use census::ListedElements;
 pub use desired::limit::ConnectionLimit;
-pub use desired::peers::{PeerRules, PeerSource};
+pub use desired::peers::PeerRules;
 pub use desired::pods::Structure;
 pub use error::Error;
-pub use firewall::{Firewall, NoOthers, Others};
+pub use firewall::{Firewall, NoOthers, OtherPods};
 pub use foreign::{
     Certainty, ForeignDrop, ForeignFamily, ForwardingChain, LegacyTables, accept_in_others, foreign_drops,
     forwarding_chains, legacy_tables, withdraw_from_others,
 };
-pub use monitor::{Change, Monitor, Ours};
+pub use monitor::{Ours, RulesetChange, RulesetMonitor};
 pub use network::PeerTable;
-pub use pod::{Guard, HostPort, Mode, NetworkChain, Pod, Protocol};
+pub use pod::{AttachMode, FirewallPod, Guard, HostPort, NetworkChain, Protocol};
 pub use program::{INSTALL, is_installed, missing_program};
 pub use prune::Idle;
-pub use surplus::{Alive, KnownPods, PodElement, PodElements, Stray};
+pub use surplus::{KnownPods, LiveOwners, PodElement, PodElements, Stray};

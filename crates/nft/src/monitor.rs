@@ -30,9 +30,9 @@ const GENERAL: usize = 4;
 const OPEN: &str = "listen for changes of the firewall";
 const READ: &str = "read what changed in the firewall";
 
-/// What happened since the last [`Monitor::read`].
+/// What happened since the last [`RulesetMonitor::read`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Change {
+pub struct RulesetChange {
     pub ours: Ours,
     /// A table, chain or rule of others, at the IP layer, came, went or changed: look at [`foreign_drops`](crate::foreign_drops) again.
     pub foreign: bool,
@@ -53,7 +53,7 @@ pub enum Ours {
     Structure,
 }
 
-impl Change {
+impl RulesetChange {
     pub fn is_nothing(self) -> bool {
         self == Self::default()
     }
@@ -67,22 +67,22 @@ impl Change {
     }
 }
 
-const EVERYTHING: Change = Change { ours: Ours::Structure, foreign: true, peers: true };
+const EVERYTHING: RulesetChange = RulesetChange { ours: Ours::Structure, foreign: true, peers: true };
 
 /// Readable (poll) when something happened.
 #[derive(Debug)]
-pub struct Monitor {
+pub struct RulesetMonitor {
     socket: OwnedFd,
     buffer: Vec<u8>,
 }
 
-impl AsFd for Monitor {
+impl AsFd for RulesetMonitor {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 }
 
-impl Monitor {
+impl RulesetMonitor {
     /// For the network namespace of the calling thread; any thread may read.
     pub fn open() -> Result<Self, Error> {
         let socket = subscribe().map_err(|errno| Error::io(OPEN, errno))?;
@@ -90,8 +90,8 @@ impl Monitor {
     }
 
     /// Does not wait.
-    pub fn read(&mut self) -> Result<Change, Error> {
-        let mut change = Change::default();
+    pub fn read(&mut self) -> Result<RulesetChange, Error> {
+        let mut change = RulesetChange::default();
         for _ in 0..AT_ONCE {
             match recv(&self.socket, self.buffer.as_mut_slice(), RecvFlags::TRUNC) {
                 Ok((heard, length)) if length <= BUFFER => {
@@ -118,8 +118,8 @@ fn subscribe() -> Result<OwnedFd, Errno> {
     Ok(socket)
 }
 
-fn of_datagram(datagram: &[u8]) -> Change {
-    let (mut rest, mut change) = (datagram, Change::default());
+fn of_datagram(datagram: &[u8]) -> RulesetChange {
+    let (mut rest, mut change) = (datagram, RulesetChange::default());
     while let Some((kind, body, next)) = message(rest) {
         change = change.and(of_message(kind, body));
         rest = next;
@@ -154,33 +154,33 @@ fn about(kind: u16) -> About {
     }
 }
 
-fn of_message(kind: u16, body: &[u8]) -> Change {
+fn of_message(kind: u16, body: &[u8]) -> RulesetChange {
     let about = about(kind);
     if about == About::Other {
-        return Change::default();
+        return RulesetChange::default();
     }
     let family = body.first().map(|family| i32::from(*family));
     // The table's name has the same number in all of these.
     let table = body.get(GENERAL..).and_then(|attributes| attribute(attributes, number::TABLE_NAME));
     let table = table.map(read_text).unwrap_or_default();
     let kind = NetworkTable::of(&table).map(|(kind, _)| kind);
-    let of_ours = |ours| Change { ours, ..Change::default() };
+    let of_ours = |ours| RulesetChange { ours, ..RulesetChange::default() };
     match (family, about) {
         (Some(libc::NFPROTO_INET | libc::NFPROTO_BRIDGE), about) if table == TABLE => match about {
             About::TableChainOrRule | About::Set => of_ours(Ours::Structure),
             About::ElementGone => of_ours(Ours::Elements),
-            About::Other => Change::default(),
+            About::Other => RulesetChange::default(),
         },
         (Some(libc::NFPROTO_INET), about) if kind.is_some() => match (kind, about) {
-            (Some(NetworkTable::Peers), _) => Change { peers: true, ..Change::default() },
+            (Some(NetworkTable::Peers), _) => RulesetChange { peers: true, ..RulesetChange::default() },
             // Deleted counters begin again at zero.
-            (Some(NetworkTable::Limit), About::ElementGone) => Change::default(),
+            (Some(NetworkTable::Limit), About::ElementGone) => RulesetChange::default(),
             (_, _) => of_ours(Ours::Structure),
         },
         (Some(libc::NFPROTO_INET | libc::NFPROTO_IPV4 | libc::NFPROTO_IPV6), About::TableChainOrRule) => {
-            Change { foreign: true, ..Change::default() }
+            RulesetChange { foreign: true, ..RulesetChange::default() }
         }
-        (_, _) => Change::default(),
+        (_, _) => RulesetChange::default(),
     }
 }
 
@@ -206,9 +206,11 @@ mod tests {
     #[test]
     fn a_message_is_ours_by_family_and_table() {
         let (inet, bridge, ip) = (libc::NFPROTO_INET, libc::NFPROTO_BRIDGE, libc::NFPROTO_IPV4);
-        let (ours, foreign) =
-            (|ours| Change { ours, ..Change::default() }, Change { foreign: true, ..Change::default() });
-        let peers = Change { peers: true, ..Change::default() };
+        let (ours, foreign) = (
+            |ours| RulesetChange { ours, ..RulesetChange::default() },
+            RulesetChange { foreign: true, ..RulesetChange::default() },
+        );
+        let peers = RulesetChange { peers: true, ..RulesetChange::default() };
         for (messages, want) in [
             (&[(2, inet, "podwire")][..], ours(Ours::Structure)),
             (&[(14, inet, "podwire"), (8, bridge, "podwire")], ours(Ours::Structure)),
@@ -217,12 +219,12 @@ mod tests {
             (&[(6, ip, "podwire")], foreign),
             (&[(6, inet, "podwire2")], foreign),
             (&[(14, inet, "firewalld"), (6, bridge, "other")], ours(Ours::Nothing)),
-            (&[(3, ip, "filter"), (27, inet, "podwire")], Change { peers: false, ..EVERYTHING }),
+            (&[(3, ip, "filter"), (27, inet, "podwire")], RulesetChange { peers: false, ..EVERYTHING }),
             (&[(2, inet, "podwire-peers-blue"), (14, inet, "podwire-peers-blue")], peers),
-            (&[(12, inet, "podwire-peers-blue")], Change::default()),
+            (&[(12, inet, "podwire-peers-blue")], RulesetChange::default()),
             (&[(8, inet, "podwire-limit-blue"), (0, inet, "podwire-limit-blue")], ours(Ours::Structure)),
             (&[(11, inet, "podwire-limit-blue")], ours(Ours::Structure)),
-            (&[(14, inet, "podwire-limit-blue"), (12, inet, "podwire-limit-blue")], Change::default()),
+            (&[(14, inet, "podwire-limit-blue"), (12, inet, "podwire-limit-blue")], RulesetChange::default()),
             (&[(6, ip, "podwire-limit-blue")], foreign),
         ] {
             assert_eq!(of_datagram(&datagram(messages)), want, "{messages:?}");

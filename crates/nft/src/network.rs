@@ -1,11 +1,11 @@
 //! The tables that one network has beside the tables of pods: peers, limit and clamp. Only the network's agent changes them.
 
-use types::{IfName, NetworkName};
+use types::{IfName, NetworkName, PeerSource};
 
 use crate::apply::Surplus;
 use crate::desired::limit::ConnectionLimit;
-use crate::desired::peers::{PeerRules, PeerSource};
-use crate::desired::{Family, NetworkTable, TableId, clamp};
+use crate::desired::peers::PeerRules;
+use crate::desired::{NetworkTable, TableFamily, TableId, clamp};
 use crate::element::Element;
 use crate::error::Error;
 use crate::firewall::Firewall;
@@ -69,7 +69,7 @@ fn elements<'a>(rules: Option<&PeerRules>, table: &'a str, sources: &[PeerSource
 }
 
 fn inet(name: &str) -> TableId<'_> {
-    TableId { family: Family::Inet, name }
+    TableId { family: TableFamily::Inet, name }
 }
 
 impl Firewall {
@@ -109,7 +109,7 @@ impl Firewall {
     /// Deletes the tables of the chosen networks, which are named as their directories are. Returns the tables' names.
     pub fn delete_network_tables(&mut self, is_chosen: &dyn Fn(&str) -> bool) -> Result<Vec<String>, Error> {
         let mut deleted = Vec::new();
-        for name in self.own_tables(Family::Inet)? {
+        for name in self.own_tables(TableFamily::Inet)? {
             let is_one = NetworkTable::of(&name).is_some_and(|(_, network)| is_chosen(network));
             if is_one && self.delete_table(inet(&name))? {
                 deleted.push(name);

@@ -10,12 +10,14 @@ use netlink::wire::{attribute, attribute_at, attributes, read_text};
 use rustix::io::Errno;
 use types::Digest;
 
-use crate::desired::{self, APPLIED, Base, ChainType, Family, Object, REVISION, REVISION_KEY, TableId};
+use crate::desired::{
+    self, APPLIED, AppliedObject, Base, ChainType, REVISION, REVISION_KEY, TableFamily, TableId,
+};
 use crate::error::Error;
 use crate::firewall::Firewall;
 use crate::number;
 use crate::request;
-use crate::socket::Request;
+use crate::socket::NftRequest;
 
 const OBSERVE: &str = "list the firewall's tables";
 /// How often a listing is repeated because another process changed tables meanwhile.
@@ -27,7 +29,7 @@ const ACCEPT: u32 = 1;
 
 /// A table.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Observed {
+pub(crate) struct ObservedTable {
     /// Its chains are not in force.
     pub(crate) is_dormant: bool,
     pub(crate) revision: Option<u32>,
@@ -38,11 +40,11 @@ pub(crate) struct Observed {
     pub(crate) applied: BTreeMap<u32, u32>,
 }
 
-impl Observed {
+impl ObservedTable {
     /// All chains and sets with the digests of their listing.
-    pub(crate) fn digests(&self) -> impl Iterator<Item = (Object<'_>, u32)> {
-        let chains = self.chains.iter().map(|chain| (Object::Chain(&chain.listed.name), chain.digest));
-        chains.chain(self.sets.iter().map(|set| (Object::Set(&set.name), set.digest)))
+    pub(crate) fn digests(&self) -> impl Iterator<Item = (AppliedObject<'_>, u32)> {
+        let chains = self.chains.iter().map(|chain| (AppliedObject::Chain(&chain.listed.name), chain.digest));
+        chains.chain(self.sets.iter().map(|set| (AppliedObject::Set(&set.name), set.digest)))
     }
 }
 
@@ -198,7 +200,7 @@ fn digest(content: &[u8]) -> u32 {
 impl Firewall {
     /// The table, or None where there is none. A listing that another process may have changed counts only if the one before it
     /// says the same: pods that come and go change other things than structure.
-    pub(crate) fn observe(&mut self, table: TableId<'_>) -> Result<Option<Observed>, Error> {
+    pub(crate) fn observe(&mut self, table: TableId<'_>) -> Result<Option<ObservedTable>, Error> {
         let mut before = None;
         for _ in 0..TRIES {
             let generation = self.generation()?;
@@ -212,7 +214,7 @@ impl Firewall {
         Err(Error::Transaction { operation: OBSERVE, object, reason, source: Errno::INTR.into() })
     }
 
-    fn observe_once(&mut self, table: TableId<'_>) -> Result<Option<Observed>, Error> {
+    fn observe_once(&mut self, table: TableId<'_>) -> Result<Option<ObservedTable>, Error> {
         let Some(is_dormant) = self.is_dormant(table)? else { return Ok(None) };
         // Digests first: one of an object that was removed since then is stale, and one of a new object is not seen as stale.
         let applied = self.numbers(table, APPLIED)?;
@@ -224,7 +226,7 @@ impl Firewall {
         let mut sets = self.sets(table)?;
         sets.retain(|set| !set.is_anonymous());
         let chains = chains.into_iter().map(|listed| observed_chain(listed, &rules, &anonymous)).collect();
-        Ok(Some(Observed { is_dormant, revision, chains, sets, applied }))
+        Ok(Some(ObservedTable { is_dormant, revision, chains, sets, applied }))
     }
 
     /// None for a table that does not exist.
@@ -279,7 +281,7 @@ impl Firewall {
     }
 
     /// The names of the tables of this family that Podwire makes.
-    pub(crate) fn own_tables(&mut self, family: Family) -> Result<Vec<String>, Error> {
+    pub(crate) fn own_tables(&mut self, family: TableFamily) -> Result<Vec<String>, Error> {
         let mut names = Vec::new();
         self.dump_if_there(&request::get_tables(family), |table| {
             names.extend(request::name_of_table(table));
@@ -300,7 +302,7 @@ impl Firewall {
     fn listed<T: PartialEq>(
         &mut self,
         table: TableId<'_>,
-        what: &Request<'_>,
+        what: &NftRequest<'_>,
         read: impl Fn(&[u8]) -> Option<T>,
     ) -> Result<Vec<T>, Error> {
         match self.socket.list(what, read)? {
@@ -315,7 +317,7 @@ impl Firewall {
     /// Without nf_tables, the table or the set there is nothing to list. Elements may be seen twice.
     pub(crate) fn dump_if_there(
         &mut self,
-        request: &Request<'_>,
+        request: &NftRequest<'_>,
         each: impl FnMut(&[u8]),
     ) -> Result<(), Error> {
         match self.socket.dump(request, each)? {

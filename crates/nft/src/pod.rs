@@ -3,17 +3,17 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-pub use types::{AttachMode as Mode, Protocol};
+pub use types::{AttachMode, Protocol};
 use types::{AttachmentKey, Digest, IfName, Mac, NetworkName};
 
 /// One attachment, as the firewall sees it. The same value goes to `admit`, `missing` and `expel`.
 #[derive(Debug, Clone, Copy)]
-pub struct Pod<'a> {
+pub struct FirewallPod<'a> {
     /// The host end of the pod's link.
     pub link: &'a IfName,
     /// The MAC of the pod's end.
     pub mac: Mac,
-    pub mode: Mode,
+    pub mode: AttachMode,
     /// In mode `bridge`: the bridge through which all packets of the pod reach the host. None where that is not known, or
     /// where another router is the pod's gateway and its packets may come from elsewhere.
     pub bridge: Option<&'a IfName>,

@@ -5,15 +5,15 @@ use std::collections::BTreeSet;
 use netlink::Refusal;
 use rustix::io::Errno;
 
-use crate::desired::{APPLIED, Family, Object, TABLE, TableId};
+use crate::desired::{APPLIED, AppliedObject, TABLE, TableFamily, TableId};
 use crate::error::Error;
 use crate::firewall::Firewall;
 use crate::pod::NetworkChain;
 use crate::request;
-use crate::socket::Request;
+use crate::socket::NftRequest;
 
 const PRUNE: &str = "remove the chains of networks without pods";
-const POD_TABLE: TableId<'static> = TableId::of_pods(Family::Inet);
+const POD_TABLE: TableId<'static> = TableId::of_pods(TableFamily::Inet);
 
 /// Which idle chains are removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,7 +69,7 @@ impl Firewall {
 
     /// Objects that are gone already keep nothing else.
     fn remove_chains(&mut self, chains: &[String], generation: u32) -> Result<usize, Error> {
-        let mut requests: Vec<Request<'_>> = chains.iter().flat_map(|chain| deletions(chain)).collect();
+        let mut requests: Vec<NftRequest<'_>> = chains.iter().flat_map(|chain| deletions(chain)).collect();
         while !requests.is_empty() {
             let Err(refused) = self.socket.transact(&requests, Some(generation))? else {
                 return Ok(chains.len());
@@ -95,12 +95,13 @@ impl Firewall {
 }
 
 /// The chain first: its rules use the sets. The digests of all go with them.
-fn deletions(chain: &str) -> Vec<Request<'_>> {
+fn deletions(chain: &str) -> Vec<NftRequest<'_>> {
     let sets = NetworkChain::sets_of(chain);
-    let digest = |object: Object<'_>| request::delete_key(POD_TABLE, APPLIED, &object.key().to_ne_bytes());
-    let mut requests = vec![request::delete_chain(POD_TABLE, chain), digest(Object::Chain(chain))];
+    let digest =
+        |object: AppliedObject<'_>| request::delete_key(POD_TABLE, APPLIED, &object.key().to_ne_bytes());
+    let mut requests = vec![request::delete_chain(POD_TABLE, chain), digest(AppliedObject::Chain(chain))];
     for set in sets {
-        requests.push(digest(Object::Set(&set)));
+        requests.push(digest(AppliedObject::Set(&set)));
         requests.push(request::delete_set(POD_TABLE, set));
     }
     requests
@@ -112,7 +113,7 @@ mod tests {
     use types::IfName;
 
     use super::*;
-    use crate::pod::{Guard, Mode, Pod};
+    use crate::pod::{AttachMode, FirewallPod, Guard};
 
     /// Deleting a set deletes its elements without a word: nothing but the generation keeps the pod in force.
     #[test]
@@ -120,10 +121,10 @@ mod tests {
         let in_a_namespace = || {
             let link = IfName::try_from("pwabc").unwrap();
             let chain = NetworkChain::new(&"blue".try_into().unwrap(), &["10.0.0.0/24".parse().unwrap()]);
-            let pod = Pod {
+            let pod = FirewallPod {
                 link: &link,
                 mac: "02:00:00:00:00:07".parse().unwrap(),
-                mode: Mode::Routed,
+                mode: AttachMode::Routed,
                 bridge: None,
                 addresses: &["10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap()],
                 masquerade: Some(&chain),

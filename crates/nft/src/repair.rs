@@ -11,12 +11,12 @@ use netlink::Refusal;
 use rustix::io::Errno;
 
 use crate::desired::pods::Structure;
-use crate::desired::{Family, Table, TableId};
+use crate::desired::{Table, TableFamily, TableId};
 use crate::diff;
 use crate::element::{self, Element, Role, bytes};
 use crate::error::Error;
-use crate::firewall::{Action, BOTH, Firewall, Replace, additions, named};
-use crate::pod::Pod;
+use crate::firewall::{BOTH, ElementAction, Firewall, Replace, additions, named};
+use crate::pod::FirewallPod;
 
 const REPAIR: &str = "put a pod back into the firewall";
 /// Structure may be pruned again before pods are in it; the rest is for races.
@@ -74,7 +74,7 @@ impl Firewall {
     /// Makes the structure and puts these pods in force. Elements of other pods stay, except where a set of a wrong type makes
     /// it necessary to begin with an empty table. Of two pods that claim one host port, the first has it. Fails while another
     /// version of Podwire keeps changing the tables.
-    pub fn repair(&mut self, structure: &Structure<'_>, pods: &[Pod<'_>]) -> Result<(), Error> {
+    pub fn repair(&mut self, structure: &Structure<'_>, pods: &[FirewallPod<'_>]) -> Result<(), Error> {
         let elements = elements_of(pods)?;
         let mut is_applied = true;
         // Another process may apply the tables at the same time, and store its digests a moment later: once more is enough.
@@ -99,7 +99,11 @@ impl Firewall {
 
     /// As [`repair`](Self::repair), but elements of other pods stay in any case: there may be pods of other run directories.
     /// Fails where only an empty table would help.
-    pub fn repair_in_place(&mut self, structure: &Structure<'_>, pods: &[Pod<'_>]) -> Result<(), Error> {
+    pub fn repair_in_place(
+        &mut self,
+        structure: &Structure<'_>,
+        pods: &[FirewallPod<'_>],
+    ) -> Result<(), Error> {
         if !self.renew(structure, &elements_of(pods)?)? {
             let message = "a set or chain in them cannot be changed in place".to_owned();
             return Err(Error::Structure { message });
@@ -158,10 +162,10 @@ impl Firewall {
             for (step, refusal) in named(refused, &steps)? {
                 let element = &elements[step.element];
                 replace[step.element] = match (step.action, refusal.errno, element.role) {
-                    (Action::Add, Errno::NOENT, _) => return Ok(Filled::NoStructure),
-                    (Action::Delete, Errno::NOENT, _) => Replace::No,
+                    (ElementAction::Add, Errno::NOENT, _) => return Ok(Filled::NoStructure),
+                    (ElementAction::Delete, Errno::NOENT, _) => Replace::No,
                     // A pod that is not among these has no claim to the port.
-                    (Action::Add, Errno::EXIST, Role::HostPort(_)) => Replace::Yes,
+                    (ElementAction::Add, Errno::EXIST, Role::HostPort(_)) => Replace::Yes,
                     (_, _, _) => return Err(refused_element(element, refusal)),
                 };
                 last = Some((element, refusal));
@@ -174,7 +178,7 @@ impl Firewall {
     }
 }
 
-fn families(tables: &[Table]) -> Vec<Family> {
+fn families(tables: &[Table]) -> Vec<TableFamily> {
     tables.iter().map(|table| table.family).collect()
 }
 
@@ -183,7 +187,7 @@ fn refused_element(element: &Element<'_>, refusal: Refusal) -> Error {
 }
 
 /// All elements of all pods, each key once: the first pod has it.
-fn elements_of<'a>(pods: &[Pod<'a>]) -> Result<Vec<Element<'a>>, Error> {
+fn elements_of<'a>(pods: &[FirewallPod<'a>]) -> Result<Vec<Element<'a>>, Error> {
     let (mut all, mut seen) = (Vec::new(), HashSet::new());
     for pod in pods {
         let own = element::of(pod)?.into_iter();

@@ -4,23 +4,23 @@ use std::net::IpAddr;
 
 use netlink::wire::{Body, NLM_F_CREATE, attribute, attribute_at, attributes, read_text};
 
-use crate::desired::{Family, TableId};
+use crate::desired::{TableFamily, TableId};
 use crate::element::{Data, Element, bytes};
 use crate::number;
-use crate::socket::{Request, Verb};
+use crate::socket::{MessageHeader, NftRequest};
 
-fn verb(family: Family, kind: u16) -> Verb {
+fn verb(family: TableFamily, kind: u16) -> MessageHeader {
     let family = match family {
-        Family::Inet => libc::NFPROTO_INET,
-        Family::Bridge => libc::NFPROTO_BRIDGE,
+        TableFamily::Inet => libc::NFPROTO_INET,
+        TableFamily::Bridge => libc::NFPROTO_BRIDGE,
     };
-    Verb { kind, flags: 0, family: u8::try_from(family).unwrap_or_default(), version: 0 }
+    MessageHeader { kind, flags: 0, family: u8::try_from(family).unwrap_or_default(), version: 0 }
 }
 
 /// Adds an element; one that is there with the same data is left as it is, with other data it is EEXIST.
-pub(crate) fn add<'e>(element: &'e Element<'e>) -> Request<'e> {
-    let verb = Verb { flags: NLM_F_CREATE, ..verb(element.table.family, number::NEWSETELEM) };
-    Request::new(verb, move |body| write(body, element, Part::KeyAndData))
+pub(crate) fn add<'e>(element: &'e Element<'e>) -> NftRequest<'e> {
+    let verb = MessageHeader { flags: NLM_F_CREATE, ..verb(element.table.family, number::NEWSETELEM) };
+    NftRequest::new(verb, move |body| write(body, element, ElementPart::KeyAndData))
 }
 
 /// Lets an element expire at once. Since Linux 6.12 this changes an element that exists; before, the kernel leaves it alone. One
@@ -29,9 +29,9 @@ pub(crate) fn add<'e>(element: &'e Element<'e>) -> Request<'e> {
 /// Why not delete: the kernel frees deleted elements after a grace period (some 16 ms), and a process that closes a netfilter
 /// socket in the meantime waits for that with all tables locked. A program that starts, deletes and ends would delay
 /// every other one. An expired element is collected later, and no process waits.
-pub(crate) fn expire<'e>(element: &'e Element<'e>) -> Request<'e> {
-    let verb = Verb { flags: NLM_F_CREATE, ..verb(element.table.family, number::NEWSETELEM) };
-    Request::new(verb, move |body| write(body, element, Part::KeyAndDataForNow))
+pub(crate) fn expire<'e>(element: &'e Element<'e>) -> NftRequest<'e> {
+    let verb = MessageHeader { flags: NLM_F_CREATE, ..verb(element.table.family, number::NEWSETELEM) };
+    NftRequest::new(verb, move |body| write(body, element, ElementPart::KeyAndDataForNow))
 }
 
 /// Whether the element that was found is about to expire.
@@ -40,25 +40,29 @@ pub(crate) fn expires(answer: &[u8]) -> bool {
 }
 
 /// Deletes an element whatever its data is: the kernel looks at the key alone.
-pub(crate) fn delete<'e>(element: &'e Element<'e>) -> Request<'e> {
-    Request::new(verb(element.table.family, number::DELSETELEM), move |body| write(body, element, Part::Key))
+pub(crate) fn delete<'e>(element: &'e Element<'e>) -> NftRequest<'e> {
+    NftRequest::new(verb(element.table.family, number::DELSETELEM), move |body| {
+        write(body, element, ElementPart::Key);
+    })
 }
 
-pub(crate) fn get<'e>(element: &'e Element<'e>) -> Request<'e> {
-    Request::new(verb(element.table.family, number::GETSETELEM), move |body| write(body, element, Part::Key))
+pub(crate) fn get<'e>(element: &'e Element<'e>) -> NftRequest<'e> {
+    NftRequest::new(verb(element.table.family, number::GETSETELEM), move |body| {
+        write(body, element, ElementPart::Key);
+    })
 }
 
-pub(crate) fn get_sets(table: TableId<'_>) -> Request<'_> {
-    Request::new(verb(table.family, number::GETSET), move |body| body.str(number::SET_TABLE, table.name))
+pub(crate) fn get_sets(table: TableId<'_>) -> NftRequest<'_> {
+    NftRequest::new(verb(table.family, number::GETSET), move |body| body.str(number::SET_TABLE, table.name))
 }
 
 /// All elements of a set.
-pub(crate) fn get_elements<'a>(table: TableId<'a>, set: &'a str) -> Request<'a> {
-    Request::new(verb(table.family, number::GETSETELEM), move |body| write_set(body, table, set))
+pub(crate) fn get_elements<'a>(table: TableId<'a>, set: &'a str) -> NftRequest<'a> {
+    NftRequest::new(verb(table.family, number::GETSETELEM), move |body| write_set(body, table, set))
 }
 
 /// An element as it was read.
-pub(crate) struct Found<'a> {
+pub(crate) struct ReadElement<'a> {
     pub(crate) key: &'a [u8],
     /// Of a map.
     pub(crate) value: Option<&'a [u8]>,
@@ -66,11 +70,11 @@ pub(crate) struct Found<'a> {
     pub(crate) expires: bool,
 }
 
-pub(crate) fn elements(answer: &[u8]) -> impl Iterator<Item = Found<'_>> {
+pub(crate) fn elements(answer: &[u8]) -> impl Iterator<Item = ReadElement<'_>> {
     raw_elements(answer).filter_map(|element| {
         let key = attribute_at(element, &[number::ELEM_KEY, number::DATA_VALUE])?;
         let value = attribute_at(element, &[number::ELEM_DATA, number::DATA_VALUE]);
-        Some(Found { key, value, expires: attribute(element, number::ELEM_TIMEOUT).is_some() })
+        Some(ReadElement { key, value, expires: attribute(element, number::ELEM_TIMEOUT).is_some() })
     })
 }
 
@@ -85,9 +89,9 @@ pub(crate) fn add_key<'a>(
     place: (TableId<'a>, &'a str),
     key: &'a [u8],
     value: Option<&'a [u8]>,
-) -> Request<'a> {
-    let verb = Verb { flags: NLM_F_CREATE, ..verb(place.0.family, number::NEWSETELEM) };
-    Request::new(verb, move |body| {
+) -> NftRequest<'a> {
+    let verb = MessageHeader { flags: NLM_F_CREATE, ..verb(place.0.family, number::NEWSETELEM) };
+    NftRequest::new(verb, move |body| {
         write_element(body, place, |element| {
             write_value(element, number::ELEM_KEY, key);
             if let Some(value) = value {
@@ -98,20 +102,22 @@ pub(crate) fn add_key<'a>(
 }
 
 /// Deletes the element with this key.
-pub(crate) fn delete_key<'a>(table: TableId<'a>, set: &'a str, key: &[u8]) -> Request<'a> {
+pub(crate) fn delete_key<'a>(table: TableId<'a>, set: &'a str, key: &[u8]) -> NftRequest<'a> {
     let key = key.to_vec();
-    Request::new(verb(table.family, number::DELSETELEM), move |body| {
+    NftRequest::new(verb(table.family, number::DELSETELEM), move |body| {
         write_element(body, (table, set), |element| write_value(element, number::ELEM_KEY, &key));
     })
 }
 
-pub(crate) fn get_table(table: TableId<'_>) -> Request<'_> {
-    Request::new(verb(table.family, number::GETTABLE), move |body| body.str(number::TABLE_NAME, table.name))
+pub(crate) fn get_table(table: TableId<'_>) -> NftRequest<'_> {
+    NftRequest::new(verb(table.family, number::GETTABLE), move |body| {
+        body.str(number::TABLE_NAME, table.name);
+    })
 }
 
 /// All tables of the family, for a dump.
-pub(crate) fn get_tables(family: Family) -> Request<'static> {
-    Request::new(verb(family, number::GETTABLE), |_| {})
+pub(crate) fn get_tables(family: TableFamily) -> NftRequest<'static> {
+    NftRequest::new(verb(family, number::GETTABLE), |_| {})
 }
 
 pub(crate) fn name_of_table(table: &[u8]) -> Option<String> {
@@ -124,41 +130,43 @@ pub(crate) fn is_dormant(table: &[u8]) -> bool {
 }
 
 /// For a dump; the kernel lists the chains of all tables of the family.
-pub(crate) fn get_chains(family: Family) -> Request<'static> {
-    Request::new(verb(family, number::GETCHAIN), |_| {})
+pub(crate) fn get_chains(family: TableFamily) -> NftRequest<'static> {
+    NftRequest::new(verb(family, number::GETCHAIN), |_| {})
 }
 
-pub(crate) fn get_rules(table: TableId<'_>) -> Request<'_> {
-    Request::new(verb(table.family, number::GETRULE), move |body| body.str(number::RULE_TABLE, table.name))
+pub(crate) fn get_rules(table: TableId<'_>) -> NftRequest<'_> {
+    NftRequest::new(verb(table.family, number::GETRULE), move |body| body.str(number::RULE_TABLE, table.name))
 }
 
-pub(crate) fn delete_table(table: TableId<'_>) -> Request<'_> {
-    Request::new(verb(table.family, number::DELTABLE), move |body| body.str(number::TABLE_NAME, table.name))
+pub(crate) fn delete_table(table: TableId<'_>) -> NftRequest<'_> {
+    NftRequest::new(verb(table.family, number::DELTABLE), move |body| {
+        body.str(number::TABLE_NAME, table.name);
+    })
 }
 
 /// Deletes a chain with its rules.
-pub(crate) fn delete_chain<'a>(table: TableId<'a>, chain: &'a str) -> Request<'a> {
-    Request::new(verb(table.family, number::DELCHAIN), move |body| {
+pub(crate) fn delete_chain<'a>(table: TableId<'a>, chain: &'a str) -> NftRequest<'a> {
+    NftRequest::new(verb(table.family, number::DELCHAIN), move |body| {
         body.str(number::CHAIN_TABLE, table.name);
         body.str(number::CHAIN_NAME, chain);
     })
 }
 
 /// Deletes a set with its elements; one that a rule uses is EBUSY.
-pub(crate) fn delete_set<'a>(table: TableId<'a>, set: String) -> Request<'a> {
-    Request::new(verb(table.family, number::DELSET), move |body| {
+pub(crate) fn delete_set<'a>(table: TableId<'a>, set: String) -> NftRequest<'a> {
+    NftRequest::new(verb(table.family, number::DELSET), move |body| {
         body.str(number::SET_TABLE, table.name);
         body.str(number::SET_NAME, &set);
     })
 }
 
 /// Asks for the number that every change of any table increases.
-pub(crate) fn get_generation() -> Request<'static> {
-    Request::new(Verb { kind: number::GETGEN, flags: 0, family: 0, version: 0 }, |_| {})
+pub(crate) fn get_generation() -> NftRequest<'static> {
+    NftRequest::new(MessageHeader { kind: number::GETGEN, flags: 0, family: 0, version: 0 }, |_| {})
 }
 
 #[derive(Clone, Copy)]
-enum Part {
+enum ElementPart {
     Key,
     KeyAndData,
     KeyAndDataForNow,
@@ -167,13 +175,13 @@ enum Part {
 /// The shortest life an element can have, in milliseconds.
 const SHORTEST: u64 = 1;
 
-fn write(body: &mut Body<'_>, element: &Element<'_>, part: Part) {
+fn write(body: &mut Body<'_>, element: &Element<'_>, part: ElementPart) {
     write_element(body, (element.table, &element.set), |body| {
         write_value(body, number::ELEM_KEY, &bytes(&element.key));
         match part {
-            Part::Key => {}
-            Part::KeyAndData => write_data(body, &element.data),
-            Part::KeyAndDataForNow => {
+            ElementPart::Key => {}
+            ElementPart::KeyAndData => write_data(body, &element.data),
+            ElementPart::KeyAndDataForNow => {
                 write_data(body, &element.data);
                 body.bytes(number::ELEM_TIMEOUT, &SHORTEST.to_be_bytes());
             }

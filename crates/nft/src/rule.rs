@@ -3,12 +3,12 @@
 
 use netlink::wire::{attribute, attribute_at, attributes, read_text};
 
-use crate::condition::{self, Test};
+use crate::condition::{self, PacketTest};
 use crate::number;
 
 /// What becomes of a packet that the rule matches.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Ending {
+pub(crate) enum RuleVerdict {
     Accept,
     Drop,
     Reject,
@@ -22,19 +22,19 @@ pub(crate) enum Ending {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Rule {
-    pub(crate) ending: Ending,
-    pub(crate) condition: Condition,
+    pub(crate) ending: RuleVerdict,
+    pub(crate) condition: RuleCondition,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Condition {
+pub(crate) enum RuleCondition {
     Always,
     Sometimes,
 }
 
 /// A rule with what only the kernel's own has.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Listed {
+pub(crate) struct KernelRule {
     pub(crate) table: String,
     pub(crate) chain: String,
     /// Later rules have larger ones.
@@ -43,15 +43,15 @@ pub(crate) struct Listed {
     /// What packets are compared with: of a link's name before a wildcard, just that.
     pub(crate) compared: Vec<Vec<u8>>,
     /// What must hold for it to match, as far as it can be told.
-    pub(crate) tests: Vec<Test>,
-    /// An [`Ending::Other`] that leaves the packet to the next rule.
+    pub(crate) tests: Vec<PacketTest>,
+    /// An [`RuleVerdict::Other`] that leaves the packet to the next rule.
     pub(crate) goes_on: bool,
     /// It changes the packet's source, or its destination to another host.
     pub(crate) translates: bool,
     pub(crate) rule: Rule,
 }
 
-impl Listed {
+impl KernelRule {
     pub(crate) fn read(answer: &[u8]) -> Option<Self> {
         let [table, chain] = [number::RULE_TABLE, number::RULE_CHAIN].map(|kind| attribute(answer, kind));
         let (table, chain) = (read_text(table?), read_text(chain?));
@@ -100,18 +100,18 @@ impl<'a> Expression<'a> {
         attribute(self.data, number::MATCH_INFO).map(read_text)
     }
 
-    fn ending(&self) -> Ending {
+    fn ending(&self) -> RuleVerdict {
         match self.name.as_str() {
             "immediate" => self.verdict(),
-            "reject" => Ending::Reject,
-            "masq" => Ending::Masquerade,
+            "reject" => RuleVerdict::Reject,
+            "masq" => RuleVerdict::Masquerade,
             "target" => match self.xt().as_str() {
-                "REJECT" => Ending::Reject,
-                "DROP" => Ending::Drop,
-                "ACCEPT" => Ending::Accept,
-                _ => Ending::Other,
+                "REJECT" => RuleVerdict::Reject,
+                "DROP" => RuleVerdict::Drop,
+                "ACCEPT" => RuleVerdict::Accept,
+                _ => RuleVerdict::Other,
             },
-            _ => Ending::Other,
+            _ => RuleVerdict::Other,
         }
     }
 
@@ -119,18 +119,18 @@ impl<'a> Expression<'a> {
         attribute_at(self.data, &[number::CMP_DATA, number::DATA_VALUE]).filter(|_| self.name == "cmp")
     }
 
-    fn verdict(&self) -> Ending {
+    fn verdict(&self) -> RuleVerdict {
         let verdict = attribute_at(self.data, &[number::IMMEDIATE_DATA, number::DATA_VERDICT]);
         let part = |kind| verdict.and_then(|verdict| attribute(verdict, kind));
         let chain = || part(number::VERDICT_CHAIN).map(read_text).unwrap_or_default();
         match part(number::VERDICT_CODE).and_then(|code| code.first_chunk()).copied().map(i32::from_be_bytes)
         {
-            Some(DROP) => Ending::Drop,
-            Some(ACCEPT) => Ending::Accept,
-            Some(JUMP) => Ending::Jump(chain()),
-            Some(GOTO) => Ending::Goto(chain()),
-            Some(RETURN) => Ending::Return,
-            Some(_) | None => Ending::Other,
+            Some(DROP) => RuleVerdict::Drop,
+            Some(ACCEPT) => RuleVerdict::Accept,
+            Some(JUMP) => RuleVerdict::Jump(chain()),
+            Some(GOTO) => RuleVerdict::Goto(chain()),
+            Some(RETURN) => RuleVerdict::Return,
+            Some(_) | None => RuleVerdict::Other,
         }
     }
 
@@ -161,13 +161,13 @@ impl<'a> Expression<'a> {
 }
 
 fn rule(expressions: &[Expression<'_>]) -> Rule {
-    let ending = expressions.last().map_or(Ending::Other, Expression::ending);
+    let ending = expressions.last().map_or(RuleVerdict::Other, Expression::ending);
     let before = match ending {
-        Ending::Other => expressions,
+        RuleVerdict::Other => expressions,
         _ => expressions.split_last().map_or(expressions, |(_, before)| before),
     };
     let is_plain = before.iter().all(Expression::is_plain);
-    let condition = if is_plain { Condition::Always } else { Condition::Sometimes };
+    let condition = if is_plain { RuleCondition::Always } else { RuleCondition::Sometimes };
     Rule { ending, condition }
 }
 

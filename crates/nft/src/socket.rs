@@ -27,32 +27,32 @@ const LIST: &str = "list the firewall";
 const BUSY_TRIES: usize = 200;
 const BUSY_PAUSE: Duration = Duration::from_millis(1);
 
-pub(crate) struct Socket {
+pub(crate) struct NftSocket {
     inner: netlink::Socket,
     batch: Batch,
 }
 
 /// What kind of request, for whom.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Verb {
+pub(crate) struct MessageHeader {
     pub(crate) kind: u16,
     pub(crate) flags: u16,
     pub(crate) family: u8,
     pub(crate) version: u8,
 }
 
-pub(crate) struct Request<'a> {
-    verb: Verb,
+pub(crate) struct NftRequest<'a> {
+    verb: MessageHeader,
     attributes: Box<dyn Fn(&mut Body<'_>) + 'a>,
 }
 
-impl<'a> Request<'a> {
-    pub(crate) fn new(verb: Verb, attributes: impl Fn(&mut Body<'_>) + 'a) -> Self {
+impl<'a> NftRequest<'a> {
+    pub(crate) fn new(verb: MessageHeader, attributes: impl Fn(&mut Body<'_>) + 'a) -> Self {
         Self { verb, attributes: Box::new(attributes) }
     }
 }
 
-impl Socket {
+impl NftSocket {
     pub(crate) fn open() -> Result<Self, Error> {
         let open = |e| Error::netlink("open a netfilter socket", e);
         Ok(Self {
@@ -65,11 +65,12 @@ impl Socket {
     /// generation, the kernel also refuses all when anything changed since (ERESTART).
     pub(crate) fn transact(
         &mut self,
-        requests: &[Request<'_>],
+        requests: &[NftRequest<'_>],
         generation: Option<u32>,
-    ) -> Result<Result<(), Refused>, Error> {
+    ) -> Result<Result<(), RefusedTransaction>, Error> {
         // A set that is just being made larger takes nothing for a moment.
-        let is_busy = |refused: &Refused| refused.requests.iter().any(|(_, r)| r.errno == Errno::BUSY);
+        let is_busy =
+            |refused: &RefusedTransaction| refused.requests.iter().any(|(_, r)| r.errno == Errno::BUSY);
         for _ in 0..BUSY_TRIES {
             match self.try_transact(requests, generation)? {
                 Err(refused) if is_busy(&refused) => std::thread::sleep(BUSY_PAUSE),
@@ -81,9 +82,9 @@ impl Socket {
 
     fn try_transact(
         &mut self,
-        requests: &[Request<'_>],
+        requests: &[NftRequest<'_>],
         generation: Option<u32>,
-    ) -> Result<Result<(), Refused>, Error> {
+    ) -> Result<Result<(), RefusedTransaction>, Error> {
         if requests.is_empty() {
             return Ok(Ok(()));
         }
@@ -91,7 +92,7 @@ impl Socket {
         self.inner.make_room(requests.len()).map_err(enlarge)?;
         let sequences = self.inner.take_sequences(requests.len() + 2);
         write_transaction(&mut self.batch, requests, sequences.clone(), generation)?;
-        let mut refused = Refused::default();
+        let mut refused = RefusedTransaction::default();
         let answerable = sequences.start..sequences.end - 1;
         let answered = self.inner.exchange(&self.batch, answerable, |place, reply| {
             match (reply.content, place.checked_sub(1)) {
@@ -109,7 +110,10 @@ impl Socket {
     }
 
     /// Asks many things at once; for each the attributes of the answer, empty for a mere acknowledgement.
-    pub(crate) fn ask(&mut self, requests: &[Request<'_>]) -> Result<Vec<Result<Vec<u8>, Refusal>>, Error> {
+    pub(crate) fn ask(
+        &mut self,
+        requests: &[NftRequest<'_>],
+    ) -> Result<Vec<Result<Vec<u8>, Refusal>>, Error> {
         let mut answers = Vec::with_capacity(requests.len());
         for some in requests.chunks(QUESTIONS) {
             self.ask_some(some, &mut answers)?;
@@ -119,7 +123,7 @@ impl Socket {
 
     fn ask_some(
         &mut self,
-        requests: &[Request<'_>],
+        requests: &[NftRequest<'_>],
         answers: &mut Vec<Result<Vec<u8>, Refusal>>,
     ) -> Result<(), Error> {
         let start = answers.len();
@@ -151,7 +155,7 @@ impl Socket {
     /// Everything of a kind; begun again when it changed in the middle, so that some may be seen twice.
     pub(crate) fn dump(
         &mut self,
-        request: &Request<'_>,
+        request: &NftRequest<'_>,
         mut each: impl FnMut(&[u8]),
     ) -> Result<Result<(), Refusal>, Error> {
         for _ in 0..DUMPS {
@@ -169,7 +173,7 @@ impl Socket {
     /// the one before it says the same. (Pods that come and go overtake often, and change nothing of structure.)
     pub(crate) fn list<T: PartialEq>(
         &mut self,
-        request: &Request<'_>,
+        request: &NftRequest<'_>,
         read: impl Fn(&[u8]) -> Option<T>,
     ) -> Result<Result<Vec<T>, Refusal>, Error> {
         let mut before = None;
@@ -186,7 +190,7 @@ impl Socket {
         Err(Error::Transaction { operation: LIST, object, reason, source: Errno::INTR.into() })
     }
 
-    fn dump_once(&mut self, request: &Request<'_>, each: &mut dyn FnMut(&[u8])) -> Result<Dump, Error> {
+    fn dump_once(&mut self, request: &NftRequest<'_>, each: &mut dyn FnMut(&[u8])) -> Result<Dump, Error> {
         let sequences = self.inner.take_sequences(1);
         self.batch.clear();
         write(&mut self.batch, request, NLM_F_DUMP, sequences.start)?;
@@ -196,13 +200,13 @@ impl Socket {
 
 /// Why a transaction changed nothing.
 #[derive(Debug, Default)]
-pub(crate) struct Refused {
+pub(crate) struct RefusedTransaction {
     pub(crate) whole: Option<Refusal>,
     /// By place among the requests, in their order.
     pub(crate) requests: Vec<(usize, Refusal)>,
 }
 
-impl Refused {
+impl RefusedTransaction {
     pub(crate) fn first(self) -> Option<Refusal> {
         self.whole.or_else(|| self.requests.into_iter().map(|(_, refusal)| refusal).next())
     }
@@ -211,7 +215,7 @@ impl Refused {
 /// The requests between their brackets, which have sequence numbers too.
 fn write_transaction(
     batch: &mut Batch,
-    requests: &[Request<'_>],
+    requests: &[NftRequest<'_>],
     mut sequences: Range<u32>,
     generation: Option<u32>,
 ) -> Result<(), Error> {
@@ -238,8 +242,8 @@ fn bracket(batch: &mut Batch, kind: u16, sequence: u32, generation: Option<u32>)
     written.map_err(too_long)
 }
 
-fn write(batch: &mut Batch, request: &Request<'_>, flags: u16, sequence: u32) -> Result<(), Error> {
-    let Verb { kind, flags: own, family, version } = request.verb;
+fn write(batch: &mut Batch, request: &NftRequest<'_>, flags: u16, sequence: u32) -> Result<(), Error> {
+    let MessageHeader { kind, flags: own, family, version } = request.verb;
     let written = batch.message(Head { kind, flags: NLM_F_REQUEST | own | flags, sequence }, |body| {
         body.raw(&[family, version, 0, 0]);
         (request.attributes)(body);

@@ -1,6 +1,6 @@
 //! Elements of pods, each with the link or address that it is for: to find those that are surplus, and to remove them. An element
-//! is surplus if its link does not exist or no pod has its address ([`Alive::lacks`]), or if the pod that has them should not have
-//! this element ([`Alive::disowns`]). Needs a listing of all sets: not for the path of a pod.
+//! is surplus if its link does not exist or no pod has its address ([`LiveOwners::lacks`]), or if the pod that has them should not have
+//! this element ([`LiveOwners::disowns`]). Needs a listing of all sets: not for the path of a pod.
 //!
 //! Surplus elements are removed only if no table changed since they were listed. That is not enough for a concurrent ADD of a pod
 //! with the same addresses: if all of its elements exist already, its transaction changes nothing, and the kernel does not count
@@ -15,19 +15,19 @@ use types::{IfName, Protocol};
 
 use crate::census::ListedElements;
 use crate::desired::pods::{self, BINDINGS, SETS4, SETS6};
-use crate::desired::{Family, TABLE, TableId, Type};
+use crate::desired::{TABLE, TableFamily, TableId, Type};
 use crate::element::{self, bytes};
 use crate::error::Error;
 use crate::firewall::Firewall;
 use crate::observe::ObservedSet;
-use crate::pod::{NetworkChain, Pod};
+use crate::pod::{FirewallPod, NetworkChain};
 use crate::request;
 
 const REMOVE: &str = "remove surplus elements";
 
 /// The links and addresses that may have elements.
 #[derive(Debug, Default)]
-pub struct Alive {
+pub struct LiveOwners {
     pub links: HashSet<String>,
     pub addresses: HashSet<IpAddr>,
     /// Pods may have addresses that are not in `addresses`: no element of an address is an orphan.
@@ -40,7 +40,7 @@ pub struct Alive {
 pub struct KnownPods {
     links: HashSet<String>,
     addresses: HashSet<IpAddr>,
-    wanted: HashMap<(Family, String), WantedKeys>,
+    wanted: HashMap<(TableFamily, String), WantedKeys>,
 }
 
 /// The keys that a set should have. Two pods may want one host port: then either value is right.
@@ -48,7 +48,7 @@ type WantedKeys = HashMap<Vec<u8>, Vec<Option<Vec<u8>>>>;
 
 impl KnownPods {
     /// The pod should have its elements.
-    pub fn want(&mut self, pod: &Pod<'_>) -> Result<(), Error> {
+    pub fn want(&mut self, pod: &FirewallPod<'_>) -> Result<(), Error> {
         for element in element::of(pod)? {
             let set = self.wanted.entry((element.table.family, element.set.to_string())).or_default();
             set.entry(bytes(&element.key)).or_default().push(element.value());
@@ -77,8 +77,8 @@ impl KnownPods {
 
     fn owns(&self, element: &PodElement) -> bool {
         match element.owners.first() {
-            Some(Owner::Link(link)) => self.links.contains(link),
-            Some(Owner::Address(address)) => self.addresses.contains(address),
+            Some(ElementOwner::Link(link)) => self.links.contains(link),
+            Some(ElementOwner::Address(address)) => self.addresses.contains(address),
             None => false,
         }
     }
@@ -109,15 +109,15 @@ pub struct Stray<'a> {
     pub addresses: &'a [IpAddr],
 }
 
-/// An element of a pod; surplus where [`Alive::lacks`] it.
+/// An element of a pod; surplus where [`LiveOwners::lacks`] it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PodElement {
     pub what: String,
     /// As nft names it, without its data: `inet podwire pods4 { 10.0.0.2 }`.
     pub element: String,
     /// The links and addresses that it names. The first is the one that it is for.
-    owners: Vec<Owner>,
-    family: Family,
+    owners: Vec<ElementOwner>,
+    family: TableFamily,
     set: String,
     key: Vec<u8>,
     /// Of a map.
@@ -128,8 +128,8 @@ impl PodElement {
     /// The pod's address, where the element has one.
     pub fn address(&self) -> Option<IpAddr> {
         match self.owners.first() {
-            Some(Owner::Address(address)) => Some(*address),
-            Some(Owner::Link(_)) | None => None,
+            Some(ElementOwner::Address(address)) => Some(*address),
+            Some(ElementOwner::Link(_)) | None => None,
         }
     }
 
@@ -140,24 +140,26 @@ impl PodElement {
 
     fn is_of(&self, stray: &Stray<'_>) -> bool {
         self.owners.iter().any(|owner| match owner {
-            Owner::Link(name) => stray.links.iter().any(|link| link.as_str() == name),
-            Owner::Address(address) => stray.addresses.contains(address),
+            ElementOwner::Link(name) => stray.links.iter().any(|link| link.as_str() == name),
+            ElementOwner::Address(address) => stray.addresses.contains(address),
         })
     }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum Owner {
+enum ElementOwner {
     Link(String),
     Address(IpAddr),
 }
 
-impl Alive {
+impl LiveOwners {
     /// Whether the element is for none of these.
     pub fn lacks(&self, element: &PodElement) -> bool {
         match element.owners.first() {
-            Some(Owner::Link(link)) => !self.links.contains(link),
-            Some(Owner::Address(address)) => !self.has_more_addresses && !self.addresses.contains(address),
+            Some(ElementOwner::Link(link)) => !self.links.contains(link),
+            Some(ElementOwner::Address(address)) => {
+                !self.has_more_addresses && !self.addresses.contains(address)
+            }
             None => false,
         }
     }
@@ -169,18 +171,18 @@ impl Alive {
 }
 
 /// Whether the set has elements of pods.
-pub(crate) fn is_of_pods(family: Family, set: &ObservedSet) -> bool {
-    Layout::of(family, set).is_some()
+pub(crate) fn is_of_pods(family: TableFamily, set: &ObservedSet) -> bool {
+    SetLayout::of(family, set).is_some()
 }
 
 impl ListedElements {
-    /// All elements. To be compared with an [`Alive`] that is made after the listing.
+    /// All elements. To be compared with an [`LiveOwners`] that is made after the listing.
     pub fn elements(&self) -> PodElements {
         self.elements_without(&KnownPods::default())
     }
 
     /// The elements of these pods that they should not have. Records that were read before the listing lack the pods of
-    /// concurrent ADDs: to be compared with an [`Alive`] that is made after the listing.
+    /// concurrent ADDs: to be compared with an [`LiveOwners`] that is made after the listing.
     pub fn surplus_of(&self, known: &KnownPods) -> PodElements {
         let mut found = self.elements_without(known);
         found.elements.retain(|element| known.owns(element));
@@ -192,7 +194,7 @@ impl ListedElements {
     fn elements_without(&self, known: &KnownPods) -> PodElements {
         let mut elements = Vec::new();
         for (family, set, contents) in &self.sets {
-            let Some(layout) = Layout::of(*family, set) else { continue };
+            let Some(layout) = SetLayout::of(*family, set) else { continue };
             let wanted = known.wanted.get(&(*family, set.name.clone()));
             let is_wanted =
                 |key: &[u8], value: Option<&Vec<u8>>| wanted.is_some_and(|wanted| has(wanted, key, value));
@@ -207,7 +209,7 @@ impl ListedElements {
 }
 
 impl Firewall {
-    /// The elements of all pods. To be compared with an [`Alive`] that is made after this returned.
+    /// The elements of all pods. To be compared with an [`LiveOwners`] that is made after this returned.
     pub fn pod_elements(&mut self) -> Result<PodElements, Error> {
         self.list_elements().map(|listing| listing.elements())
     }
@@ -217,7 +219,7 @@ impl Firewall {
     pub fn remove_surplus<E: From<Error>>(
         &mut self,
         surplus: PodElements,
-        now: impl FnOnce() -> Result<Alive, E>,
+        now: impl FnOnce() -> Result<LiveOwners, E>,
     ) -> Result<Vec<PodElement>, E> {
         let PodElements { elements, generation } = surplus;
         if elements.is_empty() || !self.remove_at(&elements, generation)? {
@@ -270,22 +272,22 @@ impl Firewall {
 }
 
 impl PodElement {
-    fn deletion(&self) -> crate::socket::Request<'_> {
+    fn deletion(&self) -> crate::socket::NftRequest<'_> {
         request::delete_key(TableId::of_pods(self.family), &self.set, &self.key)
     }
 }
 
 /// The parts of a set's keys, and of a map's values.
 #[derive(Debug, Clone, Copy)]
-struct Layout<'a> {
+struct SetLayout<'a> {
     key: &'a [Type],
     value: &'a [Type],
 }
 
-impl Layout<'static> {
+impl SetLayout<'static> {
     /// None for sets that hold nothing of pods.
-    fn of(family: Family, set: &ObservedSet) -> Option<Self> {
-        if family == Family::Inet && NetworkChain::id_of_set(&set.name).is_some() {
+    fn of(family: TableFamily, set: &ObservedSet) -> Option<Self> {
+        if family == TableFamily::Inet && NetworkChain::id_of_set(&set.name).is_some() {
             // The sources that a network masquerades.
             let key: &[Type] = if set.key_length == 4 { &[Type::Ip4] } else { &[Type::Ip6] };
             return Some(Self { key, value: &[] });
@@ -295,20 +297,25 @@ impl Layout<'static> {
     }
 }
 
-impl Layout<'_> {
+impl SetLayout<'_> {
     /// None where the bytes do not fit the layout: then its pod is not known.
-    fn element(self, (family, set): (Family, &str), key: &[u8], value: Option<&[u8]>) -> Option<PodElement> {
+    fn element(
+        self,
+        (family, set): (TableFamily, &str),
+        key: &[u8],
+        value: Option<&[u8]>,
+    ) -> Option<PodElement> {
         let (words, of_key) = decode(self.key, key)?;
         let (target, of_value) = decode(self.value, value.unwrap_or_default())?;
         // A map leads to its value; the key of one is an address of the host.
         let owners = if self.value.is_empty() { of_key } else { of_value };
         let element = format!("{} {set} {{ {words} }}", TableId::of_pods(family));
         let what = match owners.first()? {
-            Owner::Address(_) if !self.value.is_empty() => format!("host port {words} to {target}"),
-            Owner::Address(address) if [SETS4.bound, SETS6.bound].contains(&set) => {
+            ElementOwner::Address(_) if !self.value.is_empty() => format!("host port {words} to {target}"),
+            ElementOwner::Address(address) if [SETS4.bound, SETS6.bound].contains(&set) => {
                 format!("{element}, which drops traffic from {address} of pods on other nodes")
             }
-            Owner::Address(_) | Owner::Link(_) => element.clone(),
+            ElementOwner::Address(_) | ElementOwner::Link(_) => element.clone(),
         };
         let (key, value) = (key.to_vec(), value.map(<[u8]>::to_vec));
         Some(PodElement { what, element, owners, family, set: set.to_owned(), key, value })
@@ -316,7 +323,7 @@ impl Layout<'_> {
 }
 
 /// The text of a key or value, and the links and addresses in it.
-fn decode(parts: &[Type], bytes: &[u8]) -> Option<(String, Vec<Owner>)> {
+fn decode(parts: &[Type], bytes: &[u8]) -> Option<(String, Vec<ElementOwner>)> {
     let (mut words, mut owners, mut at) = (Vec::new(), Vec::new(), 0);
     for part in parts {
         let rest = bytes.get(at..)?;
@@ -330,14 +337,14 @@ fn decode(parts: &[Type], bytes: &[u8]) -> Option<(String, Vec<Owner>)> {
 }
 
 impl Type {
-    fn decode(self, bytes: &[u8]) -> Option<(String, Option<Owner>, usize)> {
-        let address = |ip: IpAddr, length| Some((ip.to_string(), Some(Owner::Address(ip)), length));
+    fn decode(self, bytes: &[u8]) -> Option<(String, Option<ElementOwner>, usize)> {
+        let address = |ip: IpAddr, length| Some((ip.to_string(), Some(ElementOwner::Address(ip)), length));
         match self {
             Self::Link => {
                 let name: &[u8; libc::IFNAMSIZ] = bytes.first_chunk()?;
                 let name = name.split(|byte| *byte == 0).next()?;
                 let name = std::str::from_utf8(name).ok()?.to_owned();
-                Some((name.clone(), Some(Owner::Link(name)), libc::IFNAMSIZ))
+                Some((name.clone(), Some(ElementOwner::Link(name)), libc::IFNAMSIZ))
             }
             Self::Mac => {
                 let octets: Vec<String> =
@@ -366,7 +373,7 @@ impl Type {
 mod tests {
     use super::*;
     use crate::element::Field;
-    use crate::pod::{Guard, HostPort, Mode};
+    use crate::pod::{AttachMode, Guard, HostPort};
 
     /// Every element that a pod has is known to be this pod's, and is written as nft writes it.
     #[test]
@@ -387,20 +394,23 @@ mod tests {
             port(Some("192.0.2.1"), addresses[0]),
             port(Some("2001:db8::1"), addresses[1]),
         ];
-        let alive =
-            Alive { links: [String::from("pwabc")].into(), addresses: addresses.into(), ..Alive::default() };
+        let alive = LiveOwners {
+            links: [String::from("pwabc")].into(),
+            addresses: addresses.into(),
+            ..LiveOwners::default()
+        };
         for (mode, guard) in [
-            (Mode::Bridge, Guard::On),
-            (Mode::Bridge, Guard::Dhcp),
-            (Mode::Bridge, Guard::Mac),
-            (Mode::Routed, Guard::On),
+            (AttachMode::Bridge, Guard::On),
+            (AttachMode::Bridge, Guard::Dhcp),
+            (AttachMode::Bridge, Guard::Mac),
+            (AttachMode::Routed, Guard::On),
         ] {
             let mac = "02:00:00:00:00:07".parse().unwrap();
-            let pod = Pod {
+            let pod = FirewallPod {
                 link: &link,
                 mac,
                 mode,
-                bridge: (mode == Mode::Bridge).then_some(&bridge),
+                bridge: (mode == AttachMode::Bridge).then_some(&bridge),
                 addresses: &addresses,
                 masquerade: Some(&chain),
                 guard,
@@ -412,9 +422,9 @@ mod tests {
                 let family = element.table.family;
                 let layout = layout(family, &element.set, key.len());
                 let found = layout.element((family, &element.set), &key, value.as_deref()).unwrap();
-                assert!(!alive.lacks(&found) && Alive::default().lacks(&found), "{found:?}");
+                assert!(!alive.lacks(&found) && LiveOwners::default().lacks(&found), "{found:?}");
                 known.own(&link, addresses);
-                let mut alive = Alive { known, ..Alive::default() };
+                let mut alive = LiveOwners { known, ..LiveOwners::default() };
                 assert!(alive.disowns(&found), "{found:?}");
                 alive.known.want(&pod).unwrap();
                 assert!(!alive.disowns(&found), "{found:?}");
@@ -424,15 +434,15 @@ mod tests {
         }
     }
 
-    fn layout(family: Family, set: &str, length: usize) -> Layout<'static> {
+    fn layout(family: TableFamily, set: &str, length: usize) -> SetLayout<'static> {
         let key_length = u32::try_from(length).unwrap();
-        Layout::of(family, &ObservedSet { name: set.to_owned(), key_length, digest: 0 }).unwrap()
+        SetLayout::of(family, &ObservedSet { name: set.to_owned(), key_length, digest: 0 }).unwrap()
     }
 
     #[test]
     fn a_hostport_is_for_the_pod_that_it_leads_to() {
-        let layout = layout(Family::Inet, "hostport4_any", 8);
-        let place = (Family::Inet, "hostport4_any");
+        let layout = layout(TableFamily::Inet, "hostport4_any", 8);
+        let place = (TableFamily::Inet, "hostport4_any");
         let found = layout.element(place, &[6, 0, 0, 0, 0x1f, 0x90, 0, 0], Some(&[10, 0, 0, 2, 0, 80, 0, 0]));
         let found = found.unwrap();
         assert_eq!(found.what, "host port tcp . 8080 to 10.0.0.2 . 80");
@@ -441,7 +451,7 @@ mod tests {
         assert!(layout.element(place, &[6], None).is_none());
         for name in ["revision", "applied", "__set0"] {
             let set = ObservedSet { name: name.to_owned(), key_length: 4, digest: 0 };
-            assert!(Layout::of(Family::Inet, &set).is_none(), "{name}");
+            assert!(SetLayout::of(TableFamily::Inet, &set).is_none(), "{name}");
         }
     }
 
@@ -454,17 +464,17 @@ mod tests {
         let (own, foreign) = (Field::Ip(addresses[0]), Field::Ip("10.0.0.20".parse().unwrap()));
         let (tcp, port) = (Field::Protocol(Protocol::Tcp), Field::Port(80));
         for (family, set, key, value, has) in [
-            (Family::Inet, "pods4", vec![own], None, true),
-            (Family::Inet, "pods4", vec![foreign], None, false),
-            (Family::Inet, "pods6", vec![Field::Ip(addresses[1])], None, true),
-            (Family::Inet, "net-abc6-4", vec![own], None, true),
-            (Family::Inet, "ports", vec![Field::Link(&link)], None, true),
-            (Family::Bridge, "addr4", vec![Field::Link(&link), foreign], None, true),
-            (Family::Bridge, "addr4", vec![Field::Link(&other), foreign], None, false),
-            (Family::Inet, "via4", vec![own, Field::Link(&other)], None, true),
-            (Family::Inet, "via4", vec![foreign, Field::Link(&other)], None, false),
-            (Family::Inet, "hostport4_any", vec![tcp, port], Some(vec![own, port]), true),
-            (Family::Inet, "hostport4", vec![own, tcp, port], Some(vec![foreign, port]), false),
+            (TableFamily::Inet, "pods4", vec![own], None, true),
+            (TableFamily::Inet, "pods4", vec![foreign], None, false),
+            (TableFamily::Inet, "pods6", vec![Field::Ip(addresses[1])], None, true),
+            (TableFamily::Inet, "net-abc6-4", vec![own], None, true),
+            (TableFamily::Inet, "ports", vec![Field::Link(&link)], None, true),
+            (TableFamily::Bridge, "addr4", vec![Field::Link(&link), foreign], None, true),
+            (TableFamily::Bridge, "addr4", vec![Field::Link(&other), foreign], None, false),
+            (TableFamily::Inet, "via4", vec![own, Field::Link(&other)], None, true),
+            (TableFamily::Inet, "via4", vec![foreign, Field::Link(&other)], None, false),
+            (TableFamily::Inet, "hostport4_any", vec![tcp, port], Some(vec![own, port]), true),
+            (TableFamily::Inet, "hostport4", vec![own, tcp, port], Some(vec![foreign, port]), false),
         ] {
             let (key, value) = (bytes(&key), value.map(|fields| bytes(&fields)));
             let layout = layout(family, set, key.len());
@@ -483,10 +493,10 @@ mod tests {
     fn a13_bindings_stay_if_a_pod_came_after_the_look() {
         let in_a_namespace = || {
             let (link, bridge) = ("pwabc".try_into().unwrap(), "br0".try_into().unwrap());
-            let pod = Pod {
+            let pod = FirewallPod {
                 link: &link,
                 mac: "02:00:00:00:00:07".parse().unwrap(),
-                mode: Mode::Bridge,
+                mode: AttachMode::Bridge,
                 bridge: Some(&bridge),
                 addresses: &["10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap()],
                 masquerade: None,
@@ -499,9 +509,9 @@ mod tests {
             assert_eq!(seen.elements.len(), 4, "{seen:?}");
             Firewall::open()
                 .unwrap()
-                .admit(&Pod { addresses: &["10.0.0.3".parse().unwrap()], ..pod })
+                .admit(&FirewallPod { addresses: &["10.0.0.3".parse().unwrap()], ..pod })
                 .unwrap();
-            let none = || Ok::<_, Error>(Alive::default());
+            let none = || Ok::<_, Error>(LiveOwners::default());
             assert_eq!(firewall.remove_surplus(seen, none).unwrap(), []);
             assert_eq!(firewall.missing(&pod).unwrap(), [""; 0]);
             let seen = bindings(&mut firewall);

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use api::{Client, ClientError, CniAnswer, CniCall, HttpAnswer, Tombstones};
-use cni::{Call, CniResult, Code, Error, Request};
+use cni::{AttachmentRequest, CniResult, Error, ErrorCode, Request};
 use engine::Done;
 use netlink::NetNs;
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -83,7 +83,7 @@ enum AttemptOutcome {
 pub(crate) fn ask(request: &Request, place: &AgentPaths<'_>, stdin: &[u8]) -> Served {
     let mut id = [0; 16];
     if let Err(e) = getrandom(&mut id, GetRandomFlags::empty()) {
-        let error = Error::new(Code::Io, format!("cannot get random bytes for a request id: {e}"));
+        let error = Error::new(ErrorCode::Io, format!("cannot get random bytes for a request id: {e}"));
         return Served { outcome: Err(error), asked: None };
     }
     let call = CniCall {
@@ -177,14 +177,14 @@ impl Asking<'_> {
             Err(error) => {
                 let (code, is_away) = match error {
                     ClientError::NobodyListens { .. } | ClientError::Broken { .. } => {
-                        (Code::TryAgainLater, true)
+                        (ErrorCode::TryAgainLater, true)
                     }
                     ClientError::Connect { .. } | ClientError::TimedOut { .. } => {
-                        (Code::TryAgainLater, false)
+                        (ErrorCode::TryAgainLater, false)
                     }
                     ClientError::Malformed { .. }
                     | ClientError::TooLarge { .. }
-                    | ClientError::Request(_) => (Code::Decode, false),
+                    | ClientError::Request(_) => (ErrorCode::Decode, false),
                 };
                 let error = Error::new(code, error.to_string());
                 if is_away { AttemptOutcome::Away(error) } else { AttemptOutcome::Odd(error) }
@@ -195,7 +195,9 @@ impl Asking<'_> {
     fn judge(&self, answer: &HttpAnswer) -> AttemptOutcome {
         let socket = self.place.socket.display();
         let odd = |msg: &str, what: &str| {
-            AttemptOutcome::Odd(Error::new(Code::Io, msg).with_details(format!("{socket} answered {what}")))
+            AttemptOutcome::Odd(
+                Error::new(ErrorCode::Io, msg).with_details(format!("{socket} answered {what}")),
+            )
         };
         match answer.status {
             200 => self.result_of(answer),
@@ -203,12 +205,12 @@ impl Asking<'_> {
             404 => odd("page not found", "404: it is no agent, or one of another version than this plugin"),
             500 => AttemptOutcome::Refused(error_of(answer).unwrap_or_else(|| {
                 let msg = "the agent failed, and its error cannot be read";
-                Error::new(Code::Decode, msg)
+                Error::new(ErrorCode::Decode, msg)
                     .with_details(format!("{socket} answered 500: {}", excerpt(answer)))
             })),
             503 => AttemptOutcome::NotReady(error_of(answer).unwrap_or_else(|| {
                 let msg = format!("the agent on {socket} cannot work now: {}", excerpt(answer));
-                Error::new(Code::TryAgainLater, msg)
+                Error::new(ErrorCode::TryAgainLater, msg)
             })),
             status => match excerpt(answer) {
                 text if text.is_empty() => odd(&format!("the agent answered {status}"), "without a text"),
@@ -222,7 +224,7 @@ impl Asking<'_> {
         let unreadable = |why: String| {
             let socket = self.place.socket.display();
             let msg = format!("the agent's answer on {socket} cannot be read: {why}");
-            AttemptOutcome::Odd(Error::new(Code::Decode, msg))
+            AttemptOutcome::Odd(Error::new(ErrorCode::Decode, msg))
         };
         match (serde_json::from_slice::<CniAnswer>(&answer.body), self.request) {
             (Err(e), _) => unreadable(e.to_string()),
@@ -242,7 +244,7 @@ impl Asking<'_> {
     }
 
     /// The runtime need not come again: the agent does it when it is back, before it does anything else.
-    fn bury(&self, call: &Call, cause: &Error) -> (Result<Done, Error>, ExchangeEnd) {
+    fn bury(&self, call: &AttachmentRequest, cause: &Error) -> (Result<Done, Error>, ExchangeEnd) {
         let key = call.key();
         let tombstones = Tombstones::new(self.place.run_dir);
         match tombstones.leave(&self.call, &key) {
@@ -254,7 +256,7 @@ impl Asking<'_> {
                 (Ok(Done::default()), ExchangeEnd::Tombstone)
             }
             Err(e) => {
-                let error = Error::new(Code::TryAgainLater, format!("cannot leave a tombstone: {e}"));
+                let error = Error::new(ErrorCode::TryAgainLater, format!("cannot leave a tombstone: {e}"));
                 (Err(error.with_details(format!("it is needed because: {cause}"))), ExchangeEnd::Reported)
             }
         }
@@ -270,7 +272,7 @@ impl Asking<'_> {
 
     /// An agent in a container sees the namespaces that are mounted into it, and those alone.
     fn as_seen_here(&self, error: Error) -> Error {
-        let (Request::Add(Call { netns: Some(path), .. }), Code::UnknownContainer) =
+        let (Request::Add(AttachmentRequest { netns: Some(path), .. }), ErrorCode::UnknownContainer) =
             (self.request, error.code)
         else {
             return error;
@@ -301,8 +303,8 @@ fn unreachable(cause: Error, fix: &'static str) -> Error {
 /// STATUS knows two codes; the one that the agent chose is kept.
 fn not_available(cause: Error) -> Error {
     let code = match cause.code {
-        Code::LimitedConnectivity => Code::LimitedConnectivity,
-        _ => Code::NotAvailable,
+        ErrorCode::LimitedConnectivity => ErrorCode::LimitedConnectivity,
+        _ => ErrorCode::NotAvailable,
     };
     Error { code, ..cause }
 }

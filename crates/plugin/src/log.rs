@@ -8,9 +8,9 @@ use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use cni::json::Obj;
-use cni::{Args, Call, Env, Failure, Request, Var};
+use cni::{Args, AttachmentRequest, Env, Failure, Request, Var};
 use engine::Done;
-use netconf::{Log, Place};
+use netconf::{LocalPaths, Log};
 use serde_json::{Map, Value, json};
 
 use crate::agent::{AgentExchange, ExchangeEnd};
@@ -27,7 +27,7 @@ pub(crate) struct LogLine {
 
 impl LogLine {
     pub(crate) fn of(request: &Request, served: &Served, took: Duration) -> Self {
-        let place = config_of(request).and_then(|config| Place::parse(config).ok());
+        let place = config_of(request).and_then(|config| LocalPaths::parse(config).ok());
         let mut line = Self::begin(place.map_or(Log::None, |place| place.log), command(request), took);
         match request {
             Request::Add(call) | Request::Del(call) | Request::Check(call) => line.put_call(call),
@@ -83,7 +83,7 @@ impl LogLine {
         self.fields.insert(key.to_owned(), value);
     }
 
-    fn put_call(&mut self, call: &Call) {
+    fn put_call(&mut self, call: &AttachmentRequest) {
         self.put("network", json!(call.config.name));
         self.put("container", json!(call.container));
         self.put("ifname", json!(call.ifname));

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use cni::{Call, CniResult, Code, Error, Interface, IpConfig, Request};
+use cni::{AttachmentRequest, CniResult, Error, ErrorCode, Interface, IpConfig, Request};
 use netlink::{Link, LinkRef, NetNs, NetNsError, Op, RtSocket, SetLink};
 use serde_json::Value;
 use types::IfName;
@@ -23,7 +23,7 @@ pub(crate) fn serve(request: &Request) -> Result<Option<Value>, Error> {
     }
 }
 
-fn add(call: &Call) -> Result<Value, Error> {
+fn add(call: &AttachmentRequest) -> Result<Value, Error> {
     let mut inside = PodLoopback::open(call)?;
     inside.set_up(true)?;
     let result = match &call.config.prev_result {
@@ -33,17 +33,17 @@ fn add(call: &Call) -> Result<Value, Error> {
     Ok(result.to_json(call.config.version))
 }
 
-fn check(call: &Call) -> Result<(), Error> {
+fn check(call: &AttachmentRequest) -> Result<(), Error> {
     let link = PodLoopback::open(call)?.link()?;
     if link.up {
         return Ok(());
     }
     let path = call.netns.as_deref().unwrap_or_default();
-    Err(Error::new(Code::CheckFailed, format!("lo in {path} is down")))
+    Err(Error::new(ErrorCode::CheckFailed, format!("lo in {path} is down")))
 }
 
 /// A namespace that is gone has no links any more, and one's own loopback is not a pod's.
-fn del(call: &Call) -> Result<(), Error> {
+fn del(call: &AttachmentRequest) -> Result<(), Error> {
     let Some(path) = call.netns.as_deref() else { return Ok(()) };
     match NetNs::open(Path::new(path)) {
         Ok(netns) if is_own(&netns)? && !call.netns_override => Ok(()),
@@ -60,20 +60,20 @@ struct PodLoopback {
 }
 
 impl PodLoopback {
-    fn open(call: &Call) -> Result<Self, Error> {
+    fn open(call: &AttachmentRequest) -> Result<Self, Error> {
         let path = call.netns.as_deref().unwrap_or_default();
         let netns = NetNs::open(Path::new(path)).map_err(|e| namespace(&e))?;
         if is_own(&netns)? && !call.netns_override {
             let msg = format!("CNI_NETNS {path} is the plugin's own namespace: a pod needs one of its own");
             return Err(
-                Error::new(Code::InvalidEnvironment, msg).with_details("CNI_NETNS_OVERRIDE=1 insists")
+                Error::new(ErrorCode::InvalidEnvironment, msg).with_details("CNI_NETNS_OVERRIDE=1 insists")
             );
         }
         Self::of(&netns)
     }
 
     fn of(netns: &NetNs) -> Result<Self, Error> {
-        let name = IfName::try_from("lo").map_err(|e| Error::new(Code::Internal, e.to_string()))?;
+        let name = IfName::try_from("lo").map_err(|e| Error::new(ErrorCode::Internal, e.to_string()))?;
         Ok(Self { socket: RtSocket::open_in(netns).map_err(|e| kernel(&e))?, name })
     }
 
@@ -84,7 +84,7 @@ impl PodLoopback {
 
     fn link(&mut self) -> Result<Link, Error> {
         let found = self.socket.link(&self.name).map_err(|e| kernel(&e))?;
-        found.ok_or_else(|| Error::new(Code::Kernel, "the namespace has no link lo"))
+        found.ok_or_else(|| Error::new(ErrorCode::Kernel, "the namespace has no link lo"))
     }
 
     /// The first address of each family; a namespace without IPv6 has one alone.
@@ -112,17 +112,17 @@ fn is_own(netns: &NetNs) -> Result<bool, Error> {
 
 fn namespace(error: &NetNsError) -> Error {
     let code = match error {
-        NetNsError::Missing { .. } | NetNsError::NotNamespace { .. } => Code::UnknownContainer,
-        NetNsError::OtherKind { .. } => Code::InvalidEnvironment,
+        NetNsError::Missing { .. } | NetNsError::NotNamespace { .. } => ErrorCode::UnknownContainer,
+        NetNsError::OtherKind { .. } => ErrorCode::InvalidEnvironment,
         NetNsError::Permission { .. }
         | NetNsError::Open { .. }
         | NetNsError::Enter { .. }
         | NetNsError::Cookie { .. }
-        | NetNsError::Create { .. } => Code::Kernel,
+        | NetNsError::Create { .. } => ErrorCode::Kernel,
     };
     Error::new(code, error.to_string())
 }
 
 fn kernel(error: &netlink::Error) -> Error {
-    Error::new(Code::Kernel, error.to_string())
+    Error::new(ErrorCode::Kernel, error.to_string())
 }

@@ -21,9 +21,9 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::time::Instant;
 
-use cni::{Config, Env, Failure, Request, Version};
+use cni::{Env, Failure, NetworkConfig, Request, Version};
 use engine::Done;
-use netconf::Place;
+use netconf::LocalPaths;
 use serde_json::Value;
 
 use agent::AgentExchange;
@@ -118,7 +118,7 @@ fn answer(env: &Env, start: Instant) -> Result<Option<Value>, Failure> {
 
 fn serve(request: &Request, stdin: &[u8]) -> Served {
     // A place that cannot be read is the engine's to report, as everything else that is wrong with a config.
-    let place = config_of(request).and_then(|config| Place::parse(config).ok());
+    let place = config_of(request).and_then(|config| LocalPaths::parse(config).ok());
     if let Some(place) = &place
         && let Some(socket) = &place.agent
     {
@@ -135,7 +135,7 @@ fn is_named(name: &str) -> bool {
 }
 
 /// VERSION has none: it is asked often and says nothing about a pod.
-fn config_of(request: &Request) -> Option<&Config> {
+fn config_of(request: &Request) -> Option<&NetworkConfig> {
     match request {
         Request::Add(call) | Request::Del(call) | Request::Check(call) => Some(&call.config),
         Request::Gc(gc) => Some(&gc.config),

@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write, stderr, stdin, stdout};
 
-use cni::{Code, Error, Failure, MAX_STDIN, Version};
+use cni::{Error, ErrorCode, Failure, MAX_STDIN, Version};
 use rustix::fd::AsFd as _;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -14,7 +14,7 @@ pub(crate) fn read_config() -> Result<Vec<u8>, Error> {
     let mut stdin = stdin().lock().take(MAX_STDIN as u64 + 1);
     match stdin.read_to_end(&mut config) {
         Ok(_) => Ok(config),
-        Err(e) => Err(Error::new(Code::Io, format!("cannot read the network config from stdin: {e}"))),
+        Err(e) => Err(Error::new(ErrorCode::Io, format!("cannot read the network config from stdin: {e}"))),
     }
 }
 
@@ -44,7 +44,7 @@ pub(crate) fn report_panics() {
     std::panic::set_hook(Box::new(|panic| {
         let panic = panic.to_string();
         eprintln!("podwire-cni: {}", types::printable(&panic));
-        let error = Error::new(Code::Internal, "internal error: please report it").with_details(panic);
+        let error = Error::new(ErrorCode::Internal, "internal error: please report it").with_details(panic);
         // Stderr has it already, and nobody else is left to tell.
         let _ = print(&Failure { error, version: Version::LATEST }.to_json());
         std::process::exit(1);

@@ -12,42 +12,42 @@ use types::{AttachMode, IfName, NetworkName, NodeName};
 #[command(name = "podwire", version, about = "A pod network for Linux")]
 pub(crate) struct Cli {
     #[command(subcommand)]
-    pub(crate) command: Command,
+    pub(crate) command: CliCommand,
 }
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Command {
+pub(crate) enum CliCommand {
     /// Show it all on a node of its own: two pods through the agent, faults and repairs, and nothing left behind
     Demo,
     /// Many nodes on this machine, each a network namespace with a real agent, to see and to try a whole cluster
-    Lab(Box<crate::commands::lab::Lab>),
+    Lab(Box<crate::commands::lab::LabArgs>),
     /// Run the node agent: serve the plugin, keep pods' networks right
-    Agent(Box<Agent>),
+    Agent(Box<AgentArgs>),
     /// Show the status of this node; exits with 0 if it is ready, also if degraded, 1 if not, 3 if its agent is not reachable
-    Status(Status),
+    Status(StatusArgs),
     /// Look at everything that pods' networks need on this node; what is wrong comes with the command that helps, and ends with 1
     Doctor(Doctor),
     /// Show the pods on this node and their addresses; exits with 1 if a record cannot be read
     Pods(Pods),
     /// Show all nodes of the cluster; exits with 1 if a record is refused or in conflict, or if the data is stale
-    Nodes(Ask),
+    Nodes(ClusterArgs),
     /// Change what the cluster knows of a node
     #[command(subcommand)]
-    Node(Node),
+    Node(NodeCommand),
     /// Show the routes to other nodes: what should be and what is; ends with 1 if that differs
-    Routes(Ask),
+    Routes(ClusterArgs),
     /// Show which node has which block of the network; exits with 1 if records contradict each other or the data is stale
-    Blocks(Ask),
+    Blocks(ClusterArgs),
     /// Look at attachments one by one
     #[command(subcommand)]
-    Attachment(Attachment),
+    Attachment(AttachmentCommand),
     /// Put the plugin and a network config where the container runtime looks for them
-    Install(Box<Install>),
+    Install(Box<InstallArgs>),
     /// Remove everything of Podwire from this node: pods' links, bridge, firewall, sysctls, state, installed files
     Cleanup(Cleanup),
 }
 
-impl Command {
+impl CliCommand {
     /// Everything but text that is the same for every user.
     pub(crate) fn needs_root(&self) -> bool {
         match self {
@@ -100,7 +100,7 @@ pub(crate) enum Output {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Agent {
+pub(crate) struct AgentArgs {
     #[command(flatten)]
     pub(crate) flags: config::Flags,
     /// Report everything that a start would refuse, without a start, and end; exits with 1 if there is anything
@@ -129,7 +129,7 @@ pub(crate) struct Which {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Status {
+pub(crate) struct StatusArgs {
     #[arg(short, long, value_enum, default_value = "table")]
     pub(crate) output: Output,
     #[command(flatten)]
@@ -138,7 +138,7 @@ pub(crate) struct Status {
 
 /// A question about the cluster, which this node's agent answers.
 #[derive(Debug, Args)]
-pub(crate) struct Ask {
+pub(crate) struct ClusterArgs {
     #[arg(short, long, value_enum, default_value = "table")]
     pub(crate) output: Output,
     #[command(flatten)]
@@ -146,7 +146,7 @@ pub(crate) struct Ask {
 }
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Node {
+pub(crate) enum NodeCommand {
     /// Remove a node that will not come back: others forget their routes to it, and its blocks are free again
     Rm(RemoveNode),
 }
@@ -189,13 +189,13 @@ pub(crate) struct Pods {
 }
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Attachment {
+pub(crate) enum AttachmentCommand {
     /// Everything about one attachment: what is recorded, and what the kernel has of it right now
-    Show(Show),
+    Show(ShowAttachmentArgs),
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Show {
+pub(crate) struct ShowAttachmentArgs {
     /// The container's id, or its first characters, and the interface where there are several
     #[arg(value_name = "CONTAINER[/IFNAME]")]
     pub(crate) what: String,
@@ -207,7 +207,7 @@ pub(crate) struct Show {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Install {
+pub(crate) struct InstallArgs {
     /// How long to wait until the agent is ready; nothing is written before
     #[arg(long, value_name = "SECONDS", default_value_t = 30, conflicts_with = "standalone")]
     pub(crate) timeout: u64,
@@ -256,7 +256,7 @@ pub(crate) struct Standalone {
     pub(crate) name: NetworkName,
     /// How a pod meets its host: `bridge` or `routed`
     #[arg(long, default_value = "bridge", requires = "standalone")]
-    pub(crate) mode: Mode,
+    pub(crate) mode: ModeArg,
     /// The bridge's name
     #[arg(long, default_value = "podwire0", requires = "standalone", value_parser = name::<IfName>)]
     pub(crate) bridge: IfName,
@@ -271,16 +271,16 @@ pub(crate) struct Standalone {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Mode {
+pub(crate) enum ModeArg {
     Bridge,
     Routed,
 }
 
-impl From<Mode> for AttachMode {
-    fn from(mode: Mode) -> Self {
+impl From<ModeArg> for AttachMode {
+    fn from(mode: ModeArg) -> Self {
         match mode {
-            Mode::Bridge => Self::Bridge,
-            Mode::Routed => Self::Routed,
+            ModeArg::Bridge => Self::Bridge,
+            ModeArg::Routed => Self::Routed,
         }
     }
 }

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use cli::{Attachment, Cli, Command, Node};
+use cli::{AttachmentCommand, Cli, CliCommand, NodeCommand};
 use exit::ExitStatus;
 
 fn main() -> ExitCode {
@@ -34,19 +34,19 @@ fn run(cli: Cli) -> anyhow::Result<ExitStatus> {
     }
     exit::ensure_capabilities(cli.command.needed_capabilities())?;
     let done = match cli.command {
-        Command::Status(args) => return commands::status::run(&args),
-        Command::Doctor(args) => return commands::doctor::run(&args),
-        Command::Demo => commands::demo::run(),
-        Command::Lab(args) => return commands::lab::run(&args),
-        Command::Agent(args) => return commands::agent::run(&args),
-        Command::Pods(args) => return commands::pods::run(&args),
-        Command::Nodes(args) => return commands::nodes::run(&args),
-        Command::Node(Node::Rm(args)) => commands::node::remove(&args),
-        Command::Routes(args) => return commands::routes::run(&args),
-        Command::Blocks(args) => return commands::blocks::run(&args),
-        Command::Attachment(Attachment::Show(args)) => return commands::attachment::show(&args),
-        Command::Install(args) => commands::install::run(&args),
-        Command::Cleanup(args) => commands::cleanup::run(&args),
+        CliCommand::Status(args) => return commands::status::run(&args),
+        CliCommand::Doctor(args) => return commands::doctor::run(&args),
+        CliCommand::Demo => commands::demo::run(),
+        CliCommand::Lab(args) => return commands::lab::run(&args),
+        CliCommand::Agent(args) => return commands::agent::run(&args),
+        CliCommand::Pods(args) => return commands::pods::run(&args),
+        CliCommand::Nodes(args) => return commands::nodes::run(&args),
+        CliCommand::Node(NodeCommand::Rm(args)) => commands::node::remove(&args),
+        CliCommand::Routes(args) => return commands::routes::run(&args),
+        CliCommand::Blocks(args) => return commands::blocks::run(&args),
+        CliCommand::Attachment(AttachmentCommand::Show(args)) => return commands::attachment::show(&args),
+        CliCommand::Install(args) => commands::install::run(&args),
+        CliCommand::Cleanup(args) => commands::cleanup::run(&args),
     };
     done.map(|()| ExitStatus::Success)
 }

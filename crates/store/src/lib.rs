@@ -28,6 +28,6 @@ pub use check::{MAX_CHANGES, MAX_COMMIT, MAX_KEY, MAX_VALUE};
 pub use config::{EtcdConfig, StoreConfig};
 pub use error::{Error, Operation};
 pub use store::{DEADLINE, Store, Watch};
-pub use types::{Change, Compare, Entry, Event, LeaseId, LeaseState, Listing, Outcome, Watched};
+pub use types::{Change, CommitOutcome, Compare, Entry, Event, LeaseId, LeaseState, Listing, Watched};
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;

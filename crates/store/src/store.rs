@@ -9,7 +9,7 @@ use crate::config::StoreConfig;
 use crate::embedded::{Embedded, EmbeddedWatch};
 use crate::error::{Error, Operation};
 use crate::etcd::{EtcdBackend, EtcdWatch};
-use crate::types::{Change, Compare, Entry, LeaseId, LeaseState, Listing, Outcome, Watched};
+use crate::types::{Change, CommitOutcome, Compare, Entry, LeaseId, LeaseState, Listing, Watched};
 use crate::{Result, check};
 
 /// How long a call may take, if nothing else is said.
@@ -100,7 +100,7 @@ impl Store {
     }
 
     /// All changes, if all compares hold; else none.
-    pub async fn commit(&self, compares: &[Compare], changes: &[Change]) -> Result<Outcome> {
+    pub async fn commit(&self, compares: &[Compare], changes: &[Change]) -> Result<CommitOutcome> {
         let object = match changes {
             [] => "nothing".to_owned(),
             [one] => one.key().to_owned(),

@@ -55,7 +55,7 @@ impl Change {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum CommitOutcome {
     /// Where nothing was there to be changed, the revision is the last one.
     Done { revision: u64 },
     /// A compare did not hold; nothing changed.

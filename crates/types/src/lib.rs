@@ -13,6 +13,7 @@ mod key;
 mod mac;
 mod mode;
 mod name;
+mod peer;
 mod placement;
 mod protocol;
 mod special;
@@ -31,6 +32,7 @@ pub use name::{
     ContainerId, GroupName, IfName, NameError, NetworkId, NetworkName, NodeName, NodeUid, RequestId,
     TenantName,
 };
+pub use peer::PeerSource;
 pub use placement::{DEFAULT_NETWORK, DEFAULT_TENANT, Placement};
 pub use protocol::{Protocol, ProtocolError};
 pub use special::Special;

@@ -8,7 +8,7 @@ use netlink::{News, Where};
 use types::{IfName, PEER_PROTOCOL, ROUTE_PROTOCOL};
 
 /// What is known when news come.
-pub(super) struct Known<'a> {
+pub(super) struct HintContext<'a> {
     pub(super) bridges: &'a [IfName],
     /// Whether we deleted this link ourselves: then all that is told of it is no news.
     pub(super) deleted_here: &'a dyn Fn(u32) -> bool,
@@ -16,7 +16,7 @@ pub(super) struct Known<'a> {
 
 /// The looks that these news ask for. What goes on the node often goes inside a pod as well, and the quick look does not
 /// wait for the deep one.
-pub(super) fn depths(news: &[News], known: &Known<'_>) -> BTreeSet<Depth> {
+pub(super) fn depths(news: &[News], known: &HintContext<'_>) -> BTreeSet<Depth> {
     // Of a link that is told several times the last word counts: a new one is told as down before it is up.
     let mut up = HashSet::new();
     let mut depths = BTreeSet::new();
@@ -44,7 +44,7 @@ pub(super) fn may_overlap(news: &[News], subnets: &[IpNet]) -> bool {
     })
 }
 
-fn of_one(news: &News, known: &Known<'_>, settled: &dyn Fn(Where, u32) -> bool) -> Option<Depth> {
+fn of_one(news: &News, known: &HintContext<'_>, settled: &dyn Fn(Where, u32) -> bool) -> Option<Depth> {
     let stays = |link: u32| !(known.deleted_here)(link);
     let (place, lost) = match news {
         News::Lost => return Some(Depth::Pods),
@@ -93,7 +93,7 @@ mod tests {
 
     fn all(news: &[News]) -> BTreeSet<Depth> {
         let bridges = [IfName::try_from("podwire0").unwrap()];
-        depths(news, &Known { bridges: &bridges, deleted_here: &|index| index == OURS })
+        depths(news, &HintContext { bridges: &bridges, deleted_here: &|index| index == OURS })
     }
 
     fn link(name: &str, up: bool, gone: bool) -> News {

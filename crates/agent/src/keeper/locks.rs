@@ -6,11 +6,11 @@ use engine::reconcile::Depth;
 use tracing::{error, warn};
 use types::{Code, Finding};
 
-use super::Keeper;
+use super::Reconciler;
 use crate::conditions::Source;
 use crate::lock::{Lock, LockError, NetworkLock};
 
-impl Keeper {
+impl Reconciler {
     /// An error means that another agent holds a lock now.
     pub(super) fn keep_locks(&mut self) -> Result<(), LockError> {
         let findings = self.keep_network_lock()?.into_iter().chain(self.keep_run_lock()?).collect();

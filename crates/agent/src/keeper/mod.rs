@@ -46,14 +46,14 @@ use crate::server::SocketWatch;
 use crate::waker::Slot;
 use crate::work::Work;
 use config::Config;
-use hints::Known;
-use monitor::{Monitor, Read};
+use hints::HintContext;
+use monitor::{MonitorSlot, Read};
 pub(crate) use overlap::at_start as overlaps_at_start;
 pub(crate) use requests::ReconcileRequests;
 pub(crate) use round::with_other_bridge;
 use rules::Rules;
 use suspicion::Polled;
-use watch::Watch;
+use watch::DirectoryWatch;
 
 /// After some news nothing is heard for so long: every ADD makes a dozen, and waking up for each of them would cost the
 /// pods more than the work itself.
@@ -67,7 +67,7 @@ const DEEP_PAUSE: Duration = Duration::from_millis(600);
 const RETRY: Duration = Duration::from_secs(1);
 
 /// What the keeper works with, most of it shared with the server.
-pub(crate) struct Parts {
+pub(crate) struct ReconcilerParts {
     pub(crate) config: Arc<Config>,
     /// This node's part of the network, once it has one.
     pub(crate) shares: Arc<NodeAllocations>,
@@ -88,11 +88,11 @@ pub(crate) struct Parts {
     pub(crate) begun: Instant,
 }
 
-pub(crate) struct Keeper {
-    parts: Parts,
-    netlink: Monitor<netlink::Monitor, netlink::Error>,
-    nft: Monitor<nft::Monitor, nft::Error>,
-    run: Watch,
+pub(crate) struct Reconciler {
+    parts: ReconcilerParts,
+    netlink: MonitorSlot<netlink::Monitor, netlink::Error>,
+    nft: MonitorSlot<nft::RulesetMonitor, nft::Error>,
+    run: DirectoryWatch,
     /// Of the allocation that the last round was asked for.
     share_version: u64,
     /// The tunnels that the last round was asked for.
@@ -144,12 +144,12 @@ pub enum KeeperError {
     Wait(#[from] Errno),
 }
 
-impl Keeper {
-    pub(crate) fn new(parts: Parts) -> Result<Self, KeeperError> {
+impl Reconciler {
+    pub(crate) fn new(parts: ReconcilerParts) -> Result<Self, KeeperError> {
         Ok(Self {
-            netlink: Monitor::open("netlink", netlink::Monitor::open)?,
-            nft: Monitor::open("nftables", nft::Monitor::open)?,
-            run: Watch::open(watch::folders(&parts.config.run_dir, &parts.config.socket))?,
+            netlink: MonitorSlot::open("netlink", netlink::Monitor::open)?,
+            nft: MonitorSlot::open("nftables", nft::RulesetMonitor::open)?,
+            run: DirectoryWatch::open(watch::folders(&parts.config.run_dir, &parts.config.socket))?,
             share_version: parts.shares.version(),
             tunnels: Vec::new(),
             memory: Vec::new(),
@@ -250,7 +250,7 @@ impl Keeper {
         match self.netlink.read(now, netlink::Monitor::read) {
             Read::Events(news) => {
                 let bridges = self.bridges();
-                let known = Known { bridges: &bridges, deleted_here: &netlink::was_deleted_here };
+                let known = HintContext { bridges: &bridges, deleted_here: &netlink::was_deleted_here };
                 for depth in hints::depths(&news, &known) {
                     self.parts.work.resident().forget_bridges();
                     self.soon(depth, false);
@@ -266,13 +266,13 @@ impl Keeper {
             }
             Read::Failed => {}
         }
-        match self.nft.read(now, nft::Monitor::read) {
+        match self.nft.read(now, nft::RulesetMonitor::read) {
             Read::Events(change) if change.is_nothing() => {}
             Read::Events(change) => {
                 if change.peers {
                     self.parts.peers.table_changed();
                 }
-                if (nft::Change { peers: false, ..change }) != nft::Change::default() {
+                if (nft::RulesetChange { peers: false, ..change }) != nft::RulesetChange::default() {
                     self.soon(Depth::Node, change.foreign);
                 }
             }

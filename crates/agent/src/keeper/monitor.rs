@@ -10,14 +10,14 @@ use types::{Code, Finding};
 /// The pause before the first attempt, and the longest one.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-pub(super) struct Monitor<M, E> {
+pub(super) struct MonitorSlot<M, E> {
     name: &'static str,
     open: fn() -> Result<M, E>,
-    state: State<M>,
+    state: MonitorState<M>,
     pause: Duration,
 }
 
-enum State<M> {
+enum MonitorState<M> {
     Open { monitor: M, since: Instant },
     Failed { why: String, retry_at: Instant },
 }
@@ -31,16 +31,16 @@ pub(super) enum Read<T> {
     Failed,
 }
 
-impl<M, E: Display> Monitor<M, E> {
+impl<M, E: Display> MonitorSlot<M, E> {
     pub(super) fn open(name: &'static str, open: fn() -> Result<M, E>) -> Result<Self, E> {
-        let state = State::Open { monitor: open()?, since: Instant::now() };
+        let state = MonitorState::Open { monitor: open()?, since: Instant::now() };
         Ok(Self { name, open, state, pause: PAUSES.0 })
     }
 
     /// Reads the events, or opens the monitor again if it is time to.
     pub(super) fn read<T>(&mut self, now: Instant, read: fn(&mut M) -> Result<T, E>) -> Read<T> {
         match &mut self.state {
-            State::Open { monitor, since } => match read(monitor) {
+            MonitorState::Open { monitor, since } => match read(monitor) {
                 Ok(events) => Read::Events(events),
                 Err(error) => {
                     if now.saturating_duration_since(*since) > PAUSES.1 {
@@ -49,14 +49,14 @@ impl<M, E: Display> Monitor<M, E> {
                     self.failed(&error, now)
                 }
             },
-            State::Failed { retry_at, .. } if now < *retry_at => Read::Failed,
+            MonitorState::Failed { retry_at, .. } if now < *retry_at => Read::Failed,
             // A socket that opens may fail at its first read all the same.
-            State::Failed { .. } => match (self.open)().and_then(|mut monitor| {
+            MonitorState::Failed { .. } => match (self.open)().and_then(|mut monitor| {
                 read(&mut monitor)?;
                 Ok(monitor)
             }) {
                 Ok(monitor) => {
-                    self.state = State::Open { monitor, since: now };
+                    self.state = MonitorState::Open { monitor, since: now };
                     Read::Reopened
                 }
                 Err(error) => self.failed(&error, now),
@@ -65,31 +65,31 @@ impl<M, E: Display> Monitor<M, E> {
     }
 
     fn failed<T>(&mut self, error: &E, now: Instant) -> Read<T> {
-        self.state = State::Failed { why: error.to_string(), retry_at: now + self.pause };
+        self.state = MonitorState::Failed { why: error.to_string(), retry_at: now + self.pause };
         self.pause = (self.pause * 2).min(PAUSES.1);
         Read::Failed
     }
 
     pub(super) fn retry_at(&self) -> Option<Instant> {
         match &self.state {
-            State::Open { .. } => None,
-            State::Failed { retry_at, .. } => Some(*retry_at),
+            MonitorState::Open { .. } => None,
+            MonitorState::Failed { retry_at, .. } => Some(*retry_at),
         }
     }
 
     pub(super) fn finding(&self) -> Option<Finding> {
-        let State::Failed { why, .. } = &self.state else { return None };
+        let MonitorState::Failed { why, .. } = &self.state else { return None };
         let message = format!("{why}; until the monitor is open again, only the timer finds drift");
         Some(Finding::new(Code::MonitorFailed, format_args!("monitor {}", self.name), message))
     }
 }
 
-impl<M: AsFd, E> Monitor<M, E> {
+impl<M: AsFd, E> MonitorSlot<M, E> {
     /// None while it is failed.
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.state {
-            State::Open { monitor, .. } => Some(monitor.as_fd()),
-            State::Failed { .. } => None,
+            MonitorState::Open { monitor, .. } => Some(monitor.as_fd()),
+            MonitorState::Failed { .. } => None,
         }
     }
 }
@@ -118,7 +118,7 @@ mod tests {
     fn a1_a_monitor_that_fails_is_a_condition_and_is_opened_again_with_back_off() {
         let start = Instant::now();
         let at = |millis| start + Duration::from_millis(millis);
-        let mut monitor = Monitor::open("netlink", open).unwrap();
+        let mut monitor = MonitorSlot::open("netlink", open).unwrap();
         assert_eq!((monitor.read(at(0), read), monitor.finding()), (Read::Events(7), None));
         BROKEN.set(true);
         let attempts: Vec<u64> = (0..200)

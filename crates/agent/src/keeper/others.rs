@@ -4,10 +4,10 @@
 use tracing::info;
 use types::{AttachmentKey, IfName};
 
-use super::Keeper;
+use super::Reconciler;
 use crate::conditions::Source;
 
-impl Keeper {
+impl Reconciler {
     /// Forward chains of others that drop what pods send.
     pub(super) fn look_at_others(&mut self) {
         self.keep_rules();

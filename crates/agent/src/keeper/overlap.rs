@@ -1,14 +1,14 @@
 //! Routes and addresses of other programs in the pod network. At a start without pods they keep the agent from being ready;
 //! those that appear later are reported.
 
-use engine::overlap::{self, Network, Observed};
+use engine::overlap::{self, NetworkExtent, ObservedNetworks};
 use netlink::RtSocket;
 use types::{Finding, Severity};
 
-use super::{Due, Keeper};
+use super::{Due, Reconciler};
 use config::Config;
 
-impl Keeper {
+impl Reconciler {
     /// Lists routes, of which there may be many: with the timer, on suspicion, and until the agent is ready or the overlap is gone.
     pub(super) fn check_overlap(&mut self, due: Due) {
         if self.was_ready && !due.foreign && self.overlaps.is_empty() {
@@ -16,7 +16,7 @@ impl Keeper {
         }
         let subnets = &self.parts.config.network.subnets;
         let host = RtSocket::open().map_err(engine::Error::from);
-        let observed = host.and_then(|mut host| Observed::of(&mut host, subnets));
+        let observed = host.and_then(|mut host| ObservedNetworks::of(&mut host, subnets));
         let operation = "list routes and addresses to check for overlap with the pod network";
         if let Some(observed) =
             self.report_rule("routes overlap", operation, observed.map_err(cni::Error::from))
@@ -30,7 +30,7 @@ impl Keeper {
         self.overlaps.iter().any(|found| found.severity == Severity::NotReady)
     }
 
-    fn found(&self, observed: &Observed) -> Vec<Finding> {
+    fn found(&self, observed: &ObservedNetworks) -> Vec<Finding> {
         let config = &self.parts.config;
         match self.was_ready {
             true => {
@@ -41,13 +41,13 @@ impl Keeper {
     }
 }
 
-fn network(config: &Config) -> Network<'_> {
+fn network(config: &Config) -> NetworkExtent<'_> {
     let own = &config.network;
-    Network { name: &own.name, bridge: &own.bridge, subnets: &own.subnets }
+    NetworkExtent { name: &own.name, bridge: &own.bridge, subnets: &own.subnets }
 }
 
 /// What overlaps the agent's network, with another subnet as the fix where the network has no pods yet.
-pub(crate) fn at_start(config: &Config, observed: &Observed) -> Vec<Finding> {
+pub(crate) fn at_start(config: &Config, observed: &ObservedNetworks) -> Vec<Finding> {
     let network = network(config);
     // All nodes of a cluster have the same subnets: one node cannot change them.
     let is_alone = config.cluster.margin == 0;

@@ -3,12 +3,12 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use engine::reconcile::{self, Depth, Kind, Order, Outcome};
+use engine::reconcile::{self, Depth, Order, ReconcileOutcome, RepairKind};
 use netconf::Network;
 use tracing::{debug, info};
 use types::{Code, Finding, IfName, Severity};
 
-use super::{Due, Keeper, Parts, RETRY};
+use super::{Due, RETRY, Reconciler, ReconcilerParts};
 use crate::allocation::{NoBlock, TunnelSize, family_blocks};
 use crate::attachments::inactive_port;
 use crate::conditions::Source;
@@ -26,7 +26,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(400);
 /// So few free addresses are a reason to ask for another block.
 const FEW: u64 = 32;
 
-impl Keeper {
+impl Reconciler {
     pub(super) fn round(&mut self, due: Due) {
         let started = Instant::now();
         let due = self.spaced(due);
@@ -90,7 +90,7 @@ impl Keeper {
         self.not_before = Instant::now() + (took * SHARE).min(LONGEST_PAUSE);
     }
 
-    fn done(&mut self, outcome: Outcome, took: Duration, network: Result<&Network, &NoBlock>) {
+    fn done(&mut self, outcome: ReconcileOutcome, took: Duration, network: Result<&Network, &NoBlock>) {
         // What an agent without pods makes when it starts is no repair: nobody had it yet.
         let is_fresh = !self.was_ready && outcome.attachments.is_empty();
         let mut repairs = Vec::new();
@@ -161,7 +161,7 @@ impl Keeper {
 
     /// Block and addresses are read now: they may have changed since the round began.
     fn report(&self, findings: Vec<Finding>) {
-        let Parts { board, shares, config, .. } = &self.parts;
+        let ReconcilerParts { board, shares, config, .. } = &self.parts;
         board.set(Source::Reconcile, findings);
         shares.report_block(board, &config.network.name);
         shares.report_addresses(board, &config.run_dir, &config.network.name);
@@ -294,16 +294,16 @@ pub(crate) fn with_other_bridge(config: &Config, found: Finding) -> Finding {
 }
 
 /// Does it belong to the node, also without any pod?
-fn is_of_node(kind: Kind) -> bool {
+fn is_of_node(kind: RepairKind) -> bool {
     match kind {
-        Kind::Bridge | Kind::Address | Kind::Firewall | Kind::Sysctl => true,
-        Kind::Pending
-        | Kind::Collected
-        | Kind::Link
-        | Kind::Route
-        | Kind::Neighbour
-        | Kind::Shaping
-        | Kind::Stray
-        | Kind::Record => false,
+        RepairKind::Bridge | RepairKind::Address | RepairKind::Firewall | RepairKind::Sysctl => true,
+        RepairKind::Pending
+        | RepairKind::Collected
+        | RepairKind::Link
+        | RepairKind::Route
+        | RepairKind::Neighbour
+        | RepairKind::Shaping
+        | RepairKind::Stray
+        | RepairKind::Record => false,
     }
 }

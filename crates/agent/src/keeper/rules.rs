@@ -6,7 +6,7 @@ use std::fmt::Display;
 
 use types::{Code, Finding};
 
-use super::Keeper;
+use super::Reconciler;
 use crate::conditions::Source;
 
 /// Why each object is not as it should be.
@@ -23,7 +23,7 @@ impl Rules {
     }
 }
 
-impl Keeper {
+impl Reconciler {
     /// Returns the result of a part that succeeded, and reports one that failed.
     pub(super) fn report_rule<T, E: Display>(
         &mut self,

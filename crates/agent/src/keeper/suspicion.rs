@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use engine::reconcile::Depth;
 use types::{Code, Severity};
 
-use super::{Due, Keeper, PAUSE};
+use super::{Due, PAUSE, Reconciler};
 
 const POLL: Duration = Duration::from_secs(1);
 /// Checks that list the routes and the chains of other programs have this distance.
@@ -15,7 +15,7 @@ const DISTANCE: Duration = Duration::from_secs(1);
 /// What was found last, and when it is to be polled again.
 pub(super) struct Polled {
     pub(super) next: Instant,
-    observed: Option<Observed>,
+    observed: Option<NodeSurroundings>,
 }
 
 impl Default for Polled {
@@ -26,12 +26,12 @@ impl Default for Polled {
 
 /// It takes some stat calls.
 #[derive(PartialEq, Eq)]
-struct Observed {
+struct NodeSurroundings {
     has_nft: bool,
     space: Option<Severity>,
 }
 
-impl Keeper {
+impl Reconciler {
     /// Another program may have changed the node. The next round checks its routes, addresses and chains too.
     pub(super) fn suspect(&mut self) {
         let soon = self.not_before.max(Instant::now() + PAUSE);
@@ -55,7 +55,7 @@ impl Keeper {
             return;
         }
         let config = &self.parts.config;
-        let observed = Observed {
+        let observed = NodeSurroundings {
             has_nft: nft::is_installed(),
             space: engine::run_dir_space(&config.run_dir).map(|found| found.severity),
         };

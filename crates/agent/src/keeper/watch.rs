@@ -19,12 +19,12 @@ const MOST: usize = 1024;
 
 /// inotify on some folders. Says that something happened, not what: whoever asks looks at the files themselves.
 #[derive(Debug)]
-pub(super) struct Watch {
+pub(super) struct DirectoryWatch {
     fd: OwnedFd,
     folders: Vec<PathBuf>,
 }
 
-impl Watch {
+impl DirectoryWatch {
     pub(super) fn open(folders: Vec<PathBuf>) -> Result<Self, Errno> {
         let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
         let watch = Self { fd, folders };
@@ -57,7 +57,7 @@ impl Watch {
     }
 }
 
-impl AsFd for Watch {
+impl AsFd for DirectoryWatch {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }

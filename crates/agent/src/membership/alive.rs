@@ -5,8 +5,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use model::{Alive, NodeRecord, Object as _};
-use store::{Change, Compare, LeaseId, LeaseState, Outcome, Store};
+use model::{AliveRecord, NodeRecord, Object as _};
+use store::{Change, CommitOutcome, Compare, LeaseId, LeaseState, Store};
 use tokio::sync::{Notify, watch};
 use tokio::time::sleep;
 use tracing::{debug, warn};
@@ -45,7 +45,7 @@ impl Hold {
         // The lease may live on without the key.
         let found = store.get(&self.key).await?;
         Ok(found
-            .and_then(|entry| Alive::decode(&entry.value).ok())
+            .and_then(|entry| AliveRecord::decode(&entry.value).ok())
             .is_some_and(|alive| alive.uid == self.uid))
     }
 
@@ -72,7 +72,7 @@ impl Registry {
         for _ in 0..TRIES {
             let compare = match self.store.get(&key).await? {
                 None => Compare::Absent(key.clone()),
-                Some(entry) => match Alive::decode(&entry.value) {
+                Some(entry) => match AliveRecord::decode(&entry.value) {
                     Ok(alive) if alive.uid != *uid => return Err(self.held(name, &alive.uid).await?),
                     // Whoever knows more than we do wrote it: never overwritten.
                     Err(source) if source.is_newer() => return Err(JoinError::Decode { key, source }),
@@ -80,13 +80,13 @@ impl Registry {
                 },
             };
             let lease = self.store.grant(TTL).await?;
-            let value = Alive { uid: uid.clone(), since: candidate.since }.encode();
+            let value = AliveRecord { uid: uid.clone(), since: candidate.since }.encode();
             let put = Change::Put { key: key.clone(), value, lease: Some(lease) };
             match self.store.commit(&[compare], &[put]).await? {
-                Outcome::Done { revision } => {
+                CommitOutcome::Done { revision } => {
                     return Ok(Hold { store: self.store.clone(), key, revision, uid: uid.clone(), lease });
                 }
-                Outcome::Refused => self.store.revoke(lease).await?,
+                CommitOutcome::Refused => self.store.revoke(lease).await?,
             }
         }
         Err(JoinError::Restless { what: key })

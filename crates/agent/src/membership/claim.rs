@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use ipnet::IpNet;
 use model::{Cut, NodeRecord, Object as _};
-use store::{Change, Compare, Outcome};
+use store::{Change, CommitOutcome, Compare};
 use tracing::info;
 
 use super::join::{Candidate, JoinError, Joined, MOST_BLOCKS, Registry, TRIES, cuts};
@@ -98,8 +98,8 @@ impl Registry {
         let changes =
             [self.put_claim(&block, &record.name), Change::Put { key, value: record.encode(), lease: None }];
         Ok(match self.store.commit(&compares, &changes).await? {
-            Outcome::Done { revision } => Some(Joined { record, revision, ..joined.clone() }),
-            Outcome::Refused => None,
+            CommitOutcome::Done { revision } => Some(Joined { record, revision, ..joined.clone() }),
+            CommitOutcome::Refused => None,
         })
     }
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use model::{Alive, BlockClaim, DecodeError, Layout, NodeRecord, Object as _, StoredNode};
-use store::{Change, Compare, Entry, Outcome};
+use model::{AliveRecord, BlockClaim, DecodeError, KeyLayout, NodeRecord, Object as _, StoredNode};
+use store::{Change, CommitOutcome, Compare, Entry};
 use tokio::sync::oneshot;
 use types::NodeName;
 
@@ -20,24 +20,24 @@ pub(crate) const TRIES: u32 = 20;
 const AT_ONCE: usize = 100;
 
 #[derive(Debug)]
-pub(crate) enum Command {
+pub(crate) enum MembershipCommand {
     /// One more block. The member alone does so, since it is about its own record.
     Grow(Arc<Wish>),
-    Ask(Ask),
+    Ask(StoreQuery),
 }
 
 /// What takes nothing but the store.
 #[derive(Debug)]
-pub(crate) enum Ask {
+pub(crate) enum StoreQuery {
     /// Everything that stands in the store.
-    Look(oneshot::Sender<Result<Contents, AskError>>),
+    Look(oneshot::Sender<Result<StoreContents, AskError>>),
     /// Removes a node for good; the blocks that are free now.
     Remove { name: NodeName, force: bool, done: oneshot::Sender<Result<Vec<IpNet>, AskError>> },
 }
 
 /// What stands in the store.
 #[derive(Debug, Default)]
-pub(crate) struct Contents {
+pub(crate) struct StoreContents {
     pub(crate) nodes: Vec<StoredNode>,
     /// Nodes whose record is of no use, and why.
     pub(crate) unread: Vec<(NodeName, String)>,
@@ -46,7 +46,7 @@ pub(crate) struct Contents {
     pub(crate) alive: Option<BTreeMap<NodeName, u64>>,
 }
 
-impl Command {
+impl MembershipCommand {
     /// Answers that it cannot be done now.
     pub(crate) fn refuse(self, why: AskError) {
         match self {
@@ -56,7 +56,7 @@ impl Command {
     }
 }
 
-impl Ask {
+impl StoreQuery {
     /// Whoever asked may have given up.
     pub(crate) fn refuse(self, why: AskError) {
         match self {
@@ -98,9 +98,9 @@ impl Ask {
     }
 }
 
-pub(crate) async fn look(registry: &Registry) -> Result<Contents, store::Error> {
+pub(crate) async fn look(registry: &Registry) -> Result<StoreContents, store::Error> {
     let Registry { store, layout } = registry;
-    let mut contents = Contents::default();
+    let mut contents = StoreContents::default();
     let mut alive = BTreeMap::new();
     for Entry { key, value, created, .. } in store.list(&layout.root()).await?.entries {
         match layout.node_at(&key, &value) {
@@ -113,13 +113,13 @@ pub(crate) async fn look(registry: &Registry) -> Result<Contents, store::Error> 
         }
         alive.extend(alive_at(layout, &key, &value));
     }
-    Ok(Contents { alive: Some(alive), ..contents })
+    Ok(StoreContents { alive: Some(alive), ..contents })
 }
 
 /// The node whose agent a key is about, and since when it is alive.
-pub(crate) fn alive_at(layout: &Layout, key: &str, value: &[u8]) -> Option<(NodeName, u64)> {
+pub(crate) fn alive_at(layout: &KeyLayout, key: &str, value: &[u8]) -> Option<(NodeName, u64)> {
     let name = layout.alive_of(key)?;
-    Some((name, Alive::decode(value).ok()?.since))
+    Some((name, AliveRecord::decode(value).ok()?.since))
 }
 
 /// Takes a node and its claims out of the store, also claims that no record names. While its agent is alive only by force,
@@ -151,7 +151,7 @@ async fn remove(registry: &Registry, name: &NodeName, force: bool) -> Result<Vec
         let mut changes: Vec<Change> =
             claims.iter().map(|block| Change::Delete(layout.block(block))).collect();
         changes.extend(record.map(|_| Change::Delete(node.clone())));
-        if let Outcome::Done { .. } = store.commit(&compares, &changes).await? {
+        if let CommitOutcome::Done { .. } = store.commit(&compares, &changes).await? {
             freed.extend(claims);
             if is_last {
                 return Ok(freed);

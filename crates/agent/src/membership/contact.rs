@@ -2,7 +2,7 @@
 //! the store does not answer get that copy, with its age. Status, metrics and `podwire nodes` all read it here.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::watch;
@@ -13,7 +13,7 @@ use types::NodeName;
 
 use super::join::JoinError;
 use super::member::Member;
-use super::shared::Shared;
+use super::shared::SharedMembership;
 use crate::clock::unix_time;
 
 /// A store that answered before counts as unreachable after this many failures in a row. A single one is a broken watch or a
@@ -26,7 +26,7 @@ const NOTE: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 pub(crate) struct Contact {
-    inner: Mutex<Inner>,
+    inner: Mutex<ContactInner>,
     reach: watch::Sender<Reach>,
 }
 
@@ -41,7 +41,7 @@ pub(crate) enum Reach {
 }
 
 #[derive(Debug)]
-struct Inner {
+struct ContactInner {
     started: Instant,
     /// Failures in a row.
     misses: u32,
@@ -56,7 +56,7 @@ struct Inner {
     noted: Option<Instant>,
     /// When the copy on disk was right, in seconds since 1970. It counts until there is a watch for the first time.
     saved: Option<u64>,
-    listed: Option<Listed>,
+    listed: Option<ListedNodes>,
 }
 
 /// The age of this node's copy of the store's contents.
@@ -71,7 +71,7 @@ pub(crate) enum Age {
 
 /// Parts of the last listing, kept up to date by the watch, that no route depends on.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Listed {
+pub(crate) struct ListedNodes {
     /// Nodes whose agent is alive, and since when, in seconds since 1970.
     pub(crate) alive: BTreeMap<NodeName, u64>,
     /// Nodes whose record cannot be read, and why.
@@ -81,7 +81,7 @@ pub(crate) struct Listed {
 impl Contact {
     /// `saved` is the time of the copy on disk.
     pub(crate) fn new(saved: Option<u64>) -> Self {
-        let inner = Inner {
+        let inner = ContactInner {
             started: Instant::now(),
             misses: 0,
             is_watching: false,
@@ -96,7 +96,7 @@ impl Contact {
     }
 
     /// Everything was listed, and a watch runs from there.
-    pub(crate) fn watching(&self, listed: Listed) {
+    pub(crate) fn watching(&self, listed: ListedNodes) {
         {
             let mut inner = self.lock();
             (inner.is_watching, inner.failure, inner.listed) = (true, None, Some(listed));
@@ -275,7 +275,7 @@ impl Contact {
     }
 
     /// None before there was a watch for the first time.
-    pub(crate) fn listed(&self) -> Option<Listed> {
+    pub(crate) fn listed(&self) -> Option<ListedNodes> {
         self.lock().listed.clone()
     }
 
@@ -321,12 +321,12 @@ impl Contact {
         inner.confirmed.unwrap_or(inner.started).elapsed()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, ContactInner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Shared {
+impl SharedMembership {
     /// Reports when the store becomes unreachable or reachable, whichever part of the agent notices it.
     pub(crate) async fn report_reach(&self) {
         let mut reach = self.contact.reach.subscribe();
@@ -337,18 +337,21 @@ impl Shared {
 
     /// Sets the time of the copy on disk: an agent that starts while the store is away reports its age.
     pub(crate) fn watch_ended(&self) -> Option<JoinHandle<()>> {
-        self.contact.watch_ended().map(|age| self.note_copy(age))
+        self.contact.watch_ended().and_then(|age| self.note_copy(age))
     }
 
-    /// On another thread: a slow disk does not delay the watch.
-    fn note_copy(&self, age: Duration) -> JoinHandle<()> {
+    /// On another thread: a slow disk does not delay the watch. None: the call before has not ended. On a disk that hangs they
+    /// would take all threads, and names of etcd's endpoints could not be resolved.
+    fn note_copy(&self, age: Duration) -> Option<JoinHandle<()>> {
+        let alone = Arc::clone(&self.noting).try_lock_owned().ok()?;
         let confirmed = SystemTime::now().checked_sub(age).unwrap_or(UNIX_EPOCH);
         let home = self.home.clone();
-        spawn_blocking(move || {
+        Some(spawn_blocking(move || {
+            let _alone = alone;
             if let Err(error) = home.confirm_peers(confirmed) {
                 debug!("the time of peers.json could not be set: {error}");
             }
-        })
+        }))
     }
 }
 
@@ -387,7 +390,7 @@ mod tests {
         let contact = Contact::new(None);
         contact.answered();
         assert!(contact.is_reachable() && contact.age() == Age::NoCopy);
-        contact.watching(Listed::default());
+        contact.watching(ListedNodes::default());
         let confirmed = contact.lock().confirmed;
         contact.answered();
         assert_eq!(contact.lock().confirmed, confirmed, "a heartbeat or a listing is not the watch");
@@ -400,7 +403,7 @@ mod tests {
     #[test]
     fn a4_one_broken_watch_is_no_outage_and_two_failures_are() {
         let contact = Contact::new(None);
-        contact.watching(Listed::default());
+        contact.watching(ListedNodes::default());
         contact.watch_ended();
         contact.session_failed(&broken().into());
         assert!(contact.is_reachable() && contact.silence().is_none() && contact.failure().is_none());
@@ -409,7 +412,7 @@ mod tests {
         // Calls may be answered where watches are not.
         contact.answered();
         assert!(!contact.is_reachable());
-        contact.watching(Listed::default());
+        contact.watching(ListedNodes::default());
         assert!(contact.is_reachable() && contact.failure().is_none());
         // A heartbeat that is late once is no outage either, and an answer ends what heartbeats began.
         contact.call_failed(&broken());
@@ -437,14 +440,14 @@ mod tests {
             source: "user name is empty".into(),
         };
         let contact = Contact::new(None);
-        contact.watching(Listed::default());
+        contact.watching(ListedNodes::default());
         contact.call_failed(&denied());
         contact.watch_confirmed();
         assert!(contact.is_reachable() && contact.denial().unwrap().contains("user name is empty"));
         contact.answered();
         assert_eq!(contact.denial(), None);
         contact.question_failed(&denied());
-        contact.watching(Listed::default());
+        contact.watching(ListedNodes::default());
         assert_eq!(contact.denial(), None, "this node may list and watch again");
     }
 
@@ -458,7 +461,7 @@ mod tests {
             source: "permission denied".into(),
         };
         let contact = Contact::new(None);
-        contact.watching(Listed::default());
+        contact.watching(ListedNodes::default());
         contact.call_failed(&denied);
         let mut reach = contact.reach.subscribe();
         reach.mark_unchanged();
@@ -475,7 +478,7 @@ mod tests {
         contact.written();
         assert!(!contact.is_write_denied() && contact.denial().is_none());
         contact.call_failed(&denied);
-        contact.watching(Listed::default());
+        contact.watching(ListedNodes::default());
         assert_eq!(contact.denial(), None, "a node that joined has written");
     }
 
@@ -498,7 +501,7 @@ mod tests {
         let is_old = |age| matches!(age, Age::Known(age) if age >= Duration::from_secs(7200));
         assert!(is_old(contact.age()));
         assert!(contact.watch_age() < Duration::from_secs(7200) && contact.listed().is_none());
-        contact.watching(Listed::default());
+        contact.watching(ListedNodes::default());
         assert!(!is_old(contact.age()));
         assert_eq!(Contact::new(Some(unix_time() + 7200)).age(), Age::Unknown, "a clock was wrong");
     }
@@ -506,7 +509,7 @@ mod tests {
     #[test]
     fn a5_after_the_end_of_the_thread_the_store_is_not_reachable() {
         let contact = Contact::new(None);
-        contact.watching(Listed::default());
+        contact.watching(ListedNodes::default());
         contact.stopped("ended");
         assert!(!contact.is_reachable() && contact.silence() == contact.failure());
         assert_eq!(contact.lag().as_deref(), Some("ended"));
@@ -518,7 +521,7 @@ mod tests {
         assert!(contact.lag().unwrap().contains("not been listed"));
         contact.session_failed(&broken().into());
         assert!(contact.lag().unwrap().contains("connection refused"));
-        contact.watching(Listed::default());
+        contact.watching(ListedNodes::default());
         assert_eq!(contact.lag(), None);
         contact.watch_ended();
         assert_eq!(contact.lag(), None, "it is begun again in a moment");
@@ -539,7 +542,7 @@ mod tests {
         let name: NodeName = "n2".try_into().unwrap();
         contact.set_alive(name.clone(), Some(7));
         assert!(contact.listed().is_none(), "not before everything was listed");
-        contact.watching(Listed::default());
+        contact.watching(ListedNodes::default());
         contact.set_alive(name.clone(), Some(7));
         assert_eq!(contact.listed().unwrap().alive, BTreeMap::from([(name.clone(), 7)]));
         contact.set_alive(name, None);

@@ -10,10 +10,10 @@ use tokio::sync::mpsc::{self, error::TrySendError};
 use tracing::{debug, info};
 use types::{Code, Finding, NetworkName};
 
-use super::command::Command;
+use super::command::MembershipCommand;
 use super::is_alone;
 use super::join::{JoinError, Joined};
-use super::member::{End, Member, Next};
+use super::member::{Member, Next, SessionEnd};
 use crate::allocation::{BlockUsage, NoBlock, NodeAllocations};
 use config::Config;
 
@@ -72,7 +72,7 @@ struct Waiting {
 pub(crate) struct Asker<'a> {
     pub(crate) like: IpNet,
     pub(crate) seen: &'a [IpNet],
-    pub(crate) commands: &'a mpsc::Sender<Command>,
+    pub(crate) commands: &'a mpsc::Sender<MembershipCommand>,
 }
 
 impl Wish {
@@ -172,7 +172,7 @@ impl Growing {
 /// Asks for blocks, for requests and for the reconciler. Its clones ask together.
 #[derive(Clone)]
 pub(crate) struct BlockRequests {
-    commands: mpsc::Sender<Command>,
+    commands: mpsc::Sender<MembershipCommand>,
     shares: Arc<NodeAllocations>,
     growing: Arc<Growing>,
     is_alone: bool,
@@ -184,7 +184,7 @@ impl BlockRequests {
     pub(crate) fn new(
         config: &Config,
         shares: Arc<NodeAllocations>,
-        commands: mpsc::Sender<Command>,
+        commands: mpsc::Sender<MembershipCommand>,
     ) -> Self {
         let place = (config.run_dir.clone(), config.network.name.clone());
         Self { commands, shares, growing: Arc::default(), is_alone: is_alone(config), place }
@@ -228,7 +228,7 @@ impl Asker<'_> {
             state: Mutex::new(state),
             answered: Condvar::new(),
         });
-        let sent = self.commands.try_send(Command::Grow(Arc::clone(&wish)));
+        let sent = self.commands.try_send(MembershipCommand::Grow(Arc::clone(&wish)));
         sent.map_err(|error| match error {
             TrySendError::Full(_) => GrowError::Busy,
             TrySendError::Closed(_) => GrowError::Stopped,
@@ -264,7 +264,7 @@ impl Member {
                 self.grow_failed(wish, &error);
                 wish.answer(Err(GrowError::Refused(error.to_string())));
                 let restless = matches!(error, JoinError::Restless { .. });
-                Ok(if restless { Next::End(End::Again) } else { Next::Go(joined) })
+                Ok(if restless { Next::End(SessionEnd::Again) } else { Next::Go(joined) })
             }
         }
     }
@@ -298,10 +298,10 @@ mod tests {
         "10.2.0.0/24".parse().unwrap()
     }
 
-    fn next(asked: &mut mpsc::Receiver<Command>) -> Option<Arc<Wish>> {
+    fn next(asked: &mut mpsc::Receiver<MembershipCommand>) -> Option<Arc<Wish>> {
         match asked.try_recv().ok()? {
-            Command::Grow(wish) => Some(wish),
-            Command::Ask(ask) => panic!("{ask:?}"),
+            MembershipCommand::Grow(wish) => Some(wish),
+            MembershipCommand::Ask(ask) => panic!("{ask:?}"),
         }
     }
 

@@ -15,14 +15,14 @@ use tokio::sync::{mpsc, oneshot, watch};
 use types::{Digest, Mac, NodeName};
 
 use super::ask_error::AskError;
-use super::command::{Ask, Command, Contents};
+use super::command::{MembershipCommand, StoreContents, StoreQuery};
 use super::contact::{Age, Contact};
 use super::home::Home;
-use super::shared::Shared;
-use super::{ClusterError, Ending, Parts, Site, store_config};
+use super::shared::SharedMembership;
+use super::{ClusterError, MembershipParts, Site, ThreadExitGuard, store_config};
 use crate::clock::unix_time;
 use crate::peers::inputs::PeerContents;
-use crate::peers::{Known, PeerInputs, PeerReportReceivers, Question};
+use crate::peers::{KnownPeers, PeerInputs, PeerReportReceivers, Question};
 use crate::thread::AgentThread;
 
 /// How long somebody who asks waits for the store.
@@ -31,10 +31,13 @@ const PATIENCE: Duration = Duration::from_secs(8);
 const NO_COPY: &str = "this node has no saved state of the cluster";
 /// How long the end may take.
 const GOODBYE: Duration = Duration::from_secs(1);
+/// Threads that may wait for the disk or for names of etcd's endpoints. At most four wait for files of this module, so that a
+/// disk that hangs leaves some for the names.
+const WAITING_THREADS: usize = 8;
 
 /// Membership before it is started. What it remembers is in force: this node's blocks and its peers.
 pub(crate) struct Membership {
-    shared: Arc<Shared>,
+    shared: Arc<SharedMembership>,
     /// The part of this node's record that never changes.
     pub(crate) record: NodeRecord,
     /// This machine's name as it is remembered, if that was another one.
@@ -43,26 +46,26 @@ pub(crate) struct Membership {
     runtime: Runtime,
     store: Store,
     peers: PeerInputs,
-    commands: (mpsc::Sender<Command>, mpsc::Receiver<Command>),
+    commands: (mpsc::Sender<MembershipCommand>, mpsc::Receiver<MembershipCommand>),
 }
 
 /// Its clones talk to the same one.
 #[derive(Clone)]
-pub(crate) struct Cluster {
-    commands: mpsc::Sender<Command>,
+pub(crate) struct MembershipHandle {
+    commands: mpsc::Sender<MembershipCommand>,
     peers: PeerInputs,
     addresses: watch::Receiver<Option<Vec<IpAddr>>>,
-    shared: Arc<Shared>,
+    shared: Arc<SharedMembership>,
     record: NodeRecord,
     contact: Arc<Contact>,
     /// In messages: `etcd`, or `the store`.
     store_name: &'static str,
-    end: Arc<End>,
+    end: Arc<ThreadEnd>,
     pub(crate) name: NodeName,
 }
 
 /// How the threads end.
-struct End {
+struct ThreadEnd {
     stop: watch::Sender<bool>,
     ended: Mutex<std::sync::mpsc::Receiver<Infallible>>,
     peers: AgentThread,
@@ -70,7 +73,7 @@ struct End {
 
 impl Membership {
     /// Reads what this node remembers, and opens the store. Nothing runs yet.
-    pub(crate) fn load(parts: Parts) -> Result<Self, ClusterError> {
+    pub(crate) fn load(parts: MembershipParts) -> Result<Self, ClusterError> {
         let config = Arc::clone(&parts.config);
         let (peers, commands) = (parts.peers.clone(), parts.commands);
         let home = Home::of(&config.state_dir, &config.network.name);
@@ -87,13 +90,13 @@ impl Membership {
         };
         let remembered = home.record().filter(|saved| saved.uid == record.uid);
         let former = remembered.as_ref().map(|saved| saved.name.clone()).filter(|former| *former != name);
-        let shared = Arc::new(Shared::new(&config, (parts.shares, parts.board), parts.peers, home));
+        let shared = Arc::new(SharedMembership::new(&config, (parts.shares, parts.board), parts.peers, home));
         shared.remember(remembered.map(|saved| saved.blocks).unwrap_or_default());
         let remembered_peers = shared.home.peers();
         shared.know_peers(&remembered_peers, Vec::new());
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
-            .max_blocking_threads(4)
+            .max_blocking_threads(WAITING_THREADS)
             .build()
             .map_err(ClusterError::Thread)?;
         let store = {
@@ -105,7 +108,7 @@ impl Membership {
     }
 
     /// The peers as they are known before the store has answered.
-    pub(crate) fn known_peers(&self) -> Known {
+    pub(crate) fn known_peers(&self) -> KnownPeers {
         let config = &self.shared.config;
         let facts = Facts {
             name: self.record.name.clone(),
@@ -117,7 +120,7 @@ impl Membership {
             tunnels: Tunnels::default(),
             sources: Vec::new(),
         };
-        Known::new(facts, self.remembered_peers.clone())
+        KnownPeers::new(facts, self.remembered_peers.clone())
     }
 
     /// Starts the thread that joins the cluster and follows the store.
@@ -125,16 +128,19 @@ impl Membership {
         self,
         reports: PeerReportReceivers,
         worker: AgentThread,
-    ) -> Result<Cluster, ClusterError> {
+    ) -> Result<MembershipHandle, ClusterError> {
         let Self { shared, record, former, runtime, store, peers, commands: (commands, waiting), .. } = self;
         let contact = Arc::clone(&shared.contact);
         let (stop, stopped) = watch::channel(false);
         let (ending, ended) = std::sync::mpsc::channel::<Infallible>();
-        let last =
-            Ending { board: Arc::clone(&shared.board), contact: Arc::clone(&contact), stop: stopped.clone() };
+        let last = ThreadExitGuard {
+            board: Arc::clone(&shared.board),
+            contact: Arc::clone(&contact),
+            stop: stopped.clone(),
+        };
         let store_name = match shared.config.store {
-            config::Store::Embedded => "the store",
-            config::Store::Etcd(_) => "etcd",
+            config::StoreChoice::Embedded => "the store",
+            config::StoreChoice::Etcd(_) => "etcd",
         };
         let site = Site {
             shared: Arc::clone(&shared),
@@ -154,7 +160,7 @@ impl Membership {
                 runtime.block_on(site.run());
             })
             .map_err(ClusterError::Thread)?;
-        Ok(Cluster {
+        Ok(MembershipHandle {
             commands,
             peers,
             addresses: reports.addresses,
@@ -163,12 +169,12 @@ impl Membership {
             record,
             contact,
             store_name,
-            end: Arc::new(End { stop, ended: Mutex::new(ended), peers: worker }),
+            end: Arc::new(ThreadEnd { stop, ended: Mutex::new(ended), peers: worker }),
         })
     }
 }
 
-impl Cluster {
+impl MembershipHandle {
     /// Says goodbye: another machine may have this node's name at once. Routes and record stay.
     pub(crate) fn end(&self) {
         self.end.stop.send_replace(true);
@@ -178,7 +184,7 @@ impl Cluster {
     }
 
     /// The last state that this node knows, its own record included.
-    fn contents(&self, peers: PeerContents) -> Contents {
+    fn contents(&self, peers: PeerContents) -> StoreContents {
         let addresses = self.addresses.borrow().clone().unwrap_or_default();
         let record = NodeRecord { addresses, blocks: self.shared.blocks(), ..self.record.clone() };
         let listed = self.contact.listed();
@@ -186,7 +192,7 @@ impl Cluster {
         let own_claims = record.blocks.iter().map(|block| (*block, record.name.clone()));
         let claims = peers.claims.into_iter().chain(own_claims).collect();
         let nodes = peers.nodes.into_iter().filter(|node| !unread.contains_key(&node.record.name));
-        Contents {
+        StoreContents {
             claims,
             nodes: nodes.chain([StoredNode { record, created: 0 }]).collect(),
             unread: unread.into_iter().collect(),
@@ -195,11 +201,11 @@ impl Cluster {
     }
 
     /// Everything that stands in the store. If the store cannot be asked: the last state that this node knows.
-    pub(crate) async fn look(&self) -> Result<(Contents, Freshness), AskError> {
+    pub(crate) async fn look(&self) -> Result<(StoreContents, Freshness), AskError> {
         let why = match self.contact.failure() {
             Some(why) if self.contact.is_reachable() => AskError::Refused(why),
             Some(why) => AskError::Unreachable(why),
-            None => match self.ask(Ask::Look).await {
+            None => match self.ask(StoreQuery::Look).await {
                 Ok(contents) => return Ok((contents, freshness(Some(Duration::ZERO), None))),
                 Err(why) => why,
             },
@@ -243,7 +249,7 @@ impl Cluster {
 
     /// Removes a node for good; the blocks that are free now.
     pub(crate) async fn remove(&self, name: NodeName, force: bool) -> Result<Vec<IpNet>, AskError> {
-        self.ask(|done| Ask::Remove { name, force, done }).await
+        self.ask(|done| StoreQuery::Remove { name, force, done }).await
     }
 
     /// The routes to other nodes: wanted, there, and the difference.
@@ -263,10 +269,10 @@ impl Cluster {
 
     async fn ask<T>(
         &self,
-        ask: impl FnOnce(oneshot::Sender<Result<T, AskError>>) -> Ask,
+        ask: impl FnOnce(oneshot::Sender<Result<T, AskError>>) -> StoreQuery,
     ) -> Result<T, AskError> {
         let (done, answer) = oneshot::channel();
-        send(&self.commands, Command::Ask(ask(done)))?;
+        send(&self.commands, MembershipCommand::Ask(ask(done)))?;
         match tokio::time::timeout(PATIENCE, answer).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(_)) => Err(AskError::Stopped),

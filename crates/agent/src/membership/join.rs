@@ -6,8 +6,8 @@
 use std::collections::BTreeSet;
 
 use ipnet::IpNet;
-use model::{BlockClaim, Cut, CutError, DecodeError, Layout, NetworkSpec, NodeRecord, Object};
-use store::{Change, Compare, Entry, Outcome, Store};
+use model::{BlockClaim, Cut, CutError, DecodeError, KeyLayout, NetworkSpec, NodeRecord, Object};
+use store::{Change, CommitOutcome, Compare, Entry, Store};
 use tracing::{info, warn};
 use types::{Code, Finding, NodeName};
 
@@ -115,19 +115,19 @@ pub(crate) struct Candidate {
 #[derive(Debug, Clone)]
 pub(crate) struct Registry {
     pub(crate) store: Store,
-    pub(crate) layout: Layout,
+    pub(crate) layout: KeyLayout,
 }
 
 /// An object and the revision at which it stands.
-pub(crate) struct Found<T> {
+pub(crate) struct RevisionedObject<T> {
     pub(crate) object: T,
     revision: u64,
 }
 
 /// What stands under a key of ours.
-enum Standing<T> {
+enum StoredObject<T> {
     Absent,
-    Found(Found<T>),
+    Found(RevisionedObject<T>),
     /// Damaged, and not by a newer version: it may be written anew.
     Unreadable {
         revision: u64,
@@ -159,7 +159,7 @@ impl Registry {
                 Some(theirs) if self.has_others(name).await? => return Err(refuse(&theirs.object)),
                 Some(theirs) => Compare::Revision(key.clone(), theirs.revision),
             };
-            let Outcome::Done { revision } = self.store.commit(&[compare], &put(ours)).await? else {
+            let CommitOutcome::Done { revision } = self.store.commit(&[compare], &put(ours)).await? else {
                 continue;
             };
             let Some(theirs) = theirs.map(|found| found.object) else { return Ok(revision) };
@@ -197,8 +197,8 @@ impl Registry {
                 Compare::Revision(hold.key.clone(), hold.revision),
             ];
             let found = match &standing {
-                Standing::Found(found) => Some(found),
-                Standing::Absent | Standing::Unreadable { .. } => None,
+                StoredObject::Found(found) => Some(found),
+                StoredObject::Absent | StoredObject::Unreadable { .. } => None,
             };
             // Where another machine had the new name, its blocks are what we get: ours stay with the old name, as others know it.
             let former = if found.is_some() { None } else { self.former(candidate).await? };
@@ -214,7 +214,7 @@ impl Registry {
             if let Some(found) = found.filter(|found| found.object == record && claims.changes.is_empty()) {
                 return Ok(joined(found.revision, false));
             }
-            let was_forgotten = matches!(standing, Standing::Absent)
+            let was_forgotten = matches!(standing, StoredObject::Absent)
                 && !candidate.remembered.is_empty()
                 && candidate.former.is_none();
             compares.extend(claims.compares);
@@ -224,7 +224,7 @@ impl Registry {
                 changes.push(Change::Delete(key));
             }
             changes.push(Change::Put { key: key.clone(), value: record.encode(), lease: None });
-            if let Outcome::Done { revision } = self.store.commit(&compares, &changes).await? {
+            if let CommitOutcome::Done { revision } = self.store.commit(&compares, &changes).await? {
                 if let Some(before) = found.map(|found| &found.object.uid).filter(|uid| **uid != record.uid) {
                     info!(
                         "the name {name} and its blocks belonged to uid {before}, which is gone: they are ours now"
@@ -247,8 +247,10 @@ impl Registry {
         let Some(former) = &candidate.former else { return Ok(None) };
         let key = self.layout.node(former);
         Ok(match self.standing::<NodeRecord>(&key).await? {
-            Standing::Found(found) if found.object.uid == candidate.record.uid => Some((key, found.revision)),
-            Standing::Found(_) | Standing::Absent | Standing::Unreadable { .. } => None,
+            StoredObject::Found(found) if found.object.uid == candidate.record.uid => {
+                Some((key, found.revision))
+            }
+            StoredObject::Found(_) | StoredObject::Absent | StoredObject::Unreadable { .. } => None,
         })
     }
 
@@ -258,10 +260,10 @@ impl Registry {
         candidate: &Candidate,
         found: Option<&NodeRecord>,
         was_renamed: bool,
-    ) -> Result<Claims, JoinError> {
+    ) -> Result<ReclaimedBlocks, JoinError> {
         let (cuts, name) = (cuts(&candidate.spec)?, &candidate.record.name);
         let is_former = |node: &NodeName| was_renamed && candidate.former.as_ref() == Some(node);
-        let mut claims = Claims::default();
+        let mut claims = ReclaimedBlocks::default();
         // A record that was written by another program may name a block twice, or more than fit into one transaction.
         let mut named = BTreeSet::new();
         let blocks = found.map_or(&candidate.remembered, |found| &found.blocks);
@@ -269,11 +271,11 @@ impl Registry {
             let key = self.layout.block(block);
             let is_wanted = cuts.iter().any(|cut| cut.owns(block));
             match self.standing::<BlockClaim>(&key).await? {
-                Standing::Found(claim) if is_wanted && is_former(&claim.object.node) => {
+                StoredObject::Found(claim) if is_wanted && is_former(&claim.object.node) => {
                     claims.changes.push(self.put_claim(block, name));
                     claims.compares.push(Compare::Revision(key, claim.revision));
                 }
-                Standing::Found(claim) if claim.object.node != *name => {
+                StoredObject::Found(claim) if claim.object.node != *name => {
                     if is_wanted {
                         warn!("block {block} was ours and belongs to {} now", claim.object.node);
                         claims.lost.push((*block, claim.object.node));
@@ -281,26 +283,26 @@ impl Registry {
                     continue;
                 }
                 // The network changed: it goes back.
-                Standing::Found(_) if !is_wanted => {
+                StoredObject::Found(_) if !is_wanted => {
                     claims.changes.push(Change::Delete(key));
                     continue;
                 }
-                Standing::Absent if !is_wanted => continue,
+                StoredObject::Absent if !is_wanted => continue,
                 // Who removes our claims removes our record too. Where there is none, nothing else tells.
-                Standing::Found(claim) if found.is_none() => {
+                StoredObject::Found(claim) if found.is_none() => {
                     claims.compares.push(Compare::Revision(key, claim.revision));
                 }
-                Standing::Found(_) => {}
-                Standing::Absent => {
+                StoredObject::Found(_) => {}
+                StoredObject::Absent => {
                     claims.changes.push(self.put_claim(block, name));
                     claims.compares.push(Compare::Absent(key));
                 }
-                Standing::Unreadable { revision, why } if is_wanted && found.is_some() => {
+                StoredObject::Unreadable { revision, why } if is_wanted && found.is_some() => {
                     warn!("{key} in the store is written anew, since our record names it: {why}");
                     claims.changes.push(self.put_claim(block, name));
                     claims.compares.push(Compare::Revision(key, revision));
                 }
-                Standing::Unreadable { why, .. } => {
+                StoredObject::Unreadable { why, .. } => {
                     warn!("{key} in the store is left alone, and the block with it: {why}");
                     continue;
                 }
@@ -319,33 +321,35 @@ impl Registry {
         Ok(self.store.get(key).await?.map(|entry| entry.revision))
     }
 
-    pub(crate) async fn get<T: Object>(&self, key: &str) -> Result<Option<Found<T>>, JoinError> {
+    pub(crate) async fn get<T: Object>(&self, key: &str) -> Result<Option<RevisionedObject<T>>, JoinError> {
         match self.standing(key).await? {
-            Standing::Absent => Ok(None),
-            Standing::Found(found) => Ok(Some(found)),
-            Standing::Unreadable { why, .. } => Err(JoinError::Decode { key: key.to_owned(), source: why }),
+            StoredObject::Absent => Ok(None),
+            StoredObject::Found(found) => Ok(Some(found)),
+            StoredObject::Unreadable { why, .. } => {
+                Err(JoinError::Decode { key: key.to_owned(), source: why })
+            }
         }
     }
 
     /// What a newer version wrote is an error: nobody here may touch it.
-    async fn standing<T: Object>(&self, key: &str) -> Result<Standing<T>, JoinError> {
+    async fn standing<T: Object>(&self, key: &str) -> Result<StoredObject<T>, JoinError> {
         let Some(Entry { key, value, revision, .. }) = self.store.get(key).await? else {
-            return Ok(Standing::Absent);
+            return Ok(StoredObject::Absent);
         };
         match T::decode(&value) {
-            Ok(object) => Ok(Standing::Found(Found { object, revision })),
+            Ok(object) => Ok(StoredObject::Found(RevisionedObject { object, revision })),
             Err(source) if source.is_newer() => Err(JoinError::Decode { key, source }),
-            Err(why) => Ok(Standing::Unreadable { revision, why }),
+            Err(why) => Ok(StoredObject::Unreadable { revision, why }),
         }
     }
 }
 
 /// What must hold for our record to be written. One that is damaged is nobody's.
-fn may_write(key: &str, standing: &Standing<NodeRecord>) -> Compare {
+fn may_write(key: &str, standing: &StoredObject<NodeRecord>) -> Compare {
     match standing {
-        Standing::Absent => Compare::Absent(key.to_owned()),
-        Standing::Found(found) => Compare::Revision(key.to_owned(), found.revision),
-        Standing::Unreadable { revision, why } => {
+        StoredObject::Absent => Compare::Absent(key.to_owned()),
+        StoredObject::Found(found) => Compare::Revision(key.to_owned(), found.revision),
+        StoredObject::Unreadable { revision, why } => {
             warn!("{key} in the store is written anew: {why}");
             Compare::Revision(key.to_owned(), *revision)
         }
@@ -353,7 +357,7 @@ fn may_write(key: &str, standing: &Standing<NodeRecord>) -> Compare {
 }
 
 #[derive(Default)]
-struct Claims {
+struct ReclaimedBlocks {
     ours: Vec<IpNet>,
     lost: Vec<(IpNet, NodeName)>,
     compares: Vec<Compare>,

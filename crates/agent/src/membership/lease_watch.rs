@@ -1,6 +1,6 @@
 //! The keys of nodes and leases in the store, as they are listed and watched.
 
-use model::Layout;
+use model::KeyLayout;
 use store::{Event, Listing};
 
 use super::command::alive_at;
@@ -31,7 +31,7 @@ impl Member {
     }
 }
 
-fn lease_event(layout: &Layout, event: &Event) -> Option<LeaseEvent> {
+fn lease_event(layout: &KeyLayout, event: &Event) -> Option<LeaseEvent> {
     let key = event.key();
     let is_put = matches!(event, Event::Put(_));
     match (layout.node_of(key), layout.alive_of(key)) {

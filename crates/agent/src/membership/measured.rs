@@ -1,6 +1,6 @@
 //! What `make bench` calls without an agent around it: the very code that an agent runs, and nothing of its own.
 
-use model::{Layout, NetworkSpec, NodeRecord};
+use model::{KeyLayout, NetworkSpec, NodeRecord};
 use store::Store;
 
 use super::join::{Candidate, Registry};
@@ -9,7 +9,7 @@ use crate::clock::unix_time;
 /// Joins a cluster; gives the record as it stands in the store.
 pub async fn join(
     store: Store,
-    layout: Layout,
+    layout: KeyLayout,
     spec: NetworkSpec,
     record: NodeRecord,
 ) -> Result<NodeRecord, String> {

@@ -24,12 +24,12 @@ use types::{Digest, NodeName, NodeUid};
 
 use super::alive::Hold;
 use super::ask_error::AskError;
-use super::command::{Ask, Command, alive_at};
-use super::contact::Listed;
+use super::command::{MembershipCommand, StoreQuery, alive_at};
+use super::contact::ListedNodes;
 use super::join::{Candidate, JoinError, Joined, Registry};
-use super::shared::Shared;
+use super::shared::SharedMembership;
 use crate::peers::PeerInputs;
-use crate::peers::inputs::{Census, Claim, RecordUpdate};
+use crate::peers::inputs::{Census, ClaimedBlock, RecordUpdate};
 
 /// How long after a failure it is tried again: at first, and at most.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
@@ -49,7 +49,7 @@ pub(crate) struct Member {
     pub(crate) candidate: Candidate,
     /// How the network is divided into blocks.
     pub(crate) cuts: Vec<Cut>,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<SharedMembership>,
     /// Our addresses, as they are now. None: nobody has looked yet.
     pub(crate) addresses: watch::Receiver<Option<Vec<IpAddr>>>,
     /// What keeps our name.
@@ -58,7 +58,7 @@ pub(crate) struct Member {
     pub(crate) lost: Arc<Notify>,
     /// Where updates of other nodes go.
     pub(crate) peers: PeerInputs,
-    pub(crate) commands: mpsc::Receiver<Command>,
+    pub(crate) commands: mpsc::Receiver<MembershipCommand>,
     /// Of the last list. A store that was made anew counts from the beginning.
     pub(crate) revision: u64,
     /// Keys of records and claims that cannot be read, and why.
@@ -74,7 +74,7 @@ pub(crate) struct Member {
 }
 
 /// Why a session with the store ended.
-pub(crate) enum End {
+pub(crate) enum SessionEnd {
     /// Begin again at once: the watch was compacted, or our record changed.
     Again,
     /// The agent ends.
@@ -93,10 +93,10 @@ impl Member {
             let ended = self.session(&mut pause).await;
             drop(self.shared.watch_ended());
             match ended {
-                Ok(End::Over) => return,
-                Ok(End::Again) if begun.elapsed() > SHORT => {}
+                Ok(SessionEnd::Over) => return,
+                Ok(SessionEnd::Again) if begun.elapsed() > SHORT => {}
                 // Somebody who changes our record each time (a machine that was cloned with its uid) must not make a race of it.
-                Ok(End::Again) => {
+                Ok(SessionEnd::Again) => {
                     tries += 1;
                     // The store works: whoever asks meanwhile waits as well, and is not refused.
                     sleep(spread(RETRY.0, &self.candidate.record.uid, tries)).await;
@@ -127,7 +127,7 @@ impl Member {
             tokio::select! {
                 () = &mut over => return std::ops::ControlFlow::Continue(()),
                 command = self.commands.recv() => match command {
-                    Some(Command::Ask(ask)) if self.shared.contact.failure().is_none() => {
+                    Some(MembershipCommand::Ask(ask)) if self.shared.contact.failure().is_none() => {
                         let own = self.candidate.record.name.clone();
                         self.answer(ask, &own);
                     }
@@ -138,7 +138,7 @@ impl Member {
         }
     }
 
-    async fn session(&mut self, pause: &mut Duration) -> Result<End, JoinError> {
+    async fn session(&mut self, pause: &mut Duration) -> Result<SessionEnd, JoinError> {
         self.candidate.record.addresses = self.addresses.borrow_and_update().clone().unwrap_or_default();
         let (entered, hold) = self.registry.enter(&self.candidate).await?;
         self.holds.send_replace(Some(hold));
@@ -157,7 +157,7 @@ impl Member {
             info!(
                 "the record of this node or a claim of its blocks was changed during the join; joining again"
             );
-            return Ok(End::Again);
+            return Ok(SessionEnd::Again);
         }
         let mut watch = self.registry.store.watch(&root, listing.revision + 1).await?;
         let census = self.census(&listing);
@@ -167,7 +167,7 @@ impl Member {
         self.was_wiped = false;
         let layout = &self.registry.layout;
         let agents = listing.entries.iter().filter_map(|entry| alive_at(layout, &entry.key, &entry.value));
-        self.shared.contact.watching(Listed { alive: agents.collect(), unread: self.unread_nodes() });
+        self.shared.contact.watching(ListedNodes { alive: agents.collect(), unread: self.unread_nodes() });
         self.list_leases(&listing);
         self.shared.store_works();
         *pause = RETRY.0;
@@ -225,7 +225,7 @@ impl Member {
             watched = watch.next() => match watched? {
                 Watched::Compacted => {
                     info!("the store forgot what happened since: everything is listed again");
-                    Ok(Next::End(End::Again))
+                    Ok(Next::End(SessionEnd::Again))
                 }
                 Watched::Current => {
                     self.watch_confirmed();
@@ -247,7 +247,7 @@ impl Member {
             }
             changed = self.addresses.changed() => {
                 if changed.is_err() {
-                    return Ok(Next::End(End::Over));
+                    return Ok(Next::End(SessionEnd::Over));
                 }
                 let addresses = self.addresses.borrow_and_update().clone().unwrap_or_default();
                 if joined.record.addresses == addresses {
@@ -255,13 +255,13 @@ impl Member {
                 }
                 info!("this node is at {} now", words(&addresses));
                 self.connect_anew()?;
-                Ok(Next::End(End::Again))
+                Ok(Next::End(SessionEnd::Again))
             },
             command = self.commands.recv() => match command {
-                None => Ok(Next::End(End::Over)),
+                None => Ok(Next::End(SessionEnd::Over)),
                 Some(command) => self.obey(command, joined).await,
             },
-            () = self.lost.notified() => Ok(Next::End(End::Again)),
+            () = self.lost.notified() => Ok(Next::End(SessionEnd::Again)),
         }
     }
 
@@ -287,11 +287,11 @@ impl Member {
         if events.iter().any(is_removal) {
             // Who goes together with us was not removed by itself: the store was wiped.
             info!("our record was removed from the store: joining again");
-            return Ok(Next::End(End::Again));
+            return Ok(Next::End(SessionEnd::Again));
         }
         if events.iter().any(|event| self.takes_claim(event, &joined)) {
             info!("the claim of a block of this node was changed in the store; joining again");
-            return Ok(Next::End(End::Again));
+            return Ok(Next::End(SessionEnd::Again));
         }
         for event in events {
             let (key, update) = match event {
@@ -300,21 +300,24 @@ impl Member {
                     let is_newer = || NodeRecord::decode(&entry.value).is_err_and(|error| error.is_newer());
                     if entry.key == own && entry.revision > joined.revision && !is_newer() {
                         info!("our record was changed by somebody: joining again");
-                        return Ok(Next::End(End::Again));
+                        return Ok(Next::End(SessionEnd::Again));
                     }
                     let update = match (self.read(&entry), self.read_claim(&entry)) {
                         (Some(node), _) => RecordUpdate::Node(node),
-                        (None, Some(claim @ Claim { owner: Some(_), .. })) => RecordUpdate::Claim(claim),
+                        (None, Some(claim @ ClaimedBlock { owner: Some(_), .. })) => {
+                            RecordUpdate::Claim(claim)
+                        }
                         // What cannot be read is no reason to forget what is known.
-                        (None, Some(Claim { owner: None, .. }) | None) => continue,
+                        (None, Some(ClaimedBlock { owner: None, .. }) | None) => continue,
                     };
                     (entry.key, update)
                 }
                 Event::Delete { key, .. } => {
                     self.unread.remove(&key);
                     let layout = &self.registry.layout;
-                    let claim =
-                        layout.block_of(&key).map(|block| RecordUpdate::Claim(Claim { block, owner: None }));
+                    let claim = layout
+                        .block_of(&key)
+                        .map(|block| RecordUpdate::Claim(ClaimedBlock { block, owner: None }));
                     let Some(update) = layout.node_of(&key).map(RecordUpdate::Gone).or(claim) else {
                         continue;
                     };
@@ -341,10 +344,10 @@ impl Member {
             }
     }
 
-    async fn obey(&mut self, command: Command, joined: Joined) -> Result<Next, JoinError> {
+    async fn obey(&mut self, command: MembershipCommand, joined: Joined) -> Result<Next, JoinError> {
         match command {
-            Command::Grow(wish) => self.grow(&wish, joined).await,
-            Command::Ask(ask) => {
+            MembershipCommand::Grow(wish) => self.grow(&wish, joined).await,
+            MembershipCommand::Ask(ask) => {
                 self.answer(ask, &joined.record.name);
                 Ok(Next::Go(joined))
             }
@@ -352,7 +355,7 @@ impl Member {
     }
 
     /// Beside everything else: a store that is slow to list holds up no news.
-    fn answer(&mut self, ask: Ask, own: &NodeName) {
+    fn answer(&mut self, ask: StoreQuery, own: &NodeName) {
         while self.asked.try_join_next().is_some() {}
         if self.asked.len() >= AT_ONCE {
             ask.refuse(AskError::Busy);
@@ -393,12 +396,12 @@ impl Member {
     }
 
     /// A claim of a block. What is no block of this network is no claim, whatever its key says.
-    fn read_claim(&mut self, entry: &Entry) -> Option<Claim> {
+    fn read_claim(&mut self, entry: &Entry) -> Option<ClaimedBlock> {
         let (block, read) = self.registry.layout.claim_at(&entry.key, &entry.value)?;
         if !self.cuts.iter().any(|cut| cut.owns(&block)) {
             return None;
         }
-        Some(Claim { block, owner: self.note(&entry.key, read) })
+        Some(ClaimedBlock { block, owner: self.note(&entry.key, read) })
     }
 
     /// Remembers which keys cannot be read.
@@ -429,5 +432,5 @@ fn words(addresses: &[IpAddr]) -> String {
 /// What follows from something that happened.
 pub(crate) enum Next {
     Go(Joined),
-    End(End),
+    End(SessionEnd),
 }

@@ -48,22 +48,22 @@ use crate::conditions::Source;
 use crate::peers::routes::StartError;
 use crate::peers::{PeerInputs, PeerReportReceivers};
 pub(crate) use ask_error::AskError;
-use command::Command;
+use command::MembershipCommand;
 use config::Config;
 pub(crate) use contact::Contact;
 pub(crate) use grow::{BlockRequests, GrowError};
-pub(crate) use handle::{Cluster, Membership};
+pub(crate) use handle::{Membership, MembershipHandle};
 pub use home::{Forgotten, forget};
 use home::{Home, HomeError};
 use join::{Candidate, Registry};
-use shared::Shared;
+use shared::SharedMembership;
 pub(crate) use view::{blocks, nodes};
 
 /// Commands that may wait.
 const COMMANDS: usize = 256;
 
 /// What requests and clients ask of the member.
-pub(crate) fn commands() -> (mpsc::Sender<Command>, mpsc::Receiver<Command>) {
+pub(crate) fn commands() -> (mpsc::Sender<MembershipCommand>, mpsc::Receiver<MembershipCommand>) {
     mpsc::channel(COMMANDS)
 }
 
@@ -82,41 +82,41 @@ pub enum ClusterError {
 }
 
 /// What membership works with.
-pub(crate) struct Parts {
+pub(crate) struct MembershipParts {
     pub(crate) config: Arc<Config>,
     pub(crate) shares: Arc<NodeAllocations>,
     pub(crate) board: Arc<Board>,
     pub(crate) peers: PeerInputs,
-    pub(crate) commands: (mpsc::Sender<Command>, mpsc::Receiver<Command>),
+    pub(crate) commands: (mpsc::Sender<MembershipCommand>, mpsc::Receiver<MembershipCommand>),
 }
 
 /// A node that nobody can join: one block is all there is, and nobody else uses the store.
 pub(crate) fn is_alone(config: &Config) -> bool {
-    matches!(config.store, config::Store::Embedded) && config.cluster.margin == 0
+    matches!(config.store, config::StoreChoice::Embedded) && config.cluster.margin == 0
 }
 
 /// Everything the thread starts with.
 struct Site {
-    shared: Arc<Shared>,
+    shared: Arc<SharedMembership>,
     record: NodeRecord,
     /// This machine's name as it is remembered, if that was another one.
     former: Option<NodeName>,
     store: Store,
     peers: PeerInputs,
     reports: PeerReportReceivers,
-    commands: mpsc::Receiver<Command>,
+    commands: mpsc::Receiver<MembershipCommand>,
     /// Comes true when the agent ends.
     stop: watch::Receiver<bool>,
 }
 
 /// Says so when the thread ends though nobody asked for it, however it does: nothing would follow the cluster any more.
-struct Ending {
+struct ThreadExitGuard {
     board: Arc<Board>,
     contact: Arc<Contact>,
     stop: watch::Receiver<bool>,
 }
 
-impl Drop for Ending {
+impl Drop for ThreadExitGuard {
     fn drop(&mut self) {
         // Where nobody is left who could ask for it, nobody is left to be told.
         if *self.stop.borrow() || self.stop.has_changed().is_err() {
@@ -170,15 +170,21 @@ impl Site {
             // An error means that nobody is left who could say so.
             _ = stop.wait_for(|stop| *stop) => {}
         }
-        if let Some(noted) = reporting.watch_ended()
-            && let Err(error) = noted.await
-        {
-            debug!("the time of peers.json could not be set: {error}");
-        }
-        let hold = held.borrow().clone();
-        if let Some(hold) = hold {
-            hold.give_back().await;
-        }
+        let (noting, hold) = (reporting.watch_ended(), held.borrow().clone());
+        let note = async {
+            if let Some(noting) = noting
+                && let Err(error) = noting.await
+            {
+                debug!("the time of peers.json could not be set: {error}");
+            }
+        };
+        // Beside each other: a disk that hangs does not keep the name.
+        let give_back = async {
+            if let Some(hold) = hold {
+                hold.give_back().await;
+            }
+        };
+        tokio::join!(note, give_back);
     }
 }
 
@@ -189,16 +195,16 @@ pub(crate) fn cuts(config: &Config) -> Vec<Cut> {
 }
 
 fn spec(config: &Config) -> NetworkSpec {
-    let config::Cluster { margin, vni, vxlan_port, .. } = config.cluster;
+    let config::ClusterConfig { margin, vni, vxlan_port, .. } = config.cluster;
     NetworkSpec { subnets: config.network.subnets.clone(), margin, vni, vxlan_port }
 }
 
 fn store_config(config: &Config, home: &Home) -> StoreConfig {
     match &config.store {
-        config::Store::Embedded => StoreConfig::Embedded {
+        config::StoreChoice::Embedded => StoreConfig::Embedded {
             dir: config.store_dir.clone().unwrap_or_else(|| home.dir().join("store")),
         },
-        config::Store::Etcd(etcd) => StoreConfig::Etcd(EtcdConfig {
+        config::StoreChoice::Etcd(etcd) => StoreConfig::Etcd(EtcdConfig {
             endpoints: etcd.endpoints.clone(),
             ca: etcd.ca.clone(),
             cert: etcd.cert.clone(),

@@ -2,12 +2,12 @@
 
 use types::{Code, Finding, Fix};
 
-use config::{Etcd, Store};
+use config::{Etcd, StoreChoice};
 
-pub(crate) fn finding(store: &Store, why: &str) -> Finding {
+pub(crate) fn finding(store: &StoreChoice, why: &str) -> Finding {
     match store {
-        Store::Embedded => Finding::new(Code::StoreFailed, "store", why),
-        Store::Etcd(etcd) => Finding::new(Code::StoreUnreachable, "store", why).fix(check(etcd)),
+        StoreChoice::Embedded => Finding::new(Code::StoreFailed, "store", why),
+        StoreChoice::Etcd(etcd) => Finding::new(Code::StoreUnreachable, "store", why).fix(check(etcd)),
     }
 }
 
@@ -50,7 +50,7 @@ mod tests {
     #[test]
     fn a2_an_outage_of_etcd_has_a_command_that_checks_its_endpoints() {
         let plain = etcd(&["http://192.0.2.1:2379", "http://[2001:db8::1]:2379"]);
-        let found = finding(&Store::Etcd(plain.clone()), "connection refused");
+        let found = finding(&StoreChoice::Etcd(plain.clone()), "connection refused");
         assert_eq!((found.code, found.message.as_str()), (Code::StoreUnreachable, "connection refused"));
         let wanted = "curl -m 3 http://192.0.2.1:2379/health 'http://[2001:db8::1]:2379/health'";
         assert_eq!(found.fix.as_deref(), Some(wanted));
@@ -58,7 +58,7 @@ mod tests {
         let (ca, cert, key) = (path("/etc/it's/ca.pem"), path("/etc/a:b.pem"), path("/etc/key.pem"));
         let tls = Etcd { ca, cert, key, endpoints: vec!["https://etcd-1:2379".to_owned()], ..plain };
         let wanted = r"curl -m 3 --cacert '/etc/it'\''s/ca.pem' --cert '/etc/a\:b.pem' --key /etc/key.pem https://etcd-1:2379/health";
-        assert_eq!(finding(&Store::Etcd(tls), "").fix.as_deref(), Some(wanted));
-        assert_eq!(finding(&Store::Embedded, "").fix, None);
+        assert_eq!(finding(&StoreChoice::Etcd(tls), "").fix.as_deref(), Some(wanted));
+        assert_eq!(finding(&StoreChoice::Embedded, "").fix, None);
     }
 }

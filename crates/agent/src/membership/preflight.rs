@@ -1,13 +1,13 @@
 //! What a start would meet in the store and on the node's links. Reads only.
 
-use model::{Alive, NetworkSpec, Object as _};
+use model::{AliveRecord, NetworkSpec, Object as _};
 use store::{Change, Compare, Store};
 use types::{Finding, NodeName, NodeUid};
 
 use super::home::Home;
 use super::join::{JoinError, Registry};
 use super::{ClusterError, is_alone, spec, store_config};
-use crate::peers::kernel::Kernel;
+use crate::peers::kernel::PeerKernel;
 use crate::peers::underlay;
 use config::Config;
 
@@ -18,7 +18,7 @@ const NO_REVISION: u64 = i64::MAX.cast_unsigned();
 pub(crate) fn store(config: &Config) -> Result<(), JoinRefused> {
     let home = Home::of(&config.state_dir, &config.network.name);
     let uid = home.known_uid().map_err(ClusterError::from)?;
-    if config.store == config::Store::Embedded {
+    if config.store == config::StoreChoice::Embedded {
         return Ok(());
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -46,7 +46,7 @@ pub(crate) fn addresses(config: &Config) -> Result<Vec<Finding>, netlink::Error>
     if is_alone(config) && !is_given {
         return Ok(Vec::new());
     }
-    let around = Kernel::open()?.surroundings(config.node_interface.as_ref())?;
+    let around = PeerKernel::open()?.surroundings(config.node_interface.as_ref())?;
     let (bridge, tunnel) = (config.network.bridge.as_str(), config.cluster.tunnel.as_str());
     let is_managed = |link: &netlink::Link| link.name == bridge || link.name.starts_with(tunnel);
     Ok(underlay::find(config, &around, is_managed, &[]).problems)
@@ -69,7 +69,7 @@ impl Registry {
         }
         let alive = self.layout.alive(name);
         if let Some(entry) = self.store.get(&alive).await?
-            && let Ok(held) = Alive::decode(&entry.value)
+            && let Ok(held) = AliveRecord::decode(&entry.value)
             && uid != Some(&held.uid)
         {
             return Err(self.held(name, &held.uid).await?);

@@ -31,7 +31,7 @@ use crate::peers::tunnel::OVERHEAD_V6;
 use config::Config;
 
 /// One for all of them.
-pub(crate) struct Shared {
+pub(crate) struct SharedMembership {
     pub(crate) config: Arc<Config>,
     pub(crate) home: Home,
     pub(crate) contact: Arc<Contact>,
@@ -40,11 +40,13 @@ pub(crate) struct Shared {
     peers: PeerInputs,
     /// A node that nobody can join: it has all of the network, whatever its store says.
     pub(crate) is_alone: bool,
-    state: Mutex<State>,
+    /// Held while the time of the copy on disk is set.
+    pub(super) noting: Arc<tokio::sync::Mutex<()>>,
+    state: Mutex<MembershipState>,
 }
 
 #[derive(Default)]
-struct State {
+struct MembershipState {
     blocks: Vec<IpNet>,
     mtu: Option<u32>,
     /// Why the store cannot be used.
@@ -69,7 +71,7 @@ struct State {
     leases: Leases,
 }
 
-impl Shared {
+impl SharedMembership {
     pub(crate) fn new(
         config: &Arc<Config>,
         (shares, board): (Arc<NodeAllocations>, Arc<Board>),
@@ -84,11 +86,12 @@ impl Shared {
             shares,
             board,
             peers,
+            noting: Arc::default(),
             state: Mutex::default(),
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, MembershipState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -110,7 +113,9 @@ impl Shared {
 
     /// The store has our record.
     pub(crate) async fn accept(&self, joined: &Joined) {
-        // Written down first: what is handed out must be known after a reboot.
+        // Before the disk is asked, which may hang: another node may give away these addresses already.
+        self.give_up_others(&joined.record.blocks);
+        // New blocks are saved first: those whose addresses are given to pods must be known after a reboot.
         self.save(&joined.record).await;
         {
             let mut state = self.lock();
@@ -122,6 +127,22 @@ impl Shared {
         }
         self.renew();
         self.tell();
+    }
+
+    /// Gives up the blocks that are not among these.
+    fn give_up_others(&self, blocks: &[IpNet]) {
+        if self.is_alone {
+            return;
+        }
+        let is_less = {
+            let owned = &mut self.lock().blocks;
+            let before = owned.len();
+            owned.retain(|block| blocks.contains(block));
+            owned.len() < before
+        };
+        if is_less {
+            self.renew();
+        }
     }
 
     /// The store says that our name is another machine's: nothing is ours, now and after a reboot.
@@ -260,8 +281,8 @@ impl Shared {
         }
     }
 
-    /// Takes back the share there is. Requests must not get addresses that are another machine's, also not those that are under
-    /// way already. Pods that run keep what they have.
+    /// Withdraws the allocation. Requests that wait get no addresses that are another machine's. Pods that run keep what they
+    /// have, and so do those whose request is being served.
     fn withdraw(&self, why: &str) {
         if self.shares.withdraw(why) {
             error!("{why}: no pod gets an address until it has one");
@@ -421,7 +442,7 @@ fn failure(written: Result<Result<(), HomeError>, task::JoinError>) -> Option<St
     }
 }
 
-impl State {
+impl MembershipState {
     fn findings(&self, home: &Home) -> Vec<Finding> {
         let mut all: Vec<Finding> = self.trouble.iter().cloned().collect();
         let unread = self.unread.iter();

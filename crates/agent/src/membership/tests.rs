@@ -11,21 +11,21 @@ use std::path::Path;
 use api::RouteState;
 use ipnet::IpNet;
 use model::{
-    Alive, Facts, Layout, Mesh, NetworkSpec, NodeRecord, Object as _, PeerRoute, Seen, StoredNode, Transport,
-    Tunnels, Underlay,
+    AliveRecord, Facts, KeyLayout, Mesh, NetworkSpec, NodeRecord, Object as _, ObservedPeers, PeerRoute,
+    StoredNode, Transport, Tunnels, Underlay,
 };
 use netlink::RtSocket;
 use store::{Change, Store, StoreConfig};
 use types::{Mac, NodeUid};
 
 use super::ask_error::AskError;
-use super::command::{Ask, look};
+use super::command::{StoreQuery, look};
 use super::contact::Contact;
 use super::join::{Candidate, JoinError, Joined, Registry, cuts};
 
 fn registry(dir: &Path) -> Registry {
     let store = Store::open(&StoreConfig::Embedded { dir: dir.join("store") }).unwrap();
-    Registry { store, layout: Layout::new("/pods", None) }
+    Registry { store, layout: KeyLayout::new("/pods", None) }
 }
 
 fn spec() -> NetworkSpec {
@@ -61,7 +61,7 @@ fn with_store<F: Future<Output = ()>>(test: impl FnOnce(Registry) -> F) {
 }
 
 async fn say_alive(registry: &Registry, joined: &Joined) {
-    let value = Alive { uid: joined.record.uid.clone(), since: 1 }.encode();
+    let value = AliveRecord { uid: joined.record.uid.clone(), since: 1 }.encode();
     let put = Change::Put { key: registry.layout.alive(&joined.record.name), value, lease: None };
     registry.store.commit(&[], &[put]).await.unwrap();
 }
@@ -187,7 +187,7 @@ fn a_newer_record_is_never_overwritten() {
 
 async fn remove(registry: &Registry, name: &str, force: bool) -> Result<Vec<IpNet>, AskError> {
     let (done, answer) = tokio::sync::oneshot::channel();
-    let ask = Ask::Remove { name: name.try_into().unwrap(), force, done };
+    let ask = StoreQuery::Remove { name: name.try_into().unwrap(), force, done };
     ask.answer(registry.clone(), "n1".try_into().unwrap(), &Contact::new(None)).await;
     answer.await.unwrap()
 }
@@ -232,7 +232,7 @@ fn a_route_is_shown_as_different_whatever_of_it_is() {
     let wanted = mesh.take_changes().set_routes[0];
     let other: IpAddr = "192.0.2.9".parse().unwrap();
     let shown = |route: PeerRoute| {
-        let seen = Seen { routes: vec![route], ..Seen::default() };
+        let seen = ObservedPeers { routes: vec![route], ..ObservedPeers::default() };
         let routes = super::view::routes(&mesh, &seen, &mut RtSocket::open().unwrap());
         (routes.len(), routes[0].state, routes[0].message.clone().unwrap_or_default())
     };
@@ -438,11 +438,11 @@ fn an_end_that_nobody_asked_for_is_told() {
         let board = std::sync::Arc::new(crate::board::Board::new());
         let (stop, stopped) = tokio::sync::watch::channel(false);
         let contact = std::sync::Arc::new(Contact::new(None));
-        contact.watching(super::contact::Listed::default());
+        contact.watching(super::contact::ListedNodes::default());
         let refused = types::Finding::new(types::Code::PeerRouteFailed, "route 10.2.3.0/24", "EINVAL");
         board.set(crate::conditions::Source::Routes, vec![refused]);
         let (copy, shown) = (std::sync::Arc::clone(&board), std::sync::Arc::clone(&contact));
-        let ending = super::Ending { board: copy, contact: shown, stop: stopped };
+        let ending = super::ThreadExitGuard { board: copy, contact: shown, stop: stopped };
         stop.send_replace(asked);
         drop(ending);
         let has = |code| board.has(code);

@@ -7,14 +7,14 @@ use api::{
     SubnetView, Timestamp,
 };
 use ipnet::IpNet;
-use model::{Cut, Mesh, PeerRoute, Seen, StoredNode, Way, refusals, shared_parts};
+use model::{Cut, Mesh, ObservedPeers, PeerRoute, StoredNode, Way, refusals, shared_parts};
 use netlink::RtSocket;
 use types::NodeName;
 
-use super::command::Contents;
+use super::command::StoreContents;
 
 /// What other nodes do not use of each record, and why.
-fn record_problems<'a>(contents: &'a Contents, cuts: &[Cut]) -> BTreeMap<&'a NodeName, Vec<String>> {
+fn record_problems<'a>(contents: &'a StoreContents, cuts: &[Cut]) -> BTreeMap<&'a NodeName, Vec<String>> {
     let owners: BTreeMap<IpNet, &NodeName> =
         contents.claims.iter().map(|(block, name)| (*block, name)).collect();
     let mut problems: BTreeMap<&NodeName, Vec<String>> = BTreeMap::new();
@@ -30,7 +30,7 @@ fn record_problems<'a>(contents: &'a Contents, cuts: &[Cut]) -> BTreeMap<&'a Nod
 }
 
 /// All nodes, by name.
-pub(crate) fn nodes(contents: &Contents, cuts: &[Cut], here: &NodeName) -> Vec<NodeView> {
+pub(crate) fn nodes(contents: &StoreContents, cuts: &[Cut], here: &NodeName) -> Vec<NodeView> {
     let mut problems = record_problems(contents, cuts);
     let alive_since = |name: &NodeName| contents.alive.as_ref()?.get(name).copied().map(Timestamp);
     let agent = |name: &NodeName| match &contents.alive {
@@ -73,7 +73,7 @@ pub(crate) fn nodes(contents: &Contents, cuts: &[Cut], here: &NodeName) -> Vec<N
 
 /// All blocks: claims beside what the nodes say themselves.
 pub(crate) fn blocks(
-    (contents, freshness): (&Contents, Freshness),
+    (contents, freshness): (&StoreContents, Freshness),
     cuts: &[Cut],
     here: &NodeName,
 ) -> BlocksView {
@@ -116,7 +116,7 @@ pub(crate) fn blocks(
 }
 
 /// What should be, what the kernel has, and the difference.
-pub(crate) fn routes(mesh: &Mesh, seen: &Seen, socket: &mut RtSocket) -> Vec<RouteView> {
+pub(crate) fn routes(mesh: &Mesh, seen: &ObservedPeers, socket: &mut RtSocket) -> Vec<RouteView> {
     let mut names: BTreeMap<u32, Option<String>> = BTreeMap::new();
     let mut name_of = |link: u32| {
         let ask = || socket.link_at(link).ok().flatten().map(|link| link.name);

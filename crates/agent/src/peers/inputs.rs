@@ -31,12 +31,12 @@ pub(crate) enum RecordUpdate {
     All(Census),
     Node(StoredNode),
     Gone(NodeName),
-    Claim(Claim),
+    Claim(ClaimedBlock),
 }
 
 /// Who owns a block. In a listing None means that the claim cannot be read, in an update that there is none.
 #[derive(Debug)]
-pub(crate) struct Claim {
+pub(crate) struct ClaimedBlock {
     pub(crate) block: IpNet,
     pub(crate) owner: Option<NodeName>,
 }
@@ -45,7 +45,7 @@ pub(crate) struct Claim {
 #[derive(Debug)]
 pub(crate) struct Census {
     pub(crate) nodes: Vec<StoredNode>,
-    pub(crate) claims: Vec<Claim>,
+    pub(crate) claims: Vec<ClaimedBlock>,
     /// They are in the store, but what it says of them cannot be read.
     pub(crate) unread: BTreeSet<NodeName>,
     /// The store has just lost what it knew: others will come back.
@@ -77,7 +77,7 @@ impl RecordUpdates {
             RecordUpdate::Gone(name) => {
                 self.nodes.insert(name, None);
             }
-            RecordUpdate::Claim(Claim { block, owner }) => {
+            RecordUpdate::Claim(ClaimedBlock { block, owner }) => {
                 self.claims.insert(block, owner);
             }
         }
@@ -105,6 +105,16 @@ pub(crate) enum Question {
     Routes(oneshot::Sender<Result<Vec<api::RouteView>, AskError>>),
     /// The cluster as this node knows it.
     Contents(oneshot::Sender<PeerContents>),
+}
+
+impl Question {
+    /// The client does not wait for the answer any more.
+    fn is_over(&self) -> bool {
+        match self {
+            Self::Routes(done) => done.is_closed(),
+            Self::Contents(done) => done.is_closed(),
+        }
+    }
 }
 
 /// Records and claims of all other nodes.
@@ -173,8 +183,12 @@ impl PeerQueue {
         std::mem::take(&mut *lock(&self.slot))
     }
 
+    /// The next question. The thread is woken again for the one after it: in between it takes updates, so that clients that
+    /// ask without a pause delay no route.
     pub(super) fn question(&self) -> Option<Question> {
-        self.questions.try_recv().ok()
+        let question = self.questions.try_iter().find(|question| !question.is_over())?;
+        self.waker.wake();
+        Some(question)
     }
 }
 
@@ -253,7 +267,7 @@ mod tests {
         let block: IpNet = "fd00:2:0:0:1000::/68".parse().unwrap();
         for created in 1..10_000 {
             inputs.update(RecordUpdate::Node(node("n2", created)));
-            inputs.update(RecordUpdate::Claim(Claim { block, owner: None }));
+            inputs.update(RecordUpdate::Claim(ClaimedBlock { block, owner: None }));
             inputs.update(RecordUpdate::Node(node("n3", created)));
             inputs.update(RecordUpdate::Gone("n3".try_into().unwrap()));
         }
@@ -275,6 +289,23 @@ mod tests {
         let updates = queue.take().records;
         assert!(updates.census.unwrap().was_wiped, "peers that it does not know are kept");
         assert_eq!(updates.nodes.len(), 1);
+    }
+
+    #[test]
+    fn updates_are_taken_between_questions_and_clients_that_left_get_no_answer() {
+        let (inputs, queue) = inputs(Waker::new().unwrap());
+        let ask = || {
+            let (answer, waits) = oneshot::channel();
+            inputs.ask(Question::Contents(answer)).unwrap();
+            waits
+        };
+        let (_first, second, _third) = (ask(), ask(), ask());
+        drop(second);
+        for is_asked in [true, true, false] {
+            inputs.update(census(false));
+            assert!(!queue.take().records.is_empty());
+            assert_eq!((queue.question().is_some(), queue.waker.is_awake()), (is_asked, is_asked));
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use model::{Changes, PeerFdb, PeerNeighbour, PeerRoute, Seen};
+use model::{ObservedPeers, PeerChanges, PeerFdb, PeerNeighbour, PeerRoute};
 use netlink::{AddNeighbour, Family, Fdb, Mode, Op, Route, RouteFilter, RtSocket};
 use types::{PEER_PROTOCOL, TABLE_MAIN};
 
@@ -19,17 +19,17 @@ const METRIC: u32 = 113_000;
 const METRICS: u32 = 4096;
 /// Changes that the kernel refused.
 #[derive(Debug, Default)]
-pub(crate) struct Refused {
-    pub(crate) changes: Changes,
+pub(crate) struct RefusedChanges {
+    pub(crate) changes: PeerChanges,
     /// By object.
     pub(crate) reasons: BTreeMap<String, String>,
 }
 
-pub(crate) struct Kernel {
+pub(crate) struct PeerKernel {
     pub(crate) socket: RtSocket,
 }
 
-impl Kernel {
+impl PeerKernel {
     pub(crate) fn open() -> Result<Self, netlink::Error> {
         Ok(Self { socket: RtSocket::open()? })
     }
@@ -65,7 +65,7 @@ impl Kernel {
         &mut self,
         tunnels: &[u32],
         subnets: &[IpNet],
-    ) -> Result<(Seen, Vec<Route>), netlink::Error> {
+    ) -> Result<(ObservedPeers, Vec<Route>), netlink::Error> {
         let filter = RouteFilter { table: Some(TABLE_MAIN), link: None, protocol: Some(PEER_PROTOCOL) };
         let is_made_here = |route: &Route| route.priority == Some(metric(&route.dst));
         let mut found = self.socket.routes(filter)?;
@@ -82,7 +82,7 @@ impl Kernel {
             let entries = self.socket.fdb(link)?;
             fdb.extend(entries.into_iter().map(|Fdb { link, mac, dst }| PeerFdb { link, mac, dst }));
         }
-        Ok((Seen { routes, neighbours, fdb }, odd))
+        Ok((ObservedPeers { routes, neighbours, fdb }, odd))
     }
 
     /// Removes routes as they were listed. Others may have been quicker.
@@ -95,7 +95,7 @@ impl Kernel {
     }
 
     /// Makes all changes; those that the kernel refused are returned.
-    pub(crate) fn apply(&mut self, changes: &Changes) -> Result<Refused, netlink::Error> {
+    pub(crate) fn apply(&mut self, changes: &PeerChanges) -> Result<RefusedChanges, netlink::Error> {
         let ops = ops(changes);
         let (mut is_refused, mut reasons) = (Vec::new(), BTreeMap::new());
         for (op, result) in ops.iter().zip(self.socket.run_all(&ops)?) {
@@ -104,7 +104,7 @@ impl Kernel {
             is_refused.push(error.is_some());
             reasons.extend(error.map(|error| (object(op), error.to_string())));
         }
-        Ok(Refused { changes: changes.select(is_refused), reasons })
+        Ok(RefusedChanges { changes: changes.select(is_refused), reasons })
     }
 }
 
@@ -113,8 +113,8 @@ pub(crate) fn is_of(subnets: &[IpNet], dst: &IpNet) -> bool {
     subnets.iter().any(|subnet| subnet.contains(dst))
 }
 
-/// In the order of the fields of [`Changes`]: no route leads into a tunnel that does not know where to send yet.
-fn ops(changes: &Changes) -> Vec<Op<'static>> {
+/// In the order of the fields of [`PeerChanges`]: no route leads into a tunnel that does not know where to send yet.
+fn ops(changes: &PeerChanges) -> Vec<Op<'static>> {
     let mut ops = Vec::new();
     ops.extend(changes.set_neighbours.iter().map(|n| {
         Op::AddNeighbour(AddNeighbour { link: n.link, addr: n.addr, mac: n.mac, protocol: PEER_PROTOCOL })
@@ -192,7 +192,7 @@ mod tests {
         let (neighbour, fdb) = (PeerNeighbour { link, addr, mac }, PeerFdb { link, mac, dst: addr });
         let dst = "10.2.0.0/24".parse().unwrap();
         let route = PeerRoute { dst, gateway: addr, link, onlink: true, src: None };
-        let changes = Changes {
+        let changes = PeerChanges {
             set_neighbours: vec![neighbour],
             set_fdb: vec![fdb],
             set_routes: vec![route],

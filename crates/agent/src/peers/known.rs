@@ -8,7 +8,7 @@ use model::{Facts, Mesh, NodeRecord, StoredNode, Tunnels, difference, listed};
 use tracing::{info, warn};
 use types::{Finding, NodeName};
 
-use super::inputs::{Census, Claim};
+use super::inputs::{Census, ClaimedBlock};
 use super::routes::{Peers, Telling, Trials};
 use super::tunnel::Tunnel;
 use super::underlay::Position;
@@ -23,7 +23,7 @@ const JOINING: Duration = Duration::from_secs(10);
 const LOGGED: usize = 20;
 
 /// The other nodes, and where this one is.
-pub(crate) struct Known {
+pub(crate) struct KnownPeers {
     pub(crate) mesh: Mesh,
     pub(crate) position: Position,
     pub(crate) tunnels: Tunnels,
@@ -54,7 +54,7 @@ pub(crate) struct Known {
     pub(crate) trials: Trials,
 }
 
-impl Known {
+impl KnownPeers {
     /// With the others as they were remembered.
     pub(crate) fn new(facts: Facts, remembered: Vec<NodeRecord>) -> Self {
         let mut mesh = Mesh::new(facts);
@@ -131,7 +131,7 @@ impl Known {
 
     /// Owners of blocks as the claims say. Nodes that are awaited have lost theirs with the store's data, and a claim that
     /// cannot be read is no reason to forget what it said.
-    fn owners(&self, kept: &[StoredNode], claims: Vec<Claim>) -> BTreeMap<IpNet, NodeName> {
+    fn owners(&self, kept: &[StoredNode], claims: Vec<ClaimedBlock>) -> BTreeMap<IpNet, NodeName> {
         let mut owners = BTreeMap::new();
         for record in
             kept.iter().map(|node| &node.record).filter(|record| self.awaited.contains_key(&record.name))
@@ -139,7 +139,7 @@ impl Known {
             let is_its = |block: &&IpNet| self.mesh.owner(block) == Some(&record.name);
             owners.extend(record.blocks.iter().filter(is_its).map(|block| (*block, record.name.clone())));
         }
-        for Claim { block, owner } in claims {
+        for ClaimedBlock { block, owner } in claims {
             if let Some(owner) = owner.or_else(|| self.mesh.owner(&block).cloned()) {
                 owners.insert(block, owner);
             }

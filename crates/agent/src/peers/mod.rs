@@ -14,5 +14,5 @@ pub(crate) mod tunnel;
 pub(crate) mod underlay;
 
 pub(crate) use inputs::{PeerInputs, PeerQueue, PeerReportReceivers, Question};
-pub(crate) use known::Known;
-pub(crate) use routes::{Parts, start};
+pub(crate) use known::KnownPeers;
+pub(crate) use routes::{PeerRoutesParts, start};

@@ -23,26 +23,25 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
-use model::{Changes, NodeRecord, Repaired, Tunnels};
+use model::{NodeRecord, PeerChanges, Repaired, Tunnels};
 use netlink::{PeerMonitor, PeerNews, Route};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use tracing::{debug, error, info};
-use types::{Code, Finding, IfName};
+use types::IfName;
 
 use super::inputs::{PeerQueue, PeerReports, Pending, Question, RecordUpdates};
-use super::kernel::{Kernel, Refused};
-use super::known::Known;
+use super::kernel::{PeerKernel, RefusedChanges};
+use super::known::KnownPeers;
 use crate::allocation::{NodeAllocations, TunnelSize};
-use crate::board::Board;
-use crate::conditions::Source;
+use crate::board::{Board, WatchedThread};
 use crate::membership::AskError;
 use crate::metrics::Metrics;
 use crate::thread::{AgentThread, StopFlag};
 use crate::waker::Slot;
 use config::Config;
 pub(crate) use peers::Peers;
-use telling::Part;
+use telling::AppliedPart;
 pub(crate) use telling::Telling;
 pub(crate) use trials::Trials;
 
@@ -61,7 +60,7 @@ const SAVE_EACH: Duration = Duration::from_millis(2);
 pub(crate) const LONGEST_CHANGE: Duration = Duration::from_secs(5);
 
 /// What the peers thread works with.
-pub(crate) struct Parts {
+pub(crate) struct PeerRoutesParts {
     pub(crate) config: Arc<Config>,
     /// A node that no other one can join has no peers.
     pub(crate) is_alone: bool,
@@ -76,11 +75,11 @@ pub(crate) struct Parts {
     /// The part of this node's record that never changes.
     pub(crate) record: NodeRecord,
     /// With the peers that were written to disk.
-    pub(crate) known: Known,
+    pub(crate) known: KnownPeers,
 }
 
 /// Starts the thread.
-pub(crate) fn start(parts: Parts) -> Result<AgentThread, StartError> {
+pub(crate) fn start(parts: PeerRoutesParts) -> Result<AgentThread, StartError> {
     let waker = parts.queue.waker.clone();
     let routes = Routes::new(parts)?;
     Ok(AgentThread::start("podwire-peers", waker, move |stop| routes.run(stop))?)
@@ -108,14 +107,24 @@ pub(crate) struct Routes {
     record: NodeRecord,
     /// This node's.
     blocks: Vec<IpNet>,
-    kernel: Kernel,
-    known: Known,
+    kernel: PeerKernel,
+    known: KnownPeers,
 }
 
 impl Routes {
-    fn new(parts: Parts) -> Result<Self, netlink::Error> {
-        let Parts { config, is_alone, shares, board, metrics, tunnels, queue, reports, record, known } =
-            parts;
+    fn new(parts: PeerRoutesParts) -> Result<Self, netlink::Error> {
+        let PeerRoutesParts {
+            config,
+            is_alone,
+            shares,
+            board,
+            metrics,
+            tunnels,
+            queue,
+            reports,
+            record,
+            known,
+        } = parts;
         Ok(Self {
             config,
             is_alone,
@@ -128,20 +137,23 @@ impl Routes {
             reports,
             record,
             blocks: known.mesh.facts().blocks.clone(),
-            kernel: Kernel::open()?,
+            kernel: PeerKernel::open()?,
             known,
         })
     }
 
     fn run(mut self, stop: &StopFlag) {
-        let _end = ReportEnd { board: Arc::clone(&self.board), stop: stop.clone() };
-        let mut monitor = Monitor::Failed { retry_at: Instant::now() };
-        while !stop.is_set() {
-            self.board.peers_busy_since(Instant::now());
-            self.take_input();
+        let mut monitor = PeerMonitorSlot::Failed { retry_at: Instant::now() };
+        loop {
+            let pending = self.queue.take();
+            if stop.is_set() {
+                return;
+            }
+            self.board.busy_since(WatchedThread::Peers, Instant::now());
+            self.take_input(pending);
             monitor = self.read_events(monitor);
             self.run_timers();
-            self.board.peers_idle();
+            self.board.idle(WatchedThread::Peers);
             if let Err(errno) = self.wait(&monitor) {
                 error!(error = %errno, "the peers thread cannot wait for events");
                 // Everything is still compared by the timer.
@@ -151,8 +163,8 @@ impl Routes {
     }
 
     /// Input of other threads.
-    fn take_input(&mut self) {
-        let Pending { records, blocks, is_table_changed } = self.queue.take();
+    fn take_input(&mut self, pending: Pending) {
+        let Pending { records, blocks, is_table_changed } = pending;
         let share_version = self.shares.version();
         if share_version != self.share_version {
             self.share_version = share_version;
@@ -168,7 +180,7 @@ impl Routes {
         if !records.is_empty() {
             self.updated(records);
         }
-        while let Some(question) = self.queue.question() {
+        if let Some(question) = self.queue.question() {
             self.answer(question);
         }
         if let Some(verdict) = self.known.trials.verdict() {
@@ -191,14 +203,14 @@ impl Routes {
     }
 
     /// Sleeps until there is input, an event or a timer.
-    fn wait(&self, monitor: &Monitor) -> Result<(), Errno> {
+    fn wait(&self, monitor: &PeerMonitorSlot) -> Result<(), Errno> {
         let now = Instant::now();
         let timers =
             [Some(self.known.look_at), self.known.save_at, self.known.telling.at, monitor.pause(now)];
         let next = timers.into_iter().flatten().min().unwrap_or(now);
         let timeout = Timespec::try_from(next.saturating_duration_since(now)).map_err(|_| Errno::INVAL)?;
         let mut fds = vec![PollFd::new(&self.queue.waker, PollFlags::IN)];
-        if let Monitor::Open { monitor: open, .. } = monitor
+        if let PeerMonitorSlot::Open { monitor: open, .. } = monitor
             && monitor.pause(now).is_none()
         {
             fds.push(PollFd::from_borrowed_fd(open.as_fd(), PollFlags::IN));
@@ -210,26 +222,30 @@ impl Routes {
     }
 
     /// Reads the kernel's events, or opens the monitor again.
-    fn read_events(&mut self, monitor: Monitor) -> Monitor {
+    fn read_events(&mut self, monitor: PeerMonitorSlot) -> PeerMonitorSlot {
         let now = Instant::now();
         if monitor.pause(now).is_some() {
             return monitor;
         }
         let read = match monitor {
-            Monitor::Open { monitor, .. } => self.read_open(monitor, now),
-            Monitor::Failed { .. } => self.open_monitor(now),
+            PeerMonitorSlot::Open { monitor, .. } => self.read_open(monitor, now),
+            PeerMonitorSlot::Failed { .. } => self.open_monitor(now),
         };
         read.unwrap_or_else(|error| self.no_events(&error))
     }
 
-    fn read_open(&mut self, mut monitor: PeerMonitor, now: Instant) -> Result<Monitor, netlink::Error> {
+    fn read_open(
+        &mut self,
+        mut monitor: PeerMonitor,
+        now: Instant,
+    ) -> Result<PeerMonitorSlot, netlink::Error> {
         let events = monitor.read()?;
         self.observed(&events);
         let quiet_until = if events.is_empty() { now } else { now + DEBOUNCE };
-        Ok(Monitor::Open { monitor, quiet_until })
+        Ok(PeerMonitorSlot::Open { monitor, quiet_until })
     }
 
-    fn open_monitor(&mut self, now: Instant) -> Result<Monitor, netlink::Error> {
+    fn open_monitor(&mut self, now: Instant) -> Result<PeerMonitorSlot, netlink::Error> {
         let mut monitor = PeerMonitor::open()?;
         self.observed(&monitor.read()?);
         if self.known.telling.monitor_failure.take().is_some() {
@@ -237,15 +253,15 @@ impl Routes {
             self.soon(PAUSE);
             self.tell_soon();
         }
-        Ok(Monitor::Open { monitor, quiet_until: now })
+        Ok(PeerMonitorSlot::Open { monitor, quiet_until: now })
     }
 
     /// Everything is compared at each attempt, and on the timer.
-    fn no_events(&mut self, error: &netlink::Error) -> Monitor {
+    fn no_events(&mut self, error: &netlink::Error) -> PeerMonitorSlot {
         self.known.telling.monitor_failure = Some(error.to_string());
         self.tell();
         self.soon(RETRY);
-        Monitor::Failed { retry_at: Instant::now() + RETRY }
+        PeerMonitorSlot::Failed { retry_at: Instant::now() + RETRY }
     }
 
     /// Takes all updates of the store, and puts the difference into the kernel.
@@ -290,24 +306,24 @@ impl Routes {
         let changes = self.known.mesh.take_changes();
         debug!("{changes}");
         let sources = self.known.mesh.take_source_changes();
-        self.add_peers(sources.add);
+        self.add_peers(&sources.add);
         let refused = self.apply(&changes);
         self.known.telling.owed.extend(&refused.changes);
-        self.refused(refused.reasons, Part::News);
-        self.remove_peers(sources.remove);
+        self.refused(refused.reasons, AppliedPart::News);
+        self.remove_peers(&sources.remove);
         self.try_tunnels();
     }
 
     /// The changes that were not applied.
-    fn apply(&mut self, changes: &Changes) -> Refused {
+    fn apply(&mut self, changes: &PeerChanges) -> RefusedChanges {
         self.tell_soon();
         // Alone there is nobody to lead to; what is there is another network's.
         if changes.is_empty() || self.is_alone {
-            return Refused::default();
+            return RefusedChanges::default();
         }
         self.kernel.apply(changes).unwrap_or_else(|error| {
             self.failed(format!("routes to other nodes cannot be changed: {error}"));
-            Refused { changes: changes.clone(), reasons: BTreeMap::new() }
+            RefusedChanges { changes: changes.clone(), reasons: BTreeMap::new() }
         })
     }
 
@@ -349,7 +365,7 @@ impl Routes {
         let drift = changes.beyond(&due);
         let mut repairs = drift.beyond(&refused.changes);
         self.known.telling.owed = refused.changes.beyond(&drift);
-        self.refused(refused.reasons, Part::All);
+        self.refused(refused.reasons, AppliedPart::All);
         self.try_tunnels();
         if !self.known.was_swept {
             repairs.clear_removals();
@@ -446,7 +462,7 @@ impl Routes {
 }
 
 /// The monitor of the kernel's events.
-enum Monitor {
+enum PeerMonitorSlot {
     Open {
         monitor: PeerMonitor,
         /// No events are read before.
@@ -456,29 +472,11 @@ enum Monitor {
     Failed { retry_at: Instant },
 }
 
-impl Monitor {
+impl PeerMonitorSlot {
     /// Until when nothing is read; None: now.
     fn pause(&self, now: Instant) -> Option<Instant> {
         let (Self::Open { quiet_until: until, .. } | Self::Failed { retry_at: until }) = self;
         Some(*until).filter(|until| now < *until)
-    }
-}
-
-/// Reports if the thread ends without a request: no route would follow the records any more.
-struct ReportEnd {
-    board: Arc<Board>,
-    stop: StopFlag,
-}
-
-impl Drop for ReportEnd {
-    fn drop(&mut self) {
-        if self.stop.is_set() {
-            return;
-        }
-        self.board.peers_idle();
-        let message = "the thread for routes to peers ended; its log has the reason. Routes stay as they are";
-        let found = Finding::new(Code::ReconcileStuck, "routes to peers", message);
-        self.board.set(Source::Routes, vec![found.fix("systemctl restart podwire")]);
     }
 }
 

@@ -41,7 +41,7 @@ const STACK: usize = 256 << 10;
 
 /// What a trial told of the interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum TrialVerdict {
     Sound,
     Broken,
     Unclear,
@@ -62,24 +62,24 @@ struct Answers {
 }
 
 /// What follows so far; nothing, until there is enough.
-fn judge(pairs: &[Answers]) -> Option<Verdict> {
+fn judge(pairs: &[Answers]) -> Option<TrialVerdict> {
     match pairs.last() {
-        Some(last) if last.interface => Some(Verdict::Sound),
-        Some(last) if !last.kernel => Some(Verdict::Unclear),
-        Some(_) if pairs.len() >= PAIRS => Some(Verdict::Broken),
+        Some(last) if last.interface => Some(TrialVerdict::Sound),
+        Some(last) if !last.kernel => Some(TrialVerdict::Unclear),
+        Some(_) if pairs.len() >= PAIRS => Some(TrialVerdict::Broken),
         Some(_) | None => None,
     }
 }
 
 /// Through this tunnel, with addresses of one node behind it, one of each family.
-async fn run(tunnel: IfName, addresses: Vec<IpAddr>) -> Verdict {
-    let mut worst = Verdict::Sound;
+async fn run(tunnel: IfName, addresses: Vec<IpAddr>) -> TrialVerdict {
+    let mut worst = TrialVerdict::Sound;
     for to in addresses {
         match try_one(&tunnel, to).await {
-            Ok(Verdict::Sound) => {}
-            Ok(Verdict::Broken) => return Verdict::Broken,
+            Ok(TrialVerdict::Sound) => {}
+            Ok(TrialVerdict::Broken) => return TrialVerdict::Broken,
             // What cannot even be sent says nothing of the card.
-            Ok(Verdict::Unclear) | Err(_) => worst = Verdict::Unclear,
+            Ok(TrialVerdict::Unclear) | Err(_) => worst = TrialVerdict::Unclear,
         }
     }
     worst
@@ -91,7 +91,7 @@ pub(crate) fn start(
     addresses: Vec<IpAddr>,
     rest: Duration,
     waker: Waker,
-) -> io::Result<Receiver<Verdict>> {
+) -> io::Result<Receiver<TrialVerdict>> {
     let (sender, verdict) = sync_channel(1);
     thread::Builder::new().name("podwire-trial".to_owned()).stack_size(STACK).spawn(move || {
         // In this order, so that the sender is dropped before the caller is woken.
@@ -102,12 +102,12 @@ pub(crate) fn start(
             run(tunnel, addresses).await
         });
         // The caller may be gone.
-        let _ = sender.send(found.unwrap_or(Verdict::Unclear));
+        let _ = sender.send(found.unwrap_or(TrialVerdict::Unclear));
     })?;
     Ok(verdict)
 }
 
-fn in_runtime(trial: impl Future<Output = Verdict>) -> io::Result<Verdict> {
+fn in_runtime(trial: impl Future<Output = TrialVerdict>) -> io::Result<TrialVerdict> {
     Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(trial))
 }
 
@@ -119,7 +119,7 @@ impl Drop for WakeAtEnd {
     }
 }
 
-async fn try_one(tunnel: &IfName, to: IpAddr) -> io::Result<Verdict> {
+async fn try_one(tunnel: &IfName, to: IpAddr) -> io::Result<TrialVerdict> {
     let mut pairs = Vec::with_capacity(PAIRS);
     loop {
         if let Some(verdict) = judge(&pairs) {
@@ -183,14 +183,14 @@ mod tests {
         };
         for (said, verdict) in [
             ("", None),
-            ("i", Some(Verdict::Sound)),
-            ("-", Some(Verdict::Unclear)),
+            ("i", Some(TrialVerdict::Sound)),
+            ("-", Some(TrialVerdict::Unclear)),
             ("k", None),
-            ("k -", Some(Verdict::Unclear)),
+            ("k -", Some(TrialVerdict::Unclear)),
             ("k k k", None),
-            ("k k k k", Some(Verdict::Broken)),
-            ("k k k -", Some(Verdict::Unclear)),
-            ("k k k ik", Some(Verdict::Sound)),
+            ("k k k k", Some(TrialVerdict::Broken)),
+            ("k k k -", Some(TrialVerdict::Unclear)),
+            ("k k k ik", Some(TrialVerdict::Sound)),
         ] {
             assert_eq!(judge(&answers(said)), verdict, "{said}");
         }
@@ -210,13 +210,13 @@ mod tests {
                 let addresses = to.iter().map(|to| to.parse().unwrap()).collect();
                 runtime.block_on(run(lo.clone(), addresses))
             };
-            assert_eq!(ask(&["127.0.0.1", "::1"]), Verdict::Sound);
-            assert_eq!(ask(&["127.0.0.1", "2001:db8::1"]), Verdict::Unclear);
+            assert_eq!(ask(&["127.0.0.1", "::1"]), TrialVerdict::Sound);
+            assert_eq!(ask(&["127.0.0.1", "2001:db8::1"]), TrialVerdict::Unclear);
             // Our own firewall: the datagram never left, and the second one would be "refused".
             assert!(sh(
                 "nft table inet t { chain o { type filter hook output priority 0; udp dport 9 reject; }; }"
             ));
-            assert_eq!(ask(&["127.0.0.1", "::1"]), Verdict::Unclear);
+            assert_eq!(ask(&["127.0.0.1", "::1"]), TrialVerdict::Unclear);
         };
         NetNs::create().unwrap().run(in_a_namespace).unwrap();
     }

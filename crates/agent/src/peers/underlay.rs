@@ -53,7 +53,7 @@ pub(crate) fn find(
 ) -> Position {
     let mut position = Position::default();
     for v4 in [true, false] {
-        let family = Family { v4, around, before };
+        let family = UnderlayFamily { v4, around, before };
         let fixed = config.node_addresses.iter().copied().find(|address| address.is_ipv4() == v4);
         let link = match (&config.node_interface, fixed) {
             (Some(name), _) => {
@@ -116,13 +116,13 @@ fn lost_address(address: IpAddr) -> Finding {
     Finding::new(Code::NodeAddressMissing, format_args!("address {address}"), message).fix("ip address show")
 }
 
-struct Family<'a> {
+struct UnderlayFamily<'a> {
     v4: bool,
     around: &'a Surroundings,
     before: &'a [IpAddr],
 }
 
-impl Family<'_> {
+impl UnderlayFamily<'_> {
     fn global(&self) -> impl Iterator<Item = &Address> {
         self.around.addresses.iter().filter(|address| {
             let ip = address.addr.addr();

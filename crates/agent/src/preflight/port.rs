@@ -6,7 +6,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 
-use super::{Note, Refusal};
+use super::{Note, StartRefusal};
 use crate::server::ServerError;
 
 /// The state of a listening socket in /proc/net/tcp.
@@ -14,7 +14,7 @@ const LISTEN: &str = "0A";
 
 /// Why the agent could not listen on the address. A start with an address that another process uses is degraded, and not
 /// refused; the port of the agent that is to be restarted is free then. `agent` is its process.
-pub(super) fn check(address: SocketAddr, agent: Option<&str>) -> Result<Option<Note>, Refusal> {
+pub(super) fn check(address: SocketAddr, agent: Option<&str>) -> Result<Option<Note>, StartRefusal> {
     match TcpListener::bind(address) {
         Ok(_) => Ok(None),
         Err(source) if source.kind() == io::ErrorKind::AddrInUse => {

@@ -9,7 +9,7 @@ use types::NodeName;
 
 use super::reply::{self, HttpReply};
 use super::{ApiService, view};
-use crate::membership::{self, AskError, Cluster};
+use crate::membership::{self, AskError, MembershipHandle};
 
 /// A question about the cluster.
 #[derive(Debug, PartialEq, Eq)]
@@ -55,7 +55,7 @@ pub(super) async fn answer(service: &Arc<ApiService>, asked: ClusterQuery, query
     answered.unwrap_or_else(|error| refusal(&error))
 }
 
-async fn blocks(service: &Arc<ApiService>, cluster: &Cluster) -> Result<BlocksView, AskError> {
+async fn blocks(service: &Arc<ApiService>, cluster: &MembershipHandle) -> Result<BlocksView, AskError> {
     let (contents, freshness) = cluster.look().await?;
     let mut blocks = membership::blocks((&contents, freshness), &service.facts.cuts, &cluster.name);
     // It reads files, and the server's thread never waits for a disk.
@@ -70,7 +70,7 @@ async fn blocks(service: &Arc<ApiService>, cluster: &Cluster) -> Result<BlocksVi
     Ok(blocks)
 }
 
-async fn remove(cluster: &Cluster, name: &str, query: Option<&str>) -> HttpReply {
+async fn remove(cluster: &MembershipHandle, name: &str, query: Option<&str>) -> HttpReply {
     let force = query.is_some_and(|query| query.split('&').any(|part| part == "force=true"));
     let name = match NodeName::try_from(name) {
         Ok(name) => name,

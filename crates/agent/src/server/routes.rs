@@ -15,10 +15,10 @@ use types::RequestId;
 use super::nodes::{self, ClusterQuery};
 use super::reply::{self, HttpReply};
 use super::{ApiService, ClientSocket, view};
-use crate::contiv::{self, Pod, PodAnswer};
+use crate::contiv::{self, ContivPod, PodAnswer};
 use crate::metrics;
 use crate::queue::{QueueRefusal, RequestClass, WorkerSlot};
-use crate::work::{Answer, Line, Refusal, Task};
+use crate::work::{Answer, ClientGuard, RejectedTask, Task};
 
 /// Metrics over TCP are made one after the other: clients that ask and hang up would leave work behind without end, and the
 /// threads that do it also serve `podwire status`.
@@ -197,7 +197,7 @@ async fn pod(
     client: Option<&ClientSocket>,
     (command, body): (Command, &[u8]),
 ) -> HttpReply {
-    let answer = match (Pod::parse(body), random_id()) {
+    let answer = match (ContivPod::parse(body), random_id()) {
         (Err(answer), _) => *answer,
         (_, Err(error)) => PodAnswer::failed("no random number for the request", &error.to_string()),
         (Ok(pod), Ok(id)) => {
@@ -256,7 +256,11 @@ enum Entered<'a> {
     /// On this thread.
     Slot { client: &'a ClientSocket, slot: WorkerSlot, task: Box<Task> },
     /// By a worker.
-    Queue { refusal: Refusal, line: Line, result: Result<oneshot::Receiver<Answer>, QueueRefusal> },
+    Queue {
+        refusal: RejectedTask,
+        line: ClientGuard,
+        result: Result<oneshot::Receiver<Answer>, QueueRefusal>,
+    },
 }
 
 fn random_id() -> std::io::Result<RequestId> {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use api::{AttachmentsView, BlockUse, Condition, Counts, NodeMode, Status, Tombstones};
-use engine::state::{Listed, Phase, State, StateError};
+use engine::state::{ListedRecord, NodeState, RecordPhase, StateError};
 use ipam::{Range, RangeSet, RangeSpec};
 use ipnet::IpNet;
 use types::NetworkName;
@@ -12,8 +12,8 @@ use super::ApiService;
 use crate::allocation::records_unreadable;
 use crate::attachments::attachment_view;
 use crate::conditions::Source;
-use crate::membership::{Cluster, Contact};
-use crate::metrics::{Seen, resident_bytes};
+use crate::membership::{Contact, MembershipHandle};
+use crate::metrics::{MetricsSnapshot, resident_bytes};
 
 /// All attachments, or those of one container: phase and record. One that cannot be read is told by its name.
 pub(super) fn attachments(run_dir: &Path, container: Option<&str>) -> Result<AttachmentsView, String> {
@@ -28,9 +28,9 @@ pub(super) fn attachments(run_dir: &Path, container: Option<&str>) -> Result<Att
 }
 
 /// By the name of the network.
-fn records(run_dir: &Path, container: Option<&str>) -> Result<Vec<(String, Vec<Listed>)>, StateError> {
+fn records(run_dir: &Path, container: Option<&str>) -> Result<Vec<(String, Vec<ListedRecord>)>, StateError> {
     let mut records = Vec::new();
-    let networks = State::open_existing(run_dir)?.map(|state| state.networks()).transpose()?;
+    let networks = NodeState::open_existing(run_dir)?.map(|state| state.networks()).transpose()?;
     for network in networks.unwrap_or_default() {
         let mut all = network.list()?;
         all.retain(|listed| container.is_none_or(|container| is_of(listed, container)));
@@ -40,7 +40,7 @@ fn records(run_dir: &Path, container: Option<&str>) -> Result<Vec<(String, Vec<L
     Ok(records)
 }
 
-fn is_of(listed: &Listed, container: &str) -> bool {
+fn is_of(listed: &ListedRecord, container: &str) -> bool {
     match &listed.attachment {
         Some(attachment) => attachment.key.container.as_str() == container,
         None => listed.stem.split_once('@').is_some_and(|(id, _)| id == container),
@@ -69,14 +69,14 @@ fn usage(service: &ApiService) -> (AddressUsage, Result<(), StateError>) {
 
 fn known_usage(service: &ApiService) -> Result<AddressUsage, StateError> {
     let facts = &service.facts;
-    let state = State::open_existing(&facts.run_dir)?;
+    let state = NodeState::open_existing(&facts.run_dir)?;
     let mut counts = Counts::default();
-    for network in state.iter().map(State::networks).collect::<Result<Vec<_>, _>>()?.concat() {
+    for network in state.iter().map(NodeState::networks).collect::<Result<Vec<_>, _>>()?.concat() {
         for listed in network.list()? {
             let number = match (&listed.attachment, listed.phase) {
                 (None, _) => &mut counts.unreadable,
-                (Some(_), Phase::Ready) => &mut counts.ready,
-                (Some(_), Phase::Pending) => &mut counts.pending,
+                (Some(_), RecordPhase::Ready) => &mut counts.ready,
+                (Some(_), RecordPhase::Pending) => &mut counts.pending,
             };
             *number += 1;
         }
@@ -152,10 +152,10 @@ pub(super) fn block_uses(service: &ApiService) -> Vec<BlockUse> {
 }
 
 /// What metrics show of now.
-pub(super) fn seen(service: &ApiService) -> Seen {
+pub(super) fn seen(service: &ApiService) -> MetricsSnapshot {
     let (AddressUsage { attachments, blocks }, conditions) = observed(service);
-    let contact = service.cluster.as_ref().map(Cluster::contact);
-    Seen {
+    let contact = service.cluster.as_ref().map(MembershipHandle::contact);
+    MetricsSnapshot {
         conditions,
         waiting: service.queue.waiting(),
         blocks,

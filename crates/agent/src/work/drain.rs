@@ -11,11 +11,11 @@ use cni::Error;
 use engine::{Caller, Delegates, Wait};
 use types::AttachmentKey;
 
-use super::turns::Purpose;
+use super::turns::RequestPurpose;
 use super::{PATIENCE, Work, is_of_addresses, keyed, try_again};
 use crate::conditions::Source;
-use crate::log::{self, Ending, Subject};
-use crate::tombstones::{Buried, Report, Try};
+use crate::log::{self, RequestOutcome, RequestSubject};
+use crate::tombstones::{Buried, DrainReport, DrainScope};
 
 /// For those who come another time if it is not their turn.
 pub(super) const AT_ONCE: Duration = Duration::ZERO;
@@ -24,22 +24,25 @@ const STACK: usize = 256 << 10;
 
 impl Work {
     /// Serves all tombstones; for the start, and for whoever looks after things from time to time.
-    pub(crate) fn drain_tombstones(self: &Arc<Self>) -> Report {
-        let report = self.drain.round(&|| self.start_round(Try::All));
+    pub(crate) fn drain_tombstones(self: &Arc<Self>) -> DrainReport {
+        let report = self.drain.round(&|| self.start_round(DrainScope::All));
         self.board.set(Source::Tombstones, self.drain.findings());
-        report.unwrap_or_else(|undrained| Report { failed: vec![undrained.to_string()], ..Report::default() })
+        report.unwrap_or_else(|undrained| DrainReport {
+            failed: vec![undrained.to_string()],
+            ..DrainReport::default()
+        })
     }
 
     /// Before something new is made. For an attachment whose own tombstone cannot be drained, that is an error.
     pub(super) fn drain_before(self: &Arc<Self>, key: Option<&AttachmentKey>) -> Result<(), Error> {
         let Some(report) = self
             .drain
-            .pass(&|| self.start_round(Try::Rested))
+            .pass(&|| self.start_round(DrainScope::Rested))
             .map_err(|undrained| try_again(undrained.to_string()))?
         else {
             return Ok(());
         };
-        if report != Report::default() {
+        if report != DrainReport::default() {
             self.board.set(Source::Tombstones, self.drain.findings());
         }
         let Some(key) = key else { return Ok(()) };
@@ -52,7 +55,7 @@ impl Work {
     }
 
     /// On a thread of its own: neither a worker nor the keeper is held by an IPAM plugin that hangs in somebody's DEL.
-    fn start_round(self: &Arc<Self>, which: Try) {
+    fn start_round(self: &Arc<Self>, which: DrainScope) {
         let work = Arc::clone(self);
         let run = move || work.drain.run(which, &|stone| work.bury(stone, AT_ONCE));
         let thread = std::thread::Builder::new().name("tombstones".to_owned()).stack_size(STACK);
@@ -65,7 +68,7 @@ impl Work {
     /// What was left for this key.
     pub(super) fn drain_key(&self, key: &AttachmentKey, patience: Duration) {
         let report = self.drain.one(key, &|stone| self.bury(stone, patience));
-        if report != Report::default() {
+        if report != DrainReport::default() {
             self.board.set(Source::Tombstones, self.drain.findings());
         }
     }
@@ -81,7 +84,7 @@ impl Work {
             Ok(request) => request,
             Err(failure) => return Buried::Senseless(format!("it cannot be served: {failure}")),
         };
-        let Some((key, Purpose::Del)) = keyed(&request) else {
+        let Some((key, RequestPurpose::Del)) = keyed(&request) else {
             return Buried::Senseless("it is not a DEL".to_owned());
         };
         let started = Instant::now();
@@ -110,12 +113,14 @@ impl Work {
         match &outcome {
             Ok(done) => {
                 self.metrics.drained_tombstone();
-                let ending = Ending::Ok { addresses: &done.addresses, collected: None };
-                let subject = Subject::of(&request, &call.request_id).via_tombstone();
+                let ending = RequestOutcome::Ok { addresses: &done.addresses, collected: None };
+                let subject = RequestSubject::of(&request, &call.request_id).via_tombstone();
                 self.tell(&subject, &ending, started.elapsed());
             }
             // The condition logs it.
-            Err(error) => self.metrics.request("DEL", Ending::Failed(error).word(), started.elapsed()),
+            Err(error) => {
+                self.metrics.request("DEL", RequestOutcome::Failed(error).word(), started.elapsed());
+            }
         }
         match outcome.map(|_| self.drain.stones().remove(stone)) {
             Ok(Ok(())) => Buried::Done,

@@ -3,7 +3,7 @@ use std::sync::mpsc;
 use std::thread;
 
 use api::Tombstones;
-use engine::state::{State, StateError};
+use engine::state::{NodeState, StateError};
 use netconf::{Addresses, NetConf, Network, NetworkSettings};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -11,9 +11,9 @@ use types::Finding;
 
 use super::*;
 use crate::conditions::Source;
-use crate::membership::command::Command;
+use crate::membership::command::MembershipCommand;
 use crate::membership::{self, AskError};
-use crate::tombstones::Report;
+use crate::tombstones::DrainReport;
 use crate::waker::Waker;
 use config::{Config, Flags};
 
@@ -68,11 +68,11 @@ impl Engine {
             go.recv_timeout(SOON).unwrap();
         }
         if self.failing.lock().unwrap().contains(&name) {
-            return Err(Error::new(Code::Kernel, format!("{name}: on purpose")));
+            return Err(Error::new(ErrorCode::Kernel, format!("{name}: on purpose")));
         }
         if (caller.cancelled)() {
             self.log.lock().unwrap().push(format!("{name} undone"));
-            return Err(Error::new(Code::TryAgainLater, "cancelled"));
+            return Err(Error::new(ErrorCode::TryAgainLater, "cancelled"));
         }
         self.log.lock().unwrap().push(name);
         Ok(Done::default())
@@ -105,9 +105,13 @@ fn config(dir: &std::path::Path) -> Config {
     config
 }
 
-impl Parts {
+impl WorkParts {
     /// What stands beside a service in tests. Nothing answers requests for blocks.
-    pub(crate) fn alone(settings: Settings, board: &Arc<Board>, shares: &Arc<NodeAllocations>) -> Self {
+    pub(crate) fn alone(
+        settings: RequestSettings,
+        board: &Arc<Board>,
+        shares: &Arc<NodeAllocations>,
+    ) -> Self {
         let config = Config::load(&Flags::default(), Vec::new()).unwrap();
         Self {
             settings,
@@ -120,8 +124,8 @@ impl Parts {
     }
 }
 
-fn settings(dir: &std::path::Path) -> Settings {
-    Settings {
+fn settings(dir: &std::path::Path) -> RequestSettings {
+    RequestSettings {
         run_dir: dir.to_owned(),
         network: "podwire".try_into().unwrap(),
         mode: AttachMode::Routed,
@@ -135,7 +139,7 @@ fn work_in(
     shares: &Arc<NodeAllocations>,
     serve: Box<Serve>,
 ) -> Arc<Work> {
-    Arc::new(Work::new(Parts::alone(settings(dir), board, shares)).with_engine(serve))
+    Arc::new(Work::new(WorkParts::alone(settings(dir), board, shares)).with_engine(serve))
 }
 
 impl Site {
@@ -157,15 +161,16 @@ impl Site {
     }
 
     /// Requests for blocks, and where they arrive.
-    fn block_requests(&self) -> (BlockRequests, tokio::sync::mpsc::Receiver<Command>) {
+    fn block_requests(&self) -> (BlockRequests, tokio::sync::mpsc::Receiver<MembershipCommand>) {
         let (commands, asked) = membership::commands();
-        let state = State::open(self.dir.path()).unwrap();
+        let state = NodeState::open(self.dir.path()).unwrap();
         state.network(&"podwire".try_into().unwrap(), || Ok::<_, StateError>(Vec::new())).unwrap();
         (BlockRequests::new(&config(self.dir.path()), Arc::clone(&self.shares), commands), asked)
     }
 
     fn work_with(&self, blocks: BlockRequests, serve: Box<Serve>) -> Arc<Work> {
-        let parts = Parts { blocks, ..Parts::alone(settings(self.dir.path()), &self.board, &self.shares) };
+        let parts =
+            WorkParts { blocks, ..WorkParts::alone(settings(self.dir.path()), &self.board, &self.shares) };
         Arc::new(Work::new(parts).with_engine(serve))
     }
 
@@ -223,7 +228,7 @@ fn a_client_that_hung_up_before_the_start_is_not_served() {
     let site = Site::new();
     let task = site.accept("ADD", "a");
     drop(task.line());
-    assert_eq!(error(task.answer()).code, Code::TryAgainLater);
+    assert_eq!(error(task.answer()).code, ErrorCode::TryAgainLater);
     assert!(site.engine.log().is_empty());
 }
 
@@ -271,7 +276,7 @@ fn a_client_that_hangs_up_before_the_commit_is_undone() {
     begun.recv_timeout(SOON).unwrap();
     drop(line);
     go.send(()).unwrap();
-    assert_eq!(error(running.join().unwrap()).code, Code::TryAgainLater);
+    assert_eq!(error(running.join().unwrap()).code, ErrorCode::TryAgainLater);
     assert_eq!(site.engine.log(), ["ADD a undone"]);
 }
 
@@ -285,7 +290,7 @@ fn a_del_cancels_the_add_in_flight_and_runs_after_it() {
     let del = site.accept("DEL", "a");
     let deleting = thread::spawn(move || del.answer());
     go.send(()).unwrap();
-    assert_eq!(error(adding.join().unwrap()).code, Code::TryAgainLater);
+    assert_eq!(error(adding.join().unwrap()).code, ErrorCode::TryAgainLater);
     assert!(matches!(deleting.join().unwrap(), Answer::Done(_)));
     assert_eq!(site.engine.log(), ["ADD a undone", "DEL a"]);
 }
@@ -332,7 +337,7 @@ fn a_tombstone_cancels_the_add_in_flight() {
     begun.recv_timeout(SOON).unwrap();
     site.leave("a");
     go.send(()).unwrap();
-    assert_eq!(error(adding.join().unwrap()).code, Code::TryAgainLater);
+    assert_eq!(error(adding.join().unwrap()).code, ErrorCode::TryAgainLater);
     // By the one that was in its way.
     assert!(site.stones().is_empty().unwrap());
     assert_eq!(site.engine.log(), ["ADD a undone", "DEL a"]);
@@ -348,7 +353,7 @@ fn a_request_that_hangs_holds_nobody_but_those_of_its_own_key() {
     begun.recv_timeout(SOON).unwrap();
     site.leave("a");
     let report = site.work.drain_tombstones();
-    assert_eq!(report, Report { pending: 1, ..Report::default() });
+    assert_eq!(report, DrainReport { pending: 1, ..DrainReport::default() });
     assert!(matches!(site.run("ADD", "b"), Answer::Done(_)));
     assert!(matches!(site.run("GC", "b"), Answer::Done(_)));
     assert_eq!(site.engine.log(), ["ADD b", "GC -"]);
@@ -357,7 +362,7 @@ fn a_request_that_hangs_holds_nobody_but_those_of_its_own_key() {
     let next = site.accept("ADD", "a");
     let waiting = thread::spawn(move || next.answer());
     go.send(()).unwrap();
-    assert_eq!(error(adding.join().unwrap()).code, Code::TryAgainLater);
+    assert_eq!(error(adding.join().unwrap()).code, ErrorCode::TryAgainLater);
     assert!(matches!(waiting.join().unwrap(), Answer::Done(_)));
     assert_eq!(site.engine.log(), ["ADD b", "GC -", "ADD a undone", "DEL a", "ADD a"]);
     assert!(site.stones().is_empty().unwrap());
@@ -388,7 +393,7 @@ fn a_tombstone_that_fails_stays_and_stops_only_its_own_key() {
     site.leave("a");
     assert!(matches!(site.run("ADD", "b"), Answer::Done(_)));
     let refused = error(site.run("ADD", "a"));
-    assert_eq!(refused.code, Code::TryAgainLater);
+    assert_eq!(refused.code, ErrorCode::TryAgainLater);
     assert!(refused.msg.contains("DEL a: on purpose"), "{refused}");
     assert!(site.stones().exists(&key("a")).unwrap());
     assert!(site.board.conditions()[0].message.contains("on purpose"), "{:?}", site.board.conditions());
@@ -444,7 +449,7 @@ fn a_tombstone_with_the_mark_of_delegates_is_put_aside() {
     let mut marked = call("DEL", "a");
     marked.env.insert("CNI_PODWIRE_DELEGATED".to_owned(), "1".to_owned());
     let Err(Answer::Failed(failure)) = site.work.accept(marked.clone()) else { panic!() };
-    assert_eq!(failure.error.code, Code::InvalidConfig);
+    assert_eq!(failure.error.code, ErrorCode::InvalidConfig);
     site.stones().leave(&marked, &key("a")).unwrap();
     assert!(matches!(site.run("ADD", "b"), Answer::Done(_)));
     assert!(site.stones().is_empty().unwrap());
@@ -481,7 +486,7 @@ fn not_ready_is_told_and_a_del_is_served_nevertheless() {
     let site = Site::new();
     let found = Finding::new(types::Code::BridgeNameTaken, "link podwire0", "it is a dummy");
     site.board.set(Source::Reconcile, vec![found.fix("ip link del podwire0")]);
-    for (verb, code) in [("ADD", Code::TryAgainLater), ("STATUS", Code::NotAvailable)] {
+    for (verb, code) in [("ADD", ErrorCode::TryAgainLater), ("STATUS", ErrorCode::NotAvailable)] {
         let Err(Answer::Unavailable(failure)) = site.work.accept(call(verb, "a")) else { panic!("{verb}") };
         assert_eq!(failure.error.code, code, "{verb}");
         assert_eq!(failure.error.msg, "the agent is not ready: it is a dummy");
@@ -502,7 +507,7 @@ fn not_ready_is_told_and_a_del_is_served_nevertheless() {
 fn a_call_that_makes_no_sense_is_answered_at_once() {
     let site = Site::new();
     let Err(Answer::Failed(failure)) = site.work.accept(call("JUMP", "a")) else { panic!() };
-    assert_eq!(failure.error.code, Code::InvalidEnvironment);
+    assert_eq!(failure.error.code, ErrorCode::InvalidEnvironment);
 }
 
 /// The allocation of a node that owns this block of 10.9.0.0/16.
@@ -527,7 +532,7 @@ fn a_node_without_blocks_gives_no_address_also_to_requests_that_came_before() {
     site.shares.withdraw("its name belongs to another machine");
     for task in [early, site.accept("ADD", "late")] {
         let error = error(task.answer());
-        assert_eq!(error.code, Code::TryAgainLater);
+        assert_eq!(error.code, ErrorCode::TryAgainLater);
         assert!(error.msg.contains("belongs to another machine"), "{error}");
     }
     assert!(matches!(site.run("DEL", "early"), Answer::Done(_)));
@@ -576,14 +581,14 @@ fn a_full_node_serves_the_request_again_with_another_block_unless_the_config_has
             let mut log = log.lock().unwrap();
             log.extend(subnets(request, caller));
             match log.len() {
-                1 => Err(Error::new(Code::AddressesExhausted, "no free address left")),
+                1 => Err(Error::new(ErrorCode::AddressesExhausted, "no free address left")),
                 _ => Ok(Done::default()),
             }
         });
         let (blocks, mut asked) = site.block_requests();
         let shares = Arc::clone(&site.shares);
         let store = thread::spawn(move || {
-            let Some(Command::Grow(wish)) = asked.blocking_recv() else { return };
+            let Some(MembershipCommand::Grow(wish)) = asked.blocking_recv() else { return };
             shares.set(owning("10.9.1.0/24"));
             wish.answer(Ok(()));
         });
@@ -605,7 +610,7 @@ fn a_full_node_serves_the_request_again_with_another_block_unless_the_config_has
 fn a_full_node_says_why_it_gets_no_other_block() {
     let site = Site::new();
     let full = |_: &Request, _: &Caller<'_>| {
-        Err(Error::new(Code::AddressesExhausted, "no free address left").with_details("5 in use"))
+        Err(Error::new(ErrorCode::AddressesExhausted, "no free address left").with_details("5 in use"))
     };
     let (blocks, mut asked) = site.block_requests();
     let store = thread::spawn(move || {
@@ -615,7 +620,7 @@ fn a_full_node_says_why_it_gets_no_other_block() {
     let work = site.work_with(blocks, Box::new(full));
     let task = work.entered(call("ADD", "c1"));
     let error = error(task.answer());
-    assert_eq!(error.code, Code::AddressesExhausted);
+    assert_eq!(error.code, ErrorCode::AddressesExhausted);
     for part in ["5 in use", "no other block: etcd at http://a:2379 cannot be reached"] {
         assert!(error.details.contains(part), "{error:?}");
     }

@@ -41,7 +41,7 @@ impl Cancel {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Purpose {
+pub(crate) enum RequestPurpose {
     Add,
     Del,
     Look,
@@ -56,27 +56,27 @@ pub(crate) enum NoTurn {
 }
 
 #[derive(Debug)]
-struct Claim {
-    purpose: Purpose,
+struct QueuedRequest {
+    purpose: RequestPurpose,
     cancel: Arc<Cancel>,
 }
 
-impl Claim {
+impl QueuedRequest {
     fn is_dead(&self) -> bool {
-        self.purpose == Purpose::Add && self.cancel.get().is_some()
+        self.purpose == RequestPurpose::Add && self.cancel.get().is_some()
     }
 }
 
 /// The requests about one attachment.
 #[derive(Debug, Default)]
-struct Line {
-    running: Option<Arc<Claim>>,
-    waiting: VecDeque<Arc<Claim>>,
+struct AttachmentQueue {
+    running: Option<Arc<QueuedRequest>>,
+    waiting: VecDeque<Arc<QueuedRequest>>,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Turns {
-    lines: Mutex<HashMap<AttachmentKey, Line>>,
+    lines: Mutex<HashMap<AttachmentKey, AttachmentQueue>>,
     moved: Condvar,
 }
 
@@ -85,16 +85,21 @@ pub(crate) struct Turns {
 pub(crate) struct Turn {
     turns: Arc<Turns>,
     key: AttachmentKey,
-    claim: Arc<Claim>,
+    claim: Arc<QueuedRequest>,
 }
 
 impl Turns {
     /// Takes the last place. A DEL cancels every ADD before it.
-    pub(crate) fn join(self: &Arc<Self>, key: AttachmentKey, purpose: Purpose, cancel: Arc<Cancel>) -> Turn {
-        let claim = Arc::new(Claim { purpose, cancel });
+    pub(crate) fn join(
+        self: &Arc<Self>,
+        key: AttachmentKey,
+        purpose: RequestPurpose,
+        cancel: Arc<Cancel>,
+    ) -> Turn {
+        let claim = Arc::new(QueuedRequest { purpose, cancel });
         let mut lines = self.lock();
         let line = lines.entry(key.clone()).or_default();
-        if purpose == Purpose::Del {
+        if purpose == RequestPurpose::Del {
             line.waiting.iter().chain(&line.running).for_each(|earlier| cancel_add(earlier));
         }
         line.waiting.push_back(Arc::clone(&claim));
@@ -106,7 +111,7 @@ impl Turns {
     /// Takes the first place, for the DEL of a tombstone: whoever waits found it there, and comes after it. One who
     /// works already began before it was left, and is cancelled.
     pub(crate) fn cut_in(self: &Arc<Self>, key: AttachmentKey) -> Turn {
-        let claim = Arc::new(Claim { purpose: Purpose::Del, cancel: Arc::default() });
+        let claim = Arc::new(QueuedRequest { purpose: RequestPurpose::Del, cancel: Arc::default() });
         let mut lines = self.lock();
         let line = lines.entry(key.clone()).or_default();
         line.running.iter().for_each(|running| cancel_add(running));
@@ -115,13 +120,13 @@ impl Turns {
         Turn { turns: Arc::clone(self), key, claim }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<AttachmentKey, Line>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<AttachmentKey, AttachmentQueue>> {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn cancel_add(claim: &Claim) {
-    if claim.purpose == Purpose::Add {
+fn cancel_add(claim: &QueuedRequest) {
+    if claim.purpose == RequestPurpose::Add {
         claim.cancel.set(Unwanted::Deleted);
     }
 }
@@ -151,7 +156,7 @@ impl Turn {
     }
 
     /// ADDs that were cancelled before they began never will.
-    fn is_first(&self, line: &Line) -> bool {
+    fn is_first(&self, line: &AttachmentQueue) -> bool {
         line.waiting
             .iter()
             .find(|claim| !claim.is_dead())
@@ -192,14 +197,14 @@ mod tests {
         }
     }
 
-    fn join(turns: &Arc<Turns>, purpose: Purpose) -> Turn {
+    fn join(turns: &Arc<Turns>, purpose: RequestPurpose) -> Turn {
         turns.join(key("a"), purpose, Arc::default())
     }
 
     #[test]
     fn one_after_the_other_in_the_order_of_arrival() {
         let turns = Arc::new(Turns::default());
-        let (first, second) = (join(&turns, Purpose::Add), join(&turns, Purpose::Look));
+        let (first, second) = (join(&turns, RequestPurpose::Add), join(&turns, RequestPurpose::Look));
         assert_eq!(second.begin(AT_ONCE), Err(NoTurn::Busy));
         first.begin(AT_ONCE).unwrap();
         assert_eq!(second.begin(AT_ONCE), Err(NoTurn::Busy));
@@ -212,18 +217,18 @@ mod tests {
     #[test]
     fn other_attachments_do_not_wait() {
         let turns = Arc::new(Turns::default());
-        let first = join(&turns, Purpose::Add);
+        let first = join(&turns, RequestPurpose::Add);
         first.begin(AT_ONCE).unwrap();
-        turns.join(key("b"), Purpose::Add, Arc::default()).begin(AT_ONCE).unwrap();
+        turns.join(key("b"), RequestPurpose::Add, Arc::default()).begin(AT_ONCE).unwrap();
     }
 
     #[test]
     fn a_del_cancels_the_add_that_works_and_waits_for_its_end() {
         let turns = Arc::new(Turns::default());
-        let add = join(&turns, Purpose::Add);
+        let add = join(&turns, RequestPurpose::Add);
         add.begin(AT_ONCE).unwrap();
         assert_eq!(add.claim.cancel.get(), None);
-        let del = join(&turns, Purpose::Del);
+        let del = join(&turns, RequestPurpose::Del);
         assert_eq!(add.claim.cancel.get(), Some(Unwanted::Deleted));
         let (begun, seen) = mpsc::channel();
         let waiting = thread::spawn(move || {
@@ -239,7 +244,7 @@ mod tests {
     #[test]
     fn a_del_does_not_wait_for_an_add_that_nobody_began() {
         let turns = Arc::new(Turns::default());
-        let (add, del) = (join(&turns, Purpose::Add), join(&turns, Purpose::Del));
+        let (add, del) = (join(&turns, RequestPurpose::Add), join(&turns, RequestPurpose::Del));
         del.begin(AT_ONCE).unwrap();
         assert_eq!(add.begin(AT_ONCE), Err(NoTurn::Unwanted(Unwanted::Deleted)));
     }
@@ -247,7 +252,7 @@ mod tests {
     #[test]
     fn an_add_after_a_del_waits_for_it_and_is_not_cancelled() {
         let turns = Arc::new(Turns::default());
-        let (del, add) = (join(&turns, Purpose::Del), join(&turns, Purpose::Add));
+        let (del, add) = (join(&turns, RequestPurpose::Del), join(&turns, RequestPurpose::Add));
         assert_eq!(add.begin(AT_ONCE), Err(NoTurn::Busy));
         drop(del);
         add.begin(AT_ONCE).unwrap();
@@ -256,7 +261,7 @@ mod tests {
     #[test]
     fn a_tombstone_goes_before_those_who_wait_and_cancels_who_works() {
         let turns = Arc::new(Turns::default());
-        let (working, waiting) = (join(&turns, Purpose::Add), join(&turns, Purpose::Add));
+        let (working, waiting) = (join(&turns, RequestPurpose::Add), join(&turns, RequestPurpose::Add));
         working.begin(AT_ONCE).unwrap();
         let stone = turns.cut_in(key("a"));
         assert_eq!(working.claim.cancel.get(), Some(Unwanted::Deleted));
@@ -277,7 +282,7 @@ mod tests {
                 let (turns, inside) = (Arc::clone(&turns), Arc::clone(&inside));
                 thread::spawn(move || {
                     for _ in 0..200 {
-                        let turn = join(&turns, Purpose::Look);
+                        let turn = join(&turns, RequestPurpose::Look);
                         turn.begin(SOON).unwrap();
                         drop(inside.try_lock().unwrap());
                     }

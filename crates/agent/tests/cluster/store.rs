@@ -13,9 +13,9 @@ mod wiped;
 
 use std::collections::BTreeMap;
 
-use ::store::{Change, EtcdConfig, Outcome, Store, StoreConfig};
+use ::store::{Change, CommitOutcome, EtcdConfig, Store, StoreConfig};
 use ipnet::IpNet;
-use model::{Layout, NodeRecord, Object as _};
+use model::{KeyLayout, NodeRecord, Object as _};
 use serde_json::{Value, json};
 use testkit::inspect::{self, Family};
 use testkit::{Agent, Cluster, Node, Plan};
@@ -49,7 +49,7 @@ fn mixed() -> Plan {
 pub(crate) struct Desk<'a> {
     host: &'a Node,
     config: EtcdConfig,
-    layout: Layout,
+    layout: KeyLayout,
 }
 
 /// Where the record of a node is.
@@ -60,7 +60,7 @@ pub(crate) fn node_key(name: &str) -> String {
 impl<'a> Desk<'a> {
     pub(crate) fn of(cluster: &'a Cluster) -> Self {
         let config = EtcdConfig { endpoints: cluster.etcd.endpoints(), ..EtcdConfig::default() };
-        Self { host: cluster.etcd.members[0].node(), config, layout: Layout::new(PREFIX, None) }
+        Self { host: cluster.etcd.members[0].node(), config, layout: KeyLayout::new(PREFIX, None) }
     }
 
     fn with<T: Send>(&self, work: impl AsyncFnOnce(Store) -> T + Send) -> T {
@@ -93,7 +93,7 @@ impl<'a> Desk<'a> {
 
     fn commit(&self, changes: &[Change]) {
         let done = self.with(async |store| store.commit(&[], changes).await.unwrap());
-        assert!(matches!(done, Outcome::Done { .. }), "{done:?}");
+        assert!(matches!(done, CommitOutcome::Done { .. }), "{done:?}");
     }
 
     fn put(&self, key: &str, value: &[u8]) {
@@ -151,14 +151,14 @@ fn ghost_joins(number: u8) -> Vec<Change> {
 }
 
 fn ghost_leaves(number: u8) -> Vec<Change> {
-    let layout = Layout::new(PREFIX, None);
+    let layout = KeyLayout::new(PREFIX, None);
     let claims = ghost_blocks(number).into_iter().map(|block| Change::Delete(layout.block(&block)));
     claims.chain([Change::Delete(ghost(number).0)]).collect()
 }
 
 fn claim(block: &IpNet, node: &str) -> Change {
     let claim = model::BlockClaim { node: node.try_into().unwrap() };
-    put(&Layout::new(PREFIX, None).block(block), &claim.encode())
+    put(&KeyLayout::new(PREFIX, None).block(block), &claim.encode())
 }
 
 /// The same at another address.

@@ -3,8 +3,8 @@
 
 use anyhow::{Context as _, Result, bail};
 use engine::state::{
-    Addressing, Allocation, Attachment, Begin, Network as Claims, PodAddress, State, StateError, Survivor,
-    Wanted, Wiring,
+    Addressing, Allocation, AllocationRequest, Attachment, Begin, NetworkState, NodeState, PodAddress,
+    StateError, Survivor, Wiring,
 };
 use ipam::{Pools, RangeSpec};
 use ipnet::IpNet;
@@ -48,7 +48,7 @@ pub(crate) fn run(stage: &Stage<'_>, left: &mut Vec<String>) -> Result<CrowdTime
 /// Puts so many attachments into the state of a network.
 fn fill(seat: &Seat, network: BenchNetwork, count: usize) -> Result<()> {
     let pools = pools(&network.subnets()?)?;
-    let claims = State::open(&seat.dir.join("state"))?.network(&network.name()?, nobody)?;
+    let claims = NodeState::open(&seat.dir.join("state"))?.network(&network.name()?, nobody)?;
     for number in 0..count {
         let key = AttachmentKey {
             network: network.name()?,
@@ -65,9 +65,9 @@ fn nobody() -> Result<Vec<Survivor>, StateError> {
     Ok(vec![])
 }
 
-fn claim(claims: &Claims, key: &AttachmentKey, pools: &Pools) -> Result<()> {
+fn claim(claims: &NetworkState, key: &AttachmentKey, pools: &Pools) -> Result<()> {
     let bridge = IfName::try_from("none")?;
-    let wanted = Wanted { key, pools: Some(pools), requested: &[], clean: &|_, _| Ok(()) };
+    let wanted = AllocationRequest { key, pools: Some(pools), requested: &[], clean: &|_, _| Ok(()) };
     let make = |given: &[Allocation]| Attachment {
         schema: Addressing::Assigned.schema(),
         key: key.clone(),

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use ipnet::IpNet;
-use model::{BlockClaim, Cut, Layout, NodeRecord, Object as _};
-use store::{Change, EtcdConfig, Outcome, Store, StoreConfig};
+use model::{BlockClaim, Cut, KeyLayout, NodeRecord, Object as _};
+use store::{Change, CommitOutcome, EtcdConfig, Store, StoreConfig};
 use testkit::{Cluster, Ns};
 use tokio::runtime::Runtime;
 use types::{Mac, NodeName, NodeUid};
@@ -35,7 +35,7 @@ pub(super) struct CrowdRecords<'a> {
     ns: &'a Ns,
     runtime: Runtime,
     store: Store,
-    layout: Layout,
+    layout: KeyLayout,
 }
 
 /// When something was committed: between these two moments.
@@ -49,7 +49,7 @@ impl<'a> CrowdRecords<'a> {
     pub(super) fn of(cluster: &'a Cluster) -> Result<Self> {
         let runtime = runtime()?;
         let store = open(cluster, &runtime)?;
-        Ok(Self { ns: cluster.underlay(), runtime, store, layout: Layout::new(PREFIX, None) })
+        Ok(Self { ns: cluster.underlay(), runtime, store, layout: KeyLayout::new(PREFIX, None) })
     }
 
     /// Many nodes come, many with each commit.
@@ -91,7 +91,10 @@ impl<'a> CrowdRecords<'a> {
     fn commit(&self, changes: &[Change]) -> Result<Committed> {
         let asked = Instant::now();
         let outcome = self.ns.enter(|| self.runtime.block_on(self.store.commit(&[], changes)))??;
-        ensure!(matches!(outcome, Outcome::Done { .. }), "the store refused a commit without conditions");
+        ensure!(
+            matches!(outcome, CommitOutcome::Done { .. }),
+            "the store refused a commit without conditions"
+        );
         Ok(Committed { asked, answered: Instant::now() })
     }
 }

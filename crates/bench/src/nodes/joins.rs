@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow};
 use ipnet::IpNet;
-use model::{Layout, NetworkSpec, NodeRecord};
+use model::{KeyLayout, NetworkSpec, NodeRecord};
 use store::Store;
 use testkit::Cluster;
 use tokio::task::JoinSet;
@@ -45,7 +45,7 @@ pub(crate) fn run(scale: &NodesScale) -> Result<Joins> {
 
 impl Joins {
     fn agents(&mut self, cluster: &Cluster, round: usize, count: usize) -> Result<()> {
-        let layout = Layout::new(&format!("/joins-{round}"), None);
+        let layout = KeyLayout::new(&format!("/joins-{round}"), None);
         let (took, joined) = at_once(cluster, count, |store, number| join(store, layout.clone(), number))?;
         let mut blocks: [BTreeSet<IpNet>; 2] = Default::default();
         let mut failed = None;
@@ -107,7 +107,7 @@ where
 }
 
 /// As an agent does, which tries again when the store was too busy. Gives how often it did.
-async fn join(store: Store, layout: Layout, number: usize) -> Result<(NodeRecord, usize)> {
+async fn join(store: Store, layout: KeyLayout, number: usize) -> Result<(NodeRecord, usize)> {
     let spec = NetworkSpec { subnets: subnets(), margin: MARGIN, vni: 4077, vxlan_port: 4789 };
     let record = NodeRecord { blocks: Vec::new(), ..crowd::record(number, NodeLocation::OnLink)? };
     let mut last = None;

@@ -5,7 +5,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use model::{Changes, Facts, Mesh, NodeRecord, StoredNode, Transport, Tunnels, Underlay};
+use model::{Facts, Mesh, NodeRecord, PeerChanges, StoredNode, Transport, Tunnels, Underlay};
 use netlink::{Mode, Op, Route, RtSocket};
 use testkit::{CableEnd, Cluster, Lab, Node};
 use types::{IfName, NodeName, PEER_PROTOCOL};
@@ -156,7 +156,7 @@ impl Bench {
     }
 }
 
-fn ops(changes: &Changes) -> Vec<Op<'static>> {
+fn ops(changes: &PeerChanges) -> Vec<Op<'static>> {
     let route = |(peer, metric): (&model::PeerRoute, u32)| Route {
         gateway: Some(peer.gateway),
         link: Some(peer.link),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use ipnet::IpNet;
-use model::{BlockClaim, Layout, NodeRecord, Object as _};
+use model::{BlockClaim, KeyLayout, NodeRecord, Object as _};
 use serde_json::{Value, json};
 use store::{Change, EtcdConfig, Store, StoreConfig};
 use testkit::{Ns, Random, inspect};
@@ -77,7 +77,7 @@ pub(crate) fn audit(soak: &Soak, site: &SoakSite) -> Result<()> {
     let desk = Desk::open(site)?;
     let names: BTreeSet<&str> = site.machines.iter().map(|machine| machine.name).collect();
     let keys = desk.keys()?;
-    let layout = Layout::new(PREFIX, None);
+    let layout = KeyLayout::new(PREFIX, None);
     let nodes = keys.iter().filter(|key| key.starts_with(&layout.nodes()));
     let strays = nodes.filter(|key| !names.contains(&key[layout.nodes().len()..]));
     desk.delete(&strays.cloned().collect::<Vec<_>>())?;
@@ -151,7 +151,7 @@ impl Desk {
 
     /// The records that can be read.
     fn nodes(&self) -> Result<BTreeMap<String, NodeRecord>> {
-        let layout = Layout::new(PREFIX, None);
+        let layout = KeyLayout::new(PREFIX, None);
         let listing = self.ns.enter(|| self.runtime.block_on(self.store.list(&layout.nodes())))??;
         let read = listing.entries.iter().filter_map(|entry| layout.node_at(&entry.key, &entry.value));
         Ok(read.filter_map(|(name, record)| Some((name.to_string(), record.ok()?))).collect())
@@ -160,7 +160,7 @@ impl Desk {
 
 /// A record that takes what is another node's, with the claims that it has, if any.
 fn hostile(known: &BTreeMap<String, NodeRecord>, random: &mut Random) -> Vec<(String, Vec<u8>)> {
-    let layout = Layout::new(PREFIX, None);
+    let layout = KeyLayout::new(PREFIX, None);
     let records: Vec<&NodeRecord> = known.values().collect();
     let other = records[random.below(records.len() as u64) as usize];
     // One that sorts first is asked first.
@@ -211,7 +211,7 @@ fn hostile(known: &BTreeMap<String, NodeRecord>, random: &mut Random) -> Vec<(St
 }
 
 fn unreadable(random: &mut Random) -> Vec<(String, Vec<u8>)> {
-    let layout = Layout::new(PREFIX, None);
+    let layout = KeyLayout::new(PREFIX, None);
     let name = random.pick(&NAMES);
     let values = [
         b"{".to_vec(),

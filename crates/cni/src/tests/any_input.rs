@@ -13,8 +13,8 @@ use serde_json::{Map, Value, json};
 
 use super::{bytes, env_for};
 use crate::{
-    Args, Call, CniResult, Command, Config, Dns, Env, Interface, IpConfig, Request, RequestedIp, Route, Var,
-    Version,
+    Args, AttachmentRequest, CniResult, Command, Dns, Env, Interface, IpConfig, NetworkConfig, PodRoute,
+    Request, RequestedIp, Var, Version,
 };
 
 /// Words that parsers look for, so that random input gets past the first check.
@@ -141,8 +141,8 @@ prop_compose! {
     fn any_route()(
         dst in any_net(), gw in option::of(any::<IpAddr>()), positive in vec(option::of(1..u32::MAX), 3),
         table in option::of(any::<u32>()), scope in option::of(any::<u32>()),
-    ) -> Route {
-        Route { dst, gw, mtu: positive[0], advmss: positive[1], priority: positive[2], table, scope }
+    ) -> PodRoute {
+        PodRoute { dst, gw, mtu: positive[0], advmss: positive[1], priority: positive[2], table, scope }
     }
 }
 
@@ -171,7 +171,7 @@ fn carried(mut result: CniResult, version: Version) -> CniResult {
             *link = Interface { mtu: None, socket_path: None, pci_id: None, ..link.clone() };
         }
         for route in &mut result.routes {
-            *route = Route::new(route.dst, route.gw);
+            *route = PodRoute::new(route.dst, route.gw);
         }
     }
     if version > Version::V0_2_0 {
@@ -188,7 +188,7 @@ fn carried(mut result: CniResult, version: Version) -> CniResult {
     old
 }
 
-fn calls(request: &Request) -> Option<&Call> {
+fn calls(request: &Request) -> Option<&AttachmentRequest> {
     match request {
         Request::Add(call) | Request::Del(call) | Request::Check(call) => Some(call),
         Request::Gc(_) | Request::Status(_) | Request::Version(_) => None,
@@ -289,7 +289,7 @@ proptest! {
     fn e11_a_prev_result_passes_through_a_config(result in any_result(), version in select(Version::ALL.to_vec())) {
         let written = result.to_json(version);
         let stdin = json!({ "cniVersion": version.as_str(), "name": "n", "prevResult": written });
-        let config = Config::from_slice(&bytes(&stdin)).unwrap();
+        let config = NetworkConfig::from_slice(&bytes(&stdin)).unwrap();
         prop_assert_eq!(config.prev_result.unwrap().to_json(version), written);
     }
 }

@@ -1,7 +1,7 @@
 use serde_json::json;
 
 use super::{add, bytes, config, env_for, refused};
-use crate::{Code, Config, Dns, Request, Version};
+use crate::{Dns, ErrorCode, NetworkConfig, Request, Version};
 
 #[test]
 fn e6_tolerates_what_others_put_into_a_config() {
@@ -56,7 +56,7 @@ fn e6_keys_in_any_case() {
 
 #[test]
 fn e6_of_a_key_that_is_there_twice_the_last_counts() {
-    let config = Config::from_slice(br#"{"cniVersion":"1.1.0","name":"a","name":"b"}"#).unwrap();
+    let config = NetworkConfig::from_slice(br#"{"cniVersion":"1.1.0","name":"a","name":"b"}"#).unwrap();
     assert_eq!(config.name.as_str(), "b");
 }
 
@@ -71,7 +71,7 @@ fn e6_wrong_types_are_refused_with_their_path() {
         (json!({ "runtimeConfig": [] }), "runtimeConfig: expected an object, found a list"),
         (json!({ "prevResult": 7 }), "prevResult: expected an object, found 7"),
     ] {
-        refused(&extra, Code::Decode, &[message]);
+        refused(&extra, ErrorCode::Decode, &[message]);
     }
 }
 
@@ -100,11 +100,11 @@ fn e11_the_runtimes_dns_goes_before_the_networks() {
 #[test]
 fn e11_prev_result_is_read_in_the_configs_version() {
     let old = json!({ "cniVersion": "0.2.0", "name": "n", "prevResult": { "ip4": { "ip": "10.0.0.2/24" } } });
-    let config = Config::from_slice(&bytes(&old)).unwrap();
+    let config = NetworkConfig::from_slice(&bytes(&old)).unwrap();
     assert_eq!(config.prev_result.unwrap().ips[0].address.to_string(), "10.0.0.2/24");
     refused(
         &json!({ "prevResult": { "ips": [{ "address": "10.0.0.2/24" }, { "address": "x" }] } }),
-        Code::InvalidConfig,
+        ErrorCode::InvalidConfig,
         &["prevResult.ips[1].address", "\"x\""],
     );
 }
@@ -112,7 +112,7 @@ fn e11_prev_result_is_read_in_the_configs_version() {
 #[test]
 fn e19_a_delegate_gets_stdin_byte_for_byte() {
     let stdin = b" {\"name\" : \"n\",\"cniVersion\":\"1.0.0\",  \"ipam\":{\"type\":\"dhcp\"}} \n";
-    let config = Config::from_slice(stdin).unwrap();
+    let config = NetworkConfig::from_slice(stdin).unwrap();
     assert_eq!((config.raw.as_slice(), config.ipam_type.as_deref()), (&stdin[..], Some("dhcp")));
 }
 

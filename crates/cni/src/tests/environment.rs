@@ -4,14 +4,17 @@ use std::os::unix::ffi::OsStringExt;
 use serde_json::json;
 
 use super::{bytes, config, env, env_for};
-use crate::{Args, Code, Env, Request, Var};
+use crate::{Args, Env, ErrorCode, Request, Var};
 
 #[test]
 fn e4_without_a_command_the_caller_can_tell() {
     for empty in [env(&[]), env(&[("CNI_COMMAND", "")])] {
         assert!(!empty.has_command());
         let error = Request::parse(&empty, b"").unwrap_err().error;
-        assert_eq!((error.code, error.msg.as_str()), (Code::InvalidEnvironment, "CNI_COMMAND is missing"));
+        assert_eq!(
+            (error.code, error.msg.as_str()),
+            (ErrorCode::InvalidEnvironment, "CNI_COMMAND is missing")
+        );
     }
     assert!(env_for("ADD").has_command());
 }
@@ -42,7 +45,7 @@ fn e14_del_tolerates_a_netns_that_is_no_text() {
     let error = Request::parse(&vars("ADD"), &stdin).unwrap_err().error;
     assert_eq!(
         (error.code, error.msg.as_str()),
-        (Code::InvalidEnvironment, "CNI_NETNS is invalid: it is not UTF-8")
+        (ErrorCode::InvalidEnvironment, "CNI_NETNS is invalid: it is not UTF-8")
     );
 }
 
@@ -74,7 +77,7 @@ fn b1_values_that_are_no_utf8_are_named() {
     for var in Var::ALL {
         let vars = Env::from_vars([(var.name().into(), OsString::from_vec(vec![0xc3, 0x28]))]);
         let error = vars.get(var).unwrap_err();
-        assert_eq!(error.code, Code::InvalidEnvironment);
+        assert_eq!(error.code, ErrorCode::InvalidEnvironment);
         assert!(error.msg.contains(var.name()), "{error}");
     }
     let command = Env::from_vars([("CNI_COMMAND".into(), OsString::from_vec(vec![0xff]))]);
@@ -120,7 +123,7 @@ fn b1_args_refusals() {
         ("MAC=01:00:00:00:00:00", &["MAC", "01:00"]),
     ] {
         let error = Args::parse(text).unwrap_err();
-        assert_eq!(error.code, Code::InvalidEnvironment, "{text}");
+        assert_eq!(error.code, ErrorCode::InvalidEnvironment, "{text}");
         assert!(error.msg.starts_with("CNI_ARGS: "), "{error}");
         assert!(words.iter().all(|word| error.msg.contains(word)), "{text}: {error}");
     }

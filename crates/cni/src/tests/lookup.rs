@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 
 use crate::json::Obj;
-use crate::{Code, Error};
+use crate::{Error, ErrorCode};
 
 fn on<T>(value: &Value, read: impl Fn(&Obj<'_>) -> Result<T, Error>) -> Result<T, Error> {
     read(&Obj::root(value.as_object().unwrap()))
@@ -42,7 +42,7 @@ fn e5_wrong_types_name_the_whole_path() {
         Ok(range.str("subnet")?.map(str::to_owned))
     });
     let error = error.unwrap_err();
-    assert_eq!(error.code, Code::Decode);
+    assert_eq!(error.code, ErrorCode::Decode);
     assert_eq!(error.msg, "ipam.ranges[0][1].subnet: expected a string, found 7");
 }
 
@@ -51,7 +51,7 @@ fn e5_wrong_types_say_what_is_expected_and_found() {
     let value = json!({ "s": "x", "n": 7, "b": true, "a": [], "o": {}, "long": "y".repeat(500) });
     let message = |outcome: Result<(), Error>| {
         let error = outcome.unwrap_err();
-        assert_eq!(error.code, Code::Decode);
+        assert_eq!(error.code, ErrorCode::Decode);
         error.msg
     };
     let root = Obj::root(value.as_object().unwrap());
@@ -70,7 +70,7 @@ fn e7_numbers_out_of_range_are_config_errors() {
         [(json!(-1), "4294967295"), (json!(1.5), "4294967295"), (json!(4_294_967_296_u64), "4294967295")]
     {
         let error = on(&json!({ "mtu": value }), |o| o.u32("mtu")).unwrap_err();
-        assert_eq!(error.code, Code::InvalidConfig);
+        assert_eq!(error.code, ErrorCode::InvalidConfig);
         assert_eq!(error.msg, format!("mtu: expected a whole number from 0 to {max}, found {value}"));
     }
     assert_eq!(on(&json!({ "n": u64::MAX }), |o| o.u64("n")), Ok(Some(u64::MAX)));
@@ -84,7 +84,7 @@ fn e7_texts_that_stand_for_nothing_are_config_errors() {
     let error = on(&value, |o| o.parse::<std::net::IpAddr>("gw", "an IP address")).unwrap_err();
     assert_eq!(
         (error.code, error.msg.as_str()),
-        (Code::InvalidConfig, "gw: expected an IP address, found \"10.0.0\"")
+        (ErrorCode::InvalidConfig, "gw: expected an IP address, found \"10.0.0\"")
     );
     assert_eq!(on(&value, |o| o.parse::<std::net::IpAddr>("none", "an IP address")), Ok(None));
 }

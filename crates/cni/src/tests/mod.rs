@@ -12,7 +12,7 @@ use std::ffi::OsString;
 
 use serde_json::{Value, json};
 
-use crate::{Call, Code, Env, Error, Failure, Request};
+use crate::{AttachmentRequest, Env, Error, ErrorCode, Failure, Request};
 
 pub(crate) fn env(vars: &[(&str, &str)]) -> Env {
     Env::from_vars(vars.iter().map(|(k, v)| (OsString::from(k), OsString::from(v))))
@@ -46,7 +46,7 @@ pub(crate) fn ask(command: &str, config: &Value) -> Result<Request, Failure> {
     Request::parse(&env_for(command), &bytes(config))
 }
 
-pub(crate) fn add(extra: &Value) -> Result<Call, Error> {
+pub(crate) fn add(extra: &Value) -> Result<AttachmentRequest, Error> {
     match ask("ADD", &config(extra)) {
         Ok(Request::Add(call)) => Ok(call),
         Ok(other) => panic!("ADD became {other:?}"),
@@ -56,7 +56,7 @@ pub(crate) fn add(extra: &Value) -> Result<Call, Error> {
 
 /// ADD with `extra` is refused with this code, and the message holds all of these words.
 #[track_caller]
-pub(crate) fn refused(extra: &Value, code: Code, words: &[&str]) {
+pub(crate) fn refused(extra: &Value, code: ErrorCode, words: &[&str]) {
     let error = add(extra).unwrap_err();
     assert_eq!(error.code, code, "{error}");
     for word in words {

@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 
 use super::{add, ask, bytes, config, env, env_for, refused};
-use crate::{Args, Code, Command, Error, MAX_STDIN, Request, Version, version_answer};
+use crate::{Args, Command, Error, ErrorCode, MAX_STDIN, Request, Version, version_answer};
 
 fn minimal(version: &str) -> Value {
     json!({ "cniVersion": version, "name": "net", "prevResult": {}, "cni.dev/valid-attachments": [] })
@@ -32,7 +32,7 @@ fn e2_every_missing_variable_is_named_at_once() {
                 continue;
             }
             let error = outcome.unwrap_err().error;
-            assert_eq!(error.code, Code::InvalidEnvironment, "{command}");
+            assert_eq!(error.code, ErrorCode::InvalidEnvironment, "{command}");
             assert!(needed.iter().all(|var| error.msg.contains(var)), "{command}: {error}");
             assert!(!not_needed.iter().any(|var| error.msg.contains(var)), "{command}: {error}");
         }
@@ -67,7 +67,7 @@ fn e2_e3_invalid_and_missing_variables_share_one_message() {
         ("CNI_ARGS", "nonsense"),
     ];
     let error = Request::parse(&env(&vars), &bytes(&minimal("1.1.0"))).unwrap_err().error;
-    assert_eq!(error.code, Code::InvalidEnvironment);
+    assert_eq!(error.code, ErrorCode::InvalidEnvironment);
     for var in ["CNI_CONTAINERID", "CNI_NETNS is missing", "CNI_IFNAME", "CNI_ARGS"] {
         assert!(error.msg.contains(var), "{var}: {error}");
     }
@@ -87,18 +87,22 @@ fn e3_container_id_ifname_and_network_name_are_checked_on_del_too() {
             let error = Request::parse(&env(&vars), &bytes(&minimal("1.1.0"))).unwrap_err().error;
             assert_eq!(
                 (error.code, error.msg.contains(var)),
-                (Code::InvalidEnvironment, true),
+                (ErrorCode::InvalidEnvironment, true),
                 "{command}: {error}"
             );
         }
         for name in [json!(null), json!(""), json!("a/b"), json!(".x"), json!("a b")] {
             let mut stdin = minimal("1.1.0");
             stdin["name"] = name.clone();
-            assert_eq!(ask(command, &stdin).unwrap_err().error.code, Code::InvalidConfig, "{command} {name}");
+            assert_eq!(
+                ask(command, &stdin).unwrap_err().error.code,
+                ErrorCode::InvalidConfig,
+                "{command} {name}"
+            );
         }
         let mut stdin = minimal("1.1.0");
         stdin["name"] = json!(7);
-        assert_eq!(ask(command, &stdin).unwrap_err().error.code, Code::Decode);
+        assert_eq!(ask(command, &stdin).unwrap_err().error.code, ErrorCode::Decode);
     }
 }
 
@@ -107,7 +111,7 @@ fn e4_unknown_and_lower_case_commands() {
     for command in ["add", "Add", "FOO", "ADD ", "del"] {
         // Whatever else is wrong, this comes first.
         let error = Request::parse(&env(&[("CNI_COMMAND", command)]), b"").unwrap_err().error;
-        assert_eq!(error.code, Code::InvalidEnvironment);
+        assert_eq!(error.code, ErrorCode::InvalidEnvironment);
         assert_eq!(error.to_string(), format!("unknown CNI_COMMAND: {command}"));
     }
     for command in Command::ALL {
@@ -129,7 +133,7 @@ fn e5_stdin_that_cannot_be_decoded() {
             (b"{\"name\": \"\xff\"}", "line 1 column"),
         ] {
             let (error, version) = failed(command, stdin);
-            assert_eq!((error.code, version), (Code::Decode, Version::LATEST), "{command}: {error}");
+            assert_eq!((error.code, version), (ErrorCode::Decode, Version::LATEST), "{command}: {error}");
             assert!(error.msg.contains(words), "{command}: {words} is not in: {error}");
         }
     }
@@ -142,9 +146,9 @@ fn e5_stdin_that_is_too_large_or_too_deep() {
     Request::parse(&env_for("ADD"), &stdin).unwrap();
     stdin.push(b' ');
     let (error, _) = failed("ADD", &stdin);
-    assert_eq!(error.code, Code::Decode);
+    assert_eq!(error.code, ErrorCode::Decode);
     assert!(error.msg.contains("larger than 1048576 bytes"), "{error}");
-    assert_eq!(failed("ADD", &b"[".repeat(MAX_STDIN)).0.code, Code::Decode);
+    assert_eq!(failed("ADD", &b"[".repeat(MAX_STDIN)).0.code, ErrorCode::Decode);
 }
 
 #[test]
@@ -167,7 +171,7 @@ fn e5_versions() {
             let (error, version) = failed(command, &bytes(&minimal(unsupported)));
             assert_eq!(
                 (error.code, version),
-                (Code::IncompatibleVersion, Version::LATEST),
+                (ErrorCode::IncompatibleVersion, Version::LATEST),
                 "{unsupported}: {error}"
             );
             assert!(Version::ALL.iter().all(|v| error.msg.contains(v.as_str())), "{error}");
@@ -175,7 +179,7 @@ fn e5_versions() {
     }
     for no_string in [json!(1), json!(1.1), json!(["1.1.0"]), json!({}), json!(true)] {
         let (error, _) = failed("ADD", &bytes(&json!({ "name": "n", "cniVersion": no_string })));
-        assert_eq!(error.code, Code::Decode);
+        assert_eq!(error.code, ErrorCode::Decode);
         assert!(error.msg.starts_with("cniVersion: expected a string, found "), "{error}");
     }
 }
@@ -191,7 +195,7 @@ fn e5_commands_that_a_version_does_not_have() {
                 assert!(outcome.is_ok(), "{command} {version}: {outcome:?}");
             } else {
                 let failure = outcome.unwrap_err();
-                assert_eq!((failure.error.code, failure.version), (Code::IncompatibleVersion, version));
+                assert_eq!((failure.error.code, failure.version), (ErrorCode::IncompatibleVersion, version));
                 assert!(failure.to_string().contains(since.as_str()), "{failure}");
             }
         }
@@ -217,7 +221,7 @@ fn e12_del_succeeds_with_whatever_made_add_fail() {
         [("CNI_CONTAINERID", "c1"), ("CNI_IFNAME", "eth0"), ("CNI_NETNS", "/n"), ("CNI_ARGS", "FOO=1")];
     let with = |command| env(&[&[("CNI_COMMAND", command)], &vars[..]].concat());
     let stdin = bytes(&config(&json!({})));
-    assert_eq!(Request::parse(&with("ADD"), &stdin).unwrap_err().error.code, Code::InvalidEnvironment);
+    assert_eq!(Request::parse(&with("ADD"), &stdin).unwrap_err().error.code, ErrorCode::InvalidEnvironment);
     assert!(
         matches!(Request::parse(&with("DEL"), &stdin), Ok(Request::Del(call)) if call.args == Args::default())
     );
@@ -227,7 +231,7 @@ fn e12_del_succeeds_with_whatever_made_add_fail() {
 fn e15_check_needs_a_prev_result() {
     for absent in [json!({}), json!({ "prevResult": null })] {
         let error = ask("CHECK", &config(&absent)).unwrap_err().error;
-        assert_eq!(error.code, Code::InvalidConfig);
+        assert_eq!(error.code, ErrorCode::InvalidConfig);
         assert!(error.msg.contains("prevResult is missing"), "{error}");
     }
     assert!(ask("CHECK", &config(&json!({ "prevResult": { "dns": {} } }))).is_ok());
@@ -258,8 +262,8 @@ fn e16_the_valid_set() {
     );
     assert_eq!(gc(&json!({ new: null })).unwrap().len(), 0);
     assert_eq!(gc(&json!({ new: [] })).unwrap().len(), 0);
-    assert_eq!(gc(&json!({})).unwrap_err().code, Code::InvalidConfig);
-    assert_eq!(gc(&json!({ new: {} })).unwrap_err().code, Code::Decode);
+    assert_eq!(gc(&json!({})).unwrap_err().code, ErrorCode::InvalidConfig);
+    assert_eq!(gc(&json!({ new: {} })).unwrap_err().code, ErrorCode::Decode);
 }
 
 #[test]
@@ -275,7 +279,7 @@ fn e16_an_element_that_cannot_be_read_stops_gc() {
     ] {
         let list = json!([{ "containerID": "good", "ifname": "eth0" }, element]);
         let error = gc(&json!({ "cni.dev/valid-attachments": list })).unwrap_err();
-        assert_eq!(error.code, Code::InvalidConfig, "{error}");
+        assert_eq!(error.code, ErrorCode::InvalidConfig, "{error}");
         assert!(error.msg.contains(place), "{place} is not in: {error}");
     }
 }
@@ -313,13 +317,13 @@ fn e17_version_answers_whatever_is_on_stdin() {
 
 #[test]
 fn b5_every_failure_is_an_error_object() {
-    let error = Error::new(Code::TryAgainLater, "the agent is starting").with_details("socket refused");
+    let error = Error::new(ErrorCode::TryAgainLater, "the agent is starting").with_details("socket refused");
     assert_eq!(
         error.to_json(Version::V0_4_0),
         json!({ "cniVersion": "0.4.0", "code": 11, "msg": "the agent is starting", "details": "socket refused" })
     );
     assert_eq!(error.to_string(), "the agent is starting: socket refused");
-    let short = Error::new(Code::Io, "x");
+    let short = Error::new(ErrorCode::Io, "x");
     assert_eq!(short.to_json(Version::V1_1_0), json!({ "cniVersion": "1.1.0", "code": 5, "msg": "x" }));
     assert_eq!(short.to_string(), "x");
     // The version is the request's as soon as that can be read, also for what is wrong with the environment.
@@ -332,14 +336,14 @@ fn b5_every_failure_is_an_error_object() {
 
 #[test]
 fn e7_codes_and_foreign_error_objects() {
-    let numbers: Vec<u32> = Code::ALL.iter().map(|code| code.number()).collect();
+    let numbers: Vec<u32> = ErrorCode::ALL.iter().map(|code| code.number()).collect();
     assert_eq!(numbers, [1, 2, 3, 4, 5, 6, 7, 11, 50, 51, 100, 101, 102, 103, 104, 105, 106, 199]);
-    for code in Code::ALL {
+    for code in ErrorCode::ALL {
         let error = Error::new(code, "m").with_details("d");
         assert_eq!(Error::from_json(&error.to_json(Version::LATEST)), Some(error));
     }
     let foreign = Error::from_json(&json!({ "code": 999, "msg": "no", "details": "why" })).unwrap();
-    assert_eq!((foreign.code, foreign.to_string().as_str()), (Code::Delegate, "no: code 999 why"));
+    assert_eq!((foreign.code, foreign.to_string().as_str()), (ErrorCode::Delegate, "no: code 999 why"));
     for none in [json!({}), json!([]), json!({ "msg": "x" }), json!({ "code": "7" })] {
         assert_eq!(Error::from_json(&none), None);
     }
@@ -368,10 +372,14 @@ fn e18_requested_addresses_and_macs_from_all_three_places() {
     assert_eq!(call.requested_mac().unwrap().to_string(), "02:00:00:00:00:01");
     refused(
         &json!({ "args": { "cni": { "ips": ["x"] } } }),
-        Code::InvalidConfig,
+        ErrorCode::InvalidConfig,
         &["args.cni.ips[0]", "\"x\""],
     );
-    refused(&json!({ "args": { "cni": { "mac": "x" } } }), Code::InvalidConfig, &["args.cni.mac", "\"x\""]);
+    refused(
+        &json!({ "args": { "cni": { "mac": "x" } } }),
+        ErrorCode::InvalidConfig,
+        &["args.cni.mac", "\"x\""],
+    );
 }
 
 #[test]
@@ -392,7 +400,10 @@ fn a_request_that_carries_the_mark_of_delegates_is_refused() {
                 assert_eq!((command, request), (Command::Version, Request::Version(Version::V1_1_0)));
             }
             Err(failure) => {
-                assert_eq!((failure.error.code, failure.version), (Code::InvalidConfig, Version::V1_1_0));
+                assert_eq!(
+                    (failure.error.code, failure.version),
+                    (ErrorCode::InvalidConfig, Version::V1_1_0)
+                );
                 assert!(failure.error.msg.contains("ipam.type leads back to Podwire"), "{failure}");
             }
         }

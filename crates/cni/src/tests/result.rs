@@ -1,6 +1,6 @@
 use serde_json::{Value, json};
 
-use crate::{CniResult, Code, Dns, Interface, IpConfig, Route, Version};
+use crate::{CniResult, Dns, ErrorCode, Interface, IpConfig, PodRoute, Version};
 
 /// Everything a result can hold, two addresses of a family included.
 fn full() -> CniResult {
@@ -10,7 +10,7 @@ fn full() -> CniResult {
         interface,
     };
     let route =
-        |dst: &str, gw: Option<&str>| Route::new(dst.parse().unwrap(), gw.map(|g| g.parse().unwrap()));
+        |dst: &str, gw: Option<&str>| PodRoute::new(dst.parse().unwrap(), gw.map(|g| g.parse().unwrap()));
     CniResult {
         interfaces: vec![
             Interface { name: "br0".into(), mac: Some("02:00:00:00:00:01".into()), ..Interface::default() },
@@ -29,7 +29,7 @@ fn full() -> CniResult {
             ip("10.0.0.3/24", None, None),
         ],
         routes: vec![
-            Route {
+            PodRoute {
                 mtu: Some(1400),
                 advmss: Some(1360),
                 priority: Some(10),
@@ -161,20 +161,24 @@ fn e11_where_both_shapes_are_there_the_version_decides() {
 #[test]
 fn e11_what_is_there_must_be_readable() {
     for (value, code, message) in [
-        (json!([]), Code::Decode, "expected an object, found a list"),
-        (json!({ "ips": {} }), Code::Decode, "ips: expected a list, found an object"),
-        (json!({ "ips": [7] }), Code::Decode, "ips[0]: expected an object, found 7"),
-        (json!({ "ips": [{ "address": "10.0.0.2" }] }), Code::InvalidConfig, "ips[0].address: expected "),
+        (json!([]), ErrorCode::Decode, "expected an object, found a list"),
+        (json!({ "ips": {} }), ErrorCode::Decode, "ips: expected a list, found an object"),
+        (json!({ "ips": [7] }), ErrorCode::Decode, "ips[0]: expected an object, found 7"),
+        (
+            json!({ "ips": [{ "address": "10.0.0.2" }] }),
+            ErrorCode::InvalidConfig,
+            "ips[0].address: expected ",
+        ),
         (
             json!({ "ips": [{ "address": "10.0.0.2/8", "gateway": "x" }] }),
-            Code::InvalidConfig,
+            ErrorCode::InvalidConfig,
             "ips[0].gateway: expected ",
         ),
-        (json!({ "routes": [{ "dst": "::/200" }] }), Code::InvalidConfig, "routes[0].dst: expected "),
-        (json!({ "ip4": { "ip": "x" } }), Code::InvalidConfig, "ip4.ip: expected "),
+        (json!({ "routes": [{ "dst": "::/200" }] }), ErrorCode::InvalidConfig, "routes[0].dst: expected "),
+        (json!({ "ip4": { "ip": "x" } }), ErrorCode::InvalidConfig, "ip4.ip: expected "),
         (
             json!({ "interfaces": [{ "name": 7 }] }),
-            Code::Decode,
+            ErrorCode::Decode,
             "interfaces[0].name: expected a string, found 7",
         ),
     ] {
@@ -186,7 +190,7 @@ fn e11_what_is_there_must_be_readable() {
 
 #[test]
 fn e15_routes_compare_without_their_host_bits_and_keep_them() {
-    let route = |dst: &str| Route::new(dst.parse().unwrap(), None);
+    let route = |dst: &str| PodRoute::new(dst.parse().unwrap(), None);
     assert_eq!(route("10.0.0.5/8"), route("10.9.9.9/8"));
     assert_ne!(route("10.0.0.0/8"), route("10.0.0.0/9"));
     assert_ne!(route("::/0"), route("0.0.0.0/0"));

@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 use super::{add, refused};
 use types::Protocol;
 
-use crate::{Bandwidth, Code, Error, PortMapping, RuntimeConfig};
+use crate::{Bandwidth, Error, ErrorCode, PortMapping, RuntimeConfig};
 
 fn runtime(value: &Value) -> Result<RuntimeConfig, Error> {
     add(&json!({ "runtimeConfig": value })).map(|call| call.config.runtime)
@@ -11,7 +11,7 @@ fn runtime(value: &Value) -> Result<RuntimeConfig, Error> {
 
 #[track_caller]
 fn refuses(value: &Value, words: &[&str]) {
-    refused(&json!({ "runtimeConfig": value }), Code::InvalidConfig, words);
+    refused(&json!({ "runtimeConfig": value }), ErrorCode::InvalidConfig, words);
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn e18_port_mappings_that_cannot_be() {
     }
     refused(
         &json!({ "runtimeConfig": { "portMappings": [{ "hostPort": "80" }] } }),
-        Code::Decode,
+        ErrorCode::Decode,
         &["runtimeConfig.portMappings[0].hostPort: expected a whole number, found \"80\""],
     );
 }
@@ -118,11 +118,11 @@ fn e18_bandwidth_that_cannot_be() {
         ),
     ] {
         refuses(&json!({ "bandwidth": limits }), &words);
-        refused(&json!({ "bandwidth": limits }), Code::InvalidConfig, &words);
+        refused(&json!({ "bandwidth": limits }), ErrorCode::InvalidConfig, &words);
     }
     refused(
         &json!({ "bandwidth": { "unshapedSubnets": ["10.0.0.0/8"] } }),
-        Code::UnsupportedField,
+        ErrorCode::UnsupportedField,
         &["bandwidth.unshapedSubnets[0]", "10.0.0.0/8"],
     );
     assert!(add(&json!({ "bandwidth": { "unshapedSubnets": [], "shapedSubnets": [] } })).is_ok());

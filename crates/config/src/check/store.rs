@@ -1,10 +1,10 @@
 //! What the keys of the store say together.
 
-use super::Finding;
+use super::ConfigFinding;
 use crate::draft::{Draft, Origins, StoreKind};
 use crate::etcd::Scheme;
 
-pub(super) fn look(draft: &Draft, origins: &Origins) -> Vec<Finding> {
+pub(super) fn look(draft: &Draft, origins: &Origins) -> Vec<ConfigFinding> {
     let found = match draft.store() {
         StoreKind::Embedded => vec![unused(draft, origins)],
         StoreKind::Etcd => vec![missing(draft), plain(draft), user(draft), clear_text(draft)],
@@ -14,12 +14,12 @@ pub(super) fn look(draft: &Draft, origins: &Origins) -> Vec<Finding> {
 }
 
 /// Endpoints alone choose etcd; then somebody said otherwise.
-fn unused(draft: &Draft, origins: &Origins) -> Option<Finding> {
+fn unused(draft: &Draft, origins: &Origins) -> Option<ConfigFinding> {
     if draft.endpoints.is_empty() {
         return None;
     }
     let (origin, endpoints) = origins.get("etcd.endpoints")?;
-    Some(Finding {
+    Some(ConfigFinding {
         key: "store",
         also: &["etcd.endpoints"],
         allowed: format!(
@@ -28,8 +28,8 @@ fn unused(draft: &Draft, origins: &Origins) -> Option<Finding> {
     })
 }
 
-fn missing(draft: &Draft) -> Option<Finding> {
-    draft.endpoints.is_empty().then(|| Finding {
+fn missing(draft: &Draft) -> Option<ConfigFinding> {
+    draft.endpoints.is_empty().then(|| ConfigFinding {
         key: "store",
         also: &["etcd.endpoints"],
         allowed: "needs etcd.endpoints (ETCD_HOST), such as https://etcd-1:2379".to_owned(),
@@ -37,10 +37,10 @@ fn missing(draft: &Draft) -> Option<Finding> {
 }
 
 /// Whoever gives certificates wants them to be used.
-fn plain(draft: &Draft) -> Option<Finding> {
+fn plain(draft: &Draft) -> Option<ConfigFinding> {
     let http = draft.endpoints.iter().any(|endpoint| endpoint.scheme == Some(Scheme::Http));
     let given = draft.ca.as_ref().map(|_| "etcd.ca").or(draft.cert.as_ref().map(|_| "etcd.cert"))?;
-    http.then(|| Finding {
+    http.then(|| ConfigFinding {
         key: "etcd.endpoints",
         also: &["etcd.ca", "etcd.cert"],
         allowed: format!("must be https with {given}: over http no certificate is used"),
@@ -48,11 +48,11 @@ fn plain(draft: &Draft) -> Option<Finding> {
 }
 
 /// A password over http can be read on the way.
-fn clear_text(draft: &Draft) -> Option<Finding> {
+fn clear_text(draft: &Draft) -> Option<ConfigFinding> {
     // One without the other is refused anyhow.
     let has_secret = draft.user.is_some() && (draft.password.is_some() || draft.password_file.is_some());
     let is_plain = draft.scheme() == Scheme::Http && !draft.endpoints.is_empty();
-    (has_secret && is_plain && draft.insecure != Some(true)).then(|| Finding {
+    (has_secret && is_plain && draft.insecure != Some(true)).then(|| ConfigFinding {
         key: "etcd.endpoints",
         also: &["etcd.ca", "etcd.cert", "etcd.insecure"],
         allowed:
@@ -62,25 +62,25 @@ fn clear_text(draft: &Draft) -> Option<Finding> {
     })
 }
 
-fn pair(draft: &Draft) -> Option<Finding> {
+fn pair(draft: &Draft) -> Option<ConfigFinding> {
     let (key, lacks) = match (&draft.cert, &draft.key) {
         (Some(_), None) => ("etcd.cert", "etcd.key"),
         (None, Some(_)) => ("etcd.key", "etcd.cert"),
         (Some(_), Some(_)) | (None, None) => return None,
     };
     let allowed = format!("needs {lacks} beside it");
-    Some(Finding { key, also: &["etcd.cert", "etcd.key"], allowed })
+    Some(ConfigFinding { key, also: &["etcd.cert", "etcd.key"], allowed })
 }
 
-fn passwords(draft: &Draft) -> Option<Finding> {
-    (draft.password.is_some() && draft.password_file.is_some()).then(|| Finding {
+fn passwords(draft: &Draft) -> Option<ConfigFinding> {
+    (draft.password.is_some() && draft.password_file.is_some()).then(|| ConfigFinding {
         key: "etcd.password_file",
         also: &["etcd.password"],
         allowed: "cannot stand beside etcd.password: give one of them".to_owned(),
     })
 }
 
-fn user(draft: &Draft) -> Option<Finding> {
+fn user(draft: &Draft) -> Option<ConfigFinding> {
     let also = &["etcd.user", "etcd.password", "etcd.password_file"];
     let file = draft.password_file.is_some();
     let (key, allowed) = match (&draft.user, draft.password.is_some() || file) {
@@ -89,5 +89,5 @@ fn user(draft: &Draft) -> Option<Finding> {
         (None, true) => ("etcd.password", "needs etcd.user beside it"),
         (Some(_), true) | (None, false) => return None,
     };
-    Some(Finding { key, also, allowed: allowed.to_owned() })
+    Some(ConfigFinding { key, also, allowed: allowed.to_owned() })
 }

@@ -20,7 +20,7 @@ const ALL: [(&str, &str); 11] = [
 fn a1_the_eleven_variables_configure_it() {
     let defaults = load("", &[], &[]).unwrap();
     let expected = Config {
-        store: Store::Etcd(Etcd {
+        store: StoreChoice::Etcd(Etcd {
             endpoints: vec!["http://etcd-1.example:2379".to_owned()],
             prefix: "/hosts".to_owned(),
             counter: Some("counter".to_owned()),
@@ -31,20 +31,20 @@ fn a1_the_eleven_variables_configure_it() {
             password: None,
             insecure: false,
         }),
-        layout: Layout::new("/hosts", Some("counter")),
+        layout: KeyLayout::new("/hosts", Some("counter")),
         network: NetworkSettings {
             name: "blue".try_into().unwrap(),
             bridge: "br-blue".try_into().unwrap(),
             subnets: vec!["10.2.0.0/16".parse().unwrap()],
             ..defaults.network
         },
-        cluster: Cluster { margin: 8, ..defaults.cluster },
-        plugin: Plugin { name: "blue-cni".to_owned(), version: cni::Version::V0_3_1 },
+        cluster: ClusterConfig { margin: 8, ..defaults.cluster },
+        plugin: PluginConfig { name: "blue-cni".to_owned(), version: cni::Version::V0_3_1 },
         delegates: AllowedDelegates {
             directories: ["/srv/bin", "/usr/lib/cni", "/usr/libexec/cni"].map(Into::into).to_vec(),
             ..defaults.delegates
         },
-        install: Some(Install {
+        install: Some(InstallConfig {
             plugin: std::env::current_exe().unwrap().with_file_name("podwire-cni"),
             plugin_dir: "/srv/bin".into(),
             config_dir: "/srv/net.d".into(),

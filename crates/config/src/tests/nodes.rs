@@ -8,8 +8,8 @@ use super::*;
 fn etcd(flags: &[&str]) -> Result<Etcd, Vec<String>> {
     match load("", &[], flags) {
         Ok(config) => match config.store {
-            Store::Etcd(etcd) => Ok(etcd),
-            Store::Embedded => Err(vec!["embedded".to_owned()]),
+            StoreChoice::Etcd(etcd) => Ok(etcd),
+            StoreChoice::Embedded => Err(vec!["embedded".to_owned()]),
         },
         error => Err(complaints(error)),
     }
@@ -48,7 +48,7 @@ fn endpoints_are_normalised_once() {
     let several = etcd(&["--etcd-endpoints", "a", "--etcd-endpoints", "[::1]"]).unwrap();
     assert_eq!(several.endpoints, ["http://a:2379", "http://[::1]:2379"]);
     let file = load("[etcd]\nendpoints = [\"a\", \"b:1\"]\n", &[], &[]).unwrap();
-    let Store::Etcd(file) = file.store else { panic!("{file:?}") };
+    let StoreChoice::Etcd(file) = file.store else { panic!("{file:?}") };
     assert_eq!(file.endpoints, ["http://a:2379", "http://b:1"]);
 }
 
@@ -114,17 +114,17 @@ fn endpoints_choose_the_store_unless_somebody_says_otherwise() {
     assert!(all[0].contains("agent.toml:1") && all[0].contains("variable ETCD_HOST"), "{all:?}");
     // What a lower layer said can be taken back.
     let config = load("[etcd]\nendpoints = [\"a\"]", &[], &["--etcd-endpoints", "none"]).unwrap();
-    assert_eq!(config.store, Store::Embedded);
+    assert_eq!(config.store, StoreChoice::Embedded);
     // Its other keys alone choose nothing.
     let config = load("", &[], &["--etcd-prefix", "/x", "--etcd-user", "me"]).unwrap();
-    assert_eq!((config.store, config.layout.prefix()), (Store::Embedded, "/x"));
+    assert_eq!((config.store, config.layout.prefix()), (StoreChoice::Embedded, "/x"));
 }
 
 #[test]
 fn a4_the_prefix_is_whole_segments() {
     for good in ["/podwire", "/a/b/c", "/hosts2", "/ä"] {
         let config = load("", &[], &["--etcd-endpoints", "a", "--etcd-prefix", good]).unwrap();
-        assert_eq!(config.layout, Layout::new(good, None));
+        assert_eq!(config.layout, KeyLayout::new(good, None));
     }
     let long = format!("/{}", "x".repeat(600));
     for bad in ["", "/", "podwire", "/podwire/", "//a", "/a//b", "/a b", "/a\n", &long] {
@@ -136,7 +136,7 @@ fn a4_the_prefix_is_whole_segments() {
 fn the_counter_is_a_key_of_its_own() {
     let counter = |flags: &[&str]| {
         let config = load("", &[], &[&["--etcd-endpoints", "a"], flags].concat()).unwrap();
-        let Store::Etcd(etcd) = config.store else { panic!("{:?}", config.store) };
+        let StoreChoice::Etcd(etcd) = config.store else { panic!("{:?}", config.store) };
         (etcd.counter, config.layout.counter().to_owned())
     };
     assert_eq!(counter(&[]), (None, "/podwire/counter".to_owned()));
@@ -168,7 +168,7 @@ fn a_password_is_never_shown() {
         let config = with(&flags).unwrap();
         let shown = format!("{config:?}{}", config.to_toml());
         assert!(!shown.contains("s3cr3t"), "{shown}");
-        let Store::Etcd(etcd) = config.store else { panic!("{shown}") };
+        let StoreChoice::Etcd(etcd) = config.store else { panic!("{shown}") };
         assert_eq!((etcd.user.as_deref(), etcd.password.unwrap().reveal()), (Some("me"), "s3cr3t word"));
     }
     let by_file = with(&["--etcd-password-file", &good]).unwrap();

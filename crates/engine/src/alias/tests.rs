@@ -57,9 +57,9 @@ fn f7_every_managed_link_has_a_mark_and_no_other_link_has_one() {
     let blue = NetworkName::try_from("blue").unwrap();
     let tunnel = of_tunnel(&blue);
     for (alias, wanted) in [
-        (BRIDGE_ALIAS, Some(Mark::Bridge)),
-        (tunnel.as_str(), Some(Mark::Tunnel("blue"))),
-        ("podwire:blue/c1/eth0", Alias::parse("podwire:blue/c1/eth0").map(Mark::HostEnd)),
+        (BRIDGE_ALIAS, Some(LinkMark::Bridge)),
+        (tunnel.as_str(), Some(LinkMark::Tunnel("blue"))),
+        ("podwire:blue/c1/eth0", Alias::parse("podwire:blue/c1/eth0").map(LinkMark::HostEnd)),
         ("podwire", None),
         ("podwire bridges", None),
         ("podwire:blue", None),
@@ -67,9 +67,9 @@ fn f7_every_managed_link_has_a_mark_and_no_other_link_has_one() {
         ("podwire0 of the lab", None),
         ("", None),
     ] {
-        assert_eq!(Mark::of(&link(alias)), wanted, "{alias}");
+        assert_eq!(LinkMark::of(&link(alias)), wanted, "{alias}");
     }
-    assert_eq!(Mark::of(&Link { alias: None, ..link("") }), None);
+    assert_eq!(LinkMark::of(&Link { alias: None, ..link("") }), None);
 }
 
 fn attachment(

@@ -7,9 +7,12 @@ use netlink::RtSocket;
 
 use super::AttachContext;
 use super::decide::{decide, families, neighbours_of, own_address};
-use super::kernel::Kernel;
+use super::kernel::AttachKernel;
 use crate::overlap::{self, AddressQuery, Unusable, Usability};
-use crate::state::{Allocation, Attachment, Begin, Held, Network, Phase, State, StateError, Wanted};
+use crate::state::{
+    Allocation, AllocationRequest, Attachment, Begin, HeldAttachment, NetworkState, NodeState, RecordPhase,
+    StateError,
+};
 use crate::wire::Neighbours;
 use crate::{Error, alias, detach, firewall, gc};
 
@@ -18,7 +21,7 @@ const SKIPPED: usize = 256;
 
 /// A record that was begun, with its addresses.
 pub(super) struct Claimed {
-    pub(super) held: Held,
+    pub(super) held: HeldAttachment,
     pub(super) neighbours: Neighbours,
     /// Pods of other run directories may get the same addresses.
     pub(super) has_others: bool,
@@ -47,9 +50,9 @@ impl Skipped {
 /// Claims addresses that nothing else of the node uses. Others are given back and, if they were not requested, the next ones
 /// are tried: addresses are given round robin.
 pub(super) fn claim_usable_addresses(
-    network: &Network,
+    network: &NetworkState,
     context: &AttachContext<'_>,
-    kernel: &mut Kernel<'_>,
+    kernel: &mut AttachKernel<'_>,
     skipped: &mut Skipped,
 ) -> Result<Claimed, Error> {
     let mut query = AddressQuery {
@@ -77,7 +80,7 @@ pub(super) fn claim_usable_addresses(
 
 /// Undoes an attachment whose link exists, and of which another pod got an address at the same time. The firewall's elements
 /// of the address are that pod's, too: they are removed only if it is gone, because both pods found each other.
-pub(super) fn give_way(held: Held, host: &mut RtSocket) -> Result<(), Error> {
+pub(super) fn give_way(held: HeldAttachment, host: &mut RtSocket) -> Result<(), Error> {
     let Some(attachment) = held.attachment() else { return Ok(()) };
     if let Some(index) = host.index_of(&attachment.host_link)? {
         detach::delete_link(host, index)?;
@@ -95,7 +98,7 @@ pub(super) fn give_way(held: Held, host: &mut RtSocket) -> Result<(), Error> {
 }
 
 /// Claims the addresses and writes the record.
-fn begin(network: &Network, context: &AttachContext<'_>, host: &mut RtSocket) -> Result<Claimed, Error> {
+fn begin(network: &NetworkState, context: &AttachContext<'_>, host: &mut RtSocket) -> Result<Claimed, Error> {
     let requested: Vec<_> = context.conf.requested.iter().map(|r| (r.addr, r.prefix)).collect();
     let pools = match &context.conf.addresses {
         Addresses::Own(pools) => Some(pools.as_ref()),
@@ -106,7 +109,8 @@ fn begin(network: &Network, context: &AttachContext<'_>, host: &mut RtSocket) ->
         let ranges = pools.sets().iter().flat_map(ipam::RangeSet::ranges);
         firewall::check_ports(&context.conf.ports, families(ranges.map(ipam::Range::is_ipv4)))?;
     }
-    let wanted = Wanted { key: context.key, pools, requested: &requested, clean: &firewall::forget_flows };
+    let wanted =
+        AllocationRequest { key: context.key, pools, requested: &requested, clean: &firewall::forget_flows };
     let mut neighbours = Neighbours::KnowNothing;
     let mut make = |given: &[Allocation]| {
         neighbours = neighbours_of(context.conf.mode, given.iter().any(|a| a.used_before));
@@ -123,23 +127,23 @@ fn begin(network: &Network, context: &AttachContext<'_>, host: &mut RtSocket) ->
     };
     match begun {
         Begin::Started(held) => Ok(Claimed { held: *held, neighbours, has_others: false }),
-        Begin::Exists(Phase::Ready) => Err(Error::AlreadyAttached(context.key.clone())),
-        Begin::Exists(Phase::Pending) => Err(Error::Cni(cni::Error::new(
-            cni::Code::TryAgainLater,
+        Begin::Exists(RecordPhase::Ready) => Err(Error::AlreadyAttached(context.key.clone())),
+        Begin::Exists(RecordPhase::Pending) => Err(Error::Cni(cni::Error::new(
+            cni::ErrorCode::TryAgainLater,
             format!("another process is working on {}", context.key),
         ))),
     }
 }
 
 /// Two networks with one subnet would give one address to two pods, and the DEL of one would take the other's rules.
-pub(crate) fn refuse_shared(state: &State, network: &Network, ips: &[IpAddr]) -> Result<(), Error> {
+pub(crate) fn refuse_shared(state: &NodeState, network: &NetworkState, ips: &[IpAddr]) -> Result<(), Error> {
     for other in state.networks()?.iter().filter(|other| other.name() != network.name()) {
         if let Some(ip) = ips.iter().find(|ip| other.is_claimed(**ip)) {
             let taken = format!(
                 "address {ip} is in use in network {} of this node: give the two networks different subnets",
                 other.name()
             );
-            return Err(Error::Cni(cni::Error::new(cni::Code::AddressTaken, taken)));
+            return Err(Error::Cni(cni::Error::new(cni::ErrorCode::AddressTaken, taken)));
         }
     }
     Ok(())

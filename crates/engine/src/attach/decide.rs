@@ -1,6 +1,6 @@
 //! What an attachment is to have. Pure: from the configuration, the addresses, and what is known of pod and node.
 
-use cni::{Call, CniResult, Route as PodRoute};
+use cni::{AttachmentRequest, CniResult, PodRoute};
 use ipnet::IpNet;
 use netconf::{Addresses, default_route};
 use types::AttachMode;
@@ -8,7 +8,7 @@ use types::AttachMode;
 use super::{AttachContext, netns_path};
 use crate::lease;
 use crate::state::{Allocation, Attachment, PodAddress, PodName, Wiring};
-use crate::sysctl::Families;
+use crate::sysctl::ForwardedFamilies;
 use crate::wire::Neighbours;
 
 /// Everything about the attachment, from the addresses it got, and what another IPAM plugin said besides.
@@ -118,14 +118,14 @@ fn is_subnet(net: &IpNet) -> bool {
     net.prefix_len() < net.max_prefix_len()
 }
 
-fn pod_name(call: &Call) -> Option<PodName> {
+fn pod_name(call: &AttachmentRequest) -> Option<PodName> {
     let (namespace, name) =
         (call.args.pod_namespace.clone().unwrap_or_default(), call.args.pod_name.clone()?);
     Some(PodName { namespace, name, uid: call.args.pod_uid.clone() })
 }
 
 /// The families of addresses; true stands for an IPv4 address.
-pub(crate) fn families(v4: impl Iterator<Item = bool>) -> Families {
+pub(crate) fn families(v4: impl Iterator<Item = bool>) -> ForwardedFamilies {
     let v4: Vec<bool> = v4.collect();
-    Families { ipv4: v4.contains(&true), ipv6: v4.contains(&false) }
+    ForwardedFamilies { ipv4: v4.contains(&true), ipv6: v4.contains(&false) }
 }

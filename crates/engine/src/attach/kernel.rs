@@ -6,21 +6,21 @@ use netlink::{Link, RtSocket};
 use types::{AttachMode, MIN_MTU_V6};
 
 use super::decide::families;
-use super::{AttachContext, Wired};
+use super::{AttachContext, AttachResult};
 use crate::bridge::{self, Bridge, Placed, Spec};
 use crate::lease::Lease;
 use crate::reconcile::subnet;
 use crate::resident::KnownBridge;
-use crate::state::{Attachment, State};
-use crate::sysctl::{self, Families};
+use crate::state::{Attachment, NodeState};
+use crate::sysctl::{self, ForwardedFamilies};
 use crate::wire::{self, Inside, Neighbours};
 use crate::{Error, detach, firewall, layer2, settle, shaping};
 
 /// What an ADD works on.
-pub(crate) struct Kernel<'a> {
+pub(crate) struct AttachKernel<'a> {
     pub(crate) host: &'a mut RtSocket,
     pub(crate) pod: &'a mut RtSocket,
-    pub(crate) state: &'a State,
+    pub(crate) state: &'a NodeState,
     pub(crate) bridge: FoundBridge,
     pub(crate) lease: Lease<'a>,
 }
@@ -51,7 +51,7 @@ impl FoundBridge {
 }
 
 /// An interface that exists, and what it is to have.
-pub(crate) struct Interface {
+pub(crate) struct AttachedInterface {
     pub(crate) attachment: Attachment,
     pub(crate) bridge: Bridge,
     pub(crate) neighbours: Neighbours,
@@ -61,7 +61,7 @@ pub(crate) struct Interface {
 pub(super) fn make_interface(
     attachment: &Attachment,
     context: &AttachContext<'_>,
-    kernel: &mut Kernel<'_>,
+    kernel: &mut AttachKernel<'_>,
 ) -> Result<Bridge, Error> {
     if let Some(index) = context.host_end.leftover {
         detach::delete_link(kernel.host, index)?;
@@ -76,7 +76,7 @@ pub(super) fn make_interface(
     Ok(bridge)
 }
 
-pub(crate) fn usable_families(attachment: &Attachment) -> Result<Families, Error> {
+pub(crate) fn usable_families(attachment: &Attachment) -> Result<ForwardedFamilies, Error> {
     let families = families(attachment.ips().map(|ip| ip.is_ipv4()));
     if families.ipv6 && attachment.mtu < MIN_MTU_V6 {
         return Err(Error::MtuTooSmall { mtu: attachment.mtu });
@@ -88,7 +88,7 @@ pub(crate) fn settle_gateways(
     placed: &[Placed],
     bridge: &Bridge,
     context: &AttachContext<'_>,
-    kernel: &mut Kernel<'_>,
+    kernel: &mut AttachKernel<'_>,
 ) -> Result<(), Error> {
     for new in placed.iter().filter(|placed| placed.is_new_address) {
         bridge::resolve_conflicts(kernel.host, bridge, context.conf, new)?;
@@ -109,11 +109,11 @@ pub(crate) fn settle_gateways(
 
 /// Everything that is on the interface.
 pub(super) fn set_up(
-    made: Interface,
+    made: AttachedInterface,
     context: &AttachContext<'_>,
-    kernel: &mut Kernel<'_>,
-) -> Result<Wired, Error> {
-    let Interface { attachment, bridge, neighbours } = made;
+    kernel: &mut AttachKernel<'_>,
+) -> Result<AttachResult, Error> {
+    let AttachedInterface { attachment, bridge, neighbours } = made;
     let wire = context.wire(&attachment, &bridge);
     let Inside { host_index, routes } = wire::set_up_inside(kernel.host, kernel.pod, &wire, neighbours)?;
     if attachment.mode == AttachMode::Routed {
@@ -127,15 +127,15 @@ pub(super) fn set_up(
         resident.remember_host_end(context.key, host_index);
         resident.remember_bridge(&bridge, &attachment);
     }
-    Ok(Wired { attachment, bridge, routes })
+    Ok(AttachResult { attachment, bridge, routes })
 }
 
 /// The bridge, made or repaired if need be, and the gateways that it may lack.
 fn bridge_for(
     attachment: &Attachment,
-    families: Families,
+    families: ForwardedFamilies,
     context: &AttachContext<'_>,
-    kernel: &mut Kernel<'_>,
+    kernel: &mut AttachKernel<'_>,
 ) -> Result<(Bridge, Vec<IpNet>), Error> {
     let gateways = &attachment.wiring.gateways;
     let found = match std::mem::replace(&mut kernel.bridge, FoundBridge::Nothing) {

@@ -9,7 +9,7 @@ use netlink::{Link, RouteFilter, RtSocket};
 use nft::ForeignFamily;
 
 use crate::Error;
-use crate::alias::Mark;
+use crate::alias::LinkMark;
 use crate::state::{Changed, Sysctl, SysctlUse};
 
 /// Virtual links of these kinds are the node's own. Those of all other kinds lead to containers, machines or networks for which
@@ -69,7 +69,7 @@ impl Dependants {
         let uplinks: BTreeSet<u32> =
             nets.iter().filter(|(_, net)| net.prefix_len() == 0).map(|(link, _)| *link).collect();
         let mut found = Self::default();
-        for link in links.iter().filter(|link| Mark::of(link).is_none()) {
+        for link in links.iter().filter(|link| LinkMark::of(link).is_none()) {
             let of_link = || nets.iter().filter(|(index, _)| *index == link.index).map(|(_, net)| net);
             if let Some(net) = of_link().find(|net| net.addr().is_ipv6()) {
                 found.addresses6.insert(link.name.clone(), net.to_string());

@@ -5,7 +5,7 @@ use types::PEER_PROTOCOL;
 
 use super::{Leaving, Scope};
 use crate::Error;
-use crate::alias::Mark;
+use crate::alias::LinkMark;
 use crate::detach::delete_link;
 
 impl Leaving {
@@ -21,7 +21,7 @@ impl Leaving {
     /// The tunnel devices that we made; their routes, neighbours and forwarding entries go with them.
     pub(super) fn remove_tunnels(&mut self) -> Result<(), Error> {
         for link in self.host.links()? {
-            let (Some(Mark::Tunnel(network)), name) = (Mark::of(&link), &link.name) else { continue };
+            let (Some(LinkMark::Tunnel(network)), name) = (LinkMark::of(&link), &link.name) else { continue };
             if self.is_own(network) {
                 delete_link(&mut self.host, link.index)?;
                 self.report.done.push(format!("tunnel {name} removed"));
@@ -86,7 +86,7 @@ mod tests {
 
     use netlink::{NetNs, RtSocket};
 
-    use crate::{Report, cleanup};
+    use crate::{CleanupReport, cleanup};
 
     fn run(program: &str, words: &[&str]) -> String {
         let output = Command::new(program).args(words).output().unwrap();
@@ -129,7 +129,10 @@ mod tests {
         }
     }
 
-    fn after(other: &str, clean: impl Fn(&Path) -> Report + Sync) -> (Vec<String>, String, String, Report) {
+    fn after(
+        other: &str,
+        clean: impl Fn(&Path) -> CleanupReport + Sync,
+    ) -> (Vec<String>, String, String, CleanupReport) {
         let in_a_namespace = || {
             scene(other);
             let report = clean(Path::new("/nonexistent/podwire"));
@@ -146,7 +149,7 @@ mod tests {
         let (network, bridge) = ("blue".try_into().unwrap(), "blue0".try_into().unwrap());
         for everything in [false, true] {
             let clean = |dir: &Path| match everything {
-                true => Report::of_everything(dir).unwrap(),
+                true => CleanupReport::of_everything(dir).unwrap(),
                 false => cleanup(dir, Some((&network, &bridge))).unwrap(),
             };
             let (tunnels, routes, rules, report) = after("blue", clean);

@@ -9,14 +9,14 @@ use netlink::Link;
 use super::Leaving;
 use super::dependants::Dependants;
 use crate::Error;
-use crate::state::{Changed, State, Sysctl, sysctl_key};
+use crate::state::{Changed, NodeState, Sysctl, sysctl_key};
 
 /// The settings of the whole machine that every network needs.
 const FORWARDING: [&str; 2] = ["/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/forwarding"];
 
 impl Leaving {
     /// A sysctl that another program changed afterwards stays as it is (F7).
-    pub(super) fn restore_sysctls(&mut self, state: &State) -> Result<(), Error> {
+    pub(super) fn restore_sysctls(&mut self, state: &NodeState) -> Result<(), Error> {
         let changes = state.sysctls().read()?;
         self.report.left.extend(changes.refused.iter().map(|path| {
             format!("{path:?} is recorded as a setting that Podwire changed, which it never is: not touched")

@@ -31,7 +31,7 @@ impl From<Errno> for Broken {
     }
 }
 
-pub(super) enum Life {
+pub(super) enum DelegateLife {
     /// Readable when it ends.
     Running(OwnedFd),
     Over {
@@ -47,7 +47,7 @@ pub(super) struct Talk<'a> {
     /// None: closed at the other end.
     pub(super) stdout: Option<ChildStdout>,
     pub(super) answer: Vec<u8>,
-    pub(super) life: Life,
+    pub(super) life: DelegateLife,
 }
 
 impl Talk<'_> {
@@ -60,15 +60,15 @@ impl Talk<'_> {
         }
         loop {
             let until = match (&self.life, &self.stdout) {
-                (Life::Running(_), _) if !is_wanted() => return Err(Broken::Unwanted),
-                (Life::Running(_), _) => deadline,
-                (Life::Over { .. }, None) => return Ok(()),
-                (Life::Over { grace }, Some(_)) => *grace,
+                (DelegateLife::Running(_), _) if !is_wanted() => return Err(Broken::Unwanted),
+                (DelegateLife::Running(_), _) => deadline,
+                (DelegateLife::Over { .. }, None) => return Ok(()),
+                (DelegateLife::Over { grace }, Some(_)) => *grace,
             };
             let Some(timeout) = remaining(until.min(Instant::now() + POLL)) else {
                 return match self.life {
-                    Life::Running(_) => Err(Broken::Late),
-                    Life::Over { .. } => Ok(()),
+                    DelegateLife::Running(_) => Err(Broken::Late),
+                    DelegateLife::Over { .. } => Ok(()),
                 };
             };
             let is_over = self.wait(&timeout)?;
@@ -77,7 +77,7 @@ impl Talk<'_> {
             self.read()?;
             if is_over {
                 self.stdin = None;
-                self.life = Life::Over { grace: Instant::now() + GRACE };
+                self.life = DelegateLife::Over { grace: Instant::now() + GRACE };
             }
         }
     }
@@ -86,8 +86,8 @@ impl Talk<'_> {
     fn wait(&self, timeout: &Timespec) -> Result<bool, Broken> {
         let mut fds = Vec::with_capacity(3);
         let running = match &self.life {
-            Life::Running(ended) => Some(ended.as_fd()),
-            Life::Over { .. } => None,
+            DelegateLife::Running(ended) => Some(ended.as_fd()),
+            DelegateLife::Over { .. } => None,
         };
         fds.extend(running.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         fds.extend(self.stdout.as_ref().map(|fd| PollFd::new(fd, PollFlags::IN)));

@@ -12,7 +12,7 @@ const LONG: Duration = Duration::from_secs(30);
 /// A directory with IPAM plugins, and a request that names one.
 struct Site {
     dir: TempDir,
-    config: Config,
+    config: NetworkConfig,
 }
 
 impl Site {
@@ -194,7 +194,7 @@ fn the_plugin_itself_is_no_delegate_under_any_name() {
     let find = |name| Delegate::find(name, &site.config, Delegates::InCniPath);
     for name in ["t", "symlink", "hardlink", "running"] {
         let error: cni::Error = find(name).err().unwrap().into();
-        assert_eq!(error.code, cni::Code::InvalidConfig, "{name}: {error}");
+        assert_eq!(error.code, cni::ErrorCode::InvalidConfig, "{name}: {error}");
         assert!(error.msg.contains("leads back to Podwire") && error.msg.contains(name), "{error}");
         assert!(Delegate::find_for_removal(name, &site.config, Delegates::InCniPath).unwrap().is_none());
     }
@@ -264,16 +264,19 @@ fn a_client_of_the_agent_names_no_file_to_read() {
         r#"{"ipam":{"reſolvConf":"/etc/shadow"}}"#,
         r#"{"ipam":{"resolvConf":["/etc/shadow"]}}"#,
     ] {
-        let error = without_other_files(text.as_bytes(), Purpose::Use).unwrap_err();
+        let error = without_other_files(text.as_bytes(), DelegatePurpose::Use).unwrap_err();
         assert!(error.contains("/etc/shadow") && error.contains("/etc/resolv.conf"), "{text}: {error}");
-        let removal = without_other_files(text.as_bytes(), Purpose::Removal).unwrap();
+        let removal = without_other_files(text.as_bytes(), DelegatePurpose::Removal).unwrap();
         assert!(!String::from_utf8(removal).unwrap().contains("shadow"), "{text}");
     }
     // Go reads both objects into one.
     let twice = br#"{"ipam":{"resolvConf":"/etc/shadow"},"ipam":{"type":"host-local"}}"#;
-    assert_eq!(without_other_files(twice, Purpose::Use).unwrap(), br#"{"ipam":{"type":"host-local"}}"#);
+    assert_eq!(
+        without_other_files(twice, DelegatePurpose::Use).unwrap(),
+        br#"{"ipam":{"type":"host-local"}}"#
+    );
     for file in ["null", r#""""#, r#""/etc/resolv.conf""#] {
         let text = format!(r#"{{"ipam":{{"resolvConf":{file}}}}}"#);
-        assert_eq!(without_other_files(text.as_bytes(), Purpose::Use).unwrap(), text.as_bytes());
+        assert_eq!(without_other_files(text.as_bytes(), DelegatePurpose::Use).unwrap(), text.as_bytes());
     }
 }

@@ -3,15 +3,15 @@
 use std::path::Path;
 use std::time::Duration;
 
-use cni::Config;
+use cni::NetworkConfig;
 use types::{Code, Finding};
 
 use crate::Error;
-use crate::condition::Failed;
+use crate::condition::FailureContext;
 use crate::delegate::{Delegate, Delegates};
 
 /// Whether the IPAM plugin of a config can be run. It is not run.
-pub fn ipam_program(config: &Config, allowed: Delegates<'_>, run_dir: &Path) -> Option<Finding> {
+pub fn ipam_program(config: &NetworkConfig, allowed: Delegates<'_>, run_dir: &Path) -> Option<Finding> {
     let plugin = netconf::foreign_ipam(config)?;
     Delegate::find(plugin, config, allowed).err().map(|error| unavailable(plugin, error, run_dir))
 }
@@ -20,12 +20,12 @@ pub fn ipam_program(config: &Config, allowed: Delegates<'_>, run_dir: &Path) -> 
 pub(crate) struct IpamFault {
     pub(crate) finding: Finding,
     /// The code of the plugin's own error, which CNI STATUS passes on.
-    pub(crate) code: Option<cni::Code>,
+    pub(crate) code: Option<cni::ErrorCode>,
 }
 
 /// Whether the IPAM plugin of a config can be run and is ready: the plugin itself is asked, and has so long to answer.
 pub(crate) fn ipam_status(
-    config: &Config,
+    config: &NetworkConfig,
     (allowed, timeout): (Delegates<'_>, Duration),
     run_dir: &Path,
 ) -> Option<IpamFault> {
@@ -38,7 +38,7 @@ pub(crate) fn ipam_status(
         };
         let finding = unavailable(plugin, error, run_dir);
         match code {
-            Some(cni::Code::LimitedConnectivity) => IpamFault { finding: finding.degraded(), code },
+            Some(cni::ErrorCode::LimitedConnectivity) => IpamFault { finding: finding.degraded(), code },
             _ => IpamFault { finding, code },
         }
     })
@@ -46,5 +46,5 @@ pub(crate) fn ipam_status(
 
 fn unavailable(plugin: &str, error: Error, run_dir: &Path) -> Finding {
     let object = format!("plugin {plugin}");
-    error.finding(&Failed { code: Code::IpamUnavailable, object: &object, run_dir })
+    error.finding(&FailureContext { code: Code::IpamUnavailable, object: &object, run_dir })
 }

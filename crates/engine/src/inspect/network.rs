@@ -9,13 +9,13 @@ use netlink::{Link, RtSocket};
 use nft::{Certainty, ForeignDrop, ForeignFamily};
 use types::{AttachMode, Code, Finding, IfName, NetworkName};
 
-use crate::condition::{Failed, not_a_bridge, repair_command};
+use crate::condition::{FailureContext, not_a_bridge, repair_command};
 use crate::overlap;
-use crate::state::{Attachment, State, StateError};
+use crate::state::{Attachment, NodeState, StateError};
 use crate::{Error, bridge, firewall, mode};
 
 /// A network as its config describes it, or as far as its pods tell.
-pub(super) struct Subject<'a> {
+pub(super) struct InspectedNetwork<'a> {
     pub(super) name: NetworkName,
     bridge: IfName,
     /// Those that the node routes.
@@ -37,7 +37,7 @@ struct UsedBridge {
     gateways: BTreeSet<IpNet>,
 }
 
-impl<'a> Subject<'a> {
+impl<'a> InspectedNetwork<'a> {
     pub(super) fn of_conf(name: &NetworkName, conf: &'a NetConf, pods: &[&Attachment]) -> Self {
         Self {
             name: name.clone(),
@@ -73,8 +73,8 @@ impl<'a> Subject<'a> {
         self.has_firewall
     }
 
-    pub(super) fn for_overlap(&self) -> overlap::Network<'_> {
-        overlap::Network { name: &self.name, bridge: &self.bridge, subnets: &self.subnets }
+    pub(super) fn for_overlap(&self) -> overlap::NetworkExtent<'_> {
+        overlap::NetworkExtent { name: &self.name, bridge: &self.bridge, subnets: &self.subnets }
     }
 
     pub(super) fn differing_mode(&self) -> Option<Finding> {
@@ -90,7 +90,7 @@ impl<'a> Subject<'a> {
         for (bridge, used) in self.used.iter().chain(unused.map(|name| (name, &none))) {
             match host.link(bridge)? {
                 Some(link) if link.kind.as_deref() != Some("bridge") => {
-                    let failed = Failed { code: Code::BridgeNameTaken, object: "link", run_dir };
+                    let failed = FailureContext { code: Code::BridgeNameTaken, object: "link", run_dir };
                     found.push(not_a_bridge(&mut host, bridge, link).finding(&failed));
                 }
                 Some(link) if link.up => found.extend(used.lost_gateways(&mut host, &link, run_dir)?),
@@ -105,18 +105,18 @@ impl<'a> Subject<'a> {
     /// Whether a record can be written, and every address family has an address left.
     pub(super) fn addresses(&self, run_dir: &Path) -> Option<Finding> {
         let Addresses::Own(pools) = &self.conf?.addresses else { return None };
-        let has_room = || match State::open_existing(run_dir)?.and_then(|it| it.existing_network(&self.name))
-        {
-            Some(network) => network.has_room(pools),
-            None => Ok(()),
-        };
+        let has_room =
+            || match NodeState::open_existing(run_dir)?.and_then(|it| it.existing_network(&self.name)) {
+                Some(network) => network.has_room(pools),
+                None => Ok(()),
+            };
         let error = has_room().err()?;
         let object = format!("network {}", self.name);
         let code = match error {
             StateError::Exhausted { .. } => Code::AddressesExhausted,
             _ => Code::RunDirUnusable,
         };
-        Some(Error::from(error).finding(&Failed { code, object: &object, run_dir }))
+        Some(Error::from(error).finding(&FailureContext { code, object: &object, run_dir }))
     }
 
     /// Chains of other programs that drop packets of pods: those that certainly do, and those that probably do.

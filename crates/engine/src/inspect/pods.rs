@@ -4,21 +4,26 @@ use types::{Code, Finding};
 
 use super::{Inspection, ready};
 use crate::Error;
-use crate::condition::Failed;
+use crate::condition::FailureContext;
 use crate::reconcile::{Restore, inside_faults, is_alive, pod_finding};
-use crate::state::{Attachment, Listed, Network, Phase};
+use crate::state::{Attachment, ListedRecord, NetworkState, RecordPhase};
 
 impl Inspection<'_> {
     pub(super) fn pods(&mut self) {
         for (network, listed) in std::mem::take(&mut self.records) {
-            for record in listed.iter().filter(|one| one.phase == Phase::Ready && one.attachment.is_none()) {
+            for record in
+                listed.iter().filter(|one| one.phase == RecordPhase::Ready && one.attachment.is_none())
+            {
                 self.operator.push(self.unreadable(&network, record));
             }
             for attachment in ready(&listed) {
                 let found = self.pod(&network, attachment).unwrap_or_else(|error| {
                     let object = format!("attachment {}", attachment.key);
-                    let failed =
-                        Failed { code: Code::PodNotInspected, object: &object, run_dir: self.run_dir };
+                    let failed = FailureContext {
+                        code: Code::PodNotInspected,
+                        object: &object,
+                        run_dir: self.run_dir,
+                    };
                     Some(error.finding(&failed).degraded())
                 });
                 self.operator.extend(found);
@@ -26,16 +31,20 @@ impl Inspection<'_> {
         }
     }
 
-    fn unreadable(&self, network: &Network, listed: &Listed) -> Finding {
+    fn unreadable(&self, network: &NetworkState, listed: &ListedRecord) -> Finding {
         let record = network.path_of(&listed.stem);
         let error = match listed.newer {
             Some(schema) => Error::NewerRecord { record, schema },
             None => Error::Unreadable { record },
         };
-        error.finding(&Failed { code: Code::RecordUnreadable, object: "record", run_dir: self.run_dir })
+        error.finding(&FailureContext {
+            code: Code::RecordUnreadable,
+            object: "record",
+            run_dir: self.run_dir,
+        })
     }
 
-    fn pod(&self, network: &Network, attachment: &Attachment) -> Result<Option<Finding>, Error> {
+    fn pod(&self, network: &NetworkState, attachment: &Attachment) -> Result<Option<Finding>, Error> {
         let found = match pod_finding(attachment, &self.links, Restore::ByRestart)? {
             Some(found) => Some(found),
             None => self.incomplete(attachment)?,

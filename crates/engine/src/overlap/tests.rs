@@ -16,9 +16,9 @@ fn found_after(commands: &str) -> (Vec<Finding>, Option<Vec<IpNet>>) {
             "ip link set lo up; ip link add podwire0 type bridge; ip link set podwire0 up; {commands}"
         ));
         let subnets = subnets(SUBNETS);
-        let observed = Observed::of(&mut RtSocket::open().unwrap(), &subnets).unwrap();
+        let observed = ObservedNetworks::of(&mut RtSocket::open().unwrap(), &subnets).unwrap();
         let (name, bridge) = ("podwire".try_into().unwrap(), "podwire0".try_into().unwrap());
-        let network = Network { name: &name, bridge: &bridge, subnets: &subnets };
+        let network = NetworkExtent { name: &name, bridge: &bridge, subnets: &subnets };
         (findings(&network, &observed), alternative(&network, &observed))
     };
     NetNs::create().unwrap().run(in_a_namespace).unwrap()
@@ -100,7 +100,7 @@ fn b10_only_routes_that_matter_are_kept() {
         sh("ip route add 10.83.0.7/32 dev other proto 112; ip route add 10.83.9.0/24 dev other proto 113");
         sh("for i in $(seq 0 999); do echo route add 172.16.$((i / 4)).$((i % 4 * 64))/26 dev other; \
             echo route add 2001:db8:$i::/48 dev other; done | ip -batch -");
-        let observed = Observed::of(&mut RtSocket::open().unwrap(), &subnets(SUBNETS)).unwrap();
+        let observed = ObservedNetworks::of(&mut RtSocket::open().unwrap(), &subnets(SUBNETS)).unwrap();
         let mut kept: Vec<String> = observed.routes.iter().map(|route| route.dst.to_string()).collect();
         kept.sort();
         kept

@@ -6,13 +6,13 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use types::AttachMode;
 
-use super::Kind;
-use super::observe::Seen;
+use super::RepairKind;
+use super::observe::ObservedHost;
 use crate::alias::Alias;
 use crate::state::Attachment;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Fault {
+pub(super) enum HostDrift {
     LinkGone,
     LinkDown,
     /// It answers and learns by ARP, as those of earlier versions do.
@@ -24,19 +24,19 @@ pub(super) enum Fault {
     NoNeighbour(IpAddr),
 }
 
-impl Fault {
-    pub(super) fn kind(&self) -> Kind {
+impl HostDrift {
+    pub(super) fn kind(&self) -> RepairKind {
         match self {
             Self::LinkGone | Self::LinkDown | Self::Arp | Self::NoAlias | Self::NotAPort | Self::Hairpin => {
-                Kind::Link
+                RepairKind::Link
             }
-            Self::NoRoute(_) => Kind::Route,
-            Self::NoNeighbour(_) => Kind::Neighbour,
+            Self::NoRoute(_) => RepairKind::Route,
+            Self::NoNeighbour(_) => RepairKind::Neighbour,
         }
     }
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for HostDrift {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::LinkGone => f.write_str("its link was gone"),
@@ -67,35 +67,35 @@ fn is_recorded(alias: &Alias<'_>, attachment: &Attachment) -> bool {
     })
 }
 
-pub(super) fn faults(attachment: &Attachment, seen: &Seen) -> Vec<Fault> {
-    let Some(link) = seen.links.get(attachment.host_link.as_str()) else { return vec![Fault::LinkGone] };
+pub(super) fn faults(attachment: &Attachment, seen: &ObservedHost) -> Vec<HostDrift> {
+    let Some(link) = seen.links.get(attachment.host_link.as_str()) else { return vec![HostDrift::LinkGone] };
     let mut faults = Vec::new();
     if !link.up {
-        faults.push(Fault::LinkDown);
+        faults.push(HostDrift::LinkDown);
     }
     if link.arp && !seen.without_arp.contains(&link.index) {
-        faults.push(Fault::Arp);
+        faults.push(HostDrift::Arp);
     }
     if !Alias::of(link).is_some_and(|alias| is_recorded(&alias, attachment)) {
-        faults.push(Fault::NoAlias);
+        faults.push(HostDrift::NoAlias);
     }
     match attachment.mode {
         AttachMode::Bridge if !knows_bridge(attachment) => {}
         AttachMode::Bridge => {
             let bridge = seen.links.get(attachment.bridge.as_str()).map(|bridge| bridge.index);
             if bridge.is_none() || link.master != bridge {
-                faults.push(Fault::NotAPort);
+                faults.push(HostDrift::NotAPort);
             } else if link.hairpin.is_some_and(|hairpin| hairpin != attachment.wiring.hairpin) {
-                faults.push(Fault::Hairpin);
+                faults.push(HostDrift::Hairpin);
             }
         }
         AttachMode::Routed => {
             for ip in attachment.ips() {
                 if !seen.routes.contains(&(IpNet::from(ip), link.index)) {
-                    faults.push(Fault::NoRoute(ip));
+                    faults.push(HostDrift::NoRoute(ip));
                 }
                 if !seen.neighbours.contains(&(ip, link.index, attachment.pod_mac)) {
-                    faults.push(Fault::NoNeighbour(ip));
+                    faults.push(HostDrift::NoNeighbour(ip));
                 }
             }
         }

@@ -5,15 +5,15 @@ use std::net::IpAddr;
 
 use ipam::RangeSet;
 use netconf::{Addresses, NetConf};
-use nft::{Firewall, ListedElements, NetworkChain, Pod, PodElement, Structure};
+use nft::{Firewall, FirewallPod, ListedElements, NetworkChain, PodElement, Structure};
 use types::{AttachmentKey, Code, Finding, NetworkName};
 
-use super::{Depth, Kind, Round};
-use crate::firewall::{self, Living, Member};
+use super::{Depth, ReconcileRound, RepairKind};
+use crate::firewall::{self, FirewallMember, Living};
 use crate::state::Attachment;
 use crate::{Error, lease};
 
-impl Round<'_> {
+impl ReconcileRound<'_> {
     pub(super) fn firewall(&mut self) {
         let attachments = std::mem::take(&mut self.outcome.attachments);
         if let Err(error) = self.look_at_tables(&attachments) {
@@ -25,8 +25,8 @@ impl Round<'_> {
     }
 
     fn look_at_tables(&mut self, attachments: &[Attachment]) -> Result<(), Error> {
-        let members: Vec<Member<'_>> = attachments.iter().filter_map(Member::of).collect();
-        let pods: Vec<Pod<'_>> = members.iter().map(Member::pod).collect();
+        let members: Vec<FirewallMember<'_>> = attachments.iter().filter_map(FirewallMember::of).collect();
+        let pods: Vec<FirewallPod<'_>> = members.iter().map(FirewallMember::pod).collect();
         let mut tables = Firewall::open()?;
         let chain = self.order.network.and_then(|(name, conf)| firewall::chain_of(name, conf));
         if let Some(resident) = self.order.resident {
@@ -52,15 +52,18 @@ impl Round<'_> {
             }
             tables.repair(&structure, &pods)?;
             firewall::take_back(&self.state, attachments)?;
-            self.repaired(Kind::Firewall, format_args!("firewall put right: {}", drift.join(", ")));
+            self.repaired(RepairKind::Firewall, format_args!("firewall put right: {}", drift.join(", ")));
         }
         let (mut listing, mut is_changed) = (tables.list_elements()?, false);
         for lacking in tables.missing_in(&listing, &pods)? {
-            let Some(attachment) = members.get(lacking).map(Member::attachment) else { continue };
+            let Some(attachment) = members.get(lacking).map(FirewallMember::attachment) else { continue };
             let Some(network) = self.state.existing_network(&attachment.key.network) else { continue };
             // With its record held: a DEL at the same time must not be followed by what it has just removed.
             if firewall::put_one_back(&self.state, &network, attachment)? {
-                self.repaired(Kind::Firewall, format_args!("{} put back into the firewall", attachment.key));
+                self.repaired(
+                    RepairKind::Firewall,
+                    format_args!("{} put back into the firewall", attachment.key),
+                );
                 is_changed = true;
             }
         }
@@ -95,7 +98,7 @@ impl Round<'_> {
                 true => "its pod should not have it",
                 false => "no pod of this node has the address",
             };
-            self.repaired(Kind::Firewall, format_args!("removed {}: {why}", element.element));
+            self.repaired(RepairKind::Firewall, format_args!("removed {}: {why}", element.element));
         }
         Ok(())
     }
@@ -164,7 +167,8 @@ mod tests {
         let (dir, resident) = (tempfile::tempdir().unwrap(), Resident::default());
         let config = json!({"cniVersion": "1.1.0", "name": "blue", "type": "podwire-cni", "bridge": "pw0",
             "subnet": "10.88.1.0/24,fd88:0:0:1::/64", "isGateway": true, "spoofCheck": true});
-        let conf = NetConf::parse(&cni::Config::from_slice(config.to_string().as_bytes()).unwrap()).unwrap();
+        let conf =
+            NetConf::parse(&cni::NetworkConfig::from_slice(config.to_string().as_bytes()).unwrap()).unwrap();
         let name = NetworkName::try_from("blue").unwrap();
         let round = || {
             let order = Order {
@@ -189,7 +193,7 @@ mod tests {
         round();
         // Another network of this run directory, with an ADD under way that has a claim.
         let red = dir.path().join("networks/red");
-        let state = crate::state::State::open(dir.path()).unwrap();
+        let state = crate::state::NodeState::open(dir.path()).unwrap();
         relearn::network(&state, &"red".try_into().unwrap(), None).unwrap();
         fs::write(red.join("index/10.77.0.1-10.77.0.254.used"), "").unwrap();
         let record = File::create(red.join("attachments/c1@eth0.pending")).unwrap();
@@ -231,7 +235,8 @@ mod tests {
         let (dir, resident) = (tempfile::tempdir().unwrap(), Resident::default());
         let config = json!({"cniVersion": "1.1.0", "name": "blue", "type": "podwire-cni", "bridge": "pw0",
             "subnet": "10.88.1.0/24", "isGateway": true, "spoofCheck": true});
-        let conf = NetConf::parse(&cni::Config::from_slice(config.to_string().as_bytes()).unwrap()).unwrap();
+        let conf =
+            NetConf::parse(&cni::NetworkConfig::from_slice(config.to_string().as_bytes()).unwrap()).unwrap();
         let name = NetworkName::try_from("blue").unwrap();
         let round = || {
             let order = Order {

@@ -10,11 +10,11 @@ use types::ROUTE_PROTOCOL;
 
 use super::node::own_gateways;
 use super::subnet::needs;
-use super::{Kind, Round};
+use super::{ReconcileRound, RepairKind};
 use crate::Error;
 use crate::alias::Alias;
 use crate::bridge::Bridge;
-use crate::state::Phase;
+use crate::state::RecordPhase;
 
 /// The part of the agent's networks on one gateway device. Networks that share the device are united here: a gateway is
 /// removed only if none of them wants it.
@@ -38,7 +38,7 @@ impl OwnGateways {
     }
 }
 
-impl Round<'_> {
+impl ReconcileRound<'_> {
     pub(super) fn remove_gateways(
         &mut self,
         bridge: &Bridge,
@@ -51,10 +51,10 @@ impl Round<'_> {
             if left.is_empty() { Vec::new() } else { self.records()? }.into_iter().flat_map(|it| it.1)
         {
             match (listed.phase, listed.attachment) {
-                (Phase::Pending, Some(attachment)) if attachment.is_retired() => {}
-                (Phase::Ready, Some(attachment)) => left.retain(|gateway| !needs(&attachment, gateway)),
+                (RecordPhase::Pending, Some(attachment)) if attachment.is_retired() => {}
+                (RecordPhase::Ready, Some(attachment)) => left.retain(|gateway| !needs(&attachment, gateway)),
                 // The addresses that it needs are not known.
-                (Phase::Pending, _) | (Phase::Ready, None) => return Ok(()),
+                (RecordPhase::Pending, _) | (RecordPhase::Ready, None) => return Ok(()),
             }
         }
         self.retain_unneeded(&mut left, own)?;
@@ -69,7 +69,7 @@ impl Round<'_> {
                         "removed gateway {addr} from bridge {}: no block or pod needs it",
                         bridge.name
                     );
-                    self.repaired(Kind::Address, what);
+                    self.repaired(RepairKind::Address, what);
                 }
             }
         }
@@ -127,7 +127,7 @@ mod tests {
 
     fn network(subnets: &str) -> NetConf {
         let config = serde_json::json!({ "cniVersion": "1.1.0", "name": "blue", "subnet": subnets });
-        NetConf::parse(&cni::Config::from_slice(config.to_string().as_bytes()).unwrap()).unwrap()
+        NetConf::parse(&cni::NetworkConfig::from_slice(config.to_string().as_bytes()).unwrap()).unwrap()
     }
 
     #[test]

@@ -8,31 +8,31 @@ use ipnet::IpNet;
 use netlink::{Mode, NetNs, Op, Route, RouteFilter, RtSocket};
 use types::{AttachMode, TABLE_MAIN};
 
-use super::Kind;
+use super::RepairKind;
 use super::pod::is_expired;
 use crate::state::Attachment;
 use crate::{Error, wire};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Fault {
+pub(super) enum PodDrift {
     LinkDown,
     NoAddress(IpNet),
     NoRoute(IpNet),
     NoNeighbour(IpAddr),
 }
 
-impl Fault {
-    pub(super) fn kind(&self) -> Kind {
+impl PodDrift {
+    pub(super) fn kind(&self) -> RepairKind {
         match self {
-            Self::LinkDown => Kind::Link,
-            Self::NoAddress(_) => Kind::Address,
-            Self::NoRoute(_) => Kind::Route,
-            Self::NoNeighbour(_) => Kind::Neighbour,
+            Self::LinkDown => RepairKind::Link,
+            Self::NoAddress(_) => RepairKind::Address,
+            Self::NoRoute(_) => RepairKind::Route,
+            Self::NoNeighbour(_) => RepairKind::Neighbour,
         }
     }
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for PodDrift {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::LinkDown => f.write_str("the pod's link was down"),
@@ -55,7 +55,7 @@ pub(super) fn open(attachment: &Attachment) -> Result<Option<RtSocket>, Error> {
     Ok((attachment.netns_cookie == Some(pod.netns_cookie()?)).then_some(pod))
 }
 
-pub(super) fn faults(attachment: &Attachment) -> Result<Vec<Fault>, Error> {
+pub(super) fn faults(attachment: &Attachment) -> Result<Vec<PodDrift>, Error> {
     let Some(mut pod) = open(attachment)? else { return Ok(Vec::new()) };
     let Some(link) = pod.link(&attachment.key.ifname)? else { return Ok(Vec::new()) };
     if is_expired(attachment, &link) {
@@ -63,17 +63,18 @@ pub(super) fn faults(attachment: &Attachment) -> Result<Vec<Fault>, Error> {
     }
     let mut faults = Vec::new();
     if !link.up {
-        faults.push(Fault::LinkDown);
+        faults.push(PodDrift::LinkDown);
     }
     let addresses = pod.addresses(Some(link.index))?;
     let has = |wanted: IpNet| addresses.iter().any(|a| a.addr == wanted);
-    faults
-        .extend(attachment.addresses.iter().filter(|a| !has(a.address)).map(|a| Fault::NoAddress(a.address)));
+    faults.extend(
+        attachment.addresses.iter().filter(|a| !has(a.address)).map(|a| PodDrift::NoAddress(a.address)),
+    );
     // Also through another interface of the pod: then that one was first, and keeps it.
     let routes = pod.routes(RouteFilter::default())?;
     let leads = |wanted: &Route| routes.iter().any(|route| is_same(route, wanted));
     faults.extend(
-        wire::routes_inside(attachment, link.index).filter(|r| !leads(r)).map(|r| Fault::NoRoute(r.dst)),
+        wire::routes_inside(attachment, link.index).filter(|r| !leads(r)).map(|r| PodDrift::NoRoute(r.dst)),
     );
     if attachment.mode == AttachMode::Routed {
         let neighbours = pod.neighbours(Some(link.index))?;
@@ -82,7 +83,7 @@ pub(super) fn faults(attachment: &Attachment) -> Result<Vec<Fault>, Error> {
                 n.addr == gateway && n.mac == Some(attachment.host_mac) && n.permanent
             };
             if !neighbours.iter().any(known) {
-                faults.push(Fault::NoNeighbour(gateway));
+                faults.push(PodDrift::NoNeighbour(gateway));
             }
         }
     }

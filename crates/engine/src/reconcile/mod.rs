@@ -29,14 +29,16 @@ use netconf::{Addresses, NetConf};
 use netlink::{Link, RtSocket};
 use types::{AttachMode, AttachmentKey, Code, Finding, IfName, NetworkName};
 
-use crate::condition::Failed;
+use crate::condition::FailureContext;
 use crate::delegate::NONE_ALLOWED;
-use crate::state::{Attachment, Held, Listed, Network, Phase, State, StateError};
-use crate::{Caller, Delegates, Error, InactivePort, Resident, Wait, inactive_ports, relearn};
+use crate::state::{
+    Attachment, HeldAttachment, ListedRecord, NetworkState, NodeState, RecordPhase, StateError,
+};
+use crate::{Caller, Delegates, Error, InactivePortMapping, Resident, Wait, inactive_ports, relearn};
 use crate::{detach, gc, mode};
 pub(crate) use inside::mend_routes;
 use node::Renewed;
-use observe::Seen;
+use observe::ObservedHost;
 pub(crate) use pod::{Restore, pod_finding};
 
 /// Of an attachment with addresses of another IPAM plugin, for messages.
@@ -87,7 +89,7 @@ pub enum Depth {
 
 /// What kind of thing was repaired, for counting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kind {
+pub enum RepairKind {
     /// An attachment that was cut off in the middle was undone.
     Pending,
     /// An attachment whose namespace is gone was taken apart.
@@ -106,7 +108,7 @@ pub enum Kind {
     Record,
 }
 
-impl Kind {
+impl RepairKind {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Pending => "interrupted_attachment",
@@ -126,8 +128,8 @@ impl Kind {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Repair {
-    pub kind: Kind,
+pub struct DoneRepair {
+    pub kind: RepairKind,
     pub what: String,
 }
 
@@ -141,8 +143,8 @@ pub struct PodFinding {
 
 /// What a round did and found.
 #[derive(Debug, Default)]
-pub struct Outcome {
-    pub repairs: Vec<Repair>,
+pub struct ReconcileOutcome {
+    pub repairs: Vec<DoneRepair>,
     /// What could not be repaired of the node.
     pub findings: Vec<Finding>,
     /// The same of attachments.
@@ -152,29 +154,29 @@ pub struct Outcome {
     /// All attachments that are ready now, as they are recorded.
     pub attachments: Vec<Attachment>,
     /// Host ports on addresses that the node does not have.
-    pub inactive_ports: Vec<InactivePort>,
+    pub inactive_ports: Vec<InactivePortMapping>,
 }
 
 /// One round, while it runs.
-struct Round<'a> {
+struct ReconcileRound<'a> {
     order: Order<'a>,
-    state: State,
+    state: NodeState,
     host: RtSocket,
-    outcome: Outcome,
+    outcome: ReconcileOutcome,
     /// Bridges that were not in force.
     renewed: Vec<(IfName, Renewed)>,
 }
 
 /// Compares and repairs. An error means that nothing could be looked at; what goes wrong with one object is a
 /// [`Finding`], and the others are repaired all the same.
-pub fn reconcile(order: Order<'_>) -> Result<Outcome, Error> {
-    let state = State::open(order.run_dir)?;
-    let (host, outcome) = (RtSocket::open()?, Outcome::default());
-    let mut round = Round { order, state, host, outcome, renewed: Vec::new() };
+pub fn reconcile(order: Order<'_>) -> Result<ReconcileOutcome, Error> {
+    let state = NodeState::open(order.run_dir)?;
+    let (host, outcome) = (RtSocket::open()?, ReconcileOutcome::default());
+    let mut round = ReconcileRound { order, state, host, outcome, renewed: Vec::new() };
     round.relearn()?;
     let records = round.records()?;
     round.node(&records);
-    let seen = Seen::of(&mut round.host)?;
+    let seen = ObservedHost::of(&mut round.host)?;
     for (network, listed) in &records {
         for record in listed {
             round.record(network, record, &seen);
@@ -198,7 +200,7 @@ pub fn reconcile(order: Order<'_>) -> Result<Outcome, Error> {
 /// Sets bridges of running pods up and restores their gateways and routes, as a round of the agent does. A bridge that is gone
 /// is not made: its pods have to be restarted. `only`: the bridges of this network's pods.
 pub fn restore_bridges(run_dir: &Path, only: Option<&NetworkName>) -> Result<(), Error> {
-    let Some(state) = State::open_existing(run_dir)? else { return Ok(()) };
+    let Some(state) = NodeState::open_existing(run_dir)? else { return Ok(()) };
     let order = Order {
         run_dir,
         network: None,
@@ -211,8 +213,8 @@ pub fn restore_bridges(run_dir: &Path, only: Option<&NetworkName>) -> Result<(),
         // It undoes no attachment, and only that warns.
         warn: |_| (),
     };
-    let (host, outcome) = (RtSocket::open()?, Outcome::default());
-    let mut round = Round { order, state, host, outcome, renewed: Vec::new() };
+    let (host, outcome) = (RtSocket::open()?, ReconcileOutcome::default());
+    let mut round = ReconcileRound { order, state, host, outcome, renewed: Vec::new() };
     round.existing_bridges(only)
 }
 
@@ -224,7 +226,7 @@ pub fn failure(error: Error, run_dir: &Path) -> Finding {
         Error::State(_) => (Code::RunDirUnusable, directory.as_str()),
         _ => (Code::ReconcileFailed, "kernel"),
     };
-    error.finding(&Failed { code, object, run_dir })
+    error.finding(&FailureContext { code, object, run_dir })
 }
 
 /// What a pod lacks inside its namespace.
@@ -240,7 +242,7 @@ pub(crate) fn is_alive(attachment: &Attachment) -> Result<bool, Error> {
 /// Removes from the kernel what is left of flows of pods that are gone: all of them in one go, and not while a pod waits.
 pub fn forget_flows(order: &Order<'_>) -> Result<(), Error> {
     let Some((name, conf)) = order.network else { return Ok(()) };
-    let network = State::open_existing(order.run_dir)?.and_then(|state| state.existing_network(name));
+    let network = NodeState::open_existing(order.run_dir)?.and_then(|state| state.existing_network(name));
     match (network, &conf.addresses) {
         (Some(network), Addresses::Own(pools)) => {
             Ok(network.clean_rested(pools, &crate::firewall::forget_flows)?)
@@ -249,9 +251,9 @@ pub fn forget_flows(order: &Order<'_>) -> Result<(), Error> {
     }
 }
 
-impl Round<'_> {
-    fn repaired(&mut self, kind: Kind, what: impl fmt::Display) {
-        self.outcome.repairs.push(Repair { kind, what: what.to_string() });
+impl ReconcileRound<'_> {
+    fn repaired(&mut self, kind: RepairKind, what: impl fmt::Display) {
+        self.outcome.repairs.push(DoneRepair { kind, what: what.to_string() });
     }
 
     /// One object could not be repaired. That is no reason to refuse new pods.
@@ -262,7 +264,11 @@ impl Round<'_> {
 
     fn finding(&self, object: impl fmt::Display, error: Error) -> Finding {
         let object = object.to_string();
-        error.finding(&Failed { code: Code::RepairFailed, object: &object, run_dir: self.order.run_dir })
+        error.finding(&FailureContext {
+            code: Code::RepairFailed,
+            object: &object,
+            run_dir: self.order.run_dir,
+        })
     }
 
     /// New pods need the bridge of the agent's own network. A kernel that cannot be asked for it is no reason to refuse
@@ -301,7 +307,7 @@ impl Round<'_> {
             let found = relearn::network_with(&self.state, name, hints)?.list()?.len();
             if found > 0 {
                 self.repaired(
-                    Kind::Record,
+                    RepairKind::Record,
                     format_args!("{found} attachments of {name} relearnt from their links"),
                 );
             }
@@ -347,7 +353,7 @@ impl Round<'_> {
         self.outcome.findings.extend(found);
     }
 
-    fn records(&mut self) -> Result<Vec<(Network, Vec<Listed>)>, Error> {
+    fn records(&mut self) -> Result<Vec<(NetworkState, Vec<ListedRecord>)>, Error> {
         let mut records = Vec::new();
         for network in self.state.networks()? {
             let listed = network.list()?;
@@ -356,21 +362,21 @@ impl Round<'_> {
         Ok(records)
     }
 
-    fn record(&mut self, network: &Network, listed: &Listed, seen: &Seen) {
+    fn record(&mut self, network: &NetworkState, listed: &ListedRecord, seen: &ObservedHost) {
         let done = match (&listed.attachment, listed.phase) {
-            (_, Phase::Pending) => self.undo_pending(network, listed, seen),
-            (Some(attachment), Phase::Ready) => {
+            (_, RecordPhase::Pending) => self.undo_pending(network, listed, seen),
+            (Some(attachment), RecordPhase::Ready) => {
                 let life = self.attachment(network, attachment, seen);
-                if matches!(life, Ok(Life::NotInspected)) {
+                if matches!(life, Ok(AttachmentFate::NotInspected)) {
                     self.carry_over(network, &listed.stem);
                 }
                 // Also one that could not be repaired: it is there, and has its place in the firewall.
-                if !matches!(life, Ok(Life::Left)) {
+                if !matches!(life, Ok(AttachmentFate::Left)) {
                     self.outcome.attachments.push(attachment.clone());
                 }
                 life.map(drop)
             }
-            (None, Phase::Ready) => self.unreadable(network, listed, seen),
+            (None, RecordPhase::Ready) => self.unreadable(network, listed, seen),
         };
         if let Err(error) = done {
             let record = (network.name(), listed.stem.clone());
@@ -382,19 +388,25 @@ impl Round<'_> {
     }
 
     /// What was wrong inside a pod is wrong until a round inspects the pod again.
-    fn carry_over(&mut self, network: &Network, stem: &str) {
+    fn carry_over(&mut self, network: &NetworkState, stem: &str) {
         let is_of = |it: &&PodFinding| it.record.1 == stem && it.record.0 == network.name();
         self.outcome.unrepaired.extend(self.order.unrepaired.iter().filter(is_of).cloned());
     }
 
     /// A pending record that no process holds was left by a process that was killed. If another IPAM plugin gave the
     /// addresses, the record stays until DEL, GC or the next ADD calls that plugin.
-    fn undo_pending(&mut self, network: &Network, listed: &Listed, seen: &Seen) -> Result<(), Error> {
+    fn undo_pending(
+        &mut self,
+        network: &NetworkState,
+        listed: &ListedRecord,
+        seen: &ObservedHost,
+    ) -> Result<(), Error> {
         let is_in_kernel = |a: &Attachment| !a.is_retired() || seen.links.contains_key(a.host_link.as_str());
         if !listed.attachment.as_ref().is_none_or(is_in_kernel) {
             return Ok(());
         }
-        let Some(mut held) = network.find_idle(&listed.stem)?.filter(|held| held.phase() == Phase::Pending)
+        let Some(mut held) =
+            network.find_idle(&listed.stem)?.filter(|held| held.phase() == RecordPhase::Pending)
         else {
             return Ok(());
         };
@@ -403,12 +415,12 @@ impl Round<'_> {
             let key = held.key();
             detach::retire(&mut held, key.as_ref(), &self.order.caller())?;
             self.repaired(
-                Kind::Pending,
+                RepairKind::Pending,
                 format_args!("{name}, interrupted, was removed from the kernel; {TO_THE_PLUGIN}"),
             );
         } else {
             gc::undo_held(held, &self.order.caller())?;
-            self.repaired(Kind::Pending, format_args!("{name}, cut off in the middle, was undone"));
+            self.repaired(RepairKind::Pending, format_args!("{name}, cut off in the middle, was undone"));
         }
         Ok(())
     }
@@ -416,7 +428,12 @@ impl Round<'_> {
     /// A damaged record is rewritten from memory or from its link. A record of a newer schema is left as it is: its pod
     /// keeps its addresses and its elements in the firewall. A record of which neither is known stays, and keeps its
     /// addresses.
-    fn unreadable(&mut self, network: &Network, listed: &Listed, seen: &Seen) -> Result<(), Error> {
+    fn unreadable(
+        &mut self,
+        network: &NetworkState,
+        listed: &ListedRecord,
+        seen: &ObservedHost,
+    ) -> Result<(), Error> {
         let remembered = self.order.memory.iter().find(|a| {
             AttachmentKey::network_dir(&a.key.network) == network.name() && a.key.file_stem() == listed.stem
         });
@@ -434,12 +451,12 @@ impl Round<'_> {
             None => remembered.cloned().or_else(from_link),
         };
         let Some(attachment) = completed else { return Err(Error::Unreadable { record }) };
-        let is_same = |held: &Held| held.attachment().is_none() && held.newer() == listed.newer;
+        let is_same = |held: &HeldAttachment| held.attachment().is_none() && held.newer() == listed.newer;
         let Some(mut held) = network.find_idle(&listed.stem)?.filter(is_same) else { return Ok(()) };
         if listed.newer.is_none() {
             held.rewrite(attachment.clone())?;
             self.repaired(
-                Kind::Record,
+                RepairKind::Record,
                 format_args!("the damaged record of {} was written anew", attachment.key),
             );
         }
@@ -455,7 +472,7 @@ impl Round<'_> {
     }
 
     /// Removes claims without a record, with the firewall elements of their addresses.
-    fn orphans(&mut self, network: &Network, seen: &Seen) {
+    fn orphans(&mut self, network: &NetworkState, seen: &ObservedHost) {
         let freed = network.has_orphans().map_err(Error::from).and_then(|has| match has {
             true => gc::free_orphans(network, seen.links.values()),
             false => Ok(0),
@@ -463,7 +480,7 @@ impl Round<'_> {
         match freed {
             Ok(0) => {}
             Ok(count) => self.repaired(
-                Kind::Record,
+                RepairKind::Record,
                 format_args!("{count} claims of {} had no record and were removed", network.name()),
             ),
             Err(error) => self.trouble(format_args!("network {}", network.name()), error),
@@ -473,7 +490,7 @@ impl Round<'_> {
 
 /// What became of an attachment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Life {
+enum AttachmentFate {
     Kept,
     /// Right as far as the host shows; the round does not look into pods.
     NotInspected,

@@ -13,12 +13,12 @@ use types::{AttachMode, AttachmentKey, Code, Finding, IfName, Mac, NetworkName, 
 
 use super::diff::knows_bridge;
 use super::gateways::OwnGateways;
-use super::subnet::{self, Removal, needs};
-use super::{Kind, Round};
+use super::subnet::{self, RouteRemoval, needs};
+use super::{ReconcileRound, RepairKind};
 use crate::alias::BRIDGE_ALIAS;
 use crate::bridge::{self, Bridge, Gateway, Spec};
-use crate::state::{Attachment, Listed, Network, Phase};
-use crate::sysctl::{self, Families, HostSettings};
+use crate::state::{Attachment, ListedRecord, NetworkState, RecordPhase};
+use crate::sysctl::{self, ForwardedFamilies, HostSettings};
 use crate::{Error, layer2, settle};
 
 /// Reading a link lets it carry at once since Linux 6.9; before, it takes a moment. Where IPv6 is off there is no
@@ -35,13 +35,13 @@ pub(super) enum Renewed {
 
 /// A bridge as the records and the agent's own network want it.
 #[derive(Debug, Default)]
-struct Wanted {
+struct WantedBridge {
     mtu: Option<u32>,
     /// With the kind of pods that need them. Where both do, the bridge's pods need more.
     gateways: BTreeMap<IpNet, AttachMode>,
 }
 
-impl Wanted {
+impl WantedBridge {
     fn add_gateway(&mut self, gateway: IpNet, mode: AttachMode) {
         match mode {
             AttachMode::Bridge => self.gateways.insert(gateway, mode),
@@ -50,8 +50,8 @@ impl Wanted {
     }
 }
 
-impl Round<'_> {
-    pub(super) fn node(&mut self, records: &[(Network, Vec<Listed>)]) {
+impl ReconcileRound<'_> {
+    pub(super) fn node(&mut self, records: &[(NetworkState, Vec<ListedRecord>)]) {
         for (name, wanted) in self.bridges(records) {
             if let Err(error) = self.bridge(&name, &wanted) {
                 self.bridge_trouble(&name, error);
@@ -60,7 +60,7 @@ impl Round<'_> {
         match bridge::remove_stale_subnets(&mut self.host) {
             Ok(removed) => removed.iter().for_each(|subnet| {
                 self.repaired(
-                    Kind::Route,
+                    RepairKind::Route,
                     format_args!("removed the unreachable route to {subnet}, which has no gateway here"),
                 );
             }),
@@ -72,12 +72,13 @@ impl Round<'_> {
     /// with the gateways of all of them.
     pub(super) fn existing_bridges(&mut self, only: Option<&NetworkName>) -> Result<(), Error> {
         let records = self.records()?;
-        let is_asked =
-            |network: &Network| only.is_none_or(|only| AttachmentKey::network_dir(only) == network.name());
+        let is_asked = |network: &NetworkState| {
+            only.is_none_or(|only| AttachmentKey::network_dir(only) == network.name())
+        };
         let asked = records.iter().filter(|(network, _)| is_asked(network)).flat_map(|(_, listed)| listed);
         let asked: BTreeSet<IfName> =
             asked.filter_map(|one| one.attachment.as_ref()).map(|pod| pod.bridge.clone()).collect();
-        let ready = records.iter().flat_map(|(_, listed)| listed).filter(|l| l.phase == Phase::Ready);
+        let ready = records.iter().flat_map(|(_, listed)| listed).filter(|l| l.phase == RecordPhase::Ready);
         self.outcome.attachments = ready.filter_map(|l| l.attachment.clone()).collect();
         let mut failed = Vec::new();
         for (name, wanted) in self.bridges(&records).into_iter().filter(|(name, _)| asked.contains(name)) {
@@ -92,9 +93,9 @@ impl Round<'_> {
         Error::collect(failed)
     }
 
-    fn bridges(&self, records: &[(Network, Vec<Listed>)]) -> BTreeMap<IfName, Wanted> {
-        let mut bridges: BTreeMap<IfName, Wanted> = BTreeMap::new();
-        let ready = records.iter().flat_map(|(_, listed)| listed).filter(|l| l.phase == Phase::Ready);
+    fn bridges(&self, records: &[(NetworkState, Vec<ListedRecord>)]) -> BTreeMap<IfName, WantedBridge> {
+        let mut bridges: BTreeMap<IfName, WantedBridge> = BTreeMap::new();
+        let ready = records.iter().flat_map(|(_, listed)| listed).filter(|l| l.phase == RecordPhase::Ready);
         for attachment in ready.filter_map(|l| l.attachment.as_ref()).filter(|a| knows_bridge(a)) {
             let wanted = bridges.entry(attachment.bridge.clone()).or_default();
             wanted.mtu = Some(attachment.mtu);
@@ -121,7 +122,7 @@ impl Round<'_> {
         bridges
     }
 
-    fn bridge(&mut self, name: &IfName, wanted: &Wanted) -> Result<(), Error> {
+    fn bridge(&mut self, name: &IfName, wanted: &WantedBridge) -> Result<(), Error> {
         let found = self.host.link(name)?;
         let found = found.map(|link| self.mark(name, link)).transpose()?;
         let (was_there, was_up) = (found.is_some(), found.as_ref().is_some_and(|link| link.up));
@@ -141,11 +142,11 @@ impl Round<'_> {
             (false, _) => {
                 skip_detection(name)?;
                 self.renewed.push((name.clone(), Renewed::Made));
-                self.repaired(Kind::Bridge, format_args!("bridge {name} made"));
+                self.repaired(RepairKind::Bridge, format_args!("bridge {name} made"));
             }
             (true, false) => {
                 self.renewed.push((name.clone(), Renewed::PutUp));
-                self.repaired(Kind::Bridge, format_args!("bridge {name} was down"));
+                self.repaired(RepairKind::Bridge, format_args!("bridge {name} was down"));
             }
             (true, true) => {}
         }
@@ -168,20 +169,20 @@ impl Round<'_> {
             }
             settle::wait_for_address(&mut self.host, address.addr())?;
             bridge::adopt(&mut self.host, &bridge, &log)?;
-            self.repaired(Kind::Address, format_args!("address {address} put on bridge {name}"));
+            self.repaired(RepairKind::Address, format_args!("address {address} put on bridge {name}"));
         }
         self.subnets(&bridge, wanted, &addresses)?;
         let has_ipv6 = wanted.gateways.keys().any(|gateway| gateway.addr().is_ipv6());
         if let Some(address) = link_local.filter(|_| has_ipv6 && !carried.iter().any(is_link_local)) {
             let gateway = Gateway { bridge: bridge.index, address, mode: AttachMode::Bridge };
             bridge::put_gateway(&mut self.host, &bridge, &gateway, &log)?;
-            self.repaired(Kind::Address, format_args!("address {address} put on bridge {name}"));
+            self.repaired(RepairKind::Address, format_args!("address {address} put on bridge {name}"));
         }
         self.forwarding(&wanted.gateways)
     }
 
     /// The routes to the subnets of a bridge's gateways, as their pods need them: see [`Gateway`].
-    fn subnets(&mut self, bridge: &Bridge, wanted: &Wanted, carried: &[Address]) -> Result<(), Error> {
+    fn subnets(&mut self, bridge: &Bridge, wanted: &WantedBridge, carried: &[Address]) -> Result<(), Error> {
         let unreachable = bridge::unreachable_subnets(&mut self.host)?;
         let over_bridge =
             self.host.routes(RouteFilter { link: Some(bridge.index), ..RouteFilter::default() })?;
@@ -198,7 +199,7 @@ impl Round<'_> {
                     Err(e) if e.is_exists() => {}
                     other => {
                         other?;
-                        self.repaired(Kind::Route, format_args!("restored the {route}"));
+                        self.repaired(RepairKind::Route, format_args!("restored the {route}"));
                     }
                 }
             }
@@ -222,11 +223,14 @@ impl Round<'_> {
         route: &Route,
     ) -> Result<(), Error> {
         match subnet::remove(&mut self.host, &self.state, (bridge, gateway), route)? {
-            Removal::Removed => {
-                self.repaired(Kind::Route, format_args!("removed the {route}: routed pods do not use it"));
+            RouteRemoval::Removed => {
+                self.repaired(
+                    RepairKind::Route,
+                    format_args!("removed the {route}: routed pods do not use it"),
+                );
             }
-            Removal::Needed => {}
-            Removal::MayBeNeeded(record) => {
+            RouteRemoval::Needed => {}
+            RouteRemoval::MayBeNeeded(record) => {
                 let record = record.display();
                 let what = format!(
                     "the {route} stays, and with it addresses that no pod has make neighbour entries: \
@@ -249,7 +253,7 @@ impl Round<'_> {
         self.host.run(&Op::SetLink(SetLink { alias: Some(BRIDGE_ALIAS), ..change }))?;
         // An ADD may have taken it for somebody else's meanwhile.
         resident.forget_bridges();
-        self.repaired(Kind::Bridge, format_args!("bridge {name} marked as ours again"));
+        self.repaired(RepairKind::Bridge, format_args!("bridge {name} marked as ours again"));
         Ok(Link { alias: Some(BRIDGE_ALIAS.to_owned()), ..link })
     }
 
@@ -262,12 +266,12 @@ impl Round<'_> {
             let change = SetLink::of(LinkRef::Index(bridge.index));
             self.host.run(&Op::SetLink(SetLink { no_snooping: true, ..change }))?;
             self.repaired(
-                Kind::Bridge,
+                RepairKind::Bridge,
                 format_args!("multicast snooping of bridge {} switched off", bridge.name),
             );
         }
         if let Some(changed) = sysctl::keep_advertisements_out(&bridge.name)? {
-            self.repaired(Kind::Sysctl, format_args!("{} set to 0", changed.display()));
+            self.repaired(RepairKind::Sysctl, format_args!("{} set to 0", changed.display()));
         }
         Ok(())
     }
@@ -310,13 +314,13 @@ impl Round<'_> {
     }
 
     fn forwarding(&mut self, gateways: &BTreeMap<IpNet, AttachMode>) -> Result<(), Error> {
-        let families = Families {
+        let families = ForwardedFamilies {
             ipv4: gateways.keys().any(|gateway| gateway.addr().is_ipv4()),
             ipv6: gateways.keys().any(|gateway| gateway.addr().is_ipv6()),
         };
         let (log, settings) = (self.state.sysctls(), HostSettings::open(self.order.resident)?);
         for changed in sysctl::enable_forwarding(&mut self.host, &log, families, &settings)? {
-            self.repaired(Kind::Sysctl, format_args!("{} set to 1", changed.display()));
+            self.repaired(RepairKind::Sysctl, format_args!("{} set to 1", changed.display()));
         }
         Ok(())
     }
@@ -367,7 +371,8 @@ pub(super) mod tests {
     pub(in crate::reconcile) fn round(node: &Ns, run_dir: &Path, blocks: &str, mode: &str) -> Vec<String> {
         let config = json!({"cniVersion": "1.1.0", "name": "blue", "type": "podwire-cni", "bridge": "pw0",
             "subnet": blocks, "network": "10.88.0.0/16,fd88::/48", "isGateway": true, "mode": mode});
-        let conf = NetConf::parse(&cni::Config::from_slice(config.to_string().as_bytes()).unwrap()).unwrap();
+        let conf =
+            NetConf::parse(&cni::NetworkConfig::from_slice(config.to_string().as_bytes()).unwrap()).unwrap();
         let name = NetworkName::try_from("blue").unwrap();
         let network = Some((&name, &conf));
         let order = Order {

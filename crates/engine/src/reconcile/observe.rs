@@ -12,7 +12,7 @@ use crate::{Error, sysctl};
 
 /// Host side only: pods are looked into one by one.
 #[derive(Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct ObservedHost {
     pub(super) links: HashMap<String, Link>,
     /// Indices of our host ends that ignore ARP although they have not NOARP.
     pub(super) without_arp: HashSet<u32>,
@@ -22,7 +22,7 @@ pub(super) struct Seen {
     pub(super) neighbours: HashSet<(IpAddr, u32, Mac)>,
 }
 
-impl Seen {
+impl ObservedHost {
     pub(super) fn of(host: &mut RtSocket) -> Result<Self, Error> {
         let links: HashMap<_, _> = host.links()?.into_iter().map(|link| (link.name.clone(), link)).collect();
         // Few or none: only those of earlier versions have not NOARP.

@@ -6,47 +6,47 @@ use std::path::Path;
 use netlink::{Link, LinkRef, Mode, NetNs, Op, RtSocket, SetLink};
 use types::AttachMode;
 
-use super::diff::{self, Fault};
-use super::observe::Seen;
-use super::{Depth, Kind, Life, Round, TO_THE_PLUGIN, inside};
+use super::diff::{self, HostDrift};
+use super::observe::ObservedHost;
+use super::{AttachmentFate, Depth, ReconcileRound, RepairKind, TO_THE_PLUGIN, inside};
 use crate::bridge::{self, Bridge, Spec};
-use crate::state::{Addressing, Attachment, Held, Network, Phase};
+use crate::state::{Addressing, Attachment, HeldAttachment, NetworkState, RecordPhase};
 use crate::sysctl::HostSettings;
 use crate::wire::{self, Neighbours, Wire, host_route};
 use crate::{Error, detach, firewall, layer2, settle, shaping, sysctl};
 
-impl Round<'_> {
+impl ReconcileRound<'_> {
     pub(super) fn attachment(
         &mut self,
-        network: &Network,
+        network: &NetworkState,
         attachment: &Attachment,
-        seen: &Seen,
-    ) -> Result<Life, Error> {
+        seen: &ObservedHost,
+    ) -> Result<AttachmentFate, Error> {
         let faults = diff::faults(attachment, seen);
         let unclaimed =
             !attachment.delegated && !network.has_claims(&attachment.key.file_stem(), attachment.ips());
         if faults.is_empty() && !unclaimed && self.order.depth == Depth::Node {
-            return Ok(Life::NotInspected);
+            return Ok(AttachmentFate::NotInspected);
         }
         // What cannot be looked at is no reason to leave the rest as it is.
         let mut errors = Vec::new();
-        let within = match faults.contains(&Fault::LinkGone) {
+        let within = match faults.contains(&HostDrift::LinkGone) {
             true => Vec::new(),
             false => kept(inside::faults(attachment), &mut errors),
         };
         let shaping = kept(self.lost_shaping(attachment, seen), &mut errors);
         if faults.is_empty() && !unclaimed && within.is_empty() && shaping.is_empty() {
-            return Error::collect(errors).map(|()| Life::Kept);
+            return Error::collect(errors).map(|()| AttachmentFate::Kept);
         }
         // The picture was taken without a lock: somebody may be taking it apart, or have done so.
-        let Some(held) = hold(network, attachment)? else { return Ok(Life::Left) };
-        if faults.contains(&Fault::LinkGone) {
+        let Some(held) = hold(network, attachment)? else { return Ok(AttachmentFate::Left) };
+        if faults.contains(&HostDrift::LinkGone) {
             return self.remake(held, attachment);
         }
         if unclaimed {
             self.claim_again(network, &held, attachment)?;
         }
-        let Some(link) = self.host.link(&attachment.host_link)? else { return Ok(Life::Kept) };
+        let Some(link) = self.host.link(&attachment.host_link)? else { return Ok(AttachmentFate::Kept) };
         for fault in &faults {
             match self.mend(attachment, &link, fault) {
                 Ok(()) => self.repaired(fault.kind(), format_args!("{}: {fault}", attachment.key)),
@@ -65,28 +65,34 @@ impl Round<'_> {
         if !shaping.is_empty() {
             match shaping::renew(&mut self.host, attachment, link.index) {
                 Ok(()) => {
-                    self.repaired(Kind::Shaping, format_args!("{}: {}", attachment.key, shaping.join(", ")));
+                    self.repaired(
+                        RepairKind::Shaping,
+                        format_args!("{}: {}", attachment.key, shaping.join(", ")),
+                    );
                 }
                 Err(error) => errors.push(error),
             }
         }
-        Error::collect(errors).map(|()| Life::Kept)
+        Error::collect(errors).map(|()| AttachmentFate::Kept)
     }
 
     pub(super) fn claim_again(
         &mut self,
-        network: &Network,
-        held: &Held,
+        network: &NetworkState,
+        held: &HeldAttachment,
         attachment: &Attachment,
     ) -> Result<(), Error> {
         let addresses: Vec<IpAddr> = attachment.ips().collect();
         for address in network.claim_again(held, &addresses)? {
-            self.repaired(Kind::Record, format_args!("{}: the claim of {address} was gone", attachment.key));
+            self.repaired(
+                RepairKind::Record,
+                format_args!("{}: the claim of {address} was gone", attachment.key),
+            );
         }
         Ok(())
     }
 
-    fn lost_shaping(&mut self, attachment: &Attachment, seen: &Seen) -> Result<Vec<String>, Error> {
+    fn lost_shaping(&mut self, attachment: &Attachment, seen: &ObservedHost) -> Result<Vec<String>, Error> {
         match seen.links.get(attachment.host_link.as_str()) {
             Some(link) if attachment.bandwidth.is_some() => {
                 shaping::missing(&mut self.host, attachment, link)
@@ -95,29 +101,29 @@ impl Round<'_> {
         }
     }
 
-    fn mend(&mut self, attachment: &Attachment, link: &Link, fault: &Fault) -> Result<(), Error> {
+    fn mend(&mut self, attachment: &Attachment, link: &Link, fault: &HostDrift) -> Result<(), Error> {
         let change = SetLink::of(LinkRef::Index(link.index));
         let hairpin = Some(attachment.wiring.hairpin);
         match fault {
-            Fault::LinkGone => Ok(()),
-            Fault::LinkDown => Ok(self.host.run(&Op::SetLink(SetLink { up: Some(true), ..change }))?),
-            Fault::Arp if attachment.mode == AttachMode::Routed && !sysctl::may_accept_arp() => {
+            HostDrift::LinkGone => Ok(()),
+            HostDrift::LinkDown => Ok(self.host.run(&Op::SetLink(SetLink { up: Some(true), ..change }))?),
+            HostDrift::Arp if attachment.mode == AttachMode::Routed && !sysctl::may_accept_arp() => {
                 sysctl::ignore_arp(&attachment.host_link)
             }
             // The kernel removes the neighbours with it. The same send replaces those that a packet made meanwhile, with the
             // host end's own MAC; that packet is lost.
-            Fault::Arp => {
+            HostDrift::Arp => {
                 let mut ops = vec![Op::SetLink(SetLink { no_arp: true, ..change })];
                 if attachment.mode == AttachMode::Routed {
                     ops.extend(attachment.ips().map(|ip| wire::neighbour_op(attachment, link.index, ip)));
                 }
                 Ok(self.host.run_every(&ops)?)
             }
-            Fault::NoAlias => {
+            HostDrift::NoAlias => {
                 let alias = attachment.alias();
                 Ok(self.host.run(&Op::SetLink(SetLink { alias: Some(&alias), ..change }))?)
             }
-            Fault::NotAPort => {
+            HostDrift::NotAPort => {
                 let bridge = self.bridge_of(attachment)?;
                 let joined = SetLink { master: Some(bridge.index), ..change };
                 self.host.run_every(&[Op::SetLink(joined), Op::SetLink(SetLink { hairpin, ..change })])?;
@@ -130,12 +136,14 @@ impl Round<'_> {
                 // The bridge may be another one than it was.
                 wire::let_loopback_in(attachment, &bridge, &self.state.sysctls())
             }
-            Fault::Hairpin => Ok(self.host.run(&Op::SetLink(SetLink { hairpin, ..change }))?),
-            Fault::NoRoute(ip) => {
+            HostDrift::Hairpin => Ok(self.host.run(&Op::SetLink(SetLink { hairpin, ..change }))?),
+            HostDrift::NoRoute(ip) => {
                 let route = host_route(*ip, link.index);
                 Ok(self.host.run(&Op::AddRoute { route, mode: Mode::Exclusive })?)
             }
-            Fault::NoNeighbour(ip) => Ok(self.host.run(&wire::neighbour_op(attachment, link.index, *ip))?),
+            HostDrift::NoNeighbour(ip) => {
+                Ok(self.host.run(&wire::neighbour_op(attachment, link.index, *ip))?)
+            }
         }
     }
 
@@ -147,10 +155,10 @@ impl Round<'_> {
 
     /// The link is gone. If the pod's namespace is the one it was, somebody deleted the link: it is made anew (F4).
     /// Otherwise the pod is gone, and so is its address.
-    fn remake(&mut self, held: Held, attachment: &Attachment) -> Result<Life, Error> {
+    fn remake(&mut self, held: HeldAttachment, attachment: &Attachment) -> Result<AttachmentFate, Error> {
         // It may be back already, or be under way.
         if self.host.link(&attachment.host_link)?.is_some() {
-            return Ok(Life::Kept);
+            return Ok(AttachmentFate::Kept);
         }
         let netns = match NetNs::open(Path::new(&attachment.netns)) {
             Ok(netns) => netns,
@@ -187,11 +195,14 @@ impl Round<'_> {
         wire::let_loopback_in(attachment, &bridge, &log)?;
         shaping::apply(&mut self.host, attachment, host_index)?;
         settle::wait(&mut self.host, &mut pod, attachment)?;
-        self.repaired(Kind::Link, format_args!("{}: {}, and was made anew", attachment.key, Fault::LinkGone));
-        Ok(Life::Kept)
+        self.repaired(
+            RepairKind::Link,
+            format_args!("{}: {}, and was made anew", attachment.key, HostDrift::LinkGone),
+        );
+        Ok(AttachmentFate::Kept)
     }
 
-    fn collect(&mut self, held: Held, attachment: &Attachment) -> Result<Life, Error> {
+    fn collect(&mut self, held: HeldAttachment, attachment: &Attachment) -> Result<AttachmentFate, Error> {
         detach::undo_without_plugin(held, Some(&attachment.key), &self.order.caller())?;
         let ips: Vec<String> = attachment.ips().map(|ip| ip.to_string()).collect();
         let addresses = match attachment.delegated {
@@ -199,10 +210,10 @@ impl Round<'_> {
             false => format!("{} given back", ips.join(", ")),
         };
         self.repaired(
-            Kind::Collected,
+            RepairKind::Collected,
             format_args!("{}: its namespace is gone; {addresses}", attachment.key),
         );
-        Ok(Life::Left)
+        Ok(AttachmentFate::Left)
     }
 }
 
@@ -215,7 +226,7 @@ fn kept<T>(found: Result<Vec<T>, Error>, errors: &mut Vec<Error>) -> Vec<T> {
 }
 
 /// The record, if it still says what was seen and nobody is working on it.
-pub(super) fn hold(network: &Network, attachment: &Attachment) -> Result<Option<Held>, Error> {
+pub(super) fn hold(network: &NetworkState, attachment: &Attachment) -> Result<Option<HeldAttachment>, Error> {
     let held = network.find_idle(&attachment.key.file_stem())?;
-    Ok(held.filter(|held| held.phase() == Phase::Ready && held.attachment() == Some(attachment)))
+    Ok(held.filter(|held| held.phase() == RecordPhase::Ready && held.attachment() == Some(attachment)))
 }

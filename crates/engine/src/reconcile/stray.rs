@@ -4,16 +4,16 @@
 use netlink::Link;
 use types::AttachmentKey;
 
-use super::observe::Seen;
-use super::{Kind, Round};
+use super::observe::ObservedHost;
+use super::{ReconcileRound, RepairKind};
 use crate::alias::Alias;
-use crate::state::{Network, RunDirs};
+use crate::state::{NetworkState, RunDirs};
 use crate::{Error, detach, relearn};
 
-impl Round<'_> {
+impl ReconcileRound<'_> {
     /// The record is looked up after the link was listed, so that the link of an ADD in flight is no stray. Networks that this
     /// run directory does not have belong to other run directories, and so do links whose record is in another one.
-    pub(super) fn strays(&mut self, seen: &Seen) {
+    pub(super) fn strays(&mut self, seen: &ObservedHost) {
         let Ok(networks) = self.state.networks() else { return };
         for link in seen.links.values() {
             let Some(alias) = Alias::of(link) else { continue };
@@ -36,7 +36,7 @@ impl Round<'_> {
 
     /// The record is written anew from what we remember or the link tells; if somebody else has its address by now, the
     /// link is the one to go.
-    fn stray(&mut self, network: &Network, link: &Link, seen: &Seen) -> Result<(), Error> {
+    fn stray(&mut self, network: &NetworkState, link: &Link, seen: &ObservedHost) -> Result<(), Error> {
         let own = self.order.network.filter(|(name, _)| AttachmentKey::network_dir(name) == network.name());
         // Of a network with a long name the folder has a digest only: what cannot be told stays.
         let Some(name) = own.map_or_else(|| network.name().try_into().ok(), |(name, _)| Some(name.clone()))
@@ -47,7 +47,10 @@ impl Round<'_> {
         let Some(survivor) = relearn::survivor(&name, link, hints) else { return Ok(()) };
         let (stem, is_pair) = (&survivor.stem, link.kind.as_deref() == Some("veth"));
         if is_pair && network.readopt(&survivor)? {
-            self.repaired(Kind::Record, format_args!("the lost record of {name}/{stem} was written anew"));
+            self.repaired(
+                RepairKind::Record,
+                format_args!("the lost record of {name}/{stem} was written anew"),
+            );
             self.outcome.attachments.extend(survivor.attachment);
             return Ok(());
         }
@@ -58,7 +61,7 @@ impl Round<'_> {
         }
         detach::remove_stray(&mut self.host, link, Some(network))?;
         self.repaired(
-            Kind::Stray,
+            RepairKind::Stray,
             format_args!("link {} of {name}/{stem} removed: no record knows it", link.name),
         );
         Ok(())

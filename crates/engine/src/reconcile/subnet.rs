@@ -11,11 +11,11 @@ use super::diff::knows_bridge;
 use crate::Error;
 use crate::alias::Alias;
 use crate::bridge::{Bridge, Gateway};
-use crate::state::{Attachment, Phase, State};
+use crate::state::{Attachment, NodeState, RecordPhase};
 
 /// Whether the route is gone.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Removal {
+pub(crate) enum RouteRemoval {
     Removed,
     /// A pod on the bridge needs it.
     Needed,
@@ -27,7 +27,7 @@ pub(crate) enum Removal {
 /// it come first.
 pub(crate) fn remove_earlier(
     host: &mut RtSocket,
-    state: &State,
+    state: &NodeState,
     (bridge, gateway): (&Bridge, &Gateway),
 ) -> Result<(), Error> {
     let over_bridge = host.routes(RouteFilter { link: Some(bridge.index), ..RouteFilter::default() })?;
@@ -40,23 +40,23 @@ pub(crate) fn remove_earlier(
 /// Removes a route that was listed before, unless it is needed.
 pub(super) fn remove(
     host: &mut RtSocket,
-    state: &State,
+    state: &NodeState,
     (bridge, gateway): (&Bridge, &Gateway),
     route: &Route,
-) -> Result<Removal, Error> {
+) -> Result<RouteRemoval, Error> {
     // Listed after the routes: an ADD has a record before it makes a route.
     match need(host, state, (bridge, gateway))? {
-        Removal::Removed => delete(host, state, (bridge, gateway), route),
-        needed @ (Removal::Needed | Removal::MayBeNeeded(_)) => Ok(needed),
+        RouteRemoval::Removed => delete(host, state, (bridge, gateway), route),
+        needed @ (RouteRemoval::Needed | RouteRemoval::MayBeNeeded(_)) => Ok(needed),
     }
 }
 
 fn delete(
     host: &mut RtSocket,
-    state: &State,
+    state: &NodeState,
     (bridge, gateway): (&Bridge, &Gateway),
     route: &Route,
-) -> Result<Removal, Error> {
+) -> Result<RouteRemoval, Error> {
     match host.run(&Op::DelRoute(*route)) {
         Err(e) if e.is_missing() => {}
         other => other?,
@@ -64,7 +64,7 @@ fn delete(
     // An ADD that began after the records were listed may have found the route, and relies on it. Its record is there.
     let need = need(host, state, (bridge, gateway))?;
     let again = Gateway { mode: AttachMode::Bridge, ..*gateway }.subnet_route();
-    if let (Removal::Needed | Removal::MayBeNeeded(_), Some(route)) = (&need, again) {
+    if let (RouteRemoval::Needed | RouteRemoval::MayBeNeeded(_), Some(route)) = (&need, again) {
         match host.run(&Op::AddRoute { route, mode: Mode::Exclusive }) {
             Err(e) if e.is_exists() => {}
             other => other?,
@@ -76,15 +76,15 @@ fn delete(
 /// Who needs the route, by the records as they are now. `Removed`: no pod does.
 fn need(
     host: &mut RtSocket,
-    state: &State,
+    state: &NodeState,
     (bridge, gateway): (&Bridge, &Gateway),
-) -> Result<Removal, Error> {
+) -> Result<RouteRemoval, Error> {
     let mut unreadable = Vec::new();
     for network in state.networks()? {
         for listed in network.list()? {
             match &listed.attachment {
                 Some(attachment) if is_on(attachment, bridge) && needs(attachment, &gateway.address) => {
-                    return Ok(Removal::Needed);
+                    return Ok(RouteRemoval::Needed);
                 }
                 Some(_) => {}
                 None => unreadable.push((network.path_of(&listed.stem), network.name(), listed)),
@@ -92,7 +92,7 @@ fn need(
         }
     }
     if unreadable.is_empty() {
-        return Ok(Removal::Removed);
+        return Ok(RouteRemoval::Removed);
     }
     let links = host.links()?;
     let has_ports = links.iter().any(|link| link.master == Some(bridge.index));
@@ -101,13 +101,13 @@ fn need(
         let may_need = match links.iter().find(is_its) {
             Some(link) => link.master == Some(bridge.index),
             // Its link is not made yet, or it is a port that lost its alias.
-            None => listed.phase == Phase::Pending || has_ports,
+            None => listed.phase == RecordPhase::Pending || has_ports,
         };
         if may_need {
-            return Ok(Removal::MayBeNeeded(path));
+            return Ok(RouteRemoval::MayBeNeeded(path));
         }
     }
-    Ok(Removal::Removed)
+    Ok(RouteRemoval::Removed)
 }
 
 /// A record that was recovered from a link alone does not name its bridge.
@@ -142,8 +142,8 @@ mod tests {
         record.to_string()
     }
 
-    fn put_record(run_dir: &Path, phase: &str, text: &str) -> State {
-        let state = State::open(run_dir).unwrap();
+    fn put_record(run_dir: &Path, phase: &str, text: &str) -> NodeState {
+        let state = NodeState::open(run_dir).unwrap();
         let network = state.network(&"blue".try_into().unwrap(), || Ok::<_, Error>(Vec::new())).unwrap();
         fs::write(network.path_of("c1@eth0").with_extension(phase), text).unwrap();
         state
@@ -191,7 +191,7 @@ mod tests {
             let state = put_record(dir.path(), phase, &text);
             let routes = in_node(|host, bridge, gateway, route| {
                 let removal = remove(host, &state, (bridge, gateway), route).unwrap();
-                assert_eq!(removal != Removal::Removed, is_kept, "{phase} {text}: {removal:?}");
+                assert_eq!(removal != RouteRemoval::Removed, is_kept, "{phase} {text}: {removal:?}");
             });
             assert_eq!(!routes.is_empty(), is_kept, "{phase} {text}: {routes:?}");
         }
@@ -204,7 +204,7 @@ mod tests {
         let routes = in_node(|host, bridge, gateway, route| {
             // As if the record had been written after the records were listed.
             let removal = delete(host, &state, (bridge, gateway), route).unwrap();
-            assert_eq!(removal, Removal::Needed);
+            assert_eq!(removal, RouteRemoval::Needed);
         });
         assert_eq!(routes.len(), 1, "{routes:?}");
         assert_eq!(routes[0].prefsrc, Some("10.88.1.1".parse().unwrap()));

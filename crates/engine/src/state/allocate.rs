@@ -11,11 +11,11 @@ use ipam::{Pools, Range, RangeSet};
 use super::file::{StateError, io, remove_if_there};
 use super::held::holder;
 use super::index::{self, Bitmaps, Cursors, Index};
-use super::network::{Allocation, Clean, Network, Wanted};
+use super::network::{Allocation, AllocationRequest, Clean, NetworkState};
 
 /// The claims of one attach that is under way. Called with the network's lock held.
-pub(super) struct Claims<'a> {
-    network: &'a Network,
+pub(super) struct AddressClaims<'a> {
+    network: &'a NetworkState,
     /// The record that the claims are links to.
     record: &'a Path,
     made: Vec<IpAddr>,
@@ -24,13 +24,17 @@ pub(super) struct Claims<'a> {
     cursors: Option<Cursors>,
 }
 
-impl<'a> Claims<'a> {
-    pub(super) fn new(network: &'a Network, record: &'a Path) -> Self {
+impl<'a> AddressClaims<'a> {
+    pub(super) fn new(network: &'a NetworkState, record: &'a Path) -> Self {
         Self { network, record, made: Vec::new(), indexes: RefCell::default(), cursors: None }
     }
 
     /// One address of every set: the requested one, or the next.
-    pub(super) fn take(&mut self, pools: &Pools, wanted: &Wanted<'_>) -> Result<Vec<Allocation>, StateError> {
+    pub(super) fn take(
+        &mut self,
+        pools: &Pools,
+        wanted: &AllocationRequest<'_>,
+    ) -> Result<Vec<Allocation>, StateError> {
         let plan = pools.plan_requests(wanted.requested).map_err(StateError::Request)?;
         let mut allocations = Vec::with_capacity(pools.sets().len());
         for (number, (set, planned)) in pools.sets().iter().zip(plan).enumerate() {

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use types::Digest;
 
-use super::Phase;
+use super::RecordPhase;
 
 /// Does not depend on the run directory.
 pub const LOCKS: &str = "/run/podwire-locks";
@@ -63,7 +63,7 @@ impl RunDirs {
         let others = names.iter().filter(|name| **name != self.own);
         let has_record = |name: &String| {
             let network = self.dir.join(name).join("networks").join(network);
-            [Phase::Ready, Phase::Pending].iter().any(|phase| {
+            [RecordPhase::Ready, RecordPhase::Pending].iter().any(|phase| {
                 let record = network.join("attachments").join(format!("{stem}{}", phase.suffix()));
                 record.try_exists().unwrap_or(true)
             })

@@ -11,23 +11,23 @@ use types::{AttachmentKey, NetworkName};
 
 use super::file::{self, StateError, io, remove_if_there};
 use super::index::Bitmaps;
-use super::network::{Network, Phase};
-use super::record::{Attachment, Content};
+use super::network::{NetworkState, RecordPhase};
+use super::record::{Attachment, RecordContent};
 
 /// An attachment that this process works on: its record is locked until this is dropped.
 #[derive(Debug)]
-pub struct Held {
-    pub(super) network: Network,
+pub struct HeldAttachment {
+    pub(super) network: NetworkState,
     pub(super) stem: String,
     pub(super) file: File,
-    pub(super) phase: Phase,
+    pub(super) phase: RecordPhase,
     /// None: the record cannot be read; the file's name is all we know.
     pub(super) attachment: Option<Attachment>,
     /// The schema of a record that a newer version of Podwire wrote.
     pub(super) newer: Option<u32>,
 }
 
-impl Held {
+impl HeldAttachment {
     pub fn attachment(&self) -> Option<&Attachment> {
         self.attachment.as_ref()
     }
@@ -37,11 +37,11 @@ impl Held {
         self.newer
     }
 
-    pub fn phase(&self) -> Phase {
+    pub fn phase(&self) -> RecordPhase {
         self.phase
     }
 
-    pub fn network(&self) -> &Network {
+    pub fn network(&self) -> &NetworkState {
         &self.network
     }
 
@@ -65,12 +65,12 @@ impl Held {
 
     /// The attachment is complete: from now on it counts.
     pub fn commit(&mut self) -> Result<(), StateError> {
-        self.rename(Phase::Ready)
+        self.rename(RecordPhase::Ready)
     }
 
     /// The attachment is being taken apart: if we are killed, the next process goes on with that.
     pub fn reopen(&mut self) -> Result<(), StateError> {
-        if self.phase == Phase::Ready { self.rename(Phase::Pending) } else { Ok(()) }
+        if self.phase == RecordPhase::Ready { self.rename(RecordPhase::Pending) } else { Ok(()) }
     }
 
     /// Rewrites the record in place: its claims and its lock are those of this very file. A record of a newer schema is
@@ -91,7 +91,7 @@ impl Held {
         Ok(())
     }
 
-    fn rename(&mut self, to: Phase) -> Result<(), StateError> {
+    fn rename(&mut self, to: RecordPhase) -> Result<(), StateError> {
         let from = self.network.record_path(&self.stem, self.phase);
         let path = self.network.record_path(&self.stem, to);
         fs::rename(&from, &path).map_err(io("rename the record to", &path))?;
@@ -115,7 +115,7 @@ impl Held {
     }
 
     /// Gives the addresses back and forgets the attachment. Only claims that are this record's own are removed. All but
-    /// the addresses that are `clean` rest: see [`super::Wanted::clean`].
+    /// the addresses that are `clean` rest: see [`super::AllocationRequest::clean`].
     pub fn release(self, clean: &[IpAddr]) -> Result<(), StateError> {
         let network = &self.network;
         let section = network.enter()?;
@@ -156,11 +156,13 @@ impl Held {
 /// Who holds a claim, in words: the key in the record that the claim is a link to.
 pub(super) fn holder(path: &Path) -> String {
     match files::read(path) {
-        Ok(bytes) => match Content::of(&bytes) {
-            Content::Attachment(attachment) => {
+        Ok(bytes) => match RecordContent::of(&bytes) {
+            RecordContent::Attachment(attachment) => {
                 format!("container {} ({})", attachment.key.container, attachment.key.ifname)
             }
-            Content::Newer(_) | Content::Damaged => "an attachment whose record cannot be read".to_owned(),
+            RecordContent::Newer(_) | RecordContent::Damaged => {
+                "an attachment whose record cannot be read".to_owned()
+            }
         },
         Err(e) if e.kind() == ErrorKind::NotFound => "nobody any more".to_owned(),
         Err(_) => "another attachment".to_owned(),

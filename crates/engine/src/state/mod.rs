@@ -37,12 +37,12 @@ mod sysctls;
 
 pub use directories::{LOCKS, RunDirs};
 pub use file::StateError;
-pub use held::Held;
-pub use network::{Allocation, Begin, Clean, Listed, Network, Phase, Wanted};
+pub use held::HeldAttachment;
+pub use network::{Allocation, AllocationRequest, Begin, Clean, ListedRecord, NetworkState, RecordPhase};
 pub use record::{Addressing, Attachment, PodAddress, PodName, SCHEMA, Wiring};
 pub use repair::{Freeing, Survivor};
 pub(crate) use sysctls::sysctl_key;
-pub use sysctls::{Changed, Changes, Sysctl, SysctlLog, SysctlUse};
+pub use sysctls::{Changed, Sysctl, SysctlChanges, SysctlLog, SysctlUse};
 
 use std::path::{Path, PathBuf};
 
@@ -50,11 +50,11 @@ use types::{AttachmentKey, NetworkName};
 
 /// The folder of node-local state, checked to belong to this boot.
 #[derive(Debug, Clone)]
-pub struct State {
+pub struct NodeState {
     dir: PathBuf,
 }
 
-impl State {
+impl NodeState {
     /// Opens the folder for work; makes it if it is not there, empties it if it is of another boot.
     /// A directory that another user could change is refused.
     pub fn open(dir: &Path) -> Result<Self, StateError> {
@@ -69,7 +69,7 @@ impl State {
         Ok(boot::is_current(dir)?.then(|| Self { dir: dir.to_owned() }))
     }
 
-    /// Whether [`State::open`] would accept the directory. Changes nothing.
+    /// Whether [`NodeState::open`] would accept the directory. Changes nothing.
     pub(crate) fn check(dir: &Path) -> Result<(), StateError> {
         files::check_dir(dir)?;
         boot::check(dir)
@@ -85,7 +85,7 @@ impl State {
         &self,
         name: &NetworkName,
         survivors: impl FnOnce() -> Result<Vec<Survivor>, E>,
-    ) -> Result<Network, E> {
+    ) -> Result<NetworkState, E> {
         if let Some(network) = self.existing_network(name) {
             return Ok(network);
         }
@@ -93,18 +93,18 @@ impl State {
         // Somebody else may have made it while we waited.
         match self.existing_network(name) {
             Some(network) => Ok(network),
-            None => Ok(Network::create(self.network_path(name), &survivors()?)?),
+            None => Ok(NetworkState::create(self.network_path(name), &survivors()?)?),
         }
     }
 
     /// A network's part of the state, if it ever had one.
-    pub fn existing_network(&self, name: &NetworkName) -> Option<Network> {
-        Network::existing(self.network_path(name))
+    pub fn existing_network(&self, name: &NetworkName) -> Option<NetworkState> {
+        NetworkState::existing(self.network_path(name))
     }
 
     /// All networks that have state here.
-    pub fn networks(&self) -> Result<Vec<Network>, StateError> {
-        Network::all_in(&self.dir.join("networks"))
+    pub fn networks(&self) -> Result<Vec<NetworkState>, StateError> {
+        NetworkState::all_in(&self.dir.join("networks"))
     }
 
     pub fn sysctls(&self) -> SysctlLog {

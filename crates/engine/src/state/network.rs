@@ -10,11 +10,11 @@ use std::time::Duration;
 use files::optional;
 use types::AttachmentKey;
 
-use super::allocate::Claims;
+use super::allocate::AddressClaims;
 use super::file::{self, LOCK_PATIENCE, StateError, io, remove_if_there};
-use super::held::Held;
+use super::held::HeldAttachment;
 use super::index::{self, Bitmaps};
-use super::record::{Attachment, Content};
+use super::record::{Attachment, RecordContent};
 use super::repair::Survivor;
 
 /// Begins the name of a record whose attachment has not begun, or has ended: nothing of it is in the kernel, and its claims
@@ -26,7 +26,7 @@ const RECORD: usize = 2048;
 
 /// How far an attachment has come. The file's name says it, so that one rename moves it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Phase {
+pub enum RecordPhase {
     /// Being made or undone; if nobody holds it, whoever did was killed.
     Pending,
     Ready,
@@ -34,9 +34,9 @@ pub enum Phase {
 
 /// The order in which a record is looked for by somebody who does not hold it. Its holder may rename it between two of
 /// our looks, and it goes pending, ready, pending, gone: only these three looks cannot all miss it.
-pub(super) const SEARCH: [Phase; 3] = [Phase::Pending, Phase::Ready, Phase::Pending];
+pub(super) const SEARCH: [RecordPhase; 3] = [RecordPhase::Pending, RecordPhase::Ready, RecordPhase::Pending];
 
-impl Phase {
+impl RecordPhase {
     pub(super) fn suffix(self) -> &'static str {
         match self {
             Self::Pending => ".pending",
@@ -46,7 +46,7 @@ impl Phase {
 }
 
 /// What an attach asks of the state.
-pub struct Wanted<'a> {
+pub struct AllocationRequest<'a> {
     pub key: &'a AttachmentKey,
     /// None: the addresses come from elsewhere, nothing is claimed.
     pub pools: Option<&'a ipam::Pools>,
@@ -69,19 +69,19 @@ pub struct Allocation {
     pub used_before: bool,
 }
 
-/// The outcome of [`Network::begin`].
+/// The outcome of [`NetworkState::begin`].
 #[derive(Debug)]
 pub enum Begin {
-    Started(Box<Held>),
-    /// There is one already, and nothing was changed. A pending one is to be undone (through [`Network::find`]) first.
-    Exists(Phase),
+    Started(Box<HeldAttachment>),
+    /// There is one already, and nothing was changed. A pending one is to be undone (through [`NetworkState::find`]) first.
+    Exists(RecordPhase),
 }
 
 /// A record as a listing shows it.
 #[derive(Debug)]
-pub struct Listed {
+pub struct ListedRecord {
     pub stem: String,
-    pub phase: Phase,
+    pub phase: RecordPhase,
     /// None: the record cannot be read.
     pub attachment: Option<Attachment>,
     /// The schema of a record that a newer version of Podwire wrote.
@@ -89,11 +89,11 @@ pub struct Listed {
 }
 
 #[derive(Debug, Clone)]
-pub struct Network {
+pub struct NetworkState {
     pub(super) dir: PathBuf,
 }
 
-impl Network {
+impl NetworkState {
     /// Makes the folder, with what lives already. Called with the state's lock held.
     pub(super) fn create(dir: PathBuf, survivors: &[Survivor]) -> Result<Self, StateError> {
         // The lock file is made last: a network that has one has everything, and one that has none was left by a
@@ -122,7 +122,9 @@ impl Network {
 
     /// Whether all these claims are links to the record of this name. Takes no lock.
     pub fn has_claims(&self, stem: &str, mut addresses: impl Iterator<Item = IpAddr>) -> bool {
-        let Ok(record) = fs::symlink_metadata(self.record_path(stem, Phase::Ready)) else { return false };
+        let Ok(record) = fs::symlink_metadata(self.record_path(stem, RecordPhase::Ready)) else {
+            return false;
+        };
         addresses.all(|address| self.is_linked(address, &record).unwrap_or(true))
     }
 
@@ -148,7 +150,7 @@ impl Network {
     /// into the whole record: nothing is added to it later.
     pub fn begin(
         &self,
-        wanted: &Wanted<'_>,
+        wanted: &AllocationRequest<'_>,
         make: impl FnOnce(&[Allocation]) -> Attachment,
     ) -> Result<Begin, StateError> {
         let section = self.enter()?;
@@ -164,7 +166,7 @@ impl Network {
                 section.leave()?;
                 Ok(Begin::Started(Box::new(held)))
             }
-            Err(Failed { error, undone }) => {
+            Err(FailedBegin { error, undone }) => {
                 // What could not be undone here is left marked, and the next process repairs it.
                 if undone {
                     section.leave()?;
@@ -176,12 +178,12 @@ impl Network {
 
     fn start(
         &self,
-        wanted: &Wanted<'_>,
+        wanted: &AllocationRequest<'_>,
         stem: &str,
         make: impl FnOnce(&[Allocation]) -> Attachment,
-    ) -> Result<Held, Failed> {
+    ) -> Result<HeldAttachment, FailedBegin> {
         let temp = self.unfinished_path();
-        let mut claims = Claims::new(self, &temp);
+        let mut claims = AddressClaims::new(self, &temp);
         let result = (|| {
             let mut file = files::create(&temp).map_err(io("make the record", &temp))?;
             // Locked before anybody can see it under its real name.
@@ -193,54 +195,54 @@ impl Network {
             let attachment = make(&allocations);
             let text = serde_json::to_vec(&attachment).map_err(|e| io("encode", &temp)(e.into()))?;
             file.write_all(&text).map_err(io("write the record", &temp))?;
-            let path = self.record_path(stem, Phase::Pending);
+            let path = self.record_path(stem, RecordPhase::Pending);
             fs::rename(&temp, &path).map_err(io("rename the record to", &path))?;
             let network = self.clone();
-            Ok(Held {
+            Ok(HeldAttachment {
                 network,
                 stem: stem.to_owned(),
                 file,
-                phase: Phase::Pending,
+                phase: RecordPhase::Pending,
                 attachment: Some(attachment),
                 newer: None,
             })
         })();
         result.map_err(|error| {
             let undone = claims.give_back().is_ok() && remove_if_there(&temp).is_ok();
-            Failed { error, undone }
+            FailedBegin { error, undone }
         })
     }
 
     /// The attachment, locked, or None if there is none. Waits (with an end) while another process works on it.
-    pub fn find(&self, key: &AttachmentKey) -> Result<Option<Held>, StateError> {
+    pub fn find(&self, key: &AttachmentKey) -> Result<Option<HeldAttachment>, StateError> {
         self.find_stem(&key.file_stem())
     }
 
-    pub fn find_stem(&self, stem: &str) -> Result<Option<Held>, StateError> {
+    pub fn find_stem(&self, stem: &str) -> Result<Option<HeldAttachment>, StateError> {
         self.find_within(stem, LOCK_PATIENCE)
     }
 
     /// The attachment, locked, unless there is none or somebody is working on it right now.
-    pub fn find_idle(&self, stem: &str) -> Result<Option<Held>, StateError> {
+    pub fn find_idle(&self, stem: &str) -> Result<Option<HeldAttachment>, StateError> {
         match self.find_within(stem, Duration::ZERO) {
             Err(StateError::Busy { .. }) => Ok(None),
             other => other,
         }
     }
 
-    /// As [`Network::find_stem`], with another limit of the wait.
-    pub fn find_within(&self, stem: &str, patience: Duration) -> Result<Option<Held>, StateError> {
+    /// As [`NetworkState::find_stem`], with another limit of the wait.
+    pub fn find_within(&self, stem: &str, patience: Duration) -> Result<Option<HeldAttachment>, StateError> {
         // Each round means that another process moved or removed the record between two of our calls.
         for _ in 0..100 {
             let Some(file) = self.open_record(stem)? else { return Ok(None) };
-            file::lock(&file, &self.record_path(stem, Phase::Ready), patience)?;
+            file::lock(&file, &self.record_path(stem, RecordPhase::Ready), patience)?;
             if let Some(phase) = self.phase_of(stem, &file)? {
                 let (attachment, newer) = self.content(stem, &file).split();
                 let (network, stem) = (self.clone(), stem.to_owned());
-                return Ok(Some(Held { network, stem, file, phase, attachment, newer }));
+                return Ok(Some(HeldAttachment { network, stem, file, phase, attachment, newer }));
             }
         }
-        Err(StateError::Busy { path: self.record_path(stem, Phase::Ready), waited: LOCK_PATIENCE })
+        Err(StateError::Busy { path: self.record_path(stem, RecordPhase::Ready), waited: LOCK_PATIENCE })
     }
 
     pub(super) fn open_record(&self, stem: &str) -> Result<Option<File>, StateError> {
@@ -256,22 +258,22 @@ impl Network {
 
     /// What a record's file holds. A record that is of another attachment than its name says was moved or copied here: to
     /// act on it would take the other attachment apart.
-    fn content(&self, stem: &str, file: &File) -> Content {
-        let Ok(bytes) = files::read_open(file) else { return Content::Damaged };
-        match Content::of(&bytes) {
-            Content::Attachment(read)
+    fn content(&self, stem: &str, file: &File) -> RecordContent {
+        let Ok(bytes) = files::read_open(file) else { return RecordContent::Damaged };
+        match RecordContent::of(&bytes) {
+            RecordContent::Attachment(read)
                 if read.key.file_stem() != stem
                     || AttachmentKey::network_dir(&read.key.network) != self.name() =>
             {
-                Content::Damaged
+                RecordContent::Damaged
             }
             content => content,
         }
     }
 
     /// Under which name the open file is known now; None if it was removed.
-    fn phase_of(&self, stem: &str, file: &File) -> Result<Option<Phase>, StateError> {
-        for phase in [Phase::Ready, Phase::Pending] {
+    fn phase_of(&self, stem: &str, file: &File) -> Result<Option<RecordPhase>, StateError> {
+        for phase in [RecordPhase::Ready, RecordPhase::Pending] {
             let path = self.record_path(stem, phase);
             let ours = file.metadata().map_err(io("look at", &path))?.ino();
             let named = optional(fs::symlink_metadata(&path)).map_err(io("look at", &path))?;
@@ -283,12 +285,12 @@ impl Network {
     }
 
     /// All records, without locks: a picture, not a promise.
-    pub fn list(&self) -> Result<Vec<Listed>, StateError> {
+    pub fn list(&self) -> Result<Vec<ListedRecord>, StateError> {
         let dir = self.dir.join("attachments");
         let mut listed = Vec::new();
         for name in file::list(&dir)? {
             let Some(name) = name.to_str() else { continue };
-            let Some((stem, phase)) = [Phase::Ready, Phase::Pending]
+            let Some((stem, phase)) = [RecordPhase::Ready, RecordPhase::Pending]
                 .iter()
                 .find_map(|phase| name.strip_suffix(phase.suffix()).map(|stem| (stem.to_owned(), *phase)))
             else {
@@ -300,11 +302,11 @@ impl Network {
                 // Gone between the listing and now: not there.
                 Ok(None) => continue,
                 // It must not hide the other records. A process that opens this one gets the reason.
-                Err(e) if files::is_refused(&e) => Content::Damaged,
+                Err(e) if files::is_refused(&e) => RecordContent::Damaged,
                 Err(e) => return Err(io("open", &path)(e)),
             };
             let (attachment, newer) = content.split();
-            listed.push(Listed { stem, phase, attachment, newer });
+            listed.push(ListedRecord { stem, phase, attachment, newer });
         }
         Ok(listed)
     }
@@ -330,7 +332,7 @@ impl Network {
     /// Is there an address left in every set, and room for a record? Asks under the lock, leaves nothing behind.
     pub fn has_room(&self, pools: &ipam::Pools) -> Result<(), StateError> {
         let section = self.enter()?;
-        let room = Claims::new(self, Path::new("")).room(pools).and_then(|()| self.try_record());
+        let room = AddressClaims::new(self, Path::new("")).room(pools).and_then(|()| self.try_record());
         section.leave()?;
         room
     }
@@ -343,7 +345,7 @@ impl Network {
     }
 
     /// Does `address` still belong to the record that is held? A claim that is a copy of the record counts.
-    pub fn is_claimed_by(&self, address: IpAddr, held: &Held) -> Result<bool, StateError> {
+    pub fn is_claimed_by(&self, address: IpAddr, held: &HeldAttachment) -> Result<bool, StateError> {
         Ok(self.is_linked(address, &held.metadata()?)?
             || self.claimant(address).is_some_and(|stem| stem == held.stem))
     }
@@ -363,7 +365,7 @@ impl Network {
         Ok(self.open_record(stem)?.is_some())
     }
 
-    /// These addresses had an owner that no record knew: see [`Wanted::clean`].
+    /// These addresses had an owner that no record knew: see [`AllocationRequest::clean`].
     pub fn lay_to_rest(&self, addresses: &[IpAddr]) -> Result<(), StateError> {
         if addresses.is_empty() {
             return Ok(());
@@ -401,10 +403,10 @@ impl Network {
 
     /// Where the record of a ready attachment is, for people.
     pub fn path_of(&self, stem: &str) -> PathBuf {
-        self.record_path(stem, Phase::Ready)
+        self.record_path(stem, RecordPhase::Ready)
     }
 
-    pub(super) fn record_path(&self, stem: &str, phase: Phase) -> PathBuf {
+    pub(super) fn record_path(&self, stem: &str, phase: RecordPhase) -> PathBuf {
         self.dir.join("attachments").join(format!("{stem}{}", phase.suffix()))
     }
 
@@ -414,7 +416,7 @@ impl Network {
 }
 
 /// A begin that failed, and whether all it had done was undone.
-struct Failed {
+struct FailedBegin {
     error: StateError,
     undone: bool,
 }

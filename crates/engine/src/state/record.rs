@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use cni::{Bandwidth, Dns, PortMapping, Route};
+use cni::{Bandwidth, Dns, PodRoute, PortMapping};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use types::{AttachMode, AttachmentKey, IfName, Mac, Placement, RequestId};
@@ -61,7 +61,7 @@ pub struct PodName {
 #[serde(default, rename_all = "camelCase")]
 pub struct Wiring {
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub routes: Vec<Route>,
+    pub routes: Vec<PodRoute>,
     /// The bridge's own addresses, with the subnet's prefix length.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gateways: Vec<IpNet>,
@@ -132,24 +132,24 @@ impl Attachment {
 
 /// What a record's file holds.
 #[derive(Debug)]
-pub(super) enum Content {
+pub(super) enum RecordContent {
     Attachment(Box<Attachment>),
     /// A newer version of Podwire wrote it.
     Newer(u32),
     Damaged,
 }
 
-impl Content {
+impl RecordContent {
     pub(super) fn of(bytes: &[u8]) -> Self {
         #[derive(Deserialize)]
-        struct Version {
+        struct SchemaVersion {
             schema: u32,
         }
         match serde_json::from_slice::<Attachment>(bytes) {
             Ok(read) if (FIRST_SCHEMA..=SCHEMA).contains(&read.schema) => Self::Attachment(Box::new(read)),
             // A newer schema may parse as this one or not, so the version alone decides.
             Ok(_) | Err(_) => match serde_json::from_slice(bytes) {
-                Ok(Version { schema }) if schema > SCHEMA => Self::Newer(schema),
+                Ok(SchemaVersion { schema }) if schema > SCHEMA => Self::Newer(schema),
                 Ok(_) | Err(_) => Self::Damaged,
             },
         }
@@ -187,11 +187,11 @@ mod tests {
             assert_eq!(addressing.schema(), schema);
             // The first versions with the field wrote schema 1.
             for schema in 1..=2 {
-                let (read, newer) = Content::of(text(addressing, schema).as_bytes()).split();
+                let (read, newer) = RecordContent::of(text(addressing, schema).as_bytes()).split();
                 assert_eq!((read.map(|read| read.addressing), newer), (Some(addressing), None), "{schema}");
             }
-            assert_eq!(Content::of(text(addressing, 3).as_bytes()).split(), (None, Some(3)));
-            assert!(matches!(Content::of(text(addressing, 0).as_bytes()), Content::Damaged));
+            assert_eq!(RecordContent::of(text(addressing, 3).as_bytes()).split(), (None, Some(3)));
+            assert!(matches!(RecordContent::of(text(addressing, 0).as_bytes()), RecordContent::Damaged));
         }
     }
 }

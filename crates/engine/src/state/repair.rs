@@ -12,10 +12,10 @@ use files::optional;
 use types::AttachmentKey;
 
 use super::file::{self, StateError, io, remove_if_there};
-use super::held::Held;
+use super::held::HeldAttachment;
 use super::index::{self, Bitmaps};
-use super::network::{Listed, Network, Phase, SEARCH, UNFINISHED};
-use super::record::{Attachment, Content};
+use super::network::{ListedRecord, NetworkState, RecordPhase, SEARCH, UNFINISHED};
+use super::record::{Attachment, RecordContent};
 
 /// Begins the name of a record that is being made for a pod that lives: if it is not finished, its claims stay.
 const UNADOPTED: &str = ".lost-";
@@ -43,7 +43,7 @@ pub struct Survivor {
     pub attachment: Option<Attachment>,
 }
 
-impl Network {
+impl NetworkState {
     /// Writes a lost record again, with its claims. False: another record has the key or one of the addresses.
     pub fn readopt(&self, survivor: &Survivor) -> Result<bool, StateError> {
         let section = self.enter()?;
@@ -63,12 +63,13 @@ impl Network {
     }
 
     /// Whether a record has claimed the address. A record that was removed leaves its claims behind, so the links of the
-    /// claim's file are counted, as [`Network::orphans`] does for all claims.
+    /// claim's file are counted, as [`NetworkState::orphans`] does for all claims.
     pub fn is_owned(&self, address: IpAddr) -> Result<bool, StateError> {
         let path = self.claim_path(address);
         let claim = optional(fs::symlink_metadata(&path)).map_err(io("inspect", &path))?;
         let Some(claim) = claim.filter(Metadata::is_file) else { return Ok(false) };
-        let Ok(Content::Attachment(record)) = files::read(&path).map(|bytes| Content::of(&bytes)) else {
+        let Ok(RecordContent::Attachment(record)) = files::read(&path).map(|bytes| RecordContent::of(&bytes))
+        else {
             // The file does not name the other claims that are links to it.
             return Ok(
                 self.is_claimed(address) && !self.orphans()?.contains(&OsString::from(address.to_string()))
@@ -85,14 +86,14 @@ impl Network {
     }
 
     /// Whether a record other than this one has claimed the address.
-    pub fn is_claimed_by_another(&self, address: IpAddr, held: &Held) -> Result<bool, StateError> {
+    pub fn is_claimed_by_another(&self, address: IpAddr, held: &HeldAttachment) -> Result<bool, StateError> {
         Ok(self.is_owned(address)? && !self.is_claimed_by(address, held)?)
     }
 
     /// The claims come before the record's name: a process that is killed in between leaves claims without a record, which
     /// stay as long as the pod's link has the addresses, and never a record whose addresses others could get.
     pub(super) fn adopt(&self, survivor: &Survivor) -> Result<(), StateError> {
-        let (temp, path) = (self.temp_path(UNADOPTED), self.record_path(&survivor.stem, Phase::Ready));
+        let (temp, path) = (self.temp_path(UNADOPTED), self.record_path(&survivor.stem, RecordPhase::Ready));
         let text = serde_json::to_vec(&survivor.attachment).map_err(|e| io("encode", &path)(e.into()))?;
         files::write_new(&temp, &text).map_err(io("write the record", &temp))?;
         for address in &survivor.addresses {
@@ -111,7 +112,11 @@ impl Network {
     }
 
     /// Claims addresses for a ready record again where the claim was removed or replaced by a copy. Returns which.
-    pub fn claim_again(&self, held: &Held, addresses: &[IpAddr]) -> Result<Vec<IpAddr>, StateError> {
+    pub fn claim_again(
+        &self,
+        held: &HeldAttachment,
+        addresses: &[IpAddr],
+    ) -> Result<Vec<IpAddr>, StateError> {
         let record = held.metadata()?;
         let is_lost = |address: &IpAddr| self.is_linked(*address, &record).map(|linked| !linked);
         let mut again = Vec::new();
@@ -177,7 +182,7 @@ impl Network {
     }
 
     /// Removes what killed processes had not finished: half-written records, and the claims that are links to them. All other
-    /// claims without a record may be of pods that live, and stay for [`Network::free_orphans`].
+    /// claims without a record may be of pods that live, and stay for [`NetworkState::free_orphans`].
     fn undo_unfinished(&self) -> Result<(), StateError> {
         let records = self.dir.join("attachments");
         for name in file::list(&records)? {
@@ -225,8 +230,8 @@ impl Network {
     }
 
     /// Whether an attachment has the address of a claim that is no link to a record. If so, the claim becomes one.
-    fn keep_claim(&self, address: IpAddr, listed: &[Listed]) -> Result<bool, StateError> {
-        let has = |l: &&Listed| {
+    fn keep_claim(&self, address: IpAddr, listed: &[ListedRecord]) -> Result<bool, StateError> {
+        let has = |l: &&ListedRecord| {
             l.attachment.as_ref().is_some_and(|a| !a.delegated && a.ips().any(|ip| ip == address))
         };
         let unreadable = || listed.iter().filter(|l| l.attachment.is_none());

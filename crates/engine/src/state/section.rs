@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use super::file::{self, LOCK_PATIENCE, StateError, io};
 use super::gate::Pass;
-use super::network::Network;
+use super::network::NetworkState;
 use super::repair::Freeing;
 
 /// The network's critical section; dropped without `leave`, it stays marked and the next one repairs.
@@ -23,7 +23,7 @@ impl Section {
     }
 }
 
-impl Network {
+impl NetworkState {
     /// Enters the critical section; repairs first what a killed process left in it.
     pub(super) fn enter(&self) -> Result<Section, StateError> {
         let path = self.dir.join("lock");

@@ -103,7 +103,7 @@ pub enum SysctlUse<'a> {
 
 /// What a log of changes holds.
 #[derive(Debug, Default)]
-pub struct Changes {
+pub struct SysctlChanges {
     pub known: Vec<(Sysctl, Changed)>,
     /// Entries that no version of Podwire writes, by path.
     pub refused: Vec<String>,
@@ -120,8 +120,8 @@ impl SysctlLog {
     }
 
     /// What was changed. An unreadable log is reported, not guessed at.
-    pub fn read(&self) -> Result<Changes, StateError> {
-        let mut changes = Changes::default();
+    pub fn read(&self) -> Result<SysctlChanges, StateError> {
+        let mut changes = SysctlChanges::default();
         for (path, changed) in self.entries()? {
             // All of these settings are small numbers.
             let is_number = [&changed.before, &changed.ours].iter().all(|value| value.parse::<i32>().is_ok());

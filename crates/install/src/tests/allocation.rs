@@ -1,7 +1,7 @@
 //! Values that are known only when the node owns blocks, and names that the operator chooses.
 
 use super::*;
-use config::{Cluster, Etcd, Plugin, Store};
+use config::{ClusterConfig, Etcd, PluginConfig, StoreChoice};
 
 const BLOCKS: &str = r#"{"cniVersion":"{{ CNI_VERSION }}","name":"{{ NAME }}","plugins":[{"type":"{{ TYPE }}",
     "subnet":"{{ BLOCK }}","network":"{{ NETWORK }}","x-gateway":"{{ GATEWAY }}","mtu":{{ MTU }},
@@ -10,7 +10,7 @@ const BLOCKS: &str = r#"{"cniVersion":"{{ CNI_VERSION }}","name":"{{ NAME }}","p
 /// One of many nodes.
 fn of_many() -> Site {
     let mut site = Site::new();
-    site.config.store = Store::Etcd(Etcd {
+    site.config.store = StoreChoice::Etcd(Etcd {
         endpoints: vec!["http://etcd:2379".to_owned()],
         prefix: "/podwire".to_owned(),
         counter: None,
@@ -21,7 +21,7 @@ fn of_many() -> Site {
         password: None,
         insecure: false,
     });
-    site.config.cluster = Cluster { margin: 8, ..site.config.cluster.clone() };
+    site.config.cluster = ClusterConfig { margin: 8, ..site.config.cluster.clone() };
     site.config.network.subnets = vec!["10.2.0.0/16".parse().unwrap(), "fd00:2::/64".parse().unwrap()];
     site
 }
@@ -112,7 +112,7 @@ fn one_node_has_all_of_the_network_from_the_start() {
 #[test]
 fn a1_type_and_version_are_the_operators() {
     let mut site = Site::new();
-    site.config.plugin = Plugin { name: "blue-cni".to_owned(), version: cni::Version::V0_4_0 };
+    site.config.plugin = PluginConfig { name: "blue-cni".to_owned(), version: cni::Version::V0_4_0 };
     let installer = site.installer();
     installer.put().unwrap();
     let list: Value = serde_json::from_str(&text(&site.conflist())).unwrap();
@@ -153,7 +153,7 @@ fn c1_a_conf_holds_the_one_plugin() {
     assert_eq!((&conf["cniVersion"], conf.get("plugins")), (&json!("1.0.0"), None));
     assert_eq!(conf["capabilities"]["portMappings"], true);
     // The plugin reads it as a runtime hands it over.
-    netconf::Place::parse(&cni::Config::from_slice(raw.as_bytes()).unwrap()).unwrap();
+    netconf::LocalPaths::parse(&cni::NetworkConfig::from_slice(raw.as_bytes()).unwrap()).unwrap();
     fs::write(&path, r#"{"name":"x","type":"podwire-cni"}"#).unwrap();
     let removal = installer.remove().unwrap();
     assert!(removal.left.is_empty() && !path.exists(), "{removal:?}");

@@ -1,14 +1,14 @@
 //! Files of others where ours should be.
 
 use super::*;
-use config::Plugin;
+use config::PluginConfig;
 
 const BRIDGE: &str = r#"{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"bridge","bridge":"cni0"}]}"#;
 
 /// A machine whose operator calls our plugin as others call theirs.
 fn called(name: &str) -> Site {
     let mut site = Site::new();
-    site.config.plugin = Plugin { name: name.to_owned(), ..Plugin::default() };
+    site.config.plugin = PluginConfig { name: name.to_owned(), ..PluginConfig::default() };
     for folder in ["opt/cni/bin", "etc/cni/net.d"] {
         fs::create_dir_all(site.at(folder)).unwrap();
     }

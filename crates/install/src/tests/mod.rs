@@ -52,7 +52,7 @@ impl Site {
         Installer::new(&self.config).unwrap().unwrap()
     }
 
-    fn install(&mut self) -> &mut Install {
+    fn install(&mut self) -> &mut InstallConfig {
         self.config.install.as_mut().unwrap()
     }
 

@@ -36,7 +36,7 @@ pub struct PeerFdb {
 
 /// What the kernel has of ours.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Seen {
+pub struct ObservedPeers {
     pub routes: Vec<PeerRoute>,
     pub neighbours: Vec<PeerNeighbour>,
     pub fdb: Vec<PeerFdb>,
@@ -45,7 +45,7 @@ pub struct Seen {
 /// To be applied in the order of the fields: a packet never meets a route without what it leads to. Setting replaces what
 /// is there under the same key (`dst`, or link and address, or link and MAC); removing what is not there is no failure.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Changes {
+pub struct PeerChanges {
     pub set_neighbours: Vec<PeerNeighbour>,
     pub set_fdb: Vec<PeerFdb>,
     pub set_routes: Vec<PeerRoute>,
@@ -54,7 +54,7 @@ pub struct Changes {
     pub del_fdb: Vec<PeerFdb>,
 }
 
-impl Changes {
+impl PeerChanges {
     /// The changes that are not among these.
     pub fn beyond(&self, due: &Self) -> Self {
         fn beyond<T: Copy + Ord>(all: &[T], due: &[T]) -> Vec<T> {
@@ -139,7 +139,7 @@ impl fmt::Display for PeerFdb {
 }
 
 /// One line for each change.
-impl fmt::Display for Changes {
+impl fmt::Display for PeerChanges {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fn lines<T: fmt::Display>(f: &mut fmt::Formatter<'_>, word: &str, list: &[T]) -> fmt::Result {
             list.iter().try_for_each(|one| writeln!(f, "{word} {one}"))
@@ -193,32 +193,32 @@ impl Keyed for PeerFdb {
 
 /// All objects of one kind: what is wanted, and what was handed out before.
 #[derive(Debug, Clone)]
-pub(super) struct Table<T: Keyed> {
-    entries: BTreeMap<T::Key, Entry<T>>,
+pub(super) struct PlannedObjects<T: Keyed> {
+    entries: BTreeMap<T::Key, PlannedEntry<T>>,
     /// Where the two may differ.
     touched: Vec<T::Key>,
 }
 
 #[derive(Debug, Clone)]
-struct Entry<T> {
+struct PlannedEntry<T> {
     wanted: Option<T>,
     taken: Option<T>,
 }
 
-impl<T: Keyed> Default for Table<T> {
+impl<T: Keyed> Default for PlannedObjects<T> {
     fn default() -> Self {
         Self { entries: BTreeMap::new(), touched: Vec::new() }
     }
 }
 
-impl<T: Keyed> Table<T> {
+impl<T: Keyed> PlannedObjects<T> {
     pub(super) fn wanted(&self, key: &T::Key) -> Option<&T> {
         self.entries.get(key)?.wanted.as_ref()
     }
 
     pub(super) fn want(&mut self, object: T) {
         self.touched.push(object.key());
-        let empty = Entry { wanted: None, taken: None };
+        let empty = PlannedEntry { wanted: None, taken: None };
         self.entries.entry(object.key()).or_insert(empty).wanted = Some(object);
     }
 
@@ -277,7 +277,7 @@ impl<T: Keyed> Table<T> {
     }
 }
 
-impl<T: Keyed> Entry<T> {
+impl<T: Keyed> PlannedEntry<T> {
     /// Looks for what is wanted among what the kernel has under its key.
     fn meet(&mut self, seen: &[&T], del: &mut Vec<T>) {
         self.taken = self.wanted.filter(|wanted| seen.contains(&wanted));

@@ -15,19 +15,19 @@ pub(super) struct Holder<'a> {
 
 /// Things that should have one holder each.
 #[derive(Debug, Clone)]
-pub(super) struct Shared<K> {
+pub(super) struct Holders<K> {
     /// One set for all, because nearly everything has one holder: a set for each would be most of the memory. No name
     /// sorts before every name: it is where a search begins.
     holders: BTreeSet<(K, u64, Option<Arc<NodeName>>)>,
 }
 
-impl<K> Default for Shared<K> {
+impl<K> Default for Holders<K> {
     fn default() -> Self {
         Self { holders: BTreeSet::new() }
     }
 }
 
-impl<K: Ord + Copy> Shared<K> {
+impl<K: Ord + Copy> Holders<K> {
     pub(super) fn add(&mut self, key: K, holder: Holder<'_>) {
         self.holders.insert((key, holder.created, Some(Arc::clone(holder.name))));
     }

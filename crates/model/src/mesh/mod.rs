@@ -29,20 +29,20 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use types::{Mac, NodeName};
+use types::{Family, Mac, NodeName, PeerSource};
 
-pub use changes::{Changes, PeerFdb, PeerNeighbour, PeerRoute, Seen};
-pub use facts::{Facts, Family, Transport, TransportError, Tunnels, Underlay};
+pub use changes::{ObservedPeers, PeerChanges, PeerFdb, PeerNeighbour, PeerRoute};
+pub use facts::{Facts, Transport, TransportError, Tunnels, Underlay};
 pub use repairs::Repaired;
-pub use sources::{PeerSource, SourceChanges};
+pub use sources::SourceChanges;
 pub use way::{NoWay, Way};
 
 use crate::admission::StoredNode;
 use crate::cut::Cut;
 use crate::object::NodeRecord;
-use changes::Table;
-use claims::{Holder, Shared};
-use plan::{Ground, Peer, Plan, plan};
+use changes::PlannedObjects;
+use claims::{Holder, Holders};
+use plan::{Ground, PeerPlan, PlannedPeer, plan};
 
 /// The other nodes as this one sees them.
 #[derive(Debug, Clone)]
@@ -51,19 +51,19 @@ pub struct Mesh {
     /// How the network is divided into blocks, as the facts say.
     cuts: Vec<Cut>,
     /// Names are shared: each stands in many places.
-    peers: BTreeMap<Arc<NodeName>, Peer>,
+    peers: BTreeMap<Arc<NodeName>, PlannedPeer>,
     /// The owner of each block, as its claim says.
     owners: BTreeMap<IpNet, NodeName>,
     /// The records that name a block, with or without its claim.
-    named: Shared<IpNet>,
-    macs: Shared<Mac>,
-    addresses: Shared<IpAddr>,
+    named: Holders<IpNet>,
+    macs: Holders<Mac>,
+    addresses: Holders<IpAddr>,
     /// What our own record says; where another says the same, ours counts.
     own_mac: Option<Mac>,
-    routes: Table<PeerRoute>,
-    neighbours: Table<PeerNeighbour>,
-    fdb: Table<PeerFdb>,
-    sources: Table<PeerSource>,
+    routes: PlannedObjects<PeerRoute>,
+    neighbours: PlannedObjects<PeerNeighbour>,
+    fdb: PlannedObjects<PeerFdb>,
+    sources: PlannedObjects<PeerSource>,
     /// How many nodes are reached through a tunnel of either family.
     tunnelled: BTreeMap<Family, usize>,
 }
@@ -76,14 +76,14 @@ impl Mesh {
             facts,
             peers: BTreeMap::new(),
             owners: BTreeMap::new(),
-            named: Shared::default(),
-            macs: Shared::default(),
-            addresses: Shared::default(),
+            named: Holders::default(),
+            macs: Holders::default(),
+            addresses: Holders::default(),
             own_mac: None,
-            routes: Table::default(),
-            neighbours: Table::default(),
-            fdb: Table::default(),
-            sources: Table::default(),
+            routes: PlannedObjects::default(),
+            neighbours: PlannedObjects::default(),
+            fdb: PlannedObjects::default(),
+            sources: PlannedObjects::default(),
             tunnelled: BTreeMap::new(),
         }
     }
@@ -156,19 +156,19 @@ impl Mesh {
     }
 
     /// From what was taken before to what is wanted now. Where applying it failed, `compare` finds out what is missing.
-    pub fn take_changes(&mut self) -> Changes {
+    pub fn take_changes(&mut self) -> PeerChanges {
         let (set_neighbours, del_neighbours) = self.neighbours.take();
         let (set_fdb, del_fdb) = self.fdb.take();
         let (set_routes, del_routes) = self.routes.take();
-        Changes { set_neighbours, set_fdb, set_routes, del_routes, del_neighbours, del_fdb }
+        PeerChanges { set_neighbours, set_fdb, set_routes, del_routes, del_neighbours, del_fdb }
     }
 
     /// From what the kernel has to what is wanted now; it counts as taken.
-    pub fn compare(&mut self, seen: &Seen) -> Changes {
+    pub fn compare(&mut self, seen: &ObservedPeers) -> PeerChanges {
         let (set_neighbours, del_neighbours) = self.neighbours.compare(&seen.neighbours);
         let (set_fdb, del_fdb) = self.fdb.compare(&seen.fdb);
         let (set_routes, del_routes) = self.routes.compare(&seen.routes);
-        Changes { set_neighbours, set_fdb, set_routes, del_routes, del_neighbours, del_fdb }
+        PeerChanges { set_neighbours, set_fdb, set_routes, del_routes, del_neighbours, del_fdb }
     }
 
     /// Which tunnel devices are needed, IPv4 and IPv6, whether or not they exist.
@@ -196,7 +196,7 @@ impl Mesh {
         self.enter(&name, &node);
         affected.extend(self.rivals(&node.record));
         affected.insert(Arc::clone(&name));
-        self.peers.insert(name, Peer { node, plan: Plan::default() });
+        self.peers.insert(name, PlannedPeer { node, plan: PeerPlan::default() });
         affected
     }
 
@@ -263,7 +263,7 @@ impl Mesh {
         }
     }
 
-    fn establish(&mut self, plan: &Plan) {
+    fn establish(&mut self, plan: &PeerPlan) {
         plan.routes.iter().for_each(|route| self.routes.want(*route));
         plan.neighbours.iter().for_each(|neighbour| self.neighbours.want(*neighbour));
         plan.fdb.iter().for_each(|entry| self.fdb.want(*entry));
@@ -273,7 +273,7 @@ impl Mesh {
         }
     }
 
-    fn withdraw(&mut self, plan: &Plan) {
+    fn withdraw(&mut self, plan: &PeerPlan) {
         plan.routes.iter().for_each(|route| self.routes.drop(route));
         plan.neighbours.iter().for_each(|neighbour| self.neighbours.drop(neighbour));
         plan.fdb.iter().for_each(|entry| self.fdb.drop(entry));

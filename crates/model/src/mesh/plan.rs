@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use types::{Mac, NodeName};
+use types::{Family, Mac, NodeName, PeerSource};
 
 use super::changes::{PeerFdb, PeerNeighbour, PeerRoute};
-use super::claims::Shared;
-use super::facts::{Facts, Family};
-use super::sources::{PeerSource, senders, sources};
+use super::claims::Holders;
+use super::facts::Facts;
+use super::sources::{senders, sources};
 use super::way::{NoWay, Way, choose, outer};
 use crate::admission::{StoredNode, check_block};
 use crate::cut::Cut;
@@ -17,13 +17,13 @@ use crate::object::NodeRecord;
 
 /// Another node, and what follows from its record.
 #[derive(Debug, Clone)]
-pub(super) struct Peer {
+pub(super) struct PlannedPeer {
     pub(super) node: StoredNode,
-    pub(super) plan: Plan,
+    pub(super) plan: PeerPlan,
 }
 
 #[derive(Debug, Clone, Default)]
-pub(super) struct Plan {
+pub(super) struct PeerPlan {
     pub(super) ways: Vec<(IpNet, Way)>,
     pub(super) routes: Vec<PeerRoute>,
     pub(super) neighbours: Vec<PeerNeighbour>,
@@ -39,7 +39,7 @@ pub(super) struct Ground<'a> {
     pub(super) facts: &'a Facts,
     pub(super) cuts: &'a [Cut],
     pub(super) owners: &'a BTreeMap<IpNet, NodeName>,
-    pub(super) macs: &'a Shared<Mac>,
+    pub(super) macs: &'a Holders<Mac>,
 }
 
 /// Is this block its node's, and can it be routed here?
@@ -73,8 +73,8 @@ fn rival<'a>(ground: &Ground<'a>, record: &NodeRecord) -> Option<&'a NodeName> {
     (*winner != record.name).then_some(winner)
 }
 
-pub(super) fn plan(ground: &Ground<'_>, record: &NodeRecord) -> Plan {
-    let mut plan = Plan::default();
+pub(super) fn plan(ground: &Ground<'_>, record: &NodeRecord) -> PeerPlan {
+    let mut plan = PeerPlan::default();
     let rival = rival(ground, record);
     let facts = ground.facts;
     let (mut neighbours, mut fdb, mut own) = (BTreeSet::new(), BTreeSet::new(), Vec::new());

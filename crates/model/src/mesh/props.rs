@@ -16,7 +16,7 @@ struct Model {
 }
 
 impl Model {
-    fn apply(&mut self, changes: &Changes) {
+    fn apply(&mut self, changes: &PeerChanges) {
         for n in &changes.set_neighbours {
             self.neighbours.insert((n.link, n.addr), n.mac);
         }
@@ -42,7 +42,7 @@ impl Model {
         }
     }
 
-    fn seen(&self) -> Seen {
+    fn seen(&self) -> ObservedPeers {
         let neighbour = |((link, addr), mac): (&(u32, IpAddr), &Mac)| PeerNeighbour {
             link: *link,
             addr: *addr,
@@ -50,7 +50,7 @@ impl Model {
         };
         let entry =
             |((link, mac), dst): (&(u32, Mac), &IpAddr)| PeerFdb { link: *link, mac: *mac, dst: *dst };
-        Seen {
+        ObservedPeers {
             routes: self.routes.values().copied().collect(),
             neighbours: self.neighbours.iter().map(neighbour).collect(),
             fdb: self.fdb.iter().map(entry).collect(),
@@ -155,7 +155,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 fn wanted(mesh: &Mesh) -> Model {
     let mut model = Model::default();
-    model.apply(&mesh.clone().compare(&Seen::default()));
+    model.apply(&mesh.clone().compare(&ObservedPeers::default()));
     model
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use super::changes::Changes;
+use super::changes::PeerChanges;
 
 /// So many objects are named; a flush of thousands of routes is one sentence.
 const NAMED: usize = 5;
@@ -17,7 +17,7 @@ pub struct Repaired {
     pub sentences: Vec<String>,
 }
 
-impl Changes {
+impl PeerChanges {
     /// All kinds, also those without a repair.
     pub fn repairs(&self) -> [Repaired; 3] {
         let routes = (names(&self.set_routes, |r| r.dst), names(&self.del_routes, |r| r.dst));
@@ -73,12 +73,12 @@ mod tests {
     #[test]
     fn a5_repairs_of_each_kind_are_counted_and_named() {
         let (mac, addr, link) = (Mac::local([1; 5]), IpAddr::from([10, 2, 0, 0]), 7);
-        let changes = Changes {
+        let changes = PeerChanges {
             set_routes: (0..7).map(route).collect(),
             del_routes: vec![route(9)],
             set_neighbours: vec![PeerNeighbour { link, addr, mac }],
             set_fdb: vec![PeerFdb { link, mac, dst: addr }],
-            ..Changes::default()
+            ..PeerChanges::default()
         };
         let [routes, neighbours, fdb] = changes.repairs();
         assert_eq!((routes.kind, routes.count), ("peer_route", 8));
@@ -93,21 +93,22 @@ mod tests {
         assert_eq!((fdb.count, fdb.sentences.len()), (1, 1));
         // Changes that were due anyway are no repairs.
         assert!(changes.beyond(&changes).repairs().iter().all(|repaired| repaired.count == 0));
-        let due = Changes { set_routes: vec![route(0)], ..Changes::default() };
+        let due = PeerChanges { set_routes: vec![route(0)], ..PeerChanges::default() };
         assert_eq!(changes.beyond(&due).repairs()[0].count, 7);
     }
 
     #[test]
     fn a5_changes_are_selected_in_the_order_in_which_they_are_applied() {
         let (mac, addr, link) = (Mac::local([1; 5]), IpAddr::from([10, 2, 0, 0]), 7);
-        let mut changes = Changes {
+        let mut changes = PeerChanges {
             set_neighbours: vec![PeerNeighbour { link, addr, mac }],
             set_routes: vec![route(0), route(1)],
             del_routes: vec![route(2)],
-            ..Changes::default()
+            ..PeerChanges::default()
         };
         let refused = changes.select([false, false, true, true]);
-        let wanted = Changes { set_routes: vec![route(1)], del_routes: vec![route(2)], ..Changes::default() };
+        let wanted =
+            PeerChanges { set_routes: vec![route(1)], del_routes: vec![route(2)], ..PeerChanges::default() };
         assert_eq!(refused, wanted);
         let applied = changes.beyond(&refused);
         assert_eq!((applied.len(), applied.repairs()[0].count), (2, 1));

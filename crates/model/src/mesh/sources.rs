@@ -1,10 +1,10 @@
 //! Which inner sources each peer may send through the tunnel. The firewall accepts these and drops all others.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use types::PeerSource;
 
 use super::Mesh;
 use super::changes::Keyed;
@@ -12,24 +12,11 @@ use super::facts::Facts;
 use super::way::is_usable;
 use crate::object::NodeRecord;
 
-/// A peer that sends from `outer` may carry packets from `inner`: one of its blocks, or one of its own addresses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PeerSource {
-    pub outer: IpAddr,
-    pub inner: IpNet,
-}
-
 /// To be added before routes change and removed afterwards, so that no peer is refused while its routes change.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SourceChanges {
     pub add: Vec<PeerSource>,
     pub remove: Vec<PeerSource>,
-}
-
-impl fmt::Display for PeerSource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} from {}", self.inner, self.outer)
-    }
 }
 
 impl Keyed for PeerSource {

@@ -111,7 +111,7 @@ fn auto_goes_direct_to_nodes_on_the_link_in_each_family() {
     };
     let four = route("10.2.5.0/24", "192.0.2.5", "10.2.0.1");
     let six = route("fd00:2:0:0:500::/72", "2001:db8::5", "fd00:2::1");
-    assert_eq!(changes, Changes { set_routes: vec![four, six], ..Changes::default() });
+    assert_eq!(changes, PeerChanges { set_routes: vec![four, six], ..PeerChanges::default() });
     assert_eq!(mesh.tunnels_wanted(), (false, false));
     assert_eq!(mesh.findings(), []);
     assert!(mesh.take_changes().is_empty());
@@ -446,29 +446,29 @@ fn a1_each_unreached_node_is_a_condition_of_its_own() {
 fn what_the_kernel_has_is_compared() {
     let far = peer("a", &["203.0.113.5"], &["10.2.5.0/24"]);
     let mut mesh = mesh(facts(), &[far]);
-    let all = mesh.compare(&Seen::default());
+    let all = mesh.compare(&ObservedPeers::default());
     assert!(mesh.take_changes().is_empty(), "it counts as taken");
     let (route, neighbour, entry) = (all.set_routes[0], all.set_neighbours[0], all.set_fdb[0]);
-    let right = Seen { routes: vec![route], neighbours: vec![neighbour], fdb: vec![entry] };
+    let right = ObservedPeers { routes: vec![route], neighbours: vec![neighbour], fdb: vec![entry] };
     assert!(mesh.compare(&right).is_empty());
 
     let elsewhere = PeerRoute { gateway: ip("192.0.2.9"), link: 2, onlink: false, ..route };
     let stale = PeerRoute { dst: net("10.2.99.0/24"), ..route };
-    let seen = Seen { routes: vec![elsewhere, stale], ..right.clone() };
+    let seen = ObservedPeers { routes: vec![elsewhere, stale], ..right.clone() };
     let changes = mesh.compare(&seen);
     assert_eq!((&changes.set_routes[..], &changes.del_routes[..]), (&[route][..], &[stale][..]));
-    let both = Seen { routes: vec![elsewhere, route], ..right.clone() };
-    assert_eq!(mesh.compare(&both), Changes { del_routes: vec![elsewhere], ..Changes::default() });
+    let both = ObservedPeers { routes: vec![elsewhere, route], ..right.clone() };
+    assert_eq!(mesh.compare(&both), PeerChanges { del_routes: vec![elsewhere], ..PeerChanges::default() });
     let unsourced = PeerRoute { src: None, ..route };
-    let changes = mesh.compare(&Seen { routes: vec![unsourced], ..right.clone() });
-    assert_eq!(changes, Changes { set_routes: vec![route], ..Changes::default() });
+    let changes = mesh.compare(&ObservedPeers { routes: vec![unsourced], ..right.clone() });
+    assert_eq!(changes, PeerChanges { set_routes: vec![route], ..PeerChanges::default() });
 
     // The kernel takes no notice of the source when it removes a route: it would remove the right one.
-    assert!(mesh.compare(&Seen { routes: vec![unsourced, route], ..right.clone() }).is_empty());
+    assert!(mesh.compare(&ObservedPeers { routes: vec![unsourced, route], ..right.clone() }).is_empty());
 
     let old = PeerFdb { dst: ip("203.0.113.99"), ..entry };
-    let changes = mesh.compare(&Seen { fdb: vec![old], ..right });
-    assert_eq!(changes, Changes { set_fdb: vec![entry], ..Changes::default() }, "replaced");
+    let changes = mesh.compare(&ObservedPeers { fdb: vec![old], ..right });
+    assert_eq!(changes, PeerChanges { set_fdb: vec![entry], ..PeerChanges::default() }, "replaced");
 }
 
 /// `cargo test --release -p cluster -- --nocapture five_thousand` shows the times.
@@ -493,7 +493,11 @@ fn five_thousand_nodes_are_planned_at_once_and_one_change_costs_its_own() {
     let mut mesh = mesh(ours, &records);
     let changes = mesh.take_changes();
     assert_eq!((changes.set_routes.len(), mesh.findings().len()), (10_000, 0));
-    let seen = Seen { routes: changes.set_routes, neighbours: changes.set_neighbours, fdb: changes.set_fdb };
+    let seen = ObservedPeers {
+        routes: changes.set_routes,
+        neighbours: changes.set_neighbours,
+        fdb: changes.set_fdb,
+    };
     assert!(mesh.compare(&seen).is_empty());
     let moved = NodeRecord { addresses: vec![ip("203.0.113.99")], ..record(3000) };
     mesh.set_peer(stored(moved));

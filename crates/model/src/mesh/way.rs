@@ -4,9 +4,9 @@ use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 
 use ipnet::IpNet;
-use types::{Mac, NodeName};
+use types::{Family, Mac, NodeName};
 
-use super::facts::{Facts, Family, Transport};
+use super::facts::{Facts, Transport};
 use crate::admission::{BlockRefusal, check_address};
 use crate::object::NodeRecord;
 

@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use cni::Code;
+use cni::ErrorCode;
 use serde_json::{Value, json};
 use types::{AttachMode, NetworkId};
 
 use super::pools;
-use crate::{Addresses, NetConf, Network, NetworkSettings, NodeAllocation, NodeNetworks, Place};
+use crate::{Addresses, LocalPaths, NetConf, Network, NetworkSettings, NodeAllocation, NodeNetworks};
 
 const BLOCKS: [&str; 2] = ["10.9.0.0/24", "fd00:9::/64"];
 
@@ -47,11 +47,11 @@ impl Agent {
     }
 }
 
-fn config_of(config: &Value) -> cni::Config {
-    cni::Config::from_slice(config.to_string().as_bytes()).unwrap()
+fn config_of(config: &Value) -> cni::NetworkConfig {
+    cni::NetworkConfig::from_slice(config.to_string().as_bytes()).unwrap()
 }
 
-fn add(config: &Value, args: &str) -> cni::Call {
+fn add(config: &Value, args: &str) -> cni::AttachmentRequest {
     let env = [
         ("CNI_COMMAND", "ADD"),
         ("CNI_CONTAINERID", "c"),
@@ -84,7 +84,7 @@ fn a_config_that_only_names_the_agents_network_gets_all_of_it() {
         assert!(conf.ip_masq);
         assert_eq!(pools(&conf).len(), 2, "one set for each family");
         assert_eq!(Some(&conf), agent.allocation.default_network().map(|network| network.conf()));
-        let place = Place::merge(&config_of(&config), Some(&agent.networks())).unwrap();
+        let place = LocalPaths::merge(&config_of(&config), Some(&agent.networks())).unwrap();
         assert_eq!(place.run_dir, Path::new("/run/agent-7"));
     }
 }
@@ -144,7 +144,7 @@ fn the_run_dir_is_always_the_agents() {
     for (key, dir) in [("runDir", "/tmp/x"), ("rundir", "/tmp/x"), ("RUNDIR", "")] {
         let config =
             json!({ "cniVersion": "1.1.0", "name": "storage", key: dir, "ipam": { "dataDir": "/tmp/y" } });
-        let place = Place::merge(&config_of(&config), Some(&agent().networks())).unwrap();
+        let place = LocalPaths::merge(&config_of(&config), Some(&agent().networks())).unwrap();
         assert_eq!(place.run_dir, Path::new("/run/agent-7"), "{key}");
     }
 }
@@ -206,9 +206,9 @@ fn a_node_without_a_block_refuses_its_own_network_only() {
     let networks = NodeNetworks { allocation: Err("this node has no block yet"), ..agent.networks() };
     let own = config_of(&json!({ "cniVersion": "1.1.0", "name": "podwire" }));
     let error = NetConf::merge(&own, Some(&networks)).unwrap_err();
-    assert_eq!(error.code, Code::TryAgainLater);
+    assert_eq!(error.code, ErrorCode::TryAgainLater);
     assert_eq!(error.msg, "this node has no addresses to give: this node has no block yet");
-    assert_eq!(Place::merge(&own, Some(&networks)).unwrap().run_dir, Path::new("/run/agent-7"));
+    assert_eq!(LocalPaths::merge(&own, Some(&networks)).unwrap().run_dir, Path::new("/run/agent-7"));
     let other = config_of(&json!({ "cniVersion": "1.1.0", "name": "storage", "subnet": "10.7.0.0/24" }));
     assert!(NetConf::merge(&other, Some(&networks)).is_ok());
 }

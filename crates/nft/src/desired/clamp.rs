@@ -6,7 +6,7 @@ use types::{IfName, NetworkName};
 use super::ChainType::Filter;
 use super::HookPoint::Forward;
 use super::Type::Link;
-use super::{Chain, Family, NetworkTable, Set, Table, TableId};
+use super::{Chain, NetworkTable, Set, Table, TableFamily, TableId};
 use crate::element::{Element, Field};
 
 const TUNNELS: &str = "tunnels";
@@ -23,7 +23,7 @@ pub(crate) fn table(network: &NetworkName) -> Table {
         ),
     ];
     let name = NetworkTable::Clamp.name(network);
-    Table::new(Family::Inet, name, vec![Set::lasting(TUNNELS, &[Link])], chains)
+    Table::new(TableFamily::Inet, name, vec![Set::lasting(TUNNELS, &[Link])], chains)
 }
 
 pub(crate) fn element<'a>(table: TableId<'a>, tunnel: &'a IfName) -> Element<'a> {

@@ -11,7 +11,7 @@ use types::{IfName, NetworkName};
 use super::ChainType::Filter;
 use super::HookPoint::Prerouting;
 use super::Type::{Link, Mac};
-use super::{Chain, Family, Members, NetworkTable, Set, Table};
+use super::{Chain, Members, NetworkTable, Set, Table, TableFamily};
 
 /// How many pods can be counted at once.
 const PODS: u32 = 65535;
@@ -56,6 +56,6 @@ impl ConnectionLimit<'_> {
         ];
         let chain = Chain { rules, ..Chain::plain("connections", &[]).at(Filter, Prerouting, -150) };
         let sets = vec![counted(&links, Link), counted(&macs, Mac)];
-        Table::new(Family::Inet, self.table(), sets, vec![chain])
+        Table::new(TableFamily::Inet, self.table(), sets, vec![chain])
     }
 }

@@ -34,12 +34,12 @@ pub(crate) type Name = Cow<'static, str>;
 
 /// Whether a table sees packets at the host's IP layer, or frames between ports of a bridge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Family {
+pub(crate) enum TableFamily {
     Inet,
     Bridge,
 }
 
-impl Family {
+impl TableFamily {
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Inet => "inet",
@@ -51,13 +51,13 @@ impl Family {
 /// Which table, as nft names it: `inet podwire`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct TableId<'a> {
-    pub(crate) family: Family,
+    pub(crate) family: TableFamily,
     pub(crate) name: &'a str,
 }
 
 impl TableId<'static> {
     /// The table of pods of this family.
-    pub(crate) const fn of_pods(family: Family) -> Self {
+    pub(crate) const fn of_pods(family: TableFamily) -> Self {
         Self { family, name: TABLE }
     }
 }
@@ -222,7 +222,7 @@ impl Chain {
 /// A table. Its maps [`REVISION`] and [`APPLIED`] are among its sets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Table {
-    pub(crate) family: Family,
+    pub(crate) family: TableFamily,
     pub(crate) name: Name,
     pub(crate) sets: Vec<Set>,
     pub(crate) chains: Vec<Chain>,
@@ -231,7 +231,12 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    pub(crate) fn new(family: Family, name: impl Into<Name>, sets: Vec<Set>, chains: Vec<Chain>) -> Self {
+    pub(crate) fn new(
+        family: TableFamily,
+        name: impl Into<Name>,
+        sets: Vec<Set>,
+        chains: Vec<Chain>,
+    ) -> Self {
         let mark = |name| Set::lasting(name, &[Type::Mark]).to(&[Type::Mark]);
         let sets = [mark(REVISION), mark(APPLIED)].into_iter().chain(sets).collect();
         Self { family, name: name.into(), sets, chains, shared: None }
@@ -273,12 +278,12 @@ pub(crate) fn number(digest: &Digest) -> u32 {
 
 /// A set or chain as the key of map [`APPLIED`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Object<'a> {
+pub(crate) enum AppliedObject<'a> {
     Set(&'a str),
     Chain(&'a str),
 }
 
-impl Object<'_> {
+impl AppliedObject<'_> {
     pub(crate) fn key(self) -> u32 {
         number(&match self {
             Self::Set(name) => Digest::of(&["set", name]),

@@ -19,11 +19,11 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use types::{Mac, NetworkName};
+use types::{Mac, NetworkName, PeerSource};
 
 use super::ChainType::Filter;
 use super::HookPoint::{Forward, Input};
-use super::{Chain, Family, Name, NetworkTable, Set, Table, TableId, Type};
+use super::{Chain, Name, NetworkTable, Set, Table, TableFamily, TableId, Type};
 use crate::element::{Element, Field};
 
 const VNI: &str = "@th,96,24";
@@ -53,13 +53,6 @@ pub struct PeerRules {
     /// The prefix lengths of the network's blocks, for each family that pods have.
     pub block4: Option<u8>,
     pub block6: Option<u8>,
-}
-
-/// A peer that sends from `outer` may carry packets from `inner`: a block, or one of its own addresses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PeerSource {
-    pub outer: IpAddr,
-    pub inner: IpNet,
 }
 
 /// Sources of one outer and one inner family: blocks of one length, or whole addresses.
@@ -181,7 +174,7 @@ impl PeerRules {
                 ],
             ),
         ];
-        Table::new(Family::Inet, NetworkTable::Peers.name(network), sets.collect(), chains)
+        Table::new(TableFamily::Inet, NetworkTable::Peers.name(network), sets.collect(), chains)
     }
 
     fn receive(&self, sources: &[Sources]) -> Vec<Name> {
@@ -223,7 +216,7 @@ mod tests {
 
     fn elements(rules: &PeerRules, outer: &str, inner: &str) -> Vec<String> {
         let source = PeerSource { outer: outer.parse().unwrap(), inner: inner.parse().unwrap() };
-        let id = TableId { family: Family::Inet, name: "t" };
+        let id = TableId { family: TableFamily::Inet, name: "t" };
         rules.elements(id, &source).iter().map(|e| e.to_string().replace("inet t ", "")).collect()
     }
 

@@ -7,8 +7,8 @@ use ipnet::IpNet;
 use super::ChainType::{Filter, Nat};
 use super::HookPoint::{Input, Output, Postrouting, Prerouting};
 use super::Type::{Ip4, Ip6, Link, Mac, Port, Protocol};
-use super::{Chain, Family, Name, Set, TABLE, Table, Type};
-use crate::pod::{Guard, Mode, NetworkChain, Pod};
+use super::{Chain, Name, Set, TABLE, Table, TableFamily, Type};
+use crate::pod::{AttachMode, FirewallPod, Guard, NetworkChain};
 
 const RAW: i32 = -300;
 const DSTNAT: i32 = -100;
@@ -24,17 +24,17 @@ pub struct Structure<'a> {
 
 impl<'a> Structure<'a> {
     /// What these pods need.
-    pub fn of(pods: &[Pod<'a>]) -> Self {
+    pub fn of(pods: &[FirewallPod<'a>]) -> Self {
         pods.iter().fold(Self::default(), |all, pod| all.with(pod.mode, pod.guard, pod.masquerade))
     }
 
     /// And what pods that are attached and guarded like this need, whether there is one or not.
     #[must_use]
-    pub fn with(mut self, mode: Mode, guard: Guard, masquerade: Option<&'a NetworkChain>) -> Self {
+    pub fn with(mut self, mode: AttachMode, guard: Guard, masquerade: Option<&'a NetworkChain>) -> Self {
         for family in families(mode, guard) {
             match family {
-                Family::Inet => self.inet = true,
-                Family::Bridge => self.bridge = true,
+                TableFamily::Inet => self.inet = true,
+                TableFamily::Bridge => self.bridge = true,
             }
         }
         self.networks.extend(masquerade);
@@ -43,16 +43,16 @@ impl<'a> Structure<'a> {
         self
     }
 
-    pub(crate) fn needs(&self, family: Family) -> bool {
+    pub(crate) fn needs(&self, family: TableFamily) -> bool {
         match family {
-            Family::Inet => self.inet,
-            Family::Bridge => self.bridge,
+            TableFamily::Inet => self.inet,
+            TableFamily::Bridge => self.bridge,
         }
     }
 
-    pub(crate) fn table(&self, family: Family) -> Table {
+    pub(crate) fn table(&self, family: TableFamily) -> Table {
         let mut table = base(family).clone();
-        if family == Family::Inet {
+        if family == TableFamily::Inet {
             for network in &self.networks {
                 table.sets.extend(network_sets(network));
                 table.chains.push(network_chain(network));
@@ -63,28 +63,30 @@ impl<'a> Structure<'a> {
 }
 
 /// The tables that such a pod needs: one without a guarded bridge port also works on a kernel without the bridge family.
-pub(crate) fn families(mode: Mode, guard: Guard) -> &'static [Family] {
+pub(crate) fn families(mode: AttachMode, guard: Guard) -> &'static [TableFamily] {
     match (mode, guard) {
-        (Mode::Bridge, Guard::On | Guard::Dhcp | Guard::Mac) => &[Family::Inet, Family::Bridge],
-        (Mode::Bridge, Guard::Off) | (Mode::Routed, _) => &[Family::Inet],
+        (AttachMode::Bridge, Guard::On | Guard::Dhcp | Guard::Mac) => {
+            &[TableFamily::Inet, TableFamily::Bridge]
+        }
+        (AttachMode::Bridge, Guard::Off) | (AttachMode::Routed, _) => &[TableFamily::Inet],
     }
 }
 
 /// The table without chains of networks.
-pub(crate) fn base(family: Family) -> &'static Table {
+pub(crate) fn base(family: TableFamily) -> &'static Table {
     static INET: LazyLock<Table> = LazyLock::new(inet);
     static BRIDGE: LazyLock<Table> = LazyLock::new(bridge);
     match family {
-        Family::Inet => &INET,
-        Family::Bridge => &BRIDGE,
+        TableFamily::Inet => &INET,
+        TableFamily::Bridge => &BRIDGE,
     }
 }
 
 /// [`Table::revision`] of the base structure. Every ADD needs it, so it is not computed there; a test compares it.
-pub(crate) fn revision(family: Family) -> u32 {
+pub(crate) fn revision(family: TableFamily) -> u32 {
     match family {
-        Family::Inet => 0xd207_dee4,
-        Family::Bridge => 0xd9fb_ac5e,
+        TableFamily::Inet => 0xd207_dee4,
+        TableFamily::Bridge => 0xd9fb_ac5e,
     }
 }
 
@@ -265,7 +267,7 @@ fn inet() -> Table {
         ),
     ];
     let shared = Some(NetworkChain::PREFIX);
-    Table { shared, ..Table::new(Family::Inet, TABLE, inet_sets(), chains) }
+    Table { shared, ..Table::new(TableFamily::Inet, TABLE, inet_sets(), chains) }
 }
 
 fn bridge() -> Table {
@@ -329,7 +331,7 @@ fn bridge() -> Table {
             ],
         ),
     ];
-    Table::new(Family::Bridge, TABLE, sets, chains)
+    Table::new(TableFamily::Bridge, TABLE, sets, chains)
 }
 
 /// A network that is masqueraded has a chain and two sets of its own: adding a pod is then adding to a plain set, which takes
@@ -368,13 +370,15 @@ impl Chain {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::desired::{Base, HookPoint, Object};
+    use crate::desired::{AppliedObject, Base, HookPoint};
 
     #[test]
     fn tables_are_rendered_as_text_of_nft() {
         let network = NetworkChain::new(&"blue".try_into().unwrap(), &["10.0.0.0/24".parse().unwrap()]);
-        let text =
-            Structure::default().with(Mode::Routed, Guard::On, Some(&network)).table(Family::Inet).text();
+        let text = Structure::default()
+            .with(AttachMode::Routed, Guard::On, Some(&network))
+            .table(TableFamily::Inet)
+            .text();
         for line in [
             "\tset source6 { type ifname . ipv6_addr . ether_addr; flags timeout; }",
             "\tmap hostport4_any { type inet_proto . inet_service : ipv4_addr . inet_service; flags timeout; }",
@@ -389,27 +393,27 @@ mod tests {
         let set = format!("\tset {} {{ type ipv6_addr; flags timeout; }}", network.set6());
         assert!(text.contains(&set), "{text}");
         let targets = "set targets6 { typeof iifname . @th,64,128; flags timeout; }";
-        assert!(base(Family::Bridge).text().contains(targets));
+        assert!(base(TableFamily::Bridge).text().contains(targets));
     }
 
     #[test]
     fn the_revision_is_that_of_the_base_and_changes_with_every_rule() {
         let network = NetworkChain::new(&"blue".try_into().unwrap(), &[]);
-        let with = Structure::default().with(Mode::Bridge, Guard::On, Some(&network));
-        let revisions = [Family::Inet, Family::Bridge].map(|family| with.table(family).revision());
-        let stated = [revision(Family::Inet), revision(Family::Bridge)];
+        let with = Structure::default().with(AttachMode::Bridge, Guard::On, Some(&network));
+        let revisions = [TableFamily::Inet, TableFamily::Bridge].map(|family| with.table(family).revision());
+        let stated = [revision(TableFamily::Inet), revision(TableFamily::Bridge)];
         assert_eq!(stated, revisions, "the structure was changed: state {revisions:#010x?} in `revision`");
         let changed = |change: &dyn Fn(&mut Table)| {
-            let mut table = base(Family::Inet).clone();
+            let mut table = base(TableFamily::Inet).clone();
             change(&mut table);
             table.revision()
         };
-        let is_other = |change: &dyn Fn(&mut Table)| changed(change) != revision(Family::Inet);
+        let is_other = |change: &dyn Fn(&mut Table)| changed(change) != revision(TableFamily::Inet);
         assert!(is_other(&|table| table.chains[2].rules[0] = "accept".into()));
         assert!(is_other(&|table| table.sets.truncate(3)));
         let base = Base { kind: Filter, hook: HookPoint::Forward, priority: 0 };
         assert!(is_other(&|table| table.chains[0].base = Some(base)));
-        assert_ne!(Object::Set("guard").key(), Object::Chain("guard").key());
+        assert_ne!(AppliedObject::Set("guard").key(), AppliedObject::Chain("guard").key());
     }
 
     #[test]
@@ -420,6 +424,6 @@ mod tests {
             ifname: "eth0".try_into().unwrap(),
         };
         assert!(key.host_link(0).as_str().starts_with("pw"));
-        assert!(base(Family::Inet).chains[0].rules[0].starts_with(r#"iifname "pw*""#));
+        assert!(base(TableFamily::Inet).chains[0].rules[0].starts_with(r#"iifname "pw*""#));
     }
 }

@@ -10,14 +10,14 @@ use std::fmt::Write as _;
 use ipnet::IpNet;
 use types::{AttachmentKey, NetworkName};
 
-use super::fate::Outcome;
-use super::tables::Tables;
+use super::fate::PacketFate;
+use super::tables::UnmanagedTables;
 use super::{ForeignFamily, MARK, is_harmless};
 use crate::error::Error;
 use crate::observe::ListedChain;
 use crate::program;
-use crate::rule::{Ending, Listed};
-use crate::socket::Socket;
+use crate::rule::{KernelRule, RuleVerdict};
+use crate::socket::NftSocket;
 
 /// Somebody may change the chain between the look and the change.
 const TRIES: usize = 3;
@@ -38,23 +38,23 @@ pub fn withdraw_from_others(is_meant: &dyn Fn(&str) -> bool) -> Result<Vec<Strin
     in_every_chain(&|tables, chain| {
         let rules = tables.rules(&chain.table, &chain.name);
         let ours = rules.iter().filter(|listed| mark_of(listed).is_some_and(|mark| is_meant(mark.network)));
-        Plan { remove: ours.map(|listed| listed.handle).collect(), add: Vec::new(), before: None }
+        AcceptPlan { remove: ours.map(|listed| listed.handle).collect(), add: Vec::new(), before: None }
     })
 }
 
 /// What a rule's comment says.
-struct Mark<'a> {
+struct AcceptMark<'a> {
     network: &'a str,
     way: &'a str,
     subnet: IpNet,
 }
 
-fn mark_of(listed: &Listed) -> Option<Mark<'_>> {
-    let comment = listed.comment.as_deref().filter(|_| listed.rule.ending == Ending::Accept)?;
+fn mark_of(listed: &KernelRule) -> Option<AcceptMark<'_>> {
+    let comment = listed.comment.as_deref().filter(|_| listed.rule.ending == RuleVerdict::Accept)?;
     let words: Vec<&str> = comment.split(' ').collect();
     match words.as_slice() {
         [MARK, network, way @ ("from" | "to"), subnet] => {
-            Some(Mark { network, way, subnet: subnet.parse().ok()? })
+            Some(AcceptMark { network, way, subnet: subnet.parse().ok()? })
         }
         _ => None,
     }
@@ -62,7 +62,7 @@ fn mark_of(listed: &Listed) -> Option<Mark<'_>> {
 
 /// What is to be done in one chain.
 #[derive(Default)]
-struct Plan {
+struct AcceptPlan {
     /// By their handles.
     remove: Vec<u64>,
     /// Condition and comment.
@@ -71,31 +71,35 @@ struct Plan {
     before: Option<u64>,
 }
 
-fn plan(tables: &Tables, chain: &ListedChain, (network, subnets): (&str, &[IpNet])) -> Plan {
+fn plan(tables: &UnmanagedTables, chain: &ListedChain, (network, subnets): (&str, &[IpNet])) -> AcceptPlan {
     let rules = tables.rules(&chain.table, &chain.name);
-    let mut ours: Vec<(usize, &Listed, Mark<'_>)> = Vec::new();
+    let mut ours: Vec<(usize, &KernelRule, AcceptMark<'_>)> = Vec::new();
     for (place, listed) in rules.iter().enumerate() {
         ours.extend(mark_of(listed).filter(|m| m.network == network).map(|mark| (place, listed, mark)));
     }
     let (wanted, before) = match tables.outcome(chain) {
-        Outcome::Drops { rule, .. } if !tables.is_dormant(&chain.table) => {
+        PacketFate::Drops { rule, .. } if !tables.is_dormant(&chain.table) => {
             (ways(tables.family, subnets), rule)
         }
-        Outcome::Drops { .. } | Outcome::Accepts | Outcome::GoesOn => (Vec::new(), None),
+        PacketFate::Drops { .. } | PacketFate::Accepts | PacketFate::GoesOn => (Vec::new(), None),
     };
     let end = rules.iter().position(|listed| Some(listed.handle) == before).unwrap_or(rules.len());
     let is_there = |(way, subnet): &(&str, IpNet)| {
         ours.iter().any(|(place, _, mark)| *place < end && mark.way == *way && mark.subnet == *subnet)
     };
     if ours.len() == wanted.len() && wanted.iter().all(is_there) {
-        return Plan::default();
+        return AcceptPlan::default();
     }
     let add = wanted.into_iter().map(|(way, subnet)| {
         let family = if subnet.addr().is_ipv4() { "ip" } else { "ip6" };
         let side = if way == "from" { "saddr" } else { "daddr" };
         (format!("{family} {side} {subnet}"), format!("{MARK} {network} {way} {subnet}"))
     });
-    Plan { remove: ours.iter().map(|(_, listed, _)| listed.handle).collect(), add: add.collect(), before }
+    AcceptPlan {
+        remove: ours.iter().map(|(_, listed, _)| listed.handle).collect(),
+        add: add.collect(),
+        before,
+    }
 }
 
 /// Both ways for every subnet that the table's family sees.
@@ -108,13 +112,13 @@ fn ways(family: ForeignFamily, subnets: &[IpNet]) -> Vec<(&'static str, IpNet)> 
     subnets.iter().filter(is_seen).flat_map(|subnet| [("from", *subnet), ("to", *subnet)]).collect()
 }
 
-fn in_every_chain(plan: &dyn Fn(&Tables, &ListedChain) -> Plan) -> Result<Vec<String>, Error> {
-    let (mut socket, mut done) = (Socket::open()?, Vec::new());
+fn in_every_chain(plan: &dyn Fn(&UnmanagedTables, &ListedChain) -> AcceptPlan) -> Result<Vec<String>, Error> {
+    let (mut socket, mut done) = (NftSocket::open()?, Vec::new());
     let mut failed = None;
     for _ in 0..TRIES {
         failed = None;
         for family in ForeignFamily::ALL {
-            let tables = Tables::read(&mut socket, family)?;
+            let tables = UnmanagedTables::read(&mut socket, family)?;
             let open = |c: &&ListedChain| {
                 !tables.is_owned(&c.table) && [&c.table, &c.name].into_iter().all(|name| is_harmless(name))
             };
@@ -134,7 +138,7 @@ fn in_every_chain(plan: &dyn Fn(&Tables, &ListedChain) -> Plan) -> Result<Vec<St
 }
 
 /// None: there was nothing to do.
-fn apply(plan: &Plan, place: &str) -> Result<Option<String>, Error> {
+fn apply(plan: &AcceptPlan, place: &str) -> Result<Option<String>, Error> {
     let mut text = String::new();
     for handle in &plan.remove {
         let _ = writeln!(text, "delete rule {place} handle {handle}");

@@ -1,9 +1,9 @@
 //! What becomes of pods' packets in a chain of others: what it looks like, and what is certain. Pure.
 
-use super::tables::Tables;
-use crate::condition::Test;
+use super::tables::UnmanagedTables;
+use crate::condition::PacketTest;
 use crate::observe::ListedChain;
-use crate::rule::{Condition, Ending, Listed};
+use crate::rule::{KernelRule, RuleCondition, RuleVerdict};
 
 /// The kernel allows no deeper jumps.
 const DEEPEST: usize = 16;
@@ -16,7 +16,7 @@ const NEW: u32 = 8;
 const POD_PREFIX: &[u8] = b"pw";
 
 /// What becomes of a packet that no rule with a condition matches.
-pub(super) enum Outcome {
+pub(super) enum PacketFate {
     Accepts,
     /// In words, and the rule of the base chain that leads to it; none for the policy.
     Drops {
@@ -44,41 +44,46 @@ enum Fate {
     Open,
 }
 
-impl Tables {
-    pub(super) fn outcome(&self, chain: &ListedChain) -> Outcome {
+impl UnmanagedTables {
+    pub(super) fn outcome(&self, chain: &ListedChain) -> PacketFate {
         match (self.walk(&chain.table, &chain.name, DEEPEST), chain.policy) {
-            (Outcome::GoesOn, Some(DROP)) => {
-                Outcome::Drops { why: "its policy is drop".to_owned(), rule: None }
+            (PacketFate::GoesOn, Some(DROP)) => {
+                PacketFate::Drops { why: "its policy is drop".to_owned(), rule: None }
             }
             (outcome, _) => outcome,
         }
     }
 
-    fn walk(&self, table: &str, chain: &str, depth: usize) -> Outcome {
-        let always = self.rules(table, chain).iter().filter(|r| r.rule.condition == Condition::Always);
+    fn walk(&self, table: &str, chain: &str, depth: usize) -> PacketFate {
+        let always = self.rules(table, chain).iter().filter(|r| r.rule.condition == RuleCondition::Always);
         for listed in always {
             let rule = Some(listed.handle);
-            let drops = |how: &str| Outcome::Drops {
+            let drops = |how: &str| PacketFate::Drops {
                 why: format!("chain {chain} ends in a rule that {how} all"),
                 rule,
             };
             match &listed.rule.ending {
-                Ending::Accept => return Outcome::Accepts,
-                Ending::Drop => return drops("drops"),
-                Ending::Reject => return drops("rejects"),
-                Ending::Return => return Outcome::GoesOn,
-                Ending::Jump(to) | Ending::Goto(to) if depth > 0 => match self.walk(table, to, depth - 1) {
-                    Outcome::Drops { why, .. } => return Outcome::Drops { why, rule },
-                    Outcome::Accepts => return Outcome::Accepts,
-                    Outcome::GoesOn if matches!(listed.rule.ending, Ending::Goto(_)) => {
-                        return Outcome::GoesOn;
+                RuleVerdict::Accept => return PacketFate::Accepts,
+                RuleVerdict::Drop => return drops("drops"),
+                RuleVerdict::Reject => return drops("rejects"),
+                RuleVerdict::Return => return PacketFate::GoesOn,
+                RuleVerdict::Jump(to) | RuleVerdict::Goto(to) if depth > 0 => {
+                    match self.walk(table, to, depth - 1) {
+                        PacketFate::Drops { why, .. } => return PacketFate::Drops { why, rule },
+                        PacketFate::Accepts => return PacketFate::Accepts,
+                        PacketFate::GoesOn if matches!(listed.rule.ending, RuleVerdict::Goto(_)) => {
+                            return PacketFate::GoesOn;
+                        }
+                        PacketFate::GoesOn => {}
                     }
-                    Outcome::GoesOn => {}
-                },
-                Ending::Jump(_) | Ending::Goto(_) | Ending::Masquerade | Ending::Other => {}
+                }
+                RuleVerdict::Jump(_)
+                | RuleVerdict::Goto(_)
+                | RuleVerdict::Masquerade
+                | RuleVerdict::Other => {}
             }
         }
-        Outcome::GoesOn
+        PacketFate::GoesOn
     }
 
     /// Is it sure that the packet does not pass? Where one rule may accept it, it is not.
@@ -99,30 +104,32 @@ impl Tables {
             if may_have_left && fate != Fate::GoesOn { Fate::Open } else { fate }
         };
         for listed in self.rules(table, chain).iter().filter(|listed| !is_excluded(listed, links)) {
-            let is_sure = listed.rule.condition == Condition::Always;
+            let is_sure = listed.rule.condition == RuleCondition::Always;
             let below = |to: &str| match depth {
                 0 => Fate::Open,
                 depth => self.fate((table, to), links, depth - 1),
             };
             match &listed.rule.ending {
-                Ending::Accept => return Fate::Open,
-                Ending::Drop | Ending::Reject if is_sure => return ends(Fate::Drops, may_have_left),
-                Ending::Drop | Ending::Reject | Ending::Masquerade => {}
-                Ending::Return if is_sure => return Fate::GoesOn,
-                Ending::Return => may_have_left = true,
-                Ending::Jump(to) => match below(to) {
+                RuleVerdict::Accept => return Fate::Open,
+                RuleVerdict::Drop | RuleVerdict::Reject if is_sure => {
+                    return ends(Fate::Drops, may_have_left);
+                }
+                RuleVerdict::Drop | RuleVerdict::Reject | RuleVerdict::Masquerade => {}
+                RuleVerdict::Return if is_sure => return Fate::GoesOn,
+                RuleVerdict::Return => may_have_left = true,
+                RuleVerdict::Jump(to) => match below(to) {
                     Fate::Open => return Fate::Open,
                     Fate::Drops if is_sure => return ends(Fate::Drops, may_have_left),
                     Fate::Drops | Fate::GoesOn => {}
                 },
-                Ending::Goto(to) => match below(to) {
+                RuleVerdict::Goto(to) => match below(to) {
                     Fate::Open => return Fate::Open,
                     fate if is_sure => return ends(fate, may_have_left),
                     Fate::Drops => {}
                     Fate::GoesOn => may_have_left = true,
                 },
-                Ending::Other if listed.goes_on => {}
-                Ending::Other => return Fate::Open,
+                RuleVerdict::Other if listed.goes_on => {}
+                RuleVerdict::Other => return Fate::Open,
             }
         }
         Fate::GoesOn
@@ -130,14 +137,14 @@ impl Tables {
 }
 
 /// Does the rule ask for something that the packet does not have?
-fn is_excluded(listed: &Listed, links: &Links<'_>) -> bool {
+fn is_excluded(listed: &KernelRule, links: &Links<'_>) -> bool {
     listed.tests.iter().any(|test| match test {
-        Test::From(name) => !is_from_pods(name, links.bridges),
-        Test::Towards(name) => {
+        PacketTest::From(name) => !is_from_pods(name, links.bridges),
+        PacketTest::Towards(name) => {
             !links.uplinks.is_empty() && !links.uplinks.iter().any(|uplink| is_named(name, uplink))
         }
-        Test::Protocol(protocol) => *protocol != TCP,
-        Test::State(states) => states & NEW == 0,
+        PacketTest::Protocol(protocol) => *protocol != TCP,
+        PacketTest::State(states) => states & NEW == 0,
     })
 }
 

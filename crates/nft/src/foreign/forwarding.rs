@@ -1,12 +1,12 @@
 //! Rules of others that are of use only while the host forwards: they translate addresses, or accept what is forwarded.
 
-use super::tables::Tables;
+use super::tables::UnmanagedTables;
 use super::{ForeignFamily, is_for_us};
-use crate::condition::Test;
+use crate::condition::PacketTest;
 use crate::error::Error;
 use crate::observe::ListedChain;
-use crate::rule::{Ending, Listed};
-use crate::socket::Socket;
+use crate::rule::{KernelRule, RuleVerdict};
+use crate::socket::NftSocket;
 
 /// `NF_INET_PRE_ROUTING`, `NF_INET_FORWARD`, `NF_INET_POST_ROUTING`
 const PREROUTING: u32 = 0;
@@ -29,13 +29,13 @@ pub struct ForwardingChain {
 
 /// The chains in this thread's namespace that need the host to forward.
 pub fn forwarding_chains() -> Result<Vec<ForwardingChain>, Error> {
-    let mut socket = Socket::open()?;
+    let mut socket = NftSocket::open()?;
     let mut found = Vec::new();
     for family in ForeignFamily::ALL {
-        let tables = Tables::read_where(&mut socket, family, is_wanted)?;
+        let tables = UnmanagedTables::read_where(&mut socket, family, is_wanted)?;
         for chain in tables.chains.iter().filter(|chain| !tables.is_dormant(&chain.table)) {
             let translates = is_nat(chain);
-            let needs = |rule: &Listed| if translates { rule.translates } else { accepts(rule) };
+            let needs = |rule: &KernelRule| if translates { rule.translates } else { accepts(rule) };
             // What was not read may need it.
             if tables.is_cut || tables.reaches(&chain.table, &chain.name, needs) {
                 let (table, chain) = (chain.table.clone(), chain.name.clone());
@@ -58,11 +58,11 @@ fn is_wanted(chain: &ListedChain) -> bool {
 }
 
 /// Firewalls accept answers, ICMP and the loopback everywhere, whether the host forwards or not.
-fn accepts(listed: &Listed) -> bool {
-    let is_routine = |test: &Test| match test {
-        Test::State(states) => states & NEW == 0,
-        Test::Protocol(protocol) => ICMP.contains(protocol),
-        Test::From(link) | Test::Towards(link) => link.starts_with(b"lo\0"),
+fn accepts(listed: &KernelRule) -> bool {
+    let is_routine = |test: &PacketTest| match test {
+        PacketTest::State(states) => states & NEW == 0,
+        PacketTest::Protocol(protocol) => ICMP.contains(protocol),
+        PacketTest::From(link) | PacketTest::Towards(link) => link.starts_with(b"lo\0"),
     };
-    listed.rule.ending == Ending::Accept && !is_for_us(listed) && !listed.tests.iter().any(is_routine)
+    listed.rule.ending == RuleVerdict::Accept && !is_for_us(listed) && !listed.tests.iter().any(is_routine)
 }

@@ -20,10 +20,10 @@ pub use legacy::{LegacyTables, legacy_tables};
 
 use crate::error::Error;
 use crate::observe::ListedChain;
-use crate::rule::{Ending, Listed};
-use crate::socket::Socket;
-use fate::{Links, Outcome};
-use tables::Tables;
+use crate::rule::{KernelRule, RuleVerdict};
+use crate::socket::NftSocket;
+use fate::{Links, PacketFate};
+use tables::UnmanagedTables;
 
 /// A rule whose comment holds this is there for us.
 const MARK: &str = "podwire";
@@ -103,10 +103,10 @@ pub enum Certainty {
 /// The chains in this thread's namespace that drop what pods send or receive through the host. `bridges` are those that
 /// pods are attached to, for the command.
 pub fn foreign_drops(bridges: &[&IfName]) -> Result<Vec<ForeignDrop>, Error> {
-    let mut socket = Socket::open()?;
+    let mut socket = NftSocket::open()?;
     let (mut found, mut uplinks) = (Vec::new(), None);
     for family in ForeignFamily::ALL {
-        let tables = Tables::read(&mut socket, family)?;
+        let tables = UnmanagedTables::read(&mut socket, family)?;
         if tables.chains.is_empty() {
             continue;
         }
@@ -130,13 +130,13 @@ fn uplinks() -> Vec<String> {
     names.collect::<Option<_>>().unwrap_or_default()
 }
 
-impl Tables {
+impl UnmanagedTables {
     fn drop_of(&self, chain: &ListedChain, bridges: &[&IfName], links: &Links<'_>) -> Option<ForeignDrop> {
         if self.is_dormant(&chain.table) || self.is_prepared(&chain.table, &chain.name) {
             return None;
         }
-        let Outcome::Drops { mut why, .. } = self.outcome(chain) else { return None };
-        let place = Place { family: self.family, table: &chain.table, chain: &chain.name };
+        let PacketFate::Drops { mut why, .. } = self.outcome(chain) else { return None };
+        let place = ChainAddress { family: self.family, table: &chain.table, chain: &chain.name };
         let command = if self.is_owned(&chain.table) {
             why.push_str(", and only the program that made the table can change it");
             place.of_firewalld(bridges)
@@ -154,7 +154,7 @@ impl Tables {
     }
 
     /// Does the chain, or one that it leads to, have such a rule?
-    fn reaches(&self, table: &str, chain: &str, is_wanted: impl Fn(&Listed) -> bool) -> bool {
+    fn reaches(&self, table: &str, chain: &str, is_wanted: impl Fn(&KernelRule) -> bool) -> bool {
         let (mut chains, mut next) = (vec![chain], 0);
         while let Some(chain) = chains.get(next) {
             for listed in self.rules(table, chain) {
@@ -162,7 +162,9 @@ impl Tables {
                     return true;
                 }
                 match &listed.rule.ending {
-                    Ending::Jump(to) | Ending::Goto(to) if !chains.contains(&to.as_str()) => chains.push(to),
+                    RuleVerdict::Jump(to) | RuleVerdict::Goto(to) if !chains.contains(&to.as_str()) => {
+                        chains.push(to);
+                    }
                     _ => {}
                 }
             }
@@ -173,21 +175,25 @@ impl Tables {
 }
 
 /// One that accepts with our mark, or the way that firewalld has for links of a zone.
-fn is_for_us(listed: &Listed) -> bool {
+fn is_for_us(listed: &KernelRule) -> bool {
     match &listed.rule.ending {
-        Ending::Accept => listed.comment.as_ref().is_some_and(|comment| comment.contains(MARK)),
-        Ending::Jump(_) | Ending::Goto(_) => listed.compared.iter().any(|name| name == POD_PREFIX),
-        Ending::Drop | Ending::Reject | Ending::Return | Ending::Masquerade | Ending::Other => false,
+        RuleVerdict::Accept => listed.comment.as_ref().is_some_and(|comment| comment.contains(MARK)),
+        RuleVerdict::Jump(_) | RuleVerdict::Goto(_) => listed.compared.iter().any(|name| name == POD_PREFIX),
+        RuleVerdict::Drop
+        | RuleVerdict::Reject
+        | RuleVerdict::Return
+        | RuleVerdict::Masquerade
+        | RuleVerdict::Other => false,
     }
 }
 
-struct Place<'a> {
+struct ChainAddress<'a> {
     family: ForeignFamily,
     table: &'a str,
     chain: &'a str,
 }
 
-impl Place<'_> {
+impl ChainAddress<'_> {
     /// Routed pods pass with the host end of their link as the one side, bridged ones with their bridge. Both ways, and
     /// new connections too: host ports, and pods of other nodes, come from outside.
     fn insertion(&self, bridges: &[&IfName]) -> Fix {
@@ -232,14 +238,14 @@ mod tests {
     #[test]
     fn names_that_mean_something_to_a_shell_are_in_no_command() {
         let bridge = IfName::try_from("br0").unwrap();
-        let place = Place { family: ForeignFamily::Ip, table: "filter", chain: "FORWARD" };
+        let place = ChainAddress { family: ForeignFamily::Ip, table: "filter", chain: "FORWARD" };
         let command = place.insertion(&[&bridge]);
         assert!(
             command.contains(r#"; insert rule ip filter FORWARD oifname "br0" counter accept"#),
             "{command}"
         );
         for chain in ["a'; reboot '", "$(reboot)", "", "9"] {
-            let command = Place { chain, ..place }.insertion(&[]);
+            let command = ChainAddress { chain, ..place }.insertion(&[]);
             assert_eq!(&*command, "nft -a list ruleset");
         }
     }

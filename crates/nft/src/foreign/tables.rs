@@ -11,8 +11,8 @@ use crate::desired::is_own_table;
 use crate::error::Error;
 use crate::number;
 use crate::observe::ListedChain;
-use crate::rule::{Ending, Listed};
-use crate::socket::{Request, Socket, Verb};
+use crate::rule::{KernelRule, RuleVerdict};
+use crate::socket::{MessageHeader, NftRequest, NftSocket};
 
 const LOOK: &str = "look for foreign chains that drop";
 /// `NF_INET_FORWARD`
@@ -21,26 +21,26 @@ const FORWARD: u32 = 2;
 const MOST: usize = 4096;
 
 /// What one family has at the forward hook, or another.
-pub(super) struct Tables {
+pub(super) struct UnmanagedTables {
     pub(super) family: ForeignFamily,
     flags: BTreeMap<String, u32>,
     /// The base chains.
     pub(super) chains: Vec<ListedChain>,
     /// By table and chain, in their order.
-    rules: BTreeMap<(String, String), Vec<Listed>>,
+    rules: BTreeMap<(String, String), Vec<KernelRule>>,
     /// There are more rules than were read.
     pub(super) is_cut: bool,
 }
 
-impl Tables {
-    pub(super) fn read(socket: &mut Socket, family: ForeignFamily) -> Result<Self, Error> {
+impl UnmanagedTables {
+    pub(super) fn read(socket: &mut NftSocket, family: ForeignFamily) -> Result<Self, Error> {
         let is_wanted = |c: &ListedChain| c.hook.as_ref().is_some_and(|hook| hook.number == FORWARD);
         Self::read_where(socket, family, is_wanted)
     }
 
     /// With these base chains of others.
     pub(super) fn read_where(
-        socket: &mut Socket,
+        socket: &mut NftSocket,
         family: ForeignFamily,
         is_wanted: impl Fn(&ListedChain) -> bool,
     ) -> Result<Self, Error> {
@@ -58,7 +58,7 @@ impl Tables {
     }
 
     /// Those of the base chains, and of all that they lead to.
-    fn read_rules(&mut self, socket: &mut Socket) -> Result<(), Error> {
+    fn read_rules(&mut self, socket: &mut NftSocket) -> Result<(), Error> {
         let base = self.chains.iter().map(|c| (c.table.clone(), c.name.clone()));
         let (mut next, mut count): (VecDeque<(String, String)>, usize) = (base.collect(), 0);
         while let Some(place) = next.pop_front() {
@@ -74,10 +74,11 @@ impl Tables {
                 body.str(number::RULE_TABLE, table);
                 body.str(number::RULE_CHAIN, chain);
             };
-            let rules: Vec<Listed> = list(socket, (self.family, number::GETRULE), (of_chain, Listed::read))?;
+            let rules: Vec<KernelRule> =
+                list(socket, (self.family, number::GETRULE), (of_chain, KernelRule::read))?;
             count += rules.len();
             for listed in &rules {
-                if let Ending::Jump(to) | Ending::Goto(to) = &listed.rule.ending {
+                if let RuleVerdict::Jump(to) | RuleVerdict::Goto(to) = &listed.rule.ending {
                     next.push_back((table.clone(), to.clone()));
                 }
             }
@@ -86,7 +87,7 @@ impl Tables {
         Ok(())
     }
 
-    pub(super) fn rules(&self, table: &str, chain: &str) -> &[Listed] {
+    pub(super) fn rules(&self, table: &str, chain: &str) -> &[KernelRule] {
         self.rules.get(&(table.to_owned(), chain.to_owned())).map_or(&[], Vec::as_slice)
     }
 
@@ -113,12 +114,12 @@ fn table(answer: &[u8]) -> Option<(String, u32)> {
 }
 
 fn list<T: PartialEq>(
-    socket: &mut Socket,
+    socket: &mut NftSocket,
     (family, kind): (ForeignFamily, u16),
     (which, read): (impl Fn(&mut Body<'_>), impl Fn(&[u8]) -> Option<T>),
 ) -> Result<Vec<T>, Error> {
     let number = u8::try_from(family.number()).unwrap_or_default();
-    let all = Request::new(Verb { kind, flags: 0, family: number, version: 0 }, which);
+    let all = NftRequest::new(MessageHeader { kind, flags: 0, family: number, version: 0 }, which);
     match socket.list(&all, read)? {
         Ok(listed) => Ok(listed),
         // A kernel without nf_tables, or without this family, has no such chains; and a chain may just have gone.

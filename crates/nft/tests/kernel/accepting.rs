@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use ipnet::IpNet;
-use nft::{Mode, Protocol, accept_in_others, foreign_drops, withdraw_from_others};
+use nft::{AttachMode, Protocol, accept_in_others, foreign_drops, withdraw_from_others};
 use types::NetworkName;
 
 use crate::common::{Sample, in_netns, run};
@@ -150,7 +150,7 @@ fn a9_iptables_still_understands_its_tables() {
 
 #[test]
 fn a9_with_our_rules_pods_pass_and_others_do_not() {
-    for mode in [Mode::Bridge, Mode::Routed] {
+    for mode in [AttachMode::Bridge, AttachMode::Routed] {
         let lab = Lab::new(mode);
         lab.admit(&Sample::new(mode, 2).publish(Protocol::Tcp, 8080, 80));
         let serve = |at, address: &str| lab.serve(at, Protocol::Tcp, address);

@@ -3,7 +3,7 @@
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use nft::{Firewall, Mode, Protocol};
+use nft::{AttachMode, Firewall, Protocol};
 use types::IfName;
 
 use crate::common::{Sample, drift, in_netns, nft, repair, run};
@@ -70,7 +70,7 @@ fn connect(lab: &Lab, from: At, target: &str) {
 
 #[test]
 fn pain10_a_connection_through_a_tunnel_learns_what_fits() {
-    for mode in [Mode::Bridge, Mode::Routed] {
+    for mode in [AttachMode::Bridge, AttachMode::Routed] {
         let lab = Lab::new(mode);
         lab.admit(&Sample { chain: None, ..Sample::new(mode, 2) });
         dig(&lab);
@@ -103,7 +103,7 @@ fn pain15_every_change_of_the_clamp_is_repaired_and_tables_of_pods_are_not_conce
         assert_eq!(run("nft", &["list", "ruleset"]), "", "no tunnel, no pod, no table");
         assert!(set(&["pwvx4"]).unwrap().starts_with("connections through pwvx4 are clamped to what fits"));
         assert!(clamps());
-        let sample = Sample::new(Mode::Routed, 2);
+        let sample = Sample::new(AttachMode::Routed, 2);
         sample.admit();
         assert!(set(&["pwvx4", "pwvx6"]).is_some());
         let listed = || nft("list set inet podwire-clamp-blue tunnels");

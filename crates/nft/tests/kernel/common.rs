@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use netlink::NetNs;
-use nft::{Firewall, Guard, HostPort, Mode, NetworkChain, Pod, Protocol, Structure};
+use nft::{AttachMode, Firewall, FirewallPod, Guard, HostPort, NetworkChain, Protocol, Structure};
 use types::{IfName, Mac};
 
 /// Runs in a network namespace that ends with the function.
@@ -41,11 +41,11 @@ pub(crate) fn structure() -> String {
 }
 
 /// How the tables of pods differ from what these pods need.
-pub(crate) fn drift(pods: &[Pod<'_>]) -> Vec<String> {
+pub(crate) fn drift(pods: &[FirewallPod<'_>]) -> Vec<String> {
     Firewall::open().expect("open").drift(&Structure::of(pods)).expect("drift")
 }
 
-pub(crate) fn repair(pods: &[Pod<'_>]) {
+pub(crate) fn repair(pods: &[FirewallPod<'_>]) {
     Firewall::open().expect("open").repair(&Structure::of(pods), pods).expect("repair");
 }
 
@@ -79,11 +79,11 @@ fn listed_elements() -> String {
     lines.join("\n")
 }
 
-/// A pod that owns what `Pod` borrows.
+/// A pod that owns what `FirewallPod` borrows.
 pub(crate) struct Sample {
     pub(crate) link: IfName,
     pub(crate) mac: Mac,
-    pub(crate) mode: Mode,
+    pub(crate) mode: AttachMode,
     pub(crate) bridge: Option<IfName>,
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) chain: Option<NetworkChain>,
@@ -93,7 +93,7 @@ pub(crate) struct Sample {
 
 impl Sample {
     /// A dual-stack pod with all there is, number `n` of its network.
-    pub(crate) fn new(mode: Mode, n: u16) -> Self {
+    pub(crate) fn new(mode: AttachMode, n: u16) -> Self {
         let [hi, lo] = n.to_be_bytes();
         Self {
             // Every other begins as the name of a tunnel does: that must not take it for one.
@@ -116,8 +116,8 @@ impl Sample {
         }
     }
 
-    pub(crate) fn pod(&self) -> Pod<'_> {
-        Pod {
+    pub(crate) fn pod(&self) -> FirewallPod<'_> {
+        FirewallPod {
             link: &self.link,
             mac: self.mac,
             mode: self.mode,

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use nft::{Certainty, ForeignDrop, Mode, Protocol, foreign_drops};
+use nft::{AttachMode, Certainty, ForeignDrop, Protocol, foreign_drops};
 use types::IfName;
 
 use crate::common::{Sample, in_netns, run};
@@ -81,7 +81,7 @@ fn pain15_chains_that_drop_are_told_from_those_that_do_not() {
         (firewalld(), Some("inet firewalld filter_FORWARD: chain filter_FORWARD ends in a rule that rejects all")),
     ] {
         in_netns(|| {
-            Sample::new(Mode::Bridge, 2).admit();
+            Sample::new(AttachMode::Bridge, 2).admit();
             run("nft", &[&text]);
             assert_eq!(words(&drops()), want.into_iter().collect::<Vec<_>>(), "{text}");
         });
@@ -221,7 +221,7 @@ fn pain15_the_command_that_is_given_lets_pods_through() {
         nft(firewalld().replace("ct status dnat accept", "")),
         "iptables -P FORWARD DROP && ip6tables -P FORWARD DROP".to_owned(),
     ];
-    for mode in [Mode::Bridge, Mode::Routed] {
+    for mode in [AttachMode::Bridge, AttachMode::Routed] {
         let lab = Lab::new(mode);
         lab.admit(&Sample::new(mode, 2).publish(Protocol::Tcp, 8080, 80));
         lab.admit(&Sample::new(mode, 3));
@@ -257,7 +257,7 @@ fn pain15_the_command_that_is_given_lets_pods_through() {
                 }
                 assert_eq!(words(&drops()), [""; 0]);
             });
-            if mode == Mode::Bridge {
+            if mode == AttachMode::Bridge {
                 // Neighbours that were asked in vain would be asked again after a second.
                 for n in [2, 3] {
                     lab.ip(At::Pod(n), "neigh flush dev eth0");

@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-use nft::conntrack::{self, Family};
-use nft::{HostPort, Protocol};
+use nft::{HostPort, Protocol, conntrack};
+use types::Family;
 
 use crate::common::{in_netns, run};
 

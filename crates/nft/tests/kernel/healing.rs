@@ -2,24 +2,24 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use nft::{Error, Firewall, Idle, Mode, Others, Pod, Protocol, Structure};
+use nft::{AttachMode, Error, Firewall, FirewallPod, Idle, OtherPods, Protocol, Structure};
 
 use crate::common::{Sample, all_elements, chain, drift, in_netns, nft, repair, run, structure};
 use crate::lab::{At, Lab};
 
-const BOTH: [Mode; 2] = [Mode::Bridge, Mode::Routed];
+const BOTH: [AttachMode; 2] = [AttachMode::Bridge, AttachMode::Routed];
 
 fn open() -> Firewall {
     Firewall::open().unwrap()
 }
 
-fn pods(samples: &[Sample]) -> Vec<Pod<'_>> {
+fn pods(samples: &[Sample]) -> Vec<FirewallPod<'_>> {
     samples.iter().map(Sample::pod).collect()
 }
 
 /// Two pods of two networks, one with a host port; the first of the mode asked for, the second routed.
-fn samples(mode: Mode) -> [Sample; 2] {
-    let other = Sample { chain: Some(chain("red", &["10.78.0.0/16"])), ..Sample::new(Mode::Routed, 3) };
+fn samples(mode: AttachMode) -> [Sample; 2] {
+    let other = Sample { chain: Some(chain("red", &["10.78.0.0/16"])), ..Sample::new(AttachMode::Routed, 3) };
     [Sample::new(mode, 2).publish(Protocol::Tcp, 8080, 80), other]
 }
 
@@ -171,7 +171,7 @@ fn sorted(text: &str) -> Vec<&str> {
 #[test]
 fn f5_drift_of_the_bridge_table_is_found_where_pods_need_it() {
     in_netns(|| {
-        let samples = samples(Mode::Bridge);
+        let samples = samples(AttachMode::Bridge);
         samples.iter().for_each(Sample::admit);
         let before = everything();
         for act in [
@@ -248,7 +248,7 @@ fn f5_a_repair_gives_ports_back_and_removes_no_other_pod() {
 #[test]
 fn structure_without_digests_is_applied_once_more() {
     in_netns(|| {
-        let samples = samples(Mode::Bridge);
+        let samples = samples(AttachMode::Bridge);
         samples.iter().for_each(Sample::admit);
         let before = everything();
         nft("flush map inet podwire applied");
@@ -409,8 +409,8 @@ struct Running<'a> {
     restored: usize,
 }
 
-impl Others for Running<'_> {
-    fn hold(&mut self, act: &mut dyn FnMut(&[Pod<'_>]) -> Result<(), Error>) -> Result<(), Error> {
+impl OtherPods for Running<'_> {
+    fn hold(&mut self, act: &mut dyn FnMut(&[FirewallPod<'_>]) -> Result<(), Error>) -> Result<(), Error> {
         act(&[self.pod.pod()])
     }
 
@@ -426,14 +426,14 @@ impl Others for Running<'_> {
 
 #[test]
 fn a_pod_over_tables_of_another_version_interrupts_no_other() {
-    for mode in [Mode::Bridge, Mode::Routed] {
+    for mode in [AttachMode::Bridge, AttachMode::Routed] {
         let lab = Lab::new(mode);
         let [running, new] = [2, 3].map(|n| Sample::new(mode, n));
         lab.admit(&running);
         lab.inside(At::Host, || {
             // An older version had other sets and rules; its elements are there.
             match mode {
-                Mode::Routed => {
+                AttachMode::Routed => {
                     ["from-pod", "from-pod6", "from-pod-icmp6"]
                         .iter()
                         .for_each(|chain| drop(nft(&format!("flush chain inet podwire {chain}"))));
@@ -441,14 +441,14 @@ fn a_pod_over_tables_of_another_version_interrupts_no_other() {
                         .iter()
                         .for_each(|set| drop(nft(&format!("delete set inet podwire {set}"))));
                 }
-                Mode::Bridge => {
+                AttachMode::Bridge => {
                     nft("flush chain bridge podwire guard");
                     ["macs", "addr4", "addr6"]
                         .iter()
                         .for_each(|set| drop(nft(&format!("flush set bridge podwire {set}"))));
                 }
             }
-            let family = if mode == Mode::Routed { "inet" } else { "bridge" };
+            let family = if mode == AttachMode::Routed { "inet" } else { "bridge" };
             nft(&format!("flush map {family} podwire revision"));
             nft(&format!("add element {family} podwire revision {{ 1 : 0x7 }}"));
             let mut others = Running { lab: &lab, pod: &running, restored: 0 };
@@ -463,7 +463,7 @@ fn a_pod_over_tables_of_another_version_interrupts_no_other() {
 fn two_pods_at_once_over_tables_of_another_version_are_both_added() {
     in_netns(|| {
         let here = netlink::NetNs::current().unwrap();
-        let pods = [2, 3].map(|n| Sample::new(Mode::Routed, n));
+        let pods = [2, 3].map(|n| Sample::new(AttachMode::Routed, n));
         pods[0].admit();
         for _ in 0..8 {
             nft("add chain inet podwire clamp { type filter hook forward priority -150; }");
@@ -488,8 +488,8 @@ fn two_pods_at_once_over_tables_of_another_version_are_both_added() {
 #[test]
 fn a_repair_against_another_version_removes_no_other_pod() {
     in_netns(|| {
-        let own = [Sample::new(Mode::Routed, 2)];
-        let stranger = Sample::new(Mode::Routed, 9).publish(Protocol::Udp, 99, 99);
+        let own = [Sample::new(AttachMode::Routed, 2)];
+        let stranger = Sample::new(AttachMode::Routed, 9).publish(Protocol::Udp, 99, 99);
         own.iter().chain([&stranger]).for_each(Sample::admit);
         let (here, over) = (netlink::NetNs::current().unwrap(), AtomicBool::new(false));
         let other_version = || {

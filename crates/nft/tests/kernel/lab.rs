@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use netlink::NetNs;
-use nft::{Firewall, Mode, Protocol};
+use nft::{AttachMode, Firewall, Protocol};
 use rustix::net::sockopt;
 use testkit::uninterrupted;
 
@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 pub(crate) struct Lab {
     prefix: String,
-    pub(crate) mode: Mode,
+    pub(crate) mode: AttachMode,
 }
 
 /// One of the namespaces.
@@ -46,7 +46,7 @@ impl Drop for Lab {
 }
 
 impl Lab {
-    pub(crate) fn new(mode: Mode) -> Self {
+    pub(crate) fn new(mode: AttachMode) -> Self {
         let lab = LABS.fetch_add(1, Ordering::Relaxed);
         let lab = Self { prefix: format!("pwt-{}-{lab}", std::process::id()), mode };
         for at in [At::Host, At::Outside, At::Pod(2), At::Pod(3)] {
@@ -99,8 +99,8 @@ impl Lab {
         // As in the attach modes: the bridge has the gateway's address, with ports or without.
         self.ip(host, "link add br0 type bridge mcast_snooping 0");
         let (v4, v6) = match self.mode {
-            Mode::Bridge => ("24", "64"),
-            Mode::Routed => ("32", "128"),
+            AttachMode::Bridge => ("24", "64"),
+            AttachMode::Routed => ("32", "128"),
         };
         self.ip(host, &format!("addr add 10.77.0.1/{v4} dev br0"));
         self.ip(host, &format!("addr add fd77::1/{v6} dev br0 nodad"));
@@ -116,14 +116,14 @@ impl Lab {
         let peer = self.name(pod);
         self.ip(host, &format!("link add {link} type veth peer name eth0 address {mac} netns {peer}"));
         match self.mode {
-            Mode::Bridge => {
+            AttachMode::Bridge => {
                 self.ip(host, &format!("link set {link} master br0 up"));
                 self.ip(host, &format!("link set {link} type bridge_slave hairpin on"));
                 self.ip(pod, &format!("addr add 10.77.0.{n}/24 dev eth0"));
                 self.ip(pod, &format!("addr add fd77::{n}/64 dev eth0 nodad"));
                 self.ip(pod, "link set eth0 up");
             }
-            Mode::Routed => {
+            AttachMode::Routed => {
                 self.ip(host, &format!("link set {link} up"));
                 self.ip(host, &format!("route add 10.77.0.{n} dev {link} src 10.77.0.1"));
                 self.ip(host, &format!("route add fd77::{n} dev {link} src fd77::1"));

@@ -1,6 +1,6 @@
 //! How many connections a pod may have.
 
-use nft::{Change, ConnectionLimit, Firewall, Mode, Monitor, Ours, Protocol};
+use nft::{AttachMode, ConnectionLimit, Firewall, Ours, Protocol, RulesetChange, RulesetMonitor};
 use types::{IfName, NetworkName};
 
 use crate::common::{Sample, all_elements, nft};
@@ -8,7 +8,7 @@ use crate::lab::{At, Lab};
 
 const V4: &str = "0.0.0.0:0";
 const V6: &str = "[::]:0";
-const BOTH: [Mode; 2] = [Mode::Bridge, Mode::Routed];
+const BOTH: [AttachMode; 2] = [AttachMode::Bridge, AttachMode::Routed];
 
 fn limit(lab: &Lab, per_pod: Option<u32>) -> Option<String> {
     let (network, bridge) = (NetworkName::try_from("blue").unwrap(), IfName::try_from("br0").unwrap());
@@ -92,8 +92,8 @@ fn a10_connections_from_other_nodes_are_not_limited() {
 
 #[test]
 fn a10_a_connection_limit_is_kept_changed_and_removed() {
-    let lab = Lab::new(Mode::Routed);
-    lab.admit(&Sample::new(Mode::Routed, 2));
+    let lab = Lab::new(AttachMode::Routed);
+    lab.admit(&Sample::new(AttachMode::Routed, 2));
     let tables = || lab.inside(At::Host, || nft("list tables"));
     assert_eq!(limit(&lab, None), None);
     assert!(limit(&lab, Some(5)).is_some() && tables().contains("podwire-limit-blue"));
@@ -132,8 +132,8 @@ fn a10_another_limit_applies_to_pods_that_have_connections() {
 
 #[test]
 fn a10_a_damaged_connection_limit_is_repaired() {
-    let lab = Lab::new(Mode::Routed);
-    lab.admit(&Sample::new(Mode::Routed, 2));
+    let lab = Lab::new(AttachMode::Routed);
+    lab.admit(&Sample::new(AttachMode::Routed, 2));
     limit(&lab, Some(5));
     let table = || lab.inside(At::Host, || nft("-s list table inet podwire-limit-blue"));
     let before = table();
@@ -151,10 +151,10 @@ fn a10_a_damaged_connection_limit_is_repaired() {
             let listed = nft("-a list table inet podwire-limit-blue");
             let last = listed.lines().rfind(|line| line.contains("@links")).unwrap();
             let handle = last.rsplit(' ').next().unwrap();
-            let mut monitor = Monitor::open().unwrap();
+            let mut monitor = RulesetMonitor::open().unwrap();
             nft(&act.replace("HANDLE", handle));
             if !act.starts_with("flush map") {
-                let expected = Change { ours: Ours::Structure, ..Change::default() };
+                let expected = RulesetChange { ours: Ours::Structure, ..RulesetChange::default() };
                 assert_eq!(monitor.read().unwrap(), expected, "{act}");
             }
         });

@@ -2,19 +2,19 @@
 
 use std::os::fd::AsFd as _;
 
-use nft::{Change, Firewall, Idle, Mode, Monitor, Ours, Protocol};
+use nft::{AttachMode, Firewall, Idle, Ours, Protocol, RulesetChange, RulesetMonitor};
 use rustix::net::sockopt::set_socket_recv_buffer_size;
 
 use crate::common::{Sample, all_elements, in_netns, nft, run};
 
-const NOTHING: Change = Change { ours: Ours::Nothing, foreign: false, peers: false };
+const NOTHING: RulesetChange = RulesetChange { ours: Ours::Nothing, foreign: false, peers: false };
 
-fn ours(ours: Ours) -> Change {
-    Change { ours, ..NOTHING }
+fn ours(ours: Ours) -> RulesetChange {
+    RulesetChange { ours, ..NOTHING }
 }
 
 /// The kernel tells before the one who changed something gets its answer: nothing to wait for.
-fn heard_of(monitor: &mut Monitor, act: impl FnOnce()) -> Change {
+fn heard_of(monitor: &mut RulesetMonitor, act: impl FnOnce()) -> RulesetChange {
     act();
     let change = monitor.read().unwrap();
     assert_eq!(monitor.read().unwrap(), NOTHING, "it was read to the end");
@@ -29,11 +29,11 @@ fn handle_of_first_rule(chain: &str) -> String {
 
 #[test]
 fn what_is_taken_away_by_hand_is_heard() {
-    for mode in [Mode::Bridge, Mode::Routed] {
+    for mode in [AttachMode::Bridge, AttachMode::Routed] {
         in_netns(|| {
             let pod = Sample::new(mode, 2);
             pod.admit();
-            let mut monitor = Monitor::open().unwrap();
+            let mut monitor = RulesetMonitor::open().unwrap();
             let mut heard = |act: &str| heard_of(&mut monitor, || drop(nft(act)));
             assert_eq!(heard("delete element inet podwire pods4 { 10.77.0.2 }"), ours(Ours::Elements));
             assert_eq!(heard("flush set inet podwire pods6"), ours(Ours::Elements));
@@ -57,10 +57,10 @@ fn what_is_taken_away_by_hand_is_heard() {
 
 #[test]
 fn our_own_pods_are_not_heard() {
-    for mode in [Mode::Bridge, Mode::Routed] {
+    for mode in [AttachMode::Bridge, AttachMode::Routed] {
         in_netns(|| {
             Sample::new(mode, 2).admit();
-            let mut monitor = Monitor::open().unwrap();
+            let mut monitor = RulesetMonitor::open().unwrap();
             let pod = Sample::new(mode, 3).publish(Protocol::Tcp, 8080, 80);
             let mut firewall = Firewall::open().unwrap();
             assert_eq!(heard_of(&mut monitor, || firewall.admit(&pod.pod()).unwrap()), NOTHING);
@@ -79,9 +79,9 @@ fn our_own_pods_are_not_heard() {
 #[test]
 fn tables_of_others_are_heard_where_they_can_drop_what_is_forwarded() {
     in_netns(|| {
-        Sample::new(Mode::Bridge, 2).admit();
-        let mut monitor = Monitor::open().unwrap();
-        let foreign = Change { foreign: true, ..NOTHING };
+        Sample::new(AttachMode::Bridge, 2).admit();
+        let mut monitor = RulesetMonitor::open().unwrap();
+        let foreign = RulesetChange { foreign: true, ..NOTHING };
         let mut heard = |act: &str| heard_of(&mut monitor, || drop(run("nft", &[act])));
         assert_eq!(heard("add table ip filter"), foreign);
         assert_eq!(heard("add chain ip filter FORWARD { type filter hook forward priority 0; }"), foreign);
@@ -91,20 +91,26 @@ fn tables_of_others_are_heard_where_they_can_drop_what_is_forwarded() {
         assert_eq!(heard("delete table ip filter"), foreign);
         assert_eq!(heard("add table bridge other"), NOTHING);
         assert_eq!(heard("add table ip podwire"), foreign, "not ours: we have inet and bridge");
-        assert_eq!(heard("flush ruleset"), Change { ours: Ours::Structure, foreign: true, peers: false });
+        assert_eq!(
+            heard("flush ruleset"),
+            RulesetChange { ours: Ours::Structure, foreign: true, peers: false }
+        );
     });
 }
 
 #[test]
 fn more_than_could_be_heard_counts_as_everything() {
     in_netns(|| {
-        Sample::new(Mode::Routed, 2).admit();
-        let mut monitor = Monitor::open().unwrap();
+        Sample::new(AttachMode::Routed, 2).admit();
+        let mut monitor = RulesetMonitor::open().unwrap();
         set_socket_recv_buffer_size(monitor.as_fd(), 1).unwrap();
         for n in 3..20 {
-            Sample::new(Mode::Routed, n).admit();
+            Sample::new(AttachMode::Routed, n).admit();
         }
-        assert_eq!(monitor.read().unwrap(), Change { ours: Ours::Structure, foreign: true, peers: true });
+        assert_eq!(
+            monitor.read().unwrap(),
+            RulesetChange { ours: Ours::Structure, foreign: true, peers: true }
+        );
         assert_eq!(monitor.read().unwrap(), NOTHING);
     });
 }

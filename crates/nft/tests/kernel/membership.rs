@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use nft::{Error, Firewall, Guard, HostPort, Mode, Protocol};
+use nft::{AttachMode, Error, Firewall, Guard, HostPort, Protocol};
 
 use crate::common::{Sample, all_elements, chain, elements, in_netns, nft, run, structure};
 
@@ -14,14 +14,14 @@ fn missing(sample: &Sample) -> Vec<String> {
     open().missing(&sample.pod()).unwrap()
 }
 
-const BOTH: [Mode; 2] = [Mode::Bridge, Mode::Routed];
+const BOTH: [AttachMode; 2] = [AttachMode::Bridge, AttachMode::Routed];
 
 #[test]
 fn the_structure_is_the_golden_one_and_applying_it_again_changes_nothing() {
     in_netns(|| {
         open().clamp(&"blue".try_into().unwrap(), &["pwvx4".try_into().unwrap()]).unwrap();
-        Sample::new(Mode::Bridge, 2).admit();
-        open().expel(&Sample::new(Mode::Bridge, 2).pod()).unwrap();
+        Sample::new(AttachMode::Bridge, 2).admit();
+        open().expel(&Sample::new(AttachMode::Bridge, 2).pod()).unwrap();
         assert_eq!(all_elements(), "inet tunnels pwvx4");
         let listed = structure();
         let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/ruleset.nft");
@@ -30,7 +30,7 @@ fn the_structure_is_the_golden_one_and_applying_it_again_changes_nothing() {
         }
         assert_eq!(listed, std::fs::read_to_string(golden).unwrap(), "bless it with PODWIRE_BLESS=1");
         // A set that is missing makes the structure be applied whole, with a pod in it.
-        let pod = Sample::new(Mode::Bridge, 3);
+        let pod = Sample::new(AttachMode::Bridge, 3);
         pod.admit();
         let before = (structure(), all_elements());
         open().expel(&pod.pod()).unwrap();
@@ -53,7 +53,7 @@ fn a_table_of_the_version_before_is_renewed_by_the_next_pod() {
                 "table inet podwire { map revision { type mark : mark; elements = { 1 : 0x73e0e552 }; }; set tunnels { type ifname; }; chain loopback { ip saddr 127.0.0.0/8 iiftype != loopback drop; }; chain guard { type filter hook prerouting priority raw; goto loopback; }; chain clamp { type filter hook forward priority -150; tcp flags syn accept; }; }",
             ],
         );
-        let pod = Sample::new(Mode::Routed, 2);
+        let pod = Sample::new(AttachMode::Routed, 2);
         pod.admit();
         assert_eq!(missing(&pod), [""; 0]);
     });
@@ -85,15 +85,15 @@ fn a_pod_is_in_force_after_admit_and_gone_after_expel() {
 /// How many elements a dual-stack pod has: six for NAT, and its guard and ports.
 fn all_of(pod: &Sample) -> usize {
     match pod.mode {
-        Mode::Bridge => 6 + 12 + 2 * pod.ports.len(),
-        Mode::Routed => 6 + 6 + pod.ports.len(),
+        AttachMode::Bridge => 6 + 12 + 2 * pod.ports.len(),
+        AttachMode::Routed => 6 + 6 + pod.ports.len(),
     }
 }
 
 #[test]
 fn elements_read_as_meant() {
     in_netns(|| {
-        let mut pod = Sample::new(Mode::Bridge, 258).publish(Protocol::Tcp, 8080, 80);
+        let mut pod = Sample::new(AttachMode::Bridge, 258).publish(Protocol::Tcp, 8080, 80);
         pod.ports.push(HostPort { host_ip: Some("192.0.2.1".parse().unwrap()), ..pod.ports[0] });
         pod.ports.push(HostPort { host_ip: Some("2001:db8::1".parse().unwrap()), ..pod.ports[1] });
         pod.admit();
@@ -123,8 +123,8 @@ fn c6_missing_names_what_was_taken_away() {
             pod.admit();
             let link = pod.link.as_str();
             let (guard, own) = match mode {
-                Mode::Bridge => ("bridge", format!("addr4 {{ {link} . 10.77.0.2 }}")),
-                Mode::Routed => ("inet", format!("source4 {{ {link} . 10.77.0.2 . {} }}", pod.mac)),
+                AttachMode::Bridge => ("bridge", format!("addr4 {{ {link} . 10.77.0.2 }}")),
+                AttachMode::Routed => ("inet", format!("source4 {{ {link} . 10.77.0.2 . {} }}", pod.mac)),
             };
             nft("delete element inet podwire pods6 { fd77::2 }");
             nft(&format!("delete element {guard} podwire {own}"));
@@ -162,13 +162,13 @@ fn pain15_after_somebody_flushed_the_ruleset_admit_builds_all_again() {
 #[test]
 fn a_structure_of_another_version_is_renewed_and_keeps_its_elements() {
     in_netns(|| {
-        let old = Sample::new(Mode::Routed, 2);
+        let old = Sample::new(AttachMode::Routed, 2);
         old.admit();
         nft("flush chain inet podwire nat-postrouting");
         nft("flush map inet podwire revision");
         nft("add element inet podwire revision { 1 : 0x7 }");
         assert_eq!(missing(&old).len(), 2);
-        Sample::new(Mode::Routed, 3).admit();
+        Sample::new(AttachMode::Routed, 3).admit();
         assert_eq!(missing(&old), [""; 0]);
     });
 }
@@ -214,10 +214,10 @@ fn e18_a_host_port_belongs_to_one_pod_and_a_refusal_changes_nothing() {
 #[test]
 fn leftovers_of_an_earlier_pod_with_the_same_address_give_way() {
     in_netns(|| {
-        let mut earlier = Sample::new(Mode::Routed, 2).publish(Protocol::Tcp, 8080, 80);
+        let mut earlier = Sample::new(AttachMode::Routed, 2).publish(Protocol::Tcp, 8080, 80);
         earlier.chain = Some(chain("red", &["10.0.0.0/8"]));
         earlier.admit();
-        let pod = Sample::new(Mode::Routed, 2).publish(Protocol::Tcp, 8080, 81);
+        let pod = Sample::new(AttachMode::Routed, 2).publish(Protocol::Tcp, 8080, 81);
         pod.admit();
         assert_eq!(missing(&pod), [""; 0]);
     });
@@ -226,12 +226,13 @@ fn leftovers_of_an_earlier_pod_with_the_same_address_give_way() {
 #[test]
 fn one_port_for_two_purposes_in_one_pod_is_refused() {
     in_netns(|| {
-        let pod = Sample::new(Mode::Routed, 2).publish(Protocol::Tcp, 80, 80).publish(Protocol::Tcp, 80, 81);
+        let pod =
+            Sample::new(AttachMode::Routed, 2).publish(Protocol::Tcp, 80, 80).publish(Protocol::Tcp, 80, 81);
         let refused = open().admit(&pod.pod()).unwrap_err();
         assert!(matches!(refused, Error::PortTaken { .. }), "{refused}");
         assert_eq!(all_elements(), "");
         let twice =
-            Sample::new(Mode::Routed, 2).publish(Protocol::Tcp, 80, 80).publish(Protocol::Tcp, 80, 80);
+            Sample::new(AttachMode::Routed, 2).publish(Protocol::Tcp, 80, 80).publish(Protocol::Tcp, 80, 80);
         twice.admit();
         open().expel(&twice.pod()).unwrap();
         assert_eq!(all_elements(), "");
@@ -253,7 +254,7 @@ fn expel_takes_the_rest_when_half_is_gone_or_all() {
             open().expel(&pod.pod()).unwrap();
             assert_eq!(all_elements(), "");
             pod.admit();
-            if mode == Mode::Bridge {
+            if mode == AttachMode::Bridge {
                 nft("delete table bridge podwire");
                 open().expel(&pod.pod()).unwrap();
                 assert_eq!(all_elements(), "");
@@ -267,7 +268,8 @@ fn expel_takes_the_rest_when_half_is_gone_or_all() {
 #[test]
 fn a_pod_may_publish_more_ports_than_a_socket_holds_by_default() {
     in_netns(|| {
-        let pod = (1..=2000).fold(Sample::new(Mode::Bridge, 2), |pod, n| pod.publish(Protocol::Tcp, n, n));
+        let pod =
+            (1..=2000).fold(Sample::new(AttachMode::Bridge, 2), |pod, n| pod.publish(Protocol::Tcp, n, n));
         pod.admit();
         assert_eq!(missing(&pod), [""; 0]);
         open().expel(&pod.pod()).unwrap();
@@ -295,7 +297,7 @@ fn a_pod_that_comes_back_at_once_stays() {
 #[test]
 fn a_pod_without_guard_or_masquerade_has_neither() {
     in_netns(|| {
-        let mut pod = Sample::new(Mode::Bridge, 2);
+        let mut pod = Sample::new(AttachMode::Bridge, 2);
         (pod.guard, pod.chain) = (Guard::Off, None);
         pod.admit();
         let found = all_elements();
@@ -312,7 +314,7 @@ fn e17_it_is_available_with_and_without_tables_and_asking_makes_none() {
     in_netns(|| {
         open().is_available().unwrap();
         assert_eq!(run("nft", &["list", "tables"]), "");
-        Sample::new(Mode::Routed, 2).admit();
+        Sample::new(AttachMode::Routed, 2).admit();
         open().is_available().unwrap();
     });
 }
@@ -322,10 +324,10 @@ fn cleanup_removes_our_tables_and_no_other() {
     in_netns(|| {
         nft("add table inet other");
         assert!(!open().cleanup().unwrap());
-        Sample::new(Mode::Bridge, 2).admit();
+        Sample::new(AttachMode::Bridge, 2).admit();
         assert!(open().cleanup().unwrap());
         assert_eq!(run("nft", &["list", "tables"]), "table inet other\n");
-        Sample::new(Mode::Routed, 2).admit();
+        Sample::new(AttachMode::Routed, 2).admit();
         assert!(open().cleanup().unwrap());
     });
 }
@@ -337,7 +339,7 @@ fn many_pods_at_once_all_get_in_and_out() {
             for worker in 0..8u16 {
                 scope.spawn(move || {
                     for n in 0..20 {
-                        let mode = if n % 2 == 0 { Mode::Bridge } else { Mode::Routed };
+                        let mode = if n % 2 == 0 { AttachMode::Bridge } else { AttachMode::Routed };
                         let n = 1 + worker * 20 + n;
                         let pod = Sample::new(mode, n).publish(Protocol::Tcp, 1000 + n, 80);
                         pod.admit();

@@ -3,12 +3,12 @@
 use std::io::ErrorKind;
 use std::net::IpAddr;
 
-use nft::{Mode, Protocol};
+use nft::{AttachMode, Protocol};
 
 use crate::common::{Sample, run};
 use crate::lab::{At, Lab};
 
-const BOTH: [Mode; 2] = [Mode::Bridge, Mode::Routed];
+const BOTH: [AttachMode; 2] = [AttachMode::Bridge, AttachMode::Routed];
 const PROTOCOLS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
 
 fn ip(text: &str) -> IpAddr {
@@ -16,7 +16,7 @@ fn ip(text: &str) -> IpAddr {
 }
 
 /// A lab with both pods in force, pod 2 with its port 80 published as 8080.
-fn lab(mode: Mode) -> (Lab, Sample) {
+fn lab(mode: AttachMode) -> (Lab, Sample) {
     let lab = Lab::new(mode);
     let two = Sample::new(mode, 2).publish(Protocol::Tcp, 8080, 80).publish(Protocol::Udp, 8080, 80);
     lab.admit(&two);
@@ -77,7 +77,7 @@ fn a_pod_reaches_itself_through_a_service_of_others() {
             ] {
                 let server = lab.serve(At::Pod(2), protocol, at);
                 let seen = lab.ask(At::Pod(2), target, &server).unwrap();
-                if mode == Mode::Bridge {
+                if mode == AttachMode::Bridge {
                     assert_eq!(seen, ip(host));
                 }
                 // Its neighbour keeps its own address.
@@ -102,14 +102,14 @@ fn e18_a_hostport_is_reached_from_everywhere() {
                 assert_eq!(lab.ask(At::Host, "192.0.2.1:8080", &server).unwrap(), ip("192.0.2.1"));
                 assert!(!lab.ask(At::Host, "127.0.0.1:8080", &server).unwrap().is_loopback());
                 let neighbour = lab.ask(At::Pod(3), "192.0.2.1:8080", &server).unwrap();
-                assert_eq!(neighbour, ip(if mode == Mode::Bridge { "10.77.0.1" } else { "10.77.0.3" }));
+                assert_eq!(neighbour, ip(if mode == AttachMode::Bridge { "10.77.0.1" } else { "10.77.0.3" }));
                 assert_ne!(lab.ask(At::Pod(2), "192.0.2.1:8080", &server).unwrap(), ip("10.77.0.2"));
 
                 let server = lab.serve(At::Pod(2), protocol, "[fd77::2]:80");
                 assert_eq!(lab.ask(At::Outside, "[2001:db8::1]:8080", &server).unwrap(), ip("2001:db8::2"));
                 assert_eq!(lab.ask(At::Host, "[2001:db8::1]:8080", &server).unwrap(), ip("2001:db8::1"));
                 let neighbour = lab.ask(At::Pod(3), "[2001:db8::1]:8080", &server).unwrap();
-                assert_eq!(neighbour, ip(if mode == Mode::Bridge { "fd77::1" } else { "fd77::3" }));
+                assert_eq!(neighbour, ip(if mode == AttachMode::Bridge { "fd77::1" } else { "fd77::3" }));
                 assert_ne!(lab.ask(At::Pod(2), "[2001:db8::1]:8080", &server).unwrap(), ip("fd77::2"));
             }
             lab.expel(&two);
@@ -123,8 +123,8 @@ fn e18_a_hostport_is_reached_from_everywhere() {
 
 #[test]
 fn e18_a_hostport_on_one_address_is_on_no_other() {
-    let lab = Lab::new(Mode::Routed);
-    let mut pod = Sample::new(Mode::Routed, 2).publish(Protocol::Tcp, 8080, 80);
+    let lab = Lab::new(AttachMode::Routed);
+    let mut pod = Sample::new(AttachMode::Routed, 2).publish(Protocol::Tcp, 8080, 80);
     pod.ports[0].host_ip = Some(ip("192.0.2.1"));
     pod.ports[1].host_ip = Some(ip("2001:db8::1"));
     lab.admit(&pod);

@@ -1,6 +1,7 @@
 //! The table of peers: it is made, followed, repaired and removed, and other tables stay as they are.
 
-use nft::{Firewall, Mode, PeerRules, PeerSource, PeerTable, Surplus};
+use nft::{AttachMode, Firewall, PeerRules, PeerTable, Surplus};
+use types::PeerSource;
 
 use crate::common::{Sample, drift, in_netns, nft, repair, run};
 
@@ -181,7 +182,7 @@ fn replaced_tables_keep_unknown_peers_while_the_list_is_incomplete() {
 #[test]
 fn tables_of_two_networks_and_of_pods_leave_each_other_alone() {
     in_netns(|| {
-        let sample = Sample::new(Mode::Routed, 2);
+        let sample = Sample::new(AttachMode::Routed, 2);
         sample.admit();
         let (mut blue, mut red) = (table("blue"), table("red"));
         let other = PeerRules { vni: 4078, ..rules() };

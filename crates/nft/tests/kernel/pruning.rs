@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use netlink::NetNs;
-use nft::{Firewall, Idle, Mode};
+use nft::{AttachMode, Firewall, Idle};
 
 use crate::common::{Sample, chain, in_netns, nft, run};
 
@@ -24,7 +24,7 @@ fn expel(sample: &Sample) {
 
 /// Pod `n` of a network of its own.
 fn alone(n: u16) -> Sample {
-    Sample { chain: Some(chain(&format!("net{n}"), &["10.77.0.0/16"])), ..Sample::new(Mode::Routed, n) }
+    Sample { chain: Some(chain(&format!("net{n}"), &["10.77.0.0/16"])), ..Sample::new(AttachMode::Routed, n) }
 }
 
 /// The chains and sets of networks.
@@ -37,7 +37,8 @@ fn of_networks() -> usize {
 fn f5_the_chain_of_a_network_goes_when_no_pod_is_in_it() {
     in_netns(|| {
         assert_eq!(prune(Idle::RemoveAll), 0, "no table at all");
-        let (first, second, other) = (Sample::new(Mode::Bridge, 2), Sample::new(Mode::Bridge, 3), alone(4));
+        let (first, second, other) =
+            (Sample::new(AttachMode::Bridge, 2), Sample::new(AttachMode::Bridge, 3), alone(4));
         let v6_only = Sample { addresses: vec!["fd77::5".parse().unwrap()], ..alone(5) };
         for pod in [&first, &second, &other, &v6_only] {
             pod.admit();

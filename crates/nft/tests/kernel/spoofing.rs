@@ -3,7 +3,7 @@
 use std::net::{Ipv6Addr, SocketAddrV6};
 use std::time::{Duration, Instant};
 
-use nft::{Guard, Mode, Protocol};
+use nft::{AttachMode, Guard, Protocol};
 use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType, ipproto, recv, sendto, socket, sockopt};
 use testkit::uninterrupted;
@@ -11,18 +11,18 @@ use testkit::uninterrupted;
 use crate::common::{Sample, repair, run};
 use crate::lab::{At, Lab};
 
-const BOTH: [Mode; 2] = [Mode::Bridge, Mode::Routed];
+const BOTH: [AttachMode; 2] = [AttachMode::Bridge, AttachMode::Routed];
 /// With DHCP or without known addresses, pods are on a bridge.
-const ALL: [(Mode, Guard); 6] = [
-    (Mode::Bridge, Guard::On),
-    (Mode::Bridge, Guard::Dhcp),
-    (Mode::Bridge, Guard::Mac),
-    (Mode::Bridge, Guard::Off),
-    (Mode::Routed, Guard::On),
-    (Mode::Routed, Guard::Off),
+const ALL: [(AttachMode, Guard); 6] = [
+    (AttachMode::Bridge, Guard::On),
+    (AttachMode::Bridge, Guard::Dhcp),
+    (AttachMode::Bridge, Guard::Mac),
+    (AttachMode::Bridge, Guard::Off),
+    (AttachMode::Routed, Guard::On),
+    (AttachMode::Routed, Guard::Off),
 ];
 
-fn lab(mode: Mode, guard: Guard) -> Lab {
+fn lab(mode: AttachMode, guard: Guard) -> Lab {
     let lab = Lab::new(mode);
     for n in [2, 3] {
         lab.admit(&Sample { guard, ..Sample::new(mode, n) });
@@ -65,8 +65,8 @@ fn foreign_source_addresses_are_dropped() {
 #[test]
 fn a_foreign_mac_is_dropped_on_a_bridge() {
     for guard in [Guard::On, Guard::Dhcp, Guard::Mac, Guard::Off] {
-        let lab = lab(Mode::Bridge, guard);
-        let own = Sample::new(Mode::Bridge, 2).mac;
+        let lab = lab(AttachMode::Bridge, guard);
+        let own = Sample::new(AttachMode::Bridge, 2).mac;
         for (target, source) in [("10.77.0.3:80", "10.77.0.2:0"), ("[fd77::3]:80", "[fd77::2]:0")] {
             let server = lab.serve(At::Pod(3), Protocol::Udp, target);
             let sender = lab.sender(At::Pod(2), source);
@@ -75,7 +75,7 @@ fn a_foreign_mac_is_dropped_on_a_bridge() {
             // Permanent, so that only the sender's MAC can stop what follows.
             let (address, receiver) = (
                 target.rsplit_once(':').unwrap().0.trim_matches(['[', ']']),
-                Sample::new(Mode::Bridge, 3).mac,
+                Sample::new(AttachMode::Bridge, 3).mac,
             );
             lab.ip(At::Pod(2), "link set eth0 address 02:00:00:00:00:99");
             lab.ip(At::Pod(2), &format!("neigh replace {address} lladdr {receiver} nud permanent dev eth0"));
@@ -115,7 +115,7 @@ fn host_finds(lab: &Lab, address: &str) -> bool {
 #[test]
 fn answers_for_a_foreign_address_are_dropped_on_a_bridge() {
     for guard in [Guard::On, Guard::Dhcp, Guard::Mac, Guard::Off] {
-        let lab = lab(Mode::Bridge, guard);
+        let lab = lab(AttachMode::Bridge, guard);
         for version in ["ipv4", "ipv6"] {
             lab.sysctl(At::Host, &format!("{version}/neigh/br0/retrans_time_ms"), "100");
         }
@@ -140,14 +140,14 @@ fn b11_only_a_pod_with_dhcp_may_ask_a_dhcp_server() {
         (Guard::Dhcp, &["discover", "true"]),
         (Guard::Mac, &["other port", "discover", "true"]),
     ] {
-        let lab = lab(Mode::Bridge, guard);
+        let lab = lab(AttachMode::Bridge, guard);
         let server = lab.serve(At::Pod(3), Protocol::Udp, "0.0.0.0:67");
         let other = lab.serve(At::Pod(3), Protocol::Udp, "0.0.0.0:69");
         lab.ip(At::Pod(2), "addr flush dev eth0");
         for target in ["255.255.255.255", "10.77.0.3"] {
             lab.ip(At::Pod(2), &format!("route add {target} dev eth0"));
         }
-        let server_mac = Sample::new(Mode::Bridge, 3).mac;
+        let server_mac = Sample::new(AttachMode::Bridge, 3).mac;
         lab.ip(At::Pod(2), &format!("neigh add 10.77.0.3 lladdr {server_mac} nud permanent dev eth0"));
         lab.inside(At::Pod(3), || run("nft", &[RELEASES]));
         let client = lab.sender(At::Pod(2), "0.0.0.0:68");
@@ -217,15 +217,15 @@ fn advertisements_of_routers_and_for_foreign_addresses_are_dropped() {
         let lab = lab(mode, guard);
         // In routed mode the link ends at the host, whose neighbours are permanent: no discovery is let in at all.
         let listener = match mode {
-            Mode::Bridge => icmp6(&lab, At::Pod(3)),
-            Mode::Routed => icmp6(&lab, At::Host),
+            AttachMode::Bridge => icmp6(&lab, At::Pod(3)),
+            AttachMode::Routed => icmp6(&lab, At::Host),
         };
         advertise(&lab, ROUTER_ADVERT, foreign);
-        if mode == Mode::Bridge {
+        if mode == AttachMode::Bridge {
             advertise(&lab, ADVERT, foreign);
         }
         advertise(&lab, ADVERT, own);
-        if (mode, guard) == (Mode::Routed, Guard::On) {
+        if (mode, guard) == (AttachMode::Routed, Guard::On) {
             let server = lab.serve(At::Host, Protocol::Udp, "[fd77::1]:9");
             lab.sender(At::Pod(2), "[fd77::2]:0").send("true", "[fd77::1]:9");
             assert_eq!(server.receive(), "true", "what was sent before it has been handled");
@@ -236,10 +236,10 @@ fn advertisements_of_routers_and_for_foreign_addresses_are_dropped() {
         let heard = heard(&listener, own);
         match (mode, guard) {
             (_, Guard::On | Guard::Dhcp) => assert_eq!(heard, [(ADVERT, own)]),
-            (Mode::Bridge, Guard::Mac | Guard::Off) => {
+            (AttachMode::Bridge, Guard::Mac | Guard::Off) => {
                 assert_eq!(heard, [(ROUTER_ADVERT, foreign), (ADVERT, foreign), (ADVERT, own)]);
             }
-            (Mode::Routed, Guard::Mac | Guard::Off) => {
+            (AttachMode::Routed, Guard::Mac | Guard::Off) => {
                 assert_eq!(heard, [(ROUTER_ADVERT, foreign), (ADVERT, own)]);
             }
         }
@@ -247,11 +247,11 @@ fn advertisements_of_routers_and_for_foreign_addresses_are_dropped() {
 }
 
 /// An unguarded pod whose packets reach the host through the link of this name.
-fn behind(mode: Mode, n: u16, link: &str) -> Sample {
+fn behind(mode: AttachMode, n: u16, link: &str) -> Sample {
     let (link, sample) = (link.try_into().unwrap(), Sample { guard: Guard::Off, ..Sample::new(mode, n) });
     match mode {
-        Mode::Bridge => Sample { bridge: Some(link), ..sample },
-        Mode::Routed => Sample { link, ..sample },
+        AttachMode::Bridge => Sample { bridge: Some(link), ..sample },
+        AttachMode::Routed => Sample { link, ..sample },
     }
 }
 
@@ -280,8 +280,8 @@ fn the_hosts_loopback_stays_closed_although_hostports_need_route_localnet() {
         // Somebody may have opened all links of the machine, whatever they are called.
         lab.sysctl(At::Host, "ipv4/conf/all/route_localnet", "1");
         let mut link = match mode {
-            Mode::Bridge => "br0".to_owned(),
-            Mode::Routed => Sample::new(mode, 2).link.to_string(),
+            AttachMode::Bridge => "br0".to_owned(),
+            AttachMode::Routed => Sample::new(mode, 2).link.to_string(),
         };
         for name in ["eth7", "pwvx4"] {
             lab.ip(At::Host, &format!("link set {link} name {name}"));

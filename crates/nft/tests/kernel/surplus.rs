@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use netlink::NetNs;
-use nft::{Alive, Firewall, KnownPods, Mode, Protocol};
+use nft::{AttachMode, Firewall, KnownPods, LiveOwners, Protocol};
 
 use crate::common::{Sample, in_netns, nft};
 
@@ -22,11 +22,11 @@ impl Records {
         self.0.remove(sample.link.as_str());
     }
 
-    fn alive(&self) -> Alive {
+    fn alive(&self) -> LiveOwners {
         // The bridge of the samples.
         let links = self.0.keys().cloned().chain(["br0".to_owned()]).collect();
         let addresses = self.0.values().flat_map(|sample| sample.addresses.clone()).collect();
-        Alive { links, addresses, known: known(self.0.values()), ..Alive::default() }
+        LiveOwners { links, addresses, known: known(self.0.values()), ..LiveOwners::default() }
     }
 }
 
@@ -90,20 +90,22 @@ const LEFT_ALONE: [&str; 6] = [
 #[test]
 fn elements_that_a_living_pod_should_not_have_are_surplus() {
     in_netns(|| {
-        let own =
-            [Sample::new(Mode::Bridge, 1).publish(Protocol::Tcp, 8080, 80), Sample::new(Mode::Routed, 3)];
-        let other = Sample::new(Mode::Routed, 5);
+        let own = [
+            Sample::new(AttachMode::Bridge, 1).publish(Protocol::Tcp, 8080, 80),
+            Sample::new(AttachMode::Routed, 3),
+        ];
+        let other = Sample::new(AttachMode::Routed, 5);
         own.iter().chain([&other]).for_each(Sample::admit);
         let mut firewall = Firewall::open().unwrap();
         assert_eq!(firewall.list_elements().unwrap().surplus_of(&known(&own)).elements, []);
         for element in FOREIGN.iter().chain(&LEFT_ALONE) {
             nft(&format!("add element {element}"));
         }
-        let alive = || Alive {
+        let alive = || LiveOwners {
             links: ["br0", "pwpod1", "pwpod3", "pwpod5", "eth9"].map(str::to_owned).into(),
             has_more_addresses: true,
             known: known(&own),
-            ..Alive::default()
+            ..LiveOwners::default()
         };
         let surplus = firewall.list_elements().unwrap().surplus_of(&known(&own));
         // Without the values of maps.
@@ -145,7 +147,7 @@ fn surplus_elements_are_removed_and_no_concurrent_add_is_hit() {
         let here = NetNs::current().unwrap();
         let records = Mutex::new(Records::default());
         let sample = |n: u16| {
-            let mode = if n.is_multiple_of(2) { Mode::Bridge } else { Mode::Routed };
+            let mode = if n.is_multiple_of(2) { AttachMode::Bridge } else { AttachMode::Routed };
             Sample::new(mode, 10 + n).publish(Protocol::Tcp, 2000 + n, 80)
         };
         // The same pod, as if its ADD had asked for less: then the rest of its elements is surplus.

@@ -5,11 +5,11 @@ use anyhow::Result;
 use config::Config;
 use install::runtimes::Runtimes;
 
-use crate::cli::Agent;
+use crate::cli::AgentArgs;
 use crate::exit::ExitStatus;
 use crate::print;
 
-pub(crate) fn run(args: &Agent) -> Result<ExitStatus> {
+pub(crate) fn run(args: &AgentArgs) -> Result<ExitStatus> {
     if args.print_config_reference {
         return print::say_text(&config::reference()).map(|()| ExitStatus::Success);
     }
@@ -28,7 +28,7 @@ pub(crate) fn run(args: &Agent) -> Result<ExitStatus> {
 }
 
 /// All problems, one after the other: those of the values first, because the other checks need them.
-fn check(args: &Agent) -> Result<ExitStatus> {
+fn check(args: &AgentArgs) -> Result<ExitStatus> {
     let loaded = Config::load_with(&args.flags, std::env::vars_os(), Runtimes::directories);
     let is_valid = loaded.is_ok();
     let problems: Vec<(String, Option<String>)> = match loaded {

@@ -4,13 +4,13 @@
 use anyhow::Result;
 use api::{BlockView, BlocksView, SubnetView};
 
-use super::nodes::{Asked, marked, stale};
-use crate::cli::{Ask, Output};
+use super::nodes::{AgentClient, marked, stale};
+use crate::cli::{ClusterArgs, Output};
 use crate::exit::ExitStatus;
 use crate::print;
 
-pub(crate) fn run(args: &Ask) -> Result<ExitStatus> {
-    let blocks: BlocksView = Asked::find(&args.which).get(api::BLOCKS)?;
+pub(crate) fn run(args: &ClusterArgs) -> Result<ExitStatus> {
+    let blocks: BlocksView = AgentClient::find(&args.which).get(api::BLOCKS)?;
     match args.output {
         Output::Json => print::say_json(&blocks)?,
         Output::Table => print::say(page(&blocks, print::table))?,

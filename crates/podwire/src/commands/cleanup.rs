@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use api::{Client, ClientError};
 use config::{Config, Flags};
-use engine::Report;
+use engine::CleanupReport;
 
 use crate::cli::Cleanup;
 use crate::folders::Folders;
@@ -29,7 +29,7 @@ pub(crate) fn run(args: &Cleanup) -> Result<()> {
     folders.state_dir.as_deref().map_or(Ok(()), files::check_dir)?;
     // No agent starts in this directory as long as the directory is there.
     let _lock = without_agent(&folders)?;
-    let mut report = Report::default();
+    let mut report = CleanupReport::default();
     let mut names = Vec::new();
     if let Some(state_dir) = &folders.state_dir {
         // The config first: from then on no runtime sends pods.
@@ -43,7 +43,7 @@ pub(crate) fn run(args: &Cleanup) -> Result<()> {
         names = forgotten.names;
     }
     let kernel = if args.all {
-        Report::of_everything(&folders.run_dir)
+        CleanupReport::of_everything(&folders.run_dir)
     } else {
         let configured = configured(&folders);
         let network = configured.as_ref().map(|network| (&network.name, &network.bridge));
@@ -77,7 +77,7 @@ fn configured(folders: &Folders) -> Option<netconf::NetworkSettings> {
     (config.run_dir == folders.run_dir).then_some(config.network)
 }
 
-fn tell(report: &Report, folders: &Folders) -> Result<()> {
+fn tell(report: &CleanupReport, folders: &Folders) -> Result<()> {
     for line in &report.done {
         print::say_wrapped(line)?;
     }
@@ -150,7 +150,7 @@ fn in_the_way(who: &str) -> String {
 }
 
 /// A service manager may have made it.
-fn remove_if_empty(dir: &Path, report: &mut Report) {
+fn remove_if_empty(dir: &Path, report: &mut CleanupReport) {
     match fs::remove_dir(dir) {
         Ok(()) => report.done.push(format!("directory {} removed", dir.display())),
         Err(error) if error.kind() == ErrorKind::NotFound => {}
@@ -164,7 +164,7 @@ fn remove_if_empty(dir: &Path, report: &mut Report) {
 }
 
 /// The socket may lie outside the run directory. No process listens on it: this was checked before.
-fn remove_socket(path: &Path, report: &mut Report) {
+fn remove_socket(path: &Path, report: &mut CleanupReport) {
     if !fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket()) {
         return;
     }

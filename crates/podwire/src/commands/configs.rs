@@ -3,15 +3,15 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use cni::{Config, Env, Var};
+use cni::{Env, NetworkConfig, Var};
 use config::{Directories, Flags};
 use install::PLUGIN;
 use install::cni_configs::CniConfig;
 use install::runtimes::Runtimes;
-use netconf::Place;
+use netconf::LocalPaths;
 
 /// Those that the runtimes of this node use, with the CNI_PATH that each of them sets.
-pub(super) fn of_node() -> Vec<Config> {
+pub(super) fn of_node() -> Vec<NetworkConfig> {
     let Directories { plugins, configs } = directories();
     let runtimes = Runtimes::detect(Path::new("/"));
     let users = runtimes.found.iter().filter(|runtime| runtime.config_dir == configs);
@@ -24,25 +24,25 @@ pub(super) fn of_node() -> Vec<Config> {
 }
 
 /// A config that calls another plugin is given once for each CNI_PATH: a runtime may lack the plugin that another one has.
-fn with_paths(config: &Config, searched: &[Vec<PathBuf>]) -> Vec<Config> {
+fn with_paths(config: &NetworkConfig, searched: &[Vec<PathBuf>]) -> Vec<NetworkConfig> {
     let used = if netconf::foreign_ipam(config).is_some() { searched.len() } else { 1 };
     let with_path = |directories: &Vec<PathBuf>| {
         // A directory whose name contains a colon cannot be in CNI_PATH.
         let path = std::env::join_paths(directories).unwrap_or_default();
-        Config { variables: Env::from_vars([(Var::Path.name().into(), path)]), ..config.clone() }
+        NetworkConfig { variables: Env::from_vars([(Var::Path.name().into(), path)]), ..config.clone() }
     };
     searched.iter().take(used).map(with_path).collect()
 }
 
 /// Whether the plugin passes requests with this config to an agent.
-pub(super) fn names_agent(config: &Config) -> bool {
-    Place::parse(config).is_ok_and(|place| place.agent.is_some())
+pub(super) fn names_agent(config: &NetworkConfig) -> bool {
+    LocalPaths::parse(config).is_ok_and(|place| place.agent.is_some())
 }
 
 /// The configs that a runtime would send to the plugin. Other configs, and those that cannot be read, are left out.
-fn of_podwire(directory: &Path) -> Vec<Config> {
+fn of_podwire(directory: &Path) -> Vec<NetworkConfig> {
     let parts = CniConfig::naming(PLUGIN, directory).into_iter().flat_map(|config| config.parts(PLUGIN));
-    parts.filter_map(|part| Config::from_slice(part.to_string().as_bytes()).ok()).collect()
+    parts.filter_map(|part| NetworkConfig::from_slice(part.to_string().as_bytes()).ok()).collect()
 }
 
 /// Where the runtime has its CNI plugins and configs, also if the agent does not install any.
@@ -68,7 +68,7 @@ mod tests {
             let text = format!(
                 r#"{{"cniVersion": "1.0.0", "name": "pods", "type": "podwire-cni", "ipam": {{{ipam}}}}}"#
             );
-            Config::from_slice(text.as_bytes()).unwrap()
+            NetworkConfig::from_slice(text.as_bytes()).unwrap()
         };
         let searched = [vec!["/opt/cni/bin".into()], vec!["/usr/lib/cni".into(), "/usr/libexec/cni".into()]];
         let paths = |ipam: &str| -> Vec<Vec<PathBuf>> {

@@ -13,8 +13,8 @@ use clap::{Args, FromArgMatches};
 use config::Directories;
 use config::{Config, Flags};
 use engine::Caller;
-use engine::overlap::{self, Observed};
-use engine::state::State;
+use engine::overlap::{self, ObservedNetworks};
+use engine::state::NodeState;
 use install::runtimes::Runtimes;
 use install::{self, Installer, PLUGIN};
 use ipnet::IpNet;
@@ -23,7 +23,7 @@ use netlink::RtSocket;
 use serde_json::Value;
 use types::{Code, Fix};
 
-use crate::cli::Install;
+use crate::cli::InstallArgs;
 use crate::print;
 
 const WOULD_FAIL: &str = "nothing was installed: the first pod of this network would fail";
@@ -32,11 +32,11 @@ const QUESTION: Duration = Duration::from_secs(5);
 /// An agent that starts is ready within a fraction of a second.
 const PAUSE: Duration = Duration::from_millis(50);
 
-pub(crate) fn run(args: &Install) -> Result<()> {
+pub(crate) fn run(args: &InstallArgs) -> Result<()> {
     if args.network.standalone { standalone(args) } else { with_agent(args) }
 }
 
-fn with_agent(args: &Install) -> Result<()> {
+fn with_agent(args: &InstallArgs) -> Result<()> {
     let mut config = configuration(args)?;
     let client = Client::new(&config.socket);
     let end = Instant::now() + Duration::from_secs(args.timeout);
@@ -57,7 +57,7 @@ fn with_agent(args: &Install) -> Result<()> {
     put(&installer, &directories)
 }
 
-fn standalone(args: &Install) -> Result<()> {
+fn standalone(args: &InstallArgs) -> Result<()> {
     let (wanted, places) = (&args.network, &args.places);
     let run_dir = args.which.run_dir.clone().unwrap_or_else(|| netconf::DEFAULT_RUN_DIR.into());
     let found = Runtimes::directories();
@@ -71,7 +71,7 @@ fn standalone(args: &Install) -> Result<()> {
             connections_per_pod: None,
             masquerade: true,
         },
-        install: config::Install {
+        install: config::InstallConfig {
             plugin: places.plugin.clone().map_or_else(plugin_beside_us, Ok)?,
             plugin_dir: places.plugin_dir.clone().unwrap_or(found.plugins),
             config_dir: places.config_dir.clone().unwrap_or(found.configs),
@@ -96,18 +96,18 @@ fn can_serve(list: &str) -> Result<()> {
         config["name"] = list["name"].clone();
         // STATUS came with this version.
         config["cniVersion"] = "1.1.0".into();
-        let config = cni::Config::from_slice(config.to_string().as_bytes())?;
-        let run_dir = netconf::Place::parse(&config)?.run_dir;
-        let is_new = State::open_existing(&run_dir).context(WOULD_FAIL)?.is_none();
+        let config = cni::NetworkConfig::from_slice(config.to_string().as_bytes())?;
+        let run_dir = netconf::LocalPaths::parse(&config)?.run_dir;
+        let is_new = NodeState::open_existing(&run_dir).context(WOULD_FAIL)?.is_none();
         let warn = |message: &str| print::warn(format_args!("podwire: {message}"));
         let answer = engine::serve(&cni::Request::Status(config.clone()), &Caller::standalone(&warn));
         // STATUS makes the state directory, as an ADD would.
-        if let Some(state) = State::open_existing(&run_dir)?.filter(|_| is_new) {
+        if let Some(state) = NodeState::open_existing(&run_dir)?.filter(|_| is_new) {
             state.remove()?;
         }
         match answer {
             Ok(_) => {}
-            Err(error) if error.code == cni::Code::LimitedConnectivity => {
+            Err(error) if error.code == cni::ErrorCode::LimitedConnectivity => {
                 print::warn(format_args!("podwire: {error}"));
             }
             Err(error) if error.details.starts_with(Code::SubnetOverlap.as_str()) => {
@@ -122,11 +122,11 @@ fn can_serve(list: &str) -> Result<()> {
 }
 
 /// This command with free subnets in the place of those that overlap.
-fn with_free_subnets(config: &cni::Config) -> Result<Option<Fix>> {
+fn with_free_subnets(config: &cni::NetworkConfig) -> Result<Option<Fix>> {
     let conf = netconf::NetConf::parse(config)?;
     let subnets = overlap::routed_subnets(&conf);
-    let observed = Observed::of(&mut RtSocket::open()?, &subnets)?;
-    let network = overlap::Network { name: &config.name, bridge: &conf.bridge, subnets: &subnets };
+    let observed = ObservedNetworks::of(&mut RtSocket::open()?, &subnets)?;
+    let network = overlap::NetworkExtent { name: &config.name, bridge: &conf.bridge, subnets: &subnets };
     let args = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
     Ok(overlap::alternative(&network, &observed).map(|free| with_subnets(args, &free)))
 }
@@ -157,7 +157,7 @@ fn put(installer: &Installer, directories: &Directories) -> Result<()> {
 }
 
 /// The agent's own configuration, with what was said here over it.
-fn configuration(args: &Install) -> Result<Config> {
+fn configuration(args: &InstallArgs) -> Result<Config> {
     let (which, places) = (&args.which, &args.places);
     let given = [
         ("--config", &args.config),
@@ -249,7 +249,7 @@ fn installs_itself(client: &Client) -> Result<bool> {
     Ok(client.get(api::CNI_CONFIG, QUESTION)?.status == 200)
 }
 
-fn kept_by_agent(args: &Install, client: &Client, end: Instant) -> Result<()> {
+fn kept_by_agent(args: &InstallArgs, client: &Client, end: Instant) -> Result<()> {
     wait_for(args.timeout, end, || {
         let files = status(client)?.installed;
         match files.iter().find(|file| !file.ok) {

@@ -7,8 +7,8 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use api::{ClientError, NodeMode};
-use cni::Config;
-use config::{Config as AgentConfig, Flags};
+use cni::NetworkConfig;
+use config::{Config, Flags};
 use install::is_standalone;
 use types::{Code, Finding, Fix};
 
@@ -17,7 +17,7 @@ use crate::folders::Folders;
 
 /// An agent is missing where its lock or a CNI config that leads to it is, and where nothing is installed. The plugin works
 /// alone where it has attached pods, or where a network without an agent is installed.
-pub(super) fn of_node(folders: &Folders, has_state: bool, configs: &[Config]) -> NodeMode {
+pub(super) fn of_node(folders: &Folders, has_state: bool, configs: &[NetworkConfig]) -> NodeMode {
     let is_recorded = folders.state_dir.as_deref().is_some_and(is_standalone);
     if folders.run_dir.join("agent.lock").exists() || configs.iter().any(configs::names_agent) {
         NodeMode::Agent
@@ -71,7 +71,7 @@ pub(super) fn agent_missing(folders: &Folders, error: &ClientError) -> Finding {
         ClientError::Connect { .. } => return unreachable(error).fix("podwire agent --check-config"),
         ClientError::NobodyListens { .. } => {}
     }
-    match AgentConfig::load(&Flags::default(), std::env::vars_os()) {
+    match Config::load(&Flags::default(), std::env::vars_os()) {
         Err(error) => {
             Finding::new(Code::ConfigInvalid, "config agent", error).fix("podwire agent --check-config")
         }

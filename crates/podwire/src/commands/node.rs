@@ -3,7 +3,7 @@
 use anyhow::Result;
 use api::Removed;
 
-use super::nodes::Asked;
+use super::nodes::AgentClient;
 use crate::cli::{Output, RemoveNode};
 use crate::print;
 
@@ -11,7 +11,7 @@ pub(crate) fn remove(args: &RemoveNode) -> Result<()> {
     let force = if args.force { "?force=true" } else { "" };
     // A node's name has no character that means something in a path.
     let path = format!("{}/{}{force}", api::NODES, args.name);
-    let removed: Removed = Asked::find(&args.which).delete(&path)?;
+    let removed: Removed = AgentClient::find(&args.which).delete(&path)?;
     match args.output {
         Output::Json => print::say_json(&removed)?,
         Output::Table | Output::Wide => print::say_wrapped(told(&removed))?,

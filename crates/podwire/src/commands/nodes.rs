@@ -5,14 +5,14 @@ pub(super) mod ask;
 use anyhow::Result;
 use api::{AgentState, Freshness, NodeView, NodesView};
 
-pub(super) use ask::Asked;
+pub(super) use ask::AgentClient;
 
-use crate::cli::{Ask, Output};
+use crate::cli::{ClusterArgs, Output};
 use crate::exit::ExitStatus;
 use crate::{print, when};
 
-pub(crate) fn run(args: &Ask) -> Result<ExitStatus> {
-    let view: NodesView = Asked::find(&args.which).get(api::NODES)?;
+pub(crate) fn run(args: &ClusterArgs) -> Result<ExitStatus> {
+    let view: NodesView = AgentClient::find(&args.which).get(api::NODES)?;
     match args.output {
         Output::Json => print::say_json(&view)?,
         Output::Table => print::say(page(&view, when::now(), Columns::Table))?,

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use api::{AttachmentPhase, AttachmentView, AttachmentsView, Tombstones};
-use engine::state::{Addressing, Attachment, State};
+use engine::state::{Addressing, Attachment, NodeState};
 
 use crate::cli::{Output, Pods};
 use crate::exit::ExitStatus;
@@ -19,7 +19,7 @@ pub(super) const UNPLACED: &str = "unplaced";
 pub(super) const LAYER_2: &str = "none (layer 2)";
 
 /// An attachment whose record can be read.
-pub(super) struct Found {
+pub(super) struct RecordedAttachment {
     pub(super) attachment: Attachment,
     pub(super) view: AttachmentView,
 }
@@ -43,20 +43,20 @@ pub(crate) fn run(args: &Pods) -> Result<ExitStatus> {
 
 /// The attachments of a run directory, sorted by key.
 pub(super) struct All {
-    pub(super) found: Vec<Found>,
+    pub(super) found: Vec<RecordedAttachment>,
     /// Each is reported on stderr, too.
     pub(super) unreadable: Vec<AttachmentView>,
 }
 
 pub(super) fn list(run_dir: &Path) -> Result<All> {
     let (mut found, mut unreadable) = (Vec::new(), Vec::new());
-    let Some(state) = State::open_existing(run_dir)? else { return Ok(All { found, unreadable }) };
+    let Some(state) = NodeState::open_existing(run_dir)? else { return Ok(All { found, unreadable }) };
     let tombstones = Tombstones::new(run_dir);
     for network in state.networks()? {
         for listed in network.list()? {
             let view = agent::attachment_view(&network.name(), &listed, &tombstones)?;
             match listed.attachment {
-                Some(attachment) => found.push(Found { attachment, view }),
+                Some(attachment) => found.push(RecordedAttachment { attachment, view }),
                 None => {
                     unreadable.push(view);
                     print::warn(format_args!(
@@ -72,7 +72,7 @@ pub(super) fn list(run_dir: &Path) -> Result<All> {
     Ok(All { found, unreadable })
 }
 
-impl Found {
+impl RecordedAttachment {
     pub(super) fn phase(&self) -> &'static str {
         match self.view.phase {
             AttachmentPhase::Pending => "pending",
@@ -159,13 +159,13 @@ impl Column {
     }
 }
 
-fn table(found: &[Found]) -> String {
+fn table(found: &[RecordedAttachment]) -> String {
     let columns = [identity(found), &[Column::Addresses, Column::Phase, Column::Age]].concat();
     let (header, rows) = cells(found, &columns);
     print::table(&header, rows)
 }
 
-fn wide_table(found: &[Found]) -> String {
+fn wide_table(found: &[RecordedAttachment]) -> String {
     let columns = [
         Column::Network,
         Column::Pod,
@@ -182,13 +182,13 @@ fn wide_table(found: &[Found]) -> String {
     print::unlimited(&header, rows)
 }
 
-fn cells(found: &[Found], columns: &[Column]) -> (Vec<&'static str>, Vec<Vec<String>>) {
-    let row = |found: &Found| columns.iter().map(|column| found.cell(*column)).collect();
+fn cells(found: &[RecordedAttachment], columns: &[Column]) -> (Vec<&'static str>, Vec<Vec<String>>) {
+    let row = |found: &RecordedAttachment| columns.iter().map(|column| found.cell(*column)).collect();
     (columns.iter().map(|column| column.title()).collect(), found.iter().map(row).collect())
 }
 
 /// As few columns as distinguish all rows: most pods have a name of their own and one interface.
-fn identity(found: &[Found]) -> &'static [Column] {
+fn identity(found: &[RecordedAttachment]) -> &'static [Column] {
     const CHOICES: [&[Column]; 5] = [
         &[Column::Pod],
         &[Column::Pod, Column::Interface],

@@ -5,13 +5,13 @@ use std::collections::BTreeSet;
 use anyhow::Result;
 use api::{RouteState, RouteTransport, RouteView, RoutesView};
 
-use super::nodes::{Asked, stale};
-use crate::cli::{Ask, Output};
+use super::nodes::{AgentClient, stale};
+use crate::cli::{ClusterArgs, Output};
 use crate::exit::ExitStatus;
 use crate::print;
 
-pub(crate) fn run(args: &Ask) -> Result<ExitStatus> {
-    let view: RoutesView = Asked::find(&args.which).get(api::ROUTES)?;
+pub(crate) fn run(args: &ClusterArgs) -> Result<ExitStatus> {
+    let view: RoutesView = AgentClient::find(&args.which).get(api::ROUTES)?;
     match args.output {
         Output::Json => print::say_json(&view)?,
         Output::Table => print::say(page(&view, print::table))?,

@@ -12,7 +12,7 @@ use super::log::EmbeddedLog;
 use super::record::{RecordedChange, RecordedValue};
 use crate::Result;
 use crate::store::StoreCall;
-use crate::types::{Change, Compare, Entry, LeaseId, LeaseState, Listing, Outcome};
+use crate::types::{Change, CommitOutcome, Compare, Entry, LeaseId, LeaseState, Listing};
 
 impl Embedded {
     pub(crate) async fn get(&self, call: &StoreCall, key: &str) -> Result<Option<Entry>> {
@@ -40,16 +40,16 @@ impl Embedded {
         call: &StoreCall,
         compares: &[Compare],
         changes: &[Change],
-    ) -> Result<Outcome> {
+    ) -> Result<CommitOutcome> {
         let (compares, changes) = (compares.to_vec(), changes.to_vec());
         self.run(call, move |log| {
             if !compares.iter().all(|compare| log.state.holds(compare)) {
-                return Ok(Outcome::Refused);
+                return Ok(CommitOutcome::Refused);
             }
             let steps = steps(log, changes)?;
             let revision =
                 if steps.is_empty() { log.state.revision } else { log.append(steps, Durability::Disk)? };
-            Ok(Outcome::Done { revision })
+            Ok(CommitOutcome::Done { revision })
         })
         .await
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use files::{Durability, optional};
 
 use super::fault::{EmbeddedFault, io_fault};
-use super::record::{Chain, EmbeddedRecord, RecordedChange};
+use super::record::{EmbeddedRecord, LineChecksum, RecordedChange};
 use super::snapshot;
 use super::state::{EmbeddedState, Unfit};
 use crate::error::Operation;
@@ -26,7 +26,7 @@ pub(super) struct EmbeddedLog {
     end: u64,
     /// Of the snapshot.
     base: u64,
-    chain: Chain,
+    chain: LineChecksum,
     tail: Tail,
     /// Differs between stores that had the same directory one after the other.
     pub(super) generation: u64,
@@ -50,7 +50,7 @@ impl EmbeddedLog {
             Some(file) => file,
             None => snapshot::write(&path, &EmbeddedState::empty(), 0)?.file,
         };
-        let (chain, state) = (Chain::default(), EmbeddedState::default());
+        let (chain, state) = (LineChecksum::default(), EmbeddedState::default());
         let mut log = Self { path, file, end: 0, base: 0, chain, tail: Tail::Nothing, generation, state };
         log.read()?;
         if log.state.revision == 0 {
@@ -100,7 +100,12 @@ impl EmbeddedLog {
         Ok(())
     }
 
-    fn take(&mut self, record: EmbeddedRecord, chain: Chain, length: u64) -> Result<(), EmbeddedFault> {
+    fn take(
+        &mut self,
+        record: EmbeddedRecord,
+        chain: LineChecksum,
+        length: u64,
+    ) -> Result<(), EmbeddedFault> {
         let is_snapshot = !matches!(record, EmbeddedRecord::Commit { .. });
         self.state.apply(record).map_err(|unfit| match unfit {
             Unfit::Newer(format) => EmbeddedFault::Newer { path: self.path.clone(), format },

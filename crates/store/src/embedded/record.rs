@@ -102,9 +102,9 @@ impl From<&Entry> for EmbeddedRecord {
 
 /// The checksum of the last line.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) struct Chain(String);
+pub(super) struct LineChecksum(String);
 
-impl Chain {
+impl LineChecksum {
     fn next(&self, json: &[u8]) -> Self {
         let digest = Sha256::new().chain_update(self.0.as_bytes()).chain_update(json).finalize();
         Self(hex(&digest[..SUM / 2]))
@@ -151,12 +151,12 @@ mod tests {
             revision: 2,
             steps: vec![RecordedChange::Delete { key: "/a".to_owned() }],
         };
-        let (one, after) = Chain::default().write(&record).unwrap();
+        let (one, after) = LineChecksum::default().write(&record).unwrap();
         let (two, _) = after.write(&record).unwrap();
         assert_ne!(one, two);
         let line = &two[..two.len() - 1];
         assert_eq!(after.read(line).unwrap().0, record);
-        assert!(Chain::default().read(line).is_err());
+        assert!(LineChecksum::default().read(line).is_err());
         let mut other = line.to_vec();
         other[40] ^= 1;
         assert!(after.read(&other).is_err() && after.read(b"").is_err() && after.read(&[b'0'; 16]).is_err());

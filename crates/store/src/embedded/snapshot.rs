@@ -6,14 +6,14 @@ use std::path::Path;
 use files::Replacement;
 
 use super::fault::{EmbeddedFault, io_fault};
-use super::record::{Chain, EmbeddedRecord, FORMAT};
+use super::record::{EmbeddedRecord, FORMAT, LineChecksum};
 use super::state::EmbeddedState;
 
 /// A new log, open, with its length and the checksum of its last line.
 pub(super) struct Written {
     pub(super) file: File,
     pub(super) end: u64,
-    pub(super) chain: Chain,
+    pub(super) chain: LineChecksum,
 }
 
 /// Replaces the log at `path`. It does not tell what happened up to the revision `compacted`. If it fails, the old log is as
@@ -23,7 +23,7 @@ pub(super) fn write(path: &Path, state: &EmbeddedState, compacted: u64) -> Resul
     let leases =
         state.leases.iter().map(|(id, lease)| EmbeddedRecord::Lease { id: *id, lease: lease.clone() });
     let records = std::iter::once(head).chain(leases).chain(state.entries.values().map(EmbeddedRecord::from));
-    let (mut lines, mut chain) = (Vec::new(), Chain::default());
+    let (mut lines, mut chain) = (Vec::new(), LineChecksum::default());
     for record in records {
         let (line, next) = chain.write(&record).map_err(io_fault("write", path))?;
         lines.extend(line);

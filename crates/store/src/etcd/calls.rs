@@ -12,7 +12,7 @@ use super::connect::Connection;
 use super::failure::EtcdFailure;
 use crate::Result;
 use crate::store::StoreCall;
-use crate::types::{Change, Compare, Entry, LeaseId, LeaseState, Listing, Outcome};
+use crate::types::{Change, CommitOutcome, Compare, Entry, LeaseId, LeaseState, Listing};
 
 /// Of an answer that we read.
 const MAX_ANSWER: usize = 32 << 20;
@@ -150,7 +150,7 @@ impl EtcdBackend {
         call: &StoreCall,
         compares: &[Compare],
         changes: &[Change],
-    ) -> Result<Outcome> {
+    ) -> Result<CommitOutcome> {
         let compares: Vec<EtcdCompare> = compares.iter().map(compare).collect();
         let operations: Vec<TxnOp> = changes.iter().map(change).collect();
         let txn = Txn::new().when(compares).and_then(operations);
@@ -159,8 +159,10 @@ impl EtcdBackend {
             async move { connection.client.txn(txn).await }
         };
         match self.ask(call, Repeat::Never, ask).await {
-            Ok(answer) if answer.succeeded() => Ok(Outcome::Done { revision: revision(answer.header()) }),
-            Ok(_) => Ok(Outcome::Refused),
+            Ok(answer) if answer.succeeded() => {
+                Ok(CommitOutcome::Done { revision: revision(answer.header()) })
+            }
+            Ok(_) => Ok(CommitOutcome::Refused),
             Err(EtcdFailure::LeaseGone) => Err(lease_gone(call, changes)),
             Err(failure) => Err(self.error(call, failure)),
         }

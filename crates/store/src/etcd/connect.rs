@@ -178,7 +178,7 @@ async fn connect(
 }
 
 async fn log_in(target: &EtcdTarget, config: &EtcdConfig) -> Result<Client, EtcdFailure> {
-    let endpoint = target.endpoint(config)?;
+    let endpoint = target.endpoint(config).await?;
     let channel = endpoint.connect().await.map_err(|error| EtcdFailure::of_transport(&error))?;
     let channel = Channel::Tonic(channel);
     let mut client = match Client::from_channel(channel.clone(), Some(options(config))).await {

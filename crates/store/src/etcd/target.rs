@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use etcd_client::ConnectOptions;
+use tokio::task::spawn_blocking;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
 use super::failure::{EtcdFailure, Reason};
@@ -92,22 +93,30 @@ fn target(text: &str, config: &EtcdConfig) -> Result<EtcdTarget> {
 }
 
 impl EtcdTarget {
-    /// Ready to connect, with the certificates as they are now.
-    pub(super) fn endpoint(&self, config: &EtcdConfig) -> Result<Endpoint, EtcdFailure> {
-        let Some(name) = &self.tls_name else { return Ok(self.endpoint.clone()) };
-        let mut tls = ClientTlsConfig::new().domain_name(name);
-        tls = match &config.ca {
-            Some(ca) => tls.ca_certificate(Certificate::from_pem(read(ca)?)),
-            None => tls.with_native_roots(),
-        };
-        if let (Some(cert), Some(key)) = (&config.cert, &config.key) {
-            tls = tls.identity(Identity::from_pem(read(cert)?, read(key)?));
-        }
-        self.endpoint.clone().tls_config(tls).map_err(|error| EtcdFailure::Denied {
-            advice: "check the files of the CA, the certificate and its key",
-            reason: Reason::of(&error),
-        })
+    /// Ready to connect, with the certificates as they are now. They are read on another thread: a slow disk delays neither a
+    /// lease nor a watch.
+    pub(super) async fn endpoint(&self, config: &EtcdConfig) -> Result<Endpoint, EtcdFailure> {
+        let endpoint = self.endpoint.clone();
+        let Some(name) = self.tls_name.clone() else { return Ok(endpoint) };
+        let config = config.clone();
+        let read = spawn_blocking(move || with_tls(&endpoint, &name, &config)).await;
+        read.unwrap_or_else(|join| Err(EtcdFailure::NotDone(Reason::from(join.to_string()))))
     }
+}
+
+fn with_tls(endpoint: &Endpoint, name: &str, config: &EtcdConfig) -> Result<Endpoint, EtcdFailure> {
+    let mut tls = ClientTlsConfig::new().domain_name(name);
+    tls = match &config.ca {
+        Some(ca) => tls.ca_certificate(Certificate::from_pem(read(ca)?)),
+        None => tls.with_native_roots(),
+    };
+    if let (Some(cert), Some(key)) = (&config.cert, &config.key) {
+        tls = tls.identity(Identity::from_pem(read(cert)?, read(key)?));
+    }
+    endpoint.clone().tls_config(tls).map_err(|error| EtcdFailure::Denied {
+        advice: "check the files of the CA, the certificate and its key",
+        reason: Reason::of(&error),
+    })
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, EtcdFailure> {

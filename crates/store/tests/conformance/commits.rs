@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use store::{Change, Compare, Outcome};
+use store::{Change, CommitOutcome, Compare};
 use tokio::task::JoinSet;
 
 use super::both;
@@ -16,10 +16,10 @@ both!(
     a_call_ends_by_its_deadline,
 );
 
-fn done(outcome: Outcome) -> u64 {
+fn done(outcome: CommitOutcome) -> u64 {
     match outcome {
-        Outcome::Done { revision } => revision,
-        Outcome::Refused => panic!("refused"),
+        CommitOutcome::Done { revision } => revision,
+        CommitOutcome::Refused => panic!("refused"),
     }
 }
 
@@ -27,15 +27,15 @@ async fn all_compares_must_hold(world: &World) {
     let (store, a, b) = (&world.store, world.key("a"), world.key("b"));
     let change = [put(&a, "1")];
     let (absent, exists) = (Compare::Absent(a.clone()), Compare::Exists(a.clone()));
-    assert_eq!(store.commit(std::slice::from_ref(&exists), &change).await.unwrap(), Outcome::Refused);
+    assert_eq!(store.commit(std::slice::from_ref(&exists), &change).await.unwrap(), CommitOutcome::Refused);
     let first = done(store.commit(std::slice::from_ref(&absent), &change).await.unwrap());
-    assert_eq!(store.commit(std::slice::from_ref(&absent), &change).await.unwrap(), Outcome::Refused);
+    assert_eq!(store.commit(std::slice::from_ref(&absent), &change).await.unwrap(), CommitOutcome::Refused);
     let same = Compare::Revision(a.clone(), first);
     let both = [same.clone(), Compare::Exists(b.clone())];
-    assert_eq!(store.commit(&both, &[put(&a, "2")]).await.unwrap(), Outcome::Refused);
+    assert_eq!(store.commit(&both, &[put(&a, "2")]).await.unwrap(), CommitOutcome::Refused);
     let second = done(store.commit(&[same.clone(), Compare::Absent(b)], &[put(&a, "2")]).await.unwrap());
     assert!(second > first);
-    assert_eq!(store.commit(&[same], &[put(&a, "3")]).await.unwrap(), Outcome::Refused);
+    assert_eq!(store.commit(&[same], &[put(&a, "3")]).await.unwrap(), CommitOutcome::Refused);
     done(store.commit(&[exists], &[Change::Delete(a.clone())]).await.unwrap());
     done(store.commit(&[absent], &[]).await.unwrap());
     assert_eq!(store.get(&a).await.unwrap(), None);
@@ -74,8 +74,8 @@ async fn of_two_that_want_one_key_one_gets_it(world: &World) {
         };
         let (zero, one) = tokio::join!(claim(0), claim(1));
         let winner = match (zero, one) {
-            (Outcome::Done { .. }, Outcome::Refused) => b"0",
-            (Outcome::Refused, Outcome::Done { .. }) => b"1",
+            (CommitOutcome::Done { .. }, CommitOutcome::Refused) => b"0",
+            (CommitOutcome::Refused, CommitOutcome::Done { .. }) => b"1",
             both => panic!("{both:?}"),
         };
         assert_eq!(world.store.get(&key).await.unwrap().unwrap().value, winner);

@@ -1,4 +1,4 @@
-use store::{Change, Entry, Error, MAX_KEY, MAX_VALUE, Outcome};
+use store::{Change, CommitOutcome, Entry, Error, MAX_KEY, MAX_VALUE};
 
 use super::both;
 use crate::common::{World, put};
@@ -16,7 +16,7 @@ async fn a_key_is_read_as_it_was_written(world: &World) {
     let mut created = None;
     for (version, value) in [(1, &b"{\"a\":1}"[..]), (2, b""), (3, b"\0\xff\n")] {
         let change = Change::Put { key: key.clone(), value: value.to_vec(), lease: None };
-        let Outcome::Done { revision } = store.commit(&[], &[change]).await.unwrap() else {
+        let CommitOutcome::Done { revision } = store.commit(&[], &[change]).await.unwrap() else {
             panic!("refused")
         };
         let created = *created.get_or_insert(revision);

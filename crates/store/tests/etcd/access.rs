@@ -3,7 +3,7 @@
 use std::fs;
 
 use etcd_client::{Certificate, Client, ConnectOptions, Identity, Permission, PermissionType, TlsOptions};
-use store::{Change, Compare, Error, EtcdConfig, Outcome};
+use store::{Change, CommitOutcome, Compare, Error, EtcdConfig};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 
@@ -103,7 +103,7 @@ async fn certificates_and_passwords_open_the_door_and_wrong_ones_do_not() {
     let error = pod.commit(&exists, &unchanged("/other/a")).await.unwrap_err();
     assert!(error.is_denied_write(), "{error}");
     assert!(!pod.get("/other/a").await.unwrap_err().is_denied_write(), "it was read");
-    assert_eq!(pod.commit(&exists, &unchanged("/pod/a")).await.unwrap(), Outcome::Refused);
+    assert_eq!(pod.commit(&exists, &unchanged("/pod/a")).await.unwrap(), CommitOutcome::Refused);
     // A server that begins anew does not know our token any more.
     server.stop();
     server.start_again();

@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 use model::{Facts, NoWay, StoredNode, Transport, Tunnels, Way};
 
 use super::*;
-use crate::peers::inputs::{Census, Claim};
-use crate::peers::known::{Known, PeerChange};
+use crate::peers::inputs::{Census, ClaimedBlock};
+use crate::peers::known::{KnownPeers, PeerChange};
 
 fn record(name: &str, uid: u8, block: &str) -> NodeRecord {
     NodeRecord { blocks: nets(&[block]), ..candidate(name, uid).record }
 }
 
-fn known() -> Known {
+fn known() -> KnownPeers {
     let facts = Facts {
         name: "n1".try_into().unwrap(),
         blocks: nets(&["10.2.0.0/24"]),
@@ -23,10 +23,10 @@ fn known() -> Known {
         tunnels: Tunnels::default(),
         sources: Vec::new(),
     };
-    Known::new(facts, vec![record("n2", 2, "10.2.1.0/24"), record("n3", 3, "10.2.2.0/24")])
+    KnownPeers::new(facts, vec![record("n2", 2, "10.2.1.0/24"), record("n3", 3, "10.2.2.0/24")])
 }
 
-fn names(known: &Known) -> Vec<&str> {
+fn names(known: &KnownPeers) -> Vec<&str> {
     known.mesh.peers().map(|peer| peer.name.as_str()).collect()
 }
 
@@ -36,12 +36,13 @@ fn stored(record: NodeRecord) -> StoredNode {
 
 /// With claims of all blocks.
 fn census(records: Vec<NodeRecord>, was_wiped: bool) -> Census {
-    let claim = |record: &NodeRecord| Claim { block: record.blocks[0], owner: Some(record.name.clone()) };
+    let claim =
+        |record: &NodeRecord| ClaimedBlock { block: record.blocks[0], owner: Some(record.name.clone()) };
     let claims = records.iter().map(claim).collect();
     Census { nodes: records.into_iter().map(stored).collect(), claims, unread: BTreeSet::new(), was_wiped }
 }
 
-fn routed(known: &Known) -> Vec<String> {
+fn routed(known: &KnownPeers) -> Vec<String> {
     let is_refused = |way: &Way| matches!(way, Way::None(NoWay::Refused(_)));
     known.mesh.ways().filter(|(_, _, way)| !is_refused(way)).map(|(name, ..)| name.to_string()).collect()
 }
@@ -71,7 +72,7 @@ fn a5_remembered_nodes_have_their_blocks_before_the_store_answers() {
     let mut known = known();
     assert_eq!(routed(&known), ["n2", "n3"]);
     // The store answers: n2 has no claim any more, and one that cannot be read says what it said before.
-    let unreadable = Claim { block: "10.2.2.0/24".parse().unwrap(), owner: None };
+    let unreadable = ClaimedBlock { block: "10.2.2.0/24".parse().unwrap(), owner: None };
     let all = vec![record("n2", 2, "10.2.1.0/24"), record("n3", 3, "10.2.2.0/24")];
     known.set_all(Census { claims: vec![unreadable], ..census(all, false) });
     assert_eq!(routed(&known), ["n3"]);
@@ -94,7 +95,7 @@ fn a5_a_refused_block_is_no_change_of_a_peer_after_a_restart() {
     };
     assert_eq!(known.replace_all(all()), [], "10.2.9.0/24 has no claim");
     let mut claimed = all();
-    claimed.claims.push(Claim { block: both[1], owner: Some("n2".try_into().unwrap()) });
+    claimed.claims.push(ClaimedBlock { block: both[1], owner: Some("n2".try_into().unwrap()) });
     let what = "blocks 10.2.1.0/24 -> 10.2.1.0/24,10.2.9.0/24".to_owned();
     assert_eq!(known.replace_all(claimed), [PeerChange::Changed("n2".try_into().unwrap(), what)]);
 }

@@ -7,11 +7,11 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use super::super::command::Command;
+use super::super::command::MembershipCommand;
 use super::super::grow::{Asker, Growing};
 use super::super::home::Home;
 use super::super::member::{Member, spread};
-use super::super::shared::Shared;
+use super::super::shared::SharedMembership;
 use super::*;
 use crate::allocation::NodeAllocations;
 use crate::board::Board;
@@ -26,10 +26,10 @@ const SOON: Duration = Duration::from_secs(60);
 struct Site {
     dir: tempfile::TempDir,
     registry: Registry,
-    shared: Arc<Shared>,
+    shared: Arc<SharedMembership>,
     shares: Arc<NodeAllocations>,
     board: Arc<Board>,
-    commands: mpsc::Sender<Command>,
+    commands: mpsc::Sender<MembershipCommand>,
     _addresses: watch::Sender<Option<Vec<IpAddr>>>,
     _peers: PeerQueue,
     /// Until it is started.
@@ -51,7 +51,7 @@ impl Site {
         let board = Arc::new(Board::new());
         let (peers, queue) = inputs(Waker::new().unwrap());
         let slots = (Arc::clone(&shares), Arc::clone(&board));
-        let shared = Arc::new(Shared::new(&Arc::new(config), slots, peers.clone(), home));
+        let shared = Arc::new(SharedMembership::new(&Arc::new(config), slots, peers.clone(), home));
         shared.remember(nets(remembered));
         let (registry, candidate) = (registry(dir.path()), candidate("n1", 1));
         let (addresses, published) = watch::channel(Some(vec!["192.0.2.1".parse().unwrap()]));
@@ -160,6 +160,32 @@ fn a_block_that_was_lost_is_given_up_also_where_there_is_no_other() {
     });
 }
 
+#[test]
+fn a_block_that_was_lost_is_given_up_also_if_the_disk_hangs() {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    runtime.enable_all().max_blocking_threads(1).build().unwrap().block_on(async {
+        let [first, second, v6] = ["10.2.0.0/24", "10.2.1.0/24", "fd00:2::/68"];
+        let site = Site::new(&[first, second, v6]);
+        // Whatever waits for the disk waits for this thread.
+        let (disk, hangs) = std::sync::mpsc::channel::<()>();
+        let hanging = tokio::task::spawn_blocking(move || hangs.recv());
+        let record = NodeRecord { blocks: nets(&[second, v6]), ..candidate("n1", 1).record };
+        let lost = vec![(nets(&[first])[0], "n2".try_into().unwrap())];
+        let joined = Joined { record, revision: 1, network: 1, lost, was_forgotten: false };
+        let mut accepted = std::pin::pin!(site.shared.accept(&joined));
+        tokio::select! {
+            biased;
+            () = &mut accepted => panic!("the disk hangs"),
+            () = std::future::ready(()) => {}
+        }
+        assert_eq!(site.blocks().unwrap(), nets(&[second, v6]));
+        drop(disk);
+        accepted.await;
+        assert_eq!(site.written(), nets(&[second, v6]));
+        assert!(hanging.await.unwrap().is_err());
+    });
+}
+
 /// A store that answers can be asked, also by a node that cannot join: the fix of `BlocksExhausted` needs it.
 #[test]
 fn a4_a_node_without_a_free_block_lists_nodes_and_removes_one() {
@@ -173,11 +199,11 @@ fn a4_a_node_without_a_free_block_lists_nodes_and_removes_one() {
         site.until(|site| has(site, types::Code::BlocksExhausted)).await;
         assert!(site.shared.contact.is_reachable() && site.shared.contact.failure().is_none());
         let (done, answer) = tokio::sync::oneshot::channel();
-        site.commands.send(Command::Ask(Ask::Look(done))).await.unwrap();
+        site.commands.send(MembershipCommand::Ask(StoreQuery::Look(done))).await.unwrap();
         assert_eq!(answer.await.unwrap().unwrap().nodes.len(), 17);
         let (done, answer) = tokio::sync::oneshot::channel();
-        let ask = Ask::Remove { name: "n5".try_into().unwrap(), force: true, done };
-        site.commands.send(Command::Ask(ask)).await.unwrap();
+        let ask = StoreQuery::Remove { name: "n5".try_into().unwrap(), force: true, done };
+        site.commands.send(MembershipCommand::Ask(ask)).await.unwrap();
         assert_eq!(answer.await.unwrap().unwrap().len(), 2);
         site.until(|site| site.blocks().is_ok() && !has(site, types::Code::BlocksExhausted)).await;
         task.abort();
@@ -211,7 +237,7 @@ fn of_two_wishes_for_a_block_one_is_granted() {
         }
         site.until(|site| site.blocks().is_ok_and(|blocks| blocks != before)).await;
         let (done, answer) = tokio::sync::oneshot::channel();
-        site.commands.send(Command::Ask(Ask::Look(done))).await.unwrap();
+        site.commands.send(MembershipCommand::Ask(StoreQuery::Look(done))).await.unwrap();
         assert_eq!(answer.await.unwrap().unwrap().claims.len(), 3);
         assert_eq!(site.blocks().unwrap().len(), 3);
         task.abort();

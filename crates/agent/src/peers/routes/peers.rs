@@ -4,10 +4,10 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use model::{PeerSource, SourceChanges};
+use model::SourceChanges;
 use nft::{PeerRules, PeerTable, Surplus};
 use tracing::{debug, info};
-use types::{Code, Finding, IfName};
+use types::{Code, Finding, IfName, PeerSource};
 
 use super::{PAUSE, Routes};
 use crate::membership::cuts;
@@ -127,11 +127,11 @@ impl Routes {
         let SourceChanges { add, remove } = mesh.take_source_changes();
         if !is_old && !is_other && !peers.is_due {
             let table = peers.table(network)?;
-            table.add(&sources(add))?;
-            return table.remove(&sources(remove));
+            table.add(&add)?;
+            return table.remove(&remove);
         }
         let surplus = if is_complete { Surplus::Remove } else { Surplus::Keep };
-        let done = peers.table(network)?.keep(&rules, &sources(mesh.sources()), surplus)?;
+        let done = peers.table(network)?.keep(&rules, &mesh.sources().collect::<Vec<_>>(), surplus)?;
         let is_first = peers.compared_at.is_none();
         peers.took = begun.elapsed();
         (peers.rules, peers.is_due, peers.compared_at) = (Some(rules), false, Some(begun));
@@ -162,13 +162,13 @@ impl Routes {
     }
 
     /// Accepts more sources, before routes lead to those peers.
-    pub(super) fn add_peers(&mut self, added: Vec<PeerSource>) {
-        self.change_peers(|table| table.add(&sources(added)));
+    pub(super) fn add_peers(&mut self, added: &[PeerSource]) {
+        self.change_peers(|table| table.add(added));
     }
 
     /// Accepts these no longer.
-    pub(super) fn remove_peers(&mut self, removed: Vec<PeerSource>) {
-        self.change_peers(|table| table.remove(&sources(removed)));
+    pub(super) fn remove_peers(&mut self, removed: &[PeerSource]) {
+        self.change_peers(|table| table.remove(removed));
     }
 
     fn change_peers(&mut self, change: impl FnOnce(&mut PeerTable) -> Result<(), nft::Error>) {
@@ -184,8 +184,4 @@ impl Routes {
             self.soon(PAUSE);
         }
     }
-}
-
-fn sources(all: impl IntoIterator<Item = PeerSource>) -> Vec<nft::PeerSource> {
-    all.into_iter().map(|PeerSource { outer, inner }| nft::PeerSource { outer, inner }).collect()
 }

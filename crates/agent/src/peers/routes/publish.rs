@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use engine::alias::Mark;
+use engine::alias::LinkMark;
 use model::{Facts, Transport};
 
 use super::super::inputs::{NodePosition, PeerContents};
@@ -20,8 +20,9 @@ impl Routes {
     pub(super) fn find_position(&mut self) -> Result<(), netlink::Error> {
         let config = Arc::clone(&self.config);
         let around = self.kernel.surroundings(config.node_interface.as_ref())?;
-        let is_ours =
-            |link: &netlink::Link| link.name == config.network.bridge.as_str() || Mark::of(link).is_some();
+        let is_ours = |link: &netlink::Link| {
+            link.name == config.network.bridge.as_str() || LinkMark::of(link).is_some()
+        };
         let position = underlay::find(&config, &around, is_ours, &self.known.position.known_addresses());
         let sources =
             self.shares.get().map(|allocation| allocation.gateways().collect::<Vec<_>>()).unwrap_or_default();

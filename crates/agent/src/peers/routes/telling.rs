@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use model::{Changes, Way};
+use model::{PeerChanges, Way};
 use tracing::{debug, info};
 use types::{Code, Finding};
 
@@ -25,7 +25,7 @@ pub(crate) struct Telling {
     /// Why the kernel refused changes, by object.
     refused: BTreeMap<String, String>,
     /// Changes that follow from the records and were refused. They are no repairs when they are made later.
-    pub(super) owed: Changes,
+    pub(super) owed: PeerChanges,
     /// Why the routes could not be compared or changed at all.
     pub(super) failure: Option<String>,
     /// Why events of the kernel are not received.
@@ -61,7 +61,7 @@ impl Telling {
 
 /// Which part of what is wanted was given to the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum AppliedPart {
     /// What was refused before was not tried again.
     News,
     All,
@@ -69,10 +69,10 @@ pub(super) enum Part {
 
 impl Routes {
     /// Changes that the kernel refused are reported while they are refused, and retried.
-    pub(super) fn refused(&mut self, refused: BTreeMap<String, String>, part: Part) {
+    pub(super) fn refused(&mut self, refused: BTreeMap<String, String>, part: AppliedPart) {
         let telling = &mut self.known.telling;
         let failed = !refused.is_empty();
-        if part == Part::All {
+        if part == AppliedPart::All {
             telling.refused.clear();
         }
         telling.refused.extend(refused);

@@ -10,7 +10,7 @@ use netlink::Ethtool;
 use tracing::{debug, info, warn};
 use types::NodeName;
 
-use super::super::trial::{self, Verdict};
+use super::super::trial::{self, TrialVerdict};
 use super::Routes;
 use config::TunnelChecksum;
 
@@ -23,25 +23,25 @@ const STILL_SOUND: Duration = Duration::from_secs(600);
 /// What is known of the interfaces below the tunnels, of IPv6 and IPv4.
 #[derive(Debug, Default)]
 pub(crate) struct Trials {
-    of: [Standing; 2],
+    of: [TrialState; 2],
     running: Option<Running>,
 }
 
 impl Trials {
     /// Of a trial that ended. A thread that panicked says nothing of the card.
-    pub(super) fn verdict(&self) -> Option<Verdict> {
+    pub(super) fn verdict(&self) -> Option<TrialVerdict> {
         match self.running.as_ref()?.verdict.try_recv() {
             Ok(verdict) => Some(verdict),
             Err(TryRecvError::Empty) => None,
-            Err(TryRecvError::Disconnected) => Some(Verdict::Unclear),
+            Err(TryRecvError::Disconnected) => Some(TrialVerdict::Unclear),
         }
     }
 }
 
 #[derive(Debug, Default)]
-struct Standing {
+struct TrialState {
     interface: Option<u32>,
-    finding: Option<Finding>,
+    finding: Option<TrialFinding>,
     /// So many trials there were: each is with another node.
     turns: usize,
     /// So many of the last ones told nothing.
@@ -50,7 +50,7 @@ struct Standing {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Finding {
+enum TrialFinding {
     Sound,
     /// Found out by this agent.
     Broken,
@@ -62,22 +62,22 @@ enum Finding {
 struct Running {
     v4: bool,
     interface: u32,
-    kind: Kind,
+    kind: TrialKind,
     with: NodeName,
     addresses: Vec<IpAddr>,
-    verdict: Receiver<Verdict>,
+    verdict: Receiver<TrialVerdict>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum TrialKind {
     Trial,
     /// Whether it has helped that the kernel makes checksums.
     Proof,
 }
 
-impl Standing {
+impl TrialState {
     fn is_due(&self) -> bool {
-        self.finding != Some(Finding::Broken) && self.again_at.is_none_or(|at| at <= Instant::now())
+        self.finding != Some(TrialFinding::Broken) && self.again_at.is_none_or(|at| at <= Instant::now())
     }
 
     fn pause(&self) -> Duration {
@@ -94,7 +94,7 @@ impl Routes {
             TunnelChecksum::Off => Some(false),
             TunnelChecksum::Auto => {
                 let standing = &self.known.trials.of[usize::from(v4)];
-                let is_broken = standing.finding == Some(Finding::Broken);
+                let is_broken = standing.finding == Some(TrialFinding::Broken);
                 (is_broken && standing.interface == self.interface(v4)).then_some(false)
             }
         }
@@ -117,7 +117,7 @@ impl Routes {
             let (Some(tunnel), Some(interface)) = (tunnel, self.interface(v4)) else { continue };
             let standing = &mut self.known.trials.of[usize::from(v4)];
             if standing.interface != Some(interface) {
-                *standing = Standing { interface: Some(interface), ..Standing::default() };
+                *standing = TrialState { interface: Some(interface), ..TrialState::default() };
             }
             if !standing.is_due() || !standing.leaves_it_to_the_card(tunnel) {
                 continue;
@@ -126,16 +126,16 @@ impl Routes {
             let Some((with, addresses)) = self.somebody_behind(tunnel, turn) else { continue };
             self.known.trials.of[usize::from(v4)].turns += 1;
             debug!("tries out with {with} whether checksums arrive right");
-            return self.begin((v4, interface, Kind::Trial), with, addresses);
+            return self.begin((v4, interface, TrialKind::Trial), with, addresses);
         }
     }
 
-    fn begin(&mut self, about: (bool, u32, Kind), with: NodeName, addresses: Vec<IpAddr>) {
+    fn begin(&mut self, about: (bool, u32, TrialKind), with: NodeName, addresses: Vec<IpAddr>) {
         let (v4, interface, kind) = about;
         let Some(name) = self.tunnel_name(v4) else { return };
         let rest = match kind {
-            Kind::Trial => Duration::ZERO,
-            Kind::Proof => trial::REST,
+            TrialKind::Trial => Duration::ZERO,
+            TrialKind::Proof => trial::REST,
         };
         match trial::start(name, addresses.clone(), rest, self.queue.waker.clone()) {
             Ok(verdict) => {
@@ -161,10 +161,10 @@ impl Routes {
         Some((with.clone(), [one(true), one(false)].into_iter().flatten().collect()))
     }
 
-    pub(super) fn tried(&mut self, verdict: Verdict) {
+    pub(super) fn tried(&mut self, verdict: TrialVerdict) {
         let Some(running) = self.known.trials.running.take() else { return };
         let Running { v4, interface, kind, with, addresses, .. } = running;
-        if kind == Kind::Proof {
+        if kind == TrialKind::Proof {
             return tell_proof(verdict, &with);
         }
         let standing = &mut self.known.trials.of[usize::from(v4)];
@@ -173,46 +173,46 @@ impl Routes {
         }
         let now = Instant::now();
         match verdict {
-            Verdict::Sound => {
-                if standing.finding != Some(Finding::Sound) {
+            TrialVerdict::Sound => {
+                if standing.finding != Some(TrialFinding::Sound) {
                     info!("checksums of what {with} gets through the tunnel are right");
                 }
-                (standing.finding, standing.fruitless) = (Some(Finding::Sound), 0);
+                (standing.finding, standing.fruitless) = (Some(TrialFinding::Sound), 0);
                 standing.again_at = Some(now + STILL_SOUND);
             }
-            Verdict::Unclear => {
+            TrialVerdict::Unclear => {
                 debug!("{with} did not answer: nothing is known of checksums");
                 let at = now + standing.pause();
                 standing.again_at = Some(at);
                 standing.fruitless += 1;
                 self.known.look_at = self.known.look_at.min(at);
             }
-            Verdict::Broken => {
+            TrialVerdict::Broken => {
                 let name = self.tunnel_name(v4).map(|name| name.to_string()).unwrap_or_default();
                 warn!(
                     "what {with} gets through the tunnel has wrong checksums when this node's interface makes them: from now on \
                      the kernel does. To have it tried again: stop the agent, ip link del {name}, start the agent"
                 );
-                self.known.trials.of[usize::from(v4)].finding = Some(Finding::Broken);
+                self.known.trials.of[usize::from(v4)].finding = Some(TrialFinding::Broken);
                 self.keep_tunnels();
-                self.begin((v4, interface, Kind::Proof), with, addresses);
+                self.begin((v4, interface, TrialKind::Proof), with, addresses);
             }
         }
     }
 }
 
-impl Standing {
+impl TrialState {
     /// One that does not stays as it is, but a person may change it back.
     fn leaves_it_to_the_card(&mut self, tunnel: u32) -> bool {
         match Ethtool::open().and_then(|mut ethtool| ethtool.tx_checksum(tunnel)) {
             Ok(true) => true,
             Ok(false) => {
-                if self.finding != Some(Finding::SwitchedOff) {
+                if self.finding != Some(TrialFinding::SwitchedOff) {
                     info!(
                         "checksums of what goes through the tunnel are made by the kernel already, and that stays so"
                     );
                 }
-                self.finding = Some(Finding::SwitchedOff);
+                self.finding = Some(TrialFinding::SwitchedOff);
                 self.again_at = Some(Instant::now() + STILL_SOUND);
                 false
             }
@@ -226,10 +226,12 @@ impl Standing {
     }
 }
 
-fn tell_proof(verdict: Verdict, with: &NodeName) {
+fn tell_proof(verdict: TrialVerdict, with: &NodeName) {
     match verdict {
-        Verdict::Sound => info!("with checksums by the kernel, what {with} gets through the tunnel is right"),
-        Verdict::Broken | Verdict::Unclear => {
+        TrialVerdict::Sound => {
+            info!("with checksums by the kernel, what {with} gets through the tunnel is right");
+        }
+        TrialVerdict::Broken | TrialVerdict::Unclear => {
             warn!("also with checksums by the kernel, {with} does not answer through the tunnel");
         }
     }
@@ -241,12 +243,12 @@ mod tests {
 
     #[test]
     fn trials_that_tell_nothing_become_rare_and_one_that_found_a_fault_is_the_last() {
-        let pause = |fruitless| Standing { fruitless, ..Standing::default() }.pause().as_secs();
+        let pause = |fruitless| TrialState { fruitless, ..TrialState::default() }.pause().as_secs();
         assert_eq!([0, 1, 3, 4, 99].map(pause), [5, 10, 40, 60, 60]);
-        let due = |finding| Standing { finding, ..Standing::default() }.is_due();
-        assert!(due(None) && due(Some(Finding::Sound)) && due(Some(Finding::SwitchedOff)));
-        assert!(!due(Some(Finding::Broken)));
-        let later = Standing { again_at: Some(Instant::now() + STILL_SOUND), ..Standing::default() };
+        let due = |finding| TrialState { finding, ..TrialState::default() }.is_due();
+        assert!(due(None) && due(Some(TrialFinding::Sound)) && due(Some(TrialFinding::SwitchedOff)));
+        assert!(!due(Some(TrialFinding::Broken)));
+        let later = TrialState { again_at: Some(Instant::now() + STILL_SOUND), ..TrialState::default() };
         assert!(!later.is_due());
     }
 }

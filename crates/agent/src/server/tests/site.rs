@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 
 use api::{CniCall, NetworkStatus};
-use cni::{Code, Error, Request};
+use cni::{Error, ErrorCode, Request};
 use engine::{Caller, Done};
 use netconf::{Network, NetworkSettings, NodeAllocation};
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ use types::{AttachMode, RequestId};
 
 use super::super::*;
 use crate::waker::Waker;
-use crate::work::{Parts, Serve, Settings};
+use crate::work::{RequestSettings, Serve, WorkParts};
 
 pub(super) const SOON: Duration = Duration::from_secs(60);
 pub(super) const SHORT: Bounds = Bounds {
@@ -75,7 +75,7 @@ pub(super) const EXHAUSTED: &str = "254 in use; no other block: this node has al
 pub(super) fn done(request: &Request) -> Result<Done, Error> {
     match request {
         Request::Add(call) if call.container.as_str() == "bad" => {
-            Err(Error::new(Code::AddressesExhausted, "no address left").with_details("254 in use"))
+            Err(Error::new(ErrorCode::AddressesExhausted, "no address left").with_details("254 in use"))
         }
         Request::Add(_) => {
             let ips = json!([{ "address": "10.9.0.5/24" }, { "address": "fd00:9::5/64" }]);
@@ -87,7 +87,7 @@ pub(super) fn done(request: &Request) -> Result<Done, Error> {
 
 impl Site {
     pub(super) fn lose_bridge(&self) {
-        let found = Finding::new(types::Code::BridgeMissing, "bridge podwire0", "the bridge is missing");
+        let found = Finding::new(Code::BridgeMissing, "bridge podwire0", "the bridge is missing");
         self.board.set(Source::Reconcile, vec![found.fix("make it")]);
     }
 
@@ -96,7 +96,7 @@ impl Site {
         let socket = dir.path().join("in/agent.sock");
         let (board, metrics) = (Arc::new(Board::new()), Arc::new(Metrics::new()));
         board.set_started();
-        let settings = Settings {
+        let settings = RequestSettings {
             run_dir: dir.path().join("run"),
             network: "podwire".try_into().unwrap(),
             mode: AttachMode::Routed,
@@ -121,7 +121,7 @@ impl Site {
             masquerade: true,
         };
         let shares = Arc::new(NodeAllocations::none("", Vec::new()));
-        let work = Work::new(Parts::alone(settings, &board, &shares)).with_engine(options.serve);
+        let work = Work::new(WorkParts::alone(settings, &board, &shares)).with_engine(options.serve);
         shares.set(NodeAllocation::of_default(Arc::new(Network::whole(&own).unwrap())));
         let queue = Arc::new(options.queue);
         let service = ApiService {

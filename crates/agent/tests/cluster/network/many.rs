@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
-use model::{BlockClaim, Cut, Layout, NodeRecord, Object as _};
+use model::{BlockClaim, Cut, KeyLayout, NodeRecord, Object as _};
 use netlink::{NetNs, PeerMonitor, PeerNews};
-use store::{Change, EtcdConfig, Outcome, Store, StoreConfig};
+use store::{Change, CommitOutcome, EtcdConfig, Store, StoreConfig};
 use testkit::{Cluster, Plan};
 use types::{Mac, NodeName, NodeUid};
 
@@ -49,7 +49,7 @@ fn commit(cluster: &Cluster, changes: &[Change]) {
         runtime.block_on(async {
             let store = Store::open(&StoreConfig::Etcd(config)).unwrap();
             for some in changes.chunks(AT_ONCE) {
-                assert!(matches!(store.commit(&[], some).await.unwrap(), Outcome::Done { .. }));
+                assert!(matches!(store.commit(&[], some).await.unwrap(), CommitOutcome::Done { .. }));
             }
         });
     };
@@ -58,7 +58,7 @@ fn commit(cluster: &Cluster, changes: &[Change]) {
 
 /// A record and the claims of its blocks.
 fn put(record: &NodeRecord) -> Vec<Change> {
-    let layout = Layout::new("/podwire", None);
+    let layout = KeyLayout::new("/podwire", None);
     let put = |key, value| Change::Put { key, value, lease: None };
     let claim = BlockClaim { node: record.name.clone() };
     let claims = record.blocks.iter().map(|block| put(layout.block(block), claim.encode()));
@@ -94,7 +94,7 @@ fn many_peers_come_and_go_and_a_change_of_one_touches_no_other() {
     });
     // One that is deleted: its routes go, and nothing else.
     let gone = made_up(2);
-    commit(&cluster, &[Change::Delete(Layout::new("/podwire", None).node(&gone.name))]);
+    commit(&cluster, &[Change::Delete(KeyLayout::new("/podwire", None).node(&gone.name))]);
     let rest: BTreeSet<IpNet> = all.iter().copied().filter(|net| !gone.blocks.contains(net)).collect();
     await_that("its routes to be gone", SOON, || destinations(&cluster) == rest);
     let touched: BTreeSet<IpNet> = monitor.read().unwrap().iter().filter_map(destination).collect();
@@ -104,7 +104,8 @@ fn many_peers_come_and_go_and_a_change_of_one_touches_no_other() {
         "{touched:?}"
     );
 
-    let keys = records.iter().map(|record| Change::Delete(Layout::new("/podwire", None).node(&record.name)));
+    let keys =
+        records.iter().map(|record| Change::Delete(KeyLayout::new("/podwire", None).node(&record.name)));
     commit(&cluster, &keys.collect::<Vec<_>>());
     await_that("all routes to be gone", PATIENCE, || destinations(&cluster) == own);
     await_that("all tunnel entries to be gone but n2's", SOON, || {

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use model::{BlockClaim, Cut, Layout, NodeRecord, Object as _};
+use model::{BlockClaim, Cut, KeyLayout, NodeRecord, Object as _};
 use netlink::{PeerMonitor, PeerNews};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use store::{Change, EtcdConfig, Store, StoreConfig};
@@ -20,7 +20,7 @@ const MOST: u16 = 8000;
 struct Writer {
     runtime: tokio::runtime::Runtime,
     store: Store,
-    layout: Layout,
+    layout: KeyLayout,
 }
 
 impl Writer {
@@ -31,7 +31,7 @@ impl Writer {
             let _inside = runtime.enter();
             Store::open(&StoreConfig::Etcd(config)).unwrap()
         };
-        Self { runtime, store, layout: Layout::new("/podwire", None) }
+        Self { runtime, store, layout: KeyLayout::new("/podwire", None) }
     }
 
     fn put(&self, record: &NodeRecord) {

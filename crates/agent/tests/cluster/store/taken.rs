@@ -1,6 +1,6 @@
 //! Name and blocks of a node go to another machine, while it was cut off for instance: it must not hand out their addresses.
 
-use model::{Alive, NodeRecord, Object as _};
+use model::{AliveRecord, NodeRecord, Object as _};
 use testkit::Plan;
 use types::NodeUid;
 
@@ -15,7 +15,7 @@ fn a_node_whose_blocks_went_to_another_machine_gives_no_addresses_of_them() {
     let (node, alive) = (format!("{PREFIX}/nodes/n1"), format!("{PREFIX}/alive/n1"));
     let record = NodeRecord::decode(desk.all()[&node].as_bytes()).unwrap();
     let uid = NodeUid::from_random([9; 16]);
-    desk.put(&alive, &Alive { uid: uid.clone(), since: 1 }.encode());
+    desk.put(&alive, &AliveRecord { uid: uid.clone(), since: 1 }.encode());
     desk.put(&node, &NodeRecord { uid, ..record.clone() }.encode());
     await_problem(cluster.agent("n1").unwrap(), &["the name n1 belongs to another machine"]);
     await_that("the node to be not ready", PATIENCE, || !cluster.agent("n1").unwrap().is_ready());

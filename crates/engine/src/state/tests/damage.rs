@@ -106,8 +106,8 @@ fn c3_a_record_that_cannot_be_read_can_be_released() {
         fs::write(&path, text).unwrap();
         let listed = world.network.list().unwrap();
         let broken = listed.iter().find(|l| l.stem == "broken@eth0").unwrap();
-        assert_eq!((&broken.attachment, broken.phase), (&None, Phase::Ready));
-        assert!(matches!(world.begin(&key("broken")).unwrap(), Begin::Exists(Phase::Ready)));
+        assert_eq!((&broken.attachment, broken.phase), (&None, RecordPhase::Ready));
+        assert!(matches!(world.begin(&key("broken")).unwrap(), Begin::Exists(RecordPhase::Ready)));
 
         let requested = [(ip("10.0.0.3"), None)];
         let error = begin(&world.network, &key("x"), Some(&world.pools), &requested).unwrap_err().to_string();
@@ -143,7 +143,7 @@ fn a_folder_that_is_somebody_elses_is_refused_and_not_touched() {
     let dir = tempfile::tempdir().unwrap();
     fs::create_dir(dir.path().join("networks")).unwrap();
     fs::write(dir.path().join("networks/theirs"), "x").unwrap();
-    let refused = State::open(dir.path()).unwrap_err();
+    let refused = NodeState::open(dir.path()).unwrap_err();
     assert!(matches!(refused, StateError::Foreign { .. }), "{refused}");
     assert!(refused.to_string().contains("networks"), "{refused}");
     assert!(dir.path().join("networks/theirs").exists());
@@ -161,7 +161,7 @@ fn a_state_directory_that_lost_its_mark_is_known_by_its_content() {
         for mark in ["podwire.lock", "boot"] {
             fs::remove_file(dir.join(mark)).unwrap();
         }
-        State::open(dir)
+        NodeState::open(dir)
     };
     assert_eq!(
         unmarked(&|| ()).unwrap().networks().unwrap().len(),
@@ -178,12 +178,12 @@ fn a_state_directory_that_lost_its_mark_is_known_by_its_content() {
 fn only_what_is_ours_is_removed_with_the_state() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("state");
-    let state = State::open(&path).unwrap();
+    let state = NodeState::open(&path).unwrap();
     fs::write(path.join("other"), "x").unwrap();
     state.remove().unwrap();
     assert_eq!(fs::read_dir(&path).unwrap().count(), 1);
     fs::remove_file(path.join("other")).unwrap();
-    let state = State::open(&path).unwrap();
+    let state = NodeState::open(&path).unwrap();
     // As killed processes leave them, also those of earlier versions.
     for name in [".boot.podwire-tmp", ".sysctls.podwire-tmp", "boot.new", "sysctls.new"] {
         fs::write(path.join(name), "").unwrap();
@@ -380,15 +380,15 @@ fn a10_claims_that_are_no_files_are_removed() {
 fn a14_a_state_directory_that_others_can_write_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("run");
-    drop(State::open(&path).unwrap());
+    drop(NodeState::open(&path).unwrap());
     fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
-    for refused in [State::open(&path).unwrap_err(), State::open_existing(&path).unwrap_err()] {
+    for refused in [NodeState::open(&path).unwrap_err(), NodeState::open_existing(&path).unwrap_err()] {
         assert!(refused.to_string().contains(&format!("chmod go-w {}", path.display())), "{refused}");
     }
     fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
     let link = dir.path().join("link");
     std::os::unix::fs::symlink(&path, &link).unwrap();
-    drop(State::open(&link).unwrap());
+    drop(NodeState::open(&link).unwrap());
     std::os::unix::fs::lchown(&link, Some(1000), None).unwrap();
-    assert!(matches!(State::open(&link), Err(StateError::Unsafe(_))));
+    assert!(matches!(NodeState::open(&link), Err(StateError::Unsafe(_))));
 }

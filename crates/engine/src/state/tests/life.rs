@@ -12,21 +12,21 @@ fn c3_begin_commit_find_release() {
     assert!(world.network.find(&key).unwrap().is_none());
 
     let mut held = world.started(&key);
-    assert_eq!(held.phase(), Phase::Pending);
+    assert_eq!(held.phase(), RecordPhase::Pending);
     assert_eq!(ips(&held), [ip("10.0.0.2"), ip("fd00::2")]);
     assert_eq!(world.names("attachments"), ["c1@eth0.pending".to_owned()].into());
-    assert!(matches!(world.begin(&key).unwrap(), Begin::Exists(Phase::Pending)));
+    assert!(matches!(world.begin(&key).unwrap(), Begin::Exists(RecordPhase::Pending)));
     assert!(world.network.find_idle(held.stem()).unwrap().is_none(), "it is in our hands");
 
     held.commit().unwrap();
     assert_eq!(world.names("attachments"), ["c1@eth0.ready".to_owned()].into());
     let was = held.attachment().cloned();
     drop(held);
-    assert!(matches!(world.begin(&key).unwrap(), Begin::Exists(Phase::Ready)));
+    assert!(matches!(world.begin(&key).unwrap(), Begin::Exists(RecordPhase::Ready)));
     world.expect_consistent();
 
     let mut held = world.network.find(&key).unwrap().unwrap();
-    assert_eq!((held.phase(), held.attachment()), (Phase::Ready, was.as_ref()));
+    assert_eq!((held.phase(), held.attachment()), (RecordPhase::Ready, was.as_ref()));
     held.reopen().unwrap();
     held.reopen().unwrap();
     assert_eq!(world.names("attachments"), ["c1@eth0.pending".to_owned()].into());
@@ -100,7 +100,8 @@ fn f3_an_address_is_cleaned_once_before_it_is_handed_out_again() {
     };
     let add = |name: &str| {
         let key = key(name);
-        let wanted = Wanted { key: &key, pools: Some(&world.pools), requested: &[], clean: &clean };
+        let wanted =
+            AllocationRequest { key: &key, pools: Some(&world.pools), requested: &[], clean: &clean };
         started(world.network.begin(&wanted, |given| record(&key, given)))
     };
     // Nothing is known of a range at first: it is cleaned once.
@@ -129,7 +130,7 @@ fn f3_what_cannot_be_cleaned_is_not_handed_out() {
         Err(StateError::Clean { range: range.to_string(), reason: "no".to_owned() })
     };
     let key = key("c1");
-    let wanted = Wanted { key: &key, pools: Some(&world.pools), requested: &[], clean: &failing };
+    let wanted = AllocationRequest { key: &key, pools: Some(&world.pools), requested: &[], clean: &failing };
     let refused = world.network.begin(&wanted, |given| record(&key, given)).unwrap_err();
     assert!(matches!(refused, StateError::Clean { .. }), "{refused}");
     assert_eq!((world.names("addresses").len(), world.names("attachments").len()), (0, 0));
@@ -175,18 +176,18 @@ fn e19_addresses_from_elsewhere_are_recorded_and_not_claimed() {
 fn another_boot_id_means_empty() {
     let world = World::new(DUAL);
     drop(world.ready(&key("c1")));
-    let state = State::open(world.dir.path()).unwrap();
+    let state = NodeState::open(world.dir.path()).unwrap();
     let sysctl = Sysctl::parse("/proc/sys/net/ipv4/ip_forward").unwrap();
     state.sysctls().note(&sysctl, "0", "1").unwrap();
     fs::write(world.dir.path().join("boot"), "another-boot\n").unwrap();
 
-    assert!(State::open_existing(world.dir.path()).unwrap().is_none());
+    assert!(NodeState::open_existing(world.dir.path()).unwrap().is_none());
     assert!(world.path("attachments/c1@eth0.ready").exists(), "who only reads must not empty it");
 
-    let state = State::open(world.dir.path()).unwrap();
+    let state = NodeState::open(world.dir.path()).unwrap();
     assert!(state.networks().unwrap().is_empty());
     assert!(state.sysctls().read().unwrap().known.is_empty());
-    assert!(State::open_existing(world.dir.path()).unwrap().is_some());
+    assert!(NodeState::open_existing(world.dir.path()).unwrap().is_some());
     let world = World { network: open(world.dir.path()), ..world };
     assert_eq!(ips(&world.started(&key("c1"))), [ip("10.0.0.2"), ip("fd00::2")]);
 }
@@ -205,7 +206,7 @@ fn a_lost_network_begins_with_what_lives() {
             Survivor { stem, addresses: vec![ip("10.0.0.3"), ip("fd00::3")], attachment: None },
         ])
     };
-    let state = State::open(dir.path()).unwrap();
+    let state = NodeState::open(dir.path()).unwrap();
     // Somebody was killed while it was made.
     let half = dir.path().join("networks/blue/addresses");
     fs::create_dir_all(&half).unwrap();
@@ -218,7 +219,7 @@ fn a_lost_network_begins_with_what_lives() {
     world.mark();
     assert_eq!(ips(&world.started(&key("next"))), [ip("10.0.0.4")]);
     world.expect_consistent();
-    assert!(matches!(world.begin(&known).unwrap(), Begin::Exists(Phase::Ready)));
+    assert!(matches!(world.begin(&known).unwrap(), Begin::Exists(RecordPhase::Ready)));
     assert!(world.network.find(&known).unwrap().unwrap().attachment().is_some());
     let held = world.network.find_stem(&short).unwrap().unwrap();
     assert!(held.attachment().is_none());

@@ -23,7 +23,7 @@ const DUAL: &str = "10.0.0.0/28,fd00::/124";
 /// A state folder of its own with one network.
 struct World {
     dir: TempDir,
-    network: Network,
+    network: NetworkState,
     pools: Pools,
 }
 
@@ -38,11 +38,11 @@ impl World {
         begin(&self.network, key, Some(&self.pools), &[])
     }
 
-    fn started(&self, key: &AttachmentKey) -> Held {
+    fn started(&self, key: &AttachmentKey) -> HeldAttachment {
         started(self.begin(key))
     }
 
-    fn ready(&self, key: &AttachmentKey) -> Held {
+    fn ready(&self, key: &AttachmentKey) -> HeldAttachment {
         let mut held = self.started(key);
         held.commit().unwrap();
         held
@@ -77,7 +77,7 @@ impl World {
             let inode = self.inode("addresses", &claim);
             assert!(owners.contains_key(&inode), "{claim} is claimed by nobody");
         }
-        for Listed { stem, attachment, .. } in self.network.list().unwrap() {
+        for ListedRecord { stem, attachment, .. } in self.network.list().unwrap() {
             for ip in attachment.iter().flat_map(Attachment::ips) {
                 let owner = owners.get(&self.inode("addresses", &ip.to_string()));
                 assert_eq!(owner, Some(&stem), "{stem} lost {ip}");
@@ -110,9 +110,9 @@ impl World {
     }
 }
 
-fn open(dir: &Path) -> Network {
+fn open(dir: &Path) -> NetworkState {
     let nobody = || Ok::<_, StateError>(Vec::new());
-    State::open(dir).unwrap().network(&network_name(), nobody).unwrap()
+    NodeState::open(dir).unwrap().network(&network_name(), nobody).unwrap()
 }
 
 fn network_name() -> NetworkName {
@@ -144,23 +144,25 @@ fn ip(text: &str) -> IpAddr {
 }
 
 fn begin(
-    network: &Network,
+    network: &NetworkState,
     key: &AttachmentKey,
     pools: Option<&Pools>,
     requested: &[(IpAddr, Option<u8>)],
 ) -> Result<Begin, StateError> {
-    network.begin(&Wanted { key, pools, requested, clean: &|_, _| Ok(()) }, |given| record(key, given))
+    network.begin(&AllocationRequest { key, pools, requested, clean: &|_, _| Ok(()) }, |given| {
+        record(key, given)
+    })
 }
 
 #[track_caller]
-fn started(begun: Result<Begin, StateError>) -> Held {
+fn started(begun: Result<Begin, StateError>) -> HeldAttachment {
     match begun.unwrap() {
         Begin::Started(held) => *held,
         other => panic!("not started: {other:?}"),
     }
 }
 
-fn ips(held: &Held) -> Vec<IpAddr> {
+fn ips(held: &HeldAttachment) -> Vec<IpAddr> {
     held.attachment().unwrap().ips().collect()
 }
 

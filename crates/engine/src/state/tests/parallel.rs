@@ -54,12 +54,12 @@ fn c3_of_many_that_begin_one_key_exactly_one_does() {
             let all: Vec<_> = (0..4).map(|_| scope.spawn(begin)).collect();
             all.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
-        let mut started: Vec<Held> = Vec::new();
+        let mut started: Vec<HeldAttachment> = Vec::new();
         for outcome in begun {
             match outcome {
                 Begin::Started(held) => started.push(*held),
-                Begin::Exists(Phase::Pending) => {}
-                Begin::Exists(Phase::Ready) => panic!("nobody has committed"),
+                Begin::Exists(RecordPhase::Pending) => {}
+                Begin::Exists(RecordPhase::Ready) => panic!("nobody has committed"),
             }
         }
         assert_eq!(started.len(), 1);
@@ -71,7 +71,7 @@ fn c3_of_many_that_begin_one_key_exactly_one_does() {
 /// The life of a record, looked at three times at any moments: while it is there it is seen.
 #[test]
 fn c3_no_rename_hides_a_record_from_a_search() {
-    let life = [Phase::Pending, Phase::Ready, Phase::Pending];
+    let life = [RecordPhase::Pending, RecordPhase::Ready, RecordPhase::Pending];
     for first in 0..life.len() {
         for second in first..life.len() {
             for third in second..life.len() {
@@ -133,7 +133,8 @@ fn spin(microseconds: u64) {
 #[test]
 fn c3_a_repair_leaves_the_claims_of_attachments_that_are_being_renamed() {
     let world = World::new("10.0.0.0/24");
-    let mut all: Vec<Held> = (0..100).map(|number| world.started(&key(&format!("c{number}")))).collect();
+    let mut all: Vec<HeldAttachment> =
+        (0..100).map(|number| world.started(&key(&format!("c{number}")))).collect();
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let repairs = scope.spawn(|| {
@@ -158,7 +159,7 @@ fn many_that_find_no_folder_make_one() {
     let dir = tempfile::tempdir().unwrap();
     let state = dir.path().join("deep/state");
     let together = Barrier::new(8);
-    let held: Vec<Held> = std::thread::scope(|scope| {
+    let held: Vec<HeldAttachment> = std::thread::scope(|scope| {
         let start = |number: usize| {
             together.wait();
             let network = open(&state);

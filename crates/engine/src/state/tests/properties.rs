@@ -36,7 +36,7 @@ fn event() -> impl Strategy<Value = Event> {
 /// The files of a world, and the attachments that a living process holds.
 struct Model {
     world: World,
-    held: BTreeMap<u8, Held>,
+    held: BTreeMap<u8, HeldAttachment>,
 }
 
 impl Model {
@@ -70,7 +70,7 @@ impl Model {
     }
 
     /// Ours, or one that nobody holds any more.
-    fn take(&mut self, slot: u8) -> Option<Held> {
+    fn take(&mut self, slot: u8) -> Option<HeldAttachment> {
         self.held.remove(&slot).or_else(|| self.world.network.find(&key(&format!("c{slot}"))).unwrap())
     }
 

@@ -9,13 +9,13 @@ use api::{AttachmentDetails, KernelCheck, KernelState};
 use cni::{Bandwidth, PortMapping};
 use engine::state::{Addressing, Attachment};
 
-use super::pods::{self, Found};
-use crate::cli::{Output, Show};
+use super::pods::{self, RecordedAttachment};
+use crate::cli::{Output, ShowAttachmentArgs};
 use crate::exit::ExitStatus;
 use crate::folders::Folders;
 use crate::{print, when};
 
-pub(crate) fn show(args: &Show) -> Result<ExitStatus> {
+pub(crate) fn show(args: &ShowAttachmentArgs) -> Result<ExitStatus> {
     let run_dir = Folders::run_dir(args.run_dir.clone());
     let (container, ifname) = match args.what.split_once('/') {
         Some((container, ifname)) => (container, Some(ifname)),
@@ -50,9 +50,9 @@ pub(crate) fn show(args: &Show) -> Result<ExitStatus> {
 }
 
 /// The whole id wins over a beginning; else the names of all that are meant.
-fn the_one(found: Vec<Found>, container: &str) -> Result<Found, Vec<String>> {
-    let id = |found: &Found| found.attachment.key.container.as_str().to_owned();
-    let (exact, begins): (Vec<Found>, Vec<Found>) = found
+fn the_one(found: Vec<RecordedAttachment>, container: &str) -> Result<RecordedAttachment, Vec<String>> {
+    let id = |found: &RecordedAttachment| found.attachment.key.container.as_str().to_owned();
+    let (exact, begins): (Vec<RecordedAttachment>, Vec<RecordedAttachment>) = found
         .into_iter()
         .filter(|found| id(found).starts_with(container))
         .partition(|found| id(found) == container);
@@ -66,7 +66,7 @@ fn the_one(found: Vec<Found>, container: &str) -> Result<Found, Vec<String>> {
     }
 }
 
-fn rows(found: &Found) -> Vec<(&'static str, String)> {
+fn rows(found: &RecordedAttachment) -> Vec<(&'static str, String)> {
     let attachment = &found.attachment;
     let key = &attachment.key;
     let uid = attachment.pod.as_ref().and_then(|pod| pod.uid.as_ref());

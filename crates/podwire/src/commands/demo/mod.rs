@@ -20,7 +20,7 @@ use crate::print;
 const REPAIR: Duration = Duration::from_secs(5);
 
 /// The demo while it runs: the node, its agent, what a runtime would call, and with which config.
-struct Show<'a> {
+struct RunningDemo<'a> {
     node: &'a Node,
     agent: Agent,
     plugin: Plugin,
@@ -28,7 +28,7 @@ struct Show<'a> {
 }
 
 /// A pod that is attached.
-struct Wired {
+struct DemoPod {
     pod: Pod,
     name: &'static str,
     result: Value,
@@ -39,7 +39,7 @@ pub(crate) fn run() -> Result<()> {
     let lab = Lab::new("demo").context("cannot make namespaces")?;
     let node = lab.node("node")?;
     let before = Snapshot::of(&node)?;
-    let mut show = Show::start(&node)?;
+    let mut show = RunningDemo::start(&node)?;
     let (a, b) = (show.attach("a")?, show.attach("b")?);
     show.talk(&a, &b)?;
     show.survive(&a, &b)?;
@@ -64,7 +64,7 @@ fn line(what: &str, result: &str, took: Option<Duration>) {
     println!("{}", format!("  {what:<27}{result:<41}{took:>10}").trim_end());
 }
 
-impl<'a> Show<'a> {
+impl<'a> RunningDemo<'a> {
     /// The agent on its defaults; only its folders are the demo's own. It installs itself as on a real node.
     fn start(node: &'a Node) -> Result<Self> {
         title("A node with nothing on it. The agent starts, without any configuration:");
@@ -100,13 +100,13 @@ impl<'a> Show<'a> {
         Ok(Self { node, agent, plugin: Plugin { path: plugins.join("podwire-cni") }, config })
     }
 
-    fn attach(&self, name: &'static str) -> Result<Wired> {
+    fn attach(&self, name: &'static str) -> Result<DemoPod> {
         let pod = self.node.pod(name)?;
         let outcome = self.plugin.call(self.node, &self.call(Verb::Add, &pod, name))?;
         let result = outcome.ok().with_context(|| format!("ADD of pod {name}"))?;
         let got: Vec<String> = ips(&result, "address")?.iter().map(ToString::to_string).collect();
         line(&format!("ADD pod {name}"), &got.join("  "), Some(outcome.elapsed));
-        Ok(Wired { pod, name, result })
+        Ok(DemoPod { pod, name, result })
     }
 
     /// Container and pod are called as Kubernetes and containerd would.
@@ -122,7 +122,7 @@ impl<'a> Show<'a> {
         stdout.lines().for_each(|text| println!("{}", text.replace(&directory, "…")));
     }
 
-    fn talk(&self, a: &Wired, b: &Wired) -> Result<()> {
+    fn talk(&self, a: &DemoPod, b: &DemoPod) -> Result<()> {
         for ((to_b, to_a), gateway) in
             b.addresses()?.into_iter().zip(a.addresses()?).zip(ips(&a.result, "gateway")?)
         {
@@ -134,7 +134,7 @@ impl<'a> Show<'a> {
     }
 
     /// The agent dies in the middle of their talk.
-    fn survive(&mut self, a: &Wired, b: &Wired) -> Result<()> {
+    fn survive(&mut self, a: &DemoPod, b: &DemoPod) -> Result<()> {
         title("While pod a pings pod b 100 times a second, the agent is killed (kill -9):");
         let streams = b
             .addresses()?
@@ -175,7 +175,7 @@ impl<'a> Show<'a> {
     }
 
     /// Somebody deletes the routes to a pod.
-    fn repair(&self, a: &Wired, b: &Wired) -> Result<()> {
+    fn repair(&self, a: &DemoPod, b: &DemoPod) -> Result<()> {
         title("Somebody deletes the routes to pod b by hand, and flushes the whole firewall:");
         for to in b.addresses()? {
             let (family, text) = (if to.is_ipv6() { "-6" } else { "-4" }, to.to_string());
@@ -224,9 +224,9 @@ impl<'a> Show<'a> {
         Ok(())
     }
 
-    fn detach(&self, pods: &[Wired]) -> Result<()> {
+    fn detach(&self, pods: &[DemoPod]) -> Result<()> {
         title("The pods go (DEL), the agent ends, and `podwire cleanup` takes away what is left of it:");
-        for Wired { pod, name, .. } in pods {
+        for DemoPod { pod, name, .. } in pods {
             let outcome = self.plugin.call(self.node, &self.call(Verb::Del, pod, name))?;
             ensure!(outcome.success(), "DEL of pod {name}: {}{}", outcome.stdout, outcome.stderr);
             line(&format!("DEL pod {name}"), "gone", Some(outcome.elapsed));
@@ -249,7 +249,7 @@ impl<'a> Show<'a> {
     }
 }
 
-impl Wired {
+impl DemoPod {
     fn addresses(&self) -> Result<Vec<IpAddr>> {
         ips(&self.result, "address")
     }

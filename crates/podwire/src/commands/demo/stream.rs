@@ -21,7 +21,7 @@ pub(super) struct Stream {
 }
 
 /// What came of it.
-pub(super) struct Report {
+pub(super) struct DemoStreamReport {
     pub(super) sent: u32,
     pub(super) received: u32,
 }
@@ -46,7 +46,7 @@ impl Stream {
     }
 
     /// Ends it and counts.
-    pub(super) fn end(mut self) -> Result<Report> {
+    pub(super) fn end(mut self) -> Result<DemoStreamReport> {
         kill_process(Pid::from_child(&self.child), Signal::INT).context("cannot stop ping")?;
         wait_until("the end of ping", DEADLINE, || Ok(self.child.try_wait()?.is_some()))?;
         let text = fs::read_to_string(&self.output)?;
@@ -57,7 +57,7 @@ impl Stream {
             .collect();
         let sent = numbers.iter().max().copied().with_context(|| format!("{} never answered", self.to))?;
         let received = u32::try_from(numbers.len()).unwrap_or(u32::MAX);
-        Ok(Report { sent, received })
+        Ok(DemoStreamReport { sent, received })
     }
 }
 

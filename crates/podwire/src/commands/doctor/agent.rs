@@ -3,28 +3,30 @@
 use types::Code;
 
 use super::finding::Check;
-use super::node::{Keeper, Node};
+use super::node::{CheckedNode, NodeServer};
 use crate::commands::{configs, mode};
 
-pub(super) fn answers(node: &Node) -> Vec<Check> {
+pub(super) fn answers(node: &CheckedNode) -> Vec<Check> {
     const CHECK: &str = "agent";
     vec![match &node.keeper {
-        Keeper::Standalone => {
+        NodeServer::Standalone => {
             Check::ok(CHECK, "none, and nothing on this node needs one: pods are standalone")
         }
-        Keeper::Missing(error) => Check::problem(CHECK, mode::agent_missing(&node.folders, error)),
-        Keeper::Denied(why) => Check::unknown(CHECK, why),
-        Keeper::Unclear(found) => Check::problem(CHECK, found.clone()),
-        Keeper::Agent(status) if status.ready => Check::ok(CHECK, format!("process {} is ready", status.pid)),
+        NodeServer::Missing(error) => Check::problem(CHECK, mode::agent_missing(&node.folders, error)),
+        NodeServer::Denied(why) => Check::unknown(CHECK, why),
+        NodeServer::Unclear(found) => Check::problem(CHECK, found.clone()),
+        NodeServer::Agent(status) if status.ready => {
+            Check::ok(CHECK, format!("process {} is ready", status.pid))
+        }
         // Why is said below, condition by condition.
-        Keeper::Agent(status) => {
+        NodeServer::Agent(status) => {
             Check::ok(CHECK, format!("process {} answers, and is not ready", status.pid))
         }
     }]
 }
 
 /// Those that were not found here already: of the agent, or without one of what files and kernel tell.
-pub(super) fn conditions(node: &Node, found: &[Check]) -> Vec<Check> {
+pub(super) fn conditions(node: &CheckedNode, found: &[Check]) -> Vec<Check> {
     const CHECK: &str = "conditions";
     let inspected: Vec<api::Condition>;
     let conditions = match node.status() {
@@ -34,7 +36,7 @@ pub(super) fn conditions(node: &Node, found: &[Check]) -> Vec<Check> {
             let of_plugin: Vec<_> =
                 node.configs.iter().filter(|config| !configs::names_agent(config)).cloned().collect();
             let mut found = engine::inspect(&node.folders.run_dir, &of_plugin);
-            if matches!(node.keeper, Keeper::Unclear(_)) {
+            if matches!(node.keeper, NodeServer::Unclear(_)) {
                 mode::leave_repairs_to_agent(&mut found);
             }
             inspected = found.into_iter().map(|one| api::Condition::new(one, None)).collect();
@@ -46,7 +48,7 @@ pub(super) fn conditions(node: &Node, found: &[Check]) -> Vec<Check> {
     if new.is_empty() { vec![Check::ok(CHECK, "there are no others")] } else { new }
 }
 
-pub(super) fn installed(node: &Node, found: &[Check]) -> Vec<Check> {
+pub(super) fn installed(node: &CheckedNode, found: &[Check]) -> Vec<Check> {
     const CHECK: &str = "installed";
     let Some(status) = node.status() else { return Vec::new() };
     // The agent's own conditions: `podwire install` cannot do more than the agent does.

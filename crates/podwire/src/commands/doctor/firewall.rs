@@ -4,11 +4,11 @@ use engine::reconcile::failure;
 use types::{Finding, IfName};
 
 use super::finding::Check;
-use super::node::{Keeper, Node};
+use super::node::{CheckedNode, NodeServer};
 
 const CHECK: &str = "other firewalls";
 
-pub(super) fn others(node: &Node) -> Vec<Check> {
+pub(super) fn others(node: &CheckedNode) -> Vec<Check> {
     let bridges = node.bridges();
     let names: Vec<&IfName> = bridges.iter().collect();
     let failed = |error: nft::Error| Check::problem(CHECK, failure(error.into(), &node.folders.run_dir));
@@ -34,7 +34,7 @@ fn legacy(found: &nft::LegacyTables) -> Check {
     Check { fix: Some(found.command.to_owned()), ..Check::unknown(CHECK, message) }
 }
 
-pub(super) fn ours(node: &Node) -> Vec<Check> {
+pub(super) fn ours(node: &CheckedNode) -> Vec<Check> {
     const CHECK: &str = "podwire tables";
     let run_dir = &node.folders.run_dir;
     let mut checks: Vec<Check> = match engine::firewall_orphans(run_dir) {
@@ -55,11 +55,11 @@ pub(super) fn ours(node: &Node) -> Vec<Check> {
 }
 
 /// An agent repairs the tables itself.
-fn for_keeper(node: &Node, found: Finding) -> Finding {
+fn for_keeper(node: &CheckedNode, found: Finding) -> Finding {
     match node.keeper {
-        Keeper::Agent(_) | Keeper::Denied(_) | Keeper::Unclear(_) | Keeper::Missing(_) => {
+        NodeServer::Agent(_) | NodeServer::Denied(_) | NodeServer::Unclear(_) | NodeServer::Missing(_) => {
             found.fix("systemctl restart podwire")
         }
-        Keeper::Standalone => found,
+        NodeServer::Standalone => found,
     }
 }

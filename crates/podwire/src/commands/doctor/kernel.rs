@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use anyhow::Result;
 use netlink::{AddBridge, AddVxlan, NetNs, NetNsError, Op, RtSocket, Veth};
-use nft::{Firewall, Guard, Mode, NetworkChain, Structure};
+use nft::{AttachMode, Firewall, Guard, NetworkChain, Structure};
 use types::{Code, Finding, Fix, IfName, Mac, NetworkName};
 
 use super::finding::Check;
@@ -16,7 +16,7 @@ const MTU: u32 = 1400;
 const NAMESPACES: u64 = 1024;
 
 /// One try: what it is for, how it ended, and the module that is missing if it is.
-struct Try {
+struct FeatureProbe {
     check: &'static str,
     what: &'static str,
     module: &'static str,
@@ -42,8 +42,8 @@ fn raise_limit(error: &NetNsError) -> Option<Fix> {
     is_reached.then(|| Fix::words(["sysctl", "-w", &setting]))
 }
 
-fn finding(tried: Try) -> Check {
-    let Try { check, what, module, outcome } = tried;
+fn finding(tried: FeatureProbe) -> Check {
+    let FeatureProbe { check, what, module, outcome } = tried;
     match outcome {
         Ok(()) => Check::ok(check, what),
         Err(error) if matches!(error.downcast_ref(), Some(nft::Error::NftMissing)) => {
@@ -56,20 +56,25 @@ fn finding(tried: Try) -> Check {
     }
 }
 
-fn tries() -> Result<Vec<Try>, NetNsError> {
+fn tries() -> Result<Vec<FeatureProbe>, NetNsError> {
     let (here, there) = (NetNs::create()?, NetNs::create()?);
     here.run(|| {
         vec![
-            Try { check: "veth", what: "pods can be wired", module: "veth", outcome: veth(&there) },
-            Try { check: "bridge", what: "a bridge can be made", module: "bridge", outcome: bridge() },
-            Try { check: "vxlan", what: "a tunnel can be made", module: "vxlan", outcome: vxlan() },
-            Try {
+            FeatureProbe { check: "veth", what: "pods can be wired", module: "veth", outcome: veth(&there) },
+            FeatureProbe {
+                check: "bridge",
+                what: "a bridge can be made",
+                module: "bridge",
+                outcome: bridge(),
+            },
+            FeatureProbe { check: "vxlan", what: "a tunnel can be made", module: "vxlan", outcome: vxlan() },
+            FeatureProbe {
                 check: "nftables",
                 what: "the firewall's tables can be made",
                 module: "nf_tables",
                 outcome: tables(),
             },
-            Try {
+            FeatureProbe {
                 check: "conntrack",
                 what: "connections are tracked, and can be forgotten",
                 module: "nf_conntrack_netlink",
@@ -128,11 +133,11 @@ fn vxlan() -> Result<()> {
 /// Both tables of pods, with the chain of a network.
 fn tables() -> Result<()> {
     let chain = NetworkChain::new(&NetworkName::try_from("doctor")?, &[]);
-    let structure = Structure::default().with(Mode::Bridge, Guard::On, Some(&chain));
+    let structure = Structure::default().with(AttachMode::Bridge, Guard::On, Some(&chain));
     Ok(Firewall::open().and_then(|mut firewall| firewall.prepare(&structure))?)
 }
 
 fn connections() -> Result<()> {
-    let families = [nft::conntrack::Family::V4, nft::conntrack::Family::V6];
+    let families = [types::Family::V4, types::Family::V6];
     Ok(families.into_iter().try_for_each(|family| nft::conntrack::sweep(family, &|_| false))?)
 }

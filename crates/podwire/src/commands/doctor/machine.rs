@@ -8,7 +8,7 @@ use engine::Space;
 use types::{AttachMode, Code, Finding, Fix};
 
 use super::finding::Check;
-use super::node::Node;
+use super::node::CheckedNode;
 
 pub(super) const PRIVILEGES: &str = "privileges";
 
@@ -29,7 +29,7 @@ pub(super) fn privileges() -> Vec<Check> {
     vec![Check::problem(CHECK, Finding::new(Code::PermissionDenied, "process", message))]
 }
 
-pub(super) fn forwarding(node: &Node) -> Vec<Check> {
+pub(super) fn forwarding(node: &CheckedNode) -> Vec<Check> {
     const CHECK: &str = "forwarding";
     let addresses = node.addresses();
     let families = [
@@ -68,7 +68,7 @@ pub(super) fn forwarding(node: &Node) -> Vec<Check> {
 
 /// Strict is right for pods' links. On a tunnel it drops what comes while transports change (F6); the larger of the
 /// machine's value and the device's counts, and 2 is loose.
-pub(super) fn reverse_paths(node: &Node) -> Vec<Check> {
+pub(super) fn reverse_paths(node: &CheckedNode) -> Vec<Check> {
     const CHECK: &str = "reverse paths";
     let mut findings = Vec::new();
     for tunnel in node.tunnels() {
@@ -92,7 +92,7 @@ pub(super) fn reverse_paths(node: &Node) -> Vec<Check> {
     findings
 }
 
-pub(super) fn bridge_netfilter(node: &Node) -> Vec<Check> {
+pub(super) fn bridge_netfilter(node: &CheckedNode) -> Vec<Check> {
     const CHECK: &str = "br_netfilter";
     if !node.has_mode(AttachMode::Bridge) {
         return vec![Check::ok(CHECK, "not needed: no pod is on a bridge")];
@@ -114,7 +114,7 @@ pub(super) fn bridge_netfilter(node: &Node) -> Vec<Check> {
     }]
 }
 
-pub(super) fn disks(node: &Node) -> Vec<Check> {
+pub(super) fn disks(node: &CheckedNode) -> Vec<Check> {
     let folders = [
         ("run directory", Code::RunDirFull, Some(&node.folders.run_dir)),
         ("state directory", Code::StateDirFull, node.folders.state_dir.as_ref()),

@@ -23,14 +23,14 @@ use crate::cli::{Doctor, Output};
 use crate::exit::ExitStatus;
 use crate::print::{self, WIDTH};
 use finding::{Check, Verdict};
-use node::{Keeper, Node};
+use node::{CheckedNode, NodeServer};
 use types::Finding;
 
 /// What to do is written below what is wrong, as far in as the text.
 const COMMAND: usize = 2;
 
 pub(crate) fn run(args: &Doctor) -> Result<ExitStatus> {
-    let node = Node::look(args);
+    let node = CheckedNode::look(args);
     if args.repair {
         repair(&node)?;
     }
@@ -55,15 +55,15 @@ pub(crate) fn run(args: &Doctor) -> Result<ExitStatus> {
 }
 
 /// The agent knows its network also without pods, and repairs its bridge and tables in every round.
-fn repair(node: &Node) -> Result<()> {
+fn repair(node: &CheckedNode) -> Result<()> {
     match &node.keeper {
-        Keeper::Standalone | Keeper::Missing(_) => {}
-        Keeper::Agent(_) => {
+        NodeServer::Standalone | NodeServer::Missing(_) => {}
+        NodeServer::Agent(_) => {
             bail!(
                 "an agent works on this node and repairs bridges and tables itself: systemctl restart podwire"
             )
         }
-        Keeper::Unclear(Finding { message: why, .. }) | Keeper::Denied(why) => {
+        NodeServer::Unclear(Finding { message: why, .. }) | NodeServer::Denied(why) => {
             bail!("an agent may work on this node and repair bridges and tables itself: {why}")
         }
     }
@@ -74,7 +74,7 @@ fn repair(node: &Node) -> Result<()> {
     bridges
 }
 
-fn look(node: &Node) -> Vec<Check> {
+fn look(node: &CheckedNode) -> Vec<Check> {
     let mut findings = machine::privileges();
     // Without them every other answer would only say so again.
     let may_look = findings.iter().all(|finding| finding.verdict == Verdict::Ok);

@@ -6,7 +6,7 @@ use netlink::{Link, Route, RouteFilter, RtSocket};
 use types::{Code, Finding, Fix, PEER_PROTOCOL};
 
 use super::finding::Check;
-use super::node::Node;
+use super::node::CheckedNode;
 
 const CHECK: &str = "MTU";
 /// What VXLAN puts around a packet: Ethernet 14, VXLAN 8, UDP 8, and the outer IP header.
@@ -16,7 +16,7 @@ pub(super) fn overhead(outer: IpAddr) -> u32 {
     AROUND + if outer.is_ipv4() { 20 } else { 40 }
 }
 
-pub(super) fn fits(node: &Node) -> Vec<Check> {
+pub(super) fn fits(node: &CheckedNode) -> Vec<Check> {
     let routes = match RtSocket::open().and_then(|mut host| host.routes(RouteFilter::default())) {
         Ok(routes) => routes,
         Err(error) => return vec![Check::unknown(CHECK, format!("the routes cannot be listed: {error}"))],
@@ -50,7 +50,7 @@ pub(super) fn fits(node: &Node) -> Vec<Check> {
     findings
 }
 
-fn too_large(node: &Node, tunnel: &Link, uplink: Option<&Link>) -> Option<Check> {
+fn too_large(node: &CheckedNode, tunnel: &Link, uplink: Option<&Link>) -> Option<Check> {
     let settings = tunnel.vxlan?;
     let below = settings.link.and_then(|index| node.links.iter().find(|link| link.index == index));
     let below = below.or(uplink)?;
@@ -76,7 +76,7 @@ fn narrowest<'a>(tunnels: impl Iterator<Item = &'a Link>, routes: &[Route]) -> O
 }
 
 /// The link of the default route.
-fn uplink<'a>(node: &'a Node, routes: &[Route]) -> Option<&'a Link> {
+fn uplink<'a>(node: &'a CheckedNode, routes: &[Route]) -> Option<&'a Link> {
     let index = routes.iter().filter(|route| route.dst.prefix_len() == 0).find_map(|route| route.link)?;
     node.links.iter().find(|link| link.index == index)
 }

@@ -5,9 +5,9 @@ use std::io::ErrorKind;
 use std::time::Duration;
 
 use api::{Client, ClientError, NodeMode};
-use cni::Config;
-use engine::alias::Mark;
-use engine::state::{Attachment, Phase, State};
+use cni::NetworkConfig;
+use engine::alias::LinkMark;
+use engine::state::{Attachment, NodeState, RecordPhase};
 use ipnet::IpNet;
 use netlink::{Link, RtSocket};
 use types::{AttachMode, Code, Finding, IfName};
@@ -21,7 +21,7 @@ use crate::folders::Folders;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Who looks after pods here.
-pub(super) enum Keeper {
+pub(super) enum NodeServer {
     Agent(Box<api::Status>),
     /// Its socket says something else than an agent would, or nothing, or cannot be used.
     Unclear(Finding),
@@ -33,17 +33,17 @@ pub(super) enum Keeper {
     Missing(ClientError),
 }
 
-pub(super) struct Node {
+pub(super) struct CheckedNode {
     pub(super) folders: Folders,
-    pub(super) keeper: Keeper,
+    pub(super) keeper: NodeServer,
     pub(super) client: Client,
     pub(super) attachments: Vec<Attachment>,
     pub(super) links: Vec<Link>,
     /// Of the runtime.
-    pub(super) configs: Vec<Config>,
+    pub(super) configs: Vec<NetworkConfig>,
 }
 
-impl Node {
+impl CheckedNode {
     pub(super) fn look(args: &Doctor) -> Self {
         let folders = Folders::find(&args.which, args.state_dir.clone());
         // A state that cannot be read is told by the look at our tables, which reads it too.
@@ -58,8 +58,11 @@ impl Node {
 
     pub(super) fn status(&self) -> Option<&api::Status> {
         match &self.keeper {
-            Keeper::Agent(status) => Some(status),
-            Keeper::Unclear(_) | Keeper::Denied(_) | Keeper::Standalone | Keeper::Missing(_) => None,
+            NodeServer::Agent(status) => Some(status),
+            NodeServer::Unclear(_)
+            | NodeServer::Denied(_)
+            | NodeServer::Standalone
+            | NodeServer::Missing(_) => None,
         }
     }
 
@@ -108,42 +111,44 @@ impl Node {
 
     /// Devices of ours that lead to other nodes.
     pub(super) fn tunnels(&self) -> impl Iterator<Item = &Link> {
-        let is_tunnel = |link: &&Link| matches!(Mark::of(link), Some(Mark::Tunnel(_)));
+        let is_tunnel = |link: &&Link| matches!(LinkMark::of(link), Some(LinkMark::Tunnel(_)));
         self.links.iter().filter(is_tunnel)
     }
 }
 
 fn attachments(folders: &Folders) -> Result<Vec<Attachment>, engine::state::StateError> {
     let mut all = Vec::new();
-    let Some(state) = State::open_existing(&folders.run_dir)? else { return Ok(all) };
+    let Some(state) = NodeState::open_existing(&folders.run_dir)? else { return Ok(all) };
     for network in state.networks()? {
-        let ready = network.list()?.into_iter().filter(|listed| listed.phase == Phase::Ready);
+        let ready = network.list()?.into_iter().filter(|listed| listed.phase == RecordPhase::Ready);
         all.extend(ready.filter_map(|listed| listed.attachment));
     }
     Ok(all)
 }
 
-fn keeper(client: &Client, folders: &Folders, configs: &[Config]) -> Keeper {
+fn keeper(client: &Client, folders: &Folders, configs: &[NetworkConfig]) -> NodeServer {
     let unclear = |why: String| {
         let object = format!("socket {}", folders.socket.display());
-        Keeper::Unclear(Finding::new(Code::AgentUnreachable, object, why).fix("systemctl restart podwire"))
+        NodeServer::Unclear(
+            Finding::new(Code::AgentUnreachable, object, why).fix("systemctl restart podwire"),
+        )
     };
     match client.get(api::STATUS, PATIENCE) {
         Ok(answer) if answer.status == 200 => match serde_json::from_slice(&answer.body) {
-            Ok(status) => Keeper::Agent(Box::new(status)),
+            Ok(status) => NodeServer::Agent(Box::new(status)),
             Err(error) => unclear(format!("the agent is of another version: {error}")),
         },
         Ok(answer) => unclear(format!("the agent answers {}", answer.status)),
         Err(error @ ClientError::NobodyListens { .. }) => {
-            let has_state = matches!(State::open_existing(&folders.run_dir), Ok(Some(_)));
+            let has_state = matches!(NodeState::open_existing(&folders.run_dir), Ok(Some(_)));
             match mode::of_node(folders, has_state, configs) {
-                NodeMode::Agent => Keeper::Missing(error),
-                NodeMode::Standalone => Keeper::Standalone,
+                NodeMode::Agent => NodeServer::Missing(error),
+                NodeMode::Standalone => NodeServer::Standalone,
             }
         }
         Err(ClientError::Connect { source, socket }) if source.kind() == ErrorKind::PermissionDenied => {
-            Keeper::Denied(format!("cannot connect to the agent's socket {}: {source}", socket.display()))
+            NodeServer::Denied(format!("cannot connect to the agent's socket {}: {source}", socket.display()))
         }
-        Err(error) => Keeper::Unclear(mode::agent_missing(folders, &error)),
+        Err(error) => NodeServer::Unclear(mode::agent_missing(folders, &error)),
     }
 }

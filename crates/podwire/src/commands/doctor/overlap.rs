@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use engine::overlap::{self, Network, Observed};
+use engine::overlap::{self, NetworkExtent, ObservedNetworks};
 use engine::reconcile::failure;
 use ipnet::IpNet;
 use netconf::NetConf;
@@ -10,23 +10,23 @@ use netlink::RtSocket;
 use types::{AttachMode, IfName, NetworkName};
 
 use super::finding::Check;
-use super::node::Node;
+use super::node::CheckedNode;
 
 const CHECK: &str = "pod subnets";
 
 type Networks = BTreeMap<NetworkName, (IfName, Vec<IpNet>)>;
 
-pub(super) fn subnets(node: &Node) -> Vec<Check> {
+pub(super) fn subnets(node: &CheckedNode) -> Vec<Check> {
     let networks = networks(node);
     let all: Vec<IpNet> = networks.values().flat_map(|(_, subnets)| subnets).copied().collect();
     let host = RtSocket::open().map_err(engine::Error::from);
-    let observed = match host.and_then(|mut host| Observed::of(&mut host, &all)) {
+    let observed = match host.and_then(|mut host| ObservedNetworks::of(&mut host, &all)) {
         Ok(observed) => observed,
         Err(error) => return vec![Check::problem(CHECK, failure(error, &node.folders.run_dir))],
     };
     let mut checks = Vec::new();
     for (name, (bridge, subnets)) in &networks {
-        let found = overlap::findings_of_config(&Network { name, bridge, subnets }, &observed);
+        let found = overlap::findings_of_config(&NetworkExtent { name, bridge, subnets }, &observed);
         checks.extend(found.into_iter().map(|found| node.as_reported(CHECK, found)));
     }
     if checks.is_empty() {
@@ -36,7 +36,7 @@ pub(super) fn subnets(node: &Node) -> Vec<Check> {
 }
 
 /// The agent's network, those of pods, and those of configs. What is known first wins.
-fn networks(node: &Node) -> Networks {
+fn networks(node: &CheckedNode) -> Networks {
     let mut networks = Networks::new();
     let agents = node.status().map(|status| &status.network).and_then(|network| {
         let name = NetworkName::try_from(network.name.as_str()).ok()?;

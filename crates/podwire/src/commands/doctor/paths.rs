@@ -12,8 +12,8 @@ use netlink::NetNs;
 use types::{Code, Finding};
 
 use super::mtu;
-use super::node::Node;
-use super::ping::{Echo, Ping};
+use super::node::CheckedNode;
+use super::ping::{Ping, PingResult};
 use crate::commands::nodes::ask;
 
 /// The path to a block of a peer.
@@ -23,10 +23,10 @@ pub(super) struct Path {
     target: IpAddr,
     /// This node's gateway address of the same family.
     source: IpAddr,
-    transport: Transport,
+    transport: PathTransport,
 }
 
-enum Transport {
+enum PathTransport {
     Direct {
         link: String,
     },
@@ -39,7 +39,7 @@ enum Transport {
 }
 
 /// One path for each of the peers and each family. A peer without a route has none: the agent reports why.
-pub(super) fn to(node: &Node, peers: &[&str]) -> anyhow::Result<Vec<Path>> {
+pub(super) fn to(node: &CheckedNode, peers: &[&str]) -> anyhow::Result<Vec<Path>> {
     if peers.is_empty() {
         return Ok(Vec::new());
     }
@@ -57,14 +57,14 @@ pub(super) fn to(node: &Node, peers: &[&str]) -> anyhow::Result<Vec<Path>> {
     Ok(paths)
 }
 
-fn path(node: &Node, route: RouteView) -> Option<Path> {
+fn path(node: &CheckedNode, route: RouteView) -> Option<Path> {
     let link = route.link?;
     let transport = match route.transport {
-        RouteTransport::Direct => Transport::Direct { link },
+        RouteTransport::Direct => PathTransport::Direct { link },
         RouteTransport::Vxlan => {
             let device = node.tunnels().find(|tunnel| tunnel.name == link).and_then(|device| device.vxlan);
             let (port, outer) = (device.map(|vxlan| vxlan.port), device.and_then(|vxlan| vxlan.local));
-            Transport::Vxlan { link, port, outer }
+            PathTransport::Vxlan { link, port, outer }
         }
         RouteTransport::None | RouteTransport::Unknown => return None,
     };
@@ -81,36 +81,36 @@ impl Path {
     /// Bytes that the path adds to a packet. None if its packets do not go to addresses of this family.
     pub(super) fn header_to(&self, address: IpAddr) -> Option<u32> {
         let (outer, header) = match self.transport {
-            Transport::Direct { .. } => (self.target, 0),
-            Transport::Vxlan { outer, .. } => (outer?, mtu::overhead(outer?)),
+            PathTransport::Direct { .. } => (self.target, 0),
+            PathTransport::Vxlan { outer, .. } => (outer?, mtu::overhead(outer?)),
         };
         (outer.is_ipv4() == address.is_ipv4()).then_some(header)
     }
 
     /// What is wrong with it. An error means that it could not be probed.
-    pub(super) fn probe(&self, node: &Node) -> io::Result<Option<Finding>> {
+    pub(super) fn probe(&self, node: &CheckedNode) -> io::Result<Option<Finding>> {
         let ping = Ping { target: self.target, source: Some(self.source), size: None };
         match ping.echo() {
-            Echo::NotAsked(why) => return Err(why),
-            Echo::NotSent(why) => {
+            PingResult::NotAsked(why) => return Err(why),
+            PingResult::NotSent(why) => {
                 let Self { peer, target, .. } = self;
                 let what = format!("this node cannot send packets to {target} of node {peer}: {why}");
                 return Err(io::Error::other(what));
             }
-            Echo::Silence => return Ok(Some(self.broken(&ping))),
-            Echo::Answered => {}
+            PingResult::Silence => return Ok(Some(self.broken(&ping))),
+            PingResult::Answered => {}
         }
         let Some((pod, netns)) = self.pod(node) else { return Ok(None) };
         let ping = Ping { source: None, ..ping };
         Ok(match netns.run(|| ping.echo()) {
-            Ok(Echo::Silence) => Some(self.not_forwarded(pod)),
+            Ok(PingResult::Silence) => Some(self.not_forwarded(pod)),
             // The pod may have ended meanwhile.
-            Ok(Echo::Answered | Echo::NotSent(_) | Echo::NotAsked(_)) | Err(_) => None,
+            Ok(PingResult::Answered | PingResult::NotSent(_) | PingResult::NotAsked(_)) | Err(_) => None,
         })
     }
 
     /// A pod of this node with an address of the family, in a block of this node.
-    fn pod<'a>(&self, node: &'a Node) -> Option<(&'a Attachment, NetNs)> {
+    fn pod<'a>(&self, node: &'a CheckedNode) -> Option<(&'a Attachment, NetNs)> {
         let is_own = |ip: IpAddr| {
             ip.is_ipv4() == self.source.is_ipv4() && node.blocks().any(|block| block.contains(&ip))
         };
@@ -123,11 +123,11 @@ impl Path {
 
     fn broken(&self, ping: &Ping) -> Finding {
         let (how, check) = match &self.transport {
-            Transport::Direct { link } => (
+            PathTransport::Direct { link } => (
                 format!("by the direct route over {link}"),
                 "firewalls of both nodes and the network between them accept the subnets of pods".to_owned(),
             ),
-            Transport::Vxlan { link, port, .. } => {
+            PathTransport::Vxlan { link, port, .. } => {
                 let port =
                     port.map_or("the UDP port of the tunnel".to_owned(), |port| format!("UDP port {port}"));
                 (
@@ -161,6 +161,6 @@ impl Path {
 pub(super) fn sample(peer: &str) -> Path {
     let [target, source] = [2, 1].map(|number| IpAddr::from([10, 83, number, 1]));
     let outer = Some(IpAddr::from([192, 0, 2, 1]));
-    let transport = Transport::Vxlan { link: "pwvx4".to_owned(), port: Some(4789), outer };
+    let transport = PathTransport::Vxlan { link: "pwvx4".to_owned(), port: Some(4789), outer };
     Path { peer: peer.to_owned(), target, source, transport }
 }

@@ -13,9 +13,9 @@ use netlink::RtSocket;
 use types::{Code, Finding, Fix};
 
 use super::finding::Check;
-use super::node::Node;
+use super::node::CheckedNode;
 use super::paths::{self, Path};
-use super::ping::{Echo, Ping};
+use super::ping::{Ping, PingResult};
 use super::size::{self, NarrowPath};
 use crate::commands::nodes::ask;
 use crate::print;
@@ -29,7 +29,7 @@ const MOST_NAMED: usize = 3;
 /// An agent that does not know the question.
 const NOT_FOUND: u16 = 404;
 
-pub(super) fn reached(node: &Node) -> Vec<Check> {
+pub(super) fn reached(node: &CheckedNode) -> Vec<Check> {
     let mut peers = match peers(node) {
         Ok(peers) => peers,
         Err(why) => {
@@ -53,28 +53,28 @@ pub(super) fn reached(node: &Node) -> Vec<Check> {
         peers.iter().map(Probe::Address).chain(paths.iter().map(Probe::Path)).collect();
     let deadline = Instant::now() + DEADLINE;
     let observed = in_parallel(&probes, deadline, |probe| probe.run(node));
-    let observed = observed.into_iter().map(|observed| observed.unwrap_or(Observed::Late)).collect();
+    let observed = observed.into_iter().map(|observed| observed.unwrap_or(PeerProbe::Late)).collect();
     findings(&probes, measured(observed, deadline)).into_iter().chain(unknown).collect()
 }
 
 /// How large packets may be on narrow paths. That takes seconds, and is done after all nodes were probed.
-fn measured(observed: Vec<Observed>, deadline: Instant) -> Vec<Observed> {
+fn measured(observed: Vec<PeerProbe>, deadline: Instant) -> Vec<PeerProbe> {
     let narrow: Vec<NarrowPath> = (observed.iter())
         .filter_map(|observed| match observed {
-            Observed::Narrow(path) => Some(path.clone()),
-            Observed::Fine(_)
-            | Observed::Wrong(_)
-            | Observed::Measured(_)
-            | Observed::NotAsked(_)
-            | Observed::Late => None,
+            PeerProbe::Narrow(path) => Some(path.clone()),
+            PeerProbe::Fine(_)
+            | PeerProbe::Wrong(_)
+            | PeerProbe::Measured(_)
+            | PeerProbe::NotAsked(_)
+            | PeerProbe::Late => None,
         })
         .collect();
     let mut measured = in_parallel(&narrow, deadline, |path| path.measure(deadline)).into_iter();
     let measure = |observed| match observed {
-        Observed::Narrow(path) => match measured.next().flatten() {
-            Some(Ok(found)) => Observed::Measured(Check::problem(CHECK, found)),
-            Some(Err(why)) => Observed::NotAsked(why),
-            None => Observed::Measured(Check::problem(CHECK, path.unmeasured())),
+        PeerProbe::Narrow(path) => match measured.next().flatten() {
+            Some(Ok(found)) => PeerProbe::Measured(Check::problem(CHECK, found)),
+            Some(Err(why)) => PeerProbe::NotAsked(why),
+            None => PeerProbe::Measured(Check::problem(CHECK, path.unmeasured())),
         },
         other => other,
     };
@@ -83,7 +83,7 @@ fn measured(observed: Vec<Observed>, deadline: Instant) -> Vec<Observed> {
 
 /// One address of a node, or the path to its pod network.
 enum Probe<'a> {
-    Address(&'a Peer),
+    Address(&'a PeerAddress),
     Path(&'a Path),
 }
 
@@ -103,13 +103,13 @@ impl Probe<'_> {
         }
     }
 
-    fn run(&self, node: &Node) -> Observed {
+    fn run(&self, node: &CheckedNode) -> PeerProbe {
         match self {
             Self::Address(peer) => probe_address(node, peer),
             Self::Path(path) => match path.probe(node) {
-                Ok(None) => Observed::Fine(Sizes::Small),
-                Ok(Some(found)) => Observed::Wrong(Check::problem(CHECK, found)),
-                Err(why) => Observed::NotAsked(why),
+                Ok(None) => PeerProbe::Fine(Sizes::Small),
+                Ok(Some(found)) => PeerProbe::Wrong(Check::problem(CHECK, found)),
+                Err(why) => PeerProbe::NotAsked(why),
             },
         }
     }
@@ -142,24 +142,24 @@ fn in_parallel<T: Sync, R: Send>(
 }
 
 /// A cause that is the same for many is reported once. The path to a node that does not answer at all is not reported.
-fn findings(probes: &[Probe<'_>], observed: Vec<Observed>) -> Vec<Check> {
+fn findings(probes: &[Probe<'_>], observed: Vec<PeerProbe>) -> Vec<Check> {
     let (mut findings, mut unasked, mut late) = (Vec::new(), Vec::new(), Vec::new());
     let mut fine = Reached::default();
     let answering: Vec<&str> = (probes.iter().zip(&observed))
         .filter(|(probe, observed)| {
-            matches!((probe, observed), (Probe::Address(_), Observed::Fine(_) | Observed::Measured(_)))
+            matches!((probe, observed), (Probe::Address(_), PeerProbe::Fine(_) | PeerProbe::Measured(_)))
         })
         .map(|(probe, _)| probe.peer())
         .collect();
     for (probe, observed) in probes.iter().zip(observed) {
         let is_path = matches!(probe, Probe::Path(_));
         match observed {
-            Observed::Fine(sizes) => fine.add(probe, sizes),
-            Observed::Wrong(_) if is_path && !answering.contains(&probe.peer()) => {}
-            Observed::Wrong(finding) | Observed::Measured(finding) => findings.push(finding),
-            Observed::Narrow(path) => findings.push(Check::problem(CHECK, path.unmeasured())),
-            Observed::NotAsked(why) => unasked.push(why),
-            Observed::Late => late.push(probe.target()),
+            PeerProbe::Fine(sizes) => fine.add(probe, sizes),
+            PeerProbe::Wrong(_) if is_path && !answering.contains(&probe.peer()) => {}
+            PeerProbe::Wrong(finding) | PeerProbe::Measured(finding) => findings.push(finding),
+            PeerProbe::Narrow(path) => findings.push(Check::problem(CHECK, path.unmeasured())),
+            PeerProbe::NotAsked(why) => unasked.push(why),
+            PeerProbe::Late => late.push(probe.target()),
         }
     }
     if let Some(why) = unasked.first() {
@@ -229,7 +229,7 @@ fn not_asked(why: &io::Error, number: u64) -> Check {
 }
 
 /// Another node, at one of its addresses.
-struct Peer {
+struct PeerAddress {
     name: String,
     address: IpAddr,
     /// Bytes that a tunnel adds to the packets that pods send to this address. None if they are sent to another one.
@@ -237,7 +237,7 @@ struct Peer {
 }
 
 /// All others, also those whose agents are away: their pods keep their network. Without an agent no node is known.
-fn peers(node: &Node) -> Result<Vec<Peer>, String> {
+fn peers(node: &CheckedNode) -> Result<Vec<PeerAddress>, String> {
     if node.status().is_none() {
         return Ok(Vec::new());
     }
@@ -245,7 +245,7 @@ fn peers(node: &Node) -> Result<Vec<Peer>, String> {
     listed(&answer)
 }
 
-fn listed(answer: &HttpAnswer) -> Result<Vec<Peer>, String> {
+fn listed(answer: &HttpAnswer) -> Result<Vec<PeerAddress>, String> {
     // An agent of an older version, which has no other nodes.
     if answer.status == NOT_FOUND {
         return Ok(Vec::new());
@@ -254,13 +254,13 @@ fn listed(answer: &HttpAnswer) -> Result<Vec<Peer>, String> {
         .map_err(|error| format!("the other nodes are not known: {}", print::causes(&error)))?;
     let others = view.nodes.into_iter().filter(|peer| !peer.local);
     let addresses = others.flat_map(|NodeView { name, addresses, .. }| {
-        addresses.into_iter().map(move |address| Peer { name: name.clone(), address, header: None })
+        addresses.into_iter().map(move |address| PeerAddress { name: name.clone(), address, header: None })
     });
     Ok(addresses.collect())
 }
 
 /// The result of a probe.
-enum Observed {
+enum PeerProbe {
     Fine(Sizes),
     Wrong(Check),
     /// It answers, but not to packets of full size.
@@ -279,8 +279,8 @@ enum Sizes {
     Full,
 }
 
-fn probe_address(node: &Node, peer: &Peer) -> Observed {
-    let Peer { name, address, header } = peer;
+fn probe_address(node: &CheckedNode, peer: &PeerAddress) -> PeerProbe {
+    let PeerAddress { name, address, header } = peer;
     let problem = |code: Code, what: String| Finding::new(code, format_args!("node {name}"), what);
     let link = match mtu_to(node, *address) {
         Ok(mtu) => mtu,
@@ -288,46 +288,46 @@ fn probe_address(node: &Node, peer: &Peer) -> Observed {
             let found =
                 problem(Code::PeerUnrouted, format!("there is no route to node {name} at {address}: {why}"));
             let fix = Fix::words(["ip", "route", "get", &address.to_string()]);
-            return Observed::Wrong(Check::problem(CHECK, found.fix(fix)));
+            return PeerProbe::Wrong(Check::problem(CHECK, found.fix(fix)));
         }
     };
     let small = Ping { target: *address, source: None, size: None };
     match small.echo() {
-        Echo::NotAsked(why) => return Observed::NotAsked(why),
-        Echo::Silence => {
+        PingResult::NotAsked(why) => return PeerProbe::NotAsked(why),
+        PingResult::Silence => {
             let found = problem(Code::PeerUnreachable, format!("node {name} at {address} does not answer"));
-            return Observed::Wrong(Check::problem(CHECK, found.fix(small.command())));
+            return PeerProbe::Wrong(Check::problem(CHECK, found.fix(small.command())));
         }
-        Echo::NotSent(why) => {
+        PingResult::NotSent(why) => {
             let what = format!("this node cannot send packets to node {name} at {address}: {why}");
-            return Observed::Wrong(Check::problem(
+            return PeerProbe::Wrong(Check::problem(
                 CHECK,
                 problem(Code::PeerUnreachable, what).fix(small.command()),
             ));
         }
-        Echo::Answered => {}
+        PingResult::Answered => {}
     }
-    let Some(header) = *header else { return Observed::Fine(Sizes::Small) };
+    let Some(header) = *header else { return PeerProbe::Fine(Sizes::Small) };
     let wanted = size::largest(sent_by_pods(node), header, link);
     let has_ipv6 = node.blocks().any(|block| block.addr().is_ipv6());
     let path = NarrowPath { node: name.clone(), address: *address, header, wanted, has_ipv6 };
     match size::ping_of(*address, wanted).echo() {
-        Echo::Answered => Observed::Fine(Sizes::Full),
-        Echo::Silence => Observed::Narrow(path),
-        Echo::NotSent(why) => Observed::NotAsked(path.not_sent(wanted, &why)),
-        Echo::NotAsked(why) => Observed::NotAsked(why),
+        PingResult::Answered => PeerProbe::Fine(Sizes::Full),
+        PingResult::Silence => PeerProbe::Narrow(path),
+        PingResult::NotSent(why) => PeerProbe::NotAsked(path.not_sent(wanted, &why)),
+        PingResult::NotAsked(why) => PeerProbe::NotAsked(why),
     }
 }
 
 /// The MTU of the pods in the agent's network: of those that run, and of those that start next.
-fn sent_by_pods(node: &Node) -> Option<u32> {
+fn sent_by_pods(node: &CheckedNode) -> Option<u32> {
     let network = &node.status()?.network;
     let is_own = |pod: &&Attachment| pod.key.network.as_str() == network.name;
     node.attachments.iter().filter(is_own).map(|pod| pod.mtu).chain(network.mtu).max()
 }
 
 /// What the link carries that leads there, or why there is none.
-fn mtu_to(node: &Node, address: IpAddr) -> Result<u32, String> {
+fn mtu_to(node: &CheckedNode, address: IpAddr) -> Result<u32, String> {
     let found = RtSocket::open().and_then(|mut host| host.route_to(address));
     let link = found.map_err(|error| error.to_string())?.link;
     let known = node.links.iter().find(|known| known.index == link);
@@ -363,10 +363,10 @@ mod tests {
 
     #[test]
     fn a_cause_that_many_probes_share_is_reported_once() {
-        let peer = Peer { name: "b".to_owned(), address: IpAddr::from([192, 0, 2, 2]), header: None };
+        let peer = PeerAddress { name: "b".to_owned(), address: IpAddr::from([192, 0, 2, 2]), header: None };
         let probes: Vec<Probe<'_>> = (0..40).map(|_| Probe::Address(&peer)).collect();
         let unasked =
-            |kind: ErrorKind| findings(&probes, (0..40).map(|_| Observed::NotAsked(kind.into())).collect());
+            |kind: ErrorKind| findings(&probes, (0..40).map(|_| PeerProbe::NotAsked(kind.into())).collect());
         let [refused] = &unasked(ErrorKind::PermissionDenied)[..] else { panic!() };
         assert_eq!((refused.verdict, &refused.fix), (Verdict::Unknown, &None));
         assert!(
@@ -376,30 +376,30 @@ mod tests {
         let [missing] = &unasked(ErrorKind::NotFound)[..] else { panic!() };
         assert_eq!(missing.verdict, Verdict::Problem);
         assert!(missing.message.contains("no `ping` program"), "{missing:?}");
-        let [late] = &findings(&probes[..1], vec![Observed::Late])[..] else { panic!() };
+        let [late] = &findings(&probes[..1], vec![PeerProbe::Late])[..] else { panic!() };
         assert_eq!(late.verdict, Verdict::Unknown);
         assert_eq!(late.message, "not probed within 10 s: node b at 192.0.2.2");
-        let [late] = &findings(&probes, (0..40).map(|_| Observed::Late).collect())[..] else { panic!() };
+        let [late] = &findings(&probes, (0..40).map(|_| PeerProbe::Late).collect())[..] else { panic!() };
         assert!(late.message.ends_with("node b at 192.0.2.2 and 37 more"), "{late:?}");
         assert!(findings(&[], Vec::new()).is_empty());
-        assert_eq!(findings(&probes[..1], vec![Observed::Fine(Sizes::Small)])[0].verdict, Verdict::Ok);
+        assert_eq!(findings(&probes[..1], vec![PeerProbe::Fine(Sizes::Small)])[0].verdict, Verdict::Ok);
     }
 
     #[test]
     fn the_path_to_a_node_that_does_not_answer_at_all_is_not_reported() {
-        let peer = Peer { name: "b".to_owned(), address: IpAddr::from([192, 0, 2, 2]), header: None };
+        let peer = PeerAddress { name: "b".to_owned(), address: IpAddr::from([192, 0, 2, 2]), header: None };
         let path = paths::sample("b");
         let probes = [Probe::Address(&peer), Probe::Path(&path)];
         let wrong = |what: &str| {
-            Observed::Wrong(Check::problem(CHECK, Finding::new(Code::PeerUnreachable, "node b", what)))
+            PeerProbe::Wrong(Check::problem(CHECK, Finding::new(Code::PeerUnreachable, "node b", what)))
         };
         let messages = |observed| -> Vec<String> {
             findings(&probes, observed).into_iter().map(|check| check.message).collect()
         };
-        assert_eq!(messages(vec![Observed::Fine(Sizes::Full), wrong("tunnel")]), ["tunnel"]);
+        assert_eq!(messages(vec![PeerProbe::Fine(Sizes::Full), wrong("tunnel")]), ["tunnel"]);
         assert_eq!(messages(vec![wrong("node"), wrong("tunnel")]), ["node"]);
         assert_eq!(
-            messages(vec![Observed::Fine(Sizes::Full), Observed::Fine(Sizes::Small)]),
+            messages(vec![PeerProbe::Fine(Sizes::Full), PeerProbe::Fine(Sizes::Small)]),
             ["1 address reached, 1 by packets as large as those of pods; 1 path to pod networks answered"]
         );
     }

@@ -27,7 +27,7 @@ pub(super) struct Ping {
 }
 
 #[derive(Debug)]
-pub(super) enum Echo {
+pub(super) enum PingResult {
     Answered,
     Silence,
     /// This node refused to send the packet: a rule of its own firewall, for example.
@@ -56,25 +56,27 @@ impl Ping {
     }
 
     /// In the network namespace of this thread. A request without an answer is repeated. It takes three seconds at most.
-    pub(super) fn echo(&self) -> Echo {
+    pub(super) fn echo(&self) -> PingResult {
         match self.send(1) {
-            Echo::Silence => self.send(REPEATS),
-            echo @ (Echo::Answered | Echo::NotSent(_) | Echo::NotAsked(_)) => echo,
+            PingResult::Silence => self.send(REPEATS),
+            echo @ (PingResult::Answered | PingResult::NotSent(_) | PingResult::NotAsked(_)) => echo,
         }
     }
 
     /// The same for a packet that is probably lost: the requests do not wait for each other.
-    pub(super) fn echo_of_several(&self) -> Echo {
+    pub(super) fn echo_of_several(&self) -> PingResult {
         self.send(1 + REPEATS)
     }
 
-    fn send(&self, count: u32) -> Echo {
+    fn send(&self, count: u32) -> PingResult {
         let words = self.words(count);
         let asked =
             Command::new(&words[0]).args(&words[1..]).env("LC_ALL", "C").stdin(Stdio::null()).output();
-        match asked.map_or_else(Echo::NotAsked, |output| Echo::of(&output)) {
-            Echo::Silence => self.refused_here().map_or(Echo::Silence, |why| Echo::NotSent(why.to_string())),
-            echo @ (Echo::Answered | Echo::NotSent(_) | Echo::NotAsked(_)) => echo,
+        match asked.map_or_else(PingResult::NotAsked, |output| PingResult::of(&output)) {
+            PingResult::Silence => {
+                self.refused_here().map_or(PingResult::Silence, |why| PingResult::NotSent(why.to_string()))
+            }
+            echo @ (PingResult::Answered | PingResult::NotSent(_) | PingResult::NotAsked(_)) => echo,
         }
     }
 
@@ -104,7 +106,7 @@ impl Ping {
     }
 }
 
-impl Echo {
+impl PingResult {
     fn of(Output { status, stdout, stderr }: &Output) -> Self {
         let (stdout, stderr) = (String::from_utf8_lossy(stdout), String::from_utf8_lossy(stderr));
         // One reply is enough, whatever happened to the others.
@@ -137,23 +139,29 @@ mod tests {
 
     use super::*;
 
-    fn echo(code: i32, stdout: &str, stderr: &str) -> Echo {
+    fn echo(code: i32, stdout: &str, stderr: &str) -> PingResult {
         let status = ExitStatus::from_raw(code << 8);
-        Echo::of(&Output { status, stdout: stdout.into(), stderr: stderr.into() })
+        PingResult::of(&Output { status, stdout: stdout.into(), stderr: stderr.into() })
     }
 
     #[test]
     fn f3_only_a_packet_that_was_sent_can_be_lost() {
         let lost = "3 packets transmitted, 0 received, 100% packet loss, time 409ms\n";
-        assert!(matches!(echo(0, "3 packets transmitted, 1 received", "x"), Echo::Answered));
-        assert!(matches!(echo(1, lost, ""), Echo::Silence));
+        assert!(matches!(echo(0, "3 packets transmitted, 1 received", "x"), PingResult::Answered));
+        assert!(matches!(echo(1, lost, ""), PingResult::Silence));
         let known = "ping: local error: message too long, mtu=1390\n";
-        assert!(matches!(echo(1, lost, known), Echo::Silence), "the kernel knows the path");
+        assert!(matches!(echo(1, lost, known), PingResult::Silence), "the kernel knows the path");
         let denied = echo(1, lost, "ping: sendmsg: Operation not permitted\n");
-        assert!(matches!(&denied, Echo::NotSent(why) if why == "Operation not permitted"), "{denied:?}");
+        assert!(
+            matches!(&denied, PingResult::NotSent(why) if why == "Operation not permitted"),
+            "{denied:?}"
+        );
         let usage = echo(1, "", "ping: invalid option -- 'M'\n");
-        assert!(matches!(&usage, Echo::NotAsked(why) if why.to_string().contains("option")), "{usage:?}");
+        assert!(
+            matches!(&usage, PingResult::NotAsked(why) if why.to_string().contains("option")),
+            "{usage:?}"
+        );
         let socket = echo(2, "", "ping: socket: Operation not permitted\n");
-        assert!(matches!(&socket, Echo::NotAsked(why) if why.kind() == ErrorKind::PermissionDenied));
+        assert!(matches!(&socket, PingResult::NotAsked(why) if why.kind() == ErrorKind::PermissionDenied));
     }
 }

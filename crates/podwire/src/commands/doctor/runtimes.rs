@@ -5,12 +5,12 @@ use std::path::Path;
 use install::runtimes::{Runtime, Runtimes};
 
 use super::finding::Check;
-use super::node::Node;
+use super::node::CheckedNode;
 use crate::commands::plugins::PluginFiles;
 
 const CHECK: &str = "runtimes";
 
-pub(super) fn find_plugins(node: &Node) -> Vec<Check> {
+pub(super) fn find_plugins(node: &CheckedNode) -> Vec<Check> {
     let runtimes = Runtimes::detect(Path::new("/"));
     let Some(plugin) = PluginFiles::find(node.folders.state_dir.as_deref()) else {
         return vec![Check::unknown(CHECK, "the path of this program is not known")];

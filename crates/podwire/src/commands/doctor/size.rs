@@ -9,7 +9,7 @@ use std::time::Instant;
 use types::{Code, Finding, MIN_MTU_V6};
 
 use super::peers::DEADLINE;
-use super::ping::{Echo, Ping};
+use super::ping::{Ping, PingResult};
 
 /// Of an echo request, without the IP header.
 const ICMP: u32 = 8;
@@ -62,10 +62,10 @@ impl NarrowPath {
 
     fn probe(&self, sizes: &[u32]) -> io::Result<Vec<bool>> {
         let echo = |size: u32| match ping_of(self.address, size).echo_of_several() {
-            Echo::Answered => Ok(true),
-            Echo::Silence => Ok(false),
-            Echo::NotSent(why) => Err(self.not_sent(size, &why)),
-            Echo::NotAsked(why) => Err(why),
+            PingResult::Answered => Ok(true),
+            PingResult::Silence => Ok(false),
+            PingResult::NotSent(why) => Err(self.not_sent(size, &why)),
+            PingResult::NotAsked(why) => Err(why),
         };
         thread::scope(|scope| {
             let probes: Vec<_> = sizes.iter().map(|size| scope.spawn(move || echo(*size))).collect();

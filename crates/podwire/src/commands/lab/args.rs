@@ -9,16 +9,16 @@ pub(super) const DEFAULT_NAME: &str = "default";
 const LONGEST_POD_NAME: usize = 63;
 
 #[derive(Debug, Args)]
-pub(crate) struct Lab {
+pub(crate) struct LabArgs {
     /// Which lab; several may be up at once
     #[arg(long, global = true, default_value = DEFAULT_NAME)]
     pub(crate) name: String,
     #[command(subcommand)]
-    pub(crate) action: Action,
+    pub(crate) action: LabCommand,
 }
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Action {
+pub(crate) enum LabCommand {
     /// Make a lab: nodes as namespaces, a network between them, etcd, an agent on each, pods
     Up(Up),
     /// Show nodes, agents, etcd and pods; ends with 1 if not all of it runs
@@ -29,7 +29,7 @@ pub(crate) enum Action {
     /// Run a command inside a node, a pod or an etcd member; its exit code is passed on
     Exec(Exec),
     /// Every pod to every other pod, in both families; ends with 1 if one is not reached
-    Test(Test),
+    Test(LabTestArgs),
     /// Cut a node off from all others and from etcd
     Cut(OneNode),
     /// Undo a cut
@@ -47,13 +47,13 @@ pub(crate) enum Action {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Store {
+pub(crate) enum StoreArg {
     Etcd,
     Embedded,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Transport {
+pub(crate) enum TransportArg {
     /// Direct to nodes on the same subnet, VXLAN to others
     Auto,
     /// Routes only; nodes of other subnets are not reached
@@ -72,13 +72,13 @@ pub(crate) struct Up {
     pub(crate) subnets: usize,
     /// Where the cluster's objects live
     #[arg(long, value_enum, default_value = "etcd")]
-    pub(crate) store: Store,
+    pub(crate) store: StoreArg,
     /// 1 or 3, with --store etcd [default: 1]
     #[arg(long, value_name = "M")]
     pub(crate) etcd_members: Option<usize>,
     /// How pods' packets reach other nodes
     #[arg(long, value_enum, default_value = "auto")]
-    pub(crate) transport: Transport,
+    pub(crate) transport: TransportArg,
     /// MTU of the network between the nodes
     #[arg(long, value_name = "BYTES", default_value_t = 1500, value_parser = clap::value_parser!(u32).range(1280..=65535))]
     pub(crate) mtu: u32,
@@ -94,7 +94,7 @@ pub(crate) struct Shown {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Test {
+pub(crate) struct LabTestArgs {
     #[arg(short, long, value_enum, default_value = "table")]
     pub(crate) output: Output,
     /// How long to ask those that do not answer

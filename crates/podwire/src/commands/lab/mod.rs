@@ -17,25 +17,25 @@ mod up;
 use anyhow::Result;
 use lab::{Cluster, LabState};
 
-use args::Action;
-pub(crate) use args::Lab;
+pub(crate) use args::LabArgs;
+use args::LabCommand;
 
 use crate::exit::ExitStatus;
 
-pub(crate) fn run(lab: &Lab) -> Result<ExitStatus> {
+pub(crate) fn run(lab: &LabArgs) -> Result<ExitStatus> {
     let name = lab.name.as_str();
     let done = match &lab.action {
-        Action::Up(args) => up::run(name, args),
-        Action::Status(args) => return show::status(name, args),
-        Action::Test(args) => return show::test(name, args),
-        Action::Exec(args) => return exec::run(name, args),
-        Action::Pod(action) => change::pod(name, action),
-        Action::Cut(args) => change::cut(name, args),
-        Action::Heal(args) => change::heal(name, args),
-        Action::Kill(victim) => change::kill(name, victim),
-        Action::Start(victim) => change::start(name, victim),
-        Action::Logs(args) => show::logs(name, args),
-        Action::Down(args) => down::run(name, args),
+        LabCommand::Up(args) => up::run(name, args),
+        LabCommand::Status(args) => return show::status(name, args),
+        LabCommand::Test(args) => return show::test(name, args),
+        LabCommand::Exec(args) => return exec::run(name, args),
+        LabCommand::Pod(action) => change::pod(name, action),
+        LabCommand::Cut(args) => change::cut(name, args),
+        LabCommand::Heal(args) => change::heal(name, args),
+        LabCommand::Kill(victim) => change::kill(name, victim),
+        LabCommand::Start(victim) => change::start(name, victim),
+        LabCommand::Logs(args) => show::logs(name, args),
+        LabCommand::Down(args) => down::run(name, args),
     };
     done.map(|()| ExitStatus::Success)
 }
@@ -55,7 +55,7 @@ fn seen(name: &str) -> Result<Cluster> {
     open(&held)
 }
 
-fn open(held: &place::Held) -> Result<Cluster> {
+fn open(held: &place::LockedLab) -> Result<Cluster> {
     let name = held.kept.name();
     Cluster::open(&held.kept).map_err(|error| {
         let down = hint::command(name, "down");

@@ -24,7 +24,7 @@ const ROUNDS: usize = 10;
 
 /// A lab that nobody else works on meanwhile.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct LockedLab {
     pub(super) kept: SavedLab,
     _lock: File,
 }
@@ -32,7 +32,7 @@ pub(super) struct Held {
 /// What became of the wish to make a lab's folder.
 #[derive(Debug)]
 pub(super) enum Made {
-    New(Held),
+    New(LockedLab),
     /// There is one of that name.
     Exists,
 }
@@ -80,7 +80,7 @@ pub(super) fn make(kept: &SavedLab) -> Result<Made> {
 }
 
 /// Waits until nobody else works on the lab; none if there is no such lab.
-pub(super) fn hold(kept: &SavedLab) -> Result<Option<Held>> {
+pub(super) fn hold(kept: &SavedLab) -> Result<Option<LockedLab>> {
     let end = Instant::now() + PATIENCE;
     let path = kept.dir().join(LOCK);
     loop {
@@ -92,13 +92,13 @@ pub(super) fn hold(kept: &SavedLab) -> Result<Option<Held>> {
         lock_within(&lock, kept, end)?;
         // Whoever held it may have taken the lab down, and another one may have come: then this is not its lock.
         if is_at(&lock, &path)? {
-            return Ok(Some(Held { kept: kept.clone(), _lock: lock }));
+            return Ok(Some(LockedLab { kept: kept.clone(), _lock: lock }));
         }
     }
 }
 
 /// A lab that is there and that nobody else works on.
-pub(super) fn existing(name: &str) -> Result<Held> {
+pub(super) fn existing(name: &str) -> Result<LockedLab> {
     hold(&kept(name)?)?.with_context(|| nothing_there(name))
 }
 

@@ -11,7 +11,7 @@ use api::{
 };
 use lab::{Cell, Cluster, EtcdMember, PodPath, Reachability};
 
-use super::args::{Logs, Shown, Test};
+use super::args::{LabTestArgs, Logs, Shown};
 use super::picture::{self, Paint};
 use super::progress::say;
 use super::{hint, seen, up};
@@ -47,7 +47,7 @@ fn page(cluster: &Cluster, status: &LabStatus, tables: [String; 3]) -> String {
     [print::wrap(&title, print::WIDTH)].into_iter().chain(tables).collect::<Vec<_>>().join("\n\n")
 }
 
-pub(super) fn test(name: &str, args: &Test) -> Result<ExitStatus> {
+pub(super) fn test(name: &str, args: &LabTestArgs) -> Result<ExitStatus> {
     let cluster = seen(name)?;
     let pods = cluster.pods().len();
     let killed = cluster.killed_nodes().into_iter();

@@ -3,10 +3,10 @@
 use anyhow::{Context as _, Result, bail};
 use lab::{Cluster, LabState, Plan, SavedLab, clear_kept, remove_kept};
 
-use super::args::{Store, Transport, Up};
+use super::args::{StoreArg, TransportArg, Up};
 use super::hint;
 use super::interrupt::{self, Course};
-use super::place::{self, Held, Made};
+use super::place::{self, LockedLab, Made};
 use super::progress::{Progress, say};
 use crate::exit::Usage;
 use crate::print;
@@ -54,16 +54,16 @@ fn plan(args: &Up) -> Result<Plan> {
         nodes: args.nodes,
         subnets: args.subnets,
         store: match (args.store, args.etcd_members) {
-            (Store::Etcd, members) => lab::LabStore::Etcd { members: members.unwrap_or(1) },
-            (Store::Embedded, None) => lab::LabStore::Embedded,
-            (Store::Embedded, Some(_)) => {
+            (StoreArg::Etcd, members) => lab::LabStore::Etcd { members: members.unwrap_or(1) },
+            (StoreArg::Embedded, None) => lab::LabStore::Embedded,
+            (StoreArg::Embedded, Some(_)) => {
                 bail!(Usage("--etcd-members is for --store etcd: leave one of them out".to_owned()))
             }
         },
         transport: match args.transport {
-            Transport::Auto => lab::TransportMode::Auto,
-            Transport::Direct => lab::TransportMode::Direct,
-            Transport::Vxlan => lab::TransportMode::Vxlan,
+            TransportArg::Auto => lab::TransportMode::Auto,
+            TransportArg::Direct => lab::TransportMode::Direct,
+            TransportArg::Vxlan => lab::TransportMode::Vxlan,
         },
         mtu: args.mtu,
         ..Plan::default()
@@ -81,7 +81,7 @@ fn raise(kept: &SavedLab, plan: &Plan, pods: usize, progress: &Progress) -> Resu
 }
 
 /// The folder, and the lock in it. What an earlier attempt or an earlier boot left is no lab, and goes.
-fn make(kept: &SavedLab) -> Result<Held> {
+fn make(kept: &SavedLab) -> Result<LockedLab> {
     // A lab's folder is made before its first namespace: without it they belong to nobody.
     let in_kernel = SavedLab::names_in_kernel()?.iter().any(|name| name == kept.name());
     if in_kernel && !kept.dir().exists() {

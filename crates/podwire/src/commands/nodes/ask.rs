@@ -16,9 +16,9 @@ pub(in crate::commands) const PATIENCE: Duration = Duration::from_secs(12);
 const OTHER_VERSION: &str = "the agent is of another version; restart it with 'systemctl restart podwire'";
 
 /// The agent that is asked.
-pub(crate) struct Asked(Client);
+pub(crate) struct AgentClient(Client);
 
-impl Asked {
+impl AgentClient {
     pub(crate) fn find(which: &Which) -> Self {
         Self(Client::new(&Folders::find(which, None).socket))
     }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use api::{ClientError, Condition, Counts, NodeMode, StatusWithoutAgent, Tombstones};
-use engine::state::{Attachment, Phase, State, StateError};
+use engine::state::{Attachment, NodeState, RecordPhase, StateError};
 use install::runtimes::Runtimes;
 use netlink::RtSocket;
 
@@ -28,7 +28,7 @@ impl Files {
         let run_dir = &folders.run_dir;
         let holder = files::read_text(&run_dir.join("agent.lock")).ok();
         // A run directory that cannot be used is among the findings below. What is in it is not known then.
-        let state = State::open_existing(run_dir);
+        let state = NodeState::open_existing(run_dir);
         let has_state = !matches!(state, Ok(None));
         let recorded = state.and_then(|state| count(state.as_ref()));
         let mut configs = configs::of_node();
@@ -118,17 +118,17 @@ impl Files {
     }
 }
 
-fn count(state: Option<&State>) -> Result<(Counts, Vec<Attachment>), StateError> {
+fn count(state: Option<&NodeState>) -> Result<(Counts, Vec<Attachment>), StateError> {
     let (mut counts, mut running) = (Counts::default(), Vec::new());
-    for network in state.into_iter().map(State::networks).collect::<Result<Vec<_>, _>>()?.concat() {
+    for network in state.into_iter().map(NodeState::networks).collect::<Result<Vec<_>, _>>()?.concat() {
         for listed in network.list()? {
             match (listed.attachment, listed.phase) {
                 (None, _) => counts.unreadable += 1,
-                (Some(attachment), Phase::Ready) => {
+                (Some(attachment), RecordPhase::Ready) => {
                     counts.ready += 1;
                     running.push(attachment);
                 }
-                (Some(_), Phase::Pending) => counts.pending += 1,
+                (Some(_), RecordPhase::Pending) => counts.pending += 1,
             }
         }
     }

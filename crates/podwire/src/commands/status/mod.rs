@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use api::Client;
 
-use crate::cli::{Output, Status};
+use crate::cli::{Output, StatusArgs};
 use crate::commands::mode;
 use crate::exit::ExitStatus;
 use crate::folders::Folders;
@@ -23,7 +23,7 @@ pub(crate) fn page(status: &api::Status) -> String {
     page::page(status, when::now())
 }
 
-pub(crate) fn run(args: &Status) -> Result<ExitStatus> {
+pub(crate) fn run(args: &StatusArgs) -> Result<ExitStatus> {
     let folders = Folders::find(&args.which, None);
     let answer = match Client::new(&folders.socket).get(api::STATUS, PATIENCE) {
         Ok(answer) => answer,
