@@ -88,6 +88,7 @@ fn every_key_in_the_readmes_reference_is_read_by_the_code() {
     let code = [
         include_str!("../../netconf/src/wiring.rs"),
         include_str!("../../netconf/src/addresses.rs"),
+        include_str!("../../netconf/src/network_key.rs"),
         include_str!("../../netconf/src/routes.rs"),
         include_str!("../../netconf/src/place.rs"),
         include_str!("../../cni/src/config.rs"),

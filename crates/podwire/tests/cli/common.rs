@@ -153,6 +153,7 @@ pub(crate) fn expect_narrow(args: &[&str], stdout: &str) {
         Some((before, last)) if last.trim_start_matches(['`', '\'', '"', '(']).starts_with('/') => {
             before.trim_end().to_owned()
         }
+        None if line.starts_with('/') => String::new(),
         Some(_) | None => line.to_owned(),
     };
     let all = stdout.lines().filter(|line| is_limited && !is_command(line));
