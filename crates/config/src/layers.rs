@@ -16,6 +16,8 @@ pub const DEFAULT_FILE: &str = "/etc/podwire/agent.toml";
 const FILE_VARIABLE: &str = "PODWIRE_CONFIG";
 /// Names the plugin for `podwire lab` and `podwire demo`; no setting of the agent.
 const PLUGIN_VARIABLE: &str = "PODWIRE_CNI";
+/// `LAB/NODE`: set by `podwire lab exec` inside a node of a lab; no setting of the agent.
+pub const LAB_VARIABLE: &str = "PODWIRE_LAB_NODE";
 /// More than any configuration needs.
 const MAX_FILE: u64 = 1 << 20;
 
@@ -86,7 +88,7 @@ fn variables(
         let own = KEYS.iter().find(|key| key.variable() == name);
         let alias = KEYS.iter().find(|key| key.aliases.contains(&name));
         let Some(key) = own.or(alias) else {
-            if name.starts_with("PODWIRE_") && name != PLUGIN_VARIABLE {
+            if name.starts_with("PODWIRE_") && ![PLUGIN_VARIABLE, LAB_VARIABLE].contains(&name) {
                 problems.push(Problem::UnknownVariable { name: name.to_owned() });
             }
             continue;

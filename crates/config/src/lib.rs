@@ -48,7 +48,7 @@ pub use error::{ConfigError, Origin, Problem};
 pub use etcd::{Etcd, Secret};
 pub use flags::Flags;
 pub use keys::{Fallback, Key, ValueKind};
-pub use layers::DEFAULT_FILE;
+pub use layers::{DEFAULT_FILE, LAB_VARIABLE};
 pub use table::KEYS;
 
 /// What the agent runs with.

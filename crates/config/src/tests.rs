@@ -319,7 +319,8 @@ fn what_is_not_toml_is_told_with_its_line() {
 
 #[test]
 fn other_peoples_variables_are_not_ours() {
-    let env = [("PATH", "/bin"), ("PODWIRE_CNI", "/x"), ("XPODWIRE_A", "1")];
+    let env =
+        [("PATH", "/bin"), ("PODWIRE_CNI", "/x"), ("PODWIRE_LAB_NODE", "default/n1"), ("XPODWIRE_A", "1")];
     assert!(load("", &env, &[]).is_ok());
     let bytes = OsString::from_vec(vec![b'/', 0xff]);
     let error = Config::load(&Flags::default(), [("PODWIRE_RUN_DIR".into(), bytes)]).unwrap_err();

@@ -381,7 +381,7 @@ impl SharedMembership {
             // etcd need not be the cause.
             match self.lock().lost_addresses.first() {
                 Some(lost) => Finding {
-                    message: format!("{}; this node lost its address {lost}", found.message),
+                    message: format!("{why}; this node lost its address {lost}"),
                     ..found.fix("ip address show")
                 },
                 None => found,

@@ -45,6 +45,14 @@ impl Cluster {
         self.machines[index].agent.wait_ready().with_context(|| format!("node {name}"))
     }
 
+    /// Killed if it runs, also if it hangs, and started again.
+    pub fn restart_agent(&mut self, name: &str) -> Result<()> {
+        if !self.agent(name)?.has_ended()? {
+            self.kill_agent(name)?;
+        }
+        self.start_agent(name)
+    }
+
     /// The node loses power: its processes, its pods and what it kept in memory are gone, its disk is not.
     pub fn kill_node(&mut self, name: &str) -> Result<()> {
         let index = self.index(name)?;

@@ -95,6 +95,69 @@ fn faults_and_the_ways_back() {
     assert_eq!(lab.traces(), [] as [String; 0]);
 }
 
+/// The fix of a condition that `podwire status` and `podwire doctor` show in a node, as soon as both show it.
+fn fix_of(lab: &Lab, node: &str, code: &str) -> String {
+    let fix = |command: &str, list: &str| {
+        let (out, _) = texts(&lab.run(&["exec", node, "--", "podwire", command, "-o", "json"]));
+        let shown: Value = serde_json::from_str(&out).ok()?;
+        let found = shown[list].as_array()?.iter().find(|one| one["code"] == code)?.clone();
+        Some(found["fix"].as_str().unwrap_or_default().to_owned())
+    };
+    let mut shown = None;
+    wait_until(code, SOON, || {
+        shown = fix("status", "conditions").zip(fix("doctor", "checks"));
+        Ok(shown.is_some())
+    })
+    .unwrap();
+    let (status, doctor) = shown.unwrap();
+    assert_eq!(status, doctor);
+    status
+}
+
+/// In a shell of the machine that finds `podwire`.
+fn paste(fix: &str) {
+    let programs = std::path::Path::new(env!("CARGO_BIN_EXE_podwire")).parent().unwrap();
+    let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
+    let output = Command::new("sh").args(["-c", fix]).env("PATH", path).output().unwrap();
+    assert!(output.status.success(), "{fix}: {output:?}");
+}
+
+#[test]
+fn fixes_that_are_shown_in_a_node_work_when_pasted() {
+    let lab = Lab::new("fixes");
+    lab.ok(&["up", "--nodes", "2"]);
+    let is_ready = |what: &str| {
+        let is_whole = || {
+            let shown = lab.run(&["exec", "n1", "--", "podwire", "status", "-o", "json"]);
+            let status: Value = serde_json::from_str(&texts(&shown).0)?;
+            Ok(status["ready"] == true && status["conditions"].as_array().is_some_and(Vec::is_empty))
+        };
+        wait_until(what, SOON, is_whole).unwrap();
+    };
+
+    lab.ok(&["kill", "agent", "n1"]);
+    let fix = fix_of(&lab, "n1", "AgentUnreachable");
+    assert_eq!(fix, lab.hint("start agent n1"));
+    paste(&fix);
+    is_ready("the agent that was killed");
+
+    let pid = lab.json(&["status"])["nodes"][0]["pid"].to_string();
+    assert!(Command::new("kill").args(["-STOP", &pid]).status().unwrap().success());
+    let fix = fix_of(&lab, "n1", "AgentUnreachable");
+    assert_eq!(fix, lab.hint("restart agent n1"));
+    paste(&fix);
+    is_ready("the agent that hung");
+
+    let wanted = format!("{} && {}", lab.hint("start etcd"), lab.hint("heal n1"));
+    for (fault, name) in [(&["kill", "etcd"], "etcd"), (&["cut", "n1"], "the link of n1")] {
+        lab.ok(fault);
+        let fix = fix_of(&lab, "n1", "StoreUnreachable");
+        assert_eq!(fix, wanted);
+        paste(&fix);
+        is_ready(name);
+    }
+}
+
 #[test]
 fn a_lab_on_the_embedded_store() {
     let lab = Lab::new("embedded");

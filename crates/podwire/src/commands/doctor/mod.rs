@@ -20,6 +20,7 @@ use anyhow::{Context, Result, bail};
 use api::DoctorReport;
 
 use crate::cli::{Doctor, Output};
+use crate::commands::lab::adapt_fixes;
 use crate::exit::ExitStatus;
 use crate::print::{self, WIDTH};
 use finding::{Check, Verdict};
@@ -34,7 +35,8 @@ pub(crate) fn run(args: &Doctor) -> Result<ExitStatus> {
     if args.repair {
         repair(&node)?;
     }
-    let findings = look(&node);
+    let mut findings = look(&node);
+    adapt_fixes(findings.iter_mut().map(|finding| &mut finding.fix));
     match args.output {
         Output::Json => {
             let ok = findings.iter().all(|finding| finding.verdict != Verdict::Problem);

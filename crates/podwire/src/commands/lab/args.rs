@@ -27,6 +27,9 @@ pub(crate) enum LabCommand {
     #[command(subcommand)]
     Pod(PodAction),
     /// Run a command inside a node, a pod or an etcd member; its exit code is passed on
+    ///
+    /// `podwire` and `etcdctl` then mean the agent of the node and the lab's etcd. The variable PODWIRE_LAB_NODE is
+    /// LAB/NODE: with it `podwire status` and `podwire doctor` show fixes that work in the lab.
     Exec(Exec),
     /// Every pod to every other pod, in both families; ends with 1 if one is not reached
     Test(LabTestArgs),
@@ -40,6 +43,9 @@ pub(crate) enum LabCommand {
     /// Start again what was killed
     #[command(subcommand)]
     Start(Victim),
+    /// Kill an agent, also one that hangs, and start it again
+    #[command(subcommand)]
+    Restart(Restartable),
     /// Print what an agent or an etcd member wrote
     Logs(Logs),
     /// Remove a lab, whatever is left of it
@@ -137,6 +143,12 @@ pub(crate) enum Victim {
     Etcd { member: Option<String> },
     /// A node with everything on it, as if it lost power
     Node { node: String },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Restartable {
+    /// The agent of a node; its pods keep their network
+    Agent { node: String },
 }
 
 #[derive(Debug, Args)]

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result};
 use lab::{Cluster, LabState};
 
-use super::args::{OneNode, PodAction, Victim};
+use super::args::{OneNode, PodAction, Restartable, Victim};
 use super::progress::say;
 use super::{changed, hint};
 use crate::print;
@@ -96,6 +96,13 @@ pub(super) fn start(name: &str, victim: &Victim) -> Result<()> {
             Ok(())
         }
     })
+}
+
+pub(super) fn restart(name: &str, what: &Restartable) -> Result<()> {
+    let Restartable::Agent { node } = what;
+    changed(name, |cluster| cluster.restart_agent(node))?;
+    say(format!("the agent of {node} is ready"));
+    Ok(())
 }
 
 /// The numbers of the members that are meant; nobody named: all.

@@ -35,14 +35,14 @@ pub(super) fn run(name: &str, args: &Exec) -> Result<ExitStatus> {
     // It also shows the namespace's own links in /sys.
     let mut command = Command::new("ip");
     command.args(["netns", "exec", ns]).args(&args.command);
-    environment(&mut command, &cluster, pod.as_ref().map_or(&args.place, |wired| &wired.node));
+    environment(&mut command, (name, &cluster), pod.as_ref().map_or(&args.place, |wired| &wired.node));
     command.env("PATH", path);
     Err(command.exec()).context("cannot run `ip netns exec`")
 }
 
 /// `podwire` means the agent of the node, or of the pod's node; `etcdctl` the etcd of the lab. Nothing that the caller has
 /// set leads to others, or into the machine's own folders.
-fn environment(command: &mut Command, cluster: &Cluster, host: &str) {
+fn environment(command: &mut Command, (lab, cluster): (&str, &Cluster), host: &str) {
     for (name, _) in std::env::vars_os() {
         if name.to_str().is_some_and(leads_elsewhere) {
             command.env_remove(name);
@@ -54,6 +54,7 @@ fn environment(command: &mut Command, cluster: &Cluster, host: &str) {
     }
     if let (Ok(node), Ok(agent)) = (cluster.node(host), cluster.agent(host)) {
         command.env("PODWIRE_CONFIG", node.dir().join("agent.toml")).env("PODWIRE_SOCKET", agent.socket());
+        command.env(config::LAB_VARIABLE, format!("{lab}/{host}"));
         return;
     }
     // No agent runs on these; whoever asks for one is told so.

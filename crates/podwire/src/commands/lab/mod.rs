@@ -6,6 +6,7 @@ mod args;
 mod change;
 mod down;
 mod exec;
+mod fixes;
 mod hint;
 mod interrupt;
 mod picture;
@@ -19,6 +20,7 @@ use lab::{Cluster, LabState};
 
 pub(crate) use args::LabArgs;
 use args::LabCommand;
+pub(crate) use fixes::adapt_fixes;
 
 use crate::exit::ExitStatus;
 
@@ -34,6 +36,7 @@ pub(crate) fn run(lab: &LabArgs) -> Result<ExitStatus> {
         LabCommand::Heal(args) => change::heal(name, args),
         LabCommand::Kill(victim) => change::kill(name, victim),
         LabCommand::Start(victim) => change::start(name, victim),
+        LabCommand::Restart(what) => change::restart(name, what),
         LabCommand::Logs(args) => show::logs(name, args),
         LabCommand::Down(args) => down::run(name, args),
     };

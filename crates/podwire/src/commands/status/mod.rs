@@ -9,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 use api::Client;
 
 use crate::cli::{Output, StatusArgs};
+use crate::commands::lab::adapt_fixes;
 use crate::commands::mode;
 use crate::exit::ExitStatus;
 use crate::folders::Folders;
@@ -28,7 +29,8 @@ pub(crate) fn run(args: &StatusArgs) -> Result<ExitStatus> {
     let answer = match Client::new(&folders.socket).get(api::STATUS, PATIENCE) {
         Ok(answer) => answer,
         Err(error) if mode::is_unreachable(&error) => {
-            let files = Files::read(&folders, &error)?;
+            let mut files = Files::read(&folders, &error)?;
+            adapt_fixes(files.status.conditions.iter_mut().map(|one| &mut one.fix));
             match args.output {
                 Output::Json => print::say_json(&files.status)?,
                 Output::Table | Output::Wide => print::say(files.page(when::now()))?,
@@ -44,7 +46,8 @@ pub(crate) fn run(args: &StatusArgs) -> Result<ExitStatus> {
         folders.socket.display(),
         answer.status
     );
-    let status: api::Status = serde_json::from_str(&text).context("the agent is of another version")?;
+    let mut status: api::Status = serde_json::from_str(&text).context("the agent is of another version")?;
+    adapt_fixes(status.conditions.iter_mut().map(|one| &mut one.fix));
     match args.output {
         Output::Json => print::say_json(&status)?,
         Output::Table | Output::Wide => print::say(page(&status))?,
