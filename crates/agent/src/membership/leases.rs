@@ -88,12 +88,12 @@ impl Leases {
         times.filter(|at| self.reported_at.is_none_or(|reported| *at > reported)).min()
     }
 
-    /// The lapses of all nodes but this one.
-    pub(crate) fn findings(&mut self, own: &str, now: &Now) -> Vec<Finding> {
+    /// The lapses of all nodes but this one. Some have a record that cannot be read.
+    pub(crate) fn findings(&mut self, own: &str, unread: &BTreeSet<NodeName>, now: &Now) -> Vec<Finding> {
         self.reported_at = Some(now.instant);
         let is_due = |lapse: &Lapse| lapse.report_at <= now.instant;
         let others = self.lapses.iter().filter(|(name, lapse)| name.as_str() != own && is_due(lapse));
-        others.map(|(name, lapse)| lapse.finding(name, now)).collect()
+        others.map(|(name, lapse)| lapse.finding(name, unread.contains(name), now)).collect()
     }
 }
 
@@ -103,15 +103,18 @@ impl Lapse {
     }
 
     /// Without a fix: a node that is only switched off must not lose its blocks because a command was pasted.
-    fn finding(&self, name: &NodeName, now: &Now) -> Finding {
+    fn finding(&self, name: &NodeName, is_unread: bool, now: &Now) -> Finding {
         let since = now.wall_time(self.since);
         let what = match self.was_observed {
             true => format!("the lease of its agent ended at {since}"),
             false => format!("its agent has held no lease since {since} or earlier"),
         };
-        let message = format!(
-            "{what}; pods on it may run on; 'podwire node rm {name}' removes a node that is gone for good"
-        );
+        let removal = match is_unread {
+            // `podwire node rm` refuses without --force, and always if a newer version wrote the record.
+            true => "its record cannot be read: StoreValueUnreadable says what to do".to_owned(),
+            false => format!("'podwire node rm {name}' removes a node that is gone for good"),
+        };
+        let message = format!("{what}; pods on it may run on; {removal}");
         Finding::new(Code::PeerAway, format_args!("node {name}"), message)
     }
 }
@@ -155,7 +158,7 @@ mod tests {
         fn away(&mut self, seconds: u64) -> Vec<Finding> {
             let wall = UNIX_EPOCH + Duration::from_secs(1_800_000_000 + seconds);
             let now = Now { instant: self.at(seconds), wall };
-            self.leases.findings("n1", &now)
+            self.leases.findings("n1", &names(&["unread"]), &now)
         }
 
         fn objects(&mut self, seconds: u64) -> Vec<String> {
@@ -173,6 +176,14 @@ mod tests {
         assert!(away[0].message.contains("'podwire node rm n2'"), "{}", away[0].message);
         assert!(case.apply(Held(name("n2")), 7) && case.apply(Removed(name("n3")), 7));
         assert_eq!(case.objects(8), [""; 0]);
+    }
+
+    #[test]
+    fn a1_no_removal_that_is_refused_is_named_for_a_record_that_cannot_be_read() {
+        let mut case = Case::new(&["n1", "unread"], &["n1", "unread"]);
+        assert!(case.apply(Ended(name("unread")), 5));
+        let message = case.away(6).remove(0).message;
+        assert!(!message.contains("node rm") && message.contains("StoreValueUnreadable"), "{message}");
     }
 
     #[test]

@@ -162,7 +162,7 @@ impl Member {
         let mut watch = self.registry.store.watch(&root, listing.revision + 1).await?;
         let census = self.census(&listing);
         self.revision = listing.revision;
-        self.shared.set_unread(&self.unread);
+        self.shared.set_unread(&self.unread, &self.unread_nodes());
         self.peers.update(RecordUpdate::All(census));
         self.was_wiped = false;
         let layout = &self.registry.layout;
@@ -327,7 +327,7 @@ impl Member {
             debug!("heard of {key}");
             self.peers.update(update);
         }
-        self.shared.set_unread(&self.unread);
+        self.shared.set_unread(&self.unread, &self.unread_nodes());
         self.shared.contact.set_unread(self.unread_nodes());
         Ok(Next::Go(joined))
     }
@@ -390,7 +390,15 @@ impl Member {
 
     /// What cannot be read is told, and is no reason to forget what we know of that node.
     fn read(&mut self, entry: &Entry) -> Option<StoredNode> {
-        let (_, read) = self.registry.layout.node_at(&entry.key, &entry.value)?;
+        let (name, read) = self.registry.layout.node_at(&entry.key, &entry.value)?;
+        let is_newer = NodeRecord::decode(&entry.value).is_err_and(|error| error.is_newer());
+        let read = read.map_err(|why| match is_newer {
+            true => why,
+            false => format!(
+                "{why}; its agent replaces it when it starts; 'podwire node rm --force {name}' removes a node that is \
+                 gone for good"
+            ),
+        });
         let record = self.note(&entry.key, read)?;
         Some(StoredNode { record, created: entry.created })
     }

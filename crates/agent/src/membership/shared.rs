@@ -53,6 +53,8 @@ struct MembershipState {
     trouble: Option<Finding>,
     /// Keys in the store that cannot be read, each with the reason.
     unread: BTreeMap<String, String>,
+    /// Nodes whose record is among them.
+    unread_nodes: BTreeSet<NodeName>,
     /// Blocks that were ours, and whose they are.
     lost: BTreeMap<IpNet, NodeName>,
     /// Our record as it was written down last.
@@ -361,9 +363,13 @@ impl SharedMembership {
         }
     }
 
-    pub(crate) fn set_unread(&self, unread: &BTreeMap<String, String>) {
+    /// Keys, and the nodes whose record is at one of them.
+    pub(crate) fn set_unread(&self, unread: &BTreeMap<String, String>, nodes: &BTreeMap<NodeName, String>) {
         if self.lock().unread != *unread {
-            self.lock().unread.clone_from(unread);
+            let mut state = self.lock();
+            state.unread.clone_from(unread);
+            state.unread_nodes = nodes.keys().cloned().collect();
+            drop(state);
             self.tell();
         }
     }
@@ -388,8 +394,8 @@ impl SharedMembership {
             }
         });
         let (mut findings, lapses) = {
-            let mut state = self.lock();
-            let lapses = state.leases.findings(&self.config.node, &Now::read());
+            let state = &mut *self.lock();
+            let lapses = state.leases.findings(&self.config.node, &state.unread_nodes, &Now::read());
             // While this node cannot join, nothing is known about the others.
             (state.findings(&self.home), if state.trouble.is_none() { lapses } else { Vec::new() })
         };

@@ -12,6 +12,7 @@ use super::super::grow::{Asker, Growing};
 use super::super::home::Home;
 use super::super::member::{Member, spread};
 use super::super::shared::SharedMembership;
+use super::registry::put;
 use super::*;
 use crate::allocation::NodeAllocations;
 use crate::board::Board;
@@ -206,6 +207,30 @@ fn a4_a_node_without_a_free_block_lists_nodes_and_removes_one() {
         site.commands.send(MembershipCommand::Ask(ask)).await.unwrap();
         assert_eq!(answer.await.unwrap().unwrap().len(), 2);
         site.until(|site| site.blocks().is_ok() && !has(site, types::Code::BlocksExhausted)).await;
+        task.abort();
+    });
+}
+
+/// Records that a newer version wrote are never removed.
+#[test]
+fn a1_a_damaged_record_is_reported_with_the_command_that_removes_it() {
+    run(async {
+        let mut site = Site::new(&[]);
+        let key = |name: &str| site.registry.layout.node(&name.try_into().unwrap());
+        let (bad, newer) = (key("bad"), key("newer"));
+        put(&site.registry, &bad, b"junk").await;
+        put(&site.registry, &newer, br#"{"schema":7,"node":{}}"#).await;
+        let task = site.start();
+        let message = |site: &Site, key: &str| {
+            let object = format!("key {key}");
+            let found = site.board.conditions().into_iter().find(|one| one.object == object);
+            found.map(|one| one.message)
+        };
+        site.until(|site| message(site, &bad).is_some() && message(site, &newer).is_some()).await;
+        let text = message(&site, &bad).unwrap();
+        assert!(text.contains("'podwire node rm --force bad'"), "{text}");
+        let text = message(&site, &newer).unwrap();
+        assert!(!text.contains("node rm") && text.contains("update podwire"), "{text}");
         task.abort();
     });
 }

@@ -7,7 +7,7 @@ use super::super::contact::Contact;
 use super::super::join::MOST_BLOCKS;
 use super::*;
 
-async fn put(registry: &Registry, key: &str, value: &[u8]) {
+pub(super) async fn put(registry: &Registry, key: &str, value: &[u8]) {
     let put = Change::Put { key: key.to_owned(), value: value.to_vec(), lease: None };
     registry.store.commit(&[], &[put]).await.unwrap();
 }
