@@ -22,6 +22,8 @@ fn the_demo_shows_two_pods_through_the_agent_and_leaves_nothing() {
             "Nothing is left",
         ],
     );
+    let removal = "10-podwire.conflist removed";
+    assert!(outcome.stdout.lines().any(|line| line.ends_with(removal)), "{}", outcome.stdout);
     let repaired = outcome.stdout.split("REPAIRED").nth(1).unwrap_or_default();
     has(repaired, &["host route to 10.83.0.3", "host route to fd00:88::3", "firewall"]);
     assert_eq!(outcome.stdout.matches("none lost").count(), 2, "both families: {}", outcome.stdout);

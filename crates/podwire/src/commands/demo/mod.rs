@@ -241,7 +241,10 @@ impl<'a> RunningDemo<'a> {
         let [run, state] = [&run_dir, &state_dir].map(|path| path.display().to_string());
         let outcome = self.agent.podwire(&["cleanup", "--run-dir", &run, "--state-dir", &state])?;
         ensure!(outcome.success(), "podwire cleanup: {}{}", outcome.stdout, outcome.stderr);
-        self.quote(&outcome.stdout);
+        // Its lines were wrapped with the long directory in them.
+        let directory = self.node.dir().display().to_string();
+        let lines = outcome.stdout.replace("\n  ", " ").replace(&directory, "…");
+        lines.lines().try_for_each(print::say_wrapped)?;
         for path in [run_dir, state_dir, self.node.dir().join("opt"), self.node.dir().join("etc")] {
             ensure!(!path.exists(), "the demo left {}", path.display());
         }
