@@ -38,6 +38,12 @@ fn the_agent_prints_its_configuration_reference_and_sample() {
     has(&wrong.stderr, &["workers", "256"]);
 }
 
+/// The fix of an overlap proposes 10.84.0.0/16 first.
+#[test]
+fn the_readmes_examples_leave_the_subnet_that_fixes_propose() {
+    assert!(README.contains(r#""subnet": "10."#) && !README.contains(r#""subnet": "10.84."#));
+}
+
 /// Every path of the API that the README lists is one that the agent knows.
 #[test]
 fn the_readmes_api_is_the_agents() {
