@@ -77,10 +77,10 @@ impl Configured {
             Ok(config) => {
                 Self { run_dir: config.run_dir, socket: config.socket, state_dir: config.state_dir }
             }
-            Err(error) => {
-                print::warn(format_args!(
-                    "podwire: the agent's configuration is not right, its default directories are used: {error}"
-                ));
+            Err(_) => {
+                // `status` and `doctor` have the mistake in their condition.
+                print::warn("podwire: the agent's configuration is invalid; default directories are used");
+                print::warn("podwire: `podwire agent --check-config` shows what is wrong");
                 let run_dir = PathBuf::from(netconf::DEFAULT_RUN_DIR);
                 let socket = netconf::default_socket(&run_dir);
                 Self { run_dir, socket, state_dir: PathBuf::from("/var/lib/podwire") }

@@ -334,6 +334,10 @@ fn a8_an_invalid_configuration_is_the_condition_while_no_agent_runs() {
         let run_dir = host.node.run_dir();
         let line = ["env", &variable, host.tool.to_str().unwrap(), command, "-o", "json", "--run-dir"];
         let outcome = host.node.run(&[&line[..], &[run_dir.to_str().unwrap()]].concat(), b"").unwrap();
+        // The condition has the message; stderr does not repeat it.
+        has(&outcome.stderr, &["podwire agent --check-config"]);
+        assert!(!outcome.stderr.contains("workers"), "{}", outcome.stderr);
+        assert!(outcome.stderr.lines().all(|line| line.len() <= 80), "{}", outcome.stderr);
         serde_json::from_str::<Value>(&outcome.stdout).unwrap_or_else(|e| panic!("{e}: {outcome:?}"))
     };
     for (command, list) in [("status", "conditions"), ("doctor", "checks")] {
