@@ -18,7 +18,7 @@ use crate::metrics::{MetricsSnapshot, resident_bytes};
 /// All attachments, or those of one container: phase and record. One that cannot be read is told by its name.
 pub(super) fn attachments(run_dir: &Path, container: Option<&str>) -> Result<AttachmentsView, String> {
     let (mut attachments, tombstones) = (Vec::new(), Tombstones::new(run_dir));
-    for (network, all) in records(run_dir, container).map_err(|error| error.to_string())? {
+    for (network, all) in records(run_dir, container).map_err(|error| error.with_cause())? {
         for listed in &all {
             let view = attachment_view(&network, listed, &tombstones).map_err(|error| error.to_string())?;
             attachments.push(view);

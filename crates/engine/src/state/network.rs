@@ -7,11 +7,10 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use files::optional;
 use types::AttachmentKey;
 
 use super::allocate::AddressClaims;
-use super::file::{self, LOCK_PATIENCE, StateError, io, remove_if_there};
+use super::file::{self, LOCK_PATIENCE, StateError, io, optional, remove_if_there};
 use super::held::HeldAttachment;
 use super::index::{self, Bitmaps};
 use super::record::{Attachment, RecordContent};

@@ -4,6 +4,7 @@ use std::fs;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 use serde_json::{Value, json};
 use testkit::{Agent, Call, DEADLINE, Plugin, Pod, Verb, inspect, ping, wait_until};
 
@@ -262,6 +263,34 @@ fn a6_pods_of_recovered_records_are_reported_as_not_inspected() {
         host.plugin.status(&host.node, &config).unwrap();
         let unknown = shown(host, "PodNotInspected");
         assert_eq!((&unknown["severity"], &unknown["fix"]), (&json!("degraded"), &Value::Null), "{unknown}");
+    });
+}
+
+/// "No pods" would be an answer about records that nobody could read.
+#[test]
+fn a6_records_that_are_not_in_a_directory_are_shown_and_the_pod_stays() {
+    with_pods("notadir", &|scene| {
+        let Scene { host, agent, .. } = scene;
+        let networks = host.node.run_dir().join("networks");
+        let network = fs::read_dir(&networks).unwrap().next().unwrap().unwrap().path();
+        let (records, aside) = (network.join("attachments"), host.node.dir().join("aside"));
+        fs::write(&aside, "").unwrap();
+        let exchange = || renameat_with(CWD, &records, CWD, &aside, RenameFlags::EXCHANGE).unwrap();
+        exchange();
+        let unusable = shown(host, "RunDirUnusable");
+        assert!(
+            unusable["message"].as_str().unwrap().to_lowercase().contains("not a directory"),
+            "{unusable}"
+        );
+        wait_until("not ready", DEADLINE, || Ok(json_of(host, &["status"]).0 == Some(1))).unwrap();
+        let pods = host.ask(&["pods"]);
+        assert!(!pods.success() && pods.stderr.contains("Not a directory"), "{pods:?}");
+        exchange();
+        wait_until("the end of it", DEADLINE, || Ok(found(host, "RunDirUnusable").is_empty())).unwrap();
+        if let Some(agent) = agent {
+            wait_until("ready", DEADLINE, || Ok(agent.is_ready())).unwrap();
+        }
+        scene.expect_whole();
     });
 }
 
