@@ -106,7 +106,7 @@ fn observed(service: &ApiService) -> (AddressUsage, Vec<Condition>) {
         Ok(()) => service.shares.address_findings(run_dir, service.work.network()),
         Err(error) => vec![(Source::Records, vec![records_unreadable(run_dir, error)])],
     };
-    fresh.push((Source::Space, engine::run_dir_space(run_dir).into_iter().collect()));
+    fresh.push((Source::RunDir, engine::run_dir_findings(run_dir)));
     let (conditions, differs) = service.board.conditions_with(fresh);
     if differs {
         service.reconciler.request_round();

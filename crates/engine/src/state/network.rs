@@ -140,6 +140,11 @@ impl NetworkState {
         Ok(file::list(dir)?.iter().filter_map(|name| Self::existing(dir.join(name))).collect())
     }
 
+    /// The directories that an ADD writes to.
+    pub(crate) fn written_dirs(&self) -> [PathBuf; 2] {
+        ["attachments", "addresses"].map(|name| self.dir.join(name))
+    }
+
     /// The folder's name: the network's, unless that was too long for one.
     pub fn name(&self) -> String {
         self.dir.file_name().unwrap_or_default().to_string_lossy().into_owned()
