@@ -191,9 +191,7 @@ impl Reconciler {
         } else {
             self.bridgeless = None;
         }
-        if !nft::is_installed() {
-            findings.push(nft::missing_program());
-        }
+        findings.extend(nft::check_program().err().and_then(|error| error.missing_program()));
         findings.extend(self.overlaps.iter().cloned());
         findings
     }

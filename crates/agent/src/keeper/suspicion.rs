@@ -50,7 +50,7 @@ impl Reconciler {
             return;
         }
         self.polled.next = now + POLL;
-        let has_nft = nft::is_installed();
+        let has_nft = nft::check_program().is_ok();
         let had_nft = self.polled.has_nft.replace(has_nft);
         let run_dir = engine::run_dir_findings(&self.parts.config.run_dir);
         let (_, is_other_run_dir) = self.parts.board.conditions_with(vec![(Source::RunDir, run_dir)]);

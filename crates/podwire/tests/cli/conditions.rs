@@ -10,12 +10,13 @@ use testkit::{Agent, Call, DEADLINE, Plugin, Pod, Verb, inspect, ping, wait_unti
 
 use crate::common::{Host, has};
 
-/// A program in a mount namespace without the nft program.
-fn without_nft(host: &Host, name: &str, program: &str) -> std::path::PathBuf {
+/// A program in a mount namespace without the nft program, where this command was run.
+fn without_nft(host: &Host, (name, program): (&str, &str), command: &str) -> std::path::PathBuf {
     let path = host.node.dir().join(name);
     let script = format!(
         "#!/bin/sh\nexport PATH=/usr/bin:/bin\nexec unshare --mount --propagation slave sh -c '\n\
          for dir in /usr/sbin /sbin /usr/local/sbin; do mount -t tmpfs pwt $dir; done\n\
+         {command}\n\
          exec {program} \"$@\"' sh \"$@\"\n"
     );
     let write = format!("cat >{0} && chmod 755 {0}", path.display());
@@ -36,51 +37,54 @@ fn found(host: &Host, code: &str) -> Vec<Value> {
     all.into_iter().filter(|one| one["code"] == code).collect()
 }
 
-const INSTALL: &str = "apt install nftables";
-
 #[test]
 fn a2_without_nft_status_ready_doctor_and_cni_status_agree() {
     for standalone in [true, false] {
-        let mut host = Host::new("nonft");
-        let plugin = Plugin { path: without_nft(&host, "plugin", host.plugin.path.to_str().unwrap()) };
-        host.tool = without_nft(&host, "tool", host.tool.to_str().unwrap());
-        let mut agent = host.idle_agent(&["--no-install"]);
-        let config = if standalone { host.standalone() } else { agent.config(&json!({})) };
-        if standalone {
-            // A pod that was attached before nft was removed: the node is known as standalone.
-            host.plugin.add(&host.node.pod("a").unwrap(), &config).unwrap().ok().unwrap();
-        } else {
-            agent.launch().unwrap();
-            let is_told = || {
-                let answer = agent.client().get(api::READY, DEADLINE)?;
-                let ready: api::Readiness = serde_json::from_slice(&answer.body)?;
-                let fixes: Vec<_> = ready.conditions.iter().map(|one| (&one.code, &one.fix)).collect();
-                Ok(answer.status == 503
-                    && matches!(fixes[..], [(code, Some(fix))] if *code == types::Code::NftMissing && fix == INSTALL))
-            };
-            wait_until("/v1/ready to report it", DEADLINE, is_told).unwrap();
-        }
-        let (code, status) = json_of(&host, &["status"]);
-        assert_eq!((code, &status["ready"]), (Some(1), &json!(false)), "{status}");
-        let first = &status["conditions"][0];
-        assert_eq!((&first["code"], &first["fix"]), (&json!("NftMissing"), &json!(INSTALL)), "{status}");
-        let page = host.ask(&["status"]).stdout;
-        assert!(
-            page.contains("NOT READY\n- NftMissing program nft")
-                && page.contains(&format!("\n    {INSTALL}"))
-        );
-        let (code, doctor) = json_of(&host, &["doctor"]);
-        let all = doctor["checks"].as_array().unwrap();
-        let wrong: Vec<&Value> = all.iter().filter(|one| one["code"] == "NftMissing").collect();
-        assert!(code == Some(1) && wrong.len() == 1 && wrong[0]["fix"] == INSTALL, "{doctor}");
-        let status = Call::network(Verb::Status, &config);
-        let error = plugin.call(&host.node, &status).unwrap().error().unwrap();
-        assert_eq!(
-            (error.code, error.details.as_str()),
-            (50, "NftMissing: apt install nftables"),
-            "{error:?}"
-        );
+        expect_agreement(standalone, ":", "apt install nftables");
+        expect_agreement(standalone, "touch /usr/sbin/nft", "chmod a+x /usr/sbin/nft");
     }
+}
+
+fn expect_agreement(standalone: bool, command: &str, install: &str) {
+    let mut host = Host::new("nonft");
+    let path = without_nft(&host, ("plugin", host.plugin.path.to_str().unwrap()), command);
+    let plugin = Plugin { path };
+    host.tool = without_nft(&host, ("tool", host.tool.to_str().unwrap()), command);
+    let mut agent = host.idle_agent(&["--no-install"]);
+    let config = if standalone { host.standalone() } else { agent.config(&json!({})) };
+    if standalone {
+        // A pod that was attached before nft was removed: the node is known as standalone.
+        host.plugin.add(&host.node.pod("a").unwrap(), &config).unwrap().ok().unwrap();
+    } else {
+        agent.launch().unwrap();
+        let is_told = || {
+            let answer = agent.client().get(api::READY, DEADLINE)?;
+            let ready: api::Readiness = serde_json::from_slice(&answer.body)?;
+            let fixes: Vec<_> = ready.conditions.iter().map(|one| (&one.code, &one.fix)).collect();
+            Ok(answer.status == 503
+                && matches!(fixes[..], [(code, Some(fix))] if *code == types::Code::NftMissing && fix == install))
+        };
+        wait_until("/v1/ready to report it", DEADLINE, is_told).unwrap();
+    }
+    let (code, status) = json_of(&host, &["status"]);
+    assert_eq!((code, &status["ready"]), (Some(1), &json!(false)), "{status}");
+    let first = &status["conditions"][0];
+    assert_eq!((&first["code"], &first["fix"]), (&json!("NftMissing"), &json!(install)), "{status}");
+    let page = host.ask(&["status"]).stdout;
+    assert!(
+        page.contains("NOT READY\n- NftMissing program nft") && page.contains(&format!("\n    {install}"))
+    );
+    let (code, doctor) = json_of(&host, &["doctor"]);
+    let all = doctor["checks"].as_array().unwrap();
+    let wrong: Vec<&Value> = all.iter().filter(|one| one["code"] == "NftMissing").collect();
+    assert!(code == Some(1) && wrong.len() == 1 && wrong[0]["fix"] == install, "{doctor}");
+    let status = Call::network(Verb::Status, &config);
+    let error = plugin.call(&host.node, &status).unwrap().error().unwrap();
+    assert_eq!(
+        (error.code, error.details.as_str()),
+        (50, format!("NftMissing: {install}").as_str()),
+        "{error:?}"
+    );
 }
 
 #[test]
