@@ -82,7 +82,8 @@ impl FamilyBlocks {
 /// The condition of records that cannot be read for an answer.
 pub(crate) fn records_unreadable(run_dir: &Path, error: &StateError) -> Finding {
     let object = format!("directory {}", run_dir.display());
-    Finding::new(Code::RunDirUnusable, object, format_args!("records cannot be read: {error}")).degraded()
+    Finding::new(Code::RunDirUnusable, object, format_args!("records cannot be read: {}", error.with_cause()))
+        .degraded()
 }
 
 /// Why this node owns no block.

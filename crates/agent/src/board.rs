@@ -458,11 +458,11 @@ mod tests {
         board.set_started();
         let full = Finding::new(Code::RunDirFull, "directory /run/podwire", "no space");
         let text = logged(Format::Text, || {
-            let (shown, differs) = board.conditions_with(vec![(Source::Space, vec![full.clone()])]);
+            let (shown, differs) = board.conditions_with(vec![(Source::RunDir, vec![full.clone()])]);
             assert!(differs && shown.len() == 1 && shown[0].code == Code::RunDirFull);
         });
         assert!(board.readiness().ready && board.conditions().is_empty() && text.is_empty(), "{text}");
-        board.set(Source::Space, vec![full.clone()]);
-        assert!(!board.conditions_with(vec![(Source::Space, vec![full])]).1);
+        board.set(Source::RunDir, vec![full.clone()]);
+        assert!(!board.conditions_with(vec![(Source::RunDir, vec![full])]).1);
     }
 }

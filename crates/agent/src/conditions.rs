@@ -30,8 +30,8 @@ pub(crate) enum Source {
     Elements,
     /// Interfaces of pods.
     Pods,
-    /// The file system of the run directory.
-    Space,
+    /// Whether the run directory has space and can be written.
+    RunDir,
     Socket,
     Tcp,
     Tombstones,

@@ -198,6 +198,7 @@ impl Work {
             ConditionCode::Known(
                 types::Code::NftMissing
                 | types::Code::RunDirFull
+                | types::Code::RunDirUnusable
                 | types::Code::AddressesExhausted
                 | types::Code::IpamUnavailable,
             ) => false,

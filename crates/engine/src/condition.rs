@@ -36,7 +36,9 @@ impl Error {
         let found = |code, object: String| Some(Finding::new(code, object, ""));
         match self {
             Self::NotReady(finding) | Self::Degraded(finding) => Some(finding.clone()),
-            Self::Firewall(nft::Error::NftMissing) => Some(nft::missing_program()),
+            Self::Firewall(error @ (nft::Error::NftMissing | nft::Error::NftNotExecutable { .. })) => {
+                error.missing_program()
+            }
             Self::Firewall(error @ nft::Error::Unsupported { option, .. }) => {
                 let found =
                     Finding::new(Code::KernelFeatureMissing, format_args!("kernel option {option}"), "");

@@ -118,6 +118,28 @@ pub fn unwritable(dir: &Path) -> Option<io::Error> {
     }
 }
 
+/// The conditions of a run directory that is full, nearly full, or cannot be written. It takes some calls of stat and access.
+pub fn run_dir_findings(run_dir: &Path) -> Vec<Finding> {
+    let mut found: Vec<Finding> = run_dir_space(run_dir).into_iter().collect();
+    if found.iter().all(|space| space.severity == Severity::Degraded) {
+        found.extend(unwritable_run_dir(run_dir));
+    }
+    found
+}
+
+/// Records may be on a file system of their own.
+fn unwritable_run_dir(run_dir: &Path) -> Option<Finding> {
+    let mut dirs = vec![run_dir.to_owned(), run_dir.join("networks")];
+    match NodeState::open_existing(run_dir).and_then(|state| state.map_or(Ok(Vec::new()), |it| it.networks()))
+    {
+        Ok(networks) => dirs.extend(networks.iter().flat_map(NetworkState::written_dirs)),
+        Err(error) => return Some(failure(error.into(), run_dir)),
+    }
+    let (dir, error) = dirs.iter().find_map(|dir| Some((dir.display(), unwritable(dir)?)))?;
+    let message = format!("cannot write to {dir}: {error}; set runDir to a directory that can be written");
+    Some(Finding::new(Code::RunDirUnusable, format_args!("directory {}", run_dir.display()), message))
+}
+
 struct Inspection<'a> {
     run_dir: &'a Path,
     records: Vec<(NetworkState, Vec<ListedRecord>)>,
@@ -188,16 +210,11 @@ impl<'a> Inspection<'a> {
 
     /// Run directory and nft, without which no pod can be started.
     fn node(&mut self, subjects: &[InspectedNetwork<'_>]) {
-        if let Some(found) = run_dir_space(self.run_dir) {
+        for found in run_dir_findings(self.run_dir) {
             match found.severity {
                 Severity::NotReady => self.status.push(found),
                 Severity::Degraded => self.operator.push(found),
             }
-        } else if let Some(error) = unwritable(self.run_dir) {
-            let dir = self.run_dir.display();
-            let message =
-                format!("cannot write to {dir}: {error}; set runDir to a directory that can be written");
-            self.status.push(Finding::new(Code::RunDirUnusable, format_args!("directory {dir}"), message));
         }
         // A network without guard and masquerade needs none.
         if subjects.is_empty() || subjects.iter().any(InspectedNetwork::needs_nft) {

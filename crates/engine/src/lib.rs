@@ -54,6 +54,6 @@ pub use firewall::{
     InactivePortMapping, Replacing, drift as firewall_drift, inactive_ports, orphans as firewall_orphans,
     repair as repair_firewall,
 };
-pub use inspect::{before_start, inspect, ipam_program, unwritable};
+pub use inspect::{before_start, inspect, ipam_program, run_dir_findings, unwritable};
 pub use resident::Resident;
 pub use serve::{Caller, Done, Wait, Warn, serve};

@@ -1,16 +1,21 @@
 use std::io;
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 use netlink::Refusal;
 use rustix::io::Errno;
+use types::{Code, Finding, Fix};
 
 use crate::pod::Protocol;
+use crate::program::INSTALL;
 
 /// What can go wrong with the firewall. Errors of the kernel keep their errno in `source`.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("the nft program is not installed, and the firewall's tables cannot be made without it")]
     NftMissing,
+    #[error("{} is not executable, and the firewall's tables cannot be made without it", path.display())]
+    NftNotExecutable { path: PathBuf },
     #[error("the kernel lacks {what}: build or load it with {option}")]
     Unsupported { what: String, option: &'static str },
     #[error("no permission to {operation}: it needs root, or CAP_NET_ADMIN in this network namespace")]
@@ -33,6 +38,16 @@ pub enum Error {
 }
 
 impl Error {
+    /// The condition of a node whose nft program is missing or cannot be executed.
+    pub fn missing_program(&self) -> Option<Finding> {
+        let fix = match self {
+            Self::NftMissing => INSTALL.into(),
+            Self::NftNotExecutable { path } => Fix::words(["chmod", "a+x", &path.to_string_lossy()]),
+            _ => return None,
+        };
+        Some(Finding::new(Code::NftMissing, "program nft", self).fix(fix))
+    }
+
     /// The module with what the kernel lacks; none if it is a part of another module.
     pub fn module(&self) -> Option<String> {
         let Self::Unsupported { option, .. } = self else { return None };

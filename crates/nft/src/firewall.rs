@@ -298,9 +298,7 @@ impl Firewall {
     /// Could a pod be admitted? The kernel and the nft program are there, which make and repair Podwire's tables. Changes
     /// nothing.
     pub fn is_available(&mut self) -> Result<(), Error> {
-        if !program::is_installed() {
-            return Err(Error::NftMissing);
-        }
+        program::check_program()?;
         let answer = self.socket.ask(&[request::get_table(TableId::of_pods(TableFamily::Inet))])?.pop();
         match answer {
             Some(Ok(_)) | Some(Err(Refusal { errno: Errno::NOENT, .. })) | None => Ok(()),

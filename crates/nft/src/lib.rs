@@ -55,6 +55,6 @@ pub use foreign::{
 pub use monitor::{Ours, RulesetChange, RulesetMonitor};
 pub use network::PeerTable;
 pub use pod::{AttachMode, FirewallPod, Guard, HostPort, NetworkChain, Protocol};
-pub use program::{INSTALL, is_installed, missing_program};
+pub use program::{INSTALL, check_program};
 pub use prune::Idle;
 pub use surplus::{KnownPods, LiveOwners, PodElement, PodElements, Stray};

@@ -7,8 +7,7 @@ use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{MemfdFlags, memfd_create};
-use types::{Code, Finding};
+use rustix::fs::{Access, MemfdFlags, access, memfd_create};
 
 use crate::error::Error;
 
@@ -35,21 +34,30 @@ pub(crate) fn apply(text: &str) -> Result<(), Error> {
 /// The command that installs the program.
 pub const INSTALL: &str = "apt install nftables";
 
-/// The condition of a node without the program.
-pub fn missing_program() -> Finding {
-    Finding::new(Code::NftMissing, "program nft", Error::NftMissing).fix(INSTALL)
+/// Whether there is a program to make tables with.
+pub fn check_program() -> Result<(), Error> {
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    let places = std::env::split_paths(&folders)
+        .map(|folder| folder.join(PLACES[0]))
+        .chain(PLACES[1..].iter().map(PathBuf::from));
+    first_executable(places)
 }
 
-/// Is there a program to make tables with?
-pub fn is_installed() -> bool {
-    let folders = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&folders)
-        .map(|folder| folder.join(PLACES[0]))
-        .chain(PLACES[1..].iter().map(PathBuf::from))
-        .any(|place| place.is_file())
+fn first_executable(places: impl Iterator<Item = PathBuf>) -> Result<(), Error> {
+    let mut found = Err(Error::NftMissing);
+    for path in places.filter(|place| place.is_file()) {
+        if access(&path, Access::EXEC_OK).is_ok() {
+            return Ok(());
+        }
+        if matches!(found, Err(Error::NftMissing)) {
+            found = Err(Error::NftNotExecutable { path });
+        }
+    }
+    found
 }
 
 fn start(text: &str) -> Result<Child, Error> {
+    let mut refused = None;
     for place in PLACES {
         // A file in memory instead of a pipe: nothing here can block on a child that does not read.
         let input = in_memory(text).map_err(|e| Error::io(RUN, e))?;
@@ -63,10 +71,12 @@ fn start(text: &str) -> Result<Child, Error> {
         match command.spawn() {
             Ok(child) => return Ok(child),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+            Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => refused = Some(e),
             Err(e) => return Err(Error::io(RUN, e)),
         }
     }
-    Err(Error::NftMissing)
+    check_program()?;
+    Err(refused.map_or(Error::NftMissing, |e| Error::io(RUN, e)))
 }
 
 fn in_memory(text: &str) -> std::io::Result<File> {
@@ -138,10 +148,26 @@ fn option_for(line: &str) -> &'static str {
 mod tests {
     use std::os::unix::process::ExitStatusExt as _;
 
+    use types::{Code, Fix};
+
     use super::*;
 
     fn of(complaint: &str) -> Error {
         verdict(ExitStatus::from_raw(256), complaint).unwrap_err()
+    }
+
+    #[test]
+    fn a_program_that_cannot_be_executed_has_its_own_fix() {
+        // Regular files without and with the bit.
+        let places = |all: &[&str]| all.iter().map(PathBuf::from).collect::<Vec<_>>().into_iter();
+        let fix_of = |all: &[&str]| {
+            let found = first_executable(places(all)).unwrap_err().missing_program().unwrap();
+            (found.code, found.fix.unwrap())
+        };
+        assert_eq!(fix_of(&["/nowhere/nft", "/dev/null"]), (Code::NftMissing, INSTALL.into()));
+        let chmod = Fix::words(["chmod", "a+x", "/etc/passwd"]);
+        assert_eq!(fix_of(&["/nowhere/nft", "/etc/passwd", "/etc/group"]), (Code::NftMissing, chmod));
+        assert!(first_executable(places(&["/etc/passwd", "/bin/sh"])).is_ok());
     }
 
     #[test]

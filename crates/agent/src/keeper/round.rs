@@ -65,6 +65,8 @@ impl Reconciler {
             self.report_orphans();
         }
         self.parts.metrics.reconciled(took);
+        let run_dir = engine::run_dir_findings(&self.parts.config.run_dir);
+        self.parts.board.set(Source::RunDir, run_dir);
         match outcome {
             Ok(outcome) => {
                 self.done(outcome, took, network.as_deref());
@@ -110,8 +112,6 @@ impl Reconciler {
         if let Some(found) = outcome.pods {
             self.parts.board.set(Source::Pods, found);
         }
-        let space = engine::run_dir_space(&self.parts.config.run_dir);
-        self.parts.board.set(Source::Space, space.into_iter().collect());
         let inactive = outcome.inactive_ports.iter().map(inactive_port).collect();
         self.parts.board.set_inactive_ports(inactive);
         let mut findings = outcome.findings;
@@ -191,9 +191,7 @@ impl Reconciler {
         } else {
             self.bridgeless = None;
         }
-        if !nft::is_installed() {
-            findings.push(nft::missing_program());
-        }
+        findings.extend(nft::check_program().err().and_then(|error| error.missing_program()));
         findings.extend(self.overlaps.iter().cloned());
         findings
     }

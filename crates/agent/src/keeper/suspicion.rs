@@ -4,9 +4,10 @@
 use std::time::{Duration, Instant};
 
 use engine::reconcile::Depth;
-use types::{Code, Severity};
+use types::Code;
 
 use super::{Due, PAUSE, Reconciler};
+use crate::conditions::Source;
 
 const POLL: Duration = Duration::from_secs(1);
 /// Checks that list the routes and the chains of other programs have this distance.
@@ -15,20 +16,13 @@ const DISTANCE: Duration = Duration::from_secs(1);
 /// What was found last, and when it is to be polled again.
 pub(super) struct Polled {
     pub(super) next: Instant,
-    observed: Option<NodeSurroundings>,
+    has_nft: Option<bool>,
 }
 
 impl Default for Polled {
     fn default() -> Self {
-        Self { next: Instant::now(), observed: None }
+        Self { next: Instant::now(), has_nft: None }
     }
-}
-
-/// It takes some stat calls.
-#[derive(PartialEq, Eq)]
-struct NodeSurroundings {
-    has_nft: bool,
-    space: Option<Severity>,
 }
 
 impl Reconciler {
@@ -49,19 +43,18 @@ impl Reconciler {
         Due { foreign: false, ..due }
     }
 
-    /// Has a round check the node if the files are not as they were.
+    /// Has a round check the node if nft comes or goes, or if the run directory is not as the last round reported it. It takes
+    /// some stat calls.
     pub(super) fn poll(&mut self, now: Instant) {
         if now < self.polled.next {
             return;
         }
-        let config = &self.parts.config;
-        let observed = NodeSurroundings {
-            has_nft: nft::is_installed(),
-            space: engine::run_dir_space(&config.run_dir).map(|found| found.severity),
-        };
         self.polled.next = now + POLL;
-        let is_changed = self.polled.observed.as_ref().is_some_and(|before| *before != observed);
-        self.polled.observed = Some(observed);
+        let has_nft = nft::check_program().is_ok();
+        let had_nft = self.polled.has_nft.replace(has_nft);
+        let run_dir = engine::run_dir_findings(&self.parts.config.run_dir);
+        let (_, is_other_run_dir) = self.parts.board.conditions_with(vec![(Source::RunDir, run_dir)]);
+        let is_changed = is_other_run_dir || had_nft.is_some_and(|before| before != has_nft);
         if is_changed {
             self.soon(Depth::Node, false);
         }

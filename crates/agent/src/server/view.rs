@@ -18,7 +18,7 @@ use crate::metrics::{MetricsSnapshot, resident_bytes};
 /// All attachments, or those of one container: phase and record. One that cannot be read is told by its name.
 pub(super) fn attachments(run_dir: &Path, container: Option<&str>) -> Result<AttachmentsView, String> {
     let (mut attachments, tombstones) = (Vec::new(), Tombstones::new(run_dir));
-    for (network, all) in records(run_dir, container).map_err(|error| error.to_string())? {
+    for (network, all) in records(run_dir, container).map_err(|error| error.with_cause())? {
         for listed in &all {
             let view = attachment_view(&network, listed, &tombstones).map_err(|error| error.to_string())?;
             attachments.push(view);
@@ -106,7 +106,7 @@ fn observed(service: &ApiService) -> (AddressUsage, Vec<Condition>) {
         Ok(()) => service.shares.address_findings(run_dir, service.work.network()),
         Err(error) => vec![(Source::Records, vec![records_unreadable(run_dir, error)])],
     };
-    fresh.push((Source::Space, engine::run_dir_space(run_dir).into_iter().collect()));
+    fresh.push((Source::RunDir, engine::run_dir_findings(run_dir)));
     let (conditions, differs) = service.board.conditions_with(fresh);
     if differs {
         service.reconciler.request_round();

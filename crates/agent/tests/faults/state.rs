@@ -328,6 +328,44 @@ fn a6_status_shows_a_full_run_directory() {
     assert_eq!(severity(), (json!("degraded"), json!(true)));
 }
 
+/// Records on a file system of their own, and the whole run directory.
+#[test]
+fn a6_a_read_only_run_directory_is_a_condition_without_an_event() {
+    let disk = Disk::new("roshown");
+    let begun = || disk.agent.log().unwrap().matches("code=RunDirUnusable").count();
+    let nearly_full =
+        || disk.agent.get("/v1/status").unwrap()["conditions"].to_string().contains("RunDirFull");
+    assert!(nearly_full(), "a second condition of the same directory");
+    let run_dir = disk.agent.run_dir().display().to_string();
+    let among = |line: &str| {
+        let pid = disk.agent.pid().unwrap().to_string();
+        disk.node.sh(&["nsenter", "--target", &pid, "--mount", "sh", "-c", line]).unwrap();
+    };
+    let bind = format!("mount --rbind {run_dir} {run_dir} && mount -o remount,bind,ro {run_dir}");
+    let unbind = format!("umount -R {run_dir}");
+    let records_ro: &dyn Fn() = &|| disk.remount("remount,ro");
+    let faults: [(&str, &dyn Fn(), &dyn Fn()); 2] = [
+        ("records", records_ro, &|| disk.remount("remount,rw")),
+        ("run directory", &|| among(&bind), &|| among(&unbind)),
+    ];
+    for (what, fault, end) in faults {
+        let before = begun();
+        fault();
+        // No request causes a round.
+        wait_until("the agent to find it", DEADLINE, || Ok(begun() > before)).unwrap();
+        let ready = disk.agent.client().get(api::READY, DEADLINE).unwrap();
+        let text = String::from_utf8(ready.body).unwrap();
+        assert!(ready.status == 503 && text.contains("Read-only file system"), "{what}: {text}");
+        let status = disk.agent.get("/v1/status").unwrap();
+        assert_eq!(status["ready"], false, "{what}: {status}");
+        let error = disk.plugin.status(&disk.node, &disk.config()).unwrap().error().unwrap();
+        assert!(error.code == 50 && error.details.starts_with("RunDirUnusable"), "{what}: {error:?}");
+        end();
+        wait_until("ready", DEADLINE, || Ok(disk.agent.is_ready())).unwrap();
+        assert_eq!(disk.agent.get("/v1/status").unwrap()["ready"], true, "{what}");
+    }
+}
+
 /// Whoever wants to free a full disk must be able to remove pods.
 #[test]
 fn a_pod_can_go_while_the_disk_is_full() {

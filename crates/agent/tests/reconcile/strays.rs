@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 use serde_json::json;
 use testkit::{Snapshot, inspect, wait_until};
 
@@ -40,6 +41,32 @@ fn a_link_whose_address_another_pod_has_goes_and_those_of_others_stay() {
     }
     let told = "link pwstray of podwire/ghost@eth0 removed: no record knows it";
     wait_until("the stray to be told", SOON, || Ok(host.agent.log()?.contains(told))).unwrap();
+}
+
+/// Without its records the agent does not know whose link it is.
+#[test]
+fn a_link_stays_while_the_directory_of_records_is_a_file() {
+    in_both_modes(|mode| {
+        let host = host("norecords", mode, BY_TIMER);
+        let (pod, result) = host.attached("a");
+        let records = host.agent.run_dir().join("networks/podwire/attachments");
+        let aside = host.node.dir().join("aside");
+        fs::write(&aside, "").unwrap();
+        let exchange = || renameat_with(CWD, &records, CWD, &aside, RenameFlags::EXCHANGE).unwrap();
+        exchange();
+        let is_reported = || host.agent.log().unwrap().contains("code=RunDirUnusable");
+        let is_removed = || !has_link(&host, host_link(&result));
+        wait_until("a round", SOON, || Ok(is_reported() || is_removed())).unwrap();
+        assert!(!is_removed(), "{mode}: {}", host.agent.log().unwrap());
+        wait_until("not ready", SOON, || Ok(!host.agent.is_ready())).unwrap();
+        let config = host.config(&json!({}));
+        let error = host.plugin.status(&host.node, &config).unwrap().error().unwrap();
+        assert!(error.code == 50 && error.details.starts_with("RunDirUnusable"), "{mode}: {error:?}");
+        exchange();
+        wait_until("ready", SOON, || Ok(host.agent.is_ready())).unwrap();
+        assert!(!is_removed() && !host.agent.log().unwrap().contains("no record knows it"), "{mode}");
+        host.plugin.check(&pod, &config, &result).unwrap().ok().unwrap();
+    });
 }
 
 /// A network of another run folder, wired by the plugin alone, in the same namespace.

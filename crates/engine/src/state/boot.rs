@@ -7,9 +7,9 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use files::{Replacement, optional};
+use files::Replacement;
 
-use super::file::{self, StateError, io};
+use super::file::{self, StateError, io, optional};
 use super::sysctls::SysctlLog;
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";

@@ -5,8 +5,6 @@ use std::io::{Error as IoError, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use files::optional;
-
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
     #[error("cannot {op} {}", path.display())]
@@ -30,6 +28,21 @@ pub enum StateError {
 }
 
 impl StateError {
+    /// The message with the error of the system call.
+    pub fn with_cause(&self) -> String {
+        match self {
+            Self::Io { source, .. } => format!("{self}: {source}"),
+            Self::Busy { .. }
+            | Self::Exhausted { .. }
+            | Self::Taken { .. }
+            | Self::Foreign { .. }
+            | Self::Clean { .. }
+            | Self::Unsafe(_)
+            | Self::Newer { .. }
+            | Self::Request(_) => self.to_string(),
+        }
+    }
+
     /// The file system is full: the operator's problem, worth its own sentence.
     pub fn is_full(&self) -> bool {
         match self {
@@ -53,8 +66,18 @@ pub(super) fn io<'a>(op: &'static str, path: &'a Path) -> impl FnOnce(IoError) -
     move |source| StateError::Io { op, path: path.to_owned(), source }
 }
 
+/// `Ok(None)` where the path does not exist. Unlike [`files::optional`], a directory of the path that is not a directory is an
+/// error: what it held is unknown, and must not count as removed.
+pub(super) fn optional<T>(result: Result<T, IoError>) -> Result<Option<T>, IoError> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 pub(super) fn remove_if_there(path: &Path) -> Result<(), StateError> {
-    files::remove(path).map_err(io("remove", path)).map(drop)
+    optional(std::fs::remove_file(path)).map_err(io("remove", path)).map(drop)
 }
 
 /// Removes a file, or a folder with all that is in it.

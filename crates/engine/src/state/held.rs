@@ -6,10 +6,9 @@ use std::net::IpAddr;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
-use files::optional;
 use types::{AttachmentKey, NetworkName};
 
-use super::file::{self, StateError, io, remove_if_there};
+use super::file::{self, StateError, io, optional, remove_if_there};
 use super::index::Bitmaps;
 use super::network::{NetworkState, RecordPhase};
 use super::record::{Attachment, RecordContent};

@@ -9,10 +9,9 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use files::optional;
 use ipam::{Range, Words};
 
-use super::file::{self, StateError, io, remove_if_there};
+use super::file::{self, StateError, io, optional, remove_if_there};
 
 /// An open index. Called with the network's lock held.
 #[derive(Debug, Clone)]

@@ -7,11 +7,10 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use files::optional;
 use types::AttachmentKey;
 
 use super::allocate::AddressClaims;
-use super::file::{self, LOCK_PATIENCE, StateError, io, remove_if_there};
+use super::file::{self, LOCK_PATIENCE, StateError, io, optional, remove_if_there};
 use super::held::HeldAttachment;
 use super::index::{self, Bitmaps};
 use super::record::{Attachment, RecordContent};
@@ -139,6 +138,11 @@ impl NetworkState {
 
     pub(super) fn all_in(dir: &Path) -> Result<Vec<Self>, StateError> {
         Ok(file::list(dir)?.iter().filter_map(|name| Self::existing(dir.join(name))).collect())
+    }
+
+    /// The directories that an ADD writes to.
+    pub(crate) fn written_dirs(&self) -> [PathBuf; 2] {
+        ["attachments", "addresses"].map(|name| self.dir.join(name))
     }
 
     /// The folder's name: the network's, unless that was too long for one.

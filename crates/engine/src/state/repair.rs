@@ -8,10 +8,9 @@ use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use files::optional;
 use types::AttachmentKey;
 
-use super::file::{self, StateError, io, remove_if_there};
+use super::file::{self, StateError, io, optional, remove_if_there};
 use super::held::HeldAttachment;
 use super::index::{self, Bitmaps};
 use super::network::{ListedRecord, NetworkState, RecordPhase, SEARCH, UNFINISHED};

@@ -5,10 +5,10 @@ use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use files::{Replacement, optional};
+use files::Replacement;
 use serde::{Deserialize, Serialize};
 
-use super::file::{self, StateError, io};
+use super::file::{self, StateError, io, optional};
 
 /// One sysctl that we changed: cleanup restores `before` if it still reads `ours`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -4,17 +4,19 @@ use std::fs;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 use serde_json::{Value, json};
 use testkit::{Agent, Call, DEADLINE, Plugin, Pod, Verb, inspect, ping, wait_until};
 
 use crate::common::{Host, has};
 
-/// A program in a mount namespace without the nft program.
-fn without_nft(host: &Host, name: &str, program: &str) -> std::path::PathBuf {
+/// A program in a mount namespace without the nft program, where this command was run.
+fn without_nft(host: &Host, (name, program): (&str, &str), command: &str) -> std::path::PathBuf {
     let path = host.node.dir().join(name);
     let script = format!(
         "#!/bin/sh\nexport PATH=/usr/bin:/bin\nexec unshare --mount --propagation slave sh -c '\n\
          for dir in /usr/sbin /sbin /usr/local/sbin; do mount -t tmpfs pwt $dir; done\n\
+         {command}\n\
          exec {program} \"$@\"' sh \"$@\"\n"
     );
     let write = format!("cat >{0} && chmod 755 {0}", path.display());
@@ -35,51 +37,54 @@ fn found(host: &Host, code: &str) -> Vec<Value> {
     all.into_iter().filter(|one| one["code"] == code).collect()
 }
 
-const INSTALL: &str = "apt install nftables";
-
 #[test]
 fn a2_without_nft_status_ready_doctor_and_cni_status_agree() {
     for standalone in [true, false] {
-        let mut host = Host::new("nonft");
-        let plugin = Plugin { path: without_nft(&host, "plugin", host.plugin.path.to_str().unwrap()) };
-        host.tool = without_nft(&host, "tool", host.tool.to_str().unwrap());
-        let mut agent = host.idle_agent(&["--no-install"]);
-        let config = if standalone { host.standalone() } else { agent.config(&json!({})) };
-        if standalone {
-            // A pod that was attached before nft was removed: the node is known as standalone.
-            host.plugin.add(&host.node.pod("a").unwrap(), &config).unwrap().ok().unwrap();
-        } else {
-            agent.launch().unwrap();
-            let is_told = || {
-                let answer = agent.client().get(api::READY, DEADLINE)?;
-                let ready: api::Readiness = serde_json::from_slice(&answer.body)?;
-                let fixes: Vec<_> = ready.conditions.iter().map(|one| (&one.code, &one.fix)).collect();
-                Ok(answer.status == 503
-                    && matches!(fixes[..], [(code, Some(fix))] if *code == types::Code::NftMissing && fix == INSTALL))
-            };
-            wait_until("/v1/ready to report it", DEADLINE, is_told).unwrap();
-        }
-        let (code, status) = json_of(&host, &["status"]);
-        assert_eq!((code, &status["ready"]), (Some(1), &json!(false)), "{status}");
-        let first = &status["conditions"][0];
-        assert_eq!((&first["code"], &first["fix"]), (&json!("NftMissing"), &json!(INSTALL)), "{status}");
-        let page = host.ask(&["status"]).stdout;
-        assert!(
-            page.contains("NOT READY\n- NftMissing program nft")
-                && page.contains(&format!("\n    {INSTALL}"))
-        );
-        let (code, doctor) = json_of(&host, &["doctor"]);
-        let all = doctor["checks"].as_array().unwrap();
-        let wrong: Vec<&Value> = all.iter().filter(|one| one["code"] == "NftMissing").collect();
-        assert!(code == Some(1) && wrong.len() == 1 && wrong[0]["fix"] == INSTALL, "{doctor}");
-        let status = Call::network(Verb::Status, &config);
-        let error = plugin.call(&host.node, &status).unwrap().error().unwrap();
-        assert_eq!(
-            (error.code, error.details.as_str()),
-            (50, "NftMissing: apt install nftables"),
-            "{error:?}"
-        );
+        expect_agreement(standalone, ":", "apt install nftables");
+        expect_agreement(standalone, "touch /usr/sbin/nft", "chmod a+x /usr/sbin/nft");
     }
+}
+
+fn expect_agreement(standalone: bool, command: &str, install: &str) {
+    let mut host = Host::new("nonft");
+    let path = without_nft(&host, ("plugin", host.plugin.path.to_str().unwrap()), command);
+    let plugin = Plugin { path };
+    host.tool = without_nft(&host, ("tool", host.tool.to_str().unwrap()), command);
+    let mut agent = host.idle_agent(&["--no-install"]);
+    let config = if standalone { host.standalone() } else { agent.config(&json!({})) };
+    if standalone {
+        // A pod that was attached before nft was removed: the node is known as standalone.
+        host.plugin.add(&host.node.pod("a").unwrap(), &config).unwrap().ok().unwrap();
+    } else {
+        agent.launch().unwrap();
+        let is_told = || {
+            let answer = agent.client().get(api::READY, DEADLINE)?;
+            let ready: api::Readiness = serde_json::from_slice(&answer.body)?;
+            let fixes: Vec<_> = ready.conditions.iter().map(|one| (&one.code, &one.fix)).collect();
+            Ok(answer.status == 503
+                && matches!(fixes[..], [(code, Some(fix))] if *code == types::Code::NftMissing && fix == install))
+        };
+        wait_until("/v1/ready to report it", DEADLINE, is_told).unwrap();
+    }
+    let (code, status) = json_of(&host, &["status"]);
+    assert_eq!((code, &status["ready"]), (Some(1), &json!(false)), "{status}");
+    let first = &status["conditions"][0];
+    assert_eq!((&first["code"], &first["fix"]), (&json!("NftMissing"), &json!(install)), "{status}");
+    let page = host.ask(&["status"]).stdout;
+    assert!(
+        page.contains("NOT READY\n- NftMissing program nft") && page.contains(&format!("\n    {install}"))
+    );
+    let (code, doctor) = json_of(&host, &["doctor"]);
+    let all = doctor["checks"].as_array().unwrap();
+    let wrong: Vec<&Value> = all.iter().filter(|one| one["code"] == "NftMissing").collect();
+    assert!(code == Some(1) && wrong.len() == 1 && wrong[0]["fix"] == install, "{doctor}");
+    let status = Call::network(Verb::Status, &config);
+    let error = plugin.call(&host.node, &status).unwrap().error().unwrap();
+    assert_eq!(
+        (error.code, error.details.as_str()),
+        (50, format!("NftMissing: {install}").as_str()),
+        "{error:?}"
+    );
 }
 
 #[test]
@@ -262,6 +267,34 @@ fn a6_pods_of_recovered_records_are_reported_as_not_inspected() {
         host.plugin.status(&host.node, &config).unwrap();
         let unknown = shown(host, "PodNotInspected");
         assert_eq!((&unknown["severity"], &unknown["fix"]), (&json!("degraded"), &Value::Null), "{unknown}");
+    });
+}
+
+/// "No pods" would be an answer about records that nobody could read.
+#[test]
+fn a6_records_that_are_not_in_a_directory_are_shown_and_the_pod_stays() {
+    with_pods("notadir", &|scene| {
+        let Scene { host, agent, .. } = scene;
+        let networks = host.node.run_dir().join("networks");
+        let network = fs::read_dir(&networks).unwrap().next().unwrap().unwrap().path();
+        let (records, aside) = (network.join("attachments"), host.node.dir().join("aside"));
+        fs::write(&aside, "").unwrap();
+        let exchange = || renameat_with(CWD, &records, CWD, &aside, RenameFlags::EXCHANGE).unwrap();
+        exchange();
+        let unusable = shown(host, "RunDirUnusable");
+        assert!(
+            unusable["message"].as_str().unwrap().to_lowercase().contains("not a directory"),
+            "{unusable}"
+        );
+        wait_until("not ready", DEADLINE, || Ok(json_of(host, &["status"]).0 == Some(1))).unwrap();
+        let pods = host.ask(&["pods"]);
+        assert!(!pods.success() && pods.stderr.contains("Not a directory"), "{pods:?}");
+        exchange();
+        wait_until("the end of it", DEADLINE, || Ok(found(host, "RunDirUnusable").is_empty())).unwrap();
+        if let Some(agent) = agent {
+            wait_until("ready", DEADLINE, || Ok(agent.is_ready())).unwrap();
+        }
+        scene.expect_whole();
     });
 }
 

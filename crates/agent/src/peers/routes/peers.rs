@@ -60,10 +60,9 @@ impl Routes {
         };
         kept.map_err(|error| {
             self.known.peers.make_due();
-            match error {
-                nft::Error::NftMissing => nft::missing_program(),
-                error => failed(format!("the firewall cannot tell other nodes from other machines: {error}")),
-            }
+            error.missing_program().unwrap_or_else(|| {
+                failed(format!("the firewall cannot tell other nodes from other machines: {error}"))
+            })
         })
     }
 

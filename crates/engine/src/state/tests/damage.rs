@@ -392,3 +392,34 @@ fn a14_a_state_directory_that_others_can_write_is_refused() {
     std::os::unix::fs::lchown(&link, Some(1000), None).unwrap();
     assert!(matches!(NodeState::open(&link), Err(StateError::Unsafe(_))));
 }
+
+/// What the directory held is unknown: an empty answer would have the links of all pods removed.
+#[test]
+fn a_directory_that_became_a_file_is_not_an_empty_one() {
+    let world = World::new(DUAL);
+    drop(world.ready(&key("c1")));
+    for name in ["attachments", "addresses"] {
+        let (dir, aside) = (world.path(name), world.dir.path().join("aside"));
+        fs::rename(&dir, &aside).unwrap();
+        fs::write(&dir, "").unwrap();
+        let outcomes = match name {
+            "attachments" => vec![
+                world.network.list().map(drop),
+                world.network.knows("c1@eth0").map(drop),
+                world.network.find(&key("c1")).map(drop),
+            ],
+            _ => vec![world.network.claimed().map(drop), world.network.is_owned(ip("10.0.0.2")).map(drop)],
+        };
+        for outcome in outcomes {
+            let error = outcome.unwrap_err();
+            assert!(
+                matches!(&error, StateError::Io { source, .. } if source.kind() == std::io::ErrorKind::NotADirectory),
+                "{name}: {error:?}"
+            );
+        }
+        fs::remove_file(&dir).unwrap();
+        fs::rename(&aside, &dir).unwrap();
+    }
+    assert!(world.network.knows("c1@eth0").unwrap());
+    world.expect_consistent();
+}

@@ -46,12 +46,13 @@ fn finding(tried: FeatureProbe) -> Check {
     let FeatureProbe { check, what, module, outcome } = tried;
     match outcome {
         Ok(()) => Check::ok(check, what),
-        Err(error) if matches!(error.downcast_ref(), Some(nft::Error::NftMissing)) => {
-            Check::problem(check, nft::missing_program())
-        }
         Err(error) => {
-            let found = Finding::new(Code::KernelFeatureMissing, format_args!("module {module}"), error);
-            Check::problem(check, found.fix(Fix::words(["modprobe", module])))
+            let program = error.downcast_ref().and_then(nft::Error::missing_program);
+            let lacking = || {
+                Finding::new(Code::KernelFeatureMissing, format_args!("module {module}"), error)
+                    .fix(Fix::words(["modprobe", module]))
+            };
+            Check::problem(check, program.unwrap_or_else(lacking))
         }
     }
 }

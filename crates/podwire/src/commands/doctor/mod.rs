@@ -138,7 +138,7 @@ mod tests {
         let (ok, unknown) = (Check::ok("a", ""), Check::unknown("b", ""));
         assert_eq!(summary(std::slice::from_ref(&ok)), "no problems");
         assert_eq!(summary(&[ok, unknown.clone()]), "no problems; 1 check unknown");
-        let missing = Check::problem("c", nft::missing_program());
+        let missing = Check::problem("c", nft::Error::NftMissing.missing_program().unwrap());
         assert_eq!(summary(&[missing, unknown.clone(), unknown]), "1 problem; 2 checks unknown");
     }
 }
