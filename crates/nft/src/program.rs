@@ -36,9 +36,9 @@ pub const INSTALL: &str = "apt install nftables";
 
 /// Whether there is a program to make tables with.
 pub fn check_program() -> Result<(), Error> {
-    let folders = std::env::var_os("PATH").unwrap_or_default();
-    let places = std::env::split_paths(&folders)
-        .map(|folder| folder.join(PLACES[0]))
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let places = std::env::split_paths(&path)
+        .map(|dir| dir.join(PLACES[0]))
         .chain(PLACES[1..].iter().map(PathBuf::from));
     first_executable(places)
 }

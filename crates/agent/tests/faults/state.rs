@@ -343,12 +343,7 @@ fn a6_a_read_only_run_directory_is_a_condition_without_an_event() {
     };
     let bind = format!("mount --rbind {run_dir} {run_dir} && mount -o remount,bind,ro {run_dir}");
     let unbind = format!("umount -R {run_dir}");
-    let records_ro: &dyn Fn() = &|| disk.remount("remount,ro");
-    let faults: [(&str, &dyn Fn(), &dyn Fn()); 2] = [
-        ("records", records_ro, &|| disk.remount("remount,rw")),
-        ("run directory", &|| among(&bind), &|| among(&unbind)),
-    ];
-    for (what, fault, end) in faults {
+    let expect = |what: &str, fault: &dyn Fn(), end: &dyn Fn()| {
         let before = begun();
         fault();
         // No request causes a round.
@@ -363,7 +358,9 @@ fn a6_a_read_only_run_directory_is_a_condition_without_an_event() {
         end();
         wait_until("ready", DEADLINE, || Ok(disk.agent.is_ready())).unwrap();
         assert_eq!(disk.agent.get("/v1/status").unwrap()["ready"], true, "{what}");
-    }
+    };
+    expect("records", &|| disk.remount("remount,ro"), &|| disk.remount("remount,rw"));
+    expect("run directory", &|| among(&bind), &|| among(&unbind));
 }
 
 /// Whoever wants to free a full disk must be able to remove pods.

@@ -270,7 +270,7 @@ fn a6_pods_of_recovered_records_are_reported_as_not_inspected() {
     });
 }
 
-/// "No pods" would be an answer about records that nobody could read.
+/// `podwire pods` must not print "no pods" for records that it cannot read.
 #[test]
 fn a6_records_that_are_not_in_a_directory_are_shown_and_the_pod_stays() {
     with_pods("notadir", &|scene| {
