@@ -268,7 +268,7 @@ fn joined(addresses: &[IpAddr]) -> Option<String> {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use std::sync::{Arc, Mutex};
+    use std::sync::{Arc, Mutex, Once};
 
     use cni::{Env, Error, ErrorCode};
     use serde_json::{Value, json};
@@ -290,6 +290,10 @@ pub(crate) mod tests {
 
     /// What a log of this format has after `act`.
     pub(crate) fn logged(format: Format, act: impl FnOnce()) -> String {
+        // tracing decides once per call site, for all threads, whether a subscriber wants its events. Without a global one, a
+        // test on another thread that has none could decide that nothing does.
+        static GLOBAL: Once = Once::new();
+        GLOBAL.call_once(|| set_global_default(subscriber(format, LevelFilter::INFO, io::sink)).unwrap());
         let sink = Sink::default();
         let writer = sink.clone();
         let log = subscriber(format, LevelFilter::INFO, move || writer.clone());
