@@ -28,7 +28,8 @@ fn this_boot() -> Result<&'static [u8], StateError> {
 
 fn recorded(dir: &Path) -> Result<Option<Vec<u8>>, StateError> {
     let path = dir.join("boot");
-    optional(files::read(&path)).map_err(io("read", &path))
+    // A path that leads through a file never had a state: a DEL finds nothing to remove.
+    files::optional(files::read(&path)).map_err(io("read", &path))
 }
 
 pub(super) fn is_current(dir: &Path) -> Result<bool, StateError> {
