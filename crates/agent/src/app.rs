@@ -325,7 +325,9 @@ fn join(
     match start_cluster(parts, kernel_side) {
         Ok(cluster) => Ok(Some(cluster)),
         Err(error) if is_alone => {
-            board.set(Source::Cluster, vec![Finding::new(Code::StoreFailed, "store", error)]);
+            // Nothing opens the store again in this process.
+            let message = format!("{error}; restart the agent when the cause is removed");
+            board.set(Source::Cluster, vec![Finding::new(Code::StoreFailed, "store", message)]);
             Ok(None)
         }
         Err(error) => Err(error),

@@ -110,7 +110,7 @@ codes! {
     MetricsUnavailable Degraded "Metrics cannot be served on the configured address." "`ss -ltnp 'sport = :PORT'`";
     EtcdKeyExposed Degraded "Other users can read the key of etcd's client certificate." "`chmod 600 FILE`";
     StoreUnreachable Degraded "etcd does not answer. The last known state stays in force." "start etcd, or correct `etcd.endpoints`";
-    StoreFailed Degraded "The store refuses this node or cannot be used. The last known state stays in force." "correct the cause in the message; the agent retries";
+    StoreFailed Degraded "The store refuses this node or cannot be used. The last known state stays in force." "correct the cause in the message; the agent retries, unless the message asks for a restart";
     StoreValueUnreadable Degraded "A value in the store cannot be read and is ignored." "correct or delete the key";
     NetworkMismatch Degraded "The network's settings differ from those in the store." "configure all nodes alike, or use another `etcd.prefix`";
     NodeNameTaken Degraded "Another machine with a live agent has this node's name." "set `node` to another name";

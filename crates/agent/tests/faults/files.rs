@@ -100,13 +100,15 @@ fn a_second_agent_with_the_same_embedded_store_names_the_first() {
     ];
     let holder = format!("process {}", host.agent.pid().unwrap());
     let names_holder = |line: &str| [&holder, "--store-dir"].iter().all(|word| line.contains(*word));
+    let asks_for_restart = |line: &str| line.ends_with("restart the agent when the cause is removed");
     let mut alone = Agent::in_dir(&host.node, &host.node.dir().join("alone"), &flags).unwrap();
     alone.launch().unwrap();
     wait_until("the condition", DEADLINE, || {
         let Ok(status) = alone.get("/v1/status") else { return Ok(false) };
         let conditions = status["conditions"].as_array().unwrap().clone();
         let failed = conditions.iter().find(|condition| condition["code"] == "StoreFailed");
-        Ok(failed.is_some_and(|condition| names_holder(condition["message"].as_str().unwrap())))
+        let is_complete = |message: &str| names_holder(message) && asks_for_restart(message);
+        Ok(failed.is_some_and(|condition| is_complete(condition["message"].as_str().unwrap())))
     })
     .unwrap();
     alone.stop().unwrap();
