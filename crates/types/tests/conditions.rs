@@ -1,4 +1,4 @@
-//! The table in docs/conditions.md is what `Code` says. `PODWIRE_BLESS=1` writes it anew.
+//! Compares the table in docs/conditions.md with `Code`. `PODWIRE_BLESS=1` rewrites it.
 
 use types::Code;
 
@@ -12,10 +12,10 @@ fn a1_the_docs_list_every_code_with_severity_meaning_and_fix() {
     let row = |code: &Code| {
         format!("| `{code}` | {} | {} | {} |\n", code.severity().as_str(), code.meaning(), code.advice())
     };
-    let wanted: String = Code::ALL.iter().map(row).collect();
+    let expected: String = Code::ALL.iter().map(row).collect();
     if std::env::var_os("PODWIRE_BLESS").is_some() {
-        std::fs::write(PAGE, format!("{before}{BEGIN}{wanted}")).unwrap();
+        std::fs::write(PAGE, format!("{before}{BEGIN}{expected}")).unwrap();
     } else {
-        assert_eq!(table, wanted, "PODWIRE_BLESS=1 cargo test -p types --test conditions");
+        assert_eq!(table, expected, "PODWIRE_BLESS=1 cargo test -p types --test conditions");
     }
 }
