@@ -80,7 +80,7 @@ fn make_safe(found: &UnsafeDir) -> Fix {
     let text = |dir: &Path| dir.to_string_lossy().into_owned();
     match found {
         UnsafeDir::Symlink(dir) => Fix::words(["rm", &text(dir)]),
-        UnsafeDir::Owner { dir, us, .. } => Fix::words(["chown", &us.to_string(), &text(dir)]),
+        UnsafeDir::Owner { dir, euid, .. } => Fix::words(["chown", &euid.to_string(), &text(dir)]),
         UnsafeDir::Mode { dir, .. } => Fix::words(["chmod", "go-w", &text(dir)]),
     }
 }
