@@ -86,11 +86,11 @@ fn b17_the_readmes_configs_suit_all_runtimes() {
 fn every_key_in_the_readmes_reference_is_read_by_the_code() {
     let table = README.split("## Config reference").nth(1).unwrap().split("\n## ").next().unwrap();
     let code = [
-        include_str!("../../netconf/src/wiring.rs"),
+        include_str!("../../netconf/src/conf.rs"),
         include_str!("../../netconf/src/addresses.rs"),
         include_str!("../../netconf/src/network_key.rs"),
         include_str!("../../netconf/src/routes.rs"),
-        include_str!("../../netconf/src/place.rs"),
+        include_str!("../../netconf/src/local_paths.rs"),
         include_str!("../../cni/src/config.rs"),
     ]
     .concat();
