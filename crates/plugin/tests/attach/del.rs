@@ -110,7 +110,7 @@ fn e14_del_needs_neither_netns_nor_prev_result() {
 }
 
 #[test]
-fn e14_del_after_the_namespace_vanished() {
+fn e14_del_succeeds_after_the_namespace_was_destroyed() {
     for mode in MODES {
         let scene = Scene::new("e14-gone", mode);
         scene.pod.destroy().unwrap();
