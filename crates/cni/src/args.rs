@@ -60,7 +60,7 @@ impl Args {
             "podwire.io/network" | "io.contiv.network" => self.network = text(),
             "podwire.io/group" | "io.contiv.net-group" => self.group = text(),
             "IP" => {
-                self.ip = text().map(|v| v.parse()).transpose().map_err(|e: Error| invalid(key, &e.msg))?
+                self.ip = text().map(|v| v.parse()).transpose().map_err(|e: Error| invalid(key, &e.msg))?;
             }
             "MAC" => self.mac = text().map(|v| v.parse()).transpose().map_err(|e| invalid(key, &e))?,
             _ => return Ok(ArgKey::Unknown),

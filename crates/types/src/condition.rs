@@ -1,6 +1,6 @@
 //! Conditions: states of a node that an operator should know, each with a stable code.
 //!
-//! Pure code and the engine return a [`Finding`]. The agent adds the time since when it holds (`api::Condition`).
+//! Pure code and the engine return a [`Finding`]. The agent adds the time when it began (`api::Condition`).
 
 use std::fmt;
 

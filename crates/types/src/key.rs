@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn f5_host_links_are_pw_and_13_characters_and_a_salt_changes_them() {
+    fn f5_host_link_names_have_15_characters_and_depend_on_the_salt() {
         let k = key("n", "c", "eth0");
         assert_eq!(k.host_link(0).as_str().len(), 15);
         assert!(k.host_link(0).as_str().starts_with("pw"));

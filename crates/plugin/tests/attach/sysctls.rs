@@ -121,7 +121,7 @@ fn f2_ipv6_is_enabled_in_pods_with_an_ipv6_address() {
 
 /// The node has IPv6 disabled for new links (`default`) or for all links.
 #[test]
-fn f2_ipv6_is_enabled_on_links_of_the_network_if_the_node_disables_it() {
+fn f2_ipv6_is_enabled_on_managed_links_if_the_node_disables_it() {
     for mode in MODES {
         for (links, is_unmanaged) in
             [(&["default"][..], false), (&["all", "default"][..], false), (&["default"][..], true)]

@@ -168,7 +168,7 @@ fn fail_at_every_step(host: &Host, resource: Resource, config: &Value) {
 }
 
 #[test]
-fn c3_a_full_disk_at_any_step_of_the_first_add_is_undone() {
+fn c3_an_add_that_fills_the_disk_at_any_step_is_undone() {
     for resource in [Resource::Pages, Resource::Inodes] {
         let host = Host::new("full");
         fail_at_every_step(&host, resource, &dual(&host, &json!({})));

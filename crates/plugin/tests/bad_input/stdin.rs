@@ -10,7 +10,7 @@ const LIMIT: usize = 1 << 20;
 const VERBS: [Verb; 5] = [Verb::Add, Verb::Del, Verb::Check, Verb::Gc, Verb::Status];
 
 #[test]
-fn e5_stdin_that_is_not_a_config_is_code_6_for_every_command() {
+fn e5_every_command_refuses_invalid_stdin_with_code_6() {
     let host = Host::new("e5stdin");
     let config = dual(&host, &json!({}));
     let (pod, _) = host.attached("a", &config);

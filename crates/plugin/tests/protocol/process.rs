@@ -100,7 +100,7 @@ fn e4_the_error_names_an_unknown_command() {
 }
 
 #[test]
-fn e4_without_a_command_the_version_is_printed_on_stderr() {
+fn e4_without_a_command_the_plugin_describes_itself_on_stderr() {
     let host = Host::new("e4about");
     let path = host.plugin.path.display().to_string();
     for option in ["-uCNI_COMMAND", "CNI_COMMAND=", "-i"] {

@@ -62,7 +62,7 @@ fn e17_status_is_50_if_an_add_would_fail() {
 }
 
 #[test]
-fn e17_status_is_51_if_the_bridge_of_running_pods_is_down_or_missing() {
+fn e17_status_is_51_if_the_pods_bridge_is_down_or_missing() {
     let host = Host::new("e17down");
     let config = dual(&host, &json!({}));
     host.attached("a", &config);
