@@ -75,23 +75,23 @@ impl Recorder {
         let path = recorder.dir.join("recorder").display().to_string();
         let write = format!("cat >{path} && chmod 755 {path}");
         assert!(host.node.run(&["sh", "-c", &write], RECORDER_SCRIPT.as_bytes()).unwrap().success());
-        recorder.answers(&json!({"cniVersion": "1.1.0", "ips": [{"address": "10.88.0.9/24", "gateway": "10.88.0.1"},
+        recorder.set_result(&json!({"cniVersion": "1.1.0", "ips": [{"address": "10.88.0.9/24", "gateway": "10.88.0.1"},
             {"address": "fd00:88::9/64", "gateway": "fd00:88::1"}],
             "routes": [{"dst": "0.0.0.0/0"}, {"dst": "192.0.2.0/24", "gw": "10.88.0.7"}], "dns": {"nameservers": ["10.88.0.53"]}}));
         recorder
     }
 
-    fn answers(&self, result: &Value) {
+    fn set_result(&self, result: &Value) {
         std::fs::write(self.dir.join("result"), result.to_string()).unwrap();
     }
 
     /// Sets a shell script that runs for this command.
-    pub(crate) fn runs(&self, verb: &str, script: &str) {
+    pub(crate) fn set_script(&self, verb: &str, script: &str) {
         std::fs::write(self.dir.join(format!("do-{verb}")), script).unwrap();
     }
 
-    pub(crate) fn fails(&self, verb: &str, error: &str) {
-        self.runs(verb, &format!("echo '{error}'; exit 1"));
+    pub(crate) fn set_failure(&self, verb: &str, error: &str) {
+        self.set_script(verb, &format!("echo '{error}'; exit 1"));
     }
 
     pub(crate) fn read(&self, file: &str) -> String {
@@ -147,7 +147,8 @@ fn e19_addresses_routes_and_dns_of_the_plugin_are_used() {
         verdict(&call(&host, &recorder, Call::pod(Verb::Check, &pod, &check))).unwrap();
         // DNS of the config has precedence, and the default route is not duplicated.
         let other = host.pod("b");
-        recorder.answers(&json!({"ips": [{"address": "10.88.0.10/24"}], "routes": [{"dst": "0.0.0.0/0"}]}));
+        recorder
+            .set_result(&json!({"ips": [{"address": "10.88.0.10/24"}], "routes": [{"dst": "0.0.0.0/0"}]}));
         let more = json!({"dns": {"nameservers": ["10.88.0.54"]}, "isDefaultGateway": true});
         let result =
             call(&host, &recorder, Call::pod(Verb::Add, &other, &with(&config, &more))).ok().unwrap();
@@ -230,7 +231,7 @@ fn e19_errors_of_the_plugin_are_returned() {
             let result = call(&host, &recorder, Call::pod(Verb::Add, &pod, &config)).ok().unwrap();
             request = with(&config, &json!({"prevResult": result, "cni.dev/valid-attachments": []}));
         }
-        recorder.fails(verb.as_str(), error);
+        recorder.set_failure(verb.as_str(), error);
         let base = match verb {
             Verb::Gc | Verb::Status | Verb::Version => Call::network(verb, &request),
             Verb::Add | Verb::Check | Verb::Del => Call::pod(verb, &pod, &request),
@@ -259,7 +260,7 @@ fn e19_an_invalid_answer_of_the_plugin_is_reported() {
     ] {
         let host = Host::new("e19-invalid");
         let recorder = Recorder::new(&host);
-        recorder.runs("ADD", script);
+        recorder.set_script("ADD", script);
         let (pod, config) = (host.pod("a"), recorder_config(&host, &json!({})));
         let error = call(&host, &recorder, Call::pod(Verb::Add, &pod, &config)).error().unwrap();
         assert!(error.msg.contains(expected), "{script}: {error:?}");
@@ -297,7 +298,7 @@ fn e19_a_failed_add_releases_the_plugins_addresses() {
         assert_eq!(recorder.read("stdin-DEL"), recorder.read("stdin-ADD"), "{mode}");
         before.expect_same(&host.node).unwrap();
         // The interface is deleted while the IPAM plugin runs.
-        recorder.runs("ADD", "nsenter --net=\"$CNI_NETNS\" ip link del \"$CNI_IFNAME\"");
+        recorder.set_script("ADD", "nsenter --net=\"$CNI_NETNS\" ip link del \"$CNI_IFNAME\"");
         let error = call(&host, &recorder, Call::pod(Verb::Add, &pod, &config)).error().unwrap();
         assert!(error.code >= 100 || error.code == 11, "{mode}: {error:?}");
         assert_eq!(recorder.verbs()[4..], ["ADD", "DEL"], "{mode}");
@@ -314,14 +315,14 @@ fn b11_the_interface_is_up_when_the_ipam_plugin_runs() {
         let recorder = Recorder::new(&host);
         let config = recorder_config(&host, &json!({"mode": mode}));
         let pod = host.pod("a");
-        recorder.runs("ADD", "nsenter --net=\"$CNI_NETNS\" ip -o addr show \"$CNI_IFNAME\" >\"$dir/link\"; nsenter --net=\"$CNI_NETNS\" ip -o link show \"$CNI_IFNAME\" >>\"$dir/link\"");
+        recorder.set_script("ADD", "nsenter --net=\"$CNI_NETNS\" ip -o addr show \"$CNI_IFNAME\" >\"$dir/link\"; nsenter --net=\"$CNI_NETNS\" ip -o link show \"$CNI_IFNAME\" >>\"$dir/link\"");
         call(&host, &recorder, Call::pod(Verb::Add, &pod, &config)).ok().unwrap();
         let link = recorder.read("link");
         assert!(link.contains("LOWER_UP") && !link.contains(" inet "), "{mode}: {link}");
         call(&host, &recorder, Call::pod(Verb::Del, &pod, &config)).ok().unwrap();
         assert_eq!(recorder.verbs(), ["ADD", "DEL"], "{mode}");
         // podwire-cni is killed while the IPAM plugin runs. The next ADD undoes the first one, including the plugin's DEL.
-        recorder.runs("ADD", "[ -e \"$dir/once\" ] || { touch \"$dir/once\"; kill -9 $PPID; }");
+        recorder.set_script("ADD", "[ -e \"$dir/once\" ] || { touch \"$dir/once\"; kill -9 $PPID; }");
         assert!(call(&host, &recorder, Call::pod(Verb::Add, &pod, &config)).killed(), "{mode}");
         call(&host, &recorder, Call::pod(Verb::Add, &pod, &config)).ok().unwrap();
         assert_eq!(recorder.verbs()[2..], ["ADD", "DEL", "ADD"], "{mode}");
@@ -359,7 +360,7 @@ fn b11_del_waits_for_an_add_with_a_slow_ipam_plugin() {
     let host = Host::new("b11-slow");
     let (recorder, pod) = (Recorder::new(&host), host.pod("a"));
     let config = recorder_config(&host, &json!({}));
-    recorder.runs("ADD", "sleep 12");
+    recorder.set_script("ADD", "sleep 12");
     std::thread::scope(|scope| {
         let adding = scope.spawn(|| call(&host, &recorder, Call::pod(Verb::Add, &pod, &config)));
         wait_until("the plugin's ADD", DEADLINE, || Ok(!recorder.verbs().is_empty())).unwrap();
@@ -417,7 +418,7 @@ fn special_or_too_many_addresses_of_a_plugin_are_released() {
             for verb in [Verb::Add, Verb::Del] {
                 call(&host, &recorder, Call::pod(verb, &pod, &config)).ok().unwrap();
             }
-            recorder.answers(&json!({"cniVersion": "1.1.0", "ips": addresses}));
+            recorder.set_result(&json!({"cniVersion": "1.1.0", "ips": addresses}));
             let before = Snapshot::of(&host.node).unwrap();
             let error = call(&host, &recorder, Call::pod(Verb::Add, &pod, &config)).error().unwrap();
             assert_eq!(error.code, 106, "{error:?}");

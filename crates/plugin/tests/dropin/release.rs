@@ -141,7 +141,7 @@ fn b11_a_record_stays_pending_until_the_plugin_released_its_addresses() {
         for (finish, verbs) in finish.iter().zip([&["DEL", "GC"][..], &["DEL"], &["DEL", "ADD"]]) {
             let leased = Leased::new("b11-missing", "bridge");
             let uninstalled = is_missing.then(|| leased.uninstall());
-            leased.recorder.fails("DEL", r#"{"cniVersion":"1.1.0","code":11,"msg":"failed"}"#);
+            leased.recorder.set_failure("DEL", r#"{"cniVersion":"1.1.0","code":11,"msg":"failed"}"#);
             let error = first(&leased).error().unwrap();
             assert!(error.msg.contains("recorder"), "{error:?}");
             assert!(inspect::link(&leased.pod, "eth0").is_err(), "the link was not removed");
@@ -151,7 +151,7 @@ fn b11_a_record_stays_pending_until_the_plugin_released_its_addresses() {
             if let Some(uninstalled) = uninstalled {
                 uninstalled.install();
             }
-            leased.recorder.runs("DEL", "");
+            leased.recorder.set_script("DEL", "");
             fs::remove_file(leased.recorder.dir.join("verbs")).unwrap();
             finish(&leased).ok().unwrap();
             assert_eq!(leased.recorder.verbs(), verbs);

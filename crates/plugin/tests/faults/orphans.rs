@@ -134,6 +134,6 @@ fn a8_del_without_record_can_be_killed_at_any_system_call() {
             _ => break,
         }
     }
-    assert!(stop > 100, "a DEL has more than {stop} stops");
+    assert!(stop > 100, "the DEL had only {stop} stops");
     scene.expect_neighbour("orphans");
 }

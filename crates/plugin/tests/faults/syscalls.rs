@@ -26,7 +26,7 @@ fn for_each_stop(label: &str, round: impl Fn(&Scene, &Pod, u64) -> TraceOutcome 
                 while let TraceOutcome::Killed { .. } = round(&scene, &pod, stop) {
                     stop += WORKERS * stride();
                 }
-                assert!(stop > 100, "{label} has more than {stop} stops");
+                assert!(stop > 100, "{label} had only {stop} stops");
                 scene.expect_neighbour(label);
             });
         }
