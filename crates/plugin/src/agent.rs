@@ -210,7 +210,7 @@ impl Forwarder<'_> {
         };
         match answer.status {
             200 => self.parse_result(answer),
-            403 => invalid("access denied", "403: only root may send requests to the agent"),
+            403 => invalid("access denied", "403: only root may use the agent's API"),
             404 => invalid("page not found", "404: not an agent, or its version differs from the plugin's"),
             500 => AttemptOutcome::Refused(error_of(answer).unwrap_or_else(|| {
                 let msg = "the agent failed, and its error cannot be read";
